@@ -1,0 +1,35 @@
+// KV q8_0: the blocks of weight format q8_0 (fp16 scale and 32 signed bytes), head_dim / 32 of them a row;
+// 8.5 bits per value. The reference point for every compressed K.
+#pragma once
+
+#include "format/kv_f16.h"
+#include "format/q8_0.h"
+
+namespace ridge {
+
+struct KvQ8_0 {
+  static constexpr const char* kName = "q8_0";
+  static constexpr KvPolicy kPolicy{};
+  static constexpr int kGroup = Q8_0::kGroup;
+  static int64_t row_bytes(int head_dim) { return head_dim / kGroup * int64_t(sizeof(Q8_0::Block)); }
+  static int encode(const float* in, int head_dim, std::byte* row) {
+    int saturated = 0;
+    for (int first = 0; first < head_dim; first += kGroup) {
+      float values[kGroup];
+      for (int i = 0; i < kGroup; ++i) values[i] = saturate_f16(in[first + i], saturated);
+      Q8_0::Block block;
+      Q8_0::encode(values, block);
+      std::memcpy(row + first / kGroup * int64_t(sizeof block), &block, sizeof block);
+    }
+    return saturated;
+  }
+  static void decode(const std::byte* row, int head_dim, float* out) {
+    for (int first = 0; first < head_dim; first += kGroup) {
+      Q8_0::Block block;
+      std::memcpy(&block, row + first / kGroup * int64_t(sizeof block), sizeof block);
+      Q8_0::decode(block, out + first);
+    }
+  }
+};
+
+}  // namespace ridge

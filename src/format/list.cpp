@@ -1,0 +1,69 @@
+#include "format/list.h"
+
+#include <cmath>
+
+#include "format/kv_f16.h"
+#include "format/kv_q8_0.h"
+#include "format/kv_rotor3.h"
+#include "format/plain.h"
+#include "format/q4_0.h"
+#include "format/q8_0.h"
+
+namespace ridge {
+namespace {
+
+// The rows. Order is the order of tables and help texts.
+constexpr WeightFormat kWeightFormats[] = {
+    make_weight_format<F32>(),  make_weight_format<F16>(),  make_weight_format<BF16>(),
+    make_weight_format<Q8_0>(), make_weight_format<Q4_0>(),
+};
+constexpr KvFormat kKvFormats[] = {
+    make_kv_format<KvF16>(),
+    make_kv_format<KvQ8_0>(),
+    make_kv_format<KvRotor3>(),
+};
+
+template <class Format>
+Result<const Format*> find(std::span<const Format> formats, std::string_view what, std::string_view name) {
+  std::string names;
+  for (const Format& format : formats) {
+    if (format.name == name) return &format;
+    names += (names.empty() ? "" : ", ") + std::string(format.name);
+  }
+  return fail(ErrorKind::usage, "unknown {} format '{}' (there are: {})", what, name, names);
+}
+
+}  // namespace
+
+std::span<const WeightFormat> weight_formats() { return kWeightFormats; }
+std::span<const KvFormat> kv_formats() { return kKvFormats; }
+
+Result<const WeightFormat*> find_weight_format(std::string_view name) { return find(weight_formats(), "weight", name); }
+Result<const KvFormat*> find_kv_format(std::string_view name) { return find(kv_formats(), "KV cache", name); }
+
+const WeightFormat* weight_format_of_gguf(uint32_t type) {
+  for (const WeightFormat& format : kWeightFormats)
+    if (uint32_t(format.gguf_type) == type) return &format;
+  return nullptr;
+}
+
+const WeightFormat* weight_format_of_dtype(std::string_view dtype) {
+  for (const WeightFormat& format : kWeightFormats)
+    if (!dtype.empty() && format.safetensors_dtype == dtype) return &format;
+  return nullptr;
+}
+
+Status encode_rows(const WeightFormat& format, std::span<const float> values, int64_t n_in, std::span<std::byte> out) {
+  if (n_in <= 0 || n_in % format.group != 0)
+    return fail(ErrorKind::bad_file, "rows of {} elements do not divide into groups of {} ({})", n_in, format.group,
+                format.name);
+  for (size_t i = 0; i < values.size(); ++i)
+    if (!std::isfinite(values[i]))
+      return bad_file("row {} column {} is {}", int64_t(i) / n_in, int64_t(i) % n_in, values[i]);
+  RIDGE_CHECK(int64_t(out.size()) == format.row_bytes(int64_t(values.size())), "output is {} bytes, needs {}",
+              out.size(), format.row_bytes(int64_t(values.size())));
+  format.encode(values.data(), int64_t(values.size()), out.data());
+  return {};
+}
+
+}  // namespace ridge

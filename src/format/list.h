@@ -1,0 +1,28 @@
+// The shelf. A new weight or KV format is one header beside this file and one row here.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "format/kv_format.h"
+#include "format/weight_format.h"
+
+namespace ridge {
+
+/// Every weight format, in the order tables show them.
+std::span<const WeightFormat> weight_formats();
+/// Every KV cache format, in the order tables show them.
+std::span<const KvFormat> kv_formats();
+
+/// Lookup by name; the failure lists the names there are.
+Result<const WeightFormat*> find_weight_format(std::string_view name);
+Result<const KvFormat*> find_kv_format(std::string_view name);
+/// Lookup by GGUF type id or safetensors dtype; nullptr when no format on the shelf has it.
+const WeightFormat* weight_format_of_gguf(uint32_t type);
+const WeightFormat* weight_format_of_dtype(std::string_view dtype);
+
+/// Encodes rows of n_in floats. Refuses NaN, infinity and lengths the group does not divide, naming the first place.
+Status encode_rows(const WeightFormat& format, std::span<const float> values, int64_t n_in, std::span<std::byte> out);
+
+}  // namespace ridge

@@ -1,0 +1,45 @@
+// WeightFormat: what every weight format on the shelf provides. A format is one header (packed struct, scalar
+// reference encode/decode, facts) and one row in list.h; everything else derives from the row.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "base/result.h"
+
+namespace ridge {
+
+/// One row of the table of weight formats. Compare by address: there is exactly one object per format.
+struct WeightFormat {
+  std::string_view name;  ///< as typed on the command line and shown in tables
+  int gguf_type;          ///< type id in a GGUF file
+  std::string_view safetensors_dtype;  ///< dtype in a safetensors header, empty when the format has none
+  int group;              ///< consecutive elements of a row that share a scale
+  int block_bytes;        ///< sizeof the packed struct of one group
+  /// `n` elements (a multiple of group) from packed blocks to floats.
+  void (*decode)(const std::byte* blocks, int64_t n, float* out);
+  /// `n` finite floats (a multiple of group) to packed blocks.
+  void (*encode)(const float* in, int64_t n, std::byte* blocks);
+
+  double bits_per_weight() const { return 8.0 * block_bytes / group; }
+  /// Bytes of a row of `n` elements; n must be a multiple of group.
+  int64_t row_bytes(int64_t n) const { return n / group * block_bytes; }
+};
+
+/// Makes the row of a format type F { Block; kName; kGgufType; kDtype; kGroup; decode(Block, float*); encode(float*, Block) }.
+template <class F>
+constexpr WeightFormat make_weight_format() {
+  return {F::kName, F::kGgufType, F::kDtype, F::kGroup, int(sizeof(typename F::Block)),
+          [](const std::byte* blocks, int64_t n, float* out) {
+            const auto* block = reinterpret_cast<const typename F::Block*>(blocks);
+            for (int64_t i = 0; i < n / F::kGroup; ++i) F::decode(block[i], out + i * F::kGroup);
+          },
+          [](const float* in, int64_t n, std::byte* blocks) {
+            auto* block = reinterpret_cast<typename F::Block*>(blocks);
+            for (int64_t i = 0; i < n / F::kGroup; ++i) F::encode(in + i * F::kGroup, block[i]);
+          }};
+}
+
+}  // namespace ridge

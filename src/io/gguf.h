@@ -1,0 +1,61 @@
+// GGUF v2/v3 reader and writer. The reader takes a byte span and trusts nothing in it: counts are capped by the file
+// size, arithmetic is checked (base/checked.h), and every failure names the field, what was expected and what was found.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "io/mapped_file.h"
+#include "io/tensor.h"
+
+namespace ridge::io {
+
+/// A metadata value. Integers of every width are kept as int64 or uint64, floats as double.
+/// Arrays are homogeneous; arrays of arrays are refused.
+using GgufValue = std::variant<bool, int64_t, uint64_t, double, std::string, std::vector<bool>, std::vector<int64_t>,
+                               std::vector<uint64_t>, std::vector<double>, std::vector<std::string>>;
+
+struct Gguf {
+  uint32_t version = 3;
+  std::map<std::string, GgufValue, std::less<>> metadata;
+  std::vector<Tensor> tensors;  ///< file order; shapes reversed to row-major; data spans point into the input
+
+  const Tensor* find(std::string_view name) const;
+  bool has(std::string_view key) const { return metadata.contains(key); }
+  /// Typed access. A missing key or another type is a failure that names the key; integers convert when in range.
+  Result<std::string> text(std::string_view key) const;
+  Result<int64_t> integer(std::string_view key) const;
+  Result<double> number(std::string_view key) const;  ///< float or integer
+  Result<bool> flag(std::string_view key) const;
+  Result<std::vector<int64_t>> integers(std::string_view key) const;
+  Result<std::vector<double>> numbers(std::string_view key) const;
+  Result<std::vector<std::string>> texts(std::string_view key) const;
+};
+
+/// Parses a whole GGUF file image. `where` (the path) goes into messages.
+Result<Gguf> parse_gguf(std::span<const std::byte> file, std::string_view where);
+
+/// A GGUF file on disk with all its shards (`-00001-of-00003` names, split.* keys checked) mapped and merged.
+struct GgufFile {
+  std::vector<MappedFile> files;
+  Gguf gguf;
+};
+Result<GgufFile> open_gguf(const std::filesystem::path& path);
+
+/// Writes a GGUF v3 file: to a temporary beside `path`, fsync, rename. Nothing is left behind on failure.
+/// Tensor payloads are pulled one at a time, so memory stays at the size of one tensor.
+struct GgufTensorSpec {
+  std::string name;
+  const WeightFormat* format = nullptr;
+  std::vector<int64_t> shape;  ///< row-major
+};
+using GgufPayload = std::function<Status(size_t tensor_index, std::vector<std::byte>& out)>;
+Status write_gguf(const std::filesystem::path& path, const std::map<std::string, GgufValue, std::less<>>& metadata,
+                  const std::vector<GgufTensorSpec>& tensors, const GgufPayload& payload);
+
+}  // namespace ridge::io
