@@ -2,26 +2,42 @@
 
 set(RIDGE_AVX2_FLAGS -mavx2 -mfma -mf16c)
 set(RIDGE_AVX512_FLAGS -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mavx512vbmi -mfma -mf16c
-                       -mprefer-vector-width=512)
+                       -mprefer-vector-width=512
+                       -Wno-uninitialized -Wno-maybe-uninitialized) # g++ 12's own intrinsics headers trip these
 
 # Warnings, hardening and sanitizers of every target.
 function(ridge_target name)
   target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
-  target_compile_options(${name} PRIVATE -Wall -Wextra -Wshadow -fno-math-errno)
+  target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -fno-math-errno>)
   if(RIDGE_SANITIZE)
-    target_compile_options(${name} PUBLIC -fsanitize=${RIDGE_SANITIZE} -fno-omit-frame-pointer)
+    target_compile_options(${name} PUBLIC $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${RIDGE_SANITIZE} -fno-omit-frame-pointer>)
     target_link_options(${name} PUBLIC -fsanitize=${RIDGE_SANITIZE})
   else()
-    target_compile_options(${name} PRIVATE -fstack-protector-strong)
+    target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fstack-protector-strong>)
+  endif()
+  if(RIDGE_FUZZ)
+    target_compile_options(${name} PRIVATE -fsanitize=fuzzer-no-link)
   endif()
   target_compile_definitions(${name} PRIVATE _GLIBCXX_ASSERTIONS)
 endfunction()
 
-# A layer: every src/NAME/**.cpp in one static library. Files ending in _avx2.cpp or _avx512.cpp get their ISA's flags
-# and must be reached only after a run-time check (op/cpu.h). main.cpp stays with the executable.
+# A layer: every src/NAME/**.cpp in one static library (an interface library while it has no source). Files ending in
+# _avx2.cpp or _avx512.cpp get their ISA's flags and must be reached only after a run-time check (op/cpu.h). main.cpp
+# stays with the executable. With RIDGE_CUDA the *.cu files come in; an X.cu replaces the X.cpp beside it.
 function(ridge_layer name)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${name}/*.cpp)
   list(FILTER sources EXCLUDE REGEX "/main\\.cpp$")
+  if(RIDGE_CUDA)
+    file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${name}/*.cu)
+    list(TRANSFORM cuda_sources REPLACE "\\.cu$" ".cpp" OUTPUT_VARIABLE replaced)
+    list(APPEND sources ${cuda_sources})
+    list(REMOVE_ITEM sources "" ${replaced})
+  endif()
+  if(NOT sources)
+    add_library(ridge_${name} INTERFACE)
+    target_link_libraries(ridge_${name} INTERFACE ${ARGN})
+    return()
+  endif()
   foreach(source IN LISTS sources)
     if(source MATCHES "_avx2\\.cpp$")
       set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${RIDGE_AVX2_FLAGS}")
@@ -47,4 +63,27 @@ function(ridge_test name)
                                                   RIDGE_BINARY_DIR="${PROJECT_BINARY_DIR}")
   ridge_target(test_${name})
   gtest_discover_tests(test_${name} TEST_PREFIX "${name}/" DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 600)
+endfunction()
+
+# The fuzz targets: tests/fuzz/NAME_fuzz.cpp defines LLVMFuzzerTestOneInput, tests/fuzz/corpus/NAME/ holds its inputs.
+# With RIDGE_FUZZ each is a libFuzzer program; otherwise replay.cpp feeds it the corpus. Both run the corpus as a test.
+function(ridge_fuzz_targets)
+  file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/fuzz/*_fuzz.cpp)
+  foreach(source IN LISTS sources)
+    get_filename_component(target ${source} NAME_WE)
+    string(REGEX REPLACE "_fuzz$" "" name ${target})
+    add_executable(${target} ${source})
+    target_link_libraries(${target} PRIVATE ${ARGN})
+    target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+    ridge_target(${target})
+    set(corpus ${PROJECT_SOURCE_DIR}/tests/fuzz/corpus/${name})
+    if(RIDGE_FUZZ)
+      target_link_options(${target} PRIVATE -fsanitize=fuzzer)
+      add_test(NAME fuzz/${name} COMMAND ${target} -runs=0 ${corpus})
+    else()
+      target_sources(${target} PRIVATE ${PROJECT_SOURCE_DIR}/tests/fuzz/replay.cpp)
+      add_test(NAME fuzz/${name} COMMAND ${target} ${corpus})
+    endif()
+    set_tests_properties(fuzz/${name} PROPERTIES TIMEOUT 300)
+  endforeach()
 endfunction()

@@ -1,0 +1,48 @@
+# The front door. Every target is one line; the work is in CMakePresets.json and scripts/.
+.DEFAULT_GOAL := help
+.PHONY: help build test debug tsan fuzz cuda hip-check demo bench fmt tidy lint docs ci
+
+help:  ## show this list
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
+
+build:  ## optimised build in build/release
+	cmake --preset release && cmake --build --preset release
+
+test:  ## install what is missing, build, run every test
+	scripts/test
+
+demo:  ## install what is missing, build, generate text and compare KV cache formats
+	scripts/demo
+
+debug:  ## tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	cmake --preset debug && cmake --build --preset debug && ctest --preset debug
+
+tsan:  ## tests under ThreadSanitizer
+	cmake --preset tsan && cmake --build --preset tsan && ctest --preset tsan
+
+fuzz:  ## libFuzzer targets in build/fuzz (clang-14); runs their corpora
+	cmake --preset fuzz && cmake --build --preset fuzz && ctest --preset fuzz
+
+cuda:  ## build with CUDA in build/cuda (nvcc 13)
+	cmake --preset cuda && cmake --build --preset cuda
+
+hip-check:  ## compile device code for RDNA3 and check its assembly (clang++-19)
+	cmake --preset hip-check && cmake --build --preset hip-check
+
+bench:  ## the machine's read bandwidth and a decode row
+	build/release/ridge bench bandwidth && build/release/ridge bench decode -m models/ridge-ref-q8_0.gguf
+
+fmt:  ## clang-format every source file in place
+	scripts/lint --fix
+
+lint:  ## formatting, include directions, shell scripts
+	scripts/lint
+
+tidy:  ## lint and clang-tidy
+	scripts/lint --tidy
+
+docs:  ## follow the guides in docs/ and test what they build
+	ctest --preset release -R '^guides/'
+
+ci:  ## what continuous integration runs
+	.ci/run

@@ -1,0 +1,70 @@
+"""check_layers.py catches a planted include of every kind it knows, and passes what the arrows allow."""
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+CHECK = pathlib.Path(__file__).resolve().parents[2] / "tools" / "check_layers.py"
+
+
+def run(file, include):
+    """check_layers.py over a tree whose only file has `include` in line 2."""
+    with tempfile.TemporaryDirectory() as root:
+        path = pathlib.Path(root, file)
+        path.parent.mkdir(parents=True)
+        path.write_text(f"#pragma once\n#include {include}\n", encoding="utf-8")
+        done = subprocess.run([sys.executable, CHECK, root], capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout
+
+
+class CheckLayers(unittest.TestCase):
+    def test_catches(self):
+        for file, include in [
+            ("src/base/result.h", '"op/linear.h"'),
+            ("src/format/q8_0.h", '"io/gguf.h"'),
+            ("src/op/gemv/ref.cpp", '"model/config.h"'),
+            ("src/op/gemv/ref.cpp", '"io/gguf.h"'),
+            ("src/io/gguf.cpp", '"op/linear.h"'),
+            ("src/model/forward.cpp", '"engine/session.h"'),
+            ("src/engine/session.cpp", '"lab/timer.h"'),
+            ("src/lab/timer.cpp", '"cli/options.h"'),
+            ("src/extra/x.cpp", '"base/result.h"'),
+            ("src/op/gemv/ref.cpp", '"ref.h"'),
+            ("include/ridge/engine.h", '"base/result.h"'),
+            ("include/ridge/engine.h", "<fmt/format.h>"),
+            ("src/model/weights.h", "<cuda_runtime.h>"),
+            ("src/cli/cmd_info.cpp", "<hip/hip_runtime.h>"),
+            ("tests/gpu/x_test.cpp", "<cuda_fp16.h>"),
+            ("src/op/norm_rope/norm.cpp", "<immintrin.h>"),
+            ("src/op/gemv/rows_avx2.cpp", '"op/simd/avx512.h"'),
+            ("src/op/gemv/ref.cpp", '"op/simd/avx2.h"'),
+        ]:
+            with self.subTest(file=file, include=include):
+                code, out = run(file, include)
+                self.assertEqual(code, 1)
+                self.assertTrue(out.startswith(f"{file}:2: includes \"{include[1:-1]}\": "), out)
+                self.assertIn("; allowed: ", out)
+
+    def test_allows(self):
+        for file, include in [
+            ("src/op/gemv/ref.cpp", '"format/list.h"'),
+            ("src/op/gemv/ref.cpp", '"gpu/device_query.h"'),
+            ("src/model/forward.cpp", '"io/gguf.h"'),
+            ("src/cli/cmd_run.cpp", '"base/result.h"'),
+            ("src/base/result.h", '"ridge/error.h"'),
+            ("include/ridge/engine.h", "<string_view>"),
+            ("include/ridge/ridge.h", "<stdint.h>"),
+            ("src/gpu/device_query.cu", "<cuda_runtime.h>"),
+            ("src/op/gemv/rows_sm90.cu", "<cuda_fp16.h>"),
+            ("src/op/gemv/rows_avx512.cpp", '"op/simd/avx512.h"'),
+            ("src/op/simd/avx2.h", "<immintrin.h>"),
+            ("tests/op/gemv_test.cpp", '"cases/gemv_cases.h"'),
+        ]:
+            with self.subTest(file=file, include=include):
+                code, out = run(file, include)
+                self.assertEqual(code, 0, out)
+
+
+if __name__ == "__main__":
+    unittest.main()
