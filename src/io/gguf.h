@@ -24,6 +24,7 @@ struct Gguf {
   uint32_t version = 3;
   std::map<std::string, GgufValue, std::less<>> metadata;
   std::vector<Tensor> tensors;  ///< file order; shapes reversed to row-major; data spans point into the input
+  std::string where;            ///< the path, for messages
 
   const Tensor* find(std::string_view name) const;
   bool has(std::string_view key) const { return metadata.contains(key); }
@@ -37,24 +38,35 @@ struct Gguf {
   Result<std::vector<std::string>> texts(std::string_view key) const;
 };
 
-/// Parses a whole GGUF file image. `where` (the path) goes into messages.
+/// general.alignment must be a power of two in this range. The format asks for a multiple of 8; 1 MiB is past every
+/// page and file system block in use, so more could only serve to overflow something.
+inline constexpr uint64_t kMinGgufAlignment = 8, kMaxGgufAlignment = uint64_t(1) << 20, kGgufAlignment = 32;
+
+/// Parses a whole GGUF file image. `where` (the path) goes into messages. Refuses what a model file cannot need:
+/// more than 256 MiB of metadata, keys over 65535 bytes, arrays of arrays, types that are not on the format shelf.
 Result<Gguf> parse_gguf(std::span<const std::byte> file, std::string_view where);
 
-/// A GGUF file on disk with all its shards (`-00001-of-00003` names, split.* keys checked) mapped and merged.
+/// A GGUF file on disk with all its shards mapped and merged. Any shard may be named (`-00002-of-00003`). The metadata
+/// is the first shard's without its split.* keys, so the result looks like the unsplit file.
 struct GgufFile {
   std::vector<MappedFile> files;
   Gguf gguf;
 };
 Result<GgufFile> open_gguf(const std::filesystem::path& path);
 
-/// Writes a GGUF v3 file: to a temporary beside `path`, fsync, rename. Nothing is left behind on failure.
-/// Tensor payloads are pulled one at a time, so memory stays at the size of one tensor.
+/// What write_gguf() writes for one tensor.
 struct GgufTensorSpec {
   std::string name;
   const WeightFormat* format = nullptr;
   std::vector<int64_t> shape;  ///< row-major
 };
+/// Fills `out` (empty at the call) with the packed bytes of one tensor.
 using GgufPayload = std::function<Status(size_t tensor_index, std::vector<std::byte>& out)>;
+
+/// Writes a GGUF v3 file: to a temporary beside `path`, fsync, rename. Nothing is left behind on failure.
+/// Tensor payloads are pulled one at a time, so memory stays at the size of one tensor. Numbers get the widths that
+/// other readers insist on: 32-bit integers unless a value needs 64, floats as f32 unless out of its range.
+/// Errors: bad_file for names, shapes or payload sizes that do not fit; failure for what the disk refused.
 Status write_gguf(const std::filesystem::path& path, const std::map<std::string, GgufValue, std::less<>>& metadata,
                   const std::vector<GgufTensorSpec>& tensors, const GgufPayload& payload);
 

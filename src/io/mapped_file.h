@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <filesystem>
 #include <span>
+#include <string>
 
 #include "base/result.h"
 
@@ -13,6 +14,7 @@ namespace ridge::io {
 /// A file that shrinks while mapped: SIGBUS is turned into a message and exit code 4 (install_sigbus_message()).
 class MappedFile {
  public:
+  /// Maps the whole file. Never blocks, whatever the path names.
   static Result<MappedFile> open(const std::filesystem::path& path);
   MappedFile() = default;
   MappedFile(MappedFile&& other) noexcept;

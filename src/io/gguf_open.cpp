@@ -1,0 +1,127 @@
+// open_gguf(): a GGUF file on disk, or all the shards of a split one. Shards are named `NAME-00001-of-00003.gguf`
+// (from 1) and carry split.no (from 0), split.count and split.tensors.count; the first has the model's metadata.
+#include <charconv>
+#include <optional>
+#include <unordered_set>
+
+#include "io/gguf_layout.h"
+#include "io/text.h"
+
+namespace ridge::io {
+namespace {
+
+constexpr std::string_view kSplitNo = "split.no", kSplitCount = "split.count", kSplitTensors = "split.tensors.count";
+constexpr std::string_view kExtension = ".gguf";
+
+struct ShardName {
+  std::string base;  ///< file name in front of "-00001-of-00003.gguf"
+  int number = 0;    ///< from 1
+  int count = 0;
+};
+
+std::optional<int> five_digits(std::string_view text) {
+  int value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (text.size() != 5 || error != std::errc() || end != text.data() + text.size() || value < 1) return std::nullopt;
+  return value;
+}
+
+/// The parts of a shard's file name, or nothing when the name is not one.
+std::optional<ShardName> shard_name(std::string_view file_name) {
+  constexpr std::string_view kSuffix = "-00001-of-00003";
+  constexpr std::string_view kOf = "-of-";
+  if (!file_name.ends_with(kExtension)) return std::nullopt;
+  file_name.remove_suffix(kExtension.size());
+  if (file_name.size() < kSuffix.size()) return std::nullopt;
+  const std::string_view suffix = file_name.substr(file_name.size() - kSuffix.size());
+  if (suffix[0] != '-' || suffix.substr(6, kOf.size()) != kOf) return std::nullopt;
+  const std::optional<int> number = five_digits(suffix.substr(1, 5)), count = five_digits(suffix.substr(10));
+  if (!number || !count || *number > *count) return std::nullopt;
+  return ShardName{std::string(file_name.substr(0, file_name.size() - kSuffix.size())), *number, *count};
+}
+
+std::filesystem::path shard_path(const std::filesystem::path& sibling, const ShardName& name, int number) {
+  return sibling.parent_path() / fmt::format("{}-{:05}-of-{:05}{}", name.base, number, name.count, kExtension);
+}
+
+Result<Gguf> map_and_parse(const std::filesystem::path& path, std::vector<MappedFile>& files) {
+  RIDGE_TRY(MappedFile file, MappedFile::open(path));
+  RIDGE_TRY(Gguf gguf, parse_gguf(file.bytes(), path.native()));
+  files.push_back(std::move(file));
+  return gguf;
+}
+
+Failure bad_shard(const Gguf& shard, std::string why) {
+  return {ErrorKind::bad_file,
+          four_parts("bad GGUF shard", shard.where, why, "fetch all the shards of one model into one directory")};
+}
+
+Status expect(const Gguf& shard, std::string_view key, int64_t expected) {
+  RIDGE_TRY(const int64_t found, shard.integer(key));
+  if (found == expected) return {};
+  return bad_shard(shard, fmt::format("key '{}' is {}, expected {}", key, found, expected));
+}
+
+/// Keys that describe one file and not the model.
+bool is_per_file(std::string_view key) { return key.starts_with("split.") || key == "general.alignment"; }
+
+/// What a later shard repeats of the model's metadata must agree with the first.
+Status check_same_model(const Gguf& first, const Gguf& shard) {
+  for (const auto& [key, value] : shard.metadata) {
+    if (is_per_file(key)) continue;
+    const auto found = first.metadata.find(key);
+    if (found == first.metadata.end() || found->second != value)
+      return bad_shard(shard, fmt::format("key {} differs from the first shard's, so it is of another model", in_quotes(key)));
+  }
+  return {};
+}
+
+Status check_tensors(const Gguf& merged, int64_t expected) {
+  std::unordered_set<std::string_view> names;
+  for (const Tensor& tensor : merged.tensors)
+    if (!names.insert(tensor.name).second)
+      return bad_shard(merged, fmt::format("tensor {} is in two shards", in_quotes(tensor.name)));
+  if (int64_t(merged.tensors.size()) == expected) return {};
+  return bad_shard(merged, fmt::format("the shards hold {} tensors, expected {} (key '{}')", merged.tensors.size(),
+                                       expected, kSplitTensors));
+}
+
+Result<GgufFile> open_shards(const std::filesystem::path& path, const ShardName& name) {
+  GgufFile merged;
+  int64_t tensor_count = 0;
+  for (int number = 1; number <= name.count; ++number) {
+    Result<Gguf> shard = map_and_parse(shard_path(path, name, number), merged.files);
+    if (!shard) return bad_file("shard {} of {}: {}", number, name.count, shard.error().message);
+    RIDGE_TRY_STATUS(expect(*shard, kSplitCount, name.count));
+    RIDGE_TRY_STATUS(expect(*shard, kSplitNo, number - 1));
+    if (number == 1) {
+      RIDGE_TRY(tensor_count, shard->integer(kSplitTensors));
+      merged.gguf = *std::move(shard);
+      continue;
+    }
+    RIDGE_TRY_STATUS(expect(*shard, kSplitTensors, tensor_count));
+    RIDGE_TRY_STATUS(check_same_model(merged.gguf, *shard));
+    std::move(shard->tensors.begin(), shard->tensors.end(), std::back_inserter(merged.gguf.tensors));
+  }
+  RIDGE_TRY_STATUS(check_tensors(merged.gguf, tensor_count));
+  for (const std::string_view key : {kSplitNo, kSplitCount, kSplitTensors})
+    merged.gguf.metadata.erase(merged.gguf.metadata.find(key));
+  return merged;
+}
+
+}  // namespace
+
+Result<GgufFile> open_gguf(const std::filesystem::path& path) {
+  const std::optional<ShardName> name = shard_name(path.filename().native());
+  if (name && name->count > 1) return open_shards(path, *name);
+  GgufFile single;
+  RIDGE_TRY(single.gguf, map_and_parse(path, single.files));
+  if (!single.gguf.has(kSplitCount)) return single;
+  RIDGE_TRY(const int64_t count, single.gguf.integer(kSplitCount));
+  if (count == 1 || count == 0) return single;
+  return bad_file("bad GGUF shard: {}: it is one of {} shards, but its name does not end in -00001-of-{:05}.gguf "
+                  "(give the shards back their names)",
+                  path.native(), count, count);
+}
+
+}  // namespace ridge::io

@@ -1,0 +1,21 @@
+#include "io/tensor.h"
+
+#include "base/checked.h"
+
+namespace ridge::io {
+
+Result<uint64_t> storage_bytes(const WeightFormat& format, std::span<const int64_t> shape) {
+  if (shape.empty()) return bad_file("has no dimensions (a scalar is not a model weight)");
+  for (size_t i = 0; i < shape.size(); ++i)
+    if (shape[i] < 1) return bad_file("has dimension {} of size {}, expected at least 1", i, shape[i]);
+  const std::optional<int64_t> elements = checked_product(shape);
+  if (!elements) return bad_file("has more elements than 63 bits can count: [{}]", fmt::join(shape, ", "));
+  if (shape.back() % format.group != 0)
+    return bad_file("has rows of {} elements, expected a multiple of {} ({} packs that many together)", shape.back(),
+                    format.group, format.name);
+  const auto bytes = checked_mul(uint64_t(*elements / format.group), uint64_t(format.block_bytes));
+  if (!bytes) return bad_file("has more bytes than 64 bits can count: {} elements of {}", *elements, format.name);
+  return *bytes;
+}
+
+}  // namespace ridge::io
