@@ -1,0 +1,79 @@
+# shellcheck shell=bash
+# Shared by scripts/demo, scripts/test and .ci/run: packages and test summaries. Source it from the repository root.
+#
+# Each row is "Debian package: probe". Only rows whose probe fails are installed, so any system that has the tools and
+# headers will do, and nothing calls apt-get when nothing is missing.
+
+export LC_ALL=C.UTF-8
+
+packages_of() {
+  case $1 in
+    build) echo 'g++: command c++
+                 cmake: command cmake
+                 ninja-build: command ninja
+                 libfmt-dev: header fmt/format.h
+                 nlohmann-json3-dev: header nlohmann/json.hpp
+                 libcli11-dev: header CLI/CLI.hpp
+                 libxxhash-dev: header xxhash.h
+                 libutf8proc-dev: header utf8proc.h' ;;
+    test) echo 'libgtest-dev: header gtest/gtest.h
+                libgmock-dev: header gmock/gmock.h
+                python3: command python3' ;;
+    lint) echo 'git: command git
+                clang-format-14: command clang-format-14
+                shellcheck: command shellcheck' ;;
+  esac
+}
+
+probe() {
+  case $1 in
+    command) command -v "$2" > /dev/null ;;
+    header) printf '#include <%s>\n' "$2" | c++ -std=c++20 -x c++ -E -o /dev/null - 2> /dev/null ;;
+  esac
+}
+
+# The packages of the given groups whose probe fails.
+missing_packages() {
+  local group package kind what
+  for group in "$@"; do
+    while read -r package kind what; do
+      if ! probe "$kind" "$what"; then echo "${package%:}"; fi
+    done < <(packages_of "$group")
+  done
+}
+
+# need_packages GROUP...: installs what is missing, as root or through sudo; otherwise says how and exits 6.
+need_packages() {
+  local missing as_root=()
+  mapfile -t missing < <(missing_packages "$@")
+  if [ ${#missing[@]} -eq 0 ]; then return; fi
+  if [ "$(id -u)" -ne 0 ]; then as_root=(sudo); fi
+  if ! command -v apt-get > /dev/null ||
+    { [ ${#as_root[@]} -gt 0 ] && ! sudo -n true 2> /dev/null && ! { [ -t 0 ] && command -v sudo > /dev/null; }; }; then
+    echo "$0: packages are missing (Debian names below). As root, run:" >&2
+    echo "  apt-get update && apt-get install -y --no-install-recommends ${missing[*]}" >&2
+    exit 6
+  fi
+  echo "$0: installing ${missing[*]}"
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq update
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "${missing[@]}" \
+    > /dev/null
+  mapfile -t missing < <(missing_packages "$@")
+  if [ ${#missing[@]} -ne 0 ]; then
+    echo "$0: still missing after apt-get install: ${missing[*]}" >&2
+    exit 6
+  fi
+}
+
+# run_tests PRESET: its ctest run, with a JUnit file for test_summary. Keeps ctest's exit status.
+run_tests() {
+  ctest --preset "$1" -j "$(nproc)" --output-junit "$PWD/build/$1/tests.xml"
+}
+
+# test_summary PRESET: one line about the last run_tests of that preset.
+test_summary() {
+  sed -nE '/<testsuite/,/>/{s/.*\b(tests|failures|skipped|time)="([^"]*)".*/\1 \2/p}' "build/$1/tests.xml" |
+    awk -v preset="$1" '{ value[$1] = $2 } END {
+      printf "%s: %d tests, %d failed, %d skipped, %.0f s\n", preset, value["tests"], value["failures"], value["skipped"],
+             value["time"] }'
+}
