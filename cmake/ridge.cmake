@@ -65,13 +65,16 @@ function(ridge_test name)
   gtest_discover_tests(test_${name} TEST_PREFIX "${name}/" DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 600)
 endfunction()
 
-# The fuzz targets: tests/fuzz/NAME_fuzz.cpp defines LLVMFuzzerTestOneInput, tests/fuzz/corpus/NAME/ holds its inputs.
+# The fuzz targets: tests/fuzz/fuzz_NAME.cpp defines LLVMFuzzerTestOneInput, tests/fuzz/corpus/NAME/ holds its inputs.
 # With RIDGE_FUZZ each is a libFuzzer program; otherwise replay.cpp feeds it the corpus. Both run the corpus as a test.
 function(ridge_fuzz_targets)
-  file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/fuzz/*_fuzz.cpp)
+  if(RIDGE_FUZZ AND NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+    message(FATAL_ERROR "RIDGE_FUZZ needs clang's libFuzzer: -DCMAKE_CXX_COMPILER=clang++-14")
+  endif()
+  file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/fuzz/fuzz_*.cpp)
   foreach(source IN LISTS sources)
     get_filename_component(target ${source} NAME_WE)
-    string(REGEX REPLACE "_fuzz$" "" name ${target})
+    string(REGEX REPLACE "^fuzz_" "" name ${target})
     add_executable(${target} ${source})
     target_link_libraries(${target} PRIVATE ${ARGN})
     target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
