@@ -16,8 +16,9 @@ struct View2 {
   int64_t stride = 0;
 
   View2() = default;
-  View2(T* data, int64_t rows, int64_t cols) : data(data), rows(rows), cols(cols), stride(cols) {}
-  View2(T* data, int64_t rows, int64_t cols, int64_t stride) : data(data), rows(rows), cols(cols), stride(stride) {}
+  View2(T* first, int64_t n_rows, int64_t n_cols) : View2(first, n_rows, n_cols, n_cols) {}
+  View2(T* first, int64_t n_rows, int64_t n_cols, int64_t row_stride)
+      : data(first), rows(n_rows), cols(n_cols), stride(row_stride) {}
   operator View2<const T>() const { return {data, rows, cols, stride}; }
 
   T& operator()(int64_t r, int64_t c) const { return data[r * stride + c]; }

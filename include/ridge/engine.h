@@ -1,0 +1,193 @@
+// The engine: load a Model, open Sessions on it, prefill and decode.
+//
+// Opaque types, no tensors, no device headers. Everything here throws ridge::Error (ridge/error.h) with a message that
+// says what, where, why and what to do next.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ridge/error.h"
+
+namespace ridge {
+
+struct LoadOptions {
+  int n_threads = 0;                 ///< 0: one per available processor
+  std::string isa;                   ///< limit: "scalar", "avx2", "avx512"; empty: the best this processor runs
+  std::vector<std::string> kernels;  ///< "op=name" each: force a kernel, see `ridge explain`
+};
+
+/// What a loaded model is; every number is exact.
+struct ModelInfo {
+  std::string path;           ///< as given to load()
+  std::string name;           ///< general.name, or the folder's name
+  std::string arch;           ///< llama, qwen2, qwen3
+  std::string weight_format;  ///< format of most matrix bytes, e.g. "q4_0"
+  int n_layers = 0, n_heads = 0, n_kv_heads = 0, head_dim = 0, d_model = 0, d_ff = 0, vocab_size = 0, n_ctx_train = 0;
+  bool tied_output = false;
+  int64_t n_params = 0;
+  int64_t weight_bytes = 0;        ///< all weight tensors as stored
+  int64_t decode_weight_bytes = 0; ///< weight bytes one decode step must read
+  bool has_tokenizer = false;
+  bool add_bos = false;
+  std::string isa;     ///< instruction set in use
+  int n_threads = 0;
+  double load_seconds = 0;
+};
+
+class Model {
+ public:
+  /// `path`: a GGUF file (first shard), a Hugging Face directory, or `synth:SHAPE[@layers=N][@weights=FORMAT]` for random
+  /// weights at a true shape (see synth_shapes()).
+  static Model load(const std::string& path, const LoadOptions& options = {});
+  Model(Model&&) noexcept;
+  Model& operator=(Model&&) noexcept;
+  ~Model();
+
+  const ModelInfo& info() const;
+
+  /// Text to token ids; see io/tokenizer.h. Throws usage when the model has no tokenizer (synth:).
+  std::vector<int32_t> tokenize(std::string_view text, bool add_special = true, bool parse_special = false) const;
+  /// Raw bytes of one token; control tokens are empty unless `special`. Feed a Utf8Stream to print.
+  std::string piece(int32_t token, bool special = false) const;
+  std::string detokenize(std::span<const int32_t> tokens, bool special = false) const;
+  bool is_end(int32_t token) const;  ///< end of generation
+  std::optional<int32_t> bos() const;
+
+  struct Impl;
+  Impl& impl() const { return *impl_; }
+
+ private:
+  explicit Model(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Names accepted after `synth:`.
+std::vector<std::string> synth_shapes();
+
+/// One side of the KV cache. What is not set follows the format's own policy (formats.h).
+struct KvSideOptions {
+  std::string format = "f16";
+  std::optional<std::string> rotation;  ///< none, planar, hadamard
+  std::optional<bool> centre;
+  std::optional<int> window;  ///< newest tokens kept in f16; a multiple of 32
+  std::optional<int> sinks;   ///< first tokens kept in f16
+};
+
+struct SessionOptions {
+  int n_ctx = 0;      ///< capacity in tokens; 0: the model's trained context
+  int n_ubatch = 512; ///< tokens per prefill step
+  KvSideOptions k, v;
+};
+
+/// Effective cache settings of one side, read back from the cache itself.
+struct KvSideReport {
+  std::string format;
+  std::string rotation;
+  bool centre = false;
+  int window = 0;
+  int sinks = 0;
+  double bits_per_value = 0;  ///< of a coded row, scales included
+  int64_t bytes_per_token = 0;  ///< one more coded token over all layers
+  int64_t fixed_bytes = 0;      ///< sinks, window and centring vectors over all layers, whatever the context
+  int64_t allocated_bytes = 0;  ///< what the allocator gave, at n_ctx
+  int64_t saturated = 0;        ///< values clamped while coding so far; 0 is normal
+};
+struct KvReport {
+  KvSideReport k, v;
+  int n_ctx = 0;
+  /// Bytes of both sides when the cache holds n tokens: what one decode step reads.
+  int64_t bytes_per_token() const { return k.bytes_per_token + v.bytes_per_token; }
+};
+
+/// Logits of consecutive positions: row i belongs to token index `first + i` of the prefilled span.
+using LogitsCallback = std::function<void(int first, int n_rows, const float* logits)>;  // [n_rows, vocab_size]
+
+/// One mutable timeline of tokens over a model. Sessions of one model run one at a time.
+class Session {
+ public:
+  Session(const Model& model, const SessionOptions& options);
+  Session(Session&&) noexcept;
+  ~Session();
+
+  /// Appends `tokens` (batched) and returns the logits after the last one, [vocab_size]; valid until the next call.
+  std::span<const float> prefill(std::span<const int32_t> tokens);
+  /// As prefill, handing the logits of every position to `logits` in order, at most n_ubatch rows at a time.
+  void prefill(std::span<const int32_t> tokens, const LogitsCallback& logits);
+  /// Appends one token, returns the logits after it, [vocab_size]; valid until the next call.
+  std::span<const float> decode(int32_t token);
+  /// Forgets all tokens and calibration.
+  void reset();
+  /// Pretends that `n` tokens are cached, with pseudo-random rows in every layer: for benchmarks at depth only.
+  void fill_random(int n, uint64_t seed);
+
+  int n_past() const;
+  int n_ctx() const;
+  KvReport kv_report() const;
+  /// Bytes the next decode step must read at least (weights and cached rows), from the ops' declared work.
+  int64_t decode_read_bytes() const;
+  /// "op=kernel" for every op of a decode step and of a prefill step, as selected.
+  std::vector<std::string> kernels() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Sampler chain in llama.cpp's order: repeat penalty, top-k, top-p, min-p, temperature, draw. temperature <= 0 is
+/// greedy: the first index of the largest logit, whatever the other settings but the penalty.
+struct SamplerOptions {
+  float temperature = 0.8f;
+  int top_k = 40;              ///< 0: off
+  float top_p = 0.95f;         ///< 1: off
+  float min_p = 0.05f;         ///< 0: off
+  float repeat_penalty = 1.0f; ///< 1: off
+  int repeat_last_n = 64;      ///< tokens the penalty looks back
+  uint64_t seed = 0;
+};
+
+class Sampler {
+ public:
+  /// Throws usage on NaN or values out of range, naming the field.
+  Sampler(const SamplerOptions& options, int vocab_size);
+  ~Sampler();
+  Sampler(Sampler&&) noexcept;
+  /// The next token; remembers it for the penalty.
+  int32_t sample(std::span<const float> logits);
+  /// Tells the penalty about tokens that were not sampled (the prompt).
+  void accept(std::span<const int32_t> tokens);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+enum class StopReason : uint8_t { end_token, stop_string, max_tokens, context_full, interrupted };
+std::string_view stop_reason_name(StopReason reason);
+
+struct GenerateOptions {
+  int max_tokens = -1;             ///< -1: until the context is full
+  std::vector<std::string> stop;   ///< generation ends before any of these appears in the output
+  bool ignore_eos = false;
+  SamplerOptions sampler;
+};
+struct GenerateResult {
+  std::vector<int32_t> tokens;  ///< all generated tokens, the one that ended it included
+  std::string text;             ///< what was streamed
+  StopReason reason = StopReason::max_tokens;
+  std::string stop;             ///< the stop string that matched
+  double prefill_seconds = 0, decode_seconds = 0;
+  int n_prompt = 0, n_decoded = 0;  ///< n_decoded decode steps took decode_seconds
+};
+/// Prefills `prompt` (not empty) and generates. `on_text` gets whole UTF-8 sequences as they become final and returns
+/// false to stop. Text that may still turn into a stop string is held back.
+GenerateResult generate(Session& session, const Model& model, std::span<const int32_t> prompt, const GenerateOptions& options,
+                        const std::function<bool(std::string_view text)>& on_text);
+
+}  // namespace ridge

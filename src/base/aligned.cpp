@@ -1,0 +1,39 @@
+#include "base/aligned.h"
+
+#include <sys/mman.h>
+
+#include <utility>
+
+#include "ridge/error.h"
+
+namespace ridge {
+
+AlignedBuffer::AlignedBuffer(int64_t bytes) : bytes_(bytes) {
+  RIDGE_CHECK(bytes >= 0, "{} bytes", bytes);
+  if (bytes == 0) return;
+  // Anonymous mappings are page-aligned, zeroed, and committed only when touched.
+  void* memory = mmap(nullptr, size_t(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED)
+    throw Error(ErrorKind::no_memory, fmt::format("cannot allocate {:.1f} MiB: the system has no more memory for this "
+                                                  "process (use a smaller context or model)", double(bytes) / 1048576));
+  constexpr int64_t kHugePage = 2 << 20;
+  if (bytes >= 2 * kHugePage) madvise(memory, size_t(bytes), MADV_HUGEPAGE);
+  data_ = static_cast<std::byte*>(memory);
+}
+
+AlignedBuffer::AlignedBuffer(AlignedBuffer&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+
+AlignedBuffer& AlignedBuffer::operator=(AlignedBuffer&& other) noexcept {
+  if (this == &other) return *this;
+  if (data_) munmap(data_, size_t(bytes_));
+  data_ = std::exchange(other.data_, nullptr);
+  bytes_ = std::exchange(other.bytes_, 0);
+  return *this;
+}
+
+AlignedBuffer::~AlignedBuffer() {
+  if (data_) munmap(data_, size_t(bytes_));
+}
+
+}  // namespace ridge

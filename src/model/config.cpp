@@ -1,0 +1,91 @@
+#include "model/config.h"
+
+#include <cmath>
+#include <numbers>
+
+namespace ridge {
+namespace {
+
+constexpr double kTwoPi = 2 * std::numbers::pi;
+
+/// Share of stretching of each pair under YaRN (arXiv 2309.00071, section 3.2): 0 leaves it, 1 divides by the factor.
+double yarn_ramp(const Config& config, int pair) {
+  const RopeScaling& s = config.rope_scaling;
+  const auto pair_with_turns = [&](double turns) {
+    return config.rope_dim * std::log(s.original_context / (turns * kTwoPi)) / (2 * std::log(double(config.rope_theta)));
+  };
+  const double low = std::max(0.0, std::floor(pair_with_turns(s.beta_fast)));
+  const double high = std::min(config.rope_dim - 1.0, std::ceil(pair_with_turns(s.beta_slow)));
+  return std::clamp((pair - low) / std::max(high - low, 0.001), 0.0, 1.0);
+}
+
+/// Llama 3.1's rule: long wavelengths are divided by the factor, short ones kept, a linear blend between.
+double llama3_frequency(const RopeScaling& s, double frequency) {
+  const double turns = s.original_context * frequency / kTwoPi;  // over the original context
+  if (turns < s.low_freq_factor) return frequency / s.factor;
+  if (turns > s.high_freq_factor) return frequency;
+  const double keep = (turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor);
+  return (1 - keep) * frequency / s.factor + keep * frequency;
+}
+
+}  // namespace
+
+Rope make_rope(const Config& config, const float* factors) {
+  const RopeScaling& s = config.rope_scaling;
+  Rope rope{.pairs = config.rope_pairs, .frequency = {}, .magnitude = 1};
+  for (int i = 0; i < config.rope_dim / 2; ++i) {
+    double frequency = std::pow(double(config.rope_theta), -2.0 * i / config.rope_dim);
+    if (factors) frequency /= factors[i];
+    switch (s.kind) {
+      case RopeScaling::Kind::none: break;
+      case RopeScaling::Kind::linear: frequency /= s.factor; break;
+      case RopeScaling::Kind::llama3: frequency = llama3_frequency(s, frequency); break;
+      case RopeScaling::Kind::yarn: {
+        const double ramp = yarn_ramp(config, i);
+        frequency = frequency / s.factor * ramp + frequency * (1 - ramp);
+      }
+    }
+    rope.frequency.push_back(float(frequency));
+  }
+  if (s.kind == RopeScaling::Kind::yarn)
+    rope.magnitude = s.attention_factor > 0 ? s.attention_factor : float(0.1 * std::log(double(s.factor)) + 1);
+  return rope;
+}
+
+Status check_config(const Config& c, std::string_view where) {
+  const auto range = [&](std::string_view field, int64_t value, int64_t low, int64_t high) -> Status {
+    if (value >= low && value <= high) return {};
+    return bad_file("{}: {} is {}, expected {} to {}", where, field, value, low, high);
+  };
+  RIDGE_TRY_STATUS(range("n_layers", c.n_layers, 1, 1024));
+  RIDGE_TRY_STATUS(range("n_heads", c.n_heads, 1, 1024));
+  RIDGE_TRY_STATUS(range("n_kv_heads", c.n_kv_heads, 1, c.n_heads));
+  RIDGE_TRY_STATUS(range("head_dim", c.head_dim, 2, 1024));
+  RIDGE_TRY_STATUS(range("d_model", c.d_model, 1, 1 << 17));
+  RIDGE_TRY_STATUS(range("d_ff", c.d_ff, 1, 1 << 20));
+  RIDGE_TRY_STATUS(range("vocab_size", c.vocab_size, 1, 1 << 22));
+  RIDGE_TRY_STATUS(range("context length", c.n_ctx_train, 1, 1 << 26));
+  RIDGE_TRY_STATUS(range("rope dimension", c.rope_dim, 2, c.head_dim));
+  if (c.head_dim % 2 || c.rope_dim % 2)
+    return bad_file("{}: head_dim {} and rope dimension {} must be even", where, c.head_dim, c.rope_dim);
+  if (c.n_heads % c.n_kv_heads != 0)
+    return bad_file("{}: n_heads {} is not a multiple of n_kv_heads {}", where, c.n_heads, c.n_kv_heads);
+  if (!(c.rms_eps > 0 && c.rms_eps < 1)) return bad_file("{}: RMSNorm epsilon is {}, expected above 0 and below 1", where, c.rms_eps);
+  if (!(c.rope_theta > 1 && c.rope_theta < 1e12f))
+    return bad_file("{}: rope frequency base is {}, expected above 1 and below 1e12", where, c.rope_theta);
+  const RopeScaling& s = c.rope_scaling;
+  if (s.kind != RopeScaling::Kind::none && !(s.factor >= 1 && s.factor <= 65536))
+    return bad_file("{}: rope scaling factor is {}, expected 1 to 65536", where, s.factor);
+  if (s.kind == RopeScaling::Kind::yarn || s.kind == RopeScaling::Kind::llama3)
+    RIDGE_TRY_STATUS(range("rope scaling's original context", s.original_context, 1, 1 << 26));
+  if (s.kind == RopeScaling::Kind::llama3 && !(s.low_freq_factor > 0 && s.high_freq_factor > s.low_freq_factor && s.high_freq_factor < 1e6f))
+    return bad_file("{}: rope scaling's low and high frequency factors are {} and {}, expected 0 < low < high", where,
+                    s.low_freq_factor, s.high_freq_factor);
+  if (s.kind == RopeScaling::Kind::yarn && !(s.beta_slow > 0 && s.beta_fast > s.beta_slow && s.beta_fast < 1e6f &&
+                                             s.attention_factor >= 0 && s.attention_factor < 1e3f))
+    return bad_file("{}: YaRN beta_fast {}, beta_slow {}, attention factor {}: expected 0 < slow < fast", where, s.beta_fast,
+                    s.beta_slow, s.attention_factor);
+  return {};
+}
+
+}  // namespace ridge

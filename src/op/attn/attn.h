@@ -1,0 +1,104 @@
+// Attention over a KV cache in any format. The cache is read in cache space: rows are rotated and centred (see
+// model/kv_cache.h), Q comes rotated, the output is un-rotated by the caller. Kernels know nothing of either.
+#pragma once
+
+#include <array>
+
+#include "base/view.h"
+#include "format/list.h"
+#include "op/cpu.h"
+
+namespace ridge {
+
+/// Consecutive positions of one side of a cache, stored in one format. Row of (head h, position first + i) starts at
+/// rows + h * head_stride + i * row_bytes.
+struct KvSegment {
+  const KvFormat* format = nullptr;
+  const std::byte* rows = nullptr;
+  int64_t row_bytes = 0;
+  int64_t head_stride = 0;  // bytes
+  int first = 0;
+  int count = 0;
+};
+
+/// One side (K or V) of a layer: segments cover positions [0, n_keys) in order. At most: sinks, coded, two ring parts.
+struct KvSide {
+  std::array<KvSegment, 4> segments;
+  int n_segments = 0;
+};
+
+/// One token's queries against n_keys cached rows.
+struct AttnDecode {
+  int n_heads = 0;
+  int n_kv_heads = 0;
+  int head_dim = 0;
+  int n_keys = 0;
+  float scale = 0;           ///< on the scores, usually 1 / sqrt(head_dim)
+  const float* q = nullptr;  ///< [n_heads, head_dim]
+  KvSide k, v;
+  float* out = nullptr;  ///< [n_heads, head_dim]
+  int split = 0;         ///< keys per work item; 0 lets the kernel choose. The result does not depend on it beyond rounding.
+};
+
+/// Which rows of a position a query sees: decided by the query's own position only, so prefill equals decode.
+struct KvRetention {
+  int window = 0;       ///< newest positions kept exact (0: none)
+  int tile = 1;         ///< positions are coded this many at a time
+  int calibration = 0;  ///< positions that must be present before anything is coded
+
+  /// Positions [0, coded_end(n)) are coded when the cache holds n positions.
+  int coded_end(int n) const {
+    if (n < calibration || n < window) return 0;
+    return (n - window) / tile * tile;
+  }
+};
+
+/// One side of a layer during prefill: coded rows of all positions below coded_end(n_keys), and the exact values of
+/// positions [exact_first, n_keys) as floats.
+struct PrefillSide {
+  const KvFormat* format = nullptr;
+  const std::byte* rows = nullptr;
+  int64_t row_bytes = 0;
+  int64_t head_stride = 0;  // bytes
+  KvRetention retention;
+  int sinks = 0;                 ///< positions [0, sinks) are always exact
+  const float* sink_rows = nullptr;   ///< [n_kv_heads, sinks, head_dim]
+  const float* exact = nullptr;  ///< [n_kv_heads, n_keys - exact_first, head_dim]
+  int exact_first = 0;
+};
+
+/// n_tokens queries at positions [n_keys - n_tokens, n_keys), causal.
+struct AttnPrefill {
+  int n_heads = 0;
+  int n_kv_heads = 0;
+  int head_dim = 0;
+  int n_tokens = 0;
+  int n_keys = 0;
+  float scale = 0;
+  View2<const float> q;  ///< [n_tokens, n_heads * head_dim]
+  PrefillSide k, v;
+  View2<float> out;  ///< [n_tokens, n_heads * head_dim]
+};
+
+/// Bytes and flops of one decode step's attention: each cached row read once per kv head.
+Work attn_decode_work(const AttnDecode& a);
+
+struct AttnDecodeVariant {
+  std::string_view name;
+  Isa isa;
+  Support (*supports)(const AttnDecode& a);
+  void (*run)(CpuContext& context, const AttnDecode& a);
+};
+struct AttnPrefillVariant {
+  std::string_view name;
+  Isa isa;
+  Support (*supports)(const AttnPrefill& a);
+  void (*run)(CpuContext& context, const AttnPrefill& a);
+};
+std::span<const AttnDecodeVariant> attn_decode_variants();
+std::span<const AttnPrefillVariant> attn_prefill_variants();
+
+void attn_decode(CpuContext& context, const AttnDecode& a);
+void attn_prefill(CpuContext& context, const AttnPrefill& a);
+
+}  // namespace ridge

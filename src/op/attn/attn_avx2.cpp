@@ -1,0 +1,20 @@
+// Attention kernels (op/attn/decode_simd.h, prefill_simd.h) for avx2.
+#include "op/simd/avx2.h"
+// The Simd struct above must come first.
+#include "op/attn/kernels.h"
+
+namespace ridge {
+namespace {
+inline DecodeRows decode_rows(const KvFormat& format, int head_dim) { return decode_rows_avx2(format, head_dim); }
+}  // namespace
+}  // namespace ridge
+
+#include "op/attn/decode_simd.h"
+#include "op/attn/prefill_simd.h"
+
+namespace ridge {
+
+void attn_decode_avx2(CpuContext& context, const AttnDecode& a) { run_attn_decode(context, a); }
+void attn_prefill_avx2(CpuContext& context, const AttnPrefill& a) { run_attn_prefill(context, a); }
+
+}  // namespace ridge

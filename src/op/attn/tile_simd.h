@@ -1,0 +1,100 @@
+// The two inner loops of attention on a tile of decoded rows, shared by decode and prefill. A tile is kTile rows of
+// `stride` floats (head_dim rounded up to whole vectors, padding zero).
+#pragma once
+
+#include "op/attn/kernels.h"
+#include "op/simd/exp.h"
+
+namespace ridge {
+namespace {
+
+constexpr int kTile = 32;
+constexpr float kMasked = -1e30f;
+
+inline int padded_dim(int head_dim) { return (head_dim + Simd::kLanes - 1) / Simd::kLanes * Simd::kLanes; }
+
+/// score[i] = scale * <q, row i> for all kTile rows; kLanes rows at a time, summed across lanes together.
+inline void tile_scores(const float* q, const float* rows, int stride, float scale, float* score) {
+  for (int first = 0; first < kTile; first += Simd::kLanes) {
+    Simd::F sum[Simd::kLanes];
+    for (int i = 0; i < Simd::kLanes; ++i) sum[i] = Simd::zero();
+    const float* row = rows + int64_t(first) * stride;
+    for (int d = 0; d < stride; d += Simd::kLanes) {
+      const Simd::F qd = Simd::load(q + d);
+#pragma GCC unroll 16
+      for (int i = 0; i < Simd::kLanes; ++i) sum[Simd::slot(i)] = Simd::fma(qd, Simd::load(row + i * stride + d), sum[Simd::slot(i)]);
+    }
+    Simd::store(score + first, Simd::mul(Simd::sum_each(sum), Simd::set1(scale)));
+  }
+}
+
+/// out[j][..] += sum_i p[j][i] * row i for kRows queries.
+template <int kRows>
+inline void tile_values_rows(const float* p, int64_t p_stride, const float* rows, int count, int stride, float* out) {
+  constexpr int kVectors = Simd::kLanes == 16 ? 4 : 2;
+  int d = 0;
+  const auto run = [&]<int kWidth>() {
+    Simd::F sum[kRows][kWidth];
+    for (int j = 0; j < kRows; ++j)
+      for (int v = 0; v < kWidth; ++v) sum[j][v] = Simd::load(out + int64_t(j) * stride + d + v * Simd::kLanes);
+    for (int i = 0; i < count; ++i) {
+      Simd::F row[kWidth];
+      for (int v = 0; v < kWidth; ++v) row[v] = Simd::load(rows + int64_t(i) * stride + d + v * Simd::kLanes);
+      for (int j = 0; j < kRows; ++j) {
+        const Simd::F weight = Simd::set1(p[j * p_stride + i]);
+        for (int v = 0; v < kWidth; ++v) sum[j][v] = Simd::fma(weight, row[v], sum[j][v]);
+      }
+    }
+    for (int j = 0; j < kRows; ++j)
+      for (int v = 0; v < kWidth; ++v) Simd::store(out + int64_t(j) * stride + d + v * Simd::kLanes, sum[j][v]);
+    d += kWidth * Simd::kLanes;
+  };
+  while (d + kVectors * Simd::kLanes <= stride) run.template operator()<kVectors>();
+  while (d < stride) run.template operator()<1>();
+}
+
+inline void tile_values(int n_rows, const float* p, int64_t p_stride, const float* rows, int count, int stride, float* out) {
+  for (int j = 0; j < n_rows;) {
+    const int left = n_rows - j, take = left >= 8 || left == 4 ? 4 : left > 4 ? 3 : left;
+    const float* pj = p + j * p_stride;
+    float* oj = out + int64_t(j) * stride;
+    switch (take) {
+      case 4: tile_values_rows<4>(pj, p_stride, rows, count, stride, oj); break;
+      case 3: tile_values_rows<3>(pj, p_stride, rows, count, stride, oj); break;
+      case 2: tile_values_rows<2>(pj, p_stride, rows, count, stride, oj); break;
+      default: tile_values_rows<1>(pj, p_stride, rows, count, stride, oj);
+    }
+    j += take;
+  }
+}
+
+/// Replaces n scores (n a multiple of kLanes) by exp(score - top); returns their sum. Masked scores become 0 exactly.
+inline float exponentials(float* score, int n, float top) {
+  Simd::F total = Simd::zero();
+  const Simd::F shift = Simd::set1(top);
+  for (int i = 0; i < n; i += Simd::kLanes) {
+    const Simd::F s = Simd::load(score + i);
+    const Simd::F p = Simd::select_ge(s, Simd::set1(0.5f * kMasked), vector_exp(Simd::sub(s, shift)));
+    Simd::store(score + i, p);
+    total = Simd::add(total, p);
+  }
+  return Simd::sum(total);
+}
+
+inline float largest(const float* score, int n) {
+  Simd::F top = Simd::load(score);
+  for (int i = Simd::kLanes; i < n; i += Simd::kLanes) top = Simd::max(top, Simd::load(score + i));
+  return Simd::top(top);
+}
+
+/// Copies rows of `dim` floats to rows of `stride`, in place from the last to the first, zeroing the padding.
+inline void widen_rows(float* rows, int count, int dim, int stride) {
+  if (dim == stride) return;
+  for (int i = count - 1; i >= 0; --i) {
+    __builtin_memmove(rows + int64_t(i) * stride, rows + int64_t(i) * dim, sizeof(float) * size_t(dim));
+    for (int d = dim; d < stride; ++d) rows[int64_t(i) * stride + d] = 0;
+  }
+}
+
+}  // namespace
+}  // namespace ridge

@@ -1,0 +1,52 @@
+// The attention tables, worst to best.
+#include "op/attn/kernels.h"
+
+namespace ridge {
+namespace {
+
+Support any_decode(const AttnDecode&) { return {}; }
+Support any_prefill(const AttnPrefill&) { return {}; }
+
+}  // namespace
+
+std::span<const AttnDecodeVariant> attn_decode_variants() {
+  static constexpr AttnDecodeVariant kVariants[] = {
+      {"ref", Isa::scalar, any_decode, attn_decode_ref},
+      {"split-avx2", Isa::avx2, any_decode, attn_decode_avx2},
+      {"split-avx512", Isa::avx512, any_decode, attn_decode_avx512},
+  };
+  return kVariants;
+}
+
+std::span<const AttnPrefillVariant> attn_prefill_variants() {
+  static constexpr AttnPrefillVariant kVariants[] = {
+      {"ref", Isa::scalar, any_prefill, attn_prefill_ref},
+      {"online-avx2", Isa::avx2, any_prefill, attn_prefill_avx2},
+      {"online-avx512", Isa::avx512, any_prefill, attn_prefill_avx512},
+  };
+  return kVariants;
+}
+
+Work attn_decode_work(const AttnDecode& a) {
+  Work work{.read_bytes = 4 * int64_t(a.n_heads) * a.head_dim,
+            .write_bytes = 4 * int64_t(a.n_heads) * a.head_dim,
+            .flops = 4 * int64_t(a.n_heads) * a.head_dim * a.n_keys};
+  for (const KvSide* side : {&a.k, &a.v})
+    for (int s = 0; s < side->n_segments; ++s)
+      work.read_bytes += int64_t(side->segments[size_t(s)].count) * side->segments[size_t(s)].row_bytes * a.n_kv_heads;
+  return work;
+}
+
+void attn_decode(CpuContext& context, const AttnDecode& a) {
+  RIDGE_CHECK(a.n_keys > 0 && a.n_kv_heads > 0 && a.n_heads % a.n_kv_heads == 0, "{} keys, {} heads, {} kv heads", a.n_keys,
+              a.n_heads, a.n_kv_heads);
+  select_variant(context, "attn_decode", attn_decode_variants(), a).run(context, a);
+}
+
+void attn_prefill(CpuContext& context, const AttnPrefill& a) {
+  RIDGE_CHECK(a.n_tokens > 0 && a.n_keys >= a.n_tokens && a.n_kv_heads > 0 && a.n_heads % a.n_kv_heads == 0,
+              "{} tokens, {} keys, {} heads, {} kv heads", a.n_tokens, a.n_keys, a.n_heads, a.n_kv_heads);
+  select_variant(context, "attn_prefill", attn_prefill_variants(), a).run(context, a);
+}
+
+}  // namespace ridge

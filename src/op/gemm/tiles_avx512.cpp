@@ -1,0 +1,11 @@
+// Tile kernels (op/gemm/tiles_simd.h) for avx512.
+#include "op/simd/avx512.h"
+// The Simd struct above must come first.
+#include "op/gemm/tiles_simd.h"
+#include "op/kernels.h"
+
+namespace ridge {
+
+void tiles_avx512(CpuContext& context, const Linear& w, View2<const float> x, View2<float> y) { run_tiles(context, w, x, y); }
+
+}  // namespace ridge

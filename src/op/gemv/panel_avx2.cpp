@@ -1,0 +1,13 @@
+// Panel kernels (op/gemv/panel_simd.h) for avx2.
+#include "op/simd/avx2.h"
+// The Simd struct above must come first.
+#include "op/gemv/panel_simd.h"
+#include "op/kernels.h"
+
+namespace ridge {
+
+void panel_avx2(CpuContext& context, const Linear& w, View2<const float> x, View2<float> y) {
+  run_panels_any(context, w, x, y);
+}
+
+}  // namespace ridge

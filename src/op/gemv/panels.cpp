@@ -1,0 +1,72 @@
+#include "op/gemv/panels.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "format/q4_0.h"
+#include "format/q8_0.h"
+
+namespace ridge {
+namespace {
+
+constexpr int kScaleBytes = 2 * kPanelRows;
+
+int unit_bytes(const WeightFormat& format) { return kPanelRows * format.block_bytes; }
+
+void pack_codes(const Q8_0::Block& block, int row, std::byte* codes) {
+  for (int column = 0; column < 32; ++column)
+    codes[64 * (column / 4) + 4 * row + column % 4] = std::byte(uint8_t(block.q[column] + 128));
+}
+
+void pack_codes(const Q4_0::Block& block, int row, std::byte* codes) {
+  // q[i] holds columns i (low) and i + 16 (high): exactly the pair a panel byte holds.
+  for (int i = 0; i < 16; ++i) codes[64 * (i / 4) + 4 * row + i % 4] = std::byte(block.q[i]);
+}
+
+template <class F>
+void pack_panel(int64_t n_rows, int64_t n_in, const std::byte* rows, std::byte* panel) {
+  const int64_t n_units = n_in / kPanelGroup;
+  for (int row = 0; row < kPanelRows; ++row) {
+    for (int64_t unit = 0; unit < n_units; ++unit) {
+      typename F::Block block{};
+      if (row < n_rows) std::memcpy(&block, rows + (row * n_units + unit) * int64_t(sizeof block), sizeof block);
+      std::byte* out = panel + unit * kPanelRows * int64_t(sizeof block);
+      std::memcpy(out + 2 * row, &block.scale, 2);
+      pack_codes(block, row, out + kScaleBytes);
+    }
+  }
+}
+
+}  // namespace
+
+bool has_panels(const WeightFormat& format) { return format.name == Q8_0::kName || format.name == Q4_0::kName; }
+
+int64_t panel_bytes(const WeightFormat& format, int64_t n_out, int64_t n_in) {
+  return (n_out + kPanelRows - 1) / kPanelRows * (n_in / kPanelGroup) * unit_bytes(format);
+}
+
+void pack_panels(CpuContext& context, const WeightFormat& format, int64_t n_out, int64_t n_in, const std::byte* rows,
+                 std::byte* panels) {
+  RIDGE_CHECK(has_panels(format), "{} has no panel layout", format.name);
+  const auto pack = format.name == Q8_0::kName ? pack_panel<Q8_0> : pack_panel<Q4_0>;
+  const int64_t panel_size = panel_bytes(format, kPanelRows, n_in);
+  context.pool.for_each((n_out + kPanelRows - 1) / kPanelRows, [&](int64_t panel, int) {
+    const int64_t first = panel * kPanelRows;
+    pack(std::min<int64_t>(kPanelRows, n_out - first), n_in, rows + first * format.row_bytes(n_in),
+         panels + panel * panel_size);
+  });
+}
+
+void quantize_group_ref(const float* x, int8_t* q, float& scale, int32_t& sum) {
+  float top = 0;
+  for (int i = 0; i < kPanelGroup; ++i) top = std::max(top, std::abs(x[i]));
+  scale = top / 127.0f;
+  const float inverse = top > 0 ? 127.0f / top : 0.0f;
+  sum = 0;
+  for (int i = 0; i < kPanelGroup; ++i) {
+    q[i] = int8_t(std::nearbyint(x[i] * inverse));
+    sum += q[i];
+  }
+}
+
+}  // namespace ridge

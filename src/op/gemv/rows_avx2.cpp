@@ -1,0 +1,11 @@
+// Row kernels (op/gemv/rows_simd.h) for avx2.
+#include "op/simd/avx2.h"
+// The Simd struct above must come first.
+#include "op/gemv/rows_simd.h"
+#include "op/kernels.h"
+
+namespace ridge {
+
+void rows_avx2(CpuContext& context, const Linear& w, View2<const float> x, View2<float> y) { run_rows(context, w, x, y); }
+
+}  // namespace ridge

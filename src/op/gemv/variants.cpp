@@ -1,0 +1,41 @@
+// The gemv table (one token), worst to best.
+#include "op/gemv/panels.h"
+#include "op/kernels.h"
+
+namespace ridge {
+
+Support needs_rows(const Linear& w) {
+  if (!w.rows) return {false, "the row-major weights were not kept"};
+  return {};
+}
+
+Support needs_panels(const Linear& w) {
+  if (!has_panels(*w.format)) return {false, fmt::format("{} has no panel layout", w.format->name)};
+  if (!w.panels) return {false, "the weights were not packed into panels"};
+  return {};
+}
+
+std::span<const LinearVariant> gemv_variants() {
+  static constexpr LinearVariant kVariants[] = {
+      {"ref", Isa::scalar, needs_rows, linear_ref},
+      {"rows-avx2", Isa::avx2, needs_rows, rows_avx2},
+      {"rows-avx512", Isa::avx512, needs_rows, rows_avx512},
+      {"panel-avx2", Isa::avx2, needs_panels, panel_avx2},
+      {"panel-avx512", Isa::avx512, needs_panels, panel_avx512},
+  };
+  return kVariants;
+}
+
+void linear(CpuContext& context, const Linear& w, View2<const float> x, View2<float> y) {
+  RIDGE_CHECK(x.cols == w.n_in && y.cols == w.n_out && x.rows == y.rows, "x [{}, {}], w [{}, {}], y [{}, {}]", x.rows,
+              x.cols, w.n_out, w.n_in, y.rows, y.cols);
+  if (x.rows == 0) return;
+  const bool one = x.rows == 1;
+  select_variant(context, one ? "gemv" : "gemm", one ? gemv_variants() : gemm_variants(), w).run(context, w, x, y);
+}
+
+bool wants_panels(const WeightFormat& format, int64_t n_in, Isa isa) {
+  return isa >= Isa::avx2 && has_panels(format) && n_in % kPanelGroup == 0;
+}
+
+}  // namespace ridge

@@ -1,0 +1,45 @@
+// Linear: y = W x for a weight matrix in any format, the op that moves most of a decode step's bytes.
+//
+// One token runs the gemv table (bytes bound), more run the gemm table (compute bound). Both tables are in
+// op/gemv/variants.cpp and op/gemm/variants.cpp, one file per variant.
+#pragma once
+
+#include "base/view.h"
+#include "format/list.h"
+#include "op/cpu.h"
+
+namespace ridge {
+
+/// A weight matrix [n_out, n_in] as linear ops read it.
+struct Linear {
+  const WeightFormat* format = nullptr;
+  int64_t n_out = 0;
+  int64_t n_in = 0;
+  const std::byte* rows = nullptr;    ///< row-major blocks as in the file; nullptr when only the panels exist
+  const std::byte* panels = nullptr;  ///< 16-row panels (op/gemv/panels.h), nullptr when not packed
+
+  int64_t bytes() const { return n_out * format->row_bytes(n_in); }
+};
+
+/// Least traffic of one product: weights once, x and y once.
+inline Work linear_work(const Linear& w, int64_t n_tokens) {
+  return {w.bytes() + 4 * n_tokens * w.n_in, 4 * n_tokens * w.n_out, 2 * n_tokens * w.n_in * w.n_out};
+}
+
+/// One kernel. `x` is [n_tokens, n_in], `y` is [n_tokens, n_out]; a gemv kernel gets one token.
+struct LinearVariant {
+  std::string_view name;
+  Isa isa;
+  Support (*supports)(const Linear& w);
+  void (*run)(CpuContext& context, const Linear& w, View2<const float> x, View2<float> y);
+};
+std::span<const LinearVariant> gemv_variants();
+std::span<const LinearVariant> gemm_variants();
+
+/// y = W x with the selected kernel.
+void linear(CpuContext& context, const Linear& w, View2<const float> x, View2<float> y);
+
+/// True when some kernel of this ISA wants the format in panels: the loader packs then.
+bool wants_panels(const WeightFormat& format, int64_t n_in, Isa isa);
+
+}  // namespace ridge

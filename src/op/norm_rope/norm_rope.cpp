@@ -1,0 +1,95 @@
+#include "op/norm_rope/norm_rope.h"
+
+#include <cmath>
+
+#include "op/norm_rope/kernels.h"
+
+namespace ridge {
+
+void rms_norm_ref(const float* x, const float* weight, float eps, int64_t n, float* y) {
+  double sum = 0;
+  for (int64_t i = 0; i < n; ++i) sum += double(x[i]) * x[i];
+  const double factor = 1.0 / std::sqrt(sum / double(n) + eps);
+  for (int64_t i = 0; i < n; ++i) y[i] = float(x[i] * factor * weight[i]);
+}
+
+void swiglu_ref(float* gate, const float* up, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) gate[i] = float(gate[i] / (1.0 + std::exp(-double(gate[i]))) * up[i]);
+}
+
+namespace {
+
+Support always() { return {}; }
+
+/// Rows in parallel when there is more than one.
+template <class Body>
+void for_rows(CpuContext& context, int64_t n_rows, const Body& body) {
+  if (n_rows == 1) body(0, 0);
+  else context.pool.for_each(n_rows, body);
+}
+
+const NormRopeVariant& select(const CpuContext& context) {
+  return select_variant(context, "norm_rope", norm_rope_variants());
+}
+
+}  // namespace
+
+std::span<const NormRopeVariant> norm_rope_variants() {
+  static constexpr NormRopeVariant kVariants[] = {
+      {"ref", Isa::scalar, always, rms_norm_ref, swiglu_ref},
+      {"rows-avx2", Isa::avx2, always, rms_norm_avx2, swiglu_avx2},
+      {"rows-avx512", Isa::avx512, always, rms_norm_avx512, swiglu_avx512},
+  };
+  return kVariants;
+}
+
+void rms_norm(CpuContext& context, View2<const float> x, const float* weight, float eps, View2<float> y) {
+  const auto kernel = select(context).rms_norm;
+  for_rows(context, x.rows, [&](int64_t t, int) { kernel(&x(t, 0), weight, eps, x.cols, &y(t, 0)); });
+}
+
+void apply_rope(CpuContext& context, const Rope& rope, int first, int n_heads, int head_dim, View2<float> x) {
+  const int n_pairs = int(rope.frequency.size());
+  const bool halves = rope.pairs == RopePairs::halves;
+  const int step = halves ? 1 : 2, apart = halves ? n_pairs : 1;
+  float* tables = context.scratch[0].ensure<float>(context.pool.size() * 2 * int64_t(n_pairs));
+  for_rows(context, x.rows, [&](int64_t t, int thread) {
+    float* cosines = tables + thread * 2 * int64_t(n_pairs);
+    float* sines = cosines + n_pairs;
+    for (int i = 0; i < n_pairs; ++i) {
+      // The angle in double: at position 128k a float product is off by up to 0.008 rad.
+      const double angle = double(first + t) * rope.frequency[size_t(i)];
+      cosines[i] = float(std::cos(angle)) * rope.magnitude;
+      sines[i] = float(std::sin(angle)) * rope.magnitude;
+    }
+    for (int h = 0; h < n_heads; ++h) {
+      float* head = &x(t, int64_t(h) * head_dim);
+      for (int i = 0; i < n_pairs; ++i) {
+        float& a = head[i * step];
+        float& b = head[i * step + apart];
+        const float turned = a * cosines[i] - b * sines[i];
+        b = a * sines[i] + b * cosines[i];
+        a = turned;
+      }
+    }
+  });
+}
+
+void swiglu(CpuContext& context, View2<float> gate, View2<const float> up) {
+  const auto kernel = select(context).swiglu;
+  for_rows(context, gate.rows, [&](int64_t t, int) { kernel(&gate(t, 0), &up(t, 0), gate.cols); });
+}
+
+void add(CpuContext& context, View2<float> x, View2<const float> y) {
+  for_rows(context, x.rows, [&](int64_t t, int) {
+    for (int64_t i = 0; i < x.cols; ++i) x(t, i) += y(t, i);
+  });
+}
+
+void add_bias(CpuContext& context, View2<float> x, const float* bias) {
+  for_rows(context, x.rows, [&](int64_t t, int) {
+    for (int64_t i = 0; i < x.cols; ++i) x(t, i) += bias[i];
+  });
+}
+
+}  // namespace ridge

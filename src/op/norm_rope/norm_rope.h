@@ -1,0 +1,46 @@
+// The element-wise ops between the matrix products: RMSNorm, RoPE, SwiGLU, residual and bias additions.
+#pragma once
+
+#include <vector>
+
+#include "base/view.h"
+#include "op/cpu.h"
+
+namespace ridge {
+
+/// How the two halves of a RoPE pair lie in a head: (2i, 2i+1), or (i, i + rope_dim/2).
+enum class RopePairs : uint8_t { interleaved, halves };
+
+/// Angles of one model: position p turns pair i by p * frequency[i]; cos and sin are multiplied by `magnitude`.
+struct Rope {
+  RopePairs pairs = RopePairs::halves;
+  std::vector<float> frequency;  // [rope_dim / 2]
+  float magnitude = 1;           // YaRN's attention factor, else 1
+};
+
+/// y[t] = x[t] / sqrt(mean(x[t]^2) + eps) * weight, row by row; y may be x.
+void rms_norm(CpuContext& context, View2<const float> x, const float* weight, float eps, View2<float> y);
+
+/// Rotates every head of x [n_tokens, n_heads * head_dim]; token t stands at position first + t.
+void apply_rope(CpuContext& context, const Rope& rope, int first, int n_heads, int head_dim, View2<float> x);
+
+/// gate = silu(gate) * up
+void swiglu(CpuContext& context, View2<float> gate, View2<const float> up);
+
+/// x += y
+void add(CpuContext& context, View2<float> x, View2<const float> y);
+
+/// x[t] += bias for every row
+void add_bias(CpuContext& context, View2<float> x, const float* bias);
+
+/// The row kernels, one set per ISA.
+struct NormRopeVariant {
+  std::string_view name;
+  Isa isa;
+  Support (*supports)();
+  void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* y);
+  void (*swiglu)(float* gate, const float* up, int64_t n);
+};
+std::span<const NormRopeVariant> norm_rope_variants();
+
+}  // namespace ridge

@@ -1,0 +1,12 @@
+// Row kernels (op/norm_rope/rows_simd.h) for avx2.
+#include "op/simd/avx2.h"
+// The Simd struct above must come first.
+#include "op/norm_rope/kernels.h"
+#include "op/norm_rope/rows_simd.h"
+
+namespace ridge {
+
+void rms_norm_avx2(const float* x, const float* weight, float eps, int64_t n, float* y) { rms_norm_row(x, weight, eps, n, y); }
+void swiglu_avx2(float* gate, const float* up, int64_t n) { swiglu_row(gate, up, n); }
+
+}  // namespace ridge

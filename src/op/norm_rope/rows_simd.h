@@ -1,0 +1,38 @@
+// RMSNorm and SwiGLU on one row, in vectors.
+#pragma once
+
+#include <cmath>
+
+#include "op/simd/exp.h"
+
+namespace ridge {
+namespace {
+
+inline void rms_norm_row(const float* x, const float* weight, float eps, int64_t n, float* y) {
+  Simd::F sum = Simd::zero();
+  int64_t i = 0;
+  for (; i + Simd::kLanes <= n; i += Simd::kLanes) {
+    const Simd::F v = Simd::load(x + i);
+    sum = Simd::fma(v, v, sum);
+  }
+  float tail = 0;
+  for (; i < n; ++i) tail += x[i] * x[i];
+  const float factor = 1.0f / __builtin_sqrtf((Simd::sum(sum) + tail) / float(n) + eps);
+  const Simd::F factors = Simd::set1(factor);
+  for (i = 0; i + Simd::kLanes <= n; i += Simd::kLanes)
+    Simd::store(y + i, Simd::mul(Simd::mul(Simd::load(x + i), factors), Simd::load(weight + i)));
+  for (; i < n; ++i) y[i] = x[i] * factor * weight[i];
+}
+
+inline void swiglu_row(float* gate, const float* up, int64_t n) {
+  int64_t i = 0;
+  for (; i + Simd::kLanes <= n; i += Simd::kLanes) {
+    const Simd::F g = Simd::load(gate + i);
+    const Simd::F sigmoid_inverse = Simd::add(Simd::set1(1.0f), vector_exp(Simd::sub(Simd::zero(), g)));
+    Simd::store(gate + i, Simd::mul(Simd::div(g, sigmoid_inverse), Simd::load(up + i)));
+  }
+  for (; i < n; ++i) gate[i] = gate[i] / (1.0f + __builtin_expf(-gate[i])) * up[i];
+}
+
+}  // namespace
+}  // namespace ridge

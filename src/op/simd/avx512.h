@@ -1,0 +1,83 @@
+// The handful of vector operations kernels are written in, for AVX-512. Kernel templates take this struct (or its AVX2
+// twin) as a parameter; include only from *_avx512.cpp files, whose flags the rest of the program must not get.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace ridge {
+namespace {
+
+struct Simd {
+  static constexpr int kLanes = 16;
+  static constexpr int kGemmRows = 8;  // tokens per register tile: 8 x 3 accumulators of 32 registers
+  using F = __m512;
+  using I = __m512i;
+
+  static F zero() { return _mm512_setzero_ps(); }
+  static F set1(float x) { return _mm512_set1_ps(x); }
+  static F load(const float* p) { return _mm512_loadu_ps(p); }
+  static void store(float* p, F x) { _mm512_storeu_ps(p, x); }
+  static F load_f16(const void* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p))); }
+  static F load_bf16(const void* p) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p))), 16));
+  }
+  static F load_i8(const void* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p))));
+  }
+  static F add(F a, F b) { return _mm512_add_ps(a, b); }
+  static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+  static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+  static F div(F a, F b) { return _mm512_div_ps(a, b); }
+  static F max(F a, F b) { return _mm512_max_ps(a, b); }
+  static F min(F a, F b) { return _mm512_min_ps(a, b); }
+  static F abs(F a) { return _mm512_abs_ps(a); }
+  /// a * b + c
+  static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+  static F round(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  /// 2^n for integral n in [-126, 127]
+  static F exp2_int(F n) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
+  }
+  /// value where a >= b, else 0
+  static F select_ge(F a, F b, F value) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_GE_OQ), value); }
+  static float sum(F a) { return _mm512_reduce_add_ps(a); }
+  static float top(F a) { return _mm512_reduce_max_ps(a); }
+  /// Lane i of the result is the sum of all lanes of slot(i)'s vector; kernels fill slots in that order.
+  static F sum_each(const F a[16]) {
+    F half[8], quarter[4];
+    for (int i = 0; i < 8; ++i)
+      half[i] = _mm512_add_ps(_mm512_unpacklo_ps(a[i], a[i + 8]), _mm512_unpackhi_ps(a[i], a[i + 8]));
+    for (int i = 0; i < 4; ++i) {
+      const __m512d low = _mm512_castps_pd(half[i]), high = _mm512_castps_pd(half[i + 4]);
+      quarter[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(low, high)), _mm512_castpd_ps(_mm512_unpackhi_pd(low, high)));
+    }
+    const F left = _mm512_add_ps(_mm512_shuffle_f32x4(quarter[0], quarter[1], 0x44), _mm512_shuffle_f32x4(quarter[0], quarter[1], 0xEE));
+    const F right = _mm512_add_ps(_mm512_shuffle_f32x4(quarter[2], quarter[3], 0x44), _mm512_shuffle_f32x4(quarter[2], quarter[3], 0xEE));
+    return _mm512_add_ps(_mm512_shuffle_f32x4(left, right, 0x88), _mm512_shuffle_f32x4(left, right, 0xDD));
+  }
+  /// Where to put the vector whose sum shall be lane `lane` of sum_each.
+  static constexpr int slot(int lane) {
+    constexpr int kOffset[4] = {0, 8, 4, 12};
+    return lane / 4 + kOffset[lane % 4];
+  }
+  /// Sixteen floats, already rounded and in range, to sixteen int8.
+  static void store_i8(int8_t* p, F a) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a)));
+  }
+
+  // Integer dot products on a panel of 16 rows: one I holds 16 int32 sums or 16 x 4 bytes.
+  static I izero() { return _mm512_setzero_si512(); }
+  static I iset1(int32_t x) { return _mm512_set1_epi32(x); }
+  static I iload(const void* p) { return _mm512_loadu_si512(p); }
+  static I low_nibbles(I a) { return _mm512_and_si512(a, _mm512_set1_epi8(0xF)); }
+  static I high_nibbles(I a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(0xF)); }
+  /// acc[r] += sum of 4: unsigned weight bytes times signed activation bytes (weights <= 255)
+  static I dot4(I acc, I weights, I activations) { return _mm512_dpbusd_epi32(acc, weights, activations); }
+  static F to_float(I a) { return _mm512_cvtepi32_ps(a); }
+  static constexpr int kPanelVectors = 1;  // vectors per 16 rows
+};
+
+}  // namespace
+}  // namespace ridge
