@@ -1,10 +1,15 @@
-// Tokenizers: byte-level BPE (pre-tokenizers gpt-2, llama-bpe, qwen2) and SentencePiece-style (llama-spm).
+// Tokenizers: byte-level BPE (pre-tokenizers gpt-2, llama-bpe, qwen2) and SentencePiece-style BPE (llama-spm).
 //
 // A tokenizer is built from a TokenizerSpec, which both containers fill: GGUF metadata (tokenizer.ggml.*) and the
 // Hugging Face tokenizer.json / tokenizer_config.json. Output must equal the vectors in tests exactly.
+//
+// What real vocabularies contain and we accept: duplicate pieces (text becomes the lowest id, every id decodes), empty
+// pieces (never produced, decode to nothing), padding pieces of any type, a missing token_type array (see
+// tokenizer_spec_from_gguf). What is refused is listed at Tokenizer::make.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -18,36 +23,54 @@
 namespace ridge::io {
 
 enum class TokenizerModel : uint8_t { bpe, spm };
+/// How byte-level BPE cuts text before merging; spm merges the whole text as one unit (none).
 enum class PreTokenizer : uint8_t { gpt2, llama_bpe, qwen2, none };
 /// GGUF token types (tokenizer.ggml.token_type).
-enum class TokenType : uint8_t { undefined = 0, normal = 1, unknown = 2, control = 3, user_defined = 4, unused = 5, byte = 6 };
+enum class TokenType : uint8_t {
+  undefined = 0,     ///< treated as normal
+  normal = 1,        ///< produced from ordinary text
+  unknown = 2,       ///< stands for what the vocabulary cannot spell; never matched in text
+  control = 3,       ///< structure (BOS, turn marks): produced only on request, invisible when decoded
+  user_defined = 4,  ///< matched in text before anything else, longest first
+  unused = 5,        ///< padding of the embedding; never produced
+  byte = 6,          ///< spm: one byte, spelled <0xHH>
+};
 
 struct TokenizerSpec {
   TokenizerModel model = TokenizerModel::bpe;
   PreTokenizer pre = PreTokenizer::gpt2;
   std::vector<std::string> pieces;  ///< id -> piece as stored (byte-level alphabet for bpe, U+2581 for spm)
   std::vector<TokenType> types;     ///< one per piece
-  std::vector<float> scores;        ///< spm only, one per piece
-  std::vector<std::string> merges;  ///< bpe only, "left right", best first
-  bool ignore_merges = false;       ///< a pre-token that is a piece becomes that token before merging (llama3)
+  std::vector<float> scores;        ///< spm: one per piece, the highest merges first; empty for bpe
+  std::vector<std::string> merges;  ///< "left right", best first; with spm they replace the scores as merge order
+  bool ignore_merges = false;       ///< bpe: a pre-token that is a piece becomes that token before merging (llama3)
+  bool nfc = false;                 ///< text is brought to Unicode NFC first (Hugging Face files of Qwen2)
   std::optional<int32_t> bos, eos, eot, unk, pad;
   bool add_bos = false;
   bool add_eos = false;
-  bool add_space_prefix = false;  ///< spm: a space goes in front of the text
+  bool add_space_prefix = false;  ///< spm: a space goes in front of each run of ordinary text
+
+  bool operator==(const TokenizerSpec&) const = default;
 };
 
-/// From GGUF metadata. Unknown tokenizer models or pre-tokenizers are a failure that lists the known ones.
+/// From GGUF metadata. Unknown tokenizer models or pre-tokenizers are a failure that lists the known ones. Special ids
+/// of -1 mean "none" (some converters write them). Without token_type every piece is normal, except that ids named as
+/// BOS, EOS, EOT or padding are control, the unknown id is unknown, and <0xHH> pieces of spm are bytes.
 Result<TokenizerSpec> tokenizer_spec_from_gguf(const Gguf& gguf, std::string_view where);
-/// From tokenizer.json and (optional, may be empty) tokenizer_config.json texts.
+/// From tokenizer.json and (optional, may be empty) tokenizer_config.json texts: byte-level BPE with one of the known
+/// splits, or the SentencePiece form (byte fallback, spaces as U+2581). Whatever in the file would change token ids and
+/// is not understood is a failure. Ids that the file skips become empty unused pieces.
 Result<TokenizerSpec> tokenizer_spec_from_hf(std::string_view tokenizer_json, std::string_view tokenizer_config_json,
                                              std::string_view where);
-/// The GGUF metadata keys of a spec, for `ridge quantize` (inverse of tokenizer_spec_from_gguf).
+/// The GGUF metadata keys of a spec, for `ridge quantize` (inverse of tokenizer_spec_from_gguf). Two facts that GGUF has
+/// no key for, ignore_merges against the habit of the pre-tokenizer and nfc, go into ridge.tokenizer.*.
 std::map<std::string, GgufValue, std::less<>> tokenizer_metadata(const TokenizerSpec& spec);
 
 class Tokenizer {
  public:
-  /// Validates the spec (zero tokens, duplicate or empty pieces, ids out of range, merges to unknown pieces, NaN
-  /// scores, bad byte pieces) and builds the lookup tables.
+  /// Builds the lookup tables. Refuses: no pieces, more than 2^24, a piece over 4096 bytes, types or scores of another
+  /// length, NaN scores, byte pieces that are not <0xHH>, merges of or into unknown pieces, special ids out of range,
+  /// add_bos without BOS (or EOS), and a vocabulary that cannot spell every byte and has no unknown token either.
   static Result<Tokenizer> make(TokenizerSpec spec);
   Tokenizer(Tokenizer&&) noexcept;
   Tokenizer& operator=(Tokenizer&&) noexcept;
@@ -57,14 +80,18 @@ class Tokenizer {
   int32_t vocab_size() const;
 
   /// Text to ids. `add_special` puts BOS/EOS as the spec says. Control-token text inside `text` is ordinary text
-  /// unless `parse_special`; user-defined tokens always match.
+  /// unless `parse_special`; user-defined tokens always match. Any bytes are accepted: what is not UTF-8 becomes byte
+  /// tokens. Cost: n log n in the text, also when it is a single pre-token. Safe to call from several threads.
   std::vector<int32_t> encode(std::string_view text, bool add_special, bool parse_special) const;
-  /// Raw bytes of one token (may be part of a UTF-8 sequence). Control tokens give "" unless `special`.
+  /// Raw bytes of one token (may be part of a UTF-8 sequence). Control and unknown tokens give "" unless `special`.
+  /// Requires 0 <= id < vocab_size().
   std::string piece(int32_t id, bool special = false) const;
-  /// Bytes of a whole sequence; spm drops the space that add_space_prefix put in front.
+  /// Bytes of a whole sequence; spm drops the spaces that add_space_prefix put in front of each run of text. Returns
+  /// what encode() was given unless the vocabulary lost it: no byte or U+2581 pieces, NFC, or a literal U+2581 with
+  /// spm.
   std::string decode(std::span<const int32_t> ids, bool special = false) const;
   bool is_control(int32_t id) const;
-  /// EOS, EOT and other end-of-generation ids.
+  /// EOS, EOT and the well-known end-of-turn pieces where they are control tokens of this vocabulary.
   bool is_end(int32_t id) const;
 
  private:
@@ -74,7 +101,7 @@ class Tokenizer {
 };
 
 /// Streams detokenised text without ever splitting a UTF-8 sequence: bytes are held back until the sequence is whole.
-/// Bytes that can never become valid are passed on as U+FFFD.
+/// Bytes that can never become valid are passed on as U+FFFD, one for each longest prefix of a valid sequence.
 class Utf8Stream {
  public:
   /// Adds bytes; returns the longest prefix of what is pending that ends on a sequence boundary.

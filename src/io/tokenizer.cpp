@@ -1,0 +1,265 @@
+// The Tokenizer: tables built from a checked spec, encode and decode over the parts in tokenizer_parts.h.
+#include "io/tokenizer.h"
+
+#include <algorithm>
+
+#include "io/pretokenizer.h"
+#include "io/text.h"
+#include "io/tokenizer_parts.h"
+#include "io/utf8.h"
+
+namespace ridge::io {
+
+namespace {
+
+/// Pieces that end a turn in published chat models. They count only as control tokens: the same text in a vocabulary
+/// where it is ordinary says nothing.
+constexpr std::string_view kEndPieces[] = {"<|im_end|>", "<|eot_id|>",    "<|eom_id|>",
+                                           "<|end|>",    "<end_of_turn>", "<|endoftext|>"};
+
+bool is_hidden(TokenType type) { return type == TokenType::control || type == TokenType::unknown; }
+
+/// Types that ordinary text may become.
+bool is_text(TokenType type) { return type == TokenType::normal || type == TokenType::undefined; }
+
+}  // namespace
+
+struct Tokenizer::Impl {
+  TokenizerSpec spec;
+  std::vector<std::string> bytes;  ///< id -> what it decodes to
+  PieceIds ids;                    ///< piece -> id of what ordinary text and merges may become
+  std::array<int32_t, 256> byte_ids{};
+  SpecialMatcher user_defined, all_special;
+  RankMerger rank_merger;
+  size_t max_piece_bytes = 0;
+  std::vector<bool> ends;
+
+  explicit Impl(TokenizerSpec checked) : spec(std::move(checked)) {}
+
+  TokenType type(size_t id) const { return spec.types[id]; }
+  bool spm() const { return spec.model == TokenizerModel::spm; }
+
+  Status build();
+  std::string decoded(size_t id) const;
+  bool may_be_merged(size_t id) const;
+  void add_special(size_t id);
+  Status add_bytes();
+  Status add_merges();
+  void add_ends();
+
+  void encode_run(std::string_view text, std::vector<int32_t>& out) const;
+  void encode_bpe(std::string_view text, std::vector<int32_t>& out) const;
+  void encode_spm(std::string_view text, std::vector<int32_t>& out) const;
+  void merge_by_rank(std::string_view text, std::vector<int32_t>& out) const;
+  void merge_by_score(std::string_view text, std::vector<int32_t>& out) const;
+  void spell(std::string_view stretch, std::vector<int32_t>& out) const;
+};
+
+std::string Tokenizer::Impl::decoded(size_t id) const {
+  const std::string& piece = spec.pieces[id];
+  if (type(id) == TokenType::byte) return std::string(1, char(*byte_of_piece(piece)));
+  if (is_hidden(type(id))) return piece;
+  if (spm()) return replace_all(piece, kSpmSpace, " ");
+  return is_text(type(id)) ? bytes_of_bpe_piece(piece) : piece;
+}
+
+/// Ordinary text may become this piece. User-defined pieces of byte-level BPE are plain text, which must not be taken
+/// for the byte alphabet.
+bool Tokenizer::Impl::may_be_merged(size_t id) const {
+  if (type(id) != TokenType::user_defined) return is_text(type(id));
+  return spm() || bytes_of_bpe_piece(spec.pieces[id]) == spec.pieces[id];
+}
+
+/// Special tokens match their decoded text.
+void Tokenizer::Impl::add_special(size_t id) {
+  if (type(id) == TokenType::user_defined) user_defined.add(bytes[id], int32_t(id));
+  if (type(id) == TokenType::user_defined || type(id) == TokenType::control) all_special.add(bytes[id], int32_t(id));
+}
+
+Status Tokenizer::Impl::build() {
+  bytes.reserve(spec.pieces.size());
+  ids.reserve(spec.pieces.size());
+  for (size_t id = 0; id < spec.pieces.size(); ++id) {
+    bytes.push_back(decoded(id));
+    add_special(id);
+    if (!may_be_merged(id)) continue;
+    ids.try_emplace(spec.pieces[id], int32_t(id));
+    max_piece_bytes = std::max(max_piece_bytes, spec.pieces[id].size());
+  }
+  user_defined.finish();
+  all_special.finish();
+  RIDGE_TRY_STATUS(add_bytes());
+  RIDGE_TRY_STATUS(add_merges());
+  add_ends();
+  return {};
+}
+
+/// How each single byte is spelled: <0xHH> pieces in spm, one-character pieces in byte-level BPE.
+Status Tokenizer::Impl::add_bytes() {
+  byte_ids.fill(kNoToken);
+  for (size_t id = spec.pieces.size(); spm() && id-- > 0;)  // downwards: the lowest id of a duplicate stays
+    if (type(id) == TokenType::byte) byte_ids[*byte_of_piece(spec.pieces[id])] = int32_t(id);
+  for (int byte = 0; byte < 256; ++byte) {
+    int32_t& id = byte_ids[size_t(byte)];
+    if (!spm())
+      if (const auto found = ids.find(bpe_piece_of_byte(uint8_t(byte))); found != ids.end()) id = found->second;
+    if (id == kNoToken && !spec.unk)
+      return bad_file("tokenizer: no token spells the byte 0x{:02X}, and the vocabulary names no unknown token", byte);
+  }
+  return {};
+}
+
+Status Tokenizer::Impl::add_merges() {
+  PieceIds all;  // merges may pass through any piece; only results that text may become are kept
+  for (size_t id = 0; id < spec.pieces.size() && !spec.merges.empty(); ++id) all.try_emplace(spec.pieces[id], int32_t(id));
+  const auto usable = [&](std::string_view piece) {
+    const auto found = ids.find(piece);
+    return found == ids.end() ? kNoToken : found->second;
+  };
+  for (size_t rank = 0; rank < spec.merges.size(); ++rank) {
+    const std::string_view merge = spec.merges[rank];
+    const size_t space = merge.find(' ', 1);
+    const std::string_view left = merge.substr(0, space);
+    const std::string_view right = space == std::string_view::npos ? "" : merge.substr(space + 1);
+    const std::string merged = fmt::format("{}{}", left, right);
+    if (right.empty()) return bad_file("tokenizer: merge {} is {}, expected two pieces", rank, in_quotes(merge));
+    for (const std::string_view piece : {left, right, std::string_view(merged)})
+      if (!all.contains(piece))
+        return bad_file("tokenizer: merge {} ({}) needs the piece {}, which is not in the vocabulary", rank,
+                        in_quotes(merge), in_quotes(piece));
+    const int32_t left_id = usable(left), right_id = usable(right), merged_id = usable(merged);
+    if (left_id != kNoToken && right_id != kNoToken && merged_id != kNoToken)
+      rank_merger.add(left_id, right_id, merged_id);
+  }
+  return {};
+}
+
+void Tokenizer::Impl::add_ends() {
+  ends.assign(spec.pieces.size(), false);
+  for (size_t id = 0; id < spec.pieces.size(); ++id)
+    ends[id] = type(id) == TokenType::control && std::ranges::find(kEndPieces, spec.pieces[id]) != std::end(kEndPieces);
+  for (const auto& id : {spec.eos, spec.eot})
+    if (id) ends[size_t(*id)] = true;
+}
+
+/// Byte by byte; what has no byte token becomes the unknown token, once for the whole stretch.
+void Tokenizer::Impl::spell(std::string_view stretch, std::vector<int32_t>& out) const {
+  const auto known = [&](char c) { return byte_ids[uint8_t(c)] != kNoToken; };
+  if (!std::ranges::all_of(stretch, known)) return out.push_back(*spec.unk);
+  for (const char c : stretch) out.push_back(byte_ids[uint8_t(c)]);
+}
+
+void Tokenizer::Impl::encode_bpe(std::string_view text, std::vector<int32_t>& out) const {
+  std::vector<int32_t> word;
+  std::string piece;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = pretoken_end(spec.pre, text, begin);
+    const std::string_view pretoken = text.substr(begin, end - begin);
+    begin = end;
+    if (spec.ignore_merges && pretoken.size() <= max_piece_bytes) {
+      piece.clear();
+      for (const char c : pretoken) piece += bpe_piece_of_byte(uint8_t(c));
+      if (const auto found = ids.find(piece); found != ids.end()) {
+        out.push_back(found->second);
+        continue;
+      }
+    }
+    word.clear();
+    for (const char c : pretoken) spell({&c, 1}, word);
+    rank_merger.merge(word);
+    out.insert(out.end(), word.begin(), word.end());
+  }
+}
+
+void Tokenizer::Impl::merge_by_rank(std::string_view text, std::vector<int32_t>& out) const {
+  std::vector<int32_t> word;
+  while (!text.empty()) {
+    const std::string_view character = text.substr(0, first_utf8(text).length);
+    text.remove_prefix(character.size());
+    if (const auto found = ids.find(character); found != ids.end()) word.push_back(found->second);
+    else spell(character, word);
+  }
+  rank_merger.merge(word);
+  out.insert(out.end(), word.begin(), word.end());
+}
+
+void Tokenizer::Impl::merge_by_score(std::string_view text, std::vector<int32_t>& out) const {
+  for (const auto& [stretch, id] : ScoreMerger(ids, spec.scores, max_piece_bytes).merge(text))
+    if (id != kNoToken) out.push_back(id);
+    else spell(stretch, out);
+}
+
+void Tokenizer::Impl::encode_spm(std::string_view text, std::vector<int32_t>& out) const {
+  std::string escaped(spec.add_space_prefix ? kSpmSpace : "");
+  escaped += replace_all(text, " ", kSpmSpace);
+  if (spec.merges.empty()) merge_by_score(escaped, out);
+  else merge_by_rank(escaped, out);
+}
+
+/// A run of ordinary text: no special token inside.
+void Tokenizer::Impl::encode_run(std::string_view text, std::vector<int32_t>& out) const {
+  if (text.empty()) return;
+  const std::string normal = spec.nfc ? to_nfc(text) : std::string();
+  if (spec.nfc) text = normal;
+  if (spm()) encode_spm(text, out);
+  else encode_bpe(text, out);
+}
+
+Tokenizer::Tokenizer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
+Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
+Tokenizer::~Tokenizer() = default;
+
+Result<Tokenizer> Tokenizer::make(TokenizerSpec spec) {
+  RIDGE_TRY_STATUS(check_tokenizer_spec(spec));
+  auto impl = std::make_unique<Impl>(std::move(spec));
+  RIDGE_TRY_STATUS(impl->build());
+  return Tokenizer(std::move(impl));
+}
+
+const TokenizerSpec& Tokenizer::spec() const { return impl_->spec; }
+int32_t Tokenizer::vocab_size() const { return int32_t(impl_->spec.pieces.size()); }
+
+std::vector<int32_t> Tokenizer::encode(std::string_view text, bool add_special, bool parse_special) const {
+  RIDGE_CHECK(text.size() < (size_t(1) << 30), "encode: {} bytes of text, at most 1 GiB at a time", text.size());
+  const TokenizerSpec& spec = impl_->spec;
+  const SpecialMatcher& special = parse_special ? impl_->all_special : impl_->user_defined;
+  std::vector<int32_t> ids;
+  if (add_special && spec.add_bos) ids.push_back(*spec.bos);
+  for (size_t begin = 0; begin < text.size();) {
+    const auto match = special.find(text, begin);
+    const size_t end = match.id == kNoToken ? text.size() : match.begin;
+    impl_->encode_run(text.substr(begin, end - begin), ids);
+    if (match.id != kNoToken) ids.push_back(match.id);
+    begin = end + match.length;
+  }
+  if (add_special && spec.add_eos) ids.push_back(*spec.eos);
+  return ids;
+}
+
+std::string Tokenizer::piece(int32_t id, bool special) const {
+  RIDGE_CHECK(id >= 0 && id < vocab_size(), "piece: token {} of a vocabulary of {}", id, vocab_size());
+  return is_hidden(impl_->type(size_t(id))) && !special ? std::string() : impl_->bytes[size_t(id)];
+}
+
+std::string Tokenizer::decode(std::span<const int32_t> ids, bool special) const {
+  std::string text;
+  const bool prefixed = impl_->spm() && impl_->spec.add_space_prefix;
+  bool run_begins = prefixed;
+  for (const int32_t id : ids) {
+    const std::string bytes = piece(id, special);
+    const TokenType type = impl_->type(size_t(id));
+    const bool matched = type == TokenType::control || type == TokenType::user_defined;
+    text += std::string_view(bytes).substr(run_begins && !matched && bytes.starts_with(' ') ? 1 : 0);
+    run_begins = prefixed && matched;
+  }
+  return text;
+}
+
+bool Tokenizer::is_control(int32_t id) const {
+  return id >= 0 && id < vocab_size() && impl_->type(size_t(id)) == TokenType::control;
+}
+
+bool Tokenizer::is_end(int32_t id) const { return id >= 0 && id < vocab_size() && impl_->ends[size_t(id)]; }
+
+}  // namespace ridge::io
