@@ -18,7 +18,7 @@ function(ridge_target name)
   if(RIDGE_FUZZ)
     target_compile_options(${name} PRIVATE -fsanitize=fuzzer-no-link)
   endif()
-  target_compile_definitions(${name} PRIVATE _GLIBCXX_ASSERTIONS)
+  target_compile_definitions(${name} PRIVATE _GLIBCXX_ASSERTIONS $<$<BOOL:${RIDGE_CUDA}>:RIDGE_CUDA>)
 endfunction()
 
 # A layer: every src/NAME/**.cpp in one static library (an interface library while it has no source). Files ending in
@@ -50,9 +50,13 @@ function(ridge_layer name)
   ridge_target(ridge_${name})
 endfunction()
 
-# The test executable of a layer: every tests/NAME/*.cpp.
+# The test executable of a layer: every tests/NAME/*.cpp, with RIDGE_CUDA also *.cu.
 function(ridge_test name)
-  file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/${name}/*.cpp)
+  set(patterns ${PROJECT_SOURCE_DIR}/tests/${name}/*.cpp)
+  if(RIDGE_CUDA)
+    list(APPEND patterns ${PROJECT_SOURCE_DIR}/tests/${name}/*.cu)
+  endif()
+  file(GLOB sources CONFIGURE_DEPENDS ${patterns})
   if(NOT sources)
     return()
   endif()

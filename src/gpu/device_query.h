@@ -1,0 +1,29 @@
+// Which GPUs this machine offers. Any build may call it; only a build with RIDGE_CUDA asks a driver.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace ridge::gpu {
+
+/// One CUDA device as the driver describes it.
+struct Device {
+  std::string name;
+  int sm = 0;  ///< compute capability, 10 * major + minor: 90 is Hopper
+  int n_processors = 0;
+  uint64_t memory_bytes = 0;
+  uint64_t l2_bytes = 0;
+};
+
+struct DeviceReport {
+  std::string why_none;     ///< why `devices` is empty; empty when it is not
+  int driver_version = 0;   ///< newest CUDA the driver serves, 1000 * major + 10 * minor; 0 without a driver
+  int runtime_version = 0;  ///< CUDA this program was built with, same form; 0 in a build without CUDA
+  std::vector<Device> devices;
+};
+
+/// Asks the driver. A machine without one, or without a device, is a report that says so, never an error.
+DeviceReport query_devices();
+
+}  // namespace ridge::gpu
