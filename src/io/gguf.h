@@ -1,5 +1,6 @@
 // GGUF v2/v3 reader and writer. The reader takes a byte span and trusts nothing in it: counts are capped by the file
-// size, arithmetic is checked (base/checked.h), and every failure names the field, what was expected and what was found.
+// size, arithmetic is checked (base/checked.h), and every failure names the field, what was expected and what was
+// found.
 #pragma once
 
 #include <filesystem>
@@ -43,7 +44,7 @@ struct Gguf {
 inline constexpr uint64_t kMinGgufAlignment = 8, kMaxGgufAlignment = uint64_t(1) << 20, kGgufAlignment = 32;
 
 /// Parses a whole GGUF file image. `where` (the path) goes into messages. Refuses what a model file cannot need:
-/// more than 256 MiB of metadata, keys over 65535 bytes, arrays of arrays, types that are not on the format shelf.
+/// a header over 128 MiB, keys over 65535 bytes, arrays of arrays, types that are not on the format shelf.
 Result<Gguf> parse_gguf(std::span<const std::byte> file, std::string_view where);
 
 /// A GGUF file on disk with all its shards mapped and merged. Any shard may be named (`-00002-of-00003`). The metadata

@@ -71,7 +71,8 @@ Status check_same_model(const Gguf& first, const Gguf& shard) {
     if (is_per_file(key)) continue;
     const auto found = first.metadata.find(key);
     if (found == first.metadata.end() || found->second != value)
-      return bad_shard(shard, fmt::format("key {} differs from the first shard's, so it is of another model", in_quotes(key)));
+      return bad_shard(shard,
+                       fmt::format("key {} differs from the first shard's, so it is of another model", in_quotes(key)));
   }
   return {};
 }
@@ -119,9 +120,10 @@ Result<GgufFile> open_gguf(const std::filesystem::path& path) {
   if (!single.gguf.has(kSplitCount)) return single;
   RIDGE_TRY(const int64_t count, single.gguf.integer(kSplitCount));
   if (count == 1 || count == 0) return single;
-  return bad_file("bad GGUF shard: {}: it is one of {} shards, but its name does not end in -00001-of-{:05}.gguf "
-                  "(give the shards back their names)",
-                  path.native(), count, count);
+  return bad_file(
+      "bad GGUF shard: {}: it is one of {} shards, but its name does not end in -00001-of-{:05}.gguf "
+      "(give the shards back their names)",
+      path.native(), count, count);
 }
 
 }  // namespace ridge::io

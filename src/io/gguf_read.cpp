@@ -14,14 +14,15 @@ namespace ridge::io {
 namespace {
 
 // Least bytes in the file of one entry, so that a count can be capped before anything is allocated for it.
-constexpr uint64_t kMinPairBytes = 8 + 1 + 4 + 1;             // key length, key, type, value
-constexpr uint64_t kMinTensorBytes = 8 + 1 + 4 + 8 + 4 + 8;   // name length, name, n_dims, one dim, type, offset
+constexpr uint64_t kMinPairBytes = 8 + 1 + 4 + 1;            // key length, key, type, value
+constexpr uint64_t kMinTensorBytes = 8 + 1 + 4 + 8 + 4 + 8;  // name length, name, n_dims, one dim, type, offset
 
 /// Reads forward through the header and never past its end.
 class Cursor {
  public:
   explicit Cursor(std::span<const std::byte> file)
-      : bytes_(file.first(std::min<uint64_t>(file.size(), kMaxGgufHeaderBytes))), capped_(bytes_.size() < file.size()) {}
+      : bytes_(file.first(std::min<uint64_t>(file.size(), kMaxGgufHeaderBytes))),
+        capped_(bytes_.size() < file.size()) {}
 
   uint64_t position() const { return at_; }
   uint64_t left() const { return bytes_.size() - at_; }
@@ -225,9 +226,9 @@ Status check_overlap(std::span<const Record> records) {
   for (size_t i = 1; i < order.size(); ++i) {
     const Record &before = records[order[i - 1]], &after = records[order[i]];
     if (before.offset + before.bytes > after.offset)  // both ends lie inside the file, so the sum is exact
-      return bad_file("tensors {} and {} overlap: bytes [{}, {}) and [{}, {}) of the data", in_quotes(before.tensor.name),
-                      in_quotes(after.tensor.name), before.offset, before.offset + before.bytes, after.offset,
-                      after.offset + after.bytes);
+      return bad_file("tensors {} and {} overlap: bytes [{}, {}) and [{}, {}) of the data",
+                      in_quotes(before.tensor.name), in_quotes(after.tensor.name), before.offset,
+                      before.offset + before.bytes, after.offset, after.offset + after.bytes);
   }
   return {};
 }
@@ -238,7 +239,8 @@ Status place(std::span<const std::byte> file, uint64_t data_start, std::vector<R
     const std::optional<uint64_t> start = checked_add(data_start, record.offset);
     if (!start || !span_fits(*start, record.bytes, file.size()))
       return bad_file("tensor {} needs bytes [{}, {} + {}) after byte {}, but the file has {} bytes",
-                      in_quotes(record.tensor.name), record.offset, record.offset, record.bytes, data_start, file.size());
+                      in_quotes(record.tensor.name), record.offset, record.offset, record.bytes, data_start,
+                      file.size());
     record.tensor.data = file.subspan(*start, record.bytes);
   }
   RIDGE_TRY_STATUS(check_overlap(records));
@@ -285,8 +287,7 @@ Status read_all(std::span<const std::byte> file, Gguf& gguf) {
 Result<Gguf> parse_gguf(std::span<const std::byte> file, std::string_view where) {
   Gguf gguf;
   gguf.where = where;
-  if (const Status ok = read_all(file, gguf); !ok)
-    return bad_file("bad GGUF file: {}: {}", where, ok.error().message);
+  if (const Status ok = read_all(file, gguf); !ok) return bad_file("bad GGUF file: {}: {}", where, ok.error().message);
   return gguf;
 }
 

@@ -9,16 +9,23 @@ namespace {
 
 using Metadata = std::map<std::string, GgufValue, std::less<>>;
 
-constexpr std::string_view kKinds[] = {"a bool",           "an integer",         "an integer",
-                                       "a float",          "a string",           "an array of bools",
-                                       "an array of integers", "an array of integers", "an array of floats",
+constexpr std::string_view kKinds[] = {"a bool",
+                                       "an integer",
+                                       "an integer",
+                                       "a float",
+                                       "a string",
+                                       "an array of bools",
+                                       "an array of integers",
+                                       "an array of integers",
+                                       "an array of floats",
                                        "an array of strings"};
 static_assert(std::size(kKinds) == std::variant_size_v<GgufValue>);
 
 std::string_view kind_of(const GgufValue& value) { return kKinds[value.index()]; }
 
 Failure wrong(std::string_view where, std::string_view key, std::string_view why) {
-  return {ErrorKind::bad_file, four_parts("bad GGUF metadata", where, fmt::format("key {} {}", in_quotes(key), why), "")};
+  return {ErrorKind::bad_file,
+          four_parts("bad GGUF metadata", where, fmt::format("key {} {}", in_quotes(key), why), "")};
 }
 
 Failure wrong_kind(const Gguf& gguf, std::string_view key, const GgufValue& value, std::string_view expected) {

@@ -46,8 +46,8 @@ Status load_file(const fs::path& path, HfDirectory& directory) {
 /// A name that can only mean a file inside the directory.
 bool is_plain_name(std::string_view name) {
   const auto bad = [](char c) { return c == '/' || c == '\\' || uint8_t(c) < 0x20 || c == 0x7F; };
-  return name.size() > kExtension.size() && name.size() <= 255 && name.front() != '.' &&
-         name.ends_with(kExtension) && std::ranges::none_of(name, bad);
+  return name.size() > kExtension.size() && name.size() <= 255 && name.front() != '.' && name.ends_with(kExtension) &&
+         std::ranges::none_of(name, bad);
 }
 
 Result<WeightMap> read_index(const fs::path& path) {
@@ -61,7 +61,8 @@ Result<WeightMap> read_index(const fs::path& path) {
     if (!shard.is_string() || !is_plain_name(shard.get_ref<const std::string&>()))
       return bad_file("bad safetensors index: {}: tensor {} is said to be in {}, expected a plain *{} file name",
                       path.native(), in_quotes(tensor),
-                      shard.is_string() ? in_quotes(shard.get_ref<const std::string&>()) : shard.type_name(), kExtension);
+                      shard.is_string() ? in_quotes(shard.get_ref<const std::string&>()) : shard.type_name(),
+                      kExtension);
     weight_map[tensor] = shard.get<std::string>();
   }
   if (weight_map.empty()) return bad_file("bad safetensors index: {}: 'weight_map' is empty", path.native());
@@ -132,8 +133,7 @@ const Tensor* HfDirectory::find(std::string_view name) const {
 
 Result<HfDirectory> open_hf_directory(const fs::path& path) {
   std::error_code error;
-  if (!fs::is_directory(path, error))
-    return bad_directory(path, error ? error.message() : "it is not a directory", "");
+  if (!fs::is_directory(path, error)) return bad_directory(path, error ? error.message() : "it is not a directory", "");
   HfDirectory directory;
   directory.path = path;
   if (!present(path / "config.json"))

@@ -47,7 +47,8 @@ std::string_view kind_of(mode_t mode) {
 
 /// O_NONBLOCK: opening a FIFO that nobody writes to returns at once instead of hanging.
 Result<RegularFile> open_regular(const std::filesystem::path& path) {
-  if (path.native().find('\0') != std::string::npos) return bad_file("cannot open {}: the name holds a NUL byte", shown(path));
+  if (path.native().find('\0') != std::string::npos)
+    return bad_file("cannot open {}: the name holds a NUL byte", shown(path));
   Descriptor descriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (descriptor.get() < 0) {
     const int error = errno;

@@ -76,8 +76,7 @@ Status read_record(const Json& entry, uint64_t data_bytes, Record& record) {
     return bad_file("has data_offsets [{}, {}), but the data has {} bytes", record.begin, record.end, data_bytes);
   if (record.end - record.begin != bytes)
     return bad_file("has data_offsets [{}, {}), {} bytes, expected {} for {} [{}]", record.begin, record.end,
-                    record.end - record.begin, bytes, record.tensor.format->name,
-                    fmt::join(record.tensor.shape, ", "));
+                    record.end - record.begin, bytes, record.tensor.format->name, fmt::join(record.tensor.shape, ", "));
   return {};
 }
 
@@ -147,9 +146,10 @@ Result<std::vector<Tensor>> read_all(std::span<const std::byte> file) {
   for (Record& record : records) {
     const uint64_t element_bytes = uint64_t(record.tensor.format->block_bytes);
     if ((sizeof(length) + length + record.begin) % element_bytes != 0)
-      return bad_file("tensor {} is not aligned to its elements of {} bytes (save the file again with a current "
-                      "safetensors library)",
-                      in_quotes(record.tensor.name), element_bytes);
+      return bad_file(
+          "tensor {} is not aligned to its elements of {} bytes (save the file again with a current "
+          "safetensors library)",
+          in_quotes(record.tensor.name), element_bytes);
     record.tensor.data = data.subspan(record.begin, record.end - record.begin);
     tensors.push_back(std::move(record.tensor));
   }
