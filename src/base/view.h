@@ -19,7 +19,7 @@ struct View2 {
   View2(T* first, int64_t n_rows, int64_t n_cols) : View2(first, n_rows, n_cols, n_cols) {}
   View2(T* first, int64_t n_rows, int64_t n_cols, int64_t row_stride)
       : data(first), rows(n_rows), cols(n_cols), stride(row_stride) {}
-  operator View2<const T>() const { return {data, rows, cols, stride}; }
+  operator View2<const T>() const { return {data, rows, cols, stride}; }  // NOLINT: implicit on purpose
 
   T& operator()(int64_t r, int64_t c) const { return data[r * stride + c]; }
   std::span<T> row(int64_t r) const { return {data + r * stride, size_t(cols)}; }
