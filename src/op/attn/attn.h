@@ -62,7 +62,8 @@ struct PrefillSide {
   int64_t head_stride = 0;  // bytes
   KvRetention retention;
   int sinks = 0;                 ///< positions [0, sinks) are always exact
-  const float* sink_rows = nullptr;   ///< [n_kv_heads, sinks, head_dim]
+  int sink_stride = 0;           ///< rows per head in sink_rows
+  const float* sink_rows = nullptr;  ///< [n_kv_heads, sink_stride, head_dim]
   const float* exact = nullptr;  ///< [n_kv_heads, n_keys - exact_first, head_dim]
   int exact_first = 0;
 };

@@ -26,7 +26,7 @@ inline void load_prefill_tile(const PrefillSide& side, DecodeRows decode, int kv
     decode(*side.format, side.rows + kv_head * side.head_stride + first * side.row_bytes, side.row_bytes, count, head_dim, rows);
   }
   if (first < side.sinks)
-    copy(side.sink_rows + (int64_t(kv_head) * side.sinks + first) * dim, std::min(side.sinks - first, count), 0);
+    copy(side.sink_rows + (int64_t(kv_head) * side.sink_stride + first) * dim, std::min(side.sinks - first, count), 0);
 }
 
 /// Calls body(token_begin, token_end, rows) for the tokens of [t0, t1) that see this tile exact, then for those that

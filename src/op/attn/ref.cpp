@@ -53,7 +53,7 @@ void attn_prefill_ref(CpuContext& context, const AttnPrefill& a) {
     return [&side, kv_head, coded_end, &a](int position, float* out) {
       const int64_t dim = a.head_dim;
       const float* exact = nullptr;
-      if (position < side.sinks) exact = side.sink_rows + (int64_t(kv_head) * side.sinks + position) * dim;
+      if (position < side.sinks) exact = side.sink_rows + (int64_t(kv_head) * side.sink_stride + position) * dim;
       else if (position >= coded_end)
         exact = side.exact + (int64_t(kv_head) * (a.n_keys - side.exact_first) + position - side.exact_first) * dim;
       if (exact) std::copy(exact, exact + dim, out);

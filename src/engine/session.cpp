@@ -1,0 +1,243 @@
+// Model and Session behind the public API.
+#include <algorithm>
+#include <chrono>
+
+#include "engine/model_impl.h"
+#include "model/forward.h"
+#include "op/attn/attn.h"
+
+namespace ridge {
+namespace {
+
+Isa parse_isa(const std::string& name) {
+  if (name.empty()) return Isa::avx512;
+  for (const Isa isa : {Isa::scalar, Isa::avx2, Isa::avx512})
+    if (isa_name(isa) == name) return isa;
+  throw Error(ErrorKind::usage, fmt::format("--isa '{}' is unknown (there are: scalar, avx2, avx512)", name));
+}
+
+/// Notes "op=name" after checking that the op and the kernel exist.
+void force_kernel(CpuContext& context, const std::string& choice) {
+  const size_t equals = choice.find('=');
+  const std::string op = choice.substr(0, equals), name = equals == std::string::npos ? "" : choice.substr(equals + 1);
+  std::string ops, names;
+  const auto look = [&](std::string_view table_op, const auto& variants) {
+    ops += (ops.empty() ? "" : ", ") + std::string(table_op);
+    if (op != table_op) return;
+    for (const auto& variant : variants) {
+      names += (names.empty() ? "" : ", ") + std::string(variant.name);
+      if (variant.name == name) context.forced[op] = name;
+    }
+  };
+  look("gemv", gemv_variants());
+  look("gemm", gemm_variants());
+  look("attn_decode", attn_decode_variants());
+  look("attn_prefill", attn_prefill_variants());
+  look("norm_rope", norm_rope_variants());
+  if (context.forced.contains(op) && context.forced[op] == name) return;
+  if (names.empty()) throw Error(ErrorKind::usage, fmt::format("--kernel {}: unknown op '{}' (there are: {})", choice, op, ops));
+  throw Error(ErrorKind::usage, fmt::format("--kernel {}: op {} has no kernel '{}' (there are: {})", choice, op, name, names));
+}
+
+ModelInfo describe(const std::string& path, LoadedModel& model, const CpuContext& context) {
+  const Config& c = model.config;
+  ModelInfo info{.path = path, .name = c.name, .arch = c.arch, .weight_format = "", .n_layers = c.n_layers, .n_heads = c.n_heads,
+                 .n_kv_heads = c.n_kv_heads, .head_dim = c.head_dim, .d_model = c.d_model, .d_ff = c.d_ff,
+                 .vocab_size = c.vocab_size, .n_ctx_train = c.n_ctx_train, .tied_output = c.tied_output,
+                 .n_params = model.weights.n_params, .weight_bytes = model.weights.stored_bytes, .decode_weight_bytes = 0,
+                 .has_tokenizer = model.tokenizer.has_value(),
+                 .add_bos = model.tokenizer && model.tokenizer->spec().add_bos,
+                 .isa = std::string(isa_name(context.isa)), .n_threads = context.pool.size()};
+  std::map<std::string_view, int64_t> by_format;
+  for_each_matrix(model.weights, [&](Linear& m, std::string_view) {
+    info.decode_weight_bytes += m.bytes();
+    by_format[m.format->name] += m.bytes();
+  });
+  const auto most = std::max_element(by_format.begin(), by_format.end(), [](auto& a, auto& b) { return a.second < b.second; });
+  info.weight_format = most->first;
+  return info;
+}
+
+KvSideConfig side_config(const KvSideOptions& options, std::string_view side, int head_dim) {
+  KvSideConfig config{.format = find_kv_format(options.format).or_throw(), .policy = {}};
+  config.policy = config.format->policy;
+  if (options.rotation) config.policy.rotation = find_rotation(*options.rotation).or_throw();
+  if (options.centre) config.policy.centre = *options.centre;
+  if (options.window) config.policy.window = *options.window;
+  if (options.sinks) config.policy.sinks = *options.sinks;
+  // An f16 cache is exact already: windows and sinks would only store the same rows elsewhere.
+  if (config.format->name == "f16") config.policy.window = config.policy.sinks = 0;
+  check_kv_side(config, side, head_dim).or_throw();
+  return config;
+}
+
+}  // namespace
+
+Model::Model(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Model::Model(Model&&) noexcept = default;
+Model& Model::operator=(Model&&) noexcept = default;
+Model::~Model() = default;
+
+Model Model::load(const std::string& path, const LoadOptions& options) {
+  const auto start = std::chrono::steady_clock::now();
+  if (options.n_threads < 0 || options.n_threads > 1024)
+    throw Error(ErrorKind::usage, fmt::format("--threads {} is out of range (0 to 1024)", options.n_threads));
+  auto impl = std::make_unique<Impl>(options.n_threads, parse_isa(options.isa));
+  for (const std::string& choice : options.kernels) force_kernel(impl->context, choice);
+  constexpr std::string_view kSynth = "synth:";
+  impl->loaded = path.starts_with(kSynth) ? make_synth_model(impl->context, path.substr(kSynth.size())).or_throw()
+                                          : load_model(path).or_throw();
+  pack_weights(impl->context, impl->loaded.weights);
+  const auto& factors = impl->loaded.weights.rope_factors;
+  impl->rope = make_rope(impl->loaded.config, factors.empty() ? nullptr : factors.data());
+  impl->info = describe(path, impl->loaded, impl->context);
+  impl->info.load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return Model(std::move(impl));
+}
+
+const ModelInfo& Model::info() const { return impl_->info; }
+std::vector<std::string> synth_shapes() { return synth_shape_names(); }
+
+const io::Tokenizer& Model::Impl::tokenizer() const {
+  if (!loaded.tokenizer)
+    throw Error(ErrorKind::usage, fmt::format("{} has no tokenizer (use a model with one, or token ids)", info.path));
+  return *loaded.tokenizer;
+}
+
+std::vector<int32_t> Model::tokenize(std::string_view text, bool add_special, bool parse_special) const {
+  return impl_->tokenizer().encode(text, add_special, parse_special);
+}
+std::string Model::piece(int32_t token, bool special) const { return impl_->tokenizer().piece(token, special); }
+std::string Model::detokenize(std::span<const int32_t> tokens, bool special) const {
+  return impl_->tokenizer().decode(tokens, special);
+}
+bool Model::is_end(int32_t token) const { return impl_->loaded.tokenizer && impl_->loaded.tokenizer->is_end(token); }
+std::optional<int32_t> Model::bos() const {
+  return impl_->loaded.tokenizer ? impl_->loaded.tokenizer->spec().bos : std::nullopt;
+}
+
+struct Session::Impl {
+  Impl(Model::Impl& m, const SessionOptions& options, std::span<const KvSideConfig> k, std::span<const KvSideConfig> v, int n_ctx)
+      : model(m),
+        cache(k, v, m.loaded.config.n_kv_heads, m.loaded.config.head_dim, n_ctx),
+        state(m.loaded.config, std::min(options.n_ubatch, n_ctx)) {}
+
+  View2<float> run(std::span<const int32_t> tokens, LogitRows rows) {
+    return forward(model.context, model.loaded.config, model.loaded.weights, model.rope, tokens, rows, cache, state);
+  }
+  /// Refuses what does not fit or is not a token, before anything is changed.
+  void check(std::span<const int32_t> tokens) const {
+    if (tokens.empty()) throw Error(ErrorKind::usage, "no tokens to run (the prompt is empty; give at least one token)");
+    for (const int32_t token : tokens)
+      if (token < 0 || token >= model.loaded.config.vocab_size)
+        throw Error(ErrorKind::usage, fmt::format("token id {} is outside the vocabulary of {}", token, model.loaded.config.vocab_size));
+    if (int64_t(tokens.size()) > cache.n_ctx() - cache.n_past)
+      throw Error(ErrorKind::usage, fmt::format("context full: {} tokens do not fit after {} of {} (raise --ctx-size or shorten the prompt)",
+                                                tokens.size(), cache.n_past, cache.n_ctx()));
+  }
+
+  Model::Impl& model;
+  KvCache cache;
+  ForwardState state;
+};
+
+Session::Session(const Model& model, const SessionOptions& options) {
+  Model::Impl& m = model.impl();
+  const Config& c = m.loaded.config;
+  const int n_ctx = options.n_ctx == 0 ? c.n_ctx_train : options.n_ctx;
+  if (n_ctx < 1 || n_ctx > (1 << 26)) throw Error(ErrorKind::usage, fmt::format("--ctx-size {} is out of range (1 to 2^26)", n_ctx));
+  if (options.n_ubatch < 1 || options.n_ubatch > 65536)
+    throw Error(ErrorKind::usage, fmt::format("--ubatch-size {} is out of range (1 to 65536)", options.n_ubatch));
+  const std::vector<KvSideConfig> k(size_t(c.n_layers), side_config(options.k, "K", c.head_dim));
+  const std::vector<KvSideConfig> v(size_t(c.n_layers), side_config(options.v, "V", c.head_dim));
+  impl_ = std::make_unique<Impl>(m, options, k, v, n_ctx);
+}
+Session::Session(Session&&) noexcept = default;
+Session::~Session() = default;
+
+std::span<const float> Session::prefill(std::span<const int32_t> tokens) {
+  impl_->check(tokens);
+  View2<float> logits;
+  for (size_t first = 0; first < tokens.size();) {
+    const size_t n = std::min(tokens.size() - first, size_t(impl_->state.n_ubatch));
+    logits = impl_->run(tokens.subspan(first, n), first + n == tokens.size() ? LogitRows::last : LogitRows::none);
+    first += n;
+  }
+  return logits.row(0);
+}
+
+void Session::prefill(std::span<const int32_t> tokens, const LogitsCallback& callback) {
+  impl_->check(tokens);
+  for (size_t first = 0; first < tokens.size();) {
+    const size_t n = std::min(tokens.size() - first, size_t(impl_->state.n_ubatch));
+    const View2<float> logits = impl_->run(tokens.subspan(first, n), LogitRows::all);
+    callback(int(first), int(n), logits.data);
+    first += n;
+  }
+}
+
+std::span<const float> Session::decode(int32_t token) {
+  const std::span<const int32_t> one(&token, 1);
+  impl_->check(one);
+  return impl_->run(one, LogitRows::last).row(0);
+}
+
+void Session::reset() { impl_->cache.reset(); }
+
+void Session::fill_random(int n, uint64_t seed) {
+  reset();
+  KvCache& cache = impl_->cache;
+  if (n < 0 || n > cache.n_ctx())
+    throw Error(ErrorKind::usage, fmt::format("depth {} does not fit in a context of {} (raise --ctx-size)", n, cache.n_ctx()));
+  for (int layer = 0; layer < cache.n_layers(); ++layer) {
+    cache.k(layer).fill_random(impl_->model.context, n, seed + 2 * uint64_t(layer), cache.k_scratch);
+    cache.v(layer).fill_random(impl_->model.context, n, seed + 2 * uint64_t(layer) + 1, cache.v_scratch);
+  }
+  cache.n_past = n;
+}
+
+int Session::n_past() const { return impl_->cache.n_past; }
+int Session::n_ctx() const { return impl_->cache.n_ctx(); }
+
+KvReport Session::kv_report() const {
+  const KvCache& cache = impl_->cache;
+  const auto report = [&](bool is_k) {
+    const auto store = [&](int layer) -> const KvStore& { return is_k ? cache.k(layer) : cache.v(layer); };
+    const KvSideConfig& config = store(0).config();
+    KvSideReport side{.format = std::string(config.format->name),
+                      .rotation = std::string(rotation_name(config.policy.rotation)),
+                      .centre = config.policy.centre,
+                      .window = config.policy.window,
+                      .sinks = config.policy.sinks,
+                      .bits_per_value = config.format->bits_per_value(impl_->model.loaded.config.head_dim)};
+    for (int layer = 0; layer < cache.n_layers(); ++layer) {
+      side.bytes_per_token += store(layer).bytes_per_token();
+      side.fixed_bytes += store(layer).fixed_bytes();
+      side.allocated_bytes += store(layer).allocated_bytes();
+      side.saturated += store(layer).saturated();
+    }
+    return side;
+  };
+  return {.k = report(true), .v = report(false), .n_ctx = cache.n_ctx()};
+}
+
+int64_t Session::decode_read_bytes() const {
+  const Model::Impl& m = impl_->model;
+  const int n_keys = std::min(impl_->cache.n_past + 1, impl_->cache.n_ctx());
+  return decode_work(m.loaded.config, m.loaded.weights, impl_->cache, n_keys).read_bytes;
+}
+
+std::vector<std::string> Session::kernels() const {
+  const Model::Impl& m = impl_->model;
+  const LayerWeights& layer = m.loaded.weights.layers[0];
+  const AttnDecode decode;
+  const AttnPrefill prefill;
+  const auto name = [&](std::string_view op, const auto& variants, const auto&... problem) {
+    return fmt::format("{}={}", op, select_variant(m.context, op, variants, problem...).name);
+  };
+  return {name("gemv", gemv_variants(), layer.gate), name("gemm", gemm_variants(), layer.gate),
+          name("attn_decode", attn_decode_variants(), decode), name("attn_prefill", attn_prefill_variants(), prefill),
+          name("norm_rope", norm_rope_variants())};
+}
+
+}  // namespace ridge

@@ -1,0 +1,59 @@
+// Architectures as configuration: what their files call things, and which options of Config they switch on.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+#include "io/gguf.h"
+#include "io/json.h"
+#include "model/config.h"
+
+namespace ridge {
+
+struct Arch {
+  std::string_view name;      ///< GGUF general.architecture, and the prefix of its keys
+  std::string_view hf_type;   ///< model_type of config.json
+  std::string_view hf_class;  ///< architectures[0] of config.json
+  RopePairs gguf_pairs;       ///< pair convention of the rows in a GGUF file (HF files always have halves)
+  bool qkv_bias;              ///< q, k and v have biases by default (config.json's attention_bias decides where given)
+  bool qk_norm;               ///< q and k heads are normalised before RoPE
+};
+
+/// The rows, in model/arch/list.cpp.
+std::span<const Arch> arch_list();
+
+/// Configuration of a GGUF file: metadata of its architecture, checked (check_config).
+Result<Config> config_from_gguf(const io::Gguf& gguf, std::string_view where);
+/// Configuration of a config.json text, checked.
+Result<Config> config_from_hf(std::string_view config_json, std::string_view where);
+/// GGUF metadata of a config, for writing.
+std::map<std::string, io::GgufValue, std::less<>> config_metadata(const Config& config);
+
+/// Every tensor a model of this family may have.
+namespace tensor_names {
+/// Names of one weight in both containers; "{}" stands for the layer.
+struct Name {
+  std::string_view gguf;
+  std::string_view hf;
+};
+inline constexpr Name kEmbedding{"token_embd.weight", "model.embed_tokens.weight"};
+inline constexpr Name kOutputNorm{"output_norm.weight", "model.norm.weight"};
+inline constexpr Name kOutput{"output.weight", "lm_head.weight"};
+inline constexpr Name kAttnNorm{"blk.{}.attn_norm.weight", "model.layers.{}.input_layernorm.weight"};
+inline constexpr Name kQ{"blk.{}.attn_q.weight", "model.layers.{}.self_attn.q_proj.weight"};
+inline constexpr Name kK{"blk.{}.attn_k.weight", "model.layers.{}.self_attn.k_proj.weight"};
+inline constexpr Name kV{"blk.{}.attn_v.weight", "model.layers.{}.self_attn.v_proj.weight"};
+inline constexpr Name kQBias{"blk.{}.attn_q.bias", "model.layers.{}.self_attn.q_proj.bias"};
+inline constexpr Name kKBias{"blk.{}.attn_k.bias", "model.layers.{}.self_attn.k_proj.bias"};
+inline constexpr Name kVBias{"blk.{}.attn_v.bias", "model.layers.{}.self_attn.v_proj.bias"};
+inline constexpr Name kQNorm{"blk.{}.attn_q_norm.weight", "model.layers.{}.self_attn.q_norm.weight"};
+inline constexpr Name kKNorm{"blk.{}.attn_k_norm.weight", "model.layers.{}.self_attn.k_norm.weight"};
+inline constexpr Name kO{"blk.{}.attn_output.weight", "model.layers.{}.self_attn.o_proj.weight"};
+inline constexpr Name kFfnNorm{"blk.{}.ffn_norm.weight", "model.layers.{}.post_attention_layernorm.weight"};
+inline constexpr Name kGate{"blk.{}.ffn_gate.weight", "model.layers.{}.mlp.gate_proj.weight"};
+inline constexpr Name kUp{"blk.{}.ffn_up.weight", "model.layers.{}.mlp.up_proj.weight"};
+inline constexpr Name kDown{"blk.{}.ffn_down.weight", "model.layers.{}.mlp.down_proj.weight"};
+inline constexpr Name kRopeFactors{"rope_freqs.weight", ""};
+}  // namespace tensor_names
+
+}  // namespace ridge

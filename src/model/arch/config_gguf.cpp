@@ -1,0 +1,155 @@
+// GGUF metadata <-> Config.
+#include <algorithm>
+#include <cmath>
+
+#include "model/arch/arch.h"
+
+namespace ridge {
+namespace {
+
+/// Reads the keys of one architecture with defaults for what a file may leave out.
+class Keys {
+ public:
+  Keys(const io::Gguf& gguf, std::string_view arch) : gguf_(gguf), prefix_(std::string(arch) + ".") {}
+
+  bool has(std::string_view key) const { return gguf_.has(prefix_ + std::string(key)); }
+  Result<int> integer(std::string_view key) const {
+    RIDGE_TRY(const int64_t value, gguf_.integer(prefix_ + std::string(key)));
+    if (value < 0 || value > (1 << 30))
+      return bad_file("{}: {}{} is {}, expected 0 to 2^30", gguf_.where, prefix_, key, value);
+    return int(value);
+  }
+  Result<int> integer_or(std::string_view key, int fallback) const { return has(key) ? integer(key) : Result<int>(fallback); }
+  Result<float> number_or(std::string_view key, float fallback) const {
+    if (!has(key)) return fallback;
+    RIDGE_TRY(const double value, gguf_.number(prefix_ + std::string(key)));
+    return float(value);
+  }
+  Result<std::string> text_or(std::string_view key, std::string fallback) const {
+    return has(key) ? gguf_.text(prefix_ + std::string(key)) : Result<std::string>(std::move(fallback));
+  }
+  /// A count that some files give per layer: all layers must agree.
+  Result<int> uniform_integer(std::string_view key, int n_layers) const {
+    const std::string full = prefix_ + std::string(key);
+    const auto entry = gguf_.metadata.find(full);
+    const bool is_array = entry != gguf_.metadata.end() && (std::holds_alternative<std::vector<int64_t>>(entry->second) ||
+                                                            std::holds_alternative<std::vector<uint64_t>>(entry->second));
+    if (!is_array) return integer(key);
+    RIDGE_TRY(const std::vector<int64_t> values, gguf_.integers(full));
+    if (int64_t(values.size()) < n_layers)
+      return bad_file("{}: {} has {} entries for {} layers", gguf_.where, full, values.size(), n_layers);
+    if (!std::all_of(values.begin(), values.end(), [&](int64_t v) { return v == values[0]; }))
+      return bad_file("{}: {} differs between layers (only models with the same heads in every layer are supported)",
+                      gguf_.where, full);
+    if (values[0] < 0 || values[0] > (1 << 30)) return bad_file("{}: {} is {}", gguf_.where, full, values[0]);
+    return int(values[0]);
+  }
+
+ private:
+  const io::Gguf& gguf_;
+  std::string prefix_;
+};
+
+Result<RopeScaling> rope_scaling(const Keys& keys, std::string_view where) {
+  RopeScaling s;
+  RIDGE_TRY(const std::string type, keys.text_or("rope.scaling.type", "none"));
+  RIDGE_TRY(s.factor, keys.number_or("rope.scaling.factor", 1.0f));
+  if (type == "none" || type.empty()) s.kind = RopeScaling::Kind::none;
+  else if (type == "linear") s.kind = RopeScaling::Kind::linear;
+  else if (type == "yarn") s.kind = RopeScaling::Kind::yarn;
+  else return bad_file("{}: rope.scaling.type '{}' is not supported (there are: none, linear, yarn)", where, type);
+  RIDGE_TRY(s.original_context, keys.integer_or("rope.scaling.original_context_length", 0));
+  RIDGE_TRY(s.attention_factor, keys.number_or("rope.scaling.attn_factor", 0.0f));
+  RIDGE_TRY(s.beta_fast, keys.number_or("rope.scaling.yarn_beta_fast", s.beta_fast));
+  RIDGE_TRY(s.beta_slow, keys.number_or("rope.scaling.yarn_beta_slow", s.beta_slow));
+  return s;
+}
+
+const Arch* find_arch(std::string_view name) {
+  for (const Arch& arch : arch_list())
+    if (arch.name == name) return &arch;
+  return nullptr;
+}
+
+}  // namespace
+
+Result<Config> config_from_gguf(const io::Gguf& gguf, std::string_view where) {
+  RIDGE_TRY(const std::string arch_name, gguf.text("general.architecture"));
+  const Arch* arch = find_arch(arch_name);
+  if (!arch) {
+    std::string known;
+    for (const Arch& a : arch_list()) known += (known.empty() ? "" : ", ") + std::string(a.name);
+    return bad_file("{}: architecture '{}' is not supported (there are: {})", where, arch_name, known);
+  }
+  const Keys keys(gguf, arch_name);
+  Config c;
+  c.arch = arch_name;
+  if (gguf.has("general.name")) {
+    RIDGE_TRY(c.name, gguf.text("general.name"));
+  }
+  RIDGE_TRY(c.n_layers, keys.integer("block_count"));
+  RIDGE_TRY(c.d_model, keys.integer("embedding_length"));
+  RIDGE_TRY(c.d_ff, keys.uniform_integer("feed_forward_length", c.n_layers));
+  RIDGE_TRY(c.n_heads, keys.uniform_integer("attention.head_count", c.n_layers));
+  c.n_kv_heads = c.n_heads;
+  if (keys.has("attention.head_count_kv")) {
+    RIDGE_TRY(c.n_kv_heads, keys.uniform_integer("attention.head_count_kv", c.n_layers));
+  }
+  if (c.n_heads < 1) return bad_file("{}: {}.attention.head_count is {}, expected 1 or more", where, arch_name, c.n_heads);
+  RIDGE_TRY(c.head_dim, keys.integer_or("attention.key_length", c.d_model / c.n_heads));
+  RIDGE_TRY(const int value_length, keys.integer_or("attention.value_length", c.head_dim));
+  if (value_length != c.head_dim)
+    return bad_file("{}: {}.attention.value_length {} differs from key_length {} (not supported)", where, arch_name, value_length,
+                    c.head_dim);
+  if (keys.has("attention.sliding_window")) {
+    RIDGE_TRY(const int sliding_window, keys.integer("attention.sliding_window"));
+    if (sliding_window > 0) return bad_file("{}: {}.attention.sliding_window {} is not supported", where, arch_name, sliding_window);
+  }
+  RIDGE_TRY(c.n_ctx_train, keys.integer("context_length"));
+  RIDGE_TRY(c.rms_eps, keys.number_or("attention.layer_norm_rms_epsilon", c.rms_eps));
+  RIDGE_TRY(c.rope_theta, keys.number_or("rope.freq_base", c.rope_theta));
+  RIDGE_TRY(c.rope_dim, keys.integer_or("rope.dimension_count", c.head_dim));
+  RIDGE_TRY(c.rope_scaling, rope_scaling(keys, where));
+  c.rope_pairs = arch->gguf_pairs;
+  c.qk_norm = arch->qk_norm;
+  const io::Tensor* embedding = gguf.find(tensor_names::kEmbedding.gguf);
+  c.vocab_size = embedding && !embedding->shape.empty() ? int(std::min<int64_t>(embedding->shape[0], 1 << 30)) : 0;
+  c.qkv_bias = gguf.find("blk.0.attn_q.bias") != nullptr;
+  c.tied_output = gguf.find(tensor_names::kOutput.gguf) == nullptr;
+  RIDGE_TRY_STATUS(check_config(c, where));
+  return c;
+}
+
+std::map<std::string, io::GgufValue, std::less<>> config_metadata(const Config& c) {
+  std::map<std::string, io::GgufValue, std::less<>> m;
+  const auto set = [&](std::string_view key, io::GgufValue value) { m[fmt::format("{}.{}", c.arch, key)] = std::move(value); };
+  m["general.architecture"] = c.arch;
+  m["general.name"] = c.name;
+  set("block_count", uint64_t(c.n_layers));
+  set("context_length", uint64_t(c.n_ctx_train));
+  set("embedding_length", uint64_t(c.d_model));
+  set("feed_forward_length", uint64_t(c.d_ff));
+  set("attention.head_count", uint64_t(c.n_heads));
+  set("attention.head_count_kv", uint64_t(c.n_kv_heads));
+  set("attention.key_length", uint64_t(c.head_dim));
+  set("attention.value_length", uint64_t(c.head_dim));
+  set("attention.layer_norm_rms_epsilon", double(c.rms_eps));
+  set("rope.dimension_count", uint64_t(c.rope_dim));
+  set("rope.freq_base", double(c.rope_theta));
+  set("vocab_size", uint64_t(c.vocab_size));
+  const RopeScaling& s = c.rope_scaling;
+  // llama3 scaling travels as the tensor rope_freqs.weight instead (model/convert.cpp).
+  if (s.kind == RopeScaling::Kind::linear || s.kind == RopeScaling::Kind::yarn) {
+    set("rope.scaling.type", std::string(s.kind == RopeScaling::Kind::linear ? "linear" : "yarn"));
+    set("rope.scaling.factor", double(s.factor));
+    if (s.original_context > 0) set("rope.scaling.original_context_length", uint64_t(s.original_context));
+    if (s.attention_factor > 0) set("rope.scaling.attn_factor", double(s.attention_factor));
+    if (s.kind == RopeScaling::Kind::yarn) {
+      set("rope.scaling.yarn_beta_fast", double(s.beta_fast));
+      set("rope.scaling.yarn_beta_slow", double(s.beta_slow));
+    }
+  }
+  return m;
+}
+
+}  // namespace ridge

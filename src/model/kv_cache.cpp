@@ -1,0 +1,280 @@
+#include "model/kv_cache.h"
+
+#include <atomic>
+#include <cstring>
+
+#include "base/rng.h"
+#include "format/kv_f16.h"
+
+namespace ridge {
+namespace {
+
+constexpr int kCodeTile = 32;      // positions coded together when there is a window
+constexpr int kCalibration = 64;   // positions whose mean is the centre
+constexpr int64_t kPadBytes = 64;  // kernels may read this far past the last row
+
+const KvFormat& f16_format() {
+  static const KvFormat& format = *find_kv_format("f16").or_throw();
+  return format;
+}
+
+KvRetention make_retention(const KvPolicy& policy) {
+  return {.window = policy.window, .tile = policy.window > 0 ? kCodeTile : 1, .calibration = policy.centre ? kCalibration : 0};
+}
+
+/// Rounds to fp16 and back; returns how many values were saturated.
+int round_to_f16(std::span<float> row) {
+  int saturated = 0;
+  for (float& x : row) x = f16_to_f32(f32_to_f16(saturate_f16(x, saturated)));
+  return saturated;
+}
+
+}  // namespace
+
+KvStore::KvStore(const KvSideConfig& config, int layer, int n_kv_heads, int head_dim, int n_ctx)
+    : config_(config),
+      rotation_(config.policy.rotation, layer, head_dim),
+      n_kv_heads_(n_kv_heads),
+      head_dim_(head_dim),
+      n_ctx_(n_ctx),
+      row_bytes_(config.format->row_bytes(head_dim)),
+      retention_(make_retention(config.policy)),
+      coded_(int64_t(n_kv_heads) * n_ctx * row_bytes_ + kPadBytes),
+      centre_(size_t(n_kv_heads) * size_t(head_dim), 0.0f) {
+  // The ring holds every position that may still be exact: a window plus the tile that is filling up, and all
+  // positions before calibration.
+  if (retention_.window > 0) ring_rows_ = retention_.window + retention_.tile;
+  ring_rows_ = std::max(ring_rows_, retention_.calibration);
+  const int64_t exact_row_bytes = 2 * int64_t(head_dim);
+  if (config.policy.sinks > 0) sinks_ = AlignedBuffer(n_kv_heads * config.policy.sinks * exact_row_bytes + kPadBytes);
+  if (ring_rows_ > 0) ring_ = AlignedBuffer(n_kv_heads * ring_rows_ * exact_row_bytes + kPadBytes);
+}
+
+int64_t KvStore::fixed_bytes() const {
+  const int64_t exact_rows = config_.policy.sinks + ring_rows_;
+  return n_kv_heads_ * exact_rows * 2 * head_dim_ + (config_.policy.centre ? int64_t(centre_.size()) * 4 : 0);
+}
+
+int64_t KvStore::allocated_bytes() const {
+  return coded_.bytes() + sinks_.bytes() + ring_.bytes() + int64_t(centre_.size()) * 4;
+}
+
+uint16_t* KvStore::exact_row(int head, int position) {
+  const int sinks = config_.policy.sinks;
+  if (position < sinks) return reinterpret_cast<uint16_t*>(sinks_.data()) + (int64_t(head) * sinks + position) * head_dim_;
+  return reinterpret_cast<uint16_t*>(ring_.data()) + (int64_t(head) * ring_rows_ + position % ring_rows_) * head_dim_;
+}
+
+void KvStore::shift(float* row, int head, float sign) const {
+  const float* centre = centre_.data() + int64_t(head) * head_dim_;
+  for (int d = 0; d < head_dim_; ++d) row[d] += sign * centre[d];
+}
+
+/// Sets the centre to the mean of positions [sinks, calibration) and moves the exact rows already held to it.
+/// The sinks stay out of the mean: their keys are unlike all others.
+void KvStore::calibrate(int n_past, View2<float> rows) {
+  const int first = std::min(config_.policy.sinks, retention_.calibration - 1);
+  std::vector<float> row(size_t(head_dim_), 0.0f);
+  for (int head = 0; head < n_kv_heads_; ++head) {
+    std::vector<double> sum(size_t(head_dim_), 0.0);
+    for (int position = first; position < retention_.calibration; ++position) {
+      const float* values = position >= n_past ? &rows(position - n_past, int64_t(head) * head_dim_) : row.data();
+      if (position < n_past) KvF16::decode(reinterpret_cast<std::byte*>(exact_row(head, position)), head_dim_, row.data());
+      for (int d = 0; d < head_dim_; ++d) sum[size_t(d)] += values[d];
+    }
+    for (int d = 0; d < head_dim_; ++d)
+      centre_[size_t(head) * size_t(head_dim_) + size_t(d)] = float(sum[size_t(d)] / (retention_.calibration - first));
+    for (int position = 0; position < std::min(n_past, retention_.calibration); ++position) {
+      auto* exact = reinterpret_cast<std::byte*>(exact_row(head, position));
+      KvF16::decode(exact, head_dim_, row.data());
+      shift(row.data(), head, -1);
+      KvF16::encode(row.data(), head_dim_, exact);
+    }
+  }
+  calibrated_ = true;
+}
+
+void KvStore::append(CpuContext& context, int n_past, View2<float> rows, KvScratch& scratch) {
+  const int n_new = int(rows.rows), n = n_past + n_new;
+  RIDGE_CHECK(n <= n_ctx_, "append {} at {} of {}", n_new, n_past, n_ctx_);
+  std::atomic<int64_t> saturated{0};
+  const auto for_tokens = [&](int count, const auto& body) {
+    if (count == 1) body(0, 0);
+    else context.pool.for_each(count, body);
+  };
+
+  // 1. Into cache space.
+  if (rotation_.kind() != Rotation::none)
+    for_tokens(n_new, [&](int64_t t, int) {
+      for (int h = 0; h < n_kv_heads_; ++h) rotation_.forward(&rows(t, int64_t(h) * head_dim_));
+    });
+  // Rows from before calibration reach the centre as f16, whether from the ring or from this batch.
+  for (int position = n_past; position < std::min(n, retention_.calibration); ++position)
+    round_to_f16(rows.row(position - n_past));
+  if (!calibrated_ && retention_.calibration > 0 && n >= retention_.calibration) calibrate(n_past, rows);
+  if (calibrated_)
+    for_tokens(n_new, [&](int64_t t, int) {
+      for (int h = 0; h < n_kv_heads_; ++h) shift(&rows(t, int64_t(h) * head_dim_), h, -1);
+    });
+
+  // A format without exact rows codes every row as it comes.
+  if (!keeps_exact()) {
+    for_tokens(n_new, [&](int64_t t, int) {
+      for (int h = 0; h < n_kv_heads_; ++h)
+        saturated += config_.format->encode(&rows(t, int64_t(h) * head_dim_), head_dim_, coded_row(h, n_past + int(t)));
+    });
+    saturated_ += saturated;
+    scratch.first = n_past;
+    return;
+  }
+
+  // 2. Exact rows are f16 rows: round first, so that a row is the same whether it is read from the batch or the ring.
+  for_tokens(n_new, [&](int64_t t, int) { saturated += round_to_f16(rows.row(t)); });
+
+  // 3. The exact rows this append's queries may need, as floats, for prefill attention.
+  const int old_end = retention_.coded_end(n_past), new_end = retention_.coded_end(n);
+  const auto read_exact = [&](int head, int position, float* out) {
+    if (position >= n_past) std::memcpy(out, &rows(position - n_past, int64_t(head) * head_dim_), sizeof(float) * size_t(head_dim_));
+    else KvF16::decode(reinterpret_cast<std::byte*>(exact_row(head, position)), head_dim_, out);
+  };
+  if (n_new > 1) {
+    const int first = scratch.first = ring_rows_ > 0 ? old_end : n_past;
+    const int64_t n_exact = n - first;
+    float* exact = scratch.exact.ensure<float>(n_kv_heads_ * n_exact * head_dim_);
+    for_tokens(int(n_exact), [&](int64_t i, int) {
+      const int position = first + int(i);
+      for (int h = 0; h < n_kv_heads_; ++h) read_exact(h, position, exact + (h * n_exact + i) * head_dim_);
+    });
+    const int n_sinks = std::min(config_.policy.sinks, n);
+    float* sinks = scratch.sinks.ensure<float>(int64_t(n_kv_heads_) * config_.policy.sinks * head_dim_ + 1);
+    for (int h = 0; h < n_kv_heads_; ++h)
+      for (int position = 0; position < n_sinks; ++position)
+        read_exact(h, position, sinks + (int64_t(h) * config_.policy.sinks + position) * head_dim_);
+  }
+
+  // 4. Code what leaves the window, before the ring slots are reused.
+  if (new_end > old_end)
+    for_tokens(new_end - old_end, [&](int64_t i, int) {
+      float row[1024];
+      const int position = old_end + int(i);
+      for (int h = 0; h < n_kv_heads_; ++h) {
+        read_exact(h, position, row);
+        saturated += config_.format->encode(row, head_dim_, coded_row(h, position));
+      }
+    });
+
+  // 5. The newest rows into sinks and ring.
+  for (int position = n_past; position < n; ++position) {
+    const bool sink = position < config_.policy.sinks;
+    if (!sink && (ring_rows_ == 0 || position < n - ring_rows_)) continue;
+    for (int h = 0; h < n_kv_heads_; ++h)
+      KvF16::encode(&rows(position - n_past, int64_t(h) * head_dim_), head_dim_, reinterpret_cast<std::byte*>(exact_row(h, position)));
+  }
+  saturated_ += saturated;
+}
+
+KvSide KvStore::decode_side(int n) const {
+  KvSide side;
+  const auto push = [&](const KvFormat& format, const std::byte* base, int64_t row_bytes, int64_t rows_per_head, int slot,
+                        int first, int last) {
+    if (first >= last) return;
+    side.segments[size_t(side.n_segments++)] = {.format = &format,
+                                                .rows = base + slot * row_bytes,
+                                                .row_bytes = row_bytes,
+                                                .head_stride = rows_per_head * row_bytes,
+                                                .first = first,
+                                                .count = last - first};
+  };
+  const int64_t exact_bytes = 2 * int64_t(head_dim_);
+  const int sinks = std::min(config_.policy.sinks, n), coded_end = std::max(sinks, retention_.coded_end(n));
+  push(f16_format(), sinks_.data(), exact_bytes, config_.policy.sinks, 0, 0, sinks);
+  push(*config_.format, coded_.data(), row_bytes_, n_ctx_, sinks, sinks, coded_end);
+  if (coded_end < n) {
+    const int slot = coded_end % ring_rows_, wrap = std::min(n, coded_end + ring_rows_ - slot);
+    push(f16_format(), ring_.data(), exact_bytes, ring_rows_, slot, coded_end, wrap);
+    push(f16_format(), ring_.data(), exact_bytes, ring_rows_, 0, wrap, n);
+  }
+  return side;
+}
+
+PrefillSide KvStore::prefill_side(int n, const KvScratch& scratch) const {
+  RIDGE_CHECK(scratch.first <= n, "prefill view of {} positions, the last append began at {}", n, scratch.first);
+  return {.format = config_.format,
+          .rows = coded_.data(),
+          .row_bytes = row_bytes_,
+          .head_stride = n_ctx_ * row_bytes_,
+          .retention = retention_,
+          .sinks = std::min(config_.policy.sinks, n),
+          .sink_stride = config_.policy.sinks,
+          .sink_rows = reinterpret_cast<const float*>(scratch.sinks.data()),
+          .exact = reinterpret_cast<const float*>(scratch.exact.data()),
+          .exact_first = scratch.first};
+}
+
+void KvStore::rotate_queries(CpuContext& context, View2<float> q) const {
+  if (rotation_.kind() == Rotation::none) return;
+  context.pool.for_each(q.rows, [&](int64_t t, int) {
+    for (int64_t d = 0; d < q.cols; d += head_dim_) rotation_.forward(&q(t, d));
+  });
+}
+
+void KvStore::restore_output(CpuContext& context, int n_heads, View2<float> out) const {
+  if (rotation_.kind() == Rotation::none && !calibrated_) return;
+  const int group = n_heads / n_kv_heads_;
+  context.pool.for_each(out.rows, [&](int64_t t, int) {
+    for (int h = 0; h < n_heads; ++h) {
+      float* row = &out(t, int64_t(h) * head_dim_);
+      if (calibrated_) shift(row, h / group, 1);
+      rotation_.backward(row);
+    }
+  });
+}
+
+void KvStore::reset() {
+  calibrated_ = false;
+  std::fill(centre_.begin(), centre_.end(), 0.0f);
+}
+
+void KvStore::fill_random(CpuContext& context, int n, uint64_t seed, KvScratch& scratch) {
+  // Real rows of unit-variance noise through the ordinary append: valid codes, scales and calibration.
+  constexpr int kBatch = 256;
+  std::vector<float> rows(size_t(kBatch) * size_t(n_kv_heads_) * size_t(head_dim_));
+  Rng rng(seed);
+  for (float& x : rows) x = float(rng.uniform() * 3.46 - 1.73);
+  std::vector<float> batch(rows.size());
+  for (int past = 0; past < n; past += kBatch) {
+    batch = rows;
+    append(context, past, View2<float>(batch.data(), std::min(kBatch, n - past), int64_t(n_kv_heads_) * head_dim_), scratch);
+  }
+}
+
+KvCache::KvCache(std::span<const KvSideConfig> k, std::span<const KvSideConfig> v, int n_kv_heads, int head_dim, int n_ctx)
+    : n_ctx_(n_ctx) {
+  RIDGE_CHECK(k.size() == v.size() && n_ctx > 0, "{} K layers, {} V layers, context {}", k.size(), v.size(), n_ctx);
+  for (size_t layer = 0; layer < k.size(); ++layer) {
+    k_.emplace_back(k[layer], int(layer), n_kv_heads, head_dim, n_ctx);
+    v_.emplace_back(v[layer], int(layer), n_kv_heads, head_dim, n_ctx);
+  }
+}
+
+void KvCache::reset() {
+  n_past = 0;
+  for (auto* side : {&k_, &v_})
+    for (KvStore& store : *side) store.reset();
+}
+
+Status check_kv_side(const KvSideConfig& config, std::string_view side, int head_dim) {
+  const KvFormat& format = *config.format;
+  if (head_dim % format.group != 0)
+    return fail(ErrorKind::usage, "{} cache format {} needs head_dim to be a multiple of {}, this model has {} (use f16)", side,
+                format.name, format.group, head_dim);
+  if (config.policy.window < 0 || config.policy.window % kCodeTile != 0)
+    return fail(ErrorKind::usage, "--kv-window {} is not a multiple of {} (try {})", config.policy.window, kCodeTile,
+                (std::max(0, config.policy.window) + kCodeTile - 1) / kCodeTile * kCodeTile);
+  if (config.policy.window > (1 << 20)) return fail(ErrorKind::usage, "--kv-window {} is too large", config.policy.window);
+  if (config.policy.sinks < 0 || config.policy.sinks > kCalibration / 2)
+    return fail(ErrorKind::usage, "--kv-sinks {} is out of range (0 to {})", config.policy.sinks, kCalibration / 2);
+  return {};
+}
+
+}  // namespace ridge

@@ -1,0 +1,107 @@
+// The KV cache of one sequence, every layer and side in its own format.
+//
+// Cache space: a row is rotated by the layer's R (op/kv_append/rotation.h) and, when centring is on, shifted by the
+// per-channel mean c of the first tokens. Both are exact and cost nothing per cached token: Q is rotated once a step,
+// softmax ignores a constant added to every key's score, attention weights sum to one so c comes back once on the
+// output, and the output is un-rotated once.
+//
+// Exactness by position: the first `sinks` tokens and at least the newest `window` tokens stay in f16; a tile of 32
+// positions is coded when all of it has left the window; nothing is coded before `calibration` positions have set c.
+// All of it depends on positions only, never on how the tokens were batched: prefill equals decode.
+#pragma once
+
+#include <vector>
+
+#include "base/aligned.h"
+#include "op/attn/attn.h"
+#include "op/kv_append/rotation.h"
+
+namespace ridge {
+
+/// Format and policy of one side of one layer.
+struct KvSideConfig {
+  const KvFormat* format = nullptr;
+  KvPolicy policy;
+};
+
+/// Exact rows of the tokens being prefilled, as floats. One for K and one for V serve all layers in turn.
+struct KvScratch {
+  AlignedBuffer exact;  // [n_kv_heads, n - first, head_dim]
+  AlignedBuffer sinks;  // [n_kv_heads, policy.sinks, head_dim]
+  int first = 0;
+};
+
+/// One side (K or V) of one layer.
+class KvStore {
+ public:
+  KvStore(const KvSideConfig& config, int layer, int n_kv_heads, int head_dim, int n_ctx);
+
+  /// Adds rows [n_new, n_kv_heads * head_dim] at positions n_past, n_past + 1, ... The rows are left in cache space.
+  void append(CpuContext& context, int n_past, View2<float> rows, KvScratch& scratch);
+  /// The store as decode attention reads it when it holds n positions.
+  KvSide decode_side(int n) const;
+  /// The store as prefill attention reads it, for the tokens of the append that filled `scratch`.
+  PrefillSide prefill_side(int n, const KvScratch& scratch) const;
+
+  /// Q rows [n_tokens, n_heads * head_dim] into cache space (K's rotation).
+  void rotate_queries(CpuContext& context, View2<float> q) const;
+  /// Attention output out of cache space: centre added back, un-rotated (V's rotation). n_heads share n_kv_heads rows.
+  void restore_output(CpuContext& context, int n_heads, View2<float> out) const;
+
+  void reset();
+  /// Fills positions [0, n) with random rows: benchmarks only.
+  void fill_random(CpuContext& context, int n, uint64_t seed, KvScratch& scratch);
+
+  const KvSideConfig& config() const { return config_; }
+  int64_t bytes_per_token() const { return n_kv_heads_ * row_bytes_; }
+  int64_t fixed_bytes() const;      ///< sinks, ring and centre
+  int64_t allocated_bytes() const;  ///< everything this store allocated
+  int64_t saturated() const { return saturated_; }
+
+ private:
+  bool keeps_exact() const { return ring_rows_ > 0 || config_.policy.sinks > 0; }
+  std::byte* coded_row(int head, int position) { return coded_.data() + (int64_t(head) * n_ctx_ + position) * row_bytes_; }
+  uint16_t* exact_row(int head, int position);
+  void calibrate(int n_past, View2<float> rows);
+  void shift(float* row, int head, float sign) const;
+
+  KvSideConfig config_;
+  RowRotation rotation_;
+  int n_kv_heads_, head_dim_, n_ctx_;
+  int64_t row_bytes_;
+  KvRetention retention_;
+  int ring_rows_ = 0;       // f16 rows per head in the ring: slot = position % ring_rows_
+  AlignedBuffer coded_;     // [n_kv_heads, n_ctx] rows of the format
+  AlignedBuffer sinks_;     // f16 [n_kv_heads, sinks, head_dim]
+  AlignedBuffer ring_;      // f16 [n_kv_heads, ring_rows_, head_dim]
+  std::vector<float> centre_;  // [n_kv_heads, head_dim]; zero until calibrated
+  bool calibrated_ = false;
+  int64_t saturated_ = 0;
+};
+
+/// All layers of one sequence.
+class KvCache {
+ public:
+  /// `k` and `v` have one entry per layer.
+  KvCache(std::span<const KvSideConfig> k, std::span<const KvSideConfig> v, int n_kv_heads, int head_dim, int n_ctx);
+
+  KvStore& k(int layer) { return k_[size_t(layer)]; }
+  KvStore& v(int layer) { return v_[size_t(layer)]; }
+  const KvStore& k(int layer) const { return k_[size_t(layer)]; }
+  const KvStore& v(int layer) const { return v_[size_t(layer)]; }
+  int n_layers() const { return int(k_.size()); }
+  int n_ctx() const { return n_ctx_; }
+  KvScratch k_scratch, v_scratch;
+  int n_past = 0;  ///< positions held; the forward pass advances it after all layers have appended
+
+  void reset();
+
+ private:
+  int n_ctx_;
+  std::vector<KvStore> k_, v_;
+};
+
+/// Refuses a format, rotation, window or sink count that cannot work at this head_dim, naming the flag to change.
+Status check_kv_side(const KvSideConfig& config, std::string_view side, int head_dim);
+
+}  // namespace ridge

@@ -1,0 +1,175 @@
+// From a container to Weights: every tensor found, checked against the configuration and bound, or reported.
+#include <cmath>
+#include <filesystem>
+
+#include "model/arch/arch.h"
+#include "model/weights.h"
+#include "op/gemv/panels.h"
+
+namespace ridge {
+namespace {
+
+/// Binds tensors by name and collects everything that is missing or has another shape, to report it at once.
+class Binder {
+ public:
+  Binder(std::span<const io::Tensor> tensors, bool is_gguf, Weights& weights) : is_gguf_(is_gguf), weights_(weights) {
+    for (const io::Tensor& tensor : tensors) {
+      by_name_[tensor.name] = &tensor;
+      weights.stored_bytes += int64_t(tensor.data.size());
+      int64_t n = 1;
+      for (const int64_t dim : tensor.shape) n *= dim;
+      weights.n_params += n;
+    }
+  }
+
+  std::string name(const tensor_names::Name& n, int layer) const {
+    return fmt::format(fmt::runtime(is_gguf_ ? n.gguf : n.hf), layer);
+  }
+  Linear matrix(const tensor_names::Name& n, int layer, int64_t n_out, int64_t n_in) {
+    const io::Tensor* tensor = find(name(n, layer), {n_out, n_in}, true);
+    if (!tensor) return {};
+    return {.format = tensor->format, .n_out = n_out, .n_in = n_in, .rows = tensor->data.data(), .panels = nullptr};
+  }
+  std::vector<float> vector(const tensor_names::Name& n, int layer, int64_t size, bool required = true) {
+    const io::Tensor* tensor = find(name(n, layer), {size}, required);
+    if (!tensor) return {};
+    std::vector<float> values(size_t(size), 0.0f);
+    tensor->format->decode(tensor->data.data(), size, values.data());
+    for (const float v : values)
+      if (!std::isfinite(v)) {
+        problem(fmt::format("{} holds {}", tensor->name, v));
+        break;
+      }
+    return values;
+  }
+  Status finish(std::string_view where) const {
+    if (n_problems_ == 0) return {};
+    return bad_file("{}: {} tensor(s) do not fit the configuration:{}", where, n_problems_, problems_);
+  }
+
+ private:
+  const io::Tensor* find(const std::string& tensor_name, std::vector<int64_t> shape, bool required) {
+    const auto found = by_name_.find(tensor_name);
+    if (found == by_name_.end()) {
+      if (required) problem(tensor_name + " is missing");
+      return nullptr;
+    }
+    if (found->second->shape != shape) {
+      problem(fmt::format("{} is [{}], expected [{}]", tensor_name, fmt::join(found->second->shape, ", "), fmt::join(shape, ", ")));
+      return nullptr;
+    }
+    return found->second;
+  }
+  void problem(const std::string& text) {
+    constexpr int kShown = 12;
+    if (++n_problems_ <= kShown) problems_ += "\n  " + text;
+    else if (n_problems_ == kShown + 1) problems_ += "\n  ...";
+  }
+
+  bool is_gguf_;
+  Weights& weights_;
+  std::map<std::string, const io::Tensor*, std::less<>> by_name_;
+  std::string problems_;
+  int n_problems_ = 0;
+};
+
+Status bind_tensors(const Config& c, Binder& b, Weights& w, std::string_view where) {
+  namespace n = tensor_names;
+  w.embedding = b.matrix(n::kEmbedding, 0, c.vocab_size, c.d_model);
+  w.output_norm = b.vector(n::kOutputNorm, 0, c.d_model);
+  w.output = c.tied_output ? w.embedding : b.matrix(n::kOutput, 0, c.vocab_size, c.d_model);
+  w.rope_factors = b.vector(n::kRopeFactors, 0, c.rope_dim / 2, false);
+  for (int i = 0; i < c.n_layers; ++i) {
+    LayerWeights& layer = w.layers.emplace_back();
+    layer.attn_norm = b.vector(n::kAttnNorm, i, c.d_model);
+    layer.q = b.matrix(n::kQ, i, c.q_dim(), c.d_model);
+    layer.k = b.matrix(n::kK, i, c.kv_dim(), c.d_model);
+    layer.v = b.matrix(n::kV, i, c.kv_dim(), c.d_model);
+    layer.o = b.matrix(n::kO, i, c.d_model, c.q_dim());
+    if (c.qkv_bias) {
+      layer.q_bias = b.vector(n::kQBias, i, c.q_dim());
+      layer.k_bias = b.vector(n::kKBias, i, c.kv_dim());
+      layer.v_bias = b.vector(n::kVBias, i, c.kv_dim());
+    }
+    if (c.qk_norm) {
+      layer.q_norm = b.vector(n::kQNorm, i, c.head_dim);
+      layer.k_norm = b.vector(n::kKNorm, i, c.head_dim);
+    }
+    layer.ffn_norm = b.vector(n::kFfnNorm, i, c.d_model);
+    layer.gate = b.matrix(n::kGate, i, c.d_ff, c.d_model);
+    layer.up = b.matrix(n::kUp, i, c.d_ff, c.d_model);
+    layer.down = b.matrix(n::kDown, i, c.d_model, c.d_ff);
+  }
+  RIDGE_TRY_STATUS(b.finish(where));
+  for (const float factor : w.rope_factors)
+    if (!(factor > 0)) return bad_file("{}: rope_freqs.weight holds {}, expected positive factors", where, factor);
+  return {};
+}
+
+/// The embedding must have a row for every id the tokenizer can produce.
+Status check_vocab(const io::Tokenizer& tokenizer, const Config& c, std::string_view where) {
+  if (tokenizer.vocab_size() <= c.vocab_size) return {};
+  return bad_file("{}: the tokenizer has {} tokens, the embedding {} rows", where, tokenizer.vocab_size(), c.vocab_size);
+}
+
+Result<LoadedModel> load_gguf(const std::string& path) {
+  LoadedModel model;
+  RIDGE_TRY(io::GgufFile file, io::open_gguf(path));
+  RIDGE_TRY(model.config, config_from_gguf(file.gguf, path));
+  if (model.config.name.empty()) model.config.name = std::filesystem::path(path).stem().string();
+  Binder binder(file.gguf.tensors, true, model.weights);
+  RIDGE_TRY_STATUS(bind_tensors(model.config, binder, model.weights, path));
+  RIDGE_TRY(io::TokenizerSpec spec, io::tokenizer_spec_from_gguf(file.gguf, path));
+  RIDGE_TRY(model.tokenizer, io::Tokenizer::make(std::move(spec)));
+  RIDGE_TRY_STATUS(check_vocab(*model.tokenizer, model.config, path));
+  model.weights.source = std::move(file);
+  return model;
+}
+
+Result<LoadedModel> load_hf(const std::string& path) {
+  LoadedModel model;
+  RIDGE_TRY(io::HfDirectory directory, io::open_hf_directory(path));
+  RIDGE_TRY(model.config, config_from_hf(directory.config_json, path + "/config.json"));
+  model.config.name = std::filesystem::weakly_canonical(path).filename().string();
+  Binder binder(directory.tensors, false, model.weights);
+  RIDGE_TRY_STATUS(bind_tensors(model.config, binder, model.weights, path));
+  if (!directory.tokenizer_json.empty()) {
+    RIDGE_TRY(io::TokenizerSpec spec, io::tokenizer_spec_from_hf(directory.tokenizer_json, directory.tokenizer_config_json,
+                                                                 path + "/tokenizer.json"));
+    RIDGE_TRY(model.tokenizer, io::Tokenizer::make(std::move(spec)));
+    RIDGE_TRY_STATUS(check_vocab(*model.tokenizer, model.config, path));
+  }
+  model.weights.source = std::move(directory);
+  return model;
+}
+
+}  // namespace
+
+Result<LoadedModel> load_model(const std::string& path) {
+  std::error_code error;
+  return std::filesystem::is_directory(path, error) ? load_hf(path) : load_gguf(path);
+}
+
+void for_each_matrix(Weights& w, const std::function<void(Linear&, std::string_view)>& fn) {
+  for (LayerWeights& layer : w.layers) {
+    fn(layer.q, "q");
+    fn(layer.k, "k");
+    fn(layer.v, "v");
+    fn(layer.o, "o");
+    fn(layer.gate, "gate");
+    fn(layer.up, "up");
+    fn(layer.down, "down");
+  }
+  fn(w.output, "output");
+}
+
+void pack_weights(CpuContext& context, Weights& weights) {
+  for_each_matrix(weights, [&](Linear& m, std::string_view) {
+    if (m.panels || !wants_panels(*m.format, m.n_in, context.isa)) return;
+    AlignedBuffer& buffer = weights.buffers.emplace_back(panel_bytes(*m.format, m.n_out, m.n_in));
+    pack_panels(context, *m.format, m.n_out, m.n_in, m.rows, buffer.data());
+    m.panels = buffer.data();
+  });
+}
+
+}  // namespace ridge

@@ -1,0 +1,173 @@
+// Synthetic models: random weights at the true shapes of well-known models, so that speed can be measured without them.
+#include <cmath>
+
+#include "base/rng.h"
+#include "model/weights.h"
+#include "op/gemv/panels.h"
+
+namespace ridge {
+namespace {
+
+struct Shape {
+  std::string_view name;
+  std::string_view arch;
+  int n_layers, n_heads, n_kv_heads, head_dim, d_model, d_ff, vocab_size, n_ctx;
+  float rope_theta;
+  bool qkv_bias, tied;
+};
+// From the config.json of each model.
+constexpr Shape kShapes[] = {
+    {"qwen2.5-0.5b", "qwen2", 24, 14, 2, 64, 896, 4864, 151936, 32768, 1e6f, true, true},
+    {"qwen2.5-1.5b", "qwen2", 28, 12, 2, 128, 1536, 8960, 151936, 131072, 1e6f, true, true},
+    {"llama-3.2-1b", "llama", 16, 32, 8, 64, 2048, 8192, 128256, 131072, 5e5f, false, true},
+    {"llama-3.1-8b", "llama", 32, 32, 8, 128, 4096, 14336, 128256, 131072, 5e5f, false, false},
+    {"llama-3.1-70b", "llama", 80, 64, 8, 128, 8192, 28672, 128256, 131072, 5e5f, false, false},
+    {"tiny", "llama", 2, 4, 2, 32, 64, 160, 512, 2048, 1e4f, false, true},
+};
+
+/// Fills matrices with valid blocks: a pool of encoded normal noise, copied from varying places.
+class NoiseSource {
+ public:
+  NoiseSource(const WeightFormat& format, int64_t n_in) : format_(format) {
+    constexpr int64_t kPoolValues = 1 << 18;
+    std::vector<float> values(size_t(kPoolValues), 0.0f);
+    Rng rng(uint64_t(n_in) * 2654435761u + 1);
+    for (float& v : values) v = float(rng.normal() / std::sqrt(double(n_in)));
+    pool_.resize(size_t(format.row_bytes(kPoolValues)));
+    format.encode(values.data(), kPoolValues, pool_.data());
+  }
+  void fill(std::byte* out, int64_t bytes, Rng& rng) const {
+    const int64_t n_blocks = int64_t(pool_.size()) / format_.block_bytes;
+    while (bytes > 0) {
+      const int64_t from = int64_t(rng.next() % uint64_t(n_blocks / 2)) * format_.block_bytes;
+      const int64_t n = std::min(bytes, int64_t(pool_.size()) - from);
+      std::copy_n(pool_.data() + from, n, out);
+      out += n;
+      bytes -= n;
+    }
+  }
+
+ private:
+  const WeightFormat& format_;
+  std::vector<std::byte> pool_;
+};
+
+Result<Config> shape_config(std::string_view name) {
+  std::string names;
+  for (const Shape& s : kShapes) {
+    if (s.name == name) {
+      Config c;
+      c.arch = s.arch;
+      c.name = s.name;
+      c.n_layers = s.n_layers;
+      c.n_heads = s.n_heads;
+      c.n_kv_heads = s.n_kv_heads;
+      c.head_dim = c.rope_dim = s.head_dim;
+      c.d_model = s.d_model;
+      c.d_ff = s.d_ff;
+      c.vocab_size = s.vocab_size;
+      c.n_ctx_train = s.n_ctx;
+      c.rope_theta = s.rope_theta;
+      c.qkv_bias = s.qkv_bias;
+      c.tied_output = s.tied;
+      return c;
+    }
+    names += (names.empty() ? "" : ", ") + std::string(s.name);
+  }
+  return fail(ErrorKind::usage, "unknown shape 'synth:{}' (there are: {})", name, names);
+}
+
+Status apply_options(std::string_view spec, Config& config, const WeightFormat*& format) {
+  while (!spec.empty()) {
+    const size_t end = std::min(spec.find('@'), spec.size());
+    const std::string_view option = spec.substr(0, end);
+    spec.remove_prefix(std::min(spec.size(), end + 1));
+    const size_t equals = option.find('=');
+    const std::string_view key = option.substr(0, equals);
+    const std::string value(equals == std::string_view::npos ? "" : option.substr(equals + 1));
+    if (key == "weights") {
+      RIDGE_TRY(format, find_weight_format(value));
+    } else if (key == "layers") {
+      char* rest = nullptr;
+      const long n = std::strtol(value.c_str(), &rest, 10);
+      if (value.empty() || *rest || n < 1 || n > 1024)
+        return fail(ErrorKind::usage, "synth: option layers={} is not a number from 1 to 1024", value);
+      config.n_layers = int(n);
+    } else {
+      return fail(ErrorKind::usage, "unknown synth: option '{}' (there are: layers=N, weights=FORMAT)", option);
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+std::vector<std::string> synth_shape_names() {
+  std::vector<std::string> names;
+  for (const Shape& s : kShapes) names.emplace_back(s.name);
+  return names;
+}
+
+Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec) {
+  const size_t at = std::min(spec.find('@'), spec.size());
+  LoadedModel model;
+  const WeightFormat* format = find_weight_format("f16").or_throw();
+  RIDGE_TRY(model.config, shape_config(spec.substr(0, at)));
+  RIDGE_TRY_STATUS(apply_options(at < spec.size() ? spec.substr(at + 1) : "", model.config, format));
+  const Config& c = model.config;
+  Weights& w = model.weights;
+  Rng rng(1);
+
+  // Rows are kept only where a kernel reads them: embeddings are looked up row by row, panels serve the products.
+  const auto matrix = [&](int64_t n_out, int64_t n_in, bool keep_rows) -> Linear {
+    const WeightFormat& f = n_in % format->group == 0 ? *format : *weight_format_of_gguf(1);
+    const NoiseSource noise(f, n_in);
+    Linear m{.format = &f, .n_out = n_out, .n_in = n_in, .rows = nullptr, .panels = nullptr};
+    AlignedBuffer rows(m.bytes());
+    noise.fill(rows.data(), m.bytes(), rng);
+    if (wants_panels(f, n_in, context.isa)) {
+      AlignedBuffer& panels = w.buffers.emplace_back(panel_bytes(f, n_out, n_in));
+      pack_panels(context, f, n_out, n_in, rows.data(), panels.data());
+      m.panels = panels.data();
+      if (!keep_rows) rows = AlignedBuffer();
+    }
+    if (rows.bytes() > 0) {
+      m.rows = rows.data();
+      w.buffers.push_back(std::move(rows));
+    }
+    w.stored_bytes += m.bytes();
+    w.n_params += n_out * n_in;
+    return m;
+  };
+  const auto vector = [&](int64_t n, float centre, float spread) {
+    std::vector<float> values(size_t(n), 0.0f);
+    for (float& v : values) v = centre + spread * float(rng.normal());
+    w.stored_bytes += 4 * n;
+    w.n_params += n;
+    return values;
+  };
+
+  w.embedding = matrix(c.vocab_size, c.d_model, true);
+  w.output = c.tied_output ? w.embedding : matrix(c.vocab_size, c.d_model, false);
+  w.output_norm = vector(c.d_model, 1, 0.05f);
+  for (int i = 0; i < c.n_layers; ++i) {
+    LayerWeights& layer = w.layers.emplace_back();
+    layer.attn_norm = vector(c.d_model, 1, 0.05f);
+    layer.q = matrix(c.q_dim(), c.d_model, false);
+    layer.k = matrix(c.kv_dim(), c.d_model, false);
+    layer.v = matrix(c.kv_dim(), c.d_model, false);
+    layer.o = matrix(c.d_model, c.q_dim(), false);
+    if (c.qkv_bias) {
+      layer.q_bias = vector(c.q_dim(), 0, 0.1f);
+      layer.k_bias = vector(c.kv_dim(), 0, 0.1f);
+      layer.v_bias = vector(c.kv_dim(), 0, 0.1f);
+    }
+    layer.ffn_norm = vector(c.d_model, 1, 0.05f);
+    layer.gate = matrix(c.d_ff, c.d_model, false);
+    layer.up = matrix(c.d_ff, c.d_model, false);
+    layer.down = matrix(c.d_model, c.d_ff, false);
+  }
+  return model;
+}
+
+}  // namespace ridge

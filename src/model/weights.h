@@ -1,0 +1,70 @@
+// The weights of a model, on one page, and what owns their bytes.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "io/gguf.h"
+#include "io/safetensors.h"
+#include "io/tokenizer.h"
+#include "model/config.h"
+#include "op/linear.h"
+
+namespace ridge {
+
+/// One transformer layer. Vectors are f32; absent ones are empty. Matrices are [n_out, n_in].
+struct LayerWeights {
+  std::vector<float> attn_norm;       // [d_model]
+  Linear q;                           // [n_heads * head_dim, d_model]
+  Linear k, v;                        // [n_kv_heads * head_dim, d_model]
+  std::vector<float> q_bias, k_bias, v_bias;
+  std::vector<float> q_norm, k_norm;  // [head_dim]
+  Linear o;                           // [d_model, n_heads * head_dim]
+  std::vector<float> ffn_norm;        // [d_model]
+  Linear gate, up;                    // [d_ff, d_model]
+  Linear down;                        // [d_model, d_ff]
+};
+
+struct Weights {
+  Weights() = default;
+  Weights(Weights&&) = default;  // Linears point into buffers and source, which keep their addresses when moved
+  Weights& operator=(Weights&&) = default;
+
+  Linear embedding;                 // [vocab_size, d_model], read row by row
+  std::vector<LayerWeights> layers;
+  std::vector<float> output_norm;   // [d_model]
+  Linear output;                    // [vocab_size, d_model]; the embedding when tied
+  std::vector<float> rope_factors;  // [rope_dim / 2] or empty
+
+  // Owners of what the Linears point into.
+  std::variant<std::monostate, io::GgufFile, io::HfDirectory> source;
+  std::vector<AlignedBuffer> buffers;
+  int64_t stored_bytes = 0;  // all weight tensors as stored
+  int64_t n_params = 0;
+};
+
+/// A model as loaded: configuration, weights, tokenizer (absent for synthetic models).
+struct LoadedModel {
+  Config config;
+  Weights weights;
+  std::optional<io::Tokenizer> tokenizer;
+};
+
+/// Calls fn(linear, name) for every matrix a decode step reads.
+void for_each_matrix(Weights& weights, const std::function<void(Linear&, std::string_view name)>& fn);
+
+/// Loads from a GGUF file or a Hugging Face directory. Matrices stay in the mapping; norms and biases are copied.
+Result<LoadedModel> load_model(const std::string& path);
+
+/// Random weights at a true shape: SHAPE[@layers=N][@weights=FORMAT]. `spec` is without the "synth:" prefix.
+Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec);
+std::vector<std::string> synth_shape_names();
+
+/// Packs into panels every matrix whose format has a panel kernel for this ISA.
+void pack_weights(CpuContext& context, Weights& weights);
+
+}  // namespace ridge
