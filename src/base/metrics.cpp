@@ -45,9 +45,13 @@ double log_sum_exp(std::span<const float> logits) {
 }
 
 double kl_divergence(std::span<const float> base_logits, std::span<const float> candidate_logits) {
+  return kl_divergence(base_logits, log_sum_exp(base_logits), candidate_logits, log_sum_exp(candidate_logits));
+}
+
+double kl_divergence(std::span<const float> base_logits, double base_lse, std::span<const float> candidate_logits,
+                     double candidate_lse) {
   RIDGE_CHECK(base_logits.size() == candidate_logits.size(), "sizes differ: {} and {}", base_logits.size(),
               candidate_logits.size());
-  const double base_lse = log_sum_exp(base_logits), candidate_lse = log_sum_exp(candidate_logits);
   double divergence = 0;
   for (size_t i = 0; i < base_logits.size(); ++i) {
     const double log_p = base_logits[i] - base_lse;

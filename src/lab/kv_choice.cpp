@@ -1,0 +1,98 @@
+#include "lab/kv_choice.h"
+
+#include <charconv>
+
+#include "format/list.h"
+#include "op/kv_append/rotation.h"
+
+namespace ridge::lab {
+namespace {
+
+constexpr std::string_view kNext = "FORMAT[:ROTATION][:window=N][:sinks=N][:centre=on|off]";
+
+Result<int> parse_count(std::string_view name, std::string_view text) {
+  int value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < 0)
+    return fail(ErrorKind::usage, "KV option {} expects a count from 0, found '{}' ({})", name, text, kNext);
+  return value;
+}
+
+Result<bool> parse_on_off(std::string_view name, std::string_view text) {
+  if (text == "on") return true;
+  if (text == "off") return false;
+  return fail(ErrorKind::usage, "KV option {} expects on or off, found '{}' ({})", name, text, kNext);
+}
+
+Status parse_option(std::string_view text, KvSideOptions& side) {
+  const size_t equals = text.find('=');
+  const std::string_view name = text.substr(0, equals);
+  const std::string_view value = equals == std::string_view::npos ? "" : text.substr(equals + 1);
+  if (name == "window" || name == "sinks") {
+    RIDGE_TRY(const int count, parse_count(name, value));
+    (name == "window" ? side.window : side.sinks) = count;
+  } else if (name == "centre" || name == "center") {
+    RIDGE_TRY(side.centre, parse_on_off(name, value));
+  } else if (equals == std::string_view::npos) {
+    RIDGE_TRY(const Rotation rotation, find_rotation(name));
+    side.rotation = rotation_name(rotation);
+  } else {
+    return fail(ErrorKind::usage, "unknown KV option '{}' ({})", name, kNext);
+  }
+  return {};
+}
+
+}  // namespace
+
+std::vector<std::string> split(std::string_view text, char separator) {
+  std::vector<std::string> pieces;
+  for (size_t begin = 0;;) {
+    const size_t end = text.find(separator, begin);
+    pieces.emplace_back(text.substr(begin, end - begin));
+    if (end == std::string_view::npos) return pieces;
+    begin = end + 1;
+  }
+}
+
+Result<KvSideOptions> parse_kv_side(std::string_view text) {
+  const std::vector<std::string> parts = split(text, ':');
+  KvSideOptions side;
+  RIDGE_TRY(const KvFormat* format, find_kv_format(parts[0] == "off" ? "f16" : std::string_view(parts[0])));
+  side.format = format->name;
+  for (size_t i = 1; i < parts.size(); ++i) RIDGE_TRY_STATUS(parse_option(parts[i], side));
+  return side;
+}
+
+Result<KvChoice> parse_kv_choice(std::string_view text) {
+  const std::vector<std::string> sides = split(text, '/');
+  if (sides.size() > 2) return fail(ErrorKind::usage, "KV choice '{}' has {} sides, expected K or K/V", text, sides.size());
+  KvChoice choice;
+  RIDGE_TRY(choice.k, parse_kv_side(sides.front()));
+  RIDGE_TRY(choice.v, parse_kv_side(sides.back()));
+  return choice;
+}
+
+Result<std::vector<KvChoice>> parse_kv_list(std::string_view text) {
+  std::vector<KvChoice> choices;
+  for (const std::string& item : split(text, ',')) {
+    RIDGE_TRY(KvChoice choice, parse_kv_choice(item));
+    choices.push_back(std::move(choice));
+  }
+  return choices;
+}
+
+std::string kv_side_text(const KvSideOptions& side) {
+  std::string text = side.format;
+  if (side.rotation) text += ":" + *side.rotation;
+  if (side.window) text += fmt::format(":window={}", *side.window);
+  if (side.sinks) text += fmt::format(":sinks={}", *side.sinks);
+  if (side.centre) text += *side.centre ? ":centre=on" : ":centre=off";
+  return text;
+}
+
+std::string kv_text(const KvChoice& choice) {
+  const std::string k = kv_side_text(choice.k), v = kv_side_text(choice.v);
+  return k == v ? k : k + "/" + v;
+}
+
+}  // namespace ridge::lab

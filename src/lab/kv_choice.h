@@ -1,0 +1,31 @@
+// A KV cache configuration as typed in a list: `rotor-3`, `rotor-3:planar`, `q8_0/rotor-3:window=32:centre=off`.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "ridge/engine.h"
+
+namespace ridge::lab {
+
+struct KvChoice {
+  KvSideOptions k, v;
+};
+
+/// One side: FORMAT[:ROTATION][:window=N][:sinks=N][:centre=on|off]. `off` is another name of f16.
+Result<KvSideOptions> parse_kv_side(std::string_view text);
+/// SIDE for both, or SIDE/SIDE for K and V.
+Result<KvChoice> parse_kv_choice(std::string_view text);
+/// Comma list of choices, at least one.
+Result<std::vector<KvChoice>> parse_kv_list(std::string_view text);
+
+/// The text that parses to the same choice; one side when both are equal.
+std::string kv_side_text(const KvSideOptions& side);
+std::string kv_text(const KvChoice& choice);
+
+/// Pieces of `text` between separators; an empty text is one empty piece.
+std::vector<std::string> split(std::string_view text, char separator);
+
+}  // namespace ridge::lab

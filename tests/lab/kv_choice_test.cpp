@@ -1,0 +1,52 @@
+// The list syntax of KV configurations.
+#include "lab/kv_choice.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace ridge::lab {
+namespace {
+
+TEST(KvChoice, OneSideServesBoth) {
+  const KvChoice choice = parse_kv_choice("rotor-3:planar").or_throw();
+  EXPECT_EQ(choice.k.format, "rotor-3");
+  EXPECT_EQ(choice.v.format, "rotor-3");
+  EXPECT_EQ(choice.k.rotation, "planar");
+  EXPECT_EQ(choice.v.rotation, "planar");
+  EXPECT_FALSE(choice.k.window.has_value());
+}
+
+TEST(KvChoice, SidesAreIndependent) {
+  const KvChoice choice = parse_kv_choice("q8_0/rotor-3:window=32:sinks=4:centre=off").or_throw();
+  EXPECT_EQ(choice.k.format, "q8_0");
+  EXPECT_FALSE(choice.k.window.has_value());
+  EXPECT_EQ(choice.v.window, 32);
+  EXPECT_EQ(choice.v.sinks, 4);
+  EXPECT_EQ(choice.v.centre, false);
+}
+
+TEST(KvChoice, TextRoundTrips) {
+  for (const char* text : {"f16", "rotor-3:hadamard", "q8_0/rotor-3:none:window=0:sinks=0:centre=on", "f16/q8_0"})
+    EXPECT_EQ(kv_text(parse_kv_choice(text).or_throw()), text);
+}
+
+TEST(KvChoice, OffMeansF16) { EXPECT_EQ(parse_kv_choice("off").or_throw().k.format, "f16"); }
+
+TEST(KvChoice, ListsKeepTheirOrder) {
+  const auto list = parse_kv_list("f16,q8_0,rotor-3,q8_0/rotor-3").or_throw();
+  ASSERT_EQ(list.size(), 4u);
+  EXPECT_EQ(kv_text(list[3]), "q8_0/rotor-3");
+}
+
+TEST(KvChoice, WrongTextsAreUsageErrorsThatSayWhatThereIs) {
+  for (const char* text : {"", "f16,", ",", "q9_0", "f16:window", "f16:window=-1", "f16:window=1e3", "f16:window=99999999999",
+                           "f16:spin", "f16:centre=yes", "f16:colour=red", "f16/f16/f16", "/", "F16"}) {
+    const auto list = parse_kv_list(text);
+    ASSERT_FALSE(list) << text;
+    EXPECT_EQ(list.error().kind, ErrorKind::usage) << text;
+  }
+  EXPECT_THAT(parse_kv_list("q9_0").error().message, testing::HasSubstr("rotor-3"));
+}
+
+}  // namespace
+}  // namespace ridge::lab

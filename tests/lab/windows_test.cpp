@@ -1,0 +1,188 @@
+// The pass over the windows, with timelines whose logits are known in closed form.
+#include "lab/windows.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+namespace ridge::lab {
+namespace {
+
+constexpr int kVocab = 5;
+
+/// After token t: `sure` on token t + 1, the rest shared. Remembers what it was fed.
+class Cyclic : public Timeline {
+ public:
+  explicit Cyclic(double sure) {
+    for (int t = 0; t < kVocab; ++t)
+      for (int next = 0; next < kVocab; ++next)
+        rows_[t][next] = float(std::log(next == (t + 1) % kVocab ? sure : (1 - sure) / (kVocab - 1)));
+  }
+  void reset() override {
+    ++resets;
+    fed.clear();
+  }
+  void prefill(std::span<const int32_t> tokens) override {
+    ++calls_without_logits;
+    fed.insert(fed.end(), tokens.begin(), tokens.end());
+  }
+  void prefill(std::span<const int32_t> tokens, const LogitsCallback& logits) override {
+    fed.insert(fed.end(), tokens.begin(), tokens.end());
+    // Two rows at a time, as an engine with n_ubatch = 2 would.
+    for (size_t i = 0; i < tokens.size(); i += 2) {
+      std::vector<float> rows;
+      const size_t n = std::min<size_t>(2, tokens.size() - i);
+      for (size_t r = 0; r < n; ++r) rows.insert(rows.end(), rows_[tokens[i + r]], rows_[tokens[i + r]] + kVocab);
+      logits(int(i), int(n), rows.data());
+    }
+  }
+  std::span<const float> decode(int32_t token) override {
+    ++decodes;
+    fed.push_back(token);
+    return rows_[token];
+  }
+
+  std::vector<int32_t> fed;
+  int resets = 0, decodes = 0, calls_without_logits = 0;
+
+ protected:
+  float rows_[kVocab][kVocab];
+};
+
+std::vector<int32_t> cycle(int n) {
+  std::vector<int32_t> tokens;
+  for (int i = 0; i < n; ++i) tokens.push_back(i % kVocab);
+  return tokens;
+}
+
+PassOptions options_of(EvalPath path, int block_rows = 3) {
+  PassOptions options;
+  options.path = path;
+  options.vocab_size = kVocab;
+  options.block_rows = block_rows;
+  return options;
+}
+
+class BothPaths : public testing::TestWithParam<EvalPath> {
+ protected:
+  ThreadPool pool_{2};
+  std::vector<Scores> scores_;
+};
+INSTANTIATE_TEST_SUITE_P(Paths, BothPaths, testing::Values(EvalPath::prefill, EvalPath::decode),
+                         [](const auto& path) { return std::string(eval_path_name(path.param)); });
+
+TEST_P(BothPaths, PerplexityOfACycleIsOneOverItsProbability) {
+  const auto text = cycle(64);
+  const Windows windows = plan_windows(64, 20, -1, {}).or_throw();
+  Cyclic model(0.7);
+  Timeline* candidates[] = {&model};
+  EXPECT_EQ(run_windows(windows, text, nullptr, candidates, options_of(GetParam()), pool_, scores_), 3);
+  EXPECT_NEAR(scores_[0].ppl.ppl().value, 1 / 0.7, 1e-6);
+  EXPECT_EQ(scores_[0].ppl.count(), 3 * 9);  // 20 - 10 - 1 a chunk
+  EXPECT_EQ(model.resets, 3);
+}
+
+TEST_P(BothPaths, BlockSizeDoesNotChangeTheScores) {
+  const auto text = cycle(40);
+  const Windows windows = plan_windows(40, 20, -1, 4).or_throw();
+  Cyclic base(0.7), candidate(0.5);
+  Timeline* candidates[] = {&candidate};
+  for (const int block : {1, 2, 5, 9, 64}) {
+    std::vector<Scores> scores;
+    run_windows(windows, text, &base, candidates, options_of(GetParam(), block), pool_, scores);
+    EXPECT_EQ(scores[0].pair.count(), 18) << block;
+    EXPECT_NEAR(scores[0].pair.means().ppl.value, 2, 1e-6) << block;
+  }
+}
+
+TEST_P(BothPaths, CandidatesShareOneBaseAndDivergeByTheClosedForm) {
+  const auto text = cycle(100);
+  const Windows windows = plan_windows(100, 50, -1, {}).or_throw();
+  Cyclic base(0.6), same(0.6), worse(0.4);
+  Timeline* candidates[] = {&same, &worse};
+  run_windows(windows, text, &base, candidates, options_of(GetParam()), pool_, scores_);
+  EXPECT_EQ(base.resets, 2);
+  const PairMeans control = scores_[0].pair.means(), m = scores_[1].pair.means();
+  EXPECT_EQ(control.kld.value, 0);
+  EXPECT_EQ(control.ln_ratio.value, 0);
+  EXPECT_EQ(control.same_top.value, 1);
+  EXPECT_NEAR(m.kld.value, 0.6 * std::log(0.6 / 0.4) + 0.4 * std::log(0.4 / 0.6), 1e-6);
+  EXPECT_NEAR(m.ratio.value, 1.5, 1e-6);
+  EXPECT_NEAR(m.delta_p.value, -0.2, 1e-6);
+  EXPECT_EQ(m.count, 2 * 24);
+}
+
+TEST_P(BothPaths, EachChunkStartsWithBosAndLeavesItsLastTokenUnfed) {
+  const auto text = cycle(16);
+  const Windows windows = plan_windows(16, 8, -1, 3).or_throw();
+  Cyclic model(0.7);
+  Timeline* candidates[] = {&model};
+  run_windows(windows, text, nullptr, candidates, options_of(GetParam()), pool_, scores_);
+  EXPECT_THAT(model.fed, testing::ElementsAre(3, 4, 0, 1, 2, 3, 4));  // second chunk: 8..14, BOS for 8
+}
+
+TEST_P(BothPaths, StoppingKeepsWholeChunksOnly) {
+  const auto text = cycle(60);
+  const Windows windows = plan_windows(60, 20, -1, {}).or_throw();
+  Cyclic model(0.7);
+  Timeline* candidates[] = {&model};
+  PassOptions options = options_of(GetParam());
+  int64_t fed = 0;
+  options.on_progress = [&](int64_t steps) { fed += steps; };
+  options.stop = [&] { return fed > 25; };  // in the second chunk
+  EXPECT_EQ(run_windows(windows, text, nullptr, candidates, options, pool_, scores_), 1);
+  EXPECT_EQ(scores_[0].ppl.count(), 9);
+}
+
+TEST_P(BothPaths, NonFiniteLogitsEndTheRunNamingThePlace) {
+  class Broken : public Cyclic {
+   public:
+    Broken() : Cyclic(0.7) { rows_[2][1] = NAN; }
+  };
+  const auto text = cycle(20);
+  const Windows windows = plan_windows(20, 20, -1, {}).or_throw();
+  Cyclic base(0.7);
+  Broken broken;
+  Timeline* candidates[] = {&base, &broken};
+  try {
+    Cyclic reference(0.7);
+    run_windows(windows, text, &reference, candidates, options_of(GetParam()), pool_, scores_);
+    FAIL() << "NaN logits gave statistics";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), testing::AllOf(testing::HasSubstr("candidate 2"), testing::HasSubstr("chunk 1"),
+                                             testing::HasSubstr("position 12")));
+  }
+}
+
+TEST(Windows, PrefillPathDoesNotAskForLogitsOfTheFirstHalf) {
+  const auto text = cycle(20);
+  const Windows windows = plan_windows(20, 20, -1, {}).or_throw();
+  Cyclic model(0.7);
+  Timeline* candidates[] = {&model};
+  ThreadPool pool(1);
+  std::vector<Scores> scores;
+  run_windows(windows, text, nullptr, candidates, options_of(EvalPath::prefill), pool, scores);
+  EXPECT_EQ(model.calls_without_logits, 1);
+  EXPECT_EQ(model.decodes, 0);
+}
+
+TEST(Windows, PlanFollowsTheTextAndTheLimit) {
+  EXPECT_EQ(plan_windows(1023, 512, -1, {}).or_throw().n_chunks, 1);
+  EXPECT_EQ(plan_windows(1024, 512, -1, {}).or_throw().n_chunks, 2);
+  EXPECT_EQ(plan_windows(10240, 512, 7, {}).or_throw().n_chunks, 7);
+  const Windows odd = plan_windows(9, 9, -1, {}).or_throw();
+  EXPECT_EQ(odd.first_scored(), 4);
+  EXPECT_EQ(odd.scored_per_chunk(), 4);
+}
+
+TEST(Windows, PlanRefusesWhatScoresNothing) {
+  EXPECT_FALSE(plan_windows(511, 512, -1, {}));
+  EXPECT_FALSE(plan_windows(1000, 512, 0, {}));
+  EXPECT_FALSE(plan_windows(1000, 3, -1, {}));
+  EXPECT_FALSE(plan_windows(0, 512, -1, {}));
+  EXPECT_THAT(plan_windows(511, 512, -1, {}).error().message, testing::HasSubstr("511 tokens"));
+}
+
+}  // namespace
+}  // namespace ridge::lab
