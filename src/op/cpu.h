@@ -59,25 +59,27 @@ struct KernelInfo {
 };
 
 /// Picks from `variants` (best last): the forced one if it supports the problem, else the last supported one.
-/// A forced kernel that cannot serve, or a problem without a kernel, throws Error(usage) naming the nearest choice.
+/// A forced kernel that cannot serve or does not exist, or a problem without a kernel, throws Error(usage) with the
+/// reason of every row that cannot serve and the name of every row that can.
 template <class Variant, class... Problem>
 const Variant& select_variant(const CpuContext& context, std::string_view op, std::span<const Variant> variants,
                               const Problem&... problem) {
-  const auto support = [&](const Variant& variant) -> Support {
-    if (variant.isa > context.isa)
-      return {false, fmt::format("needs {}, this processor or --isa allows {}", isa_name(variant.isa), isa_name(context.isa))};
-    return variant.supports(problem...);
-  };
   const auto forced = context.forced.find(op);
-  const Variant* best = nullptr;
+  const auto support = [&](const Variant& variant) -> Support {
+    if (variant.isa <= context.isa) return variant.supports(problem...);
+    return {false, fmt::format("needs {}, this processor or --isa allows {}", isa_name(variant.isa), isa_name(context.isa))};
+  };
+  for (size_t i = variants.size(); i-- > 0;)
+    if ((forced == context.forced.end() || variants[i].name == forced->second) && support(variants[i]).ok) return variants[i];
+
+  std::string can, cannot;
   for (const Variant& variant : variants) {
     const Support s = support(variant);
-    if (forced != context.forced.end() && variant.name == forced->second && !s.ok)
-      throw Error(ErrorKind::usage, fmt::format("--kernel {}={}: {}", op, variant.name, s.why_not));
-    if (s.ok && (forced == context.forced.end() || variant.name == forced->second)) best = &variant;
+    (s.ok ? can : cannot) += s.ok ? fmt::format(" {}", variant.name) : fmt::format("; {}: {}", variant.name, s.why_not);
   }
-  if (!best) throw Error(ErrorKind::usage, fmt::format("op {} has no kernel for this problem (see `ridge explain {}`)", op, op));
-  return *best;
+  const std::string request = forced == context.forced.end() ? fmt::format("op {} has no kernel for this problem", op)
+                                                             : fmt::format("--kernel {}={} cannot serve", op, forced->second);
+  throw Error(ErrorKind::usage, fmt::format("{} (can:{}{})", request, can.empty() ? " none" : can, cannot));
 }
 
 }  // namespace ridge

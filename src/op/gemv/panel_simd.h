@@ -17,15 +17,18 @@ inline void quantize_token(const float* x, int64_t n_in, int8_t* q, float* scale
     Simd::F top = Simd::zero();
     for (int i = 0; i < kPanelGroup; i += Simd::kLanes) top = Simd::max(top, Simd::abs(Simd::load(in + i)));
     const float largest = Simd::top(top);
-    scale[group] = largest / 127.0f;
-    const Simd::F inverse = Simd::set1(largest > 0 ? 127.0f / largest : 0.0f);
+    const Simd::F inverse = Simd::set1(group_inverse(largest));
     Simd::F total = Simd::zero();
     for (int i = 0; i < kPanelGroup; i += Simd::kLanes) {
       const Simd::F rounded = Simd::round(Simd::mul(Simd::load(in + i), inverse));
       Simd::store_i8(out + i, rounded);
       total = Simd::add(total, rounded);  // integers far below 2^24: exact in any order
     }
-    sum[group] = int32_t(Simd::sum(total));
+    // A NaN or infinity among the activations has made the total NaN, and a NaN scale carries it into every output.
+    const float exact = Simd::sum(total);
+    const bool finite = exact == exact;
+    sum[group] = finite ? int32_t(exact) : 0;
+    scale[group] = finite ? largest / 127.0f : __builtin_nanf("");
   }
 }
 
@@ -124,7 +127,7 @@ void run_panels(CpuContext& context, const Linear& w, View2<const float> x_in, V
   });
 }
 
-void run_panels_any(CpuContext& context, const Linear& w, View2<const float> x, View2<float> y) {
+inline void run_panels_any(CpuContext& context, const Linear& w, View2<const float> x, View2<float> y) {
   if (w.format->name == Q8_0::kName) run_panels<Q8_0>(context, w, x, y);
   else run_panels<Q4_0>(context, w, x, y);
 }

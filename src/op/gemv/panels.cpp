@@ -59,12 +59,16 @@ void pack_panels(CpuContext& context, const WeightFormat& format, int64_t n_out,
 
 void quantize_group_ref(const float* x, int8_t* q, float& scale, int32_t& sum) {
   float top = 0;
-  for (int i = 0; i < kPanelGroup; ++i) top = std::max(top, std::abs(x[i]));
-  scale = top / 127.0f;
-  const float inverse = top > 0 ? 127.0f / top : 0.0f;
+  bool finite = true;
+  for (int i = 0; i < kPanelGroup; ++i) {
+    top = std::max(top, std::abs(x[i]));
+    finite = finite && std::isfinite(x[i]);
+  }
+  scale = finite ? top / 127.0f : NAN;
+  const float inverse = group_inverse(top);
   sum = 0;
   for (int i = 0; i < kPanelGroup; ++i) {
-    q[i] = int8_t(std::nearbyint(x[i] * inverse));
+    q[i] = finite ? int8_t(std::nearbyint(x[i] * inverse)) : int8_t(0);
     sum += q[i];
   }
 }

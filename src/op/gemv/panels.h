@@ -31,7 +31,11 @@ struct QuantizedTokens {
   int64_t n_in;
 };
 
-/// The scalar definition every ISA must equal bit for bit.
+/// What a group whose largest magnitude is `largest` is multiplied by: 127 / largest, or 0 when that is no finite float
+/// (such a group counts as zeros).
+inline float group_inverse(float largest) { return largest > 4e-37f ? 127.0f / largest : 0.0f; }
+
+/// The scalar definition every ISA must equal bit for bit. A group with a NaN or infinity gets a NaN scale.
 void quantize_group_ref(const float* x, int8_t* q, float& scale, int32_t& sum);
 
 }  // namespace ridge

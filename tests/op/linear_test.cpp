@@ -1,0 +1,429 @@
+// Every linear kernel, every weight format, every shape it supports, with bounds derived from the arithmetic.
+//
+// u = 2^-24 is float's unit roundoff. A float kernel that sums n products in any order is within n u sum|w x| of the
+// exact sum. A panel kernel is exact in integers inside a group and adds one product of scales and one fma per group:
+// within (n_groups + 3) u sum|terms| of the same int8 arithmetic in double; against the float oracle it is off by the
+// activations' rounding too, at most half an activation scale for every unit of |w|.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "cases/guarded.h"
+#include "cases/linear_cases.h"
+#include "format/q4_0.h"
+#include "format/q8_0.h"
+#include "op/gemv/panels.h"
+#include "op/kernels.h"
+
+namespace ridge {
+namespace {
+
+constexpr double kUnit = 0x1p-24;
+constexpr double kLeast = 0x1p-149;  // smallest float: what an underflowing product or sum can lose
+
+/// One product with its oracle: y, and the magnitudes the bounds are made of.
+struct Problem {
+  const WeightFormat& format;
+  LinearCase shape;
+  FencedBytes rows, panels;
+  std::vector<float> x;
+  std::vector<double> y;           ///< [n_tokens, n_out] exact sums
+  std::vector<double> magnitude;   ///< sum |w x|
+  std::vector<double> y_int8;      ///< the panel kernels' arithmetic in double
+  std::vector<double> magnitude_int8, rounding_int8;
+
+  Problem(const WeightFormat& f, const LinearCase& c, Fill kind, uint64_t seed);
+  Linear linear() const {
+    return {.format = &format, .n_out = shape.n_out, .n_in = shape.n_in, .rows = rows.data(),
+            .panels = has_panels(format) ? panels.data() : nullptr};
+  }
+};
+
+CpuContext& test_context() {
+  static CpuContext context(2);
+  return context;
+}
+
+Problem::Problem(const WeightFormat& f, const LinearCase& c, Fill kind, uint64_t seed)
+    : format(f), shape(c), rows(c.n_out * f.row_bytes(c.n_in)),
+      panels(has_panels(f) ? panel_bytes(f, c.n_out, c.n_in) : 0) {
+  const int64_t n_in = c.n_in, n_groups = has_panels(f) ? n_in / kPanelGroup : 0;
+  x = random_floats(seed, c.n_tokens * n_in, kind);
+  const std::vector<float> w = random_floats(seed + 1000, c.n_out * n_in, kind);
+  EXPECT_TRUE(encode_rows(f, w, n_in, rows.span()));
+  if (n_groups > 0) pack_panels(test_context(), f, c.n_out, n_in, rows.data(), panels.data());
+
+  std::vector<int8_t> q(x.size());
+  std::vector<float> scale(x.size() / kPanelGroup + 1), row(size_t(n_in), 0.0f);
+  for (int64_t g = 0; g < c.n_tokens * n_groups; ++g) {
+    int32_t sum;
+    quantize_group_ref(&x[size_t(g * kPanelGroup)], &q[size_t(g * kPanelGroup)], scale[size_t(g)], sum);
+  }
+  for (int64_t t = 0; t < c.n_tokens; ++t)
+    for (int64_t r = 0; r < c.n_out; ++r) {
+      f.decode(rows.data() + r * f.row_bytes(n_in), n_in, row.data());
+      double sum = 0, size = 0;
+      for (int64_t i = 0; i < n_in; ++i) {
+        const double term = double(row[size_t(i)]) * x[size_t(t * n_in + i)];
+        sum += term;
+        size += std::abs(term);
+      }
+      y.push_back(sum);
+      magnitude.push_back(size);
+      double sum8 = 0, size8 = 0, rounding = 0;
+      for (int64_t g = 0; g < n_groups; ++g) {
+        double dot = 0, weights = 0;
+        for (int64_t i = g * kPanelGroup; i < (g + 1) * kPanelGroup; ++i) {
+          dot += double(row[size_t(i)]) * q[size_t(t * n_in + i)];
+          weights += std::abs(row[size_t(i)]);
+        }
+        const double s = scale[size_t(t * n_groups + g)];
+        sum8 += dot * s;
+        size8 += std::abs(dot * s);
+        // 127 * 3 u: the product x * inverse is rounded before it is rounded to an integer.
+        rounding += weights * s * (0.5 + 381 * kUnit);
+      }
+      y_int8.push_back(sum8);
+      magnitude_int8.push_back(size8);
+      rounding_int8.push_back(rounding);
+    }
+}
+
+/// Runs a kernel on strided, guarded matrices and gives y.
+std::vector<float> run_guarded(const LinearVariant& variant, const Problem& p) {
+  const LinearCase& c = p.shape;
+  GuardedMatrix x(c.n_tokens, c.n_in, 5, 1), y(c.n_tokens, c.n_out, 3, 1);
+  for (int64_t t = 0; t < c.n_tokens; ++t)
+    std::copy_n(&p.x[size_t(t * c.n_in)], c.n_in, &x.view()(t, 0));
+  variant.run(test_context(), p.linear(), x.view(), y.view());
+  EXPECT_TRUE(x.intact() && y.intact()) << "wrote outside y";
+  return y.values();
+}
+
+bool is_panel_kernel(const LinearVariant& variant) { return variant.name.starts_with("panel"); }
+
+void expect_within_bounds(const LinearVariant& variant, const Problem& p) {
+  const std::vector<float> y = run_guarded(variant, p);
+  const int64_t n_in = p.shape.n_in, n_groups = n_in / kPanelGroup;
+  int n_bad = 0;
+  const auto check = [&](const char* against, size_t i, double expected, double bound) {
+    if (std::abs(y[i] - expected) <= bound) return;  // false for NaN
+    if (++n_bad <= 3)
+      ADD_FAILURE() << "token " << int64_t(i) / p.shape.n_out << " row " << int64_t(i) % p.shape.n_out << ": " << y[i]
+                    << ", " << against << " " << expected << ", bound " << bound;
+  };
+  for (size_t i = 0; i < y.size(); ++i) {
+    if (is_panel_kernel(variant)) {
+      const double bound = double(n_groups + 3) * kUnit * p.magnitude_int8[i] + double(n_groups) * 1e6 * kLeast;
+      check("int8 arithmetic", i, p.y_int8[i], bound);
+      check("exact", i, p.y[i], bound + p.rounding_int8[i] + double(n_groups) * 1e6 * kLeast);
+    } else {
+      check("exact", i, p.y[i], double(n_in + 2) * kUnit * p.magnitude[i] + double(n_in) * kLeast);
+    }
+  }
+}
+
+bool runnable(const LinearVariant& variant, const Linear& w) {
+  return variant.isa <= detect_isa() && variant.supports(w).ok;
+}
+
+class LinearOfFormat : public testing::TestWithParam<const WeightFormat*> {};
+INSTANTIATE_TEST_SUITE_P(Formats, LinearOfFormat, testing::ValuesIn([] {
+                           std::vector<const WeightFormat*> formats;
+                           for (const WeightFormat& format : weight_formats()) formats.push_back(&format);
+                           return formats;
+                         }()),
+                         [](const auto& test) { return std::string(test.param->name); });
+
+TEST_P(LinearOfFormat, EveryKernelIsWithinItsBoundOnEveryShape) {
+  const WeightFormat& format = *GetParam();
+  uint64_t seed = 0;
+  int n_run = 0;
+  for (const LinearCase& c : linear_cases()) {
+    if (c.n_in % format.group != 0) continue;
+    const Problem p(format, c, Fill::normal, ++seed);
+    for (const LinearVariant& variant : c.n_tokens == 1 ? gemv_variants() : gemm_variants()) {
+      if (!runnable(variant, p.linear())) continue;
+      SCOPED_TRACE(fmt::format("{} {} {}", variant.name, format.name, c.name()));
+      expect_within_bounds(variant, p);
+      ++n_run;
+    }
+  }
+  EXPECT_GT(n_run, 50);
+}
+
+TEST_P(LinearOfFormat, EveryKernelIsWithinItsBoundOnEveryKindOfData) {
+  const WeightFormat& format = *GetParam();
+  for (const Fill kind : kFills)
+    for (const LinearCase c : {LinearCase{33, 544, 1}, LinearCase{33, 544, 9}}) {
+      const Problem p(format, c, kind, 42);
+      for (const LinearVariant& variant : c.n_tokens == 1 ? gemv_variants() : gemm_variants()) {
+        if (!runnable(variant, p.linear())) continue;
+        SCOPED_TRACE(fmt::format("{} {} {} {}", variant.name, format.name, c.name(), fill_name(kind)));
+        expect_within_bounds(variant, p);
+      }
+    }
+}
+
+TEST_P(LinearOfFormat, ResultsDoNotDependOnTheNumberOfThreads) {
+  const WeightFormat& format = *GetParam();
+  const Problem p(format, {172, 512, 9}, Fill::normal, 5);
+  for (const LinearVariant& variant : gemm_variants()) {
+    if (!runnable(variant, p.linear())) continue;
+    std::vector<std::vector<float>> results;
+    for (const int n_threads : {1, 2, 3}) {
+      CpuContext context(n_threads);
+      std::vector<float> y(size_t(p.shape.n_tokens * p.shape.n_out), NAN);
+      variant.run(context, p.linear(), {p.x.data(), p.shape.n_tokens, p.shape.n_in},
+                  {y.data(), p.shape.n_tokens, p.shape.n_out});
+      results.push_back(y);
+    }
+    EXPECT_EQ(results[0], results[1]) << variant.name;
+    EXPECT_EQ(results[0], results[2]) << variant.name;
+  }
+}
+
+TEST_P(LinearOfFormat, OneTokenOfManyEqualsThatTokenAlone) {
+  // Prefill and decode must see the same numbers as far as a kernel's two paths allow: same kernel, same sums.
+  const WeightFormat& format = *GetParam();
+  const Problem many(format, {33, 544, 9}, Fill::normal, 6);
+  for (const LinearVariant& variant : gemm_variants()) {
+    if (!runnable(variant, many.linear())) continue;
+    const std::vector<float> together = run_guarded(variant, many);
+    for (const int t : {0, 7, 8}) {
+      std::vector<float> alone(size_t(many.shape.n_out), NAN);
+      variant.run(test_context(), many.linear(), {&many.x[size_t(t * many.shape.n_in)], 1, many.shape.n_in},
+                  {alone.data(), 1, many.shape.n_out});
+      for (int r = 0; r < many.shape.n_out; ++r)
+        EXPECT_EQ(alone[size_t(r)], together[size_t(t * many.shape.n_out + r)]) << variant.name << " token " << t;
+    }
+  }
+}
+
+TEST_P(LinearOfFormat, ANanActivationReachesEveryOutputOfItsTokenOnly) {
+  const WeightFormat& format = *GetParam();
+  Problem p(format, {17, 64, 9}, Fill::normal, 9);
+  p.x[3 * 64 + 40] = NAN;
+  for (const LinearVariant& variant : gemm_variants()) {
+    if (!runnable(variant, p.linear())) continue;
+    const std::vector<float> y = run_guarded(variant, p);
+    for (int t = 0; t < 9; ++t)
+      for (int r = 0; r < 17; ++r) EXPECT_EQ(std::isnan(y[size_t(t * 17 + r)]), t == 3) << variant.name << " token " << t;
+  }
+}
+
+TEST_P(LinearOfFormat, UnalignedRowsAreRead) {
+  // A safetensors file may put a tensor at any byte.
+  const WeightFormat& format = *GetParam();
+  const Problem p(format, {17, 96, 2}, Fill::normal, 8);
+  Linear w = p.linear();
+  std::vector<std::byte> shifted(size_t(w.bytes()) + 1);
+  std::memcpy(shifted.data() + 1, w.rows, size_t(w.bytes()));
+  for (const LinearVariant& variant : gemm_variants()) {
+    w.rows = p.rows.data();
+    if (!runnable(variant, w)) continue;
+    const std::vector<float> expected = run_guarded(variant, p);
+    w.rows = shifted.data() + 1;
+    std::vector<float> y(expected.size(), NAN);
+    variant.run(test_context(), w, {p.x.data(), 2, 96}, {y.data(), 2, 17});
+    EXPECT_EQ(y, expected) << variant.name;
+  }
+}
+
+TEST(Panels, Avx2AndAvx512AgreeWithinTheBound) {
+  if (detect_isa() < Isa::avx512) GTEST_SKIP() << "this processor has no AVX-512";
+  for (const WeightFormat& format : weight_formats()) {
+    if (!has_panels(format)) continue;
+    const Problem p(format, {172, 2080, 9}, Fill::outliers, 11);
+    std::vector<std::vector<float>> y;
+    for (const LinearVariant& variant : gemm_variants())
+      if (is_panel_kernel(variant)) y.push_back(run_guarded(variant, p));
+    ASSERT_EQ(y.size(), 2u);
+    for (size_t i = 0; i < y[0].size(); ++i)
+      ASSERT_LE(std::abs(y[0][i] - y[1][i]), 2 * (2080 / kPanelGroup + 3) * kUnit * p.magnitude_int8[i]) << format.name << " " << i;
+  }
+}
+
+TEST(Panels, ExtremeCodesDoNotSaturateTheIntegerSums) {
+  // Every weight and every activation at its largest magnitude: products of 255 x 127 would overflow 16-bit pairs.
+  const WeightFormat& format = **find_weight_format("q8_0");
+  constexpr int kIn = 64;
+  for (const int code : {127, -127, -128}) {
+    std::vector<Q8_0::Block> blocks(16 * kIn / 32);
+    for (Q8_0::Block& block : blocks) {
+      block.scale = 0x3C00;
+      std::fill(std::begin(block.q), std::end(block.q), int8_t(code));
+    }
+    const auto* rows = reinterpret_cast<const std::byte*>(blocks.data());
+    AlignedBuffer panels(panel_bytes(format, 16, kIn));
+    pack_panels(test_context(), format, 16, kIn, rows, panels.data());
+    const Linear w{.format = &format, .n_out = 16, .n_in = kIn, .rows = rows, .panels = panels.data()};
+    for (const float x_value : {127.0f, -127.0f})
+      for (const LinearVariant& variant : gemv_variants()) {
+        if (!runnable(variant, w)) continue;
+        const std::vector<float> x(kIn, x_value);
+        std::vector<float> y(16, NAN);
+        variant.run(test_context(), w, {x.data(), 1, kIn}, {y.data(), 1, 16});
+        EXPECT_THAT(y, testing::Each(float(code) * x_value * kIn)) << variant.name << " code " << code;
+      }
+  }
+}
+
+/// The layout of op/gemv/panels.h, byte by byte, from random blocks.
+template <class F>
+void expect_documented_layout(int n_out, int n_in) {
+  const WeightFormat& format = **find_weight_format(F::kName);
+  constexpr bool kNibbles = sizeof(typename F::Block) == 18;
+  const int n_groups = n_in / 32, n_panels = (n_out + 15) / 16, unit = 16 * int(sizeof(typename F::Block));
+  std::vector<typename F::Block> blocks(size_t(n_out * n_groups));
+  Rng rng(3);
+  for (auto& block : blocks)
+    for (size_t i = 0; i < sizeof block; ++i) reinterpret_cast<uint8_t*>(&block)[i] = uint8_t(rng.next());
+  ASSERT_EQ(panel_bytes(format, n_out, n_in), n_panels * n_groups * unit);
+  Guarded<std::byte> panels(panel_bytes(format, n_out, n_in), 1);
+  pack_panels(test_context(), format, n_out, n_in, reinterpret_cast<const std::byte*>(blocks.data()), panels.data());
+  ASSERT_TRUE(panels.intact());
+  for (int row = 0; row < 16 * n_panels; ++row)
+    for (int group = 0; group < n_groups; ++group) {
+      const bool padding = row >= n_out;
+      const auto* at = reinterpret_cast<const uint8_t*>(panels.data()) + (row / 16 * n_groups + group) * unit;
+      const int r = row % 16;
+      const typename F::Block zero{};
+      const typename F::Block& block = padding ? zero : blocks[size_t(row * n_groups + group)];
+      ASSERT_EQ(at[2 * r] | at[2 * r + 1] << 8, int(block.scale)) << "row " << row << " group " << group;
+      for (int column = 0; column < 32; ++column) {
+        const int k = column % 16 / 4, j = column % 4;
+        const uint8_t* codes = at + 32;
+        if constexpr (kNibbles) {
+          const int byte = codes[64 * k + 4 * r + j];
+          const int stored = column < 16 ? block.q[column] & 15 : block.q[column - 16] >> 4;
+          ASSERT_EQ(column < 16 ? byte & 15 : byte >> 4, stored) << "row " << row << " column " << column;
+        } else {
+          ASSERT_EQ(codes[64 * (column / 4) + 4 * r + j], uint8_t(block.q[column] + 128)) << "row " << row << " column " << column;
+        }
+      }
+    }
+}
+
+TEST(Panels, LayoutIsTheDocumentedOne) {
+  for (const int n_out : {1, 15, 16, 17, 33})
+    for (const int n_in : {32, 96}) {
+      expect_documented_layout<Q8_0>(n_out, n_in);
+      expect_documented_layout<Q4_0>(n_out, n_in);
+    }
+}
+
+TEST(Panels, PackingAFormatWithoutPanelsIsOurBug) {
+  const WeightFormat& format = **find_weight_format("f16");
+  EXPECT_FALSE(has_panels(format));
+  std::byte bytes[64] = {};
+  EXPECT_THROW(pack_panels(test_context(), format, 1, 32, bytes, bytes), Error);
+}
+
+TEST(Panels, AreWantedExactlyWhereAVectorKernelReadsThem) {
+  for (const WeightFormat& format : weight_formats()) {
+    EXPECT_FALSE(wants_panels(format, 64, Isa::scalar));
+    EXPECT_EQ(wants_panels(format, 64, Isa::avx2), has_panels(format));
+    EXPECT_EQ(wants_panels(format, 64, Isa::avx512), has_panels(format));
+    EXPECT_FALSE(wants_panels(format, 48, Isa::avx512));
+  }
+}
+
+std::string message_of(const std::function<void()>& call, ErrorKind kind) {
+  try {
+    call();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), kind) << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return {};
+}
+
+class LinearSelection : public testing::Test {
+ protected:
+  void run() { linear(context_, w_, {p_.x.data(), n_tokens_, 64}, {y_.data(), n_tokens_, 17}); }
+  Problem p_{**find_weight_format("q4_0"), {17, 64, 2}, Fill::normal, 1};
+  Linear w_ = p_.linear();
+  int n_tokens_ = 1;
+  std::vector<float> y_ = std::vector<float>(34, NAN);
+  CpuContext context_{1};
+};
+
+TEST_F(LinearSelection, TakesTheLastSupportedRow) {
+  const auto name = [&] { return select_variant(context_, "gemv", gemv_variants(), w_).name; };
+  context_.isa = Isa::scalar;
+  EXPECT_EQ(name(), "ref");
+  if (detect_isa() >= Isa::avx2) {
+    context_.isa = Isa::avx2;
+    EXPECT_EQ(name(), "panel-avx2");
+    w_.panels = nullptr;
+    EXPECT_EQ(name(), "rows-avx2");
+    w_ = p_.linear();
+  }
+  if (detect_isa() >= Isa::avx512) {
+    context_.isa = Isa::avx512;
+    EXPECT_EQ(name(), "panel-avx512");
+    w_.rows = nullptr;
+    EXPECT_EQ(name(), "panel-avx512");
+  }
+}
+
+TEST_F(LinearSelection, AForcedKernelIsTaken) {
+  context_.forced["gemv"] = "ref";
+  EXPECT_EQ(select_variant(context_, "gemv", gemv_variants(), w_).name, "ref");
+  run();
+  for (int r = 0; r < 17; ++r) EXPECT_EQ(y_[size_t(r)], float(p_.y[size_t(r)]));
+}
+
+TEST_F(LinearSelection, AForcedKernelThatCannotServeSaysWhy) {
+  context_.forced["gemv"] = "panel-avx512";
+  context_.isa = Isa::scalar;
+  EXPECT_THAT(message_of([&] { run(); }, ErrorKind::usage),
+              testing::AllOf(testing::HasSubstr("gemv"), testing::HasSubstr("panel-avx512"), testing::HasSubstr("needs avx512"),
+                             testing::HasSubstr("scalar")));
+  context_.isa = detect_isa();
+  if (context_.isa < Isa::avx512) return;
+  w_.panels = nullptr;
+  EXPECT_THAT(message_of([&] { run(); }, ErrorKind::usage), testing::HasSubstr("not packed"));
+}
+
+TEST_F(LinearSelection, AnUnknownKernelNamesTheOnesThereAre) {
+  context_.forced["gemv"] = "pannel";
+  EXPECT_THAT(message_of([&] { run(); }, ErrorKind::usage),
+              testing::AllOf(testing::HasSubstr("pannel"), testing::HasSubstr("ref"), testing::HasSubstr("panel-avx2")));
+}
+
+TEST_F(LinearSelection, AForcedKernelOfOneOpLeavesTheOthersAlone) {
+  context_.forced["gemv"] = "pannel";
+  n_tokens_ = 2;
+  EXPECT_NO_THROW(run());  // two tokens run gemm
+}
+
+TEST_F(LinearSelection, AProblemWithoutAKernelSaysWhyNot) {
+  w_.rows = nullptr;
+  w_.panels = nullptr;
+  EXPECT_THAT(message_of([&] { run(); }, ErrorKind::usage),
+              testing::AllOf(testing::HasSubstr("gemv"), testing::HasSubstr("row-major weights were not kept")));
+}
+
+TEST_F(LinearSelection, WrongShapesAreOurBug) {
+  EXPECT_THROW(linear(context_, w_, {p_.x.data(), 1, 32}, {y_.data(), 1, 17}), Error);
+  EXPECT_THROW(linear(context_, w_, {p_.x.data(), 1, 64}, {y_.data(), 1, 16}), Error);
+  EXPECT_THROW(linear(context_, w_, {p_.x.data(), 2, 64}, {y_.data(), 1, 17}), Error);
+  EXPECT_NO_THROW(linear(context_, w_, {p_.x.data(), 0, 64}, {y_.data(), 0, 17}));
+}
+
+TEST(LinearWork, CountsWeightsOnceAndActivationsPerToken) {
+  const WeightFormat& format = **find_weight_format("q4_0");
+  const Linear w{.format = &format, .n_out = 48, .n_in = 64};
+  EXPECT_EQ(w.bytes(), 48 * 2 * 18);
+  const Work work = linear_work(w, 3);
+  EXPECT_EQ(work.read_bytes, 48 * 2 * 18 + 4 * 3 * 64);
+  EXPECT_EQ(work.write_bytes, 4 * 3 * 48);
+  EXPECT_EQ(work.flops, 2 * 3 * 48 * 64);
+}
+
+}  // namespace
+}  // namespace ridge

@@ -1,0 +1,30 @@
+// Plain functions around the vector building blocks of op/, so that tests compiled for any processor can call them.
+// Call one only when the processor has its ISA.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "op/cpu.h"
+
+namespace ridge {
+
+struct SimdEntries {
+  Isa isa;
+  int lanes;
+  void (*quantize_token)(const float* x, int64_t n_in, int8_t* q, float* scale, int32_t* sum);
+  void (*exp)(const float* in, int64_t n, float* out);  ///< n a multiple of lanes
+  /// sums[i] = sum of row i of in [lanes, lanes], through Simd::sum_each and Simd::slot.
+  void (*sum_each)(const float* in, float* sums);
+};
+extern const SimdEntries kEntriesAvx2, kEntriesAvx512;
+
+/// The entries this processor can run.
+inline std::vector<SimdEntries> runnable_entries() {
+  std::vector<SimdEntries> entries;
+  for (const SimdEntries* e : {&kEntriesAvx2, &kEntriesAvx512})
+    if (e->isa <= detect_isa()) entries.push_back(*e);
+  return entries;
+}
+
+}  // namespace ridge

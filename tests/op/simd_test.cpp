@@ -1,0 +1,153 @@
+// The vector building blocks against their scalar definitions.
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+
+#include "cases/guarded.h"
+#include "op/gemv/panels.h"
+#include "op/simd_entries.h"
+
+namespace ridge {
+namespace {
+
+struct Group {
+  std::array<int8_t, kPanelGroup> q;
+  float scale;
+  int32_t sum;
+};
+
+/// Quantises one group with the entry, in guarded buffers, and with the reference; expects equal bits.
+void expect_equal_quantisation(const SimdEntries& entry, std::span<const float> x, const std::string& what) {
+  Guarded<float> in(kPanelGroup, 1, x), scale(1, 1);
+  Guarded<int8_t> q(kPanelGroup, 3);
+  Guarded<int32_t> sum(1, 1);
+  entry.quantize_token(in.data(), kPanelGroup, q.data(), scale.data(), sum.data());
+  Group expected{};
+  quantize_group_ref(x.data(), expected.q.data(), expected.scale, expected.sum);
+  ASSERT_TRUE(q.intact() && scale.intact() && sum.intact()) << what;
+  ASSERT_EQ(std::bit_cast<uint32_t>(scale[0]), std::bit_cast<uint32_t>(expected.scale)) << what;
+  ASSERT_EQ(sum[0], expected.sum) << what;
+  for (int i = 0; i < kPanelGroup; ++i) ASSERT_EQ(q[i], expected.q[size_t(i)]) << what << " element " << i << " " << x[size_t(i)];
+}
+
+TEST(QuantizeToken, EqualsTheScalarDefinitionOnRandomData) {
+  for (const SimdEntries& entry : runnable_entries())
+    for (const Fill kind : kFills)
+      for (int seed = 0; seed < 200; ++seed)
+        expect_equal_quantisation(entry, random_floats(uint64_t(seed), kPanelGroup, kind), std::string(fill_name(kind)));
+}
+
+TEST(QuantizeToken, RoundsTiesToEven) {
+  // 127 fixes the scale at exactly 1, so k + 0.5 is a tie.
+  for (const SimdEntries& entry : runnable_entries())
+    for (int first = -127; first < 127; first += 16) {
+      std::vector<float> x(kPanelGroup, 127.0f);
+      for (int i = 0; i < 16; ++i) x[size_t(2 * i)] = float(std::clamp(first + i, -127, 126)) + 0.5f;
+      expect_equal_quantisation(entry, x, "ties");
+    }
+  int8_t q[kPanelGroup];
+  float scale;
+  int32_t sum;
+  std::vector<float> x(kPanelGroup, 0.0f);
+  x[31] = 127, x[0] = 0.5f, x[1] = 1.5f, x[2] = -0.5f, x[3] = -2.5f, x[4] = 126.5f;
+  quantize_group_ref(x.data(), q, scale, sum);
+  EXPECT_EQ(scale, 1.0f);
+  EXPECT_EQ(q[0], 0);
+  EXPECT_EQ(q[1], 2);
+  EXPECT_EQ(q[2], 0);
+  EXPECT_EQ(q[3], -2);
+  EXPECT_EQ(q[4], 126);
+  EXPECT_EQ(q[31], 127);
+}
+
+TEST(QuantizeToken, FindsTheLargestInEveryLane) {
+  for (const SimdEntries& entry : runnable_entries())
+    for (int lane = 0; lane < kPanelGroup; ++lane)
+      for (const float top : {-9.0f, 9.0f, 1e-30f, 3e38f}) {
+        std::vector<float> x = random_floats(7, kPanelGroup);
+        for (float& value : x) value *= std::abs(top) / 20;
+        x[size_t(lane)] = top;
+        expect_equal_quantisation(entry, x, fmt::format("lane {} top {}", lane, top));
+      }
+}
+
+TEST(QuantizeToken, SurvivesGroupsSmallerThanAnInvertibleFloat) {
+  for (const SimdEntries& entry : runnable_entries())
+    for (const float top : {0.0f, -0.0f, 1.4e-45f, 1e-40f, 1.1754944e-38f, 1e-37f, 3.7e-37f, 3.8e-37f, 1e-36f}) {
+      std::vector<float> x(kPanelGroup, 0.0f);
+      x[5] = top;
+      x[6] = -top / 3;
+      expect_equal_quantisation(entry, x, fmt::format("top {}", top));
+      int8_t q[kPanelGroup];
+      float scale;
+      int32_t sum;
+      quantize_group_ref(x.data(), q, scale, sum);
+      for (int i = 0; i < kPanelGroup; ++i)
+        EXPECT_LE(std::abs(double(q[i]) * scale - x[size_t(i)]), std::max(std::abs(top) * 0.005, 4e-37)) << top << " element " << i;
+    }
+}
+
+TEST(QuantizeToken, NonFiniteActivationsGiveANanScale) {
+  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
+                          -std::numeric_limits<float>::infinity()})
+    for (int lane = 0; lane < kPanelGroup; ++lane) {
+      std::vector<float> x = random_floats(3, kPanelGroup);
+      x[size_t(lane)] = bad;
+      int8_t q[kPanelGroup];
+      float scale = 0;
+      int32_t sum;
+      quantize_group_ref(x.data(), q, scale, sum);
+      EXPECT_TRUE(std::isnan(scale)) << lane;
+      for (const SimdEntries& entry : runnable_entries()) {
+        entry.quantize_token(x.data(), kPanelGroup, q, &scale, &sum);
+        EXPECT_TRUE(std::isnan(scale)) << isa_name(entry.isa) << " lane " << lane;
+      }
+    }
+}
+
+TEST(VectorExp, RelativeErrorBelow1p5e7OverTheWholeRange) {
+  for (const SimdEntries& entry : runnable_entries()) {
+    constexpr int64_t kPoints = 1 << 20;
+    std::vector<float> x(kPoints), y(kPoints);
+    for (int64_t i = 0; i < kPoints; ++i) x[size_t(i)] = float(-87.0 + 175.0 * double(i) / (kPoints - 1));
+    entry.exp(x.data(), kPoints, y.data());
+    double worst = 0;
+    for (int64_t i = 0; i < kPoints; ++i) {
+      const double expected = std::exp(double(x[size_t(i)]));
+      worst = std::max(worst, std::abs(y[size_t(i)] - expected) / expected);
+    }
+    EXPECT_LT(worst, 1.5e-7) << isa_name(entry.isa);
+    EXPECT_GT(worst, 0) << "the comparison must see rounding";
+  }
+}
+
+TEST(VectorExp, ClampsOutsideTheRange) {
+  for (const SimdEntries& entry : runnable_entries()) {
+    std::vector<float> x(16, -1e30f), y(16);
+    x[1] = -87.5f, x[2] = 88.5f, x[3] = 1e30f, x[4] = 0;
+    entry.exp(x.data(), 16, y.data());
+    EXPECT_NEAR(y[0] / std::exp(-87.0), 1, 1e-6);
+    EXPECT_EQ(y[1], y[0]);
+    EXPECT_NEAR(y[2] / std::exp(88.0), 1, 1e-6);
+    EXPECT_EQ(y[3], y[2]);
+    EXPECT_EQ(y[4], 1.0f);
+  }
+}
+
+TEST(SumEach, PutsEachRowsSumInItsLane) {
+  for (const SimdEntries& entry : runnable_entries()) {
+    const int n = entry.lanes;
+    std::vector<float> rows(size_t(n * n)), sums(size_t(n), 0.0f);
+    for (int i = 0; i < n * n; ++i) rows[size_t(i)] = float((i * 37) % 101);  // small integers: exact in any order
+    entry.sum_each(rows.data(), sums.data());
+    for (int i = 0; i < n; ++i) {
+      float expected = 0;
+      for (int j = 0; j < n; ++j) expected += rows[size_t(i * n + j)];
+      EXPECT_EQ(sums[size_t(i)], expected) << isa_name(entry.isa) << " lane " << i;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ridge
