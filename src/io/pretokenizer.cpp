@@ -66,7 +66,8 @@ class Cursor {
   Class class_ = Class::end;
 };
 
-/// 's 't 're 've 'm 'll 'd: the end of one that starts at `begin`, or nothing. Without case, U+017F (long s) is an s too.
+/// 's 't 're 've 'm 'll 'd: the end of one that starts at `begin`, or nothing. Without case, U+017F (long s) is an s
+/// too.
 std::optional<size_t> contraction_end(std::string_view text, size_t begin, bool any_case) {
   Cursor c(text, begin);
   if (c.code() != '\'') return std::nullopt;
@@ -81,7 +82,8 @@ std::optional<size_t> contraction_end(std::string_view text, size_t begin, bool 
   c.advance();
   if (first == 's' || first == 't' || first == 'm' || first == 'd') return c.at();
   const uint32_t second = letter();
-  const bool two = (first == 'r' && second == 'e') || (first == 'v' && second == 'e') || (first == 'l' && second == 'l');
+  const bool two =
+      (first == 'r' && second == 'e') || (first == 'v' && second == 'e') || (first == 'l' && second == 'l');
   if (!two) return std::nullopt;
   c.advance();
   return c.at();
@@ -159,8 +161,7 @@ size_t pretoken_end(PreTokenizer pre, std::string_view text, size_t begin) {
 
 std::string_view pretokenizer_pattern(PreTokenizer pre) {
   switch (pre) {
-    case PreTokenizer::gpt2:
-      return R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+    case PreTokenizer::gpt2: return R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
     case PreTokenizer::llama_bpe:
       return R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|)"
              R"(\s*[\r\n]+|\s+(?!\S)|\s+)";

@@ -22,6 +22,13 @@ bool is_hidden(TokenType type) { return type == TokenType::control || type == To
 /// Types that ordinary text may become.
 bool is_text(TokenType type) { return type == TokenType::normal || type == TokenType::undefined; }
 
+/// The first place where U+2581 follows another character, or the end.
+size_t word_end(std::string_view text) {
+  size_t begin = 0;
+  while (text.substr(begin).starts_with(kSpmSpace)) begin += kSpmSpace.size();
+  return std::min(text.find(kSpmSpace, begin), text.size());
+}
+
 }  // namespace
 
 struct Tokenizer::Impl {
@@ -32,6 +39,7 @@ struct Tokenizer::Impl {
   SpecialMatcher user_defined, all_special;
   RankMerger rank_merger;
   size_t max_piece_bytes = 0;
+  bool space_begins_word = true;  ///< no piece has U+2581 after another character
   std::vector<bool> ends;
 
   explicit Impl(TokenizerSpec checked) : spec(std::move(checked)) {}
@@ -85,6 +93,7 @@ Status Tokenizer::Impl::build() {
     if (!may_be_merged(id)) continue;
     ids.try_emplace(spec.pieces[id], int32_t(id));
     max_piece_bytes = std::max(max_piece_bytes, spec.pieces[id].size());
+    space_begins_word &= word_end(spec.pieces[id]) == spec.pieces[id].size();
   }
   user_defined.finish();
   all_special.finish();
@@ -111,7 +120,8 @@ Status Tokenizer::Impl::add_bytes() {
 
 Status Tokenizer::Impl::add_merges() {
   PieceIds all;  // merges may pass through any piece; only results that text may become are kept
-  for (size_t id = 0; id < spec.pieces.size() && !spec.merges.empty(); ++id) all.try_emplace(spec.pieces[id], int32_t(id));
+  for (size_t id = 0; id < spec.pieces.size() && !spec.merges.empty(); ++id)
+    all.try_emplace(spec.pieces[id], int32_t(id));
   const auto usable = [&](std::string_view piece) {
     const auto found = ids.find(piece);
     return found == ids.end() ? kNoToken : found->second;
@@ -192,8 +202,13 @@ void Tokenizer::Impl::merge_by_score(std::string_view text, std::vector<int32_t>
 void Tokenizer::Impl::encode_spm(std::string_view text, std::vector<int32_t>& out) const {
   std::string escaped(spec.add_space_prefix ? kSpmSpace : "");
   escaped += replace_all(text, " ", kSpmSpace);
-  if (spec.merges.empty()) merge_by_score(escaped, out);
-  else merge_by_rank(escaped, out);
+  for (std::string_view rest = escaped; !rest.empty();) {
+    // No merge crosses a word boundary in most vocabularies; then short words give the same ids with less work.
+    const std::string_view word = rest.substr(0, space_begins_word ? word_end(rest) : rest.size());
+    rest.remove_prefix(word.size());
+    if (spec.merges.empty()) merge_by_score(word, out);
+    else merge_by_rank(word, out);
+  }
 }
 
 /// A run of ordinary text: no special token inside.

@@ -62,8 +62,8 @@ Result<TokenizerSpec> tokenizer_spec_from_gguf(const Gguf& gguf, std::string_vie
 /// is not understood is a failure. Ids that the file skips become empty unused pieces.
 Result<TokenizerSpec> tokenizer_spec_from_hf(std::string_view tokenizer_json, std::string_view tokenizer_config_json,
                                              std::string_view where);
-/// The GGUF metadata keys of a spec, for `ridge quantize` (inverse of tokenizer_spec_from_gguf). Two facts that GGUF has
-/// no key for, ignore_merges against the habit of the pre-tokenizer and nfc, go into ridge.tokenizer.*.
+/// The GGUF metadata keys of a spec, for `ridge quantize` (inverse of tokenizer_spec_from_gguf). Two facts that GGUF
+/// has no key for, ignore_merges against the habit of the pre-tokenizer and nfc, go into ridge.tokenizer.*.
 std::map<std::string, GgufValue, std::less<>> tokenizer_metadata(const TokenizerSpec& spec);
 
 class Tokenizer {

@@ -44,8 +44,10 @@ Status check_special_ids(const TokenizerSpec& spec) {
   for (const auto& [name, id] : named)
     if (id && (*id < 0 || size_t(*id) >= spec.pieces.size()))
       return bad_file("tokenizer: the {} token is {}, expected an id below {}", name, *id, spec.pieces.size());
-  if (spec.add_bos && !spec.bos) return bad_file("tokenizer: BOS is to be added, but the vocabulary names no BOS token");
-  if (spec.add_eos && !spec.eos) return bad_file("tokenizer: EOS is to be added, but the vocabulary names no EOS token");
+  if (spec.add_bos && !spec.bos)
+    return bad_file("tokenizer: BOS is to be added, but the vocabulary names no BOS token");
+  if (spec.add_eos && !spec.eos)
+    return bad_file("tokenizer: EOS is to be added, but the vocabulary names no EOS token");
   return {};
 }
 

@@ -32,9 +32,9 @@ constexpr NamedId kNamedIds[] = {{"tokenizer.ggml.bos_token_id", &TokenizerSpec:
 
 /// The first name of a pre-tokenizer is the one we write.
 constexpr std::pair<std::string_view, PreTokenizer> kPreNames[] = {
-    {"gpt-2", PreTokenizer::gpt2},          {"llama-bpe", PreTokenizer::llama_bpe},
-    {"llama3", PreTokenizer::llama_bpe},    {"llama-v3", PreTokenizer::llama_bpe},
-    {"qwen2", PreTokenizer::qwen2},         {"deepseek-r1-qwen", PreTokenizer::qwen2}};
+    {"gpt-2", PreTokenizer::gpt2},       {"llama-bpe", PreTokenizer::llama_bpe},
+    {"llama3", PreTokenizer::llama_bpe}, {"llama-v3", PreTokenizer::llama_bpe},
+    {"qwen2", PreTokenizer::qwen2},      {"deepseek-r1-qwen", PreTokenizer::qwen2}};
 
 Result<PreTokenizer> pre_from_name(std::string_view name, std::string_view where) {
   std::string known;
@@ -53,8 +53,8 @@ Status read_model(const Gguf& gguf, std::string_view where, TokenizerSpec& spec)
     return {};
   }
   if (model != "gpt2")
-    return bad_file("{}: {}: the tokenizer model {} is not supported (known: gpt2 (byte-level BPE), llama (spm))", where,
-                    kModel, in_quotes(model));
+    return bad_file("{}: {}: the tokenizer model {} is not supported (known: gpt2 (byte-level BPE), llama (spm))",
+                    where, kModel, in_quotes(model));
   spec.model = TokenizerModel::bpe;
   RIDGE_TRY(const std::string pre, gguf.text(kPre));
   RIDGE_TRY(spec.pre, pre_from_name(pre, where));
@@ -67,7 +67,8 @@ Status read_ids(const Gguf& gguf, std::string_view where, TokenizerSpec& spec) {
     RIDGE_TRY(const int64_t id, gguf.integer(key));
     if (id == -1 || id == int64_t(UINT32_MAX)) continue;  // how converters write "none"
     if (id < 0 || uint64_t(id) >= spec.pieces.size())
-      return bad_file("{}: {} is {}, expected an id below {}, the number of tokens", where, key, id, spec.pieces.size());
+      return bad_file("{}: {} is {}, expected an id below {}, the number of tokens", where, key, id,
+                      spec.pieces.size());
     spec.*member = int32_t(id);
   }
   return {};

@@ -145,9 +145,10 @@ Status HfReader::read_pre_tokenizer() {
     return steps.empty() ? Status() : refuse("a pre-tokenizer next to U+2581 for spaces is not supported");
   const bool with_split = steps.size() == 2 && type_of(steps[0]) == "Split";
   if ((steps.size() != 1 && !with_split) || type_of(steps.back()) != "ByteLevel")
-    return refuse("the pre-tokenizer {} is not supported (known: ByteLevel, or Split and ByteLevel; SentencePiece models "
-                  "have none and replace spaces by U+2581)",
-                  in_quotes(member(tokenizer_, "pre_tokenizer").dump()));
+    return refuse(
+        "the pre-tokenizer {} is not supported (known: ByteLevel, or Split and ByteLevel; SentencePiece models "
+        "have none and replace spaces by U+2581)",
+        in_quotes(member(tokenizer_, "pre_tokenizer").dump()));
   if (flag_or(member(steps.back(), "add_prefix_space"), true))
     return refuse("the ByteLevel pre-tokenizer has add_prefix_space, which is not supported");
   if (flag_or(member(steps.back(), "use_regex"), true) == with_split)
@@ -167,8 +168,7 @@ Result<int32_t> HfReader::read_id(const Json& id, std::string_view piece) const 
 /// Puts a token into the table; an added token may only restate the piece that its id already has.
 Status HfReader::place(const std::string& piece, int32_t id, TokenType type) {
   const auto known = ids_.try_emplace(piece, id).first;
-  if (known->second != id)
-    return refuse("token {} has the ids {} and {}", in_quotes(piece), known->second, id);
+  if (known->second != id) return refuse("token {} has the ids {} and {}", in_quotes(piece), known->second, id);
   const auto slot = tokens_.try_emplace(id, piece, type).first;
   if (slot->second.first != piece)
     return refuse("id {} belongs to the tokens {} and {}", id, in_quotes(slot->second.first), in_quotes(piece));
@@ -226,7 +226,8 @@ Status HfReader::read_merges() {
     if (!pair && !merge.is_string())
       return refuse("merge {} is {}, expected \"left right\" or [\"left\", \"right\"]", spec_.merges.size(),
                     in_quotes(merge.dump()));
-    std::string text = pair ? merge[0].get<std::string>() + " " + merge[1].get<std::string>() : merge.get<std::string>();
+    std::string text =
+        pair ? merge[0].get<std::string>() + " " + merge[1].get<std::string>() : merge.get<std::string>();
     if (std::ranges::count(text, ' ') != 1)
       return refuse("merge {} is {}: pieces with spaces cannot be merged", spec_.merges.size(), in_quotes(text));
     spec_.merges.push_back(std::move(text));

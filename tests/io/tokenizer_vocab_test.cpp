@@ -85,7 +85,8 @@ TEST_P(VocabularyTest, EveryTextComesBackFromItsIds) {
 TEST_P(VocabularyTest, EveryByteComesBackEvenWhenItIsNotUtf8) {
   std::string bytes;
   for (int first = 0; first < 256; ++first)
-    for (const int second : {0x00, 0x20, 0x41, 0x80, 0xBF, 0xC3, 0xE2, 0xF0, 0xFF}) bytes += {char(first), char(second)};
+    for (const int second : {0x00, 0x20, 0x41, 0x80, 0xBF, 0xC3, 0xE2, 0xF0, 0xFF})
+      bytes += {char(first), char(second)};
   EXPECT_EQ(tokenizer_->decode(tokenizer_->encode(bytes, false, false)), bytes);
 }
 
