@@ -8,7 +8,7 @@ set(RIDGE_AVX512_FLAGS -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -
 # Warnings, hardening and sanitizers of every target.
 function(ridge_target name)
   target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
-  target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -fno-math-errno>)
+  target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Wno-missing-field-initializers -fno-math-errno>)
   if(RIDGE_SANITIZE)
     target_compile_options(${name} PUBLIC $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${RIDGE_SANITIZE} -fno-omit-frame-pointer>)
     target_link_options(${name} PUBLIC -fsanitize=${RIDGE_SANITIZE})

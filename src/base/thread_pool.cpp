@@ -9,9 +9,9 @@
 namespace ridge {
 namespace {
 
-// A decode step forks every few microseconds to a few hundred: spinning this long (some 20 us) bridges most gaps,
+// A decode step forks every few microseconds to a few hundred: spinning this long (20 to 50 us) bridges most gaps,
 // and an idle pool still goes to sleep.
-constexpr int kSpins = 4000;
+constexpr int kSpins = 1000;
 
 inline void pause_cpu() {
 #if defined(__x86_64__)

@@ -65,8 +65,8 @@ KvSideConfig side_config(const KvSideOptions& options, std::string_view side, in
   if (options.centre) config.policy.centre = *options.centre;
   if (options.window) config.policy.window = *options.window;
   if (options.sinks) config.policy.sinks = *options.sinks;
-  // An f16 cache is exact already: windows and sinks would only store the same rows elsewhere.
-  if (config.format->name == "f16") config.policy.window = config.policy.sinks = 0;
+  // An f16 or f32 cache is exact already: windows and sinks would only store the same rows elsewhere.
+  if (config.format->name == "f16" || config.format->name == "f32") config.policy.window = config.policy.sinks = 0;
   check_kv_side(config, side, head_dim).or_throw();
   return config;
 }

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "format/kv_f16.h"
+#include "format/kv_f32.h"
 #include "format/kv_q8_0.h"
 #include "format/kv_rotor3.h"
 #include "format/plain.h"
@@ -18,6 +19,7 @@ constexpr WeightFormat kWeightFormats[] = {
     make_weight_format<Q8_0>(), make_weight_format<Q4_0>(),
 };
 constexpr KvFormat kKvFormats[] = {
+    make_kv_format<KvF32>(),
     make_kv_format<KvF16>(),
     make_kv_format<KvQ8_0>(),
     make_kv_format<KvRotor3>(),
