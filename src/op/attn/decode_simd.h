@@ -28,7 +28,8 @@ inline void for_each_tile(const KvSide& side, int kv_head, int begin, int end, i
 void run_attn_decode(CpuContext& context, const AttnDecode& a) {
   const int group = a.n_heads / a.n_kv_heads, stride = padded_dim(a.head_dim), n_threads = context.pool.size();
   // Enough items to balance the threads, few enough that merging stays invisible.
-  const int wanted = a.split > 0 ? a.split : std::clamp(a.n_keys * a.n_kv_heads / (4 * n_threads), 128, 2048);
+  const int chosen = int(std::clamp<int64_t>(int64_t(a.n_keys) * a.n_kv_heads / (4 * n_threads), 128, 2048));
+  const int wanted = std::min(a.n_keys, a.split > 0 ? a.split : chosen);
   const int split = (wanted + kTile - 1) / kTile * kTile;
   const int n_splits = (a.n_keys + split - 1) / split;
   const int score_stride = split + 2 * kTile;
