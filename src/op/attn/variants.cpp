@@ -7,6 +7,16 @@ namespace {
 Support any_decode(const AttnDecode&) { return {}; }
 Support any_prefill(const AttnPrefill&) { return {}; }
 
+/// The vector kernels take a tile of 32 positions as coded or exact as a whole.
+Support whole_tiles(const AttnPrefill& a) {
+  for (const PrefillSide* side : {&a.k, &a.v}) {
+    const KvRetention& r = side->retention;
+    const bool all_coded = r.window == 0 && r.tile == 1;
+    if (!all_coded && r.tile % 32 != 0) return {false, fmt::format("codes {} positions at a time, not a multiple of 32", r.tile)};
+  }
+  return {};
+}
+
 }  // namespace
 
 std::span<const AttnDecodeVariant> attn_decode_variants() {
@@ -21,8 +31,8 @@ std::span<const AttnDecodeVariant> attn_decode_variants() {
 std::span<const AttnPrefillVariant> attn_prefill_variants() {
   static constexpr AttnPrefillVariant kVariants[] = {
       {"ref", Isa::scalar, any_prefill, attn_prefill_ref},
-      {"online-avx2", Isa::avx2, any_prefill, attn_prefill_avx2},
-      {"online-avx512", Isa::avx512, any_prefill, attn_prefill_avx512},
+      {"online-avx2", Isa::avx2, whole_tiles, attn_prefill_avx2},
+      {"online-avx512", Isa::avx512, whole_tiles, attn_prefill_avx512},
   };
   return kVariants;
 }
