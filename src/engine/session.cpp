@@ -9,13 +9,6 @@
 namespace ridge {
 namespace {
 
-Isa parse_isa(const std::string& name) {
-  if (name.empty()) return Isa::avx512;
-  for (const Isa isa : {Isa::scalar, Isa::avx2, Isa::avx512})
-    if (isa_name(isa) == name) return isa;
-  throw Error(ErrorKind::usage, fmt::format("--isa '{}' is unknown (there are: scalar, avx2, avx512)", name));
-}
-
 /// Notes "op=name" after checking that the op and the kernel exist.
 void force_kernel(CpuContext& context, const std::string& choice) {
   const size_t equals = choice.find('=');
@@ -82,7 +75,7 @@ Model Model::load(const std::string& path, const LoadOptions& options) {
   const auto start = std::chrono::steady_clock::now();
   if (options.n_threads < 0 || options.n_threads > 1024)
     throw Error(ErrorKind::usage, fmt::format("--threads {} is out of range (0 to 1024)", options.n_threads));
-  auto impl = std::make_unique<Impl>(options.n_threads, parse_isa(options.isa));
+  auto impl = std::make_unique<Impl>(options.n_threads, find_isa(options.isa).or_throw());
   for (const std::string& choice : options.kernels) force_kernel(impl->context, choice);
   constexpr std::string_view kSynth = "synth:";
   impl->loaded = path.starts_with(kSynth) ? make_synth_model(impl->context, path.substr(kSynth.size())).or_throw()

@@ -15,6 +15,13 @@ std::string_view isa_name(Isa isa) {
   return "?";
 }
 
+Result<Isa> find_isa(std::string_view name) {
+  if (name.empty()) return Isa::avx512;
+  for (const Isa isa : {Isa::scalar, Isa::avx2, Isa::avx512})
+    if (isa_name(isa) == name) return isa;
+  return fail(ErrorKind::usage, "--isa '{}' is unknown (there are: scalar, avx2, avx512)", name);
+}
+
 Isa detect_isa() {
 #if defined(__x86_64__)
   __builtin_cpu_init();

@@ -17,6 +17,8 @@ namespace ridge {
 /// avx2 means AVX2+FMA+F16C; avx512 means AVX-512 F/BW/DQ/VL + VNNI + VBMI.
 enum class Isa : uint8_t { scalar, avx2, avx512 };
 std::string_view isa_name(Isa isa);
+/// By name; the empty name is the best there is. The failure lists the names.
+Result<Isa> find_isa(std::string_view name);
 
 /// The best one this processor runs.
 Isa detect_isa();

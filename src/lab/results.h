@@ -1,0 +1,46 @@
+// Rows of results: one JSON object a line, with where they come from, appended and synced one by one.
+#pragma once
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+
+namespace ridge::lab {
+
+using Row = nlohmann::ordered_json;
+
+/// A measured number for JSON: NaN and infinity, which JSON cannot hold, become null.
+Row number(double value);
+
+/// UTC, "2026-07-28T12:34:56Z".
+std::string utc_now();
+
+/// The command line, quoted for a shell where needed; set once by main.
+void set_command_line(const std::vector<std::string>& args);
+const std::string& command_line();
+
+/// The fields every stored row carries: date, build, machine, threads, seed, command.
+Row provenance(int n_threads, uint64_t seed);
+
+/// Appends rows to a file that may hold earlier ones. Every row is on disk when add() returns.
+class ResultsFile {
+ public:
+  /// Creates the file if need be. An empty path gives a file that drops its rows.
+  static Result<ResultsFile> open(const std::filesystem::path& path);
+  ResultsFile() = default;
+  ResultsFile(ResultsFile&& other) noexcept;
+  ResultsFile& operator=(ResultsFile&& other) noexcept;
+  ~ResultsFile();
+
+  /// Throws Error(failure) when the row could not be written.
+  void add(const Row& row);
+
+ private:
+  std::filesystem::path path_;
+  int fd_ = -1;
+};
+
+}  // namespace ridge::lab

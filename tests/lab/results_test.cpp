@@ -1,0 +1,93 @@
+#include "lab/results.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <cmath>
+#include <fstream>
+
+#include "cases/temp_dir.h"
+
+namespace ridge::lab {
+namespace {
+
+std::vector<Row> rows_of(const std::filesystem::path& path) {
+  std::vector<Row> rows;
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) rows.push_back(Row::parse(line));
+  return rows;
+}
+
+TEST(Results, RowsAreAppendedToWhatIsThere) {
+  TempDir dir;
+  for (int run = 0; run < 2; ++run) {
+    ResultsFile file = ResultsFile::open(dir / "r.jsonl").or_throw();
+    file.add({{"run", run}, {"text", "line\nbreak"}});
+  }
+  const auto rows = rows_of(dir / "r.jsonl");
+  ASSERT_EQ(rows.size(), 2u);
+  EXPECT_EQ(rows[0]["run"], 0);
+  EXPECT_EQ(rows[1]["text"], "line\nbreak");
+}
+
+TEST(Results, ARowIsOnDiskBeforeTheNextOne) {
+  TempDir dir;
+  ResultsFile file = ResultsFile::open(dir / "r.jsonl").or_throw();
+  file.add({{"n", 1}});
+  EXPECT_EQ(rows_of(dir / "r.jsonl").size(), 1u);
+  file.add({{"n", 2}});
+  EXPECT_EQ(rows_of(dir / "r.jsonl").size(), 2u);
+}
+
+TEST(Results, TextThatIsNotUtf8DoesNotLoseTheRow) {
+  TempDir dir;
+  ResultsFile file = ResultsFile::open(dir / "r.jsonl").or_throw();
+  file.add({{"model", "caf\xe9"}});
+  EXPECT_EQ(rows_of(dir / "r.jsonl").size(), 1u);
+}
+
+TEST(Results, WhatIsNotARegularFileIsRefusedAtOnce) {
+  TempDir dir;
+  EXPECT_FALSE(ResultsFile::open(dir.path()));
+  EXPECT_FALSE(ResultsFile::open(dir / "none" / "r.jsonl"));
+  const std::filesystem::path fifo = dir / "fifo";
+  ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
+  EXPECT_FALSE(ResultsFile::open(fifo));
+  EXPECT_FALSE(ResultsFile::open("/dev/null"));
+}
+
+TEST(Results, AnEmptyPathDropsRows) {
+  ResultsFile file = ResultsFile::open("").or_throw();
+  file.add({{"n", 1}});
+}
+
+TEST(Results, AFullDiskIsAnErrorNotASilentLoss) {
+  if (!std::filesystem::exists("/dev/full")) GTEST_SKIP() << "no /dev/full";
+  EXPECT_FALSE(ResultsFile::open("/dev/full"));
+}
+
+TEST(Results, WhatIsNotANumberIsNull) {
+  EXPECT_TRUE(number(NAN).is_null());
+  EXPECT_TRUE(number(INFINITY).is_null());
+  EXPECT_EQ(number(1.5), 1.5);
+}
+
+TEST(Results, CommandLinesAreQuotedForAShell) {
+  set_command_line({"ridge", "run", "-p", "it's a test", ""});
+  EXPECT_EQ(command_line(), "ridge run -p 'it'\\''s a test' ''");
+  set_command_line({});
+}
+
+TEST(Results, ProvenanceNamesBuildMachineAndCommand) {
+  set_command_line({"ridge", "info"});
+  const Row row = provenance(2, 42);
+  for (const char* field : {"date", "version", "build_commit", "compiler", "cpu", "command"})
+    EXPECT_FALSE(row[field].get<std::string>().empty()) << field;
+  EXPECT_EQ(row["n_threads"], 2);
+  EXPECT_EQ(row["seed"], 42);
+  EXPECT_EQ(row["date"].get<std::string>().size(), 20u);
+  set_command_line({});
+}
+
+}  // namespace
+}  // namespace ridge::lab
