@@ -1,0 +1,160 @@
+// The element-wise ops against the formulas in double.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "cases/guarded.h"
+#include "op/norm_rope/norm_rope.h"
+
+namespace ridge {
+namespace {
+
+constexpr double kUnit = 0x1p-24;
+
+template <class Body>
+void for_each_runnable(const Body& body) {
+  for (const NormRopeVariant& variant : norm_rope_variants())
+    if (variant.isa <= detect_isa() && variant.supports().ok) {
+      SCOPED_TRACE(variant.name);
+      body(variant);
+    }
+}
+
+TEST(RmsNorm, EveryKernelIsWithinTheBoundOfItsSum) {
+  // n squares summed in any order: (n + 1) u relative, halved by the root; three roundings after it.
+  for_each_runnable([](const NormRopeVariant& variant) {
+    for (const int n : {1, 7, 8, 15, 16, 17, 64, 100, 896, 1537})
+      for (const Fill kind : kFills)
+        for (const float eps : {1e-5f, 1e-6f}) {
+          const std::vector<float> x = random_floats(uint64_t(n), n, kind), weight = random_floats(uint64_t(n) + 1, n);
+          Guarded<float> in(n, 1, x), scale(n, 3, weight), out(n, 1);
+          variant.rms_norm(in.data(), scale.data(), eps, n, out.data());
+          ASSERT_TRUE(out.intact());
+          double sum = 0;
+          for (const float value : x) sum += double(value) * value;
+          const double root = std::sqrt(sum / n + eps);
+          for (int i = 0; i < n; ++i) {
+            const double expected = x[size_t(i)] / root * weight[size_t(i)];
+            ASSERT_LE(std::abs(out[i] - expected), ((n + 1) / 2.0 + 6) * kUnit * std::abs(expected) + 1e-44)
+                << "n " << n << " " << fill_name(kind) << " element " << i;
+          }
+        }
+  });
+}
+
+TEST(RmsNorm, WorksInPlaceAndOnEveryRow) {
+  CpuContext context(2);
+  GuardedMatrix x(5, 20);
+  const std::vector<float> values = random_floats(1, 100), weight(20, 1.0f);
+  for (int t = 0; t < 5; ++t) std::copy_n(&values[size_t(t * 20)], 20, &x.view()(t, 0));
+  rms_norm(context, x.view(), weight.data(), 1e-6f, x.view());
+  EXPECT_TRUE(x.intact());
+  for (int t = 0; t < 5; ++t) {
+    double sum = 0;
+    for (const float value : x.view().row(t)) sum += double(value) * value;
+    EXPECT_NEAR(sum / 20, 1, 1e-5) << "row " << t;
+  }
+}
+
+TEST(Swiglu, EveryKernelIsCloseFromMinus100To100) {
+  // exp is within 1.5e-7; addition, division and product round once each.
+  for_each_runnable([](const NormRopeVariant& variant) {
+    for (const int n : {1, 7, 8, 15, 16, 17, 33, 4001}) {
+      std::vector<float> gate(size_t(n), 0.0f), up = random_floats(2, n);
+      for (int i = 0; i < n; ++i) gate[size_t(i)] = n == 1 ? 3.0f : float(-100 + 200.0 * i / (n - 1));
+      Guarded<float> out(n, 1, gate), in(n, 3, up);
+      variant.swiglu(out.data(), in.data(), n);
+      ASSERT_TRUE(out.intact() && in.intact());
+      for (int i = 0; i < n; ++i) {
+        const double g = gate[size_t(i)], expected = g / (1 + std::exp(-g)) * up[size_t(i)];
+        // Below -87 the exponential stands still: silu is at most 100 e^-87 off, which is less than any normal weight sees.
+        ASSERT_LE(std::abs(out[i] - expected), (1.5e-7 + 4 * kUnit) * std::abs(expected) + 2e-36 * std::abs(up[size_t(i)]))
+            << "n " << n << " gate " << g << " up " << up[size_t(i)];
+      }
+    }
+  });
+}
+
+TEST(Swiglu, NanStaysNan) {
+  for_each_runnable([](const NormRopeVariant& variant) {
+    for (int at = 0; at < 17; ++at) {
+      std::vector<float> gate = random_floats(1, 17), up = random_floats(2, 17);
+      gate[size_t(at)] = NAN;
+      variant.swiglu(gate.data(), up.data(), 17);
+      for (int i = 0; i < 17; ++i) ASSERT_EQ(std::isnan(gate[size_t(i)]), i == at);
+    }
+  });
+}
+
+Rope test_rope(RopePairs pairs, int rope_dim, float magnitude) {
+  Rope rope{.pairs = pairs, .frequency = {}, .magnitude = magnitude};
+  for (int i = 0; i < rope_dim / 2; ++i) rope.frequency.push_back(float(std::pow(10000.0, -2.0 * i / rope_dim)));
+  return rope;
+}
+
+TEST(ApplyRope, TurnsEveryPairByItsAngle) {
+  constexpr int kHeads = 3, kTokens = 4;
+  CpuContext context(2);
+  for (const RopePairs pairs : {RopePairs::interleaved, RopePairs::halves})
+    for (const auto& [head_dim, rope_dim] : {std::pair(64, 64), std::pair(64, 32), std::pair(80, 80), std::pair(8, 2)})
+      for (const int first : {0, 7, 131000})
+        for (const float magnitude : {1.0f, 1.1386f}) {
+          const Rope rope = test_rope(pairs, rope_dim, magnitude);
+          const std::vector<float> before = random_floats(4, int64_t(kTokens) * kHeads * head_dim);
+          GuardedMatrix x(kTokens, kHeads * head_dim);
+          for (int t = 0; t < kTokens; ++t) std::copy_n(&before[size_t(t * kHeads * head_dim)], kHeads * head_dim, &x.view()(t, 0));
+          apply_rope(context, rope, first, kHeads, head_dim, x.view());
+          ASSERT_TRUE(x.intact());
+          for (int t = 0; t < kTokens; ++t)
+            for (int h = 0; h < kHeads; ++h)
+              for (int i = 0; i < head_dim; ++i) {
+                const float* in = &before[size_t((t * kHeads + h) * head_dim)];
+                const float out = x.view()(t, h * head_dim + i);
+                if (i >= rope_dim) {
+                  ASSERT_EQ(out, in[i]) << "element past rope_dim";
+                  continue;
+                }
+                const bool halves = pairs == RopePairs::halves;
+                const int pair = halves ? i % (rope_dim / 2) : i / 2;
+                const bool second = halves ? i >= rope_dim / 2 : i % 2 == 1;
+                const double a = halves ? in[pair] : in[2 * pair], b = halves ? in[pair + rope_dim / 2] : in[2 * pair + 1];
+                const double angle = double(first + t) * rope.frequency[size_t(pair)];
+                const double expected = magnitude * (second ? a * std::sin(angle) + b * std::cos(angle)
+                                                            : a * std::cos(angle) - b * std::sin(angle));
+                // cos, its scaling, two products and a sum: five roundings on each term.
+                ASSERT_LE(std::abs(out - expected), 5 * kUnit * magnitude * (std::abs(a) + std::abs(b)))
+                    << "token " << t << " head " << h << " element " << i;
+              }
+        }
+}
+
+TEST(ApplyRope, ScoresDependOnTheDistanceOnly) {
+  CpuContext context(1);
+  const Rope rope = test_rope(RopePairs::halves, 64, 1);
+  const auto score = [&](int query_at, int key_at) {
+    std::vector<float> q = random_floats(1, 64), k = random_floats(2, 64);
+    apply_rope(context, rope, query_at, 1, 64, {q.data(), 1, 64});
+    apply_rope(context, rope, key_at, 1, 64, {k.data(), 1, 64});
+    double dot = 0;
+    for (size_t i = 0; i < 64; ++i) dot += double(q[i]) * k[i];
+    return dot;
+  };
+  EXPECT_NEAR(score(9, 4), score(1005, 1000), 1e-4);
+  EXPECT_GT(std::abs(score(9, 4) - score(9, 8)), 1e-2);
+}
+
+TEST(Additions, AddRowsAndBiases) {
+  CpuContext context(2);
+  GuardedMatrix x(3, 10), y(3, 10);
+  const std::vector<float> a = random_floats(1, 30), b = random_floats(2, 30), bias = random_floats(3, 10);
+  for (int t = 0; t < 3; ++t)
+    for (int i = 0; i < 10; ++i) x.view()(t, i) = a[size_t(t * 10 + i)], y.view()(t, i) = b[size_t(t * 10 + i)];
+  add(context, x.view(), y.view());
+  add_bias(context, x.view(), bias.data());
+  EXPECT_TRUE(x.intact() && y.intact());
+  for (int t = 0; t < 3; ++t)
+    for (int i = 0; i < 10; ++i) EXPECT_EQ(x.view()(t, i), (a[size_t(t * 10 + i)] + b[size_t(t * 10 + i)]) + bias[size_t(i)]);
+}
+
+}  // namespace
+}  // namespace ridge
