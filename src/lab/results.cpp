@@ -56,7 +56,10 @@ std::string utc_now() {
 
 void set_command_line(const std::vector<std::string>& args) {
   std::string line;
-  for (const std::string& arg : args) line += (line.empty() ? "" : " ") + shell_quoted(arg);
+  for (const std::string& arg : args) {
+    if (!line.empty()) line += ' ';
+    line += shell_quoted(arg);
+  }
   stored_command_line() = std::move(line);
 }
 

@@ -1,0 +1,120 @@
+#include "lab/quality.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <chrono>
+#include <cmath>
+#include <memory>
+
+#include "io/mapped_file.h"
+
+namespace ridge::lab {
+namespace {
+
+constexpr uint64_t kMaxCorpusBytes = uint64_t(1) << 30;
+
+class SessionTimeline : public Timeline {
+ public:
+  SessionTimeline(const Model& model, const SessionOptions& options) : session(model, options) {}
+  void reset() override { session.reset(); }
+  void prefill(std::span<const int32_t> tokens) override { session.prefill(tokens); }
+  void prefill(std::span<const int32_t> tokens, const LogitsCallback& logits) override { session.prefill(tokens, logits); }
+  std::span<const float> decode(int32_t token) override { return session.decode(token); }
+
+  Session session;
+};
+
+std::unique_ptr<SessionTimeline> open_session(const Model& model, const EvalOptions& options, const KvChoice& kv) {
+  return std::make_unique<SessionTimeline>(
+      model, SessionOptions{.n_ctx = options.n_ctx, .n_ubatch = options.n_ubatch, .k = kv.k, .v = kv.v});
+}
+
+/// Rows of logits held at a time: a micro-batch, unless the vocabulary makes that more than 128 MiB.
+int block_rows(const EvalOptions& options, int vocab_size) {
+  const int64_t fitting = (int64_t(128) << 20) / (4 * int64_t(vocab_size));
+  return int(std::clamp<int64_t>(fitting, 1, options.n_ubatch));
+}
+
+/// Bytes of text that the scored tokens of the first n chunks stand for.
+int64_t scored_text_bytes(const Model& model, const Corpus& corpus, const Windows& windows, int n_chunks) {
+  int64_t bytes = 0;
+  for (int chunk = 0; chunk < n_chunks; ++chunk) {
+    const size_t first = size_t(chunk) * size_t(windows.n_ctx) + size_t(windows.first_scored()) + 1;
+    for (int i = 0; i < windows.scored_per_chunk(); ++i)
+      bytes += int64_t(model.piece(corpus.tokens[first + size_t(i)]).size());
+  }
+  return bytes;
+}
+
+}  // namespace
+
+Corpus read_corpus(const Model& model, const std::string& path) {
+  Corpus corpus{.path = path};
+  const std::string text = io::read_text_file(path, kMaxCorpusBytes).or_throw();
+  corpus.bytes = int64_t(text.size());
+  corpus.xxh64 = XXH64(text.data(), text.size(), 0);
+  corpus.tokens = model.tokenize(text, true, false);
+  return corpus;
+}
+
+double CandidateResult::mib_at(int n) const {
+  const int64_t fixed = cache.k.fixed_bytes + cache.v.fixed_bytes;
+  return double(cache.bytes_per_token() * n + fixed) / 1048576;
+}
+
+double EvalResult::bits_per_byte(const CandidateResult& candidate) const {
+  const double nats = options.against_base ? candidate.scores.pair.sum_nll() : candidate.scores.ppl.sum_nll();
+  return scored_bytes > 0 ? nats / std::log(2.0) / double(scored_bytes) : 0;
+}
+
+EvalResult evaluate(const Model& model, const Corpus& corpus, const EvalOptions& options, const EvalHooks& hooks) {
+  const auto start = std::chrono::steady_clock::now();
+  EvalResult result{.options = options,
+                    .model = model.info(),
+                    .corpus_path = corpus.path,
+                    .corpus_bytes = corpus.bytes,
+                    .corpus_xxh64 = corpus.xxh64,
+                    .n_tokens = int64_t(corpus.tokens.size())};
+  const auto bos = result.model.add_bos ? model.bos() : std::nullopt;
+  result.windows = plan_windows(result.n_tokens, options.n_ctx, options.max_chunks, bos).or_throw();
+
+  std::unique_ptr<SessionTimeline> base;
+  if (options.against_base) base = open_session(model, options, options.base);
+  std::vector<std::unique_ptr<SessionTimeline>> sessions;
+  std::vector<Timeline*> timelines;
+  for (const KvChoice& kv : options.candidates) {
+    timelines.push_back(sessions.emplace_back(open_session(model, options, kv)).get());
+    result.candidates.push_back({.kv = kv, .cache = sessions.back()->session.kv_report(), .scores = {}});
+  }
+
+  std::vector<Scores> scores;
+  const auto refresh = [&](int chunks_done) {
+    result.chunks_done = chunks_done;
+    result.scored_bytes = scored_text_bytes(model, corpus, result.windows, chunks_done);
+    for (size_t c = 0; c < sessions.size(); ++c) {
+      result.candidates[c].scores = scores[c];
+      result.candidates[c].cache = sessions[c]->session.kv_report();
+    }
+    result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
+  const int64_t runs = int64_t(timelines.size()) + (base ? 1 : 0);
+  const int64_t total = runs * result.windows.n_chunks * (result.windows.n_ctx - 1);
+  PassOptions pass{.path = options.path,
+                   .vocab_size = result.model.vocab_size,
+                   .block_rows = block_rows(options, result.model.vocab_size),
+                   .stop = hooks.stop,
+                   .on_progress = {},
+                   .on_chunk = {}};
+  if (hooks.on_progress) pass.on_progress = [&](int64_t steps) { hooks.on_progress(steps, total); };
+  if (hooks.on_chunk)
+    pass.on_chunk = [&](int chunks_done) {
+      refresh(chunks_done);
+      hooks.on_chunk(result);
+    };
+  ThreadPool pool(result.model.n_threads);
+  refresh(run_windows(result.windows, corpus.tokens, base.get(), timelines, pass, pool, scores));
+  return result;
+}
+
+}  // namespace ridge::lab

@@ -1,0 +1,71 @@
+// Quality of KV cache configurations on a text: perplexity, and KL divergence against the same weights with an f16
+// cache. One model, one base run and any number of candidates advance together, chunk by chunk.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "lab/kv_choice.h"
+#include "lab/results.h"
+#include "lab/windows.h"
+
+namespace ridge::lab {
+
+/// A text as it is scored; everything needed to know whether two figures compare.
+struct Corpus {
+  std::string path;
+  int64_t bytes = 0;
+  uint64_t xxh64 = 0;  ///< of the file's bytes, seed 0
+  std::vector<int32_t> tokens;
+};
+/// Reads and tokenizes a text file, special tokens added as the model wants. Throws Error with the reason.
+Corpus read_corpus(const Model& model, const std::string& path);
+
+struct EvalOptions {
+  int n_ctx = 512;
+  int max_chunks = -1;  ///< -1: all
+  int n_ubatch = 512;
+  EvalPath path = EvalPath::prefill;
+  bool against_base = false;  ///< false: perplexity only
+  KvChoice base;              ///< f16 unless told otherwise
+  std::vector<KvChoice> candidates;
+};
+
+struct CandidateResult {
+  KvChoice kv;
+  KvReport cache;
+  Scores scores;  ///< pair against a base, ppl otherwise
+
+  /// MiB of both sides at a context of n tokens.
+  double mib_at(int n) const;
+};
+
+struct EvalResult {
+  EvalOptions options;
+  ModelInfo model;
+  std::string corpus_path;
+  int64_t corpus_bytes = 0;
+  uint64_t corpus_xxh64 = 0;
+  int64_t n_tokens = 0;  ///< of the whole text
+  Windows windows;
+  int chunks_done = 0;
+  int64_t scored_bytes = 0;  ///< of the scored tokens' text
+  double seconds = 0;
+  std::vector<CandidateResult> candidates;
+
+  bool complete() const { return chunks_done == windows.n_chunks; }
+  /// Sum of NLL in bits over the bytes of the scored tokens.
+  double bits_per_byte(const CandidateResult& candidate) const;
+};
+
+struct EvalHooks {
+  std::function<bool()> stop;
+  std::function<void(int64_t steps, int64_t total)> on_progress;  ///< token steps just done, and in all
+  std::function<void(const EvalResult& so_far)> on_chunk;
+};
+
+/// Runs the evaluation; stopped early, the result holds the chunks that were finished.
+EvalResult evaluate(const Model& model, const Corpus& corpus, const EvalOptions& options, const EvalHooks& hooks);
+
+}  // namespace ridge::lab

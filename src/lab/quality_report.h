@@ -1,0 +1,24 @@
+// What a quality run prints and stores: llama-perplexity's lines, a table over configurations, JSON rows.
+#pragma once
+
+#include "lab/quality.h"
+
+namespace ridge::lab {
+
+/// The running line after each chunk, without a line end. Perplexity runs of one candidate continue one line.
+std::string chunk_text(const EvalResult& so_far);
+/// The heading above the running lines; empty when they need none.
+std::string chunk_heading(const EvalResult& result);
+
+/// "Final estimate: PPL = ..." of one candidate.
+std::string ppl_text(const EvalResult& result, const CandidateResult& candidate);
+/// The three blocks of statistics of one candidate, labelled as llama-perplexity labels them.
+std::string kld_text(const CandidateResult& candidate);
+
+/// One line per candidate: format, rotation, bits, bytes, perplexity, divergence.
+std::string markdown_table(const EvalResult& result);
+
+/// Everything about one candidate.
+Row to_row(const EvalResult& result, const CandidateResult& candidate);
+
+}  // namespace ridge::lab
