@@ -72,7 +72,7 @@ function(ridge_test name)
   target_compile_definitions(test_${name} PRIVATE RIDGE_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
                                                   RIDGE_BINARY_DIR="${PROJECT_BINARY_DIR}")
   ridge_target(test_${name})
-  gtest_discover_tests(test_${name} TEST_PREFIX "${name}/" DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 600)
+  gtest_discover_tests(test_${name} TEST_PREFIX "${name}/" NO_PRETTY_VALUES DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 600)
 endfunction()
 
 # The fuzz targets: tests/fuzz/fuzz_NAME.cpp defines LLVMFuzzerTestOneInput, tests/fuzz/corpus/NAME/ holds its inputs.
