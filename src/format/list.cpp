@@ -1,6 +1,7 @@
 #include "format/list.h"
 
 #include <cmath>
+#include <vector>
 
 #include "format/kv_f16.h"
 #include "format/kv_f32.h"
@@ -56,6 +57,7 @@ const WeightFormat* weight_format_of_dtype(std::string_view dtype) {
 }
 
 Status encode_rows(const WeightFormat& format, std::span<const float> values, int64_t n_in, std::span<std::byte> out) {
+  RIDGE_CHECK(n_in <= 0 || int64_t(values.size()) % n_in == 0, "{} values in rows of {}", values.size(), n_in);
   if (n_in <= 0 || n_in % format.group != 0)
     return fail(ErrorKind::bad_file, "rows of {} elements do not divide into groups of {} ({})", n_in, format.group,
                 format.name);
@@ -64,7 +66,17 @@ Status encode_rows(const WeightFormat& format, std::span<const float> values, in
       return bad_file("row {} column {} is {}", int64_t(i) / n_in, int64_t(i) % n_in, values[i]);
   RIDGE_CHECK(int64_t(out.size()) == format.row_bytes(int64_t(values.size())), "output is {} bytes, needs {}",
               out.size(), format.row_bytes(int64_t(values.size())));
-  format.encode(values.data(), int64_t(values.size()), out.data());
+  // A finite value beyond the range of an fp16 value or scale would come back as infinity or NaN: look at what was stored.
+  std::vector<float> stored(size_t(n_in), 0.0f);
+  for (int64_t row = 0; row < int64_t(values.size()) / n_in; ++row) {
+    const float* in = values.data() + row * n_in;
+    std::byte* blocks = out.data() + row * format.row_bytes(n_in);
+    format.encode(in, n_in, blocks);
+    format.decode(blocks, n_in, stored.data());
+    for (int64_t i = 0; i < n_in; ++i)
+      if (!std::isfinite(stored[size_t(i)]))
+        return bad_file("row {} column {} is {}, in a group too large for {}", row, i, in[i], format.name);
+  }
   return {};
 }
 

@@ -22,7 +22,8 @@ Result<const KvFormat*> find_kv_format(std::string_view name);
 const WeightFormat* weight_format_of_gguf(uint32_t type);
 const WeightFormat* weight_format_of_dtype(std::string_view dtype);
 
-/// Encodes rows of n_in floats. Refuses NaN, infinity and lengths the group does not divide, naming the first place.
+/// Encodes rows of n_in floats. Refuses NaN, infinity, values too large for the format and lengths the group does not
+/// divide, naming the first place.
 Status encode_rows(const WeightFormat& format, std::span<const float> values, int64_t n_in, std::span<std::byte> out);
 
 }  // namespace ridge

@@ -34,7 +34,7 @@ struct Q4_0 {
     for (int i = 0; i < kGroup; ++i)
       if (std::abs(in[i]) > std::abs(extreme)) extreme = in[i];
     const float scale = extreme / -8.0f;
-    const float inverse = scale != 0 ? 1.0f / scale : 0.0f;
+    const float inverse = std::abs(scale) > 1e-38f ? 1.0f / scale : 0.0f;  // below, fp16 has no scale but 0 anyway
     block.scale = f32_to_f16(scale);
     const auto nibble = [&](float w) { return uint8_t(std::clamp(int(w * inverse + 8.5f), 0, 15)); };
     for (int i = 0; i < 16; ++i) block.q[i] = uint8_t(nibble(in[i]) | nibble(in[i + 16]) << 4);

@@ -30,7 +30,7 @@ struct Q8_0 {
     float top = 0;
     for (int i = 0; i < kGroup; ++i) top = std::max(top, std::abs(in[i]));
     const float scale = top / 127.0f;
-    const float inverse = scale > 0 ? 1.0f / scale : 0.0f;
+    const float inverse = scale > 1e-38f ? 1.0f / scale : 0.0f;  // below, fp16 has no scale but 0 anyway
     block.scale = f32_to_f16(scale);
     for (int i = 0; i < kGroup; ++i) block.q[i] = int8_t(std::clamp(std::round(in[i] * inverse), -127.0f, 127.0f));
   }

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <string_view>
 
@@ -33,12 +34,18 @@ template <class F>
 constexpr WeightFormat make_weight_format() {
   return {F::kName, F::kGgufType, F::kDtype, F::kGroup, int(sizeof(typename F::Block)),
           [](const std::byte* blocks, int64_t n, float* out) {
-            const auto* block = reinterpret_cast<const typename F::Block*>(blocks);
-            for (int64_t i = 0; i < n / F::kGroup; ++i) F::decode(block[i], out + i * F::kGroup);
+            typename F::Block block;  // copied: a tensor may start at any byte of a file
+            for (int64_t i = 0; i < n / F::kGroup; ++i) {
+              std::memcpy(&block, blocks + i * int64_t(sizeof block), sizeof block);
+              F::decode(block, out + i * F::kGroup);
+            }
           },
           [](const float* in, int64_t n, std::byte* blocks) {
-            auto* block = reinterpret_cast<typename F::Block*>(blocks);
-            for (int64_t i = 0; i < n / F::kGroup; ++i) F::encode(in + i * F::kGroup, block[i]);
+            typename F::Block block;
+            for (int64_t i = 0; i < n / F::kGroup; ++i) {
+              F::encode(in + i * F::kGroup, block);
+              std::memcpy(blocks + i * int64_t(sizeof block), &block, sizeof block);
+            }
           }};
 }
 

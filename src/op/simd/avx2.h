@@ -16,7 +16,7 @@ struct Simd {
 
   static F zero() { return _mm256_setzero_ps(); }
   static F set1(float x) { return _mm256_set1_ps(x); }
-  static F load(const float* p) { return _mm256_loadu_ps(p); }
+  static F load(const void* p) { return _mm256_loadu_ps(static_cast<const float*>(p)); }
   static void store(float* p, F x) { _mm256_storeu_ps(p, x); }
   static F load_f16(const void* p) { return _mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(p))); }
   static F load_bf16(const void* p) {
