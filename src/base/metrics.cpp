@@ -54,8 +54,8 @@ double kl_divergence(std::span<const float> base_logits, double base_lse, std::s
               candidate_logits.size());
   double divergence = 0;
   for (size_t i = 0; i < base_logits.size(); ++i) {
-    const double log_p = base_logits[i] - base_lse;
-    divergence += std::exp(log_p) * (log_p - (candidate_logits[i] - candidate_lse));
+    const double log_p = base_logits[i] - base_lse, p = std::exp(log_p);
+    if (p != 0) divergence += p * (log_p - (candidate_logits[i] - candidate_lse));  // p log p is 0 at 0, not NaN
   }
   return divergence;
 }

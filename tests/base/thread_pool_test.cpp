@@ -1,0 +1,128 @@
+// ThreadPool: every task once, exceptions out and the pool alive after them, thousands of regions too small to notice.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <numeric>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "base/rng.h"
+#include "base/thread_pool.h"
+#include "ridge/error.h"
+
+namespace ridge {
+namespace {
+
+class ThreadPoolOf : public testing::TestWithParam<int> {
+ protected:
+  ThreadPool pool_{GetParam()};
+};
+INSTANTIATE_TEST_SUITE_P(Threads, ThreadPoolOf, testing::Values(1, 2, 3, 4));
+
+TEST_P(ThreadPoolOf, RunsEveryTaskExactlyOnceWithAValidThreadNumber) {
+  for (const int64_t n_tasks : {0, 1, 2, 3, 4, 5, 100, 10000}) {
+    std::vector<std::atomic<int>> runs(static_cast<size_t>(n_tasks));
+    std::atomic<bool> valid{true};
+    pool_.for_each(n_tasks, [&](int64_t task, int thread) {
+      ++runs[size_t(task)];
+      if (thread < 0 || thread >= pool_.size()) valid = false;
+    });
+    EXPECT_TRUE(valid);
+    for (const auto& count : runs) ASSERT_EQ(count, 1) << n_tasks;
+  }
+}
+
+TEST_P(ThreadPoolOf, WhatTasksWroteIsVisibleAfterTheRegion) {
+  std::vector<int64_t> squares(1000);  // plain memory: a missing release or acquire is a race
+  pool_.for_each(1000, [&](int64_t task, int) { squares[size_t(task)] = task * task; });
+  EXPECT_EQ(std::accumulate(squares.begin(), squares.end(), int64_t(0)), 332833500);
+}
+
+TEST_P(ThreadPoolOf, OneThreadNumberIsNeverUsedTwiceAtATime) {
+  std::vector<int> inside(size_t(pool_.size()), 0);  // plain on purpose: per-thread scratch relies on this
+  bool clash = false;
+  for (int region = 0; region < 50; ++region)
+    pool_.for_each(64, [&](int64_t, int thread) {
+      if (inside[size_t(thread)]++ != 0) clash = true;
+      --inside[size_t(thread)];
+    });
+  EXPECT_FALSE(clash);
+}
+
+TEST_P(ThreadPoolOf, AnExceptionComesOutAndThePoolLives) {
+  for (int round = 0; round < 50; ++round) {
+    for (const int64_t thrower : {0, 7, 63}) {
+      try {
+        pool_.for_each(64, [&](int64_t task, int) {
+          if (task == thrower) throw std::runtime_error("task " + std::to_string(task));
+        });
+        FAIL() << "the exception was lost";
+      } catch (const std::runtime_error& error) {
+        EXPECT_EQ(std::string(error.what()), "task " + std::to_string(thrower));
+      }
+    }
+    std::atomic<int> count{0};
+    pool_.for_each(64, [&](int64_t, int) { ++count; });
+    ASSERT_EQ(count, 64) << "round " << round;
+  }
+}
+
+TEST_P(ThreadPoolOf, WhenEveryTaskThrowsOneOfThemComesOut) {
+  for (int round = 0; round < 50; ++round)
+    EXPECT_THROW(pool_.for_each(16, [](int64_t, int) { throw Error(ErrorKind::failure, "all"); }), Error);
+}
+
+TEST_P(ThreadPoolOf, ManyTinyRegions) {
+  std::atomic<int64_t> sum{0};
+  int64_t expected = 0;
+  for (int region = 0; region < 4000; ++region) {
+    const int64_t n_tasks = region % 5;
+    pool_.for_each(n_tasks, [&](int64_t task, int) { sum.fetch_add(task + 1, std::memory_order_relaxed); });
+    expected += n_tasks * (n_tasks + 1) / 2;
+  }
+  EXPECT_EQ(sum, expected);
+}
+
+TEST_P(ThreadPoolOf, WakesFromSleep) {
+  for (int round = 0; round < 5; ++round) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // longer than the pool spins
+    std::atomic<int> count{0};
+    pool_.for_each(8, [&](int64_t, int) { ++count; });
+    EXPECT_EQ(count, 8);
+  }
+}
+
+TEST(ThreadPool, SizesAndLifetimes) {
+  EXPECT_GE(available_processors(), 1);
+  EXPECT_EQ(ThreadPool(0).size(), available_processors());
+  EXPECT_EQ(ThreadPool(3).size(), 3);
+  EXPECT_THROW(ThreadPool(100000), Error);
+  for (int i = 0; i < 200; ++i) ThreadPool pool(4);  // destroyed at once, perhaps before its threads have run
+}
+
+TEST(Rng, KnownAnswersOfSplitMix64) {
+  Rng rng(1234567);
+  EXPECT_EQ(rng.next(), 6457827717110365317ull);
+  EXPECT_EQ(rng.next(), 3203168211198807973ull);
+  EXPECT_EQ(rng.next(), 9817491932198370423ull);
+}
+
+TEST(Rng, MomentsOfUniformAndNormal) {
+  Rng rng(5);
+  double uniform = 0, normal = 0, square = 0, fourth = 0;
+  constexpr int kDraws = 200000;
+  for (int i = 0; i < kDraws; ++i) {
+    const double u = rng.uniform(), n = rng.normal();
+    ASSERT_TRUE(u >= 0 && u < 1 && std::isfinite(n));
+    uniform += u, normal += n, square += n * n, fourth += n * n * n * n;
+  }
+  // Five standard errors.
+  EXPECT_NEAR(uniform / kDraws, 0.5, 5 * 0.289 / std::sqrt(kDraws));
+  EXPECT_NEAR(normal / kDraws, 0, 5 / std::sqrt(kDraws));
+  EXPECT_NEAR(square / kDraws, 1, 5 * std::sqrt(2.0 / kDraws));
+  EXPECT_NEAR(fourth / kDraws, 3, 5 * std::sqrt(96.0 / kDraws));
+}
+
+}  // namespace
+}  // namespace ridge
