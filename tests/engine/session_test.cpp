@@ -1,0 +1,242 @@
+// Sessions on the tiny shipped model: prefill equals decode, limits, errors, kernels, generation.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "base/metrics.h"
+#include "format/list.h"
+#include "ridge/engine.h"
+
+namespace ridge {
+namespace {
+
+const char* const kModel = RIDGE_SOURCE_DIR "/models/stories260K.gguf";
+
+const Model& tiny() {
+  static const Model model = Model::load(kModel);
+  return model;
+}
+const Model& reference() {
+  static const Model model = Model::load(RIDGE_SOURCE_DIR "/models/ridge-ref-q8_0.gguf");
+  return model;
+}
+
+std::string error_of(const auto& call, ErrorKind kind) {
+  try {
+    call();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), kind) << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << "no error";
+  return "";
+}
+bool contains(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
+
+std::vector<int32_t> some_tokens(int n, int vocab) {
+  std::vector<int32_t> tokens;
+  for (int i = 0; i < n; ++i) tokens.push_back(int32_t((i * 7919 + 13) % vocab));
+  return tokens;
+}
+
+/// Last logits after n tokens prefilled `step` at a time (step 1: decode).
+std::vector<float> last_logits(const Model& model, const SessionOptions& base, const std::vector<int32_t>& tokens, int step) {
+  SessionOptions options = base;
+  options.n_ubatch = std::max(step, 1);
+  Session session(model, options);
+  std::span<const float> logits;
+  if (step == 1) for (const int32_t t : tokens) logits = session.decode(t);
+  else logits = session.prefill(tokens);
+  EXPECT_EQ(session.n_past(), int(tokens.size()));
+  return {logits.begin(), logits.end()};
+}
+
+// Float weights: batch and single token differ by the order of summation only, about 1e-6 relative.
+TEST(Session, PrefillEqualsDecodeForEveryCacheFormat) {
+  const std::vector<int32_t> tokens = some_tokens(120, tiny().info().vocab_size);
+  for (const KvFormat& format : kv_formats()) {
+    const std::string name(format.name);
+    if (tiny().info().head_dim % format.group != 0) continue;
+    const SessionOptions options{.n_ctx = 128, .k = {.format = name}, .v = {.format = name}};
+    const std::vector<float> decoded = last_logits(tiny(), options, tokens, 1);
+    for (const int step : {2, 17, 64, 120}) {
+      const Comparison c = compare(last_logits(tiny(), options, tokens, step), decoded);
+      // A code may flip where a value sits on the border between two levels; nothing larger may happen.
+      EXPECT_LT(c.nmse, name == "f32" ? 1e-9 : 1e-4) << name << ", " << step << " tokens a step";
+    }
+  }
+}
+
+// 8-bit activations: a last-bit difference before rounding flips a code worth 1/127 of the group's top value, and the
+// flips spread over the layers. NMSE of the logits stays below 1e-3 (measured 2e-5 to 2e-4).
+TEST(Session, PrefillEqualsDecodeWithQuantisedWeights) {
+  const std::vector<int32_t> tokens = some_tokens(150, reference().info().vocab_size);
+  for (const char* name : {"f16", "q8_0", "rotor-3"}) {
+    const SessionOptions options{.n_ctx = 256, .k = {.format = name}, .v = {.format = name}};
+    const std::vector<float> decoded = last_logits(reference(), options, tokens, 1);
+    for (const int step : {64, 150}) EXPECT_LT(compare(last_logits(reference(), options, tokens, step), decoded).nmse, 1e-3) << name;
+  }
+}
+
+TEST(Session, KernelsOfEveryIsaAgree) {
+  const std::vector<int32_t> tokens = some_tokens(100, tiny().info().vocab_size);
+  const SessionOptions options{.n_ctx = 128, .k = {.format = "rotor-3"}, .v = {.format = "q8_0"}};
+  SessionOptions usable = options;
+  usable.v.format = "f16";  // q8_0 needs a head_dim of 32, this model has 8
+  const std::vector<float> expected = last_logits(Model::load(kModel, {.isa = "scalar"}), usable, tokens, 100);
+  for (const char* isa : {"avx2", "avx512"}) {
+    const Model model = Model::load(kModel, {.isa = isa});
+    EXPECT_LT(compare(last_logits(model, usable, tokens, 100), expected).nmse, 1e-4) << isa;
+    EXPECT_LT(compare(last_logits(model, usable, tokens, 1), expected).nmse, 1e-4) << isa;
+  }
+}
+
+TEST(Session, ThreadsDoNotChangeTheResult) {
+  const std::vector<int32_t> tokens = some_tokens(60, tiny().info().vocab_size);
+  const std::vector<float> one = last_logits(Model::load(kModel, {.n_threads = 1}), {.n_ctx = 64}, tokens, 1);
+  for (const int n : {2, 3, 5}) {
+    const std::vector<float> many = last_logits(Model::load(kModel, {.n_threads = n}), {.n_ctx = 64}, tokens, 1);
+    EXPECT_LT(compare(many, one).nmse, 1e-9) << n << " threads";
+  }
+}
+
+TEST(Session, RefusesWhatDoesNotFitAndStaysUsable) {
+  Session session(tiny(), {.n_ctx = 10});
+  const std::vector<int32_t> tokens = some_tokens(11, 512);
+  EXPECT_TRUE(contains(error_of([&] { session.prefill(tokens); }, ErrorKind::usage), "context full: 11 tokens"));
+  EXPECT_EQ(session.n_past(), 0) << "nothing was half done";
+  session.prefill(std::span(tokens).first(10));
+  EXPECT_TRUE(contains(error_of([&] { session.decode(1); }, ErrorKind::usage), "context full"));
+  EXPECT_TRUE(contains(error_of([&] { session.prefill(std::span<const int32_t>{}); }, ErrorKind::usage), "empty"));
+  session.reset();
+  EXPECT_TRUE(contains(error_of([&] { session.decode(512); }, ErrorKind::usage), "outside the vocabulary"));
+  EXPECT_TRUE(contains(error_of([&] { session.decode(-1); }, ErrorKind::usage), "outside the vocabulary"));
+  session.decode(1);
+  EXPECT_EQ(session.n_past(), 1);
+}
+
+TEST(Session, BadOptionsNameTheChoice) {
+  const auto open = [](SessionOptions options) { return [options] { Session(tiny(), options); }; };
+  EXPECT_TRUE(contains(error_of(open({.k = {.format = "q3_9"}}), ErrorKind::usage), "there are: f32, f16"));
+  EXPECT_TRUE(contains(error_of(open({.k = {.format = "q8_0"}}), ErrorKind::usage), "multiple of 32"));
+  EXPECT_TRUE(contains(error_of(open({.k = {.rotation = "spiral"}}), ErrorKind::usage), "none, planar, hadamard"));
+  EXPECT_TRUE(contains(error_of(open({.n_ctx = -5}), ErrorKind::usage), "--ctx-size"));
+  EXPECT_TRUE(contains(error_of(open({.n_ubatch = 0}), ErrorKind::usage), "--ubatch-size"));
+}
+
+TEST(Session, BadLoadOptionsNameTheChoice) {
+  const auto load = [](LoadOptions options) { return [options] { Model::load(kModel, options); }; };
+  EXPECT_TRUE(contains(error_of(load({.isa = "sse9"}), ErrorKind::usage), "scalar, avx2, avx512"));
+  EXPECT_TRUE(contains(error_of(load({.kernels = {"gemv=warp"}}), ErrorKind::usage), "no kernel 'warp'"));
+  EXPECT_TRUE(contains(error_of(load({.kernels = {"gemw=ref"}}), ErrorKind::usage), "unknown op 'gemw'"));
+  EXPECT_TRUE(contains(error_of(load({.n_threads = -1}), ErrorKind::usage), "--threads"));
+  EXPECT_TRUE(contains(error_of([] { Model::load("synth:gpt-9"); }, ErrorKind::usage), "unknown shape"));
+  EXPECT_TRUE(contains(error_of([] { Model::load("synth:tiny@colour=red"); }, ErrorKind::usage), "unknown synth: option"));
+  EXPECT_TRUE(contains(error_of([] { Model::load("no/such/file.gguf"); }, ErrorKind::bad_file), "no/such/file.gguf"));
+}
+
+TEST(Session, ForcedKernelIsUsedOrRefused) {
+  const Model model = Model::load(kModel, {.kernels = {"gemv=ref", "attn_decode=ref"}});
+  Session session(model, {.n_ctx = 16});
+  const std::vector<std::string> kernels = session.kernels();
+  EXPECT_NE(std::find(kernels.begin(), kernels.end(), "gemv=ref"), kernels.end());
+  session.decode(1);
+  // An f32 model has no panels: forcing their kernel must say so, not fall back.
+  const Model forced = Model::load(kModel, {.kernels = {"gemv=panel-avx2"}});
+  Session refused(forced, {.n_ctx = 16});
+  EXPECT_TRUE(contains(error_of([&] { refused.decode(1); }, ErrorKind::usage), "f32 has no panel layout"));
+}
+
+TEST(Session, ReportEqualsTheFormula) {
+  Session session(reference(), {.n_ctx = 1000, .k = {.format = "q8_0"}, .v = {.format = "rotor-3"}});
+  const ModelInfo& m = reference().info();
+  const KvReport report = session.kv_report();
+  EXPECT_EQ(report.k.bytes_per_token, int64_t(m.n_layers) * m.n_kv_heads * m.head_dim * 34 / 32);
+  EXPECT_EQ(report.v.bytes_per_token, int64_t(m.n_layers) * m.n_kv_heads * (m.head_dim * 3 / 8 + 2));
+  EXPECT_DOUBLE_EQ(report.k.bits_per_value, 8.5);
+  EXPECT_DOUBLE_EQ(report.v.bits_per_value, 3.125);
+  EXPECT_EQ(report.k.rotation, "none");
+  EXPECT_EQ(report.v.rotation, "hadamard");
+  EXPECT_EQ(report.v.window, 32);
+  EXPECT_EQ(report.v.sinks, 4);
+  // One decode step reads every matrix once and every cached row once.
+  session.prefill(some_tokens(500, m.vocab_size));
+  EXPECT_GT(session.decode_read_bytes(), m.decode_weight_bytes + 400 * report.bytes_per_token());
+}
+
+TEST(Session, RandomDepthIsValidAndRepeatable) {
+  Session a(tiny(), {.n_ctx = 128, .k = {.format = "rotor-3"}, .v = {.format = "rotor-3"}});
+  a.fill_random(100, 7);
+  EXPECT_EQ(a.n_past(), 100);
+  const auto logits = a.decode(1);
+  const std::vector<float> first(logits.begin(), logits.end());
+  for (const float x : first) ASSERT_TRUE(std::isfinite(x));
+  a.fill_random(100, 7);
+  const auto again = a.decode(1);
+  EXPECT_EQ(first, std::vector<float>(again.begin(), again.end()));
+  EXPECT_TRUE(contains(error_of([&] { a.fill_random(129, 7); }, ErrorKind::usage), "depth 129"));
+}
+
+TEST(Session, SyntheticModelsRunInEveryWeightFormat) {
+  for (const WeightFormat& format : weight_formats()) {
+    const Model model = Model::load("synth:tiny@layers=1@weights=" + std::string(format.name));
+    Session session(model, {.n_ctx = 32});
+    for (const float x : session.prefill(some_tokens(20, 512))) ASSERT_TRUE(std::isfinite(x)) << format.name;
+    EXPECT_EQ(model.info().weight_format, format.name);
+    error_of([&] { model.tokenize("text"); }, ErrorKind::usage);
+  }
+}
+
+GenerateResult greedy(const std::string& prompt, GenerateOptions options, int n_ctx = 128, std::string* streamed = nullptr) {
+  Session session(tiny(), {.n_ctx = n_ctx});
+  options.sampler.temperature = 0;
+  return generate(session, tiny(), tiny().tokenize(prompt), options, [&](std::string_view text) {
+    if (streamed) *streamed += text;
+    return true;
+  });
+}
+
+TEST(Generate, WritesAStory) {
+  std::string streamed;
+  const GenerateResult result = greedy("Once upon a time", {.max_tokens = 40}, 128, &streamed);
+  EXPECT_EQ(result.tokens.size(), 40u);
+  EXPECT_EQ(result.reason, StopReason::max_tokens);
+  EXPECT_EQ(result.text, streamed);
+  EXPECT_TRUE(contains(streamed, "there was a little")) << streamed;
+  EXPECT_EQ(result.n_decoded, 39) << "the last token needs no further step";
+}
+
+TEST(Generate, StopsBeforeAStopStringHoweverTokensCutIt) {
+  const std::string full = greedy("Once upon a time", {.max_tokens = 40}).text;
+  for (size_t at = 3; at + 6 < full.size(); at += 5) {
+    const std::string stop = full.substr(at, 4);
+    const GenerateResult result = greedy("Once upon a time", {.max_tokens = 40, .stop = {"never this", stop}});
+    EXPECT_EQ(result.reason, StopReason::stop_string);
+    EXPECT_EQ(result.stop, stop);
+    EXPECT_EQ(result.text, full.substr(0, full.find(stop)));
+  }
+}
+
+TEST(Generate, HeldBackTextComesOutAtTheEnd) {
+  const std::string full = greedy("Once upon a time", {.max_tokens = 20}).text;
+  // A stop string that begins like the end of the text but goes on: nothing may be lost.
+  EXPECT_EQ(greedy("Once upon a time", {.max_tokens = 20, .stop = {full.substr(full.size() - 3) + "xyz"}}).text, full);
+}
+
+TEST(Generate, SaysWhenTheContextIsFull) {
+  const GenerateResult result = greedy("Once upon a time", {}, 20);
+  EXPECT_EQ(result.reason, StopReason::context_full);
+  EXPECT_EQ(result.n_prompt + result.n_decoded, 20);
+}
+
+TEST(Generate, StopsWhenTheCallerSaysSo) {
+  Session session(tiny(), {.n_ctx = 128});
+  int calls = 0;
+  const GenerateResult result = generate(session, tiny(), tiny().tokenize("Once"), {.sampler = {.temperature = 0}},
+                                         [&](std::string_view) { return ++calls < 3; });
+  EXPECT_EQ(result.reason, StopReason::interrupted);
+  EXPECT_EQ(calls, 3);
+}
+
+}  // namespace
+}  // namespace ridge
