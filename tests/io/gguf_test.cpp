@@ -67,6 +67,7 @@ TEST(Gguf, ArraysOfEveryNumberTypeKeepTheirValues) {
   EXPECT_EQ(value<std::vector<int64_t>>(gguf, "i64"), (std::vector<int64_t>{-1}));
   EXPECT_EQ(value<std::vector<double>>(gguf, "f64"), (std::vector<double>{1e-300}));
   EXPECT_TRUE(value<std::vector<uint64_t>>(gguf, "none").empty());
+  EXPECT_EQ(gguf.integers("u32").or_throw(), (std::vector<int64_t>{4294967295}));
 }
 
 TEST(Gguf, TensorShapesAreRowMajorAndSpansAreTheTensorsBytes) {
@@ -160,6 +161,7 @@ TEST(GgufTypedAccess, IntegersConvertWhenInRange) {
   EXPECT_EQ(gguf.integers("a.i32").or_throw(), (std::vector<int64_t>{1, -2, 3}));
   EXPECT_EQ(gguf.numbers("a.i32").or_throw(), (std::vector<double>{1, -2, 3}));
   EXPECT_EQ(gguf.numbers("a.f32").or_throw(), (std::vector<double>{1.5, -2}));
+  EXPECT_EQ(gguf.numbers("a.u64").or_throw(), (std::vector<double>{7, 0x1p63}));
   EXPECT_EQ(gguf.texts("a.text").or_throw().size(), 3u);
   EXPECT_TRUE(gguf.has("b"));
   EXPECT_FALSE(gguf.has("c"));
