@@ -6,7 +6,8 @@
 // qwen2:     llama-bpe with \p{N} in place of \p{N}{1,3}
 //
 // A regex engine would backtrack; these look at each character a bounded number of times, so time is linear in the
-// text. Categories come from utf8proc; bytes that are not UTF-8 count as a symbol (neither letter, number nor space).
+// text. Categories come from utf8proc (Unicode 15 in Debian 12; younger characters count as symbols). Bytes that are
+// not UTF-8 count as symbols too: neither letter, number nor space.
 #pragma once
 
 #include <cstddef>

@@ -2,6 +2,7 @@
 #include "io/tokenizer.h"
 
 #include <algorithm>
+#include <unordered_set>
 
 #include "io/pretokenizer.h"
 #include "io/text.h"
@@ -118,28 +119,31 @@ Status Tokenizer::Impl::add_bytes() {
   return {};
 }
 
+/// Merges may pass through any piece; only rules whose pieces text may become are kept.
 Status Tokenizer::Impl::add_merges() {
-  PieceIds all;  // merges may pass through any piece; only results that text may become are kept
-  for (size_t id = 0; id < spec.pieces.size() && !spec.merges.empty(); ++id)
-    all.try_emplace(spec.pieces[id], int32_t(id));
-  const auto usable = [&](std::string_view piece) {
-    const auto found = ids.find(piece);
-    return found == ids.end() ? kNoToken : found->second;
+  std::unordered_set<std::string_view> all;
+  const auto exists = [&](std::string_view piece) {
+    if (all.empty()) all.insert(spec.pieces.begin(), spec.pieces.end());
+    return all.contains(piece);
   };
+  std::string merged;
   for (size_t rank = 0; rank < spec.merges.size(); ++rank) {
     const std::string_view merge = spec.merges[rank];
     const size_t space = merge.find(' ', 1);
-    const std::string_view left = merge.substr(0, space);
-    const std::string_view right = space == std::string_view::npos ? "" : merge.substr(space + 1);
-    const std::string merged = fmt::format("{}{}", left, right);
-    if (right.empty()) return bad_file("tokenizer: merge {} is {}, expected two pieces", rank, in_quotes(merge));
-    for (const std::string_view piece : {left, right, std::string_view(merged)})
-      if (!all.contains(piece))
+    if (space == merge.npos || space + 1 == merge.size())
+      return bad_file("tokenizer: merge {} is {}, expected two pieces", rank, in_quotes(merge));
+    const std::string_view left = merge.substr(0, space), right = merge.substr(space + 1);
+    merged = left;
+    merged += right;
+    std::array<int32_t, 3> rule{};
+    for (size_t i = 0; const std::string_view piece : {left, right, std::string_view(merged)}) {
+      const auto found = ids.find(piece);
+      if (found == ids.end() && !exists(piece))
         return bad_file("tokenizer: merge {} ({}) needs the piece {}, which is not in the vocabulary", rank,
                         in_quotes(merge), in_quotes(piece));
-    const int32_t left_id = usable(left), right_id = usable(right), merged_id = usable(merged);
-    if (left_id != kNoToken && right_id != kNoToken && merged_id != kNoToken)
-      rank_merger.add(left_id, right_id, merged_id);
+      rule[i++] = found == ids.end() ? kNoToken : found->second;
+    }
+    if (std::ranges::find(rule, kNoToken) == rule.end()) rank_merger.add(rule[0], rule[1], rule[2]);
   }
   return {};
 }
@@ -236,7 +240,9 @@ const TokenizerSpec& Tokenizer::spec() const { return impl_->spec; }
 int32_t Tokenizer::vocab_size() const { return int32_t(impl_->spec.pieces.size()); }
 
 std::vector<int32_t> Tokenizer::encode(std::string_view text, bool add_special, bool parse_special) const {
-  RIDGE_CHECK(text.size() < (size_t(1) << 30), "encode: {} bytes of text, at most 1 GiB at a time", text.size());
+  if (text.size() > kMaxTextBytes)
+    throw Error(ErrorKind::usage,
+                fmt::format("tokenizer: {} bytes of text, at most {} are taken at a time", text.size(), kMaxTextBytes));
   const TokenizerSpec& spec = impl_->spec;
   const SpecialMatcher& special = parse_special ? impl_->all_special : impl_->user_defined;
   std::vector<int32_t> ids;

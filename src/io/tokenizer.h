@@ -81,7 +81,8 @@ class Tokenizer {
 
   /// Text to ids. `add_special` puts BOS/EOS as the spec says. Control-token text inside `text` is ordinary text
   /// unless `parse_special`; user-defined tokens always match. Any bytes are accepted: what is not UTF-8 becomes byte
-  /// tokens. Cost: n log n in the text, also when it is a single pre-token. Safe to call from several threads.
+  /// tokens. Cost: n log n in the text, also when it is a single pre-token. Safe to call from several threads. Throws
+  /// Error(usage) above 1 GiB.
   std::vector<int32_t> encode(std::string_view text, bool add_special, bool parse_special) const;
   /// Raw bytes of one token (may be part of a UTF-8 sequence). Control and unknown tokens give "" unless `special`.
   /// Requires 0 <= id < vocab_size().

@@ -13,6 +13,8 @@ inline constexpr int32_t kNoToken = -1;
 inline constexpr size_t kMaxVocab = size_t(1) << 24;
 /// Longest public pieces are a few hundred bytes (runs of spaces); the cap bounds every lookup.
 inline constexpr size_t kMaxPieceBytes = 4096;
+/// Places in a text are 32-bit while it merges, three times as many bytes after U+2581 for spaces.
+inline constexpr size_t kMaxTextBytes = size_t(1) << 30;
 inline constexpr std::string_view kSpmSpace = "\xE2\x96\x81";  // U+2581
 
 /// Everything Tokenizer::make refuses that needs no lookup table.
@@ -74,7 +76,6 @@ class RankMerger {
 using PieceIds = std::unordered_map<std::string_view, int32_t>;
 
 /// SentencePiece BPE: code points merge into the piece with the best score, then leftmost, until none is left.
-/// Appends ids; a stretch that is no piece goes through `spell(bytes, out)`.
 class ScoreMerger {
  public:
   ScoreMerger(const PieceIds& ids, const std::vector<float>& scores, size_t max_piece_bytes)
