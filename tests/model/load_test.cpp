@@ -1,0 +1,237 @@
+// Loading: files whose configuration or tensors lie are refused with the field's name; honest conversions load again.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+
+#include "cases/reference_data.h"
+#include "cases/temp_dir.h"
+#include "model/arch/arch.h"
+#include "model/convert.h"
+#include "model/weights.h"
+
+namespace ridge {
+namespace {
+
+const char* const kTiny = RIDGE_SOURCE_DIR "/models/stories260K.gguf";
+
+using Metadata = std::map<std::string, io::GgufValue, std::less<>>;
+
+/// The tiny model with metadata and tensor list changed, written and loaded: the error, or "".
+class Variant {
+ public:
+  Variant() : source_(io::open_gguf(kTiny).or_throw()), metadata(source_.gguf.metadata) {
+    for (const io::Tensor& tensor : source_.gguf.tensors) {
+      specs.push_back({tensor.name, tensor.format, tensor.shape});
+      payloads.emplace_back(tensor.data.begin(), tensor.data.end());
+    }
+  }
+  std::string load() const {
+    const TempDir directory;
+    const std::filesystem::path path = directory.path() / "m.gguf";
+    write_gguf(path, metadata, specs, [&](size_t i, std::vector<std::byte>& out) -> Status {
+      out = payloads[i];
+      return {};
+    }).or_throw();
+    const Result<LoadedModel> model = load_model(path.string());
+    if (model) return "";
+    EXPECT_EQ(model.error().kind, ErrorKind::bad_file);
+    return model.error().message;
+  }
+  size_t at(std::string_view name) const {
+    for (size_t i = 0; i < specs.size(); ++i)
+      if (specs[i].name == name) return i;
+    throw std::runtime_error("no tensor " + std::string(name));
+  }
+  void erase(std::string_view name) {
+    const auto i = std::ptrdiff_t(at(name));
+    specs.erase(specs.begin() + i);
+    payloads.erase(payloads.begin() + i);
+  }
+
+ private:
+  io::GgufFile source_;
+
+ public:
+  Metadata metadata;
+  std::vector<io::GgufTensorSpec> specs;
+  std::vector<std::vector<std::byte>> payloads;
+};
+
+TEST(Load, UnchangedVariantLoads) { EXPECT_EQ(Variant().load(), ""); }
+
+TEST(Load, AbsurdMetadataIsRefusedByName) {
+  struct Case {
+    const char* key;
+    io::GgufValue value;
+    const char* expected;
+  };
+  const Case cases[] = {
+      {"llama.block_count", uint64_t(0), "n_layers is 0"},
+      {"llama.block_count", uint64_t(1000000000), "n_layers is 1000000000"},
+      {"llama.block_count", uint64_t(1) << 63, "llama.block_count"},
+      {"llama.block_count", std::string("five"), "llama.block_count"},
+      {"llama.block_count", 5.5, "llama.block_count"},
+      {"llama.attention.head_count", uint64_t(0), "head_count is 0"},
+      {"llama.attention.head_count", uint64_t(7), "head_dim 9 and rope dimension 8 must be even"},
+      {"llama.attention.head_count_kv", uint64_t(16), "n_kv_heads is 16"},
+      {"llama.attention.head_count_kv", uint64_t(3), "n_heads 8 is not a multiple of n_kv_heads 3"},
+      {"llama.attention.head_count_kv", std::vector<uint64_t>{4, 4}, "has 2 entries for 5 layers"},
+      {"llama.attention.head_count_kv", std::vector<uint64_t>{4, 4, 2, 4, 4}, "differs between layers"},
+      {"llama.attention.key_length", uint64_t(1) << 20, "head_dim is 1048576"},
+      {"llama.attention.key_length", uint64_t(0), "head_dim is 0"},
+      {"llama.attention.value_length", uint64_t(4), "value_length 4 differs from key_length 8"},
+      {"llama.attention.sliding_window", uint64_t(4096), "sliding_window 4096 is not supported"},
+      {"llama.attention.layer_norm_rms_epsilon", NAN, "RMSNorm epsilon is nan"},
+      {"llama.attention.layer_norm_rms_epsilon", 0.0, "RMSNorm epsilon is 0"},
+      {"llama.rope.freq_base", 0.0, "rope frequency base is 0"},
+      {"llama.rope.freq_base", NAN, "rope frequency base is nan"},
+      {"llama.rope.dimension_count", uint64_t(512), "rope dimension is 512"},
+      {"llama.rope.scaling.type", std::string("dynamic"), "rope.scaling.type 'dynamic' is not supported"},
+      {"llama.context_length", uint64_t(0), "context length is 0"},
+      {"llama.context_length", uint64_t(1) << 40, "llama.context_length"},
+      {"llama.embedding_length", uint64_t(65), "do not fit the configuration"},
+      {"llama.feed_forward_length", uint64_t(173), "blk.0.ffn_gate.weight is [172, 64], expected [173, 64]"},
+      {"general.architecture", std::string("mamba"), "architecture 'mamba' is not supported (there are: llama, qwen2, qwen3)"},
+      {"general.architecture", uint64_t(3), "general.architecture"},
+  };
+  for (const Case& c : cases) {
+    Variant variant;
+    variant.metadata[c.key] = c.value;
+    const std::string message = variant.load();
+    EXPECT_NE(message.find(c.expected), std::string::npos) << c.key << " -> " << message;
+    EXPECT_NE(message.find("m.gguf"), std::string::npos) << "the file must be named: " << message;
+  }
+  for (const char* key : {"llama.block_count", "llama.embedding_length", "llama.feed_forward_length", "llama.context_length",
+                          "llama.attention.head_count", "general.architecture"}) {
+    Variant variant;
+    variant.metadata.erase(key);
+    EXPECT_NE(variant.load().find(key), std::string::npos) << key << " missing";
+  }
+}
+
+TEST(Load, MissingAndMisshapenTensorsAreListedTogether) {
+  Variant variant;
+  variant.erase("blk.1.attn_q.weight");
+  variant.erase("output_norm.weight");
+  variant.specs[variant.at("blk.3.ffn_norm.weight")].shape = {32};
+  variant.payloads[variant.at("blk.3.ffn_norm.weight")].resize(32 * 4);
+  const std::string message = variant.load();
+  EXPECT_NE(message.find("3 tensor(s)"), std::string::npos) << message;
+  EXPECT_NE(message.find("blk.1.attn_q.weight is missing"), std::string::npos) << message;
+  EXPECT_NE(message.find("output_norm.weight is missing"), std::string::npos) << message;
+  EXPECT_NE(message.find("blk.3.ffn_norm.weight is [32], expected [64]"), std::string::npos) << message;
+}
+
+TEST(Load, AThousandProblemsStayReadable) {
+  Variant variant;
+  for (const io::Tensor& tensor : io::open_gguf(kTiny).or_throw().gguf.tensors)
+    if (tensor.name.starts_with("blk.")) variant.erase(tensor.name);
+  const std::string message = variant.load();
+  EXPECT_LT(message.size(), 1500u);
+  EXPECT_NE(message.find("45 tensor(s)"), std::string::npos) << message;
+}
+
+TEST(Load, NonFiniteNormsAreRefused) {
+  Variant variant;
+  const float bad = INFINITY;
+  std::memcpy(variant.payloads[variant.at("blk.2.attn_norm.weight")].data() + 8, &bad, 4);
+  EXPECT_NE(variant.load().find("blk.2.attn_norm.weight holds inf"), std::string::npos);
+}
+
+TEST(Load, MoreTokensThanEmbeddingRowsAreRefused) {
+  Variant variant;
+  for (const char* name : {"token_embd.weight", "output.weight"}) {
+    const size_t i = variant.at(name);
+    variant.specs[i].shape[0] = 500;
+    variant.payloads[i].resize(500 * 64 * 4);
+  }
+  const std::string message = variant.load();
+  EXPECT_NE(message.find("the tokenizer has 512 tokens, the embedding 500 rows"), std::string::npos) << message;
+}
+
+TEST(Load, EveryByteOfTheHeaderMayBeWrong) {
+  // One byte at a time, across the whole header: an error or a model, never a crash. (ASan and UBSan watch in debug.)
+  const io::MappedFile file = io::MappedFile::open(kTiny).or_throw();
+  const TempDir directory;
+  int refused = 0;
+  std::vector<std::byte> bytes(file.bytes().begin(), file.bytes().end());
+  const size_t header = 14000;  // metadata and tensor infos of this file, some tokens included
+  for (size_t i = 0; i < header; i += 97) {
+    const std::byte before = bytes[i];
+    bytes[i] ^= std::byte(0x81);
+    const Result<LoadedModel> model = load_model(directory.write("m.gguf", bytes).string());
+    refused += !model;
+    bytes[i] = before;
+  }
+  EXPECT_GT(refused, 10);
+}
+
+TEST(Config, HfFieldsAreReadAndChecked) {
+  const char* const kGood =
+      R"({"model_type":"qwen2","hidden_size":896,"num_hidden_layers":24,"num_attention_heads":14,"num_key_value_heads":2,)"
+      R"("intermediate_size":4864,"vocab_size":151936,"max_position_embeddings":32768,"rms_norm_eps":1e-6,"rope_theta":1000000.0,)"
+      R"("tie_word_embeddings":true,"use_sliding_window":false})";
+  const Config c = config_from_hf(kGood, "config.json").or_throw();
+  EXPECT_EQ(c.head_dim, 64);
+  EXPECT_TRUE(c.qkv_bias);
+  EXPECT_TRUE(c.tied_output);
+  EXPECT_FALSE(c.qk_norm);
+  EXPECT_EQ(c.rope_theta, 1e6f);
+  const auto message = [&](std::string_view from, std::string_view to) {
+    std::string text(kGood);
+    text.replace(text.find(from), from.size(), to);
+    const Result<Config> result = config_from_hf(text, "config.json");
+    return result ? std::string() : result.error().message;
+  };
+  const std::pair<std::pair<const char*, const char*>, const char*> cases[] = {
+      {{"\"qwen2\"", "\"gpt5\""}, "model_type 'gpt5' is not supported"},
+      {{"\"hidden_size\":896", "\"hidden_size\":\"big\""}, "hidden_size"},
+      {{"\"hidden_size\":896", "\"hidden_size\":-3"}, "hidden_size"},
+      {{"\"num_hidden_layers\":24", "\"num_hidden_layers\":1e30"}, "num_hidden_layers"},
+      {{"\"num_hidden_layers\":24,", ""}, "num_hidden_layers is missing"},
+      {{"\"num_key_value_heads\":2", "\"num_key_value_heads\":5"}, "n_heads 14"},
+      {{"\"rms_norm_eps\":1e-6", "\"rms_norm_eps\":0"}, "epsilon"},
+      {{"\"use_sliding_window\":false", "\"use_sliding_window\":true"}, "use_sliding_window"},
+      {{"\"use_sliding_window\":false", "\"hidden_act\":\"gelu\""}, "hidden_act 'gelu'"},
+      {{"\"use_sliding_window\":false", "\"rope_scaling\":{\"rope_type\":\"longrope\"}"}, "'longrope' is not supported"},
+      {{"\"use_sliding_window\":false", "\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":0}"}, "scaling factor is 0"},
+      {{"\"use_sliding_window\":false", "\"rope_scaling\":7"}, "rope_scaling is not an object"},
+  };
+  for (const auto& [change, expected] : cases)
+    EXPECT_NE(message(change.first, change.second).find(expected), std::string::npos)
+        << change.second << " -> " << message(change.first, change.second);
+}
+
+TEST(Convert, EveryWritableFormatLoadsAndStaysClose) {
+  const LoadedModel source = load_model(kTiny).or_throw();
+  for (const WeightFormat& format : weight_formats()) {
+    const TempDir directory;
+    const std::filesystem::path path = directory.path() / "out.gguf";
+    int reported = 0;
+    const Status status = convert_to_gguf(kTiny, path, format, [&](int done, int total, std::string_view) {
+      EXPECT_EQ(done, ++reported);
+      EXPECT_EQ(total, 47 + 1);
+    });
+    ASSERT_TRUE(status) << format.name;
+    EXPECT_EQ(reported, 48);
+    const LoadedModel model = load_model(path.string()).or_throw();
+    EXPECT_EQ(model.config.name, source.config.name);
+    EXPECT_EQ(model.weights.layers[0].q.format->name, format.name);
+    // d_ff is 172: rows that 32 does not divide stay f16 rather than being padded.
+    EXPECT_EQ(model.weights.layers[0].down.format->name, format.group == 1 ? format.name : "f16");
+    EXPECT_EQ(model.tokenizer->encode("Once upon a time", true, false), source.tokenizer->encode("Once upon a time", true, false));
+  }
+}
+
+TEST(Convert, RefusesToOverwriteItsInputAndNonsense) {
+  const WeightFormat& f16 = *find_weight_format("f16").or_throw();
+  const TempDir directory;
+  const std::filesystem::path never = directory.path() / "never.gguf";
+  EXPECT_FALSE(convert_to_gguf(kTiny, kTiny, f16, nullptr));
+  EXPECT_FALSE(convert_to_gguf("no-such-model", never, f16, nullptr));
+  EXPECT_FALSE(std::filesystem::exists(never));
+}
+
+}  // namespace
+}  // namespace ridge
