@@ -3,8 +3,10 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <system_error>
 
 #include "base/check.h"
+#include "ridge/error.h"
 
 namespace ridge {
 namespace {
@@ -29,10 +31,18 @@ int available_processors() {
 
 ThreadPool::ThreadPool(int n_threads) : n_threads_(n_threads > 0 ? n_threads : available_processors()) {
   RIDGE_CHECK(n_threads_ <= 4096, "{} threads", n_threads_);
-  for (int i = 1; i < n_threads_; ++i) threads_.emplace_back([this, i] { worker(i); });
+  try {
+    for (int i = 1; i < n_threads_; ++i) threads_.emplace_back([this, i] { worker(i); });
+  } catch (const std::system_error& error) {
+    stop();
+    throw Error(ErrorKind::failure, fmt::format("cannot start thread {} of {}: {} (use fewer threads)", threads_.size() + 1,
+                                                n_threads_, error.what()));
+  }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { stop(); }
+
+void ThreadPool::stop() {
   stop_.store(true);
   epoch_.fetch_add(1);
   epoch_.notify_all();

@@ -14,7 +14,8 @@ namespace ridge {
 
 class ThreadPool {
  public:
-  /// `n_threads` >= 1 workers including the caller; 0 means one per available processor.
+  /// `n_threads` >= 1 workers including the caller; 0 means one per available processor. Throws Error(failure) when the
+  /// system has no more threads.
   explicit ThreadPool(int n_threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -34,6 +35,7 @@ class ThreadPool {
  private:
   using Call = void (*)(const void* context, int64_t task, int thread);
   void run(int64_t n_tasks, const void* context, Call call);
+  void stop();
   void work(int thread);
   void worker(int thread);
 

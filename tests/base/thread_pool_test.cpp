@@ -1,9 +1,13 @@
 // ThreadPool: every task once, exceptions out and the pool alive after them, thousands of regions too small to notice.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <chrono>
+#include <fstream>
 #include <numeric>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -100,6 +104,25 @@ TEST(ThreadPool, SizesAndLifetimes) {
   EXPECT_THROW(ThreadPool(100000), Error);
   for (int i = 0; i < 200; ++i) ThreadPool pool(4);  // destroyed at once, perhaps before its threads have run
 }
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // these reserve address space of their own
+TEST(ThreadPoolDeathTest, ASystemWithoutThreadsIsAnErrorNotACrash) {
+  const auto start_too_many = [] {
+    int64_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    const rlim_t space = rlim_t(pages * sysconf(_SC_PAGESIZE) + (64 << 20));  // room for a few stacks of 8 MiB
+    const rlimit limit{space, space};
+    setrlimit(RLIMIT_AS, &limit);
+    try {
+      ThreadPool pool(1000);
+    } catch (const Error& error) {
+      _exit(std::string(error.what()).find("of 1000") != std::string::npos ? 42 : 1);
+    }
+    _exit(0);
+  };
+  EXPECT_EXIT(start_too_many(), testing::ExitedWithCode(42), "");
+}
+#endif
 
 TEST(Rng, KnownAnswersOfSplitMix64) {
   Rng rng(1234567);
