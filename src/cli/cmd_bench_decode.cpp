@@ -1,0 +1,138 @@
+// ridge bench decode: llama-bench's work, checked and held against the roof.
+#include <memory>
+
+#include "base/progress.h"
+#include "cli/interrupt.h"
+#include "cli/options.h"
+#include "lab/bench.h"
+
+namespace ridge::cli {
+namespace {
+
+constexpr int kMaxCount = 1 << 24;
+
+struct BenchFlags {
+  ModelFlags device;
+  OutputFlags output;
+  std::vector<std::string> models, n_prompt, n_gen, prompt_gen, n_depth, n_batch, n_ubatch, n_threads, type_k, type_v;
+  std::string list, format = "md";
+  int repeats = 5;
+  bool no_warm_up = false, real_prefill = false, no_check = false;
+  int64_t seed = 42;
+};
+
+/// A repeated list flag as one list; `values` keeps its default when the flag was not given.
+void read_list(std::string_view flag, const std::vector<std::string>& texts, int min, int max, std::vector<int>& values) {
+  if (texts.empty()) return;
+  values = lab::parse_int_list(flag, fmt::format("{}", fmt::join(texts, ",")), min, max).or_throw();
+}
+
+std::vector<KvSideOptions> read_sides(const std::vector<std::string>& texts) {
+  if (texts.empty()) return {KvSideOptions{}};
+  std::vector<KvSideOptions> sides;
+  for (const std::string& text : lab::split(fmt::format("{}", fmt::join(texts, ",")), ','))
+    sides.push_back(lab::parse_kv_side(text).or_throw());
+  return sides;
+}
+
+std::vector<lab::KvChoice> read_kv(const BenchFlags& flags) {
+  if (!flags.list.empty()) {
+    if (!flags.type_k.empty() || !flags.type_v.empty()) bad_flag("--kv", "does not go with -ctk and -ctv", "write K/V into the list");
+    return lab::parse_kv_list(flags.list).or_throw();
+  }
+  std::vector<lab::KvChoice> choices;
+  for (const KvSideOptions& k : read_sides(flags.type_k))
+    for (const KvSideOptions& v : read_sides(flags.type_v)) choices.push_back({k, v});
+  return choices;
+}
+
+lab::BenchParams read_params(const BenchFlags& flags) {
+  lab::BenchParams params;
+  for (const std::string& models : flags.models)
+    for (std::string& model : lab::split(models, ',')) params.models.push_back(std::move(model));
+  read_list("-p", flags.n_prompt, 0, kMaxCount, params.n_prompt);
+  read_list("-n", flags.n_gen, 0, kMaxCount, params.n_gen);
+  read_list("-d", flags.n_depth, 0, kMaxCount, params.n_depth);
+  read_list("-b", flags.n_batch, 1, kMaxCount, params.n_batch);
+  read_list("-ub", flags.n_ubatch, 1, 65536, params.n_ubatch);
+  read_list("-t", flags.n_threads, 0, 1024, params.n_threads);
+  for (const std::string& pair : flags.prompt_gen) params.prompt_gen.push_back(lab::parse_prompt_gen(pair).or_throw());
+  params.kv = read_kv(flags);
+  params.repeats = flags.repeats;
+  params.warm_up = !flags.no_warm_up;
+  params.real_prefill = flags.real_prefill;
+  params.check = !flags.no_check;
+  params.seed = uint64_t(flags.seed);
+  params.isa = flags.device.isa;
+  params.kernels = flags.device.kernels;
+  if (lab::bench_tests(params).empty()) throw Error(ErrorKind::usage, "nothing to measure: -p and -n are 0 (give -p 512, -n 128 or -pg 512,128)");
+  return params;
+}
+
+int bench(const BenchFlags& flags) {
+  check_device(flags.device.device);
+  const lab::BenchParams params = read_params(flags);
+  const lab::BenchFormat format = lab::find_bench_format(flags.output.json ? "json" : flags.format).or_throw();
+  lab::ResultsFile results = lab::ResultsFile::open(flags.output.results).or_throw();
+  lab::BenchWriter writer(format, stdout);
+  Progress progress("bench", 0, !flags.output.quiet);
+  lab::BenchHooks hooks;
+  hooks.stop = interrupted;
+  hooks.on_status = [&](const std::string& what, int done, int total) {
+    progress.clear();
+    progress.set(done, fmt::format("of {}: {}", total, what));
+  };
+  hooks.on_row = [&](const lab::BenchRow& row) {
+    progress.clear();
+    writer.add(row, params);
+    results.add(lab::bench_fields(row, params, true));
+  };
+  hooks.on_failed = [&](const lab::BenchRow& row) {
+    progress.clear();
+    fmt::print(stderr, "error: {} {}: check failed: NMSE {:.3g} over the bound {:.3g} ({}); no speed is given for it\n",
+               lab::kv_text(row.test.kv), row.test.name(), row.check.nmse, row.check.bound, row.check.what);
+  };
+  const int n_failed = lab::run_bench(params, hooks);
+  progress.finish();
+  writer.finish();
+  if (interrupted()) return int(ErrorKind::interrupted);
+  return n_failed > 0 ? int(ErrorKind::gate) : 0;
+}
+
+}  // namespace
+
+Action declare_bench_decode(CLI::App& app) {
+  const auto flags = std::make_shared<BenchFlags>();
+  BenchFlags& f = *flags;
+  const auto list = [&app](const std::string& names, std::vector<std::string>& values, const std::string& standard,
+                           const std::string& help) {
+    add_repeatable(app, names, values, help)->type_name("LIST")->default_str(standard)->group("Tests");
+  };
+  add_repeatable(app, "-m,--model", f.models, "GGUF file, directory or synth:SHAPE (comma list, repeatable)")
+      ->type_name("MODEL")->required()->group("Model");
+  app.add_option("--device", f.device.device, "cpu or cuda[:N] (-dev)")->type_name("NAME")->default_str("cpu")->group("Model");
+  app.add_option("--isa", f.device.isa, "highest instruction set to use: scalar, avx2, avx512")->type_name("NAME")->group("Model");
+  add_repeatable(app, "--kernel", f.device.kernels, "force a kernel, OP=NAME (repeatable)")->type_name("OP=NAME")->group("Model");
+  list("-p,--n-prompt", f.n_prompt, "512", "prompt tokens; 0: no prompt test");
+  list("-n,--n-gen", f.n_gen, "128", "tokens to decode; 0: no decode test");
+  add_repeatable(app, "--prompt-gen", f.prompt_gen, "a prompt and a generation timed together (-pg)")->type_name("PP,TG")->group("Tests");
+  list("-d,--n-depth", f.n_depth, "0", "tokens already in the cache");
+  list("-b,--batch-size", f.n_batch, "2048", "tokens handed to the engine at a time");
+  list("--ubatch-size", f.n_ubatch, "512", "tokens per prefill step (-ub)");
+  list("-t,--threads", f.n_threads, "0", "threads; 0: one per processor");
+  list("--cache-type-k", f.type_k, "f16", "formats of K, FORMAT[:OPTION...] (-ctk)");
+  list("--cache-type-v", f.type_v, "f16", "formats of V (-ctv); crossed with K");
+  app.add_option("--kv", f.list, "pairs instead of the cross product: f16,rotor-3,q8_0/rotor-3")->type_name("LIST")->group("Tests");
+  add_whole(app, "-r,--repetitions", f.repeats, 1, 100000, "times each test runs")->group("Tests");
+  app.add_flag("--no-warmup", f.no_warm_up, "skip the run before the timed ones")->group("Tests");
+  app.add_flag("--real-prefill", f.real_prefill, "reach the depth by running a prompt, not with random cache rows")->group("Tests");
+  app.add_flag("--no-check", f.no_check, "do not compare with the reference kernels; rows say so")->group("Tests");
+  app.add_option_function<std::string>(
+         "--seed", [&f](const std::string& text) { f.seed = parse_whole("--seed", text, 0, INT64_MAX); }, "seed of tokens and cache rows")
+      ->type_name("N")->default_str("42")->group("Tests");
+  app.add_option("-o,--output", f.format, "md, csv, json, jsonl or sql, to stdout")->type_name("FORMAT")->default_str("md")->group("Output");
+  add_output_flags(app, f.output, true);
+  return [flags] { return bench(*flags); };
+}
+
+}  // namespace ridge::cli

@@ -1,0 +1,160 @@
+// ridge explain: every kernel of an op, which one is chosen, and why not the others.
+#include <memory>
+
+#include "cli/kernel_tables.h"
+#include "cli/options.h"
+#include "format/list.h"
+#include "lab/results.h"
+#include "op/attn/attn.h"
+#include "op/linear.h"
+#include "op/norm_rope/norm_rope.h"
+#include "op/stream/stream.h"
+
+namespace ridge::cli {
+namespace {
+
+struct ExplainFlags {
+  OutputFlags output;
+  std::string op, shape, format, isa;
+  int n_keys = 4096;
+};
+
+struct Verdict {
+  std::string_view name;
+  Isa isa;
+  Support support;
+  bool chosen = false;
+};
+
+struct Explanation {
+  std::string problem;
+  std::optional<Work> work;
+  std::vector<Verdict> kernels;  ///< worst to best
+};
+
+/// The same rule as select_variant(): the last supported row wins.
+template <class Variant, class... Problem>
+std::vector<Verdict> judge(Isa limit, std::span<const Variant> variants, const Problem&... problem) {
+  std::vector<Verdict> verdicts;
+  const Isa isa = std::min(limit, detect_isa());
+  for (const Variant& variant : variants) {
+    const Support support = variant.isa > isa ? Support{false, fmt::format("needs {}, this processor or --isa allows {}",
+                                                                           isa_name(variant.isa), isa_name(isa))}
+                                              : variant.supports(problem...);
+    verdicts.push_back({variant.name, variant.isa, support});
+  }
+  for (auto verdict = verdicts.rbegin(); verdict != verdicts.rend(); ++verdict)
+    if (verdict->support.ok) {
+      verdict->chosen = true;
+      break;
+    }
+  return verdicts;
+}
+
+/// "8960x1536" or "12/2/128" in whole numbers, exactly n of them.
+std::vector<int> parse_shape(const std::string& text, char separator, size_t n, std::string_view expected) {
+  const std::vector<std::string> words = lab::split(text, separator);
+  if (words.size() != n) bad_flag("--shape", fmt::format("expects {}, found '{}'", expected, text));
+  std::vector<int> numbers;
+  for (const std::string& word : words) numbers.push_back(int(parse_whole("--shape", word, 1, 1 << 24)));
+  return numbers;
+}
+
+Explanation explain_linear(const ExplainFlags& flags, Isa limit) {
+  const auto shape = parse_shape(flags.shape.empty() ? "8960x1536" : flags.shape, 'x', 2, "N_OUTxN_IN");
+  const WeightFormat& format = *find_weight_format(flags.format.empty() ? "q4_0" : flags.format).or_throw();
+  if (shape[1] % format.group != 0)
+    bad_flag("--shape", fmt::format("{} groups {} inputs, {} does not divide", format.name, format.group, shape[1]));
+  // Kernels are asked about a matrix as the loader leaves it: rows in the file's mapping, panels where some kernel
+  // wants them. They look at the pointers, not at the bytes.
+  static const std::byte present{};
+  Linear w{.format = &format, .n_out = shape[0], .n_in = shape[1], .rows = &present, .panels = nullptr};
+  if (wants_panels(format, w.n_in, std::min(limit, detect_isa()))) w.panels = &present;
+  const bool one = flags.op == "gemv";
+  return {fmt::format("{} x {} {}, {}", w.n_out, w.n_in, format.name, one ? "1 token" : "a batch of tokens"),
+          linear_work(w, 1), judge(limit, one ? gemv_variants() : gemm_variants(), w)};
+}
+
+Explanation explain_attention(const ExplainFlags& flags, Isa limit) {
+  const auto shape = parse_shape(flags.shape.empty() ? "12/2/128" : flags.shape, '/', 3, "HEADS/KV_HEADS/HEAD_DIM");
+  if (shape[0] % shape[1] != 0) bad_flag("--shape", fmt::format("{} KV heads do not divide {} heads", shape[1], shape[0]));
+  const lab::KvChoice kv = lab::parse_kv_choice(flags.format.empty() ? "f16" : flags.format).or_throw();
+  const auto format_of = [&](const KvSideOptions& side) {
+    const KvFormat* format = find_kv_format(side.format).or_throw();
+    if (shape[2] % format->group != 0)
+      bad_flag("--shape", fmt::format("{} groups {} values, head_dim {} does not divide", format->name, format->group, shape[2]));
+    return format;
+  };
+  const KvFormat *k = format_of(kv.k), *v = format_of(kv.v);
+  const std::string problem = fmt::format("{} heads, {} KV heads of {}, K {} V {}, {} keys", shape[0], shape[1], shape[2], k->name,
+                                          v->name, flags.n_keys);
+  if (flags.op == "attn_prefill") {
+    AttnPrefill a;
+    a.n_heads = shape[0], a.n_kv_heads = shape[1], a.head_dim = shape[2], a.n_tokens = 1, a.n_keys = flags.n_keys;
+    a.k.format = k, a.v.format = v;
+    return {problem, std::nullopt, judge(limit, attn_prefill_variants(), a)};
+  }
+  AttnDecode a;
+  a.n_heads = shape[0], a.n_kv_heads = shape[1], a.head_dim = shape[2], a.n_keys = flags.n_keys;
+  const auto side = [&](const KvFormat* format) {
+    KvSide s;
+    s.segments[0] = {.format = format, .rows = nullptr, .row_bytes = format->row_bytes(shape[2]), .head_stride = 0, .first = 0,
+                     .count = flags.n_keys};
+    s.n_segments = 1;
+    return s;
+  };
+  a.k = side(k), a.v = side(v);
+  return {problem, attn_decode_work(a), judge(limit, attn_decode_variants(), a)};
+}
+
+Explanation explanation_of(const ExplainFlags& flags) {
+  const Isa limit = find_isa(flags.isa).or_throw();
+  if (flags.op == "gemv" || flags.op == "gemm") return explain_linear(flags, limit);
+  if (flags.op == "attn_decode" || flags.op == "attn_prefill") return explain_attention(flags, limit);
+  if (flags.op == "norm_rope") return {"rows of floats", std::nullopt, judge(limit, norm_rope_variants())};
+  if (flags.op == "stream") return {"plain memory", std::nullopt, judge(limit, stream_variants())};
+  std::string ops;
+  for (const KernelTable& table : kernel_tables()) ops += (ops.empty() ? "" : ", ") + std::string(table.op);
+  bad_flag("OP", fmt::format("unknown operation '{}'", flags.op), "there are: " + ops);
+}
+
+lab::Row to_row(const std::string& op, const Explanation& e) {
+  lab::Row row{{"op", op}, {"problem", e.problem}, {"kernels", lab::Row::array()}};
+  if (e.work) row["work"] = {{"read_bytes", e.work->read_bytes}, {"write_bytes", e.work->write_bytes}, {"flops", e.work->flops}};
+  for (const Verdict& v : e.kernels)
+    row["kernels"].push_back({{"name", v.name}, {"isa", isa_name(v.isa)}, {"supported", v.support.ok}, {"why_not", v.support.why_not},
+                              {"chosen", v.chosen}});
+  return row;
+}
+
+int explain(const ExplainFlags& flags) {
+  const Explanation e = explanation_of(flags);
+  if (flags.output.json) {
+    fmt::print("{}\n", to_row(flags.op, e).dump(2));
+    return 0;
+  }
+  fmt::print("{}: {}\n", flags.op, e.problem);
+  if (e.work)
+    fmt::print("least work: reads {} bytes, writes {}, {} flops, {:.2f} flops per byte\n", e.work->read_bytes, e.work->write_bytes,
+               e.work->flops, double(e.work->flops) / double(std::max<int64_t>(1, e.work->read_bytes + e.work->write_bytes)));
+  for (auto v = e.kernels.rbegin(); v != e.kernels.rend(); ++v)
+    fmt::print("  {} {:<16} {:<7} {}\n", v->chosen ? "*" : " ", v->name, isa_name(v->isa),
+               v->chosen ? "chosen" : v->support.ok ? "supported; a better one is" : v->support.why_not);
+  return 0;
+}
+
+}  // namespace
+
+Action declare_explain(CLI::App& app) {
+  const auto flags = std::make_shared<ExplainFlags>();
+  ExplainFlags& f = *flags;
+  app.add_option("OP", f.op, "gemv, gemm, attn_decode, attn_prefill, norm_rope, stream")->required();
+  app.add_option("--shape", f.shape, "N_OUTxN_IN, or HEADS/KV_HEADS/HEAD_DIM for attention")->type_name("SHAPE");
+  app.add_option("--format", f.format, "weight format, or KV format (K/V) for attention")->type_name("FORMAT");
+  add_whole(app, "--keys", f.n_keys, 1, 1 << 26, "cached tokens, for attention");
+  app.add_option("--isa", f.isa, "highest instruction set to consider: scalar, avx2, avx512")->type_name("NAME");
+  add_output_flags(app, f.output, false);
+  return [flags] { return explain(*flags); };
+}
+
+}  // namespace ridge::cli

@@ -1,0 +1,10 @@
+// Ctrl-C: the first asks the running command to end cleanly with what it has, the second kills.
+#pragma once
+
+namespace ridge::cli {
+
+void install_interrupt_handler();
+/// Whether Ctrl-C was pressed; cheap enough to ask every token.
+bool interrupted();
+
+}  // namespace ridge::cli

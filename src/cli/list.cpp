@@ -1,0 +1,61 @@
+// The table of commands. A new command is one cmd_*.cpp file, its declaration in command.h, and one row here.
+#include "cli/command.h"
+
+namespace ridge::cli {
+
+std::span<const Group> groups() {
+  static constexpr Group kGroups[] = {
+      {"eval", "quality on a text: perplexity, KL divergence"},
+      {"bench", "speed, and the machine's ceilings"},
+  };
+  return kGroups;
+}
+
+std::span<const Command> commands() {
+  static constexpr Command kCommands[] = {
+      {"run", "generate text",
+       "Streams the continuation of a prompt to stdout. Start-up facts and final statistics go to stderr.",
+       "ridge run -m models/stories260K.gguf -p \"Once upon a time\" -n 100\n"
+       "ridge run -m model.gguf -f prompt.txt --kv-quant rotor-3 --temp 0\n"
+       "ridge run -m model.gguf -f - -ctk q8_0 -ctv rotor-3 --stop '###' < prompt.txt",
+       declare_run},
+      {"eval ppl", "perplexity",
+       "Perplexity of a text with llama-perplexity's windows: chunks of --ctx-size tokens, the second half scored. Give "
+       "--kv LIST to compare cache formats in one run.",
+       "ridge eval ppl -m model.gguf -f wiki.test.raw\n"
+       "ridge eval ppl -m model.gguf -f wiki.test.raw --path decode --kv f16,q8_0,rotor-3",
+       declare_eval_ppl},
+      {"eval kld", "KL divergence of KV cache formats from f16",
+       "Runs the same weights with the base cache and with every cache of --kv, in lockstep, and prints how far the "
+       "distributions differ, with llama-perplexity's statistics. Memory does not grow with the text. When the base "
+       "itself is not in the list it is added as the control row.",
+       "ridge eval kld -m model.gguf -f wiki.test.raw --path decode --kv f16,q8_0,rotor-3\n"
+       "ridge eval kld -m model.gguf -f wiki.test.raw --kv rotor-3:hadamard,rotor-3:planar,q8_0/rotor-3:window=32",
+       declare_eval_kld},
+      {"bench decode", "prefill and decode speed of models, with percent of roof",
+       "Flags, tests and row fields are llama-bench's, ours appended. Every value may be a comma list or a range "
+       "(512-4096*2); tests are the cross product. Each cache configuration is compared with the reference kernels "
+       "before it is timed: a wrong one gets no speed row and the command ends with 3.",
+       "ridge bench decode -m synth:qwen2.5-1.5b@weights=q4_0 -p 0 -n 32 -d 0,4096 --kv f16,q8_0,rotor-3\n"
+       "ridge bench decode -m model.gguf -ctk f16,q8_0 -ctv f16 -o jsonl --results results/decode.jsonl",
+       declare_bench_decode},
+      {"bench bandwidth", "memory bandwidth: read, write, copy, triad",
+       "Streams over buffers of at least 4 x the last-level cache, with our own kernels. The read figure is the roof "
+       "that decode is held against.",
+       "ridge bench bandwidth\nridge bench bandwidth -t 1 --size 4096", declare_bench_bandwidth},
+      {"quantize", "convert a model to a GGUF file with another weight format",
+       "IN is a Hugging Face directory or a GGUF file, OUT a GGUF file. OUT appears only when it is complete.",
+       "ridge quantize path/to/hf-model model-q8_0.gguf --type q8_0", declare_quantize},
+      {"info", "what this build, this machine and a model are",
+       "Build, processor, caches, memory, formats and kernels; with -m also the model's facts and what its cache costs.",
+       "ridge info\nridge info -m model.gguf --json", declare_info},
+      {"explain", "which kernel runs an operation here, and why not the others",
+       "Lists every kernel of an operation with what it needs, and marks the one that is chosen for the shape and format.",
+       "ridge explain gemv --shape 8960x1536 --format q4_0\n"
+       "ridge explain attn_decode --shape 12/2/128 --keys 4096 --format q8_0/rotor-3 --isa avx2",
+       declare_explain},
+  };
+  return kCommands;
+}
+
+}  // namespace ridge::cli

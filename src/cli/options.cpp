@@ -1,0 +1,217 @@
+#include "cli/options.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include "base/build_info.h"
+#include "base/result.h"
+
+namespace ridge::cli {
+namespace {
+
+constexpr int kMaxTokens = 1 << 26;
+constexpr int kMaxThreads = 1024;
+
+constexpr std::pair<std::string_view, std::string_view> kLongShorts[] = {
+    {"-ctk", "--cache-type-k"}, {"-ctv", "--cache-type-v"}, {"-ub", "--ubatch-size"}, {"-pg", "--prompt-gen"},
+    {"-dev", "--device"},
+};
+
+/// The longest of "-n,--n-predict": what messages call the flag.
+std::string flag_of(const std::string& names) {
+  std::string longest;
+  for (const std::string& name : lab::split(names, ','))
+    if (name.size() > longest.size()) longest = name;
+  return longest;
+}
+
+/// Declares an option whose text goes through `store`; errors carry the flag's name.
+CLI::Option* add_parsed(CLI::App& app, const std::string& names, const std::string& type, const std::string& help,
+                        const std::function<void(const std::string& flag, const std::string& text)>& store) {
+  const std::string flag = flag_of(names);
+  return app.add_option_function<std::string>(names, [flag, store](const std::string& text) { store(flag, text); }, help)
+      ->type_name(type);
+}
+
+}  // namespace
+
+void bad_flag(std::string_view flag, const std::string& why, std::string_view next) {
+  throw Error(ErrorKind::usage, four_parts("", flag, why, next));
+}
+
+int64_t parse_whole(std::string_view flag, const std::string& text, int64_t min, int64_t max) {
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < min || value > max)
+    bad_flag(flag, fmt::format("expects a whole number from {} to {}, found '{}'", min, max, text));
+  return value;
+}
+
+double parse_real(std::string_view flag, const std::string& text, double min, double max) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || !(value >= min && value <= max))
+    bad_flag(flag, fmt::format("expects a number from {} to {}, found '{}'", min, max, text));
+  return value;
+}
+
+CLI::Option* add_whole(CLI::App& app, const std::string& names, int& value, int64_t min, int64_t max, const std::string& help) {
+  return add_parsed(app, names, "N", help,
+                    [&value, min, max](const std::string& flag, const std::string& text) {
+                      value = int(parse_whole(flag, text, min, max));
+                    })
+      ->default_str(std::to_string(value));
+}
+
+CLI::Option* add_whole(CLI::App& app, const std::string& names, std::optional<int>& value, int64_t min, int64_t max,
+                       const std::string& help) {
+  return add_parsed(app, names, "N", help, [&value, min, max](const std::string& flag, const std::string& text) {
+    value = int(parse_whole(flag, text, min, max));
+  });
+}
+
+CLI::Option* add_real(CLI::App& app, const std::string& names, float& value, double min, double max, const std::string& help) {
+  return add_parsed(app, names, "X", help,
+                    [&value, min, max](const std::string& flag, const std::string& text) {
+                      value = float(parse_real(flag, text, min, max));
+                    })
+      ->default_str(fmt::format("{}", value));
+}
+
+CLI::Option* add_repeatable(CLI::App& app, const std::string& names, std::vector<std::string>& values, const std::string& help) {
+  return app.add_option(names, values, help)->expected(1)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)->type_name("TEXT");
+}
+
+void add_output_flags(CLI::App& app, OutputFlags& flags, bool with_results) {
+  app.add_flag("--json", flags.json, "print JSON instead of text")->group("Output");
+  app.add_flag("--quiet", flags.quiet, "no progress, no start-up lines, no statistics on stderr")->group("Output");
+  if (with_results)
+    app.add_option("--results", flags.results, "append each row to this file as a JSON line, with build, machine and command")
+        ->type_name("FILE")
+        ->group("Output");
+}
+
+void add_model_flag(CLI::App& app, ModelFlags& flags, bool required) {
+  app.add_option("-m,--model", flags.model, "GGUF file, Hugging Face directory, or synth:SHAPE[@layers=N][@weights=FORMAT]")
+      ->type_name("MODEL")
+      ->required(required)
+      ->group("Model");
+}
+
+void add_device_flags(CLI::App& app, ModelFlags& flags) {
+  app.add_option("--device", flags.device, "cpu or cuda[:N] (-dev)")->type_name("NAME")->default_str("cpu")->group("Model");
+  add_whole(app, "-t,--threads", flags.n_threads, 0, kMaxThreads, "threads; 0: one per processor")->group("Model");
+  app.add_option("--isa", flags.isa, "highest instruction set to use: scalar, avx2, avx512")->type_name("NAME")->group("Model");
+  add_repeatable(app, "--kernel", flags.kernels, "force a kernel, OP=NAME (repeatable; see `ridge explain`)")
+      ->type_name("OP=NAME")
+      ->group("Model");
+}
+
+void check_device(const std::string& device) {
+  if (device == "cpu") return;
+  const bool cuda = device == "cuda" || (device.starts_with("cuda:") && device.size() > 5 &&
+                                         device.find_first_not_of("0123456789", 5) == std::string::npos);
+  if (!cuda) bad_flag("--device", fmt::format("expects cpu or cuda[:N], found '{}'", device));
+  const std::string_view why = build_info().cuda ? "this build's CUDA part holds no decode path"
+                                                 : "this program was built without CUDA";
+  throw Error(ErrorKind::no_device, four_parts(fmt::format("device {} is not available", device), "--device", why, "use --device cpu"));
+}
+
+Model load_model(const ModelFlags& flags) {
+  check_device(flags.device);
+  return Model::load(flags.model, flags.load_options());
+}
+
+void add_context_flags(CLI::App& app, ContextFlags& flags, const std::string& ctx_help) {
+  add_whole(app, "-c,--ctx-size", flags.n_ctx, 0, kMaxTokens, ctx_help)->group("Context");
+  add_whole(app, "-b,--batch-size", flags.n_batch, 1, kMaxTokens, "tokens handed to the engine at a time")->group("Context");
+  add_whole(app, "--ubatch-size", flags.n_ubatch, 1, 65536, "tokens per prefill step (-ub)")->group("Context");
+}
+
+bool KvFlags::any() const {
+  return !quant.empty() || !type_k.empty() || !type_v.empty() || !rotation.empty() || !centre.empty() || window || sinks;
+}
+
+lab::KvChoice KvFlags::choice() const {
+  lab::KvChoice choice;
+  if (!quant.empty()) choice = lab::parse_kv_choice(quant).or_throw();
+  if (!type_k.empty()) choice.k = lab::parse_kv_side(type_k).or_throw();
+  if (!type_v.empty()) choice.v = lab::parse_kv_side(type_v).or_throw();
+  // The refinements are properties of compressed rows: an f16 side beside a compressed one is left alone.
+  std::string refined;
+  if (!rotation.empty()) refined += ":" + rotation;
+  if (window) refined += fmt::format(":window={}", *window);
+  if (sinks) refined += fmt::format(":sinks={}", *sinks);
+  if (!centre.empty()) refined += ":centre=" + centre;
+  if (refined.empty()) return choice;
+  if (choice.k.format == "f16" && choice.v.format == "f16")
+    bad_flag("--kv-rotation, --kv-window, --kv-sinks, --kv-center", "both sides of the cache are f16, which has none of these",
+             "choose a format with --kv-quant, -ctk or -ctv");
+  for (KvSideOptions* side : {&choice.k, &choice.v})
+    if (side->format != "f16") *side = lab::parse_kv_side(lab::kv_side_text(*side) + refined).or_throw();
+  return choice;
+}
+
+void add_kv_flags(CLI::App& app, KvFlags& flags) {
+  const auto text = [&app](const std::string& names, std::string& value, const std::string& type, const std::string& help) {
+    app.add_option(names, value, help)->type_name(type)->group("KV cache");
+  };
+  text("--kv-quant", flags.quant, "KV", "format of both sides, or K/V: f16 (off), q8_0, rotor-3, q8_0/rotor-3");
+  text("--cache-type-k", flags.type_k, "FORMAT", "format of K (-ctk), over --kv-quant");
+  text("--cache-type-v", flags.type_v, "FORMAT", "format of V (-ctv), over --kv-quant");
+  text("--kv-rotation", flags.rotation, "NAME", "rotation of compressed rows: hadamard, planar, none");
+  text("--kv-center", flags.centre, "on|off", "subtract per-channel means before compressing");
+  add_whole(app, "--kv-window", flags.window, 0, kMaxTokens, "newest tokens kept in f16")->group("KV cache");
+  add_whole(app, "--kv-sinks", flags.sinks, 0, kMaxTokens, "first tokens kept in f16")->group("KV cache");
+}
+
+const CLI::App* nested_app(const CLI::App& app, const std::string& name) {
+  for (const CLI::App* nested : app.get_subcommands([](const CLI::App*) { return true; }))
+    if (nested->get_name() == name) return nested;
+  return nullptr;
+}
+
+std::string_view long_name_of(std::string_view short_flag) {
+  for (const auto& [name, long_name] : kLongShorts)
+    if (name == short_flag) return long_name;
+  return {};
+}
+
+std::vector<std::string> normalize_args(const CLI::App& root, const std::vector<std::string>& args) {
+  std::vector<std::string> out;
+  const CLI::App* app = &root;
+  bool value_next = false, only_values = false;
+  for (const std::string& arg : args) {
+    if (value_next || only_values || arg.size() < 2 || arg[0] != '-') {
+      if (!value_next && !only_values)
+        if (const CLI::App* nested = nested_app(*app, arg)) app = nested;
+      value_next = false;
+      out.push_back(arg);
+      continue;
+    }
+    only_values = arg == "--";
+    const size_t equals = arg.find('=');
+    std::string name = arg.substr(0, equals);
+    if (const std::string_view long_name = long_name_of(name); !long_name.empty() && app->get_option_no_throw(std::string(long_name)))
+      name = long_name;
+    if (name.starts_with("--")) std::replace(name.begin(), name.end(), '_', '-');
+    const CLI::Option* option = app->get_option_no_throw(name);
+    value_next = equals == std::string::npos && option && option->get_items_expected_min() > 0;
+    out.push_back(equals == std::string::npos ? name : name + arg.substr(equals));
+  }
+  return out;
+}
+
+void add_env_twins(CLI::App& app) {
+  for (CLI::App* nested : app.get_subcommands({})) add_env_twins(*nested);
+  for (CLI::Option* option : app.get_options()) {
+    if (option->get_lnames().empty()) continue;
+    std::string name = "RIDGE_" + option->get_lnames().front();
+    if (name == "RIDGE_help" || name == "RIDGE_version") continue;
+    for (char& c : name) c = c == '-' ? '_' : char(std::toupper(static_cast<unsigned char>(c)));
+    option->envname(name);
+  }
+}
+
+}  // namespace ridge::cli

@@ -1,0 +1,84 @@
+// Flags with one meaning everywhere, and strict number parsing for all others.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/command.h"
+#include "lab/kv_choice.h"
+#include "ridge/engine.h"
+
+namespace ridge::cli {
+
+/// Usage error about one flag: "--flag: why (next)".
+[[noreturn]] void bad_flag(std::string_view flag, const std::string& why, std::string_view next = {});
+
+/// A whole number in [min, max]; anything else is a usage error naming the flag.
+int64_t parse_whole(std::string_view flag, const std::string& text, int64_t min, int64_t max);
+/// A finite number in [min, max].
+double parse_real(std::string_view flag, const std::string& text, double min, double max);
+
+/// Declares `names` (CLI11 form, "-n,--n-predict") storing a bounded number; the default is shown in help.
+CLI::Option* add_whole(CLI::App& app, const std::string& names, int& value, int64_t min, int64_t max, const std::string& help);
+CLI::Option* add_whole(CLI::App& app, const std::string& names, std::optional<int>& value, int64_t min, int64_t max,
+                       const std::string& help);
+CLI::Option* add_real(CLI::App& app, const std::string& names, float& value, double min, double max, const std::string& help);
+/// A text option that takes one value each time and may be repeated.
+CLI::Option* add_repeatable(CLI::App& app, const std::string& names, std::vector<std::string>& values, const std::string& help);
+
+/// --json, --quiet, --results.
+struct OutputFlags {
+  bool json = false;
+  bool quiet = false;
+  std::string results;
+};
+void add_output_flags(CLI::App& app, OutputFlags& flags, bool with_results);
+
+/// -m, --device, --threads, --isa, --kernel.
+struct ModelFlags {
+  std::string model;
+  std::string device = "cpu";
+  int n_threads = 0;
+  std::string isa;
+  std::vector<std::string> kernels;
+
+  LoadOptions load_options() const { return {.n_threads = n_threads, .isa = isa, .kernels = kernels}; }
+};
+void add_model_flag(CLI::App& app, ModelFlags& flags, bool required);
+void add_device_flags(CLI::App& app, ModelFlags& flags);
+/// Refuses a device this build cannot use: exit code 6.
+void check_device(const std::string& device);
+Model load_model(const ModelFlags& flags);
+
+/// -c, -b, -ub.
+struct ContextFlags {
+  int n_ctx = 0;
+  int n_batch = 2048;
+  int n_ubatch = 512;
+};
+void add_context_flags(CLI::App& app, ContextFlags& flags, const std::string& ctx_help);
+
+/// --kv-quant, -ctk, -ctv and what refines them.
+struct KvFlags {
+  std::string quant, type_k, type_v, rotation, centre;
+  std::optional<int> window, sinks;
+
+  bool any() const;
+  lab::KvChoice choice() const;
+};
+void add_kv_flags(CLI::App& app, KvFlags& flags);
+
+/// The command or group of this name inside `app`, nullptr when there is none.
+const CLI::App* nested_app(const CLI::App& app, const std::string& name);
+
+/// Short flags of more than one letter, which llama.cpp's users type: "-ctk" is "--cache-type-k".
+std::string_view long_name_of(std::string_view short_flag);
+
+/// Rewrites what CLI11 does not know: such short flags, and underscores in long ones. Values are left alone.
+std::vector<std::string> normalize_args(const CLI::App& root, const std::vector<std::string>& args);
+
+/// Gives every long flag of every command its environment twin: --ctx-size is RIDGE_CTX_SIZE.
+void add_env_twins(CLI::App& app);
+
+}  // namespace ridge::cli

@@ -1,0 +1,185 @@
+#include "cli/program.h"
+
+#include <algorithm>
+#include <map>
+#include <new>
+
+#include "base/build_info.h"
+#include "cli/interrupt.h"
+#include "cli/options.h"
+#include "io/mapped_file.h"
+#include "lab/results.h"
+#include "ridge/error.h"
+
+namespace ridge::cli {
+namespace {
+
+/// Help without the environment names on every line; the footer gives the rule.
+class HelpFormatter : public CLI::Formatter {
+ public:
+  HelpFormatter() { column_width(34); }
+  std::string make_option_opts(const CLI::Option* option) const override {
+    std::string text;
+    if (option->get_type_size() != 0) text = " " + option->get_type_name();
+    if (!option->get_default_str().empty()) text += " [" + option->get_default_str() + "]";
+    if (option->get_required()) text += " (required)";
+    return text;
+  }
+};
+
+std::string version_text() {
+  const BuildInfo& build = build_info();
+  return fmt::format("ridge {} ({}, {}, {}, CUDA {})", build.version, build.commit, build.compiler, build.build_type,
+                     build.cuda ? "yes" : "no");
+}
+
+std::string footer(std::string_view example) {
+  std::string text = "\nExamples:\n";
+  for (const std::string& line : lab::split(example, '\n')) text += "  " + line + "\n";
+  return text + "\nEvery long flag has an environment twin (--ctx-size: RIDGE_CTX_SIZE); the command line wins.";
+}
+
+/// The app of a command, its group made on the way.
+CLI::App& app_of(CLI::App& root, const Command& command) {
+  const std::vector<std::string> words = lab::split(command.name, ' ');
+  CLI::App* parent = &root;
+  if (words.size() == 2) {
+    parent = nullptr;
+    for (CLI::App* group : root.get_subcommands({}))
+      if (group->get_name() == words[0]) parent = group;
+    if (!parent)
+      for (const Group& group : groups())
+        if (group.name == words[0]) {
+          parent = root.add_subcommand(words[0], std::string(group.summary));
+          parent->require_subcommand(1);
+        }
+  }
+  RIDGE_CHECK(parent, "no group for command '{}'", command.name);
+  return *parent->add_subcommand(words.back(), std::string(command.summary));
+}
+
+std::vector<const CLI::App*> every_nested(const CLI::App& app) {
+  return app.get_subcommands([](const CLI::App*) { return true; });
+}
+
+size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t above = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, diagonal + (a[i - 1] != b[j - 1])});
+      diagonal = above;
+    }
+  }
+  return row[b.size()];
+}
+
+/// The command that was being parsed: the deepest one named on the command line.
+const CLI::App& parsed_app(const CLI::App& root) {
+  const CLI::App* app = &root;
+  while (!app->get_subcommands().empty()) app = app->get_subcommands().front();
+  return *app;
+}
+
+std::string full_name(const CLI::App& app) {
+  const CLI::App* parent = app.get_parent();
+  return parent ? full_name(*parent) + " " + app.get_name() : "ridge";
+}
+
+/// The closest known word to `unknown` in this app, empty when none is close.
+std::string closest(const CLI::App& app, const std::string& unknown) {
+  std::string best;
+  size_t best_distance = 1 + std::min<size_t>(3, unknown.size() / 3);
+  const auto offer = [&](const std::string& word) {
+    const size_t distance = edit_distance(unknown.substr(0, 64), word);
+    if (distance < best_distance) best = word, best_distance = distance;
+  };
+  for (const CLI::Option* option : app.get_options())
+    for (const std::string& name : option->get_lnames()) offer("--" + name);
+  for (const CLI::App* nested : every_nested(app)) offer(nested->get_name());
+  return best;
+}
+
+std::string usage_message(const CLI::App& root, const CLI::ParseError& error) {
+  const CLI::App& app = parsed_app(root);
+  const std::string see = fmt::format("see `{} --help`", full_name(app));
+  if (const auto* extras = dynamic_cast<const CLI::ExtrasError*>(&error)) {
+    const std::string text = extras->what();
+    const size_t colon = text.rfind(": ");
+    const std::string first = lab::split(colon == std::string::npos ? text : text.substr(colon + 2), ' ').front();
+    const std::string near = closest(app, first);
+    const bool is_flag = first.starts_with("-");
+    const bool wants_command = !every_nested(app).empty();
+    return fmt::format("{}: unknown {} '{}' ({}{})", full_name(app),
+                       is_flag ? "flag" : wants_command ? "command" : "argument", first,
+                       near.empty() ? "" : fmt::format("did you mean {}? ", near), see);
+  }
+  return fmt::format("{}: {} ({})", full_name(app), error.what(), see);
+}
+
+int report(ErrorKind kind, std::string_view message) {
+  std::fflush(stdout);
+  fmt::print(stderr, "error: {}\n", message);
+  return int(kind);
+}
+
+/// Results that could not be written are a failure, whatever the command thinks.
+int finish_output(int code) {
+  if (std::fflush(stdout) == 0 && !std::ferror(stdout)) return code;
+  return report(ErrorKind::failure, "cannot write the output: stdout: the device is full or closed");
+}
+
+int parse_and_run(CLI::App& root, const std::vector<std::string>& args, const std::map<const CLI::App*, Action>& actions) {
+  std::vector<std::string> words = normalize_args(root, {args.begin() + 1, args.end()});
+  std::reverse(words.begin(), words.end());  // CLI11 takes them from the back
+  try {
+    root.parse(std::move(words));
+  } catch (const CLI::CallForHelp&) {
+    fmt::print("{}", parsed_app(root).help());
+    return 0;
+  } catch (const CLI::CallForVersion&) {
+    fmt::print("{}\n", version_text());
+    return 0;
+  } catch (const CLI::ParseError& error) {
+    return report(ErrorKind::usage, usage_message(root, error));
+  }
+  return actions.at(&parsed_app(root))();
+}
+
+}  // namespace
+
+int run_program(const std::vector<std::string>& args) {
+  install_interrupt_handler();
+  io::install_sigbus_message();
+  lab::set_command_line(args);
+
+  CLI::App root("Ridge: an LLM decode engine in which every compressed format has to prove that it pays.", "ridge");
+  root.formatter(std::make_shared<HelpFormatter>());
+  root.set_version_flag("--version", version_text(), "print version, commit and compiler");
+  root.require_subcommand(1);
+  root.footer("\nRun `ridge COMMAND --help` for a command's flags and examples.\n"
+              "Exit codes: 0 ok, 1 failure, 2 usage, 3 a check or gate failed, 4 bad input file, 5 not enough memory,\n"
+              "6 device or driver missing, 130 interrupted.");
+  std::map<const CLI::App*, Action> actions;
+  for (const Command& command : commands()) {
+    CLI::App& app = app_of(root, command);
+    actions[&app] = command.declare(app);
+    app.description(fmt::format("{}\n\n{}\n", command.summary, command.details));
+    app.footer(footer(command.example));
+  }
+  add_env_twins(root);
+  try {
+    return finish_output(parse_and_run(root, args, actions));
+  } catch (const Error& error) {
+    return report(error.kind(), error.what());
+  } catch (const std::bad_alloc&) {
+    return report(ErrorKind::no_memory, "not enough memory (use a smaller model, context or batch)");
+  } catch (const std::exception& error) {
+    return report(ErrorKind::failure, fmt::format("{} (please report this with the command line)", error.what()));
+  }
+}
+
+}  // namespace ridge::cli
