@@ -23,7 +23,8 @@ TEST(Compare, ClosedForms) {
 
 TEST(Compare, EqualVectorsAndZeroVectors) {
   const std::vector<float> x = {1, -2, 3}, zero(3, 0.0f);
-  const Comparison same = compare(x, x), both_zero = compare(zero, zero), from_zero = compare(x, zero), to_zero = compare(zero, x);
+  const Comparison same = compare(x, x), both_zero = compare(zero, zero), from_zero = compare(x, zero),
+                   to_zero = compare(zero, x);
   EXPECT_EQ(same.nmse, 0);
   EXPECT_DOUBLE_EQ(same.cosine, 1);
   EXPECT_EQ(both_zero.nmse, 0);
@@ -43,10 +44,13 @@ TEST(Compare, NanAndInfinityMustStandAtTheSamePlaces) {
     for (const float other : {NAN, INFINITY, -INFINITY, 2.0f}) {
       std::vector<float> b = a;
       b[i] = other;
-      const bool same = std::isnan(other) ? std::isnan(a[i]) : a[i] == other || (std::isfinite(a[i]) && std::isfinite(other));
+      const bool same =
+          std::isnan(other) ? std::isnan(a[i]) : a[i] == other || (std::isfinite(a[i]) && std::isfinite(other));
       EXPECT_EQ(compare(b, a).same_nonfinite, same) << i << " " << other;
       EXPECT_EQ(compare(a, b).same_nonfinite, same) << i << " " << other;
-      if (!same) { EXPECT_EQ(compare(b, a).worst_index, i); }
+      if (!same) {
+        EXPECT_EQ(compare(b, a).worst_index, i);
+      }
     }
 }
 

@@ -87,7 +87,8 @@ TEST(Result, OrThrowKeepsKindAndMessage) {
 }
 
 TEST(FourParts, LeavesEmptyPartsOut) {
-  EXPECT_EQ(four_parts("cannot load", "a.gguf", "truncated", "download it again"), "cannot load: a.gguf: truncated (download it again)");
+  EXPECT_EQ(four_parts("cannot load", "a.gguf", "truncated", "download it again"),
+            "cannot load: a.gguf: truncated (download it again)");
   EXPECT_EQ(four_parts("cannot load", "", "truncated", ""), "cannot load: truncated");
   EXPECT_EQ(four_parts("", "", "", ""), "");
 }
@@ -98,7 +99,8 @@ TEST(Check, SaysWhereAndWithWhatValues) {
     FAIL();
   } catch (const Error& error) {
     const std::string what = error.what();
-    for (const char* part : {"result_test.cpp", "1 + 1 == 3", "sum 2"}) EXPECT_NE(what.find(part), std::string::npos) << what;
+    for (const char* part : {"result_test.cpp", "1 + 1 == 3", "sum 2"})
+      EXPECT_NE(what.find(part), std::string::npos) << what;
   }
 }
 

@@ -15,12 +15,15 @@ class CachedSide {
  public:
   /// Rows are standard normal times `spread`.
   CachedSide(int n_kv_heads, int n_keys, int head_dim, uint64_t seed, double spread = 1)
-      : n_kv_heads_(n_kv_heads), n_keys_(n_keys), head_dim_(head_dim),
+      : n_kv_heads_(n_kv_heads),
+        n_keys_(n_keys),
+        head_dim_(head_dim),
         seen_(random_floats(seed, int64_t(n_kv_heads) * n_keys * head_dim)) {
     for (float& x : seen_) x *= float(spread);
   }
 
-  /// Stores positions [first, first + count) in a format; row() then gives the decoded values. A count of 0 adds nothing.
+  /// Stores positions [first, first + count) in a format; row() then gives the decoded values. A count of 0 adds
+  /// nothing.
   CachedSide& add(const KvFormat& format, int first, int count) {
     if (count <= 0) return *this;
     const int64_t row_bytes = format.row_bytes(head_dim_), head_stride = (count + 1) * row_bytes;
@@ -36,9 +39,7 @@ class CachedSide {
     return *this;
   }
 
-  float* row(int kv_head, int position) {
-    return &seen_[size_t((int64_t(kv_head) * n_keys_ + position) * head_dim_)];
-  }
+  float* row(int kv_head, int position) { return &seen_[size_t((int64_t(kv_head) * n_keys_ + position) * head_dim_)]; }
   const float* row(int kv_head, int position) const { return const_cast<CachedSide*>(this)->row(kv_head, position); }
   const KvSide& side() const { return side_; }
 
@@ -61,7 +62,8 @@ struct AttendOracle {
 
   /// key(i) and value(i) give the rows the query sees, i < n.
   template <class Key, class Value>
-  AttendOracle(const float* q, int n, int head_dim, double scale, Key key, Value value) : out(size_t(head_dim)), bound(size_t(head_dim)) {
+  AttendOracle(const float* q, int n, int head_dim, double scale, Key key, Value value)
+      : out(size_t(head_dim)), bound(size_t(head_dim)) {
     constexpr double kUnit = 0x1p-24;
     std::vector<double> weight(size_t(n), 0.0), magnitude(size_t(head_dim), 0.0);
     double score_error = 0, top = -INFINITY, least = INFINITY, total = 0, largest = 0;
@@ -87,7 +89,8 @@ struct AttendOracle {
       }
     }
     const double e = 2 * score_error + 4 * kUnit * std::min(top - least, 87.0) + 6e-7;
-    for (size_t d = 0; d < out.size(); ++d) bound[d] = (2 * e + 2 * (n + 8) * kUnit) * magnitude[d] + n * 2e-38 * largest;
+    for (size_t d = 0; d < out.size(); ++d)
+      bound[d] = (2 * e + 2 * (n + 8) * kUnit) * magnitude[d] + n * 2e-38 * largest;
   }
 };
 

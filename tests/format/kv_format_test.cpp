@@ -115,14 +115,16 @@ TEST_P(EveryKvFormat, NanAndInfinityAreReplacedAndCounted) {
         else ASSERT_GE(out[size_t(at)] * std::copysign(1.0f, bad), 0.0f) << "infinity does not change its sign";
       }
     EXPECT_EQ(encode(format_, std::vector<float>(size_t(head_dim), NAN)).saturated, head_dim);
-    EXPECT_THAT(decode(format_, encode(format_, std::vector<float>(size_t(head_dim), NAN)).row, head_dim), testing::Each(0.0f));
+    EXPECT_THAT(decode(format_, encode(format_, std::vector<float>(size_t(head_dim), NAN)).row, head_dim),
+                testing::Each(0.0f));
   });
 }
 
 TEST_P(EveryKvFormat, RowsOfTheLargestValuesStayFinite) {
   for_each_head_dim([&](int head_dim) {
     for (const float value : {65504.0f, -65504.0f, 65519.0f}) {
-      const std::vector<float> out = decode(format_, encode(format_, std::vector<float>(size_t(head_dim), value)).row, head_dim);
+      const std::vector<float> out =
+          decode(format_, encode(format_, std::vector<float>(size_t(head_dim), value)).row, head_dim);
       for (const float x : out) ASSERT_NEAR(x / value, 1, 0.3);
     }
   });
@@ -162,7 +164,8 @@ TEST(KvF16, EveryFiniteCodeIsKept) {
     const Coded coded = encode(format, in);
     EXPECT_EQ(coded.saturated, 0);
     for (uint32_t i = 0; i < 8; ++i)
-      ASSERT_EQ(std::to_integer<uint32_t>(coded.row[2 * i]) | std::to_integer<uint32_t>(coded.row[2 * i + 1]) << 8, code + i);
+      ASSERT_EQ(std::to_integer<uint32_t>(coded.row[2 * i]) | std::to_integer<uint32_t>(coded.row[2 * i + 1]) << 8,
+                code + i);
   }
 }
 
@@ -170,7 +173,8 @@ TEST(KvF16, ValuesBeyondItsRangeTakeItsLargest) {
   const std::vector<float> in = {INFINITY, -INFINITY, 1e30f, -65519.0f, 65504.0f, NAN, -1e-30f, 3};
   const Coded coded = encode(**find_kv_format("f16"), in);
   EXPECT_EQ(coded.saturated, 5);
-  EXPECT_THAT(decode(**find_kv_format("f16"), coded.row, 8), testing::ElementsAre(65504, -65504, 65504, -65504, 65504, 0, 0, 3));
+  EXPECT_THAT(decode(**find_kv_format("f16"), coded.row, 8),
+              testing::ElementsAre(65504, -65504, 65504, -65504, 65504, 0, 0, 3));
 }
 
 TEST(KvQ8_0, RowsAreTheWeightFormatsBlocks) {
@@ -182,7 +186,8 @@ TEST(KvQ8_0, RowsAreTheWeightFormatsBlocks) {
 
 // rotor-3, from its definition: 8 levels, code k of a row in bits 3k .. 3k+2 of the row read as a little-endian number,
 // then an fp16 scale.
-constexpr double kLevels[8] = {-2.1519143, -1.3439092, -0.7560054, -0.2451275, 0.2451275, 0.7560054, 1.3439092, 2.1519143};
+constexpr double kLevels[8] = {-2.1519143, -1.3439092, -0.7560054, -0.2451275,
+                               0.2451275,  0.7560054,  1.3439092,  2.1519143};
 
 int code_at(std::span<const std::byte> row, int k) {
   int code = 0;
@@ -194,12 +199,13 @@ int code_at(std::span<const std::byte> row, int k) {
 }
 
 TEST(KvRotor3, LevelsAreTheLloydMaxQuantiserOfANormal) {
-  // Each level is the mean of a standard normal between the midpoints to its neighbours. The published levels are within
-  // 3e-5 of that; the error they leave is flat there.
+  // Each level is the mean of a standard normal between the midpoints to its neighbours. The published levels are
+  // within 3e-5 of that; the error they leave is flat there.
   const auto density = [](double x) { return std::exp(-x * x / 2) / std::sqrt(2 * M_PI); };
   const auto below = [](double x) { return 0.5 * std::erfc(-x / std::sqrt(2.0)); };
   for (int i = 0; i < 8; ++i) {
-    const double low = i == 0 ? -40 : (kLevels[i - 1] + kLevels[i]) / 2, high = i == 7 ? 40 : (kLevels[i] + kLevels[i + 1]) / 2;
+    const double low = i == 0 ? -40 : (kLevels[i - 1] + kLevels[i]) / 2,
+                 high = i == 7 ? 40 : (kLevels[i] + kLevels[i + 1]) / 2;
     EXPECT_NEAR((density(low) - density(high)) / (below(high) - below(low)), kLevels[i], 3e-5) << i;
   }
 }
@@ -214,12 +220,14 @@ TEST(KvRotor3, EveryCodeAtEveryPlaceDecodesToItsDefinition) {
             std::vector<std::byte> row(size_t(3 * head_dim / 8 + 2));
             for (int k = 0; k < head_dim; ++k)
               for (int bit = 0; bit < 3; ++bit)
-                if ((k == place ? code : others) >> bit & 1) row[size_t((3 * k + bit) / 8)] |= std::byte(1 << (3 * k + bit) % 8);
+                if ((k == place ? code : others) >> bit & 1)
+                  row[size_t((3 * k + bit) / 8)] |= std::byte(1 << (3 * k + bit) % 8);
             row[size_t(3 * head_dim / 8)] = std::byte(scale & 255);
             row[size_t(3 * head_dim / 8 + 1)] = std::byte(scale >> 8);
             const std::vector<float> out = decode(format, row, head_dim);
             for (int k = 0; k < head_dim; ++k)
-              ASSERT_EQ(out[size_t(k)], float(kLevels[k == place ? code : others]) * f16_to_f32(scale)) << place << " " << code;
+              ASSERT_EQ(out[size_t(k)], float(kLevels[k == place ? code : others]) * f16_to_f32(scale))
+                  << place << " " << code;
           }
 }
 
@@ -237,8 +245,8 @@ TEST(KvRotor3, EveryValueGoesToTheNearestLevel) {
 }
 
 TEST(KvRotor3, MidpointsGoUp) {
-  // The other seven values make the norm exactly sqrt(8), so u is the value itself: u^2 + 7 y^2 = 8, up to rounding that
-  // a nudge of 1e-6 on both sides brackets; zero is an exact tie.
+  // The other seven values make the norm exactly sqrt(8), so u is the value itself: u^2 + 7 y^2 = 8, up to rounding
+  // that a nudge of 1e-6 on both sides brackets; zero is an exact tie.
   const KvFormat& format = **find_kv_format("rotor-3");
   for (int i = 0; i < 7; ++i) {
     const double middle = (kLevels[i] + kLevels[i + 1]) / 2;
@@ -268,8 +276,8 @@ TEST(KvRotor3, DecodedNormIsTheInputNormUpToTheScalesRounding) {
 }
 
 TEST(KvRotor3, ErrorOnNormalDataIsLloydMaxs) {
-  // 0.03455 for the codes. Keeping the norm instead of the least squares costs 1 % of it, a scale that fits the codes of
-  // each row gains a little more.
+  // 0.03455 for the codes. Keeping the norm instead of the least squares costs 1 % of it, a scale that fits the codes
+  // of each row gains a little more.
   const KvFormat& format = **find_kv_format("rotor-3");
   double code_error = 0, row_error = 0, size = 0;
   for (uint64_t seed = 0; seed < 2000; ++seed) {

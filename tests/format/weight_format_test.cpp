@@ -73,7 +73,8 @@ TEST_P(EveryWeightFormat, ErrorOnNormalDataFitsItsBits) {
 
 TEST_P(EveryWeightFormat, ZerosStayZero) {
   for (const float zero : {0.0f, -0.0f})
-    for (const float value : decode(format_, encode(format_, std::vector<float>(size_t(group_), zero)))) EXPECT_EQ(value, 0);
+    for (const float value : decode(format_, encode(format_, std::vector<float>(size_t(group_), zero))))
+      EXPECT_EQ(value, 0);
 }
 
 TEST_P(EveryWeightFormat, ASingleExtremeKeepsItsPlaceAndSign) {
@@ -96,7 +97,8 @@ TEST_P(EveryWeightFormat, TinyGroupsStayFiniteAndNearZero) {
     for (size_t i = 0; i < in.size(); i += 3) in[i] = 0;
     const std::vector<float> out = decode(format_, encode(format_, in));
     // A scale below 2^-25 is 0 in fp16; the largest code times half a step of the smallest scale is what may be lost.
-    for (size_t i = 0; i < in.size(); ++i) ASSERT_LE(std::abs(out[i] - in[i]), 2 * top + 127 * 0x1p-25) << top << " " << in[i];
+    for (size_t i = 0; i < in.size(); ++i)
+      ASSERT_LE(std::abs(out[i] - in[i]), 2 * top + 127 * 0x1p-25) << top << " " << in[i];
   }
 }
 
@@ -136,7 +138,8 @@ TEST_P(EveryWeightFormat, EncodeRowsRefusesWhatItCouldNotDecode) {
       EXPECT_NEAR(decode(format_, out)[size_t(n_in)] / large, 1, 0.01);
     } else {
       EXPECT_GT(large, 65504.0f) << status.error().message;
-      EXPECT_THAT(status.error().message, testing::AllOf(testing::HasSubstr("row 1"), testing::HasSubstr(std::string(format_.name))));
+      EXPECT_THAT(status.error().message,
+                  testing::AllOf(testing::HasSubstr("row 1"), testing::HasSubstr(std::string(format_.name))));
     }
   }
 }
@@ -173,7 +176,8 @@ TEST(WeightFormats, NamesAndIdsAreUniqueAndUnknownOnesAreRefused) {
 }
 
 TEST(WeightFormats, BitsPerWeightAreThePublishedOnes) {
-  const std::pair<std::string_view, double> published[] = {{"f32", 32}, {"f16", 16}, {"bf16", 16}, {"q8_0", 8.5}, {"q4_0", 4.5}};
+  const std::pair<std::string_view, double> published[] = {
+      {"f32", 32}, {"f16", 16}, {"bf16", 16}, {"q8_0", 8.5}, {"q4_0", 4.5}};
   for (const auto& [name, bits] : published) EXPECT_EQ((*find_weight_format(name))->bits_per_weight(), bits) << name;
   const std::pair<std::string_view, uint32_t> ids[] = {{"f32", 0}, {"f16", 1}, {"q4_0", 2}, {"q8_0", 8}, {"bf16", 30}};
   for (const auto& [name, id] : ids) EXPECT_EQ(weight_format_of_gguf(id), *find_weight_format(name)) << name;
@@ -208,11 +212,13 @@ TEST(Q8_0Weights, EveryCodeAtEveryPlaceDecodesToItsDefinition) {
         block[size_t(2 + place)] = uint8_t(code);
         float out[32];
         format.decode(reinterpret_cast<const std::byte*>(block.data()), 32, out);
-        for (int i = 0; i < 32; ++i) ASSERT_EQ(out[i], i == place ? float(code) * f16_to_f32(scale) : 0.0f) << place << " " << code;
+        for (int i = 0; i < 32; ++i)
+          ASSERT_EQ(out[i], i == place ? float(code) * f16_to_f32(scale) : 0.0f) << place << " " << code;
       }
 }
 
-/// value = (nibble - 8) * scale; element i < 16 is the low nibble of byte i, element i >= 16 the high nibble of byte i - 16.
+/// value = (nibble - 8) * scale; element i < 16 is the low nibble of byte i, element i >= 16 the high nibble of byte i
+/// - 16.
 TEST(Q4_0Weights, EveryByteAtEveryPlaceDecodesToItsDefinition) {
   const WeightFormat& format = **find_weight_format("q4_0");
   for (const uint16_t scale : kF16Classes)

@@ -53,29 +53,60 @@ TEST(MakeRope, LinearDividesEveryFrequency) {
 }
 
 TEST(MakeRope, Llama3OfLlama31) {
-  const Rope rope = make_rope(with_rope(500000, 128, {.kind = Kind::llama3, .factor = 8, .original_context = 8192,
-                                                       .low_freq_factor = 1, .high_freq_factor = 4}), nullptr);
+  const Rope rope = make_rope(
+      with_rope(
+          500000, 128,
+          {.kind = Kind::llama3, .factor = 8, .original_context = 8192, .low_freq_factor = 1, .high_freq_factor = 4}),
+      nullptr);
   // Pairs up to 28 are kept, 29 to 34 blended, from 35 on divided by 8.
-  expect_frequencies(rope, 64, {{0, 1}, {1, 8.146172339e-1}, {20, 1.656044008e-2}, {28, 3.211445995e-3}, {29, 2.166570764e-3},
-                                {30, 1.371893568e-3}, {31, 8.567514129e-4}, {32, 5.248461610e-4}, {33, 3.126937504e-4},
-                                {34, 1.785078128e-4}, {35, 9.556212354e-5}, {40, 3.428102196e-5}, {63, 3.068925989e-7}});
+  expect_frequencies(rope, 64,
+                     {{0, 1},
+                      {1, 8.146172339e-1},
+                      {20, 1.656044008e-2},
+                      {28, 3.211445995e-3},
+                      {29, 2.166570764e-3},
+                      {30, 1.371893568e-3},
+                      {31, 8.567514129e-4},
+                      {32, 5.248461610e-4},
+                      {33, 3.126937504e-4},
+                      {34, 1.785078128e-4},
+                      {35, 9.556212354e-5},
+                      {40, 3.428102196e-5},
+                      {63, 3.068925989e-7}});
   EXPECT_EQ(rope.magnitude, 1);
 }
 
 TEST(MakeRope, YarnOfQwen25) {
-  const Rope rope = make_rope(with_rope(1e6f, 128, {.kind = Kind::yarn, .factor = 4, .original_context = 32768}), nullptr);
+  const Rope rope =
+      make_rope(with_rope(1e6f, 128, {.kind = Kind::yarn, .factor = 4, .original_context = 32768}), nullptr);
   // The ramp runs from pair 23 to pair 40.
-  expect_frequencies(rope, 64, {{0, 1}, {1, 8.058421878e-1}, {20, 1.333521432e-2}, {23, 6.978305849e-3}, {24, 5.375321491e-3},
-                                {25, 4.131738023e-3}, {30, 1.064360981e-3}, {36, 1.798411559e-4}, {39, 6.490394321e-5},
-                                {40, 4.445698525e-5}, {41, 3.582531426e-5}, {63, 3.102344402e-7}});
+  expect_frequencies(rope, 64,
+                     {{0, 1},
+                      {1, 8.058421878e-1},
+                      {20, 1.333521432e-2},
+                      {23, 6.978305849e-3},
+                      {24, 5.375321491e-3},
+                      {25, 4.131738023e-3},
+                      {30, 1.064360981e-3},
+                      {36, 1.798411559e-4},
+                      {39, 6.490394321e-5},
+                      {40, 4.445698525e-5},
+                      {41, 3.582531426e-5},
+                      {63, 3.102344402e-7}});
   EXPECT_NEAR(rope.magnitude, 1.138629436, 1e-6);
 }
 
 TEST(MakeRope, YarnOfAnotherShapeAndAGivenAttentionFactor) {
   const RopeScaling scaling{.kind = Kind::yarn, .factor = 16, .original_context = 4096};
   const Rope rope = make_rope(with_rope(10000, 64, scaling), nullptr);
-  expect_frequencies(rope, 32, {{0, 1}, {5, 2.371373706e-1}, {10, 5.623413252e-2}, {15, 8.526843773e-3}, {20, 8.817889629e-4},
-                                {25, 4.686838808e-5}, {31, 8.334508951e-6}});
+  expect_frequencies(rope, 32,
+                     {{0, 1},
+                      {5, 2.371373706e-1},
+                      {10, 5.623413252e-2},
+                      {15, 8.526843773e-3},
+                      {20, 8.817889629e-4},
+                      {25, 4.686838808e-5},
+                      {31, 8.334508951e-6}});
   EXPECT_NEAR(rope.magnitude, 1.277258872, 1e-6);
   RopeScaling given = scaling;
   given.attention_factor = 1.5f;
@@ -100,11 +131,13 @@ Config valid_config() {
 TEST(CheckConfig, AcceptsAModelAndTheEdgesOfEveryBound) {
   EXPECT_TRUE(check_config(valid_config(), "f"));
   for (const auto& change : std::vector<std::function<void(Config&)>>{
-           [](Config& c) { c.n_layers = 1; }, [](Config& c) { c.n_layers = 1024; }, [](Config& c) { c.n_heads = c.n_kv_heads = 1024; },
-           [](Config& c) { c.n_heads = c.n_kv_heads = 1; }, [](Config& c) { c.head_dim = 1024; },
-           [](Config& c) { c.head_dim = c.rope_dim = 2; }, [](Config& c) { c.rope_dim = 2; }, [](Config& c) { c.d_model = 1 << 17; },
-           [](Config& c) { c.d_model = 1; }, [](Config& c) { c.d_ff = 1 << 20; }, [](Config& c) { c.vocab_size = 1 << 22; },
-           [](Config& c) { c.n_ctx_train = 1 << 26; }, [](Config& c) { c.rope_scaling = {.kind = Kind::linear, .factor = 65536}; },
+           [](Config& c) { c.n_layers = 1; }, [](Config& c) { c.n_layers = 1024; },
+           [](Config& c) { c.n_heads = c.n_kv_heads = 1024; }, [](Config& c) { c.n_heads = c.n_kv_heads = 1; },
+           [](Config& c) { c.head_dim = 1024; }, [](Config& c) { c.head_dim = c.rope_dim = 2; },
+           [](Config& c) { c.rope_dim = 2; }, [](Config& c) { c.d_model = 1 << 17; }, [](Config& c) { c.d_model = 1; },
+           [](Config& c) { c.d_ff = 1 << 20; }, [](Config& c) { c.vocab_size = 1 << 22; },
+           [](Config& c) { c.n_ctx_train = 1 << 26; },
+           [](Config& c) { c.rope_scaling = {.kind = Kind::linear, .factor = 65536}; },
            [](Config& c) { c.rope_scaling = {.kind = Kind::linear, .factor = 1}; },
            [](Config& c) { c.rope_scaling = {.kind = Kind::yarn, .factor = 4, .original_context = 32768}; },
            [](Config& c) { c.rope_scaling = {.kind = Kind::llama3, .factor = 8, .original_context = 8192}; }}) {
@@ -153,22 +186,42 @@ TEST(CheckConfig, RefusesEveryValuePastItsBoundByName) {
       {"frequency base is -", [](Config& c) { c.rope_theta = -10000; }},
       {"scaling factor is 0.5", [](Config& c) { c.rope_scaling = {.kind = Kind::linear, .factor = 0.5f}; }},
       {"scaling factor is 65537", [](Config& c) { c.rope_scaling = {.kind = Kind::linear, .factor = 65537}; }},
-      {"scaling factor is nan", [=](Config& c) { c.rope_scaling = {.kind = Kind::yarn, .factor = nan, .original_context = 1}; }},
+      {"scaling factor is nan",
+       [=](Config& c) { c.rope_scaling = {.kind = Kind::yarn, .factor = nan, .original_context = 1}; }},
       {"original context is 0", [](Config& c) { c.rope_scaling = {.kind = Kind::yarn, .factor = 4}; }},
       {"original context is 0", [](Config& c) { c.rope_scaling = {.kind = Kind::llama3, .factor = 4}; }},
-      {"frequency factors", [](Config& c) { c.rope_scaling = {.kind = Kind::llama3, .factor = 8, .original_context = 8192, .low_freq_factor = 4}; }},
-      {"frequency factors", [](Config& c) { c.rope_scaling = {.kind = Kind::llama3, .factor = 8, .original_context = 8192, .low_freq_factor = 0}; }},
       {"frequency factors",
-       [=](Config& c) { c.rope_scaling = {.kind = Kind::llama3, .factor = 8, .original_context = 8192, .high_freq_factor = infinity}; }},
+       [](Config& c) {
+         c.rope_scaling = {.kind = Kind::llama3, .factor = 8, .original_context = 8192, .low_freq_factor = 4};
+       }},
       {"frequency factors",
-       [=](Config& c) { c.rope_scaling = {.kind = Kind::llama3, .factor = 8, .original_context = 8192, .high_freq_factor = nan}; }},
-      {"beta", [](Config& c) { c.rope_scaling = {.kind = Kind::yarn, .factor = 4, .original_context = 4096, .beta_fast = 1}; }},
-      {"beta", [](Config& c) { c.rope_scaling = {.kind = Kind::yarn, .factor = 4, .original_context = 4096, .beta_slow = 0}; }},
-      {"beta", [=](Config& c) { c.rope_scaling = {.kind = Kind::yarn, .factor = 4, .original_context = 4096, .beta_fast = infinity}; }},
+       [](Config& c) {
+         c.rope_scaling = {.kind = Kind::llama3, .factor = 8, .original_context = 8192, .low_freq_factor = 0};
+       }},
+      {"frequency factors",
+       [=](Config& c) {
+         c.rope_scaling = {.kind = Kind::llama3, .factor = 8, .original_context = 8192, .high_freq_factor = infinity};
+       }},
+      {"frequency factors",
+       [=](Config& c) {
+         c.rope_scaling = {.kind = Kind::llama3, .factor = 8, .original_context = 8192, .high_freq_factor = nan};
+       }},
+      {"beta",
+       [](Config& c) { c.rope_scaling = {.kind = Kind::yarn, .factor = 4, .original_context = 4096, .beta_fast = 1}; }},
+      {"beta",
+       [](Config& c) { c.rope_scaling = {.kind = Kind::yarn, .factor = 4, .original_context = 4096, .beta_slow = 0}; }},
+      {"beta",
+       [=](Config& c) {
+         c.rope_scaling = {.kind = Kind::yarn, .factor = 4, .original_context = 4096, .beta_fast = infinity};
+       }},
       {"attention factor",
-       [](Config& c) { c.rope_scaling = {.kind = Kind::yarn, .factor = 4, .original_context = 4096, .attention_factor = -1}; }},
+       [](Config& c) {
+         c.rope_scaling = {.kind = Kind::yarn, .factor = 4, .original_context = 4096, .attention_factor = -1};
+       }},
       {"attention factor",
-       [=](Config& c) { c.rope_scaling = {.kind = Kind::yarn, .factor = 4, .original_context = 4096, .attention_factor = nan}; }},
+       [=](Config& c) {
+         c.rope_scaling = {.kind = Kind::yarn, .factor = 4, .original_context = 4096, .attention_factor = nan};
+       }},
   };
   for (const Refusal& refusal : refusals) {
     Config c = valid_config();
@@ -176,7 +229,8 @@ TEST(CheckConfig, RefusesEveryValuePastItsBoundByName) {
     const Status status = check_config(c, "model.gguf");
     ASSERT_FALSE(status) << refusal.message;
     EXPECT_EQ(status.error().kind, ErrorKind::bad_file);
-    EXPECT_THAT(status.error().message, testing::AllOf(testing::HasSubstr(refusal.message), testing::StartsWith("model.gguf")));
+    EXPECT_THAT(status.error().message,
+                testing::AllOf(testing::HasSubstr(refusal.message), testing::StartsWith("model.gguf")));
   }
 }
 

@@ -31,20 +31,32 @@ struct Problem {
   float scale;
 
   explicit Problem(const AttnCase& c, uint64_t seed = 1, double spread = 1)
-      : shape(c), k(c.heads.n_kv_heads, c.n_keys, c.head_dim, seed, spread), v(c.heads.n_kv_heads, c.n_keys, c.head_dim, seed + 1),
-        q(random_floats(seed + 2, c.heads.n_heads * c.head_dim)), scale(float(1 / std::sqrt(double(c.head_dim)))) {}
+      : shape(c),
+        k(c.heads.n_kv_heads, c.n_keys, c.head_dim, seed, spread),
+        v(c.heads.n_kv_heads, c.n_keys, c.head_dim, seed + 1),
+        q(random_floats(seed + 2, c.heads.n_heads * c.head_dim)),
+        scale(float(1 / std::sqrt(double(c.head_dim)))) {}
 
   AttnDecode args(float* out, int split = 0) const {
-    return {.n_heads = shape.heads.n_heads, .n_kv_heads = shape.heads.n_kv_heads, .head_dim = shape.head_dim, .n_keys = shape.n_keys,
-            .scale = scale, .q = q.data(), .k = k.side(), .v = v.side(), .out = out, .split = split};
+    return {.n_heads = shape.heads.n_heads,
+            .n_kv_heads = shape.heads.n_kv_heads,
+            .head_dim = shape.head_dim,
+            .n_keys = shape.n_keys,
+            .scale = scale,
+            .q = q.data(),
+            .k = k.side(),
+            .v = v.side(),
+            .out = out,
+            .split = split};
   }
   /// Computed once for all the kernels of a problem, when everything is in the cache.
   const AttendOracle& oracle(int head) const {
     auto& known = oracles_[head];
     const int kv_head = head / (shape.heads.n_heads / shape.heads.n_kv_heads);
     if (!known)
-      known.emplace(&q[size_t(head * shape.head_dim)], shape.n_keys, shape.head_dim, scale,
-                    [&](int i) { return k.row(kv_head, i); }, [&](int i) { return v.row(kv_head, i); });
+      known.emplace(
+          &q[size_t(head * shape.head_dim)], shape.n_keys, shape.head_dim, scale,
+          [&](int i) { return k.row(kv_head, i); }, [&](int i) { return v.row(kv_head, i); });
     return *known;
   }
 
@@ -57,7 +69,10 @@ void add_cache_like_segments(CachedSide& side, const KvFormat& coded, int n_keys
   const KvFormat& f16 = **find_kv_format("f16");
   const int sinks = std::min(4, n_keys), coded_end = std::max(sinks, (n_keys - 20) / 32 * 32);
   const int ring = coded_end + (n_keys - coded_end) / 3;
-  side.add(f16, 0, sinks).add(coded, sinks, coded_end - sinks).add(f16, coded_end, ring - coded_end).add(f16, ring, n_keys - ring);
+  side.add(f16, 0, sinks)
+      .add(coded, sinks, coded_end - sinks)
+      .add(f16, coded_end, ring - coded_end)
+      .add(f16, ring, n_keys - ring);
 }
 
 std::vector<float> run_guarded(const AttnDecodeVariant& variant, const Problem& p, int split = 0) {
@@ -85,8 +100,8 @@ void expect_within_bound(const std::vector<float>& out, const Problem& p) {
       const float actual = out[size_t(head * p.shape.head_dim + d)];
       if (std::abs(actual - oracle.out[size_t(d)]) <= oracle.bound[size_t(d)]) continue;
       if (++n_bad <= 3)
-        ADD_FAILURE() << "head " << head << " element " << d << ": " << actual << ", exact " << oracle.out[size_t(d)] << ", bound "
-                      << oracle.bound[size_t(d)];
+        ADD_FAILURE() << "head " << head << " element " << d << ": " << actual << ", exact " << oracle.out[size_t(d)]
+                      << ", bound " << oracle.bound[size_t(d)];
     }
   }
 }
@@ -119,7 +134,8 @@ TEST(AttnDecode, EveryPairOfFormatsAtOneShape) {
         Problem p(c, 77);
         p.k.add(*k, 0, c.n_keys);
         p.v.add(*v, 0, c.n_keys);
-        for_each_runnable(p, [&](const AttnDecodeVariant& variant) { expect_within_bound(run_guarded(variant, p), p); });
+        for_each_runnable(p,
+                          [&](const AttnDecodeVariant& variant) { expect_within_bound(run_guarded(variant, p), p); });
       }
 }
 
@@ -247,7 +263,8 @@ struct RowDecoder {
 constexpr RowDecoder kRowDecoders[] = {{Isa::avx2, decode_rows_avx2}, {Isa::avx512, decode_rows_avx512}};
 
 /// Decodes `count` rows of bytes with the ISA's decoder from a fenced buffer and expects the reference's bits.
-void expect_equal_rows(const RowDecoder& decoder, const KvFormat& format, int head_dim, std::span<const uint8_t> bytes, int count) {
+void expect_equal_rows(const RowDecoder& decoder, const KvFormat& format, int head_dim, std::span<const uint8_t> bytes,
+                       int count) {
   const int64_t row_bytes = format.row_bytes(head_dim);
   FencedBytes rows(count * row_bytes, kKvPadBytes);
   std::memcpy(rows.data(), bytes.data(), bytes.size());
@@ -259,7 +276,8 @@ void expect_equal_rows(const RowDecoder& decoder, const KvFormat& format, int he
     format.decode(rows.data() + i * row_bytes, head_dim, expected.data());
     for (int d = 0; d < head_dim; ++d)
       ASSERT_EQ(std::bit_cast<uint32_t>(out[int64_t(i) * head_dim + d]), std::bit_cast<uint32_t>(expected[size_t(d)]))
-          << isa_name(decoder.isa) << " " << format.name << " head_dim " << head_dim << " row " << i << " element " << d;
+          << isa_name(decoder.isa) << " " << format.name << " head_dim " << head_dim << " row " << i << " element "
+          << d;
   }
 }
 
@@ -289,7 +307,8 @@ TEST(DecodeRows, AllFp16CodesGiveTheReferenceBits) {
   for (size_t code = 0; code < 65536; ++code) rows[2 * code] = uint8_t(code), rows[2 * code + 1] = uint8_t(code >> 8);
   for (const RowDecoder& decoder : kRowDecoders)
     if (decoder.isa <= detect_isa())
-      for (const int head_dim : {8, 64}) expect_equal_rows(decoder, **find_kv_format("f16"), head_dim, rows, 65536 / head_dim);
+      for (const int head_dim : {8, 64})
+        expect_equal_rows(decoder, **find_kv_format("f16"), head_dim, rows, 65536 / head_dim);
 }
 
 TEST(DecodeRows, OneRowAndWideRowsStayInsideTheSlack) {

@@ -27,9 +27,17 @@ struct Side {
   std::vector<float> exact_tail, sink_rows;
   FencedBytes coded;
 
-  Side(const KvFormat& f, const HeadLayout& heads, int keys, int dim, KvRetention r, int n_sinks, int n_past, uint64_t seed)
-      : format(f), n_kv_heads(heads.n_kv_heads), n_keys(keys), head_dim(dim), exact_first(r.coded_end(n_past)), retention(r),
-        sinks(n_sinks), exact(random_floats(seed, int64_t(n_kv_heads) * keys * dim)), decoded(exact.size()),
+  Side(const KvFormat& f, const HeadLayout& heads, int keys, int dim, KvRetention r, int n_sinks, int n_past,
+       uint64_t seed)
+      : format(f),
+        n_kv_heads(heads.n_kv_heads),
+        n_keys(keys),
+        head_dim(dim),
+        exact_first(r.coded_end(n_past)),
+        retention(r),
+        sinks(n_sinks),
+        exact(random_floats(seed, int64_t(n_kv_heads) * keys * dim)),
+        decoded(exact.size()),
         coded(int64_t(n_kv_heads) * coded_rows() * f.row_bytes(dim), kKvPadBytes) {
     const int64_t row_bytes = f.row_bytes(dim);
     for (float& x : exact) x = f16_to_f32(f32_to_f16(x));
@@ -52,9 +60,16 @@ struct Side {
   int sink_stride() const { return sinks + 2; }
 
   PrefillSide args() const {
-    return {.format = &format, .rows = coded.data(), .row_bytes = format.row_bytes(head_dim),
-            .head_stride = coded_rows() * format.row_bytes(head_dim), .retention = retention, .sinks = sinks,
-            .sink_stride = sink_stride(), .sink_rows = sink_rows.data(), .exact = exact_tail.data(), .exact_first = exact_first};
+    return {.format = &format,
+            .rows = coded.data(),
+            .row_bytes = format.row_bytes(head_dim),
+            .head_stride = coded_rows() * format.row_bytes(head_dim),
+            .retention = retention,
+            .sinks = sinks,
+            .sink_stride = sink_stride(),
+            .sink_rows = sink_rows.data(),
+            .exact = exact_tail.data(),
+            .exact_first = exact_first};
   }
   /// The row a query sees when the cache holds `n_visible` positions, written from the definition of KvRetention.
   const float* seen(int kv_head, int position, int n_visible) const {
@@ -72,30 +87,47 @@ struct Problem {
   std::vector<float> q;
   float scale;
 
-  Problem(HeadLayout h, int dim, int tokens, int past, const KvFormat& kf, const KvFormat& vf, KvRetention kr, KvRetention vr,
-          int k_sinks, int v_sinks, uint64_t seed)
-      : heads(h), head_dim(dim), n_tokens(tokens), n_past(past), k(kf, h, past + tokens, dim, kr, k_sinks, past, seed),
-        v(vf, h, past + tokens, dim, vr, v_sinks, past, seed + 1), q(random_floats(seed + 2, int64_t(tokens) * h.n_heads * dim)),
+  Problem(HeadLayout h, int dim, int tokens, int past, const KvFormat& kf, const KvFormat& vf, KvRetention kr,
+          KvRetention vr, int k_sinks, int v_sinks, uint64_t seed)
+      : heads(h),
+        head_dim(dim),
+        n_tokens(tokens),
+        n_past(past),
+        k(kf, h, past + tokens, dim, kr, k_sinks, past, seed),
+        v(vf, h, past + tokens, dim, vr, v_sinks, past, seed + 1),
+        q(random_floats(seed + 2, int64_t(tokens) * h.n_heads * dim)),
         scale(float(1 / std::sqrt(double(dim)))) {}
 
   AttnPrefill args(View2<const float> q_view, View2<float> out) const {
-    return {.n_heads = heads.n_heads, .n_kv_heads = heads.n_kv_heads, .head_dim = head_dim, .n_tokens = n_tokens,
-            .n_keys = n_past + n_tokens, .scale = scale, .q = q_view, .k = k.args(), .v = v.args(), .out = out};
+    return {.n_heads = heads.n_heads,
+            .n_kv_heads = heads.n_kv_heads,
+            .head_dim = head_dim,
+            .n_tokens = n_tokens,
+            .n_keys = n_past + n_tokens,
+            .scale = scale,
+            .q = q_view,
+            .k = k.args(),
+            .v = v.args(),
+            .out = out};
   }
   /// Computed once for all the kernels of a problem.
   const AttendOracle& oracle(int token, int head) const {
     auto& known = oracles_[{token, head}];
     const int kv_head = head / (heads.n_heads / heads.n_kv_heads), n = n_past + token + 1;
     if (!known)
-      known.emplace(&q[size_t((token * heads.n_heads + head) * head_dim)], n, head_dim, scale,
-                    [&](int i) { return k.seen(kv_head, i, n); }, [&](int i) { return v.seen(kv_head, i, n); });
+      known.emplace(
+          &q[size_t((token * heads.n_heads + head) * head_dim)], n, head_dim, scale,
+          [&](int i) { return k.seen(kv_head, i, n); }, [&](int i) { return v.seen(kv_head, i, n); });
     return *known;
   }
   std::string name() const {
-    return fmt::format("heads {}/{} head_dim {} tokens {} past {} K {} window {} tile {} calibration {} sinks {}, V {} window {} tile {} "
-                       "calibration {} sinks {}", heads.n_heads, heads.n_kv_heads, head_dim, n_tokens, n_past, k.format.name,
-                       k.retention.window, k.retention.tile, k.retention.calibration, k.sinks, v.format.name, v.retention.window,
-                       v.retention.tile, v.retention.calibration, v.sinks);
+    return fmt::format(
+        "heads {}/{} head_dim {} tokens {} past {} K {} window {} tile {} calibration {} sinks {}, V {} window {} tile "
+        "{} "
+        "calibration {} sinks {}",
+        heads.n_heads, heads.n_kv_heads, head_dim, n_tokens, n_past, k.format.name, k.retention.window,
+        k.retention.tile, k.retention.calibration, k.sinks, v.format.name, v.retention.window, v.retention.tile,
+        v.retention.calibration, v.sinks);
   }
 
  private:
@@ -152,10 +184,10 @@ TEST(AttnPrefill, EveryTokenCountAfterEveryPast) {
 }
 
 TEST(AttnPrefill, EveryRetention) {
-  for (const KvRetention retention : {kPlain, kWindow, KvRetention{.window = 64, .tile = 32, .calibration = 64},
-                                      KvRetention{.window = 32, .tile = 64, .calibration = 0},
-                                      KvRetention{.window = 0, .tile = 32, .calibration = 0},
-                                      KvRetention{.window = 0, .tile = 1, .calibration = 64}})
+  for (const KvRetention retention :
+       {kPlain, kWindow, KvRetention{.window = 64, .tile = 32, .calibration = 64},
+        KvRetention{.window = 32, .tile = 64, .calibration = 0}, KvRetention{.window = 0, .tile = 32, .calibration = 0},
+        KvRetention{.window = 0, .tile = 1, .calibration = 64}})
     for (const int sinks : {0, 4, 32, 40})
       for (const int n_past : {0, 63, 100})
         for (const auto& [k, v] : {std::pair(&kv("rotor-3"), &kv("f16")), std::pair(&kv("f16"), &kv("rotor-3")),
@@ -176,8 +208,8 @@ TEST(AttnPrefill, EveryHeadLayoutHeadSizeAndPairOfFormats) {
       ++turn;
       const KvFormat& k = *formats[turn % formats.size()];
       const KvFormat& v = *formats[turn / formats.size() % formats.size()];
-      expect_all_within_bound(Problem(heads, head_dim, 37, 70, k, v, turn % 2 ? kWindow : kPlain, turn % 3 ? kWindow : kPlain,
-                                      turn % 2 ? 4 : 0, turn % 3 ? 4 : 0, turn));
+      expect_all_within_bound(Problem(heads, head_dim, 37, 70, k, v, turn % 2 ? kWindow : kPlain,
+                                      turn % 3 ? kWindow : kPlain, turn % 2 ? 4 : 0, turn % 3 ? 4 : 0, turn));
     }
 }
 
@@ -209,7 +241,8 @@ TEST(AttnPrefill, EveryRowEqualsDecodeAtThatPosition) {
         const auto add = [&](const KvFormat& format, const std::byte* rows, int64_t head_rows, int first, int last) {
           if (first >= last) return;
           const int64_t row_bytes = format.row_bytes(64);
-          s.segments[size_t(s.n_segments++)] = {&format, rows + first * row_bytes, row_bytes, head_rows * row_bytes, first, last - first};
+          s.segments[size_t(s.n_segments++)] = {
+              &format, rows + first * row_bytes, row_bytes, head_rows * row_bytes, first, last - first};
         };
         const int coded_end = std::max(side.sinks, side.retention.coded_end(n)), ring = coded_end + (n - coded_end) / 2;
         add(f16, exact.data(), side.n_keys, 0, std::min(n, side.sinks));
@@ -219,12 +252,20 @@ TEST(AttnPrefill, EveryRowEqualsDecodeAtThatPosition) {
         return s;
       };
       std::vector<float> out(8 * 64, NAN);
-      attn_decode(test_context(), {.n_heads = 8, .n_kv_heads = 2, .head_dim = 64, .n_keys = n, .scale = p.scale,
-                                   .q = &p.q[size_t(t * 8 * 64)], .k = side_at(p.k, k16), .v = side_at(p.v, v16), .out = out.data()});
+      attn_decode(test_context(), {.n_heads = 8,
+                                   .n_kv_heads = 2,
+                                   .head_dim = 64,
+                                   .n_keys = n,
+                                   .scale = p.scale,
+                                   .q = &p.q[size_t(t * 8 * 64)],
+                                   .k = side_at(p.k, k16),
+                                   .v = side_at(p.v, v16),
+                                   .out = out.data()});
       for (int head = 0; head < 8; ++head) {
         const AttendOracle& oracle = p.oracle(t, head);
         for (int d = 0; d < 64; ++d)
-          ASSERT_LE(std::abs(out[size_t(head * 64 + d)] - prefill[size_t((t * 8 + head) * 64 + d)]), 2 * oracle.bound[size_t(d)])
+          ASSERT_LE(std::abs(out[size_t(head * 64 + d)] - prefill[size_t((t * 8 + head) * 64 + d)]),
+                    2 * oracle.bound[size_t(d)])
               << "token " << t << " head " << head << " element " << d;
       }
     }

@@ -28,14 +28,17 @@ struct Problem {
   LinearCase shape;
   FencedBytes rows, panels;
   std::vector<float> x;
-  std::vector<double> y;           ///< [n_tokens, n_out] exact sums
-  std::vector<double> magnitude;   ///< sum |w x|
-  std::vector<double> y_int8;      ///< the panel kernels' arithmetic in double
+  std::vector<double> y;          ///< [n_tokens, n_out] exact sums
+  std::vector<double> magnitude;  ///< sum |w x|
+  std::vector<double> y_int8;     ///< the panel kernels' arithmetic in double
   std::vector<double> magnitude_int8, rounding_int8;
 
   Problem(const WeightFormat& f, const LinearCase& c, Fill kind, uint64_t seed);
   Linear linear() const {
-    return {.format = &format, .n_out = shape.n_out, .n_in = shape.n_in, .rows = rows.data(),
+    return {.format = &format,
+            .n_out = shape.n_out,
+            .n_in = shape.n_in,
+            .rows = rows.data(),
             .panels = has_panels(format) ? panels.data() : nullptr};
   }
 };
@@ -46,7 +49,9 @@ CpuContext& test_context() {
 }
 
 Problem::Problem(const WeightFormat& f, const LinearCase& c, Fill kind, uint64_t seed)
-    : format(f), shape(c), rows(c.n_out * f.row_bytes(c.n_in)),
+    : format(f),
+      shape(c),
+      rows(c.n_out * f.row_bytes(c.n_in)),
       panels(has_panels(f) ? panel_bytes(f, c.n_out, c.n_in) : 0) {
   const int64_t n_in = c.n_in, n_groups = has_panels(f) ? n_in / kPanelGroup : 0;
   x = random_floats(seed, c.n_tokens * n_in, kind);
@@ -94,8 +99,7 @@ Problem::Problem(const WeightFormat& f, const LinearCase& c, Fill kind, uint64_t
 std::vector<float> run_guarded(const LinearVariant& variant, const Problem& p) {
   const LinearCase& c = p.shape;
   GuardedMatrix x(c.n_tokens, c.n_in, 5, 1), y(c.n_tokens, c.n_out, 3, 1);
-  for (int64_t t = 0; t < c.n_tokens; ++t)
-    std::copy_n(&p.x[size_t(t * c.n_in)], c.n_in, &x.view()(t, 0));
+  for (int64_t t = 0; t < c.n_tokens; ++t) std::copy_n(&p.x[size_t(t * c.n_in)], c.n_in, &x.view()(t, 0));
   variant.run(test_context(), p.linear(), x.view(), y.view());
   EXPECT_TRUE(x.intact() && y.intact()) << "wrote outside y";
   return y.values();
@@ -209,7 +213,8 @@ TEST_P(LinearOfFormat, ANanActivationReachesEveryOutputOfItsTokenOnly) {
     if (!runnable(variant, p.linear())) continue;
     const std::vector<float> y = run_guarded(variant, p);
     for (int t = 0; t < 9; ++t)
-      for (int r = 0; r < 17; ++r) EXPECT_EQ(std::isnan(y[size_t(t * 17 + r)]), t == 3) << variant.name << " token " << t;
+      for (int r = 0; r < 17; ++r)
+        EXPECT_EQ(std::isnan(y[size_t(t * 17 + r)]), t == 3) << variant.name << " token " << t;
   }
 }
 
@@ -241,7 +246,8 @@ TEST(Panels, Avx2AndAvx512AgreeWithinTheBound) {
       if (is_panel_kernel(variant)) y.push_back(run_guarded(variant, p));
     ASSERT_EQ(y.size(), 2u);
     for (size_t i = 0; i < y[0].size(); ++i)
-      ASSERT_LE(std::abs(y[0][i] - y[1][i]), 2 * (2080 / kPanelGroup + 3) * kUnit * p.magnitude_int8[i]) << format.name << " " << i;
+      ASSERT_LE(std::abs(y[0][i] - y[1][i]), 2 * (2080 / kPanelGroup + 3) * kUnit * p.magnitude_int8[i])
+          << format.name << " " << i;
   }
 }
 
@@ -300,7 +306,8 @@ void expect_documented_layout(int n_out, int n_in) {
           const int stored = column < 16 ? block.q[column] & 15 : block.q[column - 16] >> 4;
           ASSERT_EQ(column < 16 ? byte & 15 : byte >> 4, stored) << "row " << row << " column " << column;
         } else {
-          ASSERT_EQ(codes[64 * (column / 4) + 4 * r + j], uint8_t(block.q[column] + 128)) << "row " << row << " column " << column;
+          ASSERT_EQ(codes[64 * (column / 4) + 4 * r + j], uint8_t(block.q[column] + 128))
+              << "row " << row << " column " << column;
         }
       }
     }
@@ -381,8 +388,8 @@ TEST_F(LinearSelection, AForcedKernelThatCannotServeSaysWhy) {
   context_.forced["gemv"] = "panel-avx512";
   context_.isa = Isa::scalar;
   EXPECT_THAT(message_of([&] { run(); }, ErrorKind::usage),
-              testing::AllOf(testing::HasSubstr("gemv"), testing::HasSubstr("panel-avx512"), testing::HasSubstr("needs avx512"),
-                             testing::HasSubstr("scalar")));
+              testing::AllOf(testing::HasSubstr("gemv"), testing::HasSubstr("panel-avx512"),
+                             testing::HasSubstr("needs avx512"), testing::HasSubstr("scalar")));
   context_.isa = detect_isa();
   if (context_.isa < Isa::avx512) return;
   w_.panels = nullptr;
@@ -391,8 +398,9 @@ TEST_F(LinearSelection, AForcedKernelThatCannotServeSaysWhy) {
 
 TEST_F(LinearSelection, AnUnknownKernelNamesTheOnesThereAre) {
   context_.forced["gemv"] = "pannel";
-  EXPECT_THAT(message_of([&] { run(); }, ErrorKind::usage),
-              testing::AllOf(testing::HasSubstr("pannel"), testing::HasSubstr("ref"), testing::HasSubstr("panel-avx2")));
+  EXPECT_THAT(
+      message_of([&] { run(); }, ErrorKind::usage),
+      testing::AllOf(testing::HasSubstr("pannel"), testing::HasSubstr("ref"), testing::HasSubstr("panel-avx2")));
 }
 
 TEST_F(LinearSelection, AForcedKernelOfOneOpLeavesTheOthersAlone) {

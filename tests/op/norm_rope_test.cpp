@@ -67,8 +67,10 @@ TEST(Swiglu, EveryKernelIsCloseFromMinus100To100) {
       ASSERT_TRUE(out.intact() && in.intact());
       for (int i = 0; i < n; ++i) {
         const double g = gate[size_t(i)], expected = g / (1 + std::exp(-g)) * up[size_t(i)];
-        // Below -87 the exponential stands still: silu is at most 100 e^-87 off, which is less than any normal weight sees.
-        ASSERT_LE(std::abs(out[i] - expected), (1.5e-7 + 4 * kUnit) * std::abs(expected) + 2e-36 * std::abs(up[size_t(i)]))
+        // Below -87 the exponential stands still: silu is at most 100 e^-87 off, which is less than any normal weight
+        // sees.
+        ASSERT_LE(std::abs(out[i] - expected),
+                  (1.5e-7 + 4 * kUnit) * std::abs(expected) + 2e-36 * std::abs(up[size_t(i)]))
             << "n " << n << " gate " << g << " up " << up[size_t(i)];
       }
     }
@@ -102,7 +104,8 @@ TEST(ApplyRope, TurnsEveryPairByItsAngle) {
           const Rope rope = test_rope(pairs, rope_dim, magnitude);
           const std::vector<float> before = random_floats(4, int64_t(kTokens) * kHeads * head_dim);
           GuardedMatrix x(kTokens, kHeads * head_dim);
-          for (int t = 0; t < kTokens; ++t) std::copy_n(&before[size_t(t * kHeads * head_dim)], kHeads * head_dim, &x.view()(t, 0));
+          for (int t = 0; t < kTokens; ++t)
+            std::copy_n(&before[size_t(t * kHeads * head_dim)], kHeads * head_dim, &x.view()(t, 0));
           apply_rope(context, rope, first, kHeads, head_dim, x.view());
           ASSERT_TRUE(x.intact());
           for (int t = 0; t < kTokens; ++t)
@@ -117,7 +120,8 @@ TEST(ApplyRope, TurnsEveryPairByItsAngle) {
                 const bool halves = pairs == RopePairs::halves;
                 const int pair = halves ? i % (rope_dim / 2) : i / 2;
                 const bool second = halves ? i >= rope_dim / 2 : i % 2 == 1;
-                const double a = halves ? in[pair] : in[2 * pair], b = halves ? in[pair + rope_dim / 2] : in[2 * pair + 1];
+                const double a = halves ? in[pair] : in[2 * pair],
+                             b = halves ? in[pair + rope_dim / 2] : in[2 * pair + 1];
                 const double angle = double(first + t) * rope.frequency[size_t(pair)];
                 const double expected = magnitude * (second ? a * std::sin(angle) + b * std::cos(angle)
                                                             : a * std::cos(angle) - b * std::sin(angle));
@@ -153,7 +157,8 @@ TEST(Additions, AddRowsAndBiases) {
   add_bias(context, x.view(), bias.data());
   EXPECT_TRUE(x.intact() && y.intact());
   for (int t = 0; t < 3; ++t)
-    for (int i = 0; i < 10; ++i) EXPECT_EQ(x.view()(t, i), (a[size_t(t * 10 + i)] + b[size_t(t * 10 + i)]) + bias[size_t(i)]);
+    for (int i = 0; i < 10; ++i)
+      EXPECT_EQ(x.view()(t, i), (a[size_t(t * 10 + i)] + b[size_t(t * 10 + i)]) + bias[size_t(i)]);
 }
 
 }  // namespace

@@ -49,9 +49,14 @@ TEST(RowRotation, EqualsItsMatrix) {
         const double angle = planar_angle(layer, column / 2);
         for (int row = 0; row < dim; ++row) {
           const bool same_part = row / part == column / part;
-          const int sign = (std::popcount(unsigned(row % part) & unsigned(column % part)) % 2 == 1) != negative ? -1 : 1;
-          ASSERT_NEAR(h[size_t(row)], same_part ? sign / std::sqrt(double(part)) : 0, 1e-6) << dim << " " << row << " " << column;
-          const double turned = row / 2 != column / 2 ? 0 : row == column ? std::cos(angle) : row > column ? std::sin(angle) : -std::sin(angle);
+          const int sign =
+              (std::popcount(unsigned(row % part) & unsigned(column % part)) % 2 == 1) != negative ? -1 : 1;
+          ASSERT_NEAR(h[size_t(row)], same_part ? sign / std::sqrt(double(part)) : 0, 1e-6)
+              << dim << " " << row << " " << column;
+          const double turned = row / 2 != column / 2 ? 0
+                                : row == column       ? std::cos(angle)
+                                : row > column        ? std::sin(angle)
+                                                      : -std::sin(angle);
           ASSERT_NEAR(p[size_t(row)], turned, 1e-6) << dim << " " << row << " " << column;
         }
       }
@@ -76,7 +81,8 @@ TEST(RowRotation, KeepsNormsAndDotProductsAndIsUndoneByBackward) {
         EXPECT_NEAR(norm(ra.span()), norm(a), 9 * 0x1p-24 * norm(a));
         rotation.backward(ra.data());
         ASSERT_TRUE(ra.intact() && rb.intact());
-        for (int i = 0; i < dim; ++i) ASSERT_NEAR(ra[i], a[size_t(i)], 18 * 0x1p-24 * norm(a)) << rotation_name(kind) << " " << dim;
+        for (int i = 0; i < dim; ++i)
+          ASSERT_NEAR(ra[i], a[size_t(i)], 18 * 0x1p-24 * norm(a)) << rotation_name(kind) << " " << dim;
       }
 }
 

@@ -28,14 +28,16 @@ void expect_equal_quantisation(const SimdEntries& entry, std::span<const float> 
   ASSERT_TRUE(q.intact() && scale.intact() && sum.intact()) << what;
   ASSERT_EQ(std::bit_cast<uint32_t>(scale[0]), std::bit_cast<uint32_t>(expected.scale)) << what;
   ASSERT_EQ(sum[0], expected.sum) << what;
-  for (int i = 0; i < kPanelGroup; ++i) ASSERT_EQ(q[i], expected.q[size_t(i)]) << what << " element " << i << " " << x[size_t(i)];
+  for (int i = 0; i < kPanelGroup; ++i)
+    ASSERT_EQ(q[i], expected.q[size_t(i)]) << what << " element " << i << " " << x[size_t(i)];
 }
 
 TEST(QuantizeToken, EqualsTheScalarDefinitionOnRandomData) {
   for (const SimdEntries& entry : runnable_entries())
     for (const Fill kind : kFills)
       for (int seed = 0; seed < 200; ++seed)
-        expect_equal_quantisation(entry, random_floats(uint64_t(seed), kPanelGroup, kind), std::string(fill_name(kind)));
+        expect_equal_quantisation(entry, random_floats(uint64_t(seed), kPanelGroup, kind),
+                                  std::string(fill_name(kind)));
 }
 
 TEST(QuantizeToken, RoundsTiesToEven) {
@@ -84,7 +86,8 @@ TEST(QuantizeToken, SurvivesGroupsSmallerThanAnInvertibleFloat) {
       int32_t sum;
       quantize_group_ref(x.data(), q, scale, sum);
       for (int i = 0; i < kPanelGroup; ++i)
-        EXPECT_LE(std::abs(double(q[i]) * scale - x[size_t(i)]), std::max(std::abs(top) * 0.005, 4e-37)) << top << " element " << i;
+        EXPECT_LE(std::abs(double(q[i]) * scale - x[size_t(i)]), std::max(std::abs(top) * 0.005, 4e-37))
+            << top << " element " << i;
     }
 }
 
