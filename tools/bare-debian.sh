@@ -18,7 +18,7 @@ if [ $# -eq 0 ]; then set -- scripts/demo scripts/test; fi
 tarball=${RIDGE_BARE_TAR:-${TMPDIR:-/tmp}/bare-debian.tar}
 bare=$(mktemp -d)
 clean() {
-  umount "$bare/proc" "$bare/sys" 2> /dev/null || true
+  umount "$bare/dev/pts" "$bare/proc" "$bare/sys" 2> /dev/null || true
   rm -rf --one-file-system "$bare"
 }
 trap clean EXIT
@@ -38,6 +38,7 @@ fi
 cp /etc/resolv.conf "$bare/etc/resolv.conf"
 mount -t proc proc "$bare/proc"
 mount -t sysfs -o ro sysfs "$bare/sys"
+mount -t devpts devpts "$bare/dev/pts"
 git clone -q --no-hardlinks . "$bare/ridge"
 
 # inside USER COMMAND: the command in the clone, with nothing of this machine's environment.
