@@ -45,13 +45,13 @@ lab::EvalOptions eval_options(const EvalFlags& flags, bool against_base) {
   return options;
 }
 
-void print_start(const lab::Corpus& corpus, const lab::EvalOptions& options, const Model& model) {
+void print_start(const lab::Corpus& corpus, const lab::Windows& windows, const lab::EvalOptions& options, const Model& model) {
   const ModelInfo& info = model.info();
   fmt::print(stderr, "model    {} ({} {}, {:.2f} M parameters), CPU {}, {} threads\n", info.name, info.arch, info.weight_format,
              double(info.n_params) / 1e6, info.isa, info.n_threads);
   fmt::print(stderr, "text     {}: {} bytes, {} tokens, xxh64 {:016x}\n", corpus.path, corpus.bytes, corpus.tokens.size(), corpus.xxh64);
-  fmt::print(stderr, "windows  {} tokens each, the second half scored{}, {} path{}\n", options.n_ctx,
-             info.add_bos ? ", BOS first" : "", lab::eval_path_name(options.path),
+  fmt::print(stderr, "windows  {} of {} tokens, the second half of each scored{}, {} path{}\n", windows.n_chunks,
+             windows.n_ctx, info.add_bos ? ", BOS first" : "", lab::eval_path_name(options.path),
              options.n_ctx > info.n_ctx_train ? fmt::format(" (the model was trained for {})", info.n_ctx_train) : "");
 }
 
@@ -79,7 +79,9 @@ int eval(const EvalFlags& flags, bool against_base) {
   lab::ResultsFile results = lab::ResultsFile::open(flags.output.results).or_throw();
   const Model model = load_model(flags.model);
   const lab::Corpus corpus = lab::read_corpus(model, flags.file);
-  if (!flags.output.quiet) print_start(corpus, options, model);
+  // Refused before anything is said about what will run.
+  const lab::Windows windows = lab::plan_windows(int64_t(corpus.tokens.size()), options.n_ctx, options.max_chunks, {}).or_throw();
+  if (!flags.output.quiet) print_start(corpus, windows, options, model);
 
   std::unique_ptr<Progress> progress;
   int64_t steps_done = 0;

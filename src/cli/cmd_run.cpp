@@ -70,7 +70,7 @@ void print_start(const RunFlags& flags, const Model& model, const Session& sessi
   fmt::print(stderr, "weights  {:.1f} MiB {}, {:.2f} M parameters; a decode step reads {:.1f} MiB\n", mib(info.weight_bytes),
              info.weight_format, double(info.n_params) / 1e6, mib(info.decode_weight_bytes));
   fmt::print(stderr, "cache    K {}, V {}\n", side_text(kv.k), side_text(kv.v));
-  fmt::print(stderr, "         {} bytes/token, {:.2f}x smaller than f16; {:.1f} MiB for {} tokens\n", kv.bytes_per_token(),
+  fmt::print(stderr, "         {} bytes/token (f16: {}, ratio {:.2f}), {:.1f} MiB for {} tokens\n", kv.bytes_per_token(), f16_bytes,
              double(f16_bytes) / double(kv.bytes_per_token()), mib(kv.k.allocated_bytes + kv.v.allocated_bytes), kv.n_ctx);
   fmt::print(stderr, "kernels  {}\n", fmt::join(session.kernels(), " "));
   fmt::print(stderr, "context  {} tokens{}, prompt {}\n", kv.n_ctx,

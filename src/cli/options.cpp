@@ -130,20 +130,20 @@ void add_context_flags(CLI::App& app, ContextFlags& flags, const std::string& ct
 }
 
 bool KvFlags::any() const {
-  return !quant.empty() || !type_k.empty() || !type_v.empty() || !rotation.empty() || !centre.empty() || window || sinks;
+  return quant || type_k || type_v || rotation || centre || window || sinks;
 }
 
 lab::KvChoice KvFlags::choice() const {
   lab::KvChoice choice;
-  if (!quant.empty()) choice = lab::parse_kv_choice(quant).or_throw();
-  if (!type_k.empty()) choice.k = lab::parse_kv_side(type_k).or_throw();
-  if (!type_v.empty()) choice.v = lab::parse_kv_side(type_v).or_throw();
+  if (quant) choice = lab::parse_kv_choice(*quant).or_throw();
+  if (type_k) choice.k = lab::parse_kv_side(*type_k).or_throw();
+  if (type_v) choice.v = lab::parse_kv_side(*type_v).or_throw();
   // The refinements are properties of compressed rows: an f16 side beside a compressed one is left alone.
   std::string refined;
-  if (!rotation.empty()) refined += ":" + rotation;
+  if (rotation) refined += ":" + *rotation;
   if (window) refined += fmt::format(":window={}", *window);
   if (sinks) refined += fmt::format(":sinks={}", *sinks);
-  if (!centre.empty()) refined += ":centre=" + centre;
+  if (centre) refined += ":centre=" + *centre;
   if (refined.empty()) return choice;
   if (choice.k.format == "f16" && choice.v.format == "f16")
     bad_flag("--kv-rotation, --kv-window, --kv-sinks, --kv-center", "both sides of the cache are f16, which has none of these",
@@ -154,8 +154,9 @@ lab::KvChoice KvFlags::choice() const {
 }
 
 void add_kv_flags(CLI::App& app, KvFlags& flags) {
-  const auto text = [&app](const std::string& names, std::string& value, const std::string& type, const std::string& help) {
-    app.add_option(names, value, help)->type_name(type)->group("KV cache");
+  const auto text = [&app](const std::string& names, std::optional<std::string>& value, const std::string& type,
+                           const std::string& help) {
+    add_parsed(app, names, type, help, [&value](const std::string&, const std::string& found) { value = found; })->group("KV cache");
   };
   text("--kv-quant", flags.quant, "KV", "format of both sides, or K/V: f16 (off), q8_0, rotor-3, q8_0/rotor-3");
   text("--cache-type-k", flags.type_k, "FORMAT", "format of K (-ctk), over --kv-quant");
@@ -203,10 +204,12 @@ std::vector<std::string> normalize_args(const CLI::App& root, const std::vector<
   return out;
 }
 
-void add_env_twins(CLI::App& app) {
-  for (CLI::App* nested : app.get_subcommands({})) add_env_twins(*nested);
+void complete_options(CLI::App& app) {
+  for (CLI::App* nested : app.get_subcommands({})) complete_options(*nested);
   for (CLI::Option* option : app.get_options()) {
     if (option->get_lnames().empty()) continue;
+    if (option->get_multi_option_policy() == CLI::MultiOptionPolicy::Throw)
+      option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
     std::string name = "RIDGE_" + option->get_lnames().front();
     if (name == "RIDGE_help" || name == "RIDGE_version") continue;
     for (char& c : name) c = c == '-' ? '_' : char(std::toupper(static_cast<unsigned char>(c)));

@@ -61,7 +61,7 @@ void add_context_flags(CLI::App& app, ContextFlags& flags, const std::string& ct
 
 /// --kv-quant, -ctk, -ctv and what refines them.
 struct KvFlags {
-  std::string quant, type_k, type_v, rotation, centre;
+  std::optional<std::string> quant, type_k, type_v, rotation, centre;
   std::optional<int> window, sinks;
 
   bool any() const;
@@ -78,7 +78,8 @@ std::string_view long_name_of(std::string_view short_flag);
 /// Rewrites what CLI11 does not know: such short flags, and underscores in long ones. Values are left alone.
 std::vector<std::string> normalize_args(const CLI::App& root, const std::vector<std::string>& args);
 
-/// Gives every long flag of every command its environment twin: --ctx-size is RIDGE_CTX_SIZE.
-void add_env_twins(CLI::App& app);
+/// What holds for every flag of every command: it has an environment twin (--ctx-size is RIDGE_CTX_SIZE), and of a flag
+/// given twice the last one counts unless it collects values.
+void complete_options(CLI::App& app);
 
 }  // namespace ridge::cli

@@ -8,13 +8,40 @@
 #include "cli/interrupt.h"
 #include "cli/options.h"
 #include "io/mapped_file.h"
+#include "io/text.h"
 #include "lab/results.h"
 #include "ridge/error.h"
 
 namespace ridge::cli {
 namespace {
 
-/// Help without the environment names on every line; the footer gives the rule.
+std::string full_name(const CLI::App& app) {
+  const CLI::App* parent = app.get_parent();
+  return parent ? full_name(*parent) + " " + app.get_name() : "ridge";
+}
+
+std::vector<const CLI::App*> every_nested(const CLI::App& app) {
+  return app.get_subcommands([](const CLI::App*) { return true; });
+}
+
+/// `text` broken between words so that no line is longer than `width`.
+std::string wrapped(std::string_view text, size_t width) {
+  std::string out;
+  size_t column = 0;
+  for (const std::string& word : lab::split(text, ' ')) {
+    if (column > 0 && column + 1 + word.size() > width) {
+      out += '\n';
+      column = 0;
+    }
+    if (column > 0) out += ' ';
+    out += word;
+    column = out.size() - (out.rfind('\n') == std::string::npos ? 0 : out.rfind('\n') + 1);
+  }
+  return out;
+}
+
+/// CLI11's help with full command names, nested commands in the list, and no environment names on every line: the
+/// footer gives their rule.
 class HelpFormatter : public CLI::Formatter {
  public:
   HelpFormatter() { column_width(34); }
@@ -25,7 +52,30 @@ class HelpFormatter : public CLI::Formatter {
     if (option->get_required()) text += " (required)";
     return text;
   }
+  std::string make_usage(const CLI::App* app, std::string) const override {
+    std::string text = "Usage: " + full_name(*app);
+    for (const CLI::Option* option : app->get_options())
+      if (option->get_positional()) text += " " + option->get_name(true);
+    return text + (every_nested(*app).empty() ? " [FLAGS]\n" : " COMMAND\n");
+  }
+  std::string make_subcommands(const CLI::App* app, CLI::AppFormatMode) const override {
+    if (every_nested(*app).empty()) return "";
+    std::string text = "\nCommands:\n";
+    const std::string prefix = app->get_parent() ? app->get_name() + " " : "";
+    for (const Command& command : commands())
+      if (command.name.starts_with(prefix))
+        text += fmt::format("  {:<16}  {}\n", command.name.substr(prefix.size()), command.summary);
+    return text;
+  }
 };
+
+/// The help text of a command, empty lines in a row made one.
+std::string help_text(const CLI::App& app) {
+  std::string text;
+  for (const char c : app.help())
+    if (c != '\n' || !text.ends_with("\n\n")) text += c;
+  return text;
+}
 
 std::string version_text() {
   const BuildInfo& build = build_info();
@@ -58,10 +108,6 @@ CLI::App& app_of(CLI::App& root, const Command& command) {
   return *parent->add_subcommand(words.back(), std::string(command.summary));
 }
 
-std::vector<const CLI::App*> every_nested(const CLI::App& app) {
-  return app.get_subcommands([](const CLI::App*) { return true; });
-}
-
 size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<size_t> row(b.size() + 1);
   for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
@@ -84,11 +130,6 @@ const CLI::App& parsed_app(const CLI::App& root) {
   return *app;
 }
 
-std::string full_name(const CLI::App& app) {
-  const CLI::App* parent = app.get_parent();
-  return parent ? full_name(*parent) + " " + app.get_name() : "ridge";
-}
-
 /// The closest known word to `unknown` in this app, empty when none is close.
 std::string closest(const CLI::App& app, const std::string& unknown) {
   std::string best;
@@ -103,21 +144,38 @@ std::string closest(const CLI::App& app, const std::string& unknown) {
   return best;
 }
 
-std::string usage_message(const CLI::App& root, const CLI::ParseError& error) {
+/// The first word after the commands that were understood.
+std::string first_rest(const CLI::App& app, const std::vector<std::string>& words) {
+  size_t depth = 0;
+  for (const CLI::App* a = &app; a->get_parent(); a = a->get_parent()) ++depth;
+  return depth < words.size() ? words[depth] : "";
+}
+
+/// The first flag of `words` that `app` does not know, else the last word.
+std::string unexpected(const CLI::App& app, const std::vector<std::string>& words) {
+  for (const std::string& word : words)
+    if (word.starts_with("-") && !app.get_option_no_throw(word.substr(0, word.find('=')))) return word.substr(0, word.find('='));
+  return words.empty() ? "" : words.back();
+}
+
+std::string usage_message(const CLI::App& root, const CLI::ParseError& error, const std::vector<std::string>& words) {
   const CLI::App& app = parsed_app(root);
-  const std::string see = fmt::format("see `{} --help`", full_name(app));
-  if (const auto* extras = dynamic_cast<const CLI::ExtrasError*>(&error)) {
-    const std::string text = extras->what();
-    const size_t colon = text.rfind(": ");
-    const std::string first = lab::split(colon == std::string::npos ? text : text.substr(colon + 2), ' ').front();
-    const std::string near = closest(app, first);
-    const bool is_flag = first.starts_with("-");
-    const bool wants_command = !every_nested(app).empty();
-    return fmt::format("{}: unknown {} '{}' ({}{})", full_name(app),
-                       is_flag ? "flag" : wants_command ? "command" : "argument", first,
-                       near.empty() ? "" : fmt::format("did you mean {}? ", near), see);
+  const std::string name = full_name(app);
+  const auto unknown = [&](std::string_view what, const std::string& word) {
+    const std::string near = closest(app, word);
+    return fmt::format("{}: unknown {} {} ({}see `{} --help`)", name, what, io::in_quotes(word),
+                       near.empty() ? "" : fmt::format("did you mean {}? ", near), name);
+  };
+  if (!every_nested(app).empty()) {
+    const std::string word = first_rest(app, words);
+    if (!word.empty()) return unknown(word.starts_with("-") ? "flag" : "command", word);
+    return fmt::format("{}: a command is needed (see `{} --help`)", name, name);
   }
-  return fmt::format("{}: {} ({})", full_name(app), error.what(), see);
+  if (dynamic_cast<const CLI::ExtrasError*>(&error)) {
+    const std::string word = unexpected(app, app.remaining());
+    return unknown(word.starts_with("-") ? "flag" : "argument", word);
+  }
+  return fmt::format("{}: {} (see `{} --help`)", name, error.what(), name);
 }
 
 int report(ErrorKind kind, std::string_view message) {
@@ -133,18 +191,17 @@ int finish_output(int code) {
 }
 
 int parse_and_run(CLI::App& root, const std::vector<std::string>& args, const std::map<const CLI::App*, Action>& actions) {
-  std::vector<std::string> words = normalize_args(root, {args.begin() + 1, args.end()});
-  std::reverse(words.begin(), words.end());  // CLI11 takes them from the back
+  const std::vector<std::string> words = normalize_args(root, {args.begin() + std::min<int64_t>(1, int64_t(args.size())), args.end()});
   try {
-    root.parse(std::move(words));
+    root.parse(std::vector<std::string>(words.rbegin(), words.rend()));  // CLI11 takes them from the back
   } catch (const CLI::CallForHelp&) {
-    fmt::print("{}", parsed_app(root).help());
+    fmt::print("{}", help_text(parsed_app(root)));
     return 0;
   } catch (const CLI::CallForVersion&) {
     fmt::print("{}\n", version_text());
     return 0;
   } catch (const CLI::ParseError& error) {
-    return report(ErrorKind::usage, usage_message(root, error));
+    return report(ErrorKind::usage, usage_message(root, error, words));
   }
   return actions.at(&parsed_app(root))();
 }
@@ -167,10 +224,10 @@ int run_program(const std::vector<std::string>& args) {
   for (const Command& command : commands()) {
     CLI::App& app = app_of(root, command);
     actions[&app] = command.declare(app);
-    app.description(fmt::format("{}\n\n{}\n", command.summary, command.details));
+    app.description(fmt::format("{}: {}\n\n{}\n", full_name(app), command.summary, wrapped(command.details, 100)));
     app.footer(footer(command.example));
   }
-  add_env_twins(root);
+  complete_options(root);
   try {
     return finish_output(parse_and_run(root, args, actions));
   } catch (const Error& error) {

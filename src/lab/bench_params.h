@@ -1,6 +1,7 @@
 // Which tests a benchmark runs: llama-bench's lists, ranges and cross product.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -30,6 +31,7 @@ struct BenchParams {
   bool warm_up = true;
   bool real_prefill = false;  ///< reach the depth by running a prompt instead of random rows
   bool check = true;
+  std::optional<double> check_bound;  ///< on the NMSE; unset: by the number of layers
   uint64_t seed = 42;
   std::string isa;
   std::vector<std::string> kernels;

@@ -1,0 +1,286 @@
+// The commands on the shipped tiny model.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/program.h"
+
+namespace ridge {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+using testing::Not;
+
+const std::string kStory =
+    "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. One day, she saw a big red "
+    "ball. She wanted to play with it, but it was too high. Her mom said, \"Lily, let's go to the park.\" Lily was sad and "
+    "didn't know what to do. She said, \"I want to play with your ball, but I can't find it.\" ";
+
+std::vector<std::string> greedy(std::vector<std::string> more) {
+  std::vector<std::string> args{"run", "-m", kTinyModel, "--temp", "0", "-p", "Once upon a time"};
+  args.insert(args.end(), more.begin(), more.end());
+  return args;
+}
+
+TEST(Run, GreedyTextGoesToStdoutAndFactsToStderr) {
+  const Outcome outcome = run_ridge(greedy({"-n", "20"}));
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("there was a little"));
+  for (const char* fact : {"model ", "device ", "weights ", "cache ", "kernels ", "context ", "prefill ", "decode ", "stopped  token limit"})
+    EXPECT_THAT(outcome.err, HasSubstr(fact));
+  const std::string start = outcome.err.substr(0, outcome.err.find("prefill"));
+  EXPECT_LE(std::count(start.begin(), start.end(), '\n'), 10);
+}
+
+TEST(Run, QuietSaysNothingButTheText) {
+  const Outcome outcome = run_ridge(greedy({"-n", "5", "--quiet"}));
+  EXPECT_EQ(outcome.err, "");
+  EXPECT_NE(outcome.out, "");
+}
+
+TEST(Run, GreedyIsTheSameForAnyThreadsBatchAndFlagSpelling) {
+  const std::string text = run_ridge(greedy({"-n", "40", "--quiet"})).out;
+  EXPECT_EQ(run_ridge(greedy({"-n", "40", "--quiet", "-t", "1"})).out, text);
+  EXPECT_EQ(run_ridge(greedy({"-n", "40", "--quiet", "-ub", "2"})).out, text);
+  EXPECT_EQ(run_ridge(greedy({"--n_predict", "40", "--quiet", "--top_k=7"})).out, text);
+}
+
+TEST(Run, SeedsRepeatAndDiffer) {
+  const auto text = [](const std::string& seed) {
+    return run_ridge({"run", "-m", kTinyModel, "-p", "Once", "-n", "60", "--quiet", "--temp", "1.5", "--seed", seed}).out;
+  };
+  EXPECT_EQ(text("7"), text("7"));
+  EXPECT_NE(text("7"), text("8"));
+}
+
+TEST(Run, ARandomSeedIsPrinted) {
+  const Outcome outcome = run_ridge({"run", "-m", kTinyModel, "-p", "Once", "-n", "2"});
+  EXPECT_THAT(outcome.err, testing::ContainsRegex("seed [0-9]+"));
+}
+
+TEST(Run, PromptsComeFromFilesAndStdin) {
+  TempDir dir;
+  const std::string file = dir.write("prompt.txt", "Once upon a time").native();
+  const std::string text = run_ridge(greedy({"-n", "10", "--quiet"})).out;
+  EXPECT_EQ(run_ridge({"run", "-m", kTinyModel, "--temp", "0", "-n", "10", "--quiet", "-f", file}).out, text);
+  EXPECT_EQ(run_ridge({"run", "-m", kTinyModel, "--temp", "0", "-n", "10", "--quiet", "-f", "-"}, {.input = "Once upon a time"}).out, text);
+}
+
+TEST(Run, AnEmptyPromptStartsFromBos) {
+  const Outcome outcome = run_ridge({"run", "-m", kTinyModel, "-p", "", "-n", "5", "--temp", "0", "--quiet"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+}
+
+TEST(Run, PromptTextThatLooksLikeAFlagIsText) {
+  const Outcome outcome = run_ridge({"run", "-m", kTinyModel, "-n", "1", "--json", "-p", "--top_k"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_GT(json::parse(outcome.out)["n_prompt"], 3);
+}
+
+TEST(Run, StopStringsEndBeforeTheyAppear) {
+  const Outcome outcome = run_ridge(greedy({"-n", "60", "--stop", "zzz", "--stop", "little"}));
+  EXPECT_EQ(outcome.code, 0);
+  EXPECT_THAT(outcome.out, Not(HasSubstr("little")));
+  EXPECT_THAT(outcome.err, HasSubstr("stop string 'little'"));
+}
+
+TEST(Run, AFullContextEndsWithAMessage) {
+  const Outcome outcome = run_ridge(greedy({"-c", "16", "--ignore-eos"}));
+  EXPECT_EQ(outcome.code, 0);
+  EXPECT_THAT(outcome.err, HasSubstr("context full: all 16 tokens"));
+}
+
+TEST(Run, APromptThatFillsTheContextIsRefused) {
+  const Outcome outcome = run_ridge(greedy({"-c", "5"}));
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("raise --ctx-size"));
+}
+
+TEST(Run, JsonHoldsTextAndStatistics) {
+  const Outcome outcome = run_ridge(greedy({"-n", "8", "--json", "--quiet"}));
+  const json row = json::parse(outcome.out);
+  EXPECT_EQ(row["text"].get<std::string>(), run_ridge(greedy({"-n", "8", "--quiet"})).out);
+  EXPECT_EQ(row["tokens"].size(), 8u);
+  EXPECT_GT(row["decode_tok_s"], 0);
+  EXPECT_THAT(row["provenance"]["command"].get<std::string>(), HasSubstr("ridge run"));
+}
+
+TEST(Run, TheEnvironmentSetsFlagsAndTheCommandLineWins) {
+  const Outcome from_env = run_ridge(greedy({"--json", "--quiet"}), {.env = {"RIDGE_N_PREDICT=3"}});
+  EXPECT_EQ(json::parse(from_env.out)["tokens"].size(), 3u);
+  const Outcome both = run_ridge(greedy({"--json", "--quiet", "-n", "6"}), {.env = {"RIDGE_N_PREDICT=3"}});
+  EXPECT_EQ(json::parse(both.out)["tokens"].size(), 6u);
+  const Outcome bad = run_ridge(greedy({}), {.env = {"RIDGE_TOP_P=warm"}});
+  EXPECT_EQ(bad.code, 2);
+  EXPECT_EQ(run_ridge(greedy({"-n", "1"}), {.env = {"RIDGE_QUIET=1"}}).err, "");
+}
+
+TEST(Run, AFullDiskIsAFailure) {
+  if (!std::filesystem::exists("/dev/full")) GTEST_SKIP() << "no /dev/full";
+  const Outcome outcome = run_ridge(greedy({"-n", "5", "--quiet"}), {.out_path = "/dev/full"});
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_THAT(outcome.err, HasSubstr("cannot write the output"));
+}
+
+void interrupt_soon(pid_t pid) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(700));
+  kill(pid, SIGINT);
+}
+
+TEST(Run, CtrlCEndsCleanlyWithWhatThereIs) {
+  const Outcome outcome = run_ridge({"run", "-m", kTinyModel, "-p", "Once", "-c", "200000", "--ignore-eos"}, {.while_running = interrupt_soon});
+  EXPECT_EQ(outcome.code, 130) << outcome.err;
+  EXPECT_NE(outcome.out, "");
+  EXPECT_THAT(outcome.err, HasSubstr("stopped  interrupted"));
+}
+
+TEST(Eval, PerplexityOfAStoryIsSmall) {
+  TempDir dir;
+  const std::string file = dir.write("story.txt", kStory).native();
+  const Outcome outcome = run_ridge({"eval", "ppl", "-m", kTinyModel, "-f", file, "-c", "64"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, testing::ContainsRegex("Final estimate: PPL = [1-5]\\.[0-9]{4} \\+/- "));
+  EXPECT_THAT(outcome.err, testing::ContainsRegex("\\[1\\][0-9.]+,\\[2\\][0-9.]+,"));
+}
+
+TEST(Eval, KldAddsTheControlRowAndPrintsATable) {
+  TempDir dir;
+  const std::string file = dir.write("story.txt", kStory).native();
+  const Outcome outcome =
+      run_ridge({"eval", "kld", "-m", kTinyModel, "-f", file, "-c", "64", "--path", "decode", "-ctk", "rotor-3", "-ctv", "f16"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("| f16 |"));
+  EXPECT_THAT(outcome.out, HasSubstr("| rotor-3/f16 |"));
+  EXPECT_THAT(outcome.out, HasSubstr("Mean    KLD:"));
+}
+
+TEST(Eval, JsonAndResultsHoldTheSameRows) {
+  TempDir dir;
+  const std::string file = dir.write("story.txt", kStory).native(), results = (dir / "r.jsonl").native();
+  const Outcome outcome = run_ridge({"eval", "kld", "-m", kTinyModel, "-f", file, "-c", "64", "--kv", "f16,rotor-3:window=0", "--json",
+                                     "--quiet", "--results", results});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(outcome.err, "");
+  const json rows = json::parse(outcome.out);
+  ASSERT_EQ(rows.size(), 2u);
+  EXPECT_EQ(rows[0]["kld"]["mean"]["value"], 0);
+  EXPECT_GT(rows[1]["kld"]["mean"]["value"], 0);
+  EXPECT_EQ(rows[1]["corpus_bytes"], kStory.size());
+  std::istringstream lines(slurp(results));
+  std::string line;
+  for (size_t i = 0; std::getline(lines, line); ++i) EXPECT_EQ(json::parse(line), rows[i]);
+}
+
+TEST(Bench, DecodeRowsHaveTheKnownFieldsInOrderAndPassTheirCheck) {
+  const Outcome outcome = run_ridge({"bench", "decode", "-m", "synth:tiny@weights=q4_0", "-p", "16", "-n", "4", "-pg", "8,4", "-d", "0,64",
+                                     "-r", "2", "-o", "jsonl", "--quiet"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  std::istringstream lines(outcome.out);
+  std::vector<nlohmann::ordered_json> rows;
+  for (std::string line; std::getline(lines, line);) rows.push_back(nlohmann::ordered_json::parse(line));
+  ASSERT_EQ(rows.size(), 6u);
+  const char* kFields[] = {"build_commit", "build_number", "cpu_info", "gpu_info", "backends", "model_filename", "model_type", "model_size",
+                           "model_n_params", "n_batch", "n_ubatch", "n_threads", "cpu_mask", "cpu_strict", "poll", "type_k", "type_v",
+                           "n_gpu_layers", "n_cpu_moe", "split_mode", "main_gpu", "no_kv_offload", "flash_attn", "devices", "tensor_split",
+                           "tensor_buft_overrides", "load_mode", "embeddings", "no_op_offload", "no_host", "fit_target", "fit_min_ctx",
+                           "n_prompt", "n_gen", "n_depth", "test_time", "avg_ns", "stddev_ns", "avg_ts", "stddev_ts", "samples_ns",
+                           "samples_ts"};
+  size_t i = 0;
+  for (const auto& [name, value] : rows[0].items()) {
+    if (i >= std::size(kFields)) break;
+    EXPECT_EQ(name, kFields[i++]);
+  }
+  EXPECT_EQ(rows[0]["test"], "pp16");
+  EXPECT_EQ(rows[1]["test"], "tg4");
+  EXPECT_EQ(rows[2]["test"], "pp8+tg4");
+  EXPECT_EQ(rows[4]["test"], "tg4 @ d64");
+  for (const auto& row : rows) {
+    EXPECT_EQ(row["checked"], true);
+    EXPECT_LT(row["check_error"], row["check_bound"]);
+    EXPECT_EQ(row["samples_ns"].size(), 2u);
+    EXPECT_EQ(row["pct_of_roof"].is_null(), row["n_prompt"] != 0) << row["test"];
+  }
+  EXPECT_GT(rows[4]["read_bytes"], rows[1]["read_bytes"]);
+}
+
+TEST(Bench, EveryOutputFormIsWellFormed) {
+  const auto out = [](const std::string& form) {
+    return run_ridge({"bench", "decode", "-m", "synth:tiny", "-p", "4", "-n", "2", "-r", "1", "--no-check", "--quiet", "-o", form}).out;
+  };
+  EXPECT_EQ(json::parse(out("json")).size(), 2u);
+  EXPECT_THAT(out("md"), HasSubstr("| test | t/s |"));
+  const std::string csv = out("csv");
+  EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), 3);
+  EXPECT_TRUE(csv.starts_with("build_commit,build_number,"));
+  EXPECT_THAT(out("sql"), HasSubstr("INSERT INTO llama_bench ("));
+}
+
+TEST(Bench, ADepthPastTheContextIsNotASurprise) {
+  const Outcome outcome = run_ridge({"bench", "decode", "-m", "synth:tiny", "-p", "0", "-n", "2", "-r", "1", "-d", "4000", "--quiet"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+}
+
+TEST(Bench, BandwidthMeasuresEveryStream) {
+  const Outcome outcome = run_ridge({"bench", "bandwidth", "--size", "16", "-r", "3", "--json"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const json row = json::parse(outcome.out);
+  std::vector<std::string> names;
+  for (const json& stream : row["streams"]) names.push_back(stream["name"]);
+  EXPECT_THAT(names, testing::IsSupersetOf({"read", "write", "copy", "triad"}));
+}
+
+TEST(Quantize, RoundTripsThroughTheProgram) {
+  TempDir dir;
+  const std::string out = (dir / "half.gguf").native();
+  const Outcome outcome = run_ridge({"quantize", kTinyModel, out, "--type", "f16"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const Outcome text = run_ridge({"run", "-m", out, "-p", "Once upon a time", "--temp", "0", "-n", "20", "--quiet"});
+  EXPECT_EQ(text.out, run_ridge(greedy({"-n", "20", "--quiet"})).out);
+}
+
+TEST(Quantize, AFailureLeavesNothingBehind) {
+  TempDir dir;
+  const std::string bad = dir.write("bad.gguf", "GGUF\x03 not really").native();
+  const Outcome outcome = run_ridge({"quantize", bad, (dir / "out.gguf").native(), "--type", "q8_0"});
+  EXPECT_EQ(outcome.code, 4);
+  EXPECT_EQ(dir.names(), std::vector<std::string>{"bad.gguf"});
+}
+
+TEST(Info, NamesBuildMachineFormatsKernelsAndModel) {
+  const Outcome outcome = run_ridge({"info", "-m", kTinyModel, "--json"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const json row = json::parse(outcome.out);
+  EXPECT_EQ(row["model"]["arch"], "llama");
+  EXPECT_EQ(row["model"]["head_dim"], 8);
+  EXPECT_FALSE(row["machine"]["cpu"].get<std::string>().empty());
+  EXPECT_GE(row["formats"]["kv"].size(), 3u);
+  EXPECT_TRUE(row["kernels"].contains("gemv"));
+  EXPECT_THAT(run_ridge({"info"}).out, HasSubstr("kernels   gemv"));
+}
+
+TEST(Explain, MarksOneKernelAndSaysWhyNotTheOthers) {
+  const Outcome outcome = run_ridge({"explain", "gemv", "--shape", "64x64", "--format", "q8_0", "--isa", "scalar", "--json"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const json row = json::parse(outcome.out);
+  EXPECT_EQ(row["work"]["flops"], 2 * 64 * 64);
+  int chosen = 0;
+  for (const json& kernel : row["kernels"]) {
+    chosen += kernel["chosen"].get<bool>();
+    EXPECT_EQ(kernel["supported"].get<bool>(), kernel["why_not"] == "");
+  }
+  EXPECT_EQ(chosen, 1);
+  EXPECT_EQ(row["kernels"][0]["chosen"], true);
+}
+
+TEST(Explain, CoversEveryOperation) {
+  for (const char* op : {"gemv", "gemm", "attn_decode", "attn_prefill", "norm_rope", "stream"}) {
+    const Outcome outcome = run_ridge({"explain", op});
+    EXPECT_EQ(outcome.code, 0) << op;
+    EXPECT_THAT(outcome.out, HasSubstr("chosen")) << op;
+  }
+}
+
+}  // namespace
+}  // namespace ridge

@@ -1,0 +1,79 @@
+// Runs the built program and collects what it says.
+#pragma once
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <fstream>
+#include <functional>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cases/temp_dir.h"
+
+namespace ridge {
+
+inline constexpr const char* kTinyModel = RIDGE_SOURCE_DIR "/models/stories260K.gguf";
+
+struct Outcome {
+  int code = -1;    ///< exit code; 128 + n when killed by signal n
+  std::string out;  ///< stdout
+  std::string err;  ///< stderr
+};
+
+struct RunOptions {
+  std::string input;                             ///< stdin
+  std::vector<std::string> env;                  ///< "NAME=value" each, added to the environment
+  std::string out_path;                          ///< stdout goes there when set
+  std::function<void(pid_t)> while_running = {};  ///< called once after the start
+  int limit_s = 120;
+};
+
+inline std::string slurp(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+/// Runs `ridge args...`; a run over the limit is killed and reads as 128 + 9.
+inline Outcome run_ridge(const std::vector<std::string>& args, const RunOptions& options = {}) {
+  TempDir dir;
+  const std::string program = RIDGE_BINARY_DIR "/ridge";
+  const std::string in = dir.write("in", options.input).native();
+  const std::string out = options.out_path.empty() ? (dir / "out").native() : options.out_path;
+  const std::string err = (dir / "err").native();
+  const pid_t pid = fork();
+  if (pid < 0) throw std::runtime_error("fork failed");
+  if (pid == 0) {
+    const auto redirect = [](const std::string& path, int flags, int target) {
+      const int fd = open(path.c_str(), flags, 0600);
+      if (fd < 0 || dup2(fd, target) < 0) _exit(125);
+    };
+    redirect(in, O_RDONLY, 0);
+    redirect(out, O_WRONLY | O_CREAT, 1);
+    redirect(err, O_WRONLY | O_CREAT, 2);
+    for (const std::string& variable : options.env) putenv(const_cast<char*>(variable.c_str()));
+    std::vector<char*> argv{const_cast<char*>(program.c_str())};
+    for (const std::string& arg : args) argv.push_back(const_cast<char*>(arg.c_str()));
+    argv.push_back(nullptr);
+    execv(program.c_str(), argv.data());
+    _exit(126);
+  }
+  if (options.while_running) options.while_running(pid);
+  int status = 0;
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(options.limit_s);
+  while (waitpid(pid, &status, WNOHANG) == 0) {
+    if (std::chrono::steady_clock::now() > deadline) kill(pid, SIGKILL);
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), options.out_path.empty() ? slurp(out) : "", slurp(err)};
+}
+
+}  // namespace ridge
