@@ -18,23 +18,30 @@ struct BandwidthFlags {
 
 void print_table(const lab::Ceilings& ceilings) {
   const lab::MachineInfo machine = lab::machine_info();
-  fmt::print("{}, {} thread{}, {} kernels\n", machine.cpu_model, ceilings.n_threads, ceilings.n_threads == 1 ? "" : "s", ceilings.kernel);
+  fmt::print("{}, {} thread{}, {} kernels\n", machine.cpu_model, ceilings.n_threads, ceilings.n_threads == 1 ? "" : "s",
+             ceilings.kernel);
   fmt::print("buffers of {} MiB ({})\n\n", ceilings.size.bytes >> 20, ceilings.size.why);
   fmt::print("| stream | GB/s median | quartiles | max | repeats |\n|---|---:|---:|---:|---:|\n");
   for (const lab::StreamResult& s : ceilings.streams)
-    fmt::print("| {} | {:.2f} | {:.2f} - {:.2f} | {:.2f} | {} |\n", s.name, s.gb_s.median, s.gb_s.lower, s.gb_s.upper, s.gb_s.max,
-               s.repeats);
-  fmt::print("\nGB = 10^9 bytes loaded and stored by the kernel; a line fetched before an ordinary store is not counted.\n");
+    fmt::print("| {} | {:.2f} | {:.2f} - {:.2f} | {:.2f} | {} |\n", s.name, s.gb_s.median, s.gb_s.lower, s.gb_s.upper,
+               s.gb_s.max, s.repeats);
+  fmt::print(
+      "\nGB = 10^9 bytes loaded and stored by the kernel; a line fetched before an ordinary store is not counted.\n");
   if (machine.load_1min > 0.5)
-    fmt::print("The machine was not idle (load {:.1f}): quartiles far apart mean that others took part of it.\n", machine.load_1min);
+    fmt::print("The machine was not idle (load {:.1f}): quartiles far apart mean that others took part of it.\n",
+               machine.load_1min);
 }
 
 int bandwidth(const BandwidthFlags& flags) {
   check_device(flags.device.device);
   lab::ResultsFile results = lab::ResultsFile::open(flags.output.results).or_throw();
-  const lab::CeilingOptions options{.n_threads = flags.device.n_threads, .isa = flags.device.isa,
-                                    .bytes = int64_t(flags.size_mib) << 20, .repeats = flags.repeats, .max_seconds = 10,
-                                    .read_only = false, .stop = interrupted};
+  const lab::CeilingOptions options{.n_threads = flags.device.n_threads,
+                                    .isa = flags.device.isa,
+                                    .bytes = int64_t(flags.size_mib) << 20,
+                                    .repeats = flags.repeats,
+                                    .max_seconds = 10,
+                                    .read_only = false,
+                                    .stop = interrupted};
   const lab::Ceilings ceilings = lab::measure_ceilings(options);
   lab::Row row = lab::to_row(ceilings);
   row.update(lab::provenance(ceilings.n_threads, 0));

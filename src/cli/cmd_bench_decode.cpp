@@ -22,7 +22,8 @@ struct BenchFlags {
 };
 
 /// A repeated list flag as one list; `values` keeps its default when the flag was not given.
-void read_list(std::string_view flag, const std::vector<std::string>& texts, int min, int max, std::vector<int>& values) {
+void read_list(std::string_view flag, const std::vector<std::string>& texts, int min, int max,
+               std::vector<int>& values) {
   if (texts.empty()) return;
   values = lab::parse_int_list(flag, fmt::format("{}", fmt::join(texts, ",")), min, max).or_throw();
 }
@@ -37,7 +38,8 @@ std::vector<KvSideOptions> read_sides(const std::vector<std::string>& texts) {
 
 std::vector<lab::KvChoice> read_kv(const BenchFlags& flags) {
   if (!flags.list.empty()) {
-    if (!flags.type_k.empty() || !flags.type_v.empty()) bad_flag("--kv", "does not go with -ctk and -ctv", "write K/V into the list");
+    if (!flags.type_k.empty() || !flags.type_v.empty())
+      bad_flag("--kv", "does not go with -ctk and -ctv", "write K/V into the list");
     return lab::parse_kv_list(flags.list).or_throw();
   }
   std::vector<lab::KvChoice> choices;
@@ -65,7 +67,8 @@ lab::BenchParams read_params(const BenchFlags& flags) {
   params.seed = uint64_t(flags.seed);
   params.isa = flags.device.isa;
   params.kernels = flags.device.kernels;
-  if (lab::bench_tests(params).empty()) throw Error(ErrorKind::usage, "nothing to measure: -p and -n are 0 (give -p 512, -n 128 or -pg 512,128)");
+  if (lab::bench_tests(params).empty())
+    throw Error(ErrorKind::usage, "nothing to measure: -p and -n are 0 (give -p 512, -n 128 or -pg 512,128)");
   return params;
 }
 
@@ -109,28 +112,48 @@ Action declare_bench_decode(CLI::App& app) {
     add_repeatable(app, names, values, help)->type_name("LIST")->default_str(standard)->group("Tests");
   };
   add_repeatable(app, "-m,--model", f.models, "GGUF file, directory or synth:SHAPE (comma list, repeatable)")
-      ->type_name("MODEL")->required()->group("Model");
-  app.add_option("--device", f.device.device, "cpu or cuda[:N] (-dev)")->type_name("NAME")->default_str("cpu")->group("Model");
-  app.add_option("--isa", f.device.isa, "highest instruction set to use: scalar, avx2, avx512")->type_name("NAME")->group("Model");
-  add_repeatable(app, "--kernel", f.device.kernels, "force a kernel, OP=NAME (repeatable)")->type_name("OP=NAME")->group("Model");
+      ->type_name("MODEL")
+      ->required()
+      ->group("Model");
+  app.add_option("--device", f.device.device, "cpu or cuda[:N] (-dev)")
+      ->type_name("NAME")
+      ->default_str("cpu")
+      ->group("Model");
+  app.add_option("--isa", f.device.isa, "highest instruction set to use: scalar, avx2, avx512")
+      ->type_name("NAME")
+      ->group("Model");
+  add_repeatable(app, "--kernel", f.device.kernels, "force a kernel, OP=NAME (repeatable)")
+      ->type_name("OP=NAME")
+      ->group("Model");
   list("-p,--n-prompt", f.n_prompt, "512", "prompt tokens; 0: no prompt test");
   list("-n,--n-gen", f.n_gen, "128", "tokens to decode; 0: no decode test");
-  add_repeatable(app, "--prompt-gen", f.prompt_gen, "a prompt and a generation timed together (-pg)")->type_name("PP,TG")->group("Tests");
+  add_repeatable(app, "--prompt-gen", f.prompt_gen, "a prompt and a generation timed together (-pg)")
+      ->type_name("PP,TG")
+      ->group("Tests");
   list("-d,--n-depth", f.n_depth, "0", "tokens already in the cache");
   list("-b,--batch-size", f.n_batch, "2048", "tokens handed to the engine at a time");
   list("--ubatch-size", f.n_ubatch, "512", "tokens per prefill step (-ub)");
   list("-t,--threads", f.n_threads, "0", "threads; 0: one per processor");
   list("--cache-type-k", f.type_k, "f16", "formats of K, FORMAT[:OPTION...] (-ctk)");
   list("--cache-type-v", f.type_v, "f16", "formats of V (-ctv); crossed with K");
-  app.add_option("--kv", f.list, "pairs instead of the cross product: f16,rotor-3,q8_0/rotor-3")->type_name("LIST")->group("Tests");
+  app.add_option("--kv", f.list, "pairs instead of the cross product: f16,rotor-3,q8_0/rotor-3")
+      ->type_name("LIST")
+      ->group("Tests");
   add_whole(app, "-r,--repetitions", f.repeats, 1, 100000, "times each test runs")->group("Tests");
   app.add_flag("--no-warmup", f.no_warm_up, "skip the run before the timed ones")->group("Tests");
-  app.add_flag("--real-prefill", f.real_prefill, "reach the depth by running a prompt, not with random cache rows")->group("Tests");
+  app.add_flag("--real-prefill", f.real_prefill, "reach the depth by running a prompt, not with random cache rows")
+      ->group("Tests");
   app.add_flag("--no-check", f.no_check, "do not compare with the reference kernels; rows say so")->group("Tests");
   app.add_option_function<std::string>(
-         "--seed", [&f](const std::string& text) { f.seed = parse_whole("--seed", text, 0, INT64_MAX); }, "seed of tokens and cache rows")
-      ->type_name("N")->default_str("42")->group("Tests");
-  app.add_option("-o,--output", f.format, "md, csv, json, jsonl or sql, to stdout")->type_name("FORMAT")->default_str("md")->group("Output");
+         "--seed", [&f](const std::string& text) { f.seed = parse_whole("--seed", text, 0, INT64_MAX); },
+         "seed of tokens and cache rows")
+      ->type_name("N")
+      ->default_str("42")
+      ->group("Tests");
+  app.add_option("-o,--output", f.format, "md, csv, json, jsonl or sql, to stdout")
+      ->type_name("FORMAT")
+      ->default_str("md")
+      ->group("Output");
   add_output_flags(app, f.output, true);
   return [flags] { return bench(*flags); };
 }

@@ -27,7 +27,8 @@ lab::EvalPath parse_path(const std::string& name) {
 
 lab::EvalOptions eval_options(const EvalFlags& flags, bool against_base) {
   if (!flags.list.empty() && flags.kv.any())
-    bad_flag("--kv", "does not go with --kv-quant, -ctk, -ctv and their refinements", "write them into the list: rotor-3:planar:window=32");
+    bad_flag("--kv", "does not go with --kv-quant, -ctk, -ctv and their refinements",
+             "write them into the list: rotor-3:planar:window=32");
   lab::EvalOptions options{.n_ctx = flags.context.n_ctx,
                            .max_chunks = flags.chunks,
                            .n_ubatch = std::min(flags.context.n_ubatch, flags.context.n_batch),
@@ -45,11 +46,13 @@ lab::EvalOptions eval_options(const EvalFlags& flags, bool against_base) {
   return options;
 }
 
-void print_start(const lab::Corpus& corpus, const lab::Windows& windows, const lab::EvalOptions& options, const Model& model) {
+void print_start(const lab::Corpus& corpus, const lab::Windows& windows, const lab::EvalOptions& options,
+                 const Model& model) {
   const ModelInfo& info = model.info();
-  fmt::print(stderr, "model    {} ({} {}, {:.2f} M parameters), CPU {}, {} threads\n", info.name, info.arch, info.weight_format,
-             double(info.n_params) / 1e6, info.isa, info.n_threads);
-  fmt::print(stderr, "text     {}: {} bytes, {} tokens, xxh64 {:016x}\n", corpus.path, corpus.bytes, corpus.tokens.size(), corpus.xxh64);
+  fmt::print(stderr, "model    {} ({} {}, {:.2f} M parameters), CPU {}, {} threads\n", info.name, info.arch,
+             info.weight_format, double(info.n_params) / 1e6, info.isa, info.n_threads);
+  fmt::print(stderr, "text     {}: {} bytes, {} tokens, xxh64 {:016x}\n", corpus.path, corpus.bytes,
+             corpus.tokens.size(), corpus.xxh64);
   fmt::print(stderr, "windows  {} of {} tokens, the second half of each scored{}, {} path{}\n", windows.n_chunks,
              windows.n_ctx, info.add_bos ? ", BOS first" : "", lab::eval_path_name(options.path),
              options.n_ctx > info.n_ctx_train ? fmt::format(" (the model was trained for {})", info.n_ctx_train) : "");
@@ -80,7 +83,8 @@ int eval(const EvalFlags& flags, bool against_base) {
   const Model model = load_model(flags.model);
   const lab::Corpus corpus = lab::read_corpus(model, flags.file);
   // Refused before anything is said about what will run.
-  const lab::Windows windows = lab::plan_windows(int64_t(corpus.tokens.size()), options.n_ctx, options.max_chunks, {}).or_throw();
+  const lab::Windows windows =
+      lab::plan_windows(int64_t(corpus.tokens.size()), options.n_ctx, options.max_chunks, {}).or_throw();
   if (!flags.output.quiet) print_start(corpus, windows, options, model);
 
   std::unique_ptr<Progress> progress;
@@ -96,7 +100,8 @@ int eval(const EvalFlags& flags, bool against_base) {
   hooks.on_chunk = [&](const lab::EvalResult& so_far) {
     if (flags.output.quiet) return;
     if (progress && !one_line) progress->clear();
-    if (const std::string heading = lab::chunk_heading(so_far); heading_due && !heading.empty()) fmt::print(stderr, "{}\n", heading);
+    if (const std::string heading = lab::chunk_heading(so_far); heading_due && !heading.empty())
+      fmt::print(stderr, "{}\n", heading);
     heading_due = false;
     fmt::print(stderr, "{}{}", lab::chunk_text(so_far), one_line ? "" : "\n");
     std::fflush(stderr);
@@ -126,12 +131,18 @@ Action declare(CLI::App& app, bool against_base) {
   add_context_flags(app, f.context, "tokens per window");
   add_whole(app, "--chunks", f.chunks, -1, 1 << 26, "windows to score; -1: all the text has")->group("Text");
   app.add_option("--path", f.path, "prefill (batched) or decode (token by token, what users get)")
-      ->type_name("NAME")->default_str(f.path)->group("Text");
+      ->type_name("NAME")
+      ->default_str(f.path)
+      ->group("Text");
   app.add_option("--kv", f.list, "comma list of caches, each KV[:ROTATION][:window=N][:sinks=N][:centre=on|off] or K/V")
-      ->type_name("LIST")->group("KV cache");
+      ->type_name("LIST")
+      ->group("KV cache");
   add_kv_flags(app, f.kv);
   if (against_base) {
-    app.add_option("--base", f.base, "the cache everything is compared with")->type_name("KV")->default_str(f.base)->group("KV cache");
+    app.add_option("--base", f.base, "the cache everything is compared with")
+        ->type_name("KV")
+        ->default_str(f.base)
+        ->group("KV cache");
     app.add_flag("--no-control", f.no_control, "leave out the row of the base against itself")->group("KV cache");
   }
   add_output_flags(app, f.output, true);

@@ -38,9 +38,10 @@ std::vector<Verdict> judge(Isa limit, std::span<const Variant> variants, const P
   std::vector<Verdict> verdicts;
   const Isa isa = std::min(limit, detect_isa());
   for (const Variant& variant : variants) {
-    const Support support = variant.isa > isa ? Support{false, fmt::format("needs {}, this processor or --isa allows {}",
-                                                                           isa_name(variant.isa), isa_name(isa))}
-                                              : variant.supports(problem...);
+    const Support support = variant.isa > isa
+                                ? Support{false, fmt::format("needs {}, this processor or --isa allows {}",
+                                                             isa_name(variant.isa), isa_name(isa))}
+                                : variant.supports(problem...);
     verdicts.push_back({variant.name, variant.isa, support});
   }
   for (auto verdict = verdicts.rbegin(); verdict != verdicts.rend(); ++verdict)
@@ -77,17 +78,19 @@ Explanation explain_linear(const ExplainFlags& flags, Isa limit) {
 
 Explanation explain_attention(const ExplainFlags& flags, Isa limit) {
   const auto shape = parse_shape(flags.shape.empty() ? "12/2/128" : flags.shape, '/', 3, "HEADS/KV_HEADS/HEAD_DIM");
-  if (shape[0] % shape[1] != 0) bad_flag("--shape", fmt::format("{} KV heads do not divide {} heads", shape[1], shape[0]));
+  if (shape[0] % shape[1] != 0)
+    bad_flag("--shape", fmt::format("{} KV heads do not divide {} heads", shape[1], shape[0]));
   const lab::KvChoice kv = lab::parse_kv_choice(flags.format.empty() ? "f16" : flags.format).or_throw();
   const auto format_of = [&](const KvSideOptions& side) {
     const KvFormat* format = find_kv_format(side.format).or_throw();
     if (shape[2] % format->group != 0)
-      bad_flag("--shape", fmt::format("{} groups {} values, head_dim {} does not divide", format->name, format->group, shape[2]));
+      bad_flag("--shape",
+               fmt::format("{} groups {} values, head_dim {} does not divide", format->name, format->group, shape[2]));
     return format;
   };
   const KvFormat *k = format_of(kv.k), *v = format_of(kv.v);
-  const std::string problem = fmt::format("{} heads, {} KV heads of {}, K {} V {}, {} keys", shape[0], shape[1], shape[2], k->name,
-                                          v->name, flags.n_keys);
+  const std::string problem = fmt::format("{} heads, {} KV heads of {}, K {} V {}, {} keys", shape[0], shape[1],
+                                          shape[2], k->name, v->name, flags.n_keys);
   if (flags.op == "attn_prefill") {
     AttnPrefill a;
     a.n_heads = shape[0], a.n_kv_heads = shape[1], a.head_dim = shape[2], a.n_tokens = 1, a.n_keys = flags.n_keys;
@@ -98,7 +101,11 @@ Explanation explain_attention(const ExplainFlags& flags, Isa limit) {
   a.n_heads = shape[0], a.n_kv_heads = shape[1], a.head_dim = shape[2], a.n_keys = flags.n_keys;
   const auto side = [&](const KvFormat* format) {
     KvSide s;
-    s.segments[0] = {.format = format, .rows = nullptr, .row_bytes = format->row_bytes(shape[2]), .head_stride = 0, .first = 0,
+    s.segments[0] = {.format = format,
+                     .rows = nullptr,
+                     .row_bytes = format->row_bytes(shape[2]),
+                     .head_stride = 0,
+                     .first = 0,
                      .count = flags.n_keys};
     s.n_segments = 1;
     return s;
@@ -120,9 +127,13 @@ Explanation explanation_of(const ExplainFlags& flags) {
 
 lab::Row to_row(const std::string& op, const Explanation& e) {
   lab::Row row{{"op", op}, {"problem", e.problem}, {"kernels", lab::Row::array()}};
-  if (e.work) row["work"] = {{"read_bytes", e.work->read_bytes}, {"write_bytes", e.work->write_bytes}, {"flops", e.work->flops}};
+  if (e.work)
+    row["work"] = {{"read_bytes", e.work->read_bytes}, {"write_bytes", e.work->write_bytes}, {"flops", e.work->flops}};
   for (const Verdict& v : e.kernels)
-    row["kernels"].push_back({{"name", v.name}, {"isa", isa_name(v.isa)}, {"supported", v.support.ok}, {"why_not", v.support.why_not},
+    row["kernels"].push_back({{"name", v.name},
+                              {"isa", isa_name(v.isa)},
+                              {"supported", v.support.ok},
+                              {"why_not", v.support.why_not},
                               {"chosen", v.chosen}});
   return row;
 }
@@ -135,11 +146,14 @@ int explain(const ExplainFlags& flags) {
   }
   fmt::print("{}: {}\n", flags.op, e.problem);
   if (e.work)
-    fmt::print("least work: reads {} bytes, writes {}, {} flops, {:.2f} flops per byte\n", e.work->read_bytes, e.work->write_bytes,
-               e.work->flops, double(e.work->flops) / double(std::max<int64_t>(1, e.work->read_bytes + e.work->write_bytes)));
+    fmt::print("least work: reads {} bytes, writes {}, {} flops, {:.2f} flops per byte\n", e.work->read_bytes,
+               e.work->write_bytes, e.work->flops,
+               double(e.work->flops) / double(std::max<int64_t>(1, e.work->read_bytes + e.work->write_bytes)));
   for (auto v = e.kernels.rbegin(); v != e.kernels.rend(); ++v)
     fmt::print("  {} {:<16} {:<7} {}\n", v->chosen ? "*" : " ", v->name, isa_name(v->isa),
-               v->chosen ? "chosen" : v->support.ok ? "supported; a better one is" : v->support.why_not);
+               v->chosen       ? "chosen"
+               : v->support.ok ? "supported; a better one is"
+                               : v->support.why_not);
   return 0;
 }
 

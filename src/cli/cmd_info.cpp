@@ -20,27 +20,35 @@ constexpr int kHeadDim = 128;  // for bits per value of KV formats
 
 lab::Row build_row() {
   const BuildInfo& build = build_info();
-  return {{"version", build.version}, {"commit", build.commit}, {"build_number", build.number}, {"compiler", build.compiler},
-          {"build_type", build.build_type}, {"cuda", build.cuda}};
+  return {{"version", build.version},   {"commit", build.commit},         {"build_number", build.number},
+          {"compiler", build.compiler}, {"build_type", build.build_type}, {"cuda", build.cuda}};
 }
 
 lab::Row machine_row() {
   const lab::MachineInfo machine = lab::machine_info();
-  lab::Row row{{"cpu", machine.cpu_model}, {"processors", machine.n_processors}, {"isa", machine.isa},
-               {"memory_bytes", machine.memory_bytes}, {"available_bytes", machine.available_bytes},
-               {"load_1min", lab::number(machine.load_1min)}, {"caches", lab::Row::array()}};
+  lab::Row row{{"cpu", machine.cpu_model},
+               {"processors", machine.n_processors},
+               {"isa", machine.isa},
+               {"memory_bytes", machine.memory_bytes},
+               {"available_bytes", machine.available_bytes},
+               {"load_1min", lab::number(machine.load_1min)},
+               {"caches", lab::Row::array()}};
   for (const lab::CacheInfo& cache : machine.caches)
-    row["caches"].push_back({{"level", cache.level}, {"type", cache.type}, {"bytes", cache.bytes}, {"shared_cpus", cache.shared_cpus}});
+    row["caches"].push_back(
+        {{"level", cache.level}, {"type", cache.type}, {"bytes", cache.bytes}, {"shared_cpus", cache.shared_cpus}});
   return row;
 }
 
 lab::Row formats_row() {
   lab::Row row{{"weights", lab::Row::array()}, {"kv", lab::Row::array()}};
   for (const WeightFormat& format : weight_formats())
-    row["weights"].push_back({{"name", format.name}, {"bits_per_weight", format.bits_per_weight()}, {"group", format.group},
+    row["weights"].push_back({{"name", format.name},
+                              {"bits_per_weight", format.bits_per_weight()},
+                              {"group", format.group},
                               {"gguf_type", format.gguf_type}});
   for (const KvFormat& format : kv_formats())
-    row["kv"].push_back({{"name", format.name}, {"bits_per_value", format.bits_per_value(kHeadDim)}, {"group", format.group}});
+    row["kv"].push_back(
+        {{"name", format.name}, {"bits_per_value", format.bits_per_value(kHeadDim)}, {"group", format.group}});
   return row;
 }
 
@@ -48,23 +56,40 @@ lab::Row kernels_row() {
   lab::Row row;
   for (const KernelTable& table : kernel_tables()) {
     row[std::string(table.op)] = lab::Row::array();
-    for (const KernelInfo& kernel : table.kernels) row[std::string(table.op)].push_back({{"name", kernel.name}, {"isa", isa_name(kernel.isa)}});
+    for (const KernelInfo& kernel : table.kernels)
+      row[std::string(table.op)].push_back({{"name", kernel.name}, {"isa", isa_name(kernel.isa)}});
   }
   return row;
 }
 
 lab::Row model_row(const Model& model) {
   const ModelInfo& m = model.info();
-  lab::Row row{{"path", m.path}, {"name", m.name}, {"arch", m.arch}, {"weight_format", m.weight_format}, {"n_layers", m.n_layers},
-               {"n_heads", m.n_heads}, {"n_kv_heads", m.n_kv_heads}, {"head_dim", m.head_dim}, {"d_model", m.d_model}, {"d_ff", m.d_ff},
-               {"vocab_size", m.vocab_size}, {"n_ctx_train", m.n_ctx_train}, {"tied_output", m.tied_output}, {"n_params", m.n_params},
-               {"weight_bytes", m.weight_bytes}, {"decode_weight_bytes", m.decode_weight_bytes}, {"has_tokenizer", m.has_tokenizer},
-               {"add_bos", m.add_bos}, {"load_seconds", lab::number(m.load_seconds)}, {"kv_bytes_per_token", lab::Row::object()}};
+  lab::Row row{{"path", m.path},
+               {"name", m.name},
+               {"arch", m.arch},
+               {"weight_format", m.weight_format},
+               {"n_layers", m.n_layers},
+               {"n_heads", m.n_heads},
+               {"n_kv_heads", m.n_kv_heads},
+               {"head_dim", m.head_dim},
+               {"d_model", m.d_model},
+               {"d_ff", m.d_ff},
+               {"vocab_size", m.vocab_size},
+               {"n_ctx_train", m.n_ctx_train},
+               {"tied_output", m.tied_output},
+               {"n_params", m.n_params},
+               {"weight_bytes", m.weight_bytes},
+               {"decode_weight_bytes", m.decode_weight_bytes},
+               {"has_tokenizer", m.has_tokenizer},
+               {"add_bos", m.add_bos},
+               {"load_seconds", lab::number(m.load_seconds)},
+               {"kv_bytes_per_token", lab::Row::object()}};
   for (const KvFormat& format : kv_formats()) {
     const auto name = std::string(format.name);
     // A format whose group does not divide the heads has no cost here.
     row["kv_bytes_per_token"][name] =
-        m.head_dim % format.group == 0 ? lab::Row(2 * int64_t(m.n_layers) * m.n_kv_heads * format.row_bytes(m.head_dim)) : lab::Row(nullptr);
+        m.head_dim % format.group == 0 ? lab::Row(2 * int64_t(m.n_layers) * m.n_kv_heads * format.row_bytes(m.head_dim))
+                                       : lab::Row(nullptr);
   }
   return row;
 }
@@ -75,19 +100,21 @@ std::string size_text(int64_t bytes) {
 
 void print_text(const lab::Row& row) {
   const BuildInfo& build = build_info();
-  fmt::print("build     ridge {} ({}), {}, {}, CUDA {}\n", build.version, build.commit, build.compiler, build.build_type,
-             build.cuda ? "yes" : "no");
+  fmt::print("build     ridge {} ({}), {}, {}, CUDA {}\n", build.version, build.commit, build.compiler,
+             build.build_type, build.cuda ? "yes" : "no");
   const lab::MachineInfo machine = lab::machine_info();
   fmt::print("cpu       {}, {} processor{}, kernels up to {}\n", machine.cpu_model, machine.n_processors,
              machine.n_processors == 1 ? "" : "s", machine.isa);
   for (const lab::CacheInfo& cache : machine.caches)
-    fmt::print("cache     L{} {}: {} (processors {})\n", cache.level, cache.type, size_text(cache.bytes), cache.shared_cpus);
+    fmt::print("cache     L{} {}: {} (processors {})\n", cache.level, cache.type, size_text(cache.bytes),
+               cache.shared_cpus);
   fmt::print("memory    {:.1f} GiB, {:.1f} GiB available, load {:.2f}\n", double(machine.memory_bytes) / 1073741824,
              double(machine.available_bytes) / 1073741824, machine.load_1min);
   for (const WeightFormat& format : weight_formats())
     fmt::print("weights   {:<8} {:>6.4g} bits, group {}\n", format.name, format.bits_per_weight(), format.group);
   for (const KvFormat& format : kv_formats())
-    fmt::print("kv        {:<8} {:>6.4g} bits at head_dim {}, group {}\n", format.name, format.bits_per_value(kHeadDim), kHeadDim, format.group);
+    fmt::print("kv        {:<8} {:>6.4g} bits at head_dim {}, group {}\n", format.name, format.bits_per_value(kHeadDim),
+               kHeadDim, format.group);
   for (const KernelTable& table : kernel_tables()) {
     std::string names;
     for (const KernelInfo& kernel : table.kernels) names += fmt::format(" {}", kernel.name);
@@ -95,14 +122,16 @@ void print_text(const lab::Row& row) {
   }
   if (!row.contains("model")) return;
   for (const auto& [name, value] : row["model"].items())
-    if (!value.is_object()) fmt::print("model     {:<20} {}\n", name, value.is_string() ? value.get<std::string>() : value.dump());
+    if (!value.is_object())
+      fmt::print("model     {:<20} {}\n", name, value.is_string() ? value.get<std::string>() : value.dump());
   for (const auto& [name, value] : row["model"]["kv_bytes_per_token"].items())
     fmt::print("model     KV bytes/token {:<8} {}\n", name, value.is_null() ? "not for this head_dim" : value.dump());
 }
 
 int info(const InfoFlags& flags) {
   check_device(flags.model.device);
-  lab::Row row{{"build", build_row()}, {"machine", machine_row()}, {"formats", formats_row()}, {"kernels", kernels_row()}};
+  lab::Row row{
+      {"build", build_row()}, {"machine", machine_row()}, {"formats", formats_row()}, {"kernels", kernels_row()}};
   if (!flags.model.model.empty()) row["model"] = model_row(load_model(flags.model));
   if (flags.output.json) fmt::print("{}\n", row.dump(2, ' ', false, lab::Row::error_handler_t::replace));
   else print_text(row);

@@ -33,11 +33,12 @@ int quantize(const QuantizeFlags& flags) {
   progress.finish();
   const auto bytes = int64_t(std::filesystem::file_size(flags.out));
   if (flags.output.json) {
-    const lab::Row row{{"in", flags.in}, {"out", flags.out}, {"type", type.name}, {"tensors", n_tensors}, {"bytes", bytes}};
+    const lab::Row row{
+        {"in", flags.in}, {"out", flags.out}, {"type", type.name}, {"tensors", n_tensors}, {"bytes", bytes}};
     fmt::print("{}\n", row.dump(2, ' ', false, lab::Row::error_handler_t::replace));
   } else if (!flags.output.quiet) {
-    fmt::print("{}: {} tensors, {:.1f} MiB, matrices in {} ({} bits/weight)\n", flags.out, n_tensors, double(bytes) / 1048576,
-               type.name, type.bits_per_weight());
+    fmt::print("{}: {} tensors, {:.1f} MiB, matrices in {} ({} bits/weight)\n", flags.out, n_tensors,
+               double(bytes) / 1048576, type.name, type.bits_per_weight());
   }
   return 0;
 }
@@ -49,7 +50,9 @@ Action declare_quantize(CLI::App& app) {
   QuantizeFlags& f = *flags;
   app.add_option("IN", f.in, "Hugging Face directory or GGUF file")->required();
   app.add_option("OUT", f.out, "GGUF file to write")->required();
-  app.add_option("--type", f.type, "weight format of the matrices: " + weight_format_names())->type_name("FORMAT")->required();
+  app.add_option("--type", f.type, "weight format of the matrices: " + weight_format_names())
+      ->type_name("FORMAT")
+      ->required();
   add_output_flags(app, f.output, false);
   return [flags] { return quantize(*flags); };
 }

@@ -63,22 +63,25 @@ void print_start(const RunFlags& flags, const Model& model, const Session& sessi
   const ModelInfo& info = model.info();
   const KvReport kv = session.kv_report();
   const int64_t f16_bytes = int64_t(4) * info.n_layers * info.n_kv_heads * info.head_dim;
-  fmt::print(stderr, "model    {} ({}, {} layers, {} heads, {} KV heads of {}, d_model {}), loaded in {:.2f} s\n", info.name,
-             info.arch, info.n_layers, info.n_heads, info.n_kv_heads, info.head_dim, info.d_model, info.load_seconds);
+  fmt::print(stderr, "model    {} ({}, {} layers, {} heads, {} KV heads of {}, d_model {}), loaded in {:.2f} s\n",
+             info.name, info.arch, info.n_layers, info.n_heads, info.n_kv_heads, info.head_dim, info.d_model,
+             info.load_seconds);
   fmt::print(stderr, "device   CPU {}, {} thread{}, {}\n", info.isa, info.n_threads, info.n_threads == 1 ? "" : "s",
              lab::machine_info().cpu_model);
-  fmt::print(stderr, "weights  {:.1f} MiB {}, {:.2f} M parameters; a decode step reads {:.1f} MiB\n", mib(info.weight_bytes),
-             info.weight_format, double(info.n_params) / 1e6, mib(info.decode_weight_bytes));
+  fmt::print(stderr, "weights  {:.1f} MiB {}, {:.2f} M parameters; a decode step reads {:.1f} MiB\n",
+             mib(info.weight_bytes), info.weight_format, double(info.n_params) / 1e6, mib(info.decode_weight_bytes));
   fmt::print(stderr, "cache    K {}, V {}\n", side_text(kv.k), side_text(kv.v));
-  fmt::print(stderr, "         {} bytes/token (f16: {}, ratio {:.2f}), {:.1f} MiB for {} tokens\n", kv.bytes_per_token(), f16_bytes,
-             double(f16_bytes) / double(kv.bytes_per_token()), mib(kv.k.allocated_bytes + kv.v.allocated_bytes), kv.n_ctx);
+  fmt::print(stderr, "         {} bytes/token (f16: {}, ratio {:.2f}), {:.1f} MiB for {} tokens\n",
+             kv.bytes_per_token(), f16_bytes, double(f16_bytes) / double(kv.bytes_per_token()),
+             mib(kv.k.allocated_bytes + kv.v.allocated_bytes), kv.n_ctx);
   fmt::print(stderr, "kernels  {}\n", fmt::join(session.kernels(), " "));
   fmt::print(stderr, "context  {} tokens{}, prompt {}\n", kv.n_ctx,
-             kv.n_ctx > info.n_ctx_train ? fmt::format(" (the model was trained for {})", info.n_ctx_train) : "", n_prompt);
+             kv.n_ctx > info.n_ctx_train ? fmt::format(" (the model was trained for {})", info.n_ctx_train) : "",
+             n_prompt);
   if (flags.sampler.temperature <= 0) fmt::print(stderr, "sampler  greedy\n");
   else
-    fmt::print(stderr, "sampler  temp {} top-k {} top-p {} min-p {} seed {}\n", flags.sampler.temperature, flags.sampler.top_k,
-               flags.sampler.top_p, flags.sampler.min_p, seed);
+    fmt::print(stderr, "sampler  temp {} top-k {} top-p {} min-p {} seed {}\n", flags.sampler.temperature,
+               flags.sampler.top_k, flags.sampler.top_p, flags.sampler.min_p, seed);
 }
 
 double per_second(int n, double seconds) { return seconds > 0 ? n / seconds : 0; }
@@ -92,8 +95,8 @@ void print_end(const Session& session, const GenerateResult& result) {
   const KvReport kv = session.kv_report();
   fmt::print(stderr, "prefill  {} tokens, {:.2f} s, {:.1f} tok/s\n", result.n_prompt, result.prefill_seconds,
              per_second(result.n_prompt, result.prefill_seconds));
-  fmt::print(stderr, "decode   {} steps, {:.2f} s, {:.1f} tok/s, {:.2f} ms/token\n", result.n_decoded, result.decode_seconds,
-             per_second(result.n_decoded, result.decode_seconds),
+  fmt::print(stderr, "decode   {} steps, {:.2f} s, {:.1f} tok/s, {:.2f} ms/token\n", result.n_decoded,
+             result.decode_seconds, per_second(result.n_decoded, result.decode_seconds),
              result.n_decoded > 0 ? 1e3 * result.decode_seconds / result.n_decoded : 0.0);
   fmt::print(stderr, "cache    {} of {} tokens, {:.2f} MiB", session.n_past(), kv.n_ctx,
              mib(kv.bytes_per_token() * session.n_past() + kv.k.fixed_bytes + kv.v.fixed_bytes));
@@ -131,14 +134,20 @@ int run(const RunFlags& flags) {
   const std::string prompt_text = read_prompt(flags);
   const Model model = load_model(flags.model);
   const std::vector<int32_t> prompt = model.tokenize(prompt_text, true, flags.special);
-  if (prompt.empty()) throw Error(ErrorKind::usage, "the prompt is empty and this model adds no BOS token (give some text)");
+  if (prompt.empty())
+    throw Error(ErrorKind::usage, "the prompt is empty and this model adds no BOS token (give some text)");
   const int n_ctx = flags.context.n_ctx == 0 ? model.info().n_ctx_train : flags.context.n_ctx;
   if (prompt.size() >= size_t(n_ctx))
-    throw Error(ErrorKind::usage, fmt::format("the prompt has {} tokens, the context holds {}: nothing can be generated "
-                                              "(raise --ctx-size or shorten the prompt)", prompt.size(), n_ctx));
-  Session session(model, {.n_ctx = n_ctx, .n_ubatch = std::min(flags.context.n_ubatch, flags.context.n_batch), .k = kv.k, .v = kv.v});
+    throw Error(ErrorKind::usage,
+                fmt::format("the prompt has {} tokens, the context holds {}: nothing can be generated "
+                            "(raise --ctx-size or shorten the prompt)",
+                            prompt.size(), n_ctx));
+  Session session(
+      model,
+      {.n_ctx = n_ctx, .n_ubatch = std::min(flags.context.n_ubatch, flags.context.n_batch), .k = kv.k, .v = kv.v});
 
-  GenerateOptions options{.max_tokens = flags.n_predict, .stop = flags.stop, .ignore_eos = flags.ignore_eos, .sampler = flags.sampler};
+  GenerateOptions options{
+      .max_tokens = flags.n_predict, .stop = flags.stop, .ignore_eos = flags.ignore_eos, .sampler = flags.sampler};
   options.sampler.seed = flags.seed >= 0 ? uint64_t(flags.seed) : std::random_device{}();
   if (!flags.output.quiet) print_start(flags, model, session, int(prompt.size()), options.sampler.seed);
   const bool stream = !flags.output.json;
@@ -170,16 +179,22 @@ Action declare_run(CLI::App& app) {
   CLI::Option* prompt = app.add_option("-p,--prompt", f.prompt, "the prompt")->type_name("TEXT")->group("Prompt");
   app.add_option("-f,--file", f.file, "read the prompt from a file; - is stdin")->type_name("FILE")->group("Prompt");
   app.add_flag("--special", f.special, "control-token text in the prompt becomes control tokens")->group("Prompt");
-  add_whole(app, "-n,--n-predict", f.n_predict, -1, 1 << 26, "tokens to generate; -1: until the model or the context ends")
+  add_whole(app, "-n,--n-predict", f.n_predict, -1, 1 << 26,
+            "tokens to generate; -1: until the model or the context ends")
       ->group("Generation");
   add_repeatable(app, "--stop", f.stop, "end before this text appears (repeatable)")->group("Generation");
   app.add_flag("--ignore-eos", f.ignore_eos, "go on past the end-of-text token")->group("Generation");
-  add_real(app, "--temp", f.sampler.temperature, 0, 100, "temperature; 0: always the likeliest token")->group("Sampling");
+  add_real(app, "--temp", f.sampler.temperature, 0, 100, "temperature; 0: always the likeliest token")
+      ->group("Sampling");
   add_whole(app, "--top-k", f.sampler.top_k, 0, 1 << 26, "keep the k likeliest tokens; 0: all")->group("Sampling");
-  add_real(app, "--top-p", f.sampler.top_p, 0, 1, "keep the likeliest tokens of this much probability; 1: all")->group("Sampling");
-  add_real(app, "--min-p", f.sampler.min_p, 0, 1, "drop tokens below this part of the likeliest; 0: none")->group("Sampling");
-  add_real(app, "--repeat-penalty", f.sampler.repeat_penalty, 0.01, 100, "penalty of recent tokens; 1: none")->group("Sampling");
-  add_whole(app, "--repeat-last-n", f.sampler.repeat_last_n, 0, 1 << 26, "tokens the penalty looks back")->group("Sampling");
+  add_real(app, "--top-p", f.sampler.top_p, 0, 1, "keep the likeliest tokens of this much probability; 1: all")
+      ->group("Sampling");
+  add_real(app, "--min-p", f.sampler.min_p, 0, 1, "drop tokens below this part of the likeliest; 0: none")
+      ->group("Sampling");
+  add_real(app, "--repeat-penalty", f.sampler.repeat_penalty, 0.01, 100, "penalty of recent tokens; 1: none")
+      ->group("Sampling");
+  add_whole(app, "--repeat-last-n", f.sampler.repeat_last_n, 0, 1 << 26, "tokens the penalty looks back")
+      ->group("Sampling");
   app.add_option_function<std::string>(
          "--seed", [&f](const std::string& text) { f.seed = parse_whole("--seed", text, -1, INT64_MAX); },
          "seed of the draws; -1: a random one, printed")

@@ -20,7 +20,8 @@ std::span<const Command> commands() {
        "ridge run -m model.gguf -f - -ctk q8_0 -ctv rotor-3 --stop '###' < prompt.txt",
        declare_run},
       {"eval ppl", "perplexity",
-       "Perplexity of a text with llama-perplexity's windows: chunks of --ctx-size tokens, the second half scored. Give "
+       "Perplexity of a text with llama-perplexity's windows: chunks of --ctx-size tokens, the second half scored. "
+       "Give "
        "--kv LIST to compare cache formats in one run.",
        "ridge eval ppl -m model.gguf -f wiki.test.raw\n"
        "ridge eval ppl -m model.gguf -f wiki.test.raw --path decode --kv f16,q8_0,rotor-3",
@@ -47,10 +48,12 @@ std::span<const Command> commands() {
        "IN is a Hugging Face directory or a GGUF file, OUT a GGUF file. OUT appears only when it is complete.",
        "ridge quantize path/to/hf-model model-q8_0.gguf --type q8_0", declare_quantize},
       {"info", "what this build, this machine and a model are",
-       "Build, processor, caches, memory, formats and kernels; with -m also the model's facts and what its cache costs.",
+       "Build, processor, caches, memory, formats and kernels; with -m also the model's facts and what its cache "
+       "costs.",
        "ridge info\nridge info -m model.gguf --json", declare_info},
       {"explain", "which kernel runs an operation here, and why not the others",
-       "Lists every kernel of an operation with what it needs, and marks the one that is chosen for the shape and format.",
+       "Lists every kernel of an operation with what it needs, and marks the one that is chosen for the shape and "
+       "format.",
        "ridge explain gemv --shape 8960x1536 --format q4_0\n"
        "ridge explain attn_decode --shape 12/2/128 --keys 4096 --format q8_0/rotor-3 --isa avx2",
        declare_explain},

@@ -14,8 +14,8 @@ constexpr int kMaxTokens = 1 << 26;
 constexpr int kMaxThreads = 1024;
 
 constexpr std::pair<std::string_view, std::string_view> kLongShorts[] = {
-    {"-ctk", "--cache-type-k"}, {"-ctv", "--cache-type-v"}, {"-ub", "--ubatch-size"}, {"-pg", "--prompt-gen"},
-    {"-dev", "--device"},
+    {"-ctk", "--cache-type-k"}, {"-ctv", "--cache-type-v"}, {"-ub", "--ubatch-size"},
+    {"-pg", "--prompt-gen"},    {"-dev", "--device"},
 };
 
 /// The longest of "-n,--n-predict": what messages call the flag.
@@ -30,7 +30,9 @@ std::string flag_of(const std::string& names) {
 CLI::Option* add_parsed(CLI::App& app, const std::string& names, const std::string& type, const std::string& help,
                         const std::function<void(const std::string& flag, const std::string& text)>& store) {
   const std::string flag = flag_of(names);
-  return app.add_option_function<std::string>(names, [flag, store](const std::string& text) { store(flag, text); }, help)
+  return app
+      .add_option_function<std::string>(
+          names, [flag, store](const std::string& text) { store(flag, text); }, help)
       ->type_name(type);
 }
 
@@ -56,7 +58,8 @@ double parse_real(std::string_view flag, const std::string& text, double min, do
   return value;
 }
 
-CLI::Option* add_whole(CLI::App& app, const std::string& names, int& value, int64_t min, int64_t max, const std::string& help) {
+CLI::Option* add_whole(CLI::App& app, const std::string& names, int& value, int64_t min, int64_t max,
+                       const std::string& help) {
   return add_parsed(app, names, "N", help,
                     [&value, min, max](const std::string& flag, const std::string& text) {
                       value = int(parse_whole(flag, text, min, max));
@@ -71,7 +74,8 @@ CLI::Option* add_whole(CLI::App& app, const std::string& names, std::optional<in
   });
 }
 
-CLI::Option* add_real(CLI::App& app, const std::string& names, float& value, double min, double max, const std::string& help) {
+CLI::Option* add_real(CLI::App& app, const std::string& names, float& value, double min, double max,
+                      const std::string& help) {
   return add_parsed(app, names, "X", help,
                     [&value, min, max](const std::string& flag, const std::string& text) {
                       value = float(parse_real(flag, text, min, max));
@@ -79,30 +83,41 @@ CLI::Option* add_real(CLI::App& app, const std::string& names, float& value, dou
       ->default_str(fmt::format("{}", value));
 }
 
-CLI::Option* add_repeatable(CLI::App& app, const std::string& names, std::vector<std::string>& values, const std::string& help) {
-  return app.add_option(names, values, help)->expected(1)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)->type_name("TEXT");
+CLI::Option* add_repeatable(CLI::App& app, const std::string& names, std::vector<std::string>& values,
+                            const std::string& help) {
+  return app.add_option(names, values, help)
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->type_name("TEXT");
 }
 
 void add_output_flags(CLI::App& app, OutputFlags& flags, bool with_results) {
   app.add_flag("--json", flags.json, "print JSON instead of text")->group("Output");
   app.add_flag("--quiet", flags.quiet, "no progress, no start-up lines, no statistics on stderr")->group("Output");
   if (with_results)
-    app.add_option("--results", flags.results, "append each row to this file as a JSON line, with build, machine and command")
+    app.add_option("--results", flags.results,
+                   "append each row to this file as a JSON line, with build, machine and command")
         ->type_name("FILE")
         ->group("Output");
 }
 
 void add_model_flag(CLI::App& app, ModelFlags& flags, bool required) {
-  app.add_option("-m,--model", flags.model, "GGUF file, Hugging Face directory, or synth:SHAPE[@layers=N][@weights=FORMAT]")
+  app.add_option("-m,--model", flags.model,
+                 "GGUF file, Hugging Face directory, or synth:SHAPE[@layers=N][@weights=FORMAT]")
       ->type_name("MODEL")
       ->required(required)
       ->group("Model");
 }
 
 void add_device_flags(CLI::App& app, ModelFlags& flags) {
-  app.add_option("--device", flags.device, "cpu or cuda[:N] (-dev)")->type_name("NAME")->default_str("cpu")->group("Model");
+  app.add_option("--device", flags.device, "cpu or cuda[:N] (-dev)")
+      ->type_name("NAME")
+      ->default_str("cpu")
+      ->group("Model");
   add_whole(app, "-t,--threads", flags.n_threads, 0, kMaxThreads, "threads; 0: one per processor")->group("Model");
-  app.add_option("--isa", flags.isa, "highest instruction set to use: scalar, avx2, avx512")->type_name("NAME")->group("Model");
+  app.add_option("--isa", flags.isa, "highest instruction set to use: scalar, avx2, avx512")
+      ->type_name("NAME")
+      ->group("Model");
   add_repeatable(app, "--kernel", flags.kernels, "force a kernel, OP=NAME (repeatable; see `ridge explain`)")
       ->type_name("OP=NAME")
       ->group("Model");
@@ -113,9 +128,10 @@ void check_device(const std::string& device) {
   const bool cuda = device == "cuda" || (device.starts_with("cuda:") && device.size() > 5 &&
                                          device.find_first_not_of("0123456789", 5) == std::string::npos);
   if (!cuda) bad_flag("--device", fmt::format("expects cpu or cuda[:N], found '{}'", device));
-  const std::string_view why = build_info().cuda ? "this build's CUDA part holds no decode path"
-                                                 : "this program was built without CUDA";
-  throw Error(ErrorKind::no_device, four_parts(fmt::format("device {} is not available", device), "--device", why, "use --device cpu"));
+  const std::string_view why =
+      build_info().cuda ? "this build's CUDA part holds no decode path" : "this program was built without CUDA";
+  throw Error(ErrorKind::no_device,
+              four_parts(fmt::format("device {} is not available", device), "--device", why, "use --device cpu"));
 }
 
 Model load_model(const ModelFlags& flags) {
@@ -125,13 +141,12 @@ Model load_model(const ModelFlags& flags) {
 
 void add_context_flags(CLI::App& app, ContextFlags& flags, const std::string& ctx_help) {
   add_whole(app, "-c,--ctx-size", flags.n_ctx, 0, kMaxTokens, ctx_help)->group("Context");
-  add_whole(app, "-b,--batch-size", flags.n_batch, 1, kMaxTokens, "tokens handed to the engine at a time")->group("Context");
+  add_whole(app, "-b,--batch-size", flags.n_batch, 1, kMaxTokens, "tokens handed to the engine at a time")
+      ->group("Context");
   add_whole(app, "--ubatch-size", flags.n_ubatch, 1, 65536, "tokens per prefill step (-ub)")->group("Context");
 }
 
-bool KvFlags::any() const {
-  return quant || type_k || type_v || rotation || centre || window || sinks;
-}
+bool KvFlags::any() const { return quant || type_k || type_v || rotation || centre || window || sinks; }
 
 lab::KvChoice KvFlags::choice() const {
   lab::KvChoice choice;
@@ -146,7 +161,8 @@ lab::KvChoice KvFlags::choice() const {
   if (centre) refined += ":centre=" + *centre;
   if (refined.empty()) return choice;
   if (choice.k.format == "f16" && choice.v.format == "f16")
-    bad_flag("--kv-rotation, --kv-window, --kv-sinks, --kv-center", "both sides of the cache are f16, which has none of these",
+    bad_flag("--kv-rotation, --kv-window, --kv-sinks, --kv-center",
+             "both sides of the cache are f16, which has none of these",
              "choose a format with --kv-quant, -ctk or -ctv");
   for (KvSideOptions* side : {&choice.k, &choice.v})
     if (side->format != "f16") *side = lab::parse_kv_side(lab::kv_side_text(*side) + refined).or_throw();
@@ -156,7 +172,9 @@ lab::KvChoice KvFlags::choice() const {
 void add_kv_flags(CLI::App& app, KvFlags& flags) {
   const auto text = [&app](const std::string& names, std::optional<std::string>& value, const std::string& type,
                            const std::string& help) {
-    add_parsed(app, names, type, help, [&value](const std::string&, const std::string& found) { value = found; })->group("KV cache");
+    add_parsed(app, names, type, help, [&value](const std::string&, const std::string& found) {
+      value = found;
+    })->group("KV cache");
   };
   text("--kv-quant", flags.quant, "KV", "format of both sides, or K/V: f16 (off), q8_0, rotor-3, q8_0/rotor-3");
   text("--cache-type-k", flags.type_k, "FORMAT", "format of K (-ctk), over --kv-quant");
@@ -194,7 +212,8 @@ std::vector<std::string> normalize_args(const CLI::App& root, const std::vector<
     only_values = arg == "--";
     const size_t equals = arg.find('=');
     std::string name = arg.substr(0, equals);
-    if (const std::string_view long_name = long_name_of(name); !long_name.empty() && app->get_option_no_throw(std::string(long_name)))
+    if (const std::string_view long_name = long_name_of(name);
+        !long_name.empty() && app->get_option_no_throw(std::string(long_name)))
       name = long_name;
     if (name.starts_with("--")) std::replace(name.begin(), name.end(), '_', '-');
     const CLI::Option* option = app->get_option_no_throw(name);

@@ -20,12 +20,15 @@ int64_t parse_whole(std::string_view flag, const std::string& text, int64_t min,
 double parse_real(std::string_view flag, const std::string& text, double min, double max);
 
 /// Declares `names` (CLI11 form, "-n,--n-predict") storing a bounded number; the default is shown in help.
-CLI::Option* add_whole(CLI::App& app, const std::string& names, int& value, int64_t min, int64_t max, const std::string& help);
+CLI::Option* add_whole(CLI::App& app, const std::string& names, int& value, int64_t min, int64_t max,
+                       const std::string& help);
 CLI::Option* add_whole(CLI::App& app, const std::string& names, std::optional<int>& value, int64_t min, int64_t max,
                        const std::string& help);
-CLI::Option* add_real(CLI::App& app, const std::string& names, float& value, double min, double max, const std::string& help);
+CLI::Option* add_real(CLI::App& app, const std::string& names, float& value, double min, double max,
+                      const std::string& help);
 /// A text option that takes one value each time and may be repeated.
-CLI::Option* add_repeatable(CLI::App& app, const std::string& names, std::vector<std::string>& values, const std::string& help);
+CLI::Option* add_repeatable(CLI::App& app, const std::string& names, std::vector<std::string>& values,
+                            const std::string& help);
 
 /// --json, --quiet, --results.
 struct OutputFlags {

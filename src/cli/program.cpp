@@ -154,7 +154,8 @@ std::string first_rest(const CLI::App& app, const std::vector<std::string>& word
 /// The first flag of `words` that `app` does not know, else the last word.
 std::string unexpected(const CLI::App& app, const std::vector<std::string>& words) {
   for (const std::string& word : words)
-    if (word.starts_with("-") && !app.get_option_no_throw(word.substr(0, word.find('=')))) return word.substr(0, word.find('='));
+    if (word.starts_with("-") && !app.get_option_no_throw(word.substr(0, word.find('='))))
+      return word.substr(0, word.find('='));
   return words.empty() ? "" : words.back();
 }
 
@@ -190,8 +191,10 @@ int finish_output(int code) {
   return report(ErrorKind::failure, "cannot write the output: stdout: the device is full or closed");
 }
 
-int parse_and_run(CLI::App& root, const std::vector<std::string>& args, const std::map<const CLI::App*, Action>& actions) {
-  const std::vector<std::string> words = normalize_args(root, {args.begin() + std::min<int64_t>(1, int64_t(args.size())), args.end()});
+int parse_and_run(CLI::App& root, const std::vector<std::string>& args,
+                  const std::map<const CLI::App*, Action>& actions) {
+  const std::vector<std::string> words =
+      normalize_args(root, {args.begin() + std::min<int64_t>(1, int64_t(args.size())), args.end()});
   try {
     root.parse(std::vector<std::string>(words.rbegin(), words.rend()));  // CLI11 takes them from the back
   } catch (const CLI::CallForHelp&) {
@@ -217,9 +220,10 @@ int run_program(const std::vector<std::string>& args) {
   root.formatter(std::make_shared<HelpFormatter>());
   root.set_version_flag("--version", version_text(), "print version, commit and compiler");
   root.require_subcommand(1);
-  root.footer("\nRun `ridge COMMAND --help` for a command's flags and examples.\n"
-              "Exit codes: 0 ok, 1 failure, 2 usage, 3 a check or gate failed, 4 bad input file, 5 not enough memory,\n"
-              "6 device or driver missing, 130 interrupted.");
+  root.footer(
+      "\nRun `ridge COMMAND --help` for a command's flags and examples.\n"
+      "Exit codes: 0 ok, 1 failure, 2 usage, 3 a check or gate failed, 4 bad input file, 5 not enough memory,\n"
+      "6 device or driver missing, 130 interrupted.");
   std::map<const CLI::App*, Action> actions;
   for (const Command& command : commands()) {
     CLI::App& app = app_of(root, command);

@@ -13,8 +13,8 @@ namespace ridge::lab {
 namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-// Kernels quantise activations to int8 in groups of 32: 2e-5 of NMSE a product (step max/127, error step^2/12), some ten
-// of them a layer, and attention passes part of it on. A wrong kernel is off by its whole size.
+// Kernels quantise activations to int8 in groups of 32: 2e-5 of NMSE a product (step max/127, error step^2/12), some
+// ten of them a layer, and attention passes part of it on. A wrong kernel is off by its whole size.
 constexpr double kCheckBoundPerLayer = 5e-4;
 constexpr int kCheckExtraLayers = 2;  // the output matrix, and slack for shallow models
 constexpr int kCheckDepthMin = 64, kCheckDepthMax = 512;
@@ -51,7 +51,8 @@ std::vector<float> check_logits(const Model& model, const KvChoice& kv, int dept
 /// Reference logits of every cache configuration of a model, made once by the scalar kernels.
 class Reference {
  public:
-  Reference(const std::string& path, const BenchParams& params, std::span<const BenchTest> tests, const BenchHooks& hooks)
+  Reference(const std::string& path, const BenchParams& params, std::span<const BenchTest> tests,
+            const BenchHooks& hooks)
       : seed_(params.seed), bound_(params.check_bound) {
     if (!params.check) return;
     const Model model = Model::load(path, {.n_threads = 0, .isa = "scalar", .kernels = {}});
@@ -74,7 +75,8 @@ class Reference {
     check.done = true;
     check.passed = logits.size() == found->second.size();
     for (size_t row = 0; check.passed && row < logits.size(); row += vocab) {
-      const Comparison c = ridge::compare(std::span(logits).subspan(row, vocab), std::span(found->second).subspan(row, vocab));
+      const Comparison c =
+          ridge::compare(std::span(logits).subspan(row, vocab), std::span(found->second).subspan(row, vocab));
       check.nmse = std::max(check.nmse, c.nmse);
       check.passed = c.same_nonfinite && c.nmse <= check.bound;
     }
@@ -160,8 +162,13 @@ bool time_test(const Model& model, const BenchParams& params, const BenchHooks& 
 }
 
 double measured_roof(const BenchParams& params, int n_threads, const BenchHooks& hooks) {
-  CeilingOptions options{.n_threads = n_threads, .isa = params.isa, .bytes = 0, .repeats = 60, .max_seconds = 3,
-                         .read_only = true, .stop = hooks.stop};
+  CeilingOptions options{.n_threads = n_threads,
+                         .isa = params.isa,
+                         .bytes = 0,
+                         .repeats = 60,
+                         .max_seconds = 3,
+                         .read_only = true,
+                         .stop = hooks.stop};
   return measure_ceilings(options).read_gb_s();
 }
 
@@ -221,8 +228,15 @@ int run_bench(const BenchParams& params, const BenchHooks& hooks) {
       const Model model = Model::load(path, {.n_threads = n_threads, .isa = params.isa, .kernels = params.kernels});
       for (const BenchTest& test : tests) {
         status(kv_text(test.kv) + " " + test.name());
-        BenchRow row{.model = model.info(), .test = test, .cache = {}, .kernels = {}, .check = {}, .seconds = {},
-                     .read_bytes = 0, .roof_gb_s = roof, .date = {}};
+        BenchRow row{.model = model.info(),
+                     .test = test,
+                     .cache = {},
+                     .kernels = {},
+                     .check = {},
+                     .seconds = {},
+                     .read_bytes = 0,
+                     .roof_gb_s = roof,
+                     .date = {}};
         if (params.check) row.check = reference.compare(model, test);
         if (params.check && !row.check.passed) {
           ++n_failed;

@@ -17,10 +17,10 @@ namespace ridge::lab {
 struct BenchCheck {
   bool done = false;
   bool passed = false;
-  double nmse = 0;         ///< worst of the compared logits rows
-  double bound = 0;        ///< nmse must stay below
-  int depth = 0;           ///< cached rows during the check
-  std::string what;        ///< "2 decode steps and 4 prompt tokens at depth 64"
+  double nmse = 0;   ///< worst of the compared logits rows
+  double bound = 0;  ///< nmse must stay below
+  int depth = 0;     ///< cached rows during the check
+  std::string what;  ///< "2 decode steps and 4 prompt tokens at depth 64"
 };
 
 struct BenchRow {
@@ -29,8 +29,8 @@ struct BenchRow {
   KvReport cache;
   std::vector<std::string> kernels;
   BenchCheck check;
-  std::vector<double> seconds;   ///< one per repeat
-  double read_bytes = 0;         ///< mean of a decode step; 0 without decode steps
+  std::vector<double> seconds;  ///< one per repeat
+  double read_bytes = 0;        ///< mean of a decode step; 0 without decode steps
   double roof_gb_s = 0;
   std::string date;
 
@@ -55,8 +55,8 @@ MeanDeviation mean_deviation(const std::vector<double>& samples);
 struct BenchHooks {
   std::function<bool()> stop;
   std::function<void(const std::string& what, int done, int total)> on_status;
-  std::function<void(const BenchRow& row)> on_row;      ///< rows whose check passed (or was switched off)
-  std::function<void(const BenchRow& row)> on_failed;   ///< rows whose check failed: they hold no times
+  std::function<void(const BenchRow& row)> on_row;     ///< rows whose check passed (or was switched off)
+  std::function<void(const BenchRow& row)> on_failed;  ///< rows whose check failed: they hold no times
 };
 
 /// Runs everything in order. Returns the number of rows whose check failed.

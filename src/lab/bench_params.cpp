@@ -44,8 +44,9 @@ Result<std::vector<int>> parse_int_list(std::string_view flag, std::string_view 
   std::vector<int> values;
   for (const std::string& item : split(text, ',')) {
     if (!parse_item(item, values) || values.size() > kMaxValues)
-      return fail(ErrorKind::usage, "{}: '{}' is not a number, list or range (8  1,2,4  512-4096*2  1-9+2, at most {} values)",
-                  flag, text, kMaxValues);
+      return fail(ErrorKind::usage,
+                  "{}: '{}' is not a number, list or range (8  1,2,4  512-4096*2  1-9+2, at most {} values)", flag,
+                  text, kMaxValues);
     for (const int value : values)
       if (value < min || value > max)
         return fail(ErrorKind::usage, "{}: {} is out of range ({} to {})", flag, value, min, max);

@@ -43,7 +43,8 @@ std::string_view sql_type(const Row& value) {
   return value.is_number_integer() || value.is_boolean() ? "INTEGER" : "REAL";
 }
 
-std::string join_fields(const Row& fields, std::string_view between, const std::function<std::string(const std::string& name, const Row& value)>& form) {
+std::string join_fields(const Row& fields, std::string_view between,
+                        const std::function<std::string(const std::string& name, const Row& value)>& form) {
   std::string text;
   for (const auto& [name, value] : fields.items()) {
     if (!text.empty()) text += between;
@@ -63,7 +64,8 @@ std::string optional_number(double value, std::string_view unit = "") {
 std::string checked_word(const BenchCheck& check) { return check.done ? fmt::format("ok {:.1e}", check.nmse) : "off"; }
 
 constexpr std::string_view kMarkdownHead =
-    "| model | size | params | backend | threads | type_k | type_v | test | t/s | read GB/s | % of roof | checked (NMSE) |\n"
+    "| model | size | params | backend | threads | type_k | type_v | test | t/s | read GB/s | % of roof | checked "
+    "(NMSE) |\n"
     "| --- | ---: | ---: | --- | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: |";
 
 std::string markdown_line(const BenchRow& row) {
@@ -71,7 +73,8 @@ std::string markdown_line(const BenchRow& row) {
                      human_bytes(row.model.weight_bytes), human_count(row.model.n_params), row.model.isa,
                      row.model.n_threads, kv_side_text(row.test.kv.k), kv_side_text(row.test.kv.v), row.test.name(),
                      plus_minus(row.avg_tokens_per_second(), row.stddev_tokens_per_second()),
-                     optional_number(row.read_gb_s()), optional_number(row.pct_of_roof(), " %"), checked_word(row.check));
+                     optional_number(row.read_gb_s()), optional_number(row.pct_of_roof(), " %"),
+                     checked_word(row.check));
 }
 
 }  // namespace
@@ -182,10 +185,13 @@ void BenchWriter::add(const BenchRow& row, const BenchParams& params) {
     case BenchFormat::jsonl: line(json()); break;
     case BenchFormat::sql: {
       const Row fields = bench_fields(row, params, false);
-      const auto column = [](const std::string& name, const Row& value) { return fmt::format("  {} {}", name, sql_type(value)); };
+      const auto column = [](const std::string& name, const Row& value) {
+        return fmt::format("  {} {}", name, sql_type(value));
+      };
       if (first) line("CREATE TABLE IF NOT EXISTS llama_bench (\n" + join_fields(fields, ",\n", column) + "\n);");
-      line("INSERT INTO llama_bench (" + join_fields(fields, ", ", [](const std::string& name, const Row&) { return name; }) +
-           ") VALUES (" + join_fields(fields, ", ", [](const std::string&, const Row& value) { return quoted(value, '\''); }) + ");");
+      line("INSERT INTO llama_bench (" +
+           join_fields(fields, ", ", [](const std::string& name, const Row&) { return name; }) + ") VALUES (" +
+           join_fields(fields, ", ", [](const std::string&, const Row& value) { return quoted(value, '\''); }) + ");");
       break;
     }
   }

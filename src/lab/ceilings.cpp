@@ -105,13 +105,16 @@ StreamSize choose_stream_size(int64_t cache_bytes, int64_t available_bytes) {
   const int64_t allowed = available_bytes > 0 ? available_bytes / 8 : wanted;
   const double cache_mib = double(cache_bytes) / 1048576;
   if (wanted <= allowed) {
-    const std::string_view rule = 4 * cache_bytes > kGib ? "4 x the last-level cache" : "1 GiB, at least 4 x the last-level cache";
+    const std::string_view rule =
+        4 * cache_bytes > kGib ? "4 x the last-level cache" : "1 GiB, at least 4 x the last-level cache";
     return {whole_parts(wanted), cache_bytes > 0 ? fmt::format("{} of {:.0f} MiB", rule, cache_mib)
                                                  : "1 GiB; the last-level cache is unknown"};
   }
-  return {whole_parts(allowed),
-          fmt::format("an eighth of the available memory; 4 x the last-level cache of {:.0f} MiB would be {:.0f} MiB, so "
-                      "caches may flatter this figure", cache_mib, 4 * cache_mib)};
+  return {
+      whole_parts(allowed),
+      fmt::format("an eighth of the available memory; 4 x the last-level cache of {:.0f} MiB would be {:.0f} MiB, so "
+                  "caches may flatter this figure",
+                  cache_mib, 4 * cache_mib)};
 }
 
 double Ceilings::read_gb_s() const {

@@ -28,15 +28,16 @@ StreamSize choose_stream_size(int64_t cache_bytes, int64_t available_bytes);
 
 struct StreamResult {
   std::string name;  ///< read, write, write-nt, copy, copy-nt, triad
-  int64_t bytes_moved = 0;  ///< per repeat, what the kernel loads and stores; the line fetched before a store not counted
+  int64_t bytes_moved =
+      0;  ///< per repeat, what the kernel loads and stores; the line fetched before a store not counted
   Spread gb_s;
   int repeats = 0;
 };
 
 struct CeilingOptions {
   int n_threads = 0;
-  std::string isa;         ///< limit, empty for the best
-  int64_t bytes = 0;       ///< of one buffer; 0 chooses
+  std::string isa;    ///< limit, empty for the best
+  int64_t bytes = 0;  ///< of one buffer; 0 chooses
   int repeats = 11;
   double max_seconds = 10;  ///< per stream; at least three repeats are done
   bool read_only = false;

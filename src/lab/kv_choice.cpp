@@ -65,7 +65,8 @@ Result<KvSideOptions> parse_kv_side(std::string_view text) {
 
 Result<KvChoice> parse_kv_choice(std::string_view text) {
   const std::vector<std::string> sides = split(text, '/');
-  if (sides.size() > 2) return fail(ErrorKind::usage, "KV choice '{}' has {} sides, expected K or K/V", text, sides.size());
+  if (sides.size() > 2)
+    return fail(ErrorKind::usage, "KV choice '{}' has {} sides, expected K or K/V", text, sides.size());
   KvChoice choice;
   RIDGE_TRY(choice.k, parse_kv_side(sides.front()));
   RIDGE_TRY(choice.v, parse_kv_side(sides.back()));

@@ -58,8 +58,8 @@ std::vector<CacheInfo> caches_of_first_processor() {
     const std::filesystem::path folder = fmt::format("/sys/devices/system/cpu/cpu0/cache/index{}", index);
     const std::string level = first_line(folder / "level");
     if (level.empty()) break;
-    caches.push_back({std::atoi(level.c_str()), first_line(folder / "type"), size_with_unit(first_line(folder / "size")),
-                      first_line(folder / "shared_cpu_list")});
+    caches.push_back({std::atoi(level.c_str()), first_line(folder / "type"),
+                      size_with_unit(first_line(folder / "size")), first_line(folder / "shared_cpu_list")});
   }
   return caches;
 }

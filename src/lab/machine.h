@@ -16,7 +16,7 @@ struct CacheInfo {
 
 struct MachineInfo {
   std::string cpu_model;
-  int n_processors = 0;  ///< this process may use
+  int n_processors = 0;           ///< this process may use
   std::vector<CacheInfo> caches;  ///< of the first processor
   int64_t memory_bytes = 0;
   int64_t available_bytes = 0;  ///< without swapping, cgroup limit respected

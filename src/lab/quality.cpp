@@ -19,7 +19,9 @@ class SessionTimeline : public Timeline {
   SessionTimeline(const Model& model, const SessionOptions& options) : session(model, options) {}
   void reset() override { session.reset(); }
   void prefill(std::span<const int32_t> tokens) override { session.prefill(tokens); }
-  void prefill(std::span<const int32_t> tokens, const LogitsCallback& logits) override { session.prefill(tokens, logits); }
+  void prefill(std::span<const int32_t> tokens, const LogitsCallback& logits) override {
+    session.prefill(tokens, logits);
+  }
   std::span<const float> decode(int32_t token) override { return session.decode(token); }
 
   Session session;

@@ -129,14 +129,14 @@ std::string markdown_table(const EvalResult& result) {
   text += fmt::format("|---|---|---:|---:|---:|---:|{}---:|\n", pairs ? "---:|---:|---:|" : "");
   for (const CandidateResult& c : result.candidates) {
     const Estimate ppl = pairs ? c.scores.pair.means().ppl : c.scores.ppl.ppl();
-    text += fmt::format("| {} | {} | {} | {} | {:.1f} | {:.4f} ± {:.4f} |", kv_text(c.kv),
-                        both(c.cache.k.rotation, c.cache.v.rotation),
-                        both(fmt::format("{:.4g}", c.cache.k.bits_per_value), fmt::format("{:.4g}", c.cache.v.bits_per_value)),
-                        c.cache.bytes_per_token(), c.mib_at(kTableContext), ppl.value, ppl.error);
+    text += fmt::format(
+        "| {} | {} | {} | {} | {:.1f} | {:.4f} ± {:.4f} |", kv_text(c.kv), both(c.cache.k.rotation, c.cache.v.rotation),
+        both(fmt::format("{:.4g}", c.cache.k.bits_per_value), fmt::format("{:.4g}", c.cache.v.bits_per_value)),
+        c.cache.bytes_per_token(), c.mib_at(kTableContext), ppl.value, ppl.error);
     if (pairs) {
       const PairMeans m = c.scores.pair.means();
-      text += fmt::format(" {:.5f} ± {:.5f} | {:.6f} ± {:.6f} | {:.2f} ± {:.2f} % |", m.ln_ratio.value, m.ln_ratio.error,
-                          m.kld.value, m.kld.error, 100 * m.same_top.value, 100 * m.same_top.error);
+      text += fmt::format(" {:.5f} ± {:.5f} | {:.6f} ± {:.6f} | {:.2f} ± {:.2f} % |", m.ln_ratio.value,
+                          m.ln_ratio.error, m.kld.value, m.kld.error, 100 * m.same_top.value, 100 * m.same_top.error);
     }
     text += fmt::format(" {:.4f} |\n", result.bits_per_byte(c));
   }

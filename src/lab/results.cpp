@@ -22,8 +22,7 @@ std::string& stored_command_line() {
 }
 
 std::string shell_quoted(const std::string& word) {
-  constexpr std::string_view kPlain =
-      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:,=+@%";
+  constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:,=+@%";
   if (!word.empty() && word.find_first_not_of(kPlain) == std::string::npos) return word;
   std::string quoted = "'";
   for (const char c : word) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
@@ -91,7 +90,8 @@ Result<ResultsFile> ResultsFile::open(const std::filesystem::path& path) {
   // O_NONBLOCK: a FIFO without a reader fails instead of hanging.
   file.fd_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0644);
   const auto refuse = [&](std::string_view why) {
-    return fail(ErrorKind::usage, "{}", four_parts("cannot append results", path.native(), why, "name a file for --results"));
+    return fail(ErrorKind::usage, "{}",
+                four_parts("cannot append results", path.native(), why, "name a file for --results"));
   };
   if (file.fd_ < 0) return refuse(std::strerror(errno));
   struct stat facts {};

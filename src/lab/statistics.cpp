@@ -102,8 +102,8 @@ PairMeans PairStat::means() const {
   const double ratio_variance = ln_ppl.error * ln_ppl.error + ln_base.error * ln_base.error - 2 * covariance;
   m.ln_ratio = {ln_ppl.value - ln_base.value, std::sqrt(std::max(0.0, ratio_variance))};
   m.ratio = {std::exp(m.ln_ratio.value), std::exp(m.ln_ratio.value) * m.ln_ratio.error};
-  const double difference_variance = m.ppl.error * m.ppl.error + m.ppl_base.error * m.ppl_base.error -
-                                     2 * m.ppl.value * m.ppl_base.value * covariance;
+  const double difference_variance =
+      m.ppl.error * m.ppl.error + m.ppl_base.error * m.ppl_base.error - 2 * m.ppl.value * m.ppl_base.value * covariance;
   m.difference = {m.ppl.value - m.ppl_base.value, std::sqrt(std::max(0.0, difference_variance))};
   m.kld = kld_.mean();
   m.delta_p = delta_p_.mean();

@@ -103,7 +103,7 @@ struct PairMeans {
   Estimate ratio;          ///< PPL(Q)/PPL(base)
   Estimate difference;     ///< PPL(Q)-PPL(base)
   Estimate kld;
-  Estimate delta_p;      ///< mean
+  Estimate delta_p;  ///< mean
   Estimate delta_p_rms;
   Estimate same_top;  ///< fraction of tokens
 };

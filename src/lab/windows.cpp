@@ -72,9 +72,8 @@ bool Pass::read_rows(Timeline& timeline, std::span<const int32_t> tokens, std::v
     advanced(n_rows);
   };
   if (options_.path == EvalPath::prefill) {
-    timeline.prefill(tokens, [&](int first, int n_rows, const float* logits) {
-      keep(size_t(first), size_t(n_rows), logits);
-    });
+    timeline.prefill(tokens,
+                     [&](int first, int n_rows, const float* logits) { keep(size_t(first), size_t(n_rows), logits); });
     return !stopped();
   }
   for (size_t i = 0; i < tokens.size(); ++i) {
@@ -105,8 +104,7 @@ void Pass::score(std::span<const int32_t> targets) {
 }
 
 std::optional<std::vector<std::vector<TokenScore>>> Pass::chunk(std::span<const int32_t> tokens, int index,
-                                                                Timeline* base,
-                                                                std::span<Timeline* const> candidates) {
+                                                                Timeline* base, std::span<Timeline* const> candidates) {
   const int first = windows_.first_scored(), end = first + windows_.scored_per_chunk();
   const std::span<const int32_t> head = tokens.first(size_t(first));
   std::vector<std::vector<TokenScore>> scores(candidates.size());
@@ -147,12 +145,14 @@ std::vector<int32_t> Windows::chunk(std::span<const int32_t> text, int index) co
 }
 
 Result<Windows> plan_windows(int64_t n_tokens, int n_ctx, int max_chunks, std::optional<int32_t> bos) {
-  if (n_ctx < 4) return fail(ErrorKind::usage, "a window of {} tokens scores nothing (use --ctx-size 4 or more)", n_ctx);
+  if (n_ctx < 4)
+    return fail(ErrorKind::usage, "a window of {} tokens scores nothing (use --ctx-size 4 or more)", n_ctx);
   if (max_chunks == 0) return fail(ErrorKind::usage, "0 chunks score nothing (use --chunks 1 or more, or -1 for all)");
   const int64_t whole = n_tokens / n_ctx;
   if (whole == 0)
-    return fail(ErrorKind::usage, "the text has {} tokens, a window needs {} (give a longer text or a smaller --ctx-size)",
-                n_tokens, n_ctx);
+    return fail(ErrorKind::usage,
+                "the text has {} tokens, a window needs {} (give a longer text or a smaller --ctx-size)", n_tokens,
+                n_ctx);
   const int64_t n_chunks = max_chunks < 0 ? whole : std::min<int64_t>(whole, max_chunks);
   return Windows{n_ctx, int(n_chunks), bos};
 }
@@ -160,7 +160,8 @@ Result<Windows> plan_windows(int64_t n_tokens, int n_ctx, int max_chunks, std::o
 int run_windows(const Windows& windows, std::span<const int32_t> text, Timeline* base,
                 std::span<Timeline* const> candidates, const PassOptions& options, ThreadPool& pool,
                 std::vector<Scores>& scores) {
-  RIDGE_CHECK(options.block_rows > 0 && options.vocab_size > 0, "{} rows of {}", options.block_rows, options.vocab_size);
+  RIDGE_CHECK(options.block_rows > 0 && options.vocab_size > 0, "{} rows of {}", options.block_rows,
+              options.vocab_size);
   scores.resize(candidates.size());
   Pass pass(windows, options, pool, base != nullptr);
   for (int index = 0; index < windows.n_chunks; ++index) {

@@ -55,10 +55,10 @@ struct Scores {
 struct PassOptions {
   EvalPath path = EvalPath::prefill;
   int vocab_size = 0;
-  int block_rows = 1;  ///< rows of logits held at a time, per timeline
-  std::function<bool()> stop;                       ///< asked often; true ends the pass, the open chunk is dropped
-  std::function<void(int64_t steps)> on_progress;   ///< tokens fed since the last call, over all timelines
-  std::function<void(int chunks_done)> on_chunk;    ///< statistics are up to date
+  int block_rows = 1;                              ///< rows of logits held at a time, per timeline
+  std::function<bool()> stop;                      ///< asked often; true ends the pass, the open chunk is dropped
+  std::function<void(int64_t steps)> on_progress;  ///< tokens fed since the last call, over all timelines
+  std::function<void(int chunks_done)> on_chunk;   ///< statistics are up to date
 };
 
 /// Feeds every chunk to the base (may be null) and to all candidates and fills `scores`, one per candidate. Returns

@@ -31,7 +31,9 @@ TEST(Progress, CountsPastTheTotalStayInsideTheBar) {
   EXPECT_EQ(progress_line("x", 30, 20, 1, "", 200), "x [####################] 100% 30/20");
 }
 
-TEST(Progress, LinesFitTheTerminal) { EXPECT_LT(progress_line("label", 5, 20, 10, std::string(500, 'd'), 80).size(), 80u); }
+TEST(Progress, LinesFitTheTerminal) {
+  EXPECT_LT(progress_line("label", 5, 20, 10, std::string(500, 'd'), 80).size(), 80u);
+}
 
 TEST(Progress, UnknownTotalsHaveNoBar) { EXPECT_EQ(progress_line("read", 7, 0, 3, "tokens", 80), "read 7 tokens"); }
 

@@ -14,8 +14,10 @@ using testing::HasSubstr;
 using testing::Not;
 
 const std::string kStory =
-    "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. One day, she saw a big red "
-    "ball. She wanted to play with it, but it was too high. Her mom said, \"Lily, let's go to the park.\" Lily was sad and "
+    "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. One day, she saw a "
+    "big red "
+    "ball. She wanted to play with it, but it was too high. Her mom said, \"Lily, let's go to the park.\" Lily was sad "
+    "and "
     "didn't know what to do. She said, \"I want to play with your ball, but I can't find it.\" ";
 
 std::vector<std::string> greedy(std::vector<std::string> more) {
@@ -28,7 +30,8 @@ TEST(Run, GreedyTextGoesToStdoutAndFactsToStderr) {
   const Outcome outcome = run_ridge(greedy({"-n", "20"}));
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr("there was a little"));
-  for (const char* fact : {"model ", "device ", "weights ", "cache ", "kernels ", "context ", "prefill ", "decode ", "stopped  token limit"})
+  for (const char* fact : {"model ", "device ", "weights ", "cache ", "kernels ", "context ", "prefill ", "decode ",
+                           "stopped  token limit"})
     EXPECT_THAT(outcome.err, HasSubstr(fact));
   const std::string start = outcome.err.substr(0, outcome.err.find("prefill"));
   EXPECT_LE(std::count(start.begin(), start.end(), '\n'), 10);
@@ -49,7 +52,8 @@ TEST(Run, GreedyIsTheSameForAnyThreadsBatchAndFlagSpelling) {
 
 TEST(Run, SeedsRepeatAndDiffer) {
   const auto text = [](const std::string& seed) {
-    return run_ridge({"run", "-m", kTinyModel, "-p", "Once", "-n", "60", "--quiet", "--temp", "1.5", "--seed", seed}).out;
+    return run_ridge({"run", "-m", kTinyModel, "-p", "Once", "-n", "60", "--quiet", "--temp", "1.5", "--seed", seed})
+        .out;
   };
   EXPECT_EQ(text("7"), text("7"));
   EXPECT_NE(text("7"), text("8"));
@@ -65,7 +69,10 @@ TEST(Run, PromptsComeFromFilesAndStdin) {
   const std::string file = dir.write("prompt.txt", "Once upon a time").native();
   const std::string text = run_ridge(greedy({"-n", "10", "--quiet"})).out;
   EXPECT_EQ(run_ridge({"run", "-m", kTinyModel, "--temp", "0", "-n", "10", "--quiet", "-f", file}).out, text);
-  EXPECT_EQ(run_ridge({"run", "-m", kTinyModel, "--temp", "0", "-n", "10", "--quiet", "-f", "-"}, {.input = "Once upon a time"}).out, text);
+  EXPECT_EQ(run_ridge({"run", "-m", kTinyModel, "--temp", "0", "-n", "10", "--quiet", "-f", "-"},
+                      {.input = "Once upon a time"})
+                .out,
+            text);
 }
 
 TEST(Run, AnEmptyPromptStartsFromBos) {
@@ -130,7 +137,8 @@ void interrupt_soon(pid_t pid) {
 }
 
 TEST(Run, CtrlCEndsCleanlyWithWhatThereIs) {
-  const Outcome outcome = run_ridge({"run", "-m", kTinyModel, "-p", "Once", "-c", "200000", "--ignore-eos"}, {.while_running = interrupt_soon});
+  const Outcome outcome = run_ridge({"run", "-m", kTinyModel, "-p", "Once", "-c", "200000", "--ignore-eos"},
+                                    {.while_running = interrupt_soon});
   EXPECT_EQ(outcome.code, 130) << outcome.err;
   EXPECT_NE(outcome.out, "");
   EXPECT_THAT(outcome.err, HasSubstr("stopped  interrupted"));
@@ -148,8 +156,8 @@ TEST(Eval, PerplexityOfAStoryIsSmall) {
 TEST(Eval, KldAddsTheControlRowAndPrintsATable) {
   TempDir dir;
   const std::string file = dir.write("story.txt", kStory).native();
-  const Outcome outcome =
-      run_ridge({"eval", "kld", "-m", kTinyModel, "-f", file, "-c", "64", "--path", "decode", "-ctk", "rotor-3", "-ctv", "f16"});
+  const Outcome outcome = run_ridge(
+      {"eval", "kld", "-m", kTinyModel, "-f", file, "-c", "64", "--path", "decode", "-ctk", "rotor-3", "-ctv", "f16"});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr("| f16 |"));
   EXPECT_THAT(outcome.out, HasSubstr("| rotor-3/f16 |"));
@@ -159,8 +167,8 @@ TEST(Eval, KldAddsTheControlRowAndPrintsATable) {
 TEST(Eval, JsonAndResultsHoldTheSameRows) {
   TempDir dir;
   const std::string file = dir.write("story.txt", kStory).native(), results = (dir / "r.jsonl").native();
-  const Outcome outcome = run_ridge({"eval", "kld", "-m", kTinyModel, "-f", file, "-c", "64", "--kv", "f16,rotor-3:window=0", "--json",
-                                     "--quiet", "--results", results});
+  const Outcome outcome = run_ridge({"eval", "kld", "-m", kTinyModel, "-f", file, "-c", "64", "--kv",
+                                     "f16,rotor-3:window=0", "--json", "--quiet", "--results", results});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_EQ(outcome.err, "");
   const json rows = json::parse(outcome.out);
@@ -174,19 +182,34 @@ TEST(Eval, JsonAndResultsHoldTheSameRows) {
 }
 
 TEST(Bench, DecodeRowsHaveTheKnownFieldsInOrderAndPassTheirCheck) {
-  const Outcome outcome = run_ridge({"bench", "decode", "-m", "synth:tiny@weights=q4_0", "-p", "16", "-n", "4", "-pg", "8,4", "-d", "0,64",
-                                     "-r", "2", "-o", "jsonl", "--quiet"});
+  const Outcome outcome = run_ridge({"bench", "decode", "-m", "synth:tiny@weights=q4_0", "-p", "16", "-n", "4", "-pg",
+                                     "8,4", "-d", "0,64", "-r", "2", "-o", "jsonl", "--quiet"});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   std::istringstream lines(outcome.out);
   std::vector<nlohmann::ordered_json> rows;
   for (std::string line; std::getline(lines, line);) rows.push_back(nlohmann::ordered_json::parse(line));
   ASSERT_EQ(rows.size(), 6u);
-  const char* kFields[] = {"build_commit", "build_number", "cpu_info", "gpu_info", "backends", "model_filename", "model_type", "model_size",
-                           "model_n_params", "n_batch", "n_ubatch", "n_threads", "cpu_mask", "cpu_strict", "poll", "type_k", "type_v",
-                           "n_gpu_layers", "n_cpu_moe", "split_mode", "main_gpu", "no_kv_offload", "flash_attn", "devices", "tensor_split",
-                           "tensor_buft_overrides", "load_mode", "embeddings", "no_op_offload", "no_host", "fit_target", "fit_min_ctx",
-                           "n_prompt", "n_gen", "n_depth", "test_time", "avg_ns", "stddev_ns", "avg_ts", "stddev_ts", "samples_ns",
-                           "samples_ts"};
+  const char* kFields[] = {"build_commit",   "build_number",
+                           "cpu_info",       "gpu_info",
+                           "backends",       "model_filename",
+                           "model_type",     "model_size",
+                           "model_n_params", "n_batch",
+                           "n_ubatch",       "n_threads",
+                           "cpu_mask",       "cpu_strict",
+                           "poll",           "type_k",
+                           "type_v",         "n_gpu_layers",
+                           "n_cpu_moe",      "split_mode",
+                           "main_gpu",       "no_kv_offload",
+                           "flash_attn",     "devices",
+                           "tensor_split",   "tensor_buft_overrides",
+                           "load_mode",      "embeddings",
+                           "no_op_offload",  "no_host",
+                           "fit_target",     "fit_min_ctx",
+                           "n_prompt",       "n_gen",
+                           "n_depth",        "test_time",
+                           "avg_ns",         "stddev_ns",
+                           "avg_ts",         "stddev_ts",
+                           "samples_ns",     "samples_ts"};
   size_t i = 0;
   for (const auto& [name, value] : rows[0].items()) {
     if (i >= std::size(kFields)) break;
@@ -207,7 +230,9 @@ TEST(Bench, DecodeRowsHaveTheKnownFieldsInOrderAndPassTheirCheck) {
 
 TEST(Bench, EveryOutputFormIsWellFormed) {
   const auto out = [](const std::string& form) {
-    return run_ridge({"bench", "decode", "-m", "synth:tiny", "-p", "4", "-n", "2", "-r", "1", "--no-check", "--quiet", "-o", form}).out;
+    return run_ridge({"bench", "decode", "-m", "synth:tiny", "-p", "4", "-n", "2", "-r", "1", "--no-check", "--quiet",
+                      "-o", form})
+        .out;
   };
   EXPECT_EQ(json::parse(out("json")).size(), 2u);
   EXPECT_THAT(out("md"), HasSubstr("| test | t/s |"));
@@ -218,7 +243,8 @@ TEST(Bench, EveryOutputFormIsWellFormed) {
 }
 
 TEST(Bench, ADepthPastTheContextIsNotASurprise) {
-  const Outcome outcome = run_ridge({"bench", "decode", "-m", "synth:tiny", "-p", "0", "-n", "2", "-r", "1", "-d", "4000", "--quiet"});
+  const Outcome outcome =
+      run_ridge({"bench", "decode", "-m", "synth:tiny", "-p", "0", "-n", "2", "-r", "1", "-d", "4000", "--quiet"});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
 }
 
@@ -261,7 +287,8 @@ TEST(Info, NamesBuildMachineFormatsKernelsAndModel) {
 }
 
 TEST(Explain, MarksOneKernelAndSaysWhyNotTheOthers) {
-  const Outcome outcome = run_ridge({"explain", "gemv", "--shape", "64x64", "--format", "q8_0", "--isa", "scalar", "--json"});
+  const Outcome outcome =
+      run_ridge({"explain", "gemv", "--shape", "64x64", "--format", "q8_0", "--isa", "scalar", "--json"});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   const json row = json::parse(outcome.out);
   EXPECT_EQ(row["work"]["flops"], 2 * 64 * 64);

@@ -28,9 +28,9 @@ struct Outcome {
 };
 
 struct RunOptions {
-  std::string input;                             ///< stdin
-  std::vector<std::string> env;                  ///< "NAME=value" each, added to the environment
-  std::string out_path;                          ///< stdout goes there when set
+  std::string input;                              ///< stdin
+  std::vector<std::string> env;                   ///< "NAME=value" each, added to the environment
+  std::string out_path;                           ///< stdout goes there when set
   std::function<void(pid_t)> while_running = {};  ///< called once after the start
   int limit_s = 120;
 };
@@ -73,7 +73,8 @@ inline Outcome run_ridge(const std::vector<std::string>& args, const RunOptions&
     if (std::chrono::steady_clock::now() > deadline) kill(pid, SIGKILL);
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), options.out_path.empty() ? slurp(out) : "", slurp(err)};
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), options.out_path.empty() ? slurp(out) : "",
+          slurp(err)};
 }
 
 }  // namespace ridge

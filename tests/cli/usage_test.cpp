@@ -33,30 +33,37 @@ TEST_P(Usage, IsRefusedWithAReason) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Commands, Usage,
-                         testing::Values(Wrong{{}, 2, "a command is needed"}, Wrong{{"frobnicate"}, 2, "unknown command 'frobnicate'"},
+                         testing::Values(Wrong{{}, 2, "a command is needed"},
+                                         Wrong{{"frobnicate"}, 2, "unknown command 'frobnicate'"},
                                          Wrong{{"rum"}, 2, "did you mean run"}, Wrong{{"eval"}, 2, "ridge eval --help"},
-                                         Wrong{{"bench", "decde"}, 2, "did you mean decode"}, Wrong{{"--verbose"}, 2, "unknown flag"},
+                                         Wrong{{"bench", "decde"}, 2, "did you mean decode"},
+                                         Wrong{{"--verbose"}, 2, "unknown flag"},
                                          Wrong{{"info", "extra"}, 2, "unknown argument 'extra'"},
                                          Wrong{{"\x1b[31m"}, 2, "unknown command '\\x1b[31m'"}));
 
 INSTANTIATE_TEST_SUITE_P(
     Flags, Usage,
-    testing::Values(Wrong{run_with({"--tmp", "1"}), 2, "did you mean --temp"}, Wrong{run_with({"--top-k"}), 2, "--top-k"},
-                    Wrong{run_with({"--top-k", "-1"}), 2, "--top-k: expects a whole number"},
-                    Wrong{run_with({"--top-k", "1e3"}), 2, "found '1e3'"}, Wrong{run_with({"--temp", "nan"}), 2, "--temp: expects a number"},
-                    Wrong{run_with({"--temp", "inf"}), 2, "--temp"}, Wrong{run_with({"--temp", "-0.1"}), 2, "--temp"},
-                    Wrong{run_with({"--temp", ""}), 2, "--temp"}, Wrong{run_with({"--top-p", "1.01"}), 2, "--top-p"},
-                    Wrong{run_with({"--min-p", "1e400"}), 2, "--min-p"}, Wrong{run_with({"--repeat-penalty", "0"}), 2, "--repeat-penalty"},
-                    Wrong{run_with({"--seed", "x"}), 2, "--seed"}, Wrong{run_with({"--seed", "99999999999999999999"}), 2, "--seed"},
-                    Wrong{run_with({"-t", "-3"}), 2, "--threads"}, Wrong{run_with({"-t", "100000"}), 2, "--threads"},
-                    Wrong{run_with({"-c", "-1"}), 2, "--ctx-size"}, Wrong{run_with({"-c", "99999999999999"}), 2, "--ctx-size"},
-                    Wrong{run_with({"-ub", "0"}), 2, "--ubatch-size"}, Wrong{run_with({"--isa", "sse9"}), 2, "scalar, avx2, avx512"},
-                    Wrong{run_with({"--kernel", "gemv"}), 2, "gemv"}, Wrong{run_with({"--kernel", "gemv=none"}), 2, "there are: ref"},
-                    Wrong{run_with({"--kernel", "nop=ref"}), 2, "unknown op"}));
+    testing::Values(
+        Wrong{run_with({"--tmp", "1"}), 2, "did you mean --temp"}, Wrong{run_with({"--top-k"}), 2, "--top-k"},
+        Wrong{run_with({"--top-k", "-1"}), 2, "--top-k: expects a whole number"},
+        Wrong{run_with({"--top-k", "1e3"}), 2, "found '1e3'"},
+        Wrong{run_with({"--temp", "nan"}), 2, "--temp: expects a number"},
+        Wrong{run_with({"--temp", "inf"}), 2, "--temp"}, Wrong{run_with({"--temp", "-0.1"}), 2, "--temp"},
+        Wrong{run_with({"--temp", ""}), 2, "--temp"}, Wrong{run_with({"--top-p", "1.01"}), 2, "--top-p"},
+        Wrong{run_with({"--min-p", "1e400"}), 2, "--min-p"},
+        Wrong{run_with({"--repeat-penalty", "0"}), 2, "--repeat-penalty"},
+        Wrong{run_with({"--seed", "x"}), 2, "--seed"}, Wrong{run_with({"--seed", "99999999999999999999"}), 2, "--seed"},
+        Wrong{run_with({"-t", "-3"}), 2, "--threads"}, Wrong{run_with({"-t", "100000"}), 2, "--threads"},
+        Wrong{run_with({"-c", "-1"}), 2, "--ctx-size"}, Wrong{run_with({"-c", "99999999999999"}), 2, "--ctx-size"},
+        Wrong{run_with({"-ub", "0"}), 2, "--ubatch-size"},
+        Wrong{run_with({"--isa", "sse9"}), 2, "scalar, avx2, avx512"}, Wrong{run_with({"--kernel", "gemv"}), 2, "gemv"},
+        Wrong{run_with({"--kernel", "gemv=none"}), 2, "there are: ref"},
+        Wrong{run_with({"--kernel", "nop=ref"}), 2, "unknown op"}));
 
 INSTANTIATE_TEST_SUITE_P(
     Caches, Usage,
-    testing::Values(Wrong{run_with({"--kv-quant", "q9_0"}), 2, "there are:"}, Wrong{run_with({"-ctk", "rotor3"}), 2, "rotor-3"},
+    testing::Values(Wrong{run_with({"--kv-quant", "q9_0"}), 2, "there are:"},
+                    Wrong{run_with({"-ctk", "rotor3"}), 2, "rotor-3"},
                     Wrong{run_with({"-ctv", ""}), 2, "unknown KV cache format ''"},
                     Wrong{run_with({"--kv-window", "32"}), 2, "both sides of the cache are f16"},
                     Wrong{run_with({"--kv-quant", "rotor-3", "--kv-rotation", "spin"}), 2, "hadamard"},
@@ -65,34 +72,42 @@ INSTANTIATE_TEST_SUITE_P(
 
 INSTANTIATE_TEST_SUITE_P(
     Devices, Usage,
-    testing::Values(Wrong{run_with({"--device", "tpu"}), 2, "cpu or cuda[:N]"}, Wrong{run_with({"--device", "cuda:"}), 2, "cpu or cuda[:N]"},
-                    Wrong{run_with({"--device", "cuda:x"}), 2, "cpu or cuda[:N]"}, Wrong{run_with({"--device", "cuda"}), 6, "use --device cpu"},
+    testing::Values(Wrong{run_with({"--device", "tpu"}), 2, "cpu or cuda[:N]"},
+                    Wrong{run_with({"--device", "cuda:"}), 2, "cpu or cuda[:N]"},
+                    Wrong{run_with({"--device", "cuda:x"}), 2, "cpu or cuda[:N]"},
+                    Wrong{run_with({"--device", "cuda"}), 6, "use --device cpu"},
                     Wrong{run_with({"-dev", "cuda:1"}), 6, "not available"},
                     Wrong{{"bench", "decode", "-m", kTinyModel, "--device", "cuda"}, 6, "not available"}));
 
 INSTANTIATE_TEST_SUITE_P(
     Files, Usage,
-    testing::Values(Wrong{{"run", "-p", "x"}, 2, "--model is required"}, Wrong{{"run", "-m", "", "-p", "x"}, 4, "error"},
+    testing::Values(Wrong{{"run", "-p", "x"}, 2, "--model is required"},
+                    Wrong{{"run", "-m", "", "-p", "x"}, 4, "error"},
                     Wrong{{"run", "-m", "/nonexistent/model.gguf", "-p", "x"}, 4, "/nonexistent/model.gguf"},
-                    Wrong{{"run", "-m", "/etc", "-p", "x"}, 4, "/etc"}, Wrong{{"run", "-m", "/dev/null", "-p", "x"}, 4, "/dev/null"},
+                    Wrong{{"run", "-m", "/etc", "-p", "x"}, 4, "/etc"},
+                    Wrong{{"run", "-m", "/dev/null", "-p", "x"}, 4, "/dev/null"},
                     Wrong{{"run", "-m", "/etc/passwd", "-p", "x"}, 4, "/etc/passwd"},
                     Wrong{{"run", "-m", kTinyModel, "-f", "/nonexistent"}, 4, "/nonexistent"},
-                    Wrong{{"run", "-m", kTinyModel, "-f", "/"}, 4, "'/'"}, Wrong{{"run", "-m", kTinyModel}, 2, "give -p TEXT or -f FILE"},
+                    Wrong{{"run", "-m", kTinyModel, "-f", "/"}, 4, "'/'"},
+                    Wrong{{"run", "-m", kTinyModel}, 2, "give -p TEXT or -f FILE"},
                     Wrong{{"run", "-m", kTinyModel, "-p", "x", "-f", "/etc/passwd"}, 2, "needs one prompt"},
                     Wrong{{"run", "-m", "synth:nope", "-p", "x"}, 2, "qwen2.5-1.5b"},
                     Wrong{{"run", "-m", "synth:tiny", "-p", "x"}, 2, "no tokenizer"}));
 
 INSTANTIATE_TEST_SUITE_P(
     Eval, Usage,
-    testing::Values(Wrong{{"eval", "ppl", "-m", kTinyModel}, 2, "--file is required"},
-                    Wrong{{"eval", "ppl", "-m", kTinyModel, "-f", "/nonexistent"}, 4, "/nonexistent"},
-                    Wrong{{"eval", "ppl", "-m", kTinyModel, "-f", "/etc/hostname", "-c", "4096", "--quiet"}, 2, "longer text"},
-                    Wrong{{"eval", "ppl", "-m", kTinyModel, "-f", "/etc/passwd", "-c", "2"}, 2, "window"},
-                    Wrong{{"eval", "ppl", "-m", kTinyModel, "-f", "/etc/passwd", "--chunks", "-2"}, 2, "--chunks"},
-                    Wrong{{"eval", "ppl", "-m", kTinyModel, "-f", "/etc/passwd", "--path", "both"}, 2, "prefill or decode"},
-                    Wrong{{"eval", "kld", "-m", kTinyModel, "-f", "/etc/passwd", "--kv", "f16,,"}, 2, "unknown KV cache format ''"},
-                    Wrong{{"eval", "kld", "-m", kTinyModel, "-f", "/etc/passwd", "--kv", "f16", "-ctk", "f16"}, 2, "does not go with"},
-                    Wrong{{"eval", "kld", "-m", kTinyModel, "-f", "/etc/passwd", "--results", "/"}, 2, "cannot append"}));
+    testing::Values(
+        Wrong{{"eval", "ppl", "-m", kTinyModel}, 2, "--file is required"},
+        Wrong{{"eval", "ppl", "-m", kTinyModel, "-f", "/nonexistent"}, 4, "/nonexistent"},
+        Wrong{{"eval", "ppl", "-m", kTinyModel, "-f", "/etc/hostname", "-c", "4096", "--quiet"}, 2, "longer text"},
+        Wrong{{"eval", "ppl", "-m", kTinyModel, "-f", "/etc/passwd", "-c", "2"}, 2, "window"},
+        Wrong{{"eval", "ppl", "-m", kTinyModel, "-f", "/etc/passwd", "--chunks", "-2"}, 2, "--chunks"},
+        Wrong{{"eval", "ppl", "-m", kTinyModel, "-f", "/etc/passwd", "--path", "both"}, 2, "prefill or decode"},
+        Wrong{{"eval", "kld", "-m", kTinyModel, "-f", "/etc/passwd", "--kv", "f16,,"}, 2, "unknown KV cache format ''"},
+        Wrong{{"eval", "kld", "-m", kTinyModel, "-f", "/etc/passwd", "--kv", "f16", "-ctk", "f16"},
+              2,
+              "does not go with"},
+        Wrong{{"eval", "kld", "-m", kTinyModel, "-f", "/etc/passwd", "--results", "/"}, 2, "cannot append"}));
 
 INSTANTIATE_TEST_SUITE_P(
     Bench, Usage,
@@ -107,10 +122,12 @@ INSTANTIATE_TEST_SUITE_P(
 
 INSTANTIATE_TEST_SUITE_P(
     Others, Usage,
-    testing::Values(Wrong{{"quantize", "a"}, 2, "OUT is required"}, Wrong{{"quantize", "a", "b", "--type", "q5_9"}, 2, "q8_0"},
+    testing::Values(Wrong{{"quantize", "a"}, 2, "OUT is required"},
+                    Wrong{{"quantize", "a", "b", "--type", "q5_9"}, 2, "q8_0"},
                     Wrong{{"quantize", "/nonexistent", "/tmp/never.gguf", "--type", "q8_0"}, 4, "/nonexistent"},
                     Wrong{{"explain"}, 2, "OP is required"}, Wrong{{"explain", "conv"}, 2, "gemv"},
-                    Wrong{{"explain", "gemv", "--shape", "12"}, 2, "N_OUTxN_IN"}, Wrong{{"explain", "gemv", "--shape", "0x32"}, 2, "--shape"},
+                    Wrong{{"explain", "gemv", "--shape", "12"}, 2, "N_OUTxN_IN"},
+                    Wrong{{"explain", "gemv", "--shape", "0x32"}, 2, "--shape"},
                     Wrong{{"explain", "gemv", "--shape", "8x33"}, 2, "does not divide"},
                     Wrong{{"explain", "attn_decode", "--shape", "7/2/64"}, 2, "do not divide"},
                     Wrong{{"explain", "attn_decode", "--format", "nope"}, 2, "rotor-3"}));

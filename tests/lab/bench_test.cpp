@@ -22,8 +22,8 @@ TEST(BenchParams, ListsAndRanges) {
 }
 
 TEST(BenchParams, WrongOrEndlessListsAreRefused) {
-  for (const char* text : {"", ",", "a", "1.5", "5-1", "1-5*1", "1-5+0", "0-8*2", "1-5*", "1-5-7", "1-100000000", "99999999999", "-1",
-                           "1,", " 1", "1-2+99999999999"})
+  for (const char* text : {"", ",", "a", "1.5", "5-1", "1-5*1", "1-5+0", "0-8*2", "1-5*", "1-5-7", "1-100000000",
+                           "99999999999", "-1", "1,", " 1", "1-2+99999999999"})
     EXPECT_FALSE(parse_int_list("-p", text, 0, 1 << 24)) << text;
 }
 
@@ -71,12 +71,12 @@ TEST(Bench, ClocksThatGiveNothingGiveNoVerdict) {
 TEST(Bench, RoofShareFollowsFromBytesAndTime) {
   BenchRow row;
   row.test.n_gen = 10;
-  row.seconds = {2};        // 5 tokens/s
-  row.read_bytes = 1e9;     // 5 GB/s
+  row.seconds = {2};     // 5 tokens/s
+  row.read_bytes = 1e9;  // 5 GB/s
   row.roof_gb_s = 20;
   EXPECT_NEAR(row.read_gb_s(), 5, 1e-12);
   EXPECT_NEAR(row.pct_of_roof(), 25, 1e-12);
-  row.test.n_prompt = 10;   // bytes of a mixed test are not one step's
+  row.test.n_prompt = 10;  // bytes of a mixed test are not one step's
   EXPECT_TRUE(std::isnan(row.read_gb_s()));
 }
 

@@ -48,7 +48,8 @@ TEST(Ceilings, EveryStreamIsMeasuredAndReported) {
 }
 
 TEST(Ceilings, ReadOnlyMeasuresOneStream) {
-  const Ceilings ceilings = measure_ceilings({.n_threads = 1, .isa = "scalar", .bytes = 4 * kMib, .repeats = 3, .read_only = true});
+  const Ceilings ceilings =
+      measure_ceilings({.n_threads = 1, .isa = "scalar", .bytes = 4 * kMib, .repeats = 3, .read_only = true});
   ASSERT_EQ(ceilings.streams.size(), 1u);
   EXPECT_EQ(ceilings.kernel, "ref");
 }

@@ -39,8 +39,9 @@ TEST(KvChoice, ListsKeepTheirOrder) {
 }
 
 TEST(KvChoice, WrongTextsAreUsageErrorsThatSayWhatThereIs) {
-  for (const char* text : {"", "f16,", ",", "q9_0", "f16:window", "f16:window=-1", "f16:window=1e3", "f16:window=99999999999",
-                           "f16:spin", "f16:centre=yes", "f16:colour=red", "f16/f16/f16", "/", "F16"}) {
+  for (const char* text :
+       {"", "f16,", ",", "q9_0", "f16:window", "f16:window=-1", "f16:window=1e3", "f16:window=99999999999", "f16:spin",
+        "f16:centre=yes", "f16:colour=red", "f16/f16/f16", "/", "F16"}) {
     const auto list = parse_kv_list(text);
     ASSERT_FALSE(list) << text;
     EXPECT_EQ(list.error().kind, ErrorKind::usage) << text;

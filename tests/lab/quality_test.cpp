@@ -12,10 +12,14 @@ namespace {
 
 constexpr const char* kModel = RIDGE_SOURCE_DIR "/models/stories260K.gguf";
 constexpr const char* kStory =
-    "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. One day, she saw a big "
-    "red ball. She wanted to play with it, but it was too high. Her mom said, \"Lily, let's go to the park.\" Lily was sad "
-    "and didn't know what to do. She said, \"I want to play with your ball, but I can't find it.\" Lily was sad and didn't "
-    "know what to do. She said, \"I'm sorry, Lily. I didn't know what to do.\" Lily didn't want to help her mom, so she "
+    "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. One day, she saw a "
+    "big "
+    "red ball. She wanted to play with it, but it was too high. Her mom said, \"Lily, let's go to the park.\" Lily was "
+    "sad "
+    "and didn't know what to do. She said, \"I want to play with your ball, but I can't find it.\" Lily was sad and "
+    "didn't "
+    "know what to do. She said, \"I'm sorry, Lily. I didn't know what to do.\" Lily didn't want to help her mom, so "
+    "she "
     "said, \"I'm sorry, mom. I didn't know what to do.\" ";
 
 class Quality : public testing::Test {
@@ -26,7 +30,12 @@ class Quality : public testing::Test {
   }
   EvalResult run(EvalPath path, bool against_base, std::vector<KvChoice> candidates, EvalHooks hooks = {}) {
     return evaluate(model_, corpus_,
-                    {.n_ctx = 64, .n_ubatch = 16, .path = path, .against_base = against_base, .base = {}, .candidates = std::move(candidates)},
+                    {.n_ctx = 64,
+                     .n_ubatch = 16,
+                     .path = path,
+                     .against_base = against_base,
+                     .base = {},
+                     .candidates = std::move(candidates)},
                     hooks);
   }
 
@@ -115,8 +124,8 @@ TEST_F(Quality, ReportUsesTheKnownLabels) {
   const std::string text = kld_text(result.candidates[0]);
   for (const char* label :
        {"Mean PPL(Q) ", "Mean PPL(base) ", "Cor(ln(PPL(Q)), ln(PPL(base))):", "Mean ln(PPL(Q)/PPL(base)) ",
-        "Mean PPL(Q)/PPL(base) ", "Mean PPL(Q)-PPL(base) ", "Mean    KLD:", "Maximum KLD:", "99.9%   KLD:", "Median  KLD:",
-        "0.1%    KLD:", "Minimum KLD:", "Mean    Δp:", "75.0%   Δp:", "RMS Δp    :", "Same top p:"})
+        "Mean PPL(Q)/PPL(base) ", "Mean PPL(Q)-PPL(base) ", "Mean    KLD:", "Maximum KLD:", "99.9%   KLD:",
+        "Median  KLD:", "0.1%    KLD:", "Minimum KLD:", "Mean    Δp:", "75.0%   Δp:", "RMS Δp    :", "Same top p:"})
     EXPECT_THAT(text, testing::HasSubstr(label));
   EXPECT_THAT(markdown_table(result), testing::HasSubstr("| f16 | none | 16 |"));
 }

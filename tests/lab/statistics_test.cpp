@@ -42,9 +42,7 @@ TEST(Statistics, NllIsMinusTheLogOfTheProbabilityWhateverTheShift) {
   }
 }
 
-TEST(Statistics, TopIsTheFirstOfEqualLogits) {
-  EXPECT_EQ(row_facts(std::vector<float>{1, 7, 7, 2}).top, 1);
-}
+TEST(Statistics, TopIsTheFirstOfEqualLogits) { EXPECT_EQ(row_facts(std::vector<float>{1, 7, 7, 2}).top, 1); }
 
 TEST(Statistics, NonFiniteRowsAreSeen) {
   EXPECT_FALSE(row_facts(std::vector<float>{1, NAN}).finite);
@@ -134,7 +132,7 @@ TEST(Statistics, ReportOrdersTheDistributionWhateverTheStreamOrder) {
   PairStat stat;
   for (int i = 0; i <= 1000; ++i) {
     TokenScore s;
-    s.kld = i * 8 % 1001;           // 0..1000, shuffled
+    s.kld = i * 8 % 1001;             // 0..1000, shuffled
     s.delta_p = 0.001 * s.kld - 0.5;  // -0.5..0.5
     s.same_top = i % 4 != 0;
     stat.add(s);

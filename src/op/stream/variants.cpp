@@ -38,7 +38,8 @@ void stream_triad_ref(const std::byte* a, const std::byte* b, std::byte* out, in
 
 std::span<const StreamVariant> stream_variants() {
   static constexpr StreamVariant kVariants[] = {
-      {"ref", Isa::scalar, always, stream_read_ref, stream_write_ref, nullptr, stream_copy_ref, nullptr, stream_triad_ref},
+      {"ref", Isa::scalar, always, stream_read_ref, stream_write_ref, nullptr, stream_copy_ref, nullptr,
+       stream_triad_ref},
       {"stream-avx2", Isa::avx2, always, stream_read_avx2, stream_write_avx2, stream_write_nt_avx2, stream_copy_avx2,
        stream_copy_nt_avx2, stream_triad_avx2},
       {"stream-avx512", Isa::avx512, always, stream_read_avx512, stream_write_avx512, stream_write_nt_avx512,
