@@ -32,19 +32,19 @@ struct ModelInfo {
   int n_layers = 0, n_heads = 0, n_kv_heads = 0, head_dim = 0, d_model = 0, d_ff = 0, vocab_size = 0, n_ctx_train = 0;
   bool tied_output = false;
   int64_t n_params = 0;
-  int64_t weight_bytes = 0;        ///< all weight tensors as stored
-  int64_t decode_weight_bytes = 0; ///< weight bytes one decode step must read
+  int64_t weight_bytes = 0;         ///< all weight tensors as stored
+  int64_t decode_weight_bytes = 0;  ///< weight bytes one decode step must read
   bool has_tokenizer = false;
   bool add_bos = false;
-  std::string isa;     ///< instruction set in use
+  std::string isa;  ///< instruction set in use
   int n_threads = 0;
   double load_seconds = 0;
 };
 
 class Model {
  public:
-  /// `path`: a GGUF file (first shard), a Hugging Face directory, or `synth:SHAPE[@layers=N][@weights=FORMAT]` for random
-  /// weights at a true shape (see synth_shapes()).
+  /// `path`: a GGUF file (first shard), a Hugging Face directory, or `synth:SHAPE[@layers=N][@weights=FORMAT]` for
+  /// random weights at a true shape (see synth_shapes()).
   static Model load(const std::string& path, const LoadOptions& options = {});
   Model(Model&&) noexcept;
   Model& operator=(Model&&) noexcept;
@@ -81,8 +81,8 @@ struct KvSideOptions {
 };
 
 struct SessionOptions {
-  int n_ctx = 0;      ///< capacity in tokens; 0: the model's trained context
-  int n_ubatch = 512; ///< tokens per prefill step
+  int n_ctx = 0;       ///< capacity in tokens; 0: the model's trained context
+  int n_ubatch = 512;  ///< tokens per prefill step
   KvSideOptions k, v;
 };
 
@@ -93,7 +93,7 @@ struct KvSideReport {
   bool centre = false;
   int window = 0;
   int sinks = 0;
-  double bits_per_value = 0;  ///< of a coded row, scales included
+  double bits_per_value = 0;    ///< of a coded row, scales included
   int64_t bytes_per_token = 0;  ///< one more coded token over all layers
   int64_t fixed_bytes = 0;      ///< sinks, window and centring vectors over all layers, whatever the context
   int64_t allocated_bytes = 0;  ///< what the allocator gave, at n_ctx
@@ -144,11 +144,11 @@ class Session {
 /// greedy: the first index of the largest logit, whatever the other settings but the penalty.
 struct SamplerOptions {
   float temperature = 0.8f;
-  int top_k = 40;              ///< 0: off
-  float top_p = 0.95f;         ///< 1: off
-  float min_p = 0.05f;         ///< 0: off
-  float repeat_penalty = 1.0f; ///< 1: off
-  int repeat_last_n = 64;      ///< tokens the penalty looks back
+  int top_k = 40;               ///< 0: off
+  float top_p = 0.95f;          ///< 1: off
+  float min_p = 0.05f;          ///< 0: off
+  float repeat_penalty = 1.0f;  ///< 1: off
+  int repeat_last_n = 64;       ///< tokens the penalty looks back
   uint64_t seed = 0;
 };
 
@@ -172,8 +172,8 @@ enum class StopReason : uint8_t { end_token, stop_string, max_tokens, context_fu
 std::string_view stop_reason_name(StopReason reason);
 
 struct GenerateOptions {
-  int max_tokens = -1;             ///< -1: until the context is full
-  std::vector<std::string> stop;   ///< generation ends before any of these appears in the output
+  int max_tokens = -1;            ///< -1: until the context is full
+  std::vector<std::string> stop;  ///< generation ends before any of these appears in the output
   bool ignore_eos = false;
   SamplerOptions sampler;
 };
@@ -181,13 +181,13 @@ struct GenerateResult {
   std::vector<int32_t> tokens;  ///< all generated tokens, the one that ended it included
   std::string text;             ///< what was streamed
   StopReason reason = StopReason::max_tokens;
-  std::string stop;             ///< the stop string that matched
+  std::string stop;  ///< the stop string that matched
   double prefill_seconds = 0, decode_seconds = 0;
   int n_prompt = 0, n_decoded = 0;  ///< n_decoded decode steps took decode_seconds
 };
 /// Prefills `prompt` (not empty) and generates. `on_text` gets whole UTF-8 sequences as they become final and returns
 /// false to stop. Text that may still turn into a stop string is held back.
-GenerateResult generate(Session& session, const Model& model, std::span<const int32_t> prompt, const GenerateOptions& options,
-                        const std::function<bool(std::string_view text)>& on_text);
+GenerateResult generate(Session& session, const Model& model, std::span<const int32_t> prompt,
+                        const GenerateOptions& options, const std::function<bool(std::string_view text)>& on_text);
 
 }  // namespace ridge

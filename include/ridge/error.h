@@ -11,13 +11,13 @@ namespace ridge {
 
 /// What went wrong, as a class; the value is the process exit code of the command line.
 enum class ErrorKind : int {
-  failure = 1,      ///< the run failed for a reason outside the input (I/O error, internal check)
-  usage = 2,        ///< the command line or an API argument is wrong
-  gate = 3,         ///< a correctness or quality gate failed
-  bad_file = 4,     ///< a file is malformed, unsafe or unsupported
-  no_memory = 5,    ///< not enough memory for what was asked
-  no_device = 6,    ///< a device, driver or needed package is missing
-  interrupted = 130 ///< Ctrl-C
+  failure = 1,       ///< the run failed for a reason outside the input (I/O error, internal check)
+  usage = 2,         ///< the command line or an API argument is wrong
+  gate = 3,          ///< a correctness or quality gate failed
+  bad_file = 4,      ///< a file is malformed, unsafe or unsupported
+  no_memory = 5,     ///< not enough memory for what was asked
+  no_device = 6,     ///< a device, driver or needed package is missing
+  interrupted = 130  ///< Ctrl-C
 };
 
 /// A failure of the machine or of a request, thrown by the public API.

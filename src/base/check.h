@@ -12,8 +12,8 @@ namespace ridge {
 
 }  // namespace ridge
 
-#define RIDGE_CHECK(condition, ...)                                                           \
-  do {                                                                                        \
-    if (!(condition)) [[unlikely]]                                                            \
-      ::ridge::check_failed(__FILE__, __LINE__, #condition, ::fmt::format(__VA_ARGS__));      \
+#define RIDGE_CHECK(condition, ...)                                                      \
+  do {                                                                                   \
+    if (!(condition)) [[unlikely]]                                                       \
+      ::ridge::check_failed(__FILE__, __LINE__, #condition, ::fmt::format(__VA_ARGS__)); \
   } while (0)

@@ -8,11 +8,11 @@ namespace ridge {
 
 /// How far `actual` is from `expected`.
 struct Comparison {
-  double nmse = 0;        ///< sum (a-e)^2 / sum e^2 (sum (a-e)^2 when e is all zero)
-  double cosine = 1;      ///< <a, e> / (|a| |e|); 1 when both are zero
-  double norm_ratio = 1;  ///< |a| / |e|
-  double max_abs = 0;     ///< worst |a - e|
-  size_t worst_index = 0; ///< where max_abs is
+  double nmse = 0;             ///< sum (a-e)^2 / sum e^2 (sum (a-e)^2 when e is all zero)
+  double cosine = 1;           ///< <a, e> / (|a| |e|); 1 when both are zero
+  double norm_ratio = 1;       ///< |a| / |e|
+  double max_abs = 0;          ///< worst |a - e|
+  size_t worst_index = 0;      ///< where max_abs is
   bool same_nonfinite = true;  ///< NaN and infinity stand at the same places
 };
 Comparison compare(std::span<const float> actual, std::span<const float> expected);

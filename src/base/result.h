@@ -97,15 +97,15 @@ class [[nodiscard]] Status {
 #define RIDGE_CONCAT(a, b) RIDGE_CONCAT_(a, b)
 /// `RIDGE_TRY(auto x, parse(bytes));` declares x, or returns the failure to the caller.
 #define RIDGE_TRY(declaration, expression) RIDGE_TRY_(RIDGE_CONCAT(ridge_result_, __LINE__), declaration, expression)
-#define RIDGE_TRY_(result, declaration, expression)         \
-  auto result = (expression);                               \
+#define RIDGE_TRY_(result, declaration, expression)                \
+  auto result = (expression);                                      \
   if (!result) return ::ridge::Failure(std::move(result).error()); \
   declaration = std::move(result).value()
 /// `RIDGE_TRY_STATUS(check(bytes));` returns the failure to the caller.
-#define RIDGE_TRY_STATUS(expression)                                            \
-  do {                                                                          \
-    if (const ::ridge::Status ridge_status = (expression); !ridge_status)       \
-      return ::ridge::Failure(ridge_status.error());                            \
+#define RIDGE_TRY_STATUS(expression)                                      \
+  do {                                                                    \
+    if (const ::ridge::Status ridge_status = (expression); !ridge_status) \
+      return ::ridge::Failure(ridge_status.error());                      \
   } while (0)
 
 }  // namespace ridge

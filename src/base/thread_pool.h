@@ -27,9 +27,8 @@ class ThreadPool {
   /// done. An exception from a task is rethrown here after the region has ended. Not reentrant.
   template <class Body>
   void for_each(int64_t n_tasks, const Body& body) {
-    run(n_tasks, &body, [](const void* context, int64_t task, int thread) {
-      (*static_cast<const Body*>(context))(task, thread);
-    });
+    run(n_tasks, &body,
+        [](const void* context, int64_t task, int thread) { (*static_cast<const Body*>(context))(task, thread); });
   }
 
  private:

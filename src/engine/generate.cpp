@@ -64,8 +64,8 @@ std::string_view stop_reason_name(StopReason reason) {
   return "?";
 }
 
-GenerateResult generate(Session& session, const Model& model, std::span<const int32_t> prompt, const GenerateOptions& options,
-                        const std::function<bool(std::string_view)>& on_text) {
+GenerateResult generate(Session& session, const Model& model, std::span<const int32_t> prompt,
+                        const GenerateOptions& options, const std::function<bool(std::string_view)>& on_text) {
   if (options.max_tokens < -1) throw Error(ErrorKind::usage, "the number of tokens to generate must be -1 or more");
   Sampler sampler(options.sampler, model.info().vocab_size);
   sampler.accept(prompt);

@@ -21,7 +21,9 @@ void check_range(const char* flag, double value, double low, double high) {
   throw Error(ErrorKind::usage, fmt::format("{} {} is out of range ({} to {})", flag, value, low, high));
 }
 
-bool better(const Candidate& a, const Candidate& b) { return a.logit != b.logit ? a.logit > b.logit : a.token < b.token; }
+bool better(const Candidate& a, const Candidate& b) {
+  return a.logit != b.logit ? a.logit > b.logit : a.token < b.token;
+}
 
 /// exp(logit - top) of every candidate; candidates are sorted, so the first is the top.
 std::vector<double> weights(const std::vector<Candidate>& candidates, double temperature) {
@@ -61,9 +63,11 @@ void Sampler::accept(std::span<const int32_t> tokens) {
 
 int32_t Sampler::sample(std::span<const float> logits) {
   const SamplerOptions& o = impl_->options;
-  RIDGE_CHECK(int(logits.size()) == impl_->vocab_size, "{} logits for a vocabulary of {}", logits.size(), impl_->vocab_size);
+  RIDGE_CHECK(int(logits.size()) == impl_->vocab_size, "{} logits for a vocabulary of {}", logits.size(),
+              impl_->vocab_size);
   std::vector<Candidate> candidates(logits.size());
-  for (size_t i = 0; i < logits.size(); ++i) candidates[i] = {int32_t(i), std::isnan(logits[i]) ? -INFINITY : logits[i]};
+  for (size_t i = 0; i < logits.size(); ++i)
+    candidates[i] = {int32_t(i), std::isnan(logits[i]) ? -INFINITY : logits[i]};
 
   if (o.repeat_penalty != 1.0f) {
     std::deque<int32_t> seen = impl_->recent;

@@ -28,25 +28,41 @@ void force_kernel(CpuContext& context, const std::string& choice) {
   look("attn_prefill", attn_prefill_variants());
   look("norm_rope", norm_rope_variants());
   if (context.forced.contains(op) && context.forced[op] == name) return;
-  if (names.empty()) throw Error(ErrorKind::usage, fmt::format("--kernel {}: unknown op '{}' (there are: {})", choice, op, ops));
-  throw Error(ErrorKind::usage, fmt::format("--kernel {}: op {} has no kernel '{}' (there are: {})", choice, op, name, names));
+  if (names.empty())
+    throw Error(ErrorKind::usage, fmt::format("--kernel {}: unknown op '{}' (there are: {})", choice, op, ops));
+  throw Error(ErrorKind::usage,
+              fmt::format("--kernel {}: op {} has no kernel '{}' (there are: {})", choice, op, name, names));
 }
 
 ModelInfo describe(const std::string& path, LoadedModel& model, const CpuContext& context) {
   const Config& c = model.config;
-  ModelInfo info{.path = path, .name = c.name, .arch = c.arch, .weight_format = "", .n_layers = c.n_layers, .n_heads = c.n_heads,
-                 .n_kv_heads = c.n_kv_heads, .head_dim = c.head_dim, .d_model = c.d_model, .d_ff = c.d_ff,
-                 .vocab_size = c.vocab_size, .n_ctx_train = c.n_ctx_train, .tied_output = c.tied_output,
-                 .n_params = model.weights.n_params, .weight_bytes = model.weights.stored_bytes, .decode_weight_bytes = 0,
+  ModelInfo info{.path = path,
+                 .name = c.name,
+                 .arch = c.arch,
+                 .weight_format = "",
+                 .n_layers = c.n_layers,
+                 .n_heads = c.n_heads,
+                 .n_kv_heads = c.n_kv_heads,
+                 .head_dim = c.head_dim,
+                 .d_model = c.d_model,
+                 .d_ff = c.d_ff,
+                 .vocab_size = c.vocab_size,
+                 .n_ctx_train = c.n_ctx_train,
+                 .tied_output = c.tied_output,
+                 .n_params = model.weights.n_params,
+                 .weight_bytes = model.weights.stored_bytes,
+                 .decode_weight_bytes = 0,
                  .has_tokenizer = model.tokenizer.has_value(),
                  .add_bos = model.tokenizer && model.tokenizer->spec().add_bos,
-                 .isa = std::string(isa_name(context.isa)), .n_threads = context.pool.size()};
+                 .isa = std::string(isa_name(context.isa)),
+                 .n_threads = context.pool.size()};
   std::map<std::string_view, int64_t> by_format;
   for_each_matrix(model.weights, [&](Linear& m, std::string_view) {
     info.decode_weight_bytes += m.bytes();
     by_format[m.format->name] += m.bytes();
   });
-  const auto most = std::max_element(by_format.begin(), by_format.end(), [](auto& a, auto& b) { return a.second < b.second; });
+  const auto most =
+      std::max_element(by_format.begin(), by_format.end(), [](auto& a, auto& b) { return a.second < b.second; });
   info.weight_format = most->first;
   return info;
 }
@@ -110,7 +126,8 @@ std::optional<int32_t> Model::bos() const {
 }
 
 struct Session::Impl {
-  Impl(Model::Impl& m, const SessionOptions& options, std::span<const KvSideConfig> k, std::span<const KvSideConfig> v, int n_ctx)
+  Impl(Model::Impl& m, const SessionOptions& options, std::span<const KvSideConfig> k, std::span<const KvSideConfig> v,
+       int n_ctx)
       : model(m),
         cache(k, v, m.loaded.config.n_kv_heads, m.loaded.config.head_dim, n_ctx),
         state(m.loaded.config, std::min(options.n_ubatch, n_ctx)) {}
@@ -120,13 +137,17 @@ struct Session::Impl {
   }
   /// Refuses what does not fit or is not a token, before anything is changed.
   void check(std::span<const int32_t> tokens) const {
-    if (tokens.empty()) throw Error(ErrorKind::usage, "no tokens to run (the prompt is empty; give at least one token)");
+    if (tokens.empty())
+      throw Error(ErrorKind::usage, "no tokens to run (the prompt is empty; give at least one token)");
     for (const int32_t token : tokens)
       if (token < 0 || token >= model.loaded.config.vocab_size)
-        throw Error(ErrorKind::usage, fmt::format("token id {} is outside the vocabulary of {}", token, model.loaded.config.vocab_size));
+        throw Error(ErrorKind::usage,
+                    fmt::format("token id {} is outside the vocabulary of {}", token, model.loaded.config.vocab_size));
     if (int64_t(tokens.size()) > cache.n_ctx() - cache.n_past)
-      throw Error(ErrorKind::usage, fmt::format("context full: {} tokens do not fit after {} of {} (raise --ctx-size or shorten the prompt)",
-                                                tokens.size(), cache.n_past, cache.n_ctx()));
+      throw Error(
+          ErrorKind::usage,
+          fmt::format("context full: {} tokens do not fit after {} of {} (raise --ctx-size or shorten the prompt)",
+                      tokens.size(), cache.n_past, cache.n_ctx()));
   }
 
   Model::Impl& model;
@@ -138,7 +159,8 @@ Session::Session(const Model& model, const SessionOptions& options) {
   Model::Impl& m = model.impl();
   const Config& c = m.loaded.config;
   const int n_ctx = options.n_ctx == 0 ? c.n_ctx_train : options.n_ctx;
-  if (n_ctx < 1 || n_ctx > (1 << 26)) throw Error(ErrorKind::usage, fmt::format("--ctx-size {} is out of range (1 to 2^26)", n_ctx));
+  if (n_ctx < 1 || n_ctx > (1 << 26))
+    throw Error(ErrorKind::usage, fmt::format("--ctx-size {} is out of range (1 to 2^26)", n_ctx));
   if (options.n_ubatch < 1 || options.n_ubatch > 65536)
     throw Error(ErrorKind::usage, fmt::format("--ubatch-size {} is out of range (1 to 65536)", options.n_ubatch));
   const std::vector<KvSideConfig> k(size_t(c.n_layers), side_config(options.k, "K", c.head_dim));
@@ -181,7 +203,8 @@ void Session::fill_random(int n, uint64_t seed) {
   reset();
   KvCache& cache = impl_->cache;
   if (n < 0 || n > cache.n_ctx())
-    throw Error(ErrorKind::usage, fmt::format("depth {} does not fit in a context of {} (raise --ctx-size)", n, cache.n_ctx()));
+    throw Error(ErrorKind::usage,
+                fmt::format("depth {} does not fit in a context of {} (raise --ctx-size)", n, cache.n_ctx()));
   for (int layer = 0; layer < cache.n_layers(); ++layer) {
     cache.k(layer).fill_random(impl_->model.context, n, seed + 2 * uint64_t(layer), cache.k_scratch);
     cache.v(layer).fill_random(impl_->model.context, n, seed + 2 * uint64_t(layer) + 1, cache.v_scratch);

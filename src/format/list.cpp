@@ -66,7 +66,8 @@ Status encode_rows(const WeightFormat& format, std::span<const float> values, in
       return bad_file("row {} column {} is {}", int64_t(i) / n_in, int64_t(i) % n_in, values[i]);
   RIDGE_CHECK(int64_t(out.size()) == format.row_bytes(int64_t(values.size())), "output is {} bytes, needs {}",
               out.size(), format.row_bytes(int64_t(values.size())));
-  // A finite value beyond the range of an fp16 value or scale would come back as infinity or NaN: look at what was stored.
+  // A finite value beyond the range of an fp16 value or scale would come back as infinity or NaN: look at what was
+  // stored.
   std::vector<float> stored(size_t(n_in), 0.0f);
   for (int64_t row = 0; row < int64_t(values.size()) / n_in; ++row) {
     const float* in = values.data() + row * n_in;

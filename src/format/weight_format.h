@@ -14,11 +14,11 @@ namespace ridge {
 
 /// One row of the table of weight formats. Compare by address: there is exactly one object per format.
 struct WeightFormat {
-  std::string_view name;  ///< as typed on the command line and shown in tables
-  int gguf_type;          ///< type id in a GGUF file
+  std::string_view name;               ///< as typed on the command line and shown in tables
+  int gguf_type;                       ///< type id in a GGUF file
   std::string_view safetensors_dtype;  ///< dtype in a safetensors header, empty when the format has none
-  int group;              ///< consecutive elements of a row that share a scale
-  int block_bytes;        ///< sizeof the packed struct of one group
+  int group;                           ///< consecutive elements of a row that share a scale
+  int block_bytes;                     ///< sizeof the packed struct of one group
   /// `n` elements (a multiple of group) from packed blocks to floats.
   void (*decode)(const std::byte* blocks, int64_t n, float* out);
   /// `n` finite floats (a multiple of group) to packed blocks.
@@ -29,10 +29,15 @@ struct WeightFormat {
   int64_t row_bytes(int64_t n) const { return n / group * block_bytes; }
 };
 
-/// Makes the row of a format type F { Block; kName; kGgufType; kDtype; kGroup; decode(Block, float*); encode(float*, Block) }.
+/// Makes the row of a format type F { Block; kName; kGgufType; kDtype; kGroup; decode(Block, float*); encode(float*,
+/// Block) }.
 template <class F>
 constexpr WeightFormat make_weight_format() {
-  return {F::kName, F::kGgufType, F::kDtype, F::kGroup, int(sizeof(typename F::Block)),
+  return {F::kName,
+          F::kGgufType,
+          F::kDtype,
+          F::kGroup,
+          int(sizeof(typename F::Block)),
           [](const std::byte* blocks, int64_t n, float* out) {
             typename F::Block block;  // copied: a tensor may start at any byte of a file
             for (int64_t i = 0; i < n / F::kGroup; ++i) {

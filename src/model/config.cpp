@@ -12,7 +12,8 @@ constexpr double kTwoPi = 2 * std::numbers::pi;
 double yarn_ramp(const Config& config, int pair) {
   const RopeScaling& s = config.rope_scaling;
   const auto pair_with_turns = [&](double turns) {
-    return config.rope_dim * std::log(s.original_context / (turns * kTwoPi)) / (2 * std::log(double(config.rope_theta)));
+    return config.rope_dim * std::log(s.original_context / (turns * kTwoPi)) /
+           (2 * std::log(double(config.rope_theta)));
   };
   const double low = std::max(0.0, std::floor(pair_with_turns(s.beta_fast)));
   const double high = std::min(config.rope_dim - 1.0, std::ceil(pair_with_turns(s.beta_slow)));
@@ -45,7 +46,7 @@ Rope make_rope(const Config& config, const float* factors) {
         frequency = frequency / s.factor * ramp + frequency * (1 - ramp);
       }
     }
-    rope.frequency.push_back(float(frequency));
+    rope.frequency.push_back(frequency);
   }
   if (s.kind == RopeScaling::Kind::yarn)
     rope.magnitude = s.attention_factor > 0 ? s.attention_factor : float(0.1 * std::log(double(s.factor)) + 1);
@@ -70,7 +71,8 @@ Status check_config(const Config& c, std::string_view where) {
     return bad_file("{}: head_dim {} and rope dimension {} must be even", where, c.head_dim, c.rope_dim);
   if (c.n_heads % c.n_kv_heads != 0)
     return bad_file("{}: n_heads {} is not a multiple of n_kv_heads {}", where, c.n_heads, c.n_kv_heads);
-  if (!(c.rms_eps > 0 && c.rms_eps < 1)) return bad_file("{}: RMSNorm epsilon is {}, expected above 0 and below 1", where, c.rms_eps);
+  if (!(c.rms_eps > 0 && c.rms_eps < 1))
+    return bad_file("{}: RMSNorm epsilon is {}, expected above 0 and below 1", where, c.rms_eps);
   if (!(c.rope_theta > 1 && c.rope_theta < 1e12f))
     return bad_file("{}: rope frequency base is {}, expected above 1 and below 1e12", where, c.rope_theta);
   const RopeScaling& s = c.rope_scaling;
@@ -78,13 +80,14 @@ Status check_config(const Config& c, std::string_view where) {
     return bad_file("{}: rope scaling factor is {}, expected 1 to 65536", where, s.factor);
   if (s.kind == RopeScaling::Kind::yarn || s.kind == RopeScaling::Kind::llama3)
     RIDGE_TRY_STATUS(range("rope scaling's original context", s.original_context, 1, 1 << 26));
-  if (s.kind == RopeScaling::Kind::llama3 && !(s.low_freq_factor > 0 && s.high_freq_factor > s.low_freq_factor && s.high_freq_factor < 1e6f))
+  if (s.kind == RopeScaling::Kind::llama3 &&
+      !(s.low_freq_factor > 0 && s.high_freq_factor > s.low_freq_factor && s.high_freq_factor < 1e6f))
     return bad_file("{}: rope scaling's low and high frequency factors are {} and {}, expected 0 < low < high", where,
                     s.low_freq_factor, s.high_freq_factor);
   if (s.kind == RopeScaling::Kind::yarn && !(s.beta_slow > 0 && s.beta_fast > s.beta_slow && s.beta_fast < 1e6f &&
                                              s.attention_factor >= 0 && s.attention_factor < 1e3f))
-    return bad_file("{}: YaRN beta_fast {}, beta_slow {}, attention factor {}: expected 0 < slow < fast", where, s.beta_fast,
-                    s.beta_slow, s.attention_factor);
+    return bad_file("{}: YaRN beta_fast {}, beta_slow {}, attention factor {}: expected 0 < slow < fast", where,
+                    s.beta_fast, s.beta_slow, s.attention_factor);
   return {};
 }
 

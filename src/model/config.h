@@ -12,12 +12,12 @@ namespace ridge {
 struct RopeScaling {
   enum class Kind : uint8_t { none, linear, yarn, llama3 } kind = Kind::none;
   float factor = 1;
-  int original_context = 0;     // yarn, llama3: the context before stretching
-  float attention_factor = 0;   // yarn: on cos and sin; 0 means 1 + 0.1 ln(factor)
-  float beta_fast = 32;         // yarn: turns over the original context above which a pair is left alone
-  float beta_slow = 1;          // yarn: turns below which a pair is fully stretched
-  float low_freq_factor = 1;    // llama3
-  float high_freq_factor = 4;   // llama3
+  int original_context = 0;    // yarn, llama3: the context before stretching
+  float attention_factor = 0;  // yarn: on cos and sin; 0 means 1 + 0.1 ln(factor)
+  float beta_fast = 32;        // yarn: turns over the original context above which a pair is left alone
+  float beta_slow = 1;         // yarn: turns below which a pair is fully stretched
+  float low_freq_factor = 1;   // llama3
+  float high_freq_factor = 4;  // llama3
 };
 
 /// A decoder-only transformer: pre-norm, RoPE, grouped-query attention, SwiGLU.
@@ -25,16 +25,16 @@ struct Config {
   std::string arch;  // row of model/arch/list.cpp: "llama", "qwen2", "qwen3"
   std::string name;
   int n_layers = 0;
-  int n_heads = 0;      // query heads
-  int n_kv_heads = 0;   // key/value heads; divides n_heads
-  int head_dim = 0;     // n_heads * head_dim need not equal d_model
+  int n_heads = 0;     // query heads
+  int n_kv_heads = 0;  // key/value heads; divides n_heads
+  int head_dim = 0;    // n_heads * head_dim need not equal d_model
   int d_model = 0;
   int d_ff = 0;
   int vocab_size = 0;
   int n_ctx_train = 0;  // context the model was trained for
   float rms_eps = 1e-5f;
   float rope_theta = 10000;
-  int rope_dim = 0;     // rotated part of a head, usually head_dim
+  int rope_dim = 0;  // rotated part of a head, usually head_dim
   RopePairs rope_pairs = RopePairs::halves;
   RopeScaling rope_scaling;
   bool qkv_bias = false;     // qwen2

@@ -10,7 +10,8 @@ namespace {
 
 /// general.file_type of llama.cpp for the format of most tensors.
 Result<uint64_t> file_type(const WeightFormat& type) {
-  const std::pair<std::string_view, uint64_t> kTypes[] = {{"f32", 0}, {"f16", 1}, {"q4_0", 2}, {"q8_0", 7}, {"bf16", 32}};
+  const std::pair<std::string_view, uint64_t> kTypes[] = {
+      {"f32", 0}, {"f16", 1}, {"q4_0", 2}, {"q8_0", 7}, {"bf16", 32}};
   for (const auto& [name, id] : kTypes)
     if (type.name == name) return id;
   return fail(ErrorKind::usage, "{} has no GGUF file type", type.name);
@@ -55,10 +56,14 @@ Status encode_job(const Job& job, std::vector<std::byte>& out) {
   return {};
 }
 
-Job make_job(std::string name, const io::Tensor& source, const WeightFormat& type, const WeightFormat& f32, const WeightFormat& f16) {
+Job make_job(std::string name, const io::Tensor& source, const WeightFormat& type, const WeightFormat& f32,
+             const WeightFormat& f16) {
   const bool matrix = source.shape.size() >= 2;
   const WeightFormat* to = !matrix ? &f32 : source.shape.back() % type.group == 0 ? &type : &f16;
-  return {.spec = {.name = std::move(name), .format = to, .shape = source.shape}, .source = &source, .values = {}, .pair_heads = 0};
+  return {.spec = {.name = std::move(name), .format = to, .shape = source.shape},
+          .source = &source,
+          .values = {},
+          .pair_heads = 0};
 }
 
 /// frequency / scaled frequency of every pair: what a GGUF reader divides by to get llama3 scaling.
@@ -67,12 +72,14 @@ std::vector<float> rope_factors(const Config& config) {
   plain.rope_scaling = {};
   const Rope scaled = make_rope(config, nullptr), unscaled = make_rope(plain, nullptr);
   std::vector<float> factors;
-  for (size_t i = 0; i < scaled.frequency.size(); ++i) factors.push_back(unscaled.frequency[i] / scaled.frequency[i]);
+  for (size_t i = 0; i < scaled.frequency.size(); ++i)
+    factors.push_back(float(unscaled.frequency[i] / scaled.frequency[i]));
   return factors;
 }
 
 /// The jobs of an HF directory, in GGUF names and order.
-Result<std::vector<Job>> hf_jobs(const io::HfDirectory& directory, const Config& c, const WeightFormat& type, std::string_view where) {
+Result<std::vector<Job>> hf_jobs(const io::HfDirectory& directory, const Config& c, const WeightFormat& type,
+                                 std::string_view where) {
   const WeightFormat &f32 = *weight_format_of_gguf(0), &f16 = *weight_format_of_gguf(1);
   const bool permute = c.rope_pairs == RopePairs::interleaved;
   std::vector<Job> jobs;
@@ -95,7 +102,8 @@ Result<std::vector<Job>> hf_jobs(const io::HfDirectory& directory, const Config&
     push(n::kK, i, true, c.n_kv_heads);
     push(n::kV, i, true);
     if (c.qkv_bias && permute)
-      return bad_file("{}: a {} model with attention biases cannot be written as GGUF (its readers do not expect them)", where, c.arch);
+      return bad_file("{}: a {} model with attention biases cannot be written as GGUF (its readers do not expect them)",
+                      where, c.arch);
     push(n::kQBias, i, c.qkv_bias);
     push(n::kKBias, i, c.qkv_bias);
     push(n::kVBias, i, c.qkv_bias);
@@ -110,7 +118,9 @@ Result<std::vector<Job>> hf_jobs(const io::HfDirectory& directory, const Config&
   if (!missing.empty()) return bad_file("{}: tensors are missing:{}", where, missing);
   if (c.rope_scaling.kind == RopeScaling::Kind::llama3)
     jobs.push_back({.spec = {.name = std::string(n::kRopeFactors.gguf), .format = &f32, .shape = {c.rope_dim / 2}},
-                    .source = nullptr, .values = rope_factors(c), .pair_heads = 0});
+                    .source = nullptr,
+                    .values = rope_factors(c),
+                    .pair_heads = 0});
   return jobs;
 }
 
@@ -133,7 +143,8 @@ Status convert_to_gguf(const std::string& in, const std::filesystem::path& out, 
     RIDGE_TRY(jobs, hf_jobs(*directory, config, type, in));
     metadata = config_metadata(config);
     if (!model.tokenizer)
-      return bad_file("{}: there is no tokenizer.json (a GGUF file carries its tokenizer; put it beside config.json)", in);
+      return bad_file("{}: there is no tokenizer.json (a GGUF file carries its tokenizer; put it beside config.json)",
+                      in);
     metadata.merge(io::tokenizer_metadata(model.tokenizer->spec()));
   } else {
     const io::Gguf& gguf = std::get<io::GgufFile>(model.weights.source).gguf;

@@ -13,7 +13,8 @@ View2<float> view(AlignedBuffer& buffer, int64_t rows, int64_t cols) {
 void embed(const Linear& embedding, std::span<const int32_t> tokens, View2<float> x) {
   const int64_t row_bytes = embedding.format->row_bytes(embedding.n_in);
   for (size_t t = 0; t < tokens.size(); ++t) {
-    RIDGE_CHECK(tokens[t] >= 0 && tokens[t] < embedding.n_out, "token {} of a vocabulary of {}", tokens[t], embedding.n_out);
+    RIDGE_CHECK(tokens[t] >= 0 && tokens[t] < embedding.n_out, "token {} of a vocabulary of {}", tokens[t],
+                embedding.n_out);
     embedding.format->decode(embedding.rows + tokens[t] * row_bytes, embedding.n_in, &x(int64_t(t), 0));
   }
 }
@@ -32,12 +33,26 @@ void attend(CpuContext& context, const Config& c, int layer, View2<float> q, KvC
   const KvStore& v = cache.v(layer);
   k.rotate_queries(context, q);
   if (n_tokens == 1) {
-    attn_decode(context, {.n_heads = c.n_heads, .n_kv_heads = c.n_kv_heads, .head_dim = c.head_dim, .n_keys = n_keys,
-                          .scale = scale, .q = q.data, .k = k.decode_side(n_keys), .v = v.decode_side(n_keys), .out = out.data});
+    attn_decode(context, {.n_heads = c.n_heads,
+                          .n_kv_heads = c.n_kv_heads,
+                          .head_dim = c.head_dim,
+                          .n_keys = n_keys,
+                          .scale = scale,
+                          .q = q.data,
+                          .k = k.decode_side(n_keys),
+                          .v = v.decode_side(n_keys),
+                          .out = out.data});
   } else {
-    attn_prefill(context, {.n_heads = c.n_heads, .n_kv_heads = c.n_kv_heads, .head_dim = c.head_dim, .n_tokens = n_tokens,
-                           .n_keys = n_keys, .scale = scale, .q = q, .k = k.prefill_side(n_keys, cache.k_scratch),
-                           .v = v.prefill_side(n_keys, cache.v_scratch), .out = out});
+    attn_prefill(context, {.n_heads = c.n_heads,
+                           .n_kv_heads = c.n_kv_heads,
+                           .head_dim = c.head_dim,
+                           .n_tokens = n_tokens,
+                           .n_keys = n_keys,
+                           .scale = scale,
+                           .q = q,
+                           .k = k.prefill_side(n_keys, cache.k_scratch),
+                           .v = v.prefill_side(n_keys, cache.v_scratch),
+                           .out = out});
   }
   v.restore_output(context, c.n_heads, out);
 }
@@ -55,11 +70,11 @@ ForwardState::ForwardState(const Config& c, int n)
       gate(4 * int64_t(n) * c.d_ff),
       up(4 * int64_t(n) * c.d_ff) {}
 
-View2<float> forward(CpuContext& context, const Config& c, const Weights& w, const Rope& rope, std::span<const int32_t> tokens,
-                     LogitRows rows, KvCache& cache, ForwardState& state) {
+View2<float> forward(CpuContext& context, const Config& c, const Weights& w, const Rope& rope,
+                     std::span<const int32_t> tokens, LogitRows rows, KvCache& cache, ForwardState& state) {
   const auto n = int64_t(tokens.size());
-  RIDGE_CHECK(n > 0 && n <= state.n_ubatch && cache.n_past + n <= cache.n_ctx(), "{} tokens at {} of {}, batch {}", n, cache.n_past,
-              cache.n_ctx(), state.n_ubatch);
+  RIDGE_CHECK(n > 0 && n <= state.n_ubatch && cache.n_past + n <= cache.n_ctx(), "{} tokens at {} of {}, batch {}", n,
+              cache.n_past, cache.n_ctx(), state.n_ubatch);
   const View2<float> x = view(state.x, n, c.d_model), h = view(state.h, n, c.d_model);
   const View2<float> q = view(state.q, n, c.q_dim()), attn = view(state.attn, n, c.q_dim());
   const View2<float> k = view(state.k, n, c.kv_dim()), v = view(state.v, n, c.kv_dim());
@@ -112,9 +127,16 @@ Work decode_work(const Config& c, const Weights& w, const KvCache& cache, int n_
   Work work;
   for (int i = 0; i < c.n_layers; ++i) {
     const LayerWeights& layer = w.layers[size_t(i)];
-    for (const Linear* m : {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down}) work += linear_work(*m, 1);
-    work += attn_decode_work({.n_heads = c.n_heads, .n_kv_heads = c.n_kv_heads, .head_dim = c.head_dim, .n_keys = n_keys,
-                              .scale = 1, .q = nullptr, .k = cache.k(i).decode_side(n_keys), .v = cache.v(i).decode_side(n_keys),
+    for (const Linear* m : {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down})
+      work += linear_work(*m, 1);
+    work += attn_decode_work({.n_heads = c.n_heads,
+                              .n_kv_heads = c.n_kv_heads,
+                              .head_dim = c.head_dim,
+                              .n_keys = n_keys,
+                              .scale = 1,
+                              .q = nullptr,
+                              .k = cache.k(i).decode_side(n_keys),
+                              .v = cache.v(i).decode_side(n_keys),
                               .out = nullptr});
   }
   work += linear_work(w.output, 1);

@@ -11,11 +11,11 @@ struct ForwardState {
   ForwardState(const Config& config, int n_ubatch);
 
   int n_ubatch;
-  AlignedBuffer x, h;       // [n_ubatch, d_model]  residual stream; normed input or block output
-  AlignedBuffer q, attn;    // [n_ubatch, n_heads * head_dim]
-  AlignedBuffer k, v;       // [n_ubatch, n_kv_heads * head_dim]
-  AlignedBuffer gate, up;   // [n_ubatch, d_ff]
-  AlignedBuffer logits;     // [n_ubatch or 1, vocab_size], grown on demand
+  AlignedBuffer x, h;      // [n_ubatch, d_model]  residual stream; normed input or block output
+  AlignedBuffer q, attn;   // [n_ubatch, n_heads * head_dim]
+  AlignedBuffer k, v;      // [n_ubatch, n_kv_heads * head_dim]
+  AlignedBuffer gate, up;  // [n_ubatch, d_ff]
+  AlignedBuffer logits;    // [n_ubatch or 1, vocab_size], grown on demand
 };
 
 /// Which positions of a batch get logits.

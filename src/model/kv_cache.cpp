@@ -19,7 +19,9 @@ const KvFormat& f16_format() {
 }
 
 KvRetention make_retention(const KvPolicy& policy) {
-  return {.window = policy.window, .tile = policy.window > 0 ? kCodeTile : 1, .calibration = policy.centre ? kCalibration : 0};
+  return {.window = policy.window,
+          .tile = policy.window > 0 ? kCodeTile : 1,
+          .calibration = policy.centre ? kCalibration : 0};
 }
 
 /// Rounds to fp16 and back; returns how many values were saturated.
@@ -61,7 +63,8 @@ int64_t KvStore::allocated_bytes() const {
 
 uint16_t* KvStore::exact_row(int head, int position) {
   const int sinks = config_.policy.sinks;
-  if (position < sinks) return reinterpret_cast<uint16_t*>(sinks_.data()) + (int64_t(head) * sinks + position) * head_dim_;
+  if (position < sinks)
+    return reinterpret_cast<uint16_t*>(sinks_.data()) + (int64_t(head) * sinks + position) * head_dim_;
   return reinterpret_cast<uint16_t*>(ring_.data()) + (int64_t(head) * ring_rows_ + position % ring_rows_) * head_dim_;
 }
 
@@ -79,7 +82,8 @@ void KvStore::calibrate(int n_past, View2<float> rows) {
     std::vector<double> sum(size_t(head_dim_), 0.0);
     for (int position = first; position < retention_.calibration; ++position) {
       const float* values = position >= n_past ? &rows(position - n_past, int64_t(head) * head_dim_) : row.data();
-      if (position < n_past) KvF16::decode(reinterpret_cast<std::byte*>(exact_row(head, position)), head_dim_, row.data());
+      if (position < n_past)
+        KvF16::decode(reinterpret_cast<std::byte*>(exact_row(head, position)), head_dim_, row.data());
       for (int d = 0; d < head_dim_; ++d) sum[size_t(d)] += values[d];
     }
     for (int d = 0; d < head_dim_; ++d)
@@ -134,7 +138,8 @@ void KvStore::append(CpuContext& context, int n_past, View2<float> rows, KvScrat
   // 3. The exact rows this append's queries may need, as floats, for prefill attention.
   const int old_end = retention_.coded_end(n_past), new_end = retention_.coded_end(n);
   const auto read_exact = [&](int head, int position, float* out) {
-    if (position >= n_past) std::memcpy(out, &rows(position - n_past, int64_t(head) * head_dim_), sizeof(float) * size_t(head_dim_));
+    if (position >= n_past)
+      std::memcpy(out, &rows(position - n_past, int64_t(head) * head_dim_), sizeof(float) * size_t(head_dim_));
     else KvF16::decode(reinterpret_cast<std::byte*>(exact_row(head, position)), head_dim_, out);
   };
   if (n_new > 1) {
@@ -168,15 +173,16 @@ void KvStore::append(CpuContext& context, int n_past, View2<float> rows, KvScrat
     const bool sink = position < config_.policy.sinks;
     if (!sink && (ring_rows_ == 0 || position < n - ring_rows_)) continue;
     for (int h = 0; h < n_kv_heads_; ++h)
-      KvF16::encode(&rows(position - n_past, int64_t(h) * head_dim_), head_dim_, reinterpret_cast<std::byte*>(exact_row(h, position)));
+      KvF16::encode(&rows(position - n_past, int64_t(h) * head_dim_), head_dim_,
+                    reinterpret_cast<std::byte*>(exact_row(h, position)));
   }
   saturated_ += saturated;
 }
 
 KvSide KvStore::decode_side(int n) const {
   KvSide side;
-  const auto push = [&](const KvFormat& format, const std::byte* base, int64_t row_bytes, int64_t rows_per_head, int slot,
-                        int first, int last) {
+  const auto push = [&](const KvFormat& format, const std::byte* base, int64_t row_bytes, int64_t rows_per_head,
+                        int slot, int first, int last) {
     if (first >= last) return;
     side.segments[size_t(side.n_segments++)] = {.format = &format,
                                                 .rows = base + slot * row_bytes,
@@ -244,11 +250,13 @@ void KvStore::fill_random(CpuContext& context, int n, uint64_t seed, KvScratch& 
   std::vector<float> batch(rows.size());
   for (int past = 0; past < n; past += kBatch) {
     batch = rows;
-    append(context, past, View2<float>(batch.data(), std::min(kBatch, n - past), int64_t(n_kv_heads_) * head_dim_), scratch);
+    append(context, past, View2<float>(batch.data(), std::min(kBatch, n - past), int64_t(n_kv_heads_) * head_dim_),
+           scratch);
   }
 }
 
-KvCache::KvCache(std::span<const KvSideConfig> k, std::span<const KvSideConfig> v, int n_kv_heads, int head_dim, int n_ctx)
+KvCache::KvCache(std::span<const KvSideConfig> k, std::span<const KvSideConfig> v, int n_kv_heads, int head_dim,
+                 int n_ctx)
     : n_ctx_(n_ctx) {
   RIDGE_CHECK(k.size() == v.size() && n_ctx > 0, "{} K layers, {} V layers, context {}", k.size(), v.size(), n_ctx);
   for (size_t layer = 0; layer < k.size(); ++layer) {
@@ -266,12 +274,14 @@ void KvCache::reset() {
 Status check_kv_side(const KvSideConfig& config, std::string_view side, int head_dim) {
   const KvFormat& format = *config.format;
   if (head_dim % format.group != 0)
-    return fail(ErrorKind::usage, "{} cache format {} needs head_dim to be a multiple of {}, this model has {} (use f16)", side,
+    return fail(ErrorKind::usage,
+                "{} cache format {} needs head_dim to be a multiple of {}, this model has {} (use f16)", side,
                 format.name, format.group, head_dim);
   if (config.policy.window < 0 || config.policy.window % kCodeTile != 0)
     return fail(ErrorKind::usage, "--kv-window {} is not a multiple of {} (try {})", config.policy.window, kCodeTile,
                 (std::max(0, config.policy.window) + kCodeTile - 1) / kCodeTile * kCodeTile);
-  if (config.policy.window > (1 << 20)) return fail(ErrorKind::usage, "--kv-window {} is too large", config.policy.window);
+  if (config.policy.window > (1 << 20))
+    return fail(ErrorKind::usage, "--kv-window {} is too large", config.policy.window);
   if (config.policy.sinks < 0 || config.policy.sinks > kCalibration / 2)
     return fail(ErrorKind::usage, "--kv-sinks {} is out of range (0 to {})", config.policy.sinks, kCalibration / 2);
   return {};

@@ -60,7 +60,9 @@ class KvStore {
 
  private:
   bool keeps_exact() const { return ring_rows_ > 0 || config_.policy.sinks > 0; }
-  std::byte* coded_row(int head, int position) { return coded_.data() + (int64_t(head) * n_ctx_ + position) * row_bytes_; }
+  std::byte* coded_row(int head, int position) {
+    return coded_.data() + (int64_t(head) * n_ctx_ + position) * row_bytes_;
+  }
   uint16_t* exact_row(int head, int position);
   void calibrate(int n_past, View2<float> rows);
   void shift(float* row, int head, float sign) const;
@@ -70,10 +72,10 @@ class KvStore {
   int n_kv_heads_, head_dim_, n_ctx_;
   int64_t row_bytes_;
   KvRetention retention_;
-  int ring_rows_ = 0;       // f16 rows per head in the ring: slot = position % ring_rows_
-  AlignedBuffer coded_;     // [n_kv_heads, n_ctx] rows of the format
-  AlignedBuffer sinks_;     // f16 [n_kv_heads, sinks, head_dim]
-  AlignedBuffer ring_;      // f16 [n_kv_heads, ring_rows_, head_dim]
+  int ring_rows_ = 0;          // f16 rows per head in the ring: slot = position % ring_rows_
+  AlignedBuffer coded_;        // [n_kv_heads, n_ctx] rows of the format
+  AlignedBuffer sinks_;        // f16 [n_kv_heads, sinks, head_dim]
+  AlignedBuffer ring_;         // f16 [n_kv_heads, ring_rows_, head_dim]
   std::vector<float> centre_;  // [n_kv_heads, head_dim]; zero until calibrated
   bool calibrated_ = false;
   int64_t saturated_ = 0;

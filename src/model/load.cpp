@@ -55,7 +55,8 @@ class Binder {
       return nullptr;
     }
     if (found->second->shape != shape) {
-      problem(fmt::format("{} is [{}], expected [{}]", tensor_name, fmt::join(found->second->shape, ", "), fmt::join(shape, ", ")));
+      problem(fmt::format("{} is [{}], expected [{}]", tensor_name, fmt::join(found->second->shape, ", "),
+                          fmt::join(shape, ", ")));
       return nullptr;
     }
     return found->second;
@@ -109,7 +110,8 @@ Status bind_tensors(const Config& c, Binder& b, Weights& w, std::string_view whe
 /// The embedding must have a row for every id the tokenizer can produce.
 Status check_vocab(const io::Tokenizer& tokenizer, const Config& c, std::string_view where) {
   if (tokenizer.vocab_size() <= c.vocab_size) return {};
-  return bad_file("{}: the tokenizer has {} tokens, the embedding {} rows", where, tokenizer.vocab_size(), c.vocab_size);
+  return bad_file("{}: the tokenizer has {} tokens, the embedding {} rows", where, tokenizer.vocab_size(),
+                  c.vocab_size);
 }
 
 Result<LoadedModel> load_gguf(const std::string& path) {
@@ -134,8 +136,9 @@ Result<LoadedModel> load_hf(const std::string& path) {
   Binder binder(directory.tensors, false, model.weights);
   RIDGE_TRY_STATUS(bind_tensors(model.config, binder, model.weights, path));
   if (!directory.tokenizer_json.empty()) {
-    RIDGE_TRY(io::TokenizerSpec spec, io::tokenizer_spec_from_hf(directory.tokenizer_json, directory.tokenizer_config_json,
-                                                                 path + "/tokenizer.json"));
+    RIDGE_TRY(io::TokenizerSpec spec,
+              io::tokenizer_spec_from_hf(directory.tokenizer_json, directory.tokenizer_config_json,
+                                         path + "/tokenizer.json"));
     RIDGE_TRY(model.tokenizer, io::Tokenizer::make(std::move(spec)));
     RIDGE_TRY_STATUS(check_vocab(*model.tokenizer, model.config, path));
   }

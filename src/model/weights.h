@@ -18,9 +18,9 @@ namespace ridge {
 
 /// One transformer layer. Vectors are f32; absent ones are empty. Matrices are [n_out, n_in].
 struct LayerWeights {
-  std::vector<float> attn_norm;       // [d_model]
-  Linear q;                           // [n_heads * head_dim, d_model]
-  Linear k, v;                        // [n_kv_heads * head_dim, d_model]
+  std::vector<float> attn_norm;  // [d_model]
+  Linear q;                      // [n_heads * head_dim, d_model]
+  Linear k, v;                   // [n_kv_heads * head_dim, d_model]
   std::vector<float> q_bias, k_bias, v_bias;
   std::vector<float> q_norm, k_norm;  // [head_dim]
   Linear o;                           // [d_model, n_heads * head_dim]
@@ -34,7 +34,7 @@ struct Weights {
   Weights(Weights&&) = default;  // Linears point into buffers and source, which keep their addresses when moved
   Weights& operator=(Weights&&) = default;
 
-  Linear embedding;                 // [vocab_size, d_model], read row by row
+  Linear embedding;  // [vocab_size, d_model], read row by row
   std::vector<LayerWeights> layers;
   std::vector<float> output_norm;   // [d_model]
   Linear output;                    // [vocab_size, d_model]; the embedding when tied

@@ -48,7 +48,7 @@ struct CpuContext {
 
   ThreadPool pool;
   Isa isa;
-  /// `--kernel op=name`: forces a variant for an op; set by force_kernel() so that a typo is caught early.
+  /// `--kernel op=name`: forces a variant for an op. Model::load() fills it and refuses names that are in no table.
   std::map<std::string, std::string, std::less<>> forced;
   AlignedBuffer scratch[3];  ///< each op uses these as it likes; nothing survives the call
 };
@@ -69,18 +69,21 @@ const Variant& select_variant(const CpuContext& context, std::string_view op, st
   const auto forced = context.forced.find(op);
   const auto support = [&](const Variant& variant) -> Support {
     if (variant.isa <= context.isa) return variant.supports(problem...);
-    return {false, fmt::format("needs {}, this processor or --isa allows {}", isa_name(variant.isa), isa_name(context.isa))};
+    return {false,
+            fmt::format("needs {}, this processor or --isa allows {}", isa_name(variant.isa), isa_name(context.isa))};
   };
   for (size_t i = variants.size(); i-- > 0;)
-    if ((forced == context.forced.end() || variants[i].name == forced->second) && support(variants[i]).ok) return variants[i];
+    if ((forced == context.forced.end() || variants[i].name == forced->second) && support(variants[i]).ok)
+      return variants[i];
 
   std::string can, cannot;
   for (const Variant& variant : variants) {
     const Support s = support(variant);
     (s.ok ? can : cannot) += s.ok ? fmt::format(" {}", variant.name) : fmt::format("; {}: {}", variant.name, s.why_not);
   }
-  const std::string request = forced == context.forced.end() ? fmt::format("op {} has no kernel for this problem", op)
-                                                             : fmt::format("--kernel {}={} cannot serve", op, forced->second);
+  const std::string request = forced == context.forced.end()
+                                  ? fmt::format("op {} has no kernel for this problem", op)
+                                  : fmt::format("--kernel {}={} cannot serve", op, forced->second);
   throw Error(ErrorKind::usage, fmt::format("{} (can:{}{})", request, can.empty() ? " none" : can, cannot));
 }
 

@@ -9,9 +9,9 @@ Support needs_rows(const Linear& w);
 Support needs_panels(const Linear& w);
 
 using LinearKernel = void(CpuContext& context, const Linear& w, View2<const float> x, View2<float> y);
-LinearKernel linear_ref;                      // op/gemv/ref.cpp: double accumulation, the oracle
-LinearKernel rows_avx2, rows_avx512;          // op/gemv/rows_simd.h
-LinearKernel panel_avx2, panel_avx512;        // op/gemv/panel_simd.h
-LinearKernel tiles_avx2, tiles_avx512;        // op/gemm/tiles_simd.h
+LinearKernel linear_ref;                // op/gemv/ref.cpp: double accumulation, the oracle
+LinearKernel rows_avx2, rows_avx512;    // op/gemv/rows_simd.h
+LinearKernel panel_avx2, panel_avx512;  // op/gemv/panel_simd.h
+LinearKernel tiles_avx2, tiles_avx512;  // op/gemm/tiles_simd.h
 
 }  // namespace ridge

@@ -32,7 +32,9 @@ std::vector<float> logits_of(const Model& model, const std::vector<int32_t>& ids
       all.insert(all.end(), row.begin(), row.end());
     }
   } else {
-    session.prefill(ids, [&](int, int n, const float* rows) { all.insert(all.end(), rows, rows + int64_t(n) * model.info().vocab_size); });
+    session.prefill(ids, [&](int, int n, const float* rows) {
+      all.insert(all.end(), rows, rows + int64_t(n) * model.info().vocab_size);
+    });
   }
   return all;
 }
@@ -50,8 +52,8 @@ struct TopLogits {
   std::vector<double> logits;
 };
 
-Difference difference(const std::vector<float>& logits, int vocab, const std::vector<int32_t>& ids, const std::vector<double>& nll,
-                      const std::vector<TopLogits>& top) {
+Difference difference(const std::vector<float>& logits, int vocab, const std::vector<int32_t>& ids,
+                      const std::vector<double>& nll, const std::vector<TopLogits>& top) {
   Difference d;
   const auto row = [&](size_t t) { return std::span<const float>(logits).subspan(t * size_t(vocab), size_t(vocab)); };
   for (size_t t = 0; t + 1 < ids.size(); ++t) {
@@ -61,7 +63,8 @@ Difference difference(const std::vector<float>& logits, int vocab, const std::ve
   }
   for (const TopLogits& entry : top)
     for (size_t j = 0; j < entry.ids.size(); ++j)
-      d.logit = std::max(d.logit, std::abs(double(row(size_t(entry.position))[size_t(entry.ids[j])]) - entry.logits[j]));
+      d.logit =
+          std::max(d.logit, std::abs(double(row(size_t(entry.position))[size_t(entry.ids[j])]) - entry.logits[j]));
   return d;
 }
 
@@ -94,7 +97,8 @@ TEST(Golden, RidgeRefF16GgufEqualsPyTorch) {
   if (!data) GTEST_SKIP() << "reference models are not here (set RIDGE_DATA)";
   const TempDir directory;
   const std::filesystem::path path = directory.path() / "f16.gguf";
-  convert_to_gguf((*data / "models/ridge-ref").string(), path, *find_weight_format("f16").or_throw(), nullptr).or_throw();
+  convert_to_gguf((*data / "models/ridge-ref").string(), path, *find_weight_format("f16").or_throw(), nullptr)
+      .or_throw();
   const Model model = Model::load(path.string());
   for (const bool one_by_one : {false, true}) {
     const Difference d = against_ridge_ref(model, "f32", one_by_one);
@@ -113,8 +117,9 @@ TEST(Golden, RidgeRefGreedyTokensEqualPyTorch) {
     EXPECT_EQ(model.tokenize(entry["prompt"].get<std::string>()), prompt);
     const auto expected = entry["output_ids"].get<std::vector<int32_t>>();
     Session session(model, {.n_ctx = 512, .k = {.format = "f32"}, .v = {.format = "f32"}});
-    const GenerateResult result = generate(session, model, prompt, {.max_tokens = int(expected.size()), .sampler = {.temperature = 0}},
-                                           [](std::string_view) { return true; });
+    const GenerateResult result =
+        generate(session, model, prompt, {.max_tokens = int(expected.size()), .sampler = {.temperature = 0}},
+                 [](std::string_view) { return true; });
     EXPECT_EQ(result.tokens, expected) << entry["prompt"];
   }
 }

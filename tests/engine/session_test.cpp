@@ -40,12 +40,14 @@ std::vector<int32_t> some_tokens(int n, int vocab) {
 }
 
 /// Last logits after n tokens prefilled `step` at a time (step 1: decode).
-std::vector<float> last_logits(const Model& model, const SessionOptions& base, const std::vector<int32_t>& tokens, int step) {
+std::vector<float> last_logits(const Model& model, const SessionOptions& base, const std::vector<int32_t>& tokens,
+                               int step) {
   SessionOptions options = base;
   options.n_ubatch = std::max(step, 1);
   Session session(model, options);
   std::span<const float> logits;
-  if (step == 1) for (const int32_t t : tokens) logits = session.decode(t);
+  if (step == 1)
+    for (const int32_t t : tokens) logits = session.decode(t);
   else logits = session.prefill(tokens);
   EXPECT_EQ(session.n_past(), int(tokens.size()));
   return {logits.begin(), logits.end()};
@@ -74,7 +76,8 @@ TEST(Session, PrefillEqualsDecodeWithQuantisedWeights) {
   for (const char* name : {"f16", "q8_0", "rotor-3"}) {
     const SessionOptions options{.n_ctx = 256, .k = {.format = name}, .v = {.format = name}};
     const std::vector<float> decoded = last_logits(reference(), options, tokens, 1);
-    for (const int step : {64, 150}) EXPECT_LT(compare(last_logits(reference(), options, tokens, step), decoded).nmse, 1e-3) << name;
+    for (const int step : {64, 150})
+      EXPECT_LT(compare(last_logits(reference(), options, tokens, step), decoded).nmse, 1e-3) << name;
   }
 }
 
@@ -131,7 +134,8 @@ TEST(Session, BadLoadOptionsNameTheChoice) {
   EXPECT_TRUE(contains(error_of(load({.kernels = {"gemw=ref"}}), ErrorKind::usage), "unknown op 'gemw'"));
   EXPECT_TRUE(contains(error_of(load({.n_threads = -1}), ErrorKind::usage), "--threads"));
   EXPECT_TRUE(contains(error_of([] { Model::load("synth:gpt-9"); }, ErrorKind::usage), "unknown shape"));
-  EXPECT_TRUE(contains(error_of([] { Model::load("synth:tiny@colour=red"); }, ErrorKind::usage), "unknown synth: option"));
+  EXPECT_TRUE(
+      contains(error_of([] { Model::load("synth:tiny@colour=red"); }, ErrorKind::usage), "unknown synth: option"));
   EXPECT_TRUE(contains(error_of([] { Model::load("no/such/file.gguf"); }, ErrorKind::bad_file), "no/such/file.gguf"));
 }
 
@@ -187,7 +191,8 @@ TEST(Session, SyntheticModelsRunInEveryWeightFormat) {
   }
 }
 
-GenerateResult greedy(const std::string& prompt, GenerateOptions options, int n_ctx = 128, std::string* streamed = nullptr) {
+GenerateResult greedy(const std::string& prompt, GenerateOptions options, int n_ctx = 128,
+                      std::string* streamed = nullptr) {
   Session session(tiny(), {.n_ctx = n_ctx});
   options.sampler.temperature = 0;
   return generate(session, tiny(), tiny().tokenize(prompt), options, [&](std::string_view text) {

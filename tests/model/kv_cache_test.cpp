@@ -55,7 +55,8 @@ std::vector<float> read_back(const KvStore& store, int n) {
   return out;
 }
 
-void append(KvStore& store, CpuContext& context, const std::vector<float>& rows, int first, int last, KvScratch& scratch) {
+void append(KvStore& store, CpuContext& context, const std::vector<float>& rows, int first, int last,
+            KvScratch& scratch) {
   std::vector<float> batch(rows.begin() + int64_t(first) * kHeads * kDim, rows.begin() + int64_t(last) * kHeads * kDim);
   store.append(context, first, View2<float>(batch.data(), last - first, kHeads * kDim), scratch);
 }
@@ -126,8 +127,10 @@ TEST(KvCache, AllocatedBytesFollowTheFormula) {
   for (const auto& [name, config] : all_sides()) {
     const KvStore store(config, 0, kHeads, kDim, kContext);
     const int64_t pads = 64 * (1 + (config.policy.sinks > 0) + (config.policy.window > 0 || config.policy.centre));
-    const int64_t centre = config.policy.centre ? 0 : int64_t(kHeads) * kDim * 4;  // always allocated, counted when used
-    EXPECT_EQ(store.allocated_bytes(), store.bytes_per_token() * kContext + store.fixed_bytes() + pads + centre) << name;
+    const int64_t centre =
+        config.policy.centre ? 0 : int64_t(kHeads) * kDim * 4;  // always allocated, counted when used
+    EXPECT_EQ(store.allocated_bytes(), store.bytes_per_token() * kContext + store.fixed_bytes() + pads + centre)
+        << name;
     EXPECT_EQ(store.bytes_per_token(), kHeads * config.format->row_bytes(kDim)) << name;
   }
 }

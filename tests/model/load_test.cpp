@@ -92,7 +92,8 @@ TEST(Load, AbsurdMetadataIsRefusedByName) {
       {"llama.context_length", uint64_t(1) << 40, "llama.context_length"},
       {"llama.embedding_length", uint64_t(65), "do not fit the configuration"},
       {"llama.feed_forward_length", uint64_t(173), "blk.0.ffn_gate.weight is [172, 64], expected [173, 64]"},
-      {"general.architecture", std::string("mamba"), "architecture 'mamba' is not supported (there are: llama, qwen2, qwen3)"},
+      {"general.architecture", std::string("mamba"),
+       "architecture 'mamba' is not supported (there are: llama, qwen2, qwen3)"},
       {"general.architecture", uint64_t(3), "general.architecture"},
   };
   for (const Case& c : cases) {
@@ -102,8 +103,8 @@ TEST(Load, AbsurdMetadataIsRefusedByName) {
     EXPECT_NE(message.find(c.expected), std::string::npos) << c.key << " -> " << message;
     EXPECT_NE(message.find("m.gguf"), std::string::npos) << "the file must be named: " << message;
   }
-  for (const char* key : {"llama.block_count", "llama.embedding_length", "llama.feed_forward_length", "llama.context_length",
-                          "llama.attention.head_count", "general.architecture"}) {
+  for (const char* key : {"llama.block_count", "llama.embedding_length", "llama.feed_forward_length",
+                          "llama.context_length", "llama.attention.head_count", "general.architecture"}) {
     Variant variant;
     variant.metadata.erase(key);
     EXPECT_NE(variant.load().find(key), std::string::npos) << key << " missing";
@@ -194,8 +195,10 @@ TEST(Config, HfFieldsAreReadAndChecked) {
       {{"\"rms_norm_eps\":1e-6", "\"rms_norm_eps\":0"}, "epsilon"},
       {{"\"use_sliding_window\":false", "\"use_sliding_window\":true"}, "use_sliding_window"},
       {{"\"use_sliding_window\":false", "\"hidden_act\":\"gelu\""}, "hidden_act 'gelu'"},
-      {{"\"use_sliding_window\":false", "\"rope_scaling\":{\"rope_type\":\"longrope\"}"}, "'longrope' is not supported"},
-      {{"\"use_sliding_window\":false", "\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":0}"}, "scaling factor is 0"},
+      {{"\"use_sliding_window\":false", "\"rope_scaling\":{\"rope_type\":\"longrope\"}"},
+       "'longrope' is not supported"},
+      {{"\"use_sliding_window\":false", "\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":0}"},
+       "scaling factor is 0"},
       {{"\"use_sliding_window\":false", "\"rope_scaling\":7"}, "rope_scaling is not an object"},
   };
   for (const auto& [change, expected] : cases)
@@ -220,7 +223,8 @@ TEST(Convert, EveryWritableFormatLoadsAndStaysClose) {
     EXPECT_EQ(model.weights.layers[0].q.format->name, format.name);
     // d_ff is 172: rows that 32 does not divide stay f16 rather than being padded.
     EXPECT_EQ(model.weights.layers[0].down.format->name, format.group == 1 ? format.name : "f16");
-    EXPECT_EQ(model.tokenizer->encode("Once upon a time", true, false), source.tokenizer->encode("Once upon a time", true, false));
+    EXPECT_EQ(model.tokenizer->encode("Once upon a time", true, false),
+              source.tokenizer->encode("Once upon a time", true, false));
   }
 }
 

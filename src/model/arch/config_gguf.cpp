@@ -19,7 +19,9 @@ class Keys {
       return bad_file("{}: {}{} is {}, expected 0 to 2^30", gguf_.where, prefix_, key, value);
     return int(value);
   }
-  Result<int> integer_or(std::string_view key, int fallback) const { return has(key) ? integer(key) : Result<int>(fallback); }
+  Result<int> integer_or(std::string_view key, int fallback) const {
+    return has(key) ? integer(key) : Result<int>(fallback);
+  }
   Result<float> number_or(std::string_view key, float fallback) const {
     if (!has(key)) return fallback;
     RIDGE_TRY(const double value, gguf_.number(prefix_ + std::string(key)));
@@ -32,8 +34,9 @@ class Keys {
   Result<int> uniform_integer(std::string_view key, int n_layers) const {
     const std::string full = prefix_ + std::string(key);
     const auto entry = gguf_.metadata.find(full);
-    const bool is_array = entry != gguf_.metadata.end() && (std::holds_alternative<std::vector<int64_t>>(entry->second) ||
-                                                            std::holds_alternative<std::vector<uint64_t>>(entry->second));
+    const bool is_array =
+        entry != gguf_.metadata.end() && (std::holds_alternative<std::vector<int64_t>>(entry->second) ||
+                                          std::holds_alternative<std::vector<uint64_t>>(entry->second));
     if (!is_array) return integer(key);
     RIDGE_TRY(const std::vector<int64_t> values, gguf_.integers(full));
     if (int64_t(values.size()) < n_layers)
@@ -95,15 +98,17 @@ Result<Config> config_from_gguf(const io::Gguf& gguf, std::string_view where) {
   if (keys.has("attention.head_count_kv")) {
     RIDGE_TRY(c.n_kv_heads, keys.uniform_integer("attention.head_count_kv", c.n_layers));
   }
-  if (c.n_heads < 1) return bad_file("{}: {}.attention.head_count is {}, expected 1 or more", where, arch_name, c.n_heads);
+  if (c.n_heads < 1)
+    return bad_file("{}: {}.attention.head_count is {}, expected 1 or more", where, arch_name, c.n_heads);
   RIDGE_TRY(c.head_dim, keys.integer_or("attention.key_length", c.d_model / c.n_heads));
   RIDGE_TRY(const int value_length, keys.integer_or("attention.value_length", c.head_dim));
   if (value_length != c.head_dim)
-    return bad_file("{}: {}.attention.value_length {} differs from key_length {} (not supported)", where, arch_name, value_length,
-                    c.head_dim);
+    return bad_file("{}: {}.attention.value_length {} differs from key_length {} (not supported)", where, arch_name,
+                    value_length, c.head_dim);
   if (keys.has("attention.sliding_window")) {
     RIDGE_TRY(const int sliding_window, keys.integer("attention.sliding_window"));
-    if (sliding_window > 0) return bad_file("{}: {}.attention.sliding_window {} is not supported", where, arch_name, sliding_window);
+    if (sliding_window > 0)
+      return bad_file("{}: {}.attention.sliding_window {} is not supported", where, arch_name, sliding_window);
   }
   RIDGE_TRY(c.n_ctx_train, keys.integer("context_length"));
   RIDGE_TRY(c.rms_eps, keys.number_or("attention.layer_norm_rms_epsilon", c.rms_eps));
@@ -122,7 +127,9 @@ Result<Config> config_from_gguf(const io::Gguf& gguf, std::string_view where) {
 
 std::map<std::string, io::GgufValue, std::less<>> config_metadata(const Config& c) {
   std::map<std::string, io::GgufValue, std::less<>> m;
-  const auto set = [&](std::string_view key, io::GgufValue value) { m[fmt::format("{}.{}", c.arch, key)] = std::move(value); };
+  const auto set = [&](std::string_view key, io::GgufValue value) {
+    m[fmt::format("{}.{}", c.arch, key)] = std::move(value);
+  };
   m["general.architecture"] = c.arch;
   m["general.name"] = c.name;
   set("block_count", uint64_t(c.n_layers));

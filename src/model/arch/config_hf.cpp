@@ -18,20 +18,25 @@ class Fields {
       return bad_file("{}: field {} is {}, expected an integer from 0 to 2^30", where_, key, value.dump());
     return value.get<int>();
   }
-  Result<int> integer_or(const char* key, int fallback) const { return has(key) ? integer(key) : Result<int>(fallback); }
+  Result<int> integer_or(const char* key, int fallback) const {
+    return has(key) ? integer(key) : Result<int>(fallback);
+  }
   Result<float> number_or(const char* key, float fallback) const {
     if (!has(key)) return fallback;
-    if (!json_[key].is_number()) return bad_file("{}: field {} is {}, expected a number", where_, key, json_[key].dump());
+    if (!json_[key].is_number())
+      return bad_file("{}: field {} is {}, expected a number", where_, key, json_[key].dump());
     return json_[key].get<float>();
   }
   Result<bool> flag_or(const char* key, bool fallback) const {
     if (!has(key)) return fallback;
-    if (!json_[key].is_boolean()) return bad_file("{}: field {} is {}, expected true or false", where_, key, json_[key].dump());
+    if (!json_[key].is_boolean())
+      return bad_file("{}: field {} is {}, expected true or false", where_, key, json_[key].dump());
     return json_[key].get<bool>();
   }
   Result<std::string> text_or(const char* key, std::string fallback) const {
     if (!has(key)) return fallback;
-    if (!json_[key].is_string()) return bad_file("{}: field {} is {}, expected a string", where_, key, json_[key].dump());
+    if (!json_[key].is_string())
+      return bad_file("{}: field {} is {}, expected a string", where_, key, json_[key].dump());
     return json_[key].get<std::string>();
   }
 
@@ -49,7 +54,9 @@ Result<RopeScaling> rope_scaling(const Fields& f, int n_ctx_train, std::string_v
   if (type == "linear") s.kind = RopeScaling::Kind::linear;
   else if (type == "yarn") s.kind = RopeScaling::Kind::yarn;
   else if (type == "llama3") s.kind = RopeScaling::Kind::llama3;
-  else return bad_file("{}: rope_scaling type '{}' is not supported (there are: default, linear, yarn, llama3)", where, type);
+  else
+    return bad_file("{}: rope_scaling type '{}' is not supported (there are: default, linear, yarn, llama3)", where,
+                    type);
   RIDGE_TRY(s.factor, f.number_or("factor", 1.0f));
   RIDGE_TRY(s.original_context, f.integer_or("original_max_position_embeddings", n_ctx_train));
   RIDGE_TRY(s.attention_factor, f.number_or("attention_factor", 0.0f));

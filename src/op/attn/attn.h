@@ -37,7 +37,7 @@ struct AttnDecode {
   const float* q = nullptr;  ///< [n_heads, head_dim]
   KvSide k, v;
   float* out = nullptr;  ///< [n_heads, head_dim]
-  int split = 0;         ///< keys per work item; 0 lets the kernel choose. The result does not depend on it beyond rounding.
+  int split = 0;  ///< keys per work item; 0 lets the kernel choose. The result does not depend on it beyond rounding.
 };
 
 /// Which rows of a position a query sees: decided by the query's own position only, so prefill equals decode.
@@ -61,10 +61,10 @@ struct PrefillSide {
   int64_t row_bytes = 0;
   int64_t head_stride = 0;  // bytes
   KvRetention retention;
-  int sinks = 0;                 ///< positions [0, sinks) are always exact
-  int sink_stride = 0;           ///< rows per head in sink_rows
+  int sinks = 0;                     ///< positions [0, sinks) are always exact
+  int sink_stride = 0;               ///< rows per head in sink_rows
   const float* sink_rows = nullptr;  ///< [n_kv_heads, sink_stride, head_dim]
-  const float* exact = nullptr;  ///< [n_kv_heads, n_keys - exact_first, head_dim]
+  const float* exact = nullptr;      ///< [n_kv_heads, n_keys - exact_first, head_dim]
   int exact_first = 0;
 };
 

@@ -9,7 +9,8 @@ namespace {
 
 /// Walks positions [begin, end) of a side in tiles that lie inside one segment and calls body(position, count, rows).
 template <class Body>
-inline void for_each_tile(const KvSide& side, int kv_head, int begin, int end, int head_dim, float* buffer, const Body& body) {
+inline void for_each_tile(const KvSide& side, int kv_head, int begin, int end, int head_dim, float* buffer,
+                          const Body& body) {
   const int stride = padded_dim(head_dim);
   for (int s = 0; s < side.n_segments; ++s) {
     const KvSegment& segment = side.segments[size_t(s)];
@@ -17,8 +18,12 @@ inline void for_each_tile(const KvSide& side, int kv_head, int begin, int end, i
     const DecodeRows decode = decode_rows(*segment.format, head_dim);
     for (int position = std::max(begin, segment.first); position < last; position += kTile) {
       const int count = std::min(kTile, last - position);
-      decode(*segment.format, segment.rows + kv_head * segment.head_stride + (position - segment.first) * segment.row_bytes,
-             segment.row_bytes, count, head_dim, buffer);
+      const std::byte* rows =
+          segment.rows + kv_head * segment.head_stride + (position - segment.first) * segment.row_bytes;
+      // The next tile is on its way while this one is used.
+      for (int64_t line = 0; line < kTile * segment.row_bytes; line += 64)
+        __builtin_prefetch(rows + kTile * segment.row_bytes + line);
+      decode(*segment.format, rows, segment.row_bytes, count, head_dim, buffer);
       widen_rows(buffer, count, head_dim, stride);
       body(position, count, buffer);
     }
@@ -47,7 +52,8 @@ void run_attn_decode(CpuContext& context, const AttnDecode& a) {
     float* q = rows + int64_t(kTile) * stride;
     float* scores = q + int64_t(group) * stride;
     for (int j = 0; j < group; ++j) {
-      __builtin_memcpy(q + j * stride, a.q + (int64_t(kv_head) * group + j) * a.head_dim, sizeof(float) * size_t(a.head_dim));
+      __builtin_memcpy(q + j * stride, a.q + (int64_t(kv_head) * group + j) * a.head_dim,
+                       sizeof(float) * size_t(a.head_dim));
       for (int d = a.head_dim; d < stride; ++d) q[j * stride + d] = 0;
     }
     // 1. Scores of all keys of the range for every head of the group.

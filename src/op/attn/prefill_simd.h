@@ -11,8 +11,8 @@ namespace {
 constexpr int kBlockTokens = 16;
 
 /// Rows of positions [first, first + count) of a side as floats, coded or exact; sinks are always exact.
-inline void load_prefill_tile(const PrefillSide& side, DecodeRows decode, int kv_head, int first, int count, int head_dim,
-                              int n_keys, bool exact, float* rows) {
+inline void load_prefill_tile(const PrefillSide& side, DecodeRows decode, int kv_head, int first, int count,
+                              int head_dim, int n_keys, bool exact, float* rows) {
   const int64_t dim = head_dim;
   const auto copy = [&](const float* from, int n, int at) {
     __builtin_memcpy(rows + at * dim, from, sizeof(float) * size_t(n * dim));
@@ -20,10 +20,11 @@ inline void load_prefill_tile(const PrefillSide& side, DecodeRows decode, int kv
   if (exact) {
     const int from = std::max(first, side.sinks);
     if (from < first + count)
-      copy(side.exact + (int64_t(kv_head) * (n_keys - side.exact_first) + from - side.exact_first) * dim, first + count - from,
-           from - first);
+      copy(side.exact + (int64_t(kv_head) * (n_keys - side.exact_first) + from - side.exact_first) * dim,
+           first + count - from, from - first);
   } else {
-    decode(*side.format, side.rows + kv_head * side.head_stride + first * side.row_bytes, side.row_bytes, count, head_dim, rows);
+    decode(*side.format, side.rows + kv_head * side.head_stride + first * side.row_bytes, side.row_bytes, count,
+           head_dim, rows);
   }
   if (first < side.sinks)
     copy(side.sink_rows + (int64_t(kv_head) * side.sink_stride + first) * dim, std::min(side.sinks - first, count), 0);
@@ -32,8 +33,8 @@ inline void load_prefill_tile(const PrefillSide& side, DecodeRows decode, int kv
 /// Calls body(token_begin, token_end, rows) for the tokens of [t0, t1) that see this tile exact, then for those that
 /// see it coded: as positions grow, a tile goes from exact to coded once.
 template <class Body>
-inline void for_both_views(const AttnPrefill& a, const PrefillSide& side, DecodeRows decode, int kv_head, int first, int t0,
-                           int t1, float* rows, int stride, const Body& body) {
+inline void for_both_views(const AttnPrefill& a, const PrefillSide& side, DecodeRows decode, int kv_head, int first,
+                           int t0, int t1, float* rows, int stride, const Body& body) {
   const int first_key = a.n_keys - a.n_tokens;
   const int last = std::min(first + kTile, first_key + t1);  // keys past the last query of the block are never seen
   int split = t0;
@@ -81,10 +82,11 @@ void run_attn_prefill(CpuContext& context, const AttnPrefill& a) {
     for (int first = 0; first < first_key + t1; first += kTile) {
       // Tokens before this one do not reach the tile.
       const int from = std::max(t0, first - first_key);
-      for_both_views(a, a.k, decode_k, kv_head, first, from, t1, rows, stride, [&](int begin, int end, const float* keys) {
-        for (int r = (begin - t0) * group; r < (end - t0) * group; ++r)
-          tile_scores(q + int64_t(r) * stride, keys, stride, a.scale, scores + int64_t(r) * kTile);
-      });
+      for_both_views(a, a.k, decode_k, kv_head, first, from, t1, rows, stride,
+                     [&](int begin, int end, const float* keys) {
+                       for (int r = (begin - t0) * group; r < (end - t0) * group; ++r)
+                         tile_scores(q + int64_t(r) * stride, keys, stride, a.scale, scores + int64_t(r) * kTile);
+                     });
       for (int r = (from - t0) * group; r < (t1 - t0) * group; ++r) {
         float* score = scores + int64_t(r) * kTile;
         const int n_visible = first_key + t0 + r / group + 1 - first;
@@ -102,10 +104,12 @@ void run_attn_prefill(CpuContext& context, const AttnPrefill& a) {
         sums[r] += exponentials(score, kTile, top);
       }
       const int count = std::min(kTile, first_key + t1 - first);
-      for_both_views(a, a.v, decode_v, kv_head, first, from, t1, rows, stride, [&](int begin, int end, const float* values) {
-        const int r = (begin - t0) * group;
-        tile_values((end - begin) * group, scores + int64_t(r) * kTile, kTile, values, count, stride, out + int64_t(r) * stride);
-      });
+      for_both_views(a, a.v, decode_v, kv_head, first, from, t1, rows, stride,
+                     [&](int begin, int end, const float* values) {
+                       const int r = (begin - t0) * group;
+                       tile_values((end - begin) * group, scores + int64_t(r) * kTile, kTile, values, count, stride,
+                                   out + int64_t(r) * stride);
+                     });
     }
     for (int t = t0; t < t1; ++t)
       for (int j = 0; j < group; ++j) {

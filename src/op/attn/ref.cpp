@@ -36,8 +36,9 @@ void attn_decode_ref(CpuContext& context, const AttnDecode& a) {
       int s = 0;
       while (position >= side.segments[size_t(s)].first + side.segments[size_t(s)].count) ++s;
       const KvSegment& segment = side.segments[size_t(s)];
-      segment.format->decode(segment.rows + kv_head * segment.head_stride + (position - segment.first) * segment.row_bytes,
-                             a.head_dim, out);
+      segment.format->decode(
+          segment.rows + kv_head * segment.head_stride + (position - segment.first) * segment.row_bytes, a.head_dim,
+          out);
     };
   };
   context.pool.for_each(a.n_heads, [&](int64_t head, int) {

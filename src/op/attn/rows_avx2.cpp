@@ -7,7 +7,8 @@ namespace ridge {
 namespace {
 
 /// rotor-3: 8 codes sit in 3 bytes; broadcast them, shift each lane to its code, and look up 8 float levels.
-void decode_rows_rotor3(const KvFormat&, const std::byte* rows, int64_t row_bytes, int count, int head_dim, float* out) {
+void decode_rows_rotor3(const KvFormat&, const std::byte* rows, int64_t row_bytes, int count, int head_dim,
+                        float* out) {
   const __m256i shift = _mm256_setr_epi32(0, 3, 6, 9, 12, 15, 18, 21);
   const __m256 table = _mm256_loadu_ps(KvRotor3::kLevels.data());
   for (int i = 0; i < count; ++i, rows += row_bytes, out += head_dim) {

@@ -8,7 +8,8 @@ namespace {
 
 /// rotor-3, head_dim a multiple of 16. A byte permute puts the two bytes that hold code i into dword i, a variable
 /// shift brings the code to bit 0, and a 16-entry float permute (levels twice, so bit 3 does not matter) decodes it.
-void decode_rows_rotor3(const KvFormat&, const std::byte* rows, int64_t row_bytes, int count, int head_dim, float* out) {
+void decode_rows_rotor3(const KvFormat&, const std::byte* rows, int64_t row_bytes, int count, int head_dim,
+                        float* out) {
   alignas(64) uint8_t bytes[64];
   alignas(64) uint32_t shifts[16];
   alignas(64) float levels[16];

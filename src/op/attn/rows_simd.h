@@ -9,7 +9,8 @@
 namespace ridge {
 namespace {
 
-void decode_rows_generic(const KvFormat& format, const std::byte* rows, int64_t row_bytes, int count, int head_dim, float* out) {
+void decode_rows_generic(const KvFormat& format, const std::byte* rows, int64_t row_bytes, int count, int head_dim,
+                         float* out) {
   for (int i = 0; i < count; ++i) format.decode(rows + i * row_bytes, head_dim, out + int64_t(i) * head_dim);
 }
 
@@ -25,7 +26,8 @@ void decode_rows_q8_0(const KvFormat&, const std::byte* rows, int64_t row_bytes,
       uint16_t half;
       __builtin_memcpy(&half, block, 2);
       const Simd::F scale = Simd::set1(f16_to_f32(half));
-      for (int j = 0; j < 32; j += Simd::kLanes) Simd::store(out + d + j, Simd::mul(Simd::load_i8(block + 2 + j), scale));
+      for (int j = 0; j < 32; j += Simd::kLanes)
+        Simd::store(out + d + j, Simd::mul(Simd::load_i8(block + 2 + j), scale));
     }
   }
 }

@@ -22,7 +22,8 @@ inline void tile_scores(const float* q, const float* rows, int stride, float sca
     for (int d = 0; d < stride; d += Simd::kLanes) {
       const Simd::F qd = Simd::load(q + d);
 #pragma GCC unroll 16
-      for (int i = 0; i < Simd::kLanes; ++i) sum[Simd::slot(i)] = Simd::fma(qd, Simd::load(row + i * stride + d), sum[Simd::slot(i)]);
+      for (int i = 0; i < Simd::kLanes; ++i)
+        sum[Simd::slot(i)] = Simd::fma(qd, Simd::load(row + i * stride + d), sum[Simd::slot(i)]);
     }
     Simd::store(score + first, Simd::mul(Simd::sum_each(sum), Simd::set1(scale)));
   }
@@ -53,7 +54,8 @@ inline void tile_values_rows(const float* p, int64_t p_stride, const float* rows
   while (d < stride) run.template operator()<1>();
 }
 
-inline void tile_values(int n_rows, const float* p, int64_t p_stride, const float* rows, int count, int stride, float* out) {
+inline void tile_values(int n_rows, const float* p, int64_t p_stride, const float* rows, int count, int stride,
+                        float* out) {
   for (int j = 0; j < n_rows;) {
     const int left = n_rows - j, take = left >= 8 || left == 4 ? 4 : left > 4 ? 3 : left;
     const float* pj = p + j * p_stride;

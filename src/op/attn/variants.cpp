@@ -12,7 +12,8 @@ Support whole_tiles(const AttnPrefill& a) {
   for (const PrefillSide* side : {&a.k, &a.v}) {
     const KvRetention& r = side->retention;
     const bool all_coded = r.window == 0 && r.tile == 1;
-    if (!all_coded && r.tile % 32 != 0) return {false, fmt::format("codes {} positions at a time, not a multiple of 32", r.tile)};
+    if (!all_coded && r.tile % 32 != 0)
+      return {false, fmt::format("codes {} positions at a time, not a multiple of 32", r.tile)};
   }
   return {};
 }
@@ -48,8 +49,8 @@ Work attn_decode_work(const AttnDecode& a) {
 }
 
 void attn_decode(CpuContext& context, const AttnDecode& a) {
-  RIDGE_CHECK(a.n_keys > 0 && a.n_kv_heads > 0 && a.n_heads % a.n_kv_heads == 0, "{} keys, {} heads, {} kv heads", a.n_keys,
-              a.n_heads, a.n_kv_heads);
+  RIDGE_CHECK(a.n_keys > 0 && a.n_kv_heads > 0 && a.n_heads % a.n_kv_heads == 0, "{} keys, {} heads, {} kv heads",
+              a.n_keys, a.n_heads, a.n_kv_heads);
   select_variant(context, "attn_decode", attn_decode_variants(), a).run(context, a);
 }
 

@@ -6,6 +6,8 @@
 
 namespace ridge {
 
-void tiles_avx2(CpuContext& context, const Linear& w, View2<const float> x, View2<float> y) { run_tiles(context, w, x, y); }
+void tiles_avx2(CpuContext& context, const Linear& w, View2<const float> x, View2<float> y) {
+  run_tiles(context, w, x, y);
+}
 
 }  // namespace ridge

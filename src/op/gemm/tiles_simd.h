@@ -44,7 +44,8 @@ void run_tiles(CpuContext& context, const Linear& w, View2<const float> x, View2
     for (int64_t column = 0; column < w.n_in; column += kStripColumns) {
       const int64_t n_columns = std::min(kStripColumns, w.n_in - column);
       for (int64_t r = 0; r < kStripRows; ++r) {
-        if (r < n_rows) w.format->decode(w.rows + (first_row + r) * row_bytes + w.format->row_bytes(column), n_columns, row);
+        if (r < n_rows)
+          w.format->decode(w.rows + (first_row + r) * row_bytes + w.format->row_bytes(column), n_columns, row);
         for (int64_t k = 0; k < n_columns; ++k) strip[k * kStripRows + r] = r < n_rows ? row[k] : 0.0f;
       }
       int64_t t = 0;

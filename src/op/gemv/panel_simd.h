@@ -51,6 +51,10 @@ inline Simd::I broadcast4(const int8_t* q) {
   return Simd::iset1(four);
 }
 
+/// How far ahead of a token's dot products the weights are asked for. The hardware prefetcher alone stops at page ends
+/// and leaves a fifth of the read bandwidth unused; 1 to 4 KiB ahead all close the gap.
+constexpr int kPrefetchBytes = 2048;
+
 /// One panel times `kTokens` tokens: y[t][r] = sum over groups of scale_w * scale_x * (dot - zero * sum_x).
 template <class F, int kTokens>
 inline void panel_dot(const std::byte* panel, int64_t n_groups, const QuantizedTokens& x, int64_t first_token,
@@ -64,6 +68,8 @@ inline void panel_dot(const std::byte* panel, int64_t n_groups, const QuantizedT
     for (int t = 0; t < kTokens; ++t) total[t] = Simd::zero();
     for (int64_t group = 0; group < n_groups; ++group) {
       const std::byte* unit = panel + group * kUnitBytes;
+      if constexpr (kTokens == 1)
+        for (int line = 0; line < kUnitBytes; line += 64) __builtin_prefetch(unit + kPrefetchBytes + line);
       const std::byte* codes = unit + 2 * kPanelRows + v * kVectorBytes;
       const int8_t* q[kTokens];
       Simd::I dot[kTokens];

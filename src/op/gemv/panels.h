@@ -25,9 +25,9 @@ void pack_panels(CpuContext& context, const WeightFormat& format, int64_t n_out,
 
 /// Activations as the panel kernels read them.
 struct QuantizedTokens {
-  const int8_t* q;       // [n_tokens, n_in]
-  const float* scale;    // [n_tokens, n_in / 32]
-  const int32_t* sum;    // [n_tokens, n_in / 32]   sum of q over the group, for the weights' zero point
+  const int8_t* q;     // [n_tokens, n_in]
+  const float* scale;  // [n_tokens, n_in / 32]
+  const int32_t* sum;  // [n_tokens, n_in / 32]   sum of q over the group, for the weights' zero point
   int64_t n_in;
 };
 

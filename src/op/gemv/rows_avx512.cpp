@@ -6,6 +6,8 @@
 
 namespace ridge {
 
-void rows_avx512(CpuContext& context, const Linear& w, View2<const float> x, View2<float> y) { run_rows(context, w, x, y); }
+void rows_avx512(CpuContext& context, const Linear& w, View2<const float> x, View2<float> y) {
+  run_rows(context, w, x, y);
+}
 
 }  // namespace ridge

@@ -57,7 +57,7 @@ void apply_rope(CpuContext& context, const Rope& rope, int first, int n_heads, i
     float* cosines = tables + thread * 2 * int64_t(n_pairs);
     float* sines = cosines + n_pairs;
     for (int i = 0; i < n_pairs; ++i) {
-      // The angle in double: at position 128k a float product is off by up to 0.008 rad.
+      // All in double: at position 128k a float angle would be off by up to 0.008 rad.
       const double angle = double(first + t) * rope.frequency[size_t(i)];
       cosines[i] = float(std::cos(angle)) * rope.magnitude;
       sines[i] = float(std::sin(angle)) * rope.magnitude;

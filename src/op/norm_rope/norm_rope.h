@@ -14,8 +14,8 @@ enum class RopePairs : uint8_t { interleaved, halves };
 /// Angles of one model: position p turns pair i by p * frequency[i]; cos and sin are multiplied by `magnitude`.
 struct Rope {
   RopePairs pairs = RopePairs::halves;
-  std::vector<float> frequency;  // [rope_dim / 2]
-  float magnitude = 1;           // YaRN's attention factor, else 1
+  std::vector<double> frequency;  // [rope_dim / 2]
+  float magnitude = 1;            // YaRN's attention factor, else 1
 };
 
 /// y[t] = x[t] / sqrt(mean(x[t]^2) + eps) * weight, row by row; y may be x.

@@ -6,7 +6,9 @@
 
 namespace ridge {
 
-void rms_norm_avx2(const float* x, const float* weight, float eps, int64_t n, float* y) { rms_norm_row(x, weight, eps, n, y); }
+void rms_norm_avx2(const float* x, const float* weight, float eps, int64_t n, float* y) {
+  rms_norm_row(x, weight, eps, n, y);
+}
 void swiglu_avx2(float* gate, const float* up, int64_t n) { swiglu_row(gate, up, n); }
 
 }  // namespace ridge

@@ -21,7 +21,8 @@ struct Simd {
   static void store(float* p, F x) { _mm512_storeu_ps(p, x); }
   static F load_f16(const void* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p))); }
   static F load_bf16(const void* p) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p))), 16));
+    return _mm512_castsi512_ps(
+        _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p))), 16));
   }
   static F load_i8(const void* p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p))));
@@ -51,10 +52,13 @@ struct Simd {
       half[i] = _mm512_add_ps(_mm512_unpacklo_ps(a[i], a[i + 8]), _mm512_unpackhi_ps(a[i], a[i + 8]));
     for (int i = 0; i < 4; ++i) {
       const __m512d low = _mm512_castps_pd(half[i]), high = _mm512_castps_pd(half[i + 4]);
-      quarter[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(low, high)), _mm512_castpd_ps(_mm512_unpackhi_pd(low, high)));
+      quarter[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(low, high)),
+                                 _mm512_castpd_ps(_mm512_unpackhi_pd(low, high)));
     }
-    const F left = _mm512_add_ps(_mm512_shuffle_f32x4(quarter[0], quarter[1], 0x44), _mm512_shuffle_f32x4(quarter[0], quarter[1], 0xEE));
-    const F right = _mm512_add_ps(_mm512_shuffle_f32x4(quarter[2], quarter[3], 0x44), _mm512_shuffle_f32x4(quarter[2], quarter[3], 0xEE));
+    const F left = _mm512_add_ps(_mm512_shuffle_f32x4(quarter[0], quarter[1], 0x44),
+                                 _mm512_shuffle_f32x4(quarter[0], quarter[1], 0xEE));
+    const F right = _mm512_add_ps(_mm512_shuffle_f32x4(quarter[2], quarter[3], 0x44),
+                                  _mm512_shuffle_f32x4(quarter[2], quarter[3], 0xEE));
     return _mm512_add_ps(_mm512_shuffle_f32x4(left, right, 0x88), _mm512_shuffle_f32x4(left, right, 0xDD));
   }
   /// Where to put the vector whose sum shall be lane `lane` of sum_each.
