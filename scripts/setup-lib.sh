@@ -2,7 +2,8 @@
 # Shared by scripts/demo, scripts/test and .ci/run: packages and test summaries. Source it from the repository root.
 #
 # Each row is "Debian package: probe". Only rows whose probe fails are installed, so any system that has the tools and
-# headers will do, and nothing calls apt-get when nothing is missing.
+# headers will do, and nothing calls apt-get when nothing is missing. A "wanted" package only makes things faster: it comes
+# along when others are installed and is never asked for.
 
 export LC_ALL=C.UTF-8
 
@@ -15,7 +16,8 @@ packages_of() {
                  nlohmann-json3-dev: header nlohmann/json.hpp
                  libcli11-dev: header CLI/CLI.hpp
                  libxxhash-dev: header xxhash.h
-                 libutf8proc-dev: header utf8proc.h' ;;
+                 libutf8proc-dev: header utf8proc.h
+                 ccache: wanted ccache' ;;
     test) echo 'libgtest-dev: header gtest/gtest.h
                 libgmock-dev: header gmock/gmock.h
                 python3: command python3' ;;
@@ -27,16 +29,18 @@ packages_of() {
 
 probe() {
   case $1 in
-    command) command -v "$2" > /dev/null ;;
+    command | wanted) command -v "$2" > /dev/null ;;
     header) printf '#include <%s>\n' "$2" | c++ -std=c++20 -x c++ -E -o /dev/null - 2> /dev/null ;;
   esac
 }
 
-# The packages of the given groups whose probe fails.
+# missing_packages required|wanted GROUP...: the packages of the groups whose probe fails.
 missing_packages() {
-  local group package kind what
+  local group package kind what need=$1
+  shift
   for group in "$@"; do
     while read -r package kind what; do
+      case $need:$kind in required:wanted | wanted:command | wanted:header) continue ;; esac
       if ! probe "$kind" "$what"; then echo "${package%:}"; fi
     done < <(packages_of "$group")
   done
@@ -44,8 +48,9 @@ missing_packages() {
 
 # need_packages GROUP...: installs what is missing, as root or through sudo; otherwise says how and exits 6.
 need_packages() {
-  local missing as_root=()
-  mapfile -t missing < <(missing_packages "$@")
+  local missing wanted as_root=()
+  mapfile -t missing < <(missing_packages required "$@")
+  mapfile -t wanted < <(missing_packages wanted "$@")
   if [ ${#missing[@]} -eq 0 ]; then return; fi
   if [ "$(id -u)" -ne 0 ]; then as_root=(sudo); fi
   if ! command -v apt-get > /dev/null ||
@@ -54,11 +59,12 @@ need_packages() {
     echo "  apt-get update && apt-get install -y --no-install-recommends ${missing[*]}" >&2
     exit 6
   fi
+  missing+=("${wanted[@]}")
   echo "$0: installing ${missing[*]}"
-  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq update
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq update || true  # one dead mirror need not matter
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "${missing[@]}" \
-    > /dev/null
-  mapfile -t missing < <(missing_packages "$@")
+    > /dev/null || true
+  mapfile -t missing < <(missing_packages required "$@")
   if [ ${#missing[@]} -ne 0 ]; then
     echo "$0: still missing after apt-get install: ${missing[*]}" >&2
     exit 6
