@@ -78,25 +78,29 @@ int bench(const BenchFlags& flags) {
   const lab::BenchFormat format = lab::find_bench_format(flags.output.json ? "json" : flags.format).or_throw();
   lab::ResultsFile results = lab::ResultsFile::open(flags.output.results).or_throw();
   lab::BenchWriter writer(format, stdout);
-  Progress progress("bench", 0, !flags.output.quiet);
+  std::unique_ptr<Progress> progress;
+  const auto clear = [&] {
+    if (progress) progress->clear();
+  };
   lab::BenchHooks hooks;
   hooks.stop = interrupted;
   hooks.on_status = [&](const std::string& what, int done, int total) {
-    progress.clear();
-    progress.set(done, fmt::format("of {}: {}", total, what));
+    if (!progress) progress = std::make_unique<Progress>("bench", total, !flags.output.quiet);
+    progress->clear();
+    progress->set(done, what);
   };
   hooks.on_row = [&](const lab::BenchRow& row) {
-    progress.clear();
+    clear();
     writer.add(row, params);
     results.add(lab::bench_fields(row, params, true));
   };
   hooks.on_failed = [&](const lab::BenchRow& row) {
-    progress.clear();
+    clear();
     fmt::print(stderr, "error: {} {}: check failed: NMSE {:.3g} over the bound {:.3g} ({}); no speed is given for it\n",
                lab::kv_text(row.test.kv), row.test.name(), row.check.nmse, row.check.bound, row.check.what);
   };
   const int n_failed = lab::run_bench(params, hooks);
-  progress.finish();
+  progress.reset();
   writer.finish();
   if (interrupted()) return int(ErrorKind::interrupted);
   return n_failed > 0 ? int(ErrorKind::gate) : 0;

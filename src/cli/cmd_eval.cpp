@@ -90,16 +90,20 @@ int eval(const EvalFlags& flags, bool against_base) {
   std::unique_ptr<Progress> progress;
   int64_t steps_done = 0;
   bool heading_due = true;
+  // The perplexities of one candidate run on along one line, where no bar can be drawn.
+  const bool one_line = !against_base && options.candidates.size() == 1;
   lab::EvalHooks hooks;
   hooks.stop = interrupted;
   hooks.on_progress = [&](int64_t steps, int64_t total) {
-    if (!progress) progress = std::make_unique<Progress>("eval", total, !flags.output.quiet);
+    if (!progress) progress = std::make_unique<Progress>("eval", total, !flags.output.quiet && !one_line);
     progress->set(steps_done += steps, "tokens");
   };
-  const bool one_line = !against_base && options.candidates.size() == 1;
   hooks.on_chunk = [&](const lab::EvalResult& so_far) {
     if (flags.output.quiet) return;
-    if (progress && !one_line) progress->clear();
+    if (progress) progress->clear();
+    if (one_line && so_far.chunks_done == 1)
+      fmt::print(stderr, "{:.2f} s per chunk, about {} in all\n", so_far.seconds,
+                 short_duration(so_far.seconds * so_far.windows.n_chunks));
     if (const std::string heading = lab::chunk_heading(so_far); heading_due && !heading.empty())
       fmt::print(stderr, "{}\n", heading);
     heading_due = false;

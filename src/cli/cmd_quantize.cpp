@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "base/progress.h"
+#include "cli/interrupt.h"
 #include "cli/options.h"
 #include "format/list.h"
 #include "lab/results.h"
@@ -24,13 +25,16 @@ std::string weight_format_names() {
 
 int quantize(const QuantizeFlags& flags) {
   const WeightFormat& type = *find_weight_format(flags.type).or_throw();
-  Progress progress("quantize", 0, !flags.output.quiet);
+  std::unique_ptr<Progress> progress;
   int n_tensors = 0;
   convert_to_gguf(flags.in, flags.out, type, [&](int done, int total, std::string_view tensor) {
+    // The writer cleans up behind an exception.
+    if (interrupted()) throw Error(ErrorKind::interrupted, "interrupted: nothing was written");
     n_tensors = total;
-    progress.set(done, fmt::format("of {} {}", total, tensor));
+    if (!progress) progress = std::make_unique<Progress>("quantize", total, !flags.output.quiet);
+    progress->set(done, tensor);
   }).or_throw();
-  progress.finish();
+  progress.reset();
   const auto bytes = int64_t(std::filesystem::file_size(flags.out));
   if (flags.output.json) {
     const lab::Row row{

@@ -29,7 +29,8 @@ std::span<const Command> commands() {
       {"eval kld", "KL divergence of KV cache formats from f16",
        "Runs the same weights with the base cache and with every cache of --kv, in lockstep, and prints how far the "
        "distributions differ, with llama-perplexity's statistics. Memory does not grow with the text. When the base "
-       "itself is not in the list it is added as the control row.",
+       "itself is not in the list it is added as the control row. With int8 activations (q8_0 and q4_0 weights) any "
+       "change at all moves some roundings: an f32 row shows that floor.",
        "ridge eval kld -m model.gguf -f wiki.test.raw --path decode --kv f16,q8_0,rotor-3\n"
        "ridge eval kld -m model.gguf -f wiki.test.raw --kv rotor-3:hadamard,rotor-3:planar,q8_0/rotor-3:window=32",
        declare_eval_kld},

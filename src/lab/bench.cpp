@@ -8,6 +8,7 @@
 
 #include "base/metrics.h"
 #include "base/rng.h"
+#include "lab/machine.h"
 
 namespace ridge::lab {
 namespace {
@@ -52,14 +53,13 @@ std::vector<float> check_logits(const Model& model, const KvChoice& kv, int dept
 class Reference {
  public:
   Reference(const std::string& path, const BenchParams& params, std::span<const BenchTest> tests,
-            const BenchHooks& hooks)
+            const std::function<void(const std::string&)>& step, const std::function<bool()>& stopped)
       : seed_(params.seed), bound_(params.check_bound) {
     if (!params.check) return;
     const Model model = Model::load(path, {.n_threads = 0, .isa = "scalar", .kernels = {}});
-    int done = 0;
     for (const BenchTest& test : tests) {
-      if (hooks.on_status) hooks.on_status("reference " + kv_text(test.kv), done++, int(tests.size()));
-      if (hooks.stop && hooks.stop()) return;
+      step("reference logits, " + kv_text(test.kv));
+      if (stopped()) return;
       std::vector<float>& logits = logits_[key(test)];
       if (logits.empty()) logits = check_logits(model, test.kv, check_depth(test), seed_);
     }
@@ -212,22 +212,28 @@ double BenchRow::pct_of_roof() const { return roof_gb_s > 0 ? 100 * read_gb_s() 
 
 int run_bench(const BenchParams& params, const BenchHooks& hooks) {
   const std::vector<BenchTest> tests = bench_tests(params);
+  const int64_t llc_bytes = machine_info().last_level_cache_bytes();
   int n_failed = 0, done = 0;
-  const int total = int(params.models.size() * params.n_threads.size() * tests.size());
+  const size_t passes = params.n_threads.size() + (params.check ? 1 : 0);
+  const int total = int(params.models.size() * passes * tests.size());
   const auto stopped = [&] { return hooks.stop && hooks.stop(); };
   const auto status = [&](const std::string& what) {
     if (hooks.on_status) hooks.on_status(what, done, total);
   };
+  const auto step = [&](const std::string& what) {
+    status(what);
+    ++done;
+  };
   for (const std::string& path : params.models) {
     status("loading " + path);
-    const Reference reference(path, params, tests, hooks);
+    const Reference reference(path, params, tests, step, stopped);
     for (const int n_threads : params.n_threads) {
       status("read bandwidth");
       const double roof = stopped() ? 0 : measured_roof(params, n_threads, hooks);
       if (stopped()) return n_failed;
       const Model model = Model::load(path, {.n_threads = n_threads, .isa = params.isa, .kernels = params.kernels});
       for (const BenchTest& test : tests) {
-        status(kv_text(test.kv) + " " + test.name());
+        step(kv_text(test.kv) + " " + test.name());
         BenchRow row{.model = model.info(),
                      .test = test,
                      .cache = {},
@@ -236,6 +242,7 @@ int run_bench(const BenchParams& params, const BenchHooks& hooks) {
                      .seconds = {},
                      .read_bytes = 0,
                      .roof_gb_s = roof,
+                     .llc_bytes = llc_bytes,
                      .date = {}};
         if (params.check) row.check = reference.compare(model, test);
         if (params.check && !row.check.passed) {
@@ -245,7 +252,6 @@ int run_bench(const BenchParams& params, const BenchHooks& hooks) {
           if (!time_test(model, params, hooks, row)) return n_failed;
           if (hooks.on_row) hooks.on_row(row);
         }
-        ++done;
       }
     }
   }

@@ -2,7 +2,8 @@
 //
 // A row of a decode test says how many bytes a step must read (the ops' declared work), the rate that gives, and the
 // share of the machine's read bandwidth, measured by our own kernel in the same run. Above 100 % the byte count is
-// wrong. Tokenizing and sampling are outside the time.
+// wrong, or the working set stays in the last-level cache: then the row says so. Tokenizing and sampling are outside
+// the time.
 #pragma once
 
 #include <functional>
@@ -31,7 +32,8 @@ struct BenchRow {
   BenchCheck check;
   std::vector<double> seconds;  ///< one per repeat
   double read_bytes = 0;        ///< mean of a decode step; 0 without decode steps
-  double roof_gb_s = 0;
+  double roof_gb_s = 0;         ///< of memory
+  int64_t llc_bytes = 0;        ///< last-level cache
   std::string date;
 
   int64_t n_tokens() const { return test.n_prompt + test.n_gen; }
@@ -43,6 +45,8 @@ struct BenchRow {
   /// Of a pure decode test, GB/s (10^9); NaN otherwise.
   double read_gb_s() const;
   double pct_of_roof() const;
+  /// What a decode step reads fits in the last-level cache: memory is no roof for it.
+  bool in_cache() const { return read_bytes > 0 && read_bytes <= double(llc_bytes); }
 };
 
 /// Mean and sample standard deviation; NaN mean when a sample is not a positive number, deviation 0 for one sample.

@@ -69,12 +69,12 @@ constexpr std::string_view kMarkdownHead =
     "| --- | ---: | ---: | --- | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: |";
 
 std::string markdown_line(const BenchRow& row) {
-  return fmt::format("| {} | {} | {} | CPU {} | {} | {} | {} | {} | {} | {} | {} | {} |", model_type(row.model),
-                     human_bytes(row.model.weight_bytes), human_count(row.model.n_params), row.model.isa,
-                     row.model.n_threads, kv_side_text(row.test.kv.k), kv_side_text(row.test.kv.v), row.test.name(),
-                     plus_minus(row.avg_tokens_per_second(), row.stddev_tokens_per_second()),
-                     optional_number(row.read_gb_s()), optional_number(row.pct_of_roof(), " %"),
-                     checked_word(row.check));
+  return fmt::format(
+      "| {} | {} | {} | CPU {} | {} | {} | {} | {} | {} | {} | {} | {} |", model_type(row.model),
+      human_bytes(row.model.weight_bytes), human_count(row.model.n_params), row.model.isa, row.model.n_threads,
+      kv_side_text(row.test.kv.k), kv_side_text(row.test.kv.v), row.test.name(),
+      plus_minus(row.avg_tokens_per_second(), row.stddev_tokens_per_second()), optional_number(row.read_gb_s()),
+      optional_number(row.pct_of_roof(), row.in_cache() ? " % (in cache)" : " %"), checked_word(row.check));
 }
 
 }  // namespace
@@ -139,6 +139,7 @@ Row bench_fields(const BenchRow& row, const BenchParams& params, bool samples) {
   f["read_gb_s"] = number(row.read_gb_s());
   f["roof_gb_s"] = number(row.roof_gb_s);
   f["pct_of_roof"] = number(row.pct_of_roof());
+  f["in_cache"] = row.in_cache();
   f["checked"] = row.check.done && row.check.passed;
   f["check_error"] = row.check.done ? number(row.check.nmse) : Row(nullptr);
   f["check_bound"] = number(row.check.bound);
