@@ -68,9 +68,9 @@ Explanation explain_linear(const ExplainFlags& flags, Isa limit) {
     bad_flag("--shape", fmt::format("{} groups {} inputs, {} does not divide", format.name, format.group, shape[1]));
   // Kernels are asked about a matrix as the loader leaves it: rows in the file's mapping, panels where some kernel
   // wants them. They look at the pointers, not at the bytes.
-  static const std::byte present{};
-  Linear w{.format = &format, .n_out = shape[0], .n_in = shape[1], .rows = &present, .panels = nullptr};
-  if (wants_panels(format, w.n_in, std::min(limit, detect_isa()))) w.panels = &present;
+  static constexpr std::byte kPresent{};
+  Linear w{.format = &format, .n_out = shape[0], .n_in = shape[1], .rows = &kPresent, .panels = nullptr};
+  if (wants_panels(format, w.n_in, std::min(limit, detect_isa()))) w.panels = &kPresent;
   const bool one = flags.op == "gemv";
   return {fmt::format("{} x {} {}, {}", w.n_out, w.n_in, format.name, one ? "1 token" : "a batch of tokens"),
           linear_work(w, 1), judge(limit, one ? gemv_variants() : gemm_variants(), w)};
