@@ -36,16 +36,24 @@ def quality(path):
         out.append(
             f"| {r['kv']} | {r['kv_k']['bits_per_value']:g} / {r['kv_v']['bits_per_value']:g} | {r['bytes_per_token']} |"
             f" {r['mib_at_32k']:.1f} | {r['ppl']['value']:.3f} | {estimate(r['ln_ratio'], 4)} |"
-            f" {estimate(r['kld']['mean'], 5)} | {r['kld']['99.0%']:.4f} |"
+            f" {estimate(r['kld']['mean'], 5)} | {r['kld']['percentiles']['99.0%']:.4f} |"
             f" {100 * top['value']:.2f} ± {100 * top['error']:.2f} |")
     return out
 
 
 def perplexity():
-    out = ["| weights | windows | chunks | PPL | expected |", "|---|---|---:|---:|---:|"]
+    out = ["| weights | windows | chunks | PPL |", "|---|---|---:|---:|"]
     for r in rows("ppl-cpu.jsonl"):
         out.append(f"| {r['model_name']} as {r['weight_format']} | {r['n_ctx']}, {r['kv']} cache | {r['chunks']} |"
-                   f" {estimate(r['ppl'], 4)} | {r.get('expected', '')} |")
+                   f" {estimate(r['ppl'], 4)} |")
+    return out
+
+
+def bandwidth():
+    """The machine's memory ceilings, one line per stream of the last row."""
+    out = ["| stream | GB/s median | quartiles | max |", "|---|---:|---:|---:|"]
+    for s in rows("bandwidth-cpu.jsonl")[-1]["streams"]:
+        out.append(f"| {s['name']} | {s['median_gb_s']:.1f} | {s['lower_quartile_gb_s']:.1f} to {s['upper_quartile_gb_s']:.1f} | {s['max_gb_s']:.1f} |")
     return out
 
 
@@ -57,7 +65,8 @@ def decode():
             continue
         test = f"tg{r['n_gen']}" + (f" @ d{r['n_depth']}" if r["n_depth"] else "")
         out.append(f"| {r['model_filename']} | {test} | {r['type_k']}/{r['type_v']} | {r['avg_ts']:.2f} ± {r['stddev_ts']:.2f} |"
-                   f" {r['read_bytes'] / 1e6:.1f} MB | {r['read_gb_s']:.2f} | {r['roof_gb_s']:.2f} | {r['pct_of_roof']:.1f} |")
+                   f" {r['read_bytes'] / 1e6:.1f} MB | {r['read_gb_s']:.2f} | {r['roof_gb_s']:.2f} | {r['pct_of_roof']:.1f}"
+                   f"{' (in cache)' if r['in_cache'] else ''} |")
     return out
 
 
@@ -75,6 +84,7 @@ TABLES = {
     "kv-quality-prefill": lambda: quality("prefill"),
     "kv-quality-decode": lambda: quality("decode"),
     "perplexity": perplexity,
+    "bandwidth-cpu": bandwidth,
     "decode-cpu": decode,
     "prefill-cpu": prefill,
 }
