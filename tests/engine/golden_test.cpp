@@ -1,4 +1,5 @@
 // Real models against reference logits computed elsewhere (tests/golden/README.md and the reference data's SOURCE).
+// "Slow" suites run in optimised builds only: sanitizers would turn their seconds into minutes.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -79,7 +80,7 @@ Difference against_ridge_ref(const Model& model, const char* kv, bool one_by_one
 // float32 in another order of summation moves these logits (up to 20) by about 2e-5; 1e-4 leaves room for other ISAs.
 constexpr double kFloatBound = 1e-4;
 
-TEST(Golden, RidgeRefHfDirectoryEqualsPyTorch) {
+TEST(GoldenSlow, RidgeRefHfDirectoryEqualsPyTorch) {
   const auto data = reference_data();
   if (!data) GTEST_SKIP() << "reference models are not here (set RIDGE_DATA)";
   const Model model = Model::load((*data / "models/ridge-ref").string());
@@ -92,7 +93,7 @@ TEST(Golden, RidgeRefHfDirectoryEqualsPyTorch) {
   EXPECT_LT(against_ridge_ref(model, "f16", true).logit, 6e-3);
 }
 
-TEST(Golden, RidgeRefF16GgufEqualsPyTorch) {
+TEST(GoldenSlow, RidgeRefF16GgufEqualsPyTorch) {
   const auto data = reference_data();
   if (!data) GTEST_SKIP() << "reference models are not here (set RIDGE_DATA)";
   const TempDir directory;
@@ -107,7 +108,7 @@ TEST(Golden, RidgeRefF16GgufEqualsPyTorch) {
   }
 }
 
-TEST(Golden, RidgeRefGreedyTokensEqualPyTorch) {
+TEST(GoldenSlow, RidgeRefGreedyTokensEqualPyTorch) {
   const auto data = reference_data();
   if (!data) GTEST_SKIP() << "reference models are not here (set RIDGE_DATA)";
   const Model model = Model::load((*data / "models/ridge-ref").string());
@@ -124,7 +125,7 @@ TEST(Golden, RidgeRefGreedyTokensEqualPyTorch) {
   }
 }
 
-TEST(Golden, ShippedQ8ModelStaysCloseToItsSource) {
+TEST(GoldenSlow, ShippedQ8ModelStaysCloseToItsSource) {
   const Model model = Model::load(RIDGE_SOURCE_DIR "/models/ridge-ref-q8_0.gguf");
   const double golden = read_json(RIDGE_SOURCE_DIR "/tests/golden/ridge-ref.golden.json")["mean_nll"];
   for (const bool one_by_one : {false, true})
