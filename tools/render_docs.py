@@ -70,23 +70,12 @@ def decode():
     return out
 
 
-def prefill():
-    out = ["| model | test | K/V cache | tok/s |", "|---|---|---|---:|"]
-    for r in rows("decode-cpu.jsonl"):
-        if r["n_prompt"] == 0 or r["n_gen"] != 0:
-            continue
-        test = f"pp{r['n_prompt']}" + (f" @ d{r['n_depth']}" if r["n_depth"] else "")
-        out.append(f"| {r['model_filename']} | {test} | {r['type_k']}/{r['type_v']} | {r['avg_ts']:.1f} ± {r['stddev_ts']:.1f} |")
-    return out
-
-
 TABLES = {
     "kv-quality-prefill": lambda: quality("prefill"),
     "kv-quality-decode": lambda: quality("decode"),
     "perplexity": perplexity,
     "bandwidth-cpu": bandwidth,
     "decode-cpu": decode,
-    "prefill-cpu": prefill,
 }
 
 
