@@ -10,7 +10,7 @@ namespace {
 
 /// general.file_type of llama.cpp for the format of most tensors.
 Result<uint64_t> file_type(const WeightFormat& type) {
-  const std::pair<std::string_view, uint64_t> kTypes[] = {
+  constexpr std::pair<std::string_view, uint64_t> kTypes[] = {
       {"f32", 0}, {"f16", 1}, {"q4_0", 2}, {"q8_0", 7}, {"bf16", 32}};
   for (const auto& [name, id] : kTypes)
     if (type.name == name) return id;

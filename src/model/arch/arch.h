@@ -1,11 +1,11 @@
 // Architectures as configuration: what their files call things, and which options of Config they switch on.
 #pragma once
 
+#include <map>
 #include <span>
 #include <string_view>
 
 #include "io/gguf.h"
-#include "io/json.h"
 #include "model/config.h"
 
 namespace ridge {

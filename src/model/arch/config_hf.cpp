@@ -1,4 +1,5 @@
 // Hugging Face config.json -> Config.
+#include "io/json.h"
 #include "model/arch/arch.h"
 
 namespace ridge {
