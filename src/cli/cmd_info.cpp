@@ -5,6 +5,7 @@
 #include "cli/kernel_tables.h"
 #include "cli/options.h"
 #include "format/list.h"
+#include "gpu/device_query.h"
 #include "lab/machine.h"
 #include "lab/results.h"
 
@@ -36,6 +37,20 @@ lab::Row machine_row() {
   for (const lab::CacheInfo& cache : machine.caches)
     row["caches"].push_back(
         {{"level", cache.level}, {"type", cache.type}, {"bytes", cache.bytes}, {"shared_cpus", cache.shared_cpus}});
+  return row;
+}
+
+lab::Row gpu_row(const gpu::DeviceReport& report) {
+  lab::Row row{{"driver_version", report.driver_version},
+               {"runtime_version", report.runtime_version},
+               {"why_none", report.why_none},
+               {"devices", lab::Row::array()}};
+  for (const gpu::Device& device : report.devices)
+    row["devices"].push_back({{"name", device.name},
+                              {"sm", device.sm},
+                              {"processors", device.n_processors},
+                              {"memory_bytes", device.memory_bytes},
+                              {"l2_bytes", device.l2_bytes}});
   return row;
 }
 
@@ -98,7 +113,18 @@ std::string size_text(int64_t bytes) {
   return bytes >= 1 << 20 ? fmt::format("{:.1f} MiB", double(bytes) / 1048576) : fmt::format("{} KiB", bytes >> 10);
 }
 
-void print_text(const lab::Row& row) {
+/// 1000 * major + 10 * minor, as CUDA counts, for people.
+std::string cuda_version(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
+
+void print_gpus(const gpu::DeviceReport& report) {
+  if (report.devices.empty()) fmt::print("gpu       none: {}\n", report.why_none);
+  for (const gpu::Device& device : report.devices)
+    fmt::print("gpu       {}, sm_{}, {} processors, {:.1f} GiB, driver for CUDA {}, built with {}\n", device.name,
+               device.sm, device.n_processors, double(device.memory_bytes) / 1073741824,
+               cuda_version(report.driver_version), cuda_version(report.runtime_version));
+}
+
+void print_text(const lab::Row& row, const gpu::DeviceReport& gpus) {
   const BuildInfo& build = build_info();
   fmt::print("build     ridge {} ({}), {}, {}, CUDA {}\n", build.version, build.commit, build.compiler,
              build.build_type, build.cuda ? "yes" : "no");
@@ -110,6 +136,7 @@ void print_text(const lab::Row& row) {
                cache.shared_cpus);
   fmt::print("memory    {:.1f} GiB, {:.1f} GiB available, load {:.2f}\n", double(machine.memory_bytes) / 1073741824,
              double(machine.available_bytes) / 1073741824, machine.load_1min);
+  print_gpus(gpus);
   for (const WeightFormat& format : weight_formats())
     fmt::print("weights   {:<8} {:>6.4g} bits, group {}\n", format.name, format.bits_per_weight(), format.group);
   for (const KvFormat& format : kv_formats())
@@ -130,11 +157,15 @@ void print_text(const lab::Row& row) {
 
 int info(const InfoFlags& flags) {
   check_device(flags.model.device);
-  lab::Row row{
-      {"build", build_row()}, {"machine", machine_row()}, {"formats", formats_row()}, {"kernels", kernels_row()}};
+  const gpu::DeviceReport gpus = gpu::query_devices();
+  lab::Row row{{"build", build_row()},
+               {"machine", machine_row()},
+               {"gpu", gpu_row(gpus)},
+               {"formats", formats_row()},
+               {"kernels", kernels_row()}};
   if (!flags.model.model.empty()) row["model"] = model_row(load_model(flags.model));
   if (flags.output.json) fmt::print("{}\n", row.dump(2, ' ', false, lab::Row::error_handler_t::replace));
-  else print_text(row);
+  else print_text(row, gpus);
   return 0;
 }
 

@@ -11,9 +11,8 @@ DeviceReport query_devices() {
   cudaDriverGetVersion(&report.driver_version);
   cudaRuntimeGetVersion(&report.runtime_version);
   int count = 0;
-  if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess || count == 0) {
-    report.why_none = std::string("no CUDA device: ") +
-                      (count == 0 && error == cudaSuccess ? "the driver lists none" : cudaGetErrorString(error));
+  if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess) {
+    report.why_none = std::string("CUDA says: ") + cudaGetErrorString(error);
     return report;
   }
   for (int index = 0; index < count; ++index) {
@@ -25,7 +24,8 @@ DeviceReport query_devices() {
                               .memory_bytes = properties.totalGlobalMem,
                               .l2_bytes = uint64_t(properties.l2CacheSize)});
   }
-  if (report.devices.empty()) report.why_none = "no CUDA device: none of those listed answers";
+  if (report.devices.empty())
+    report.why_none = count == 0 ? "the driver lists none" : "none of the listed devices answers";
   return report;
 }
 

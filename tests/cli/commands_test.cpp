@@ -286,6 +286,12 @@ TEST(Info, NamesBuildMachineFormatsKernelsAndModel) {
   EXPECT_THAT(run_ridge({"info"}).out, HasSubstr("kernels   gemv"));
 }
 
+TEST(Info, NamesTheGpusOrSaysWhyThereAreNone) {
+  const json gpu = json::parse(run_ridge({"info", "--json"}).out)["gpu"];
+  EXPECT_EQ(gpu["devices"].empty(), !gpu["why_none"].get<std::string>().empty());
+  EXPECT_THAT(run_ridge({"info"}).out, HasSubstr(gpu["devices"].empty() ? "gpu       none: " : "gpu       "));
+}
+
 TEST(Explain, MarksOneKernelAndSaysWhyNotTheOthers) {
   const Outcome outcome =
       run_ridge({"explain", "gemv", "--shape", "64x64", "--format", "q8_0", "--isa", "scalar", "--json"});
