@@ -13,7 +13,7 @@ namespace ridge {
 inline constexpr float kMaxF16 = 65504.0f;
 
 /// A finite value in fp16 range, or the nearest one (NaN becomes 0); `count` grows when it was not.
-inline float saturate_f16(float value, int& count) {
+RIDGE_HD inline float saturate_f16(float value, int& count) {
   if (std::abs(value) <= kMaxF16) return value;
   ++count;
   return std::isnan(value) ? 0.0f : std::copysign(kMaxF16, value);
@@ -23,8 +23,8 @@ struct KvF16 {
   static constexpr const char* kName = "f16";
   static constexpr KvPolicy kPolicy{};
   static constexpr int kGroup = 1;
-  static int64_t row_bytes(int head_dim) { return 2 * int64_t(head_dim); }
-  static int encode(const float* in, int head_dim, std::byte* row) {
+  RIDGE_HD static int64_t row_bytes(int head_dim) { return 2 * int64_t(head_dim); }
+  RIDGE_HD static int encode(const float* in, int head_dim, std::byte* row) {
     int saturated = 0;
     for (int i = 0; i < head_dim; ++i) {
       const uint16_t half = f32_to_f16(saturate_f16(in[i], saturated));
@@ -32,7 +32,7 @@ struct KvF16 {
     }
     return saturated;
   }
-  static void decode(const std::byte* row, int head_dim, float* out) {
+  RIDGE_HD static void decode(const std::byte* row, int head_dim, float* out) {
     for (int i = 0; i < head_dim; ++i) {
       uint16_t half;
       std::memcpy(&half, row + 2 * i, 2);

@@ -19,9 +19,9 @@ struct KvRotor3 {
   static constexpr std::array<float, 8> kLevels = {-2.1519143f, -1.3439092f, -0.7560054f, -0.2451275f,
                                                    0.2451275f,  0.7560054f,  1.3439092f,  2.1519143f};
 
-  static int64_t row_bytes(int head_dim) { return 3 * int64_t(head_dim) / 8 + 2; }
+  RIDGE_HD static int64_t row_bytes(int head_dim) { return 3 * int64_t(head_dim) / 8 + 2; }
 
-  static int encode(const float* in, int head_dim, std::byte* row) {
+  RIDGE_HD static int encode(const float* in, int head_dim, std::byte* row) {
     int saturated = 0;
     double norm2 = 0;
     for (int i = 0; i < head_dim; ++i) {
@@ -31,13 +31,14 @@ struct KvRotor3 {
     const float norm = float(std::sqrt(norm2));
     const float to_unit = norm > 0 ? std::sqrt(float(head_dim)) / norm : 0.0f;
 
+    constexpr std::array<float, 8> levels = kLevels;
     double levels2 = 0;
     for (int first = 0; first < head_dim; first += 8) {
       uint32_t word = 0;
       for (int i = 0; i < 8; ++i) {
         int ignored = 0;
         const int code = nearest(saturate_f16(in[first + i], ignored) * to_unit);
-        levels2 += double(kLevels[size_t(code)]) * kLevels[size_t(code)];
+        levels2 += double(levels[size_t(code)]) * levels[size_t(code)];
         word |= uint32_t(code) << (3 * i);
       }
       std::memcpy(row + 3 * (first / 8), &word, 3);
@@ -47,21 +48,23 @@ struct KvRotor3 {
     return saturated;
   }
 
-  static void decode(const std::byte* row, int head_dim, float* out) {
+  RIDGE_HD static void decode(const std::byte* row, int head_dim, float* out) {
     uint16_t half;
     std::memcpy(&half, row + 3 * (head_dim / 8), 2);
+    constexpr std::array<float, 8> levels = kLevels;
     const float scale = f16_to_f32(half);
     for (int first = 0; first < head_dim; first += 8) {
       uint32_t word = 0;
       std::memcpy(&word, row + 3 * (first / 8), 3);
-      for (int i = 0; i < 8; ++i) out[first + i] = kLevels[(word >> (3 * i)) & 7u] * scale;
+      for (int i = 0; i < 8; ++i) out[first + i] = levels[(word >> (3 * i)) & 7u] * scale;
     }
   }
 
   /// Code of the nearest level; a value on a midpoint goes to the level above.
-  static int nearest(float u) {
+  RIDGE_HD static int nearest(float u) {
+    constexpr std::array<float, 8> levels = kLevels;
     int code = 0;
-    for (size_t i = 0; i + 1 < kLevels.size(); ++i) code += u >= 0.5f * (kLevels[i] + kLevels[i + 1]);
+    for (size_t i = 0; i + 1 < levels.size(); ++i) code += u >= 0.5f * (levels[i] + levels[i + 1]);
     return code;
   }
 };

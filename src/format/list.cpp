@@ -1,12 +1,10 @@
 #include "format/list.h"
 
+#include <array>
 #include <cmath>
 #include <vector>
 
-#include "format/kv_f16.h"
-#include "format/kv_f32.h"
-#include "format/kv_q8_0.h"
-#include "format/kv_rotor3.h"
+#include "format/kv_types.h"
 #include "format/plain.h"
 #include "format/q4_0.h"
 #include "format/q8_0.h"
@@ -14,17 +12,16 @@
 namespace ridge {
 namespace {
 
-// The rows. Order is the order of tables and help texts.
+// The rows; the KV formats are in kv_types.h. Order is the order of tables and help texts.
 constexpr WeightFormat kWeightFormats[] = {
     make_weight_format<F32>(),  make_weight_format<F16>(),  make_weight_format<BF16>(),
     make_weight_format<Q8_0>(), make_weight_format<Q4_0>(),
 };
-constexpr KvFormat kKvFormats[] = {
-    make_kv_format<KvF32>(),
-    make_kv_format<KvF16>(),
-    make_kv_format<KvQ8_0>(),
-    make_kv_format<KvRotor3>(),
-};
+template <class... Formats>
+constexpr std::array<KvFormat, sizeof...(Formats)> make_kv_table(KvTypes<Formats...>) {
+  return {make_kv_format<Formats>()...};
+}
+constexpr std::array kKvFormats = make_kv_table(KvFormatTypes());
 
 template <class Format>
 Result<const Format*> find(std::span<const Format> formats, std::string_view what, std::string_view name) {

@@ -11,8 +11,8 @@ struct F32 {
   static constexpr const char* kDtype = "F32";
   static constexpr int kGgufType = 0;
   static constexpr int kGroup = 1;
-  static void decode(const Block& block, float* out) { *out = block; }
-  static void encode(const float* in, Block& block) { block = *in; }
+  RIDGE_HD static void decode(const Block& block, float* out) { *out = block; }
+  RIDGE_HD static void encode(const float* in, Block& block) { block = *in; }
 };
 
 struct F16 {
@@ -21,8 +21,8 @@ struct F16 {
   static constexpr const char* kDtype = "F16";
   static constexpr int kGgufType = 1;
   static constexpr int kGroup = 1;
-  static void decode(const Block& block, float* out) { *out = f16_to_f32(block); }
-  static void encode(const float* in, Block& block) { block = f32_to_f16(*in); }
+  RIDGE_HD static void decode(const Block& block, float* out) { *out = f16_to_f32(block); }
+  RIDGE_HD static void encode(const float* in, Block& block) { block = f32_to_f16(*in); }
 };
 
 struct BF16 {
@@ -31,8 +31,8 @@ struct BF16 {
   static constexpr const char* kDtype = "BF16";
   static constexpr int kGgufType = 30;
   static constexpr int kGroup = 1;
-  static void decode(const Block& block, float* out) { *out = bf16_to_f32(block); }
-  static void encode(const float* in, Block& block) { block = f32_to_bf16(*in); }
+  RIDGE_HD static void decode(const Block& block, float* out) { *out = bf16_to_f32(block); }
+  RIDGE_HD static void encode(const float* in, Block& block) { block = f32_to_bf16(*in); }
 };
 
 }  // namespace ridge

@@ -22,14 +22,14 @@ struct Q4_0 {
   static constexpr int kGgufType = 2;
   static constexpr int kGroup = 32;
 
-  static void decode(const Block& block, float* out) {
+  RIDGE_HD static void decode(const Block& block, float* out) {
     const float scale = f16_to_f32(block.scale);
     for (int i = 0; i < 16; ++i) {
       out[i] = float((block.q[i] & 0xF) - 8) * scale;
       out[i + 16] = float((block.q[i] >> 4) - 8) * scale;
     }
   }
-  static void encode(const float* in, Block& block) {
+  RIDGE_HD static void encode(const float* in, Block& block) {
     float extreme = 0;
     for (int i = 0; i < kGroup; ++i)
       if (std::abs(in[i]) > std::abs(extreme)) extreme = in[i];

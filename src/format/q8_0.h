@@ -22,11 +22,11 @@ struct Q8_0 {
   static constexpr int kGgufType = 8;
   static constexpr int kGroup = 32;
 
-  static void decode(const Block& block, float* out) {
+  RIDGE_HD static void decode(const Block& block, float* out) {
     const float scale = f16_to_f32(block.scale);
     for (int i = 0; i < kGroup; ++i) out[i] = float(block.q[i]) * scale;
   }
-  static void encode(const float* in, Block& block) {
+  RIDGE_HD static void encode(const float* in, Block& block) {
     float top = 0;
     for (int i = 0; i < kGroup; ++i) top = std::max(top, std::abs(in[i]));
     const float scale = top / 127.0f;

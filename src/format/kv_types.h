@@ -1,0 +1,23 @@
+// The KV formats as types, in the order of tables and help texts: the table of the shelf (list.cpp) and the device
+// kernels are made from this list. A new format is one header and one row here.
+#pragma once
+
+#include "format/kv_f16.h"
+#include "format/kv_f32.h"
+#include "format/kv_q8_0.h"
+#include "format/kv_rotor3.h"
+
+namespace ridge {
+
+template <class... Formats>
+struct KvTypes {};
+
+// clang-format off
+using KvFormatTypes = KvTypes<
+    KvF32,
+    KvF16,
+    KvQ8_0,
+    KvRotor3>;
+// clang-format on
+
+}  // namespace ridge
