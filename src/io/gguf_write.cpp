@@ -1,10 +1,5 @@
 // write_gguf(): the header is built in memory and checked first; then tensors are pulled and written one by one into a
 // temporary file that takes the real name only when every byte is on the disk.
-#include <errno.h>
-#include <fcntl.h>
-#include <string.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -12,6 +7,7 @@
 
 #include "base/checked.h"
 #include "io/gguf_layout.h"
+#include "io/pending_file.h"
 #include "io/text.h"
 
 namespace ridge::io {
@@ -174,69 +170,6 @@ Result<Plan> make_plan(const Metadata& metadata, const std::vector<GgufTensorSpe
   plan.header.pad(plan.alignment);
   return plan;
 }
-
-/// A file beside `target` that becomes `target` at commit(), and vanishes when it is destroyed before.
-class PendingFile {
- public:
-  explicit PendingFile(const std::filesystem::path& target) : target_(target) {}
-  PendingFile(const PendingFile&) = delete;
-  PendingFile& operator=(const PendingFile&) = delete;
-  ~PendingFile() {
-    if (fd_ >= 0) ::close(fd_);
-    if (!name_.empty()) ::unlink(name_.c_str());
-  }
-
-  Status create() {
-    if (target_.native().find('\0') != std::string::npos || !target_.has_filename())
-      return fail(ErrorKind::usage, "cannot write {}: not a file name", in_quotes(target_.native()));
-    const std::string name = fmt::format(".{}.{}.part", target_.filename().native(), ::getpid());
-    const std::string path = (target_.parent_path() / name).native();
-    fd_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (fd_ < 0) return refused("create a temporary beside", errno);
-    name_ = path;
-    return {};
-  }
-
-  Status write(std::string_view bytes) {
-    while (!bytes.empty()) {
-      const ssize_t written = ::write(fd_, bytes.data(), bytes.size());
-      if (written < 0 && errno == EINTR) continue;
-      if (written < 0) return refused("write", errno);
-      bytes.remove_prefix(size_t(written));
-    }
-    return {};
-  }
-
-  Status commit() {
-    if (::fsync(fd_) != 0) return refused("flush", errno);
-    if (::close(std::exchange(fd_, -1)) != 0) return refused("close", errno);
-    if (::rename(name_.c_str(), target_.c_str()) != 0) return refused("rename to", errno);
-    name_.clear();
-    return flush_directory();
-  }
-
- private:
-  Failure refused(std::string_view what, int error) const {
-    return fail(ErrorKind::failure, "cannot {} {}: {} (nothing was left behind)", what, in_quotes(target_.native()),
-                strerror(error));
-  }
-
-  /// Makes the rename itself durable. File systems that cannot flush a directory say so with EINVAL.
-  Status flush_directory() {
-    const std::filesystem::path directory = target_.has_parent_path() ? target_.parent_path() : ".";
-    const int fd = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) return {};  // a directory that may be written but not read
-    const int error = ::fsync(fd) == 0 ? 0 : errno;
-    ::close(fd);
-    if (error == 0 || error == EINVAL) return {};
-    return fail(ErrorKind::failure, "{} is written, but its directory cannot be flushed: {}",
-                in_quotes(target_.native()), strerror(error));
-  }
-
-  std::filesystem::path target_;
-  std::string name_;  ///< the temporary's path while there is one
-  int fd_ = -1;
-};
 
 Status write_all(PendingFile& file, const Plan& plan, const std::vector<GgufTensorSpec>& tensors,
                  const GgufPayload& payload) {
