@@ -1,5 +1,6 @@
 // ridge quantize: convert weights to a GGUF file.
 #include <filesystem>
+#include <map>
 #include <memory>
 
 #include "base/progress.h"
@@ -17,32 +18,41 @@ struct QuantizeFlags {
   std::string in, out, type;
 };
 
-std::string weight_format_names() {
-  std::string names;
-  for (const WeightFormat& format : weight_formats()) names += (names.empty() ? "" : ", ") + std::string(format.name);
-  return names;
+/// One line for all tensors with the same reason: "3 tensors in q5_0, not q4_k: rows of 64 are ...".
+void print_fallbacks(const std::vector<Fallback>& fallbacks) {
+  std::map<std::string, int> lines;
+  for (const Fallback& f : fallbacks)
+    ++lines[fmt::format("in {}, not {}: rows of {} are no multiple of {}", f.got->name, f.wanted->name, f.n_in,
+                        f.wanted->group)];
+  for (const auto& [line, n] : lines) fmt::print("  {} tensor{} {}\n", n, n == 1 ? "" : "s", line);
 }
 
 int quantize(const QuantizeFlags& flags) {
-  const WeightFormat& type = *find_weight_format(flags.type).or_throw();
+  const QuantizeType type = find_quantize_type(flags.type).or_throw();
   std::unique_ptr<Progress> progress;
   int n_tensors = 0;
-  convert_to_gguf(flags.in, flags.out, type, [&](int done, int total, std::string_view tensor) {
+  const auto report = [&](int done, int total, std::string_view tensor) {
     // The writer cleans up behind an exception.
     if (interrupted()) throw Error(ErrorKind::interrupted, "interrupted: nothing was written");
     n_tensors = total;
     if (!progress) progress = std::make_unique<Progress>("quantize", total, !flags.output.quiet);
     progress->set(done, tensor);
-  }).or_throw();
+  };
+  const std::vector<Fallback> fallbacks = convert_to_gguf(flags.in, flags.out, type, report).or_throw();
   progress.reset();
   const auto bytes = int64_t(std::filesystem::file_size(flags.out));
   if (flags.output.json) {
-    const lab::Row row{
-        {"in", flags.in}, {"out", flags.out}, {"type", type.name}, {"tensors", n_tensors}, {"bytes", bytes}};
+    lab::Row row{{"in", flags.in},       {"out", flags.out}, {"type", flags.type},
+                 {"tensors", n_tensors}, {"bytes", bytes},   {"fallbacks", lab::Row::array()}};
+    for (const Fallback& f : fallbacks)
+      row["fallbacks"].push_back(
+          {{"tensor", f.tensor}, {"wanted", f.wanted->name}, {"got", f.got->name}, {"n_in", f.n_in}});
     fmt::print("{}\n", row.dump(2, ' ', false, lab::Row::error_handler_t::replace));
   } else if (!flags.output.quiet) {
-    fmt::print("{}: {} tensors, {:.1f} MiB, matrices in {} ({} bits/weight)\n", flags.out, n_tensors,
-               double(bytes) / 1048576, type.name, type.bits_per_weight());
+    fmt::print("{}: {} tensors, {:.1f} MiB, matrices in {} ({} bits/weight{})\n", flags.out, n_tensors,
+               double(bytes) / 1048576, flags.type, type.format->bits_per_weight(),
+               type.better == type.format ? "" : fmt::format(", some {}", type.better->name));
+    print_fallbacks(fallbacks);
   }
   return 0;
 }
@@ -54,7 +64,7 @@ Action declare_quantize(CLI::App& app) {
   QuantizeFlags& f = *flags;
   app.add_option("IN", f.in, "Hugging Face directory or GGUF file")->required();
   app.add_option("OUT", f.out, "GGUF file to write")->required();
-  app.add_option("--type", f.type, "weight format of the matrices: " + weight_format_names())
+  app.add_option("--type", f.type, "weight format of the matrices (ridge info lists them), or a mix: q4_k_m, q5_k_m")
       ->type_name("FORMAT")
       ->required();
   add_output_flags(app, f.output, false);

@@ -7,6 +7,12 @@
 #include "format/kv_types.h"
 #include "format/plain.h"
 #include "format/q4_0.h"
+#include "format/q4_1.h"
+#include "format/q4_k.h"
+#include "format/q5_0.h"
+#include "format/q5_1.h"
+#include "format/q5_k.h"
+#include "format/q6_k.h"
 #include "format/q8_0.h"
 
 namespace ridge {
@@ -14,8 +20,9 @@ namespace {
 
 // The rows; the KV formats are in kv_types.h. Order is the order of tables and help texts.
 constexpr WeightFormat kWeightFormats[] = {
-    make_weight_format<F32>(),  make_weight_format<F16>(),  make_weight_format<BF16>(),
-    make_weight_format<Q8_0>(), make_weight_format<Q4_0>(),
+    make_weight_format<F32>(),  make_weight_format<F16>(),  make_weight_format<BF16>(), make_weight_format<Q8_0>(),
+    make_weight_format<Q6_K>(), make_weight_format<Q5_K>(), make_weight_format<Q5_1>(), make_weight_format<Q5_0>(),
+    make_weight_format<Q4_K>(), make_weight_format<Q4_1>(), make_weight_format<Q4_0>(),
 };
 template <class... Formats>
 constexpr std::array<KvFormat, sizeof...(Formats)> make_kv_table(KvTypes<Formats...>) {

@@ -8,13 +8,45 @@
 namespace ridge {
 namespace {
 
+/// Mixes as GGUF writers publish them: Q4_K_M and Q5_K_M.
+struct Mix {
+  std::string_view name, format, better;
+};
+constexpr Mix kMixes[] = {{"q4_k_m", "q4_k", "q6_k"}, {"q5_k_m", "q5_k", "q6_k"}};
+
 /// general.file_type of llama.cpp for the format of most tensors.
-Result<uint64_t> file_type(const WeightFormat& type) {
-  constexpr std::pair<std::string_view, uint64_t> kTypes[] = {
-      {"f32", 0}, {"f16", 1}, {"q4_0", 2}, {"q8_0", 7}, {"bf16", 32}};
+Result<uint64_t> file_type(const QuantizeType& type) {
+  if (type.better != type.format) return type.format->name == "q4_k" ? 15 : 17;
+  constexpr std::pair<std::string_view, uint64_t> kTypes[] = {{"f32", 0},   {"f16", 1},   {"q4_0", 2}, {"q4_1", 3},
+                                                              {"q8_0", 7},  {"q5_0", 8},  {"q5_1", 9}, {"q4_k", 14},
+                                                              {"q5_k", 16}, {"q6_k", 18}, {"bf16", 32}};
   for (const auto& [name, id] : kTypes)
-    if (type.name == name) return id;
-  return fail(ErrorKind::usage, "{} has no GGUF file type", type.name);
+    if (type.format->name == name) return id;
+  return fail(ErrorKind::usage, "{} has no GGUF file type", type.format->name);
+}
+
+/// Whether a mix gives this tensor the better format: the output matrix (the embedding when tied), and attn_v and
+/// ffn_down in the first and last eighth of the layers and every third between.
+bool wants_better(std::string_view name, const Config& c) {
+  if (name == tensor_names::kOutput.gguf) return true;
+  if (name == tensor_names::kEmbedding.gguf) return c.tied_output;
+  for (int i = 0; i < c.n_layers; ++i) {
+    const bool chosen = i < c.n_layers / 8 || i >= 7 * c.n_layers / 8 || (i - c.n_layers / 8) % 3 == 2;
+    if (!chosen) continue;
+    for (const auto& n : {tensor_names::kV, tensor_names::kDown})
+      if (name == fmt::format(fmt::runtime(n.gguf), i)) return true;
+  }
+  return false;
+}
+
+/// The format itself, or the next one whose group divides rows of n_in, as GGUF writers fall back.
+const WeightFormat* fitting_format(const WeightFormat* format, int64_t n_in) {
+  constexpr std::pair<std::string_view, std::string_view> kNext[] = {
+      {"q4_k", "q5_0"}, {"q5_k", "q5_1"}, {"q6_k", "q8_0"}};
+  if (n_in % format->group == 0) return format;
+  for (const auto& [from, to] : kNext)
+    if (format->name == from) return fitting_format(*find_weight_format(to), n_in);
+  return weight_format_of_gguf(1);
 }
 
 /// One tensor of the output: what it is called, where its values come from.
@@ -56,14 +88,28 @@ Status encode_job(const Job& job, std::vector<std::byte>& out) {
   return {};
 }
 
-Job make_job(std::string name, const io::Tensor& source, const WeightFormat& type, const WeightFormat& f32,
-             const WeightFormat& f16) {
-  const bool matrix = source.shape.size() >= 2;
-  const WeightFormat* to = !matrix ? &f32 : source.shape.back() % type.group == 0 ? &type : &f16;
-  return {.spec = {.name = std::move(name), .format = to, .shape = source.shape},
+Job make_job(std::string name, const io::Tensor& source) {
+  return {.spec = {.name = std::move(name), .format = nullptr, .shape = source.shape},
           .source = &source,
           .values = {},
           .pair_heads = 0};
+}
+
+/// Gives every matrix its format and everything else f32; lists the matrices that fell back.
+std::vector<Fallback> choose_formats(std::vector<Job>& jobs, const QuantizeType& type, const Config& c) {
+  std::vector<Fallback> fallbacks;
+  for (Job& job : jobs) {
+    const int64_t n_in = job.spec.shape.back();
+    if (job.spec.shape.size() < 2) {
+      job.spec.format = weight_format_of_gguf(0);
+      continue;
+    }
+    const bool better = type.better != type.format && wants_better(job.spec.name, c);
+    const WeightFormat* const wanted = better ? type.better : type.format;
+    job.spec.format = fitting_format(wanted, n_in);
+    if (job.spec.format != wanted) fallbacks.push_back({job.spec.name, wanted, job.spec.format, n_in});
+  }
+  return fallbacks;
 }
 
 /// frequency / scaled frequency of every pair: what a GGUF reader divides by to get llama3 scaling.
@@ -78,9 +124,7 @@ std::vector<float> rope_factors(const Config& config) {
 }
 
 /// The jobs of an HF directory, in GGUF names and order.
-Result<std::vector<Job>> hf_jobs(const io::HfDirectory& directory, const Config& c, const WeightFormat& type,
-                                 std::string_view where) {
-  const WeightFormat &f32 = *weight_format_of_gguf(0), &f16 = *weight_format_of_gguf(1);
+Result<std::vector<Job>> hf_jobs(const io::HfDirectory& directory, const Config& c, std::string_view where) {
   const bool permute = c.rope_pairs == RopePairs::interleaved;
   std::vector<Job> jobs;
   std::string missing;
@@ -89,7 +133,7 @@ Result<std::vector<Job>> hf_jobs(const io::HfDirectory& directory, const Config&
     const io::Tensor* source = directory.find(hf_name);
     if (!source && required) missing += " " + hf_name;
     if (!source) return;
-    jobs.push_back(make_job(fmt::format(fmt::runtime(name.gguf), layer), *source, type, f32, f16));
+    jobs.push_back(make_job(fmt::format(fmt::runtime(name.gguf), layer), *source));
     jobs.back().pair_heads = permute ? pair_heads : 0;
   };
   namespace n = tensor_names;
@@ -117,7 +161,7 @@ Result<std::vector<Job>> hf_jobs(const io::HfDirectory& directory, const Config&
   }
   if (!missing.empty()) return bad_file("{}: tensors are missing:{}", where, missing);
   if (c.rope_scaling.kind == RopeScaling::Kind::llama3)
-    jobs.push_back({.spec = {.name = std::string(n::kRopeFactors.gguf), .format = &f32, .shape = {c.rope_dim / 2}},
+    jobs.push_back({.spec = {.name = std::string(n::kRopeFactors.gguf), .format = nullptr, .shape = {c.rope_dim / 2}},
                     .source = nullptr,
                     .values = rope_factors(c),
                     .pair_heads = 0});
@@ -126,8 +170,27 @@ Result<std::vector<Job>> hf_jobs(const io::HfDirectory& directory, const Config&
 
 }  // namespace
 
-Status convert_to_gguf(const std::string& in, const std::filesystem::path& out, const WeightFormat& type,
-                       const std::function<void(int, int, std::string_view)>& progress) {
+Result<QuantizeType> find_quantize_type(std::string_view name) {
+  for (const Mix& mix : kMixes) {
+    if (mix.name != name) continue;
+    QuantizeType type(**find_weight_format(mix.format));
+    type.better = *find_weight_format(mix.better);
+    return type;
+  }
+  if (const auto format = find_weight_format(name)) return QuantizeType(**format);
+  return fail(ErrorKind::usage, "unknown weight format '{}' (there are: {})", name, quantize_type_names());
+}
+
+std::string quantize_type_names() {
+  std::string names;
+  for (const WeightFormat& format : weight_formats()) names += (names.empty() ? "" : ", ") + std::string(format.name);
+  for (const Mix& mix : kMixes) names += ", " + std::string(mix.name);
+  return names;
+}
+
+Result<std::vector<Fallback>> convert_to_gguf(const std::string& in, const std::filesystem::path& out,
+                                              const QuantizeType& type,
+                                              const std::function<void(int, int, std::string_view)>& progress) {
   RIDGE_TRY(const uint64_t type_id, file_type(type));
   std::error_code error;
   if (std::filesystem::equivalent(in, out, error))
@@ -140,7 +203,7 @@ Status convert_to_gguf(const std::string& in, const std::filesystem::path& out, 
     Config config = model.config;
     for (const Arch& arch : arch_list())
       if (arch.name == config.arch) config.rope_pairs = arch.gguf_pairs;
-    RIDGE_TRY(jobs, hf_jobs(*directory, config, type, in));
+    RIDGE_TRY(jobs, hf_jobs(*directory, config, in));
     metadata = config_metadata(config);
     if (!model.tokenizer)
       return bad_file("{}: there is no tokenizer.json (a GGUF file carries its tokenizer; put it beside config.json)",
@@ -149,19 +212,21 @@ Status convert_to_gguf(const std::string& in, const std::filesystem::path& out, 
   } else {
     const io::Gguf& gguf = std::get<io::GgufFile>(model.weights.source).gguf;
     metadata = gguf.metadata;
-    for (const io::Tensor& tensor : gguf.tensors)
-      jobs.push_back(make_job(tensor.name, tensor, type, *weight_format_of_gguf(0), *weight_format_of_gguf(1)));
+    for (const io::Tensor& tensor : gguf.tensors) jobs.push_back(make_job(tensor.name, tensor));
   }
+  std::vector<Fallback> fallbacks = choose_formats(jobs, type, model.config);
   metadata["general.file_type"] = type_id;
   metadata["general.quantization_version"] = uint64_t(2);
 
   std::vector<io::GgufTensorSpec> specs;
   for (const Job& job : jobs) specs.push_back(job.spec);
-  return io::write_gguf(out, metadata, specs, [&](size_t i, std::vector<std::byte>& bytes) -> Status {
+  const auto payload = [&](size_t i, std::vector<std::byte>& bytes) -> Status {
     RIDGE_TRY_STATUS(encode_job(jobs[i], bytes));
     if (progress) progress(int(i) + 1, int(jobs.size()), jobs[i].spec.name);
     return {};
-  });
+  };
+  RIDGE_TRY_STATUS(io::write_gguf(out, metadata, specs, payload));
+  return fallbacks;
 }
 
 }  // namespace ridge

@@ -4,16 +4,37 @@
 #include <filesystem>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "format/list.h"
 
 namespace ridge {
 
-/// Writes `out`. Matrices get format `type`; norms and biases stay f32; rows whose length the group does not divide get
-/// f16. Hugging Face q and k rows are put into the GGUF pair convention of the architecture, and llama3 RoPE scaling
-/// becomes the tensor rope_freqs.weight, so that other GGUF readers compute the same. A GGUF input keeps its metadata.
-/// Nothing is left behind on failure. `progress` is told after each tensor.
-Status convert_to_gguf(const std::string& in, const std::filesystem::path& out, const WeightFormat& type,
-                       const std::function<void(int done, int total, std::string_view tensor)>& progress);
+/// What `ridge quantize --type` may name: a format for all matrices, or one of GGUF's published mixes.
+struct QuantizeType {
+  QuantizeType(const WeightFormat& all) : format(&all), better(&all) {}
+  const WeightFormat* format;
+  const WeightFormat* better;  ///< of a mix: the output matrix, and attn_v and ffn_down of about half the layers
+};
+/// By name; the failure lists the names there are.
+Result<QuantizeType> find_quantize_type(std::string_view name);
+std::string quantize_type_names();
+
+/// A matrix that could not get the format it was meant to have, because the group does not divide its rows.
+struct Fallback {
+  std::string tensor;
+  const WeightFormat* wanted;
+  const WeightFormat* got;
+  int64_t n_in;
+};
+
+/// Writes `out` and gives what fell back. Matrices get the format of `type`; norms and biases stay f32. Rows whose
+/// length the group does not divide get the format GGUF writers fall back to: q5_0 for q4_k, q5_1 for q5_k, q8_0 for
+/// q6_k, and f16 where even 32 does not divide them. Hugging Face q and k rows are put into the GGUF pair convention of
+/// the architecture, and llama3 RoPE scaling becomes the tensor rope_freqs.weight, so that other GGUF readers compute
+/// the same. A GGUF input keeps its metadata. Nothing is left behind on failure. `progress` is told after each tensor.
+Result<std::vector<Fallback>> convert_to_gguf(
+    const std::string& in, const std::filesystem::path& out, const QuantizeType& type,
+    const std::function<void(int done, int total, std::string_view tensor)>& progress);
 
 }  // namespace ridge

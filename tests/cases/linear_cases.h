@@ -27,6 +27,7 @@ inline std::vector<LinearCase> linear_cases() {
     cases.push_back({1, 1536, n_tokens});
   }
   cases.push_back({49, 2080, 9});
+  for (const int n_tokens : {1, 2, 9}) cases.push_back({49, 768, n_tokens});  // a strip and a half, of super-blocks too
   return cases;
 }
 

@@ -27,6 +27,12 @@ std::vector<float> decode(const WeightFormat& format, std::span<const std::byte>
   return values;
 }
 
+/// Whether a group stores a minimum beside its scale: zero is then a difference of two rounded numbers.
+bool has_minimum(const WeightFormat& format) {
+  constexpr std::array kNames = {"q4_1", "q5_1", "q4_k", "q5_k"};
+  return std::count(kNames.begin(), kNames.end(), format.name) > 0;
+}
+
 /// Half the distance between neighbouring fp16 numbers at x: what rounding a scale can cost.
 double half_ulp_f16(double x) { return std::max(std::abs(x) * 0x1p-11, 0x1p-25); }
 
@@ -59,7 +65,17 @@ TEST_P(EveryWeightFormat, EncodingWhatWasDecodedChangesNothing) {
   for (const Fill kind : kFills) {
     const std::vector<float> once = decode(format_, encode(format_, random_floats(1, 64 * group_, kind)));
     const std::vector<float> twice = decode(format_, encode(format_, once));
-    EXPECT_EQ(twice, once) << fill_name(kind);
+    if (group_ <= 128) {
+      EXPECT_EQ(twice, once) << fill_name(kind);
+      continue;
+    }
+    // Super-blocks: scales are found by search and rounded against a common step, which another search may place
+    // elsewhere. What the second coding adds must be less than what the first one lost.
+    double first = 0, second = 0;
+    const std::vector<float> in = random_floats(1, 64 * group_, kind);
+    for (size_t i = 0; i < in.size(); ++i)
+      first += std::pow(double(once[i]) - in[i], 2), second += std::pow(double(twice[i]) - once[i], 2);
+    EXPECT_LE(second, 0.5 * first) << fill_name(kind);
   }
 }
 
@@ -68,7 +84,8 @@ TEST_P(EveryWeightFormat, ErrorOnNormalDataFitsItsBits) {
   const std::vector<float> in = random_floats(2, 512 * group_), out = decode(format_, encode(format_, in));
   double error = 0, size = 0;
   for (size_t i = 0; i < in.size(); ++i) error += std::pow(double(out[i]) - in[i], 2), size += double(in[i]) * in[i];
-  EXPECT_LE(error / size, 4 * std::pow(0.25, std::min(8.0, std::floor(format_.bits_per_weight()))));
+  const double overhead = has_minimum(format_) ? 16.0 / group_ : 0;  // a minimum's bits do not make steps finer
+  EXPECT_LE(error / size, 4 * std::pow(0.25, std::min(8.0, std::floor(format_.bits_per_weight() - overhead))));
 }
 
 TEST_P(EveryWeightFormat, ZerosStayZero) {
@@ -84,7 +101,9 @@ TEST_P(EveryWeightFormat, ASingleExtremeKeepsItsPlaceAndSign) {
       in[size_t(at)] = extreme;
       const std::vector<float> out = decode(format_, encode(format_, in));
       for (int i = 0; i < group_; ++i) {
-        if (i != at) ASSERT_EQ(out[size_t(i)], 0) << "element " << i << " beside " << extreme << " at " << at;
+        const float beside = has_minimum(format_) ? std::abs(extreme) * 0x1p-8f : 0;
+        if (i != at)
+          ASSERT_LE(std::abs(out[size_t(i)]), beside) << "element " << i << " beside " << extreme << " at " << at;
         else ASSERT_NEAR(out[size_t(i)], extreme, std::abs(extreme) * 0x1p-8);
       }
     }
@@ -176,10 +195,13 @@ TEST(WeightFormats, NamesAndIdsAreUniqueAndUnknownOnesAreRefused) {
 }
 
 TEST(WeightFormats, BitsPerWeightAreThePublishedOnes) {
-  const std::pair<std::string_view, double> published[] = {
-      {"f32", 32}, {"f16", 16}, {"bf16", 16}, {"q8_0", 8.5}, {"q4_0", 4.5}};
+  const std::pair<std::string_view, double> published[] = {{"f32", 32},   {"f16", 16},   {"bf16", 16},    {"q8_0", 8.5},
+                                                           {"q4_0", 4.5}, {"q4_1", 5},   {"q5_0", 5.5},   {"q5_1", 6},
+                                                           {"q4_k", 4.5}, {"q5_k", 5.5}, {"q6_k", 6.5625}};
   for (const auto& [name, bits] : published) EXPECT_EQ((*find_weight_format(name))->bits_per_weight(), bits) << name;
-  const std::pair<std::string_view, uint32_t> ids[] = {{"f32", 0}, {"f16", 1}, {"q4_0", 2}, {"q8_0", 8}, {"bf16", 30}};
+  const std::pair<std::string_view, uint32_t> ids[] = {{"f32", 0},   {"f16", 1},   {"q4_0", 2}, {"q4_1", 3},
+                                                       {"q5_0", 6},  {"q5_1", 7},  {"q8_0", 8}, {"q4_k", 12},
+                                                       {"q5_k", 13}, {"q6_k", 14}, {"bf16", 30}};
   for (const auto& [name, id] : ids) EXPECT_EQ(weight_format_of_gguf(id), *find_weight_format(name)) << name;
 }
 

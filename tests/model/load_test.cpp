@@ -212,20 +212,51 @@ TEST(Convert, EveryWritableFormatLoadsAndStaysClose) {
     const TempDir directory;
     const std::filesystem::path path = directory.path() / "out.gguf";
     int reported = 0;
-    const Status status = convert_to_gguf(kTiny, path, format, [&](int done, int total, std::string_view) {
+    const auto converted = convert_to_gguf(kTiny, path, format, [&](int done, int total, std::string_view) {
       EXPECT_EQ(done, ++reported);
       EXPECT_EQ(total, 47 + 1);
     });
-    ASSERT_TRUE(status) << format.name;
+    ASSERT_TRUE(converted) << format.name << ": " << converted.error().message;
     EXPECT_EQ(reported, 48);
     const LoadedModel model = load_model(path.string()).or_throw();
     EXPECT_EQ(model.config.name, source.config.name);
-    EXPECT_EQ(model.weights.layers[0].q.format->name, format.name);
-    // d_ff is 172: rows that 32 does not divide stay f16 rather than being padded.
+    // d_model is 64 and d_ff 172: rows of the one are too short for super-blocks, the other divides by no group at all.
+    const std::map<std::string_view, std::string_view> shorter{{"q4_k", "q5_0"}, {"q5_k", "q5_1"}, {"q6_k", "q8_0"}};
+    const std::string_view q = format.group <= 32 ? format.name : shorter.at(format.name);
+    EXPECT_EQ(model.weights.layers[0].q.format->name, q);
     EXPECT_EQ(model.weights.layers[0].down.format->name, format.group == 1 ? format.name : "f16");
+    // Every matrix that fell back is named: 5 ffn_down of 172, or with super-blocks all 7 x 5 and the two embeddings.
+    EXPECT_EQ(converted->size(), format.group == 1 ? 0u : format.group <= 32 ? 5u : 37u) << format.name;
+    for (const Fallback& f : *converted) {
+      EXPECT_EQ(f.wanted->name, format.name);
+      EXPECT_EQ(f.got->name, f.n_in == 172 ? "f16" : q) << f.tensor;
+    }
     EXPECT_EQ(model.tokenizer->encode("Once upon a time", true, false),
               source.tokenizer->encode("Once upon a time", true, false));
   }
+}
+
+TEST(Convert, AMixGivesTheBetterFormatToTheTensorsThatNeedIt) {
+  // Five layers: the last eighth is layer 4, every third is layer 2. Every format falls back here, q4_k to q5_0 and
+  // q6_k to q8_0, which shows all the same who was meant to get what.
+  const TempDir directory;
+  const std::string path = (directory.path() / "out.gguf").native();
+  const auto fallbacks = convert_to_gguf(kTiny, path, find_quantize_type("q4_k_m").or_throw(), nullptr).or_throw();
+  std::map<std::string, std::string_view> wanted;
+  for (const Fallback& f : fallbacks) wanted[f.tensor] = f.wanted->name;
+  EXPECT_EQ(wanted.at("output.weight"), "q6_k");
+  EXPECT_EQ(wanted.at("token_embd.weight"), "q4_k");
+  const LoadedModel model = load_model(path).or_throw();
+  EXPECT_EQ(std::get<io::GgufFile>(model.weights.source).gguf.integer("general.file_type").value(), 15);
+  EXPECT_EQ(model.weights.output.format->name, "q8_0");
+  for (int i = 0; i < 5; ++i) {
+    const LayerWeights& layer = model.weights.layers[size_t(i)];
+    const bool better = i == 2 || i == 4;
+    EXPECT_EQ(layer.v.format->name, better ? "q8_0" : "q5_0") << i;
+    EXPECT_EQ(wanted.at(fmt::format("blk.{}.ffn_down.weight", i)), better ? "q6_k" : "q4_k") << i;
+    for (const Linear* m : {&layer.q, &layer.k, &layer.o, &layer.gate, &layer.up}) EXPECT_EQ(m->format->name, "q5_0");
+  }
+  EXPECT_FALSE(find_quantize_type("q4_k_l"));
 }
 
 TEST(Convert, RefusesToOverwriteItsInputAndNonsense) {

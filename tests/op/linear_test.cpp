@@ -132,6 +132,12 @@ bool runnable(const LinearVariant& variant, const Linear& w) {
   return variant.isa <= detect_isa() && variant.supports(w).ok;
 }
 
+/// The shape with rows of the next length that the format's group divides.
+LinearCase fitted(const WeightFormat& format, LinearCase c) {
+  c.n_in = (c.n_in + format.group - 1) / format.group * format.group;
+  return c;
+}
+
 class LinearOfFormat : public testing::TestWithParam<const WeightFormat*> {};
 INSTANTIATE_TEST_SUITE_P(Formats, LinearOfFormat, testing::ValuesIn([] {
                            std::vector<const WeightFormat*> formats;
@@ -160,7 +166,7 @@ TEST_P(LinearOfFormat, EveryKernelIsWithinItsBoundOnEveryShape) {
 TEST_P(LinearOfFormat, EveryKernelIsWithinItsBoundOnEveryKindOfData) {
   const WeightFormat& format = *GetParam();
   for (const Fill kind : kFills)
-    for (const LinearCase c : {LinearCase{33, 544, 1}, LinearCase{33, 544, 9}}) {
+    for (const LinearCase c : {fitted(format, {33, 544, 1}), fitted(format, {33, 544, 9})}) {
       const Problem p(format, c, kind, 42);
       for (const LinearVariant& variant : c.n_tokens == 1 ? gemv_variants() : gemm_variants()) {
         if (!runnable(variant, p.linear())) continue;
@@ -191,7 +197,7 @@ TEST_P(LinearOfFormat, ResultsDoNotDependOnTheNumberOfThreads) {
 TEST_P(LinearOfFormat, OneTokenOfManyEqualsThatTokenAlone) {
   // Prefill and decode must see the same numbers as far as a kernel's two paths allow: same kernel, same sums.
   const WeightFormat& format = *GetParam();
-  const Problem many(format, {33, 544, 9}, Fill::normal, 6);
+  const Problem many(format, fitted(format, {33, 544, 9}), Fill::normal, 6);
   for (const LinearVariant& variant : gemm_variants()) {
     if (!runnable(variant, many.linear())) continue;
     const std::vector<float> together = run_guarded(variant, many);
@@ -207,8 +213,8 @@ TEST_P(LinearOfFormat, OneTokenOfManyEqualsThatTokenAlone) {
 
 TEST_P(LinearOfFormat, ANanActivationReachesEveryOutputOfItsTokenOnly) {
   const WeightFormat& format = *GetParam();
-  Problem p(format, {17, 64, 9}, Fill::normal, 9);
-  p.x[3 * 64 + 40] = NAN;
+  Problem p(format, fitted(format, {17, 64, 9}), Fill::normal, 9);
+  p.x[size_t(3 * p.shape.n_in + 40)] = NAN;
   for (const LinearVariant& variant : gemm_variants()) {
     if (!runnable(variant, p.linear())) continue;
     const std::vector<float> y = run_guarded(variant, p);
@@ -221,7 +227,7 @@ TEST_P(LinearOfFormat, ANanActivationReachesEveryOutputOfItsTokenOnly) {
 TEST_P(LinearOfFormat, UnalignedRowsAreRead) {
   // A safetensors file may put a tensor at any byte.
   const WeightFormat& format = *GetParam();
-  const Problem p(format, {17, 96, 2}, Fill::normal, 8);
+  const Problem p(format, fitted(format, {17, 96, 2}), Fill::normal, 8);
   Linear w = p.linear();
   std::vector<std::byte> shifted(size_t(w.bytes()) + 1);
   std::memcpy(shifted.data() + 1, w.rows, size_t(w.bytes()));
@@ -231,7 +237,7 @@ TEST_P(LinearOfFormat, UnalignedRowsAreRead) {
     const std::vector<float> expected = run_guarded(variant, p);
     w.rows = shifted.data() + 1;
     std::vector<float> y(expected.size(), NAN);
-    variant.run(test_context(), w, {p.x.data(), 2, 96}, {y.data(), 2, 17});
+    variant.run(test_context(), w, {p.x.data(), 2, p.shape.n_in}, {y.data(), 2, 17});
     EXPECT_EQ(y, expected) << variant.name;
   }
 }
