@@ -33,6 +33,7 @@ std::span<const Group> groups();
 Action declare_run(CLI::App& app);
 Action declare_eval_ppl(CLI::App& app);
 Action declare_eval_kld(CLI::App& app);
+Action declare_eval_matrix(CLI::App& app);
 Action declare_bench_decode(CLI::App& app);
 Action declare_bench_bandwidth(CLI::App& app);
 Action declare_quantize(CLI::App& app);

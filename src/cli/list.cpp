@@ -30,10 +30,23 @@ std::span<const Command> commands() {
        "Runs the same weights with the base cache and with every cache of --kv, in lockstep, and prints how far the "
        "distributions differ, with llama-perplexity's statistics. Memory does not grow with the text. When the base "
        "itself is not in the list it is added as the control row. With int8 activations (q8_0 and q4_0 weights) any "
-       "change at all moves some roundings: an f32 row shows that floor.",
+       "change at all moves some roundings: an f32 row shows that floor. --save-base writes the base's distributions "
+       "as "
+       "llama-perplexity does, --base FILE reads such a file (of either program) instead of running the base; its 16 "
+       "bits "
+       "have a floor, which the control row shows.",
        "ridge eval kld -m model.gguf -f wiki.test.raw --path decode --kv f16,q8_0,rotor-3\n"
        "ridge eval kld -m model.gguf -f wiki.test.raw --kv rotor-3:hadamard,rotor-3:planar,q8_0/rotor-3:window=32",
        declare_eval_kld},
+      {"eval matrix", "KL divergence and perplexity of many caches, resumable",
+       "Runs --group caches at a time beside the base and adds a row per cache to --results as groups finish; the same "
+       "command again skips the rows that are there, if model, text, windows, path and build are the same. The table "
+       "says bits per value as stored and at 4k tokens with window and sinks, divergence, perplexity ratio, and "
+       "whether "
+       "perplexity stays within 0.25 of the base.",
+       "ridge eval matrix -m model.gguf -f wiki.test.raw -c 1024 --results results/kv-matrix.jsonl\n"
+       "ridge eval matrix -m model.gguf -f wiki.test.raw --path decode --kv f16,q8_0,rotor-3,rotor-3/f16 -o jsonl",
+       declare_eval_matrix},
       {"bench decode", "prefill and decode speed of models, with percent of roof",
        "Flags, tests and row fields are llama-bench's, ours appended. Every value may be a comma list or a range "
        "(512-4096*2); tests are the cross product. Each cache configuration is compared with the reference kernels "

@@ -38,6 +38,32 @@ int block_rows(const EvalOptions& options, int vocab_size) {
   return int(std::clamp<int64_t>(fitting, 1, options.n_ubatch));
 }
 
+/// Codes the base's rows and writes them.
+class KlBaseSink {
+ public:
+  KlBaseSink(const std::string& path, const EvalResult& plan, const Corpus& corpus, ThreadPool& pool)
+      : writer_(path), pool_(pool) {
+    const io::KlBaseShape shape{plan.windows.n_ctx, plan.model.vocab_size, plan.windows.n_chunks};
+    const size_t n_tokens = size_t(shape.n_ctx) * size_t(shape.n_chunks);
+    writer_.create(shape, std::span(corpus.tokens).first(n_tokens)).or_throw();
+  }
+  void add(const float* rows, int n_rows) {
+    const auto n_vocab = size_t(writer_.shape().n_vocab), row_bytes = size_t(writer_.shape().row_bytes());
+    coded_.resize(size_t(n_rows) * row_bytes);
+    pool_.for_each(n_rows, [&](int64_t i, int) {
+      io::encode_kl_row({rows + size_t(i) * n_vocab, n_vocab},
+                        std::span(coded_).subspan(size_t(i) * row_bytes, row_bytes));
+    });
+    writer_.add(coded_).or_throw();
+  }
+  void commit() { writer_.commit().or_throw(); }
+
+ private:
+  io::KlBaseWriter writer_;
+  ThreadPool& pool_;
+  std::vector<std::byte> coded_;
+};
+
 /// Bytes of text that the scored tokens of the first n chunks stand for.
 int64_t scored_text_bytes(const Model& model, const Corpus& corpus, const Windows& windows, int n_chunks) {
   int64_t bytes = 0;
@@ -60,9 +86,21 @@ Corpus read_corpus(const Model& model, const std::string& path) {
   return corpus;
 }
 
-double CandidateResult::mib_at(int n) const {
-  const int64_t fixed = cache.k.fixed_bytes + cache.v.fixed_bytes;
-  return double(cache.bytes_per_token() * n + fixed) / 1048576;
+Corpus base_corpus(const Model& model, const io::KlBaseFile& file) {
+  const io::KlBaseShape& shape = file.base().shape;
+  if (shape.n_vocab != model.info().vocab_size)
+    throw Error(ErrorKind::bad_file, four_parts("the base does not belong to this model", file.path().native(),
+                                                fmt::format("it has a vocabulary of {}, the model {}", shape.n_vocab,
+                                                            model.info().vocab_size),
+                                                "write one with --save-base"));
+  Corpus corpus{.path = file.path().filename().native(), .tokens = file.base().tokens()};
+  for (const int32_t token : corpus.tokens) corpus.bytes += int64_t(model.piece(token).size());
+  corpus.xxh64 = XXH64(file.base().token_bytes.data(), file.base().token_bytes.size(), 0);
+  return corpus;
+}
+
+int64_t CandidateResult::bytes_at(int n) const {
+  return cache.bytes_per_token() * n + cache.k.fixed_bytes + cache.v.fixed_bytes;
 }
 
 double EvalResult::bits_per_byte(const CandidateResult& candidate) const {
@@ -70,8 +108,17 @@ double EvalResult::bits_per_byte(const CandidateResult& candidate) const {
   return scored_bytes > 0 ? nats / std::log(2.0) / double(scored_bytes) : 0;
 }
 
-EvalResult evaluate(const Model& model, const Corpus& corpus, const EvalOptions& options, const EvalHooks& hooks) {
-  const auto start = std::chrono::steady_clock::now();
+double EvalResult::effective_bits(const CandidateResult& candidate, int n) const {
+  const double values = 2.0 * model.n_layers * model.n_kv_heads * model.head_dim * n;
+  return 8 * double(candidate.bytes_at(n)) / values;
+}
+
+std::string EvalResult::base_name() const {
+  if (options.base_file) return "file " + options.base_file->path().filename().native();
+  return kv_text(options.base);
+}
+
+EvalResult plan_evaluation(const Model& model, const Corpus& corpus, const EvalOptions& options) {
   EvalResult result{.options = options,
                     .model = model.info(),
                     .corpus_path = corpus.path,
@@ -80,9 +127,18 @@ EvalResult evaluate(const Model& model, const Corpus& corpus, const EvalOptions&
                     .n_tokens = int64_t(corpus.tokens.size())};
   const auto bos = result.model.add_bos ? model.bos() : std::nullopt;
   result.windows = plan_windows(result.n_tokens, options.n_ctx, options.max_chunks, bos).or_throw();
+  return result;
+}
+
+EvalResult evaluate(const Model& model, const Corpus& corpus, const EvalOptions& options, const EvalHooks& hooks) {
+  const auto start = std::chrono::steady_clock::now();
+  EvalResult result = plan_evaluation(model, corpus, options);
+  RIDGE_CHECK(
+      !options.base_file || (options.n_ctx == options.base_file->base().shape.n_ctx && options.save_base.empty()),
+      "a base file has its own windows, {} and {}", options.n_ctx, options.base_file->base().shape.n_ctx);
 
   std::unique_ptr<SessionTimeline> base;
-  if (options.against_base) base = open_session(model, options, options.base);
+  if (options.against_base && !options.base_file) base = open_session(model, options, options.base);
   std::vector<std::unique_ptr<SessionTimeline>> sessions;
   std::vector<Timeline*> timelines;
   for (const KvChoice& kv : options.candidates) {
@@ -105,17 +161,28 @@ EvalResult evaluate(const Model& model, const Corpus& corpus, const EvalOptions&
   PassOptions pass{.path = options.path,
                    .vocab_size = result.model.vocab_size,
                    .block_rows = block_rows(options, result.model.vocab_size),
-                   .stop = hooks.stop,
-                   .on_progress = {},
-                   .on_chunk = {}};
+                   .whole_curve = options.whole_curve,
+                   .stop = hooks.stop};
+  ThreadPool pool(result.model.n_threads);
+  std::optional<KlBaseSink> sink;
+  if (!options.save_base.empty()) {
+    sink.emplace(options.save_base, result, corpus, pool);
+    pass.on_base_rows = [&](const float* rows, int n) { sink->add(rows, n); };
+  }
+  if (options.base_file)
+    pass.base_log_probs = [&](int64_t row, std::span<float> log_probs) {
+      if (const Status status = options.base_file->base().read_row(row, log_probs); !status)
+        throw Error(ErrorKind::bad_file,
+                    fmt::format("{}: {}", options.base_file->path().native(), status.error().message));
+    };
   if (hooks.on_progress) pass.on_progress = [&](int64_t steps) { hooks.on_progress(steps, total); };
   if (hooks.on_chunk)
     pass.on_chunk = [&](int chunks_done) {
       refresh(chunks_done);
       hooks.on_chunk(result);
     };
-  ThreadPool pool(result.model.n_threads);
   refresh(run_windows(result.windows, corpus.tokens, base.get(), timelines, pass, pool, scores));
+  if (sink && result.complete()) sink->commit();
   return result;
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "io/kl_base.h"
 #include "lab/kv_choice.h"
 #include "lab/results.h"
 #include "lab/windows.h"
@@ -21,14 +22,20 @@ struct Corpus {
 };
 /// Reads and tokenizes a text file, special tokens added as the model wants. Throws Error with the reason.
 Corpus read_corpus(const Model& model, const std::string& path);
+/// The text of a base file: its tokens. The hash is of the tokens. Refused when the vocabularies differ.
+Corpus base_corpus(const Model& model, const io::KlBaseFile& file);
 
 struct EvalOptions {
   int n_ctx = 512;
   int max_chunks = -1;  ///< -1: all
   int n_ubatch = 512;
+  std::string device = "cpu";  ///< for the rows
   EvalPath path = EvalPath::prefill;
-  bool against_base = false;  ///< false: perplexity only
-  KvChoice base;              ///< f16 unless told otherwise
+  bool against_base = false;                  ///< false: perplexity only
+  bool whole_curve = false;                   ///< the curve over positions has the first half of the window too
+  KvChoice base;                              ///< f16 unless told otherwise
+  const io::KlBaseFile* base_file = nullptr;  ///< instead of running the base; the corpus is base_corpus() of it
+  std::string save_base;                      ///< writes the base's rows to this file
   std::vector<KvChoice> candidates;
 };
 
@@ -37,8 +44,9 @@ struct CandidateResult {
   KvReport cache;
   Scores scores;  ///< pair against a base, ppl otherwise
 
-  /// MiB of both sides at a context of n tokens.
-  double mib_at(int n) const;
+  /// Bytes of both sides at a context of n tokens: coded rows, and window and sinks beside them.
+  int64_t bytes_at(int n) const;
+  double mib_at(int n) const { return double(bytes_at(n)) / 1048576; }
 };
 
 struct EvalResult {
@@ -57,6 +65,10 @@ struct EvalResult {
   bool complete() const { return chunks_done == windows.n_chunks; }
   /// Sum of NLL in bits over the bytes of the scored tokens.
   double bits_per_byte(const CandidateResult& candidate) const;
+  /// What the candidates are compared with: a cache, or "file NAME".
+  std::string base_name() const;
+  /// Bits that one value takes at a context of n tokens, window and sinks included.
+  double effective_bits(const CandidateResult& candidate, int n) const;
 };
 
 struct EvalHooks {
@@ -65,7 +77,10 @@ struct EvalHooks {
   std::function<void(const EvalResult& so_far)> on_chunk;
 };
 
-/// Runs the evaluation; stopped early, the result holds the chunks that were finished.
+/// What evaluate() will do, with no candidate run yet. Refuses texts that are too short.
+EvalResult plan_evaluation(const Model& model, const Corpus& corpus, const EvalOptions& options);
+
+/// Runs the evaluation; stopped early, the result holds the chunks that were finished (and there is no base file).
 EvalResult evaluate(const Model& model, const Corpus& corpus, const EvalOptions& options, const EvalHooks& hooks);
 
 }  // namespace ridge::lab

@@ -1,9 +1,12 @@
 #include "lab/quality_report.h"
 
+#include "base/build_info.h"
+
 namespace ridge::lab {
 namespace {
 
 constexpr int kTableContext = 32768;  // where the table states the cache's size
+constexpr int kBitsContext = 4096;    // and where it states what a value takes with window and sinks
 
 std::string both(std::string_view k, std::string_view v) {
   return k == v ? std::string(k) : fmt::format("{}/{}", k, v);
@@ -57,6 +60,20 @@ Row pair_row(const PairReport& r) {
                     {"rms", to_row(r.means.delta_p_rms)}};
   row["same_top"] = to_row(r.means.same_top);
   return row;
+}
+
+/// Parts of the window that were looked at: positions [from, to), tokens, divergence.
+Row curve_row(const Scores& scores, int n_ctx) {
+  Row parts = Row::array();
+  for (int part = 0; part < kCurveParts; ++part) {
+    const MeanStat& stat = scores.curve[size_t(part)];
+    if (stat.count() == 0) continue;
+    parts.push_back({{"from", curve_begin(part, n_ctx)},
+                     {"to", curve_begin(part + 1, n_ctx)},
+                     {"count", stat.count()},
+                     {"kld", to_row(stat.mean())}});
+  }
+  return parts;
 }
 
 }  // namespace
@@ -122,6 +139,24 @@ std::string kld_text(const CandidateResult& candidate) {
   return text;
 }
 
+std::string curve_text(const EvalResult& result) {
+  const int n_ctx = result.windows.n_ctx;
+  std::string text = fmt::format("{:<14}", "mean KLD at");
+  for (const CandidateResult& c : result.candidates) text += fmt::format(" {:>22}", kv_text(c.kv));
+  text += '\n';
+  for (int part = 0; part < kCurveParts; ++part) {
+    const auto count = [&](const CandidateResult& c) { return c.scores.curve[size_t(part)].count(); };
+    if (result.candidates.empty() || count(result.candidates[0]) == 0) continue;
+    text += fmt::format("{:<14}", fmt::format("{} to {}", curve_begin(part, n_ctx), curve_begin(part + 1, n_ctx) - 1));
+    for (const CandidateResult& c : result.candidates) {
+      const Estimate kld = c.scores.curve[size_t(part)].mean();
+      text += fmt::format(" {:>22}", fmt::format("{:.6f} ± {:.6f}", kld.value, kld.error));
+    }
+    text += '\n';
+  }
+  return text;
+}
+
 std::string markdown_table(const EvalResult& result) {
   const bool pairs = result.options.against_base;
   std::string text = fmt::format("| KV format | rotation | bits K/V | bytes/token | MiB at 32k | PPL | {}bits/byte |\n",
@@ -143,34 +178,44 @@ std::string markdown_table(const EvalResult& result) {
   return text;
 }
 
-Row to_row(const EvalResult& result, const CandidateResult& candidate) {
+Row identity(const EvalResult& result, const KvChoice& kv) {
   Row row;
   row["kind"] = result.options.against_base ? "eval_kld" : "eval_ppl";
   row["model"] = result.model.path;
   row["model_name"] = result.model.name;
   row["arch"] = result.model.arch;
   row["weight_format"] = result.model.weight_format;
+  row["device"] = result.options.device;
+  row["build_commit"] = build_info().commit;
   row["path"] = eval_path_name(result.options.path);
   row["corpus"] = result.corpus_path;
   row["corpus_bytes"] = result.corpus_bytes;
   row["corpus_xxh64"] = fmt::format("{:016x}", result.corpus_xxh64);
   row["corpus_tokens"] = result.n_tokens;
   row["n_ctx"] = result.windows.n_ctx;
-  row["chunks"] = result.chunks_done;
   row["chunks_planned"] = result.windows.n_chunks;
   row["bos_rule"] = result.windows.bos ? "first token of each chunk is BOS" : "none";
   row["first_scored"] = result.windows.first_scored();
-  row["kv"] = kv_text(candidate.kv);
+  row["kv"] = kv_text(kv);
+  if (result.options.against_base) row["base"] = result.base_name();
+  return row;
+}
+
+Row to_row(const EvalResult& result, const CandidateResult& candidate) {
+  Row row = identity(result, candidate.kv);
+  row["chunks"] = result.chunks_done;
+  row["isa"] = result.model.isa;
   row["kv_k"] = to_row(candidate.cache.k);
   row["kv_v"] = to_row(candidate.cache.v);
   row["bytes_per_token"] = candidate.cache.bytes_per_token();
   row["mib_at_32k"] = number(candidate.mib_at(kTableContext));
+  row["effective_bits_4k"] = number(result.effective_bits(candidate, kBitsContext));
   row["bits_per_byte"] = number(result.bits_per_byte(candidate));
   row["seconds"] = number(result.seconds);
   if (result.options.against_base) {
-    row["base"] = kv_text(result.options.base);
     row["tokens_scored"] = candidate.scores.pair.count();
     row.update(pair_row(candidate.scores.pair.report()));
+    row["kld_by_position"] = curve_row(candidate.scores, result.windows.n_ctx);
   } else {
     row["tokens_scored"] = candidate.scores.ppl.count();
     row["ppl"] = to_row(candidate.scores.ppl.ppl());

@@ -18,7 +18,12 @@ std::string kld_text(const CandidateResult& candidate);
 /// One line per candidate: format, rotation, bits, bytes, perplexity, divergence.
 std::string markdown_table(const EvalResult& result);
 
-/// Everything about one candidate.
+/// Mean divergence over the parts of the window, one line per part and one column per candidate.
+std::string curve_text(const EvalResult& result);
+
+/// What makes two evaluations of a cache the same cell: model, text, windows, path, caches, device, build.
+Row identity(const EvalResult& plan, const KvChoice& kv);
+/// Everything about one candidate, its identity first.
 Row to_row(const EvalResult& result, const CandidateResult& candidate);
 
 }  // namespace ridge::lab

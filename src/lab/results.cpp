@@ -11,10 +11,14 @@
 #include <utility>
 
 #include "base/build_info.h"
+#include "io/mapped_file.h"
+#include "lab/kv_choice.h"
 #include "lab/machine.h"
 
 namespace ridge::lab {
 namespace {
+
+constexpr uint64_t kMaxResultsBytes = uint64_t(1) << 28;
 
 std::string& stored_command_line() {
   static std::string line;
@@ -81,6 +85,25 @@ Row provenance(int n_threads, uint64_t seed) {
   row["seed"] = seed;
   row["command"] = command_line();
   return row;
+}
+
+Result<std::vector<Row>> read_rows(const std::filesystem::path& path) {
+  std::vector<Row> rows;
+  std::error_code error;
+  if (path.empty() || !std::filesystem::exists(path, error) || std::filesystem::file_size(path, error) == 0)
+    return rows;
+  RIDGE_TRY(const std::string text, io::read_text_file(path, kMaxResultsBytes));
+  int number = 0;
+  for (const std::string& line : split(text, '\n')) {
+    ++number;
+    if (line.empty()) continue;
+    Row row = Row::parse(line, nullptr, false);
+    if (!row.is_object())
+      return bad_file("results file {}: line {} is not a JSON object (was its write cut off? delete the line)",
+                      path.native(), number);
+    rows.push_back(std::move(row));
+  }
+  return rows;
 }
 
 Result<ResultsFile> ResultsFile::open(const std::filesystem::path& path) {

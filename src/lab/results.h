@@ -25,6 +25,9 @@ const std::string& command_line();
 /// The fields every stored row carries: date, build, machine, threads, seed, command.
 Row provenance(int n_threads, uint64_t seed);
 
+/// The rows of a file, in order; none when there is no such file. A line that is no JSON object is refused by number.
+Result<std::vector<Row>> read_rows(const std::filesystem::path& path);
+
 /// Appends rows to a file that may hold earlier ones. Every row is on disk when add() returns.
 class ResultsFile {
  public:

@@ -52,6 +52,23 @@ TokenScore score_token(std::span<const float> base, const RowFacts& base_facts, 
   return score;
 }
 
+TokenScore score_token_of_log_probs(std::span<const float> base_log_probs, std::span<const float> candidate,
+                                    const RowFacts& candidate_facts, int32_t target) {
+  constexpr float kLeast = -16;
+  RIDGE_CHECK(base_log_probs.size() == candidate.size(), "sizes differ: {} and {}", base_log_probs.size(),
+              candidate.size());
+  TokenScore score;
+  score.nll = nll(candidate, candidate_facts, target);
+  score.nll_base = -double(base_log_probs[size_t(target)]);
+  for (size_t i = 0; i < candidate.size(); ++i)
+    if (const float log_p = base_log_probs[i]; log_p > kLeast)
+      score.kld += std::exp(double(log_p)) * (log_p - (candidate[i] - candidate_facts.log_sum));
+  score.delta_p = std::exp(-score.nll) - std::exp(-score.nll_base);
+  score.same_top =
+      std::max_element(base_log_probs.begin(), base_log_probs.end()) - base_log_probs.begin() == candidate_facts.top;
+  return score;
+}
+
 Estimate MeanStat::mean() const {
   if (count_ == 0) return {};
   const double n = double(count_), mean = sum_ / n, variance = sum2_ / n - mean * mean;

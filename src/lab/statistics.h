@@ -39,6 +39,11 @@ struct TokenScore {
 TokenScore score_token(std::span<const float> base, const RowFacts& base_facts, std::span<const float> candidate,
                        const RowFacts& candidate_facts, int32_t target);
 
+/// The same against a base row that came as log-probabilities from a file (docs/formats/kl-base.md). As in
+/// llama-perplexity the row is not normalised again and what lies at -16 nats or below adds nothing to the divergence.
+TokenScore score_token_of_log_probs(std::span<const float> base_log_probs, std::span<const float> candidate,
+                                    const RowFacts& candidate_facts, int32_t target);
+
 /// Mean of a stream and its standard error; fewer than 11 values give no error.
 class MeanStat {
  public:

@@ -14,15 +14,17 @@ class Pass {
         options_(options),
         pool_(pool),
         has_base_(has_base),
-        base_rows_(has_base ? buffer_size() : 0),
+        base_rows_(has_base || options.base_log_probs ? buffer_size() : 0),
         rows_(buffer_size()),
         base_facts_(size_t(options.block_rows)),
         facts_(size_t(options.block_rows)),
         block_scores_(size_t(options.block_rows)) {}
 
-  /// Scores of one chunk, [candidate][token]; nothing when asked to stop.
+  /// Scores of one chunk from first_row() on, [candidate][token]; nothing when asked to stop.
   std::optional<std::vector<std::vector<TokenScore>>> chunk(std::span<const int32_t> tokens, int index, Timeline* base,
                                                             std::span<Timeline* const> candidates);
+  /// The first position of a window whose row is looked at.
+  int first_row() const { return options_.whole_curve && has_base_ ? 0 : windows_.first_scored(); }
 
  private:
   size_t buffer_size() const { return size_t(options_.block_rows) * size_t(options_.vocab_size); }
@@ -99,13 +101,16 @@ void Pass::score(std::span<const int32_t> targets) {
     const size_t at = size_t(i);
     TokenScore& out = block_scores_[at];
     if (has_base_) out = score_token(row(base_rows_, i), base_facts_[at], row(rows_, i), facts_[at], targets[at]);
+    else if (options_.base_log_probs)
+      out = score_token_of_log_probs(row(base_rows_, i), row(rows_, i), facts_[at], targets[at]);
     else out = {.nll = nll(row(rows_, i), facts_[at], targets[at])};
   });
 }
 
 std::optional<std::vector<std::vector<TokenScore>>> Pass::chunk(std::span<const int32_t> tokens, int index,
                                                                 Timeline* base, std::span<Timeline* const> candidates) {
-  const int first = windows_.first_scored(), end = first + windows_.scored_per_chunk();
+  const int first = first_row(), first_scored = windows_.first_scored();
+  const int end = first_scored + windows_.scored_per_chunk();
   const std::span<const int32_t> head = tokens.first(size_t(first));
   std::vector<std::vector<TokenScore>> scores(candidates.size());
   if (base) {
@@ -116,12 +121,19 @@ std::optional<std::vector<std::vector<TokenScore>>> Pass::chunk(std::span<const 
     candidate->reset();
     if (!feed(*candidate, head)) return std::nullopt;
   }
-  for (int begin = first; begin < end; begin += options_.block_rows) {
-    const auto n_rows = size_t(std::min(options_.block_rows, end - begin));
+  for (int begin = first, n = 0; begin < end; begin += n) {
+    n = std::min(options_.block_rows, (begin < first_scored ? first_scored : end) - begin);
+    const auto n_rows = size_t(n);
     const auto inputs = tokens.subspan(size_t(begin), n_rows), targets = tokens.subspan(size_t(begin) + 1, n_rows);
     if (base) {
       if (!read_rows(*base, inputs, base_rows_)) return std::nullopt;
       look_at(base_rows_, n_rows, base_facts_, index, begin, -1);
+      if (options_.on_base_rows && begin >= first_scored) options_.on_base_rows(base_rows_.data(), n);
+    } else if (options_.base_log_probs) {
+      const int64_t row = int64_t(index) * windows_.scored_per_chunk() + begin - first_scored;
+      pool_.for_each(n, [&](int64_t i, int) {
+        options_.base_log_probs(row + i, {base_rows_.data() + i * options_.vocab_size, size_t(options_.vocab_size)});
+      });
     }
     for (size_t c = 0; c < candidates.size(); ++c) {
       if (!read_rows(*candidates[c], inputs, rows_)) return std::nullopt;
@@ -163,14 +175,21 @@ int run_windows(const Windows& windows, std::span<const int32_t> text, Timeline*
   RIDGE_CHECK(options.block_rows > 0 && options.vocab_size > 0, "{} rows of {}", options.block_rows,
               options.vocab_size);
   scores.resize(candidates.size());
+  const bool has_base = base || options.base_log_probs;
   Pass pass(windows, options, pool, base != nullptr);
   for (int index = 0; index < windows.n_chunks; ++index) {
     const auto done = pass.chunk(windows.chunk(text, index), index, base, candidates);
     if (!done) return index;
     for (size_t c = 0; c < candidates.size(); ++c)
-      for (const TokenScore& score : (*done)[c]) {
-        if (base) scores[c].pair.add(score);
-        else scores[c].ppl.add(score.nll);
+      for (size_t i = 0; i < (*done)[c].size(); ++i) {
+        const TokenScore& score = (*done)[c][i];
+        const int position = pass.first_row() + int(i);
+        if (!has_base) {
+          scores[c].ppl.add(score.nll);
+          continue;
+        }
+        scores[c].curve[size_t(curve_part(position, windows.n_ctx))].add(score.kld);
+        if (position >= windows.first_scored()) scores[c].pair.add(score);
       }
     if (options.on_chunk) options.on_chunk(index + 1);
   }

@@ -38,6 +38,13 @@ class Quality : public testing::Test {
                      .candidates = std::move(candidates)},
                     hooks);
   }
+  static EvalOptions pair_options(const char* list) {
+    EvalOptions options;
+    options.n_ctx = 64;
+    options.against_base = true;
+    options.candidates = parse_kv_list(list).or_throw();
+    return options;
+  }
 
   Model model_;
   TempDir dir_;
@@ -128,6 +135,68 @@ TEST_F(Quality, ReportUsesTheKnownLabels) {
         "Median  KLD:", "0.1%    KLD:", "Minimum KLD:", "Mean    Δp:", "75.0%   Δp:", "RMS Δp    :", "Same top p:"})
     EXPECT_THAT(text, testing::HasSubstr(label));
   EXPECT_THAT(markdown_table(result), testing::HasSubstr("| f16 | none | 16 |"));
+}
+
+TEST_F(Quality, ASavedBaseComparesAsTheRunItReplaces) {
+  EvalOptions options = pair_options("f32,rotor-3");
+  options.save_base = (dir_ / "base.kld").native();
+  const EvalResult run = evaluate(model_, corpus_, options, {});
+  const auto file = io::KlBaseFile::open(options.save_base).or_throw();
+  EXPECT_EQ(file.base().shape.n_rows(), run.candidates[0].scores.pair.count());
+  const Corpus corpus = base_corpus(model_, file);
+  EXPECT_EQ(corpus.tokens,
+            std::vector<int32_t>(corpus_.tokens.begin(), corpus_.tokens.begin() + run.windows.n_chunks * 64));
+  options.save_base.clear();
+  options.base_file = &file;
+  options.candidates.emplace_back();  // f16, the control
+  const EvalResult again = evaluate(model_, corpus, options, {});
+  for (size_t i = 0; i < 2; ++i) {
+    const PairMeans a = run.candidates[i].scores.pair.means(), b = again.candidates[i].scores.pair.means();
+    EXPECT_EQ(a.ppl.value, b.ppl.value);
+    // Half a step of 16/65535 a token at most in the likelihoods; the divergence feels its square and the cut tail.
+    EXPECT_NEAR(a.ppl_base.value / b.ppl_base.value, 1, 0.5 * 16 / 65535);
+    EXPECT_NEAR(a.kld.value, b.kld.value, 5e-6);
+  }
+  EXPECT_NEAR(again.candidates[2].scores.pair.means().kld.value, 0, 5e-6);
+  EXPECT_EQ(to_row(again, again.candidates[0])["base"], "file base.kld");
+}
+
+TEST_F(Quality, ABaseOfAnotherVocabularyIsRefused) {
+  io::KlBaseWriter writer(dir_ / "other.kld");
+  const io::KlBaseShape shape{.n_ctx = 4, .n_vocab = 2, .n_chunks = 1};
+  writer.create(shape, std::vector<int32_t>(4)).or_throw();
+  writer.add(std::vector<std::byte>(size_t(shape.row_bytes()))).or_throw();
+  writer.commit().or_throw();
+  EXPECT_THROW(base_corpus(model_, io::KlBaseFile::open(dir_ / "other.kld").or_throw()), Error);
+}
+
+TEST_F(Quality, AStoppedRunLeavesNoBaseFile) {
+  EvalOptions options = pair_options("f16");
+  options.save_base = (dir_ / "base.kld").native();
+  EvalHooks hooks;
+  hooks.stop = [] { return true; };
+  evaluate(model_, corpus_, options, hooks);
+  EXPECT_THAT(dir_.names(), testing::ElementsAre("story.txt"));
+}
+
+TEST_F(Quality, TheCurveIsInRowsAndText) {
+  EvalOptions options = pair_options("f16");
+  options.whole_curve = true;
+  const EvalResult result = evaluate(model_, corpus_, options, {});
+  const Row parts = to_row(result, result.candidates[0])["kld_by_position"];
+  ASSERT_EQ(parts.size(), size_t(kCurveParts));
+  EXPECT_EQ(parts[0]["from"], 0);
+  EXPECT_EQ(parts[15]["to"], 64);
+  EXPECT_EQ(parts[3]["count"], 4 * result.windows.n_chunks);
+  EXPECT_THAT(curve_text(result), testing::HasSubstr("60 to 63"));
+}
+
+TEST_F(Quality, EffectiveBitsCountWindowAndSinks) {
+  const EvalResult result = run(EvalPath::prefill, true, {{}});
+  EXPECT_EQ(result.effective_bits(result.candidates[0], 4096), 16);
+  CandidateResult with_window = result.candidates[0];
+  with_window.cache.k.fixed_bytes = with_window.cache.bytes_per_token();  // one more token's worth
+  EXPECT_NEAR(result.effective_bits(with_window, 4), 16 * 5 / 4.0, 1e-12);
 }
 
 TEST_F(Quality, AShortTextIsRefused) {

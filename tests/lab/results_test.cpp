@@ -89,5 +89,22 @@ TEST(Results, ProvenanceNamesBuildMachineAndCommand) {
   set_command_line({});
 }
 
+TEST(Results, RowsAreReadBackAndBrokenLinesAreNamed) {
+  TempDir dir;
+  EXPECT_TRUE(read_rows(dir / "missing.jsonl").or_throw().empty());
+  EXPECT_TRUE(read_rows("").or_throw().empty());
+  EXPECT_TRUE(read_rows(dir.write("empty.jsonl", "")).or_throw().empty());
+  ResultsFile file = ResultsFile::open(dir / "rows.jsonl").or_throw();
+  file.add({{"a", 1}});
+  file.add({{"b", "x\n"}});
+  const std::vector<Row> rows = read_rows(dir / "rows.jsonl").or_throw();
+  ASSERT_EQ(rows.size(), 2u);
+  EXPECT_EQ(rows[1]["b"], "x\n");
+  const auto broken = read_rows(dir.write("broken.jsonl", "{\"a\":1}\n{\"a\":"));
+  ASSERT_FALSE(broken);
+  EXPECT_NE(broken.error().message.find("line 2"), std::string::npos);
+  EXPECT_FALSE(read_rows(dir.write("array.jsonl", "[1]\n")));
+}
+
 }  // namespace
 }  // namespace ridge::lab

@@ -172,5 +172,20 @@ TEST(Statistics, AnEmptyStreamGivesZeroesNotNaN) {
   EXPECT_EQ(r.kld_max, 0);
 }
 
+TEST(ScoreOfLogProbs, LeavesOutWhatLiesAtSixteenNatsAndDoesNotNormalise) {
+  const std::vector<float> candidate{1, 0, -1, 3};
+  const RowFacts facts = row_facts(candidate);
+  // p = 0.5, 0.25 (they sum to 0.75 on purpose), one at the cut, one just above it.
+  const std::vector<float> base{float(std::log(0.5)), float(std::log(0.25)), -16.0f, -15.99f};
+  const TokenScore score = score_token_of_log_probs(base, candidate, facts, 2);
+  double kld = 0;
+  for (const size_t i : {0, 1, 3}) kld += std::exp(double(base[i])) * (base[i] - (candidate[i] - facts.log_sum));
+  EXPECT_NEAR(score.kld, kld, 1e-12);
+  EXPECT_EQ(score.nll_base, 16);  // the target may lie at the cut
+  EXPECT_NEAR(score.nll, facts.log_sum + 1, 1e-12);
+  EXPECT_FALSE(score.same_top);
+  EXPECT_TRUE(score_token_of_log_probs(candidate, candidate, facts, 0).same_top);
+}
+
 }  // namespace
 }  // namespace ridge::lab

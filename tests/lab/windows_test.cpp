@@ -167,6 +167,84 @@ TEST(Windows, PrefillPathDoesNotAskForLogitsOfTheFirstHalf) {
   EXPECT_EQ(model.decodes, 0);
 }
 
+TEST_P(BothPaths, TheCurveFollowsThePositionAndTheWholeWindowOnDemand) {
+  class WorseLater : public Cyclic {  // as sure as the base up to position 24, then less
+   public:
+    WorseLater() : Cyclic(0.6), later_(0.4) {}
+    void reset() override { Cyclic::reset(), later_.reset(); }
+    void prefill(std::span<const int32_t> tokens) override { Cyclic::prefill(tokens); }
+    void prefill(std::span<const int32_t> tokens, const LogitsCallback& logits) override {
+      for (size_t i = 0; i < tokens.size(); ++i) logits(int(i), 1, decode(tokens[i]).data());
+    }
+    std::span<const float> decode(int32_t token) override {
+      const auto sure = Cyclic::decode(token);
+      return fed.size() <= 24 ? sure : later_.decode(token);
+    }
+
+   private:
+    Cyclic later_;
+  };
+  const auto text = cycle(64);
+  const Windows windows = plan_windows(64, 32, -1, {}).or_throw();
+  Cyclic base(0.6);
+  WorseLater candidate;
+  Timeline* candidates[] = {&candidate};
+  const double worse = 0.6 * std::log(0.6 / 0.4) + 0.4 * std::log(0.4 / 0.6);
+  for (const bool whole : {false, true}) {
+    PassOptions options = options_of(GetParam());
+    options.whole_curve = whole;
+    std::vector<Scores> scores;
+    run_windows(windows, text, &base, candidates, options, pool_, scores);
+    EXPECT_EQ(scores[0].pair.count(), 2 * 15);  // the statistics are those of the second half either way
+    EXPECT_NEAR(scores[0].pair.means().kld.value, worse * 7 / 15, 1e-6);
+    for (int part = 0; part < kCurveParts; ++part) {
+      const MeanStat& stat = scores[0].curve[size_t(part)];
+      const int positions = part == kCurveParts - 1 ? 1 : 2;  // the last token predicts nothing
+      EXPECT_EQ(stat.count(), part < 8 && !whole ? 0 : 2 * positions) << part;
+      EXPECT_NEAR(stat.mean().value, part < 12 ? 0 : worse, 1e-6) << part;
+    }
+  }
+}
+
+TEST_P(BothPaths, ABaseOfLogProbabilitiesScoresAsTheTimelineItWasTakenFrom) {
+  const auto text = cycle(40);
+  const Windows windows = plan_windows(40, 20, -1, {}).or_throw();
+  Cyclic base(0.6), candidate(0.4);
+  Timeline* candidates[] = {&candidate};
+  std::vector<float> saved;
+  PassOptions options = options_of(GetParam());
+  options.whole_curve = true;  // rows before the second half are not saved
+  options.on_base_rows = [&](const float* rows, int n) { saved.insert(saved.end(), rows, rows + n * kVocab); };
+  run_windows(windows, text, &base, candidates, options, pool_, scores_);
+  ASSERT_EQ(saved.size(), size_t(2 * 9 * kVocab));
+
+  options.on_base_rows = {};
+  options.base_log_probs = [&](int64_t row, std::span<float> out) {
+    std::copy_n(saved.begin() + row * kVocab, kVocab, out.begin());
+  };
+  std::vector<Scores> from_rows;
+  run_windows(windows, text, nullptr, candidates, options, pool_, from_rows);
+  const PairMeans a = scores_[0].pair.means(), b = from_rows[0].pair.means();
+  EXPECT_EQ(a.count, b.count);
+  EXPECT_NEAR(a.kld.value, b.kld.value, 1e-6);
+  EXPECT_NEAR(a.ppl_base.value, b.ppl_base.value, 1e-6);
+  EXPECT_EQ(a.same_top.value, b.same_top.value);
+  EXPECT_EQ(from_rows[0].ppl.count(), 0);
+}
+
+TEST(Windows, CurvePartsTileEveryWindow) {
+  for (const int n_ctx : {4, 16, 17, 100, 512, 1 << 26}) {
+    EXPECT_EQ(curve_begin(0, n_ctx), 0);
+    EXPECT_EQ(curve_begin(kCurveParts, n_ctx), n_ctx);
+    for (int part = 0; part < kCurveParts; ++part) {
+      const int begin = curve_begin(part, n_ctx), end = curve_begin(part + 1, n_ctx);
+      if (begin == end) continue;
+      EXPECT_EQ(curve_part(begin, n_ctx), part) << n_ctx;
+      EXPECT_EQ(curve_part(end - 1, n_ctx), part) << n_ctx;
+    }
+  }
+}
+
 TEST(Windows, PlanFollowsTheTextAndTheLimit) {
   EXPECT_EQ(plan_windows(1023, 512, -1, {}).or_throw().n_chunks, 1);
   EXPECT_EQ(plan_windows(1024, 512, -1, {}).or_throw().n_chunks, 2);

@@ -1,0 +1,93 @@
+#include "cli/eval.h"
+
+namespace ridge::cli {
+namespace {
+
+constexpr int kDefaultContext = 512;
+
+lab::EvalPath parse_path(const std::string& name) {
+  for (const lab::EvalPath path : {lab::EvalPath::prefill, lab::EvalPath::decode})
+    if (lab::eval_path_name(path) == name) return path;
+  bad_flag("--path", fmt::format("expects prefill or decode, found '{}'", name));
+}
+
+/// Tokens of a text that must be the ones a base file was made from.
+void check_same_tokens(const lab::Corpus& text, const lab::Corpus& base) {
+  if (text.tokens.size() >= base.tokens.size() &&
+      std::equal(base.tokens.begin(), base.tokens.end(), text.tokens.begin()))
+    return;
+  bad_flag("--file", fmt::format("{} does not begin with the tokens that {} was made from", text.path, base.path),
+           "leave --file out: the base file holds its tokens");
+}
+
+}  // namespace
+
+void add_text_flags(CLI::App& app, TextFlags& f) {
+  add_model_flag(app, f.model, true);
+  add_device_flags(app, f.model);
+  app.add_option("-f,--file", f.file, "the text")->type_name("FILE")->group("Text");
+  add_context_flags(app, f.context, "tokens per window; 0: 512, or what the base file has");
+  add_whole(app, "--chunks", f.chunks, -1, 1 << 26, "windows to score; -1: all the text has")->group("Text");
+  app.add_option("--path", f.path, "prefill (batched) or decode (token by token, what users get)")
+      ->type_name("NAME")
+      ->default_str(f.path)
+      ->group("Text");
+}
+
+lab::EvalOptions eval_options(const TextFlags& flags) {
+  lab::EvalOptions options;
+  options.n_ctx = flags.context.n_ctx == 0 ? kDefaultContext : flags.context.n_ctx;
+  options.max_chunks = flags.chunks;
+  options.n_ubatch = std::min(flags.context.n_ubatch, flags.context.n_batch);
+  options.path = parse_path(flags.path);
+  options.device = flags.model.device;
+  return options;
+}
+
+void add_base_flags(CLI::App& app, BaseFlags& f) {
+  app.add_option("--base,--kl-divergence-base", f.base,
+                 "the cache everything is compared with, or a base file of --save-base or llama-perplexity")
+      ->type_name("KV|FILE")
+      ->default_str(f.base)
+      ->group("KV cache");
+  app.add_flag("--no-control", f.no_control, "leave out the row of the base against itself")->group("KV cache");
+}
+
+lab::Corpus read_base(const BaseFlags& flags, const std::string& text_file, const Model& model,
+                      lab::EvalOptions& options, std::optional<io::KlBaseFile>& file) {
+  options.against_base = true;
+  lab::Corpus corpus;
+  const Result<lab::KvChoice> cache = lab::parse_kv_choice(flags.base);
+  if (cache) {
+    options.base = *cache;
+    if (text_file.empty()) bad_flag("--file", "is required", "name a text, or a base file with --base");
+    corpus = lab::read_corpus(model, text_file);
+  } else {
+    std::error_code error;
+    if (!std::filesystem::exists(flags.base, error))
+      bad_flag("--base", fmt::format("'{}' is no cache and no file: {}", flags.base, cache.error().message));
+    file = io::KlBaseFile::open(flags.base).or_throw();
+    options.base_file = &*file;
+    corpus = lab::base_corpus(model, *file);
+    if (!text_file.empty()) check_same_tokens(lab::read_corpus(model, text_file), corpus);
+  }
+  const std::string control = lab::kv_text(options.base);
+  const auto is_control = [&](const lab::KvChoice& kv) { return lab::kv_text(kv) == control; };
+  if (!flags.no_control && std::none_of(options.candidates.begin(), options.candidates.end(), is_control))
+    options.candidates.insert(options.candidates.begin(), options.base);
+  return corpus;
+}
+
+void print_start(const lab::Corpus& corpus, const lab::Windows& windows, const lab::EvalOptions& options,
+                 const Model& model) {
+  const ModelInfo& info = model.info();
+  fmt::print(stderr, "model    {} ({} {}, {:.2f} M parameters), CPU {}, {} threads\n", info.name, info.arch,
+             info.weight_format, double(info.n_params) / 1e6, info.isa, info.n_threads);
+  fmt::print(stderr, "text     {}: {} bytes, {} tokens, xxh64 {:016x}\n", corpus.path, corpus.bytes,
+             corpus.tokens.size(), corpus.xxh64);
+  fmt::print(stderr, "windows  {} of {} tokens, the second half of each scored{}, {} path{}\n", windows.n_chunks,
+             windows.n_ctx, info.add_bos ? ", BOS first" : "", lab::eval_path_name(options.path),
+             options.n_ctx > info.n_ctx_train ? fmt::format(" (the model was trained for {})", info.n_ctx_train) : "");
+}
+
+}  // namespace ridge::cli

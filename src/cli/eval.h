@@ -1,0 +1,58 @@
+// What the eval commands share: model, text, windows, and the progress of an evaluation.
+#pragma once
+
+#include <memory>
+
+#include "base/progress.h"
+#include "cli/options.h"
+#include "lab/quality_report.h"
+
+namespace ridge::cli {
+
+/// -m, --device, -f, -c, -b, -ub, --chunks, --path.
+struct TextFlags {
+  ModelFlags model;
+  ContextFlags context{.n_ctx = 0, .n_batch = 2048, .n_ubatch = 512};
+  std::string file, path = "prefill";
+  int chunks = -1;
+};
+void add_text_flags(CLI::App& app, TextFlags& flags);
+/// The part of the options that these flags hold; n_ctx is 512 when none was given.
+lab::EvalOptions eval_options(const TextFlags& flags);
+
+/// A base that may be a cache or a file: --base, --save-base.
+struct BaseFlags {
+  std::string base = "f16";
+  bool no_control = false;
+};
+void add_base_flags(CLI::App& app, BaseFlags& flags);
+/// Reads --base into the options: a cache, or a file that then also gives the text. The control row, the base's own
+/// cache, goes to the front of the candidates unless it is among them or unwanted.
+/// `file` must outlive the options.
+lab::Corpus read_base(const BaseFlags& flags, const std::string& text_file, const Model& model,
+                      lab::EvalOptions& options, std::optional<io::KlBaseFile>& file);
+
+/// Start-up lines on stderr.
+void print_start(const lab::Corpus& corpus, const lab::Windows& windows, const lab::EvalOptions& options,
+                 const Model& model);
+
+/// The progress bar of one evaluation.
+class EvalProgress {
+ public:
+  explicit EvalProgress(bool enabled) : enabled_(enabled) {}
+  void advance(int64_t steps, int64_t total) {
+    if (!bar_) bar_ = std::make_unique<Progress>("eval", total, enabled_);
+    bar_->set(done_ += steps, "tokens");
+  }
+  void clear() {
+    if (bar_) bar_->clear();
+  }
+  void restart() { bar_.reset(), done_ = 0; }
+
+ private:
+  bool enabled_;
+  std::unique_ptr<Progress> bar_;
+  int64_t done_ = 0;
+};
+
+}  // namespace ridge::cli
