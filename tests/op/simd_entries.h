@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "format/list.h"
 #include "op/cpu.h"
 
 namespace ridge {
@@ -16,6 +17,8 @@ struct SimdEntries {
   void (*exp)(const float* in, int64_t n, float* out);  ///< n a multiple of lanes
   /// sums[i] = sum of row i of in [lanes, lanes], through Simd::sum_each and Simd::slot.
   void (*sum_each)(const float* in, float* sums);
+  /// The decoder row and tile kernels use; format.decode where the ISA has none of its own.
+  void (*(*row_decoder)(const WeightFormat& format))(const std::byte* blocks, int64_t n, float* out);
 };
 extern const SimdEntries kEntriesAvx2, kEntriesAvx512;
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "op/gemv/panel_simd.h"
+#include "op/simd/decode.h"
 #include "op/simd/exp.h"
 #include "op/simd_entries.h"
 
@@ -18,7 +19,9 @@ void sum_each_entry(const float* in, float* sums) {
   Simd::store(sums, Simd::sum_each(rows));
 }
 
-constexpr SimdEntries entries_for(Isa isa) { return {isa, Simd::kLanes, quantize_token, exp_entry, sum_each_entry}; }
+constexpr SimdEntries entries_for(Isa isa) {
+  return {isa, Simd::kLanes, quantize_token, exp_entry, sum_each_entry, row_decoder};
+}
 
 }  // namespace
 }  // namespace ridge

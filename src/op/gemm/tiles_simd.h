@@ -3,6 +3,7 @@
 #pragma once
 
 #include "op/linear.h"
+#include "op/simd/decode.h"
 
 namespace ridge {
 namespace {
@@ -33,6 +34,7 @@ inline void tile(const float* strip, int64_t n_columns, const float* x, int64_t 
 void run_tiles(CpuContext& context, const Linear& w, View2<const float> x, View2<float> y) {
   const int64_t n_strips = (w.n_out + kStripRows - 1) / kStripRows, row_bytes = w.format->row_bytes(w.n_in);
   const int n_threads = context.pool.size();
+  const RowDecoder decode = row_decoder(*w.format);
   float* strips = context.scratch[0].ensure<float>(n_threads * kStripRows * kStripColumns);
   float* rows = context.scratch[1].ensure<float>(n_threads * kStripColumns);
   float* sums = context.scratch[2].ensure<float>(n_threads * y.rows * kStripRows);
@@ -44,8 +46,7 @@ void run_tiles(CpuContext& context, const Linear& w, View2<const float> x, View2
     for (int64_t column = 0; column < w.n_in; column += kStripColumns) {
       const int64_t n_columns = std::min(kStripColumns, w.n_in - column);
       for (int64_t r = 0; r < kStripRows; ++r) {
-        if (r < n_rows)
-          w.format->decode(w.rows + (first_row + r) * row_bytes + w.format->row_bytes(column), n_columns, row);
+        if (r < n_rows) decode(w.rows + (first_row + r) * row_bytes + w.format->row_bytes(column), n_columns, row);
         for (int64_t k = 0; k < n_columns; ++k) strip[k * kStripRows + r] = r < n_rows ? row[k] : 0.0f;
       }
       int64_t t = 0;

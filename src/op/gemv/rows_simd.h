@@ -1,9 +1,11 @@
 // Row kernels: one output row at a time in float, for every weight format. f32, f16 and bf16 convert in registers;
-// other formats decode the row into a buffer first, so a format has a working gemv without a line of its own.
+// other formats decode the row into a buffer first (op/simd/decode.h, or the format's reference where that has no
+// row), so a format has a working gemv without a line of its own.
 #pragma once
 
 #include "format/plain.h"
 #include "op/linear.h"
+#include "op/simd/decode.h"
 
 namespace ridge {
 namespace {
@@ -56,6 +58,7 @@ void run_rows(CpuContext& context, const Linear& w, View2<const float> x, View2<
   const int64_t rows_per_task = std::max<int64_t>(1, 65536 / row_bytes);
   const bool in_place = w.format->group == 1;
   float* decoded = in_place ? nullptr : context.scratch[0].ensure<float>(context.pool.size() * w.n_in);
+  const RowDecoder decode = row_decoder(*w.format);
   const auto dot = w.format->name == F16::kName    ? row_dot<LoadF16>
                    : w.format->name == BF16::kName ? row_dot<LoadBF16>
                                                    : row_dot<LoadF32>;
@@ -65,7 +68,7 @@ void run_rows(CpuContext& context, const Linear& w, View2<const float> x, View2<
       const std::byte* row = w.rows + r * row_bytes;
       if (!in_place) {
         float* buffer = decoded + thread * w.n_in;
-        w.format->decode(row, w.n_in, buffer);
+        decode(row, w.n_in, buffer);
         row = reinterpret_cast<const std::byte*>(buffer);
       }
       for (int64_t t = 0; t < y.rows; ++t) y(t, r) = dot(row, &x(t, 0), w.n_in);
