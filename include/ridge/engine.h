@@ -76,8 +76,9 @@ struct KvSideOptions {
   std::string format = "f16";
   std::optional<std::string> rotation;  ///< none, planar, hadamard
   std::optional<bool> centre;
-  std::optional<int> window;  ///< newest tokens kept in f16; a multiple of 32
-  std::optional<int> sinks;   ///< first tokens kept in f16
+  std::optional<int> window;         ///< newest tokens kept in f16; a multiple of 32
+  std::optional<int> sinks;          ///< first tokens kept in f16
+  std::optional<std::string> scale;  ///< rule of the scales, one that the format offers: absmax, norm, lsq
 };
 
 struct SessionOptions {
@@ -90,12 +91,13 @@ struct SessionOptions {
 struct KvSideReport {
   std::string format;
   std::string rotation;
+  std::string scale;  ///< rule of the scales, "none" where there are none
   bool centre = false;
   int window = 0;
   int sinks = 0;
   double bits_per_value = 0;    ///< of a coded row, scales included
   int64_t bytes_per_token = 0;  ///< one more coded token over all layers
-  int64_t fixed_bytes = 0;      ///< sinks, window and centring vectors over all layers, whatever the context
+  int64_t fixed_bytes = 0;      ///< sinks, window, centres and scales of heads over all layers, whatever the context
   int64_t allocated_bytes = 0;  ///< what the allocator gave, at n_ctx
   int64_t saturated = 0;        ///< values clamped while coding so far; 0 is normal
 };

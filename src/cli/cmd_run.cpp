@@ -50,6 +50,7 @@ std::string read_prompt(const RunFlags& flags) {
 
 std::string side_text(const KvSideReport& side) {
   std::string text = side.format;
+  if (side.scale != "none") text += " " + side.scale;
   if (side.rotation != "none") text += " " + side.rotation;
   if (side.centre) text += " centred";
   if (side.window > 0) text += fmt::format(" window {}", side.window);

@@ -146,7 +146,7 @@ void add_context_flags(CLI::App& app, ContextFlags& flags, const std::string& ct
   add_whole(app, "--ubatch-size", flags.n_ubatch, 1, 65536, "tokens per prefill step (-ub)")->group("Context");
 }
 
-bool KvFlags::any() const { return quant || type_k || type_v || rotation || centre || window || sinks; }
+bool KvFlags::any() const { return quant || type_k || type_v || rotation || centre || scale || window || sinks; }
 
 lab::KvChoice KvFlags::choice() const {
   lab::KvChoice choice;
@@ -159,9 +159,10 @@ lab::KvChoice KvFlags::choice() const {
   if (window) refined += fmt::format(":window={}", *window);
   if (sinks) refined += fmt::format(":sinks={}", *sinks);
   if (centre) refined += ":centre=" + *centre;
+  if (scale) refined += ":scale=" + *scale;
   if (refined.empty()) return choice;
   if (choice.k.format == "f16" && choice.v.format == "f16")
-    bad_flag("--kv-rotation, --kv-window, --kv-sinks, --kv-center",
+    bad_flag("--kv-rotation, --kv-window, --kv-sinks, --kv-center, --kv-scale",
              "both sides of the cache are f16, which has none of these",
              "choose a format with --kv-quant, -ctk or -ctv");
   for (KvSideOptions* side : {&choice.k, &choice.v})
@@ -176,11 +177,13 @@ void add_kv_flags(CLI::App& app, KvFlags& flags) {
       value = found;
     })->group("KV cache");
   };
-  text("--kv-quant", flags.quant, "KV", "format of both sides, or K/V: f16 (off), q8_0, rotor-3, q8_0/rotor-3");
+  text("--kv-quant", flags.quant, "KV",
+       "format of both sides, or K/V (`ridge info` lists them): rotor-3, q8_0/rotor-3:scale=lsq");
   text("--cache-type-k", flags.type_k, "FORMAT", "format of K (-ctk), over --kv-quant");
   text("--cache-type-v", flags.type_v, "FORMAT", "format of V (-ctv), over --kv-quant");
   text("--kv-rotation", flags.rotation, "NAME", "rotation of compressed rows: hadamard, planar, none");
   text("--kv-center", flags.centre, "on|off", "subtract per-channel means before compressing");
+  text("--kv-scale", flags.scale, "RULE", "how scales are chosen: absmax, norm, lsq, as the format offers");
   add_whole(app, "--kv-window", flags.window, 0, kMaxTokens, "newest tokens kept in f16")->group("KV cache");
   add_whole(app, "--kv-sinks", flags.sinks, 0, kMaxTokens, "first tokens kept in f16")->group("KV cache");
 }

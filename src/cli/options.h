@@ -64,7 +64,7 @@ void add_context_flags(CLI::App& app, ContextFlags& flags, const std::string& ct
 
 /// --kv-quant, -ctk, -ctv and what refines them.
 struct KvFlags {
-  std::optional<std::string> quant, type_k, type_v, rotation, centre;
+  std::optional<std::string> quant, type_k, type_v, rotation, centre, scale;
   std::optional<int> window, sinks;
 
   bool any() const;

@@ -74,6 +74,7 @@ KvSideConfig side_config(const KvSideOptions& options, std::string_view side, in
   if (options.centre) config.policy.centre = *options.centre;
   if (options.window) config.policy.window = *options.window;
   if (options.sinks) config.policy.sinks = *options.sinks;
+  if (options.scale) config.policy.scale = find_scale(*config.format, *options.scale).or_throw();
   // An f16 or f32 cache is exact already: windows and sinks would only store the same rows elsewhere.
   if (config.format->name == "f16" || config.format->name == "f32") config.policy.window = config.policy.sinks = 0;
   check_kv_side(config, side, head_dim).or_throw();
@@ -217,18 +218,21 @@ int Session::n_ctx() const { return impl_->cache.n_ctx(); }
 
 KvReport Session::kv_report() const {
   const KvCache& cache = impl_->cache;
+  const Config& c = impl_->model.loaded.config;
   const auto report = [&](bool is_k) {
     const auto store = [&](int layer) -> const KvStore& { return is_k ? cache.k(layer) : cache.v(layer); };
     const KvSideConfig& config = store(0).config();
     KvSideReport side{.format = std::string(config.format->name),
                       .rotation = std::string(rotation_name(config.policy.rotation)),
+                      .scale = std::string(scale_name(config.policy.scale)),
                       .centre = config.policy.centre,
                       .window = config.policy.window,
                       .sinks = config.policy.sinks,
-                      .bits_per_value = config.format->bits_per_value(impl_->model.loaded.config.head_dim)};
+                      .bits_per_value = config.format->bits_per_value(c.head_dim)};
     for (int layer = 0; layer < cache.n_layers(); ++layer) {
-      side.bytes_per_token += store(layer).bytes_per_token();
-      side.fixed_bytes += store(layer).fixed_bytes();
+      const KvBytes bytes = kv_bytes(store(layer).config(), c.n_kv_heads, c.head_dim);
+      side.bytes_per_token += bytes.per_token;
+      side.fixed_bytes += bytes.fixed;
       side.allocated_bytes += store(layer).allocated_bytes();
       side.saturated += store(layer).saturated();
     }

@@ -24,7 +24,7 @@ struct KvF16 {
   static constexpr KvPolicy kPolicy{};
   static constexpr int kGroup = 1;
   RIDGE_HD static int64_t row_bytes(int head_dim) { return 2 * int64_t(head_dim); }
-  RIDGE_HD static int encode(const float* in, int head_dim, std::byte* row) {
+  RIDGE_HD static int encode(const float* in, int head_dim, const KvCoding&, std::byte* row) {
     int saturated = 0;
     for (int i = 0; i < head_dim; ++i) {
       const uint16_t half = f32_to_f16(saturate_f16(in[i], saturated));
@@ -32,7 +32,7 @@ struct KvF16 {
     }
     return saturated;
   }
-  RIDGE_HD static void decode(const std::byte* row, int head_dim, float* out) {
+  RIDGE_HD static void decode(const std::byte* row, int head_dim, const KvCoding&, float* out) {
     for (int i = 0; i < head_dim; ++i) {
       uint16_t half;
       std::memcpy(&half, row + 2 * i, 2);

@@ -13,7 +13,7 @@ struct KvF32 {
   static constexpr KvPolicy kPolicy{};
   static constexpr int kGroup = 1;
   RIDGE_HD static int64_t row_bytes(int head_dim) { return 4 * int64_t(head_dim); }
-  RIDGE_HD static int encode(const float* in, int head_dim, std::byte* row) {
+  RIDGE_HD static int encode(const float* in, int head_dim, const KvCoding&, std::byte* row) {
     int replaced = 0;
     for (int i = 0; i < head_dim; ++i) {
       const float value = std::isfinite(in[i]) ? in[i] : (++replaced, 0.0f);
@@ -21,7 +21,7 @@ struct KvF32 {
     }
     return replaced;
   }
-  RIDGE_HD static void decode(const std::byte* row, int head_dim, float* out) {
+  RIDGE_HD static void decode(const std::byte* row, int head_dim, const KvCoding&, float* out) {
     std::memcpy(out, row, 4 * size_t(head_dim));
   }
 };

@@ -6,11 +6,22 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string_view>
+
+#include "base/host_device.h"
 
 namespace ridge {
 
 enum class Rotation : uint8_t { none, planar, hadamard };
+
+/// How the scale of a row or block is chosen.
+enum class KvScale : uint8_t {
+  none,    ///< there is none
+  absmax,  ///< the largest value lands on the largest code
+  norm,    ///< the decoded row has the norm of the original
+  lsq,     ///< least squares: <x, q> / <q, q> for the codes q
+};
 
 /// How a cache treats rows of a format unless told otherwise on the command line.
 struct KvPolicy {
@@ -18,26 +29,42 @@ struct KvPolicy {
   bool centre = false;  ///< subtract the per-channel mean of the first tokens (exact, see kv_cache.h)
   int window = 0;       ///< newest tokens kept in f16
   int sinks = 0;        ///< first tokens kept in f16
+  KvScale scale = KvScale::none;
+};
+
+/// What coding a row needs besides its values; the same for all rows of one kv head. Options of encoders belong here.
+struct KvCoding {
+  KvScale scale = KvScale::none;
+  float fixed = 0;  ///< formats with head_scale: the scale of this kv head
 };
 
 /// One row of the table of KV formats. Compare by address.
 struct KvFormat {
   std::string_view name;
-  KvPolicy policy;  ///< defaults
-  int group;        ///< head_dim must be a multiple of this
+  KvPolicy policy;                  ///< defaults
+  int group;                        ///< head_dim must be a multiple of this
+  std::span<const KvScale> scales;  ///< the rules encode() knows; policy.scale is one of them
+  bool head_scale;                  ///< one f32 per (layer, kv head) instead of scales in the rows: KvCoding::fixed
   int64_t (*row_bytes)(int head_dim);
   /// Codes one row. Returns how many values were saturated or replaced (NaN, infinity, scale overflow); 0 is normal.
-  int (*encode)(const float* in, int head_dim, std::byte* row);
-  /// The reference decode of one row.
-  void (*decode)(const std::byte* row, int head_dim, float* out);
+  int (*encode)(const float* in, int head_dim, const KvCoding& coding, std::byte* row);
+  /// The reference decode of one row coded with the same `coding`.
+  void (*decode)(const std::byte* row, int head_dim, const KvCoding& coding, float* out);
 
   double bits_per_value(int head_dim) const { return 8.0 * double(row_bytes(head_dim)) / head_dim; }
 };
 
-/// Makes the row of a format type F { kName; kPolicy; kGroup; row_bytes(); encode(); decode() }.
+inline constexpr KvScale kNoScale[] = {KvScale::none};
+
+/// Makes the row of a format type F { kName; kPolicy; kGroup; row_bytes(); encode(); decode() }, with kScales where
+/// there is a choice, and kHeadScale where the scale is not in the row.
 template <class F>
 constexpr KvFormat make_kv_format() {
-  return {F::kName, F::kPolicy, F::kGroup, F::row_bytes, F::encode, F::decode};
+  KvFormat format{F::kName, F::kPolicy, F::kGroup, kNoScale, false, F::row_bytes, F::encode, F::decode};
+  if constexpr (requires { F::kScales; }) format.scales = F::kScales;
+  if constexpr (requires { F::kHeadScale; }) format.head_scale = F::kHeadScale;
+  if (format.policy.scale == KvScale::none) format.policy.scale = format.scales[0];
+  return format;
 }
 
 }  // namespace ridge

@@ -11,8 +11,9 @@ struct KvQ8_0 {
   static constexpr const char* kName = "q8_0";
   static constexpr KvPolicy kPolicy{};
   static constexpr int kGroup = Q8_0::kGroup;
+  static constexpr KvScale kScales[] = {KvScale::absmax};
   RIDGE_HD static int64_t row_bytes(int head_dim) { return head_dim / kGroup * int64_t(sizeof(Q8_0::Block)); }
-  RIDGE_HD static int encode(const float* in, int head_dim, std::byte* row) {
+  RIDGE_HD static int encode(const float* in, int head_dim, const KvCoding&, std::byte* row) {
     int saturated = 0;
     for (int first = 0; first < head_dim; first += kGroup) {
       float values[kGroup];
@@ -23,7 +24,7 @@ struct KvQ8_0 {
     }
     return saturated;
   }
-  RIDGE_HD static void decode(const std::byte* row, int head_dim, float* out) {
+  RIDGE_HD static void decode(const std::byte* row, int head_dim, const KvCoding&, float* out) {
     for (int first = 0; first < head_dim; first += kGroup) {
       Q8_0::Block block;
       std::memcpy(&block, row + first / kGroup * int64_t(sizeof block), sizeof block);

@@ -48,6 +48,25 @@ std::span<const KvFormat> kv_formats() { return kKvFormats; }
 Result<const WeightFormat*> find_weight_format(std::string_view name) { return find(weight_formats(), "weight", name); }
 Result<const KvFormat*> find_kv_format(std::string_view name) { return find(kv_formats(), "KV cache", name); }
 
+std::string_view scale_name(KvScale scale) {
+  switch (scale) {
+    case KvScale::none: return "none";
+    case KvScale::absmax: return "absmax";
+    case KvScale::norm: return "norm";
+    case KvScale::lsq: return "lsq";
+  }
+  return "?";
+}
+
+Result<KvScale> find_scale(const KvFormat& format, std::string_view name) {
+  std::string names;
+  for (const KvScale scale : format.scales) {
+    if (scale_name(scale) == name) return scale;
+    names += (names.empty() ? "" : ", ") + std::string(scale_name(scale));
+  }
+  return fail(ErrorKind::usage, "KV format {} has no scale rule '{}' (there are: {})", format.name, name, names);
+}
+
 const WeightFormat* weight_format_of_gguf(uint32_t type) {
   for (const WeightFormat& format : kWeightFormats)
     if (uint32_t(format.gguf_type) == type) return &format;

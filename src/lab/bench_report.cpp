@@ -24,8 +24,8 @@ std::string model_type(const ModelInfo& model) {
 }
 
 Row side_row(const KvSideReport& side) {
-  return fmt::format("{} rotation={} centre={} window={} sinks={}", side.format, side.rotation,
-                     side.centre ? "on" : "off", side.window, side.sinks);
+  return fmt::format("{} rotation={} centre={} window={} sinks={} scale={}", side.format, side.rotation,
+                     side.centre ? "on" : "off", side.window, side.sinks, side.scale);
 }
 
 std::string quoted(const Row& value, char quote) {

@@ -8,7 +8,7 @@
 namespace ridge::lab {
 namespace {
 
-constexpr std::string_view kNext = "FORMAT[:ROTATION][:window=N][:sinks=N][:centre=on|off]";
+constexpr std::string_view kNext = "FORMAT[:ROTATION][:window=N][:sinks=N][:centre=on|off][:scale=RULE]";
 
 Result<int> parse_count(std::string_view name, std::string_view text) {
   int value = 0;
@@ -33,6 +33,10 @@ Status parse_option(std::string_view text, KvSideOptions& side) {
     (name == "window" ? side.window : side.sinks) = count;
   } else if (name == "centre" || name == "center") {
     RIDGE_TRY(side.centre, parse_on_off(name, value));
+  } else if (name == "scale") {
+    RIDGE_TRY(const KvFormat* format, find_kv_format(side.format));
+    RIDGE_TRY(const KvScale scale, find_scale(*format, value));
+    side.scale = scale_name(scale);
   } else if (equals == std::string_view::npos) {
     RIDGE_TRY(const Rotation rotation, find_rotation(name));
     side.rotation = rotation_name(rotation);
@@ -88,6 +92,7 @@ std::string kv_side_text(const KvSideOptions& side) {
   if (side.window) text += fmt::format(":window={}", *side.window);
   if (side.sinks) text += fmt::format(":sinks={}", *side.sinks);
   if (side.centre) text += *side.centre ? ":centre=on" : ":centre=off";
+  if (side.scale) text += ":scale=" + *side.scale;
   return text;
 }
 

@@ -24,6 +24,7 @@ Row to_row(const Estimate& estimate) { return {{"value", number(estimate.value)}
 Row to_row(const KvSideReport& side) {
   return {{"format", side.format},
           {"rotation", side.rotation},
+          {"scale", side.scale},
           {"centre", side.centre},
           {"window", side.window},
           {"sinks", side.sinks},

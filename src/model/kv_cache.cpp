@@ -1,6 +1,7 @@
 #include "model/kv_cache.h"
 
 #include <atomic>
+#include <cmath>
 #include <cstring>
 
 #include "base/rng.h"
@@ -18,10 +19,18 @@ const KvFormat& f16_format() {
   return format;
 }
 
-KvRetention make_retention(const KvPolicy& policy) {
+KvRetention make_retention(const KvSideConfig& config) {
+  const KvPolicy& policy = config.policy;
   return {.window = policy.window,
           .tile = policy.window > 0 ? kCodeTile : 1,
-          .calibration = policy.centre ? kCalibration : 0};
+          .calibration = policy.centre || config.format->head_scale ? kCalibration : 0};
+}
+
+/// f16 rows per head in the ring: every position that may still be exact, a window plus the tile that is filling up,
+/// and all positions before calibration.
+int ring_rows(const KvRetention& retention) {
+  const int recent = retention.window > 0 ? retention.window + retention.tile : 0;
+  return std::max(recent, retention.calibration);
 }
 
 /// Rounds to fp16 and back; returns how many values were saturated.
@@ -33,6 +42,15 @@ int round_to_f16(std::span<float> row) {
 
 }  // namespace
 
+KvBytes kv_bytes(const KvSideConfig& config, int n_kv_heads, int head_dim) {
+  const int ring = ring_rows(make_retention(config)), sinks = config.policy.sinks;
+  const int64_t values = int64_t(n_kv_heads) * head_dim;
+  return {.per_token = n_kv_heads * config.format->row_bytes(head_dim),
+          .fixed = (sinks + ring) * 2 * values + (config.policy.centre ? 4 * values : 0) +
+                   (config.format->head_scale ? 4 * int64_t(n_kv_heads) : 0),
+          .padding = kPadBytes * (1 + (sinks > 0) + (ring > 0))};
+}
+
 KvStore::KvStore(const KvSideConfig& config, int layer, int n_kv_heads, int head_dim, int n_ctx)
     : config_(config),
       rotation_(config.policy.rotation, layer, head_dim),
@@ -40,25 +58,18 @@ KvStore::KvStore(const KvSideConfig& config, int layer, int n_kv_heads, int head
       head_dim_(head_dim),
       n_ctx_(n_ctx),
       row_bytes_(config.format->row_bytes(head_dim)),
-      retention_(make_retention(config.policy)),
-      coded_(int64_t(n_kv_heads) * n_ctx * row_bytes_ + kPadBytes),
-      centre_(size_t(n_kv_heads) * size_t(head_dim), 0.0f) {
-  // The ring holds every position that may still be exact: a window plus the tile that is filling up, and all
-  // positions before calibration.
-  if (retention_.window > 0) ring_rows_ = retention_.window + retention_.tile;
-  ring_rows_ = std::max(ring_rows_, retention_.calibration);
+      retention_(make_retention(config)),
+      ring_rows_(ring_rows(retention_)),
+      coded_(int64_t(n_kv_heads) * n_ctx * row_bytes_ + kPadBytes) {
   const int64_t exact_row_bytes = 2 * int64_t(head_dim);
   if (config.policy.sinks > 0) sinks_ = AlignedBuffer(n_kv_heads * config.policy.sinks * exact_row_bytes + kPadBytes);
   if (ring_rows_ > 0) ring_ = AlignedBuffer(n_kv_heads * ring_rows_ * exact_row_bytes + kPadBytes);
-}
-
-int64_t KvStore::fixed_bytes() const {
-  const int64_t exact_rows = config_.policy.sinks + ring_rows_;
-  return n_kv_heads_ * exact_rows * 2 * head_dim_ + (config_.policy.centre ? int64_t(centre_.size()) * 4 : 0);
+  if (config.policy.centre) centre_.assign(size_t(n_kv_heads) * size_t(head_dim), 0.0f);
+  if (config.format->head_scale) head_scale_.assign(size_t(n_kv_heads), 0.0f);
 }
 
 int64_t KvStore::allocated_bytes() const {
-  return coded_.bytes() + sinks_.bytes() + ring_.bytes() + int64_t(centre_.size()) * 4;
+  return coded_.bytes() + sinks_.bytes() + ring_.bytes() + 4 * int64_t(centre_.size() + head_scale_.size());
 }
 
 uint16_t* KvStore::exact_row(int head, int position) {
@@ -68,32 +79,52 @@ uint16_t* KvStore::exact_row(int head, int position) {
   return reinterpret_cast<uint16_t*>(ring_.data()) + (int64_t(head) * ring_rows_ + position % ring_rows_) * head_dim_;
 }
 
+void KvStore::read_exact(int head, int position, float* out) const {
+  const uint16_t* row = const_cast<KvStore*>(this)->exact_row(head, position);
+  for (int d = 0; d < head_dim_; ++d) out[d] = f16_to_f32(row[d]);
+}
+
+void KvStore::write_exact(int head, int position, const float* values) {
+  uint16_t* row = exact_row(head, position);
+  int ignored = 0;
+  for (int d = 0; d < head_dim_; ++d) row[d] = f32_to_f16(saturate_f16(values[d], ignored));
+}
+
 void KvStore::shift(float* row, int head, float sign) const {
   const float* centre = centre_.data() + int64_t(head) * head_dim_;
   for (int d = 0; d < head_dim_; ++d) row[d] += sign * centre[d];
 }
 
-/// Sets the centre to the mean of positions [sinks, calibration) and moves the exact rows already held to it.
-/// The sinks stay out of the mean: their keys are unlike all others.
+/// Takes the centre and the heads' scales from positions [sinks, calibration) and moves the exact rows already held to
+/// the centre. The sinks stay out: their keys are unlike all others.
 void KvStore::calibrate(int n_past, View2<float> rows) {
-  const int first = std::min(config_.policy.sinks, retention_.calibration - 1);
+  const int first = std::min(config_.policy.sinks, retention_.calibration - 1), n = retention_.calibration - first;
   std::vector<float> row(size_t(head_dim_), 0.0f);
   for (int head = 0; head < n_kv_heads_; ++head) {
     std::vector<double> sum(size_t(head_dim_), 0.0);
+    double size2 = 0;
     for (int position = first; position < retention_.calibration; ++position) {
       const float* values = position >= n_past ? &rows(position - n_past, int64_t(head) * head_dim_) : row.data();
-      if (position < n_past)
-        KvF16::decode(reinterpret_cast<std::byte*>(exact_row(head, position)), head_dim_, row.data());
-      for (int d = 0; d < head_dim_; ++d) sum[size_t(d)] += values[d];
+      if (position < n_past) read_exact(head, position, row.data());
+      for (int d = 0; d < head_dim_; ++d) {
+        sum[size_t(d)] += values[d];
+        size2 += double(values[d]) * values[d];
+      }
     }
-    for (int d = 0; d < head_dim_; ++d)
-      centre_[size_t(head) * size_t(head_dim_) + size_t(d)] = float(sum[size_t(d)] / (retention_.calibration - first));
-    for (int position = 0; position < std::min(n_past, retention_.calibration); ++position) {
-      auto* exact = reinterpret_cast<std::byte*>(exact_row(head, position));
-      KvF16::decode(exact, head_dim_, row.data());
-      shift(row.data(), head, -1);
-      KvF16::encode(row.data(), head_dim_, exact);
+    if (config_.policy.centre) {
+      for (int d = 0; d < head_dim_; ++d) {
+        const double mean = sum[size_t(d)] / n;
+        centre_[size_t(head) * size_t(head_dim_) + size_t(d)] = float(mean);
+        size2 -= n * mean * mean;
+      }
+      for (int position = 0; position < std::min(n_past, retention_.calibration); ++position) {
+        read_exact(head, position, row.data());
+        shift(row.data(), head, -1);
+        write_exact(head, position, row.data());
+      }
     }
+    if (config_.format->head_scale)
+      head_scale_[size_t(head)] = float(std::sqrt(std::max(0.0, size2) / (double(n) * head_dim_)));
   }
   calibrated_ = true;
 }
@@ -116,7 +147,7 @@ void KvStore::append(CpuContext& context, int n_past, View2<float> rows, KvScrat
   for (int position = n_past; position < std::min(n, retention_.calibration); ++position)
     round_to_f16(rows.row(position - n_past));
   if (!calibrated_ && retention_.calibration > 0 && n >= retention_.calibration) calibrate(n_past, rows);
-  if (calibrated_)
+  if (is_centred())
     for_tokens(n_new, [&](int64_t t, int) {
       for (int h = 0; h < n_kv_heads_; ++h) shift(&rows(t, int64_t(h) * head_dim_), h, -1);
     });
@@ -125,7 +156,8 @@ void KvStore::append(CpuContext& context, int n_past, View2<float> rows, KvScrat
   if (!keeps_exact()) {
     for_tokens(n_new, [&](int64_t t, int) {
       for (int h = 0; h < n_kv_heads_; ++h)
-        saturated += config_.format->encode(&rows(t, int64_t(h) * head_dim_), head_dim_, coded_row(h, n_past + int(t)));
+        saturated += config_.format->encode(&rows(t, int64_t(h) * head_dim_), head_dim_, coding(h),
+                                            coded_row(h, n_past + int(t)));
     });
     saturated_ += saturated;
     scratch.first = n_past;
@@ -137,10 +169,10 @@ void KvStore::append(CpuContext& context, int n_past, View2<float> rows, KvScrat
 
   // 3. The exact rows this append's queries may need, as floats, for prefill attention.
   const int old_end = retention_.coded_end(n_past), new_end = retention_.coded_end(n);
-  const auto read_exact = [&](int head, int position, float* out) {
+  const auto read_row = [&](int head, int position, float* out) {
     if (position >= n_past)
       std::memcpy(out, &rows(position - n_past, int64_t(head) * head_dim_), sizeof(float) * size_t(head_dim_));
-    else KvF16::decode(reinterpret_cast<std::byte*>(exact_row(head, position)), head_dim_, out);
+    else read_exact(head, position, out);
   };
   if (n_new > 1) {
     const int first = scratch.first = ring_rows_ > 0 ? old_end : n_past;
@@ -148,13 +180,13 @@ void KvStore::append(CpuContext& context, int n_past, View2<float> rows, KvScrat
     float* exact = scratch.exact.ensure<float>(n_kv_heads_ * n_exact * head_dim_);
     for_tokens(int(n_exact), [&](int64_t i, int) {
       const int position = first + int(i);
-      for (int h = 0; h < n_kv_heads_; ++h) read_exact(h, position, exact + (h * n_exact + i) * head_dim_);
+      for (int h = 0; h < n_kv_heads_; ++h) read_row(h, position, exact + (h * n_exact + i) * head_dim_);
     });
     const int n_sinks = std::min(config_.policy.sinks, n);
     float* sinks = scratch.sinks.ensure<float>(int64_t(n_kv_heads_) * config_.policy.sinks * head_dim_ + 1);
     for (int h = 0; h < n_kv_heads_; ++h)
       for (int position = 0; position < n_sinks; ++position)
-        read_exact(h, position, sinks + (int64_t(h) * config_.policy.sinks + position) * head_dim_);
+        read_row(h, position, sinks + (int64_t(h) * config_.policy.sinks + position) * head_dim_);
   }
 
   // 4. Code what leaves the window, before the ring slots are reused.
@@ -163,8 +195,8 @@ void KvStore::append(CpuContext& context, int n_past, View2<float> rows, KvScrat
       float row[1024];
       const int position = old_end + int(i);
       for (int h = 0; h < n_kv_heads_; ++h) {
-        read_exact(h, position, row);
-        saturated += config_.format->encode(row, head_dim_, coded_row(h, position));
+        read_row(h, position, row);
+        saturated += config_.format->encode(row, head_dim_, coding(h), coded_row(h, position));
       }
     });
 
@@ -172,9 +204,7 @@ void KvStore::append(CpuContext& context, int n_past, View2<float> rows, KvScrat
   for (int position = n_past; position < n; ++position) {
     const bool sink = position < config_.policy.sinks;
     if (!sink && (ring_rows_ == 0 || position < n - ring_rows_)) continue;
-    for (int h = 0; h < n_kv_heads_; ++h)
-      KvF16::encode(&rows(position - n_past, int64_t(h) * head_dim_), head_dim_,
-                    reinterpret_cast<std::byte*>(exact_row(h, position)));
+    for (int h = 0; h < n_kv_heads_; ++h) write_exact(h, position, &rows(position - n_past, int64_t(h) * head_dim_));
   }
   saturated_ += saturated;
 }
@@ -182,19 +212,20 @@ void KvStore::append(CpuContext& context, int n_past, View2<float> rows, KvScrat
 KvSide KvStore::decode_side(int n) const {
   KvSide side;
   const auto push = [&](const KvFormat& format, const std::byte* base, int64_t row_bytes, int64_t rows_per_head,
-                        int slot, int first, int last) {
+                        int slot, int first, int last, const float* head_scale = nullptr) {
     if (first >= last) return;
     side.segments[size_t(side.n_segments++)] = {.format = &format,
                                                 .rows = base + slot * row_bytes,
                                                 .row_bytes = row_bytes,
                                                 .head_stride = rows_per_head * row_bytes,
                                                 .first = first,
-                                                .count = last - first};
+                                                .count = last - first,
+                                                .head_scale = head_scale};
   };
   const int64_t exact_bytes = 2 * int64_t(head_dim_);
   const int sinks = std::min(config_.policy.sinks, n), coded_end = std::max(sinks, retention_.coded_end(n));
   push(f16_format(), sinks_.data(), exact_bytes, config_.policy.sinks, 0, 0, sinks);
-  push(*config_.format, coded_.data(), row_bytes_, n_ctx_, sinks, sinks, coded_end);
+  push(*config_.format, coded_.data(), row_bytes_, n_ctx_, sinks, sinks, coded_end, head_scales());
   if (coded_end < n) {
     const int slot = coded_end % ring_rows_, wrap = std::min(n, coded_end + ring_rows_ - slot);
     push(f16_format(), ring_.data(), exact_bytes, ring_rows_, slot, coded_end, wrap);
@@ -214,7 +245,8 @@ PrefillSide KvStore::prefill_side(int n, const KvScratch& scratch) const {
           .sink_stride = config_.policy.sinks,
           .sink_rows = reinterpret_cast<const float*>(scratch.sinks.data()),
           .exact = reinterpret_cast<const float*>(scratch.exact.data()),
-          .exact_first = scratch.first};
+          .exact_first = scratch.first,
+          .head_scale = head_scales()};
 }
 
 void KvStore::rotate_queries(CpuContext& context, View2<float> q) const {
@@ -225,12 +257,12 @@ void KvStore::rotate_queries(CpuContext& context, View2<float> q) const {
 }
 
 void KvStore::restore_output(CpuContext& context, int n_heads, View2<float> out) const {
-  if (rotation_.kind() == Rotation::none && !calibrated_) return;
+  if (rotation_.kind() == Rotation::none && !is_centred()) return;
   const int group = n_heads / n_kv_heads_;
   context.pool.for_each(out.rows, [&](int64_t t, int) {
     for (int h = 0; h < n_heads; ++h) {
       float* row = &out(t, int64_t(h) * head_dim_);
-      if (calibrated_) shift(row, h / group, 1);
+      if (is_centred()) shift(row, h / group, 1);
       rotation_.backward(row);
     }
   });
@@ -239,6 +271,7 @@ void KvStore::restore_output(CpuContext& context, int n_heads, View2<float> out)
 void KvStore::reset() {
   calibrated_ = false;
   std::fill(centre_.begin(), centre_.end(), 0.0f);
+  std::fill(head_scale_.begin(), head_scale_.end(), 0.0f);
 }
 
 void KvStore::fill_random(CpuContext& context, int n, uint64_t seed, KvScratch& scratch) {

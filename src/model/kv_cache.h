@@ -6,7 +6,8 @@
 // output, and the output is un-rotated once.
 //
 // Exactness by position: the first `sinks` tokens and at least the newest `window` tokens stay in f16; a tile of 32
-// positions is coded when all of it has left the window; nothing is coded before `calibration` positions have set c.
+// positions is coded when all of it has left the window; nothing is coded before `calibration` positions have set c
+// and, for formats without a scale in the row, the scale of each kv head.
 // All of it depends on positions only, never on how the tokens were batched: prefill equals decode.
 #pragma once
 
@@ -23,6 +24,16 @@ struct KvSideConfig {
   const KvFormat* format = nullptr;
   KvPolicy policy;
 };
+
+/// Bytes of one side of one layer as allocated: total(n_ctx), exactly. The rotation's constants (at most 4 bytes per
+/// channel and layer) and the scratch of prefill, shared by all layers, are not cache and not counted.
+struct KvBytes {
+  int64_t per_token = 0;  ///< coded rows of all kv heads
+  int64_t fixed = 0;      ///< sinks, ring, centre and scales per head, whatever the context
+  int64_t padding = 0;    ///< slack behind rows for kernels that read past the last one
+  int64_t total(int n_ctx) const { return per_token * n_ctx + fixed + padding; }
+};
+KvBytes kv_bytes(const KvSideConfig& config, int n_kv_heads, int head_dim);
 
 /// Exact rows of the tokens being prefilled, as floats. One for K and one for V serve all layers in turn.
 struct KvScratch {
@@ -53,9 +64,7 @@ class KvStore {
   void fill_random(CpuContext& context, int n, uint64_t seed, KvScratch& scratch);
 
   const KvSideConfig& config() const { return config_; }
-  int64_t bytes_per_token() const { return n_kv_heads_ * row_bytes_; }
-  int64_t fixed_bytes() const;      ///< sinks, ring and centre
-  int64_t allocated_bytes() const;  ///< everything this store allocated
+  int64_t allocated_bytes() const;  ///< what the allocator gave; equals kv_bytes()
   int64_t saturated() const { return saturated_; }
 
  private:
@@ -64,6 +73,13 @@ class KvStore {
     return coded_.data() + (int64_t(head) * n_ctx_ + position) * row_bytes_;
   }
   uint16_t* exact_row(int head, int position);
+  void read_exact(int head, int position, float* out) const;
+  void write_exact(int head, int position, const float* values);
+  const float* head_scales() const { return head_scale_.empty() ? nullptr : head_scale_.data(); }
+  KvCoding coding(int head) const {
+    return {.scale = config_.policy.scale, .fixed = head_scale_.empty() ? 0.0f : head_scale_[size_t(head)]};
+  }
+  bool is_centred() const { return calibrated_ && config_.policy.centre; }
   void calibrate(int n_past, View2<float> rows);
   void shift(float* row, int head, float sign) const;
 
@@ -72,11 +88,12 @@ class KvStore {
   int n_kv_heads_, head_dim_, n_ctx_;
   int64_t row_bytes_;
   KvRetention retention_;
-  int ring_rows_ = 0;          // f16 rows per head in the ring: slot = position % ring_rows_
-  AlignedBuffer coded_;        // [n_kv_heads, n_ctx] rows of the format
-  AlignedBuffer sinks_;        // f16 [n_kv_heads, sinks, head_dim]
-  AlignedBuffer ring_;         // f16 [n_kv_heads, ring_rows_, head_dim]
-  std::vector<float> centre_;  // [n_kv_heads, head_dim]; zero until calibrated
+  int ring_rows_ = 0;              // f16 rows per head in the ring: slot = position % ring_rows_
+  AlignedBuffer coded_;            // [n_kv_heads, n_ctx] rows of the format
+  AlignedBuffer sinks_;            // f16 [n_kv_heads, sinks, head_dim]
+  AlignedBuffer ring_;             // f16 [n_kv_heads, ring_rows_, head_dim]
+  std::vector<float> centre_;      // [n_kv_heads, head_dim] where the policy centres; zero until calibrated
+  std::vector<float> head_scale_;  // [n_kv_heads] where the format has head_scale; zero until calibrated
   bool calibrated_ = false;
   int64_t saturated_ = 0;
 };

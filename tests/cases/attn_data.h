@@ -20,6 +20,7 @@ class CachedSide {
         head_dim_(head_dim),
         seen_(random_floats(seed, int64_t(n_kv_heads) * n_keys * head_dim)) {
     for (float& x : seen_) x *= float(spread);
+    for (int h = 0; h < n_kv_heads; ++h) head_scales_.push_back(float(spread) * (1 + 0.125f * float(h)));
   }
 
   /// Stores positions [first, first + count) in a format; row() then gives the decoded values. A count of 0 adds
@@ -32,10 +33,17 @@ class CachedSide {
     for (int h = 0; h < n_kv_heads_; ++h)
       for (int i = 0; i < count; ++i) {
         std::byte* row_at = rows + h * head_stride + i * row_bytes;
-        format.encode(row(h, first + i), head_dim_, row_at);
-        format.decode(row_at, head_dim_, row(h, first + i));
+        const KvCoding coding{.fixed = format.head_scale ? head_scales_[size_t(h)] : 0.0f};
+        format.encode(row(h, first + i), head_dim_, coding, row_at);
+        format.decode(row_at, head_dim_, coding, row(h, first + i));
       }
-    side_.segments[size_t(side_.n_segments++)] = {&format, rows, row_bytes, head_stride, first, count};
+    side_.segments[size_t(side_.n_segments++)] = {.format = &format,
+                                                  .rows = rows,
+                                                  .row_bytes = row_bytes,
+                                                  .head_stride = head_stride,
+                                                  .first = first,
+                                                  .count = count,
+                                                  .head_scale = format.head_scale ? head_scales_.data() : nullptr};
     return *this;
   }
 
@@ -45,7 +53,8 @@ class CachedSide {
 
  private:
   int n_kv_heads_, n_keys_, head_dim_;
-  std::vector<float> seen_;  // [n_kv_heads, n_keys, head_dim]
+  std::vector<float> seen_;         // [n_kv_heads, n_keys, head_dim]
+  std::vector<float> head_scales_;  // [n_kv_heads], different so that a kernel that mixes heads up is found
   std::vector<FencedBytes> storage_;
   KvSide side_;
 };

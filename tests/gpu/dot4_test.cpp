@@ -46,8 +46,8 @@ TEST(Rotor3Dot, EqualsTheDotWithTheDecodedRow) {
   for (float& x : row) x = float(rng.normal());
   for (uint32_t& word : q) word = uint32_t(rng.next());
   std::vector<std::byte> coded(size_t(KvRotor3::row_bytes(kHeadDim)));
-  KvRotor3::encode(row.data(), kHeadDim, coded.data());
-  KvRotor3::decode(coded.data(), kHeadDim, decoded.data());
+  KvRotor3::encode(row.data(), kHeadDim, {}, coded.data());
+  KvRotor3::decode(coded.data(), kHeadDim, {}, decoded.data());
   uint16_t half = 0;
   std::memcpy(&half, coded.data() + 3 * kHeadDim / 8, sizeof half);
 

@@ -26,7 +26,8 @@ TEST(KvChoice, SidesAreIndependent) {
 }
 
 TEST(KvChoice, TextRoundTrips) {
-  for (const char* text : {"f16", "rotor-3:hadamard", "q8_0/rotor-3:none:window=0:sinks=0:centre=on", "f16/q8_0"})
+  for (const char* text : {"f16", "rotor-3:hadamard", "q8_0/rotor-3:none:window=0:sinks=0:centre=on", "f16/q8_0",
+                           "p8:scale=lsq/rotor-4:scale=norm"})
     EXPECT_EQ(kv_text(parse_kv_choice(text).or_throw()), text);
 }
 
@@ -41,7 +42,7 @@ TEST(KvChoice, ListsKeepTheirOrder) {
 TEST(KvChoice, WrongTextsAreUsageErrorsThatSayWhatThereIs) {
   for (const char* text :
        {"", "f16,", ",", "q9_0", "f16:window", "f16:window=-1", "f16:window=1e3", "f16:window=99999999999", "f16:spin",
-        "f16:centre=yes", "f16:colour=red", "f16/f16/f16", "/", "F16"}) {
+        "f16:centre=yes", "f16:colour=red", "f16/f16/f16", "/", "F16", "p8:scale", "p8:scale=norm", "f16:scale=lsq"}) {
     const auto list = parse_kv_list(text);
     ASSERT_FALSE(list) << text;
     EXPECT_EQ(list.error().kind, ErrorKind::usage) << text;

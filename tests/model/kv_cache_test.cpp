@@ -25,6 +25,10 @@ std::vector<std::pair<std::string, KvSideConfig>> all_sides() {
   sides.emplace_back("rotor-3 no window, sinks", side("rotor-3", {Rotation::planar, true, 0, 4}));
   sides.emplace_back("rotor-3 no centre", side("rotor-3", {Rotation::hadamard, false, 32, 0}));
   sides.emplace_back("rotor-3 wide", side("rotor-3", {Rotation::none, true, 128, 7}));
+  sides.emplace_back("rotor-3s bare", side("rotor-3s", {Rotation::hadamard, false, 0, 0}));
+  sides.emplace_back("rotor-3s uncentred, sinks", side("rotor-3s", {Rotation::none, false, 32, 4}));
+  sides.emplace_back("rotor-4 lsq", side("rotor-4", {Rotation::hadamard, true, 32, 4, KvScale::lsq}));
+  sides.emplace_back("p8 lsq", side("p8", {Rotation::none, false, 0, 0, KvScale::lsq}));
   sides.emplace_back("q8_0 everything", side("q8_0", {Rotation::hadamard, true, 64, 32}));
   sides.emplace_back("q8_0 sinks only", side("q8_0", {Rotation::none, false, 0, 5}));
   return sides;
@@ -48,7 +52,7 @@ std::vector<float> read_back(const KvStore& store, int n) {
     next = segment.first + segment.count;
     for (int i = 0; i < segment.count; ++i)
       for (int h = 0; h < kHeads; ++h)
-        segment.format->decode(segment.rows + h * segment.head_stride + i * segment.row_bytes, kDim,
+        segment.format->decode(segment.rows + h * segment.head_stride + i * segment.row_bytes, kDim, segment.coding(h),
                                &out[(size_t(segment.first + i) * kHeads + size_t(h)) * kDim]);
   }
   EXPECT_EQ(next, n) << "segments must cover every position";
@@ -126,13 +130,33 @@ TEST(KvCache, CentreIsTheMeanOfTheCalibrationTokensAndComesBack) {
 TEST(KvCache, AllocatedBytesFollowTheFormula) {
   for (const auto& [name, config] : all_sides()) {
     const KvStore store(config, 0, kHeads, kDim, kContext);
-    const int64_t pads = 64 * (1 + (config.policy.sinks > 0) + (config.policy.window > 0 || config.policy.centre));
-    const int64_t centre =
-        config.policy.centre ? 0 : int64_t(kHeads) * kDim * 4;  // always allocated, counted when used
-    EXPECT_EQ(store.allocated_bytes(), store.bytes_per_token() * kContext + store.fixed_bytes() + pads + centre)
-        << name;
-    EXPECT_EQ(store.bytes_per_token(), kHeads * config.format->row_bytes(kDim)) << name;
+    EXPECT_EQ(store.allocated_bytes(), kv_bytes(config, kHeads, kDim).total(kContext)) << name;
   }
+}
+
+TEST(KvCache, BytesAreThePublishedOnes) {
+  // Bytes per token and side at the shapes whose memory is quoted: BitNet-2B-4T, Qwen2.5-1.5B, Llama-3.1-70B.
+  struct Shape {
+    int n_kv_heads, n_layers;
+  };
+  constexpr Shape kShapes[] = {{5, 30}, {2, 28}, {8, 80}};
+  const std::pair<std::string_view, double> bits[] = {
+      {"f32", 32},   {"f16", 16},        {"bf16", 16},       {"q8_0", 8.5},   {"p8", 8.5},    {"i8r", 8.125},
+      {"q4_0", 4.5}, {"rotor-4", 4.125}, {"rotor-3", 3.125}, {"rotor-3s", 3}, {"rotor-3u", 3}};
+  EXPECT_EQ(std::size(bits), kv_formats().size());
+  for (const auto& [name, per_value] : bits)
+    for (const Shape& shape : kShapes) {
+      const KvSideConfig config = side(name.data());
+      const KvBytes bytes = kv_bytes(config, shape.n_kv_heads, 128);
+      EXPECT_EQ(double(shape.n_layers * bytes.per_token), shape.n_layers * shape.n_kv_heads * 128 * per_value / 8)
+          << name;
+      // Only what the policy keeps exact costs more: rows of 256 bytes per head, a centre, a scale.
+      const int64_t rows = config.policy.sinks + (config.policy.window > 0 ? 64 : 0);
+      const int64_t fixed = rows * 256 + (config.policy.centre ? 512 : 0) + (config.format->head_scale ? 4 : 0);
+      EXPECT_EQ(bytes.fixed, shape.n_kv_heads * fixed) << name;
+      const KvStore store(config, 0, shape.n_kv_heads, 128, 100);
+      EXPECT_EQ(store.allocated_bytes(), bytes.total(100)) << name;
+    }
 }
 
 TEST(KvCache, ResetForgetsTheCalibration) {

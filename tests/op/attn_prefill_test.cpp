@@ -24,7 +24,7 @@ struct Side {
   KvRetention retention;
   int sinks;
   std::vector<float> exact, decoded;  // [n_kv_heads, n_keys, head_dim]
-  std::vector<float> exact_tail, sink_rows;
+  std::vector<float> exact_tail, sink_rows, head_scales;
   FencedBytes coded;
 
   Side(const KvFormat& f, const HeadLayout& heads, int keys, int dim, KvRetention r, int n_sinks, int n_past,
@@ -42,13 +42,15 @@ struct Side {
     const int64_t row_bytes = f.row_bytes(dim);
     for (float& x : exact) x = f16_to_f32(f32_to_f16(x));
     for (int h = 0; h < n_kv_heads; ++h) {
+      head_scales.push_back(1 + 0.125f * float(h));
+      const KvCoding coding{.fixed = f.head_scale ? head_scales.back() : 0.0f};
       for (int i = 0; i < r.coded_end(keys); ++i) {
         std::byte* row = coded.data() + (h * coded_rows() + i) * row_bytes;
         const int64_t at = (int64_t(h) * keys + i) * dim;
         // A sink is never coded: what lies in its place must not matter.
         if (i < sinks) std::fill_n(row, row_bytes, std::byte(0xFF));
-        else format.encode(&exact[size_t(at)], dim, row);
-        format.decode(row, dim, &decoded[size_t(at)]);
+        else format.encode(&exact[size_t(at)], dim, coding, row);
+        format.decode(row, dim, coding, &decoded[size_t(at)]);
       }
       const auto head = exact.begin() + int64_t(h) * keys * dim;
       exact_tail.insert(exact_tail.end(), head + int64_t(exact_first) * dim, head + int64_t(keys) * dim);
@@ -69,7 +71,8 @@ struct Side {
             .sink_stride = sink_stride(),
             .sink_rows = sink_rows.data(),
             .exact = exact_tail.data(),
-            .exact_first = exact_first};
+            .exact_first = exact_first,
+            .head_scale = format.head_scale ? head_scales.data() : nullptr};
   }
   /// The row a query sees when the cache holds `n_visible` positions, written from the definition of KvRetention.
   const float* seen(int kv_head, int position, int n_visible) const {
@@ -228,7 +231,7 @@ TEST(AttnPrefill, EveryRowEqualsDecodeAtThatPosition) {
   // The exact rows as an f16 cache would hold them.
   const auto as_f16 = [&](const Side& side) {
     std::vector<std::byte> rows(side.exact.size() * 2);
-    for (size_t i = 0; i < side.exact.size(); i += 64) f16.encode(&side.exact[i], 64, &rows[2 * i]);
+    for (size_t i = 0; i < side.exact.size(); i += 64) f16.encode(&side.exact[i], 64, {}, &rows[2 * i]);
     return rows;
   };
   const std::vector<std::byte> k16 = as_f16(p.k), v16 = as_f16(p.v);
@@ -242,7 +245,7 @@ TEST(AttnPrefill, EveryRowEqualsDecodeAtThatPosition) {
           if (first >= last) return;
           const int64_t row_bytes = format.row_bytes(64);
           s.segments[size_t(s.n_segments++)] = {
-              &format, rows + first * row_bytes, row_bytes, head_rows * row_bytes, first, last - first};
+              &format, rows + first * row_bytes, row_bytes, head_rows * row_bytes, first, last - first, nullptr};
         };
         const int coded_end = std::max(side.sinks, side.retention.coded_end(n)), ring = coded_end + (n - coded_end) / 2;
         add(f16, exact.data(), side.n_keys, 0, std::min(n, side.sinks));

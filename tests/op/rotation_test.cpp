@@ -108,8 +108,8 @@ TEST(RowRotation, OnlyHadamardSpreadsAnOutlierChannel) {
       std::vector<float> rotated = x;
       rotation.forward(rotated.data());
       std::vector<std::byte> row(size_t(format.row_bytes(128)));
-      format.encode(rotated.data(), 128, row.data());
-      format.decode(row.data(), 128, decoded.data());
+      format.encode(rotated.data(), 128, {}, row.data());
+      format.decode(row.data(), 128, {}, decoded.data());
       rotation.backward(decoded.data());
       for (size_t i = 0; i < 128; ++i) error += std::pow(double(decoded[i]) - x[i], 2), size += double(x[i]) * x[i];
     }

@@ -19,6 +19,9 @@ struct KvSegment {
   int64_t head_stride = 0;  // bytes
   int first = 0;
   int count = 0;
+  const float* head_scale = nullptr;  ///< [n_kv_heads], where the format has head_scale
+
+  KvCoding coding(int kv_head) const { return {.fixed = head_scale ? head_scale[kv_head] : 0.0f}; }
 };
 
 /// One side (K or V) of a layer: segments cover positions [0, n_keys) in order. At most: sinks, coded, two ring parts.
@@ -66,6 +69,9 @@ struct PrefillSide {
   const float* sink_rows = nullptr;  ///< [n_kv_heads, sink_stride, head_dim]
   const float* exact = nullptr;      ///< [n_kv_heads, n_keys - exact_first, head_dim]
   int exact_first = 0;
+  const float* head_scale = nullptr;  ///< [n_kv_heads], where the format has head_scale
+
+  KvCoding coding(int kv_head) const { return {.fixed = head_scale ? head_scale[kv_head] : 0.0f}; }
 };
 
 /// n_tokens queries at positions [n_keys - n_tokens, n_keys), causal.

@@ -23,7 +23,7 @@ inline void for_each_tile(const KvSide& side, int kv_head, int begin, int end, i
       // The next tile is on its way while this one is used.
       for (int64_t line = 0; line < kTile * segment.row_bytes; line += 64)
         __builtin_prefetch(rows + kTile * segment.row_bytes + line);
-      decode(*segment.format, rows, segment.row_bytes, count, head_dim, buffer);
+      decode(*segment.format, segment.coding(kv_head), rows, segment.row_bytes, count, head_dim, buffer);
       widen_rows(buffer, count, head_dim, stride);
       body(position, count, buffer);
     }

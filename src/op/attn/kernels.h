@@ -12,9 +12,10 @@ void attn_prefill_ref(CpuContext& context, const AttnPrefill& a);
 void attn_prefill_avx2(CpuContext& context, const AttnPrefill& a);
 void attn_prefill_avx512(CpuContext& context, const AttnPrefill& a);
 
-/// Decodes `count` consecutive rows into out [count, head_dim]. May read up to kKvPadBytes past the last row.
-using DecodeRows = void (*)(const KvFormat& format, const std::byte* rows, int64_t row_bytes, int count, int head_dim,
-                            float* out);
+/// Decodes `count` consecutive rows of one kv head into out [count, head_dim]. May read up to kKvPadBytes past the last
+/// row.
+using DecodeRows = void (*)(const KvFormat& format, const KvCoding& coding, const std::byte* rows, int64_t row_bytes,
+                            int count, int head_dim, float* out);
 /// The ISA's decoder of a format: its own where there is one, else the reference row by row. Equal bit for bit.
 DecodeRows decode_rows_avx2(const KvFormat& format, int head_dim);
 DecodeRows decode_rows_avx512(const KvFormat& format, int head_dim);

@@ -23,8 +23,8 @@ inline void load_prefill_tile(const PrefillSide& side, DecodeRows decode, int kv
       copy(side.exact + (int64_t(kv_head) * (n_keys - side.exact_first) + from - side.exact_first) * dim,
            first + count - from, from - first);
   } else {
-    decode(*side.format, side.rows + kv_head * side.head_stride + first * side.row_bytes, side.row_bytes, count,
-           head_dim, rows);
+    decode(*side.format, side.coding(kv_head), side.rows + kv_head * side.head_stride + first * side.row_bytes,
+           side.row_bytes, count, head_dim, rows);
   }
   if (first < side.sinks)
     copy(side.sink_rows + (int64_t(kv_head) * side.sink_stride + first) * dim, std::min(side.sinks - first, count), 0);

@@ -38,7 +38,7 @@ void attn_decode_ref(CpuContext& context, const AttnDecode& a) {
       const KvSegment& segment = side.segments[size_t(s)];
       segment.format->decode(
           segment.rows + kv_head * segment.head_stride + (position - segment.first) * segment.row_bytes, a.head_dim,
-          out);
+          segment.coding(kv_head), out);
     };
   };
   context.pool.for_each(a.n_heads, [&](int64_t head, int) {
@@ -58,7 +58,9 @@ void attn_prefill_ref(CpuContext& context, const AttnPrefill& a) {
       else if (position >= coded_end)
         exact = side.exact + (int64_t(kv_head) * (a.n_keys - side.exact_first) + position - side.exact_first) * dim;
       if (exact) std::copy(exact, exact + dim, out);
-      else side.format->decode(side.rows + kv_head * side.head_stride + position * side.row_bytes, a.head_dim, out);
+      else
+        side.format->decode(side.rows + kv_head * side.head_stride + position * side.row_bytes, a.head_dim,
+                            side.coding(kv_head), out);
     };
   };
   context.pool.for_each(int64_t(a.n_tokens) * a.n_heads, [&](int64_t item, int) {

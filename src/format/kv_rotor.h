@@ -1,0 +1,129 @@
+// What the rotor formats share: the Lloyd-Max levels of a standard normal, codes packed 8 to kBits bytes, and the
+// coding of a row under its own fp16 scale.
+#pragma once
+
+#include "format/kv_f16.h"
+
+namespace ridge {
+
+/// Levels in rising order. A plain struct: functions copy it to a local constant, which device code can index.
+template <int kBits>
+struct LevelTable {
+  static constexpr int kCount = 1 << kBits;
+  float at[kCount];
+  constexpr float operator[](size_t code) const { return at[code]; }
+};
+
+/// The quantiser of a standard normal with least squared error: each level is the mean of its cell, cells meet at the
+/// midpoints.
+template <int kBits>
+struct LloydMax;
+/// As published with PlanarQuant-3, within 3e-5 of the optimum; squared error 0.03455.
+template <>
+struct LloydMax<3> {
+  static constexpr LevelTable<3> kLevels = {
+      {-2.1519143f, -1.3439092f, -0.7560054f, -0.2451275f, 0.2451275f, 0.7560054f, 1.3439092f, 2.1519143f}};
+};
+/// Squared error 0.009501.
+template <>
+struct LloydMax<4> {
+  static constexpr LevelTable<4> kLevels = {{-2.732589571f, -2.069017227f, -1.618046386f, -1.256231197f, -0.942340456f,
+                                             -0.656759119f, -0.388048299f, -0.128395030f, 0.128395030f, 0.388048299f,
+                                             0.656759119f, 0.942340456f, 1.256231197f, 1.618046386f, 2.069017227f,
+                                             2.732589571f}};
+};
+
+/// Codes of a row. Code k stands at bits kBits * k of the row read as a little-endian number.
+template <int kBits>
+struct RotorCodes {
+  static constexpr LevelTable<kBits> kLevels = LloydMax<kBits>::kLevels;
+
+  /// Bytes of the codes; head_dim is a multiple of 8.
+  RIDGE_HD static int64_t bytes(int head_dim) { return kBits * int64_t(head_dim) / 8; }
+
+  /// Code of the nearest level; a value on a midpoint goes to the level above.
+  RIDGE_HD static int nearest(float u) {
+    constexpr LevelTable<kBits> levels = kLevels;
+    int code = 0;
+    for (int i = 0; i + 1 < levels.kCount; ++i) code += u >= 0.5f * (levels.at[i] + levels.at[i + 1]);
+    return code;
+  }
+
+  /// What a row's codes say about its scale: l are the levels of the codes.
+  struct Fit {
+    double dot = 0;      ///< <x, l>
+    double levels2 = 0;  ///< <l, l>
+    int lost = 0;        ///< values replaced, or beyond twice the outermost level: less than half is left of them
+  };
+  /// Codes x * to_unit for every x of the row. NaN and infinity are replaced as saturate_f16 does.
+  RIDGE_HD static Fit encode(const float* in, int head_dim, float to_unit, std::byte* codes) {
+    constexpr LevelTable<kBits> levels = kLevels;
+    constexpr float kClip = 2 * levels.at[levels.kCount - 1];
+    Fit fit;
+    for (int first = 0; first < head_dim; first += 8) {
+      uint32_t word = 0;
+      for (int i = 0; i < 8; ++i) {
+        int replaced = 0;
+        const float x = saturate_f16(in[first + i], replaced), u = x * to_unit;
+        const int code = nearest(u);
+        const double level = levels.at[code];
+        fit.dot += level * x;
+        fit.levels2 += level * level;
+        fit.lost += replaced != 0 || std::abs(u) > kClip;
+        word |= uint32_t(code) << (kBits * i);
+      }
+      std::memcpy(codes + kBits * (first / 8), &word, kBits);
+    }
+    return fit;
+  }
+
+  RIDGE_HD static void decode(const std::byte* codes, int head_dim, float scale, float* out) {
+    constexpr LevelTable<kBits> levels = kLevels;
+    for (int first = 0; first < head_dim; first += 8) {
+      uint32_t word = 0;
+      std::memcpy(&word, codes + kBits * (first / 8), kBits);
+      for (int i = 0; i < 8; ++i) out[first + i] = levels.at[(word >> (kBits * i)) & (levels.kCount - 1u)] * scale;
+    }
+  }
+};
+
+/// A row of codes and one fp16 scale behind them.
+///   norm  scale = |x| / |l|: the decoded row keeps its norm
+///   lsq   scale = <x, l> / <l, l>: least squared error for these codes
+template <int kBits>
+struct RotorRow {
+  using Codes = RotorCodes<kBits>;
+  static constexpr int kGroup = 8;
+  static constexpr KvScale kScales[] = {KvScale::norm, KvScale::lsq};
+  static constexpr LevelTable<kBits> kLevels = Codes::kLevels;
+
+  RIDGE_HD static int64_t row_bytes(int head_dim) { return Codes::bytes(head_dim) + 2; }
+
+  RIDGE_HD static int encode(const float* in, int head_dim, const KvCoding& coding, std::byte* row) {
+    int saturated = 0;
+    double norm2 = 0;
+    for (int i = 0; i < head_dim; ++i) {
+      const double x = saturate_f16(in[i], saturated);
+      norm2 += x * x;
+    }
+    const float norm = float(std::sqrt(norm2));
+    const float to_unit = norm > 0 ? std::sqrt(float(head_dim)) / norm : 0.0f;
+    const typename Codes::Fit fit = Codes::encode(in, head_dim, to_unit, row);
+    const float chosen =
+        coding.scale == KvScale::lsq ? float(fit.dot / fit.levels2) : norm / float(std::sqrt(fit.levels2));
+    const uint16_t scale = f32_to_f16(saturate_f16(chosen, saturated));
+    std::memcpy(row + Codes::bytes(head_dim), &scale, 2);
+    return saturated;
+  }
+
+  RIDGE_HD static float row_scale(const std::byte* row, int head_dim, const KvCoding&) {
+    uint16_t half;
+    std::memcpy(&half, row + Codes::bytes(head_dim), 2);
+    return f16_to_f32(half);
+  }
+  RIDGE_HD static void decode(const std::byte* row, int head_dim, const KvCoding& coding, float* out) {
+    Codes::decode(row, head_dim, row_scale(row, head_dim, coding), out);
+  }
+};
+
+}  // namespace ridge
