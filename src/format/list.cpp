@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "format/i2_s.h"
 #include "format/kv_types.h"
 #include "format/plain.h"
 #include "format/q4_0.h"
@@ -14,15 +15,18 @@
 #include "format/q5_k.h"
 #include "format/q6_k.h"
 #include "format/q8_0.h"
+#include "format/tq1_0.h"
+#include "format/tq2_0.h"
 
 namespace ridge {
 namespace {
 
 // The rows; the KV formats are in kv_types.h. Order is the order of tables and help texts.
 constexpr WeightFormat kWeightFormats[] = {
-    make_weight_format<F32>(),  make_weight_format<F16>(),  make_weight_format<BF16>(), make_weight_format<Q8_0>(),
-    make_weight_format<Q6_K>(), make_weight_format<Q5_K>(), make_weight_format<Q5_1>(), make_weight_format<Q5_0>(),
-    make_weight_format<Q4_K>(), make_weight_format<Q4_1>(), make_weight_format<Q4_0>(),
+    make_weight_format<F32>(),   make_weight_format<F16>(),  make_weight_format<BF16>(), make_weight_format<Q8_0>(),
+    make_weight_format<Q6_K>(),  make_weight_format<Q5_K>(), make_weight_format<Q5_1>(), make_weight_format<Q5_0>(),
+    make_weight_format<Q4_K>(),  make_weight_format<Q4_1>(), make_weight_format<Q4_0>(), make_weight_format<TQ2_0>(),
+    make_weight_format<TQ1_0>(), make_weight_format<I2_S>(),
 };
 template <class... Formats>
 constexpr std::array<KvFormat, sizeof...(Formats)> make_kv_table(KvTypes<Formats...>) {
@@ -54,7 +58,6 @@ std::string_view scale_name(KvScale scale) {
     case KvScale::absmax: return "absmax";
     case KvScale::norm: return "norm";
     case KvScale::lsq: return "lsq";
-    case KvScale::unbiased: return "unbiased";
   }
   return "?";
 }
@@ -66,16 +69,6 @@ Result<KvScale> find_scale(const KvFormat& format, std::string_view name) {
     names += (names.empty() ? "" : ", ") + std::string(scale_name(scale));
   }
   return fail(ErrorKind::usage, "KV format {} has no scale rule '{}' (there are: {})", format.name, name, names);
-}
-
-std::string_view rounding_name(KvRounding rounding) {
-  return rounding == KvRounding::weighted ? "weighted" : "nearest";
-}
-
-Result<KvRounding> find_rounding(std::string_view name) {
-  for (const KvRounding rounding : {KvRounding::nearest, KvRounding::weighted})
-    if (rounding_name(rounding) == name) return rounding;
-  return fail(ErrorKind::usage, "unknown rounding rule '{}' (there are: nearest, weighted)", name);
 }
 
 const WeightFormat* weight_format_of_gguf(uint32_t type) {

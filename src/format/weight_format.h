@@ -23,6 +23,10 @@ struct WeightFormat {
   void (*decode)(const std::byte* blocks, int64_t n, float* out);
   /// `n` finite floats (a multiple of group) to packed blocks.
   void (*encode)(const float* in, int64_t n, std::byte* blocks);
+  int tail_bytes = 0;  ///< bytes behind the last block of a tensor (i2_s: its scale), not counted in bits_per_weight
+  /// Fails on blocks of `n` elements that mean nothing (a ternary code 3, a scale that is not finite), naming the
+  /// element; nullptr when the format makes no such check.
+  Status (*check)(const std::byte* blocks, int64_t n) = nullptr;
 
   double bits_per_weight() const { return 8.0 * block_bytes / group; }
   /// Bytes of a row of `n` elements; n must be a multiple of group.
@@ -30,28 +34,40 @@ struct WeightFormat {
 };
 
 /// Makes the row of a format type F { Block; kName; kGgufType; kDtype; kGroup; decode(Block, float*); encode(float*,
-/// Block) }.
+/// Block) } and, where it has them, kTailBytes and problem(Block).
 template <class F>
 constexpr WeightFormat make_weight_format() {
-  return {F::kName,
-          F::kGgufType,
-          F::kDtype,
-          F::kGroup,
-          int(sizeof(typename F::Block)),
-          [](const std::byte* blocks, int64_t n, float* out) {
-            typename F::Block block;  // copied: a tensor may start at any byte of a file
-            for (int64_t i = 0; i < n / F::kGroup; ++i) {
-              std::memcpy(&block, blocks + i * int64_t(sizeof block), sizeof block);
-              F::decode(block, out + i * F::kGroup);
-            }
-          },
-          [](const float* in, int64_t n, std::byte* blocks) {
-            typename F::Block block;
-            for (int64_t i = 0; i < n / F::kGroup; ++i) {
-              F::encode(in + i * F::kGroup, block);
-              std::memcpy(blocks + i * int64_t(sizeof block), &block, sizeof block);
-            }
-          }};
+  WeightFormat format{F::kName,
+                      F::kGgufType,
+                      F::kDtype,
+                      F::kGroup,
+                      int(sizeof(typename F::Block)),
+                      [](const std::byte* blocks, int64_t n, float* out) {
+                        typename F::Block block;  // copied: a tensor may start at any byte of a file
+                        for (int64_t i = 0; i < n / F::kGroup; ++i) {
+                          std::memcpy(&block, blocks + i * int64_t(sizeof block), sizeof block);
+                          F::decode(block, out + i * F::kGroup);
+                        }
+                      },
+                      [](const float* in, int64_t n, std::byte* blocks) {
+                        typename F::Block block;
+                        for (int64_t i = 0; i < n / F::kGroup; ++i) {
+                          F::encode(in + i * F::kGroup, block);
+                          std::memcpy(blocks + i * int64_t(sizeof block), &block, sizeof block);
+                        }
+                      }};
+  if constexpr (requires { F::kTailBytes; }) format.tail_bytes = F::kTailBytes;
+  if constexpr (requires(typename F::Block block) { F::problem(block); })
+    format.check = [](const std::byte* blocks, int64_t n) -> Status {
+      typename F::Block block;
+      for (int64_t i = 0; i < n / F::kGroup; ++i) {
+        std::memcpy(&block, blocks + i * int64_t(sizeof block), sizeof block);
+        if (const char* problem = F::problem(block))
+          return bad_file("elements {} to {}: {}", i * F::kGroup, (i + 1) * F::kGroup - 1, problem);
+      }
+      return {};
+    };
+  return format;
 }
 
 }  // namespace ridge

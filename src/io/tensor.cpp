@@ -1,5 +1,8 @@
 #include "io/tensor.h"
 
+#include <cmath>
+#include <cstring>
+
 #include "base/checked.h"
 
 namespace ridge::io {
@@ -13,9 +16,18 @@ Result<uint64_t> storage_bytes(const WeightFormat& format, std::span<const int64
   if (shape.back() % format.group != 0)
     return bad_file("has rows of {} elements, expected a multiple of {} ({} packs that many together)", shape.back(),
                     format.group, format.name);
-  const auto bytes = checked_mul(uint64_t(*elements / format.group), uint64_t(format.block_bytes));
+  const auto blocks = checked_mul(uint64_t(*elements / format.group), uint64_t(format.block_bytes));
+  const auto bytes = blocks ? checked_add(*blocks, uint64_t(format.tail_bytes)) : std::nullopt;
   if (!bytes) return bad_file("has more bytes than 64 bits can count: {} elements of {}", *elements, format.name);
   return *bytes;
+}
+
+Result<float> tensor_scale(const Tensor& tensor) {
+  if (tensor.format->tail_bytes == 0) return 1.0f;
+  float scale;
+  std::memcpy(&scale, tensor.data.data() + tensor.data.size() - size_t(tensor.format->tail_bytes), sizeof scale);
+  if (!std::isfinite(scale)) return bad_file("the scale behind the {} codes is {}", tensor.format->name, scale);
+  return scale;
 }
 
 }  // namespace ridge::io

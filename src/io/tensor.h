@@ -22,4 +22,8 @@ struct Tensor {
 /// 63 bits, and rows that the format's group does not divide; the message starts with the fault, not with a name.
 Result<uint64_t> storage_bytes(const WeightFormat& format, std::span<const int64_t> shape);
 
+/// The factor that the decoded blocks still need: the f32 behind them in a format with one scale per tensor (i2_s), 1
+/// in all others. Fails when it is not finite; the message has no name.
+Result<float> tensor_scale(const Tensor& tensor);
+
 }  // namespace ridge::io
