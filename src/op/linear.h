@@ -16,7 +16,9 @@ struct Linear {
   int64_t n_out = 0;
   int64_t n_in = 0;
   const std::byte* rows = nullptr;    ///< row-major blocks as in the file; nullptr when only the panels exist
-  const std::byte* panels = nullptr;  ///< 16-row panels (op/gemv/panels.h), nullptr when not packed
+  const std::byte* panels = nullptr;  ///< 16-row panels (op/gemv/panels.h, ternary.h), nullptr when not packed
+  float scale = 1;                    ///< of the whole matrix, on top of what the blocks decode to (i2_s)
+  bool int8_activations = false;      ///< i2_s: the product is the one of op/gemv/ternary.h, else in float
 
   int64_t bytes() const { return n_out * format->row_bytes(n_in); }
 };
@@ -26,7 +28,8 @@ inline Work linear_work(const Linear& w, int64_t n_tokens) {
   return {w.bytes() + 4 * n_tokens * w.n_in, 4 * n_tokens * w.n_out, 2 * n_tokens * w.n_in * w.n_out};
 }
 
-/// One kernel. `x` is [n_tokens, n_in], `y` is [n_tokens, n_out]; a gemv kernel gets one token.
+/// One kernel. `x` is [n_tokens, n_in], `y` is [n_tokens, n_out]; a gemv kernel gets one token. The ternary kernels
+/// apply w.scale, for all others linear() does.
 struct LinearVariant {
   std::string_view name;
   Isa isa;

@@ -11,6 +11,9 @@ std::span<const LinearVariant> gemm_variants() {
       {"tiles-avx512", Isa::avx512, needs_rows, tiles_avx512},
       {"panel-avx2", Isa::avx2, needs_panels, panel_avx2},
       {"panel-avx512", Isa::avx512, needs_panels, panel_avx512},
+      {"ternary-ref", Isa::scalar, needs_ternary_rows, ternary_ref},
+      {"ternary-avx2", Isa::avx2, needs_ternary_panels, ternary_avx2},
+      {"ternary-avx512", Isa::avx512, needs_ternary_panels, ternary_avx512},
   };
   return kVariants;
 }

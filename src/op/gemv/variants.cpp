@@ -5,6 +5,7 @@
 namespace ridge {
 
 Support needs_rows(const Linear& w) {
+  if (w.int8_activations) return {false, "the matrix takes int8 activations"};
   if (!w.rows) return {false, "the row-major weights were not kept"};
   return {};
 }
@@ -22,6 +23,9 @@ std::span<const LinearVariant> gemv_variants() {
       {"rows-avx512", Isa::avx512, needs_rows, rows_avx512},
       {"panel-avx2", Isa::avx2, needs_panels, panel_avx2},
       {"panel-avx512", Isa::avx512, needs_panels, panel_avx512},
+      {"ternary-ref", Isa::scalar, needs_ternary_rows, ternary_ref},
+      {"ternary-avx2", Isa::avx2, needs_ternary_panels, ternary_avx2},
+      {"ternary-avx512", Isa::avx512, needs_ternary_panels, ternary_avx512},
   };
   return kVariants;
 }
@@ -32,6 +36,9 @@ void linear(CpuContext& context, const Linear& w, View2<const float> x, View2<fl
   if (x.rows == 0) return;
   const bool one = x.rows == 1;
   select_variant(context, one ? "gemv" : "gemm", one ? gemv_variants() : gemm_variants(), w).run(context, w, x, y);
+  if (w.scale == 1 || w.int8_activations) return;  // the ternary kernels have multiplied
+  for (int64_t t = 0; t < y.rows; ++t)
+    for (float& value : y.row(t)) value *= w.scale;
 }
 
 bool wants_panels(const WeightFormat& format, int64_t n_in, Isa isa) {

@@ -80,6 +80,15 @@ void swiglu(CpuContext& context, View2<float> gate, View2<const float> up) {
   for_rows(context, gate.rows, [&](int64_t t, int) { kernel(&gate(t, 0), &up(t, 0), gate.cols); });
 }
 
+void relu2_glu(CpuContext& context, View2<float> gate, View2<const float> up) {
+  for_rows(context, gate.rows, [&](int64_t t, int) {
+    for (int64_t i = 0; i < gate.cols; ++i) {
+      const float positive = gate(t, i) < 0 ? 0 : gate(t, i);  // keeps NaN
+      gate(t, i) = positive * positive * up(t, i);
+    }
+  });
+}
+
 void add(CpuContext& context, View2<float> x, View2<const float> y) {
   for_rows(context, x.rows, [&](int64_t t, int) {
     for (int64_t i = 0; i < x.cols; ++i) x(t, i) += y(t, i);

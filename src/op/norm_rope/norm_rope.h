@@ -1,4 +1,4 @@
-// The element-wise ops between the matrix products: RMSNorm, RoPE, SwiGLU, residual and bias additions.
+// The element-wise ops between the matrix products: RMSNorm, RoPE, gated activations, residual and bias additions.
 #pragma once
 
 #include <vector>
@@ -26,6 +26,10 @@ void apply_rope(CpuContext& context, const Rope& rope, int first, int n_heads, i
 
 /// gate = silu(gate) * up
 void swiglu(CpuContext& context, View2<float> gate, View2<const float> up);
+
+/// gate = max(gate, 0)^2 * up. The results leave the range of fp16 (a gate of 300 does, with up at 1), so they must stay
+/// in f32 until they are normalised.
+void relu2_glu(CpuContext& context, View2<float> gate, View2<const float> up);
 
 /// x += y
 void add(CpuContext& context, View2<float> x, View2<const float> y);

@@ -42,10 +42,6 @@ struct Simd {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
   }
   static F select_ge(F a, F b, F value) { return _mm256_and_ps(_mm256_cmp_ps(a, b, _CMP_GE_OQ), value); }
-  /// How many lanes have a >= b.
-  static int count_ge(F a, F b) {
-    return __builtin_popcount(unsigned(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GE_OQ))));
-  }
   static float sum(F a) {
     const __m128 half = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
     const __m128 quarter = _mm_add_ps(half, _mm_movehl_ps(half, half));
@@ -80,6 +76,15 @@ struct Simd {
     const I even_a = _mm256_srai_epi16(_mm256_slli_epi16(activations, 8), 8);
     const I odd_a = _mm256_srai_epi16(activations, 8);
     return _mm256_add_epi32(acc, _mm256_add_epi32(_mm256_madd_epi16(even_w, even_a), _mm256_madd_epi16(odd_w, odd_a)));
+  }
+  static I dot4_small(I acc, I weights, I activations) {  // 2 x 127 x 128 fits 16 bits
+    const I pairs = _mm256_maddubs_epi16(weights, activations);
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  }
+  static I iadd(I a, I b) { return _mm256_add_epi32(a, b); }
+  template <int k>
+  static I crumbs(I a) {
+    return _mm256_and_si256(_mm256_srli_epi16(a, 2 * k), _mm256_set1_epi8(3));
   }
   static F to_float(I a) { return _mm256_cvtepi32_ps(a); }
   static constexpr int kPanelVectors = 2;

@@ -46,8 +46,6 @@ struct Simd {
   }
   /// value where a >= b, else 0
   static F select_ge(F a, F b, F value) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_GE_OQ), value); }
-  /// How many lanes have a >= b.
-  static int count_ge(F a, F b) { return __builtin_popcount(_mm512_cmp_ps_mask(a, b, _CMP_GE_OQ)); }
   static float sum(F a) { return _mm512_reduce_add_ps(a); }
   static float top(F a) { return _mm512_reduce_max_ps(a); }
   /// Lane i of the result is the sum of all lanes of slot(i)'s vector; kernels fill slots in that order.
@@ -84,6 +82,14 @@ struct Simd {
   static I high_nibbles(I a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(0xF)); }
   /// acc[r] += sum of 4: unsigned weight bytes times signed activation bytes (weights <= 255)
   static I dot4(I acc, I weights, I activations) { return _mm512_dpbusd_epi32(acc, weights, activations); }
+  /// The same for weights up to 127.
+  static I dot4_small(I acc, I weights, I activations) { return _mm512_dpbusd_epi32(acc, weights, activations); }
+  static I iadd(I a, I b) { return _mm512_add_epi32(a, b); }
+  /// Bits 2k..2k+1 of every byte.
+  template <int k>
+  static I crumbs(I a) {
+    return _mm512_and_si512(_mm512_srli_epi16(a, 2 * k), _mm512_set1_epi8(3));
+  }
   static F to_float(I a) { return _mm512_cvtepi32_ps(a); }
   static constexpr int kPanelVectors = 1;  // vectors per 16 rows
 };
