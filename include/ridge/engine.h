@@ -21,14 +21,15 @@ struct LoadOptions {
   int n_threads = 0;                 ///< 0: one per available processor
   std::string isa;                   ///< limit: "scalar", "avx2", "avx512"; empty: the best this processor runs
   std::vector<std::string> kernels;  ///< "op=name" each: force a kernel, see `ridge explain`
+  bool float_activations = false;    ///< BitNet: keep activations in float, to compare with references
 };
 
 /// What a loaded model is; every number is exact.
 struct ModelInfo {
   std::string path;           ///< as given to load()
   std::string name;           ///< general.name, or the folder's name
-  std::string arch;           ///< llama, qwen2, qwen3
-  std::string weight_format;  ///< format of most matrix bytes, e.g. "q4_0"
+  std::string arch;           ///< llama, qwen2, qwen3, bitnet-b1.58 ...
+  std::string weight_format;  ///< format of most weights of the matrices, e.g. "q4_0"
   int n_layers = 0, n_heads = 0, n_kv_heads = 0, head_dim = 0, d_model = 0, d_ff = 0, vocab_size = 0, n_ctx_train = 0;
   bool tied_output = false;
   int64_t n_params = 0;
@@ -75,12 +76,10 @@ std::vector<std::string> synth_shapes();
 struct KvSideOptions {
   std::string format = "f16";
   std::optional<std::string> rotation;  ///< none, planar, hadamard
-  std::optional<bool> centre;           ///< unset: where the format's policy centres, K of models whose K has biases
-  std::optional<int> window;            ///< newest tokens kept in format `recent`; a multiple of 32
-  std::optional<int> sinks;             ///< first tokens kept in f16
-  std::optional<std::string> scale;     ///< rule of the scales, one that the format offers: absmax, norm, lsq, unbiased
-  std::optional<std::string> rounding;  ///< nearest, weighted
-  std::optional<std::string> recent;    ///< format of the tokens in the window
+  std::optional<bool> centre;
+  std::optional<int> window;         ///< newest tokens kept in f16; a multiple of 32
+  std::optional<int> sinks;          ///< first tokens kept in f16
+  std::optional<std::string> scale;  ///< rule of the scales, one that the format offers: absmax, norm, lsq
 };
 
 struct SessionOptions {
@@ -94,8 +93,6 @@ struct KvSideReport {
   std::string format;
   std::string rotation;
   std::string scale;  ///< rule of the scales, "none" where there are none
-  std::string rounding;
-  std::string recent;  ///< format of the tokens in the window
   bool centre = false;
   int window = 0;
   int sinks = 0;

@@ -20,9 +20,12 @@ struct RopeScaling {
   float high_freq_factor = 4;  // llama3
 };
 
-/// A decoder-only transformer: pre-norm, RoPE, grouped-query attention, SwiGLU.
+/// What the feed-forward's gate goes through: silu(gate) * up, or max(gate, 0)^2 * up.
+enum class Activation : uint8_t { silu, relu2 };
+
+/// A decoder-only transformer: pre-norm, RoPE, grouped-query attention, gated feed-forward.
 struct Config {
-  std::string arch;  // row of model/arch/list.cpp: "llama", "qwen2", "qwen3"
+  std::string arch;  // row of model/arch/list.cpp: "llama", "qwen2", "qwen3", "bitnet"
   std::string name;
   int n_layers = 0;
   int n_heads = 0;     // query heads
@@ -40,6 +43,9 @@ struct Config {
   bool qkv_bias = false;     // qwen2
   bool qk_norm = false;      // qwen3: RMSNorm of every q and k head before RoPE
   bool tied_output = false;  // logits use the embedding matrix
+  Activation activation = Activation::silu;
+  bool sub_norm = false;  // bitnet: RMSNorm in front of the output and the down projection
+  bool ternary = false;   // bitnet: projections are ternary and take int8 activations
 
   int q_dim() const { return n_heads * head_dim; }
   int kv_dim() const { return n_kv_heads * head_dim; }

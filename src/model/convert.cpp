@@ -1,6 +1,8 @@
 #include "model/convert.h"
 
+#include <array>
 #include <cmath>
+#include <deque>
 
 #include "model/arch/arch.h"
 #include "model/weights.h"
@@ -17,9 +19,9 @@ constexpr Mix kMixes[] = {{"q4_k_m", "q4_k", "q6_k"}, {"q5_k_m", "q5_k", "q6_k"}
 /// general.file_type of llama.cpp for the format of most tensors.
 Result<uint64_t> file_type(const QuantizeType& type) {
   if (type.better != type.format) return type.format->name == "q4_k" ? 15 : 17;
-  constexpr std::pair<std::string_view, uint64_t> kTypes[] = {{"f32", 0},   {"f16", 1},   {"q4_0", 2}, {"q4_1", 3},
-                                                              {"q8_0", 7},  {"q5_0", 8},  {"q5_1", 9}, {"q4_k", 14},
-                                                              {"q5_k", 16}, {"q6_k", 18}, {"bf16", 32}};
+  constexpr std::pair<std::string_view, uint64_t> kTypes[] = {
+      {"f32", 0},   {"f16", 1},   {"q4_0", 2},  {"q4_1", 3},  {"q8_0", 7},   {"q5_0", 8},  {"q5_1", 9},
+      {"q4_k", 14}, {"q5_k", 16}, {"q6_k", 18}, {"bf16", 32}, {"tq1_0", 36}, {"tq2_0", 37}};
   for (const auto& [name, id] : kTypes)
     if (type.format->name == name) return id;
   return fail(ErrorKind::usage, "{} has no GGUF file type", type.format->name);
@@ -39,6 +41,17 @@ bool wants_better(std::string_view name, const Config& c) {
   return false;
 }
 
+bool is_ternary(const WeightFormat& format) { return format.name == "tq1_0" || format.name == "tq2_0"; }
+
+/// A BitNet model must stay ternary.
+Status check_type(const Config& c, const QuantizeType& type) {
+  constexpr std::array kExact = {"f32", "f16", "bf16", "tq1_0", "tq2_0"};
+  if (!c.ternary || (type.format == type.better && std::count(kExact.begin(), kExact.end(), type.format->name) > 0))
+    return {};
+  return fail(ErrorKind::usage, "--type {}: a BitNet model's weights are -s, 0 and +s, which only {} keep",
+              type.format->name, fmt::join(kExact, ", "));
+}
+
 /// The format itself, or the next one whose group divides rows of n_in, as GGUF writers fall back.
 const WeightFormat* fitting_format(const WeightFormat* format, int64_t n_in) {
   constexpr std::pair<std::string_view, std::string_view> kNext[] = {
@@ -54,6 +67,7 @@ struct Job {
   io::GgufTensorSpec spec;
   const io::Tensor* source = nullptr;  // nullptr: `values`
   std::vector<float> values;
+  float scale = 1;     // on top of what the source's blocks decode to
   int pair_heads = 0;  // > 0: rows of this many heads move from halves to interleaved pairs
 };
 
@@ -68,7 +82,8 @@ Status encode_job(const Job& job, std::vector<std::byte>& out) {
   const int64_t n_in = shape.back(), n_rows = shape.size() == 2 ? shape[0] : 1;
   const WeightFormat& to = *job.spec.format;
   out.resize(size_t(n_rows * to.row_bytes(n_in)));
-  if (job.source && job.source->format == &to && job.pair_heads == 0) {  // same format: the bytes as they are
+  if (job.source && job.source->format == &to && job.scale == 1 &&
+      job.pair_heads == 0) {  // same format: the bytes as they are
     std::copy(job.source->data.begin(), job.source->data.end(), out.begin());
     return {};
   }
@@ -78,6 +93,8 @@ Status encode_job(const Job& job, std::vector<std::byte>& out) {
       const WeightFormat& from = *job.source->format;
       const int64_t at = job.pair_heads > 0 ? source_row(r, n_rows / job.pair_heads) : r;
       from.decode(job.source->data.data() + at * from.row_bytes(n_in), n_in, row.data());
+      if (job.scale != 1)
+        for (float& value : row) value *= job.scale;
     } else {
       std::copy_n(job.values.begin() + r * n_in, n_in, row.begin());
     }
@@ -92,7 +109,35 @@ Job make_job(std::string name, const io::Tensor& source) {
   return {.spec = {.name = std::move(name), .format = nullptr, .shape = source.shape},
           .source = &source,
           .values = {},
+          .scale = io::tensor_scale(source).value(),  // checked when the model was loaded
           .pair_heads = 0};
+}
+
+/// BitNet matrices are written from the codes and scales that loading made of them, whatever the source keeps: master
+/// weights, another ternary format, or a scale in a tensor of its own. `codes` owns what the jobs point to.
+void use_ternary_codes(std::vector<Job>& jobs, const Weights& weights, std::deque<io::Tensor>& codes) {
+  namespace n = tensor_names;
+  std::map<std::string, const Linear*, std::less<>> by_name;
+  for (size_t i = 0; i < weights.layers.size(); ++i) {
+    const LayerWeights& layer = weights.layers[i];
+    for (const auto& [name, m] : {std::pair(n::kQ, &layer.q),
+                                  {n::kK, &layer.k},
+                                  {n::kV, &layer.v},
+                                  {n::kO, &layer.o},
+                                  {n::kGate, &layer.gate},
+                                  {n::kUp, &layer.up},
+                                  {n::kDown, &layer.down}})
+      by_name[fmt::format(fmt::runtime(name.gguf), i)] = m;
+  }
+  std::erase_if(jobs, [](const Job& job) { return job.spec.name.ends_with(".scale"); });
+  for (Job& job : jobs) {
+    const auto found = by_name.find(job.spec.name);
+    if (found == by_name.end()) continue;
+    const Linear& m = *found->second;
+    codes.push_back({job.spec.name, m.format, {m.n_out, m.n_in}, {m.rows, size_t(m.bytes())}});
+    job.source = &codes.back();
+    job.scale = m.scale;
+  }
 }
 
 /// Gives every matrix its format and everything else f32; lists the matrices that fell back.
@@ -102,6 +147,10 @@ std::vector<Fallback> choose_formats(std::vector<Job>& jobs, const QuantizeType&
     const int64_t n_in = job.spec.shape.back();
     if (job.spec.shape.size() < 2) {
       job.spec.format = weight_format_of_gguf(0);
+      continue;
+    }
+    if (is_ternary(*type.format) && !job.spec.name.starts_with("blk.")) {
+      job.spec.format = job.source->format;
       continue;
     }
     const bool better = type.better != type.format && wants_better(job.spec.name, c);
@@ -153,10 +202,12 @@ Result<std::vector<Job>> hf_jobs(const io::HfDirectory& directory, const Config&
     push(n::kVBias, i, c.qkv_bias);
     push(n::kQNorm, i, c.qk_norm);
     push(n::kKNorm, i, c.qk_norm);
+    push(n::kAttnSubNorm, i, c.sub_norm);
     push(n::kO, i, true);
     push(n::kFfnNorm, i, true);
     push(n::kGate, i, true);
     push(n::kUp, i, true);
+    push(n::kFfnSubNorm, i, c.sub_norm);
     push(n::kDown, i, true);
   }
   if (!missing.empty()) return bad_file("{}: tensors are missing:{}", where, missing);
@@ -177,13 +228,16 @@ Result<QuantizeType> find_quantize_type(std::string_view name) {
     type.better = *find_weight_format(mix.better);
     return type;
   }
-  if (const auto format = find_weight_format(name)) return QuantizeType(**format);
+  const auto format = find_weight_format(name);
+  if (format && (*format)->tail_bytes == 0) return QuantizeType(**format);
+  if (format) return fail(ErrorKind::usage, "--type {}: this format is read, not written (tq2_0 holds the same)", name);
   return fail(ErrorKind::usage, "unknown weight format '{}' (there are: {})", name, quantize_type_names());
 }
 
 std::string quantize_type_names() {
   std::string names;
-  for (const WeightFormat& format : weight_formats()) names += (names.empty() ? "" : ", ") + std::string(format.name);
+  for (const WeightFormat& format : weight_formats())
+    if (format.tail_bytes == 0) names += (names.empty() ? "" : ", ") + std::string(format.name);
   for (const Mix& mix : kMixes) names += ", " + std::string(mix.name);
   return names;
 }
@@ -197,6 +251,7 @@ Result<std::vector<Fallback>> convert_to_gguf(const std::string& in, const std::
     return fail(ErrorKind::usage, "{}: input and output are the same file (name another output)", in);
   // Loading first checks every tensor against the configuration, so nothing half-right is converted.
   RIDGE_TRY(const LoadedModel model, load_model(in));
+  RIDGE_TRY_STATUS(check_type(model.config, type));
   std::vector<Job> jobs;
   std::map<std::string, io::GgufValue, std::less<>> metadata;
   if (const auto* directory = std::get_if<io::HfDirectory>(&model.weights.source)) {
@@ -214,6 +269,8 @@ Result<std::vector<Fallback>> convert_to_gguf(const std::string& in, const std::
     metadata = gguf.metadata;
     for (const io::Tensor& tensor : gguf.tensors) jobs.push_back(make_job(tensor.name, tensor));
   }
+  std::deque<io::Tensor> codes;
+  if (model.config.ternary) use_ternary_codes(jobs, model.weights, codes);
   std::vector<Fallback> fallbacks = choose_formats(jobs, type, model.config);
   metadata["general.file_type"] = type_id;
   metadata["general.quantization_version"] = uint64_t(2);

@@ -16,6 +16,8 @@ void embed(const Linear& embedding, std::span<const int32_t> tokens, View2<float
     RIDGE_CHECK(tokens[t] >= 0 && tokens[t] < embedding.n_out, "token {} of a vocabulary of {}", tokens[t],
                 embedding.n_out);
     embedding.format->decode(embedding.rows + tokens[t] * row_bytes, embedding.n_in, &x(int64_t(t), 0));
+    if (embedding.scale != 1)
+      for (float& value : x.row(int64_t(t))) value *= embedding.scale;
   }
 }
 
@@ -102,13 +104,16 @@ View2<float> forward(CpuContext& context, const Config& c, const Weights& w, con
     cache.k(i).append(context, cache.n_past, k, cache.k_scratch);
     cache.v(i).append(context, cache.n_past, v, cache.v_scratch);
     attend(context, c, i, q, cache, attn);
+    if (c.sub_norm) rms_norm(context, attn, layer.attn_sub_norm.data(), c.rms_eps, attn);
     linear(context, layer.o, attn, h);
     add(context, x, h);
 
     rms_norm(context, x, layer.ffn_norm.data(), c.rms_eps, h);
     linear(context, layer.gate, h, gate);
     linear(context, layer.up, h, up);
-    swiglu(context, gate, up);
+    if (c.activation == Activation::relu2) relu2_glu(context, gate, up);
+    else swiglu(context, gate, up);
+    if (c.sub_norm) rms_norm(context, gate, layer.ffn_sub_norm.data(), c.rms_eps, gate);
     linear(context, layer.down, gate, h);
     add(context, x, h);
   }

@@ -2,9 +2,12 @@
 #include <cmath>
 #include <filesystem>
 
+#include "format/i2_s.h"
 #include "model/arch/arch.h"
+#include "model/ternary.h"
 #include "model/weights.h"
 #include "op/gemv/panels.h"
+#include "op/gemv/ternary.h"
 
 namespace ridge {
 namespace {
@@ -28,19 +31,34 @@ class Binder {
   Linear matrix(const tensor_names::Name& n, int layer, int64_t n_out, int64_t n_in) {
     const io::Tensor* tensor = find(name(n, layer), {n_out, n_in}, true);
     if (!tensor) return {};
-    return {.format = tensor->format, .n_out = n_out, .n_in = n_in, .rows = tensor->data.data(), .panels = nullptr};
+    const Result<float> scale = checked_scale(*tensor);
+    if (!scale) return problem(fmt::format("{} {}", tensor->name, scale.error().message)), Linear{};
+    return {.format = tensor->format,
+            .n_out = n_out,
+            .n_in = n_in,
+            .rows = tensor->data.data(),
+            .panels = nullptr,
+            .scale = *scale,
+            .int8_activations = tensor->format->gguf_type == I2_S::kGgufType};
+  }
+  /// A BitNet matrix: i2_s in place, all others as i2_s in a buffer of their own.
+  Linear ternary_matrix(const tensor_names::Name& n, int layer, int64_t n_out, int64_t n_in) {
+    Linear m = matrix(n, layer, n_out, n_in);
+    if (!m.format) return m;
+    if (is_gguf_) m.scale *= extra_scale(name(n, layer));
+    if (m.int8_activations) return m;
+    const io::Tensor& tensor = *by_name_[name(n, layer)];
+    if (tensor.format->check) weights_.ternary_source = tensor.format;
+    Result<TernaryMatrix> ternary = is_gguf_ ? repack_ternary(tensor) : quantize_ternary(tensor);
+    if (!ternary) return problem(fmt::format("{} {}", tensor.name, ternary.error().message)), m;
+    m.format = weight_format_of_gguf(I2_S::kGgufType);
+    m.rows = weights_.buffers.emplace_back(std::move(ternary->rows)).data();
+    m.scale *= ternary->scale;
+    m.int8_activations = true;
+    return m;
   }
   std::vector<float> vector(const tensor_names::Name& n, int layer, int64_t size, bool required = true) {
-    const io::Tensor* tensor = find(name(n, layer), {size}, required);
-    if (!tensor) return {};
-    std::vector<float> values(size_t(size), 0.0f);
-    tensor->format->decode(tensor->data.data(), size, values.data());
-    for (const float v : values)
-      if (!std::isfinite(v)) {
-        problem(fmt::format("{} holds {}", tensor->name, v));
-        break;
-      }
-    return values;
+    return values(name(n, layer), size, required);
   }
   Status finish(std::string_view where) const {
     if (n_problems_ == 0) return {};
@@ -48,6 +66,30 @@ class Binder {
   }
 
  private:
+  static Result<float> checked_scale(const io::Tensor& tensor) {
+    if (tensor.format->check)
+      RIDGE_TRY_STATUS(tensor.format->check(tensor.data.data(), tensor.shape[0] * tensor.shape[1]));
+    return io::tensor_scale(tensor);
+  }
+  /// The optional tensor NAME.scale [1] beside NAME.weight, which some converters put a matrix's scale in.
+  float extra_scale(std::string weight_name) {
+    const std::string scale_name = weight_name.replace(weight_name.rfind(".weight"), 7, ".scale");
+    if (!by_name_.contains(scale_name)) return 1;
+    const std::vector<float> scale = values(scale_name, 1, true);
+    return scale.empty() ? 1 : scale[0];
+  }
+  std::vector<float> values(const std::string& tensor_name, int64_t size, bool required) {
+    const io::Tensor* tensor = find(tensor_name, {size}, required);
+    if (!tensor) return {};
+    std::vector<float> decoded(size_t(size), 0.0f);
+    tensor->format->decode(tensor->data.data(), size, decoded.data());
+    for (const float v : decoded)
+      if (!std::isfinite(v)) {
+        problem(fmt::format("{} holds {}", tensor->name, v));
+        break;
+      }
+    return decoded;
+  }
   const io::Tensor* find(const std::string& tensor_name, std::vector<int64_t> shape, bool required) {
     const auto found = by_name_.find(tensor_name);
     if (found == by_name_.end()) {
@@ -80,13 +122,16 @@ Status bind_tensors(const Config& c, Binder& b, Weights& w, std::string_view whe
   w.output_norm = b.vector(n::kOutputNorm, 0, c.d_model);
   w.output = c.tied_output ? w.embedding : b.matrix(n::kOutput, 0, c.vocab_size, c.d_model);
   w.rope_factors = b.vector(n::kRopeFactors, 0, c.rope_dim / 2, false);
+  const auto projection = [&](const n::Name& name, int layer, int64_t n_out, int64_t n_in) {
+    return c.ternary ? b.ternary_matrix(name, layer, n_out, n_in) : b.matrix(name, layer, n_out, n_in);
+  };
   for (int i = 0; i < c.n_layers; ++i) {
     LayerWeights& layer = w.layers.emplace_back();
     layer.attn_norm = b.vector(n::kAttnNorm, i, c.d_model);
-    layer.q = b.matrix(n::kQ, i, c.q_dim(), c.d_model);
-    layer.k = b.matrix(n::kK, i, c.kv_dim(), c.d_model);
-    layer.v = b.matrix(n::kV, i, c.kv_dim(), c.d_model);
-    layer.o = b.matrix(n::kO, i, c.d_model, c.q_dim());
+    layer.q = projection(n::kQ, i, c.q_dim(), c.d_model);
+    layer.k = projection(n::kK, i, c.kv_dim(), c.d_model);
+    layer.v = projection(n::kV, i, c.kv_dim(), c.d_model);
+    layer.o = projection(n::kO, i, c.d_model, c.q_dim());
     if (c.qkv_bias) {
       layer.q_bias = b.vector(n::kQBias, i, c.q_dim());
       layer.k_bias = b.vector(n::kKBias, i, c.kv_dim());
@@ -96,10 +141,14 @@ Status bind_tensors(const Config& c, Binder& b, Weights& w, std::string_view whe
       layer.q_norm = b.vector(n::kQNorm, i, c.head_dim);
       layer.k_norm = b.vector(n::kKNorm, i, c.head_dim);
     }
+    if (c.sub_norm) {
+      layer.attn_sub_norm = b.vector(n::kAttnSubNorm, i, c.q_dim());
+      layer.ffn_sub_norm = b.vector(n::kFfnSubNorm, i, c.d_ff);
+    }
     layer.ffn_norm = b.vector(n::kFfnNorm, i, c.d_model);
-    layer.gate = b.matrix(n::kGate, i, c.d_ff, c.d_model);
-    layer.up = b.matrix(n::kUp, i, c.d_ff, c.d_model);
-    layer.down = b.matrix(n::kDown, i, c.d_model, c.d_ff);
+    layer.gate = projection(n::kGate, i, c.d_ff, c.d_model);
+    layer.up = projection(n::kUp, i, c.d_ff, c.d_model);
+    layer.down = projection(n::kDown, i, c.d_model, c.d_ff);
   }
   RIDGE_TRY_STATUS(b.finish(where));
   for (const float factor : w.rope_factors)
@@ -168,7 +217,14 @@ void for_each_matrix(Weights& w, const std::function<void(Linear&, std::string_v
 
 void pack_weights(CpuContext& context, Weights& weights) {
   for_each_matrix(weights, [&](Linear& m, std::string_view) {
-    if (m.panels || !wants_panels(*m.format, m.n_in, context.isa)) return;
+    if (m.panels) return;
+    if (wants_ternary_panels(m, context.isa)) {
+      AlignedBuffer& buffer = weights.buffers.emplace_back(ternary_panel_bytes(m.n_out, m.n_in));
+      pack_ternary_panels(context, m.n_out, m.n_in, m.rows, buffer.data());
+      m.panels = buffer.data();
+      return;
+    }
+    if (!wants_panels(*m.format, m.n_in, context.isa)) return;
     AlignedBuffer& buffer = weights.buffers.emplace_back(panel_bytes(*m.format, m.n_out, m.n_in));
     pack_panels(context, *m.format, m.n_out, m.n_in, m.rows, buffer.data());
     m.panels = buffer.data();

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "base/rng.h"
+#include "model/arch/arch.h"
 #include "model/weights.h"
 #include "op/gemv/panels.h"
 
@@ -22,6 +23,8 @@ constexpr Shape kShapes[] = {
     {"llama-3.2-1b", "llama", 16, 32, 8, 64, 2048, 8192, 128256, 131072, 5e5f, false, true},
     {"llama-3.1-8b", "llama", 32, 32, 8, 128, 4096, 14336, 128256, 131072, 5e5f, false, false},
     {"llama-3.1-70b", "llama", 80, 64, 8, 128, 8192, 28672, 128256, 131072, 5e5f, false, false},
+    {"bitnet-2b-4t", "bitnet-b1.58", 30, 20, 5, 128, 2560, 6912, 128256, 4096, 5e5f, false, true},
+    {"tiny-bitnet", "bitnet-b1.58", 2, 2, 1, 64, 128, 384, 512, 2048, 1e4f, false, true},
     {"tiny", "llama", 2, 4, 2, 32, 64, 160, 512, 2048, 1e4f, false, true},
 };
 
@@ -32,7 +35,8 @@ class NoiseSource {
     constexpr int64_t kPoolValues = 1 << 18;
     std::vector<float> values(size_t(kPoolValues), 0.0f);
     Rng rng(uint64_t(n_in) * 2654435761u + 1);
-    for (float& v : values) v = float(rng.normal() / std::sqrt(double(n_in)));
+    const double deviation = format.tail_bytes > 0 ? 1 : 1 / std::sqrt(double(n_in));  // i2_s: Linear::scale has it
+    for (float& v : values) v = float(deviation * rng.normal());
     pool_.resize(size_t(format.row_bytes(kPoolValues)));
     format.encode(values.data(), kPoolValues, pool_.data());
   }
@@ -70,6 +74,11 @@ Result<Config> shape_config(std::string_view name) {
       c.rope_theta = s.rope_theta;
       c.qkv_bias = s.qkv_bias;
       c.tied_output = s.tied;
+      for (const Arch& arch : arch_list()) {
+        if (arch.name != s.arch) continue;
+        c.activation = arch.activation;
+        c.sub_norm = c.ternary = arch.bitnet;
+      }
       return c;
     }
     names += (names.empty() ? "" : ", ") + std::string(s.name);
@@ -111,18 +120,21 @@ std::vector<std::string> synth_shape_names() {
 Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec) {
   const size_t at = std::min(spec.find('@'), spec.size());
   LoadedModel model;
-  const WeightFormat* format = find_weight_format("f16").or_throw();
   RIDGE_TRY(model.config, shape_config(spec.substr(0, at)));
+  const WeightFormat* format = find_weight_format(model.config.ternary ? "i2_s" : "f16").or_throw();
   RIDGE_TRY_STATUS(apply_options(at < spec.size() ? spec.substr(at + 1) : "", model.config, format));
   const Config& c = model.config;
   Weights& w = model.weights;
   Rng rng(1);
 
   // Rows are kept only where a kernel reads them: embeddings are looked up row by row, panels serve the products.
-  const auto matrix = [&](int64_t n_out, int64_t n_in, bool keep_rows) -> Linear {
-    const WeightFormat& f = n_in % format->group == 0 ? *format : *weight_format_of_gguf(1);
+  const auto matrix = [&](int64_t n_out, int64_t n_in, bool keep_rows, bool projection = true) -> Linear {
+    const bool ternary = format->tail_bytes > 0;  // i2_s: projections only, as in its models
+    const bool fits = n_in % format->group == 0 && (projection || !ternary);
+    const WeightFormat& f = fits ? *format : *weight_format_of_gguf(1);
     const NoiseSource noise(f, n_in);
     Linear m{.format = &f, .n_out = n_out, .n_in = n_in, .rows = nullptr, .panels = nullptr};
+    if (fits && ternary) m.scale = float(1 / std::sqrt(double(n_in))), m.int8_activations = true;
     AlignedBuffer rows(m.bytes());
     noise.fill(rows.data(), m.bytes(), rng);
     if (wants_panels(f, n_in, context.isa)) {
@@ -147,8 +159,8 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec)
     return values;
   };
 
-  w.embedding = matrix(c.vocab_size, c.d_model, true);
-  w.output = c.tied_output ? w.embedding : matrix(c.vocab_size, c.d_model, false);
+  w.embedding = matrix(c.vocab_size, c.d_model, true, false);
+  w.output = c.tied_output ? w.embedding : matrix(c.vocab_size, c.d_model, false, false);
   w.output_norm = vector(c.d_model, 1, 0.05f);
   for (int i = 0; i < c.n_layers; ++i) {
     LayerWeights& layer = w.layers.emplace_back();
@@ -161,6 +173,10 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec)
       layer.q_bias = vector(c.q_dim(), 0, 0.1f);
       layer.k_bias = vector(c.kv_dim(), 0, 0.1f);
       layer.v_bias = vector(c.kv_dim(), 0, 0.1f);
+    }
+    if (c.sub_norm) {
+      layer.attn_sub_norm = vector(c.q_dim(), 1, 0.05f);
+      layer.ffn_sub_norm = vector(c.d_ff, 1, 0.05f);
     }
     layer.ffn_norm = vector(c.d_model, 1, 0.05f);
     layer.gate = matrix(c.d_ff, c.d_model, false);

@@ -23,9 +23,11 @@ struct LayerWeights {
   Linear k, v;                   // [n_kv_heads * head_dim, d_model]
   std::vector<float> q_bias, k_bias, v_bias;
   std::vector<float> q_norm, k_norm;  // [head_dim]
+  std::vector<float> attn_sub_norm;   // [n_heads * head_dim]
   Linear o;                           // [d_model, n_heads * head_dim]
   std::vector<float> ffn_norm;        // [d_model]
   Linear gate, up;                    // [d_ff, d_model]
+  std::vector<float> ffn_sub_norm;    // [d_ff]
   Linear down;                        // [d_model, d_ff]
 };
 
@@ -43,6 +45,8 @@ struct Weights {
   // Owners of what the Linears point into.
   std::variant<std::monostate, io::GgufFile, io::HfDirectory> source;
   std::vector<AlignedBuffer> buffers;
+  const WeightFormat* ternary_source =
+      nullptr;               // what the file keeps matrices in that are i2_s here; null: no file does
   int64_t stored_bytes = 0;  // all weight tensors as stored
   int64_t n_params = 0;
 };
@@ -57,7 +61,8 @@ struct LoadedModel {
 /// Calls fn(linear, name) for every matrix a decode step reads.
 void for_each_matrix(Weights& weights, const std::function<void(Linear&, std::string_view name)>& fn);
 
-/// Loads from a GGUF file or a Hugging Face directory. Matrices stay in the mapping; norms and biases are copied.
+/// Loads from a GGUF file or a Hugging Face directory. Matrices stay in the mapping, except that BitNet's become i2_s;
+/// norms and biases are copied.
 Result<LoadedModel> load_model(const std::string& path);
 
 /// Random weights at a true shape: SHAPE[@layers=N][@weights=FORMAT]. `spec` is without the "synth:" prefix.

@@ -17,10 +17,16 @@ struct Arch {
   RopePairs gguf_pairs;       ///< pair convention of the rows in a GGUF file (HF files always have halves)
   bool qkv_bias;              ///< q, k and v have biases by default (config.json's attention_bias decides where given)
   bool qk_norm;               ///< q and k heads are normalised before RoPE
+  Activation activation = Activation::silu;  ///< where the file does not say
+  bool bitnet = false;                       ///< sub-norms and ternary projections
 };
 
 /// The rows, in model/arch/list.cpp.
 std::span<const Arch> arch_list();
+
+/// By the names files use: silu, relu2.
+Result<Activation> find_activation(std::string_view name);
+std::string_view activation_name(Activation activation);
 
 /// Configuration of a GGUF file: metadata of its architecture, checked (check_config).
 Result<Config> config_from_gguf(const io::Gguf& gguf, std::string_view where);
@@ -48,10 +54,12 @@ inline constexpr Name kKBias{"blk.{}.attn_k.bias", "model.layers.{}.self_attn.k_
 inline constexpr Name kVBias{"blk.{}.attn_v.bias", "model.layers.{}.self_attn.v_proj.bias"};
 inline constexpr Name kQNorm{"blk.{}.attn_q_norm.weight", "model.layers.{}.self_attn.q_norm.weight"};
 inline constexpr Name kKNorm{"blk.{}.attn_k_norm.weight", "model.layers.{}.self_attn.k_norm.weight"};
+inline constexpr Name kAttnSubNorm{"blk.{}.attn_sub_norm.weight", "model.layers.{}.self_attn.attn_sub_norm.weight"};
 inline constexpr Name kO{"blk.{}.attn_output.weight", "model.layers.{}.self_attn.o_proj.weight"};
 inline constexpr Name kFfnNorm{"blk.{}.ffn_norm.weight", "model.layers.{}.post_attention_layernorm.weight"};
 inline constexpr Name kGate{"blk.{}.ffn_gate.weight", "model.layers.{}.mlp.gate_proj.weight"};
 inline constexpr Name kUp{"blk.{}.ffn_up.weight", "model.layers.{}.mlp.up_proj.weight"};
+inline constexpr Name kFfnSubNorm{"blk.{}.ffn_sub_norm.weight", "model.layers.{}.mlp.ffn_sub_norm.weight"};
 inline constexpr Name kDown{"blk.{}.ffn_down.weight", "model.layers.{}.mlp.down_proj.weight"};
 inline constexpr Name kRopeFactors{"rope_freqs.weight", ""};
 }  // namespace tensor_names

@@ -117,6 +117,12 @@ Result<Config> config_from_gguf(const io::Gguf& gguf, std::string_view where) {
   RIDGE_TRY(c.rope_scaling, rope_scaling(keys, where));
   c.rope_pairs = arch->gguf_pairs;
   c.qk_norm = arch->qk_norm;
+  c.sub_norm = c.ternary = arch->bitnet;
+  RIDGE_TRY(const std::string activation,
+            keys.text_or("hidden_activation", std::string(activation_name(arch->activation))));
+  const Result<Activation> known = find_activation(activation);
+  if (!known) return bad_file("{}: {}.hidden_activation: {}", where, arch_name, known.error().message);
+  c.activation = *known;
   const io::Tensor* embedding = gguf.find(tensor_names::kEmbedding.gguf);
   c.vocab_size = embedding && !embedding->shape.empty() ? int(std::min<int64_t>(embedding->shape[0], 1 << 30)) : 0;
   c.qkv_bias = gguf.find("blk.0.attn_q.bias") != nullptr;
@@ -144,6 +150,7 @@ std::map<std::string, io::GgufValue, std::less<>> config_metadata(const Config& 
   set("rope.dimension_count", uint64_t(c.rope_dim));
   set("rope.freq_base", double(c.rope_theta));
   set("vocab_size", uint64_t(c.vocab_size));
+  if (c.activation != Activation::silu) set("hidden_activation", std::string(activation_name(c.activation)));
   const RopeScaling& s = c.rope_scaling;
   // llama3 scaling travels as the tensor rope_freqs.weight instead (model/convert.cpp).
   if (s.kind == RopeScaling::Kind::linear || s.kind == RopeScaling::Kind::yarn) {

@@ -80,6 +80,7 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
   for (const Arch& a : arch_list()) {
     const bool by_class = !f.has("model_type") && f.has("architectures") && f.at("architectures").is_array() &&
                           !f.at("architectures").empty() && f.at("architectures")[0] == a.hf_class;
+    if (a.hf_type.empty()) continue;  // a second name of a GGUF architecture
     if (a.hf_type == type || by_class) arch = &a;
     known += (known.empty() ? "" : ", ") + std::string(a.hf_type);
   }
@@ -102,10 +103,21 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
   RIDGE_TRY(c.qkv_bias, f.flag_or("attention_bias", arch->qkv_bias));
   RIDGE_TRY(const bool mlp_bias, f.flag_or("mlp_bias", false));
   RIDGE_TRY(const bool sliding, f.flag_or("use_sliding_window", false));
-  RIDGE_TRY(const std::string activation, f.text_or("hidden_act", "silu"));
+  RIDGE_TRY(const std::string activation, f.text_or("hidden_act", std::string(activation_name(arch->activation))));
   if (mlp_bias) return bad_file("{}: mlp_bias is true (not supported)", where);
   if (sliding) return bad_file("{}: use_sliding_window is true (not supported)", where);
-  if (activation != "silu") return bad_file("{}: hidden_act '{}' is not supported (there is: silu)", where, activation);
+  const Result<Activation> known_activation = find_activation(activation);
+  if (!known_activation) return bad_file("{}: hidden_act: {}", where, known_activation.error().message);
+  c.activation = *known_activation;
+  if (arch->bitnet && f.has("quantization_config") && f.at("quantization_config").is_object()) {
+    const Fields quantization(f.at("quantization_config"), where);
+    RIDGE_TRY(const std::string mode, quantization.text_or("quantization_mode", "offline"));
+    if (mode != "online")
+      return bad_file(
+          "{}: quantization_mode '{}' is not supported (packed weights; use the directory with bf16 master "
+          "weights, mode 'online')",
+          where, mode);
+  }
   // transformers 5 writes rope_parameters in place of rope_scaling and rope_theta.
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     if (!f.has(key)) continue;
@@ -117,6 +129,7 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
   c.rope_dim = c.head_dim;
   c.rope_pairs = RopePairs::halves;
   c.qk_norm = arch->qk_norm;
+  c.sub_norm = c.ternary = arch->bitnet;
   RIDGE_TRY_STATUS(check_config(c, where));
   return c;
 }

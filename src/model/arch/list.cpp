@@ -23,8 +23,43 @@ std::span<const Arch> arch_list() {
        .gguf_pairs = RopePairs::halves,
        .qkv_bias = false,
        .qk_norm = true},
+      // BitNet b1.58 under its three names. 2B-4T and its kin square a ReLU; "bitnet" alone is also the older models
+      // with SiLU, which llama.cpp assumes where the file names no activation. Hugging Face directories are written
+      // under the name that every reader takes for the squared ReLU, or refuses.
+      {.name = "bitnet-b1.58",
+       .hf_type = "bitnet",
+       .hf_class = "BitNetForCausalLM",
+       .gguf_pairs = RopePairs::halves,
+       .qkv_bias = false,
+       .qk_norm = false,
+       .activation = Activation::relu2,
+       .bitnet = true},
+      {.name = "bitnet-25",
+       .hf_type = "",
+       .hf_class = "",
+       .gguf_pairs = RopePairs::halves,
+       .qkv_bias = false,
+       .qk_norm = false,
+       .activation = Activation::relu2,
+       .bitnet = true},
+      {.name = "bitnet",
+       .hf_type = "",
+       .hf_class = "",
+       .gguf_pairs = RopePairs::halves,
+       .qkv_bias = false,
+       .qk_norm = false,
+       .activation = Activation::silu,
+       .bitnet = true},
   };
   return kArchs;
+}
+
+std::string_view activation_name(Activation activation) { return activation == Activation::relu2 ? "relu2" : "silu"; }
+
+Result<Activation> find_activation(std::string_view name) {
+  for (const Activation activation : {Activation::silu, Activation::relu2})
+    if (activation_name(activation) == name) return activation;
+  return bad_file("activation '{}' is not supported (there are: silu, relu2)", name);
 }
 
 }  // namespace ridge

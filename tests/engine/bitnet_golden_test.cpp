@@ -1,0 +1,92 @@
+// ridge-bitnet against its golden values, int8 activations loosely (their rounding is discontinuous), float tightly.
+#include <gtest/gtest.h>
+
+#include "cases/golden_logits.h"
+#include "cases/reference_data.h"
+#include "cases/temp_dir.h"
+#include "model/convert.h"
+
+namespace ridge {
+namespace {
+
+struct Reference {
+  std::string path;
+  Json golden;
+  std::vector<int32_t> ids;
+};
+
+std::optional<Reference> ridge_bitnet() {
+  const auto data = reference_data();
+  if (!data) return std::nullopt;
+  const std::filesystem::path path = *data / "models/ridge-bitnet";
+  Json golden = read_json(path / "golden.json");
+  auto ids = golden["ids"].get<std::vector<int32_t>>();
+  return Reference{path.string(), std::move(golden), std::move(ids)};
+}
+
+TEST(BitnetGoldenSlow, FloatActivationsEqualTheReference) {
+  const auto r = ridge_bitnet();
+  if (!r) GTEST_SKIP() << "reference models are not here (set RIDGE_DATA)";
+  const Model model = Model::load(r->path, {.float_activations = true});
+  for (const bool one_by_one : {false, true}) {
+    const Difference d = against_golden(model, r->golden["float_activations"], r->ids, "f32", one_by_one);
+    EXPECT_LT(d.logit, 5e-5);
+    EXPECT_LT(d.nll, 5e-5);
+    EXPECT_NEAR(d.mean_nll, r->golden["float_activations"]["mean_nll"].get<double>(), 2e-6);
+  }
+}
+
+TEST(BitnetGoldenSlow, Int8ActivationsAreWithinTheSpreadOfImplementations) {
+  const auto r = ridge_bitnet();
+  if (!r) GTEST_SKIP() << "reference models are not here (set RIDGE_DATA)";
+  for (const char* isa : {"avx512", "avx2", "scalar"}) {
+    const Model model = Model::load(r->path, {.isa = isa});
+    EXPECT_EQ(model.info().weight_format, "i2_s");
+    const Difference d = against_golden(model, r->golden, r->ids, "f32", false);
+    EXPECT_LT(d.logit, 0.3) << isa;
+    EXPECT_NEAR(d.mean_nll, r->golden["mean_nll"].get<double>(), 0.01) << isa;
+  }
+  const Model model = Model::load(r->path);
+  const Difference d = against_golden(model, r->golden, r->ids, "f16", true);
+  EXPECT_LT(d.logit, 0.3);
+  EXPECT_NEAR(d.mean_nll, r->golden["mean_nll"].get<double>(), 0.01);
+}
+
+TEST(BitnetGoldenSlow, ATernaryGgufComputesTheSameButForItsFp16Scales) {
+  const auto r = ridge_bitnet();
+  if (!r) GTEST_SKIP() << "reference models are not here (set RIDGE_DATA)";
+  const TempDir directory;
+  const std::string path = (directory.path() / "tq2_0.gguf").string();
+  convert_to_gguf(r->path, path, find_quantize_type("tq2_0").or_throw(), nullptr).or_throw();
+  const Model model = Model::load(path), in_float = Model::load(path, {.float_activations = true});
+  EXPECT_EQ(model.info().weight_format, "tq2_0");
+  const Difference d = against_golden(model, r->golden, r->ids, "f32", false);
+  EXPECT_LT(d.logit, 0.3);
+  EXPECT_NEAR(d.mean_nll, r->golden["mean_nll"].get<double>(), 0.01);
+  // Each of 56 scales is off by at most 2^-11, which moves logits of up to 20 by some hundredths.
+  const Difference rounded = against_golden(in_float, r->golden["float_activations"], r->ids, "f32", false);
+  EXPECT_LT(rounded.logit, 0.05);
+  EXPECT_GT(rounded.logit, 0);
+}
+
+TEST(BitnetGoldenSlow, TokenizerAndGreedyTokensAreThoseOfTheReference) {
+  const auto r = ridge_bitnet();
+  if (!r) GTEST_SKIP() << "reference models are not here (set RIDGE_DATA)";
+  const Model model = Model::load(r->path);
+  for (const Json& test : r->golden["tokenizer_tests"])
+    EXPECT_EQ(model.tokenize(test["text"].get<std::string>(), false), test["ids"].get<std::vector<int32_t>>());
+  for (const Json& entry : r->golden["greedy"]) {
+    const auto prompt = entry["prompt_ids"].get<std::vector<int32_t>>();
+    EXPECT_EQ(model.tokenize(entry["prompt"].get<std::string>()), prompt);
+    // The closest top-2 gap (0.017) is inside the spread of correct implementations: only the start is sure to agree.
+    auto expected = entry["output_ids"].get<std::vector<int32_t>>();
+    expected.resize(8);
+    Session session(model, {.n_ctx = 64, .k = {.format = "f32"}, .v = {.format = "f32"}});
+    const GenerateResult result = generate(session, model, prompt, {.max_tokens = 8, .sampler = {.temperature = 0}},
+                                           [](std::string_view) { return true; });
+    EXPECT_EQ(result.tokens, expected) << entry["prompt"];
+  }
+}
+
+}  // namespace
+}  // namespace ridge
