@@ -1,7 +1,9 @@
 # Helpers of the build: one function per kind of target.
 
-set(RIDGE_AVX2_FLAGS -mavx2 -mfma -mf16c)
-set(RIDGE_AVX512_FLAGS -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mavx512vbmi -mfma -mf16c
+# No contraction: a multiply and an add are fused only where a kernel says fma, so that kernels that must agree bit for
+# bit with their scalar reference do.
+set(RIDGE_AVX2_FLAGS -mavx2 -mfma -mf16c -ffp-contract=off)
+set(RIDGE_AVX512_FLAGS -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mavx512vbmi -mfma -mf16c -ffp-contract=off
                        -mprefer-vector-width=512
                        -Wno-uninitialized -Wno-maybe-uninitialized) # g++ 12's own intrinsics headers trip these
 

@@ -76,10 +76,12 @@ std::vector<std::string> synth_shapes();
 struct KvSideOptions {
   std::string format = "f16";
   std::optional<std::string> rotation;  ///< none, planar, hadamard
-  std::optional<bool> centre;
-  std::optional<int> window;         ///< newest tokens kept in f16; a multiple of 32
-  std::optional<int> sinks;          ///< first tokens kept in f16
-  std::optional<std::string> scale;  ///< rule of the scales, one that the format offers: absmax, norm, lsq
+  std::optional<bool> centre;           ///< unset: where the format's policy centres, K of models whose K has biases
+  std::optional<int> window;            ///< newest tokens kept in format `recent`; a multiple of 32
+  std::optional<int> sinks;             ///< first tokens kept in f16
+  std::optional<std::string> scale;     ///< rule of the scales, one that the format offers: absmax, norm, lsq, unbiased
+  std::optional<std::string> rounding;  ///< nearest, weighted
+  std::optional<std::string> recent;    ///< format of the tokens in the window
 };
 
 struct SessionOptions {
@@ -93,6 +95,8 @@ struct KvSideReport {
   std::string format;
   std::string rotation;
   std::string scale;  ///< rule of the scales, "none" where there are none
+  std::string rounding;
+  std::string recent;  ///< format of the tokens in the window
   bool centre = false;
   int window = 0;
   int sinks = 0;

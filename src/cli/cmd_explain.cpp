@@ -6,6 +6,7 @@
 #include "format/list.h"
 #include "lab/results.h"
 #include "op/attn/attn.h"
+#include "op/kv_append/rounding.h"
 #include "op/linear.h"
 #include "op/norm_rope/norm_rope.h"
 #include "op/stream/stream.h"
@@ -119,6 +120,7 @@ Explanation explanation_of(const ExplainFlags& flags) {
   if (flags.op == "gemv" || flags.op == "gemm") return explain_linear(flags, limit);
   if (flags.op == "attn_decode" || flags.op == "attn_prefill") return explain_attention(flags, limit);
   if (flags.op == "norm_rope") return {"rows of floats", std::nullopt, judge(limit, norm_rope_variants())};
+  if (flags.op == "kv_round") return {"rows of 128 values", std::nullopt, judge(limit, kv_round_variants(), 128)};
   if (flags.op == "stream") return {"plain memory", std::nullopt, judge(limit, stream_variants())};
   std::string ops;
   for (const KernelTable& table : kernel_tables()) ops += (ops.empty() ? "" : ", ") + std::string(table.op);
@@ -162,7 +164,7 @@ int explain(const ExplainFlags& flags) {
 Action declare_explain(CLI::App& app) {
   const auto flags = std::make_shared<ExplainFlags>();
   ExplainFlags& f = *flags;
-  app.add_option("OP", f.op, "gemv, gemm, attn_decode, attn_prefill, norm_rope, stream")->required();
+  app.add_option("OP", f.op, "gemv, gemm, attn_decode, attn_prefill, norm_rope, kv_round, stream")->required();
   app.add_option("--shape", f.shape, "N_OUTxN_IN, or HEADS/KV_HEADS/HEAD_DIM for attention")->type_name("SHAPE");
   app.add_option("--format", f.format, "weight format, or KV format (K/V) for attention")->type_name("FORMAT");
   add_whole(app, "--keys", f.n_keys, 1, 1 << 26, "cached tokens, for attention");

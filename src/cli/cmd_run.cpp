@@ -53,7 +53,8 @@ std::string side_text(const KvSideReport& side) {
   if (side.scale != "none") text += " " + side.scale;
   if (side.rotation != "none") text += " " + side.rotation;
   if (side.centre) text += " centred";
-  if (side.window > 0) text += fmt::format(" window {}", side.window);
+  if (side.rounding != "nearest") text += " " + side.rounding;
+  if (side.window > 0) text += fmt::format(" window {} in {}", side.window, side.recent);
   if (side.sinks > 0) text += fmt::format(" sinks {}", side.sinks);
   return text + fmt::format(" ({:.4g} bits)", side.bits_per_value);
 }

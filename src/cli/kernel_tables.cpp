@@ -1,6 +1,7 @@
 #include "cli/kernel_tables.h"
 
 #include "op/attn/attn.h"
+#include "op/kv_append/rounding.h"
 #include "op/linear.h"
 #include "op/norm_rope/norm_rope.h"
 #include "op/stream/stream.h"
@@ -23,6 +24,7 @@ std::vector<KernelTable> kernel_tables() {
           table_of("attn_decode", attn_decode_variants()),
           table_of("attn_prefill", attn_prefill_variants()),
           table_of("norm_rope", norm_rope_variants()),
+          table_of("kv_round", kv_round_variants()),
           table_of("stream", stream_variants())};
 }
 

@@ -1,6 +1,8 @@
 // What a public Model holds.
 #pragma once
 
+#include "model/kv_cache.h"
+#include "model/kv_metric.h"
 #include "model/weights.h"
 #include "ridge/engine.h"
 
@@ -10,10 +12,14 @@ struct Model::Impl {
   Impl(int n_threads, Isa limit) : context(n_threads, limit) {}
   const io::Tokenizer& tokenizer() const;  ///< throws usage when there is none
 
+  /// For stores of these configurations; the metric is made when the first one rounds weighted.
+  KvRoundingTools rounding_tools(std::span<const KvSideConfig> k, std::span<const KvSideConfig> v);
+
   CpuContext context;
   LoadedModel loaded;
   Rope rope;
   ModelInfo info;
+  std::optional<KvMetric> kv_metric;
 };
 
 }  // namespace ridge

@@ -27,6 +27,7 @@ void force_kernel(CpuContext& context, const std::string& choice) {
   look("attn_decode", attn_decode_variants());
   look("attn_prefill", attn_prefill_variants());
   look("norm_rope", norm_rope_variants());
+  look("kv_round", kv_round_variants());
   if (context.forced.contains(op) && context.forced[op] == name) return;
   if (names.empty())
     throw Error(ErrorKind::usage, fmt::format("--kernel {}: unknown op '{}' (there are: {})", choice, op, ops));
@@ -68,17 +69,21 @@ ModelInfo describe(const std::string& path, LoadedModel& model, const CpuContext
   return info;
 }
 
-KvSideConfig side_config(const KvSideOptions& options, std::string_view side, int head_dim) {
+/// What the options say, over what the format's policy says, for side "K" or "V" of a model.
+KvSideConfig side_config(const KvSideOptions& options, std::string_view side, const Config& model) {
   KvSideConfig config{.format = find_kv_format(options.format).or_throw(), .policy = {}};
   config.policy = config.format->policy;
   if (options.rotation) config.policy.rotation = find_rotation(*options.rotation).or_throw();
-  if (options.centre) config.policy.centre = *options.centre;
+  // The mean of the first keys stays the mean only where it comes from a bias (docs/decisions/0004).
+  config.policy.centre = options.centre.value_or(config.policy.centre && side == "K" && model.qkv_bias);
   if (options.window) config.policy.window = *options.window;
   if (options.sinks) config.policy.sinks = *options.sinks;
   if (options.scale) config.policy.scale = find_scale(*config.format, *options.scale).or_throw();
+  if (options.rounding) config.policy.rounding = find_rounding(*options.rounding).or_throw();
+  if (options.recent) config.policy.recent = find_kv_format(*options.recent).or_throw()->name;
   // An f16 or f32 cache is exact already: windows and sinks would only store the same rows elsewhere.
   if (config.format->name == "f16" || config.format->name == "f32") config.policy.window = config.policy.sinks = 0;
-  check_kv_side(config, side, head_dim).or_throw();
+  check_kv_side(config, side, model.head_dim).or_throw();
   return config;
 }
 
@@ -129,11 +134,18 @@ std::optional<int32_t> Model::bos() const {
   return impl_->loaded.tokenizer ? impl_->loaded.tokenizer->spec().bos : std::nullopt;
 }
 
+KvRoundingTools Model::Impl::rounding_tools(std::span<const KvSideConfig> k, std::span<const KvSideConfig> v) {
+  const auto weighted = [](const KvSideConfig& side) { return side.policy.rounding == KvRounding::weighted; };
+  if (std::ranges::none_of(k, weighted) && std::ranges::none_of(v, weighted)) return {};
+  if (!kv_metric) kv_metric = make_kv_metric(context, loaded.config, loaded.weights, rope);
+  return {.metric = &*kv_metric, .round = select_round_row(context, loaded.config.head_dim)};
+}
+
 struct Session::Impl {
   Impl(Model::Impl& m, const SessionOptions& options, std::span<const KvSideConfig> k, std::span<const KvSideConfig> v,
        int n_ctx)
       : model(m),
-        cache(k, v, m.loaded.config.n_kv_heads, m.loaded.config.head_dim, n_ctx),
+        cache(k, v, m.loaded.config.n_kv_heads, m.loaded.config.head_dim, n_ctx, m.rounding_tools(k, v)),
         state(m.loaded.config, std::min(options.n_ubatch, n_ctx)) {}
 
   View2<float> run(std::span<const int32_t> tokens, LogitRows rows) {
@@ -167,8 +179,8 @@ Session::Session(const Model& model, const SessionOptions& options) {
     throw Error(ErrorKind::usage, fmt::format("--ctx-size {} is out of range (1 to 2^26)", n_ctx));
   if (options.n_ubatch < 1 || options.n_ubatch > 65536)
     throw Error(ErrorKind::usage, fmt::format("--ubatch-size {} is out of range (1 to 65536)", options.n_ubatch));
-  const std::vector<KvSideConfig> k(size_t(c.n_layers), side_config(options.k, "K", c.head_dim));
-  const std::vector<KvSideConfig> v(size_t(c.n_layers), side_config(options.v, "V", c.head_dim));
+  const std::vector<KvSideConfig> k(size_t(c.n_layers), side_config(options.k, "K", c));
+  const std::vector<KvSideConfig> v(size_t(c.n_layers), side_config(options.v, "V", c));
   impl_ = std::make_unique<Impl>(m, options, k, v, n_ctx);
 }
 Session::Session(Session&&) noexcept = default;
@@ -228,6 +240,8 @@ KvReport Session::kv_report() const {
     KvSideReport side{.format = std::string(config.format->name),
                       .rotation = std::string(rotation_name(config.policy.rotation)),
                       .scale = std::string(scale_name(config.policy.scale)),
+                      .rounding = std::string(rounding_name(config.policy.rounding)),
+                      .recent = std::string(config.policy.recent),
                       .centre = config.policy.centre,
                       .window = config.policy.window,
                       .sinks = config.policy.sinks,
@@ -258,9 +272,12 @@ std::vector<std::string> Session::kernels() const {
   const auto name = [&](std::string_view op, const auto& variants, const auto&... problem) {
     return fmt::format("{}={}", op, select_variant(m.context, op, variants, problem...).name);
   };
-  return {name("gemv", gemv_variants(), layer.gate), name("gemm", gemm_variants(), layer.gate),
-          name("attn_decode", attn_decode_variants(), decode), name("attn_prefill", attn_prefill_variants(), prefill),
-          name("norm_rope", norm_rope_variants())};
+  return {name("gemv", gemv_variants(), layer.gate),
+          name("gemm", gemm_variants(), layer.gate),
+          name("attn_decode", attn_decode_variants(), decode),
+          name("attn_prefill", attn_prefill_variants(), prefill),
+          name("norm_rope", norm_rope_variants()),
+          name("kv_round", kv_round_variants(), m.loaded.config.head_dim)};
 }
 
 }  // namespace ridge

@@ -6,6 +6,14 @@
 
 namespace ridge {
 
+/// How a cache treats rotor rows: measured in docs/results.md, reasons in docs/decisions/0004.
+inline constexpr KvPolicy kRotorPolicy{.rotation = Rotation::hadamard,
+                                       .centre = true,
+                                       .window = 96,
+                                       .sinks = 4,
+                                       .rounding = KvRounding::weighted,
+                                       .recent = "i8r"};
+
 /// Levels in rising order. A plain struct: functions copy it to a local constant, which device code can index.
 template <int kBits>
 struct LevelTable {
@@ -49,11 +57,22 @@ struct RotorCodes {
     return code;
   }
 
-  /// What a row's codes say about its scale: l are the levels of the codes.
+  /// What a row's codes say about its scale: l are the levels of the codes. Products are in the metric, if there is
+  /// one.
   struct Fit {
+    double size2 = 0;    ///< <x, x>
     double dot = 0;      ///< <x, l>
     double levels2 = 0;  ///< <l, l>
     int lost = 0;        ///< values replaced, or beyond twice the outermost level: less than half is left of them
+
+    /// Scale of the row by a rule, 0 for a row of zeros.
+    RIDGE_HD float scale(KvScale rule) const {
+      if (size2 <= 0) return 0;
+      // A metric may leave no component along the codes; the norm always has an answer.
+      if (rule == KvScale::lsq && dot > 0) return float(dot / levels2);
+      if (rule == KvScale::unbiased && dot > 0) return float(size2 / dot);
+      return float(std::sqrt(size2) / std::sqrt(levels2));
+    }
   };
   /// Codes x * to_unit for every x of the row. NaN and infinity are replaced as saturate_f16 does.
   RIDGE_HD static Fit encode(const float* in, int head_dim, float to_unit, std::byte* codes) {
@@ -67,6 +86,7 @@ struct RotorCodes {
         const float x = saturate_f16(in[first + i], replaced), u = x * to_unit;
         const int code = nearest(u);
         const double level = levels.at[code];
+        fit.size2 += double(x) * x;
         fit.dot += level * x;
         fit.levels2 += level * level;
         fit.lost += replaced != 0 || std::abs(u) > kClip;
@@ -74,6 +94,39 @@ struct RotorCodes {
       }
       std::memcpy(codes + kBits * (first / 8), &word, kBits);
     }
+    return fit;
+  }
+
+  /// As encode(), the codes rounded by coding.metric.
+  RIDGE_HD static Fit encode_weighted(const float* in, int head_dim, float to_unit, const KvCoding& coding,
+                                      std::byte* codes) {
+    constexpr LevelTable<kBits> levels = kLevels;
+    constexpr float kClip = 2 * levels.at[levels.kCount - 1];
+    Fit fit;
+    float u[kMaxRoundingDim] = {};
+    for (int i = 0; i < head_dim; ++i) {
+      int replaced = 0;
+      u[i] = saturate_f16(in[i], replaced) * to_unit;
+      fit.lost += replaced != 0 || std::abs(u[i]) > kClip;
+    }
+    RoundedRow rounded;
+    (coding.round ? coding.round : round_weighted)(u, coding.metric, head_dim, levels.at, levels.kCount, rounded);
+    for (int first = 0; first < head_dim; first += 8) {
+      uint32_t word = 0;
+      for (int i = 0; i < 8; ++i) {
+        const int at = first + i, code = rounded.codes[at];
+        const double level = levels.at[code];
+        fit.size2 += double(rounded.pull[at]) * u[at];
+        fit.dot += level * rounded.pull[at];
+        fit.levels2 += level * (double(rounded.pull[at]) - rounded.residual[at]);
+        word |= uint32_t(code) << (kBits * i);
+      }
+      std::memcpy(codes + kBits * (first / 8), &word, kBits);
+    }
+    // u is x * to_unit.
+    const double back = to_unit > 0 ? 1.0 / to_unit : 0.0;
+    fit.size2 *= back * back;
+    fit.dot *= back;
     return fit;
   }
 
@@ -90,11 +143,14 @@ struct RotorCodes {
 /// A row of codes and one fp16 scale behind them.
 ///   norm  scale = |x| / |l|: the decoded row keeps its norm
 ///   lsq   scale = <x, l> / <l, l>: least squared error for these codes
+///   unbiased  scale = <x, x> / <x, l>: <x, decoded> = <x, x>, so sums over many rows keep their size
+/// With a metric M, <a, b> is a M b.
 template <int kBits>
 struct RotorRow {
   using Codes = RotorCodes<kBits>;
   static constexpr int kGroup = 8;
-  static constexpr KvScale kScales[] = {KvScale::norm, KvScale::lsq};
+  static constexpr KvScale kScales[] = {KvScale::unbiased, KvScale::norm, KvScale::lsq};
+  static constexpr bool kCanWeigh = true;
   static constexpr LevelTable<kBits> kLevels = Codes::kLevels;
 
   RIDGE_HD static int64_t row_bytes(int head_dim) { return Codes::bytes(head_dim) + 2; }
@@ -108,10 +164,9 @@ struct RotorRow {
     }
     const float norm = float(std::sqrt(norm2));
     const float to_unit = norm > 0 ? std::sqrt(float(head_dim)) / norm : 0.0f;
-    const typename Codes::Fit fit = Codes::encode(in, head_dim, to_unit, row);
-    const float chosen =
-        coding.scale == KvScale::lsq ? float(fit.dot / fit.levels2) : norm / float(std::sqrt(fit.levels2));
-    const uint16_t scale = f32_to_f16(saturate_f16(chosen, saturated));
+    const typename Codes::Fit fit = coding.metric ? Codes::encode_weighted(in, head_dim, to_unit, coding, row)
+                                                  : Codes::encode(in, head_dim, to_unit, row);
+    const uint16_t scale = f32_to_f16(saturate_f16(fit.scale(coding.scale), saturated));
     std::memcpy(row + Codes::bytes(head_dim), &scale, 2);
     return saturated;
   }

@@ -12,7 +12,7 @@ namespace ridge {
 
 struct KvRotor3 : RotorRow<3> {
   static constexpr const char* kName = "rotor-3";
-  static constexpr KvPolicy kPolicy{.rotation = Rotation::hadamard, .centre = true, .window = 32, .sinks = 4};
+  static constexpr KvPolicy kPolicy = kRotorPolicy;
 };
 
 }  // namespace ridge

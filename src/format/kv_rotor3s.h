@@ -12,15 +12,17 @@ namespace ridge {
 struct KvRotor3s {
   using Codes = RotorCodes<3>;
   static constexpr const char* kName = "rotor-3s";
-  static constexpr KvPolicy kPolicy{.rotation = Rotation::hadamard, .centre = true, .window = 32, .sinks = 4};
+  static constexpr KvPolicy kPolicy = kRotorPolicy;
   static constexpr int kGroup = 8;
   static constexpr KvScale kScales[] = {KvScale::norm};
+  static constexpr bool kCanWeigh = true;
   static constexpr bool kHeadScale = true;
 
   RIDGE_HD static int64_t row_bytes(int head_dim) { return Codes::bytes(head_dim); }
   RIDGE_HD static int encode(const float* in, int head_dim, const KvCoding& coding, std::byte* row) {
     const float to_unit = coding.fixed > 1e-38f ? 1.0f / coding.fixed : 0.0f;
-    return Codes::encode(in, head_dim, to_unit, row).lost;
+    return coding.metric ? Codes::encode_weighted(in, head_dim, to_unit, coding, row).lost
+                         : Codes::encode(in, head_dim, to_unit, row).lost;
   }
   RIDGE_HD static float row_scale(const std::byte*, int, const KvCoding& coding) { return coding.fixed; }
   RIDGE_HD static void decode(const std::byte* row, int head_dim, const KvCoding& coding, float* out) {

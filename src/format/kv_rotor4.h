@@ -8,7 +8,7 @@ namespace ridge {
 
 struct KvRotor4 : RotorRow<4> {
   static constexpr const char* kName = "rotor-4";
-  static constexpr KvPolicy kPolicy{.rotation = Rotation::hadamard, .centre = true, .window = 32, .sinks = 4};
+  static constexpr KvPolicy kPolicy = kRotorPolicy;
 };
 
 }  // namespace ridge

@@ -58,6 +58,7 @@ std::string_view scale_name(KvScale scale) {
     case KvScale::absmax: return "absmax";
     case KvScale::norm: return "norm";
     case KvScale::lsq: return "lsq";
+    case KvScale::unbiased: return "unbiased";
   }
   return "?";
 }
@@ -69,6 +70,16 @@ Result<KvScale> find_scale(const KvFormat& format, std::string_view name) {
     names += (names.empty() ? "" : ", ") + std::string(scale_name(scale));
   }
   return fail(ErrorKind::usage, "KV format {} has no scale rule '{}' (there are: {})", format.name, name, names);
+}
+
+std::string_view rounding_name(KvRounding rounding) {
+  return rounding == KvRounding::weighted ? "weighted" : "nearest";
+}
+
+Result<KvRounding> find_rounding(std::string_view name) {
+  for (const KvRounding rounding : {KvRounding::nearest, KvRounding::weighted})
+    if (rounding_name(rounding) == name) return rounding;
+  return fail(ErrorKind::usage, "unknown rounding rule '{}' (there are: nearest, weighted)", name);
 }
 
 const WeightFormat* weight_format_of_gguf(uint32_t type) {

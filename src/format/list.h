@@ -19,10 +19,13 @@ std::span<const KvFormat> kv_formats();
 /// Lookup by name; the failure lists the names there are.
 Result<const WeightFormat*> find_weight_format(std::string_view name);
 Result<const KvFormat*> find_kv_format(std::string_view name);
-/// Names of scale rules: none, absmax, norm, lsq.
+/// Names of scale rules: none, absmax, norm, lsq, unbiased.
 std::string_view scale_name(KvScale scale);
 /// The rule of this name, which must be one that `format` offers.
 Result<KvScale> find_scale(const KvFormat& format, std::string_view name);
+/// Rounding rules: nearest, weighted.
+std::string_view rounding_name(KvRounding rounding);
+Result<KvRounding> find_rounding(std::string_view name);
 /// Lookup by GGUF type id or safetensors dtype; nullptr when no format on the shelf has it.
 const WeightFormat* weight_format_of_gguf(uint32_t type);
 const WeightFormat* weight_format_of_dtype(std::string_view dtype);

@@ -24,8 +24,9 @@ std::string model_type(const ModelInfo& model) {
 }
 
 Row side_row(const KvSideReport& side) {
-  return fmt::format("{} rotation={} centre={} window={} sinks={} scale={}", side.format, side.rotation,
-                     side.centre ? "on" : "off", side.window, side.sinks, side.scale);
+  return fmt::format("{} rotation={} centre={} window={} of {} sinks={} scale={} rounding={}", side.format,
+                     side.rotation, side.centre ? "on" : "off", side.window, side.recent, side.sinks, side.scale,
+                     side.rounding);
 }
 
 std::string quoted(const Row& value, char quote) {

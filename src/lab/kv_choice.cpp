@@ -8,7 +8,8 @@
 namespace ridge::lab {
 namespace {
 
-constexpr std::string_view kNext = "FORMAT[:ROTATION][:window=N][:sinks=N][:centre=on|off][:scale=RULE]";
+constexpr std::string_view kNext =
+    "FORMAT[:ROTATION][:window=N][:sinks=N][:centre=on|off][:scale=RULE][:rounding=RULE][:recent=FORMAT]";
 
 Result<int> parse_count(std::string_view name, std::string_view text) {
   int value = 0;
@@ -37,6 +38,12 @@ Status parse_option(std::string_view text, KvSideOptions& side) {
     RIDGE_TRY(const KvFormat* format, find_kv_format(side.format));
     RIDGE_TRY(const KvScale scale, find_scale(*format, value));
     side.scale = scale_name(scale);
+  } else if (name == "rounding") {
+    RIDGE_TRY(const KvRounding rounding, find_rounding(value));
+    side.rounding = rounding_name(rounding);
+  } else if (name == "recent") {
+    RIDGE_TRY(const KvFormat* format, find_kv_format(value));
+    side.recent = format->name;
   } else if (equals == std::string_view::npos) {
     RIDGE_TRY(const Rotation rotation, find_rotation(name));
     side.rotation = rotation_name(rotation);
@@ -93,6 +100,8 @@ std::string kv_side_text(const KvSideOptions& side) {
   if (side.sinks) text += fmt::format(":sinks={}", *side.sinks);
   if (side.centre) text += *side.centre ? ":centre=on" : ":centre=off";
   if (side.scale) text += ":scale=" + *side.scale;
+  if (side.rounding) text += ":rounding=" + *side.rounding;
+  if (side.recent) text += ":recent=" + *side.recent;
   return text;
 }
 

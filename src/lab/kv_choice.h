@@ -14,7 +14,8 @@ struct KvChoice {
   KvSideOptions k, v;
 };
 
-/// One side: FORMAT[:ROTATION][:window=N][:sinks=N][:centre=on|off][:scale=RULE]. `off` is another name of f16.
+/// One side: FORMAT[:ROTATION][:window=N][:sinks=N][:centre=on|off][:scale=RULE][:rounding=RULE][:recent=FORMAT].
+/// `off` is another name of f16.
 Result<KvSideOptions> parse_kv_side(std::string_view text);
 /// SIDE for both, or SIDE/SIDE for K and V.
 Result<KvChoice> parse_kv_choice(std::string_view text);

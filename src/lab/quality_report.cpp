@@ -25,6 +25,8 @@ Row to_row(const KvSideReport& side) {
   return {{"format", side.format},
           {"rotation", side.rotation},
           {"scale", side.scale},
+          {"rounding", side.rounding},
+          {"recent", side.recent},
           {"centre", side.centre},
           {"window", side.window},
           {"sinks", side.sinks},

@@ -26,19 +26,15 @@ KvRetention make_retention(const KvSideConfig& config) {
           .calibration = policy.centre || config.format->head_scale ? kCalibration : 0};
 }
 
-/// f16 rows per head in the ring: every position that may still be exact, a window plus the tile that is filling up,
+/// Rows per head in the ring: every position that may still be exact, a window plus the tile that is filling up,
 /// and all positions before calibration.
 int ring_rows(const KvRetention& retention) {
   const int recent = retention.window > 0 ? retention.window + retention.tile : 0;
   return std::max(recent, retention.calibration);
 }
 
-/// Rounds to fp16 and back; returns how many values were saturated.
-int round_to_f16(std::span<float> row) {
-  int saturated = 0;
-  for (float& x : row) x = f16_to_f32(f32_to_f16(saturate_f16(x, saturated)));
-  return saturated;
-}
+/// What is added to a metric's diagonal of mean 1: directions nobody looks at today still get a price.
+constexpr float kMetricRidge = 0.05f;
 
 }  // namespace
 
@@ -46,24 +42,29 @@ KvBytes kv_bytes(const KvSideConfig& config, int n_kv_heads, int head_dim) {
   const int ring = ring_rows(make_retention(config)), sinks = config.policy.sinks;
   const int64_t values = int64_t(n_kv_heads) * head_dim;
   return {.per_token = n_kv_heads * config.format->row_bytes(head_dim),
-          .fixed = (sinks + ring) * 2 * values + (config.policy.centre ? 4 * values : 0) +
-                   (config.format->head_scale ? 4 * int64_t(n_kv_heads) : 0),
+          .fixed = sinks * 2 * values + ring * n_kv_heads * config.recent().row_bytes(head_dim) +
+                   (config.policy.centre ? 4 * values : 0) + (config.format->head_scale ? 4 * int64_t(n_kv_heads) : 0),
           .padding = kPadBytes * (1 + (sinks > 0) + (ring > 0))};
 }
 
-KvStore::KvStore(const KvSideConfig& config, int layer, int n_kv_heads, int head_dim, int n_ctx)
+KvStore::KvStore(const KvSideConfig& config, int layer, int n_kv_heads, int head_dim, int n_ctx,
+                 std::span<const float> metric, RoundRow round)
     : config_(config),
       rotation_(config.policy.rotation, layer, head_dim),
       n_kv_heads_(n_kv_heads),
       head_dim_(head_dim),
       n_ctx_(n_ctx),
       row_bytes_(config.format->row_bytes(head_dim)),
+      recent_(&config.recent()),
+      round_(round),
       retention_(make_retention(config)),
       ring_rows_(ring_rows(retention_)),
       coded_(int64_t(n_kv_heads) * n_ctx * row_bytes_ + kPadBytes) {
-  const int64_t exact_row_bytes = 2 * int64_t(head_dim);
-  if (config.policy.sinks > 0) sinks_ = AlignedBuffer(n_kv_heads * config.policy.sinks * exact_row_bytes + kPadBytes);
-  if (ring_rows_ > 0) ring_ = AlignedBuffer(n_kv_heads * ring_rows_ * exact_row_bytes + kPadBytes);
+  if (config.policy.sinks > 0)
+    sinks_ = AlignedBuffer(int64_t(n_kv_heads) * config.policy.sinks * 2 * head_dim + kPadBytes);
+  if (ring_rows_ > 0)
+    ring_ = AlignedBuffer(int64_t(n_kv_heads) * ring_rows_ * recent_->row_bytes(head_dim) + kPadBytes);
+  if (config.policy.rounding == KvRounding::weighted) set_metric(metric);
   if (config.policy.centre) centre_.assign(size_t(n_kv_heads) * size_t(head_dim), 0.0f);
   if (config.format->head_scale) head_scale_.assign(size_t(n_kv_heads), 0.0f);
 }
@@ -72,22 +73,51 @@ int64_t KvStore::allocated_bytes() const {
   return coded_.bytes() + sinks_.bytes() + ring_.bytes() + 4 * int64_t(centre_.size() + head_scale_.size());
 }
 
-uint16_t* KvStore::exact_row(int head, int position) {
+/// The metric in cache space, R M R^T, with the ridge.
+void KvStore::set_metric(std::span<const float> metric) {
+  const size_t dim = size_t(head_dim_), size = dim * dim;
+  RIDGE_CHECK(metric.size() == size_t(n_kv_heads_) * size, "weighted rounding needs a metric of {} values, got {}",
+              size_t(n_kv_heads_) * size, metric.size());
+  metric_.assign(metric.begin(), metric.end());
+  for (size_t head = 0; head < size_t(n_kv_heads_); ++head) {
+    float* form = metric_.data() + head * size;
+    for (int side = 0; side < 2; ++side) {
+      for (size_t i = 0; i < dim; ++i) rotation_.forward(form + i * dim);
+      for (size_t i = 0; i < dim; ++i)
+        for (size_t j = 0; j < i; ++j) std::swap(form[i * dim + j], form[j * dim + i]);
+    }
+    for (size_t i = 0; i < dim; ++i) form[i * dim + i] += kMetricRidge;
+  }
+}
+
+std::byte* KvStore::exact_row(int head, int position) {
   const int sinks = config_.policy.sinks;
-  if (position < sinks)
-    return reinterpret_cast<uint16_t*>(sinks_.data()) + (int64_t(head) * sinks + position) * head_dim_;
-  return reinterpret_cast<uint16_t*>(ring_.data()) + (int64_t(head) * ring_rows_ + position % ring_rows_) * head_dim_;
+  if (is_sink(position)) return sinks_.data() + (int64_t(head) * sinks + position) * 2 * head_dim_;
+  return ring_.data() + (int64_t(head) * ring_rows_ + position % ring_rows_) * recent_->row_bytes(head_dim_);
 }
 
 void KvStore::read_exact(int head, int position, float* out) const {
-  const uint16_t* row = const_cast<KvStore*>(this)->exact_row(head, position);
-  for (int d = 0; d < head_dim_; ++d) out[d] = f16_to_f32(row[d]);
+  const std::byte* row = const_cast<KvStore*>(this)->exact_row(head, position);
+  (is_sink(position) ? f16_format() : *recent_).decode(row, head_dim_, {}, out);
 }
 
 void KvStore::write_exact(int head, int position, const float* values) {
-  uint16_t* row = exact_row(head, position);
-  int ignored = 0;
-  for (int d = 0; d < head_dim_; ++d) row[d] = f32_to_f16(saturate_f16(values[d], ignored));
+  const KvFormat& format = is_sink(position) ? f16_format() : *recent_;
+  format.encode(values, head_dim_, {.scale = format.policy.scale}, exact_row(head, position));
+}
+
+/// What the rows of all kv heads at a position will read as from sinks or ring; returns how many values were saturated.
+int64_t KvStore::round_to_exact(int position, std::span<float> rows) const {
+  // Positions that have no place in a ring are coded at once, from f16.
+  const KvFormat& format = is_sink(position) || ring_rows_ == 0 ? f16_format() : *recent_;
+  std::byte coded[4 * kMaxRoundingDim];
+  int64_t saturated = 0;
+  for (int h = 0; h < n_kv_heads_; ++h) {
+    float* row = rows.data() + int64_t(h) * head_dim_;
+    saturated += format.encode(row, head_dim_, {.scale = format.policy.scale}, coded);
+    format.decode(coded, head_dim_, {}, row);
+  }
+  return saturated;
 }
 
 void KvStore::shift(float* row, int head, float sign) const {
@@ -143,9 +173,9 @@ void KvStore::append(CpuContext& context, int n_past, View2<float> rows, KvScrat
     for_tokens(n_new, [&](int64_t t, int) {
       for (int h = 0; h < n_kv_heads_; ++h) rotation_.forward(&rows(t, int64_t(h) * head_dim_));
     });
-  // Rows from before calibration reach the centre as f16, whether from the ring or from this batch.
+  // Rows from before calibration reach the centre as exact rows read, whether from the ring or from this batch.
   for (int position = n_past; position < std::min(n, retention_.calibration); ++position)
-    round_to_f16(rows.row(position - n_past));
+    round_to_exact(position, rows.row(position - n_past));
   if (!calibrated_ && retention_.calibration > 0 && n >= retention_.calibration) calibrate(n_past, rows);
   if (is_centred())
     for_tokens(n_new, [&](int64_t t, int) {
@@ -164,8 +194,8 @@ void KvStore::append(CpuContext& context, int n_past, View2<float> rows, KvScrat
     return;
   }
 
-  // 2. Exact rows are f16 rows: round first, so that a row is the same whether it is read from the batch or the ring.
-  for_tokens(n_new, [&](int64_t t, int) { saturated += round_to_f16(rows.row(t)); });
+  // 2. Round first, so that an exact row is the same whether it is read from the batch, the sinks or the ring.
+  for_tokens(n_new, [&](int64_t t, int) { saturated += round_to_exact(n_past + int(t), rows.row(t)); });
 
   // 3. The exact rows this append's queries may need, as floats, for prefill attention.
   const int old_end = retention_.coded_end(n_past), new_end = retention_.coded_end(n);
@@ -228,8 +258,9 @@ KvSide KvStore::decode_side(int n) const {
   push(*config_.format, coded_.data(), row_bytes_, n_ctx_, sinks, sinks, coded_end, head_scales());
   if (coded_end < n) {
     const int slot = coded_end % ring_rows_, wrap = std::min(n, coded_end + ring_rows_ - slot);
-    push(f16_format(), ring_.data(), exact_bytes, ring_rows_, slot, coded_end, wrap);
-    push(f16_format(), ring_.data(), exact_bytes, ring_rows_, 0, wrap, n);
+    const int64_t recent_bytes = recent_->row_bytes(head_dim_);
+    push(*recent_, ring_.data(), recent_bytes, ring_rows_, slot, coded_end, wrap);
+    push(*recent_, ring_.data(), recent_bytes, ring_rows_, 0, wrap, n);
   }
   return side;
 }
@@ -289,12 +320,15 @@ void KvStore::fill_random(CpuContext& context, int n, uint64_t seed, KvScratch& 
 }
 
 KvCache::KvCache(std::span<const KvSideConfig> k, std::span<const KvSideConfig> v, int n_kv_heads, int head_dim,
-                 int n_ctx)
+                 int n_ctx, const KvRoundingTools& tools)
     : n_ctx_(n_ctx) {
   RIDGE_CHECK(k.size() == v.size() && n_ctx > 0, "{} K layers, {} V layers, context {}", k.size(), v.size(), n_ctx);
   for (size_t layer = 0; layer < k.size(); ++layer) {
-    k_.emplace_back(k[layer], int(layer), n_kv_heads, head_dim, n_ctx);
-    v_.emplace_back(v[layer], int(layer), n_kv_heads, head_dim, n_ctx);
+    const auto metric = [&](bool is_k) {
+      return tools.metric ? tools.metric->layer(is_k, int(layer)) : std::span<const float>();
+    };
+    k_.emplace_back(k[layer], int(layer), n_kv_heads, head_dim, n_ctx, metric(true), tools.round);
+    v_.emplace_back(v[layer], int(layer), n_kv_heads, head_dim, n_ctx, metric(false), tools.round);
   }
 }
 
@@ -317,6 +351,12 @@ Status check_kv_side(const KvSideConfig& config, std::string_view side, int head
     return fail(ErrorKind::usage, "--kv-window {} is too large", config.policy.window);
   if (config.policy.sinks < 0 || config.policy.sinks > kCalibration / 2)
     return fail(ErrorKind::usage, "--kv-sinks {} is out of range (0 to {})", config.policy.sinks, kCalibration / 2);
+  if (config.policy.rounding == KvRounding::weighted && !format.can_weigh)
+    return fail(ErrorKind::usage, "{} cache format {} knows nearest rounding only", side, format.name);
+  const KvFormat& recent = config.recent();
+  if (recent.head_scale || recent.policy.rotation != Rotation::none || head_dim % recent.group != 0)
+    return fail(ErrorKind::usage, "{} cache: {} cannot hold the window (try recent=f16 or recent=i8r)", side,
+                recent.name);
   return {};
 }
 

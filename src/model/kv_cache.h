@@ -5,7 +5,8 @@
 // softmax ignores a constant added to every key's score, attention weights sum to one so c comes back once on the
 // output, and the output is un-rotated once.
 //
-// Exactness by position: the first `sinks` tokens and at least the newest `window` tokens stay in f16; a tile of 32
+// Exactness by position: the first `sinks` tokens and at least the newest `window` tokens stay exact (sinks
+// in f16, the window in the policy's `recent` format); a tile of 32
 // positions is coded when all of it has left the window; nothing is coded before `calibration` positions have set c
 // and, for formats without a scale in the row, the scale of each kv head.
 // All of it depends on positions only, never on how the tokens were batched: prefill equals decode.
@@ -14,8 +15,10 @@
 #include <vector>
 
 #include "base/aligned.h"
+#include "model/kv_metric.h"
 #include "op/attn/attn.h"
 #include "op/kv_append/rotation.h"
+#include "op/kv_append/rounding.h"
 
 namespace ridge {
 
@@ -23,6 +26,15 @@ namespace ridge {
 struct KvSideConfig {
   const KvFormat* format = nullptr;
   KvPolicy policy;
+
+  /// Format of the rows in the window.
+  const KvFormat& recent() const { return *find_kv_format(policy.recent).or_throw(); }
+};
+
+/// What weighted rounding needs; empty members mean that no store rounds so.
+struct KvRoundingTools {
+  const KvMetric* metric = nullptr;
+  RoundRow round = nullptr;
 };
 
 /// Bytes of one side of one layer as allocated: total(n_ctx), exactly. The rotation's constants (at most 4 bytes per
@@ -45,7 +57,9 @@ struct KvScratch {
 /// One side (K or V) of one layer.
 class KvStore {
  public:
-  KvStore(const KvSideConfig& config, int layer, int n_kv_heads, int head_dim, int n_ctx);
+  /// `metric` [n_kv_heads, head_dim, head_dim], not rotated: required where the policy rounds weighted.
+  KvStore(const KvSideConfig& config, int layer, int n_kv_heads, int head_dim, int n_ctx,
+          std::span<const float> metric = {}, RoundRow round = nullptr);
 
   /// Adds rows [n_new, n_kv_heads * head_dim] at positions n_past, n_past + 1, ... The rows are left in cache space.
   void append(CpuContext& context, int n_past, View2<float> rows, KvScratch& scratch);
@@ -72,12 +86,18 @@ class KvStore {
   std::byte* coded_row(int head, int position) {
     return coded_.data() + (int64_t(head) * n_ctx_ + position) * row_bytes_;
   }
-  uint16_t* exact_row(int head, int position);
+  bool is_sink(int position) const { return position < config_.policy.sinks; }
+  std::byte* exact_row(int head, int position);
+  int64_t round_to_exact(int position, std::span<float> rows) const;
+  void set_metric(std::span<const float> metric);
   void read_exact(int head, int position, float* out) const;
   void write_exact(int head, int position, const float* values);
   const float* head_scales() const { return head_scale_.empty() ? nullptr : head_scale_.data(); }
   KvCoding coding(int head) const {
-    return {.scale = config_.policy.scale, .fixed = head_scale_.empty() ? 0.0f : head_scale_[size_t(head)]};
+    return {.scale = config_.policy.scale,
+            .fixed = head_scale_.empty() ? 0.0f : head_scale_[size_t(head)],
+            .metric = metric_.empty() ? nullptr : metric_.data() + size_t(head) * size_t(head_dim_) * size_t(head_dim_),
+            .round = round_};
   }
   bool is_centred() const { return calibrated_ && config_.policy.centre; }
   void calibrate(int n_past, View2<float> rows);
@@ -87,11 +107,14 @@ class KvStore {
   RowRotation rotation_;
   int n_kv_heads_, head_dim_, n_ctx_;
   int64_t row_bytes_;
+  const KvFormat* recent_;
+  RoundRow round_;
+  std::vector<float> metric_;  // [n_kv_heads, head_dim, head_dim] in cache space, where the policy rounds weighted
   KvRetention retention_;
-  int ring_rows_ = 0;              // f16 rows per head in the ring: slot = position % ring_rows_
+  int ring_rows_ = 0;              // rows per head in the ring: slot = position % ring_rows_
   AlignedBuffer coded_;            // [n_kv_heads, n_ctx] rows of the format
   AlignedBuffer sinks_;            // f16 [n_kv_heads, sinks, head_dim]
-  AlignedBuffer ring_;             // f16 [n_kv_heads, ring_rows_, head_dim]
+  AlignedBuffer ring_;             // [n_kv_heads, ring_rows_] rows of the recent format
   std::vector<float> centre_;      // [n_kv_heads, head_dim] where the policy centres; zero until calibrated
   std::vector<float> head_scale_;  // [n_kv_heads] where the format has head_scale; zero until calibrated
   bool calibrated_ = false;
@@ -102,7 +125,8 @@ class KvStore {
 class KvCache {
  public:
   /// `k` and `v` have one entry per layer.
-  KvCache(std::span<const KvSideConfig> k, std::span<const KvSideConfig> v, int n_kv_heads, int head_dim, int n_ctx);
+  KvCache(std::span<const KvSideConfig> k, std::span<const KvSideConfig> v, int n_kv_heads, int head_dim, int n_ctx,
+          const KvRoundingTools& tools = {});
 
   KvStore& k(int layer) { return k_[size_t(layer)]; }
   KvStore& v(int layer) { return v_[size_t(layer)]; }

@@ -161,7 +161,11 @@ TEST(Session, ReportEqualsTheFormula) {
   EXPECT_DOUBLE_EQ(report.v.bits_per_value, 3.125);
   EXPECT_EQ(report.k.rotation, "none");
   EXPECT_EQ(report.v.rotation, "hadamard");
-  EXPECT_EQ(report.v.window, 32);
+  EXPECT_EQ(report.v.window, 96);
+  EXPECT_EQ(report.v.recent, "i8r");
+  EXPECT_EQ(report.v.rounding, "weighted");
+  EXPECT_EQ(report.v.scale, "unbiased");
+  EXPECT_FALSE(report.v.centre) << "only keys with a bias are centred";
   EXPECT_EQ(report.v.sinks, 4);
   // One decode step reads every matrix once and every cached row once.
   session.prefill(some_tokens(500, m.vocab_size));

@@ -594,5 +594,59 @@ TEST(KvRotor3, ARowTooLargeForItsScaleIsCounted) {
   EXPECT_EQ(coded.saturated, 1);
 }
 
+/// <a, b> in the metric.
+double product(const std::vector<float>& a, const std::vector<float>& metric, const std::vector<float>& b) {
+  double sum = 0;
+  for (size_t i = 0; i < a.size(); ++i)
+    for (size_t j = 0; j < b.size(); ++j) sum += double(a[i]) * metric[i * b.size() + j] * b[j];
+  return sum;
+}
+
+TEST(WeightedRows, EveryScaleRuleKeepsItsPromiseInTheMetric) {
+  constexpr size_t kDim = 64;
+  Rng rng(11);
+  std::vector<float> metric(kDim * kDim, 0.0f), seen(kDim);
+  for (int direction = 0; direction < 20; ++direction) {
+    for (float& x : seen) x = float(rng.normal());
+    for (size_t i = 0; i < kDim; ++i)
+      for (size_t j = 0; j < kDim; ++j) metric[i * kDim + j] += seen[i] * seen[j] / 20;
+  }
+  for (size_t i = 0; i < kDim; ++i) metric[i * kDim + i] += 0.05f;
+  for (const char* name : {"rotor-3", "rotor-4"}) {
+    const KvFormat& format = *find_kv_format(name).or_throw();
+    ASSERT_TRUE(format.can_weigh);
+    for (const KvScale rule : format.scales) {
+      std::vector<float> x(kDim), decoded(kDim), plain(kDim);
+      for (float& value : x) value = float(3 * rng.normal());
+      std::vector<std::byte> row(size_t(format.row_bytes(kDim)));
+      const KvCoding coding{.scale = rule, .metric = metric.data()};
+      EXPECT_EQ(format.encode(x.data(), kDim, coding, row.data()), 0);
+      format.decode(row.data(), kDim, coding, decoded.data());
+      const double xx = product(x, metric, x), xd = product(x, metric, decoded), dd = product(decoded, metric, decoded);
+      const double bound = 2e-3 * xx;  // the scale is an fp16: 2^-11 of it, twice where it enters squared
+      if (rule == KvScale::norm) EXPECT_NEAR(dd, xx, bound) << name;
+      if (rule == KvScale::lsq) EXPECT_NEAR(xd, dd, bound) << name;
+      if (rule == KvScale::unbiased) EXPECT_NEAR(xd, xx, bound) << name;
+      EXPECT_EQ(format.encode(x.data(), kDim, {.scale = rule}, row.data()), 0);
+      format.decode(row.data(), kDim, coding, plain.data());
+      const auto error = [&](const std::vector<float>& y) {
+        std::vector<float> e(kDim);
+        for (size_t i = 0; i < kDim; ++i) e[i] = x[i] - y[i];
+        return product(e, metric, e);
+      };
+      EXPECT_LT(error(decoded), 0.8 * error(plain)) << name << ": rounding by the metric must pay in it";
+      // Rows that say nothing and rows that cannot be coded.
+      const std::vector<float> zeros(kDim, 0.0f);
+      EXPECT_EQ(format.encode(zeros.data(), kDim, coding, row.data()), 0);
+      format.decode(row.data(), kDim, coding, decoded.data());
+      EXPECT_EQ(decoded, zeros);
+      x[3] = NAN, x[9] = INFINITY;
+      EXPECT_GE(format.encode(x.data(), kDim, coding, row.data()), 2);
+      format.decode(row.data(), kDim, coding, decoded.data());
+      for (const float value : decoded) EXPECT_TRUE(std::isfinite(value));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace ridge

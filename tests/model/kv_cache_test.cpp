@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
+
 #include "base/metrics.h"
 #include "base/rng.h"
 
@@ -24,6 +26,10 @@ std::vector<std::pair<std::string, KvSideConfig>> all_sides() {
   sides.emplace_back("rotor-3 no window", side("rotor-3", {Rotation::hadamard, true, 0, 0}));
   sides.emplace_back("rotor-3 no window, sinks", side("rotor-3", {Rotation::planar, true, 0, 4}));
   sides.emplace_back("rotor-3 no centre", side("rotor-3", {Rotation::hadamard, false, 32, 0}));
+  KvPolicy weighted{Rotation::hadamard, false, 0, 0, KvScale::unbiased, KvRounding::weighted};
+  sides.emplace_back("rotor-3 weighted, no window", side("rotor-3", weighted));
+  weighted = {Rotation::planar, true, 32, 4, KvScale::norm, KvRounding::weighted, "q8_0"};
+  sides.emplace_back("rotor-4 weighted, recent q8_0", side("rotor-4", weighted));
   sides.emplace_back("rotor-3 wide", side("rotor-3", {Rotation::none, true, 128, 7}));
   sides.emplace_back("rotor-3s bare", side("rotor-3s", {Rotation::hadamard, false, 0, 0}));
   sides.emplace_back("rotor-3s uncentred, sinks", side("rotor-3s", {Rotation::none, false, 32, 4}));
@@ -32,6 +38,23 @@ std::vector<std::pair<std::string, KvSideConfig>> all_sides() {
   sides.emplace_back("q8_0 everything", side("q8_0", {Rotation::hadamard, true, 64, 32}));
   sides.emplace_back("q8_0 sinks only", side("q8_0", {Rotation::none, false, 0, 5}));
   return sides;
+}
+
+/// What weighted rounding needs, a form far from the identity; empty for configurations that round nearest.
+std::span<const float> metric_of(const KvSideConfig& config, int n_kv_heads, int dim) {
+  static std::map<std::pair<int, int>, std::vector<float>> forms;
+  if (config.policy.rounding != KvRounding::weighted) return {};
+  std::vector<float>& form = forms[{n_kv_heads, dim}];
+  if (form.empty()) {
+    Rng rng(99);
+    for (int h = 0; h < n_kv_heads; ++h) {
+      std::vector<float> seen(size_t(dim), 0.0f);  // one direction that every query looks at
+      for (float& x : seen) x = float(rng.normal());
+      for (int i = 0; i < dim; ++i)
+        for (int j = 0; j < dim; ++j) form.push_back(seen[size_t(i)] * seen[size_t(j)] + (i == j ? 0.2f : 0.0f));
+    }
+  }
+  return form;
 }
 
 std::vector<float> random_rows(int n, uint64_t seed) {
@@ -69,12 +92,12 @@ TEST(KvCache, HoldsTheSameBitsHoweverTokensAreBatched) {
   CpuContext context(2);
   const std::vector<float> rows = random_rows(kContext, 1);
   for (const auto& [name, config] : all_sides()) {
-    KvStore one_by_one(config, 3, kHeads, kDim, kContext);
+    KvStore one_by_one(config, 3, kHeads, kDim, kContext, metric_of(config, kHeads, kDim));
     KvScratch scratch;
     for (int n = 0; n < kContext; ++n) append(one_by_one, context, rows, n, n + 1, scratch);
     const std::vector<float> expected = read_back(one_by_one, kContext);
     for (const int step : {2, 7, 31, 64, 65, 100, 399, 400}) {
-      KvStore batched(config, 3, kHeads, kDim, kContext);
+      KvStore batched(config, 3, kHeads, kDim, kContext, metric_of(config, kHeads, kDim));
       for (int n = 0; n < kContext; n += step) append(batched, context, rows, n, std::min(kContext, n + step), scratch);
       EXPECT_EQ(read_back(batched, kContext), expected) << name << ", " << step << " at a time";
     }
@@ -85,7 +108,7 @@ TEST(KvCache, SegmentsCoverEveryPositionAtEveryLength) {
   CpuContext context(1);
   const std::vector<float> rows = random_rows(kContext, 2);
   for (const auto& [name, config] : all_sides()) {
-    KvStore store(config, 0, kHeads, kDim, kContext);
+    KvStore store(config, 0, kHeads, kDim, kContext, metric_of(config, kHeads, kDim));
     KvScratch scratch;
     for (int n = 1; n <= kContext; ++n) {
       append(store, context, rows, n - 1, n, scratch);
@@ -97,7 +120,7 @@ TEST(KvCache, SegmentsCoverEveryPositionAtEveryLength) {
 TEST(KvCache, NewestAndFirstTokensStayExact) {
   CpuContext context(1);
   const KvPolicy policy{Rotation::none, false, 32, 4};
-  KvStore store(side("rotor-3", policy), 0, kHeads, kDim, kContext);
+  KvStore store(side("rotor-3", policy), 0, kHeads, kDim, kContext, metric_of(side("rotor-3", policy), kHeads, kDim));
   const std::vector<float> rows = random_rows(kContext, 3);
   KvScratch scratch;
   append(store, context, rows, 0, 300, scratch);
@@ -116,7 +139,7 @@ TEST(KvCache, NewestAndFirstTokensStayExact) {
 TEST(KvCache, CentreIsTheMeanOfTheCalibrationTokensAndComesBack) {
   CpuContext context(1);
   const KvPolicy policy{Rotation::hadamard, true, 32, 4};
-  KvStore store(side("q8_0", policy), 1, kHeads, kDim, kContext);
+  KvStore store(side("q8_0", policy), 1, kHeads, kDim, kContext, metric_of(side("q8_0", policy), kHeads, kDim));
   const std::vector<float> rows = random_rows(200, 4);
   KvScratch scratch;
   append(store, context, rows, 0, 200, scratch);
@@ -129,7 +152,7 @@ TEST(KvCache, CentreIsTheMeanOfTheCalibrationTokensAndComesBack) {
 
 TEST(KvCache, AllocatedBytesFollowTheFormula) {
   for (const auto& [name, config] : all_sides()) {
-    const KvStore store(config, 0, kHeads, kDim, kContext);
+    const KvStore store(config, 0, kHeads, kDim, kContext, metric_of(config, kHeads, kDim));
     EXPECT_EQ(store.allocated_bytes(), kv_bytes(config, kHeads, kDim).total(kContext)) << name;
   }
 }
@@ -150,18 +173,21 @@ TEST(KvCache, BytesAreThePublishedOnes) {
       const KvBytes bytes = kv_bytes(config, shape.n_kv_heads, 128);
       EXPECT_EQ(double(shape.n_layers * bytes.per_token), shape.n_layers * shape.n_kv_heads * 128 * per_value / 8)
           << name;
-      // Only what the policy keeps exact costs more: rows of 256 bytes per head, a centre, a scale.
-      const int64_t rows = config.policy.sinks + (config.policy.window > 0 ? 64 : 0);
-      const int64_t fixed = rows * 256 + (config.policy.centre ? 512 : 0) + (config.format->head_scale ? 4 : 0);
+      // Only what the policy keeps exact costs more: f16 sinks, a ring of int8 rows (window and tile), a centre, a
+      // scale.
+      const int64_t ring = config.policy.window > 0 ? config.policy.window + 32 : 0;
+      const int64_t fixed = config.policy.sinks * 256 + ring * 130 + (config.policy.centre ? 512 : 0) +
+                            (config.format->head_scale ? 4 : 0);
       EXPECT_EQ(bytes.fixed, shape.n_kv_heads * fixed) << name;
-      const KvStore store(config, 0, shape.n_kv_heads, 128, 100);
+      const KvStore store(config, 0, shape.n_kv_heads, 128, 100, metric_of(config, shape.n_kv_heads, 128));
       EXPECT_EQ(store.allocated_bytes(), bytes.total(100)) << name;
     }
 }
 
 TEST(KvCache, ResetForgetsTheCalibration) {
   CpuContext context(1);
-  KvStore store(side("rotor-3"), 0, kHeads, kDim, kContext), fresh(side("rotor-3"), 0, kHeads, kDim, kContext);
+  KvStore store(side("rotor-3"), 0, kHeads, kDim, kContext, metric_of(side("rotor-3"), kHeads, kDim)),
+      fresh(side("rotor-3"), 0, kHeads, kDim, kContext, metric_of(side("rotor-3"), kHeads, kDim));
   KvScratch scratch;
   append(store, context, random_rows(200, 5), 0, 200, scratch);
   store.reset();
@@ -174,7 +200,7 @@ TEST(KvCache, ResetForgetsTheCalibration) {
 TEST(KvCache, NonFiniteRowsAreCountedAndDoNotSpread) {
   CpuContext context(1);
   for (const auto& [name, config] : all_sides()) {
-    KvStore store(config, 0, kHeads, kDim, kContext);
+    KvStore store(config, 0, kHeads, kDim, kContext, metric_of(config, kHeads, kDim));
     std::vector<float> rows = random_rows(100, 7);
     rows[size_t(70) * kHeads * kDim + 5] = NAN;
     rows[size_t(71) * kHeads * kDim + 6] = INFINITY;
@@ -196,6 +222,12 @@ TEST(KvCache, PoliciesThatCannotWorkAreRefusedWithTheFlag) {
   EXPECT_NE(message(side("rotor-3", {Rotation::none, false, 33, 0}), 128).find("--kv-window 33"), std::string::npos);
   EXPECT_NE(message(side("rotor-3", {Rotation::none, false, -32, 0}), 128).find("--kv-window"), std::string::npos);
   EXPECT_NE(message(side("rotor-3", {Rotation::none, false, 0, -1}), 128).find("--kv-sinks"), std::string::npos);
+  KvPolicy policy{Rotation::none, false, 32, 0, KvScale::none, KvRounding::weighted};
+  EXPECT_NE(message(side("q8_0", policy), 128).find("nearest rounding only"), std::string::npos);
+  policy = {Rotation::none, false, 32, 0, KvScale::none, KvRounding::nearest, "rotor-3"};
+  EXPECT_NE(message(side("q8_0", policy), 128).find("recent=i8r"), std::string::npos);
+  policy.recent = "q8_0";
+  EXPECT_NE(message(side("rotor-3", policy), 80).find("cannot hold the window"), std::string::npos);
 }
 
 }  // namespace

@@ -42,6 +42,10 @@ struct Simd {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
   }
   static F select_ge(F a, F b, F value) { return _mm256_and_ps(_mm256_cmp_ps(a, b, _CMP_GE_OQ), value); }
+  /// How many lanes have a >= b.
+  static int count_ge(F a, F b) {
+    return __builtin_popcount(unsigned(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GE_OQ))));
+  }
   static float sum(F a) {
     const __m128 half = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
     const __m128 quarter = _mm_add_ps(half, _mm_movehl_ps(half, half));

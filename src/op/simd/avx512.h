@@ -46,6 +46,8 @@ struct Simd {
   }
   /// value where a >= b, else 0
   static F select_ge(F a, F b, F value) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_GE_OQ), value); }
+  /// How many lanes have a >= b.
+  static int count_ge(F a, F b) { return __builtin_popcount(_mm512_cmp_ps_mask(a, b, _CMP_GE_OQ)); }
   static float sum(F a) { return _mm512_reduce_add_ps(a); }
   static float top(F a) { return _mm512_reduce_max_ps(a); }
   /// Lane i of the result is the sum of all lanes of slot(i)'s vector; kernels fill slots in that order.

@@ -1,0 +1,148 @@
+#include "model/kv_metric.h"
+
+#include <cmath>
+
+namespace ridge {
+namespace {
+
+constexpr int64_t kMetricSamples =
+    1024;                       // channels of d_model a form is made from: all of a small model, every n-th of a large
+constexpr int kPositions = 64;  // positions RoPE is averaged over
+
+/// form += X X^T for X [dim, n].
+void add_gram(CpuContext& context, std::vector<float>& x, int64_t dim, int64_t n, std::vector<double>& form) {
+  static const WeightFormat* const f32 = find_weight_format("f32").or_throw();
+  const Linear rows{.format = f32, .n_out = dim, .n_in = n, .rows = reinterpret_cast<const std::byte*>(x.data())};
+  std::vector<float> gram(size_t(dim * dim), 0.0f);
+  linear(context, rows, View2<const float>(x.data(), dim, n), View2<float>(gram.data(), dim, dim));
+  for (size_t i = 0; i < gram.size(); ++i) form[i] += gram[i];
+}
+
+/// RMSNorm of a head with weight w (qwen3): the head has norm sqrt(dim) whatever its input, then w.
+void norm_form(const std::vector<float>& w, std::vector<double>& form) {
+  const size_t dim = w.size();
+  double trace = 0;
+  for (size_t i = 0; i < dim; ++i) trace += form[i * dim + i];
+  const double factor = trace > 0 ? double(dim) / trace : 0;
+  for (size_t i = 0; i < dim; ++i)
+    for (size_t j = 0; j < dim; ++j) form[i * dim + j] *= factor * w[i] * w[j];
+}
+
+/// Every row of form [dim, dim] turned as a head at `position`.
+void turn_rows(const Rope& rope, double position, int64_t dim, std::vector<double>& form) {
+  const auto n_pairs = int64_t(rope.frequency.size());
+  const bool halves = rope.pairs == RopePairs::halves;
+  const int64_t step = halves ? 1 : 2, apart = halves ? n_pairs : 1;
+  for (int64_t i = 0; i < n_pairs; ++i) {
+    const double c = std::cos(position * rope.frequency[size_t(i)]), s = std::sin(position * rope.frequency[size_t(i)]);
+    for (int64_t row = 0; row < dim; ++row) {
+      double& a = form[size_t(row * dim + i * step)];
+      double& b = form[size_t(row * dim + i * step + apart)];
+      const double turned = a * c - b * s;
+      b = a * s + b * c;
+      a = turned;
+    }
+  }
+}
+
+void transpose(int64_t dim, std::vector<double>& form) {
+  for (int64_t i = 0; i < dim; ++i)
+    for (int64_t j = 0; j < i; ++j) std::swap(form[size_t(i * dim + j)], form[size_t(j * dim + i)]);
+}
+
+/// form <- mean over positions of R_p form R_p^T.
+void average_positions(CpuContext& context, const Rope& rope, int n_ctx, int64_t dim, std::vector<double>& form) {
+  std::vector<std::vector<double>> turned(kPositions, form);
+  context.pool.for_each(kPositions, [&](int64_t p, int) {
+    const double position = double(p) * (n_ctx - 1) / (kPositions - 1);
+    turn_rows(rope, position, dim, turned[size_t(p)]);
+    transpose(dim, turned[size_t(p)]);
+    turn_rows(rope, position, dim, turned[size_t(p)]);
+  });
+  for (size_t i = 0; i < form.size(); ++i) {
+    form[i] = 0;
+    for (const std::vector<double>& one : turned) form[i] += one[i] / kPositions;
+  }
+}
+
+/// Mean diagonal 1 (a form of zeros becomes the identity), stored as floats.
+void store_form(const std::vector<double>& form, int64_t dim, float* out) {
+  double trace = 0;
+  for (int64_t i = 0; i < dim; ++i) trace += form[size_t(i * dim + i)];
+  const bool usable = std::isfinite(trace) && trace > 0;
+  for (int64_t i = 0; i < dim; ++i)
+    for (int64_t j = 0; j < dim; ++j)
+      out[i * dim + j] = usable ? float(form[size_t(i * dim + j)] * double(dim) / trace) : float(i == j);
+}
+
+/// Rows [first, first + count) of a matrix as floats, [count, n_in].
+std::vector<float> decode_rows(CpuContext& context, const Linear& w, int64_t first, int64_t count, int64_t step) {
+  std::vector<float> rows(size_t(count * w.n_in), 0.0f);
+  const int64_t row_bytes = w.format->row_bytes(w.n_in);
+  context.pool.for_each(count, [&](int64_t i, int) {
+    w.format->decode(w.rows + (first + i * step) * row_bytes, w.n_in, rows.data() + i * w.n_in);
+  });
+  return rows;
+}
+
+/// The form of K of one kv head.
+std::vector<double> key_form(CpuContext& context, const Config& c, const LayerWeights& layer, const Rope& rope,
+                             int kv_head) {
+  const int64_t dim = c.head_dim, group = c.n_heads / c.n_kv_heads;
+  const int64_t step = std::max<int64_t>(1, c.d_model / kMetricSamples), n = (c.d_model + step - 1) / step;
+  std::vector<double> form(size_t(dim * dim), 0.0);
+  for (int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
+    const std::vector<float> rows = decode_rows(context, layer.q, h * dim, dim, 1);
+    std::vector<float> sampled(size_t(dim * n), 0.0f);
+    for (int64_t d = 0; d < dim; ++d)
+      for (int64_t i = 0; i < n; ++i)
+        sampled[size_t(d * n + i)] = rows[size_t(d * c.d_model + i * step)] * layer.attn_norm[size_t(i * step)];
+    std::vector<double> head(size_t(dim * dim), 0.0);
+    add_gram(context, sampled, dim, n, head);
+    if (c.qkv_bias)
+      for (int64_t i = 0; i < dim; ++i)
+        for (int64_t j = 0; j < dim; ++j)
+          head[size_t(i * dim + j)] +=
+              double(layer.q_bias[size_t(h * dim + i)]) * layer.q_bias[size_t(h * dim + j)] / double(step);
+    if (c.qk_norm) norm_form(layer.q_norm, head);
+    for (size_t i = 0; i < form.size(); ++i) form[i] += head[i];
+  }
+  average_positions(context, rope, c.n_ctx_train, dim, form);
+  return form;
+}
+
+/// The forms of V of all kv heads: rows of W_o are read once.
+std::vector<std::vector<double>> value_forms(CpuContext& context, const Config& c, const LayerWeights& layer) {
+  const int64_t dim = c.head_dim, group = c.n_heads / c.n_kv_heads;
+  const int64_t step = std::max<int64_t>(1, c.d_model / kMetricSamples), n = (c.d_model + step - 1) / step;
+  const std::vector<float> rows = decode_rows(context, layer.o, 0, n, step);
+  std::vector<std::vector<double>> forms(size_t(c.n_kv_heads), std::vector<double>(size_t(dim * dim), 0.0));
+  std::vector<float> columns(size_t(dim * n), 0.0f);
+  for (int64_t h = 0; h < c.n_heads; ++h) {
+    for (int64_t i = 0; i < n; ++i)
+      for (int64_t d = 0; d < dim; ++d) columns[size_t(d * n + i)] = rows[size_t(i * c.q_dim() + h * dim + d)];
+    add_gram(context, columns, dim, n, forms[size_t(h / group)]);
+  }
+  return forms;
+}
+
+}  // namespace
+
+KvMetric make_kv_metric(CpuContext& context, const Config& c, const Weights& weights, const Rope& rope) {
+  KvMetric metric{.n_kv_heads = c.n_kv_heads, .head_dim = c.head_dim, .k = {}, .v = {}};
+  const int64_t dim = c.head_dim, size = dim * dim;
+  metric.k.resize(size_t(c.n_layers * c.n_kv_heads * size));
+  metric.v.resize(metric.k.size());
+  for (int i = 0; i < c.n_layers; ++i) {
+    const LayerWeights& layer = weights.layers[size_t(i)];
+    const std::vector<std::vector<double>> values = value_forms(context, c, layer);
+    for (int h = 0; h < c.n_kv_heads; ++h) {
+      const int64_t at = (int64_t(i) * c.n_kv_heads + h) * size;
+      store_form(key_form(context, c, layer, rope, h), dim, metric.k.data() + at);
+      store_form(values[size_t(h)], dim, metric.v.data() + at);
+    }
+  }
+  return metric;
+}
+
+}  // namespace ridge

@@ -1,0 +1,34 @@
+// What an error in a cached row costs the model: one quadratic form per layer, side and kv head, from the weights
+// alone.
+//
+// An error e in a key changes the score of a query q by <q, e>, so its mean square is e^T E[q q^T] e: the metric of K
+// is the second moment of the queries. With inputs of unit mean square in every channel (RMSNorm makes them so) a query
+// is W_q diag(g) x, its second moment W_q diag(g^2) W_q^T (+ b b^T), and RoPE turns it by the query's position: the
+// metric is the mean over positions of the trained context, summed over the query heads that share the kv head. An
+// error e in a value leaves through W_o: its metric is sum over the same heads of W_o,h^T W_o,h.
+//
+// Encoders that round with a metric (KvRounding::weighted) choose codes so that the errors of a row cancel where they
+// would be seen. Nothing changes for the reader of the cache: the metric costs nothing per cached token.
+#pragma once
+
+#include <vector>
+
+#include "model/weights.h"
+
+namespace ridge {
+
+struct KvMetric {
+  int n_kv_heads = 0, head_dim = 0;
+  std::vector<float> k, v;  // [n_layers, n_kv_heads, head_dim, head_dim], symmetric, mean diagonal 1, not rotated
+
+  /// The forms of one layer, [n_kv_heads, head_dim, head_dim].
+  std::span<const float> layer(bool is_k, int i) const {
+    const size_t size = size_t(n_kv_heads) * size_t(head_dim) * size_t(head_dim);
+    return std::span(is_k ? k : v).subspan(size_t(i) * size, size);
+  }
+};
+
+/// Takes about n_layers * n_heads * head_dim^2 * 4096 flops: at most kMetricSamples of the d_model channels are used.
+KvMetric make_kv_metric(CpuContext& context, const Config& config, const Weights& weights, const Rope& rope);
+
+}  // namespace ridge

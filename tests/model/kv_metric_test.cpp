@@ -1,0 +1,116 @@
+// The metrics of cached rows against their definition, computed plainly.
+#include "model/kv_metric.h"
+
+#include <gtest/gtest.h>
+
+#include "base/rng.h"
+
+namespace ridge {
+namespace {
+
+constexpr int kDim = 8, kHeads = 4, kKvHeads = 2, kModel = 24, kContext = 64;
+
+class KvMetricTest : public ::testing::Test {
+ protected:
+  KvMetricTest() {
+    config.n_layers = 1;
+    config.n_heads = kHeads;
+    config.n_kv_heads = kKvHeads;
+    config.head_dim = kDim;
+    config.d_model = kModel;
+    config.n_ctx_train = kContext;
+    config.rope_dim = kDim;
+    config.rope_pairs = RopePairs::interleaved;
+    rope = make_rope(config, nullptr);
+    weights.layers.resize(1);
+    LayerWeights& layer = weights.layers[0];
+    layer.q = matrix(kHeads * kDim, kModel, q);
+    layer.o = matrix(kModel, kHeads * kDim, o);
+    for (int i = 0; i < kModel; ++i) layer.attn_norm.push_back(float(1 + 0.1 * i));
+    for (int i = 0; i < kHeads * kDim; ++i) layer.q_bias.push_back(float(rng.normal()));
+    for (int i = 0; i < kDim; ++i) layer.q_norm.push_back(float(0.5 + 0.2 * i));
+  }
+  Linear matrix(int64_t n_out, int64_t n_in, std::vector<float>& values) {
+    values.resize(size_t(n_out * n_in));
+    for (float& v : values) v = float(rng.normal());
+    return {.format = find_weight_format("f32").or_throw(),
+            .n_out = n_out,
+            .n_in = n_in,
+            .rows = reinterpret_cast<const std::byte*>(values.data())};
+  }
+  static void expect_form(std::span<const float> got, const std::vector<double>& form) {
+    double trace = 0;
+    for (int i = 0; i < kDim; ++i) trace += form[size_t(i * kDim + i)];
+    for (int i = 0; i < kDim * kDim; ++i)
+      EXPECT_NEAR(got[size_t(i)], form[size_t(i)] * kDim / trace, 1e-5) << i / kDim << ", " << i % kDim;
+  }
+
+  Rng rng{5};
+  CpuContext context{1};
+  Config config;
+  Rope rope;
+  Weights weights;
+  std::vector<float> q, o;
+};
+
+TEST_F(KvMetricTest, ValuesAreWeighedByTheOutputProjection) {
+  const KvMetric metric = make_kv_metric(context, config, weights, rope);
+  for (int kv_head = 0; kv_head < kKvHeads; ++kv_head) {
+    std::vector<double> form(kDim * kDim, 0.0);
+    for (int h = 2 * kv_head; h < 2 * kv_head + 2; ++h)
+      for (int r = 0; r < kModel; ++r)
+        for (int i = 0; i < kDim; ++i)
+          for (int j = 0; j < kDim; ++j)
+            form[size_t(i * kDim + j)] +=
+                double(o[size_t(r * kHeads * kDim + h * kDim + i)]) * o[size_t(r * kHeads * kDim + h * kDim + j)];
+    expect_form(metric.layer(false, 0).subspan(size_t(kv_head) * kDim * kDim, kDim * kDim), form);
+  }
+}
+
+TEST_F(KvMetricTest, KeysAreWeighedByTheQueriesAtAllPositions) {
+  for (const bool bias : {false, true})
+    for (const bool norm : {false, true}) {
+      config.qkv_bias = bias;
+      config.qk_norm = norm;
+      const KvMetric metric = make_kv_metric(context, config, weights, rope);
+      const LayerWeights& layer = weights.layers[0];
+      for (int kv_head = 0; kv_head < kKvHeads; ++kv_head) {
+        // Columns of A: what unit inputs and the bias contribute to a query of each head; the form is the sum of a a^T.
+        std::vector<double> form(kDim * kDim, 0.0);
+        for (int h = 2 * kv_head; h < 2 * kv_head + 2; ++h) {
+          std::vector<std::vector<float>> columns;
+          for (int c = 0; c < kModel + int(bias); ++c) {
+            std::vector<float> a(kDim);
+            for (int d = 0; d < kDim; ++d)
+              a[size_t(d)] = c == kModel ? layer.q_bias[size_t(h * kDim + d)]
+                                         : q[size_t((h * kDim + d) * kModel + c)] * layer.attn_norm[size_t(c)];
+            columns.push_back(a);
+          }
+          if (norm) {
+            double total = 0;
+            for (const auto& a : columns)
+              for (const float x : a) total += double(x) * x;
+            for (auto& a : columns)
+              for (int d = 0; d < kDim; ++d) a[size_t(d)] *= float(std::sqrt(kDim / total)) * layer.q_norm[size_t(d)];
+          }
+          for (const auto& column : columns)
+            for (int p = 0; p < kContext; ++p) {  // 64 positions of a context of 64: all of them
+              std::vector<float> a = column;
+              apply_rope(context, rope, p, 1, kDim, View2<float>(a.data(), 1, kDim));
+              for (int i = 0; i < kDim; ++i)
+                for (int j = 0; j < kDim; ++j) form[size_t(i * kDim + j)] += double(a[size_t(i)]) * a[size_t(j)];
+            }
+        }
+        expect_form(metric.layer(true, 0).subspan(size_t(kv_head) * kDim * kDim, kDim * kDim), form);
+      }
+    }
+}
+
+TEST_F(KvMetricTest, WeightsOfZerosGiveTheIdentity) {
+  std::fill(o.begin(), o.end(), 0.0f);
+  const KvMetric metric = make_kv_metric(context, config, weights, rope);
+  for (int i = 0; i < kDim * kDim; ++i) EXPECT_EQ(metric.v[size_t(i)], float(i / kDim == i % kDim));
+}
+
+}  // namespace
+}  // namespace ridge
