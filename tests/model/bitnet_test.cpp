@@ -312,7 +312,7 @@ TEST(BitnetGguf, AllThreeNamesLoadAndTheActivationIsTheFilesWord) {
     tiny.metadata[fmt::format("{}.hidden_activation", arch)] = std::string("relu2");
     EXPECT_EQ(tiny.load().or_throw().config.activation, Activation::relu2);
     tiny.metadata[fmt::format("{}.hidden_activation", arch)] = std::string("gelu");
-    EXPECT_THAT(tiny.message(), testing::HasSubstr("activation 'gelu' is not supported"));
+    EXPECT_THAT(tiny.message(), testing::HasSubstr("hidden_activation 'gelu' is not supported"));
   }
 }
 

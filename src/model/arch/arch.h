@@ -24,7 +24,7 @@ struct Arch {
 /// The rows, in model/arch/list.cpp.
 std::span<const Arch> arch_list();
 
-/// By the names files use: silu, relu2.
+/// By the names files use: silu, relu2. The message starts with the name in quotes.
 Result<Activation> find_activation(std::string_view name);
 std::string_view activation_name(Activation activation);
 

@@ -121,7 +121,7 @@ Result<Config> config_from_gguf(const io::Gguf& gguf, std::string_view where) {
   RIDGE_TRY(const std::string activation,
             keys.text_or("hidden_activation", std::string(activation_name(arch->activation))));
   const Result<Activation> known = find_activation(activation);
-  if (!known) return bad_file("{}: {}.hidden_activation: {}", where, arch_name, known.error().message);
+  if (!known) return bad_file("{}: {}.hidden_activation {}", where, arch_name, known.error().message);
   c.activation = *known;
   const io::Tensor* embedding = gguf.find(tensor_names::kEmbedding.gguf);
   c.vocab_size = embedding && !embedding->shape.empty() ? int(std::min<int64_t>(embedding->shape[0], 1 << 30)) : 0;

@@ -107,7 +107,7 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
   if (mlp_bias) return bad_file("{}: mlp_bias is true (not supported)", where);
   if (sliding) return bad_file("{}: use_sliding_window is true (not supported)", where);
   const Result<Activation> known_activation = find_activation(activation);
-  if (!known_activation) return bad_file("{}: hidden_act: {}", where, known_activation.error().message);
+  if (!known_activation) return bad_file("{}: hidden_act {}", where, known_activation.error().message);
   c.activation = *known_activation;
   if (arch->bitnet && f.has("quantization_config") && f.at("quantization_config").is_object()) {
     const Fields quantization(f.at("quantization_config"), where);

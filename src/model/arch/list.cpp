@@ -59,7 +59,7 @@ std::string_view activation_name(Activation activation) { return activation == A
 Result<Activation> find_activation(std::string_view name) {
   for (const Activation activation : {Activation::silu, Activation::relu2})
     if (activation_name(activation) == name) return activation;
-  return bad_file("activation '{}' is not supported (there are: silu, relu2)", name);
+  return bad_file("'{}' is not supported (there are: silu, relu2)", name);
 }
 
 }  // namespace ridge
