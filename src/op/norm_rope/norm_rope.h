@@ -27,8 +27,8 @@ void apply_rope(CpuContext& context, const Rope& rope, int first, int n_heads, i
 /// gate = silu(gate) * up
 void swiglu(CpuContext& context, View2<float> gate, View2<const float> up);
 
-/// gate = max(gate, 0)^2 * up. The results leave the range of fp16 (a gate of 300 does, with up at 1), so they must stay
-/// in f32 until they are normalised.
+/// gate = max(gate, 0)^2 * up. The results leave the range of fp16 (a gate of 300 does, with up at 1), so they must
+/// stay in f32 until they are normalised.
 void relu2_glu(CpuContext& context, View2<float> gate, View2<const float> up);
 
 /// x += y
