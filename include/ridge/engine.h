@@ -84,13 +84,21 @@ struct KvSideOptions {
   std::optional<std::string> recent;    ///< format of the tokens in the window
 };
 
+/// Layers first to last, counted from 0, with a cache of their own kind.
+struct KvLayerOptions {
+  int first = 0, last = 0;
+  KvSideOptions k, v;
+};
+
 struct SessionOptions {
   int n_ctx = 0;       ///< capacity in tokens; 0: the model's trained context
   int n_ubatch = 512;  ///< tokens per prefill step
   KvSideOptions k, v;
+  std::vector<KvLayerOptions> kv_layers;  ///< over k and v; no layer twice
 };
 
-/// Effective cache settings of one side, read back from the cache itself.
+/// Effective cache settings of one side, read back from the cache itself. Bytes are sums over layers; where layers
+/// differ the settings are those of most layers (KvReport::layers has all) and bits_per_value is the mean.
 struct KvSideReport {
   std::string format;
   std::string rotation;
@@ -106,9 +114,16 @@ struct KvSideReport {
   int64_t allocated_bytes = 0;  ///< what the allocator gave, at n_ctx
   int64_t saturated = 0;        ///< values clamped while coding so far; 0 is normal
 };
+/// Consecutive layers with the same settings.
+struct KvLayersReport {
+  int first = 0, last = 0;
+  KvSideReport k, v;
+};
 struct KvReport {
   KvSideReport k, v;
   int n_ctx = 0;
+  std::vector<KvLayersReport> layers;  ///< all layers in order; one entry when none differs
+  bool layers_differ() const { return layers.size() > 1; }
   /// Bytes of both sides when the cache holds n tokens: what one decode step reads.
   int64_t bytes_per_token() const { return k.bytes_per_token + v.bytes_per_token; }
 };
@@ -131,6 +146,23 @@ class Session {
   std::span<const float> decode(int32_t token);
   /// Forgets all tokens and calibration.
   void reset();
+
+  /// Writes the cache to a file (docs/formats/kv-state.md) that appears only when it is complete.
+  void save(const std::string& path) const;
+  /// Takes over a saved cache. The model, every cache setting and the version must be those it was saved with; throws
+  /// bad_file naming the first field that differs, with this session as it was. The next step is bit-identical to the
+  /// one after save().
+  void restore(const std::string& path);
+  /// Becomes a copy of `other`, a session on the same model with the same cache settings; throws usage otherwise.
+  void copy_from(const Session& other);
+  /// Forgets all but the first n tokens. Bit-identical to never having gone further as long as the exact rows that the
+  /// shorter sequence needs are still held: always without a window, and for the last window tokens or so with one;
+  /// beyond that the coded rows stand in for them.
+  void truncate(int n);
+  /// Makes room: forgets n_discard tokens after the first n_keep and moves the later ones down, K turned to the new
+  /// positions by RoPE. Lossy: rows are rounded again, coded K rows decoded and coded again.
+  void shift(int n_keep, int n_discard);
+
   /// Pretends that `n` tokens are cached, with pseudo-random rows in every layer: for benchmarks at depth only.
   void fill_random(int n, uint64_t seed);
 

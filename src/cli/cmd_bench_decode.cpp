@@ -140,7 +140,7 @@ Action declare_bench_decode(CLI::App& app) {
   list("-t,--threads", f.n_threads, "0", "threads; 0: one per processor");
   list("--cache-type-k", f.type_k, "f16", "formats of K, FORMAT[:OPTION...] (-ctk)");
   list("--cache-type-v", f.type_v, "f16", "formats of V (-ctv); crossed with K");
-  app.add_option("--kv", f.list, "pairs instead of the cross product: f16,rotor-3,q8_0/rotor-3")
+  app.add_option("--kv", f.list, "pairs instead of the cross product: f16,q8_0/rotor-3,rotor-3;0-1+27:q8_0")
       ->type_name("LIST")
       ->group("Tests");
   add_whole(app, "-r,--repetitions", f.repeats, 1, 100000, "times each test runs")->group("Tests");

@@ -113,7 +113,8 @@ Action declare(CLI::App& app, bool against_base) {
   EvalFlags& f = *flags;
   add_text_flags(app, f.text);
   if (!against_base) app.get_option("--file")->required();
-  app.add_option("--kv", f.list, "comma list of caches, each KV[:ROTATION][:window=N][:sinks=N][:centre=on|off] or K/V")
+  app.add_option("--kv", f.list,
+                 "comma list of caches: K or K/V[;LAYERS:K/V], options after ':' as rotor-3:planar:window=32")
       ->type_name("LIST")
       ->group("KV cache");
   add_kv_flags(app, f.kv);

@@ -1,6 +1,7 @@
 // ridge run: generate text.
 #include <unistd.h>
 
+#include <algorithm>
 #include <memory>
 #include <random>
 
@@ -28,6 +29,7 @@ struct RunFlags {
   int64_t seed = -1;
   std::vector<std::string> stop;
   bool ignore_eos = false, special = false;
+  std::string load_state, save_state;
 };
 
 std::string read_stdin() {
@@ -59,6 +61,23 @@ std::string side_text(const KvSideReport& side) {
   return text + fmt::format(" ({:.4g} bits)", side.bits_per_value);
 }
 
+/// One line per kind of layer, with the layers of that kind where there are several kinds.
+std::vector<std::string> cache_lines(const KvReport& kv) {
+  std::vector<std::pair<std::string, std::string>> kinds;  // settings, layers
+  for (const KvLayersReport& group : kv.layers) {
+    const std::string settings = fmt::format("K {}, V {}", side_text(group.k), side_text(group.v));
+    const std::string range =
+        group.first == group.last ? fmt::format("{}", group.first) : fmt::format("{}-{}", group.first, group.last);
+    const auto known = std::find_if(kinds.begin(), kinds.end(), [&](auto& kind) { return kind.first == settings; });
+    if (known == kinds.end()) kinds.emplace_back(settings, range);
+    else known->second += "," + range;
+  }
+  std::vector<std::string> lines;
+  for (const auto& [settings, layers] : kinds)
+    lines.push_back(kinds.size() == 1 ? settings : fmt::format("layers {}: {}", layers, settings));
+  return lines;
+}
+
 double mib(int64_t bytes) { return double(bytes) / 1048576; }
 
 void print_start(const RunFlags& flags, const Model& model, const Session& session, int n_prompt, uint64_t seed) {
@@ -72,7 +91,7 @@ void print_start(const RunFlags& flags, const Model& model, const Session& sessi
              lab::machine_info().cpu_model);
   fmt::print(stderr, "weights  {:.1f} MiB {}, {:.2f} M parameters; a decode step reads {:.1f} MiB\n",
              mib(info.weight_bytes), info.weight_format, double(info.n_params) / 1e6, mib(info.decode_weight_bytes));
-  fmt::print(stderr, "cache    K {}, V {}\n", side_text(kv.k), side_text(kv.v));
+  for (const std::string& line : cache_lines(kv)) fmt::print(stderr, "cache    {}\n", line);
   fmt::print(stderr, "         {} bytes/token (f16: {}, ratio {:.2f}), {:.1f} MiB for {} tokens\n",
              kv.bytes_per_token(), f16_bytes, double(f16_bytes) / double(kv.bytes_per_token()),
              mib(kv.k.allocated_bytes + kv.v.allocated_bytes), kv.n_ctx);
@@ -135,18 +154,19 @@ int run(const RunFlags& flags) {
   check_device(flags.model.device);
   const std::string prompt_text = read_prompt(flags);
   const Model model = load_model(flags.model);
-  const std::vector<int32_t> prompt = model.tokenize(prompt_text, true, flags.special);
+  // A prompt that goes on from a saved cache does not begin a text.
+  const std::vector<int32_t> prompt = model.tokenize(prompt_text, flags.load_state.empty(), flags.special);
   if (prompt.empty())
     throw Error(ErrorKind::usage, "the prompt is empty and this model adds no BOS token (give some text)");
   const int n_ctx = flags.context.n_ctx == 0 ? model.info().n_ctx_train : flags.context.n_ctx;
-  if (prompt.size() >= size_t(n_ctx))
+  Session session(model, lab::session_options(kv, n_ctx, std::min(flags.context.n_ubatch, flags.context.n_batch)));
+  if (!flags.load_state.empty()) session.restore(flags.load_state);
+  if (prompt.size() >= size_t(n_ctx - session.n_past()))
     throw Error(ErrorKind::usage,
-                fmt::format("the prompt has {} tokens, the context holds {}: nothing can be generated "
+                fmt::format("the prompt has {} tokens, the context holds {}{}: nothing can be generated "
                             "(raise --ctx-size or shorten the prompt)",
-                            prompt.size(), n_ctx));
-  Session session(
-      model,
-      {.n_ctx = n_ctx, .n_ubatch = std::min(flags.context.n_ubatch, flags.context.n_batch), .k = kv.k, .v = kv.v});
+                            prompt.size(), n_ctx,
+                            session.n_past() > 0 ? fmt::format(" with {} of them used", session.n_past()) : ""));
 
   GenerateOptions options{
       .max_tokens = flags.n_predict, .stop = flags.stop, .ignore_eos = flags.ignore_eos, .sampler = flags.sampler};
@@ -160,6 +180,12 @@ int run(const RunFlags& flags) {
     }
     return !interrupted();
   });
+  if (!flags.save_state.empty()) {
+    // The last token was drawn but never read: the saved cache holds the whole text.
+    if (!result.tokens.empty() && result.reason == StopReason::max_tokens && session.n_past() < session.n_ctx())
+      session.decode(result.tokens.back());
+    session.save(flags.save_state);
+  }
   if (stream && !result.text.empty() && !result.text.ends_with('\n') && isatty(STDOUT_FILENO)) fmt::print("\n");
   if (!stream)
     fmt::print("{}\n", result_row(flags, model, session, result, options.sampler.seed)
@@ -203,6 +229,12 @@ Action declare_run(CLI::App& app) {
       ->type_name("N")
       ->default_str("-1")
       ->group("Sampling");
+  app.add_option("--load-state", f.load_state, "go on from a cache saved with --save-state, then the prompt")
+      ->type_name("FILE")
+      ->group("Context");
+  app.add_option("--save-state", f.save_state, "write the cache to this file at the end")
+      ->type_name("FILE")
+      ->group("Context");
   add_context_flags(app, f.context, "context in tokens; 0: what the model was trained for");
   add_kv_flags(app, f.kv);
   add_output_flags(app, f.output, false);

@@ -146,13 +146,16 @@ void add_context_flags(CLI::App& app, ContextFlags& flags, const std::string& ct
   add_whole(app, "--ubatch-size", flags.n_ubatch, 1, 65536, "tokens per prefill step (-ub)")->group("Context");
 }
 
-bool KvFlags::any() const { return quant || type_k || type_v || rotation || centre || scale || window || sinks; }
+bool KvFlags::any() const {
+  return quant || type_k || type_v || rotation || centre || scale || layers || window || sinks;
+}
 
 lab::KvChoice KvFlags::choice() const {
   lab::KvChoice choice;
   if (quant) choice = lab::parse_kv_choice(*quant).or_throw();
   if (type_k) choice.k = lab::parse_kv_side(*type_k).or_throw();
   if (type_v) choice.v = lab::parse_kv_side(*type_v).or_throw();
+  if (layers) choice.layers = lab::parse_kv_layers(*layers).or_throw();
   // The refinements are properties of compressed rows: an f16 side beside a compressed one is left alone.
   std::string refined;
   if (rotation) refined += ":" + *rotation;
@@ -181,6 +184,8 @@ void add_kv_flags(CLI::App& app, KvFlags& flags) {
        "format of both sides, or K/V (`ridge info` lists them): rotor-3, q8_0/rotor-3:scale=lsq");
   text("--cache-type-k", flags.type_k, "FORMAT", "format of K (-ctk), over --kv-quant");
   text("--cache-type-v", flags.type_v, "FORMAT", "format of V (-ctv), over --kv-quant");
+  text("--kv-layers", flags.layers, "LAYERS:KV",
+       "layers with formats of their own: 0-1,26-27:q8_0/q8_0; more after ';'");
   text("--kv-rotation", flags.rotation, "NAME", "rotation of compressed rows: hadamard, planar, none");
   text("--kv-center", flags.centre, "on|off", "subtract per-channel means before compressing");
   text("--kv-scale", flags.scale, "RULE", "how scales are chosen: absmax, norm, lsq, as the format offers");

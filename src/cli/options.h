@@ -62,9 +62,9 @@ struct ContextFlags {
 };
 void add_context_flags(CLI::App& app, ContextFlags& flags, const std::string& ctx_help);
 
-/// --kv-quant, -ctk, -ctv and what refines them.
+/// --kv-quant, -ctk, -ctv, what refines them, and --kv-layers.
 struct KvFlags {
-  std::optional<std::string> quant, type_k, type_v, rotation, centre, scale;
+  std::optional<std::string> quant, type_k, type_v, rotation, centre, scale, layers;
   std::optional<int> window, sinks;
 
   bool any() const;

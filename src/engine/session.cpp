@@ -3,7 +3,9 @@
 #include <chrono>
 
 #include "engine/model_impl.h"
+#include "io/mapped_file.h"
 #include "model/forward.h"
+#include "model/kv_state.h"
 #include "op/attn/attn.h"
 
 namespace ridge {
@@ -85,6 +87,70 @@ KvSideConfig side_config(const KvSideOptions& options, std::string_view side, co
   if (config.format->name == "f16" || config.format->name == "f32") config.policy.window = config.policy.sinks = 0;
   check_kv_side(config, side, model.head_dim).or_throw();
   return config;
+}
+
+struct LayerConfigs {
+  std::vector<KvSideConfig> k, v;
+};
+
+LayerConfigs layer_configs(const SessionOptions& options, const Config& c) {
+  LayerConfigs configs{std::vector<KvSideConfig>(size_t(c.n_layers), side_config(options.k, "K", c)),
+                       std::vector<KvSideConfig>(size_t(c.n_layers), side_config(options.v, "V", c))};
+  std::vector<bool> taken(size_t(c.n_layers), false);
+  for (const KvLayerOptions& own : options.kv_layers) {
+    if (own.first < 0 || own.last < own.first || own.last >= c.n_layers)
+      throw Error(ErrorKind::usage,
+                  fmt::format("--kv-layers {}-{}: this model has layers 0 to {}", own.first, own.last, c.n_layers - 1));
+    const KvSideConfig k = side_config(own.k, "K", c), v = side_config(own.v, "V", c);
+    for (auto layer = size_t(own.first); layer <= size_t(own.last); ++layer) {
+      if (taken[layer])
+        throw Error(ErrorKind::usage,
+                    fmt::format("--kv-layers: layer {} is given twice (ranges may not overlap)", layer));
+      taken[layer] = true;
+      configs.k[layer] = k;
+      configs.v[layer] = v;
+    }
+  }
+  return configs;
+}
+
+/// Layers first to last of one side, whose settings are those of `first`.
+KvSideReport side_report(const KvCache& cache, bool is_k, int first, int last) {
+  const auto store = [&](int layer) -> const KvStore& { return is_k ? cache.k(layer) : cache.v(layer); };
+  const KvSideConfig& config = store(first).config();
+  KvSideReport side{.format = std::string(config.format->name),
+                    .rotation = std::string(rotation_name(config.policy.rotation)),
+                    .scale = std::string(scale_name(config.policy.scale)),
+                    .rounding = std::string(rounding_name(config.policy.rounding)),
+                    .recent = std::string(config.policy.recent),
+                    .centre = config.policy.centre,
+                    .window = config.policy.window,
+                    .sinks = config.policy.sinks};
+  for (int layer = first; layer <= last; ++layer) {
+    const KvBytes bytes = kv_bytes(store(layer).config(), store(layer).n_kv_heads(), store(layer).head_dim());
+    side.bytes_per_token += bytes.per_token;
+    side.fixed_bytes += bytes.fixed;
+    side.allocated_bytes += store(layer).allocated_bytes();
+    side.saturated += store(layer).saturated();
+  }
+  const int64_t values = int64_t(last - first + 1) * store(first).n_kv_heads() * store(first).head_dim();
+  side.bits_per_value = 8.0 * double(side.bytes_per_token) / double(values);
+  return side;
+}
+
+/// The layer whose settings of this side most layers share, the first of them.
+int typical_layer(const KvCache& cache, bool is_k) {
+  const auto config = [&](int layer) -> const KvSideConfig& {
+    return is_k ? cache.k(layer).config() : cache.v(layer).config();
+  };
+  int best = 0, best_count = 0;
+  for (int layer = 0; layer < cache.n_layers(); ++layer) {
+    int count = 0;
+    for (int other = 0; other < cache.n_layers(); ++other)
+      count += kv_side_difference(config(layer), config(other)).empty();
+    if (count > best_count) best = layer, best_count = count;
+  }
+  return best;
 }
 
 }  // namespace
@@ -179,9 +245,8 @@ Session::Session(const Model& model, const SessionOptions& options) {
     throw Error(ErrorKind::usage, fmt::format("--ctx-size {} is out of range (1 to 2^26)", n_ctx));
   if (options.n_ubatch < 1 || options.n_ubatch > 65536)
     throw Error(ErrorKind::usage, fmt::format("--ubatch-size {} is out of range (1 to 65536)", options.n_ubatch));
-  const std::vector<KvSideConfig> k(size_t(c.n_layers), side_config(options.k, "K", c));
-  const std::vector<KvSideConfig> v(size_t(c.n_layers), side_config(options.v, "V", c));
-  impl_ = std::make_unique<Impl>(m, options, k, v, n_ctx);
+  const LayerConfigs configs = layer_configs(options, c);
+  impl_ = std::make_unique<Impl>(m, options, configs.k, configs.v, n_ctx);
 }
 Session::Session(Session&&) noexcept = default;
 Session::~Session() = default;
@@ -215,6 +280,43 @@ std::span<const float> Session::decode(int32_t token) {
 
 void Session::reset() { impl_->cache.reset(); }
 
+void Session::save(const std::string& path) const {
+  Model::Impl& m = impl_->model;
+  save_kv_state(impl_->cache, model_hash(m.loaded.config, m.loaded.weights), path).or_throw();
+}
+
+void Session::restore(const std::string& path) {
+  Model::Impl& m = impl_->model;
+  const io::MappedFile file = io::MappedFile::open(path).or_throw();
+  restore_kv_state(impl_->cache, model_hash(m.loaded.config, m.loaded.weights), file.bytes(), path).or_throw();
+}
+
+void Session::copy_from(const Session& other) {
+  if (&other == this) return;
+  if (&other.impl_->model != &impl_->model)
+    throw Error(ErrorKind::usage, "a cache can be copied between sessions of one model only");
+  impl_->cache.copy_from(other.impl_->cache).or_throw();
+}
+
+void Session::truncate(int n) {
+  if (n < 0 || n > n_past())
+    throw Error(ErrorKind::usage, fmt::format("cannot go back to {} tokens: the cache holds {}", n, n_past()));
+  impl_->cache.truncate(n);
+}
+
+void Session::shift(int n_keep, int n_discard) {
+  if (n_keep < 0 || n_discard < 0 || n_keep > n_past() || n_discard > n_past() - n_keep)
+    throw Error(ErrorKind::usage, fmt::format("cannot discard {} tokens after the first {}: the cache holds {}",
+                                              n_discard, n_keep, n_past()));
+  Model::Impl& m = impl_->model;
+  const Config& c = m.loaded.config;
+  Rope rope = m.rope;
+  rope.magnitude = 1;  // the rows have theirs already
+  impl_->cache.discard(n_keep, n_discard, [&](float* row) {
+    apply_rope(m.context, rope, -n_discard, 1, c.head_dim, View2<float>(row, 1, c.head_dim));
+  });
+}
+
 void Session::fill_random(int n, uint64_t seed) {
   reset();
   KvCache& cache = impl_->cache;
@@ -233,29 +335,29 @@ int Session::n_ctx() const { return impl_->cache.n_ctx(); }
 
 KvReport Session::kv_report() const {
   const KvCache& cache = impl_->cache;
-  const Config& c = impl_->model.loaded.config;
-  const auto report = [&](bool is_k) {
-    const auto store = [&](int layer) -> const KvStore& { return is_k ? cache.k(layer) : cache.v(layer); };
-    const KvSideConfig& config = store(0).config();
-    KvSideReport side{.format = std::string(config.format->name),
-                      .rotation = std::string(rotation_name(config.policy.rotation)),
-                      .scale = std::string(scale_name(config.policy.scale)),
-                      .rounding = std::string(rounding_name(config.policy.rounding)),
-                      .recent = std::string(config.policy.recent),
-                      .centre = config.policy.centre,
-                      .window = config.policy.window,
-                      .sinks = config.policy.sinks,
-                      .bits_per_value = config.format->bits_per_value(c.head_dim)};
-    for (int layer = 0; layer < cache.n_layers(); ++layer) {
-      const KvBytes bytes = kv_bytes(store(layer).config(), c.n_kv_heads, c.head_dim);
-      side.bytes_per_token += bytes.per_token;
-      side.fixed_bytes += bytes.fixed;
-      side.allocated_bytes += store(layer).allocated_bytes();
-      side.saturated += store(layer).saturated();
-    }
-    return side;
-  };
-  return {.k = report(true), .v = report(false), .n_ctx = cache.n_ctx()};
+  const int n = cache.n_layers();
+  KvReport report{.k = side_report(cache, true, 0, n - 1),
+                  .v = side_report(cache, false, 0, n - 1),
+                  .n_ctx = cache.n_ctx(),
+                  .layers = {}};
+  for (int first = 0; first < n;) {
+    int last = first;
+    while (last + 1 < n && kv_side_difference(cache.k(first).config(), cache.k(last + 1).config()).empty() &&
+           kv_side_difference(cache.v(first).config(), cache.v(last + 1).config()).empty())
+      ++last;
+    report.layers.push_back(
+        {first, last, side_report(cache, true, first, last), side_report(cache, false, first, last)});
+    first = last + 1;
+  }
+  for (const bool is_k : {true, false}) {
+    KvSideReport& side = is_k ? report.k : report.v;
+    const int typical = typical_layer(cache, is_k);
+    const KvSideReport settings = side_report(cache, is_k, typical, typical);
+    side.format = settings.format, side.rotation = settings.rotation, side.scale = settings.scale;
+    side.rounding = settings.rounding, side.recent = settings.recent;
+    side.centre = settings.centre, side.window = settings.window, side.sinks = settings.sinks;
+  }
+  return report;
 }
 
 int64_t Session::decode_read_bytes() const {

@@ -35,7 +35,7 @@ int check_depth(const BenchTest& test) { return std::clamp(test.n_depth, kCheckD
 
 /// What is compared: the logits of decode steps and of a short prompt, behind pseudo-random cache rows.
 std::vector<float> check_logits(const Model& model, const KvChoice& kv, int depth, uint64_t seed) {
-  Session session(model, {.n_ctx = depth + kCheckSteps + kCheckPrompt, .n_ubatch = kCheckPrompt, .k = kv.k, .v = kv.v});
+  Session session(model, session_options(kv, depth + kCheckSteps + kCheckPrompt, kCheckPrompt));
   Rng rng(seed);
   std::vector<float> logits;
   session.fill_random(depth, seed);
@@ -101,7 +101,7 @@ class Runner {
         params_(params),
         hooks_(hooks),
         rng_(params.seed),
-        session_(model, {.n_ctx = test.n_ctx(), .n_ubatch = test.n_ubatch, .k = test.kv.k, .v = test.kv.v}) {}
+        session_(model, session_options(test.kv, test.n_ctx(), test.n_ubatch)) {}
 
   const Session& session() const { return session_; }
 

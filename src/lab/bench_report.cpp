@@ -132,8 +132,9 @@ Row bench_fields(const BenchRow& row, const BenchParams& params, bool samples) {
     }
   }
   f["test"] = row.test.name();
-  f["kv_k"] = side_row(row.cache.k);
-  f["kv_v"] = side_row(row.cache.v);
+  const std::string layers = row.cache.layers_differ() ? " layers=" + kv_text(row.test.kv) : "";
+  f["kv_k"] = side_row(row.cache.k).get<std::string>() + layers;
+  f["kv_v"] = side_row(row.cache.v).get<std::string>() + layers;
   f["kv_bytes_per_token"] = row.cache.bytes_per_token();
   f["depth_fill"] = row.test.n_depth == 0 ? "none" : params.real_prefill ? "prefill" : "random";
   f["read_bytes"] = row.test.n_gen > 0 ? Row(int64_t(row.read_bytes)) : Row(nullptr);

@@ -28,8 +28,7 @@ class SessionTimeline : public Timeline {
 };
 
 std::unique_ptr<SessionTimeline> open_session(const Model& model, const EvalOptions& options, const KvChoice& kv) {
-  return std::make_unique<SessionTimeline>(
-      model, SessionOptions{.n_ctx = options.n_ctx, .n_ubatch = options.n_ubatch, .k = kv.k, .v = kv.v});
+  return std::make_unique<SessionTimeline>(model, session_options(kv, options.n_ctx, options.n_ubatch));
 }
 
 /// Rows of logits held at a time: a micro-batch, unless the vocabulary makes that more than 128 MiB.

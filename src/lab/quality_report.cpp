@@ -210,6 +210,10 @@ Row to_row(const EvalResult& result, const CandidateResult& candidate) {
   row["isa"] = result.model.isa;
   row["kv_k"] = to_row(candidate.cache.k);
   row["kv_v"] = to_row(candidate.cache.v);
+  if (candidate.cache.layers_differ())
+    for (const KvLayersReport& group : candidate.cache.layers)
+      row["kv_layers"].push_back(
+          {{"first", group.first}, {"last", group.last}, {"k", to_row(group.k)}, {"v", to_row(group.v)}});
   row["bytes_per_token"] = candidate.cache.bytes_per_token();
   row["mib_at_32k"] = number(candidate.mib_at(kTableContext));
   row["effective_bits_4k"] = number(result.effective_bits(candidate, kBitsContext));

@@ -236,6 +236,7 @@ void KvStore::append(CpuContext& context, int n_past, View2<float> rows, KvScrat
     if (!sink && (ring_rows_ == 0 || position < n - ring_rows_)) continue;
     for (int h = 0; h < n_kv_heads_; ++h) write_exact(h, position, &rows(position - n_past, int64_t(h) * head_dim_));
   }
+  if (ring_rows_ > 0) ring_first_ = std::max(ring_first_, n - ring_rows_);
   saturated_ += saturated;
 }
 
@@ -301,8 +302,130 @@ void KvStore::restore_output(CpuContext& context, int n_heads, View2<float> out)
 
 void KvStore::reset() {
   calibrated_ = false;
+  ring_first_ = 0;
   std::fill(centre_.begin(), centre_.end(), 0.0f);
   std::fill(head_scale_.begin(), head_scale_.end(), 0.0f);
+}
+
+void KvStore::truncate(int n_past, int n) {
+  if (n == 0) return reset();
+  if (ring_rows_ == 0 || n == n_past) return;
+  // At most a window and a tile, or the positions before calibration: they fit the ring.
+  const int wanted = retention_.coded_end(n);
+  std::vector<float> row(size_t(head_dim_), 0.0f);
+  for (int position = std::max(wanted, config_.policy.sinks); position < std::min(n, ring_first_); ++position)
+    for (int head = 0; head < n_kv_heads_; ++head) {
+      config_.format->decode(coded_row(head, position), head_dim_, coding(head), row.data());
+      write_exact(head, position, row.data());
+    }
+  ring_first_ = std::min(ring_first_, wanted);
+}
+
+void KvStore::discard(int n_past, int keep, int discard, const std::function<void(float* row)>& turn) {
+  const int n = n_past - discard, sinks = config_.policy.sinks;
+  if (discard == 0) return;
+  if (n == 0) return reset();
+  const int old_ring_first = ring_first_, coded_end = retention_.coded_end(n);
+  // Rows move to lower positions in order, so coded rows can be read where they are; ring slots cannot.
+  const std::vector<std::byte> old_sinks(sinks_.data(), sinks_.data() + sinks_.bytes());
+  const std::vector<std::byte> old_ring(ring_.data(), ring_.data() + ring_.bytes());
+  const auto is_exact = [&](int position) {
+    return position < sinks || (ring_rows_ > 0 && position >= old_ring_first);
+  };
+  std::vector<float> row(size_t(head_dim_), 0.0f);
+  const auto read_old = [&](int head, int position) {
+    const int64_t exact_bytes = 2 * int64_t(head_dim_), recent_bytes = recent_->row_bytes(head_dim_);
+    if (position < sinks)
+      KvF16::decode(&old_sinks[size_t((int64_t(head) * sinks + position) * exact_bytes)], head_dim_, {}, row.data());
+    else if (is_exact(position))
+      recent_->decode(&old_ring[size_t((int64_t(head) * ring_rows_ + position % ring_rows_) * recent_bytes)], head_dim_,
+                      {}, row.data());
+    else config_.format->decode(coded_row(head, position), head_dim_, coding(head), row.data());
+  };
+  for (int head = 0; head < n_kv_heads_; ++head)
+    for (int to = 0; to < n; ++to) {
+      const int from = to < keep ? to : to + discard;
+      const bool turned = turn && from != to, becomes_coded = to >= sinks && to < coded_end;
+      if (becomes_coded && !turned && !is_exact(from)) {
+        std::memmove(coded_row(head, to), coded_row(head, from), size_t(row_bytes_));
+        continue;
+      }
+      read_old(head, from);
+      if (turned) {
+        if (is_centred()) shift(row.data(), head, 1);
+        rotation_.backward(row.data());
+        turn(row.data());
+        rotation_.forward(row.data());
+        if (is_centred()) shift(row.data(), head, -1);
+      }
+      if (becomes_coded) saturated_ += config_.format->encode(row.data(), head_dim_, coding(head), coded_row(head, to));
+      else write_exact(head, to, row.data());
+    }
+  if (ring_rows_ > 0) ring_first_ = coded_end;
+}
+
+template <class Store, class Visit>
+void KvStore::for_each_piece(Store& store, int n, int ring_first, const Visit& visit) {
+  const auto exact_bytes = 2 * int64_t(store.head_dim_);
+  const int sinks = std::min(store.config_.policy.sinks, n), coded_end = store.retention_.coded_end(n);
+  visit(store.centre_.data(), 4 * int64_t(store.centre_.size()));
+  visit(store.head_scale_.data(), 4 * int64_t(store.head_scale_.size()));
+  for (int head = 0; head < store.n_kv_heads_; ++head) {
+    if (sinks > 0) visit(store.exact_row(head, 0), sinks * exact_bytes);
+    if (store.ring_rows_ > 0)
+      for (int position = std::max(ring_first, sinks); position < n; ++position)
+        visit(store.exact_row(head, position), store.recent_->row_bytes(store.head_dim_));
+    if (coded_end > sinks) visit(store.coded_row(head, sinks), (coded_end - sinks) * store.row_bytes_);
+  }
+}
+
+int64_t KvStore::state_bytes(int n, int ring_first) const {
+  int64_t bytes = 0;
+  for_each_piece(const_cast<KvStore&>(*this), n, ring_first, [&](void*, int64_t size) { bytes += size; });
+  return bytes;
+}
+
+KvSideState KvStore::export_state(int n, std::byte* out) const {
+  for_each_piece(const_cast<KvStore&>(*this), n, ring_first_, [&](const void* piece, int64_t size) {
+    if (size > 0) std::memcpy(out, piece, size_t(size));
+    out += size;
+  });
+  return {.calibrated = calibrated_, .ring_first = ring_first_, .saturated = saturated_};
+}
+
+Status KvStore::check_state(int n, const KvSideState& state) const {
+  const bool calibrates = retention_.calibration > 0, must = calibrates && n >= retention_.calibration;
+  if (state.calibrated ? !calibrates || n == 0 : must)
+    return bad_file("calibrated is {} at {} positions", state.calibrated, n);
+  // What attention reads as exact must be there, and no more than the ring has room for.
+  const int least = ring_rows_ > 0 ? std::max(0, n - ring_rows_) : 0,
+            most = ring_rows_ > 0 ? retention_.coded_end(n) : 0;
+  if (state.ring_first < least || state.ring_first > std::max(least, most))
+    return bad_file("ring_first is {}, expected {} to {}", state.ring_first, least, std::max(least, most));
+  if (state.saturated < 0) return bad_file("saturated is {}", state.saturated);
+  return {};
+}
+
+Status KvStore::check_floats(const std::byte* in) const {
+  for (size_t i = 0; i < centre_.size() + head_scale_.size(); ++i, in += 4) {
+    float value;
+    std::memcpy(&value, in, 4);
+    const bool is_scale = i >= centre_.size();
+    if (!std::isfinite(value) || (is_scale && value < 0))
+      return bad_file("{} {} is {}", is_scale ? "head scale" : "centre", is_scale ? i - centre_.size() : i, value);
+  }
+  return {};
+}
+
+void KvStore::import_state(int n, const KvSideState& state, const std::byte* in) {
+  reset();
+  for_each_piece(*this, n, state.ring_first, [&](void* piece, int64_t size) {
+    if (size > 0) std::memcpy(piece, in, size_t(size));
+    in += size;
+  });
+  calibrated_ = state.calibrated;
+  ring_first_ = state.ring_first;
+  saturated_ = state.saturated;
 }
 
 void KvStore::fill_random(CpuContext& context, int n, uint64_t seed, KvScratch& scratch) {
@@ -336,6 +459,65 @@ void KvCache::reset() {
   n_past = 0;
   for (auto* side : {&k_, &v_})
     for (KvStore& store : *side) store.reset();
+}
+
+void KvCache::truncate(int n) {
+  RIDGE_CHECK(n >= 0 && n <= n_past, "truncate to {} of {}", n, n_past);
+  for (auto* side : {&k_, &v_})
+    for (KvStore& store : *side) store.truncate(n_past, n);
+  n_past = n;
+}
+
+void KvCache::discard(int keep, int discard, const std::function<void(float* row)>& turn) {
+  RIDGE_CHECK(keep >= 0 && discard >= 0 && discard <= n_past - keep, "discard {} after {} of {}", discard, keep,
+              n_past);
+  for (KvStore& store : k_) store.discard(n_past, keep, discard, turn);
+  for (KvStore& store : v_) store.discard(n_past, keep, discard, nullptr);
+  n_past -= discard;
+}
+
+Status KvCache::copy_from(const KvCache& other) {
+  if (other.n_layers() != n_layers())
+    return fail(ErrorKind::usage, "the caches have {} and {} layers", n_layers(), other.n_layers());
+  if (other.n_past > n_ctx_)
+    return fail(ErrorKind::usage, "{} positions do not fit in a context of {} (raise --ctx-size)", other.n_past,
+                n_ctx_);
+  for (int layer = 0; layer < n_layers(); ++layer)
+    for (const bool is_k : {true, false}) {
+      const KvStore &mine = is_k ? k(layer) : v(layer), &its = is_k ? other.k(layer) : other.v(layer);
+      if (mine.n_kv_heads() != its.n_kv_heads() || mine.head_dim() != its.head_dim())
+        return fail(ErrorKind::usage, "the caches have {} and {} KV heads of {} and {}", mine.n_kv_heads(),
+                    its.n_kv_heads(), mine.head_dim(), its.head_dim());
+      const std::string difference = kv_side_difference(its.config(), mine.config());
+      if (!difference.empty())
+        return fail(ErrorKind::usage, "{} of layer {}: {} (open both sessions with the same cache options)",
+                    is_k ? "K" : "V", layer, difference);
+    }
+  std::vector<std::byte> bytes;
+  for (int layer = 0; layer < n_layers(); ++layer)
+    for (const bool is_k : {true, false}) {
+      KvStore& mine = is_k ? k(layer) : v(layer);
+      const KvStore& its = is_k ? other.k(layer) : other.v(layer);
+      bytes.resize(size_t(its.state_bytes(other.n_past, its.ring_first())));
+      mine.import_state(other.n_past, its.export_state(other.n_past, bytes.data()), bytes.data());
+    }
+  n_past = other.n_past;
+  return {};
+}
+
+std::string kv_side_difference(const KvSideConfig& a, const KvSideConfig& b) {
+  const KvPolicy &p = a.policy, &q = b.policy;
+  if (a.format != b.format) return fmt::format("format {}, not {}", a.format->name, b.format->name);
+  if (p.rotation != q.rotation)
+    return fmt::format("rotation {}, not {}", rotation_name(p.rotation), rotation_name(q.rotation));
+  if (p.scale != q.scale) return fmt::format("scale rule {}, not {}", scale_name(p.scale), scale_name(q.scale));
+  if (p.centre != q.centre) return fmt::format("centring {}, not {}", p.centre ? "on" : "off", q.centre ? "on" : "off");
+  if (p.window != q.window) return fmt::format("window {}, not {}", p.window, q.window);
+  if (p.sinks != q.sinks) return fmt::format("sinks {}, not {}", p.sinks, q.sinks);
+  if (p.rounding != q.rounding)
+    return fmt::format("rounding {}, not {}", rounding_name(p.rounding), rounding_name(q.rounding));
+  if (p.recent != q.recent) return fmt::format("window format {}, not {}", p.recent, q.recent);
+  return {};
 }
 
 Status check_kv_side(const KvSideConfig& config, std::string_view side, int head_dim) {

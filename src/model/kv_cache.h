@@ -10,8 +10,15 @@
 // positions is coded when all of it has left the window; nothing is coded before `calibration` positions have set c
 // and, for formats without a scale in the row, the scale of each kv head.
 // All of it depends on positions only, never on how the tokens were batched: prefill equals decode.
+//
+// Going back (truncate, shift): the ring still holds the newest ring rows as f16, so a cache that goes back by so
+// little that everything the shorter one wants exact is still there equals, bit for bit, a cache that never went
+// further. What is gone from the ring is read back from its coded rows and is from then on the exact row (it is coded
+// again when it leaves the window). Centre and scales stay frozen with the sequence, also below `calibration`
+// positions; only going back to 0 forgets them.
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "base/aligned.h"
@@ -47,6 +54,13 @@ struct KvBytes {
 };
 KvBytes kv_bytes(const KvSideConfig& config, int n_kv_heads, int head_dim);
 
+/// What a saved side needs besides its rows.
+struct KvSideState {
+  bool calibrated = false;
+  int ring_first = 0;  ///< the ring holds positions [ring_first, n)
+  int64_t saturated = 0;
+};
+
 /// Exact rows of the tokens being prefilled, as floats. One for K and one for V serve all layers in turn.
 struct KvScratch {
   AlignedBuffer exact;  // [n_kv_heads, n - first, head_dim]
@@ -74,10 +88,33 @@ class KvStore {
   void restore_output(CpuContext& context, int n_heads, View2<float> out) const;
 
   void reset();
+  /// Goes back from n_past positions to n.
+  void truncate(int n_past, int n);
+  /// Drops positions [keep, keep + discard) of n_past and moves the later ones down. `turn` takes a row of the model
+  /// (not rotated, not centred) to its new position: RoPE for K, null for V. Lossy where it is not null: coded rows are
+  /// decoded, turned and coded again.
+  void discard(int n_past, int keep, int discard, const std::function<void(float* row)>& turn);
+
+  /// Positions [0, n) as bytes, in the reference layout of the format: centre [n_kv_heads, head_dim] and head scales
+  /// [n_kv_heads] as f32 where there are any; then per kv head its f16 sinks, the rows in the ring from ring_first on
+  /// in their own format, and the coded rows, each in order of position and a sink only as a sink.
+  int64_t state_bytes(int n, int ring_first) const;
+  KvSideState export_state(int n, std::byte* out) const;
+  /// Whether a state of n positions can be this store's; check_state() before its bytes are looked at, then
+  /// check_floats() on them (centre and head scales must be finite).
+  Status check_state(int n, const KvSideState& state) const;
+  Status check_floats(const std::byte* in) const;
+  /// Takes over what export_state() of a store of equal configuration wrote; any n that fits.
+  void import_state(int n, const KvSideState& state, const std::byte* in);
+  const KvRetention& retention() const { return retention_; }
+  int ring_first() const { return ring_first_; }
+
   /// Fills positions [0, n) with random rows: benchmarks only.
   void fill_random(CpuContext& context, int n, uint64_t seed, KvScratch& scratch);
 
   const KvSideConfig& config() const { return config_; }
+  int n_kv_heads() const { return n_kv_heads_; }
+  int head_dim() const { return head_dim_; }
   int64_t allocated_bytes() const;  ///< what the allocator gave; equals kv_bytes()
   int64_t saturated() const { return saturated_; }
 
@@ -102,6 +139,9 @@ class KvStore {
   bool is_centred() const { return calibrated_ && config_.policy.centre; }
   void calibrate(int n_past, View2<float> rows);
   void shift(float* row, int head, float sign) const;
+  /// Calls visit(bytes in the exported form, the store's own bytes, size) for every piece of positions [0, n).
+  template <class Store, class Visit>
+  static void for_each_piece(Store& store, int n, int ring_first, const Visit& visit);
 
   KvSideConfig config_;
   RowRotation rotation_;
@@ -112,6 +152,7 @@ class KvStore {
   std::vector<float> metric_;  // [n_kv_heads, head_dim, head_dim] in cache space, where the policy rounds weighted
   KvRetention retention_;
   int ring_rows_ = 0;              // rows per head in the ring: slot = position % ring_rows_
+  int ring_first_ = 0;             // the ring holds the positions from here on; 0 while there is no ring
   AlignedBuffer coded_;            // [n_kv_heads, n_ctx] rows of the format
   AlignedBuffer sinks_;            // f16 [n_kv_heads, sinks, head_dim]
   AlignedBuffer ring_;             // [n_kv_heads, ring_rows_] rows of the recent format
@@ -138,11 +179,20 @@ class KvCache {
   int n_past = 0;  ///< positions held; the forward pass advances it after all layers have appended
 
   void reset();
+  /// Goes back to n positions, 0 <= n <= n_past; see KvStore.
+  void truncate(int n);
+  /// Drops positions [keep, keep + discard) and moves the later ones down; `turn` as in KvStore::discard.
+  void discard(int keep, int discard, const std::function<void(float* row)>& turn);
+  /// Becomes a copy of `other`, which must be equal in all but n_ctx; usage error naming what differs, nothing changed.
+  Status copy_from(const KvCache& other);
 
  private:
   int n_ctx_;
   std::vector<KvStore> k_, v_;
 };
+
+/// The first setting of the two that differs, as "name a, not b"; empty when none does.
+std::string kv_side_difference(const KvSideConfig& a, const KvSideConfig& b);
 
 /// Refuses a format, rotation, window or sink count that cannot work at this head_dim, naming the flag to change.
 Status check_kv_side(const KvSideConfig& config, std::string_view side, int head_dim);

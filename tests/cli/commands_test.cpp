@@ -50,6 +50,36 @@ TEST(Run, GreedyIsTheSameForAnyThreadsBatchAndFlagSpelling) {
   EXPECT_EQ(run_ridge(greedy({"--n_predict", "40", "--quiet", "--top_k=7"})).out, text);
 }
 
+TEST(Run, LayersOfTheirOwnAreShownReadBackFromTheCache) {
+  const Outcome outcome =
+      run_ridge(greedy({"-n", "5", "--kv-quant", "rotor-3", "--kv-layers", "0,4:f16;2:i8r/rotor-4"}));
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr("cache    layers 0,4: K f16 (16 bits), V f16 (16 bits)\n"));
+  EXPECT_THAT(outcome.err, HasSubstr("cache    layers 1,3: K rotor-3 "));
+  EXPECT_THAT(outcome.err, HasSubstr("cache    layers 2: K i8r absmax (10 bits), V rotor-4"));
+}
+
+TEST(Run, ASavedCacheGoesOnWithTheNextPrompt) {
+  const TempDir dir;
+  const std::string state = (dir / "state.kv").native();
+  const auto run = [&](std::vector<std::string> more) {
+    std::vector<std::string> args{"run", "-m",         kTinyModel,          "--temp", "0", "-c",
+                                  "200", "--kv-quant", "rotor-3:window=32", "-n",     "30"};
+    args.insert(args.end(), more.begin(), more.end());
+    return run_ridge(args);
+  };
+  const Outcome first = run({"-p", "Once upon a time", "--save-state", state});
+  ASSERT_EQ(first.code, 0) << first.err;
+  const Outcome second = run({"-p", " Then she", "--load-state", state, "--save-state", state});
+  ASSERT_EQ(second.code, 0) << second.err;
+  EXPECT_THAT(second.out, Not(testing::IsEmpty()));
+  EXPECT_NE(second.out, run({"-p", " Then she"}).out) << "the story before matters";
+  EXPECT_THAT(first.err, HasSubstr("cache    35 of 200")) << first.err;
+  const Outcome other = run({"-p", "x", "--load-state", state, "--kv-window", "64"});
+  EXPECT_EQ(other.code, 4);
+  EXPECT_THAT(other.err, HasSubstr("K of layer 0: window 32, this session has 64"));
+}
+
 TEST(Run, SeedsRepeatAndDiffer) {
   const auto text = [](const std::string& seed) {
     return run_ridge({"run", "-m", kTinyModel, "-p", "Once", "-n", "60", "--quiet", "--temp", "1.5", "--seed", seed})

@@ -68,7 +68,13 @@ INSTANTIATE_TEST_SUITE_P(
                     Wrong{run_with({"--kv-window", "32"}), 2, "both sides of the cache are f16"},
                     Wrong{run_with({"--kv-quant", "rotor-3", "--kv-rotation", "spin"}), 2, "hadamard"},
                     Wrong{run_with({"--kv-quant", "rotor-3", "--kv-center", "yes"}), 2, "on or off"},
-                    Wrong{run_with({"--kv-quant", "q8_0"}), 2, "head_dim"}));
+                    Wrong{run_with({"--kv-quant", "q8_0"}), 2, "head_dim"},
+                    Wrong{run_with({"--kv-quant", "rotor-3", "--kv-scale", "absmax"}), 2, "norm, lsq"},
+                    Wrong{run_with({"--kv-layers", "0-1"}), 2, "have no format"},
+                    Wrong{run_with({"--kv-layers", "0,0:f16"}), 2, "layer 0 is given twice"},
+                    Wrong{run_with({"--kv-layers", "3-5:rotor-3"}), 2, "this model has layers 0 to 4"},
+                    Wrong{run_with({"--load-state", "/nonexistent"}), 4, "/nonexistent"},
+                    Wrong{run_with({"--load-state", kTinyModel}), 4, "not a KV state file"}));
 
 INSTANTIATE_TEST_SUITE_P(
     Devices, Usage,

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 
 #include "base/metrics.h"
 #include "format/list.h"
@@ -170,6 +171,110 @@ TEST(Session, ReportEqualsTheFormula) {
   // One decode step reads every matrix once and every cached row once.
   session.prefill(some_tokens(500, m.vocab_size));
   EXPECT_GT(session.decode_read_bytes(), m.decode_weight_bytes + 400 * report.bytes_per_token());
+}
+
+std::vector<float> decode(Session& session, int32_t token) {
+  const auto logits = session.decode(token);
+  return {logits.begin(), logits.end()};
+}
+
+TEST(Session, SavedRestoredCopiedAndTruncatedCachesGoOnBitForBit) {
+  const std::string path = testing::TempDir() + "ridge_session_state.kv";
+  const std::vector<int32_t> tokens = some_tokens(100, 512);
+  for (const KvFormat& format : kv_formats()) {
+    if (tiny().info().head_dim % format.group != 0) continue;
+    const std::string name(format.name);
+    const SessionOptions options{.n_ctx = 128, .k = {.format = name}, .v = {.format = name}};
+    Session session(tiny(), options), restored(tiny(), options), copied(tiny(), options);
+    session.prefill(tokens);
+    session.save(path);
+    restored.prefill(some_tokens(70, 300));
+    restored.restore(path);
+    copied.copy_from(session);
+    EXPECT_EQ(restored.n_past(), 100);
+    const std::vector<float> expected = decode(session, 7), later = decode(session, 9);
+    EXPECT_EQ(decode(restored, 7), expected) << name;
+    EXPECT_EQ(decode(restored, 9), later) << name;
+    EXPECT_EQ(decode(copied, 7), expected) << name;
+    session.truncate(100);
+    EXPECT_EQ(decode(session, 7), expected) << name;
+  }
+  std::filesystem::remove(path);
+}
+
+TEST(Session, AStateOfAnotherModelOrCacheIsRefusedByNameAndChangesNothing) {
+  const std::string path = testing::TempDir() + "ridge_session_refused.kv";
+  Session session(tiny(), {.n_ctx = 64});
+  session.prefill(some_tokens(50, 512));
+  session.save(path);
+  const Model other = Model::load("synth:tiny@weights=f16");
+  Session elsewhere(other, {.n_ctx = 64}), smaller(tiny(), {.n_ctx = 40}),
+      coded(tiny(), {.n_ctx = 64, .k = {.format = "i8r"}});
+  smaller.prefill(some_tokens(3, 512));
+  error_of([&] { elsewhere.restore(path); }, ErrorKind::bad_file);
+  EXPECT_TRUE(contains(error_of([&] { smaller.restore(path); }, ErrorKind::bad_file), "n_past is 50"));
+  EXPECT_EQ(smaller.n_past(), 3);
+  EXPECT_TRUE(contains(error_of([&] { coded.restore(path); }, ErrorKind::bad_file), "K of layer 0: format f16"));
+  EXPECT_TRUE(contains(error_of([&] { session.save("/nonexistent/state.kv"); }, ErrorKind::failure), "/nonexistent"));
+  EXPECT_TRUE(contains(error_of([&] { coded.copy_from(session); }, ErrorKind::usage), "format f16, not i8r"));
+  EXPECT_TRUE(contains(error_of([&] { elsewhere.copy_from(session); }, ErrorKind::usage), "one model"));
+  EXPECT_TRUE(contains(error_of([&] { session.truncate(51); }, ErrorKind::usage), "holds 50"));
+  EXPECT_TRUE(contains(error_of([&] { session.shift(40, 11); }, ErrorKind::usage), "holds 50"));
+  std::filesystem::remove(path);
+}
+
+TEST(Session, ShiftEqualsHavingReadTheTokensAtTheirNewPlaces) {
+  // With one layer, rows depend on their own token and position only, so the cache of the shortened text is known.
+  const Model model = Model::load("synth:tiny@layers=1@weights=f32");
+  const std::vector<int32_t> tokens = some_tokens(120, 512);
+  std::vector<int32_t> kept(tokens.begin(), tokens.begin() + 5);
+  kept.insert(kept.end(), tokens.begin() + 45, tokens.end());
+  for (const auto& [name, bound] : {std::pair{"f32", 1e-9}, {"f16", 1e-5}, {"bf16", 1e-3}}) {
+    const SessionOptions options{.n_ctx = 128, .k = {.format = name}, .v = {.format = name}};
+    Session shifted(model, options), fresh(model, options);
+    shifted.prefill(tokens);
+    shifted.shift(5, 40);
+    EXPECT_EQ(shifted.n_past(), 80);
+    fresh.prefill(kept);
+    EXPECT_LT(compare(decode(shifted, 7), decode(fresh, 7)).nmse, bound) << name;
+  }
+}
+
+TEST(Session, LayersMayHaveCachesOfTheirOwn) {
+  const KvLayerOptions own{.first = 1, .last = 2, .k = {.format = "i8r"}, .v = {.format = "f16"}};
+  Session session(tiny(), {.n_ctx = 128, .k = {.format = "rotor-3"}, .v = {.format = "rotor-3"}, .kv_layers = {own}});
+  const KvReport report = session.kv_report();
+  ASSERT_EQ(report.layers.size(), 3u);
+  EXPECT_TRUE(report.layers_differ());
+  EXPECT_EQ(report.layers[1].first, 1);
+  EXPECT_EQ(report.layers[1].last, 2);
+  EXPECT_EQ(report.layers[1].k.format, "i8r");
+  EXPECT_EQ(report.layers[2].k.format, "rotor-3");
+  EXPECT_EQ(report.k.format, "rotor-3") << "most layers have it";
+  int64_t bytes = 0;
+  for (const KvLayersReport& group : report.layers) bytes += group.k.bytes_per_token + group.v.bytes_per_token;
+  EXPECT_EQ(report.bytes_per_token(), bytes);
+  EXPECT_EQ(report.k.bytes_per_token, 4 * (2 * (8 + 2) + 3 * (3 + 2)));
+  for (const float x : session.prefill(some_tokens(100, 512))) ASSERT_TRUE(std::isfinite(x));
+  // All layers given one by one are the plain cache.
+  const SessionOptions plain{.n_ctx = 128, .k = {.format = "rotor-4"}, .v = {.format = "i8r"}};
+  SessionOptions layered{.n_ctx = 128};
+  for (int layer = 0; layer < tiny().info().n_layers; ++layer)
+    layered.kv_layers.push_back({layer, layer, plain.k, plain.v});
+  const std::vector<int32_t> tokens = some_tokens(100, 512);
+  EXPECT_EQ(last_logits(tiny(), plain, tokens, 50), last_logits(tiny(), layered, tokens, 50));
+  EXPECT_EQ(Session(tiny(), layered).kv_report().layers.size(), 1u);
+}
+
+TEST(Session, ImpossibleLayersAreRefused) {
+  const auto open = [](std::vector<KvLayerOptions> layers) {
+    return [layers] { Session(tiny(), {.n_ctx = 16, .kv_layers = layers}); };
+  };
+  EXPECT_TRUE(contains(error_of(open({{.first = 3, .last = 5}}), ErrorKind::usage), "layers 0 to 4"));
+  EXPECT_TRUE(contains(error_of(open({{.first = -1, .last = 0}}), ErrorKind::usage), "layers 0 to 4"));
+  EXPECT_TRUE(contains(error_of(open({{.first = 2, .last = 1}}), ErrorKind::usage), "layers 0 to 4"));
+  EXPECT_TRUE(
+      contains(error_of(open({{.first = 0, .last = 2}, {.first = 2, .last = 3}}), ErrorKind::usage), "layer 2"));
 }
 
 TEST(Session, RandomDepthIsValidAndRepeatable) {
