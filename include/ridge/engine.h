@@ -156,8 +156,8 @@ class Session {
   /// Becomes a copy of `other`, a session on the same model with the same cache settings; throws usage otherwise.
   void copy_from(const Session& other);
   /// Forgets all but the first n tokens. Bit-identical to never having gone further as long as the exact rows that the
-  /// shorter sequence needs are still held: always without a window, and for the last window tokens or so with one;
-  /// beyond that the coded rows stand in for them.
+  /// shorter sequence needs are still held: always without a window; with one, while fewer tokens are forgotten than
+  /// came since a tile of 32 was last coded, and always for one token. Beyond that coded rows stand in for exact ones.
   void truncate(int n);
   /// Makes room: forgets n_discard tokens after the first n_keep and moves the later ones down, K turned to the new
   /// positions by RoPE. Lossy: rows are rounded again, coded K rows decoded and coded again.
