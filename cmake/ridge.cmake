@@ -10,7 +10,8 @@ set(RIDGE_AVX512_FLAGS -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -
 # Warnings, hardening and sanitizers of every target.
 function(ridge_target name)
   target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
-  target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Wno-missing-field-initializers -fno-math-errno>)
+  target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Wno-missing-field-initializers -fno-math-errno>
+                                         $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>)
   if(RIDGE_SANITIZE)
     target_compile_options(${name} PUBLIC $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${RIDGE_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer>)
     target_link_options(${name} PUBLIC -fsanitize=${RIDGE_SANITIZE})
@@ -35,14 +36,25 @@ function(ridge_isa_flags)
   endforeach()
 endfunction()
 
+# Files ending in _exact.cu must give the host's bits: compiled without fused multiply-add.
+function(ridge_cuda_flags)
+  foreach(source IN LISTS ARGN)
+    if(source MATCHES "_exact\\.cu$")
+      set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "-fmad=false")
+    endif()
+  endforeach()
+endfunction()
+
 # A layer: every src/NAME/**.cpp in one static library (an interface library while it has no source). main.cpp stays
-# with the executable. With RIDGE_CUDA the *.cu files come in; an X.cu replaces the X.cpp beside it.
+# with the executable. The files *.cu and *_cuda.cpp come in only with RIDGE_CUDA; an X.cu or X_cuda.cpp then replaces
+# the X.cpp beside it.
 function(ridge_layer name)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${name}/*.cpp)
-  list(FILTER sources EXCLUDE REGEX "/main\\.cpp$")
+  list(FILTER sources EXCLUDE REGEX "(/main|_cuda)\\.cpp$")
   if(RIDGE_CUDA)
-    file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${name}/*.cu)
-    list(TRANSFORM cuda_sources REPLACE "\\.cu$" ".cpp" OUTPUT_VARIABLE replaced)
+    file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${name}/*.cu
+                                                     ${PROJECT_SOURCE_DIR}/src/${name}/*_cuda.cpp)
+    list(TRANSFORM cuda_sources REPLACE "(\\.cu|_cuda\\.cpp)$" ".cpp" OUTPUT_VARIABLE replaced)
     list(APPEND sources ${cuda_sources})
     list(REMOVE_ITEM sources "" ${replaced})
   endif()
@@ -52,18 +64,22 @@ function(ridge_layer name)
     return()
   endif()
   ridge_isa_flags(${sources})
+  ridge_cuda_flags(${sources})
   add_library(ridge_${name} STATIC ${sources})
   target_link_libraries(ridge_${name} PUBLIC ${ARGN})
   ridge_target(ridge_${name})
 endfunction()
 
-# The test executable of a layer: every tests/NAME/*.cpp, with RIDGE_CUDA also *.cu.
+# The test executable of a layer: every tests/NAME/*.cpp; *.cu and *_cuda_test.cpp only with RIDGE_CUDA.
 function(ridge_test name)
   set(patterns ${PROJECT_SOURCE_DIR}/tests/${name}/*.cpp)
   if(RIDGE_CUDA)
     list(APPEND patterns ${PROJECT_SOURCE_DIR}/tests/${name}/*.cu)
   endif()
   file(GLOB sources CONFIGURE_DEPENDS ${patterns})
+  if(NOT RIDGE_CUDA)
+    list(FILTER sources EXCLUDE REGEX "_cuda_test\\.cpp$")
+  endif()
   if(NOT sources)
     return()
   endif()

@@ -18,6 +18,7 @@
 namespace ridge {
 
 struct LoadOptions {
+  std::string device = "cpu";        ///< "cpu" or "cuda[:N]"; a device that is not there is an error, never the CPU
   int n_threads = 0;                 ///< 0: one per available processor
   std::string isa;                   ///< limit: "scalar", "avx2", "avx512"; empty: the best this processor runs
   std::vector<std::string> kernels;  ///< "op=name" each: force a kernel, see `ridge explain`
@@ -37,7 +38,8 @@ struct ModelInfo {
   int64_t decode_weight_bytes = 0;  ///< weight bytes one decode step must read
   bool has_tokenizer = false;
   bool add_bos = false;
-  std::string isa;  ///< instruction set in use
+  std::string device;  ///< "cpu", or the device by number and name
+  std::string isa;     ///< instruction set in use; empty on a device
   int n_threads = 0;
   double load_seconds = 0;
 };
@@ -108,6 +110,7 @@ struct KvSideReport {
   bool centre = false;
   int window = 0;
   int sinks = 0;
+  int64_t held_bytes_4k = 0;    ///< rows of 4096 tokens as a decode step reads them: coded, window and sinks
   double bits_per_value = 0;    ///< of a coded row, scales included
   int64_t bytes_per_token = 0;  ///< one more coded token over all layers
   int64_t fixed_bytes = 0;      ///< sinks, window, centres and scales of heads over all layers, whatever the context

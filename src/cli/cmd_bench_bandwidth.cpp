@@ -33,7 +33,7 @@ void print_table(const lab::Ceilings& ceilings) {
 }
 
 int bandwidth(const BandwidthFlags& flags) {
-  check_device(flags.device.device);
+  check_cpu_only(flags.device.device, "bench bandwidth");
   lab::ResultsFile results = lab::ResultsFile::open(flags.output.results).or_throw();
   const lab::CeilingOptions options{.n_threads = flags.device.n_threads,
                                     .isa = flags.device.isa,

@@ -65,6 +65,7 @@ lab::BenchParams read_params(const BenchFlags& flags) {
   params.real_prefill = flags.real_prefill;
   params.check = !flags.no_check;
   params.seed = uint64_t(flags.seed);
+  params.device = flags.device.device;
   params.isa = flags.device.isa;
   params.kernels = flags.device.kernels;
   if (lab::bench_tests(params).empty())

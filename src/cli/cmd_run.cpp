@@ -87,8 +87,8 @@ void print_start(const RunFlags& flags, const Model& model, const Session& sessi
   fmt::print(stderr, "model    {} ({}, {} layers, {} heads, {} KV heads of {}, d_model {}), loaded in {:.2f} s\n",
              info.name, info.arch, info.n_layers, info.n_heads, info.n_kv_heads, info.head_dim, info.d_model,
              info.load_seconds);
-  fmt::print(stderr, "device   CPU {}, {} thread{}, {}\n", info.isa, info.n_threads, info.n_threads == 1 ? "" : "s",
-             lab::machine_info().cpu_model);
+  fmt::print(stderr, "device   {}{}\n", device_text(info),
+             info.device == "cpu" ? ", " + lab::machine_info().cpu_model : "");
   fmt::print(stderr, "weights  {:.1f} MiB {}, {:.2f} M parameters; a decode step reads {:.1f} MiB\n",
              mib(info.weight_bytes), info.weight_format, double(info.n_params) / 1e6, mib(info.decode_weight_bytes));
   for (const std::string& line : cache_lines(kv)) fmt::print(stderr, "cache    {}\n", line);

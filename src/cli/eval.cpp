@@ -81,8 +81,8 @@ lab::Corpus read_base(const BaseFlags& flags, const std::string& text_file, cons
 void print_start(const lab::Corpus& corpus, const lab::Windows& windows, const lab::EvalOptions& options,
                  const Model& model) {
   const ModelInfo& info = model.info();
-  fmt::print(stderr, "model    {} ({} {}, {:.2f} M parameters), CPU {}, {} threads\n", info.name, info.arch,
-             info.weight_format, double(info.n_params) / 1e6, info.isa, info.n_threads);
+  fmt::print(stderr, "model    {} ({} {}, {:.2f} M parameters), {}\n", info.name, info.arch, info.weight_format,
+             double(info.n_params) / 1e6, device_text(info));
   fmt::print(stderr, "text     {}: {} bytes, {} tokens, xxh64 {:016x}\n", corpus.path, corpus.bytes,
              corpus.tokens.size(), corpus.xxh64);
   fmt::print(stderr, "windows  {} of {} tokens, the second half of each scored{}, {} path{}\n", windows.n_chunks,

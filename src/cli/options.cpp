@@ -4,8 +4,9 @@
 #include <charconv>
 #include <cmath>
 
-#include "base/build_info.h"
 #include "base/result.h"
+#include "engine/model_impl.h"
+#include "gpu/device_query.h"
 
 namespace ridge::cli {
 namespace {
@@ -101,6 +102,11 @@ void add_output_flags(CLI::App& app, OutputFlags& flags, bool with_results) {
         ->group("Output");
 }
 
+std::string device_text(const ModelInfo& info) {
+  if (info.device != "cpu") return info.device;
+  return fmt::format("CPU {}, {} thread{}", info.isa, info.n_threads, info.n_threads == 1 ? "" : "s");
+}
+
 void add_model_flag(CLI::App& app, ModelFlags& flags, bool required) {
   app.add_option("-m,--model", flags.model,
                  "GGUF file, Hugging Face directory, or synth:SHAPE[@layers=N][@weights=FORMAT]")
@@ -124,14 +130,18 @@ void add_device_flags(CLI::App& app, ModelFlags& flags) {
 }
 
 void check_device(const std::string& device) {
-  if (device == "cpu") return;
-  const bool cuda = device == "cuda" || (device.starts_with("cuda:") && device.size() > 5 &&
-                                         device.find_first_not_of("0123456789", 5) == std::string::npos);
-  if (!cuda) bad_flag("--device", fmt::format("expects cpu or cuda[:N], found '{}'", device));
-  const std::string_view why =
-      build_info().cuda ? "this build's CUDA part holds no decode path" : "this program was built without CUDA";
+  const std::optional<int> index = parse_device(device);
+  if (!index) return;
+  const gpu::DeviceReport report = gpu::query_devices();
+  if (size_t(*index) < report.devices.size()) return;
+  const std::string why = report.devices.empty() ? report.why_none : fmt::format("there are {}", report.devices.size());
   throw Error(ErrorKind::no_device,
               four_parts(fmt::format("device {} is not available", device), "--device", why, "use --device cpu"));
+}
+
+void check_cpu_only(const std::string& device, std::string_view command) {
+  check_device(device);
+  if (parse_device(device)) bad_flag("--device", fmt::format("{} works on the CPU only", command), "use --device cpu");
 }
 
 Model load_model(const ModelFlags& flags) {

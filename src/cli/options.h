@@ -38,6 +38,9 @@ struct OutputFlags {
 };
 void add_output_flags(CLI::App& app, OutputFlags& flags, bool with_results);
 
+/// Where a model runs, for people: "CPU avx512, 2 threads" or "cuda:0 NVIDIA H200".
+std::string device_text(const ModelInfo& info);
+
 /// -m, --device, --threads, --isa, --kernel.
 struct ModelFlags {
   std::string model;
@@ -46,12 +49,16 @@ struct ModelFlags {
   std::string isa;
   std::vector<std::string> kernels;
 
-  LoadOptions load_options() const { return {.n_threads = n_threads, .isa = isa, .kernels = kernels}; }
+  LoadOptions load_options() const {
+    return {.device = device, .n_threads = n_threads, .isa = isa, .kernels = kernels};
+  }
 };
 void add_model_flag(CLI::App& app, ModelFlags& flags, bool required);
 void add_device_flags(CLI::App& app, ModelFlags& flags);
-/// Refuses a device this build cannot use: exit code 6.
+/// Refuses a device that this build or this machine does not have: exit code 6.
 void check_device(const std::string& device);
+/// The same for a command that works on the CPU only.
+void check_cpu_only(const std::string& device, std::string_view command);
 Model load_model(const ModelFlags& flags);
 
 /// -c, -b, -ub.

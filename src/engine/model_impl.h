@@ -1,6 +1,7 @@
 // What a public Model holds.
 #pragma once
 
+#include "model/device_model.h"
 #include "model/kv_cache.h"
 #include "model/kv_metric.h"
 #include "model/weights.h"
@@ -20,6 +21,14 @@ struct Model::Impl {
   Rope rope;
   ModelInfo info;
   std::optional<KvMetric> kv_metric;
+  std::unique_ptr<DeviceModel> device;  ///< where the model runs; null: on the CPU
 };
+
+/// A session of n_seq equal timelines on the model's device, and what its cache reports. Throws as Session does.
+std::unique_ptr<DeviceSession> open_device_session(const Model& model, const SessionOptions& options, int n_seq);
+KvReport device_kv_report(const Model::Impl& model, const DeviceSession& session);
+
+/// The number N of "cuda[:N]", nothing for "cpu"; throws usage on other texts.
+std::optional<int> parse_device(std::string_view device);
 
 }  // namespace ridge

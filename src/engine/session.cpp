@@ -1,5 +1,6 @@
 // Model and Session behind the public API.
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 
 #include "engine/model_impl.h"
@@ -57,6 +58,7 @@ ModelInfo describe(const std::string& path, LoadedModel& model, const CpuContext
                  .decode_weight_bytes = 0,
                  .has_tokenizer = model.tokenizer.has_value(),
                  .add_bos = model.tokenizer && model.tokenizer->spec().add_bos,
+                 .device = "cpu",
                  .isa = std::string(isa_name(context.isa)),
                  .n_threads = context.pool.size()};
   std::map<std::string_view, int64_t> by_format;
@@ -114,10 +116,16 @@ LayerConfigs layer_configs(const SessionOptions& options, const Config& c) {
   return configs;
 }
 
-/// Layers first to last of one side, whose settings are those of `first`.
-KvSideReport side_report(const KvCache& cache, bool is_k, int first, int last) {
-  const auto store = [&](int layer) -> const KvStore& { return is_k ? cache.k(layer) : cache.v(layer); };
-  const KvSideConfig& config = store(first).config();
+/// Layers of one side: the settings are those of most of them (of the first, when it is a tie), the bytes their sums.
+KvSideReport side_report(std::span<const KvStoreFacts> layers, const Config& c) {
+  size_t typical = 0;
+  int64_t most = 0;
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const auto same = std::ranges::count_if(
+        layers, [&](const KvStoreFacts& other) { return kv_side_difference(layers[i].config, other.config).empty(); });
+    if (same > most) typical = i, most = same;
+  }
+  const KvSideConfig& config = layers[typical].config;
   KvSideReport side{.format = std::string(config.format->name),
                     .rotation = std::string(rotation_name(config.policy.rotation)),
                     .scale = std::string(scale_name(config.policy.scale)),
@@ -126,31 +134,29 @@ KvSideReport side_report(const KvCache& cache, bool is_k, int first, int last) {
                     .centre = config.policy.centre,
                     .window = config.policy.window,
                     .sinks = config.policy.sinks};
-  for (int layer = first; layer <= last; ++layer) {
-    const KvBytes bytes = kv_bytes(store(layer).config(), store(layer).n_kv_heads(), store(layer).head_dim());
+  for (const KvStoreFacts& layer : layers) {
+    const KvBytes bytes = kv_bytes(layer.config, c.n_kv_heads, c.head_dim);
     side.bytes_per_token += bytes.per_token;
     side.fixed_bytes += bytes.fixed;
-    side.allocated_bytes += store(layer).allocated_bytes();
-    side.saturated += store(layer).saturated();
+    side.held_bytes_4k += kv_held_bytes(layer.config, c.n_kv_heads, c.head_dim, 4096);
+    side.allocated_bytes += layer.allocated_bytes;
+    side.saturated += layer.saturated;
   }
-  const int64_t values = int64_t(last - first + 1) * store(first).n_kv_heads() * store(first).head_dim();
-  side.bits_per_value = 8.0 * double(side.bytes_per_token) / double(values);
+  side.bits_per_value = 8.0 * double(side.bytes_per_token) / (double(layers.size()) * c.n_kv_heads * c.head_dim);
   return side;
 }
 
-/// The layer whose settings of this side most layers share, the first of them.
-int typical_layer(const KvCache& cache, bool is_k) {
-  const auto config = [&](int layer) -> const KvSideConfig& {
-    return is_k ? cache.k(layer).config() : cache.v(layer).config();
+KvReport make_report(std::span<const KvStoreFacts> k, std::span<const KvStoreFacts> v, const Config& c, int n_ctx) {
+  KvReport report{.k = side_report(k, c), .v = side_report(v, c), .n_ctx = n_ctx, .layers = {}};
+  const auto equal = [&](size_t a, size_t b) {
+    return kv_side_difference(k[a].config, k[b].config).empty() && kv_side_difference(v[a].config, v[b].config).empty();
   };
-  int best = 0, best_count = 0;
-  for (int layer = 0; layer < cache.n_layers(); ++layer) {
-    int count = 0;
-    for (int other = 0; other < cache.n_layers(); ++other)
-      count += kv_side_difference(config(layer), config(other)).empty();
-    if (count > best_count) best = layer, best_count = count;
+  for (size_t first = 0, n = 1; first < k.size(); first += n) {
+    for (n = 1; first + n < k.size() && equal(first, first + n);) ++n;
+    report.layers.push_back(
+        {int(first), int(first + n) - 1, side_report(k.subspan(first, n), c), side_report(v.subspan(first, n), c)});
   }
-  return best;
+  return report;
 }
 
 }  // namespace
@@ -164,17 +170,27 @@ Model Model::load(const std::string& path, const LoadOptions& options) {
   const auto start = std::chrono::steady_clock::now();
   if (options.n_threads < 0 || options.n_threads > 1024)
     throw Error(ErrorKind::usage, fmt::format("--threads {} is out of range (0 to 1024)", options.n_threads));
-  auto impl = std::make_unique<Impl>(options.n_threads, find_isa(options.isa).or_throw());
+  const std::optional<int> device = parse_device(options.device);
+  if (device && (!options.isa.empty() || !options.kernels.empty()))
+    throw Error(ErrorKind::usage, "--isa and --kernel choose CPU kernels: leave them out with --device cuda");
+  // A device reads rows as stored, so the CPU packs nothing for it.
+  auto impl = std::make_unique<Impl>(options.n_threads, device ? Isa::scalar : find_isa(options.isa).or_throw());
   for (const std::string& choice : options.kernels) force_kernel(impl->context, choice);
   constexpr std::string_view kSynth = "synth:";
   impl->loaded = path.starts_with(kSynth) ? make_synth_model(impl->context, path.substr(kSynth.size())).or_throw()
                                           : load_model(path).or_throw();
   if (options.float_activations)
     for_each_matrix(impl->loaded.weights, [](Linear& m, std::string_view) { m.int8_activations = false; });
-  pack_weights(impl->context, impl->loaded.weights);
+  if (!device) pack_weights(impl->context, impl->loaded.weights);
   const auto& factors = impl->loaded.weights.rope_factors;
   impl->rope = make_rope(impl->loaded.config, factors.empty() ? nullptr : factors.data());
   impl->info = describe(path, impl->loaded, impl->context);
+  if (device) {
+    impl->device = open_device_model(*device, impl->loaded.config, impl->loaded.weights, impl->rope);
+    impl->info.device = impl->device->name();
+    impl->info.isa.clear();
+    impl->info.decode_weight_bytes = impl->device->matrix_bytes();
+  }
   impl->info.load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return Model(std::move(impl));
 }
@@ -207,15 +223,80 @@ KvRoundingTools Model::Impl::rounding_tools(std::span<const KvSideConfig> k, std
   return {.metric = &*kv_metric, .round = select_round_row(context, loaded.config.head_dim)};
 }
 
+std::optional<int> parse_device(std::string_view device) {
+  if (device == "cpu") return std::nullopt;
+  int index = 0;
+  if (device != "cuda") {
+    const std::string_view digits = device.substr(std::min<size_t>(device.size(), 5));
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), index);
+    if (!device.starts_with("cuda:") || error != std::errc() || end != digits.data() + digits.size() || index < 0)
+      throw Error(ErrorKind::usage, fmt::format("--device: expects cpu or cuda[:N], found '{}'", device));
+  }
+  return index;
+}
+
+namespace {
+
+/// A session's options, checked and completed for every layer.
+struct SessionPlan {
+  SessionPlan(const Config& c, const SessionOptions& options)
+      : n_ctx(options.n_ctx == 0 ? c.n_ctx_train : options.n_ctx), n_ubatch(options.n_ubatch) {
+    if (n_ctx < 1 || n_ctx > (1 << 26))
+      throw Error(ErrorKind::usage, fmt::format("--ctx-size {} is out of range (1 to 2^26)", n_ctx));
+    if (n_ubatch < 1 || n_ubatch > 65536)
+      throw Error(ErrorKind::usage, fmt::format("--ubatch-size {} is out of range (1 to 65536)", n_ubatch));
+    n_ubatch = std::min(n_ubatch, n_ctx);
+    LayerConfigs configs = layer_configs(options, c);
+    k = std::move(configs.k);
+    v = std::move(configs.v);
+  }
+
+  int n_ctx, n_ubatch;
+  std::vector<KvSideConfig> k, v;
+};
+
+}  // namespace
+
+std::unique_ptr<DeviceSession> open_device_session(const Model& model, const SessionOptions& options, int n_seq) {
+  Model::Impl& m = model.impl();
+  RIDGE_CHECK(m.device != nullptr, "{} runs on the CPU", m.info.path);
+  const SessionPlan plan(m.loaded.config, options);
+  return m.device->open(plan.k, plan.v, m.rounding_tools(plan.k, plan.v), plan.n_ctx, plan.n_ubatch, n_seq);
+}
+
+KvReport device_kv_report(const Model::Impl& model, const DeviceSession& session) {
+  return make_report(session.kv_facts(true), session.kv_facts(false), model.loaded.config, session.n_ctx());
+}
+
 struct Session::Impl {
-  Impl(Model::Impl& m, const SessionOptions& options, std::span<const KvSideConfig> k, std::span<const KvSideConfig> v,
-       int n_ctx)
-      : model(m),
-        cache(k, v, m.loaded.config.n_kv_heads, m.loaded.config.head_dim, n_ctx, m.rounding_tools(k, v)),
-        state(m.loaded.config, std::min(options.n_ubatch, n_ctx)) {}
+  /// Cache and activations of a session on the CPU.
+  struct Host {
+    Host(const Config& c, const SessionPlan& plan, const KvRoundingTools& tools)
+        : cache(plan.k, plan.v, c.n_kv_heads, c.head_dim, plan.n_ctx, tools), state(c, plan.n_ubatch) {}
+    KvCache cache;
+    ForwardState state;
+  };
+
+  Impl(Model::Impl& m, const SessionOptions& options) : model(m), plan(m.loaded.config, options) {
+    const KvRoundingTools tools = m.rounding_tools(plan.k, plan.v);
+    if (m.device) device = m.device->open(plan.k, plan.v, tools, plan.n_ctx, plan.n_ubatch, 1);
+    else host = std::make_unique<Host>(m.loaded.config, plan, tools);
+  }
 
   View2<float> run(std::span<const int32_t> tokens, LogitRows rows) {
-    return forward(model.context, model.loaded.config, model.loaded.weights, model.rope, tokens, rows, cache, state);
+    if (!device)
+      return forward(model.context, model.loaded.config, model.loaded.weights, model.rope, tokens, rows, host->cache,
+                     host->state);
+    device->forward(tokens, rows);
+    return rows == LogitRows::none ? View2<float>() : device->logits();
+  }
+  int n_past() const { return device ? device->n_past() : host->cache.n_past; }
+  /// For what works on rows in host memory.
+  KvCache& host_cache() const {
+    if (device)
+      throw Error(ErrorKind::usage,
+                  "caches on a device cannot be saved, restored, copied, cut or shifted yet (use --device cpu)");
+    return host->cache;
   }
   /// Refuses what does not fit or is not a token, before anything is changed.
   void check(std::span<const int32_t> tokens) const {
@@ -225,29 +306,21 @@ struct Session::Impl {
       if (token < 0 || token >= model.loaded.config.vocab_size)
         throw Error(ErrorKind::usage,
                     fmt::format("token id {} is outside the vocabulary of {}", token, model.loaded.config.vocab_size));
-    if (int64_t(tokens.size()) > cache.n_ctx() - cache.n_past)
+    if (int64_t(tokens.size()) > plan.n_ctx - n_past())
       throw Error(
           ErrorKind::usage,
           fmt::format("context full: {} tokens do not fit after {} of {} (raise --ctx-size or shorten the prompt)",
-                      tokens.size(), cache.n_past, cache.n_ctx()));
+                      tokens.size(), n_past(), plan.n_ctx));
   }
 
   Model::Impl& model;
-  KvCache cache;
-  ForwardState state;
+  SessionPlan plan;
+  std::unique_ptr<Host> host;  // one of these two
+  std::unique_ptr<DeviceSession> device;
 };
 
-Session::Session(const Model& model, const SessionOptions& options) {
-  Model::Impl& m = model.impl();
-  const Config& c = m.loaded.config;
-  const int n_ctx = options.n_ctx == 0 ? c.n_ctx_train : options.n_ctx;
-  if (n_ctx < 1 || n_ctx > (1 << 26))
-    throw Error(ErrorKind::usage, fmt::format("--ctx-size {} is out of range (1 to 2^26)", n_ctx));
-  if (options.n_ubatch < 1 || options.n_ubatch > 65536)
-    throw Error(ErrorKind::usage, fmt::format("--ubatch-size {} is out of range (1 to 65536)", options.n_ubatch));
-  const LayerConfigs configs = layer_configs(options, c);
-  impl_ = std::make_unique<Impl>(m, options, configs.k, configs.v, n_ctx);
-}
+Session::Session(const Model& model, const SessionOptions& options)
+    : impl_(std::make_unique<Impl>(model.impl(), options)) {}
 Session::Session(Session&&) noexcept = default;
 Session::~Session() = default;
 
@@ -255,7 +328,7 @@ std::span<const float> Session::prefill(std::span<const int32_t> tokens) {
   impl_->check(tokens);
   View2<float> logits;
   for (size_t first = 0; first < tokens.size();) {
-    const size_t n = std::min(tokens.size() - first, size_t(impl_->state.n_ubatch));
+    const size_t n = std::min(tokens.size() - first, size_t(impl_->plan.n_ubatch));
     logits = impl_->run(tokens.subspan(first, n), first + n == tokens.size() ? LogitRows::last : LogitRows::none);
     first += n;
   }
@@ -265,7 +338,7 @@ std::span<const float> Session::prefill(std::span<const int32_t> tokens) {
 void Session::prefill(std::span<const int32_t> tokens, const LogitsCallback& callback) {
   impl_->check(tokens);
   for (size_t first = 0; first < tokens.size();) {
-    const size_t n = std::min(tokens.size() - first, size_t(impl_->state.n_ubatch));
+    const size_t n = std::min(tokens.size() - first, size_t(impl_->plan.n_ubatch));
     const View2<float> logits = impl_->run(tokens.subspan(first, n), LogitRows::all);
     callback(int(first), int(n), logits.data);
     first += n;
@@ -278,30 +351,33 @@ std::span<const float> Session::decode(int32_t token) {
   return impl_->run(one, LogitRows::last).row(0);
 }
 
-void Session::reset() { impl_->cache.reset(); }
+void Session::reset() {
+  if (impl_->device) impl_->device->reset(1);
+  else impl_->host->cache.reset();
+}
 
 void Session::save(const std::string& path) const {
   Model::Impl& m = impl_->model;
-  save_kv_state(impl_->cache, model_hash(m.loaded.config, m.loaded.weights), path).or_throw();
+  save_kv_state(impl_->host_cache(), model_hash(m.loaded.config, m.loaded.weights), path).or_throw();
 }
 
 void Session::restore(const std::string& path) {
   Model::Impl& m = impl_->model;
   const io::MappedFile file = io::MappedFile::open(path).or_throw();
-  restore_kv_state(impl_->cache, model_hash(m.loaded.config, m.loaded.weights), file.bytes(), path).or_throw();
+  restore_kv_state(impl_->host_cache(), model_hash(m.loaded.config, m.loaded.weights), file.bytes(), path).or_throw();
 }
 
 void Session::copy_from(const Session& other) {
   if (&other == this) return;
   if (&other.impl_->model != &impl_->model)
     throw Error(ErrorKind::usage, "a cache can be copied between sessions of one model only");
-  impl_->cache.copy_from(other.impl_->cache).or_throw();
+  impl_->host_cache().copy_from(other.impl_->host_cache()).or_throw();
 }
 
 void Session::truncate(int n) {
   if (n < 0 || n > n_past())
     throw Error(ErrorKind::usage, fmt::format("cannot go back to {} tokens: the cache holds {}", n, n_past()));
-  impl_->cache.truncate(n);
+  impl_->host_cache().truncate(n);
 }
 
 void Session::shift(int n_keep, int n_discard) {
@@ -312,17 +388,18 @@ void Session::shift(int n_keep, int n_discard) {
   const Config& c = m.loaded.config;
   Rope rope = m.rope;
   rope.magnitude = 1;  // the rows have theirs already
-  impl_->cache.discard(n_keep, n_discard, [&](float* row) {
+  impl_->host_cache().discard(n_keep, n_discard, [&](float* row) {
     apply_rope(m.context, rope, -n_discard, 1, c.head_dim, View2<float>(row, 1, c.head_dim));
   });
 }
 
 void Session::fill_random(int n, uint64_t seed) {
   reset();
-  KvCache& cache = impl_->cache;
-  if (n < 0 || n > cache.n_ctx())
+  if (n < 0 || n > n_ctx())
     throw Error(ErrorKind::usage,
-                fmt::format("depth {} does not fit in a context of {} (raise --ctx-size)", n, cache.n_ctx()));
+                fmt::format("depth {} does not fit in a context of {} (raise --ctx-size)", n, n_ctx()));
+  if (impl_->device) return impl_->device->fill_random(n, seed);
+  KvCache& cache = impl_->host->cache;
   for (int layer = 0; layer < cache.n_layers(); ++layer) {
     cache.k(layer).fill_random(impl_->model.context, n, seed + 2 * uint64_t(layer), cache.k_scratch);
     cache.v(layer).fill_random(impl_->model.context, n, seed + 2 * uint64_t(layer) + 1, cache.v_scratch);
@@ -330,44 +407,30 @@ void Session::fill_random(int n, uint64_t seed) {
   cache.n_past = n;
 }
 
-int Session::n_past() const { return impl_->cache.n_past; }
-int Session::n_ctx() const { return impl_->cache.n_ctx(); }
+int Session::n_past() const { return impl_->n_past(); }
+int Session::n_ctx() const { return impl_->plan.n_ctx; }
 
 KvReport Session::kv_report() const {
-  const KvCache& cache = impl_->cache;
-  const int n = cache.n_layers();
-  KvReport report{.k = side_report(cache, true, 0, n - 1),
-                  .v = side_report(cache, false, 0, n - 1),
-                  .n_ctx = cache.n_ctx(),
-                  .layers = {}};
-  for (int first = 0; first < n;) {
-    int last = first;
-    while (last + 1 < n && kv_side_difference(cache.k(first).config(), cache.k(last + 1).config()).empty() &&
-           kv_side_difference(cache.v(first).config(), cache.v(last + 1).config()).empty())
-      ++last;
-    report.layers.push_back(
-        {first, last, side_report(cache, true, first, last), side_report(cache, false, first, last)});
-    first = last + 1;
+  if (impl_->device) return device_kv_report(impl_->model, *impl_->device);
+  const KvCache& cache = impl_->host->cache;
+  std::vector<KvStoreFacts> k, v;
+  for (int layer = 0; layer < cache.n_layers(); ++layer) {
+    k.push_back(cache.k(layer).facts());
+    v.push_back(cache.v(layer).facts());
   }
-  for (const bool is_k : {true, false}) {
-    KvSideReport& side = is_k ? report.k : report.v;
-    const int typical = typical_layer(cache, is_k);
-    const KvSideReport settings = side_report(cache, is_k, typical, typical);
-    side.format = settings.format, side.rotation = settings.rotation, side.scale = settings.scale;
-    side.rounding = settings.rounding, side.recent = settings.recent;
-    side.centre = settings.centre, side.window = settings.window, side.sinks = settings.sinks;
-  }
-  return report;
+  return make_report(k, v, impl_->model.loaded.config, cache.n_ctx());
 }
 
 int64_t Session::decode_read_bytes() const {
   const Model::Impl& m = impl_->model;
-  const int n_keys = std::min(impl_->cache.n_past + 1, impl_->cache.n_ctx());
-  return decode_work(m.loaded.config, m.loaded.weights, impl_->cache, n_keys).read_bytes;
+  const int n_keys = std::min(n_past() + 1, n_ctx());
+  if (impl_->device) return m.device->matrix_bytes() + impl_->device->kv_read_bytes(n_keys);
+  return decode_work(m.loaded.config, m.loaded.weights, impl_->host->cache, n_keys).read_bytes;
 }
 
 std::vector<std::string> Session::kernels() const {
   const Model::Impl& m = impl_->model;
+  if (m.device) return {"gemm=tiled-f32", "attn_decode=warp-f32", "attn_prefill=tiled-f32"};
   const LayerWeights& layer = m.loaded.weights.layers[0];
   const AttnDecode decode;
   const AttnPrefill prefill;

@@ -56,7 +56,7 @@ class Reference {
             const std::function<void(const std::string&)>& step, const std::function<bool()>& stopped)
       : seed_(params.seed), bound_(params.check_bound) {
     if (!params.check) return;
-    const Model model = Model::load(path, {.n_threads = 0, .isa = "scalar", .kernels = {}});
+    const Model model = Model::load(path, {.device = "cpu", .n_threads = 0, .isa = "scalar", .kernels = {}});
     for (const BenchTest& test : tests) {
       step("reference logits, " + kv_text(test.kv));
       if (stopped()) return;
@@ -229,9 +229,11 @@ int run_bench(const BenchParams& params, const BenchHooks& hooks) {
     const Reference reference(path, params, tests, step, stopped);
     for (const int n_threads : params.n_threads) {
       status("read bandwidth");
-      const double roof = stopped() ? 0 : measured_roof(params, n_threads, hooks);
+      // The roof measured here is the CPU's; a device's rows have none.
+      const double roof = stopped() || params.device != "cpu" ? 0 : measured_roof(params, n_threads, hooks);
       if (stopped()) return n_failed;
-      const Model model = Model::load(path, {.n_threads = n_threads, .isa = params.isa, .kernels = params.kernels});
+      const Model model = Model::load(
+          path, {.device = params.device, .n_threads = n_threads, .isa = params.isa, .kernels = params.kernels});
       for (const BenchTest& test : tests) {
         step(kv_text(test.kv) + " " + test.name());
         BenchRow row{.model = model.info(),

@@ -33,6 +33,7 @@ struct BenchParams {
   bool check = true;
   std::optional<double> check_bound;  ///< on the NMSE; unset: by the number of layers
   uint64_t seed = 42;
+  std::string device = "cpu";
   std::string isa;
   std::vector<std::string> kernels;
 };

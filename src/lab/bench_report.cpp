@@ -147,6 +147,7 @@ Row bench_fields(const BenchRow& row, const BenchParams& params, bool samples) {
   f["check_bound"] = number(row.check.bound);
   f["check_what"] = row.check.what;
   f["kernels"] = fmt::format("{}", fmt::join(row.kernels, " "));
+  f["device"] = row.model.device;
   f["isa"] = row.model.isa;
   f["compiler"] = build.compiler;
   f["seed"] = params.seed;

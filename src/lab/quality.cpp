@@ -7,7 +7,9 @@
 #include <cmath>
 #include <memory>
 
+#include "engine/model_impl.h"
 #include "io/mapped_file.h"
+#include "lab/windows_device.h"
 
 namespace ridge::lab {
 namespace {
@@ -26,10 +28,6 @@ class SessionTimeline : public Timeline {
 
   Session session;
 };
-
-std::unique_ptr<SessionTimeline> open_session(const Model& model, const EvalOptions& options, const KvChoice& kv) {
-  return std::make_unique<SessionTimeline>(model, session_options(kv, options.n_ctx, options.n_ubatch));
-}
 
 /// Rows of logits held at a time: a micro-batch, unless the vocabulary makes that more than 128 MiB.
 int block_rows(const EvalOptions& options, int vocab_size) {
@@ -61,6 +59,60 @@ class KlBaseSink {
   io::KlBaseWriter writer_;
   ThreadPool& pool_;
   std::vector<std::byte> coded_;
+};
+
+/// The base and the candidates of an evaluation, wherever the model runs.
+class Runs {
+ public:
+  virtual ~Runs() = default;
+  virtual KvReport cache(size_t candidate) const = 0;
+  virtual int run(const Windows& windows, std::span<const int32_t> text, const PassOptions& pass,
+                  std::vector<Scores>& scores) = 0;
+};
+
+class HostRuns : public Runs {
+ public:
+  HostRuns(const Model& model, const EvalOptions& options, ThreadPool& pool) : pool_(pool) {
+    const auto open = [&](const KvChoice& kv) {
+      return std::make_unique<SessionTimeline>(model, session_options(kv, options.n_ctx, options.n_ubatch));
+    };
+    if (options.against_base && !options.base_file) base_ = open(options.base);
+    for (const KvChoice& kv : options.candidates) sessions_.push_back(open(kv));
+  }
+  KvReport cache(size_t candidate) const override { return sessions_[candidate]->session.kv_report(); }
+  int run(const Windows& windows, std::span<const int32_t> text, const PassOptions& pass,
+          std::vector<Scores>& scores) override {
+    std::vector<Timeline*> timelines;
+    for (const auto& session : sessions_) timelines.push_back(session.get());
+    return run_windows(windows, text, base_.get(), timelines, pass, pool_, scores);
+  }
+
+ private:
+  std::unique_ptr<SessionTimeline> base_;
+  std::vector<std::unique_ptr<SessionTimeline>> sessions_;
+  ThreadPool& pool_;
+};
+
+class DeviceRuns : public Runs {
+ public:
+  DeviceRuns(const Model& model, const EvalOptions& options, int n_chunks)
+      : timelines_(model, session_options(options.base, options.n_ctx, options.n_ubatch), options.against_base,
+                   candidates(options), options.path, n_chunks, kStepTokens) {}
+  KvReport cache(size_t candidate) const override { return timelines_.cache(candidate); }
+  int run(const Windows& windows, std::span<const int32_t> text, const PassOptions& pass,
+          std::vector<Scores>& scores) override {
+    return timelines_.run(windows, text, pass, scores);
+  }
+
+ private:
+  static constexpr int64_t kStepTokens = 8192;  // keeps a GPU busy; more only costs memory
+  static std::vector<SessionOptions> candidates(const EvalOptions& options) {
+    std::vector<SessionOptions> sessions;
+    for (const KvChoice& kv : options.candidates)
+      sessions.push_back(session_options(kv, options.n_ctx, options.n_ubatch));
+    return sessions;
+  }
+  DeviceTimelines timelines_;
 };
 
 /// Bytes of text that the scored tokens of the first n chunks stand for.
@@ -107,9 +159,9 @@ double EvalResult::bits_per_byte(const CandidateResult& candidate) const {
   return scored_bytes > 0 ? nats / std::log(2.0) / double(scored_bytes) : 0;
 }
 
-double EvalResult::effective_bits(const CandidateResult& candidate, int n) const {
-  const double values = 2.0 * model.n_layers * model.n_kv_heads * model.head_dim * n;
-  return 8 * double(candidate.bytes_at(n)) / values;
+double EvalResult::effective_bits_4k(const CandidateResult& candidate) const {
+  const double values = 2.0 * model.n_layers * model.n_kv_heads * model.head_dim * 4096;
+  return 8 * double(candidate.cache.k.held_bytes_4k + candidate.cache.v.held_bytes_4k) / values;
 }
 
 std::string EvalResult::base_name() const {
@@ -136,33 +188,32 @@ EvalResult evaluate(const Model& model, const Corpus& corpus, const EvalOptions&
       !options.base_file || (options.n_ctx == options.base_file->base().shape.n_ctx && options.save_base.empty()),
       "a base file has its own windows, {} and {}", options.n_ctx, options.base_file->base().shape.n_ctx);
 
-  std::unique_ptr<SessionTimeline> base;
-  if (options.against_base && !options.base_file) base = open_session(model, options, options.base);
-  std::vector<std::unique_ptr<SessionTimeline>> sessions;
-  std::vector<Timeline*> timelines;
-  for (const KvChoice& kv : options.candidates) {
-    timelines.push_back(sessions.emplace_back(open_session(model, options, kv)).get());
-    result.candidates.push_back({.kv = kv, .cache = sessions.back()->session.kv_report(), .scores = {}});
-  }
+  ThreadPool pool(result.model.n_threads);
+  // Files of base rows are read and written on the host, so then a device hands its logits over.
+  std::unique_ptr<Runs> runs;
+  if (model.impl().device && !options.base_file && options.save_base.empty())
+    runs = std::make_unique<DeviceRuns>(model, options, result.windows.n_chunks);
+  else runs = std::make_unique<HostRuns>(model, options, pool);
+  for (size_t c = 0; c < options.candidates.size(); ++c)
+    result.candidates.push_back({.kv = options.candidates[c], .cache = runs->cache(c), .scores = {}});
 
   std::vector<Scores> scores;
   const auto refresh = [&](int chunks_done) {
     result.chunks_done = chunks_done;
     result.scored_bytes = scored_text_bytes(model, corpus, result.windows, chunks_done);
-    for (size_t c = 0; c < sessions.size(); ++c) {
+    for (size_t c = 0; c < result.candidates.size(); ++c) {
       result.candidates[c].scores = scores[c];
-      result.candidates[c].cache = sessions[c]->session.kv_report();
+      result.candidates[c].cache = runs->cache(c);
     }
     result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   };
-  const int64_t runs = int64_t(timelines.size()) + (base ? 1 : 0);
-  const int64_t total = runs * result.windows.n_chunks * (result.windows.n_ctx - 1);
+  const auto n_timelines = int64_t(options.candidates.size()) + (options.against_base ? 1 : 0);
+  const int64_t total = n_timelines * result.windows.n_chunks * (result.windows.n_ctx - 1);
   PassOptions pass{.path = options.path,
                    .vocab_size = result.model.vocab_size,
                    .block_rows = block_rows(options, result.model.vocab_size),
                    .whole_curve = options.whole_curve,
                    .stop = hooks.stop};
-  ThreadPool pool(result.model.n_threads);
   std::optional<KlBaseSink> sink;
   if (!options.save_base.empty()) {
     sink.emplace(options.save_base, result, corpus, pool);
@@ -180,7 +231,7 @@ EvalResult evaluate(const Model& model, const Corpus& corpus, const EvalOptions&
       refresh(chunks_done);
       hooks.on_chunk(result);
     };
-  refresh(run_windows(result.windows, corpus.tokens, base.get(), timelines, pass, pool, scores));
+  refresh(runs->run(result.windows, corpus.tokens, pass, scores));
   if (sink && result.complete()) sink->commit();
   return result;
 }

@@ -67,8 +67,8 @@ struct EvalResult {
   double bits_per_byte(const CandidateResult& candidate) const;
   /// What the candidates are compared with: a cache, or "file NAME".
   std::string base_name() const;
-  /// Bits that one value takes at a context of n tokens, window and sinks included.
-  double effective_bits(const CandidateResult& candidate, int n) const;
+  /// Bits that one value takes when the cache holds 4096 tokens: coded rows, window and sinks, each token once.
+  double effective_bits_4k(const CandidateResult& candidate) const;
 };
 
 struct EvalHooks {

@@ -6,7 +6,6 @@ namespace ridge::lab {
 namespace {
 
 constexpr int kTableContext = 32768;  // where the table states the cache's size
-constexpr int kBitsContext = 4096;    // and where it states what a value takes with window and sinks
 
 std::string both(std::string_view k, std::string_view v) {
   return k == v ? std::string(k) : fmt::format("{}/{}", k, v);
@@ -189,6 +188,7 @@ Row identity(const EvalResult& result, const KvChoice& kv) {
   row["arch"] = result.model.arch;
   row["weight_format"] = result.model.weight_format;
   row["device"] = result.options.device;
+  row["device_name"] = result.model.device;
   row["build_commit"] = build_info().commit;
   row["path"] = eval_path_name(result.options.path);
   row["corpus"] = result.corpus_path;
@@ -216,7 +216,7 @@ Row to_row(const EvalResult& result, const CandidateResult& candidate) {
           {{"first", group.first}, {"last", group.last}, {"k", to_row(group.k)}, {"v", to_row(group.v)}});
   row["bytes_per_token"] = candidate.cache.bytes_per_token();
   row["mib_at_32k"] = number(candidate.mib_at(kTableContext));
-  row["effective_bits_4k"] = number(result.effective_bits(candidate, kBitsContext));
+  row["effective_bits_4k"] = number(result.effective_bits_4k(candidate));
   row["bits_per_byte"] = number(result.bits_per_byte(candidate));
   row["seconds"] = number(result.seconds);
   if (result.options.against_base) {

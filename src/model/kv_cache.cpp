@@ -38,13 +38,43 @@ constexpr float kMetricRidge = 0.05f;
 
 }  // namespace
 
+KvLayout::KvLayout(const KvSideConfig& config, int head_dim)
+    : retention(make_retention(config)),
+      ring_rows(ridge::ring_rows(retention)),
+      row_bytes(config.format->row_bytes(head_dim)),
+      recent_bytes(config.recent().row_bytes(head_dim)) {}
+
 KvBytes kv_bytes(const KvSideConfig& config, int n_kv_heads, int head_dim) {
-  const int ring = ring_rows(make_retention(config)), sinks = config.policy.sinks;
-  const int64_t values = int64_t(n_kv_heads) * head_dim;
-  return {.per_token = n_kv_heads * config.format->row_bytes(head_dim),
-          .fixed = sinks * 2 * values + ring * n_kv_heads * config.recent().row_bytes(head_dim) +
+  const KvLayout layout(config, head_dim);
+  const int64_t ring = layout.ring_rows, sinks = config.policy.sinks, values = int64_t(n_kv_heads) * head_dim;
+  return {.per_token = n_kv_heads * layout.row_bytes,
+          .fixed = sinks * 2 * values + ring * n_kv_heads * layout.recent_bytes +
                    (config.policy.centre ? 4 * values : 0) + (config.format->head_scale ? 4 * int64_t(n_kv_heads) : 0),
           .padding = kPadBytes * (1 + (sinks > 0) + (ring > 0))};
+}
+
+int64_t kv_held_bytes(const KvSideConfig& config, int n_kv_heads, int head_dim, int n) {
+  const KvLayout layout(config, head_dim);
+  const int64_t sinks = std::min(config.policy.sinks, n),
+                coded_end = std::max<int64_t>(sinks, layout.retention.coded_end(n));
+  const int64_t row_bytes =
+      sinks * 2 * head_dim + (coded_end - sinks) * layout.row_bytes + (n - coded_end) * layout.recent_bytes;
+  return n_kv_heads * (row_bytes + (config.policy.centre ? 4 * head_dim : 0) + (config.format->head_scale ? 4 : 0));
+}
+
+std::vector<float> metric_in_cache_space(const RowRotation& rotation, int head_dim, std::span<const float> metric) {
+  const size_t dim = size_t(head_dim), size = dim * dim;
+  std::vector<float> turned(metric.begin(), metric.end());
+  for (size_t head = 0; head < metric.size() / size; ++head) {
+    float* form = turned.data() + head * size;
+    for (int side = 0; side < 2; ++side) {
+      for (size_t i = 0; i < dim; ++i) rotation.forward(form + i * dim);
+      for (size_t i = 0; i < dim; ++i)
+        for (size_t j = 0; j < i; ++j) std::swap(form[i * dim + j], form[j * dim + i]);
+    }
+    for (size_t i = 0; i < dim; ++i) form[i * dim + i] += kMetricRidge;
+  }
+  return turned;
 }
 
 KvStore::KvStore(const KvSideConfig& config, int layer, int n_kv_heads, int head_dim, int n_ctx,
@@ -54,17 +84,22 @@ KvStore::KvStore(const KvSideConfig& config, int layer, int n_kv_heads, int head
       n_kv_heads_(n_kv_heads),
       head_dim_(head_dim),
       n_ctx_(n_ctx),
-      row_bytes_(config.format->row_bytes(head_dim)),
+      layout_(config, head_dim),
+      row_bytes_(layout_.row_bytes),
       recent_(&config.recent()),
       round_(round),
-      retention_(make_retention(config)),
-      ring_rows_(ring_rows(retention_)),
+      retention_(layout_.retention),
+      ring_rows_(layout_.ring_rows),
       coded_(int64_t(n_kv_heads) * n_ctx * row_bytes_ + kPadBytes) {
   if (config.policy.sinks > 0)
     sinks_ = AlignedBuffer(int64_t(n_kv_heads) * config.policy.sinks * 2 * head_dim + kPadBytes);
-  if (ring_rows_ > 0)
-    ring_ = AlignedBuffer(int64_t(n_kv_heads) * ring_rows_ * recent_->row_bytes(head_dim) + kPadBytes);
-  if (config.policy.rounding == KvRounding::weighted) set_metric(metric);
+  if (ring_rows_ > 0) ring_ = AlignedBuffer(int64_t(n_kv_heads) * ring_rows_ * layout_.recent_bytes + kPadBytes);
+  if (config.policy.rounding == KvRounding::weighted) {
+    RIDGE_CHECK(int64_t(metric.size()) == int64_t(n_kv_heads) * head_dim * head_dim,
+                "weighted rounding needs a metric of {} x {} x {}, got {} values", n_kv_heads, head_dim, head_dim,
+                metric.size());
+    metric_ = metric_in_cache_space(rotation_, head_dim, metric);
+  }
   if (config.policy.centre) centre_.assign(size_t(n_kv_heads) * size_t(head_dim), 0.0f);
   if (config.format->head_scale) head_scale_.assign(size_t(n_kv_heads), 0.0f);
 }
@@ -73,27 +108,10 @@ int64_t KvStore::allocated_bytes() const {
   return coded_.bytes() + sinks_.bytes() + ring_.bytes() + 4 * int64_t(centre_.size() + head_scale_.size());
 }
 
-/// The metric in cache space, R M R^T, with the ridge.
-void KvStore::set_metric(std::span<const float> metric) {
-  const size_t dim = size_t(head_dim_), size = dim * dim;
-  RIDGE_CHECK(metric.size() == size_t(n_kv_heads_) * size, "weighted rounding needs a metric of {} values, got {}",
-              size_t(n_kv_heads_) * size, metric.size());
-  metric_.assign(metric.begin(), metric.end());
-  for (size_t head = 0; head < size_t(n_kv_heads_); ++head) {
-    float* form = metric_.data() + head * size;
-    for (int side = 0; side < 2; ++side) {
-      for (size_t i = 0; i < dim; ++i) rotation_.forward(form + i * dim);
-      for (size_t i = 0; i < dim; ++i)
-        for (size_t j = 0; j < i; ++j) std::swap(form[i * dim + j], form[j * dim + i]);
-    }
-    for (size_t i = 0; i < dim; ++i) form[i * dim + i] += kMetricRidge;
-  }
-}
-
 std::byte* KvStore::exact_row(int head, int position) {
   const int sinks = config_.policy.sinks;
   if (is_sink(position)) return sinks_.data() + (int64_t(head) * sinks + position) * 2 * head_dim_;
-  return ring_.data() + (int64_t(head) * ring_rows_ + position % ring_rows_) * recent_->row_bytes(head_dim_);
+  return ring_.data() + (int64_t(head) * ring_rows_ + position % ring_rows_) * layout_.recent_bytes;
 }
 
 void KvStore::read_exact(int head, int position, float* out) const {
@@ -259,7 +277,7 @@ KvSide KvStore::decode_side(int n) const {
   push(*config_.format, coded_.data(), row_bytes_, n_ctx_, sinks, sinks, coded_end, head_scales());
   if (coded_end < n) {
     const int slot = coded_end % ring_rows_, wrap = std::min(n, coded_end + ring_rows_ - slot);
-    const int64_t recent_bytes = recent_->row_bytes(head_dim_);
+    const int64_t recent_bytes = layout_.recent_bytes;
     push(*recent_, ring_.data(), recent_bytes, ring_rows_, slot, coded_end, wrap);
     push(*recent_, ring_.data(), recent_bytes, ring_rows_, 0, wrap, n);
   }

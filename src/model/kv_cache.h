@@ -44,8 +44,19 @@ struct KvRoundingTools {
   RoundRow round = nullptr;
 };
 
+/// Rules and sizes of one side of one layer, wherever its bytes are.
+struct KvLayout {
+  KvLayout(const KvSideConfig& config, int head_dim);
+
+  KvRetention retention;
+  int ring_rows = 0;         ///< rows per head in the ring: slot = position % ring_rows
+  int64_t row_bytes = 0;     ///< of a coded row
+  int64_t recent_bytes = 0;  ///< of a row in the ring
+};
+
 /// Bytes of one side of one layer as allocated: total(n_ctx), exactly. The rotation's constants (at most 4 bytes per
-/// channel and layer) and the scratch of prefill, shared by all layers, are not cache and not counted.
+/// channel and layer), the metric of weighted rounding and the scratch of prefill, shared by all layers, are not cache
+/// and not counted.
 struct KvBytes {
   int64_t per_token = 0;  ///< coded rows of all kv heads
   int64_t fixed = 0;      ///< sinks, ring, centre and scales per head, whatever the context
@@ -53,6 +64,15 @@ struct KvBytes {
   int64_t total(int n_ctx) const { return per_token * n_ctx + fixed + padding; }
 };
 KvBytes kv_bytes(const KvSideConfig& config, int n_kv_heads, int head_dim);
+/// Bytes that the rows of n positions take, each counted once as it is read, coded or exact; and what all share.
+int64_t kv_held_bytes(const KvSideConfig& config, int n_kv_heads, int head_dim, int n);
+
+/// What a report needs of one side of one layer.
+struct KvStoreFacts {
+  KvSideConfig config;
+  int64_t allocated_bytes = 0;
+  int64_t saturated = 0;
+};
 
 /// What a saved side needs besides its rows.
 struct KvSideState {
@@ -60,6 +80,8 @@ struct KvSideState {
   int ring_first = 0;  ///< the ring holds positions [ring_first, n)
   int64_t saturated = 0;
 };
+/// Metric [n_kv_heads, head_dim, head_dim] as encoders of rotated rows need it: R M R^T, with a ridge.
+std::vector<float> metric_in_cache_space(const RowRotation& rotation, int head_dim, std::span<const float> metric);
 
 /// Exact rows of the tokens being prefilled, as floats. One for K and one for V serve all layers in turn.
 struct KvScratch {
@@ -115,6 +137,8 @@ class KvStore {
   const KvSideConfig& config() const { return config_; }
   int n_kv_heads() const { return n_kv_heads_; }
   int head_dim() const { return head_dim_; }
+  const KvLayout& layout() const { return layout_; }
+  KvStoreFacts facts() const { return {config_, allocated_bytes(), saturated_}; }
   int64_t allocated_bytes() const;  ///< what the allocator gave; equals kv_bytes()
   int64_t saturated() const { return saturated_; }
 
@@ -126,7 +150,6 @@ class KvStore {
   bool is_sink(int position) const { return position < config_.policy.sinks; }
   std::byte* exact_row(int head, int position);
   int64_t round_to_exact(int position, std::span<float> rows) const;
-  void set_metric(std::span<const float> metric);
   void read_exact(int head, int position, float* out) const;
   void write_exact(int head, int position, const float* values);
   const float* head_scales() const { return head_scale_.empty() ? nullptr : head_scale_.data(); }
@@ -146,12 +169,13 @@ class KvStore {
   KvSideConfig config_;
   RowRotation rotation_;
   int n_kv_heads_, head_dim_, n_ctx_;
+  KvLayout layout_;
   int64_t row_bytes_;
   const KvFormat* recent_;
   RoundRow round_;
   std::vector<float> metric_;  // [n_kv_heads, head_dim, head_dim] in cache space, where the policy rounds weighted
   KvRetention retention_;
-  int ring_rows_ = 0;              // rows per head in the ring: slot = position % ring_rows_
+  int ring_rows_;
   int ring_first_ = 0;             // the ring holds the positions from here on; 0 while there is no ring
   AlignedBuffer coded_;            // [n_kv_heads, n_ctx] rows of the format
   AlignedBuffer sinks_;            // f16 [n_kv_heads, sinks, head_dim]

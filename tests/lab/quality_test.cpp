@@ -193,10 +193,14 @@ TEST_F(Quality, TheCurveIsInRowsAndText) {
 
 TEST_F(Quality, EffectiveBitsCountWindowAndSinks) {
   const EvalResult result = run(EvalPath::prefill, true, {{}});
-  EXPECT_EQ(result.effective_bits(result.candidates[0], 4096), 16);
-  CandidateResult with_window = result.candidates[0];
-  with_window.cache.k.fixed_bytes = with_window.cache.bytes_per_token();  // one more token's worth
-  EXPECT_NEAR(result.effective_bits(with_window, 4), 16 * 5 / 4.0, 1e-12);
+  EXPECT_EQ(result.effective_bits_4k(result.candidates[0]), 16);
+  // rotor-3 by its policy: 4 f16 sinks, 3996 rows of 3.125 bits, 96 of 8.125 bits.
+  const ModelInfo& m = result.model;
+  CandidateResult rotor = result.candidates[0];
+  const double values = double(m.n_layers) * m.n_kv_heads * m.head_dim;
+  rotor.cache.k.held_bytes_4k = rotor.cache.v.held_bytes_4k =
+      int64_t(values / 8 * (4 * 16 + 3996 * 3.125 + 96 * 8.125));
+  EXPECT_NEAR(result.effective_bits_4k(rotor), 3.2549, 1e-3);
 }
 
 TEST_F(Quality, AShortTextIsRefused) {

@@ -157,6 +157,23 @@ TEST(KvCache, AllocatedBytesFollowTheFormula) {
   }
 }
 
+TEST(KvCache, HeldBytesAreTheRowsThatDecodeReads) {
+  CpuContext context(1);
+  const std::vector<float> rows = random_rows(kContext, 8);
+  for (const auto& [name, config] : all_sides()) {
+    KvStore store(config, 0, kHeads, kDim, kContext, metric_of(config, kHeads, kDim));
+    KvScratch scratch;
+    append(store, context, rows, 0, kContext, scratch);
+    for (const int n : {1, 40, 64, 130, kContext}) {
+      int64_t bytes = (config.policy.centre ? 4 * kHeads * kDim : 0) + (config.format->head_scale ? 4 * kHeads : 0);
+      const KvSide view = store.decode_side(n);
+      for (int s = 0; s < view.n_segments; ++s)
+        bytes += kHeads * view.segments[size_t(s)].count * view.segments[size_t(s)].row_bytes;
+      EXPECT_EQ(kv_held_bytes(config, kHeads, kDim, n), bytes) << name << " at " << n;
+    }
+  }
+}
+
 TEST(KvCache, BytesAreThePublishedOnes) {
   // Bytes per token and side at the shapes whose memory is quoted: BitNet-2B-4T, Qwen2.5-1.5B, Llama-3.1-70B.
   struct Shape {

@@ -6,6 +6,7 @@
 
 #include "base/view.h"
 #include "format/list.h"
+#include "op/attn/retention.h"
 #include "op/cpu.h"
 
 namespace ridge {
@@ -41,19 +42,6 @@ struct AttnDecode {
   KvSide k, v;
   float* out = nullptr;  ///< [n_heads, head_dim]
   int split = 0;  ///< keys per work item; 0 lets the kernel choose. The result does not depend on it beyond rounding.
-};
-
-/// Which rows of a position a query sees: decided by the query's own position only, so prefill equals decode.
-struct KvRetention {
-  int window = 0;       ///< newest positions kept exact (0: none)
-  int tile = 1;         ///< positions are coded this many at a time
-  int calibration = 0;  ///< positions that must be present before anything is coded
-
-  /// Positions [0, coded_end(n)) are coded when the cache holds n positions.
-  int coded_end(int n) const {
-    if (n < calibration || n < window) return 0;
-    return (n - window) / tile * tile;
-  }
 };
 
 /// One side of a layer during prefill: coded rows of all positions below coded_end(n_keys), and the exact values of

@@ -3,11 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string_view>
 #include <vector>
 
 #include "base/result.h"
-#include "format/kv_format.h"
+#include "op/kv_append/rotate.h"
 
 namespace ridge {
 
@@ -22,18 +23,17 @@ class RowRotation {
  public:
   RowRotation(Rotation kind, int layer, int head_dim);
 
-  void forward(float* row) const;   ///< row <- R row, [head_dim]
-  void backward(float* row) const;  ///< row <- R^T row
+  void forward(float* row) const { view().forward(row); }    ///< row <- R row, [head_dim]
+  void backward(float* row) const { view().backward(row); }  ///< row <- R^T row
   Rotation kind() const { return kind_; }
+  std::span<const float> table() const { return table_; }
+  RotationView view() const { return {kind_, head_dim_, part_, table_.data()}; }
 
  private:
-  void transform(float* row) const;
-
   Rotation kind_;
   int head_dim_;
-  int part_ = 1;                // hadamard: width of one transform
-  std::vector<float> signs_;    // hadamard: +-1 / sqrt(part)
-  std::vector<float> cos_sin_;  // planar: cos, sin of each pair
+  int part_ = 1;              // hadamard: width of one transform
+  std::vector<float> table_;  // rotate.h
 };
 
 Result<Rotation> find_rotation(std::string_view name);

@@ -1,0 +1,85 @@
+#include "gpu/device.h"
+
+#include <string>
+#include <utility>
+
+#include "gpu/launch.h"
+#include "ridge/error.h"
+
+namespace ridge::gpu {
+namespace {
+
+ErrorKind kind_of(cudaError_t code) {
+  switch (code) {
+    case cudaErrorMemoryAllocation: return ErrorKind::no_memory;
+    case cudaErrorNoDevice:
+    case cudaErrorInvalidDevice:
+    case cudaErrorInsufficientDriver:
+    case cudaErrorNoKernelImageForDevice:
+    case cudaErrorDevicesUnavailable: return ErrorKind::no_device;
+    default: return ErrorKind::failure;
+  }
+}
+
+}  // namespace
+
+void check(cudaError_t code, const char* what) {
+  if (code == cudaSuccess) return;
+  throw Error(kind_of(code),
+              std::string("CUDA ") + what + ": " + cudaGetErrorString(code) + " (" + cudaGetErrorName(code) + ")");
+}
+
+void use_device(int index) { check(cudaSetDevice(index), ("device " + std::to_string(index)).c_str()); }
+
+int64_t free_bytes() {
+  size_t free = 0, total = 0;
+  check(cudaMemGetInfo(&free, &total), "memory query");
+  return int64_t(free);
+}
+
+Stream::Stream() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream"); }
+Stream::~Stream() { cudaStreamDestroy(stream_); }
+void Stream::synchronize() const { check(cudaStreamSynchronize(stream_), "synchronize"); }
+
+Buffer::Buffer(int64_t bytes) : bytes_(bytes) {
+  if (bytes == 0) return;
+  check(cudaMalloc(&data_, size_t(bytes)), ("allocation of " + std::to_string(bytes) + " bytes").c_str());
+  // cudaMemset works on the default stream, which ours do not wait for.
+  check(cudaMemset(data_, 0, size_t(bytes)), "memset");
+  check(cudaDeviceSynchronize(), "memset");
+}
+Buffer::Buffer(Buffer&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+Buffer& Buffer::operator=(Buffer&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+Buffer::~Buffer() { cudaFree(data_); }
+
+PinnedBuffer::PinnedBuffer(int64_t bytes) : bytes_(bytes) {
+  if (bytes == 0) return;
+  check(cudaMallocHost(&data_, size_t(bytes)), ("pinned allocation of " + std::to_string(bytes) + " bytes").c_str());
+}
+PinnedBuffer::PinnedBuffer(PinnedBuffer&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+PinnedBuffer& PinnedBuffer::operator=(PinnedBuffer&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+PinnedBuffer::~PinnedBuffer() { cudaFreeHost(data_); }
+
+void upload(StreamHandle stream, void* device, const void* host, int64_t bytes) {
+  if (bytes == 0) return;
+  check(cudaMemcpyAsync(device, host, size_t(bytes), cudaMemcpyHostToDevice, stream), "upload");
+}
+void download(StreamHandle stream, void* host, const void* device, int64_t bytes) {
+  if (bytes == 0) return;
+  check(cudaMemcpyAsync(host, device, size_t(bytes), cudaMemcpyDeviceToHost, stream), "download");
+}
+void clear(StreamHandle stream, void* device, int64_t bytes) {
+  check(cudaMemsetAsync(device, 0, size_t(bytes), stream), "memset");
+}
+
+}  // namespace ridge::gpu

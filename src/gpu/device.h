@@ -1,0 +1,97 @@
+// Device memory, streams and copies, for code that names no CUDA header. Defined in builds with RIDGE_CUDA only.
+//
+// Everything here throws Error: no_device (driver, device), no_memory (with the size), failure (the rest), each with
+// CUDA's own words. Work is queued on a stream and runs in order; an error inside a kernel may show at a later call.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+struct CUstream_st;
+
+namespace ridge::gpu {
+
+using StreamHandle = CUstream_st*;
+
+/// Makes device `index` the one this thread works on; throws no_device when it is not there.
+void use_device(int index);
+/// Bytes of device memory that can still be allocated.
+int64_t free_bytes();
+
+/// A stream of the current device.
+class Stream {
+ public:
+  Stream();
+  ~Stream();
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+
+  operator StreamHandle() const { return stream_; }  // NOLINT: implicit on purpose
+  /// Waits until everything queued has run.
+  void synchronize() const;
+
+ private:
+  StreamHandle stream_ = nullptr;
+};
+
+/// Device memory, zeroed once.
+class Buffer {
+ public:
+  Buffer() = default;
+  explicit Buffer(int64_t bytes);
+  Buffer(Buffer&& other) noexcept;
+  Buffer& operator=(Buffer&& other) noexcept;
+  ~Buffer();
+
+  template <class T = float>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+  int64_t bytes() const { return bytes_; }
+  /// At least n elements of T. Growing loses the contents and waits for the device.
+  template <class T = float>
+  T* ensure(int64_t n) {
+    if (n * int64_t(sizeof(T)) > bytes_) *this = Buffer(n * int64_t(sizeof(T)));
+    return as<T>();
+  }
+
+ private:
+  void* data_ = nullptr;
+  int64_t bytes_ = 0;
+};
+
+/// Page-locked host memory, which copies at full speed.
+class PinnedBuffer {
+ public:
+  PinnedBuffer() = default;
+  explicit PinnedBuffer(int64_t bytes);
+  PinnedBuffer(PinnedBuffer&& other) noexcept;
+  PinnedBuffer& operator=(PinnedBuffer&& other) noexcept;
+  ~PinnedBuffer();
+
+  template <class T = float>
+  T* ensure(int64_t n) {
+    if (n * int64_t(sizeof(T)) > bytes_) *this = PinnedBuffer(n * int64_t(sizeof(T)));
+    return static_cast<T*>(data_);
+  }
+
+ private:
+  void* data_ = nullptr;
+  int64_t bytes_ = 0;
+};
+
+/// Copies queued on a stream. From pageable memory `upload` returns when the source may be reused; `download` of any
+/// memory is complete after synchronize().
+void upload(StreamHandle stream, void* device, const void* host, int64_t bytes);
+void download(StreamHandle stream, void* host, const void* device, int64_t bytes);
+void clear(StreamHandle stream, void* device, int64_t bytes);
+
+/// A new buffer with the values of `host`.
+template <class T>
+Buffer to_device(StreamHandle stream, std::span<const T> host) {
+  Buffer buffer(int64_t(host.size_bytes()));
+  upload(stream, buffer.as<void>(), host.data(), int64_t(host.size_bytes()));
+  return buffer;
+}
+
+}  // namespace ridge::gpu

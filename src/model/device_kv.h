@@ -1,0 +1,56 @@
+// The KV cache of model/kv_cache.h on the device, for any number of equal sequences that advance together.
+#pragma once
+
+#include "gpu/device.h"
+#include "model/kv_cache.h"
+#include "op/attn/attn_cuda.h"
+#include "op/kv_append/kv_rows_cuda.h"
+
+namespace ridge {
+
+/// Rows as floats while a layer is worked on. One for K and one for V serve all layers in turn.
+struct DeviceKvScratch {
+  gpu::Buffer coded;  // [n_seq, n_kv_heads, coded_end(n), head_dim], sinks exact
+  gpu::Buffer exact;  // [n_seq, n_kv_heads, n - coded_end(n_past), head_dim]
+};
+
+/// One side (K or V) of one layer: KvStore's semantics, bit for bit.
+class DeviceKvStore {
+ public:
+  /// `metric` as KvStore takes it. The window is in f16 or i8r (check_device_kv); its rows are held as floats here.
+  DeviceKvStore(gpu::StreamHandle stream, const KvSideConfig& config, int layer, int n_kv_heads, int head_dim,
+                int n_ctx, int n_seq, std::span<const float> metric = {});
+
+  /// Adds rows [n_seq, n_new, n_kv_heads * head_dim] at positions n_past, n_past + 1, ... of the first n_seq sequences,
+  /// and returns the side as attention reads it, in `scratch`. The rows are left in cache space.
+  DeviceKvSide append(gpu::StreamHandle stream, int n_seq, int n_past, int n_new, float* rows,
+                      DeviceKvScratch& scratch);
+  /// Q rows into cache space.
+  void rotate_queries(gpu::StreamHandle stream, int64_t n_rows, float* q) const;
+  /// Attention output [n_seq, n_tokens, n_heads * head_dim] out of cache space.
+  void restore_output(gpu::StreamHandle stream, int n_seq, int n_tokens, int n_heads, float* out) const;
+
+  void reset() { calibrated_ = false; }
+  const KvSideConfig& config() const { return config_; }
+  const KvLayout& layout() const { return layout_; }
+  int64_t allocated_bytes() const;  ///< over all sequences
+  int64_t saturated(const gpu::Stream& stream) const;
+  /// Bytes a sequence with n positions reads in one decode step.
+  int64_t read_bytes(int n) const;
+  /// The coded row of (sequence, kv head, position), read back: for tests.
+  std::vector<std::byte> coded_row(const gpu::Stream& stream, int seq, int head, int position) const;
+
+ private:
+  KvSideConfig config_;
+  KvLayout layout_;
+  int format_;  // number in KvFormatTypes
+  int n_kv_heads_, head_dim_, n_ctx_;
+  RotationView rotation_;  // table in rotation_table_
+  gpu::Buffer rotation_table_, metric_, coded_, sinks_, ring_, centre_, head_scale_, saturated_;
+  KvExactStore exact_;
+  KvCodedStore coded_view_;
+  KvDeviceCoding coding_;
+  bool calibrated_ = false;
+};
+
+}  // namespace ridge

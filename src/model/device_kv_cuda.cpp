@@ -1,0 +1,131 @@
+#include "model/device_kv.h"
+
+#include "format/list.h"
+
+namespace ridge {
+
+DeviceKvStore::DeviceKvStore(gpu::StreamHandle stream, const KvSideConfig& config, int layer, int n_kv_heads,
+                             int head_dim, int n_ctx, int n_seq, std::span<const float> metric)
+    : config_(config),
+      layout_(config, head_dim),
+      format_(int(config.format - kv_formats().data())),
+      n_kv_heads_(n_kv_heads),
+      head_dim_(head_dim),
+      n_ctx_(n_ctx),
+      coded_(int64_t(n_seq) * n_kv_heads * n_ctx * layout_.row_bytes),
+      sinks_(2 * int64_t(n_seq) * n_kv_heads * config.policy.sinks * head_dim),
+      ring_(4 * int64_t(n_seq) * n_kv_heads * layout_.ring_rows * head_dim),
+      centre_(config.policy.centre ? 4 * int64_t(n_seq) * n_kv_heads * head_dim : 0),
+      head_scale_(config.format->head_scale ? 4 * int64_t(n_seq) * n_kv_heads : 0),
+      saturated_(sizeof(unsigned long long)) {
+  const RowRotation rotation(config.policy.rotation, layer, head_dim);
+  rotation_table_ = gpu::to_device(stream, rotation.table());
+  rotation_ = rotation.view();
+  rotation_.table = rotation_table_.as<float>();
+  if (config.policy.rounding == KvRounding::weighted) {
+    RIDGE_CHECK(int64_t(metric.size()) == int64_t(n_kv_heads) * head_dim * head_dim, "metric of {} values",
+                metric.size());
+    metric_ = gpu::to_device(stream, std::span<const float>(metric_in_cache_space(rotation, head_dim, metric)));
+  }
+  exact_ = {.n_sinks = config.policy.sinks,
+            .ring_rows = layout_.ring_rows,
+            .recent_i8r = config.policy.recent == "i8r",
+            .sinks = sinks_.as<uint16_t>(),
+            .ring = ring_.as<float>()};
+  coding_ = {.scale = config.policy.scale,
+             .head_scale = config.format->head_scale ? head_scale_.as<float>() : nullptr,
+             .metric = metric_.bytes() > 0 ? metric_.as<float>() : nullptr};
+  coded_view_ = {.n_ctx = n_ctx, .row_bytes = layout_.row_bytes, .rows = coded_.as<std::byte>()};
+}
+
+DeviceKvSide DeviceKvStore::append(gpu::StreamHandle stream, int n_seq, int n_past, int n_new, float* rows,
+                                   DeviceKvScratch& scratch) {
+  const int n = n_past + n_new, dim = head_dim_;
+  const KvRetention& retention = layout_.retention;
+  RIDGE_CHECK(n <= n_ctx_, "append {} at {} of {}", n_new, n_past, n_ctx_);
+  const KvRowBatch batch{
+      .n_seq = n_seq, .n_new = n_new, .n_past = n_past, .n_kv_heads = n_kv_heads_, .head_dim = dim, .rows = rows};
+  auto* const saturated = saturated_.as<unsigned long long>();
+  const bool keeps_exact = exact_.ring_rows > 0 || exact_.n_sinks > 0;
+
+  // 1. Into cache space, rounded to f16 where exact rows are f16 rows. The centre is set in between when the batch
+  // completes calibration.
+  const bool calibrates = !calibrated_ && retention.calibration > 0 && n >= retention.calibration;
+  const float* const centre = config_.policy.centre ? centre_.as<float>() : nullptr;
+  device_to_space(stream, batch, exact_,
+                  {.rotate = &rotation_,
+                   .round_before = retention.calibration,
+                   .centre = calibrated_ ? centre : nullptr,
+                   .round = keeps_exact && !calibrates},
+                  saturated);
+  if (calibrates) {
+    const int first = std::min(exact_.n_sinks, retention.calibration - 1);
+    device_calibrate(stream, batch, exact_, first, retention.calibration,
+                     config_.policy.centre ? centre_.as<float>() : nullptr,
+                     config_.format->head_scale ? head_scale_.as<float>() : nullptr);
+    device_to_space(stream, batch, exact_,
+                    {.rotate = nullptr, .round_before = 0, .centre = centre, .round = keeps_exact}, saturated);
+    calibrated_ = true;
+  }
+
+  // 2. The exact rows this append's queries may need; then code what leaves the window, before ring slots are reused.
+  const int old_end = retention.coded_end(n_past), new_end = retention.coded_end(n);
+  KvFloatRows exact{.first = n, .count = 0, .rows = nullptr};
+  if (exact_.ring_rows > 0) {
+    exact = {.first = old_end, .count = n - old_end, .rows = nullptr};
+    // Scratch is asked for at its largest, so that it does not grow with every token.
+    RIDGE_CHECK(exact.count <= n_new + exact_.ring_rows, "{} exact rows, ring of {}", exact.count, exact_.ring_rows);
+    exact.rows = scratch.exact.ensure(int64_t(n_seq) * n_kv_heads_ * (n_new + exact_.ring_rows) * dim);
+    device_gather_exact(stream, batch, exact_, exact);
+    device_encode(stream, format_, n_seq, n_kv_heads_, dim, exact, old_end, new_end - old_end, coding_, coded_view_,
+                  saturated);
+  } else {
+    device_encode(stream, format_, batch, coding_, coded_view_, saturated);
+  }
+  if (keeps_exact) device_keep_exact(stream, batch, exact_);
+
+  // 3. Coded rows as floats.
+  const KvFloatRows coded{
+      .first = 0, .count = new_end, .rows = scratch.coded.ensure(int64_t(n_seq) * n_kv_heads_ * n_ctx_ * dim)};
+  device_decode(stream, format_, n_seq, n_kv_heads_, dim, coding_, coded_view_, exact_, coded);
+  return {.coded = coded.rows,
+          .n_coded = coded.count,
+          .exact = exact.rows,
+          .exact_first = exact.first,
+          .retention = retention};
+}
+
+void DeviceKvStore::rotate_queries(gpu::StreamHandle stream, int64_t n_rows, float* q) const {
+  device_rotate(stream, n_rows, rotation_, q);
+}
+
+void DeviceKvStore::restore_output(gpu::StreamHandle stream, int n_seq, int n_tokens, int n_heads, float* out) const {
+  device_restore(stream, n_seq, n_tokens, n_heads, n_kv_heads_, rotation_,
+                 calibrated_ && config_.policy.centre ? centre_.as<float>() : nullptr, out);
+}
+
+int64_t DeviceKvStore::allocated_bytes() const {
+  return coded_.bytes() + sinks_.bytes() + ring_.bytes() + centre_.bytes() + head_scale_.bytes();
+}
+
+int64_t DeviceKvStore::saturated(const gpu::Stream& stream) const {
+  unsigned long long count = 0;
+  gpu::download(stream, &count, saturated_.as<void>(), sizeof count);
+  stream.synchronize();
+  return int64_t(count);
+}
+
+int64_t DeviceKvStore::read_bytes(int n) const {
+  const int coded = layout_.retention.coded_end(n);
+  return n_kv_heads_ * (coded * layout_.row_bytes + int64_t(n - coded) * 4 * head_dim_);
+}
+
+std::vector<std::byte> DeviceKvStore::coded_row(const gpu::Stream& stream, int seq, int head, int position) const {
+  std::vector<std::byte> row(size_t(layout_.row_bytes));
+  const int64_t offset = ((int64_t(seq) * n_kv_heads_ + head) * n_ctx_ + position) * layout_.row_bytes;
+  gpu::download(stream, row.data(), coded_.as<std::byte>() + offset, layout_.row_bytes);
+  stream.synchronize();
+  return row;
+}
+
+}  // namespace ridge

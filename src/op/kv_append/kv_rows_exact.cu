@@ -1,0 +1,344 @@
+#include "format/kv_types.h"
+#include "gpu/launch.h"
+#include "op/kv_append/kv_rows_cuda.h"
+
+namespace ridge {
+namespace {
+
+// Kernels that treat a row as a whole: a warp holds 32 rows in shared memory, loads and stores them together and works
+// on one row per thread, with the host's own code. The odd pitch keeps the threads on different banks.
+constexpr int kRows = 32;
+
+int pitch_of(int head_dim) { return head_dim | 1; }
+size_t shared_bytes(int head_dim) { return size_t(kRows) * size_t(pitch_of(head_dim)) * sizeof(float); }
+unsigned row_blocks(int64_t n_rows) { return unsigned(gpu::ceil_div(n_rows, kRows)); }
+
+/// Rows first .. first + 31 (below n_rows) of a matrix with contiguous rows, to or from shared memory.
+__device__ void load_rows(const float* rows, int64_t first, int64_t n_rows, int dim, float* tile) {
+  for (int r = 0; r < kRows && first + r < n_rows; ++r)
+    for (int d = int(threadIdx.x); d < dim; d += kRows) tile[r * (dim | 1) + d] = rows[(first + r) * dim + d];
+  __syncwarp();
+}
+__device__ void store_rows(const float* tile, int64_t first, int64_t n_rows, int dim, float* rows) {
+  __syncwarp();
+  for (int r = 0; r < kRows && first + r < n_rows; ++r)
+    for (int d = int(threadIdx.x); d < dim; d += kRows) rows[(first + r) * dim + d] = tile[r * (dim | 1) + d];
+}
+
+__device__ float rounded_f16(float x, int& saturated) { return f16_to_f32(f32_to_f16(saturate_f16(x, saturated))); }
+
+/// What the exact row of a position reads as.
+__device__ int round_to_exact(const KvExactStore& e, int position, int dim, float* row) {
+  int saturated = 0;
+  if (position < e.n_sinks || e.ring_rows == 0 || !e.recent_i8r) {
+    for (int d = 0; d < dim; ++d) row[d] = rounded_f16(row[d], saturated);
+    return saturated;
+  }
+  std::byte coded[kMaxDeviceHeadDim + 2];
+  saturated = KvI8r::encode(row, dim, {.scale = KvI8r::kPolicy.scale}, coded);
+  KvI8r::decode(coded, dim, {}, row);
+  return saturated;
+}
+
+__device__ void count_saturated(int saturated, unsigned long long* total) {
+  saturated = gpu::warp_sum(saturated);
+  if (threadIdx.x == 0 && saturated > 0) atomicAdd(total, (unsigned long long)(saturated));
+}
+
+/// Element d of the exact row of (seq, head, position).
+__device__ int64_t sink_at(const KvExactStore& e, int64_t seq_head, int position, int dim) {
+  return (seq_head * e.n_sinks + position) * dim;
+}
+__device__ int64_t ring_at(const KvExactStore& e, int64_t seq_head, int position, int dim) {
+  return (seq_head * e.ring_rows + position % e.ring_rows) * dim;
+}
+__device__ float read_exact(const KvExactStore& e, int64_t seq_head, int position, int dim, int d) {
+  if (position < e.n_sinks) return f16_to_f32(e.sinks[sink_at(e, seq_head, position, dim) + d]);
+  return e.ring[ring_at(e, seq_head, position, dim) + d];
+}
+/// `value` is rounded already.
+__device__ void write_exact(const KvExactStore& e, int64_t seq_head, int position, int dim, int d, float value) {
+  int ignored = 0;
+  if (position < e.n_sinks) e.sinks[sink_at(e, seq_head, position, dim) + d] = f32_to_f16(saturate_f16(value, ignored));
+  else e.ring[ring_at(e, seq_head, position, dim) + d] = value;
+}
+
+__device__ float* batch_row(const KvRowBatch& b, int64_t seq, int head, int position) {
+  return b.rows + ((seq * b.n_new + position - b.n_past) * b.n_kv_heads + head) * b.head_dim;
+}
+
+__global__ void to_space_kernel(KvRowBatch b, KvExactStore e, bool rotate, RotationView rotation, int round_before,
+                                const float* centre, bool round, unsigned long long* total) {
+  extern __shared__ float tile[];
+  const int dim = b.head_dim;
+  const int64_t n_rows = int64_t(b.n_seq) * b.n_new * b.n_kv_heads, first = int64_t(blockIdx.x) * kRows;
+  load_rows(b.rows, first, n_rows, dim, tile);
+  const int64_t r = first + threadIdx.x;
+  int saturated = 0;
+  if (r < n_rows) {
+    float* row = tile + threadIdx.x * (dim | 1);
+    const int head = int(r % b.n_kv_heads), position = b.n_past + int(r / b.n_kv_heads % b.n_new);
+    const int64_t seq = r / b.n_kv_heads / b.n_new;
+    if (rotate) rotation.forward(row);
+    if (position < round_before) round_to_exact(e, position, dim, row);
+    if (centre != nullptr) {
+      const float* c = centre + (seq * b.n_kv_heads + head) * dim;
+      for (int d = 0; d < dim; ++d) row[d] += -1.0f * c[d];
+    }
+    if (round) saturated = round_to_exact(e, position, dim, row);
+  }
+  store_rows(tile, first, n_rows, dim, b.rows);
+  count_saturated(saturated, total);
+}
+
+/// One block a (sequence, kv head), one thread an element: the host's order of summation.
+__global__ void calibrate_kernel(KvRowBatch b, KvExactStore e, int first, int last, float* centre, float* head_scale) {
+  const int d = int(threadIdx.x), dim = b.head_dim, head = int(blockIdx.x) % b.n_kv_heads;
+  const int64_t seq_head = blockIdx.x, seq = seq_head / b.n_kv_heads;
+  const auto value = [&](int position, int i) {
+    return position >= b.n_past ? batch_row(b, seq, head, position)[i] : read_exact(e, seq_head, position, dim, i);
+  };
+  const int n = last - first;
+  if (head_scale != nullptr && d == 0) {  // one thread: the host's order, position by position
+    double size2 = 0;
+    for (int position = first; position < last; ++position)
+      for (int i = 0; i < dim; ++i) size2 += double(value(position, i)) * value(position, i);
+    if (centre != nullptr)
+      for (int i = 0; i < dim; ++i) {
+        double sum = 0;
+        for (int position = first; position < last; ++position) sum += value(position, i);
+        const double mean = sum / n;
+        size2 -= n * mean * mean;
+      }
+    head_scale[seq_head] = float(sqrt(fmax(0.0, size2) / (double(n) * dim)));
+  }
+  if (centre == nullptr || d >= dim) return;
+  double sum = 0;
+  for (int position = first; position < last; ++position) sum += value(position, d);
+  centre[seq_head * dim + d] = float(sum / n);
+}
+
+/// Moves the exact rows of positions [0, count) by the centre: one thread a row.
+__global__ void shift_exact_kernel(int64_t n_heads, int count, int dim, KvExactStore e, const float* centre) {
+  const int64_t r = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (r >= n_heads * count) return;
+  const int64_t seq_head = r / count;
+  const int position = int(r % count);
+  float row[kMaxDeviceHeadDim];
+  for (int d = 0; d < dim; ++d) row[d] = read_exact(e, seq_head, position, dim, d) + -1.0f * centre[seq_head * dim + d];
+  round_to_exact(e, position, dim, row);
+  for (int d = 0; d < dim; ++d) write_exact(e, seq_head, position, dim, d, row[d]);
+}
+
+/// One block a row of `out`.
+__global__ void gather_exact_kernel(KvRowBatch b, KvExactStore e, KvFloatRows out) {
+  const int dim = b.head_dim, position = out.first + int(blockIdx.x % out.count);
+  const int64_t seq_head = blockIdx.x / out.count, seq = seq_head / b.n_kv_heads;
+  const int head = int(seq_head % b.n_kv_heads);
+  float* to = out.rows + int64_t(blockIdx.x) * dim;
+  if (position >= b.n_past) {
+    const float* from = batch_row(b, seq, head, position);
+    for (int d = int(threadIdx.x); d < dim; d += int(blockDim.x)) to[d] = from[d];
+  } else {
+    for (int d = int(threadIdx.x); d < dim; d += int(blockDim.x)) to[d] = read_exact(e, seq_head, position, dim, d);
+  }
+}
+
+/// One block a row of the batch.
+__global__ void keep_exact_kernel(KvRowBatch b, KvExactStore e) {
+  const int head = int(blockIdx.x % b.n_kv_heads), token = int(blockIdx.x / b.n_kv_heads % b.n_new);
+  const int64_t seq = blockIdx.x / b.n_kv_heads / b.n_new;
+  const int position = b.n_past + token, n = b.n_past + b.n_new;
+  const bool sink = position < e.n_sinks;
+  if (!sink && (e.ring_rows == 0 || position < n - e.ring_rows)) return;
+  const float* from = batch_row(b, seq, head, position);
+  for (int d = int(threadIdx.x); d < b.head_dim; d += int(blockDim.x))
+    write_exact(e, seq * b.n_kv_heads + head, position, b.head_dim, d, from[d]);
+}
+
+/// Where the float row of (sequence, head, i-th position to code) is: element strides.
+struct RowSource {
+  const float* rows;
+  int64_t seq_stride, head_stride, position_stride;
+};
+
+__device__ KvCoding coding_of(const KvDeviceCoding& c, int64_t seq_head, int n_kv_heads, int dim) {
+  return {.scale = c.scale,
+          .fixed = c.head_scale ? c.head_scale[seq_head] : 0.0f,
+          .metric = c.metric ? c.metric + seq_head % n_kv_heads * dim * dim : nullptr};
+}
+
+template <class F>
+__global__ void encode_kernel(int n_seq, int n_kv_heads, int dim, RowSource from, int first, int count,
+                              KvDeviceCoding coding, KvCodedStore coded, unsigned long long* total) {
+  extern __shared__ float tile[];
+  const int64_t n_rows = int64_t(n_seq) * n_kv_heads * count, first_row = int64_t(blockIdx.x) * kRows;
+  for (int r = 0; r < kRows && first_row + r < n_rows; ++r) {
+    const int64_t row = first_row + r, seq = row / count / n_kv_heads, head = row / count % n_kv_heads;
+    const float* at = from.rows + seq * from.seq_stride + head * from.head_stride + row % count * from.position_stride;
+    for (int d = int(threadIdx.x); d < dim; d += kRows) tile[r * (dim | 1) + d] = at[d];
+  }
+  __syncwarp();
+  const int64_t row = first_row + threadIdx.x;
+  int saturated = 0;
+  if (row < n_rows) {
+    const int64_t seq_head = row / count, position = first + row % count;
+    saturated = F::encode(tile + threadIdx.x * (dim | 1), dim, coding_of(coding, seq_head, n_kv_heads, dim),
+                          coded.rows + (seq_head * coded.n_ctx + position) * coded.row_bytes);
+  }
+  __syncwarp();
+  count_saturated(saturated, total);
+}
+
+template <class F>
+__global__ void decode_kernel(int n_seq, int n_kv_heads, int dim, KvDeviceCoding coding, KvCodedStore coded,
+                              KvExactStore e, KvFloatRows out) {
+  extern __shared__ float tile[];
+  const int64_t n_rows = int64_t(n_seq) * n_kv_heads * out.count, first_row = int64_t(blockIdx.x) * kRows;
+  const int64_t row = first_row + threadIdx.x;
+  if (row < n_rows) {
+    float* to = tile + threadIdx.x * (dim | 1);
+    const int64_t seq_head = row / out.count;
+    const int position = int(row % out.count);
+    if (position < e.n_sinks) {
+      for (int d = 0; d < dim; ++d) to[d] = read_exact(e, seq_head, position, dim, d);
+    } else {
+      F::decode(coded.rows + (seq_head * coded.n_ctx + position) * coded.row_bytes, dim,
+                coding_of(coding, seq_head, n_kv_heads, dim), to);
+    }
+  }
+  store_rows(tile, first_row, n_rows, dim, out.rows);
+}
+
+__global__ void rotate_kernel(int64_t n_rows, RotationView rotation, float* rows) {
+  extern __shared__ float tile[];
+  const int64_t first = int64_t(blockIdx.x) * kRows;
+  const int dim = rotation.head_dim;
+  load_rows(rows, first, n_rows, dim, tile);
+  if (first + threadIdx.x < n_rows) rotation.forward(tile + threadIdx.x * (dim | 1));
+  store_rows(tile, first, n_rows, dim, rows);
+}
+
+__global__ void restore_kernel(int64_t n_rows, int n_tokens, int n_heads, int n_kv_heads, RotationView rotation,
+                               const float* centre, float* rows) {
+  extern __shared__ float tile[];
+  const int64_t first = int64_t(blockIdx.x) * kRows, r = first + threadIdx.x;
+  const int dim = rotation.head_dim;
+  load_rows(rows, first, n_rows, dim, tile);
+  if (r < n_rows) {
+    float* row = tile + threadIdx.x * (dim | 1);
+    if (centre != nullptr) {
+      const int64_t seq = r / n_heads / n_tokens, kv_head = r % n_heads / (n_heads / n_kv_heads);
+      const float* c = centre + (seq * n_kv_heads + kv_head) * dim;
+      for (int d = 0; d < dim; ++d) row[d] += 1.0f * c[d];
+    }
+    rotation.backward(row);
+  }
+  store_rows(tile, first, n_rows, dim, rows);
+}
+
+using EncodeKernel = void (*)(int, int, int, RowSource, int, int, KvDeviceCoding, KvCodedStore, unsigned long long*);
+using DecodeKernel = void (*)(int, int, int, KvDeviceCoding, KvCodedStore, KvExactStore, KvFloatRows);
+
+template <class... F>
+EncodeKernel encode_kernel_of(int format, KvTypes<F...>) {
+  static constexpr EncodeKernel kKernels[] = {encode_kernel<F>...};
+  return kKernels[format];
+}
+template <class... F>
+DecodeKernel decode_kernel_of(int format, KvTypes<F...>) {
+  static constexpr DecodeKernel kKernels[] = {decode_kernel<F>...};
+  return kKernels[format];
+}
+
+void launch_encode(gpu::StreamHandle stream, int format, int n_seq, int n_kv_heads, int head_dim, RowSource from,
+                   int first, int count, const KvDeviceCoding& coding, const KvCodedStore& coded,
+                   unsigned long long* saturated) {
+  const int64_t n_rows = int64_t(n_seq) * n_kv_heads * count;
+  if (n_rows == 0) return;
+  encode_kernel_of(format, KvFormatTypes())<<<row_blocks(n_rows), kRows, shared_bytes(head_dim), stream>>>(
+      n_seq, n_kv_heads, head_dim, from, first, count, coding, coded, saturated);
+  gpu::check_launch("kv encode");
+}
+
+}  // namespace
+
+void device_to_space(gpu::StreamHandle stream, const KvRowBatch& batch, const KvExactStore& exact, const ToSpace& steps,
+                     unsigned long long* saturated) {
+  const int64_t n_rows = int64_t(batch.n_seq) * batch.n_new * batch.n_kv_heads;
+  to_space_kernel<<<row_blocks(n_rows), kRows, shared_bytes(batch.head_dim), stream>>>(
+      batch, exact, steps.rotate != nullptr, steps.rotate ? *steps.rotate : RotationView{}, steps.round_before,
+      steps.centre, steps.round, saturated);
+  gpu::check_launch("kv to space");
+}
+
+void device_calibrate(gpu::StreamHandle stream, const KvRowBatch& batch, const KvExactStore& exact, int first, int last,
+                      float* centre, float* head_scale) {
+  const int threads = (batch.head_dim + 31) / 32 * 32;
+  calibrate_kernel<<<unsigned(batch.n_seq * batch.n_kv_heads), threads, 0, stream>>>(batch, exact, first, last, centre,
+                                                                                     head_scale);
+  gpu::check_launch("kv calibrate");
+  const int held = std::min(batch.n_past, last);
+  if (centre == nullptr || held == 0) return;
+  const int64_t n_heads = int64_t(batch.n_seq) * batch.n_kv_heads;
+  shift_exact_kernel<<<unsigned(gpu::ceil_div(n_heads * held, 64)), 64, 0, stream>>>(n_heads, held, batch.head_dim,
+                                                                                     exact, centre);
+  gpu::check_launch("kv shift");
+}
+
+void device_gather_exact(gpu::StreamHandle stream, const KvRowBatch& batch, const KvExactStore& exact,
+                         const KvFloatRows& out) {
+  if (out.count == 0) return;
+  gather_exact_kernel<<<unsigned(int64_t(batch.n_seq) * batch.n_kv_heads * out.count), 128, 0, stream>>>(batch, exact,
+                                                                                                         out);
+  gpu::check_launch("kv gather");
+}
+
+void device_keep_exact(gpu::StreamHandle stream, const KvRowBatch& batch, const KvExactStore& exact) {
+  keep_exact_kernel<<<unsigned(int64_t(batch.n_seq) * batch.n_new * batch.n_kv_heads), 128, 0, stream>>>(batch, exact);
+  gpu::check_launch("kv keep");
+}
+
+void device_encode(gpu::StreamHandle stream, int format, int n_seq, int n_kv_heads, int head_dim,
+                   const KvFloatRows& from, int first, int count, const KvDeviceCoding& coding,
+                   const KvCodedStore& coded, unsigned long long* saturated) {
+  const int64_t head_stride = int64_t(from.count) * head_dim;
+  launch_encode(stream, format, n_seq, n_kv_heads, head_dim,
+                {from.rows + int64_t(first - from.first) * head_dim, n_kv_heads * head_stride, head_stride, head_dim},
+                first, count, coding, coded, saturated);
+}
+
+void device_encode(gpu::StreamHandle stream, int format, const KvRowBatch& batch, const KvDeviceCoding& coding,
+                   const KvCodedStore& coded, unsigned long long* saturated) {
+  const int64_t position_stride = int64_t(batch.n_kv_heads) * batch.head_dim;
+  launch_encode(stream, format, batch.n_seq, batch.n_kv_heads, batch.head_dim,
+                {batch.rows, batch.n_new * position_stride, batch.head_dim, position_stride}, batch.n_past, batch.n_new,
+                coding, coded, saturated);
+}
+
+void device_decode(gpu::StreamHandle stream, int format, int n_seq, int n_kv_heads, int head_dim,
+                   const KvDeviceCoding& coding, const KvCodedStore& coded, const KvExactStore& exact,
+                   const KvFloatRows& out) {
+  const int64_t n_rows = int64_t(n_seq) * n_kv_heads * out.count;
+  if (n_rows == 0) return;
+  decode_kernel_of(format, KvFormatTypes())<<<row_blocks(n_rows), kRows, shared_bytes(head_dim), stream>>>(
+      n_seq, n_kv_heads, head_dim, coding, coded, exact, out);
+  gpu::check_launch("kv decode");
+}
+
+void device_rotate(gpu::StreamHandle stream, int64_t n_rows, const RotationView& rotation, float* rows) {
+  if (rotation.kind == Rotation::none) return;
+  rotate_kernel<<<row_blocks(n_rows), kRows, shared_bytes(rotation.head_dim), stream>>>(n_rows, rotation, rows);
+  gpu::check_launch("rotate");
+}
+
+void device_restore(gpu::StreamHandle stream, int n_seq, int n_tokens, int n_heads, int n_kv_heads,
+                    const RotationView& rotation, const float* centre, float* rows) {
+  if (rotation.kind == Rotation::none && centre == nullptr) return;
+  const int64_t n_rows = int64_t(n_seq) * n_tokens * n_heads;
+  restore_kernel<<<row_blocks(n_rows), kRows, shared_bytes(rotation.head_dim), stream>>>(
+      n_rows, n_tokens, n_heads, n_kv_heads, rotation, centre, rows);
+  gpu::check_launch("kv restore");
+}
+
+}  // namespace ridge

@@ -1,0 +1,113 @@
+#include "gpu/launch.h"
+#include "op/norm_rope/norm_rope_cuda.h"
+
+namespace ridge {
+namespace {
+
+constexpr int kThreads = 256;
+
+/// Blocks for n elements, one a thread.
+unsigned blocks(int64_t n) { return unsigned(gpu::ceil_div(n, kThreads)); }
+
+__device__ int64_t element() { return int64_t(blockIdx.x) * kThreads + threadIdx.x; }
+
+__global__ void embed_kernel(int64_t total, int64_t n, const int32_t* tokens, const float* table, float* x) {
+  const int64_t i = element();
+  if (i < total) x[i] = table[int64_t(tokens[i / n]) * n + i % n];
+}
+
+/// One block a row; double where the reference is double.
+__global__ void rms_norm_kernel(int64_t n, const float* x, const float* weight, float eps, float* y) {
+  x += int64_t(blockIdx.x) * n;
+  y += int64_t(blockIdx.x) * n;
+  double sum = 0;
+  for (int64_t i = threadIdx.x; i < n; i += kThreads) sum += double(x[i]) * x[i];
+  const double factor = 1.0 / sqrt(gpu::block_sum<kThreads>(sum) / double(n) + eps);
+  for (int64_t i = threadIdx.x; i < n; i += kThreads) y[i] = float(x[i] * factor * weight[i]);
+}
+
+/// Angles in double: at position 128k a float angle would be off by up to 0.008 rad.
+__global__ void rope_tables_kernel(int first, int n_tokens, int n_pairs, const double* frequency, float magnitude,
+                                   float* cosines, float* sines) {
+  const int64_t i = element();
+  if (i >= int64_t(n_tokens) * n_pairs) return;
+  const double angle = double(first + i / n_pairs) * frequency[i % n_pairs];
+  cosines[i] = float(cos(angle)) * magnitude;
+  sines[i] = float(sin(angle)) * magnitude;
+}
+
+__global__ void rope_kernel(int64_t total, int n_tokens, int n_heads, int head_dim, int n_pairs, bool halves,
+                            const float* cosines, const float* sines, float* x) {
+  const int64_t i = element();
+  if (i >= total) return;
+  const int pair = int(i % n_pairs);
+  const int64_t head = i / n_pairs, token = head / n_heads % n_tokens;  // head counts over all rows
+  float* row = x + head * head_dim;
+  float& a = row[halves ? pair : 2 * pair];
+  float& b = row[halves ? pair + n_pairs : 2 * pair + 1];
+  const float c = cosines[token * n_pairs + pair], s = sines[token * n_pairs + pair];
+  const float turned = a * c - b * s;
+  b = a * s + b * c;
+  a = turned;
+}
+
+__global__ void swiglu_kernel(int64_t n, float* gate, const float* up) {
+  const int64_t i = element();
+  if (i < n) gate[i] = float(gate[i] / (1.0 + exp(-double(gate[i]))) * up[i]);
+}
+
+__global__ void add_kernel(int64_t n, float* x, const float* y) {
+  const int64_t i = element();
+  if (i < n) x[i] += y[i];
+}
+
+__global__ void add_bias_kernel(int64_t total, int64_t n, float* x, const float* bias) {
+  const int64_t i = element();
+  if (i < total) x[i] += bias[i % n];
+}
+
+}  // namespace
+
+void device_embed(gpu::StreamHandle stream, int64_t n_rows, int64_t n, const int32_t* tokens, const float* table,
+                  float* x) {
+  embed_kernel<<<blocks(n_rows * n), kThreads, 0, stream>>>(n_rows * n, n, tokens, table, x);
+  gpu::check_launch("embed");
+}
+
+void device_rms_norm(gpu::StreamHandle stream, int64_t n_rows, int64_t n, const float* x, const float* weight,
+                     float eps, float* y) {
+  rms_norm_kernel<<<unsigned(n_rows), kThreads, 0, stream>>>(n, x, weight, eps, y);
+  gpu::check_launch("rms_norm");
+}
+
+void device_rope_tables(gpu::StreamHandle stream, int first, int n_tokens, int n_pairs, const double* frequency,
+                        float magnitude, float* cosines, float* sines) {
+  rope_tables_kernel<<<blocks(int64_t(n_tokens) * n_pairs), kThreads, 0, stream>>>(first, n_tokens, n_pairs, frequency,
+                                                                                   magnitude, cosines, sines);
+  gpu::check_launch("rope_tables");
+}
+
+void device_apply_rope(gpu::StreamHandle stream, int n_seq, int n_tokens, int n_heads, int head_dim, int n_pairs,
+                       bool halves, const float* cosines, const float* sines, float* x) {
+  const int64_t total = int64_t(n_seq) * n_tokens * n_heads * n_pairs;
+  rope_kernel<<<blocks(total), kThreads, 0, stream>>>(total, n_tokens, n_heads, head_dim, n_pairs, halves, cosines,
+                                                      sines, x);
+  gpu::check_launch("rope");
+}
+
+void device_swiglu(gpu::StreamHandle stream, int64_t n, float* gate, const float* up) {
+  swiglu_kernel<<<blocks(n), kThreads, 0, stream>>>(n, gate, up);
+  gpu::check_launch("swiglu");
+}
+
+void device_add(gpu::StreamHandle stream, int64_t n, float* x, const float* y) {
+  add_kernel<<<blocks(n), kThreads, 0, stream>>>(n, x, y);
+  gpu::check_launch("add");
+}
+
+void device_add_bias(gpu::StreamHandle stream, int64_t n_rows, int64_t n, float* x, const float* bias) {
+  add_bias_kernel<<<blocks(n_rows * n), kThreads, 0, stream>>>(n_rows * n, n, x, bias);
+  gpu::check_launch("add_bias");
+}
+
+}  // namespace ridge

@@ -1,0 +1,161 @@
+// The device's matrix product and element-wise ops against double arithmetic and the CPU's reference kernels.
+#include <cmath>
+
+#include "base/metrics.h"
+#include "cases/linear_cases.h"
+#include "gpu/device_data.h"
+#include "lab/statistics.h"
+#include "op/gemm/gemm_cuda.h"
+#include "op/norm_rope/kernels.h"
+#include "op/norm_rope/norm_rope_cuda.h"
+#include "op/score/score_cuda.h"
+
+namespace ridge {
+namespace {
+
+class OpsCuda : public OnDevice {};
+
+TEST_F(OpsCuda, GemmIsWithinItsRoundingAtEveryShape) {
+  for (const LinearCase& c : linear_cases()) {
+    const auto x = normal_floats(1, int64_t(c.n_tokens) * c.n_in), w = normal_floats(2, int64_t(c.n_out) * c.n_in);
+    const gpu::Buffer dx = up(x), dw = up(w), dy = up(std::vector<float>(size_t(c.n_tokens * c.n_out) + 1, 7.0f));
+    device_gemm(stream(), c.n_tokens, c.n_out, c.n_in, dx.as<float>(), dw.as<float>(), dy.as<float>());
+    const auto y = down(dy.as<float>(), int64_t(c.n_tokens) * c.n_out + 1);
+    for (int t = 0; t < c.n_tokens; ++t)
+      for (int o = 0; o < c.n_out; ++o) {
+        double sum = 0, size = 0;
+        for (int i = 0; i < c.n_in; ++i) {
+          const double product = double(x[size_t(t * c.n_in + i)]) * w[size_t(o * c.n_in + i)];
+          sum += product;
+          size += std::abs(product);
+        }
+        // n_in fused steps, each off by half an ulp of a partial sum.
+        ASSERT_NEAR(y[size_t(t * c.n_out + o)], sum, c.n_in * 0x1p-24 * size) << c.name() << " " << t << " " << o;
+      }
+    EXPECT_EQ(y.back(), 7.0f) << c.name() << " wrote past its end";
+  }
+}
+
+TEST_F(OpsCuda, GemmRowsDoNotDependOnTheBatch) {
+  constexpr int kRows = 130, kOut = 70, kIn = 96;
+  const gpu::Buffer x = up(normal_floats(3, kRows * kIn)), w = up(normal_floats(4, kOut * kIn));
+  gpu::Buffer together(4 * kRows * kOut), alone(4 * kOut);
+  device_gemm(stream(), kRows, kOut, kIn, x.as<float>(), w.as<float>(), together.as<float>());
+  const auto all = down(together.as<float>(), kRows * kOut);
+  for (const int row : {0, 1, 63, 64, 129}) {
+    device_gemm(stream(), 1, kOut, kIn, x.as<float>() + row * kIn, w.as<float>(), alone.as<float>());
+    EXPECT_EQ(down(alone.as<float>(), kOut), std::vector(all.begin() + row * kOut, all.begin() + (row + 1) * kOut));
+  }
+}
+
+TEST_F(OpsCuda, RmsNormIsTheReference) {
+  for (const int n : {8, 33, 128, 512, 1000}) {
+    constexpr int kRows = 5;
+    const auto x = normal_floats(5, kRows * n, 3), weight = normal_floats(6, n);
+    const gpu::Buffer dx = up(x), dw = up(weight);
+    device_rms_norm(stream(), kRows, n, dx.as<float>(), dw.as<float>(), 1e-5f, dx.as<float>());  // in place
+    const auto y = down(dx.as<float>(), kRows * n);
+    std::vector<float> expected(size_t(n), 0.0f);
+    for (int r = 0; r < kRows; ++r) {
+      rms_norm_ref(&x[size_t(r * n)], weight.data(), 1e-5f, n, expected.data());
+      // The sums of squares differ in the order of their double additions: at most the float rounding flips.
+      for (int i = 0; i < n; ++i)
+        ASSERT_NEAR(y[size_t(r * n + i)], expected[size_t(i)], 0x1p-23 * std::abs(expected[size_t(i)])) << n;
+    }
+  }
+}
+
+TEST_F(OpsCuda, RopeIsTheReference) {
+  constexpr int kSeq = 2, kTokens = 3, kHeads = 2, kDim = 16, kPairs = 6;
+  for (const int first : {0, 5, 130000})
+    for (const RopePairs pairs : {RopePairs::halves, RopePairs::interleaved}) {
+      Rope rope{.pairs = pairs, .frequency = {}, .magnitude = 1.25f};
+      for (int i = 0; i < kPairs; ++i) rope.frequency.push_back(std::pow(10000.0, -double(i) / kPairs));
+      const auto x = normal_floats(7, kSeq * kTokens * kHeads * kDim);
+      const gpu::Buffer dx = up(x), frequency = up(rope.frequency);
+      gpu::Buffer cosines(4 * kTokens * kPairs), sines(4 * kTokens * kPairs);
+      device_rope_tables(stream(), first, kTokens, kPairs, frequency.as<double>(), rope.magnitude, cosines.as<float>(),
+                         sines.as<float>());
+      device_apply_rope(stream(), kSeq, kTokens, kHeads, kDim, kPairs, pairs == RopePairs::halves, cosines.as<float>(),
+                        sines.as<float>(), dx.as<float>());
+      const auto y = down(dx.as<float>(), int64_t(x.size()));
+      CpuContext context(1);
+      std::vector<float> expected = x;
+      constexpr int64_t kWidth = kHeads * kDim;
+      for (int s = 0; s < kSeq; ++s)
+        apply_rope(context, rope, first, kHeads, kDim,
+                   View2<float>(expected.data() + s * kTokens * kWidth, kTokens, kWidth));
+      for (size_t i = 0; i < y.size(); ++i) ASSERT_NEAR(y[i], expected[i], 1e-6 * 1.25 * 8) << first << " " << i;
+    }
+}
+
+TEST_F(OpsCuda, ElementWiseOpsAreTheReference) {
+  constexpr int kRows = 3, kN = 300;
+  const auto a = normal_floats(8, kRows * kN, 4), b = normal_floats(9, kRows * kN);
+  const gpu::Buffer db = up(b);
+  const gpu::Buffer gate = up(a), sum = up(a), biased = up(a);
+  device_swiglu(stream(), kRows * kN, gate.as<float>(), db.as<float>());
+  device_add(stream(), kRows * kN, sum.as<float>(), db.as<float>());
+  device_add_bias(stream(), kRows, kN, biased.as<float>(), db.as<float>());
+  std::vector<float> expected = a;
+  swiglu_ref(expected.data(), b.data(), kRows * kN);
+  const auto got_gate = down(gate.as<float>(), kRows * kN), got_sum = down(sum.as<float>(), kRows * kN),
+             got_biased = down(biased.as<float>(), kRows * kN);
+  for (size_t i = 0; i < size_t(kRows) * kN; ++i) {
+    ASSERT_NEAR(got_gate[i], expected[i], 0x1p-23 * std::abs(expected[i])) << i;
+    ASSERT_EQ(got_sum[i], a[i] + b[i]);
+    ASSERT_EQ(got_biased[i], a[i] + b[i % kN]);
+  }
+  const std::vector<int32_t> tokens = {2, 0, 2, 1};
+  const gpu::Buffer ids = up(tokens), table = up(a);
+  gpu::Buffer x(4 * 4 * kN);
+  device_embed(stream(), 4, kN, ids.as<int32_t>(), table.as<float>(), x.as<float>());
+  const auto rows = down(x.as<float>(), 4 * kN);
+  for (size_t i = 0; i < rows.size(); ++i) ASSERT_EQ(rows[i], a[size_t(tokens[i / kN]) * kN + i % kN]);
+}
+
+TEST_F(OpsCuda, ScoresAreTheHostsStatistics) {
+  constexpr int kRows = 6;
+  for (const int vocab : {2, 31, 512, 1000}) {
+    auto base = normal_floats(10, kRows * vocab, 5);
+    auto candidate = base;
+    const auto noise = normal_floats(11, kRows * vocab, 0.1);
+    for (size_t i = 0; i < candidate.size(); ++i) candidate[i] += noise[i];
+    candidate[0] = candidate[1] = 40;        // two equal largest: the first counts
+    base[size_t(vocab)] = -800;              // a probability that underflows
+    candidate[size_t(2 * vocab + 1)] = NAN;  // row 2
+    base[size_t(3 * vocab)] = INFINITY;      // row 3
+    std::vector<int32_t> targets;
+    for (int r = 0; r < kRows; ++r) targets.push_back(r * 7 % vocab);
+    const gpu::Buffer db = up(base), dc = up(candidate), dt = up(targets);
+    gpu::Buffer out(kRows * int64_t(sizeof(RowScore)));
+    for (const bool has_base : {true, false}) {
+      device_score(stream(), kRows, vocab, has_base ? db.as<float>() : nullptr, dc.as<float>(), dt.as<int32_t>(),
+                   out.as<RowScore>());
+      const auto scores = down(out.as<RowScore>(), kRows);
+      for (int r = 0; r < kRows; ++r) {
+        const auto row = [&](const std::vector<float>& rows) {
+          return std::span(rows).subspan(size_t(r * vocab), size_t(vocab));
+        };
+        const RowScore& score = scores[size_t(r)];
+        const lab::RowFacts facts = lab::row_facts(row(candidate)), base_facts = lab::row_facts(row(base));
+        ASSERT_EQ(score.finite, (facts.finite ? 1 : 0) | (has_base && base_facts.finite ? 2 : 0)) << vocab << " " << r;
+        if (!facts.finite || (has_base && !base_facts.finite)) continue;
+        if (!has_base) {
+          EXPECT_NEAR(score.nll, lab::nll(row(candidate), facts, targets[size_t(r)]), 1e-11);
+          continue;
+        }
+        const lab::TokenScore expected =
+            lab::score_token(row(base), base_facts, row(candidate), facts, targets[size_t(r)]);
+        EXPECT_NEAR(score.nll, expected.nll, 1e-11);
+        EXPECT_NEAR(score.nll_base, expected.nll_base, 1e-11);
+        EXPECT_NEAR(score.kld, expected.kld, 1e-11);
+        EXPECT_NEAR(score.delta_p, expected.delta_p, 1e-11);
+        EXPECT_EQ(score.same_top != 0, expected.same_top) << vocab << " " << r;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ridge
