@@ -22,4 +22,11 @@ struct Model::Impl {
   std::optional<KvMetric> kv_metric;
 };
 
+/// Formats and policies of all layers.
+struct LayerConfigs {
+  std::vector<KvSideConfig> k, v;
+};
+/// What the options say, over what the formats' policies say. Throws usage when that cannot work for the model.
+LayerConfigs layer_configs(const SessionOptions& options, const Config& config);
+
 }  // namespace ridge

@@ -89,9 +89,7 @@ KvSideConfig side_config(const KvSideOptions& options, std::string_view side, co
   return config;
 }
 
-struct LayerConfigs {
-  std::vector<KvSideConfig> k, v;
-};
+}  // namespace
 
 LayerConfigs layer_configs(const SessionOptions& options, const Config& c) {
   LayerConfigs configs{std::vector<KvSideConfig>(size_t(c.n_layers), side_config(options.k, "K", c)),
@@ -113,6 +111,8 @@ LayerConfigs layer_configs(const SessionOptions& options, const Config& c) {
   }
   return configs;
 }
+
+namespace {
 
 /// Layers first to last of one side, whose settings are those of `first`.
 KvSideReport side_report(const KvCache& cache, bool is_k, int first, int last) {

@@ -44,6 +44,9 @@ std::vector<KvChoice> default_matrix(int head_dim) {
     add(name + "/q8_0");
     add("q8_0/" + name);
   }
+  for (const KvFormat& format : kv_formats())
+    for (const KvScale scale : format.scales)
+      if (fits(format) && scale != format.policy.scale) add(fmt::format("{}:scale={}", format.name, scale_name(scale)));
   if (const auto rotor = find_kv_format("rotor-3"); rotor && fits(**rotor))
     for (const char* part : {":planar", ":none", ":centre=off", ":window=0", ":window=128", ":sinks=0",
                              ":window=0:sinks=0", ":none:centre=off:window=0:sinks=0",
