@@ -52,16 +52,17 @@ def plain(kv):
 
 
 # Which caches a part of the matrix shows, from (K, V, K/V as typed).
-POLICY = {"window", "sinks", "centre"}
+BARE = {"rotation", "window", "sinks", "centre", "scale", "rounding"}  # nothing but rotation, codes and a norm
 PARTS = {
     "both": lambda k, v, kv: plain(kv) and k == v,
     "k": lambda k, v, kv: plain(kv) and v == "f16",
     "v": lambda k, v, kv: plain(kv) and k == "f16",
     "mixed": lambda k, v, kv: plain(kv) and (k == "q8_0" or v == "q8_0"),
     "rotation": lambda k, v, kv: k == v and options_of(k)[0] == "rotor-3" and options_of(k)[1] <= {"rotation"},
-    "rotation-bare": lambda k, v, kv: k == v and options_of(k)[1] == POLICY | {"rotation"},
+    "rotation-bare": lambda k, v, kv: k == v and options_of(k)[1] == BARE,
     "centring": lambda k, v, kv: k == v and options_of(k)[0] == "rotor-3" and options_of(k)[1] <= {"centre"},
-    "window": lambda k, v, kv: k == v and options_of(k)[0] == "rotor-3" and options_of(k)[1] <= {"window", "sinks"},
+    "window": lambda k, v, kv: k == v and options_of(k)[0] == "rotor-3" and options_of(k)[1] <= {"window", "sinks", "recent"},
+    "rounding": lambda k, v, kv: k == v and options_of(k)[0] == "rotor-3" and options_of(k)[1] <= {"rounding"},
     "scale": lambda k, v, kv: k == v and options_of(k)[1] <= {"scale"},
     "layers": lambda k, v, kv: ";" in kv,
 }

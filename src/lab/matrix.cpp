@@ -47,11 +47,14 @@ std::vector<KvChoice> default_matrix(int head_dim) {
   for (const KvFormat& format : kv_formats())
     for (const KvScale scale : format.scales)
       if (fits(format) && scale != format.policy.scale) add(fmt::format("{}:scale={}", format.name, scale_name(scale)));
-  if (const auto rotor = find_kv_format("rotor-3"); rotor && fits(**rotor))
-    for (const char* part : {":planar", ":none", ":centre=off", ":window=0", ":window=128", ":sinks=0",
-                             ":window=0:sinks=0", ":none:centre=off:window=0:sinks=0",
-                             ":hadamard:centre=off:window=0:sinks=0", ":planar:centre=off:window=0:sinks=0"})
-      add(std::string("rotor-3") + part);
+  const auto rotor = find_kv_format("rotor-3");
+  if (!rotor || !fits(**rotor)) return parse_kv_list(list).or_throw();
+  for (const char* part : {":planar", ":none", ":centre=off", ":centre=on", ":window=0", ":window=32", ":window=256",
+                           ":sinks=0", ":window=0:sinks=0", ":recent=f16", ":rounding=nearest"})
+    add(std::string("rotor-3") + part);
+  // The seed's coding: nothing but rotation, codes and a norm.
+  for (const char* rotation : {"hadamard", "planar", "none"})
+    add(fmt::format("rotor-3:{}:window=0:sinks=0:centre=off:scale=norm:rounding=nearest", rotation));
   return parse_kv_list(list).or_throw();
 }
 

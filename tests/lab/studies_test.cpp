@@ -124,7 +124,7 @@ TEST_F(Studies, ACacheEqualToTheBaseNeverDivergesAndAPoorOneDoes) {
   options.n_prompts = 3;
   options.prompt_tokens = 48;
   options.n_generate = 24;
-  options.candidates = parse_kv_list("f16,rotor-3:window=0:sinks=0:none:centre=off").or_throw();
+  options.candidates = parse_kv_list("f16,rotor-3:window=0:sinks=0:none:rounding=nearest").or_throw();
   std::vector<std::vector<int>> lengths;
   int64_t done = 0, total = 0;
   DivergenceHooks hooks;
@@ -185,9 +185,13 @@ class AttentionStudy : public testing::Test {
     for (auto* part : {&rows_.q, &rows_.k, &rows_.v})
       for (float& x : *part) x = float(rng.normal());
   }
+  static constexpr const char* kBare = "rotor-3:none:centre=off:window=0:sinks=0:scale=norm:rounding=nearest";
   AttentionError error(const std::string& kv, const LayerRows& rows) {
     const KvChoice choice = parse_kv_choice(kv).or_throw();
-    return attention_error(context_, kShape, 0, rows, side_config(choice.k, "K", 128), side_config(choice.v, "V", 128));
+    Config model;
+    model.head_dim = kShape.head_dim;
+    return attention_error(context_, kShape, 0, rows, side_config(choice.k, "K", model),
+                           side_config(choice.v, "V", model));
   }
   CpuContext context_{2, Isa::scalar};
   LayerRows rows_;
@@ -211,8 +215,7 @@ TEST_F(AttentionStudy, CentringIsExactButForItsF16Rows) {
 }
 
 TEST_F(AttentionStudy, ErrorsFollowTheBits) {
-  const AttentionError f16 = error("f16", rows_), q8 = error("q8_0", rows_),
-                       three = error("rotor-3:window=0:sinks=0", rows_);
+  const AttentionError f16 = error("f16", rows_), q8 = error("q8_0", rows_), three = error(kBare, rows_);
   EXPECT_LT(f16.relative_l2(), 1e-3);
   EXPECT_LT(f16.relative_l2(), q8.relative_l2());
   EXPECT_LT(q8.relative_l2(), 0.02);
@@ -229,8 +232,7 @@ TEST_F(AttentionStudy, AnOutlierKeepsTheExactAnswerAndHurtsCoding) {
   EXPECT_NE(outlier.k, rows_.k);
   const AttentionError plain = error("f32", rows_), planted = error("f32", outlier);
   EXPECT_NEAR(plain.exact2 / planted.exact2, 1, 1e-5);
-  EXPECT_GT(error("rotor-3:none:centre=off:window=0:sinks=0", outlier).rms_logit_error(),
-            1.5 * error("rotor-3:none:centre=off:window=0:sinks=0", rows_).rms_logit_error());
+  EXPECT_GT(error(kBare, outlier).rms_logit_error(), 1.5 * error(kBare, rows_).rms_logit_error());
 }
 
 TEST_F(AttentionStudy, SumsAddUpToTheFiguresOfAllLayers) {
