@@ -115,8 +115,8 @@ std::vector<LayerRows> capture_attention(const Model& model, std::span<const int
   const Config& c = m.loaded.config;
   const int n = int(tokens.size()), first_query = std::max(0, n - n_queries);
   std::vector<LayerRows> layers(size_t(c.n_layers), LayerRows{.n_keys = n, .n_queries = n - first_query});
-  const std::vector<KvSideConfig> f16(size_t(c.n_layers), side_config({}, "K", c));
-  KvCache cache(f16, f16, c.n_kv_heads, c.head_dim, n);
+  const LayerConfigs f16 = layer_configs({}, c);
+  KvCache cache(f16.k, f16.v, c.n_kv_heads, c.head_dim, n);
   ForwardState state(c, std::min(kBatch, n));
   state.on_attention = [&](int layer, View2<const float> q, View2<const float> k, View2<const float> v) {
     LayerRows& rows = layers[size_t(layer)];
@@ -225,9 +225,8 @@ std::vector<AttentionResult> run_attention(const Model& model, const Corpus& cor
     for (LayerRows& rows : outliers) plant_outlier(shape, rows);
     std::vector<AttentionResult> so_far = results;
     for (AttentionResult& result : so_far) {
-      const KvSideConfig k = side_config(result.kv.k, "K", m.loaded.config);
-      const KvSideConfig v = side_config(result.kv.v, "V", m.loaded.config);
-      const KvRoundingTools tools = m.rounding_tools({&k, 1}, {&v, 1});
+      const LayerConfigs sides = layer_configs(session_options(result.kv, options.n_ctx, 1), m.loaded.config);
+      const KvRoundingTools tools = m.rounding_tools(sides.k, sides.v);
       KvRoundingTools outlier_tools = tools;
       KvMetric outlier_metric;
       if (tools.metric) {
@@ -236,8 +235,9 @@ std::vector<AttentionResult> run_attention(const Model& model, const Corpus& cor
         outlier_tools.metric = &outlier_metric;
       }
       for (size_t i = 0; i < layers.size(); ++i) {
-        result.layers[i] += attention_error(m.context, shape, int(i), layers[i], k, v, tools);
-        result.layers_outlier[i] += attention_error(m.context, shape, int(i), outliers[i], k, v, outlier_tools);
+        result.layers[i] += attention_error(m.context, shape, int(i), layers[i], sides.k[i], sides.v[i], tools);
+        result.layers_outlier[i] +=
+            attention_error(m.context, shape, int(i), outliers[i], sides.k[i], sides.v[i], outlier_tools);
       }
       if (hooks.on_progress) hooks.on_progress(++done, int64_t(windows.n_chunks) * int64_t(results.size()));
       if (hooks.stop && hooks.stop()) return results;

@@ -8,6 +8,8 @@
 namespace ridge::lab {
 namespace {
 
+constexpr int kUbatch = 512;
+
 int32_t largest(std::span<const float> logits) {
   return int32_t(std::max_element(logits.begin(), logits.end()) - logits.begin());
 }
@@ -49,8 +51,7 @@ void run_divergence(const Model& model, const Corpus& corpus, const DivergenceOp
   const auto bos = model.info().add_bos ? model.bos() : std::nullopt;
   const auto prompts = pick_prompts(corpus.tokens, options.n_prompts, options.prompt_tokens, bos).or_throw();
   const auto open = [&](const KvChoice& kv) {
-    return SessionTimeline(model,
-                           SessionOptions{.n_ctx = options.prompt_tokens + options.n_generate, .k = kv.k, .v = kv.v});
+    return SessionTimeline(model, session_options(kv, options.prompt_tokens + options.n_generate, kUbatch));
   };
   const auto total = int64_t(prompts.size() * (1 + options.candidates.size()));
   int64_t done = 0;

@@ -58,6 +58,12 @@ std::vector<KvChoice> default_matrix(int head_dim) {
   return parse_kv_list(list).or_throw();
 }
 
+std::vector<KvChoice> each_layer(const KvChoice& kv, int n_layers) {
+  std::vector<KvChoice> choices(static_cast<size_t>(n_layers));
+  for (int i = 0; i < n_layers; ++i) choices[size_t(i)].layers.push_back({.first = i, .last = i, .k = kv.k, .v = kv.v});
+  return choices;
+}
+
 std::vector<Row> run_matrix(const Model& model, const Corpus& corpus, const EvalOptions& options, int group,
                             std::span<const Row> stored, ResultsFile& store, const MatrixHooks& hooks) {
   RIDGE_CHECK(group > 0 && options.against_base && options.save_base.empty(), "groups of {}", group);

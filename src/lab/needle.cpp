@@ -9,6 +9,8 @@
 namespace ridge::lab {
 namespace {
 
+constexpr int kUbatch = 512;
+
 /// Tokens that stand for text and that the text uses: the model has learnt to tell them apart.
 std::vector<int32_t> text_tokens(const Model& model, const Corpus& corpus) {
   constexpr int kFewest = 16;  // occurrences
@@ -118,7 +120,7 @@ void run_needle(const Model& model, const Corpus& corpus, const NeedleOptions& o
   const auto total = int64_t(options.candidates.size() * trials.size()) * (options.n_depths + 1);
   int64_t done = 0;
   for (const KvChoice& kv : options.candidates) {
-    SessionTimeline timeline(model, SessionOptions{.n_ctx = options.n_ctx, .k = kv.k, .v = kv.v});
+    SessionTimeline timeline(model, session_options(kv, options.n_ctx, kUbatch));
     NeedleResult result{.kv = kv, .cache = timeline.session.kv_report(), .depths = {}, .absent = {}};
     const auto run = [&](std::optional<double> depth, NeedleScore& score) {
       for (const Trial& trial : trials) {

@@ -187,11 +187,11 @@ class AttentionStudy : public testing::Test {
   }
   static constexpr const char* kBare = "rotor-3:none:centre=off:window=0:sinks=0:scale=norm:rounding=nearest";
   AttentionError error(const std::string& kv, const LayerRows& rows) {
-    const KvChoice choice = parse_kv_choice(kv).or_throw();
     Config model;
     model.head_dim = kShape.head_dim;
-    return attention_error(context_, kShape, 0, rows, side_config(choice.k, "K", model),
-                           side_config(choice.v, "V", model));
+    model.n_layers = 1;
+    const LayerConfigs sides = layer_configs(session_options(parse_kv_choice(kv).or_throw(), 128, 1), model);
+    return attention_error(context_, kShape, 0, rows, sides.k[0], sides.v[0]);
   }
   CpuContext context_{2, Isa::scalar};
   LayerRows rows_;
