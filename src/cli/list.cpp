@@ -62,7 +62,7 @@ std::span<const Command> commands() {
        "rest: the share of tokens found (and their NLL in nats), by depth. The last column has no needle planted: what "
        "guessing gives. A small model that is no assistant can pass this.",
        "ridge eval needle -m model.gguf -f wiki.test.raw -c 2048 --kv f16,q8_0,rotor-3\n"
-       "ridge eval needle -m model.gguf -f wiki.test.raw --depths 9 --trials 32 --needle 24 --cue 8",
+       "ridge eval needle -m model.gguf -f wiki.test.raw --depths 9 --trials 32 --needle 24 --cue 12",
        declare_eval_needle},
       {"eval attention", "what caches do to the attention output itself",
        "Takes the model's own queries, keys and values on a text through each cache and compares the attention output "

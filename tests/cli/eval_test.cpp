@@ -99,10 +99,10 @@ TEST_F(EvalCommands, StudiesPrintATableAndStoreARowPerCache) {
     std::vector<std::string> args;
     const char* column;
   };
-  for (const Case& c :
-       {Case{{"divergence", "--prompts", "2", "--prompt-tokens", "16", "-n", "8"}, "| identical |"},
-        Case{{"needle", "-c", "96", "--trials", "1", "--depths", "2", "--needle", "8"}, "| depth 100 % |"},
-        Case{{"attention", "-c", "32", "--windows", "1", "--queries", "4"}, "| norm ratio |"}}) {
+  for (const Case& c : {Case{{"divergence", "--prompts", "2", "--prompt-tokens", "16", "-n", "8"}, "| identical |"},
+                        Case{{"needle", "-c", "128", "--trials", "1", "--depths", "2", "--needle", "8", "--cue", "4"},
+                             "| depth 100 % |"},
+                        Case{{"attention", "-c", "32", "--windows", "1", "--queries", "4"}, "| norm ratio |"}}) {
     const std::string results = (dir_ / (c.args[0] + ".jsonl")).native();
     std::vector<std::string> args{"eval"};
     args.insert(args.end(), c.args.begin(), c.args.end());

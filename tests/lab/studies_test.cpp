@@ -143,6 +143,8 @@ TEST_F(Studies, NeedleRunsGiveEveryDepthAndTheControl) {
   options.n_trials = 2;
   options.n_depths = 3;
   options.needle = 8;
+  options.cue = 4;
+  options.copies = 2;
   options.candidates = parse_kv_list("f16,f32").or_throw();
   std::vector<NeedleResult> results;
   NeedleHooks hooks;
