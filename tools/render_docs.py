@@ -19,6 +19,153 @@ def rows(name):
     return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
 
 
+def studied(name, same=("model", "weight_format", "path", "n_ctx", "base", "kv")):
+    """Finished rows of a study, the last one of each cell; nothing when it has not been run."""
+    if not (ROOT / "results" / name).exists():
+        return []
+    cells = {}
+    for r in rows(name):
+        if r.get("chunks") == r.get("chunks_planned"):
+            cells[tuple(str(r.get(field)) for field in same)] = r
+    return list(cells.values())
+
+
+def with_model(found):
+    """The columns in front: the model only where there is more than one. Returns heading, rule, cell of a row."""
+    if len({(r["model_name"], r["weight_format"]) for r in found}) < 2:
+        return "| K/V cache |", "|---|", lambda r: f"| {r['kv']} |"
+    return "| weights | K/V cache |", "|---|---|", lambda r: f"| {r['model_name']} {r['weight_format']} | {r['kv']} |"
+
+
+NO_ROWS = ["No rows yet."]
+PPL_GATE = 0.25
+
+
+def options_of(kv):
+    """'rotor-3:planar:window=0' -> ('rotor-3', {'rotation', 'window'})."""
+    name, *options = kv.split(":")
+    return name, {o.split("=")[0] if "=" in o else "rotation" for o in options}
+
+
+def plain(kv):
+    return ":" not in kv
+
+
+# Which caches a part of the matrix shows, from (K, V, K/V as typed).
+BARE = {"rotation", "window", "sinks", "centre", "scale", "rounding"}  # nothing but rotation, codes and a norm
+PARTS = {
+    "both": lambda k, v, kv: plain(kv) and k == v,
+    "k": lambda k, v, kv: plain(kv) and v == "f16",
+    "v": lambda k, v, kv: plain(kv) and k == "f16",
+    "mixed": lambda k, v, kv: plain(kv) and (k == "q8_0" or v == "q8_0"),
+    "rotation": lambda k, v, kv: k == v and options_of(k)[0] == "rotor-3" and options_of(k)[1] <= {"rotation"},
+    "rotation-bare": lambda k, v, kv: k == v and options_of(k)[1] == BARE,
+    "centring": lambda k, v, kv: k == v and options_of(k)[0] == "rotor-3" and options_of(k)[1] <= {"centre"},
+    "window": lambda k, v, kv: k == v and options_of(k)[0] == "rotor-3" and options_of(k)[1] <= {"window", "sinks", "recent"},
+    "rounding": lambda k, v, kv: k == v and options_of(k)[0] == "rotor-3" and options_of(k)[1] <= {"rounding"},
+    "scale": lambda k, v, kv: k == v and options_of(k)[1] <= {"scale"},
+    "layers": lambda k, v, kv: ";" in kv,
+}
+
+
+def sides(kv):
+    k, _, v = kv.partition("/")
+    return k, v or k
+
+
+def matrix(part, path):
+    """One sweep out of the rows of `ridge eval matrix`."""
+    found = [r for r in studied("kv-matrix.jsonl") if r["path"] == path and PARTS[part](*sides(r["kv"]), r["kv"])]
+    if part == "scale":  # a format with one rule has nothing to compare
+        several = {options_of(sides(r["kv"])[0])[0] for r in found if "scale=" in r["kv"]}
+        found = [r for r in found if options_of(sides(r["kv"])[0])[0] in several]
+    if not found:
+        return NO_ROWS
+    heading, rule, front = with_model(found)
+    out = [f"{heading} bits K / V | bits at 4k | mean KLD | ln PPL ratio | same top % | 99 % KLD | PPL | PPL - f16 (gate +{PPL_GATE}) |",
+           f"{rule}---:|---:|---:|---:|---:|---:|---:|---:|"]
+    for r in found:
+        rise, top = r["difference"], r["same_top"]
+        out.append(
+            f"{front(r)} {r['kv_k']['bits_per_value']:g} / {r['kv_v']['bits_per_value']:g} | {r['effective_bits_4k']:.2f} |"
+            f" {estimate(r['kld']['mean'], 6)} | {estimate(r['ln_ratio'], 5)} |"
+            f" {100 * top['value']:.2f} ± {100 * top['error']:.2f} | {r['kld']['percentiles']['99.0%']:.5f} |"
+            f" {r['ppl']['value']:.3f} | {rise['value']:+.4f} ± {rise['error']:.4f} {'pass' if rise['value'] <= PPL_GATE else 'FAIL'} |")
+    return out
+
+
+def matrix_runs():
+    """What the matrix was run on: one line per model, path and window."""
+    runs = {}
+    for r in studied("kv-matrix.jsonl"):
+        runs[(r["model_name"], r["weight_format"], r["path"], r["n_ctx"], r["device"])] = r
+    if not runs:
+        return NO_ROWS
+    out = ["| weights | text | path | windows | scored tokens | device | build |", "|---|---|---|---:|---:|---|---|"]
+    for r in runs.values():
+        out.append(f"| {r['model_name']} {r['weight_format']} | {r['corpus']} | {r['path']} | {r['chunks']} x {r['n_ctx']} |"
+                   f" {r['tokens_scored']} | {r['device']} | {r['build_commit']} |")
+    return out
+
+
+def curve():
+    """Mean divergence by position in the window, caches of the prefill path with the same format on both sides."""
+    found = [r for r in studied("kv-matrix.jsonl")
+             if r["path"] == "prefill" and PARTS["both"](*sides(r["kv"]), r["kv"]) and r["kld"]["mean"]["value"] > 0]
+    if not found:
+        return NO_ROWS
+    parts = found[0]["kld_by_position"]
+    found = [r for r in found if [p["from"] for p in r["kld_by_position"]] == [p["from"] for p in parts]]
+    heading, rule, front = with_model(found)
+    out = [heading + "".join(f" {p['from']} to {p['to'] - 1} |" for p in parts), rule + "---:|" * len(parts)]
+    for r in found:
+        out.append(front(r) + "".join(f" {p['kld']['value']:.5f} |" for p in r["kld_by_position"]))
+    return out
+
+
+def divergence():
+    found = studied("kv-divergence.jsonl", ("model", "weight_format", "prompt_tokens", "n_generate", "base", "kv"))
+    if not found:
+        return NO_ROWS
+    heading, rule, front = with_model(found)
+    out = [f"{heading} prompts | identical % | first difference: median | 25 % | 75 % | mean (at least) |",
+           f"{rule}---:|---:|---:|---:|---:|---:|"]
+    for r in found:
+        first = r["first_difference"]
+        cell = lambda x: f"> {x:.0f}" if x >= r["n_generate"] else f"{x:.0f}"
+        out.append(f"{front(r)} {r['n_prompts']} | {100 * r['identical']:.1f} | {cell(first['median'])} | {cell(first['25%'])} |"
+                   f" {cell(first['75%'])} | {first['mean']['value']:.1f} |")
+    return out
+
+
+def needle():
+    found = studied("kv-needle.jsonl", ("model", "weight_format", "n_ctx", "needle", "cue", "kv"))
+    if not found:
+        return NO_ROWS
+    heading, rule, front = with_model(found)
+    depths = found[0]["depths"]
+    out = [f"{heading} context |" + "".join(f" depth {100 * d['depth']:.0f} % |" for d in depths) + " not planted |",
+           rule + "---:|" * (len(depths) + 2)]
+    cell = lambda s: f" {100 * s['tokens_found']['value']:.1f} % ({s['nll']['value']:.2f}) |"
+    for r in found:
+        out.append(f"{front(r)} {r['n_ctx']} |" + "".join(cell(d) for d in r["depths"]) + cell(r["absent"]))
+    return out
+
+
+def attention():
+    found = studied("kv-attention.jsonl", ("model", "weight_format", "n_ctx", "n_windows", "kv"))
+    if not found:
+        return NO_ROWS
+    heading, rule, front = with_model(found)
+    figures = " relative L2 | cosine | norm ratio | RMS logit error |"
+    out = [f"{heading}{figures} with a K outlier:{figures}", rule + "---:|" * 8]
+    for r in found:
+        out.append(front(r) + "".join(
+            f" {e['relative_l2']:.4f} | {e['cosine']:.4f} | {e['norm_ratio']:.4f} | {e['rms_logit_error']:.4f} |"
+            for e in (r["attention"], r["attention_outlier"])))
+    return out
+
+
 def estimate(e, digits):
     return f"{e['value']:.{digits}f} ± {e['error']:.{digits}f}"
 
@@ -73,6 +220,13 @@ def decode():
 TABLES = {
     "kv-quality-prefill": lambda: quality("prefill"),
     "kv-quality-decode": lambda: quality("decode"),
+    **{f"kv-matrix-{part}": lambda part=part: matrix(part, "prefill") for part in PARTS},
+    "kv-matrix-decode": lambda: matrix("both", "decode"),
+    "kv-matrix-runs": matrix_runs,
+    "kv-curve": curve,
+    "kv-divergence": divergence,
+    "kv-needle": needle,
+    "kv-attention": attention,
     "perplexity": perplexity,
     "bandwidth-cpu": bandwidth,
     "decode-cpu": decode,

@@ -10,7 +10,7 @@ namespace {
 struct MatrixFlags {
   TextFlags text;
   OutputFlags output;
-  std::string list, base = "f16", format = "md";
+  std::string list, each_layer, base = "f16", format = "md";
   int group = 8;
 };
 
@@ -44,7 +44,11 @@ int matrix(const MatrixFlags& flags) {
   const std::vector<lab::Row> stored = stored_rows(flags);
   lab::ResultsFile results = lab::ResultsFile::open(flags.output.results).or_throw();
   const Model model = load_model(flags.text.model);
-  if (flags.list.empty()) options.candidates = lab::default_matrix(model.info().head_dim);
+  if (flags.list.empty() && flags.each_layer.empty()) options.candidates = lab::default_matrix(model.info().head_dim);
+  if (!flags.each_layer.empty())
+    for (const lab::KvChoice& kv :
+         lab::each_layer(lab::parse_kv_choice(flags.each_layer).or_throw(), model.info().n_layers))
+      options.candidates.push_back(kv);
   std::optional<io::KlBaseFile> no_file;
   const lab::Corpus corpus = read_base({.base = flags.base}, flags.text.file, model, options, no_file);
 
@@ -85,6 +89,9 @@ Action declare_eval_matrix(CLI::App& app) {
   app.get_option("--file")->required();
   app.add_option("--kv", f.list, "comma list of caches; left out: the whole shelf, both sides and each side alone")
       ->type_name("LIST")
+      ->group("KV cache");
+  app.add_option("--each-layer", f.each_layer, "this cache in one layer at a time, the others in f16")
+      ->type_name("KV")
       ->group("KV cache");
   app.add_option("--base", f.base, "the cache everything is compared with")
       ->type_name("KV")

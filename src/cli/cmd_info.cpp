@@ -60,7 +60,7 @@ lab::Row formats_row() {
     row["weights"].push_back({{"name", format.name},
                               {"bits_per_weight", format.bits_per_weight()},
                               {"group", format.group},
-                              {"gguf_type", format.gguf_type}});
+                              {"gguf_type", format.gguf_type < 0 ? lab::Row() : lab::Row(format.gguf_type)}});
   for (const KvFormat& format : kv_formats())
     row["kv"].push_back(
         {{"name", format.name}, {"bits_per_value", format.bits_per_value(kHeadDim)}, {"group", format.group}});

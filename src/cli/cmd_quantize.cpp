@@ -1,4 +1,4 @@
-// ridge quantize: convert weights to a GGUF file.
+// ridge quantize: convert weights to a GGUF file, or for int4_g128 to a directory.
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -38,9 +38,12 @@ int quantize(const QuantizeFlags& flags) {
     if (!progress) progress = std::make_unique<Progress>("quantize", total, !flags.output.quiet);
     progress->set(done, tensor);
   };
-  const std::vector<Fallback> fallbacks = convert_to_gguf(flags.in, flags.out, type, report).or_throw();
+  const bool directory = type.format->gguf_type < 0;
+  const std::vector<Fallback> fallbacks =
+      (directory ? convert_to_int4(flags.in, flags.out, report) : convert_to_gguf(flags.in, flags.out, type, report))
+          .or_throw();
   progress.reset();
-  const auto bytes = int64_t(std::filesystem::file_size(flags.out));
+  const auto bytes = int64_t(std::filesystem::file_size(directory ? flags.out + "/model.safetensors" : flags.out));
   if (flags.output.json) {
     lab::Row row{{"in", flags.in},       {"out", flags.out}, {"type", flags.type},
                  {"tensors", n_tensors}, {"bytes", bytes},   {"fallbacks", lab::Row::array()}};
@@ -63,7 +66,7 @@ Action declare_quantize(CLI::App& app) {
   const auto flags = std::make_shared<QuantizeFlags>();
   QuantizeFlags& f = *flags;
   app.add_option("IN", f.in, "Hugging Face directory or GGUF file")->required();
-  app.add_option("OUT", f.out, "GGUF file to write")->required();
+  app.add_option("OUT", f.out, "GGUF file to write (int4_g128: directory)")->required();
   app.add_option("--type", f.type, "weight format of the matrices (ridge info lists them), or a mix: q4_k_m, q5_k_m")
       ->type_name("FORMAT")
       ->required();

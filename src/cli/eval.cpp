@@ -23,15 +23,40 @@ void check_same_tokens(const lab::Corpus& text, const lab::Corpus& base) {
 }  // namespace
 
 void add_text_flags(CLI::App& app, TextFlags& f) {
-  add_model_flag(app, f.model, true);
-  add_device_flags(app, f.model);
-  app.add_option("-f,--file", f.file, "the text")->type_name("FILE")->group("Text");
+  add_corpus_flags(app, f);
+  app.get_option("--file")->required(false);
   add_context_flags(app, f.context, "tokens per window; 0: 512, or what the base file has");
   add_whole(app, "--chunks", f.chunks, -1, 1 << 26, "windows to score; -1: all the text has")->group("Text");
   app.add_option("--path", f.path, "prefill (batched) or decode (token by token, what users get)")
       ->type_name("NAME")
       ->default_str(f.path)
       ->group("Text");
+}
+
+void add_corpus_flags(CLI::App& app, TextFlags& f) {
+  add_model_flag(app, f.model, true);
+  add_device_flags(app, f.model);
+  app.add_option("-f,--file", f.file, "the text")->type_name("FILE")->required()->group("Text");
+}
+
+void add_list_flag(CLI::App& app, std::string& list, const std::string& left_out) {
+  app.add_option("--kv", list, "comma list of caches; left out: " + left_out)->type_name("LIST")->group("KV cache");
+}
+
+void store_row(lab::Row& row, const Model& model, lab::ResultsFile& results) {
+  row.update(lab::provenance(model.info().n_threads, 0));
+  results.add(row);
+}
+
+void print_study(const std::vector<lab::Row>& rows, const std::string& table, const OutputFlags& output) {
+  if (output.json) fmt::print("{}\n", lab::Row(rows).dump(2, ' ', false, lab::Row::error_handler_t::replace));
+  else fmt::print("{}", table);
+}
+
+int end_of_study(size_t n_rows, size_t n_wanted) {
+  if (n_rows == n_wanted) return 0;
+  fmt::print(stderr, "interrupted: {} of {} caches are done\n", n_rows, n_wanted);
+  return int(ErrorKind::interrupted);
 }
 
 lab::EvalOptions eval_options(const TextFlags& flags) {

@@ -17,6 +17,10 @@ struct TextFlags {
   int chunks = -1;
 };
 void add_text_flags(CLI::App& app, TextFlags& flags);
+/// Only -m, --device, -f (required): for studies that have windows of their own.
+void add_corpus_flags(CLI::App& app, TextFlags& flags);
+/// --kv LIST of a study, and what stands for it when it is left out.
+void add_list_flag(CLI::App& app, std::string& list, const std::string& left_out);
 /// The part of the options that these flags hold; n_ctx is 512 when none was given.
 lab::EvalOptions eval_options(const TextFlags& flags);
 
@@ -36,6 +40,13 @@ lab::Corpus read_base(const BaseFlags& flags, const std::string& text_file, cons
 void print_start(const lab::Corpus& corpus, const lab::Windows& windows, const lab::EvalOptions& options,
                  const Model& model);
 
+/// Completes a study's row with where it comes from and stores it.
+void store_row(lab::Row& row, const Model& model, lab::ResultsFile& results);
+/// A study's rows on stdout, as JSON or as the table.
+void print_study(const std::vector<lab::Row>& rows, const std::string& table, const OutputFlags& output);
+/// 0, or 130 with a line on stderr when rows are missing.
+int end_of_study(size_t n_rows, size_t n_wanted);
+
 /// The progress bar of one evaluation.
 class EvalProgress {
  public:
@@ -43,6 +54,10 @@ class EvalProgress {
   void advance(int64_t steps, int64_t total) {
     if (!bar_) bar_ = std::make_unique<Progress>("eval", total, enabled_);
     bar_->set(done_ += steps, "tokens");
+  }
+  void show(int64_t done, int64_t total, std::string_view what) {
+    if (!bar_) bar_ = std::make_unique<Progress>("eval", total, enabled_);
+    bar_->set(done, what);
   }
   void clear() {
     if (bar_) bar_->clear();

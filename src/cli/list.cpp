@@ -47,6 +47,32 @@ std::span<const Command> commands() {
        "ridge eval matrix -m model.gguf -f wiki.test.raw -c 1024 --results results/kv-matrix.jsonl\n"
        "ridge eval matrix -m model.gguf -f wiki.test.raw --path decode --kv f16,q8_0,rotor-3,rotor-3/f16 -o jsonl",
        declare_eval_matrix},
+      {"eval divergence", "how long greedy text stays the same",
+       "Generates greedily from prompts spread over the text, with the base cache and with every cache of --kv, and "
+       "says "
+       "at which token they first differ.",
+       "ridge eval divergence -m model.gguf -f wiki.test.raw --kv q8_0,rotor-3\n"
+       "ridge eval divergence -m model.gguf -f wiki.test.raw --prompts 64 --prompt-tokens 1024 -n 256 --kv rotor-3 "
+       "--json",
+       declare_eval_divergence},
+      {"eval needle", "copying a planted sequence from far back",
+       "Plants a sequence of random tokens (--copies times) at several depths of a text, repeats its first tokens at "
+       "the end and scores "
+       "the "
+       "rest: the share of tokens found (and their NLL in nats), by depth. The last column has no needle planted: what "
+       "guessing gives. A small model that is no assistant can pass this.",
+       "ridge eval needle -m model.gguf -f wiki.test.raw -c 2048 --kv f16,q8_0,rotor-3\n"
+       "ridge eval needle -m model.gguf -f wiki.test.raw --depths 9 --trials 32 --needle 24 --cue 12",
+       declare_eval_needle},
+      {"eval attention", "what caches do to the attention output itself",
+       "Takes the model's own queries, keys and values on a text through each cache and compares the attention output "
+       "and "
+       "the scores with the exact ones, in double precision: relative L2, cosine, norm ratio, RMS error of the scores. "
+       "The "
+       "second half of the table has an outlier channel (x20) planted in K. --json has every layer.",
+       "ridge eval attention -m model.gguf -f wiki.test.raw\n"
+       "ridge eval attention -m model.gguf -f wiki.test.raw --windows 8 --kv rotor-3:planar:window=0:sinks=0 --json",
+       declare_eval_attention},
       {"bench decode", "prefill and decode speed of models, with percent of roof",
        "Flags, tests and row fields are llama-bench's, ours appended. Every value may be a comma list or a range "
        "(512-4096*2); tests are the cross product. Each cache configuration is compared with the reference kernels "

@@ -31,4 +31,11 @@ KvReport device_kv_report(const Model::Impl& model, const DeviceSession& session
 /// The number N of "cuda[:N]", nothing for "cpu"; throws usage on other texts.
 std::optional<int> parse_device(std::string_view device);
 
+/// Formats and policies of all layers.
+struct LayerConfigs {
+  std::vector<KvSideConfig> k, v;
+};
+/// What the options say, over what the formats' policies say. Throws usage when that cannot work for the model.
+LayerConfigs layer_configs(const SessionOptions& options, const Config& config);
+
 }  // namespace ridge

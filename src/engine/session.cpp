@@ -91,9 +91,7 @@ KvSideConfig side_config(const KvSideOptions& options, std::string_view side, co
   return config;
 }
 
-struct LayerConfigs {
-  std::vector<KvSideConfig> k, v;
-};
+}  // namespace
 
 LayerConfigs layer_configs(const SessionOptions& options, const Config& c) {
   LayerConfigs configs{std::vector<KvSideConfig>(size_t(c.n_layers), side_config(options.k, "K", c)),
@@ -115,6 +113,8 @@ LayerConfigs layer_configs(const SessionOptions& options, const Config& c) {
   }
   return configs;
 }
+
+namespace {
 
 /// Layers of one side: the settings are those of most of them (of the first, when it is a tie), the bytes their sums.
 KvSideReport side_report(std::span<const KvStoreFacts> layers, const Config& c) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "format/i2_s.h"
+#include "format/int4_g128.h"
 #include "format/kv_types.h"
 #include "format/plain.h"
 #include "format/q4_0.h"
@@ -23,10 +24,11 @@ namespace {
 
 // The rows; the KV formats are in kv_types.h. Order is the order of tables and help texts.
 constexpr WeightFormat kWeightFormats[] = {
-    make_weight_format<F32>(),   make_weight_format<F16>(),  make_weight_format<BF16>(), make_weight_format<Q8_0>(),
-    make_weight_format<Q6_K>(),  make_weight_format<Q5_K>(), make_weight_format<Q5_1>(), make_weight_format<Q5_0>(),
-    make_weight_format<Q4_K>(),  make_weight_format<Q4_1>(), make_weight_format<Q4_0>(), make_weight_format<TQ2_0>(),
-    make_weight_format<TQ1_0>(), make_weight_format<I2_S>(),
+    make_weight_format<F32>(),   make_weight_format<F16>(),  make_weight_format<BF16>(),
+    make_weight_format<Q8_0>(),  make_weight_format<Q6_K>(), make_weight_format<Q5_K>(),
+    make_weight_format<Q5_1>(),  make_weight_format<Q5_0>(), make_weight_format<Q4_K>(),
+    make_weight_format<Q4_1>(),  make_weight_format<Q4_0>(), make_weight_format<TQ2_0>(),
+    make_weight_format<TQ1_0>(), make_weight_format<I2_S>(), make_weight_format<Int4G128>(),
 };
 template <class... Formats>
 constexpr std::array<KvFormat, sizeof...(Formats)> make_kv_table(KvTypes<Formats...>) {
@@ -84,7 +86,7 @@ Result<KvRounding> find_rounding(std::string_view name) {
 
 const WeightFormat* weight_format_of_gguf(uint32_t type) {
   for (const WeightFormat& format : kWeightFormats)
-    if (uint32_t(format.gguf_type) == type) return &format;
+    if (format.gguf_type >= 0 && uint32_t(format.gguf_type) == type) return &format;
   return nullptr;
 }
 

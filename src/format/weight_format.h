@@ -15,7 +15,7 @@ namespace ridge {
 /// One row of the table of weight formats. Compare by address: there is exactly one object per format.
 struct WeightFormat {
   std::string_view name;               ///< as typed on the command line and shown in tables
-  int gguf_type;                       ///< type id in a GGUF file
+  int gguf_type;                       ///< type id in a GGUF file; negative when the format has none
   std::string_view safetensors_dtype;  ///< dtype in a safetensors header, empty when the format has none
   int group;                           ///< consecutive elements of a row that share a scale
   int block_bytes;                     ///< sizeof the packed struct of one group

@@ -189,7 +189,8 @@ Result<const WeightFormat*> read_format(Cursor& cursor) {
   if (const WeightFormat* const format = weight_format_of_gguf(type)) return format;
   std::string supported;
   for (const WeightFormat& format : weight_formats())
-    supported += fmt::format("{}{} = {}", supported.empty() ? "" : ", ", format.gguf_type, format.name);
+    if (format.gguf_type >= 0)
+      supported += fmt::format("{}{} = {}", supported.empty() ? "" : ", ", format.gguf_type, format.name);
   return bad_file("has type id {} (not supported; supported: {})", type, supported);
 }
 

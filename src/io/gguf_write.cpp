@@ -129,6 +129,7 @@ Result<uint64_t> check_spec(const GgufTensorSpec& spec) {
   RIDGE_CHECK(spec.format != nullptr, "tensor {} has no format", in_quotes(spec.name));
   if (spec.shape.size() > kMaxGgufDims)
     return bad_file("has {} dimensions, expected at most {}", spec.shape.size(), kMaxGgufDims);
+  if (spec.format->gguf_type < 0) return bad_file("has format {}, which GGUF does not know", spec.format->name);
   return storage_bytes(*spec.format, spec.shape);
 }
 

@@ -1,7 +1,8 @@
-// safetensors reader: one file, or the shards of a model.safetensors.index.json.
+// safetensors reader and writer: one file, or the shards of a model.safetensors.index.json.
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -16,6 +17,21 @@ namespace ridge::io {
 /// tensors without elements are refused too (no model weight is one), as is data not aligned to its element size.
 /// Tensors come in the order of their data.
 Result<std::vector<Tensor>> parse_safetensors(std::span<const std::byte> file, std::string_view where);
+
+/// What write_safetensors() writes for one tensor.
+struct SafetensorsSpec {
+  std::string name;
+  const WeightFormat* format = nullptr;  ///< one with a safetensors dtype
+  std::vector<int64_t> shape;
+};
+/// Fills `out` (empty at the call) with the bytes of one tensor.
+using SafetensorsPayload = std::function<Status(size_t tensor_index, std::vector<std::byte>& out)>;
+
+/// Writes one safetensors file; nothing is left behind on failure. Tensors are pulled one at a time, those with the
+/// larger elements first, so that all are aligned. Errors: bad_file for names, shapes, formats or payload sizes that do
+/// not fit; failure for what the disk refused.
+Status write_safetensors(const std::filesystem::path& path, const std::vector<SafetensorsSpec>& tensors,
+                         const SafetensorsPayload& payload);
 
 /// A Hugging Face model directory: config.json, tokenizer files and weights (single file or sharded), all mapped.
 struct HfDirectory {

@@ -6,6 +6,22 @@
 #include "base/checked.h"
 
 namespace ridge::io {
+namespace {
+
+struct Int32 {
+  using Block = int32_t;
+  static constexpr const char* kName = "i32";
+  static constexpr const char* kDtype = "I32";
+  static constexpr int kGgufType = -1;
+  static constexpr int kGroup = 1;
+  static void decode(const Block& block, float* out) { *out = float(block); }
+  static void encode(const float* in, Block& block) { block = Block(*in); }
+};
+constexpr WeightFormat kPackedWords = make_weight_format<Int32>();
+
+}  // namespace
+
+const WeightFormat& packed_words() { return kPackedWords; }
 
 Result<uint64_t> storage_bytes(const WeightFormat& format, std::span<const int64_t> shape) {
   if (shape.empty()) return bad_file("has no dimensions (a scalar is not a model weight)");

@@ -18,6 +18,9 @@ struct Tensor {
   std::span<const std::byte> data;  ///< lies inside the mapped file; size = format bytes of the shape, checked
 };
 
+/// Not on the shelf: 32-bit integers, in which checkpoints pack codes (io/int4_packed.h). Named "i32".
+const WeightFormat& packed_words();
+
 /// Bytes that a tensor of this shape takes in this format. Fails on no dimensions, a dimension below 1, a product past
 /// 63 bits, and rows that the format's group does not divide; the message starts with the fault, not with a name.
 Result<uint64_t> storage_bytes(const WeightFormat& format, std::span<const int64_t> shape);

@@ -44,12 +44,24 @@ std::vector<KvChoice> default_matrix(int head_dim) {
     add(name + "/q8_0");
     add("q8_0/" + name);
   }
-  if (const auto rotor = find_kv_format("rotor-3"); rotor && fits(**rotor))
-    for (const char* part : {":planar", ":none", ":centre=off", ":window=0", ":window=128", ":sinks=0",
-                             ":window=0:sinks=0", ":none:centre=off:window=0:sinks=0",
-                             ":hadamard:centre=off:window=0:sinks=0", ":planar:centre=off:window=0:sinks=0"})
-      add(std::string("rotor-3") + part);
+  for (const KvFormat& format : kv_formats())
+    for (const KvScale scale : format.scales)
+      if (fits(format) && scale != format.policy.scale) add(fmt::format("{}:scale={}", format.name, scale_name(scale)));
+  const auto rotor = find_kv_format("rotor-3");
+  if (!rotor || !fits(**rotor)) return parse_kv_list(list).or_throw();
+  for (const char* part : {":planar", ":none", ":centre=off", ":centre=on", ":window=0", ":window=32", ":window=256",
+                           ":sinks=0", ":window=0:sinks=0", ":recent=f16", ":rounding=nearest"})
+    add(std::string("rotor-3") + part);
+  // The seed's coding: nothing but rotation, codes and a norm.
+  for (const char* rotation : {"hadamard", "planar", "none"})
+    add(fmt::format("rotor-3:{}:window=0:sinks=0:centre=off:scale=norm:rounding=nearest", rotation));
   return parse_kv_list(list).or_throw();
+}
+
+std::vector<KvChoice> each_layer(const KvChoice& kv, int n_layers) {
+  std::vector<KvChoice> choices(static_cast<size_t>(n_layers));
+  for (int i = 0; i < n_layers; ++i) choices[size_t(i)].layers.push_back({.first = i, .last = i, .k = kv.k, .v = kv.v});
+  return choices;
 }
 
 std::vector<Row> run_matrix(const Model& model, const Corpus& corpus, const EvalOptions& options, int group,

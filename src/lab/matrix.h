@@ -10,6 +10,9 @@ namespace ridge::lab {
 /// left out.
 std::vector<KvChoice> default_matrix(int head_dim);
 
+/// `kv` in one layer at a time, the others in f16: which layers a cache hurts.
+std::vector<KvChoice> each_layer(const KvChoice& kv, int n_layers);
+
 struct MatrixHooks {
   EvalHooks eval;
   std::function<void(int n_stored, int n_left)> on_start;  ///< caches found in the store, caches to run

@@ -7,27 +7,16 @@
 #include <cmath>
 #include <memory>
 
+#include "base/build_info.h"
 #include "engine/model_impl.h"
 #include "io/mapped_file.h"
+#include "lab/session_timeline.h"
 #include "lab/windows_device.h"
 
 namespace ridge::lab {
 namespace {
 
 constexpr uint64_t kMaxCorpusBytes = uint64_t(1) << 30;
-
-class SessionTimeline : public Timeline {
- public:
-  SessionTimeline(const Model& model, const SessionOptions& options) : session(model, options) {}
-  void reset() override { session.reset(); }
-  void prefill(std::span<const int32_t> tokens) override { session.prefill(tokens); }
-  void prefill(std::span<const int32_t> tokens, const LogitsCallback& logits) override {
-    session.prefill(tokens, logits);
-  }
-  std::span<const float> decode(int32_t token) override { return session.decode(token); }
-
-  Session session;
-};
 
 /// Rows of logits held at a time: a micro-batch, unless the vocabulary makes that more than 128 MiB.
 int block_rows(const EvalOptions& options, int vocab_size) {
@@ -150,6 +139,23 @@ Corpus base_corpus(const Model& model, const io::KlBaseFile& file) {
   return corpus;
 }
 
+Row subject(std::string_view kind, const ModelInfo& model, const Corpus& corpus, const std::string& device) {
+  Row row;
+  row["kind"] = kind;
+  row["model"] = model.path;
+  row["model_name"] = model.name;
+  row["arch"] = model.arch;
+  row["weight_format"] = model.weight_format;
+  row["device"] = device;
+  row["device_name"] = model.device;
+  row["build_commit"] = build_info().commit;
+  row["corpus"] = corpus.path;
+  row["corpus_bytes"] = corpus.bytes;
+  row["corpus_xxh64"] = fmt::format("{:016x}", corpus.xxh64);
+  row["corpus_tokens"] = int64_t(corpus.tokens.size());
+  return row;
+}
+
 int64_t CandidateResult::bytes_at(int n) const {
   return cache.bytes_per_token() * n + cache.k.fixed_bytes + cache.v.fixed_bytes;
 }
@@ -170,14 +176,12 @@ std::string EvalResult::base_name() const {
 }
 
 EvalResult plan_evaluation(const Model& model, const Corpus& corpus, const EvalOptions& options) {
-  EvalResult result{.options = options,
-                    .model = model.info(),
-                    .corpus_path = corpus.path,
-                    .corpus_bytes = corpus.bytes,
-                    .corpus_xxh64 = corpus.xxh64,
-                    .n_tokens = int64_t(corpus.tokens.size())};
+  EvalResult result{
+      .options = options,
+      .model = model.info(),
+      .subject = subject(options.against_base ? "eval_kld" : "eval_ppl", model.info(), corpus, options.device)};
   const auto bos = result.model.add_bos ? model.bos() : std::nullopt;
-  result.windows = plan_windows(result.n_tokens, options.n_ctx, options.max_chunks, bos).or_throw();
+  result.windows = plan_windows(int64_t(corpus.tokens.size()), options.n_ctx, options.max_chunks, bos).or_throw();
   return result;
 }
 

@@ -25,6 +25,9 @@ Corpus read_corpus(const Model& model, const std::string& path);
 /// The text of a base file: its tokens. The hash is of the tokens. Refused when the vocabularies differ.
 Corpus base_corpus(const Model& model, const io::KlBaseFile& file);
 
+/// What every row about a model on a text begins with.
+Row subject(std::string_view kind, const ModelInfo& model, const Corpus& corpus, const std::string& device);
+
 struct EvalOptions {
   int n_ctx = 512;
   int max_chunks = -1;  ///< -1: all
@@ -52,10 +55,7 @@ struct CandidateResult {
 struct EvalResult {
   EvalOptions options;
   ModelInfo model;
-  std::string corpus_path;
-  int64_t corpus_bytes = 0;
-  uint64_t corpus_xxh64 = 0;
-  int64_t n_tokens = 0;  ///< of the whole text
+  Row subject;  ///< what the rows begin with
   Windows windows;
   int chunks_done = 0;
   int64_t scored_bytes = 0;  ///< of the scored tokens' text

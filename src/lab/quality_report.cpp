@@ -1,22 +1,6 @@
 #include "lab/quality_report.h"
 
-#include "base/build_info.h"
-
 namespace ridge::lab {
-namespace {
-
-constexpr int kTableContext = 32768;  // where the table states the cache's size
-
-std::string both(std::string_view k, std::string_view v) {
-  return k == v ? std::string(k) : fmt::format("{}/{}", k, v);
-}
-
-std::string pair_line(const PairMeans& m) {
-  return fmt::format("{:10.4f} ± {:8.4f} {:11.5f} ± {:9.5f} {:11.5f} ± {:9.5f} {:7.3f} ± {:6.3f} % {:7.3f} ± {:6.3f} %",
-                     m.ppl.value, m.ppl.error, m.ln_ratio.value, m.ln_ratio.error, m.kld.value, m.kld.error,
-                     100 * m.delta_p_rms.value, 100 * m.delta_p_rms.error, 100 * m.same_top.value,
-                     100 * m.same_top.error);
-}
 
 Row to_row(const Estimate& estimate) { return {{"value", number(estimate.value)}, {"error", number(estimate.error)}}; }
 
@@ -34,6 +18,21 @@ Row to_row(const KvSideReport& side) {
           {"fixed_bytes", side.fixed_bytes},
           {"allocated_bytes", side.allocated_bytes},
           {"saturated", side.saturated}};
+}
+
+namespace {
+
+constexpr int kTableContext = 32768;  // where the table states the cache's size
+
+std::string both(std::string_view k, std::string_view v) {
+  return k == v ? std::string(k) : fmt::format("{}/{}", k, v);
+}
+
+std::string pair_line(const PairMeans& m) {
+  return fmt::format("{:10.4f} ± {:8.4f} {:11.5f} ± {:9.5f} {:11.5f} ± {:9.5f} {:7.3f} ± {:6.3f} % {:7.3f} ± {:6.3f} %",
+                     m.ppl.value, m.ppl.error, m.ln_ratio.value, m.ln_ratio.error, m.kld.value, m.kld.error,
+                     100 * m.delta_p_rms.value, 100 * m.delta_p_rms.error, 100 * m.same_top.value,
+                     100 * m.same_top.error);
 }
 
 template <size_t n>
@@ -181,20 +180,8 @@ std::string markdown_table(const EvalResult& result) {
 }
 
 Row identity(const EvalResult& result, const KvChoice& kv) {
-  Row row;
-  row["kind"] = result.options.against_base ? "eval_kld" : "eval_ppl";
-  row["model"] = result.model.path;
-  row["model_name"] = result.model.name;
-  row["arch"] = result.model.arch;
-  row["weight_format"] = result.model.weight_format;
-  row["device"] = result.options.device;
-  row["device_name"] = result.model.device;
-  row["build_commit"] = build_info().commit;
+  Row row = result.subject;
   row["path"] = eval_path_name(result.options.path);
-  row["corpus"] = result.corpus_path;
-  row["corpus_bytes"] = result.corpus_bytes;
-  row["corpus_xxh64"] = fmt::format("{:016x}", result.corpus_xxh64);
-  row["corpus_tokens"] = result.n_tokens;
   row["n_ctx"] = result.windows.n_ctx;
   row["chunks_planned"] = result.windows.n_chunks;
   row["bos_rule"] = result.windows.bos ? "first token of each chunk is BOS" : "none";

@@ -21,6 +21,10 @@ std::string markdown_table(const EvalResult& result);
 /// Mean divergence over the parts of the window, one line per part and one column per candidate.
 std::string curve_text(const EvalResult& result);
 
+/// One side of a cache as rows hold it.
+Row to_row(const KvSideReport& side);
+Row to_row(const Estimate& estimate);
+
 /// What makes two evaluations of a cache the same cell: model, text, windows, path, caches, device, build.
 Row identity(const EvalResult& plan, const KvChoice& kv);
 /// Everything about one candidate, its identity first.

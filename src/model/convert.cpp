@@ -4,6 +4,7 @@
 #include <cmath>
 #include <deque>
 
+#include "io/int4_packed.h"
 #include "model/arch/arch.h"
 #include "model/weights.h"
 
@@ -255,6 +256,9 @@ Result<std::vector<Fallback>> convert_to_gguf(const std::string& in, const std::
   std::vector<Job> jobs;
   std::map<std::string, io::GgufValue, std::less<>> metadata;
   if (const auto* directory = std::get_if<io::HfDirectory>(&model.weights.source)) {
+    RIDGE_TRY(const io::Int4Layout packed, io::int4_layout(directory->config_json, in));
+    if (packed != io::Int4Layout::none)
+      return bad_file("{}: its weights are packed to 4 bits already (quantize the original weights)", in);
     Config config = model.config;
     for (const Arch& arch : arch_list())
       if (arch.name == config.arch) config.rope_pairs = arch.gguf_pairs;

@@ -1,4 +1,5 @@
-// Model conversion: a Hugging Face directory or a GGUF file in, a GGUF file with another weight format out.
+// Model conversion: a Hugging Face directory or a GGUF file in, a GGUF file with another weight format out; or, for
+// int4_g128, a Hugging Face directory in and out.
 #pragma once
 
 #include <filesystem>
@@ -37,6 +38,14 @@ struct Fallback {
 /// codes. Nothing is left behind on failure. `progress` is told after each tensor.
 Result<std::vector<Fallback>> convert_to_gguf(
     const std::string& in, const std::filesystem::path& out, const QuantizeType& type,
+    const std::function<void(int done, int total, std::string_view tensor)>& progress);
+
+/// Writes the directory `out`, which must not exist: config.json with a quantization_config, the tokenizer's files as
+/// they are, and model.safetensors, in which every matrix NAME.weight is NAME.qweight and NAME.scales (layout `ridge`
+/// of io/int4_packed.h). Tensors that are no matrices are copied, as are matrices whose rows 128 does not divide; those
+/// are given back. Errors: usage when `in` is no directory or `out` exists; nothing is left behind.
+Result<std::vector<Fallback>> convert_to_int4(
+    const std::string& in, const std::filesystem::path& out,
     const std::function<void(int done, int total, std::string_view tensor)>& progress);
 
 }  // namespace ridge

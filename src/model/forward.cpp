@@ -101,6 +101,7 @@ View2<float> forward(CpuContext& context, const Config& c, const Weights& w, con
     }
     apply_rope(context, rope, cache.n_past, c.n_heads, c.head_dim, q);
     apply_rope(context, rope, cache.n_past, c.n_kv_heads, c.head_dim, k);
+    if (state.on_attention) state.on_attention(i, q, k, v);
     cache.k(i).append(context, cache.n_past, k, cache.k_scratch);
     cache.v(i).append(context, cache.n_past, v, cache.v_scratch);
     attend(context, c, i, q, cache, attn);

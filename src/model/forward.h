@@ -1,6 +1,8 @@
 // One forward pass: tokens in, logits out, the cache grown.
 #pragma once
 
+#include <functional>
+
 #include "model/kv_cache.h"
 #include "model/weights.h"
 
@@ -16,6 +18,10 @@ struct ForwardState {
   AlignedBuffer k, v;      // [n_ubatch, n_kv_heads * head_dim]
   AlignedBuffer gate, up;  // [n_ubatch, d_ff]
   AlignedBuffer logits;    // [n_ubatch or 1, vocab_size], grown on demand
+
+  /// Sees the rows that a layer's attention starts from, after RoPE and before the cache: q [n, n_heads * head_dim], k
+  /// and v [n, n_kv_heads * head_dim]. Empty: not called.
+  std::function<void(int layer, View2<const float> q, View2<const float> k, View2<const float> v)> on_attention;
 };
 
 /// Which positions of a batch get logits.

@@ -3,6 +3,8 @@
 #include <filesystem>
 
 #include "format/i2_s.h"
+#include "format/int4_g128.h"
+#include "io/int4_packed.h"
 #include "model/arch/arch.h"
 #include "model/ternary.h"
 #include "model/weights.h"
@@ -15,13 +17,15 @@ namespace {
 /// Binds tensors by name and collects everything that is missing or has another shape, to report it at once.
 class Binder {
  public:
-  Binder(std::span<const io::Tensor> tensors, bool is_gguf, Weights& weights) : is_gguf_(is_gguf), weights_(weights) {
+  Binder(std::span<const io::Tensor> tensors, bool is_gguf, Weights& weights,
+         io::Int4Layout int4 = io::Int4Layout::none)
+      : is_gguf_(is_gguf), int4_(int4), weights_(weights) {
     for (const io::Tensor& tensor : tensors) {
       by_name_[tensor.name] = &tensor;
       weights.stored_bytes += int64_t(tensor.data.size());
       int64_t n = 1;
       for (const int64_t dim : tensor.shape) n *= dim;
-      weights.n_params += n;
+      weights.n_params += n * weights_per_element(tensor);
     }
   }
 
@@ -29,6 +33,7 @@ class Binder {
     return fmt::format(fmt::runtime(is_gguf_ ? n.gguf : n.hf), layer);
   }
   Linear matrix(const tensor_names::Name& n, int layer, int64_t n_out, int64_t n_in) {
+    if (int4_ != io::Int4Layout::none && packed(n, layer, "qweight")) return int4_matrix(n, layer, n_out, n_in);
     const io::Tensor* tensor = find(name(n, layer), {n_out, n_in}, true);
     if (!tensor) return {};
     const Result<float> scale = checked_scale(*tensor);
@@ -90,6 +95,33 @@ class Binder {
       }
     return decoded;
   }
+  /// How many weights an element of the tensor is: 8 in a word of codes, none in what belongs to packed codes.
+  int weights_per_element(const io::Tensor& tensor) const {
+    if (int4_ == io::Int4Layout::none) return 1;
+    if (tensor.name.ends_with(".qweight")) return 8;
+    for (const std::string_view extra : {".scales", ".qzeros", ".g_idx"})
+      if (tensor.name.ends_with(extra)) return 0;
+    return 1;
+  }
+  /// The tensor NAME.part beside what would be NAME.weight; nullptr when there is none.
+  const io::Tensor* packed(const tensor_names::Name& n, int layer, std::string_view part) const {
+    std::string tensor_name = name(n, layer);
+    tensor_name.replace(tensor_name.rfind("weight"), std::string::npos, part);
+    const auto found = by_name_.find(tensor_name);
+    return found == by_name_.end() ? nullptr : found->second;
+  }
+  /// A packed matrix, as int4_g128 rows in a buffer of its own.
+  Linear int4_matrix(const tensor_names::Name& n, int layer, int64_t n_out, int64_t n_in) {
+    const io::Int4Matrix parts{packed(n, layer, "qweight"), packed(n, layer, "scales"), packed(n, layer, "qzeros"),
+                               packed(n, layer, "g_idx")};
+    if (const Status ok = io::check_int4(int4_, parts, n_out, n_in); !ok)
+      return problem(fmt::format("{}: {}", name(n, layer), ok.error().message)), Linear{};
+    Linear m{.format = *find_weight_format(Int4G128::kName), .n_out = n_out, .n_in = n_in};
+    AlignedBuffer& buffer = weights_.buffers.emplace_back(m.bytes());
+    io::unpack_int4(int4_, parts, n_out, n_in, buffer.data());
+    m.rows = buffer.data();
+    return m;
+  }
   const io::Tensor* find(const std::string& tensor_name, std::vector<int64_t> shape, bool required) {
     const auto found = by_name_.find(tensor_name);
     if (found == by_name_.end()) {
@@ -101,6 +133,10 @@ class Binder {
                           fmt::join(shape, ", ")));
       return nullptr;
     }
+    if (found->second->format == &io::packed_words()) {
+      problem(tensor_name + " is i32, expected a weight format");
+      return nullptr;
+    }
     return found->second;
   }
   void problem(const std::string& text) {
@@ -110,6 +146,7 @@ class Binder {
   }
 
   bool is_gguf_;
+  io::Int4Layout int4_;
   Weights& weights_;
   std::map<std::string, const io::Tensor*, std::less<>> by_name_;
   std::string problems_;
@@ -182,7 +219,10 @@ Result<LoadedModel> load_hf(const std::string& path) {
   RIDGE_TRY(io::HfDirectory directory, io::open_hf_directory(path));
   RIDGE_TRY(model.config, config_from_hf(directory.config_json, path + "/config.json"));
   model.config.name = std::filesystem::weakly_canonical(path).filename().string();
-  Binder binder(directory.tensors, false, model.weights);
+  RIDGE_TRY(const io::Int4Layout int4, io::int4_layout(directory.config_json, path + "/config.json"));
+  if (model.config.ternary && int4 != io::Int4Layout::none)
+    return bad_file("{}: 4-bit weights of a BitNet model are not supported", path);
+  Binder binder(directory.tensors, false, model.weights, int4);
   RIDGE_TRY_STATUS(bind_tensors(model.config, binder, model.weights, path));
   if (!directory.tokenizer_json.empty()) {
     RIDGE_TRY(io::TokenizerSpec spec,

@@ -93,5 +93,37 @@ TEST_F(EvalCommands, TheCurveCoversTheWindow) {
   EXPECT_THAT(outcome.out, HasSubstr("0 to 3 "));
 }
 
+/// The studies have no --chunks and share their ends: a table, a row per cache, an interrupted or refused run.
+TEST_F(EvalCommands, StudiesPrintATableAndStoreARowPerCache) {
+  struct Case {
+    std::vector<std::string> args;
+    const char* column;
+  };
+  for (const Case& c : {Case{{"divergence", "--prompts", "2", "--prompt-tokens", "16", "-n", "8"}, "| identical |"},
+                        Case{{"needle", "-c", "128", "--trials", "1", "--depths", "2", "--needle", "8", "--cue", "4"},
+                             "| depth 100 % |"},
+                        Case{{"attention", "-c", "32", "--windows", "1", "--queries", "4"}, "| norm ratio |"}}) {
+    const std::string results = (dir_ / (c.args[0] + ".jsonl")).native();
+    std::vector<std::string> args{"eval"};
+    args.insert(args.end(), c.args.begin(), c.args.end());
+    for (const std::string& arg : {std::string("-m"), std::string(kTinyModel), std::string("-f"), text_,
+                                   std::string("--kv"), std::string("f16,f32"), std::string("--results"), results})
+      args.push_back(arg);
+    const Outcome outcome = run_ridge(args);
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    EXPECT_THAT(outcome.out, HasSubstr(c.column));
+    EXPECT_THAT(outcome.out, HasSubstr("| f32 |"));
+    std::istringstream lines(slurp(results));
+    int n = 0;
+    for (std::string line; std::getline(lines, line); ++n) {
+      const json row = json::parse(line);
+      EXPECT_EQ(row["kind"], "eval_" + c.args[0]);
+      for (const char* field : {"kv", "model", "device", "build_commit", "command", "corpus_xxh64"})
+        EXPECT_TRUE(row.contains(field)) << field;
+    }
+    EXPECT_EQ(n, 2);
+  }
+}
+
 }  // namespace
 }  // namespace ridge

@@ -624,9 +624,10 @@ TEST(WeightedRows, EveryScaleRuleKeepsItsPromiseInTheMetric) {
       format.decode(row.data(), kDim, coding, decoded.data());
       const double xx = product(x, metric, x), xd = product(x, metric, decoded), dd = product(decoded, metric, decoded);
       const double bound = 2e-3 * xx;  // the scale is an fp16: 2^-11 of it, twice where it enters squared
-      if (rule == KvScale::norm) EXPECT_NEAR(dd, xx, bound) << name;
-      if (rule == KvScale::lsq) EXPECT_NEAR(xd, dd, bound) << name;
-      if (rule == KvScale::unbiased) EXPECT_NEAR(xd, xx, bound) << name;
+      const auto [kept, of] = rule == KvScale::norm  ? std::pair(dd, xx)
+                              : rule == KvScale::lsq ? std::pair(xd, dd)
+                                                     : std::pair(xd, xx);
+      EXPECT_NEAR(kept, of, bound) << name << ", scale " << scale_name(rule);
       EXPECT_EQ(format.encode(x.data(), kDim, {.scale = rule}, row.data()), 0);
       format.decode(row.data(), kDim, coding, plain.data());
       const auto error = [&](const std::vector<float>& y) {

@@ -106,6 +106,13 @@ TEST_F(Matrix, TheTableMarksTheGate) {
   EXPECT_THAT(matrix_table(rows), HasSubstr("+0.2510 ± 0.0000 FAIL"));
 }
 
+TEST(MatrixList, EachLayerIsCompressedAlone) {
+  const std::vector<KvChoice> list = each_layer(parse_kv_choice("q8_0/rotor-3").or_throw(), 3);
+  ASSERT_EQ(list.size(), 3u);
+  for (int i = 0; i < 3; ++i)  // as a user would type it
+    EXPECT_EQ(kv_text(list[size_t(i)]), kv_text(parse_kv_choice(fmt::format("f16;{}:q8_0/rotor-3", i)).or_throw()));
+}
+
 TEST(MatrixList, TheDefaultHasEveryFormatOnceAndFitsTheHead) {
   for (const int head_dim : {128, 64, 8}) {
     const std::vector<KvChoice> list = default_matrix(head_dim);

@@ -4,6 +4,7 @@
 // of fp16 scales and codes are exact in float, so a fused multiply-add rounds no differently than the reference.
 #pragma once
 
+#include "format/int4_g128.h"
 #include "format/list.h"
 #include "format/q4_0.h"
 #include "format/q4_1.h"
@@ -66,6 +67,15 @@ inline void decode_block(const Q5_1::Block& b, float* out) {
   const __m256i codes = _mm256_or_si256(nibbles32(b.q), fifth_bits(b.high));
   put_offset(codes, half_to_float(b.scale), half_to_float(b.min), out);
 }
+inline void decode_block(const Int4G128::Block& b, float* out) {
+  const float scale = half_to_float(b.scale);
+  for (int i = 0; i < 64; i += 16) {  // neighbours share a byte here
+    const __m128i both = _mm_loadu_si128(reinterpret_cast<const __m128i*>(b.q + i)), mask = _mm_set1_epi8(0xF);
+    const __m128i low = _mm_and_si128(both, mask), high = _mm_and_si128(_mm_srli_epi16(both, 4), mask);
+    const __m256i codes = _mm256_set_m128i(_mm_unpackhi_epi8(low, high), _mm_unpacklo_epi8(low, high));
+    put_scaled(_mm256_sub_epi8(codes, _mm256_set1_epi8(8)), scale, out + 2 * i);
+  }
+}
 /// scale_j * code - min_j, the codes given by codes(j, bytes of the pair's nibbles).
 template <class Block, class Codes>
 inline void decode_super_block(const Block& b, float* out, Codes codes) {
@@ -127,7 +137,7 @@ inline RowDecoder find_row_decoder(const WeightFormat& format) {
 }
 /// This ISA's decoder of a format; its reference decoder where there is none.
 inline RowDecoder row_decoder(const WeightFormat& format) {
-  return find_row_decoder<Q8_0, Q6_K, Q5_K, Q5_1, Q5_0, Q4_K, Q4_1, Q4_0>(format);
+  return find_row_decoder<Q8_0, Q6_K, Q5_K, Q5_1, Q5_0, Q4_K, Q4_1, Q4_0, Int4G128>(format);
 }
 
 }  // namespace

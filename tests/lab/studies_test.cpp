@@ -1,0 +1,270 @@
+// The studies beside the matrix: divergence of greedy text, needles, attention outputs.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "base/rng.h"
+#include "engine/model_impl.h"
+#include "lab/attention_study.h"
+#include "lab/divergence.h"
+#include "lab/needle.h"
+
+namespace ridge::lab {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+constexpr int kVocab = 50;
+
+/// Says the token after the last one, until it has decoded `right` tokens since reset(); from then on the one before.
+class Counting : public Timeline {
+ public:
+  explicit Counting(int right) : right_(right) {}
+  void reset() override { fed.clear(), n_decoded_ = 0; }
+  void prefill(std::span<const int32_t> tokens) override { fed.insert(fed.end(), tokens.begin(), tokens.end()); }
+  void prefill(std::span<const int32_t>, const LogitsCallback&) override { FAIL() << "no one needs these logits"; }
+  std::span<const float> decode(int32_t token) override {
+    fed.push_back(token);
+    logits_.assign(kVocab, 0.0f);
+    logits_[size_t(n_decoded_++ < right_ ? token + 1 : token - 1) % kVocab] = 5;
+    return logits_;
+  }
+  std::vector<int32_t> fed;
+
+ private:
+  int right_, n_decoded_ = 0;
+  std::vector<float> logits_;
+};
+
+TEST(Divergence, GreedyTextStopsAtTheFirstDifference) {
+  const std::vector<int32_t> prompt{1, 2, 3};
+  Counting base(100), other(2);
+  const std::vector<int32_t> text = greedy_tokens(base, prompt, 5);
+  EXPECT_THAT(text, ElementsAre(4, 5, 6, 7, 8));
+  EXPECT_THAT(base.fed, ElementsAre(1, 2, 3, 4, 5, 6, 7));  // the last token is not fed
+  EXPECT_THAT(greedy_tokens(other, prompt, 5, &text), ElementsAre(4, 5, 4));
+  EXPECT_THAT(greedy_tokens(base, prompt, 5, &text), ElementsAre(4, 5, 6, 7, 8));
+}
+
+TEST(Divergence, PromptsSpreadOverTheTextAndBeginWithBos) {
+  std::vector<int32_t> text(100);
+  for (int i = 0; i < 100; ++i) text[size_t(i)] = i;
+  const auto prompts = pick_prompts(text, 3, 10, 77).or_throw();
+  EXPECT_THAT(prompts[0], ElementsAre(77, 1, 2, 3, 4, 5, 6, 7, 8, 9));
+  EXPECT_EQ(prompts[1][1], 46);
+  EXPECT_EQ(prompts[2].back(), 99);
+  EXPECT_EQ(pick_prompts(text, 1, 100, {}).or_throw()[0].size(), 100u);
+  EXPECT_FALSE(pick_prompts(text, 1, 101, {}));
+  EXPECT_FALSE(pick_prompts(text, 92, 10, {}));
+}
+
+TEST(Divergence, RowsSaySharesAndQuartiles) {
+  DivergenceOptions options;
+  options.n_prompts = 4;
+  options.n_generate = 100;
+  const Row row =
+      to_row({{"kind", "eval_divergence"}}, options, {.kv = {}, .cache = {}, .lengths = {100, 100, 20, 10}});
+  EXPECT_EQ(row["identical"], 0.5);
+  EXPECT_EQ(row["first_difference"]["median"], 60);
+  EXPECT_EQ(row["first_difference"]["minimum"], 10);
+  EXPECT_EQ(row["lengths"].size(), 4u);
+  EXPECT_THAT(divergence_table(std::vector<Row>{row}), HasSubstr("| f16 | 50.0 % | 60 | 18 | > 100 | 10 | 57.5"));
+}
+
+TEST(Needle, ProbesHoldTextNeedleTextCueAndAnswer) {
+  std::vector<int32_t> text(40);
+  for (int i = 0; i < 40; ++i) text[size_t(i)] = i;
+  const std::vector<int32_t> needle{45, 46, 47};
+  const NeedleProbe middle = make_probe(text, needle, 1, 2, 12, 0.5, 49);
+  EXPECT_THAT(middle.tokens, ElementsAre(49, 1, 2, 3, 45, 46, 47, 4, 5, 45, 46, 47));
+  EXPECT_EQ(middle.needle_at, 4);
+  EXPECT_EQ(middle.first_answer, 11);
+  EXPECT_THAT(make_probe(text, needle, 1, 1, 12, 0.0, {}).tokens,
+              ElementsAre(0, 45, 46, 47, 1, 2, 3, 4, 5, 45, 46, 47));
+  EXPECT_THAT(make_probe(text, needle, 1, 1, 12, 1.0, {}).tokens,
+              ElementsAre(0, 1, 2, 3, 4, 5, 45, 46, 47, 45, 46, 47));
+  EXPECT_THAT(make_probe(text, needle, 2, 1, 12, 0.0, {}).tokens,
+              ElementsAre(0, 45, 46, 47, 45, 46, 47, 1, 2, 45, 46, 47));
+  const NeedleProbe absent = make_probe(text, needle, 3, 1, 12, {}, {});
+  EXPECT_THAT(absent.tokens, ElementsAre(0, 1, 2, 3, 4, 5, 6, 7, 8, 45, 46, 47));
+  EXPECT_EQ(absent.first_answer, 10);
+}
+
+TEST(Needle, ScoresCountTokensAndWholeAnswers) {
+  const NeedleProbe probe{.tokens = {9, 1, 2, 3, 4}, .needle_at = -1, .first_answer = 2};
+  NeedleScore score;
+  Counting right(100), wrong_at_the_end(2);
+  score_probe(right, probe, score);
+  EXPECT_EQ(score.top.mean().value, 1);
+  EXPECT_EQ(score.exact.mean().value, 1);
+  EXPECT_THAT(right.fed, ElementsAre(9, 1, 2, 3));
+  EXPECT_NEAR(score.nll.mean().value, std::log(std::exp(5.0) + kVocab - 1) - 5, 1e-6);
+  score_probe(wrong_at_the_end, probe, score);
+  EXPECT_EQ(score.nll.count(), 6);
+  EXPECT_NEAR(score.top.mean().value, 5 / 6.0, 1e-12);
+  EXPECT_EQ(score.exact.mean().value, 0.5);
+}
+
+/// The shipped model and a text, for what needs both.
+class Studies : public testing::Test {
+ protected:
+  Studies() : model_(Model::load(RIDGE_SOURCE_DIR "/models/stories260K.gguf", {.n_threads = 2})) {
+    std::string story;
+    for (int i = 0; i < 12; ++i) story += "Once upon a time, there was a little girl named Lily. She loved the park. ";
+    corpus_.tokens = model_.tokenize(story);
+  }
+  Model model_;
+  Corpus corpus_;
+};
+
+TEST_F(Studies, ACacheEqualToTheBaseNeverDivergesAndAPoorOneDoes) {
+  DivergenceOptions options;
+  options.n_prompts = 3;
+  options.prompt_tokens = 48;
+  options.n_generate = 24;
+  options.candidates = parse_kv_list("f16,rotor-3:window=0:sinks=0:none:rounding=nearest").or_throw();
+  std::vector<std::vector<int>> lengths;
+  int64_t done = 0, total = 0;
+  DivergenceHooks hooks;
+  hooks.on_progress = [&](int64_t n, int64_t all) { done = n, total = all; };
+  hooks.on_result = [&](const DivergenceResult& result) { lengths.push_back(result.lengths); };
+  run_divergence(model_, corpus_, options, hooks);
+  ASSERT_EQ(lengths.size(), 2u);
+  EXPECT_THAT(lengths[0], ElementsAre(24, 24, 24));
+  EXPECT_NE(lengths[1], lengths[0]);
+  EXPECT_EQ(done, total);
+}
+
+TEST_F(Studies, NeedleRunsGiveEveryDepthAndTheControl) {
+  NeedleOptions options;
+  options.n_ctx = 96;
+  options.n_trials = 2;
+  options.n_depths = 3;
+  options.needle = 8;
+  options.cue = 4;
+  options.copies = 2;
+  options.candidates = parse_kv_list("f16,f32").or_throw();
+  std::vector<NeedleResult> results;
+  NeedleHooks hooks;
+  hooks.on_result = [&](const NeedleResult& result) { results.push_back(result); };
+  run_needle(model_, corpus_, options, hooks);
+  ASSERT_EQ(results.size(), 2u);
+  EXPECT_EQ(results[0].depths.size(), 3u);
+  EXPECT_EQ(results[0].depths[2].depth, 1);
+  EXPECT_EQ(results[0].absent.nll.count(), 2 * 4);
+  EXPECT_NEAR(results[0].absent.nll.mean().value, results[1].absent.nll.mean().value, 0.05);  // same probes
+  const Row row = to_row(subject("eval_needle", model_.info(), corpus_, "cpu"), options, results[0]);
+  EXPECT_EQ(row["depths"].size(), 3u);
+  EXPECT_THAT(needle_table(std::vector<Row>{row}), HasSubstr("depth 50 %"));
+  options.cue = options.needle;
+  EXPECT_THROW(run_needle(model_, corpus_, options, {}), Error);
+}
+
+TEST_F(Studies, CapturedRowsAreThoseOfTheForwardPassInOrder) {
+  const std::span<const int32_t> tokens = std::span(corpus_.tokens).first(70);
+  const ModelInfo& info = model_.info();
+  const std::vector<LayerRows> layers = capture_attention(model_, tokens, 32);
+  ASSERT_EQ(int(layers.size()), info.n_layers);
+  for (const LayerRows& rows : layers) {
+    EXPECT_EQ(rows.k.size(), size_t(70 * info.n_kv_heads * info.head_dim));
+    EXPECT_EQ(rows.v.size(), rows.k.size());
+    EXPECT_EQ(rows.q.size(), size_t(32 * info.n_heads * info.head_dim));
+  }
+  // The first layer's rows depend on their own token and position only.
+  const std::vector<LayerRows> shorter = capture_attention(model_, tokens.first(40), 1);
+  for (size_t i = 0; i < shorter[0].k.size(); ++i) EXPECT_NEAR(shorter[0].k[i], layers[0].k[i], 1e-5) << i;
+}
+
+class AttentionStudy : public testing::Test {
+ protected:
+  static constexpr AttentionShape kShape{.n_heads = 4, .n_kv_heads = 2, .head_dim = 128};
+  AttentionStudy() {
+    Rng rng(3);
+    rows_ = {.n_keys = 128, .n_queries = 16};
+    rows_.q.resize(16 * 4 * 128), rows_.k.resize(128 * 2 * 128), rows_.v.resize(128 * 2 * 128);
+    for (auto* part : {&rows_.q, &rows_.k, &rows_.v})
+      for (float& x : *part) x = float(rng.normal());
+  }
+  static constexpr const char* kBare = "rotor-3:none:centre=off:window=0:sinks=0:scale=norm:rounding=nearest";
+  AttentionError error(const std::string& kv, const LayerRows& rows) {
+    Config model;
+    model.head_dim = kShape.head_dim;
+    model.n_layers = 1;
+    const LayerConfigs sides = layer_configs(session_options(parse_kv_choice(kv).or_throw(), 128, 1), model);
+    return attention_error(context_, kShape, 0, rows, sides.k[0], sides.v[0]);
+  }
+  CpuContext context_{2, Isa::scalar};
+  LayerRows rows_;
+};
+
+TEST_F(AttentionStudy, AnExactCacheHasNoErrorInWhateverSpace) {
+  for (const char* kv : {"f32", "f32:hadamard", "f32:planar"}) {
+    const AttentionError e = error(kv, rows_);
+    EXPECT_LT(e.relative_l2(), 2e-5) << kv;  // float rounding of rotated rows
+    EXPECT_NEAR(e.cosine(), 1, 1e-9) << kv;
+    EXPECT_NEAR(e.norm_ratio(), 1, 1e-5) << kv;
+    EXPECT_LT(e.rms_logit_error(), 1e-5) << kv;
+    EXPECT_EQ(e.n_logits, 4 * (113 + 128) * 16 / 2);
+  }
+}
+
+TEST_F(AttentionStudy, CentringIsExactButForItsF16Rows) {
+  const AttentionError e = error("f32:hadamard:centre=on", rows_);
+  EXPECT_LT(e.relative_l2(), 1e-3);  // positions before the calibration pass through f16
+  EXPECT_LT(e.rms_logit_error(), 1e-3);
+}
+
+TEST_F(AttentionStudy, ErrorsFollowTheBits) {
+  const AttentionError f16 = error("f16", rows_), q8 = error("q8_0", rows_), three = error(kBare, rows_);
+  EXPECT_LT(f16.relative_l2(), 1e-3);
+  EXPECT_LT(f16.relative_l2(), q8.relative_l2());
+  EXPECT_LT(q8.relative_l2(), 0.02);
+  EXPECT_LT(q8.rms_logit_error(), three.rms_logit_error());
+  // sqrt of the quantiser's mean squared error, 0.186, is the error of the values and of the scores of unit normals.
+  EXPECT_NEAR(three.rms_logit_error(), 0.186, 0.02);
+  EXPECT_GT(three.relative_l2(), 0.15);
+  EXPECT_NEAR(three.norm_ratio(), 1, 0.05);
+}
+
+TEST_F(AttentionStudy, AnOutlierKeepsTheExactAnswerAndHurtsCoding) {
+  LayerRows outlier = rows_;
+  plant_outlier(kShape, outlier);
+  EXPECT_NE(outlier.k, rows_.k);
+  const AttentionError plain = error("f32", rows_), planted = error("f32", outlier);
+  EXPECT_NEAR(plain.exact2 / planted.exact2, 1, 1e-5);
+  EXPECT_GT(error(kBare, outlier).rms_logit_error(), 1.5 * error(kBare, rows_).rms_logit_error());
+}
+
+TEST_F(AttentionStudy, SumsAddUpToTheFiguresOfAllLayers) {
+  AttentionError all = error("q8_0", rows_);
+  const double one = all.relative_l2();
+  all += all;
+  EXPECT_NEAR(all.relative_l2(), one, 1e-12);
+  const AttentionError shrunk{.error2 = 1, .exact2 = 1, .actual2 = 0.01, .dot = 0.1};
+  EXPECT_NEAR(shrunk.norm_ratio(), 0.1, 1e-12);
+  EXPECT_NEAR(shrunk.cosine(), 1, 1e-12);
+}
+
+TEST_F(Studies, AttentionRowsHaveEveryLayerAndTheTableBothHalves) {
+  AttentionOptions options;
+  options.n_ctx = 64;
+  options.n_windows = 2;
+  options.candidates = default_attention_list(model_.info().head_dim);
+  int64_t done = 0, total = 0;
+  AttentionHooks hooks;
+  hooks.on_progress = [&](int64_t n, int64_t all) { done = n, total = all; };
+  const std::vector<AttentionResult> results = run_attention(model_, corpus_, options, hooks);
+  ASSERT_EQ(results.size(), options.candidates.size());
+  EXPECT_EQ(done, total);
+  std::vector<Row> rows;
+  for (const AttentionResult& result : results)
+    rows.push_back(to_row(subject("eval_attention", model_.info(), corpus_, "cpu"), options, result));
+  EXPECT_EQ(int(rows[0]["attention"]["layers"].size()), model_.info().n_layers);
+  EXPECT_LT(rows[0]["attention"]["relative_l2"], rows.back()["attention"]["relative_l2"]);
+  EXPECT_THAT(attention_table(rows), HasSubstr("| f16 | 0.00"));
+}
+
+}  // namespace
+}  // namespace ridge::lab
