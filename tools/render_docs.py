@@ -31,10 +31,13 @@ def studied(name, same=("model", "weight_format", "path", "n_ctx", "base", "kv")
 
 
 def with_model(found):
-    """The columns in front: the model only where there is more than one. Returns heading, rule, cell of a row."""
-    if len({(r["model_name"], r["weight_format"]) for r in found}) < 2:
+    """The columns in front: model and window only where there is more than one. Returns heading, rule, cell of a row."""
+    def label(r):
+        return f"{r['model_name']} {r['weight_format']}" + (f", {r['n_ctx']}" if several_windows else "")
+    several_windows = len({r.get("n_ctx") for r in found}) > 1
+    if len({label(r) for r in found}) < 2:
         return "| K/V cache |", "|---|", lambda r: f"| {r['kv']} |"
-    return "| weights | K/V cache |", "|---|---|", lambda r: f"| {r['model_name']} {r['weight_format']} | {r['kv']} |"
+    return f"| weights{', window' if several_windows else ''} | K/V cache |", "|---|---|", lambda r: f"| {label(r)} | {r['kv']} |"
 
 
 NO_ROWS = ["No rows yet."]
@@ -57,14 +60,17 @@ PARTS = {
     "both": lambda k, v, kv: plain(kv) and k == v,
     "k": lambda k, v, kv: plain(kv) and v == "f16",
     "v": lambda k, v, kv: plain(kv) and k == "f16",
-    "mixed": lambda k, v, kv: plain(kv) and (k == "q8_0" or v == "q8_0"),
+    "mixed": lambda k, v, kv: plain(kv) and ";" not in kv and k != v and "f16" not in (k, v),
+    "plain": lambda k, v, kv: plain(kv) and "f16/" not in kv and "/f16" not in kv,
+    "layer": lambda k, v, kv: kv.startswith("f16;"),
+    "split": lambda k, v, kv: ";" in kv and not kv.startswith("f16;") or kv in ("rotor-3", "rotor-4", "rotor-4/rotor-3"),
     "rotation": lambda k, v, kv: k == v and options_of(k)[0] == "rotor-3" and options_of(k)[1] <= {"rotation"},
     "rotation-bare": lambda k, v, kv: k == v and options_of(k)[1] == BARE,
     "centring": lambda k, v, kv: k == v and options_of(k)[0] == "rotor-3" and options_of(k)[1] <= {"centre"},
     "window": lambda k, v, kv: k == v and options_of(k)[0] == "rotor-3" and options_of(k)[1] <= {"window", "sinks", "recent"},
     "rounding": lambda k, v, kv: k == v and options_of(k)[0] == "rotor-3" and options_of(k)[1] <= {"rounding"},
     "scale": lambda k, v, kv: k == v and options_of(k)[1] <= {"scale"},
-    "layers": lambda k, v, kv: ";" in kv,
+    "before": lambda k, v, kv: kv == "rotor-3" or "rounding=nearest" in k and "window=32" in k,
 }
 
 
@@ -79,8 +85,18 @@ def matrix(part, path):
     if part == "scale":  # a format with one rule has nothing to compare
         several = {options_of(sides(r["kv"])[0])[0] for r in found if "scale=" in r["kv"]}
         found = [r for r in found if options_of(sides(r["kv"])[0])[0] in several]
+    if part == "split":
+        used = {(r["model_name"], r["n_ctx"]) for r in found if ";" in r["kv"]}
+        found = [r for r in found if (r["model_name"], r["n_ctx"]) in used]
     if not found:
         return NO_ROWS
+    order = {}  # runs in the order of the file, their caches beside each other
+    for r in found:
+        order.setdefault((r["model_name"], r["weight_format"], r["n_ctx"]), len(order))
+    found.sort(key=lambda r: order[(r["model_name"], r["weight_format"], r["n_ctx"])])
+    if part in ("k", "v"):  # the control row of a window where nothing was swept says nothing
+        swept = {(r["model_name"], r["n_ctx"]) for r in found if r["kv"] != "f16"}
+        found = [r for r in found if (r["model_name"], r["n_ctx"]) in swept]
     heading, rule, front = with_model(found)
     out = [f"{heading} bits K / V | bits at 4k | mean KLD | ln PPL ratio | same top % | 99 % KLD | PPL | PPL - f16 (gate +{PPL_GATE}) |",
            f"{rule}---:|---:|---:|---:|---:|---:|---:|---:|"]
@@ -172,22 +188,6 @@ def estimate(e, digits):
 
 
 
-def quality(path):
-    """KV quality: one line per configuration, f16 base first."""
-    out = ["| K/V cache | bits K / V | bytes/token | MiB at 32k | PPL | ln PPL ratio | mean KLD | 99 % KLD | same top % |",
-           "|---|---:|---:|---:|---:|---:|---:|---:|---:|"]
-    for r in rows("kv-quality-cpu.jsonl"):
-        if r["kind"] != "eval_kld" or r["path"] != path:
-            continue
-        top = r["same_top"]
-        out.append(
-            f"| {r['kv']} | {r['kv_k']['bits_per_value']:g} / {r['kv_v']['bits_per_value']:g} | {r['bytes_per_token']} |"
-            f" {r['mib_at_32k']:.1f} | {r['ppl']['value']:.3f} | {estimate(r['ln_ratio'], 4)} |"
-            f" {estimate(r['kld']['mean'], 5)} | {r['kld']['percentiles']['99.0%']:.4f} |"
-            f" {100 * top['value']:.2f} ± {100 * top['error']:.2f} |")
-    return out
-
-
 def perplexity():
     out = ["| weights | windows | chunks | PPL |", "|---|---|---:|---:|"]
     for r in rows("ppl-cpu.jsonl"):
@@ -218,10 +218,8 @@ def decode():
 
 
 TABLES = {
-    "kv-quality-prefill": lambda: quality("prefill"),
-    "kv-quality-decode": lambda: quality("decode"),
     **{f"kv-matrix-{part}": lambda part=part: matrix(part, "prefill") for part in PARTS},
-    "kv-matrix-decode": lambda: matrix("both", "decode"),
+    "kv-matrix-decode": lambda: matrix("plain", "decode"),
     "kv-matrix-runs": matrix_runs,
     "kv-curve": curve,
     "kv-divergence": divergence,
