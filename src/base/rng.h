@@ -6,7 +6,7 @@
 
 namespace ridge {
 
-/// 32-bit mixer used by the planar rotation (docs/formats/rotor-3.md); constants are part of the format.
+/// 32-bit mixer used by the planar rotation (docs/formats/cache-space.md); constants are part of the format.
 constexpr uint32_t splitmix32(uint32_t x) {
   x += 0x9E3779B9u;
   x = (x ^ (x >> 16)) * 0x85EBCA6Bu;

@@ -8,6 +8,9 @@
 #include "gpu/device_query.h"
 #include "lab/machine.h"
 #include "lab/results.h"
+#include "model/kv_cache.h"
+#include "model/weights.h"
+#include "op/kv_append/rotation.h"
 
 namespace ridge::cli {
 namespace {
@@ -54,16 +57,72 @@ lab::Row gpu_row(const gpu::DeviceReport& report) {
   return row;
 }
 
+/// Shapes whose cache is quoted in the documents.
+constexpr std::string_view kQuotedShapes[] = {"bitnet-2b-4t", "qwen2.5-1.5b", "llama-3.1-70b"};
+
+lab::Row weight_format_row(const WeightFormat& format) {
+  const bool has_dtype = !format.safetensors_dtype.empty();
+  return {{"name", format.name},
+          {"bits_per_weight", format.bits_per_weight()},
+          {"group", format.group},
+          {"block_bytes", format.block_bytes},
+          {"tail_bytes", format.tail_bytes},
+          {"gguf_type", format.gguf_type < 0 ? lab::Row() : lab::Row(format.gguf_type)},
+          {"safetensors_dtype", has_dtype ? lab::Row(format.safetensors_dtype) : lab::Row()},
+          {"checked", format.check != nullptr}};
+}
+
+/// The cache of a quoted shape with this format and its own policy on both sides: what a session of that model reports.
+lab::Row kv_shape_row(const KvFormat& format, std::string_view shape) {
+  const Config config = synth_config(shape).or_throw();
+  lab::Row row{{"shape", shape},
+               {"n_layers", config.n_layers},
+               {"n_kv_heads", config.n_kv_heads},
+               {"head_dim", config.head_dim},
+               {"bytes_per_token", nullptr},
+               {"fixed_bytes", nullptr}};
+  if (config.head_dim % format.group != 0) return row;
+  int64_t per_token = 0, fixed = 0;
+  for (const bool is_k : {true, false}) {
+    const KvBytes side = kv_bytes(default_kv_side(format, is_k, config.qkv_bias), config.n_kv_heads, config.head_dim);
+    per_token += config.n_layers * side.per_token;
+    fixed += config.n_layers * side.fixed;
+  }
+  row["bytes_per_token"] = per_token;
+  row["fixed_bytes"] = fixed;
+  return row;
+}
+
+lab::Row kv_format_row(const KvFormat& format) {
+  const KvPolicy& policy = format.policy;
+  lab::Row row{{"name", format.name},
+               {"bits_per_value", format.bits_per_value(kHeadDim)},
+               {"group", format.group},
+               {"row_bytes", lab::Row::object()},
+               {"scales", lab::Row::array()},
+               {"scale_per_head", format.head_scale},
+               {"can_weigh", format.can_weigh},
+               {"policy",
+                {{"rotation", rotation_name(policy.rotation)},
+                 {"centre", policy.centre},
+                 {"window", policy.window},
+                 {"recent", policy.recent},
+                 {"sinks", policy.sinks},
+                 {"scale", scale_name(policy.scale)},
+                 {"rounding", rounding_name(policy.rounding)}}},
+               {"shapes", lab::Row::array()}};
+  for (const int head_dim : {64, 128, 256})
+    row["row_bytes"][std::to_string(head_dim)] =
+        head_dim % format.group == 0 ? lab::Row(format.row_bytes(head_dim)) : lab::Row();
+  for (const KvScale scale : format.scales) row["scales"].push_back(scale_name(scale));
+  for (const std::string_view shape : kQuotedShapes) row["shapes"].push_back(kv_shape_row(format, shape));
+  return row;
+}
+
 lab::Row formats_row() {
   lab::Row row{{"weights", lab::Row::array()}, {"kv", lab::Row::array()}};
-  for (const WeightFormat& format : weight_formats())
-    row["weights"].push_back({{"name", format.name},
-                              {"bits_per_weight", format.bits_per_weight()},
-                              {"group", format.group},
-                              {"gguf_type", format.gguf_type < 0 ? lab::Row() : lab::Row(format.gguf_type)}});
-  for (const KvFormat& format : kv_formats())
-    row["kv"].push_back(
-        {{"name", format.name}, {"bits_per_value", format.bits_per_value(kHeadDim)}, {"group", format.group}});
+  for (const WeightFormat& format : weight_formats()) row["weights"].push_back(weight_format_row(format));
+  for (const KvFormat& format : kv_formats()) row["kv"].push_back(kv_format_row(format));
   return row;
 }
 

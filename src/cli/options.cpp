@@ -198,8 +198,9 @@ void add_kv_flags(CLI::App& app, KvFlags& flags) {
        "layers with formats of their own: 0-1,26-27:q8_0/q8_0; more after ';'");
   text("--kv-rotation", flags.rotation, "NAME", "rotation of compressed rows: hadamard, planar, none");
   text("--kv-center", flags.centre, "on|off", "subtract per-channel means before compressing");
-  text("--kv-scale", flags.scale, "RULE", "how scales are chosen: absmax, norm, lsq, as the format offers");
-  add_whole(app, "--kv-window", flags.window, 0, kMaxTokens, "newest tokens kept in f16")->group("KV cache");
+  text("--kv-scale", flags.scale, "RULE", "how scales are chosen: absmax, norm, lsq, unbiased, as the format offers");
+  add_whole(app, "--kv-window", flags.window, 0, kMaxTokens, "newest tokens kept in f16 (rotor formats: in i8r)")
+      ->group("KV cache");
   add_whole(app, "--kv-sinks", flags.sinks, 0, kMaxTokens, "first tokens kept in f16")->group("KV cache");
 }
 

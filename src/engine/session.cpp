@@ -75,11 +75,10 @@ ModelInfo describe(const std::string& path, LoadedModel& model, const CpuContext
 
 /// What the options say, over what the format's policy says, for side "K" or "V" of a model.
 KvSideConfig side_config(const KvSideOptions& options, std::string_view side, const Config& model) {
-  KvSideConfig config{.format = find_kv_format(options.format).or_throw(), .policy = {}};
-  config.policy = config.format->policy;
+  const KvFormat& format = *find_kv_format(options.format).or_throw();
+  KvSideConfig config = default_kv_side(format, side == "K", model.qkv_bias);
   if (options.rotation) config.policy.rotation = find_rotation(*options.rotation).or_throw();
-  // The mean of the first keys stays the mean only where it comes from a bias (docs/decisions/0004).
-  config.policy.centre = options.centre.value_or(config.policy.centre && side == "K" && model.qkv_bias);
+  if (options.centre) config.policy.centre = *options.centre;
   if (options.window) config.policy.window = *options.window;
   if (options.sinks) config.policy.sinks = *options.sinks;
   if (options.scale) config.policy.scale = find_scale(*config.format, *options.scale).or_throw();

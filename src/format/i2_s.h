@@ -6,6 +6,7 @@
 // code 3 does not occur. Blocks hold no scale: after the tensor's last block come the f32 scale and 28 unused bytes.
 // decode and encode therefore speak of weights in units of the scale: encode rounds to the nearest of -1, 0, 1. Files
 // made on ARM have groups of 64 and the same type id; nothing in a file tells them apart, so they are not supported.
+// Code 3 is refused on loading. Source: the files of Microsoft's bitnet.cpp.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,8 @@
-// KV f16: every value as IEEE fp16. The reference every compressed cache is compared with.
+// KV f16: every value as IEEE fp16, little-endian. The default, and the reference every compressed cache is compared
+// with.
+//
+// Rounded to nearest, ties to even: |error| <= 2^-11 |x|, 2^-25 where the result is subnormal. Values beyond +-65504
+// become +-65504, NaN becomes 0; both are counted.
 #pragma once
 
 #include <cmath>

@@ -1,4 +1,6 @@
-// KV f32: every value as it is. For comparing the engine with references: no cache rounding in the way.
+// KV f32: every value as it is, little-endian, 32 bits each.
+//
+// For comparing the engine with references: no cache rounding in the way. NaN and infinity become 0 and are counted.
 #pragma once
 
 #include <cmath>

@@ -1,5 +1,8 @@
-// KV i8r: signed bytes with one fp16 scale per row, behind the codes; 8.125 bits per value at head_dim 128.
-// Rules: absmax (default), lsq (format/kv_int8.h).
+// KV i8r: signed bytes with one fp16 scale per row; 8.125 bits per value at head_dim 128.
+//
+// Row: head_dim bytes of codes in order, then the scale; value = code * scale. Rules, rounding and error:
+// format/kv_int8.h. The rotor formats keep the rows of their window in it: a rotated row seldom has the outliers that
+// would make its one scale coarse. Source: our own.
 #pragma once
 
 #include "format/kv_int8.h"

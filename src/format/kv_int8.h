@@ -1,13 +1,18 @@
 // What p8 and i8r share: n values as signed bytes under one fp16 scale.
+//
+//   absmax  q = round(x / s), s = max|x| / 127 in float, stored rounded to fp16: the numbers of q8_0
+//   lsq     from those codes s = sum(x q) / sum(q^2) rounded to fp16, then q = round(x / s) in [-128, 127] again
+//
+// Ties go away from zero. absmax: |error| <= s/2 + 127 half-ulps of the fp16 scale. lsq: |error| <= s/2 where a code is
+// inside its range; values past the last code are clamped to it. Values beyond +-65504 become that before they are
+// coded, NaN becomes 0; both are counted.
 #pragma once
 
 #include "format/kv_f16.h"
 
 namespace ridge {
 
-/// Codes `n` values, counts what was saturated, returns the fp16 scale.
-///   absmax  q = round(x / s), s = max|x| / 127 in float, stored rounded to fp16: the numbers of q8_0
-///   lsq     from those codes s = sum(x q) / sum(q^2) rounded to fp16, then q = round(x / s) in [-128, 127] again
+/// Codes `n` values by a rule (absmax or lsq), counts what was saturated, returns the fp16 scale.
 RIDGE_HD inline uint16_t encode_int8(const float* in, int n, KvScale rule, std::byte* codes, int& saturated) {
   float top = 0;
   for (int i = 0; i < n; ++i) {

@@ -1,5 +1,8 @@
 // KV q4_0: the blocks of weight format q4_0 (fp16 scale and 32 nibbles), head_dim / 32 of them a row; 4.5 bits per
 // value.
+//
+// Codes, scale and error are those of format/q4_0.h: the value of largest magnitude lands on -8. Values beyond +-65504
+// become that before they are coded, NaN becomes 0; both are counted.
 #pragma once
 
 #include "format/kv_f16.h"

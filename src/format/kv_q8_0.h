@@ -1,5 +1,8 @@
-// KV q8_0: the blocks of weight format q8_0 (fp16 scale and 32 signed bytes), head_dim / 32 of them a row;
-// 8.5 bits per value. The reference point for every compressed K.
+// KV q8_0: the blocks of weight format q8_0 (fp16 scale and 32 signed bytes), head_dim / 32 of them a row; 8.5 bits per
+// value. The reference point for every compressed K.
+//
+// Codes, scale and error are those of format/q8_0.h (scale rule absmax). Values beyond +-65504 become that before they
+// are coded, NaN becomes 0; both are counted.
 #pragma once
 
 #include "format/kv_f16.h"

@@ -1,5 +1,21 @@
 // What the rotor formats share: the Lloyd-Max levels of a standard normal, codes packed 8 to kBits bytes, and the
 // coding of a row under its own fp16 scale.
+//
+// The row x of D values arrives rotated and centred, so that its values are close to normal with deviation |x| /
+// sqrt(D). u = x sqrt(D) / |x| is coded against the levels l. Rounding nearest takes the nearest level (cells meet at
+// midpoints, a value on one goes up); rounding weighted starts there and lets the errors of the row cancel under a
+// metric M (format/weighted_rounding.h), which only the encoder knows. A decoded value is its level times the scale of
+// the row:
+//
+//   unbiased  scale = <x, x> / <x, l>: <x, decoded> = <x, x>, so sums over many rows keep their size
+//   norm      scale = |x| / |l|: the decoded row keeps its norm
+//   lsq       scale = <x, l> / <l, l>: least squared error for these codes
+//
+// With a metric, <a, b> is a M b. Code k stands at bits kBits k .. kBits k + kBits - 1 of the row read as a
+// little-endian number: 8 codes in 3 bytes, or two in one. No value has an error bound of its own: what lies beyond the
+// outermost level is clipped to it. The mean squared error of normal values is 0.03455 (8 levels) and 0.009501 (16
+// levels) of their variance under nearest rounding. Values and scales beyond +-65504 become that, NaN becomes 0; both
+// are counted.
 #pragma once
 
 #include "format/kv_f16.h"
@@ -144,11 +160,7 @@ struct RotorCodes {
   }
 };
 
-/// A row of codes and one fp16 scale behind them.
-///   norm  scale = |x| / |l|: the decoded row keeps its norm
-///   lsq   scale = <x, l> / <l, l>: least squared error for these codes
-///   unbiased  scale = <x, x> / <x, l>: <x, decoded> = <x, x>, so sums over many rows keep their size
-/// With a metric M, <a, b> is a M b.
+/// A row of codes and one fp16 scale behind them, chosen by one of kScales (top of this file).
 template <int kBits>
 struct RotorRow {
   using Codes = RotorCodes<kBits>;

@@ -2,7 +2,9 @@
 //
 // Weight i < 16 is the low nibble of q[i], weight i >= 16 the high nibble of q[i - 16]; value = (nibble - 8) * scale.
 // The encoder takes the weight of largest magnitude, m, and scale = m / -8, so that m itself lands on -8 exactly (up to
-// the fp16 rounding of the scale) whatever its sign; the other end of the range is 7 * |scale|.
+// the fp16 rounding of the scale) whatever its sign; the other end of the range is 7 * |scale|. Codes are floor(w /
+// scale + 8.5) with the scale before it is rounded, clamped to 0 .. 15. |error| <= |scale|/2 inside, one |scale| at the
+// end opposite to m, plus 8 half-ulps of the fp16 scale. Source: GGUF, block_q4_0.
 #pragma once
 
 #include <algorithm>

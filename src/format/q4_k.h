@@ -1,8 +1,9 @@
 // q4_k: 4-bit codes in super-blocks of 256, 6-bit scale and minimum per 32 weights, 4.5 bits per weight. GGUF type 12.
 //
-// value = d s_j code - dmin m_j for sub-block j (format/k_quant.h). Sub-blocks 2c and 2c + 1 are the low and the high
-// nibbles of bytes 32c .. 32c + 31 of q. The encoder searches scale and minimum of every sub-block by least squares;
-// its square error stays below that of plain minimum and maximum. Source: GGUF, block_q4_K.
+// value = d s_j code - dmin m_j for sub-block j; format/k_quant.h says how s_j and m_j lie in the 12 bytes of scales.
+// Sub-blocks 2c and 2c + 1 are the low and the high nibbles of bytes 32c .. 32c + 31 of q. The encoder searches scale
+// and minimum of every sub-block by least squares; its square error stays below that of plain minimum and maximum.
+// Source: GGUF, block_q4_K.
 #pragma once
 
 #include "format/k_quant.h"

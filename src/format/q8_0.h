@@ -1,8 +1,9 @@
 // q8_0: signed 8-bit integers, one fp16 scale per 32 weights, 8.5 bits per weight. GGUF type 8.
 //
-// value = q * scale. The encoder takes scale = max|w| / 127 in float, rounds q = round(w / scale) to nearest (ties
-// away from zero, as GGUF writers do) with that float scale, and stores the scale rounded to fp16.
-// |error| <= scale/2 + 127 half-ulps of the fp16 scale.
+// Weight i is q[i], value = q * scale. The encoder takes scale = max|w| / 127 in float, rounds q = round(w / scale) to
+// nearest (ties away from zero, as GGUF writers do) with that float scale, and stores the scale rounded to fp16.
+// |error| <= scale/2 + 127 half-ulps of the fp16 scale. Code -128 does not come from the encoder and decodes like any
+// other. Source: GGUF, block_q8_0.
 #pragma once
 
 #include <algorithm>

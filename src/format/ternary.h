@@ -1,4 +1,8 @@
-// What the formats of ternary weights share: the best ternary approximation of a block.
+// What tq1_0 and tq2_0 share: the best ternary approximation of a block of 256 weights.
+//
+// The encoder takes the scale that minimises sum (w - scale * code)^2 over all codes in {-1, 0, 1}, rounds it to fp16,
+// and then code = sign(w) where |w| > scale / 2, 0 elsewhere. Weights that are {-s, 0, s} already are kept exactly (s
+// rounded to fp16).
 #pragma once
 
 #include <algorithm>
@@ -18,8 +22,7 @@ inline uint8_t ternary_code(float weight, float scale) {
 /// The scale (as fp16 bits) that minimises sum (w - scale * code)^2 over 256 weights and all codes in {-1, 0, 1}.
 ///
 /// If the k largest magnitudes get a code other than 0, the best scale is their mean and the error falls by
-/// (their sum)^2 / k: the best k is found by trying all. Weights that are {-s, 0, s} already are kept exactly (s
-/// rounded to fp16).
+/// (their sum)^2 / k: the best k is found by trying all.
 inline uint16_t best_ternary_scale(const float* weights) {
   constexpr int kGroup = 256;
   float magnitude[kGroup];

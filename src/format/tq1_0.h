@@ -7,7 +7,8 @@
 //   weights 160..239: 160 + 16 n + m is digit n of q[32 + m], m < 16
 //   weights 240..255: 240 + 4 n + m is digit n of high[m], m < 4 (four digits)
 // value = (digit - 1) * scale. The encoder takes the scale of least squared error (format/ternary.h), which keeps
-// weights that are ternary already; |error| <= max|w| for all others.
+// weights that are ternary already; |error| <= max|w| for all others. A scale that is not finite is refused on loading.
+// Source: GGUF, block_tq1_0.
 #pragma once
 
 #include "format/ternary.h"

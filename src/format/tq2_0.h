@@ -2,7 +2,8 @@
 //
 // Weight 128 h + 32 k + m (h < 2, k < 4, m < 32) is bits 2k..2k+1 of byte 32 h + m; value = (code - 1) * scale, code 3
 // does not occur. The encoder takes the scale of least squared error (format/ternary.h), which keeps weights that are
-// ternary already; |error| <= max|w| for all others.
+// ternary already; |error| <= max|w| for all others. Code 3 and a scale that is not finite are refused on loading.
+// Source: GGUF, block_tq2_0.
 #pragma once
 
 #include "format/ternary.h"

@@ -1,8 +1,9 @@
 // Rounding a row to levels so that its errors cancel where they would be seen.
 //
 // Nearest rounding makes |u - l|^2 small, whatever reads the row. With a metric M (symmetric, positive definite) the
-// cost is (u - l) M (u - l): coordinate descent from the nearest codes, one code at a time, each set to its best value
-// given all others. Two passes get within 1 % of where it ends (docs/decisions/0004).
+// cost is (u - l) M (u - l): coordinate descent from the nearest codes, one code at a time in order, each set to its
+// best value given all others, in two passes (docs/decisions/0004 says why two). Only the encoder knows the metric;
+// where it comes from is in model/kv_metric.h.
 //
 // Every operation is a float multiply or add in this order, never fused, so that all kernels agree bit for bit.
 #pragma once

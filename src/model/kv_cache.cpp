@@ -38,6 +38,12 @@ constexpr float kMetricRidge = 0.05f;
 
 }  // namespace
 
+KvSideConfig default_kv_side(const KvFormat& format, bool is_k, bool k_has_bias) {
+  KvSideConfig config{.format = &format, .policy = format.policy};
+  config.policy.centre = config.policy.centre && is_k && k_has_bias;
+  return config;
+}
+
 KvLayout::KvLayout(const KvSideConfig& config, int head_dim)
     : retention(make_retention(config)),
       ring_rows(ridge::ring_rows(retention)),

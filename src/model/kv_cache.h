@@ -38,6 +38,10 @@ struct KvSideConfig {
   const KvFormat& recent() const { return *find_kv_format(policy.recent).or_throw(); }
 };
 
+/// A format with its own policy, as a model gets it unless told otherwise. Only K is centred, and only where the
+/// model's K has a bias: elsewhere the mean of the first keys does not stay the mean (docs/decisions/0004).
+KvSideConfig default_kv_side(const KvFormat& format, bool is_k, bool k_has_bias);
+
 /// What weighted rounding needs; empty members mean that no store rounds so.
 struct KvRoundingTools {
   const KvMetric* metric = nullptr;

@@ -56,7 +56,9 @@ class NoiseSource {
   std::vector<std::byte> pool_;
 };
 
-Result<Config> shape_config(std::string_view name) {
+}  // namespace
+
+Result<Config> synth_config(std::string_view name) {
   std::string names;
   for (const Shape& s : kShapes) {
     if (s.name == name) {
@@ -85,6 +87,8 @@ Result<Config> shape_config(std::string_view name) {
   }
   return fail(ErrorKind::usage, "unknown shape 'synth:{}' (there are: {})", name, names);
 }
+
+namespace {
 
 Status apply_options(std::string_view spec, Config& config, const WeightFormat*& format) {
   while (!spec.empty()) {
@@ -120,7 +124,7 @@ std::vector<std::string> synth_shape_names() {
 Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec) {
   const size_t at = std::min(spec.find('@'), spec.size());
   LoadedModel model;
-  RIDGE_TRY(model.config, shape_config(spec.substr(0, at)));
+  RIDGE_TRY(model.config, synth_config(spec.substr(0, at)));
   const WeightFormat* format = find_weight_format(model.config.ternary ? "i2_s" : "f16").or_throw();
   RIDGE_TRY_STATUS(apply_options(at < spec.size() ? spec.substr(at + 1) : "", model.config, format));
   const Config& c = model.config;

@@ -68,6 +68,8 @@ Result<LoadedModel> load_model(const std::string& path);
 /// Random weights at a true shape: SHAPE[@layers=N][@weights=FORMAT]. `spec` is without the "synth:" prefix.
 Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec);
 std::vector<std::string> synth_shape_names();
+/// Hyper-parameters of SHAPE alone, without weights; usage error listing the shapes there are.
+Result<Config> synth_config(std::string_view shape);
 
 /// Packs into panels every matrix whose format has a panel kernel for this ISA.
 void pack_weights(CpuContext& context, Weights& weights);

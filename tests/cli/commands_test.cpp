@@ -316,6 +316,32 @@ TEST(Info, NamesBuildMachineFormatsKernelsAndModel) {
   EXPECT_THAT(run_ridge({"info"}).out, HasSubstr("kernels   gemv"));
 }
 
+TEST(Info, FormatsCarryTheFactsTheDocumentsAreMadeFrom) {
+  const json formats = json::parse(run_ridge({"info", "--json"}).out)["formats"];
+  for (const json& f : formats["weights"]) {
+    if (f["name"] == "i2_s") EXPECT_EQ(f["tail_bytes"], 32);
+    if (f["name"] == "int4_g128") EXPECT_TRUE(f["gguf_type"].is_null());
+    EXPECT_EQ(f["bits_per_weight"].get<double>(), 8.0 * f["block_bytes"].get<int>() / f["group"].get<int>()) << f;
+  }
+  for (const json& f : formats["kv"]) {
+    EXPECT_EQ(f["row_bytes"]["128"].get<int>() / 16.0, f["bits_per_value"].get<double>()) << f;
+    ASSERT_EQ(f["shapes"].size(), 3u);
+    for (const json& s : f["shapes"])  // report = formula
+      EXPECT_EQ(s["bytes_per_token"], 2 * s["n_layers"].get<int>() * s["n_kv_heads"].get<int>() *
+                                          f["row_bytes"][std::to_string(s["head_dim"].get<int>())].get<int>())
+          << f["name"] << s;
+    if (f["name"] != "rotor-3") continue;
+    EXPECT_EQ(f["policy"]["rotation"], "hadamard");
+    EXPECT_EQ(f["scales"][0], f["policy"]["scale"]);
+    // 4 sinks in f16 and 96 + 32 rows of the window in i8r; qwen alone has biases, so a centre for K.
+    for (const json& s : f["shapes"]) {
+      const int rows = s["n_layers"].get<int>() * s["n_kv_heads"].get<int>();
+      const int centre = s["shape"] == "qwen2.5-1.5b" ? 4 * 128 : 0;
+      EXPECT_EQ(s["fixed_bytes"], rows * (2 * (4 * 256 + 128 * 130) + centre)) << s;
+    }
+  }
+}
+
 TEST(Info, NamesTheGpusOrSaysWhyThereAreNone) {
   const json gpu = json::parse(run_ridge({"info", "--json"}).out)["gpu"];
   EXPECT_EQ(gpu["devices"].empty(), !gpu["why_none"].get<std::string>().empty());
