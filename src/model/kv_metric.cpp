@@ -85,14 +85,35 @@ std::vector<float> decode_rows(CpuContext& context, const Linear& w, int64_t fir
   return rows;
 }
 
+/// The matrix with rows to decode: itself, or, where only panels exist (synthetic models), its columns as the products
+/// with unit vectors, kept in `storage`.
+Linear with_rows(CpuContext& context, const Linear& w, std::vector<float>& storage) {
+  if (w.rows) return w;
+  constexpr int64_t kBatch = 256;
+  storage.resize(size_t(w.n_out * w.n_in));
+  std::vector<float> units(size_t(kBatch * w.n_in), 0.0f), columns(size_t(kBatch * w.n_out), 0.0f);
+  for (int64_t first = 0; first < w.n_in; first += kBatch) {
+    const int64_t n = std::min(kBatch, w.n_in - first);
+    std::fill(units.begin(), units.end(), 0.0f);
+    for (int64_t i = 0; i < n; ++i) units[size_t(i * w.n_in + first + i)] = 1;
+    linear(context, w, View2<const float>(units.data(), n, w.n_in), View2<float>(columns.data(), n, w.n_out));
+    for (int64_t i = 0; i < n; ++i)
+      for (int64_t r = 0; r < w.n_out; ++r) storage[size_t(r * w.n_in + first + i)] = columns[size_t(i * w.n_out + r)];
+  }
+  return {.format = find_weight_format("f32").or_throw(),
+          .n_out = w.n_out,
+          .n_in = w.n_in,
+          .rows = reinterpret_cast<const std::byte*>(storage.data())};
+}
+
 /// The form of K of one kv head.
-std::vector<double> key_form(CpuContext& context, const Config& c, const LayerWeights& layer, const Rope& rope,
-                             int kv_head) {
+std::vector<double> key_form(CpuContext& context, const Config& c, const LayerWeights& layer, const Linear& q,
+                             const Rope& rope, int kv_head) {
   const int64_t dim = c.head_dim, group = c.n_heads / c.n_kv_heads;
   const int64_t step = std::max<int64_t>(1, c.d_model / kMetricSamples), n = (c.d_model + step - 1) / step;
   std::vector<double> form(size_t(dim * dim), 0.0);
   for (int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
-    const std::vector<float> rows = decode_rows(context, layer.q, h * dim, dim, 1);
+    const std::vector<float> rows = decode_rows(context, q, h * dim, dim, 1);
     std::vector<float> sampled(size_t(dim * n), 0.0f);
     for (int64_t d = 0; d < dim; ++d)
       for (int64_t i = 0; i < n; ++i)
@@ -112,10 +133,10 @@ std::vector<double> key_form(CpuContext& context, const Config& c, const LayerWe
 }
 
 /// The forms of V of all kv heads: rows of W_o are read once.
-std::vector<std::vector<double>> value_forms(CpuContext& context, const Config& c, const LayerWeights& layer) {
+std::vector<std::vector<double>> value_forms(CpuContext& context, const Config& c, const Linear& o) {
   const int64_t dim = c.head_dim, group = c.n_heads / c.n_kv_heads;
   const int64_t step = std::max<int64_t>(1, c.d_model / kMetricSamples), n = (c.d_model + step - 1) / step;
-  const std::vector<float> rows = decode_rows(context, layer.o, 0, n, step);
+  const std::vector<float> rows = decode_rows(context, o, 0, n, step);
   std::vector<std::vector<double>> forms(size_t(c.n_kv_heads), std::vector<double>(size_t(dim * dim), 0.0));
   std::vector<float> columns(size_t(dim * n), 0.0f);
   for (int64_t h = 0; h < c.n_heads; ++h) {
@@ -135,10 +156,12 @@ KvMetric make_kv_metric(CpuContext& context, const Config& c, const Weights& wei
   metric.v.resize(metric.k.size());
   for (int i = 0; i < c.n_layers; ++i) {
     const LayerWeights& layer = weights.layers[size_t(i)];
-    const std::vector<std::vector<double>> values = value_forms(context, c, layer);
+    std::vector<float> q_rows, o_rows;
+    const Linear q = with_rows(context, layer.q, q_rows), o = with_rows(context, layer.o, o_rows);
+    const std::vector<std::vector<double>> values = value_forms(context, c, o);
     for (int h = 0; h < c.n_kv_heads; ++h) {
       const int64_t at = (int64_t(i) * c.n_kv_heads + h) * size;
-      store_form(key_form(context, c, layer, rope, h), dim, metric.k.data() + at);
+      store_form(key_form(context, c, layer, q, rope, h), dim, metric.k.data() + at);
       store_form(values[size_t(h)], dim, metric.v.data() + at);
     }
   }

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "base/rng.h"
+#include "op/gemv/panels.h"
 
 namespace ridge {
 namespace {
@@ -104,6 +105,39 @@ TEST_F(KvMetricTest, KeysAreWeighedByTheQueriesAtAllPositions) {
         expect_form(metric.layer(true, 0).subspan(size_t(kv_head) * kDim * kDim, kDim * kDim), form);
       }
     }
+}
+
+TEST_F(KvMetricTest, AMatrixThatIsOnlyPanelsGivesTheSameForms) {
+  // q8_0 rows and, without them, the panels made of them: unit vectors read out what the rows decode to.
+  const WeightFormat& q8_0 = *find_weight_format("q8_0").or_throw();
+  if (!wants_panels(q8_0, 64, context.isa)) GTEST_SKIP() << "this processor has no panel kernels";
+  config.d_model = 64;
+  weights.layers[0].attn_norm.assign(64, 1.0f);
+  q.resize(kHeads * kDim * 64);
+  o.resize(64 * kHeads * kDim);
+  for (auto* values : {&q, &o})
+    for (float& v : *values) v = float(rng.normal());
+  std::vector<std::vector<std::byte>> rows(2);
+  std::vector<AlignedBuffer> panels;
+  LayerWeights& layer = weights.layers[0];
+  const auto pack = [&](Linear& m, int64_t n_out, int64_t n_in, const std::vector<float>& values,
+                        std::vector<std::byte>& blocks) {
+    blocks.resize(size_t(n_out * q8_0.row_bytes(n_in)));
+    ASSERT_TRUE(encode_rows(q8_0, values, n_in, blocks));
+    m = {.format = &q8_0, .n_out = n_out, .n_in = n_in, .rows = blocks.data()};
+  };
+  pack(layer.q, kHeads * kDim, 64, q, rows[0]);
+  pack(layer.o, 64, kHeads * kDim, o, rows[1]);
+  const KvMetric expected = make_kv_metric(context, config, weights, rope);
+  for (Linear* m : {&layer.q, &layer.o}) {
+    AlignedBuffer& buffer = panels.emplace_back(panel_bytes(q8_0, m->n_out, m->n_in));
+    pack_panels(context, q8_0, m->n_out, m->n_in, m->rows, buffer.data());
+    m->panels = buffer.data();
+    m->rows = nullptr;
+  }
+  const KvMetric metric = make_kv_metric(context, config, weights, rope);
+  for (size_t i = 0; i < expected.k.size(); ++i) EXPECT_NEAR(metric.k[i], expected.k[i], 1e-4) << i;
+  for (size_t i = 0; i < expected.v.size(); ++i) EXPECT_NEAR(metric.v[i], expected.v[i], 1e-4) << i;
 }
 
 TEST_F(KvMetricTest, WeightsOfZerosGiveTheIdentity) {
