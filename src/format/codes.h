@@ -1,5 +1,9 @@
-// What several weight encoders share: rounding a float to a code, whatever the float is.
+// What several weight formats share: rounding a float to a code, whatever the float is, and where 5-bit codes lie.
 #pragma once
+
+#include <cstdint>
+
+#include "base/host_device.h"
 
 namespace ridge {
 
@@ -8,6 +12,17 @@ inline int nearest_code(float x, int low, int high) {
   if (!(x > float(low))) return low;
   if (x >= float(high)) return high;
   return int(x - float(low) + 0.5f) + low;
+}
+
+/// The 5-bit code of weight i of 32: its low four bits are the low (i < 16) or high nibble of q[i % 16], bit 4 is bit
+/// i % 8 of high[i / 8].
+RIDGE_HD inline int five_bit_code(const uint8_t* q, const uint8_t* high, int i) {
+  return (i < 16 ? q[i] & 0xF : q[i - 16] >> 4) | (high[i / 8] >> (i % 8) & 1) << 4;
+}
+/// The same into bytes that are zero so far.
+inline void put_five_bit_code(int code, int i, uint8_t* q, uint8_t* high) {
+  q[i % 16] |= uint8_t((code & 0xF) << (i < 16 ? 0 : 4));
+  high[i / 8] |= uint8_t(code >> 4 << (i % 8));
 }
 
 /// 1 / scale, or 0 where the reciprocal would not be a finite float.

@@ -26,10 +26,7 @@ struct Q5_0 {
 
   RIDGE_HD static void decode(const Block& block, float* out) {
     const float scale = f16_to_f32(block.scale);
-    for (int i = 0; i < kGroup; ++i) {
-      const int low = i < 16 ? block.q[i] & 0xF : block.q[i - 16] >> 4;
-      out[i] = float((low | (block.high[i / 8] >> (i % 8) & 1) << 4) - 16) * scale;
-    }
+    for (int i = 0; i < kGroup; ++i) out[i] = float(five_bit_code(block.q, block.high, i) - 16) * scale;
   }
   static void encode(const float* in, Block& block) {
     float extreme = 0;
@@ -38,11 +35,8 @@ struct Q5_0 {
     block = {};
     block.scale = f32_to_f16(extreme / -16.0f);
     const float inverse = safe_inverse(extreme / -16.0f);
-    for (int i = 0; i < kGroup; ++i) {
-      const int code = nearest_code(in[i] * inverse, -16, 15) + 16;
-      block.q[i % 16] |= uint8_t((code & 0xF) << (i < 16 ? 0 : 4));
-      block.high[i / 8] |= uint8_t(code >> 4 << (i % 8));
-    }
+    for (int i = 0; i < kGroup; ++i)
+      put_five_bit_code(nearest_code(in[i] * inverse, -16, 15) + 16, i, block.q, block.high);
   }
 };
 static_assert(sizeof(Q5_0::Block) == 22);

@@ -26,10 +26,7 @@ struct Q5_1 {
 
   RIDGE_HD static void decode(const Block& block, float* out) {
     const float scale = f16_to_f32(block.scale), min = f16_to_f32(block.min);
-    for (int i = 0; i < kGroup; ++i) {
-      const int low = i < 16 ? block.q[i] & 0xF : block.q[i - 16] >> 4;
-      out[i] = float(low | (block.high[i / 8] >> (i % 8) & 1) << 4) * scale + min;
-    }
+    for (int i = 0; i < kGroup; ++i) out[i] = float(five_bit_code(block.q, block.high, i)) * scale + min;
   }
   static void encode(const float* in, Block& block) {
     const auto [low, high] = std::minmax_element(in, in + kGroup);
@@ -37,11 +34,8 @@ struct Q5_1 {
     block.scale = f32_to_f16((*high - *low) / 31);
     block.min = f32_to_f16(*low);
     const float inverse = safe_inverse(f16_to_f32(block.scale)), min = f16_to_f32(block.min);
-    for (int i = 0; i < kGroup; ++i) {
-      const int code = nearest_code((in[i] - min) * inverse, 0, 31);
-      block.q[i % 16] |= uint8_t((code & 0xF) << (i < 16 ? 0 : 4));
-      block.high[i / 8] |= uint8_t(code >> 4 << (i % 8));
-    }
+    for (int i = 0; i < kGroup; ++i)
+      put_five_bit_code(nearest_code((in[i] - min) * inverse, 0, 31), i, block.q, block.high);
   }
 };
 static_assert(sizeof(Q5_1::Block) == 24);

@@ -22,16 +22,8 @@ struct Q5_K {
   static constexpr int kGroup = kSuperGroup;
 
   RIDGE_HD static void decode(const Block& block, float* out) {
-    const float d = f16_to_f32(block.d), dmin = f16_to_f32(block.dmin);
-    for (int j = 0; j < kSubGroups; ++j) {
-      const ScaleMin pair = unpack_scale_min(block.scales, j);
-      const float scale = d * float(pair.scale), min = dmin * float(pair.min);
-      const uint8_t* q = block.q + j / 2 * kSubGroup;
-      for (int i = 0; i < kSubGroup; ++i) {
-        const int code = (q[i] >> (j % 2 * 4) & 0xF) | (block.high[i] >> j & 1) << 4;
-        out[j * kSubGroup + i] = scale * float(code) - min;
-      }
-    }
+    decode_sub_blocks(block, out,
+                      [&](int j, int i) { return sub_block_nibble(block.q, j, i) | (block.high[i] >> j & 1) << 4; });
   }
   static void encode(const float* in, Block& block) {
     float codes[kGroup];

@@ -136,8 +136,7 @@ AttentionError attention_error(CpuContext& context, const AttentionShape& shape,
                                const KvRoundingTools& tools) {
   const int dim = shape.head_dim, n = rows.n_keys, group = shape.n_heads / shape.n_kv_heads;
   const auto fill = [&](bool is_k, const KvSideConfig& config, std::vector<float> values) {
-    const auto metric = tools.metric ? tools.metric->layer(is_k, layer) : std::span<const float>();
-    KvStore store(config, layer, shape.n_kv_heads, dim, n, metric, tools.round);
+    KvStore store(config, layer, shape.n_kv_heads, dim, n, tools.metric_of(is_k, layer), tools.round);
     KvScratch scratch;
     store.append(context, 0, matrix(values, n), scratch);
     return store;

@@ -9,7 +9,6 @@
 #include "op/gemm/gemm_cuda.h"
 #include "op/gemm/ternary_cuda.h"
 #include "op/norm_rope/norm_rope_cuda.h"
-#include "op/norm_rope/relu2_cuda.h"
 #include "op/score/score_cuda.h"
 
 namespace ridge {
@@ -143,11 +142,12 @@ class CudaSession : public DeviceSession {
     gpu::use_device(model.device_);
     const Config& c = model.config;
     for (int layer = 0; layer < c.n_layers; ++layer) {
-      const auto metric = [&](bool is_k) {
-        return tools.metric ? tools.metric->layer(is_k, layer) : std::span<const float>();
+      const auto open = [&](bool is_k, std::span<const KvSideConfig> sides, std::vector<DeviceKvStore>& stores) {
+        stores.emplace_back(model.stream, sides[size_t(layer)], layer, c.n_kv_heads, c.head_dim, n_ctx, n_seq,
+                            tools.metric_of(is_k, layer));
       };
-      k_.emplace_back(model.stream, k[size_t(layer)], layer, c.n_kv_heads, c.head_dim, n_ctx, n_seq, metric(true));
-      v_.emplace_back(model.stream, v[size_t(layer)], layer, c.n_kv_heads, c.head_dim, n_ctx, n_seq, metric(false));
+      open(true, k, k_);
+      open(false, v, v_);
     }
     model.stream.synchronize();
   }

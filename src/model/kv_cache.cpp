@@ -91,15 +91,13 @@ KvStore::KvStore(const KvSideConfig& config, int layer, int n_kv_heads, int head
       head_dim_(head_dim),
       n_ctx_(n_ctx),
       layout_(config, head_dim),
-      row_bytes_(layout_.row_bytes),
       recent_(&config.recent()),
       round_(round),
-      retention_(layout_.retention),
-      ring_rows_(layout_.ring_rows),
-      coded_(int64_t(n_kv_heads) * n_ctx * row_bytes_ + kPadBytes) {
+      coded_(int64_t(n_kv_heads) * n_ctx * layout_.row_bytes + kPadBytes) {
   if (config.policy.sinks > 0)
     sinks_ = AlignedBuffer(int64_t(n_kv_heads) * config.policy.sinks * 2 * head_dim + kPadBytes);
-  if (ring_rows_ > 0) ring_ = AlignedBuffer(int64_t(n_kv_heads) * ring_rows_ * layout_.recent_bytes + kPadBytes);
+  if (layout_.ring_rows > 0)
+    ring_ = AlignedBuffer(int64_t(n_kv_heads) * layout_.ring_rows * layout_.recent_bytes + kPadBytes);
   if (config.policy.rounding == KvRounding::weighted) {
     RIDGE_CHECK(int64_t(metric.size()) == int64_t(n_kv_heads) * head_dim * head_dim,
                 "weighted rounding needs a metric of {} x {} x {}, got {} values", n_kv_heads, head_dim, head_dim,
@@ -117,7 +115,7 @@ int64_t KvStore::allocated_bytes() const {
 std::byte* KvStore::exact_row(int head, int position) {
   const int sinks = config_.policy.sinks;
   if (is_sink(position)) return sinks_.data() + (int64_t(head) * sinks + position) * 2 * head_dim_;
-  return ring_.data() + (int64_t(head) * ring_rows_ + position % ring_rows_) * layout_.recent_bytes;
+  return ring_.data() + (int64_t(head) * layout_.ring_rows + position % layout_.ring_rows) * layout_.recent_bytes;
 }
 
 void KvStore::read_exact(int head, int position, float* out) const {
@@ -133,7 +131,7 @@ void KvStore::write_exact(int head, int position, const float* values) {
 /// What the rows of all kv heads at a position will read as from sinks or ring; returns how many values were saturated.
 int64_t KvStore::round_to_exact(int position, std::span<float> rows) const {
   // Positions that have no place in a ring are coded at once, from f16.
-  const KvFormat& format = is_sink(position) || ring_rows_ == 0 ? f16_format() : *recent_;
+  const KvFormat& format = is_sink(position) || layout_.ring_rows == 0 ? f16_format() : *recent_;
   std::byte coded[4 * kMaxRoundingDim];
   int64_t saturated = 0;
   for (int h = 0; h < n_kv_heads_; ++h) {
@@ -152,12 +150,13 @@ void KvStore::shift(float* row, int head, float sign) const {
 /// Takes the centre and the heads' scales from positions [sinks, calibration) and moves the exact rows already held to
 /// the centre. The sinks stay out: their keys are unlike all others.
 void KvStore::calibrate(int n_past, View2<float> rows) {
-  const int first = std::min(config_.policy.sinks, retention_.calibration - 1), n = retention_.calibration - first;
+  const int first = std::min(config_.policy.sinks, layout_.retention.calibration - 1),
+            n = layout_.retention.calibration - first;
   std::vector<float> row(size_t(head_dim_), 0.0f);
   for (int head = 0; head < n_kv_heads_; ++head) {
     std::vector<double> sum(size_t(head_dim_), 0.0);
     double size2 = 0;
-    for (int position = first; position < retention_.calibration; ++position) {
+    for (int position = first; position < layout_.retention.calibration; ++position) {
       const float* values = position >= n_past ? &rows(position - n_past, int64_t(head) * head_dim_) : row.data();
       if (position < n_past) read_exact(head, position, row.data());
       for (int d = 0; d < head_dim_; ++d) {
@@ -171,7 +170,7 @@ void KvStore::calibrate(int n_past, View2<float> rows) {
         centre_[size_t(head) * size_t(head_dim_) + size_t(d)] = float(mean);
         size2 -= n * mean * mean;
       }
-      for (int position = 0; position < std::min(n_past, retention_.calibration); ++position) {
+      for (int position = 0; position < std::min(n_past, layout_.retention.calibration); ++position) {
         read_exact(head, position, row.data());
         shift(row.data(), head, -1);
         write_exact(head, position, row.data());
@@ -198,9 +197,9 @@ void KvStore::append(CpuContext& context, int n_past, View2<float> rows, KvScrat
       for (int h = 0; h < n_kv_heads_; ++h) rotation_.forward(&rows(t, int64_t(h) * head_dim_));
     });
   // Rows from before calibration reach the centre as exact rows read, whether from the ring or from this batch.
-  for (int position = n_past; position < std::min(n, retention_.calibration); ++position)
+  for (int position = n_past; position < std::min(n, layout_.retention.calibration); ++position)
     round_to_exact(position, rows.row(position - n_past));
-  if (!calibrated_ && retention_.calibration > 0 && n >= retention_.calibration) calibrate(n_past, rows);
+  if (!calibrated_ && layout_.retention.calibration > 0 && n >= layout_.retention.calibration) calibrate(n_past, rows);
   if (is_centred())
     for_tokens(n_new, [&](int64_t t, int) {
       for (int h = 0; h < n_kv_heads_; ++h) shift(&rows(t, int64_t(h) * head_dim_), h, -1);
@@ -222,14 +221,14 @@ void KvStore::append(CpuContext& context, int n_past, View2<float> rows, KvScrat
   for_tokens(n_new, [&](int64_t t, int) { saturated += round_to_exact(n_past + int(t), rows.row(t)); });
 
   // 3. The exact rows this append's queries may need, as floats, for prefill attention.
-  const int old_end = retention_.coded_end(n_past), new_end = retention_.coded_end(n);
+  const int old_end = layout_.retention.coded_end(n_past), new_end = layout_.retention.coded_end(n);
   const auto read_row = [&](int head, int position, float* out) {
     if (position >= n_past)
       std::memcpy(out, &rows(position - n_past, int64_t(head) * head_dim_), sizeof(float) * size_t(head_dim_));
     else read_exact(head, position, out);
   };
   if (n_new > 1) {
-    const int first = scratch.first = ring_rows_ > 0 ? old_end : n_past;
+    const int first = scratch.first = layout_.ring_rows > 0 ? old_end : n_past;
     const int64_t n_exact = n - first;
     float* exact = scratch.exact.ensure<float>(n_kv_heads_ * n_exact * head_dim_);
     for_tokens(int(n_exact), [&](int64_t i, int) {
@@ -257,10 +256,10 @@ void KvStore::append(CpuContext& context, int n_past, View2<float> rows, KvScrat
   // 5. The newest rows into sinks and ring.
   for (int position = n_past; position < n; ++position) {
     const bool sink = position < config_.policy.sinks;
-    if (!sink && (ring_rows_ == 0 || position < n - ring_rows_)) continue;
+    if (!sink && (layout_.ring_rows == 0 || position < n - layout_.ring_rows)) continue;
     for (int h = 0; h < n_kv_heads_; ++h) write_exact(h, position, &rows(position - n_past, int64_t(h) * head_dim_));
   }
-  if (ring_rows_ > 0) ring_first_ = std::max(ring_first_, n - ring_rows_);
+  if (layout_.ring_rows > 0) ring_first_ = std::max(ring_first_, n - layout_.ring_rows);
   saturated_ += saturated;
 }
 
@@ -278,14 +277,14 @@ KvSide KvStore::decode_side(int n) const {
                                                 .head_scale = head_scale};
   };
   const int64_t exact_bytes = 2 * int64_t(head_dim_);
-  const int sinks = std::min(config_.policy.sinks, n), coded_end = std::max(sinks, retention_.coded_end(n));
+  const int sinks = std::min(config_.policy.sinks, n), coded_end = std::max(sinks, layout_.retention.coded_end(n));
   push(f16_format(), sinks_.data(), exact_bytes, config_.policy.sinks, 0, 0, sinks);
-  push(*config_.format, coded_.data(), row_bytes_, n_ctx_, sinks, sinks, coded_end, head_scales());
+  push(*config_.format, coded_.data(), layout_.row_bytes, n_ctx_, sinks, sinks, coded_end, head_scales());
   if (coded_end < n) {
-    const int slot = coded_end % ring_rows_, wrap = std::min(n, coded_end + ring_rows_ - slot);
+    const int slot = coded_end % layout_.ring_rows, wrap = std::min(n, coded_end + layout_.ring_rows - slot);
     const int64_t recent_bytes = layout_.recent_bytes;
-    push(*recent_, ring_.data(), recent_bytes, ring_rows_, slot, coded_end, wrap);
-    push(*recent_, ring_.data(), recent_bytes, ring_rows_, 0, wrap, n);
+    push(*recent_, ring_.data(), recent_bytes, layout_.ring_rows, slot, coded_end, wrap);
+    push(*recent_, ring_.data(), recent_bytes, layout_.ring_rows, 0, wrap, n);
   }
   return side;
 }
@@ -294,9 +293,9 @@ PrefillSide KvStore::prefill_side(int n, const KvScratch& scratch) const {
   RIDGE_CHECK(scratch.first <= n, "prefill view of {} positions, the last append began at {}", n, scratch.first);
   return {.format = config_.format,
           .rows = coded_.data(),
-          .row_bytes = row_bytes_,
-          .head_stride = n_ctx_ * row_bytes_,
-          .retention = retention_,
+          .row_bytes = layout_.row_bytes,
+          .head_stride = n_ctx_ * layout_.row_bytes,
+          .retention = layout_.retention,
           .sinks = std::min(config_.policy.sinks, n),
           .sink_stride = config_.policy.sinks,
           .sink_rows = reinterpret_cast<const float*>(scratch.sinks.data()),
@@ -333,9 +332,9 @@ void KvStore::reset() {
 
 void KvStore::truncate(int n_past, int n) {
   if (n == 0) return reset();
-  if (ring_rows_ == 0 || n == n_past) return;
+  if (layout_.ring_rows == 0 || n == n_past) return;
   // At most a window and a tile, or the positions before calibration: they fit the ring.
-  const int wanted = retention_.coded_end(n);
+  const int wanted = layout_.retention.coded_end(n);
   std::vector<float> row(size_t(head_dim_), 0.0f);
   for (int position = std::max(wanted, config_.policy.sinks); position < std::min(n, ring_first_); ++position)
     for (int head = 0; head < n_kv_heads_; ++head) {
@@ -349,21 +348,22 @@ void KvStore::discard(int n_past, int keep, int discard, const std::function<voi
   const int n = n_past - discard, sinks = config_.policy.sinks;
   if (discard == 0) return;
   if (n == 0) return reset();
-  const int old_ring_first = ring_first_, coded_end = retention_.coded_end(n);
+  const int old_ring_first = ring_first_, coded_end = layout_.retention.coded_end(n);
   // Rows move to lower positions in order, so coded rows can be read where they are; ring slots cannot.
   const std::vector<std::byte> old_sinks(sinks_.data(), sinks_.data() + sinks_.bytes());
   const std::vector<std::byte> old_ring(ring_.data(), ring_.data() + ring_.bytes());
   const auto is_exact = [&](int position) {
-    return position < sinks || (ring_rows_ > 0 && position >= old_ring_first);
+    return position < sinks || (layout_.ring_rows > 0 && position >= old_ring_first);
   };
   std::vector<float> row(size_t(head_dim_), 0.0f);
   const auto read_old = [&](int head, int position) {
-    const int64_t exact_bytes = 2 * int64_t(head_dim_), recent_bytes = recent_->row_bytes(head_dim_);
+    const int64_t exact_bytes = 2 * int64_t(head_dim_), recent_bytes = layout_.recent_bytes;
     if (position < sinks)
       KvF16::decode(&old_sinks[size_t((int64_t(head) * sinks + position) * exact_bytes)], head_dim_, {}, row.data());
     else if (is_exact(position))
-      recent_->decode(&old_ring[size_t((int64_t(head) * ring_rows_ + position % ring_rows_) * recent_bytes)], head_dim_,
-                      {}, row.data());
+      recent_->decode(
+          &old_ring[size_t((int64_t(head) * layout_.ring_rows + position % layout_.ring_rows) * recent_bytes)],
+          head_dim_, {}, row.data());
     else config_.format->decode(coded_row(head, position), head_dim_, coding(head), row.data());
   };
   for (int head = 0; head < n_kv_heads_; ++head)
@@ -371,7 +371,7 @@ void KvStore::discard(int n_past, int keep, int discard, const std::function<voi
       const int from = to < keep ? to : to + discard;
       const bool turned = turn && from != to, becomes_coded = to >= sinks && to < coded_end;
       if (becomes_coded && !turned && !is_exact(from)) {
-        std::memmove(coded_row(head, to), coded_row(head, from), size_t(row_bytes_));
+        std::memmove(coded_row(head, to), coded_row(head, from), size_t(layout_.row_bytes));
         continue;
       }
       read_old(head, from);
@@ -385,32 +385,32 @@ void KvStore::discard(int n_past, int keep, int discard, const std::function<voi
       if (becomes_coded) saturated_ += config_.format->encode(row.data(), head_dim_, coding(head), coded_row(head, to));
       else write_exact(head, to, row.data());
     }
-  if (ring_rows_ > 0) ring_first_ = coded_end;
+  if (layout_.ring_rows > 0) ring_first_ = coded_end;
 }
 
-template <class Store, class Visit>
-void KvStore::for_each_piece(Store& store, int n, int ring_first, const Visit& visit) {
-  const auto exact_bytes = 2 * int64_t(store.head_dim_);
-  const int sinks = std::min(store.config_.policy.sinks, n), coded_end = store.retention_.coded_end(n);
-  visit(store.centre_.data(), 4 * int64_t(store.centre_.size()));
-  visit(store.head_scale_.data(), 4 * int64_t(store.head_scale_.size()));
-  for (int head = 0; head < store.n_kv_heads_; ++head) {
-    if (sinks > 0) visit(store.exact_row(head, 0), sinks * exact_bytes);
-    if (store.ring_rows_ > 0)
+template <class Visit>
+void KvStore::for_each_piece(int n, int ring_first, const Visit& visit) {
+  const auto exact_bytes = 2 * int64_t(head_dim_);
+  const int sinks = std::min(config_.policy.sinks, n), coded_end = layout_.retention.coded_end(n);
+  visit(centre_.data(), 4 * int64_t(centre_.size()));
+  visit(head_scale_.data(), 4 * int64_t(head_scale_.size()));
+  for (int head = 0; head < n_kv_heads_; ++head) {
+    if (sinks > 0) visit(exact_row(head, 0), sinks * exact_bytes);
+    if (layout_.ring_rows > 0)
       for (int position = std::max(ring_first, sinks); position < n; ++position)
-        visit(store.exact_row(head, position), store.recent_->row_bytes(store.head_dim_));
-    if (coded_end > sinks) visit(store.coded_row(head, sinks), (coded_end - sinks) * store.row_bytes_);
+        visit(exact_row(head, position), layout_.recent_bytes);
+    if (coded_end > sinks) visit(coded_row(head, sinks), (coded_end - sinks) * layout_.row_bytes);
   }
 }
 
 int64_t KvStore::state_bytes(int n, int ring_first) const {
   int64_t bytes = 0;
-  for_each_piece(const_cast<KvStore&>(*this), n, ring_first, [&](void*, int64_t size) { bytes += size; });
+  const_cast<KvStore*>(this)->for_each_piece(n, ring_first, [&](void*, int64_t size) { bytes += size; });
   return bytes;
 }
 
 KvSideState KvStore::export_state(int n, std::byte* out) const {
-  for_each_piece(const_cast<KvStore&>(*this), n, ring_first_, [&](const void* piece, int64_t size) {
+  const_cast<KvStore*>(this)->for_each_piece(n, ring_first_, [&](const void* piece, int64_t size) {
     if (size > 0) std::memcpy(out, piece, size_t(size));
     out += size;
   });
@@ -418,12 +418,12 @@ KvSideState KvStore::export_state(int n, std::byte* out) const {
 }
 
 Status KvStore::check_state(int n, const KvSideState& state) const {
-  const bool calibrates = retention_.calibration > 0, must = calibrates && n >= retention_.calibration;
+  const bool calibrates = layout_.retention.calibration > 0, must = calibrates && n >= layout_.retention.calibration;
   if (state.calibrated ? !calibrates || n == 0 : must)
     return bad_file("calibrated is {} at {} positions", state.calibrated, n);
   // What attention reads as exact must be there, and no more than the ring has room for.
-  const int least = ring_rows_ > 0 ? std::max(0, n - ring_rows_) : 0,
-            most = ring_rows_ > 0 ? retention_.coded_end(n) : 0;
+  const int least = layout_.ring_rows > 0 ? std::max(0, n - layout_.ring_rows) : 0,
+            most = layout_.ring_rows > 0 ? layout_.retention.coded_end(n) : 0;
   if (state.ring_first < least || state.ring_first > std::max(least, most))
     return bad_file("ring_first is {}, expected {} to {}", state.ring_first, least, std::max(least, most));
   if (state.saturated < 0) return bad_file("saturated is {}", state.saturated);
@@ -443,7 +443,7 @@ Status KvStore::check_floats(const std::byte* in) const {
 
 void KvStore::import_state(int n, const KvSideState& state, const std::byte* in) {
   reset();
-  for_each_piece(*this, n, state.ring_first, [&](void* piece, int64_t size) {
+  for_each_piece(n, state.ring_first, [&](void* piece, int64_t size) {
     if (size > 0) std::memcpy(piece, in, size_t(size));
     in += size;
   });
@@ -471,11 +471,9 @@ KvCache::KvCache(std::span<const KvSideConfig> k, std::span<const KvSideConfig> 
     : n_ctx_(n_ctx) {
   RIDGE_CHECK(k.size() == v.size() && n_ctx > 0, "{} K layers, {} V layers, context {}", k.size(), v.size(), n_ctx);
   for (size_t layer = 0; layer < k.size(); ++layer) {
-    const auto metric = [&](bool is_k) {
-      return tools.metric ? tools.metric->layer(is_k, int(layer)) : std::span<const float>();
-    };
-    k_.emplace_back(k[layer], int(layer), n_kv_heads, head_dim, n_ctx, metric(true), tools.round);
-    v_.emplace_back(v[layer], int(layer), n_kv_heads, head_dim, n_ctx, metric(false), tools.round);
+    const int i = int(layer);
+    k_.emplace_back(k[layer], i, n_kv_heads, head_dim, n_ctx, tools.metric_of(true, i), tools.round);
+    v_.emplace_back(v[layer], i, n_kv_heads, head_dim, n_ctx, tools.metric_of(false, i), tools.round);
   }
 }
 

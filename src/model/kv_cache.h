@@ -46,6 +46,11 @@ KvSideConfig default_kv_side(const KvFormat& format, bool is_k, bool k_has_bias)
 struct KvRoundingTools {
   const KvMetric* metric = nullptr;
   RoundRow round = nullptr;
+
+  /// As KvStore takes it, empty without a metric.
+  std::span<const float> metric_of(bool is_k, int layer) const {
+    return metric ? metric->layer(is_k, layer) : std::span<const float>();
+  }
 };
 
 /// Rules and sizes of one side of one layer, wherever its bytes are.
@@ -132,7 +137,6 @@ class KvStore {
   Status check_floats(const std::byte* in) const;
   /// Takes over what export_state() of a store of equal configuration wrote; any n that fits.
   void import_state(int n, const KvSideState& state, const std::byte* in);
-  const KvRetention& retention() const { return retention_; }
   int ring_first() const { return ring_first_; }
 
   /// Fills positions [0, n) with random rows: benchmarks only.
@@ -147,9 +151,9 @@ class KvStore {
   int64_t saturated() const { return saturated_; }
 
  private:
-  bool keeps_exact() const { return ring_rows_ > 0 || config_.policy.sinks > 0; }
+  bool keeps_exact() const { return layout_.ring_rows > 0 || config_.policy.sinks > 0; }
   std::byte* coded_row(int head, int position) {
-    return coded_.data() + (int64_t(head) * n_ctx_ + position) * row_bytes_;
+    return coded_.data() + (int64_t(head) * n_ctx_ + position) * layout_.row_bytes;
   }
   bool is_sink(int position) const { return position < config_.policy.sinks; }
   std::byte* exact_row(int head, int position);
@@ -166,24 +170,21 @@ class KvStore {
   bool is_centred() const { return calibrated_ && config_.policy.centre; }
   void calibrate(int n_past, View2<float> rows);
   void shift(float* row, int head, float sign) const;
-  /// Calls visit(bytes in the exported form, the store's own bytes, size) for every piece of positions [0, n).
-  template <class Store, class Visit>
-  static void for_each_piece(Store& store, int n, int ring_first, const Visit& visit);
+  /// Calls visit(bytes, size) for every piece of the state of positions [0, n), in the order of export_state().
+  template <class Visit>
+  void for_each_piece(int n, int ring_first, const Visit& visit);
 
   KvSideConfig config_;
   RowRotation rotation_;
   int n_kv_heads_, head_dim_, n_ctx_;
   KvLayout layout_;
-  int64_t row_bytes_;
   const KvFormat* recent_;
   RoundRow round_;
-  std::vector<float> metric_;  // [n_kv_heads, head_dim, head_dim] in cache space, where the policy rounds weighted
-  KvRetention retention_;
-  int ring_rows_;
+  std::vector<float> metric_;      // [n_kv_heads, head_dim, head_dim] in cache space, where the policy rounds weighted
   int ring_first_ = 0;             // the ring holds the positions from here on; 0 while there is no ring
   AlignedBuffer coded_;            // [n_kv_heads, n_ctx] rows of the format
   AlignedBuffer sinks_;            // f16 [n_kv_heads, sinks, head_dim]
-  AlignedBuffer ring_;             // [n_kv_heads, ring_rows_] rows of the recent format
+  AlignedBuffer ring_;             // [n_kv_heads, ring_rows] rows of the recent format
   std::vector<float> centre_;      // [n_kv_heads, head_dim] where the policy centres; zero until calibrated
   std::vector<float> head_scale_;  // [n_kv_heads] where the format has head_scale; zero until calibrated
   bool calibrated_ = false;

@@ -9,12 +9,18 @@ constexpr int64_t kMetricSamples =
     1024;                       // channels of d_model a form is made from: all of a small model, every n-th of a large
 constexpr int kPositions = 64;  // positions RoPE is averaged over
 
+/// X [n_rows, n] of floats as a matrix.
+Linear float_matrix(const std::vector<float>& x, int64_t n_rows, int64_t n) {
+  return {.format = find_weight_format("f32").or_throw(),
+          .n_out = n_rows,
+          .n_in = n,
+          .rows = reinterpret_cast<const std::byte*>(x.data())};
+}
+
 /// form += X X^T for X [dim, n].
 void add_gram(CpuContext& context, std::vector<float>& x, int64_t dim, int64_t n, std::vector<double>& form) {
-  static const WeightFormat* const f32 = find_weight_format("f32").or_throw();
-  const Linear rows{.format = f32, .n_out = dim, .n_in = n, .rows = reinterpret_cast<const std::byte*>(x.data())};
   std::vector<float> gram(size_t(dim * dim), 0.0f);
-  linear(context, rows, View2<const float>(x.data(), dim, n), View2<float>(gram.data(), dim, dim));
+  linear(context, float_matrix(x, dim, n), View2<const float>(x.data(), dim, n), View2<float>(gram.data(), dim, dim));
   for (size_t i = 0; i < gram.size(); ++i) form[i] += gram[i];
 }
 
@@ -75,7 +81,7 @@ void store_form(const std::vector<double>& form, int64_t dim, float* out) {
       out[i * dim + j] = usable ? float(form[size_t(i * dim + j)] * double(dim) / trace) : float(i == j);
 }
 
-/// Rows [first, first + count) of a matrix as floats, [count, n_in].
+/// Rows first, first + step, ... of a matrix as floats, [count, n_in].
 std::vector<float> decode_rows(CpuContext& context, const Linear& w, int64_t first, int64_t count, int64_t step) {
   std::vector<float> rows(size_t(count * w.n_in), 0.0f);
   const int64_t row_bytes = w.format->row_bytes(w.n_in);
@@ -100,10 +106,7 @@ Linear with_rows(CpuContext& context, const Linear& w, std::vector<float>& stora
     for (int64_t i = 0; i < n; ++i)
       for (int64_t r = 0; r < w.n_out; ++r) storage[size_t(r * w.n_in + first + i)] = columns[size_t(i * w.n_out + r)];
   }
-  return {.format = find_weight_format("f32").or_throw(),
-          .n_out = w.n_out,
-          .n_in = w.n_in,
-          .rows = reinterpret_cast<const std::byte*>(storage.data())};
+  return float_matrix(storage, w.n_out, w.n_in);
 }
 
 /// The form of K of one kv head.

@@ -319,8 +319,12 @@ TEST(Info, NamesBuildMachineFormatsKernelsAndModel) {
 TEST(Info, FormatsCarryTheFactsTheDocumentsAreMadeFrom) {
   const json formats = json::parse(run_ridge({"info", "--json"}).out)["formats"];
   for (const json& f : formats["weights"]) {
-    if (f["name"] == "i2_s") EXPECT_EQ(f["tail_bytes"], 32);
-    if (f["name"] == "int4_g128") EXPECT_TRUE(f["gguf_type"].is_null());
+    if (f["name"] == "i2_s") {
+      EXPECT_EQ(f["tail_bytes"], 32);
+    }
+    if (f["name"] == "int4_g128") {
+      EXPECT_TRUE(f["gguf_type"].is_null());
+    }
     EXPECT_EQ(f["bits_per_weight"].get<double>(), 8.0 * f["block_bytes"].get<int>() / f["group"].get<int>()) << f;
   }
   for (const json& f : formats["kv"]) {

@@ -9,7 +9,7 @@
 #include "op/gemv/ternary.h"
 #include "op/kernels.h"
 #include "op/norm_rope/norm_rope.h"
-#include "op/norm_rope/relu2_cuda.h"
+#include "op/norm_rope/norm_rope_cuda.h"
 #include "ridge/error.h"
 
 namespace ridge {

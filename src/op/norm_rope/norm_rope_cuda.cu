@@ -56,6 +56,13 @@ __global__ void swiglu_kernel(int64_t n, float* gate, const float* up) {
   if (i < n) gate[i] = float(gate[i] / (1.0 + exp(-double(gate[i]))) * up[i]);
 }
 
+__global__ void relu2_glu_kernel(int64_t n, float* gate, const float* up) {
+  const int64_t i = element();
+  if (i >= n) return;
+  const float positive = gate[i] < 0 ? 0 : gate[i];  // keeps NaN
+  gate[i] = __fmul_rn(__fmul_rn(positive, positive), up[i]);
+}
+
 __global__ void add_kernel(int64_t n, float* x, const float* y) {
   const int64_t i = element();
   if (i < n) x[i] += y[i];
@@ -70,44 +77,42 @@ __global__ void add_bias_kernel(int64_t total, int64_t n, float* x, const float*
 
 void device_embed(gpu::StreamHandle stream, int64_t n_rows, int64_t n, const int32_t* tokens, const float* table,
                   float* x) {
-  embed_kernel<<<blocks(n_rows * n), kThreads, 0, stream>>>(n_rows * n, n, tokens, table, x);
-  gpu::check_launch("embed");
+  gpu::launch("embed", embed_kernel, {blocks(n_rows * n), kThreads, 0, stream}, n_rows * n, n, tokens, table, x);
 }
 
 void device_rms_norm(gpu::StreamHandle stream, int64_t n_rows, int64_t n, const float* x, const float* weight,
                      float eps, float* y) {
-  rms_norm_kernel<<<unsigned(n_rows), kThreads, 0, stream>>>(n, x, weight, eps, y);
-  gpu::check_launch("rms_norm");
+  gpu::launch("rms_norm", rms_norm_kernel, {unsigned(n_rows), kThreads, 0, stream}, n, x, weight, eps, y);
 }
 
 void device_rope_tables(gpu::StreamHandle stream, int first, int n_tokens, int n_pairs, const double* frequency,
                         float magnitude, float* cosines, float* sines) {
-  rope_tables_kernel<<<blocks(int64_t(n_tokens) * n_pairs), kThreads, 0, stream>>>(first, n_tokens, n_pairs, frequency,
+  gpu::launch("rope_tables", rope_tables_kernel, {blocks(int64_t(n_tokens) * n_pairs), kThreads, 0, stream}, first, n_tokens, n_pairs, frequency,
                                                                                    magnitude, cosines, sines);
-  gpu::check_launch("rope_tables");
 }
 
 void device_apply_rope(gpu::StreamHandle stream, int n_seq, int n_tokens, int n_heads, int head_dim, int n_pairs,
                        bool halves, const float* cosines, const float* sines, float* x) {
   const int64_t total = int64_t(n_seq) * n_tokens * n_heads * n_pairs;
-  rope_kernel<<<blocks(total), kThreads, 0, stream>>>(total, n_tokens, n_heads, head_dim, n_pairs, halves, cosines,
+  gpu::launch("rope", rope_kernel, {blocks(total), kThreads, 0, stream}, total, n_tokens, n_heads, head_dim, n_pairs, halves, cosines,
                                                       sines, x);
-  gpu::check_launch("rope");
 }
 
 void device_swiglu(gpu::StreamHandle stream, int64_t n, float* gate, const float* up) {
-  swiglu_kernel<<<blocks(n), kThreads, 0, stream>>>(n, gate, up);
-  gpu::check_launch("swiglu");
+  gpu::launch("swiglu", swiglu_kernel, {blocks(n), kThreads, 0, stream}, n, gate, up);
+}
+
+void device_relu2_glu(gpu::StreamHandle stream, int64_t n, float* gate, const float* up) {
+  if (n == 0) return;
+  gpu::launch("relu2_glu", relu2_glu_kernel, {blocks(n), kThreads, 0, stream}, n, gate, up);
 }
 
 void device_add(gpu::StreamHandle stream, int64_t n, float* x, const float* y) {
-  add_kernel<<<blocks(n), kThreads, 0, stream>>>(n, x, y);
-  gpu::check_launch("add");
+  gpu::launch("add", add_kernel, {blocks(n), kThreads, 0, stream}, n, x, y);
 }
 
 void device_add_bias(gpu::StreamHandle stream, int64_t n_rows, int64_t n, float* x, const float* bias) {
-  add_bias_kernel<<<blocks(n_rows * n), kThreads, 0, stream>>>(n_rows * n, n, x, bias);
-  gpu::check_launch("add_bias");
+  gpu::launch("add_bias", add_bias_kernel, {blocks(n_rows * n), kThreads, 0, stream}, n_rows * n, n, x, bias);
 }
 
 }  // namespace ridge

@@ -27,6 +27,9 @@ void device_apply_rope(gpu::StreamHandle stream, int n_seq, int n_tokens, int n_
 /// gate = silu(gate) * up over n values
 void device_swiglu(gpu::StreamHandle stream, int64_t n, float* gate, const float* up);
 
+/// gate = max(gate, 0)^2 * up over n values, equal to relu2_glu bit for bit; a NaN stays one
+void device_relu2_glu(gpu::StreamHandle stream, int64_t n, float* gate, const float* up);
+
 /// x += y over n values
 void device_add(gpu::StreamHandle stream, int64_t n, float* x, const float* y);
 
