@@ -120,3 +120,25 @@ function(ridge_fuzz_targets)
     set_tests_properties(fuzz/${name} PROPERTIES TIMEOUT 300)
   endforeach()
 endfunction()
+
+# tests/gpu on a CPU: the CUDA sources compiled as C++ against tests/emulate/cuda_runtime.h, in one executable whose
+# definitions take the place of the layers' CPU-only ones. Not with sanitizers, which do not follow its fibers.
+function(ridge_emulated_gpu_test)
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/*.cu ${PROJECT_SOURCE_DIR}/src/*_cuda.cpp)
+  file(GLOB tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/gpu/*_cuda_test.c* ${PROJECT_SOURCE_DIR}/tests/emulate/*.cpp)
+  add_executable(test_emulated ${sources} ${tests})
+  foreach(source IN LISTS sources tests)
+    if(source MATCHES "\\.cu$")
+      set_source_files_properties(${source} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS "-xc++")
+    endif()
+  endforeach()
+  target_include_directories(test_emulated BEFORE PRIVATE ${PROJECT_SOURCE_DIR}/tests/emulate)
+  target_include_directories(test_emulated PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  target_link_libraries(test_emulated PRIVATE ridge_lab GTest::gtest GTest::gmock GTest::gtest_main)
+  target_compile_definitions(test_emulated PRIVATE RIDGE_CUDA RIDGE_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
+                                                   RIDGE_BINARY_DIR="${PROJECT_BINARY_DIR}")
+  ridge_target(test_emulated)
+  target_compile_options(test_emulated PRIVATE -ffp-contract=off -Wno-unknown-pragmas -U_FORTIFY_SOURCE)
+  # Whole models take minutes here; their kernels are the same.
+  gtest_discover_tests(test_emulated TEST_PREFIX "emulated/" TEST_FILTER "-ModelCuda.*:KvStoreCuda.Holds*" NO_PRETTY_VALUES DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 600)
+endfunction()

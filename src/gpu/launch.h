@@ -1,17 +1,58 @@
-// What *.cu files share: error checks and reductions inside a warp.
+// What *.cu files share: launches, error checks and reductions inside a warp.
+//
+// Kernels are launched by launch() and ask for dynamic shared memory by dynamic_shared(): plain C++, so that tests can
+// run them on a CPU (tests/emulate).
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <utility>
+
+#include "gpu/device.h"
 
 namespace ridge::gpu {
 
 /// Throws Error with `what` and CUDA's words unless `code` is success.
 void check(cudaError_t code, const char* what);
 
-/// Reports a launch that was refused (configuration, missing code for this GPU).
-inline void check_launch(const char* kernel) { check(cudaGetLastError(), kernel); }
+/// Shape of a launch.
+struct Grid {
+  dim3 blocks;
+  dim3 threads;
+  size_t shared_bytes = 0;
+  StreamHandle stream = nullptr;
+  /// Programmatic dependent launch: the grid may start while the one before it drains. Its kernel must call
+  /// wait_for_previous_grid() before it touches what that one wrote.
+  bool overlap = false;
+};
+
+/// Starts kernel(args...). `name` is for the error message.
+template <class... Parameters, class... Arguments>
+void launch(const char* name, void (*kernel)(Parameters...), const Grid& grid, Arguments&&... args) {
+  cudaLaunchAttribute overlap = {};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid.blocks;
+  config.blockDim = grid.threads;
+  config.dynamicSmemBytes = grid.shared_bytes;
+  config.stream = grid.stream;
+  config.attrs = &overlap;
+  config.numAttrs = grid.overlap ? 1 : 0;
+  check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(args)...), name);
+}
+
+/// The block's dynamic shared memory, aligned to 128 bytes.
+template <class T>
+__device__ T* dynamic_shared() {
+#ifdef __CUDA_EMULATED__
+  return static_cast<T*>(emulate::dynamic_shared());
+#else
+  extern __shared__ __align__(128) unsigned char ridge_dynamic_shared[];
+  return reinterpret_cast<T*>(ridge_dynamic_shared);
+#endif
+}
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 

@@ -6,6 +6,7 @@
 
 #include "base/rng.h"
 #include "gpu/device_query.h"
+#include "gpu/launch.h"
 #include "gpu/rotor3_levels.h"
 
 namespace ridge::gpu {
@@ -36,8 +37,7 @@ TEST(Rotor3DotCuda, EqualsTheHostOnEveryRow) {
   ASSERT_EQ(cudaMalloc(&device_scores, kRows * sizeof(int32_t)), cudaSuccess);
   ASSERT_EQ(cudaMemcpy(device_codes, codes.data(), codes.size(), cudaMemcpyHostToDevice), cudaSuccess);
   ASSERT_EQ(cudaMemcpy(device_q, q.data(), q.size() * sizeof(uint32_t), cudaMemcpyHostToDevice), cudaSuccess);
-  scores_kernel<<<kRows / 256, 256>>>(device_codes, device_q, kRows, device_scores);
-  ASSERT_EQ(cudaGetLastError(), cudaSuccess);
+  launch("rotor3_dot", scores_kernel, {kRows / 256, 256, 0, nullptr}, device_codes, device_q, kRows, device_scores);
   std::vector<int32_t> scores(kRows);
   ASSERT_EQ(cudaMemcpy(scores.data(), device_scores, kRows * sizeof(int32_t), cudaMemcpyDeviceToHost), cudaSuccess);
   cudaFree(device_codes);

@@ -43,7 +43,7 @@ __device__ SideRows side_rows(const DeviceKvSide& side, int64_t seq_head, int n_
 /// kDims: head_dim rounded up to 32 times this.
 template <int kDims>
 __global__ void __launch_bounds__(kThreads) tiled_kernel(DeviceAttn a) {
-  extern __shared__ __align__(16) float shared[];
+  float* const shared = gpu::dynamic_shared<float>();
   const int dim = a.head_dim, pitch = tile_pitch(dim);
   float* queries = shared;                   // [32, pitch]
   float* tile = queries + kQueries * pitch;  // [32, pitch]
@@ -224,15 +224,15 @@ __global__ void __launch_bounds__(kThreads) single_kernel(DeviceAttn a) {
 template <int kDims>
 void launch(gpu::StreamHandle stream, const DeviceAttn& a) {
   if (a.n_tokens == 1) {
-    single_kernel<kDims><<<dim3(unsigned(a.n_heads), unsigned(a.n_seq)), kThreads, 0, stream>>>(a);
+    gpu::launch("attention", single_kernel<kDims>, {dim3(unsigned(a.n_heads), unsigned(a.n_seq)), kThreads, 0, stream},
+                a);
   } else {
     const size_t bytes = tiled_shared_bytes(a.head_dim);
     gpu::check(cudaFuncSetAttribute(tiled_kernel<kDims>, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)),
                "shared memory of attention");
     const dim3 grid(unsigned(gpu::ceil_div(a.n_tokens, kQueries)), unsigned(a.n_heads), unsigned(a.n_seq));
-    tiled_kernel<kDims><<<grid, kThreads, bytes, stream>>>(a);
+    gpu::launch("attention", tiled_kernel<kDims>, {grid, kThreads, bytes, stream}, a);
   }
-  gpu::check_launch("attention");
 }
 
 }  // namespace

@@ -89,9 +89,8 @@ void device_gemm(gpu::StreamHandle stream, int64_t n_rows, int64_t n_out, int64_
     const float* from = x + first * n_in;
     float* to = y + first * n_out;
     if (n_in % 4 == 0 && aligned16(from) && aligned16(w))
-      gemm_kernel<true><<<grid, kThreads, 0, stream>>>(rows, n_out, n_in, from, w, to);
-    else gemm_kernel<false><<<grid, kThreads, 0, stream>>>(rows, n_out, n_in, from, w, to);
-    gpu::check_launch("gemm");
+      gpu::launch("gemm", gemm_kernel<true>, {grid, kThreads, 0, stream}, rows, n_out, n_in, from, w, to);
+    else gpu::launch("gemm", gemm_kernel<false>, {grid, kThreads, 0, stream}, rows, n_out, n_in, from, w, to);
   }
 }
 

@@ -122,16 +122,15 @@ void device_ternary_gemm(gpu::StreamHandle stream, int64_t n_rows, int64_t n_out
   if (n_rows == 0 || n_out == 0) return;
   auto* q = static_cast<int8_t*>(scratch);
   auto* row_scale = reinterpret_cast<float*>(q + n_rows * n_in);
-  quantize_rows_kernel<<<unsigned(n_rows), kQuantizeThreads, 0, stream>>>(n_in, x, q, row_scale);
-  gpu::check_launch("quantize_rows");
+  gpu::launch("quantize_rows", quantize_rows_kernel, {unsigned(n_rows), kQuantizeThreads, 0, stream}, n_in, x, q,
+              row_scale);
 
   constexpr int64_t kMaxGridRows = 65535;  // gridDim.y
   for (int64_t first = 0; first < n_rows; first += kMaxGridRows * kTile) {
     const int64_t rows = n_rows - first < kMaxGridRows * kTile ? n_rows - first : kMaxGridRows * kTile;
     const dim3 grid(unsigned(gpu::ceil_div(n_out, kTile)), unsigned(gpu::ceil_div(rows, kTile)));
-    ternary_kernel<<<grid, kThreads, 0, stream>>>(rows, n_out, n_in / 4, q + first * n_in, row_scale + first, w, scale,
-                                                  y + first * n_out);
-    gpu::check_launch("ternary");
+    gpu::launch("ternary", ternary_kernel, {grid, kThreads, 0, stream}, rows, n_out, n_in / 4, q + first * n_in,
+                row_scale + first, w, scale, y + first * n_out);
   }
 }
 

@@ -69,7 +69,7 @@ __device__ float* batch_row(const KvRowBatch& b, int64_t seq, int head, int posi
 
 __global__ void to_space_kernel(KvRowBatch b, KvExactStore e, bool rotate, RotationView rotation, int round_before,
                                 const float* centre, bool round, unsigned long long* total) {
-  extern __shared__ float tile[];
+  float* const tile = gpu::dynamic_shared<float>();
   const int dim = b.head_dim;
   const int64_t n_rows = int64_t(b.n_seq) * b.n_new * b.n_kv_heads, first = int64_t(blockIdx.x) * kRows;
   load_rows(b.rows, first, n_rows, dim, tile);
@@ -171,7 +171,7 @@ __device__ KvCoding coding_of(const KvDeviceCoding& c, int64_t seq_head, int n_k
 template <class F>
 __global__ void encode_kernel(int n_seq, int n_kv_heads, int dim, RowSource from, int first, int count,
                               KvDeviceCoding coding, KvCodedStore coded, unsigned long long* total) {
-  extern __shared__ float tile[];
+  float* const tile = gpu::dynamic_shared<float>();
   const int64_t n_rows = int64_t(n_seq) * n_kv_heads * count, first_row = int64_t(blockIdx.x) * kRows;
   for (int r = 0; r < kRows && first_row + r < n_rows; ++r) {
     const int64_t row = first_row + r, seq = row / count / n_kv_heads, head = row / count % n_kv_heads;
@@ -193,7 +193,7 @@ __global__ void encode_kernel(int n_seq, int n_kv_heads, int dim, RowSource from
 template <class F>
 __global__ void decode_kernel(int n_seq, int n_kv_heads, int dim, KvDeviceCoding coding, KvCodedStore coded,
                               KvExactStore e, KvFloatRows out) {
-  extern __shared__ float tile[];
+  float* const tile = gpu::dynamic_shared<float>();
   const int64_t n_rows = int64_t(n_seq) * n_kv_heads * out.count, first_row = int64_t(blockIdx.x) * kRows;
   const int64_t row = first_row + threadIdx.x;
   if (row < n_rows) {
@@ -211,7 +211,7 @@ __global__ void decode_kernel(int n_seq, int n_kv_heads, int dim, KvDeviceCoding
 }
 
 __global__ void rotate_kernel(int64_t n_rows, RotationView rotation, float* rows) {
-  extern __shared__ float tile[];
+  float* const tile = gpu::dynamic_shared<float>();
   const int64_t first = int64_t(blockIdx.x) * kRows;
   const int dim = rotation.head_dim;
   load_rows(rows, first, n_rows, dim, tile);
@@ -221,7 +221,7 @@ __global__ void rotate_kernel(int64_t n_rows, RotationView rotation, float* rows
 
 __global__ void restore_kernel(int64_t n_rows, int n_tokens, int n_heads, int n_kv_heads, RotationView rotation,
                                const float* centre, float* rows) {
-  extern __shared__ float tile[];
+  float* const tile = gpu::dynamic_shared<float>();
   const int64_t first = int64_t(blockIdx.x) * kRows, r = first + threadIdx.x;
   const int dim = rotation.head_dim;
   load_rows(rows, first, n_rows, dim, tile);
@@ -256,9 +256,9 @@ void launch_encode(gpu::StreamHandle stream, int format, int n_seq, int n_kv_hea
                    unsigned long long* saturated) {
   const int64_t n_rows = int64_t(n_seq) * n_kv_heads * count;
   if (n_rows == 0) return;
-  encode_kernel_of(format, KvFormatTypes())<<<row_blocks(n_rows), kRows, shared_bytes(head_dim), stream>>>(
-      n_seq, n_kv_heads, head_dim, from, first, count, coding, coded, saturated);
-  gpu::check_launch("kv encode");
+  gpu::launch("kv encode", encode_kernel_of(format, KvFormatTypes()),
+              {row_blocks(n_rows), kRows, shared_bytes(head_dim), stream}, n_seq, n_kv_heads, head_dim, from, first,
+              count, coding, coded, saturated);
 }
 
 }  // namespace
@@ -266,37 +266,33 @@ void launch_encode(gpu::StreamHandle stream, int format, int n_seq, int n_kv_hea
 void device_to_space(gpu::StreamHandle stream, const KvRowBatch& batch, const KvExactStore& exact, const ToSpace& steps,
                      unsigned long long* saturated) {
   const int64_t n_rows = int64_t(batch.n_seq) * batch.n_new * batch.n_kv_heads;
-  to_space_kernel<<<row_blocks(n_rows), kRows, shared_bytes(batch.head_dim), stream>>>(
-      batch, exact, steps.rotate != nullptr, steps.rotate ? *steps.rotate : RotationView{}, steps.round_before,
-      steps.centre, steps.round, saturated);
-  gpu::check_launch("kv to space");
+  gpu::launch("kv to space", to_space_kernel, {row_blocks(n_rows), kRows, shared_bytes(batch.head_dim), stream}, batch,
+              exact, steps.rotate != nullptr, steps.rotate ? *steps.rotate : RotationView{}, steps.round_before,
+              steps.centre, steps.round, saturated);
 }
 
 void device_calibrate(gpu::StreamHandle stream, const KvRowBatch& batch, const KvExactStore& exact, int first, int last,
                       float* centre, float* head_scale) {
   const int threads = (batch.head_dim + 31) / 32 * 32;
-  calibrate_kernel<<<unsigned(batch.n_seq * batch.n_kv_heads), threads, 0, stream>>>(batch, exact, first, last, centre,
-                                                                                     head_scale);
-  gpu::check_launch("kv calibrate");
+  gpu::launch("kv calibrate", calibrate_kernel, {unsigned(batch.n_seq * batch.n_kv_heads), threads, 0, stream}, batch,
+              exact, first, last, centre, head_scale);
   const int held = std::min(batch.n_past, last);
   if (centre == nullptr || held == 0) return;
   const int64_t n_heads = int64_t(batch.n_seq) * batch.n_kv_heads;
-  shift_exact_kernel<<<unsigned(gpu::ceil_div(n_heads * held, 64)), 64, 0, stream>>>(n_heads, held, batch.head_dim,
-                                                                                     exact, centre);
-  gpu::check_launch("kv shift");
+  gpu::launch("kv shift", shift_exact_kernel, {unsigned(gpu::ceil_div(n_heads * held, 64)), 64, 0, stream}, n_heads,
+              held, batch.head_dim, exact, centre);
 }
 
 void device_gather_exact(gpu::StreamHandle stream, const KvRowBatch& batch, const KvExactStore& exact,
                          const KvFloatRows& out) {
   if (out.count == 0) return;
-  gather_exact_kernel<<<unsigned(int64_t(batch.n_seq) * batch.n_kv_heads * out.count), 128, 0, stream>>>(batch, exact,
-                                                                                                         out);
-  gpu::check_launch("kv gather");
+  gpu::launch("kv gather", gather_exact_kernel,
+              {unsigned(int64_t(batch.n_seq) * batch.n_kv_heads * out.count), 128, 0, stream}, batch, exact, out);
 }
 
 void device_keep_exact(gpu::StreamHandle stream, const KvRowBatch& batch, const KvExactStore& exact) {
-  keep_exact_kernel<<<unsigned(int64_t(batch.n_seq) * batch.n_new * batch.n_kv_heads), 128, 0, stream>>>(batch, exact);
-  gpu::check_launch("kv keep");
+  gpu::launch("kv keep", keep_exact_kernel,
+              {unsigned(int64_t(batch.n_seq) * batch.n_new * batch.n_kv_heads), 128, 0, stream}, batch, exact);
 }
 
 void device_encode(gpu::StreamHandle stream, int format, int n_seq, int n_kv_heads, int head_dim,
@@ -321,24 +317,23 @@ void device_decode(gpu::StreamHandle stream, int format, int n_seq, int n_kv_hea
                    const KvFloatRows& out) {
   const int64_t n_rows = int64_t(n_seq) * n_kv_heads * out.count;
   if (n_rows == 0) return;
-  decode_kernel_of(format, KvFormatTypes())<<<row_blocks(n_rows), kRows, shared_bytes(head_dim), stream>>>(
-      n_seq, n_kv_heads, head_dim, coding, coded, exact, out);
-  gpu::check_launch("kv decode");
+  gpu::launch("kv decode", decode_kernel_of(format, KvFormatTypes()),
+              {row_blocks(n_rows), kRows, shared_bytes(head_dim), stream}, n_seq, n_kv_heads, head_dim, coding, coded,
+              exact, out);
 }
 
 void device_rotate(gpu::StreamHandle stream, int64_t n_rows, const RotationView& rotation, float* rows) {
   if (rotation.kind == Rotation::none) return;
-  rotate_kernel<<<row_blocks(n_rows), kRows, shared_bytes(rotation.head_dim), stream>>>(n_rows, rotation, rows);
-  gpu::check_launch("rotate");
+  gpu::launch("rotate", rotate_kernel, {row_blocks(n_rows), kRows, shared_bytes(rotation.head_dim), stream}, n_rows,
+              rotation, rows);
 }
 
 void device_restore(gpu::StreamHandle stream, int n_seq, int n_tokens, int n_heads, int n_kv_heads,
                     const RotationView& rotation, const float* centre, float* rows) {
   if (rotation.kind == Rotation::none && centre == nullptr) return;
   const int64_t n_rows = int64_t(n_seq) * n_tokens * n_heads;
-  restore_kernel<<<row_blocks(n_rows), kRows, shared_bytes(rotation.head_dim), stream>>>(
-      n_rows, n_tokens, n_heads, n_kv_heads, rotation, centre, rows);
-  gpu::check_launch("kv restore");
+  gpu::launch("kv restore", restore_kernel, {row_blocks(n_rows), kRows, shared_bytes(rotation.head_dim), stream},
+              n_rows, n_tokens, n_heads, n_kv_heads, rotation, centre, rows);
 }
 
 }  // namespace ridge

@@ -87,15 +87,15 @@ void device_rms_norm(gpu::StreamHandle stream, int64_t n_rows, int64_t n, const 
 
 void device_rope_tables(gpu::StreamHandle stream, int first, int n_tokens, int n_pairs, const double* frequency,
                         float magnitude, float* cosines, float* sines) {
-  gpu::launch("rope_tables", rope_tables_kernel, {blocks(int64_t(n_tokens) * n_pairs), kThreads, 0, stream}, first, n_tokens, n_pairs, frequency,
-                                                                                   magnitude, cosines, sines);
+  gpu::launch("rope_tables", rope_tables_kernel, {blocks(int64_t(n_tokens) * n_pairs), kThreads, 0, stream}, first,
+              n_tokens, n_pairs, frequency, magnitude, cosines, sines);
 }
 
 void device_apply_rope(gpu::StreamHandle stream, int n_seq, int n_tokens, int n_heads, int head_dim, int n_pairs,
                        bool halves, const float* cosines, const float* sines, float* x) {
   const int64_t total = int64_t(n_seq) * n_tokens * n_heads * n_pairs;
-  gpu::launch("rope", rope_kernel, {blocks(total), kThreads, 0, stream}, total, n_tokens, n_heads, head_dim, n_pairs, halves, cosines,
-                                                      sines, x);
+  gpu::launch("rope", rope_kernel, {blocks(total), kThreads, 0, stream}, total, n_tokens, n_heads, head_dim, n_pairs,
+              halves, cosines, sines, x);
 }
 
 void device_swiglu(gpu::StreamHandle stream, int64_t n, float* gate, const float* up) {

@@ -72,8 +72,8 @@ __global__ void score_kernel(int n, const float* base_rows, const float* candida
 
 void device_score(gpu::StreamHandle stream, int64_t n_rows, int vocab_size, const float* base, const float* candidate,
                   const int32_t* targets, RowScore* scores) {
-  score_kernel<<<unsigned(n_rows), kThreads, 0, stream>>>(vocab_size, base, candidate, targets, scores);
-  gpu::check_launch("score");
+  gpu::launch("score", score_kernel, {unsigned(n_rows), kThreads, 0, stream}, vocab_size, base, candidate, targets,
+              scores);
 }
 
 }  // namespace ridge

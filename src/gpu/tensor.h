@@ -1,0 +1,117 @@
+// Instructions that CUDA C++ has no function for: matrix products of a warp, asynchronous copies to shared memory, and
+// the edge between dependent grids. sm_80 and later; tests/emulate has them in plain C++.
+//
+// Fragments of mma.m16n8k*, lane = 4 r + c (r 0..7, c 0..3), as PTX defines them:
+//   A [16 x K]: rows r and r + 8        B [K x 8]: column r        D [16 x 8]: rows r, r + 8; columns 2c, 2c + 1
+// Element k of A and B meets element k: any order of k will do as long as it is the same on both sides.
+#pragma once
+
+#include "gpu/launch.h"
+
+namespace ridge::gpu {
+
+/// D = A B + D, signed bytes, K = 32. Word i of a: row r (i even) or r + 8 (odd), k = 4c .. 4c+3 (i < 2) or 16 + 4c ..
+/// Word i of b: k = 16 i + 4c .. , column r. d: (r, 2c) (r, 2c+1) (r+8, 2c) (r+8, 2c+1).
+__device__ void mma_s8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+/// The same with B unsigned.
+__device__ void mma_s8u8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+/// The same with A unsigned and B signed.
+__device__ void mma_u8s8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+/// D = A B + D, halves, K = 16, float sums. Word i of a: row r (i even) or r + 8 (odd), k = 2c, 2c+1 (i < 2) or 8 + 2c
+/// .. Word i of b: k = 8 i + 2c, 8 i + 2c + 1, column r.
+__device__ void mma_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+/// The same with bfloat16.
+__device__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+
+/// Begins to copy 16 bytes of global memory, read once, to shared memory; both aligned to 16.
+__device__ void copy_async16(void* shared, const void* global);
+/// Ends a group of copies of this thread.
+__device__ void copy_commit();
+/// Waits until at most kLeft groups of this thread are under way; another thread's copies are visible after a barrier.
+template <int kLeft>
+__device__ void copy_wait();
+
+/// Programmatic dependent launch (Grid::overlap): waits until the grid before has ended and its writes can be seen.
+/// Nothing in a launch without overlap, and before sm_90.
+__device__ void wait_for_previous_grid();
+/// Lets the next grid start when all blocks have said so or ended.
+__device__ void let_next_grid_start();
+
+/// 2^x, fast: relative error below 2^-21.
+__device__ float fast_exp2(float x);
+
+/// Two floats as halves, the first in the low half.
+__device__ uint32_t pack_f16(float low, float high);
+__device__ uint32_t pack_bf16(float low, float high);
+
+#ifndef __CUDA_EMULATED__
+
+#define RIDGE_MMA_S8(name, types)                                                                                   \
+  __device__ __forceinline__ void name(int(&d)[4], const uint32_t(&a)[4], uint32_t b0, uint32_t b1) {               \
+    asm("mma.sync.aligned.m16n8k32.row.col.s32." types ".s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])                                                            \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));                                            \
+  }
+RIDGE_MMA_S8(mma_s8, "s8.s8")
+RIDGE_MMA_S8(mma_s8u8, "s8.u8")
+RIDGE_MMA_S8(mma_u8s8, "u8.s8")
+#undef RIDGE_MMA_S8
+
+#define RIDGE_MMA_HALF(name, type)                                                                      \
+  __device__ __forceinline__ void name(float(&d)[4], const uint32_t(&a)[4], uint32_t b0, uint32_t b1) { \
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." type "." type                                          \
+        ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "                                                  \
+        "{%0,%1,%2,%3};"                                                                                \
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                                \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));                                \
+  }
+RIDGE_MMA_HALF(mma_f16, "f16")
+RIDGE_MMA_HALF(mma_bf16, "bf16")
+#undef RIDGE_MMA_HALF
+
+__device__ __forceinline__ void copy_async16(void* shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;"
+               :
+               : "r"(uint32_t(__cvta_generic_to_shared(shared))), "l"(global)
+               : "memory");
+}
+__device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kLeft>
+__device__ __forceinline__ void copy_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
+}
+
+__device__ __forceinline__ void wait_for_previous_grid() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void let_next_grid_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ float fast_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ uint32_t pack_f16(float low, float high) {
+  uint32_t packed;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
+  uint32_t packed;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+#endif
+
+}  // namespace ridge::gpu
+
+#ifdef __CUDA_EMULATED__
+#include "emulate/tensor.h"
+#endif

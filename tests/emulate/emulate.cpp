@@ -1,0 +1,300 @@
+// The scheduler and the runtime API behind cuda_runtime.h.
+#include <setjmp.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdio>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "cuda_runtime.h"
+
+namespace emulate {
+namespace {
+
+constexpr size_t kStackBytes = 256 << 10, kSharedBytes = 227 << 10;
+
+[[noreturn]] void fail(const char* what) {
+  std::fprintf(stderr, "emulated GPU: %s\n", what);
+  std::abort();
+}
+
+struct Copy {
+  void* to;
+  const void* from;
+  int bytes;
+};
+
+struct Fiber {
+  ucontext_t first;  // entered once; later switches save and restore registers only
+  jmp_buf registers;
+  std::unique_ptr<char[]> stack{new char[kStackBytes]};
+  bool started = false, done = false;
+  uint3 thread;
+  std::deque<std::vector<Copy>> copies;  // groups committed; the last one is open
+};
+
+struct Warp {
+  std::vector<int> fibers;
+  std::array<void*, 32> slots{};
+  int arrived = 0;
+  uint64_t generation = 0;
+};
+
+struct Block {
+  std::vector<Warp> warps;
+  int n_alive = 0, arrived = 0;
+  uint64_t generation = 0;
+  bool all = true, all_result = true;
+  uint64_t progress = 0;  // moves with every barrier passed and every fiber ended
+  const std::function<void()>* thread = nullptr;
+};
+
+std::vector<std::unique_ptr<Fiber>> fibers;
+Block block;
+Fiber* running = nullptr;
+jmp_buf scheduler;
+alignas(128) unsigned char shared[kSharedBytes];
+uint64_t random_state = 0x9E3779B97F4A7C15u;
+
+uint64_t next_random() {
+  random_state ^= random_state << 13;
+  random_state ^= random_state >> 7;
+  return random_state ^= random_state << 17;
+}
+
+void yield() {
+  if (_setjmp(running->registers) == 0) _longjmp(scheduler, 1);
+}
+
+/// A fiber outlives its block and runs a thread of the next one.
+void entry() {
+  for (;;) {
+    (*block.thread)();
+    running->done = true;
+    --block.n_alive;
+    ++block.progress;
+    yield();
+  }
+}
+
+void resume(Fiber& fiber) {
+  running = &fiber;
+  threadIdx = fiber.thread;
+  if (_setjmp(scheduler) != 0) return;
+  if (fiber.started) _longjmp(fiber.registers, 1);
+  fiber.started = true;
+  getcontext(&fiber.first);
+  fiber.first.uc_stack.ss_sp = fiber.stack.get();
+  fiber.first.uc_stack.ss_size = kStackBytes;
+  fiber.first.uc_link = nullptr;
+  makecontext(&fiber.first, entry, 0);
+  setcontext(&fiber.first);
+}
+
+void run_block(dim3 grid, dim3 dim, size_t shared_bytes, uint3 index, const std::function<void()>& thread) {
+  const unsigned n = dim.x * dim.y * dim.z;
+  while (fibers.size() < n) fibers.push_back(std::make_unique<Fiber>());
+  block = Block{};
+  blockIdx = index;
+  blockDim = dim;
+  gridDim = grid;
+  block.thread = &thread;
+  block.n_alive = int(n);
+  block.warps.resize((n + 31) / 32);
+  for (unsigned i = 0; i < n; ++i) {
+    Fiber& fiber = *fibers[i];
+    fiber.done = false;
+    fiber.copies.assign(1, {});
+    fiber.thread = {i % dim.x, i / dim.x % dim.y, i / dim.x / dim.y};
+    block.warps[i / 32].fibers.push_back(int(i));
+  }
+  std::memset(shared, 0xFF, shared_bytes);  // NaN, -1
+
+  std::vector<size_t> order(block.warps.size());
+  for (size_t w = 0; w < order.size(); ++w) order[w] = w;
+  while (block.n_alive > 0) {
+    const uint64_t before = block.progress;
+    for (size_t w = order.size(); w > 1; --w) std::swap(order[w - 1], order[next_random() % w]);
+    for (const size_t w : order)
+      for (const int i : block.warps[w].fibers)
+        if (!fibers[size_t(i)]->done) resume(*fibers[size_t(i)]);
+    if (block.progress == before) fail("deadlock: the threads of a block wait for different things");
+  }
+  for (unsigned i = 0; i < n; ++i)
+    for (const auto& group : fibers[i]->copies)
+      if (!group.empty()) fail("a thread ended with copies it never waited for");
+}
+
+}  // namespace
+
+void* dynamic_shared() { return shared; }
+
+void sync_block() { (void)sync_block_and(1); }
+
+int sync_block_and(int value) {
+  block.all = block.all && value != 0;
+  const uint64_t generation = block.generation;
+  ++block.arrived;
+  // Threads that have returned do not count, as on a GPU.
+  while (block.generation == generation) {
+    if (block.arrived >= block.n_alive) {
+      block.all_result = block.all;
+      block.all = true;
+      block.arrived = 0;
+      ++block.generation;
+      ++block.progress;
+      break;
+    }
+    yield();
+  }
+  return block.all_result;
+}
+
+void warp_collective(void* slot, void (*combine)(void* const* slots)) {
+  const unsigned index = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+  Warp& warp = block.warps[index / 32];
+  if (warp.fibers.size() != 32) fail("a warp collective in a warp of less than 32 threads");
+  warp.slots[index % 32] = slot;
+  const uint64_t generation = warp.generation;
+  if (++warp.arrived == 32) {
+    combine(warp.slots.data());
+    warp.arrived = 0;
+    ++warp.generation;
+    ++block.progress;
+    return;
+  }
+  while (warp.generation == generation) yield();
+}
+
+void start_copy(void* to, const void* from, int bytes) {
+  if (reinterpret_cast<uintptr_t>(to) % unsigned(bytes) != 0 ||
+      reinterpret_cast<uintptr_t>(from) % unsigned(bytes) != 0)
+    fail("an asynchronous copy that is not aligned to its size");
+  running->copies.back().push_back({to, from, bytes});
+}
+void commit_copies() { running->copies.emplace_back(); }
+void wait_copies(int groups_left) {
+  auto& groups = running->copies;
+  while (int(groups.size()) - 1 > groups_left) {
+    for (const Copy& c : groups.front()) std::memcpy(c.to, c.from, size_t(c.bytes));
+    groups.pop_front();
+  }
+}
+
+void run_grid(dim3 grid, dim3 dim, size_t shared_bytes, const std::function<void()>& thread) {
+  if (shared_bytes > kSharedBytes) fail("more shared memory than a block may have");
+  if (dim.x * dim.y * dim.z > 1024 || grid.y > 65535 || grid.z > 65535) fail("a grid no GPU takes");
+  for (unsigned z = 0; z < grid.z; ++z)
+    for (unsigned y = 0; y < grid.y; ++y)
+      for (unsigned x = 0; x < grid.x; ++x) run_block(grid, dim, shared_bytes, {x, y, z}, thread);
+}
+
+}  // namespace emulate
+
+// --- The runtime API ---
+
+struct CUgraph_st {
+  std::vector<std::function<void()>> work;
+};
+struct CUgraphExec_st : CUgraph_st {};
+struct CUstream_st {
+  std::unique_ptr<CUgraph_st> capture;
+};
+struct CUevent_st {
+  std::chrono::steady_clock::time_point at;
+};
+
+void emulate::on_stream(void* stream, std::function<void()> work) {
+  auto* s = static_cast<CUstream_st*>(stream);
+  if (s && s->capture) s->capture->work.push_back(std::move(work));
+  else work();
+}
+
+cudaError_t cudaDriverGetVersion(int* version) { return *version = 13000, cudaSuccess; }
+cudaError_t cudaRuntimeGetVersion(int* version) { return *version = 13000, cudaSuccess; }
+cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
+  if (device != 0) return cudaErrorInvalidDevice;
+  *p = {.name = "emulated",
+        .major = 9,
+        .minor = 0,
+        .multiProcessorCount = 4,
+        .l2CacheSize = 1 << 20,
+        .totalGlobalMem = size_t(4) << 30,
+        .sharedMemPerBlockOptin = 227 << 10};
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+  cudaDeviceProp p;
+  if (const cudaError_t error = cudaGetDeviceProperties(&p, device)) return error;
+  *value = attribute == cudaDevAttrMultiProcessorCount ? p.multiProcessorCount
+           : attribute == cudaDevAttrL2CacheSize       ? p.l2CacheSize
+                                                       : int(p.sharedMemPerBlockOptin);
+  return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidDevice; }
+cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
+cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
+  *free = *total = size_t(4) << 30;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+cudaError_t cudaMalloc(void** data, size_t bytes) {
+  if (bytes > size_t(4) << 30) return cudaErrorMemoryAllocation;
+  *data = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+  if (!*data) return cudaErrorMemoryAllocation;
+  std::memset(*data, 0xFF, bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaFree(void* data) { return std::free(data), cudaSuccess; }
+cudaError_t cudaMallocHost(void** data, size_t bytes) { return cudaMalloc(data, bytes); }
+cudaError_t cudaFreeHost(void* data) { return cudaFree(data); }
+cudaError_t cudaMemset(void* data, int value, size_t bytes) { return cudaMemsetAsync(data, value, bytes, nullptr); }
+cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t stream) {
+  emulate::on_stream(stream, [=] { std::memset(data, value, bytes); });
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+  return cudaMemcpyAsync(to, from, bytes, kind, nullptr);
+}
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+  emulate::on_stream(stream, [=] { std::memcpy(to, from, bytes); });
+  return cudaSuccess;
+}
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) { return *stream = new CUstream_st, cudaSuccess; }
+cudaError_t cudaStreamDestroy(cudaStream_t stream) { return delete stream, cudaSuccess; }
+cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+  if (stream->capture) return cudaErrorInvalidValue;
+  stream->capture = std::make_unique<CUgraph_st>();
+  return cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  if (!stream->capture) return cudaErrorInvalidValue;
+  return *graph = stream->capture.release(), cudaSuccess;
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
+  return *exec = new CUgraphExec_st{*graph}, cudaSuccess;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return delete graph, cudaSuccess; }
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) { return delete exec, cudaSuccess; }
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
+  for (const auto& work : exec->work) emulate::on_stream(stream, work);
+  return cudaSuccess;
+}
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { return *event = new CUevent_st, cudaSuccess; }
+cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete event, cudaSuccess; }
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  emulate::on_stream(stream, [event] { event->at = std::chrono::steady_clock::now(); });
+  return cudaSuccess;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
+cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to) {
+  *ms = std::chrono::duration<float, std::milli>(to->at - from->at).count();
+  return cudaSuccess;
+}

@@ -1,0 +1,92 @@
+// gpu/tensor.h in plain C++, on the emulated warp.
+#pragma once
+
+#include "base/f16.h"
+
+namespace ridge::gpu {
+namespace emulated {
+
+template <class Sum>
+struct MmaIn {
+  Sum d[4];
+  uint32_t a[4], b[2];
+};
+
+/// Value(word, i, is_a) gives element i of a word.
+template <class Sum, int kPerWord, class Value>
+void mma(Sum (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, Value) {
+  struct Out {
+    Sum d[4];
+  };
+  MmaIn<Sum> mine{{d[0], d[1], d[2], d[3]}, {a[0], a[1], a[2], a[3]}, {b0, b1}};
+  const Out out = emulate::collective<MmaIn<Sum>, Out>(mine, [](auto& in, auto& outs) {
+    for (int lane = 0; lane < 32; ++lane) {
+      const int r = lane / 4, c = lane % 4;
+      for (int i = 0; i < 4; ++i) {
+        const int row = r + 8 * (i / 2), column = 2 * c + i % 2;
+        double sum = double(in[lane]->d[i]);
+        int64_t exact = 0;
+        for (int quad = 0; quad < 4; ++quad)
+          for (int half = 0; half < 2; ++half)
+            for (int e = 0; e < kPerWord; ++e) {
+              const auto x = Value()(in[4 * (row % 8) + quad]->a[2 * half + row / 8], e, true);
+              const auto y = Value()(in[4 * column + quad]->b[half], e, false);
+              if constexpr (std::is_integral_v<Sum>) exact += int64_t(x) * y;
+              else sum += double(x) * double(y);
+            }
+        if constexpr (std::is_integral_v<Sum>) outs[lane]->d[i] = Sum(in[lane]->d[i] + exact);
+        else outs[lane]->d[i] = Sum(sum);
+      }
+    }
+  });
+  for (int i = 0; i < 4; ++i) d[i] = out.d[i];
+}
+
+template <bool kASigned, bool kBSigned>
+struct Bytes {
+  int operator()(uint32_t word, int i, bool is_a) const {
+    const uint8_t byte = uint8_t(word >> (8 * i));
+    return (is_a ? kASigned : kBSigned) ? int(int8_t(byte)) : int(byte);
+  }
+};
+struct Halves {
+  float operator()(uint32_t word, int i, bool) const { return f16_to_f32(uint16_t(word >> (16 * i))); }
+};
+struct Bfloats {
+  float operator()(uint32_t word, int i, bool) const { return bf16_to_f32(uint16_t(word >> (16 * i))); }
+};
+
+}  // namespace emulated
+
+inline void mma_s8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  emulated::mma<int, 4>(d, a, b0, b1, emulated::Bytes<true, true>());
+}
+inline void mma_s8u8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  emulated::mma<int, 4>(d, a, b0, b1, emulated::Bytes<true, false>());
+}
+inline void mma_u8s8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  emulated::mma<int, 4>(d, a, b0, b1, emulated::Bytes<false, true>());
+}
+inline void mma_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  emulated::mma<float, 2>(d, a, b0, b1, emulated::Halves());
+}
+inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  emulated::mma<float, 2>(d, a, b0, b1, emulated::Bfloats());
+}
+
+inline void copy_async16(void* shared, const void* global) { emulate::start_copy(shared, global, 16); }
+inline void copy_commit() { emulate::commit_copies(); }
+template <int kLeft>
+void copy_wait() {
+  emulate::wait_copies(kLeft);
+}
+
+inline void wait_for_previous_grid() {}
+inline void let_next_grid_start() {}
+inline float fast_exp2(float x) { return std::exp2(x); }
+inline uint32_t pack_f16(float low, float high) { return uint32_t(f32_to_f16(low)) | uint32_t(f32_to_f16(high)) << 16; }
+inline uint32_t pack_bf16(float low, float high) {
+  return uint32_t(f32_to_bf16(low)) | uint32_t(f32_to_bf16(high)) << 16;
+}
+
+}  // namespace ridge::gpu
