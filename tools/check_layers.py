@@ -23,6 +23,7 @@ LEFT = {
 SOURCES = {".h", ".cpp", ".cu", ".hip"}
 TOP_FOLDERS = ("include", "src", "tests", "bench")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
+HAVE_DEVICE_HEADERS = {("src", "gpu"), ("tests", "emulate")}  # the second one brings its own
 DEVICE_HEADER = re.compile(r"^(cuda|nv|cub/|thrust/|cooperative_groups|mma\.h|hip/|rocm)")
 INTRINSICS_HEADER = re.compile(r"^([a-z]+mmintrin|immintrin|x86intrin)\.h$")
 ISA_FILE = re.compile(r"(?:^|[_/])(avx2|avx512)\.(h|cpp)$")
@@ -64,8 +65,8 @@ def layer_offence(path, header):
 
 def reach_offence(path, header):
     """Why an include needs hardware or a toolkit that this file may not assume, or None."""
-    if DEVICE_HEADER.match(header) and path.suffix not in (".cu", ".hip") and path.parts[:2] != ("src", "gpu"):
-        return ("a machine without a GPU toolkit must build this file", ["src/gpu/*", "*.cu", "*.hip"])
+    if DEVICE_HEADER.match(header) and path.suffix not in (".cu", ".hip") and path.parts[:2] not in HAVE_DEVICE_HEADERS:
+        return ("a machine without a GPU toolkit must build this file", ["src/gpu/*", "tests/emulate/*", "*.cu", "*.hip"])
     own, other = ISA_FILE.search(path.name), ISA_FILE.search(header)
     if INTRINSICS_HEADER.match(header) and not own:
         return ("vector intrinsics stay where the compiler's ISA flags are", ["*avx2.{h,cpp}", "*avx512.{h,cpp}"])

@@ -113,5 +113,5 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
 }  // namespace ridge::gpu
 
 #ifdef __CUDA_EMULATED__
-#include "emulate/tensor.h"
+#include <emulated_tensor.h>  // tests/emulate
 #endif
