@@ -183,7 +183,8 @@ class Session {
 };
 
 /// Sampler chain in llama.cpp's order: repeat penalty, top-k, top-p, min-p, temperature, draw. temperature <= 0 is
-/// greedy: the first index of the largest logit, whatever the other settings but the penalty.
+/// greedy: the first index of the largest logit, whatever the other settings but the penalty. NaN counts as -infinity;
+/// an infinite logit is taken. Logits, settings and the number of draws so far decide the token, on every device.
 struct SamplerOptions {
   float temperature = 0.8f;
   int top_k = 40;               ///< 0: off

@@ -14,17 +14,20 @@ constexpr uint32_t splitmix32(uint32_t x) {
   return x ^ (x >> 16);
 }
 
+/// Output number i (from 0) of SplitMix64 with seed s is splitmix64(s + (i + 1) * kSplitmixStep).
+inline constexpr uint64_t kSplitmixStep = 0x9E3779B97F4A7C15ull;
+constexpr uint64_t splitmix64(uint64_t z) {
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+  return z ^ (z >> 31);
+}
+
 /// SplitMix64 (Steele, Lea, Flood 2014): one 64-bit state, passes BigCrush, any seed is good.
 class Rng {
  public:
   explicit Rng(uint64_t seed) : state_(seed) {}
 
-  uint64_t next() {
-    uint64_t z = (state_ += 0x9E3779B97F4A7C15ull);
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-    return z ^ (z >> 31);
-  }
+  uint64_t next() { return splitmix64(state_ += kSplitmixStep); }
   /// Uniform in [0, 1) with 53 bits.
   double uniform() { return double(next() >> 11) * 0x1p-53; }
   /// Standard normal by Box-Muller (one value per call; the twin is thrown away to keep the stream simple).
