@@ -13,9 +13,11 @@ namespace ridge::gpu {
 /// D = A B + D, signed bytes, K = 32. Word i of a: row r (i even) or r + 8 (odd), k = 4c .. 4c+3 (i < 2) or 16 + 4c ..
 /// Word i of b: k = 16 i + 4c .. , column r. d: (r, 2c) (r, 2c+1) (r+8, 2c) (r+8, 2c+1).
 __device__ void mma_s8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
-/// The same with B unsigned.
+/// D = A B + start in every element.
+__device__ void mma_s8_from(int start, int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+/// As mma_s8(), B unsigned.
 __device__ void mma_s8u8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
-/// The same with A unsigned and B signed.
+/// As mma_s8(), A unsigned.
 __device__ void mma_u8s8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 /// D = A B + D, halves, K = 16, float sums. Word i of a: row r (i even) or r + 8 (odd), k = 2c, 2c+1 (i < 2) or 8 + 2c
 /// .. Word i of b: k = 8 i + 2c, 8 i + 2c + 1, column r.
@@ -44,6 +46,16 @@ __device__ float fast_exp2(float x);
 __device__ uint32_t pack_f16(float low, float high);
 __device__ uint32_t pack_bf16(float low, float high);
 
+/// Bytes of high:low by the nibbles of the selector's low half, bits 0-2 which byte, bit 3 its sign alone eight times.
+/// CUDA's own __byte_perm() spends an instruction on clearing bit 3.
+__device__ uint32_t select_bytes(uint32_t low, uint32_t high, uint32_t selector);
+
+/// Conversions, to nearest; a float beyond the range becomes infinite.
+__device__ float half_to_float(uint16_t half);
+__device__ uint16_t float_to_half(float value);
+__device__ float bf16_to_float(uint16_t bits);
+__device__ uint16_t float_to_bf16(float value);
+
 #ifndef __CUDA_EMULATED__
 
 #define RIDGE_MMA_S8(name, types)                                                                                   \
@@ -52,6 +64,11 @@ __device__ uint32_t pack_bf16(float low, float high);
         : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])                                                            \
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));                                            \
   }
+__device__ __forceinline__ void mma_s8_from(int start, int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
+      : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(start));
+}
 RIDGE_MMA_S8(mma_s8, "s8.s8")
 RIDGE_MMA_S8(mma_s8u8, "s8.u8")
 RIDGE_MMA_S8(mma_u8s8, "u8.s8")
@@ -107,6 +124,23 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
 }
+__device__ __forceinline__ uint32_t select_bytes(uint32_t low, uint32_t high, uint32_t selector) {
+  uint32_t bytes;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(low), "r"(high), "r"(selector));
+  return bytes;
+}
+__device__ __forceinline__ float half_to_float(uint16_t half) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(half));
+  return value;
+}
+__device__ __forceinline__ uint16_t float_to_half(float value) {
+  uint16_t half;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(value));
+  return half;
+}
+__device__ __forceinline__ float bf16_to_float(uint16_t bits) { return __uint_as_float(uint32_t(bits) << 16); }
+__device__ __forceinline__ uint16_t float_to_bf16(float value) { return uint16_t(pack_bf16(value, 0)); }
 
 #endif
 

@@ -149,10 +149,8 @@ inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
   const uint64_t bytes = uint64_t(high) << 32 | low;
   unsigned result = 0;
   for (int i = 0; i < 4; ++i) {
-    const unsigned s = selector >> (4 * i) & 15u;
-    unsigned byte = unsigned(bytes >> (8 * (s & 7))) & 255u;
-    if (s & 8) byte = byte & 128u ? 255u : 0u;  // replicates the sign
-    result |= byte << (8 * i);
+    const unsigned s = selector >> (4 * i) & 7u;
+    result |= (unsigned(bytes >> (8 * s)) & 255u) << (8 * i);
   }
   return result;
 }

@@ -61,6 +61,10 @@ struct Bfloats {
 inline void mma_s8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   emulated::mma<int, 4>(d, a, b0, b1, emulated::Bytes<true, true>());
 }
+inline void mma_s8_from(int start, int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  for (int& x : d) x = start;
+  mma_s8(d, a, b0, b1);
+}
 inline void mma_s8u8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   emulated::mma<int, 4>(d, a, b0, b1, emulated::Bytes<true, false>());
 }
@@ -88,5 +92,21 @@ inline uint32_t pack_f16(float low, float high) { return uint32_t(f32_to_f16(low
 inline uint32_t pack_bf16(float low, float high) {
   return uint32_t(f32_to_bf16(low)) | uint32_t(f32_to_bf16(high)) << 16;
 }
+
+inline uint32_t select_bytes(uint32_t low, uint32_t high, uint32_t selector) {
+  const uint64_t bytes = uint64_t(high) << 32 | low;
+  uint32_t result = 0;
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t s = selector >> (4 * i) & 15u;
+    uint32_t byte = uint32_t(bytes >> (8 * (s & 7))) & 255u;
+    if (s & 8) byte = byte & 128u ? 255u : 0u;
+    result |= byte << (8 * i);
+  }
+  return result;
+}
+inline float half_to_float(uint16_t half) { return f16_to_f32(half); }
+inline uint16_t float_to_half(float value) { return f32_to_f16(value); }
+inline float bf16_to_float(uint16_t bits) { return bf16_to_f32(bits); }
+inline uint16_t float_to_bf16(float value) { return f32_to_bf16(value); }
 
 }  // namespace ridge::gpu

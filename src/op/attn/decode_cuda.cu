@@ -1,0 +1,303 @@
+#include <algorithm>
+#include <string>
+
+#include "gpu/launch.h"
+#include "op/attn/decode_cuda.h"
+#include "op/attn/decode_tiles.h"
+#include "ridge/error.h"
+
+namespace ridge {
+namespace {
+
+using namespace tiles;
+
+/// Tiles of one sequence as a query that sees n_keys positions reads them: units 0 .. n_tiles - 1 are tiles of
+/// positions, unit n_tiles the sinks.
+struct Units {
+  int n, n_tiles, n_units, k_coded, v_coded, n_sinks;
+
+  __device__ Units(const TileAttn& a, int n_keys) {
+    const auto coded = [&](const TileSide& side) {
+      return (side.retention.coded_end(n_keys) + kTilePositions - 1) / kTilePositions;
+    };
+    n = n_keys;
+    n_tiles = (n_keys + kTilePositions - 1) / kTilePositions;
+    k_coded = coded(a.k);
+    v_coded = coded(a.v);
+    n_sinks = min(n, max(a.k.n_sinks, a.v.n_sinks));
+    n_units = n_tiles + (n_sinks > 0 ? 1 : 0);
+  }
+};
+
+/// A side of one (sequence, kv head).
+template <int kDim>
+struct SideTiles {
+  const TileAttn& a;
+  const TileSide& side;
+  int seq, head, n_coded;
+
+  __device__ const std::byte* coded(int t) const {
+    const int bytes = TileShape(side.kind, kDim).bytes;
+    if (a.pages == nullptr) return side.coded + seq * side.seq_stride + head * side.head_stride + int64_t(t) * bytes;
+    const int64_t page = a.pages[int64_t(seq) * a.pages_per_seq + t / kPageTiles];
+    return side.coded + page * side.seq_stride + head * side.head_stride + t % kPageTiles * bytes;
+  }
+  /// Where unit t is and what it is made of; the unit of the sinks is `position tile` 0 on a side that has none.
+  __device__ const std::byte* at(int t, bool sinks, TileKind& kind) const {
+    const int64_t seq_head = int64_t(seq) * a.n_kv_heads + head;
+    if (sinks && side.n_sinks > 0) {
+      kind = TileKind::f16;
+      return side.sinks + seq_head * TileShape(TileKind::f16, kDim).bytes;
+    }
+    if (t < n_coded) {
+      kind = side.kind;
+      return coded(t);
+    }
+    kind = side.recent;
+    return side.ring + (seq_head * side.ring_tiles + t % side.ring_tiles) * TileShape(kind, kDim).bytes;
+  }
+};
+
+/// How shared memory is used: queries, then a ring of stages for each warp; at the end the warps' parts and the result.
+struct Room {
+  int warps = 0, stages = 0, stage_bytes = 0;
+
+  static constexpr int kBytes = 200 << 10;
+  Room(TileKind k, TileKind v, int head_dim)
+      : stage_bytes(TileShape(k, head_dim).bytes + TileShape(v, head_dim).bytes) {
+    warps = stage_bytes <= 4096 ? 16 : stage_bytes <= 12800 ? 8 : stage_bytes <= 17408 ? 4 : 2;
+    stages = std::clamp(kBytes / (warps * stage_bytes), 2, 4);
+  }
+  int ring_bytes() const { return warps * stages * stage_bytes; }
+  int merge_bytes(int head_dim) const { return (warps + 1) * kHeads * (head_dim + 2) * 4; }
+};
+
+/// Floats of a partial result: top [8], total [8], out [8, head_dim].
+constexpr int64_t part_floats(int head_dim) { return kHeads * (int64_t(head_dim) + 2); }
+constexpr int64_t counter_bytes(int64_t n) { return (n * 4 + 127) / 128 * 128; }
+
+__device__ void copy_tile(std::byte* to, const std::byte* from, int bytes, int lane) {
+#pragma unroll 4
+  for (int at = 16 * lane; at < bytes; at += 512) gpu::copy_async16(to + at, from + at);
+}
+
+template <int kDim, int kMaxWarps>
+__global__ void __launch_bounds__(kMaxWarps * 32, 1) tile_attn_kernel(TileAttn a, int least_tiles, int stages) {
+  std::byte* const shared = gpu::dynamic_shared<std::byte>();
+  const Queries<kDim> queries{shared};
+  std::byte* const room = shared + Queries<kDim>::kBytes;
+  __shared__ int last_one;
+  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, warps = int(blockDim.x) / 32;
+  const int k_bytes = TileShape(a.k.kind, kDim).bytes, v_bytes = TileShape(a.v.kind, kDim).bytes;
+  const int stage_bytes = k_bytes + v_bytes;
+  std::byte* const ring = room + warp * stages * stage_bytes;
+  const int group = a.n_heads / a.n_kv_heads, head_groups = (group + kHeads - 1) / kHeads;
+  const int n_lists = a.n_kv_heads * head_groups;  // of units, in a sequence
+
+  gpu::wait_for_previous_grid();
+
+  int64_t total = 0;
+  for (int seq = 0; seq < a.n_seq; ++seq) total += int64_t(Units(a, a.n_keys[seq]).n_units) * n_lists;
+  const int64_t n_blocks = min(int64_t(gridDim.x), max(int64_t(1), total / least_tiles));
+  if (int64_t(blockIdx.x) >= n_blocks) return;
+  const auto first_of = [&](int64_t block) { return block * total / n_blocks; };
+  const auto block_of = [&](int64_t unit) { return ((unit + 1) * n_blocks - 1) / total; };
+  const int64_t begin = first_of(blockIdx.x), end = first_of(int64_t(blockIdx.x) + 1);
+
+  int64_t list_begin = 0;  // number of the list's first unit
+  for (int seq = 0; seq < a.n_seq && list_begin < end; ++seq) {
+    const Units units(a, a.n_keys[seq]);
+    if (list_begin + int64_t(units.n_units) * n_lists <= begin) {
+      list_begin += int64_t(units.n_units) * n_lists;
+      continue;
+    }
+    for (int list = 0; list < n_lists; ++list, list_begin += units.n_units) {
+      const int64_t list_end = list_begin + units.n_units;
+      if (list_end <= begin || list_begin >= end) continue;
+      const int first = int(max(begin, list_begin) - list_begin), last = int(min(end, list_end) - list_begin);
+      const int kv_head = list / head_groups, first_head = kv_head * group + list % head_groups * kHeads;
+      const int n_here = min(kHeads, (kv_head + 1) * group - first_head);
+      const SideTiles<kDim> k{a, a.k, seq, kv_head, units.k_coded}, v{a, a.v, seq, kv_head, units.v_coded};
+
+      // Units coded on both sides come through the ring, each warp's own; the rest is read where it lies.
+      const int streamed = min(min(units.k_coded, units.v_coded), last);
+      const auto start_copy = [&](int t, int stage) {
+        if (t < streamed) {
+          std::byte* to = ring + stage * stage_bytes;
+          copy_tile(to, k.coded(t), k_bytes, lane);
+          copy_tile(to + k_bytes, v.coded(t), v_bytes, lane);
+        }
+        gpu::copy_commit();
+      };
+      __syncthreads();  // the list before this one has done with shared memory
+      for (int s = 0; s + 1 < stages; ++s) start_copy(first + warp + s * warps, s);
+
+      for (int r = warp; r < kHeads; r += warps)
+        put_query<kDim>(queries, r, r < n_here ? a.q + (int64_t(seq) * a.n_heads + first_head + r) * kDim : nullptr,
+                        a.scale * 1.44269504f, a.k.rotation, lane);
+      __syncthreads();
+
+      State<kDim> state;
+      int stage = 0;
+      for (int t = first + warp; t < last; t += warps) {
+        TileKind k_kind = a.k.kind, v_kind = a.v.kind;
+        const std::byte *k_tile, *v_tile;
+        const bool sinks = t == units.n_tiles;
+        start_copy(t + (stages - 1) * warps, stage == 0 ? stages - 1 : stage - 1);
+        if (t < streamed) {
+          if (stages == 4) gpu::copy_wait<3>();
+          else if (stages == 3) gpu::copy_wait<2>();
+          else gpu::copy_wait<1>();
+          __syncwarp();
+          k_tile = ring + stage * stage_bytes;
+          v_tile = k_tile + k_bytes;
+        } else {
+          k_tile = k.at(sinks ? 0 : t, sinks, k_kind);
+          v_tile = v.at(sinks ? 0 : t, sinks, v_kind);
+        }
+        float scores[8];
+        tile_scores<kDim>(k_kind, k_tile, queries, lane, scores);
+        const int from = t == 0 ? units.n_sinks : 0, to = sinks ? units.n_sinks : units.n - t * kTilePositions;
+        if (from > 0 || to < kTilePositions) {
+#pragma unroll
+          for (int i = 0; i < 8; ++i) {
+            const int p = 8 * (i / 2) + 2 * (lane % 4) + i % 2;
+            if (p < from || p >= to) scores[i] = -INFINITY;
+          }
+        }
+        const float worth = state.take(scores);
+        tile_values<kDim>(v_kind, v_tile, scores, worth, lane, state.out);
+        __syncwarp();  // all lanes have read the stage that is filled next
+        stage = stage + 1 == stages ? 0 : stage + 1;
+      }
+      gpu::copy_wait<0>();
+
+      // The warps' parts side by side: top and total [warps, 8], out [warps, 8, kDim]; then the result [8, kDim].
+      __syncthreads();
+      auto* const tops = reinterpret_cast<float*>(room);
+      float *const totals = tops + warps * kHeads, *const outs = totals + warps * kHeads;
+      float* const result = outs + warps * kHeads * kDim;
+      state.total = quad_sum(state.total);
+      const int r = lane / 4, c = lane % 4;
+      if (c == 0) tops[warp * kHeads + r] = state.top, totals[warp * kHeads + r] = state.total;
+#pragma unroll
+      for (int e = 0; e < kDim / 8; ++e)
+        *reinterpret_cast<float2*>(outs + (warp * kHeads + r) * kDim + 8 * e + 2 * c) =
+            make_float2(state.out[e][0], state.out[e][1]);
+      __syncthreads();
+
+      const int64_t first_block = block_of(list_begin), last_block = block_of(list_end - 1);
+      const bool whole = first_block == last_block;
+      auto* const parts = reinterpret_cast<float*>(a.scratch + counter_bytes(int64_t(a.n_seq) * n_lists));
+      // A block has at most two lists in part: its first and its last.
+      const auto part_of = [&](int64_t block) {
+        return parts + (2 * block + (first_of(block) >= list_begin ? 0 : 1)) * part_floats(kDim);
+      };
+      for (int at = int(threadIdx.x); at < kHeads * kDim; at += int(blockDim.x)) {
+        const int head = at / kDim;
+        float top = kNever, sum = 0, value = 0;
+        for (int w = 0; w < warps; ++w) top = fmaxf(top, tops[w * kHeads + head]);
+        for (int w = 0; w < warps; ++w) {
+          const float worth = gpu::fast_exp2(tops[w * kHeads + head] - top);
+          sum = fmaf(worth, totals[w * kHeads + head], sum);
+          value = fmaf(worth, outs[w * kHeads * kDim + at], value);
+        }
+        if (whole) {
+          result[at] = value / sum;
+        } else {
+          float* const part = part_of(blockIdx.x);
+          part[2 * kHeads + at] = value;
+          if (at % kDim == 0) part[head] = top, part[kHeads + head] = sum;
+        }
+      }
+      if (!whole) {
+        __threadfence();
+        __syncthreads();
+        if (threadIdx.x == 0) {
+          int* const counter = reinterpret_cast<int*>(a.scratch) + int64_t(seq) * n_lists + list;
+          last_one = atomicAdd(counter, 1) == int(last_block - first_block);
+          if (last_one) *counter = 0;  // as the next launch needs it
+        }
+        __syncthreads();
+        if (!last_one) continue;
+        __threadfence();
+        for (int at = int(threadIdx.x); at < kHeads * kDim; at += int(blockDim.x)) {
+          const int head = at / kDim;
+          float top = kNever, sum = 0, value = 0;
+          for (int64_t b = first_block; b <= last_block; ++b) top = fmaxf(top, __ldcg(part_of(b) + head));
+#pragma unroll 8
+          for (int64_t b = first_block; b <= last_block; ++b) {
+            const float* part = part_of(b);
+            const float worth = gpu::fast_exp2(__ldcg(part + head) - top);
+            sum = fmaf(worth, __ldcg(part + kHeads + head), sum);
+            value = fmaf(worth, __ldcg(part + 2 * kHeads + at), value);
+          }
+          result[at] = value / sum;
+        }
+      }
+      // Out of cache space: a head a warp.
+      __syncthreads();
+      for (int head = warp; head < n_here; head += warps) {
+        float x[kDim / 32];
+#pragma unroll
+        for (int j = 0; j < kDim / 32; ++j) {
+          x[j] = result[head * kDim + lane + 32 * j];
+          if (a.v.centre) x[j] += a.v.centre[(int64_t(seq) * a.n_kv_heads + kv_head) * kDim + lane + 32 * j];
+        }
+        rotate_row<kDim>(a.v.rotation, false, lane, x);
+        float* out = a.out + (int64_t(seq) * a.n_heads + first_head + head) * kDim;
+#pragma unroll
+        for (int j = 0; j < kDim / 32; ++j) out[lane + 32 * j] = x[j];
+      }
+    }
+  }
+}
+
+int64_t n_lists(int n_seq, int n_heads, int n_kv_heads) {
+  return int64_t(n_seq) * n_kv_heads * gpu::ceil_div(n_heads / n_kv_heads, kHeads);
+}
+
+template <int kDim>
+void launch(gpu::StreamHandle stream, const TileAttn& a, const TileAttnPlan& plan) {
+  const Room room(a.k.kind, a.v.kind, kDim);
+  const int bytes = Queries<kDim>::kBytes + std::max(room.ring_bytes(), room.merge_bytes(kDim));
+  // 16 warps leave 128 registers a thread, 8 leave 255.
+  const auto kernel = room.warps > 8 ? tile_attn_kernel<kDim, 16> : tile_attn_kernel<kDim, 8>;
+  gpu::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+             "shared memory of attention");
+  const int blocks = plan.blocks > 0 ? plan.blocks : tile_attn_blocks();
+  gpu::launch("attention over tiles", kernel,
+              {unsigned(blocks), unsigned(32 * room.warps), size_t(bytes), stream, plan.overlap}, a, plan.least_tiles,
+              room.stages);
+}
+
+}  // namespace
+
+const char* tile_attn_unsupported(int head_dim, int k_sinks, int v_sinks) {
+  if (head_dim != 64 && head_dim != 128 && head_dim != 256) return "head_dim must be 64, 128 or 256";
+  if (k_sinks != v_sinks && k_sinks != 0 && v_sinks != 0) return "K and V must keep the same number of sinks, or none";
+  if (k_sinks > kTilePositions || v_sinks > kTilePositions) return "at most 32 sinks";
+  return nullptr;
+}
+
+int tile_attn_blocks() {
+  int device = 0, count = 0;
+  gpu::check(cudaGetDevice(&device), "device");
+  gpu::check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "multiprocessors");
+  return count;
+}
+
+int64_t tile_attn_scratch_bytes(int n_seq, int n_heads, int n_kv_heads, int head_dim, int blocks) {
+  return counter_bytes(n_lists(n_seq, n_heads, n_kv_heads)) + 2 * int64_t(blocks) * part_floats(head_dim) * 4;
+}
+
+void tile_attn(gpu::StreamHandle stream, const TileAttn& a, const TileAttnPlan& plan) {
+  const char* why = tile_attn_unsupported(a.head_dim, a.k.n_sinks, a.v.n_sinks);
+  if (!why && a.n_heads % a.n_kv_heads != 0) why = "heads are no multiple of kv heads";
+  if (why) throw Error(ErrorKind::failure, std::string("tile_attn: ") + why);
+  if (a.head_dim == 64) launch<64>(stream, a, plan);
+  else if (a.head_dim == 128) launch<128>(stream, a, plan);
+  else launch<256>(stream, a, plan);
+}
+
+}  // namespace ridge
