@@ -27,6 +27,9 @@ __device__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uin
 
 /// Begins to copy 16 bytes of global memory, read once, to shared memory; both aligned to 16.
 __device__ void copy_async16(void* shared, const void* global);
+/// The same for what is read once and should be the first to leave L2; `policy` is evict_first_policy().
+__device__ void copy_async16(void* shared, const void* global, uint64_t policy);
+__device__ uint64_t evict_first_policy();
 /// Ends a group of copies of this thread.
 __device__ void copy_commit();
 /// Waits until at most kLeft groups of this thread are under way; another thread's copies are visible after a barrier.
@@ -91,6 +94,17 @@ __device__ __forceinline__ void copy_async16(void* shared, const void* global) {
                :
                : "r"(uint32_t(__cvta_generic_to_shared(shared))), "l"(global)
                : "memory");
+}
+__device__ __forceinline__ void copy_async16(void* shared, const void* global, uint64_t policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;"
+               :
+               : "r"(uint32_t(__cvta_generic_to_shared(shared))), "l"(global), "l"(policy)
+               : "memory");
+}
+__device__ __forceinline__ uint64_t evict_first_policy() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
 }
 __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kLeft>

@@ -141,6 +141,14 @@ inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask,
 inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) == ~0u; }
 inline void __syncwarp(unsigned = ~0u) { (void)__ballot_sync(~0u, 0); }
 
+inline unsigned __reduce_max_sync(unsigned, unsigned value) {
+  return emulate::collective<unsigned, unsigned>(value, [](auto& in, auto& out) {
+    unsigned top = 0;
+    for (int i = 0; i < 32; ++i) top = *in[i] > top ? *in[i] : top;
+    for (int i = 0; i < 32; ++i) *out[i] = top;
+  });
+}
+
 inline int __dp4a(int a, int b, int sum) {
   for (int i = 0; i < 32; i += 8) sum += int8_t(a >> i) * int8_t(b >> i);
   return sum;

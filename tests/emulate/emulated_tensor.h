@@ -79,6 +79,8 @@ inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_
 }
 
 inline void copy_async16(void* shared, const void* global) { emulate::start_copy(shared, global, 16); }
+inline void copy_async16(void* shared, const void* global, uint64_t) { emulate::start_copy(shared, global, 16); }
+inline uint64_t evict_first_policy() { return 0; }
 inline void copy_commit() { emulate::commit_copies(); }
 template <int kLeft>
 void copy_wait() {

@@ -1,0 +1,450 @@
+#include <algorithm>
+#include <string>
+
+#include "op/gemv/int_tokens.h"
+#include "ridge/error.h"
+
+namespace ridge {
+namespace {
+
+constexpr int kThreads = 32 * kIntMostWarps;
+
+/// A launch.
+struct Work {
+  const uint8_t* tiles;
+  const float* row_scale;
+  int n_row_tiles, row_warps, splits, part_groups;
+  IntTokens tokens;
+  IntImage image;  // in device memory; values are null when every block makes its own
+  float* partial;  // [splits][n_row_tiles][n_tokens][16] float or int32
+  unsigned* counters;
+  const float* bias;
+  float* y;
+  int64_t n_out;
+  IntOutput output;
+  IntShared at;
+};
+
+// --- Sums of a tile ---
+
+/// Sums of a lane: rows r, r and r + 8, r + 8; columns 2c, 2c + 1 of each eight.
+template <IntKind kKind, int kTiles>
+struct Sums;
+
+/// What a lane reads of a tile.
+template <IntKind kKind>
+struct Tile;
+
+template <>
+struct Tile<IntKind::int4_g128> {
+  uint4 pair[2];
+  uint32_t scales;
+
+  __device__ void load(const uint8_t* slot, int lane) {
+    pair[0] = *reinterpret_cast<const uint4*>(slot + 16 * lane);
+    pair[1] = *reinterpret_cast<const uint4*>(slot + 512 + 16 * lane);
+    scales = *reinterpret_cast<const uint32_t*>(slot + 1024 + lane / 4 * 4);
+  }
+};
+template <>
+struct Tile<IntKind::ternary> {
+  uint4 codes;
+
+  __device__ void load(const uint8_t* slot, int lane) { codes = *reinterpret_cast<const uint4*>(slot + 16 * lane); }
+};
+
+/// What a lane gives to the mmas of a group: words of mmas 0, 1 and 2, 3.
+struct Columns {
+  uint4 b[2];
+
+  __device__ Columns(const uint8_t* group, int column, int c) {
+    const uint8_t* from = group + column * kIntGroup + 16 * c;
+    b[0] = *reinterpret_cast<const uint4*>(from + half_offset(column, 0));
+    b[1] = *reinterpret_cast<const uint4*>(from + half_offset(column, 1));
+  }
+};
+
+template <int kTiles>
+struct Sums<IntKind::int4_g128, kTiles> {
+  float of[kTiles][4] = {};
+
+  /// Adds a group: values and scales are those of the group.
+  __device__ void add(const Tile<IntKind::int4_g128>& tile, const uint8_t* values, const float* scales, int n_columns,
+                      int lane) {
+    const int r = lane / 4, c = lane % 4;
+    uint32_t a[4][4];
+#pragma unroll
+    for (int p = 0; p < 2; ++p) {
+      const uint32_t words[4] = {tile.pair[p].x, tile.pair[p].y, tile.pair[p].z, tile.pair[p].w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) a[2 * p][i] = words[i] & 0xF0F0F0F0u, a[2 * p + 1][i] = words[i] << 4 & 0xF0F0F0F0u;
+    }
+    const float2 scale =
+        make_float2(gpu::half_to_float(uint16_t(tile.scales)), gpu::half_to_float(uint16_t(tile.scales >> 16)));
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+      const Columns columns(values, min(8 * n + r, n_columns - 1), c);
+      const float2 step = *reinterpret_cast<const float2*>(scales + 8 * n + 2 * c);
+      // The bits of 1.5 * 2^23, plus an integer below 2^22 (here 128 * 128 * 127): a float that is off by 1.5 * 2^23.
+      constexpr int kFloatBits = 0x4B400000;
+      constexpr float kFloat = 12582912.0f;
+      int sum[4] = {kFloatBits, kFloatBits, kFloatBits, kFloatBits};
+      gpu::mma_s8(sum, a[0], columns.b[0].x, columns.b[0].y);
+      gpu::mma_s8(sum, a[1], columns.b[0].z, columns.b[0].w);
+      gpu::mma_s8(sum, a[2], columns.b[1].x, columns.b[1].y);
+      gpu::mma_s8(sum, a[3], columns.b[1].z, columns.b[1].w);
+      of[n][0] = __fmaf_rn((__int_as_float(sum[0]) - kFloat) * scale.x, step.x, of[n][0]);
+      of[n][1] = __fmaf_rn((__int_as_float(sum[1]) - kFloat) * scale.x, step.y, of[n][1]);
+      of[n][2] = __fmaf_rn((__int_as_float(sum[2]) - kFloat) * scale.y, step.x, of[n][2]);
+      of[n][3] = __fmaf_rn((__int_as_float(sum[3]) - kFloat) * scale.y, step.y, of[n][3]);
+    }
+  }
+};
+
+template <int kTiles>
+struct Sums<IntKind::ternary, kTiles> {
+  int of[kTiles][4] = {};  // 64 times the sums
+
+  __device__ void add(const Tile<IntKind::ternary>& tile, const uint8_t* values, const float*, int n_columns,
+                      int lane) {
+    const int r = lane / 4, c = lane % 4;
+    const uint32_t words[4] = {tile.codes.x, tile.codes.y, tile.codes.z, tile.codes.w};
+    uint32_t a[4][4];
+#pragma unroll
+    for (int m = 0; m < 4; ++m)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) a[m][i] = words[i] << (2 * m) & 0xC0C0C0C0u;
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+      const Columns columns(values, min(8 * n + r, n_columns - 1), c);
+      gpu::mma_s8(of[n], a[0], columns.b[0].x, columns.b[0].y);
+      gpu::mma_s8(of[n], a[1], columns.b[0].z, columns.b[0].w);
+      gpu::mma_s8(of[n], a[2], columns.b[1].x, columns.b[1].y);
+      gpu::mma_s8(of[n], a[3], columns.b[1].z, columns.b[1].w);
+    }
+  }
+};
+
+/// A warp's sums into [tokens][kIntSumPitch]; the two planes of a token, which lie in one lane, are added.
+template <class Sums, class Sum>
+__device__ void store_sums(const Sums& sums, int planes, int n_tokens, int lane, Sum* to) {
+  const int r = lane / 4, c = lane % 4;
+#pragma unroll
+  for (int n = 0; n < int(sizeof(sums.of) / sizeof(sums.of[0])); ++n)
+#pragma unroll
+    for (int below = 0; below < 2; ++below) {
+      const Sum first = sums.of[n][2 * below], second = sums.of[n][2 * below + 1];
+      Sum* row = to + r + 8 * below;
+      if (planes == 2) {
+        if (const int token = 4 * n + c; token < n_tokens) row[token * kIntSumPitch] = first + second;
+      } else {
+        const int token = 8 * n + 2 * c;
+        if (token < n_tokens) row[token * kIntSumPitch] = first;
+        if (token + 1 < n_tokens) row[(token + 1) * kIntSumPitch] = second;
+      }
+    }
+}
+
+// --- The end of a tile ---
+
+__device__ float product(float sum, float factor, float) { return __fmul_rn(sum, factor); }
+__device__ float product(int sum, float factor, float row_scale) {
+  return __fmul_rn(__fmul_rn(__int2float_rn(sum >> 6), factor), row_scale);
+}
+
+/// Lanes 0-15 and 16-31 hold the products of a token's 16 rows of tile `tile`.
+__device__ void write_outputs(const Work& w, int tile, int token, int row, float p) {
+  const bool gated = w.output == IntOutput::silu_glu || w.output == IntOutput::relu2_glu;
+  if (gated) {
+    const float up = __shfl_down_sync(gpu::kAllLanes, p, 8);
+    const int64_t at = int64_t(tile) * 8 + row;
+    if (row >= 8 || at >= w.n_out || token >= w.tokens.n_tokens) return;
+    float gate = p < 0 ? 0 : p;  // keeps NaN
+    if (w.output == IntOutput::relu2_glu) gate = __fmul_rn(gate, gate);
+    else gate = p / (1.0f + expf(-p));
+    w.y[token * w.n_out + at] = __fmul_rn(gate, up);
+    return;
+  }
+  const int64_t at = int64_t(tile) * kIntTileRows + row;
+  if (at >= w.n_out || token >= w.tokens.n_tokens) return;
+  if (w.bias) p = __fadd_rn(p, w.bias[at]);
+  float& y = w.y[token * w.n_out + at];
+  y = w.output == IntOutput::add ? __fadd_rn(y, p) : p;
+}
+
+/// Sum of all parts of a row, when this warp is the last of them to come here with it; otherwise `last` is false.
+template <class Sum>
+__device__ Sum add_parts(const Work& w, int split, int tile, int token, int row, unsigned* counter, Sum mine,
+                         bool& last) {
+  const auto at = [&](int part) {
+    return reinterpret_cast<Sum*>(w.partial) +
+           ((int64_t(part) * w.n_row_tiles + tile) * w.tokens.n_tokens + token) * kIntTileRows + row;
+  };
+  const bool real = token < w.tokens.n_tokens;
+  if (real) *at(split) = mine;
+  __threadfence();
+  __syncwarp();
+  unsigned before = 0;
+  if (threadIdx.x % 32 == 0) before = atomicAdd(counter, 1u);
+  last = __shfl_sync(gpu::kAllLanes, before, 0) == unsigned(w.splits - 1);
+  if (!last) return 0;
+  __threadfence();
+  if (threadIdx.x % 32 == 0) *counter = 0;  // for the next launch
+  Sum sum = 0;
+  if (real)
+    for (int part = 0; part < w.splits; ++part) sum += __ldcg(at(part));  // always in this order
+  return sum;
+}
+
+template <IntKind kKind, int kTiles, int kDepth>
+__global__ void __launch_bounds__(kThreads, kTiles <= 2 ? 2 : 1) int_gemv_kernel(Work w) {
+  constexpr int kTileBytes = int_tile_bytes(kKind);
+  constexpr int kBuffers = int_sum_buffers(kTiles);
+  using Sum = std::conditional_t<kKind == IntKind::ternary, int, float>;
+
+  gpu::let_next_grid_start();
+  auto* const shared = gpu::dynamic_shared<uint8_t>();
+  const int lane = int(threadIdx.x % 32), warp = int(threadIdx.x / 32), n_warps = int(blockDim.x / 32);
+  const int n_tokens = w.tokens.n_tokens, n_columns = n_tokens * w.tokens.planes, n_groups = w.tokens.n_groups;
+  // The block sums row_warps tiles of rows at a time; k_warps warps take turns at the groups of each.
+  const int row_warps = w.row_warps, k_warps = n_warps / row_warps;
+  const int row_warp = warp % row_warps, k_warp = warp / row_warps;
+  const int split = int(blockIdx.x) % w.splits, stride = int(gridDim.x) / w.splits * row_warps;
+  const int first_tile = int(blockIdx.x) / w.splits * row_warps;
+  const int begin = split * w.part_groups, n = min(w.part_groups, n_groups - begin);
+
+  // Every warp has its own ring of tiles, of which a lane copies and reads its own bytes; only scales cross lanes.
+  uint8_t* const ring = shared + warp * kDepth * kTileBytes;
+  const uint64_t policy = gpu::evict_first_policy();
+  int fed_tile = k_warp < n ? first_tile + row_warp : w.n_row_tiles, fed_group = k_warp;
+  const auto feed = [&](int slot) {
+    if (fed_tile < w.n_row_tiles) {
+      const uint8_t* from = w.tiles + (int64_t(fed_tile) * n_groups + begin + fed_group) * kTileBytes + 16 * lane;
+      uint8_t* to = ring + slot * kTileBytes + 16 * lane;
+      gpu::copy_async16(to, from, policy);
+      if constexpr (kKind == IntKind::int4_g128) {
+        gpu::copy_async16(to + 512, from + 512, policy);
+        if (lane < 2) gpu::copy_async16(to + 1024, from + 1024, policy);
+      }
+      fed_group += k_warps;
+      if (fed_group >= n) fed_group = k_warp, fed_tile += stride;
+    }
+    gpu::copy_commit();
+  };
+  for (int slot = 0; slot < kDepth; ++slot) feed(slot);  // weights do not depend on the grid before
+
+  gpu::wait_for_previous_grid();
+  const IntImage mine = {shared + w.at.values, reinterpret_cast<float*>(shared + w.at.scales),
+                         reinterpret_cast<float*>(shared + w.at.factors)};
+  if (w.image.values) {
+    const auto* values = reinterpret_cast<const uint4*>(w.image.values + int64_t(begin) * n_columns * kIntGroup);
+    const auto* scales = reinterpret_cast<const float4*>(w.image.scales + int64_t(begin) * 8 * kTiles);
+    for (int i = int(threadIdx.x); i < n * n_columns * (kIntGroup / 16); i += int(blockDim.x))
+      reinterpret_cast<uint4*>(mine.values)[i] = values[i];
+    if constexpr (kKind == IntKind::int4_g128)
+      for (int i = int(threadIdx.x); i < n * 2 * kTiles; i += int(blockDim.x))
+        reinterpret_cast<float4*>(mine.scales)[i] = scales[i];
+    for (int t = int(threadIdx.x); t < n_tokens; t += int(blockDim.x)) mine.factors[t] = w.image.factors[t];
+  } else {
+    quantize_tokens<kKind>(w.tokens, 0, n_tokens, begin, n, mine, reinterpret_cast<double*>(shared + w.at.squares),
+                           reinterpret_cast<float*>(shared + w.at.tops));
+  }
+  __syncthreads();
+
+  auto* const all_sums = reinterpret_cast<Sum*>(shared + w.at.sums);
+  const int sums_size = n_warps * n_tokens * kIntSumPitch;
+  const int n_chunks = (n_tokens + 1) / 2;  // of 32 outputs
+  int slot = 0, buffer = 0, first_item = warp;
+  for (int tile = first_tile; tile < w.n_row_tiles; tile += stride) {
+    Sums<kKind, kTiles> sums;
+    const int n_mine = tile + row_warp < w.n_row_tiles ? n : 0;
+    for (int group = k_warp; group < n_mine; group += k_warps) {
+      gpu::copy_wait<kDepth - 1>();
+      __syncwarp();
+      Tile<kKind> weights;
+      weights.load(ring + slot * kTileBytes, lane);
+      __syncwarp();
+      feed(slot);
+      slot = slot + 1 == kDepth ? 0 : slot + 1;
+      sums.add(weights, mine.values + group * n_columns * kIntGroup, mine.scales + group * 8 * kTiles, n_columns, lane);
+    }
+    Sum* const block_sums = all_sums + buffer * sums_size;
+    store_sums(sums, w.tokens.planes, n_tokens, lane, block_sums + warp * n_tokens * kIntSumPitch);
+    __syncthreads();
+
+    // A warp adds up 32 outputs; with few tokens it is another one at every tile.
+    for (int item = first_item; item < row_warps * n_chunks; item += n_warps) {
+      const int of = item / n_chunks, chunk = item % n_chunks;
+      const int token = 2 * chunk + lane / 16, row = lane % 16;
+      if (tile + of >= w.n_row_tiles) break;
+      Sum sum = 0;
+      if (token < n_tokens)
+        for (int i = of; i < n_warps; i += row_warps) sum += block_sums[(i * n_tokens + token) * kIntSumPitch + row];
+      if (w.splits > 1) {
+        bool last = false;
+        sum = add_parts(w, split, tile + of, token, row, w.counters + (tile + of) * n_chunks + chunk, sum, last);
+        if (!last) continue;
+      }
+      const float factor = token < n_tokens ? mine.factors[token] : 0.0f;
+      const float row_scale = kKind == IntKind::ternary ? w.row_scale[(tile + of) * kIntTileRows + row] : 1.0f;
+      write_outputs(w, tile + of, token, row, product(sum, factor, row_scale));
+    }
+    first_item = first_item == 0 ? n_warps - 1 : first_item - 1;
+    if constexpr (kBuffers == 2) buffer ^= 1;  // a warp is at most one tile ahead of the slowest
+    else __syncthreads();
+  }
+  gpu::copy_wait<0>();
+}
+
+constexpr int kQuantizeWarps = 16;
+
+/// A block makes one token's part of the image.
+template <IntKind kKind>
+__global__ void __launch_bounds__(32 * kQuantizeWarps) quantize_kernel(IntTokens tokens, IntImage image) {
+  __shared__ double squares[kQuantizeWarps];
+  __shared__ float tops[kQuantizeWarps];
+  gpu::let_next_grid_start();
+  gpu::wait_for_previous_grid();
+  const int token = int(blockIdx.x);
+  quantize_tokens<kKind>(tokens, token, token + 1, 0, tokens.n_groups, image, squares, tops);
+}
+
+// --- Launches ---
+
+template <IntKind kKind, int kTiles, int kDepth>
+void launch_kernel(const Work& w, const IntPlan& plan, gpu::StreamHandle stream, bool overlap) {
+  auto* const kernel = int_gemv_kernel<kKind, kTiles, kDepth>;
+  gpu::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, w.at.bytes),
+             "shared memory of int_gemv");
+  gpu::launch("int_gemv", kernel,
+              {unsigned(plan.blocks), unsigned(32 * plan.warps), size_t(w.at.bytes), stream, overlap}, w);
+}
+
+template <IntKind kKind, int kTiles>
+void launch_gemv(const Work& w, const IntPlan& plan, gpu::StreamHandle stream, bool overlap) {
+  static_assert(std::size(kIntDepths) == 4);
+  switch (plan.depth) {
+    case kIntDepths[0]: return launch_kernel<kKind, kTiles, kIntDepths[0]>(w, plan, stream, overlap);
+    case kIntDepths[1]: return launch_kernel<kKind, kTiles, kIntDepths[1]>(w, plan, stream, overlap);
+    case kIntDepths[2]: return launch_kernel<kKind, kTiles, kIntDepths[2]>(w, plan, stream, overlap);
+    case kIntDepths[3]: return launch_kernel<kKind, kTiles, kIntDepths[3]>(w, plan, stream, overlap);
+    default: throw Error(ErrorKind::failure, "device_int_gemv: no kernel of depth " + std::to_string(plan.depth));
+  }
+}
+
+template <IntKind kKind>
+void launch_product(Work w, const IntPlan& plan, gpu::StreamHandle stream, bool overlap) {
+  if (!plan.quantize_inside) {
+    gpu::launch("quantize", quantize_kernel<kKind>,
+                {unsigned(w.tokens.n_tokens), 32 * kQuantizeWarps, 0, stream, overlap}, w.tokens, w.image);
+    overlap = true;
+  } else {
+    w.image = {};
+  }
+  switch (plan.tiles_of_8) {
+    case 1: return launch_gemv<kKind, 1>(w, plan, stream, overlap);
+    case 2: return launch_gemv<kKind, 2>(w, plan, stream, overlap);
+    case 4: return launch_gemv<kKind, 4>(w, plan, stream, overlap);
+    default: return launch_gemv<kKind, 8>(w, plan, stream, overlap);
+  }
+}
+
+void require(bool holds, const char* what) {
+  if (!holds) throw Error(ErrorKind::failure, std::string("device_int_gemv: ") + what);
+}
+
+bool aligned16(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
+
+void check_operands(const IntWeights& w, const IntCall& call, const IntPlan& plan) {
+  const bool gated = call.output == IntOutput::silu_glu || call.output == IntOutput::relu2_glu;
+  require(gated == w.gated, "the output does not suit the packing of the weights");
+  require(!gated || !call.bias, "a bias of gated weights");
+  require(call.planes == 1 || (call.planes == 2 && w.kind == IntKind::int4_g128), "planes");
+  require(aligned16(call.x) && aligned16(call.norm_weight), "x or the norm's weight is not aligned to 16 bytes");
+  require(w.n_in <= int64_t(1) << 17, "rows so long that integer sums could overflow");
+  require(plan.row_warps >= 1 && plan.warps >= 1 && plan.warps <= kIntMostWarps && plan.warps % plan.row_warps == 0 &&
+              plan.splits >= 1 && plan.splits <= w.n_groups() && plan.blocks >= plan.splits &&
+              plan.blocks % plan.splits == 0,
+          "the plan");
+}
+
+/// At most kIntColumns columns.
+void run_part(gpu::StreamHandle stream, const IntWeights& weights, const IntCall& call, IntPlan plan,
+              IntScratch& scratch) {
+  const int n_tokens = int(call.n_tokens), columns = n_tokens * call.planes;
+  require(columns <= 8 * plan.tiles_of_8, "the plan has too few columns");
+  const int64_t n_groups = weights.n_groups(), n_row_tiles = weights.n_row_tiles();
+  const int64_t part = int_groups_of_part(plan, weights.n_in);
+  require((n_groups + part - 1) / part == plan.splits, "the plan has an empty part");
+
+  const auto rounded = [](int64_t bytes) { return (bytes + 255) / 256 * 256; };
+  const int64_t value_bytes = rounded(columns * weights.n_in), scale_bytes = rounded(n_groups * 32 * plan.tiles_of_8),
+                factor_bytes = rounded(4 * n_tokens);
+  const int64_t partial_bytes = plan.splits > 1 ? plan.splits * n_row_tiles * n_tokens * kIntTileRows * 4 : 0;
+  auto* const data = scratch.data.ensure<uint8_t>(value_bytes + scale_bytes + factor_bytes + partial_bytes);
+  auto* const counters = scratch.counters.ensure<unsigned>(n_row_tiles * ((n_tokens + 1) / 2));
+
+  Work w = {};
+  w.tiles = weights.tiles.as<uint8_t>();
+  w.row_scale = weights.row_scale.as<float>();
+  w.n_row_tiles = int(n_row_tiles);
+  w.row_warps = plan.row_warps;
+  w.splits = plan.splits;
+  w.part_groups = int(part);
+  w.tokens = {call.x, call.norm_weight, call.norm_eps, n_tokens, call.planes, int(n_groups), 8 * plan.tiles_of_8};
+  w.image = {data, reinterpret_cast<float*>(data + value_bytes),
+             reinterpret_cast<float*>(data + value_bytes + scale_bytes)};
+  w.partial = reinterpret_cast<float*>(data + value_bytes + scale_bytes + factor_bytes);
+  w.counters = counters;
+  w.bias = call.bias;
+  w.y = call.y;
+  w.n_out = weights.n_out;
+  w.output = call.output;
+  w.at = int_shared(weights.kind, plan, weights.n_in, n_tokens, call.planes);
+  if (weights.kind == IntKind::ternary) launch_product<IntKind::ternary>(w, plan, stream, call.overlap);
+  else launch_product<IntKind::int4_g128>(w, plan, stream, call.overlap);
+}
+
+IntDevice this_device() {
+  int device = 0, n_processors = 0, shared_bytes = 0;
+  gpu::check(cudaGetDevice(&device), "device");
+  gpu::check(cudaDeviceGetAttribute(&n_processors, cudaDevAttrMultiProcessorCount, device), "processors");
+  gpu::check(cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "shared memory");
+  return {n_processors, shared_bytes};
+}
+
+/// Calls run(part of the call) for tokens that fit in one launch each.
+template <class Run>
+void in_parts(const IntWeights& w, const IntCall& call, const Run& run) {
+  const int64_t most = kIntColumns / call.planes;
+  for (int64_t first = 0; first < call.n_tokens; first += most) {
+    IntCall part = call;
+    part.n_tokens = std::min(most, call.n_tokens - first);
+    part.x += first * w.n_in;
+    part.y += first * w.n_out;
+    run(part);
+  }
+}
+
+}  // namespace
+
+void device_int_gemv(gpu::StreamHandle stream, const IntWeights& w, const IntCall& call, IntScratch& scratch) {
+  if (w.n_out == 0) return;
+  check_operands(w, call, {});
+  const IntDevice device = this_device();
+  in_parts(w, call, [&](const IntCall& part) {
+    run_part(stream, w, part,
+             plan_int_gemv(w.kind, w.n_row_tiles(), w.n_in, int(part.n_tokens), part.planes,
+                           part.norm_weight != nullptr, device),
+             scratch);
+  });
+}
+
+void device_int_gemv(gpu::StreamHandle stream, const IntWeights& w, const IntCall& call, const IntPlan& plan,
+                     IntScratch& scratch) {
+  if (w.n_out == 0) return;
+  check_operands(w, call, plan);
+  in_parts(w, call, [&](const IntCall& part) { run_part(stream, w, part, plan, scratch); });
+}
+
+}  // namespace ridge

@@ -1,0 +1,79 @@
+// Products of integer weights and a few tokens on tensor cores, with what stands around them in a layer: the RMS norm
+// before, and bias, residual or gated activation after, in one launch (two for more tokens).
+//
+// int4_g128  Activations become int8 per token and group of 128: step = max|x| / 127 (at least 1e-30 / 127), q =
+//            round(x / step). With two planes what that rounding lost is rounded again, in steps of step / 254: about
+//            15 bits. Sums in a group are exact, groups are added as float32.
+// ternary    The product of op/gemv/ternary.h bit for bit, after rms_norm_ref of op/norm_rope when there is a norm
+//            (whose double sum is added in another order).
+// The result of a token depends on the shape, the number of tokens and the plan, never on timing. A token with a NaN
+// or an infinity gives NaN everywhere.
+#pragma once
+
+#include "op/gemv/int_weights_cuda.h"
+
+namespace ridge {
+
+/// What becomes of the product p, with rows numbered as in IntWeights::n_out.
+enum class IntOutput : uint8_t {
+  store,     ///< y = p + bias
+  add,       ///< y += p + bias: the residual
+  silu_glu,  ///< y = silu(p of gate) * p of up; gated weights
+  relu2_glu  ///< y = max(p of gate, 0)^2 * p of up; gated weights
+};
+
+struct IntCall {
+  int64_t n_tokens = 0;
+  const float* x = nullptr;            ///< [n_tokens, n_in], aligned to 16 bytes
+  const float* norm_weight = nullptr;  ///< [n_in], aligned to 16 bytes: x is RMS-normalised first. May be null
+  float norm_eps = 0;
+  int planes = 1;               ///< of int4_g128, 1 or 2
+  const float* bias = nullptr;  ///< [n_out]; may be null, and is with gated weights
+  IntOutput output = IntOutput::store;
+  float* y = nullptr;    ///< [n_tokens, n_out]; apart from x
+  bool overlap = false;  ///< programmatic dependent launch: weights are fetched while the grid before ends
+};
+
+/// How a product is spread over the device. plan_int_gemv() chooses; measurements and tests may choose otherwise.
+struct IntPlan {
+  int tiles_of_8 = 1;           ///< columns of the mma in eights: 1, 2, 4 or 8
+  int warps = 8;                ///< per block, at most kIntMostWarps, a multiple of row_warps
+  int row_warps = 1;            ///< tiles of rows that a block sums at a time, each by warps / row_warps warps
+  int depth = 4;                ///< tiles of a warp on their way from memory, one of kIntDepths
+  int splits = 1;               ///< parts of a row, each summed by other blocks; at most kIntMostSplits, none empty
+  int blocks = 1;               ///< in all, a multiple of `splits`; they take turns at the tiles of rows
+  bool quantize_inside = true;  ///< each block makes the int8 values it needs; otherwise a kernel before
+};
+inline constexpr int kIntMostWarps = 16, kIntMostSplits = 16;
+inline constexpr int kIntDepths[] = {4, 6, 8, 12};
+
+/// Most columns (tokens times planes) of one launch; more tokens are several.
+inline constexpr int kIntColumns = 64;
+
+/// What a plan must know of a device.
+struct IntDevice {
+  int n_processors = 132;
+  int64_t shared_bytes = 227 << 10;  ///< a block's most
+};
+
+/// A plan for n_tokens * planes <= kIntColumns.
+IntPlan plan_int_gemv(IntKind kind, int64_t n_row_tiles, int64_t n_in, int n_tokens, int planes, bool norm,
+                      const IntDevice& device);
+
+/// Bytes of shared memory of a block.
+int64_t int_gemv_shared_bytes(IntKind kind, const IntPlan& plan, int64_t n_in, int n_tokens, int planes);
+
+/// Memory of products that run one after another. A call that finds too little waits for the device and allocates, so
+/// a call that is captured must have run once before.
+struct IntScratch {
+  gpu::Buffer data;
+  gpu::Buffer counters;  ///< zero between launches
+};
+
+/// Queues the product of `w` and call.x. Throws Error(failure) for operands that do not fit together.
+void device_int_gemv(gpu::StreamHandle stream, const IntWeights& w, const IntCall& call, IntScratch& scratch);
+/// The same with a plan for min(n_tokens, kIntColumns / planes) tokens.
+void device_int_gemv(gpu::StreamHandle stream, const IntWeights& w, const IntCall& call, const IntPlan& plan,
+                     IntScratch& scratch);
+
+}  // namespace ridge
