@@ -43,6 +43,24 @@ void launch(const char* name, void (*kernel)(Parameters...), const Grid& grid, A
   check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(args)...), name);
 }
 
+/// Lets the kernel be launched with this much dynamic shared memory; above 48 KiB it must be asked for. Throws when the
+/// device has less.
+template <class... Parameters>
+void allow_shared_bytes(const char* name, void (*kernel)(Parameters...), size_t bytes) {
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)), name);
+}
+
+/// A fact of the current device.
+inline int device_attribute(cudaDeviceAttr attribute) {
+  int device = 0, value = 0;
+  check(cudaGetDevice(&device), "device");
+  check(cudaDeviceGetAttribute(&value, attribute, device), "device attribute");
+  return value;
+}
+inline int multiprocessors() { return device_attribute(cudaDevAttrMultiProcessorCount); }
+/// That one block may have.
+inline int most_shared_bytes() { return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
+
 /// The block's dynamic shared memory, aligned to 128 bytes.
 template <class T>
 __device__ T* dynamic_shared() {

@@ -48,6 +48,11 @@ __device__ float fast_exp2(float x);
 /// Two floats as halves, the first in the low half.
 __device__ uint32_t pack_f16(float low, float high);
 __device__ uint32_t pack_bf16(float low, float high);
+/// Two halves as floats, exact; x is the low one.
+__device__ float2 unpack_f16(uint32_t halves);
+/// Two halves at a time: a - b, and a b + c rounded once.
+__device__ uint32_t sub_f16x2(uint32_t a, uint32_t b);
+__device__ uint32_t fma_f16x2(uint32_t a, uint32_t b, uint32_t c);
 
 /// Bytes of high:low by the nibbles of the selector's low half, bits 0-2 which byte, bit 3 its sign alone eight times.
 /// CUDA's own __byte_perm() spends an instruction on clearing bit 3.
@@ -155,6 +160,23 @@ __device__ __forceinline__ uint16_t float_to_half(float value) {
 }
 __device__ __forceinline__ float bf16_to_float(uint16_t bits) { return __uint_as_float(uint32_t(bits) << 16); }
 __device__ __forceinline__ uint16_t float_to_bf16(float value) { return uint16_t(pack_bf16(value, 0)); }
+__device__ __forceinline__ float2 unpack_f16(uint32_t halves) {
+  float2 values;
+  asm("{.reg .f16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high;}"
+      : "=f"(values.x), "=f"(values.y)
+      : "r"(halves));
+  return values;
+}
+__device__ __forceinline__ uint32_t sub_f16x2(uint32_t a, uint32_t b) {
+  uint32_t difference;
+  asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(difference) : "r"(a), "r"(b));
+  return difference;
+}
+__device__ __forceinline__ uint32_t fma_f16x2(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t sum;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
+  return sum;
+}
 
 #endif
 

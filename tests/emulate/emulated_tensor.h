@@ -94,6 +94,16 @@ inline uint32_t pack_f16(float low, float high) { return uint32_t(f32_to_f16(low
 inline uint32_t pack_bf16(float low, float high) {
   return uint32_t(f32_to_bf16(low)) | uint32_t(f32_to_bf16(high)) << 16;
 }
+inline float2 unpack_f16(uint32_t halves) { return {f16_to_f32(uint16_t(halves)), f16_to_f32(uint16_t(halves >> 16))}; }
+inline uint32_t sub_f16x2(uint32_t a, uint32_t b) {
+  const float2 x = unpack_f16(a), y = unpack_f16(b);
+  return pack_f16(x.x - y.x, x.y - y.y);
+}
+/// Exact for sums of halves that need no more than a float's bits.
+inline uint32_t fma_f16x2(uint32_t a, uint32_t b, uint32_t c) {
+  const float2 x = unpack_f16(a), y = unpack_f16(b), z = unpack_f16(c);
+  return pack_f16(x.x * y.x + z.x, x.y * y.y + z.y);
+}
 
 inline uint32_t select_bytes(uint32_t low, uint32_t high, uint32_t selector) {
   const uint64_t bytes = uint64_t(high) << 32 | low;

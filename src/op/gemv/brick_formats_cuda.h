@@ -1,0 +1,333 @@
+// Device code: how every format lies in a brick (bricks_cuda.h) and becomes A fragments. For *.cu files only.
+//
+// Lane 4 r + c of a warp holds, for each step of 16 columns, eight codes: element e = 0 .. 7 is row r + 8 (e / 2 % 2),
+// column 2 c + e % 2 + 8 (e / 4) of the step, so words 2i, 2i+1 of the fragment are elements 4i .. 4i+3. Fragments hold
+// the codes as they are, which halves represent exactly; scales are applied to sums, in float.
+//
+// A format has
+//   Block, kGroup            as the weight format
+//   kColumns, kBytes         of a brick; columns are whole chunks of 64
+//   kBfloat                  fragments are bfloat16
+//   kScaleSteps              steps of 16 columns that share a scale; 0 when there are none
+//   kHasMin                  a weight is scale * code - min
+//   kGemvWarps, kGemvStages  of the GEMV: warps of a block, bricks in a warp's ring
+//   code(row, k)             of a row of blocks, as unsigned bits
+//   put(get, lane, brick)    writes a lane's share of the codes, get(step, e) being the code
+//   put_scales(row, n, i, brick)  writes the scales of row i of the tile; row: its n blocks in this brick
+//   load(brick, chunk, lane), fragment(codes, step, a)   steps 0 .. 3 of a chunk
+//   scales(brick, chunk, lane)   of the lane's two rows
+#pragma once
+
+#include <cstring>
+
+#include "format/int4_g128.h"
+#include "format/plain.h"
+#include "format/q4_0.h"
+#include "format/q4_k.h"
+#include "format/q6_k.h"
+#include "format/q8_0.h"
+#include "gpu/tensor.h"
+#include "op/gemv/bricks_cuda.h"
+#include "ridge/error.h"
+
+namespace ridge::bricks {
+
+/// Throws Error(failure) with `what` unless `ok`. (RIDGE_CHECK's format strings are beyond nvcc.)
+inline void expect(bool ok, const char* what) {
+  if (!ok) throw Error(ErrorKind::failure, what);
+}
+
+/// Scales and minima of a chunk: [row r or r + 8][group of the chunk].
+template <int kGroups>
+struct Scales {
+  float scale[2][kGroups];
+  float min[2][kGroups];
+};
+
+/// Sixteen bytes of this lane; n counts such loads of a warp from the brick's start.
+__device__ inline uint4 lane_words(const uint8_t* brick, int n, int lane) {
+  return *reinterpret_cast<const uint4*>(brick + (32 * n + lane) * 16);
+}
+__device__ inline uint32_t pick(const uint4& words, int i) {
+  return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
+}
+/// Word `word` of a lane's words of a brick, four to a load.
+__device__ inline uint32_t* lane_word(uint8_t* brick, int word, int lane) {
+  return reinterpret_cast<uint32_t*>(brick + (32 * (word / 4) + lane) * 16) + word % 4;
+}
+/// (x & mask) | (magic): with 0x6400 in both halves, the half 1024 + the masked bits.
+__device__ inline uint32_t as_half(uint32_t bits, uint32_t mask) { return (bits & mask) | 0x64006400u; }
+
+/// Codes that are 16 bits already.
+template <class F, bool kIsBfloat>
+struct Plain {
+  using Block = typename F::Block;
+  static constexpr int kGroup = 1, kColumns = 64, kBytes = 2048, kScaleSteps = 0, kGemvWarps = 16, kGemvStages = 4;
+  static constexpr bool kBfloat = kIsBfloat, kHasMin = false;
+  using Codes = const uint4*;
+  using ChunkScales = Scales<1>;
+
+  __device__ static uint32_t code(const Block* row, int64_t k) { return row[k]; }
+  template <class Get>
+  __device__ static void put(const Get& get, int lane, uint8_t* brick) {
+    for (int step = 0; step < kColumns / 16; ++step)
+      for (int i = 0; i < 4; ++i) *lane_word(brick, 4 * step + i, lane) = get(step, 2 * i) | get(step, 2 * i + 1) << 16;
+  }
+  __device__ static void put_scales(const Block*, int64_t, int, uint8_t*) {}
+  __device__ static Codes load(const uint8_t* brick, int chunk, int lane) {
+    return reinterpret_cast<const uint4*>(brick) + 128 * chunk + lane;
+  }
+  __device__ static void fragment(Codes codes, int step, uint32_t (&a)[4]) {
+    const uint4 words = codes[32 * step];
+    a[0] = words.x, a[1] = words.y, a[2] = words.z, a[3] = words.w;
+  }
+  __device__ static ChunkScales scales(const uint8_t*, int, int) { return {}; }
+};
+
+/// fp16 scales of blocks, [row][group of the brick], behind the codes. Two or fewer a chunk.
+template <int kCodeBytes, int kGroups>
+struct BlockScales {
+  template <class Block>
+  __device__ static void put(const Block* row, int64_t n, int i, uint8_t* brick) {
+    auto* to = reinterpret_cast<uint16_t*>(brick + kCodeBytes) + i * kGroups;
+    for (int g = 0; g < kGroups; ++g) to[g] = g < n ? row[g].scale : uint16_t(0);
+  }
+  /// Two groups of 32 columns in a chunk.
+  __device__ static Scales<2> get(const uint8_t* brick, int chunk, int lane) {
+    Scales<2> scales;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const auto* from = reinterpret_cast<const uint16_t*>(brick + kCodeBytes) + (lane / 4 + 8 * half) * kGroups;
+      const uint32_t pair = kGroups == 1 ? from[0] * 0x10001u : *reinterpret_cast<const uint32_t*>(from + 2 * chunk);
+      const float2 values = gpu::unpack_f16(pair);
+      scales.scale[half][0] = values.x, scales.scale[half][1] = values.y;
+    }
+    return scales;
+  }
+};
+
+/// q8_0: byte e of a step's two words is code e plus 128.
+struct BrickQ8_0 {
+  using Block = Q8_0::Block;
+  static constexpr int kGroup = 32, kColumns = 128, kBytes = 2176, kScaleSteps = 2, kGemvWarps = 16, kGemvStages = 3;
+  static constexpr bool kBfloat = false, kHasMin = false;
+  struct Codes {
+    uint4 words[2];
+  };
+  using Tail = BlockScales<2048, 4>;
+  using ChunkScales = Scales<2>;
+
+  __device__ static uint32_t code(const Block* row, int64_t k) { return uint8_t(row[k / 32].q[k % 32]) ^ 0x80u; }
+  template <class Get>
+  __device__ static void put(const Get& get, int lane, uint8_t* brick) {
+    for (int step = 0; step < kColumns / 16; ++step)
+      for (int i = 0; i < 2; ++i) {
+        uint32_t word = 0;
+        for (int e = 0; e < 4; ++e) word |= get(step, 4 * i + e) << (8 * e);
+        *lane_word(brick, 2 * step + i, lane) = word;
+      }
+  }
+  __device__ static void put_scales(const Block* row, int64_t n, int i, uint8_t* brick) { Tail::put(row, n, i, brick); }
+  __device__ static Codes load(const uint8_t* brick, int chunk, int lane) {
+    return {{lane_words(brick, 2 * chunk, lane), lane_words(brick, 2 * chunk + 1, lane)}};
+  }
+  __device__ static void fragment(const Codes& codes, int step, uint32_t (&a)[4]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t word = pick(codes.words[step / 2], 2 * (step % 2) + i);
+      a[2 * i] = gpu::sub_f16x2(__byte_perm(word, 0x64646464u, 0x4140), 0x64806480u);  // 1024 + 128
+      a[2 * i + 1] = gpu::sub_f16x2(__byte_perm(word, 0x64646464u, 0x4342), 0x64806480u);
+    }
+  }
+  __device__ static ChunkScales scales(const uint8_t* brick, int chunk, int lane) {
+    return Tail::get(brick, chunk, lane);
+  }
+};
+
+/// Codes of four bits: a step is a word, element 2i + h is its nibble i + 4h.
+template <int kBrickColumns>
+struct Nibbles {
+  struct Codes {
+    uint4 words;
+  };
+  template <class Get>
+  __device__ static void put(const Get& get, int lane, uint8_t* brick) {
+    for (int step = 0; step < kBrickColumns / 16; ++step) {
+      uint32_t word = 0;
+      for (int e = 0; e < 8; ++e) word |= (get(step, e) & 15u) << (4 * (e / 2) + 16 * (e % 2));
+      *lane_word(brick, step, lane) = word;
+    }
+  }
+  __device__ static Codes load(const uint8_t* brick, int chunk, int lane) { return {lane_words(brick, chunk, lane)}; }
+  /// Nibbles minus kZero, 0 or 8.
+  template <int kZero>
+  __device__ static void fragment(const Codes& codes, int step, uint32_t (&a)[4]) {
+    constexpr uint32_t kLow = kZero == 8 ? 0x64086408u : 0x64006400u;   // 1024 + zero
+    constexpr uint32_t kHigh = kZero == 8 ? 0xD480D480u : 0xD400D400u;  // -(1024 / 16 + zero)
+    const uint32_t word = pick(codes.words, step);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      a[2 * i] = gpu::sub_f16x2(as_half(word >> (8 * i), 0x000F000Fu), kLow);
+      a[2 * i + 1] = gpu::fma_f16x2(as_half(word >> (8 * i), 0x00F000F0u), 0x2C002C00u, kHigh);  // times 1/16
+    }
+  }
+};
+
+struct BrickQ4_0 : Nibbles<128> {
+  using Block = Q4_0::Block;
+  static constexpr int kGroup = 32, kColumns = 128, kBytes = 1152, kScaleSteps = 2, kGemvWarps = 16, kGemvStages = 6;
+  static constexpr bool kBfloat = false, kHasMin = false;
+  using Tail = BlockScales<1024, 4>;
+  using ChunkScales = Scales<2>;
+
+  __device__ static uint32_t code(const Block* row, int64_t k) {
+    const int i = int(k % 32);
+    return row[k / 32].q[i % 16] >> (i / 16 * 4);
+  }
+  __device__ static void put_scales(const Block* row, int64_t n, int i, uint8_t* brick) { Tail::put(row, n, i, brick); }
+  __device__ static void fragment(const Codes& codes, int step, uint32_t (&a)[4]) {
+    Nibbles::fragment<8>(codes, step, a);
+  }
+  __device__ static ChunkScales scales(const uint8_t* brick, int chunk, int lane) {
+    return Tail::get(brick, chunk, lane);
+  }
+};
+
+struct BrickInt4 : Nibbles<128> {
+  using Block = Int4G128::Block;
+  static constexpr int kGroup = 128, kColumns = 128, kBytes = 1056, kScaleSteps = 2, kGemvWarps = 16, kGemvStages = 6;
+  static constexpr bool kBfloat = false, kHasMin = false;
+  using Tail = BlockScales<1024, 1>;
+  using ChunkScales = Scales<2>;
+
+  __device__ static uint32_t code(const Block* row, int64_t k) {
+    const int i = int(k % 128);
+    return row[k / 128].q[i / 2] >> (i % 2 * 4);
+  }
+  __device__ static void put_scales(const Block* row, int64_t n, int i, uint8_t* brick) { Tail::put(row, n, i, brick); }
+  __device__ static void fragment(const Codes& codes, int step, uint32_t (&a)[4]) {
+    Nibbles::fragment<8>(codes, step, a);
+  }
+  __device__ static ChunkScales scales(const uint8_t* brick, int chunk, int lane) {
+    return Tail::get(brick, chunk, lane);
+  }
+};
+
+/// q4_k: behind the codes 16 bytes a row: d, dmin and the 12 bytes of scales and minima as in the file.
+struct BrickQ4_K : Nibbles<256> {
+  using Block = Q4_K::Block;
+  static constexpr int kGroup = 256, kColumns = 256, kBytes = 2304, kScaleSteps = 2, kGemvWarps = 16, kGemvStages = 3;
+  static constexpr bool kBfloat = false, kHasMin = true;
+  static constexpr int kCodeBytes = 2048;
+  using ChunkScales = Scales<2>;
+
+  __device__ static uint32_t code(const Block* row, int64_t k) {
+    return uint32_t(sub_block_nibble(row[k / 256].q, int(k % 256) / 32, int(k % 32)));
+  }
+  __device__ static void put_scales(const Block* row, int64_t n, int i, uint8_t* brick) {
+    if (n > 0) memcpy(brick + kCodeBytes + 16 * i, row, 16);
+    else memset(brick + kCodeBytes + 16 * i, 0, 16);
+  }
+  __device__ static void fragment(const Codes& codes, int step, uint32_t (&a)[4]) {
+    Nibbles::fragment<0>(codes, step, a);
+  }
+  /// unpack_scale_min of sub-blocks 2 chunk and 2 chunk + 1, both in one word.
+  __device__ static ChunkScales scales(const uint8_t* brick, int chunk, int lane) {
+    ChunkScales scales;
+    const int at = 16 * (chunk % 2);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint4 row = *reinterpret_cast<const uint4*>(brick + kCodeBytes + 16 * (lane / 4 + 8 * half));
+      const float2 d = gpu::unpack_f16(row.x);  // d, dmin
+      const uint32_t s = row.y >> at, m = row.z >> at, low = row.w >> at;
+      const uint32_t scale = chunk < 2 ? s & 0x3F3Fu : (low & 0x0F0Fu) | (s >> 2 & 0x3030u);
+      const uint32_t min = chunk < 2 ? m & 0x3F3Fu : (low >> 4 & 0x0F0Fu) | (m >> 2 & 0x3030u);
+      for (int g = 0; g < 2; ++g) {
+        scales.scale[half][g] = d.x * float(scale >> (8 * g) & 255u);
+        scales.min[half][g] = d.y * float(min >> (8 * g) & 255u);
+      }
+    }
+    return scales;
+  }
+};
+
+/// q6_k: the low four bits as nibbles; the upper two bits of element 2i + h of step s are bits 16 h + 8 (s % 2) + 2i
+/// of word s / 2 of the lane's second share; then 16 scales a row and d of each row.
+struct BrickQ6_K {
+  using Block = Q6_K::Block;
+  static constexpr int kGroup = 256, kColumns = 256, kBytes = 3360, kScaleSteps = 1, kGemvWarps = 12, kGemvStages = 3;
+  static constexpr bool kBfloat = false, kHasMin = false;
+  static constexpr int kHigh = 2048, kScales = 3072, kD = 3328;
+  struct Codes {
+    uint4 low;
+    uint32_t high[2];
+  };
+  using ChunkScales = Scales<4>;
+
+  __device__ static uint32_t code(const Block* row, int64_t k) {
+    const Block& block = row[k / 256];
+    const int i = int(k % 256), half = i / 128, quarter = i % 128 / 32, l = i % 32;
+    return (block.low[64 * half + 32 * (quarter % 2) + l] >> (quarter / 2 * 4) & 15u) |
+           (block.high[32 * half + l] >> (2 * quarter) & 3u) << 4;
+  }
+  template <class Get>
+  __device__ static void put(const Get& get, int lane, uint8_t* brick) {
+    Nibbles<256>::put(get, lane, brick);
+    for (int word = 0; word < kColumns / 32; ++word) {
+      uint32_t bits = 0;
+      for (int s = 0; s < 2; ++s)
+        for (int e = 0; e < 8; ++e) bits |= get(2 * word + s, e) >> 4 << (16 * (e % 2) + 8 * s + 2 * (e / 2));
+      *lane_word(brick + kHigh, word, lane) = bits;
+    }
+  }
+  __device__ static void put_scales(const Block* row, int64_t n, int i, uint8_t* brick) {
+    if (n > 0) memcpy(brick + kScales + 16 * i, row->scales, 16);
+    else memset(brick + kScales + 16 * i, 0, 16);
+    reinterpret_cast<uint16_t*>(brick + kD)[i] = n > 0 ? row->d : uint16_t(0);
+  }
+  __device__ static Codes load(const uint8_t* brick, int chunk, int lane) {
+    const uint8_t* high = brick + kHigh + (32 * (chunk / 2) + lane) * 16 + 8 * (chunk % 2);
+    const uint2 words = *reinterpret_cast<const uint2*>(high);
+    return {lane_words(brick, chunk, lane), {words.x, words.y}};
+  }
+  __device__ static void fragment(const Codes& codes, int step, uint32_t (&a)[4]) {
+    const uint32_t low = pick(codes.low, step), high = codes.high[step / 2];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int shift = 8 * (step % 2) + 2 * i - 4;  // brings the two bits to bits 4 and 5
+      const uint32_t upper = (shift < 0 ? high << (shift < 0 ? -shift : 0) : high >> (shift < 0 ? 0 : shift));
+      a[i] = gpu::sub_f16x2(as_half(low >> (4 * i), 0x000F000Fu) | (upper & 0x00300030u), 0x64206420u);  // 1024 + 32
+    }
+  }
+  __device__ static ChunkScales scales(const uint8_t* brick, int chunk, int lane) {
+    ChunkScales scales;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = lane / 4 + 8 * half;
+      const float d = gpu::unpack_f16(reinterpret_cast<const uint16_t*>(brick + kD)[row]).x;
+      const uint32_t word = *reinterpret_cast<const uint32_t*>(brick + kScales + 16 * row + 4 * chunk);
+      for (int g = 0; g < 4; ++g) scales.scale[half][g] = d * float(int8_t(word >> (8 * g)));
+    }
+    return scales;
+  }
+};
+
+using BrickF16 = Plain<F16, false>;
+using BrickBF16 = Plain<BF16, true>;
+
+/// Calls f(type) with a value of the format's type.
+template <class Function>
+auto with_format(BrickFormat format, const Function& f) {
+  switch (format) {
+    case BrickFormat::f16: return f(BrickF16());
+    case BrickFormat::bf16: return f(BrickBF16());
+    case BrickFormat::q8_0: return f(BrickQ8_0());
+    case BrickFormat::q4_0: return f(BrickQ4_0());
+    case BrickFormat::q4_k: return f(BrickQ4_K());
+    case BrickFormat::q6_k: return f(BrickQ6_K());
+    case BrickFormat::int4_g128: break;
+  }
+  return f(BrickInt4());
+}
+
+}  // namespace ridge::bricks

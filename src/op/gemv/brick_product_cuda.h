@@ -1,0 +1,186 @@
+// Device code shared by the products with bricks: x in planes, fragments times fragments, and what becomes of sums.
+// For *.cu files only.
+#pragma once
+
+#include "op/gemv/brick_formats_cuda.h"
+#include "op/gemv/half_gemv_cuda.h"
+
+namespace ridge::bricks {
+
+/// Counters at the start of the scratch, one for each tile of the output.
+inline constexpr int64_t kCounters = 1 << 16;
+
+/// Throw Error when a call makes no sense or the scratch is too small.
+void check_call(const BrickMatrix& w, const BrickCall& call);
+void check_scratch(const gpu::Buffer& scratch, int64_t needed);
+
+// --- x ---
+//
+// Columns of B are (token, plane). For 32 values of k a column is four lanes' 16 bytes: the words of lane c are
+// k = 2c .. 2c+1, 8 + 2c .., 16 + 2c .., 24 + 2c .., which is B of two successive steps.
+
+/// The largest |x| as a power of two s with |x| s in [2^14, 2^15); 1 when it is 0 or not finite.
+__device__ inline float plane_scale(float largest) {
+  const int exponent = int(__float_as_uint(largest) >> 23 & 255u) - 127;
+  if (exponent == -127 || exponent == 128) return exponent == 128 ? 1.0f : 0x1p126f;
+  const int power = min(14 - exponent, 126);
+  return __uint_as_float(uint32_t(power + 127) << 23);
+}
+
+/// Two values as a word of each plane.
+template <bool kBfloat>
+__device__ uint2 split_pair(float a, float b) {
+  if constexpr (kBfloat) {
+    const uint32_t high = gpu::pack_bf16(a, b);
+    return {high, gpu::pack_bf16(a - __uint_as_float(high << 16), b - __uint_as_float(high & 0xFFFF0000u))};
+  } else {
+    const uint32_t high = gpu::pack_f16(a, b);
+    const float2 rounded = gpu::unpack_f16(high);
+    return {high, gpu::pack_f16(a - rounded.x, b - rounded.y)};
+  }
+}
+
+/// A token's x, zero behind n_in, normalised when there is a weight.
+struct TokenX {
+  const float* x;
+  const float* norm_weight;
+  double factor;  ///< 1 / rms
+  int64_t n_in;
+
+  __device__ float operator()(int64_t k) const {
+    if (k >= n_in) return 0;
+    return norm_weight ? float(x[k] * factor * norm_weight[k]) : x[k];
+  }
+};
+
+/// The planes of 32 values of x from k on: the words of lane c of both columns, and the sum of its eight values.
+template <bool kBfloat>
+__device__ float split_lane(const TokenX& x, float scale, int64_t k, int c, uint4& high, uint4& low) {
+  uint2 words[4];
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float a = x(k + 8 * i + 2 * c) * scale, b = x(k + 8 * i + 2 * c + 1) * scale;
+    words[i] = split_pair<kBfloat>(a, b);
+    sum += a + b;
+  }
+  high = {words[0].x, words[1].x, words[2].x, words[3].x};
+  low = {words[0].y, words[1].y, words[2].y, words[3].y};
+  return sum;
+}
+
+// --- Products ---
+
+/// sum[m][n] += tiles m times column tiles n over a brick. bricks: kTiles bricks one after another in shared memory;
+/// b(k32, n): the lane's B words of 32 columns; x_sums(k32, n): sums of x over them, of the lane's two columns.
+template <class F, int kTiles, int kColumnTiles, class B, class XSums>
+__device__ __forceinline__ void multiply(float (&sum)[kTiles][kColumnTiles][4], const uint8_t* bricks, int lane,
+                                         const B& b, const XSums& x_sums) {
+  const auto mma = [](float(&d)[4], const uint32_t(&a)[4], uint32_t b0, uint32_t b1) {
+    if constexpr (F::kBfloat) gpu::mma_bf16(d, a, b0, b1);
+    else gpu::mma_f16(d, a, b0, b1);
+  };
+#pragma unroll(kTiles* kColumnTiles > 4 ? 1 : 2)
+  for (int chunk = 0; chunk < F::kColumns / 64; ++chunk) {
+    typename F::Codes codes[kTiles];
+    typename F::ChunkScales scales[kTiles];
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) {
+      codes[m] = F::load(bricks + m * F::kBytes, chunk, lane);
+      scales[m] = F::scales(bricks + m * F::kBytes, chunk, lane);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      uint32_t a[kTiles][2][4];
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m) {
+        F::fragment(codes[m], 2 * half, a[m][0]);
+        F::fragment(codes[m], 2 * half + 1, a[m][1]);
+      }
+#pragma unroll
+      for (int n = 0; n < kColumnTiles; ++n) {
+        const uint4 words = b(2 * chunk + half, n);
+#pragma unroll
+        for (int m = 0; m < kTiles; ++m) {
+          float(&to)[4] = sum[m][n];
+          if constexpr (F::kScaleSteps == 0) {
+            mma(to, a[m][0], words.x, words.y);
+            mma(to, a[m][1], words.z, words.w);
+          } else if constexpr (F::kScaleSteps == 1) {
+            float first[4] = {}, second[4] = {};
+            mma(first, a[m][0], words.x, words.y);
+            mma(second, a[m][1], words.z, words.w);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              to[i] = fmaf(scales[m].scale[i / 2][2 * half], first[i], to[i]);
+              to[i] = fmaf(scales[m].scale[i / 2][2 * half + 1], second[i], to[i]);
+            }
+          } else {
+            float group[4] = {};
+            mma(group, a[m][0], words.x, words.y);
+            mma(group, a[m][1], words.z, words.w);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) to[i] = fmaf(scales[m].scale[i / 2][half], group[i], to[i]);
+          }
+          if constexpr (F::kHasMin) {
+            const float2 of_x = x_sums(2 * chunk + half, n);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) to[i] = fmaf(-scales[m].min[i / 2][half], i % 2 == 0 ? of_x.x : of_x.y, to[i]);
+          }
+        }
+      }
+    }
+  }
+}
+
+// --- Results ---
+
+/// Where tiles go: BrickMatrix and BrickCall as kernels take them.
+struct Outputs {
+  int n_parts;
+  int rows_per_tile;
+  int64_t first_tile[kMostBrickParts];
+  int64_t n_out[kMostBrickParts];
+  const float* bias[kMostBrickParts];
+  float* y[kMostBrickParts];
+  bool paired, residual;
+  BrickGlu glu;
+};
+
+inline Outputs make_outputs(const BrickMatrix& w, const BrickCall& call) {
+  Outputs out{.n_parts = w.n_parts,
+              .rows_per_tile = int(w.rows_per_tile()),
+              .paired = w.paired,
+              .residual = call.residual,
+              .glu = call.glu};
+  for (int i = 0; i < w.n_parts; ++i) {
+    out.first_tile[i] = w.first_tile(i);
+    out.n_out[i] = w.n_out[i];
+    out.bias[i] = call.bias[i];
+    out.y[i] = call.y[i];
+  }
+  return out;
+}
+
+/// Stores rows r (`upper`) and r + 8 (`lower`) of a tile for one token.
+__device__ inline void store_rows(const Outputs& out, int64_t tile, int r, int64_t token, float upper, float lower) {
+  int part = 0;
+  while (part + 1 < out.n_parts && tile >= out.first_tile[part + 1]) ++part;
+  const int64_t row = (tile - out.first_tile[part]) * out.rows_per_tile + r, n_out = out.n_out[part];
+  float* y = out.y[part] + token * n_out;
+  if (out.paired) {
+    if (row >= n_out) return;
+    const float positive = upper < 0 ? 0 : upper;  // keeps NaN
+    y[row] = (out.glu == BrickGlu::silu ? upper / (1.0f + expf(-upper)) : positive * positive) * lower;
+    return;
+  }
+  const auto store = [&](int64_t at, float value) {
+    if (at >= n_out) return;
+    if (out.bias[part]) value += out.bias[part][at];
+    y[at] = out.residual ? y[at] + value : value;
+  };
+  store(row, upper);
+  store(row + 8, lower);
+}
+
+}  // namespace ridge::bricks

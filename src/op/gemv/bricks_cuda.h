@@ -1,0 +1,60 @@
+// Weights on the device in the order in which tensor cores take them: bricks.
+//
+// A brick is 16 rows (a tile) times as many columns as its format puts together, its bytes one after another: codes,
+// then scales. Codes lie so that a lane's 16 bytes are its A fragments of mma.m16n8k16 (gpu/tensor.h), see
+// brick_formats_cuda.h. Nothing is rounded: the codes and scales are the file's, and a brick has as many bytes as its
+// blocks have in the file. Bricks of a tile follow one another, then comes the next tile. Rows are padded to whole
+// tiles and columns to whole bricks, with weights that are zero.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+
+#include "gpu/device.h"
+
+namespace ridge {
+
+enum class BrickFormat { f16, bf16, q8_0, q4_0, q4_k, q6_k, int4_g128 };
+
+/// By the weight format's name (format/list.h); nothing when there are no bricks of it.
+std::optional<BrickFormat> find_brick_format(std::string_view weight_format);
+
+inline constexpr int kBrickRows = 16;
+inline constexpr int kMostBrickParts = 4;
+
+/// Matrices of one format and n_in that are multiplied with the same x in one launch, one after another in bricks.
+struct BrickMatrix {
+  BrickFormat format = BrickFormat::f16;
+  int64_t n_in = 0;
+  int n_parts = 0;
+  int64_t n_out[kMostBrickParts] = {};  ///< of each part
+  /// Gate and up of a GLU: every part is two matrices of n_out rows, whose rows 8i .. 8i+7 are the upper and the lower
+  /// half of tile i.
+  bool paired = false;
+  gpu::Buffer data;
+
+  int brick_columns() const;  ///< of the format
+  int brick_bytes() const;
+  int64_t bricks_per_tile() const;
+  /// Tiles before part `part`; of all parts for part = n_parts.
+  int64_t first_tile(int part) const;
+  int64_t n_tiles() const { return first_tile(n_parts); }
+  int64_t rows_per_tile() const { return paired ? kBrickRows / 2 : kBrickRows; }
+  /// What a product has to read.
+  int64_t bytes() const { return n_tiles() * bricks_per_tile() * brick_bytes(); }
+};
+
+/// A matrix with room for its bricks, all zero. n_in must be a multiple of the format's group.
+BrickMatrix make_brick_matrix(BrickFormat format, int64_t n_in, std::span<const int64_t> n_out, bool paired = false);
+
+/// Fills the tiles of a part that hold its rows first_row .. first_row + n_rows - 1. `rows` are these rows in device
+/// memory, blocks as in the file; `up_rows` those of the second matrix when paired, whose first one is the gate.
+/// first_row must be a multiple of rows_per_tile(), n_rows too unless the part ends there. The rows may be freed or
+/// changed when the stream has come past this.
+void device_fill_bricks(gpu::StreamHandle stream, const BrickMatrix& matrix, int part, int64_t first_row,
+                        int64_t n_rows, const void* rows, const void* up_rows = nullptr);
+
+}  // namespace ridge
