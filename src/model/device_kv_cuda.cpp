@@ -4,7 +4,7 @@
 
 namespace ridge {
 
-DeviceKvStore::DeviceKvStore(gpu::StreamHandle stream, const KvSideConfig& config, int layer, int n_kv_heads,
+DeviceKvStore::DeviceKvStore(gpu::StreamHandle stream, const KvSideConfig& config, bool is_k, int layer, int n_kv_heads,
                              int head_dim, int n_ctx, int n_seq, std::span<const float> metric)
     : config_(config),
       layout_(config, head_dim),
@@ -12,12 +12,22 @@ DeviceKvStore::DeviceKvStore(gpu::StreamHandle stream, const KvSideConfig& confi
       n_kv_heads_(n_kv_heads),
       head_dim_(head_dim),
       n_ctx_(n_ctx),
-      coded_(int64_t(n_seq) * n_kv_heads * n_ctx * layout_.row_bytes),
-      sinks_(2 * int64_t(n_seq) * n_kv_heads * config.policy.sinks * head_dim),
-      ring_(4 * int64_t(n_seq) * n_kv_heads * layout_.ring_rows * head_dim),
+      tiled_(find_tile_kind(format_, kind_) && tile_attn_unsupported(head_dim, 0, config.policy.sinks) == nullptr),
       centre_(config.policy.centre ? 4 * int64_t(n_seq) * n_kv_heads * head_dim : 0),
       head_scale_(config.format->head_scale ? 4 * int64_t(n_seq) * n_kv_heads : 0),
       saturated_(sizeof(unsigned long long)) {
+  const int64_t heads = int64_t(n_seq) * n_kv_heads;
+  const int sinks = config.policy.sinks, ring_tiles = (layout_.ring_rows + kTilePositions - 1) / kTilePositions;
+  const TileKind recent = config.policy.recent == "i8r" ? TileKind::int8_row : TileKind::f16;
+  if (tiled_) {
+    coded_ = gpu::Buffer(heads * n_tiles() * TileShape(kind_, head_dim).bytes);
+    sinks_ = gpu::Buffer(sinks > 0 ? heads * TileShape(TileKind::f16, head_dim).bytes : 0);
+    ring_ = gpu::Buffer(heads * ring_tiles * TileShape(recent, head_dim).bytes);
+  } else {
+    coded_ = gpu::Buffer(heads * n_ctx * layout_.row_bytes);
+    sinks_ = gpu::Buffer(2 * heads * sinks * head_dim);
+    ring_ = gpu::Buffer(4 * heads * layout_.ring_rows * head_dim);
+  }
   const RowRotation rotation(config.policy.rotation, layer, head_dim);
   rotation_table_ = gpu::to_device(stream, rotation.table());
   rotation_ = rotation.view();
@@ -27,19 +37,49 @@ DeviceKvStore::DeviceKvStore(gpu::StreamHandle stream, const KvSideConfig& confi
                 metric.size());
     metric_ = gpu::to_device(stream, std::span<const float>(metric_in_cache_space(rotation, head_dim, metric)));
   }
-  exact_ = {.n_sinks = config.policy.sinks,
-            .ring_rows = layout_.ring_rows,
-            .recent_i8r = config.policy.recent == "i8r",
-            .sinks = sinks_.as<uint16_t>(),
-            .ring = ring_.as<float>()};
+  exact_ = {.n_sinks = sinks, .ring_rows = layout_.ring_rows, .recent_i8r = config.policy.recent == "i8r"};
+  if (tiled_) {
+    exact_.tiled = true;
+    exact_.is_k = is_k;
+    exact_.ring_tiles = ring_tiles;
+    exact_.sink_tiles = sinks_.as<std::byte>();
+    exact_.recent_tiles = ring_.as<std::byte>();
+  } else {
+    exact_.sinks = sinks_.as<uint16_t>();
+    exact_.ring = ring_.as<float>();
+  }
   coding_ = {.scale = config.policy.scale,
              .head_scale = config.format->head_scale ? head_scale_.as<float>() : nullptr,
              .metric = metric_.bytes() > 0 ? metric_.as<float>() : nullptr};
-  coded_view_ = {.n_ctx = n_ctx, .row_bytes = layout_.row_bytes, .rows = coded_.as<std::byte>()};
+  coded_view_ = {
+      .n_ctx = n_ctx, .row_bytes = layout_.row_bytes, .rows = coded_.as<std::byte>(), .tiled = tiled_, .is_k = is_k};
 }
 
-DeviceKvSide DeviceKvStore::append(gpu::StreamHandle stream, int n_seq, int n_past, int n_new, float* rows,
-                                   DeviceKvScratch& scratch) {
+TileSide DeviceKvStore::tile_side() const {
+  RIDGE_CHECK(tiled_, "{} is not held in tiles here", config_.format->name);
+  const int64_t head_stride = n_tiles() * TileShape(kind_, head_dim_).bytes;
+  return {.kind = kind_,
+          .coded = coded_.as<std::byte>(),
+          .seq_stride = head_stride * n_kv_heads_,
+          .head_stride = head_stride,
+          .recent = exact_.recent_i8r ? TileKind::int8_row : TileKind::f16,
+          .ring = ring_.as<std::byte>(),
+          .ring_tiles = exact_.ring_tiles,
+          .sinks = sinks_.as<std::byte>(),
+          .n_sinks = exact_.n_sinks,
+          .retention = layout_.retention,
+          .rotation = rotation_,
+          .centre = config_.policy.centre ? centre_.as<float>() : nullptr};
+}
+
+void DeviceKvStore::append_tiles(gpu::StreamHandle stream, int n_seq, int n_past, int n_new, float* rows,
+                                 DeviceKvScratch& scratch) {
+  RIDGE_CHECK(tiled_, "{} is not held in tiles here", config_.format->name);
+  put(stream, n_seq, n_past, n_new, rows, false, scratch);
+}
+
+KvFloatRows DeviceKvStore::put(gpu::StreamHandle stream, int n_seq, int n_past, int n_new, float* rows, bool all_exact,
+                               DeviceKvScratch& scratch) {
   const int n = n_past + n_new, dim = head_dim_;
   const KvRetention& retention = layout_.retention;
   RIDGE_CHECK(n <= n_ctx_, "append {} at {} of {}", n_new, n_past, n_ctx_);
@@ -71,7 +111,7 @@ DeviceKvSide DeviceKvStore::append(gpu::StreamHandle stream, int n_seq, int n_pa
   // 2. The exact rows this append's queries may need; then code what leaves the window, before ring slots are reused.
   const int old_end = retention.coded_end(n_past), new_end = retention.coded_end(n);
   KvFloatRows exact{.first = n, .count = 0, .rows = nullptr};
-  if (exact_.ring_rows > 0) {
+  if (exact_.ring_rows > 0 && (all_exact || new_end > old_end)) {
     exact = {.first = old_end, .count = n - old_end, .rows = nullptr};
     // Scratch is asked for at its largest, so that it does not grow with every token.
     RIDGE_CHECK(exact.count <= n_new + exact_.ring_rows, "{} exact rows, ring of {}", exact.count, exact_.ring_rows);
@@ -79,12 +119,18 @@ DeviceKvSide DeviceKvStore::append(gpu::StreamHandle stream, int n_seq, int n_pa
     device_gather_exact(stream, batch, exact_, exact);
     device_encode(stream, format_, n_seq, n_kv_heads_, dim, exact, old_end, new_end - old_end, coding_, coded_view_,
                   saturated);
-  } else {
+  } else if (exact_.ring_rows == 0) {
     device_encode(stream, format_, batch, coding_, coded_view_, saturated);
   }
   if (keeps_exact) device_keep_exact(stream, batch, exact_);
+  return exact;
+}
 
-  // 3. Coded rows as floats.
+DeviceKvSide DeviceKvStore::append(gpu::StreamHandle stream, int n_seq, int n_past, int n_new, float* rows,
+                                   DeviceKvScratch& scratch) {
+  const KvFloatRows exact = put(stream, n_seq, n_past, n_new, rows, true, scratch);
+  // Coded rows as floats.
+  const int new_end = layout_.retention.coded_end(n_past + n_new), dim = head_dim_;
   const KvFloatRows coded{
       .first = 0, .count = new_end, .rows = scratch.coded.ensure(int64_t(n_seq) * n_kv_heads_ * n_ctx_ * dim)};
   device_decode(stream, format_, n_seq, n_kv_heads_, dim, coding_, coded_view_, exact_, coded);
@@ -92,7 +138,7 @@ DeviceKvSide DeviceKvStore::append(gpu::StreamHandle stream, int n_seq, int n_pa
           .n_coded = coded.count,
           .exact = exact.rows,
           .exact_first = exact.first,
-          .retention = retention};
+          .retention = layout_.retention};
 }
 
 void DeviceKvStore::rotate_queries(gpu::StreamHandle stream, int64_t n_rows, float* q) const {
@@ -117,12 +163,22 @@ int64_t DeviceKvStore::saturated(const gpu::Stream& stream) const {
 
 int64_t DeviceKvStore::read_bytes(int n) const {
   const int coded = layout_.retention.coded_end(n);
-  return n_kv_heads_ * (coded * layout_.row_bytes + int64_t(n - coded) * 4 * head_dim_);
+  const int64_t recent = tiled_ ? layout_.recent_bytes : 4 * int64_t(head_dim_);
+  return n_kv_heads_ * (coded * layout_.row_bytes + (n - coded) * recent);
 }
 
 std::vector<std::byte> DeviceKvStore::coded_row(const gpu::Stream& stream, int seq, int head, int position) const {
   std::vector<std::byte> row(size_t(layout_.row_bytes));
-  const int64_t offset = ((int64_t(seq) * n_kv_heads_ + head) * n_ctx_ + position) * layout_.row_bytes;
+  const int64_t seq_head = int64_t(seq) * n_kv_heads_ + head;
+  if (tiled_) {
+    std::vector<std::byte> tile(size_t(TileShape(kind_, head_dim_).bytes));
+    const int64_t at = (seq_head * n_tiles() + position / kTilePositions) * int64_t(tile.size());
+    gpu::download(stream, tile.data(), coded_.as<std::byte>() + at, int64_t(tile.size()));
+    stream.synchronize();
+    read_tile_row(format_, tile.data(), exact_.is_k, position % kTilePositions, head_dim_, row.data());
+    return row;
+  }
+  const int64_t offset = (seq_head * n_ctx_ + position) * layout_.row_bytes;
   gpu::download(stream, row.data(), coded_.as<std::byte>() + offset, layout_.row_bytes);
   stream.synchronize();
   return row;

@@ -143,7 +143,7 @@ class CudaSession : public DeviceSession {
     const Config& c = model.config;
     for (int layer = 0; layer < c.n_layers; ++layer) {
       const auto open = [&](bool is_k, std::span<const KvSideConfig> sides, std::vector<DeviceKvStore>& stores) {
-        stores.emplace_back(model.stream, sides[size_t(layer)], layer, c.n_kv_heads, c.head_dim, n_ctx, n_seq,
+        stores.emplace_back(model.stream, sides[size_t(layer)], is_k, layer, c.n_kv_heads, c.head_dim, n_ctx, n_seq,
                             tools.metric_of(is_k, layer));
       };
       open(true, k, k_);

@@ -55,7 +55,8 @@ struct HostTiles {
       const auto store = [&](int at, uint32_t word) { std::memcpy(tile + at, &word, 4); };
       for (int p = 0; p < kTilePositions; ++p) {
         // Rows of very different sizes: what is wrong with one place shows.
-        const double size = std::exp(rng.normal()) / (shape.bits == 8                           ? 60
+        const double sign = kind == TileKind::q4 && rng.next() >> 63 ? -1 : 1;  // its scales may be negative
+        const double size = sign * std::exp(rng.normal()) / (shape.bits == 8                           ? 60
                                                       : shape.bits == 4 && kind == TileKind::q4 ? 4
                                                                                                 : 1);
         for (int d = 0; d < dim; ++d) {

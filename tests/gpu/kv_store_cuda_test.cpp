@@ -3,16 +3,27 @@
 
 #include <cmath>
 #include <cstring>
+#include <map>
 
 #include "gpu/device_data.h"
 
 namespace ridge {
 namespace {
 
-constexpr int kSeq = 2, kHeads = 2, kDim = 32, kContext = 260;
-constexpr int64_t kWidth = kHeads * kDim;
+constexpr int kSeq = 2, kHeads = 2, kContext = 260;
 
-class KvStoreCuda : public OnDevice {};
+/// The parameter is head_dim: rows of 32 stay rows, rows of 64 are held in tiles.
+int kDim = 0;
+int64_t kWidth = 0;
+class KvStoreCuda : public OnDevice, public testing::WithParamInterface<int> {
+ protected:
+  void SetUp() override {
+    OnDevice::SetUp();
+    kDim = GetParam();
+    kWidth = kHeads * kDim;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(HeadDims, KvStoreCuda, testing::Values(32, 64), testing::PrintToStringParamName());
 
 KvSideConfig side(const char* name, KvPolicy policy) { return {find_kv_format(name).or_throw(), policy}; }
 
@@ -43,7 +54,8 @@ std::vector<std::pair<std::string, KvSideConfig>> all_sides() {
 
 /// What weighted rounding needs, a form far from the identity; empty for configurations that round nearest.
 std::span<const float> metric_of(const KvSideConfig& config) {
-  static std::vector<float> form;
+  static std::map<int, std::vector<float>> forms;
+  std::vector<float>& form = forms[kDim];
   if (config.policy.rounding != KvRounding::weighted) return {};
   if (form.empty())
     for (int h = 0; h < kHeads; ++h) {
@@ -95,12 +107,13 @@ HostRows host_rows(const KvStore& store, int n) {
   return rows;
 }
 
-TEST_F(KvStoreCuda, HoldsTheHostsBitsHoweverTokensAreBatched) {
+TEST_P(KvStoreCuda, HoldsTheHostsBitsHoweverTokensAreBatched) {
   CpuContext context(1);
   const std::vector<std::vector<float>> values = {row_values(1), row_values(2)};
   for (const auto& [name, config] : all_sides())
     for (const int step : {1, 33, 70, kContext}) {
-      DeviceKvStore device(stream(), config, 3, kHeads, kDim, kContext, kSeq, metric_of(config));
+      const bool is_k = step % 2 == 1;
+      DeviceKvStore device(stream(), config, is_k, 3, kHeads, kDim, kContext, kSeq, metric_of(config));
       DeviceKvScratch device_scratch;
       std::vector<KvStore> host;
       KvScratch scratch;
@@ -151,13 +164,13 @@ TEST_F(KvStoreCuda, HoldsTheHostsBitsHoweverTokensAreBatched) {
     }
 }
 
-TEST_F(KvStoreCuda, QueriesAndOutputsTurnAsOnTheHost) {
+TEST_P(KvStoreCuda, QueriesAndOutputsTurnAsOnTheHost) {
   CpuContext context(1);
   constexpr int kQueryHeads = 6, kTokens = 5;
   for (const Rotation rotation : {Rotation::none, Rotation::planar, Rotation::hadamard})
     for (const bool centre : {false, true}) {
       const KvSideConfig config = side("q8_0", {rotation, centre, 32, 4});
-      DeviceKvStore device(stream(), config, 1, kHeads, kDim, kContext, kSeq, metric_of(config));
+      DeviceKvStore device(stream(), config, true, 1, kHeads, kDim, kContext, kSeq, metric_of(config));
       DeviceKvScratch device_scratch;
       KvScratch scratch;
       std::vector<float> batch;

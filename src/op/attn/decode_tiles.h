@@ -317,25 +317,26 @@ __device__ __forceinline__ float quad_sum(float x) {
 inline constexpr int kAsFloat = 0x4B400000;
 __device__ __forceinline__ float as_float(int sum) { return __int_as_float(sum) - 12582912.0f; }
 
-/// Weights (not negative) as an A operand of integers under their own largest; returns what an integer is worth.
+/// Weights (negative under a negative scale) as an A operand of integers under their own largest; returns what an
+/// integer is worth. x = 128 hi + lo with lo in 0 .. 127.
 __device__ __forceinline__ float weight_planes(const float (&w)[8], uint32_t (&a)[4]) {
-  float top = w[0];
+  float top = fabsf(w[0]);
 #pragma unroll
-  for (int i = 1; i < 8; ++i) top = fmaxf(top, w[i]);
+  for (int i = 1; i < 8; ++i) top = fmaxf(top, fabsf(w[i]));
   top = quad_max(top);
   const float to_integer = top > 0 ? __fdividef(kPlaneTop, top) : 0.0f;
-  uint32_t pairs[4];  // two integers below 2^14 in the halves of a word
+  uint32_t pairs[4];  // two integers of 16 bits in a word
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    // 2^23 + x: the low bits of the float are the integer nearest to x.
-    const uint32_t first = __float_as_uint(fmaf(w[2 * i], to_integer, 8388608.0f));
-    const uint32_t second = __float_as_uint(fmaf(w[2 * i + 1], to_integer, 8388608.0f));
+    // 1.5 * 2^23 + x: the low bits of the float are the integer nearest to x.
+    const uint32_t first = __float_as_uint(fmaf(w[2 * i], to_integer, 12582912.0f));
+    const uint32_t second = __float_as_uint(fmaf(w[2 * i + 1], to_integer, 12582912.0f));
     pairs[i] = gpu::select_bytes(first, second, 0x5410);
   }
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const uint32_t p = pairs[2 * half], q = pairs[2 * half + 1];
-    a[2 * half] = gpu::select_bytes(p >> 7 & 0x007F007Fu, q >> 7 & 0x007F007Fu, 0x6420);
+    a[2 * half] = gpu::select_bytes(p >> 7, q >> 7, 0x6420);
     a[2 * half + 1] = gpu::select_bytes(p & 0x007F007Fu, q & 0x007F007Fu, 0x6420);
   }
   return top * (1.0f / kPlaneTop);

@@ -8,12 +8,18 @@
 
 #include "format/kv_format.h"
 #include "gpu/device.h"
+#include "op/attn/kv_tile.h"
 #include "op/kv_append/rotate.h"
 
 namespace ridge {
 
 /// Largest head_dim the row kernels hold in shared memory.
 inline constexpr int kMaxDeviceHeadDim = 256;
+
+/// Kind of the tiles that hold a format; false when it has none.
+bool find_tile_kind(int format, TileKind& kind);
+/// Row `position` of a tile (host memory) as bytes of the format.
+void read_tile_row(int format, const std::byte* tile, bool is_k, int position, int head_dim, std::byte* row);
 
 /// Rows being appended: f32 [n_seq, n_new, n_kv_heads, head_dim] at positions n_past .. n_past + n_new - 1.
 struct KvRowBatch {
@@ -34,6 +40,12 @@ struct KvExactStore {
   bool recent_i8r = false;  ///< rows of the ring are rounded to i8r, else to f16
   uint16_t* sinks = nullptr;
   float* ring = nullptr;
+  /// Held in tiles instead (op/attn/kv_tile.h), as a TileSide has them: `sinks` and `ring` are null.
+  bool tiled = false;
+  bool is_k = false;
+  int ring_tiles = 0;
+  std::byte* sink_tiles = nullptr;
+  std::byte* recent_tiles = nullptr;
 };
 
 /// What coding rows needs: KvCoding of every (sequence, kv head).
@@ -43,11 +55,14 @@ struct KvDeviceCoding {
   const float* metric = nullptr;      ///< [n_kv_heads, head_dim, head_dim] in cache space, where rounding is weighted
 };
 
-/// Rows in a format: [n_seq, n_kv_heads, n_ctx] of row_bytes.
+/// Rows in a format: [n_seq, n_kv_heads, n_ctx] of row_bytes, or the same positions in tiles,
+/// [n_seq, n_kv_heads, n_ctx / 32 rounded up].
 struct KvCodedStore {
   int n_ctx = 0;
   int64_t row_bytes = 0;
   std::byte* rows = nullptr;
+  bool tiled = false;
+  bool is_k = false;
 };
 
 /// f32 rows of consecutive positions: [n_seq, n_kv_heads, count, head_dim] from position `first`.

@@ -1,5 +1,6 @@
 #include "format/kv_types.h"
 #include "gpu/launch.h"
+#include "op/attn/kv_tile_rows.h"
 #include "op/kv_append/kv_rows_cuda.h"
 
 namespace ridge {
@@ -45,6 +46,26 @@ __device__ void count_saturated(int saturated, unsigned long long* total) {
   if (threadIdx.x == 0 && saturated > 0) atomicAdd(total, (unsigned long long)(saturated));
 }
 
+/// The tile with the exact row of (seq, head, position), and the row's place in it.
+struct ExactTile {
+  std::byte* tile;
+  TileKind kind;
+  int position;
+};
+__device__ ExactTile exact_tile(const KvExactStore& e, int64_t seq_head, int position, int dim) {
+  if (position < e.n_sinks)
+    return {e.sink_tiles + seq_head * TileShape(TileKind::f16, dim).bytes, TileKind::f16, position};
+  const TileKind kind = e.recent_i8r ? TileKind::int8_row : TileKind::f16;
+  const int64_t slot = position / kTilePositions % e.ring_tiles;
+  return {e.recent_tiles + (seq_head * e.ring_tiles + slot) * TileShape(kind, dim).bytes, kind,
+          position % kTilePositions};
+}
+/// Byte of a code of 8 or 16 bits.
+__device__ int code_at(const TileShape& shape, TilePlace at) {
+  return shape.bits == 16 ? shape.word_at(at.lane, 4 * at.group + at.i / 2) + 2 * (at.i % 2)
+                          : shape.word_at(at.lane, 2 * at.group + at.i / 4) + at.i % 4;
+}
+
 /// Element d of the exact row of (seq, head, position).
 __device__ int64_t sink_at(const KvExactStore& e, int64_t seq_head, int position, int dim) {
   return (seq_head * e.n_sinks + position) * dim;
@@ -53,14 +74,43 @@ __device__ int64_t ring_at(const KvExactStore& e, int64_t seq_head, int position
   return (seq_head * e.ring_rows + position % e.ring_rows) * dim;
 }
 __device__ float read_exact(const KvExactStore& e, int64_t seq_head, int position, int dim, int d) {
+  if (e.tiled) {
+    const ExactTile t = exact_tile(e, seq_head, position, dim);
+    const TileShape shape(t.kind, dim);
+    const std::byte* code = t.tile + code_at(shape, tile_place(e.is_k, t.position, d));
+    if (t.kind == TileKind::f16) return f16_to_f32(tile_rows::load16(code));
+    return float(int8_t(*code)) * f16_to_f32(tile_rows::load16(t.tile + shape.scale_at(0, t.position)));
+  }
   if (position < e.n_sinks) return f16_to_f32(e.sinks[sink_at(e, seq_head, position, dim) + d]);
   return e.ring[ring_at(e, seq_head, position, dim) + d];
 }
-/// `value` is rounded already.
-__device__ void write_exact(const KvExactStore& e, int64_t seq_head, int position, int dim, int d, float value) {
+/// Elements first, first + step, .. of a row that is rounded already; coding it again changes nothing.
+__device__ void write_exact(const KvExactStore& e, int64_t seq_head, int position, int dim, const float* row, int first,
+                            int step) {
   int ignored = 0;
-  if (position < e.n_sinks) e.sinks[sink_at(e, seq_head, position, dim) + d] = f32_to_f16(saturate_f16(value, ignored));
-  else e.ring[ring_at(e, seq_head, position, dim) + d] = value;
+  if (e.tiled) {
+    const ExactTile t = exact_tile(e, seq_head, position, dim);
+    const TileShape shape(t.kind, dim);
+    float inverse = 0;
+    if (t.kind == TileKind::int8_row) {  // as encode_int8 with rule absmax
+      float top = 0;
+      for (int d = 0; d < dim; ++d) top = fmaxf(top, fabsf(row[d]));
+      const float scale = top / 127.0f;
+      inverse = scale > 1e-38f ? 1.0f / scale : 0.0f;
+      if (first == 0) tile_rows::store16(t.tile + shape.scale_at(0, t.position), f32_to_f16(scale));
+    }
+    for (int d = first; d < dim; d += step) {
+      std::byte* code = t.tile + code_at(shape, tile_place(e.is_k, t.position, d));
+      if (t.kind == TileKind::f16) tile_rows::store16(code, f32_to_f16(saturate_f16(row[d], ignored)));
+      else *code = std::byte(int8_t(fminf(fmaxf(roundf(row[d] * inverse), -127.0f), 127.0f)));
+    }
+    return;
+  }
+  for (int d = first; d < dim; d += step) {
+    if (position < e.n_sinks)
+      e.sinks[sink_at(e, seq_head, position, dim) + d] = f32_to_f16(saturate_f16(row[d], ignored));
+    else e.ring[ring_at(e, seq_head, position, dim) + d] = row[d];
+  }
 }
 
 __device__ float* batch_row(const KvRowBatch& b, int64_t seq, int head, int position) {
@@ -127,7 +177,7 @@ __global__ void shift_exact_kernel(int64_t n_heads, int count, int dim, KvExactS
   float row[kMaxDeviceHeadDim];
   for (int d = 0; d < dim; ++d) row[d] = read_exact(e, seq_head, position, dim, d) + -1.0f * centre[seq_head * dim + d];
   round_to_exact(e, position, dim, row);
-  for (int d = 0; d < dim; ++d) write_exact(e, seq_head, position, dim, d, row[d]);
+  write_exact(e, seq_head, position, dim, row, 0, 1);
 }
 
 /// One block a row of `out`.
@@ -152,8 +202,7 @@ __global__ void keep_exact_kernel(KvRowBatch b, KvExactStore e) {
   const bool sink = position < e.n_sinks;
   if (!sink && (e.ring_rows == 0 || position < n - e.ring_rows)) return;
   const float* from = batch_row(b, seq, head, position);
-  for (int d = int(threadIdx.x); d < b.head_dim; d += int(blockDim.x))
-    write_exact(e, seq * b.n_kv_heads + head, position, b.head_dim, d, from[d]);
+  write_exact(e, seq * b.n_kv_heads + head, position, b.head_dim, from, int(threadIdx.x), int(blockDim.x));
 }
 
 /// Where the float row of (sequence, head, i-th position to code) is: element strides.
@@ -210,6 +259,107 @@ __global__ void decode_kernel(int n_seq, int n_kv_heads, int dim, KvDeviceCoding
   store_rows(tile, first_row, n_rows, dim, out.rows);
 }
 
+constexpr int kTileThreads = 128;
+
+size_t encode_tile_shared(int64_t row_bytes, int tile_bytes, int dim) {
+  return size_t(kTilePositions) * size_t(4 * (dim | 1) + (row_bytes + 3) / 4 * 4) + size_t(tile_bytes);
+}
+
+/// Codes positions [first, first + count) into tiles: a block a tile, which it has to itself.
+template <class F>
+__global__ void encode_tile_kernel(int n_kv_heads, int dim, RowSource from, int first, int count, KvDeviceCoding coding,
+                                   KvCodedStore coded, unsigned long long* total) {
+  using Rows = TileRows<F>;
+  const TileShape shape(Rows::kKind, dim);
+  const int row_bytes = int(F::row_bytes(dim) + 3) / 4 * 4, pitch = dim | 1;
+  auto* const values = gpu::dynamic_shared<float>();                                 // [32, pitch]
+  auto* const rows = reinterpret_cast<std::byte*>(values + kTilePositions * pitch);  // [32, row_bytes]
+  auto* const tile = rows + kTilePositions * row_bytes;
+  const int n_tiles = (first + count - 1) / kTilePositions - first / kTilePositions + 1;
+  const int64_t seq_head = blockIdx.x / n_tiles, seq = seq_head / n_kv_heads, head = seq_head % n_kv_heads;
+  const int t = first / kTilePositions + int(blockIdx.x % n_tiles);
+  const int begin = max(first - t * kTilePositions, 0), end = min(first + count - t * kTilePositions, kTilePositions);
+  const int64_t tiles_of_head = (coded.n_ctx + kTilePositions - 1) / kTilePositions;
+  std::byte* const home = coded.rows + (seq_head * tiles_of_head + t) * shape.bytes;
+
+  for (int i = int(threadIdx.x) * 4; i < shape.bytes; i += kTileThreads * 4)
+    *reinterpret_cast<uint32_t*>(tile + i) = *reinterpret_cast<const uint32_t*>(home + i);
+  for (int i = int(threadIdx.x); i < (end - begin) * dim; i += kTileThreads) {
+    const int p = begin + i / dim;
+    values[p * pitch + i % dim] = from.rows[seq * from.seq_stride + head * from.head_stride +
+                                            (t * kTilePositions + p - first) * from.position_stride + i % dim];
+  }
+  __syncthreads();
+  if (threadIdx.x < kTilePositions) {
+    const int p = int(threadIdx.x);
+    int saturated = 0;
+    if (p >= begin && p < end)
+      saturated =
+          F::encode(values + p * pitch, dim, coding_of(coding, seq_head, n_kv_heads, dim), rows + p * row_bytes);
+    __syncwarp();
+    count_saturated(saturated, total);
+  }
+  __syncthreads();
+  // Four groups of a lane share words with nobody.
+  const auto load = [&](int at) { return *reinterpret_cast<const uint32_t*>(tile + at); };
+  const auto store = [&](int at, uint32_t word) { *reinterpret_cast<uint32_t*>(tile + at) = word; };
+  for (int unit = int(threadIdx.x); unit < dim; unit += kTileThreads)
+    for (int k = 0; k < 32; ++k) {
+      const TilePlace at{unit % 32, unit / 32 * 4 + k / 8, k % 8};
+      const int r = at.lane / 4, c = at.lane % 4;
+      const int p = coded.is_k ? 8 * (at.group % 4) + r : 8 * (at.i / 2) + 2 * c + at.i % 2;
+      const int d = coded.is_k ? 32 * (at.group / 4) + 8 * c + at.i : 8 * at.group + r;
+      if (p >= begin && p < end)
+        set_tile_code(Rows::kKind, shape, at, Rows::code(rows + p * row_bytes, d), load, store);
+    }
+  for (int i = int(threadIdx.x); i < shape.scale_blocks * kTilePositions; i += kTileThreads) {
+    const int p = i % kTilePositions, block = i / kTilePositions;
+    if (p >= begin && p < end)
+      tile_rows::store16(tile + shape.scale_at(block, p), Rows::scale(rows + p * row_bytes, dim, block));
+  }
+  __syncthreads();
+  for (int i = int(threadIdx.x) * 4; i < shape.bytes; i += kTileThreads * 4)
+    *reinterpret_cast<uint32_t*>(home + i) = *reinterpret_cast<const uint32_t*>(tile + i);
+}
+
+/// What F::decode gives for a code and its scale.
+template <class F>
+__device__ float tile_value(uint32_t code, uint16_t scale) {
+  constexpr TileKind kKind = TileRows<F>::kKind;
+  if constexpr (kKind == TileKind::f16) return f16_to_f32(uint16_t(code));
+  else if constexpr (kKind == TileKind::bf16) return bf16_to_f32(uint16_t(code));
+  else if constexpr (kKind == TileKind::q4) return float(int(code) - 8) * f16_to_f32(scale);
+  else if constexpr (kKind == TileKind::rotor3 || kKind == TileKind::rotor4) {
+    constexpr auto levels = F::kLevels;
+    return levels.at[code] * f16_to_f32(scale);
+  } else {
+    return float(int8_t(code)) * f16_to_f32(scale);
+  }
+}
+
+/// A block a tile; sinks come from the exact store.
+template <class F>
+__global__ void decode_tile_kernel(int dim, KvCodedStore coded, KvExactStore e, KvFloatRows out) {
+  const TileShape shape(TileRows<F>::kKind, dim);
+  const int n_tiles = (out.count + kTilePositions - 1) / kTilePositions, t = int(blockIdx.x % n_tiles);
+  const int64_t seq_head = blockIdx.x / n_tiles, tiles_of_head = (coded.n_ctx + kTilePositions - 1) / kTilePositions;
+  const std::byte* const tile = coded.rows + (seq_head * tiles_of_head + t) * shape.bytes;
+  const auto load = [&](int at) { return *reinterpret_cast<const uint32_t*>(tile + at); };
+  const int count = min(kTilePositions, out.count - t * kTilePositions);
+  for (int i = int(threadIdx.x); i < count * dim; i += kTileThreads) {
+    const int p = i / dim, d = i % dim, position = t * kTilePositions + p;
+    float value;
+    if (position < e.n_sinks) {
+      value = read_exact(e, seq_head, position, dim, d);
+    } else {
+      const uint32_t code = tile_code(TileRows<F>::kKind, shape, tile_place(coded.is_k, p, d), load);
+      const int block = shape.scale_blocks > 1 ? d / 32 : 0;
+      value = tile_value<F>(code, shape.scale_blocks > 0 ? tile_rows::load16(tile + shape.scale_at(block, p)) : 0);
+    }
+    out.rows[(seq_head * out.count + position) * dim + d] = value;
+  }
+}
+
 __global__ void rotate_kernel(int64_t n_rows, RotationView rotation, float* rows) {
   float* const tile = gpu::dynamic_shared<float>();
   const int64_t first = int64_t(blockIdx.x) * kRows;
@@ -251,11 +401,39 @@ DecodeKernel decode_kernel_of(int format, KvTypes<F...>) {
   return kKernels[format];
 }
 
+/// Kernels of a format in tiles; null for a format that is not held so.
+struct TileKernels {
+  void (*encode)(int, int, RowSource, int, int, KvDeviceCoding, KvCodedStore, unsigned long long*) = nullptr;
+  void (*decode)(int, KvCodedStore, KvExactStore, KvFloatRows) = nullptr;
+  TileKind kind = TileKind::f16;
+};
+template <class F>
+TileKernels tile_kernels() {
+  if constexpr (TileRows<F>::kHeld) return {encode_tile_kernel<F>, decode_tile_kernel<F>, TileRows<F>::kKind};
+  else return {};
+}
+template <class... F>
+TileKernels tile_kernels_of(int format, KvTypes<F...>) {
+  const TileKernels kernels[] = {tile_kernels<F>()...};
+  return kernels[format];
+}
+
 void launch_encode(gpu::StreamHandle stream, int format, int n_seq, int n_kv_heads, int head_dim, RowSource from,
                    int first, int count, const KvDeviceCoding& coding, const KvCodedStore& coded,
                    unsigned long long* saturated) {
   const int64_t n_rows = int64_t(n_seq) * n_kv_heads * count;
   if (n_rows == 0) return;
+  if (coded.tiled) {
+    const TileKernels kernels = tile_kernels_of(format, KvFormatTypes());
+    const int n_tiles = (first + count - 1) / kTilePositions - first / kTilePositions + 1;
+    const size_t shared = encode_tile_shared(coded.row_bytes, TileShape(kernels.kind, head_dim).bytes, head_dim);
+    gpu::check(cudaFuncSetAttribute(kernels.encode, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)),
+               "shared memory of kv encode");
+    gpu::launch("kv encode", kernels.encode,
+                {unsigned(int64_t(n_seq) * n_kv_heads * n_tiles), kTileThreads, shared, stream}, n_kv_heads, head_dim,
+                from, first, count, coding, coded, saturated);
+    return;
+  }
   gpu::launch("kv encode", encode_kernel_of(format, KvFormatTypes()),
               {row_blocks(n_rows), kRows, shared_bytes(head_dim), stream}, n_seq, n_kv_heads, head_dim, from, first,
               count, coding, coded, saturated);
@@ -317,6 +495,13 @@ void device_decode(gpu::StreamHandle stream, int format, int n_seq, int n_kv_hea
                    const KvFloatRows& out) {
   const int64_t n_rows = int64_t(n_seq) * n_kv_heads * out.count;
   if (n_rows == 0) return;
+  if (coded.tiled) {
+    const int64_t n_tiles = gpu::ceil_div(out.count, kTilePositions);
+    gpu::launch("kv decode", tile_kernels_of(format, KvFormatTypes()).decode,
+                {unsigned(int64_t(n_seq) * n_kv_heads * n_tiles), kTileThreads, 0, stream}, head_dim, coded, exact,
+                out);
+    return;
+  }
   gpu::launch("kv decode", decode_kernel_of(format, KvFormatTypes()),
               {row_blocks(n_rows), kRows, shared_bytes(head_dim), stream}, n_seq, n_kv_heads, head_dim, coding, coded,
               exact, out);
