@@ -291,8 +291,8 @@ std::vector<IntPlan> some_plans(int tiles) {
   std::vector<IntPlan> plans;
   for (const bool inside : {true, false}) {
     plans.push_back({tiles, 1, 1, 4, 1, 1, inside});
-    plans.push_back({tiles, 12, 3, 6, 1, 2, inside});
-    plans.push_back({tiles, 16, 1, 4, 1, 5, inside});
+    plans.push_back({tiles, 8, 4, 6, 1, 2, inside});
+    plans.push_back({tiles, tiles < 8 ? 16 : 11, 1, 4, 1, 5, inside});
     plans.push_back({tiles, 6, 2, 8, 2, 6, inside});
     plans.push_back({tiles, 4, 4, 12, 11, 22, inside});
   }
@@ -393,16 +393,16 @@ TEST_F(IntGemvCuda, TernaryIsTheCpusAtEveryBatchAndShape) {
 }
 
 TEST_F(IntGemvCuda, TernaryEveryOutputAndPlan) {
-  const TernaryMatrix a(77, 1408, 0.0677f, 20), b(77, 1408, 1.5f, 21), c3(9, 1408, -2.0f, 22);
+  const TernaryMatrix a(37, 1408, 0.0677f, 20), b(37, 1408, 1.5f, 21), c3(9, 1408, -2.0f, 22);
   const IntWeights rows = pack({&a, &b, &c3}), pair = pack({&a, &b}, true);
   for (const int tiles : {1, 2, 4, 8})
     for (const IntPlan& plan : some_plans(tiles)) {
       const Case plain = {
           .n_tokens = 8 * tiles - 1, .norm = true, .bias = true, .output = IntOutput::add, .plan = plan};
-      const Operands o(plain, 1408, 163, 23);
+      const Operands o(plain, 1408, 83, 23);
       ASSERT_TRUE(same_bits(run(rows, plain, o), ternary_reference({&a, &b, &c3}, plain, o)));
       const Case glu = {.n_tokens = 2, .output = IntOutput::relu2_glu, .plan = plan};
-      const Operands p(glu, 1408, 77, 24);
+      const Operands p(glu, 1408, 37, 24);
       ASSERT_TRUE(same_bits(run(pair, glu, p), ternary_reference({&a, &b}, glu, p)));
     }
 }
@@ -435,7 +435,7 @@ TEST_F(IntGemvCuda, PlansFitEveryShapeInUse) {
           ASSERT_GE(8 * p.tiles_of_8, n_tokens * planes);
           ASSERT_TRUE(p.warps % p.row_warps == 0 && p.warps <= kIntMostWarps);
           const int64_t bytes = int_gemv_shared_bytes(kind, p, n_in, n_tokens, planes);
-          ASSERT_LE(bytes, p.blocks > 132 ? 112 << 10 : 227 << 10) << n_out << " x " << n_in;
+          ASSERT_LE(bytes, p.blocks > 132 ? (227 << 10) / 2 : 227 << 10) << n_out << " x " << n_in;
         }
 }
 

@@ -13,7 +13,7 @@ constexpr int kThreads = 32 * kIntMostWarps;
 struct Work {
   const uint8_t* tiles;
   const float* row_scale;
-  int n_row_tiles, row_warps, splits, part_groups;
+  int n_row_tiles, row_shift, splits, part_groups;  // a block sums 1 << row_shift tiles of rows at a time
   IntTokens tokens;
   IntImage image;  // in device memory; values are null when every block makes its own
   float* partial;  // [splits][n_row_tiles][n_tokens][16] float or int32
@@ -40,27 +40,30 @@ struct Tile<IntKind::int4_g128> {
   uint4 pair[2];
   uint32_t scales;
 
-  __device__ void load(const uint8_t* slot, int lane) {
-    pair[0] = *reinterpret_cast<const uint4*>(slot + 16 * lane);
-    pair[1] = *reinterpret_cast<const uint4*>(slot + 512 + 16 * lane);
-    scales = *reinterpret_cast<const uint32_t*>(slot + 1024 + lane / 4 * 4);
+  /// `mine` is 16 lane bytes into a tile.
+  __device__ void load(const uint8_t* mine, int lane) {
+    pair[0] = *reinterpret_cast<const uint4*>(mine);
+    pair[1] = *reinterpret_cast<const uint4*>(mine + 512);
+    scales = *reinterpret_cast<const uint32_t*>(mine - 16 * lane + 1024 + lane / 4 * 4);
   }
 };
 template <>
 struct Tile<IntKind::ternary> {
   uint4 codes;
 
-  __device__ void load(const uint8_t* slot, int lane) { codes = *reinterpret_cast<const uint4*>(slot + 16 * lane); }
+  __device__ void load(const uint8_t* mine, int) { codes = *reinterpret_cast<const uint4*>(mine); }
 };
 
-/// What a lane gives to the mmas of a group: words of mmas 0, 1 and 2, 3.
+/// What a lane gives to the mmas of a group: words of mmas 0, 1 and 2, 3. With one eight of columns, those that are not
+/// there are the last one; their sums go nowhere.
 struct Columns {
-  uint4 b[2];
+  int first, second;  // offsets of the halves, in the first eight
 
-  __device__ Columns(const uint8_t* group, int column, int c) {
-    const uint8_t* from = group + column * kIntGroup + 16 * c;
-    b[0] = *reinterpret_cast<const uint4*>(from + half_offset(column, 0));
-    b[1] = *reinterpret_cast<const uint4*>(from + half_offset(column, 1));
+  template <int kTiles>
+  __device__ static Columns of_lane(int lane, int n_columns) {
+    const int column = kTiles == 1 ? min(lane / 4, n_columns - 1) : lane / 4;
+    const int at = column * kIntGroup + lane % 4 * 16;
+    return {at + half_offset(column, 0), at + half_offset(column, 1)};
   }
 };
 
@@ -68,10 +71,10 @@ template <int kTiles>
 struct Sums<IntKind::int4_g128, kTiles> {
   float of[kTiles][4] = {};
 
-  /// Adds a group: values and scales are those of the group.
-  __device__ void add(const Tile<IntKind::int4_g128>& tile, const uint8_t* values, const float* scales, int n_columns,
-                      int lane) {
-    const int r = lane / 4, c = lane % 4;
+  /// Adds a group: values and scales are those of the group, the latter from the lane's columns on. Of kTiles eights
+  /// of columns, n_tiles are there.
+  __device__ void add(const Tile<IntKind::int4_g128>& tile, const uint8_t* values, const float* scales,
+                      const Columns& columns, int n_tiles) {
     uint32_t a[4][4];
 #pragma unroll
     for (int p = 0; p < 2; ++p) {
@@ -83,20 +86,19 @@ struct Sums<IntKind::int4_g128, kTiles> {
         make_float2(gpu::half_to_float(uint16_t(tile.scales)), gpu::half_to_float(uint16_t(tile.scales >> 16)));
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
-      const Columns columns(values, min(8 * n + r, n_columns - 1), c);
-      const float2 step = *reinterpret_cast<const float2*>(scales + 8 * n + 2 * c);
-      // The bits of 1.5 * 2^23, plus an integer below 2^22 (here 128 * 128 * 127): a float that is off by 1.5 * 2^23.
-      constexpr int kFloatBits = 0x4B400000;
-      constexpr float kFloat = 12582912.0f;
-      int sum[4] = {kFloatBits, kFloatBits, kFloatBits, kFloatBits};
-      gpu::mma_s8(sum, a[0], columns.b[0].x, columns.b[0].y);
-      gpu::mma_s8(sum, a[1], columns.b[0].z, columns.b[0].w);
-      gpu::mma_s8(sum, a[2], columns.b[1].x, columns.b[1].y);
-      gpu::mma_s8(sum, a[3], columns.b[1].z, columns.b[1].w);
-      of[n][0] = __fmaf_rn((__int_as_float(sum[0]) - kFloat) * scale.x, step.x, of[n][0]);
-      of[n][1] = __fmaf_rn((__int_as_float(sum[1]) - kFloat) * scale.x, step.y, of[n][1]);
-      of[n][2] = __fmaf_rn((__int_as_float(sum[2]) - kFloat) * scale.y, step.x, of[n][2]);
-      of[n][3] = __fmaf_rn((__int_as_float(sum[3]) - kFloat) * scale.y, step.y, of[n][3]);
+      if (kTiles > 1 && n >= n_tiles) break;
+      const uint4 b0 = *reinterpret_cast<const uint4*>(values + columns.first + n * 8 * kIntGroup);
+      const uint4 b1 = *reinterpret_cast<const uint4*>(values + columns.second + n * 8 * kIntGroup);
+      const float2 step = *reinterpret_cast<const float2*>(scales + 8 * n);
+      int sum[4] = {};
+      gpu::mma_s8(sum, a[0], b0.x, b0.y);
+      gpu::mma_s8(sum, a[1], b0.z, b0.w);
+      gpu::mma_s8(sum, a[2], b1.x, b1.y);
+      gpu::mma_s8(sum, a[3], b1.z, b1.w);
+      of[n][0] = __fmaf_rn(__int2float_rn(sum[0]) * scale.x, step.x, of[n][0]);
+      of[n][1] = __fmaf_rn(__int2float_rn(sum[1]) * scale.x, step.y, of[n][1]);
+      of[n][2] = __fmaf_rn(__int2float_rn(sum[2]) * scale.y, step.x, of[n][2]);
+      of[n][3] = __fmaf_rn(__int2float_rn(sum[3]) * scale.y, step.y, of[n][3]);
     }
   }
 };
@@ -105,9 +107,8 @@ template <int kTiles>
 struct Sums<IntKind::ternary, kTiles> {
   int of[kTiles][4] = {};  // 64 times the sums
 
-  __device__ void add(const Tile<IntKind::ternary>& tile, const uint8_t* values, const float*, int n_columns,
-                      int lane) {
-    const int r = lane / 4, c = lane % 4;
+  __device__ void add(const Tile<IntKind::ternary>& tile, const uint8_t* values, const float*, const Columns& columns,
+                      int n_tiles) {
     const uint32_t words[4] = {tile.codes.x, tile.codes.y, tile.codes.z, tile.codes.w};
     uint32_t a[4][4];
 #pragma unroll
@@ -116,11 +117,13 @@ struct Sums<IntKind::ternary, kTiles> {
       for (int i = 0; i < 4; ++i) a[m][i] = words[i] << (2 * m) & 0xC0C0C0C0u;
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
-      const Columns columns(values, min(8 * n + r, n_columns - 1), c);
-      gpu::mma_s8(of[n], a[0], columns.b[0].x, columns.b[0].y);
-      gpu::mma_s8(of[n], a[1], columns.b[0].z, columns.b[0].w);
-      gpu::mma_s8(of[n], a[2], columns.b[1].x, columns.b[1].y);
-      gpu::mma_s8(of[n], a[3], columns.b[1].z, columns.b[1].w);
+      if (kTiles > 1 && n >= n_tiles) break;
+      const uint4 b0 = *reinterpret_cast<const uint4*>(values + columns.first + n * 8 * kIntGroup);
+      const uint4 b1 = *reinterpret_cast<const uint4*>(values + columns.second + n * 8 * kIntGroup);
+      gpu::mma_s8(of[n], a[0], b0.x, b0.y);
+      gpu::mma_s8(of[n], a[1], b0.z, b0.w);
+      gpu::mma_s8(of[n], a[2], b1.x, b1.y);
+      gpu::mma_s8(of[n], a[3], b1.z, b1.w);
     }
   }
 };
@@ -198,88 +201,107 @@ __device__ Sum add_parts(const Work& w, int split, int tile, int token, int row,
 
 template <IntKind kKind, int kTiles, int kDepth>
 __global__ void __launch_bounds__(kThreads, kTiles <= 2 ? 2 : 1) int_gemv_kernel(Work w) {
-  constexpr int kTileBytes = int_tile_bytes(kKind);
+  constexpr int kTileBytes = int_tile_bytes(kKind), kSlotGroups = int_slot_groups(kKind);
+  constexpr int kSlotBytes = kSlotGroups * kTileBytes;
   constexpr int kBuffers = int_sum_buffers(kTiles);
   using Sum = std::conditional_t<kKind == IntKind::ternary, int, float>;
 
   gpu::let_next_grid_start();
   auto* const shared = gpu::dynamic_shared<uint8_t>();
   const int lane = int(threadIdx.x % 32), warp = int(threadIdx.x / 32), n_warps = int(blockDim.x / 32);
-  const int n_tokens = w.tokens.n_tokens, n_columns = n_tokens * w.tokens.planes, n_groups = w.tokens.n_groups;
-  // The block sums row_warps tiles of rows at a time; k_warps warps take turns at the groups of each.
-  const int row_warps = w.row_warps, k_warps = n_warps / row_warps;
-  const int row_warp = warp % row_warps, k_warp = warp / row_warps;
-  const int split = int(blockIdx.x) % w.splits, stride = int(gridDim.x) / w.splits * row_warps;
-  const int first_tile = int(blockIdx.x) / w.splits * row_warps;
+  const int n_tokens = w.tokens.n_tokens, n_groups = w.tokens.n_groups, column_pitch = w.tokens.column_pitch;
+  // Of the block's warps, k_warps take turns at the groups of each of its tiles of rows.
+  const int k_warps = n_warps >> w.row_shift, k_warp = warp >> w.row_shift, row_warp = warp & ((1 << w.row_shift) - 1);
+  int split = 0, part_block = int(blockIdx.x), part_blocks = int(gridDim.x);
+  if (w.splits > 1) split = part_block % w.splits, part_block /= w.splits, part_blocks /= w.splits;
+  const int first_tile = part_block << w.row_shift, stride = part_blocks << w.row_shift;
   const int begin = split * w.part_groups, n = min(w.part_groups, n_groups - begin);
+  const int n_slots = (n + kSlotGroups - 1) / kSlotGroups;  // of a tile of rows
 
   // Every warp has its own ring of tiles, of which a lane copies and reads its own bytes; only scales cross lanes.
-  uint8_t* const ring = shared + warp * kDepth * kTileBytes;
+  constexpr bool kCrossLanes = kKind == IntKind::int4_g128;
+  uint8_t* const ring = shared + warp * kDepth * kSlotBytes + 16 * lane;
   const uint64_t policy = gpu::evict_first_policy();
-  int fed_tile = k_warp < n ? first_tile + row_warp : w.n_row_tiles, fed_group = k_warp;
-  const auto feed = [&](int slot) {
+  const auto tile_address = [&](int tile) {
+    return w.tiles + (int64_t(tile) * n_groups + begin + k_warp * kSlotGroups) * kTileBytes + 16 * lane;
+  };
+  int fed_tile = k_warp < n_slots ? first_tile + row_warp : w.n_row_tiles, fed_slot = k_warp;
+  const uint8_t* from = tile_address(fed_tile);
+  const auto feed = [&](uint8_t* to) {
     if (fed_tile < w.n_row_tiles) {
-      const uint8_t* from = w.tiles + (int64_t(fed_tile) * n_groups + begin + fed_group) * kTileBytes + 16 * lane;
-      uint8_t* to = ring + slot * kTileBytes + 16 * lane;
       gpu::copy_async16(to, from, policy);
       if constexpr (kKind == IntKind::int4_g128) {
         gpu::copy_async16(to + 512, from + 512, policy);
         if (lane < 2) gpu::copy_async16(to + 1024, from + 1024, policy);
+      } else {
+        if (2 * fed_slot + 1 < n) gpu::copy_async16(to + 512, from + 512, policy);  // the next group
       }
-      fed_group += k_warps;
-      if (fed_group >= n) fed_group = k_warp, fed_tile += stride;
+      fed_slot += k_warps;
+      from += k_warps * kSlotBytes;
+      if (fed_slot >= n_slots) fed_slot = k_warp, fed_tile += stride, from = tile_address(fed_tile);
     }
     gpu::copy_commit();
   };
-  for (int slot = 0; slot < kDepth; ++slot) feed(slot);  // weights do not depend on the grid before
+  for (int i = 0; i < kDepth; ++i) feed(ring + i * kSlotBytes);  // weights do not depend on the grid before
 
   gpu::wait_for_previous_grid();
   const IntImage mine = {shared + w.at.values, reinterpret_cast<float*>(shared + w.at.scales),
                          reinterpret_cast<float*>(shared + w.at.factors)};
   if (w.image.values) {
-    const auto* values = reinterpret_cast<const uint4*>(w.image.values + int64_t(begin) * n_columns * kIntGroup);
+    const auto* values = reinterpret_cast<const uint4*>(w.image.values + int64_t(begin) * column_pitch * kIntGroup);
     const auto* scales = reinterpret_cast<const float4*>(w.image.scales + int64_t(begin) * 8 * kTiles);
-    for (int i = int(threadIdx.x); i < n * n_columns * (kIntGroup / 16); i += int(blockDim.x))
+    for (int i = int(threadIdx.x); i < n * column_pitch * (kIntGroup / 16); i += int(blockDim.x))
       reinterpret_cast<uint4*>(mine.values)[i] = values[i];
     if constexpr (kKind == IntKind::int4_g128)
       for (int i = int(threadIdx.x); i < n * 2 * kTiles; i += int(blockDim.x))
         reinterpret_cast<float4*>(mine.scales)[i] = scales[i];
     for (int t = int(threadIdx.x); t < n_tokens; t += int(blockDim.x)) mine.factors[t] = w.image.factors[t];
+    __syncthreads();
   } else {
     quantize_tokens<kKind>(w.tokens, 0, n_tokens, begin, n, mine, reinterpret_cast<double*>(shared + w.at.squares),
                            reinterpret_cast<float*>(shared + w.at.tops));
   }
-  __syncthreads();
 
   auto* const all_sums = reinterpret_cast<Sum*>(shared + w.at.sums);
   const int sums_size = n_warps * n_tokens * kIntSumPitch;
   const int n_chunks = (n_tokens + 1) / 2;  // of 32 outputs
-  int slot = 0, buffer = 0, first_item = warp;
+  const int n_columns = n_tokens * w.tokens.planes, n_tiles = (n_columns + 7) / 8;
+  const Columns columns = Columns::of_lane<kTiles>(lane, n_columns);
+  const int group_values = column_pitch * kIntGroup;
+  int ring_at = 0, buffer = 0, first_item = warp;
   for (int tile = first_tile; tile < w.n_row_tiles; tile += stride) {
     Sums<kKind, kTiles> sums;
-    const int n_mine = tile + row_warp < w.n_row_tiles ? n : 0;
-    for (int group = k_warp; group < n_mine; group += k_warps) {
+    const int n_mine = tile + row_warp < w.n_row_tiles ? n_slots : 0;
+    const uint8_t* values = mine.values + k_warp * kSlotGroups * group_values;
+    const float* scales = mine.scales + k_warp * 8 * kTiles + lane % 4 * 2;
+    for (int slot = k_warp; slot < n_mine; slot += k_warps) {
       gpu::copy_wait<kDepth - 1>();
-      __syncwarp();
-      Tile<kKind> weights;
-      weights.load(ring + slot * kTileBytes, lane);
-      __syncwarp();
-      feed(slot);
-      slot = slot + 1 == kDepth ? 0 : slot + 1;
-      sums.add(weights, mine.values + group * n_columns * kIntGroup, mine.scales + group * 8 * kTiles, n_columns, lane);
+      if constexpr (kCrossLanes) __syncwarp();
+      Tile<kKind> weights[kSlotGroups];
+#pragma unroll
+      for (int i = 0; i < kSlotGroups; ++i) weights[i].load(ring + ring_at + i * kTileBytes, lane);
+      if constexpr (kCrossLanes) __syncwarp();
+      feed(ring + ring_at);
+      ring_at = ring_at == (kDepth - 1) * kSlotBytes ? 0 : ring_at + kSlotBytes;
+      sums.add(weights[0], values, scales, columns, n_tiles);
+      if constexpr (kSlotGroups == 2)
+        if (2 * slot + 1 < n) sums.add(weights[1], values + group_values, scales, columns, n_tiles);
+      values += k_warps * kSlotGroups * group_values;
+      scales += k_warps * 8 * kTiles;
     }
     Sum* const block_sums = all_sums + buffer * sums_size;
     store_sums(sums, w.tokens.planes, n_tokens, lane, block_sums + warp * n_tokens * kIntSumPitch);
     __syncthreads();
 
     // A warp adds up 32 outputs; with few tokens it is another one at every tile.
-    for (int item = first_item; item < row_warps * n_chunks; item += n_warps) {
-      const int of = item / n_chunks, chunk = item % n_chunks;
+    for (int item = first_item; item < n_chunks << w.row_shift; item += n_warps) {
+      const int of = item & ((1 << w.row_shift) - 1), chunk = item >> w.row_shift;
       const int token = 2 * chunk + lane / 16, row = lane % 16;
-      if (tile + of >= w.n_row_tiles) break;
+      if (tile + of >= w.n_row_tiles) continue;
       Sum sum = 0;
       if (token < n_tokens)
-        for (int i = of; i < n_warps; i += row_warps) sum += block_sums[(i * n_tokens + token) * kIntSumPitch + row];
+        for (int i = of; i < n_warps; i += 1 << w.row_shift)
+          sum += block_sums[(i * n_tokens + token) * kIntSumPitch + row];
       if (w.splits > 1) {
         bool last = false;
         sum = add_parts(w, split, tile + of, token, row, w.counters + (tile + of) * n_chunks + chunk, sum, last);
@@ -363,8 +385,8 @@ void check_operands(const IntWeights& w, const IntCall& call, const IntPlan& pla
   require(aligned16(call.x) && aligned16(call.norm_weight), "x or the norm's weight is not aligned to 16 bytes");
   require(w.n_in <= int64_t(1) << 17, "rows so long that integer sums could overflow");
   require(plan.row_warps >= 1 && plan.warps >= 1 && plan.warps <= kIntMostWarps && plan.warps % plan.row_warps == 0 &&
-              plan.splits >= 1 && plan.splits <= w.n_groups() && plan.blocks >= plan.splits &&
-              plan.blocks % plan.splits == 0,
+              (plan.row_warps & (plan.row_warps - 1)) == 0 && plan.splits >= 1 && plan.splits <= w.n_groups() &&
+              plan.blocks >= plan.splits && plan.blocks % plan.splits == 0,
           "the plan");
 }
 
@@ -378,8 +400,8 @@ void run_part(gpu::StreamHandle stream, const IntWeights& weights, const IntCall
   require((n_groups + part - 1) / part == plan.splits, "the plan has an empty part");
 
   const auto rounded = [](int64_t bytes) { return (bytes + 255) / 256 * 256; };
-  const int64_t value_bytes = rounded(columns * weights.n_in), scale_bytes = rounded(n_groups * 32 * plan.tiles_of_8),
-                factor_bytes = rounded(4 * n_tokens);
+  const int64_t value_bytes = rounded(int_column_pitch(plan, columns) * weights.n_in),
+                scale_bytes = rounded(n_groups * 32 * plan.tiles_of_8), factor_bytes = rounded(4 * n_tokens);
   const int64_t partial_bytes = plan.splits > 1 ? plan.splits * n_row_tiles * n_tokens * kIntTileRows * 4 : 0;
   auto* const data = scratch.data.ensure<uint8_t>(value_bytes + scale_bytes + factor_bytes + partial_bytes);
   auto* const counters = scratch.counters.ensure<unsigned>(n_row_tiles * ((n_tokens + 1) / 2));
@@ -388,10 +410,17 @@ void run_part(gpu::StreamHandle stream, const IntWeights& weights, const IntCall
   w.tiles = weights.tiles.as<uint8_t>();
   w.row_scale = weights.row_scale.as<float>();
   w.n_row_tiles = int(n_row_tiles);
-  w.row_warps = plan.row_warps;
+  while (1 << w.row_shift < plan.row_warps) ++w.row_shift;
   w.splits = plan.splits;
   w.part_groups = int(part);
-  w.tokens = {call.x, call.norm_weight, call.norm_eps, n_tokens, call.planes, int(n_groups), 8 * plan.tiles_of_8};
+  w.tokens = {call.x,
+              call.norm_weight,
+              call.norm_eps,
+              n_tokens,
+              call.planes,
+              int(n_groups),
+              int_column_pitch(plan, columns),
+              8 * plan.tiles_of_8};
   w.image = {data, reinterpret_cast<float*>(data + value_bytes),
              reinterpret_cast<float*>(data + value_bytes + scale_bytes)};
   w.partial = reinterpret_cast<float*>(data + value_bytes + scale_bytes + factor_bytes);

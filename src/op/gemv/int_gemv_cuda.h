@@ -38,8 +38,8 @@ struct IntCall {
 struct IntPlan {
   int tiles_of_8 = 1;           ///< columns of the mma in eights: 1, 2, 4 or 8
   int warps = 8;                ///< per block, at most kIntMostWarps, a multiple of row_warps
-  int row_warps = 1;            ///< tiles of rows that a block sums at a time, each by warps / row_warps warps
-  int depth = 4;                ///< tiles of a warp on their way from memory, one of kIntDepths
+  int row_warps = 1;            ///< tiles of rows that a block sums at a time, each by warps / row_warps warps; 2^i
+  int depth = 4;                ///< KB of a warp on their way from memory, one of kIntDepths
   int splits = 1;               ///< parts of a row, each summed by other blocks; at most kIntMostSplits, none empty
   int blocks = 1;               ///< in all, a multiple of `splits`; they take turns at the tiles of rows
   bool quantize_inside = true;  ///< each block makes the int8 values it needs; otherwise a kernel before

@@ -51,11 +51,12 @@ IntPlan plan_int_gemv(IntKind kind, int64_t n_row_tiles, int64_t n_in, int n_tok
 
       const double unit_tiles = plan.row_warps * double(groups) * tile;
       const double turns = double(ceil_div(n_units, n_processors));
-      const double in_flight = resident * plan.warps * depth * tile;
+      const double in_flight = resident * plan.warps * depth;
       const double warp_clocks = 300 + 110 * tiles_of_8;  // from a tile's arrival to its sums
       const double slowness = std::max(std::sqrt(std::max(1.0, std::min(kInFlight, turns * unit_tiles) / in_flight)),
                                        warp_clocks / kClocksPerTile / tile / (resident * plan.warps));
-      const double uneven = double(ceil_div(groups, k_warps) * k_warps) / double(groups);
+      const int64_t slots = ceil_div(groups, int_slot_groups(kind));
+      const double uneven = double(ceil_div(slots, k_warps) * k_warps) / double(slots);
       const double sums = plan.warps * 4.0 * tiles_of_8 + n_tokens * 0.5 * plan.warps;  // words of shared memory / 32
       const double reading = std::max(double(n_units) * unit_tiles / n_processors, kAlone * turns * unit_tiles) *
                              slowness * (0.7 + 0.3 * uneven);

@@ -5,14 +5,22 @@
 
 namespace ridge {
 
+/// Groups that a warp fetches and uses at a time: about 1 KB.
+constexpr int int_slot_groups(IntKind kind) { return kind == IntKind::ternary ? 2 : 1; }
+
 /// Floats from one token's 16 sums to the next: the lanes of a warp then write to different banks.
 inline constexpr int kIntSumPitch = 20;
 /// Sums are kept twice where there is room, so that a block need not wait before it writes the next ones.
 constexpr int int_sum_buffers(int tiles_of_8) { return tiles_of_8 <= 2 ? 2 : 1; }
 
+/// Columns of a group in an image: those in use, or whole eights where a warp reads several.
+constexpr int int_column_pitch(const IntPlan& plan, int n_columns) {
+  return plan.tiles_of_8 == 1 ? n_columns : (n_columns + 7) / 8 * 8;
+}
+
 /// Offsets in bytes.
 struct IntShared {
-  int values;   ///< [groups of the part][columns][128] int8, in the order of int_tokens.h
+  int values;   ///< [groups of the part][column pitch][128] int8, in the order of int_tokens.h
   int scales;   ///< [groups of the part][8 tiles_of_8] float
   int sums;     ///< [buffers][warps][tokens][kIntSumPitch] float or int32
   int squares;  ///< [tokens][warps] double
@@ -35,8 +43,8 @@ constexpr IntShared int_shared(IntKind kind, const IntPlan& plan, int64_t n_in, 
     return int(here);
   };
   IntShared s = {};
-  take(int64_t(plan.warps) * plan.depth * int_tile_bytes(kind));  // the rings
-  s.values = take(groups * n_tokens * planes * kIntGroup);
+  take(int64_t(plan.warps) * plan.depth * int_slot_groups(kind) * int_tile_bytes(kind));  // the rings
+  s.values = take(groups * int_column_pitch(plan, n_tokens * planes) * kIntGroup);
   s.scales = take(groups * 8 * plan.tiles_of_8 * 4);
   s.sums = take(int64_t(int_sum_buffers(plan.tiles_of_8)) * plan.warps * n_tokens * kIntSumPitch * 4);
   s.squares = take(int64_t(n_tokens) * plan.warps * 8);

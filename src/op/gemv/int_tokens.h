@@ -18,8 +18,9 @@ struct IntTokens {
   const float* norm;  // or null
   float eps;
   int n_tokens, planes;
-  int n_groups;     // of a row
-  int scale_pitch;  // 8 tiles_of_8
+  int n_groups;      // of a row
+  int column_pitch;  // columns of a group in an image, used or not
+  int scale_pitch;   // 8 tiles_of_8
 };
 
 struct IntImage {
@@ -73,13 +74,16 @@ template <class Body>
 __device__ void for_groups(const float* row, int from, int to, int n_warps, const Body& body) {
   constexpr int kBatch = 4;
   for (int first = from + int(threadIdx.x / 32); first < to; first += kBatch * n_warps) {
-    float4 v[kBatch];
+    float4 v[kBatch] = {};
 #pragma unroll
     for (int i = 0; i < kBatch; ++i)
       if (first + i * n_warps < to) v[i] = load_group(row, first + i * n_warps);
+#pragma unroll 1
+    for (int group = first; group < to && group < first + kBatch * n_warps; group += n_warps) {
+      body(group, v[0]);  // once in the code, with the values passing by
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i)
-      if (first + i * n_warps < to) body(first + i * n_warps, v[i]);
+      for (int i = 1; i < kBatch; ++i) v[i - 1] = v[i];
+    }
   }
 }
 
@@ -89,7 +93,6 @@ __device__ void for_groups(const float* row, int from, int to, int n_warps, cons
 __device__ inline void quantize_int4(const IntTokens& in, int first, int last, int begin, int n, const IntImage& out,
                                      double* squares) {
   const int n_warps = int(blockDim.x / 32), warp = int(threadIdx.x / 32);
-  const int columns = in.n_tokens * in.planes;
   for (int t = first; t < last; ++t) {
     const float* row = in.x + int64_t(t) * in.n_groups * kIntGroup;
     float sum = 0;
@@ -101,7 +104,7 @@ __device__ inline void quantize_int4(const IntTokens& in, int first, int last, i
       }
       const int at = group - begin;
       if (at >= 0 && at < n)
-        quantize_group(v, t, in.planes, out.values + int64_t(at) * columns * kIntGroup,
+        quantize_group(v, t, in.planes, out.values + int64_t(at) * in.column_pitch * kIntGroup,
                        out.scales + at * in.scale_pitch);
     };
     for_groups(row, in.norm ? 0 : begin, in.norm ? in.n_groups : begin + n, n_warps, visit);
@@ -154,7 +157,6 @@ __device__ inline void quantize_ternary(const IntTokens& in, int first, int last
     if (lane == 0) tops[(t - first) * n_warps + warp] = __uint_as_float(top);
   }
   __syncthreads();
-  const int columns = in.n_tokens;
   for (int t = first; t < last; ++t) {
     float top = 0;
     bool finite = true;
@@ -169,7 +171,7 @@ __device__ inline void quantize_ternary(const IntTokens& in, int first, int last
     for_groups(row(t), begin, begin + n, n_warps, [&](int group, float4 v) {
       v = normalized(v, group, by);
       const auto level = [&](float f) { return __float2int_rn(__fmul_rn(f, inverse)); };  // ties to even, 0 for NaN
-      *reinterpret_cast<uint32_t*>(out.values + (int64_t(group - begin) * columns + t) * kIntGroup +
+      *reinterpret_cast<uint32_t*>(out.values + (int64_t(group - begin) * in.column_pitch + t) * kIntGroup +
                                    word_offset(t, lane)) = pack_int8(level(v.x), level(v.y), level(v.z), level(v.w));
     });
     if (threadIdx.x == 0) out.factors[t] = finite ? __fdiv_rn(top, 127.0f) : __int_as_float(0x7FC00000);
