@@ -5,6 +5,7 @@
 #include "model/kv_cache.h"
 #include "op/attn/attn_cuda.h"
 #include "op/attn/decode_cuda.h"
+#include "op/kv_append/decode_append_cuda.h"
 #include "op/kv_append/kv_rows_cuda.h"
 
 namespace ridge {
@@ -30,6 +31,8 @@ class DeviceKvStore {
   /// The same without the floats: what attention over tiles needs. Only when tiled().
   void append_tiles(gpu::StreamHandle stream, int n_seq, int n_past, int n_new, float* rows, DeviceKvScratch& scratch);
   bool tiled() const { return tiled_; }
+  /// The side as append_decode() writes it. The store must be calibrated: n_past >= layout().retention.calibration.
+  AppendSide append_side() const;
   /// The side as attention over tiles reads it, at any length.
   TileSide tile_side() const;
   /// Q rows into cache space.
@@ -58,7 +61,7 @@ class DeviceKvStore {
   int n_kv_heads_, head_dim_, n_ctx_;
   TileKind kind_ = TileKind::f16;  // of coded tiles
   bool tiled_;
-  RotationView rotation_;          // table in rotation_table_
+  RotationView rotation_;  // table in rotation_table_
   gpu::Buffer rotation_table_, metric_, coded_, sinks_, ring_, centre_, head_scale_, saturated_;
   KvExactStore exact_;
   KvCodedStore coded_view_;

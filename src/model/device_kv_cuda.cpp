@@ -72,6 +72,19 @@ TileSide DeviceKvStore::tile_side() const {
           .centre = config_.policy.centre ? centre_.as<float>() : nullptr};
 }
 
+AppendSide DeviceKvStore::append_side() const {
+  RIDGE_CHECK(tiled_, "{} is not held in tiles here", config_.format->name);
+  return {.kind = kind_,
+          .scale = config_.policy.scale,
+          .retention = layout_.retention,
+          .exact = exact_,
+          .coded = coded_view_,
+          .rotation = rotation_,
+          .centre = config_.policy.centre ? centre_.as<float>() : nullptr,
+          .metric = coding_.metric,
+          .saturated = saturated_.as<unsigned long long>()};
+}
+
 void DeviceKvStore::append_tiles(gpu::StreamHandle stream, int n_seq, int n_past, int n_new, float* rows,
                                  DeviceKvScratch& scratch) {
   RIDGE_CHECK(tiled_, "{} is not held in tiles here", config_.format->name);

@@ -56,9 +56,10 @@ struct HostTiles {
       for (int p = 0; p < kTilePositions; ++p) {
         // Rows of very different sizes: what is wrong with one place shows.
         const double sign = kind == TileKind::q4 && rng.next() >> 63 ? -1 : 1;  // its scales may be negative
-        const double size = sign * std::exp(rng.normal()) / (shape.bits == 8                           ? 60
-                                                      : shape.bits == 4 && kind == TileKind::q4 ? 4
-                                                                                                : 1);
+        const double size = sign * std::exp(rng.normal()) /
+                            (shape.bits == 8                           ? 60
+                             : shape.bits == 4 && kind == TileKind::q4 ? 4
+                                                                       : 1);
         for (int d = 0; d < dim; ++d) {
           const uint16_t scale = f32_to_f16(float(size * (1 + 0.1 * (d / 32))));
           if (shape.scale_blocks > 0) {
