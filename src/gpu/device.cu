@@ -40,6 +40,12 @@ int64_t free_bytes() {
 Stream::Stream() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream"); }
 Stream::~Stream() { cudaStreamDestroy(stream_); }
 void Stream::synchronize() const { check(cudaStreamSynchronize(stream_), "synchronize"); }
+bool Stream::idle() const {
+  const cudaError_t code = cudaStreamQuery(stream_);
+  if (code == cudaErrorNotReady) return false;
+  check(code, "stream query");
+  return true;
+}
 
 Buffer::Buffer(int64_t bytes) : bytes_(bytes) {
   if (bytes == 0) return;

@@ -29,6 +29,8 @@ class Stream {
   operator StreamHandle() const { return stream_; }  // NOLINT: implicit on purpose
   /// Waits until everything queued has run.
   void synchronize() const;
+  /// Whether it has.
+  bool idle() const;
 
  private:
   StreamHandle stream_ = nullptr;

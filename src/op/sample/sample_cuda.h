@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "gpu/device.h"
+#include "gpu/token_ring.h"
 #include "op/sample/rule.h"
 
 namespace ridge {
@@ -42,8 +43,9 @@ class DeviceSampler {
   Needs needs() const;
 
   /// Draws the next token of every sequence: logits [n_seq, vocab_size] to tokens [n_seq], both on the device. With a
-  /// penalty it is applied to `logits` in place. Kernels overlap with what is queued before and wait for it.
-  void sample(gpu::StreamHandle stream, float* logits, int32_t* tokens);
+  /// penalty it is applied to `logits` in place. Tokens go into `ring` (of n_seq sequences), if given, too. Kernels
+  /// overlap with what is queued before and wait for it.
+  void sample(gpu::StreamHandle stream, float* logits, int32_t* tokens, const gpu::TokenRingView& ring = {});
 
  private:
   int n_seq_, vocab_size_, n_blocks_;

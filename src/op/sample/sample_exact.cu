@@ -12,6 +12,7 @@
 
 #include "gpu/launch.h"
 #include "gpu/tensor.h"
+#include "gpu/token_ring_device.h"
 #include "op/sample/sample_cuda.h"
 #include "ridge/error.h"
 
@@ -45,6 +46,7 @@ struct Batch {
   Sum* listed;          // [n_seq, vocab_size]
   int32_t* recent;      // [n_seq, kMaxDevicePenaltyTokens]
   int32_t* tokens;      // [n_seq]
+  gpu::TokenRingView ring;
 };
 
 /// This thread's logits, as keys; 0 beyond the vocabulary.
@@ -199,6 +201,7 @@ struct Candidates {
 /// Hands out the token; by one thread.
 __device__ void emit(const Batch& batch, State& state, int32_t token) {
   batch.tokens[blockIdx.y] = token;
+  if (batch.ring.words) gpu::put_token(batch.ring, int(blockIdx.y), token);
   if (state.rule.exponent != 0) ++state.step;
   if (state.rule.repeat_last_n == 0) return;
   batch.recent[int64_t(blockIdx.y) * kMaxDevicePenaltyTokens + int64_t(state.n_recent % state.rule.repeat_last_n)] =
@@ -218,7 +221,7 @@ __device__ unsigned bin_of(float below) {
 }
 
 /// One block a sequence.
-__global__ void __launch_bounds__(kThreads) penalise(Batch batch, float* logits) {
+__global__ void __launch_bounds__(kThreads, 2) penalise(Batch batch, float* logits) {
   gpu::wait_for_previous_grid();
   gpu::let_next_grid_start();
   __shared__ int32_t window[kMaxDevicePenaltyTokens];
@@ -238,7 +241,7 @@ __global__ void __launch_bounds__(kThreads) penalise(Batch batch, float* logits)
 }
 
 /// [n_blocks, n_seq] blocks, as the next two.
-__global__ void __launch_bounds__(kThreads) find_best(Batch batch) {
+__global__ void __launch_bounds__(kThreads, 2) find_best(Batch batch) {
   gpu::wait_for_previous_grid();
   gpu::let_next_grid_start();
   const Keys mine(batch);
@@ -349,7 +352,7 @@ __device__ Sum draw(const State& state, const Candidates& candidates, float best
       [&](Sum total) { return Sum(multiply_high(random_number(rule.seed, state.step), total)); });
 }
 
-__global__ void __launch_bounds__(kThreads) draw_listed(Batch batch) {
+__global__ void __launch_bounds__(kThreads, 2) draw_listed(Batch batch) {
   const Keys mine(batch);
   gpu::let_next_grid_start();
   gpu::wait_for_previous_grid();
@@ -444,10 +447,13 @@ DeviceSampler::Needs DeviceSampler::needs() const {
   return all;
 }
 
-void DeviceSampler::sample(gpu::StreamHandle stream, float* logits, int32_t* tokens) {
+void DeviceSampler::sample(gpu::StreamHandle stream, float* logits, int32_t* tokens, const gpu::TokenRingView& ring) {
+  if (ring.words && ring.n_seq != n_seq_)
+    throw Error(ErrorKind::failure, "a token ring of " + std::to_string(ring.n_seq) + " sequences for samplers of " +
+                                        std::to_string(n_seq_));
   const Batch batch = {vocab_size_,           logits,          states_.as<State>(),
                        partial_.as<Sum>(),    bins_.as<Sum>(), listed_.as<Sum>(),
-                       recent_.as<int32_t>(), tokens};
+                       recent_.as<int32_t>(), tokens,          ring};
   const auto grid = [&](int n_blocks, size_t shared_bytes) {
     return gpu::Grid{dim3(unsigned(n_blocks), unsigned(n_seq_)), kThreads, shared_bytes, stream, true};
   };

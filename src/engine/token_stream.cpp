@@ -1,0 +1,71 @@
+#include "engine/token_stream.h"
+
+#include <algorithm>
+
+namespace ridge {
+
+std::string StopFilter::push(std::string_view text) {
+  held_ += text;
+  size_t at = std::string::npos;
+  for (const std::string& stop : stops_) {
+    const size_t found = stop.empty() ? std::string::npos : held_.find(stop);
+    if (found < at) {
+      at = found;
+      matched_ = &stop;
+    }
+  }
+  const size_t n_final = matched_ ? at : held_.size() - longest_open_match();
+  std::string out = held_.substr(0, n_final);
+  held_.erase(0, matched_ ? held_.size() : n_final);
+  return out;
+}
+
+/// Length of the longest end of held_ that begins some stop string.
+size_t StopFilter::longest_open_match() const {
+  size_t longest = 0;
+  for (const std::string& stop : stops_)
+    for (size_t n = std::min(held_.size(), stop.size()); n > longest; --n)
+      if (std::string_view(held_).ends_with(std::string_view(stop).substr(0, n))) longest = n;
+  return longest;
+}
+
+TokenStream::TokenStream(Vocabulary vocabulary, const GenerateOptions& options, const OnText& on_text,
+                         GenerateResult& result)
+    : vocabulary_(std::move(vocabulary)), options_(options), on_text_(on_text), result_(result), filter_(options.stop) {
+  if (options.max_tokens < -1) throw Error(ErrorKind::usage, "the number of tokens to generate must be -1 or more");
+  result.reason = StopReason::max_tokens;
+  wants_more_ = options.max_tokens != 0;
+}
+
+void TokenStream::emit(const std::string& text) {
+  if (text.empty()) return;
+  result_.text += text;
+  interrupted_ = !on_text_(text) || interrupted_;
+}
+
+bool TokenStream::stop(StopReason reason) {
+  result_.reason = reason;
+  return wants_more_ = false;
+}
+
+bool TokenStream::push(int32_t token) {
+  result_.tokens.push_back(token);
+  if (!options_.ignore_eos && vocabulary_.is_end(token)) return stop(StopReason::end_token);
+  emit(filter_.push(utf8_.push(vocabulary_.piece(token))));
+  if (filter_.matched()) {
+    result_.stop = *filter_.matched();
+    return stop(StopReason::stop_string);
+  }
+  if (interrupted_) return stop(StopReason::interrupted);
+  if (options_.max_tokens >= 0 && int(result_.tokens.size()) >= options_.max_tokens)
+    return stop(StopReason::max_tokens);
+  return true;
+}
+
+void TokenStream::finish() {
+  if (result_.reason == StopReason::stop_string) return;
+  emit(filter_.push(utf8_.finish()));
+  if (!filter_.matched()) emit(filter_.finish());
+}
+
+}  // namespace ridge
