@@ -8,7 +8,7 @@
 
 #include "format/int4_g128.h"
 #include "gpu/device_data.h"
-#include "op/gemv/int_gemv_cuda.h"
+#include "op/gemv/int_shared.h"
 #include "op/kernels.h"
 #include "op/norm_rope/kernels.h"
 #include "op/norm_rope/norm_rope.h"
@@ -186,8 +186,8 @@ Bounded exact_product(const Int4Matrix& m, int64_t row, const float* x, const Fl
       p.value += w * v;
       size += std::abs(w * v);
     }
-    // One plane: x / step is rounded once before it is rounded to an integer, 127 * 2^-22 of a step at most. Two: what
-    // is left is known to 127 * 2^-23 of a step, which is 508 * 127 * 2^-23 < 2^-6 of the second plane's half step.
+    // One plane: x / step is known to 127 * 2^-22 of a step before it is rounded to an integer, and the step to 2^-22
+    // of itself. Two: what is left is known to 127 * 2^-23 of a step, 508 * 127 * 2^-23 < 2^-6 of the second half step.
     const double half = planes == 1 ? top / 254 * (1 + 0x1p-13) : top / 127 / 508 * (1 + 0x1p-6);
     p.error += half * weights;
     size += half * weights;
@@ -405,6 +405,40 @@ TEST_F(IntGemvCuda, TernaryEveryOutputAndPlan) {
       const Operands p(glu, 1408, 37, 24);
       ASSERT_TRUE(same_bits(run(pair, glu, p), ternary_reference({&a, &b}, glu, p)));
     }
+}
+
+TEST_F(IntGemvCuda, AnyShapeWithAnyPlan) {
+  Rng rng(30);
+  const auto draw = [&](int64_t from, int64_t to) { return from + int64_t(rng.next() >> 33) % (to - from + 1); };
+  for (int run_index = 0; run_index < 40; ++run_index) {
+    const int64_t n_groups = draw(1, 9), n_in = 128 * n_groups, n_out = draw(1, 100);
+    const bool ternary = draw(0, 1), glu = draw(0, 2) == 0;
+    const int planes = ternary ? 1 : int(draw(1, 2));
+    Case c = {.n_tokens = draw(1, draw(0, 1) ? 4 : 32 / planes), .planes = planes, .norm = bool(draw(0, 1))};
+    c.output = glu ? IntOutput::relu2_glu : IntOutput(draw(0, 1));
+    c.bias = !glu && draw(0, 1);
+    IntPlan p;
+    do p.splits = int(draw(1, n_groups));
+    while ((n_groups + int_groups_of_part(p, n_in) - 1) / int_groups_of_part(p, n_in) != p.splits);
+    p.tiles_of_8 = c.n_tokens * planes <= 8 ? 1 : c.n_tokens * planes <= 16 ? 2 : 4;
+    p.row_warps = 1 << draw(0, 3);
+    p.warps = p.row_warps * int(draw(1, 16 / p.row_warps));
+    p.depth = kIntDepths[draw(0, 2)];
+    p.blocks = p.splits * int(draw(1, 4));
+    p.quantize_inside = draw(0, 1);
+    c.plan = p;
+    SCOPED_TRACE(run_index);
+    if (ternary) {
+      const TernaryMatrix a(n_out, n_in, 0.5f, rng.next()), b(n_out, n_in, 2.0f, rng.next());
+      const IntWeights w = pack({&a, &b}, glu);
+      const Operands o(c, n_in, w.n_out, rng.next());
+      ASSERT_TRUE(same_bits(run(w, c, o), ternary_reference({&a, &b}, c, o)));
+    } else {
+      const Int4Matrix a(n_out, n_in, rng.next()), b(n_out, n_in, rng.next());
+      check_int4({&a, &b}, pack({&a, &b}, glu), c, rng.next());
+      if (HasFatalFailure()) return;
+    }
+  }
 }
 
 TEST_F(IntGemvCuda, TernaryLargestSumsAreExact) {

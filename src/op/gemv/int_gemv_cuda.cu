@@ -459,13 +459,13 @@ void in_parts(const IntWeights& w, const IntCall& call, const Run& run) {
 
 void device_int_gemv(gpu::StreamHandle stream, const IntWeights& w, const IntCall& call, IntScratch& scratch) {
   if (w.n_out == 0) return;
-  check_operands(w, call, {});
-  const IntDevice device = this_device();
+  check_operands(w, call, {.blocks = 1});
   in_parts(w, call, [&](const IntCall& part) {
-    run_part(stream, w, part,
-             plan_int_gemv(w.kind, w.n_row_tiles(), w.n_in, int(part.n_tokens), part.planes,
-                           part.norm_weight != nullptr, device),
-             scratch);
+    const bool norm = part.norm_weight != nullptr;
+    IntPlan& plan = scratch.plans[{int64_t(w.kind), w.n_row_tiles(), w.n_in, part.n_tokens, part.planes, norm}];
+    if (plan.blocks == 0)
+      plan = plan_int_gemv(w.kind, w.n_row_tiles(), w.n_in, int(part.n_tokens), part.planes, norm, this_device());
+    run_part(stream, w, part, plan, scratch);
   });
 }
 

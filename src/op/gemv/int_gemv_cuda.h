@@ -10,6 +10,9 @@
 // or an infinity gives NaN everywhere.
 #pragma once
 
+#include <array>
+#include <map>
+
 #include "op/gemv/int_weights_cuda.h"
 
 namespace ridge {
@@ -41,7 +44,7 @@ struct IntPlan {
   int row_warps = 1;            ///< tiles of rows that a block sums at a time, each by warps / row_warps warps; 2^i
   int depth = 4;                ///< KB of a warp on their way from memory, one of kIntDepths
   int splits = 1;               ///< parts of a row, each summed by other blocks; at most kIntMostSplits, none empty
-  int blocks = 1;               ///< in all, a multiple of `splits`; they take turns at the tiles of rows
+  int blocks = 0;               ///< in all, a multiple of `splits`; they take turns at the tiles of rows
   bool quantize_inside = true;  ///< each block makes the int8 values it needs; otherwise a kernel before
 };
 inline constexpr int kIntMostWarps = 16, kIntMostSplits = 16;
@@ -68,6 +71,8 @@ int64_t int_gemv_shared_bytes(IntKind kind, const IntPlan& plan, int64_t n_in, i
 struct IntScratch {
   gpu::Buffer data;
   gpu::Buffer counters;  ///< zero between launches
+  /// Plans made so far, by kind, tiles of rows, n_in, tokens, planes and norm: making one takes the host 0.2 ms.
+  std::map<std::array<int64_t, 6>, IntPlan> plans;
 };
 
 /// Queues the product of `w` and call.x. Throws Error(failure) for operands that do not fit together.

@@ -50,7 +50,7 @@ __device__ inline void quantize_group(float4 v, int token, int planes, uint8_t* 
   const int lane = int(threadIdx.x % 32);
   float top = warp_top(v);
   top = top < kLeastTop ? kLeastTop : top;  // keeps NaN
-  const float inverse = __fdiv_rn(127.0f, top), step = __fdiv_rn(top, 127.0f);
+  const float inverse = __fdiv_rn(127.0f, top), step = __fmul_rn(top, 1.0f / 127.0f);
   const auto level = [](float f) { return __float2int_rn(f); };  // 0 for NaN
   const int a = level(v.x * inverse), b = level(v.y * inverse), c = level(v.z * inverse), d = level(v.w * inverse);
   const int column = token * planes;
