@@ -53,6 +53,8 @@ __device__ float2 unpack_f16(uint32_t halves);
 /// Two halves at a time: a - b, and a b + c rounded once.
 __device__ uint32_t sub_f16x2(uint32_t a, uint32_t b);
 __device__ uint32_t fma_f16x2(uint32_t a, uint32_t b, uint32_t c);
+/// (a & b) | c in one instruction; with two constants the compiler makes two of it.
+__device__ uint32_t and_or(uint32_t a, uint32_t b, uint32_t c);
 
 /// Bytes of high:low by the nibbles of the selector's low half, bits 0-2 which byte, bit 3 its sign alone eight times.
 /// CUDA's own __byte_perm() spends an instruction on clearing bit 3.
@@ -171,6 +173,11 @@ __device__ __forceinline__ uint32_t sub_f16x2(uint32_t a, uint32_t b) {
   uint32_t difference;
   asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(difference) : "r"(a), "r"(b));
   return difference;
+}
+__device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t bits;
+  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(bits) : "r"(a), "r"(b), "r"(c));
+  return bits;
 }
 __device__ __forceinline__ uint32_t fma_f16x2(uint32_t a, uint32_t b, uint32_t c) {
   uint32_t sum;

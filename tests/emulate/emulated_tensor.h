@@ -99,6 +99,7 @@ inline uint32_t sub_f16x2(uint32_t a, uint32_t b) {
   const float2 x = unpack_f16(a), y = unpack_f16(b);
   return pack_f16(x.x - y.x, x.y - y.y);
 }
+inline uint32_t and_or(uint32_t a, uint32_t b, uint32_t c) { return (a & b) | c; }
 /// Exact for sums of halves that need no more than a float's bits.
 inline uint32_t fma_f16x2(uint32_t a, uint32_t b, uint32_t c) {
   const float2 x = unpack_f16(a), y = unpack_f16(b), z = unpack_f16(c);

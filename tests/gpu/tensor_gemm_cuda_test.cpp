@@ -21,15 +21,16 @@ class TensorGemmCuda : public OnBricks {
 TEST_F(TensorGemmCuda, EveryFormatAndWidth) {
   for (const char* format : kBrickFormats)
     for (const int planes : {1, 2})
-      for (const int n_tokens : {1, 17, 64, 65, 130, 300})
-        if (n_tokens * planes <= 300) expect_close(format, 49, 256, n_tokens, planes);
+      for (const int n_tokens : {1, 17, 65, 130, 300})
+        if (n_tokens == 300 ? planes == 1 && format[0] == 'f' : n_tokens * planes <= 130)
+          expect_close(format, 49, 256, n_tokens, planes);
 }
 
 TEST_F(TensorGemmCuda, EveryTail) {
   for (const char* format : kBrickFormats) {
     const int group = (*find_weight_format(format))->group;
     for (const int n_out : {1, 128, 261})
-      for (const int n_in : {group, 32, 96, 172, 512})
+      for (const int n_in : {group, 96, 172, 512})
         if (n_in % group == 0) expect_close(format, n_out, n_in, 66 + n_out % 5, 1);
   }
 }

@@ -38,27 +38,32 @@ struct XPlan {
   PlanesOfX to;
 };
 
+constexpr int kPlanesThreads = 512;  // few tokens are few blocks, whose time is all latency
+
 /// A block a token, and one for each column that only fills up the last area.
 template <bool kBfloat>
-__global__ void __launch_bounds__(kThreads) planes_kernel(const XPlan p) {
-  constexpr int kWarps = kThreads / 32;
-  __shared__ float parts[kWarps];
+__global__ void __launch_bounds__(kPlanesThreads) planes_kernel(const XPlan p) {
+  __shared__ float parts[kPlanesThreads / 32];
   gpu::let_next_grid_start();
   gpu::wait_for_previous_grid();
   const int64_t token = blockIdx.x;
   const bool exists = token < p.n_tokens;
   TokenX x{p.x + token * p.n_in, p.norm_weight, 1, exists ? p.n_in : 0};
-  if (p.norm_weight) {
-    double squares = 0;
-    for (int64_t k = threadIdx.x; k < x.n_in; k += kThreads) squares += double(x.x[k]) * x.x[k];
-    x.factor = 1.0 / sqrt(gpu::block_sum<kThreads>(squares) / double(p.n_in) + p.norm_eps);
-  }
+  double squares = 0;
   float largest = 0;
-  for (int64_t k = threadIdx.x; k < x.n_in; k += kThreads) largest = fmaxf(largest, fabsf(x(k)));
+  for (int64_t k = threadIdx.x; k < x.n_in; k += kPlanesThreads) {
+    const float value = x.x[k];
+    squares += double(value) * value;
+    largest = fmaxf(largest, fabsf(p.norm_weight ? value * p.norm_weight[k] : value));
+  }
   largest = gpu::warp_max(largest);
   if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = largest;
   __syncthreads();
   for (const float part : parts) largest = fmaxf(largest, part);
+  if (p.norm_weight) {
+    x.factor = 1.0 / sqrt(gpu::block_sum<kPlanesThreads>(squares) / double(p.n_in) + p.norm_eps);
+    largest *= float(x.factor);
+  }
   const float scale = plane_scale(largest);
   if (exists && threadIdx.x == 0) p.to.inverse_scale[token] = 1.0f / scale;
 
@@ -67,7 +72,7 @@ __global__ void __launch_bounds__(kThreads) planes_kernel(const XPlan p) {
   };
   const int64_t column = token * p.to.planes;
   const int n_units = p.to.blocks * 4;
-  for (int first = 0; first < n_units; first += kThreads) {
+  for (int first = 0; first < n_units; first += kPlanesThreads) {
     const int unit = first + int(threadIdx.x), block = unit / 4, c = unit % 4;
     uint4 high = {}, low = {};
     float sum = unit < n_units ? split_lane<kBfloat>(x, scale, 32 * int64_t(block), c, high, low) : 0.0f;
@@ -100,14 +105,32 @@ using Columns128 = Shape<4, 8>;
 struct GemmPlan {
   const uint8_t* bricks;
   int n_tiles, bricks_per_tile;
-  int n_column_areas;
-  int64_t n_areas, n_tokens;
+  int n_column_areas, n_areas;
+  int64_t n_tokens;
   PlanesOfX x;
   uint32_t* counters;
   float* slots;  ///< [block][the first of its areas, the last][kValues][kThreads]
   Outputs out;
 
-  __device__ int64_t n_steps() const { return n_areas * bricks_per_tile; }
+  __device__ int n_steps() const { return n_areas * bricks_per_tile; }
+  __device__ int first_step(int64_t block) const { return int(block * n_steps() / gridDim.x); }
+};
+
+/// A step, counted up without divisions: areas of the same rows follow one another.
+struct Step {
+  int brick, column_area, row_area;
+
+  __device__ Step(const GemmPlan& p, int step)
+      : brick(step % p.bricks_per_tile),
+        column_area(step / p.bricks_per_tile % p.n_column_areas),
+        row_area(step / p.bricks_per_tile / p.n_column_areas) {}
+  __device__ void advance(const GemmPlan& p) {
+    if (++brick < p.bricks_per_tile) return;
+    brick = 0;
+    if (++column_area < p.n_column_areas) return;
+    column_area = 0;
+    ++row_area;
+  }
 };
 
 template <class F>
@@ -122,44 +145,40 @@ constexpr int kStepBytes = kSumsAt<F, S> + (F::kHasMin ? S::kAreaColumnTiles * k
 template <class F, class S>
 constexpr int kSteps = std::clamp((kMostSharedBytes - 1024) / kStepBytes<F, S>, 2, 6);
 
-/// Begins to copy `bytes` (a multiple of 16) with all threads of the block, from pieces of kPiece bytes.
-template <int kPiece, int kPieces, class From>
-__device__ void copy_pieces(uint8_t* to, const From& from) {
-#pragma unroll 2
-  for (int i = int(threadIdx.x); i < kPiece / 16 * kPieces; i += kThreads) {
-    const int piece = i / (kPiece / 16), at = i % (kPiece / 16) * 16;
-    const uint8_t* source = from(piece);
-    if (source) gpu::copy_async16(to + piece * kPiece + at, source + at);
+/// Begins to copy the first n of kPieces pieces of kPiece bytes, `stride` bytes apart, with all threads of the block.
+template <int kPiece, int kPieces>
+__device__ void copy_pieces(uint8_t* to, const uint8_t* from, int64_t stride, int n) {
+  constexpr int kCopies = kPiece / 16 * kPieces;
+#pragma unroll(kCopies > 12 * kThreads ? 4 : 12)
+  for (int first = 0; first < kCopies; first += kThreads) {
+    const int i = first + int(threadIdx.x), piece = i / (kPiece / 16);
+    if ((first + kThreads <= kCopies || i < kCopies) && piece < n)
+      gpu::copy_async16(to + i * 16, from + piece * stride + i % (kPiece / 16) * 16);
   }
 }
 
 template <class F, class S>
-__device__ void load_bricks(const GemmPlan& p, int64_t step, uint8_t* to) {
-  const int64_t tile = step / p.bricks_per_tile / p.n_column_areas * kAreaTiles, brick = step % p.bricks_per_tile;
-  copy_pieces<F::kBytes, kAreaTiles>(to, [&](int i) -> const uint8_t* {
-    return tile + i < p.n_tiles ? p.bricks + ((tile + i) * p.bricks_per_tile + brick) * F::kBytes : nullptr;
-  });
+__device__ void load_bricks(const GemmPlan& p, const Step& step, uint8_t* to) {
+  const int tile = step.row_area * kAreaTiles, n_tiles = p.n_tiles - tile;
+  const uint8_t* from = p.bricks + (int64_t(tile) * p.bricks_per_tile + step.brick) * F::kBytes;
+  copy_pieces<F::kBytes, kAreaTiles>(to, from, int64_t(p.bricks_per_tile) * F::kBytes, n_tiles);
 }
 template <class F, class S>
-__device__ void load_x(const GemmPlan& p, int64_t step, uint8_t* to) {
-  constexpr int kBlocks = kStepBlocks<F>;
-  const int64_t column_tile = step / p.bricks_per_tile % p.n_column_areas * S::kAreaColumnTiles;
-  const int64_t block = step % p.bricks_per_tile * kBlocks;
-  copy_pieces<kBlocks * 512, S::kAreaColumnTiles>(to + kPlanesAt<F, S>, [&](int i) {
-    return reinterpret_cast<const uint8_t*>(p.x.words + ((column_tile + i) * p.x.blocks + block) * 32);
-  });
+__device__ void load_x(const GemmPlan& p, const Step& step, uint8_t* to) {
+  constexpr int kBlocks = kStepBlocks<F>, kTiles = S::kAreaColumnTiles;
+  const int64_t block = int64_t(step.column_area) * kTiles * p.x.blocks + step.brick * kBlocks;
+  copy_pieces<kBlocks * 512, kTiles>(to + kPlanesAt<F, S>, reinterpret_cast<const uint8_t*>(p.x.words + block * 32),
+                                     int64_t(p.x.blocks) * 512, kTiles);
   if constexpr (F::kHasMin)
-    copy_pieces<kBlocks * 32, S::kAreaColumnTiles>(to + kSumsAt<F, S>, [&](int i) {
-      return reinterpret_cast<const uint8_t*>(p.x.sums + ((column_tile + i) * p.x.blocks + block) * 8);
-    });
+    copy_pieces<kBlocks * 32, kTiles>(to + kSumsAt<F, S>, reinterpret_cast<const uint8_t*>(p.x.sums + block * 8),
+                                      int64_t(p.x.blocks) * 32, kTiles);
 }
 
 /// Whether this block is to finish an area of which others have summed parts; `sum` is then the whole.
 template <class S>
-__device__ bool gather_parts(const GemmPlan& p, int64_t area, int64_t start,
-                             float (&sum)[S::kTiles][S::kColumnTiles][4]) {
-  const int64_t n_steps = p.n_steps(), first = area * p.bricks_per_tile, last = first + p.bricks_per_tile - 1;
-  const auto owner = [&](int64_t step) { return ((step + 1) * gridDim.x - 1) / n_steps; };
+__device__ bool gather_parts(const GemmPlan& p, int area, int start, float (&sum)[S::kTiles][S::kColumnTiles][4]) {
+  const int n_steps = p.n_steps(), first = area * p.bricks_per_tile, last = first + p.bricks_per_tile - 1;
+  const auto owner = [&](int step) { return int((int64_t(step + 1) * gridDim.x - 1) / n_steps); };
   const auto slot = [&](int64_t block, bool is_first_area) {
     return p.slots + (block * 2 + (is_first_area ? 0 : 1)) * S::kValues * kThreads + threadIdx.x;
   };
@@ -170,7 +189,7 @@ __device__ bool gather_parts(const GemmPlan& p, int64_t area, int64_t start,
   __threadfence();
   __syncthreads();
   __shared__ bool is_last;
-  const int64_t first_block = owner(first), last_block = owner(last);
+  const int first_block = owner(first), last_block = owner(last);
   if (threadIdx.x == 0) {
     is_last = atomicAdd(p.counters + area, 1u) == unsigned(last_block - first_block);
     if (is_last) p.counters[area] = 0;
@@ -180,80 +199,88 @@ __device__ bool gather_parts(const GemmPlan& p, int64_t area, int64_t start,
   __threadfence();
 #pragma unroll
   for (int i = 0; i < S::kValues; ++i) values[i] = 0;
-  for (int64_t block = first_block; block <= last_block; ++block) {
-    const float* part = slot(block, block * n_steps / gridDim.x / p.bricks_per_tile == area);
+  for (int block = first_block; block <= last_block; ++block) {
+    const float* part = slot(block, p.first_step(block) / p.bricks_per_tile == area);
 #pragma unroll
     for (int i = 0; i < S::kValues; ++i) values[i] += __ldcg(part + i * kThreads);
   }
   return true;
 }
 
+/// Stores the sums of a finished area, which are used up. One column tile after the other moves to the front: indices
+/// of registers are constants, and the code of a store should be there once and not sixteen times.
+template <class S>
+__device__ void store_area(const GemmPlan& p, const Step& step, int row_warp, int column_warp,
+                           float (&sum)[S::kTiles][S::kColumnTiles][4]) {
+  const int lane = int(threadIdx.x) % 32, r = lane / 4, c = lane % 4;
+  const int first_tile = step.row_area * kAreaTiles + row_warp * S::kTiles;
+  int64_t column = (int64_t(step.column_area) * S::kAreaColumnTiles + column_warp * S::kColumnTiles) * 8 + 2 * c;
+#pragma unroll 1
+  for (int n = 0; n < S::kColumnTiles; ++n, column += 8) {
+#pragma unroll
+    for (int m = 0; m < S::kTiles; ++m) {
+      float(&d)[4] = sum[m][0];
+      if (p.x.planes == 2) d[0] += d[1], d[2] += d[3];
+#pragma unroll 1
+      for (int i = 0; i < 3 - p.x.planes; ++i) {
+        const int64_t token = p.x.planes == 2 ? column / 2 : column + i;
+        if (token >= p.n_tokens || first_tile + m >= p.n_tiles) break;
+        const float scale = p.x.inverse_scale[token];
+        store_rows(p.out, first_tile + m, r, token, (i == 0 ? d[0] : d[1]) * scale, (i == 0 ? d[2] : d[3]) * scale);
+      }
+#pragma unroll
+      for (int to = 0; to + 1 < S::kColumnTiles; ++to)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sum[m][to][i] = sum[m][to + 1][i];
+    }
+  }
+}
+
 template <class F, class S>
 __global__ void __launch_bounds__(kThreads, 1) gemm_kernel(const GemmPlan p) {
-  constexpr int kRing = kSteps<F, S>, kBlocks = kStepBlocks<F>;
+  constexpr int kRing = kSteps<F, S>, kBlocks = kStepBlocks<F>, kBytes = kStepBytes<F, S>;
   auto* const ring = gpu::dynamic_shared<uint8_t>();
-  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, r = lane / 4, c = lane % 4;
+  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
   const int row_warp = warp / S::kColumnWarps, column_warp = warp % S::kColumnWarps;
-  const int64_t n_steps = p.n_steps();
-  const int64_t start = blockIdx.x * n_steps / gridDim.x, end = (blockIdx.x + int64_t(1)) * n_steps / gridDim.x;
+  const int start = p.first_step(blockIdx.x), end = p.first_step(blockIdx.x + 1);
 
-  for (int i = 0; i < kRing - 1; ++i)
-    if (start + i < end) load_bricks<F, S>(p, start + i, ring + i * kStepBytes<F, S>);
+  Step now(p, start), next = now;
+  for (int i = 0; i < kRing - 1; ++i, next.advance(p))
+    if (start + i < end) load_bricks<F, S>(p, next, ring + i * kBytes);
   gpu::let_next_grid_start();
   gpu::wait_for_previous_grid();
-  for (int i = 0; i < kRing - 1; ++i) {
-    if (start + i < end) load_x<F, S>(p, start + i, ring + i * kStepBytes<F, S>);
+  next = now;
+  for (int i = 0; i < kRing - 1; ++i, next.advance(p)) {
+    if (start + i < end) load_x<F, S>(p, next, ring + i * kBytes);
     gpu::copy_commit();
   }
 
   float sum[S::kTiles][S::kColumnTiles][4] = {};
   int stage = 0;
-  for (int64_t step = start; step < end; ++step) {
+  for (int step = start; step < end; ++step, now.advance(p)) {
     gpu::copy_wait<kRing - 2>();
     __syncthreads();  // the whole step has come, and the one before it has been used
-    if (const int64_t next = step + kRing - 1; next < end) {
-      uint8_t* to = ring + (stage == 0 ? kRing - 1 : stage - 1) * kStepBytes<F, S>;
+    if (step + kRing - 1 < end) {
+      uint8_t* to = ring + (stage == 0 ? kRing - 1 : stage - 1) * kBytes;
       load_bricks<F, S>(p, next, to);
       load_x<F, S>(p, next, to);
+      next.advance(p);
     }
     gpu::copy_commit();
-    const uint8_t* at = ring + stage * kStepBytes<F, S>;
-    const auto* words =
-        reinterpret_cast<const uint4*>(at + kPlanesAt<F, S>) + column_warp * S::kColumnTiles * kBlocks * 32 + lane;
-    const auto* sums =
-        reinterpret_cast<const float2*>(at + kSumsAt<F, S>) + column_warp * S::kColumnTiles * kBlocks * 4 + c;
+    const uint8_t* at = ring + stage * kBytes;
+    const int first_block = column_warp * S::kColumnTiles * kBlocks;
+    const auto* words = reinterpret_cast<const uint4*>(at + kPlanesAt<F, S>) + first_block * 32 + lane;
+    const auto* sums = reinterpret_cast<const float2*>(at + kSumsAt<F, S>) + first_block * 4 + lane % 4;
     multiply<F>(
         sum, at + row_warp * S::kTiles * F::kBytes, lane,
         [&](int k32, int n) { return words[(n * kBlocks + k32) * 32]; },
         [&](int k32, int n) { return sums[(n * kBlocks + k32) * 4]; });
     stage = stage + 1 == kRing ? 0 : stage + 1;
 
-    const int64_t area = step / p.bricks_per_tile;
-    if (step + 1 < end && (step + 1) / p.bricks_per_tile == area) continue;
-    const bool whole = area * p.bricks_per_tile >= start && (area + 1) * p.bricks_per_tile <= end;
-    if (whole || gather_parts<S>(p, area, start, sum)) {
-      const int64_t first_tile = area / p.n_column_areas * kAreaTiles + row_warp * S::kTiles;
-      const int64_t first_column = (area % p.n_column_areas * S::kAreaColumnTiles + column_warp * S::kColumnTiles) * 8;
-#pragma unroll
-      for (int n = 0; n < S::kColumnTiles; ++n) {
-        const int64_t column = first_column + 8 * n + 2 * c;
-        const auto store = [&](int64_t token, float x0, float y0, int m) {
-          const float scale = p.x.inverse_scale[token];
-          store_rows(p.out, first_tile + m, r, token, x0 * scale, y0 * scale);
-        };
-#pragma unroll
-        for (int m = 0; m < S::kTiles; ++m) {
-          if (first_tile + m >= p.n_tiles) continue;
-          const float(&d)[4] = sum[m][n];
-          if (p.x.planes == 2) {
-            if (column / 2 < p.n_tokens) store(column / 2, d[0] + d[1], d[2] + d[3], m);
-          } else {
-            if (column < p.n_tokens) store(column, d[0], d[2], m);
-            if (column + 1 < p.n_tokens) store(column + 1, d[1], d[3], m);
-          }
-        }
-      }
-    }
+    if (now.brick + 1 < p.bricks_per_tile && step + 1 < end) continue;
+    const int area = now.row_area * p.n_column_areas + now.column_area;
+    const bool whole = now.brick + 1 == p.bricks_per_tile && area * p.bricks_per_tile >= start;
+    if (whole || gather_parts<S>(p, area, start, sum)) store_area<S>(p, now, row_warp, column_warp, sum);
 #pragma unroll
     for (int i = 0; i < S::kValues; ++i) (&sum[0][0][0])[i] = 0;
   }
@@ -290,8 +317,9 @@ Launch plan_launch(const BrickMatrix& w, const BrickCall& call, int planes) {
   p.n_tokens = call.n_tokens;
   constexpr int kAreaColumns = 8 * S::kAreaColumnTiles;
   p.n_column_areas = int(gpu::ceil_div(call.n_tokens * planes, kAreaColumns));
-  p.n_areas = gpu::ceil_div(p.n_tiles, kAreaTiles) * p.n_column_areas;
-  expect(p.n_areas <= kCounters, "tensor_gemm: too many rows");
+  const int64_t n_areas = gpu::ceil_div(p.n_tiles, kAreaTiles) * p.n_column_areas;
+  expect(n_areas <= kCounters && n_areas * p.bricks_per_tile < INT32_MAX / 2, "tensor_gemm: too many rows");
+  p.n_areas = int(n_areas);
   p.out = make_outputs(w, call);
   p.x.planes = planes;
   p.x.blocks = p.bricks_per_tile * kStepBlocks<F>;
@@ -301,7 +329,7 @@ Launch plan_launch(const BrickMatrix& w, const BrickCall& call, int planes) {
               .norm_weight = call.norm_weight,
               .norm_eps = call.norm_eps};
   const int blocks = call.n_blocks > 0 ? call.n_blocks : gpu::multiprocessors();
-  launch.n_blocks = int(std::min<int64_t>(blocks, p.n_areas * p.bricks_per_tile));
+  launch.n_blocks = int(std::min<int64_t>(blocks, n_areas * p.bricks_per_tile));
   const int64_t n_columns = int64_t(p.n_column_areas) * kAreaColumns;
   launch.n_x_blocks = n_columns / planes;
   launch.slots_at = 4 * kCounters;
@@ -325,8 +353,8 @@ void launch_product(gpu::StreamHandle stream, const BrickMatrix& w, const BrickC
   p.x.sums = reinterpret_cast<float*>(base + launch.sums_at);
   p.x.inverse_scale = reinterpret_cast<float*>(base + launch.scales_at);
   launch.x.to = p.x;
-  gpu::launch("planes", planes_kernel<F::kBfloat>, {unsigned(launch.n_x_blocks), kThreads, 0, stream, call.overlap},
-              launch.x);
+  gpu::launch("planes", planes_kernel<F::kBfloat>,
+              {unsigned(launch.n_x_blocks), kPlanesThreads, 0, stream, call.overlap}, launch.x);
   constexpr size_t kBytes = size_t(kSteps<F, S>) * kStepBytes<F, S>;
   static_assert(kBytes <= kMostSharedBytes - 1024);
   gpu::allow_shared_bytes("shared memory of tensor_gemm", gemm_kernel<F, S>, kBytes);

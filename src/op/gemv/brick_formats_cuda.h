@@ -56,7 +56,7 @@ __device__ inline uint32_t* lane_word(uint8_t* brick, int word, int lane) {
   return reinterpret_cast<uint32_t*>(brick + (32 * (word / 4) + lane) * 16) + word % 4;
 }
 /// (x & mask) | (magic): with 0x6400 in both halves, the half 1024 + the masked bits.
-__device__ inline uint32_t as_half(uint32_t bits, uint32_t mask) { return (bits & mask) | 0x64006400u; }
+__device__ inline uint32_t as_half(uint32_t bits, uint32_t mask) { return gpu::and_or(bits, mask, 0x64006400u); }
 
 /// Codes that are 16 bits already.
 template <class F, bool kIsBfloat>
@@ -213,7 +213,8 @@ struct BrickInt4 : Nibbles<128> {
   }
 };
 
-/// q4_k: behind the codes 16 bytes a row: d, dmin and the 12 bytes of scales and minima as in the file.
+/// q4_k: behind the codes 16 bytes a row: d and dmin, then three words, whose low 24 bits are the six-bit fields s, m,
+/// s', m' of chunks 0 to 2 (scale and minimum of its two sub-blocks, from bit 0); their top bytes are those of chunk 3.
 struct BrickQ4_K : Nibbles<256> {
   using Block = Q4_K::Block;
   static constexpr int kGroup = 256, kColumns = 256, kBytes = 2304, kScaleSteps = 2, kGemvWarps = 16, kGemvStages = 3;
@@ -225,34 +226,47 @@ struct BrickQ4_K : Nibbles<256> {
     return uint32_t(sub_block_nibble(row[k / 256].q, int(k % 256) / 32, int(k % 32)));
   }
   __device__ static void put_scales(const Block* row, int64_t n, int i, uint8_t* brick) {
-    if (n > 0) memcpy(brick + kCodeBytes + 16 * i, row, 16);
-    else memset(brick + kCodeBytes + 16 * i, 0, 16);
+    uint32_t words[4] = {};
+    if (n > 0) {
+      words[0] = row->d | uint32_t(row->dmin) << 16;
+      for (int chunk = 0; chunk < 4; ++chunk) {
+        const ScaleMin first = unpack_scale_min(row->scales, 2 * chunk);
+        const ScaleMin second = unpack_scale_min(row->scales, 2 * chunk + 1);
+        const auto fields = uint32_t(first.scale | first.min << 6 | second.scale << 12 | second.min << 18);
+        if (chunk < 3) words[1 + chunk] |= fields;
+        else
+          for (int w = 0; w < 3; ++w) words[1 + w] |= (fields >> (8 * w) & 255u) << 24;
+      }
+    }
+    memcpy(brick + kCodeBytes + 16 * i, words, 16);
   }
   __device__ static void fragment(const Codes& codes, int step, uint32_t (&a)[4]) {
     Nibbles::fragment<0>(codes, step, a);
   }
-  /// unpack_scale_min of sub-blocks 2 chunk and 2 chunk + 1, both in one word.
+  /// A field in the mantissa of 2^23 makes a float without a conversion; subtracting 2^23 and multiplying by d is one
+  /// exact fused step.
   __device__ static ChunkScales scales(const uint8_t* brick, int chunk, int lane) {
     ChunkScales scales;
-    const int at = 16 * (chunk % 2);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const uint4 row = *reinterpret_cast<const uint4*>(brick + kCodeBytes + 16 * (lane / 4 + 8 * half));
       const float2 d = gpu::unpack_f16(row.x);  // d, dmin
-      const uint32_t s = row.y >> at, m = row.z >> at, low = row.w >> at;
-      const uint32_t scale = chunk < 2 ? s & 0x3F3Fu : (low & 0x0F0Fu) | (s >> 2 & 0x3030u);
-      const uint32_t min = chunk < 2 ? m & 0x3F3Fu : (low >> 4 & 0x0F0Fu) | (m >> 2 & 0x3030u);
-      for (int g = 0; g < 2; ++g) {
-        scales.scale[half][g] = d.x * float(scale >> (8 * g) & 255u);
-        scales.min[half][g] = d.y * float(min >> (8 * g) & 255u);
+      const float min_step = d.y * 0x1p-6f, scale_zero = d.x * -0x1p23f, min_zero = min_step * -0x1p23f;
+      uint32_t fields = chunk == 0 ? row.y : chunk == 1 ? row.z : row.w;
+      if (chunk == 3) fields = __byte_perm(__byte_perm(row.y, row.z, 0x0073), row.w, 0x0710);
+#pragma unroll
+      for (int g = 0; g < 2; ++g, fields >>= 12) {
+        scales.scale[half][g] = fmaf(__uint_as_float(gpu::and_or(fields, 0x03Fu, 0x4B000000u)), d.x, scale_zero);
+        scales.min[half][g] = fmaf(__uint_as_float(gpu::and_or(fields, 0xFC0u, 0x4B000000u)), min_step, min_zero);
       }
     }
     return scales;
   }
 };
 
-/// q6_k: the low four bits as nibbles; the upper two bits of element 2i + h of step s are bits 16 h + 8 (s % 2) + 2i
-/// of word s / 2 of the lane's second share; then 16 scales a row and d of each row.
+/// q6_k: the low four bits as nibbles; the upper two bits in the lane's second share, of steps 2w and 2w + 1 in word w:
+/// element 2i + h of step s is bits 16 h + 2 field(s % 2, i); then 16 scales a row and d of each row. Fragments of row
+/// r + 8 are 16 times the code, which its scale makes up for: both rows' bits stay where they are.
 struct BrickQ6_K {
   using Block = Q6_K::Block;
   static constexpr int kGroup = 256, kColumns = 256, kBytes = 3360, kScaleSteps = 1, kGemvWarps = 12, kGemvStages = 3;
@@ -263,6 +277,11 @@ struct BrickQ6_K {
     uint32_t high[2];
   };
   using ChunkScales = Scales<4>;
+
+  /// Where the upper bits of words i of a step lie, so that few shifts bring them above their nibbles.
+  __device__ static constexpr int field(int step, int i) {
+    return step == 0 ? (i % 2 == 0 ? 2 + i / 2 : 4 + i / 2) : (i % 2 == 0 ? i / 2 : 6 + i / 2);
+  }
 
   __device__ static uint32_t code(const Block* row, int64_t k) {
     const Block& block = row[k / 256];
@@ -276,7 +295,7 @@ struct BrickQ6_K {
     for (int word = 0; word < kColumns / 32; ++word) {
       uint32_t bits = 0;
       for (int s = 0; s < 2; ++s)
-        for (int e = 0; e < 8; ++e) bits |= get(2 * word + s, e) >> 4 << (16 * (e % 2) + 8 * s + 2 * (e / 2));
+        for (int e = 0; e < 8; ++e) bits |= get(2 * word + s, e) >> 4 << (16 * (e % 2) + 2 * field(s, e / 2));
       *lane_word(brick + kHigh, word, lane) = bits;
     }
   }
@@ -294,9 +313,12 @@ struct BrickQ6_K {
     const uint32_t low = pick(codes.low, step), high = codes.high[step / 2];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int shift = 8 * (step % 2) + 2 * i - 4;  // brings the two bits to bits 4 and 5
-      const uint32_t upper = (shift < 0 ? high << (shift < 0 ? -shift : 0) : high >> (shift < 0 ? 0 : shift));
-      a[i] = gpu::sub_f16x2(as_half(low >> (4 * i), 0x000F000Fu) | (upper & 0x00300030u), 0x64206420u);  // 1024 + 32
+      const bool lower_row = i % 2 == 1;
+      const int shift = 2 * field(step % 2, i) - (lower_row ? 8 : 4);
+      const uint32_t upper = shift < 0 ? high << (shift < 0 ? -shift : 0) : high >> (shift < 0 ? 0 : shift);
+      const uint32_t nibbles = as_half(low >> (8 * (i / 2)), lower_row ? 0x00F000F0u : 0x000F000Fu);
+      const uint32_t half = gpu::and_or(upper, lower_row ? 0x03000300u : 0x00300030u, nibbles);
+      a[i] = gpu::sub_f16x2(half, lower_row ? 0x66006600u : 0x64206420u);  // 1024 + 16 * 32, 1024 + 32
     }
   }
   __device__ static ChunkScales scales(const uint8_t* brick, int chunk, int lane) {
@@ -304,7 +326,8 @@ struct BrickQ6_K {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = lane / 4 + 8 * half;
-      const float d = gpu::unpack_f16(reinterpret_cast<const uint16_t*>(brick + kD)[row]).x;
+      const float d =
+          gpu::unpack_f16(reinterpret_cast<const uint16_t*>(brick + kD)[row]).x * (half == 1 ? 1.0f / 16 : 1);
       const uint32_t word = *reinterpret_cast<const uint32_t*>(brick + kScales + 16 * row + 4 * chunk);
       for (int g = 0; g < 4; ++g) scales.scale[half][g] = d * float(int8_t(word >> (8 * g)));
     }

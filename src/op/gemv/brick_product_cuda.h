@@ -2,6 +2,8 @@
 // For *.cu files only.
 #pragma once
 
+#include <type_traits>
+
 #include "op/gemv/brick_formats_cuda.h"
 #include "op/gemv/half_gemv_cuda.h"
 
@@ -72,7 +74,8 @@ __device__ float split_lane(const TokenX& x, float scale, int64_t k, int c, uint
 // --- Products ---
 
 /// sum[m][n] += tiles m times column tiles n over a brick. bricks: kTiles bricks one after another in shared memory;
-/// b(k32, n): the lane's B words of 32 columns; x_sums(k32, n): sums of x over them, of the lane's two columns.
+/// b(k32, n): the lane's B words of 32 columns; x_sums(k32, n): sums of x over them, of the lane's two columns or, as a
+/// float, of the first one where the second one's are zero.
 template <class F, int kTiles, int kColumnTiles, class B, class XSums>
 __device__ __forceinline__ void multiply(float (&sum)[kTiles][kColumnTiles][4], const uint8_t* bricks, int lane,
                                          const B& b, const XSums& x_sums) {
@@ -80,7 +83,7 @@ __device__ __forceinline__ void multiply(float (&sum)[kTiles][kColumnTiles][4], 
     if constexpr (F::kBfloat) gpu::mma_bf16(d, a, b0, b1);
     else gpu::mma_f16(d, a, b0, b1);
   };
-#pragma unroll(kTiles* kColumnTiles > 4 ? 1 : 2)
+#pragma unroll(kTiles* kColumnTiles > 1 ? 1 : 4)
   for (int chunk = 0; chunk < F::kColumns / 64; ++chunk) {
     typename F::Codes codes[kTiles];
     typename F::ChunkScales scales[kTiles];
@@ -123,9 +126,15 @@ __device__ __forceinline__ void multiply(float (&sum)[kTiles][kColumnTiles][4], 
             for (int i = 0; i < 4; ++i) to[i] = fmaf(scales[m].scale[i / 2][half], group[i], to[i]);
           }
           if constexpr (F::kHasMin) {
-            const float2 of_x = x_sums(2 * chunk + half, n);
+            const auto of_x = x_sums(2 * chunk + half, n);
+            if constexpr (std::is_same_v<decltype(of_x), const float>) {
+              to[0] = fmaf(-scales[m].min[0][half], of_x, to[0]);
+              to[2] = fmaf(-scales[m].min[1][half], of_x, to[2]);
+            } else {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) to[i] = fmaf(-scales[m].min[i / 2][half], i % 2 == 0 ? of_x.x : of_x.y, to[i]);
+              for (int i = 0; i < 4; ++i)
+                to[i] = fmaf(-scales[m].min[i / 2][half], i % 2 == 0 ? of_x.x : of_x.y, to[i]);
+            }
           }
         }
       }

@@ -38,15 +38,17 @@ struct GemvPlan {
 /// Segments and the blocks' shares of them.
 struct Segment {
   int first_brick, n_bricks;  // of each tile
-  int64_t total;              // of all tiles
+  int total;                  // of all tiles
 
   __host__ __device__ Segment(const GemvPlan& p, int i)
       : first_brick(int(int64_t(i) * p.bricks_per_tile / p.n_segments)),
         n_bricks(int(int64_t(i + 1) * p.bricks_per_tile / p.n_segments) - first_brick),
-        total(int64_t(p.n_tiles) * n_bricks) {}
-  __device__ int first_of(const GemvPlan& p, int block) const { return int(block * total / p.blocks_per_segment); }
-  __device__ int owner(const GemvPlan& p, int64_t brick) const {
-    return int(((brick + 1) * p.blocks_per_segment - 1) / total);
+        total(p.n_tiles * n_bricks) {}
+  __device__ int first_of(const GemvPlan& p, int block) const {
+    return int(int64_t(block) * total / p.blocks_per_segment);
+  }
+  __device__ int owner(const GemvPlan& p, int brick) const {
+    return int((int64_t(brick + 1) * p.blocks_per_segment - 1) / total);
   }
 };
 
@@ -62,12 +64,11 @@ int x_block_bytes(int64_t n_tokens) { return int(n_tokens) * (2 * 64 + 4); }
 
 /// Reads x, fills the planes of the bricks that this block needs and their sums, and leaves each token's 1 / scale.
 template <class F>
-__device__ void stage_x(const GemvPlan& p, const Segment& segment, int64_t start, int64_t end, uint4* planes,
-                        float* sums, float* inverse_scale) {
+__device__ void stage_x(const GemvPlan& p, const Segment& segment, int start, int end, uint4* planes, float* sums,
+                        float* inverse_scale) {
   __shared__ double squares_of[kTokens][F::kGemvWarps];
   __shared__ float largest_of[kTokens][F::kGemvWarps];
-  const int first = int(start % segment.n_bricks);
-  const int64_t n_needed = end - start;
+  const int first = start % segment.n_bricks, n_needed = end - start;
   const auto is_needed = [&](int brick) {  // of the segment
     return (brick < first ? brick + segment.n_bricks : brick) - first < n_needed;
   };
@@ -125,10 +126,9 @@ __device__ void stage_x(const GemvPlan& p, const Segment& segment, int64_t start
 }
 
 /// Finishes a tile that the block has summed up to `value`, or its part of it: one warp.
-__device__ void finish_tile(const GemvPlan& p, const Segment& segment, int64_t start, int64_t end, int tile,
-                            float2 value) {
+__device__ void finish_tile(const GemvPlan& p, const Segment& segment, int start, int end, int tile, float2 value) {
   const int lane = int(threadIdx.x) % 32, r = lane / 4, c = lane % 4;
-  const int64_t first = int64_t(tile) * segment.n_bricks, last = first + segment.n_bricks - 1;
+  const int first = tile * segment.n_bricks, last = first + segment.n_bricks - 1;
   if (p.n_segments > 1 || first < start || last >= end) {
     const auto slot = [&](int of_segment, int block) {
       return p.slots + (int64_t(of_segment) * (p.n_tiles + p.blocks_per_segment) + tile + block) * kSlotFloats;
@@ -141,7 +141,7 @@ __device__ void finish_tile(const GemvPlan& p, const Segment& segment, int64_t s
     int n_parts = 0;
     for (int s = 0; s < p.n_segments; ++s) {
       const Segment other(p, s);
-      const int64_t at = int64_t(tile) * other.n_bricks;
+      const int at = tile * other.n_bricks;
       n_parts += other.owner(p, at + other.n_bricks - 1) - other.owner(p, at) + 1;
     }
     unsigned arrived = 0;
@@ -152,7 +152,7 @@ __device__ void finish_tile(const GemvPlan& p, const Segment& segment, int64_t s
     value = {0, 0};
     for (int s = 0; s < p.n_segments; ++s) {
       const Segment other(p, s);
-      const int64_t at = int64_t(tile) * other.n_bricks;
+      const int at = tile * other.n_bricks;
       const int last_block = other.owner(p, at + other.n_bricks - 1);
       for (int block = other.owner(p, at); block <= last_block; ++block) {
         const float* part = slot(s, block);
@@ -177,24 +177,27 @@ __global__ void __launch_bounds__(kThreads<F>, 1) gemv_kernel(const GemvPlan p) 
 
   const int block = int(blockIdx.x) % p.blocks_per_segment;
   const Segment segment(p, int(blockIdx.x) / p.blocks_per_segment);
-  const int64_t start = segment.first_of(p, block), end = segment.first_of(p, block + 1);
+  const int start = segment.first_of(p, block), end = segment.first_of(p, block + 1);
 
-  // The warp's next brick to load.
-  int64_t next = start + warp;
-  int next_tile = int(next / segment.n_bricks), next_brick = int(next % segment.n_bricks);
+  // The warp's next brick to load. Where a segment's tile ends the rest of the tile is jumped over.
+  int next = start + warp, next_of_tile = next % segment.n_bricks;
+  const int64_t jump = int64_t(p.bricks_per_tile - segment.n_bricks) * F::kBytes;
+  const uint8_t* from =
+      p.bricks +
+      (next / segment.n_bricks * int64_t(p.bricks_per_tile) + segment.first_brick + next_of_tile) * F::kBytes +
+      lane * 16;
   const auto load_next = [&](int stage) {
     if (next < end) {
-      const uint8_t* from =
-          p.bricks + (int64_t(next_tile) * p.bricks_per_tile + segment.first_brick + next_brick) * F::kBytes;
-      uint8_t* to = ring + stage * F::kBytes;
+      uint8_t* to = ring + stage * F::kBytes + lane * 16;
 #pragma unroll
       for (int i = 0; i < F::kBytes / 16; i += 32)
-        if (i + lane < F::kBytes / 16) gpu::copy_async16(to + (i + lane) * 16, from + (i + lane) * 16);
+        if (i + 32 <= F::kBytes / 16 || i + lane < F::kBytes / 16) gpu::copy_async16(to + i * 16, from + i * 16);
     }
     gpu::copy_commit();
     next += kWarps;
-    next_brick += kWarps;
-    while (next_brick >= segment.n_bricks) next_brick -= segment.n_bricks, ++next_tile;
+    from += kWarps * F::kBytes;
+    if (jump == 0) return;
+    for (next_of_tile += kWarps; next_of_tile >= segment.n_bricks; next_of_tile -= segment.n_bricks) from += jump;
   };
   for (int stage = 0; stage < kStages - 1; ++stage) load_next(stage);
   gpu::let_next_grid_start();
@@ -202,26 +205,25 @@ __global__ void __launch_bounds__(kThreads<F>, 1) gemv_kernel(const GemvPlan p) 
   stage_x<F>(p, segment, start, end, planes, x_sums, inverse_scale);
   __syncthreads();
 
-  const int column = lane / 4, c = lane % 4;
-  int stage = 0, n_finished = 0;
-  int64_t i = start + warp;
-  for (int tile = int(start / segment.n_bricks); tile <= int((end - 1) / segment.n_bricks); ++tile, ++n_finished) {
-    const int64_t tile_start = int64_t(tile) * segment.n_bricks, tile_end = min(end, tile_start + segment.n_bricks);
+  // Lanes of columns that no token has read another one's: what they multiply ends in columns that nobody looks at.
+  const int c = lane % 4, column = min(lane / 4, 2 * p.n_tokens - 1);
+  const uint4* const lane_planes = planes + column * 4 + c;
+  const float* const lane_sums = x_sums + min(c, p.n_tokens - 1);
+  const int plane_stride = 8 * p.n_tokens;
+  int stage = 0, n_finished = 0, i = start + warp;
+  for (int tile = start / segment.n_bricks; tile <= (end - 1) / segment.n_bricks; ++tile, ++n_finished) {
+    const int tile_start = tile * segment.n_bricks, tile_end = min(end, tile_start + segment.n_bricks);
     float sum[1][1][4] = {};
     for (; i < tile_end; i += kWarps) {
       gpu::copy_wait<kStages - 2>();
       __syncwarp();  // the whole brick has come, and the one before it has been used
       load_next(stage == 0 ? kStages - 1 : stage - 1);
-      const int first_block = int(i - tile_start) * (F::kColumns / 32);
+      const int first_block = (i - tile_start) * (F::kColumns / 32);
+      const uint4* const brick_planes = lane_planes + first_block * plane_stride;
+      const float* const brick_sums = lane_sums + first_block * p.n_tokens;
       multiply<F>(
-          sum, ring + stage * F::kBytes, lane,
-          [&](int k32, int) {
-            return column < 2 * p.n_tokens ? planes[((first_block + k32) * 2 * p.n_tokens + column) * 4 + c]
-                                           : uint4{0, 0, 0, 0};
-          },
-          [&](int k32, int) {  // all in the high plane's column
-            return float2{c < p.n_tokens ? x_sums[(first_block + k32) * p.n_tokens + c] : 0.0f, 0.0f};
-          });
+          sum, ring + stage * F::kBytes, lane, [&](int k32, int) { return brick_planes[k32 * plane_stride]; },
+          [&](int k32, int) { return brick_sums[k32 * p.n_tokens]; });
       stage = stage + 1 == kStages ? 0 : stage + 1;
     }
     float* const parts = warp_sums + n_finished % 2 * kWarps * kSlotFloats;
@@ -253,7 +255,7 @@ Launch plan_launch(const BrickMatrix& w, const BrickCall& call) {
   Launch launch{};
   GemvPlan& p = launch.plan;
   const int64_t n_tiles = w.n_tiles(), per_tile = w.bricks_per_tile();
-  expect(n_tiles <= kCounters && n_tiles * per_tile < INT32_MAX, "gemv: too many rows");
+  expect(n_tiles <= kCounters && n_tiles * per_tile < INT32_MAX / 2, "gemv: too many rows");
   p = {.bricks = w.data.as<uint8_t>(),
        .n_tiles = int(n_tiles),
        .bricks_per_tile = int(per_tile),
