@@ -150,13 +150,31 @@ __device__ void store_sums(const Sums& sums, int planes, int n_tokens, int lane,
 
 // --- The end of a tile ---
 
+/// What an output needs of device memory besides its sum; asked for before the sum is made.
+struct Ends {
+  float row_scale, bias, y;
+};
+
+/// Of one lane's output; zeros where there is none.
+template <IntKind kKind>
+__device__ Ends load_ends(const Work& w, int tile, int token, int row) {
+  Ends ends = {};
+  if (tile >= w.n_row_tiles || token >= w.tokens.n_tokens) return ends;
+  if (kKind == IntKind::ternary) ends.row_scale = w.row_scale[tile * kIntTileRows + row];
+  const int64_t at = int64_t(tile) * kIntTileRows + row;
+  if (at >= w.n_out) return ends;
+  if (w.bias) ends.bias = w.bias[at];
+  if (w.output == IntOutput::add) ends.y = w.y[token * w.n_out + at];
+  return ends;
+}
+
 __device__ float product(float sum, float factor, float) { return __fmul_rn(sum, factor); }
 __device__ float product(int sum, float factor, float row_scale) {
   return __fmul_rn(__fmul_rn(__int2float_rn(sum >> 6), factor), row_scale);
 }
 
 /// Lanes 0-15 and 16-31 hold the products of a token's 16 rows of tile `tile`.
-__device__ void write_outputs(const Work& w, int tile, int token, int row, float p) {
+__device__ void write_outputs(const Work& w, int tile, int token, int row, float p, const Ends& ends) {
   const bool gated = w.output == IntOutput::silu_glu || w.output == IntOutput::relu2_glu;
   if (gated) {
     const float up = __shfl_down_sync(gpu::kAllLanes, p, 8);
@@ -170,9 +188,8 @@ __device__ void write_outputs(const Work& w, int tile, int token, int row, float
   }
   const int64_t at = int64_t(tile) * kIntTileRows + row;
   if (at >= w.n_out || token >= w.tokens.n_tokens) return;
-  if (w.bias) p = __fadd_rn(p, w.bias[at]);
-  float& y = w.y[token * w.n_out + at];
-  y = w.output == IntOutput::add ? __fadd_rn(y, p) : p;
+  if (w.bias) p = __fadd_rn(p, ends.bias);
+  w.y[token * w.n_out + at] = w.output == IntOutput::add ? __fadd_rn(ends.y, p) : p;
 }
 
 /// Sum of all parts of a row, when this warp is the last of them to come here with it; otherwise `last` is false.
@@ -258,7 +275,7 @@ __global__ void __launch_bounds__(kThreads, kTiles <= 2 ? 2 : 1) int_gemv_kernel
     for (int t = int(threadIdx.x); t < n_tokens; t += int(blockDim.x)) mine.factors[t] = w.image.factors[t];
     __syncthreads();
   } else {
-    quantize_tokens<kKind>(w.tokens, 0, n_tokens, begin, n, mine, reinterpret_cast<double*>(shared + w.at.squares),
+    quantize_tokens<kKind>(w.tokens, 0, n_tokens, begin, n, mine, shared + w.at.squares,
                            reinterpret_cast<float*>(shared + w.at.tops));
   }
 
@@ -270,6 +287,12 @@ __global__ void __launch_bounds__(kThreads, kTiles <= 2 ? 2 : 1) int_gemv_kernel
   const int group_values = column_pitch * kIntGroup;
   int ring_at = 0, buffer = 0, first_item = warp;
   for (int tile = first_tile; tile < w.n_row_tiles; tile += stride) {
+    // A warp adds up 32 outputs, or several times as many; with few tokens it is another one at every tile.
+    const int row_mask = (1 << w.row_shift) - 1, row = lane % 16;
+    const auto token_of = [&](int item) { return 2 * (item >> w.row_shift) + lane / 16; };
+    const auto ends_of = [&](int item) { return load_ends<kKind>(w, tile + (item & row_mask), token_of(item), row); };
+    Ends ends = ends_of(first_item);
+
     Sums<kKind, kTiles> sums;
     const int n_mine = tile + row_warp < w.n_row_tiles ? n_slots : 0;
     const uint8_t* values = mine.values + k_warp * kSlotGroups * group_values;
@@ -293,10 +316,9 @@ __global__ void __launch_bounds__(kThreads, kTiles <= 2 ? 2 : 1) int_gemv_kernel
     store_sums(sums, w.tokens.planes, n_tokens, lane, block_sums + warp * n_tokens * kIntSumPitch);
     __syncthreads();
 
-    // A warp adds up 32 outputs; with few tokens it is another one at every tile.
     for (int item = first_item; item < n_chunks << w.row_shift; item += n_warps) {
-      const int of = item & ((1 << w.row_shift) - 1), chunk = item >> w.row_shift;
-      const int token = 2 * chunk + lane / 16, row = lane % 16;
+      const int of = item & row_mask, chunk = item >> w.row_shift, token = token_of(item);
+      if (item != first_item) ends = ends_of(item);
       if (tile + of >= w.n_row_tiles) continue;
       Sum sum = 0;
       if (token < n_tokens)
@@ -308,8 +330,7 @@ __global__ void __launch_bounds__(kThreads, kTiles <= 2 ? 2 : 1) int_gemv_kernel
         if (!last) continue;
       }
       const float factor = token < n_tokens ? mine.factors[token] : 0.0f;
-      const float row_scale = kKind == IntKind::ternary ? w.row_scale[(tile + of) * kIntTileRows + row] : 1.0f;
-      write_outputs(w, tile + of, token, row, product(sum, factor, row_scale));
+      write_outputs(w, tile + of, token, row, product(sum, factor, ends.row_scale), ends);
     }
     first_item = first_item == 0 ? n_warps - 1 : first_item - 1;
     if constexpr (kBuffers == 2) buffer ^= 1;  // a warp is at most one tile ahead of the slowest
@@ -323,12 +344,11 @@ constexpr int kQuantizeWarps = 16;
 /// A block makes one token's part of the image.
 template <IntKind kKind>
 __global__ void __launch_bounds__(32 * kQuantizeWarps) quantize_kernel(IntTokens tokens, IntImage image) {
-  __shared__ double squares[kQuantizeWarps];
   __shared__ float tops[kQuantizeWarps];
   gpu::let_next_grid_start();
   gpu::wait_for_previous_grid();
   const int token = int(blockIdx.x);
-  quantize_tokens<kKind>(tokens, token, token + 1, 0, tokens.n_groups, image, squares, tops);
+  quantize_tokens<kKind>(tokens, token, token + 1, 0, tokens.n_groups, image, gpu::dynamic_shared<double>(), tops);
 }
 
 // --- Launches ---
@@ -357,8 +377,9 @@ void launch_gemv(const Work& w, const IntPlan& plan, gpu::StreamHandle stream, b
 template <IntKind kKind>
 void launch_product(Work w, const IntPlan& plan, gpu::StreamHandle stream, bool overlap) {
   if (!plan.quantize_inside) {
+    const size_t squares = kKind == IntKind::ternary ? 8 * kQuantizeWarps : 4 * size_t(w.tokens.n_groups);
     gpu::launch("quantize", quantize_kernel<kKind>,
-                {unsigned(w.tokens.n_tokens), 32 * kQuantizeWarps, 0, stream, overlap}, w.tokens, w.image);
+                {unsigned(w.tokens.n_tokens), 32 * kQuantizeWarps, squares, stream, overlap}, w.tokens, w.image);
     overlap = true;
   } else {
     w.image = {};

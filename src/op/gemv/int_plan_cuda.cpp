@@ -15,6 +15,7 @@ constexpr double kUnitPrice = 1;      // a barrier and what a warp waits for aft
 constexpr double kSplitPrice = 4;     // a partial sum's way to L2, at every unit
 constexpr double kJoinPrice = 20;     // and the last one's way back
 constexpr double kCrowdPrice = 4;     // shared memory that leaves no room for a block of the next grid
+constexpr double kPassPrice = 36;     // ternary: three passes over a token's values, one token after the other
 constexpr double kKernelPrice = 30;   // one more kernel
 constexpr double kCachedSpeed = 1.5;  // of reading x, which comes from L2
 
@@ -64,8 +65,10 @@ IntPlan plan_int_gemv(IntKind kind, int64_t n_row_tiles, int64_t n_in, int n_tok
       const double x_bytes = plan.quantize_inside ? 4.0 * n_tokens * double(whole_row ? n_in : groups * kIntGroup)
                                                   : double(columns * groups * kIntGroup);
       const double price = reading + turns * unit + (plan.splits > 1 ? kJoinPrice : 0) +
-                           (plan.quantize_inside ? 0 : kKernelPrice) + (shared > half_shared ? kCrowdPrice : 0) +
-                           resident * x_bytes / kBytesPerTile / kCachedSpeed;
+                           (!plan.quantize_inside      ? kKernelPrice
+                            : kind == IntKind::ternary ? kPassPrice * (n_tokens - 1)
+                                                       : 0) +
+                           (shared > half_shared ? kCrowdPrice : 0) + resident * x_bytes / kBytesPerTile / kCachedSpeed;
       if (price < best_price) best = plan, best_price = price;
     }
   };

@@ -23,7 +23,7 @@ struct IntShared {
   int values;   ///< [groups of the part][column pitch][128] int8, in the order of int_tokens.h
   int scales;   ///< [groups of the part][8 tiles_of_8] float
   int sums;     ///< [buffers][warps][tokens][kIntSumPitch] float or int32
-  int squares;  ///< [tokens][warps] double
+  int squares;  ///< ternary: [tokens][warps] double; int4_g128: [tokens][groups of a row] float
   int tops;     ///< [tokens][warps] float
   int factors;  ///< [tokens] float
   int bytes;
@@ -47,8 +47,9 @@ constexpr IntShared int_shared(IntKind kind, const IntPlan& plan, int64_t n_in, 
   s.values = take(groups * int_column_pitch(plan, n_tokens * planes) * kIntGroup);
   s.scales = take(groups * 8 * plan.tiles_of_8 * 4);
   s.sums = take(int64_t(int_sum_buffers(plan.tiles_of_8)) * plan.warps * n_tokens * kIntSumPitch * 4);
-  s.squares = take(int64_t(n_tokens) * plan.warps * 8);
-  s.tops = take(int64_t(n_tokens) * plan.warps * 4);
+  const int64_t n_inside = plan.quantize_inside ? n_tokens : 0;
+  s.squares = take(n_inside * (kind == IntKind::ternary ? plan.warps * 8 : n_in / kIntGroup * 4));
+  s.tops = take(n_inside * (kind == IntKind::ternary ? plan.warps * 4 : 0));
   s.factors = take(int64_t(n_tokens) * 4);
   s.bytes = int(at < (int64_t(1) << 30) ? at : int64_t(1) << 30);
   return s;

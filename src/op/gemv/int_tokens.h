@@ -68,57 +68,74 @@ __device__ inline float4 load_group(const float* row, int group) {
   return *reinterpret_cast<const float4*>(row + group * kIntGroup + 4 * int(threadIdx.x % 32));
 }
 
-/// body(group, values of this lane) for the groups from .. to - 1 of a row that are this warp's. Loads come in batches,
-/// whose latencies overlap.
+/// A warp's way through groups from .. to - 1 of tokens up to `last`, of which it takes every n_warps-th.
+struct Walk {
+  int token, group;
+
+  __device__ void settle(int from, int to) {
+    while (group >= to) group -= to - from, ++token;
+  }
+};
+
+/// body(token, group, values of x, of the norm's weight) for this lane's four columns of the groups from .. to - 1 of
+/// tokens first .. last - 1 that are this warp's. Loads come in batches, whose latencies overlap.
 template <class Body>
-__device__ void for_groups(const float* row, int from, int to, int n_warps, const Body& body) {
+__device__ void for_groups(const IntTokens& in, const float* norm, int first, int last, int from, int to,
+                           const Body& body) {
   constexpr int kBatch = 4;
-  for (int first = from + int(threadIdx.x / 32); first < to; first += kBatch * n_warps) {
-    float4 v[kBatch] = {};
+  const int n_warps = int(blockDim.x / 32);
+  Walk ahead = {first, from + int(threadIdx.x / 32)};
+  ahead.settle(from, to);
+  Walk at = ahead;
+  while (at.token < last) {
+    float4 x[kBatch] = {}, weight[kBatch] = {};
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i)
-      if (first + i * n_warps < to) v[i] = load_group(row, first + i * n_warps);
+    for (int i = 0; i < kBatch; ++i) {
+      if (ahead.token >= last) break;
+      x[i] = load_group(in.x + int64_t(ahead.token) * in.n_groups * kIntGroup, ahead.group);
+      if (norm) weight[i] = load_group(norm, ahead.group);
+      ahead.group += n_warps;
+      ahead.settle(from, to);
+    }
 #pragma unroll 1
-    for (int group = first; group < to && group < first + kBatch * n_warps; group += n_warps) {
-      body(group, v[0]);  // once in the code, with the values passing by
+    for (int n = 0; n < kBatch && at.token < last; ++n) {
+      body(at.token, at.group, x[0], weight[0]);  // once in the code, with the values passing by
 #pragma unroll
-      for (int i = 1; i < kBatch; ++i) v[i - 1] = v[i];
+      for (int i = 1; i < kBatch; ++i) x[i - 1] = x[i], weight[i - 1] = weight[i];
+      at.group += n_warps;
+      at.settle(from, to);
     }
   }
 }
 
 /// int4_g128: tokens first .. last - 1, groups begin .. begin + n - 1, by a whole block. The norm's factor is left to
-/// the sums. squares [tokens][warps] is the block's; ends with a barrier, after which `factors` may be read past the
-/// next one.
+/// the sums. squares [tokens][groups of a row] is the block's; ends with a barrier, after which `factors` may be read
+/// past the next one.
 __device__ inline void quantize_int4(const IntTokens& in, int first, int last, int begin, int n, const IntImage& out,
-                                     double* squares) {
-  const int n_warps = int(blockDim.x / 32), warp = int(threadIdx.x / 32);
-  for (int t = first; t < last; ++t) {
-    const float* row = in.x + int64_t(t) * in.n_groups * kIntGroup;
-    float sum = 0;
-    const auto visit = [&](int group, float4 v) {
-      if (in.norm) {
-        sum = __fmaf_rn(v.x, v.x, __fmaf_rn(v.y, v.y, __fmaf_rn(v.z, v.z, __fmaf_rn(v.w, v.w, sum))));
-        const float4 w = load_group(in.norm, group);
-        v = make_float4(v.x * w.x, v.y * w.y, v.z * w.z, v.w * w.w);
-      }
-      const int at = group - begin;
-      if (at >= 0 && at < n)
-        quantize_group(v, t, in.planes, out.values + int64_t(at) * in.column_pitch * kIntGroup,
-                       out.scales + at * in.scale_pitch);
-    };
-    for_groups(row, in.norm ? 0 : begin, in.norm ? in.n_groups : begin + n, n_warps, visit);
+                                     float* squares) {
+  const int lane = int(threadIdx.x % 32), warp = int(threadIdx.x / 32), n_warps = int(blockDim.x / 32);
+  const int from = in.norm ? 0 : begin, to = in.norm ? in.n_groups : begin + n;
+  for_groups(in, in.norm, first, last, from, to, [&](int token, int group, float4 v, float4 weight) {
     if (in.norm) {
-      sum = gpu::warp_sum(sum);
-      if (threadIdx.x % 32 == 0) squares[(t - first) * n_warps + warp] = double(sum);
+      const float sum =
+          gpu::warp_sum(__fmaf_rn(v.x, v.x, __fmaf_rn(v.y, v.y, __fmaf_rn(v.z, v.z, __fmul_rn(v.w, v.w)))));
+      if (lane == 0) squares[(token - first) * in.n_groups + group] = sum;
+      v = make_float4(v.x * weight.x, v.y * weight.y, v.z * weight.z, v.w * weight.w);
     }
-  }
+    const int at = group - begin;
+    if (at >= 0 && at < n)
+      quantize_group(v, token, in.planes, out.values + int64_t(at) * in.column_pitch * kIntGroup,
+                     out.scales + at * in.scale_pitch);
+  });
   __syncthreads();
-  for (int t = first + int(threadIdx.x); t < last; t += int(blockDim.x)) {
-    double sum = 0;
-    if (in.norm)
-      for (int i = 0; i < n_warps; ++i) sum += squares[(t - first) * n_warps + i];
-    out.factors[t] = in.norm ? float(1.0 / sqrt(sum / double(in.n_groups * kIntGroup) + in.eps)) : 1.0f;
+  for (int t = first + warp; t < last; t += n_warps) {
+    float sum = 0;
+    for (int group = lane; group < in.n_groups && in.norm; group += 32)
+      sum += squares[(t - first) * in.n_groups + group];
+    if (in.norm) sum = gpu::warp_sum(sum);
+    if (lane == 0)
+      out.factors[t] =
+          in.norm ? __fdiv_rn(1.0f, __fsqrt_rn(__fdiv_rn(sum, float(in.n_groups * kIntGroup)) + in.eps)) : 1.0f;
   }
 }
 
@@ -127,11 +144,10 @@ __device__ inline void quantize_int4(const IntTokens& in, int first, int last, i
 __device__ inline void quantize_ternary(const IntTokens& in, int first, int last, int begin, int n, const IntImage& out,
                                         double* squares, float* tops) {
   const int n_warps = int(blockDim.x / 32), warp = int(threadIdx.x / 32), lane = int(threadIdx.x % 32);
-  const auto row = [&](int t) { return in.x + int64_t(t) * in.n_groups * kIntGroup; };
   if (in.norm) {
     for (int t = first; t < last; ++t) {
       double sum = 0;
-      for_groups(row(t), 0, in.n_groups, n_warps, [&](int, float4 v) {
+      for_groups(in, nullptr, t, t + 1, 0, in.n_groups, [&](int, int, float4 v, float4) {
         sum += double(v.x) * v.x + double(v.y) * v.y + double(v.z) * v.z + double(v.w) * v.w;
       });
       sum = gpu::warp_sum(sum);
@@ -144,16 +160,16 @@ __device__ inline void quantize_ternary(const IntTokens& in, int first, int last
     for (int i = 0; i < n_warps; ++i) sum += squares[(t - first) * n_warps + i];
     return 1.0 / sqrt(sum / double(in.n_groups * kIntGroup) + in.eps);
   };
-  const auto normalized = [&](float4 v, int group, double by) {
+  const auto normalized = [&](float4 v, float4 w, double by) {
     if (!in.norm) return v;
-    const float4 w = load_group(in.norm, group);
     return make_float4(float(v.x * by * w.x), float(v.y * by * w.y), float(v.z * by * w.z), float(v.w * by * w.w));
   };
   for (int t = first; t < last; ++t) {
     const double by = in.norm ? factor(t) : 1.0;
     unsigned top = 0;  // as bits, of which NaN has the largest
-    for_groups(row(t), 0, in.n_groups, n_warps,
-               [&](int group, float4 v) { top = max(top, __float_as_uint(warp_top(normalized(v, group, by)))); });
+    for_groups(in, in.norm, t, t + 1, 0, in.n_groups, [&](int, int, float4 v, float4 weight) {
+      top = max(top, __float_as_uint(warp_top(normalized(v, weight, by))));
+    });
     if (lane == 0) tops[(t - first) * n_warps + warp] = __uint_as_float(top);
   }
   __syncthreads();
@@ -168,8 +184,8 @@ __device__ inline void quantize_ternary(const IntTokens& in, int first, int last
     top = top > 1e-5f ? top : 1e-5f;  // token_top
     const float inverse = finite ? __fdiv_rn(127.0f, top) : 0.0f;
     const double by = in.norm ? factor(t) : 1.0;
-    for_groups(row(t), begin, begin + n, n_warps, [&](int group, float4 v) {
-      v = normalized(v, group, by);
+    for_groups(in, in.norm, t, t + 1, begin, begin + n, [&](int, int group, float4 v, float4 weight) {
+      v = normalized(v, weight, by);
       const auto level = [&](float f) { return __float2int_rn(__fmul_rn(f, inverse)); };  // ties to even, 0 for NaN
       *reinterpret_cast<uint32_t*>(out.values + (int64_t(group - begin) * in.column_pitch + t) * kIntGroup +
                                    word_offset(t, lane)) = pack_int8(level(v.x), level(v.y), level(v.z), level(v.w));
@@ -179,11 +195,13 @@ __device__ inline void quantize_ternary(const IntTokens& in, int first, int last
   __syncthreads();
 }
 
+/// `squares` and `tops` are laid out by int_shared().
 template <IntKind kKind>
 __device__ void quantize_tokens(const IntTokens& in, int first, int last, int begin, int n, const IntImage& out,
-                                double* squares, float* tops) {
-  if constexpr (kKind == IntKind::ternary) quantize_ternary(in, first, last, begin, n, out, squares, tops);
-  else quantize_int4(in, first, last, begin, n, out, squares);
+                                void* squares, float* tops) {
+  if constexpr (kKind == IntKind::ternary)
+    quantize_ternary(in, first, last, begin, n, out, static_cast<double*>(squares), tops);
+  else quantize_int4(in, first, last, begin, n, out, static_cast<float*>(squares));
 }
 
 }  // namespace ridge
