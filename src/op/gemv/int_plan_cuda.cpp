@@ -15,8 +15,9 @@ constexpr double kUnitPrice = 1;      // a barrier and what a warp waits for aft
 constexpr double kSplitPrice = 4;     // a partial sum's way to L2, at every unit
 constexpr double kJoinPrice = 20;     // and the last one's way back
 constexpr double kCrowdPrice = 4;     // shared memory that leaves no room for a block of the next grid
-constexpr double kPassPrice = 36;     // ternary: three passes over a token's values, one token after the other
-constexpr double kKernelPrice = 30;   // one more kernel
+constexpr double kTripPrice = 10;     // a load from L2 that everything waits for
+constexpr double kIdlePrice = 0.2;    // of the reading, for processors that have nothing to do
+constexpr double kKernelPrice = 20;   // one more kernel
 constexpr double kCachedSpeed = 1.5;  // of reading x, which comes from L2
 
 constexpr int64_t kSystemShared = 1 << 10;  // a block's, of its processor's
@@ -62,13 +63,19 @@ IntPlan plan_int_gemv(IntKind kind, int64_t n_row_tiles, int64_t n_in, int n_tok
       const double reading = std::max(double(n_units) * unit_tiles / n_processors, kAlone * turns * unit_tiles) *
                              slowness * (0.7 + 0.3 * uneven);
       const double unit = (kUnitPrice + sums / kClocksPerTile + (plan.splits > 1 ? kSplitPrice : 0)) / resident;
+      // Quantising: warps load four groups at a time (ternary: of one token, at least twice).
       const double x_bytes = plan.quantize_inside ? 4.0 * n_tokens * double(whole_row ? n_in : groups * kIntGroup)
                                                   : double(columns * groups * kIntGroup);
-      const double price = reading + turns * unit + (plan.splits > 1 ? kJoinPrice : 0) +
-                           (!plan.quantize_inside      ? kKernelPrice
-                            : kind == IntKind::ternary ? kPassPrice * (n_tokens - 1)
-                                                       : 0) +
-                           (shared > half_shared ? kCrowdPrice : 0) + resident * x_bytes / kBytesPerTile / kCachedSpeed;
+      const int64_t x_groups = whole_row ? n_in / kIntGroup : groups;
+      const int64_t trips = !plan.quantize_inside      ? 1 + ceil_div(n_in / kIntGroup, 64)
+                            : kind == IntKind::ternary ? 2 * n_tokens * ceil_div(x_groups, 4 * plan.warps)
+                                                       : ceil_div(n_tokens * x_groups, 4 * plan.warps);
+      const double quantizing = double(trips) * kTripPrice + (plan.quantize_inside ? 0 : kKernelPrice) +
+                                resident * x_bytes / kBytesPerTile / kCachedSpeed;
+
+      const double idle = std::max(0.0, 1 - double(plan.blocks) / n_processors);
+      const double price = reading * (1 + kIdlePrice * idle) + turns * unit + (plan.splits > 1 ? kJoinPrice : 0) +
+                           (shared > half_shared ? kCrowdPrice : 0) + quantizing;
       if (price < best_price) best = plan, best_price = price;
     }
   };
