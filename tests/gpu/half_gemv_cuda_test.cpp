@@ -1,5 +1,6 @@
 // Products of a few tokens with weights in bricks, against double precision.
 #include "gpu/brick_data.h"
+#include "gpu/graph.h"
 #include "ridge/error.h"
 
 namespace ridge {
@@ -70,6 +71,29 @@ TEST_F(HalfGemvCuda, SameBitsEveryTime) {
       const auto first = product(w, run);
       for (int i = 0; i < 3; ++i) EXPECT_EQ(product(w, run), first);
     }
+}
+
+TEST_F(HalfGemvCuda, ReplaysInAGraph) {
+  for (const int64_t n_tokens : {2, 6}) {
+    const BrickRows rows("q4_0", 70, 512, 3);
+    const BrickMatrix w = bricks({&rows});
+    const std::vector<float> x = normal_floats(1, n_tokens * 512);
+    const auto expected = product(w, {.x = x, .n_blocks = 7});
+    const gpu::Buffer dx = up(x), y(n_tokens * 70 * 4);
+    BrickCall call{.n_tokens = n_tokens, .x = dx.as<float>(), .residual = true, .n_blocks = 7, .overlap = true};
+    call.y[0] = y.as<float>();
+    const gpu::Buffer scratch(brick_scratch_bytes(w, call));
+    const gpu::Graph graph(stream(), [&] {
+      for (int i = 0; i < 2; ++i) device_half_gemv(stream(), w, call, scratch);
+    });
+    for (int i = 0; i < 3; ++i) graph.launch(stream());
+    const std::vector<float> sum = down(y.as<float>(), n_tokens * 70);  // of six equal products
+    for (size_t i = 0; i < sum.size(); ++i) {
+      float added = 0;
+      for (int n = 0; n < 6; ++n) added += expected[0][i];
+      EXPECT_EQ(sum[i], added);
+    }
+  }
 }
 
 TEST_F(HalfGemvCuda, BothPlanesCount) {

@@ -186,12 +186,14 @@ __global__ void __launch_bounds__(kThreads<F>, 1) gemv_kernel(const GemvPlan p) 
       p.bricks +
       (next / segment.n_bricks * int64_t(p.bricks_per_tile) + segment.first_brick + next_of_tile) * F::kBytes +
       lane * 16;
+  const uint64_t policy = gpu::evict_first_policy();  // a step's weights are more than L2 holds until the next step
   const auto load_next = [&](int stage) {
     if (next < end) {
       uint8_t* to = ring + stage * F::kBytes + lane * 16;
 #pragma unroll
       for (int i = 0; i < F::kBytes / 16; i += 32)
-        if (i + 32 <= F::kBytes / 16 || i + lane < F::kBytes / 16) gpu::copy_async16(to + i * 16, from + i * 16);
+        if (i + 32 <= F::kBytes / 16 || i + lane < F::kBytes / 16)
+          gpu::copy_async16(to + i * 16, from + i * 16, policy);
     }
     gpu::copy_commit();
     next += kWarps;
