@@ -66,8 +66,9 @@ IntPlan plan_int_gemv(IntKind kind, int64_t n_row_tiles, int64_t n_in, int n_tok
 /// Bytes of shared memory of a block.
 int64_t int_gemv_shared_bytes(IntKind kind, const IntPlan& plan, int64_t n_in, int n_tokens, int planes);
 
-/// Memory of products that run one after another. A call that finds too little waits for the device and allocates, so
-/// a call that is captured must have run once before.
+/// Memory of products that run one after another on a stream. A call that finds too little waits for the device and
+/// allocates: calls that are captured must have run once before, and a larger one later would pull the memory from
+/// under the recording.
 struct IntScratch {
   gpu::Buffer data;
   gpu::Buffer counters;  ///< zero between launches
