@@ -25,6 +25,12 @@ __device__ void mma_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint
 /// The same with bfloat16.
 __device__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 
+/// Four 8 x 8 matrices of halves from shared memory: lane 8 m + i names row i of matrix m (16 bytes, aligned to 16).
+/// Word m: row r, columns 2c and 2c + 1 of matrix m.
+__device__ void load_matrices(uint32_t (&words)[4], const void* row);
+/// The same of the transposed matrices: rows 2c and 2c + 1, column r.
+__device__ void load_matrices_transposed(uint32_t (&words)[4], const void* row);
+
 /// Begins to copy 16 bytes of global memory, read once, to shared memory; both aligned to 16.
 __device__ void copy_async16(void* shared, const void* global);
 /// The same for what is read once and should be the first to leave L2; `policy` is evict_first_policy().
@@ -95,6 +101,17 @@ RIDGE_MMA_S8(mma_u8s8, "u8.s8")
 RIDGE_MMA_HALF(mma_f16, "f16")
 RIDGE_MMA_HALF(mma_bf16, "bf16")
 #undef RIDGE_MMA_HALF
+
+#define RIDGE_LOAD_MATRICES(name, how)                                                  \
+  __device__ __forceinline__ void name(uint32_t(&words)[4], const void* row) {          \
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4" how ".shared.b16 {%0,%1,%2,%3}, [%4];" \
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])       \
+                 : "r"(uint32_t(__cvta_generic_to_shared(row)))                         \
+                 : "memory");                                                           \
+  }
+RIDGE_LOAD_MATRICES(load_matrices, "")
+RIDGE_LOAD_MATRICES(load_matrices_transposed, ".trans")
+#undef RIDGE_LOAD_MATRICES
 
 __device__ __forceinline__ void copy_async16(void* shared, const void* global) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;"

@@ -151,7 +151,8 @@ DeviceKvSide DeviceKvStore::append(gpu::StreamHandle stream, int n_seq, int n_pa
           .n_coded = coded.count,
           .exact = exact.rows,
           .exact_first = exact.first,
-          .retention = layout_.retention};
+          .retention = layout_.retention,
+          .rounds = config_.format->name != "f32"};
 }
 
 void DeviceKvStore::rotate_queries(gpu::StreamHandle stream, int64_t n_rows, float* q) const {

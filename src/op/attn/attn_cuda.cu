@@ -1,7 +1,8 @@
-// Two kernels: tiles of 32 queries x 32 keys when there are many queries, a warp a key when there is one per sequence.
-// Both keep a running softmax (maximum m, sum l, weighted values), in float.
+// Two float kernels: tiles of 32 queries x 32 keys when there are many queries, a warp a key when there is one per
+// sequence. Both keep a running softmax (maximum m, sum l, weighted values). Halves are prefill_cuda.h's.
 #include "gpu/launch.h"
 #include "op/attn/attn_cuda.h"
+#include "op/attn/prefill_cuda.h"
 
 namespace ridge {
 namespace {
@@ -238,7 +239,8 @@ void launch(gpu::StreamHandle stream, const DeviceAttn& a) {
 }  // namespace
 
 void device_attn(gpu::StreamHandle stream, const DeviceAttn& a) {
-  if (a.head_dim <= 64) launch<2>(stream, a);
+  if (a.n_tokens > 1 && a.k.rounds && a.v.rounds && !prefill_attn_unsupported(a.head_dim, 4)) prefill_attn(stream, a);
+  else if (a.head_dim <= 64) launch<2>(stream, a);
   else if (a.head_dim <= 128) launch<4>(stream, a);
   else launch<8>(stream, a);
 }
