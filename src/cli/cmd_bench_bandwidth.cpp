@@ -1,9 +1,12 @@
-// ridge bench bandwidth: the machine's memory ceilings.
+// ridge bench bandwidth: the memory ceilings of the machine, or of a GPU.
 #include <memory>
 
 #include "cli/interrupt.h"
 #include "cli/options.h"
+#include "engine/model_impl.h"
 #include "lab/ceilings.h"
+#include "lab/device_ceilings.h"
+#include "lab/gpu_state.h"
 #include "lab/machine.h"
 
 namespace ridge::cli {
@@ -16,15 +19,19 @@ struct BandwidthFlags {
   int repeats = 21;
 };
 
+void print_streams(const std::vector<lab::StreamResult>& streams) {
+  fmt::print("| stream | GB/s median | quartiles | max | repeats |\n|---|---:|---:|---:|---:|\n");
+  for (const lab::StreamResult& s : streams)
+    fmt::print("| {} | {:.2f} | {:.2f} - {:.2f} | {:.2f} | {} |\n", s.name, s.gb_s.median, s.gb_s.lower, s.gb_s.upper,
+               s.gb_s.max, s.repeats);
+}
+
 void print_table(const lab::Ceilings& ceilings) {
   const lab::MachineInfo machine = lab::machine_info();
   fmt::print("{}, {} thread{}, {} kernels\n", machine.cpu_model, ceilings.n_threads, ceilings.n_threads == 1 ? "" : "s",
              ceilings.kernel);
   fmt::print("buffers of {} MiB ({})\n\n", ceilings.size.bytes >> 20, ceilings.size.why);
-  fmt::print("| stream | GB/s median | quartiles | max | repeats |\n|---|---:|---:|---:|---:|\n");
-  for (const lab::StreamResult& s : ceilings.streams)
-    fmt::print("| {} | {:.2f} | {:.2f} - {:.2f} | {:.2f} | {} |\n", s.name, s.gb_s.median, s.gb_s.lower, s.gb_s.upper,
-               s.gb_s.max, s.repeats);
+  print_streams(ceilings.streams);
   fmt::print(
       "\nGB = 10^9 bytes loaded and stored by the kernel; a line fetched before an ordinary store is not counted.\n");
   if (machine.load_1min > 0.5)
@@ -32,8 +39,41 @@ void print_table(const lab::Ceilings& ceilings) {
                machine.load_1min);
 }
 
+void print_table(const lab::DeviceCeilings& ceilings) {
+  fmt::print("cuda:{} {}, sm_{}, {} processors\n", ceilings.index, ceilings.device.name, ceilings.device.sm,
+             ceilings.device.n_processors);
+  fmt::print("buffers of {} MiB ({})\n\n", ceilings.size.bytes >> 20, ceilings.size.why);
+  print_streams(ceilings.streams);
+  fmt::print("\n| edge | us median | quartiles | least | repeats |\n|---|---:|---:|---:|---:|\n");
+  for (const lab::EdgeResult& e : ceilings.edges)
+    fmt::print("| {} ({}) | {:.2f} | {:.2f} - {:.2f} | {:.2f} | {} |\n", e.name, e.what, e.us.median, e.us.lower,
+               e.us.upper, e.us.min, e.repeats);
+  if (const lab::StreamResult* best = ceilings.best_read())
+    fmt::print("\nGB = 10^9 bytes loaded and stored. The roof is `{}`: {:.1f} GB/s.\n", best->name,
+               ceilings.read_gb_s());
+}
+
+int device_bandwidth(const BandwidthFlags& flags, int device) {
+  lab::ResultsFile results = lab::ResultsFile::open(flags.output.results).or_throw();
+  const lab::DeviceCeilings ceilings = lab::measure_device_ceilings({.device = device,
+                                                                     .bytes = int64_t(flags.size_mib) << 20,
+                                                                     .replays = flags.repeats,
+                                                                     .max_seconds = 10,
+                                                                     .read_only = false,
+                                                                     .stop = interrupted});
+  lab::Row row = lab::to_row(ceilings);
+  row["gpu_after"] = lab::to_row(lab::read_gpu_state(ceilings.device.pci_bus_id));
+  row.update(lab::provenance(0, 0));
+  row["kind"] = "bandwidth-device";
+  results.add(row);
+  if (flags.output.json) fmt::print("{}\n", row.dump(2, ' ', false, lab::Row::error_handler_t::replace));
+  else print_table(ceilings);
+  return interrupted() ? int(ErrorKind::interrupted) : 0;
+}
+
 int bandwidth(const BandwidthFlags& flags) {
-  check_cpu_only(flags.device.device, "bench bandwidth");
+  check_device(flags.device.device);
+  if (const std::optional<int> device = parse_device(flags.device.device)) return device_bandwidth(flags, *device);
   lab::ResultsFile results = lab::ResultsFile::open(flags.output.results).or_throw();
   const lab::CeilingOptions options{.n_threads = flags.device.n_threads,
                                     .isa = flags.device.isa,
@@ -60,7 +100,8 @@ Action declare_bench_bandwidth(CLI::App& app) {
   app.add_option("--device", f.device.device, "cpu or cuda[:N] (-dev)")->type_name("NAME")->default_str("cpu");
   add_whole(app, "-t,--threads", f.device.n_threads, 0, 1024, "threads; 0: one per processor");
   app.add_option("--isa", f.device.isa, "highest instruction set to use: scalar, avx2, avx512")->type_name("NAME");
-  add_whole(app, "--size", f.size_mib, 0, 1 << 22, "MiB of one buffer; 0: at least 4 x the last-level cache and 1 GiB");
+  add_whole(app, "--size", f.size_mib, 0, 1 << 22,
+            "MiB of one buffer; 0: several times the last-level cache, and 1 GiB (GPU: 4 GiB)");
   add_whole(app, "-r,--repetitions", f.repeats, 3, 100000, "times each stream runs, within ten seconds");
   add_output_flags(app, f.output, true);
   return [flags] { return bandwidth(*flags); };

@@ -139,11 +139,6 @@ void check_device(const std::string& device) {
               four_parts(fmt::format("device {} is not available", device), "--device", why, "use --device cpu"));
 }
 
-void check_cpu_only(const std::string& device, std::string_view command) {
-  check_device(device);
-  if (parse_device(device)) bad_flag("--device", fmt::format("{} works on the CPU only", command), "use --device cpu");
-}
-
 Model load_model(const ModelFlags& flags) {
   check_device(flags.device);
   return Model::load(flags.model, flags.load_options());

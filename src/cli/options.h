@@ -57,8 +57,6 @@ void add_model_flag(CLI::App& app, ModelFlags& flags, bool required);
 void add_device_flags(CLI::App& app, ModelFlags& flags);
 /// Refuses a device that this build or this machine does not have: exit code 6.
 void check_device(const std::string& device);
-/// The same for a command that works on the CPU only.
-void check_cpu_only(const std::string& device, std::string_view command);
 Model load_model(const ModelFlags& flags);
 
 /// -c, -b, -ub.

@@ -87,5 +87,9 @@ void download(StreamHandle stream, void* host, const void* device, int64_t bytes
 void clear(StreamHandle stream, void* device, int64_t bytes) {
   check(cudaMemsetAsync(device, 0, size_t(bytes), stream), "memset");
 }
+void copy(StreamHandle stream, void* to, const void* from, int64_t bytes) {
+  if (bytes == 0) return;
+  check(cudaMemcpyAsync(to, from, size_t(bytes), cudaMemcpyDeviceToDevice, stream), "copy");
+}
 
 }  // namespace ridge::gpu

@@ -87,6 +87,8 @@ class PinnedBuffer {
 void upload(StreamHandle stream, void* device, const void* host, int64_t bytes);
 void download(StreamHandle stream, void* host, const void* device, int64_t bytes);
 void clear(StreamHandle stream, void* device, int64_t bytes);
+/// From device memory to device memory; the two do not overlap.
+void copy(StreamHandle stream, void* to, const void* from, int64_t bytes);
 
 /// A new buffer with the values of `host`.
 template <class T>

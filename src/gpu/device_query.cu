@@ -18,11 +18,14 @@ DeviceReport query_devices() {
   for (int index = 0; index < count; ++index) {
     cudaDeviceProp properties;
     if (cudaGetDeviceProperties(&properties, index) != cudaSuccess) continue;
+    char pci_bus_id[32] = "";
+    if (cudaDeviceGetPCIBusId(pci_bus_id, sizeof pci_bus_id, index) != cudaSuccess) pci_bus_id[0] = '\0';
     report.devices.push_back({.name = properties.name,
                               .sm = 10 * properties.major + properties.minor,
                               .n_processors = properties.multiProcessorCount,
                               .memory_bytes = properties.totalGlobalMem,
-                              .l2_bytes = uint64_t(properties.l2CacheSize)});
+                              .l2_bytes = uint64_t(properties.l2CacheSize),
+                              .pci_bus_id = pci_bus_id});
   }
   if (report.devices.empty())
     report.why_none = count == 0 ? "the driver lists none" : "none of the listed devices answers";

@@ -14,6 +14,7 @@ struct Device {
   int n_processors = 0;
   uint64_t memory_bytes = 0;
   uint64_t l2_bytes = 0;
+  std::string pci_bus_id;  ///< "0000:1B:00.0", what other tools know it by; empty when the driver does not say
 };
 
 struct DeviceReport {

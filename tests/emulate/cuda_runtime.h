@@ -224,6 +224,10 @@ template <class T>
 T __ldcs(const T* at) {
   return *at;
 }
+template <class T>
+void __stcs(T* at, T value) {
+  *at = value;
+}
 
 using std::isfinite;
 using std::isinf;
@@ -278,6 +282,7 @@ cudaError_t cudaDriverGetVersion(int* version);
 cudaError_t cudaRuntimeGetVersion(int* version);
 cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device);
+cudaError_t cudaDeviceGetPCIBusId(char* id, int bytes, int device);
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
 cudaError_t cudaSetDevice(int device);
 cudaError_t cudaGetDevice(int* device);

@@ -228,6 +228,9 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
         .sharedMemPerBlockOptin = 227 << 10};
   return cudaSuccess;
 }
+cudaError_t cudaDeviceGetPCIBusId(char* id, int bytes, int) {
+  return std::snprintf(id, size_t(bytes), "%s", ""), cudaSuccess;
+}
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
   cudaDeviceProp p;
   if (const cudaError_t error = cudaGetDeviceProperties(&p, device)) return error;

@@ -1,0 +1,140 @@
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include "lab/device_ceilings.h"
+#include "lab/device_timer.h"
+#include "op/stream/stream_cuda.h"
+
+namespace ridge::lab {
+namespace {
+
+/// Rates of calls that move `bytes_moved` each.
+StreamResult stream_result(std::string name, int64_t bytes_moved, const CallTimes& times) {
+  std::vector<double> gb_s;
+  for (const double seconds : times.seconds)
+    gb_s.push_back(seconds > 0 ? double(bytes_moved) / seconds / 1e9 : std::numeric_limits<double>::quiet_NaN());
+  return {std::move(name), bytes_moved, spread(std::move(gb_s)), int(times.seconds.size())};
+}
+
+EdgeResult edge_result(std::string name, std::string what, std::vector<double> seconds) {
+  for (double& s : seconds) s *= 1e6;
+  const int repeats = int(seconds.size());
+  return {std::move(name), std::move(what), spread(std::move(seconds)), repeats};
+}
+
+/// The buffers, and the kernels on them.
+class DeviceStreams {
+ public:
+  DeviceStreams(const gpu::Stream& stream, int64_t bytes, bool read_only)
+      : stream_(stream), bytes_(bytes), a_(bytes), b_(read_only ? 0 : bytes), sums_(4 * kDeviceReadSums) {
+    device_write(stream, a_.as<void>(), bytes);
+  }
+
+  void read(gpu::StreamHandle stream, int variant) const {
+    device_read(stream, variant, a_.as<void>(), bytes_, sums_.as<uint32_t>());
+  }
+  void write(gpu::StreamHandle stream) const { device_write(stream, a_.as<void>(), bytes_); }
+  void copy(gpu::StreamHandle stream) const { device_copy(stream, b_.as<void>(), a_.as<void>(), bytes_); }
+  void copy_by_driver(gpu::StreamHandle stream) const { gpu::copy(stream, b_.as<void>(), a_.as<void>(), bytes_); }
+
+  /// Throws Error(gate) unless variant 0 and `variant` find in `data` what device_write() puts there.
+  void check_sum(const std::string& name, int variant, bool of_copy) const {
+    gpu::clear(stream_, sums_.as<void>(), sums_.bytes());
+    device_read(stream_, variant, of_copy ? b_.as<void>() : a_.as<void>(), bytes_, sums_.as<uint32_t>());
+    std::vector<uint32_t> parts(kDeviceReadSums);
+    gpu::download(stream_, parts.data(), sums_.as<void>(), sums_.bytes());
+    stream_.synchronize();
+    const uint32_t sum = std::accumulate(parts.begin(), parts.end(), uint32_t(0)), right = device_written_sum(bytes_);
+    if (sum != right)
+      throw Error(ErrorKind::gate,
+                  fmt::format("stream {}: sum {:#x}, expected {:#x}: no bandwidth is given", name, sum, right));
+  }
+
+ private:
+  const gpu::Stream& stream_;
+  int64_t bytes_;
+  gpu::Buffer a_, b_, sums_;
+};
+
+void measure_streams(const gpu::Stream& stream, const DeviceCeilingOptions& options, DeviceCeilings& result) {
+  const int64_t n = result.size.bytes;
+  const DeviceStreams streams(stream, n, options.read_only);
+  std::vector<std::string> names;
+  std::vector<int64_t> bytes;
+  std::vector<DeviceWork> works;
+  const auto add = [&](std::string name, int64_t bytes_moved, std::function<void(gpu::StreamHandle)> call) {
+    names.push_back(std::move(name));
+    bytes.push_back(bytes_moved);
+    works.push_back({1, [call = std::move(call)](gpu::StreamHandle s, int) { call(s); }});
+  };
+  for (int variant = 0; variant < int(device_read_variants().size()); ++variant) {
+    names.push_back(fmt::format("read {}", device_read_variants()[size_t(variant)]));
+    streams.check_sum(names.back(), variant, false);
+    bytes.push_back(n);
+    works.push_back({1, [&streams, variant](gpu::StreamHandle s, int) { streams.read(s, variant); }});
+  }
+  if (!options.read_only) {
+    streams.copy(stream);
+    streams.check_sum("copy", 0, true);
+    add("write", n, [&](gpu::StreamHandle s) { streams.write(s); });
+    add("copy", 2 * n, [&](gpu::StreamHandle s) { streams.copy(s); });
+    add("copy-driver", 2 * n, [&](gpu::StreamHandle s) { streams.copy_by_driver(s); });
+  }
+  const auto times = time_on_device(stream, works,
+                                    {.replays = options.replays,
+                                     .min_replay_seconds = 2e-3,
+                                     .max_calls = 64,
+                                     .max_seconds = options.max_seconds,
+                                     .stop = options.stop});
+  for (size_t i = 0; i < works.size(); ++i)
+    if (!times[i].seconds.empty()) result.streams.push_back(stream_result(names[i], bytes[i], times[i]));
+}
+
+void measure_edges(const gpu::Stream& stream, const DeviceCeilingOptions& options, DeviceCeilings& result) {
+  constexpr int kChain = 512;
+  const auto nothing = [](bool overlap) {
+    return DeviceWork{1, [overlap](gpu::StreamHandle s, int) { device_nothing(s, overlap); }};
+  };
+  TimerOptions timer{.replays = std::max(options.replays, 20),
+                     .min_replay_seconds = 1,  // as many calls as max_calls allows
+                     .max_calls = kChain,
+                     .max_seconds = 1,
+                     .stop = options.stop};
+  const DeviceWork chains[] = {nothing(false), nothing(true)};
+  const auto of_chains = time_on_device(stream, chains, timer);
+  timer.max_calls = 1;
+  const auto of_one = time_on_device(stream, {chains, 1}, timer);
+  const std::string chain = fmt::format("one of {} empty kernels in a graph", kChain);
+  result.edges.push_back(edge_result("graph-edge", chain, of_chains[0].seconds));
+  result.edges.push_back(
+      edge_result("graph-edge-overlap", chain + ", programmatic dependent launch", of_chains[1].seconds));
+  result.edges.push_back(
+      edge_result("graph-launch", "graphs of one empty kernel, one after another", of_one[0].seconds));
+  result.edges.push_back(edge_result("graph-round-trip", "host time from a graph's launch until its end is known",
+                                     time_round_trips(stream, chains[0], timer.replays)));
+}
+
+}  // namespace
+
+DeviceCeilings measure_device_ceilings(const DeviceCeilingOptions& options) {
+  const gpu::DeviceReport report = gpu::query_devices();
+  gpu::use_device(options.device);
+  DeviceCeilings result{.index = options.device,
+                        .device = report.devices.at(size_t(options.device)),
+                        .driver_version = report.driver_version,
+                        .runtime_version = report.runtime_version,
+                        .size = {},
+                        .streams = {},
+                        .edges = {}};
+  result.size =
+      options.bytes > 0
+          ? StreamSize{std::max(kDeviceStreamUnit, options.bytes / kDeviceStreamUnit * kDeviceStreamUnit), "as asked"}
+          : choose_device_stream_size(int64_t(result.device.l2_bytes), gpu::free_bytes());
+  const gpu::Stream stream;
+  measure_streams(stream, options, result);
+  if (!options.read_only && !(options.stop && options.stop())) measure_edges(stream, options, result);
+  return result;
+}
+
+}  // namespace ridge::lab
