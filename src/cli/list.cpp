@@ -80,10 +80,34 @@ std::span<const Command> commands() {
        "ridge bench decode -m synth:qwen2.5-1.5b@weights=q4_0 -p 0 -n 32 -d 0,4096 --kv f16,q8_0,rotor-3\n"
        "ridge bench decode -m model.gguf -ctk f16,q8_0 -ctv f16 -o jsonl --results results/decode.jsonl",
        declare_bench_decode},
+      {"bench attention", "decode attention on a GPU, by shape and cache format",
+       "Times one layer's attention of one token a sequence: calls in a CUDA graph over buffers that take turns, so "
+       "that "
+       "data comes from memory. Each result is held against softmax in double first, and again after the replays: a "
+       "wrong one is FAILED, gets no times, and the command ends with 3. Percent of roof is of the read bandwidth "
+       "measured in the same run, for the bytes that the formats hold.",
+       "ridge bench attention --heads 64/8 --seq 4096,32768 --kv f16,rotor-3\n"
+       "ridge bench attention --heads 64/8 --batch 8 --seq 8192 --kv f32 --kernel all -o jsonl --results attn.jsonl",
+       declare_bench_attention},
+      {"bench gemv", "products with weight matrices on a GPU, by shape and batch",
+       "Times y = x W for 1 to 64 tokens at a time, measured and checked as `bench attention` does, against sums in "
+       "double. Bytes are those of the weights' format, and activations once as float32.",
+       "ridge bench gemv --shape 28672x4096,4096x14336 --weights int4_g128 --batch 1,8\n"
+       "ridge bench gemv --weights i2_s --batch 1 --repeat 20 -o jsonl",
+       declare_bench_gemv},
+      {"bench append", "coding new rows into a cache on a GPU",
+       "Times the coding of the K and V rows of new tokens, measured as `bench attention` does. The bytes written must "
+       "be "
+       "those of the formats' encoders.",
+       "ridge bench append --heads 64/8 --kv f16,rotor-3 --batch 1,8\n"
+       "ridge bench append --heads 64/8 --kv q8_0 --new 1,32",
+       declare_bench_append},
       {"bench bandwidth", "memory bandwidth: read, write, copy, triad",
        "Streams over buffers of at least 4 x the last-level cache, with our own kernels. The read figure is the roof "
-       "that decode is held against.",
-       "ridge bench bandwidth\nridge bench bandwidth -t 1 --size 4096", declare_bench_bandwidth},
+       "that decode is held against. On a GPU also what an edge between two kernels of a graph and a graph's launch "
+       "cost.",
+       "ridge bench bandwidth\nridge bench bandwidth -t 1 --size 4096\nridge bench bandwidth --device cuda",
+       declare_bench_bandwidth},
       {"quantize", "convert a model to a GGUF file with another weight format",
        "IN is a Hugging Face directory or a GGUF file, OUT a GGUF file. OUT appears only when it is complete.",
        "ridge quantize path/to/hf-model model-q8_0.gguf --type q8_0", declare_quantize},

@@ -1,0 +1,185 @@
+// ridge bench attention, gemv, append: single ops on a GPU, checked and held against its read bandwidth.
+#include <map>
+#include <memory>
+
+#include "base/progress.h"
+#include "cli/interrupt.h"
+#include "cli/options.h"
+#include "engine/model_impl.h"
+#include "lab/bench.h"
+#include "lab/op_bench.h"
+
+namespace ridge::cli {
+namespace {
+
+constexpr int kMaxKeys = 1 << 24;
+
+struct OpFlags {
+  lab::Op op = lab::Op::attention;
+  OutputFlags output;
+  std::string device = "cuda", kv, format = "md";
+  std::vector<std::string> heads, seq, batch, n_new, shapes, weights, kernels;
+  int head_dim = 128, repeats = 60, max_seconds = 10, max_sets = 512, roof_mib = 0;
+  int64_t seed = 42;
+};
+
+std::string joined(const std::vector<std::string>& texts) { return fmt::format("{}", fmt::join(texts, ",")); }
+
+/// A repeated list flag as one list; `values` keeps its default when the flag was not given.
+void read_numbers(std::string_view flag, const std::vector<std::string>& texts, int max, std::vector<int>& values) {
+  if (!texts.empty()) values = lab::parse_int_list(flag, joined(texts), 1, max).or_throw();
+}
+void read_shapes(std::string_view flag, const std::vector<std::string>& texts, char separator,
+                 std::vector<lab::OpShape>& values) {
+  if (!texts.empty()) values = lab::parse_op_shapes(flag, joined(texts), separator).or_throw();
+}
+
+lab::OpBenchParams read_params(const OpFlags& flags) {
+  lab::OpBenchParams params{.op = flags.op, .head_dim = flags.head_dim};
+  read_shapes("--heads", flags.heads, '/', params.heads);
+  read_shapes("--shape", flags.shapes, 'x', params.shapes);
+  read_numbers("--seq", flags.seq, kMaxKeys, params.seq);
+  read_numbers("--batch", flags.batch, 65535, params.batch);
+  read_numbers("--new", flags.n_new, 65535, params.n_new);
+  if (!flags.kv.empty()) params.kv = lab::parse_kv_list(flags.kv).or_throw();
+  if (!flags.weights.empty())
+    for (const std::string& name : lab::split(joined(flags.weights), ','))
+      params.weights.push_back(find_weight_format(name).or_throw());
+  if (!flags.kernels.empty()) params.kernels = lab::split(joined(flags.kernels), ',');
+  params.replays = flags.repeats;
+  params.max_seconds = flags.max_seconds;
+  params.max_sets = flags.max_sets;
+  params.roof_bytes = int64_t(flags.roof_mib) << 20;
+  params.seed = uint64_t(flags.seed);
+  const std::optional<int> device = parse_device(flags.device);
+  if (!device)
+    bad_flag("--device", fmt::format("bench {} works on a GPU only", op_name(flags.op)), "use --device cuda");
+  params.device = *device;
+  lab::op_problems(params);  // refuses impossible shapes before a device is looked for
+  return params;
+}
+
+/// Rows as they come, in one of the forms.
+class OpWriter {
+ public:
+  OpWriter(lab::BenchFormat format, const lab::OpBenchParams& params) : format_(format), params_(params) {
+    if (format != lab::BenchFormat::md && format != lab::BenchFormat::jsonl && format != lab::BenchFormat::json)
+      throw Error(ErrorKind::usage, "-o: op benches are written as md, json or jsonl");
+  }
+  void add(const lab::OpRow& row, const lab::OpDevice& device) {
+    const bool first = n_rows_++ == 0;
+    if (format_ == lab::BenchFormat::md) {
+      if (first) fmt::print("{}\n", lab::op_markdown_head());
+      fmt::print("{}\n", lab::op_markdown_line(row));
+    } else {
+      const std::string_view front = format_ == lab::BenchFormat::jsonl ? "" : first ? "[\n  " : "  ,";
+      fmt::print("{}{}\n", front,
+                 lab::op_fields(row, device, params_).dump(-1, ' ', false, lab::Row::error_handler_t::replace));
+    }
+    std::fflush(stdout);
+  }
+  void finish() const {
+    if (format_ == lab::BenchFormat::json) fmt::print("{}\n", n_rows_ == 0 ? "[]" : "]");
+  }
+
+ private:
+  lab::BenchFormat format_;
+  const lab::OpBenchParams& params_;
+  int n_rows_ = 0;
+};
+
+int bench_op(const OpFlags& flags) {
+  const lab::OpBenchParams params = read_params(flags);
+  const lab::BenchFormat format = lab::find_bench_format(flags.output.json ? "json" : flags.format).or_throw();
+  OpWriter writer(format, params);
+  check_device(flags.device);
+  lab::ResultsFile results = lab::ResultsFile::open(flags.output.results).or_throw();
+  std::unique_ptr<Progress> progress;
+  std::map<std::string, int> skipped;  // by reason
+  lab::OpBenchHooks hooks;
+  hooks.stop = interrupted;
+  hooks.on_status = [&](const std::string& what, int done, int total) {
+    if (!progress) progress = std::make_unique<Progress>("bench", total, !flags.output.quiet);
+    progress->clear();
+    progress->set(done, what);
+  };
+  hooks.on_row = [&](const lab::OpRow& row, const lab::OpDevice& device) {
+    if (progress) progress->clear();
+    writer.add(row, device);
+    if (!row.failed()) results.add(lab::op_fields(row, device, params));
+  };
+  hooks.on_skipped = [&](const lab::OpProblem& problem, const std::string& why) {
+    ++skipped[fmt::format("{} {}: {}", op_name(problem.op), problem.format_text(), why)];
+  };
+  const int n_failed = lab::run_op_bench(params, lab::op_kernels(), hooks);
+  progress.reset();
+  writer.finish();
+  if (!flags.output.quiet)
+    for (const auto& [what, count] : skipped) fmt::print(stderr, "no kernel for {} of {}\n", count, what);
+  if (n_failed > 0)
+    fmt::print(stderr, "error: {} row{} failed the check and got no times\n", n_failed, n_failed == 1 ? "" : "s");
+  if (interrupted()) return int(ErrorKind::interrupted);
+  return n_failed > 0 ? int(ErrorKind::gate) : 0;
+}
+
+Action declare_bench_op(CLI::App& app, lab::Op op) {
+  const auto flags = std::make_shared<OpFlags>();
+  OpFlags& f = *flags;
+  f.op = op;
+  const auto list = [&app](const std::string& names, std::vector<std::string>& values, const std::string& standard,
+                           const std::string& help) {
+    add_repeatable(app, names, values, help)->type_name("LIST")->default_str(standard)->group("Problems");
+  };
+  if (op == lab::Op::gemv) {
+    list("--shape", f.shapes, "the seven of docs/benchmarks.md", "N_OUTxN_IN of the weights");
+    list("--weights", f.weights, "f32,f16,int4_g128,i2_s", "weight formats");
+    list("--batch", f.batch, "1,2,4,8,16,32,64", "tokens at a time");
+  } else {
+    list("--heads", f.heads, "20/5,64/8,12/2", "HEADS/KV_HEADS");
+    add_whole(app, "--head-dim", f.head_dim, 1, 256, "width of a head")->group("Problems");
+    app.add_option("--kv", f.kv, "cache formats, K/V where they differ: f16,q8_0/rotor-3")
+        ->type_name("LIST")
+        ->default_str(op == lab::Op::append ? "f32,f16,q8_0,p8/q4_0,rotor-3" : "f32,f16,p8/q8_0,p8/q4_0,rotor-3")
+        ->group("Problems");
+    if (op == lab::Op::attention) {
+      list("--seq", f.seq, "512 to 131072", "cached positions; the default adds 8 x 8192 and 8 x 32768");
+      list("--batch", f.batch, "1", "equal sequences at a time");
+    } else {
+      list("--new", f.n_new, "1", "tokens appended to each sequence");
+      list("--seq", f.seq, "8192", "positions already cached");
+      list("--batch", f.batch, "1,8", "equal sequences at a time");
+    }
+  }
+  add_repeatable(app, "--kernel", f.kernels, "kernels by name, timed in turns; all: every one that can")
+      ->type_name("NAME")
+      ->default_str("the best")
+      ->group("Run");
+  app.add_option("--device", f.device, "cuda[:N] (-dev)")->type_name("NAME")->default_str("cuda")->group("Run");
+  add_whole(app, "-r,--repeat", f.repeats, 1, 100000, "replays of each kernel's graph of calls")->group("Run");
+  add_whole(app, "--max-seconds", f.max_seconds, 1, 3600, "replays end after this long a problem, five at least")
+      ->group("Run");
+  add_whole(app, "--sets", f.max_sets, 1, 4096, "sets of buffers that calls take turns over, at most; 1: a warm cache")
+      ->group("Run");
+  add_whole(app, "--roof-size", f.roof_mib, 0, 1 << 20, "MiB read for the roof; 0: as bench bandwidth chooses")
+      ->group("Run");
+  app.add_option_function<std::string>(
+         "--seed", [&f](const std::string& text) { f.seed = parse_whole("--seed", text, 0, INT64_MAX); },
+         "seed of the data")
+      ->type_name("N")
+      ->default_str("42")
+      ->group("Run");
+  app.add_option("-o,--output", f.format, "md, json or jsonl, to stdout")
+      ->type_name("FORMAT")
+      ->default_str("md")
+      ->group("Output");
+  add_output_flags(app, f.output, true);
+  return [flags] { return bench_op(*flags); };
+}
+
+}  // namespace
+
+Action declare_bench_attention(CLI::App& app) { return declare_bench_op(app, lab::Op::attention); }
+Action declare_bench_gemv(CLI::App& app) { return declare_bench_op(app, lab::Op::gemv); }
+Action declare_bench_append(CLI::App& app) { return declare_bench_op(app, lab::Op::append); }
+
+}  // namespace ridge::cli

@@ -1,0 +1,192 @@
+// Benches of single ops on a device: attention over a cache, products with weight matrices, rows coded into a cache.
+//
+// A problem is a shape and its formats; a kernel is a row of op_kernels(), worst to best, one file
+// op_bench_NAME_cuda.cpp each. The last kernel of the table that supports a problem is measured, or those that are
+// asked for, their replays alternating. First, in the same run, the result is held against a reference in double, and
+// again what the timed replays left behind: a row whose check fails has no times. Bytes are the op's declared work,
+// whatever the kernel moves; percent of roof is of the read bandwidth measured in the same run.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/metrics.h"
+#include "gpu/device.h"
+#include "gpu/device_query.h"
+#include "lab/ceilings.h"
+#include "lab/gpu_state.h"
+#include "lab/kv_choice.h"
+#include "model/kv_cache.h"
+#include "op/cpu.h"
+
+namespace ridge::lab {
+
+enum class Op : uint8_t { attention, gemv, append };
+std::string_view op_name(Op op);
+
+/// One call: fields of other ops are 0 or null.
+struct OpProblem {
+  Op op = Op::attention;
+  // attention: one new token of each of n_seq equal sequences reads n_keys cached positions.
+  // append: n_new tokens of each sequence are coded, at positions from n_keys on.
+  int n_heads = 0, n_kv_heads = 0, head_dim = 0;
+  int n_seq = 0;
+  int n_keys = 0;
+  int n_new = 0;
+  KvChoice kv;
+  KvSideConfig k, v;  ///< what kv means here, policies included
+  // gemv: y [n_tokens, n_out] = x [n_tokens, n_in] times the weights [n_out, n_in].
+  int n_out = 0, n_in = 0, n_tokens = 0;
+  const WeightFormat* weights = nullptr;
+
+  /// "64/8/128, 8 x 32768 keys", "4096x14336, 8 tokens", "64/8/128, 1 x 1 rows".
+  std::string shape_text() const;
+  /// "f16", "q8_0/rotor-3", "int4_g128".
+  std::string format_text() const;
+};
+
+/// Least traffic of one call: cache rows or weights once in their format, activations once as float32.
+Work op_work(const OpProblem& problem);
+
+/// A result against the reference.
+struct OpCheck {
+  std::string metric;  ///< "NMSE", or what is counted: "different bytes"
+  double error = 0;    ///< passes when at most `bound`; NaN never does
+  double bound = 0;
+  Comparison comparison;  ///< of float results
+  bool has_comparison = false;
+  std::string what;  ///< "all 64 heads against softmax in double"
+
+  bool passed() const { return error <= bound && comparison.same_nonfinite; }
+};
+/// NMSE of floats against the reference.
+OpCheck check_nmse(std::span<const float> actual, std::span<const float> expected, double bound, std::string what);
+
+/// A problem with its buffers on the device: n_sets sets with equal contents.
+class OpRun {
+ public:
+  virtual ~OpRun() = default;
+  /// Queues one call on the buffers of `set`; the rules are DeviceWork::queue's.
+  virtual void queue(gpu::StreamHandle stream, int set) = 0;
+  /// Looks at what the last call on `set` left, with all work of the stream done.
+  virtual OpCheck check(const gpu::Stream& stream, int set) = 0;
+};
+
+/// One row of the table of benched kernels.
+struct OpKernel {
+  Op op;
+  std::string_view name;  ///< for --kernel; unique within the op
+  Support (*supports)(const OpProblem& problem, const gpu::Device& device);
+  int64_t (*set_bytes)(const OpProblem& problem);  ///< device memory of one set of buffers
+  std::unique_ptr<OpRun> (*open)(const OpProblem& problem, const gpu::Stream& stream, int n_sets, uint64_t seed);
+};
+/// Every kernel (op_kernels_cuda.cpp), those of an op worst to best; empty in a build without CUDA.
+std::span<const OpKernel> op_kernels();
+
+/// A pair of head counts, or a matrix.
+struct OpShape {
+  int first = 0, second = 0;
+};
+
+struct OpBenchParams {
+  Op op = Op::attention;
+  std::vector<OpShape> heads{{20, 5}, {64, 8}, {12, 2}};  ///< n_heads, n_kv_heads
+  int head_dim = 128;
+  /// n_keys; empty with an empty `batch`: the lengths of one sequence, and 8 x 8k, 8 x 32k.
+  std::vector<int> seq;
+  std::vector<int> batch;  ///< sequences (attention, append), tokens (gemv); empty: the op's own list
+  std::vector<int> n_new{1};
+  std::vector<OpShape> shapes{{1536, 1536},  {8960, 1536},  {1536, 8960}, {28672, 4096},
+                              {4096, 14336}, {57344, 8192}, {8192, 28672}};  ///< n_out, n_in
+  std::vector<KvChoice> kv;                                                  ///< empty: the op's own list
+  std::vector<const WeightFormat*> weights;                                  ///< empty: the op's own list
+  std::vector<std::string> kernels;  ///< by name; empty: the best; "all": all that support the problem
+  int replays = 60;
+  double max_seconds = 10;  ///< of a problem
+  int max_sets = 512;       ///< of buffers; 1 gives figures of a warm cache
+  int64_t roof_bytes = 0;   ///< buffer of the roof's measurement; 0 chooses
+  uint64_t seed = 42;
+  int device = 0;
+
+  /// Formats that were not asked for may lack a kernel.
+  bool formats_given() const { return op == Op::gemv ? !weights.empty() : !kv.empty(); }
+};
+
+/// "64/8,20/5" or "8960x1536,..."; the failure names `flag`.
+Result<std::vector<OpShape>> parse_op_shapes(std::string_view flag, std::string_view text, char separator);
+
+/// The cross product, in the order it runs. Throws usage for shapes that a format cannot hold.
+std::vector<OpProblem> op_problems(const OpBenchParams& params);
+
+/// The kernels that are measured on a problem, best last; or why there is none.
+struct KernelChoice {
+  std::vector<const OpKernel*> kernels;
+  std::string why_none;  ///< "plain-f32: reads float rows only"
+};
+/// Throws usage when a name of params.kernels is in no row of the op, naming those there are.
+KernelChoice choose_kernels(const OpBenchParams& params, const OpProblem& problem, std::span<const OpKernel> table,
+                            const gpu::Device& device);
+
+/// How many sets of buffers a work of `set_bytes` gets, and whether a call then finds its data in memory: the sets
+/// together are four times the last-level cache, as far as `budget_bytes` and `most` allow.
+struct BufferSets {
+  int n = 0;  ///< 0: not even one fits
+  bool cold = false;
+};
+BufferSets choose_buffer_sets(int64_t set_bytes, int64_t cache_bytes, int64_t budget_bytes, int most);
+
+/// One kernel on one problem.
+struct OpRow {
+  OpProblem problem;
+  std::string kernel;
+  Work work;
+  OpCheck check;               ///< the first that failed, else the one before the replays
+  bool after_replays = false;  ///< `check` is of what the replays left
+  BufferSets sets;
+  int64_t set_bytes = 0;
+  int calls = 0;                ///< in a replay
+  std::vector<double> seconds;  ///< of a call, one a replay
+  double roof_gb_s = 0;
+  std::string roof_kernel;
+  std::optional<GpuState> before, after;
+  std::string date;
+
+  bool failed() const { return !check.passed(); }
+  double bytes() const { return double(work.read_bytes + work.write_bytes); }
+  Spread us() const;
+  /// Of the median call, GB/s (10^9); NaN without times.
+  double gb_s() const;
+  double pct_of_roof() const;
+  /// What the work would take at the roof; NaN without one.
+  double predicted_us() const;
+};
+
+/// The device that rows were measured on.
+struct OpDevice {
+  int index = 0;
+  gpu::Device device;
+  int driver_version = 0, runtime_version = 0;
+};
+
+struct OpBenchHooks {
+  std::function<bool()> stop;
+  std::function<void(const std::string& what, int done, int total)> on_status;
+  std::function<void(const OpRow& row, const OpDevice& device)> on_row;  ///< failed ones too: they hold no times
+  /// A problem of a default list that no kernel takes. One that was asked for is an error before anything runs.
+  std::function<void(const OpProblem& problem, const std::string& why)> on_skipped;
+};
+
+/// Runs everything in order. Returns the number of rows whose check failed. Throws Error: no_device in a build without
+/// CUDA or without the device, usage when a problem that was asked for has no kernel, no_memory when one does not fit.
+int run_op_bench(const OpBenchParams& params, std::span<const OpKernel> table, const OpBenchHooks& hooks);
+
+/// Everything about a row, with the provenance of results/*.jsonl.
+Row op_fields(const OpRow& row, const OpDevice& device, const OpBenchParams& params);
+/// Heading (two lines) and line of the markdown table.
+std::string op_markdown_head();
+std::string op_markdown_line(const OpRow& row);
+
+}  // namespace ridge::lab

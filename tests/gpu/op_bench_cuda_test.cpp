@@ -1,0 +1,182 @@
+// Op benches on a device: every kernel passes its check on a small problem, and a planted error gets no times.
+#include "lab/op_bench.h"
+
+#include "gpu/device_data.h"
+#include "op/stream/stream_cuda.h"
+
+namespace ridge::lab {
+namespace {
+
+class OpBenchCuda : public OnDevice {};
+
+OpBenchParams small(Op op) {
+  OpBenchParams params{.op = op, .head_dim = 64};
+  params.heads = {{4, 2}};
+  params.seq = {200};
+  params.batch = {2};
+  params.shapes = {{70, 256}};
+  params.replays = 2;
+  params.max_seconds = 1;
+  params.max_sets = 3;
+  params.roof_bytes = kDeviceStreamUnit;
+  return params;
+}
+
+struct Found {
+  int n_failed = 0;
+  std::vector<OpRow> rows;
+  std::vector<std::string> skipped;
+};
+Found run(const OpBenchParams& params, std::span<const OpKernel> table = op_kernels()) {
+  Found found;
+  OpBenchHooks hooks;
+  hooks.on_row = [&](const OpRow& row, const OpDevice&) { found.rows.push_back(row); };
+  hooks.on_skipped = [&](const OpProblem& problem, const std::string& why) {
+    found.skipped.push_back(problem.format_text() + ": " + why);
+  };
+  found.n_failed = run_op_bench(params, table, hooks);
+  return found;
+}
+
+void expect_timed(const Found& found, size_t n_rows) {
+  EXPECT_EQ(found.n_failed, 0);
+  ASSERT_EQ(found.rows.size(), n_rows);
+  for (const OpRow& row : found.rows) {
+    EXPECT_TRUE(row.check.passed()) << row.problem.format_text() << ": " << row.check.error << " > " << row.check.bound;
+    EXPECT_EQ(row.seconds.size(), 2u);
+    EXPECT_GT(row.gb_s(), 0);
+    EXPECT_GT(row.pct_of_roof(), 0);
+    EXPECT_GE(row.sets.n, 1);
+    EXPECT_EQ(row.calls % row.sets.n, 0);
+  }
+}
+
+TEST_F(OpBenchCuda, AttentionOverFloatRowsPasses) {
+  OpBenchParams params = small(Op::attention);
+  params.kv = parse_kv_list("f32").or_throw();
+  const Found found = run(params);
+  expect_timed(found, 1);
+  EXPECT_EQ(found.rows[0].kernel, "plain-f32");
+}
+
+TEST_F(OpBenchCuda, AttentionOverTilesPassesWithWindowsAndSinks) {
+  OpBenchParams params = small(Op::attention);
+  params.seq = {330};
+  params.kv = parse_kv_list("f16,bf16/q8_0,i8r/q4_0,rotor-4/rotor-3,rotor-3:window=0:sinks=0").or_throw();
+  params.kernels = {"tiles", "tiles-overlap"};
+  expect_timed(run(params), 10);
+}
+
+TEST_F(OpBenchCuda, ADefaultFormatWithoutAKernelIsNamed) {
+  OpBenchParams params = small(Op::attention);
+  params.batch = {1};
+  params.seq = {40};
+  params.kernels = {"plain-f32"};
+  const Found found = run(params);
+  expect_timed(found, 1);
+  EXPECT_EQ(found.skipped.size(), 4u);
+  EXPECT_NE(found.skipped[0].find("f16: plain-f32: reads float rows only"), std::string::npos) << found.skipped[0];
+}
+
+TEST_F(OpBenchCuda, EveryProductKernelPasses) {
+  OpBenchParams params = small(Op::gemv);
+  params.batch = {1, 5};
+  params.kernels = {"all"};
+  for (const char* name : {"f32", "f16", "bf16", "q8_0", "int4_g128", "i2_s"})
+    params.weights.push_back(find_weight_format(name).or_throw());
+  // f32: one kernel; f16, bf16, q8_0: bricks with and without overlap; int4_g128: these and three of `int`; i2_s: tiles
+  // and two of `int`.
+  expect_timed(run(params), 2 * (1 + 2 + 2 + 2 + 5 + 3));
+}
+
+TEST_F(OpBenchCuda, AppendsOfEveryFormatPass) {
+  OpBenchParams params = small(Op::append);
+  params.head_dim = 128;
+  params.n_new = {3};
+  params.kernels = {"rows"};
+  for (const KvFormat& format : kv_formats()) params.kv.push_back(parse_kv_choice(std::string(format.name)).or_throw());
+  expect_timed(run(params), kv_formats().size());
+}
+
+TEST_F(OpBenchCuda, AppendsOfAStepPass) {
+  OpBenchParams params = small(Op::append);
+  params.seq = {127, 200};  // at 127 and a window of 96 a tile would leave
+  params.kv = parse_kv_list("f16,bf16/q8_0,i8r/q4_0,rotor-4/rotor-3").or_throw();
+  params.kernels = {"step"};
+  expect_timed(run(params), 8);
+}
+
+TEST_F(OpBenchCuda, WhatWasAskedForAndHasNoKernelIsAnError) {
+  OpBenchParams params = small(Op::gemv);
+  params.weights = {find_weight_format("q6_k").or_throw()};
+  EXPECT_THROW(run(params, op_kernels().first(1)), Error);
+  params.device = 99;
+  EXPECT_THROW(run(params), Error);
+}
+
+/// Writes the set's number + 1 into its word; a call on `wrong_set` writes 0.
+class Planted : public OpRun {
+ public:
+  Planted(const gpu::Stream& stream, int n_sets, int wrong_set)
+      : n_sets_(n_sets), wrong_set_(wrong_set), words_(n_sets * kDeviceStreamUnit), from_(2 * kDeviceStreamUnit) {
+    device_write(stream, from_.as<void>(), kDeviceStreamUnit);
+  }
+  void queue(gpu::StreamHandle stream, int set) override {
+    const bool wrong = set == (wrong_set_ < 0 ? n_sets_ + wrong_set_ : wrong_set_);
+    gpu::copy(stream, words_.as<std::byte>() + set * kDeviceStreamUnit,
+              from_.as<std::byte>() + (wrong ? kDeviceStreamUnit : 0), kDeviceStreamUnit);
+  }
+  OpCheck check(const gpu::Stream& stream, int set) override {
+    std::vector<uint32_t> words(2);
+    gpu::download(stream, words.data(), words_.as<std::byte>() + set * kDeviceStreamUnit, 8);
+    stream.synchronize();
+    return {.metric = "different", .error = words[1] == 0x9E3779B9u ? 0.0 : 1.0, .bound = 0};
+  }
+
+ private:
+  int n_sets_, wrong_set_;
+  gpu::Buffer words_, from_;
+};
+
+constexpr int kNone = 1 << 20;
+template <int kWrongSet>
+OpKernel planted(std::string_view name) {
+  return {Op::gemv, name, [](const OpProblem&, const gpu::Device&) { return Support{}; },
+          [](const OpProblem&) { return kDeviceStreamUnit; },
+          [](const OpProblem&, const gpu::Stream& stream, int n_sets, uint64_t) -> std::unique_ptr<OpRun> {
+            return std::make_unique<Planted>(stream, n_sets, kWrongSet);
+          }};
+}
+
+TEST_F(OpBenchCuda, APlantedErrorGetsNoTimesAndTheOthersDo) {
+  const OpKernel table[] = {planted<kNone>("right"), planted<0>("wrong"), planted<-1>("wrong-later")};
+  OpBenchParams params = small(Op::gemv);
+  params.weights = {find_weight_format("f32").or_throw()};
+  params.batch = {1};
+  params.kernels = {"all"};
+  const Found found = run(params, table);
+  EXPECT_EQ(found.n_failed, 2);
+  ASSERT_EQ(found.rows.size(), 3u);
+  EXPECT_FALSE(found.rows[0].failed());
+  EXPECT_EQ(found.rows[0].seconds.size(), 2u);
+  EXPECT_TRUE(found.rows[1].failed());
+  EXPECT_FALSE(found.rows[1].after_replays);
+  EXPECT_TRUE(found.rows[1].seconds.empty());
+  EXPECT_TRUE(found.rows[2].failed()) << "the last set is looked at after the replays";
+  EXPECT_TRUE(found.rows[2].after_replays);
+  EXPECT_TRUE(found.rows[2].seconds.empty());
+}
+
+TEST_F(OpBenchCuda, StopsBeforeTheNextProblem) {
+  OpBenchParams params = small(Op::gemv);
+  params.weights = {find_weight_format("f32").or_throw()};
+  OpBenchHooks hooks;
+  int rows = 0;
+  hooks.stop = [] { return true; };
+  hooks.on_row = [&](const OpRow&, const OpDevice&) { ++rows; };
+  EXPECT_EQ(run_op_bench(params, op_kernels(), hooks), 0);
+  EXPECT_EQ(rows, 0);
+}
+
+}  // namespace
+}  // namespace ridge::lab
