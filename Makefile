@@ -1,6 +1,6 @@
 # The front door. Every target is one line; the work is in CMakePresets.json and scripts/.
 .DEFAULT_GOAL := help
-.PHONY: help build test debug tsan fuzz cuda hip-check demo bench fmt tidy lint docs ci
+.PHONY: help build test debug tsan fuzz cuda gpu-gate hip-check demo bench fmt tidy lint docs ci
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -25,6 +25,9 @@ fuzz:  ## libFuzzer targets in build/fuzz (clang-14); runs their corpora
 
 cuda:  ## build with CUDA in build/cuda (nvcc 13)
 	cmake --preset cuda && cmake --build --preset cuda
+
+gpu-gate:  ## on a machine with an NVIDIA GPU: build, device tests, sanitizers, short benches; logs in build/gpu-gate
+	@scripts/gpu-gate
 
 hip-check:  ## compile device code for RDNA3 and check its assembly (clang++-19)
 	cmake --preset hip-check && cmake --build --preset hip-check
