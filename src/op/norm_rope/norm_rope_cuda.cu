@@ -73,6 +73,11 @@ __global__ void add_bias_kernel(int64_t total, int64_t n, float* x, const float*
   if (i < total) x[i] += bias[i % n];
 }
 
+__global__ void copy_columns_kernel(int64_t total, int64_t n, const float* x, int64_t pitch, float* y) {
+  const int64_t i = element();
+  if (i < total) y[i] = x[i / n * pitch + i % n];
+}
+
 }  // namespace
 
 void device_embed(gpu::StreamHandle stream, int64_t n_rows, int64_t n, const int32_t* tokens, const float* table,
@@ -113,6 +118,10 @@ void device_add(gpu::StreamHandle stream, int64_t n, float* x, const float* y) {
 
 void device_add_bias(gpu::StreamHandle stream, int64_t n_rows, int64_t n, float* x, const float* bias) {
   gpu::launch("add_bias", add_bias_kernel, {blocks(n_rows * n), kThreads, 0, stream}, n_rows * n, n, x, bias);
+}
+
+void device_copy_columns(gpu::StreamHandle stream, int64_t n_rows, int64_t n, const float* x, int64_t pitch, float* y) {
+  gpu::launch("copy_columns", copy_columns_kernel, {blocks(n_rows * n), kThreads, 0, stream}, n_rows * n, n, x, pitch, y);
 }
 
 }  // namespace ridge

@@ -36,4 +36,7 @@ void device_add(gpu::StreamHandle stream, int64_t n, float* x, const float* y);
 /// x[r] += bias over rows of n
 void device_add_bias(gpu::StreamHandle stream, int64_t n_rows, int64_t n, float* x, const float* bias);
 
+/// y [n_rows, n] = columns of x, whose rows are `pitch` values apart.
+void device_copy_columns(gpu::StreamHandle stream, int64_t n_rows, int64_t n, const float* x, int64_t pitch, float* y);
+
 }  // namespace ridge

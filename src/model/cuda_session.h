@@ -1,0 +1,73 @@
+// n_seq timelines on a CudaModel: prefill in batches, decode a token at a time as a recorded graph.
+#pragma once
+
+#include "gpu/graph.h"
+#include "model/cuda_model.h"
+#include "model/device_kv.h"
+
+namespace ridge {
+
+class CudaSession : public DeviceSession {
+ public:
+  CudaSession(CudaModel& model, std::span<const KvSideConfig> k, std::span<const KvSideConfig> v,
+              const KvRoundingTools& tools, int n_ctx, int n_ubatch, int n_seq);
+
+  void reset(int n_active) override;
+  void forward(std::span<const int32_t> tokens, LogitRows rows) override;
+  View2<float> logits() override;
+  void score(DeviceSession* base, std::span<const int32_t> targets) override;
+  std::vector<RowScore> take_scores() override;
+  void fill_random(int n, uint64_t seed) override;
+
+  int n_past() const override { return n_past_; }
+  int n_ctx() const override { return n_ctx_; }
+  int n_seq() const override { return n_seq_; }
+  std::vector<KvStoreFacts> kv_facts(bool is_k) const override;
+  int64_t kv_read_bytes(int n_keys) const override;
+
+ private:
+  /// Activations of a batch; grown on demand.
+  struct BatchState {
+    gpu::Buffer tokens, targets, cosines, sines;
+    gpu::Buffer x, q, k, v, attn, ff, normed;
+    DeviceKvScratch k_scratch, v_scratch;
+    ProductScratch products;
+    gpu::PinnedBuffer host;
+  };
+  /// Of one token a sequence: never grown, because graphs point into it.
+  struct StepState {
+    gpu::Buffer tokens, n_past, n_keys, cosines, sines;
+    gpu::Buffer x, qkv, q, attn, ff, logits, attn_scratch;
+    ProductScratch products;
+    int past = -1;  ///< what n_past holds for every active sequence; -1: nothing yet
+  };
+  /// A decode step as it was recorded; queued launch by launch the first time, when buffers still grow.
+  struct Step {
+    bool ran = false;
+    gpu::Graph graph;
+  };
+
+  void batch_forward(std::span<const int32_t> tokens, int n_tokens, LogitRows rows);
+  void batch_layer(int i, int n_tokens);
+  /// Null when a token a sequence can take the step's kernels from position n_past_ on, else why not.
+  const char* step_unsupported() const;
+  void step_forward(std::span<const int32_t> tokens, bool with_logits);
+  /// Queues the launches of a step. `leaving`: some tile leaves its window.
+  void queue_step(bool leaving, bool with_logits);
+
+  CudaModel& model_;
+  const int n_ctx_, n_ubatch_, n_seq_;
+  int n_active_, n_past_ = 0;
+  std::vector<DeviceKvStore> k_, v_;
+  const char* step_unsupported_ = nullptr;  // whatever the position
+  BatchState batch_;
+  StepState step_;
+  std::map<std::tuple<int, bool, bool>, Step> steps_;  // by n_active, leaving, with_logits
+  gpu::Buffer batch_logits_;                           // [n_logits_, vocab_size]
+  const float* logits_ = nullptr;                      // of the last forward()
+  int64_t n_logits_ = 0;
+  gpu::Buffer scores_;  // [n_seq * n_ctx] RowScore
+  int64_t n_scores_ = 0;
+};
+
+}  // namespace ridge
