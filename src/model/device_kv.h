@@ -10,6 +10,9 @@
 
 namespace ridge {
 
+/// Most tokens a session on a device can forget: exact rows stay for so many tokens after they were coded.
+inline constexpr int kMaxRewind = kTilePositions;
+
 /// Rows as floats while a layer is worked on. One for K and one for V serve all layers in turn.
 struct DeviceKvScratch {
   gpu::Buffer coded;  // [n_seq, n_kv_heads, coded_end(n), head_dim], sinks exact
@@ -41,6 +44,8 @@ class DeviceKvStore {
   void restore_output(gpu::StreamHandle stream, int n_seq, int n_tokens, int n_heads, float* out) const;
 
   void reset() { calibrated_ = false; }
+  /// Valid random codes under middling scales in every tile, for benchmarks at depth. Only when tiled().
+  void fill_random(gpu::StreamHandle stream, int n, uint64_t seed);
   const KvSideConfig& config() const { return config_; }
   const KvLayout& layout() const { return layout_; }
   int64_t allocated_bytes() const;  ///< over all sequences

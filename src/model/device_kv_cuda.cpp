@@ -17,7 +17,9 @@ DeviceKvStore::DeviceKvStore(gpu::StreamHandle stream, const KvSideConfig& confi
       head_scale_(config.format->head_scale ? 4 * int64_t(n_seq) * n_kv_heads : 0),
       saturated_(sizeof(unsigned long long)) {
   const int64_t heads = int64_t(n_seq) * n_kv_heads;
-  const int sinks = config.policy.sinks, ring_tiles = (layout_.ring_rows + kTilePositions - 1) / kTilePositions;
+  const int sinks = config.policy
+                        .sinks,  // One tile more than appends need, so that a session can go back kMaxRewind tokens.
+      ring_tiles = layout_.ring_rows == 0 ? 0 : (layout_.ring_rows + kTilePositions - 1) / kTilePositions + 1;
   const TileKind recent = config.policy.recent == "i8r" ? TileKind::int8_row : TileKind::f16;
   if (tiled_) {
     coded_ = gpu::Buffer(heads * n_tiles() * TileShape(kind_, head_dim).bytes);
@@ -130,8 +132,13 @@ KvFloatRows DeviceKvStore::put(gpu::StreamHandle stream, int n_seq, int n_past, 
     RIDGE_CHECK(exact.count <= n_new + exact_.ring_rows, "{} exact rows, ring of {}", exact.count, exact_.ring_rows);
     exact.rows = scratch.exact.ensure(int64_t(n_seq) * n_kv_heads_ * (n_new + exact_.ring_rows) * dim);
     device_gather_exact(stream, batch, exact_, exact);
-    device_encode(stream, format_, n_seq, n_kv_heads_, dim, exact, old_end, new_end - old_end, coding_, coded_view_,
-                  saturated);
+    // Rotor rows are rounded under a metric: too much for a thread a row.
+    const bool rotor = tiled_ && (kind_ == TileKind::rotor3 || kind_ == TileKind::rotor4);
+    const int first = old_end, count = new_end - old_end;
+    if (rotor && first % kTilePositions == 0 && count % kTilePositions == 0)
+      encode_whole_tiles(stream, kind_, coding_.scale, coding_.metric, n_seq, n_kv_heads_, dim, exact, first, count,
+                         coded_view_, saturated);
+    else device_encode(stream, format_, n_seq, n_kv_heads_, dim, exact, first, count, coding_, coded_view_, saturated);
   } else if (exact_.ring_rows == 0) {
     device_encode(stream, format_, batch, coding_, coded_view_, saturated);
   }
@@ -153,6 +160,18 @@ DeviceKvSide DeviceKvStore::append(gpu::StreamHandle stream, int n_seq, int n_pa
           .exact_first = exact.first,
           .retention = layout_.retention,
           .rounds = config_.format->name != "f32"};
+}
+
+void DeviceKvStore::fill_random(gpu::StreamHandle stream, int n, uint64_t seed) {
+  RIDGE_CHECK(tiled_ && n <= n_ctx_, "{} random rows of {}", n, n_ctx_);
+  device_fill_tiles(stream, kind_, head_dim_, coded_.bytes() / TileShape(kind_, head_dim_).bytes, seed,
+                    coded_.as<std::byte>());
+  const TileKind recent = exact_.recent_i8r ? TileKind::int8_row : TileKind::f16;
+  device_fill_tiles(stream, recent, head_dim_, ring_.bytes() / TileShape(recent, head_dim_).bytes, seed + 1,
+                    ring_.as<std::byte>());
+  device_fill_tiles(stream, TileKind::f16, head_dim_, sinks_.bytes() / TileShape(TileKind::f16, head_dim_).bytes,
+                    seed + 2, sinks_.as<std::byte>());
+  calibrated_ = true;
 }
 
 void DeviceKvStore::rotate_queries(gpu::StreamHandle stream, int64_t n_rows, float* q) const {

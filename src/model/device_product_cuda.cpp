@@ -139,8 +139,7 @@ void DeviceProduct::run(gpu::StreamHandle stream, const Group& g, const ProductC
     return;
   }
   if (g.kind == Group::in_ints) {
-    IntCall c{
-        .n_tokens = n, .x = call.x, .norm_weight = call.norm_weight, .norm_eps = call.norm_eps};
+    IntCall c{.n_tokens = n, .x = call.x, .norm_weight = call.norm_weight, .norm_eps = call.norm_eps};
     c.planes = g.ints.kind == IntKind::ternary ? 1 : planes_;
     c.output = call.output == ProductOutput::store      ? IntOutput::store
                : call.output == ProductOutput::add      ? IntOutput::add

@@ -345,6 +345,15 @@ void CudaSession::fill_random(int n, uint64_t seed) {
   gpu::use_device(model_.device);
   RIDGE_CHECK(n_seq_ == 1 && n <= n_ctx_, "{} random rows for {} sequences of {}", n, n_seq_, n_ctx_);
   reset(1);
+  if (step_unsupported_ == nullptr) {
+    for (int i = 0; i < model_.config.n_layers; ++i) {
+      k_[size_t(i)].fill_random(model_.stream, n, seed + 6 * uint64_t(i));
+      v_[size_t(i)].fill_random(model_.stream, n, seed + 6 * uint64_t(i) + 3);
+    }
+    n_past_ = n;
+    model_.stream.synchronize();
+    return;
+  }
   constexpr int kBatch = 256;
   const Config& c = model_.config;
   std::vector<float> rows(size_t(kBatch) * size_t(c.kv_dim()));

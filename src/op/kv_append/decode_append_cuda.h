@@ -57,6 +57,12 @@ void append_decode(gpu::StreamHandle stream, const DecodeAppend& a);
 /// only in steps where retention.coded_end(n_past + 1) > coded_end(n_past) for some sequence and side.
 void encode_leaving(gpu::StreamHandle stream, const DecodeAppend& a);
 
+/// Codes positions [first, first + count) of `from`, whole tiles of 32, with any kind: the bits of device_encode(), a
+/// warp a row.
+void encode_whole_tiles(gpu::StreamHandle stream, TileKind kind, KvScale rule, const float* metric, int n_seq,
+                        int n_kv_heads, int head_dim, const KvFloatRows& from, int first, int count,
+                        const KvCodedStore& coded, unsigned long long* saturated);
+
 /// Angles of the positions: cosines and sines [n_seq, n_pairs].
 void device_step_rope(gpu::StreamHandle stream, int n_seq, const int32_t* n_past, int n_pairs, const double* frequency,
                       float magnitude, float* cosines, float* sines);

@@ -320,71 +320,100 @@ __device__ uint16_t encode_row(const float* row, const float* metric, KvScale ru
   return scale;
 }
 
-/// Blocks: (quarter of the tile, kv head and side, sequence); a warp a row.
+/// Shared memory of a block that codes a quarter of a tile.
 template <int kPer>
-__global__ void __launch_bounds__(32 * kRows) leaving_kernel(DecodeAppend a) {
-  constexpr int kDim = 32 * kPer;
-  __shared__ float values[kRows][4][kDim];  // row, u, pull, residual
-  __shared__ uint8_t codes[kRows][kDim];
-  __shared__ __align__(16)
-      uint32_t words[4 * kDim];  // a tile's codes of at most 4 bits, of which this block's lanes are used
-  gpu::wait_for_previous_grid();
-  const bool is_k = int(blockIdx.y) < a.n_kv_heads;
-  const AppendSide& side = is_k ? a.k_side : a.v_side;
-  const int c = int(blockIdx.x), head = int(blockIdx.y) % a.n_kv_heads, seq = int(blockIdx.z);
-  const int n_past = a.n_past[seq], end = side.retention.coded_end(n_past + 1);
-  if (side.exact.ring_rows == 0 || side.retention.coded_end(n_past) == end) return;
-  const int64_t seq_head = int64_t(seq) * a.n_kv_heads + head;
-  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
-  const int first = end - kTilePositions, p = row_position(c, warp);
+struct QuarterRoom {
+  float values[kRows][4][32 * kPer];  // row, u, pull, residual
+  uint8_t codes[kRows][32 * kPer];
+  alignas(16) uint32_t words[4 * 32 * kPer];  // a tile's codes of at most 4 bits, of which this block's lanes are used
+};
 
-  for (int d = lane; d < kDim; d += 32) values[warp][0][d] = read_exact(side.exact, seq_head, first + p, kDim, d);
+/// Codes quarter c of a tile; value(p, d) is channel d of the tile's position p. A warp a row.
+template <int kPer, class Value>
+__device__ void encode_quarter(QuarterRoom<kPer>& room, TileKind kind, bool is_k, KvScale rule, const float* metric,
+                               int c, std::byte* tile, unsigned long long* total, Value value) {
+  constexpr int kDim = 32 * kPer;
+  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, p = row_position(c, warp);
+  auto& values = room.values;
+  auto& codes = room.codes;
+  auto& words = room.words;
+  for (int d = lane; d < kDim; d += 32) values[warp][0][d] = value(p, d);
   __syncwarp();
   int saturated = 0;
-  const float* metric = side.metric ? side.metric + int64_t(head) * kDim * kDim : nullptr;
   const auto encode = [&]<int kBits>() {
-    return encode_row<kBits, kPer>(values[warp][0], metric, side.scale, lane, codes[warp], values[warp][1],
-                                   values[warp][2], values[warp][3], saturated);
+    return encode_row<kBits, kPer>(values[warp][0], metric, rule, lane, codes[warp], values[warp][1], values[warp][2],
+                                   values[warp][3], saturated);
   };
-  const TileShape shape(side.kind, kDim);
-  std::byte* const tile = coded_tile(side.coded, side.kind, seq_head, first, kDim);
-  if (side.kind == TileKind::rotor3 || side.kind == TileKind::rotor4) {
-    const uint16_t scale =
-        side.kind == TileKind::rotor3 ? encode.template operator()<3>() : encode.template operator()<4>();
+  const TileShape shape(kind, kDim);
+  if (kind == TileKind::rotor3 || kind == TileKind::rotor4) {
+    const uint16_t scale = kind == TileKind::rotor3 ? encode.template operator()<3>() : encode.template operator()<4>();
     if (lane == 0) tile_rows::store16(tile + shape.scale_at(0, p), scale);
     __syncthreads();
     // This block's lanes of the tile: K, r = 2 c or 2 c + 1 and every column; V, column c and every r.
     const auto load = [&](int at) { return words[at / 4]; };
     const auto store = [&](int at, uint32_t word) { words[at / 4] = word; };
+    const auto tile_lane_of = [&](int mine) { return is_k ? 4 * (2 * c + mine / 4) + mine % 4 : 4 * mine + c; };
     for (int unit = int(threadIdx.x); unit < 8 * kPer; unit += 32 * kRows) {
-      const int mine = unit % 8, tile_lane = is_k ? 4 * (2 * c + mine / 4) + mine % 4 : 4 * mine + c;
+      const int tile_lane = tile_lane_of(unit % 8);
       for (int k = 0; k < 32; ++k) {
         const TilePlace at{tile_lane, unit / 8 * 4 + k / 8, k % 8};
         // Rows of this block are numbered 2 (position / 8) + position % 2.
         const int row = is_k ? 2 * (at.group % 4) + tile_lane / 4 % 2 : at.i;
         const int d = is_k ? 32 * (at.group / 4) + 8 * (tile_lane % 4) + at.i : 8 * at.group + tile_lane / 4;
-        set_tile_code(side.kind, shape, at, codes[row][d], load, store);
+        set_tile_code(kind, shape, at, codes[row][d], load, store);
       }
     }
     __syncthreads();
     for (int i = int(threadIdx.x); i < 8 * shape.lane_words; i += 32 * kRows) {
-      const int mine = i % 8, tile_lane = is_k ? 4 * (2 * c + mine / 4) + mine % 4 : 4 * mine + c;
-      const int at = shape.word_at(tile_lane, i / 8);
+      const int at = shape.word_at(tile_lane_of(i % 8), i / 8);
       *reinterpret_cast<uint32_t*>(tile + at) = words[at / 4];
     }
   } else {
     float x[kPer];
 #pragma unroll
     for (int j = 0; j < kPer; ++j) x[j] = values[warp][0][lane + 32 * j];
-    saturated += saturate<kPer>(side.kind, x);
-    // Rows are written one after another: those of V share bytes of nibbles.
+    saturated += saturate<kPer>(kind, x);
+    // One row after another: those of V share bytes of nibbles.
     for (int row = 0; row < kRows; ++row) {
-      if (row == warp) write_row<kPer>(side.kind, is_k, p, lane, x, tile);
+      if (row == warp) write_row<kPer>(kind, is_k, p, lane, x, tile);
       __syncthreads();
     }
   }
   saturated = gpu::warp_sum(saturated);
-  if (lane == 0 && saturated > 0) atomicAdd(side.saturated, (unsigned long long)(saturated));
+  if (lane == 0 && saturated > 0) atomicAdd(total, (unsigned long long)(saturated));
+}
+
+/// Blocks: (quarter of the tile, kv head and side, sequence).
+template <int kPer>
+__global__ void __launch_bounds__(32 * kRows) leaving_kernel(DecodeAppend a) {
+  constexpr int kDim = 32 * kPer;
+  __shared__ QuarterRoom<kPer> room;
+  gpu::wait_for_previous_grid();
+  const bool is_k = int(blockIdx.y) < a.n_kv_heads;
+  const AppendSide& side = is_k ? a.k_side : a.v_side;
+  const int head = int(blockIdx.y) % a.n_kv_heads, seq = int(blockIdx.z);
+  const int n_past = a.n_past[seq], end = side.retention.coded_end(n_past + 1), first = end - kTilePositions;
+  if (side.exact.ring_rows == 0 || side.retention.coded_end(n_past) == end) return;
+  const int64_t seq_head = int64_t(seq) * a.n_kv_heads + head;
+  encode_quarter<kPer>(room, side.kind, is_k, side.scale,
+                       side.metric ? side.metric + int64_t(head) * kDim * kDim : nullptr, int(blockIdx.x),
+                       coded_tile(side.coded, side.kind, seq_head, first, kDim), side.saturated,
+                       [&](int p, int d) { return read_exact(side.exact, seq_head, first + p, kDim, d); });
+}
+
+/// Blocks: (quarter of a tile, (sequence, kv head)).
+template <int kPer>
+__global__ void __launch_bounds__(32 * kRows)
+    whole_tiles_kernel(int n_kv_heads, TileKind kind, KvScale rule, const float* metric, KvFloatRows from, int first,
+                       KvCodedStore coded, unsigned long long* total) {
+  constexpr int kDim = 32 * kPer;
+  __shared__ QuarterRoom<kPer> room;
+  const int64_t seq_head = blockIdx.y;
+  const int position = first + int(blockIdx.x) / 4 * kTilePositions;
+  const float* const rows = from.rows + (seq_head * from.count + position - from.first) * kDim;
+  encode_quarter<kPer>(room, kind, coded.is_k, rule, metric ? metric + seq_head % n_kv_heads * kDim * kDim : nullptr,
+                       int(blockIdx.x) % 4, coded_tile(coded, kind, seq_head, position, kDim), total,
+                       [&](int p, int d) { return rows[int64_t(p) * kDim + d]; });
 }
 
 __global__ void step_rope_kernel(int n_seq, const int32_t* n_past, int n_pairs, const double* frequency,
@@ -424,6 +453,21 @@ void encode_leaving(gpu::StreamHandle stream, const DecodeAppend& a) {
   const auto kernel = a.head_dim == 64 ? leaving_kernel<2> : a.head_dim == 128 ? leaving_kernel<4> : leaving_kernel<8>;
   gpu::launch("encode of a leaving tile", kernel,
               {dim3(4, unsigned(2 * a.n_kv_heads), unsigned(a.n_seq)), 32 * kRows, 0, stream, a.overlap}, a);
+}
+
+void encode_whole_tiles(gpu::StreamHandle stream, TileKind kind, KvScale rule, const float* metric, int n_seq,
+                        int n_kv_heads, int head_dim, const KvFloatRows& from, int first, int count,
+                        const KvCodedStore& coded, unsigned long long* saturated) {
+  if (first % kTilePositions != 0 || count % kTilePositions != 0)
+    throw Error(ErrorKind::failure,
+                "whole tiles from " + std::to_string(first) + ", " + std::to_string(count) + " rows");
+  if (count == 0) return;
+  const auto kernel = head_dim == 64    ? whole_tiles_kernel<2>
+                      : head_dim == 128 ? whole_tiles_kernel<4>
+                                        : whole_tiles_kernel<8>;
+  gpu::launch("encode of tiles", kernel,
+              {dim3(unsigned(4 * (count / kTilePositions)), unsigned(n_seq * n_kv_heads)), 32 * kRows, 0, stream},
+              n_kv_heads, kind, rule, metric, from, first, coded, saturated);
 }
 
 void device_step_rope(gpu::StreamHandle stream, int n_seq, const int32_t* n_past, int n_pairs, const double* frequency,

@@ -115,4 +115,8 @@ void device_rotate(gpu::StreamHandle stream, int64_t n_rows, const RotationView&
 void device_restore(gpu::StreamHandle stream, int n_seq, int n_tokens, int n_heads, int n_kv_heads,
                     const RotationView& rotation, const float* centre, float* rows);
 
+/// Fills n_tiles tiles with random codes that are valid, finite and about as large as those of real rows.
+void device_fill_tiles(gpu::StreamHandle stream, TileKind kind, int head_dim, int64_t n_tiles, uint64_t seed,
+                       std::byte* tiles);
+
 }  // namespace ridge
