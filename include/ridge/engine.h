@@ -134,6 +134,19 @@ struct KvReport {
 /// Logits of consecutive positions: row i belongs to token index `first + i` of the prefilled span.
 using LogitsCallback = std::function<void(int first, int n_rows, const float* logits)>;  // [n_rows, vocab_size]
 
+/// Sampler chain in llama.cpp's order: repeat penalty, top-k, top-p, min-p, temperature, draw. temperature <= 0 is
+/// greedy: the first index of the largest logit, whatever the other settings but the penalty. NaN counts as -infinity;
+/// an infinite logit is taken. Logits, settings and the number of draws so far decide the token, on every device.
+struct SamplerOptions {
+  float temperature = 0.8f;
+  int top_k = 40;               ///< 0: off
+  float top_p = 0.95f;          ///< 1: off
+  float min_p = 0.05f;          ///< 0: off
+  float repeat_penalty = 1.0f;  ///< 1: off
+  int repeat_last_n = 64;       ///< tokens the penalty looks back
+  uint64_t seed = 0;
+};
+
 /// One mutable timeline of tokens over a model. Sessions of one model run one at a time.
 class Session {
  public:
@@ -147,6 +160,11 @@ class Session {
   void prefill(std::span<const int32_t> tokens, const LogitsCallback& logits);
   /// Appends one token, returns the logits after it, [vocab_size]; valid until the next call.
   std::span<const float> decode(int32_t token);
+  /// Draws tokens from the logits of the last call on and hands them to on_token one by one, until it returns false,
+  /// n_max were drawn or the context is full; every token but the last is appended. A device draws by itself, a few
+  /// steps ahead of on_token. `recent` are the tokens the penalty knows. Returns how many were handed on.
+  int draw(const SamplerOptions& options, std::span<const int32_t> recent, int n_max,
+           const std::function<bool(int32_t)>& on_token);
   /// Forgets all tokens and calibration.
   void reset();
 
@@ -180,19 +198,6 @@ class Session {
  private:
   struct Impl;
   std::unique_ptr<Impl> impl_;
-};
-
-/// Sampler chain in llama.cpp's order: repeat penalty, top-k, top-p, min-p, temperature, draw. temperature <= 0 is
-/// greedy: the first index of the largest logit, whatever the other settings but the penalty. NaN counts as -infinity;
-/// an infinite logit is taken. Logits, settings and the number of draws so far decide the token, on every device.
-struct SamplerOptions {
-  float temperature = 0.8f;
-  int top_k = 40;               ///< 0: off
-  float top_p = 0.95f;          ///< 1: off
-  float min_p = 0.05f;          ///< 0: off
-  float repeat_penalty = 1.0f;  ///< 1: off
-  int repeat_last_n = 64;       ///< tokens the penalty looks back
-  uint64_t seed = 0;
 };
 
 class Sampler {

@@ -1,5 +1,6 @@
 // The generation loop: prefill, sample, stream text, stop.
 #include <chrono>
+#include <climits>
 
 #include "engine/token_stream.h"
 #include "ridge/engine.h"
@@ -30,23 +31,15 @@ GenerateResult generate(Session& session, const Model& model, std::span<const in
   TokenStream stream({.piece = [&](int32_t token) { return model.piece(token); },
                       .is_end = [&](int32_t token) { return model.is_end(token); }},
                      options, on_text, result);
-  Sampler sampler(options.sampler, model.info().vocab_size);
-  sampler.accept(prompt);
-
   const auto start = std::chrono::steady_clock::now();
-  std::span<const float> logits = session.prefill(prompt);
+  session.prefill(prompt);
   result.prefill_seconds = seconds_since(start);
 
   const auto decode_start = std::chrono::steady_clock::now();
-  while (stream.wants_more()) {
-    const int32_t token = sampler.sample(logits);
-    if (!stream.push(token)) break;
-    if (session.n_past() >= session.n_ctx()) {
-      result.reason = StopReason::context_full;
-      break;
-    }
-    logits = session.decode(token);
-    ++result.n_decoded;
+  if (stream.wants_more()) {
+    const int n = session.draw(options.sampler, prompt, INT_MAX, [&](int32_t token) { return stream.push(token); });
+    result.n_decoded = n - 1;
+    if (stream.wants_more()) result.reason = StopReason::context_full;
   }
   result.decode_seconds = seconds_since(decode_start);
   stream.finish();

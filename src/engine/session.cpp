@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "engine/model_impl.h"
+#include "engine/run_ahead.h"
 #include "io/mapped_file.h"
 #include "model/forward.h"
 #include "model/kv_state.h"
@@ -316,6 +317,8 @@ struct Session::Impl {
   SessionPlan plan;
   std::unique_ptr<Host> host;  // one of these two
   std::unique_ptr<DeviceSession> device;
+  std::span<const float> last;  // logits that draw() starts from
+  int32_t drawn = 0;
 };
 
 Session::Session(const Model& model, const SessionOptions& options)
@@ -331,7 +334,7 @@ std::span<const float> Session::prefill(std::span<const int32_t> tokens) {
     logits = impl_->run(tokens.subspan(first, n), first + n == tokens.size() ? LogitRows::last : LogitRows::none);
     first += n;
   }
-  return logits.row(0);
+  return impl_->last = logits.row(0);
 }
 
 void Session::prefill(std::span<const int32_t> tokens, const LogitsCallback& callback) {
@@ -341,13 +344,60 @@ void Session::prefill(std::span<const int32_t> tokens, const LogitsCallback& cal
     const View2<float> logits = impl_->run(tokens.subspan(first, n), LogitRows::all);
     callback(int(first), int(n), logits.data);
     first += n;
+    impl_->last = logits.row(logits.rows - 1);
   }
 }
 
 std::span<const float> Session::decode(int32_t token) {
   const std::span<const int32_t> one(&token, 1);
   impl_->check(one);
-  return impl_->run(one, LogitRows::last).row(0);
+  return impl_->last = impl_->run(one, LogitRows::last).row(0);
+}
+
+namespace {
+
+/// Tokens a device may be ahead of the host: one step hides the host's work on a token, another one its hiccups.
+constexpr int kStepsAhead = 3;
+
+class DrawnSteps final : public DeviceSteps {
+ public:
+  DrawnSteps(DeviceSession& session, const SamplerOptions& options, std::span<const int32_t> recent)
+      : session_(session), options_(options), recent_(recent) {}
+  void launch(int64_t step) override {
+    if (step == 0) session_.start_drawing(options_, recent_);
+    else session_.advance();
+  }
+  bool read(int64_t step, std::span<int32_t> tokens) override { return session_.read_drawn(step, tokens); }
+  bool idle() override { return session_.idle(); }
+  void finish() override { session_.finish(); }
+
+ private:
+  DeviceSession& session_;
+  const SamplerOptions& options_;
+  std::span<const int32_t> recent_;
+};
+
+}  // namespace
+
+int Session::draw(const SamplerOptions& options, std::span<const int32_t> recent, int n_max,
+                  const std::function<bool(int32_t)>& on_token) {
+  const int n_most = std::min(n_max, n_ctx() - n_past() + 1);
+  if (DeviceSession* device = impl_->device.get()) {
+    DrawnSteps steps(*device, options, recent);
+    RunAhead run_ahead(steps, 1, std::min(kStepsAhead, 1 + device->max_rewind()));
+    const RunAheadResult result =
+        run_ahead.run(n_most, [&](std::span<const int32_t> tokens) { return on_token(tokens[0]); });
+    device->rewind(int(result.n_launched - result.n_taken));
+    return int(result.n_taken);
+  }
+  Sampler sampler(options, impl_->model.info.vocab_size);
+  sampler.accept(recent);
+  for (int n = 0; n < n_most; ++n) {
+    if (n > 0) impl_->last = impl_->run(std::span<const int32_t>(&impl_->drawn, 1), LogitRows::last).row(0);
+    impl_->drawn = sampler.sample(impl_->last);
+    if (!on_token(impl_->drawn)) return n + 1;
+  }
+  return n_most;
 }
 
 void Session::reset() {

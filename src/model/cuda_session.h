@@ -2,8 +2,10 @@
 #pragma once
 
 #include "gpu/graph.h"
+#include "gpu/token_ring.h"
 #include "model/cuda_model.h"
 #include "model/device_kv.h"
+#include "op/sample/sample_cuda.h"
 
 namespace ridge {
 
@@ -18,6 +20,14 @@ class CudaSession : public DeviceSession {
   void score(DeviceSession* base, std::span<const int32_t> targets) override;
   std::vector<RowScore> take_scores() override;
   void fill_random(int n, uint64_t seed) override;
+
+  void start_drawing(const SamplerOptions& options, std::span<const int32_t> recent) override;
+  void advance() override;
+  bool read_drawn(int64_t step, std::span<int32_t> tokens) override { return ring_.read(step, tokens); }
+  bool idle() override { return model_.stream.idle(); }
+  void finish() override { model_.stream.synchronize(); }
+  void rewind(int n) override;
+  int max_rewind() const override { return all_tiled_ ? kMaxRewind : 0; }
 
   int n_past() const override { return n_past_; }
   int n_ctx() const override { return n_ctx_; }
@@ -52,19 +62,28 @@ class CudaSession : public DeviceSession {
   /// Null when a token a sequence can take the step's kernels from position n_past_ on, else why not.
   const char* step_unsupported() const;
   void step_forward(std::span<const int32_t> tokens, bool with_logits);
+  /// Takes the tokens in step_.tokens one step on.
+  void run_step(bool with_logits, bool draw);
   /// Queues the launches of a step. `leaving`: some tile leaves its window.
   void queue_step(bool leaving, bool with_logits);
+  void allocate_step();
+  void draw();
 
   CudaModel& model_;
   const int n_ctx_, n_ubatch_, n_seq_;
   int n_active_, n_past_ = 0;
   std::vector<DeviceKvStore> k_, v_;
+  bool all_tiled_ = true;
   const char* step_unsupported_ = nullptr;  // whatever the position
   BatchState batch_;
   StepState step_;
-  std::map<std::tuple<int, bool, bool>, Step> steps_;  // by n_active, leaving, with_logits
-  gpu::Buffer batch_logits_;                           // [n_logits_, vocab_size]
-  const float* logits_ = nullptr;                      // of the last forward()
+  /// By n_active, leaving, with_logits, and what the sampler launches when the step draws.
+  std::map<std::tuple<int, bool, bool, int>, Step> steps_;
+  DeviceSampler sampler_;
+  gpu::TokenRing ring_;
+  int64_t n_drawn_ = 0;            // steps since start_drawing()
+  gpu::Buffer batch_logits_;       // [n_logits_, vocab_size]
+  const float* logits_ = nullptr;  // of the last forward()
   int64_t n_logits_ = 0;
   gpu::Buffer scores_;  // [n_seq * n_ctx] RowScore
   int64_t n_scores_ = 0;

@@ -8,8 +8,11 @@
 
 #include "model/forward.h"
 #include "op/score/row_score.h"
+#include "ridge/engine.h"
 
 namespace ridge {
+
+inline constexpr int kDrawnSteps = 16;
 
 /// n_seq timelines of one model with equal lengths. Calls queue work; what returns data waits for it.
 class DeviceSession {
@@ -27,8 +30,21 @@ class DeviceSession {
   virtual void score(DeviceSession* base, std::span<const int32_t> targets) = 0;
   /// All results queued since the last call, in order.
   virtual std::vector<RowScore> take_scores() = 0;
-  /// Pretends that `n` tokens are cached, with the pseudo-random rows of KvStore::fill_random().
+  /// Pretends that `n` tokens are cached, with random codes or the pseudo-random rows of KvStore::fill_random().
   virtual void fill_random(int n, uint64_t seed) = 0;
+
+  /// Steps that feed themselves (engine/run_ahead.h), for all active sequences. start_drawing() draws, from the logits
+  /// of the last forward() of one row a sequence, the tokens of step 0; each advance() appends the tokens drawn last
+  /// and draws the next. Both only queue. `recent` are the tokens the penalty of every sequence knows.
+  virtual void start_drawing(const SamplerOptions& options, std::span<const int32_t> recent) = 0;
+  virtual void advance() = 0;
+  /// The tokens of a step, if they have come; at most kDrawnSteps steps may be unread.
+  virtual bool read_drawn(int64_t step, std::span<int32_t> tokens) = 0;
+  virtual bool idle() = 0;
+  virtual void finish() = 0;
+  /// Forgets the last n tokens, at most max_rewind(). Exact: the session is as if it had never gone further.
+  virtual void rewind(int n) = 0;
+  virtual int max_rewind() const = 0;
 
   virtual int n_past() const = 0;
   virtual int n_ctx() const = 0;

@@ -10,7 +10,13 @@ namespace ridge {
 
 CudaSession::CudaSession(CudaModel& model, std::span<const KvSideConfig> k, std::span<const KvSideConfig> v,
                          const KvRoundingTools& tools, int n_ctx, int n_ubatch, int n_seq)
-    : model_(model), n_ctx_(n_ctx), n_ubatch_(n_ubatch), n_seq_(n_seq), n_active_(n_seq) {
+    : model_(model),
+      n_ctx_(n_ctx),
+      n_ubatch_(n_ubatch),
+      n_seq_(n_seq),
+      n_active_(n_seq),
+      sampler_(n_seq, model.config.vocab_size),
+      ring_(n_seq, kDrawnSteps) {
   gpu::use_device(model.device);
   const Config& c = model.config;
   for (int layer = 0; layer < c.n_layers; ++layer) {
@@ -19,6 +25,7 @@ CudaSession::CudaSession(CudaModel& model, std::span<const KvSideConfig> k, std:
       stores.emplace_back(model.stream, side, is_k, layer, c.n_kv_heads, c.head_dim, n_ctx, n_seq,
                           tools.metric_of(is_k, layer));
       const DeviceKvStore& store = stores.back();
+      all_tiled_ = all_tiled_ && store.tiled();
       if (!store.tiled()) step_unsupported_ = "a format without tiles";
       else if (const char* why =
                    decode_append_unsupported(store.append_side().kind, side.policy.scale, store.layout().retention))
@@ -258,49 +265,101 @@ void CudaSession::queue_step(bool leaving, bool with_logits) {
   device_next_position(stream, n_active_, s.n_past.as<int32_t>(), s.n_keys.as<int32_t>());
 }
 
-void CudaSession::step_forward(std::span<const int32_t> tokens, bool with_logits) {
+void CudaSession::allocate_step() {
   const Config& c = model_.config;
+  StepState& s = step_;
+  if (s.x.bytes() > 0) return;
+  s.tokens.ensure<int32_t>(n_seq_);
+  s.n_past.ensure<int32_t>(n_seq_);
+  s.n_keys.ensure<int32_t>(n_seq_);
+  s.cosines.ensure(int64_t(n_seq_) * std::max(1, model_.n_pairs));
+  s.sines.ensure(int64_t(n_seq_) * std::max(1, model_.n_pairs));
+  s.qkv.ensure(n_seq_ * (c.q_dim() + 2 * c.kv_dim()));
+  s.q.ensure(n_seq_ * c.q_dim());
+  s.attn.ensure(n_seq_ * c.q_dim());
+  s.ff.ensure(n_seq_ * c.d_ff);
+  s.logits.ensure(int64_t(n_seq_) * c.vocab_size);
+  s.attn_scratch =
+      gpu::Buffer(tile_attn_scratch_bytes(n_seq_, c.n_heads, c.n_kv_heads, c.head_dim, tile_attn_blocks()));
+  s.x.ensure(n_seq_ * c.d_model);
+}
+
+void CudaSession::run_step(bool with_logits, bool draw_next) {
   const gpu::Stream& stream = model_.stream;
   StepState& s = step_;
-  if (s.x.bytes() == 0) {
-    s.tokens.ensure<int32_t>(n_seq_);
-    s.n_past.ensure<int32_t>(n_seq_);
-    s.n_keys.ensure<int32_t>(n_seq_);
-    s.cosines.ensure(int64_t(n_seq_) * std::max(1, model_.n_pairs));
-    s.sines.ensure(int64_t(n_seq_) * std::max(1, model_.n_pairs));
-    s.qkv.ensure(n_seq_ * (c.q_dim() + 2 * c.kv_dim()));
-    s.q.ensure(n_seq_ * c.q_dim());
-    s.attn.ensure(n_seq_ * c.q_dim());
-    s.ff.ensure(n_seq_ * c.d_ff);
-    s.logits.ensure(int64_t(n_seq_) * c.vocab_size);
-    s.attn_scratch =
-        gpu::Buffer(tile_attn_scratch_bytes(n_seq_, c.n_heads, c.n_kv_heads, c.head_dim, tile_attn_blocks()));
-    s.x.ensure(n_seq_ * c.d_model);
-  }
-  gpu::upload(stream, s.tokens.as<void>(), tokens.data(), 4 * int64_t(tokens.size()));
   if (s.past != n_past_) {
     const std::vector<int32_t> past(size_t(n_active_), n_past_), keys(size_t(n_active_), n_past_ + 1);
     gpu::upload(stream, s.n_past.as<void>(), past.data(), 4 * n_active_);
     gpu::upload(stream, s.n_keys.as<void>(), keys.data(), 4 * n_active_);
   }
-
   bool leaving = false;
   for (const auto* side : {&k_, &v_})
     for (const DeviceKvStore& store : *side) {
       const KvRetention& r = store.layout().retention;
       leaving = leaving || (r.window > 0 && r.coded_end(n_past_ + 1) > r.coded_end(n_past_));
     }
-  Step& step = steps_[{n_active_, leaving, with_logits}];
-  if (!step.ran) {
+  const DeviceSampler::Needs needs = sampler_.needs();
+  const int drawing = draw_next ? 1 + 2 * int(needs.kind) + needs.penalty : 0;
+  const auto queue = [&] {
     queue_step(leaving, with_logits);
+    logits_ = s.logits.as<float>();
+    if (draw_next) draw();
+  };
+  Step& step = steps_[{n_active_, leaving, with_logits, drawing}];
+  if (!step.ran) {
+    queue();
     step.ran = true;
   } else {
-    if (!step.graph) step.graph = gpu::Graph(stream, [&] { queue_step(leaving, with_logits); });
+    if (!step.graph) step.graph = gpu::Graph(stream, queue);
     step.graph.launch(stream);
   }
   s.past = ++n_past_;
   n_logits_ = with_logits ? n_active_ : 0;
   logits_ = s.logits.as<float>();
+}
+
+void CudaSession::step_forward(std::span<const int32_t> tokens, bool with_logits) {
+  allocate_step();
+  gpu::upload(model_.stream, step_.tokens.as<void>(), tokens.data(), 4 * int64_t(tokens.size()));
+  run_step(with_logits, false);
+}
+
+// --- Steps that feed themselves ---
+
+void CudaSession::draw() {
+  sampler_.sample(model_.stream, const_cast<float*>(logits_), step_.tokens.as<int32_t>(), ring_.view());
+}
+
+void CudaSession::start_drawing(const SamplerOptions& options, std::span<const int32_t> recent) {
+  gpu::use_device(model_.device);
+  RIDGE_CHECK(n_logits_ == n_active_ && n_active_ == n_seq_, "drawing from {} rows of {} sequences", n_logits_,
+              n_active_);
+  allocate_step();
+  finish();
+  for (int seq = 0; seq < n_seq_; ++seq) sampler_.set(model_.stream, seq, options, recent);
+  ring_.reset(model_.stream);
+  n_drawn_ = 0;
+  draw();
+}
+
+void CudaSession::advance() {
+  gpu::use_device(model_.device);
+  RIDGE_CHECK(n_past_ < n_ctx_, "no room behind {} tokens", n_past_);
+  if (step_unsupported() == nullptr) {
+    run_step(true, true);
+  } else {  // the host must see the tokens
+    finish();
+    std::vector<int32_t> tokens(static_cast<size_t>(n_active_));
+    RIDGE_CHECK(ring_.read(n_drawn_, tokens), "step {} has left no tokens", n_drawn_);
+    batch_forward(tokens, 1, LogitRows::last);
+    draw();
+  }
+  ++n_drawn_;
+}
+
+void CudaSession::rewind(int n) {
+  RIDGE_CHECK(n >= 0 && n <= n_past_ && n <= max_rewind(), "back {} of {} tokens", n, n_past_);
+  n_past_ -= n;
 }
 
 // --- What both leave behind ---
