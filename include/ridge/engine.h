@@ -21,7 +21,8 @@ struct LoadOptions {
   std::string device = "cpu";        ///< "cpu" or "cuda[:N]"; a device that is not there is an error, never the CPU
   int n_threads = 0;                 ///< 0: one per available processor
   std::string isa;                   ///< limit: "scalar", "avx2", "avx512"; empty: the best this processor runs
-  std::vector<std::string> kernels;  ///< "op=name" each: force a kernel, see `ridge explain`
+  std::vector<std::string> kernels;  ///< "op=name" each: force a kernel, see `ridge explain`; on a device int4=1plane,
+                                     ///< int4=2planes, launch=plain or launch=overlap
   bool float_activations = false;    ///< BitNet: keep activations in float, to compare with references
 };
 
@@ -186,6 +187,8 @@ class Session {
 
   /// Pretends that `n` tokens are cached, with pseudo-random rows in every layer: for benchmarks at depth only.
   void fill_random(int n, uint64_t seed);
+  /// The same for timing only: on a device rows are random codes, made there, that no other device has.
+  void fill_codes(int n, uint64_t seed);
 
   int n_past() const;
   int n_ctx() const;

@@ -171,11 +171,13 @@ Model Model::load(const std::string& path, const LoadOptions& options) {
   if (options.n_threads < 0 || options.n_threads > 1024)
     throw Error(ErrorKind::usage, fmt::format("--threads {} is out of range (0 to 1024)", options.n_threads));
   const std::optional<int> device = parse_device(options.device);
-  if (device && (!options.isa.empty() || !options.kernels.empty()))
-    throw Error(ErrorKind::usage, "--isa and --kernel choose CPU kernels: leave them out with --device cuda");
+  if (device && !options.isa.empty())
+    throw Error(ErrorKind::usage, "--isa chooses CPU kernels: leave it out with --device cuda");
+  const DeviceOptions device_options = device ? parse_device_kernels(options.kernels) : DeviceOptions();
   // A device reads rows as stored, so the CPU packs nothing for it.
   auto impl = std::make_unique<Impl>(options.n_threads, device ? Isa::scalar : find_isa(options.isa).or_throw());
-  for (const std::string& choice : options.kernels) force_kernel(impl->context, choice);
+  if (!device)
+    for (const std::string& choice : options.kernels) force_kernel(impl->context, choice);
   constexpr std::string_view kSynth = "synth:";
   impl->loaded = path.starts_with(kSynth) ? make_synth_model(impl->context, path.substr(kSynth.size())).or_throw()
                                           : load_model(path).or_throw();
@@ -186,7 +188,7 @@ Model Model::load(const std::string& path, const LoadOptions& options) {
   impl->rope = make_rope(impl->loaded.config, factors.empty() ? nullptr : factors.data());
   impl->info = describe(path, impl->loaded, impl->context);
   if (device) {
-    impl->device = open_device_model(*device, impl->loaded.config, impl->loaded.weights, impl->rope);
+    impl->device = open_device_model(*device, impl->loaded.config, impl->loaded.weights, impl->rope, device_options);
     impl->info.device = impl->device->name();
     impl->info.isa.clear();
     impl->info.decode_weight_bytes = impl->device->matrix_bytes();
@@ -442,6 +444,15 @@ void Session::shift(int n_keep, int n_discard) {
   });
 }
 
+void Session::fill_codes(int n, uint64_t seed) {
+  reset();
+  if (n < 0 || n > n_ctx())
+    throw Error(ErrorKind::usage,
+                fmt::format("depth {} does not fit in a context of {} (raise --ctx-size)", n, n_ctx()));
+  if (impl_->device) impl_->device->fill_codes(n, seed);
+  else fill_random(n, seed);
+}
+
 void Session::fill_random(int n, uint64_t seed) {
   reset();
   if (n < 0 || n > n_ctx())
@@ -479,7 +490,7 @@ int64_t Session::decode_read_bytes() const {
 
 std::vector<std::string> Session::kernels() const {
   const Model::Impl& m = impl_->model;
-  if (m.device) return {"gemm=tiled-f32", "attn_decode=warp-f32", "attn_prefill=tiled-f32"};
+  if (m.device) return impl_->device->kernels();
   const LayerWeights& layer = m.loaded.weights.layers[0];
   const AttnDecode decode;
   const AttnPrefill prefill;

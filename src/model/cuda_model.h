@@ -15,7 +15,8 @@ struct DeviceLayer {
 
 class CudaModel : public DeviceModel {
  public:
-  CudaModel(int device_index, std::string device_name, const Config& c, const Weights& w, const Rope& rope);
+  CudaModel(int device_index, std::string device_name, const Config& c, const Weights& w, const Rope& rope,
+            const DeviceOptions& device_options);
 
   std::unique_ptr<DeviceSession> open(std::span<const KvSideConfig> k, std::span<const KvSideConfig> v,
                                       const KvRoundingTools& tools, int n_ctx, int n_ubatch, int n_seq) override;
@@ -24,6 +25,7 @@ class CudaModel : public DeviceModel {
   int64_t free_bytes() const override;
 
   const int device;
+  const DeviceOptions options;
   const Config config;
   gpu::Stream stream;
   bool rope_halves;

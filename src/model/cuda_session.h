@@ -20,6 +20,7 @@ class CudaSession : public DeviceSession {
   void score(DeviceSession* base, std::span<const int32_t> targets) override;
   std::vector<RowScore> take_scores() override;
   void fill_random(int n, uint64_t seed) override;
+  void fill_codes(int n, uint64_t seed) override;
 
   void start_drawing(const SamplerOptions& options, std::span<const int32_t> recent) override;
   void advance() override;
@@ -34,6 +35,7 @@ class CudaSession : public DeviceSession {
   int n_seq() const override { return n_seq_; }
   std::vector<KvStoreFacts> kv_facts(bool is_k) const override;
   int64_t kv_read_bytes(int n_keys) const override;
+  std::vector<std::string> kernels() const override;
 
  private:
   /// Activations of a batch; grown on demand.

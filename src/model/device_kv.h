@@ -45,7 +45,7 @@ class DeviceKvStore {
 
   void reset() { calibrated_ = false; }
   /// Valid random codes under middling scales in every tile, for benchmarks at depth. Only when tiled().
-  void fill_random(gpu::StreamHandle stream, int n, uint64_t seed);
+  void fill_codes(gpu::StreamHandle stream, int n, uint64_t seed);
   const KvSideConfig& config() const { return config_; }
   const KvLayout& layout() const { return layout_; }
   int64_t allocated_bytes() const;  ///< over all sequences

@@ -162,7 +162,7 @@ DeviceKvSide DeviceKvStore::append(gpu::StreamHandle stream, int n_seq, int n_pa
           .rounds = config_.format->name != "f32"};
 }
 
-void DeviceKvStore::fill_random(gpu::StreamHandle stream, int n, uint64_t seed) {
+void DeviceKvStore::fill_codes(gpu::StreamHandle stream, int n, uint64_t seed) {
   RIDGE_CHECK(tiled_ && n <= n_ctx_, "{} random rows of {}", n, n_ctx_);
   device_fill_tiles(stream, kind_, head_dim_, coded_.bytes() / TileShape(kind_, head_dim_).bytes, seed,
                     coded_.as<std::byte>());

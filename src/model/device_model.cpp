@@ -3,7 +3,8 @@
 
 namespace ridge {
 
-std::unique_ptr<DeviceModel> open_device_model(int device, const Config&, const Weights&, const Rope&) {
+std::unique_ptr<DeviceModel> open_device_model(int device, const Config&, const Weights&, const Rope&,
+                                               const DeviceOptions&) {
   throw Error(
       ErrorKind::no_device,
       fmt::format("device cuda:{} is not available: this program was built without CUDA (use --device cpu)", device));

@@ -30,8 +30,11 @@ class DeviceSession {
   virtual void score(DeviceSession* base, std::span<const int32_t> targets) = 0;
   /// All results queued since the last call, in order.
   virtual std::vector<RowScore> take_scores() = 0;
-  /// Pretends that `n` tokens are cached, with random codes or the pseudo-random rows of KvStore::fill_random().
+  /// Pretends that `n` tokens are cached, with the pseudo-random rows of KvStore::fill_random().
   virtual void fill_random(int n, uint64_t seed) = 0;
+  /// The same with random codes, made on the device in no time: rows unlike any other store's. Falls to fill_random()
+  /// where rows are not in tiles.
+  virtual void fill_codes(int n, uint64_t seed) = 0;
 
   /// Steps that feed themselves (engine/run_ahead.h), for all active sequences. start_drawing() draws, from the logits
   /// of the last forward() of one row a sequence, the tokens of step 0; each advance() appends the tokens drawn last
@@ -53,7 +56,17 @@ class DeviceSession {
   virtual std::vector<KvStoreFacts> kv_facts(bool is_k) const = 0;
   /// Bytes of the cache one sequence reads in a decode step with n_keys positions.
   virtual int64_t kv_read_bytes(int n_keys) const = 0;
+  /// "op=kernel" of a decode step and a batch.
+  virtual std::vector<std::string> kernels() const = 0;
 };
+
+/// Choices of kernels, for measurements.
+struct DeviceOptions {
+  int int4_planes = 2;   ///< bytes an activation of int4_g128 is rounded to: 1 or 2
+  bool overlap = false;  ///< programmatic dependent launch inside a decode step
+};
+/// From "op=name" entries: int4=1plane|2planes, launch=plain|overlap. Throws usage, naming the choices.
+DeviceOptions parse_device_kernels(std::span<const std::string> kernels);
 
 class DeviceModel {
  public:
@@ -69,6 +82,6 @@ class DeviceModel {
 /// Uploads a model. Throws Error: no_device without CUDA or without this device, no_memory before anything is copied
 /// when the weights cannot fit, usage for what the device path does not do. `weights` and `rope` need live no longer.
 std::unique_ptr<DeviceModel> open_device_model(int device, const Config& config, const Weights& weights,
-                                               const Rope& rope);
+                                               const Rope& rope, const DeviceOptions& options);
 
 }  // namespace ridge

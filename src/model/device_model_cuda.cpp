@@ -6,9 +6,6 @@
 namespace ridge {
 namespace {
 
-/// Of int4_g128's activations: about 15 bits. A second plane costs nothing up to 4 tokens.
-constexpr int kPlanes = 2;
-
 gpu::Buffer upload_vector(const gpu::Stream& stream, const std::vector<float>& values) {
   return gpu::to_device(stream, std::span(values));
 }
@@ -30,8 +27,10 @@ gpu::Buffer upload_embedding(const gpu::Stream& stream, const Linear& m) {
 
 }  // namespace
 
-CudaModel::CudaModel(int device_index, std::string device_name, const Config& c, const Weights& w, const Rope& rope)
+CudaModel::CudaModel(int device_index, std::string device_name, const Config& c, const Weights& w, const Rope& rope,
+                     const DeviceOptions& device_options)
     : device(device_index),
+      options(device_options),
       config(c),
       rope_halves(rope.pairs == RopePairs::halves),
       rope_magnitude(rope.magnitude),
@@ -40,7 +39,7 @@ CudaModel::CudaModel(int device_index, std::string device_name, const Config& c,
   const auto one = [&](const Linear& m) {
     const Linear* const matrices[] = {&m};
     const std::vector<float>* const biases[] = {nullptr};
-    return DeviceProduct(stream, matrices, biases, false, kPlanes);
+    return DeviceProduct(stream, matrices, biases, false, options.int4_planes);
   };
   rope_frequency = gpu::to_device(stream, std::span(rope.frequency));
   embedding = upload_embedding(stream, w.embedding);
@@ -56,11 +55,11 @@ CudaModel::CudaModel(int device_index, std::string device_name, const Config& c,
     layer.ffn_sub_norm = upload_vector(stream, from.ffn_sub_norm);
     const Linear* const qkv[] = {&from.q, &from.k, &from.v};
     const std::vector<float>* const biases[] = {&from.q_bias, &from.k_bias, &from.v_bias};
-    layer.qkv = DeviceProduct(stream, qkv, biases, false, kPlanes);
+    layer.qkv = DeviceProduct(stream, qkv, biases, false, options.int4_planes);
     layer.o = one(from.o);
     const Linear* const gate_up[] = {&from.gate, &from.up};
     const std::vector<float>* const none[] = {nullptr, nullptr};
-    layer.gate_up = DeviceProduct(stream, gate_up, none, true, kPlanes);
+    layer.gate_up = DeviceProduct(stream, gate_up, none, true, options.int4_planes);
     layer.down = one(from.down);
   }
   stream.synchronize();
@@ -115,7 +114,7 @@ int64_t upload_bytes(const Weights& w) {
 }  // namespace
 
 std::unique_ptr<DeviceModel> open_device_model(int device, const Config& config, const Weights& weights,
-                                               const Rope& rope) {
+                                               const Rope& rope, const DeviceOptions& options) {
   const gpu::DeviceReport report = gpu::query_devices();
   if (device < 0 || size_t(device) >= report.devices.size())
     throw Error(ErrorKind::no_device,
@@ -131,7 +130,7 @@ std::unique_ptr<DeviceModel> open_device_model(int device, const Config& config,
                             "model or --device cpu)",
                             device, double(needed) / (1 << 30), double(free) / (1 << 30)));
   return std::make_unique<CudaModel>(device, fmt::format("cuda:{} {}", device, report.devices[size_t(device)].name),
-                                     config, weights, rope);
+                                     config, weights, rope, options);
 }
 
 }  // namespace ridge

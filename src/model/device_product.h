@@ -3,6 +3,7 @@
 #pragma once
 
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "op/gemv/half_gemv_cuda.h"
@@ -44,6 +45,8 @@ class DeviceProduct {
   void run(gpu::StreamHandle stream, const ProductCall& call, ProductScratch& scratch) const;
   /// What a product reads of the matrices.
   int64_t bytes() const;
+  /// "int-1plane", "int-2planes", "ternary", "bricks", "f32", one for each launch.
+  std::vector<std::string_view> kernels() const;
 
  private:
   /// Matrices that share a launch.

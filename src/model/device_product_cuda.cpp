@@ -118,6 +118,17 @@ int64_t DeviceProduct::bytes() const {
   return sum;
 }
 
+std::vector<std::string_view> DeviceProduct::kernels() const {
+  std::vector<std::string_view> names;
+  for (const Group& g : groups_)
+    names.push_back(g.kind == Group::in_bricks        ? "bricks"
+                    : g.kind == Group::in_floats      ? "f32"
+                    : g.ints.kind == IntKind::ternary ? "ternary"
+                    : planes_ == 1                    ? "int-1plane"
+                                                      : "int-2planes");
+  return names;
+}
+
 void DeviceProduct::run(gpu::StreamHandle stream, const ProductCall& call, ProductScratch& scratch) const {
   for (const Group& group : groups_) run(stream, group, call, scratch);
 }

@@ -183,6 +183,7 @@ void CudaSession::queue_step(bool leaving, bool with_logits) {
   const Config& c = model_.config;
   StepState& s = step_;
   const gpu::Stream& stream = model_.stream;
+  const bool overlap = model_.options.overlap;
   const int64_t n = n_active_;
   auto *x = s.x.as<float>(), *qkv = s.qkv.as<float>(), *attn = s.attn.as<float>(), *ff = s.ff.as<float>();
   // [n, q_dim], [n, kv_dim], [n, kv_dim]: for one sequence a joint row.
@@ -194,7 +195,12 @@ void CudaSession::queue_step(bool leaving, bool with_logits) {
     const DeviceLayer& l = model_.layers[size_t(i)];
     const DeviceKvStore &k_store = k_[size_t(i)], &v_store = v_[size_t(i)];
     l.qkv.run(stream,
-              {.n_tokens = n, .x = x, .norm_weight = l.attn_norm.as<float>(), .norm_eps = c.rms_eps, .y = {q, k, v}},
+              {.n_tokens = n,
+               .x = x,
+               .norm_weight = l.attn_norm.as<float>(),
+               .norm_eps = c.rms_eps,
+               .y = {q, k, v},
+               .overlap = overlap},
               s.products);
     const DecodeAppend append{.n_seq = n_active_,
                               .n_heads = c.n_heads,
@@ -216,7 +222,8 @@ void CudaSession::queue_step(bool leaving, bool with_logits) {
                               .rope_halves = model_.rope_halves,
                               .q_out = s.q.as<float>(),
                               .k_side = k_store.append_side(),
-                              .v_side = v_store.append_side()};
+                              .v_side = v_store.append_side(),
+                              .overlap = overlap};
     append_decode(stream, append);
     if (leaving) encode_leaving(stream, append);
     tile_attn(stream,
@@ -231,27 +238,34 @@ void CudaSession::queue_step(bool leaving, bool with_logits) {
                .v = v_store.tile_side(),
                .out = attn,
                .scratch = s.attn_scratch.as<std::byte>()},
-              {});
+              {.overlap = overlap});
     l.o.run(stream,
             {.n_tokens = n,
              .x = attn,
              .norm_weight = c.sub_norm ? l.attn_sub_norm.as<float>() : nullptr,
              .norm_eps = c.rms_eps,
              .output = ProductOutput::add,
-             .y = {x}},
+             .y = {x},
+             .overlap = overlap},
             s.products);
     const ProductOutput glu = c.activation == Activation::relu2 ? ProductOutput::relu2_glu : ProductOutput::silu_glu;
-    l.gate_up.run(
-        stream,
-        {.n_tokens = n, .x = x, .norm_weight = l.ffn_norm.as<float>(), .norm_eps = c.rms_eps, .output = glu, .y = {ff}},
-        s.products);
+    l.gate_up.run(stream,
+                  {.n_tokens = n,
+                   .x = x,
+                   .norm_weight = l.ffn_norm.as<float>(),
+                   .norm_eps = c.rms_eps,
+                   .output = glu,
+                   .y = {ff},
+                   .overlap = overlap},
+                  s.products);
     l.down.run(stream,
                {.n_tokens = n,
                 .x = ff,
                 .norm_weight = c.sub_norm ? l.ffn_sub_norm.as<float>() : nullptr,
                 .norm_eps = c.rms_eps,
                 .output = ProductOutput::add,
-                .y = {x}},
+                .y = {x},
+                .overlap = overlap},
                s.products);
   }
   if (with_logits)
@@ -260,7 +274,8 @@ void CudaSession::queue_step(bool leaving, bool with_logits) {
                        .x = x,
                        .norm_weight = model_.output_norm.as<float>(),
                        .norm_eps = c.rms_eps,
-                       .y = {s.logits.as<float>()}},
+                       .y = {s.logits.as<float>()},
+                       .overlap = overlap},
                       s.products);
   device_next_position(stream, n_active_, s.n_past.as<int32_t>(), s.n_keys.as<int32_t>());
 }
@@ -404,15 +419,6 @@ void CudaSession::fill_random(int n, uint64_t seed) {
   gpu::use_device(model_.device);
   RIDGE_CHECK(n_seq_ == 1 && n <= n_ctx_, "{} random rows for {} sequences of {}", n, n_seq_, n_ctx_);
   reset(1);
-  if (step_unsupported_ == nullptr) {
-    for (int i = 0; i < model_.config.n_layers; ++i) {
-      k_[size_t(i)].fill_random(model_.stream, n, seed + 6 * uint64_t(i));
-      v_[size_t(i)].fill_random(model_.stream, n, seed + 6 * uint64_t(i) + 3);
-    }
-    n_past_ = n;
-    model_.stream.synchronize();
-    return;
-  }
   constexpr int kBatch = 256;
   const Config& c = model_.config;
   std::vector<float> rows(size_t(kBatch) * size_t(c.kv_dim()));
@@ -429,6 +435,35 @@ void CudaSession::fill_random(int n, uint64_t seed) {
     }
   n_past_ = n;
   model_.stream.synchronize();
+}
+
+void CudaSession::fill_codes(int n, uint64_t seed) {
+  if (!all_tiled_) return fill_random(n, seed);
+  gpu::use_device(model_.device);
+  RIDGE_CHECK(n <= n_ctx_, "{} random rows of {}", n, n_ctx_);
+  reset(n_active_);
+  for (int i = 0; i < model_.config.n_layers; ++i) {
+    k_[size_t(i)].fill_codes(model_.stream, n, seed + 6 * uint64_t(i));
+    v_[size_t(i)].fill_codes(model_.stream, n, seed + 6 * uint64_t(i) + 3);
+  }
+  n_past_ = n;
+  model_.stream.synchronize();
+}
+
+std::vector<std::string> CudaSession::kernels() const {
+  std::string products;
+  const DeviceLayer& l = model_.layers[0];
+  const DeviceProduct* const all[] = {&l.qkv, &l.gate_up, &l.down, &model_.output};
+  for (const DeviceProduct* product : all)
+    for (const std::string_view name : product->kernels()) {
+      if (products.find(name) != std::string::npos) continue;
+      if (!products.empty()) products += '+';
+      products += name;
+    }
+  const bool steps = step_unsupported_ == nullptr;
+  return {"product=" + products, steps ? "append=step" : "append=rows",
+          steps ? "attn_decode=tiles" : "attn_decode=rows-f32", "attn_prefill=tensor",
+          steps ? (model_.options.overlap ? "launch=graph-overlap" : "launch=graph") : "launch=eager"};
 }
 
 std::vector<KvStoreFacts> CudaSession::kv_facts(bool is_k) const {

@@ -9,6 +9,7 @@
 #include "format/kv_rotor.h"
 #include "gpu/device_data.h"
 #include "model/kv_cache.h"
+#include "op/kv_append/kv_rows_cuda.h"
 
 namespace ridge {
 namespace {
@@ -355,6 +356,49 @@ TEST_F(DecodeAttn, TurnsQueriesAndOutputs) {
       Case c{.k = TileKind::rotor3, .v = TileKind::rotor4, .head_dim = dim, .rotation = rotation, .centre = true};
       check(c, std::array{3});
     }
+}
+
+/// The last of many long sequences, whose tiles begin beyond 2^32 bytes and 2^31 halves, against the same tiles in a
+/// small buffer. Only with memory for it.
+TEST_F(DecodeAttn, OffsetsBeyond32Bits) {
+  if (gpu::free_bytes() < int64_t(12) << 30) GTEST_SKIP() << "needs 12 GiB of device memory";
+  constexpr int kDim = 128, kTiles = 4096, kKvHeads = 2, kMany = 5, kHeads = 8;  // 32 MiB a side and head
+  const int64_t tile = TileShape(TileKind::f16, kDim).bytes, head = kTiles * tile, sequence = kKvHeads * head;
+  const int64_t gap = int64_t(1) << 30;  // between sequences
+  const gpu::Buffer k(kMany * (sequence + gap)), v(kMany * (sequence + gap)), few_k(sequence), few_v(sequence);
+  const auto at = [&](const gpu::Buffer& buffer) { return buffer.as<std::byte>() + (kMany - 1) * (sequence + gap); };
+  for (const gpu::Buffer* small : {&few_k, &few_v})
+    device_fill_tiles(stream(), TileKind::f16, kDim, kKvHeads * kTiles, 5, small->as<std::byte>());
+  device_fill_tiles(stream(), TileKind::f16, kDim, kKvHeads * kTiles, 5, at(k));
+  device_fill_tiles(stream(), TileKind::f16, kDim, kKvHeads * kTiles, 5, at(v));
+  const auto q = normal_floats(1, int64_t(kMany) * kHeads * kDim);
+  std::vector<int32_t> lengths(kMany, 1);
+  lengths.back() = kTiles * kTilePositions - 5;
+  const gpu::Buffer dq = up(q), dlengths = up(lengths);
+  const auto run = [&](int n_seq, const std::byte* k_tiles, const std::byte* v_tiles, int64_t stride, int first) {
+    const int blocks = tile_attn_blocks();
+    const gpu::Buffer out(4 * n_seq * kHeads * kDim),
+        scratch(tile_attn_scratch_bytes(n_seq, kHeads, kKvHeads, kDim, blocks));
+    TileSide side{.kind = TileKind::f16, .seq_stride = stride, .head_stride = head};
+    TileAttn a{.n_seq = n_seq,
+               .n_heads = kHeads,
+               .n_kv_heads = kKvHeads,
+               .head_dim = kDim,
+               .scale = 0.1f,
+               .n_keys = dlengths.as<int32_t>() + first,
+               .q = dq.as<float>() + first * kHeads * kDim,
+               .k = side,
+               .v = side,
+               .out = out.as<float>(),
+               .scratch = scratch.as<std::byte>()};
+    a.k.coded = k_tiles;
+    a.v.coded = v_tiles;
+    tile_attn(stream(), a, {});
+    return down(out.as<float>() + (n_seq - 1) * kHeads * kDim, kHeads * kDim);
+  };
+  const auto many = run(kMany, k.as<std::byte>(), v.as<std::byte>(), sequence + gap, 0);
+  const auto one = run(1, few_k.as<std::byte>(), few_v.as<std::byte>(), sequence, kMany - 1);
+  for (size_t i = 0; i < one.size(); ++i) ASSERT_NEAR(many[i], one[i], 1e-4) << i;  // split elsewhere: sums round apart
 }
 
 }  // namespace
