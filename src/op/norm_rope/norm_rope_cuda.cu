@@ -121,7 +121,8 @@ void device_add_bias(gpu::StreamHandle stream, int64_t n_rows, int64_t n, float*
 }
 
 void device_copy_columns(gpu::StreamHandle stream, int64_t n_rows, int64_t n, const float* x, int64_t pitch, float* y) {
-  gpu::launch("copy_columns", copy_columns_kernel, {blocks(n_rows * n), kThreads, 0, stream}, n_rows * n, n, x, pitch, y);
+  gpu::launch("copy_columns", copy_columns_kernel, {blocks(n_rows * n), kThreads, 0, stream}, n_rows * n, n, x, pitch,
+              y);
 }
 
 }  // namespace ridge
