@@ -21,7 +21,7 @@ WEIGHTS_INTRO = """# Weight formats
 Every format is one header in `src/format/`; its first comment is the specification and stands below with the facts that the built
 program reports. All numbers in files are little-endian; blocks follow one another without gaps, row by row. A row must be a multiple of
 the group. Encoders see finite weights only: NaN, infinity and what a format cannot hold are refused with their place.
-`ridge explain gemv --format NAME` says which kernels serve a format on your machine.
+`ridge explain gemv --format NAME` says which kernels serve a format on your machine; how a GPU holds weights: [device-tiles.md](device-tiles.md).
 
 Bits count scales. A format without a GGUF type is not written to GGUF files, one without a dtype not read from safetensors tensors as
 such. "Refused codes": the format has bit patterns that mean nothing, and files that hold them are refused. i2_s bytes behind the last
@@ -32,7 +32,7 @@ KV_INTRO = """# KV cache formats
 One row is one token and one kv head; K and V choose their formats independently (`-ctk`, `-ctv`, `--kv-quant K/V`), and layers may have
 their own (`--kv-layers`). Every format is one header in `src/format/`; its first comment is the specification and stands below with the
 facts that the built program reports. What happens to a row before it is coded, which rows stay exact, and every option:
-[cache-space.md](cache-space.md). Caches in files: [kv-state.md](kv-state.md). What each format does to a model: [results.md](../results.md).
+[cache-space.md](cache-space.md). Caches in files: [kv-state.md](kv-state.md), on a GPU: [device-tiles.md](device-tiles.md). What each format does to a model: [results.md](../results.md).
 
 **`rotor-3u` destroys the model.** It is the 3-bit format as first published, without a scale, kept to reproduce that failure; use rotor-3.
 

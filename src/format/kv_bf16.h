@@ -1,7 +1,7 @@
 // KV bf16: every value as bfloat16, little-endian. The range of f32 with 8 bits of precision.
 //
-// Rounded to nearest, ties to even: |error| <= 2^-9 |x|. Values beyond the largest finite bfloat16 (3.3895e38) become
-// that, NaN becomes 0; both are counted.
+// Rounded to nearest, ties to even: |error| <= 2^-8 |x|, 2^-134 where the result is subnormal. Values beyond the
+// largest finite bfloat16 (3.3895e38) become that, NaN becomes 0; both are counted.
 #pragma once
 
 #include "format/kv_f16.h"

@@ -2,8 +2,9 @@
 //
 // f32 is IEEE binary32 and kept as it is. f16 is IEEE binary16 (sign, 5 bits of exponent, 10 of fraction), bf16 the
 // upper 16 bits of a binary32 (sign, 8 bits of exponent, 7 of fraction). The encoder rounds to nearest, ties to even:
-// |error| <= 2^-11 |w| for f16, 2^-25 where it is subnormal (|w| < 2^-14); |error| <= 2^-9 |w| for bf16. Weights that
-// round to infinity (65520 and more in f16) are refused by encode_rows(). Source: IEEE 754; GGUF types F32, F16, BF16.
+// |error| <= 2^-11 |w| for f16, 2^-25 where it is subnormal (|w| < 2^-14); |error| <= 2^-8 |w| for bf16, 2^-134 where
+// it is subnormal (|w| < 2^-126). Weights that round to infinity (65520 and more in f16) are refused by encode_rows().
+// Source: IEEE 754; GGUF types F32, F16, BF16.
 #pragma once
 
 #include "base/f16.h"

@@ -62,7 +62,7 @@ struct TileAttn {
       nullptr;  ///< tile_attn_scratch_bytes(), zero before the first call, left as the next call needs it
 };
 
-/// How a launch is cut; the defaults are the measured ones.
+/// How a launch is cut; the defaults are predicted to be the best, not measured.
 struct TileAttnPlan {
   int blocks = 0;        ///< 0: one for each multiprocessor
   int least_tiles = 1;   ///< tiles a block takes at least
