@@ -69,7 +69,12 @@ struct Room {
     stages = std::clamp(kBytes / (warps * stage_bytes), 2, 4);
   }
   int ring_bytes() const { return warps * stages * stage_bytes; }
-  int merge_bytes(int head_dim) const { return (warps + 1) * kHeads * (head_dim + 2) * 4; }
+  /// For parts of the block's warps, or of n_parts blocks.
+  int merge_bytes(int head_dim, int n_parts) const {
+    const int result = kHeads * head_dim, of_warps = warps * kHeads * (head_dim + 2);
+    const int groups = std::max(1, 32 * warps / (result / 4)), of_blocks = 2 * kHeads * n_parts + groups * result;
+    return 4 * (result + std::max(of_warps, of_blocks));
+  }
 };
 
 /// Floats of a partial result: top [8], total [8], out [8, head_dim].
@@ -79,6 +84,65 @@ constexpr int64_t counter_bytes(int64_t n) { return (n * 4 + 127) / 128 * 128; }
 __device__ void copy_tile(std::byte* to, const std::byte* from, int bytes, int lane) {
 #pragma unroll 4
   for (int at = 16 * lane; at < bytes; at += 512) gpu::copy_async16(to + at, from + at);
+}
+
+/// Result [8, kDim] of a list whose parts are in scratch, in their order. All threads of the block; `work` has room for
+/// 16 floats a part and the sums of every group of threads. What is loaded in a loop must not wait for what the loop
+/// made: each such round trip to L2 is a third of a microsecond.
+template <int kDim, class PartOf>
+__device__ void combine_parts(int n_parts, PartOf part_of, float* work, float* result) {
+  float *const weights = work, *const totals = weights + kHeads * n_parts, *const sums = totals + kHeads * n_parts;
+  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, warps = int(blockDim.x) / 32;
+  for (int head = warp; head < kHeads; head += warps) {
+    float top = kNever, sum = 0;
+    for (int i = lane; i < n_parts; i += 32) {
+      const float here = __ldcg(part_of(i) + head);
+      weights[head * n_parts + i] = here;
+      totals[head * n_parts + i] = __ldcg(part_of(i) + kHeads + head);
+      top = fmaxf(top, here);
+    }
+    top = gpu::warp_max(top);
+    for (int i = lane; i < n_parts; i += 32) {
+      const float worth = gpu::fast_exp2(weights[head * n_parts + i] - top);
+      weights[head * n_parts + i] = worth;
+      sum = fmaf(worth, totals[head * n_parts + i], sum);
+    }
+    sum = gpu::warp_sum(sum);
+    for (int i = lane; i < n_parts; i += 32) weights[head * n_parts + i] /= sum;
+  }
+  __syncthreads();
+
+  // Groups of threads take parts in turn; a thread adds four channels.
+  constexpr int kSlots = kHeads * kDim / 4;
+  const int threads = int(blockDim.x), n_groups = threads > kSlots ? threads / kSlots : 1;
+  const int group = threads > kSlots ? int(threadIdx.x) / kSlots : 0;
+  if (group < n_groups) {
+    for (int slot = threads > kSlots ? int(threadIdx.x) % kSlots : int(threadIdx.x); slot < kSlots; slot += threads) {
+      const float* const weight = weights + 4 * slot / kDim * n_parts;
+      float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll 8
+      for (int i = group; i < n_parts; i += n_groups) {
+        const float4 value = __ldcg(reinterpret_cast<const float4*>(part_of(i) + 2 * kHeads) + slot);
+        const float w = weight[i];
+        sum.x = fmaf(w, value.x, sum.x);
+        sum.y = fmaf(w, value.y, sum.y);
+        sum.z = fmaf(w, value.z, sum.z);
+        sum.w = fmaf(w, value.w, sum.w);
+      }
+      float* const to = n_groups > 1 ? sums + group * kHeads * kDim : result;
+      to[4 * slot] = sum.x;
+      to[4 * slot + 1] = sum.y;
+      to[4 * slot + 2] = sum.z;
+      to[4 * slot + 3] = sum.w;
+    }
+  }
+  if (n_groups == 1) return;
+  __syncthreads();
+  for (int at = int(threadIdx.x); at < kHeads * kDim; at += threads) {
+    float sum = 0;
+    for (int g = 0; g < n_groups; ++g) sum += sums[g * kHeads * kDim + at];
+    result[at] = sum;
+  }
 }
 
 template <int kDim, int kMaxWarps>
@@ -96,23 +160,28 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) tile_attn_kernel(TileAttn a
 
   gpu::wait_for_previous_grid();
 
-  int64_t total = 0;
-  for (int seq = 0; seq < a.n_seq; ++seq) total += int64_t(Units(a, a.n_keys[seq]).n_units) * n_lists;
-  const int64_t n_blocks = min(int64_t(gridDim.x), max(int64_t(1), total / least_tiles));
-  if (int64_t(blockIdx.x) >= n_blocks) return;
-  const auto first_of = [&](int64_t block) { return block * total / n_blocks; };
-  const auto block_of = [&](int64_t unit) { return ((unit + 1) * n_blocks - 1) / total; };
-  const int64_t begin = first_of(blockIdx.x), end = first_of(int64_t(blockIdx.x) + 1);
+  // Units [begin, end) of all are this block's: `least` of them, one more in the first `longer` blocks.
+  unsigned total = 0;
+  for (int seq = 0; seq < a.n_seq; ++seq) total += unsigned(Units(a, a.n_keys[seq]).n_units * n_lists);
+  const unsigned n_blocks = min(gridDim.x, max(1u, total / unsigned(least_tiles))), block = blockIdx.x;
+  if (block >= n_blocks) return;
+  const unsigned least = total / n_blocks, longer = total - least * n_blocks;
+  const auto first_of = [&](unsigned of_block) { return of_block * least + min(of_block, longer); };
+  const auto block_of = [&](unsigned unit) {
+    const unsigned in_longer = longer * (least + 1);
+    return unit < in_longer ? unit / (least + 1) : longer + (unit - in_longer) / least;
+  };
+  const unsigned begin = first_of(block), end = first_of(block + 1);
 
-  int64_t list_begin = 0;  // number of the list's first unit
+  unsigned list_begin = 0;  // number of the list's first unit
   for (int seq = 0; seq < a.n_seq && list_begin < end; ++seq) {
     const Units units(a, a.n_keys[seq]);
-    if (list_begin + int64_t(units.n_units) * n_lists <= begin) {
-      list_begin += int64_t(units.n_units) * n_lists;
+    if (list_begin + unsigned(units.n_units * n_lists) <= begin) {
+      list_begin += unsigned(units.n_units * n_lists);
       continue;
     }
-    for (int list = 0; list < n_lists; ++list, list_begin += units.n_units) {
-      const int64_t list_end = list_begin + units.n_units;
+    for (int list = 0; list < n_lists; ++list, list_begin += unsigned(units.n_units)) {
+      const unsigned list_end = list_begin + unsigned(units.n_units);
       if (list_end <= begin || list_begin >= end) continue;
       const int first = int(max(begin, list_begin) - list_begin), last = int(min(end, list_end) - list_begin);
       const int kv_head = list / head_groups, first_head = kv_head * group + list % head_groups * kHeads;
@@ -172,11 +241,11 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) tile_attn_kernel(TileAttn a
       }
       gpu::copy_wait<0>();
 
-      // The warps' parts side by side: top and total [warps, 8], out [warps, 8, kDim]; then the result [8, kDim].
+      // The result [8, kDim], then the warps' parts side by side: top and total [warps, 8], out [warps, 8, kDim].
       __syncthreads();
-      auto* const tops = reinterpret_cast<float*>(room);
-      float *const totals = tops + warps * kHeads, *const outs = totals + warps * kHeads;
-      float* const result = outs + warps * kHeads * kDim;
+      auto* const result = reinterpret_cast<float*>(room);
+      float *const tops = result + kHeads * kDim, *const totals = tops + warps * kHeads,
+                   *const outs = totals + warps * kHeads;
       state.total = quad_sum(state.total);
       const int r = lane / 4, c = lane % 4;
       if (c == 0) tops[warp * kHeads + r] = state.top, totals[warp * kHeads + r] = state.total;
@@ -186,12 +255,14 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) tile_attn_kernel(TileAttn a
             make_float2(state.out[e][0], state.out[e][1]);
       __syncthreads();
 
-      const int64_t first_block = block_of(list_begin), last_block = block_of(list_end - 1);
+      const unsigned first_block = block_of(list_begin), last_block = block_of(list_end - 1);
       const bool whole = first_block == last_block;
       auto* const parts = reinterpret_cast<float*>(a.scratch + counter_bytes(int64_t(a.n_seq) * n_lists));
-      // A block has at most two lists in part: its first and its last.
-      const auto part_of = [&](int64_t block) {
-        return parts + (2 * block + (first_of(block) >= list_begin ? 0 : 1)) * part_floats(kDim);
+      // A block has at most two lists in part: its first and its last. The list's first block may have begun with
+      // another list, all later ones begin with this one.
+      const unsigned first_slot = 2 * first_block + (first_of(first_block) >= list_begin ? 0 : 1);
+      const auto part_of = [&](unsigned of_block) {
+        return parts + int64_t(of_block == first_block ? first_slot : 2 * of_block) * part_floats(kDim);
       };
       for (int at = int(threadIdx.x); at < kHeads * kDim; at += int(blockDim.x)) {
         const int head = at / kDim;
@@ -205,7 +276,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) tile_attn_kernel(TileAttn a
         if (whole) {
           result[at] = value / sum;
         } else {
-          float* const part = part_of(blockIdx.x);
+          float* const part = part_of(block);
           part[2 * kHeads + at] = value;
           if (at % kDim == 0) part[head] = top, part[kHeads + head] = sum;
         }
@@ -221,19 +292,8 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) tile_attn_kernel(TileAttn a
         __syncthreads();
         if (!last_one) continue;
         __threadfence();
-        for (int at = int(threadIdx.x); at < kHeads * kDim; at += int(blockDim.x)) {
-          const int head = at / kDim;
-          float top = kNever, sum = 0, value = 0;
-          for (int64_t b = first_block; b <= last_block; ++b) top = fmaxf(top, __ldcg(part_of(b) + head));
-#pragma unroll 8
-          for (int64_t b = first_block; b <= last_block; ++b) {
-            const float* part = part_of(b);
-            const float worth = gpu::fast_exp2(__ldcg(part + head) - top);
-            sum = fmaf(worth, __ldcg(part + kHeads + head), sum);
-            value = fmaf(worth, __ldcg(part + 2 * kHeads + at), value);
-          }
-          result[at] = value / sum;
-        }
+        combine_parts<kDim>(
+            int(last_block - first_block) + 1, [&](int i) { return part_of(first_block + unsigned(i)); }, tops, result);
       }
       // Out of cache space: a head a warp.
       __syncthreads();
@@ -260,12 +320,12 @@ int64_t n_lists(int n_seq, int n_heads, int n_kv_heads) {
 template <int kDim>
 void launch(gpu::StreamHandle stream, const TileAttn& a, const TileAttnPlan& plan) {
   const Room room(a.k.kind, a.v.kind, kDim);
-  const int bytes = Queries<kDim>::kBytes + std::max(room.ring_bytes(), room.merge_bytes(kDim));
+  const int blocks = plan.blocks > 0 ? plan.blocks : tile_attn_blocks();
+  const int bytes = Queries<kDim>::kBytes + std::max(room.ring_bytes(), room.merge_bytes(kDim, blocks));
   // 16 warps leave 128 registers a thread, 8 leave 255.
   const auto kernel = room.warps > 8 ? tile_attn_kernel<kDim, 16> : tile_attn_kernel<kDim, 8>;
   gpu::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
              "shared memory of attention");
-  const int blocks = plan.blocks > 0 ? plan.blocks : tile_attn_blocks();
   gpu::launch("attention over tiles", kernel,
               {unsigned(blocks), unsigned(32 * room.warps), size_t(bytes), stream, plan.overlap}, a, plan.least_tiles,
               room.stages);
