@@ -2,9 +2,10 @@
 // machines without a GPU. It stands in for CUDA's own header of this name.
 //
 // A block runs on the calling thread, its threads as fibers; blocks follow one another. Barriers, warp collectives and
-// dynamic shared memory behave as on a GPU, and what a GPU leaves to chance is made to hurt: the order of warps is
-// shuffled, shared memory starts as NaN, and asynchronous copies land only when they are waited for. It says nothing
-// about time. Missing: anything where a block waits for another one that has not begun.
+// dynamic shared memory behave as on a GPU, and what a GPU leaves to chance is made to hurt: the order of warps and of
+// blocks is shuffled, shared memory starts as NaN, asynchronous copies land only when they are waited for, and device
+// memory ends at a page that nobody may touch and is closed when it is freed. It says nothing about time. Missing:
+// anything where a block waits for another one that has not begun.
 #pragma once
 
 #include <cmath>
@@ -251,6 +252,7 @@ enum cudaError_t {
   cudaErrorInvalidDevice = 101,
   cudaErrorNoKernelImageForDevice = 209,
   cudaErrorNotReady = 600,
+  cudaErrorStreamCaptureUnsupported = 900,
   cudaErrorDevicesUnavailable = 46
 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };

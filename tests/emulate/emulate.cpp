@@ -1,5 +1,6 @@
 // The scheduler and the runtime API behind cuda_runtime.h.
 #include <setjmp.h>
+#include <sys/mman.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 #include <chrono>
 #include <cstdio>
 #include <deque>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -188,9 +190,12 @@ void wait_copies(int groups_left) {
 void run_grid(dim3 grid, dim3 dim, size_t shared_bytes, const std::function<void()>& thread) {
   if (shared_bytes > kSharedBytes) fail("more shared memory than a block may have");
   if (dim.x * dim.y * dim.z > 1024 || grid.y > 65535 || grid.z > 65535) fail("a grid no GPU takes");
-  for (unsigned z = 0; z < grid.z; ++z)
-    for (unsigned y = 0; y < grid.y; ++y)
-      for (unsigned x = 0; x < grid.x; ++x) run_block(grid, dim, shared_bytes, {x, y, z}, thread);
+  // Blocks come in any order: which one is the last to arrive somewhere must not matter.
+  std::vector<uint32_t> order(size_t(grid.x) * grid.y * grid.z);
+  for (size_t i = 0; i < order.size(); ++i) order[i] = uint32_t(i);
+  for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[next_random() % i]);
+  for (const uint32_t i : order)
+    run_block(grid, dim, shared_bytes, {i % grid.x, i / grid.x % grid.y, i / grid.x / grid.y}, thread);
 }
 
 }  // namespace emulate
@@ -213,6 +218,42 @@ void emulate::on_stream(void* stream, std::function<void()> work) {
   if (s && s->capture) s->capture->work.push_back(std::move(work));
   else work();
 }
+
+namespace {
+
+int n_captures = 0;
+
+/// Memory in pages of its own: reading or writing past its end, or after it was freed, ends the program at that place.
+struct Pages {
+  unsigned char* first;
+  size_t bytes;
+
+  /// Behind them lies a page that nobody may touch.
+  static constexpr size_t kPage = 4096;
+  static Pages map(size_t bytes) {
+    const size_t whole = (bytes + kPage - 1) / kPage * kPage;
+    void* first = mmap(nullptr, whole + kPage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (first == MAP_FAILED) return {nullptr, 0};
+    if (mprotect(first, whole, PROT_READ | PROT_WRITE) != 0) return munmap(first, whole + kPage), Pages{nullptr, 0};
+    return {static_cast<unsigned char*>(first), whole};
+  }
+  /// Gives the memory back and keeps the addresses.
+  void close() const { mmap(first, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0); }
+  void unmap() const { munmap(first, bytes + kPage); }
+};
+
+/// What is allocated, and the last of what was. Never destroyed: buffers with static storage are freed at the end.
+struct Memory {
+  std::map<void*, Pages> used;
+  std::deque<Pages> freed;
+};
+Memory& memory() {
+  static auto* const all = new Memory;
+  return *all;
+}
+constexpr size_t kMostFreed = 8192;  // maps of a process are limited
+
+}  // namespace
 
 cudaError_t cudaDriverGetVersion(int* version) { return *version = 13000, cudaSuccess; }
 cudaError_t cudaRuntimeGetVersion(int* version) { return *version = 13000, cudaSuccess; }
@@ -245,15 +286,30 @@ cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   *free = *total = size_t(4) << 30;
   return cudaSuccess;
 }
-cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+cudaError_t cudaDeviceSynchronize() { return n_captures > 0 ? cudaErrorStreamCaptureUnsupported : cudaSuccess; }
 cudaError_t cudaMalloc(void** data, size_t bytes) {
+  if (n_captures > 0) return cudaErrorStreamCaptureUnsupported;
   if (bytes > size_t(4) << 30) return cudaErrorMemoryAllocation;
-  *data = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
-  if (!*data) return cudaErrorMemoryAllocation;
-  std::memset(*data, 0xFF, bytes);
+  const size_t aligned = (bytes + 255) / 256 * 256;
+  const Pages pages = Pages::map(aligned);
+  if (!pages.first) return cudaErrorMemoryAllocation;
+  *data = pages.first + (pages.bytes - aligned);
+  std::memset(*data, 0xFF, aligned);
+  memory().used[*data] = pages;
   return cudaSuccess;
 }
-cudaError_t cudaFree(void* data) { return std::free(data), cudaSuccess; }
+cudaError_t cudaFree(void* data) {
+  if (data == nullptr) return cudaSuccess;
+  if (n_captures > 0) return cudaErrorStreamCaptureUnsupported;
+  Memory& m = memory();
+  const auto found = m.used.find(data);
+  if (found == m.used.end()) return cudaErrorInvalidValue;
+  found->second.close();
+  m.freed.push_back(found->second);
+  m.used.erase(found);
+  if (m.freed.size() > kMostFreed) m.freed.front().unmap(), m.freed.pop_front();
+  return cudaSuccess;
+}
 cudaError_t cudaMallocHost(void** data, size_t bytes) { return cudaMalloc(data, bytes); }
 cudaError_t cudaFreeHost(void* data) { return cudaFree(data); }
 cudaError_t cudaMemset(void* data, int value, size_t bytes) { return cudaMemsetAsync(data, value, bytes, nullptr); }
@@ -270,15 +326,21 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
 }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) { return *stream = new CUstream_st, cudaSuccess; }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) { return delete stream, cudaSuccess; }
-cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaStreamQuery(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  return stream && stream->capture ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
+}
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  return stream && stream->capture ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
+}
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
   if (stream->capture) return cudaErrorInvalidValue;
   stream->capture = std::make_unique<CUgraph_st>();
+  ++n_captures;
   return cudaSuccess;
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   if (!stream->capture) return cudaErrorInvalidValue;
+  --n_captures;
   return *graph = stream->capture.release(), cudaSuccess;
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
