@@ -358,6 +358,36 @@ TEST_F(DecodeAttn, TurnsQueriesAndOutputs) {
     }
 }
 
+/// One scratch for any number of sequences: what a launch leaves is as the next one needs it.
+TEST_F(DecodeAttn, ScratchOfMoreSequences) {
+  constexpr int kDim = 64, kMost = 40, kBlocks = 7, kHeads = 8;
+  const int64_t sequence = 4 * TileShape(TileKind::f16, kDim).bytes;
+  const gpu::Buffer tiles(kMost * sequence), scratch(tile_attn_scratch_bytes(kMost, kHeads, 1, kDim, kBlocks));
+  device_fill_tiles(stream(), TileKind::f16, kDim, kMost * 4, 5, tiles.as<std::byte>());
+  const gpu::Buffer q = up(normal_floats(1, kMost * kHeads * kDim)), lengths = up(std::vector<int32_t>(kMost, 128));
+  const TileSide side{
+      .kind = TileKind::f16, .coded = tiles.as<std::byte>(), .seq_stride = sequence, .head_stride = sequence};
+  const auto run = [&](int n_seq, const gpu::Buffer& with) {
+    const gpu::Buffer out(4 * n_seq * kHeads * kDim);
+    tile_attn(stream(),
+              {.n_seq = n_seq,
+               .n_heads = kHeads,
+               .n_kv_heads = 1,
+               .head_dim = kDim,
+               .scale = 0.1f,
+               .n_keys = lengths.as<int32_t>(),
+               .q = q.as<float>(),
+               .k = side,
+               .v = side,
+               .out = out.as<float>(),
+               .scratch = with.as<std::byte>()},
+              {.blocks = kBlocks});
+    return down(out.as<float>(), n_seq * kHeads * kDim);
+  };
+  for (const int n_seq : {1, kMost, 3, kMost})
+    EXPECT_EQ(run(n_seq, scratch), run(n_seq, gpu::Buffer(scratch.bytes()))) << n_seq << " sequences";
+}
+
 /// The last of many long sequences, whose tiles begin beyond 2^32 bytes and 2^31 halves, against the same tiles in a
 /// small buffer. Only with memory for it.
 TEST_F(DecodeAttn, OffsetsBeyond32Bits) {

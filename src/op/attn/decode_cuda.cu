@@ -63,10 +63,13 @@ struct Room {
   int warps = 0, stages = 0, stage_bytes = 0;
 
   static constexpr int kBytes = 200 << 10;
-  Room(TileKind k, TileKind v, int head_dim)
+  /// For a device whose blocks have most_bytes for the rings; those of Hopper have room for kBytes.
+  Room(TileKind k, TileKind v, int head_dim, int most_bytes)
       : stage_bytes(TileShape(k, head_dim).bytes + TileShape(v, head_dim).bytes) {
+    const int bytes = std::min(kBytes, most_bytes);
     warps = stage_bytes <= 4096 ? 16 : stage_bytes <= 12800 ? 8 : stage_bytes <= 17408 ? 4 : 2;
-    stages = std::clamp(kBytes / (warps * stage_bytes), 2, 4);
+    while (warps > 1 && 2 * warps * stage_bytes > bytes) warps /= 2;
+    stages = std::clamp(bytes / (warps * stage_bytes), 2, 4);
   }
   int ring_bytes() const { return warps * stages * stage_bytes; }
   /// For parts of the block's warps, or of n_parts blocks.
@@ -79,7 +82,9 @@ struct Room {
 
 /// Floats of a partial result: top [8], total [8], out [8, head_dim].
 constexpr int64_t part_floats(int head_dim) { return kHeads * (int64_t(head_dim) + 2); }
-constexpr int64_t counter_bytes(int64_t n) { return (n * 4 + 127) / 128 * 128; }
+/// The scratch: two parts of every block, then a counter for every list. The counters are last: launches of fewer
+/// sequences must not put parts where those of more sequences expect zeros.
+constexpr int64_t parts_bytes(int64_t blocks, int head_dim) { return 2 * blocks * part_floats(head_dim) * 4; }
 
 __device__ void copy_tile(std::byte* to, const std::byte* from, int bytes, int lane) {
 #pragma unroll 4
@@ -257,7 +262,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) tile_attn_kernel(TileAttn a
 
       const unsigned first_block = block_of(list_begin), last_block = block_of(list_end - 1);
       const bool whole = first_block == last_block;
-      auto* const parts = reinterpret_cast<float*>(a.scratch + counter_bytes(int64_t(a.n_seq) * n_lists));
+      auto* const parts = reinterpret_cast<float*>(a.scratch);
       // A block has at most two lists in part: its first and its last. The list's first block may have begun with
       // another list, all later ones begin with this one.
       const unsigned first_slot = 2 * first_block + (first_of(first_block) >= list_begin ? 0 : 1);
@@ -285,7 +290,8 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) tile_attn_kernel(TileAttn a
         __threadfence();
         __syncthreads();
         if (threadIdx.x == 0) {
-          int* const counter = reinterpret_cast<int*>(a.scratch) + int64_t(seq) * n_lists + list;
+          auto* const counters = reinterpret_cast<int*>(a.scratch + parts_bytes(gridDim.x, kDim));
+          int* const counter = counters + int64_t(seq) * n_lists + list;
           last_one = atomicAdd(counter, 1) == int(last_block - first_block);
           if (last_one) *counter = 0;  // as the next launch needs it
         }
@@ -319,7 +325,8 @@ int64_t n_lists(int n_seq, int n_heads, int n_kv_heads) {
 
 template <int kDim>
 void launch(gpu::StreamHandle stream, const TileAttn& a, const TileAttnPlan& plan) {
-  const Room room(a.k.kind, a.v.kind, kDim);
+  // 1 KiB is left for the variables that are not dynamic.
+  const Room room(a.k.kind, a.v.kind, kDim, gpu::most_shared_bytes() - 1024 - Queries<kDim>::kBytes);
   const int blocks = plan.blocks > 0 ? plan.blocks : tile_attn_blocks();
   const int bytes = Queries<kDim>::kBytes + std::max(room.ring_bytes(), room.merge_bytes(kDim, blocks));
   // 16 warps leave 128 registers a thread, 8 leave 255.
@@ -348,7 +355,7 @@ int tile_attn_blocks() {
 }
 
 int64_t tile_attn_scratch_bytes(int n_seq, int n_heads, int n_kv_heads, int head_dim, int blocks) {
-  return counter_bytes(n_lists(n_seq, n_heads, n_kv_heads)) + 2 * int64_t(blocks) * part_floats(head_dim) * 4;
+  return parts_bytes(blocks, head_dim) + n_lists(n_seq, n_heads, n_kv_heads) * 4;
 }
 
 void tile_attn(gpu::StreamHandle stream, const TileAttn& a, const TileAttnPlan& plan) {

@@ -58,8 +58,9 @@ struct TileAttn {
   const float* q = nullptr;  ///< [n_seq, n_heads, head_dim], not in cache space
   TileSide k, v;
   float* out = nullptr;  ///< [n_seq, n_heads, head_dim]
-  std::byte* scratch =
-      nullptr;  ///< tile_attn_scratch_bytes(), zero before the first call, left as the next call needs it
+  /// tile_attn_scratch_bytes() of as many sequences or more, and of this number of blocks and head_dim: zero before the
+  /// first call, left as the next one needs it.
+  std::byte* scratch = nullptr;
 };
 
 /// How a launch is cut; the defaults are predicted to be the best, not measured.
