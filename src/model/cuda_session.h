@@ -46,7 +46,8 @@ class CudaSession : public DeviceSession {
     ProductScratch products;
     gpu::PinnedBuffer host;
   };
-  /// Of one token a sequence: never grown, because graphs point into it.
+  /// Of one token a sequence: never grown, because graphs point into it. `products` may grow when a step runs for the
+  /// first time: graphs are dropped then.
   struct StepState {
     gpu::Buffer tokens, n_past, n_keys, cosines, sines;
     gpu::Buffer x, qkv, q, attn, ff, logits, attn_scratch;

@@ -2,6 +2,7 @@
 // format has kernels for, and what stands around them: the norm before, bias, residual or gated activation after.
 #pragma once
 
+#include <array>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -13,11 +14,16 @@
 namespace ridge {
 
 /// Memory that products of one stream share. What is captured in a graph must have run once with the same scratch
-/// before.
+/// before, and is good for as long as places() stays what it was: larger products take new memory and free the old.
 struct ProductScratch {
   gpu::Buffer bricks;
   IntScratch ints;
   gpu::Buffer normed, joint, up;
+
+  std::array<const void*, 6> places() const {
+    return {bricks.as<void>(), ints.data.as<void>(), ints.counters.as<void>(),
+            normed.as<void>(), joint.as<void>(),     up.as<void>()};
+  }
 };
 
 enum class ProductOutput : uint8_t { store, add, silu_glu, relu2_glu };

@@ -322,8 +322,12 @@ void CudaSession::run_step(bool with_logits, bool draw_next) {
   };
   Step& step = steps_[{n_active_, leaving, with_logits, drawing}];
   if (!step.ran) {
+    const auto places = s.products.places();
     queue();
     step.ran = true;
+    // Recorded steps name the memory that products had before: they are recorded again.
+    if (s.products.places() != places)
+      for (auto& [key, recorded] : steps_) recorded.graph = gpu::Graph();
   } else {
     if (!step.graph) step.graph = gpu::Graph(stream, queue);
     step.graph.launch(stream);

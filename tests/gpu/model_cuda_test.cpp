@@ -163,6 +163,32 @@ TEST_F(ModelCuda, SequencesSideBySideGiveTheBitsOfOneAlone) {
   }
 }
 
+/// Steps recorded for some sequences, with or without logits, are good after steps of others have taken more memory.
+TEST_F(ModelCuda, RecordedStepsOfAnyNumberOfSequencesTakeTurns) {
+  constexpr int kMany = 6, kSteps = 3;
+  for (const char* spec : {"synth:tiny-64@weights=f32", "synth:tiny-64@weights=int4_g128"}) {
+    const Model model = Model::load(spec, {.device = "cuda"});
+    const SessionOptions options{.n_ctx = 64, .k = {.format = "f16"}, .v = {.format = "f16"}};
+    const auto tokens = tokens_of(kSteps * kMany, model.info().vocab_size, 1);
+    const auto last_logits = [&](DeviceSession& session, int n_seq) {
+      session.reset(n_seq);
+      for (int i = 0; i < kSteps; ++i)
+        session.forward(std::span(tokens).subspan(size_t(i * n_seq), size_t(n_seq)),
+                        i + 1 < kSteps ? LogitRows::none : LogitRows::all);
+      const View2<float> logits = session.logits();
+      return std::vector(logits.data, logits.data + logits.rows * logits.cols);
+    };
+    const auto session = open_device_session(model, options, kMany);
+    std::vector<float> first[2];
+    for (int turn = 0; turn < 2; ++turn)
+      for (const int n_seq : {1, kMany}) {
+        const auto got = last_logits(*session, n_seq);
+        if (turn == 0) first[n_seq > 1] = last_logits(*open_device_session(model, options, kMany), n_seq);
+        EXPECT_EQ(got, first[n_seq > 1]) << spec << ", " << n_seq << " sequences, turn " << turn;
+      }
+  }
+}
+
 TEST_F(ModelCuda, EvaluationsAreTheCpus) {
   const std::string path = RIDGE_SOURCE_DIR "/models/stories260K.gguf";
   const Model cpu = Model::load(path, {.n_threads = 2, .isa = "scalar"}),
