@@ -8,6 +8,8 @@
 
 #include "base/metrics.h"
 #include "base/rng.h"
+#include "engine/model_impl.h"
+#include "lab/device_ceilings.h"
 #include "lab/machine.h"
 
 namespace ridge::lab {
@@ -101,7 +103,7 @@ class Runner {
         params_(params),
         hooks_(hooks),
         rng_(params.seed),
-        on_device_(model.info().device != "cpu"),
+        on_device_(model.info().device.starts_with("cuda")),
         session_(model, session_options(test.kv, test.n_ctx(), test.n_ubatch)) {}
 
   const Session& session() const { return session_; }
@@ -171,7 +173,17 @@ bool time_test(const Model& model, const BenchParams& params, const BenchHooks& 
   return true;
 }
 
-double measured_roof(const BenchParams& params, int n_threads, const BenchHooks& hooks) {
+/// Read bandwidth of the memory in use, and the size of the cache before it.
+struct Roof {
+  double gb_s = 0;
+  int64_t llc_bytes = 0;
+};
+Roof measured_roof(const BenchParams& params, int n_threads, const BenchHooks& hooks) {
+  if (const std::optional<int> device = parse_device(params.device)) {
+    const DeviceCeilings ceilings =
+        measure_device_ceilings({.device = *device, .max_seconds = 3, .read_only = true, .stop = hooks.stop});
+    return {ceilings.read_gb_s(), int64_t(ceilings.device.l2_bytes)};
+  }
   CeilingOptions options{.n_threads = n_threads,
                          .isa = params.isa,
                          .bytes = 0,
@@ -179,7 +191,7 @@ double measured_roof(const BenchParams& params, int n_threads, const BenchHooks&
                          .max_seconds = 3,
                          .read_only = true,
                          .stop = hooks.stop};
-  return measure_ceilings(options).read_gb_s();
+  return {measure_ceilings(options).read_gb_s(), machine_info().last_level_cache_bytes()};
 }
 
 }  // namespace
@@ -222,7 +234,6 @@ double BenchRow::pct_of_roof() const { return roof_gb_s > 0 ? 100 * read_gb_s() 
 
 int run_bench(const BenchParams& params, const BenchHooks& hooks) {
   const std::vector<BenchTest> tests = bench_tests(params);
-  const int64_t llc_bytes = machine_info().last_level_cache_bytes();
   int n_failed = 0, done = 0;
   const size_t passes = params.n_threads.size() + (params.check ? 1 : 0);
   const int total = int(params.models.size() * passes * tests.size());
@@ -239,8 +250,7 @@ int run_bench(const BenchParams& params, const BenchHooks& hooks) {
     const Reference reference(path, params, tests, step, stopped);
     for (const int n_threads : params.n_threads) {
       status("read bandwidth");
-      // The roof measured here is the CPU's; a device's rows have none.
-      const double roof = stopped() || params.device != "cpu" ? 0 : measured_roof(params, n_threads, hooks);
+      const Roof roof = stopped() ? Roof() : measured_roof(params, n_threads, hooks);
       if (stopped()) return n_failed;
       const Model model = Model::load(
           path, {.device = params.device, .n_threads = n_threads, .isa = params.isa, .kernels = params.kernels});
@@ -253,8 +263,8 @@ int run_bench(const BenchParams& params, const BenchHooks& hooks) {
                      .check = {},
                      .seconds = {},
                      .read_bytes = 0,
-                     .roof_gb_s = roof,
-                     .llc_bytes = llc_bytes,
+                     .roof_gb_s = roof.gb_s,
+                     .llc_bytes = roof.llc_bytes,
                      .date = {}};
         if (params.check) row.check = reference.compare(model, test);
         if (params.check && !row.check.passed) {

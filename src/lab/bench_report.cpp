@@ -69,11 +69,15 @@ constexpr std::string_view kMarkdownHead =
     "(NMSE) |\n"
     "| --- | ---: | ---: | --- | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: |";
 
+bool on_device(const BenchRow& row) { return row.model.device.starts_with("cuda"); }
+
 std::string markdown_line(const BenchRow& row) {
   return fmt::format(
-      "| {} | {} | {} | CPU {} | {} | {} | {} | {} | {} | {} | {} | {} |", model_type(row.model),
-      human_bytes(row.model.weight_bytes), human_count(row.model.n_params), row.model.isa, row.model.n_threads,
-      kv_side_text(row.test.kv.k), kv_side_text(row.test.kv.v), row.test.name(),
+      "| {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |", model_type(row.model),
+      human_bytes(row.model.weight_bytes), human_count(row.model.n_params),
+      on_device(row) ? row.model.device : "CPU " + row.model.isa,
+      on_device(row) ? "" : std::to_string(row.model.n_threads), kv_side_text(row.test.kv.k),
+      kv_side_text(row.test.kv.v), row.test.name(),
       plus_minus(row.avg_tokens_per_second(), row.stddev_tokens_per_second()), optional_number(row.read_gb_s()),
       optional_number(row.pct_of_roof(), row.in_cache() ? " % (in cache)" : " %"), checked_word(row.check));
 }
@@ -86,8 +90,9 @@ Row bench_fields(const BenchRow& row, const BenchParams& params, bool samples) {
   f["build_commit"] = build.commit;
   f["build_number"] = build.number;
   f["cpu_info"] = machine_info().cpu_model;
-  f["gpu_info"] = "";
-  f["backends"] = "CPU";
+  // "cuda:0 NAME"
+  f["gpu_info"] = on_device(row) ? row.model.device.substr(row.model.device.find(' ') + 1) : "";
+  f["backends"] = on_device(row) ? "CUDA" : "CPU";
   f["model_filename"] = row.model.path;
   f["model_type"] = model_type(row.model);
   f["model_size"] = row.model.weight_bytes;
@@ -100,13 +105,13 @@ Row bench_fields(const BenchRow& row, const BenchParams& params, bool samples) {
   f["poll"] = 50;
   f["type_k"] = row.cache.k.format;
   f["type_v"] = row.cache.v.format;
-  f["n_gpu_layers"] = 0;
+  f["n_gpu_layers"] = on_device(row) ? row.model.n_layers : 0;
   f["n_cpu_moe"] = 0;
   f["split_mode"] = "none";
   f["main_gpu"] = 0;
   f["no_kv_offload"] = false;
   f["flash_attn"] = true;
-  f["devices"] = "none";
+  f["devices"] = on_device(row) ? row.model.device.substr(0, row.model.device.find(' ')) : "none";
   f["tensor_split"] = "0.00";
   f["tensor_buft_overrides"] = "none";
   f["load_mode"] = "mmap";

@@ -3,6 +3,7 @@
 
 #include "base/rng.h"
 #include "model/cuda_session.h"
+#include "op/attn/prefill_cuda.h"
 #include "op/norm_rope/norm_rope_cuda.h"
 #include "op/score/score_cuda.h"
 
@@ -466,7 +467,9 @@ std::vector<std::string> CudaSession::kernels() const {
     }
   const bool steps = step_unsupported_ == nullptr;
   return {"product=" + products, steps ? "append=step" : "append=rows",
-          steps ? "attn_decode=tiles" : "attn_decode=rows-f32", "attn_prefill=tensor",
+          steps ? "attn_decode=tiles" : "attn_decode=rows-f32",
+          prefill_attn_unsupported(model_.config.head_dim, sizeof(float)) ? "attn_prefill=tiled-f32"
+                                                                          : "attn_prefill=tensor",
           steps ? (model_.options.overlap ? "launch=graph-overlap" : "launch=graph") : "launch=eager"};
 }
 
