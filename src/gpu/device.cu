@@ -29,6 +29,17 @@ void check(cudaError_t code, const char* what) {
               std::string("CUDA ") + what + ": " + cudaGetErrorString(code) + " (" + cudaGetErrorName(code) + ")");
 }
 
+bool device_can_overlap() {
+  static thread_local int asked = -1, major = 0;
+  int device = 0;
+  check(cudaGetDevice(&device), "device");
+  if (device != asked) {
+    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "compute capability");
+    asked = device;
+  }
+  return major >= 9;
+}
+
 void use_device(int index) { check(cudaSetDevice(index), ("device " + std::to_string(index)).c_str()); }
 
 int64_t free_bytes() {

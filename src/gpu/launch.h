@@ -22,10 +22,13 @@ struct Grid {
   dim3 threads;
   size_t shared_bytes = 0;
   StreamHandle stream = nullptr;
-  /// Programmatic dependent launch: the grid may start while the one before it drains. Its kernel must call
-  /// wait_for_previous_grid() before it touches what that one wrote.
+  /// Programmatic dependent launch, where the device knows it: the grid may start while the one before it drains. Its
+  /// kernel must call wait_for_previous_grid() before it touches what that one wrote.
   bool overlap = false;
 };
+
+/// Whether the current device knows programmatic dependent launch (sm_90 and later).
+bool device_can_overlap();
 
 /// Starts kernel(args...). `name` is for the error message.
 template <class... Parameters, class... Arguments>
@@ -39,7 +42,7 @@ void launch(const char* name, void (*kernel)(Parameters...), const Grid& grid, A
   config.dynamicSmemBytes = grid.shared_bytes;
   config.stream = grid.stream;
   config.attrs = &overlap;
-  config.numAttrs = grid.overlap ? 1 : 0;
+  config.numAttrs = grid.overlap && device_can_overlap() ? 1 : 0;
   check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(args)...), name);
 }
 

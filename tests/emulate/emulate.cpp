@@ -275,9 +275,10 @@ cudaError_t cudaDeviceGetPCIBusId(char* id, int bytes, int) {
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
   cudaDeviceProp p;
   if (const cudaError_t error = cudaGetDeviceProperties(&p, device)) return error;
-  *value = attribute == cudaDevAttrMultiProcessorCount ? p.multiProcessorCount
-           : attribute == cudaDevAttrL2CacheSize       ? p.l2CacheSize
-                                                       : int(p.sharedMemPerBlockOptin);
+  *value = attribute == cudaDevAttrMultiProcessorCount      ? p.multiProcessorCount
+           : attribute == cudaDevAttrL2CacheSize            ? p.l2CacheSize
+           : attribute == cudaDevAttrComputeCapabilityMajor ? p.major
+                                                            : int(p.sharedMemPerBlockOptin);
   return cudaSuccess;
 }
 cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidDevice; }
