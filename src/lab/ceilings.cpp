@@ -150,20 +150,26 @@ Ceilings measure_ceilings(const CeilingOptions& options) {
   return result;
 }
 
+Row stream_rows(std::span<const StreamResult> streams) {
+  Row rows = Row::array();
+  for (const StreamResult& stream : streams)
+    rows.push_back({{"name", stream.name},
+                    {"bytes_moved", stream.bytes_moved},
+                    {"repeats", stream.repeats},
+                    {"median_gb_s", number(stream.gb_s.median)},
+                    {"lower_quartile_gb_s", number(stream.gb_s.lower)},
+                    {"upper_quartile_gb_s", number(stream.gb_s.upper)},
+                    {"max_gb_s", number(stream.gb_s.max)}});
+  return rows;
+}
+
 Row to_row(const Ceilings& ceilings) {
   Row row;
   row["kernel"] = ceilings.kernel;
   row["n_threads"] = ceilings.n_threads;
   row["buffer_bytes"] = ceilings.size.bytes;
   row["buffer_rule"] = ceilings.size.why;
-  for (const StreamResult& stream : ceilings.streams)
-    row["streams"].push_back({{"name", stream.name},
-                              {"bytes_moved", stream.bytes_moved},
-                              {"repeats", stream.repeats},
-                              {"median_gb_s", number(stream.gb_s.median)},
-                              {"lower_quartile_gb_s", number(stream.gb_s.lower)},
-                              {"upper_quartile_gb_s", number(stream.gb_s.upper)},
-                              {"max_gb_s", number(stream.gb_s.max)}});
+  row["streams"] = stream_rows(ceilings.streams);
   return row;
 }
 

@@ -57,6 +57,8 @@ struct Ceilings {
 /// Measures; throws Error(no_memory) when the buffers do not fit.
 Ceilings measure_ceilings(const CeilingOptions& options);
 
+/// Bandwidths as rows carry them.
+Row stream_rows(std::span<const StreamResult> streams);
 Row to_row(const Ceilings& ceilings);
 
 }  // namespace ridge::lab

@@ -49,15 +49,7 @@ Row to_row(const DeviceCeilings& ceilings) {
   row["buffer_bytes"] = ceilings.size.bytes;
   row["buffer_rule"] = ceilings.size.why;
   row["read_roof_gb_s"] = number(ceilings.read_gb_s());
-  row["streams"] = Row::array();
-  for (const StreamResult& stream : ceilings.streams)
-    row["streams"].push_back({{"name", stream.name},
-                              {"bytes_moved", stream.bytes_moved},
-                              {"repeats", stream.repeats},
-                              {"median_gb_s", number(stream.gb_s.median)},
-                              {"lower_quartile_gb_s", number(stream.gb_s.lower)},
-                              {"upper_quartile_gb_s", number(stream.gb_s.upper)},
-                              {"max_gb_s", number(stream.gb_s.max)}});
+  row["streams"] = stream_rows(ceilings.streams);
   row["edges"] = Row::array();
   for (const EdgeResult& edge : ceilings.edges)
     row["edges"].push_back({{"name", edge.name},

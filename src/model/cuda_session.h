@@ -60,6 +60,17 @@ class CudaSession : public DeviceSession {
     gpu::Graph graph;
   };
 
+  /// Activations of a layer behind attention: x [n, d_model], attn [n, q_dim], ff [n, d_ff].
+  struct LayerRows {
+    int64_t n = 0;
+    float* x = nullptr;
+    const float* attn = nullptr;
+    float* ff = nullptr;
+    bool overlap = false;
+  };
+
+  /// Attention's product and the feed-forward network, added to x.
+  void finish_layer(const DeviceLayer& l, const LayerRows& rows, ProductScratch& scratch);
   void batch_forward(std::span<const int32_t> tokens, int n_tokens, LogitRows rows);
   void batch_layer(int i, int n_tokens);
   /// Null when a token a sequence can take the step's kernels from position n_past_ on, else why not.

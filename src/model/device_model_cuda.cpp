@@ -10,21 +10,6 @@ gpu::Buffer upload_vector(const gpu::Stream& stream, const std::vector<float>& v
   return gpu::to_device(stream, std::span(values));
 }
 
-gpu::Buffer upload_embedding(const gpu::Stream& stream, const Linear& m) {
-  RIDGE_CHECK(m.rows != nullptr, "the embedding has no rows to upload");
-  gpu::Buffer buffer(4 * m.n_out * m.n_in);
-  const int64_t rows_at_once = std::max<int64_t>(1, (int64_t(1) << 22) / m.n_in);
-  std::vector<float> decoded(size_t(std::min(rows_at_once, m.n_out) * m.n_in));
-  for (int64_t first = 0; first < m.n_out; first += rows_at_once) {
-    const int64_t n = std::min(rows_at_once, m.n_out - first) * m.n_in;
-    m.format->decode(m.rows + first * m.format->row_bytes(m.n_in), n, decoded.data());
-    for (int64_t i = 0; i < n; ++i) decoded[size_t(i)] *= m.scale;
-    gpu::upload(stream, buffer.as<float>() + first * m.n_in, decoded.data(), 4 * n);
-    stream.synchronize();
-  }
-  return buffer;
-}
-
 }  // namespace
 
 CudaModel::CudaModel(int device_index, std::string device_name, const Config& c, const Weights& w, const Rope& rope,
@@ -42,7 +27,7 @@ CudaModel::CudaModel(int device_index, std::string device_name, const Config& c,
     return DeviceProduct(stream, matrices, biases, false, options.int4_planes);
   };
   rope_frequency = gpu::to_device(stream, std::span(rope.frequency));
-  embedding = upload_embedding(stream, w.embedding);
+  embedding = upload_as_floats(stream, w.embedding);
   output_norm = upload_vector(stream, w.output_norm);
   output = one(w.output);
   for (const LayerWeights& from : w.layers) {

@@ -74,6 +74,8 @@ class DeviceProduct {
   std::vector<Group> groups_;
 };
 
+/// A matrix as float32 [n_out, n_in], Linear::scale applied. Waits for the copy.
+gpu::Buffer upload_as_floats(const gpu::Stream& stream, const Linear& m);
 /// Bytes a matrix takes on a device, up to padding.
 int64_t device_product_bytes(const Linear& m);
 

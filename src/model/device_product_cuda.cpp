@@ -30,7 +30,9 @@ gpu::Buffer upload_rows(const gpu::Stream& stream, const Linear& m) {
   return buffer;
 }
 
-gpu::Buffer upload_floats(const gpu::Stream& stream, const Linear& m) {
+}  // namespace
+
+gpu::Buffer upload_as_floats(const gpu::Stream& stream, const Linear& m) {
   RIDGE_CHECK(m.rows != nullptr, "a matrix of {} x {} has no rows to upload", m.n_out, m.n_in);
   gpu::Buffer buffer(4 * m.n_out * m.n_in);
   const int64_t rows_at_once = std::max<int64_t>(1, (int64_t(1) << 22) / m.n_in);
@@ -44,8 +46,6 @@ gpu::Buffer upload_floats(const gpu::Stream& stream, const Linear& m) {
   }
   return buffer;
 }
-
-}  // namespace
 
 int64_t device_product_bytes(const Linear& m) {
   return is_ternary(m) || is_int4(m) || has_bricks(m) ? m.bytes() : 4 * m.n_out * m.n_in;
@@ -101,7 +101,7 @@ DeviceProduct::DeviceProduct(const gpu::Stream& stream, std::span<const Linear* 
       stream.synchronize();
     } else {
       RIDGE_CHECK(!is_ternary(m), "ternary rows of {} values", m.n_in);
-      for (const Linear* part : members) group.floats.push_back(upload_floats(stream, *part));
+      for (const Linear* part : members) group.floats.push_back(upload_as_floats(stream, *part));
     }
     groups_.push_back(std::move(group));
     first = end;

@@ -70,6 +70,26 @@ void CudaSession::forward(std::span<const int32_t> tokens, LogitRows rows) {
   else batch_forward(tokens, n_tokens, rows);
 }
 
+void CudaSession::finish_layer(const DeviceLayer& l, const LayerRows& rows, ProductScratch& scratch) {
+  const Config& c = model_.config;
+  const auto run = [&](const DeviceProduct& product, const float* in, const gpu::Buffer* norm, ProductOutput output,
+                       float* out) {
+    product.run(model_.stream,
+                {.n_tokens = rows.n,
+                 .x = in,
+                 .norm_weight = norm ? norm->as<float>() : nullptr,
+                 .norm_eps = c.rms_eps,
+                 .output = output,
+                 .y = {out},
+                 .overlap = rows.overlap},
+                scratch);
+  };
+  run(l.o, rows.attn, c.sub_norm ? &l.attn_sub_norm : nullptr, ProductOutput::add, rows.x);
+  run(l.gate_up, rows.x, &l.ffn_norm,
+      c.activation == Activation::relu2 ? ProductOutput::relu2_glu : ProductOutput::silu_glu, rows.ff);
+  run(l.down, rows.ff, c.sub_norm ? &l.ffn_sub_norm : nullptr, ProductOutput::add, rows.x);
+}
+
 // --- Many tokens a sequence ---
 
 void CudaSession::batch_layer(int i, int n_tokens) {
@@ -110,28 +130,7 @@ void CudaSession::batch_layer(int i, int n_tokens) {
                        .v = v_side,
                        .out = attn});
   v_store.restore_output(stream, n_active_, n_tokens, c.n_heads, attn);
-  l.o.run(stream,
-          {.n_tokens = n,
-           .x = attn,
-           .norm_weight = c.sub_norm ? l.attn_sub_norm.as<float>() : nullptr,
-           .norm_eps = c.rms_eps,
-           .output = ProductOutput::add,
-           .y = {x}},
-          s.products);
-
-  const ProductOutput glu = c.activation == Activation::relu2 ? ProductOutput::relu2_glu : ProductOutput::silu_glu;
-  l.gate_up.run(
-      stream,
-      {.n_tokens = n, .x = x, .norm_weight = l.ffn_norm.as<float>(), .norm_eps = c.rms_eps, .output = glu, .y = {ff}},
-      s.products);
-  l.down.run(stream,
-             {.n_tokens = n,
-              .x = ff,
-              .norm_weight = c.sub_norm ? l.ffn_sub_norm.as<float>() : nullptr,
-              .norm_eps = c.rms_eps,
-              .output = ProductOutput::add,
-              .y = {x}},
-             s.products);
+  finish_layer(l, {.n = n, .x = x, .attn = attn, .ff = ff}, s.products);
 }
 
 void CudaSession::batch_forward(std::span<const int32_t> tokens, int n_tokens, LogitRows rows) {
@@ -186,9 +185,9 @@ void CudaSession::queue_step(bool leaving, bool with_logits) {
   const gpu::Stream& stream = model_.stream;
   const bool overlap = model_.options.overlap;
   const int64_t n = n_active_;
-  auto *x = s.x.as<float>(), *qkv = s.qkv.as<float>(), *attn = s.attn.as<float>(), *ff = s.ff.as<float>();
+  auto *x = s.x.as<float>(), *attn = s.attn.as<float>(), *ff = s.ff.as<float>();
   // [n, q_dim], [n, kv_dim], [n, kv_dim]: for one sequence a joint row.
-  float *q = qkv, *k = q + n * c.q_dim(), *v = k + n * c.kv_dim();
+  float *q = s.qkv.as<float>(), *k = q + n * c.q_dim(), *v = k + n * c.kv_dim();
   device_embed(stream, n, c.d_model, s.tokens.as<int32_t>(), model_.embedding.as<float>(), x);
   device_step_rope(stream, n_active_, s.n_past.as<int32_t>(), model_.n_pairs, model_.rope_frequency.as<double>(),
                    model_.rope_magnitude, s.cosines.as<float>(), s.sines.as<float>());
@@ -240,34 +239,7 @@ void CudaSession::queue_step(bool leaving, bool with_logits) {
                .out = attn,
                .scratch = s.attn_scratch.as<std::byte>()},
               {.overlap = overlap});
-    l.o.run(stream,
-            {.n_tokens = n,
-             .x = attn,
-             .norm_weight = c.sub_norm ? l.attn_sub_norm.as<float>() : nullptr,
-             .norm_eps = c.rms_eps,
-             .output = ProductOutput::add,
-             .y = {x},
-             .overlap = overlap},
-            s.products);
-    const ProductOutput glu = c.activation == Activation::relu2 ? ProductOutput::relu2_glu : ProductOutput::silu_glu;
-    l.gate_up.run(stream,
-                  {.n_tokens = n,
-                   .x = x,
-                   .norm_weight = l.ffn_norm.as<float>(),
-                   .norm_eps = c.rms_eps,
-                   .output = glu,
-                   .y = {ff},
-                   .overlap = overlap},
-                  s.products);
-    l.down.run(stream,
-               {.n_tokens = n,
-                .x = ff,
-                .norm_weight = c.sub_norm ? l.ffn_sub_norm.as<float>() : nullptr,
-                .norm_eps = c.rms_eps,
-                .output = ProductOutput::add,
-                .y = {x},
-                .overlap = overlap},
-               s.products);
+    finish_layer(l, {.n = n, .x = x, .attn = attn, .ff = ff, .overlap = overlap}, s.products);
   }
   if (with_logits)
     model_.output.run(stream,

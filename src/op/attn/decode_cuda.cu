@@ -310,7 +310,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) tile_attn_kernel(TileAttn a
           x[j] = result[head * kDim + lane + 32 * j];
           if (a.v.centre) x[j] += a.v.centre[(int64_t(seq) * a.n_kv_heads + kv_head) * kDim + lane + 32 * j];
         }
-        rotate_row<kDim>(a.v.rotation, false, lane, x);
+        rotate_row(a.v.rotation, false, lane, x);
         float* out = a.out + (int64_t(seq) * a.n_heads + first_head + head) * kDim;
 #pragma unroll
         for (int j = 0; j < kDim / 32; ++j) out[lane + 32 * j] = x[j];

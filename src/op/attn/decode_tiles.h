@@ -8,7 +8,7 @@
 
 #include "gpu/tensor.h"
 #include "op/attn/kv_tile.h"
-#include "op/kv_append/rotate.h"
+#include "op/kv_append/rotate_warp.h"
 
 namespace ridge::tiles {
 
@@ -162,46 +162,6 @@ struct Queries {
   }
 };
 
-/// row <- rotated row; lane has channels lane + 32 j.
-template <int kDim>
-__device__ __forceinline__ void rotate_row(const RotationView& r, bool forward, int lane, float (&x)[kDim / 32]) {
-  constexpr int kPer = kDim / 32;
-  if (r.kind == Rotation::hadamard) {
-    float table[kPer];
-#pragma unroll
-    for (int j = 0; j < kPer; ++j) table[j] = r.table[lane + 32 * j];
-    if (forward)
-#pragma unroll
-      for (int j = 0; j < kPer; ++j) x[j] *= table[j];
-    for (int half = 1; half < 32; half *= 2)  // head_dim is a power of two: one transform
-#pragma unroll
-      for (int j = 0; j < kPer; ++j) {
-        const float other = __shfl_xor_sync(gpu::kAllLanes, x[j], half);
-        x[j] = lane & half ? other - x[j] : x[j] + other;
-      }
-#pragma unroll
-    for (int half = 1; half < kPer; half *= 2)
-#pragma unroll
-      for (int j = 0; j < kPer; ++j)
-        if (!(j & half)) {
-          const float a = x[j], b = x[j + half];
-          x[j] = a + b;
-          x[j + half] = a - b;
-        }
-    if (!forward)
-#pragma unroll
-      for (int j = 0; j < kPer; ++j) x[j] *= table[j];
-  } else if (r.kind == Rotation::planar) {
-#pragma unroll
-    for (int j = 0; j < kPer; ++j) {
-      const int d = lane + 32 * j;
-      const float c = r.table[d & ~1], s = forward ? r.table[d | 1] : -r.table[d | 1];
-      const float other = __shfl_xor_sync(gpu::kAllLanes, x[j], 1);
-      x[j] = d & 1 ? other * s + x[j] * c : x[j] * c - other * s;
-    }
-  }
-}
-
 /// Query of one head (zero for a head that is not there) into its places; `q` null or [kDim] in global memory.
 template <int kDim>
 __device__ __forceinline__ void put_query(const Queries<kDim>& to, int r, const float* q, float factor,
@@ -210,7 +170,7 @@ __device__ __forceinline__ void put_query(const Queries<kDim>& to, int r, const 
   float x[kPer], top = 0;
 #pragma unroll
   for (int j = 0; j < kPer; ++j) x[j] = q ? q[lane + 32 * j] * factor : 0.0f;
-  rotate_row<kDim>(rotation, true, lane, x);
+  rotate_row(rotation, true, lane, x);
 #pragma unroll
   for (int j = 0; j < kPer; ++j) top = fmaxf(top, fabsf(x[j]));
   top = gpu::warp_max(top);

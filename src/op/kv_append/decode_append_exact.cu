@@ -5,43 +5,13 @@
 #include "op/attn/kv_tile_rows.h"
 #include "op/kv_append/decode_append_cuda.h"
 #include "op/kv_append/exact_rows.h"
+#include "op/kv_append/rotate_warp.h"
 #include "ridge/error.h"
 
 namespace ridge {
 namespace {
 
 constexpr int kWarps = 4;
-
-/// row <- rotated row, the host's operations in the host's order; lane has channels lane + 32 j.
-template <int kPer>
-__device__ void rotate(const RotationView& r, int lane, float (&x)[kPer]) {
-  if (r.kind == Rotation::hadamard) {
-#pragma unroll
-    for (int j = 0; j < kPer; ++j) x[j] *= r.table[lane + 32 * j];
-    for (int half = 1; half < 32; half *= 2)
-#pragma unroll
-      for (int j = 0; j < kPer; ++j) {
-        const float other = __shfl_xor_sync(gpu::kAllLanes, x[j], half);
-        x[j] = lane & half ? other - x[j] : x[j] + other;
-      }
-#pragma unroll
-    for (int half = 1; half < kPer; half *= 2)
-#pragma unroll
-      for (int j = 0; j < kPer; ++j)
-        if (!(j & half)) {
-          const float a = x[j], b = x[j + half];
-          x[j] = a + b;
-          x[j + half] = a - b;
-        }
-  } else if (r.kind == Rotation::planar) {
-#pragma unroll
-    for (int j = 0; j < kPer; ++j) {
-      const int d = lane + 32 * j;
-      const float c = r.table[d & ~1], s = r.table[d | 1], other = __shfl_xor_sync(gpu::kAllLanes, x[j], 1);
-      x[j] = d & 1 ? other * s + x[j] * c : x[j] * c - other * s;
-    }
-  }
-}
 
 template <int kPer>
 __device__ void norm_head(const float* weight, float eps, int lane, float (&x)[kPer]) {
@@ -179,7 +149,7 @@ __global__ void __launch_bounds__(32 * kWarps) append_kernel(DecodeAppend a) {
   const AppendSide& side = is_k ? a.k_side : a.v_side;
   const int position = a.n_past[seq];
   const int64_t seq_head = int64_t(seq) * a.n_kv_heads + head;
-  rotate<kPer>(side.rotation, lane, x);
+  rotate_row(side.rotation, true, lane, x);
   if (side.centre)
 #pragma unroll
     for (int j = 0; j < kPer; ++j) x[j] += -1.0f * side.centre[seq_head * kDim + lane + 32 * j];

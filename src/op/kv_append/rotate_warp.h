@@ -1,0 +1,48 @@
+// The rotations (rotate.h) of a row that a warp holds in registers. Device code.
+#pragma once
+
+#include "gpu/launch.h"
+#include "op/kv_append/rotate.h"
+
+namespace ridge {
+
+/// row <- R row, or R^T row when not `forward`: RotationView's operations in its order. Lane has channels lane + 32 j.
+template <int kPer>
+__device__ __forceinline__ void rotate_row(const RotationView& r, bool forward, int lane, float (&x)[kPer]) {
+  if (r.kind == Rotation::hadamard) {
+    float table[kPer];
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) table[j] = r.table[lane + 32 * j];
+    if (forward)
+#pragma unroll
+      for (int j = 0; j < kPer; ++j) x[j] *= table[j];
+    for (int half = 1; half < 32; half *= 2)  // head_dim is a power of two: one transform
+#pragma unroll
+      for (int j = 0; j < kPer; ++j) {
+        const float other = __shfl_xor_sync(gpu::kAllLanes, x[j], half);
+        x[j] = lane & half ? other - x[j] : x[j] + other;
+      }
+#pragma unroll
+    for (int half = 1; half < kPer; half *= 2)
+#pragma unroll
+      for (int j = 0; j < kPer; ++j)
+        if (!(j & half)) {
+          const float a = x[j], b = x[j + half];
+          x[j] = a + b;
+          x[j + half] = a - b;
+        }
+    if (!forward)
+#pragma unroll
+      for (int j = 0; j < kPer; ++j) x[j] *= table[j];
+  } else if (r.kind == Rotation::planar) {
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) {
+      const int d = lane + 32 * j;
+      const float c = r.table[d & ~1], s = forward ? r.table[d | 1] : -r.table[d | 1];
+      const float other = __shfl_xor_sync(gpu::kAllLanes, x[j], 1);
+      x[j] = d & 1 ? other * s + x[j] * c : x[j] * c - other * s;
+    }
+  }
+}
+
+}  // namespace ridge
