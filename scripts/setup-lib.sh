@@ -24,12 +24,15 @@ packages_of() {
     lint) echo 'git: command git
                 clang-format-14: command clang-format-14
                 shellcheck: command shellcheck' ;;
+    hip) echo 'clang-19: command clang++-19
+               libamdhip64-dev: file /usr/include/hip/hip_runtime.h' ;;
   esac
 }
 
 probe() {
   case $1 in
     command | wanted) command -v "$2" > /dev/null ;;
+    file) [ -e "$2" ] ;;
     header) printf '#include <%s>\n' "$2" | c++ -std=c++20 -x c++ -E -o /dev/null - 2> /dev/null ;;
   esac
 }
@@ -40,7 +43,7 @@ missing_packages() {
   shift
   for group in "$@"; do
     while read -r package kind what; do
-      case $need:$kind in required:wanted | wanted:command | wanted:header) continue ;; esac
+      case $need:$kind in required:wanted | wanted:command | wanted:file | wanted:header) continue ;; esac
       if ! probe "$kind" "$what"; then echo "${package%:}"; fi
     done < <(packages_of "$group")
   done
