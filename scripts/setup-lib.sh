@@ -17,6 +17,7 @@ packages_of() {
                  libcli11-dev: header CLI/CLI.hpp
                  libxxhash-dev: header xxhash.h
                  libutf8proc-dev: header utf8proc.h
+                 libsqlite3-dev: header sqlite3.h
                  ccache: wanted ccache' ;;
     test) echo 'libgtest-dev: header gtest/gtest.h
                 libgmock-dev: header gmock/gmock.h

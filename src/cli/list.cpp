@@ -7,6 +7,7 @@ std::span<const Group> groups() {
   static constexpr Group kGroups[] = {
       {"eval", "quality on a text: perplexity, KL divergence"},
       {"bench", "speed, and the machine's ceilings"},
+      {"results", "stored rows in and out"},
   };
   return kGroups;
 }
@@ -108,6 +109,15 @@ std::span<const Command> commands() {
        "cost.",
        "ridge bench bandwidth\nridge bench bandwidth -t 1 --size 4096\nridge bench bandwidth --device cuda",
        declare_bench_bandwidth},
+      {"results export", "rows of a results store as JSON lines",
+       "Prints every row of a store, or those of one kind, to stdout: the lines that --results files hold.",
+       "ridge results export --store lab.db > rows.jsonl\n"
+       "ridge results export --store lab.db --kind op --json",
+       declare_results_export},
+      {"results import", "rows from JSON lines into a results store",
+       "Adds the rows of a --results file, or of another store's export, to a store. Rows that are there already are "
+       "left alone.",
+       "ridge results import results/decode-cpu.jsonl --store lab.db", declare_results_import},
       {"quantize", "convert a model to a GGUF file with another weight format",
        "IN is a Hugging Face directory or a GGUF file, OUT a GGUF file. OUT appears only when it is complete.",
        "ridge quantize path/to/hf-model model-q8_0.gguf --type q8_0", declare_quantize},

@@ -1,0 +1,76 @@
+// ridge results export, import: rows of a results store as JSON lines, and back.
+#include <memory>
+
+#include "cli/options.h"
+#include "lab/store.h"
+
+namespace ridge::cli {
+namespace {
+
+struct ResultsFlags {
+  OutputFlags output;
+  std::string store, kind, in;
+};
+
+std::string dump(const lab::Row& row, int indent) {
+  return row.dump(indent, ' ', false, lab::Row::error_handler_t::replace);
+}
+
+int export_rows(const ResultsFlags& flags) {
+  const lab::Store store = lab::Store::open(flags.store, false).or_throw();
+  lab::Row chosen = lab::Row::array();
+  for (lab::Row& row : store.rows().or_throw())
+    if (flags.kind.empty() || lab::row_kind(row) == flags.kind) chosen.push_back(std::move(row));
+  if (flags.output.json) fmt::print("{}\n", dump(chosen, 2));
+  else
+    for (const lab::Row& row : chosen) fmt::print("{}\n", dump(row, -1));
+  if (!flags.output.quiet) fmt::print(stderr, "{} rows of {}\n", chosen.size(), flags.store);
+  return 0;
+}
+
+int import_rows(const ResultsFlags& flags) {
+  if (!std::filesystem::exists(flags.in))
+    bad_flag("IN", fmt::format("no such file '{}'", flags.in), "name a file of JSON lines");
+  const std::vector<lab::Row> rows = lab::read_rows(flags.in).or_throw();
+  lab::Store store = lab::Store::open(flags.store, true).or_throw();
+  const auto states = store.states().or_throw();
+  int n_added = 0, n_known = 0;
+  for (const lab::Row& row : rows) {
+    const auto known = states.find(lab::cell_key(row));
+    if (known != states.end() && known->second == "done") {
+      ++n_known;
+      continue;
+    }
+    store.add(row);
+    ++n_added;
+  }
+  if (flags.output.json) fmt::print("{}\n", dump({{"added", n_added}, {"already_there", n_known}}, 2));
+  else fmt::print("{} rows added to {}, {} were there already\n", n_added, flags.store, n_known);
+  return 0;
+}
+
+void add_store_flag(CLI::App& app, ResultsFlags& flags) {
+  app.add_option("--store", flags.store, "the results store, a SQLite file")->type_name("FILE")->required();
+}
+
+}  // namespace
+
+Action declare_results_export(CLI::App& app) {
+  const auto flags = std::make_shared<ResultsFlags>();
+  add_store_flag(app, *flags);
+  app.add_option("--kind", flags->kind, "only rows of this kind: op, decode, bandwidth, ...")->type_name("NAME");
+  add_output_flags(app, flags->output, false);
+  return [flags] { return export_rows(*flags); };
+}
+
+Action declare_results_import(CLI::App& app) {
+  const auto flags = std::make_shared<ResultsFlags>();
+  app.add_option("IN", flags->in, "file of JSON lines, as --results and `ridge results export` write them")
+      ->type_name("FILE")
+      ->required();
+  add_store_flag(app, *flags);
+  add_output_flags(app, flags->output, false);
+  return [flags] { return import_rows(*flags); };
+}
+
+}  // namespace ridge::cli
