@@ -1,4 +1,4 @@
-// ridge bench attention, gemv, append: single ops on a GPU, checked and held against its read bandwidth.
+// ridge bench attention, gemv, append: single ops, checked and held against the read bandwidth of their device.
 #include <map>
 #include <memory>
 
@@ -17,9 +17,9 @@ constexpr int kMaxKeys = 1 << 24;
 struct OpFlags {
   lab::Op op = lab::Op::attention;
   OutputFlags output;
-  std::string device = "cuda", kv, format = "md";
+  std::string device = "cpu", isa, kv, format = "md";
   std::vector<std::string> heads, seq, batch, n_new, shapes, weights, kernels;
-  int head_dim = 128, repeats = 60, max_seconds = 10, max_sets = 512, roof_mib = 0;
+  int head_dim = 128, repeats = 60, max_seconds = 10, max_sets = 512, roof_mib = 0, n_threads = 0;
   int64_t seed = 42;
 };
 
@@ -51,10 +51,10 @@ lab::OpBenchParams read_params(const OpFlags& flags) {
   params.max_sets = flags.max_sets;
   params.roof_bytes = int64_t(flags.roof_mib) << 20;
   params.seed = uint64_t(flags.seed);
-  const std::optional<int> device = parse_device(flags.device);
-  if (!device)
-    bad_flag("--device", fmt::format("bench {} works on a GPU only", op_name(flags.op)), "use --device cuda");
-  params.device = *device;
+  params.device = parse_device(flags.device).value_or(lab::OpDevice::kCpu);
+  params.n_threads = flags.n_threads;
+  params.isa = flags.isa;
+  find_isa(flags.isa).or_throw();
   lab::op_problems(params);  // refuses impossible shapes before a device is looked for
   return params;
 }
@@ -102,6 +102,11 @@ int bench_op(const OpFlags& flags) {
     if (!progress) progress = std::make_unique<Progress>("bench", total, !flags.output.quiet);
     progress->clear();
     progress->set(done, what);
+  };
+  hooks.on_predicted = [&](const lab::OpRow& row) {
+    if (flags.output.quiet) return;
+    if (progress) progress->clear();
+    fmt::print(stderr, "{}\n", lab::op_prediction(row));
   };
   hooks.on_row = [&](const lab::OpRow& row, const lab::OpDevice& device) {
     if (progress) progress->clear();
@@ -154,9 +159,14 @@ Action declare_bench_op(CLI::App& app, lab::Op op) {
       ->type_name("NAME")
       ->default_str("the best")
       ->group("Run");
-  app.add_option("--device", f.device, "cuda[:N] (-dev)")->type_name("NAME")->default_str("cuda")->group("Run");
-  add_whole(app, "-r,--repeat", f.repeats, 1, 100000, "replays of each kernel's graph of calls")->group("Run");
-  add_whole(app, "--max-seconds", f.max_seconds, 1, 3600, "replays end after this long a problem, five at least")
+  app.add_option("--device", f.device, "cpu or cuda[:N] (-dev)")->type_name("NAME")->default_str("cpu")->group("Run");
+  add_whole(app, "-t,--threads", f.n_threads, 0, 1024, "threads of the CPU; 0: one per processor")->group("Run");
+  app.add_option("--isa", f.isa, "highest instruction set to use: scalar, avx2, avx512")
+      ->type_name("NAME")
+      ->group("Run");
+  add_whole(app, "-r,--repeat", f.repeats, 1, 100000, "samples of many calls; on a GPU replays of a graph of calls")
+      ->group("Run");
+  add_whole(app, "--max-seconds", f.max_seconds, 1, 3600, "samples end after this long a problem, five at least")
       ->group("Run");
   add_whole(app, "--sets", f.max_sets, 1, 4096, "sets of buffers that calls take turns over, at most; 1: a warm cache")
       ->group("Run");

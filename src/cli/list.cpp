@@ -81,25 +81,24 @@ std::span<const Command> commands() {
        "ridge bench decode -m synth:qwen2.5-1.5b@weights=q4_0 -p 0 -n 32 -d 0,4096 --kv f16,q8_0,rotor-3\n"
        "ridge bench decode -m model.gguf -ctk f16,q8_0 -ctv f16 -o jsonl --results results/decode.jsonl",
        declare_bench_decode},
-      {"bench attention", "decode attention on a GPU, by shape and cache format",
-       "Times one layer's attention of one token a sequence: calls in a CUDA graph over buffers that take turns, so "
-       "that "
-       "data comes from memory. Each result is held against softmax in double first, and again after the replays: a "
-       "wrong one is FAILED, gets no times, and the command ends with 3. Percent of roof is of the read bandwidth "
+      {"bench attention", "one layer's decode attention, by shape and cache format",
+       "Times one layer's attention of one token a sequence: samples of many calls (on a GPU replays of a CUDA graph) "
+       "over buffers that take turns, so that data comes from memory. Each result is held against softmax in double "
+       "first, and again after the timed calls: a wrong one is FAILED, gets no times, and the command ends with 3. "
+       "Percent of roof is of the read bandwidth "
        "measured in the same run, for the bytes that the formats hold.",
        "ridge bench attention --heads 64/8 --seq 4096,32768 --kv f16,rotor-3\n"
-       "ridge bench attention --heads 64/8 --batch 8 --seq 8192 --kv f32 --kernel all -o jsonl --results attn.jsonl",
+       "ridge bench attention --heads 64/8 --batch 8 --seq 8192 --kv f32 --kernel all --device cuda -o jsonl",
        declare_bench_attention},
-      {"bench gemv", "products with weight matrices on a GPU, by shape and batch",
+      {"bench gemv", "products with weight matrices, by shape and batch",
        "Times y = x W for 1 to 64 tokens at a time, measured and checked as `bench attention` does, against sums in "
        "double. Bytes are those of the weights' format, and activations once as float32.",
        "ridge bench gemv --shape 28672x4096,4096x14336 --weights int4_g128 --batch 1,8\n"
-       "ridge bench gemv --weights i2_s --batch 1 --repeat 20 -o jsonl",
+       "ridge bench gemv --weights i2_s --batch 1 --device cuda -o jsonl --results gemv.jsonl",
        declare_bench_gemv},
-      {"bench append", "coding new rows into a cache on a GPU",
+      {"bench append", "coding new rows into a cache",
        "Times the coding of the K and V rows of new tokens, measured as `bench attention` does. The bytes written must "
-       "be "
-       "those of the formats' encoders.",
+       "be those of the formats' encoders.",
        "ridge bench append --heads 64/8 --kv f16,rotor-3 --batch 1,8\n"
        "ridge bench append --heads 64/8 --kv q8_0 --new 1,32",
        declare_bench_append},

@@ -1,4 +1,4 @@
-// The parts of an op bench that need no device: problems, declared work, the choice of kernels and buffers.
+// The parts of an op bench that know no device: problems, declared work, the choice of kernels and buffers.
 #include "lab/op_bench.h"
 
 #include <algorithm>
@@ -7,6 +7,7 @@
 
 #include "engine/model_impl.h"
 #include "lab/bench_params.h"
+#include "lab/op_bench_loop.h"
 
 namespace ridge::lab {
 namespace {
@@ -173,24 +174,26 @@ std::vector<OpProblem> op_problems(const OpBenchParams& params) {
 }
 
 KernelChoice choose_kernels(const OpBenchParams& params, const OpProblem& problem, std::span<const OpKernel> table,
-                            const gpu::Device& device) {
+                            const OpDevice& device) {
   const auto& asked = params.kernels;
   const bool all = asked.size() == 1 && asked[0] == "all";
+  std::vector<const OpKernel*> rows;
   std::string names;
-  for (const OpKernel& kernel : table)
-    if (kernel.op == problem.op) names += fmt::format("{}{}", names.empty() ? "" : ", ", kernel.name);
+  for (const OpKernel& kernel : table) {
+    if (kernel.op != problem.op || kernel.on_cpu() != device.is_cpu()) continue;
+    rows.push_back(&kernel);
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", kernel.name);
+  }
   for (const std::string& name : asked)
-    if (!all && std::none_of(table.begin(), table.end(),
-                             [&](const OpKernel& k) { return k.op == problem.op && k.name == name; }))
+    if (!all && std::ranges::none_of(rows, [&](const OpKernel* k) { return k->name == name; }))
       throw Error(ErrorKind::usage, fmt::format("--kernel: {} has no kernel '{}' (there are: {})", op_name(problem.op),
                                                 name, names.empty() ? "none" : names));
   KernelChoice choice;
-  for (const OpKernel& kernel : table) {
-    if (kernel.op != problem.op) continue;
-    if (!asked.empty() && !all && std::find(asked.begin(), asked.end(), kernel.name) == asked.end()) continue;
-    const Support support = kernel.supports(problem, device);
-    if (support.ok) choice.kernels.push_back(&kernel);
-    else choice.why_none += fmt::format("{}{}: {}", choice.why_none.empty() ? "" : "; ", kernel.name, support.why_not);
+  for (const OpKernel* kernel : rows) {
+    if (asked.empty() ? kernel->is_baseline : !all && std::ranges::find(asked, kernel->name) == asked.end()) continue;
+    const Support support = kernel->supports(problem, device);
+    if (support.ok) choice.kernels.push_back(kernel);
+    else choice.why_none += fmt::format("{}{}: {}", choice.why_none.empty() ? "" : "; ", kernel->name, support.why_not);
   }
   if (asked.empty() && choice.kernels.size() > 1)
     choice.kernels.erase(choice.kernels.begin(), choice.kernels.end() - 1);
@@ -204,8 +207,12 @@ BufferSets choose_buffer_sets(int64_t set_bytes, int64_t cache_bytes, int64_t bu
   const int64_t enough = std::max<int64_t>(kFewest, (4 * cache_bytes + set_bytes - 1) / set_bytes);
   const int n = int(std::min({enough, int64_t(most), budget_bytes / set_bytes}));
   // Between two calls on a set all others pass through the cache.
-  return {n, n >= kFewest && (n - 1) * set_bytes >= cache_bytes};
+  return {n, cache_bytes > 0 && n >= kFewest && (n - 1) * set_bytes >= cache_bytes};
 }
+
+void CpuOpRun::prepare(int, int) {}
+int CpuOpRun::most_calls() const { return std::numeric_limits<int>::max(); }
+int CpuOpRun::calls_multiple() const { return 1; }
 
 Spread OpRow::us() const {
   std::vector<double> samples;
@@ -215,6 +222,26 @@ Spread OpRow::us() const {
 }
 double OpRow::gb_s() const { return bytes() / us().median / 1e3; }
 double OpRow::pct_of_roof() const { return roof_gb_s > 0 ? 100 * gb_s() / roof_gb_s : kNaN; }
-double OpRow::predicted_us() const { return roof_gb_s > 0 ? bytes() / roof_gb_s / 1e3 : kNaN; }
+double OpRow::predicted_us() const { return roof_gb_s > 0 ? double(moved_bytes) / roof_gb_s / 1e3 : kNaN; }
+
+std::vector<std::pair<OpProblem, KernelChoice>> plan_op_bench(const OpBenchParams& params,
+                                                              std::span<const OpKernel> table, const OpDevice& device,
+                                                              const OpBenchHooks& hooks) {
+  std::vector<std::pair<OpProblem, KernelChoice>> work;
+  for (OpProblem& problem : op_problems(params)) {
+    KernelChoice choice = choose_kernels(params, problem, table, device);
+    if (!choice.kernels.empty()) work.emplace_back(std::move(problem), std::move(choice));
+    else if (params.formats_given())
+      throw Error(ErrorKind::usage, fmt::format("no kernel of {} takes {}, {} ({})", op_name(problem.op),
+                                                problem.shape_text(), problem.format_text(), choice.why_none));
+    else if (hooks.on_skipped) hooks.on_skipped(problem, choice.why_none);
+  }
+  return work;
+}
+
+int run_op_bench(const OpBenchParams& params, std::span<const OpKernel> table, const OpBenchHooks& hooks) {
+  return params.device == OpDevice::kCpu ? run_op_bench_on_cpu(params, table, hooks)
+                                         : run_op_bench_on_gpu(params, table, hooks);
+}
 
 }  // namespace ridge::lab

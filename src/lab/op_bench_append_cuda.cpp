@@ -98,7 +98,7 @@ int64_t side_bytes(const OpProblem& p, const KvSideConfig& side) {
 
 const OpKernel kAppendRows = {
     Op::append, "rows",
-    [](const OpProblem& p, const gpu::Device&) {
+    [](const OpProblem& p, const OpDevice&) {
       if (p.head_dim > kMaxDeviceHeadDim)
         return Support{false, fmt::format("head_dim {} is above {}", p.head_dim, kMaxDeviceHeadDim)};
       return Support{};

@@ -43,10 +43,7 @@ class AttentionPlain : public OpRun {
   OpCheck check(const gpu::Stream& stream, int set) override {
     if (reference_.out.empty())
       reference_ = attention_reference(p_, q_host_, k_pool_, v_pool_, RowPool::index, RowPool::index);
-    // A weight is off by a factor within 1 +- e: twice the score's error, exp()'s own, its argument's rounding at a
-    // distance of up to 87 from the top; and a sum of n float terms by some sqrt(n) roundings.
-    constexpr double kUnit = 0x1p-24;
-    const double e = 2 * reference_.score_error + 6e-7 + 4 * 87 * kUnit + 4 * std::sqrt(double(p_.n_keys)) * kUnit;
+    const double e = float_attention_error(reference_.score_error, p_.n_keys);
     return check_nmse(values_of(stream, out_.at(set), query_values(p_)), reference_.out,
                       e * e * reference_.amplification, "all heads of all sequences against softmax in double");
   }
@@ -70,7 +67,7 @@ class AttentionPlain : public OpRun {
 
 const OpKernel kAttentionPlain = {
     Op::attention, "plain-f32",
-    [](const OpProblem& p, const gpu::Device&) {
+    [](const OpProblem& p, const OpDevice&) {
       if (p.k.format->name != "f32" || p.v.format->name != "f32") return Support{false, "reads float rows only"};
       if (p.head_dim % 4 != 0 || p.head_dim > 256)
         return Support{false, fmt::format("head_dim {} is not a multiple of 4 up to 256", p.head_dim)};

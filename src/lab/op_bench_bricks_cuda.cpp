@@ -62,7 +62,7 @@ class GemvBricks : public OpRun {
   std::vector<float> reference_;
 };
 
-Support supports(const OpProblem& p, const gpu::Device&) {
+Support supports(const OpProblem& p, const OpDevice&) {
   return find_brick_format(p.weights->name) ? Support{}
                                             : Support{false, fmt::format("there are no bricks of {}", p.weights->name)};
 }

@@ -42,7 +42,7 @@ class GemvTiles : public OpRun {
 
 const OpKernel kGemvTiles = {
     Op::gemv, "tiles-f32",
-    [](const OpProblem& p, const gpu::Device&) {
+    [](const OpProblem& p, const OpDevice&) {
       return p.weights->name == "f32" ? Support{} : Support{false, "reads float weights only"};
     },
     [](const OpProblem& p) {

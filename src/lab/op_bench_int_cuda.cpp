@@ -54,20 +54,9 @@ class GemvInt : public OpRun {
   }
 
  private:
-  /// Rounding x to steps of a group's max / 127 (of 254 times less with two planes) adds step^2 / 12 to each square of
-  /// x, and random weights pass that share on; four times that, and float sums over groups, is the bound.
+  /// Rounding the activations, and float sums over groups.
   double activation_bound() const {
-    double squares = 0, rounding = 0;
-    for (size_t at = 0; at < x_host_.size(); at += kIntGroup) {
-      double top = 0;
-      for (size_t i = at; i < at + kIntGroup; ++i) {
-        top = std::max(top, double(std::abs(x_host_[i])));
-        squares += double(x_host_[i]) * x_host_[i];
-      }
-      const double step = top / (planes_ == 2 ? 127.0 * 254 : 127.0);
-      rounding += kIntGroup * step * step / 12;
-    }
-    return 4 * rounding / squares + p_.n_in * 0x1p-48;
+    return int8_bound(x_host_, kIntGroup, planes_ == 2 ? 127.0 * 254 : 127.0) + p_.n_in * 0x1p-48;
   }
 
   OpProblem p_;
@@ -89,7 +78,7 @@ int64_t set_bytes(const OpProblem& p) {
 }
 
 template <bool kTernaryToo>
-Support supports(const OpProblem& p, const gpu::Device&) {
+Support supports(const OpProblem& p, const OpDevice&) {
   const bool ok = p.weights->name == "int4_g128" || (kTernaryToo && p.weights->name == "i2_s");
   return ok ? Support{} : Support{false, kTernaryToo ? "reads int4_g128 and i2_s only" : "reads int4_g128 only"};
 }

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "lab/device_ceilings.h"
+#include "lab/machine.h"
 #include "lab/op_bench.h"
 
 namespace ridge::lab {
@@ -45,6 +46,7 @@ Row op_fields(const OpRow& row, const OpDevice& device, const OpBenchParams& par
   f["read_bytes"] = row.work.read_bytes;
   f["write_bytes"] = row.work.write_bytes;
   f["flops"] = row.work.flops;
+  f["moved_bytes"] = row.moved_bytes;
   const Spread us = row.us();
   f["median_us"] = number(us.median);
   f["lower_quartile_us"] = number(us.lower);
@@ -74,10 +76,25 @@ Row op_fields(const OpRow& row, const OpDevice& device, const OpBenchParams& par
   for (const double seconds : row.seconds) f["samples_us"].push_back(number(seconds * 1e6));
   f["gpu_before"] = to_row(row.before);
   f["gpu_after"] = to_row(row.after);
-  f.update(device_fields(device.index, device.device, device.driver_version, device.runtime_version));
-  f.update(provenance(0, params.seed));
+  if (device.is_cpu()) {
+    f["device"] = "cpu";
+    f["device_name"] = machine_info().cpu_model;
+    f["isa"] = isa_name(device.isa);
+    f["llc_bytes"] = device.cache_bytes;
+  } else {
+    f.update(device_fields(device.index, device.device, device.driver_version, device.runtime_version));
+  }
+  f.update(provenance(device.n_threads, params.seed));
   f["date"] = row.date;
   return f;
+}
+
+std::string op_prediction(const OpRow& row) {
+  std::string text = fmt::format("{} {} {}, {}: predicted {}", op_name(row.problem.op), row.problem.shape_text(),
+                                 row.problem.format_text(), row.kernel, bytes_text(double(row.moved_bytes)));
+  if (double(row.moved_bytes) > row.bytes()) text += fmt::format(" (the work needs {})", bytes_text(row.bytes()));
+  if (row.roof_gb_s > 0) text += fmt::format(", {:.2f} us at {:.1f} GB/s", row.predicted_us(), row.roof_gb_s);
+  return text;
 }
 
 std::string op_markdown_head() {

@@ -3,7 +3,7 @@
 
 namespace ridge::lab {
 
-int run_op_bench(const OpBenchParams& params, std::span<const OpKernel>, const OpBenchHooks&) {
+int run_op_bench_on_gpu(const OpBenchParams& params, std::span<const OpKernel>, const OpBenchHooks&) {
   throw Error(ErrorKind::no_device,
               fmt::format("device cuda:{} is not available: this program was built without CUDA", params.device));
 }

@@ -1,9 +1,8 @@
-#include <algorithm>
+// The op bench on a GPU.
 #include <chrono>
 
 #include "lab/device_ceilings.h"
-#include "lab/device_timer.h"
-#include "lab/op_bench.h"
+#include "lab/op_bench_loop.h"
 
 namespace ridge::lab {
 namespace {
@@ -29,116 +28,61 @@ class StateReader {
   Clock::time_point read_at_;
 };
 
-/// One kernel's buffers and what is known of it so far.
-struct Candidate {
-  std::unique_ptr<OpRun> run;
-  OpRow row;
+/// What the loop needs of a GPU.
+class GpuTarget {
+ public:
+  using Run = OpRun;
+  using Work = DeviceWork;
+
+  explicit GpuTarget(OpDevice of_device) : device(std::move(of_device)), reader_(device.device.pci_bus_id) {}
+
+  void measure_roof(const OpBenchParams& params, const std::function<bool()>& stop) {
+    const DeviceCeilings ceilings = measure_device_ceilings({.device = params.device,
+                                                             .bytes = params.roof_bytes,
+                                                             .replays = 20,
+                                                             .max_seconds = 3,
+                                                             .read_only = true,
+                                                             .stop = stop});
+    const StreamResult* best = ceilings.best_read();
+    roof = {ceilings.read_gb_s(), best ? best->name : ""};
+  }
+  int64_t cache_bytes() const { return int64_t(device.device.l2_bytes); }
+  /// Half of what is free: kernels may need scratch of their own.
+  int64_t budget_bytes() const { return gpu::free_bytes() / 2; }
+  std::unique_ptr<OpRun> open(const OpKernel& kernel, const OpProblem& problem, int n_sets, uint64_t seed) const {
+    return kernel.open(problem, stream_, n_sets, seed);
+  }
+  void call_once(OpRun& run) const {
+    run.queue(stream_, 0);
+    stream_.synchronize();
+  }
+  OpCheck check(OpRun& run, int set) const { return run.check(stream_, set); }
+  DeviceWork work(OpRun& run, int n_sets) const {
+    return {n_sets, [&run](gpu::StreamHandle stream, int set) { run.queue(stream, set); }};
+  }
+  std::vector<CallTimes> time(std::span<const DeviceWork> works, const TimerOptions& options) const {
+    return time_on_device(stream_, works, options);
+  }
+  std::optional<GpuState> state() { return reader_.now(); }
+
+  const OpDevice device;
+  OpRoof roof;
+
+ private:
+  gpu::Stream stream_;
+  StateReader reader_;
 };
-
-/// Opens a kernel and holds its first call against the reference. The row says whether it may be timed.
-Candidate open_candidate(const OpBenchParams& params, const OpProblem& problem, const OpKernel& kernel,
-                         const gpu::Stream& stream, const gpu::Device& device, int64_t budget_bytes) {
-  Candidate c;
-  c.row.problem = problem;
-  c.row.kernel = kernel.name;
-  c.row.work = op_work(problem);
-  c.row.set_bytes = kernel.set_bytes(problem);
-  c.row.sets = choose_buffer_sets(c.row.set_bytes, int64_t(device.l2_bytes), budget_bytes, params.max_sets);
-  c.row.date = utc_now();
-  if (c.row.sets.n == 0)
-    throw Error(ErrorKind::no_memory,
-                fmt::format("{} {} {}: {} needs {:.1f} GB of device memory, {:.1f} GB are left for it (fewer --kernel, "
-                            "a smaller shape)",
-                            op_name(problem.op), problem.shape_text(), problem.format_text(), kernel.name,
-                            double(c.row.set_bytes) / 1e9, double(budget_bytes) / 1e9));
-  c.run = kernel.open(problem, stream, c.row.sets.n, params.seed);
-  c.run->queue(stream, 0);
-  stream.synchronize();
-  c.row.check = c.run->check(stream, 0);
-  return c;
-}
-
-/// Times the candidates whose check passed, replays alternating, and looks at what the last replay left.
-void time_candidates(const OpBenchParams& params, const gpu::Stream& stream, const OpBenchHooks& hooks,
-                     std::vector<Candidate>& candidates) {
-  std::vector<DeviceWork> works;
-  std::vector<Candidate*> timed;
-  for (Candidate& c : candidates) {
-    if (c.row.failed()) continue;
-    timed.push_back(&c);
-    works.push_back({c.row.sets.n, [run = c.run.get()](gpu::StreamHandle s, int set) { run->queue(s, set); }});
-  }
-  const auto times =
-      time_on_device(stream, works, {.replays = params.replays, .max_seconds = params.max_seconds, .stop = hooks.stop});
-  for (size_t i = 0; i < timed.size(); ++i) {
-    OpRow& row = timed[i]->row;
-    OpCheck after = timed[i]->run->check(stream, row.sets.n - 1);
-    if (!after.passed()) {
-      row.check = std::move(after);
-      row.after_replays = true;
-      continue;
-    }
-    row.calls = times[i].calls;
-    row.seconds = times[i].seconds;
-  }
-}
 
 }  // namespace
 
-int run_op_bench(const OpBenchParams& params, std::span<const OpKernel> table, const OpBenchHooks& hooks) {
+int run_op_bench_on_gpu(const OpBenchParams& params, std::span<const OpKernel> table, const OpBenchHooks& hooks) {
   const gpu::DeviceReport report = gpu::query_devices();
   gpu::use_device(params.device);
-  const OpDevice device{.index = params.device,
-                        .device = report.devices.at(size_t(params.device)),
-                        .driver_version = report.driver_version,
-                        .runtime_version = report.runtime_version};
-  const auto stopped = [&] { return hooks.stop && hooks.stop(); };
-  const auto status = [&](const std::string& what, int done, int total) {
-    if (hooks.on_status) hooks.on_status(what, done, total);
-  };
-
-  std::vector<std::pair<OpProblem, KernelChoice>> work;
-  for (OpProblem& problem : op_problems(params)) {
-    KernelChoice choice = choose_kernels(params, problem, table, device.device);
-    if (!choice.kernels.empty()) work.emplace_back(std::move(problem), std::move(choice));
-    else if (params.formats_given())
-      throw Error(ErrorKind::usage, fmt::format("no kernel of {} takes {}, {} ({})", op_name(problem.op),
-                                                problem.shape_text(), problem.format_text(), choice.why_none));
-    else if (hooks.on_skipped) hooks.on_skipped(problem, choice.why_none);
-  }
-  const int total = int(work.size()) + 1;
-  status("read bandwidth", 0, total);
-  const DeviceCeilings roof = measure_device_ceilings({.device = params.device,
-                                                       .bytes = params.roof_bytes,
-                                                       .replays = 20,
-                                                       .max_seconds = 3,
-                                                       .read_only = true,
-                                                       .stop = hooks.stop});
-  const gpu::Stream stream;
-  StateReader state(device.device.pci_bus_id);
-  int n_failed = 0, done = 1;
-  for (const auto& [problem, choice] : work) {
-    if (stopped()) break;
-    status(fmt::format("{} {}", problem.shape_text(), problem.format_text()), done++, total);
-    // Half of what is free: kernels may need scratch of their own.
-    const int64_t budget = gpu::free_bytes() / 2 / int64_t(choice.kernels.size());
-    std::vector<Candidate> candidates;
-    for (const OpKernel* kernel : choice.kernels)
-      candidates.push_back(open_candidate(params, problem, *kernel, stream, device.device, budget));
-    const auto before = state.now();
-    time_candidates(params, stream, hooks, candidates);
-    const auto after = state.now();
-    for (Candidate& c : candidates) {
-      if (!c.row.failed() && c.row.seconds.empty()) continue;  // stopped before its first replay
-      c.row.roof_gb_s = roof.read_gb_s();
-      if (const StreamResult* best = roof.best_read()) c.row.roof_kernel = best->name;
-      c.row.before = before;
-      c.row.after = after;
-      n_failed += c.row.failed();
-      if (hooks.on_row) hooks.on_row(c.row, device);
-    }
-  }
-  return n_failed;
+  GpuTarget target({.index = params.device,
+                    .device = report.devices.at(size_t(params.device)),
+                    .driver_version = report.driver_version,
+                    .runtime_version = report.runtime_version});
+  return run_op_bench_loop(target, params, table, hooks);
 }
 
 }  // namespace ridge::lab

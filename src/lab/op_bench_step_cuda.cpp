@@ -124,7 +124,7 @@ class AppendStep : public OpRun {
   std::vector<Stores> stores_;
 };
 
-Support supports(const OpProblem& p, const gpu::Device&) {
+Support supports(const OpProblem& p, const OpDevice&) {
   if (p.n_new != 1) return {false, fmt::format("takes one token a sequence, not {}", p.n_new)};
   if (p.head_dim != 64 && p.head_dim != 128 && p.head_dim != 256) return {false, "head_dim must be 64, 128 or 256"};
   for (const KvSideConfig* side : {&p.k, &p.v}) {

@@ -46,7 +46,7 @@ class GemvTernary : public OpRun {
 
 const OpKernel kGemvTernary = {
     Op::gemv, "tiles-ternary",
-    [](const OpProblem& p, const gpu::Device&) {
+    [](const OpProblem& p, const OpDevice&) {
       return p.weights->name == "i2_s" ? Support{} : Support{false, "reads i2_s weights only"};
     },
     [](const OpProblem& p) {

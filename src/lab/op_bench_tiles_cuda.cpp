@@ -273,7 +273,7 @@ class AttentionTiles : public OpRun {
   double bound_ = 0;
 };
 
-Support supports(const OpProblem& p, const gpu::Device&) {
+Support supports(const OpProblem& p, const OpDevice&) {
   for (const KvSideConfig* side : {&p.k, &p.v}) {
     if (!kind_of(side->format->name)) return {false, fmt::format("{} has no tiles", side->format->name)};
     if (side->policy.recent != "f16" && side->policy.recent != "i8r")

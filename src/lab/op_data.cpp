@@ -1,4 +1,4 @@
-// The host's part of an op bench's data; op_data_sets_cuda.cpp has the device's.
+// The host's part of an op bench's data; op_data_sets_cuda.cpp has a GPU's.
 #include "lab/op_data.h"
 
 #include <algorithm>
@@ -147,6 +147,26 @@ std::vector<float> ternary_reference(const OpProblem& p, std::span<const float> 
       y[size_t(token) * size_t(p.n_out) + size_t(o)] = of_pool[size_t(RowPool::index(0, o))];
   }
   return y;
+}
+
+double int8_bound(std::span<const float> x, int group, double levels) {
+  double squares = 0, rounding = 0;
+  for (size_t at = 0; at < x.size(); at += size_t(group)) {
+    double top = 0;
+    for (const float value : x.subspan(at, size_t(group))) {
+      top = std::max(top, double(std::abs(value)));
+      squares += double(value) * value;
+    }
+    rounding += group * (top / levels) * (top / levels) / 12;
+  }
+  return 4 * rounding / squares;
+}
+
+double float_attention_error(double score_error, int n_keys) {
+  // A weight is off by a factor within 1 +- e: twice the score's error, exp()'s own, its argument's rounding at a
+  // distance of up to 87 from the top; and a sum of n float terms by some sqrt(n) roundings.
+  constexpr double kUnit = 0x1p-24;
+  return 2 * score_error + 6e-7 + 4 * 87 * kUnit + 4 * std::sqrt(double(n_keys)) * kUnit;
 }
 
 OpCheck check_same_bits(std::span<const float> actual, std::span<const float> expected, std::string what) {

@@ -1,4 +1,4 @@
-// Data of op benches: large enough for any shape, quick to make, cheap to have a reference of.
+// Data and references of op benches: large enough for any shape, quick to make, cheap to have a reference of.
 //
 // Rows of a matrix or a cache come from a pool of few random rows, in an order that no power of two divides, so a
 // kernel that takes a wrong row shows, and a reference in double over all outputs costs next to nothing.
@@ -107,6 +107,13 @@ std::vector<float> product_reference(const OpProblem& problem, std::span<const f
 /// The same with the product of op/gemv/ternary.h, its bits, for codes [kRows, n_in] of a matrix of scale `scale`.
 std::vector<float> ternary_reference(const OpProblem& problem, std::span<const float> x, std::span<const int8_t> codes,
                                      float scale);
+/// Bound of a product's NMSE when x is rounded to integers up to `levels` in groups of `group` values: rounding to
+/// steps of a group's max / levels adds step^2 / 12 to each square of x, random weights pass that share on, and the
+/// bound is four times that.
+double int8_bound(std::span<const float> x, int group, double levels);
+/// Bound of the relative error of a float kernel's softmax weights and sums, for a reference of n_keys positions whose
+/// scores may be off by score_error; its square times the amplification bounds the NMSE.
+double float_attention_error(double score_error, int n_keys);
 /// Counts values whose bits differ; the bound is 0.
 OpCheck check_same_bits(std::span<const float> actual, std::span<const float> expected, std::string what);
 

@@ -1,5 +1,5 @@
-// What the rows of the table of benched kernels are made of: one file op_bench_NAME_cuda.cpp each. Defined in builds
-// with RIDGE_CUDA only.
+// What the table of benched kernels is made of: rows of a GPU, one file op_bench_NAME_cuda.cpp each, defined in builds
+// with RIDGE_CUDA only; and rows of the CPU, made from the tables of its ops.
 #pragma once
 
 #include "lab/op_bench.h"
@@ -14,5 +14,11 @@ extern const OpKernel kGemvTernary;                                // op_bench_t
 extern const OpKernel kGemvTiles;                                  // op_bench_gemm_cuda.cpp
 extern const OpKernel kAppendRows;                                 // op_bench_append_cuda.cpp
 extern const OpKernel kAppendStep;                                 // op_bench_step_cuda.cpp
+/// All of these (op_kernels_gpu_cuda.cpp); none in a build without CUDA.
+std::span<const OpKernel> gpu_op_kernels();
+
+std::vector<OpKernel> cpu_attention_kernels();  // op_bench_attention_cpu.cpp
+std::vector<OpKernel> cpu_gemv_kernels();       // op_bench_gemv_cpu.cpp
+std::vector<OpKernel> cpu_append_kernels();     // op_bench_append_cpu.cpp
 
 }  // namespace ridge::lab

@@ -87,21 +87,25 @@ INSTANTIATE_TEST_SUITE_P(
 
 INSTANTIATE_TEST_SUITE_P(
     OpBenches, Usage,
-    testing::Values(Wrong{{"bench", "attention"}, 6, "device cuda is not available"},
-                    Wrong{{"bench", "gemv", "-dev", "cuda:3"}, 6, "not available"},
-                    Wrong{{"bench", "append"}, 6, "not available"},
-                    Wrong{{"bench", "bandwidth", "--device", "cuda"}, 6, "not available"},
-                    Wrong{{"bench", "attention", "--device", "cpu"}, 2, "bench attention works on a GPU only"},
-                    Wrong{{"bench", "attention", "--heads", "64"}, 2, "--heads: '64' is not a pair like 64/8"},
-                    Wrong{{"bench", "attention", "--heads", "64/7"}, 2, "7 KV heads do not divide 64"},
-                    Wrong{{"bench", "attention", "--seq", "0"}, 2, "--seq: 0 is out of range"},
-                    Wrong{{"bench", "attention", "--kv", "rotor-9"}, 2, "rotor-9"},
-                    Wrong{{"bench", "attention", "--kv", "q8_0", "--head-dim", "40"}, 2, "40"},
-                    Wrong{{"bench", "gemv", "--shape", "4096"}, 2, "--shape: '4096' is not a pair like 8960x1536"},
-                    Wrong{{"bench", "gemv", "--shape", "64x100", "--weights", "int4_g128"}, 2, "100 does not divide"},
-                    Wrong{{"bench", "gemv", "--weights", "q9"}, 2, "q9"},
-                    Wrong{{"bench", "gemv", "--seq", "5"}, 2, "unknown flag '--seq'"},
-                    Wrong{{"bench", "append", "-o", "csv"}, 2, "md, json or jsonl"}));
+    testing::Values(
+        Wrong{{"bench", "attention", "--device", "cuda"}, 6, "device cuda is not available"},
+        Wrong{{"bench", "gemv", "-dev", "cuda:3"}, 6, "not available"},
+        Wrong{{"bench", "append", "--device", "cuda"}, 6, "not available"},
+        Wrong{{"bench", "bandwidth", "--device", "cuda"}, 6, "not available"},
+        Wrong{{"bench", "gemv", "--device", "tpu"}, 2, "cpu or cuda[:N]"},
+        Wrong{{"bench", "gemv", "--isa", "sse"}, 2, "--isa 'sse' is unknown"},
+        Wrong{{"bench", "gemv", "--kernel", "tiles-f32"}, 2, "gemv has no kernel 'tiles-f32' (there are: ref"},
+        Wrong{{"bench", "gemv", "--isa", "scalar", "--kernel", "rows-avx2", "--weights", "f16"}, 2, "needs avx2"},
+        Wrong{{"bench", "attention", "--heads", "64"}, 2, "--heads: '64' is not a pair like 64/8"},
+        Wrong{{"bench", "attention", "--heads", "64/7"}, 2, "7 KV heads do not divide 64"},
+        Wrong{{"bench", "attention", "--seq", "0"}, 2, "--seq: 0 is out of range"},
+        Wrong{{"bench", "attention", "--kv", "rotor-9"}, 2, "rotor-9"},
+        Wrong{{"bench", "attention", "--kv", "q8_0", "--head-dim", "40"}, 2, "40"},
+        Wrong{{"bench", "gemv", "--shape", "4096"}, 2, "--shape: '4096' is not a pair like 8960x1536"},
+        Wrong{{"bench", "gemv", "--shape", "64x100", "--weights", "int4_g128"}, 2, "100 does not divide"},
+        Wrong{{"bench", "gemv", "--weights", "q9"}, 2, "q9"},
+        Wrong{{"bench", "gemv", "--seq", "5"}, 2, "unknown flag '--seq'"},
+        Wrong{{"bench", "append", "-o", "csv"}, 2, "md, json or jsonl"}));
 
 INSTANTIATE_TEST_SUITE_P(
     Files, Usage,

@@ -19,6 +19,7 @@ OpBenchParams small(Op op) {
   params.max_seconds = 1;
   params.max_sets = 3;
   params.roof_bytes = kDeviceStreamUnit;
+  params.device = 0;
   return params;
 }
 
@@ -141,7 +142,7 @@ class Planted : public OpRun {
 constexpr int kNone = 1 << 20;
 template <int kWrongSet>
 OpKernel planted(std::string_view name) {
-  return {Op::gemv, name, [](const OpProblem&, const gpu::Device&) { return Support{}; },
+  return {Op::gemv, name, [](const OpProblem&, const OpDevice&) { return Support{}; },
           [](const OpProblem&) { return kDeviceStreamUnit; },
           [](const OpProblem&, const gpu::Stream& stream, int n_sets, uint64_t) -> std::unique_ptr<OpRun> {
             return std::make_unique<Planted>(stream, n_sets, kWrongSet);

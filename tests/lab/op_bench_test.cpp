@@ -101,28 +101,36 @@ TEST(OpWork, CountsRowsInTheirFormatAndActivationsAsFloats) {
 
 TEST(OpKernels, TheLastThatCanOrWhatIsAskedFor) {
   const auto open = [](const OpProblem&, const gpu::Stream&, int, uint64_t) { return std::unique_ptr<OpRun>(); };
+  const auto open_cpu = [](const OpProblem&, CpuContext&, int, uint64_t) { return std::unique_ptr<CpuOpRun>(); };
   const auto bytes = [](const OpProblem&) { return int64_t(1); };
-  const auto any = [](const OpProblem&, const gpu::Device&) { return Support{}; };
-  const auto none = [](const OpProblem&, const gpu::Device&) { return Support{false, "never"}; };
-  const OpKernel table[] = {{Op::gemv, "slow", any, bytes, open},
-                            {Op::attention, "other", any, bytes, open},
-                            {Op::gemv, "fast", any, bytes, open},
-                            {Op::gemv, "picky", none, bytes, open}};
+  const auto any = [](const OpProblem&, const OpDevice&) { return Support{}; };
+  const auto none = [](const OpProblem&, const OpDevice&) { return Support{false, "never"}; };
+  const OpKernel table[] = {
+      {Op::gemv, "slow", any, bytes, open},
+      {Op::attention, "other", any, bytes, open},
+      {Op::gemv, "fast", any, bytes, open},
+      {Op::gemv, "picky", none, bytes, open},
+      {.op = Op::gemv, .name = "two", .supports = any, .set_bytes = bytes, .open = open, .is_baseline = true},
+      {.op = Op::gemv, .name = "cpu", .supports = any, .set_bytes = bytes, .open_cpu = open_cpu}};
+  const OpDevice gpu{.index = 0};
   OpBenchParams params{.op = Op::gemv};
   const OpProblem problem = op_problems(params).at(0);
   const auto names = [&](std::vector<std::string> asked) {
     params.kernels = std::move(asked);
     std::vector<std::string> found;
-    for (const OpKernel* kernel : choose_kernels(params, problem, table, {}).kernels) found.emplace_back(kernel->name);
+    for (const OpKernel* kernel : choose_kernels(params, problem, table, gpu).kernels) found.emplace_back(kernel->name);
     return found;
   };
   EXPECT_THAT(names({}), ElementsAre("fast"));
   EXPECT_THAT(names({"slow"}), ElementsAre("slow"));
-  EXPECT_THAT(names({"all"}), ElementsAre("slow", "fast"));
+  EXPECT_THAT(names({"all"}), ElementsAre("slow", "fast", "two")) << "baselines only when asked for";
+  EXPECT_THAT(names({"two"}), ElementsAre("two"));
   EXPECT_THAT(names({"fast", "slow"}), ElementsAre("slow", "fast"));
   EXPECT_THAT(names({"picky"}), ElementsAre());
-  EXPECT_EQ(choose_kernels(params, problem, table, {}).why_none, "picky: never");
+  EXPECT_EQ(choose_kernels(params, problem, table, gpu).why_none, "picky: never");
   EXPECT_THROW(names({"other"}), Error);
+  EXPECT_THROW(names({"cpu"}), Error) << "of another kind of device";
+  EXPECT_EQ(choose_kernels({.op = Op::gemv}, problem, table, {}).kernels.at(0)->name, "cpu");
   EXPECT_THROW(names({"slow", "nothing"}), Error);
   EXPECT_EQ(choose_kernels({.op = Op::gemv}, problem, {}, {}).why_none, "the table has no row for this op");
 }
@@ -139,6 +147,7 @@ TEST(BufferSets, TogetherAreFourCaches) {
   EXPECT_EQ(choose_buffer_sets(1024, 50 * kMib, kGib, 512).n, 512);
   EXPECT_FALSE(choose_buffer_sets(1024, 50 * kMib, kGib, 512).cold);
   EXPECT_EQ(choose_buffer_sets(10 * kMib, 50 * kMib, kGib, 1).n, 1);
+  EXPECT_FALSE(choose_buffer_sets(kGib, 0, 8 * kGib, 512).cold) << "an unknown cache";
 }
 
 OpRow sample_row() {
@@ -150,6 +159,7 @@ OpRow sample_row() {
   row.problem = op_problems(params).at(0);
   row.kernel = "some";
   row.work = {.read_bytes = 15000000, .write_bytes = 1000000, .flops = 1};
+  row.moved_bytes = 16000000;
   row.check = {.metric = "NMSE", .error = 1e-9, .bound = 1e-7, .what = "all"};
   row.sets = {4, true};
   row.calls = 40;
@@ -303,9 +313,29 @@ TEST(OpData, RowsAreLaidOutAsTheIndexSays) {
       EXPECT_EQ(rows[size_t((group * 1000 + row) * 2 + 1)], std::byte(RowPool::index(group, row) % 251));
 }
 
+TEST(OpRow, OfTheCpuSaysSo) {
+  const Row f = op_fields(sample_row(), {.isa = Isa::avx2, .n_threads = 3, .cache_bytes = 5}, {});
+  EXPECT_EQ(f["device"], "cpu");
+  EXPECT_EQ(f["isa"], "avx2");
+  EXPECT_EQ(f["n_threads"], 3);
+  EXPECT_EQ(f["llc_bytes"], 5);
+}
+
+TEST(OpRow, ABaselineIsHeldAgainstItsOwnTraffic) {
+  OpRow row = sample_row();
+  row.moved_bytes = 32000000;
+  EXPECT_NEAR(row.predicted_us(), 6.4, 1e-9);
+  EXPECT_NEAR(row.gb_s(), 4000, 1e-6) << "of the declared work";
+  EXPECT_EQ(op_fields(row, {}, {})["moved_bytes"], 32000000);
+  EXPECT_EQ(
+      op_prediction(row),
+      "attention 64/8/128, 1 x 4096 keys f16, some: predicted 32.0 MB (the work needs 16.0 MB), 6.40 us at 5000.0 "
+      "GB/s");
+}
+
 #ifndef RIDGE_CUDA
-TEST(OpBench, WithoutCudaThereAreNoKernelsAndNoDevice) {
-  EXPECT_TRUE(op_kernels().empty());
+TEST(OpBench, WithoutCudaThereAreNoKernelsOfAGpuAndNoDevice) {
+  for (const OpKernel& kernel : op_kernels()) EXPECT_TRUE(kernel.on_cpu()) << kernel.name;
   const auto kind_of = [](const auto& call) {
     try {
       call();
@@ -314,7 +344,7 @@ TEST(OpBench, WithoutCudaThereAreNoKernelsAndNoDevice) {
     }
     return ErrorKind::failure;
   };
-  EXPECT_EQ(kind_of([] { run_op_bench({}, {}, {}); }), ErrorKind::no_device);
+  EXPECT_EQ(kind_of([] { run_op_bench({.device = 0}, {}, {}); }), ErrorKind::no_device);
   EXPECT_EQ(kind_of([] { measure_device_ceilings({}); }), ErrorKind::no_device);
 }
 #endif
