@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Shared by scripts/demo, scripts/test and .ci/run: packages and test summaries. Source it from the repository root.
+# Shared by scripts/demo, scripts/test, scripts/reproduce and .ci/run: packages and test summaries. Source it from the repository root.
 #
 # Each row is "Debian package: probe". Only rows whose probe fails are installed, so any system that has the tools and
 # headers will do, and nothing calls apt-get when nothing is missing. A "wanted" package only makes things faster: it comes
@@ -25,6 +25,8 @@ packages_of() {
     lint) echo 'git: command git
                 clang-format-14: command clang-format-14
                 shellcheck: command shellcheck' ;;
+    report) echo 'python3: command python3
+                  python3-matplotlib: module matplotlib' ;;
     hip) echo 'clang-19: command clang++-19
                libamdhip64-dev: file /usr/include/hip/hip_runtime.h' ;;
   esac
@@ -34,6 +36,7 @@ probe() {
   case $1 in
     command | wanted) command -v "$2" > /dev/null ;;
     file) [ -e "$2" ] ;;
+    module) python3 -c "import $2" 2> /dev/null || /usr/bin/python3 -c "import $2" 2> /dev/null ;;
     header) printf '#include <%s>\n' "$2" | c++ -std=c++20 -x c++ -E -o /dev/null - 2> /dev/null ;;
   esac
 }
@@ -44,7 +47,7 @@ missing_packages() {
   shift
   for group in "$@"; do
     while read -r package kind what; do
-      case $need:$kind in required:wanted | wanted:command | wanted:file | wanted:header) continue ;; esac
+      case $need:$kind in required:wanted | wanted:command | wanted:file | wanted:header | wanted:module) continue ;; esac
       if ! probe "$kind" "$what"; then echo "${package%:}"; fi
     done < <(packages_of "$group")
   done

@@ -47,5 +47,6 @@ Action declare_results_import(CLI::App& app);
 Action declare_quantize(CLI::App& app);
 Action declare_info(CLI::App& app);
 Action declare_explain(CLI::App& app);
+Action declare_report(CLI::App& app);
 
 }  // namespace ridge::cli

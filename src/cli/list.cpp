@@ -130,6 +130,12 @@ std::span<const Command> commands() {
        "ridge explain gemv --shape 8960x1536 --format q4_0\n"
        "ridge explain attn_decode --shape 12/2/128 --keys 4096 --format q8_0/rotor-3 --isa avx2",
        declare_explain},
+      {"report", "stored rows as figures and one page",
+       "Draws CSV, SVG and PNG files and index.html, one page that needs no network: ceilings, roofline, where a step "
+       "spends its time, speed by batch and depth, quality against bytes, and the row behind every figure. Measures "
+       "nothing and needs no GPU. Rows whose check failed or that do not say are in no figure; the page counts them. "
+       "Needs python3-matplotlib (exit code 6 without).",
+       "ridge report -o report\nridge report --results results --store sweep.sqlite -o report", declare_report},
   };
   return kCommands;
 }

@@ -1,0 +1,89 @@
+// ridge report: hands stored rows to tools/report/report.py, which draws them. Nothing is measured here.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+
+#include "base/result.h"
+#include "cli/options.h"
+
+namespace ridge::cli {
+namespace {
+
+constexpr int kNotFound = 127;  // what shells say of a program that is not there
+
+struct ReportFlags {
+  std::vector<std::string> results, stores;
+  std::string out = "report";
+  OutputFlags output;
+};
+
+/// The script: beside an installed program, or in the source tree that this program was built from.
+std::filesystem::path report_script() {
+  std::error_code error;
+  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
+  const std::filesystem::path places[] = {program.parent_path().parent_path() / "share/ridge/report/report.py",
+                                          RIDGE_SOURCE_DIR "/tools/report/report.py"};
+  for (const std::filesystem::path& place : places)
+    if (std::filesystem::is_regular_file(place, error)) return place;
+  throw Error(ErrorKind::no_device,
+              four_parts("cannot draw a report", places[1].native(), "the script is not there, nor in share/ridge",
+                         "keep the source tree, or cmake --install build/release"));
+}
+
+/// Runs a program found on PATH and waits for it; its exit code.
+int run_to_end(const std::vector<std::string>& args) {
+  std::vector<char*> argv;
+  for (const std::string& arg : args) argv.push_back(const_cast<char*>(arg.c_str()));
+  argv.push_back(nullptr);
+  const pid_t child = ::fork();
+  if (child < 0) throw Error(ErrorKind::failure, four_parts("cannot start", args[0], std::strerror(errno), ""));
+  if (child == 0) {
+    ::execvp(argv[0], argv.data());
+    ::_exit(kNotFound);
+  }
+  int status = 0;
+  while (::waitpid(child, &status, 0) < 0)
+    if (errno != EINTR)
+      throw Error(ErrorKind::failure, four_parts("cannot wait for", args[0], std::strerror(errno), ""));
+  if (WIFSIGNALED(status)) return int(WTERMSIG(status) == SIGINT ? ErrorKind::interrupted : ErrorKind::failure);
+  if (WEXITSTATUS(status) == kNotFound)
+    throw Error(ErrorKind::no_device, four_parts("cannot draw a report", args[0], "the program is not installed",
+                                                 "apt-get install --no-install-recommends python3-matplotlib"));
+  return WEXITSTATUS(status);
+}
+
+int report(ReportFlags flags) {
+  if (flags.results.empty() && flags.stores.empty()) {
+    if (!std::filesystem::is_directory("results"))
+      bad_flag("--results", "no rows are named and there is no directory results here",
+               "name files or directories of rows, or --store");
+    flags.results.emplace_back("results");
+  }
+  std::vector<std::string> args{"python3", report_script().native(), "-o", flags.out};
+  // One word each: a name that begins with a dash stays a name.
+  for (const std::string& path : flags.results) args.push_back("--results=" + path);
+  for (const std::string& path : flags.stores) args.push_back("--store=" + path);
+  if (flags.output.json) args.emplace_back("--json");
+  if (flags.output.quiet) args.emplace_back("--quiet");
+  return run_to_end(args);
+}
+
+}  // namespace
+
+Action declare_report(CLI::App& app) {
+  const auto flags = std::make_shared<ReportFlags>();
+  ReportFlags& f = *flags;
+  add_repeatable(app, "--results", f.results, "a .jsonl file of rows or a directory of them; default: results")
+      ->type_name("PATH");
+  add_repeatable(app, "--store", f.stores, "a store of ridge sweep")->type_name("FILE");
+  app.add_option("-o,--out", f.out, "directory for the report")->type_name("DIR")->capture_default_str();
+  add_output_flags(app, f.output, false);
+  return [flags] { return report(*flags); };
+}
+
+}  // namespace ridge::cli
