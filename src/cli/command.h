@@ -44,6 +44,7 @@ Action declare_bench_append(CLI::App& app);
 Action declare_bench_bandwidth(CLI::App& app);
 Action declare_results_export(CLI::App& app);
 Action declare_results_import(CLI::App& app);
+Action declare_profile(CLI::App& app);
 Action declare_quantize(CLI::App& app);
 Action declare_info(CLI::App& app);
 Action declare_explain(CLI::App& app);

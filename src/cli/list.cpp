@@ -117,6 +117,15 @@ std::span<const Command> commands() {
        "Adds the rows of a --results file, or of another store's export, to a store. Rows that are there already are "
        "left alone.",
        "ridge results import results/decode-cpu.jsonl --store lab.db", declare_results_import},
+      {"profile", "where the time of a decode step goes, op by op",
+       "Attributes decode steps (or, with -p, a prompt's chunk) to ops on the CPU and to kernels on a GPU: time, "
+       "share, "
+       "declared bytes, GB/s, percent of the read bandwidth measured in the same run, and what bounds each. Parts and "
+       "the "
+       "gaps between them add up to the step. --trace writes one step for ui.perfetto.dev.",
+       "ridge profile -m synth:qwen2.5-1.5b@weights=q4_0 -d 4096 --kv-quant rotor-3\n"
+       "ridge profile -m model.gguf -p 512 --trace step.json",
+       declare_profile},
       {"quantize", "convert a model to a GGUF file with another weight format",
        "IN is a Hugging Face directory or a GGUF file, OUT a GGUF file. OUT appears only when it is complete.",
        "ridge quantize path/to/hf-model model-q8_0.gguf --type q8_0", declare_quantize},

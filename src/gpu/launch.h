@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "gpu/device.h"
+#include "gpu/launch_log.h"
 
 namespace ridge::gpu {
 
@@ -30,7 +31,7 @@ struct Grid {
 /// Whether the current device knows programmatic dependent launch (sm_90 and later).
 bool device_can_overlap();
 
-/// Starts kernel(args...). `name` is for the error message.
+/// Starts kernel(args...). `name` is for error messages and the launch log.
 template <class... Parameters, class... Arguments>
 void launch(const char* name, void (*kernel)(Parameters...), const Grid& grid, Arguments&&... args) {
   cudaLaunchAttribute overlap = {};
@@ -44,6 +45,7 @@ void launch(const char* name, void (*kernel)(Parameters...), const Grid& grid, A
   config.attrs = &overlap;
   config.numAttrs = grid.overlap && device_can_overlap() ? 1 : 0;
   check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(args)...), name);
+  log_launch(name);
 }
 
 /// Lets the kernel be launched with this much dynamic shared memory; above 48 KiB it must be asked for. Throws when the

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "gpu/graph.h"
+#include "gpu/launch_log.h"
 #include "gpu/token_ring.h"
 #include "model/cuda_model.h"
 #include "model/device_kv.h"
@@ -58,6 +59,7 @@ class CudaSession : public DeviceSession {
   struct Step {
     bool ran = false;
     gpu::Graph graph;
+    gpu::LaunchLog log;  // of the run that was recorded; a replay adds it to the thread's launch log
   };
 
   /// Activations of a layer behind attention: x [n, d_model], attn [n, q_dim], ff [n, d_ff].
@@ -67,8 +69,12 @@ class CudaSession : public DeviceSession {
     const float* attn = nullptr;
     float* ff = nullptr;
     bool overlap = false;
+    int layer = 0;
   };
 
+  /// For the launch log.
+  gpu::LoggedOp append_op(int layer, int n_tokens) const;
+  gpu::LoggedOp attention_op(int layer, int n_tokens) const;
   /// Attention's product and the feed-forward network, added to x.
   void finish_layer(const DeviceLayer& l, const LayerRows& rows, ProductScratch& scratch);
   void batch_forward(std::span<const int32_t> tokens, int n_tokens, LogitRows rows);
@@ -78,6 +84,8 @@ class CudaSession : public DeviceSession {
   void step_forward(std::span<const int32_t> tokens, bool with_logits);
   /// Takes the tokens in step_.tokens one step on.
   void run_step(bool with_logits, bool draw);
+  template <class Queue>
+  void queue_logged(Step& step, const Queue& queue);
   /// Queues the launches of a step. `leaving`: some tile leaves its window.
   void queue_step(bool leaving, bool with_logits);
   void allocate_step();

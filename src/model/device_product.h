@@ -4,6 +4,7 @@
 
 #include <array>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -36,6 +37,7 @@ struct ProductCall {
   ProductOutput output = ProductOutput::store;  ///< a GLU takes two matrices, gate and up, and has one output
   float* y[3] = {};  ///< [n_tokens, n_out] of each matrix. One token: y[i + 1] = y[i] + n_out saves a copy
   bool overlap = false;
+  int layer = -1;  ///< for the launch log
 };
 
 /// Up to three matrices of one width. Formats: f16, bf16, q8_0, q4_0, q4_k, q6_k and int4_g128 stay what they are, as
@@ -68,6 +70,7 @@ class DeviceProduct {
   int64_t n_in_ = 0;
   std::vector<int64_t> n_out_;
   bool glu_ = false;
+  std::string text_;  // "2048x1536 int4_g128"
   int planes_ = 1;
   gpu::Buffer bias_;                  // of all matrices, one after another; empty without any
   std::vector<const float*> biases_;  // into it

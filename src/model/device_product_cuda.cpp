@@ -1,6 +1,8 @@
 #include <algorithm>
+#include <numeric>
 
 #include "base/check.h"
+#include "gpu/launch_log.h"
 #include "model/device_product.h"
 #include "op/gemm/gemm_cuda.h"
 #include "op/gemm/tensor_gemm_cuda.h"
@@ -64,6 +66,8 @@ DeviceProduct::DeviceProduct(const gpu::Stream& stream, std::span<const Linear* 
     if (biases[i] && !biases[i]->empty()) joint.insert(joint.end(), biases[i]->begin(), biases[i]->end());
     else joint.resize(joint.size() + size_t(matrices[i]->n_out));
   }
+  text_ = fmt::format("{}x{} {}", std::accumulate(n_out_.begin(), n_out_.end(), int64_t(0)), n_in_,
+                      matrices[0]->format->name);
   if (any_bias) {
     bias_ = gpu::to_device(stream, std::span<const float>(joint));
     int64_t at = 0;
@@ -130,6 +134,16 @@ std::vector<std::string_view> DeviceProduct::kernels() const {
 }
 
 void DeviceProduct::run(gpu::StreamHandle stream, const ProductCall& call, ProductScratch& scratch) const {
+  const gpu::OpRange range([&] {
+    const int64_t all_out = std::accumulate(n_out_.begin(), n_out_.end(), int64_t(0)),
+                  stored = glu_ ? all_out / 2 : all_out;
+    return gpu::LoggedOp{.op = call.n_tokens == 1 ? "gemv" : "gemm",
+                         .what = text_,
+                         .layer = call.layer,
+                         .read_bytes = bytes() + 4 * call.n_tokens * n_in_,
+                         .write_bytes = 4 * call.n_tokens * stored,
+                         .flops = 2 * call.n_tokens * n_in_ * all_out};
+  });
   for (const Group& group : groups_) run(stream, group, call, scratch);
 }
 

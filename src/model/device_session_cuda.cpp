@@ -1,13 +1,23 @@
 // The forward pass on a CUDA device.
 #include <cmath>
+#include <optional>
 
 #include "base/rng.h"
+#include "gpu/launch_log.h"
 #include "model/cuda_session.h"
 #include "op/attn/prefill_cuda.h"
 #include "op/norm_rope/norm_rope_cuda.h"
 #include "op/score/score_cuda.h"
 
 namespace ridge {
+namespace {
+
+/// For the launch log: an op on rows that stay in the device's cache.
+gpu::LoggedOp small_op(std::string_view op, int64_t n_floats, int layer = -1) {
+  return {.op = op, .layer = layer, .read_bytes = 4 * n_floats, .write_bytes = 4 * n_floats};
+}
+
+}  // namespace
 
 CudaSession::CudaSession(CudaModel& model, std::span<const KvSideConfig> k, std::span<const KvSideConfig> v,
                          const KvRoundingTools& tools, int n_ctx, int n_ubatch, int n_seq)
@@ -70,6 +80,31 @@ void CudaSession::forward(std::span<const int32_t> tokens, LogitRows rows) {
   else batch_forward(tokens, n_tokens, rows);
 }
 
+gpu::LoggedOp CudaSession::append_op(int layer, int n_tokens) const {
+  const Config& c = model_.config;
+  const DeviceKvStore &k = k_[size_t(layer)], &v = v_[size_t(layer)];
+  const int64_t n = int64_t(n_active_) * n_tokens;
+  return {.op = "append",
+          .what = fmt::format("{}/{}", k.config().format->name, v.config().format->name),
+          .layer = layer,
+          .read_bytes = 4 * n * (c.q_dim() + 2 * c.kv_dim()),
+          .write_bytes = n * (4 * c.q_dim() + c.n_kv_heads * (k.layout().row_bytes + v.layout().row_bytes))};
+}
+
+gpu::LoggedOp CudaSession::attention_op(int layer, int n_tokens) const {
+  const Config& c = model_.config;
+  const DeviceKvStore &k = k_[size_t(layer)], &v = v_[size_t(layer)];
+  const int64_t n = int64_t(n_active_) * n_tokens, n_keys = n_past_ + n_tokens;
+  const int64_t pairs = int64_t(n_tokens) * n_past_ + int64_t(n_tokens) * (n_tokens + 1) / 2;
+  return {.op = "attention",
+          .what = fmt::format("{}/{}/{} {}/{}", c.n_heads, c.n_kv_heads, c.head_dim, k.config().format->name,
+                              v.config().format->name),
+          .layer = layer,
+          .read_bytes = n_active_ * (k.read_bytes(int(n_keys)) + v.read_bytes(int(n_keys))) + 4 * n * c.q_dim(),
+          .write_bytes = 4 * n * c.q_dim(),
+          .flops = 4 * n_active_ * c.q_dim() * pairs};
+}
+
 void CudaSession::finish_layer(const DeviceLayer& l, const LayerRows& rows, ProductScratch& scratch) {
   const Config& c = model_.config;
   const auto run = [&](const DeviceProduct& product, const float* in, const gpu::Buffer* norm, ProductOutput output,
@@ -81,7 +116,8 @@ void CudaSession::finish_layer(const DeviceLayer& l, const LayerRows& rows, Prod
                  .norm_eps = c.rms_eps,
                  .output = output,
                  .y = {out},
-                 .overlap = rows.overlap},
+                 .overlap = rows.overlap,
+                 .layer = rows.layer},
                 scratch);
   };
   run(l.o, rows.attn, c.sub_norm ? &l.attn_sub_norm : nullptr, ProductOutput::add, rows.x);
@@ -102,9 +138,16 @@ void CudaSession::batch_layer(int i, int n_tokens) {
   auto *attn = s.attn.as<float>(), *ff = s.ff.as<float>();
 
   l.qkv.run(stream,
-            {.n_tokens = n, .x = x, .norm_weight = l.attn_norm.as<float>(), .norm_eps = c.rms_eps, .y = {q, k, v}},
+            {.n_tokens = n,
+             .x = x,
+             .norm_weight = l.attn_norm.as<float>(),
+             .norm_eps = c.rms_eps,
+             .y = {q, k, v},
+             .layer = i},
             s.products);
+  const int64_t qkv_floats = n * (c.q_dim() + 2 * c.kv_dim());
   if (c.qk_norm) {
+    const gpu::OpRange range([&] { return small_op("norm", qkv_floats, i); });
     device_rms_norm(stream, n * c.n_heads, c.head_dim, q, l.q_norm.as<float>(), c.rms_eps, q);
     device_rms_norm(stream, n * c.n_kv_heads, c.head_dim, k, l.k_norm.as<float>(), c.rms_eps, k);
   }
@@ -112,11 +155,19 @@ void CudaSession::batch_layer(int i, int n_tokens) {
     device_apply_rope(stream, n_active_, n_tokens, n_heads, c.head_dim, model_.n_pairs, model_.rope_halves,
                       s.cosines.as<float>(), s.sines.as<float>(), rows);
   };
-  rope(c.n_heads, q);
-  rope(c.n_kv_heads, k);
+  {
+    const gpu::OpRange range([&] { return small_op("rope", qkv_floats, i); });
+    rope(c.n_heads, q);
+    rope(c.n_kv_heads, k);
+  }
   DeviceKvStore &k_store = k_[size_t(i)], &v_store = v_[size_t(i)];
-  const DeviceKvSide k_side = k_store.append(stream, n_active_, n_past_, n_tokens, k, s.k_scratch);
-  const DeviceKvSide v_side = v_store.append(stream, n_active_, n_past_, n_tokens, v, s.v_scratch);
+  DeviceKvSide k_side, v_side;
+  {
+    const gpu::OpRange range([&] { return append_op(i, n_tokens); });
+    k_side = k_store.append(stream, n_active_, n_past_, n_tokens, k, s.k_scratch);
+    v_side = v_store.append(stream, n_active_, n_past_, n_tokens, v, s.v_scratch);
+  }
+  std::optional<gpu::OpRange> range(std::in_place, [&] { return attention_op(i, n_tokens); });
   k_store.rotate_queries(stream, n * c.n_heads, q);
   device_attn(stream, {.n_seq = n_active_,
                        .n_heads = c.n_heads,
@@ -130,7 +181,8 @@ void CudaSession::batch_layer(int i, int n_tokens) {
                        .v = v_side,
                        .out = attn});
   v_store.restore_output(stream, n_active_, n_tokens, c.n_heads, attn);
-  finish_layer(l, {.n = n, .x = x, .attn = attn, .ff = ff}, s.products);
+  range.reset();
+  finish_layer(l, {.n = n, .x = x, .attn = attn, .ff = ff, .layer = i}, s.products);
 }
 
 void CudaSession::batch_forward(std::span<const int32_t> tokens, int n_tokens, LogitRows rows) {
@@ -148,9 +200,12 @@ void CudaSession::batch_forward(std::span<const int32_t> tokens, int n_tokens, L
   s.sines.ensure(int64_t(n_tokens) * model_.n_pairs);
 
   gpu::upload(model_.stream, s.tokens.as<void>(), tokens.data(), 4 * n);
-  device_embed(model_.stream, n, c.d_model, s.tokens.as<int32_t>(), model_.embedding.as<float>(), s.x.as<float>());
-  device_rope_tables(model_.stream, n_past_, n_tokens, model_.n_pairs, model_.rope_frequency.as<double>(),
-                     model_.rope_magnitude, s.cosines.as<float>(), s.sines.as<float>());
+  {
+    const gpu::OpRange range([&] { return small_op("embed", n * c.d_model); });
+    device_embed(model_.stream, n, c.d_model, s.tokens.as<int32_t>(), model_.embedding.as<float>(), s.x.as<float>());
+    device_rope_tables(model_.stream, n_past_, n_tokens, model_.n_pairs, model_.rope_frequency.as<double>(),
+                       model_.rope_magnitude, s.cosines.as<float>(), s.sines.as<float>());
+  }
   for (int i = 0; i < c.n_layers; ++i) batch_layer(i, n_tokens);
   n_past_ += n_tokens;
 
@@ -188,9 +243,12 @@ void CudaSession::queue_step(bool leaving, bool with_logits) {
   auto *x = s.x.as<float>(), *attn = s.attn.as<float>(), *ff = s.ff.as<float>();
   // [n, q_dim], [n, kv_dim], [n, kv_dim]: for one sequence a joint row.
   float *q = s.qkv.as<float>(), *k = q + n * c.q_dim(), *v = k + n * c.kv_dim();
-  device_embed(stream, n, c.d_model, s.tokens.as<int32_t>(), model_.embedding.as<float>(), x);
-  device_step_rope(stream, n_active_, s.n_past.as<int32_t>(), model_.n_pairs, model_.rope_frequency.as<double>(),
-                   model_.rope_magnitude, s.cosines.as<float>(), s.sines.as<float>());
+  {
+    const gpu::OpRange range([&] { return small_op("embed", n * c.d_model); });
+    device_embed(stream, n, c.d_model, s.tokens.as<int32_t>(), model_.embedding.as<float>(), x);
+    device_step_rope(stream, n_active_, s.n_past.as<int32_t>(), model_.n_pairs, model_.rope_frequency.as<double>(),
+                     model_.rope_magnitude, s.cosines.as<float>(), s.sines.as<float>());
+  }
   for (int i = 0; i < c.n_layers; ++i) {
     const DeviceLayer& l = model_.layers[size_t(i)];
     const DeviceKvStore &k_store = k_[size_t(i)], &v_store = v_[size_t(i)];
@@ -200,7 +258,8 @@ void CudaSession::queue_step(bool leaving, bool with_logits) {
                .norm_weight = l.attn_norm.as<float>(),
                .norm_eps = c.rms_eps,
                .y = {q, k, v},
-               .overlap = overlap},
+               .overlap = overlap,
+               .layer = i},
               s.products);
     const DecodeAppend append{.n_seq = n_active_,
                               .n_heads = c.n_heads,
@@ -224,8 +283,12 @@ void CudaSession::queue_step(bool leaving, bool with_logits) {
                               .k_side = k_store.append_side(),
                               .v_side = v_store.append_side(),
                               .overlap = overlap};
-    append_decode(stream, append);
-    if (leaving) encode_leaving(stream, append);
+    {
+      const gpu::OpRange range([&] { return append_op(i, 1); });
+      append_decode(stream, append);
+      if (leaving) encode_leaving(stream, append);
+    }
+    std::optional<gpu::OpRange> range(std::in_place, [&] { return attention_op(i, 1); });
     tile_attn(stream,
               {.n_seq = n_active_,
                .n_heads = c.n_heads,
@@ -239,7 +302,8 @@ void CudaSession::queue_step(bool leaving, bool with_logits) {
                .out = attn,
                .scratch = s.attn_scratch.as<std::byte>()},
               {.overlap = overlap});
-    finish_layer(l, {.n = n, .x = x, .attn = attn, .ff = ff, .overlap = overlap}, s.products);
+    range.reset();
+    finish_layer(l, {.n = n, .x = x, .attn = attn, .ff = ff, .overlap = overlap, .layer = i}, s.products);
   }
   if (with_logits)
     model_.output.run(stream,
@@ -250,6 +314,7 @@ void CudaSession::queue_step(bool leaving, bool with_logits) {
                        .y = {s.logits.as<float>()},
                        .overlap = overlap},
                       s.products);
+  const gpu::OpRange range([&] { return small_op("other", n); });
   device_next_position(stream, n_active_, s.n_past.as<int32_t>(), s.n_keys.as<int32_t>());
 }
 
@@ -270,6 +335,14 @@ void CudaSession::allocate_step() {
   s.attn_scratch =
       gpu::Buffer(tile_attn_scratch_bytes(n_seq_, c.n_heads, c.n_kv_heads, c.head_dim, tile_attn_blocks()));
   s.x.ensure(n_seq_ * c.d_model);
+}
+
+/// Keeps the launches of a step, for the log of replays, and hands them on to whoever logs now.
+template <class Queue>
+void CudaSession::queue_logged(Step& step, const Queue& queue) {
+  step.log = {};
+  const gpu::LogLaunches log(&step.log);
+  queue();
 }
 
 void CudaSession::run_step(bool with_logits, bool draw_next) {
@@ -296,15 +369,16 @@ void CudaSession::run_step(bool with_logits, bool draw_next) {
   Step& step = steps_[{n_active_, leaving, with_logits, drawing}];
   if (!step.ran) {
     const auto places = s.products.places();
-    queue();
+    queue_logged(step, queue);
     step.ran = true;
     // Recorded steps name the memory that products had before: they are recorded again.
     if (s.products.places() != places)
       for (auto& [key, recorded] : steps_) recorded.graph = gpu::Graph();
   } else {
-    if (!step.graph) step.graph = gpu::Graph(stream, queue);
+    if (!step.graph) step.graph = gpu::Graph(stream, [&] { queue_logged(step, queue); });
     step.graph.launch(stream);
   }
+  if (gpu::LaunchLog* log = gpu::launch_log()) log->append(step.log);
   s.past = ++n_past_;
   n_logits_ = with_logits ? n_active_ : 0;
   logits_ = s.logits.as<float>();
@@ -319,6 +393,7 @@ void CudaSession::step_forward(std::span<const int32_t> tokens, bool with_logits
 // --- Steps that feed themselves ---
 
 void CudaSession::draw() {
+  const gpu::OpRange range([&] { return small_op("sample", int64_t(n_active_) * model_.config.vocab_size); });
   sampler_.sample(model_.stream, const_cast<float*>(logits_), step_.tokens.as<int32_t>(), ring_.view());
 }
 

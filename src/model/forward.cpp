@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "op/trace.h"
+
 namespace ridge {
 namespace {
 
@@ -10,8 +12,9 @@ View2<float> view(AlignedBuffer& buffer, int64_t rows, int64_t cols) {
 }
 
 /// x[t] = row tokens[t] of the embedding.
-void embed(const Linear& embedding, std::span<const int32_t> tokens, View2<float> x) {
-  const int64_t row_bytes = embedding.format->row_bytes(embedding.n_in);
+void embed(CpuContext& context, const Linear& embedding, std::span<const int32_t> tokens, View2<float> x) {
+  const int64_t row_bytes = embedding.format->row_bytes(embedding.n_in), n = std::ssize(tokens);
+  const TracedOp traced(context, "embed", {}, {n * row_bytes, 4 * n * embedding.n_in, 0});
   for (size_t t = 0; t < tokens.size(); ++t) {
     RIDGE_CHECK(tokens[t] >= 0 && tokens[t] < embedding.n_out, "token {} of a vocabulary of {}", tokens[t],
                 embedding.n_out);
@@ -82,8 +85,9 @@ View2<float> forward(CpuContext& context, const Config& c, const Weights& w, con
   const View2<float> k = view(state.k, n, c.kv_dim()), v = view(state.v, n, c.kv_dim());
   const View2<float> gate = view(state.gate, n, c.d_ff), up = view(state.up, n, c.d_ff);
 
-  embed(w.embedding, tokens, x);
+  embed(context, w.embedding, tokens, x);
   for (int i = 0; i < c.n_layers; ++i) {
+    if (context.trace) context.trace->layer = i;
     const LayerWeights& layer = w.layers[size_t(i)];
 
     rms_norm(context, x, layer.attn_norm.data(), c.rms_eps, h);
@@ -118,6 +122,7 @@ View2<float> forward(CpuContext& context, const Config& c, const Weights& w, con
     linear(context, layer.down, gate, h);
     add(context, x, h);
   }
+  if (context.trace) context.trace->layer = -1;
   cache.n_past += int(n);
   if (rows == LogitRows::none) return {};
 

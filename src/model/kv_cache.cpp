@@ -6,6 +6,7 @@
 
 #include "base/rng.h"
 #include "format/kv_f16.h"
+#include "op/trace.h"
 
 namespace ridge {
 namespace {
@@ -185,6 +186,9 @@ void KvStore::calibrate(int n_past, View2<float> rows) {
 void KvStore::append(CpuContext& context, int n_past, View2<float> rows, KvScratch& scratch) {
   const int n_new = int(rows.rows), n = n_past + n_new;
   RIDGE_CHECK(n <= n_ctx_, "append {} at {} of {}", n_new, n_past, n_ctx_);
+  const TracedOp traced(context, "append", {},
+                        {4 * rows.rows * rows.cols, n_new * int64_t(n_kv_heads_) * layout_.row_bytes, 0},
+                        [&] { return std::string(config_.format->name); });
   std::atomic<int64_t> saturated{0};
   const auto for_tokens = [&](int count, const auto& body) {
     if (count == 1) body(0, 0);
@@ -306,6 +310,7 @@ PrefillSide KvStore::prefill_side(int n, const KvScratch& scratch) const {
 
 void KvStore::rotate_queries(CpuContext& context, View2<float> q) const {
   if (rotation_.kind() == Rotation::none) return;
+  const TracedOp traced(context, "rotation", {}, {4 * q.rows * q.cols, 4 * q.rows * q.cols, 0});
   context.pool.for_each(q.rows, [&](int64_t t, int) {
     for (int64_t d = 0; d < q.cols; d += head_dim_) rotation_.forward(&q(t, d));
   });
@@ -313,6 +318,7 @@ void KvStore::rotate_queries(CpuContext& context, View2<float> q) const {
 
 void KvStore::restore_output(CpuContext& context, int n_heads, View2<float> out) const {
   if (rotation_.kind() == Rotation::none && !is_centred()) return;
+  const TracedOp traced(context, "rotation", {}, {4 * out.rows * out.cols, 4 * out.rows * out.cols, 0});
   const int group = n_heads / n_kv_heads_;
   context.pool.for_each(out.rows, [&](int64_t t, int) {
     for (int h = 0; h < n_heads; ++h) {

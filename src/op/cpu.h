@@ -42,6 +42,8 @@ struct Support {
   std::string why_not;
 };
 
+class OpTrace;  // op/trace.h
+
 /// Everything a CPU op needs besides its arguments. Not thread-safe: one context, one caller.
 struct CpuContext {
   explicit CpuContext(int n_threads, Isa limit = Isa::avx512) : pool(n_threads), isa(std::min(limit, detect_isa())) {}
@@ -51,6 +53,7 @@ struct CpuContext {
   /// `--kernel op=name`: forces a variant for an op. Model::load() fills it and refuses names that are in no table.
   std::map<std::string, std::string, std::less<>> forced;
   AlignedBuffer scratch[3];  ///< each op uses these as it likes; nothing survives the call
+  OpTrace* trace = nullptr;  ///< where ops write themselves down; null: nowhere
 };
 
 /// One row of a kernel table: what `explain` prints.

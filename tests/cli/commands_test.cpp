@@ -211,6 +211,22 @@ TEST(Eval, JsonAndResultsHoldTheSameRows) {
   for (size_t i = 0; std::getline(lines, line); ++i) EXPECT_EQ(json::parse(line), rows[i]);
 }
 
+TEST(Profile, ATableARowAndATrace) {
+  const TempDir dir;
+  const std::string trace = (dir / "step.json").native(), results = (dir / "rows.jsonl").native();
+  const Outcome outcome = run_ridge({"profile", "-m", "synth:tiny@weights=q8_0", "-d", "40", "--kv-quant", "rotor-3",
+                                     "-r", "4", "--quiet", "--trace", trace, "--results", results});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("| the step |"));
+  EXPECT_THAT(outcome.out, HasSubstr("gemv"));
+  const json row = json::parse(slurp(results));
+  EXPECT_EQ(row["kind"], "profile");
+  EXPECT_EQ(row["depth"], 40);
+  EXPECT_EQ(row["kv"], "rotor-3");
+  EXPECT_NEAR(row["parts_us"].get<double>() + row["gap_us"].get<double>(), row["step_us"].get<double>(), 1e-6);
+  EXPECT_FALSE(json::parse(slurp(trace))["traceEvents"].empty());
+}
+
 TEST(Bench, DecodeRowsHaveTheKnownFieldsInOrderAndPassTheirCheck) {
   const Outcome outcome = run_ridge({"bench", "decode", "-m", "synth:tiny@weights=q4_0", "-p", "16", "-n", "4", "-pg",
                                      "8,4", "-d", "0,64", "-r", "2", "-o", "jsonl", "--quiet"});

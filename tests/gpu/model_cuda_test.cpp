@@ -4,6 +4,7 @@
 #include "base/metrics.h"
 #include "engine/model_impl.h"
 #include "gpu/device_data.h"
+#include "gpu/launch_log.h"
 #include "lab/quality.h"
 
 namespace ridge {
@@ -187,6 +188,31 @@ TEST_F(ModelCuda, RecordedStepsOfAnyNumberOfSequencesTakeTurns) {
         EXPECT_EQ(got, first[n_seq > 1]) << spec << ", " << n_seq << " sequences, turn " << turn;
       }
   }
+}
+
+/// What a profile is made of: the first step is queued launch by launch, the second recorded, the third replayed.
+TEST_F(ModelCuda, StepsLogTheSameLaunchesHoweverTheyRun) {
+  const Model model = Model::load("synth:tiny-64@weights=int4_g128", {.device = "cuda"});
+  Session session(model, {.n_ctx = 64, .k = {.format = "f16"}, .v = {.format = "q8_0"}});
+  const auto launches = [&](int32_t token) {
+    gpu::LaunchLog log;
+    const gpu::LogLaunches on(&log);
+    session.decode(token);
+    std::vector<std::string> texts;
+    for (const gpu::LoggedLaunch& launch : log.launches) {
+      EXPECT_GE(launch.op, 0) << launch.kernel << " belongs to no op";
+      if (launch.op < 0) continue;
+      const gpu::LoggedOp& op = log.ops[size_t(launch.op)];
+      texts.push_back(fmt::format("{} {} {} {}", op.layer, op.op, op.what, launch.kernel));
+    }
+    return texts;
+  };
+  const auto queued = launches(1);
+  EXPECT_GT(queued.size(), size_t(5 * model.info().n_layers));
+  EXPECT_THAT(queued.front(), testing::HasSubstr("embed"));
+  EXPECT_THAT(queued, testing::Contains(testing::HasSubstr("1 attention ")));
+  EXPECT_EQ(launches(2), queued) << "recorded";
+  EXPECT_EQ(launches(3), queued) << "replayed";
 }
 
 TEST_F(ModelCuda, EvaluationsAreTheCpus) {

@@ -77,6 +77,8 @@ struct AttnPrefill {
 
 /// Bytes and flops of one decode step's attention: each cached row read once per kv head.
 Work attn_decode_work(const AttnDecode& a);
+/// The same of a prompt: coded rows once, exact rows once as floats; flops of the pairs that causality leaves.
+Work attn_prefill_work(const AttnPrefill& a);
 
 struct AttnDecodeVariant {
   std::string_view name;

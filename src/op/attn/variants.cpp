@@ -1,5 +1,6 @@
 // The attention tables, worst to best.
 #include "op/attn/kernels.h"
+#include "op/trace.h"
 
 namespace ridge {
 namespace {
@@ -48,16 +49,36 @@ Work attn_decode_work(const AttnDecode& a) {
   return work;
 }
 
+Work attn_prefill_work(const AttnPrefill& a) {
+  const int64_t dim = a.head_dim, before = a.n_keys - a.n_tokens, tokens = a.n_tokens;
+  const int64_t pairs = tokens * before + tokens * (tokens + 1) / 2;  // query, key it may see
+  Work work{.read_bytes = 4 * tokens * a.n_heads * dim,
+            .write_bytes = 4 * tokens * a.n_heads * dim,
+            .flops = 4 * a.n_heads * dim * pairs};
+  for (const PrefillSide* side : {&a.k, &a.v}) {
+    const int64_t coded = std::min(before, int64_t(std::max(0, side->exact_first)));
+    work.read_bytes += a.n_kv_heads * (coded * side->row_bytes + (a.n_keys - coded) * 4 * dim);
+  }
+  return work;
+}
+
 void attn_decode(CpuContext& context, const AttnDecode& a) {
   RIDGE_CHECK(a.n_keys > 0 && a.n_kv_heads > 0 && a.n_heads % a.n_kv_heads == 0, "{} keys, {} heads, {} kv heads",
               a.n_keys, a.n_heads, a.n_kv_heads);
-  select_variant(context, "attn_decode", attn_decode_variants(), a).run(context, a);
+  const AttnDecodeVariant& variant = select_variant(context, "attn_decode", attn_decode_variants(), a);
+  const TracedOp traced(context, "attention", variant.name, attn_decode_work(a),
+                        [&] { return fmt::format("{}/{}/{}", a.n_heads, a.n_kv_heads, a.head_dim); });
+  variant.run(context, a);
 }
 
 void attn_prefill(CpuContext& context, const AttnPrefill& a) {
   RIDGE_CHECK(a.n_tokens > 0 && a.n_keys >= a.n_tokens && a.n_kv_heads > 0 && a.n_heads % a.n_kv_heads == 0,
               "{} tokens, {} keys, {} heads, {} kv heads", a.n_tokens, a.n_keys, a.n_heads, a.n_kv_heads);
-  select_variant(context, "attn_prefill", attn_prefill_variants(), a).run(context, a);
+  const AttnPrefillVariant& variant = select_variant(context, "attn_prefill", attn_prefill_variants(), a);
+  const TracedOp traced(context, "attention", variant.name, attn_prefill_work(a), [&] {
+    return fmt::format("{}/{}/{}, {} tokens", a.n_heads, a.n_kv_heads, a.head_dim, a.n_tokens);
+  });
+  variant.run(context, a);
 }
 
 }  // namespace ridge

@@ -1,6 +1,7 @@
 // The gemv table (one token), worst to best.
 #include "op/gemv/panels.h"
 #include "op/kernels.h"
+#include "op/trace.h"
 
 namespace ridge {
 
@@ -34,8 +35,11 @@ void linear(CpuContext& context, const Linear& w, View2<const float> x, View2<fl
   RIDGE_CHECK(x.cols == w.n_in && y.cols == w.n_out && x.rows == y.rows, "x [{}, {}], w [{}, {}], y [{}, {}]", x.rows,
               x.cols, w.n_out, w.n_in, y.rows, y.cols);
   if (x.rows == 0) return;
-  const bool one = x.rows == 1;
-  select_variant(context, one ? "gemv" : "gemm", one ? gemv_variants() : gemm_variants(), w).run(context, w, x, y);
+  const std::string_view op = x.rows == 1 ? "gemv" : "gemm";
+  const LinearVariant& variant = select_variant(context, op, x.rows == 1 ? gemv_variants() : gemm_variants(), w);
+  const TracedOp traced(context, op, variant.name, linear_work(w, x.rows),
+                        [&] { return fmt::format("{}x{} {}", w.n_out, w.n_in, w.format->name); });
+  variant.run(context, w, x, y);
   if (w.scale == 1 || w.int8_activations) return;  // the ternary kernels have multiplied
   for (int64_t t = 0; t < y.rows; ++t)
     for (float& value : y.row(t)) value *= w.scale;

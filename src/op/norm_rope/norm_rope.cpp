@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "op/norm_rope/kernels.h"
+#include "op/trace.h"
 
 namespace ridge {
 
@@ -28,6 +29,12 @@ void for_rows(CpuContext& context, int64_t n_rows, const Body& body) {
   else context.pool.for_each(n_rows, body);
 }
 
+/// Rows read and written once, as float32.
+Work rows_work(View2<const float> x, int n_read, int64_t flops_per_value) {
+  const int64_t values = x.rows * x.cols;
+  return {4 * n_read * values, 4 * values, flops_per_value * values};
+}
+
 const NormRopeVariant& select(const CpuContext& context) {
   return select_variant(context, "norm_rope", norm_rope_variants());
 }
@@ -44,11 +51,14 @@ std::span<const NormRopeVariant> norm_rope_variants() {
 }
 
 void rms_norm(CpuContext& context, View2<const float> x, const float* weight, float eps, View2<float> y) {
-  const auto kernel = select(context).rms_norm;
+  const NormRopeVariant& variant = select(context);
+  const TracedOp traced(context, "norm", variant.name, rows_work(x, 1, 4));
+  const auto kernel = variant.rms_norm;
   for_rows(context, x.rows, [&](int64_t t, int) { kernel(&x(t, 0), weight, eps, x.cols, &y(t, 0)); });
 }
 
 void apply_rope(CpuContext& context, const Rope& rope, int first, int n_heads, int head_dim, View2<float> x) {
+  const TracedOp traced(context, "rope", {}, rows_work(x, 1, 3));
   const int n_pairs = int(rope.frequency.size());
   const bool halves = rope.pairs == RopePairs::halves;
   const int step = halves ? 1 : 2, apart = halves ? n_pairs : 1;
@@ -76,11 +86,14 @@ void apply_rope(CpuContext& context, const Rope& rope, int first, int n_heads, i
 }
 
 void swiglu(CpuContext& context, View2<float> gate, View2<const float> up) {
-  const auto kernel = select(context).swiglu;
+  const NormRopeVariant& variant = select(context);
+  const TracedOp traced(context, "activation", variant.name, rows_work(gate, 2, 4));
+  const auto kernel = variant.swiglu;
   for_rows(context, gate.rows, [&](int64_t t, int) { kernel(&gate(t, 0), &up(t, 0), gate.cols); });
 }
 
 void relu2_glu(CpuContext& context, View2<float> gate, View2<const float> up) {
+  const TracedOp traced(context, "activation", {}, rows_work(gate, 2, 3));
   for_rows(context, gate.rows, [&](int64_t t, int) {
     float* const g = &gate(t, 0);  // plain pointers: the compiler vectorises
     const float* const u = &up(t, 0);
@@ -92,12 +105,14 @@ void relu2_glu(CpuContext& context, View2<float> gate, View2<const float> up) {
 }
 
 void add(CpuContext& context, View2<float> x, View2<const float> y) {
+  const TracedOp traced(context, "residual", {}, rows_work(x, 2, 1));
   for_rows(context, x.rows, [&](int64_t t, int) {
     for (int64_t i = 0; i < x.cols; ++i) x(t, i) += y(t, i);
   });
 }
 
 void add_bias(CpuContext& context, View2<float> x, const float* bias) {
+  const TracedOp traced(context, "bias", {}, rows_work(x, 1, 1));
   for_rows(context, x.rows, [&](int64_t t, int) {
     for (int64_t i = 0; i < x.cols; ++i) x(t, i) += bias[i];
   });

@@ -1,0 +1,78 @@
+// ridge profile: where the time of a step goes.
+#include <memory>
+
+#include "base/progress.h"
+#include "cli/interrupt.h"
+#include "cli/options.h"
+#include "io/pending_file.h"
+#include "lab/profile.h"
+
+namespace ridge::cli {
+namespace {
+
+constexpr int kMaxTokens = 1 << 24;
+
+struct ProfileFlags {
+  ModelFlags model;
+  KvFlags kv;
+  OutputFlags output;
+  std::string trace;
+  int n_depth = 0, n_prompt = 0, n_steps = 32, max_seconds = 30;
+  int64_t seed = 42;
+};
+
+int profile(const ProfileFlags& flags) {
+  check_device(flags.model.device);
+  lab::ResultsFile results = lab::ResultsFile::open(flags.output.results).or_throw();
+  const lab::ProfileParams params{.model = flags.model.model,
+                                  .load = flags.model.load_options(),
+                                  .kv = flags.kv.choice(),
+                                  .n_depth = flags.n_depth,
+                                  .n_prompt = flags.n_prompt,
+                                  .n_steps = flags.n_steps,
+                                  .max_seconds = double(flags.max_seconds),
+                                  .seed = uint64_t(flags.seed)};
+  Progress progress("profile", flags.n_steps, !flags.output.quiet);
+  const std::optional<lab::Profile> result = lab::run_profile(
+      params,
+      {.stop = interrupted, .on_status = [&](const std::string& what, int done, int) { progress.set(done, what); }});
+  progress.finish();
+  if (!result) return int(ErrorKind::interrupted);
+  const lab::Row row = lab::profile_fields(*result, params);
+  if (!flags.trace.empty()) {
+    const lab::Row events = lab::trace_events(result->example, fmt::format("ridge {}", result->model.name));
+    io::PendingFile file(flags.trace);
+    file.create().or_throw();
+    file.write(events.dump(1, ' ', false, lab::Row::error_handler_t::replace)).or_throw();
+    file.commit().or_throw();
+  }
+  results.add(row);
+  if (flags.output.json) fmt::print("{}\n", row.dump(2, ' ', false, lab::Row::error_handler_t::replace));
+  else fmt::print("{}", lab::profile_markdown(*result));
+  return 0;
+}
+
+}  // namespace
+
+Action declare_profile(CLI::App& app) {
+  const auto flags = std::make_shared<ProfileFlags>();
+  ProfileFlags& f = *flags;
+  add_model_flag(app, f.model, true);
+  add_device_flags(app, f.model);
+  add_kv_flags(app, f.kv);
+  add_whole(app, "-d,--n-depth", f.n_depth, 0, kMaxTokens, "tokens already in the cache");
+  add_whole(app, "-p,--n-prompt", f.n_prompt, 0, 65536, "profile a prompt's chunk of so many tokens; 0: a decode step");
+  add_whole(app, "-r,--repetitions", f.n_steps, 1, 4096, "steps to record");
+  add_whole(app, "--seconds", f.max_seconds, 1, 3600, "stop recording after this time");
+  app.add_option_function<std::string>(
+         "--seed", [&f](const std::string& text) { f.seed = parse_whole("--seed", text, 0, INT64_MAX); },
+         "seed of tokens and cache rows")
+      ->type_name("N")
+      ->default_str("42");
+  app.add_option("--trace", f.trace, "write the median step for chrome://tracing or ui.perfetto.dev")
+      ->type_name("FILE");
+  add_output_flags(app, f.output, true);
+  return [flags] { return profile(*flags); };
+}
+
+}  // namespace ridge::cli
