@@ -19,10 +19,13 @@ struct ProfileFlags {
   std::string trace;
   int n_depth = 0, n_prompt = 0, n_steps = 32, max_seconds = 30;
   int64_t seed = 42;
+  bool counters = false;
 };
 
 int profile(const ProfileFlags& flags) {
   check_device(flags.model.device);
+  if (flags.counters && flags.model.device != "cpu")
+    bad_flag("--counters", "reads the CPU's counters", "on a GPU run this command under ncu, which reads those");
   lab::ResultsFile results = lab::ResultsFile::open(flags.output.results).or_throw();
   const lab::ProfileParams params{.model = flags.model.model,
                                   .load = flags.model.load_options(),
@@ -31,7 +34,8 @@ int profile(const ProfileFlags& flags) {
                                   .n_prompt = flags.n_prompt,
                                   .n_steps = flags.n_steps,
                                   .max_seconds = double(flags.max_seconds),
-                                  .seed = uint64_t(flags.seed)};
+                                  .seed = uint64_t(flags.seed),
+                                  .counters = flags.counters};
   Progress progress("profile", flags.n_steps, !flags.output.quiet);
   const std::optional<lab::Profile> result = lab::run_profile(
       params,
@@ -71,6 +75,7 @@ Action declare_profile(CLI::App& app) {
       ->default_str("42");
   app.add_option("--trace", f.trace, "write the median step for chrome://tracing or ui.perfetto.dev")
       ->type_name("FILE");
+  app.add_flag("--counters", f.counters, "instructions, cycles and cache misses of each part, where the CPU has them");
   add_output_flags(app, f.output, true);
   return [flags] { return profile(*flags); };
 }

@@ -56,10 +56,13 @@ Attribution attribute(const std::vector<ProfiledStep>& steps) {
       part.calls += each;
       part.us += call.us * each;
       part.work += call.work;  // of all steps, divided below
+      part.counters += call.counters;
     }
   }
   for (auto& [key, part] : parts) {
-    for (int64_t* sum : {&part.work.read_bytes, &part.work.write_bytes, &part.work.flops}) *sum /= a.n_steps;
+    for (int64_t* sum : {&part.work.read_bytes, &part.work.write_bytes, &part.work.flops, &part.counters.cycles,
+                         &part.counters.instructions, &part.counters.cache_misses})
+      *sum /= a.n_steps;
     a.parts_us += part.us;
     a.calls += part.calls;
     a.work += part.work;

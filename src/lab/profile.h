@@ -13,7 +13,7 @@
 
 #include "lab/kv_choice.h"
 #include "lab/results.h"
-#include "op/cpu.h"
+#include "op/trace.h"
 #include "ridge/engine.h"
 
 namespace ridge::gpu {
@@ -31,6 +31,7 @@ struct ProfileCall {
   int layer = -1;
   Work work;  ///< of an op with several kernels: the first has all of it
   double start_us = 0, us = 0;
+  OpCounters counters;
 };
 
 /// One step as it ran.
@@ -46,6 +47,7 @@ struct ProfilePart {
   double calls = 0;  ///< a step
   double us = 0;     ///< a step
   Work work;         ///< a step
+  OpCounters counters;
   std::string name() const { return what.empty() ? op : op + " " + what; }
 };
 
@@ -90,6 +92,7 @@ struct ProfileParams {
   int n_steps = 32;
   double max_seconds = 30;
   uint64_t seed = 42;
+  bool counters = false;  ///< of the processor, in steps of their own; CPU only
 };
 
 struct Profile {
@@ -103,6 +106,8 @@ struct Profile {
   double untraced_us = 0;       ///< median of steps nobody recorded
   int64_t step_read_bytes = 0;  ///< declared for a decode step: weights and cache
   ProfiledStep example;         ///< the median step
+  bool counted = false;         ///< parts have counters
+  std::string why_not_counted;  ///< when they were asked for
   std::string date;
 };
 

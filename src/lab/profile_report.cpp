@@ -60,6 +60,7 @@ Row profile_fields(const Profile& p, const ProfileParams& params) {
         {"last_level_cache_bytes", p.roofs.cache_bytes},
         {"pct_of_roof", number(percent(rate(double(p.prefill ? a.work.read_bytes : p.step_read_bytes), a.step_us),
                                        p.roofs.read_gb_s))},
+        {"counted", p.counted},
         {"parts", Row::array()}};
   for (const ProfilePart& part : a.parts)
     f["parts"].push_back({{"name", part.name()},
@@ -75,6 +76,10 @@ Row profile_fields(const Profile& p, const ProfileParams& params) {
                           {"gflop_s", number(rate(double(part.work.flops), part.us))},
                           {"pct_of_roof", number(percent(rate(moved(part.work), part.us), p.roofs.read_gb_s))},
                           {"bound", part_bound(part, p.roofs)}});
+  for (size_t i = 0; p.counted && i < a.parts.size(); ++i) {
+    const OpCounters& c = a.parts[i].counters;
+    f["parts"][i].update({{"cycles", c.cycles}, {"instructions", c.instructions}, {"cache_misses", c.cache_misses}});
+  }
   f.update(provenance(p.model.n_threads, params.seed));
   f["date"] = p.date;
   return f;
@@ -104,6 +109,17 @@ std::string profile_markdown(const Profile& p) {
   const double read = double(p.prefill ? a.work.read_bytes : p.step_read_bytes);
   text += fmt::format("| the step | | {:.4g} | {:.1f} | 100 % | {} | {:.1f} | {:.1f} % | |\n\n", a.calls, a.step_us,
                       bytes_text(read), rate(read, a.step_us), percent(rate(read, a.step_us), p.roofs.read_gb_s));
+  if (p.counted) {
+    text += fmt::format(
+        "| part | instructions | a cycle | lines from memory | GB/s |\n| --- | ---: | ---: | ---: | ---: |\n");
+    for (const ProfilePart& part : a.parts)
+      text += fmt::format("| {} | {} | {:.2f} | {} | {:.1f} |\n", part.name(), part.counters.instructions,
+                          double(part.counters.instructions) / double(std::max<int64_t>(1, part.counters.cycles)),
+                          part.counters.cache_misses, rate(64.0 * double(part.counters.cache_misses), part.us));
+    text += "\n";
+  } else if (!p.why_not_counted.empty()) {
+    text += p.why_not_counted + "; the table has times and declared bytes only.\n\n";
+  }
   for (const auto& [op, us] : by_op(a)) text += fmt::format("{} {:.1f} %, ", op, percent(us, a.step_us));
   text += fmt::format("between them {:.1f} %\n", percent(a.gap_us(), a.step_us));
   text += fmt::format(

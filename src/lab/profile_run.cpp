@@ -7,6 +7,7 @@
 #include "gpu/kernel_times.h"
 #include "gpu/launch_log.h"
 #include "lab/ceilings.h"
+#include "lab/cpu_counters.h"
 #include "lab/device_ceilings.h"
 #include "lab/machine.h"
 #include "lab/profile.h"
@@ -34,7 +35,8 @@ ProfiledStep host_step(OpTrace& trace, double start_us, double us) {
                           .layer = c.layer,
                           .work = c.work,
                           .start_us = c.start_us,
-                          .us = c.us});
+                          .us = c.us,
+                          .counters = c.counters});
   trace.clear();
   return step;
 }
@@ -69,6 +71,17 @@ class Runner {
     profile.cache = session.kv_report();
     const double begin = now_us();
     OpTrace trace;
+    std::optional<CpuCounters> counters;
+    if (params_.counters) {
+      Result<CpuCounters> opened = CpuCounters::open();
+      profile.counted = bool(opened);
+      if (opened) {
+        counters = std::move(opened).or_throw();
+        trace.read_counters = [&] { return counters->read(); };
+      } else {
+        profile.why_not_counted = opened.error().message;
+      }
+    }
     bool at_depth = false;
     for (int i = -kHostWarmUp; i < 2 * params_.n_steps; ++i) {
       const double seconds = (now_us() - begin) * 1e-6;

@@ -2,12 +2,28 @@
 // (lab/profile.h).
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "op/cpu.h"
 
 namespace ridge {
+
+/// Of the processor, over all threads; 0 where nobody counts.
+struct OpCounters {
+  int64_t cycles = 0, instructions = 0;
+  int64_t cache_misses = 0;  ///< of the last level: lines that came from memory
+  OpCounters& operator+=(const OpCounters& other) {
+    cycles += other.cycles;
+    instructions += other.instructions;
+    cache_misses += other.cache_misses;
+    return *this;
+  }
+  OpCounters operator-(const OpCounters& other) const {
+    return {cycles - other.cycles, instructions - other.instructions, cache_misses - other.cache_misses};
+  }
+};
 
 /// One op as it ran.
 struct OpCall {
@@ -17,6 +33,7 @@ struct OpCall {
   int layer = -1;           ///< -1 outside the layers
   Work work;
   double start_us = 0, us = 0;  ///< since the trace was made
+  OpCounters counters;
 };
 
 /// Calls in the order they ended. One thread, the one that calls the ops, writes it.
@@ -27,7 +44,8 @@ class OpTrace {
   void clear() { calls.clear(); }
 
   std::vector<OpCall> calls;
-  int layer = -1;  ///< of the calls to come
+  int layer = -1;                             ///< of the calls to come
+  std::function<OpCounters()> read_counters;  ///< totals so far; empty: nobody counts
 
  private:
   double origin_us_;

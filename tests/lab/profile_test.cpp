@@ -7,6 +7,7 @@
 
 #include "gpu/kernel_times.h"
 #include "gpu/launch_log.h"
+#include "lab/cpu_counters.h"
 
 namespace ridge::lab {
 namespace {
@@ -202,6 +203,30 @@ TEST(Profile, APromptsChunkRunsGemm) {
     if (part.op == "gemm") flops += part.work.flops;
   EXPECT_GT(flops, 40 * 2 * p->model.d_model);
   EXPECT_EQ(profile_fields(*p, params)["phase"], "prefill");
+}
+
+TEST(CpuCounters, CountOrSayWhyNot) {
+  const Result<CpuCounters> counters = CpuCounters::open();
+  if (!counters) {
+    EXPECT_THAT(counters.error().message, HasSubstr("no counters: "));
+    GTEST_SKIP() << counters.error().message;
+  }
+  const OpCounters before = counters.value().read();
+  volatile int64_t sum = 0;
+  for (int i = 0; i < 1'000'000; ++i) sum = sum + i;
+  const OpCounters spent = counters.value().read() - before;
+  EXPECT_GT(spent.instructions, 1'000'000);
+  EXPECT_GT(spent.cycles, 0);
+}
+
+TEST(Profile, CountersOfCallsAreAveragedAsTheirTimesAre) {
+  ProfiledStep s = step(1);
+  s.calls[0].counters = {100, 300, 7};
+  s.calls[2].counters = {50, 100, 1};
+  const Attribution a = attribute({s, s, s});
+  EXPECT_EQ(a.parts[0].counters.cycles, 150);
+  EXPECT_EQ(a.parts[0].counters.instructions, 400);
+  EXPECT_EQ(a.parts[0].counters.cache_misses, 8);
 }
 
 TEST(Profile, StopsWhenAsked) {
