@@ -49,5 +49,6 @@ Action declare_quantize(CLI::App& app);
 Action declare_info(CLI::App& app);
 Action declare_explain(CLI::App& app);
 Action declare_report(CLI::App& app);
+Action declare_doctor(CLI::App& app);
 
 }  // namespace ridge::cli

@@ -144,7 +144,12 @@ std::span<const Command> commands() {
        "spends its time, speed by batch and depth, quality against bytes, and the row behind every figure. Measures "
        "nothing and needs no GPU. Rows whose check failed or that do not say are in no figure; the page counts them. "
        "Needs python3-matplotlib (exit code 6 without).",
-       "ridge report -o report\nridge report --results results --store sweep.sqlite -o report", declare_report},
+       "ridge report -o report\nridge report --results results --store lab.db -o report", declare_report},
+      {"doctor", "is this machine fit to measure on",
+       "One line a check: ok, a note (worth knowing, or optional) or a problem (figures would be wrong, or a run would "
+       "fail), with what to do. Build, processor, threads, load, clocks, memory, ceilings in the stored rows, GPU and "
+       "driver, optional programs. Ends GREEN, or with what is not and exit code 1.",
+       "ridge doctor\nridge doctor --results results --json", declare_doctor},
   };
   return kCommands;
 }

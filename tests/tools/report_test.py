@@ -69,7 +69,7 @@ HOSTILE = [
     step(5.0, EVIL, 0, model_filename=EVIL), step(5.0, "f16", -3), step(5.0, "q4_0", 1e300, samples_ts=[None, "x", -1]), step(0.0, "f16", 0),
     kld(EVIL, 0.1, None, model_name=EVIL), kld("p8", -0.1, 1e308), kld("p8", math.nan, 1.0), kld("q8_0", 1e-300, 0.0, kv_k=None, kv_v=[]), kld("f32", 1e300, 0.0),
     bandwidth(10.0, streams="none"), bandwidth(10.0, streams=[None, {}, {"name": 3, "median_gb_s": 4}, {"name": EVIL, "median_gb_s": 1e-9}], cpu=EVIL),
-    bandwidth(10.0, rates=[{"name": "int8", "median_gop_s": 0.5}], cache_reads=[{"name": "L1 read", "median_gb_s": 1e9}], cpu="Other"),
+    bandwidth(10.0, rates=[{"number": "int8", "kernel": "vnni", "median_gop_s": 0.5}, {"number": "f16", "median_gop_s": None}, 4], caches=[{"name": "read-l1", "median_gb_s": 1e9}], cpu="Other"),
     profile([{"name": EVIL, "op": EVIL, "us": 3.0}], 1.0, model=EVIL), profile([], 5.0), profile(PARTS, None), profile([{"us": 1e-9}], 1e9, depth=None), profile("parts", 4.0),
 ]
 
@@ -255,8 +255,9 @@ class Data(unittest.TestCase):
         self.assertIn("add up to 112.5 %", attribution.sentence(over))
 
     def test_the_roof_is_the_best_read_of_memory(self):
-        found = machine.data([bandwidth(30.0, cache_reads=[{"name": "L2 read", "median_gb_s": 500.0}])])
+        found = machine.data([bandwidth(30.0, caches=[{"name": "read-l2", "median_gb_s": 500.0}], rates=[{"number": "f32", "kernel": "avx2", "median_gop_s": 90.0}])])
         self.assertAlmostEqual(machine.read_roof(found), 33.0)
+        self.assertEqual([(d["ceiling"], d["unit"]) for d in found[2:]], [("read-l2", "GB/s"), ("f32 avx2", "Gop/s")])
         self.assertIsNone(machine.read_roof([]))
 
     def test_quality_shows_finished_caches_without_options_and_prefers_the_decode_path(self):

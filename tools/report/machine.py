@@ -1,5 +1,7 @@
 """Section: the machine and its ceilings."""
 
+import re
+
 from rows import amount, clip, date, kind, machine, newest, objects, positive, rate, text, whole
 
 TITLE = "The machine and its ceilings"
@@ -18,24 +20,26 @@ def data(rows):
     out = []
     for row in ceilings_rows(rows):
         where = {"machine": machine(row), "date": date(row), "build_commit": text(row, "build_commit")}
-        for group in ("streams", "cache_reads"):
+        for group in ("streams", "caches"):
             for s in objects(row, group):
                 median = positive(s, "median_gb_s")
                 if median is not None:
                     out.append({**where, "ceiling": text(s, "name", default="?"), "unit": "GB/s", "median": median,
                                 "lower_quartile": positive(s, "lower_quartile_gb_s"), "upper_quartile": positive(s, "upper_quartile_gb_s"),
-                                "max": positive(s, "max_gb_s"), "bytes": whole(s, "bytes_moved") or whole(s, "bytes")})
+                                "max": positive(s, "max_gb_s"), "bytes": whole(s, "bytes_moved")})
         for s in objects(row, "rates"):
-            median = positive(s, "median_gop_s") or positive(s, "gop_s")
+            median = positive(s, "median_gop_s")
+            name = " ".join(t for t in (text(s, "number"), text(s, "kernel")) if t) or "?"
             if median is not None:
-                out.append({**where, "ceiling": text(s, "name", default="?"), "unit": "Gop/s", "median": median,
+                out.append({**where, "ceiling": name, "unit": "Gop/s", "median": median,
                             "lower_quartile": positive(s, "lower_quartile_gop_s"), "upper_quartile": positive(s, "upper_quartile_gop_s"),
                             "max": positive(s, "max_gop_s"), "bytes": None})
     return out
 
 
 def is_cache(name):
-    return name[:2] in ("L1", "L2", "L3") or "resident" in name or "cache" in name
+    """read-l1, or whatever a GPU's row calls what stays in its cache."""
+    return re.search(r"\bl[123]\b|resident|cache", name.lower()) is not None
 
 
 def read_roof(data_of_machine):
