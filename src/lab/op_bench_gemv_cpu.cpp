@@ -1,9 +1,11 @@
-// Products on the CPU: every row of gemv_variants() (one token) and gemm_variants() (several) by its name.
+// Products on the CPU: every row of gemv_variants() (one token) and gemm_variants() (several) by its name. two-op, a
+// baseline: the whole matrix is made floats in memory first, then multiplied.
 #include <cmath>
 #include <cstring>
 
 #include "lab/op_data.h"
 #include "lab/op_kernels.h"
+#include "op/gemv/dequantize.h"
 #include "op/gemv/panels.h"
 #include "op/gemv/ternary.h"
 #include "op/linear.h"
@@ -15,9 +17,6 @@ constexpr float kMatrixScale = 0.0677f;  // of ternary matrices
 
 int64_t x_values(const OpProblem& p) { return int64_t(p.n_tokens) * p.n_in; }
 int64_t y_values(const OpProblem& p) { return int64_t(p.n_tokens) * p.n_out; }
-std::span<const LinearVariant> variants_of(const OpProblem& p) {
-  return p.n_tokens == 1 ? gemv_variants() : gemm_variants();
-}
 
 /// Which bytes a kernel reads.
 enum class Layout : uint8_t { rows, panels, ternary_panels };
@@ -44,9 +43,9 @@ Linear described(const OpProblem& p, bool int8_activations, bool with_panels, Is
   return w;
 }
 
-Service service_of(const OpProblem& p, std::string_view name, Isa isa) {
+Service service_of(const LinearTables& tables, const OpProblem& p, std::string_view name, Isa isa) {
   Service service;
-  const auto table = variants_of(p);
+  const auto table = p.n_tokens == 1 ? tables.gemv : tables.gemm;
   const auto found = std::ranges::find(table, name, &LinearVariant::name);
   if (found == table.end()) {
     service.why_not = p.n_tokens == 1 ? "takes several tokens" : "takes one token";
@@ -149,37 +148,109 @@ class GemvCpu : public CpuOpRun {
   std::vector<float> reference_;
 };
 
-OpKernel kernel_row(std::string_view name) {
+/// The literal two ops: rows to floats in memory, then the product of floats that models would use.
+class GemvTwoOp : public CpuOpRun {
+ public:
+  GemvTwoOp(const OpProblem& p, CpuContext& context, int n_sets, uint64_t seed)
+      : p_(p),
+        context_(context),
+        x_(random_values(seed, x_values(p))),
+        pool_(coded_pool(*p.weights, p.n_in, seed + 1)) {
+    const auto rows = lay_out_rows(pool_.bytes, p.weights->row_bytes(p.n_in), 1, p.n_out);
+    for (int set = 0; set < n_sets; ++set) {
+      Set& s = sets_.emplace_back();
+      s.rows = AlignedBuffer(int64_t(rows.size()) + 64);
+      std::memcpy(s.rows.data(), rows.data(), rows.size());
+      s.floats = AlignedBuffer(float_bytes(p) + 64);
+      s.y.assign(size_t(y_values(p)), NAN);
+    }
+  }
+
+  void call(int set) override {
+    Set& s = sets_[size_t(set)];
+    const Linear coded{.format = p_.weights, .n_out = p_.n_out, .n_in = p_.n_in, .rows = s.rows.data()};
+    dequantize(context_, coded, reinterpret_cast<float*>(s.floats.data()));
+    static const WeightFormat* const f32 = find_weight_format("f32").or_throw();
+    const Linear floats{.format = f32, .n_out = p_.n_out, .n_in = p_.n_in, .rows = s.floats.data()};
+    linear(context_, floats, View2<const float>(x_.data(), p_.n_tokens, p_.n_in),
+           View2<float>(s.y.data(), p_.n_tokens, p_.n_out));
+  }
+
+  OpCheck check(int set) override {
+    if (reference_.empty()) reference_ = product_reference(p_, x_, pool_.rows);
+    return check_nmse(sets_[size_t(set)].y, reference_, (p_.n_in + 16) * 0x1p-48, "all outputs against sums in double");
+  }
+
+  static int64_t float_bytes(const OpProblem& p) { return 4 * int64_t(p.n_out) * p.n_in; }
+
+ private:
+  struct Set {
+    AlignedBuffer rows, floats;
+    std::vector<float> y;
+  };
+  OpProblem p_;
+  CpuContext& context_;
+  std::vector<float> x_;
+  CodedPool pool_;
+  std::vector<Set> sets_;
+  std::vector<float> reference_;
+};
+
+OpKernel two_op_row() {
+  return {
+      .op = Op::gemv,
+      .name = "two-op",
+      .supports = [](const OpProblem& p, const OpDevice&) -> Support {
+        if (p.weights->group == 1) return {false, fmt::format("{} needs no dequantising", p.weights->name)};
+        return {};
+      },
+      .set_bytes =
+          [](const OpProblem& p) {
+            return weight_bytes(p, Layout::rows) + GemvTwoOp::float_bytes(p) + 128 + 4 * y_values(p);
+          },
+      .open_cpu = [](const OpProblem& p, CpuContext& context, int n_sets, uint64_t seed) -> std::unique_ptr<CpuOpRun> {
+        return std::make_unique<GemvTwoOp>(p, context, n_sets, seed);
+      },
+      // The floats are written and read on top.
+      .moved_bytes =
+          [](const OpProblem& p) {
+            const Work work = op_work(p);
+            return work.read_bytes + work.write_bytes + 2 * GemvTwoOp::float_bytes(p);
+          },
+      .is_baseline = true};
+}
+
+OpKernel kernel_row(const LinearTables& tables, std::string_view name) {
   return {.op = Op::gemv,
           .name = name,
-          .supports = [name](const OpProblem& p, const OpDevice& device) -> Support {
-            const Service service = service_of(p, name, device.isa);
+          .supports = [tables, name](const OpProblem& p, const OpDevice& device) -> Support {
+            const Service service = service_of(tables, p, name, device.isa);
             return {service.variant != nullptr, service.why_not};
           },
           .set_bytes =
-              [name](const OpProblem& p) {
-                const Service service = service_of(p, name, detect_isa());
+              [tables, name](const OpProblem& p) {
+                const Service service = service_of(tables, p, name, detect_isa());
                 return weight_bytes(p, service.layout) + 64 + 4 * x_values(p) + 4 * y_values(p);
               },
-          .open_cpu = [name](const OpProblem& p, CpuContext& context, int n_sets,
-                             uint64_t seed) -> std::unique_ptr<CpuOpRun> {
-            return std::make_unique<GemvCpu>(p, context, service_of(p, name, context.isa), n_sets, seed);
+          .open_cpu = [tables, name](const OpProblem& p, CpuContext& context, int n_sets,
+                                     uint64_t seed) -> std::unique_ptr<CpuOpRun> {
+            return std::make_unique<GemvCpu>(p, context, service_of(tables, p, name, context.isa), n_sets, seed);
           }};
 }
 
 }  // namespace
 
-std::vector<OpKernel> cpu_gemv_kernels() {
+std::vector<OpKernel> cpu_gemv_kernels(const LinearTables& tables) {
   std::vector<std::string_view> names;
-  for (const LinearVariant& variant : gemv_variants()) names.push_back(variant.name);
+  for (const LinearVariant& variant : tables.gemv) names.push_back(variant.name);
   // The gemm table has most names too; the others go where they stand there.
   auto at = names.begin();
-  for (const LinearVariant& variant : gemm_variants()) {
+  for (const LinearVariant& variant : tables.gemm) {
     const auto found = std::ranges::find(names, variant.name);
     at = (found == names.end() ? names.insert(at, variant.name) : found) + 1;
   }
-  std::vector<OpKernel> kernels;
-  for (const std::string_view name : names) kernels.push_back(kernel_row(name));
+  std::vector<OpKernel> kernels{two_op_row()};
+  for (const std::string_view name : names) kernels.push_back(kernel_row(tables, name));
   return kernels;
 }
 

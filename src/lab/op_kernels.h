@@ -3,6 +3,7 @@
 #pragma once
 
 #include "lab/op_bench.h"
+#include "op/linear.h"
 
 namespace ridge::lab {
 
@@ -18,7 +19,11 @@ extern const OpKernel kAppendStep;                                 // op_bench_s
 std::span<const OpKernel> gpu_op_kernels();
 
 std::vector<OpKernel> cpu_attention_kernels();  // op_bench_attention_cpu.cpp
-std::vector<OpKernel> cpu_gemv_kernels();       // op_bench_gemv_cpu.cpp
 std::vector<OpKernel> cpu_append_kernels();     // op_bench_append_cpu.cpp
+/// The tables that products are benched from.
+struct LinearTables {
+  std::span<const LinearVariant> gemv = gemv_variants(), gemm = gemm_variants();
+};
+std::vector<OpKernel> cpu_gemv_kernels(const LinearTables& tables = {});  // op_bench_gemv_cpu.cpp
 
 }  // namespace ridge::lab

@@ -303,6 +303,85 @@ TEST(Bench, BandwidthMeasuresEveryStream) {
   EXPECT_THAT(names, testing::IsSupersetOf({"read", "write", "copy", "triad"}));
 }
 
+std::vector<std::string> quick_gemv(std::vector<std::string> more) {
+  std::vector<std::string> args{"bench",    "gemv", "--shape",       "96x256", "--batch", "1,3", "-t",          "2",
+                                "--repeat", "2",    "--max-seconds", "1",      "--sets",  "3",   "--roof-size", "8"};
+  args.insert(args.end(), more.begin(), more.end());
+  return args;
+}
+
+TEST(Bench, ProductsOnTheCpuAreCheckedTimedAndStored) {
+  TempDir dir;
+  const std::string results = (dir / "r.jsonl").native();
+  const Outcome outcome = run_ridge(
+      quick_gemv({"--weights", "int4_g128,f16", "--kernel", "two-op,ref", "-o", "jsonl", "--results", results}));
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  std::istringstream lines(outcome.out), stored(slurp(results));
+  std::vector<std::string> kernels;
+  for (std::string line, other; std::getline(lines, line);) {
+    const json row = json::parse(line);
+    ASSERT_TRUE(std::getline(stored, other));
+    EXPECT_EQ(json::parse(other)["median_us"], row["median_us"]);
+    EXPECT_EQ(row["device"], "cpu");
+    EXPECT_EQ(row["n_threads"], 2);
+    EXPECT_EQ(row["checked"], true);
+    EXPECT_EQ(row["samples_us"].size(), 2u);
+    EXPECT_GT(row["roof_gb_s"], 0);
+    kernels.push_back(row["weight_format"].get<std::string>() + " " + row["kernel"].get<std::string>());
+  }
+  EXPECT_THAT(kernels, testing::ElementsAre("int4_g128 two-op", "int4_g128 ref", "int4_g128 two-op", "int4_g128 ref",
+                                            "f16 ref", "f16 ref"));
+  EXPECT_THAT(outcome.err,
+              HasSubstr("gemv 96x256, 1 token int4_g128, two-op: predicted 210.7 KB (the work needs 14.1 KB)"))
+      << "the traffic is said before the measurement";
+}
+
+TEST(Bench, AttentionAndAppendRunOnTheCpu) {
+  for (const char* op : {"attention", "append"}) {
+    const Outcome outcome =
+        run_ridge({"bench",         op,        "--heads", "4/2",  "--head-dim",  "64",       "--seq",
+                   "100",           "--batch", "1",       "--kv", "f16,rotor-3", "--repeat", "2",
+                   "--max-seconds", "1",       "--sets",  "2",    "--roof-size", "8",        "--json"});
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    const json rows = json::parse(outcome.out);
+    ASSERT_EQ(rows.size(), 2u) << op;
+    EXPECT_EQ(rows[1]["kv"], "rotor-3");
+    EXPECT_EQ(rows[1]["checked"], true);
+  }
+}
+
+TEST(Bench, AWrongKernelGetsNoTimesIsNotStoredAndTheCommandEndsWith3) {
+  TempDir dir;
+  const std::string results = (dir / "r.jsonl").native();
+  const RunOptions planted{.program = RIDGE_BINARY_DIR "/tests/ridge_planted"};
+  const Outcome outcome =
+      run_ridge(quick_gemv({"--weights", "q8_0", "--kernel", "all", "-o", "jsonl", "--results", results}), planted);
+  EXPECT_EQ(outcome.code, 3) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr("2 rows failed the check and got no times"));
+  std::istringstream lines(outcome.out);
+  int n_failed = 0, n_timed = 0;
+  for (std::string line; std::getline(lines, line);) {
+    const json row = json::parse(line);
+    const bool wrong = row["kernel"] == "planted-error";
+    EXPECT_EQ(row["checked"], !wrong) << row["kernel"];
+    EXPECT_EQ(row["median_us"].is_null(), wrong);
+    EXPECT_EQ(row["samples_us"].empty(), wrong);
+    (wrong ? n_failed : n_timed) += 1;
+  }
+  EXPECT_EQ(n_failed, 2);
+  EXPECT_EQ(n_timed, 4) << "two-op and ref, one token and three";
+  EXPECT_THAT(slurp(results), testing::Not(HasSubstr("planted-error")));
+  const Outcome table = run_ridge(quick_gemv({"--weights", "q8_0", "--kernel", "planted-error"}), planted);
+  EXPECT_EQ(table.code, 3);
+  EXPECT_THAT(table.out, HasSubstr("FAILED"));
+}
+
+TEST(Bench, TheShippedProgramHasNoWrongKernel) {
+  const Outcome outcome = run_ridge(quick_gemv({"--weights", "q8_0", "--kernel", "planted-error"}));
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("gemv has no kernel 'planted-error'"));
+}
+
 TEST(Quantize, RoundTripsThroughTheProgram) {
   TempDir dir;
   const std::string out = (dir / "half.gguf").native();

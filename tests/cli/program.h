@@ -33,6 +33,7 @@ struct RunOptions {
   std::string out_path;                           ///< stdout goes there when set
   std::function<void(pid_t)> while_running = {};  ///< called once after the start
   int limit_s = 120;
+  std::string program = RIDGE_BINARY_DIR "/ridge";
 };
 
 inline std::string slurp(const std::filesystem::path& path) {
@@ -45,7 +46,7 @@ inline std::string slurp(const std::filesystem::path& path) {
 /// Runs `ridge args...`; a run over the limit is killed and reads as 128 + 9.
 inline Outcome run_ridge(const std::vector<std::string>& args, const RunOptions& options = {}) {
   TempDir dir;
-  const std::string program = RIDGE_BINARY_DIR "/ridge";
+  const std::string& program = options.program;
   const std::string in = dir.write("in", options.input).native();
   const std::string out = options.out_path.empty() ? (dir / "out").native() : options.out_path;
   const std::string err = (dir / "err").native();

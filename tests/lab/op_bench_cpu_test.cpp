@@ -85,6 +85,20 @@ TEST(OpBenchCpu, EveryProductOfEveryFormatPasses) {
   EXPECT_EQ(found.device.n_threads, 2);
 }
 
+TEST(OpBenchCpu, TheTwoOpBaselineIsMeasuredWhenNamedAndStatesItsTraffic) {
+  OpBenchParams params = small(Op::gemv);
+  params.weights = {find_weight_format("int4_g128").or_throw()};
+  params.batch = {1, 3};
+  EXPECT_THAT(kernels_of(run(params), "int4_g128"), testing::Each(testing::Ne("two-op")));
+  params.kernels = {"two-op", "ref"};
+  const Found found = run(params);
+  expect_timed(found);
+  EXPECT_THAT(kernels_of(found, "int4_g128"), ElementsAre("two-op", "ref", "two-op", "ref"));
+  EXPECT_EQ(found.rows[0].moved_bytes, int64_t(found.rows[0].bytes()) + 2 * 4 * 70 * 256);
+  EXPECT_EQ(found.rows[1].moved_bytes, int64_t(found.rows[1].bytes()));
+  EXPECT_GT(found.rows[0].predicted_us(), found.rows[1].predicted_us());
+}
+
 TEST(OpBenchCpu, ProductsHaveTheNamesOfTheTables) {
   OpBenchParams params = small(Op::gemv);
   params.weights = {find_weight_format("q8_0").or_throw()};
