@@ -26,14 +26,35 @@ void print_streams(const std::vector<lab::StreamResult>& streams) {
                s.gb_s.max, s.repeats);
 }
 
+void print_rates(const std::vector<lab::RateResult>& rates, double read_gb_s) {
+  fmt::print(
+      "\n| multiply-adds | kernel | Gop/s median | quartiles | max | ridge op/byte | repeats |\n"
+      "|---|---|---:|---:|---:|---:|---:|\n");
+  for (const lab::RateResult& r : rates)
+    if (r.kernel.empty()) fmt::print("| {} | none: {} | | | | | |\n", r.number, r.why_not);
+    else
+      fmt::print("| {} | {} | {:.1f} | {:.1f} - {:.1f} | {:.1f} | {:.1f} | {} |\n", r.number, r.kernel, r.gop_s.median,
+                 r.gop_s.lower, r.gop_s.upper, r.gop_s.max, r.ridge_op_per_byte(read_gb_s), r.repeats);
+  fmt::print(
+      "\nA multiply-add is two operations. Work with fewer operations a byte than the ridge is bound by reading "
+      "memory ({:.1f} GB/s).\n",
+      read_gb_s);
+}
+
 void print_table(const lab::Ceilings& ceilings) {
   const lab::MachineInfo machine = lab::machine_info();
   fmt::print("{}, {} thread{}, {} kernels\n", machine.cpu_model, ceilings.n_threads, ceilings.n_threads == 1 ? "" : "s",
              ceilings.kernel);
   fmt::print("buffers of {} MiB ({})\n\n", ceilings.size.bytes >> 20, ceilings.size.why);
-  print_streams(ceilings.streams);
+  std::vector<lab::StreamResult> streams = ceilings.streams;
+  for (const lab::CacheResult& cache : ceilings.caches) {
+    streams.push_back(cache.stream);
+    streams.back().name += fmt::format(", {} KiB a thread", cache.bytes >> 10);
+  }
+  print_streams(streams);
+  print_rates(ceilings.rates, ceilings.read_gb_s());
   fmt::print(
-      "\nGB = 10^9 bytes loaded and stored by the kernel; a line fetched before an ordinary store is not counted.\n");
+      "GB = 10^9 bytes loaded and stored by the kernel; a line fetched before an ordinary store is not counted.\n");
   if (machine.load_1min > 0.5)
     fmt::print("The machine was not idle (load {:.1f}): quartiles far apart mean that others took part of it.\n",
                machine.load_1min);

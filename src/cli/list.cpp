@@ -102,9 +102,11 @@ std::span<const Command> commands() {
        "ridge bench append --heads 64/8 --kv f16,rotor-3 --batch 1,8\n"
        "ridge bench append --heads 64/8 --kv q8_0 --new 1,32",
        declare_bench_append},
-      {"bench bandwidth", "memory bandwidth: read, write, copy, triad",
-       "Streams over buffers of at least 4 x the last-level cache, with our own kernels. The read figure is the roof "
-       "that decode is held against. On a GPU also what an edge between two kernels of a graph and a graph's launch "
+      {"bench bandwidth", "the ceilings: bandwidth of memory and caches, multiply-adds",
+       "Streams over buffers of at least 4 x the last-level cache, reads of what caches hold, and multiply-adds in "
+       "registers, with our own kernels. The read figure is the roof that decode is held against; a ridge point is the "
+       "operations a byte above which arithmetic is the roof. On a GPU also what an edge between two kernels of a "
+       "graph and a graph's launch "
        "cost.",
        "ridge bench bandwidth\nridge bench bandwidth -t 1 --size 4096\nridge bench bandwidth --device cuda",
        declare_bench_bandwidth},

@@ -7,7 +7,7 @@
 #include <limits>
 #include <optional>
 
-#include "lab/machine.h"
+#include "op/rate/rate.h"
 
 namespace ridge::lab {
 namespace {
@@ -123,10 +123,106 @@ double Ceilings::read_gb_s() const {
   return 0;
 }
 
+int64_t cache_buffer_bytes(const MachineInfo& machine, int level, int n_threads) {
+  const auto share = [&](int of_level) -> int64_t {
+    for (const CacheInfo& cache : machine.caches)
+      // The lower levels belong to a core; the last one is shared by all threads.
+      if (cache.level == of_level && cache.type != "Instruction")
+        return of_level < 3 ? cache.bytes : cache.bytes / std::max(1, n_threads);
+    return 0;
+  };
+  const int64_t bytes = share(level) / 2 / kStreamUnit * kStreamUnit;
+  return level > 1 && bytes <= share(level - 1) ? 0 : bytes;
+}
+
+double RateResult::ridge_op_per_byte(double gb_s) const {
+  return gb_s > 0 && gop_s.max > 0 ? gop_s.max / gb_s : std::numeric_limits<double>::quiet_NaN();
+}
+
+namespace {
+
+constexpr double kSampleSeconds = 2e-3;
+
+/// So many of `work` that they take a sample's time together.
+int64_t choose_rounds(int64_t most, const std::function<void(int64_t)>& work) {
+  int64_t rounds = 1;
+  for (work(1); rounds < most; rounds = std::min(most, 2 * rounds))
+    if (seconds_of([&] { work(rounds); }) >= kSampleSeconds) break;
+  return rounds;
+}
+
+void measure_caches(CpuContext& context, const StreamVariant& kernel, const CeilingOptions& options, Ceilings& result) {
+  const MachineInfo machine = machine_info();
+  const int n_threads = context.pool.size();
+  for (const int level : {1, 2, 3}) {
+    const int64_t bytes = cache_buffer_bytes(machine, level, n_threads);
+    if (bytes == 0 || (options.stop && options.stop())) continue;
+    std::vector<AlignedBuffer> buffers;
+    for (int i = 0; i < n_threads; ++i) {
+      buffers.emplace_back(bytes);
+      kernel.write(buffers.back().data(), bytes, 1);
+    }
+    const uint64_t right = kernel.read(buffers[0].data(), bytes);
+    std::atomic<bool> wrong{false};
+    const auto read = [&](int64_t rounds) {
+      context.pool.for_each(n_threads, [&](int64_t, int thread) {
+        uint64_t sum = 0;
+        for (int64_t i = 0; i < rounds; ++i) sum += kernel.read(buffers[size_t(thread)].data(), bytes);
+        if (sum != right * uint64_t(rounds)) wrong = true;
+      });
+    };
+    const int64_t rounds = choose_rounds(1 << 20, read);
+    result.caches.push_back(
+        {level, bytes,
+         measure(fmt::format("read-l{}", level), rounds * n_threads * bytes, options, [&] { read(rounds); })});
+    if (wrong)
+      throw Error(ErrorKind::gate, fmt::format("stream read-l{}: a sum is wrong: no bandwidth is given", level));
+  }
+}
+
+void measure_rates(CpuContext& context, const CeilingOptions& options, Ceilings& result) {
+  for (const std::string_view number : {"f32", "int8", "bf16", "f16"}) {
+    if (options.stop && options.stop()) return;
+    RateResult& rate = result.rates.emplace_back();
+    rate.number = number;
+    const RateVariant* best = nullptr;
+    for (const RateVariant& variant : rate_variants()) {
+      if (variant.number != number) continue;
+      const Support support = variant.supports();
+      if (variant.isa > context.isa) rate.why_not = fmt::format("{} needs {}", variant.name, isa_name(variant.isa));
+      else if (!support.ok) rate.why_not = support.why_not;
+      else best = &variant;
+    }
+    if (!best) continue;
+    rate.why_not.clear();
+    rate.kernel = best->name;
+    const int n_tasks = 8 * context.pool.size();  // so that threads end together
+    std::atomic<bool> wrong{false};
+    const auto run = [&](int64_t rounds) {
+      context.pool.for_each(n_tasks, [&](int64_t, int) {
+        if (best->run(rounds) != rounds * best->result) wrong = true;
+      });
+    };
+    const int64_t rounds = choose_rounds(kMostRateRounds, run);
+    // Operations take the bytes' place: 10^9 a second either way.
+    const StreamResult measured = measure("", rounds * n_tasks * best->ops, options, [&] { run(rounds); });
+    if (wrong) throw Error(ErrorKind::gate, fmt::format("rate {}: the result is wrong: no rate is given", best->name));
+    rate.gop_s = measured.gb_s;
+    rate.repeats = measured.repeats;
+  }
+}
+
+}  // namespace
+
 Ceilings measure_ceilings(const CeilingOptions& options) {
   CpuContext context(options.n_threads, find_isa(options.isa).or_throw());
   const StreamVariant& kernel = select_variant(context, "stream", stream_variants());
-  Ceilings result{.kernel = std::string(kernel.name), .n_threads = context.pool.size(), .size = {}, .streams = {}};
+  Ceilings result{.kernel = std::string(kernel.name),
+                  .n_threads = context.pool.size(),
+                  .size = {},
+                  .streams = {},
+                  .caches = {},
+                  .rates = {}};
   const MachineInfo machine = machine_info();
   result.size = options.bytes > 0 ? StreamSize{std::max(kPart, options.bytes / kPart * kPart), "as asked"}
                                   : choose_stream_size(machine.last_level_cache_bytes(), machine.available_bytes);
@@ -147,6 +243,8 @@ Ceilings measure_ceilings(const CeilingOptions& options) {
   add("copy", 2 * n, &Streams::copy);
   if (kernel.copy_nt) add("copy-nt", 2 * n, &Streams::copy_nt);
   add("triad", 3 * n, &Streams::triad);
+  measure_caches(context, kernel, options, result);
+  measure_rates(context, options, result);
   return result;
 }
 
@@ -163,6 +261,23 @@ Row stream_rows(std::span<const StreamResult> streams) {
   return rows;
 }
 
+Row rate_rows(std::span<const RateResult> rates, double read_gb_s) {
+  Row rows = Row::array();
+  for (const RateResult& rate : rates) {
+    const bool none = rate.kernel.empty();
+    rows.push_back({{"number", rate.number},
+                    {"kernel", rate.kernel},
+                    {"why_not", none ? Row(rate.why_not) : Row(nullptr)},
+                    {"repeats", rate.repeats},
+                    {"median_gop_s", none ? Row(nullptr) : number(rate.gop_s.median)},
+                    {"lower_quartile_gop_s", none ? Row(nullptr) : number(rate.gop_s.lower)},
+                    {"upper_quartile_gop_s", none ? Row(nullptr) : number(rate.gop_s.upper)},
+                    {"max_gop_s", none ? Row(nullptr) : number(rate.gop_s.max)},
+                    {"ridge_op_per_byte", number(rate.ridge_op_per_byte(read_gb_s))}});
+  }
+  return rows;
+}
+
 Row to_row(const Ceilings& ceilings) {
   Row row;
   row["kernel"] = ceilings.kernel;
@@ -170,6 +285,14 @@ Row to_row(const Ceilings& ceilings) {
   row["buffer_bytes"] = ceilings.size.bytes;
   row["buffer_rule"] = ceilings.size.why;
   row["streams"] = stream_rows(ceilings.streams);
+  row["caches"] = Row::array();
+  for (const CacheResult& cache : ceilings.caches) {
+    Row of_cache = stream_rows({&cache.stream, 1})[0];
+    of_cache["level"] = cache.level;
+    of_cache["thread_bytes"] = cache.bytes;
+    row["caches"].push_back(of_cache);
+  }
+  row["rates"] = rate_rows(ceilings.rates, ceilings.read_gb_s());
   return row;
 }
 

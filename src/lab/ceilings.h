@@ -1,4 +1,5 @@
-// The machine's memory ceilings, measured by our own kernels: read, write, copy and triad bandwidth.
+// The machine's ceilings, measured by our own kernels: read, write, copy and triad bandwidth of memory, read bandwidth
+// of the caches, and multiply-adds in registers.
 #pragma once
 
 #include <functional>
@@ -6,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "lab/machine.h"
 #include "lab/results.h"
 #include "op/stream/stream.h"
 
@@ -34,6 +36,28 @@ struct StreamResult {
   int repeats = 0;
 };
 
+/// Reading what a cache holds: every thread its own buffer, over and over.
+struct CacheResult {
+  int level = 0;
+  int64_t bytes = 0;  ///< a thread's buffer
+  StreamResult stream;
+};
+/// A thread's buffer for a level: half of its share of the cache, whole kStreamUnits; 0 when there is no such level or
+/// the level below holds it.
+int64_t cache_buffer_bytes(const MachineInfo& machine, int level, int n_threads);
+
+/// Multiply-adds, 10^9 operations a second, two a multiply-add.
+struct RateResult {
+  std::string number;   ///< "int8", "f32", "bf16", "f16"
+  std::string kernel;   ///< empty when the device has no such arithmetic
+  std::string why_not;  ///< then why
+  Spread gop_s;
+  int repeats = 0;
+
+  /// Operations a byte at which arithmetic takes as long as reading it at `gb_s`; NaN without one of them.
+  double ridge_op_per_byte(double gb_s) const;
+};
+
 struct CeilingOptions {
   int n_threads = 0;
   std::string isa;    ///< limit, empty for the best
@@ -49,16 +73,20 @@ struct Ceilings {
   int n_threads = 0;
   StreamSize size;
   std::vector<StreamResult> streams;
+  std::vector<CacheResult> caches;
+  std::vector<RateResult> rates;
 
   /// The roof for read-mostly work, GB/s (10^9): the best repeat, as other tenants only ever take away.
   double read_gb_s() const;
 };
 
-/// Measures; throws Error(no_memory) when the buffers do not fit.
+/// Measures; throws Error(no_memory) when the buffers do not fit, Error(gate) when a kernel's result is wrong.
 Ceilings measure_ceilings(const CeilingOptions& options);
 
 /// Bandwidths as rows carry them.
 Row stream_rows(std::span<const StreamResult> streams);
+/// Rates, with the ridge points that a read bandwidth gives.
+Row rate_rows(std::span<const RateResult> rates, double read_gb_s);
 Row to_row(const Ceilings& ceilings);
 
 }  // namespace ridge::lab

@@ -301,6 +301,8 @@ TEST(Bench, BandwidthMeasuresEveryStream) {
   std::vector<std::string> names;
   for (const json& stream : row["streams"]) names.push_back(stream["name"]);
   EXPECT_THAT(names, testing::IsSupersetOf({"read", "write", "copy", "triad"}));
+  ASSERT_EQ(row["rates"].size(), 4u);
+  EXPECT_GT(row["rates"][0]["ridge_op_per_byte"], 0);
 }
 
 std::vector<std::string> quick_gemv(std::vector<std::string> more) {
