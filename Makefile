@@ -1,6 +1,6 @@
 # The front door. Every target is one line; the work is in CMakePresets.json and scripts/.
 .DEFAULT_GOAL := help
-.PHONY: help build test debug tsan fuzz cuda gpu-gate hip-check demo bench fmt tidy lint docs ci
+.PHONY: help build test debug tsan fuzz cuda gpu-gate hip-check demo bench reproduce report fmt tidy lint docs ci
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -34,6 +34,12 @@ hip-check:  ## compile device code for RDNA3 and check its assembly (clang++-19)
 
 bench:  ## the machine's read bandwidth and a decode row
 	build/release/ridge bench bandwidth && build/release/ridge bench decode -m models/ridge-ref-q8_0.gguf
+
+reproduce:  ## measure everything that the documents show, and draw it (hours; scripts/reproduce cpu --quick: minutes)
+	scripts/reproduce cpu
+
+report:  ## the stored rows as one page, report/index.html
+	build/release/ridge report
 
 fmt:  ## clang-format every source file in place
 	scripts/lint --fix

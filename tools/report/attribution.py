@@ -3,10 +3,10 @@
 from rows import amount, clip, date, kind, machine, newest, number, objects, positive, text, whole
 
 TITLE = "Where a step spends its time"
-COMMAND = "ridge profile -m synth:qwen2.5-1.5b@weights=q4_0 -d 4096 --kv rotor-3 --results results/profile-cpu.jsonl"
+COMMAND = "ridge profile -m synth:qwen2.5-1.5b@weights=q4_0 -d 4096 --kv-quant rotor-3 --results results/profile-cpu.jsonl"
 FIELDS = ["step", "machine", "model", "kv", "depth", "phase", "name", "op", "kernel", "calls", "us", "share_of_step", "read_bytes", "write_bytes",
           "gb_s", "pct_of_roof", "bound", "step_us", "parts_us", "date", "build_commit"]
-CLASSES = ["gemv", "gemm", "attention", "append", "norm", "rope", "activation", "sample", "other", "gaps"]
+CLASSES = ["gemv", "gemm", "attention", "append", "norm", "rope", "rotation", "residual", "embed", "activation", "sample", "other", "gaps"]
 
 
 def data(rows):

@@ -26,7 +26,7 @@ OTHERS = ("#4f8a8b", "#a05d3b", "#5a6fa8", "#8e5aa6", "#6b8e4e", "#a8577a")
 
 # Parts of a decode step: none of the formats' colours.
 CLASSES = {"gemv": "#4c78a8", "gemm": "#7da7cf", "attention": "#e0a526", "append": "#b07aa1", "norm": "#8cb369",
-           "rope": "#bcd98f", "activation": "#d98880", "sample": "#76a5af", "other": "#a3a9b3", "gaps": "#e4e1dc"}
+           "rope": "#bcd98f", "rotation": "#c9a3cf", "residual": "#c9bba0", "embed": "#9fb8ad", "activation": "#d98880", "sample": "#76a5af", "other": "#a3a9b3", "gaps": "#e4e1dc"}
 
 STYLE = {
     "figure.facecolor": PAPER, "axes.facecolor": PAPER, "savefig.facecolor": PAPER,
