@@ -11,6 +11,9 @@ import pathlib
 import re
 import sys
 
+import bars
+import speed_tables
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
@@ -228,6 +231,8 @@ TABLES = {
     "perplexity": perplexity,
     "bandwidth-cpu": bandwidth,
     "decode-cpu": decode,
+    **speed_tables.TABLES,
+    "bars-cuda": bars.table,
 }
 
 

@@ -16,11 +16,18 @@ struct ProfileFlags {
   ModelFlags model;
   KvFlags kv;
   OutputFlags output;
-  std::string trace;
+  std::string list, trace;
   int n_depth = 0, n_prompt = 0, n_steps = 32, max_seconds = 30;
   int64_t seed = 42;
   bool counters = false;
 };
+
+lab::KvChoice read_kv(const ProfileFlags& flags) {
+  if (flags.list.empty()) return flags.kv.choice();
+  if (flags.kv.any())
+    bad_flag("--kv", "does not go with --kv-quant, -ctk and their kind", "write K/V:OPTION into --kv");
+  return lab::parse_kv_choice(flags.list).or_throw();
+}
 
 int profile(const ProfileFlags& flags) {
   check_device(flags.model.device);
@@ -29,7 +36,7 @@ int profile(const ProfileFlags& flags) {
   lab::ResultsFile results = lab::ResultsFile::open(flags.output.results).or_throw();
   const lab::ProfileParams params{.model = flags.model.model,
                                   .load = flags.model.load_options(),
-                                  .kv = flags.kv.choice(),
+                                  .kv = read_kv(flags),
                                   .n_depth = flags.n_depth,
                                   .n_prompt = flags.n_prompt,
                                   .n_steps = flags.n_steps,
@@ -64,6 +71,7 @@ Action declare_profile(CLI::App& app) {
   add_model_flag(app, f.model, true);
   add_device_flags(app, f.model);
   add_kv_flags(app, f.kv);
+  app.add_option("--kv", f.list, "the cache as benches name it: rotor-3, q8_0/rotor-3:window=32")->type_name("KV");
   add_whole(app, "-d,--n-depth", f.n_depth, 0, kMaxTokens, "tokens already in the cache");
   add_whole(app, "-p,--n-prompt", f.n_prompt, 0, 65536, "profile a prompt's chunk of so many tokens; 0: a decode step");
   add_whole(app, "-r,--repetitions", f.n_steps, 1, 4096, "steps to record");

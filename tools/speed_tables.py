@@ -1,0 +1,195 @@
+"""Tables of speed for render_docs.py: single ops and whole models, beside peers measured on the same kind of device.
+
+Rows are those of `ridge bench`, `ridge sweep` and `ridge profile`; results/peers-h200.jsonl holds what other engines took
+for the same work on one H200 (cold buffers, graph replays, medians), measured before these kernels were written.
+"""
+
+import json
+import pathlib
+
+RESULTS = pathlib.Path(__file__).resolve().parent.parent / "results"
+NO_ROWS = ["No rows yet."]
+CACHES = ("f16", "q8_0", "p8", "p8/q8_0", "p8/q4_0", "q4_0", "rotor-4", "rotor-3", "rotor-3u")
+WEIGHTS = ("f16", "q8_0", "q4_0", "int4_g128", "i2_s")
+
+
+def rows(*names):
+    """All finished rows of the files that exist."""
+    found = []
+    for name in names:
+        path = RESULTS / name
+        if path.exists():
+            found += [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+    return [r for r in found if "state" not in r]
+
+
+def ops(device, op, axes, format_field):
+    """{axes: {format: row}} of the kernels that were chosen, not of baselines or second measurements; the last one counts."""
+    table = {}
+    for r in rows(f"sweep-{device}.jsonl", f"op-{device}.jsonl"):
+        cell = r.get("cell", {})
+        if r.get("kind") != "op" or r["op"] != op or not r["checked"] or r.get("median_us") is None:
+            continue
+        if cell.get("control") or cell.get("kernel", "best") != "best":
+            continue
+        table.setdefault(tuple(r[a] for a in axes), {})[r[format_field]] = r
+    return table
+
+
+def peers(op, axes):
+    """{axes: {peer: us}}"""
+    table = {}
+    for r in rows("peers-h200.jsonl"):
+        if r["op"] == op:
+            table.setdefault(tuple(r[a] for a in axes), {})[r["peer"]] = r["us"]
+    return table
+
+
+def timed(r, base):
+    """"12.3 (81 %, 2.9x)": microseconds, percent of the read roof, how many times as fast as the base."""
+    text = f"{r['median_us']:.1f}" if r["median_us"] < 1000 else f"{r['median_us']:.0f}"
+    facts = []
+    if r.get("pct_of_roof") is not None:
+        facts.append(f"{r['pct_of_roof']:.0f} %" + ("" if r["cold"] else " warm"))
+    if base is not None and base is not r:
+        facts.append(f"{base['median_us'] / r['median_us']:.2f}x")
+    return text + (f" ({', '.join(facts)})" if facts else "")
+
+
+def attention(device):
+    axes = ("n_heads", "n_kv_heads", "head_dim", "n_seq", "n_keys")
+    measured = ops(device, "attention", axes, "kv")
+    if not measured:
+        return NO_ROWS
+    formats = [f for f in CACHES if any(f in cells for cells in measured.values())]
+    known = peers("attention", axes) if device == "cuda" else {}
+    beside = ["best f16 peer", "rotor-3 against it"] if known else []
+    out = ["| heads | sequences x keys |" + "".join(f" {f} |" for f in formats) + "".join(f" {b} |" for b in beside),
+           "|---|---:|" + "---:|" * (len(formats) + len(beside))]
+    for key in sorted(measured):
+        cells = measured[key]
+        line = f"| {key[0]}/{key[1]}/{key[2]} | {key[3]} x {key[4]} |"
+        for f in formats:
+            line += f" {timed(cells[f], cells.get('f16'))} |" if f in cells else " |"
+        if known:
+            f16 = [us for peer, us in known.get(key, {}).items() if peer in ("FlashInfer f16", "cuDNN f16")]
+            best = min(f16) if f16 else None
+            line += f" {best:.1f} |" if best else " |"
+            line += f" {best / cells['rotor-3']['median_us']:.2f}x |" if best and "rotor-3" in cells else " |"
+        out.append(line)
+    return out
+
+
+def gemv(device):
+    axes = ("n_out", "n_in", "n_tokens")
+    measured = ops(device, "gemv", axes, "weight_format")
+    if not measured:
+        return NO_ROWS
+    formats = [f for f in WEIGHTS if any(f in cells for cells in measured.values())]
+    known = peers("gemv", axes) if device == "cuda" else {}
+    names = ["cuBLAS f16", "Marlin int4", "tinygemm int4"] if known else []
+    out = ["| n_out x n_in | tokens |" + "".join(f" {f} |" for f in formats) + "".join(f" {n} |" for n in names),
+           "|---|---:|" + "---:|" * (len(formats) + len(names))]
+    for key in sorted(measured):
+        cells = measured[key]
+        line = f"| {key[0]} x {key[1]} | {key[2]} |"
+        for f in formats:
+            line += f" {timed(cells[f], cells.get('f16'))} |" if f in cells else " |"
+        for n in names:
+            us = known.get(key, {}).get(n)
+            line += f" {us:.1f} |" if us else " |"
+        out.append(line)
+    return out
+
+
+def ceilings(device):
+    """Everything of the last row of `bench bandwidth`, one line per figure."""
+    found = rows(f"bandwidth-{device}.jsonl")
+    if not found:
+        return NO_ROWS
+    out = ["| ceiling | median | quartiles | max |", "|---|---:|---:|---:|"]
+    for s in found[-1]["streams"]:
+        out.append(f"| {s['name']} | {s['median_gb_s']:.1f} GB/s | {s['lower_quartile_gb_s']:.1f} to {s['upper_quartile_gb_s']:.1f} |"
+                   f" {s['max_gb_s']:.1f} |")
+    return out
+
+
+def profiles(device):
+    """Shares of a step by op, one line per profiled step, and how the parts add up."""
+    found = {}
+    for r in rows(f"profile-{device}.jsonl"):
+        found[(r["model"], r["weight_format"], r["kv"], r["depth"], r["phase"], r["n_tokens"])] = r
+    if not found:
+        return NO_ROWS
+    names, total = [], {}
+    for r in found.values():
+        for p in r["parts"]:
+            total[p["op"]] = total.get(p["op"], 0) + p["us"] / r["step_us"]
+    names = [n for n, share in sorted(total.items(), key=lambda item: -item[1]) if share >= 0.005 * len(found)]
+    out = ["| model | cache | step | us |" + "".join(f" {n} % |" for n in names) + " rest % | between % | GB/s | % of roof |",
+           "|---|---|---|---:|" + "---:|" * (len(names) + 4)]
+    for r in found.values():
+        share = {}
+        for p in r["parts"]:
+            share[p["op"]] = share.get(p["op"], 0) + 100 * p["us"] / r["step_us"]
+        rest = sum(s for n, s in share.items() if n not in names)
+        step = f"{r['n_tokens']} tokens" if r["phase"] == "prefill" else "decode"
+        line = f"| {r['model']} | {r['kv']} | {step} @ d{r['depth']} | {r['step_us']:.0f} |"
+        line += "".join(f" {share.get(n, 0):.1f} |" for n in names)
+        line += f" {rest:.1f} | {100 * r['gap_us'] / r['step_us']:.1f} | {r['gb_s']:.1f} | {r['pct_of_roof']:.1f} |"
+        out.append(line)
+    return out
+
+
+def parts(device, model, kv, depth):
+    """The parts of one profiled step."""
+    found = [r for r in rows(f"profile-{device}.jsonl")
+             if model in r["model"] and r["kv"] == kv and r["depth"] == depth and r["phase"] == "decode"]
+    if not found:
+        return NO_ROWS
+    r = found[-1]
+    out = ["| part | kernel | calls | us | share | bytes | GB/s | % of roof | bound |", "|---|---|---:|---:|---:|---:|---:|---:|---|"]
+    for p in r["parts"]:
+        moved = p["read_bytes"] + p["write_bytes"]
+        out.append(f"| {p['name']} | {p['kernel']} | {p['calls']:g} | {p['us']:.1f} | {100 * p['share']:.1f} % |"
+                   f" {moved / 1e6:.2f} MB | {p['gb_s'] or 0:.1f} | {p['pct_of_roof'] or 0:.1f} | {p['bound']} |")
+    out.append(f"| between them | | | {r['gap_us']:.1f} | {100 * r['gap_us'] / r['step_us']:.1f} % | | | | |")
+    out.append(f"| the step | | {r['launches']:g} | {r['step_us']:.1f} | 100 % | {r['decode_read_bytes'] / 1e6:.1f} MB | {r['gb_s']:.1f} |"
+               f" {r['pct_of_roof']:.1f} | |")
+    return out
+
+
+def whole_models(device):
+    """Decode of whole models by depth, beside llama.cpp where it was measured on the same kind of device."""
+    found = [r for r in rows(f"decode-{device}.jsonl", f"sweep-{device}.jsonl") if r.get("n_gen", 0) > 0 and r.get("n_prompt") == 0]
+    if not found:
+        return NO_ROWS
+    known = {}
+    if device == "cuda":
+        for r in rows("peers-h200.jsonl"):
+            if r["op"] == "decode":
+                known[(r["model"], r["weight_format"] == "f16", r["depth"], r["kv"])] = r["tok_s"]
+    last = {}
+    for r in found:
+        last[(r["model_filename"], r["n_depth"], r["type_k"], r["type_v"], r["n_gen"])] = r
+    out = ["| model | depth | cache | tok/s | GB/s | % of roof |" + (" llama.cpp Q4_0, f16 cache | |" if known else ""),
+           "|---|---:|---|---:|---:|---:|" + ("---:|---:|" if known else "")]
+    for (model, depth, k, v, _), r in sorted(last.items()):
+        line = f"| {model} | {depth} | {k if k == v else k + '/' + v} | {r['avg_ts']:.1f} ± {r['stddev_ts']:.1f} | {r['read_gb_s']:.0f} | {r['pct_of_roof']:.0f} |"
+        if known:
+            peer = next((us for (m, f16, d, kv), us in known.items()
+                         if m in model and d == depth and kv == "f16" and f16 == ("=f16" in model)), None)
+            line += f" {peer} | {r['avg_ts'] / peer:.2f}x |" if peer else " | |"
+        out.append(line)
+    return out
+
+
+TABLES = {
+    **{f"attention-{device}": lambda device=device: attention(device) for device in ("cpu", "cuda")},
+    **{f"gemv-{device}": lambda device=device: gemv(device) for device in ("cpu", "cuda")},
+    **{f"ceilings-{device}": lambda device=device: ceilings(device) for device in ("cpu", "cuda")},
+    **{f"profiles-{device}": lambda device=device: profiles(device) for device in ("cpu", "cuda")},
+    **{f"models-{device}": lambda device=device: whole_models(device) for device in ("cpu", "cuda")},
+    "parts-cpu": lambda: parts("cpu", "qwen2.5-1.5b", "rotor-3", 4096),
+    "parts-cuda": lambda: parts("cuda", "qwen2.5-1.5b", "rotor-3", 8192),
+}
