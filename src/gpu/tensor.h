@@ -40,7 +40,7 @@ __device__ uint64_t evict_first_policy();
 __device__ void copy_commit();
 /// Waits until at most kLeft groups of this thread are under way; another thread's copies are visible after a barrier.
 template <int kLeft>
-__device__ void copy_wait();
+__device__ __forceinline__ void copy_wait();
 
 /// Programmatic dependent launch (Grid::overlap): waits until the grid before has ended and its writes can be seen.
 /// Nothing in a launch without overlap, and before sm_90.
