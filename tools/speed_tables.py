@@ -184,11 +184,37 @@ def whole_models(device):
     return out
 
 
+def flatness(device):
+    """How much of its speed a model keeps from a short to a long cache."""
+    speeds = {}
+    for r in rows(f"decode-{device}.jsonl", f"sweep-{device}.jsonl"):
+        if r.get("n_gen", 0) > 0 and r.get("n_prompt") == 0:
+            cache = r["type_k"] if r["type_k"] == r["type_v"] else f"{r['type_k']}/{r['type_v']}"
+            speeds.setdefault((r["model_filename"], cache), {})[r["n_depth"]] = r["avg_ts"]
+    depths = (8192, 32768, 131072)
+    found = {key: s for key, s in speeds.items() if sum(d in s for d in depths) > 1 and depths[0] in s}
+    if not found:
+        return NO_ROWS
+    out = ["| model | cache |" + "".join(f" tok/s @ d{d} |" for d in depths) + " kept |", "|---|---|" + "---:|" * (len(depths) + 1)]
+    for (model, cache), s in sorted(found.items()):
+        deepest = max(d for d in depths if d in s)
+        out.append(f"| {model} | {cache} |" + "".join(f" {s[d]:.2f} |" if d in s else " |" for d in depths) + f" {100 * s[deepest] / s[depths[0]]:.0f} % |")
+    return out
+
+
+def crossovers(device):
+    """The sentences of `ridge sweep --crossovers`."""
+    found = rows(f"crossovers-{device}.jsonl")
+    return [f"* {r['sentence']}" for r in found] if found else NO_ROWS
+
+
 TABLES = {
     **{f"attention-{device}": lambda device=device: attention(device) for device in ("cpu", "cuda")},
     **{f"gemv-{device}": lambda device=device: gemv(device) for device in ("cpu", "cuda")},
     **{f"ceilings-{device}": lambda device=device: ceilings(device) for device in ("cpu", "cuda")},
     **{f"profiles-{device}": lambda device=device: profiles(device) for device in ("cpu", "cuda")},
+    **{f"flatness-{device}": lambda device=device: flatness(device) for device in ("cpu", "cuda")},
+    **{f"crossovers-{device}": lambda device=device: crossovers(device) for device in ("cpu", "cuda")},
     **{f"models-{device}": lambda device=device: whole_models(device) for device in ("cpu", "cuda")},
     "parts-cpu": lambda: parts("cpu", "qwen2.5-1.5b", "rotor-3", 4096),
     "parts-cuda": lambda: parts("cuda", "qwen2.5-1.5b", "rotor-3", 8192),
