@@ -242,6 +242,13 @@ class Data(unittest.TestCase):
         for rows in ([old, new], [new, old]):
             self.assertEqual([d["median_us"] for d in ops.data(rows)], [7.0])
 
+    def test_what_a_control_differs_by_is_noise(self):
+        a, b = gemv("f16", 1, 100.0, cell={"batch": 1}), gemv("q4_0", 1, 90.0, cell={"batch": 1})
+        control = gemv("f16", 1, 80.0, cell={"batch": 1, "control": True}, date="2026-02-02T00:00:00Z")
+        self.assertEqual([d["verdict"] for d in regime.batch_data([a, b])], ["faster"])
+        self.assertEqual([(d["verdict"], d["base_us"]) for d in regime.batch_data([a, control, b])], [("undecided", 100.0)])
+        self.assertEqual([d["verdict"] for d in regime.batch_data([a, {**control, "build_commit": "other"}, b])], ["faster"])
+
     def test_a_format_is_its_fastest_kernel_and_baselines_stay_apart(self):
         found = ops.best_kernels(ops.data([gemv("q4_0", 1, 9.0, kernel="slow"), gemv("q4_0", 1, 5.0), gemv("q4_0", 1, 1.0, kernel="two-op")]))
         self.assertEqual({d["series"]: d["median_us"] for d in found}, {"q4_0": 5.0, "q4_0 (two-op)": 1.0})

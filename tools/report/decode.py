@@ -1,6 +1,6 @@
 """Section: decode steps of whole models against the read roof of the same run."""
 
-from rows import amount, clip, cache_name, date, kind, machine, newest, number, numbers, passed, positive, quartiles, text, whole
+from rows import amount, cache_name, clip, date, is_control, kind, machine, newest, number, numbers, passed, positive, quartiles, text, whole
 
 TITLE = "Decode of whole models, against the roof"
 COMMAND = "ridge bench decode -m synth:qwen2.5-1.5b@weights=q4_0 -p 0 -n 64 -d 0,4096 --kv f16,q8_0,rotor-3 --results results/decode-cpu.jsonl"
@@ -11,7 +11,8 @@ FIELDS = ["machine", "model", "kv", "depth", "tok_s", "tok_s_lower", "tok_s_uppe
 def data(rows):
     """One line per (machine, model, depth, cache) of bench decode: the newest row whose check passed."""
     found = [r for r in rows if kind(r) == "decode" and (whole(r, "n_gen") or 0) > 0 and passed(r) is True and positive(r, "avg_ts")
-             and machine(r) and cache_name(r) and whole(r, "n_depth") is not None]
+             and machine(r) and cache_name(r) and whole(r, "n_depth") is not None
+             and not is_control(r)]
     key = lambda r: (machine(r), text(r, "model_filename"), whole(r, "n_depth"), cache_name(r))
     out = []
     for r in newest(found, key):

@@ -147,6 +147,11 @@ def passed(row):
     return row.get("checked") if isinstance(row.get("checked"), bool) else None
 
 
+def is_control(row):
+    """A cell that a sweep measured a second time, to know its noise."""
+    return isinstance(row.get("cell"), dict) and row["cell"].get("control") is True
+
+
 def newest(rows, key):
     """One row per key(row): the last by date, of equal dates the last read. Keeps the order of first appearance."""
     cells = {}
