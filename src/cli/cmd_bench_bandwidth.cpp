@@ -64,7 +64,13 @@ void print_table(const lab::DeviceCeilings& ceilings) {
   fmt::print("cuda:{} {}, sm_{}, {} processors\n", ceilings.index, ceilings.device.name, ceilings.device.sm,
              ceilings.device.n_processors);
   fmt::print("buffers of {} MiB ({})\n\n", ceilings.size.bytes >> 20, ceilings.size.why);
-  print_streams(ceilings.streams);
+  std::vector<lab::StreamResult> streams = ceilings.streams;
+  for (const lab::CacheResult& cache : ceilings.caches) {
+    streams.push_back(cache.stream);
+    streams.back().name += fmt::format(", {} KiB", cache.bytes >> 10);
+  }
+  print_streams(streams);
+  print_rates(ceilings.rates, ceilings.read_gb_s());
   fmt::print("\n| edge | us median | quartiles | least | repeats |\n|---|---:|---:|---:|---:|\n");
   for (const lab::EdgeResult& e : ceilings.edges)
     fmt::print("| {} ({}) | {:.2f} | {:.2f} - {:.2f} | {:.2f} | {} |\n", e.name, e.what, e.us.median, e.us.lower,

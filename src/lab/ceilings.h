@@ -36,10 +36,10 @@ struct StreamResult {
   int repeats = 0;
 };
 
-/// Reading what a cache holds: every thread its own buffer, over and over.
+/// Reading what a cache holds, over and over: on the CPU every thread its own buffer.
 struct CacheResult {
   int level = 0;
-  int64_t bytes = 0;  ///< a thread's buffer
+  int64_t bytes = 0;  ///< a thread's buffer; a GPU's whole
   StreamResult stream;
 };
 /// A thread's buffer for a level: half of its share of the cache, whole kStreamUnits; 0 when there is no such level or

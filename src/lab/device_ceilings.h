@@ -1,4 +1,5 @@
-// A GPU's ceilings, measured by our own kernels: read, write and copy bandwidth of its memory, and what a graph costs.
+// A GPU's ceilings, measured by our own kernels: read, write and copy bandwidth of its memory, read bandwidth of its
+// L2, multiply-adds in registers, and what a graph costs.
 #pragma once
 
 #include <functional>
@@ -16,6 +17,7 @@ struct DeviceCeilingOptions {
   int replays = 30;
   double max_seconds = 10;  ///< of all streams together
   bool read_only = false;   ///< only the roof
+  int rate_rounds = 8192;   ///< of a rate's kernel: one or two milliseconds
   std::function<bool()> stop;
 };
 
@@ -33,7 +35,9 @@ struct DeviceCeilings {
   int driver_version = 0, runtime_version = 0;  ///< 1000 * major + 10 * minor
   StreamSize size;
   std::vector<StreamResult> streams;  ///< "read 512x8 4" (op/stream/stream_cuda.h), "write", "copy", "copy-driver"
-  std::vector<EdgeResult> edges;      ///< "graph-edge", "graph-edge-overlap", "graph-launch", "graph-round-trip"
+  std::vector<CacheResult> caches;    ///< L2 by the reading kernel that is fastest there
+  std::vector<RateResult> rates;
+  std::vector<EdgeResult> edges;  ///< "graph-edge", "graph-edge-overlap", "graph-launch", "graph-round-trip"
 
   /// The fastest reading kernel; nullptr when none was measured.
   const StreamResult* best_read() const;

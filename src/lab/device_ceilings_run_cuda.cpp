@@ -1,9 +1,11 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <optional>
 
 #include "lab/device_ceilings.h"
 #include "lab/device_timer.h"
+#include "op/rate/rate_cuda.h"
 #include "op/stream/stream_cuda.h"
 
 namespace ridge::lab {
@@ -91,6 +93,69 @@ void measure_streams(const gpu::Stream& stream, const DeviceCeilingOptions& opti
     if (!times[i].seconds.empty()) result.streams.push_back(stream_result(names[i], bytes[i], times[i]));
 }
 
+/// A quarter of L2, read by every kernel over and over.
+void measure_l2(const gpu::Stream& stream, const DeviceCeilingOptions& options, DeviceCeilings& result) {
+  const int64_t bytes =
+      std::max(kDeviceStreamUnit, int64_t(result.device.l2_bytes) / 4 / kDeviceStreamUnit * kDeviceStreamUnit);
+  const DeviceStreams streams(stream, bytes, true);
+  std::vector<DeviceWork> works;
+  std::vector<std::string> names;
+  for (int variant = 0; variant < int(device_read_variants().size()); ++variant) {
+    names.push_back(fmt::format("l2-read {}", device_read_variants()[size_t(variant)]));
+    streams.check_sum(names.back(), variant, false);
+    works.push_back({1, [&streams, variant](gpu::StreamHandle s, int) { streams.read(s, variant); }});
+  }
+  const auto times = time_on_device(stream, works,
+                                    {.replays = options.replays,
+                                     .min_replay_seconds = 2e-3,
+                                     .max_calls = 1024,
+                                     .max_seconds = options.max_seconds,
+                                     .stop = options.stop});
+  std::optional<StreamResult> best;
+  for (size_t i = 0; i < works.size(); ++i) {
+    if (times[i].seconds.empty()) continue;
+    StreamResult found = stream_result(names[i], bytes, times[i]);
+    if (!best || found.gb_s.median > best->gb_s.median) best = std::move(found);
+  }
+  if (best) result.caches.push_back({2, bytes, std::move(*best)});
+}
+
+void measure_rates(const gpu::Stream& stream, const DeviceCeilingOptions& options, DeviceCeilings& result) {
+  const gpu::Buffer sums(4 * kDeviceRateSums);
+  std::vector<DeviceWork> works;
+  for (int variant = 0; variant < int(device_rates().size()); ++variant) {
+    gpu::clear(stream, sums.as<void>(), sums.bytes());
+    device_rate(stream, variant, options.rate_rounds, sums.as<uint32_t>());
+    std::vector<uint32_t> parts(kDeviceRateSums);
+    gpu::download(stream, parts.data(), sums.as<void>(), sums.bytes());
+    stream.synchronize();
+    const uint32_t sum = std::accumulate(parts.begin(), parts.end(), uint32_t(0));
+    const uint32_t right = device_rate_sum(variant, options.rate_rounds);
+    if (sum != right)
+      throw Error(ErrorKind::gate, fmt::format("rate {}: sum {:#x}, expected {:#x}: no rate is given",
+                                               device_rates()[size_t(variant)].name, sum, right));
+    works.push_back({1, [&, variant](gpu::StreamHandle s, int) {
+                       device_rate(s, variant, options.rate_rounds, sums.as<uint32_t>());
+                     }});
+  }
+  const auto times = time_on_device(stream, works,
+                                    {.replays = options.replays,
+                                     .min_replay_seconds = 2e-3,
+                                     .max_calls = 64,
+                                     .max_seconds = options.max_seconds,
+                                     .stop = options.stop});
+  for (size_t i = 0; i < works.size(); ++i) {
+    if (times[i].seconds.empty()) continue;
+    // Operations take the bytes' place: 10^9 a second either way.
+    const StreamResult measured = stream_result("", device_rate_ops(int(i), options.rate_rounds), times[i]);
+    result.rates.push_back({.number = std::string(device_rates()[i].number),
+                            .kernel = std::string(device_rates()[i].name),
+                            .why_not = {},
+                            .gop_s = measured.gb_s,
+                            .repeats = measured.repeats});
+  }
+}
+
 void measure_edges(const gpu::Stream& stream, const DeviceCeilingOptions& options, DeviceCeilings& result) {
   constexpr int kChain = 512;
   const auto nothing = [](bool overlap) {
@@ -126,6 +191,8 @@ DeviceCeilings measure_device_ceilings(const DeviceCeilingOptions& options) {
                         .runtime_version = report.runtime_version,
                         .size = {},
                         .streams = {},
+                        .caches = {},
+                        .rates = {},
                         .edges = {}};
   result.size =
       options.bytes > 0
@@ -133,7 +200,8 @@ DeviceCeilings measure_device_ceilings(const DeviceCeilingOptions& options) {
           : choose_device_stream_size(int64_t(result.device.l2_bytes), gpu::free_bytes());
   const gpu::Stream stream;
   measure_streams(stream, options, result);
-  if (!options.read_only && !(options.stop && options.stop())) measure_edges(stream, options, result);
+  for (const auto measure : {measure_l2, measure_rates, measure_edges})
+    if (!options.read_only && !(options.stop && options.stop())) measure(stream, options, result);
   return result;
 }
 

@@ -12,6 +12,8 @@ std::span<const OpKernel> gpu_op_kernels() {
       kAttentionPlain,
       kAttentionTilesOverlap,
       kAttentionTiles,
+      kGemvTwoOp,
+      kGemvLibrary,
       kGemvTiles,
       kGemvTernary,
       kGemvBricksOverlap,

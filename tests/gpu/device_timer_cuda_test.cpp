@@ -5,6 +5,7 @@
 
 #include "gpu/device_data.h"
 #include "lab/device_ceilings.h"
+#include "op/rate/rate_cuda.h"
 #include "op/stream/stream_cuda.h"
 
 namespace ridge::lab {
@@ -107,6 +108,21 @@ TEST_F(DeviceStream, EveryReaderSumsAllWordsAndCopiesAreWhole) {
   }
 }
 
+TEST_F(DeviceStream, RatesDoAllTheMultiplyAddsTheySay) {
+  const gpu::Buffer sums(4 * kDeviceRateSums);
+  for (int variant = 0; variant < int(device_rates().size()); ++variant)
+    for (const int rounds : {0, 1, 5}) {
+      gpu::clear(stream(), sums.as<void>(), sums.bytes());
+      device_rate(stream(), variant, rounds, sums.as<uint32_t>());
+      const auto parts = down(sums.as<uint32_t>(), kDeviceRateSums);
+      EXPECT_EQ(std::accumulate(parts.begin(), parts.end(), 0u), device_rate_sum(variant, rounds))
+          << device_rates()[size_t(variant)].name << ", " << rounds;
+    }
+  EXPECT_EQ(device_rate_ops(1, 2), 2 * device_rate_ops(1, 1));
+  EXPECT_THROW(device_rate(stream(), 0, kMostDeviceRateRounds + 1, sums.as<uint32_t>()), Error);
+  EXPECT_THROW(device_rate(stream(), 99, 1, sums.as<uint32_t>()), Error);
+}
+
 TEST_F(DeviceStream, RefusesSizesItWouldNotCover) {
   const gpu::Buffer data(2 * kDeviceStreamUnit);
   EXPECT_THROW(device_write(stream(), data.as<void>(), kDeviceStreamUnit + 16), Error);
@@ -115,11 +131,19 @@ TEST_F(DeviceStream, RefusesSizesItWouldNotCover) {
 }
 
 TEST_F(DeviceStream, CeilingsHaveEveryStreamAndEdge) {
-  const DeviceCeilings ceilings =
-      measure_device_ceilings({.device = 0, .bytes = kDeviceStreamUnit, .replays = 2, .max_seconds = 2});
+  const DeviceCeilings ceilings = measure_device_ceilings(
+      {.device = 0, .bytes = kDeviceStreamUnit, .replays = 2, .max_seconds = 2, .rate_rounds = 3});
   EXPECT_EQ(ceilings.streams.size(), device_read_variants().size() + 3);
   for (const StreamResult& s : ceilings.streams) EXPECT_GT(s.gb_s.median, 0) << s.name;
   EXPECT_EQ(ceilings.edges.size(), 4u);
+  ASSERT_EQ(ceilings.caches.size(), 1u);
+  EXPECT_GT(ceilings.caches[0].stream.gb_s.median, 0);
+  ASSERT_EQ(ceilings.rates.size(), device_rates().size());
+  for (const RateResult& rate : ceilings.rates)
+    EXPECT_GT(rate.ridge_op_per_byte(ceilings.read_gb_s()), 0) << rate.kernel;
+  const Row row = to_row(ceilings);
+  EXPECT_EQ(row["rates"].size(), ceilings.rates.size());
+  EXPECT_EQ(row["caches"].size(), 1u);
   for (const EdgeResult& e : ceilings.edges) EXPECT_GT(e.us.median, 0) << e.name;
   EXPECT_GT(ceilings.read_gb_s(), 0);
   EXPECT_EQ(measure_device_ceilings({.bytes = kDeviceStreamUnit, .replays = 2, .read_only = true}).streams.size(),

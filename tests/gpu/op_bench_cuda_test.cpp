@@ -1,7 +1,10 @@
 // Op benches on a device: every kernel passes its check on a small problem, and a planted error gets no times.
 #include "lab/op_bench.h"
 
+#include "base/f16.h"
 #include "gpu/device_data.h"
+#include "lab/op_data.h"
+#include "op/gemm/cublaslt_cuda.h"
 #include "op/stream/stream_cuda.h"
 
 namespace ridge::lab {
@@ -85,9 +88,27 @@ TEST_F(OpBenchCuda, EveryProductKernelPasses) {
   params.kernels = {"all"};
   for (const char* name : {"f32", "f16", "bf16", "q8_0", "int4_g128", "i2_s"})
     params.weights.push_back(find_weight_format(name).or_throw());
+  // Where there is cuBLASLt, its baselines too: cublaslt of f16, two-op of int4_g128.
+  const size_t of_library = LibraryGemm::why_not().empty() ? 2 : 0;
   // f32: one kernel; f16, bf16, q8_0: bricks with and without overlap; int4_g128: these and three of `int`; i2_s: tiles
   // and two of `int`.
-  expect_timed(run(params), 2 * (1 + 2 + 2 + 2 + 5 + 3));
+  expect_timed(run(params), 2 * (1 + 2 + 2 + 2 + 5 + 3 + of_library));
+}
+
+TEST_F(OpBenchCuda, WhatComesBeforeTheLibrarysProductIsRight) {
+  const WeightFormat& format = *find_weight_format("int4_g128").or_throw();
+  std::vector<float> values = random_values(1, 3 * 256), expected(values.size());
+  std::vector<std::byte> rows(size_t(3 * format.row_bytes(256)));
+  encode_rows(format, values, 256, rows).or_throw();
+  format.decode(rows.data(), 3 * 256, expected.data());
+  const gpu::Buffer there = gpu::to_device(stream(), std::span<const std::byte>(rows)), floats = up(values);
+  const gpu::Buffer halves(2 * 3 * 256);
+  device_dequantize_int4(stream(), there.as<void>(), 6, halves.as<uint16_t>());
+  std::vector<uint16_t> found = down(halves.as<uint16_t>(), 3 * 256);
+  for (size_t i = 0; i < found.size(); ++i) ASSERT_EQ(found[i], f32_to_f16(expected[i])) << i;
+  device_to_half(stream(), floats.as<float>(), 3 * 256, halves.as<uint16_t>());
+  found = down(halves.as<uint16_t>(), 3 * 256);
+  for (size_t i = 0; i < found.size(); ++i) ASSERT_EQ(found[i], f32_to_f16(values[i])) << i;
 }
 
 TEST_F(OpBenchCuda, AppendsOfEveryFormatPass) {
