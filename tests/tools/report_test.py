@@ -127,7 +127,7 @@ class Drawn(InFolder):
         found.feed(text)
         self.assertEqual((found.scripts, text.count("<script>"), found.handlers), (1, 1, []))
         self.assertEqual({link for link in found.links if not link.endswith(".csv")}, set())
-        self.assertIn("costs perplexity +0.3 of f16", text)  # a loss stands where a win would
+        self.assertIn("q4_0 at 4.5 bits fails: perplexity +0.3 against f16", text)  # a loss stands where a win would
 
     def test_hostile_rows_neither_break_nor_get_in(self):
         for rows in (HOSTILE, GOOD + HOSTILE):
@@ -280,7 +280,7 @@ class Data(unittest.TestCase):
         rows = GOOD + [gemv("i2_s", b, 300.0) for b in (1, 2)]
         found = page.findings({s.name: s.data(rows) for s in sections.SECTIONS})
         self.assertTrue(any(t.startswith("i2_s is slower") for t in found["loss"]))
-        self.assertTrue(any(t.startswith("q4_0 at 4.5 bits costs") for t in found["loss"]))
+        self.assertTrue(any(t.startswith("q4_0 at 4.5 bits fails") for t in found["loss"]))
         self.assertTrue(any(t.startswith("q8_0 is faster") for t in found["win"]))
         self.assertTrue(any("slower from 4" in t for t in found["open"]))
 

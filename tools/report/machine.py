@@ -30,6 +30,8 @@ def data(rows):
         for s in objects(row, "rates"):
             median = positive(s, "median_gop_s")
             name = " ".join(t for t in (text(s, "number"), text(s, "kernel")) if t) or "?"
+            if text(s, "kernel").startswith(text(s, "number")):
+                name = text(s, "kernel") or "?"
             if median is not None:
                 out.append({**where, "ceiling": name, "unit": "Gop/s", "median": median,
                             "lower_quartile": positive(s, "lower_quartile_gop_s"), "upper_quartile": positive(s, "upper_quartile_gop_s"),

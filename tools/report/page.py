@@ -132,8 +132,8 @@ def findings(data):
                               f"{'attention ' if section == 'depth' else ''}{names}; {where}.")
     for d in data["quality"]:
         if d["gate"] and d["kv"] != "f16" and d["bits_per_value"]:
-            what = (f"{d['kv']} at {d['bits_per_value']:g} bits {'keeps' if d['gate'] == 'pass' else 'costs'} "
-                    f"{'perplexity within' if d['gate'] == 'pass' else 'perplexity'} {d['ppl_rise']:+.4g} of f16, mean KLD {amount(d['kld'])}: {d['model']}.")
+            what = (f"{d['kv']} at {d['bits_per_value']:g} bits {'passes' if d['gate'] == 'pass' else 'fails'}: "
+                    f"perplexity {d['ppl_rise']:+.4g} against f16, mean KLD {amount(d['kld'])}: {d['model']}.")
             if d["gate"] == "FAIL":
                 out["loss"].append(what + f" The gate is +{quality.GATE}.")
             elif d["bits_per_value"] <= 8.5:
