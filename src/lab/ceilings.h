@@ -64,7 +64,8 @@ struct CeilingOptions {
   int64_t bytes = 0;  ///< of one buffer; 0 chooses
   int repeats = 11;
   double max_seconds = 10;  ///< per stream; at least three repeats are done
-  bool read_only = false;
+  bool read_only = false;   ///< only the roof ...
+  bool rates = false;       ///< ... and the rates
   std::function<bool()> stop;
 };
 

@@ -16,7 +16,8 @@ struct DeviceCeilingOptions {
   int64_t bytes = 0;  ///< of one buffer; 0 chooses
   int replays = 30;
   double max_seconds = 10;  ///< of all streams together
-  bool read_only = false;   ///< only the roof
+  bool read_only = false;   ///< only the roof ...
+  bool rates = false;       ///< ... and the rates
   int rate_rounds = 8192;   ///< of a rate's kernel: one or two milliseconds
   std::function<bool()> stop;
 };

@@ -200,6 +200,7 @@ DeviceCeilings measure_device_ceilings(const DeviceCeilingOptions& options) {
           : choose_device_stream_size(int64_t(result.device.l2_bytes), gpu::free_bytes());
   const gpu::Stream stream;
   measure_streams(stream, options, result);
+  if (options.read_only && options.rates) measure_rates(stream, options, result);
   for (const auto measure : {measure_l2, measure_rates, measure_edges})
     if (!options.read_only && !(options.stop && options.stop())) measure(stream, options, result);
   return result;

@@ -54,8 +54,12 @@ struct ProfilePart {
 /// The roofs that parts are held against; 0 where unknown.
 struct ProfileRoofs {
   double read_gb_s = 0;
-  double gflop_s = 0;       ///< of the arithmetic the products use
+  double int8_gop_s = 0;    ///< multiply-adds of bytes, two operations each
+  double float_gop_s = 0;   ///< of float32 on the CPU, of halves on a GPU's tensor cores
   int64_t cache_bytes = 0;  ///< last level: parts that move less than this may stay in it from step to step
+
+  /// Of the arithmetic a part's kernel does.
+  double gop_s(const ProfilePart& part) const;
 };
 
 /// What limits a part: "memory" or "compute" when the larger of the two roofs' times explains at least

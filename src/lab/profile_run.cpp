@@ -152,11 +152,21 @@ class Runner {
   Rng rng_;
 };
 
+/// The best repeat; 0 when this arithmetic was not measured.
+double rate_of(std::span<const RateResult> rates, std::string_view number) {
+  for (const RateResult& rate : rates)
+    if (rate.number == number) return rate.gop_s.max;
+  return 0;
+}
+
 ProfileRoofs measure_roofs(const ProfileParams& params, const ProfileHooks& hooks) {
   if (const std::optional<int> device = parse_device(params.load.device)) {
-    const DeviceCeilings c =
-        measure_device_ceilings({.device = *device, .max_seconds = 3, .read_only = true, .stop = hooks.stop});
-    return {.read_gb_s = c.read_gb_s(), .gflop_s = 0, .cache_bytes = int64_t(c.device.l2_bytes)};
+    const DeviceCeilings c = measure_device_ceilings(
+        {.device = *device, .max_seconds = 3, .read_only = true, .rates = true, .stop = hooks.stop});
+    return {.read_gb_s = c.read_gb_s(),
+            .int8_gop_s = rate_of(c.rates, "int8"),
+            .float_gop_s = rate_of(c.rates, "f16"),
+            .cache_bytes = int64_t(c.device.l2_bytes)};
   }
   const Ceilings c = measure_ceilings({.n_threads = params.load.n_threads,
                                        .isa = params.load.isa,
@@ -164,8 +174,12 @@ ProfileRoofs measure_roofs(const ProfileParams& params, const ProfileHooks& hook
                                        .repeats = 60,
                                        .max_seconds = 3,
                                        .read_only = true,
+                                       .rates = true,
                                        .stop = hooks.stop});
-  return {.read_gb_s = c.read_gb_s(), .gflop_s = 0, .cache_bytes = machine_info().last_level_cache_bytes()};
+  return {.read_gb_s = c.read_gb_s(),
+          .int8_gop_s = rate_of(c.rates, "int8"),
+          .float_gop_s = rate_of(c.rates, "f32"),
+          .cache_bytes = machine_info().last_level_cache_bytes()};
 }
 
 /// The step whose duration is nearest the median.

@@ -61,12 +61,14 @@ TEST(Profile, TheMiddleHalfOfTheStepsIsAveraged) {
 TEST(Profile, NoStepsGiveNothing) { EXPECT_EQ(attribute({}).n_steps, 0); }
 
 TEST(Profile, ABoundIsTheRoofThatExplainsTheTime) {
-  const ProfileRoofs roofs{.read_gb_s = 100, .gflop_s = 1000, .cache_bytes = 0};
-  ProfilePart part{.op = "gemv", .us = 10, .work = {900'000, 0, 0}};  // 9 us at the roof
+  const ProfileRoofs roofs{.read_gb_s = 100, .int8_gop_s = 1000, .float_gop_s = 500, .cache_bytes = 0};
+  ProfilePart part{.op = "gemv", .kernel = "panel-avx2", .us = 10, .work = {900'000, 0, 0}};  // 9 us at the roof
   EXPECT_EQ(part_bound(part, roofs), "memory");
   part.work.read_bytes = 300'000;
   EXPECT_EQ(part_bound(part, roofs), "latency");
-  part.work.flops = 8'000'000;  // 8 us
+  part.work.flops = 2'500'000;  // 2.5 us as bytes, 5 us as floats
+  EXPECT_EQ(part_bound(part, roofs), "latency");
+  part.kernel = "rows-avx2";
   EXPECT_EQ(part_bound(part, roofs), "compute");
   EXPECT_EQ(part_bound(part, {}), "latency") << "no roof explains anything";
 }
