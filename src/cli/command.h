@@ -42,6 +42,8 @@ Action declare_bench_attention(CLI::App& app);
 Action declare_bench_gemv(CLI::App& app);
 Action declare_bench_append(CLI::App& app);
 Action declare_bench_bandwidth(CLI::App& app);
+Action declare_compare(CLI::App& app);
+Action declare_sweep(CLI::App& app);
 Action declare_results_export(CLI::App& app);
 Action declare_results_import(CLI::App& app);
 Action declare_profile(CLI::App& app);

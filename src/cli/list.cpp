@@ -110,6 +110,23 @@ std::span<const Command> commands() {
        "cost.",
        "ridge bench bandwidth\nridge bench bandwidth -t 1 --size 4096\nridge bench bandwidth --device cuda",
        declare_bench_bandwidth},
+      {"compare", "is B faster than A here, beyond the noise",
+       "Times an op in two formats or by two kernels, and A a second time, in turns. What A and A differ by, or three "
+       "times the spread of single samples, is the noise: an effect inside it gets NO VERDICT. Without --against and "
+       "--against-kernel B is A too.",
+       "ridge compare --op gemv --shape 8960x1536 --weights f16 --against int4_g128\n"
+       "ridge compare --op attention --heads 12/2 --seq 32768 --kv f16 --against rotor-3",
+       declare_compare},
+      {"sweep", "a grid of measurements into a results store, resumable",
+       "Measures every cell of SPEC, each checked first, and stores a row a cell. The same command again measures what "
+       "is missing: after Ctrl-C, after a kill, or with a larger SPEC. Formats that are compared are measured in "
+       "turns, "
+       "the first of them twice: that is the noise floor. At the end, or with --crossovers, sentences say up to which "
+       "batch or from which depth one format beats another.",
+       "ridge sweep quick --store lab.db\n"
+       "ridge sweep regime --dry-run\n"
+       "ridge sweep --crossovers --store lab.db --baseline f16",
+       declare_sweep},
       {"results export", "rows of a results store as JSON lines",
        "Prints every row of a store, or those of one kind, to stdout: the lines that --results files hold.",
        "ridge results export --store lab.db > rows.jsonl\n"

@@ -37,6 +37,12 @@ double relative_spread(std::span<const double> values) {
 /// Symmetric: as much below 0 for "slower" as it is above for "faster".
 double effect_of(double ratio) { return ratio >= 1 ? ratio - 1 : 1 - 1 / ratio; }
 
+/// The effect that is closer to none; opposite ones are none.
+double nearer(double a, double b) {
+  if ((a > 0) != (b > 0)) return 0;
+  return std::abs(a) < std::abs(b) ? a : b;
+}
+
 double resampled_median(std::span<const double> values, std::vector<double>& scratch, Rng& rng) {
   scratch.resize(values.size());
   for (double& value : scratch) value = values[rng.next() % values.size()];
@@ -76,7 +82,8 @@ Verdict judge(std::span<const double> a, std::span<const double> again, std::spa
   std::vector<double> both(a.begin(), a.end());
   both.insert(both.end(), again.begin(), again.end());
   v.ratio = median_of(both) / median_of(b);
-  v.effect = effect_of(v.ratio);
+  v.effect = effect_of(median_of(a) / median_of(b));
+  if (v.has_control) v.effect = nearer(v.effect, effect_of(median_of(again) / median_of(b)));
   v.aa_effect = v.has_control ? effect_of(median_of(a) / median_of(again)) : 0;
   v.spread = std::max({relative_spread(a), v.has_control ? relative_spread(again) : 0, relative_spread(b)});
   v.noise = std::max(std::abs(v.aa_effect), v.spread);

@@ -18,7 +18,8 @@ struct Verdict {
   Answer answer = Answer::none;
   double ratio = 0;          ///< how many times as fast B is as A: medians, A and A' taken together
   double low = 0, high = 0;  ///< 95 % interval of the ratio
-  double effect = 0;         ///< ratio - 1; below 1 it is 1 - 1/ratio, so that 5 % slower is -0.05
+  /// ratio - 1, or 1 - 1/ratio below 1, so that 5 % slower is -0.05; against A or A', whichever B differs less from.
+  double effect = 0;
   double aa_effect = 0;      ///< the same of A' against A; 0 without A'
   double spread = 0;         ///< 3 x median absolute deviation / median, the largest of the three
   double noise = 0;          ///< max(|aa_effect|, spread)

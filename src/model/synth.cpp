@@ -122,24 +122,44 @@ std::vector<std::string> synth_shape_names() {
   return names;
 }
 
-Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec) {
+Result<SynthPlan> plan_synth_model(std::string_view spec) {
   const size_t at = std::min(spec.find('@'), spec.size());
+  SynthPlan plan;
+  RIDGE_TRY(plan.config, synth_config(spec.substr(0, at)));
+  plan.format = find_weight_format(plan.config.ternary ? "i2_s" : "f16").or_throw();
+  RIDGE_TRY_STATUS(apply_options(at < spec.size() ? spec.substr(at + 1) : "", plan.config, plan.format));
+  return plan;
+}
+
+const WeightFormat& SynthPlan::format_of(int64_t n_in, bool projection) const {
+  const bool ternary = format->tail_bytes > 0;  // i2_s: projections only, as in its models
+  return n_in % format->group == 0 && (projection || !ternary) ? *format : *weight_format_of_gguf(1);
+}
+
+int64_t SynthPlan::decode_matrix_bytes() const {
+  const auto matrix = [&](int64_t n_out, int64_t n_in, bool projection = true) {
+    return Linear{.format = &format_of(n_in, projection), .n_out = n_out, .n_in = n_in}.bytes();
+  };
+  const Config& c = config;
+  const int64_t layer = matrix(c.q_dim() + 2 * c.kv_dim(), c.d_model) + matrix(c.d_model, c.q_dim()) +
+                        matrix(2 * c.d_ff, c.d_model) + matrix(c.d_model, c.d_ff);
+  return c.n_layers * layer + matrix(c.vocab_size, c.d_model, false);
+}
+
+Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec) {
+  RIDGE_TRY(const SynthPlan plan, plan_synth_model(spec));
   LoadedModel model;
-  RIDGE_TRY(model.config, synth_config(spec.substr(0, at)));
-  const WeightFormat* format = find_weight_format(model.config.ternary ? "i2_s" : "f16").or_throw();
-  RIDGE_TRY_STATUS(apply_options(at < spec.size() ? spec.substr(at + 1) : "", model.config, format));
+  model.config = plan.config;
   const Config& c = model.config;
   Weights& w = model.weights;
   Rng rng(1);
 
   // Rows are kept only where a kernel reads them: embeddings are looked up row by row, panels serve the products.
   const auto matrix = [&](int64_t n_out, int64_t n_in, bool keep_rows, bool projection = true) -> Linear {
-    const bool ternary = format->tail_bytes > 0;  // i2_s: projections only, as in its models
-    const bool fits = n_in % format->group == 0 && (projection || !ternary);
-    const WeightFormat& f = fits ? *format : *weight_format_of_gguf(1);
+    const WeightFormat& f = plan.format_of(n_in, projection);
     const NoiseSource noise(f, n_in);
     Linear m{.format = &f, .n_out = n_out, .n_in = n_in, .rows = nullptr, .panels = nullptr};
-    if (fits && ternary) m.scale = float(1 / std::sqrt(double(n_in))), m.int8_activations = true;
+    if (f.tail_bytes > 0) m.scale = float(1 / std::sqrt(double(n_in))), m.int8_activations = true;
     AlignedBuffer rows(m.bytes());
     noise.fill(rows.data(), m.bytes(), rng);
     if (wants_panels(f, n_in, context.isa)) {

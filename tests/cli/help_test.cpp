@@ -24,7 +24,7 @@ std::string outline(const std::string& help) {
   std::istringstream lines(help);
   for (std::string line; std::getline(lines, line);) {
     if (!line.starts_with("  -") && !line.starts_with("  IN ") && !line.starts_with("  OUT ") &&
-        !line.starts_with("  OP "))
+        !line.starts_with("  OP ") && !line.starts_with("  SPEC "))
       continue;
     text += line.substr(2, line.find("  ", 2) - 2) + "\n";
   }

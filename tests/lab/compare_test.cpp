@@ -48,7 +48,7 @@ Times measured(uint64_t seed, double slowdown, int n = 60, double width = 0.006)
 }
 Verdict judged(const Times& times) { return judge(times.a, times.again, times.b); }
 
-constexpr int kTrials = 300;
+constexpr int kTrials = 200;
 
 TEST(Compare, AnAAComparisonHasNoVerdict) {
   int verdicts = 0;

@@ -1,0 +1,149 @@
+// ridge compare: is B faster than A on this machine, beyond the noise?
+#include <memory>
+
+#include "base/progress.h"
+#include "cli/interrupt.h"
+#include "cli/options.h"
+#include "engine/model_impl.h"
+#include "lab/compare.h"
+#include "lab/op_turns.h"
+#include "lab/sweep_spec.h"
+
+namespace ridge::cli {
+namespace {
+
+struct CompareFlags {
+  ModelFlags device;
+  OutputFlags output;
+  std::string op = "gemv", shape = "8960x1536", weights = "f16", heads = "12/2", kv = "f16", against, kernel = "best",
+              against_kernel;
+  int head_dim = 128, batch = 1, depth = 4096, samples = 60, max_seconds = 10;
+  float budget_percent = float(100 * lab::kEffectBudget);
+};
+
+/// A, as a cell of a sweep.
+lab::SweepCell cell_of(const CompareFlags& flags) {
+  lab::SweepCell cell{.bench = flags.op};
+  const bool gemv = flags.op == "gemv";
+  if (!gemv && flags.op != "attention" && flags.op != "append")
+    bad_flag("--op", fmt::format("expects gemv, attention or append, found '{}'", flags.op));
+  const auto shapes =
+      gemv ? lab::parse_op_shapes("--shape", flags.shape, 'x') : lab::parse_op_shapes("--heads", flags.heads, '/');
+  if (!shapes) throw Error(shapes.error().kind, shapes.error().message);
+  if (shapes->size() != 1) bad_flag(gemv ? "--shape" : "--heads", "expects one shape", "run the command once for each");
+  cell.shape = shapes->at(0);
+  cell.batch = flags.batch;
+  cell.format = gemv ? flags.weights : flags.kv;
+  cell.kernel = flags.kernel;
+  if (gemv) return cell;
+  cell.head_dim = flags.head_dim;
+  cell.depth = flags.depth;
+  cell.n_new = flags.op == "append" ? 1 : 0;
+  return cell;
+}
+
+int compare(const CompareFlags& flags) {
+  check_device(flags.device.device);
+  const lab::SweepCell a = cell_of(flags);
+  lab::SweepCell b = a;
+  if (!flags.against.empty()) b.format = flags.against;
+  if (!flags.against_kernel.empty()) b.kernel = flags.against_kernel;
+  lab::SweepSpec spec;
+  spec.samples = flags.samples;
+  spec.max_seconds = flags.max_seconds;
+  lab::OpBenchParams params = lab::op_params(spec, a);
+  params.device = parse_device(flags.device.device).value_or(lab::OpDevice::kCpu);
+  params.n_threads = flags.device.n_threads;
+  params.isa = flags.device.isa;
+  lab::ResultsFile results = lab::ResultsFile::open(flags.output.results).or_throw();
+
+  constexpr const char* kNames[] = {"A", "B", "A'"};
+  std::vector<lab::OpTurn> turns;
+  for (const lab::SweepCell& cell : {a, b, a})
+    turns.push_back({lab::op_problem(spec, cell), lab::op_params(spec, cell).kernels});
+  lab::OpRow rows[3];
+  lab::Row fields[3];
+  bool failed = false;
+  Progress progress("compare", 0, !flags.output.quiet);
+  lab::OpTurnHooks hooks;
+  hooks.stop = interrupted;
+  hooks.on_status = [&](const std::string& what) { progress.set(0, what); };
+  hooks.on_none = [&](size_t i, const std::string& why) {
+    throw Error(ErrorKind::usage,
+                fmt::format("{}: no kernel for {}: {}", kNames[i], lab::SweepCell(i == 1 ? b : a).text(), why));
+  };
+  hooks.on_row = [&](size_t i, const lab::OpRow& row, const lab::OpDevice& device) {
+    failed |= row.failed();
+    rows[i] = row;
+    fields[i] = lab::op_fields(row, device, params);
+  };
+  lab::run_op_turns(params, turns, lab::op_kernels(), hooks);
+  progress.finish();
+  if (interrupted()) return int(ErrorKind::interrupted);
+
+  const lab::Verdict verdict =
+      lab::judge(rows[0].seconds, rows[2].seconds, rows[1].seconds, double(flags.budget_percent) / 100);
+  lab::Row row{{"kind", "compare"}};
+  row.update(lab::to_row(verdict));
+  row["a"] = fields[0];
+  row["again"] = fields[2];
+  row["b"] = fields[1];
+  if (flags.output.json) fmt::print("{}\n", row.dump(2, ' ', false, lab::Row::error_handler_t::replace));
+  else {
+    fmt::print("{}\n", lab::op_markdown_head());
+    for (const int i : {0, 2, 1}) fmt::print("{}\n", lab::op_markdown_line(rows[i]));
+    if (!failed)
+      fmt::print("\nB ({} {}) against A ({} {}): {}\n", b.format, rows[1].kernel, a.format, rows[0].kernel,
+                 lab::verdict_text(verdict));
+  }
+  if (failed) {
+    fmt::print(stderr, "error: a result failed its check: there is nothing to compare\n");
+    return int(ErrorKind::gate);
+  }
+  results.add(row);
+  return 0;
+}
+
+}  // namespace
+
+Action declare_compare(CLI::App& app) {
+  const auto flags = std::make_shared<CompareFlags>();
+  CompareFlags& f = *flags;
+  const auto text = [&app](const std::string& name, std::string& value, const std::string& type,
+                           const std::string& help) {
+    app.add_option(name, value, help)->type_name(type)->default_str(value)->group("A and B");
+  };
+  text("--op", f.op, "NAME", "gemv, attention or append");
+  text("--shape", f.shape, "N_OUTxN_IN", "of the weights (gemv)");
+  text("--weights", f.weights, "FORMAT", "weight format of A (gemv)");
+  text("--heads", f.heads, "HEADS/KV_HEADS", "(attention, append)");
+  add_whole(app, "--head-dim", f.head_dim, 1, 256, "width of a head (attention, append)")->group("A and B");
+  text("--kv", f.kv, "FORMAT", "cache format of A, K/V where they differ (attention, append)");
+  add_whole(app, "--seq", f.depth, 1, 1 << 24, "cached positions (attention, append)")->group("A and B");
+  add_whole(app, "--batch", f.batch, 1, 65535, "tokens (gemv) or equal sequences (attention, append)")
+      ->group("A and B");
+  text("--kernel", f.kernel, "NAME", "kernel of A");
+  app.add_option("--against", f.against, "format of B; left out: the format of A")
+      ->type_name("FORMAT")
+      ->group("A and B");
+  app.add_option("--against-kernel", f.against_kernel, "kernel of B; left out: as --kernel")
+      ->type_name("NAME")
+      ->group("A and B");
+  add_whole(app, "-r,--repeat", f.samples, lab::kFewestSamples, 100000, "samples of A, of B and of A again")
+      ->group("Run");
+  add_whole(app, "--max-seconds", f.max_seconds, 1, 3600, "samples end after this long each, five at least")
+      ->group("Run");
+  add_real(app, "--budget", f.budget_percent, 0, 1000, "effects of up to so many percent do not matter")->group("Run");
+  app.add_option("--device", f.device.device, "cpu or cuda[:N] (-dev)")
+      ->type_name("NAME")
+      ->default_str("cpu")
+      ->group("Model");
+  add_whole(app, "-t,--threads", f.device.n_threads, 0, 1024, "threads; 0: one per processor")->group("Model");
+  app.add_option("--isa", f.device.isa, "highest instruction set to use: scalar, avx2, avx512")
+      ->type_name("NAME")
+      ->group("Model");
+  add_output_flags(app, f.output, true);
+  return [flags] { return compare(*flags); };
+}
+
+}  // namespace ridge::cli
