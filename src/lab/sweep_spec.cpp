@@ -60,7 +60,7 @@ class Fields {
     if (!value.is_array() || value.empty()) return failure(field, "expects a list");
     for (const Json& item : value) {
       if (!item.is_string() && !item.is_number_integer()) return failure(field, "expects texts or whole numbers");
-      text += (text.empty() ? "" : ",");
+      if (!text.empty()) text += ',';
       text += item.is_string() ? item.get<std::string>() : item.dump();
     }
     return text;
@@ -239,12 +239,13 @@ Result<SweepSpec> parse_sweep_spec(std::string_view text, std::string_view where
   RIDGE_TRY(const Json json, io::parse_json(text, where));
   if (!json.is_object()) return bad_file("{}: not a JSON object", where);
   const Fields fields(json, std::string(where));
-  RIDGE_TRY_STATUS(fields.known_only({"samples", "repeats", "max_seconds", "seed", "grids"}));
+  RIDGE_TRY_STATUS(fields.known_only({"samples", "repeats", "max_seconds", "roof_mib", "seed", "grids"}));
   SweepSpec spec;
   spec.name = where;
   RIDGE_TRY(spec.samples, fields.whole("samples", spec.samples, kFewestSamples, 100000));
   RIDGE_TRY(spec.repeats, fields.whole("repeats", spec.repeats, kFewestSamples, 100000));
   RIDGE_TRY(spec.max_seconds, fields.real("max_seconds", spec.max_seconds, 0.01, 3600));
+  RIDGE_TRY(spec.roof_mib, fields.whole("roof_mib", 0, 0, 1 << 20));
   RIDGE_TRY(const int seed, fields.whole("seed", 42, 0, INT32_MAX));
   spec.seed = uint64_t(seed);
   if (!json.contains("grids") || !json["grids"].is_array() || json["grids"].empty())
@@ -298,6 +299,7 @@ OpBenchParams op_params(const SweepSpec& spec, const SweepCell& cell) {
   if (cell.kernel != "best") params.kernels = {cell.kernel};
   params.replays = spec.samples;
   params.max_seconds = spec.max_seconds;
+  params.roof_bytes = int64_t(spec.roof_mib) << 20;
   params.seed = spec.seed;
   return params;
 }
