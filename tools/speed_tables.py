@@ -107,10 +107,17 @@ def ceilings(device):
     found = rows(f"bandwidth-{device}.jsonl")
     if not found:
         return NO_ROWS
-    out = ["| ceiling | median | quartiles | max |", "|---|---:|---:|---:|"]
-    for s in found[-1]["streams"]:
-        out.append(f"| {s['name']} | {s['median_gb_s']:.1f} GB/s | {s['lower_quartile_gb_s']:.1f} to {s['upper_quartile_gb_s']:.1f} |"
-                   f" {s['max_gb_s']:.1f} |")
+    r = found[-1]
+    out = ["| ceiling | median | quartiles | max | ridge, operations a byte |", "|---|---:|---:|---:|---:|"]
+    line = lambda name, s, unit, ridge: out.append(
+        f"| {name} | {s['median_' + unit]:.1f} | {s['lower_quartile_' + unit]:.1f} to {s['upper_quartile_' + unit]:.1f} | {s['max_' + unit]:.1f} | {ridge} |")
+    for s in r["streams"] + r.get("caches", []):
+        line(s["name"] + " GB/s", s, "gb_s", "")
+    for s in r.get("rates", []):
+        if s["kernel"]:
+            line(f"{s['number']} multiply-adds, 10^9 operations/s", s, "gop_s", f"{s['ridge_op_per_byte']:.1f}")
+        else:
+            out.append(f"| {s['number']} | {s['why_not']} | | | |")
     return out
 
 

@@ -20,10 +20,18 @@ std::span<const ShippedSpec> shipped_specs() {
      "weights": ["f16", "int4_g128", "q4_0", "q8_0"]}
   ]
 })"},
-      {"depth", "attention by depth: 512 to 131072 cached positions", R"({
+      {"large", "the same of 8B and 70B models, for a GPU", R"({
   "grids": [
-    {"bench": "attention", "heads": ["12/2", "64/8"], "depth": "512-131072*2",
-     "kv": ["f16", "q8_0", "p8/q4_0", "rotor-3"]}
+    {"bench": "gemv", "shapes": ["28672x4096", "4096x14336", "57344x8192", "8192x28672"], "batch": [1, 2, 4, 8, 16, 32, 64],
+     "weights": ["f16", "int4_g128"]}
+  ]
+})"},
+      {"depth", "attention by depth: 512 to 131072 cached positions, and of eight sequences", R"({
+  "grids": [
+    {"bench": "attention", "heads": ["20/5", "64/8", "12/2"], "depth": "512-131072*2",
+     "kv": ["f16", "q8_0", "p8/q8_0", "p8/q4_0", "rotor-3"]},
+    {"bench": "attention", "heads": ["64/8"], "batch": [8], "depth": [8192, 32768],
+     "kv": ["f16", "q8_0", "p8/q8_0", "p8/q4_0", "rotor-3"]}
   ]
 })"},
       {"decode", "whole models by depth", R"({

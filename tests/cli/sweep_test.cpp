@@ -131,7 +131,7 @@ TEST(SweepCommand, WrongFilesAndFlagsAreRefused) {
     EXPECT_THAT(outcome.err, HasSubstr(says));
   };
   const std::string spec = lab.spec(1), text = lab.dir.write("rows.jsonl", "{}\n").native();
-  refused({}, 2, "SPEC: is required (a file, or one of quick regime depth decode)");
+  refused({}, 2, "SPEC: is required (a file, or one of quick regime large depth decode)");
   refused({spec}, 2, "--store: is required");
   refused({"regim", "--store", lab.store}, 2, "neither a file nor a sweep that ships");
   refused({spec, "--store", text}, 4, "not a SQLite file");

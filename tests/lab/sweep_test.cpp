@@ -96,7 +96,7 @@ TEST(SweepSpec, WhatIsWrongIsNamed) {
                        ["a","b","c","d","e","f","g","h","i","j","k"]})"),
               HasSubstr("more than 10000 cells"));
   EXPECT_EQ(find_sweep_spec("no-such-file").error().kind, ErrorKind::usage);
-  EXPECT_THAT(find_sweep_spec("no-such-file").error().message, HasSubstr("quick, regime, depth, decode"));
+  EXPECT_THAT(find_sweep_spec("no-such-file").error().message, HasSubstr("quick, regime, large, depth, decode"));
 }
 
 /// A product that does nothing, right or wrong as its format says.

@@ -1,0 +1,50 @@
+"""tools/merge_rows.py: which rows a new one replaces."""
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+TOOL = pathlib.Path(__file__).resolve().parents[2] / "tools" / "merge_rows.py"
+
+
+class MergeRows(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.new, self.stored = (pathlib.Path(self.folder.name, name) for name in ("new.jsonl", "stored.jsonl"))
+
+    def write(self, path, rows):
+        path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+
+    def merge(self, stored, new):
+        self.write(self.stored, stored)
+        self.write(self.new, new)
+        subprocess.run([sys.executable, TOOL, self.new, self.stored], check=True, capture_output=True)
+        return [json.loads(line) for line in self.stored.read_text().splitlines()]
+
+    def test_a_row_replaces_that_of_the_same_measurement_only(self):
+        old = [{"kind": "eval_kld", "model_name": "m", "kv": kv, "build_commit": "1"} for kv in ("f16", "rotor-3")]
+        new = [{"kind": "eval_kld", "model_name": "m", "kv": "rotor-3", "build_commit": "2"}]
+        self.assertEqual(self.merge(old, new), [old[0], new[0]])
+
+    def test_cells_are_the_same_whichever_build_measured_them(self):
+        row = lambda batch, build: {"kind": "op", "cell": {"batch": batch, "build": build}}
+        self.assertEqual(self.merge([row(1, "a"), row(2, "a")], [row(2, "b")]), [row(1, "a"), row(2, "b")])
+
+    def test_a_model_counts_by_its_name_and_not_its_place(self):
+        row = lambda place: {"kind": "profile", "model": place, "model_name": "m", "depth": 0}
+        self.assertEqual(self.merge([row("a/m")], [row("b/m")]), [row("b/m")])
+
+    def test_a_damaged_file_is_refused_and_left_alone(self):
+        self.stored.write_text("{}\nnonsense\n")
+        self.write(self.new, [{}])
+        done = subprocess.run([sys.executable, TOOL, self.new, self.stored], check=False, capture_output=True, text=True)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("stored.jsonl:2", done.stderr)
+        self.assertEqual(self.stored.read_text(), "{}\nnonsense\n")
+
+
+if __name__ == "__main__":
+    unittest.main()

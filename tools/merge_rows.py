@@ -1,0 +1,55 @@
+#!/usr/bin/env python3
+"""Brings new rows into a stored file: a row replaces the one of the same measurement, all others stay.
+
+  tools/merge_rows.py NEW.jsonl STORED.jsonl     STORED is rewritten, whole or not at all
+
+What makes a measurement: the cell of a sweep, else model, text, windows, cache, shape; not machine, build or date.
+"""
+
+import json
+import os
+import pathlib
+import sys
+
+
+def measurement(row):
+    """Rows with equal ones are of the same measurement."""
+    fields = ("kind", "model_filename", "weight_format", "path", "corpus_xxh64", "n_ctx", "base", "kv", "type_k", "type_v",
+              "n_prompt", "n_gen", "n_depth", "depth", "phase", "n_tokens", "n_windows", "n_prompts", "prompt_tokens", "n_generate", "needle", "cue")
+    if "cell" in row:
+        return json.dumps({k: v for k, v in row["cell"].items() if k != "build"}, sort_keys=True)
+    return json.dumps([row.get("model_name", row.get("model"))] + [row.get(f) for f in fields])
+
+
+def read(path):
+    rows = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            sys.exit(f"{path}:{number}: no JSON ({error})")
+        if not isinstance(row, dict):
+            sys.exit(f"{path}:{number}: expected an object")
+        rows.append(row)
+    return rows
+
+
+def merged(stored, new):
+    fresh = {measurement(r) for r in new}
+    return [r for r in stored if measurement(r) not in fresh] + new
+
+
+def main():
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    new, stored = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
+    rows = merged(read(stored) if stored.exists() else [], read(new))
+    part = stored.with_name(stored.name + ".part")
+    part.write_text("".join(json.dumps(r, ensure_ascii=False, separators=(",", ":")) + "\n" for r in rows))
+    os.replace(part, stored)
+
+
+if __name__ == "__main__":
+    main()
