@@ -224,5 +224,5 @@ TABLES = {
     **{f"crossovers-{device}": lambda device=device: crossovers(device) for device in ("cpu", "cuda")},
     **{f"models-{device}": lambda device=device: whole_models(device) for device in ("cpu", "cuda")},
     "parts-cpu": lambda: parts("cpu", "qwen2.5-1.5b", "rotor-3", 4096),
-    "parts-cuda": lambda: parts("cuda", "qwen2.5-1.5b", "rotor-3", 8192),
+    "parts-cuda": lambda: parts("cuda", "qwen2.5-1.5b", "rotor-3", 4096),
 }
