@@ -30,7 +30,8 @@ std::span<const Command> commands() {
       {"eval kld", "KL divergence of KV cache formats from f16",
        "Runs the same weights with the base cache and with every cache of --kv, in lockstep, and prints how far the "
        "distributions differ, with llama-perplexity's statistics. Memory does not grow with the text. When the base "
-       "itself is not in the list it is added as the control row. With int8 activations (q8_0 and q4_0 weights) any "
+       "itself is not in the list it is added as the control row. With int8 activations (q8_0, q4_0 and int4_g128 "
+       "weights) any "
        "change at all moves some roundings: an f32 row shows that floor. --save-base writes the base's distributions "
        "as "
        "llama-perplexity does, --base FILE reads such a file (of either program) instead of running the base; its 16 "

@@ -11,6 +11,7 @@
 
 #include "cases/guarded.h"
 #include "cases/linear_cases.h"
+#include "format/int4_g128.h"
 #include "format/q4_0.h"
 #include "format/q8_0.h"
 #include "op/gemv/panels.h"
@@ -246,13 +247,13 @@ TEST(Panels, Avx2AndAvx512AgreeWithinTheBound) {
   if (detect_isa() < Isa::avx512) GTEST_SKIP() << "this processor has no AVX-512";
   for (const WeightFormat& format : weight_formats()) {
     if (!has_panels(format)) continue;
-    const Problem p(format, {172, 2080, 9}, Fill::outliers, 11);
+    const Problem p(format, {172, 2176, 9}, Fill::outliers, 11);
     std::vector<std::vector<float>> y;
     for (const LinearVariant& variant : gemm_variants())
       if (is_panel_kernel(variant)) y.push_back(run_guarded(variant, p));
     ASSERT_EQ(y.size(), 2u);
     for (size_t i = 0; i < y[0].size(); ++i)
-      ASSERT_LE(std::abs(y[0][i] - y[1][i]), 2 * (2080 / kPanelGroup + 3) * kUnit * p.magnitude_int8[i])
+      ASSERT_LE(std::abs(y[0][i] - y[1][i]), 2 * (2176 / kPanelGroup + 3) * kUnit * p.magnitude_int8[i])
           << format.name << " " << i;
   }
 }
@@ -286,8 +287,8 @@ TEST(Panels, ExtremeCodesDoNotSaturateTheIntegerSums) {
 template <class F>
 void expect_documented_layout(int n_out, int n_in) {
   const WeightFormat& format = **find_weight_format(F::kName);
-  constexpr bool kNibbles = sizeof(typename F::Block) == 18;
-  const int n_groups = n_in / 32, n_panels = (n_out + 15) / 16, unit = 16 * int(sizeof(typename F::Block));
+  constexpr bool kNibbles = !std::is_same_v<F, Q8_0>;
+  const int n_groups = n_in / F::kGroup, n_panels = (n_out + 15) / 16, unit = 16 * int(sizeof(typename F::Block));
   std::vector<typename F::Block> blocks(size_t(n_out * n_groups));
   Rng rng(3);
   for (auto& block : blocks)
@@ -304,13 +305,15 @@ void expect_documented_layout(int n_out, int n_in) {
       const typename F::Block zero{};
       const typename F::Block& block = padding ? zero : blocks[size_t(row * n_groups + group)];
       ASSERT_EQ(at[2 * r] | at[2 * r + 1] << 8, int(block.scale)) << "row " << row << " group " << group;
-      for (int column = 0; column < 32; ++column) {
+      for (int column = 0; column < F::kGroup; ++column) {
         const int k = column % 16 / 4, j = column % 4;
         const uint8_t* codes = at + 32;
         if constexpr (kNibbles) {
-          const int byte = codes[64 * k + 4 * r + j];
-          const int stored = column < 16 ? block.q[column] & 15 : block.q[column - 16] >> 4;
-          ASSERT_EQ(column < 16 ? byte & 15 : byte >> 4, stored) << "row " << row << " column " << column;
+          const int byte = codes[256 * (column / 32) + 64 * k + 4 * r + j];
+          int stored = 0;
+          if constexpr (F::kGroup == 32) stored = column < 16 ? block.q[column] & 15 : block.q[column - 16] >> 4;
+          else stored = column % 2 == 0 ? block.q[column / 2] & 15 : block.q[column / 2] >> 4;
+          ASSERT_EQ(column % 32 < 16 ? byte & 15 : byte >> 4, stored) << "row " << row << " column " << column;
         } else {
           ASSERT_EQ(codes[64 * (column / 4) + 4 * r + j], uint8_t(block.q[column] + 128))
               << "row " << row << " column " << column;
@@ -324,6 +327,7 @@ TEST(Panels, LayoutIsTheDocumentedOne) {
     for (const int n_in : {32, 96}) {
       expect_documented_layout<Q8_0>(n_out, n_in);
       expect_documented_layout<Q4_0>(n_out, n_in);
+      expect_documented_layout<Int4G128>(n_out, 4 * n_in);
     }
 }
 
@@ -336,9 +340,9 @@ TEST(Panels, PackingAFormatWithoutPanelsIsOurBug) {
 
 TEST(Panels, AreWantedExactlyWhereAVectorKernelReadsThem) {
   for (const WeightFormat& format : weight_formats()) {
-    EXPECT_FALSE(wants_panels(format, 64, Isa::scalar));
-    EXPECT_EQ(wants_panels(format, 64, Isa::avx2), has_panels(format));
-    EXPECT_EQ(wants_panels(format, 64, Isa::avx512), has_panels(format));
+    EXPECT_FALSE(wants_panels(format, 256, Isa::scalar));
+    EXPECT_EQ(wants_panels(format, 256, Isa::avx2), has_panels(format));
+    EXPECT_EQ(wants_panels(format, 256, Isa::avx512), has_panels(format));
     EXPECT_FALSE(wants_panels(format, 48, Isa::avx512));
   }
 }

@@ -1,7 +1,8 @@
-// Panel kernels for q8_0 and q4_0: int8 activations, integer dot products, 16 rows at a time. Included once per ISA
-// after its Simd struct; serves gemv (one token) and gemm (register tiles of up to 8 tokens).
+// Panel kernels for q8_0, q4_0 and int4_g128: int8 activations, integer dot products, 16 rows at a time. Included once
+// per ISA after its Simd struct; serves gemv (one token) and gemm (register tiles of up to 8 tokens).
 #pragma once
 
+#include "format/int4_g128.h"
 #include "format/q4_0.h"
 #include "format/q8_0.h"
 #include "op/gemv/panels.h"
@@ -60,17 +61,18 @@ template <class F, int kTokens>
 inline void panel_dot(const std::byte* panel, int64_t n_groups, const QuantizedTokens& x, int64_t first_token,
                       float (*y)[kPanelRows]) {
   constexpr int kVectors = Simd::kPanelVectors, kVectorBytes = 64 / kVectors;
-  constexpr int kUnitBytes = kPanelRows * int(sizeof(typename F::Block));
-  constexpr bool kNibbles = std::is_same_v<F, Q4_0>;
+  using Unit = PanelUnit<F>;
+  constexpr bool kNibbles = !std::is_same_v<F, Q8_0>;
   constexpr int32_t kZero = kNibbles ? 8 : 128;
   for (int v = 0; v < kVectors; ++v) {
     Simd::F total[kTokens];
     for (int t = 0; t < kTokens; ++t) total[t] = Simd::zero();
     for (int64_t group = 0; group < n_groups; ++group) {
-      const std::byte* unit = panel + group * kUnitBytes;
+      const std::byte* unit = panel + group / Unit::kGroups * Unit::kBytes;
+      const std::byte* codes = unit + 2 * kPanelRows + group % Unit::kGroups * Unit::kGroupBytes + v * kVectorBytes;
       if constexpr (kTokens == 1)
-        for (int line = 0; line < kUnitBytes; line += 64) __builtin_prefetch(unit + kPrefetchBytes + line);
-      const std::byte* codes = unit + 2 * kPanelRows + v * kVectorBytes;
+        for (int line = 0; line < Unit::kBytes / Unit::kGroups; line += 64)
+          __builtin_prefetch(codes + kPrefetchBytes + line);
       const int8_t* q[kTokens];
       Simd::I dot[kTokens];
       for (int t = 0; t < kTokens; ++t) {
@@ -135,7 +137,8 @@ void run_panels(CpuContext& context, const Linear& w, View2<const float> x_in, V
 
 inline void run_panels_any(CpuContext& context, const Linear& w, View2<const float> x, View2<float> y) {
   if (w.format->name == Q8_0::kName) run_panels<Q8_0>(context, w, x, y);
-  else run_panels<Q4_0>(context, w, x, y);
+  else if (w.format->name == Q4_0::kName) run_panels<Q4_0>(context, w, x, y);
+  else run_panels<Int4G128>(context, w, x, y);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "format/int4_g128.h"
 #include "format/q4_0.h"
 #include "format/q8_0.h"
 
@@ -10,8 +11,6 @@ namespace ridge {
 namespace {
 
 constexpr int kScaleBytes = 2 * kPanelRows;
-
-int unit_bytes(const WeightFormat& format) { return kPanelRows * format.block_bytes; }
 
 void pack_codes(const Q8_0::Block& block, int row, std::byte* codes) {
   for (int column = 0; column < 32; ++column)
@@ -23,14 +22,22 @@ void pack_codes(const Q4_0::Block& block, int row, std::byte* codes) {
   for (int i = 0; i < 16; ++i) codes[64 * (i / 4) + 4 * row + i % 4] = std::byte(block.q[i]);
 }
 
+void pack_codes(const Int4G128::Block& block, int row, std::byte* codes) {
+  const auto nibble = [&](int column) { return block.q[column / 2] >> 4 * (column % 2) & 0xF; };
+  for (int first = 0; first < Int4G128::kGroup; first += kPanelGroup)
+    for (int i = 0; i < 16; ++i)
+      codes[PanelUnit<Int4G128>::kGroupBytes * (first / kPanelGroup) + 64 * (i / 4) + 4 * row + i % 4] =
+          std::byte(nibble(first + i) | nibble(first + 16 + i) << 4);
+}
+
 template <class F>
 void pack_panel(int64_t n_rows, int64_t n_in, const std::byte* rows, std::byte* panel) {
-  const int64_t n_units = n_in / kPanelGroup;
+  const int64_t n_units = n_in / F::kGroup;
   for (int row = 0; row < kPanelRows; ++row) {
     for (int64_t unit = 0; unit < n_units; ++unit) {
       typename F::Block block{};
       if (row < n_rows) std::memcpy(&block, rows + (row * n_units + unit) * int64_t(sizeof block), sizeof block);
-      std::byte* out = panel + unit * kPanelRows * int64_t(sizeof block);
+      std::byte* out = panel + unit * PanelUnit<F>::kBytes;
       std::memcpy(out + 2 * row, &block.scale, 2);
       pack_codes(block, row, out + kScaleBytes);
     }
@@ -39,16 +46,20 @@ void pack_panel(int64_t n_rows, int64_t n_in, const std::byte* rows, std::byte* 
 
 }  // namespace
 
-bool has_panels(const WeightFormat& format) { return format.name == Q8_0::kName || format.name == Q4_0::kName; }
+bool has_panels(const WeightFormat& format) {
+  return format.name == Q8_0::kName || format.name == Q4_0::kName || format.name == Int4G128::kName;
+}
 
 int64_t panel_bytes(const WeightFormat& format, int64_t n_out, int64_t n_in) {
-  return (n_out + kPanelRows - 1) / kPanelRows * (n_in / kPanelGroup) * unit_bytes(format);
+  return (n_out + kPanelRows - 1) / kPanelRows * kPanelRows * format.row_bytes(n_in);
 }
 
 void pack_panels(CpuContext& context, const WeightFormat& format, int64_t n_out, int64_t n_in, const std::byte* rows,
                  std::byte* panels) {
   RIDGE_CHECK(has_panels(format), "{} has no panel layout", format.name);
-  const auto pack = format.name == Q8_0::kName ? pack_panel<Q8_0> : pack_panel<Q4_0>;
+  const auto pack = format.name == Q8_0::kName   ? pack_panel<Q8_0>
+                    : format.name == Q4_0::kName ? pack_panel<Q4_0>
+                                                 : pack_panel<Int4G128>;
   const int64_t panel_size = panel_bytes(format, kPanelRows, n_in);
   context.pool.for_each((n_out + kPanelRows - 1) / kPanelRows, [&](int64_t panel, int) {
     const int64_t first = panel * kPanelRows;

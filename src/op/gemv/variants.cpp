@@ -46,7 +46,7 @@ void linear(CpuContext& context, const Linear& w, View2<const float> x, View2<fl
 }
 
 bool wants_panels(const WeightFormat& format, int64_t n_in, Isa isa) {
-  return isa >= Isa::avx2 && has_panels(format) && n_in % kPanelGroup == 0;
+  return isa >= Isa::avx2 && has_panels(format) && n_in % format.group == 0;
 }
 
 }  // namespace ridge
