@@ -104,13 +104,13 @@ class FakeRun : public CpuOpRun {
  public:
   explicit FakeRun(bool wrong) : wrong_(wrong) {}
   void call(int) override {
-    for (int i = 0; i < 1000; ++i) sink_ = sink_ + i;
+    for (unsigned i = 0; i < 1000; ++i) sink_ = sink_ + i;
   }
   OpCheck check(int) override { return {.metric = "NMSE", .error = wrong_ ? 0.25 : 0, .bound = 1e-5, .what = "fake"}; }
 
  private:
   bool wrong_;
-  volatile int sink_ = 0;
+  volatile unsigned sink_ = 0;
 };
 
 /// q8_0 is wrong, q4_0 has no kernel, int4_g128 fits no memory.
