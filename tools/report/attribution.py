@@ -97,7 +97,7 @@ def draw(lines, look):
     ax.set_xticks(range(0, 101, 20), [f"{x} %" for x in range(0, 101, 20)])
     if seen:  # classes too thin for their own name
         from matplotlib.patches import Patch
-        ax.legend([Patch(color=look.CLASSES[n]) for n in seen], seen, loc="upper left", bbox_to_anchor=(0, -0.12 - 0.22 / len(found)), ncols=len(seen),
+        ax.legend([Patch(color=look.CLASSES[n]) for n in seen], seen, loc="upper left", bbox_to_anchor=(0, -0.12 - 0.22 / len(found)), ncols=min(len(seen), 6),
                   frameon=False, fontsize=8.5, handlelength=1, handleheight=1, columnspacing=1.4)
     f.figure.tight_layout()
     return f
