@@ -276,6 +276,11 @@ class Data(unittest.TestCase):
         found = quality.data([kld("q4_0", 0.5, 0.3), step(10.0, "f16", 100), step(15.0, "q4_0", 100), step(99.0, "q4_0", 200), step(10.0, "f16", 0)])
         self.assertEqual((found[0]["tok_s"], found[0]["tok_s_depth"], found[0]["tok_s_vs_f16"]), (15.0, 100, 1.5))
 
+    def test_quality_settles_a_draw_of_models_by_name(self):
+        models = "abcdefghijklmnopqrstuvwxyz"  # in any other order one in 26 passes
+        found = quality.data([kld("f16", 0.0, 0.0), *[step(10.0, "f16", 100, model_filename=m) for m in models]])
+        self.assertEqual(found[0]["tok_s_model"], "z")
+
     def test_findings_put_losses_beside_wins(self):
         rows = GOOD + [gemv("i2_s", b, 300.0) for b in (1, 2)]
         found = page.findings({s.name: s.data(rows) for s in sections.SECTIONS})

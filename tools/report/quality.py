@@ -11,10 +11,10 @@ FIELDS = ["model", "path", "n_ctx", "kv", "bits_per_value", "bits_at_4k", "kld",
 
 
 def speeds(rows):
-    """{cache: line of bench decode at the largest depth where f16 was measured too}, of the model measured at the largest depth."""
+    """{cache: line of bench decode at the largest depth where f16 was measured too}, of the machine and model with the most caches there."""
     lines = decode.data(rows)
     places = {(d["machine"], d["model"], d["depth"]) for d in lines if d["kv"] == "f16"}
-    places = sorted(places, key=lambda p: (p[2], sum((d["machine"], d["model"], d["depth"]) == p for d in lines)))
+    places = sorted(places, key=lambda p: (p[2], sum((d["machine"], d["model"], d["depth"]) == p for d in lines), p))  # names settle a draw
     if not places:
         return {}
     found = [d for d in lines if (d["machine"], d["model"], d["depth"]) == places[-1]]
