@@ -16,11 +16,10 @@
 
 #include "base/rng.h"
 #include "format/list.h"
-#include "gpu/device_query.h"
 #include "gpu/graph.h"
 #include "op/gemm/tensor_gemm_cuda.h"
 #include "op/gemv/half_gemv_cuda.h"
-#include "ridge/error.h"
+#include "program.h"
 
 namespace ridge {
 namespace {
@@ -121,11 +120,9 @@ int run(std::span<char*> arguments) {
   if (planes.empty()) planes = {0};
   if (batches.empty()) batches = {1, 2, 4, 8, 16, 32, 64};
 
-  const gpu::DeviceReport report = gpu::query_devices();
-  if (report.devices.empty()) return fmt::print(stderr, "half_gemv_bench: {}\n", report.why_none), 6;
-  gpu::use_device(0);
+  const gpu::Device device = use_first_device();
   Bench bench;
-  bench.l2_bytes = int64_t(report.devices[0].l2_bytes);
+  bench.l2_bytes = int64_t(device.l2_bytes);
   for (const WeightFormat* format : formats)
     for (const Shape& shape : shapes) {
       if (shape.n_in % format->group != 0) continue;
@@ -139,11 +136,4 @@ int run(std::span<char*> arguments) {
 }  // namespace
 }  // namespace ridge
 
-int main(int argc, char** argv) {
-  try {
-    return ridge::run(std::span(argv + 1, size_t(argc - 1)));
-  } catch (const ridge::Error& error) {
-    fmt::print(stderr, "half_gemv_bench: {}\n", error.what());
-    return int(error.kind());
-  }
-}
+int main(int argc, char** argv) { return ridge::run_program("half_gemv_bench", ridge::run, argc, argv); }

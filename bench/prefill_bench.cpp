@@ -10,10 +10,9 @@
 #include <cmath>
 
 #include "base/rng.h"
-#include "gpu/device_query.h"
 #include "gpu/graph.h"
 #include "op/attn/prefill_cuda.h"
-#include "ridge/error.h"
+#include "program.h"
 
 namespace ridge {
 namespace {
@@ -103,9 +102,7 @@ int run(std::span<char*> arguments) {
               {128, 12, 2, 2048, 0},
               {64, 32, 8, 8192, 0},
               {256, 16, 4, 8192, 0}};
-  const gpu::DeviceReport report = gpu::query_devices();
-  if (report.devices.empty()) return fmt::print(stderr, "prefill_bench: {}\n", report.why_none), 6;
-  gpu::use_device(0);
+  use_first_device();
   const gpu::Stream stream;
   for (const Shape& s : shapes) {
     run<uint16_t>(stream, s);
@@ -118,10 +115,6 @@ int run(std::span<char*> arguments) {
 }  // namespace ridge
 
 int main(int argc, char** argv) {
-  try {
-    return ridge::run(std::span(argv + 1, size_t(argc - 1)));
-  } catch (const ridge::Error& error) {
-    fmt::print(stderr, "prefill_bench: {}\n", error.what());
-    return int(error.kind());
-  }
+  return ridge::run_program(
+      "prefill_bench", [](std::span<char*> arguments) { return ridge::run(arguments); }, argc, argv);
 }

@@ -93,7 +93,7 @@ int device_bandwidth(const BandwidthFlags& flags, int device) {
   row.update(lab::provenance(0, 0));
   row["kind"] = "bandwidth-device";
   results.add(row);
-  if (flags.output.json) fmt::print("{}\n", row.dump(2, ' ', false, lab::Row::error_handler_t::replace));
+  if (flags.output.json) fmt::print("{}\n", lab::json_text(row, 2));
   else print_table(ceilings);
   return interrupted() ? int(ErrorKind::interrupted) : 0;
 }
@@ -114,7 +114,7 @@ int bandwidth(const BandwidthFlags& flags) {
   row.update(lab::provenance(ceilings.n_threads, 0));
   row["kind"] = "bandwidth";
   results.add(row);
-  if (flags.output.json) fmt::print("{}\n", row.dump(2, ' ', false, lab::Row::error_handler_t::replace));
+  if (flags.output.json) fmt::print("{}\n", lab::json_text(row, 2));
   else print_table(ceilings);
   return interrupted() ? int(ErrorKind::interrupted) : 0;
 }

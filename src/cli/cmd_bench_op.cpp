@@ -73,8 +73,7 @@ class OpWriter {
       fmt::print("{}\n", lab::op_markdown_line(row));
     } else {
       const std::string_view front = format_ == lab::BenchFormat::jsonl ? "" : first ? "[\n  " : "  ,";
-      fmt::print("{}{}\n", front,
-                 lab::op_fields(row, device, params_).dump(-1, ' ', false, lab::Row::error_handler_t::replace));
+      fmt::print("{}{}\n", front, lab::json_text(lab::op_fields(row, device, params_)));
     }
     std::fflush(stdout);
   }

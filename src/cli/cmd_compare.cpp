@@ -88,7 +88,7 @@ int compare(const CompareFlags& flags) {
   row["a"] = fields[0];
   row["again"] = fields[2];
   row["b"] = fields[1];
-  if (flags.output.json) fmt::print("{}\n", row.dump(2, ' ', false, lab::Row::error_handler_t::replace));
+  if (flags.output.json) fmt::print("{}\n", lab::json_text(row, 2));
   else {
     fmt::print("{}\n", lab::op_markdown_head());
     for (const int i : {0, 2, 1}) fmt::print("{}\n", lab::op_markdown_line(rows[i]));

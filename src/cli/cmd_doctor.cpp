@@ -31,7 +31,7 @@ void print_json(const std::vector<lab::Check>& checks) {
                              {"what", check.what},
                              {"advice", check.advice}});
   row.update(lab::provenance(0, 0));
-  fmt::print("{}\n", row.dump(2, ' ', false, lab::Row::error_handler_t::replace));
+  fmt::print("{}\n", lab::json_text(row, 2));
 }
 
 int doctor(const DoctorFlags& flags) {

@@ -44,7 +44,7 @@ void print_result(const lab::EvalResult& result, const EvalFlags& flags, const l
       row.update(provenance);
       rows.push_back(std::move(row));
     }
-    fmt::print("{}\n", rows.dump(2, ' ', false, lab::Row::error_handler_t::replace));
+    fmt::print("{}\n", lab::json_text(rows, 2));
     return;
   }
   const bool pairs = result.options.against_base;

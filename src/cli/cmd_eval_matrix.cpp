@@ -25,9 +25,7 @@ std::vector<lab::Row> stored_rows(const MatrixFlags& flags) {
 }
 
 void print_rows(const std::vector<lab::Row>& rows, const std::string& format) {
-  const auto dump = [](const lab::Row& row, int indent) {
-    return row.dump(indent, ' ', false, lab::Row::error_handler_t::replace);
-  };
+  const auto dump = [](const lab::Row& row, int indent) { return lab::json_text(row, indent); };
   if (format == "md") fmt::print("{}", lab::matrix_table(rows));
   if (format == "json") fmt::print("{}\n", dump(rows, 2));
   if (format == "jsonl")

@@ -223,7 +223,7 @@ int info(const InfoFlags& flags) {
                {"formats", formats_row()},
                {"kernels", kernels_row()}};
   if (!flags.model.model.empty()) row["model"] = model_row(load_model(flags.model));
-  if (flags.output.json) fmt::print("{}\n", row.dump(2, ' ', false, lab::Row::error_handler_t::replace));
+  if (flags.output.json) fmt::print("{}\n", lab::json_text(row, 2));
   else print_text(row, gpus);
   return 0;
 }

@@ -54,11 +54,11 @@ int profile(const ProfileFlags& flags) {
     const lab::Row events = lab::trace_events(result->example, fmt::format("ridge {}", result->model.name));
     io::PendingFile file(flags.trace);
     file.create().or_throw();
-    file.write(events.dump(1, ' ', false, lab::Row::error_handler_t::replace)).or_throw();
+    file.write(lab::json_text(events, 1)).or_throw();
     file.commit().or_throw();
   }
   results.add(row);
-  if (flags.output.json) fmt::print("{}\n", row.dump(2, ' ', false, lab::Row::error_handler_t::replace));
+  if (flags.output.json) fmt::print("{}\n", lab::json_text(row, 2));
   else fmt::print("{}", lab::profile_markdown(*result));
   return 0;
 }

@@ -50,7 +50,7 @@ int quantize(const QuantizeFlags& flags) {
     for (const Fallback& f : fallbacks)
       row["fallbacks"].push_back(
           {{"tensor", f.tensor}, {"wanted", f.wanted->name}, {"got", f.got->name}, {"n_in", f.n_in}});
-    fmt::print("{}\n", row.dump(2, ' ', false, lab::Row::error_handler_t::replace));
+    fmt::print("{}\n", lab::json_text(row, 2));
   } else if (!flags.output.quiet) {
     fmt::print("{}: {} tensors, {:.1f} MiB, matrices in {} ({} bits/weight{})\n", flags.out, n_tensors,
                double(bytes) / 1048576, flags.type, type.format->bits_per_weight(),

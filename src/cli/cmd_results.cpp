@@ -12,18 +12,14 @@ struct ResultsFlags {
   std::string store, kind, in;
 };
 
-std::string dump(const lab::Row& row, int indent) {
-  return row.dump(indent, ' ', false, lab::Row::error_handler_t::replace);
-}
-
 int export_rows(const ResultsFlags& flags) {
   const lab::Store store = lab::Store::open(flags.store, false).or_throw();
   lab::Row chosen = lab::Row::array();
   for (lab::Row& row : store.rows().or_throw())
     if (flags.kind.empty() || lab::row_kind(row) == flags.kind) chosen.push_back(std::move(row));
-  if (flags.output.json) fmt::print("{}\n", dump(chosen, 2));
+  if (flags.output.json) fmt::print("{}\n", lab::json_text(chosen, 2));
   else
-    for (const lab::Row& row : chosen) fmt::print("{}\n", dump(row, -1));
+    for (const lab::Row& row : chosen) fmt::print("{}\n", lab::json_text(row));
   if (!flags.output.quiet) fmt::print(stderr, "{} rows of {}\n", chosen.size(), flags.store);
   return 0;
 }
@@ -44,7 +40,7 @@ int import_rows(const ResultsFlags& flags) {
     store.add(row);
     ++n_added;
   }
-  if (flags.output.json) fmt::print("{}\n", dump({{"added", n_added}, {"already_there", n_known}}, 2));
+  if (flags.output.json) fmt::print("{}\n", lab::json_text({{"added", n_added}, {"already_there", n_known}}, 2));
   else fmt::print("{} rows added to {}, {} were there already\n", n_added, flags.store, n_known);
   return 0;
 }

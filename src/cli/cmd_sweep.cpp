@@ -19,8 +19,6 @@ struct SweepFlags {
   bool dry_run = false, crossovers = false;
 };
 
-std::string dump(const lab::Row& row) { return row.dump(2, ' ', false, lab::Row::error_handler_t::replace); }
-
 std::vector<lab::Crossover> crossovers_of(const SweepFlags& flags, const lab::Store& store) {
   return lab::find_crossovers(store.rows().or_throw(),
                               {.baseline = flags.baseline, .budget = flags.budget_percent / 100});
@@ -35,7 +33,7 @@ lab::Row crossover_rows(const std::vector<lab::Crossover>& crossovers) {
 int show_crossovers(const SweepFlags& flags) {
   const lab::Store store = lab::Store::open(flags.store, false).or_throw();
   const std::vector<lab::Crossover> crossovers = crossovers_of(flags, store);
-  if (flags.output.json) fmt::print("{}\n", dump(crossover_rows(crossovers)));
+  if (flags.output.json) fmt::print("{}\n", lab::json_text(crossover_rows(crossovers), 2));
   else
     for (const lab::Crossover& crossover : crossovers) fmt::print("{}\n", lab::sentence(crossover));
   if (crossovers.empty() && !flags.output.quiet)
@@ -103,7 +101,9 @@ int dry_run(const SweepFlags& flags, const std::vector<lab::SweepPlan>& plans) {
     lab::Row cells = lab::Row::array();
     for (const lab::SweepPlan& plan : plans)
       for (lab::Row& row : plan_rows(plan)) cells.push_back(std::move(row));
-    fmt::print("{}\n", dump({{"cells", cells}, {"to_measure", total.n_left}, {"seconds", lab::number(total.seconds)}}));
+    fmt::print(
+        "{}\n",
+        lab::json_text({{"cells", cells}, {"to_measure", total.n_left}, {"seconds", lab::number(total.seconds)}}, 2));
     return 0;
   }
   for (const lab::SweepPlan& plan : plans) print_plan(plan);
@@ -144,7 +144,8 @@ int run(const SweepFlags& flags, const lab::SweepSpec& spec, const std::vector<l
   }
   progress.finish();
   const std::vector<lab::Crossover> crossovers = crossovers_of(flags, store);
-  if (flags.output.json) fmt::print("{}\n", dump({{"rows", rows}, {"crossovers", crossover_rows(crossovers)}}));
+  if (flags.output.json)
+    fmt::print("{}\n", lab::json_text({{"rows", rows}, {"crossovers", crossover_rows(crossovers)}}, 2));
   else if (!crossovers.empty()) fmt::print("\n");
   if (!flags.output.json)
     for (const lab::Crossover& crossover : crossovers) fmt::print("{}\n", lab::sentence(crossover));

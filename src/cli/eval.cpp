@@ -49,7 +49,7 @@ void store_row(lab::Row& row, const Model& model, lab::ResultsFile& results) {
 }
 
 void print_study(const std::vector<lab::Row>& rows, const std::string& table, const OutputFlags& output) {
-  if (output.json) fmt::print("{}\n", lab::Row(rows).dump(2, ' ', false, lab::Row::error_handler_t::replace));
+  if (output.json) fmt::print("{}\n", lab::json_text(lab::Row(rows), 2));
   else fmt::print("{}", table);
 }
 

@@ -33,14 +33,16 @@ __device__ void load_matrices_transposed(uint32_t (&words)[4], const void* row);
 
 /// Begins to copy 16 bytes of global memory, read once, to shared memory; both aligned to 16.
 __device__ void copy_async16(void* shared, const void* global);
-/// The same for what is read once and should be the first to leave L2; `policy` is evict_first_policy().
-__device__ void copy_async16(void* shared, const void* global, uint64_t policy);
-__device__ uint64_t evict_first_policy();
+/// The same where `wanted`, without a branch.
+__device__ void copy_async16_if(bool wanted, void* shared, const void* global);
 /// Ends a group of copies of this thread.
 __device__ void copy_commit();
 /// Waits until at most kLeft groups of this thread are under way; another thread's copies are visible after a barrier.
 template <int kLeft>
 __device__ __forceinline__ void copy_wait();
+
+/// Asks for the bytes around an address of global memory to be brought near, into L2.
+__device__ void prefetch(const void* global);
 
 /// Programmatic dependent launch (Grid::overlap): waits until the grid before has ended and its writes can be seen.
 /// Nothing in a launch without overlap, and before sm_90.
@@ -50,6 +52,8 @@ __device__ void let_next_grid_start();
 
 /// 2^x, fast: relative error below 2^-21.
 __device__ float fast_exp2(float x);
+/// 1 / x, to 2^-23 of it, of sizes 2^-126 to 2^126; 0 of larger ones.
+__device__ float fast_reciprocal(float x);
 
 /// Two floats as halves, the first in the low half.
 __device__ uint32_t pack_f16(float low, float high);
@@ -119,16 +123,16 @@ __device__ __forceinline__ void copy_async16(void* shared, const void* global) {
                : "r"(uint32_t(__cvta_generic_to_shared(shared))), "l"(global)
                : "memory");
 }
-__device__ __forceinline__ void copy_async16(void* shared, const void* global, uint64_t policy) {
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;"
-               :
-               : "r"(uint32_t(__cvta_generic_to_shared(shared))), "l"(global), "l"(policy)
-               : "memory");
-}
-__device__ __forceinline__ uint64_t evict_first_policy() {
-  uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
+__device__ __forceinline__ void copy_async16_if(bool wanted, void* shared, const void* global) {
+  asm volatile(
+      "{\n"
+      ".reg .pred wanted;\n"
+      "setp.ne.s32 wanted, %2, 0;\n"
+      "@wanted cp.async.cg.shared.global.L2::128B [%0], [%1], 16;\n"
+      "}"
+      :
+      : "r"(uint32_t(__cvta_generic_to_shared(shared))), "l"(global), "r"(int(wanted))
+      : "memory");
 }
 __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kLeft>
@@ -136,6 +140,7 @@ __device__ __forceinline__ void copy_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
 }
 
+__device__ __forceinline__ void prefetch(const void* global) { asm volatile("prefetch.global.L2 [%0];" ::"l"(global)); }
 __device__ __forceinline__ void wait_for_previous_grid() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -150,6 +155,11 @@ __device__ __forceinline__ void let_next_grid_start() {
 __device__ __forceinline__ float fast_exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ float fast_reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 __device__ __forceinline__ uint32_t pack_f16(float low, float high) {
@@ -172,11 +182,8 @@ __device__ __forceinline__ float half_to_float(uint16_t half) {
   asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(half));
   return value;
 }
-__device__ __forceinline__ uint16_t float_to_half(float value) {
-  uint16_t half;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(value));
-  return half;
-}
+/// By way of a pair: of one half's low byte, stored by itself, ptxas 13.0 makes a conversion of its value.
+__device__ __forceinline__ uint16_t float_to_half(float value) { return uint16_t(pack_f16(value, 0)); }
 __device__ __forceinline__ float bf16_to_float(uint16_t bits) { return __uint_as_float(uint32_t(bits) << 16); }
 __device__ __forceinline__ uint16_t float_to_bf16(float value) { return uint16_t(pack_bf16(value, 0)); }
 __device__ __forceinline__ float2 unpack_f16(uint32_t halves) {

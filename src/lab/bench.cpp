@@ -9,8 +9,7 @@
 #include "base/metrics.h"
 #include "base/rng.h"
 #include "engine/model_impl.h"
-#include "lab/device_ceilings.h"
-#include "lab/machine.h"
+#include "lab/roof.h"
 
 namespace ridge::lab {
 namespace {
@@ -25,13 +24,6 @@ constexpr int kCheckSteps = 2, kCheckPrompt = 4;
 
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-std::vector<int32_t> random_tokens(const Model& model, int n, Rng& rng) {
-  std::vector<int32_t> tokens;
-  tokens.reserve(size_t(n));
-  for (int i = 0; i < n; ++i) tokens.push_back(int32_t(rng.next() % uint64_t(model.info().vocab_size)));
-  return tokens;
-}
 
 int check_depth(const BenchTest& test) { return std::clamp(test.n_depth, kCheckDepthMin, kCheckDepthMax); }
 
@@ -173,28 +165,14 @@ bool time_test(const Model& model, const BenchParams& params, const BenchHooks& 
   return true;
 }
 
-/// Read bandwidth of the memory in use, and the size of the cache before it.
-struct Roof {
-  double gb_s = 0;
-  int64_t llc_bytes = 0;
-};
-Roof measured_roof(const BenchParams& params, int n_threads, const BenchHooks& hooks) {
-  if (const std::optional<int> device = parse_device(params.device)) {
-    const DeviceCeilings ceilings =
-        measure_device_ceilings({.device = *device, .max_seconds = 3, .read_only = true, .stop = hooks.stop});
-    return {ceilings.read_gb_s(), int64_t(ceilings.device.l2_bytes)};
-  }
-  CeilingOptions options{.n_threads = n_threads,
-                         .isa = params.isa,
-                         .bytes = 0,
-                         .repeats = 60,
-                         .max_seconds = 3,
-                         .read_only = true,
-                         .stop = hooks.stop};
-  return {measure_ceilings(options).read_gb_s(), machine_info().last_level_cache_bytes()};
-}
-
 }  // namespace
+
+std::vector<int32_t> random_tokens(const Model& model, int n, Rng& rng) {
+  std::vector<int32_t> tokens;
+  tokens.reserve(size_t(n));
+  for (int i = 0; i < n; ++i) tokens.push_back(int32_t(rng.next() % uint64_t(model.info().vocab_size)));
+  return tokens;
+}
 
 MeanDeviation mean_deviation(const std::vector<double>& samples) {
   if (samples.empty()) return {kNaN, 0};
@@ -250,7 +228,10 @@ int run_bench(const BenchParams& params, const BenchHooks& hooks) {
     const Reference reference(path, params, tests, step, stopped);
     for (const int n_threads : params.n_threads) {
       status("read bandwidth");
-      const Roof roof = stopped() ? Roof() : measured_roof(params, n_threads, hooks);
+      const Roof roof =
+          stopped()
+              ? Roof()
+              : measure_roof({.device = params.device, .n_threads = n_threads, .isa = params.isa, .stop = hooks.stop});
       if (stopped()) return n_failed;
       const Model model = Model::load(
           path, {.device = params.device, .n_threads = n_threads, .isa = params.isa, .kernels = params.kernels});
@@ -263,7 +244,7 @@ int run_bench(const BenchParams& params, const BenchHooks& hooks) {
                      .check = {},
                      .seconds = {},
                      .read_bytes = 0,
-                     .roof_gb_s = roof.gb_s,
+                     .roof_gb_s = roof.read_gb_s,
                      .llc_bytes = roof.llc_bytes,
                      .date = {}};
         if (params.check) row.check = reference.compare(model, test);

@@ -8,6 +8,7 @@
 
 #include <functional>
 
+#include "base/rng.h"
 #include "lab/bench_params.h"
 #include "lab/ceilings.h"
 #include "lab/results.h"
@@ -48,6 +49,9 @@ struct BenchRow {
   /// What a decode step reads fits in the last-level cache: memory is no roof for it.
   bool in_cache() const { return read_bytes > 0 && read_bytes <= double(llc_bytes); }
 };
+
+/// Uniform ids of the model's vocabulary.
+std::vector<int32_t> random_tokens(const Model& model, int n, Rng& rng);
 
 /// Mean and sample standard deviation; NaN mean when a sample is not a positive number, deviation 0 for one sample.
 struct MeanDeviation {

@@ -178,7 +178,7 @@ void BenchWriter::line(const std::string& text) {
 
 void BenchWriter::add(const BenchRow& row, const BenchParams& params) {
   const bool first = n_rows_++ == 0;
-  const auto json = [&] { return bench_fields(row, params, true).dump(-1, ' ', false, Row::error_handler_t::replace); };
+  const auto json = [&] { return json_text(bench_fields(row, params, true)); };
   switch (format_) {
     case BenchFormat::md:
       if (first) line(std::string(kMarkdownHead));

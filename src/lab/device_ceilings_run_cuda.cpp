@@ -19,6 +19,24 @@ StreamResult stream_result(std::string name, int64_t bytes_moved, const CallTime
   return {std::move(name), bytes_moved, spread(std::move(gb_s)), int(times.seconds.size())};
 }
 
+std::vector<CallTimes> time_works(const gpu::Stream& stream, std::span<const DeviceWork> works,
+                                  const DeviceCeilingOptions& options, int max_calls) {
+  return time_on_device(stream, works,
+                        {.replays = options.replays,
+                         .min_replay_seconds = 2e-3,
+                         .max_calls = max_calls,
+                         .max_seconds = options.max_seconds,
+                         .stop = options.stop});
+}
+
+/// Of a kernel's partial sums, n of them.
+uint32_t total_of(const gpu::Stream& stream, const gpu::Buffer& sums, int n) {
+  std::vector<uint32_t> parts(static_cast<size_t>(n));
+  gpu::download(stream, parts.data(), sums.as<void>(), 4 * int64_t(n));
+  stream.synchronize();
+  return std::accumulate(parts.begin(), parts.end(), uint32_t(0));
+}
+
 EdgeResult edge_result(std::string name, std::string what, std::vector<double> seconds) {
   for (double& s : seconds) s *= 1e6;
   const int repeats = int(seconds.size());
@@ -44,10 +62,7 @@ class DeviceStreams {
   void check_sum(const std::string& name, int variant, bool of_copy) const {
     gpu::clear(stream_, sums_.as<void>(), sums_.bytes());
     device_read(stream_, variant, of_copy ? b_.as<void>() : a_.as<void>(), bytes_, sums_.as<uint32_t>());
-    std::vector<uint32_t> parts(kDeviceReadSums);
-    gpu::download(stream_, parts.data(), sums_.as<void>(), sums_.bytes());
-    stream_.synchronize();
-    const uint32_t sum = std::accumulate(parts.begin(), parts.end(), uint32_t(0)), right = device_written_sum(bytes_);
+    const uint32_t sum = total_of(stream_, sums_, kDeviceReadSums), right = device_written_sum(bytes_);
     if (sum != right)
       throw Error(ErrorKind::gate,
                   fmt::format("stream {}: sum {:#x}, expected {:#x}: no bandwidth is given", name, sum, right));
@@ -83,12 +98,7 @@ void measure_streams(const gpu::Stream& stream, const DeviceCeilingOptions& opti
     add("copy", 2 * n, [&](gpu::StreamHandle s) { streams.copy(s); });
     add("copy-driver", 2 * n, [&](gpu::StreamHandle s) { streams.copy_by_driver(s); });
   }
-  const auto times = time_on_device(stream, works,
-                                    {.replays = options.replays,
-                                     .min_replay_seconds = 2e-3,
-                                     .max_calls = 64,
-                                     .max_seconds = options.max_seconds,
-                                     .stop = options.stop});
+  const auto times = time_works(stream, works, options, 64);
   for (size_t i = 0; i < works.size(); ++i)
     if (!times[i].seconds.empty()) result.streams.push_back(stream_result(names[i], bytes[i], times[i]));
 }
@@ -105,12 +115,7 @@ void measure_l2(const gpu::Stream& stream, const DeviceCeilingOptions& options, 
     streams.check_sum(names.back(), variant, false);
     works.push_back({1, [&streams, variant](gpu::StreamHandle s, int) { streams.read(s, variant); }});
   }
-  const auto times = time_on_device(stream, works,
-                                    {.replays = options.replays,
-                                     .min_replay_seconds = 2e-3,
-                                     .max_calls = 1024,
-                                     .max_seconds = options.max_seconds,
-                                     .stop = options.stop});
+  const auto times = time_works(stream, works, options, 1024);
   std::optional<StreamResult> best;
   for (size_t i = 0; i < works.size(); ++i) {
     if (times[i].seconds.empty()) continue;
@@ -126,10 +131,7 @@ void measure_rates(const gpu::Stream& stream, const DeviceCeilingOptions& option
   for (int variant = 0; variant < int(device_rates().size()); ++variant) {
     gpu::clear(stream, sums.as<void>(), sums.bytes());
     device_rate(stream, variant, options.rate_rounds, sums.as<uint32_t>());
-    std::vector<uint32_t> parts(kDeviceRateSums);
-    gpu::download(stream, parts.data(), sums.as<void>(), sums.bytes());
-    stream.synchronize();
-    const uint32_t sum = std::accumulate(parts.begin(), parts.end(), uint32_t(0));
+    const uint32_t sum = total_of(stream, sums, kDeviceRateSums);
     const uint32_t right = device_rate_sum(variant, options.rate_rounds);
     if (sum != right)
       throw Error(ErrorKind::gate, fmt::format("rate {}: sum {:#x}, expected {:#x}: no rate is given",
@@ -138,12 +140,7 @@ void measure_rates(const gpu::Stream& stream, const DeviceCeilingOptions& option
                        device_rate(s, variant, options.rate_rounds, sums.as<uint32_t>());
                      }});
   }
-  const auto times = time_on_device(stream, works,
-                                    {.replays = options.replays,
-                                     .min_replay_seconds = 2e-3,
-                                     .max_calls = 64,
-                                     .max_seconds = options.max_seconds,
-                                     .stop = options.stop});
+  const auto times = time_works(stream, works, options, 64);
   for (size_t i = 0; i < works.size(); ++i) {
     if (times[i].seconds.empty()) continue;
     // Operations take the bytes' place: 10^9 a second either way.

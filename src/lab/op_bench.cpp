@@ -222,6 +222,12 @@ Spread OpRow::us() const {
 }
 double OpRow::gb_s() const { return bytes() / us().median / 1e3; }
 double OpRow::pct_of_roof() const { return roof_gb_s > 0 ? 100 * gb_s() / roof_gb_s : kNaN; }
+int64_t moved_bytes_of(const OpKernel& kernel, const OpProblem& problem) {
+  if (kernel.moved_bytes) return kernel.moved_bytes(problem);
+  const Work work = op_work(problem);
+  return work.read_bytes + work.write_bytes;
+}
+
 double OpRow::predicted_us() const { return roof_gb_s > 0 ? double(moved_bytes) / roof_gb_s / 1e3 : kNaN; }
 
 std::vector<std::pair<OpProblem, KernelChoice>> plan_op_bench(const OpBenchParams& params,

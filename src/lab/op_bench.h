@@ -125,6 +125,8 @@ struct OpKernel {
 
   bool on_cpu() const { return open_cpu != nullptr; }
 };
+/// By the kernel's design; the work's bytes where it says nothing.
+int64_t moved_bytes_of(const OpKernel& kernel, const OpProblem& problem);
 /// Every kernel of this build, those of an op and kind of device worst to best.
 std::span<const OpKernel> op_kernels();
 

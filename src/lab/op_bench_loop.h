@@ -32,7 +32,7 @@ OpCandidate<typename Target::Run> open_candidate(Target& target, const OpBenchPa
   c.row.problem = problem;
   c.row.kernel = kernel.name;
   c.row.work = op_work(problem);
-  c.row.moved_bytes = kernel.moved_bytes ? kernel.moved_bytes(problem) : int64_t(c.row.bytes());
+  c.row.moved_bytes = moved_bytes_of(kernel, problem);
   c.row.set_bytes = kernel.set_bytes(problem);
   c.row.sets = choose_buffer_sets(c.row.set_bytes, target.cache_bytes(), budget_bytes, params.max_sets);
   c.row.roof_gb_s = target.roof.gb_s;

@@ -16,10 +16,6 @@ Row side_row(const KvSideConfig& side) {
           {"sinks", side.policy.sinks}};
 }
 
-std::string bytes_text(double bytes) {
-  return bytes >= 1e6 ? fmt::format("{:.1f} MB", bytes / 1e6) : fmt::format("{:.1f} KB", bytes / 1e3);
-}
-
 std::string check_text(const OpCheck& check) { return fmt::format("{} {:.1e}", check.metric, check.error); }
 
 }  // namespace

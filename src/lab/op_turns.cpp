@@ -61,8 +61,7 @@ void run_op_turns(OpBenchParams params, std::span<const OpTurn> turns, std::span
     row.problem = dress.turn->problem;
     row.kernel = dress.kernel->name;
     row.work = op_work(row.problem);
-    row.moved_bytes =
-        dress.kernel->moved_bytes ? dress.kernel->moved_bytes(row.problem) : row.work.read_bytes + row.work.write_bytes;
+    row.moved_bytes = moved_bytes_of(*dress.kernel, row.problem);
     hooks.on_row(turn, row, device);
   };
   const auto none = [](const Dress& dress) { return !dress.kernel && !dress.why_none.empty(); };

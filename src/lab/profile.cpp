@@ -13,7 +13,7 @@
 namespace ridge::lab {
 
 double ProfiledStep::parts_us() const {
-  return std::accumulate(calls.begin(), calls.end(), 0.0, [](double sum, const ProfileCall& c) { return sum + c.us; });
+  return std::accumulate(calls.begin(), calls.end(), 0.0, [](double sum, const OpCall& c) { return sum + c.us; });
 }
 
 double ProfileRoofs::gop_s(const ProfilePart& part) const {
@@ -54,8 +54,8 @@ Attribution attribute(const std::vector<ProfiledStep>& steps) {
   std::map<std::tuple<std::string, std::string, std::string>, ProfilePart> parts;
   for (const ProfiledStep* step : sorted) {
     a.step_us += step->us * each;
-    for (const ProfileCall& call : step->calls) {
-      ProfilePart& part = parts[{call.op, call.what, call.kernel}];
+    for (const OpCall& call : step->calls) {
+      ProfilePart& part = parts[{std::string(call.op), call.what, std::string(call.kernel)}];
       part.op = call.op;
       part.what = call.what;
       part.kernel = call.kernel;
@@ -96,13 +96,14 @@ Result<std::vector<ProfiledStep>> device_steps(const gpu::LaunchLog& log, const 
     if (steps.empty()) continue;
     // Kernels that overlap count from where the one before ended, so that parts add up.
     const double start = std::max(times[i].start_us, end_before), end = std::max(start, times[i].end_us);
-    steps.back().calls.push_back({.op = std::string(op.op),
+    steps.back().calls.push_back({.op = op.op,
                                   .what = op.what,
-                                  .kernel = std::string(launch.kernel),
+                                  .kernel = launch.kernel,
                                   .layer = op.layer,
                                   .work = first_of_op ? Work{op.read_bytes, op.write_bytes, op.flops} : Work{},
                                   .start_us = start,
-                                  .us = end - start});
+                                  .us = end - start,
+                                  .counters = {}});
     steps.back().us = end - steps.back().start_us;
   }
   if (!steps.empty()) steps.erase(steps.begin());
@@ -131,15 +132,15 @@ Row trace_events(const ProfiledStep& step, std::string_view title) {
   for (size_t i = 0; i < step.calls.size();) {
     size_t end = i + 1;
     while (end < step.calls.size() && step.calls[end].layer == step.calls[i].layer) ++end;
-    const ProfileCall &first = step.calls[i], &last = step.calls[end - 1];
+    const OpCall &first = step.calls[i], &last = step.calls[end - 1];
     if (first.layer >= 0)
       add(fmt::format("layer {}", first.layer), 1, first.start_us, last.start_us + last.us - first.start_us,
           Row::object());
     i = end;
   }
-  for (const ProfileCall& c : step.calls) {
+  for (const OpCall& c : step.calls) {
     const double bytes = double(c.work.read_bytes + c.work.write_bytes);
-    add(c.what.empty() ? c.op : c.op + " " + c.what, 2, c.start_us, c.us,
+    add(c.what.empty() ? std::string(c.op) : fmt::format("{} {}", c.op, c.what), 2, c.start_us, c.us,
         {{"kernel", c.kernel},
          {"read_bytes", c.work.read_bytes},
          {"write_bytes", c.work.write_bytes},

@@ -23,21 +23,11 @@ struct KernelTime;
 
 namespace ridge::lab {
 
-/// A call of an op on the CPU, or a kernel on a device.
-struct ProfileCall {
-  std::string op;      ///< gemv, gemm, attention, append, norm, rope, activation, sample, ... (op/trace.h)
-  std::string what;    ///< "8960x1536 q4_0"
-  std::string kernel;  ///< "panel-avx512", "int_gemv"
-  int layer = -1;
-  Work work;  ///< of an op with several kernels: the first has all of it
-  double start_us = 0, us = 0;
-  OpCounters counters;
-};
-
-/// One step as it ran.
+/// One step as it ran: calls of ops on the CPU, kernels on a device. Of an op with several kernels the first has all
+/// the work.
 struct ProfiledStep {
   double start_us = 0, us = 0;
-  std::vector<ProfileCall> calls;
+  std::vector<OpCall> calls;
   double parts_us() const;
 };
 
@@ -96,7 +86,7 @@ struct ProfileParams {
   int n_steps = 32;
   double max_seconds = 30;
   uint64_t seed = 42;
-  bool counters = false;  ///< of the processor, in steps of their own; CPU only
+  bool counters = false;  ///< of the processor, in the recorded steps; CPU only
 };
 
 struct Profile {

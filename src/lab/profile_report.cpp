@@ -11,10 +11,11 @@ double moved(const Work& work) { return double(work.read_bytes + work.write_byte
 double rate(double amount, double us) { return us > 0 ? amount / us * 1e-3 : NAN; }  // 10^9 a second
 double percent(double part, double whole) { return whole > 0 ? 100 * part / whole : NAN; }
 
-std::string bytes_text(double bytes) {
-  if (bytes <= 0) return "";
-  return bytes >= 1e6 ? fmt::format("{:.1f} MB", bytes / 1e6) : fmt::format("{:.1f} KB", bytes / 1e3);
+/// What a step reads: declared for a decode step as a whole, by its parts for a prompt's chunk.
+double step_read_bytes(const Profile& p) {
+  return double(p.prefill ? p.attribution.work.read_bytes : p.step_read_bytes);
 }
+double step_gb_s(const Profile& p) { return rate(step_read_bytes(p), p.attribution.step_us); }
 
 /// Time of all parts of an op, largest first.
 std::vector<std::pair<std::string, double>> by_op(const Attribution& a) {
@@ -54,13 +55,12 @@ Row profile_fields(const Profile& p, const ProfileParams& params) {
         {"write_bytes", a.work.write_bytes},
         {"flops", a.work.flops},
         {"decode_read_bytes", p.step_read_bytes},
-        {"gb_s", number(rate(double(p.prefill ? a.work.read_bytes : p.step_read_bytes), a.step_us))},
+        {"gb_s", number(step_gb_s(p))},
         {"roof_gb_s", number(p.roofs.read_gb_s)},
         {"roof_int8_gop_s", p.roofs.int8_gop_s > 0 ? Row(p.roofs.int8_gop_s) : Row(nullptr)},
         {"roof_float_gop_s", p.roofs.float_gop_s > 0 ? Row(p.roofs.float_gop_s) : Row(nullptr)},
         {"last_level_cache_bytes", p.roofs.cache_bytes},
-        {"pct_of_roof", number(percent(rate(double(p.prefill ? a.work.read_bytes : p.step_read_bytes), a.step_us),
-                                       p.roofs.read_gb_s))},
+        {"pct_of_roof", number(percent(step_gb_s(p), p.roofs.read_gb_s))},
         {"counted", p.counted},
         {"parts", Row::array()}};
   for (const ProfilePart& part : a.parts)
@@ -101,15 +101,15 @@ std::string profile_markdown(const Profile& p) {
   for (const ProfilePart& part : a.parts) {
     const double gb_s = rate(moved(part.work), part.us);
     const bool counted = moved(part.work) > 0;
-    text += fmt::format(
-        "| {} | {} | {:.4g} | {:.1f} | {:.1f} % | {} | {} | {} | {} |\n", part.name(), part.kernel, part.calls, part.us,
-        percent(part.us, a.step_us), bytes_text(moved(part.work)), counted ? fmt::format("{:.1f}", gb_s) : "",
-        counted ? fmt::format("{:.1f} %", percent(gb_s, p.roofs.read_gb_s)) : "", part_bound(part, p.roofs));
+    text += fmt::format("| {} | {} | {:.4g} | {:.1f} | {:.1f} % | {} | {} | {} | {} |\n", part.name(), part.kernel,
+                        part.calls, part.us, percent(part.us, a.step_us), counted ? bytes_text(moved(part.work)) : "",
+                        counted ? fmt::format("{:.1f}", gb_s) : "",
+                        counted ? fmt::format("{:.1f} %", percent(gb_s, p.roofs.read_gb_s)) : "",
+                        part_bound(part, p.roofs));
   }
   text += fmt::format("| between them | | | {:.1f} | {:.1f} % | | | | |\n", a.gap_us(), percent(a.gap_us(), a.step_us));
-  const double read = double(p.prefill ? a.work.read_bytes : p.step_read_bytes);
   text += fmt::format("| the step | | {:.4g} | {:.1f} | 100 % | {} | {:.1f} | {:.1f} % | |\n\n", a.calls, a.step_us,
-                      bytes_text(read), rate(read, a.step_us), percent(rate(read, a.step_us), p.roofs.read_gb_s));
+                      bytes_text(step_read_bytes(p)), step_gb_s(p), percent(step_gb_s(p), p.roofs.read_gb_s));
   if (p.counted) {
     text += fmt::format(
         "| part | instructions | a cycle | lines from memory | GB/s |\n| --- | ---: | ---: | ---: | ---: |\n");

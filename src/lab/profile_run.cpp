@@ -1,16 +1,16 @@
 // Runs the steps that profile.h attributes.
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "base/rng.h"
 #include "engine/model_impl.h"
 #include "gpu/kernel_times.h"
 #include "gpu/launch_log.h"
-#include "lab/ceilings.h"
+#include "lab/bench.h"
 #include "lab/cpu_counters.h"
-#include "lab/device_ceilings.h"
-#include "lab/machine.h"
 #include "lab/profile.h"
+#include "lab/roof.h"
 #include "op/trace.h"
 
 namespace ridge::lab {
@@ -24,21 +24,8 @@ double now_us() {
   return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-/// The calls that a trace holds, as one step.
-ProfiledStep host_step(OpTrace& trace, double start_us, double us) {
-  ProfiledStep step{.start_us = start_us, .us = us, .calls = {}};
-  step.calls.reserve(trace.calls.size());
-  for (OpCall& c : trace.calls)
-    step.calls.push_back({.op = std::string(c.op),
-                          .what = std::move(c.what),
-                          .kernel = std::string(c.kernel),
-                          .layer = c.layer,
-                          .work = c.work,
-                          .start_us = c.start_us,
-                          .us = c.us,
-                          .counters = c.counters});
-  trace.clear();
-  return step;
+void append(std::vector<gpu::KernelTime>& to, const std::vector<gpu::KernelTime>& more) {
+  to.insert(to.end(), more.begin(), more.end());
 }
 
 class Runner {
@@ -48,11 +35,7 @@ class Runner {
 
   bool stopped() const { return hooks_.stop && hooks_.stop(); }
 
-  std::vector<int32_t> tokens(int n) {
-    std::vector<int32_t> ids;
-    for (int i = 0; i < n; ++i) ids.push_back(int32_t(rng_.next() % uint64_t(model_.info().vocab_size)));
-    return ids;
-  }
+  std::vector<int32_t> tokens(int n) { return random_tokens(model_, n, rng_); }
 
   /// A session at the depth, with room for `n_more` tokens.
   Session open(int n_more) const {
@@ -99,14 +82,16 @@ class Runner {
       const double us = trace.now_us() - start;
       context.trace = nullptr;
       if (stopped()) return false;
-      if (traced) steps.push_back(host_step(trace, start, us));
+      if (traced) steps.push_back({.start_us = start, .us = us, .calls = std::exchange(trace.calls, {})});
       else if (i >= 0) untraced.push_back(us);
     }
     return true;
   }
 
   /// Steps on a device that feed themselves, or chunks of a prompt. `log`: null when nobody watches.
-  bool run_device(gpu::LaunchLog* log, gpu::KernelTimes* times, std::vector<double>& walls, Profile& profile) {
+  /// Kernels of what is logged are added to `kernels`, but for those that `times` still holds in the end.
+  bool run_device(gpu::LaunchLog* log, gpu::KernelTimes* times, std::vector<gpu::KernelTime>& kernels,
+                  std::vector<double>& walls, Profile& profile) {
     const int n = params_.n_steps + 2;  // the first is not used, the last may be cut off
     if (params_.n_prompt > 0) {
       Session session = open(params_.n_prompt);
@@ -115,11 +100,14 @@ class Runner {
         session.fill_codes(params_.n_depth, params_.seed);
         if (profile.step_read_bytes == 0) profile.step_read_bytes = session.decode_read_bytes();
         const std::vector<int32_t> ids = tokens(params_.n_prompt);
-        if (i == 0 && times) times->take();
+        if (times) times->take();  // those that filled the cache
         const gpu::LogLaunches on(i >= 0 ? log : nullptr);
         const double start = now_us();
         session.prefill(ids);  // waits for the logits
-        if (i >= 0) walls.push_back(now_us() - start);
+        if (i >= 0) {
+          walls.push_back(now_us() - start);
+          if (times) append(kernels, times->take());
+        }
         if (stopped()) return false;
         status(log ? "timing kernels" : "timing chunks", std::max(0, i));
       }
@@ -160,26 +148,15 @@ double rate_of(std::span<const RateResult> rates, std::string_view number) {
 }
 
 ProfileRoofs measure_roofs(const ProfileParams& params, const ProfileHooks& hooks) {
-  if (const std::optional<int> device = parse_device(params.load.device)) {
-    const DeviceCeilings c = measure_device_ceilings(
-        {.device = *device, .max_seconds = 3, .read_only = true, .rates = true, .stop = hooks.stop});
-    return {.read_gb_s = c.read_gb_s(),
-            .int8_gop_s = rate_of(c.rates, "int8"),
-            .float_gop_s = rate_of(c.rates, "f16"),
-            .cache_bytes = int64_t(c.device.l2_bytes)};
-  }
-  const Ceilings c = measure_ceilings({.n_threads = params.load.n_threads,
-                                       .isa = params.load.isa,
-                                       .bytes = 0,
-                                       .repeats = 60,
-                                       .max_seconds = 3,
-                                       .read_only = true,
-                                       .rates = true,
-                                       .stop = hooks.stop});
-  return {.read_gb_s = c.read_gb_s(),
-          .int8_gop_s = rate_of(c.rates, "int8"),
-          .float_gop_s = rate_of(c.rates, "f32"),
-          .cache_bytes = machine_info().last_level_cache_bytes()};
+  const Roof roof = measure_roof({.device = params.load.device,
+                                  .n_threads = params.load.n_threads,
+                                  .isa = params.load.isa,
+                                  .rates = true,
+                                  .stop = hooks.stop});
+  return {.read_gb_s = roof.read_gb_s,
+          .int8_gop_s = rate_of(roof.rates, "int8"),
+          .float_gop_s = rate_of(roof.rates, parse_device(params.load.device) ? "f16" : "f32"),
+          .cache_bytes = roof.llc_bytes};
 }
 
 /// The step whose duration is nearest the median.
@@ -214,12 +191,14 @@ std::optional<Profile> run_profile(const ProfileParams& params, const ProfileHoo
   if (model.info().device == "cpu") {
     if (!runner.run_host(steps, untraced, profile)) return std::nullopt;
   } else {
-    if (!runner.run_device(nullptr, nullptr, untraced, profile)) return std::nullopt;
+    std::vector<gpu::KernelTime> kernels;
+    if (!runner.run_device(nullptr, nullptr, kernels, untraced, profile)) return std::nullopt;
     gpu::KernelTimes times;  // from here on everything is recorded
     gpu::LaunchLog log;
     std::vector<double> traced_walls;
-    if (!runner.run_device(&log, &times, traced_walls, profile)) return std::nullopt;
-    steps = device_steps(log, times.take()).or_throw();
+    if (!runner.run_device(&log, &times, kernels, traced_walls, profile)) return std::nullopt;
+    append(kernels, times.take());
+    steps = device_steps(log, kernels).or_throw();
   }
   if (steps.empty()) throw Error(ErrorKind::failure, "no step could be profiled (raise --seconds)");
   profile.attribution = attribute(steps);

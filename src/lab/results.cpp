@@ -48,6 +48,14 @@ void write_all(int fd, std::string_view bytes, const std::filesystem::path& path
 
 Row number(double value) { return std::isfinite(value) ? Row(value) : Row(nullptr); }
 
+std::string json_text(const Row& row, int indent) {
+  return row.dump(indent, ' ', false, Row::error_handler_t::replace);
+}
+
+std::string bytes_text(double bytes) {
+  return bytes >= 1e6 ? fmt::format("{:.1f} MB", bytes / 1e6) : fmt::format("{:.1f} KB", bytes / 1e3);
+}
+
 std::string utc_now() {
   const std::time_t now = std::time(nullptr);
   std::tm parts{};
@@ -138,7 +146,7 @@ ResultsFile::~ResultsFile() {
 void ResultsFile::add(const Row& row) {
   if (fd_ < 0) return;
   // One write per row: rows of processes that append at once do not mix. Text that is not UTF-8 (paths) is replaced.
-  write_all(fd_, row.dump(-1, ' ', false, Row::error_handler_t::replace) + "\n", path_);
+  write_all(fd_, json_text(row) + "\n", path_);
   if (::fsync(fd_) != 0)
     throw Error(ErrorKind::failure, four_parts("cannot store the results", path_.native(), std::strerror(errno), ""));
 }

@@ -15,6 +15,12 @@ using Row = nlohmann::ordered_json;
 /// A measured number for JSON: NaN and infinity, which JSON cannot hold, become null.
 Row number(double value);
 
+/// JSON on one line, or indented; bytes that are no UTF-8 are replaced.
+std::string json_text(const Row& row, int indent = -1);
+
+/// "12.3 MB", "4.5 KB"; MB = 10^6.
+std::string bytes_text(double bytes);
+
 /// UTC, "2026-07-28T12:34:56Z".
 std::string utc_now();
 

@@ -122,8 +122,6 @@ Status check_store(sqlite3* db, const std::filesystem::path& path) {
   return {};
 }
 
-std::string dumped(const Row& row) { return row.dump(-1, ' ', false, Row::error_handler_t::replace); }
-
 std::string text_field(const Row& row, const char* name) {
   const auto found = row.find(name);
   return found != row.end() && found->is_string() ? found->get<std::string>() : std::string();
@@ -133,7 +131,7 @@ std::string text_field(const Row& row, const char* name) {
 
 std::string cell_key(const Row& row) {
   const auto cell = row.find("cell");
-  const nlohmann::json sorted = nlohmann::json::parse(dumped(cell != row.end() ? *cell : row));
+  const nlohmann::json sorted = nlohmann::json::parse(json_text(cell != row.end() ? *cell : row));
   return sorted.dump();
 }
 
@@ -196,7 +194,7 @@ void Store::add(const Row& row) {
   statement.bind(2, row_kind(row));
   statement.bind(3, row_state(row));
   statement.bind(4, date);
-  statement.bind(5, dumped(row));
+  statement.bind(5, json_text(row));
   statement.next();
   if (!statement.done())
     throw Error(ErrorKind::failure, four_parts("cannot store a row", path_.native(), reason(db_.get()),

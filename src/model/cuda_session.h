@@ -52,6 +52,7 @@ class CudaSession : public DeviceSession {
   struct StepState {
     gpu::Buffer tokens, n_past, n_keys, cosines, sines;
     gpu::Buffer x, qkv, q, attn, ff, logits, attn_scratch;
+    gpu::Buffer sides;  // AppendSide of K and V of every layer
     ProductScratch products;
     int past = -1;  ///< what n_past holds for every active sequence; -1: nothing yet
   };

@@ -34,7 +34,9 @@ class DeviceKvStore {
   /// The same without the floats: what attention over tiles needs. Only when tiled().
   void append_tiles(gpu::StreamHandle stream, int n_seq, int n_past, int n_new, float* rows, DeviceKvScratch& scratch);
   bool tiled() const { return tiled_; }
-  /// The side as append_decode() writes it. The store must be calibrated: n_past >= layout().retention.calibration.
+  /// Whether append_decode() may add the next position: not the one that completes calibration.
+  bool steps_from(int n_past) const { return calibrated_ || n_past + 1 != layout_.retention.calibration; }
+  /// The side as append_decode() writes it where steps_from() says so: until the centre is set it is zero.
   AppendSide append_side() const;
   /// The side as attention over tiles reads it, at any length.
   TileSide tile_side() const;
@@ -43,7 +45,7 @@ class DeviceKvStore {
   /// Attention output [n_seq, n_tokens, n_heads * head_dim] out of cache space.
   void restore_output(gpu::StreamHandle stream, int n_seq, int n_tokens, int n_heads, float* out) const;
 
-  void reset() { calibrated_ = false; }
+  void reset(gpu::StreamHandle stream);
   /// Valid random codes under middling scales in every tile, for benchmarks at depth. Only when tiled().
   void fill_codes(gpu::StreamHandle stream, int n, uint64_t seed);
   const KvSideConfig& config() const { return config_; }

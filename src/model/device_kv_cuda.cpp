@@ -87,6 +87,11 @@ AppendSide DeviceKvStore::append_side() const {
           .saturated = saturated_.as<unsigned long long>()};
 }
 
+void DeviceKvStore::reset(gpu::StreamHandle stream) {
+  if (calibrated_ && centre_.bytes() > 0) gpu::clear(stream, centre_.as<void>(), centre_.bytes());
+  calibrated_ = false;
+}
+
 void DeviceKvStore::append_tiles(gpu::StreamHandle stream, int n_seq, int n_past, int n_new, float* rows,
                                  DeviceKvScratch& scratch) {
   RIDGE_CHECK(tiled_, "{} is not held in tiles here", config_.format->name);
@@ -171,7 +176,7 @@ void DeviceKvStore::fill_codes(gpu::StreamHandle stream, int n, uint64_t seed) {
                     ring_.as<std::byte>());
   device_fill_tiles(stream, TileKind::f16, head_dim_, sinks_.bytes() / TileShape(TileKind::f16, head_dim_).bytes,
                     seed + 2, sinks_.as<std::byte>());
-  calibrated_ = true;
+  calibrated_ = n >= layout_.retention.calibration;
 }
 
 void DeviceKvStore::rotate_queries(gpu::StreamHandle stream, int64_t n_rows, float* q) const {

@@ -62,8 +62,8 @@ class DeviceSession {
 
 /// Choices of kernels, for measurements.
 struct DeviceOptions {
-  int int4_planes = 2;   ///< bytes an activation of int4_g128 is rounded to: 1 or 2
-  bool overlap = false;  ///< programmatic dependent launch inside a decode step
+  int int4_planes = 2;  ///< bytes an activation of int4_g128 is rounded to: 1 or 2
+  bool overlap = true;  ///< programmatic dependent launch inside a decode step
 };
 /// From "op=name" entries: int4=1plane|2planes, launch=plain|overlap. Throws usage, naming the choices.
 DeviceOptions parse_device_kernels(std::span<const std::string> kernels);

@@ -14,6 +14,10 @@
 
 namespace ridge {
 
+/// More tokens take the kernels of many, which round activations to halves (bf16 weights: to two planes). They are not
+/// bound by the bytes of weights any more but by products.
+inline constexpr int64_t kFewTokens = 64;
+
 /// Memory that products of one stream share. What is captured in a graph must have run once with the same scratch
 /// before, and is good for as long as places() stays what it was: larger products take new memory and free the old.
 struct ProductScratch {
@@ -55,6 +59,8 @@ class DeviceProduct {
   int64_t bytes() const;
   /// "int-1plane", "int-2planes", "ternary", "bricks", "f32", one for each launch.
   std::vector<std::string_view> kernels() const;
+  /// The same of more than kFewTokens tokens: "int4-f16", "ternary-int8", "bricks-f16", "bricks-2planes", "f32".
+  std::vector<std::string_view> kernels_of_many() const;
 
  private:
   /// Matrices that share a launch.

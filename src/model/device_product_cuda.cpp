@@ -5,6 +5,7 @@
 #include "gpu/launch_log.h"
 #include "model/device_product.h"
 #include "op/gemm/gemm_cuda.h"
+#include "op/gemm/int_gemm_cuda.h"
 #include "op/gemm/tensor_gemm_cuda.h"
 #include "op/norm_rope/norm_rope_cuda.h"
 
@@ -133,6 +134,16 @@ std::vector<std::string_view> DeviceProduct::kernels() const {
   return names;
 }
 
+std::vector<std::string_view> DeviceProduct::kernels_of_many() const {
+  std::vector<std::string_view> names;
+  for (const Group& g : groups_)
+    names.push_back(g.kind == Group::in_floats ? "f32"
+                    : g.kind == Group::in_ints ? g.ints.kind == IntKind::ternary ? "ternary-int8" : "int4-f16"
+                    : g.bricks.format == BrickFormat::bf16 ? "bricks-2planes"
+                                                           : "bricks-f16");
+  return names;
+}
+
 void DeviceProduct::run(gpu::StreamHandle stream, const ProductCall& call, ProductScratch& scratch) const {
   const gpu::OpRange range([&] {
     const int64_t all_out = std::accumulate(n_out_.begin(), n_out_.end(), int64_t(0)),
@@ -159,18 +170,38 @@ void DeviceProduct::run(gpu::StreamHandle stream, const Group& g, const ProductC
       c.y[i] = call.y[g.first + i];
       c.bias[i] = biases_[size_t(g.first + i)];
     }
-    scratch.bricks.ensure<std::byte>(brick_scratch_bytes(g.bricks, c));
-    device_half_gemv(stream, g.bricks, c, scratch.bricks);
+    if (n > kFewTokens && g.bricks.format != BrickFormat::bf16) {
+      scratch.bricks.ensure<std::byte>(tensor_gemm_scratch_bytes(g.bricks, c, 1));
+      device_tensor_gemm(stream, g.bricks, c, 1, scratch.bricks);
+    } else {
+      scratch.bricks.ensure<std::byte>(brick_scratch_bytes(g.bricks, c));
+      device_half_gemv(stream, g.bricks, c, scratch.bricks);
+    }
     return;
   }
   if (g.kind == Group::in_ints) {
+    const IntOutput output = call.output == ProductOutput::store      ? IntOutput::store
+                             : call.output == ProductOutput::add      ? IntOutput::add
+                             : call.output == ProductOutput::silu_glu ? IntOutput::silu_glu
+                                                                      : IntOutput::relu2_glu;
+    const float* const bias = biases_[size_t(g.first)];  // of the group's matrices, one after another, as its rows are
+    if (n > kFewTokens) {
+      IntGemmCall c{.n_tokens = n, .x = call.x, .norm_weight = call.norm_weight, .norm_eps = call.norm_eps};
+      c.bias = bias;
+      c.output = output;
+      c.n_parts = glu_ ? 1 : g.count;
+      for (int i = 0; i < c.n_parts; ++i) {
+        c.n_out[i] = n_out_[size_t(g.first + i)];
+        c.y[i] = call.y[g.first + i];
+      }
+      c.overlap = call.overlap;
+      device_int_gemm(stream, g.ints, c, scratch.ints);
+      return;
+    }
     IntCall c{.n_tokens = n, .x = call.x, .norm_weight = call.norm_weight, .norm_eps = call.norm_eps};
     c.planes = g.ints.kind == IntKind::ternary ? 1 : planes_;
-    c.output = call.output == ProductOutput::store      ? IntOutput::store
-               : call.output == ProductOutput::add      ? IntOutput::add
-               : call.output == ProductOutput::silu_glu ? IntOutput::silu_glu
-                                                        : IntOutput::relu2_glu;
-    c.bias = biases_[size_t(g.first)];  // of the group's matrices, one after another, as its rows are
+    c.output = output;
+    c.bias = bias;
     c.overlap = call.overlap;
     bool joint = true;  // outputs lie behind one another as the rows do
     for (int i = g.first; !glu_ && i + 1 < g.first + g.count; ++i)

@@ -41,6 +41,8 @@ CudaSession::CudaSession(CudaModel& model, std::span<const KvSideConfig> k, std:
       else if (const char* why =
                    decode_append_unsupported(store.append_side().kind, side.policy.scale, store.layout().retention))
         step_unsupported_ = why;
+      else if (store.layout().ring_rows > 0 && store.layout().retention.window == 0)
+        step_unsupported_ = "centred rows without a window";
     };
     open(true, k, k_);
     open(false, v, v_);
@@ -57,7 +59,7 @@ void CudaSession::reset(int n_active) {
   n_past_ = 0;
   step_.past = -1;
   for (auto* side : {&k_, &v_})
-    for (DeviceKvStore& store : *side) store.reset();
+    for (DeviceKvStore& store : *side) store.reset(model_.stream);
 }
 
 int64_t CudaSession::kv_read_bytes(int n_keys) const {
@@ -230,7 +232,7 @@ const char* CudaSession::step_unsupported() const {
   if (step_unsupported_) return step_unsupported_;
   for (const auto* side : {&k_, &v_})
     for (const DeviceKvStore& store : *side)
-      if (n_past_ < store.layout().retention.calibration) return "centres are not set yet";
+      if (!store.steps_from(n_past_)) return "this step sets centres";
   return nullptr;
 }
 
@@ -243,11 +245,26 @@ void CudaSession::queue_step(bool leaving, bool with_logits) {
   auto *x = s.x.as<float>(), *attn = s.attn.as<float>(), *ff = s.ff.as<float>();
   // [n, q_dim], [n, kv_dim], [n, kv_dim]: for one sequence a joint row.
   float *q = s.qkv.as<float>(), *k = q + n * c.q_dim(), *v = k + n * c.kv_dim();
+  // The embedding last: it is a plain launch, so that its successors find angles and coded tiles in memory however
+  // early they start.
+  {
+    const gpu::OpRange range([&] { return small_op("rope", n * model_.n_pairs); });
+    device_step_rope(stream, n_active_, s.n_past.as<int32_t>(), model_.n_pairs, model_.rope_frequency.as<double>(),
+                     model_.rope_magnitude, s.cosines.as<float>(), s.sines.as<float>());
+  }
+  if (leaving) {
+    const gpu::OpRange range([&] { return small_op("append", n); });
+    encode_leaving(stream, {.n_seq = n_active_,
+                            .n_kv_heads = c.n_kv_heads,
+                            .head_dim = c.head_dim,
+                            .n_sides = 2 * c.n_layers,
+                            .sides = s.sides.as<AppendSide>(),
+                            .n_past = s.n_past.as<int32_t>(),
+                            .overlap = overlap});
+  }
   {
     const gpu::OpRange range([&] { return small_op("embed", n * c.d_model); });
     device_embed(stream, n, c.d_model, s.tokens.as<int32_t>(), model_.embedding.as<float>(), x);
-    device_step_rope(stream, n_active_, s.n_past.as<int32_t>(), model_.n_pairs, model_.rope_frequency.as<double>(),
-                     model_.rope_magnitude, s.cosines.as<float>(), s.sines.as<float>());
   }
   for (int i = 0; i < c.n_layers; ++i) {
     const DeviceLayer& l = model_.layers[size_t(i)];
@@ -286,7 +303,6 @@ void CudaSession::queue_step(bool leaving, bool with_logits) {
     {
       const gpu::OpRange range([&] { return append_op(i, 1); });
       append_decode(stream, append);
-      if (leaving) encode_leaving(stream, append);
     }
     std::optional<gpu::OpRange> range(std::in_place, [&] { return attention_op(i, 1); });
     tile_attn(stream,
@@ -334,6 +350,13 @@ void CudaSession::allocate_step() {
   s.logits.ensure(int64_t(n_seq_) * c.vocab_size);
   s.attn_scratch =
       gpu::Buffer(tile_attn_scratch_bytes(n_seq_, c.n_heads, c.n_kv_heads, c.head_dim, tile_attn_blocks()));
+  std::vector<AppendSide> sides;
+  for (int i = 0; i < c.n_layers; ++i) {
+    sides.push_back(k_[size_t(i)].append_side());
+    sides.push_back(v_[size_t(i)].append_side());
+  }
+  s.sides = gpu::to_device(model_.stream, std::span<const AppendSide>(sides));
+  model_.stream.synchronize();
   s.x.ensure(n_seq_ * c.d_model);
 }
 
@@ -503,17 +526,24 @@ void CudaSession::fill_codes(int n, uint64_t seed) {
 }
 
 std::vector<std::string> CudaSession::kernels() const {
-  std::string products;
+  std::string products, of_many;
+  const auto add = [](std::string& to, const std::vector<std::string_view>& names) {
+    for (const std::string_view name : names) {
+      if (to.find(name) != std::string::npos) continue;
+      if (!to.empty()) to += '+';
+      to += name;
+    }
+  };
   const DeviceLayer& l = model_.layers[0];
   const DeviceProduct* const all[] = {&l.qkv, &l.gate_up, &l.down, &model_.output};
-  for (const DeviceProduct* product : all)
-    for (const std::string_view name : product->kernels()) {
-      if (products.find(name) != std::string::npos) continue;
-      if (!products.empty()) products += '+';
-      products += name;
-    }
+  for (const DeviceProduct* product : all) {
+    add(products, product->kernels());
+    add(of_many, product->kernels_of_many());
+  }
   const bool steps = step_unsupported_ == nullptr;
-  return {"product=" + products, steps ? "append=step" : "append=rows",
+  return {"product=" + products,
+          "product_many=" + of_many,
+          steps ? "append=step" : "append=rows",
           steps ? "attn_decode=tiles" : "attn_decode=rows-f32",
           prefill_attn_unsupported(model_.config.head_dim, sizeof(float)) ? "attn_prefill=tiled-f32"
                                                                           : "attn_prefill=tensor",

@@ -190,6 +190,7 @@ inline float __uint_as_float(unsigned a) { return __int_as_float(int(a)); }
 inline unsigned __float_as_uint(float a) { return unsigned(__float_as_int(a)); }
 inline float __expf(float x) { return std::exp(x); }
 inline float __logf(float x) { return std::log(x); }
+inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }

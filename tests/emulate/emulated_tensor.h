@@ -103,17 +103,20 @@ inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_
 }
 
 inline void copy_async16(void* shared, const void* global) { emulate::start_copy(shared, global, 16); }
-inline void copy_async16(void* shared, const void* global, uint64_t) { emulate::start_copy(shared, global, 16); }
-inline uint64_t evict_first_policy() { return 0; }
+inline void copy_async16_if(bool wanted, void* shared, const void* global) {
+  if (wanted) copy_async16(shared, global);
+}
 inline void copy_commit() { emulate::commit_copies(); }
 template <int kLeft>
 void copy_wait() {
   emulate::wait_copies(kLeft);
 }
 
+inline void prefetch(const void*) {}
 inline void wait_for_previous_grid() {}
 inline void let_next_grid_start() {}
 inline float fast_exp2(float x) { return std::exp2(x); }
+inline float fast_reciprocal(float x) { return std::abs(x) > 0x1p126f ? 0.0f : 1 / x; }
 inline uint32_t pack_f16(float low, float high) { return uint32_t(f32_to_f16(low)) | uint32_t(f32_to_f16(high)) << 16; }
 inline uint32_t pack_bf16(float low, float high) {
   return uint32_t(f32_to_bf16(low)) | uint32_t(f32_to_bf16(high)) << 16;

@@ -176,7 +176,9 @@ class OnBricks : public OnDevice {
       }
       results.emplace_back(all.begin() + kMargin, all.begin() + kMargin + n);
     }
-    EXPECT_EQ(down(scratch_.as<uint32_t>(), 4096), std::vector<uint32_t>(4096, 0)) << "counters are left over";
+    if (needed > 0) {
+      EXPECT_EQ(down(scratch_.as<uint32_t>(), 4096), std::vector<uint32_t>(4096, 0)) << "counters are left over";
+    }
     return results;
   }
 

@@ -71,57 +71,77 @@ TEST_F(DecodeAppendCuda, WritesTheBytesOfTheGeneralAppend) {
         const auto open = [&](bool k) {
           return DeviceKvStore(stream(), config, k, 3, kKvHeads, dim, kContext, kSeq, form);
         };
-        DeviceKvStore expected = open(is_k), got = open(is_k), other = open(!is_k);
-        ASSERT_TRUE(got.tiled());
-        ASSERT_EQ(nullptr,
-                  decode_append_unsupported(got.append_side().kind, config.policy.scale, got.layout().retention));
-        DeviceKvScratch scratch;
-        const int prompt = 97, n_steps = dim == 64 ? 66 : 33;
-        const auto prefix = rows_with_outliers(1, int64_t(kSeq) * prompt * kKvHeads, dim);
-        for (DeviceKvStore* store : {&expected, &got, &other}) {
-          const gpu::Buffer rows = up(prefix);
-          store->append(stream(), kSeq, 0, prompt, rows.as<float>(), scratch);
+        // Centred rows from before the centre is set on, too.
+        for (const int prompt : {97, 9}) {
+          if (prompt == 9 && (!config.policy.centre || dim == 128)) continue;
+          DeviceKvStore expected = open(is_k), got = open(is_k), other = open(!is_k);
+          ASSERT_TRUE(got.tiled());
+          ASSERT_EQ(nullptr,
+                    decode_append_unsupported(got.append_side().kind, config.policy.scale, got.layout().retention));
+          DeviceKvScratch scratch;
+          const int n_steps = dim == 64 ? 66 : 33;
+          const auto prefix = rows_with_outliers(1, int64_t(kSeq) * prompt * kKvHeads, dim);
+          for (DeviceKvStore* store : {&expected, &got, &other}) {
+            const gpu::Buffer rows = up(prefix);
+            store->append(stream(), kSeq, 0, prompt, rows.as<float>(), scratch);
+          }
+          const gpu::Buffer n_past = up(std::vector<int32_t>(kSeq, prompt)),
+                            n_keys = up(std::vector<int32_t>(kSeq, prompt + 1));
+          const gpu::Buffer q_out(4 * kSeq * kHeads * dim);
+          for (int step = 0; step < n_steps; ++step) {
+            // Rows of one sequence lie apart, as in a joint Q K V product.
+            const int64_t pitch = (kHeads + 2 * kKvHeads) * dim;
+            const auto joint = rows_with_outliers(uint64_t(100 + step), kSeq * pitch / dim, dim);
+            const int64_t at = (is_k ? kHeads : kHeads + kKvHeads) * dim;
+            std::vector<float> own;
+            for (int s = 0; s < kSeq; ++s)
+              own.insert(own.end(), joint.begin() + s * pitch + at, joint.begin() + s * pitch + at + kKvHeads * dim);
+            const gpu::Buffer rows = up(own), djoint = up(joint);
+            const gpu::Buffer again[] = {up(own), up(own)};
+            expected.append_tiles(stream(), kSeq, prompt + step, 1, rows.as<float>(), scratch);
+            const bool sets_centre = config.policy.centre && prompt + step == 63;
+            ASSERT_EQ(got.steps_from(prompt + step), !sets_centre) << prompt + step;
+            DecodeAppend a{.n_seq = kSeq,
+                           .n_heads = kHeads,
+                           .n_kv_heads = kKvHeads,
+                           .head_dim = dim,
+                           .n_past = n_past.as<int32_t>(),
+                           .q = djoint.as<float>(),
+                           .k = djoint.as<float>() + kHeads * dim,
+                           .v = djoint.as<float>() + (kHeads + kKvHeads) * dim,
+                           .q_pitch = pitch,
+                           .k_pitch = pitch,
+                           .v_pitch = pitch,
+                           .q_out = q_out.as<float>(),
+                           .k_side = (is_k ? got : other).append_side(),
+                           .v_side = (is_k ? other : got).append_side()};
+            if (sets_centre) {
+              got.append_tiles(stream(), kSeq, prompt + step, 1, again[0].as<float>(), scratch);
+              other.append_tiles(stream(), kSeq, prompt + step, 1, again[1].as<float>(), scratch);
+            } else {
+              // In front of the row that comes: what leaves is older.
+              const gpu::Buffer sides = up(std::vector<AppendSide>{a.k_side, a.v_side});
+              encode_leaving(stream(), {.n_seq = kSeq,
+                                        .n_kv_heads = kKvHeads,
+                                        .head_dim = dim,
+                                        .n_sides = 2,
+                                        .sides = sides.as<AppendSide>(),
+                                        .n_past = n_past.as<int32_t>()});
+              append_decode(stream(), a);
+            }
+            device_next_position(stream(), kSeq, n_past.as<int32_t>(), n_keys.as<int32_t>());
+            if (step % 16 != 15 && step + 1 != n_steps) continue;
+            for (const int which : {0, 1, 2})
+              ASSERT_EQ(bytes(got.tile_side(), dim, which), bytes(expected.tile_side(), dim, which))
+                  << config.format->name << ", window " << config.policy.window << ", part " << which << ", "
+                  << (is_k ? "K" : "V") << ", head_dim " << dim << ", step " << step;
+            ASSERT_EQ(
+                0, std::memcmp(down(q_out.as<float>(), kHeads * dim).data(), joint.data(), size_t(4 * kHeads * dim)));
+          }
+          EXPECT_EQ(got.saturated(stream()), expected.saturated(stream()))
+              << config.format->name << ", head_dim " << dim << ", from " << prompt;
+          EXPECT_EQ(down(n_keys.as<int32_t>(), 1)[0], prompt + n_steps + 1);
         }
-        const gpu::Buffer n_past = up(std::vector<int32_t>(kSeq, prompt)),
-                          n_keys = up(std::vector<int32_t>(kSeq, prompt + 1));
-        const gpu::Buffer q_out(4 * kSeq * kHeads * dim);
-        for (int step = 0; step < n_steps; ++step) {
-          // Rows of one sequence lie apart, as in a joint Q K V product.
-          const int64_t pitch = (kHeads + 2 * kKvHeads) * dim;
-          const auto joint = rows_with_outliers(uint64_t(100 + step), kSeq * pitch / dim, dim);
-          const int64_t at = (is_k ? kHeads : kHeads + kKvHeads) * dim;
-          std::vector<float> own;
-          for (int s = 0; s < kSeq; ++s)
-            own.insert(own.end(), joint.begin() + s * pitch + at, joint.begin() + s * pitch + at + kKvHeads * dim);
-          const gpu::Buffer rows = up(own), djoint = up(joint);
-          expected.append_tiles(stream(), kSeq, prompt + step, 1, rows.as<float>(), scratch);
-          DecodeAppend a{.n_seq = kSeq,
-                         .n_heads = kHeads,
-                         .n_kv_heads = kKvHeads,
-                         .head_dim = dim,
-                         .n_past = n_past.as<int32_t>(),
-                         .q = djoint.as<float>(),
-                         .k = djoint.as<float>() + kHeads * dim,
-                         .v = djoint.as<float>() + (kHeads + kKvHeads) * dim,
-                         .q_pitch = pitch,
-                         .k_pitch = pitch,
-                         .v_pitch = pitch,
-                         .q_out = q_out.as<float>(),
-                         .k_side = (is_k ? got : other).append_side(),
-                         .v_side = (is_k ? other : got).append_side()};
-          append_decode(stream(), a);
-          encode_leaving(stream(), a);
-          device_next_position(stream(), kSeq, n_past.as<int32_t>(), n_keys.as<int32_t>());
-          if (step % 16 != 15 && step + 1 != n_steps) continue;
-          for (const int which : {0, 1, 2})
-            ASSERT_EQ(bytes(got.tile_side(), dim, which), bytes(expected.tile_side(), dim, which))
-                << config.format->name << ", window " << config.policy.window << ", part " << which << ", "
-                << (is_k ? "K" : "V") << ", head_dim " << dim << ", step " << step;
-          ASSERT_EQ(0,
-                    std::memcmp(down(q_out.as<float>(), kHeads * dim).data(), joint.data(), size_t(4 * kHeads * dim)));
-        }
-        EXPECT_EQ(got.saturated(stream()), expected.saturated(stream())) << config.format->name;
-        EXPECT_EQ(down(n_keys.as<int32_t>(), 1)[0], prompt + n_steps + 1);
       }
   }
 }

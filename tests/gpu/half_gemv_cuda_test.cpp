@@ -223,7 +223,7 @@ TEST_F(HalfGemvCuda, RefusesCallsThatMakeNoSense) {
   EXPECT_THROW(device_fill_bricks(stream(), pair, 0, 0, 9, floats, floats), Error);
   EXPECT_THROW(device_fill_bricks(stream(), pair, 0, 8, 16, floats, floats), Error);
   EXPECT_THROW(device_fill_bricks(stream(), pair, 0, 0, 8, floats), Error);
-  BrickCall call{.n_tokens = 1, .x = floats};
+  BrickCall call{.n_tokens = 5, .x = floats};
   call.y[0] = floats;
   EXPECT_THROW(device_half_gemv(stream(), pair, call, memory), Error);  // scratch of 64 KiB
   const gpu::Buffer scratch(brick_scratch_bytes(pair, call));

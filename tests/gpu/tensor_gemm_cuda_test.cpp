@@ -40,6 +40,13 @@ TEST_F(TensorGemmCuda, EverySplitOfTheWork) {
     for (const int n_blocks : {1, 2, 3, 7, 132}) expect_close(format, 200, 512, 130, 1, n_blocks);
 }
 
+TEST_F(TensorGemmCuda, HighAreas) {
+  // A block reads 256 KiB of x and more.
+  for (const char* format : kBrickFormats)
+    for (const int n_tokens : {8, 15, 30}) expect_close(format, 300, 3072, n_tokens, 2, 1);
+  expect_close("q8_0", 300, 8192, 15, 2, 3);
+}
+
 TEST_F(TensorGemmCuda, SameBitsEveryTime) {
   const BrickRows rows("q8_0", 150, 512, 3);
   const BrickMatrix w = bricks({&rows});

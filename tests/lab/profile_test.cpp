@@ -14,14 +14,15 @@ namespace {
 
 using testing::HasSubstr;
 
-ProfileCall call(std::string op, std::string what, double start_us, double us, int64_t read_bytes = 0) {
-  return {.op = std::move(op),
+OpCall call(std::string_view op, std::string what, double start_us, double us, int64_t read_bytes = 0) {
+  return {.op = op,
           .what = std::move(what),
           .kernel = "k",
           .layer = 0,
           .work = {read_bytes, 0, 0},
           .start_us = start_us,
-          .us = us};
+          .us = us,
+          .counters = {}};
 }
 
 /// `scale` times: 3 us of gemv twice, 2 us of attention, 2 us between them.
@@ -149,7 +150,7 @@ TEST(LaunchLog, RangesNameTheLaunchesInsideAndNothingIsKeptWhenNobodyLogs) {
 TEST(Profile, TraceEventsNestOpsUnderLayers) {
   ProfiledStep s = step(1);
   s.start_us = 100;
-  for (ProfileCall& c : s.calls) c.start_us += 100;
+  for (OpCall& c : s.calls) c.start_us += 100;
   s.calls[2].layer = 1;
   const Row trace = trace_events(s, "title");
   int layers = 0, ops = 0;

@@ -3,10 +3,10 @@
 //
 //   out[s, h] = back(sum over positions p of softmax_p(<forward(q[s, h]), K[p]> * scale) V[p] + centre)
 //
-// The work is every tile of every (sequence, kv head), cut into equal parts over the blocks by lengths read on the
-// device: one captured launch serves every depth and any mix of lengths. Warps of a block take tiles in turn; partial
-// results meet in shared memory, then in scratch, and the block that comes last puts a head together, in the order of
-// positions: results do not depend on timing.
+// Two kernels. The first cuts the tiles of every (sequence, kv head) into parts, by lengths read on the device: one
+// captured launch serves every depth and any mix of lengths. A block takes one part; its warps take tiles in turn and
+// leave one partial result. The second puts a head's parts together, in the order of positions: results do not depend
+// on timing.
 //
 // Scores are integer products (int8 and 4-bit and 3-bit caches) of 15-bit queries, or half products of 22-bit queries;
 // weights of V likewise, each tile under its own largest weight. Against exact arithmetic on what the tiles hold: a
@@ -52,23 +52,30 @@ struct TileAttn {
   int n_kv_heads = 0;
   int head_dim = 0;  ///< 64, 128 or 256
   float scale = 0;
-  const int32_t* n_keys = nullptr;  ///< [n_seq], at least 1; the query is the last of them
-  const int32_t* pages = nullptr;   ///< [n_seq, pages_per_seq] numbers of pages; null: sequences lie one after another
+  /// [n_seq], at least 1; the query is the last of them. Read before the grid before has ended (TileAttnPlan::overlap),
+  /// as are tiles that neither hold the newest position nor were coded in this step: whoever writes them must have
+  /// ended before a launch without overlap.
+  const int32_t* n_keys = nullptr;
+  const int32_t* pages = nullptr;  ///< [n_seq, pages_per_seq] numbers of pages; null: sequences lie one after another
   int pages_per_seq = 0;
   const float* q = nullptr;  ///< [n_seq, n_heads, head_dim], not in cache space
   TileSide k, v;
   float* out = nullptr;  ///< [n_seq, n_heads, head_dim]
-  /// tile_attn_scratch_bytes() of as many sequences or more, and of this number of blocks and head_dim: zero before the
-  /// first call, left as the next one needs it.
+  /// tile_attn_scratch_bytes() of as many sequences or more, and of this number of blocks and head_dim.
   std::byte* scratch = nullptr;
 };
 
 /// How a launch is cut; the defaults are predicted to be the best, not measured.
 struct TileAttnPlan {
   int blocks = 0;        ///< 0: one for each multiprocessor
-  int least_tiles = 1;   ///< tiles a block takes at least
+  int least_tiles = 0;   ///< tiles of a part at least, rounded down to a power of two; 0: what keeps its warps busy
+  int warps = 0;         ///< of a block, at most 12; 0 lets the kernel choose
+  int stages = 0;        ///< steps of tiles in a warp's ring, 2 to 4; 0: 2
   bool overlap = false;  ///< programmatic dependent launch
 };
+
+/// Whether `per_processor` blocks of such a plan fit a multiprocessor of the current device.
+bool tile_attn_fits(TileKind k, TileKind v, int head_dim, const TileAttnPlan& plan, int per_processor);
 
 /// Null when there is a kernel for such rows (of any kinds), else why not.
 const char* tile_attn_unsupported(int head_dim, int k_sinks, int v_sinks);

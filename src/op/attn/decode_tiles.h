@@ -67,6 +67,7 @@ constexpr uint32_t bytes4(int a, int b, int c, int d) {
 template <TileKind kKind, int kDim>
 class Groups {
  public:
+  Groups() = default;
   __device__ __forceinline__ Groups(const std::byte* tile, int lane) : tile_(tile), lane_(lane) {
     if constexpr (kKind == TileKind::rotor3) load_words<kKind, kDim, 0, kLaneWords>(tile, lane, words_);
   }
@@ -117,8 +118,8 @@ class Groups {
 
  private:
   static constexpr int kLaneWords = TileShape(kKind, kDim).lane_words;
-  const std::byte* tile_;
-  int lane_;
+  const std::byte* tile_ = nullptr;
+  int lane_ = 0;
   uint32_t words_[kKind == TileKind::rotor3 ? kLaneWords : 1];
 };
 
@@ -162,41 +163,61 @@ struct Queries {
   }
 };
 
-/// Query of one head (zero for a head that is not there) into its places; `q` null or [kDim] in global memory.
+/// Forms of the queries that the kinds of K's tiles ask for.
+struct QueryForms {
+  bool ints, f16, bf16;
+};
+__device__ __forceinline__ QueryForms query_forms(TileKind coded, TileKind recent, bool has_recent, bool has_sinks) {
+  return {!is_half(coded) || (has_recent && !is_half(recent)),
+          coded == TileKind::f16 || has_sinks || (has_recent && recent == TileKind::f16),
+          coded == TileKind::bf16 || (has_recent && recent == TileKind::bf16)};
+}
+
+/// Query of one head, in cache space and scaled, into its places. Lane has channels lane + 32 j.
 template <int kDim>
-__device__ __forceinline__ void put_query(const Queries<kDim>& to, int r, const float* q, float factor,
-                                          const RotationView& rotation, int lane) {
+__device__ __forceinline__ void put_query(const Queries<kDim>& to, int r, const float (&x)[kDim / 32],
+                                          const QueryForms& forms, int lane) {
   constexpr int kPer = kDim / 32;
-  float x[kPer], top = 0;
+  float top = 0;
+  if (forms.ints) {
 #pragma unroll
-  for (int j = 0; j < kPer; ++j) x[j] = q ? q[lane + 32 * j] * factor : 0.0f;
-  rotate_row(rotation, true, lane, x);
+    for (int j = 0; j < kPer; ++j) top = fmaxf(top, fabsf(x[j]));
+    top = gpu::warp_max(top);
+    const float to_integer = top > 0 ? __fdividef(kPlaneTop, top) : 0.0f;
+    int sum = 0;
 #pragma unroll
-  for (int j = 0; j < kPer; ++j) top = fmaxf(top, fabsf(x[j]));
-  top = gpu::warp_max(top);
-  const float to_integer = top > 0 ? kPlaneTop / top : 0.0f;
-  int sum = 0;
-#pragma unroll
-  for (int j = 0; j < kPer; ++j) {
+    for (int j = 0; j < kPer; ++j) {
+      const int d = lane + 32 * j, c = d % 32 / 8, i = d % 8;
+      const int value = __float2int_rn(x[j] * to_integer), hi = (value + 64) >> 7, lo = value - 128 * hi;
+      sum += value;
+      std::byte* at = to.ints() + (d / 32 * 32 + 4 * r + c) * 16 + i / 4 * 8 + i % 4;
+      at[0] = std::byte(hi);
+      at[4] = std::byte(lo);
+    }
+    sum = gpu::warp_sum(sum);
+    if (lane == 0) to.scale()[r] = top / kPlaneTop, to.sum()[r] = float(sum);
+  }
+  // Depth 16: two steps of four channels a lane.
+  const auto half_at = [&](int j) {
     const int d = lane + 32 * j, c = d % 32 / 8, i = d % 8;
-    const int value = __float2int_rn(x[j] * to_integer), hi = (value + 64) >> 7, lo = value - 128 * hi;
-    sum += value;
-    std::byte* at = to.ints() + (d / 32 * 32 + 4 * r + c) * 16 + i / 4 * 8 + i % 4;
-    at[0] = std::byte(hi);
-    at[4] = std::byte(lo);
-    // Depth 16: two steps of four channels a lane.
-    const int half_at = ((2 * (d / 32) + i / 4) * 32 + 4 * r + c) * 16 + i % 4 / 2 * 8 + i % 2 * 2;
-    const uint16_t h = gpu::float_to_half(x[j]), b = gpu::float_to_bf16(x[j]);
-    *reinterpret_cast<uint16_t*>(to.halves(false) + half_at) = h;
-    *reinterpret_cast<uint16_t*>(to.halves(false) + half_at + 4) = gpu::float_to_half(x[j] - gpu::half_to_float(h));
-    *reinterpret_cast<uint16_t*>(to.halves(true) + half_at) = b;
-    *reinterpret_cast<uint16_t*>(to.halves(true) + half_at + 4) = gpu::float_to_bf16(x[j] - gpu::bf16_to_float(b));
-  }
-  sum = gpu::warp_sum(sum);
-  if (lane == 0) {
-    to.scale()[r] = top / kPlaneTop;
-    to.sum()[r] = float(sum);
-  }
+    return ((2 * (d / 32) + i / 4) * 32 + 4 * r + c) * 16 + i % 4 / 2 * 8 + i % 2 * 2;
+  };
+  if (forms.f16)
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) {
+      const uint16_t h = gpu::float_to_half(x[j]);
+      std::byte* const at = to.halves(false) + half_at(j);
+      *reinterpret_cast<uint16_t*>(at) = h;
+      *reinterpret_cast<uint16_t*>(at + 4) = gpu::float_to_half(x[j] - gpu::half_to_float(h));
+    }
+  if (forms.bf16)
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) {
+      const uint16_t b = gpu::float_to_bf16(x[j]);
+      std::byte* const at = to.halves(true) + half_at(j);
+      *reinterpret_cast<uint16_t*>(at) = b;
+      *reinterpret_cast<uint16_t*>(at + 4) = gpu::float_to_bf16(x[j] - gpu::bf16_to_float(b));
+    }
 }
 
 // --- One tile ---
@@ -277,47 +298,62 @@ __device__ __forceinline__ float quad_sum(float x) {
 inline constexpr int kAsFloat = 0x4B400000;
 __device__ __forceinline__ float as_float(int sum) { return __int_as_float(sum) - 12582912.0f; }
 
-/// Weights (negative under a negative scale) as an A operand of integers under their own largest; returns what an
-/// integer is worth. x = 128 hi + lo with lo in 0 .. 127.
-__device__ __forceinline__ float weight_planes(const float (&w)[8], uint32_t (&a)[4]) {
-  float top = fabsf(w[0]);
+/// Weights (negative under a negative scale) of kTiles tiles as A operands of integers under their own largest; returns
+/// what an integer is worth. x = 128 hi + lo with lo in 0 .. 127.
+template <int kTiles>
+__device__ __forceinline__ float weight_planes(const float (&w)[kTiles][8], uint32_t (&a)[kTiles][4]) {
+  float top = 0;
 #pragma unroll
-  for (int i = 1; i < 8; ++i) top = fmaxf(top, fabsf(w[i]));
+  for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+    for (int i = 0; i < 8; ++i) top = fmaxf(top, fabsf(w[n][i]));
   top = quad_max(top);
   const float to_integer = top > 0 ? __fdividef(kPlaneTop, top) : 0.0f;
-  uint32_t pairs[4];  // two integers of 16 bits in a word
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    // 1.5 * 2^23 + x: the low bits of the float are the integer nearest to x.
-    const uint32_t first = __float_as_uint(fmaf(w[2 * i], to_integer, 12582912.0f));
-    const uint32_t second = __float_as_uint(fmaf(w[2 * i + 1], to_integer, 12582912.0f));
-    pairs[i] = gpu::select_bytes(first, second, 0x5410);
-  }
+  for (int n = 0; n < kTiles; ++n) {
+    uint32_t pairs[4];  // two integers of 16 bits in a word
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const uint32_t p = pairs[2 * half], q = pairs[2 * half + 1];
-    a[2 * half] = gpu::select_bytes(p >> 7, q >> 7, 0x6420);
-    a[2 * half + 1] = gpu::select_bytes(p & 0x007F007Fu, q & 0x007F007Fu, 0x6420);
+    for (int i = 0; i < 4; ++i) {
+      // 1.5 * 2^23 + x: the low bits of the float are the integer nearest to x.
+      const uint32_t first = __float_as_uint(fmaf(w[n][2 * i], to_integer, 12582912.0f));
+      const uint32_t second = __float_as_uint(fmaf(w[n][2 * i + 1], to_integer, 12582912.0f));
+      pairs[i] = gpu::select_bytes(first, second, 0x5410);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t p = pairs[2 * half], q = pairs[2 * half + 1];
+      a[n][2 * half] = gpu::select_bytes(p >> 7, q >> 7, 0x6420);
+      a[n][2 * half + 1] = gpu::select_bytes(p & 0x007F007Fu, q & 0x007F007Fu, 0x6420);
+    }
   }
   return top * (1.0f / kPlaneTop);
 }
-/// What the integers of weight_planes() sum to over the tile, for this lane's head.
-__device__ __forceinline__ float weight_total(const uint32_t (&a)[4]) {
-  const int hi = __dp4a(int(a[0]), 0x01010101, __dp4a(int(a[2]), 0x01010101, 0));
-  const int lo = __dp4a(int(a[1]), 0x01010101, __dp4a(int(a[3]), 0x01010101, 0));
+/// What the integers of weight_planes() sum to over the tiles, for this lane's head.
+template <int kTiles>
+__device__ __forceinline__ float weight_total(const uint32_t (&a)[kTiles][4]) {
+  int hi = 0, lo = 0;
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+    hi = __dp4a(int(a[n][0]), 0x01010101, __dp4a(int(a[n][2]), 0x01010101, hi));
+    lo = __dp4a(int(a[n][1]), 0x01010101, __dp4a(int(a[n][3]), 0x01010101, lo));
+  }
   return quad_sum(float(128 * hi + lo));
 }
 
-/// out[e][p] += factor * sum over the tile's positions of weight x V, channels 8 e + 2 c + p of head r.
-template <TileKind kKind, int kDim>
-__device__ __forceinline__ void tile_values(const std::byte* tile, const float (&weights)[8], float factor, int lane,
-                                            float (&out)[kDim / 8][2]) {
-  const Groups<kKind, kDim> groups(tile, lane);
+/// out[e][p] += factor * sum over the positions of kTiles tiles, one after another in memory, of weight x V, channels
+/// 8 e + 2 c + p of head r. At most four tiles: integer sums stay below 2^22.
+template <TileKind kKind, int kDim, int kTiles = 1>
+__device__ __forceinline__ void tile_values(const std::byte* tiles, const float (&weights)[kTiles][8], float factor,
+                                            int lane, float (&out)[kDim / 8][2]) {
+  static_assert(kTiles <= 4);
+  constexpr int kBytes = TileShape(kKind, kDim).bytes;
   if constexpr (is_half(kKind)) {
+    static_assert(kTiles == 1);
+    const Groups<kKind, kDim> groups(tiles, lane);
     uint32_t a[2][4];  // [step of 16 positions]
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float x = weights[2 * i], y = weights[2 * i + 1];
+      const float x = weights[0][2 * i], y = weights[0][2 * i + 1];
       uint32_t hi, lo;
       if constexpr (kKind == TileKind::f16) {
         hi = gpu::pack_f16(x, y);
@@ -345,33 +381,45 @@ __device__ __forceinline__ void tile_values(const std::byte* tile, const float (
       }
     });
   } else {
-    uint32_t a[4];
+    Groups<kKind, kDim> groups[kTiles];
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) groups[n] = Groups<kKind, kDim>(tiles + n * kBytes, lane);
+    uint32_t a[kTiles][4];
     float worth = 0, missing = 0;
     unrolled<kDim / 32>([&]<int kQuad>() {
       if (has_blocks(kKind) || kQuad == 0) {
-        float scaled[8];
-        load_scales<kKind, kDim>(tile, kQuad, lane % 4, scaled);
+        float scaled[kTiles][8];
 #pragma unroll
-        for (int i = 0; i < 8; ++i) scaled[i] *= weights[i];
-        worth = weight_planes(scaled, a) * factor * unit_of(kKind);
-        if (offset_of(kKind) != 0) missing = weight_total(a) * offset_of(kKind);
+        for (int n = 0; n < kTiles; ++n) {
+          load_scales<kKind, kDim>(tiles + n * kBytes, kQuad, lane % 4, scaled[n]);
+#pragma unroll
+          for (int i = 0; i < 8; ++i) scaled[n][i] *= weights[n][i];
+        }
+        worth = weight_planes<kTiles>(scaled, a) * factor * unit_of(kKind);
+        if (offset_of(kKind) != 0) missing = weight_total<kTiles>(a) * offset_of(kKind);
       }
-      const Quad<kKind> values = groups.template quad<kQuad>();
+      // Sums begin at the bits of 1.5 * 2^23, so that they are floats as they come: conversions would be the
+      // bottleneck.
+      int sums[4][4];
 #pragma unroll
-      for (int t = 0; t < 4; ++t) {
-        // Sums begin at the bits of 1.5 * 2^23, so that they are floats as they come: conversions would be the
-        // bottleneck.
-        int sums[4];
-        gpu::mma_s8_from(kAsFloat, sums, a, values.b[t][0], values.b[t][1]);
+      for (int n = 0; n < kTiles; ++n) {
+        const Quad<kKind> values = groups[n].template quad<kQuad>();
+#pragma unroll
+        for (int t = 0; t < 4; ++t) {
+          if (n == 0) gpu::mma_s8_from(kAsFloat, sums[t], a[n], values.b[t][0], values.b[t][1]);
+          else gpu::mma_s8(sums[t], a[n], values.b[t][0], values.b[t][1]);
+        }
+      }
+#pragma unroll
+      for (int t = 0; t < 4; ++t)
 #pragma unroll
         for (int p = 0; p < 2; ++p) {
           float& to = out[4 * kQuad + t][p];
-          to = fmaf(as_float(sums[p]), 128 * worth, to);
-          float low = as_float(sums[2 + p]);
+          to = fmaf(as_float(sums[t][p]), 128 * worth, to);
+          float low = as_float(sums[t][2 + p]);
           if (offset_of(kKind) != 0) low += missing;
           to = fmaf(low, worth, to);
         }
-      }
     });
   }
 }
@@ -379,33 +427,42 @@ __device__ __forceinline__ void tile_values(const std::byte* tile, const float (
 /// Running softmax of a warp: head r = lane / 4.
 template <int kDim>
 struct State {
-  float top = kNever;  ///< largest score so far
+  float top = kNever;  ///< what weights are relative to: the largest score so far, or up to kSlack below it
   float total = 0;     ///< of the weights of this lane's positions
   float out[kDim / 8][2] = {};
 
-  /// Takes a tile's scores in; they become weights under the tile's own largest, whose worth is returned.
-  __device__ __forceinline__ float take(float (&scores)[8]) {
-    float tile_top = scores[0];
+  /// Scores are powers of two; sums may grow by 2^kSlack before they are scaled down.
+  static constexpr float kSlack = 8;
+
+  /// Takes the scores of kTiles tiles in; they become weights under their own largest, whose worth is returned.
+  template <int kTiles>
+  __device__ __forceinline__ float take(float (&scores)[kTiles][8]) {
+    float tile_top = kNever;
 #pragma unroll
-    for (int i = 1; i < 8; ++i) tile_top = fmaxf(tile_top, scores[i]);
-    tile_top = fmaxf(quad_max(tile_top), kNever);
-    const float new_top = fmaxf(top, tile_top), shrink = gpu::fast_exp2(top - new_top);
-    const float worth = gpu::fast_exp2(tile_top - new_top);
-    float sum = 0;
+    for (int n = 0; n < kTiles; ++n)
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      scores[i] = gpu::fast_exp2(scores[i] - tile_top);
-      sum += scores[i];
-    }
-    total = fmaf(total, shrink, worth * sum);
-    if (__any_sync(gpu::kAllLanes, top != new_top)) {
+      for (int i = 0; i < 8; ++i) tile_top = fmaxf(tile_top, scores[n][i]);
+    tile_top = quad_max(tile_top);
+    if (__any_sync(gpu::kAllLanes, tile_top > top + kSlack)) {
+      const float new_top = tile_top > top + kSlack ? tile_top : top, shrink = gpu::fast_exp2(top - new_top);
 #pragma unroll
       for (int e = 0; e < kDim / 8; ++e) {
         out[e][0] *= shrink;
         out[e][1] *= shrink;
       }
+      total *= shrink;
+      top = new_top;
     }
-    top = new_top;
+    float sum = 0;
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        scores[n][i] = gpu::fast_exp2(scores[n][i] - tile_top);
+        sum += scores[n][i];
+      }
+    const float worth = gpu::fast_exp2(tile_top - top);
+    total = fmaf(worth, sum, total);
     return worth;
   }
 };
@@ -425,7 +482,7 @@ __device__ __forceinline__ void tile_scores(TileKind kind, const std::byte* tile
   }
 }
 template <int kDim>
-__device__ __forceinline__ void tile_values(TileKind kind, const std::byte* tile, const float (&weights)[8],
+__device__ __forceinline__ void tile_values(TileKind kind, const std::byte* tile, const float (&weights)[1][8],
                                             float factor, int lane, float (&out)[kDim / 8][2]) {
   switch (kind) {
     case TileKind::f16: return tile_values<TileKind::f16, kDim>(tile, weights, factor, lane, out);

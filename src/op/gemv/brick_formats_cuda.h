@@ -2,17 +2,24 @@
 //
 // Lane 4 r + c of a warp holds, for each step of 16 columns, eight codes: element e = 0 .. 7 is row r + 8 (e / 2 % 2),
 // column 2 c + e % 2 + 8 (e / 4) of the step, so words 2i, 2i+1 of the fragment are elements 4i .. 4i+3. Fragments hold
-// the codes as they are, which halves represent exactly; scales are applied to sums, in float.
+// the codes, which halves represent exactly; scales are applied to sums, in float.
+//
+// Codes of four and six bits become halves by a mask: in the lowest bits of a half, code q is the number 2^-24 q, below
+// the normal ones, which tensor cores multiply exactly. Codes of rows r + 8 stay where they are, four bits higher. So
+// results are kUnit times too small, those of rows r + 8 kLower times larger than the others. What is subtracted from
+// every code comes in as the value that sums start with, made from sums of x.
 //
 // A format has
 //   Block, kGroup            as the weight format
 //   kColumns, kBytes         of a brick; columns are whole chunks of 64
 //   kBfloat                  fragments are bfloat16
 //   kScaleSteps              steps of 16 columns that share a scale; 0 when there are none
+//   kUnit, kLower            results are kUnit, for rows r + 8 kUnit * kLower times what they should be
 //   kHasMin                  a weight is scale * code - min
-//   kGemvWarps, kGemvStages  of the GEMV: warps of a block, bricks in a warp's ring
-//   code(row, k)             of a row of blocks, as unsigned bits
-//   put(get, lane, brick)    writes a lane's share of the codes, get(step, e) being the code
+//   kHasStart                products start with values for rows r, and kLower times them for rows r + 8
+//   kSums, kSumFactor        sums of x over 32 / kSums columns, times kSumFactor: of minima, or what products start
+//   with kGemvStages              bricks in a warp's ring in the GEMV code(row, k)             of a row of blocks, as
+//   unsigned bits put(get, lane, brick)    writes a lane's share of the codes, get(step, e) being the code
 //   put_scales(row, n, i, brick)  writes the scales of row i of the tile; row: its n blocks in this brick
 //   load(brick, chunk, lane), fragment(codes, step, a)   steps 0 .. 3 of a chunk
 //   scales(brick, chunk, lane)   of the lane's two rows
@@ -55,15 +62,25 @@ __device__ inline uint32_t pick(const uint4& words, int i) {
 __device__ inline uint32_t* lane_word(uint8_t* brick, int word, int lane) {
   return reinterpret_cast<uint32_t*>(brick + (32 * (word / 4) + lane) * 16) + word % 4;
 }
-/// (x & mask) | (magic): with 0x6400 in both halves, the half 1024 + the masked bits.
-__device__ inline uint32_t as_half(uint32_t bits, uint32_t mask) { return gpu::and_or(bits, mask, 0x64006400u); }
+/// What formats without anything special have.
+struct BrickDefaults {
+  static constexpr bool kBfloat = false, kHasMin = false, kHasStart = false;
+  static constexpr float kUnit = 1, kLower = 1, kSumFactor = 0;
+  static constexpr int kSums = 0;
+};
+/// Codes as halves below the normal ones, kZero of which is subtracted.
+template <int kZero>
+struct TinyHalves : BrickDefaults {
+  static constexpr bool kHasStart = kZero > 0;
+  static constexpr float kUnit = 0x1p-24f, kLower = 16, kSumFactor = -kZero * kUnit;
+};
 
 /// Codes that are 16 bits already.
 template <class F, bool kIsBfloat>
-struct Plain {
+struct Plain : BrickDefaults {
   using Block = typename F::Block;
-  static constexpr int kGroup = 1, kColumns = 64, kBytes = 2048, kScaleSteps = 0, kGemvWarps = 16, kGemvStages = 4;
-  static constexpr bool kBfloat = kIsBfloat, kHasMin = false;
+  static constexpr int kGroup = 1, kColumns = 64, kBytes = 2048, kScaleSteps = 0, kGemvStages = 5;
+  static constexpr bool kBfloat = kIsBfloat;
   using Codes = const uint4*;
   using ChunkScales = Scales<1>;
 
@@ -107,10 +124,9 @@ struct BlockScales {
 };
 
 /// q8_0: byte e of a step's two words is code e plus 128.
-struct BrickQ8_0 {
+struct BrickQ8_0 : BrickDefaults {
   using Block = Q8_0::Block;
-  static constexpr int kGroup = 32, kColumns = 128, kBytes = 2176, kScaleSteps = 2, kGemvWarps = 16, kGemvStages = 3;
-  static constexpr bool kBfloat = false, kHasMin = false;
+  static constexpr int kGroup = 32, kColumns = 128, kBytes = 2176, kScaleSteps = 2, kGemvStages = 4;
   struct Codes {
     uint4 words[2];
   };
@@ -159,24 +175,19 @@ struct Nibbles {
     }
   }
   __device__ static Codes load(const uint8_t* brick, int chunk, int lane) { return {lane_words(brick, chunk, lane)}; }
-  /// Nibbles minus kZero, 0 or 8.
-  template <int kZero>
   __device__ static void fragment(const Codes& codes, int step, uint32_t (&a)[4]) {
-    constexpr uint32_t kLow = kZero == 8 ? 0x64086408u : 0x64006400u;   // 1024 + zero
-    constexpr uint32_t kHigh = kZero == 8 ? 0xD480D480u : 0xD400D400u;  // -(1024 / 16 + zero)
     const uint32_t word = pick(codes.words, step);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      a[2 * i] = gpu::sub_f16x2(as_half(word >> (8 * i), 0x000F000Fu), kLow);
-      a[2 * i + 1] = gpu::fma_f16x2(as_half(word >> (8 * i), 0x00F000F0u), 0x2C002C00u, kHigh);  // times 1/16
+      a[2 * i] = word >> (8 * i) & 0x000F000Fu;
+      a[2 * i + 1] = word >> (8 * i) & 0x00F000F0u;
     }
   }
 };
 
-struct BrickQ4_0 : Nibbles<128> {
+struct BrickQ4_0 : Nibbles<128>, TinyHalves<8> {
   using Block = Q4_0::Block;
-  static constexpr int kGroup = 32, kColumns = 128, kBytes = 1152, kScaleSteps = 2, kGemvWarps = 16, kGemvStages = 6;
-  static constexpr bool kBfloat = false, kHasMin = false;
+  static constexpr int kGroup = 32, kColumns = 128, kBytes = 1152, kScaleSteps = 2, kGemvStages = 8, kSums = 1;
   using Tail = BlockScales<1024, 4>;
   using ChunkScales = Scales<2>;
 
@@ -185,18 +196,14 @@ struct BrickQ4_0 : Nibbles<128> {
     return row[k / 32].q[i % 16] >> (i / 16 * 4);
   }
   __device__ static void put_scales(const Block* row, int64_t n, int i, uint8_t* brick) { Tail::put(row, n, i, brick); }
-  __device__ static void fragment(const Codes& codes, int step, uint32_t (&a)[4]) {
-    Nibbles::fragment<8>(codes, step, a);
-  }
   __device__ static ChunkScales scales(const uint8_t* brick, int chunk, int lane) {
     return Tail::get(brick, chunk, lane);
   }
 };
 
-struct BrickInt4 : Nibbles<128> {
+struct BrickInt4 : Nibbles<128>, TinyHalves<8> {
   using Block = Int4G128::Block;
-  static constexpr int kGroup = 128, kColumns = 128, kBytes = 1056, kScaleSteps = 2, kGemvWarps = 16, kGemvStages = 6;
-  static constexpr bool kBfloat = false, kHasMin = false;
+  static constexpr int kGroup = 128, kColumns = 128, kBytes = 1056, kScaleSteps = 2, kGemvStages = 8, kSums = 1;
   using Tail = BlockScales<1024, 1>;
   using ChunkScales = Scales<2>;
 
@@ -205,9 +212,6 @@ struct BrickInt4 : Nibbles<128> {
     return row[k / 128].q[i / 2] >> (i % 2 * 4);
   }
   __device__ static void put_scales(const Block* row, int64_t n, int i, uint8_t* brick) { Tail::put(row, n, i, brick); }
-  __device__ static void fragment(const Codes& codes, int step, uint32_t (&a)[4]) {
-    Nibbles::fragment<8>(codes, step, a);
-  }
   __device__ static ChunkScales scales(const uint8_t* brick, int chunk, int lane) {
     return Tail::get(brick, chunk, lane);
   }
@@ -215,10 +219,11 @@ struct BrickInt4 : Nibbles<128> {
 
 /// q4_k: behind the codes 16 bytes a row: d and dmin, then three words, whose low 24 bits are the six-bit fields s, m,
 /// s', m' of chunks 0 to 2 (scale and minimum of its two sub-blocks, from bit 0); their top bytes are those of chunk 3.
-struct BrickQ4_K : Nibbles<256> {
+struct BrickQ4_K : Nibbles<256>, TinyHalves<0> {
   using Block = Q4_K::Block;
-  static constexpr int kGroup = 256, kColumns = 256, kBytes = 2304, kScaleSteps = 2, kGemvWarps = 16, kGemvStages = 3;
-  static constexpr bool kBfloat = false, kHasMin = true;
+  static constexpr int kGroup = 256, kColumns = 256, kBytes = 2304, kScaleSteps = 2, kGemvStages = 4, kSums = 1;
+  static constexpr bool kHasMin = true;
+  static constexpr float kSumFactor = kUnit;
   static constexpr int kCodeBytes = 2048;
   using ChunkScales = Scales<2>;
 
@@ -240,9 +245,6 @@ struct BrickQ4_K : Nibbles<256> {
     }
     memcpy(brick + kCodeBytes + 16 * i, words, 16);
   }
-  __device__ static void fragment(const Codes& codes, int step, uint32_t (&a)[4]) {
-    Nibbles::fragment<0>(codes, step, a);
-  }
   /// A field in the mantissa of 2^23 makes a float without a conversion; subtracting 2^23 and multiplying by d is one
   /// exact fused step.
   __device__ static ChunkScales scales(const uint8_t* brick, int chunk, int lane) {
@@ -251,7 +253,8 @@ struct BrickQ4_K : Nibbles<256> {
     for (int half = 0; half < 2; ++half) {
       const uint4 row = *reinterpret_cast<const uint4*>(brick + kCodeBytes + 16 * (lane / 4 + 8 * half));
       const float2 d = gpu::unpack_f16(row.x);  // d, dmin
-      const float min_step = d.y * 0x1p-6f, scale_zero = d.x * -0x1p23f, min_zero = min_step * -0x1p23f;
+      const float min_step = d.y * (half == 1 ? kLower * 0x1p-6f : 0x1p-6f), scale_zero = d.x * -0x1p23f,
+                  min_zero = min_step * -0x1p23f;
       uint32_t fields = chunk == 0 ? row.y : chunk == 1 ? row.z : row.w;
       if (chunk == 3) fields = __byte_perm(__byte_perm(row.y, row.z, 0x0073), row.w, 0x0710);
 #pragma unroll
@@ -265,12 +268,10 @@ struct BrickQ4_K : Nibbles<256> {
 };
 
 /// q6_k: the low four bits as nibbles; the upper two bits in the lane's second share, of steps 2w and 2w + 1 in word w:
-/// element 2i + h of step s is bits 16 h + 2 field(s % 2, i); then 16 scales a row and d of each row. Fragments of row
-/// r + 8 are 16 times the code, which its scale makes up for: both rows' bits stay where they are.
-struct BrickQ6_K {
+/// element 2i + h of step s is bits 16 h + 2 field(s % 2, i); then 16 scales a row and d of each row.
+struct BrickQ6_K : TinyHalves<32> {
   using Block = Q6_K::Block;
-  static constexpr int kGroup = 256, kColumns = 256, kBytes = 3360, kScaleSteps = 1, kGemvWarps = 12, kGemvStages = 3;
-  static constexpr bool kBfloat = false, kHasMin = false;
+  static constexpr int kGroup = 256, kColumns = 256, kBytes = 3360, kScaleSteps = 1, kGemvStages = 3, kSums = 2;
   static constexpr int kHigh = 2048, kScales = 3072, kD = 3328;
   struct Codes {
     uint4 low;
@@ -316,9 +317,8 @@ struct BrickQ6_K {
       const bool lower_row = i % 2 == 1;
       const int shift = 2 * field(step % 2, i) - (lower_row ? 8 : 4);
       const uint32_t upper = shift < 0 ? high << (shift < 0 ? -shift : 0) : high >> (shift < 0 ? 0 : shift);
-      const uint32_t nibbles = as_half(low >> (8 * (i / 2)), lower_row ? 0x00F000F0u : 0x000F000Fu);
-      const uint32_t half = gpu::and_or(upper, lower_row ? 0x03000300u : 0x00300030u, nibbles);
-      a[i] = gpu::sub_f16x2(half, lower_row ? 0x66006600u : 0x64206420u);  // 1024 + 16 * 32, 1024 + 32
+      const uint32_t nibbles = low >> (8 * (i / 2)) & (lower_row ? 0x00F000F0u : 0x000F000Fu);
+      a[i] = gpu::and_or(upper, lower_row ? 0x03000300u : 0x00300030u, nibbles);
     }
   }
   __device__ static ChunkScales scales(const uint8_t* brick, int chunk, int lane) {
@@ -326,8 +326,7 @@ struct BrickQ6_K {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = lane / 4 + 8 * half;
-      const float d =
-          gpu::unpack_f16(reinterpret_cast<const uint16_t*>(brick + kD)[row]).x * (half == 1 ? 1.0f / 16 : 1);
+      const float d = gpu::unpack_f16(reinterpret_cast<const uint16_t*>(brick + kD)[row]).x;
       const uint32_t word = *reinterpret_cast<const uint32_t*>(brick + kScales + 16 * row + 4 * chunk);
       for (int g = 0; g < 4; ++g) scales.scale[half][g] = d * float(int8_t(word >> (8 * g)));
     }

@@ -42,46 +42,60 @@ __device__ uint2 split_pair(float a, float b) {
   }
 }
 
-/// A token's x, zero behind n_in, normalised when there is a weight.
-struct TokenX {
-  const float* x;
-  const float* norm_weight;
-  double factor;  ///< 1 / rms
-  int64_t n_in;
-
-  __device__ float operator()(int64_t k) const {
-    if (k >= n_in) return 0;
-    return norm_weight ? float(x[k] * factor * norm_weight[k]) : x[k];
-  }
-};
-
-/// The planes of 32 values of x from k on: the words of lane c of both columns, and the sum of its eight values.
+/// Eight values of x as a lane's words of both planes, and the sums of the first and of the last four: values 2i, 2i +
+/// 1 are word i.
 template <bool kBfloat>
-__device__ float split_lane(const TokenX& x, float scale, int64_t k, int c, uint4& high, uint4& low) {
+__device__ float2 split_values(const float (&values)[8], float scale, uint4& high, uint4& low) {
   uint2 words[4];
-  float sum = 0;
+  float sums[2] = {};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const float a = x(k + 8 * i + 2 * c) * scale, b = x(k + 8 * i + 2 * c + 1) * scale;
+    const float a = values[2 * i] * scale, b = values[2 * i + 1] * scale;
     words[i] = split_pair<kBfloat>(a, b);
-    sum += a + b;
+    sums[i / 2] += a + b;
   }
   high = {words[0].x, words[1].x, words[2].x, words[3].x};
   low = {words[0].y, words[1].y, words[2].y, words[3].y};
-  return sum;
+  return {sums[0], sums[1]};
+}
+
+/// Sum of two words of a plane.
+template <bool kBfloat>
+__device__ float plane_sum(uint32_t a, uint32_t b) {
+  const auto add = [](uint32_t word) {
+    if constexpr (kBfloat) return __uint_as_float(word << 16) + __uint_as_float(word & 0xFFFF0000u);
+    const float2 pair = gpu::unpack_f16(word);
+    return pair.x + pair.y;
+  };
+  return add(a) + add(b);
+}
+
+/// Whether two neighbouring values of x, and of the norm's weight, can be read at once.
+inline bool readable_in_pairs(const BrickMatrix& w, const BrickCall& call) {
+  const auto address = [](const float* at) { return reinterpret_cast<uintptr_t>(at); };
+  return w.n_in % 2 == 0 && (address(call.x) | address(call.norm_weight)) % 8 == 0;
 }
 
 // --- Products ---
 
 /// sum[m][n] += tiles m times column tiles n over a brick. bricks: kTiles bricks one after another in shared memory;
-/// b(k32, n): the lane's B words of 32 columns; x_sums(k32, n): sums of x over them, of the lane's two columns or, as a
-/// float, of the first one where the second one's are zero.
+/// b(k32, n): the lane's B words of 32 columns; x_sums(k32, n, i): with kHasStart what a product of the i-th of kSums
+/// parts of them starts with, four floats; with kHasMin the sum of x, of the lane's two columns or, as a float, of the
+/// first one where the second one's are zero.
 template <class F, int kTiles, int kColumnTiles, class B, class XSums>
 __device__ __forceinline__ void multiply(float (&sum)[kTiles][kColumnTiles][4], const uint8_t* bricks, int lane,
                                          const B& b, const XSums& x_sums) {
   const auto mma = [](float(&d)[4], const uint32_t(&a)[4], uint32_t b0, uint32_t b1) {
     if constexpr (F::kBfloat) gpu::mma_bf16(d, a, b0, b1);
     else gpu::mma_f16(d, a, b0, b1);
+  };
+  const auto start = [&](float(&d)[4], int k32, int n, int i) {
+    if constexpr (F::kHasStart) {
+      const float4 values = x_sums(k32, n, i);
+      d[0] = values.x, d[1] = values.y, d[2] = values.z, d[3] = values.w;
+    } else {
+      d[0] = d[1] = d[2] = d[3] = 0;
+    }
   };
 #pragma unroll(kTiles* kColumnTiles > 1 ? 1 : 4)
   for (int chunk = 0; chunk < F::kColumns / 64; ++chunk) {
@@ -110,7 +124,9 @@ __device__ __forceinline__ void multiply(float (&sum)[kTiles][kColumnTiles][4], 
             mma(to, a[m][0], words.x, words.y);
             mma(to, a[m][1], words.z, words.w);
           } else if constexpr (F::kScaleSteps == 1) {
-            float first[4] = {}, second[4] = {};
+            float first[4], second[4];
+            start(first, 2 * chunk + half, n, 0);
+            start(second, 2 * chunk + half, n, 1);
             mma(first, a[m][0], words.x, words.y);
             mma(second, a[m][1], words.z, words.w);
 #pragma unroll
@@ -119,14 +135,15 @@ __device__ __forceinline__ void multiply(float (&sum)[kTiles][kColumnTiles][4], 
               to[i] = fmaf(scales[m].scale[i / 2][2 * half + 1], second[i], to[i]);
             }
           } else {
-            float group[4] = {};
+            float group[4];
+            start(group, 2 * chunk + half, n, 0);
             mma(group, a[m][0], words.x, words.y);
             mma(group, a[m][1], words.z, words.w);
 #pragma unroll
             for (int i = 0; i < 4; ++i) to[i] = fmaf(scales[m].scale[i / 2][half], group[i], to[i]);
           }
           if constexpr (F::kHasMin) {
-            const auto of_x = x_sums(2 * chunk + half, n);
+            const auto of_x = x_sums(2 * chunk + half, n, 0);
             if constexpr (std::is_same_v<decltype(of_x), const float>) {
               to[0] = fmaf(-scales[m].min[0][half], of_x, to[0]);
               to[2] = fmaf(-scales[m].min[1][half], of_x, to[2]);
@@ -171,6 +188,12 @@ inline Outputs make_outputs(const BrickMatrix& w, const BrickCall& call) {
   return out;
 }
 
+/// What becomes of a gate and an up.
+__device__ inline float gated(BrickGlu glu, float gate, float up) {
+  const float positive = gate < 0 ? 0 : gate;  // keeps NaN
+  return (glu == BrickGlu::silu ? gate / (1.0f + expf(-gate)) : positive * positive) * up;
+}
+
 /// Stores rows r (`upper`) and r + 8 (`lower`) of a tile for one token.
 __device__ inline void store_rows(const Outputs& out, int64_t tile, int r, int64_t token, float upper, float lower) {
   int part = 0;
@@ -179,8 +202,7 @@ __device__ inline void store_rows(const Outputs& out, int64_t tile, int r, int64
   float* y = out.y[part] + token * n_out;
   if (out.paired) {
     if (row >= n_out) return;
-    const float positive = upper < 0 ? 0 : upper;  // keeps NaN
-    y[row] = (out.glu == BrickGlu::silu ? upper / (1.0f + expf(-upper)) : positive * positive) * lower;
+    y[row] = gated(out.glu, upper, lower);
     return;
   }
   const auto store = [&](int64_t at, float value) {

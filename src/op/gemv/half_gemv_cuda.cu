@@ -1,6 +1,7 @@
 #include "op/gemv/half_gemv_cuda.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "op/gemm/tensor_gemm_cuda.h"
 #include "op/gemv/brick_product_cuda.h"
@@ -10,237 +11,293 @@ namespace {
 
 using namespace bricks;
 
-// Columns of B are 4 tokens times 2 planes. The bricks of all tiles, in memory's order, are dealt out to the blocks in
-// equal ranges; inside its range a block's warps take bricks in turns, each through a ring of its own in shared memory,
-// so that the loads never stop at a tile's end. Where a tile ends the warps add up. A tile that several blocks share is
-// finished by the last one to arrive, which adds all parts in the blocks' order.
+// Columns of B are up to 4 tokens times 2 planes. A block sums whole tiles; of a tile's bricks each of its warps takes
+// every k_warps-th, the same ones of every tile. So a warp needs its own share of x only, stages it alone, with a scale
+// of its own, and goes through its bricks without waiting for anybody: they pass through a ring of its own in shared
+// memory, which never stops at a tile's end. After a batch of tiles the warps add up. Where a tile has few bricks,
+// groups of k_warps warps take different tiles. No block needs another one.
 //
-// x lies in shared memory as a whole. If it is too large for that, the columns are cut into segments and each segment
-// gets its own group of blocks.
+// Shares of x that are too large for shared memory are staged in phases, over and over for each batch.
 
-constexpr int kTokens = 4;
-constexpr int kSlotFloats = 64;  // 16 rows x 4 tokens: value i (0, 1) of a lane is row r + 8 i, token c
+constexpr int kMostTokens = 4, kMostWarps = 8;
 
 struct GemvPlan {
   const uint8_t* bricks;
-  int n_tiles, bricks_per_tile, n_tokens;
-  int n_segments, blocks_per_segment;
-  int64_t n_in;
+  int n_tiles, bricks_per_tile, n_tokens, n_in;
+  int k_warps, row_shift;         ///< a block has k_warps << row_shift warps
+  int warp_bricks, longer_warps;  ///< of a tile; the first longer_warps warps take one more
+  int n_rounds, batch;            ///< tiles of a group of warps; those between two barriers
+  int phase_bricks;               ///< of a tile, for which a warp has room for x
+  int planes_at, sums_at;         ///< in shared memory, behind the rings
   const float* x;
   const float* norm_weight;
   float norm_eps;
-  int x_blocks;  ///< of 32 columns, room in shared memory
-  uint32_t* counters;
-  float* slots;  ///< [n_segments][n_tiles + blocks_per_segment][kSlotFloats]
+  double one_by_n_in;
+  bool pairs;  ///< x can be read two values at a time
   Outputs out;
 };
 
-/// Segments and the blocks' shares of them.
-struct Segment {
-  int first_brick, n_bricks;  // of each tile
-  int total;                  // of all tiles
+template <class F>
+constexpr int kBrickBlocks = F::kColumns / 32;  // of k
+/// A sum of x as products want it: a minimum's, or what a product starts with.
+template <class F>
+using XSum = std::conditional_t<F::kHasStart, float4, float>;
+/// Bytes of x for a brick: planes, sums.
+template <class F, int kTokens>
+constexpr int kBrickX = kBrickBlocks<F>* kTokens*(2 * 64 + F::kSums * int(sizeof(XSum<F>)));
 
-  __host__ __device__ Segment(const GemvPlan& p, int i)
-      : first_brick(int(int64_t(i) * p.bricks_per_tile / p.n_segments)),
-        n_bricks(int(int64_t(i + 1) * p.bricks_per_tile / p.n_segments) - first_brick),
-        total(p.n_tiles * n_bricks) {}
-  __device__ int first_of(const GemvPlan& p, int block) const {
-    return int(int64_t(block) * total / p.blocks_per_segment);
+/// A warp's x for its bricks first .. first + n - 1 of a tile: planes [32 columns][2 kTokens][4], behind them sums
+/// [32 columns][kSums][kTokens]. Returns 1 / scale of token lane % 4. Adds up squares of x, if there is a
+/// norm and they are wanted.
+template <class F, int kTokens, bool kPairs>
+__device__ float stage_x(const GemvPlan& p, int k_warp, int first, int n, uint4* planes, bool want_squares,
+                         double (&squares)[kTokens]) {
+  constexpr int kBrickUnits = 4 * kBrickBlocks<F>;                       // of eight values of a token, a lane's words
+  constexpr int kUnits = std::max(1, (F::kSums > 0 ? 2 : 4) / kTokens);  // of a lane under way together: registers
+  const int lane = int(threadIdx.x) % 32, n_units = n * kBrickUnits;
+  float values[kUnits][kTokens][8];
+  const auto load_pair = [&](const float* from, bool second) {
+    if constexpr (kPairs) return *reinterpret_cast<const float2*>(from);
+    else return float2{from[0], second ? from[1] : 0.0f};
+  };
+  /// Values of units from, from + 32 ..; the weight of the norm is part of them, its factor waits for the end.
+  const auto load = [&](int from, bool count) {
+    float2 weights[kUnits][4];
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i) {
+      if (from + 32 * i >= n_units) break;
+      const int unit = from + 32 * i + lane, brick = (first + unit / kBrickUnits) * p.k_warps + k_warp;
+      const int k = brick * F::kColumns + unit % kBrickUnits / 4 * 32 + 2 * (unit % 4);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int at = k + 8 * e;
+        const bool exists = unit < n_units && at < p.n_in, second = at + 1 < p.n_in;
+        weights[i][e] = exists && p.norm_weight ? load_pair(p.norm_weight + at, second) : float2{1, 1};
+#pragma unroll
+        for (int t = 0; t < kTokens; ++t) {
+          const float2 pair = exists ? load_pair(p.x + min(t, p.n_tokens - 1) * p.n_in + at, second) : float2{0, 0};
+          values[i][t][2 * e] = pair.x, values[i][t][2 * e + 1] = pair.y;
+        }
+      }
+    }
+    if (!p.norm_weight) return;
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i) {
+      if (from + 32 * i >= n_units) break;
+#pragma unroll
+      for (int t = 0; t < kTokens; ++t)
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+          float& value = values[i][t][e];
+          if (count) squares[t] += double(value) * value;
+          value *= e % 2 == 0 ? weights[i][e / 2].x : weights[i][e / 2].y;
+        }
+    }
+  };
+
+  float scale[kTokens] = {};  // the largest value first
+  for (int from = 0; from < n_units; from += 32 * kUnits) {
+    load(from, want_squares);
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i) {
+      if (from + 32 * i >= n_units) break;
+#pragma unroll
+      for (int t = 0; t < kTokens; ++t)
+#pragma unroll
+        for (int e = 0; e < 8; ++e) scale[t] = fmaxf(scale[t], fabsf(values[i][t][e]));
+    }
   }
-  __device__ int owner(const GemvPlan& p, int brick) const {
-    return int((int64_t(brick + 1) * p.blocks_per_segment - 1) / total);
+  float inverse = 0;
+#pragma unroll
+  for (int t = 0; t < kTokens; ++t) {
+    scale[t] = plane_scale(gpu::warp_max(scale[t]));
+    if (lane % 4 == t) inverse = 1.0f / scale[t];
+  }
+
+  auto* const sums = reinterpret_cast<XSum<F>*>(planes + p.phase_bricks * kBrickBlocks<F> * kTokens * 8);
+  __syncwarp();  // the phase before has been used
+  for (int from = 0; from < n_units; from += 32 * kUnits) {
+    if (n_units > 32 * kUnits) load(from, false);  // or they are there still
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i) {
+      if (from + 32 * i >= n_units) break;
+      const int unit = from + 32 * i + lane, block = unit / 4, c = unit % 4;
+#pragma unroll
+      for (int t = 0; t < kTokens; ++t) {
+        uint4 high, low;
+        const float2 halves = split_values<F::kBfloat>(values[i][t], scale[t], high, low);
+        float of_x[2] = {F::kSums == 2 ? halves.x : halves.x + halves.y, halves.y};
+#pragma unroll
+        for (int j = 0; j < F::kSums; ++j) {
+          of_x[j] += __shfl_xor_sync(gpu::kAllLanes, of_x[j], 1);
+          of_x[j] += __shfl_xor_sync(gpu::kAllLanes, of_x[j], 2);
+        }
+        if (unit >= n_units) continue;
+        planes[(block * 2 * kTokens + 2 * t) * 4 + c] = high;
+        planes[(block * 2 * kTokens + 2 * t + 1) * 4 + c] = low;
+#pragma unroll
+        for (int j = 0; j < F::kSums; ++j) {
+          if (c != j) continue;
+          const float value = of_x[j] * F::kSumFactor;
+          XSum<F>& to = sums[(block * F::kSums + j) * kTokens + t];
+          if constexpr (F::kHasStart) to = {value, 0, value * F::kLower, 0};
+          else to = value;
+        }
+      }
+    }
+  }
+  __syncwarp();
+  return inverse;
+}
+
+/// Where a lane's output goes and what is asked for before its sum is there.
+struct Output {
+  float* y = nullptr;  ///< nowhere when null
+  float bias = 0, old = 0;
+
+  __device__ Output(const Outputs& out, int tile, int token, int row, bool exists) {
+    if (!exists) return;
+    int part = 0;
+    while (part + 1 < out.n_parts && tile >= out.first_tile[part + 1]) ++part;
+    const int64_t at = int64_t(tile - out.first_tile[part]) * out.rows_per_tile + row, n_out = out.n_out[part];
+    if (row >= out.rows_per_tile || at >= n_out) return;
+    y = out.y[part] + token * n_out + at;
+    if (out.bias[part]) bias = out.bias[part][at];
+    if (out.residual) old = *y;
   }
 };
 
-template <class F>
-constexpr int kThreads = F::kGemvWarps * 32;
-template <class F>
-constexpr int kRingBytes = F::kGemvWarps* F::kGemvStages* F::kBytes;
-/// Behind the rings lie the warps' sums of two tiles, then the planes of x, then the sums of x.
-template <class F>
-constexpr int kFixedBytes = kRingBytes<F> + 2 * F::kGemvWarps* kSlotFloats * 4;
-/// Bytes of 32 columns of x.
-int x_block_bytes(int64_t n_tokens) { return int(n_tokens) * (2 * 64 + 4); }
-
-/// Reads x, fills the planes of the bricks that this block needs and their sums, and leaves each token's 1 / scale.
-template <class F>
-__device__ void stage_x(const GemvPlan& p, const Segment& segment, int start, int end, uint4* planes, float* sums,
-                        float* inverse_scale) {
-  __shared__ double squares_of[kTokens][F::kGemvWarps];
-  __shared__ float largest_of[kTokens][F::kGemvWarps];
-  const int first = start % segment.n_bricks, n_needed = end - start;
-  const auto is_needed = [&](int brick) {  // of the segment
-    return (brick < first ? brick + segment.n_bricks : brick) - first < n_needed;
-  };
-  const int64_t first_k = int64_t(segment.first_brick) * F::kColumns;
-  const int64_t last_k = min(p.n_in, first_k + int64_t(segment.n_bricks) * F::kColumns);
-
-  for (int token = 0; token < p.n_tokens; ++token) {
-    const float* x = p.x + token * p.n_in;
-    double squares = 0;
-    float largest = 0;
-    if (p.norm_weight) {
-      for (int64_t k = threadIdx.x; k < p.n_in; k += kThreads<F>) {
-        squares += double(x[k]) * x[k];
-        largest = fmaxf(largest, fabsf(x[k] * p.norm_weight[k]));
-      }
-      squares = gpu::warp_sum(squares);
-    } else {
-      for (int64_t k = first_k + threadIdx.x; k < last_k; k += kThreads<F>)
-        if (is_needed(int(k - first_k) / F::kColumns)) largest = fmaxf(largest, fabsf(x[k]));
-    }
-    largest = gpu::warp_max(largest);
-    if (threadIdx.x % 32 == 0) {
-      squares_of[token][threadIdx.x / 32] = squares;
-      largest_of[token][threadIdx.x / 32] = largest;
-    }
-  }
-  __syncthreads();
-  for (int token = 0; token < p.n_tokens; ++token) {
-    double squares = 0;
-    float largest = 0;
-    for (int w = 0; w < F::kGemvWarps; ++w) {
-      squares += squares_of[token][w];
-      largest = fmaxf(largest, largest_of[token][w]);
-    }
-    TokenX x{p.x + token * p.n_in, p.norm_weight, 1, p.n_in};
-    if (p.norm_weight) {
-      x.factor = 1.0 / sqrt(squares / double(p.n_in) + p.norm_eps);
-      largest *= float(x.factor);
-    }
-    const float scale = plane_scale(largest);
-    if (threadIdx.x == 0) inverse_scale[token] = 1.0f / scale;
-    for (int unit = int(threadIdx.x); unit < segment.n_bricks * F::kColumns / 8; unit += kThreads<F>) {
-      const int block = unit / 4, c = unit % 4;
-      if (!is_needed(block * 32 / F::kColumns)) continue;
-      uint4* to = planes + (block * 2 * p.n_tokens + 2 * token) * 4 + c;
-      float sum = split_lane<F::kBfloat>(x, scale, first_k + 32 * block, c, to[0], to[4]);
-      if constexpr (F::kHasMin) {
-        static_assert(F::kColumns % 256 == 0);  // a warp's 32 units are of one brick: all lanes are here
-        sum += __shfl_xor_sync(gpu::kAllLanes, sum, 1);
-        sum += __shfl_xor_sync(gpu::kAllLanes, sum, 2);
-        if (c == 0) sums[block * p.n_tokens + token] = sum;
-      }
-    }
-  }
-}
-
-/// Finishes a tile that the block has summed up to `value`, or its part of it: one warp.
-__device__ void finish_tile(const GemvPlan& p, const Segment& segment, int start, int end, int tile, float2 value) {
-  const int lane = int(threadIdx.x) % 32, r = lane / 4, c = lane % 4;
-  const int first = tile * segment.n_bricks, last = first + segment.n_bricks - 1;
-  if (p.n_segments > 1 || first < start || last >= end) {
-    const auto slot = [&](int of_segment, int block) {
-      return p.slots + (int64_t(of_segment) * (p.n_tiles + p.blocks_per_segment) + tile + block) * kSlotFloats;
-    };
-    float* mine = slot(int(blockIdx.x) / p.blocks_per_segment, int(blockIdx.x) % p.blocks_per_segment);
-    mine[lane] = value.x;
-    mine[32 + lane] = value.y;
-    __threadfence();
-    __syncwarp();
-    int n_parts = 0;
-    for (int s = 0; s < p.n_segments; ++s) {
-      const Segment other(p, s);
-      const int at = tile * other.n_bricks;
-      n_parts += other.owner(p, at + other.n_bricks - 1) - other.owner(p, at) + 1;
-    }
-    unsigned arrived = 0;
-    if (lane == 0) arrived = atomicAdd(p.counters + tile, 1u);
-    if (int(__shfl_sync(gpu::kAllLanes, arrived, 0)) + 1 < n_parts) return;
-    __threadfence();
-    if (lane == 0) p.counters[tile] = 0;
-    value = {0, 0};
-    for (int s = 0; s < p.n_segments; ++s) {
-      const Segment other(p, s);
-      const int at = tile * other.n_bricks;
-      const int last_block = other.owner(p, at + other.n_bricks - 1);
-      for (int block = other.owner(p, at); block <= last_block; ++block) {
-        const float* part = slot(s, block);
-        value.x += __ldcg(part + lane);
-        value.y += __ldcg(part + 32 + lane);
-      }
-    }
-  }
-  if (c < p.n_tokens) store_rows(p.out, tile, r, c, value.x, value.y);
-}
-
-template <class F>
-__global__ void __launch_bounds__(kThreads<F>, 1) gemv_kernel(const GemvPlan p) {
-  constexpr int kWarps = F::kGemvWarps, kStages = F::kGemvStages;
+template <class F, int kTokens>
+__global__ void __launch_bounds__(kMostWarps * 32, 2) gemv_kernel(const GemvPlan p) {
+  constexpr int kStages = F::kGemvStages, kBlocks = kBrickBlocks<F>, kTileSums = 16 * kTokens;
+  __shared__ double squares_of[kTokens][kMostWarps];
   auto* const shared = gpu::dynamic_shared<uint8_t>();
-  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
-  auto* const ring = shared + warp * kStages * F::kBytes;
-  auto* const warp_sums = reinterpret_cast<float*>(shared + kRingBytes<F>);                 // [2][kWarps][kSlotFloats]
-  auto* const planes = reinterpret_cast<uint4*>(shared + kFixedBytes<F>);                   // [x_blocks][2 n_tokens][4]
-  auto* const x_sums = reinterpret_cast<float*>(planes + p.x_blocks * 2 * p.n_tokens * 4);  // [x_blocks][n_tokens]
-  __shared__ float inverse_scale[kTokens];
+  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, n_warps = int(blockDim.x) / 32;
+  const int group = warp >= p.k_warps ? warp / p.k_warps : 0, k_warp = warp - group * p.k_warps;
+  const int n_mine = p.warp_bricks + (k_warp < p.longer_warps);  // bricks of a tile
+  const auto tile_of = [&](int round, int of_group) {
+    return ((round << p.row_shift) + of_group) * int(gridDim.x) + int(blockIdx.x);
+  };
+  const int my_rounds = p.n_rounds - (tile_of(p.n_rounds - 1, group) >= p.n_tiles);
 
-  const int block = int(blockIdx.x) % p.blocks_per_segment;
-  const Segment segment(p, int(blockIdx.x) / p.blocks_per_segment);
-  const int start = segment.first_of(p, block), end = segment.first_of(p, block + 1);
-
-  // The warp's next brick to load. Where a segment's tile ends the rest of the tile is jumped over.
-  int next = start + warp, next_of_tile = next % segment.n_bricks;
-  const int64_t jump = int64_t(p.bricks_per_tile - segment.n_bricks) * F::kBytes;
-  const uint8_t* from =
-      p.bricks +
-      (next / segment.n_bricks * int64_t(p.bricks_per_tile) + segment.first_brick + next_of_tile) * F::kBytes +
-      lane * 16;
-  const uint64_t policy = gpu::evict_first_policy();  // a step's weights are more than L2 holds until the next step
-  const auto load_next = [&](int stage) {
-    if (next < end) {
+  // The ring, and the brick that comes into it next. Bricks are in the order of batches, phases, tiles.
+  uint8_t* const ring = shared + warp * kStages * F::kBytes;
+  const auto address = [&](int round, int brick) {
+    return p.bricks + (int64_t(tile_of(round, group)) * p.bricks_per_tile + brick * p.k_warps + k_warp) * F::kBytes +
+           lane * 16;
+  };
+  int fed_batch = 0, fed_last = min(p.batch, my_rounds), fed_round = 0;
+  int fed_phase = 0, fed_end = min(p.phase_bricks, n_mine), fed_brick = 0;
+  const uint8_t* from = address(0, 0);
+  const auto feed = [&](int stage) {
+    if (fed_round < my_rounds) {
       uint8_t* to = ring + stage * F::kBytes + lane * 16;
 #pragma unroll
       for (int i = 0; i < F::kBytes / 16; i += 32)
-        if (i + 32 <= F::kBytes / 16 || i + lane < F::kBytes / 16)
-          gpu::copy_async16(to + i * 16, from + i * 16, policy);
+        if (i + 32 <= F::kBytes / 16 || i + lane < F::kBytes / 16) gpu::copy_async16(to + i * 16, from + i * 16);
+      from += p.k_warps * F::kBytes;
+      if (++fed_brick == fed_end) {
+        if (++fed_round == fed_last) {
+          fed_phase = fed_end;
+          if (fed_end == n_mine) {
+            fed_phase = 0, fed_batch = fed_last;
+            fed_last = min(fed_last + p.batch, my_rounds);
+          }
+          fed_end = min(fed_phase + p.phase_bricks, n_mine);
+          fed_round = fed_batch;
+        }
+        fed_brick = fed_phase;
+        from = address(fed_round, fed_brick);
+      }
     }
     gpu::copy_commit();
-    next += kWarps;
-    from += kWarps * F::kBytes;
-    if (jump == 0) return;
-    for (next_of_tile += kWarps; next_of_tile >= segment.n_bricks; next_of_tile -= segment.n_bricks) from += jump;
   };
-  for (int stage = 0; stage < kStages - 1; ++stage) load_next(stage);
+  for (int stage = 0; stage < kStages - 1; ++stage) feed(stage);
   gpu::let_next_grid_start();
+  if (p.norm_weight)  // nobody waits for it yet
+    for (int i = lane; i < n_mine * kBlocks; i += 32)
+      if (const int k = (i / kBlocks * p.k_warps + k_warp) * F::kColumns + i % kBlocks * 32; k < p.n_in)
+        gpu::prefetch(p.norm_weight + k);
   gpu::wait_for_previous_grid();
-  stage_x<F>(p, segment, start, end, planes, x_sums, inverse_scale);
-  __syncthreads();
 
   // Lanes of columns that no token has read another one's: what they multiply ends in columns that nobody looks at.
-  const int c = lane % 4, column = min(lane / 4, 2 * p.n_tokens - 1);
-  const uint4* const lane_planes = planes + column * 4 + c;
-  const float* const lane_sums = x_sums + min(c, p.n_tokens - 1);
-  const int plane_stride = 8 * p.n_tokens;
-  int stage = 0, n_finished = 0, i = start + warp;
-  for (int tile = start / segment.n_bricks; tile <= (end - 1) / segment.n_bricks; ++tile, ++n_finished) {
-    const int tile_start = tile * segment.n_bricks, tile_end = min(end, tile_start + segment.n_bricks);
-    float sum[1][1][4] = {};
-    for (; i < tile_end; i += kWarps) {
-      gpu::copy_wait<kStages - 2>();
-      __syncwarp();  // the whole brick has come, and the one before it has been used
-      load_next(stage == 0 ? kStages - 1 : stage - 1);
-      const int first_block = (i - tile_start) * (F::kColumns / 32);
-      const uint4* const brick_planes = lane_planes + first_block * plane_stride;
-      const float* const brick_sums = lane_sums + first_block * p.n_tokens;
-      multiply<F>(
-          sum, ring + stage * F::kBytes, lane, [&](int k32, int) { return brick_planes[k32 * plane_stride]; },
-          [&](int k32, int) { return brick_sums[k32 * p.n_tokens]; });
-      stage = stage + 1 == kStages ? 0 : stage + 1;
-    }
-    float* const parts = warp_sums + n_finished % 2 * kWarps * kSlotFloats;
-    parts[warp * kSlotFloats + lane] = sum[0][0][0] + sum[0][0][1];
-    parts[warp * kSlotFloats + 32 + lane] = sum[0][0][2] + sum[0][0][3];
-    __syncthreads();
-    // The others go on; they write to these parts again two tiles on, behind a barrier that this warp comes to later.
-    if (warp == n_finished % kWarps) {
-      float2 value = {0, 0};
-      for (int w = 0; w < kWarps; ++w) {
-        value.x += parts[w * kSlotFloats + lane];
-        value.y += parts[w * kSlotFloats + 32 + lane];
+  const int r = lane / 4, c = lane % 4, column = min(r, 2 * kTokens - 1);
+  auto* const planes = reinterpret_cast<uint4*>(shared + p.planes_at + warp * p.phase_bricks * kBrickX<F, kTokens>);
+  const auto* const x_sums =
+      reinterpret_cast<const XSum<F>*>(planes + p.phase_bricks * kBlocks * kTokens * 8) + min(c, kTokens - 1);
+  auto* const tile_sums = reinterpret_cast<float*>(shared + p.sums_at);  // [2][batch][group][k_warps][kTileSums]
+  const int round_sums = kTileSums * n_warps;
+  double squares[kTokens] = {};
+  float inverse = 0, factors = 1;  // of token c: 1 / scale, 1 / rms
+  int stage = 0, buffer = 0;
+  for (int first = 0; first < p.n_rounds; first += p.batch, buffer ^= 1) {
+    const int last = min(first + p.batch, my_rounds),
+              n_outputs = min(p.batch, p.n_rounds - first) * kTileSums << p.row_shift;
+    float* const batch_sums = tile_sums + buffer * p.batch * round_sums;
+    // Lane `lane` finishes output 32 item + lane of [round][group][token][row].
+    const auto output_of = [&](int item) {
+      const int at = 32 * item + lane, slot = at / kTileSums, token = at / 16 % kTokens;
+      const int tile = tile_of(first + (slot >> p.row_shift), slot & ((1 << p.row_shift) - 1));
+      return Output(p.out, tile, token, at % 16, at < n_outputs && tile < p.n_tiles && token < p.n_tokens);
+    };
+    Output output = output_of(warp);
+
+    for (int phase = 0; phase < n_mine; phase += p.phase_bricks) {
+      const int n = min(p.phase_bricks, n_mine - phase);
+      if (first == 0 || n < n_mine)
+        inverse = p.pairs ? stage_x<F, kTokens, true>(p, k_warp, phase, n, planes, first == 0, squares)
+                          : stage_x<F, kTokens, false>(p, k_warp, phase, n, planes, first == 0, squares);
+      for (int round = first; round < last; ++round) {
+        float sum[1][1][4] = {};
+        const uint4* words = planes + column * 4 + c;
+        const XSum<F>* sums = x_sums;
+        for (int i = 0; i < n; ++i) {
+          gpu::copy_wait<kStages - 2>();
+          __syncwarp();  // the whole brick has come, and the one before it has been used
+          feed(stage == 0 ? kStages - 1 : stage - 1);
+          multiply<F>(
+              sum, ring + stage * F::kBytes, lane, [&](int k32, int) { return words[k32 * kTokens * 8]; },
+              [&](int k32, int, int j) { return sums[(k32 * F::kSums + j) * kTokens]; });
+          stage = stage + 1 == kStages ? 0 : stage + 1;
+          words += kBlocks * kTokens * 8;
+          sums += kBlocks * F::kSums * kTokens;
+        }
+        if (c >= kTokens) continue;
+        float* const mine = batch_sums + (round - first) * round_sums + warp * kTileSums + c * 16 + r;
+        const float upper = (sum[0][0][0] + sum[0][0][1]) * (1 / F::kUnit) * inverse;
+        const float lower = (sum[0][0][2] + sum[0][0][3]) * (1 / F::kUnit / F::kLower) * inverse;
+        mine[0] = phase == 0 ? upper : mine[0] + upper;
+        mine[8] = phase == 0 ? lower : mine[8] + lower;
       }
-      const float scale = c < p.n_tokens ? inverse_scale[c] : 0.0f;
-      finish_tile(p, segment, start, end, tile, {value.x * scale, value.y * scale});
+    }
+    if (p.norm_weight && first == 0 && group == 0)
+      for (int t = 0; t < kTokens; ++t) {
+        const double all = gpu::warp_sum(squares[t]);
+        if (lane == 0) squares_of[t][k_warp] = all;
+      }
+    // Those that go on write to these sums again two batches on, behind a barrier that the others come to later.
+    __syncthreads();
+    if (p.norm_weight && first == 0) {
+      double all = 0;
+      for (int w = 0; w < p.k_warps; ++w) all += squares_of[min(c, kTokens - 1)][w];
+      factors = 1.0f / sqrtf(float(all * p.one_by_n_in + p.norm_eps));
+    }
+    for (int item = warp; 32 * item < n_outputs; item += n_warps) {
+      if (item != warp) output = output_of(item);
+      const int at = 32 * item + lane;
+      const float factor = __shfl_sync(gpu::kAllLanes, factors, at / 16 % kTokens);
+      const float* part = batch_sums + at / kTileSums * p.k_warps * kTileSums + at % kTileSums;
+      float value = 0;
+      if (at < n_outputs)
+        for (int w = 0; w < p.k_warps; ++w) value += part[w * kTileSums];
+      value *= factor;
+      if (p.out.paired) {
+        const float up = __shfl_down_sync(gpu::kAllLanes, value, 8);
+        if (output.y) *output.y = gated(p.out.glu, value, up);
+      } else if (output.y) {
+        value += output.bias;
+        *output.y = p.out.residual ? output.old + value : value;
+      }
     }
   }
   gpu::copy_wait<0>();
@@ -248,39 +305,62 @@ __global__ void __launch_bounds__(kThreads<F>, 1) gemv_kernel(const GemvPlan p) 
 
 struct Launch {
   GemvPlan plan;
-  int n_blocks, shared_bytes;
-  int64_t scratch_bytes;
+  int n_blocks, n_threads, shared_bytes;
 };
 
-template <class F>
+template <class F, int kTokens>
 Launch plan_launch(const BrickMatrix& w, const BrickCall& call) {
   Launch launch{};
   GemvPlan& p = launch.plan;
   const int64_t n_tiles = w.n_tiles(), per_tile = w.bricks_per_tile();
-  expect(n_tiles <= kCounters && n_tiles * per_tile < INT32_MAX / 2, "gemv: too many rows");
+  expect(n_tiles * per_tile < INT32_MAX / 2 && call.n_tokens * w.n_in < INT32_MAX / 2, "gemv: too many rows");
   p = {.bricks = w.data.as<uint8_t>(),
        .n_tiles = int(n_tiles),
        .bricks_per_tile = int(per_tile),
        .n_tokens = int(call.n_tokens),
-       .n_in = w.n_in,
+       .n_in = int(w.n_in),
        .x = call.x,
        .norm_weight = call.norm_weight,
        .norm_eps = call.norm_eps,
+       .one_by_n_in = 1.0 / double(w.n_in),
+       .pairs = readable_in_pairs(w, call),
        .out = make_outputs(w, call)};
-  constexpr int kBlocksPerBrick = F::kColumns / 32;
-  const int block_bytes = x_block_bytes(call.n_tokens);
-  // 1 KiB is left for the variables that are not dynamic.
-  const int64_t most_bricks = (gpu::most_shared_bytes() - 1024 - kFixedBytes<F>) / block_bytes / kBlocksPerBrick;
-  expect(most_bricks > 0, "gemv: this device has too little shared memory per block");
-  p.n_segments = int(gpu::ceil_div(per_tile, most_bricks));
-  p.x_blocks = int(gpu::ceil_div(per_tile, p.n_segments)) * kBlocksPerBrick;
   const int blocks = call.n_blocks > 0 ? call.n_blocks : gpu::multiprocessors();
-  const int64_t fewest_bricks = n_tiles * (per_tile / p.n_segments);
-  p.blocks_per_segment = int(std::clamp<int64_t>(blocks / p.n_segments, 1, fewest_bricks));
-  launch.n_blocks = p.n_segments * p.blocks_per_segment;
-  launch.shared_bytes = kFixedBytes<F> + p.x_blocks * block_bytes;
-  launch.scratch_bytes = 4 * kCounters + int64_t(p.n_segments) * (n_tiles + p.blocks_per_segment) * kSlotFloats * 4;
+  int most = int(gpu::ceil_div(per_tile, kMostWarps));  // bricks of a warp
+  p.k_warps = int(gpu::ceil_div(per_tile, most));
+  p.warp_bricks = p.bricks_per_tile / p.k_warps;
+  p.longer_warps = p.bricks_per_tile % p.k_warps;
+  while (p.k_warps << (p.row_shift + 1) <= kMostWarps && int64_t(blocks) << (p.row_shift + 1) <= n_tiles) ++p.row_shift;
+  const int n_warps = p.k_warps << p.row_shift;
+  launch.n_threads = 32 * n_warps;
+  launch.n_blocks = int(std::min<int64_t>(blocks, n_tiles));
+  p.n_rounds = int(gpu::ceil_div(n_tiles, int64_t(launch.n_blocks) << p.row_shift));
+
+  // 1 KiB is left for the variables that are not dynamic.
+  const int room = gpu::most_shared_bytes() - 1024 - n_warps * F::kGemvStages * F::kBytes;
+  const int sums_of_round = 2 * n_warps * 16 * kTokens * 4, x_of_brick = n_warps * kBrickX<F, kTokens>;
+  p.batch = std::clamp(8 / most, 1, std::min(4, p.n_rounds));
+  p.phase_bricks = most;
+  if (room < p.batch * sums_of_round + most * x_of_brick) {
+    p.batch = std::clamp(room / 4 / sums_of_round, 1, std::min(8, p.n_rounds));
+    const int fit = (room - p.batch * sums_of_round) / x_of_brick;
+    expect(fit > 0, "gemv: this device has too little shared memory per block");
+    p.phase_bricks = int(gpu::ceil_div(most, gpu::ceil_div(most, fit)));
+  }
+  p.planes_at = n_warps * F::kGemvStages * F::kBytes;
+  p.sums_at = p.planes_at + p.phase_bricks * x_of_brick;
+  launch.shared_bytes = p.sums_at + p.batch * sums_of_round;
   return launch;
+}
+
+template <class F, int kTokens>
+void launch_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const BrickCall& call) {
+  const Launch launch = plan_launch<F, kTokens>(w, call);
+  gpu::allow_shared_bytes("shared memory of gemv", gemv_kernel<F, kTokens>, size_t(launch.shared_bytes));
+  gpu::launch(
+      "gemv", gemv_kernel<F, kTokens>,
+      {unsigned(launch.n_blocks), unsigned(launch.n_threads), size_t(launch.shared_bytes), stream, call.overlap},
+      launch.plan);
 }
 
 }  // namespace
@@ -303,24 +383,18 @@ void check_call(const BrickMatrix& w, const BrickCall& call) {
 }  // namespace bricks
 
 int64_t brick_scratch_bytes(const BrickMatrix& w, const BrickCall& call) {
-  if (call.n_tokens > kTokens) return tensor_gemm_scratch_bytes(w, call, 2);
-  return bricks::with_format(w.format, [&](auto f) { return plan_launch<decltype(f)>(w, call).scratch_bytes; });
+  return call.n_tokens > kMostTokens ? tensor_gemm_scratch_bytes(w, call, 2) : 0;
 }
 
 void device_half_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const BrickCall& call,
                       const gpu::Buffer& scratch) {
   check_call(w, call);
-  if (call.n_tokens > kTokens) return device_tensor_gemm(stream, w, call, 2, scratch);
+  if (call.n_tokens > kMostTokens) return device_tensor_gemm(stream, w, call, 2, scratch);
   with_format(w.format, [&](auto f) {
     using F = decltype(f);
-    Launch launch = plan_launch<F>(w, call);
-    check_scratch(scratch, launch.scratch_bytes);
-    launch.plan.counters = scratch.as<uint32_t>();
-    launch.plan.slots = scratch.as<float>() + kCounters;
-    gpu::allow_shared_bytes("shared memory of gemv", gemv_kernel<F>, size_t(launch.shared_bytes));
-    gpu::launch("gemv", gemv_kernel<F>,
-                {unsigned(launch.n_blocks), kThreads<F>, size_t(launch.shared_bytes), stream, call.overlap},
-                launch.plan);
+    if (call.n_tokens == 1) launch_gemv<F, 1>(stream, w, call);
+    else if (call.n_tokens == 2) launch_gemv<F, 2>(stream, w, call);
+    else launch_gemv<F, 4>(stream, w, call);
   });
 }
 

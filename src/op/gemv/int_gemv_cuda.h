@@ -40,15 +40,17 @@ struct IntCall {
 /// How a product is spread over the device. plan_int_gemv() chooses; measurements and tests may choose otherwise.
 struct IntPlan {
   int tiles_of_8 = 1;           ///< columns of the mma in eights: 1, 2, 4 or 8
-  int warps = 8;                ///< per block, at most kIntMostWarps, a multiple of row_warps
-  int row_warps = 1;            ///< tiles of rows that a block sums at a time, each by warps / row_warps warps; 2^i
-  int depth = 4;                ///< KB of a warp on their way from memory, one of kIntDepths
-  int splits = 1;               ///< parts of a row, each summed by other blocks; at most kIntMostSplits, none empty
-  int blocks = 0;               ///< in all, a multiple of `splits`; they take turns at the tiles of rows
+  int rows = 1;                 ///< most tiles of rows of a block
+  int blocks = 0;               ///< they share the tiles of rows evenly
+  int warps = 8;                ///< per block, at most kIntMostWarps
+  int depth = 4;                ///< of the stream: KB of a warp on their way from memory, one of kIntDepths
   bool quantize_inside = true;  ///< each block makes the int8 values it needs; otherwise a kernel before
+  /// 0: the stream, for at most 16 columns. Otherwise activations come in chunks, quantised before, and the warps are
+  /// so many times some that take turns at a row.
+  int row_warps = 0;
 };
-inline constexpr int kIntMostWarps = 16, kIntMostSplits = 16;
-inline constexpr int kIntDepths[] = {4, 6, 8, 12};
+inline constexpr int kIntMostWarps = 16;
+inline constexpr int kIntDepths[] = {4, 6, 8};
 
 /// Most columns (tokens times planes) of one launch; more tokens are several.
 inline constexpr int kIntColumns = 64;
@@ -60,7 +62,7 @@ struct IntDevice {
 };
 
 /// A plan for n_tokens * planes <= kIntColumns.
-IntPlan plan_int_gemv(IntKind kind, int64_t n_row_tiles, int64_t n_in, int n_tokens, int planes, bool norm,
+IntPlan plan_int_gemv(IntKind kind, int64_t n_row_tiles, int64_t n_in, int n_tokens, int planes,
                       const IntDevice& device);
 
 /// Bytes of shared memory of a block.
@@ -71,9 +73,9 @@ int64_t int_gemv_shared_bytes(IntKind kind, const IntPlan& plan, int64_t n_in, i
 /// under the recording.
 struct IntScratch {
   gpu::Buffer data;
-  gpu::Buffer counters;  ///< zero between launches
-  /// Plans made so far, by kind, tiles of rows, n_in, tokens, planes and norm: making one takes the host 0.2 ms.
-  std::map<std::array<int64_t, 6>, IntPlan> plans;
+  gpu::Buffer counters;  ///< zero between launches; products of many rows use them
+  /// Plans made so far, by kind, tiles of rows, n_in, tokens and planes.
+  std::map<std::array<int64_t, 5>, IntPlan> plans;
 };
 
 /// Queues the product of `w` and call.x. Throws Error(failure) for operands that do not fit together.

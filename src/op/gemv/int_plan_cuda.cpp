@@ -1,98 +1,72 @@
 // How integer products are spread over a device: arithmetic on shapes, no device needed.
 #include <algorithm>
-#include <cmath>
 
 #include "op/gemv/int_shared.h"
 
 namespace ridge {
 namespace {
 
-// Prices are in the time a processor takes to read an int4 tile when all of them read, 60 clocks.
-constexpr double kBytesPerTile = 1056, kClocksPerTile = 60;
-constexpr double kAlone = 0.75;       // of that time, when others read less
-constexpr double kInFlight = 80;      // tiles on their way that keep a processor's memory busy
-constexpr double kUnitPrice = 1;      // a barrier and what a warp waits for after it
-constexpr double kSplitPrice = 4;     // a partial sum's way to L2, at every unit
-constexpr double kJoinPrice = 20;     // and the last one's way back
-constexpr double kCrowdPrice = 4;     // shared memory that leaves no room for a block of the next grid
-constexpr double kTripPrice = 10;     // a load from L2 that everything waits for
-constexpr double kIdlePrice = 0.2;    // of the reading, for processors that have nothing to do
-constexpr double kKernelPrice = 20;   // one more kernel
-constexpr double kCachedSpeed = 1.5;  // of reading x, which comes from L2
-
-constexpr int64_t kSystemShared = 1 << 10;  // a block's, of its processor's
+/// A block has at least so many slots to sum, so that small products leave processors to their neighbours in time.
+constexpr int least_slots(IntKind kind) { return kind == IntKind::ternary ? 24 : 12; }
+/// Most groups of activations that every block quantises for itself, of one token and of several: what more would cost,
+/// a kernel before costs.
+constexpr int64_t kMostInside = 224, kMostInsideOfSeveral = 64;
+/// Rows of at most so many slots go to two blocks a processor, whose beginnings and ends overlap, unless a processor
+/// has more than kMostOfTwo slots.
+constexpr int64_t kShortRow = 32, kMostOfTwo = 512;
+/// From so many slots on a row takes all warps of a block, which then have fewer groups of activations to quantise.
+constexpr int64_t kLongRow = 64;
+/// Of shared memory, what the system keeps of a block's, and what a processor has beyond the most of one block.
+constexpr int64_t kSystemBytes = 1024;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace
 
-IntPlan plan_int_gemv(IntKind kind, int64_t n_row_tiles, int64_t n_in, int n_tokens, int planes, bool norm,
+IntPlan plan_int_gemv(IntKind kind, int64_t n_row_tiles, int64_t n_in, int n_tokens, int planes,
                       const IntDevice& device) {
-  const int n_processors = device.n_processors;
-  // Two blocks of a processor, or a block and one of the next grid, should fit side by side.
-  const int64_t half_shared = device.shared_bytes / 2 - kSystemShared;
   const int columns = n_tokens * planes;
-  const int tiles_of_8 = columns <= 8 ? 1 : columns <= 16 ? 2 : columns <= 32 ? 4 : 8;
-  const bool whole_row = norm || kind == IntKind::ternary;  // what quantising inside must read
-  const double tile = int_tile_bytes(kind) / kBytesPerTile;
-  IntPlan best;
-  double best_price = 1e300;
-
-  const auto consider = [&](IntPlan plan) {
-    const int64_t n_units = ceil_div(n_row_tiles, plan.row_warps) * plan.splits;
-    const int64_t groups = int_groups_of_part(plan, n_in);
-    const int k_warps = plan.warps / plan.row_warps;
-    for (const int depth : kIntDepths) {
-      plan.depth = depth;
-      const int64_t shared = int_gemv_shared_bytes(kind, plan, n_in, n_tokens, planes);
-      if (shared > device.shared_bytes) break;
-      const int per_processor = shared <= half_shared && tiles_of_8 <= 2 ? 2 : 1;
-      plan.blocks = int(std::min(n_units, int64_t(n_processors) * per_processor / plan.splits * plan.splits));
-      if (plan.blocks == 0) break;
-      const double resident = std::min<double>(per_processor, double(ceil_div(plan.blocks, n_processors)));
-
-      const double unit_tiles = plan.row_warps * double(groups) * tile;
-      const double turns = double(ceil_div(n_units, n_processors));
-      const double in_flight = resident * plan.warps * depth;
-      const double warp_clocks = 300 + 110 * tiles_of_8;  // from a tile's arrival to its sums
-      const double slowness = std::max(std::sqrt(std::max(1.0, std::min(kInFlight, turns * unit_tiles) / in_flight)),
-                                       warp_clocks / kClocksPerTile / tile / (resident * plan.warps));
-      const int64_t slots = ceil_div(groups, int_slot_groups(kind));
-      const double uneven = double(ceil_div(slots, k_warps) * k_warps) / double(slots);
-      const double sums = plan.warps * 4.0 * tiles_of_8 + n_tokens * 0.5 * plan.warps;  // words of shared memory / 32
-      const double reading = std::max(double(n_units) * unit_tiles / n_processors, kAlone * turns * unit_tiles) *
-                             slowness * (0.7 + 0.3 * uneven);
-      const double unit = (kUnitPrice + sums / kClocksPerTile + (plan.splits > 1 ? kSplitPrice : 0)) / resident;
-      // Quantising: warps load four groups at a time (ternary: of one token, at least twice).
-      const double x_bytes = plan.quantize_inside ? 4.0 * n_tokens * double(whole_row ? n_in : groups * kIntGroup)
-                                                  : double(columns * groups * kIntGroup);
-      const int64_t x_groups = whole_row ? n_in / kIntGroup : groups;
-      const int64_t trips = !plan.quantize_inside      ? 1 + ceil_div(n_in / kIntGroup, 64)
-                            : kind == IntKind::ternary ? 2 * n_tokens * ceil_div(x_groups, 4 * plan.warps)
-                                                       : ceil_div(n_tokens * x_groups, 4 * plan.warps);
-      const double quantizing = double(trips) * kTripPrice + (plan.quantize_inside ? 0 : kKernelPrice) +
-                                resident * x_bytes / kBytesPerTile / kCachedSpeed;
-
-      const double idle = std::max(0.0, 1 - double(plan.blocks) / n_processors);
-      const double price = reading * (1 + kIdlePrice * idle) + turns * unit + (plan.splits > 1 ? kJoinPrice : 0) +
-                           (shared > half_shared ? kCrowdPrice : 0) + quantizing;
-      if (price < best_price) best = plan, best_price = price;
-    }
+  const int64_t n_groups = n_in / kIntGroup, row_slots = ceil_div(n_groups, int_slot_groups(kind));
+  const auto shared_bytes = [&](const IntPlan& p) { return int_gemv_shared_bytes(kind, p, n_in, n_tokens, planes); };
+  const auto fits = [&](const IntPlan& p) { return shared_bytes(p) <= device.shared_bytes; };
+  const auto fits_twice = [&](const IntPlan& p) {
+    return 2 * (shared_bytes(p) + kSystemBytes) <= device.shared_bytes + kSystemBytes;
   };
+  IntPlan plan;
+  plan.tiles_of_8 = columns <= 8 ? 1 : columns <= 16 ? 2 : columns <= 32 ? 4 : 8;
+  // Ternary activations take two barriers a token.
+  const int64_t most_inside = n_tokens == 1 ? kMostInside : kMostInsideOfSeveral;
+  plan.quantize_inside = kind == IntKind::ternary ? n_tokens == 1 : n_tokens * n_groups <= most_inside;
 
-  const int64_t n_groups = n_in / kIntGroup;
-  for (int splits = 1; splits <= std::min<int64_t>(n_groups, kIntMostSplits); ++splits) {
-    if (ceil_div(n_groups, ceil_div(n_groups, splits)) != splits) continue;  // the last part would be empty
-    for (const int row_warps : {1, 2, 4, 8})
-      for (int warps = row_warps; warps <= kIntMostWarps; warps += row_warps)
-        for (const bool inside : {true, false})
-          consider({.tiles_of_8 = tiles_of_8,
-                    .warps = warps,
-                    .row_warps = row_warps,
-                    .splits = splits,
-                    .quantize_inside = inside});
+  // All processors if there is enough to do, and as few warps as do not take longer.
+  const auto spread = [&](int64_t n_blocks) {
+    const int64_t rows = ceil_div(n_row_tiles, n_blocks);
+    plan.rows = int(std::min(std::max(rows, ceil_div(least_slots(kind), row_slots)), n_row_tiles));
+    plan.blocks = int(ceil_div(n_row_tiles, plan.rows));
+    const int64_t steps = ceil_div(plan.rows * row_slots, kIntMostWarps);
+    plan.warps = row_slots >= kLongRow ? kIntMostWarps : int(ceil_div(plan.rows * row_slots, steps));
+    plan.depth = steps > 4 ? 6 : 4;
+  };
+  const int64_t rows = ceil_div(n_row_tiles, device.n_processors);
+  if (kind == IntKind::int4_g128 && plan.tiles_of_8 == 1 && row_slots <= kShortRow && rows * row_slots <= kMostOfTwo) {
+    spread(2 * int64_t(device.n_processors));
+    while (!fits_twice(plan) && plan.depth > 4) plan.depth -= 2;
+    if (fits_twice(plan)) return plan;
   }
-  return best;
+  spread(device.n_processors);
+  while (!fits(plan) && plan.depth > 4) plan.depth -= 2;
+  if (plan.tiles_of_8 <= 2 && fits(plan)) return plan;
+
+  // Chunks: all of a block's tiles of rows at once if there are warps, and as many warps for each as have room.
+  plan.quantize_inside = false;
+  const int64_t passes = ceil_div(rows, kIntMostWarps);
+  plan.row_warps = int(ceil_div(rows, passes));
+  plan.rows = int(passes * plan.row_warps);
+  plan.blocks = int(ceil_div(n_row_tiles, plan.rows));
+  const int64_t most = std::min<int64_t>(kIntMostWarps / plan.row_warps, row_slots);
+  plan.warps = int(most) * plan.row_warps;
+  while (!fits(plan) && plan.warps > plan.row_warps) plan.warps -= plan.row_warps;
+  return plan;
 }
 
 int64_t int_gemv_shared_bytes(IntKind kind, const IntPlan& plan, int64_t n_in, int n_tokens, int planes) {

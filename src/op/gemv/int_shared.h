@@ -10,8 +10,8 @@ constexpr int int_slot_groups(IntKind kind) { return kind == IntKind::ternary ? 
 
 /// Floats from one token's 16 sums to the next: the lanes of a warp then write to different banks.
 inline constexpr int kIntSumPitch = 20;
-/// Sums are kept twice where there is room, so that a block need not wait before it writes the next ones.
-constexpr int int_sum_buffers(int tiles_of_8) { return tiles_of_8 <= 2 ? 2 : 1; }
+/// Slots of each warp in a chunk of activations, and in its ring then.
+inline constexpr int kIntChunkSteps = 4;
 
 /// Columns of a group in an image: those in use, or whole eights where a warp reads several.
 constexpr int int_column_pitch(const IntPlan& plan, int n_columns) {
@@ -20,22 +20,21 @@ constexpr int int_column_pitch(const IntPlan& plan, int n_columns) {
 
 /// Offsets in bytes.
 struct IntShared {
-  int values;   ///< [groups of the part][column pitch][128] int8, in the order of int_tokens.h
-  int scales;   ///< [groups of the part][8 tiles_of_8] float
-  int sums;     ///< [buffers][warps][tokens][kIntSumPitch] float or int32
-  int squares;  ///< ternary: [tokens][warps] double; int4_g128: [tokens][groups of a row] float
+  int values;   ///< [groups][column pitch][128] int8, in the order of int_tokens.h; of a row, or of two chunks
+  int scales;   ///< [groups][8 tiles_of_8] float
+  int sums;     ///< float or int32: stream [warps + rows][tokens][kIntSumPitch]; chunks [2][warps][8][kIntSumPitch]
+  int squares;  ///< ternary: [tokens][warps] double; int4_g128: [tokens][warps][32] float
   int tops;     ///< [tokens][warps] float
   int factors;  ///< [tokens] float
+  int spans;    ///< stream: [2][tiles of rows of the block] int
   int bytes;
 };
 
-constexpr int64_t int_groups_of_part(const IntPlan& plan, int64_t n_in) {
-  const int64_t n_groups = n_in / kIntGroup;
-  return (n_groups + plan.splits - 1) / plan.splits;
-}
-
 constexpr IntShared int_shared(IntKind kind, const IntPlan& plan, int64_t n_in, int n_tokens, int planes) {
-  const int64_t groups = int_groups_of_part(plan, n_in);
+  const bool ternary = kind == IntKind::ternary, chunks = plan.row_warps > 0;
+  const int64_t depth = chunks ? kIntChunkSteps : plan.depth;
+  const int64_t groups =
+      chunks ? 2 * kIntChunkSteps * (plan.warps / plan.row_warps) * int_slot_groups(kind) : n_in / kIntGroup;
   int64_t at = 0;
   const auto take = [&](int64_t bytes) {
     const int64_t here = at;
@@ -43,14 +42,15 @@ constexpr IntShared int_shared(IntKind kind, const IntPlan& plan, int64_t n_in, 
     return int(here);
   };
   IntShared s = {};
-  take(int64_t(plan.warps) * plan.depth * int_slot_groups(kind) * int_tile_bytes(kind));  // the rings
+  take(plan.warps * depth * int_slot_groups(kind) * int_tile_bytes(kind));  // the rings
   s.values = take(groups * int_column_pitch(plan, n_tokens * planes) * kIntGroup);
   s.scales = take(groups * 8 * plan.tiles_of_8 * 4);
-  s.sums = take(int64_t(int_sum_buffers(plan.tiles_of_8)) * plan.warps * n_tokens * kIntSumPitch * 4);
+  s.sums = take((chunks ? 2 * plan.warps * 8 : int64_t(plan.warps + plan.rows) * n_tokens) * kIntSumPitch * 4);
   const int64_t n_inside = plan.quantize_inside ? n_tokens : 0;
-  s.squares = take(n_inside * (kind == IntKind::ternary ? plan.warps * 8 : n_in / kIntGroup * 4));
-  s.tops = take(n_inside * (kind == IntKind::ternary ? plan.warps * 4 : 0));
+  s.squares = take(n_inside * plan.warps * (ternary ? 8 : 32 * 4));
+  s.tops = take(n_inside * (ternary ? plan.warps * 4 : 0));
   s.factors = take(int64_t(n_tokens) * 4);
+  s.spans = take(chunks ? 0 : int64_t(plan.rows) * 8);
   s.bytes = int(at < (int64_t(1) << 30) ? at : int64_t(1) << 30);
   return s;
 }

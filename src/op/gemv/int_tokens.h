@@ -44,23 +44,34 @@ __device__ inline float warp_top(float4 v) {
   return __uint_as_float(__reduce_max_sync(gpu::kAllLanes, max(max(bits(v.x), bits(v.y)), max(bits(v.z), bits(v.w)))));
 }
 
-/// A warp quantises a group of one token, four values a lane.
+/// 1.5 * 2^23: a float below 2^22 that is added to it is rounded to a whole number, which the sum has in its low bits.
+inline constexpr float kIntRound = 12582912.0f;
+
+/// The low bytes of four such sums.
+__device__ inline uint32_t pack_rounded(float a, float b, float c, float d) {
+  const uint32_t ab = gpu::select_bytes(__float_as_uint(a), __float_as_uint(b), 0x0040),
+                 cd = gpu::select_bytes(__float_as_uint(c), __float_as_uint(d), 0x0040);
+  return gpu::select_bytes(ab, cd, 0x5410);
+}
+
+/// A warp quantises a group of one token, four values a lane. Conversions have few units, so additions round.
 __device__ inline void quantize_group(float4 v, int token, int planes, uint8_t* values, float* scales) {
   constexpr float kLeastTop = 1e-30f;
   const int lane = int(threadIdx.x % 32);
   float top = warp_top(v);
-  top = top < kLeastTop ? kLeastTop : top;  // keeps NaN
-  const float inverse = __fdiv_rn(127.0f, top), step = __fmul_rn(top, 1.0f / 127.0f);
-  const auto level = [](float f) { return __float2int_rn(f); };  // 0 for NaN
-  const int a = level(v.x * inverse), b = level(v.y * inverse), c = level(v.z * inverse), d = level(v.w * inverse);
+  top = top < kLeastTop ? kLeastTop : top;                           // keeps NaN
+  const float inverse = gpu::fast_reciprocal(0.25f * top) * 31.75f;  // 127 / top, whose quarter is never too large
+  const float step = __fmaf_rn(top, 1.0f / 127.0f, top - top);  // NaN when a value is NaN or infinite: so are all sums
+  const float a = __fmaf_rn(v.x, inverse, kIntRound), b = __fmaf_rn(v.y, inverse, kIntRound),
+              c = __fmaf_rn(v.z, inverse, kIntRound), d = __fmaf_rn(v.w, inverse, kIntRound);
   const int column = token * planes;
-  *reinterpret_cast<uint32_t*>(values + column * kIntGroup + word_offset(column, lane)) = pack_int8(a, b, c, d);
+  *reinterpret_cast<uint32_t*>(values + column * kIntGroup + word_offset(column, lane)) = pack_rounded(a, b, c, d);
   if (lane == 0) scales[column] = step * 0.0625f;
   if (planes == 1) return;
-  const float finer = inverse * 254.0f;
-  const auto rest = [&](float f, int q) { return max(-127, min(127, level(__fmaf_rn(-float(q), step, f) * finer))); };
+  const float finer = inverse * 254.0f;  // what is left is at most half a step: 127 finer ones
+  const auto rest = [&](float f, float q) { return __fmaf_rn(__fmaf_rn(kIntRound - q, step, f), finer, kIntRound); };
   *reinterpret_cast<uint32_t*>(values + (column + 1) * kIntGroup + word_offset(column + 1, lane)) =
-      pack_int8(rest(v.x, a), rest(v.y, b), rest(v.z, c), rest(v.w, d));
+      pack_rounded(rest(v.x, a), rest(v.y, b), rest(v.z, c), rest(v.w, d));
   if (lane == 0) scales[column + 1] = step * (0.0625f / 254.0f);
 }
 
@@ -78,22 +89,33 @@ struct Walk {
 };
 
 /// body(token, group, values of x, of the norm's weight) for this lane's four columns of the groups from .. to - 1 of
-/// tokens first .. last - 1 that are this warp's. Loads come in batches, whose latencies overlap.
+/// tokens first .. last - 1 that are this warp's. Loads come in batches, whose latencies overlap; the norm's weights do
+/// not wait for the grid before.
 template <class Body>
 __device__ void for_groups(const IntTokens& in, const float* norm, int first, int last, int from, int to,
                            const Body& body) {
   constexpr int kBatch = 4;
   const int n_warps = int(blockDim.x / 32);
-  Walk ahead = {first, from + int(threadIdx.x / 32)};
-  ahead.settle(from, to);
-  Walk at = ahead;
+  Walk at = {first, from + int(threadIdx.x / 32)};
+  at.settle(from, to);
   while (at.token < last) {
     float4 x[kBatch] = {}, weight[kBatch] = {};
+    if (norm) {
+      Walk ahead = at;
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        if (ahead.token >= last) break;
+        weight[i] = load_group(norm, ahead.group);
+        ahead.group += n_warps;
+        ahead.settle(from, to);
+      }
+    }
+    gpu::wait_for_previous_grid();
+    Walk ahead = at;
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       if (ahead.token >= last) break;
       x[i] = load_group(in.x + int64_t(ahead.token) * in.n_groups * kIntGroup, ahead.group);
-      if (norm) weight[i] = load_group(norm, ahead.group);
       ahead.group += n_warps;
       ahead.settle(from, to);
     }
@@ -109,17 +131,21 @@ __device__ void for_groups(const IntTokens& in, const float* norm, int first, in
 }
 
 /// int4_g128: tokens first .. last - 1, groups begin .. begin + n - 1, by a whole block. The norm's factor is left to
-/// the sums. squares [tokens][groups of a row] is the block's; ends with a barrier, after which `factors` may be read
-/// past the next one.
+/// the sums. squares [tokens][warps][32] is the block's; ends with a barrier, after which `factors` may be read past
+/// the next one.
 __device__ inline void quantize_int4(const IntTokens& in, int first, int last, int begin, int n, const IntImage& out,
                                      float* squares) {
   const int lane = int(threadIdx.x % 32), warp = int(threadIdx.x / 32), n_warps = int(blockDim.x / 32);
   const int from = in.norm ? 0 : begin, to = in.norm ? in.n_groups : begin + n;
+  float square = 0;  // this lane's, of token `summed`
+  int summed = first;
+  const auto keep_before = [&](int token) {
+    for (; summed < token; ++summed, square = 0) squares[((summed - first) * n_warps + warp) * 32 + lane] = square;
+  };
   for_groups(in, in.norm, first, last, from, to, [&](int token, int group, float4 v, float4 weight) {
     if (in.norm) {
-      const float sum =
-          gpu::warp_sum(__fmaf_rn(v.x, v.x, __fmaf_rn(v.y, v.y, __fmaf_rn(v.z, v.z, __fmul_rn(v.w, v.w)))));
-      if (lane == 0) squares[(token - first) * in.n_groups + group] = sum;
+      keep_before(token);
+      square = __fmaf_rn(v.x, v.x, __fmaf_rn(v.y, v.y, __fmaf_rn(v.z, v.z, __fmaf_rn(v.w, v.w, square))));
       v = make_float4(v.x * weight.x, v.y * weight.y, v.z * weight.z, v.w * weight.w);
     }
     const int at = group - begin;
@@ -127,69 +153,130 @@ __device__ inline void quantize_int4(const IntTokens& in, int first, int last, i
       quantize_group(v, token, in.planes, out.values + int64_t(at) * in.column_pitch * kIntGroup,
                      out.scales + at * in.scale_pitch);
   });
+  if (in.norm) keep_before(last);
   __syncthreads();
-  for (int t = first + warp; t < last; t += n_warps) {
-    float sum = 0;
-    for (int group = lane; group < in.n_groups && in.norm; group += 32)
-      sum += squares[(t - first) * in.n_groups + group];
-    if (in.norm) sum = gpu::warp_sum(sum);
-    if (lane == 0)
-      out.factors[t] =
-          in.norm ? __fdiv_rn(1.0f, __fsqrt_rn(__fdiv_rn(sum, float(in.n_groups * kIntGroup)) + in.eps)) : 1.0f;
+  for (int t = first + n_warps - 1 - warp; t < last; t += n_warps) {  // the last warps have least to do
+    float factor = 1;
+    if (in.norm) {
+      float sum = 0;
+#pragma unroll 4
+      for (int i = 0; i < n_warps; ++i) sum += squares[((t - first) * n_warps + i) * 32 + lane];
+      factor = __fdiv_rn(1.0f, __fsqrt_rn(__fdiv_rn(gpu::warp_sum(sum), float(in.n_groups * kIntGroup)) + in.eps));
+    }
+    if (lane == 0) out.factors[t] = factor;
   }
 }
 
-/// ternary: the same, by the rule of op/gemv/ternary.h, with tops [tokens][warps]. Roundings are named or those of
-/// rms_norm: the values are the CPU's.
+/// quantize_int4 of the one token that there is, whole: up to kHeld groups of a warp are under way at a time. The last
+/// warp makes the factor, for it has least to sum.
+template <bool kNorm>
+__device__ inline void quantize_one_int4(const IntTokens& in, const IntImage& out, float* squares) {
+  constexpr int kHeld = kNorm ? 4 : 5;
+  const int lane = int(threadIdx.x % 32), warp = int(threadIdx.x / 32), n_warps = int(blockDim.x / 32);
+  const int image_pitch = in.planes * kIntGroup;
+  float square = 0;
+  for (int first = warp; first < in.n_groups; first += kHeld * n_warps) {
+    float4 x[kHeld], weight[kHeld];
+    if (kNorm) {
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i)
+        if (first + i * n_warps < in.n_groups) weight[i] = load_group(in.norm, first + i * n_warps);
+    }
+    gpu::wait_for_previous_grid();
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i)
+      if (first + i * n_warps < in.n_groups) x[i] = load_group(in.x, first + i * n_warps);
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      const int group = first + i * n_warps;
+      if (group >= in.n_groups) break;
+      float4 v = x[i];
+      if (kNorm) {
+        square = __fmaf_rn(v.x, v.x, __fmaf_rn(v.y, v.y, __fmaf_rn(v.z, v.z, __fmaf_rn(v.w, v.w, square))));
+        v = make_float4(v.x * weight[i].x, v.y * weight[i].y, v.z * weight[i].z, v.w * weight[i].w);
+      }
+      quantize_group(v, 0, in.planes, out.values + group * image_pitch, out.scales + group * 8);
+    }
+  }
+  if (kNorm) squares[warp * 32 + lane] = square;
+  __syncthreads();
+  if (warp != n_warps - 1) return;
+  float factor = 1;
+  if (kNorm) {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < kIntMostWarps; ++i)
+      if (i < n_warps) sum += squares[i * 32 + lane];
+    factor = rsqrtf(gpu::warp_sum(sum) / float(in.n_groups * kIntGroup) + in.eps);
+  }
+  if (lane == 0) out.factors[0] = factor;
+}
+
+/// ternary: the same, by the rule of op/gemv/ternary.h, with squares and tops [tokens][warps]. Roundings are named or
+/// those of rms_norm: the values are the CPU's.
 __device__ inline void quantize_ternary(const IntTokens& in, int first, int last, int begin, int n, const IntImage& out,
                                         double* squares, float* tops) {
+  constexpr int kHeld = 4;  // groups that a warp keeps; further ones are read again
   const int n_warps = int(blockDim.x / 32), warp = int(threadIdx.x / 32), lane = int(threadIdx.x % 32);
-  if (in.norm) {
-    for (int t = first; t < last; ++t) {
+  for (int t = first; t < last; ++t, squares += n_warps, tops += n_warps) {
+    const float* const row = in.x + int64_t(t) * in.n_groups * kIntGroup;
+    float4 held[kHeld], weights[kHeld] = {};
+    const auto each = [&](const auto& body) {
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i)
+        if (warp + i * n_warps < in.n_groups) body(warp + i * n_warps, held[i], weights[i]);
+    };
+    const auto each_other = [&](const auto& body) {
+      for (int group = warp + kHeld * n_warps; group < in.n_groups; group += n_warps)
+        body(group, load_group(row, group));
+    };
+    if (in.norm) each([&](int group, float4&, float4& w) { w = load_group(in.norm, group); });
+    gpu::wait_for_previous_grid();
+    each([&](int group, float4& v, float4&) { v = load_group(row, group); });
+
+    double by = 1;
+    const auto normed = [&](float4 v, float4 w) {
+      return make_float4(float(v.x * by * w.x), float(v.y * by * w.y), float(v.z * by * w.z), float(v.w * by * w.w));
+    };
+    const auto other_normed = [&](int group, float4 v) { return in.norm ? normed(v, load_group(in.norm, group)) : v; };
+    if (in.norm) {
       double sum = 0;
-      for_groups(in, nullptr, t, t + 1, 0, in.n_groups, [&](int, int, float4 v, float4) {
+      const auto add = [&](const float4& v) {
         sum += double(v.x) * v.x + double(v.y) * v.y + double(v.z) * v.z + double(v.w) * v.w;
-      });
+      };
+      each([&](int, const float4& v, const float4&) { add(v); });
+      each_other([&](int, const float4& v) { add(v); });
       sum = gpu::warp_sum(sum);
-      if (lane == 0) squares[(t - first) * n_warps + warp] = sum;
+      if (lane == 0) squares[warp] = sum;
+      __syncthreads();
+      sum = 0;
+      for (int i = 0; i < n_warps; ++i) sum += squares[i];
+      by = 1.0 / sqrt(sum / double(in.n_groups * kIntGroup) + in.eps);
+      each([&](int, float4& v, const float4& w) { v = normed(v, w); });
     }
+
+    unsigned bits = 0;  // of the largest; NaN has the largest
+    const auto see = [&](const float4& v) { bits = max(bits, __float_as_uint(warp_top(v))); };
+    each([&](int, const float4& v, const float4&) { see(v); });
+    each_other([&](int group, const float4& v) { see(other_normed(group, v)); });
+    if (lane == 0) tops[warp] = __uint_as_float(bits);
     __syncthreads();
-  }
-  const auto factor = [&](int t) {
-    double sum = 0;
-    for (int i = 0; i < n_warps; ++i) sum += squares[(t - first) * n_warps + i];
-    return 1.0 / sqrt(sum / double(in.n_groups * kIntGroup) + in.eps);
-  };
-  const auto normalized = [&](float4 v, float4 w, double by) {
-    if (!in.norm) return v;
-    return make_float4(float(v.x * by * w.x), float(v.y * by * w.y), float(v.z * by * w.z), float(v.w * by * w.w));
-  };
-  for (int t = first; t < last; ++t) {
-    const double by = in.norm ? factor(t) : 1.0;
-    unsigned top = 0;  // as bits, of which NaN has the largest
-    for_groups(in, in.norm, t, t + 1, 0, in.n_groups, [&](int, int, float4 v, float4 weight) {
-      top = max(top, __float_as_uint(warp_top(normalized(v, weight, by))));
-    });
-    if (lane == 0) tops[(t - first) * n_warps + warp] = __uint_as_float(top);
-  }
-  __syncthreads();
-  for (int t = first; t < last; ++t) {
     float top = 0;
     bool finite = true;
     for (int i = 0; i < n_warps; ++i) {
-      const float part = tops[(t - first) * n_warps + i];
-      finite = finite && part <= 3.402823466e+38f;
-      top = fmaxf(top, part);
+      finite = finite && tops[i] <= 3.402823466e+38f;
+      top = fmaxf(top, tops[i]);
     }
     top = top > 1e-5f ? top : 1e-5f;  // token_top
     const float inverse = finite ? __fdiv_rn(127.0f, top) : 0.0f;
-    const double by = in.norm ? factor(t) : 1.0;
-    for_groups(in, in.norm, t, t + 1, begin, begin + n, [&](int, int group, float4 v, float4 weight) {
-      v = normalized(v, weight, by);
-      const auto level = [&](float f) { return __float2int_rn(__fmul_rn(f, inverse)); };  // ties to even, 0 for NaN
+    const auto write = [&](int group, const float4& v) {
+      if (group < begin || group >= begin + n) return;
+      const auto level = [&](float f) { return __fadd_rn(__fmul_rn(f, inverse), kIntRound); };  // ties to even
       *reinterpret_cast<uint32_t*>(out.values + (int64_t(group - begin) * in.column_pitch + t) * kIntGroup +
-                                   word_offset(t, lane)) = pack_int8(level(v.x), level(v.y), level(v.z), level(v.w));
-    });
+                                   word_offset(t, lane)) = pack_rounded(level(v.x), level(v.y), level(v.z), level(v.w));
+    };
+    each([&](int group, const float4& v, const float4&) { write(group, v); });
+    each_other([&](int group, const float4& v) { write(group, other_normed(group, v)); });
     if (threadIdx.x == 0) out.factors[t] = finite ? __fdiv_rn(top, 127.0f) : __int_as_float(0x7FC00000);
   }
   __syncthreads();

@@ -50,12 +50,26 @@ struct DecodeAppend {
 /// are coded when a tile leaves the window, by encode_leaving(), and need a window for it.
 const char* decode_append_unsupported(TileKind kind, KvScale scale, const KvRetention& retention);
 
-/// Queues the launch. Centring must be done with (position >= retention.calibration).
+/// Queues the launch. With `overlap` everything but q, k, v and the tiles is read before the grid before has ended: a
+/// plain launch must lie between this one and whatever wrote n_past, cosines and sines. The centre is zero until it is
+/// set, which the position that completes calibration does: that one is not for here.
 void append_decode(gpu::StreamHandle stream, const DecodeAppend& a);
 
-/// Codes the tile that leaves the window of either side at position n_past, for the sequences where one does. Needed
-/// only in steps where retention.coded_end(n_past + 1) > coded_end(n_past) for some sequence and side.
-void encode_leaving(gpu::StreamHandle stream, const DecodeAppend& a);
+/// Tiles of any number of layers that leave their windows when the tokens at n_past come.
+struct LeavingTiles {
+  int n_seq = 0;
+  int n_kv_heads = 0;
+  int head_dim = 0;                   ///< 64, 128 or 256
+  int n_sides = 0;                    ///< K and V of all layers
+  const AppendSide* sides = nullptr;  ///< [n_sides] in device memory
+  const int32_t* n_past = nullptr;    ///< [n_seq]
+  bool overlap = false;
+};
+
+/// Codes them, for the sequences and sides that have one: one launch a step, in front of the first layer, because what
+/// leaves has been in the cache for a window's time. Needed only in steps where retention.coded_end(n_past + 1) >
+/// coded_end(n_past) for some sequence and side.
+void encode_leaving(gpu::StreamHandle stream, const LeavingTiles& a);
 
 /// Codes positions [first, first + count) of `from`, whole tiles of 32, with any kind: the bits of device_encode(), a
 /// warp a row.

@@ -6,174 +6,264 @@
 #include "op/kv_append/decode_append_cuda.h"
 #include "op/kv_append/exact_rows.h"
 #include "op/kv_append/rotate_warp.h"
+#include "op/kv_append/round_warp.h"
 #include "ridge/error.h"
 
 namespace ridge {
 namespace {
 
-constexpr int kWarps = 4;
-
 template <int kPer>
-__device__ void norm_head(const float* weight, float eps, int lane, float (&x)[kPer]) {
+__device__ void norm_head(const float (&weight)[kPer], float eps, float (&x)[kPer]) {
   double sum = 0;
 #pragma unroll
   for (int j = 0; j < kPer; ++j) sum += double(x[j]) * x[j];
-  const double factor = 1.0 / sqrt(gpu::warp_sum(sum) / (32 * kPer) + eps);
+  const double factor = rsqrt(gpu::warp_sum(sum) / (32 * kPer) + eps);
 #pragma unroll
-  for (int j = 0; j < kPer; ++j) x[j] = float(x[j] * factor * weight[lane + 32 * j]);
+  for (int j = 0; j < kPer; ++j) x[j] = float(x[j] * factor * weight[j]);
 }
 
-/// RoPE through shared memory of the warp: pairs may be anywhere in the row.
+/// What a lane needs of a position's angles, loaded ahead of its use: those of channel lane + 32 j; of whole halves
+/// both channels of a pair are the lane's and angles j < kPer / 2 all there are.
 template <int kPer>
-__device__ void turn(const DecodeAppend& a, int seq, int lane, float* row, float (&x)[kPer]) {
-  if (a.n_pairs == 0) return;
-#pragma unroll
-  for (int j = 0; j < kPer; ++j) row[lane + 32 * j] = x[j];
-  __syncwarp();
-  for (int pair = lane; pair < a.n_pairs; pair += 32) {
-    float& first = row[a.rope_halves ? pair : 2 * pair];
-    float& second = row[a.rope_halves ? pair + a.n_pairs : 2 * pair + 1];
-    const float c = a.cosines[int64_t(seq) * a.n_pairs + pair], s = a.sines[int64_t(seq) * a.n_pairs + pair];
-    const float turned = first * c - second * s;
-    second = first * s + second * c;
-    first = turned;
-  }
-  __syncwarp();
-#pragma unroll
-  for (int j = 0; j < kPer; ++j) x[j] = row[lane + 32 * j];
-}
+struct Angles {
+  float c[kPer], s[kPer];
+  int n_pairs;
+  bool halves, whole;
 
-/// The code of a value and the scale it is under, as the encoders of int8 (rule absmax) and q4_0 have them.
-struct Scaled {
-  float inverse;
-  uint16_t scale;
-};
-__device__ Scaled int8_scale(float top) {
-  const float scale = top / 127.0f;
-  return {scale > 1e-38f ? 1.0f / scale : 0.0f, f32_to_f16(scale)};
-}
-__device__ int int8_code(float x, float inverse) { return int(fminf(fmaxf(roundf(x * inverse), -127.0f), 127.0f)); }
-
-/// Writes a row in cache space to place `p` of a tile. All lanes; lane has channels lane + 32 j.
-template <int kPer>
-__device__ void write_row(TileKind kind, bool is_k, int p, int lane, const float (&x)[kPer], std::byte* tile) {
-  const TileShape shape(kind, 32 * kPer);
-  const auto code_byte = [&](int j) { return tile + code_at(shape, tile_place(is_k, p, lane + 32 * j)); };
-  if (kind == TileKind::f16 || kind == TileKind::bf16) {
+  __device__ __forceinline__ Angles(int pairs, bool in_halves)
+      : n_pairs(pairs), halves(in_halves), whole(in_halves && pairs == 16 * kPer) {}
+  __device__ __forceinline__ void load(const float* cosines, const float* sines, int seq, int lane) {
+    const int first = seq * n_pairs;
+    if (whole) {
 #pragma unroll
-    for (int j = 0; j < kPer; ++j)
-      tile_rows::store16(code_byte(j), kind == TileKind::f16 ? f32_to_f16(x[j]) : f32_to_bf16(x[j]));
-  } else if (kind == TileKind::int8_row) {
-    float top = 0;
-#pragma unroll
-    for (int j = 0; j < kPer; ++j) top = fmaxf(top, fabsf(x[j]));
-    const Scaled s = int8_scale(gpu::warp_max(top));
-#pragma unroll
-    for (int j = 0; j < kPer; ++j) *code_byte(j) = std::byte(int8_code(x[j], s.inverse));
-    if (lane == 0) tile_rows::store16(tile + shape.scale_at(0, p), s.scale);
-  } else if (kind == TileKind::int8_blocks) {
-#pragma unroll
-    for (int j = 0; j < kPer; ++j) {  // a block is one element of every lane
-      const Scaled s = int8_scale(gpu::warp_max(fabsf(x[j])));
-      *code_byte(j) = std::byte(int8_code(x[j], s.inverse));
-      if (lane == 0) tile_rows::store16(tile + shape.scale_at(j, p), s.scale);
+      for (int j = 0; j < kPer / 2; ++j) c[j] = (cosines + first + lane)[32 * j], s[j] = (sines + first + lane)[32 * j];
+      return;
     }
-  } else if (kind == TileKind::q4) {
 #pragma unroll
-    for (int j = 0; j < kPer; ++j) {
-      // The first of the values of largest magnitude.
-      const float top = gpu::warp_max(fabsf(x[j]));
-      const unsigned at_top = __ballot_sync(gpu::kAllLanes, fabsf(x[j]) == top);
-      const float found = __shfl_sync(gpu::kAllLanes, x[j], __ffs(int(at_top)) - 1), extreme = top > 0 ? found : 0.0f;
-      const float scale = extreme / -8.0f, inverse = fabsf(scale) > 1e-38f ? 1.0f / scale : 0.0f;
-      const int code = min(max(int(x[j] * inverse + 8.5f), 0), 15);
-      const uint32_t nibble = uint32_t(code) ^ 8u;
-      if (lane == 0) tile_rows::store16(tile + shape.scale_at(j, p), f32_to_f16(scale));
-      const TilePlace at = tile_place(is_k, p, lane + 32 * j);
-      std::byte* byte = tile + shape.word_at(at.lane, at.group) + at.i % 4;
-      if (is_k) {  // bytes hold channels i and i + 4 of this row
-        const uint32_t upper = __shfl_down_sync(gpu::kAllLanes, nibble, 4);
-        if (at.i < 4) *byte = std::byte(nibble | upper << 4);
-      } else {  // the other nibble is another position's
-        const int shift = at.i / 4 * 4;
-        *byte = std::byte((uint32_t(*byte) & ~(15u << shift)) | nibble << shift);
+    for (int j = 0; j < kPer; ++j) {  // channels of no pair load any
+      const int d = lane + 32 * j, pair = min(halves ? d < n_pairs ? d : d - n_pairs : d >> 1, n_pairs - 1);
+      c[j] = cosines[first + pair];
+      s[j] = sines[first + pair];
+    }
+  }
+  /// `row` is shared memory [32 kPer], for pairs that lie anywhere.
+  __device__ __forceinline__ void turn(int lane, float* row, float (&x)[kPer]) const {
+    if (whole) {
+#pragma unroll
+      for (int j = 0; j < kPer / 2; ++j) {
+        float &first = x[j], &second = x[j + kPer / 2];
+        const float turned = first * c[j] - second * s[j];
+        second = first * s[j] + second * c[j];
+        first = turned;
+      }
+      return;
+    }
+    float other[kPer];
+    if (!halves) {
+#pragma unroll
+      for (int j = 0; j < kPer; ++j) other[j] = __shfl_xor_sync(gpu::kAllLanes, x[j], 1);
+    } else {
+#pragma unroll
+      for (int j = 0; j < kPer; ++j) row[lane + 32 * j] = x[j];
+      __syncwarp();
+#pragma unroll
+      for (int j = 0; j < kPer; ++j) {
+        const int d = lane + 32 * j;
+        other[j] = row[d < n_pairs ? d + n_pairs : d - n_pairs];
       }
     }
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) {
+      const int d = lane + 32 * j;
+      const bool first = halves ? d < n_pairs : d % 2 == 0;
+      if (d < 2 * n_pairs) x[j] = x[j] * c[j] + other[j] * (first ? -s[j] : s[j]);
+    }
   }
+};
+
+/// Of values that are not negative: their bits are ordered as they are.
+__device__ inline float top_of_warp(float value) {
+  return __uint_as_float(__reduce_max_sync(gpu::kAllLanes, __float_as_uint(value)));
 }
 
-__device__ float saturate_bf16(float value, int& count) {
-  if (fabsf(value) <= KvBf16::kMax) return value;
-  ++count;
-  return isnan(value) ? 0.0f : copysignf(KvBf16::kMax, value);
-}
+/// Writes a row in cache space to place `p` of a tile; its values are within the range of halves (bf16: of bf16). All
+/// lanes; lane has channels lane + 32 j, which have the same place in groups four apart.
 template <int kPer>
-__device__ int saturate(TileKind kind, float (&x)[kPer]) {
-  int saturated = 0;
-  if (kind != TileKind::bf16) {
+__device__ __forceinline__ void write_row(TileKind kind, bool is_k, int p, int lane, const float (&x)[kPer],
+                                          std::byte* tile) {
+  const bool q4 = kind == TileKind::q4;
+  const int bits = kind == TileKind::f16 || kind == TileKind::bf16 ? 16 : q4 ? 4 : 8;
+  // tile_place() of channel `lane`, without a division. A group of a lane is `bits` bytes; 16 bytes a lane stand
+  // together, 512 a warp.
+  const int r = is_k ? p & 7 : lane & 7, c = is_k ? lane >> 3 : (p & 7) >> 1;
+  const int group = is_k ? p >> 3 : lane >> 3, i = is_k ? lane & 7 : (p >> 3) * 2 + (p & 1);
+  const int byte = group * bits + (q4 ? i & 3 : i * bits >> 3), step = 128 * bits;
+  std::byte* const to = tile + (byte >> 4) * 512 + (4 * r + c) * 16 + (byte & 15);
+  if (bits == 16) {
 #pragma unroll
-    for (int j = 0; j < kPer; ++j) x[j] = saturate_f16(x[j], saturated);
-  } else {
-#pragma unroll
-    for (int j = 0; j < kPer; ++j) x[j] = saturate_bf16(x[j], saturated);
-  }
-  return saturated;
-}
-
-/// A warp a head: first the queries', then K's, then V's.
-template <int kPer>
-__global__ void __launch_bounds__(32 * kWarps) append_kernel(DecodeAppend a) {
-  constexpr int kDim = 32 * kPer;
-  __shared__ float room[kWarps][kDim];
-  gpu::wait_for_previous_grid();
-  gpu::let_next_grid_start();
-  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
-  const int n_rows = a.n_heads + 2 * a.n_kv_heads, row = int(blockIdx.x) * kWarps + warp, seq = int(blockIdx.y);
-  if (row >= n_rows) return;
-  const bool is_q = row < a.n_heads, is_k = !is_q && row < a.n_heads + a.n_kv_heads;
-  const int head = is_q ? row : is_k ? row - a.n_heads : row - a.n_heads - a.n_kv_heads;
-  const float* from = is_q ? a.q + seq * a.q_pitch : is_k ? a.k + seq * a.k_pitch : a.v + seq * a.v_pitch;
-  float x[kPer];
-#pragma unroll
-  for (int j = 0; j < kPer; ++j) x[j] = from[int64_t(head) * kDim + lane + 32 * j];
-  const float* norm = is_q ? a.q_norm : is_k ? a.k_norm : nullptr;
-  if (norm) norm_head<kPer>(norm, a.norm_eps, lane, x);
-  if (is_q || is_k) turn<kPer>(a, seq, lane, room[warp], x);
-  if (is_q) {
-    float* to = a.q_out + (int64_t(seq) * a.n_heads + head) * kDim;
-#pragma unroll
-    for (int j = 0; j < kPer; ++j) to[lane + 32 * j] = x[j];
+    for (int j = 0; j < kPer; ++j)
+      tile_rows::store16(to + j * step, kind == TileKind::f16 ? gpu::float_to_half(x[j]) : gpu::float_to_bf16(x[j]));
     return;
   }
 
-  const AppendSide& side = is_k ? a.k_side : a.v_side;
-  const int position = a.n_past[seq];
-  const int64_t seq_head = int64_t(seq) * a.n_kv_heads + head;
-  rotate_row(side.rotation, true, lane, x);
-  if (side.centre)
+  uint32_t shared[kPer];  // the other nibble of V's bytes is another position's
+  if (q4 && !is_k)
 #pragma unroll
-    for (int j = 0; j < kPer; ++j) x[j] += -1.0f * side.centre[seq_head * kDim + lane + 32 * j];
+    for (int j = 0; j < kPer; ++j) shared[j] = uint32_t(to[j * step]);
+  float top[kPer], all = 0;
+#pragma unroll
+  for (int j = 0; j < kPer; ++j) all = fmaxf(all, fabsf(x[j]));
+#pragma unroll
+  for (int j = 0; j < kPer; ++j) top[j] = top_of_warp(kind == TileKind::int8_row ? all : fabsf(x[j]));
+  if (q4) {
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) {  // the first of the values of largest magnitude
+      const unsigned at_top = __ballot_sync(gpu::kAllLanes, fabsf(x[j]) == top[j]);
+      const float found = __shfl_sync(gpu::kAllLanes, x[j], __ffs(int(at_top)) - 1);
+      top[j] = top[j] > 0 ? found : 0.0f;
+    }
+  }
+  // A block is one element of every lane. Lanes work out the scale of one each, of block lane % kPer.
+#pragma unroll
+  for (int half = 1; half < kPer; half *= 2)
+#pragma unroll
+    for (int j = 0; j < kPer; j += 2 * half) top[j] = lane & half ? top[j + half] : top[j];
+  const float scale = q4 ? top[0] / -8.0f : top[0] / 127.0f, inverse = fabsf(scale) > 1e-38f ? 1.0f / scale : 0.0f;
+  if (lane < (kind == TileKind::int8_row ? 1 : kPer))
+    tile_rows::store16(tile + kPer * step + 2 * ((4 * lane + ((p & 7) >> 1)) * 8 + (p >> 3) * 2 + (p & 1)),
+                       gpu::float_to_half(scale));
+  if (!q4) {
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) to[j * step] = std::byte(int8_code(x[j], __shfl_sync(gpu::kAllLanes, inverse, j)));
+    return;
+  }
+#pragma unroll
+  for (int j = 0; j < kPer; ++j) {
+    const float per_step = __shfl_sync(gpu::kAllLanes, inverse, j);
+    const uint32_t nibble = uint32_t(min(max(int(x[j] * per_step + 8.5f), 0), 15)) ^ 8u;
+    if (is_k) {  // bytes hold channels i and i + 4 of this row
+      const uint32_t upper = __shfl_down_sync(gpu::kAllLanes, nibble, 4);
+      if (i < 4) to[j * step] = std::byte(nibble | upper << 4);
+    } else {
+      const int shift = i & 4;
+      to[j * step] = std::byte((shared[j] & ~(15u << shift)) | nibble << shift);
+    }
+  }
+}
+
+/// A list of tiles that rows go to: the tile of a position is number position / 32 of its head, modulo `ring`.
+struct AppendTiles {
+  std::byte* tiles = nullptr;
+  int64_t head_bytes = 0;
+  int tile_bytes = 0;
+  int ring = 0;  ///< tiles; 0: all are kept
+  TileKind kind = TileKind::f16;
+};
+enum AppendPlace : int { kToSinks, kToRecent, kToCoded, kAppendPlaces };
+
+/// What the kernel does with Q, K or V: all that does not depend on the position, worked out before the launch.
+struct AppendRows {
+  const float* from = nullptr;
+  int64_t pitch = 0;
+  int first = 0;       ///< block of head 0
+  bool turns = false;  ///< RoPE
+  const float* norm = nullptr;
+  RotationView rotation;  ///< of K and V, as all that follows
+  const float* centre = nullptr;
+  int calibration = 0, n_sinks = 0;
+  bool has_window = false;
+  AppendTiles to[kAppendPlaces];
+  unsigned long long* saturated = nullptr;
+};
+enum AppendRole : int { kQuery, kKey, kValue, kAppendRoles };
+
+struct AppendLaunch {
+  int n_heads = 0, n_kv_heads = 0, n_pairs = 0;
+  bool halves = false;
+  float norm_eps = 0;
+  const int32_t* n_past = nullptr;
+  const float *cosines = nullptr, *sines = nullptr;
+  float* q_out = nullptr;
+  AppendRows rows[kAppendRoles];
+};
+
+/// A warp a head: first the queries', then K's, then V's. The kernel is one chain of waits, so everything that the grid
+/// before does not write is asked for before that has ended, and there is one copy of each piece of code: instructions
+/// come from far away, too.
+template <int kPer>
+__global__ void __launch_bounds__(32) append_kernel(const AppendLaunch a) {
+  constexpr int kDim = 32 * kPer;
+  __shared__ float room[kDim];
+  gpu::let_next_grid_start();
+  const int lane = int(threadIdx.x), block = int(blockIdx.x), seq = int(blockIdx.y);
+  const int role = int(block >= a.n_heads) + int(block >= a.n_heads + a.n_kv_heads);
+  const AppendRows& r = a.rows[role];
+  const int head = block - r.first;
+  const int64_t seq_head = int64_t(seq) * a.n_kv_heads + head;  // of K and V
+  const int position = a.n_past[seq];
+  const float* const from = r.from + seq * r.pitch + int64_t(head) * kDim + lane;
+  const bool turns = r.turns, has_norm = r.norm != nullptr, has_centre = r.centre != nullptr;
+  Angles<kPer> angles(a.n_pairs, a.halves);
+  if (turns) angles.load(a.cosines, a.sines, seq, lane);
+  float weight[kPer] = {}, centre[kPer] = {};
+  if (has_norm)
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) weight[j] = r.norm[lane + 32 * j];
+  if (has_centre)
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) centre[j] = r.centre[seq_head * kDim + lane + 32 * j];
+  const RotationView rotation = r.rotation;
+  const RotationRow<kPer> table(rotation, lane);
+  const float norm_eps = a.norm_eps;
+  const int n_sinks = r.n_sinks, calibration = r.calibration;
+  const bool has_window = r.has_window;
+  gpu::wait_for_previous_grid();
+
+  float x[kPer];
+#pragma unroll
+  for (int j = 0; j < kPer; ++j) x[j] = from[32 * j];
+  // Where to, while the row is on its way.
+  const bool sink = position < n_sinks;
+  AppendPlace place = sink ? kToSinks : has_window ? kToRecent : kToCoded;
+  const auto tile_at = [&](const AppendTiles& to) {
+    unsigned tile = unsigned(position) / kTilePositions;
+    if (to.ring > 0) tile %= unsigned(to.ring);
+    return to.tiles + seq_head * to.head_bytes + int64_t(tile) * to.tile_bytes;
+  };
+  std::byte* tile = tile_at(r.to[place]);
+  TileKind kind = r.to[place].kind;
+
+  if (has_norm) norm_head<kPer>(weight, norm_eps, x);
+  if (turns) angles.turn(lane, room, x);
+  if (role == kQuery) {
+    float* const to = a.q_out + (int64_t(seq) * a.n_heads + head) * kDim + lane;
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) to[32 * j] = x[j];
+    return;
+  }
+
+  rotate_row(rotation, table, true, lane, x);
+  // Rows that a centre is taken from are rounded before it is: they are kept without it until it is known.
+  if (__builtin_expect(position < calibration, 0)) round_as<kPer>(r.to[sink ? kToSinks : kToRecent].kind, x);
+  if (has_centre)
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) x[j] -= centre[j];
 
   // As the host: where anything is kept exact all rows are rounded so, coded ones then from the rounded values.
   int saturated = 0;
-  const bool sink = position < side.exact.n_sinks;
-  if (side.exact.ring_rows > 0 || sink) {
-    const ExactTile t = exact_tile(side.exact, seq_head, position, kDim);
-    saturated += saturate<kPer>(t.kind, x);
-    write_row<kPer>(t.kind, is_k, t.position, lane, x, t.tile);
+#pragma unroll 1
+  for (;;) {
+    if (place == kToCoded && n_sinks > 0) saturated += round_as<kPer>(TileKind::f16, x);
+    saturated += saturate<kPer>(kind, x);
+    write_row<kPer>(kind, role == kKey, position & (kTilePositions - 1), lane, x, tile);
+    if (place == kToCoded || has_window) break;
+    place = kToCoded;
+    tile = tile_at(r.to[kToCoded]);
+    kind = r.to[kToCoded].kind;
   }
-  if (side.exact.ring_rows == 0) {
-    if (side.exact.n_sinks > 0) {
-      if (!sink) saturated += saturate<kPer>(TileKind::f16, x);
-#pragma unroll
-      for (int j = 0; j < kPer; ++j) x[j] = f16_to_f32(f32_to_f16(x[j]));
-    }
-    saturated += saturate<kPer>(side.kind, x);
-    write_row<kPer>(side.kind, is_k, position % kTilePositions, lane, x,
-                    coded_tile(side.coded, side.kind, seq_head, position, kDim));
-  }
+  if (!__any_sync(gpu::kAllLanes, saturated > 0)) return;
   saturated = gpu::warp_sum(saturated);
-  if (lane == 0 && saturated > 0) atomicAdd(side.saturated, (unsigned long long)(saturated));
+  if (lane == 0) atomicAdd(r.saturated, (unsigned long long)(saturated));
 }
 
 // --- A tile that leaves the window ---
@@ -353,20 +443,34 @@ __device__ void encode_quarter(QuarterRoom<kPer>& room, TileKind kind, bool is_k
   if (lane == 0 && saturated > 0) atomicAdd(total, (unsigned long long)(saturated));
 }
 
-/// Blocks: (quarter of the tile, kv head and side, sequence).
+/// The metric of a head is read many times, in an order that leaves no room for waiting.
 template <int kPer>
-__global__ void __launch_bounds__(32 * kRows) leaving_kernel(DecodeAppend a) {
+constexpr int kMetricBytes = kPer <= 4 ? 4 * 32 * kPer * 32 * kPer : 0;  // none where it would not fit
+
+template <int kPer>
+__device__ const float* near_metric(const float* metric) {
+  if (metric == nullptr || kMetricBytes<kPer> == 0) return metric;
+  auto* const near = gpu::dynamic_shared<uint4>();
+  for (int i = int(threadIdx.x); i < kMetricBytes<kPer> / 16; i += int(blockDim.x))
+    near[i] = reinterpret_cast<const uint4*>(metric)[i];
+  __syncthreads();
+  return reinterpret_cast<const float*>(near);
+}
+
+/// Blocks: (quarter of the tile, side and kv head, sequence).
+template <int kPer>
+__global__ void __launch_bounds__(32 * kRows)
+    leaving_kernel(const AppendSide* sides, int n_kv_heads, const int32_t* n_past_of) {
   constexpr int kDim = 32 * kPer;
   __shared__ QuarterRoom<kPer> room;
   gpu::wait_for_previous_grid();
-  const bool is_k = int(blockIdx.y) < a.n_kv_heads;
-  const AppendSide& side = is_k ? a.k_side : a.v_side;
-  const int head = int(blockIdx.y) % a.n_kv_heads, seq = int(blockIdx.z);
-  const int n_past = a.n_past[seq], end = side.retention.coded_end(n_past + 1), first = end - kTilePositions;
+  const int head = int(blockIdx.y) % n_kv_heads, seq = int(blockIdx.z);
+  const AppendSide& side = sides[int(blockIdx.y) / n_kv_heads];
+  const int n_past = n_past_of[seq], end = side.retention.coded_end(n_past + 1), first = end - kTilePositions;
   if (side.exact.ring_rows == 0 || side.retention.coded_end(n_past) == end) return;
-  const int64_t seq_head = int64_t(seq) * a.n_kv_heads + head;
-  encode_quarter<kPer>(room, side.kind, is_k, side.scale,
-                       side.metric ? side.metric + int64_t(head) * kDim * kDim : nullptr, int(blockIdx.x),
+  const int64_t seq_head = int64_t(seq) * n_kv_heads + head;
+  const float* const metric = side.metric ? side.metric + int64_t(head) * kDim * kDim : nullptr;
+  encode_quarter<kPer>(room, side.kind, side.coded.is_k, side.scale, near_metric<kPer>(metric), int(blockIdx.x),
                        coded_tile(side.coded, side.kind, seq_head, first, kDim), side.saturated,
                        [&](int p, int d) { return read_exact(side.exact, seq_head, first + p, kDim, d); });
 }
@@ -413,16 +517,57 @@ const char* decode_append_unsupported(TileKind kind, KvScale scale, const KvRete
 }
 
 void append_decode(gpu::StreamHandle stream, const DecodeAppend& a) {
-  const int n_rows = a.n_heads + 2 * a.n_kv_heads;
+  const auto kept_rows = [&](const AppendSide& side) {
+    const auto tiles = [&](std::byte* at, TileKind kind, int64_t tiles_of_head, int ring) {
+      const int bytes = TileShape(kind, a.head_dim).bytes;
+      return AppendTiles{at, tiles_of_head * bytes, bytes, ring, kind};
+    };
+    const KvExactStore& e = side.exact;
+    return AppendRows{
+        .rotation = side.rotation,
+        .centre = side.centre,
+        .calibration = side.retention.calibration,
+        .n_sinks = e.n_sinks,
+        .has_window = e.ring_rows > 0,
+        .to = {tiles(e.sink_tiles, TileKind::f16, 1, 0),
+               tiles(e.recent_tiles, e.recent_i8r ? TileKind::int8_row : TileKind::f16, e.ring_tiles, e.ring_tiles),
+               tiles(side.coded.rows, side.kind, gpu::ceil_div(side.coded.n_ctx, kTilePositions), 0)},
+        .saturated = side.saturated};
+  };
+  AppendLaunch launch{.n_heads = a.n_heads,
+                      .n_kv_heads = a.n_kv_heads,
+                      .n_pairs = a.n_pairs,
+                      .halves = a.rope_halves,
+                      .norm_eps = a.norm_eps,
+                      .n_past = a.n_past,
+                      .cosines = a.cosines,
+                      .sines = a.sines,
+                      .q_out = a.q_out,
+                      .rows = {{}, kept_rows(a.k_side), kept_rows(a.v_side)}};
+  const auto take = [&](AppendRole role, const float* from, int64_t pitch, int first, const float* norm) {
+    AppendRows& r = launch.rows[role];
+    r.from = from, r.pitch = pitch, r.first = first, r.norm = norm;
+    r.turns = role != kValue && a.n_pairs > 0;
+  };
+  take(kQuery, a.q, a.q_pitch, 0, a.q_norm);
+  take(kKey, a.k, a.k_pitch, a.n_heads, a.k_norm);
+  take(kValue, a.v, a.v_pitch, a.n_heads + a.n_kv_heads, nullptr);
   const auto kernel = a.head_dim == 64 ? append_kernel<2> : a.head_dim == 128 ? append_kernel<4> : append_kernel<8>;
   gpu::launch("append", kernel,
-              {dim3(unsigned(gpu::ceil_div(n_rows, kWarps)), unsigned(a.n_seq)), 32 * kWarps, 0, stream, a.overlap}, a);
+              {dim3(unsigned(a.n_heads + 2 * a.n_kv_heads), unsigned(a.n_seq)), 32, 0, stream, a.overlap}, launch);
 }
 
-void encode_leaving(gpu::StreamHandle stream, const DecodeAppend& a) {
-  const auto kernel = a.head_dim == 64 ? leaving_kernel<2> : a.head_dim == 128 ? leaving_kernel<4> : leaving_kernel<8>;
-  gpu::launch("encode of a leaving tile", kernel,
-              {dim3(4, unsigned(2 * a.n_kv_heads), unsigned(a.n_seq)), 32 * kRows, 0, stream, a.overlap}, a);
+void encode_leaving(gpu::StreamHandle stream, const LeavingTiles& a) {
+  const auto launch = [&]<int kPer>() {
+    gpu::allow_shared_bytes("encode of leaving tiles", leaving_kernel<kPer>, size_t(kMetricBytes<kPer>));
+    gpu::launch("encode of leaving tiles", leaving_kernel<kPer>,
+                {dim3(4, unsigned(a.n_sides * a.n_kv_heads), unsigned(a.n_seq)), 32 * kRows, size_t(kMetricBytes<kPer>),
+                 stream, a.overlap},
+                a.sides, a.n_kv_heads, a.n_past);
+  };
+  if (a.head_dim == 64) launch.template operator()<2>();
+  else if (a.head_dim == 128) launch.template operator()<4>();
+  else launch.template operator()<8>();
 }
 
 void encode_whole_tiles(gpu::StreamHandle stream, TileKind kind, KvScale rule, const float* metric, int n_seq,

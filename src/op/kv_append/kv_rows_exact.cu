@@ -1,6 +1,8 @@
 #include "gpu/launch.h"
 #include "op/kv_append/exact_rows.h"
 #include "op/kv_append/kv_rows_cuda.h"
+#include "op/kv_append/rotate_warp.h"
+#include "op/kv_append/round_warp.h"
 
 namespace ridge {
 namespace {
@@ -32,6 +34,76 @@ __device__ void count_saturated(int saturated, unsigned long long* total) {
 
 __device__ float* batch_row(const KvRowBatch& b, int64_t seq, int head, int position) {
   return b.rows + ((seq * b.n_new + position - b.n_past) * b.n_kv_heads + head) * b.head_dim;
+}
+
+constexpr int kRowWarps = 8;  // of kernels with a warp a row, for head_dims of 64, 128 and 256
+unsigned warp_blocks(int64_t n_rows) { return unsigned(gpu::ceil_div(n_rows, kRowWarps)); }
+bool has_warp_rows(int head_dim) { return head_dim == 64 || head_dim == 128 || head_dim == 256; }
+
+/// to_space_kernel with a warp a row.
+template <int kPer>
+__global__ void __launch_bounds__(32 * kRowWarps)
+    to_space_warps_kernel(KvRowBatch b, KvExactStore e, bool rotate, RotationView rotation, int round_before,
+                          const float* centre, bool round, unsigned long long* total) {
+  constexpr int kDim = 32 * kPer;
+  const int lane = int(threadIdx.x % 32);
+  const int64_t r = int64_t(blockIdx.x) * kRowWarps + threadIdx.x / 32;
+  if (r >= int64_t(b.n_seq) * b.n_new * b.n_kv_heads) return;
+  const int head = int(r % b.n_kv_heads), position = b.n_past + int(r / b.n_kv_heads % b.n_new);
+  const int64_t seq = r / b.n_kv_heads / b.n_new;
+  float* const row = b.rows + r * kDim + lane;
+  float x[kPer];
+#pragma unroll
+  for (int j = 0; j < kPer; ++j) x[j] = row[32 * j];
+  if (rotate) rotate_row(rotation, RotationRow<kPer>(rotation, lane), true, lane, x);
+  const bool is_half = position < e.n_sinks || e.ring_rows == 0 || !e.recent_i8r;  // as round_to_exact()
+  const TileKind kind = is_half ? TileKind::f16 : TileKind::int8_row;
+  if (position < round_before) round_as<kPer>(kind, x);
+  if (centre != nullptr)
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) x[j] += -1.0f * centre[(seq * b.n_kv_heads + head) * kDim + lane + 32 * j];
+  const int saturated = gpu::warp_sum(round ? round_as<kPer>(kind, x) : 0);
+  if (lane == 0 && saturated > 0) atomicAdd(total, (unsigned long long)(saturated));
+#pragma unroll
+  for (int j = 0; j < kPer; ++j) row[32 * j] = x[j];
+}
+
+/// rotate_kernel with a warp a row.
+template <int kPer>
+__global__ void __launch_bounds__(32 * kRowWarps)
+    rotate_warps_kernel(int64_t n_rows, RotationView rotation, float* rows) {
+  const int lane = int(threadIdx.x % 32);
+  const int64_t r = int64_t(blockIdx.x) * kRowWarps + threadIdx.x / 32;
+  if (r >= n_rows) return;
+  float* const row = rows + r * 32 * kPer + lane;
+  float x[kPer];
+#pragma unroll
+  for (int j = 0; j < kPer; ++j) x[j] = row[32 * j];
+  rotate_row(rotation, RotationRow<kPer>(rotation, lane), true, lane, x);
+#pragma unroll
+  for (int j = 0; j < kPer; ++j) row[32 * j] = x[j];
+}
+
+/// restore_kernel with a warp a row.
+template <int kPer>
+__global__ void __launch_bounds__(32 * kRowWarps)
+    restore_warps_kernel(int64_t n_rows, int n_tokens, int n_heads, int n_kv_heads, RotationView rotation,
+                         const float* centre, float* rows) {
+  const int lane = int(threadIdx.x % 32);
+  const int64_t r = int64_t(blockIdx.x) * kRowWarps + threadIdx.x / 32;
+  if (r >= n_rows) return;
+  float* const row = rows + r * 32 * kPer + lane;
+  float x[kPer];
+#pragma unroll
+  for (int j = 0; j < kPer; ++j) x[j] = row[32 * j];
+  if (centre != nullptr) {
+    const int64_t seq = r / n_heads / n_tokens, kv_head = r % n_heads / (n_heads / n_kv_heads);
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) x[j] += 1.0f * centre[(seq * n_kv_heads + kv_head) * 32 * kPer + lane + 32 * j];
+  }
+  rotate_row(rotation, RotationRow<kPer>(rotation, lane), false, lane, x);
+#pragma unroll
+  for (int j = 0; j < kPer; ++j) row[32 * j] = x[j];
 }
 
 __global__ void to_space_kernel(KvRowBatch b, KvExactStore e, bool rotate, RotationView rotation, int round_before,
@@ -176,7 +248,7 @@ __global__ void decode_kernel(int n_seq, int n_kv_heads, int dim, KvDeviceCoding
   store_rows(tile, first_row, n_rows, dim, out.rows);
 }
 
-constexpr int kTileThreads = 128;
+constexpr int kTileThreads = 512;
 
 size_t encode_tile_shared(int64_t row_bytes, int tile_bytes, int dim) {
   return size_t(kTilePositions) * size_t(4 * (dim | 1) + (row_bytes + 3) / 4 * 4) + size_t(tile_bytes);
@@ -216,12 +288,13 @@ __global__ void encode_tile_kernel(int n_kv_heads, int dim, RowSource from, int 
     count_saturated(saturated, total);
   }
   __syncthreads();
-  // Four groups of a lane share words with nobody.
   const auto load = [&](int at) { return *reinterpret_cast<const uint32_t*>(tile + at); };
   const auto store = [&](int at, uint32_t word) { *reinterpret_cast<uint32_t*>(tile + at) = word; };
-  for (int unit = int(threadIdx.x); unit < dim; unit += kTileThreads)
-    for (int k = 0; k < 32; ++k) {
-      const TilePlace at{unit % 32, unit / 32 * 4 + k / 8, k % 8};
+  // Groups of a lane that share words with no others: codes of 3 bits go over the ends of words.
+  constexpr int kGroups = Rows::kKind == TileKind::rotor3 ? 4 : 1;
+  for (int unit = int(threadIdx.x); unit < 4 / kGroups * dim; unit += kTileThreads)
+    for (int k = 0; k < 8 * kGroups; ++k) {
+      const TilePlace at{unit % 32, unit / 32 * kGroups + k / 8, k % 8};
       const int r = at.lane / 4, c = at.lane % 4;
       const int p = coded.is_k ? 8 * (at.group % 4) + r : 8 * (at.i / 2) + 2 * c + at.i % 2;
       const int d = coded.is_k ? 32 * (at.group / 4) + 8 * c + at.i : 8 * at.group + r;
@@ -359,7 +432,17 @@ void launch_encode(gpu::StreamHandle stream, int format, int n_seq, int n_kv_hea
 
 void device_to_space(gpu::StreamHandle stream, const KvRowBatch& batch, const KvExactStore& exact, const ToSpace& steps,
                      unsigned long long* saturated) {
+  const bool turns = steps.rotate != nullptr && steps.rotate->kind != Rotation::none;
+  if (!turns && steps.centre == nullptr && !steps.round && batch.n_past >= steps.round_before) return;
   const int64_t n_rows = int64_t(batch.n_seq) * batch.n_new * batch.n_kv_heads;
+  if (has_warp_rows(batch.head_dim)) {
+    const auto kernel = batch.head_dim == 64    ? to_space_warps_kernel<2>
+                        : batch.head_dim == 128 ? to_space_warps_kernel<4>
+                                                : to_space_warps_kernel<8>;
+    gpu::launch("kv to space", kernel, {warp_blocks(n_rows), 32 * kRowWarps, 0, stream}, batch, exact, turns,
+                turns ? *steps.rotate : RotationView{}, steps.round_before, steps.centre, steps.round, saturated);
+    return;
+  }
   gpu::launch("kv to space", to_space_kernel, {row_blocks(n_rows), kRows, shared_bytes(batch.head_dim), stream}, batch,
               exact, steps.rotate != nullptr, steps.rotate ? *steps.rotate : RotationView{}, steps.round_before,
               steps.centre, steps.round, saturated);
@@ -425,6 +508,13 @@ void device_decode(gpu::StreamHandle stream, int format, int n_seq, int n_kv_hea
 
 void device_rotate(gpu::StreamHandle stream, int64_t n_rows, const RotationView& rotation, float* rows) {
   if (rotation.kind == Rotation::none) return;
+  if (has_warp_rows(rotation.head_dim)) {
+    const auto kernel = rotation.head_dim == 64    ? rotate_warps_kernel<2>
+                        : rotation.head_dim == 128 ? rotate_warps_kernel<4>
+                                                   : rotate_warps_kernel<8>;
+    gpu::launch("rotate", kernel, {warp_blocks(n_rows), 32 * kRowWarps, 0, stream}, n_rows, rotation, rows);
+    return;
+  }
   gpu::launch("rotate", rotate_kernel, {row_blocks(n_rows), kRows, shared_bytes(rotation.head_dim), stream}, n_rows,
               rotation, rows);
 }
@@ -433,6 +523,14 @@ void device_restore(gpu::StreamHandle stream, int n_seq, int n_tokens, int n_hea
                     const RotationView& rotation, const float* centre, float* rows) {
   if (rotation.kind == Rotation::none && centre == nullptr) return;
   const int64_t n_rows = int64_t(n_seq) * n_tokens * n_heads;
+  if (has_warp_rows(rotation.head_dim)) {
+    const auto kernel = rotation.head_dim == 64    ? restore_warps_kernel<2>
+                        : rotation.head_dim == 128 ? restore_warps_kernel<4>
+                                                   : restore_warps_kernel<8>;
+    gpu::launch("kv restore", kernel, {warp_blocks(n_rows), 32 * kRowWarps, 0, stream}, n_rows, n_tokens, n_heads,
+                n_kv_heads, rotation, centre, rows);
+    return;
+  }
   gpu::launch("kv restore", restore_kernel, {row_blocks(n_rows), kRows, shared_bytes(rotation.head_dim), stream},
               n_rows, n_tokens, n_heads, n_kv_heads, rotation, centre, rows);
 }

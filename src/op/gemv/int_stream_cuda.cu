@@ -1,0 +1,213 @@
+#include <string>
+
+#include "op/gemv/int_kernels_cuda.h"
+#include "ridge/error.h"
+
+namespace ridge {
+namespace {
+
+constexpr int kThreads = 32 * kIntMostWarps;
+
+/// A block sums some tiles of rows, one after another in memory, each of `row_slots` slots (one or two groups); of all
+/// its slots a warp takes a stretch.
+struct Work {
+  IntJob job;
+  IntShares rows;           // of blocks
+  IntShares slots, slots1;  // of warps, in a block of rows.each, and of one more tiles of rows
+  IntDivisor row_slots, n_tokens;
+};
+
+/// kOne: int4_g128 and a single token, which every block quantises; kTiles is 1.
+template <IntKind kKind, int kTiles, int kDepth, bool kOne>
+__global__ void __launch_bounds__(kThreads, kTiles == 1 ? 2 : 1) int_stream_kernel(const __grid_constant__ Work w) {
+  constexpr int kTileBytes = int_tile_bytes(kKind), kSlotGroups = int_slot_groups(kKind);
+  constexpr int kSlotBytes = kSlotGroups * kTileBytes;
+  using Sum = std::conditional_t<kKind == IntKind::ternary, int, float>;
+
+  gpu::let_next_grid_start();
+  auto* const shared = gpu::dynamic_shared<uint8_t>();
+  const int lane = int(threadIdx.x % 32), warp = int(threadIdx.x / 32), n_warps = int(blockDim.x / 32);
+  const int n_groups = w.job.tokens.n_groups, row_slots = int(w.row_slots.divisor);
+  const int first_row = w.rows.begin(int(blockIdx.x)), n_rows = w.rows.count(int(blockIdx.x));
+  const bool longer = n_rows > w.rows.each;
+  const int begin = longer ? w.slots1.begin(warp) : w.slots.begin(warp);
+  int left = longer ? w.slots1.count(warp) : w.slots.count(warp), row = w.row_slots.quotient(begin),
+      slot = begin - row * row_slots;
+
+  // Every warp has its own ring of slots, of which a lane copies and reads its own bytes; only scales cross lanes.
+  constexpr bool kCrossLanes = kKind == IntKind::int4_g128;
+  uint8_t* const ring = shared + warp * kDepth * kSlotBytes + 16 * lane;
+  const uint8_t* from =
+      w.job.tiles + 16 * lane +
+      int64_t(kSlotGroups == 1 ? first_row * n_groups + begin : (first_row + row) * n_groups + slot * kSlotGroups) *
+          kTileBytes;
+  int to_feed = left, fed_slot = slot;
+  const auto feed = [&](uint8_t* to) {
+    if constexpr (kKind == IntKind::int4_g128) {
+      const bool wanted = to_feed-- > 0;
+      gpu::copy_async16_if(wanted, to, from);
+      gpu::copy_async16_if(wanted, to + 512, from + 512);
+      gpu::copy_async16_if(wanted && lane < 2, to + 1024, from + 1024);
+      from += kSlotBytes;
+    } else if (to_feed > 0) {  // the last slot of a row may have one group
+      --to_feed;
+      const bool two = 2 * fed_slot + 1 < n_groups;
+      gpu::copy_async16(to, from);
+      if (two) gpu::copy_async16(to + 512, from + 512);
+      from += two ? kSlotBytes : kTileBytes;
+      fed_slot = fed_slot + 1 == row_slots ? 0 : fed_slot + 1;
+    }
+    gpu::copy_commit();
+  };
+  for (int i = 0; i < kDepth; ++i) feed(ring + i * kSlotBytes);  // weights do not depend on the grid before
+
+  const IntImage mine = {shared + w.job.at.values, reinterpret_cast<float*>(shared + w.job.at.scales),
+                         reinterpret_cast<float*>(shared + w.job.at.factors)};
+  const int n_tokens = kOne ? 1 : w.job.tokens.n_tokens, column_pitch = w.job.tokens.column_pitch;
+  if constexpr (kOne) {
+    auto* const squares = reinterpret_cast<float*>(shared + w.job.at.squares);
+    if (w.job.tokens.norm) quantize_one_int4<true>(w.job.tokens, mine, squares);
+    else quantize_one_int4<false>(w.job.tokens, mine, squares);
+    gpu::wait_for_previous_grid();  // for warps that had nothing to quantise
+  } else if (w.job.image.values) {
+    gpu::wait_for_previous_grid();
+    const auto* values = reinterpret_cast<const uint4*>(w.job.image.values);
+    const auto* scales = reinterpret_cast<const float4*>(w.job.image.scales);
+#pragma unroll 4
+    for (int i = int(threadIdx.x); i < n_groups * column_pitch * (kIntGroup / 16); i += int(blockDim.x))
+      reinterpret_cast<uint4*>(mine.values)[i] = values[i];
+    if constexpr (kKind == IntKind::int4_g128)
+#pragma unroll 2
+      for (int i = int(threadIdx.x); i < n_groups * 2 * kTiles; i += int(blockDim.x))
+        reinterpret_cast<float4*>(mine.scales)[i] = scales[i];
+    for (int t = int(threadIdx.x); t < n_tokens; t += int(blockDim.x)) mine.factors[t] = w.job.image.factors[t];
+    __syncthreads();
+  } else {
+    quantize_tokens<kKind>(w.job.tokens, 0, n_tokens, 0, n_groups, mine, shared + w.job.at.squares,
+                           reinterpret_cast<float*>(shared + w.job.at.tops));
+    gpu::wait_for_previous_grid();  // for warps that had nothing to quantise
+  }
+
+  // At the end half a warp adds up the 16 sums of a token in a tile of rows.
+  const int n_items = n_rows * n_tokens, out_row = lane % 16;
+  int item = 2 * warp + lane / 16, item_row = kOne ? item : w.n_tokens.quotient(item),
+      token = kOne ? 0 : item - item_row * n_tokens;
+  const auto ends_of_item = [&] {
+    return item < n_items ? load_ends<kKind>(w.job.target, first_row + item_row, token, out_row) : Ends{};
+  };
+  Ends ends = ends_of_item();
+
+  // Warp w's part of row r's sums lies at w + r: either grows by one where a stretch or a row ends.
+  auto* const sums_at = reinterpret_cast<Sum*>(shared + w.job.at.sums);
+  auto* const first_warp = reinterpret_cast<int*>(shared + w.job.at.spans);
+  auto* const last_warp = first_warp + n_rows;
+  const int n_columns = n_tokens * w.job.tokens.planes, n_tiles = (n_columns + 7) / 8;
+  const Columns columns = Columns::of_lane<kTiles>(lane, n_columns);
+  const int group_values = column_pitch * kIntGroup, eight_tokens = w.job.tokens.planes == 2 ? 4 : 8;
+  int ring_at = 0;
+  while (left > 0) {
+    Sums<kKind, kTiles> sums;
+    const uint8_t* values = mine.values + slot * kSlotGroups * group_values;
+    const float* scales = mine.scales + slot * 8 * kTiles + lane % 4 * 2;
+    if (lane == 0 && slot == 0) first_warp[row] = warp;
+    if (lane == 0 && slot + left >= row_slots) last_warp[row] = warp;
+    const int end = min(slot + left, row_slots);
+    left -= end - slot;
+    for (; slot < end; ++slot) {
+      gpu::copy_wait<kDepth - 1>();
+      if constexpr (kCrossLanes) __syncwarp();
+      Tile<kKind> weights[kSlotGroups];
+#pragma unroll
+      for (int i = 0; i < kSlotGroups; ++i) weights[i].load(ring + ring_at + i * kTileBytes, lane);
+      if constexpr (kCrossLanes) __syncwarp();
+      feed(ring + ring_at);
+      ring_at = ring_at == (kDepth - 1) * kSlotBytes ? 0 : ring_at + kSlotBytes;
+      sums.add(weights[0], values, scales, columns, n_tiles);
+      if constexpr (kSlotGroups == 2)
+        if (2 * slot + 1 < n_groups) sums.add(weights[1], values + group_values, scales, columns, n_tiles);
+      values += kSlotGroups * group_values;
+      scales += 8 * kTiles;
+    }
+    Sum* const mine_at = sums_at + (warp + row) * n_tokens * kIntSumPitch;
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n)
+      store_eight(sums.of[n], w.job.tokens.planes, n_tokens - n * eight_tokens, lane,
+                  mine_at + n * eight_tokens * kIntSumPitch);
+    slot = 0;
+    ++row;
+  }
+  __syncthreads();
+
+  for (int first = 2 * warp; first < n_items; first += 2 * n_warps) {  // the same for all lanes
+    if (first != 2 * warp) {
+      item = first + lane / 16, item_row = kOne ? item : w.n_tokens.quotient(item);
+      token = kOne ? 0 : item - item_row * n_tokens;
+      ends = ends_of_item();
+    }
+    float p = 0;
+    if (item < n_items) {
+      Sum sum = 0;
+      const Sum* part = sums_at + ((first_warp[item_row] + item_row) * n_tokens + token) * kIntSumPitch + out_row;
+      const int n_parts = last_warp[item_row] - first_warp[item_row] + 1;
+      if constexpr (kOne) {
+        for (int i = 0; i < n_parts; i += 8) {  // all reads of eight at once
+          Sum of[8];
+#pragma unroll
+          for (int k = 0; k < 8; ++k) of[k] = i + k < n_parts ? part[(i + k) * kIntSumPitch] : 0;
+#pragma unroll
+          for (int k = 0; k < 8; ++k) sum += of[k];
+        }
+      } else {
+#pragma unroll 4
+        for (int i = 0; i < n_parts; ++i) sum += part[i * n_tokens * kIntSumPitch];
+      }
+      p = product(sum, mine.factors[token], ends.row_scale);
+    }
+    write_outputs<kKind>(w.job.target, first_row + item_row, item < n_items ? token : n_tokens, out_row, p, ends);
+  }
+}
+
+template <IntKind kKind, int kTiles, int kDepth, bool kOne>
+void launch_kernel(const Work& w, const IntPlan& plan, gpu::StreamHandle stream, bool overlap) {
+  auto* const kernel = int_stream_kernel<kKind, kTiles, kDepth, kOne>;
+  gpu::allow_shared_bytes("int_gemv", kernel, size_t(w.job.at.bytes));
+  gpu::launch("int_gemv", kernel,
+              {unsigned(plan.blocks), unsigned(32 * plan.warps), size_t(w.job.at.bytes), stream, overlap}, w);
+}
+
+template <IntKind kKind, int kTiles, bool kOne>
+void launch_depth(const Work& w, const IntPlan& plan, gpu::StreamHandle stream, bool overlap) {
+  switch (plan.depth) {
+    case 4: return launch_kernel<kKind, kTiles, 4, kOne>(w, plan, stream, overlap);
+    case 6: return launch_kernel<kKind, kTiles, 6, kOne>(w, plan, stream, overlap);
+    case 8: return launch_kernel<kKind, kTiles, 8, kOne>(w, plan, stream, overlap);
+    default: throw Error(ErrorKind::failure, "device_int_gemv: no kernel of depth " + std::to_string(plan.depth));
+  }
+}
+
+template <IntKind kKind>
+void launch_tiles(const Work& w, const IntPlan& plan, gpu::StreamHandle stream, bool overlap) {
+  if constexpr (kKind == IntKind::int4_g128)
+    if (plan.tiles_of_8 == 1 && w.job.tokens.n_tokens == 1 && plan.quantize_inside)
+      return launch_depth<kKind, 1, true>(w, plan, stream, overlap);
+  if (plan.tiles_of_8 == 1) return launch_depth<kKind, 1, false>(w, plan, stream, overlap);
+  if (plan.tiles_of_8 == 2) return launch_depth<kKind, 2, false>(w, plan, stream, overlap);
+  throw Error(ErrorKind::failure, "device_int_gemv: a stream of " + std::to_string(8 * plan.tiles_of_8) + " columns");
+}
+
+}  // namespace
+
+void launch_int_stream(IntKind kind, const IntJob& job, const IntPlan& plan, gpu::StreamHandle stream, bool overlap) {
+  const int64_t row_slots = (job.tokens.n_groups + int_slot_groups(kind) - 1) / int_slot_groups(kind);
+  const IntShares rows(job.target.n_row_tiles, plan.blocks);
+  const Work w = {.job = job,
+                  .rows = rows,
+                  .slots = IntShares(rows.each * row_slots, plan.warps),
+                  .slots1 = IntShares((rows.each + 1) * row_slots, plan.warps),
+                  .row_slots = IntDivisor(row_slots),
+                  .n_tokens = IntDivisor(job.tokens.n_tokens)};
+  if (kind == IntKind::ternary) launch_tiles<IntKind::ternary>(w, plan, stream, overlap);
+  else launch_tiles<IntKind::int4_g128>(w, plan, stream, overlap);
+}
+
+}  // namespace ridge
