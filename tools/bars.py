@@ -38,7 +38,7 @@ def attention():
         return r["median_us"] if r else None
 
     def best_peer(heads, keys):
-        return min((t for p, t in known.get((*heads, 128, 1, keys), {}).items() if p in ("FlashInfer f16", "cuDNN f16")), default=None)
+        return speed.best_f16_peer(known, (*heads, 128, 1, keys))
 
     def ratio(a, b):
         return None if a is None or b is None else a / b

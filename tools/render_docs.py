@@ -113,6 +113,24 @@ def matrix(part, path):
     return out
 
 
+def devices():
+    """The same caches on the CPU and on a GPU."""
+    found = {}
+    for r in rows("checks/kv-device.jsonl"):
+        found.setdefault(r["kv"], {})[r["device"]] = r
+    if not found:
+        return NO_ROWS
+    out = ["| cache | mean KLD, CPU | mean KLD, GPU | same top %, CPU | same top %, GPU | PPL, CPU | PPL, GPU |", "|---|---:|---:|---:|---:|---:|---:|"]
+    for kv, by in found.items():
+        if len(by) < 2:
+            continue
+        pair = [by["cpu"], by["cuda"]]
+        out.append(f"| {kv} | " + " | ".join(estimate(r["kld"]["mean"], 6) for r in pair) + " | "
+                   + " | ".join(f"{100 * r['same_top']['value']:.2f} ± {100 * r['same_top']['error']:.2f}" for r in pair) + " | "
+                   + " | ".join(f"{r['ppl']['value']:.3f}" for r in pair) + " |")
+    return out
+
+
 def matrix_runs():
     """What the matrix was run on: one line per model, path and window."""
     runs = {}
@@ -224,6 +242,7 @@ TABLES = {
     **{f"kv-matrix-{part}": lambda part=part: matrix(part, "prefill") for part in PARTS},
     "kv-matrix-decode": lambda: matrix("plain", "decode"),
     "kv-matrix-runs": matrix_runs,
+    "kv-device": devices,
     "kv-curve": curve,
     "kv-divergence": divergence,
     "kv-needle": needle,

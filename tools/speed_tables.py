@@ -56,50 +56,46 @@ def timed(r, base):
     return text + (f" ({', '.join(facts)})" if facts else "")
 
 
-def attention(device):
-    axes = ("n_heads", "n_kv_heads", "head_dim", "n_seq", "n_keys")
-    measured = ops(device, "attention", axes, "kv")
-    if not measured:
-        return NO_ROWS
-    formats = [f for f in CACHES if any(f in cells for cells in measured.values())]
-    known = peers("attention", axes) if device == "cuda" else {}
-    beside = ["best f16 peer", "rotor-3 against it"] if known else []
-    out = ["| heads | sequences x keys |" + "".join(f" {f} |" for f in formats) + "".join(f" {b} |" for b in beside),
-           "|---|---:|" + "---:|" * (len(formats) + len(beside))]
-    for key in sorted(measured):
-        cells = measured[key]
-        line = f"| {key[0]}/{key[1]}/{key[2]} | {key[3]} x {key[4]} |"
-        for f in formats:
-            line += f" {timed(cells[f], cells.get('f16'))} |" if f in cells else " |"
-        if known:
-            f16 = [us for peer, us in known.get(key, {}).items() if peer in ("FlashInfer f16", "cuDNN f16")]
-            best = min(f16) if f16 else None
-            line += f" {best:.1f} |" if best else " |"
-            line += f" {best / cells['rotor-3']['median_us']:.2f}x |" if best and "rotor-3" in cells else " |"
-        out.append(line)
-    return out
+def best_f16_peer(known, key):
+    """Microseconds of the fastest f16 attention of others; None where nobody was measured."""
+    return min((us for peer, us in known.get(key, {}).items() if peer in ("FlashInfer f16", "cuDNN f16")), default=None)
 
 
-def gemv(device):
-    axes = ("n_out", "n_in", "n_tokens")
-    measured = ops(device, "gemv", axes, "weight_format")
+def op_table(device, op, axes, format_field, shelf, front, beside):
+    """A line per problem, a column per format. `front` gives the headings of a line and its cells, `beside` (a GPU's) those of what others took."""
+    measured = ops(device, op, axes, format_field)
     if not measured:
         return NO_ROWS
-    formats = [f for f in WEIGHTS if any(f in cells for cells in measured.values())]
-    known = peers("gemv", axes) if device == "cuda" else {}
-    names = ["cuBLAS f16", "Marlin int4", "tinygemm int4"] if known else []
-    out = ["| n_out x n_in | tokens |" + "".join(f" {f} |" for f in formats) + "".join(f" {n} |" for n in names),
+    formats = [f for f in shelf if any(f in cells for cells in measured.values())]
+    known = peers(op, axes) if device == "cuda" else {}
+    names, others = beside if known else ([], lambda *_: [])
+    out = [front[0] + "".join(f" {f} |" for f in formats) + "".join(f" {n} |" for n in names),
            "|---|---:|" + "---:|" * (len(formats) + len(names))]
     for key in sorted(measured):
         cells = measured[key]
-        line = f"| {key[0]} x {key[1]} | {key[2]} |"
-        for f in formats:
-            line += f" {timed(cells[f], cells.get('f16'))} |" if f in cells else " |"
-        for n in names:
-            us = known.get(key, {}).get(n)
-            line += f" {us:.1f} |" if us else " |"
-        out.append(line)
+        texts = [timed(cells[f], cells.get("f16")) if f in cells else "" for f in formats] + others(known, key, cells)
+        out.append(front[1](key) + "".join(f" {text} |" if text else " |" for text in texts))
     return out
+
+
+def attention(device):
+    def others(known, key, cells):
+        best = best_f16_peer(known, key)
+        against = f"{best / cells['rotor-3']['median_us']:.2f}x" if best and "rotor-3" in cells else ""
+        return [f"{best:.1f}" if best else "", against]
+    return op_table(device, "attention", ("n_heads", "n_kv_heads", "head_dim", "n_seq", "n_keys"), "kv", CACHES,
+                    ("| heads | sequences x keys |", lambda k: f"| {k[0]}/{k[1]}/{k[2]} | {k[3]} x {k[4]} |"),
+                    (["best f16 peer", "rotor-3 against it"], others))
+
+
+def gemv(device):
+    names = ["cuBLAS f16", "Marlin int4", "tinygemm int4"]
+
+    def others(known, key, _):
+        found = known.get(key, {})
+        return [f"{found[n]:.1f}" if n in found else "" for n in names]
+    return op_table(device, "gemv", ("n_out", "n_in", "n_tokens"), "weight_format", WEIGHTS,
+                    ("| n_out x n_in | tokens |", lambda k: f"| {k[0]} x {k[1]} | {k[2]} |"), (names, others))
 
 
 def ceilings(device):

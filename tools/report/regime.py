@@ -109,7 +109,7 @@ def draw(lines, look, name, x_label, most=6):
         ax.yaxis.set_major_formatter(lambda v, _: f"{v:g}x")
         ax.axhspan(low * 0.9, 1, color=look.BAD, alpha=0.055, lw=0)
         ax.plot([-0.25, len(xs) - 1], [1, 1], color=look.colour(BASE), lw=1.4)
-        ends = [(len(xs) - 1, 1.0, "f16 = 1", look.colour(BASE))]
+        ends, turns = [(len(xs) - 1, 1.0, "f16 = 1", look.colour(BASE))], 0
         for fmt, line in formats.items():
             base_format = fmt.split(" (")[0]
             shade = look.colour(base_format)
@@ -125,8 +125,9 @@ def draw(lines, look, name, x_label, most=6):
             if turn:
                 a, b = turn
                 ax.axvspan(place[a["x"]], place[b["x"]], color=shade, alpha=0.09, lw=0)
-                ax.annotate(f"turns between {a['x']} and {b['x']}", ((place[a["x"]] + place[b["x"]]) / 2, 1), xytext=(0, -13), textcoords="offset points",
-                            ha="center", fontsize=7.5, color=shade)
+                turns += 1  # one below another
+                ax.annotate(f"turns between {a['x']} and {b['x']}", (0.02, 0.98), xycoords="axes fraction", xytext=(0, 2 - 11 * turns),
+                            textcoords="offset points", ha="left", fontsize=7.5, color=shade)
         ax.set_xticks(range(len(xs)), [f"{x // 1024}k" if x >= 1024 and x % 1024 == 0 else str(x) for x in xs])
         ax.set_xlabel(x_label)
         look.title(ax, clip(panel, 46), f"{clip(machine, 44)}; speed relative to f16")
