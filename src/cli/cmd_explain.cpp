@@ -100,18 +100,7 @@ Explanation explain_attention(const ExplainFlags& flags, Isa limit) {
   }
   AttnDecode a;
   a.n_heads = shape[0], a.n_kv_heads = shape[1], a.head_dim = shape[2], a.n_keys = flags.n_keys;
-  const auto side = [&](const KvFormat* format) {
-    KvSide s;
-    s.segments[0] = {.format = format,
-                     .rows = nullptr,
-                     .row_bytes = format->row_bytes(shape[2]),
-                     .head_stride = 0,
-                     .first = 0,
-                     .count = flags.n_keys};
-    s.n_segments = 1;
-    return s;
-  };
-  a.k = side(k), a.v = side(v);
+  a.k = kv_side_without_rows(*k, shape[2], flags.n_keys), a.v = kv_side_without_rows(*v, shape[2], flags.n_keys);
   return {problem, attn_decode_work(a), judge(limit, attn_decode_variants(), a)};
 }
 

@@ -492,7 +492,11 @@ std::vector<std::string> Session::kernels() const {
   const Model::Impl& m = impl_->model;
   if (m.device) return impl_->device->kernels();
   const LayerWeights& layer = m.loaded.weights.layers[0];
-  const AttnDecode decode;
+  const KvCache& cache = impl_->host->cache;
+  AttnDecode decode;
+  decode.head_dim = m.loaded.config.head_dim;
+  decode.k = kv_side_without_rows(*cache.k(0).config().format, decode.head_dim, n_ctx());
+  decode.v = kv_side_without_rows(*cache.v(0).config().format, decode.head_dim, n_ctx());
   const AttnPrefill prefill;
   const auto name = [&](std::string_view op, const auto& variants, const auto&... problem) {
     return fmt::format("{}={}", op, select_variant(m.context, op, variants, problem...).name);

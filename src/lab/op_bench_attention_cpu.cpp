@@ -5,6 +5,7 @@
 // Rows are rounded to nearest here, also where a policy rounds weighted: which codes they got changes no time.
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "lab/op_data.h"
 #include "lab/op_kernels.h"
@@ -150,9 +151,46 @@ class AttentionCpu : public CpuOpRun {
         error = std::max(error, e * e * r.amplification);
       }
     }
+    if (variant_.rounds) error = std::pow(std::sqrt(error) + std::sqrt(rounding_bound(cache, q)), 2);
     cache.v(0).restore_output(context_, p_.n_heads, View2<float>(reference_.data(), p_.n_seq, width));
     // The rotation back and the centre are the same code here and there.
     bound_ = error;
+  }
+
+  /// Bound of the NMSE that int_rounding() adds: four times its mean, taken from head 0. A query off by d in every
+  /// value moves a score by d |k| scale, levels off by e move it by e |q| |k| scale / sqrt(head_dim): that is the
+  /// relative error of a weight and, since keys err each their own way, of the output. Weights are off by two roundings
+  /// (their own and what a neighbour passed on) to steps of the largest of 64 keys.
+  double rounding_bound(const KvCache& cache, std::span<const float> q) const {
+    const HeadRows k(cache.k(0).decode_side(p_.n_keys), 0, p_.head_dim, p_.n_keys),
+        v(cache.v(0).decode_side(p_.n_keys), 0, p_.head_dim, p_.n_keys);
+    const auto product = [](std::span<const float> a, std::span<const float> b) {
+      return std::inner_product(a.begin(), a.end(), b.begin(), 0.0);
+    };
+    const double dim = p_.head_dim, scale = 1 / std::sqrt(dim);
+    const auto head = q.first(size_t(p_.head_dim));
+    double query_top = 0, top = -INFINITY, total = 0, k_square = 0, v_square = 0, steps = 0;
+    for (const float x : head) query_top = std::max(query_top, std::abs(double(x)));
+    std::vector<double> p;
+    for (int i = 0; i < p_.n_keys; ++i) {
+      const auto key = k.pool.row(k.slot[size_t(i)]), value = v.pool.row(v.slot[size_t(i)]);
+      top = std::max(top, p.emplace_back(product(head, key) * scale));
+      k_square += product(key, key) / p_.n_keys, v_square += product(value, value) / dim / p_.n_keys;
+    }
+    for (double& x : p) total += x = std::exp(x - top);
+    for (size_t i = 0; i < p.size(); i += 64) {
+      const size_t n = std::min<size_t>(64, p.size() - i);
+      steps += double(n) * std::pow(*std::max_element(&p[i], &p[i] + n) / total, 2);
+    }
+    const IntRounding exact{INFINITY, INFINITY, 0};
+    const IntRounding rk = int_rounding(*p_.k.format, p_.head_dim).value_or(exact),
+                      rv = int_rounding(*p_.v.format, p_.head_dim).value_or(exact);
+    const double scores =
+        k_square * scale * scale *
+        (std::pow(query_top / rk.query_steps, 2) / 12 + std::pow(rk.level_error, 2) * product(head, head) / dim);
+    const double values = steps / 6 / std::pow(rv.weight_steps, 2) * v_square / product(reference_, reference_) *
+                          double(reference_.size());
+    return 4 * (scores + std::pow(rv.level_error, 2) + values);
   }
 
   OpProblem p_;
@@ -177,8 +215,11 @@ OpKernel kernel_row(const AttnDecodeVariant& variant) {
             if (variant.isa > device.isa)
               return {false, fmt::format("needs {}, this processor or --isa allows {}", isa_name(variant.isa),
                                          isa_name(device.isa))};
-            return variant.supports(
-                {.n_heads = p.n_heads, .n_kv_heads = p.n_kv_heads, .head_dim = p.head_dim, .n_keys = p.n_keys});
+            AttnDecode a;
+            a.n_heads = p.n_heads, a.n_kv_heads = p.n_kv_heads, a.head_dim = p.head_dim, a.n_keys = p.n_keys;
+            a.k = kv_side_without_rows(*p.k.format, p.head_dim, p.n_keys);
+            a.v = kv_side_without_rows(*p.v.format, p.head_dim, p.n_keys);
+            return variant.supports(a);
           },
           .set_bytes = set_bytes,
           .open_cpu = [&variant](const OpProblem& p, CpuContext& context, int n_sets,

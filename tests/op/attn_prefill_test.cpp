@@ -235,6 +235,8 @@ TEST(AttnPrefill, EveryRowEqualsDecodeAtThatPosition) {
     return rows;
   };
   const std::vector<std::byte> k16 = as_f16(p.k), v16 = as_f16(p.v);
+  CpuContext floats(2);
+  floats.forced["attn_decode"] = detect_isa() == Isa::scalar ? "ref" : "split-avx2";
   for_each_runnable(p, [&](const AttnPrefillVariant& variant) {
     const std::vector<float> prefill = run_guarded(variant, p);
     for (const int t : {0, 3, 23, 24, 31, 55, 56, 69}) {
@@ -255,15 +257,15 @@ TEST(AttnPrefill, EveryRowEqualsDecodeAtThatPosition) {
         return s;
       };
       std::vector<float> out(8 * 64, NAN);
-      attn_decode(test_context(), {.n_heads = 8,
-                                   .n_kv_heads = 2,
-                                   .head_dim = 64,
-                                   .n_keys = n,
-                                   .scale = p.scale,
-                                   .q = &p.q[size_t(t * 8 * 64)],
-                                   .k = side_at(p.k, k16),
-                                   .v = side_at(p.v, v16),
-                                   .out = out.data()});
+      attn_decode(floats, {.n_heads = 8,
+                           .n_kv_heads = 2,
+                           .head_dim = 64,
+                           .n_keys = n,
+                           .scale = p.scale,
+                           .q = &p.q[size_t(t * 8 * 64)],
+                           .k = side_at(p.k, k16),
+                           .v = side_at(p.v, v16),
+                           .out = out.data()});
       for (int head = 0; head < 8; ++head) {
         const AttendOracle& oracle = p.oracle(t, head);
         for (int d = 0; d < 64; ++d)

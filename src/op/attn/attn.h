@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <optional>
 
 #include "base/view.h"
 #include "format/list.h"
@@ -30,6 +31,9 @@ struct KvSide {
   std::array<KvSegment, 4> segments;
   int n_segments = 0;
 };
+
+/// A side of n_keys rows that are nowhere, for asking which kernels serve a problem and what it moves.
+KvSide kv_side_without_rows(const KvFormat& format, int head_dim, int n_keys);
 
 /// One token's queries against n_keys cached rows.
 struct AttnDecode {
@@ -85,6 +89,7 @@ struct AttnDecodeVariant {
   Isa isa;
   Support (*supports)(const AttnDecode& a);
   void (*run)(CpuContext& context, const AttnDecode& a);
+  bool rounds = false;  ///< multiplies integers: queries, weights and levels as int_rounding() says
 };
 struct AttnPrefillVariant {
   std::string_view name;
@@ -94,6 +99,15 @@ struct AttnPrefillVariant {
 };
 std::span<const AttnDecodeVariant> attn_decode_variants();
 std::span<const AttnPrefillVariant> attn_prefill_variants();
+
+/// How a kernel that `rounds` treats rows of a format. All errors are random in sign from value to value.
+struct IntRounding {
+  double query_steps = 0;   ///< of a head's largest |q|
+  double weight_steps = 0;  ///< of the largest weight (probability times scale) of 64 keys; the bottom is 0
+  double level_error = 0;   ///< root mean square, relative to the root mean square of the levels
+};
+/// Formats of 8 bits and less; none for other formats or head sizes: their rows meet floats in every kernel.
+std::optional<IntRounding> int_rounding(const KvFormat& format, int head_dim);
 
 void attn_decode(CpuContext& context, const AttnDecode& a);
 void attn_prefill(CpuContext& context, const AttnPrefill& a);

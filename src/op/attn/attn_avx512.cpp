@@ -14,7 +14,7 @@ inline DecodeRows decode_rows(const KvFormat& format, int head_dim) { return dec
 
 namespace ridge {
 
-void attn_decode_avx512(CpuContext& context, const AttnDecode& a) { run_attn_decode(context, a); }
+void attn_decode_avx512(CpuContext& context, const AttnDecode& a) { run_attn_decode<NoIntegers>(context, a); }
 void attn_prefill_avx512(CpuContext& context, const AttnPrefill& a) { run_attn_prefill(context, a); }
 
 }  // namespace ridge

@@ -8,6 +8,7 @@ namespace ridge {
 void attn_decode_ref(CpuContext& context, const AttnDecode& a);
 void attn_decode_avx2(CpuContext& context, const AttnDecode& a);
 void attn_decode_avx512(CpuContext& context, const AttnDecode& a);
+void attn_decode_int_avx512(CpuContext& context, const AttnDecode& a);
 void attn_prefill_ref(CpuContext& context, const AttnPrefill& a);
 void attn_prefill_avx2(CpuContext& context, const AttnPrefill& a);
 void attn_prefill_avx512(CpuContext& context, const AttnPrefill& a);

@@ -13,8 +13,20 @@ constexpr float kMasked = -1e30f;
 
 inline int padded_dim(int head_dim) { return (head_dim + Simd::kLanes - 1) / Simd::kLanes * Simd::kLanes; }
 
+/// Calls body(stride) with the stride as a constant where it is that of a usual head: addresses become offsets, and the
+/// loops over a row unroll.
+template <class Body>
+[[gnu::always_inline]] inline void with_known(int stride, const Body& body) {
+  switch (stride) {
+    case 64: body(std::integral_constant<int, 64>{}); break;
+    case 128: body(std::integral_constant<int, 128>{}); break;
+    default: body(stride);
+  }
+}
+
 /// score[i] = scale * <q, row i> for all kTile rows; kLanes rows at a time, summed across lanes together.
-inline void tile_scores(const float* q, const float* rows, int stride, float scale, float* score) {
+template <class Stride>
+inline void tile_scores_of(const float* q, const float* rows, Stride stride, float scale, float* score) {
   for (int first = 0; first < kTile; first += Simd::kLanes) {
     Simd::F sum[Simd::kLanes];
     for (int i = 0; i < Simd::kLanes; ++i) sum[i] = Simd::zero();
@@ -29,9 +41,14 @@ inline void tile_scores(const float* q, const float* rows, int stride, float sca
   }
 }
 
+inline void tile_scores(const float* q, const float* rows, int stride, float scale, float* score) {
+  with_known(stride, [&](auto known) { tile_scores_of(q, rows, known, scale, score); });
+}
+
 /// out[j][..] += sum_i p[j][i] * row i for kRows queries.
-template <int kRows>
-inline void tile_values_rows(const float* p, int64_t p_stride, const float* rows, int count, int stride, float* out) {
+template <int kRows, class Stride>
+inline void tile_values_rows(const float* p, int64_t p_stride, const float* rows, int count, Stride stride,
+                             float* out) {
   constexpr int kVectors = Simd::kLanes == 16 ? 4 : 2;
   int d = 0;
   const auto run = [&]<int kWidth>() {
@@ -54,10 +71,14 @@ inline void tile_values_rows(const float* p, int64_t p_stride, const float* rows
   while (d < stride) run.template operator()<1>();
 }
 
-inline void tile_values(int n_rows, const float* p, int64_t p_stride, const float* rows, int count, int stride,
-                        float* out) {
+/// How many of n queries a kernel takes together: four, or what divides the rest best.
+inline int rows_at_once(int n) { return n >= 8 || n == 4 ? 4 : n > 4 ? 3 : n; }
+
+template <class Stride>
+inline void tile_values_of(int n_rows, const float* p, int64_t p_stride, const float* rows, int count, Stride stride,
+                           float* out) {
   for (int j = 0; j < n_rows;) {
-    const int left = n_rows - j, take = left >= 8 || left == 4 ? 4 : left > 4 ? 3 : left;
+    const int take = rows_at_once(n_rows - j);
     const float* pj = p + j * p_stride;
     float* oj = out + int64_t(j) * stride;
     switch (take) {
@@ -68,6 +89,11 @@ inline void tile_values(int n_rows, const float* p, int64_t p_stride, const floa
     }
     j += take;
   }
+}
+
+inline void tile_values(int n_rows, const float* p, int64_t p_stride, const float* rows, int count, int stride,
+                        float* out) {
+  with_known(stride, [&](auto known) { tile_values_of(n_rows, p, p_stride, rows, count, known, out); });
 }
 
 /// Replaces n scores (n a multiple of kLanes) by exp(score - top); returns their sum. Masked scores become 0 exactly.

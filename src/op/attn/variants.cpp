@@ -1,11 +1,19 @@
 // The attention tables, worst to best.
 #include "op/attn/kernels.h"
+#include "op/attn/levels.h"
 #include "op/trace.h"
 
 namespace ridge {
 namespace {
 
 Support any_decode(const AttnDecode&) { return {}; }
+/// The rest of the formats takes floats there too; a problem without integers belongs to the kernel of floats.
+Support any_integers(const AttnDecode& a) {
+  for (const KvSide* side : {&a.k, &a.v})
+    for (int s = 0; s < side->n_segments; ++s)
+      if (int_rounding(*side->segments[size_t(s)].format, a.head_dim)) return {};
+  return {false, fmt::format("no rows of integers, or head_dim {} is not 64, 128 or 256", a.head_dim)};
+}
 Support any_prefill(const AttnPrefill&) { return {}; }
 
 /// The vector kernels take a tile of 32 positions as coded or exact as a whole.
@@ -21,11 +29,32 @@ Support whole_tiles(const AttnPrefill& a) {
 
 }  // namespace
 
+KvSide kv_side_without_rows(const KvFormat& format, int head_dim, int n_keys) {
+  KvSide side;
+  side.segments[0].format = &format;
+  side.segments[0].row_bytes = format.row_bytes(head_dim);
+  side.segments[0].count = n_keys;
+  side.n_segments = 1;
+  return side;
+}
+
+std::optional<IntRounding> int_rounding(const KvFormat& format, int head_dim) {
+  if (head_dim != 64 && head_dim != 128 && head_dim != 256) return {};
+  for (const std::string_view name : {"q8_0", "p8", "i8r"})
+    if (format.name == name) return IntRounding{127 * 128, 255 * 256, 0};
+  for (const std::string_view name : {"rotor-3", "rotor-3s"})
+    if (format.name == name) return IntRounding{127, 255, IntLevels<3>::kError};
+  if (format.name == "rotor-4") return IntRounding{127, 255, IntLevels<4>::kError};
+  if (format.name == "q4_0") return IntRounding{127, 255, 0};
+  return {};
+}
+
 std::span<const AttnDecodeVariant> attn_decode_variants() {
   static constexpr AttnDecodeVariant kVariants[] = {
       {"ref", Isa::scalar, any_decode, attn_decode_ref},
       {"split-avx2", Isa::avx2, any_decode, attn_decode_avx2},
       {"split-avx512", Isa::avx512, any_decode, attn_decode_avx512},
+      {"int-avx512", Isa::avx512, any_integers, attn_decode_int_avx512, true},
   };
   return kVariants;
 }

@@ -38,8 +38,10 @@ struct Simd {
   static F abs(F a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
   static F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
   static F round(F a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-  static F exp2_int(F n) {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+  /// a * 2^n for integral n in [-126, 127]
+  static F scale_exp2(F a, F n) {
+    return _mm256_mul_ps(
+        a, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23)));
   }
   static F select_ge(F a, F b, F value) { return _mm256_and_ps(_mm256_cmp_ps(a, b, _CMP_GE_OQ), value); }
   /// How many lanes have a >= b.

@@ -40,10 +40,8 @@ struct Simd {
   /// a * b + c
   static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
   static F round(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-  /// 2^n for integral n in [-126, 127]
-  static F exp2_int(F n) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
-  }
+  /// a * 2^n for integral n
+  static F scale_exp2(F a, F n) { return _mm512_scalef_ps(a, n); }
   /// value where a >= b, else 0
   static F select_ge(F a, F b, F value) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_GE_OQ), value); }
   /// How many lanes have a >= b.

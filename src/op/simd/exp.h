@@ -15,7 +15,7 @@ inline Simd::F vector_exp(Simd::F x) {
   Simd::F p = Simd::set1(1.38144288e-3f);
   for (const float c : {8.36879760e-3f, 4.16683964e-2f, 1.66665196e-1f, 4.99999940e-1f, 1.0f, 1.0f})
     p = Simd::fma(p, r, Simd::set1(c));
-  return Simd::mul(p, Simd::exp2_int(n));
+  return Simd::scale_exp2(p, n);
 }
 
 }  // namespace
