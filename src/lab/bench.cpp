@@ -19,8 +19,8 @@ constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 // ten of them a layer, and attention passes part of it on. A wrong kernel is off by its whole size.
 constexpr double kCheckBoundPerLayer = 5e-4;
 constexpr int kCheckExtraLayers = 2;  // the output matrix, and slack for shallow models
-// A cache of few bits makes a whole step of a small difference next to a border of two codes: d^2 becomes d times a step.
-// p8/q4_0 has three times the NMSE of q8_0 (0.029 and 0.011 on the 0.5B shape).
+// A cache of few bits makes a whole step of a small difference next to a border of two codes: d^2 becomes d times a
+// step. p8/q4_0 has three times the NMSE of q8_0 (0.029 and 0.011 on the 0.5B shape).
 constexpr double kCheckCoarseCache = 4, kCheckCoarseBits = 6;
 constexpr int kCheckDepthMin = 64, kCheckDepthMax = 512;
 constexpr int kCheckSteps = 2, kCheckPrompt = 4;

@@ -11,11 +11,9 @@
 namespace ridge {
 namespace {
 
-/// Formats whose rows the kernels decode: all that are not plain numbers.
-std::vector<const WeightFormat*> block_formats() {
+std::vector<const WeightFormat*> all_formats() {
   std::vector<const WeightFormat*> formats;
-  for (const WeightFormat& format : weight_formats())
-    if (format.group > 1) formats.push_back(&format);
+  for (const WeightFormat& format : weight_formats()) formats.push_back(&format);
   return formats;
 }
 
@@ -38,7 +36,7 @@ class RowDecoders : public testing::TestWithParam<const WeightFormat*> {
     }
   }
 };
-INSTANTIATE_TEST_SUITE_P(Formats, RowDecoders, testing::ValuesIn(block_formats()),
+INSTANTIATE_TEST_SUITE_P(Formats, RowDecoders, testing::ValuesIn(all_formats()),
                          [](const auto& test) { return std::string(test.param->name); });
 
 TEST_P(RowDecoders, EveryByteAtEveryPlaceEqualsTheReference) {
@@ -71,11 +69,12 @@ TEST_P(RowDecoders, RandomRowsOfEveryLengthEqualTheReference) {
 
 TEST(RowDecodersTable, HasEveryFormatThatHasADecoderAndTheReferenceOfOthers) {
   for (const SimdEntries& entry : runnable_entries()) {
-    for (const char* name : {"q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1", "q4_0", "int4_g128"}) {
+    for (const char* name :
+         {"q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1", "q4_0", "int4_g128", "f32", "f16", "bf16"}) {
       const WeightFormat& format = **find_weight_format(name);
       EXPECT_NE(entry.row_decoder(format), format.decode) << name << " " << isa_name(entry.isa);
     }
-    for (const char* name : {"f32", "f16", "bf16"}) {
+    for (const char* name : {"i2_s"}) {
       const WeightFormat& format = **find_weight_format(name);
       EXPECT_EQ(entry.row_decoder(format), format.decode) << name << " " << isa_name(entry.isa);
     }

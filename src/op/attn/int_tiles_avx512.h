@@ -104,20 +104,10 @@ inline void load_scales(const KvSegment& segment, int kv_head, const std::byte* 
 
 /// 16 rows of 16 words become 16 words of 16 rows.
 inline void transpose_words(__m512i v[16]) {
-  __m512i a[16];
-  for (int i = 0; i < 16; i += 4) {
-    const __m512i x = _mm512_unpacklo_epi32(v[i], v[i + 1]), y = _mm512_unpackhi_epi32(v[i], v[i + 1]);
-    const __m512i z = _mm512_unpacklo_epi32(v[i + 2], v[i + 3]), w = _mm512_unpackhi_epi32(v[i + 2], v[i + 3]);
-    a[i] = _mm512_unpacklo_epi64(x, z), a[i + 1] = _mm512_unpackhi_epi64(x, z);
-    a[i + 2] = _mm512_unpacklo_epi64(y, w), a[i + 3] = _mm512_unpackhi_epi64(y, w);
-  }
-  // a[4 r + c] has, in 128-bit lane l, word 4 l + c of rows 4 r .. 4 r + 3.
-  for (int c = 0; c < 4; ++c) {
-    const __m512i x = _mm512_shuffle_i32x4(a[c], a[4 + c], 0x44), y = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0x44);
-    const __m512i z = _mm512_shuffle_i32x4(a[c], a[4 + c], 0xEE), w = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0xEE);
-    v[c] = _mm512_shuffle_i32x4(x, y, 0x88), v[4 + c] = _mm512_shuffle_i32x4(x, y, 0xDD);
-    v[8 + c] = _mm512_shuffle_i32x4(z, w, 0x88), v[12 + c] = _mm512_shuffle_i32x4(z, w, 0xDD);
-  }
+  __m512 words[16];
+  unrolled<16>([&](auto i) { words[i] = _mm512_castsi512_ps(v[i]); });
+  Simd::transpose(words);
+  unrolled<16>([&](auto i) { v[i] = _mm512_castps_si512(words[i]); });
 }
 
 /// Codes of `count` rows for scores: word w (4 values) of keys 16 v .. 16 v + 15 at ((w * 4) + v) * 64, offset by 128.

@@ -64,6 +64,20 @@ struct Simd {
     return _mm256_add_ps(_mm256_permute2f128_ps(left, right, 0x20), _mm256_permute2f128_ps(left, right, 0x31));
   }
   static constexpr int slot(int lane) { return lane; }
+  /// Lane j of vector i becomes lane i of vector j.
+  static void transpose(F v[8]) {
+    F a[8];
+    for (int i = 0; i < 8; i += 4) {
+      const F x = _mm256_unpacklo_ps(v[i], v[i + 1]), y = _mm256_unpackhi_ps(v[i], v[i + 1]);
+      const F z = _mm256_unpacklo_ps(v[i + 2], v[i + 3]), w = _mm256_unpackhi_ps(v[i + 2], v[i + 3]);
+      a[i] = _mm256_shuffle_ps(x, z, 0x44), a[i + 1] = _mm256_shuffle_ps(x, z, 0xEE);
+      a[i + 2] = _mm256_shuffle_ps(y, w, 0x44), a[i + 3] = _mm256_shuffle_ps(y, w, 0xEE);
+    }
+    for (int c = 0; c < 4; ++c) {
+      v[c] = _mm256_permute2f128_ps(a[c], a[4 + c], 0x20);
+      v[4 + c] = _mm256_permute2f128_ps(a[c], a[4 + c], 0x31);
+    }
+  }
   static void store_i8(int8_t* p, F a) {
     const __m256i wide = _mm256_cvtps_epi32(a);
     const __m128i half = _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));

@@ -69,9 +69,32 @@ struct Simd {
     constexpr int kOffset[4] = {0, 8, 4, 12};
     return lane / 4 + kOffset[lane % 4];
   }
+  /// Lane j of vector i becomes lane i of vector j.
+  static void transpose(F v[16]) {
+    F a[16];
+    for (int i = 0; i < 16; i += 4) {
+      const F x = _mm512_unpacklo_ps(v[i], v[i + 1]), y = _mm512_unpackhi_ps(v[i], v[i + 1]);
+      const F z = _mm512_unpacklo_ps(v[i + 2], v[i + 3]), w = _mm512_unpackhi_ps(v[i + 2], v[i + 3]);
+      a[i] = pairs<0>(x, z), a[i + 1] = pairs<1>(x, z), a[i + 2] = pairs<0>(y, w), a[i + 3] = pairs<1>(y, w);
+    }
+    // a[4 r + c] has, in 128-bit part l, lane 4 l + c of vectors 4 r .. 4 r + 3.
+    for (int c = 0; c < 4; ++c) {
+      const F x = _mm512_shuffle_f32x4(a[c], a[4 + c], 0x44), y = _mm512_shuffle_f32x4(a[8 + c], a[12 + c], 0x44);
+      const F z = _mm512_shuffle_f32x4(a[c], a[4 + c], 0xEE), w = _mm512_shuffle_f32x4(a[8 + c], a[12 + c], 0xEE);
+      v[c] = _mm512_shuffle_f32x4(x, y, 0x88), v[4 + c] = _mm512_shuffle_f32x4(x, y, 0xDD);
+      v[8 + c] = _mm512_shuffle_f32x4(z, w, 0x88), v[12 + c] = _mm512_shuffle_f32x4(z, w, 0xDD);
+    }
+  }
   /// Sixteen floats, already rounded and in range, to sixteen int8.
   static void store_i8(int8_t* p, F a) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a)));
+  }
+
+  /// The low (0) or high (1) 64 bits of each 128 of a, then of b.
+  template <int kHigh>
+  static F pairs(F a, F b) {
+    const __m512d x = _mm512_castps_pd(a), y = _mm512_castps_pd(b);
+    return _mm512_castpd_ps(kHigh ? _mm512_unpackhi_pd(x, y) : _mm512_unpacklo_pd(x, y));
   }
 
   // Integer dot products on a panel of 16 rows: one I holds 16 int32 sums or 16 x 4 bytes.

@@ -14,6 +14,7 @@
 #include "format/q5_k.h"
 #include "format/q6_k.h"
 #include "format/q8_0.h"
+#include "op/simd/loads.h"
 
 namespace ridge {
 namespace {
@@ -135,8 +136,18 @@ inline RowDecoder find_row_decoder(const WeightFormat& format) {
   ((format.name == Formats::kName ? void(found = decode_row<Formats>) : void()), ...);
   return found;
 }
+/// Rows of plain values.
+template <class Load>
+void decode_values(const std::byte* row, int64_t n, float* out) {
+  int64_t i = 0;
+  for (; i + Simd::kLanes <= n; i += Simd::kLanes) Simd::store(out + i, Load::load(row, i));
+  for (; i < n; ++i) out[i] = Load::one(row, i);
+}
 /// This ISA's decoder of a format; its reference decoder where there is none.
 inline RowDecoder row_decoder(const WeightFormat& format) {
+  if (format.name == F16::kName) return decode_values<LoadF16>;
+  if (format.name == BF16::kName) return decode_values<LoadBF16>;
+  if (format.name == F32::kName) return decode_values<LoadF32>;
   return find_row_decoder<Q8_0, Q6_K, Q5_K, Q5_1, Q5_0, Q4_K, Q4_1, Q4_0, Int4G128>(format);
 }
 
