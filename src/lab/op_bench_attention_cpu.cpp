@@ -189,7 +189,10 @@ class AttentionCpu : public CpuOpRun {
         k_square * scale * scale *
         (std::pow(query_top / rk.query_steps, 2) / 12 + std::pow(rk.level_error, 2) * product(head, head) / dim);
     const double values = steps / 6 / std::pow(rv.weight_steps, 2) * v_square / product(reference_, reference_) *
-                          double(reference_.size());
+                          double(reference_.size()) *
+                          // Rows repeat: after a pool's worth of tiles the same weights meet the same places again, and
+                          // what they err by no longer averages out.
+                          std::max(1.0, double(p_.n_keys) / (64.0 * RowPool::kRows));
     return 4 * (scores + std::pow(rv.level_error, 2) + values);
   }
 
