@@ -3,7 +3,7 @@
 
   tools/merge_rows.py NEW.jsonl STORED.jsonl     STORED is rewritten, whole or not at all
 
-What makes a measurement: the cell of a sweep, else model, text, windows, cache, shape; not machine, build or date.
+What makes a measurement: the cell of a sweep, formats and series of a crossover, else model, text, windows, cache, shape; not machine, build or date.
 """
 
 import json
@@ -18,6 +18,9 @@ def measurement(row):
               "n_prompt", "n_gen", "n_depth", "depth", "phase", "n_tokens", "n_windows", "n_prompts", "prompt_tokens", "n_generate", "needle", "cue")
     if "cell" in row:
         return json.dumps({k: v for k, v in row["cell"].items() if k != "build"}, sort_keys=True)
+    if row.get("kind") == "crossover":
+        series = {k: v for k, v in row["series"].items() if k not in ("build", "device_name", "n_threads", "isa")}
+        return json.dumps([row["kind"], row["format"], row["baseline"], row["axis"], series], sort_keys=True)
     return json.dumps([row.get("model_name", row.get("model"))] + [row.get(f) for f in fields])
 
 

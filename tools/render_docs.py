@@ -113,21 +113,52 @@ def matrix(part, path):
     return out
 
 
-def devices():
-    """The same caches on the CPU and on a GPU."""
+def side_by_side(name, sides, side_of):
+    """The same caches measured in two ways: quality of each, beside the other's."""
     found = {}
-    for r in rows("checks/kv-device.jsonl"):
-        found.setdefault(r["kv"], {})[r["device"]] = r
+    for r in rows(f"checks/{name}.jsonl"):
+        found.setdefault(r["kv"], {})[side_of(r)] = r
     if not found:
         return NO_ROWS
-    out = ["| cache | mean KLD, CPU | mean KLD, GPU | same top %, CPU | same top %, GPU | PPL, CPU | PPL, GPU |", "|---|---:|---:|---:|---:|---:|---:|"]
+    out = ["| cache | " + " | ".join(f"{what}, {side}" for what in ("mean KLD", "same top %", "PPL") for side in sides) + " |", "|---|" + 6 * "---:|"]
     for kv, by in found.items():
         if len(by) < 2:
             continue
-        pair = [by["cpu"], by["cuda"]]
+        pair = [by[side] for side in sides]
         out.append(f"| {kv} | " + " | ".join(estimate(r["kld"]["mean"], 6) for r in pair) + " | "
                    + " | ".join(f"{100 * r['same_top']['value']:.2f} ± {100 * r['same_top']['error']:.2f}" for r in pair) + " | "
                    + " | ".join(f"{r['ppl']['value']:.3f}" for r in pair) + " |")
+    return out
+
+
+def devices():
+    """The same caches on the CPU and on a GPU."""
+    return side_by_side("kv-device", ("CPU", "GPU"), lambda r: "GPU" if r["device"] == "cuda" else "CPU")
+
+
+def integers():
+    """The same caches by the CPU's kernel of floats and by that of integers."""
+    return side_by_side("kv-integers", ("floats", "integers"), lambda r: "floats" if "split-avx512" in r["command"] else "integers")
+
+
+def attention_kernels():
+    """One layer's attention by both kernels of the CPU."""
+    found, heads = {}, []
+    for r in rows("checks/attention-kernels-cpu.jsonl"):
+        shape = f"{r['n_heads']}/{r['n_kv_heads']}/{r['head_dim']}"
+        if shape not in heads:
+            heads.append(shape)
+        found.setdefault(r["kv"], {})[(shape, r["kernel"].split("-")[0])] = r
+    if not found:
+        return NO_ROWS
+    out = ["| cache | " + " | ".join(f"{h}: floats us | integers us | | NMSE" for h in heads) + " |", "|---|" + len(heads) * 4 * "---:|"]
+    for kv, by in found.items():
+        cells = []
+        for h in heads:
+            floats, ints = by.get((h, "split")), by.get((h, "int"))
+            cells.append(f"{floats['median_us']:.0f}" if floats else "")
+            cells += [f"{ints['median_us']:.0f}", f"{floats['median_us'] / ints['median_us']:.2f}x", f"{ints['check_error']:.1e}"] if ints else ["", "", ""]
+        out.append(f"| {kv} | " + " | ".join(cells) + " |")
     return out
 
 
@@ -243,6 +274,8 @@ TABLES = {
     "kv-matrix-decode": lambda: matrix("plain", "decode"),
     "kv-matrix-runs": matrix_runs,
     "kv-device": devices,
+    "kv-integers": integers,
+    "attention-kernels-cpu": attention_kernels,
     "kv-curve": curve,
     "kv-divergence": divergence,
     "kv-needle": needle,

@@ -33,6 +33,13 @@ class MergeRows(unittest.TestCase):
         row = lambda batch, build: {"kind": "op", "cell": {"batch": batch, "build": build}}
         self.assertEqual(self.merge([row(1, "a"), row(2, "a")], [row(2, "b")]), [row(1, "a"), row(2, "b")])
 
+    def test_a_crossover_is_that_of_its_formats_and_series_on_any_machine(self):
+        row = lambda fmt, depth, build, name: {"kind": "crossover", "format": fmt, "baseline": "f16", "axis": "batch",
+                                               "series": {"depth": depth, "build": build, "device_name": name}}
+        old = [row("q8_0", 8, "a", "one"), row("q8_0", 9, "a", "one"), row("p8", 8, "a", "one")]
+        new = [row("q8_0", 8, "b", "two")]
+        self.assertEqual(self.merge(old, new), [old[1], old[2], new[0]])
+
     def test_a_model_counts_by_its_name_and_not_its_place(self):
         row = lambda place: {"kind": "profile", "model": place, "model_name": "m", "depth": 0}
         self.assertEqual(self.merge([row("a/m")], [row("b/m")]), [row("b/m")])
