@@ -56,7 +56,8 @@ inline Simd::I broadcast4(const int8_t* q) {
 /// and leaves a fifth of the read bandwidth unused; 1 to 4 KiB ahead all close the gap.
 constexpr int kPrefetchBytes = 2048;
 
-/// One panel times `kTokens` tokens: y[t][r] = sum over groups of scale_w * scale_x * (dot - zero * sum_x).
+/// One panel times `kTokens` tokens: y[t][r] = sum over groups of scale_w * scale_x * (dot - zero * sum_x). Fewer than
+/// a whole tile of tokens come first or alone, so their weights come from memory.
 template <class F, int kTokens>
 inline void panel_dot(const std::byte* panel, int64_t n_groups, const QuantizedTokens& x, int64_t first_token,
                       float (*y)[kPanelRows]) {
@@ -70,7 +71,7 @@ inline void panel_dot(const std::byte* panel, int64_t n_groups, const QuantizedT
     for (int64_t group = 0; group < n_groups; ++group) {
       const std::byte* unit = panel + group / Unit::kGroups * Unit::kBytes;
       const std::byte* codes = unit + 2 * kPanelRows + group % Unit::kGroups * Unit::kGroupBytes + v * kVectorBytes;
-      if constexpr (kTokens == 1)
+      if constexpr (kTokens < Simd::kGemmRows)
         for (int line = 0; line < Unit::kBytes / Unit::kGroups; line += 64)
           __builtin_prefetch(codes + kPrefetchBytes + line);
       const int8_t* q[kTokens];
@@ -106,9 +107,10 @@ inline void panel_dot(const std::byte* panel, int64_t n_groups, const QuantizedT
   }
 }
 
+/// Not inlined: side by side in one function, the loops of several tiles run out of registers.
 template <class F, int kTokens>
-inline void panel_tile(const std::byte* panel, int64_t n_groups, const QuantizedTokens& x, int64_t token, int64_t row,
-                       View2<float> y) {
+[[gnu::noinline]] void panel_tile(const std::byte* panel, int64_t n_groups, const QuantizedTokens& x, int64_t token,
+                                  int64_t row, View2<float> y) {
   float sums[kTokens][kPanelRows];
   panel_dot<F, kTokens>(panel, n_groups, x, token, sums);
   const size_t bytes = sizeof(float) * size_t(std::min<int64_t>(kPanelRows, y.cols - row));
@@ -120,17 +122,22 @@ void run_panels(CpuContext& context, const Linear& w, View2<const float> x_in, V
   const QuantizedTokens x = quantize_tokens(context, x_in);
   const int64_t n_groups = w.n_in / kPanelGroup, n_panels = (w.n_out + kPanelRows - 1) / kPanelRows;
   const int64_t panel_size = panel_bytes(*w.format, kPanelRows, w.n_in);
-  // About 64 KiB of weights a task for one token: enough to amortise the hand-out, small enough to balance.
-  const int64_t panels_per_task = y.rows == 1 ? std::max<int64_t>(1, 65536 / panel_size) : 1;
+  // About 64 KiB of weights a task for a few tokens: enough to amortise the hand-out, small enough to balance.
+  const int64_t panels_per_task = y.rows <= Simd::kGemmRows ? std::max<int64_t>(1, 65536 / panel_size) : 1;
   context.pool.for_each((n_panels + panels_per_task - 1) / panels_per_task, [&](int64_t task, int) {
     const int64_t last = std::min(n_panels, (task + 1) * panels_per_task);
     for (int64_t p = task * panels_per_task; p < last; ++p) {
       const std::byte* panel = w.panels + p * panel_size;
       int64_t token = 0;
-      constexpr int kTile = Simd::kGemmRows;
-      for (; token + kTile <= y.rows; token += kTile)
-        panel_tile<F, kTile>(panel, n_groups, x, token, p * kPanelRows, y);
-      for (; token < y.rows; ++token) panel_tile<F, 1>(panel, n_groups, x, token, p * kPanelRows, y);
+      const auto tiles_of = [&]<int kTokens>() {
+        for (; token + kTokens <= y.rows; token += kTokens)
+          panel_tile<F, kTokens>(panel, n_groups, x, token, p * kPanelRows, y);
+      };
+      // Whole tiles leave memory to itself, which pays when a panel serves several.
+      if (y.rows > Simd::kGemmRows) tiles_of.template operator()<Simd::kGemmRows>();
+      tiles_of.template operator()<Simd::kGemmRows / 2>();
+      tiles_of.template operator()<2>();
+      tiles_of.template operator()<1>();
     }
   });
 }
