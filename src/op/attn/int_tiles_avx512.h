@@ -70,7 +70,9 @@ void round_query(const float* q, float scale, IntQuery& to) {
   for (int first = 0; first < kDim; first += kBlock) {
     __m512i sums[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
     for (int d = first; d < first + kBlock; d += 16) {
-      const __m512i steps = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(q + d), _mm512_set1_ps(inverse)));
+      // What is no number becomes 0 here and NaN by the factor.
+      const __m512 wanted = _mm512_mul_ps(_mm512_loadu_ps(q + d), _mm512_set1_ps(inverse));
+      const __m512i steps = _mm512_maskz_cvtps_epi32(_mm512_cmp_ps_mask(wanted, wanted, _CMP_ORD_Q), wanted);
       const __m512i hi = F::kFine ? _mm512_srai_epi32(_mm512_add_epi32(steps, _mm512_set1_epi32(64)), 7) : steps;
       const __m512i lo = _mm512_sub_epi32(steps, _mm512_slli_epi32(hi, 7));
       _mm_store_si128(reinterpret_cast<__m128i*>(to.plane[0] + d), _mm512_cvtepi32_epi8(hi));
