@@ -123,7 +123,7 @@ void run_panels(CpuContext& context, const Linear& w, View2<const float> x_in, V
   const int64_t n_groups = w.n_in / kPanelGroup, n_panels = (w.n_out + kPanelRows - 1) / kPanelRows;
   const int64_t panel_size = panel_bytes(*w.format, kPanelRows, w.n_in);
   // About 64 KiB of weights a task for a few tokens: enough to amortise the hand-out, small enough to balance.
-  const int64_t panels_per_task = y.rows <= Simd::kGemmRows ? std::max<int64_t>(1, 65536 / panel_size) : 1;
+  const int64_t panels_per_task = y.rows <= 2 * Simd::kGemmRows ? std::max<int64_t>(1, 65536 / panel_size) : 1;
   context.pool.for_each((n_panels + panels_per_task - 1) / panels_per_task, [&](int64_t task, int) {
     const int64_t last = std::min(n_panels, (task + 1) * panels_per_task);
     for (int64_t p = task * panels_per_task; p < last; ++p) {
