@@ -126,17 +126,7 @@ double Bench::microseconds(const TileAttnPlan& plan) {
       tile_attn(stream, call, plan);
     }
   });
-  const gpu::Event start, end;
-  std::vector<double> times;
-  for (int repeat = 0; repeat < 7; ++repeat) {
-    start.record(stream);
-    graph.launch(stream);
-    end.record(stream);
-    end.synchronize();
-    times.push_back(end.microseconds_since(start) / n_launches);
-  }
-  std::sort(times.begin() + 1, times.end());  // the first warms up
-  return times[4];
+  return median_microseconds(stream, 7, [&] { graph.launch(stream); }) / n_launches;
 }
 
 void Bench::run(Pair pair, Heads heads, int n_keys, int n_seq, bool sweep) {

@@ -78,17 +78,7 @@ void Bench::run(const WeightFormat& format, Shape shape, int64_t n_tokens, int p
   const gpu::Graph graph(stream, [&] {
     for (int i = 0; i < n_launches; ++i) launch(copies[size_t(i) % copies.size()]);
   });
-  const gpu::Event start, end;
-  std::vector<double> times;
-  for (int repeat = 0; repeat < 8; ++repeat) {
-    start.record(stream);
-    graph.launch(stream);
-    end.record(stream);
-    end.synchronize();
-    times.push_back(end.microseconds_since(start) / n_launches);
-  }
-  std::sort(times.begin() + 1, times.end());  // the first warms up
-  const double us = times[4];
+  const double us = median_microseconds(stream, 8, [&] { graph.launch(stream); }) / n_launches;
   fmt::print("{:9} {:6} x {:5}  tokens {:4} planes {}  {:8.2f} us  {:5.1f} %  {:6.1f} TFLOP/s\n", format.name,
              shape.n_out, shape.n_in, n_tokens, planes == 0 ? 2 : planes, us,
              100 * double(first.bytes()) / kReadBandwidth / (us * 1e-6),

@@ -81,17 +81,7 @@ double Bench::microseconds(const IntCall& call, const IntPlan& plan) {
     for (int i = 0; i < n_launches; ++i)
       device_int_gemv(stream, copies[size_t(i) % copies.size()], call, plan, scratch);
   });
-  const gpu::Event start, end;
-  std::vector<double> times;
-  for (int repeat = 0; repeat < 7; ++repeat) {
-    start.record(stream);
-    graph.launch(stream);
-    end.record(stream);
-    end.synchronize();
-    times.push_back(end.microseconds_since(start) / n_launches);
-  }
-  std::sort(times.begin() + 1, times.end());  // the first warms up
-  return times[4];
+  return median_microseconds(stream, 7, [&] { graph.launch(stream); }) / n_launches;
 }
 
 void Bench::print(IntKind kind, Shape shape, int n_tokens, int planes, const char* what, const IntPlan& p, double us) {

@@ -6,7 +6,6 @@
 // 4 head_dim for each pair, whatever planes the products take. Correctness is tests/gpu's job.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cmath>
 
 #include "base/rng.h"
@@ -25,21 +24,6 @@ struct Shape {
     return 4 * pairs * n_heads * head_dim;
   }
 };
-
-template <class Launch>
-double microseconds(const gpu::Stream& stream, const Launch& launch) {
-  const gpu::Event start, end;
-  std::vector<double> times;
-  for (int repeat = 0; repeat < 6; ++repeat) {
-    start.record(stream);
-    launch();
-    end.record(stream);
-    end.synchronize();
-    times.push_back(end.microseconds_since(start));
-  }
-  std::sort(times.begin() + 1, times.end());  // the first warms up
-  return times[3];
-}
 
 void print(const Shape& s, const char* rows, std::string_view how, double us) {
   fmt::print("head_dim {:3}  heads {:2}/{:<2}  {:6} + {:5} tokens  {:5} rows  {:18} {:10.1f} us  {:6.1f} TFLOP/s\n",
@@ -83,9 +67,9 @@ void run(const gpu::Stream& stream, const Shape& s) {
   else
     for (const PrefillPlan plan : {PrefillPlan{1, 0}, PrefillPlan{1, 4}, PrefillPlan{1, 8}, PrefillPlan{2, 4}})
       print(s, rows, plan.warps == 0 ? "chosen" : fmt::format("{} planes, {} warps", plan.planes, plan.warps),
-            microseconds(stream, [&] { prefill_attn(stream, a, plan); }));
+            median_microseconds(stream, 6, [&] { prefill_attn(stream, a, plan); }));
   if constexpr (std::is_same_v<Row, float>)
-    print(s, rows, "float kernel", microseconds(stream, [&] { device_attn(stream, a); }));
+    print(s, rows, "float kernel", median_microseconds(stream, 6, [&] { device_attn(stream, a); }));
 }
 
 int run(std::span<char*> arguments) {
