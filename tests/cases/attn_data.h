@@ -59,6 +59,18 @@ class CachedSide {
   KvSide side_;
 };
 
+/// Sinks in f16, the middle coded, the rest in another format as a ring buffer has it: in two pieces.
+inline void add_cache_like_segments(CachedSide& side, const KvFormat& coded, int n_keys,
+                                    std::string_view recent_name = "f16") {
+  const KvFormat &f16 = **find_kv_format("f16"), &recent = **find_kv_format(recent_name);
+  const int sinks = std::min(4, n_keys), coded_end = std::max(sinks, (n_keys - 20) / 32 * 32);
+  const int ring = coded_end + (n_keys - coded_end) / 3;
+  side.add(f16, 0, sinks)
+      .add(coded, sinks, coded_end - sinks)
+      .add(recent, coded_end, ring - coded_end)
+      .add(recent, ring, n_keys - ring);
+}
+
 /// Attention of one query in double, and how far a float kernel may be from it, element by element.
 ///
 /// u = 2^-24. A float score is within (head_dim + 2) u scale sum|q k| of the exact one; d is the worst of these. The

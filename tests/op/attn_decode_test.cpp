@@ -64,17 +64,6 @@ struct Problem {
   mutable std::map<int, std::optional<AttendOracle>> oracles_;
 };
 
-/// Sinks in f16, the middle coded, the rest in f16 as a ring buffer has it: in two pieces.
-void add_cache_like_segments(CachedSide& side, const KvFormat& coded, int n_keys) {
-  const KvFormat& f16 = **find_kv_format("f16");
-  const int sinks = std::min(4, n_keys), coded_end = std::max(sinks, (n_keys - 20) / 32 * 32);
-  const int ring = coded_end + (n_keys - coded_end) / 3;
-  side.add(f16, 0, sinks)
-      .add(coded, sinks, coded_end - sinks)
-      .add(f16, coded_end, ring - coded_end)
-      .add(f16, ring, n_keys - ring);
-}
-
 std::vector<float> run_guarded(const AttnDecodeVariant& variant, const Problem& p, int split = 0) {
   Guarded<float> out(int64_t(p.q.size()), 1);
   variant.run(test_context(), p.args(out.data(), split));

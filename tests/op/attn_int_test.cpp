@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "cases/attn_data.h"
+#include "format/kv_rotor.h"
 #include "op/attn/levels.h"
 
 namespace ridge {
@@ -208,20 +209,13 @@ TEST(AttnInt, EveryLengthOfATile) {
     }
 }
 
-/// Sinks in f16, the middle coded, the rest as a ring has it: in two pieces.
-void add_like_a_cache(CachedSide& side, const KvFormat& coded, const KvFormat& recent, int n_keys) {
-  const int sinks = 4, coded_end = (n_keys - 40) / 32 * 32, ring = coded_end + (n_keys - coded_end) / 3;
-  side.add(kv("f16"), 0, sinks).add(coded, sinks, coded_end - sinks);
-  side.add(recent, coded_end, ring - coded_end).add(recent, ring, n_keys - ring);
-}
-
 TEST(AttnInt, SegmentsOfFloatsAndOfIntegersInOneCacheAtEverySplit) {
   for (const char* recent : {"f16", "i8r"})
     for (const int split : {1, 32, 64, 96, 1000, 0}) {
       SCOPED_TRACE(recent);
       Problem p({12, 2}, 128, 500, 15);
-      add_like_a_cache(p.k, kv("rotor-3"), kv(recent), 500);
-      add_like_a_cache(p.v, kv("q4_0"), kv(recent), 500);
+      add_cache_like_segments(p.k, kv("rotor-3"), 500, recent);
+      add_cache_like_segments(p.v, kv("q4_0"), 500, recent);
       expect_every_variant(p, split);
     }
 }

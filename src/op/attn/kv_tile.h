@@ -28,6 +28,7 @@
 #include <cstring>
 
 #include "base/host_device.h"
+#include "op/attn/levels.h"
 
 namespace ridge {
 
@@ -48,8 +49,8 @@ inline constexpr int kTileKinds = 7;
 /// upper half of the levels, whose mirror image is the lower half. rotor-3's are within 0.24 % of the levels; rotor-4's
 /// within 2.4 % (the innermost), their squared error is 1/700 of the quantiser's own.
 struct TileLevels3 {
-  int integer[4] = {13, 40, 71, 114};
-  float unit = 0.01890110956948744f;
+  int integer[4] = {IntLevels<3>::kUpper[0], IntLevels<3>::kUpper[1], IntLevels<3>::kUpper[2], IntLevels<3>::kUpper[3]};
+  float unit = IntLevels<3>::kUnit;
 };
 struct TileLevels4 {
   int integer[8] = {5, 16, 27, 39, 52, 67, 86, 114};

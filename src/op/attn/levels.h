@@ -1,7 +1,6 @@
-// Integers that stand for the levels of rotor formats where a cache meets integer dot products on the CPU.
+// Integers that stand for the levels of rotor formats where a cache meets integer dot products: on the CPU, and
+// rotor-3's on a device too (kv_tile.h).
 #pragma once
-
-#include "format/kv_rotor.h"
 
 namespace ridge {
 
