@@ -109,7 +109,7 @@ std::string device_text(const ModelInfo& info) {
 
 void add_model_flag(CLI::App& app, ModelFlags& flags, bool required) {
   app.add_option("-m,--model", flags.model,
-                 "GGUF file, Hugging Face directory, or synth:SHAPE[@layers=N][@weights=FORMAT]")
+                 "GGUF file, Hugging Face directory, or synth:SHAPE[@layers=N][@weights=FORMAT][@head=FORMAT]")
       ->type_name("MODEL")
       ->required(required)
       ->group("Model");

@@ -91,7 +91,7 @@ Result<Config> synth_config(std::string_view name) {
 
 namespace {
 
-Status apply_options(std::string_view spec, Config& config, const WeightFormat*& format) {
+Status apply_options(std::string_view spec, SynthPlan& plan) {
   while (!spec.empty()) {
     const size_t end = std::min(spec.find('@'), spec.size());
     const std::string_view option = spec.substr(0, end);
@@ -100,15 +100,18 @@ Status apply_options(std::string_view spec, Config& config, const WeightFormat*&
     const std::string_view key = option.substr(0, equals);
     const std::string value(equals == std::string_view::npos ? "" : option.substr(equals + 1));
     if (key == "weights") {
-      RIDGE_TRY(format, find_weight_format(value));
+      RIDGE_TRY(plan.format, find_weight_format(value));
+    } else if (key == "head") {
+      RIDGE_TRY(plan.head, find_weight_format(value));
     } else if (key == "layers") {
       char* rest = nullptr;
       const long n = std::strtol(value.c_str(), &rest, 10);
       if (value.empty() || *rest || n < 1 || n > 1024)
         return fail(ErrorKind::usage, "synth: option layers={} is not a number from 1 to 1024", value);
-      config.n_layers = int(n);
+      plan.config.n_layers = int(n);
     } else {
-      return fail(ErrorKind::usage, "unknown synth: option '{}' (there are: layers=N, weights=FORMAT)", option);
+      return fail(ErrorKind::usage, "unknown synth: option '{}' (there are: layers=N, weights=FORMAT, head=FORMAT)",
+                  option);
     }
   }
   return {};
@@ -127,9 +130,16 @@ Result<SynthPlan> plan_synth_model(std::string_view spec) {
   SynthPlan plan;
   RIDGE_TRY(plan.config, synth_config(spec.substr(0, at)));
   plan.format = find_weight_format(plan.config.ternary ? "i2_s" : "f16").or_throw();
-  RIDGE_TRY_STATUS(apply_options(at < spec.size() ? spec.substr(at + 1) : "", plan.config, plan.format));
+  RIDGE_TRY_STATUS(apply_options(at < spec.size() ? spec.substr(at + 1) : "", plan));
+  if (plan.head) {
+    if (plan.config.d_model % plan.head->group != 0 || plan.head->tail_bytes > 0)
+      return fail(ErrorKind::usage, "synth: a head of {} columns cannot be {}", plan.config.d_model, plan.head->name);
+    plan.config.tied_output = false;
+  }
   return plan;
 }
+
+const WeightFormat& SynthPlan::head_format() const { return head ? *head : format_of(config.d_model, false); }
 
 const WeightFormat& SynthPlan::format_of(int64_t n_in, bool projection) const {
   const bool ternary = format->tail_bytes > 0;  // i2_s: projections only, as in its models
@@ -143,7 +153,8 @@ int64_t SynthPlan::decode_matrix_bytes() const {
   const Config& c = config;
   const int64_t layer = matrix(c.q_dim() + 2 * c.kv_dim(), c.d_model) + matrix(c.d_model, c.q_dim()) +
                         matrix(2 * c.d_ff, c.d_model) + matrix(c.d_model, c.d_ff);
-  return c.n_layers * layer + matrix(c.vocab_size, c.d_model, false);
+  const Linear output{.format = &head_format(), .n_out = c.vocab_size, .n_in = c.d_model};
+  return c.n_layers * layer + output.bytes();
 }
 
 Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec) {
@@ -155,8 +166,7 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec)
   Rng rng(1);
 
   // Rows are kept only where a kernel reads them: embeddings are looked up row by row, panels serve the products.
-  const auto matrix = [&](int64_t n_out, int64_t n_in, bool keep_rows, bool projection = true) -> Linear {
-    const WeightFormat& f = plan.format_of(n_in, projection);
+  const auto matrix_of = [&](const WeightFormat& f, int64_t n_out, int64_t n_in, bool keep_rows) -> Linear {
     const NoiseSource noise(f, n_in);
     Linear m{.format = &f, .n_out = n_out, .n_in = n_in, .rows = nullptr, .panels = nullptr};
     if (f.tail_bytes > 0) m.scale = float(1 / std::sqrt(double(n_in))), m.int8_activations = true;
@@ -176,6 +186,9 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec)
     w.n_params += n_out * n_in;
     return m;
   };
+  const auto matrix = [&](int64_t n_out, int64_t n_in, bool keep_rows, bool projection = true) {
+    return matrix_of(plan.format_of(n_in, projection), n_out, n_in, keep_rows);
+  };
   const auto vector = [&](int64_t n, float centre, float spread) {
     std::vector<float> values(size_t(n), 0.0f);
     for (float& v : values) v = centre + spread * float(rng.normal());
@@ -185,7 +198,7 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec)
   };
 
   w.embedding = matrix(c.vocab_size, c.d_model, true, false);
-  w.output = c.tied_output ? w.embedding : matrix(c.vocab_size, c.d_model, false, false);
+  w.output = c.tied_output ? w.embedding : matrix_of(plan.head_format(), c.vocab_size, c.d_model, false);
   w.output_norm = vector(c.d_model, 1, 0.05f);
   for (int i = 0; i < c.n_layers; ++i) {
     LayerWeights& layer = w.layers.emplace_back();

@@ -65,11 +65,13 @@ void for_each_matrix(Weights& weights, const std::function<void(Linear&, std::st
 /// norms and biases are copied.
 Result<LoadedModel> load_model(const std::string& path);
 
-/// What SHAPE[@layers=N][@weights=FORMAT] (without the "synth:" prefix) asks for, before any of it is made.
+/// What SHAPE[@layers=N][@weights=FORMAT][@head=FORMAT] (without the "synth:" prefix) asks for, before any of it is made.
 struct SynthPlan {
   Config config;
   const WeightFormat* format = nullptr;
+  const WeightFormat* head = nullptr;  ///< of an output matrix of its own; null: as the shape has it
 
+  const WeightFormat& head_format() const;
   /// The format of a matrix of rows of n_in: where the plan's does not fit, f16. `projection`: one of a layer's.
   const WeightFormat& format_of(int64_t n_in, bool projection) const;
   /// What a decode step reads of the matrices, norms and biases left out.
@@ -77,7 +79,7 @@ struct SynthPlan {
 };
 Result<SynthPlan> plan_synth_model(std::string_view spec);
 
-/// Random weights at a true shape: SHAPE[@layers=N][@weights=FORMAT]. `spec` is without the "synth:" prefix.
+/// Random weights at a true shape: SHAPE[@layers=N][@weights=FORMAT][@head=FORMAT]. `spec` is without the "synth:" prefix.
 Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec);
 std::vector<std::string> synth_shape_names();
 /// Hyper-parameters of SHAPE alone, without weights; usage error listing the shapes there are.

@@ -1,0 +1,31 @@
+// Plans of synthetic models: what a specification makes of a shape.
+#include <gtest/gtest.h>
+
+#include "model/weights.h"
+
+namespace ridge {
+namespace {
+
+TEST(SynthPlan, AHeadOfItsOwnChangesOnlyTheOutputMatrix) {
+  for (const char* shape : {"tiny-bitnet", "tiny"}) {
+    const SynthPlan plain = plan_synth_model(shape).or_throw();
+    const SynthPlan own = plan_synth_model(std::string(shape) + "@head=q8_0").or_throw();
+    EXPECT_FALSE(own.config.tied_output);
+    EXPECT_EQ(own.head_format().name, "q8_0");
+    EXPECT_EQ(own.format, plain.format);
+    const int64_t values = int64_t(plain.config.vocab_size) * plain.config.d_model;
+    const auto bytes = [&](const WeightFormat& f) { return f.row_bytes(values); };
+    EXPECT_EQ(own.decode_matrix_bytes() - bytes(own.head_format()),
+              plain.decode_matrix_bytes() - bytes(plain.head_format()))
+        << shape;
+  }
+}
+
+TEST(SynthPlan, RefusesHeadsThatCannotBe) {
+  EXPECT_NE(plan_synth_model("tiny@head=nope").error().message.find("nope"), std::string::npos);
+  EXPECT_NE(plan_synth_model("tiny-bitnet@head=i2_s").error().message.find("cannot be i2_s"), std::string::npos);
+  EXPECT_NE(plan_synth_model("tiny@tail=1").error().message.find("head=FORMAT"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace ridge
