@@ -24,7 +24,7 @@ struct IntShared {
   int scales;   ///< [groups][8 tiles_of_8] float
   int sums;     ///< float or int32: stream [warps + rows][tokens][kIntSumPitch]; chunks [2][warps][8][kIntSumPitch]
   int squares;  ///< ternary: [tokens][warps] double; int4_g128: [tokens][warps][32] float
-  int tops;     ///< ternary: [tokens][warps] double
+  int tops;     ///< ternary: [tokens][warps] Magnitude
   int factors;  ///< [tokens] float
   int spans;    ///< stream: [2][tiles of rows of the block] int
   int bytes;
