@@ -14,7 +14,7 @@ constexpr int kQuantizeGroups = 64;
 /// A block makes a part of one token's columns; ternary, all of them.
 template <IntKind kKind>
 __global__ void __launch_bounds__(32 * kQuantizeWarps) quantize_kernel(IntTokens tokens, IntImage image) {
-  __shared__ Magnitude tops[kQuantizeWarps];
+  __shared__ float tops[kQuantizeWarps];
   gpu::let_next_grid_start();
   const int token = int(blockIdx.x), n_groups = tokens.n_groups;
   const int begin = kKind == IntKind::ternary ? 0 : int(blockIdx.y) * kQuantizeGroups;

@@ -24,7 +24,7 @@ struct IntShared {
   int scales;   ///< [groups][8 tiles_of_8] float
   int sums;     ///< float or int32: stream [warps + rows][tokens][kIntSumPitch]; chunks [2][warps][8][kIntSumPitch]
   int squares;  ///< ternary: [tokens][warps] double; int4_g128: [tokens][warps][32] float
-  int tops;     ///< ternary: [tokens][warps] Magnitude
+  int tops;     ///< [tokens][warps] float
   int factors;  ///< [tokens] float
   int spans;    ///< stream: [2][tiles of rows of the block] int
   int bytes;
@@ -48,7 +48,7 @@ constexpr IntShared int_shared(IntKind kind, const IntPlan& plan, int64_t n_in, 
   s.sums = take((chunks ? 2 * plan.warps * 8 : int64_t(plan.warps + plan.rows) * n_tokens) * kIntSumPitch * 4);
   const int64_t n_inside = plan.quantize_inside ? n_tokens : 0;
   s.squares = take(n_inside * plan.warps * (ternary ? 8 : 32 * 4));
-  s.tops = take(n_inside * (ternary ? plan.warps * 8 : 0));
+  s.tops = take(n_inside * (ternary ? plan.warps * 4 : 0));
   s.factors = take(int64_t(n_tokens) * 4);
   s.spans = take(chunks ? 0 : int64_t(plan.rows) * 8);
   s.bytes = int(at < (int64_t(1) << 30) ? at : int64_t(1) << 30);

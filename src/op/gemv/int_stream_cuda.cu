@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 2 : 1) int_stream_kern
     __syncthreads();
   } else {
     quantize_tokens<kKind>(w.job.tokens, 0, n_tokens, 0, n_groups, mine, shared + w.job.at.squares,
-                           shared + w.job.at.tops);
+                           reinterpret_cast<float*>(shared + w.job.at.tops));
     gpu::wait_for_previous_grid();  // for warps that had nothing to quantise
   }
 

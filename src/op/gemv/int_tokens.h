@@ -212,99 +212,72 @@ __device__ inline void quantize_one_int4(const IntTokens& in, const IntImage& ou
   if (lane == 0) out.factors[0] = factor;
 }
 
-/// The exact product of two floats, in size and rest, negated when it is below zero: conversions to double have few
-/// units.
-struct Magnitude {
-  float high = 0, low = 0;
-
-  __device__ bool less(const Magnitude& other) const {
-    return high < other.high || (high == other.high && low < other.low);
-  }
-};
-__device__ inline Magnitude magnitude(float a, float b) {
-  const float high = __fmul_rn(a, b), low = __fmaf_rn(a, b, -high);
-  return {fabsf(high), high < 0 ? -low : low};
-}
-/// The largest of a warp's.
-__device__ inline Magnitude warp_top(const Magnitude& mine) {
-  const float high = __uint_as_float(__reduce_max_sync(gpu::kAllLanes, __float_as_uint(mine.high)));
-  const unsigned bits = __float_as_uint(mine.low), order = bits >> 31 ? ~bits : bits | 0x80000000u;
-  const unsigned most = __reduce_max_sync(gpu::kAllLanes, mine.high == high ? order : 0u);
-  return {high, __uint_as_float(most >> 31 ? most & 0x7FFFFFFFu : ~most)};
-}
-
-/// ternary: the same, by the rule of op/gemv/ternary.h, with squares and tops [tokens][warps]. The norm's sum and the
-/// largest |x weight| are made in one pass. x weight / rms is rounded once, from 46 bits, where the CPU rounds doubles.
+/// ternary: the same, by the rule of op/gemv/ternary.h, with squares and tops [tokens][warps]. Roundings are named or
+/// those of rms_norm: the values are the CPU's.
 __device__ inline void quantize_ternary(const IntTokens& in, int first, int last, int begin, int n, const IntImage& out,
-                                        double* squares, Magnitude* tops) {
+                                        double* squares, float* tops) {
   constexpr int kHeld = 4;  // groups that a warp keeps; further ones are read again
-  constexpr float kMost = 3.402823466e+38f;
   const int n_warps = int(blockDim.x / 32), warp = int(threadIdx.x / 32), lane = int(threadIdx.x % 32);
   for (int t = first; t < last; ++t, squares += n_warps, tops += n_warps) {
     const float* const row = in.x + int64_t(t) * in.n_groups * kIntGroup;
-    float4 held[kHeld], weights[kHeld];
+    float4 held[kHeld], weights[kHeld] = {};
     const auto each = [&](const auto& body) {
 #pragma unroll
       for (int i = 0; i < kHeld; ++i)
         if (warp + i * n_warps < in.n_groups) body(warp + i * n_warps, held[i], weights[i]);
     };
-    const auto weight_of = [&](int group) {
-      return in.norm ? load_group(in.norm, group) : make_float4(1.0f, 1.0f, 1.0f, 1.0f);
-    };
     const auto each_other = [&](const auto& body) {
       for (int group = warp + kHeld * n_warps; group < in.n_groups; group += n_warps)
-        body(group, load_group(row, group), weight_of(group));
+        body(group, load_group(row, group));
     };
-    each([&](int group, float4&, float4& w) { w = weight_of(group); });
+    if (in.norm) each([&](int group, float4&, float4& w) { w = load_group(in.norm, group); });
     gpu::wait_for_previous_grid();
     each([&](int group, float4& v, float4&) { v = load_group(row, group); });
 
-    double sum = 0;
-    Magnitude top;
-    const auto see = [&](int, const float4& v, const float4& w) {
-      const float x[4] = {v.x, v.y, v.z, v.w}, by[4] = {w.x, w.y, w.z, w.w};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (in.norm) sum += double(x[i]) * x[i];
-        Magnitude m = magnitude(x[i], by[i]);
-        if (!(m.high <= kMost)) m = {INFINITY, 0};  // of a NaN, too
-        if (top.less(m)) top = m;
-      }
-    };
-    each(see);
-    each_other(see);
-    if (in.norm) sum = gpu::warp_sum(sum);
-    top = warp_top(top);
-    if (lane == 0) squares[warp] = sum, tops[warp] = top;
-    __syncthreads();
     double by = 1;
+    const auto normed = [&](float4 v, float4 w) {
+      return make_float4(float(v.x * by * w.x), float(v.y * by * w.y), float(v.z * by * w.z), float(v.w * by * w.w));
+    };
+    const auto other_normed = [&](int group, float4 v) { return in.norm ? normed(v, load_group(in.norm, group)) : v; };
     if (in.norm) {
-      double sums[4] = {};
-#pragma unroll
-      for (int i = 0; i < kIntMostWarps; ++i)  // all reads at once
-        if (i < n_warps) sums[i % 4] += squares[i];
-      by = rsqrt(((sums[0] + sums[1]) + (sums[2] + sums[3])) / double(in.n_groups * kIntGroup) + in.eps);
+      double sum = 0;
+      const auto add = [&](const float4& v) {
+        sum += double(v.x) * v.x + double(v.y) * v.y + double(v.z) * v.z + double(v.w) * v.w;
+      };
+      each([&](int, const float4& v, const float4&) { add(v); });
+      each_other([&](int, const float4& v) { add(v); });
+      sum = gpu::warp_sum(sum);
+      if (lane == 0) squares[warp] = sum;
+      __syncthreads();
+      sum = 0;
+      for (int i = 0; i < n_warps; ++i) sum += squares[i];
+      by = 1.0 / sqrt(sum / double(in.n_groups * kIntGroup) + in.eps);
+      each([&](int, float4& v, const float4& w) { v = normed(v, w); });
     }
-    top = warp_top(lane < n_warps ? tops[lane] : Magnitude{});
-    float top_value = float((double(top.high) + double(top.low)) * by);
-    const bool finite = top.high <= kMost && top_value <= kMost;
-    top_value = top_value > 1e-5f ? top_value : 1e-5f;  // token_top
-    const float inverse = finite ? __fdiv_rn(127.0f, top_value) : 0.0f;
-    const float by_high = float(by), by_low = float(by - by_high);
-    const auto level = [&](float x, float weight) {
-      const float high = __fmul_rn(x, weight), low = __fmaf_rn(x, weight, -high), product = __fmul_rn(high, by_high);
-      const float rest = __fmaf_rn(high, by_low, __fmaf_rn(low, by_high, __fmaf_rn(high, by_high, -product)));
-      return __fadd_rn(__fmul_rn(__fadd_rn(product, rest), inverse), kIntRound);  // ties to even
-    };
-    const auto write = [&](int group, const float4& v, const float4& w) {
+
+    unsigned bits = 0;  // of the largest; NaN has the largest
+    const auto see = [&](const float4& v) { bits = max(bits, __float_as_uint(warp_top(v))); };
+    each([&](int, const float4& v, const float4&) { see(v); });
+    each_other([&](int group, const float4& v) { see(other_normed(group, v)); });
+    if (lane == 0) tops[warp] = __uint_as_float(bits);
+    __syncthreads();
+    float top = 0;
+    bool finite = true;
+    for (int i = 0; i < n_warps; ++i) {
+      finite = finite && tops[i] <= 3.402823466e+38f;
+      top = fmaxf(top, tops[i]);
+    }
+    top = top > 1e-5f ? top : 1e-5f;  // token_top
+    const float inverse = finite ? __fdiv_rn(127.0f, top) : 0.0f;
+    const auto write = [&](int group, const float4& v) {
       if (group < begin || group >= begin + n) return;
+      const auto level = [&](float f) { return __fadd_rn(__fmul_rn(f, inverse), kIntRound); };  // ties to even
       *reinterpret_cast<uint32_t*>(out.values + (int64_t(group - begin) * in.column_pitch + t) * kIntGroup +
-                                   word_offset(t, lane)) =
-          pack_rounded(level(v.x, w.x), level(v.y, w.y), level(v.z, w.z), level(v.w, w.w));
+                                   word_offset(t, lane)) = pack_rounded(level(v.x), level(v.y), level(v.z), level(v.w));
     };
-    each(write);
-    each_other(write);
-    if (threadIdx.x == 0) out.factors[t] = finite ? __fdiv_rn(top_value, 127.0f) : __int_as_float(0x7FC00000);
+    each([&](int group, const float4& v, const float4&) { write(group, v); });
+    each_other([&](int group, const float4& v) { write(group, other_normed(group, v)); });
+    if (threadIdx.x == 0) out.factors[t] = finite ? __fdiv_rn(top, 127.0f) : __int_as_float(0x7FC00000);
   }
   __syncthreads();
 }
@@ -312,10 +285,9 @@ __device__ inline void quantize_ternary(const IntTokens& in, int first, int last
 /// `squares` and `tops` are laid out by int_shared().
 template <IntKind kKind>
 __device__ void quantize_tokens(const IntTokens& in, int first, int last, int begin, int n, const IntImage& out,
-                                void* squares, void* tops) {
+                                void* squares, float* tops) {
   if constexpr (kKind == IntKind::ternary)
-    quantize_ternary(in, first, last, begin, n, out, static_cast<double*>(squares),
-                     static_cast<Magnitude*>(tops));
+    quantize_ternary(in, first, last, begin, n, out, static_cast<double*>(squares), tops);
   else quantize_int4(in, first, last, begin, n, out, static_cast<float*>(squares));
 }
 
