@@ -12,6 +12,7 @@ import re
 import sys
 
 import bars
+import device_tables
 import speed_tables
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -284,6 +285,7 @@ TABLES = {
     "bandwidth-cpu": bandwidth,
     "decode-cpu": decode,
     **speed_tables.TABLES,
+    **device_tables.TABLES,
     "bars-cuda": bars.table,
 }
 

@@ -187,6 +187,20 @@ def whole_models(device):
     return out
 
 
+def prompts(device):
+    """Tokens a second of whole prompts, by model, length, batch and cache."""
+    last = {}
+    for r in rows(f"decode-{device}.jsonl"):
+        if r.get("n_prompt", 0) > 0 and r.get("n_gen") == 0:
+            last[(r["model_filename"], r["n_prompt"], r["n_ubatch"], r["type_k"], r["type_v"])] = r
+    if not last:
+        return NO_ROWS
+    out = ["| model | tokens | a step (`-ub`) | cache | tok/s |", "|---|---:|---:|---|---:|"]
+    for (model, n, ubatch, k, v), r in sorted(last.items()):
+        out.append(f"| {model} | {n} | {ubatch} | {k if k == v else k + '/' + v} | {r['avg_ts']:.0f} ± {r['stddev_ts']:.0f} |")
+    return out
+
+
 def flatness(device):
     """How much of its speed a model keeps from a short to a long cache."""
     speeds = {}
@@ -219,6 +233,7 @@ TABLES = {
     **{f"flatness-{device}": lambda device=device: flatness(device) for device in ("cpu", "cuda")},
     **{f"crossovers-{device}": lambda device=device: crossovers(device) for device in ("cpu", "cuda")},
     **{f"models-{device}": lambda device=device: whole_models(device) for device in ("cpu", "cuda")},
+    "prompts-cuda": lambda: prompts("cuda"),
     "parts-cpu": lambda: parts("cpu", "qwen2.5-1.5b", "rotor-3", 4096),
     "parts-cuda": lambda: parts("cuda", "qwen2.5-1.5b", "rotor-3", 4096),
 }

@@ -1,0 +1,95 @@
+"""Tables of what was checked and tried once on a GPU (results/checks/*-cuda.jsonl), for render_docs.py."""
+
+import json
+import pathlib
+
+CHECKS = pathlib.Path(__file__).resolve().parent.parent / "results" / "checks"
+
+
+def rows(name):
+    return [json.loads(line) for line in (CHECKS / name).read_text().splitlines() if line.strip()]
+
+
+def ternary():
+    """Two ways to make int8 activations of ternary products; the newest build's is the one that is kept."""
+    kept, tried, builds = {}, {}, []
+    for r in rows("ternary-cuda.jsonl"):
+        if r["build_commit"] not in builds:
+            builds.append(r["build_commit"])
+        (kept if r["build_commit"] == builds[0] else tried)[(r["n_out"], r["n_in"], r["n_tokens"])] = r
+    out = ["| shape | tokens | us | GB/s | % of roof | tried: products as a float and its rest, us |", "|---|---:|---:|---:|---:|---:|"]
+    for (n_out, n_in, n), r in kept.items():
+        out.append(f"| {n_out}x{n_in} | {n} | {r['median_us']:.2f} | {r['gb_s']:.0f} | {r['pct_of_roof']:.0f} | {tried[n_out, n_in, n]['median_us']:.2f} |")
+    return out
+
+
+def append():
+    cells = {}
+    for r in rows("append-cuda.jsonl"):
+        cells.setdefault((r["n_kv_heads"], r["n_seq"]), {})[r["kv"]] = r["median_us"]
+    formats = list(dict.fromkeys(kv for cell in cells.values() for kv in cell))
+    out = ["| kv heads | sequences |" + "".join(f" {kv} us |" for kv in formats), "|---:|---:|" + "---:|" * len(formats)]
+    for (heads, n_seq), cell in cells.items():
+        out.append(f"| {heads} | {n_seq} |" + "".join(f" {cell[kv]:.2f} |" for kv in formats))
+    return out
+
+
+def planes():
+    out = ["| planes of int8 | mean KLD | same top % | ln PPL ratio |", "|---:|---:|---:|---:|"]
+    for r in rows("int4-planes-cuda.jsonl"):
+        kld, top, ratio = r["kld"]["mean"], r["same_top"], r["ln_ratio"]
+        out.append(f"| {r['planes']} | {kld['value']:.6f} ± {kld['error']:.6f} | {100 * top['value']:.2f} ± {100 * top['error']:.2f} |"
+                   f" {ratio['value']:.5f} ± {ratio['error']:.5f} |")
+    return out
+
+
+def sanitizers():
+    out = ["| tool | tests without a finding | findings | not finished in its time |", "|---|---:|---:|---|"]
+    for r in rows("sanitizers-cuda.jsonl"):
+        out.append(f"| {r['tool']} | {r['clean']} of {r['tests']} | {r['findings']} | {', '.join(f'`{t}`' for t in r['not_finished'])} |")
+    return out
+
+
+def gate():
+    found = rows("gpu-gate.jsonl")
+    whole = next(r for r in found if r["kind"] == "gpu_gate")
+    out = ["| step | seconds |", "|---|---:|"]
+    out += [f"| {r['step']} | {r['seconds']} |" for r in found if r["kind"] == "gpu_gate_step"]
+    return out + [f"| the whole, steps of tests and sanitizers side by side | {whole['seconds']} |"]
+
+
+def variants():
+    out = ["| what | variant | cache, depth | tok/s |", "|---|---|---|---:|"]
+    for r in rows("decode-variants-cuda.jsonl"):
+        out.append(f"| {r['group']} | {r['what']}{' (kept)' if r['base'] else ''} | {r['kv']}, {r['depth']} | {r['avg_ts']:.0f} ± {r['stddev_ts']:.0f} |")
+    return out
+
+
+def chain():
+    """Time from the end of the kernel before to a kernel's own end, in a layer of a step as it runs."""
+    found = rows("decode-chain-cuda.jsonl")
+    kernels = list(found[0]["end_to_end_us"])
+    out = ["| cache, depth | shared memory split |" + "".join(f" {k} |" for k in kernels) + " layer us |", "|---|---|" + "---:|" * (len(kernels) + 1)]
+    for r in found:
+        us = r["end_to_end_us"]
+        out.append(f"| {r['kv']}, {r['depth']} | {r['shared_memory']} |" + "".join(f" {us[k]:.2f} |" for k in kernels) + f" {sum(us.values()):.1f} |")
+    return out
+
+
+def stages():
+    out = ["| product | before the wait | from the wait to int8 activations | sums | ends |", "|---|---:|---:|---:|---:|"]
+    for r in rows("decode-stages-cuda.jsonl"):
+        out.append(f"| {r['product']} | {r['before_wait_cycles']} | {r['wait_to_int8_cycles']} | {r['sums_cycles']} | {r['end_cycles']} |")
+    return out
+
+
+TABLES = {
+    "ternary-cuda": ternary,
+    "append-cuda": append,
+    "planes-cuda": planes,
+    "sanitizers-cuda": sanitizers,
+    "gate-cuda": gate,
+    "step-variants-cuda": variants,
+    "step-chain-cuda": chain,
+    "step-stages-cuda": stages,
+}
