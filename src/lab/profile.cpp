@@ -86,6 +86,7 @@ Result<std::vector<ProfiledStep>> device_steps(const gpu::LaunchLog& log, const 
                 log.launches.size(), times.size());
   std::vector<ProfiledStep> steps;
   int last_op = -1;
+  size_t longest = 0;  // call of the op; it has the op's work, so that rates are those of the kernel that does it
   for (size_t i = 0; i < times.size(); ++i) {
     const gpu::LoggedLaunch& launch = log.launches[i];
     const gpu::LoggedOp op = launch.op < 0 ? gpu::LoggedOp{.op = "other", .what = {}} : log.ops[size_t(launch.op)];
@@ -96,14 +97,22 @@ Result<std::vector<ProfiledStep>> device_steps(const gpu::LaunchLog& log, const 
     if (steps.empty()) continue;
     // Kernels that overlap count from where the one before ended, so that parts add up.
     const double start = std::max(times[i].start_us, end_before), end = std::max(start, times[i].end_us);
-    steps.back().calls.push_back({.op = op.op,
-                                  .what = op.what,
-                                  .kernel = launch.kernel,
-                                  .layer = op.layer,
-                                  .work = first_of_op ? Work{op.read_bytes, op.write_bytes, op.flops} : Work{},
-                                  .start_us = start,
-                                  .us = end - start,
-                                  .counters = {}});
+    std::vector<OpCall>& calls = steps.back().calls;
+    calls.push_back({.op = op.op,
+                     .what = op.what,
+                     .kernel = launch.kernel,
+                     .layer = op.layer,
+                     .work = {},
+                     .start_us = start,
+                     .us = end - start,
+                     .counters = {}});
+    if (first_of_op) {
+      longest = calls.size() - 1;
+      calls.back().work = {op.read_bytes, op.write_bytes, op.flops};
+    } else if (calls.back().us > calls[longest].us) {
+      std::swap(calls.back().work, calls[longest].work);
+      longest = calls.size() - 1;
+    }
     steps.back().us = end - steps.back().start_us;
   }
   if (!steps.empty()) steps.erase(steps.begin());

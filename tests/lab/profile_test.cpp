@@ -107,6 +107,15 @@ TEST(DeviceSteps, KernelsGoToTheOpsThatLaunchedThem) {
   EXPECT_DOUBLE_EQ(s.parts_us(), 16);
 }
 
+TEST(DeviceSteps, AnOpsLongestKernelHasItsWork) {
+  auto times = eight_times();
+  times[6].end_us += 2;
+  const auto steps = device_steps(two_steps(), times).or_throw();
+  EXPECT_EQ(steps[0].calls[1].work.read_bytes, 0);
+  EXPECT_EQ(steps[0].calls[2].work.read_bytes, 64);
+  EXPECT_EQ(steps[0].calls[3].work.read_bytes, 0) << "a launch outside of any op";
+}
+
 TEST(DeviceSteps, KernelsThatOverlapStillAddUp) {
   auto times = eight_times();
   times[6].start_us = times[5].start_us;  // started with the one before

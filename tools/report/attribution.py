@@ -71,8 +71,8 @@ def sentence(lines):
 
 
 def draw(lines, look):
-    found = steps(lines)[:10]
-    f = look.Figure("attribution", 1, 1, 10.4, 1.5 + 0.62 * len(found))
+    found = steps(lines)[:12]
+    f = look.Figure("attribution", 1, 1, 10.4, 1.7 + 0.62 * len(found))
     ax = f.axes[0]
     seen = []
     for i, step in enumerate(found):
@@ -89,7 +89,12 @@ def draw(lines, look):
                 seen.append(name)
             left += 100 * share
         ax.text(max(left, 100) + 0.8, i, f"{amount(step[0]['step_us'] / 1000)} ms", va="center", fontsize=9)
-    ax.set_yticks(range(len(found)), [f"{clip(label(s[0]), 60)}\n{clip(s[0]['machine'], 44)}" for s in found], fontsize=8.5)
+    # Two texts a step: browsers have other widths of letters, and lines of one text would not end together.
+    ax.set_yticks(range(len(found)), [""] * len(found))
+    for i, step in enumerate(found):
+        for words, at in ((clip(label(step[0]), 66), -0.14), (clip(step[0]["machine"], 44), 0.14)):
+            ax.annotate(words, (0, i + at), xytext=(-8, 0), textcoords="offset points", ha="right", va="center", fontsize=8.5, color=look.SOFT,
+                        annotation_clip=False)
     ax.invert_yaxis()
     ax.grid(axis="y", visible=False)
     longest = max(100 * sum(shares(step).values()) for step in found)  # parts that overlap are longer than their step
@@ -99,5 +104,5 @@ def draw(lines, look):
         from matplotlib.patches import Patch
         ax.legend([Patch(color=look.CLASSES[n]) for n in seen], seen, loc="upper left", bbox_to_anchor=(0, -0.12 - 0.22 / len(found)), ncols=min(len(seen), 6),
                   frameon=False, fontsize=8.5, handlelength=1, handleheight=1, columnspacing=1.4)
-    f.figure.tight_layout()
+    f.figure.subplots_adjust(left=0.37, right=0.98, top=0.99, bottom=1.55 / (1.7 + 0.62 * len(found)))
     return f

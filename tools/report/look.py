@@ -173,6 +173,11 @@ class Labels:
         px, py = place_of(self.ax, x, y)
         self.taken.append((px - radius, py - radius, px + radius, py + radius))
 
+    def block_margin(self, x, y, half=12):
+        """For a text beside the frame at the height of a point."""
+        py = place_of(self.ax, x, y)[1]
+        self.taken.append((self.frame[2], py - half, self.frame[2] + 2 * self.overhang, py + half))
+
     def free(self, box):
         x0, y0, x1, y1 = self.frame
         inside = box[0] >= x0 and box[2] <= x1 + self.overhang and box[1] >= y0 and box[3] <= y1 + 4

@@ -84,17 +84,31 @@ def draw(lines, look, ceiling_lines):
         ax.yaxis.set_major_formatter(lambda v, _: rate(v, ""))
         top = max(heights.values(), default=math.inf)
         labels = look.Labels(ax, overhang=70)
+        taken = []  # slopes that have a name; one close above gets none, its line and the table of ceilings say it
         for name, slope in slopes.items():
             end = min(x1, top / slope)
             main = name == "memory read"
+            named_already = any(slope / other < 1.3 and other / slope < 1.3 for other in taken)
+            if not named_already:
+                taken.append(slope)
             ax.plot([x0, end], [slope * x0, slope * end], color=look.INK if main else look.SOFT, lw=1.8 if main else 1, ls="-" if main else (0, (4, 3)))
             at = max(x0 * 1.15, y0 / slope * 1.3)
-            if at < end:
+            if at < end and not named_already:
                 ax.text(at, slope * at * 1.09, f"{name} {amount(slope)} GB/s", fontsize=8.5, color=look.INK if main else look.SOFT, rotation=angle(ax, at, slope),
                         rotation_mode="anchor", va="bottom")
+        merged = []  # roofs of equal height share a label
         for name, height in heights.items():
+            for group in merged:
+                if abs(math.log(group[1] / height)) < 0.1:
+                    group[0].append(name)
+                    break
+            else:
+                merged.append(([name], height))
+        for names, height in merged:
+            name = names[0] if len(names) == 1 else " and ".join(n.split()[0] for n in names)
             start = height / max(slopes.values()) if slopes else x0
             ax.plot([max(x0, start), x1], [height, height], color="#b8892b", lw=1.6)
+            labels.block_margin(x1, height)
             ax.annotate(f"{name}\n{rate(height)}", (1, height), xycoords=("axes fraction", "data"), xytext=(5, 0), textcoords="offset points",
                         fontsize=8.5, color="#8a6314", va="center", annotation_clip=False)
             if memory and x0 < height / memory < x1:
