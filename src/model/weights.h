@@ -65,7 +65,8 @@ void for_each_matrix(Weights& weights, const std::function<void(Linear&, std::st
 /// norms and biases are copied.
 Result<LoadedModel> load_model(const std::string& path);
 
-/// What SHAPE[@layers=N][@weights=FORMAT][@head=FORMAT] (without the "synth:" prefix) asks for, before any of it is made.
+/// What SHAPE[@layers=N][@weights=FORMAT][@head=FORMAT] (without the "synth:" prefix) asks for, before any of it is
+/// made.
 struct SynthPlan {
   Config config;
   const WeightFormat* format = nullptr;
@@ -79,7 +80,8 @@ struct SynthPlan {
 };
 Result<SynthPlan> plan_synth_model(std::string_view spec);
 
-/// Random weights at a true shape: SHAPE[@layers=N][@weights=FORMAT][@head=FORMAT]. `spec` is without the "synth:" prefix.
+/// Random weights at a true shape: SHAPE[@layers=N][@weights=FORMAT][@head=FORMAT]. `spec` is without the "synth:"
+/// prefix.
 Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec);
 std::vector<std::string> synth_shape_names();
 /// Hyper-parameters of SHAPE alone, without weights; usage error listing the shapes there are.

@@ -43,7 +43,7 @@ def draw(lines, look):
     groups = {}
     for d in lines:
         groups.setdefault((d["machine"], d["model"]), []).append(d)
-    groups = list(groups.items())[:5]
+    groups = list(groups.items())[:8]
     heights = [len(found) for _, found in groups]
     f = look.Figure("decode", len(groups), 1, 10.4, 0.95 * len(groups) + 0.33 * sum(heights), gridspec_kw={"height_ratios": heights})
     for ax, ((where, model), found) in zip(f.axes, groups):

@@ -83,7 +83,7 @@ def sentences(lines, what):
     return [f"{panel}: {words(fmt, line, what)}." for (_, panel), formats in panels(lines).items() for fmt, line in formats.items()]
 
 
-def draw(lines, look, name, x_label, most=6):
+def draw(lines, look, name, x_label, most=12):
     shown = list(panels(lines).items())
     shown = sorted(shown, key=lambda item: -sum(map(len, item[1].values())))[:most]
     columns = 2 if len(shown) > 1 else 1
