@@ -94,8 +94,8 @@ struct KvLayerOptions {
 };
 
 struct SessionOptions {
-  int n_ctx = 0;       ///< capacity in tokens; 0: the model's trained context
-  int n_ubatch = 512;  ///< tokens per prefill step
+  int n_ctx = 0;     ///< capacity in tokens; 0: the model's trained context
+  int n_ubatch = 0;  ///< tokens per prefill step; 0: 512, on a GPU 2048
   KvSideOptions k, v;
   std::vector<KvLayerOptions> kv_layers;  ///< over k and v; no layer twice
 };

@@ -159,7 +159,7 @@ int run(const RunFlags& flags) {
   if (prompt.empty())
     throw Error(ErrorKind::usage, "the prompt is empty and this model adds no BOS token (give some text)");
   const int n_ctx = flags.context.n_ctx == 0 ? model.info().n_ctx_train : flags.context.n_ctx;
-  Session session(model, lab::session_options(kv, n_ctx, std::min(flags.context.n_ubatch, flags.context.n_batch)));
+  Session session(model, lab::session_options(kv, n_ctx, flags.context.ubatch()));
   if (!flags.load_state.empty()) session.restore(flags.load_state);
   if (prompt.size() >= size_t(n_ctx - session.n_past()))
     throw Error(ErrorKind::usage,

@@ -12,7 +12,7 @@ namespace ridge::cli {
 /// -m, --device, -f, -c, -b, -ub, --chunks, --path.
 struct TextFlags {
   ModelFlags model;
-  ContextFlags context{.n_ctx = 0, .n_batch = 2048, .n_ubatch = 512};
+  ContextFlags context;
   std::string file, path = "prefill";
   int chunks = -1;
 };

@@ -148,7 +148,9 @@ void add_context_flags(CLI::App& app, ContextFlags& flags, const std::string& ct
   add_whole(app, "-c,--ctx-size", flags.n_ctx, 0, kMaxTokens, ctx_help)->group("Context");
   add_whole(app, "-b,--batch-size", flags.n_batch, 1, kMaxTokens, "tokens handed to the engine at a time")
       ->group("Context");
-  add_whole(app, "--ubatch-size", flags.n_ubatch, 1, 65536, "tokens per prefill step (-ub)")->group("Context");
+  add_whole(app, "--ubatch-size", flags.n_ubatch, 0, 65536,
+            "tokens per prefill step (-ub); 0: 512, `run` on a GPU: 2048")
+      ->group("Context");
 }
 
 bool KvFlags::any() const {

@@ -1,6 +1,7 @@
 // Flags with one meaning everywhere, and strict number parsing for all others.
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <vector>
@@ -63,7 +64,10 @@ Model load_model(const ModelFlags& flags);
 struct ContextFlags {
   int n_ctx = 0;
   int n_batch = 2048;
-  int n_ubatch = 512;
+  int n_ubatch = 0;
+
+  /// As SessionOptions has it.
+  int ubatch() const { return std::min(n_ubatch, n_batch); }
 };
 void add_context_flags(CLI::App& app, ContextFlags& flags, const std::string& ctx_help);
 

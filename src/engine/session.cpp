@@ -239,10 +239,17 @@ std::optional<int> parse_device(std::string_view device) {
 
 namespace {
 
+/// Tokens of a prefill step where nobody says. A GPU decodes the whole cache once a step, and its products gain from
+/// more tokens; on a CPU more only take memory.
+constexpr int kHostUbatch = 512, kDeviceUbatch = 2048;
+
 /// A session's options, checked and completed for every layer.
 struct SessionPlan {
-  SessionPlan(const Config& c, const SessionOptions& options)
-      : n_ctx(options.n_ctx == 0 ? c.n_ctx_train : options.n_ctx), n_ubatch(options.n_ubatch) {
+  SessionPlan(const Config& c, const SessionOptions& options, bool on_device)
+      : n_ctx(options.n_ctx == 0 ? c.n_ctx_train : options.n_ctx),
+        n_ubatch(options.n_ubatch != 0 ? options.n_ubatch
+                 : on_device           ? kDeviceUbatch
+                                       : kHostUbatch) {
     if (n_ctx < 1 || n_ctx > (1 << 26))
       throw Error(ErrorKind::usage, fmt::format("--ctx-size {} is out of range (1 to 2^26)", n_ctx));
     if (n_ubatch < 1 || n_ubatch > 65536)
@@ -262,7 +269,7 @@ struct SessionPlan {
 std::unique_ptr<DeviceSession> open_device_session(const Model& model, const SessionOptions& options, int n_seq) {
   Model::Impl& m = model.impl();
   RIDGE_CHECK(m.device != nullptr, "{} runs on the CPU", m.info.path);
-  const SessionPlan plan(m.loaded.config, options);
+  const SessionPlan plan(m.loaded.config, options, true);
   return m.device->open(plan.k, plan.v, m.rounding_tools(plan.k, plan.v), plan.n_ctx, plan.n_ubatch, n_seq);
 }
 
@@ -279,7 +286,7 @@ struct Session::Impl {
     ForwardState state;
   };
 
-  Impl(Model::Impl& m, const SessionOptions& options) : model(m), plan(m.loaded.config, options) {
+  Impl(Model::Impl& m, const SessionOptions& options) : model(m), plan(m.loaded.config, options, m.device != nullptr) {
     const KvRoundingTools tools = m.rounding_tools(plan.k, plan.v);
     if (m.device) device = m.device->open(plan.k, plan.v, tools, plan.n_ctx, plan.n_ubatch, 1);
     else host = std::make_unique<Host>(m.loaded.config, plan, tools);

@@ -55,7 +55,7 @@ INSTANTIATE_TEST_SUITE_P(
         Wrong{run_with({"--seed", "x"}), 2, "--seed"}, Wrong{run_with({"--seed", "99999999999999999999"}), 2, "--seed"},
         Wrong{run_with({"-t", "-3"}), 2, "--threads"}, Wrong{run_with({"-t", "100000"}), 2, "--threads"},
         Wrong{run_with({"-c", "-1"}), 2, "--ctx-size"}, Wrong{run_with({"-c", "99999999999999"}), 2, "--ctx-size"},
-        Wrong{run_with({"-ub", "0"}), 2, "--ubatch-size"},
+        Wrong{run_with({"-ub", "65537"}), 2, "--ubatch-size"},
         Wrong{run_with({"--isa", "sse9"}), 2, "scalar, avx2, avx512"}, Wrong{run_with({"--kernel", "gemv"}), 2, "gemv"},
         Wrong{run_with({"--kernel", "gemv=none"}), 2, "there are: ref"},
         Wrong{run_with({"--kernel", "nop=ref"}), 2, "unknown op"}));

@@ -125,7 +125,7 @@ TEST(Session, BadOptionsNameTheChoice) {
   EXPECT_TRUE(contains(error_of(open({.k = {.format = "q8_0"}}), ErrorKind::usage), "multiple of 32"));
   EXPECT_TRUE(contains(error_of(open({.k = {.rotation = "spiral"}}), ErrorKind::usage), "none, planar, hadamard"));
   EXPECT_TRUE(contains(error_of(open({.n_ctx = -5}), ErrorKind::usage), "--ctx-size"));
-  EXPECT_TRUE(contains(error_of(open({.n_ubatch = 0}), ErrorKind::usage), "--ubatch-size"));
+  EXPECT_TRUE(contains(error_of(open({.n_ubatch = -1}), ErrorKind::usage), "--ubatch-size"));
 }
 
 TEST(Session, BadLoadOptionsNameTheChoice) {
