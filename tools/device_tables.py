@@ -50,6 +50,13 @@ def sanitizers():
     return out
 
 
+def bitnet():
+    out = ["| device | path | windows of 1024 | PPL |", "|---|---|---:|---:|"]
+    for r in rows("ppl-bitnet.jsonl"):
+        out.append(f"| {r['device']} | {r['path']} | {r['chunks']} | {r['ppl']['value']:.4f} ± {r['ppl']['error']:.4f} |")
+    return out
+
+
 def gate():
     found = rows("gpu-gate.jsonl")
     whole = next(r for r in found if r["kind"] == "gpu_gate")
@@ -87,6 +94,7 @@ TABLES = {
     "ternary-cuda": ternary,
     "append-cuda": append,
     "planes-cuda": planes,
+    "ppl-bitnet": bitnet,
     "sanitizers-cuda": sanitizers,
     "gate-cuda": gate,
     "step-variants-cuda": variants,
