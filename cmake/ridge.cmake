@@ -24,6 +24,34 @@ function(ridge_target name)
   target_compile_definitions(${name} PRIVATE _GLIBCXX_ASSERTIONS $<$<BOOL:${RIDGE_CUDA}>:RIDGE_CUDA>)
 endfunction()
 
+# Headers that most files of a target include and that take seconds each to parse; others beside fmt and nlohmann-json in
+# ARGN. Not for targets with files of several instruction sets.
+function(ridge_precompiled name)
+  target_precompile_headers(${name} PRIVATE <fmt/format.h> <nlohmann/json.hpp> <map> <memory> <optional> <span> <string>
+                                            <string_view> <vector> ${ARGN})
+endfunction()
+
+# Code that prepares, writes and checks: what its time goes to is in kernels of other targets, and optimising templates
+# of JSON and of command lines takes longer than all kernels.
+function(ridge_quick_build name)
+  target_compile_options(${name} PRIVATE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-O1>)
+endfunction()
+
+# Several files of a target as one: what their headers' templates make is made once for all of them. Names in unnamed
+# namespaces must differ between the files of such a target. A file whose definitions a test or a device build replaces
+# stays alone: it has a twin X_cuda.cpp, or is named in ARGN.
+function(ridge_joined name)
+  set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
+  get_target_property(sources ${name} SOURCES)
+  foreach(source IN LISTS sources)
+    string(REGEX REPLACE "\\.cpp$" "_cuda.cpp" twin ${source})
+    cmake_path(GET source FILENAME file)
+    if(EXISTS ${twin} OR file IN_LIST ARGN)
+      set_source_files_properties(${source} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+    endif()
+  endforeach()
+endfunction()
+
 # Files ending in _avx2.cpp or _avx512.cpp get their ISA's flags and must be reached only after a run-time check
 # (op/cpu.h).
 function(ridge_isa_flags)
@@ -90,6 +118,10 @@ function(ridge_test name)
   target_compile_definitions(test_${name} PRIVATE RIDGE_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
                                                   RIDGE_BINARY_DIR="${PROJECT_BINARY_DIR}")
   ridge_target(test_${name})
+  if(NOT name STREQUAL "op" AND NOT name STREQUAL "gpu")
+    ridge_precompiled(test_${name} <gtest/gtest.h> <gmock/gmock.h>)
+  endif()
+  ridge_quick_build(test_${name})
   gtest_discover_tests(test_${name} TEST_PREFIX "${name}/" NO_PRETTY_VALUES DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 600)
 endfunction()
 

@@ -17,6 +17,8 @@
 
 namespace ridge {
 
+class Engine;
+
 struct LoadOptions {
   std::string device = "cpu";        ///< "cpu" or "cuda[:N]"; a device that is not there is an error, never the CPU
   int n_threads = 0;                 ///< 0: one per available processor
@@ -64,12 +66,12 @@ class Model {
   bool is_end(int32_t token) const;  ///< end of generation
   std::optional<int32_t> bos() const;
 
-  struct Impl;
-  Impl& impl() const { return *impl_; }
+  /// What is behind it (src/engine/engine.h), for programs built with Ridge's own sources.
+  Engine& engine() const { return *engine_; }
 
  private:
-  explicit Model(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  explicit Model(std::unique_ptr<Engine> engine);
+  std::unique_ptr<Engine> engine_;
 };
 
 /// Names accepted after `synth:`.
@@ -178,17 +180,16 @@ class Session {
   /// Becomes a copy of `other`, a session on the same model with the same cache settings; throws usage otherwise.
   void copy_from(const Session& other);
   /// Forgets all but the first n tokens. Bit-identical to never having gone further as long as the exact rows that the
-  /// shorter sequence needs are still held: always without a window; with one, while fewer tokens are forgotten than
-  /// came since a tile of 32 was last coded, and always for one token. Beyond that coded rows stand in for exact ones.
+  /// shorter sequence needs are still held: always without a window, and for up to 32 tokens with one. Beyond that coded
+  /// rows stand in for exact ones. Throws usage below 64 tokens when a centre or scales of heads were set at 64 (0 is
+  /// allowed).
   void truncate(int n);
   /// Makes room: forgets n_discard tokens after the first n_keep and moves the later ones down, K turned to the new
   /// positions by RoPE. Lossy: rows are rounded again, coded K rows decoded and coded again.
   void shift(int n_keep, int n_discard);
 
-  /// Pretends that `n` tokens are cached, with pseudo-random rows in every layer: for benchmarks at depth only.
-  void fill_random(int n, uint64_t seed);
-  /// The same for timing only: on a device rows are random codes, made there, that no other device has.
-  void fill_codes(int n, uint64_t seed);
+  /// Pretends that `n` tokens are cached, with valid rows of no text in every layer, made quickly: for benchmarks.
+  void fill(int n, uint64_t seed);
 
   int n_past() const;
   int n_ctx() const;

@@ -10,7 +10,7 @@
 namespace ridge {
 
 /// IEEE binary16 to binary32. Exact for every code; NaN payloads are kept, quieted.
-RIDGE_HD inline float f16_to_f32(uint16_t half) {
+RIDGE_HD constexpr float f16_to_f32(uint16_t half) {
   const uint32_t sign = uint32_t(half & 0x8000u) << 16;
   const uint32_t exponent = (half >> 10) & 0x1Fu;
   const uint32_t mantissa = half & 0x3FFu;
@@ -21,7 +21,7 @@ RIDGE_HD inline float f16_to_f32(uint16_t half) {
 }
 
 /// binary32 to IEEE binary16, to nearest, ties to even. Values past 65519.99 become infinity.
-RIDGE_HD inline uint16_t f32_to_f16(float value) {
+RIDGE_HD constexpr uint16_t f32_to_f16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint32_t sign = (bits >> 16) & 0x8000u;
   const uint32_t magnitude = bits & 0x7FFFFFFFu;
@@ -37,10 +37,10 @@ RIDGE_HD inline uint16_t f32_to_f16(float value) {
 }
 
 /// bfloat16 to binary32, exact.
-RIDGE_HD inline float bf16_to_f32(uint16_t bits) { return std::bit_cast<float>(uint32_t(bits) << 16); }
+RIDGE_HD constexpr float bf16_to_f32(uint16_t bits) { return std::bit_cast<float>(uint32_t(bits) << 16); }
 
 /// binary32 to bfloat16, to nearest, ties to even.
-RIDGE_HD inline uint16_t f32_to_bf16(float value) {
+RIDGE_HD constexpr uint16_t f32_to_bf16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return uint16_t((bits >> 16) | 0x40u);
   return uint16_t((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);

@@ -3,11 +3,11 @@
 
 #include "cli/interrupt.h"
 #include "cli/options.h"
-#include "engine/model_impl.h"
-#include "lab/ceilings.h"
-#include "lab/device_ceilings.h"
-#include "lab/gpu_state.h"
-#include "lab/machine.h"
+#include "engine/device_name.h"
+#include "lab/op/ceilings.h"
+#include "lab/op/device_ceilings.h"
+#include "lab/store/gpu_state.h"
+#include "lab/store/machine.h"
 
 namespace ridge::cli {
 namespace {

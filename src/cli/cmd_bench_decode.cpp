@@ -4,7 +4,7 @@
 #include "base/progress.h"
 #include "cli/interrupt.h"
 #include "cli/options.h"
-#include "lab/bench.h"
+#include "lab/model/bench.h"
 
 namespace ridge::cli {
 namespace {
@@ -31,18 +31,18 @@ void read_list(std::string_view flag, const std::vector<std::string>& texts, int
 std::vector<KvSideOptions> read_sides(const std::vector<std::string>& texts) {
   if (texts.empty()) return {KvSideOptions{}};
   std::vector<KvSideOptions> sides;
-  for (const std::string& text : lab::split(fmt::format("{}", fmt::join(texts, ",")), ','))
-    sides.push_back(lab::parse_kv_side(text).or_throw());
+  for (const std::string& text : split(fmt::format("{}", fmt::join(texts, ",")), ','))
+    sides.push_back(parse_kv_side(text).or_throw());
   return sides;
 }
 
-std::vector<lab::KvChoice> read_kv(const BenchFlags& flags) {
+std::vector<KvChoice> read_kv(const BenchFlags& flags) {
   if (!flags.list.empty()) {
     if (!flags.type_k.empty() || !flags.type_v.empty())
       bad_flag("--kv", "does not go with -ctk and -ctv", "write K/V into the list");
-    return lab::parse_kv_list(flags.list).or_throw();
+    return parse_kv_list(flags.list).or_throw();
   }
-  std::vector<lab::KvChoice> choices;
+  std::vector<KvChoice> choices;
   for (const KvSideOptions& k : read_sides(flags.type_k))
     for (const KvSideOptions& v : read_sides(flags.type_v)) choices.push_back({k, v});
   return choices;
@@ -51,7 +51,7 @@ std::vector<lab::KvChoice> read_kv(const BenchFlags& flags) {
 lab::BenchParams read_params(const BenchFlags& flags) {
   lab::BenchParams params;
   for (const std::string& models : flags.models)
-    for (std::string& model : lab::split(models, ',')) params.models.push_back(std::move(model));
+    for (std::string& model : split(models, ',')) params.models.push_back(std::move(model));
   read_list("-p", flags.n_prompt, 0, kMaxCount, params.n_prompt);
   read_list("-n", flags.n_gen, 0, kMaxCount, params.n_gen);
   read_list("-d", flags.n_depth, 0, kMaxCount, params.n_depth);
@@ -98,7 +98,7 @@ int bench(const BenchFlags& flags) {
   hooks.on_failed = [&](const lab::BenchRow& row) {
     clear();
     fmt::print(stderr, "error: {} {}: check failed: NMSE {:.3g} over the bound {:.3g} ({}); no speed is given for it\n",
-               lab::kv_text(row.test.kv), row.test.name(), row.check.nmse, row.check.bound, row.check.what);
+               kv_text(row.test.kv), row.test.name(), row.check.nmse, row.check.bound, row.check.what);
   };
   const int n_failed = lab::run_bench(params, hooks);
   progress.reset();

@@ -5,9 +5,9 @@
 #include "base/progress.h"
 #include "cli/interrupt.h"
 #include "cli/options.h"
-#include "engine/model_impl.h"
-#include "lab/bench.h"
-#include "lab/op_bench.h"
+#include "engine/device_name.h"
+#include "lab/model/bench.h"
+#include "lab/op/op_bench.h"
 
 namespace ridge::cli {
 namespace {
@@ -41,11 +41,11 @@ lab::OpBenchParams read_params(const OpFlags& flags) {
   read_numbers("--seq", flags.seq, kMaxKeys, params.seq);
   read_numbers("--batch", flags.batch, 65535, params.batch);
   read_numbers("--new", flags.n_new, 65535, params.n_new);
-  if (!flags.kv.empty()) params.kv = lab::parse_kv_list(flags.kv).or_throw();
+  if (!flags.kv.empty()) params.kv = parse_kv_list(flags.kv).or_throw();
   if (!flags.weights.empty())
-    for (const std::string& name : lab::split(joined(flags.weights), ','))
+    for (const std::string& name : split(joined(flags.weights), ','))
       params.weights.push_back(find_weight_format(name).or_throw());
-  if (!flags.kernels.empty()) params.kernels = lab::split(joined(flags.kernels), ',');
+  if (!flags.kernels.empty()) params.kernels = split(joined(flags.kernels), ',');
   params.replays = flags.repeats;
   params.max_seconds = flags.max_seconds;
   params.max_sets = flags.max_sets;

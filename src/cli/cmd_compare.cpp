@@ -4,10 +4,10 @@
 #include "base/progress.h"
 #include "cli/interrupt.h"
 #include "cli/options.h"
-#include "engine/model_impl.h"
-#include "lab/compare.h"
-#include "lab/op_turns.h"
-#include "lab/sweep_spec.h"
+#include "engine/device_name.h"
+#include "lab/op/op_turns.h"
+#include "lab/store/compare.h"
+#include "lab/store/sweep_spec.h"
 
 namespace ridge::cli {
 namespace {

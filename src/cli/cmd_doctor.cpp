@@ -2,7 +2,7 @@
 #include <memory>
 
 #include "cli/options.h"
-#include "lab/doctor.h"
+#include "lab/store/doctor.h"
 
 namespace ridge::cli {
 namespace {

@@ -14,12 +14,12 @@ struct EvalFlags {
   bool curve = false;
 };
 
-std::vector<lab::KvChoice> read_candidates(const EvalFlags& flags) {
+std::vector<KvChoice> read_candidates(const EvalFlags& flags) {
   if (flags.list.empty()) return {flags.kv.choice()};
   if (flags.kv.any())
     bad_flag("--kv", "does not go with --kv-quant, -ctk, -ctv and their refinements",
              "write them into the list: rotor-3:planar:window=32");
-  return lab::parse_kv_list(flags.list).or_throw();
+  return parse_kv_list(flags.list).or_throw();
 }
 
 /// --save-base writes what running the base gives, so the base must be run.

@@ -1,7 +1,7 @@
 // ridge eval attention: caches against exact attention, on the model's own rows.
 #include "cli/eval.h"
 #include "cli/interrupt.h"
-#include "lab/attention_study.h"
+#include "lab/quality/attention_study.h"
 
 namespace ridge::cli {
 namespace {
@@ -16,7 +16,7 @@ struct AttentionFlags {
 int attention(const AttentionFlags& flags) {
   lab::AttentionOptions options = flags.options;
   options.device = flags.text.model.device;
-  if (!flags.list.empty()) options.candidates = lab::parse_kv_list(flags.list).or_throw();
+  if (!flags.list.empty()) options.candidates = parse_kv_list(flags.list).or_throw();
   if (options.device != "cpu")
     bad_flag("--device", "the study runs on the CPU: its reference is scalar, in double precision", "use --device cpu");
   lab::ResultsFile results = lab::ResultsFile::open(flags.output.results).or_throw();

@@ -1,7 +1,7 @@
 // ridge eval divergence: the first token at which greedy texts differ.
 #include "cli/eval.h"
 #include "cli/interrupt.h"
-#include "lab/divergence.h"
+#include "lab/quality/divergence.h"
 
 namespace ridge::cli {
 namespace {
@@ -16,8 +16,8 @@ struct DivergenceFlags {
 int divergence(const DivergenceFlags& flags) {
   lab::DivergenceOptions options = flags.options;
   options.device = flags.text.model.device;
-  options.base = lab::parse_kv_choice(flags.base).or_throw();
-  options.candidates = lab::parse_kv_list(flags.list).or_throw();
+  options.base = parse_kv_choice(flags.base).or_throw();
+  options.candidates = parse_kv_list(flags.list).or_throw();
   lab::ResultsFile results = lab::ResultsFile::open(flags.output.results).or_throw();
   const Model model = load_model(flags.text.model);
   const lab::Corpus corpus = lab::read_corpus(model, flags.text.file);

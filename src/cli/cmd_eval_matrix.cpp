@@ -2,7 +2,7 @@
 #include "base/build_info.h"
 #include "cli/eval.h"
 #include "cli/interrupt.h"
-#include "lab/matrix.h"
+#include "lab/quality/matrix.h"
 
 namespace ridge::cli {
 namespace {
@@ -37,15 +37,14 @@ int matrix(const MatrixFlags& flags) {
   if (format != "md" && format != "json" && format != "jsonl")
     bad_flag("--output", fmt::format("expects md, json or jsonl, found '{}'", format));
   lab::EvalOptions options = eval_options(flags.text);
-  if (!flags.list.empty()) options.candidates = lab::parse_kv_list(flags.list).or_throw();
-  options.base = lab::parse_kv_choice(flags.base).or_throw();
+  if (!flags.list.empty()) options.candidates = parse_kv_list(flags.list).or_throw();
+  options.base = parse_kv_choice(flags.base).or_throw();
   const std::vector<lab::Row> stored = stored_rows(flags);
   lab::ResultsFile results = lab::ResultsFile::open(flags.output.results).or_throw();
   const Model model = load_model(flags.text.model);
   if (flags.list.empty() && flags.each_layer.empty()) options.candidates = lab::default_matrix(model.info().head_dim);
   if (!flags.each_layer.empty())
-    for (const lab::KvChoice& kv :
-         lab::each_layer(lab::parse_kv_choice(flags.each_layer).or_throw(), model.info().n_layers))
+    for (const KvChoice& kv : lab::each_layer(parse_kv_choice(flags.each_layer).or_throw(), model.info().n_layers))
       options.candidates.push_back(kv);
   std::optional<io::KlBaseFile> no_file;
   const lab::Corpus corpus = read_base({.base = flags.base}, flags.text.file, model, options, no_file);

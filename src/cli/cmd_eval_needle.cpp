@@ -1,7 +1,7 @@
 // ridge eval needle: copying a planted sequence from far back.
 #include "cli/eval.h"
 #include "cli/interrupt.h"
-#include "lab/needle.h"
+#include "lab/quality/needle.h"
 
 namespace ridge::cli {
 namespace {
@@ -18,7 +18,7 @@ int needle(const NeedleFlags& flags) {
   lab::NeedleOptions options = flags.options;
   options.device = flags.text.model.device;
   options.seed = uint64_t(flags.seed);
-  options.candidates = lab::parse_kv_list(flags.list).or_throw();
+  options.candidates = parse_kv_list(flags.list).or_throw();
   lab::ResultsFile results = lab::ResultsFile::open(flags.output.results).or_throw();
   const Model model = load_model(flags.text.model);
   const lab::Corpus corpus = lab::read_corpus(model, flags.text.file);

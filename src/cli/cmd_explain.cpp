@@ -4,9 +4,9 @@
 #include "cli/kernel_tables.h"
 #include "cli/options.h"
 #include "format/list.h"
-#include "lab/results.h"
+#include "lab/store/results.h"
 #include "op/attn/attn.h"
-#include "op/kv_append/rounding.h"
+#include "op/cache/rounding.h"
 #include "op/linear.h"
 #include "op/norm_rope/norm_rope.h"
 #include "op/stream/stream.h"
@@ -55,7 +55,7 @@ std::vector<Verdict> judge(Isa limit, std::span<const Variant> variants, const P
 
 /// "8960x1536" or "12/2/128" in whole numbers, exactly n of them.
 std::vector<int> parse_shape(const std::string& text, char separator, size_t n, std::string_view expected) {
-  const std::vector<std::string> words = lab::split(text, separator);
+  const std::vector<std::string> words = split(text, separator);
   if (words.size() != n) bad_flag("--shape", fmt::format("expects {}, found '{}'", expected, text));
   std::vector<int> numbers;
   for (const std::string& word : words) numbers.push_back(int(parse_whole("--shape", word, 1, 1 << 24)));
@@ -81,7 +81,7 @@ Explanation explain_attention(const ExplainFlags& flags, Isa limit) {
   const auto shape = parse_shape(flags.shape.empty() ? "12/2/128" : flags.shape, '/', 3, "HEADS/KV_HEADS/HEAD_DIM");
   if (shape[0] % shape[1] != 0)
     bad_flag("--shape", fmt::format("{} KV heads do not divide {} heads", shape[1], shape[0]));
-  const lab::KvChoice kv = lab::parse_kv_choice(flags.format.empty() ? "f16" : flags.format).or_throw();
+  const KvChoice kv = parse_kv_choice(flags.format.empty() ? "f16" : flags.format).or_throw();
   const auto format_of = [&](const KvSideOptions& side) {
     const KvFormat* format = find_kv_format(side.format).or_throw();
     if (shape[2] % format->group != 0)
@@ -92,22 +92,15 @@ Explanation explain_attention(const ExplainFlags& flags, Isa limit) {
   const KvFormat *k = format_of(kv.k), *v = format_of(kv.v);
   const std::string problem = fmt::format("{} heads, {} KV heads of {}, K {} V {}, {} keys", shape[0], shape[1],
                                           shape[2], k->name, v->name, flags.n_keys);
-  if (flags.op == "attn_prefill") {
-    AttnPrefill a;
-    a.n_heads = shape[0], a.n_kv_heads = shape[1], a.head_dim = shape[2], a.n_tokens = 1, a.n_keys = flags.n_keys;
-    a.k.format = k, a.v.format = v;
-    return {problem, std::nullopt, judge(limit, attn_prefill_variants(), a)};
-  }
-  AttnDecode a;
-  a.n_heads = shape[0], a.n_kv_heads = shape[1], a.head_dim = shape[2], a.n_keys = flags.n_keys;
-  a.k = kv_side_without_rows(*k, shape[2], flags.n_keys), a.v = kv_side_without_rows(*v, shape[2], flags.n_keys);
-  return {problem, attn_decode_work(a), judge(limit, attn_decode_variants(), a)};
+  const KvLayerConfig layer{default_kv_side(*k, true, false), default_kv_side(*v, false, false), shape[1], shape[2]};
+  const AttentionProblem a(layer, shape[0], flags.n_keys);
+  return {problem, attention_work(a.get()), judge(limit, attention_variants(), a.get())};
 }
 
 Explanation explanation_of(const ExplainFlags& flags) {
   const Isa limit = find_isa(flags.isa).or_throw();
   if (flags.op == "gemv" || flags.op == "gemm") return explain_linear(flags, limit);
-  if (flags.op == "attn_decode" || flags.op == "attn_prefill") return explain_attention(flags, limit);
+  if (flags.op == "attention") return explain_attention(flags, limit);
   if (flags.op == "norm_rope") return {"rows of floats", std::nullopt, judge(limit, norm_rope_variants())};
   if (flags.op == "kv_round") return {"rows of 128 values", std::nullopt, judge(limit, kv_round_variants(), 128)};
   if (flags.op == "stream") return {"plain memory", std::nullopt, judge(limit, stream_variants())};
@@ -153,7 +146,7 @@ int explain(const ExplainFlags& flags) {
 Action declare_explain(CLI::App& app) {
   const auto flags = std::make_shared<ExplainFlags>();
   ExplainFlags& f = *flags;
-  app.add_option("OP", f.op, "gemv, gemm, attn_decode, attn_prefill, norm_rope, kv_round, stream")->required();
+  app.add_option("OP", f.op, "gemv, gemm, attention, norm_rope, kv_round, stream")->required();
   app.add_option("--shape", f.shape, "N_OUTxN_IN, or HEADS/KV_HEADS/HEAD_DIM for attention")->type_name("SHAPE");
   app.add_option("--format", f.format, "weight format, or KV format (K/V) for attention")->type_name("FORMAT");
   add_whole(app, "--keys", f.n_keys, 1, 1 << 26, "cached tokens, for attention");

@@ -6,11 +6,11 @@
 #include "cli/options.h"
 #include "format/list.h"
 #include "gpu/device_query.h"
-#include "lab/machine.h"
-#include "lab/results.h"
-#include "model/kv_cache.h"
+#include "lab/store/machine.h"
+#include "lab/store/results.h"
+#include "op/cache/layout.h"
 #include "model/weights.h"
-#include "op/kv_append/rotation.h"
+#include "op/cache/rotation.h"
 
 namespace ridge::cli {
 namespace {
@@ -84,9 +84,10 @@ lab::Row kv_shape_row(const KvFormat& format, std::string_view shape) {
   if (config.head_dim % format.group != 0) return row;
   int64_t per_token = 0, fixed = 0;
   for (const bool is_k : {true, false}) {
-    const KvBytes side = kv_bytes(default_kv_side(format, is_k, config.qkv_bias), config.n_kv_heads, config.head_dim);
-    per_token += config.n_layers * side.per_token;
-    fixed += config.n_layers * side.fixed;
+    const KvSideConfig side = default_kv_side(format, is_k, config.qkv_bias);
+    const KvLayout layout({side, side, config.n_kv_heads, config.head_dim}, is_k, false);
+    per_token += config.n_layers * layout.bytes_per_token();
+    fixed += config.n_layers * layout.slot_bytes();
   }
   row["bytes_per_token"] = per_token;
   row["fixed_bytes"] = fixed;

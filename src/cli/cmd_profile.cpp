@@ -5,7 +5,7 @@
 #include "cli/interrupt.h"
 #include "cli/options.h"
 #include "io/pending_file.h"
-#include "lab/profile.h"
+#include "lab/model/profile.h"
 
 namespace ridge::cli {
 namespace {
@@ -22,11 +22,11 @@ struct ProfileFlags {
   bool counters = false;
 };
 
-lab::KvChoice read_kv(const ProfileFlags& flags) {
+KvChoice read_kv(const ProfileFlags& flags) {
   if (flags.list.empty()) return flags.kv.choice();
   if (flags.kv.any())
     bad_flag("--kv", "does not go with --kv-quant, -ctk and their kind", "write K/V:OPTION into --kv");
-  return lab::parse_kv_choice(flags.list).or_throw();
+  return parse_kv_choice(flags.list).or_throw();
 }
 
 int profile(const ProfileFlags& flags) {

@@ -2,7 +2,7 @@
 #include <memory>
 
 #include "cli/options.h"
-#include "lab/store.h"
+#include "lab/store/store.h"
 
 namespace ridge::cli {
 namespace {

@@ -9,8 +9,8 @@
 #include "cli/interrupt.h"
 #include "cli/options.h"
 #include "io/mapped_file.h"
-#include "lab/machine.h"
-#include "lab/results.h"
+#include "lab/store/machine.h"
+#include "lab/store/results.h"
 
 namespace ridge::cli {
 namespace {
@@ -141,7 +141,7 @@ lab::Row result_row(const RunFlags& flags, const Model& model, const Session& se
   row["decode_seconds"] = lab::number(result.decode_seconds);
   row["prefill_tok_s"] = lab::number(per_second(result.n_prompt, result.prefill_seconds));
   row["decode_tok_s"] = lab::number(per_second(result.n_decoded, result.decode_seconds));
-  row["kv"] = lab::kv_text(flags.kv.choice());
+  row["kv"] = kv_text(flags.kv.choice());
   row["kv_bytes_per_token"] = kv.bytes_per_token();
   row["n_ctx"] = kv.n_ctx;
   row["kernels"] = session.kernels();
@@ -150,7 +150,7 @@ lab::Row result_row(const RunFlags& flags, const Model& model, const Session& se
 }
 
 int run(const RunFlags& flags) {
-  const lab::KvChoice kv = flags.kv.choice();
+  const KvChoice kv = flags.kv.choice();
   check_device(flags.model.device);
   const std::string prompt_text = read_prompt(flags);
   const Model model = load_model(flags.model);
@@ -159,7 +159,7 @@ int run(const RunFlags& flags) {
   if (prompt.empty())
     throw Error(ErrorKind::usage, "the prompt is empty and this model adds no BOS token (give some text)");
   const int n_ctx = flags.context.n_ctx == 0 ? model.info().n_ctx_train : flags.context.n_ctx;
-  Session session(model, lab::session_options(kv, n_ctx, flags.context.ubatch()));
+  Session session(model, session_options(kv, n_ctx, flags.context.ubatch()));
   if (!flags.load_state.empty()) session.restore(flags.load_state);
   if (prompt.size() >= size_t(n_ctx - session.n_past()))
     throw Error(ErrorKind::usage,

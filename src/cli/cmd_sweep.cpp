@@ -5,8 +5,8 @@
 #include "base/progress.h"
 #include "cli/interrupt.h"
 #include "cli/options.h"
-#include "lab/crossover.h"
-#include "lab/sweep.h"
+#include "lab/store/crossover.h"
+#include "lab/store/sweep.h"
 
 namespace ridge::cli {
 namespace {
@@ -48,7 +48,7 @@ int show_crossovers(const SweepFlags& flags) {
 std::vector<lab::SweepPlan> plans_of(const SweepFlags& flags, const lab::SweepSpec& spec,
                                      const std::vector<lab::Row>& stored) {
   std::vector<lab::SweepPlan> plans;
-  for (const std::string& device : lab::split(flags.devices, ',')) {
+  for (const std::string& device : split(flags.devices, ',')) {
     check_device(device);
     plans.push_back(lab::plan_sweep(spec, {.device = device, .n_threads = flags.n_threads, .isa = flags.isa}, stored));
   }
@@ -179,7 +179,7 @@ int sweep(const SweepFlags& flags) {
   std::optional<lab::Store> store;
   const bool exists = !flags.store.empty() && std::filesystem::exists(flags.store);
   if (!flags.store.empty() && (exists || !flags.dry_run)) {
-    for (const std::string& device : lab::split(flags.devices, ',')) check_device(device);  // before a file is made
+    for (const std::string& device : split(flags.devices, ',')) check_device(device);  // before a file is made
     store = lab::Store::open(flags.store, !flags.dry_run).or_throw();
   }
   const std::vector<lab::Row> stored = store ? store->rows().or_throw() : std::vector<lab::Row>();

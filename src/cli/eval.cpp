@@ -82,7 +82,7 @@ lab::Corpus read_base(const BaseFlags& flags, const std::string& text_file, cons
                       lab::EvalOptions& options, std::optional<io::KlBaseFile>& file) {
   options.against_base = true;
   lab::Corpus corpus;
-  const Result<lab::KvChoice> cache = lab::parse_kv_choice(flags.base);
+  const Result<KvChoice> cache = parse_kv_choice(flags.base);
   if (cache) {
     options.base = *cache;
     if (text_file.empty()) bad_flag("--file", "is required", "name a text, or a base file with --base");
@@ -96,8 +96,8 @@ lab::Corpus read_base(const BaseFlags& flags, const std::string& text_file, cons
     corpus = lab::base_corpus(model, *file);
     if (!text_file.empty()) check_same_tokens(lab::read_corpus(model, text_file), corpus);
   }
-  const std::string control = lab::kv_text(options.base);
-  const auto is_control = [&](const lab::KvChoice& kv) { return lab::kv_text(kv) == control; };
+  const std::string control = kv_text(options.base);
+  const auto is_control = [&](const KvChoice& kv) { return kv_text(kv) == control; };
   if (!flags.no_control && std::none_of(options.candidates.begin(), options.candidates.end(), is_control))
     options.candidates.insert(options.candidates.begin(), options.base);
   return corpus;

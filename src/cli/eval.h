@@ -5,7 +5,7 @@
 
 #include "base/progress.h"
 #include "cli/options.h"
-#include "lab/quality_report.h"
+#include "lab/quality/quality_report.h"
 
 namespace ridge::cli {
 

@@ -1,7 +1,7 @@
 #include "cli/kernel_tables.h"
 
 #include "op/attn/attn.h"
-#include "op/kv_append/rounding.h"
+#include "op/cache/rounding.h"
 #include "op/linear.h"
 #include "op/norm_rope/norm_rope.h"
 #include "op/stream/stream.h"
@@ -21,8 +21,7 @@ KernelTable table_of(std::string_view op, std::span<const Variant> variants) {
 std::vector<KernelTable> kernel_tables() {
   return {table_of("gemv", gemv_variants()),
           table_of("gemm", gemm_variants()),
-          table_of("attn_decode", attn_decode_variants()),
-          table_of("attn_prefill", attn_prefill_variants()),
+          table_of("attention", attention_variants()),
           table_of("norm_rope", norm_rope_variants()),
           table_of("kv_round", kv_round_variants()),
           table_of("stream", stream_variants())};

@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "base/result.h"
-#include "engine/model_impl.h"
+#include "engine/device_name.h"
 #include "gpu/device_query.h"
 
 namespace ridge::cli {
@@ -22,7 +22,7 @@ constexpr std::pair<std::string_view, std::string_view> kLongShorts[] = {
 /// The longest of "-n,--n-predict": what messages call the flag.
 std::string flag_of(const std::string& names) {
   std::string longest;
-  for (const std::string& name : lab::split(names, ','))
+  for (const std::string& name : split(names, ','))
     if (name.size() > longest.size()) longest = name;
   return longest;
 }
@@ -157,12 +157,12 @@ bool KvFlags::any() const {
   return quant || type_k || type_v || rotation || centre || scale || layers || window || sinks;
 }
 
-lab::KvChoice KvFlags::choice() const {
-  lab::KvChoice choice;
-  if (quant) choice = lab::parse_kv_choice(*quant).or_throw();
-  if (type_k) choice.k = lab::parse_kv_side(*type_k).or_throw();
-  if (type_v) choice.v = lab::parse_kv_side(*type_v).or_throw();
-  if (layers) choice.layers = lab::parse_kv_layers(*layers).or_throw();
+KvChoice KvFlags::choice() const {
+  KvChoice choice;
+  if (quant) choice = parse_kv_choice(*quant).or_throw();
+  if (type_k) choice.k = parse_kv_side(*type_k).or_throw();
+  if (type_v) choice.v = parse_kv_side(*type_v).or_throw();
+  if (layers) choice.layers = parse_kv_layers(*layers).or_throw();
   // The refinements are properties of compressed rows: an f16 side beside a compressed one is left alone.
   std::string refined;
   if (rotation) refined += ":" + *rotation;
@@ -176,7 +176,7 @@ lab::KvChoice KvFlags::choice() const {
              "both sides of the cache are f16, which has none of these",
              "choose a format with --kv-quant, -ctk or -ctv");
   for (KvSideOptions* side : {&choice.k, &choice.v})
-    if (side->format != "f16") *side = lab::parse_kv_side(lab::kv_side_text(*side) + refined).or_throw();
+    if (side->format != "f16") *side = parse_kv_side(kv_side_text(*side) + refined).or_throw();
   return choice;
 }
 

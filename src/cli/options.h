@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "cli/command.h"
-#include "lab/kv_choice.h"
+#include "engine/kv_choice.h"
 #include "ridge/engine.h"
 
 namespace ridge::cli {
@@ -77,7 +77,7 @@ struct KvFlags {
   std::optional<int> window, sinks;
 
   bool any() const;
-  lab::KvChoice choice() const;
+  KvChoice choice() const;
 };
 void add_kv_flags(CLI::App& app, KvFlags& flags);
 

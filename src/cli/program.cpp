@@ -9,7 +9,7 @@
 #include "cli/options.h"
 #include "io/mapped_file.h"
 #include "io/text.h"
-#include "lab/results.h"
+#include "lab/store/results.h"
 #include "ridge/error.h"
 
 namespace ridge::cli {
@@ -28,7 +28,7 @@ std::vector<const CLI::App*> every_nested(const CLI::App& app) {
 std::string wrapped(std::string_view text, size_t width) {
   std::string out;
   size_t column = 0;
-  for (const std::string& word : lab::split(text, ' ')) {
+  for (const std::string& word : split(text, ' ')) {
     if (column > 0 && column + 1 + word.size() > width) {
       out += '\n';
       column = 0;
@@ -85,13 +85,13 @@ std::string version_text() {
 
 std::string footer(std::string_view example) {
   std::string text = "\nExamples:\n";
-  for (const std::string& line : lab::split(example, '\n')) text += "  " + line + "\n";
+  for (const std::string& line : split(example, '\n')) text += "  " + line + "\n";
   return text + "\nEvery long flag has an environment twin (--ctx-size: RIDGE_CTX_SIZE); the command line wins.";
 }
 
 /// The app of a command, its group made on the way.
 CLI::App& app_of(CLI::App& root, const Command& command) {
-  const std::vector<std::string> words = lab::split(command.name, ' ');
+  const std::vector<std::string> words = split(command.name, ' ');
   CLI::App* parent = &root;
   if (words.size() == 2) {
     parent = nullptr;

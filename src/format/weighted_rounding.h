@@ -15,7 +15,11 @@
 namespace ridge {
 
 inline constexpr int kRoundingPasses = 2;
+#if defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__)
+inline constexpr int kMaxRoundingDim = 256;  // a device reserves its stack for every thread it could run
+#else
 inline constexpr int kMaxRoundingDim = 1024;
+#endif
 inline constexpr int kMaxRoundingLevels = 16;
 
 /// What rounding leaves behind besides the codes: with these the scale of the row is chosen.

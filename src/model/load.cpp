@@ -255,6 +255,10 @@ void for_each_matrix(Weights& w, const std::function<void(Linear&, std::string_v
   fn(w.output, "output");
 }
 
+void for_each_matrix(const Weights& w, const std::function<void(const Linear&, std::string_view)>& fn) {
+  for_each_matrix(const_cast<Weights&>(w), [&](Linear& m, std::string_view name) { fn(m, name); });
+}
+
 void pack_weights(CpuContext& context, Weights& weights) {
   for_each_matrix(weights, [&](Linear& m, std::string_view) {
     if (m.panels) return;

@@ -60,6 +60,7 @@ struct LoadedModel {
 
 /// Calls fn(linear, name) for every matrix a decode step reads.
 void for_each_matrix(Weights& weights, const std::function<void(Linear&, std::string_view name)>& fn);
+void for_each_matrix(const Weights& weights, const std::function<void(const Linear&, std::string_view name)>& fn);
 
 /// Loads from a GGUF file or a Hugging Face directory. Matrices stay in the mapping, except that BitNet's become i2_s;
 /// norms and biases are copied.

@@ -1,5 +1,5 @@
 // What ops ran, when and for how long: filled only while somebody profiles. Attribution of a step is made from it
-// (lab/profile.h).
+// (lab/model/profile.h).
 #pragma once
 
 #include <functional>

@@ -279,15 +279,15 @@ TEST(Session, ImpossibleLayersAreRefused) {
 
 TEST(Session, RandomDepthIsValidAndRepeatable) {
   Session a(tiny(), {.n_ctx = 128, .k = {.format = "rotor-3"}, .v = {.format = "rotor-3"}});
-  a.fill_random(100, 7);
+  a.fill(100, 7);
   EXPECT_EQ(a.n_past(), 100);
   const auto logits = a.decode(1);
   const std::vector<float> first(logits.begin(), logits.end());
   for (const float x : first) ASSERT_TRUE(std::isfinite(x));
-  a.fill_random(100, 7);
+  a.fill(100, 7);
   const auto again = a.decode(1);
   EXPECT_EQ(first, std::vector<float>(again.begin(), again.end()));
-  EXPECT_TRUE(contains(error_of([&] { a.fill_random(129, 7); }, ErrorKind::usage), "depth 129"));
+  EXPECT_TRUE(contains(error_of([&] { a.fill(129, 7); }, ErrorKind::usage), "depth 129"));
 }
 
 TEST(Session, SyntheticModelsRunInEveryWeightFormat) {

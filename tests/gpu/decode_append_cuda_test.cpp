@@ -1,6 +1,6 @@
 // One token at a time through append_decode() and encode_leaving() against the general append: the same bytes
 // everywhere.
-#include "op/kv_append/decode_append_cuda.h"
+#include "op/cache/decode_append_cuda.h"
 
 #include <cmath>
 #include <cstring>

@@ -9,7 +9,7 @@
 #include "format/kv_rotor.h"
 #include "gpu/device_data.h"
 #include "model/kv_cache.h"
-#include "op/kv_append/kv_rows_cuda.h"
+#include "op/cache/kv_rows_cuda.h"
 
 namespace ridge {
 namespace {

@@ -1,10 +1,10 @@
 // The timer queues what it should, and the ceilings' kernels are right before they are timed.
-#include "lab/device_timer.h"
+#include "lab/op/device_timer.h"
 
 #include <numeric>
 
 #include "gpu/device_data.h"
-#include "lab/device_ceilings.h"
+#include "lab/op/device_ceilings.h"
 #include "op/rate/rate_cuda.h"
 #include "op/stream/stream_cuda.h"
 

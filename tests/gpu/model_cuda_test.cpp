@@ -5,7 +5,7 @@
 #include "engine/model_impl.h"
 #include "gpu/device_data.h"
 #include "gpu/launch_log.h"
-#include "lab/quality.h"
+#include "lab/quality/quality.h"
 
 namespace ridge {
 namespace {
@@ -246,7 +246,7 @@ TEST_F(ModelCuda, EvaluationsAreTheCpus) {
       options.n_ubatch = 48;
       options.path = eval_path;
       options.against_base = against_base;
-      options.candidates = lab::parse_kv_list("f16,f32,rotor-3").or_throw();
+      options.candidates = parse_kv_list("f16,f32,rotor-3").or_throw();
       int chunks = 0;
       int64_t steps = 0, total = 0;
       const lab::EvalHooks hooks{.stop = {},

@@ -1,9 +1,9 @@
 // Op benches on a device: every kernel passes its check on a small problem, and a planted error gets no times.
-#include "lab/op_bench.h"
+#include "lab/op/op_bench.h"
 
 #include "base/f16.h"
 #include "gpu/device_data.h"
-#include "lab/op_data.h"
+#include "lab/op/op_data.h"
 #include "op/gemm/cublaslt_cuda.h"
 #include "op/stream/stream_cuda.h"
 

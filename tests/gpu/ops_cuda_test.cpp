@@ -4,7 +4,7 @@
 #include "base/metrics.h"
 #include "cases/linear_cases.h"
 #include "gpu/device_data.h"
-#include "lab/statistics.h"
+#include "lab/quality/statistics.h"
 #include "op/gemm/gemm_cuda.h"
 #include "op/norm_rope/kernels.h"
 #include "op/norm_rope/norm_rope_cuda.h"

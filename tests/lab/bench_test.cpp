@@ -1,4 +1,4 @@
-#include "lab/bench.h"
+#include "lab/model/bench.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

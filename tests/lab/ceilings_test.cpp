@@ -1,4 +1,4 @@
-#include "lab/ceilings.h"
+#include "lab/op/ceilings.h"
 
 #include <gtest/gtest.h>
 

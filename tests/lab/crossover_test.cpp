@@ -1,11 +1,11 @@
 // Crossovers of made-up rows: every kind of answer, its interval, its sentence and its evidence.
-#include "lab/crossover.h"
+#include "lab/store/crossover.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "base/rng.h"
-#include "lab/store.h"
+#include "lab/store/store.h"
 
 namespace ridge::lab {
 namespace {

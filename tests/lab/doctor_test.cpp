@@ -1,5 +1,5 @@
 // The doctor, on machines that are made up.
-#include "lab/doctor.h"
+#include "lab/store/doctor.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

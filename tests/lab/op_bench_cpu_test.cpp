@@ -4,8 +4,8 @@
 
 #include <cmath>
 
-#include "lab/cpu_timer.h"
-#include "lab/op_bench.h"
+#include "lab/op/cpu_timer.h"
+#include "lab/op/op_bench.h"
 
 namespace ridge::lab {
 namespace {

@@ -1,13 +1,13 @@
 // Op benches without a device: problems, declared work, the choice of kernels and buffers, rows, references.
-#include "lab/op_bench.h"
+#include "lab/op/op_bench.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 
-#include "lab/device_ceilings.h"
-#include "lab/op_data.h"
+#include "lab/op/device_ceilings.h"
+#include "lab/op/op_data.h"
 
 namespace ridge::lab {
 namespace {

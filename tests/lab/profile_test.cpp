@@ -1,4 +1,4 @@
-#include "lab/profile.h"
+#include "lab/model/profile.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 
 #include "gpu/kernel_times.h"
 #include "gpu/launch_log.h"
-#include "lab/cpu_counters.h"
+#include "lab/op/cpu_counters.h"
 
 namespace ridge::lab {
 namespace {

@@ -1,11 +1,11 @@
 // The evaluation of a real model: the shipped stories260K.
-#include "lab/quality.h"
+#include "lab/quality/quality.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "cases/temp_dir.h"
-#include "lab/quality_report.h"
+#include "lab/quality/quality_report.h"
 
 namespace ridge::lab {
 namespace {

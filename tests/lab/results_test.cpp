@@ -1,4 +1,4 @@
-#include "lab/results.h"
+#include "lab/store/results.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>

@@ -1,5 +1,5 @@
 // The statistics against answers that can be worked out by hand.
-#include "lab/statistics.h"
+#include "lab/quality/statistics.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // The results store: what is added is there, whatever happens to the process, the disk or the file.
-#include "lab/store.h"
+#include "lab/store/store.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -6,9 +6,9 @@
 
 #include "base/rng.h"
 #include "engine/model_impl.h"
-#include "lab/attention_study.h"
-#include "lab/divergence.h"
-#include "lab/needle.h"
+#include "lab/quality/attention_study.h"
+#include "lab/quality/divergence.h"
+#include "lab/quality/needle.h"
 
 namespace ridge::lab {
 namespace {

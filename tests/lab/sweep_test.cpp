@@ -1,5 +1,5 @@
 // Sweeps: specs into cells, plans, and runs with kernels made for the test, which fail, do not fit or do not exist.
-#include "lab/sweep.h"
+#include "lab/store/sweep.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // The pass over the windows, with timelines whose logits are known in closed form.
-#include "lab/windows.h"
+#include "lab/quality/windows.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -7,7 +7,7 @@
 
 #include "cases/attn_data.h"
 #include "format/kv_rotor.h"
-#include "op/attn/levels.h"
+#include "op/cache/levels.h"
 
 namespace ridge {
 namespace {

@@ -7,7 +7,7 @@
 #include "base/rng.h"
 #include "cases/guarded.h"
 #include "format/list.h"
-#include "op/kv_append/rotation.h"
+#include "op/cache/rotation.h"
 
 namespace ridge {
 namespace {

@@ -1,5 +1,5 @@
 // Weighted rounding: every kernel equals the reference, an identity metric changes nothing, and the cost only falls.
-#include "op/kv_append/rounding.h"
+#include "op/cache/rounding.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// Attention kernels (op/attn/decode_simd.h, prefill_simd.h) for avx2.
+// Attention kernels in floats (op/attn/attn_simd.h) for avx2.
 #include "op/simd/avx2.h"
 // The Simd struct above must come first.
 #include "op/attn/kernels.h"
@@ -9,12 +9,10 @@ inline DecodeRows decode_rows(const KvFormat& format, int head_dim) { return dec
 }  // namespace
 }  // namespace ridge
 
-#include "op/attn/decode_simd.h"
-#include "op/attn/prefill_simd.h"
+#include "op/attn/attn_simd.h"
 
 namespace ridge {
 
-void attn_decode_avx2(CpuContext& context, const AttnDecode& a) { run_attn_decode<NoIntegers>(context, a); }
-void attn_prefill_avx2(CpuContext& context, const AttnPrefill& a) { run_attn_prefill(context, a); }
+void attention_avx2(CpuContext& context, const Attention& a) { run_attention<NoIntegers>(context, a); }
 
 }  // namespace ridge

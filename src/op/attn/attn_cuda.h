@@ -1,45 +1,78 @@
-// Causal attention on the device over rows of a cache, prefill and decode alike. The rules of which rows a query
-// sees are attn.h's; q and out are in cache space as there.
+// Attention of a step's new tokens over the caches of their sequences on a device: attn.h's definition, rows read from
+// pages, rings and sinks as they are held (op/cache/tiles.h).
+//
+//   out[r, h] = back(sum over positions p <= position of r of softmax_p(<q[r, h], K[p]> * scale) V[p] + centre)
+//
+// A query sees a row coded or exact by its own position. There are three kernels: decode (each query on its own over
+// packed tiles), prefill (many queries of a sequence, tiles turned to halves as they come) and rows (any format in
+// floats). device_attention.h says which serves what.
 #pragma once
 
-#include <cstdint>
+#include <cstddef>
 
 #include "gpu/device.h"
-#include "op/attn/retention.h"
+#include "op/cache/step_rows.h"
+#include "op/cache/tiles.h"
 
 namespace ridge {
 
-/// One side (K or V). A query that sees n positions reads `coded` below retention.coded_end(n) and `exact` from there.
-/// Row is float, or uint16_t for f16.
-template <class Row>
-struct DeviceKvRows {
-  const Row* coded = nullptr;  ///< [n_seq, n_kv_heads, n_coded, head_dim]: positions [0, n_coded), sinks exact
-  int n_coded = 0;
-  const Row* exact = nullptr;  ///< [n_seq, n_kv_heads, n_keys - exact_first, head_dim]
-  int exact_first = 0;
-  KvRetention retention;
-  bool rounds = false;  ///< rows come from a format no finer than f16: a kernel may round them to f16
-};
-using DeviceKvSide = DeviceKvRows<float>;
+/// Pointers are device memory.
+struct DeviceAttention {
+  StepRows rows;      ///< one query of every head each; their K and V are in the cache
+  int n_heads = 0;    ///< query heads; a multiple of the kv heads
+  float scale = 0;    ///< on the scores
+  KvTiles k, v;
+  const float* q = nullptr;  ///< [rows of the step, n_heads, head_dim], in K's cache space (device_append)
+  float* out = nullptr;      ///< as q, not in cache space; of padding nothing is written
 
-/// n_tokens queries a sequence, at positions [n_keys - n_tokens, n_keys).
-template <class Row>
-struct DeviceAttnOver {
-  int n_seq = 0;
-  int n_heads = 0;
-  int n_kv_heads = 0;
-  int head_dim = 0;  ///< a multiple of 4, at most 256
-  int n_tokens = 0;
-  int n_keys = 0;
-  float scale = 0;
-  const float* q = nullptr;  ///< [n_seq, n_tokens, n_heads, head_dim]
-  DeviceKvRows<Row> k, v;
-  float* out = nullptr;  ///< as q
+  RIDGE_HD int group() const { return n_heads / k.n_kv_heads; }
 };
-using DeviceAttn = DeviceAttnOver<float>;
 
-/// Several queries a sequence, both sides marked `rounds`, and prefill_attn() has a kernel: tensor cores, queries, rows
-/// and weights rounded to halves (prefill_cuda.h has the bounds). Otherwise products and sums are floats.
-void device_attn(gpu::StreamHandle stream, const DeviceAttn& a);
+/// How a launch of decode attention is cut; the defaults are predicted to be the best, not measured.
+struct TileAttnPlan {
+  int blocks = 0;        ///< 0: one for each multiprocessor
+  int least_tiles = 0;   ///< tiles of a part at least, rounded down to a power of two; 0: what keeps its warps busy
+  int warps = 0;         ///< of a block, at most 12; 0 lets the kernel choose
+  int stages = 0;        ///< steps of tiles in a warp's ring, 2 to 4; 0: 2
+  bool overlap = false;  ///< programmatic dependent launch
+};
+
+/// Decode attention over tiles in the order of tensor cores. Two kernels: the first cuts the tiles of every (query, kv
+/// head) into parts, by positions read on the device, so that one recorded launch serves every depth and any mix of
+/// lengths; the second puts a head's parts together in the order of positions: results do not depend on timing.
+///
+/// Scores are integer products (int8, 4-bit and 3-bit caches) of 15-bit queries, or half products of 22-bit queries;
+/// weights of V likewise, each tile under its own largest weight. Against exact arithmetic on what the tiles hold: a
+/// score is off by at most |K|_1 max|q| 2^-14, an output by 2^-13 of the largest |V| in sight, plus float rounding.
+///
+/// `scratch` has tile_attn_scratch_bytes() of as many rows or more, and of this number of blocks and head_dim. With
+/// overlap positions and tiles are read before the grid before has ended, except the tile that holds the newest position
+/// and those coded in this step: whoever writes the others must have ended before a launch without overlap.
+void tile_attn(gpu::StreamHandle stream, const DeviceAttention& a, std::byte* scratch, const TileAttnPlan& plan);
+int64_t tile_attn_scratch_bytes(int n_rows, int n_heads, int n_kv_heads, int head_dim, int blocks);
+/// Whether `per_processor` blocks of such a plan fit a multiprocessor of the current device.
+bool tile_attn_fits(TileKind k, TileKind v, int head_dim, const TileAttnPlan& plan, int per_processor);
+/// Multiprocessors of the current device.
+int tile_attn_blocks();
+
+/// Rows that one block of a kernel for many queries takes: of the span of rows [first, first + n) of the list, those
+/// from `first_query` on, where query i is head i % group of row first + i / group.
+struct alignas(16) AttnBlock {
+  int32_t first = 0, n = 0, first_query = 0, unused = 0;
+};
+
+/// Attention of many queries a sequence on tensor cores, tiles in their order: a block takes as many queries as
+/// prefill_attn_queries() says and walks over the tiles with a running softmax. Tiles are turned to halves in shared
+/// memory as they come: nothing else of the cache's length is kept.
+///
+/// Against exact arithmetic on what the tiles hold, u = 2^-11: a score is off by at most 2 u times scale sum |q k|; an
+/// output by at most twice the largest error of a score (relative, to first order) plus 2 u, times the weighted mean of
+/// |v|. Values beyond 65504 become infinite. A sequence's result has the same bits alone and beside others.
+void prefill_attn(gpu::StreamHandle stream, const DeviceAttention& a, const AttnBlock* blocks, int n_blocks);
+int prefill_attn_queries(int head_dim);
+
+/// Attention in floats over tiles of rows of any format, as rows_attn_queries() cuts it.
+void rows_attn(gpu::StreamHandle stream, const DeviceAttention& a, const AttnBlock* blocks, int n_blocks);
+int rows_attn_queries();
 
 }  // namespace ridge

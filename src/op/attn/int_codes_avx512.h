@@ -24,7 +24,7 @@
 #include "format/kv_rotor3s.h"
 #include "format/kv_rotor4.h"
 #include "op/attn/kernels.h"
-#include "op/attn/levels.h"
+#include "op/cache/levels.h"
 
 namespace ridge {
 namespace {

@@ -8,20 +8,17 @@
 // Values. The weight of a key is its exp(score - top) times the scale of its row or block, in steps of the largest one
 // of the tile and head: 8 bits for formats whose own error is far above that, else 16. With 8 bits what rounding took
 // from a key goes to the next key of its lane, so that the weights' sum stays right within a step however many keys
-// there are.
+// a split has.
 //
 // Bound by instructions for two and more heads a kv head: per 64 values and head one dot product a plane.
 #pragma once
 
-#include "op/attn/ahead.h"
 #include "op/attn/int_codes_avx512.h"
-#include "op/attn/tile_simd.h"
 #include "op/simd/unrolled.h"
 
 namespace ridge {
 namespace {
 
-constexpr int kIntTile = 64;
 constexpr int kIntMaxDim = 256;  // sums of 128 hi + lo over a row stay inside 32 bits
 constexpr int kIntMaxBlocks = kIntMaxDim / 32;
 
@@ -32,16 +29,16 @@ struct IntQuery {
   float factor;                             // of a step, times the scale of scores
 };
 
-/// What a thread needs for a tile.
+/// What a thread needs for a tile, and for one head's rounded weights.
 struct IntScratch {
-  alignas(64) uint8_t codes[kIntTile * kIntMaxDim];
-  alignas(64) float scales[kIntMaxBlocks][kIntTile];
+  alignas(64) uint8_t codes[kKeyTile * kIntMaxDim];
+  alignas(64) float scales[kIntMaxBlocks][kKeyTile];
+  alignas(64) uint8_t weights[kIntMaxBlocks][2][kKeyTile];
+  float step;  // of the weights
 };
 
-/// What a thread keeps of one head between tiles of values, and its rounded weights in one.
+/// What a thread keeps of one head between tiles of values.
 struct IntSums {
-  alignas(64) uint8_t weights[kIntMaxBlocks][2][kIntTile];
-  float step;                                  // of the weights
   alignas(64) float out[kIntMaxDim];           // in the order of the codes (turn_values)
   alignas(64) float carry[kIntMaxBlocks][16];  // what rounding took, by block and lane
 };
@@ -85,16 +82,16 @@ void round_query(const float* q, float scale, IntQuery& to) {
 
 /// Scales of `count` rows, block by block, or their magnitudes; what lies behind them in the tile is left alone.
 template <class F, int kDim, bool kMagnitude>
-inline void load_scales(const KvSegment& segment, int kv_head, const std::byte* rows, int count, IntScratch& s) {
+inline void load_scales(const TileRows64& rows, float fixed, int count, IntScratch& s) {
   constexpr int kBlocks = F::kScaleBlock ? kDim / F::kScaleBlock : 1;
   if constexpr (F::row_is_fixed) {
-    for (float& scale : s.scales[0]) scale = F::kUnit * segment.coding(kv_head).fixed;
+    for (float& scale : s.scales[0]) scale = F::kUnit * fixed;
   } else {
     // All the small stores first: a wide load waits for the ones it covers.
-    alignas(64) uint16_t halves[kIntMaxBlocks][kIntTile];
+    alignas(64) uint16_t halves[kIntMaxBlocks][kKeyTile];
     for (int i = 0; i < count; ++i)
       for (int b = 0; b < kBlocks; ++b)
-        __builtin_memcpy(&halves[b][i], F::scale_at(rows + i * segment.row_bytes, kDim, b), 2);
+        __builtin_memcpy(&halves[b][i], F::scale_at(rows.row(i), kDim, b), 2);
     for (int b = 0; b < kBlocks; ++b)
       for (int i = 0; i < count; i += 16) {
         __m256i bits = _mm256_load_si256(reinterpret_cast<const __m256i*>(halves[b] + i));
@@ -115,14 +112,14 @@ inline void transpose_words(__m512i v[16]) {
 /// Codes of `count` rows for scores: word w (4 values) of keys 16 v .. 16 v + 15 at ((w * 4) + v) * 64, offset by 128.
 /// Keys behind the last one repeat it. Packed codes are turned before they are spread over bytes.
 template <class F, int kDim>
-inline void turn_keys(const KvSegment& segment, const std::byte* rows, int count, Ahead& ahead, IntScratch& s) {
+inline void turn_keys(const TileRows64& rows, int count, Ahead& ahead, IntScratch& s) {
   constexpr bool kPacked = requires { F::kPackedBits; };
   constexpr int kStep = kPacked ? std::min(kDim, 128) : 64;  // values whose codes fill at most 16 words
-  for (int v = 0; v < kIntTile / 16 && 16 * v < count; ++v)
+  for (int v = 0; v < kKeyTile / 16 && 16 * v < count; ++v)
     for (int d = 0; d < kDim; d += kStep) {
       __m512i words[16];
       unrolled<16>([&](auto i) {
-        const std::byte* row = rows + std::min(16 * v + i, count - 1) * segment.row_bytes;
+        const std::byte* row = rows.row(std::min(16 * v + i, count - 1));
         if constexpr (kPacked) words[i] = _mm512_loadu_si512(row + F::kPackedBits * d / 8);
         else words[i] = F::keys(row, d);
       });
@@ -133,7 +130,7 @@ inline void turn_keys(const KvSegment& segment, const std::byte* rows, int count
         else keys = words[w];
         _mm512_store_si512(s.codes + ((d / 4 + w) * 4 + v) * 64, keys);
       });
-      ahead.ask(16 * v * kDim + 16 * d, 4 * kIntTile * kDim);
+      ahead.ask(16 * v * kDim + 16 * d, 4 * kKeyTile * kDim);
     }
 }
 
@@ -176,10 +173,10 @@ inline void int_scores(const IntQuery* q, const IntScratch& s, int count, float*
 /// Codes of `count` rows for values: four keys of a value in a word. Of each 64 values (d .. d + 63) of keys 4 g .. 4 g
 /// + 3, word 4 l + i of vector k at (g * kDim / 16 + d / 16 + k) * 64 is value d + 16 l + 4 k + i.
 template <class F, int kDim>
-inline void turn_values(const KvSegment& segment, const std::byte* rows, int count, Ahead& ahead, IntScratch& s) {
+inline void turn_values(const TileRows64& rows, int count, Ahead& ahead, IntScratch& s) {
   for (int g = 0; 4 * g < count; ++g) {
     const std::byte* row[4];
-    for (int i = 0; i < 4; ++i) row[i] = rows + std::min(4 * g + i, count - 1) * segment.row_bytes;
+    for (int i = 0; i < 4; ++i) row[i] = rows.row(std::min(4 * g + i, count - 1));
     for (int d = 0; d < kDim; d += 64) {
       const __m512i a = F::values(row[0], d), b = F::values(row[1], d), c = F::values(row[2], d),
                     e = F::values(row[3], d);
@@ -191,7 +188,7 @@ inline void turn_values(const KvSegment& segment, const std::byte* rows, int cou
       _mm512_store_si512(to + 128, _mm512_unpacklo_epi16(AB, CE));
       _mm512_store_si512(to + 192, _mm512_unpackhi_epi16(AB, CE));
     }
-    ahead.ask(4 * g, 4 * kIntTile);
+    ahead.ask(4 * g, 4 * kKeyTile);
   }
 }
 
@@ -203,14 +200,14 @@ inline void low_bytes(const __m512i v[4], __m512i& first, __m512i& second) {
   first = _mm512_shuffle_i64x2(a, b, 0x44), second = _mm512_shuffle_i64x2(a, b, 0xEE);
 }
 
-/// Rounds p * scale of `count` keys to bytes; those of keys behind the last one are zero.
+/// Rounds p * scale of the live keys to bytes; those of the other keys are zero.
 template <class F, int kDim>
-inline void round_weights(const float* p, int count, const IntScratch& s, IntSums& to) {
-  constexpr int kVectors = kIntTile / 16, kBlocks = F::kScaleBlock ? kDim / F::kScaleBlock : 1;
+inline void round_weights(const float* p, Live live_keys, IntScratch& s, IntSums& to) {
+  constexpr int kVectors = kKeyTile / 16, kBlocks = F::kScaleBlock ? kDim / F::kScaleBlock : 1;
+  const auto below = [](int end) { return (1u << std::clamp(end, 0, 16)) - 1; };
   __mmask16 live[kVectors];
   unrolled<kVectors>([&](auto v) {
-    const int left = std::clamp(count - 16 * v, 0, 16);
-    live[v] = __mmask16((1 << left) - 1);
+    live[v] = __mmask16(below(live_keys.end - 16 * v) & ~below(live_keys.begin - 16 * v));
   });
   __m512 weight[kBlocks * kVectors];
   __m512i top = _mm512_setzero_si512();
@@ -223,7 +220,7 @@ inline void round_weights(const float* p, int count, const IntScratch& s, IntSum
     });
   constexpr float kSteps = F::kFine ? 255 * 256 : 255;
   const float largest_weight = top_bits(top);
-  to.step = largest_weight / kSteps;
+  s.step = largest_weight / kSteps;
   const __m512 inverse = _mm512_set1_ps(largest_weight < 1e-30f ? 0.0f : kSteps / largest_weight);
   for (int b = 0; b < kBlocks; ++b) {
     __m512 left = _mm512_setzero_ps();
@@ -241,9 +238,9 @@ inline void round_weights(const float* p, int count, const IntScratch& s, IntSum
       }
     });
     low_bytes(steps, low, high);
-    _mm512_store_si512(to.weights[b][0], F::kFine ? high : low);
-    if (F::kFine) _mm512_store_si512(to.weights[b][1], low);
-    if constexpr (!F::kFine) _mm512_store_ps(to.carry[b], _mm512_mul_ps(left, _mm512_set1_ps(to.step)));
+    _mm512_store_si512(s.weights[b][0], F::kFine ? high : low);
+    if (F::kFine) _mm512_store_si512(s.weights[b][1], low);
+    if constexpr (!F::kFine) _mm512_store_ps(to.carry[b], _mm512_mul_ps(left, _mm512_set1_ps(s.step)));
   }
 }
 
@@ -262,11 +259,11 @@ inline void int_values(const IntScratch& s, int count, int first, IntSums& to) {
       __m512i weights;
       if constexpr (F::kScaleBlock != 0) {
         const int b = first / 2 + 2 * kChunk;
-        weights = _mm512_permutex2var_epi32(_mm512_load_si512(to.weights[b][kPlane]), pick,
-                                            _mm512_load_si512(to.weights[b + 1][kPlane]));
+        weights = _mm512_permutex2var_epi32(_mm512_load_si512(s.weights[b][kPlane]), pick,
+                                            _mm512_load_si512(s.weights[b + 1][kPlane]));
       } else {
         int32_t four;
-        __builtin_memcpy(&four, to.weights[0][kPlane] + 4 * g, 4);
+        __builtin_memcpy(&four, s.weights[0][kPlane] + 4 * g, 4);
         weights = _mm512_set1_epi32(four);
       }
       unrolled<4>([&](auto k) {
@@ -280,29 +277,31 @@ inline void int_values(const IntScratch& s, int count, int first, IntSums& to) {
     __m512i whole = sum[v];
     if constexpr (kPlanes == 2) whole = _mm512_add_epi32(_mm512_slli_epi32(whole, 8), sum[kVectors + v]);
     float* at = to.out + (first + v) * 16;
-    _mm512_store_ps(at, _mm512_fmadd_ps(_mm512_cvtepi32_ps(whole), _mm512_set1_ps(to.step), _mm512_load_ps(at)));
+    _mm512_store_ps(at, _mm512_fmadd_ps(_mm512_cvtepi32_ps(whole), _mm512_set1_ps(s.step), _mm512_load_ps(at)));
   });
 }
 
-/// The functions of one format and head size.
+/// The functions of one format and head size. `pairs` are consecutive (query, head)s.
 struct IntKernels {
   std::string_view format;
   int head_dim;
   void (*round_query)(const float* q, float scale, IntQuery& to);
-  void (*scores)(const KvSegment& segment, int kv_head, const std::byte* rows, int count, int group, const IntQuery* q,
-                 Ahead& ahead, IntScratch& s, float* out, int64_t stride);
-  void (*values)(const KvSegment& segment, int kv_head, const std::byte* rows, int count, int group, const float* p,
-                 int64_t stride, Ahead& ahead, IntScratch& s, IntSums* sums);
+  void (*turn_keys)(const TileRows64& rows, float fixed, int count, Ahead& ahead, IntScratch& s);
+  void (*scores)(const IntQuery* q, int pairs, int count, const IntScratch& s, float* out, int64_t stride);
+  void (*turn_values)(const TileRows64& rows, float fixed, int count, Ahead& ahead, IntScratch& s);
+  void (*add_values)(const float* p, Live live, int count, IntScratch& s, IntSums& sums);
 };
 
 template <class F, int kDim>
-void int_score_tile(const KvSegment& segment, int kv_head, const std::byte* rows, int count, int group,
-                    const IntQuery* q, Ahead& ahead, IntScratch& s, float* out, int64_t stride) {
-  load_scales<F, kDim, false>(segment, kv_head, rows, count, s);
-  turn_keys<F, kDim>(segment, rows, count, ahead, s);
-  for (int j = 0; j < group;) {
-    const int left = group - j, take = !F::kFine && (left == 5 || left == 6) ? left : rows_at_once(left);
-    ahead.ask(group + 3 * (j + take), 4 * group);
+void turn_tile_keys(const TileRows64& rows, float fixed, int count, Ahead& ahead, IntScratch& s) {
+  load_scales<F, kDim, false>(rows, fixed, count, s);
+  turn_keys<F, kDim>(rows, count, ahead, s);
+}
+
+template <class F, int kDim>
+void tile_int_scores(const IntQuery* q, int pairs, int count, const IntScratch& s, float* out, int64_t stride) {
+  for (int j = 0; j < pairs;) {
+    const int left = pairs - j, take = !F::kFine && (left == 5 || left == 6) ? left : rows_at_once(left);
     float* at = out + j * stride;
     switch (take) {
       case 6: int_scores<F, kDim, F::kFine ? 4 : 6>(q + j, s, count, at, stride); break;
@@ -317,21 +316,27 @@ void int_score_tile(const KvSegment& segment, int kv_head, const std::byte* rows
 }
 
 template <class F, int kDim>
-void int_value_tile(const KvSegment& segment, int kv_head, const std::byte* rows, int count, int group, const float* p,
-                    int64_t stride, Ahead& ahead, IntScratch& s, IntSums* sums) {
-  load_scales<F, kDim, true>(segment, kv_head, rows, count, s);
-  turn_values<F, kDim>(segment, rows, count, ahead, s);
-  for (int j = 0; j < group; ++j) round_weights<F, kDim>(p + j * stride, count, s, sums[j]);
+void turn_tile_values(const TileRows64& rows, float fixed, int count, Ahead& ahead, IntScratch& s) {
+  load_scales<F, kDim, true>(rows, fixed, count, s);
+  turn_values<F, kDim>(rows, count, ahead, s);
+}
+
+template <class F, int kDim>
+void add_tile_values(const float* p, Live live, int count, IntScratch& s, IntSums& sums) {
   constexpr int kVectors = kDim == 64 ? 4 : 8;
-  for (int j = 0; j < group; ++j) {
-    ahead.ask(group + 3 * (j + 1), 4 * group);
-    for (int v = 0; v < kDim / 16; v += kVectors) int_values<F, kDim, kVectors>(s, count, v, sums[j]);
-  }
+  round_weights<F, kDim>(p, live, s, sums);
+  for (int v = 0; v < kDim / 16; v += kVectors) int_values<F, kDim, kVectors>(s, count, v, sums);
 }
 
 template <class F, int kDim>
 constexpr IntKernels int_kernels_of(std::string_view format) {
-  return {format, kDim, round_query<F, kDim>, int_score_tile<F, kDim>, int_value_tile<F, kDim>};
+  return {format,
+          kDim,
+          round_query<F, kDim>,
+          turn_tile_keys<F, kDim>,
+          tile_int_scores<F, kDim>,
+          turn_tile_values<F, kDim>,
+          add_tile_values<F, kDim>};
 }
 template <int kDim>
 inline constexpr IntKernels kIntKernels[] = {

@@ -1,17 +1,14 @@
-// Declarations of the attention kernel bodies, for the tables.
+// Declarations of the attention kernel bodies, for the table.
 #pragma once
 
 #include "op/attn/attn.h"
 
 namespace ridge {
 
-void attn_decode_ref(CpuContext& context, const AttnDecode& a);
-void attn_decode_avx2(CpuContext& context, const AttnDecode& a);
-void attn_decode_avx512(CpuContext& context, const AttnDecode& a);
-void attn_decode_int_avx512(CpuContext& context, const AttnDecode& a);
-void attn_prefill_ref(CpuContext& context, const AttnPrefill& a);
-void attn_prefill_avx2(CpuContext& context, const AttnPrefill& a);
-void attn_prefill_avx512(CpuContext& context, const AttnPrefill& a);
+void attention_ref(CpuContext& context, const Attention& a);
+void attention_avx2(CpuContext& context, const Attention& a);
+void attention_avx512(CpuContext& context, const Attention& a);
+void attention_int_avx512(CpuContext& context, const Attention& a);
 
 /// Decodes `count` consecutive rows of one kv head into out [count, head_dim]. May read up to kKvPadBytes past the last
 /// row.

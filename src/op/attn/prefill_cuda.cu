@@ -1,253 +1,240 @@
-#include <string>
-#include <type_traits>
+#include <algorithm>
 
-#include "gpu/tensor.h"
-#include "op/attn/prefill_cuda.h"
-#include "ridge/error.h"
+#include "op/attn/attn_cuda.h"
+#include "op/attn/prefill_tiles.h"
 
 namespace ridge {
 namespace {
 
-constexpr float kNever = -1e30f;  // below any score: where a running maximum begins
+using tiles::kNever;
+using tiles::quad_max;
+using tiles::quad_sum;
+
 constexpr float kLog2E = 1.44269504f;
 
-/// How the work is cut. A warp has kTiles x 16 rows: every fragment of K and V it loads meets kTiles products, and
-/// shared memory could not feed the tensor cores with one.
-template <int kDim_, int kPlanes_, int kWarps_, class Row_>
+/// How the work is cut. A warp has kFragments x 16 queries: every fragment of K and V it loads meets kFragments products,
+/// and shared memory could not feed the tensor cores with one.
+template <int kDim_>
 struct Cut {
-  using Row = Row_;
-  static constexpr int kDim = kDim_, kPlanes = kPlanes_, kWarps = kWarps_;
-  static constexpr bool kFloats = std::is_same_v<Row, float>;
-  static constexpr int kTiles = kDim == 256 ? 1 : 2;  // outputs of 16 x 256 fill the registers
-  static constexpr int kKeys = kDim == 256 ? 32 : 64;
-  static constexpr int kThreads = 32 * kWarps, kWarpRows = 16 * kTiles, kRows = kWarpRows * kWarps;
-  static constexpr int kBlocks = kWarps <= 4 ? 2 : 1;  // on a multiprocessor, by registers
+  static constexpr int kDim = kDim_, kWarps = 4, kThreads = 32 * kWarps;
+  static constexpr int kFragments = kDim == 256 ? 1 : 2;  // outputs of 16 x 256 fill the registers
+  static constexpr int kTiles = kDim == 256 ? 1 : 2;      // of positions a step
+  static constexpr int kKeys = kTiles * kTilePositions;
+  static constexpr int kWarpQueries = 16 * kFragments, kQueries = kWarpQueries * kWarps;
+  static constexpr int kBlocks = 2;  // on a multiprocessor
 
-  static constexpr int kRowBytes = 2 * kDim, kSideBytes = kKeys * kRowBytes, kStageBytes = 2 * kSideBytes;
-  static constexpr int kQueryBytes = kRows * kRowBytes * kPlanes;
-  static constexpr int kLandingBytes = kFloats ? 2 * kStageBytes : 0;  // floats on their way to halves
-  static constexpr int kSharedBytes = kQueryBytes + 2 * kStageBytes + kLandingBytes;
+  static constexpr int kTileBytes = kTilePositions * 2 * kDim;         // of halves
+  static constexpr int kStageBytes = 2 * kTiles * kTileBytes;          // K and V
+  static constexpr int kQueryBytes = kQueries * 2 * kDim;
+  static constexpr int kOutBytes = kQueries * kDim * 4;
+  /// Two stages: of halves that come as they are, the one that is used and the next; else tiles that were turned to
+  /// halves, and the next ones as they came.
+  static constexpr int kSharedBytes = std::max(kQueryBytes + 2 * kStageBytes, kOutBytes);
 };
 
-/// Which of a side's rows the queries of a block need.
+/// A tile of positions from one source a side. The sinks are a unit of their own, in front.
+struct Unit {
+  int bits = 0;  // tile + 1, or 0 for the sinks; then whether V and K are coded: registers are scarce
+
+  __device__ bool sinks() const { return bits < 4; }
+  __device__ int tile() const { return max(0, (bits >> 2) - 1); }
+  __device__ bool k_coded() const { return bits & 1; }
+  __device__ bool v_coded() const { return bits & 2; }
+  __device__ Unit after() const { return {bits + 1}; }
+};
+
+/// What of a side the queries of a block need: tiles below coded_min are coded for all of them, those from coded_max on
+/// for none.
 struct Reach {
-  int coded_min = 0, coded_max = 0;  // coded_end() of the first and the last query
-  bool has_exact = false;            // some query may see a position exact
-};
-template <class Row>
-__device__ Reach reach_of(const DeviceKvRows<Row>& side, int first_n, int last_n) {
-  const KvRetention& r = side.retention;
-  return {r.coded_end(first_n), r.coded_end(last_n), r.window > 0 || r.tile > 1 || first_n < r.calibration};
-}
-/// Whether positions [first, end) may be seen there.
-__device__ bool reads(const Reach& reach, bool coded, int first, int end) {
-  return coded ? first < reach.coded_max : reach.has_exact && end > reach.coded_min;
-}
-/// Whether every query sees all of [first, end) there (or not at all).
-__device__ bool reads_all(const Reach& reach, bool coded, int first, int end) {
-  return coded ? end <= reach.coded_min : first >= reach.coded_max;
-}
+  int coded_min = 0, coded_max = 0;
 
-/// Keys [first, first + kKeys), from one source a side: source & 1 is K coded, source & 2 V coded.
-struct Step {
-  int first = 0, source = 0;
-  __device__ bool k_coded() const { return source & 1; }
-  __device__ bool v_coded() const { return source & 2; }
+  __device__ Reach(const KvRetention& r, int first_n, int last_n)
+      : coded_min(coded_tiles(r, first_n)), coded_max(coded_tiles(r, last_n)) {}
+  /// Tiles that a query which sees n positions sees coded.
+  __device__ static int coded_tiles(const KvRetention& r, int n) {
+    return (r.coded_end(n) + kTilePositions - 1) / kTilePositions;
+  }
+  /// Whether some query sees the tile so.
+  __device__ bool reads(int tile, bool coded) const { return coded ? tile < coded_max : tile >= coded_min; }
+  /// Whether every query does.
+  __device__ bool all_read(int tile, bool coded) const { return coded ? tile < coded_min : tile >= coded_max; }
 };
 
-/// The steps of a block in order.
-struct Steps {
+/// The units of a block in order.
+struct Units {
   Reach k, v;
-  int n_keys = 0, keys = 0;   // positions [0, n_keys), `keys` a step
-  bool always_alike = false;  // K and V are coded at the same positions
+  int n_tiles = 0, n_sinks = 0;
+  bool k_sinks = false, v_sinks = false;  // sides that have sinks
+  bool alike = false;                     // K and V are coded at the same positions
 
-  __device__ bool is_read(const Step& s) const {
-    return reads(k, s.k_coded(), s.first, s.first + keys) && reads(v, s.v_coded(), s.first, s.first + keys) &&
-           !(always_alike && s.k_coded() != s.v_coded());
+  __device__ Units(const DeviceAttention& a, int first_n, int last_n)
+      : k(a.k.retention, first_n, last_n),
+        v(a.v.retention, first_n, last_n),
+        n_tiles((last_n + kTilePositions - 1) / kTilePositions),
+        n_sinks(min(last_n, max(a.k.n_sinks, a.v.n_sinks))),
+        k_sinks(a.k.n_sinks > 0),
+        v_sinks(a.v.n_sinks > 0),
+        alike(a.k.retention.window == a.v.retention.window && a.k.retention.tile == a.v.retention.tile &&
+              a.k.retention.calibration == a.v.retention.calibration) {}
+
+  __device__ bool ended(Unit u) const { return u.bits >> 2 > n_tiles; }
+  __device__ bool is_read(Unit u) const {
+    const bool k_coded = u.k_coded(), v_coded = u.v_coded();
+    if (u.sinks()) {
+      if (n_sinks == 0) return false;
+      return (k_sinks ? !k_coded : k.reads(0, k_coded)) && (v_sinks ? !v_coded : v.reads(0, v_coded));
+    }
+    return k.reads(u.tile(), k_coded) && v.reads(u.tile(), v_coded) && !(alike && k_coded != v_coded);
   }
-  /// The first step to be read at or after s; one with first >= n_keys is the end.
-  __device__ Step from(Step s) const {
-    while (s.first < n_keys && !is_read(s)) s = after(s);
-    return s;
+  __device__ Unit from(Unit u) const {
+    while (!ended(u) && !is_read(u)) u = u.after();
+    return u;
   }
-  __device__ Step after(Step s) const { return s.source == 3 ? Step{s.first + keys, 0} : Step{s.first, s.source + 1}; }
-  __device__ Step next(Step s) const { return from(after(s)); }
+  __device__ Unit next(Unit u) const { return from(u.after()); }
 };
 
-/// Rows of one side of a (sequence, kv head); row 0 is position `begin`.
-template <class Row>
-struct Source {
-  const Row* rows;
+/// Positions [begin, end) of a unit are what a query that sees n positions sees there.
+struct Seen {
   int begin, end;
 };
-template <class Row>
-__device__ Source<Row> source_of(const DeviceKvRows<Row>& side, bool coded, int64_t seq_head, int n_keys, int dim) {
-  if (coded) return {side.coded + seq_head * side.n_coded * dim, 0, side.n_coded};
-  return {side.exact + seq_head * (n_keys - side.exact_first) * dim, side.exact_first, n_keys};
+__device__ __forceinline__ Seen seen_of(const DeviceAttention& a, const Units& units, Unit u, int n) {
+  const int tile = u.tile();
+  const bool k_there = (u.sinks() && units.k_sinks) || (tile < Reach::coded_tiles(a.k.retention, n)) == u.k_coded();
+  const bool v_there = (u.sinks() && units.v_sinks) || (tile < Reach::coded_tiles(a.v.retention, n)) == u.v_coded();
+  if (!k_there || !v_there || units.ended(u)) return {0, 0};
+  if (u.sinks()) return {0, min(units.n_sinks, n)};
+  return {tile == 0 ? units.n_sinks : 0, n - tile * kTilePositions};
 }
 
-/// Where 16-byte chunk `chunk` of row `row` of a tile is: eight rows of a column of chunks are in different banks.
-template <class C>
-__device__ __forceinline__ int tile_at(int row, int chunk) {
-  return row * C::kRowBytes + ((chunk ^ (row & 7)) << 4);
-}
+/// A side of the block's kv head.
+struct Side {
+  const KvTiles& tiles;
+  const int32_t* pages;
+  StepRow of;
+  int head;
 
-/// Starts to copy keys [first, first + kKeys) of a side. Positions that the source lacks take its nearest row: weights
-/// are zero there, and rows that exist are numbers.
-/// Halves go to their places in `to`; floats land in `landing`, where the thread that asked for them finds them again.
-template <class C>
-__device__ __forceinline__ void start_side(const Source<typename C::Row>& from, int first, std::byte* to,
-                                           std::byte* landing) {
-  constexpr int kPer = 16 / sizeof(typename C::Row), kPerRow = C::kDim / kPer;  // values of a copy; copies of a row
-  static_assert(C::kThreads % kPerRow == 0 && C::kKeys * kPerRow % C::kThreads == 0);
-  const int column = int(threadIdx.x) % kPerRow;
-#pragma unroll
-  for (int i = 0; i < C::kKeys * kPerRow / C::kThreads; ++i) {
-    const int key = int(threadIdx.x) / kPerRow + i * (C::kThreads / kPerRow);
-    const int position = min(max(first + key, from.begin), from.end - 1);
-    const auto* row = from.rows + int64_t(position - from.begin) * C::kDim + column * kPer;
-    if constexpr (C::kFloats) gpu::copy_async16(landing + (i * C::kThreads + int(threadIdx.x)) * 16, row);
-    else gpu::copy_async16(to + tile_at<C>(key, column), row);
+  __device__ TileKind kind(bool sinks, bool coded) const {
+    return sinks && tiles.n_sinks > 0 ? TileKind::f16 : coded ? tiles.kind : tiles.recent_kind;
   }
-}
-
-/// The floats this thread asked for, landed, to their places as halves.
-template <class C>
-__device__ __forceinline__ void narrow_side(const std::byte* landing, std::byte* to) {
-  constexpr int kPerRow = C::kDim / 4;
-  const int column = int(threadIdx.x) % kPerRow;
-#pragma unroll
-  for (int i = 0; i < C::kKeys * kPerRow / C::kThreads; ++i) {
-    const int key = int(threadIdx.x) / kPerRow + i * (C::kThreads / kPerRow);
-    const float4 x = *reinterpret_cast<const float4*>(landing + (i * C::kThreads + int(threadIdx.x)) * 16);
-    *reinterpret_cast<uint2*>(to + tile_at<C>(key, column / 2) + column % 2 * 8) =
-        make_uint2(gpu::pack_f16(x.x, x.y), gpu::pack_f16(x.z, x.w));
+  __device__ const std::byte* at(Unit u, bool coded) const {
+    if (u.sinks() && tiles.n_sinks > 0) return tiles.sink_tile(of.slot, head);
+    const int tile = u.tile();
+    return coded ? tiles.coded_tile(pages[tile / kPageTiles], head, tile) : tiles.ring_tile(of.ring, head, tile);
   }
-}
-
-__device__ __forceinline__ float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(gpu::kAllLanes, x, 1));
-  return fmaxf(x, __shfl_xor_sync(gpu::kAllLanes, x, 2));
-}
-__device__ __forceinline__ float quad_sum(float x) {
-  x += __shfl_xor_sync(gpu::kAllLanes, x, 1);
-  return x + __shfl_xor_sync(gpu::kAllLanes, x, 2);
-}
-
-/// The rows of a warp: row i of (sequence, kv head) is head i % group of token i / group. Those past the last one
-/// repeat it and are not stored.
-struct Rows {
-  int first, n, group;  // the warp's first; all of the (sequence, kv head)
-
-  __device__ int row(int i) const { return min(first + i, n - 1); }
-  __device__ int token(int i) const { return row(i) / group; }
 };
 
-/// Lane 4 r + c has rows 16 t + r + 8 h of the warp: state [t][h], scores [t][key / 8][2 h + p] of keys 8 .. + 2c + p,
+template <class C>
+__device__ __forceinline__ void start_tile(const Side& side, Unit u, bool coded, std::byte* to) {
+  const std::byte* const from = side.at(u, coded);
+  const int bytes = TileShape(side.kind(u.sinks(), coded), C::kDim).bytes;
+  for (int at = 16 * int(threadIdx.x); at < bytes; at += 16 * C::kThreads) gpu::copy_async16(to + at, from + at);
+}
+
+/// The queries of a warp: query i is head i % group of token i / group. Those past the last one repeat it and are not
+/// stored.
+struct Queries {
+  int first, n, group;  // the warp's first; all of the (span, kv head)
+
+  __device__ int at(int i) const { return min(first + i, n - 1); }
+  __device__ int token(int i) const { return at(i) / group; }
+};
+
+/// Lane 4 r + c has queries 16 t + r + 8 h of the warp: state [t][h], scores [t][key / 8][2 h + p] of keys 8 .. + 2c + p,
 /// outputs [t][channel / 8][2 h + p] likewise.
 template <class C>
 struct WarpState {
-  float top[C::kTiles][2], total[C::kTiles][2];
-  float out[C::kTiles][C::kDim / 8][4];
+  float top[C::kFragments][2], total[C::kFragments][2];
+  float out[C::kFragments][C::kDim / 8][4];
 };
 
-/// The warp's queries, times `factor`, as A operands of this lane: [t][step of 16 channels][plane][lane][16 bytes].
+/// The warp's queries, times `factor`, as A operands of this lane: [t][step of 16 channels][lane][16 bytes]. Step 2 q + h
+/// has channels 32 q + 8 c + 4 h .. + 3 of the lane's column c, as tiles have them.
 template <class C>
-__device__ void put_queries(std::byte* to, const float* q, int64_t token_stride, const Rows& rows, float factor,
-                            int lane) {
+__device__ void put_queries(std::byte* to, const DeviceAttention& a, const StepRow* span, int first_head,
+                            const Queries& queries, float factor, int lane) {
   const int r = lane / 4, c = lane % 4;
 #pragma unroll
-  for (int t = 0; t < C::kTiles; ++t) {
+  for (int t = 0; t < C::kFragments; ++t) {
     const float* row[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int at = rows.row(16 * t + r + 8 * h);
-      row[h] = q + at / rows.group * token_stride + at % rows.group * C::kDim + 2 * c;
+      const int at = queries.at(16 * t + r + 8 * h), token = at / queries.group;
+      row[h] = a.q + (int64_t(span[token].row) * a.n_heads + first_head + at - token * queries.group) * C::kDim + 8 * c;
     }
 #pragma unroll 4
     for (int s = 0; s < C::kDim / 16; ++s) {
-      uint32_t words[2][4];
+      float4 x[2];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float2 pair = *reinterpret_cast<const float2*>(row[i % 2] + 16 * s + 8 * (i / 2));
-        const float x = pair.x * factor, y = pair.y * factor;
-        words[0][i] = gpu::pack_f16(x, y);
-        words[1][i] = gpu::pack_f16(x - gpu::half_to_float(uint16_t(words[0][i])),
-                                    y - gpu::half_to_float(uint16_t(words[0][i] >> 16)));
-      }
-#pragma unroll
-      for (int p = 0; p < C::kPlanes; ++p)
-        *reinterpret_cast<uint4*>(to + (((t * (C::kDim / 16) + s) * C::kPlanes + p) * 32 + lane) * 16) =
-            make_uint4(words[p][0], words[p][1], words[p][2], words[p][3]);
+      for (int h = 0; h < 2; ++h) x[h] = *reinterpret_cast<const float4*>(row[h] + 32 * (s / 2) + 4 * (s % 2));
+      *reinterpret_cast<uint4*>(to + ((t * (C::kDim / 16) + s) * 32 + lane) * 16) =
+          make_uint4(gpu::pack_f16(x[0].x * factor, x[0].y * factor), gpu::pack_f16(x[1].x * factor, x[1].y * factor),
+                     gpu::pack_f16(x[0].z * factor, x[0].w * factor), gpu::pack_f16(x[1].z * factor, x[1].w * factor));
     }
   }
 }
 
-/// Scores of a tile, in powers of two.
+__device__ __forceinline__ void load_words(const std::byte* from, uint32_t (&words)[4]) {
+  const uint4 loaded = *reinterpret_cast<const uint4*>(from);
+  words[0] = loaded.x, words[1] = loaded.y, words[2] = loaded.z, words[3] = loaded.w;
+}
+
+/// Scores of a step, in powers of two.
 template <class C>
-__device__ __forceinline__ void tile_scores(const std::byte* queries, const std::byte* tile, int lane,
-                                            float (&scores)[C::kTiles][C::kKeys / 8][4]) {
+__device__ __forceinline__ void scores_of(const std::byte* queries, const std::byte* keys, int lane,
+                                          float (&scores)[C::kFragments][C::kKeys / 8][4]) {
   constexpr int kSteps = C::kDim / 16;
 #pragma unroll
-  for (int t = 0; t < C::kTiles; ++t)
+  for (int t = 0; t < C::kFragments; ++t)
 #pragma unroll
     for (int n = 0; n < C::kKeys / 8; ++n)
 #pragma unroll
       for (int i = 0; i < 4; ++i) scores[t][n][i] = 0;
-  // Matrices of a load: keys 0-7 and 8-15, each with two chunks of channels.
-  const int key = lane / 16 * 8 + lane % 8, chunk = lane / 8 % 2;
 #pragma unroll
-  for (int s = 0; s < kSteps; ++s) {
-    uint32_t a[C::kPlanes][C::kTiles][4];
+  for (int q = 0; q < C::kDim / 32; ++q) {
+    uint32_t a[2][C::kFragments][4];
 #pragma unroll
-    for (int p = 0; p < C::kPlanes; ++p)
+    for (int h = 0; h < 2; ++h)
 #pragma unroll
-      for (int t = 0; t < C::kTiles; ++t) {
-        const uint4 words =
-            *reinterpret_cast<const uint4*>(queries + ((t * kSteps + s) * C::kPlanes + p) * 512 + lane * 16);
-        a[p][t][0] = words.x, a[p][t][1] = words.y, a[p][t][2] = words.z, a[p][t][3] = words.w;
-      }
+      for (int t = 0; t < C::kFragments; ++t) load_words(queries + ((t * kSteps + 2 * q + h) * 32 + lane) * 16, a[h][t]);
 #pragma unroll
-    for (int n = 0; n < C::kKeys / 16; ++n) {
+    for (int n = 0; n < C::kKeys / 8; ++n) {
       uint32_t b[4];
-      gpu::load_matrices(b, tile + 16 * n * C::kRowBytes + tile_at<C>(key, 2 * s + chunk));
+      load_words(keys + n / 4 * C::kTileBytes + ((4 * q + n % 4) * 32 + lane) * 16, b);
 #pragma unroll
-      for (int p = C::kPlanes - 1; p >= 0; --p)
+      for (int h = 0; h < 2; ++h)
 #pragma unroll
-        for (int t = 0; t < C::kTiles; ++t)
-#pragma unroll
-          for (int half = 0; half < 2; ++half)
-            gpu::mma_f16(scores[t][2 * n + half], a[p][t], b[2 * half], b[2 * half + 1]);
+        for (int t = 0; t < C::kFragments; ++t) gpu::mma_f16(scores[t][n], a[h][t], b[2 * h], b[2 * h + 1]);
     }
   }
 }
 
-/// Scores of what a row does not see, or not in this step, become -infinity.
+/// Scores of what a query does not see, or not in this unit, become -infinity.
 template <class C>
-__device__ void mask(const DeviceAttnOver<typename C::Row>& a, const Rows& rows, const Step& step, int lane,
-                     float (&scores)[C::kTiles][C::kKeys / 8][4]) {
+__device__ void mask(const DeviceAttention& a, const Units& units, const Unit (&step)[C::kTiles], const StepRow* span,
+                     const Queries& queries, int lane, float (&scores)[C::kFragments][C::kKeys / 8][4]) {
 #pragma unroll
-  for (int t = 0; t < C::kTiles; ++t)
+  for (int t = 0; t < C::kFragments; ++t)
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int n = a.n_keys - a.n_tokens + rows.token(16 * t + lane / 4 + 8 * h) + 1;
-      const int k_coded = a.k.retention.coded_end(n), v_coded = a.v.retention.coded_end(n);
-      const int begin = max(step.k_coded() ? 0 : k_coded, step.v_coded() ? 0 : v_coded) - step.first;
-      const int end = min(step.k_coded() ? k_coded : n, step.v_coded() ? v_coded : n) - step.first;
+      const int n = span[0].position + queries.token(16 * t + lane / 4 + 8 * h) + 1;
 #pragma unroll
-      for (int i = 0; i < C::kKeys / 4; ++i) {
-        const int key = 8 * (i / 2) + 2 * (lane % 4) + i % 2;
-        if (key < begin || key >= end) scores[t][i / 2][2 * h + i % 2] = -INFINITY;
+      for (int u = 0; u < C::kTiles; ++u) {
+        const Seen seen = seen_of(a, units, step[u], n);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          const int key = 8 * (i / 2) + 2 * (lane % 4) + i % 2;
+          if (key < seen.begin || key >= seen.end) scores[t][4 * u + i / 2][2 * h + i % 2] = -INFINITY;
+        }
       }
     }
 }
 
-/// Takes a tile's scores into the running softmax, and its values into the outputs.
+/// Takes a step's scores into the running softmax, and its values into the outputs.
 template <class C>
-__device__ __forceinline__ void take_tile(float (&scores)[C::kTiles][C::kKeys / 8][4], const std::byte* tile, int lane,
-                                          WarpState<C>& state) {
+__device__ __forceinline__ void take_step(float (&scores)[C::kFragments][C::kKeys / 8][4], const std::byte* values,
+                                          int lane, WarpState<C>& state) {
 #pragma unroll
-  for (int t = 0; t < C::kTiles; ++t) {
+  for (int t = 0; t < C::kFragments; ++t) {
     float shrink[2];
     bool rose = false;
 #pragma unroll
@@ -268,93 +255,119 @@ __device__ __forceinline__ void take_tile(float (&scores)[C::kTiles][C::kKeys / 
         for (int i = 0; i < 4; ++i) state.out[t][e][i] *= shrink[i / 2];
     }
   }
-  // Matrices of a load: keys 0-7 and 8-15 of a chunk of channels, then of the next.
-  const int key = lane % 16, chunk = lane / 16;
 #pragma unroll
-  for (int n = 0; n < C::kKeys / 16; ++n) {
-    uint32_t weights[C::kTiles][4];
+  for (int u = 0; u < C::kTiles; ++u) {
+    uint32_t weights[2][C::kFragments][4];  // of 16 positions each
 #pragma unroll
-    for (int t = 0; t < C::kTiles; ++t)
+    for (int j = 0; j < 2; ++j)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {  // row half i % 2, keys 8 (i / 2) ..
-        const float(&of_tile)[4] = scores[t][2 * n + i / 2];
-        const float x = gpu::fast_exp2(of_tile[2 * (i % 2)] - state.top[t][i % 2]);
-        const float y = gpu::fast_exp2(of_tile[2 * (i % 2) + 1] - state.top[t][i % 2]);
-        state.total[t][i % 2] += x + y;
-        weights[t][i] = gpu::pack_f16(x, y);
-      }
+      for (int t = 0; t < C::kFragments; ++t)
 #pragma unroll
-    for (int e = 0; e < C::kDim / 16; ++e) {
+        for (int i = 0; i < 4; ++i) {  // query half i % 2, keys 8 (i / 2) ..
+          const float(&of_keys)[4] = scores[t][4 * u + 2 * j + i / 2];
+          const float x = gpu::fast_exp2(of_keys[2 * (i % 2)] - state.top[t][i % 2]);
+          const float y = gpu::fast_exp2(of_keys[2 * (i % 2) + 1] - state.top[t][i % 2]);
+          state.total[t][i % 2] += x + y;
+          weights[j][t][i] = gpu::pack_f16(x, y);
+        }
+#pragma unroll
+    for (int e = 0; e < C::kDim / 8; ++e) {
       uint32_t b[4];
-      gpu::load_matrices_transposed(b, tile + 16 * n * C::kRowBytes + tile_at<C>(key, 2 * e + chunk));
+      load_words(values + u * C::kTileBytes + (e * 32 + lane) * 16, b);
 #pragma unroll
-      for (int t = 0; t < C::kTiles; ++t)
+      for (int j = 0; j < 2; ++j)
 #pragma unroll
-        for (int half = 0; half < 2; ++half)
-          gpu::mma_f16(state.out[t][2 * e + half], weights[t], b[2 * half], b[2 * half + 1]);
+        for (int t = 0; t < C::kFragments; ++t)
+          gpu::mma_f16(state.out[t][e], weights[j][t], b[2 * j], b[2 * j + 1]);
     }
   }
 }
 
+/// Outputs out of cache space, by way of `room` [kWarpQueries, kDim], which is the warp's own.
 template <class C>
-__device__ void store(const WarpState<C>& state, float* out, int64_t token_stride, const Rows& rows, int lane) {
+__device__ void store(const WarpState<C>& state, const DeviceAttention& a, const StepRow* span, int kv_head,
+                      const Queries& queries, float* room, int lane) {
+  constexpr int kPer = C::kDim / 32;
+  const int r = lane / 4, c = lane % 4;
 #pragma unroll
-  for (int t = 0; t < C::kTiles; ++t)
+  for (int t = 0; t < C::kFragments; ++t)
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float total = quad_sum(state.total[t][h]);
-      const int i = 16 * t + lane / 4 + 8 * h, at = rows.row(i);
-      if (rows.first + i >= rows.n) continue;
-      float* to = out + at / rows.group * token_stride + at % rows.group * C::kDim + 2 * (lane % 4);
+      const float inverse = 1.0f / quad_sum(state.total[t][h]);
+      float* const row = room + (16 * t + r + 8 * h) * C::kDim;
 #pragma unroll
       for (int e = 0; e < C::kDim / 8; ++e)
-        *reinterpret_cast<float2*>(to + 8 * e) =
-            make_float2(state.out[t][e][2 * h] / total, state.out[t][e][2 * h + 1] / total);
+        *reinterpret_cast<float2*>(row + 8 * e + 2 * c) =
+            make_float2(state.out[t][e][2 * h] * inverse, state.out[t][e][2 * h + 1] * inverse);
     }
+  __syncwarp();
+  const RotationRow<kPer> table(a.v.rotation, lane);
+  float centre[kPer] = {};
+  if (a.v.centre)
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) centre[j] = a.v.centre_of(span[0].slot, kv_head)[lane + 32 * j];
+  const int n = min(C::kWarpQueries, queries.n - queries.first);
+  for (int i = 0; i < n; ++i) {
+    float x[kPer];
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) x[j] = room[i * C::kDim + lane + 32 * j] + centre[j];
+    rotate_row(a.v.rotation, table, false, lane, x);
+    const int at = queries.at(i), token = at / queries.group;
+    const int head = kv_head * queries.group + at - token * queries.group;
+    float* const out = a.out + (int64_t(span[token].row) * a.n_heads + head) * C::kDim + lane;
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) out[32 * j] = x[j];
+  }
 }
 
-template <class C>
-__global__ void __launch_bounds__(C::kThreads, C::kBlocks) prefill_kernel(DeviceAttnOver<typename C::Row> a) {
+/// Blocks: (block of the list, kv head). kAsHalves: both sides hold halves of kind f16 and nothing else.
+template <class C, bool kAsHalves>
+__global__ void __launch_bounds__(C::kThreads, C::kBlocks)
+    prefill_kernel(const DeviceAttention a, const AttnBlock* blocks) {
   std::byte* const shared = gpu::dynamic_shared<std::byte>();
   std::byte* const stages = shared + C::kQueryBytes;
-  std::byte* const landing = stages + 2 * C::kStageBytes;
-  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
-  const int group = a.n_heads / a.n_kv_heads, n_rows = a.n_tokens * group, n_past = a.n_keys - a.n_tokens;
-  // The blocks that see most keys begin first.
-  const int first_row = int(gridDim.y - 1 - blockIdx.y) * C::kRows;
-  const int64_t seq = blockIdx.z, seq_head = seq * a.n_kv_heads + blockIdx.x;
-  const Rows rows{first_row + warp * C::kWarpRows, n_rows, group};
+  const AttnBlock block = blocks[blockIdx.x];
+  const StepRow* const span = a.rows.rows + block.first;
+  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, kv_head = int(blockIdx.y);
+  const int group = a.group(), n_queries = block.n * group, n_past = span[0].position;
+  const Queries queries{block.first_query + warp * C::kWarpQueries, n_queries, group};
+  const int32_t* const pages = a.rows.pages + int64_t(span[0].slot) * a.rows.page_pitch;
+  const Side k{a.k, pages, span[0], kv_head}, v{a.v, pages, span[0], kv_head};
 
-  const int first_n = n_past + first_row / group + 1;
-  const int last_n = n_past + (min(first_row + C::kRows, n_rows) - 1) / group + 1;
-  const int warp_keys = n_past + rows.token(C::kWarpRows - 1) + 1;  // no row of the warp sees more
-  const KvRetention &kr = a.k.retention, &vr = a.v.retention;
-  const Steps steps{.k = reach_of(a.k, first_n, last_n),
-                    .v = reach_of(a.v, first_n, last_n),
-                    .n_keys = last_n,
-                    .keys = C::kKeys,
-                    .always_alike = kr.window == vr.window && kr.tile == vr.tile && kr.calibration == vr.calibration};
+  const int first_n = n_past + block.first_query / group + 1;
+  const int last_n = n_past + (min(block.first_query + C::kQueries, n_queries) - 1) / group + 1;
+  const int warp_keys = n_past + queries.token(C::kWarpQueries - 1) + 1;  // no query of the warp sees more
+  const Units units(a, first_n, last_n);
 
-  const auto start = [&](const Step& s, int stage) {
-    std::byte* const to = stages + stage * C::kStageBytes;
-    start_side<C>(source_of(a.k, s.k_coded(), seq_head, a.n_keys, C::kDim), s.first, to, landing);
-    start_side<C>(source_of(a.v, s.v_coded(), seq_head, a.n_keys, C::kDim), s.first, to + C::kSideBytes,
-                  landing + 2 * C::kSideBytes);
+  // A step's units. Past the last unit its tiles come once more, unseen: what nobody sees must be numbers, too.
+  Unit step[C::kTiles], next[C::kTiles];
+  const auto shown = [&](const Unit (&of)[C::kTiles], int i) { return units.ended(of[i]) ? of[0] : of[i]; };
+  const auto take_units = [&](Unit u, Unit (&to)[C::kTiles]) {
+#pragma unroll
+    for (int i = 0; i < C::kTiles; ++i) {
+      to[i] = u;
+      if (!units.ended(u)) u = units.next(u);
+    }
+  };
+  const auto start = [&](const Unit (&of)[C::kTiles], std::byte* to) {
+#pragma unroll
+    for (int i = 0; i < C::kTiles; ++i) {
+      const Unit u = shown(of, i);
+      start_tile<C>(k, u, u.k_coded(), to + i * C::kTileBytes);
+      start_tile<C>(v, u, u.v_coded(), to + (C::kTiles + i) * C::kTileBytes);
+    }
     gpu::copy_commit();
   };
-
-  Step step = steps.from({});
-  start(step, 0);
+  take_units(units.from({}), step);
+  start(step, stages + (kAsHalves ? 0 : C::kStageBytes));
 
   // Each lane reads back what it put there itself.
-  std::byte* const queries = shared + warp * (C::kQueryBytes / C::kWarps);
-  const int64_t token_stride = int64_t(a.n_heads) * C::kDim;
-  const int64_t first_value = seq * a.n_tokens * token_stride + int64_t(blockIdx.x) * group * C::kDim;
-  put_queries<C>(queries, a.q + first_value, token_stride, rows, a.scale * kLog2E, lane);
+  std::byte* const own_queries = shared + warp * (C::kQueryBytes / C::kWarps);
+  put_queries<C>(own_queries, a, span, kv_head * group, queries, a.scale * kLog2E, lane);
 
   WarpState<C> state;
 #pragma unroll
-  for (int t = 0; t < C::kTiles; ++t) {
+  for (int t = 0; t < C::kFragments; ++t) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) state.top[t][h] = kNever, state.total[t][h] = 0;
 #pragma unroll
@@ -363,108 +376,69 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) prefill_kernel(Device
       for (int i = 0; i < 4; ++i) state.out[t][e][i] = 0;
   }
 
-  // One barrier a step: past it, everyone has done with the step before, whose stage is filled next. Floats are put
-  // into the stage of this step ahead of the barrier: everyone is past the step that used it.
-  for (int stage = 0; step.first < last_n; stage ^= 1) {
-    std::byte* const tile = stages + stage * C::kStageBytes;
-    const Step next = steps.next(step);
+  int stage = 0;
+  while (!units.ended(step[0])) {
+    take_units(units.next(step[C::kTiles - 1]), next);
     gpu::copy_wait<0>();
-    if constexpr (C::kFloats) {
-      narrow_side<C>(landing, tile);
-      narrow_side<C>(landing + 2 * C::kSideBytes, tile + C::kSideBytes);
+    __syncthreads();  // everyone's copies are there, and everyone has done with the step before
+    if constexpr (kAsHalves) {
+      if (!units.ended(next[0])) start(next, stages + (stage ^ 1) * C::kStageBytes);
+    } else {
+      constexpr int kQuads = C::kDim / 32, kPieces = 2 * C::kTiles * kQuads;
+#pragma unroll 1
+      for (int piece = warp; piece < kPieces; piece += C::kWarps) {
+        const int at = piece / kQuads, quad = piece % kQuads;  // tiles of K, then of V
+        const Unit u = shown(step, at % C::kTiles);
+        const std::byte* const raw = stages + C::kStageBytes + at * C::kTileBytes;
+        std::byte* const halves = stages + at * C::kTileBytes;
+        if (at < C::kTiles) prefill::quad_to_halves<C::kDim, true>(k.kind(u.sinks(), u.k_coded()), raw, quad, lane, halves);
+        else prefill::quad_to_halves<C::kDim, false>(v.kind(u.sinks(), u.v_coded()), raw, quad, lane, halves);
+      }
+      __syncthreads();
+      if (!units.ended(next[0])) start(next, stages + C::kStageBytes);
     }
-    if (!C::kFloats) __syncthreads();
-    if (next.first < last_n) start(next, stage ^ 1);
-    if (C::kFloats) __syncthreads();
-
-    if (step.first < warp_keys) {
-      float scores[C::kTiles][C::kKeys / 8][4];
-      tile_scores<C>(queries, tile, lane, scores);
-      const int end = step.first + C::kKeys;
-      if (end > first_n || !reads_all(steps.k, step.k_coded(), step.first, end) ||
-          !reads_all(steps.v, step.v_coded(), step.first, end))
-        mask<C>(a, rows, step, lane, scores);
-      take_tile<C>(scores, tile + C::kSideBytes, lane, state);
+    const std::byte* const tile = stages + (kAsHalves ? stage * C::kStageBytes : 0);
+    if (step[0].tile() * kTilePositions < warp_keys) {
+      float scores[C::kFragments][C::kKeys / 8][4];
+      scores_of<C>(own_queries, tile, lane, scores);
+      bool all_seen = true;
+#pragma unroll
+      for (int i = 0; i < C::kTiles; ++i) {
+        const Unit u = step[i];
+        all_seen = all_seen && !u.sinks() && (u.tile() > 0 || units.n_sinks == 0) &&
+                   (u.tile() + 1) * kTilePositions <= first_n && units.k.all_read(u.tile(), u.k_coded()) &&
+                   units.v.all_read(u.tile(), u.v_coded());
+      }
+      if (!all_seen) mask<C>(a, units, step, span, queries, lane, scores);
+      take_step<C>(scores, tile + C::kTiles * C::kTileBytes, lane, state);
     }
-    step = next;
+#pragma unroll
+    for (int i = 0; i < C::kTiles; ++i) step[i] = next[i];
+    stage ^= 1;
   }
-  store<C>(state, a.out + first_value, token_stride, rows, lane);
+  __syncthreads();  // the outputs take the place of queries and stages
+  store<C>(state, a, span, kv_head, queries, reinterpret_cast<float*>(shared) + warp * C::kWarpQueries * C::kDim, lane);
 }
-
-int device_attribute(cudaDeviceAttr attribute) {
-  int device = 0, value = 0;
-  gpu::check(cudaGetDevice(&device), "device");
-  gpu::check(cudaDeviceGetAttribute(&value, attribute, device), "attribute of the device");
-  return value;
-}
-
-/// The cut that needs the least room.
-template <int kDim, class Row>
-using Small = Cut<kDim, 1, 4, Row>;
 
 template <class C>
-void launch(gpu::StreamHandle stream, const DeviceAttnOver<typename C::Row>& a) {
-  gpu::check(cudaFuncSetAttribute(prefill_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes),
-             "shared memory of prefill attention");
-  const int64_t n_rows = int64_t(a.n_tokens) * (a.n_heads / a.n_kv_heads);
-  const dim3 grid(unsigned(a.n_kv_heads), unsigned(gpu::ceil_div(n_rows, C::kRows)), unsigned(a.n_seq));
-  gpu::launch("prefill attention", prefill_kernel<C>, {grid, C::kThreads, size_t(C::kSharedBytes), stream}, a);
-}
-
-template <int kDim, class Row>
-void launch(gpu::StreamHandle stream, const DeviceAttnOver<Row>& a, const PrefillPlan& plan) {
-  if (plan.planes == 2) return launch<Cut<kDim, 2, 4, Row>>(stream, a);
-  using Large = Cut<kDim, 1, 8, Row>;
-  int warps = plan.warps;
-  if (warps == 0) {
-    // Two small blocks of halves hide each other's barriers. Floats take too much room for two blocks and want to be
-    // narrowed for as many rows as possible, unless that leaves processors idle. One sequence decides: side by side
-    // they give the bits of each alone.
-    const int64_t n_rows = int64_t(a.n_tokens) * (a.n_heads / a.n_kv_heads);
-    const int64_t blocks = gpu::ceil_div(n_rows, Large::kRows) * a.n_kv_heads;
-    const bool large = Large::kFloats && blocks >= device_attribute(cudaDevAttrMultiProcessorCount) &&
-                       Large::kSharedBytes <= device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-    warps = large ? 8 : 4;
-  }
-  if (warps == 8) launch<Large>(stream, a);
-  else launch<Small<kDim, Row>>(stream, a);
-}
-
-template <class Row>
-int least_shared_bytes(int head_dim) {
-  return head_dim == 64    ? Small<64, Row>::kSharedBytes
-         : head_dim == 128 ? Small<128, Row>::kSharedBytes
-                           : Small<256, Row>::kSharedBytes;
-}
-
-template <class Row>
-void run(gpu::StreamHandle stream, const DeviceAttnOver<Row>& a, const PrefillPlan& plan) {
-  const char* why = prefill_attn_unsupported(a.head_dim, sizeof(Row));
-  if (!why && a.n_heads % a.n_kv_heads != 0) why = "heads are no multiple of kv heads";
-  if (!why && plan.planes != 1 && plan.planes != 2) why = "a query has 1 or 2 planes";
-  if (!why && plan.warps != 0 && plan.warps != 4 && (plan.warps != 8 || plan.planes == 2))
-    why = "a block has 4 warps, or 8 with one plane";
-  if (why) throw Error(ErrorKind::failure, std::string("prefill_attn: ") + why);
-  if (a.head_dim == 64) launch<64>(stream, a, plan);
-  else if (a.head_dim == 128) launch<128>(stream, a, plan);
-  else launch<256>(stream, a, plan);
+void launch(gpu::StreamHandle stream, const DeviceAttention& a, const AttnBlock* blocks, int n_blocks) {
+  const auto plain = [](const KvTiles& t) { return t.kind == TileKind::f16 && t.ring_tiles == 0 && t.n_sinks == 0; };
+  const auto kernel = plain(a.k) && plain(a.v) ? prefill_kernel<C, true> : prefill_kernel<C, false>;
+  gpu::allow_shared_bytes("prefill attention", kernel, C::kSharedBytes);
+  gpu::launch("prefill attention", kernel,
+              {dim3(unsigned(n_blocks), unsigned(a.k.n_kv_heads)), C::kThreads, size_t(C::kSharedBytes), stream}, a,
+              blocks);
 }
 
 }  // namespace
 
-const char* prefill_attn_unsupported(int head_dim, int value_bytes) {
-  if (head_dim != 64 && head_dim != 128 && head_dim != 256) return "head_dim must be 64, 128 or 256";
-  const int bytes = value_bytes == 4 ? least_shared_bytes<float>(head_dim) : least_shared_bytes<uint16_t>(head_dim);
-  if (bytes > device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin))
-    return "the device has too little shared memory for rows of this size";
-  return nullptr;
-}
+int prefill_attn_queries(int head_dim) { return head_dim == 256 ? Cut<256>::kQueries : Cut<128>::kQueries; }
 
-void prefill_attn(gpu::StreamHandle stream, const DeviceAttnOver<float>& a, const PrefillPlan& plan) {
-  run(stream, a, plan);
-}
-void prefill_attn(gpu::StreamHandle stream, const DeviceAttnOver<uint16_t>& a, const PrefillPlan& plan) {
-  run(stream, a, plan);
+void prefill_attn(gpu::StreamHandle stream, const DeviceAttention& a, const AttnBlock* blocks, int n_blocks) {
+  if (n_blocks == 0) return;
+  if (a.k.head_dim == 64) launch<Cut<64>>(stream, a, blocks, n_blocks);
+  else if (a.k.head_dim == 128) launch<Cut<128>>(stream, a, blocks, n_blocks);
+  else launch<Cut<256>>(stream, a, blocks, n_blocks);
 }
 
 }  // namespace ridge

@@ -57,23 +57,31 @@ void rms_norm(CpuContext& context, View2<const float> x, const float* weight, fl
   for_rows(context, x.rows, [&](int64_t t, int) { kernel(&x(t, 0), weight, eps, x.cols, &y(t, 0)); });
 }
 
-void apply_rope(CpuContext& context, const Rope& rope, int first, int n_heads, int head_dim, View2<float> x) {
-  const TracedOp traced(context, "rope", {}, rows_work(x, 1, 3));
-  const int n_pairs = int(rope.frequency.size());
-  const bool halves = rope.pairs == RopePairs::halves;
-  const int step = halves ? 1 : 2, apart = halves ? n_pairs : 1;
-  float* tables = context.scratch[0].ensure<float>(context.pool.size() * 2 * int64_t(n_pairs));
-  for_rows(context, x.rows, [&](int64_t t, int thread) {
-    float* cosines = tables + thread * 2 * int64_t(n_pairs);
-    float* sines = cosines + n_pairs;
+RopeAngles::RopeAngles(CpuContext& context, const Rope& rope, std::span<const int32_t> positions)
+    : pairs(rope.pairs),
+      n_pairs(int(rope.frequency.size())),
+      cosines(positions.size() * rope.frequency.size()),
+      sines(cosines.size()) {
+  for_rows(context, ssize(positions), [&](int64_t t, int) {
     for (int i = 0; i < n_pairs; ++i) {
       // All in double: at position 128k a float angle would be off by up to 0.008 rad.
-      const double angle = double(first + t) * rope.frequency[size_t(i)];
-      cosines[i] = float(std::cos(angle)) * rope.magnitude;
-      sines[i] = float(std::sin(angle)) * rope.magnitude;
+      const double angle = double(positions[size_t(t)]) * rope.frequency[size_t(i)];
+      cosines[size_t(t * n_pairs + i)] = float(std::cos(angle)) * rope.magnitude;
+      sines[size_t(t * n_pairs + i)] = float(std::sin(angle)) * rope.magnitude;
     }
-    for (int h = 0; h < n_heads; ++h) {
-      float* head = &x(t, int64_t(h) * head_dim);
+  });
+}
+
+void apply_rope(CpuContext& context, const RopeAngles& angles, int head_dim, View2<float> x) {
+  const TracedOp traced(context, "rope", {}, rows_work(x, 1, 3));
+  const int n_pairs = angles.n_pairs;
+  const bool halves = angles.pairs == RopePairs::halves;
+  const int step = halves ? 1 : 2, apart = halves ? n_pairs : 1;
+  for_rows(context, x.rows, [&](int64_t t, int) {
+    const float* const cosines = angles.cosines.data() + t * n_pairs;
+    const float* const sines = angles.sines.data() + t * n_pairs;
+    for (int64_t first = 0; first < x.cols; first += head_dim) {
+      float* head = &x(t, first);
       for (int i = 0; i < n_pairs; ++i) {
         float& a = head[i * step];
         float& b = head[i * step + apart];

@@ -1,6 +1,7 @@
 // The element-wise ops between the matrix products: RMSNorm, RoPE, gated activations, residual and bias additions.
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "base/view.h"
@@ -21,8 +22,18 @@ struct Rope {
 /// y[t] = x[t] / sqrt(mean(x[t]^2) + eps) * weight, row by row; y may be x.
 void rms_norm(CpuContext& context, View2<const float> x, const float* weight, float eps, View2<float> y);
 
-/// Rotates every head of x [n_tokens, n_heads * head_dim]; token t stands at position first + t.
-void apply_rope(CpuContext& context, const Rope& rope, int first, int n_heads, int head_dim, View2<float> x);
+/// Cosines and sines of positions under one Rope, made once for all layers of a step.
+struct RopeAngles {
+  RopePairs pairs = RopePairs::halves;
+  int n_pairs = 0;
+  std::vector<float> cosines, sines;  // [n_tokens, n_pairs], times the magnitude
+
+  RopeAngles() = default;
+  RopeAngles(CpuContext& context, const Rope& rope, std::span<const int32_t> positions);
+};
+
+/// Rotates every head of x [n_tokens, n_heads * head_dim] by the angles of its token.
+void apply_rope(CpuContext& context, const RopeAngles& angles, int head_dim, View2<float> x);
 
 /// gate = silu(gate) * up
 void swiglu(CpuContext& context, View2<float> gate, View2<const float> up);

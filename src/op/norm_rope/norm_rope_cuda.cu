@@ -73,6 +73,11 @@ __global__ void add_bias_kernel(int64_t total, int64_t n, float* x, const float*
   if (i < total) x[i] += bias[i % n];
 }
 
+__global__ void gather_rows_kernel(int64_t total, int64_t n, const int32_t* rows, const float* x, float* y) {
+  const int64_t i = element();
+  if (i < total) y[i] = x[rows[i / n] * n + i % n];
+}
+
 __global__ void copy_columns_kernel(int64_t total, int64_t n, const float* x, int64_t pitch, float* y) {
   const int64_t i = element();
   if (i < total) y[i] = x[i / n * pitch + i % n];
@@ -123,6 +128,11 @@ void device_add_bias(gpu::StreamHandle stream, int64_t n_rows, int64_t n, float*
 void device_copy_columns(gpu::StreamHandle stream, int64_t n_rows, int64_t n, const float* x, int64_t pitch, float* y) {
   gpu::launch("copy_columns", copy_columns_kernel, {blocks(n_rows * n), kThreads, 0, stream}, n_rows * n, n, x, pitch,
               y);
+}
+
+void device_gather_rows(gpu::StreamHandle stream, int64_t n_rows, int64_t n, const int32_t* rows, const float* x,
+                        float* y) {
+  gpu::launch("gather_rows", gather_rows_kernel, {blocks(n_rows * n), kThreads, 0, stream}, n_rows * n, n, rows, x, y);
 }
 
 }  // namespace ridge

@@ -1,4 +1,4 @@
-// What a quality run wants to know of one row of logits (lab/statistics.h has the definitions).
+// What a quality run wants to know of one row of logits (lab/quality/statistics.h has the definitions).
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// Takes the place of src/lab/op_kernels.cpp in the program ridge_planted: the table has the reference product and a
+// Takes the place of src/lab/op/op_kernels.cpp in the program ridge_planted: the table has the reference product and a
 // copy of it that gets one output wrong. The shipped program has no such kernel.
-#include "lab/op_kernels.h"
+#include "lab/op/op_kernels.h"
 #include "op/kernels.h"
 
 namespace ridge::lab {

@@ -1,0 +1,75 @@
+// What runs a model: the CPU, or a device. A backend reads the model's plan, runs batches over pools of sequences, and
+// leaves logits where it computed them.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/batch.h"
+#include "engine/run_ahead.h"
+#include "model/kv_metric.h"
+#include "model/plan.h"
+#include "model/weights.h"
+#include "op/score/row_score.h"
+#include "ridge/engine.h"
+
+namespace ridge {
+
+/// Logits of a step, kept until the next step that writes here.
+class Outputs {
+ public:
+  virtual ~Outputs() = default;
+  virtual int64_t n_rows() const = 0;
+  /// On the host, [n_rows, vocab_size]; valid until the next step that writes here.
+  virtual View2<const float> logits() = 0;
+  /// Compares the rows with those of `base` (null: none), where they are; targets [n_rows]. Results queue up in order
+  /// until take_scores().
+  virtual void score(Outputs* base, std::span<const int32_t> targets) = 0;
+  virtual std::vector<RowScore> take_scores() = 0;
+};
+
+/// Steps of a fixed set of sequences that feed themselves: step 0 draws a token a sequence from logits that are there,
+/// each later step appends the tokens drawn last and draws again. The pool's lengths advance when a step is queued.
+class Drawing : public DeviceSteps {
+ public:
+  /// Steps that may be queued whose tokens were not read.
+  virtual int most_ahead() const = 0;
+};
+
+/// Called before each layer's attention on the host's rows: q [n, n_heads * head_dim], k and v [n, n_kv_heads * head_dim],
+/// after RoPE and before the cache.
+using OnAttention = std::function<void(int layer, View2<const float> q, View2<const float> k, View2<const float> v)>;
+/// Called with the residual stream [n, d_model] in front of each layer, and behind the last one (layer = n_layers), which
+/// it may change: checks give every layer the reference's input.
+using OnLayer = std::function<void(int layer, View2<float> x)>;
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  /// Memory for a pool. Throws Error: no_memory, or usage for a cache that the backend cannot hold.
+  virtual std::unique_ptr<KvMemory> open_memory(std::span<const KvLayerConfig> layers,
+                                                std::span<const KvMetricView> metrics, int n_pages, int n_slots) = 0;
+  virtual std::unique_ptr<Outputs> make_outputs() = 0;
+
+  /// Appends the batch's tokens; pages must be reserved. At most max_tokens() tokens. Queues work or runs it.
+  virtual void run(const Batch& batch, SequencePool& pool, Outputs& outputs) = 0;
+  virtual int max_tokens() const = 0;
+  /// Watches the steps to come; null to stop watching.
+  virtual void watch(OnAttention on_attention, OnLayer on_layer) = 0;
+
+  /// `outputs` has one row a sequence, of its last token. Rows of `recent` are what each sequence's penalty knows.
+  virtual std::unique_ptr<Drawing> start_drawing(std::span<const SeqId> seqs, SequencePool& pool, Outputs& outputs,
+                                                 std::span<const SamplerOptions> samplers,
+                                                 std::span<const std::vector<int32_t>> recent) = 0;
+
+  virtual std::string name() const = 0;            ///< "cpu", "cuda:0 NVIDIA H200"
+  virtual int64_t step_weight_bytes() const = 0;   ///< what a decode step reads of the weights, as held there
+  virtual int64_t free_bytes() const = 0;          ///< memory that can still be allocated
+  /// "op=kernel" of a decode step and of a prompt over such a cache.
+  virtual std::vector<std::string> kernels(const KvLayerConfig& layer) const = 0;
+};
+
+}  // namespace ridge

@@ -1,0 +1,307 @@
+// The forward pass on the CPU: one page that walks the plan.
+#include "engine/cpu_backend.h"
+
+#include <algorithm>
+#include <climits>
+#include <utility>
+
+#include "op/attn/attn.h"
+#include "op/cache/append.h"
+#include "op/cache/rounding.h"
+#include "op/score/score.h"
+#include "op/trace.h"
+
+namespace ridge {
+namespace {
+
+class CpuOutputs final : public Outputs {
+ public:
+  explicit CpuOutputs(CpuContext& context) : context_(context) {}
+  int64_t n_rows() const override { return rows_.rows; }
+  View2<const float> logits() override { return rows_; }
+  void score(Outputs* base, std::span<const int32_t> targets) override;
+  std::vector<RowScore> take_scores() override { return std::exchange(scores_, {}); }
+  /// Room for logits [n, vocab_size].
+  View2<float> make_room(int64_t n, int vocab_size) {
+    return rows_ = {buffer_.ensure<float>(n * vocab_size), n, vocab_size};
+  }
+
+ private:
+  CpuContext& context_;
+  AlignedBuffer buffer_;
+  View2<float> rows_;
+  std::vector<RowScore> scores_;
+};
+
+void CpuOutputs::score(Outputs* base, std::span<const int32_t> targets) {
+  const View2<const float> base_rows = base ? base->logits() : View2<const float>();
+  RIDGE_CHECK(rows_.rows == ssize(targets) && (!base || base_rows.rows == rows_.rows), "{} targets for {} rows",
+              targets.size(), rows_.rows);
+  const size_t first = scores_.size();
+  scores_.resize(first + targets.size());
+  context_.pool.for_each(rows_.rows, [&](int64_t i, int) {
+    scores_[first + size_t(i)] =
+        score_row(base ? base_rows.row(i) : std::span<const float>(), rows_.row(i), targets[size_t(i)]);
+  });
+}
+
+class CpuBackend final : public Backend {
+ public:
+  CpuBackend(CpuContext& context, const ModelPlan& plan, const Weights& weights)
+      : context_(context), plan_(plan), weights_(weights) {}
+
+  std::unique_ptr<KvMemory> open_memory(std::span<const KvLayerConfig> layers, std::span<const KvMetricView> metrics,
+                                        int n_pages, int n_slots) override {
+    const RoundRow round = metrics.empty() ? nullptr : select_round_row(context_, layers[0].head_dim);
+    return std::make_unique<HostKvMemory>(layers, metrics, round, n_pages, n_slots);
+  }
+  std::unique_ptr<Outputs> make_outputs() override { return std::make_unique<CpuOutputs>(context_); }
+  void run(const Batch& batch, SequencePool& pool, Outputs& outputs) override;
+  int max_tokens() const override { return 1 << 16; }
+  void watch(OnAttention on_attention, OnLayer on_layer) override {
+    on_attention_ = std::move(on_attention);
+    on_layer_ = std::move(on_layer);
+  }
+  std::unique_ptr<Drawing> start_drawing(std::span<const SeqId> seqs, SequencePool& pool, Outputs& outputs,
+                                         std::span<const SamplerOptions> samplers,
+                                         std::span<const std::vector<int32_t>> recent) override;
+  std::string name() const override { return "cpu"; }
+  int64_t step_weight_bytes() const override;
+  int64_t free_bytes() const override { return INT64_MAX; }
+  std::vector<std::string> kernels(const KvLayerConfig& layer) const override;
+
+ private:
+  /// Matrices of one step.
+  struct Rows {
+    View2<float> x, h;  // [n, d_model]: residual stream; what a block reads and returns
+    View2<float> q, attn, k, v, gate, up;
+  };
+  Rows rows_of(int64_t n);
+  View2<float> matrix(AlignedBuffer& buffer, int64_t rows, int64_t cols) {
+    return {buffer.ensure<float>(rows * cols), rows, cols};
+  }
+  void embed(std::span<const int32_t> tokens, View2<float> x);
+  void attend(int layer, const Rows& rows, HostKvMemory& memory);
+  void feed_forward(int layer, const Rows& rows);
+  void norm_heads(View2<float> x, const std::vector<float>& weight);
+
+  CpuContext& context_;
+  const ModelPlan& plan_;
+  const Weights& weights_;
+  AlignedBuffer x_, h_, q_, attn_, k_, v_, gate_, up_;  // grow with the largest step
+  // Of the step that runs: angles of each rope, and the new tokens in parts that append and attention take.
+  std::vector<RopeAngles> angles_;
+  std::vector<std::vector<KvSpan>> parts_;
+  OnAttention on_attention_;
+  OnLayer on_layer_;
+};
+
+CpuBackend::Rows CpuBackend::rows_of(int64_t n) {
+  return {.x = matrix(x_, n, plan_.d_model),
+          .h = matrix(h_, n, plan_.d_model),
+          .q = matrix(q_, n, plan_.q_dim()),
+          .attn = matrix(attn_, n, plan_.q_dim()),
+          .k = matrix(k_, n, plan_.kv_dim()),
+          .v = matrix(v_, n, plan_.kv_dim()),
+          .gate = matrix(gate_, n, plan_.d_ff()),
+          .up = matrix(up_, n, plan_.d_ff())};
+}
+
+/// x[t] = row tokens[t] of the embedding.
+void CpuBackend::embed(std::span<const int32_t> tokens, View2<float> x) {
+  const Linear& embedding = weights_.embedding;
+  const int64_t row_bytes = embedding.format->row_bytes(embedding.n_in), n = ssize(tokens);
+  const TracedOp traced(context_, "embed", {}, {n * row_bytes, 4 * n * embedding.n_in, 0});
+  for (int64_t t = 0; t < n; ++t) {
+    const int32_t token = tokens[size_t(t)];
+    RIDGE_CHECK(token >= 0 && token < embedding.n_out, "token {} of a vocabulary of {}", token, embedding.n_out);
+    embedding.format->decode(embedding.rows + token * row_bytes, embedding.n_in, &x(t, 0));
+    if (embedding.scale != 1)
+      for (float& value : x.row(t)) value *= embedding.scale;
+  }
+}
+
+/// RMSNorm of every head of x with one weight [head_dim].
+void CpuBackend::norm_heads(View2<float> x, const std::vector<float>& weight) {
+  const auto dim = int64_t(weight.size());
+  const View2<float> heads(x.data, x.rows * x.cols / dim, dim);
+  rms_norm(context_, heads, weight.data(), plan_.norm_eps, heads);
+}
+
+/// rows.h = attention of rows.h, the sequences' caches grown.
+void CpuBackend::attend(int layer, const Rows& rows, HostKvMemory& memory) {
+  const AttentionPlan& a = plan_.layers[size_t(layer)].attention;
+  const LayerWeights& w = weights_.layers[size_t(layer)];
+  linear(context_, w.q, rows.h, rows.q);
+  linear(context_, w.k, rows.h, rows.k);
+  linear(context_, w.v, rows.h, rows.v);
+  if (a.qkv_bias) {
+    add_bias(context_, rows.q, w.q_bias.data());
+    add_bias(context_, rows.k, w.k_bias.data());
+    add_bias(context_, rows.v, w.v_bias.data());
+  }
+  if (a.qk_norm) {
+    norm_heads(rows.q, w.q_norm);
+    norm_heads(rows.k, w.k_norm);
+  }
+  apply_rope(context_, angles_[size_t(a.rope)], a.head_dim, rows.q);
+  apply_rope(context_, angles_[size_t(a.rope)], a.head_dim, rows.k);
+  if (on_attention_) on_attention_(layer, rows.q, rows.k, rows.v);
+  for (const std::vector<KvSpan>& spans : parts_) {
+    kv_append(context_, memory.tiles(layer, true), memory.tiles(layer, false), spans, rows.k, rows.v);
+    attention(context_, {.n_heads = a.n_heads,
+                         .scale = a.scale,
+                         .k = memory.tiles(layer, true),
+                         .v = memory.tiles(layer, false),
+                         .spans = spans,
+                         .q = rows.q,
+                         .out = rows.attn});
+  }
+  if (a.out_norm) rms_norm(context_, rows.attn, w.attn_sub_norm.data(), plan_.norm_eps, rows.attn);
+  linear(context_, w.o, rows.attn, rows.h);
+}
+
+/// rows.h = the gated feed-forward of rows.h.
+void CpuBackend::feed_forward(int layer, const Rows& rows) {
+  const DensePlan& d = plan_.layers[size_t(layer)].dense;
+  const LayerWeights& w = weights_.layers[size_t(layer)];
+  linear(context_, w.gate, rows.h, rows.gate);
+  linear(context_, w.up, rows.h, rows.up);
+  if (d.activation == Activation::relu2) relu2_glu(context_, rows.gate, rows.up);
+  else swiglu(context_, rows.gate, rows.up);
+  if (d.down_norm) rms_norm(context_, rows.gate, w.ffn_sub_norm.data(), plan_.norm_eps, rows.gate);
+  linear(context_, w.down, rows.gate, rows.h);
+}
+
+void CpuBackend::run(const Batch& batch, SequencePool& pool, Outputs& outputs) {
+  const auto n = int64_t(batch.tokens.size());
+  RIDGE_CHECK(n > 0 && n <= max_tokens(), "{} tokens in a step", n);
+  auto& memory = static_cast<HostKvMemory&>(pool.memory());
+  int most_rows = INT_MAX;
+  for (int i = 0; i < memory.n_layers(); ++i)
+    most_rows = std::min(most_rows, most_rows_at_once(memory.tiles(i, true), memory.tiles(i, false)));
+  std::vector<int32_t> positions;
+  parts_.clear();
+  for (const SeqTokens& tokens : batch.seqs) {
+    const KvSpan whole = pool.span(tokens.seq, int(positions.size()), tokens.n_tokens);
+    for (int i = 0; i < tokens.n_tokens; ++i) positions.push_back(whole.n_past + i);
+    const std::vector<KvSpan> cut = cut_span(whole, most_rows, pool.calibrates(tokens.seq));
+    if (parts_.size() < cut.size()) parts_.resize(cut.size());
+    for (size_t i = 0; i < cut.size(); ++i) parts_[i].push_back(cut[i]);
+  }
+  RIDGE_CHECK(ssize(positions) == n, "{} tokens, sequences bring {}", n, positions.size());
+  angles_.clear();
+  for (const Rope& rope : plan_.ropes) angles_.emplace_back(context_, rope, positions);
+
+  const Rows rows = rows_of(n);
+  embed(batch.tokens, rows.x);
+  for (int i = 0; i < ssize(plan_.layers); ++i) {
+    if (context_.trace) context_.trace->layer = i;
+    if (on_layer_) on_layer_(i, rows.x);
+    const LayerPlan& layer = plan_.layers[size_t(i)];
+    const LayerWeights& w = weights_.layers[size_t(i)];
+    rms_norm(context_, rows.x, w.attn_norm.data(), plan_.norm_eps, rows.h);
+    switch (layer.mixer) {
+      case MixerKind::attention: attend(i, rows, memory); break;
+    }
+    add(context_, rows.x, rows.h);
+    rms_norm(context_, rows.x, w.ffn_norm.data(), plan_.norm_eps, rows.h);
+    switch (layer.feed_forward) {
+      case FeedForwardKind::dense: feed_forward(i, rows); break;
+    }
+    add(context_, rows.x, rows.h);
+  }
+  if (context_.trace) context_.trace->layer = -1;
+  if (on_layer_) on_layer_(int(plan_.layers.size()), rows.x);
+  for (const SeqTokens& tokens : batch.seqs) pool.advance(tokens.seq, tokens.n_tokens);
+
+  const int64_t n_logits = batch.n_logits();
+  const View2<float> logits = static_cast<CpuOutputs&>(outputs).make_room(n_logits, plan_.vocab_size);
+  if (n_logits == 0) return;
+  if (batch.logits == LogitRows::last) {
+    int64_t end = 0, to = 0;
+    for (const SeqTokens& tokens : batch.seqs) {
+      end += tokens.n_tokens;
+      const std::span<float> row = rows.x.row(end - 1);
+      std::ranges::copy(row, rows.x.row(to++).begin());
+    }
+  }
+  const View2<float> normed = rows.h.slice(0, n_logits);
+  rms_norm(context_, rows.x.slice(0, n_logits), weights_.output_norm.data(), plan_.norm_eps, normed);
+  linear(context_, weights_.output, normed, logits);
+}
+
+int64_t CpuBackend::step_weight_bytes() const {
+  int64_t bytes = 0;
+  for_each_matrix(weights_, [&](const Linear& m, std::string_view) { bytes += m.bytes(); });
+  return bytes;
+}
+
+std::vector<std::string> CpuBackend::kernels(const KvLayerConfig& layer) const {
+  const Linear& matrix = weights_.layers[0].gate;
+  const AttentionProblem problem(layer, plan_.layers[0].attention.n_heads, 1);
+  const auto name = [&](std::string_view op, const auto& variants, const auto&... of) {
+    return fmt::format("{}={}", op, select_variant(context_, op, variants, of...).name);
+  };
+  return {name("gemv", gemv_variants(), matrix), name("gemm", gemm_variants(), matrix),
+          name("attention", attention_variants(), problem.get()), name("norm_rope", norm_rope_variants()),
+          name("kv_round", kv_round_variants(), layer.head_dim)};
+}
+
+/// Steps that feed themselves run when they are queued.
+class CpuDrawing final : public Drawing {
+ public:
+  CpuDrawing(CpuBackend& backend, std::span<const SeqId> seqs, SequencePool& pool, Outputs& outputs,
+             std::span<const SamplerOptions> samplers, std::span<const std::vector<int32_t>> recent, int vocab_size)
+      : backend_(backend), pool_(pool), outputs_(outputs), tokens_(seqs.size()) {
+    for (size_t i = 0; i < seqs.size(); ++i) {
+      seqs_.push_back({seqs[i], 1});
+      samplers_.emplace_back(samplers[i], vocab_size).accept(recent[i]);
+    }
+  }
+  void launch(int64_t step) override {
+    if (step > 0) {
+      for (const SeqTokens& tokens : seqs_) pool_.reserve(tokens.seq, 1).or_throw();
+      backend_.run({.tokens = tokens_, .seqs = seqs_, .logits = LogitRows::last}, pool_, outputs_);
+    }
+    const View2<const float> logits = outputs_.logits();
+    RIDGE_CHECK(logits.rows == ssize(tokens_), "drawing from {} rows of {} sequences", logits.rows, tokens_.size());
+    for (size_t i = 0; i < tokens_.size(); ++i) tokens_[i] = samplers_[i].sample(logits.row(int64_t(i)));
+  }
+  bool read(int64_t, std::span<int32_t> tokens) override {
+    std::ranges::copy(tokens_, tokens.begin());
+    return true;
+  }
+  bool idle() override { return true; }
+  void finish() override {}
+  int most_ahead() const override { return 1; }
+
+ private:
+  CpuBackend& backend_;
+  SequencePool& pool_;
+  Outputs& outputs_;
+  std::vector<SeqTokens> seqs_;
+  std::vector<int32_t> tokens_;
+  std::vector<Sampler> samplers_;
+};
+
+std::unique_ptr<Drawing> CpuBackend::start_drawing(std::span<const SeqId> seqs, SequencePool& pool, Outputs& outputs,
+                                                   std::span<const SamplerOptions> samplers,
+                                                   std::span<const std::vector<int32_t>> recent) {
+  return std::make_unique<CpuDrawing>(*this, seqs, pool, outputs, samplers, recent, plan_.vocab_size);
+}
+
+}  // namespace
+
+std::unique_ptr<Backend> make_cpu_backend(CpuContext& context, const ModelPlan& plan, const Weights& weights) {
+  for (const LayerPlan& layer : plan.layers) {
+    if (layer.mixer != MixerKind::attention)
+      throw Error(ErrorKind::usage, fmt::format("the CPU does not compute mixer {}", mixer_name(layer.mixer)));
+    if (layer.feed_forward != FeedForwardKind::dense)
+      throw Error(ErrorKind::usage,
+                  fmt::format("the CPU does not compute feed-forward {}", feed_forward_name(layer.feed_forward)));
+  }
+  return std::make_unique<CpuBackend>(context, plan, weights);
+}
+
+}  // namespace ridge

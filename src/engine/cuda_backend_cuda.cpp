@@ -1,0 +1,213 @@
+#include "engine/cuda_backend.h"
+
+#include <algorithm>
+
+#include "engine/cuda_model.h"
+#include "gpu/device_query.h"
+#include "op/attn/device_attention.h"
+#include "op/score/score_cuda.h"
+
+namespace ridge {
+
+View2<const float> CudaOutputs::logits() {
+  gpu::use_device(device_);
+  float* const host = host_.ensure(std::max<int64_t>(1, n_rows_ * vocab_size_));
+  gpu::download(stream_, host, rows_.as<void>(), 4 * n_rows_ * vocab_size_);
+  stream_.synchronize();
+  return {host, n_rows_, vocab_size_};
+}
+
+void CudaOutputs::score(Outputs* base, std::span<const int32_t> targets) {
+  gpu::use_device(device_);
+  const auto* other = static_cast<CudaOutputs*>(base);
+  const auto n = ssize(targets);
+  RIDGE_CHECK(n == n_rows_ && (!other || other->n_rows_ == n), "{} targets for {} rows", n, n_rows_);
+  for (const int32_t target : targets)
+    RIDGE_CHECK(target >= 0 && target < vocab_size_, "target {} of {}", target, vocab_size_);
+  constexpr int64_t kBytes = sizeof(RowScore);
+  if ((n_scores_ + n) * kBytes > scores_.bytes()) {
+    gpu::Buffer larger(std::max(2 * scores_.bytes(), (n_scores_ + n) * kBytes));
+    gpu::copy(stream_, larger.as<void>(), scores_.as<void>(), n_scores_ * kBytes);
+    stream_.synchronize();
+    scores_ = std::move(larger);
+  }
+  auto* const on_device = targets_.ensure<int32_t>(n);
+  gpu::upload(stream_, on_device, targets.data(), 4 * n);
+  device_score(stream_, n, vocab_size_, other ? other->on_device() : nullptr, rows_.as<float>(), on_device,
+               scores_.as<RowScore>() + n_scores_);
+  n_scores_ += n;
+}
+
+std::vector<RowScore> CudaOutputs::take_scores() {
+  gpu::use_device(device_);
+  std::vector<RowScore> scores(static_cast<size_t>(n_scores_));
+  gpu::download(stream_, scores.data(), scores_.as<void>(), n_scores_ * int64_t(sizeof(RowScore)));
+  stream_.synchronize();
+  n_scores_ = 0;
+  return scores;
+}
+
+namespace {
+
+/// Steps that feed themselves, one token a sequence.
+class CudaDrawing final : public Drawing {
+ public:
+  CudaDrawing(CudaRunner& runner, DrawingRoom& room, std::span<const SeqId> seqs, SequencePool& pool,
+              CudaOutputs& outputs)
+      : runner_(runner), room_(room), pool_(pool), outputs_(outputs), unread_(seqs.size()) {
+    for (const SeqId seq : seqs) seqs_.push_back({seq, 1});
+    room_.taken = true;
+  }
+  ~CudaDrawing() override { room_.taken = false; }
+
+  void launch(int64_t step) override {
+    if (step == 0) return runner_.draw(outputs_, room_);
+    for (const SeqTokens& tokens : seqs_) pool_.reserve(tokens.seq, 1).or_throw();
+    // The tokens are on the device; here they only say how many there are.
+    runner_.run({.tokens = unread_, .seqs = seqs_, .logits = LogitRows::last}, pool_, outputs_, &room_);
+  }
+  bool read(int64_t step, std::span<int32_t> tokens) override { return room_.ring.read(step, tokens); }
+  bool idle() override { return runner_.stream().idle(); }
+  void finish() override { runner_.stream().synchronize(); }
+  int most_ahead() const override { return DrawingRoom::kSlots; }
+
+ private:
+  CudaRunner& runner_;
+  DrawingRoom& room_;
+  SequencePool& pool_;
+  CudaOutputs& outputs_;
+  std::vector<SeqTokens> seqs_;
+  std::vector<int32_t> unread_;
+};
+
+class CudaBackend final : public Backend {
+ public:
+  CudaBackend(int device, std::string name, const ModelPlan& plan, const Weights& weights, const DeviceOptions& options)
+      : name_(std::move(name)), runner_(device, plan, weights, options) {}
+
+  std::unique_ptr<KvMemory> open_memory(std::span<const KvLayerConfig> layers, std::span<const KvMetricView> metrics,
+                                        int n_pages, int n_slots) override;
+  std::unique_ptr<Outputs> make_outputs() override {
+    return std::make_unique<CudaOutputs>(runner_.stream(), runner_.device(), runner_.plan().vocab_size);
+  }
+  void run(const Batch& batch, SequencePool& pool, Outputs& outputs) override {
+    runner_.run(batch, pool, static_cast<CudaOutputs&>(outputs), nullptr);
+  }
+  int max_tokens() const override { return 1 << 15; }
+  void watch(OnAttention on_attention, OnLayer on_layer) override {
+    RIDGE_CHECK(!on_attention, "the rows of a device's attention cannot be watched");
+    runner_.watch(std::move(on_layer));
+  }
+  std::unique_ptr<Drawing> start_drawing(std::span<const SeqId> seqs, SequencePool& pool, Outputs& outputs,
+                                         std::span<const SamplerOptions> samplers,
+                                         std::span<const std::vector<int32_t>> recent) override;
+  std::string name() const override { return name_; }
+  int64_t step_weight_bytes() const override { return runner_.model().matrix_bytes(); }
+  int64_t free_bytes() const override {
+    gpu::use_device(runner_.device());
+    return gpu::free_bytes();
+  }
+  std::vector<std::string> kernels(const KvLayerConfig& layer) const override;
+
+ private:
+  const std::string name_;
+  CudaRunner runner_;
+  std::vector<std::unique_ptr<DrawingRoom>> rooms_;
+};
+
+std::unique_ptr<KvMemory> CudaBackend::open_memory(std::span<const KvLayerConfig> layers,
+                                                   std::span<const KvMetricView> metrics, int n_pages, int n_slots) {
+  gpu::use_device(runner_.device());
+  int64_t needed = 4 * int64_t(n_slots) * n_pages;
+  for (const KvLayerConfig& layer : layers) {
+    const KvLayouts layouts(layer, device_tiles(layer).ok);
+    for (const KvLayout* l : {&layouts.k, &layouts.v}) needed += n_pages * l->page_bytes() + n_slots * l->slot_bytes();
+  }
+  if (const int64_t free = gpu::free_bytes(); needed > free)
+    throw Error(ErrorKind::no_memory,
+                fmt::format("{}: the KV cache needs {:.1f} GiB, {:.1f} GiB are free (a smaller n_ctx, fewer sequences "
+                            "or a cache format of fewer bits)",
+                            name_, double(needed) / (1 << 30), double(free) / (1 << 30)));
+  return std::make_unique<DeviceKvMemory>(runner_.stream(), layers, metrics, n_pages, n_slots);
+}
+
+std::unique_ptr<Drawing> CudaBackend::start_drawing(std::span<const SeqId> seqs, SequencePool& pool, Outputs& outputs,
+                                                    std::span<const SamplerOptions> samplers,
+                                                    std::span<const std::vector<int32_t>> recent) {
+  gpu::use_device(runner_.device());
+  const int n = int(seqs.size());
+  auto& rows = static_cast<CudaOutputs&>(outputs);
+  RIDGE_CHECK(rows.n_rows() == n, "drawing from {} rows of {} sequences", rows.n_rows(), n);
+  const auto is_free = [&](const std::unique_ptr<DrawingRoom>& room) { return !room->taken && room->n_seqs == n; };
+  auto found = std::ranges::find_if(rooms_, is_free);
+  if (found == rooms_.end())
+    found = rooms_.insert(found, std::make_unique<DrawingRoom>(n, padded_rows(n), runner_.plan().vocab_size));
+  DrawingRoom& room = **found;
+  runner_.stream().synchronize();
+  for (int i = 0; i < n; ++i) room.sampler.set(runner_.stream(), i, samplers[size_t(i)], recent[size_t(i)]);
+  room.ring.reset(runner_.stream());
+  return std::make_unique<CudaDrawing>(runner_, room, seqs, pool, rows);
+}
+
+std::vector<std::string> CudaBackend::kernels(const KvLayerConfig& layer) const {
+  std::string few, many;
+  const auto add = [](std::string& to, const std::vector<std::string_view>& names) {
+    for (const std::string_view name : names) {
+      if (to.find(name) != std::string::npos) continue;
+      if (!to.empty()) to += '+';
+      to += name;
+    }
+  };
+  const CudaModel& model = runner_.model();
+  const DeviceProduct* const all[] = {&model.layers[0].qkv, &model.layers[0].gate_up, &model.layers[0].down,
+                                      &model.output};
+  for (const DeviceProduct* product : all) {
+    add(few, product->kernels(1));
+    add(many, product->kernels(kFewTokens + 1));
+  }
+  const auto attention = [&](int n_new) { return choose_device_attention({layer, n_new}).name; };
+  const std::string_view of_step = attention(1), of_prompt = attention(kShortTokens + 1);
+  return {"gemv=" + few, "gemm=" + many,
+          fmt::format("attention={}", of_step == of_prompt ? std::string(of_step) : fmt::format("{}+{}", of_step, of_prompt)),
+          runner_.options().overlap ? "launch=graph-overlap" : "launch=graph"};
+}
+
+/// Refuses models that the kernels here cannot run.
+void check_supported(const ModelPlan& plan) {
+  for (const LayerPlan& layer : plan.layers) {
+    if (layer.mixer != MixerKind::attention)
+      throw Error(ErrorKind::usage,
+                  fmt::format("a CUDA device does not compute mixer {} (use the CPU)", mixer_name(layer.mixer)));
+    if (layer.feed_forward != FeedForwardKind::dense)
+      throw Error(ErrorKind::usage, fmt::format("a CUDA device does not compute feed-forward {} (use the CPU)",
+                                                feed_forward_name(layer.feed_forward)));
+    if (layer.attention.head_dim > 256)
+      throw Error(ErrorKind::usage, fmt::format("a CUDA device runs head_dim up to 256, this model has {} (use the CPU)",
+                                                layer.attention.head_dim));
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Backend> make_cuda_backend(int device, const ModelPlan& plan, const Weights& weights,
+                                           std::span<const std::string> kernels) {
+  const DeviceOptions options = parse_device_kernels(kernels);
+  const gpu::DeviceReport report = gpu::query_devices();
+  if (device < 0 || size_t(device) >= report.devices.size())
+    throw Error(ErrorKind::no_device,
+                fmt::format("device cuda:{} is not available: {} (use the CPU)", device,
+                            report.devices.empty() ? report.why_none
+                                                   : fmt::format("there are {} devices", report.devices.size())));
+  check_supported(plan);
+  gpu::use_device(device);
+  const int64_t needed = CudaModel::upload_bytes(plan, weights, options.kernels), free = gpu::free_bytes();
+  if (needed > free)
+    throw Error(ErrorKind::no_memory,
+                fmt::format("device cuda:{}: the weights need {:.1f} GiB there, {:.1f} GiB are free (use a smaller "
+                            "model or the CPU)",
+                            device, double(needed) / (1 << 30), double(free) / (1 << 30)));
+  return std::make_unique<CudaBackend>(device, fmt::format("cuda:{} {}", device, report.devices[size_t(device)].name),
+                                       plan, weights, options);
+}
+
+}  // namespace ridge

@@ -1,0 +1,147 @@
+// A model's weights and working memory on a CUDA device, and the forward pass over them.
+#pragma once
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <optional>
+
+#include "engine/backend.h"
+#include "engine/cuda_step.h"
+#include "engine/device_kernels.h"
+#include "gpu/graph.h"
+#include "gpu/launch_log.h"
+#include "op/device_product.h"
+#include "op/sample/sample_cuda.h"
+
+namespace ridge {
+
+struct CudaLayer {
+  gpu::Buffer attn_norm, q_norm, k_norm, attn_sub_norm, ffn_norm, ffn_sub_norm;  // empty where the model has none
+  DeviceProduct qkv, o, gate_up, down;
+};
+
+struct CudaRope {
+  bool halves = false;
+  float magnitude = 1;
+  int n_pairs = 0;
+  gpu::Buffer frequency;  // double [n_pairs]
+};
+
+/// The weights of a plan's layers.
+struct CudaModel {
+  CudaModel(const gpu::Stream& stream, const ModelPlan& plan, const Weights& weights, const ForcedKernels& forced);
+  /// What the weights take of the device, and what packing the largest product needs beside them.
+  static int64_t upload_bytes(const ModelPlan& plan, const Weights& weights, const ForcedKernels& forced);
+  int64_t matrix_bytes() const;
+
+  std::vector<CudaRope> ropes;
+  DeviceRows embedding;  // [vocab_size, d_model], in its format
+  std::vector<CudaLayer> layers;
+  gpu::Buffer output_norm;
+  DeviceProduct output;
+};
+
+class CudaOutputs final : public Outputs {
+ public:
+  CudaOutputs(const gpu::Stream& stream, int device, int vocab_size)
+      : stream_(stream), device_(device), vocab_size_(vocab_size) {}
+
+  int64_t n_rows() const override { return n_rows_; }
+  View2<const float> logits() override;
+  void score(Outputs* base, std::span<const int32_t> targets) override;
+  std::vector<RowScore> take_scores() override;
+
+  /// Room for `padded` rows on the device, n of which are asked for.
+  float* make_room(int64_t n, int64_t padded) {
+    n_rows_ = n;
+    return rows_.ensure(padded * vocab_size_);
+  }
+  float* on_device() const { return rows_.as<float>(); }
+
+ private:
+  const gpu::Stream& stream_;
+  const int device_, vocab_size_;
+  gpu::Buffer rows_;  // [.., vocab_size]
+  int64_t n_rows_ = 0;
+  gpu::PinnedBuffer host_;
+  gpu::Buffer scores_, targets_;
+  int64_t n_scores_ = 0;
+};
+
+/// What a recorded step draws with: tokens that it starts from, and its samplers.
+struct DrawingRoom {
+  static constexpr int kSlots = 16;  ///< steps whose tokens may wait
+
+  /// `padded` is what padded_rows() makes of n.
+  DrawingRoom(int n, int padded, int vocab_size)
+      : n_seqs(n), sampler(n, vocab_size), ring(n, kSlots), tokens(4 * int64_t(std::max(n, padded))) {}
+
+  const int n_seqs;
+  bool taken = false;
+  DeviceSampler sampler;
+  gpu::TokenRing ring;
+  gpu::Buffer tokens;
+};
+
+/// Runs steps on one device: queues the launches of a step, or replays them as a graph.
+class CudaRunner {
+ public:
+  CudaRunner(int device, const ModelPlan& plan, const Weights& weights, const DeviceOptions& options);
+
+  /// Tokens come from the batch, or are those drawn last where `room` is given; it draws the next ones from the logits.
+  void run(const Batch& batch, SequencePool& pool, CudaOutputs& outputs, DrawingRoom* room);
+  /// Draws from logits that are there.
+  void draw(const CudaOutputs& outputs, DrawingRoom& room);
+  void watch(OnLayer on_layer) { on_layer_ = std::move(on_layer); }
+
+  const gpu::Stream& stream() const { return stream_; }
+  const ModelPlan& plan() const { return plan_; }
+  const CudaModel& model() const { return model_; }
+  const DeviceOptions& options() const { return options_; }
+  int device() const { return device_; }
+
+ private:
+  /// Activations of a step [n_tokens, ..], and its plan on the device. Grown on demand.
+  struct Room {
+    gpu::Buffer tokens, rows, spans, blocks, n_spans, logit_rows;
+    gpu::Buffer cosines, sines;  // of each rope
+    gpu::Buffer x, qkv, q, attn, ff, logit_x;
+    gpu::Buffer attn_scratch, k_ring, v_ring;
+    ProductScratch products;
+
+    std::vector<const void*> places() const;
+  };
+  /// A step as it was recorded; queued launch by launch the first time, when buffers still grow.
+  struct Recorded {
+    bool ran = false;
+    std::vector<const void*> places;
+    gpu::Graph graph;
+    gpu::LaunchLog log;  // of the run that was recorded; a replay adds it to the thread's launch log
+  };
+
+  void upload(const StepPlan& step, std::span<const int32_t> tokens);
+  void make_room(const StepPlan& step, const DeviceKvMemory& memory);
+  /// The forward pass: everything that a step launches.
+  void queue(const StepPlan& step, DeviceKvMemory& memory, const int32_t* tokens, float* logits, int64_t n_logits,
+             DrawingRoom* room);
+  void begin(const StepPlan& step, DeviceKvMemory& memory);
+  void attend(int layer, const StepPlan& step, DeviceKvMemory& memory, bool overlap);
+  void attend_slice(int layer, const StepPlan& step, const StepSlice& slice, DeviceKvMemory& memory, bool overlap);
+  void feed_forward(int layer, int64_t n, bool overlap);
+  void show_layer(int layer, int64_t n);
+  void replay(Recorded& step, const float* logits, const std::function<void()>& queue);
+  StepRows rows_of(const StepSlice& slice, const DeviceKvMemory& memory) const;
+
+  const int device_;
+  const ModelPlan plan_;
+  const DeviceOptions options_;
+  gpu::Stream stream_;
+  CudaModel model_;
+  Room room_;
+  std::vector<StepRow> rows_there_;  // what room_.rows holds when all that is queued has run
+  std::map<std::vector<int64_t>, Recorded> recorded_;
+  OnLayer on_layer_;
+};
+
+}  // namespace ridge

@@ -1,0 +1,79 @@
+#include "engine/cuda_model.h"
+
+#include <algorithm>
+
+namespace ridge {
+namespace {
+
+/// The arguments of a DeviceProduct.
+struct ProductParts {
+  std::vector<const Linear*> matrices;
+  std::vector<const std::vector<float>*> biases;
+  bool glu = false;
+};
+ProductParts one(const Linear& m) { return {{&m}, {nullptr}}; }
+ProductParts qkv_of(const LayerWeights& l) { return {{&l.q, &l.k, &l.v}, {&l.q_bias, &l.k_bias, &l.v_bias}}; }
+ProductParts gate_up_of(const LayerWeights& l) { return {{&l.gate, &l.up}, {nullptr, nullptr}, true}; }
+
+}  // namespace
+
+CudaModel::CudaModel(const gpu::Stream& stream, const ModelPlan& plan, const Weights& weights,
+                     const ForcedKernels& forced) {
+  const auto vector = [&](const std::vector<float>& values) {
+    return gpu::to_device(stream, std::span<const float>(values));
+  };
+  const auto product = [&](const ProductParts& parts) {
+    return DeviceProduct(stream, parts.matrices, parts.biases, parts.glu, forced);
+  };
+  for (const Rope& rope : plan.ropes)
+    ropes.push_back({.halves = rope.pairs == RopePairs::halves,
+                     .magnitude = rope.magnitude,
+                     .n_pairs = int(rope.frequency.size()),
+                     .frequency = gpu::to_device(stream, std::span<const double>(rope.frequency))});
+  embedding = upload_rows(stream, weights.embedding);
+  output_norm = vector(weights.output_norm);
+  output = product(one(weights.output));
+  for (const LayerWeights& from : weights.layers) {
+    CudaLayer& layer = layers.emplace_back();
+    layer.attn_norm = vector(from.attn_norm);
+    layer.q_norm = vector(from.q_norm);
+    layer.k_norm = vector(from.k_norm);
+    layer.attn_sub_norm = vector(from.attn_sub_norm);
+    layer.ffn_norm = vector(from.ffn_norm);
+    layer.ffn_sub_norm = vector(from.ffn_sub_norm);
+    layer.qkv = product(qkv_of(from));
+    layer.o = product(one(from.o));
+    layer.gate_up = product(gate_up_of(from));
+    layer.down = product(one(from.down));
+  }
+  stream.synchronize();
+}
+
+int64_t CudaModel::upload_bytes(const ModelPlan& plan, const Weights& weights, const ForcedKernels& forced) {
+  int64_t kept = weights.embedding.bytes(), packing = 0;
+  for (const Rope& rope : plan.ropes) kept += int64_t(rope.frequency.size() * sizeof(double));
+  const auto add_vectors = [&](std::initializer_list<const std::vector<float>*> vectors) {
+    for (const auto* values : vectors) kept += 4 * int64_t(values->size());
+  };
+  const auto add_product = [&](const ProductParts& parts) {
+    const ProductBytes bytes = product_bytes(parts.matrices, parts.biases, parts.glu, forced);
+    kept += bytes.kept;
+    packing = std::max(packing, bytes.packing);
+  };
+  add_vectors({&weights.output_norm});
+  add_product(one(weights.output));
+  for (const LayerWeights& l : weights.layers) {
+    add_vectors({&l.attn_norm, &l.q_norm, &l.k_norm, &l.attn_sub_norm, &l.ffn_norm, &l.ffn_sub_norm});
+    for (const ProductParts& parts : {qkv_of(l), one(l.o), gate_up_of(l), one(l.down)}) add_product(parts);
+  }
+  return kept + packing;
+}
+
+int64_t CudaModel::matrix_bytes() const {
+  int64_t sum = output.bytes();
+  for (const CudaLayer& l : layers)
+    for (const DeviceProduct* p : {&l.qkv, &l.o, &l.gate_up, &l.down}) sum += p->bytes();
+  return sum;
+}
+
+}  // namespace ridge

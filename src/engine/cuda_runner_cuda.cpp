@@ -1,0 +1,403 @@
+// The forward pass on a CUDA device: one page that walks the plan, queued launch by launch or recorded as a graph.
+#include <algorithm>
+
+#include "engine/cuda_model.h"
+#include "op/attn/attn.h"
+#include "op/attn/device_attention.h"
+#include "op/cache/append.h"
+#include "op/norm_rope/norm_rope_cuda.h"
+
+namespace ridge {
+namespace {
+
+constexpr size_t kMostGraphs = 64;
+
+/// For the launch log: an op on rows that stay in the device's cache.
+gpu::LoggedOp small_op(std::string_view op, int64_t n_floats, int layer = -1) {
+  return {.op = op, .layer = layer, .read_bytes = 4 * n_floats, .write_bytes = 4 * n_floats};
+}
+
+template <class T>
+const T* fill(const gpu::Stream& stream, gpu::Buffer& buffer, const std::vector<T>& values) {
+  T* const on_device = buffer.ensure<T>(ssize(values));
+  gpu::upload(stream, on_device, values.data(), int64_t(values.size() * sizeof(T)));
+  return on_device;
+}
+
+bool same_rows(const std::vector<StepRow>& a, const std::vector<StepRow>& b) {
+  return std::ranges::equal(a, b, [](const StepRow& x, const StepRow& y) {
+    return x.row == y.row && x.position == y.position && x.slot == y.slot && x.ring == y.ring;
+  });
+}
+
+gpu::LoggedOp cache_op(std::string_view op, const KvTiles& k, const KvTiles& v, int layer, const Work& work) {
+  const auto name = [](const KvTiles& t) { return kv_formats()[size_t(t.format)].name; };
+  return {.op = op,
+          .what = fmt::format("{}/{}", name(k), name(v)),
+          .layer = layer,
+          .read_bytes = work.read_bytes,
+          .write_bytes = work.write_bytes,
+          .flops = work.flops};
+}
+
+int next_power_of_two(int n) {
+  int power = 1;
+  while (power < n) power *= 2;
+  return n == 0 ? 0 : power;
+}
+
+}  // namespace
+
+std::vector<const void*> CudaRunner::Room::places() const {
+  std::vector<const void*> places;
+  for (const gpu::Buffer* b : {&tokens, &rows, &spans, &blocks, &n_spans, &logit_rows, &cosines, &sines, &x, &qkv, &q,
+                               &attn, &ff, &logit_x, &attn_scratch, &k_ring, &v_ring})
+    places.push_back(b->as<void>());
+  for (const void* place : products.places()) places.push_back(place);
+  return places;
+}
+
+CudaRunner::CudaRunner(int device, const ModelPlan& plan, const Weights& weights, const DeviceOptions& options)
+    : device_(device), plan_(plan), options_(options), model_(stream_, plan_, weights, options.kernels) {}
+
+StepRows CudaRunner::rows_of(const StepSlice& slice, const DeviceKvMemory& memory) const {
+  return {.n = slice.n_rows,
+          .most = slice.most,
+          .rows = room_.rows.as<StepRow>() + slice.first_row,
+          .pages = memory.page_table(),
+          .page_pitch = memory.n_pages()};
+}
+
+void CudaRunner::make_room(const StepPlan& step, const DeviceKvMemory& memory) {
+  const int64_t n = std::max<int64_t>(step.n_tokens, ssize(step.rows));
+  Room& r = room_;
+  r.tokens.ensure<int32_t>(n);
+  r.rows.ensure<StepRow>(ssize(step.rows));
+  r.spans.ensure<StepSpan>(std::max<int64_t>(n, ssize(step.spans)));
+  r.n_spans.ensure<int32_t>(ssize(step.slices));
+  r.blocks.ensure<AttnBlock>(ssize(step.blocks));
+  int64_t n_angles = 0;
+  for (const CudaRope& rope : model_.ropes) n_angles += n * rope.n_pairs;
+  r.cosines.ensure(std::max<int64_t>(1, n_angles));
+  r.sines.ensure(std::max<int64_t>(1, n_angles));
+  r.x.ensure(n * plan_.d_model);
+  r.qkv.ensure(n * (plan_.q_dim() + 2 * plan_.kv_dim()));
+  r.q.ensure(n * plan_.q_dim());
+  r.attn.ensure(n * plan_.q_dim());
+  r.ff.ensure(n * plan_.d_ff());
+  if (!step.logits_in_order) r.logit_x.ensure(ssize(step.logit_rows) * plan_.d_model);
+  for (const StepSlice& slice : step.slices)
+    for (int layer = 0; layer < memory.n_layers(); ++layer) {
+      const AttentionPlan& a = plan_.layers[size_t(layer)].attention;
+      if (!slice.is_long && memory.in_fragments(layer))
+        r.attn_scratch.ensure<std::byte>(
+            tile_attn_scratch_bytes(slice.n_rows, a.n_heads, a.n_kv_heads, a.head_dim, tile_attn_blocks()));
+      if (!slice.is_long) continue;
+      const auto ring = [&](gpu::Buffer& buffer, const KvTiles& t) {
+        buffer.ensure<std::byte>(int64_t(slice.n_spans) * t.n_kv_heads * slice.ring_tiles * t.ring_tile_bytes + 64);
+      };
+      ring(r.k_ring, memory.tiles(layer, true));
+      ring(r.v_ring, memory.tiles(layer, false));
+    }
+}
+
+void CudaRunner::upload(const StepPlan& step, std::span<const int32_t> tokens) {
+  if (!tokens.empty()) gpu::upload(stream_, room_.tokens.as<void>(), tokens.data(), 4 * ssize(tokens));
+  if (!same_rows(rows_there_, step.rows)) {
+    fill(stream_, room_.rows, step.rows);
+    rows_there_ = step.rows;
+  }
+  fill(stream_, room_.blocks, step.blocks);
+  if (!step.logits_in_order) fill(stream_, room_.logit_rows, step.logit_rows);
+  if (step.recorded) return;
+  fill(stream_, room_.spans, step.spans);
+  fill(stream_, room_.n_spans, step.n_spans);
+}
+
+/// Angles of the rows, tiles that leave, and the embedding. It comes last: a plain launch, so that its successors find
+/// all the others' results in memory however early they start.
+void CudaRunner::begin(const StepPlan& step, DeviceKvMemory& memory) {
+  const auto n_rows = ssize(step.rows);
+  const StepRows rows{.n = int(n_rows), .rows = room_.rows.as<StepRow>(), .pages = memory.page_table(), .page_pitch = memory.n_pages()};
+  {
+    const gpu::OpRange range([&] { return small_op("rope", n_rows * plan_.ropes[0].frequency.size()); });
+    int64_t at = 0;
+    for (const CudaRope& rope : model_.ropes) {
+      device_rope_angles(stream_, rows, rope.n_pairs, rope.frequency.as<double>(), rope.magnitude,
+                         room_.cosines.as<float>() + at, room_.sines.as<float>() + at);
+      at += n_rows * rope.n_pairs;
+    }
+  }
+  if (step.recorded && step.n_leaving > 0) {
+    const gpu::OpRange range([&] { return small_op("append", n_rows); });
+    device_list_leaving(stream_, rows, memory.retentions(), room_.spans.as<StepSpan>(), room_.n_spans.as<int32_t>());
+    for (const SideGroup& group : memory.groups())
+      encode_leaving(stream_, {.n_sides = group.n_sides,
+                               .sides = group.tiles.as<KvTiles>(),
+                               .in_fragments = group.in_fragments,
+                               .weighs = group.weighs,
+                               .n_kv_heads = group.n_kv_heads,
+                               .head_dim = group.head_dim,
+                               .spans = room_.spans.as<StepSpan>(),
+                               .n_spans = room_.n_spans.as<int32_t>(),
+                               .most_spans = next_power_of_two(step.n_leaving),
+                               .pages = memory.page_table(),
+                               .page_pitch = memory.n_pages()});
+  }
+}
+
+void CudaRunner::attend_slice(int i, const StepPlan& step, const StepSlice& slice, DeviceKvMemory& memory,
+                              bool overlap) {
+  const AttentionPlan& plan = plan_.layers[size_t(i)].attention;
+  const CudaLayer& layer = model_.layers[size_t(i)];
+  const StepRows rows = rows_of(slice, memory);
+  const StepSpan* const spans = room_.spans.as<StepSpan>() + slice.first_span;
+  const int32_t* const n_spans = room_.n_spans.as<int32_t>() + (&slice - step.slices.data());
+  const bool in_fragments = memory.in_fragments(i);
+  const int64_t n = std::max<int64_t>(step.n_tokens, ssize(step.rows));
+  const KvTiles own[2] = {memory.tiles(i, true), memory.tiles(i, false)};
+  KvTiles sides[2] = {own[0], own[1]};
+  if (slice.is_long)  // the exact rows of a prompt are in a ring of the step
+    for (KvTiles& t : sides) {
+      if (t.ring_tiles == 0) continue;
+      t.ring = (t.is_k ? room_.k_ring : room_.v_ring).as<std::byte>();
+      t.ring_tiles = slice.ring_tiles;
+    }
+
+  // [n, q_dim], [n, kv_dim], [n, kv_dim]: for one row joint.
+  const float *q = room_.qkv.as<float>(), *k = q + n * plan.q_dim(), *v = k + n * plan.kv_dim();
+  const CudaRope& rope = model_.ropes[size_t(plan.rope)];
+  int64_t angles = int64_t(slice.first_row) * rope.n_pairs;
+  for (int before = 0; before < plan.rope; ++before) angles += ssize(step.rows) * model_.ropes[size_t(before)].n_pairs;
+  {
+    const gpu::OpRange range([&] { return cache_op("append", own[0], own[1], i, kv_append_work(own[0], own[1], slice.n_rows)); });
+    if (slice.is_long)
+      for (int s = 0; s < 2; ++s) copy_ring_tiles(stream_, own[s], sides[s], spans, slice.n_spans, RingCopy::in);
+    device_append(stream_, {.rows = rows,
+                            .n_heads = plan.n_heads,
+                            .k_tiles = sides[0],
+                            .v_tiles = sides[1],
+                            .q = q,
+                            .k = k,
+                            .v = v,
+                            .q_pitch = plan.q_dim(),
+                            .k_pitch = plan.kv_dim(),
+                            .v_pitch = plan.kv_dim(),
+                            .q_norm = plan.qk_norm ? layer.q_norm.as<float>() : nullptr,
+                            .k_norm = plan.qk_norm ? layer.k_norm.as<float>() : nullptr,
+                            .norm_eps = plan_.norm_eps,
+                            .cosines = room_.cosines.as<float>() + angles,
+                            .sines = room_.sines.as<float>() + angles,
+                            .n_pairs = rope.n_pairs,
+                            .rope_halves = rope.halves,
+                            .q_out = room_.q.as<float>(),
+                            .overlap = overlap && in_fragments});
+    if (slice.calibrates)
+      for (const KvTiles& side : sides) device_calibrate(stream_, side, rows);
+    if (!step.recorded)
+      encode_leaving(stream_, {.n_sides = 2,
+                               .pair = {sides[0], sides[1]},
+                               .in_fragments = in_fragments,
+                               .weighs = sides[0].metric || sides[1].metric,
+                               .n_kv_heads = plan.n_kv_heads,
+                               .head_dim = plan.head_dim,
+                               .spans = spans,
+                               .n_spans = n_spans,
+                               .most_spans = slice.n_spans,
+                               .most_tiles = slice.leaving_tiles,
+                               .pages = memory.page_table(),
+                               .page_pitch = memory.n_pages()});
+    if (slice.is_long)
+      for (int s = 0; s < 2; ++s) copy_ring_tiles(stream_, own[s], sides[s], spans, slice.n_spans, RingCopy::out);
+  }
+  const gpu::OpRange range([&] { 
+    return cache_op("attention", own[0], own[1], i, attention_work({.n_heads = plan.n_heads, .k = own[0], .v = own[1], .spans = slice.kv_spans}));
+  });
+  const DeviceAttention attention{.rows = rows,
+                                  .n_heads = plan.n_heads,
+                                  .scale = plan.scale,
+                                  .k = sides[0],
+                                  .v = sides[1],
+                                  .q = room_.q.as<float>(),
+                                  .out = room_.attn.as<float>()};
+  if (in_fragments && !slice.is_long)
+    return tile_attn(stream_, attention, room_.attn_scratch.as<std::byte>(), {.overlap = overlap});
+  const int group = plan.n_heads / plan.n_kv_heads;
+  const int queries = in_fragments ? prefill_attn_queries(plan.head_dim) : rows_attn_queries();
+  const BlockRange blocks = slice.blocks.at({group, queries});
+  const AttnBlock* const list = room_.blocks.as<AttnBlock>() + blocks.first;
+  if (in_fragments) prefill_attn(stream_, attention, list, blocks.n);
+  else rows_attn(stream_, attention, list, blocks.n);
+}
+
+void CudaRunner::attend(int i, const StepPlan& step, DeviceKvMemory& memory, bool overlap) {
+  const AttentionPlan& plan = plan_.layers[size_t(i)].attention;
+  const CudaLayer& layer = model_.layers[size_t(i)];
+  const int64_t n = std::max<int64_t>(step.n_tokens, ssize(step.rows));
+  float *q = room_.qkv.as<float>(), *k = q + n * plan.q_dim(), *v = k + n * plan.kv_dim();
+  layer.qkv.run(stream_,
+                {.n_tokens = n,
+                 .x = room_.x.as<float>(),
+                 .norm_weight = layer.attn_norm.as<float>(),
+                 .norm_eps = plan_.norm_eps,
+                 .y = {q, k, v},
+                 .overlap = overlap,
+                 .layer = i},
+                room_.products);
+  for (const StepSlice& slice : step.slices) attend_slice(i, step, slice, memory, overlap);
+  layer.o.run(stream_,
+              {.n_tokens = n,
+               .x = room_.attn.as<float>(),
+               .norm_weight = plan.out_norm ? layer.attn_sub_norm.as<float>() : nullptr,
+               .norm_eps = plan_.norm_eps,
+               .output = ProductOutput::add,
+               .y = {room_.x.as<float>()},
+               .overlap = overlap,
+               .layer = i},
+              room_.products);
+}
+
+void CudaRunner::feed_forward(int i, int64_t n, bool overlap) {
+  const DensePlan& plan = plan_.layers[size_t(i)].dense;
+  const CudaLayer& layer = model_.layers[size_t(i)];
+  auto *x = room_.x.as<float>(), *ff = room_.ff.as<float>();
+  layer.gate_up.run(stream_,
+                    {.n_tokens = n,
+                     .x = x,
+                     .norm_weight = layer.ffn_norm.as<float>(),
+                     .norm_eps = plan_.norm_eps,
+                     .output = plan.activation == Activation::relu2 ? ProductOutput::relu2_glu : ProductOutput::silu_glu,
+                     .y = {ff},
+                     .overlap = overlap,
+                     .layer = i},
+                    room_.products);
+  layer.down.run(stream_,
+                 {.n_tokens = n,
+                  .x = ff,
+                  .norm_weight = plan.down_norm ? layer.ffn_sub_norm.as<float>() : nullptr,
+                  .norm_eps = plan_.norm_eps,
+                  .output = ProductOutput::add,
+                  .y = {x},
+                  .overlap = overlap,
+                  .layer = i},
+                 room_.products);
+}
+
+/// Hands the residual stream to whoever watches, and takes it back.
+void CudaRunner::show_layer(int layer, int64_t n) {
+  if (!on_layer_) return;
+  std::vector<float> host(size_t(n * plan_.d_model));
+  gpu::download(stream_, host.data(), room_.x.as<void>(), 4 * ssize(host));
+  stream_.synchronize();
+  on_layer_(layer, {host.data(), n, plan_.d_model});
+  gpu::upload(stream_, room_.x.as<void>(), host.data(), 4 * ssize(host));
+  stream_.synchronize();
+}
+
+void CudaRunner::queue(const StepPlan& step, DeviceKvMemory& memory, const int32_t* tokens, float* logits,
+                       int64_t n_logits, DrawingRoom* room) {
+  const int64_t n = std::max<int64_t>(step.n_tokens, ssize(step.rows));
+  // A recorded step's launches start while the one before drains; what the host does in between shall stay in between.
+  const bool overlap = step.recorded && options_.overlap && !on_layer_;
+  begin(step, memory);
+  {
+    const gpu::OpRange range([&] { return small_op("embed", n * plan_.d_model); });
+    device_embed(stream_, n, tokens, model_.embedding, room_.x.as<float>());
+  }
+  for (int i = 0; i < ssize(plan_.layers); ++i) {
+    show_layer(i, n);
+    switch (plan_.layers[size_t(i)].mixer) {
+      case MixerKind::attention: attend(i, step, memory, overlap); break;
+    }
+    switch (plan_.layers[size_t(i)].feed_forward) {
+      case FeedForwardKind::dense: feed_forward(i, n, overlap); break;
+    }
+  }
+  show_layer(int(plan_.layers.size()), n);
+  if (n_logits > 0) {
+    const float* x = room_.x.as<float>();
+    if (!step.logits_in_order) {
+      const gpu::OpRange range([&] { return small_op("other", n_logits * plan_.d_model); });
+      device_gather_rows(stream_, n_logits, plan_.d_model, room_.logit_rows.as<int32_t>(), x, room_.logit_x.as<float>());
+      x = room_.logit_x.as<float>();
+    }
+    model_.output.run(stream_,
+                      {.n_tokens = n_logits,
+                       .x = x,
+                       .norm_weight = model_.output_norm.as<float>(),
+                       .norm_eps = plan_.norm_eps,
+                       .y = {logits},
+                       .overlap = overlap && step.logits_in_order},
+                      room_.products);
+  }
+  if (!room) return;
+  {
+    const gpu::OpRange range([&] { return small_op("sample", n_logits * plan_.vocab_size); });
+    room->sampler.sample(stream_, logits, room->tokens.as<int32_t>(), room->ring.view());
+  }
+  const gpu::OpRange range([&] { return small_op("other", n); });
+  device_next_position(stream_, int(ssize(step.rows)), room_.rows.as<StepRow>());
+}
+
+void CudaRunner::run(const Batch& batch, SequencePool& pool, CudaOutputs& outputs, DrawingRoom* room) {
+  gpu::use_device(device_);
+  auto& memory = static_cast<DeviceKvMemory&>(pool.memory());
+  StepPlan step = plan_step(batch, pool, memory, plan_);
+  step.recorded = step.recorded && !on_layer_;
+  const int64_t n_logits = ssize(step.logit_rows);
+  // Padding rows get logits too, where all rows do: nobody reads them.
+  const int64_t padded = step.logits_in_order && n_logits > 0 ? std::max<int64_t>(n_logits, ssize(step.rows)) : n_logits;
+  float* const logits = outputs.make_room(n_logits, padded);
+  make_room(step, memory);
+  upload(step, room ? std::span<const int32_t>() : batch.tokens);
+  const int32_t* const tokens = (room ? room->tokens : room_.tokens).as<int32_t>();
+  const auto queue_all = [&] { queue(step, memory, tokens, logits, padded, room); };
+  if (!step.recorded) {
+    queue_all();
+  } else {
+    const DeviceSampler::Needs needs = room ? room->sampler.needs() : DeviceSampler::Needs{};
+    const StepSlice& slice = step.slices[0];
+    const std::vector<int64_t> key{int64_t(memory.serial()), slice.n_rows, slice.most, padded, step.logits_in_order,
+                                   next_power_of_two(step.n_leaving), ssize(step.blocks), int64_t(room),
+                                   2 * int64_t(needs.kind) + needs.penalty};
+    if (recorded_.size() >= kMostGraphs && !recorded_.contains(key)) recorded_.clear();
+    replay(recorded_[key], logits, queue_all);
+  }
+  if (room)
+    for (StepRow& row : rows_there_) row.position += 1;
+  for (const SeqTokens& tokens_of : batch.seqs) pool.advance(tokens_of.seq, tokens_of.n_tokens);
+}
+
+/// Runs a step that may have been recorded. Recorded steps name the memory that they ran in: when that has grown since,
+/// they are recorded again.
+void CudaRunner::replay(Recorded& step, const float* logits, const std::function<void()>& queue) {
+  const auto queue_logged = [&] {
+    step.log = {};
+    const gpu::LogLaunches log(&step.log);
+    queue();
+  };
+  const auto places = [&] {
+    std::vector<const void*> now = room_.places();
+    now.push_back(logits);
+    return now;
+  };
+  if (!step.ran) {  // buffers may grow
+    queue_logged();
+    step.ran = true;
+  } else {
+    if (!step.graph || step.places != places()) {
+      step.graph = gpu::Graph(stream_, queue_logged);
+      step.places = places();
+    }
+    step.graph.launch(stream_);
+  }
+  if (gpu::LaunchLog* log = gpu::launch_log()) log->append(step.log);
+}
+
+void CudaRunner::draw(const CudaOutputs& outputs, DrawingRoom& room) {
+  gpu::use_device(device_);
+  const gpu::OpRange range([&] { return small_op("sample", outputs.n_rows() * plan_.vocab_size); });
+  room.sampler.sample(stream_, outputs.on_device(), room.tokens.as<int32_t>(), room.ring.view());
+}
+
+}  // namespace ridge

@@ -1,0 +1,52 @@
+// A step of any sequences as a CUDA device runs it: which rows go together, and what kernels must be told of them.
+#pragma once
+
+#include <map>
+#include <utility>
+
+#include "engine/batch.h"
+#include "model/plan.h"
+#include "op/attn/attn_cuda.h"
+#include "op/cache/device_memory.h"
+
+namespace ridge {
+
+/// Blocks of attention kernels in a list of all: for one group of query heads a kv head and queries a block.
+struct BlockRange {
+  int first = 0, n = 0;
+};
+
+/// Rows of different sequences that are appended and then attend together. Slices run one after another: a prompt that
+/// completes calibration comes in up to three.
+struct StepSlice {
+  int first_row = 0, n_rows = 0;    ///< of the list of rows
+  int first_span = 0, n_spans = 0;  ///< of the list of spans
+  int most = 1;                     ///< rows of one sequence, at most
+  bool is_long = false;             ///< sequences with more than kShortTokens rows: their exact rows have a ring of the step
+  bool calibrates = false;          ///< each row completes its sequence's calibration
+  int ring_tiles = 0;               ///< of the ring of the step
+  int leaving_tiles = 0;            ///< of a side, that leave at once at most
+  std::vector<KvSpan> kv_spans;     ///< for the launch log
+  std::map<std::pair<int, int>, BlockRange> blocks;  ///< by (group, queries a block)
+};
+
+/// What the kernels of a step read from device memory, as the host makes it.
+struct StepPlan {
+  int64_t n_tokens = 0;
+  bool recorded = false;            ///< one slice of short sequences that calibrates nothing: a graph may run it
+  std::vector<StepSlice> slices;
+  std::vector<StepRow> rows;
+  std::vector<StepSpan> spans;
+  std::vector<AttnBlock> blocks;
+  std::vector<int32_t> n_spans;     ///< of each slice
+  std::vector<int32_t> logit_rows;  ///< rows of the step's matrices that get logits
+  bool logits_in_order = false;     ///< they are all rows, in order
+  int n_leaving = 0;                ///< sequences of a recorded step of which some tile leaves
+};
+
+/// The plan of a batch whose pages are reserved. Recorded steps are filled up with padding rows to padded_rows().
+StepPlan plan_step(const Batch& batch, const SequencePool& pool, const DeviceKvMemory& memory, const ModelPlan& model);
+/// Graphs are kept for numbers of rows in steps, so that there are few of them; 0 when there are too many rows.
+int padded_rows(int n);
+
+}  // namespace ridge

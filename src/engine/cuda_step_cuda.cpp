@@ -1,0 +1,169 @@
+#include "engine/cuda_step.h"
+
+#include <algorithm>
+#include <climits>
+#include <set>
+
+#include "op/attn/device_attention.h"
+#include "op/cache/append.h"
+
+namespace ridge {
+namespace {
+
+constexpr int kMostRecordedRows = 256;
+
+/// All rules of retention of a cache.
+template <class Visit>
+void for_each_retention(const DeviceKvMemory& memory, const Visit& visit) {
+  for (int layer = 0; layer < memory.n_layers(); ++layer)
+    for (const bool is_k : {true, false}) visit(memory.tiles(layer, is_k));
+}
+
+/// Tiles that a ring needs to hold what queries of the span may see exact.
+int ring_tiles_for(const DeviceKvMemory& memory, const KvSpan& span) {
+  int most = 0;
+  for_each_retention(memory, [&](const KvTiles& t) {
+    if (t.ring_tiles > 0)
+      most = std::max(most, (span.n_keys() - 1) / kTilePositions -
+                                t.retention.coded_end(span.n_past) / kTilePositions + 1);
+  });
+  return most;
+}
+
+int leaving_tiles_of(const DeviceKvMemory& memory, const KvSpan& span) {
+  int most = 0;
+  for_each_retention(memory, [&](const KvTiles& t) {
+    if (t.ring_tiles == 0 || (t.retention.window == 0 && span.n_past >= t.retention.calibration)) return;
+    const int first = t.retention.coded_end(span.n_past), end = t.retention.coded_end(span.n_keys());
+    most = std::max(most, (end - first + kTilePositions - 1) / kTilePositions);
+  });
+  return most;
+}
+
+class Planner {
+ public:
+  Planner(const Batch& batch, const SequencePool& pool, const DeviceKvMemory& memory, const ModelPlan& model)
+      : batch_(batch), pool_(pool), memory_(memory), model_(model) {}
+
+  StepPlan plan() {
+    plan_.n_tokens = ssize(batch_.tokens);
+    cut();
+    plan_.recorded = rounds_.size() == 1 && padded_rows(int(plan_.n_tokens)) > 0;
+    for (const std::vector<KvSpan>& round : rounds_) {
+      add_slice(round, [](const KvSpan& s) { return s.calibrates; });
+      add_slice(round, [](const KvSpan& s) { return !s.calibrates && s.n_rows <= kShortTokens; });
+      add_slice(round, [](const KvSpan& s) { return s.n_rows > kShortTokens; });
+    }
+    plan_.recorded = plan_.recorded && plan_.slices.size() == 1 && !plan_.slices[0].is_long && !plan_.slices[0].calibrates;
+    if (plan_.recorded) pad();
+    add_logit_rows();
+    return std::move(plan_);
+  }
+
+ private:
+  /// The sequences' spans, cut where calibration is complete: rounds_[i] has the i-th part of each.
+  void cut() {
+    int row = 0;
+    for (const SeqTokens& tokens : batch_.seqs) {
+      const KvSpan whole = pool_.span(tokens.seq, row, tokens.n_tokens);
+      row += tokens.n_tokens;
+      const std::vector<KvSpan> parts = cut_span(whole, INT_MAX, pool_.calibrates(tokens.seq));
+      if (rounds_.size() < parts.size()) rounds_.resize(parts.size());
+      for (size_t i = 0; i < parts.size(); ++i) rounds_[i].push_back(parts[i]);
+    }
+    RIDGE_CHECK(row == plan_.n_tokens, "{} tokens, sequences bring {}", plan_.n_tokens, row);
+  }
+
+  template <class Wanted>
+  void add_slice(const std::vector<KvSpan>& round, const Wanted& wanted) {
+    StepSlice slice{.first_row = int(plan_.rows.size()), .first_span = int(plan_.spans.size())};
+    std::vector<KvSpan> spans;
+    std::ranges::copy_if(round, std::back_inserter(spans), wanted);
+    if (spans.empty()) return;
+    slice.is_long = spans[0].n_rows > kShortTokens;
+    slice.calibrates = spans[0].calibrates;
+    // Long prompts first: their blocks take longest.
+    std::ranges::stable_sort(spans, std::greater(), &KvSpan::n_keys);
+    for (const KvSpan& span : spans) {
+      const int ring = slice.is_long ? slice.n_spans : span.slot;
+      for (int i = 0; i < span.n_rows; ++i)
+        plan_.rows.push_back({.row = span.first_row + i, .position = span.n_past + i, .slot = span.slot, .ring = ring});
+      plan_.spans.push_back({.slot = span.slot, .ring = ring, .n_past = span.n_past, .n = span.n_keys()});
+      slice.n_spans += 1;
+      slice.n_rows += span.n_rows;
+      slice.most = std::max(slice.most, span.n_rows);
+      slice.ring_tiles = std::max(slice.ring_tiles, ring_tiles_for(memory_, span));
+      const int leaving = leaving_tiles_of(memory_, span);
+      slice.leaving_tiles = std::max(slice.leaving_tiles, leaving);
+      plan_.n_leaving += leaving > 0;
+    }
+    plan_.n_spans.push_back(slice.n_spans);
+    add_blocks(spans, slice);
+    slice.kv_spans = std::move(spans);
+    plan_.slices.push_back(std::move(slice));
+  }
+
+  /// The blocks of kernels for many queries: of prompts, and of everything where tiles hold rows.
+  void add_blocks(const std::vector<KvSpan>& spans, StepSlice& slice) {
+    for (int layer = 0; layer < memory_.n_layers(); ++layer) {
+      const bool rows = !memory_.in_fragments(layer);
+      if (!rows && !slice.is_long) continue;
+      const AttentionPlan& attention = model_.layers[size_t(layer)].attention;
+      const int group = attention.n_heads / attention.n_kv_heads;
+      const int queries = rows ? rows_attn_queries() : prefill_attn_queries(attention.head_dim);
+      const auto [at, is_new] = slice.blocks.try_emplace({group, queries}, BlockRange{int(plan_.blocks.size()), 0});
+      if (!is_new) continue;
+      std::vector<AttnBlock> blocks;
+      int first = slice.first_row;
+      for (const KvSpan& span : spans) {
+        // A recorded step's rows move on by themselves, each on its own.
+        const int n_parts = slice.is_long ? 1 : span.n_rows, n = span.n_rows / n_parts;
+        for (int part = 0; part < n_parts; ++part)
+          for (int query = (n * group - 1) / queries * queries; query >= 0; query -= queries)
+            blocks.push_back({.first = first + part * n, .n = n, .first_query = query});
+        first += span.n_rows;
+      }
+      at->second.n = int(blocks.size());
+      plan_.blocks.insert(plan_.blocks.end(), blocks.begin(), blocks.end());
+    }
+  }
+
+  void pad() {
+    StepSlice& slice = plan_.slices[0];
+    const int padded = padded_rows(slice.n_rows);
+    for (int row = slice.n_rows; row < padded; ++row) plan_.rows.push_back({.row = row});
+    slice.n_rows = padded;
+  }
+
+  void add_logit_rows() {
+    if (batch_.logits == LogitRows::none) return;
+    int row = 0;
+    for (const SeqTokens& tokens : batch_.seqs) {
+      const int n = batch_.logits == LogitRows::all ? tokens.n_tokens : 1;
+      row += tokens.n_tokens;
+      for (int i = row - n; i < row; ++i) plan_.logit_rows.push_back(i);
+    }
+    plan_.logits_in_order = ssize(plan_.logit_rows) == plan_.n_tokens;
+  }
+
+  const Batch& batch_;
+  const SequencePool& pool_;
+  const DeviceKvMemory& memory_;
+  const ModelPlan& model_;
+  StepPlan plan_;
+  std::vector<std::vector<KvSpan>> rounds_;
+};
+
+}  // namespace
+
+int padded_rows(int n) {
+  if (n <= 8) return n;
+  if (n <= 64) return (n + 7) / 8 * 8;
+  return n <= kMostRecordedRows ? (n + 31) / 32 * 32 : 0;
+}
+
+StepPlan plan_step(const Batch& batch, const SequencePool& pool, const DeviceKvMemory& memory, const ModelPlan& model) {
+  return Planner(batch, pool, memory, model).plan();
+}
+
+}  // namespace ridge

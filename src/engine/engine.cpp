@@ -1,0 +1,163 @@
+#include "engine/engine.h"
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <map>
+
+#include "engine/cpu_backend.h"
+#include "engine/cuda_backend.h"
+#include "engine/device_name.h"
+#include "op/attn/attn.h"
+#include "op/cache/rounding.h"
+
+namespace ridge {
+namespace {
+
+/// Notes "op=name" after checking that the op and the kernel exist.
+void force_kernel(CpuContext& context, const std::string& choice) {
+  const size_t equals = choice.find('=');
+  const std::string op = choice.substr(0, equals), name = equals == std::string::npos ? "" : choice.substr(equals + 1);
+  std::string ops, names;
+  const auto look = [&](std::string_view table_op, const auto& variants) {
+    ops += (ops.empty() ? "" : ", ") + std::string(table_op);
+    if (op != table_op) return;
+    for (const auto& variant : variants) {
+      names += (names.empty() ? "" : ", ") + std::string(variant.name);
+      if (variant.name == name) context.forced[op] = name;
+    }
+  };
+  look("gemv", gemv_variants());
+  look("gemm", gemm_variants());
+  look("attention", attention_variants());
+  look("norm_rope", norm_rope_variants());
+  look("kv_round", kv_round_variants());
+  if (context.forced.contains(op) && context.forced[op] == name) return;
+  if (names.empty())
+    throw Error(ErrorKind::usage, fmt::format("kernel {}: unknown op '{}' (there are: {})", choice, op, ops));
+  throw Error(ErrorKind::usage,
+              fmt::format("kernel {}: op {} has no kernel '{}' (there are: {})", choice, op, name, names));
+}
+
+ModelInfo describe(const std::string& path, LoadedModel& model, const CpuContext& context) {
+  const Config& c = model.config;
+  ModelInfo info{.path = path,
+                 .name = c.name,
+                 .arch = c.arch,
+                 .weight_format = "",
+                 .n_layers = c.n_layers,
+                 .n_heads = c.n_heads,
+                 .n_kv_heads = c.n_kv_heads,
+                 .head_dim = c.head_dim,
+                 .d_model = c.d_model,
+                 .d_ff = c.d_ff,
+                 .vocab_size = c.vocab_size,
+                 .n_ctx_train = c.n_ctx_train,
+                 .tied_output = c.tied_output,
+                 .n_params = model.weights.n_params,
+                 .weight_bytes = model.weights.stored_bytes,
+                 .decode_weight_bytes = 0,
+                 .has_tokenizer = model.tokenizer.has_value(),
+                 .add_bos = model.tokenizer && model.tokenizer->spec().add_bos,
+                 .device = "cpu",
+                 .isa = std::string(isa_name(context.isa)),
+                 .n_threads = context.pool.size()};
+  std::map<std::string_view, int64_t> by_format;
+  for_each_matrix(model.weights, [&](Linear& m, std::string_view) {
+    info.decode_weight_bytes += m.bytes();
+    const bool repacked = m.int8_activations && model.weights.ternary_source;
+    by_format[repacked ? model.weights.ternary_source->name : m.format->name] += m.n_out * m.n_in;
+  });
+  const auto most =
+      std::max_element(by_format.begin(), by_format.end(), [](auto& a, auto& b) { return a.second < b.second; });
+  info.weight_format = most->first;
+  return info;
+}
+
+}  // namespace
+
+std::optional<int> parse_device(std::string_view device) {
+  if (device == "cpu") return std::nullopt;
+  int index = 0;
+  if (device != "cuda") {
+    const std::string_view digits = device.substr(std::min<size_t>(device.size(), 5));
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), index);
+    if (!device.starts_with("cuda:") || error != std::errc() || end != digits.data() + digits.size() || index < 0)
+      throw Error(ErrorKind::usage, fmt::format("device: expects cpu or cuda[:N], found '{}'", device));
+  }
+  return index;
+}
+
+Engine::Engine(const std::string& path, const LoadOptions& options)
+    : context_(options.n_threads, parse_device(options.device) ? Isa::scalar : find_isa(options.isa).or_throw()),
+      on_device_(parse_device(options.device).has_value()) {
+  const auto start = std::chrono::steady_clock::now();
+  if (on_device_ && !options.isa.empty())
+    throw Error(ErrorKind::usage, "isa chooses kernels of the CPU: leave it out with device cuda");
+  if (!on_device_)
+    for (const std::string& choice : options.kernels) force_kernel(context_, choice);
+  constexpr std::string_view kSynth = "synth:";
+  loaded_ = path.starts_with(kSynth) ? make_synth_model(context_, path.substr(kSynth.size())).or_throw()
+                                     : load_model(path).or_throw();
+  Weights& weights = loaded_.weights;
+  if (options.float_activations)
+    for_each_matrix(weights, [](Linear& m, std::string_view) { m.int8_activations = false; });
+  plan_ = make_plan(loaded_.config, weights.rope_factors.empty() ? nullptr : weights.rope_factors.data());
+  // A device reads rows as stored, so the CPU packs nothing for it.
+  if (!on_device_) pack_weights(context_, weights);
+  backend_ = on_device_ ? make_cuda_backend(*parse_device(options.device), plan_, weights, options.kernels)
+                        : make_cpu_backend(context_, plan_, weights);
+  info_ = describe(path, loaded_, context_);
+  if (on_device_) {
+    info_.device = backend_->name();
+    info_.isa.clear();
+    info_.decode_weight_bytes = backend_->step_weight_bytes();
+  }
+  info_.load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+const io::Tokenizer& Engine::tokenizer() const {
+  if (!loaded_.tokenizer)
+    throw Error(ErrorKind::usage, fmt::format("{} has no tokenizer (use a model with one, or token ids)", info_.path));
+  return *loaded_.tokenizer;
+}
+
+const KvMetric* Engine::kv_metric(std::span<const KvLayerConfig> layers) {
+  const auto weighted = [](const KvLayerConfig& layer) {
+    return layer.k.policy.rounding == KvRounding::weighted || layer.v.policy.rounding == KvRounding::weighted;
+  };
+  if (std::ranges::none_of(layers, weighted)) return nullptr;
+  if (!kv_metric_) kv_metric_ = make_kv_metric(context_, loaded_.config, loaded_.weights, plan_.ropes[0]);
+  return &*kv_metric_;
+}
+
+std::vector<KvMetricView> metric_views(const KvMetric* metric, int n_layers) {
+  std::vector<KvMetricView> views;
+  for (int i = 0; metric && i < n_layers; ++i) views.push_back({metric->layer(true, i), metric->layer(false, i)});
+  return views;
+}
+
+std::unique_ptr<HostKvMemory> Engine::open_host_memory(std::span<const KvLayerConfig> layers, int n_pages,
+                                                       int n_slots) {
+  const KvMetric* const metric = kv_metric(layers);
+  const RoundRow round = metric ? select_round_row(context_, layers[0].head_dim) : nullptr;
+  return std::make_unique<HostKvMemory>(layers, metric_views(metric, int(layers.size())), round, n_pages, n_slots);
+}
+
+std::unique_ptr<SequencePool> Engine::open_pool(std::span<const KvLayerConfig> layers, int n_pages, int n_slots) {
+  auto memory = backend_->open_memory(layers, metric_views(kv_metric(layers), int(layers.size())), n_pages, n_slots);
+  auto host_twin = [this, configs = std::vector(layers.begin(), layers.end())](int n) {
+    return open_host_memory(configs, n, 1);
+  };
+  return std::make_unique<SequencePool>(std::move(memory), std::move(host_twin));
+}
+
+void Engine::turn_key(int layer, int n_positions, float* row) {
+  const AttentionPlan& a = plan_.layers[size_t(layer)].attention;
+  Rope rope = plan_.ropes[size_t(a.rope)];
+  rope.magnitude = 1;  // the row has it already
+  const int32_t position = n_positions;
+  apply_rope(context_, RopeAngles(context_, rope, {&position, 1}), a.head_dim, View2<float>(row, 1, a.head_dim));
+}
+
+}  // namespace ridge

@@ -1,0 +1,50 @@
+// What a Model holds: the loaded model, its plan, and the backend that runs it. Sessions, the server and the lab work
+// with it; people's programs with ridge/engine.h.
+#pragma once
+
+#include "engine/backend.h"
+#include "engine/kv_options.h"
+
+namespace ridge {
+
+class Engine {
+ public:
+  /// As Model::load(). Throws Error.
+  Engine(const std::string& path, const LoadOptions& options);
+
+  const ModelInfo& info() const { return info_; }
+  const Config& config() const { return loaded_.config; }
+  const ModelPlan& plan() const { return plan_; }
+  Weights& weights() { return loaded_.weights; }
+  bool on_device() const { return on_device_; }
+  /// Throws usage when there is none.
+  const io::Tokenizer& tokenizer() const;
+  bool has_tokenizer() const { return loaded_.tokenizer.has_value(); }
+
+  Backend& backend() { return *backend_; }
+  /// The CPU that works for this model: all of it, or what a device leaves to the host.
+  CpuContext& context() { return context_; }
+
+  /// A pool over caches of these layers (layer_configs()) with so many pages and slots. Throws Error.
+  std::unique_ptr<SequencePool> open_pool(std::span<const KvLayerConfig> layers, int n_pages, int n_slots);
+  /// Memory on the host for such caches, whatever the backend: checks and studies.
+  std::unique_ptr<HostKvMemory> open_host_memory(std::span<const KvLayerConfig> layers, int n_pages, int n_slots);
+  /// What weighted rounding needs for such caches, made once a model; null when no side rounds so.
+  const KvMetric* kv_metric(std::span<const KvLayerConfig> layers);
+  /// Turns a K row of the model by n positions, of a layer: what SequencePool::shift() wants.
+  void turn_key(int layer, int n_positions, float* row);
+
+ private:
+  CpuContext context_;
+  LoadedModel loaded_;
+  ModelPlan plan_;
+  ModelInfo info_;
+  std::optional<KvMetric> kv_metric_;
+  bool on_device_ = false;
+  std::unique_ptr<Backend> backend_;
+};
+
+/// The forms of every layer; none without a metric.
+std::vector<KvMetricView> metric_views(const KvMetric* metric, int n_layers);
+
+}  // namespace ridge

@@ -1,0 +1,121 @@
+#include "engine/kv_options.h"
+
+#include <algorithm>
+
+#include "op/cache/rotation.h"
+
+namespace ridge {
+namespace {
+
+/// What the options say, over what the format's policy says, for side "K" or "V" of a model.
+KvSideConfig side_config(const KvSideOptions& options, std::string_view side, const AttentionPlan& attention) {
+  const KvFormat& format = *find_kv_format(options.format).or_throw();
+  KvSideConfig config = default_kv_side(format, side == "K", attention.qkv_bias);
+  if (options.rotation) config.policy.rotation = find_rotation(*options.rotation).or_throw();
+  if (options.centre) config.policy.centre = *options.centre;
+  if (options.window) config.policy.window = *options.window;
+  if (options.sinks) config.policy.sinks = *options.sinks;
+  if (options.scale) config.policy.scale = find_scale(*config.format, *options.scale).or_throw();
+  if (options.rounding) config.policy.rounding = find_rounding(*options.rounding).or_throw();
+  if (options.recent) config.policy.recent = find_kv_format(*options.recent).or_throw()->name;
+  // An f16 or f32 cache is exact already: windows and sinks would only store the same rows elsewhere.
+  if (config.format->name == "f16" || config.format->name == "f32") config.policy.window = config.policy.sinks = 0;
+  check_kv_side(config, side, attention.head_dim).or_throw();
+  return config;
+}
+
+KvLayerConfig layer_config(const KvSideOptions& k, const KvSideOptions& v, const LayerPlan& layer) {
+  const AttentionPlan& a = layer.attention;
+  return {side_config(k, "K", a), side_config(v, "V", a), a.n_kv_heads, a.head_dim};
+}
+
+}  // namespace
+
+std::vector<KvLayerConfig> layer_configs(const SessionOptions& options, const ModelPlan& plan) {
+  std::vector<KvLayerConfig> layers;
+  for (const LayerPlan& layer : plan.layers) layers.push_back(layer_config(options.k, options.v, layer));
+  std::vector<bool> taken(layers.size(), false);
+  for (const KvLayerOptions& own : options.kv_layers) {
+    if (own.first < 0 || own.last < own.first || own.last >= ssize(layers))
+      throw Error(ErrorKind::usage, fmt::format("kv_layers {}-{}: this model has layers 0 to {}", own.first, own.last,
+                                                ssize(layers) - 1));
+    for (auto layer = size_t(own.first); layer <= size_t(own.last); ++layer) {
+      if (taken[layer])
+        throw Error(ErrorKind::usage,
+                    fmt::format("kv_layers: layer {} is given twice (ranges may not overlap)", layer));
+      taken[layer] = true;
+      layers[layer] = layer_config(own.k, own.v, plan.layers[layer]);
+    }
+  }
+  return layers;
+}
+
+int pages_for(std::span<const KvLayerConfig> layers, int n) {
+  int most = 0;
+  for (const KvLayerConfig& layer : layers)
+    for (const bool is_k : {true, false})
+      most = std::max(most, ridge::pages_for(KvLayout(layer, is_k, false).tiles.retention, n));
+  return most;
+}
+
+int64_t kv_read_bytes(const KvMemory& memory, int n) {
+  int64_t bytes = 0;
+  for (int layer = 0; layer < memory.n_layers(); ++layer)
+    for (const bool is_k : {true, false}) bytes += kv_read_bytes(memory.layout(layer, is_k).tiles, n);
+  return bytes;
+}
+
+namespace {
+
+/// Layers [first, last) of one side: the settings are those of most of them (of the first, when it is a tie), the bytes
+/// their sums.
+KvSideReport side_report(KvMemory& memory, bool is_k, int first, int last) {
+  const auto config = [&](int layer) -> const KvSideConfig& { return memory.layout(layer, is_k).config; };
+  int typical = first, most = 0;
+  for (int i = first; i < last; ++i) {
+    int same = 0;
+    for (int j = first; j < last; ++j) same += kv_side_difference(config(i), config(j)).empty();
+    if (same > most) typical = i, most = same;
+  }
+  const KvSideConfig& of_most = config(typical);
+  KvSideReport side{.format = std::string(of_most.format->name),
+                    .rotation = std::string(rotation_name(of_most.policy.rotation)),
+                    .scale = std::string(scale_name(of_most.policy.scale)),
+                    .rounding = std::string(rounding_name(of_most.policy.rounding)),
+                    .recent = std::string(of_most.policy.recent),
+                    .centre = of_most.policy.centre,
+                    .window = of_most.policy.window,
+                    .sinks = of_most.policy.sinks};
+  int64_t values = 0;
+  for (int i = first; i < last; ++i) {
+    const KvLayout& layout = memory.layout(i, is_k);
+    side.bytes_per_token += layout.bytes_per_token();
+    side.fixed_bytes += layout.slot_bytes();
+    side.held_bytes_4k += kv_read_bytes(layout.tiles, 4096) + layout.centre_bytes() + layout.head_scale_bytes();
+    side.allocated_bytes += memory.allocated_bytes(i, is_k);
+    side.saturated += memory.saturated(i, is_k);
+    values += int64_t(layout.tiles.n_kv_heads) * layout.tiles.head_dim;
+  }
+  side.bits_per_value = 8.0 * double(side.bytes_per_token) / double(values);
+  return side;
+}
+
+}  // namespace
+
+KvReport kv_report(KvMemory& memory, int n_ctx) {
+  const int n = memory.n_layers();
+  KvReport report{
+      .k = side_report(memory, true, 0, n), .v = side_report(memory, false, 0, n), .n_ctx = n_ctx, .layers = {}};
+  const auto equal = [&](int a, int b) {
+    return kv_side_difference(memory.layout(a, true).config, memory.layout(b, true).config).empty() &&
+           kv_side_difference(memory.layout(a, false).config, memory.layout(b, false).config).empty();
+  };
+  for (int first = 0, last = 0; first < n; first = last) {
+    for (last = first + 1; last < n && equal(first, last);) ++last;
+    report.layers.push_back(
+        {first, last - 1, side_report(memory, true, first, last), side_report(memory, false, first, last)});
+  }
+  return report;
+}
+
+}  // namespace ridge

@@ -1,0 +1,25 @@
+// KV state files: a sequence on disk, refused unless it fits the model and the pool exactly. Layout:
+// docs/formats/kv-state.md.
+#pragma once
+
+#include <filesystem>
+
+#include "engine/pool.h"
+#include "model/weights.h"
+
+namespace ridge {
+
+/// Tells models apart: xxh64 of the hyper-parameters, the vectors, and of every matrix its shape, its format and the
+/// first 4 KiB of its rows.
+uint64_t model_hash(const Config& config, const Weights& weights);
+
+/// Writes the image of a sequence of `memory`; the file appears under its name only when it is complete.
+Status save_kv_state(const KvMemory& memory, const SequenceImage& image, uint64_t model_hash,
+                     const std::filesystem::path& path);
+
+/// The sequence of a state file, checked against the pool it shall go to: everything is checked, and a failure names the
+/// first field that differs. `name` is the file in messages; n_ctx the most positions it may hold.
+Result<SequenceImage> read_kv_state(const SequencePool& pool, int n_ctx, uint64_t model_hash,
+                                    std::span<const std::byte> file, std::string_view name);
+
+}  // namespace ridge

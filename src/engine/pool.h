@@ -1,0 +1,150 @@
+// What sequences remember: pages of coded rows that sequences share, and a slot for each.
+//
+// A page is kPagePositions positions of all layers, K and V. It is counted by the sequences and checkpoints that hold it;
+// a page that several hold is never written: whoever is about to code into it gets a copy first (reserve). A slot is what
+// has a fixed size: sinks, ring, centres and scales of heads. A checkpoint is a slot of its own with a length and a list
+// of pages; a sequence opened from it goes on exactly where it was made.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "op/cache/host_memory.h"
+
+namespace ridge {
+
+enum class SeqId : int32_t {};
+enum class CheckpointId : int32_t {};
+
+/// What going back may give up.
+enum class TrimMode : uint8_t {
+  exact,         ///< the sequence is, bit for bit, as if it had never gone further; else refused
+  coded_window,  ///< positions whose exact rows are gone read as their coded rows from now on
+};
+
+struct TrimReport {
+  bool exact = true;
+  int coded_positions = 0;  ///< of the window that read as coded
+};
+
+struct PoolReport {
+  int n_pages = 0, pages_free = 0, pages_shared = 0, pages_of_checkpoints = 0;  ///< only checkpoints hold the last
+  int n_slots = 0, slots_free = 0, sequences = 0, checkpoints = 0;
+  int64_t page_bytes = 0, slot_bytes = 0;  ///< of one
+  int64_t used_bytes = 0;                  ///< pages and slots that somebody holds
+  int64_t allocated_bytes = 0;
+};
+
+/// One per set of cache formats. Not thread-safe.
+class SequencePool {
+ public:
+  /// Memory on the host of the same layers with so many pages and one slot: where rows are rewritten.
+  using HostTwin = std::function<std::unique_ptr<HostKvMemory>(int n_pages)>;
+
+  SequencePool(std::unique_ptr<KvMemory> memory, HostTwin host_twin);
+  SequencePool(const SequencePool&) = delete;
+  SequencePool& operator=(const SequencePool&) = delete;
+
+  /// An empty sequence. Usage error when no slot is free.
+  Result<SeqId> open();
+  Result<SeqId> open(CheckpointId checkpoint);
+  void close(SeqId seq);
+  /// A sequence that has the first n positions in common with `seq`: pages are shared, the slot is copied. The exact rows
+  /// that n positions want must be held, as for an exact trim().
+  Result<SeqId> fork(SeqId seq, int n);
+  /// Goes back to n positions. Exact for up to kSpareRows positions, and further where no window has moved on. Below the
+  /// calibration length only 0 is exact once a centre or scales are set.
+  Result<TrimReport> trim(SeqId seq, int n, TrimMode mode);
+  /// Forgets all positions, the centre and the scales.
+  void reset(SeqId seq);
+  /// Drops positions [first, first + n_removed) and moves the later ones down; `turn` takes a K row [head_dim] of the
+  /// model to its new position (RoPE). Lossy: moved K rows are decoded, turned and coded again.
+  Result<TrimReport> shift(SeqId seq, int first, int n_removed, const std::function<void(int layer, float* row)>& turn);
+
+  Result<CheckpointId> checkpoint(SeqId seq);
+  void release(CheckpointId checkpoint);
+  /// Names a checkpoint so that find() gives it and evict() may release it; the pool owns it from here.
+  void retain(CheckpointId checkpoint, uint64_t key);
+  std::optional<CheckpointId> find(uint64_t key);
+  /// Releases retained checkpoints, the least recently found first, until so many bytes are free or none is left. Returns
+  /// the bytes freed.
+  int64_t evict(int64_t bytes);
+
+  /// Pages for n more tokens, none of them shared where rows will be coded. Usage error "needs n pages, m are free".
+  Status reserve(SeqId seq, int n);
+  /// n tokens were appended to all layers.
+  void advance(SeqId seq, int n);
+
+  /// The sequence as bytes, and a sequence made of bytes that check_image() accepts.
+  SequenceImage save(SeqId seq);
+  Result<SeqId> load(const SequenceImage& image);
+  /// Whether an image can be a sequence of this pool; names the first field that cannot.
+  Status check_image(const SequenceImage& image) const;
+  /// Pages and slot to host memory and back, bit for bit. A parked sequence keeps its name and takes no step.
+  void park(SeqId seq);
+  Status unpark(SeqId seq);
+  bool is_parked(SeqId seq) const { return sequence(seq).parked.has_value(); }
+
+  int length(SeqId seq) const { return sequence(seq).n; }
+  /// New tokens of a sequence as ops take them: rows first_row, ... of a step.
+  KvSpan span(SeqId seq, int first_row, int n_rows) const;
+  /// Whether the step that reaches kCalibration positions sets the sequence's centre and scales.
+  bool calibrates(SeqId seq) const { return calibrates_ && !sequence(seq).calibrated; }
+  int slot(SeqId seq) const { return sequence(seq).slot; }
+  std::span<const int32_t> pages(SeqId seq) const { return sequence(seq).pages; }
+  /// Marks n positions as held, of rows that are valid but not of any text: benchmarks.
+  Status fill(SeqId seq, int n, uint64_t seed);
+  KvMemory& memory() { return *memory_; }
+  const KvMemory& memory() const { return *memory_; }
+  PoolReport report() const;
+  /// Pages that a sequence of n positions needs.
+  int pages_for(int n) const;
+
+ private:
+  struct Sequence {
+    bool open = false;
+    int slot = -1;
+    int n = 0;
+    bool calibrated = false;
+    std::vector<int32_t> pages;
+    std::vector<int> ring_first;  // [2 n_layers]
+    std::optional<SequenceImage> parked;
+  };
+  struct Retained {
+    CheckpointId checkpoint;
+    uint64_t last_use;
+  };
+
+  const Sequence& sequence(SeqId seq) const;
+  Sequence& sequence(SeqId seq) { return const_cast<Sequence&>(std::as_const(*this).sequence(seq)); }
+  const Sequence& checkpoint_of(CheckpointId id) const;
+  const KvLayout& side(size_t i) const { return memory_->layout(int(i / 2), i % 2 == 0); }
+  size_t n_sides() const { return 2 * size_t(memory_->n_layers()); }
+  SequencePlace place(const Sequence& s) const { return {s.slot, s.n, s.pages, s.ring_first}; }
+  /// Null when going back to n positions is exact, else why not.
+  std::optional<std::string> inexact_at(const Sequence& s, int n) const;
+  Result<Sequence> copy_of(const Sequence& from, int n);
+  Result<int> take_slot();
+  int32_t take_page();
+  void drop_pages(Sequence& s, size_t keep);
+  void drop(Sequence& s);
+  Status put(Sequence& s, const SequenceImage& image);
+  /// Takes the sequence through host memory: change(memory, place) rewrites rows there and sets n and ring_first of s.
+  Status rewrite(Sequence& s, const std::function<void(HostKvMemory& memory, const SequencePlace& place)>& change);
+  static int keep(std::vector<Sequence>& list, Sequence s);
+
+  std::unique_ptr<KvMemory> memory_;
+  HostTwin host_twin_;
+  bool calibrates_ = false;
+  std::vector<Sequence> sequences_, checkpoints_;
+  std::vector<int32_t> free_pages_;
+  std::vector<int> holders_;  // [n_pages]
+  std::vector<int> free_slots_;
+  std::map<uint64_t, Retained> retained_;
+  uint64_t uses_ = 0;
+};
+
+}  // namespace ridge

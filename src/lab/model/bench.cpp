@@ -1,0 +1,276 @@
+#include "lab/model/bench.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <limits>
+#include <map>
+
+#include "base/metrics.h"
+#include "base/rng.h"
+#include "format/list.h"
+#include "lab/op/roof.h"
+
+namespace ridge::lab {
+namespace {
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+// Kernels quantise activations to int8 in groups of 32: 2e-5 of NMSE a product (step max/127, error step^2/12), some
+// ten of them a layer, and attention passes part of it on. A wrong kernel is off by its whole size.
+constexpr double kCheckBoundPerLayer = 5e-4;
+constexpr int kCheckExtraLayers = 2;  // the output matrix, and slack for shallow models
+// A cache of few bits makes a whole step of a small difference next to a border of two codes: d^2 becomes d times a
+// step. p8/q4_0 has three times the NMSE of q8_0 (0.029 and 0.011 on the 0.5B shape).
+constexpr double kCheckCoarseCache = 4, kCheckCoarseBits = 6;
+constexpr int kCheckDepthMin = 64, kCheckDepthMax = 512;
+constexpr int kCheckSteps = 2, kCheckPrompt = 4;
+
+double check_bound(int n_layers, int head_dim, const KvChoice& kv) {
+  bool coarse = false;
+  for (const KvSideOptions* side : {&kv.k, &kv.v}) {
+    const KvFormat& format = *find_kv_format(side->format).or_throw();
+    coarse |= format.bits_per_value(head_dim) < kCheckCoarseBits;
+  }
+  return kCheckBoundPerLayer * (n_layers + kCheckExtraLayers) * (coarse ? kCheckCoarseCache : 1);
+}
+
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+int check_depth(const BenchTest& test) { return std::clamp(test.n_depth, kCheckDepthMin, kCheckDepthMax); }
+
+/// What is compared: the logits of decode steps and of a short prompt, behind pseudo-random cache rows.
+std::vector<float> check_logits(const Model& model, const KvChoice& kv, int depth, uint64_t seed) {
+  Session session(model, session_options(kv, depth + kCheckSteps + kCheckPrompt, kCheckPrompt));
+  Rng rng(seed);
+  std::vector<float> logits;
+  session.fill(depth, seed);
+  for (const int32_t token : random_tokens(model, kCheckSteps, rng)) {
+    const auto row = session.decode(token);
+    logits.insert(logits.end(), row.begin(), row.end());
+  }
+  session.prefill(random_tokens(model, kCheckPrompt, rng), [&](int, int n_rows, const float* rows) {
+    logits.insert(logits.end(), rows, rows + int64_t(n_rows) * model.info().vocab_size);
+  });
+  return logits;
+}
+
+/// Reference logits of every cache configuration of a model, made once by the scalar kernels.
+class Reference {
+ public:
+  Reference(const std::string& path, const BenchParams& params, std::span<const BenchTest> tests,
+            const std::function<void(const std::string&)>& step, const std::function<bool()>& stopped)
+      : seed_(params.seed), bound_(params.check_bound) {
+    if (!params.check) return;
+    const Model model = Model::load(path, {.device = "cpu", .n_threads = 0, .isa = "scalar", .kernels = {}});
+    for (const BenchTest& test : tests) {
+      step("reference logits, " + kv_text(test.kv));
+      if (stopped()) return;
+      std::vector<float>& logits = logits_[key(test)];
+      if (logits.empty()) logits = check_logits(model, test.kv, check_depth(test), seed_);
+    }
+  }
+
+  BenchCheck compare(const Model& model, const BenchTest& test) const {
+    const double bound = bound_.value_or(check_bound(model.info().n_layers, model.info().head_dim, test.kv));
+    BenchCheck check{.bound = bound, .depth = check_depth(test)};
+    const auto found = logits_.find(key(test));
+    if (found == logits_.end()) return check;
+    const std::vector<float> logits = check_logits(model, test.kv, check.depth, seed_);
+    const size_t vocab = size_t(model.info().vocab_size);
+    check.done = true;
+    check.passed = logits.size() == found->second.size();
+    for (size_t row = 0; check.passed && row < logits.size(); row += vocab) {
+      const Comparison c =
+          ridge::compare(std::span(logits).subspan(row, vocab), std::span(found->second).subspan(row, vocab));
+      check.nmse = std::max(check.nmse, c.nmse);
+      check.passed = c.same_nonfinite && c.nmse <= check.bound;
+    }
+    check.what = fmt::format("{} decode steps and {} prompt tokens at depth {}, all logits, against the ref kernels",
+                             kCheckSteps, kCheckPrompt, check.depth);
+    return check;
+  }
+
+ private:
+  static std::string key(const BenchTest& test) { return fmt::format("{} {}", kv_text(test.kv), check_depth(test)); }
+  uint64_t seed_;
+  std::optional<double> bound_;
+  std::map<std::string, std::vector<float>> logits_;
+};
+
+/// One test: its session and tokens, run as often as asked.
+class BenchRunner {
+ public:
+  BenchRunner(const Model& model, const BenchTest& test, const BenchParams& params, const BenchHooks& hooks)
+      : model_(model),
+        test_(test),
+        params_(params),
+        hooks_(hooks),
+        rng_(params.seed),
+        on_device_(model.info().device.starts_with("cuda")),
+        session_(model, session_options(test.kv, test.n_ctx(), test.n_ubatch)) {}
+
+  const Session& session() const { return session_; }
+
+  /// The timed part behind a fresh cache at the test's depth; nothing when asked to stop.
+  std::optional<double> run_once(int n_prompt, int n_gen) {
+    reach_depth();
+    const auto prompt = random_tokens(model_, n_prompt, rng_), steps = random_tokens(model_, n_gen, rng_);
+    const auto start = Clock::now();
+    for (size_t first = 0; first < prompt.size(); first += size_t(test_.n_batch))
+      session_.prefill(std::span(prompt).subspan(first, std::min(prompt.size() - first, size_t(test_.n_batch))));
+    if (on_device_ && n_gen > 0) {
+      // The first step makes logits; then steps feed themselves, greedily, and the host looks on.
+      session_.decode(steps[0]);
+      SamplerOptions greedy;
+      greedy.temperature = 0;
+      if (n_gen > 1) session_.draw(greedy, {}, n_gen, [&](int32_t) { return !stopped(); });
+    } else {
+      for (const int32_t token : steps) {
+        session_.decode(token);
+        if (stopped()) return std::nullopt;
+      }
+    }
+    const double seconds = seconds_since(start);
+    return stopped() ? std::nullopt : std::optional(seconds);
+  }
+
+  /// Bytes of the mean decode step: reading grows by a row a step, so the ends' mean is the mean of all.
+  double mean_step_bytes() {
+    session_.fill(test_.n_depth + test_.n_prompt, params_.seed);
+    const auto first = double(session_.decode_read_bytes());
+    session_.fill(test_.n_ctx() - 1, params_.seed);
+    return (first + double(session_.decode_read_bytes())) / 2;
+  }
+
+ private:
+  bool stopped() const { return hooks_.stop && hooks_.stop(); }
+  void reach_depth() {
+    session_.reset();
+    if (test_.n_depth == 0) return;
+    if (params_.real_prefill) session_.prefill(random_tokens(model_, test_.n_depth, rng_));
+    else session_.fill(test_.n_depth, params_.seed);
+  }
+
+  const Model& model_;
+  const BenchTest& test_;
+  const BenchParams& params_;
+  const BenchHooks& hooks_;
+  Rng rng_;
+  bool on_device_;
+  Session session_;
+};
+
+/// Times one test into `row`. False when asked to stop.
+bool time_test(const Model& model, const BenchParams& params, const BenchHooks& hooks, BenchRow& row) {
+  BenchRunner runner(model, row.test, params, hooks);
+  row.cache = runner.session().kv_report();
+  row.kernels = runner.session().kernels();
+  if (params.warm_up && !runner.run_once(row.test.n_prompt, std::min(row.test.n_gen, 1))) return false;
+  for (int repeat = 0; repeat < params.repeats; ++repeat) {
+    const auto seconds = runner.run_once(row.test.n_prompt, row.test.n_gen);
+    if (!seconds) return false;
+    row.seconds.push_back(*seconds);
+  }
+  if (row.test.n_gen > 0) row.read_bytes = runner.mean_step_bytes();
+  row.date = utc_now();
+  return true;
+}
+
+}  // namespace
+
+std::vector<int32_t> random_tokens(const Model& model, int n, Rng& rng) {
+  std::vector<int32_t> tokens;
+  tokens.reserve(size_t(n));
+  for (int i = 0; i < n; ++i) tokens.push_back(int32_t(rng.next() % uint64_t(model.info().vocab_size)));
+  return tokens;
+}
+
+MeanDeviation mean_deviation(const std::vector<double>& samples) {
+  if (samples.empty()) return {kNaN, 0};
+  double sum = 0, squares = 0;
+  for (const double sample : samples) {
+    if (!(sample > 0) || !std::isfinite(sample)) return {kNaN, 0};
+    sum += sample;
+  }
+  const double mean = sum / double(samples.size());
+  for (const double sample : samples) squares += (sample - mean) * (sample - mean);
+  return {mean, samples.size() > 1 ? std::sqrt(squares / double(samples.size() - 1)) : 0};
+}
+
+namespace {
+
+MeanDeviation rates(const BenchRow& row) {
+  std::vector<double> samples;
+  for (const double seconds : row.seconds) samples.push_back(double(row.n_tokens()) / seconds);
+  return mean_deviation(samples);
+}
+MeanDeviation times_ns(const BenchRow& row) {
+  std::vector<double> samples;
+  for (const double seconds : row.seconds) samples.push_back(seconds * 1e9);
+  return mean_deviation(samples);
+}
+
+}  // namespace
+
+double BenchRow::avg_tokens_per_second() const { return rates(*this).mean; }
+double BenchRow::stddev_tokens_per_second() const { return rates(*this).deviation; }
+double BenchRow::avg_ns() const { return times_ns(*this).mean; }
+double BenchRow::stddev_ns() const { return times_ns(*this).deviation; }
+double BenchRow::read_gb_s() const {
+  return test.n_prompt == 0 && test.n_gen > 0 ? read_bytes * avg_tokens_per_second() / 1e9 : kNaN;
+}
+double BenchRow::pct_of_roof() const { return roof_gb_s > 0 ? 100 * read_gb_s() / roof_gb_s : kNaN; }
+
+int run_bench(const BenchParams& params, const BenchHooks& hooks) {
+  const std::vector<BenchTest> tests = bench_tests(params);
+  int n_failed = 0, done = 0;
+  const size_t passes = params.n_threads.size() + (params.check ? 1 : 0);
+  const int total = int(params.models.size() * passes * tests.size());
+  const auto stopped = [&] { return hooks.stop && hooks.stop(); };
+  const auto status = [&](const std::string& what) {
+    if (hooks.on_status) hooks.on_status(what, done, total);
+  };
+  const auto step = [&](const std::string& what) {
+    status(what);
+    ++done;
+  };
+  for (const std::string& path : params.models) {
+    status("loading " + path);
+    const Reference reference(path, params, tests, step, stopped);
+    for (const int n_threads : params.n_threads) {
+      status("read bandwidth");
+      const Roof roof =
+          stopped()
+              ? Roof()
+              : measure_roof({.device = params.device, .n_threads = n_threads, .isa = params.isa, .stop = hooks.stop});
+      if (stopped()) return n_failed;
+      const Model model = Model::load(
+          path, {.device = params.device, .n_threads = n_threads, .isa = params.isa, .kernels = params.kernels});
+      for (const BenchTest& test : tests) {
+        step(kv_text(test.kv) + " " + test.name());
+        BenchRow row{.model = model.info(),
+                     .test = test,
+                     .cache = {},
+                     .kernels = {},
+                     .check = {},
+                     .seconds = {},
+                     .read_bytes = 0,
+                     .roof_gb_s = roof.read_gb_s,
+                     .llc_bytes = roof.llc_bytes,
+                     .date = {}};
+        if (params.check) row.check = reference.compare(model, test);
+        if (params.check && !row.check.passed) {
+          ++n_failed;
+          if (hooks.on_failed) hooks.on_failed(row);
+        } else {
+          if (!time_test(model, params, hooks, row)) return n_failed;
+          if (hooks.on_row) hooks.on_row(row);
+        }
+      }
+    }
+  }
+  return n_failed;
+}
+
+}  // namespace ridge::lab

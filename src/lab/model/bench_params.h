@@ -1,0 +1,55 @@
+// Which tests a benchmark runs: llama-bench's lists, ranges and cross product.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/kv_choice.h"
+
+namespace ridge::lab {
+
+/// "512", "128,256", "512-2048*2", "1-8+1", "1-8" (step 1), and mixtures. Refuses values outside [min, max], empty or
+/// endless ranges and more than 1000 values; the failure names `flag`.
+Result<std::vector<int>> parse_int_list(std::string_view flag, std::string_view text, int min, int max);
+
+/// A prompt and a generation timed together: "512,128".
+struct PromptGen {
+  int n_prompt = 0;
+  int n_gen = 0;
+};
+Result<PromptGen> parse_prompt_gen(std::string_view text);
+
+struct BenchParams {
+  std::vector<std::string> models;
+  std::vector<int> n_prompt{512}, n_gen{128}, n_depth{0}, n_batch{2048}, n_ubatch{512};
+  std::vector<int> n_threads{0};  ///< 0: one per processor
+  std::vector<PromptGen> prompt_gen;
+  std::vector<KvChoice> kv{KvChoice{}};
+  int repeats = 5;
+  bool warm_up = true;
+  bool real_prefill = false;  ///< reach the depth by running a prompt instead of random rows
+  bool check = true;
+  std::optional<double> check_bound;  ///< on the NMSE; unset: by the number of layers
+  uint64_t seed = 42;
+  std::string device = "cpu";
+  std::string isa;
+  std::vector<std::string> kernels;
+};
+
+/// One line of the table.
+struct BenchTest {
+  int n_batch = 0, n_ubatch = 0;
+  KvChoice kv;
+  int n_depth = 0, n_prompt = 0, n_gen = 0;
+
+  /// pp512, tg128, pp512+tg128, each with " @ d4096" at a depth.
+  std::string name() const;
+  int n_ctx() const { return n_depth + n_prompt + n_gen; }
+};
+
+/// The tests of one model at one thread count, in the order they run. Prompts and generations of 0 are left out.
+std::vector<BenchTest> bench_tests(const BenchParams& params);
+
+}  // namespace ridge::lab

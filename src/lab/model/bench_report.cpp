@@ -1,0 +1,214 @@
+// The forms of a bench row: llama-bench's fields, its markdown table, CSV, JSON and SQL.
+#include <cmath>
+
+#include "base/build_info.h"
+#include "lab/model/bench.h"
+#include "lab/store/machine.h"
+
+namespace ridge::lab {
+namespace {
+
+std::string human_bytes(int64_t bytes) {
+  const double gib = double(bytes) / 1073741824;
+  return gib >= 1 ? fmt::format("{:.2f} GiB", gib) : fmt::format("{:.2f} MiB", gib * 1024);
+}
+
+std::string human_count(int64_t n) {
+  return n >= 1000000000 ? fmt::format("{:.2f} B", double(n) / 1e9)
+         : n >= 1000000  ? fmt::format("{:.2f} M", double(n) / 1e6)
+                         : fmt::format("{:.2f} K", double(n) / 1e3);
+}
+
+std::string model_type(const ModelInfo& model) {
+  return fmt::format("{} {} {}", model.arch, human_count(model.n_params), model.weight_format);
+}
+
+Row side_row(const KvSideReport& side) {
+  return fmt::format("{} rotation={} centre={} window={} of {} sinks={} scale={} rounding={}", side.format,
+                     side.rotation, side.centre ? "on" : "off", side.window, side.recent, side.sinks, side.scale,
+                     side.rounding);
+}
+
+std::string quoted(const Row& value, char quote) {
+  if (value.is_null()) return quote == '\'' ? "NULL" : "\"\"";
+  std::string text(1, quote);
+  for (const char c : value.is_string() ? value.get<std::string>() : value.dump()) {
+    if (c == quote) text += quote;
+    text += c;
+  }
+  return text + quote;
+}
+
+std::string_view sql_type(const Row& value) {
+  if (value.is_string()) return "TEXT";
+  return value.is_number_integer() || value.is_boolean() ? "INTEGER" : "REAL";
+}
+
+std::string join_fields(const Row& fields, std::string_view between,
+                        const std::function<std::string(const std::string& name, const Row& value)>& form) {
+  std::string text;
+  for (const auto& [name, value] : fields.items()) {
+    if (!text.empty()) text += between;
+    text += form(name, value);
+  }
+  return text;
+}
+
+std::string plus_minus(double mean, double deviation) {
+  return std::isfinite(mean) ? fmt::format("{:.2f} ± {:.2f}", mean, deviation) : "no verdict";
+}
+
+std::string optional_number(double value, std::string_view unit = "") {
+  return std::isfinite(value) ? fmt::format("{:.1f}{}", value, unit) : "";
+}
+
+std::string checked_word(const BenchCheck& check) { return check.done ? fmt::format("ok {:.1e}", check.nmse) : "off"; }
+
+constexpr std::string_view kMarkdownHead =
+    "| model | size | params | backend | threads | type_k | type_v | test | t/s | read GB/s | % of roof | checked "
+    "(NMSE) |\n"
+    "| --- | ---: | ---: | --- | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: |";
+
+bool on_device(const BenchRow& row) { return row.model.device.starts_with("cuda"); }
+
+std::string markdown_line(const BenchRow& row) {
+  return fmt::format(
+      "| {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |", model_type(row.model),
+      human_bytes(row.model.weight_bytes), human_count(row.model.n_params),
+      on_device(row) ? row.model.device : "CPU " + row.model.isa,
+      on_device(row) ? "" : std::to_string(row.model.n_threads), kv_side_text(row.test.kv.k),
+      kv_side_text(row.test.kv.v), row.test.name(),
+      plus_minus(row.avg_tokens_per_second(), row.stddev_tokens_per_second()), optional_number(row.read_gb_s()),
+      optional_number(row.pct_of_roof(), row.in_cache() ? " % (in cache)" : " %"), checked_word(row.check));
+}
+
+}  // namespace
+
+Row bench_fields(const BenchRow& row, const BenchParams& params, bool samples) {
+  const BuildInfo& build = build_info();
+  Row f;
+  f["build_commit"] = build.commit;
+  f["build_number"] = build.number;
+  f["cpu_info"] = machine_info().cpu_model;
+  // "cuda:0 NAME"
+  f["gpu_info"] = on_device(row) ? row.model.device.substr(row.model.device.find(' ') + 1) : "";
+  f["backends"] = on_device(row) ? "CUDA" : "CPU";
+  f["model_filename"] = row.model.path;
+  f["model_type"] = model_type(row.model);
+  f["model_size"] = row.model.weight_bytes;
+  f["model_n_params"] = row.model.n_params;
+  f["n_batch"] = row.test.n_batch;
+  f["n_ubatch"] = row.test.n_ubatch;
+  f["n_threads"] = row.model.n_threads;
+  f["cpu_mask"] = "0x0";
+  f["cpu_strict"] = false;
+  f["poll"] = 50;
+  f["type_k"] = row.cache.k.format;
+  f["type_v"] = row.cache.v.format;
+  f["n_gpu_layers"] = on_device(row) ? row.model.n_layers : 0;
+  f["n_cpu_moe"] = 0;
+  f["split_mode"] = "none";
+  f["main_gpu"] = 0;
+  f["no_kv_offload"] = false;
+  f["flash_attn"] = true;
+  f["devices"] = on_device(row) ? row.model.device.substr(0, row.model.device.find(' ')) : "none";
+  f["tensor_split"] = "0.00";
+  f["tensor_buft_overrides"] = "none";
+  f["load_mode"] = "mmap";
+  f["embeddings"] = false;
+  f["no_op_offload"] = 0;
+  f["no_host"] = false;
+  f["fit_target"] = 0;
+  f["fit_min_ctx"] = 0;
+  f["n_prompt"] = row.test.n_prompt;
+  f["n_gen"] = row.test.n_gen;
+  f["n_depth"] = row.test.n_depth;
+  f["test_time"] = row.date;
+  f["avg_ns"] = std::isfinite(row.avg_ns()) ? Row(int64_t(row.avg_ns())) : Row(nullptr);
+  f["stddev_ns"] = int64_t(row.stddev_ns());
+  f["avg_ts"] = number(row.avg_tokens_per_second());
+  f["stddev_ts"] = number(row.stddev_tokens_per_second());
+  if (samples) {
+    f["samples_ns"] = Row::array();
+    f["samples_ts"] = Row::array();
+    for (const double seconds : row.seconds) {
+      f["samples_ns"].push_back(int64_t(seconds * 1e9));
+      f["samples_ts"].push_back(number(double(row.n_tokens()) / seconds));
+    }
+  }
+  f["test"] = row.test.name();
+  const std::string layers = row.cache.layers_differ() ? " layers=" + kv_text(row.test.kv) : "";
+  f["kv_k"] = side_row(row.cache.k).get<std::string>() + layers;
+  f["kv_v"] = side_row(row.cache.v).get<std::string>() + layers;
+  f["kv_bytes_per_token"] = row.cache.bytes_per_token();
+  f["depth_fill"] = row.test.n_depth == 0 ? "none" : params.real_prefill ? "prefill" : "random";
+  f["read_bytes"] = row.test.n_gen > 0 ? Row(int64_t(row.read_bytes)) : Row(nullptr);
+  f["read_gb_s"] = number(row.read_gb_s());
+  f["roof_gb_s"] = number(row.roof_gb_s);
+  f["pct_of_roof"] = number(row.pct_of_roof());
+  f["in_cache"] = row.in_cache();
+  f["checked"] = row.check.done && row.check.passed;
+  f["check_error"] = row.check.done ? number(row.check.nmse) : Row(nullptr);
+  f["check_bound"] = number(row.check.bound);
+  f["check_what"] = row.check.what;
+  f["kernels"] = fmt::format("{}", fmt::join(row.kernels, " "));
+  f["device"] = row.model.device;
+  f["isa"] = row.model.isa;
+  f["compiler"] = build.compiler;
+  f["seed"] = params.seed;
+  f["command"] = command_line();
+  return f;
+}
+
+Result<BenchFormat> find_bench_format(std::string_view name) {
+  constexpr std::pair<std::string_view, BenchFormat> kFormats[] = {{"md", BenchFormat::md},
+                                                                   {"csv", BenchFormat::csv},
+                                                                   {"json", BenchFormat::json},
+                                                                   {"jsonl", BenchFormat::jsonl},
+                                                                   {"sql", BenchFormat::sql}};
+  for (const auto& [known, format] : kFormats)
+    if (known == name) return format;
+  return fail(ErrorKind::usage, "-o '{}' is unknown (there are: csv, json, jsonl, md, sql)", name);
+}
+
+void BenchWriter::line(const std::string& text) {
+  fmt::print(out_, "{}\n", text);
+  std::fflush(out_);
+}
+
+void BenchWriter::add(const BenchRow& row, const BenchParams& params) {
+  const bool first = n_rows_++ == 0;
+  const auto json = [&] { return json_text(bench_fields(row, params, true)); };
+  switch (format_) {
+    case BenchFormat::md:
+      if (first) line(std::string(kMarkdownHead));
+      line(markdown_line(row));
+      break;
+    case BenchFormat::csv: {
+      const Row fields = bench_fields(row, params, false);
+      if (first) line(join_fields(fields, ",", [](const std::string& name, const Row&) { return name; }));
+      line(join_fields(fields, ",", [](const std::string&, const Row& value) { return quoted(value, '"'); }));
+      break;
+    }
+    case BenchFormat::json: line((first ? "[\n  " : "  ,") + json()); break;
+    case BenchFormat::jsonl: line(json()); break;
+    case BenchFormat::sql: {
+      const Row fields = bench_fields(row, params, false);
+      const auto column = [](const std::string& name, const Row& value) {
+        return fmt::format("  {} {}", name, sql_type(value));
+      };
+      if (first) line("CREATE TABLE IF NOT EXISTS llama_bench (\n" + join_fields(fields, ",\n", column) + "\n);");
+      line("INSERT INTO llama_bench (" +
+           join_fields(fields, ", ", [](const std::string& name, const Row&) { return name; }) + ") VALUES (" +
+           join_fields(fields, ", ", [](const std::string&, const Row& value) { return quoted(value, '\''); }) + ");");
+      break;
+    }
+  }
+}
+
+void BenchWriter::finish() {
+  if (format_ != BenchFormat::json) return;
+  line(n_rows_ == 0 ? "[]" : "]");
+}
+
+}  // namespace ridge::lab

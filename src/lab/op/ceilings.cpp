@@ -1,0 +1,305 @@
+#include "lab/op/ceilings.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <limits>
+#include <optional>
+
+#include "op/rate/rate.h"
+
+namespace ridge::lab {
+namespace {
+
+constexpr int64_t kPart = 4 << 20;  // bytes a thread takes at a time: long streams, yet the threads end together
+
+/// The three buffers and who works on them.
+class Streams {
+ public:
+  Streams(CpuContext& context, const StreamVariant& kernel, int64_t bytes, bool read_only)
+      : context_(context), kernel_(kernel), bytes_(bytes), a_(bytes) {
+    if (!read_only) b_ = AlignedBuffer(bytes), c_ = AlignedBuffer(bytes);
+    // Committed before anything is timed, by the threads that will use them.
+    each_part([&](int64_t at) {
+      for (AlignedBuffer* buffer : {&a_, &b_, &c_})
+        if (buffer->data()) kernel_.write(buffer->data() + at, kPart, 1);
+    });
+  }
+
+  void read() {
+    each_part([&](int64_t at) { sink_.fetch_add(kernel_.read(a_.data() + at, kPart), std::memory_order_relaxed); });
+  }
+  void write() {
+    each_part([&](int64_t at) { kernel_.write(a_.data() + at, kPart, 2); });
+  }
+  void write_nt() {
+    each_part([&](int64_t at) { kernel_.write_nt(a_.data() + at, kPart, 3); });
+  }
+  void copy() {
+    each_part([&](int64_t at) { kernel_.copy(a_.data() + at, b_.data() + at, kPart); });
+  }
+  void copy_nt() {
+    each_part([&](int64_t at) { kernel_.copy_nt(a_.data() + at, b_.data() + at, kPart); });
+  }
+  void triad() {
+    each_part([&](int64_t at) { kernel_.triad(a_.data() + at, b_.data() + at, c_.data() + at, kPart); });
+  }
+
+ private:
+  template <class Body>
+  void each_part(const Body& body) {
+    context_.pool.for_each(bytes_ / kPart, [&](int64_t part, int) { body(part * kPart); });
+  }
+
+  CpuContext& context_;
+  const StreamVariant& kernel_;
+  const int64_t bytes_;
+  AlignedBuffer a_, b_, c_;
+  std::atomic<uint64_t> sink_{0};
+};
+
+double seconds_of(const std::function<void()>& work) {
+  const auto start = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+StreamResult measure(std::string name, int64_t bytes_moved, const CeilingOptions& options,
+                     const std::function<void()>& work) {
+  constexpr int kFewestRepeats = 3;
+  work();  // warm-up: page tables, clocks
+  std::vector<double> gb_s;
+  double total = 0;
+  while (int(gb_s.size()) < std::max(kFewestRepeats, options.repeats)) {
+    const bool enough = int(gb_s.size()) >= kFewestRepeats;
+    if (enough && (total > options.max_seconds || (options.stop && options.stop()))) break;
+    const double seconds = seconds_of(work);
+    total += seconds;
+    gb_s.push_back(seconds > 0 ? double(bytes_moved) / seconds / 1e9 : std::numeric_limits<double>::quiet_NaN());
+  }
+  const int repeats = int(gb_s.size());
+  return {std::move(name), bytes_moved, spread(std::move(gb_s)), repeats};
+}
+
+}  // namespace
+
+Spread spread(std::vector<double> samples) {
+  if (samples.empty()) return {};
+  for (const double sample : samples)
+    if (!(sample >= 0)) return {NAN, NAN, NAN, NAN, NAN};
+  std::sort(samples.begin(), samples.end());
+  const auto at = [&](double fraction) {
+    const double place = fraction * double(samples.size() - 1);
+    const auto below = size_t(place);
+    const double rest = place - double(below);
+    return (1 - rest) * samples[below] + rest * samples[std::min(below + 1, samples.size() - 1)];
+  };
+  return {at(0.5), at(0.25), at(0.75), samples.front(), samples.back()};
+}
+
+StreamSize choose_stream_size(int64_t cache_bytes, int64_t available_bytes) {
+  constexpr int64_t kGib = int64_t(1) << 30;
+  const auto whole_parts = [](int64_t bytes) { return std::max(kPart, bytes / kPart * kPart); };
+  const int64_t wanted = std::max(kGib, 4 * cache_bytes);
+  const int64_t allowed = available_bytes > 0 ? available_bytes / 8 : wanted;
+  const double cache_mib = double(cache_bytes) / 1048576;
+  if (wanted <= allowed) {
+    const std::string_view rule =
+        4 * cache_bytes > kGib ? "4 x the last-level cache" : "1 GiB, at least 4 x the last-level cache";
+    return {whole_parts(wanted), cache_bytes > 0 ? fmt::format("{} of {:.0f} MiB", rule, cache_mib)
+                                                 : "1 GiB; the last-level cache is unknown"};
+  }
+  return {
+      whole_parts(allowed),
+      fmt::format("an eighth of the available memory; 4 x the last-level cache of {:.0f} MiB would be {:.0f} MiB, so "
+                  "caches may flatter this figure",
+                  cache_mib, 4 * cache_mib)};
+}
+
+double Ceilings::read_gb_s() const {
+  for (const StreamResult& stream : streams)
+    if (stream.name == "read") return stream.gb_s.max;
+  return 0;
+}
+
+int64_t cache_buffer_bytes(const MachineInfo& machine, int level, int n_threads) {
+  const auto share = [&](int of_level) -> int64_t {
+    for (const CacheInfo& cache : machine.caches)
+      // The lower levels belong to a core; the last one is shared by all threads.
+      if (cache.level == of_level && cache.type != "Instruction")
+        return of_level < 3 ? cache.bytes : cache.bytes / std::max(1, n_threads);
+    return 0;
+  };
+  const int64_t bytes = share(level) / 2 / kStreamUnit * kStreamUnit;
+  return level > 1 && bytes <= share(level - 1) ? 0 : bytes;
+}
+
+double RateResult::ridge_op_per_byte(double gb_s) const {
+  return gb_s > 0 && gop_s.max > 0 ? gop_s.max / gb_s : std::numeric_limits<double>::quiet_NaN();
+}
+
+namespace {
+
+constexpr double kSampleSeconds = 2e-3;
+
+/// So many of `work` that they take a sample's time together.
+int64_t choose_rounds(int64_t most, const std::function<void(int64_t)>& work) {
+  int64_t rounds = 1;
+  const auto fastest = [&] {  // of three: a thread that was not scheduled says nothing about the work
+    double seconds = seconds_of([&] { work(rounds); });
+    for (int i = 0; i < 2 && seconds >= kSampleSeconds; ++i)
+      seconds = std::min(seconds, seconds_of([&] { work(rounds); }));
+    return seconds;
+  };
+  for (work(1); rounds < most && fastest() < kSampleSeconds;) rounds = std::min(most, 2 * rounds);
+  return rounds;
+}
+
+void measure_caches(CpuContext& context, const StreamVariant& kernel, const CeilingOptions& options, Ceilings& result) {
+  const MachineInfo machine = machine_info();
+  const int n_threads = context.pool.size();
+  for (const int level : {1, 2, 3}) {
+    const int64_t bytes = cache_buffer_bytes(machine, level, n_threads);
+    if (bytes == 0 || (options.stop && options.stop())) continue;
+    std::vector<AlignedBuffer> buffers;
+    for (int i = 0; i < n_threads; ++i) {
+      buffers.emplace_back(bytes);
+      kernel.write(buffers.back().data(), bytes, 1);
+    }
+    const uint64_t right = kernel.read(buffers[0].data(), bytes);
+    std::atomic<bool> wrong{false};
+    const auto read = [&](int64_t rounds) {
+      context.pool.for_each(n_threads, [&](int64_t, int thread) {
+        uint64_t sum = 0;
+        for (int64_t i = 0; i < rounds; ++i) sum += kernel.read(buffers[size_t(thread)].data(), bytes);
+        if (sum != right * uint64_t(rounds)) wrong = true;
+      });
+    };
+    const int64_t rounds = choose_rounds(1 << 20, read);
+    result.caches.push_back(
+        {level, bytes,
+         measure(fmt::format("read-l{}", level), rounds * n_threads * bytes, options, [&] { read(rounds); })});
+    if (wrong)
+      throw Error(ErrorKind::gate, fmt::format("stream read-l{}: a sum is wrong: no bandwidth is given", level));
+  }
+}
+
+void measure_rates(CpuContext& context, const CeilingOptions& options, Ceilings& result) {
+  for (const std::string_view number : {"f32", "int8", "bf16", "f16"}) {
+    if (options.stop && options.stop()) return;
+    RateResult& rate = result.rates.emplace_back();
+    rate.number = number;
+    const RateVariant* best = nullptr;
+    for (const RateVariant& variant : rate_variants()) {
+      if (variant.number != number) continue;
+      const Support support = variant.supports();
+      if (variant.isa > context.isa) rate.why_not = fmt::format("{} needs {}", variant.name, isa_name(variant.isa));
+      else if (!support.ok) rate.why_not = support.why_not;
+      else best = &variant;
+    }
+    if (!best) continue;
+    rate.why_not.clear();
+    rate.kernel = best->name;
+    const int n_tasks = 8 * context.pool.size();  // so that threads end together
+    std::atomic<bool> wrong{false};
+    const auto run = [&](int64_t rounds) {
+      context.pool.for_each(n_tasks, [&](int64_t, int) {
+        if (best->run(rounds) != rounds * best->result) wrong = true;
+      });
+    };
+    const int64_t rounds = choose_rounds(kMostRateRounds, run);
+    // Operations take the bytes' place: 10^9 a second either way.
+    const StreamResult measured = measure("", rounds * n_tasks * best->ops, options, [&] { run(rounds); });
+    if (wrong) throw Error(ErrorKind::gate, fmt::format("rate {}: the result is wrong: no rate is given", best->name));
+    rate.gop_s = measured.gb_s;
+    rate.repeats = measured.repeats;
+  }
+}
+
+}  // namespace
+
+Ceilings measure_ceilings(const CeilingOptions& options) {
+  CpuContext context(options.n_threads, find_isa(options.isa).or_throw());
+  const StreamVariant& kernel = select_variant(context, "stream", stream_variants());
+  Ceilings result{.kernel = std::string(kernel.name),
+                  .n_threads = context.pool.size(),
+                  .size = {},
+                  .streams = {},
+                  .caches = {},
+                  .rates = {}};
+  const MachineInfo machine = machine_info();
+  result.size = options.bytes > 0 ? StreamSize{std::max(kPart, options.bytes / kPart * kPart), "as asked"}
+                                  : choose_stream_size(machine.last_level_cache_bytes(), machine.available_bytes);
+  const int64_t n = result.size.bytes;
+  const int64_t needed = (options.read_only ? 1 : 3) * n;
+  if (machine.available_bytes > 0 && needed > machine.available_bytes)
+    throw Error(ErrorKind::no_memory, fmt::format("the streams need {:.0f} MiB, {:.0f} MiB are available (use --size)",
+                                                  double(needed) / 1048576, double(machine.available_bytes) / 1048576));
+  Streams streams(context, kernel, n, options.read_only);
+  const auto add = [&](std::string_view name, int64_t bytes_moved, auto method) {
+    if (options.stop && options.stop()) return;
+    result.streams.push_back(measure(std::string(name), bytes_moved, options, [&] { (streams.*method)(); }));
+  };
+  add("read", n, &Streams::read);
+  if (options.read_only && options.rates) measure_rates(context, options, result);
+  if (options.read_only) return result;
+  add("write", n, &Streams::write);
+  if (kernel.write_nt) add("write-nt", n, &Streams::write_nt);
+  add("copy", 2 * n, &Streams::copy);
+  if (kernel.copy_nt) add("copy-nt", 2 * n, &Streams::copy_nt);
+  add("triad", 3 * n, &Streams::triad);
+  measure_caches(context, kernel, options, result);
+  measure_rates(context, options, result);
+  return result;
+}
+
+Row stream_rows(std::span<const StreamResult> streams) {
+  Row rows = Row::array();
+  for (const StreamResult& stream : streams)
+    rows.push_back({{"name", stream.name},
+                    {"bytes_moved", stream.bytes_moved},
+                    {"repeats", stream.repeats},
+                    {"median_gb_s", number(stream.gb_s.median)},
+                    {"lower_quartile_gb_s", number(stream.gb_s.lower)},
+                    {"upper_quartile_gb_s", number(stream.gb_s.upper)},
+                    {"max_gb_s", number(stream.gb_s.max)}});
+  return rows;
+}
+
+Row rate_rows(std::span<const RateResult> rates, double read_gb_s) {
+  Row rows = Row::array();
+  for (const RateResult& rate : rates) {
+    const bool none = rate.kernel.empty();
+    rows.push_back({{"number", rate.number},
+                    {"kernel", rate.kernel},
+                    {"why_not", none ? Row(rate.why_not) : Row(nullptr)},
+                    {"repeats", rate.repeats},
+                    {"median_gop_s", none ? Row(nullptr) : number(rate.gop_s.median)},
+                    {"lower_quartile_gop_s", none ? Row(nullptr) : number(rate.gop_s.lower)},
+                    {"upper_quartile_gop_s", none ? Row(nullptr) : number(rate.gop_s.upper)},
+                    {"max_gop_s", none ? Row(nullptr) : number(rate.gop_s.max)},
+                    {"ridge_op_per_byte", number(rate.ridge_op_per_byte(read_gb_s))}});
+  }
+  return rows;
+}
+
+Row to_row(const Ceilings& ceilings) {
+  Row row;
+  row["kernel"] = ceilings.kernel;
+  row["n_threads"] = ceilings.n_threads;
+  row["buffer_bytes"] = ceilings.size.bytes;
+  row["buffer_rule"] = ceilings.size.why;
+  row["streams"] = stream_rows(ceilings.streams);
+  row["caches"] = Row::array();
+  for (const CacheResult& cache : ceilings.caches) {
+    Row of_cache = stream_rows({&cache.stream, 1})[0];
+    of_cache["level"] = cache.level;
+    of_cache["thread_bytes"] = cache.bytes;
+    row["caches"].push_back(of_cache);
+  }
+  row["rates"] = rate_rows(ceilings.rates, ceilings.read_gb_s());
+  return row;
+}
+
+}  // namespace ridge::lab

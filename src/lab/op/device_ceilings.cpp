@@ -1,0 +1,73 @@
+// What of the device's ceilings needs no device; measured in device_ceilings_run_cuda.cpp.
+#include "lab/op/device_ceilings.h"
+
+#include <algorithm>
+
+namespace ridge::lab {
+
+const StreamResult* DeviceCeilings::best_read() const {
+  const StreamResult* best = nullptr;
+  for (const StreamResult& stream : streams)
+    if (stream.name.starts_with("read ") && (!best || stream.gb_s.median > best->gb_s.median)) best = &stream;
+  return best;
+}
+
+double DeviceCeilings::read_gb_s() const {
+  const StreamResult* best = best_read();
+  return best ? best->gb_s.max : 0;
+}
+
+StreamSize choose_device_stream_size(int64_t cache_bytes, int64_t free_bytes) {
+  constexpr int64_t kGib = int64_t(1) << 30, kMib = int64_t(1) << 20;
+  const auto whole_mib = [=](int64_t bytes) { return std::max(kMib, bytes / kMib * kMib); };
+  const int64_t wanted = std::max(4 * kGib, 16 * cache_bytes), allowed = free_bytes / 8;
+  const double cache_mib = double(cache_bytes) / double(kMib);
+  if (wanted <= allowed)
+    return {whole_mib(wanted), fmt::format("{} of {:.0f} MiB",
+                                           16 * cache_bytes > 4 * kGib ? "16 x the last-level cache"
+                                                                       : "4 GiB, at least 16 x the last-level cache",
+                                           cache_mib)};
+  return {whole_mib(allowed),
+          fmt::format("an eighth of the free memory; the last-level cache has {:.0f} MiB", cache_mib)};
+}
+
+std::string cuda_version_text(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
+
+Row device_fields(int index, const gpu::Device& device, int driver_version, int runtime_version) {
+  return {{"device", fmt::format("cuda:{}", index)},
+          {"device_name", device.name},
+          {"device_sm", device.sm},
+          {"device_processors", device.n_processors},
+          {"device_memory_bytes", device.memory_bytes},
+          {"device_l2_bytes", device.l2_bytes},
+          {"driver_cuda", cuda_version_text(driver_version)},
+          {"built_with_cuda", cuda_version_text(runtime_version)}};
+}
+
+Row to_row(const DeviceCeilings& ceilings) {
+  Row row = device_fields(ceilings.index, ceilings.device, ceilings.driver_version, ceilings.runtime_version);
+  row["buffer_bytes"] = ceilings.size.bytes;
+  row["buffer_rule"] = ceilings.size.why;
+  row["read_roof_gb_s"] = number(ceilings.read_gb_s());
+  row["streams"] = stream_rows(ceilings.streams);
+  row["caches"] = Row::array();
+  for (const CacheResult& cache : ceilings.caches) {
+    Row of_cache = stream_rows({&cache.stream, 1})[0];
+    of_cache["level"] = cache.level;
+    of_cache["buffer_bytes"] = cache.bytes;
+    row["caches"].push_back(of_cache);
+  }
+  row["rates"] = rate_rows(ceilings.rates, ceilings.read_gb_s());
+  row["edges"] = Row::array();
+  for (const EdgeResult& edge : ceilings.edges)
+    row["edges"].push_back({{"name", edge.name},
+                            {"what", edge.what},
+                            {"repeats", edge.repeats},
+                            {"median_us", number(edge.us.median)},
+                            {"lower_quartile_us", number(edge.us.lower)},
+                            {"upper_quartile_us", number(edge.us.upper)},
+                            {"min_us", number(edge.us.min)}});
+  return row;
+}
+
+}  // namespace ridge::lab

@@ -1,0 +1,62 @@
+// A GPU's ceilings, measured by our own kernels: read, write and copy bandwidth of its memory, read bandwidth of its
+// L2, multiply-adds in registers, and what a graph costs.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "gpu/device_query.h"
+#include "lab/op/ceilings.h"
+
+namespace ridge::lab {
+
+struct DeviceCeilingOptions {
+  int device = 0;
+  int64_t bytes = 0;  ///< of one buffer; 0 chooses
+  int replays = 30;
+  double max_seconds = 10;  ///< of all streams together
+  bool read_only = false;   ///< only the roof ...
+  bool rates = false;       ///< ... and the rates
+  int rate_rounds = 8192;   ///< of a rate's kernel: one or two milliseconds
+  std::function<bool()> stop;
+};
+
+/// Microseconds of something that moves no bytes.
+struct EdgeResult {
+  std::string name;
+  std::string what;
+  Spread us;
+  int repeats = 0;
+};
+
+struct DeviceCeilings {
+  int index = 0;
+  gpu::Device device;
+  int driver_version = 0, runtime_version = 0;  ///< 1000 * major + 10 * minor
+  StreamSize size;
+  std::vector<StreamResult> streams;  ///< "read 512x8 4" (op/stream/stream_cuda.h), "write", "copy", "copy-driver"
+  std::vector<CacheResult> caches;    ///< L2 by the reading kernel that is fastest there
+  std::vector<RateResult> rates;
+  std::vector<EdgeResult> edges;  ///< "graph-edge", "graph-edge-overlap", "graph-launch", "graph-round-trip"
+
+  /// The fastest reading kernel; nullptr when none was measured.
+  const StreamResult* best_read() const;
+  /// The roof for read-mostly work, GB/s (10^9): best replay of the fastest kernel.
+  double read_gb_s() const;
+};
+
+/// 4 GiB and at least 16 x the last-level cache, cut down to an eighth of the free memory.
+StreamSize choose_device_stream_size(int64_t cache_bytes, int64_t free_bytes);
+
+/// Measures. Every kernel's result is checked first: a wrong sum or copy throws Error(gate). Throws no_device in a
+/// build without CUDA or without this device, no_memory when the buffers do not fit.
+DeviceCeilings measure_device_ceilings(const DeviceCeilingOptions& options);
+
+/// Name, capability, memory and driver of a device, as rows carry them.
+Row device_fields(int index, const gpu::Device& device, int driver_version, int runtime_version);
+Row to_row(const DeviceCeilings& ceilings);
+/// 1000 * major + 10 * minor as "13.0".
+std::string cuda_version_text(int version);
+
+}  // namespace ridge::lab

@@ -1,0 +1,11 @@
+// The build without CUDA; device_ceilings_run_cuda.cpp replaces this file in the other one.
+#include "lab/op/device_ceilings.h"
+
+namespace ridge::lab {
+
+DeviceCeilings measure_device_ceilings(const DeviceCeilingOptions& options) {
+  throw Error(ErrorKind::no_device,
+              fmt::format("device cuda:{} is not available: this program was built without CUDA", options.device));
+}
+
+}  // namespace ridge::lab

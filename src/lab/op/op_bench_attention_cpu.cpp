@@ -1,0 +1,210 @@
+// Attention on the CPU: every row of attention_variants() over caches that the ordinary append has filled, one or a few
+// new queries of each sequence, all sequences in one call.
+//
+// Rows are rounded to nearest here, also where a policy rounds weighted: which codes they got changes no time.
+#include <cmath>
+#include <numeric>
+
+#include "lab/op/host_caches.h"
+#include "lab/op/op_kernels.h"
+#include "op/attn/attn.h"
+#include "op/cache/append.h"
+
+namespace ridge::lab {
+namespace {
+
+int64_t query_values(const OpProblem& p) { return int64_t(p.n_seq) * p.n_new * p.n_heads * p.head_dim; }
+
+/// A layer's cache with rows rounded to nearest.
+KvLayerConfig layer_of(const OpProblem& p) {
+  KvLayerConfig layer = p.layer();
+  layer.k.policy.rounding = layer.v.policy.rounding = KvRounding::nearest;
+  return layer;
+}
+
+/// What a KV head's positions of one side read as: each row of the pool once for every form that it is held in.
+struct HeadRows {
+  HeadRows(const KvTiles& tiles, const KvSpan& span, int head) : slot(size_t(span.n_keys()), 0) {
+    constexpr int kForms = 3;  // sink, coded, recent
+    std::vector<float> rows(size_t(kForms * RowPool::kRows * tiles.head_dim), 0.0f);
+    std::vector<bool> known(size_t(kForms * RowPool::kRows), false);
+    const int n = span.n_keys();
+    for (int position = 0; position < n; ++position) {
+      const int form = position < tiles.n_sinks ? 0 : position < tiles.retention.coded_end(n) ? 1 : 2;
+      const int at = form * RowPool::kRows + RowPool::index(head, position);
+      slot[size_t(position)] = at;
+      if (known[size_t(at)]) continue;
+      known[size_t(at)] = true;
+      read_cached_row(tiles, span, head, position, n, rows.data() + int64_t(at) * tiles.head_dim);
+    }
+    pool = RowPool(tiles.head_dim, std::move(rows));
+  }
+  RowPool pool{0, std::vector<float>()};
+  std::vector<int> slot;  ///< row of the pool, by position
+};
+
+class AttentionCpu : public CpuOpRun {
+ public:
+  AttentionCpu(const OpProblem& p, CpuContext& context, const AttentionVariant& variant, int n_sets, uint64_t seed)
+      : p_(p),
+        context_(context),
+        variant_(variant),
+        caches_(layer_of(p), {}, nullptr, n_sets * p.n_seq, p.n_keys),
+        q_(random_values(seed, query_values(p), 2)) {
+    caches_.fill(context, RowPool(p.head_dim, seed + 1), RowPool(p.head_dim, seed + 2), p.n_keys);
+    for (int set = 0; set < n_sets; ++set) {
+      Set& s = sets_.emplace_back();
+      for (int seq = 0; seq < p.n_seq; ++seq)
+        s.spans.push_back(caches_.span(set * p.n_seq + seq, seq * p.n_new, p.n_new, p.n_keys - p.n_new));
+      s.out.assign(q_.size(), NAN);  // what a kernel does not write fails its check
+    }
+  }
+
+  void call(int set) override {
+    Set& s = sets_[size_t(set)];
+    const int64_t rows = int64_t(p_.n_seq) * p_.n_new, width = int64_t(p_.n_heads) * p_.head_dim;
+    variant_.run(context_, {.n_heads = p_.n_heads,
+                            .scale = 1 / std::sqrt(float(p_.head_dim)),
+                            .k = caches_.tiles(true),
+                            .v = caches_.tiles(false),
+                            .spans = s.spans,
+                            .q = {q_.data(), rows, width},
+                            .out = {s.out.data(), rows, width}});
+  }
+
+  OpCheck check(int set) override {
+    if (reference_.empty()) make_reference();
+    // The last query of every sequence sees all keys.
+    std::vector<float> last;
+    const int64_t width = int64_t(p_.n_heads) * p_.head_dim;
+    for (int seq = 0; seq < p_.n_seq; ++seq) {
+      const auto row = sets_[size_t(set)].out.begin() + (int64_t(seq + 1) * p_.n_new - 1) * width;
+      last.insert(last.end(), row, row + width);
+    }
+    return check_nmse(last, reference_, bound_,
+                      "all heads of all sequences' last queries against softmax in double over what the cache holds");
+  }
+
+ private:
+  struct Set {
+    std::vector<KvSpan> spans;  ///< one a sequence
+    std::vector<float> out;     ///< [n_seq, n_new, n_heads, head_dim]
+  };
+
+  void make_reference() {
+    const KvSpan all = caches_.span(0, 0, 0, p_.n_keys);  // all sequences hold the same rows
+    const int64_t width = int64_t(p_.n_heads) * p_.head_dim;
+    const int per_kv_head = p_.n_heads / p_.n_kv_heads;
+    const size_t group = size_t(per_kv_head) * size_t(p_.head_dim);
+    std::vector<float> q;
+    for (int seq = 0; seq < p_.n_seq; ++seq) {
+      const auto row = q_.begin() + (int64_t(seq + 1) * p_.n_new - 1) * width;
+      q.insert(q.end(), row, row + width);
+    }
+    for (int64_t at = 0; at < ssize(q); at += p_.head_dim) caches_.tiles(true).rotation.forward(q.data() + at);
+    OpProblem one = p_;
+    one.n_seq = one.n_kv_heads = 1;
+    one.n_heads = per_kv_head;
+    reference_.resize(q.size());
+    double error = 0;
+    for (int head = 0; head < p_.n_kv_heads; ++head) {
+      const HeadRows k(caches_.tiles(true), all, head), v(caches_.tiles(false), all, head);
+      for (int seq = 0; seq < p_.n_seq; ++seq) {
+        const size_t at = size_t(seq * width) + size_t(head) * group;
+        const AttentionReference r = attention_reference(
+            one, std::span(q).subspan(at, group), k.pool, v.pool,
+            [&](int64_t, int64_t position) { return k.slot[size_t(position)]; },
+            [&](int64_t, int64_t position) { return v.slot[size_t(position)]; });
+        std::ranges::copy(r.out, reference_.begin() + std::ptrdiff_t(at));
+        // A kernel may scale a decoded value in another order: two roundings of each key and value.
+        const double e = float_attention_error(3 * r.score_error, p_.n_keys) + 0x1p-22;
+        error = std::max(error, e * e * r.amplification);
+      }
+    }
+    if (variant_.rounds) error = std::pow(std::sqrt(error) + std::sqrt(rounding_bound(all, q)), 2);
+    // The rotation back is the same code here and there.
+    for (int64_t at = 0; at < ssize(reference_); at += p_.head_dim)
+      caches_.tiles(false).rotation.backward(reference_.data() + at);
+    bound_ = error;
+  }
+
+  /// Bound of the NMSE that int_rounding() adds: four times its mean, taken from head 0. A query off by d in every
+  /// value moves a score by d |k| scale, levels off by e move it by e |q| |k| scale / sqrt(head_dim): that is the
+  /// relative error of a weight and, since keys err each their own way, of the output. Weights are off by two roundings
+  /// (their own and what a neighbour passed on) to steps of the largest of 64 keys.
+  double rounding_bound(const KvSpan& all, std::span<const float> q) const {
+    const HeadRows k(caches_.tiles(true), all, 0), v(caches_.tiles(false), all, 0);
+    const auto product = [](std::span<const float> a, std::span<const float> b) {
+      return std::inner_product(a.begin(), a.end(), b.begin(), 0.0);
+    };
+    const double dim = p_.head_dim, scale = 1 / std::sqrt(dim);
+    const auto head = q.first(size_t(p_.head_dim));
+    double query_top = 0, top = -INFINITY, total = 0, k_square = 0, v_square = 0, steps = 0;
+    for (const float x : head) query_top = std::max(query_top, std::abs(double(x)));
+    std::vector<double> p;
+    for (int i = 0; i < p_.n_keys; ++i) {
+      const auto key = k.pool.row(k.slot[size_t(i)]), value = v.pool.row(v.slot[size_t(i)]);
+      top = std::max(top, p.emplace_back(product(head, key) * scale));
+      k_square += product(key, key) / p_.n_keys, v_square += product(value, value) / dim / p_.n_keys;
+    }
+    for (double& x : p) total += x = std::exp(x - top);
+    for (size_t i = 0; i < p.size(); i += 64) {
+      const size_t n = std::min<size_t>(64, p.size() - i);
+      steps += double(n) * std::pow(*std::max_element(&p[i], &p[i] + n) / total, 2);
+    }
+    const IntRounding exact{INFINITY, INFINITY, 0};
+    const IntRounding rk = int_rounding(*p_.k.format, p_.head_dim).value_or(exact),
+                      rv = int_rounding(*p_.v.format, p_.head_dim).value_or(exact);
+    const double scores =
+        k_square * scale * scale *
+        (std::pow(query_top / rk.query_steps, 2) / 12 + std::pow(rk.level_error, 2) * product(head, head) / dim);
+    const double values = steps / 6 / std::pow(rv.weight_steps, 2) * v_square / product(reference_, reference_) *
+                          double(reference_.size()) *
+                          // Rows repeat: after a pool's worth of tiles the same weights meet the same places again, and
+                          // what they err by no longer averages out.
+                          std::max(1.0, double(p_.n_keys) / (64.0 * RowPool::kRows));
+    return 4 * (scores + std::pow(rv.level_error, 2) + values);
+  }
+
+  OpProblem p_;
+  CpuContext& context_;
+  const AttentionVariant& variant_;
+  HostCaches caches_;
+  std::vector<float> q_;
+  std::vector<Set> sets_;
+  std::vector<float> reference_;
+  double bound_ = 0;
+};
+
+int64_t set_bytes(const OpProblem& p) {
+  return HostCaches::bytes(p.layer(), p.n_seq, p.n_keys) + 2 * 4 * query_values(p);
+}
+
+OpKernel kernel_row(const AttentionVariant& variant) {
+  return {.op = Op::attention,
+          .name = variant.name,
+          .supports = [&variant](const OpProblem& p, const OpDevice& device) -> Support {
+            if (variant.isa > device.isa)
+              return {false, fmt::format("needs {}, this processor or --isa allows {}", isa_name(variant.isa),
+                                         isa_name(device.isa))};
+            const AttentionProblem problem(p.layer(), p.n_heads, p.n_keys, p.n_new);
+            if (p.n_new > most_rows_at_once(problem.get().k, problem.get().v))
+              return {false, fmt::format("{} queries a sequence, a window has {} spare rows", p.n_new, kSpareRows)};
+            return variant.supports(problem.get());
+          },
+          .set_bytes = set_bytes,
+          .open_cpu = [&variant](const OpProblem& p, CpuContext& context, int n_sets,
+                                 uint64_t seed) -> std::unique_ptr<CpuOpRun> {
+            return std::make_unique<AttentionCpu>(p, context, variant, n_sets, seed);
+          }};
+}
+
+}  // namespace
+
+std::vector<OpKernel> cpu_attention_kernels() {
+  std::vector<OpKernel> kernels;
+  for (const AttentionVariant& variant : attention_variants()) kernels.push_back(kernel_row(variant));
+  return kernels;
+}
+
+}  // namespace ridge::lab

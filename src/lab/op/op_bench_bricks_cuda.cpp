@@ -1,0 +1,88 @@
+// bricks: device_half_gemv, float activations with weights in bricks on half-precision tensor cores. bricks-overlap:
+// with programmatic dependent launch, each call's weights read while the one before it ends.
+#include <cmath>
+
+#include "lab/op/op_data.h"
+#include "lab/op/op_kernels.h"
+#include "op/gemv/half_gemv_cuda.h"
+
+namespace ridge::lab {
+namespace {
+
+int64_t x_values(const OpProblem& p) { return int64_t(p.n_tokens) * p.n_in; }
+int64_t y_values(const OpProblem& p) { return int64_t(p.n_tokens) * p.n_out; }
+
+class GemvBricks : public OpRun {
+ public:
+  GemvBricks(const OpProblem& p, const gpu::Stream& stream, int n_sets, uint64_t seed, bool overlap)
+      : p_(p),
+        overlap_(overlap),
+        x_host_(random_values(seed, x_values(p))),
+        pool_(coded_pool(*p.weights, p.n_in, seed + 1)),
+        x_(device_sets(stream, x_host_, n_sets)),
+        y_(DeviceSets::of_nan(stream, y_values(p), n_sets)) {
+    const auto rows = lay_out_rows(pool_.bytes, p.weights->row_bytes(p.n_in), 1, p.n_out);
+    const gpu::Buffer rows_there = gpu::to_device(stream, std::span(rows));
+    const int64_t n_out = p.n_out;
+    for (int set = 0; set < n_sets; ++set) {
+      weights_.push_back(make_brick_matrix(*find_brick_format(p.weights->name), p.n_in, {&n_out, 1}));
+      device_fill_bricks(stream, weights_.back(), 0, 0, n_out, rows_there.as<void>());
+    }
+    stream.synchronize();
+    scratch_ = gpu::Buffer(brick_scratch_bytes(weights_[0], call(0)));
+  }
+
+  void queue(gpu::StreamHandle stream, int set) override {
+    device_half_gemv(stream, weights_[size_t(set)], call(set), scratch_);
+  }
+
+  OpCheck check(const gpu::Stream& stream, int set) override {
+    if (reference_.empty()) reference_ = product_reference(p_, x_host_, pool_.rows);
+    // x is held to 22 bits (16 beside bf16 weights), and each of the n_in / 16 products that a sum goes through may
+    // cut 2^-23 off it; sums of codes with a zero point pass through values about three times the result.
+    const double x_error = p_.weights->name == "bf16" ? 0x1p-16 : 0x1p-21;
+    return check_nmse(values_of(stream, y_.at(set), y_values(p_)), reference_,
+                      std::pow(x_error + 3 * p_.n_in / 16 * 0x1p-23, 2), "all outputs against sums in double");
+  }
+
+ private:
+  BrickCall call(int set) const {
+    BrickCall c{.n_tokens = p_.n_tokens, .x = x_.at(set), .overlap = overlap_};
+    c.y[0] = y_.at(set);
+    return c;
+  }
+
+  OpProblem p_;
+  bool overlap_;
+  std::vector<float> x_host_;
+  CodedPool pool_;
+  DeviceSets x_, y_;
+  std::vector<BrickMatrix> weights_;
+  gpu::Buffer scratch_;
+  std::vector<float> reference_;
+};
+
+Support supports(const OpProblem& p, const OpDevice&) {
+  return find_brick_format(p.weights->name) ? Support{}
+                                            : Support{false, fmt::format("there are no bricks of {}", p.weights->name)};
+}
+
+int64_t set_bytes(const OpProblem& p) {
+  // Columns are padded to whole bricks: of 256 at most.
+  constexpr int kPadding = 256;
+  const int64_t rows = (p.n_out + kBrickRows - 1) / kBrickRows * kBrickRows;
+  const int64_t row_bytes = p.weights->row_bytes((p.n_in + kPadding - 1) / kPadding * kPadding);
+  return set_stride(rows * row_bytes) + set_stride(4 * x_values(p)) + set_stride(4 * y_values(p));
+}
+
+template <bool kOverlap>
+std::unique_ptr<OpRun> open(const OpProblem& p, const gpu::Stream& stream, int n_sets, uint64_t seed) {
+  return std::make_unique<GemvBricks>(p, stream, n_sets, seed, kOverlap);
+}
+
+}  // namespace
+
+const OpKernel kGemvBricks = {Op::gemv, "bricks", supports, set_bytes, open<false>};
+const OpKernel kGemvBricksOverlap = {Op::gemv, "bricks-overlap", supports, set_bytes, open<true>};
+
+}  // namespace ridge::lab

@@ -1,0 +1,97 @@
+// int: device_int_gemv, integer products on tensor cores, for int4_g128 and ternary weights. int-2planes: activations
+// of about 15 bits instead of 8 (int4_g128). int-overlap: with programmatic dependent launch, each call's weights
+// fetched while the one before it ends.
+#include <algorithm>
+#include <cmath>
+
+#include "lab/op/op_data.h"
+#include "lab/op/op_kernels.h"
+#include "op/gemv/int_gemv_cuda.h"
+
+namespace ridge::lab {
+namespace {
+
+constexpr float kMatrixScale = 0.0677f;  // of ternary matrices
+
+int64_t x_values(const OpProblem& p) { return int64_t(p.n_tokens) * p.n_in; }
+int64_t y_values(const OpProblem& p) { return int64_t(p.n_tokens) * p.n_out; }
+IntKind kind_of(const OpProblem& p) { return p.weights->name == "i2_s" ? IntKind::ternary : IntKind::int4_g128; }
+
+class GemvInt : public OpRun {
+ public:
+  GemvInt(const OpProblem& p, const gpu::Stream& stream, int n_sets, uint64_t seed, int planes, bool overlap)
+      : p_(p),
+        planes_(planes),
+        overlap_(overlap),
+        x_host_(random_values(seed, x_values(p))),
+        codes_(kind_of(p) == IntKind::ternary ? random_codes(p.n_in, seed + 1) : std::vector<int8_t>()),
+        pool_(kind_of(p) == IntKind::ternary ? coded_pool(*p.weights, p.n_in, {codes_.begin(), codes_.end()})
+                                             : coded_pool(*p.weights, p.n_in, seed + 1)),
+        x_(device_sets(stream, x_host_, n_sets)),
+        y_(DeviceSets::of_nan(stream, y_values(p), n_sets)) {
+    const auto rows = lay_out_rows(pool_.bytes, p.weights->row_bytes(p.n_in), 1, p.n_out);
+    const gpu::Buffer rows_there = gpu::to_device(stream, std::span(rows));
+    const IntRows matrix{rows_there.as<void>(), p.n_out, kMatrixScale};
+    for (int set = 0; set < n_sets; ++set)
+      weights_.push_back(pack_int_weights(stream, kind_of(p), p.n_in, {&matrix, 1}));
+    stream.synchronize();
+  }
+
+  void queue(gpu::StreamHandle stream, int set) override {
+    device_int_gemv(stream, weights_[size_t(set)],
+                    {.n_tokens = p_.n_tokens, .x = x_.at(set), .planes = planes_, .y = y_.at(set), .overlap = overlap_},
+                    scratch_);
+  }
+
+  OpCheck check(const gpu::Stream& stream, int set) override {
+    const std::vector<float> y = values_of(stream, y_.at(set), y_values(p_));
+    if (kind_of(p_) == IntKind::ternary) {
+      if (reference_.empty()) reference_ = ternary_reference(p_, x_host_, codes_, kMatrixScale);
+      return check_same_bits(y, reference_, "all outputs, bit for bit, against the definition on the host");
+    }
+    if (reference_.empty()) reference_ = product_reference(p_, x_host_, pool_.rows);
+    return check_nmse(y, reference_, activation_bound(), "all outputs against sums in double");
+  }
+
+ private:
+  /// Rounding the activations, and float sums over groups.
+  double activation_bound() const {
+    return int8_bound(x_host_, kIntGroup, planes_ == 2 ? 127.0 * 254 : 127.0) + p_.n_in * 0x1p-48;
+  }
+
+  OpProblem p_;
+  int planes_;
+  bool overlap_;
+  std::vector<float> x_host_;
+  std::vector<int8_t> codes_;
+  CodedPool pool_;
+  DeviceSets x_, y_;
+  std::vector<IntWeights> weights_;
+  IntScratch scratch_;
+  std::vector<float> reference_;
+};
+
+int64_t set_bytes(const OpProblem& p) {
+  const int64_t tiles = (p.n_out + kIntTileRows - 1) / kIntTileRows;
+  return set_stride(tiles * (p.n_in / kIntGroup) * int_tile_bytes(kind_of(p))) + set_stride(64 * tiles) +
+         set_stride(4 * x_values(p)) + set_stride(4 * y_values(p));
+}
+
+template <bool kTernaryToo>
+Support supports(const OpProblem& p, const OpDevice&) {
+  const bool ok = p.weights->name == "int4_g128" || (kTernaryToo && p.weights->name == "i2_s");
+  return ok ? Support{} : Support{false, kTernaryToo ? "reads int4_g128 and i2_s only" : "reads int4_g128 only"};
+}
+
+template <int kPlanes, bool kOverlap>
+std::unique_ptr<OpRun> open(const OpProblem& p, const gpu::Stream& stream, int n_sets, uint64_t seed) {
+  return std::make_unique<GemvInt>(p, stream, n_sets, seed, kPlanes, kOverlap);
+}
+
+}  // namespace
+
+const OpKernel kGemvInt = {Op::gemv, "int", supports<true>, set_bytes, open<1, false>};
+const OpKernel kGemvIntOverlap = {Op::gemv, "int-overlap", supports<true>, set_bytes, open<1, true>};
+const OpKernel kGemvInt2Planes = {Op::gemv, "int-2planes", supports<false>, set_bytes, open<2, false>};
+
+}  // namespace ridge::lab

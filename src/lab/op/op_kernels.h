@@ -1,0 +1,30 @@
+// What the table of benched kernels is made of: rows of a GPU, one file op_bench_NAME_cuda.cpp each, defined in builds
+// with RIDGE_CUDA only; and rows of the CPU, made from the tables of its ops.
+#pragma once
+
+#include "lab/op/op_bench.h"
+#include "op/linear.h"
+
+namespace ridge::lab {
+
+extern const OpKernel kAttentionPlain;                             // op_bench_attention_cuda.cpp
+extern const OpKernel kAttentionTiles, kAttentionTilesOverlap;     // op_bench_tiles_cuda.cpp
+extern const OpKernel kGemvBricks, kGemvBricksOverlap;             // op_bench_bricks_cuda.cpp
+extern const OpKernel kGemvInt, kGemvInt2Planes, kGemvIntOverlap;  // op_bench_int_cuda.cpp
+extern const OpKernel kGemvTernary;                                // op_bench_ternary_cuda.cpp
+extern const OpKernel kGemvTiles;                                  // op_bench_gemm_cuda.cpp
+extern const OpKernel kGemvLibrary, kGemvTwoOp;                    // op_bench_library_cuda.cpp
+extern const OpKernel kAppendRows;                                 // op_bench_append_cuda.cpp
+extern const OpKernel kAppendStep;                                 // op_bench_step_cuda.cpp
+/// All of these (op_kernels_gpu_cuda.cpp); none in a build without CUDA.
+std::span<const OpKernel> gpu_op_kernels();
+
+std::vector<OpKernel> cpu_attention_kernels();  // op_bench_attention_cpu.cpp
+std::vector<OpKernel> cpu_append_kernels();     // op_bench_append_cpu.cpp
+/// The tables that products are benched from.
+struct LinearTables {
+  std::span<const LinearVariant> gemv = gemv_variants(), gemm = gemm_variants();
+};
+std::vector<OpKernel> cpu_gemv_kernels(const LinearTables& tables = {});  // op_bench_gemv_cpu.cpp
+
+}  // namespace ridge::lab

@@ -1,0 +1,31 @@
+// The table of benched kernels of a GPU, those of an op worst to best. A new one is a file op_bench_NAME_cuda.cpp, its
+// declaration in op_kernels.h, and one row here. Rows with overlap stand before the same kernel without: calls of a
+// bench do not depend on each other, so what overlaps there may not overlap in a model, and the plain figure is the
+// default.
+#include "lab/op/op_kernels.h"
+
+namespace ridge::lab {
+
+std::span<const OpKernel> gpu_op_kernels() {
+  // clang-format off
+  static const OpKernel kKernels[] = {
+      kAttentionPlain,
+      kAttentionTilesOverlap,
+      kAttentionTiles,
+      kGemvTwoOp,
+      kGemvLibrary,
+      kGemvTiles,
+      kGemvTernary,
+      kGemvBricksOverlap,
+      kGemvBricks,
+      kGemvIntOverlap,
+      kGemvInt2Planes,
+      kGemvInt,
+      kAppendRows,
+      kAppendStep,
+  };
+  // clang-format on
+  return kKernels;
+}
+
+}  // namespace ridge::lab

@@ -1,0 +1,25 @@
+#include "lab/op/roof.h"
+
+#include "engine/device_name.h"
+#include "lab/op/device_ceilings.h"
+
+namespace ridge::lab {
+
+Roof measure_roof(const RoofOptions& options) {
+  if (const std::optional<int> device = parse_device(options.device)) {
+    DeviceCeilings ceilings = measure_device_ceilings(
+        {.device = *device, .max_seconds = 3, .read_only = true, .rates = options.rates, .stop = options.stop});
+    return {ceilings.read_gb_s(), int64_t(ceilings.device.l2_bytes), std::move(ceilings.rates)};
+  }
+  Ceilings ceilings = measure_ceilings({.n_threads = options.n_threads,
+                                        .isa = options.isa,
+                                        .bytes = 0,
+                                        .repeats = 60,
+                                        .max_seconds = 3,
+                                        .read_only = true,
+                                        .rates = options.rates,
+                                        .stop = options.stop});
+  return {ceilings.read_gb_s(), machine_info().last_level_cache_bytes(), std::move(ceilings.rates)};
+}
+
+}  // namespace ridge::lab

@@ -1,0 +1,25 @@
+// The roof that models are held against: what the memory they run from gives, measured in the same run.
+#pragma once
+
+#include "lab/op/ceilings.h"
+
+namespace ridge::lab {
+
+struct RoofOptions {
+  std::string device = "cpu";  ///< "cpu" or "cuda[:N]"
+  int n_threads = 0;           ///< of the CPU
+  std::string isa;             ///< of the CPU: limit, empty for the best
+  bool rates = false;          ///< multiply-adds too
+  std::function<bool()> stop;
+};
+
+struct Roof {
+  double read_gb_s = 0;
+  int64_t llc_bytes = 0;          ///< last-level cache in front of that memory
+  std::vector<RateResult> rates;  ///< when they were asked for
+};
+
+/// Takes some three seconds. Throws as measure_ceilings() and measure_device_ceilings() do.
+Roof measure_roof(const RoofOptions& options);
+
+}  // namespace ridge::lab

@@ -1,0 +1,283 @@
+#include "lab/quality/attention_study.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "engine/engine.h"
+#include "format/list.h"
+#include "lab/quality/quality_report.h"
+#include "op/cache/append.h"
+
+namespace ridge::lab {
+namespace {
+
+/// A side's rows of one kv head, [n_keys, head_dim], in cache space.
+std::vector<float> read_head(const KvTiles& tiles, const KvSpan& span, int kv_head) {
+  std::vector<float> rows(size_t(span.n_keys()) * size_t(tiles.head_dim));
+  for (int i = 0; i < span.n_keys(); ++i)
+    read_cached_row(tiles, span, kv_head, i, span.n_keys(), rows.data() + int64_t(i) * tiles.head_dim);
+  return rows;
+}
+
+/// The same from rows that were never in a cache.
+std::vector<float> take_head(const std::vector<float>& rows, int kv_head, int n_keys, const AttentionShape& shape) {
+  std::vector<float> head;
+  for (int i = 0; i < n_keys; ++i) {
+    const float* row = rows.data() + (int64_t(i) * shape.n_kv_heads + kv_head) * shape.head_dim;
+    head.insert(head.end(), row, row + shape.head_dim);
+  }
+  return head;
+}
+
+/// Scores of one query over n keys and the output they give.
+struct Attended {
+  std::vector<double> logits;
+  std::vector<double> out;
+};
+Attended attend(const float* q, const std::vector<float>& keys, const std::vector<float>& values, int n, int head_dim) {
+  Attended a{.logits = std::vector<double>(size_t(n)), .out = std::vector<double>(size_t(head_dim))};
+  const double scale = 1 / std::sqrt(double(head_dim));
+  for (int i = 0; i < n; ++i) {
+    double dot = 0;
+    for (int d = 0; d < head_dim; ++d) dot += double(q[d]) * keys[size_t(i) * size_t(head_dim) + size_t(d)];
+    a.logits[size_t(i)] = scale * dot;
+  }
+  const double top = *std::max_element(a.logits.begin(), a.logits.end());
+  double total = 0;
+  for (int i = 0; i < n; ++i) {
+    const double weight = std::exp(a.logits[size_t(i)] - top);
+    total += weight;
+    for (int d = 0; d < head_dim; ++d) a.out[size_t(d)] += weight * values[size_t(i) * size_t(head_dim) + size_t(d)];
+  }
+  for (double& x : a.out) x /= total;
+  return a;
+}
+
+View2<float> matrix(std::vector<float>& values, int rows) {
+  return {values.data(), rows, int64_t(values.size()) / rows};
+}
+
+size_t outlier_channel(int head_dim) { return size_t(head_dim / 3); }
+
+AttentionError compare_logits(const std::vector<double>& actual, const std::vector<double>& exact) {
+  double sum = 0, sum2 = 0;
+  for (size_t i = 0; i < exact.size(); ++i) {
+    const double error = actual[i] - exact[i];
+    sum += error;
+    sum2 += error * error;
+  }
+  const auto n = double(exact.size());
+  return {.logit_error2 = std::max(0.0, sum2 - sum * sum / n), .n_logits = int64_t(exact.size())};
+}
+
+Row to_row(const AttentionError& e) {
+  return {{"relative_l2", number(e.relative_l2())},
+          {"cosine", number(e.cosine())},
+          {"norm_ratio", number(e.norm_ratio())},
+          {"rms_logit_error", number(e.rms_logit_error())}};
+}
+
+Row to_row(const std::vector<AttentionError>& layers) {
+  AttentionError all;
+  Row rows = Row::array();
+  for (const AttentionError& layer : layers) {
+    all += layer;
+    rows.push_back(to_row(layer));
+  }
+  Row row = to_row(all);
+  row["layers"] = std::move(rows);
+  return row;
+}
+
+}  // namespace
+
+AttentionError& AttentionError::operator+=(const AttentionError& other) {
+  error2 += other.error2, exact2 += other.exact2, actual2 += other.actual2, dot += other.dot;
+  logit_error2 += other.logit_error2, n_logits += other.n_logits;
+  return *this;
+}
+double AttentionError::relative_l2() const { return std::sqrt(error2 / exact2); }
+double AttentionError::cosine() const { return dot / std::sqrt(actual2 * exact2); }
+double AttentionError::norm_ratio() const { return std::sqrt(actual2 / exact2); }
+double AttentionError::rms_logit_error() const { return std::sqrt(logit_error2 / double(n_logits)); }
+
+std::vector<LayerRows> capture_attention(const Model& model, std::span<const int32_t> tokens, int n_queries) {
+  constexpr int kBatch = 512;
+  Engine& engine = model.engine();
+  const int n = int(tokens.size()), first_query = std::max(0, n - n_queries);
+  std::vector<LayerRows> layers(engine.plan().layers.size(), LayerRows{.n_keys = n, .n_queries = n - first_query});
+  const std::vector<KvLayerConfig> f16 = layer_configs({}, engine.plan());
+  const std::unique_ptr<SequencePool> pool = engine.open_pool(f16, pages_for(f16, n), 1);
+  const std::unique_ptr<Outputs> outputs = engine.backend().make_outputs();
+  const SeqId seq = pool->open().or_throw();
+  engine.backend().watch(
+      [&](int layer, View2<const float> q, View2<const float> k, View2<const float> v) {
+        LayerRows& rows = layers[size_t(layer)];
+        rows.k.insert(rows.k.end(), k.data, k.data + k.rows * k.cols);
+        rows.v.insert(rows.v.end(), v.data, v.data + v.rows * v.cols);
+        for (int64_t i = 0; i < q.rows; ++i)
+          if (pool->length(seq) + i >= first_query) rows.q.insert(rows.q.end(), q.row(i).begin(), q.row(i).end());
+      },
+      nullptr);
+  for (int at = 0; at < n; at += kBatch) {
+    const SeqTokens step{seq, std::min(kBatch, n - at)};
+    pool->reserve(seq, step.n_tokens).or_throw();
+    engine.backend().run({.tokens = tokens.subspan(size_t(at), size_t(step.n_tokens)),
+                          .seqs = {&step, 1},
+                          .logits = LogitRows::none},
+                         *pool, *outputs);
+  }
+  engine.backend().watch(nullptr, nullptr);
+  return layers;
+}
+
+AttentionError attention_error(CpuContext& context, const AttentionShape& shape, int layer, const LayerRows& rows,
+                               HostKvMemory& memory) {
+  const int dim = shape.head_dim, n = rows.n_keys, group = shape.n_heads / shape.n_kv_heads;
+  const KvTiles &k = memory.tiles(layer, true), &v = memory.tiles(layer, false);
+  std::vector<int32_t> pages(static_cast<size_t>(memory.n_pages()));
+  std::iota(pages.begin(), pages.end(), 0);
+  const KvSpan all{.n_rows = n, .pages = pages.data()};
+  std::vector<float> k_rows = rows.k, v_rows = rows.v;
+  memory.clear_slot(0);
+  for (const KvSpan& part :
+       cut_span(all, most_rows_at_once(k, v), k.retention.calibration > 0 || v.retention.calibration > 0))
+    kv_append(context, k, v, {&part, 1}, matrix(k_rows, n), matrix(v_rows, n));
+  std::vector<float> q = rows.q, out(rows.q.size());
+  for (size_t at = 0; at < q.size(); at += size_t(dim)) k.rotation.forward(q.data() + at);
+
+  std::vector<double> exact_out(rows.q.size());
+  std::vector<AttentionError> parts(size_t(shape.n_kv_heads));
+  context.pool.for_each(shape.n_kv_heads, [&](int64_t kv_head, int) {
+    const std::vector<float> exact_keys = take_head(rows.k, int(kv_head), n, shape),
+                             exact_values = take_head(rows.v, int(kv_head), n, shape),
+                             keys = read_head(k, all, int(kv_head)),
+                             values = read_head(v, all, int(kv_head));
+    for (int i = 0; i < rows.n_queries; ++i)
+      for (int head = int(kv_head) * group; head < (int(kv_head) + 1) * group; ++head) {
+        const auto at = size_t(int64_t(i) * shape.n_heads + head) * size_t(dim);
+        const int visible = n - rows.n_queries + i + 1;
+        const Attended exact = attend(rows.q.data() + at, exact_keys, exact_values, visible, dim);
+        const Attended actual = attend(q.data() + at, keys, values, visible, dim);
+        parts[size_t(kv_head)] += compare_logits(actual.logits, exact.logits);
+        std::copy(exact.out.begin(), exact.out.end(), exact_out.begin() + int64_t(at));
+        std::copy(actual.out.begin(), actual.out.end(), out.begin() + int64_t(at));
+      }
+  });
+  for (size_t at = 0; at < out.size(); at += size_t(dim)) {
+    const int kv_head = int(at / size_t(dim) % size_t(shape.n_heads)) / group;
+    if (v.centre)
+      for (int d = 0; d < dim; ++d) out[at + size_t(d)] += v.centre_of(0, kv_head)[d];
+    v.rotation.backward(out.data() + at);
+  }
+
+  AttentionError error;
+  for (const AttentionError& part : parts) error += part;
+  for (size_t i = 0; i < out.size(); ++i) {
+    const double a = out[i], e = exact_out[i];
+    error.error2 += (a - e) * (a - e);
+    error.exact2 += e * e;
+    error.actual2 += a * a;
+    error.dot += a * e;
+  }
+  return error;
+}
+
+void plant_outlier(const AttentionShape& shape, LayerRows& rows) {
+  const auto dim = size_t(shape.head_dim);
+  for (size_t at = outlier_channel(shape.head_dim); at < rows.k.size(); at += dim) rows.k[at] *= kOutlier;
+  for (size_t at = outlier_channel(shape.head_dim); at < rows.q.size(); at += dim) rows.q[at] /= kOutlier;
+}
+
+void plant_outlier(KvMetric& metric) {
+  const auto dim = size_t(metric.head_dim), channel = outlier_channel(metric.head_dim);
+  for (size_t form = 0; form < metric.k.size(); form += dim * dim)
+    for (size_t d = 0; d < dim; ++d) {  // the diagonal is divided twice
+      metric.k[form + channel * dim + d] /= kOutlier;
+      metric.k[form + d * dim + channel] /= kOutlier;
+    }
+}
+
+std::vector<KvChoice> default_attention_list(int head_dim) {
+  std::string list = "f16";
+  for (const KvFormat& format : kv_formats())
+    if (head_dim % format.group == 0 && format.bits_per_value(head_dim) < 16)
+      list += fmt::format(",{}:window=0:sinks=0", format.name);
+  if (const auto rotor = find_kv_format("rotor-3"); rotor && head_dim % (*rotor)->group == 0)
+    for (const char* part : {":hadamard", ":planar", ":none", ":hadamard:centre=on", ":planar:centre=on"})
+      list += fmt::format(",rotor-3{}:window=0:sinks=0:scale=norm:rounding=nearest", part);
+  return parse_kv_list(list).or_throw();
+}
+
+std::vector<AttentionResult> run_attention(const Model& model, const Corpus& corpus, const AttentionOptions& options,
+                                           const AttentionHooks& hooks) {
+  const ModelInfo& info = model.info();
+  const AttentionShape shape{info.n_heads, info.n_kv_heads, info.head_dim};
+  const auto bos = info.add_bos ? model.bos() : std::nullopt;
+  const Windows windows = plan_windows(int64_t(corpus.tokens.size()), options.n_ctx, options.n_windows, bos).or_throw();
+  Engine& engine = model.engine();
+  std::vector<AttentionResult> results;
+  for (const KvChoice& kv : options.candidates)
+    results.push_back({.kv = kv,
+                       .layers = std::vector<AttentionError>(size_t(info.n_layers)),
+                       .layers_outlier = std::vector<AttentionError>(size_t(info.n_layers))});
+  int64_t done = 0;
+  for (int window = 0; window < windows.n_chunks; ++window) {
+    const std::vector<LayerRows> layers =
+        capture_attention(model, windows.chunk(corpus.tokens, window), options.n_queries);
+    std::vector<LayerRows> outliers = layers;
+    for (LayerRows& rows : outliers) plant_outlier(shape, rows);
+    std::vector<AttentionResult> so_far = results;
+    for (AttentionResult& result : so_far) {
+      const std::vector<KvLayerConfig> sides =
+          layer_configs(session_options(result.kv, options.n_ctx, 1), engine.plan());
+      const int n_pages = std::max(1, pages_for(sides, options.n_ctx)), n_layers = int(layers.size());
+      const std::unique_ptr<HostKvMemory> memory = engine.open_host_memory(sides, n_pages, 1);
+      KvMetric outlier_metric;
+      const KvMetric* const metric = engine.kv_metric(sides);
+      if (metric) plant_outlier(outlier_metric = *metric);
+      HostKvMemory outlier_memory(sides, metric_views(metric ? &outlier_metric : nullptr, n_layers),
+                                  select_round_row(engine.context(), shape.head_dim), n_pages, 1);
+      for (int i = 0; i < n_layers; ++i) {
+        const auto at = size_t(i);
+        result.layers[at] += attention_error(engine.context(), shape, i, layers[at], *memory);
+        result.layers_outlier[at] += attention_error(engine.context(), shape, i, outliers[at], outlier_memory);
+      }
+      if (hooks.on_progress) hooks.on_progress(++done, int64_t(windows.n_chunks) * int64_t(results.size()));
+      if (hooks.stop && hooks.stop()) return results;
+    }
+    results = std::move(so_far);
+  }
+  return results;
+}
+
+Row to_row(const Row& subject, const AttentionOptions& options, const AttentionResult& result) {
+  Row row = subject;
+  row["n_ctx"] = options.n_ctx;
+  row["n_windows"] = options.n_windows;
+  row["n_queries"] = options.n_queries;
+  row["kv"] = kv_text(result.kv);
+  row["outlier_factor"] = kOutlier;
+  row["attention"] = to_row(result.layers);
+  row["attention_outlier"] = to_row(result.layers_outlier);
+  return row;
+}
+
+std::string attention_table(std::span<const Row> rows) {
+  std::string text =
+      "| KV cache K/V | relative L2 | cosine | norm ratio | RMS logit error | with a K outlier: relative L2 | cosine | "
+      "norm "
+      "ratio | RMS logit error |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|\n";
+  const auto cells = [](const Row& e) {
+    const auto value = [&](const char* name) { return e[name].is_number() ? e[name].get<double>() : NAN; };
+    return fmt::format(" {:.4f} | {:.5f} | {:.4f} | {:.4f} |", value("relative_l2"), value("cosine"),
+                       value("norm_ratio"), value("rms_logit_error"));
+  };
+  for (const Row& row : rows)
+    text +=
+        "| " + row["kv"].get<std::string>() + " |" + cells(row["attention"]) + cells(row["attention_outlier"]) + "\n";
+  return text;
+}
+
+}  // namespace ridge::lab

@@ -1,0 +1,80 @@
+// What a cache does to attention itself: real queries, keys and values of a model on a text go through the cache's own
+// store, and the attention output is compared with the exact one. Both are computed in double, by plain softmax.
+//
+// The absolute error alone would flatter a cache whose output shrinks to nothing, so cosine and norm ratio stand beside
+// it. Every part is asked twice: as the model is, and with an outlier channel planted in K (a channel times 20, the
+// query's divided by 20: the exact scores stay what they were, only coding gets harder).
+#pragma once
+
+#include "lab/quality/quality.h"
+#include "model/kv_metric.h"
+#include "op/cache/host_memory.h"
+
+namespace ridge::lab {
+
+/// Rows that one layer's attention starts from, over one window: K and V of all positions, Q of the last ones.
+struct LayerRows {
+  int n_keys = 0;
+  int n_queries = 0;        ///< the last n_queries positions
+  std::vector<float> q;     // [n_queries, n_heads * head_dim]
+  std::vector<float> k, v;  // [n_keys, n_kv_heads * head_dim]
+};
+
+struct AttentionShape {
+  int n_heads = 0, n_kv_heads = 0, head_dim = 0;
+};
+
+/// Queries, keys and values of every layer when the model runs over `tokens` with an f16 cache.
+std::vector<LayerRows> capture_attention(const Model& model, std::span<const int32_t> tokens, int n_queries);
+
+/// Sums over queries and heads, from which the figures follow; add up over layers and windows.
+struct AttentionError {
+  double error2 = 0, exact2 = 0, actual2 = 0, dot = 0;  ///< of the outputs
+  double logit_error2 = 0;  ///< of the scores, less their mean per query: softmax ignores it
+  int64_t n_logits = 0;
+
+  AttentionError& operator+=(const AttentionError& other);
+  double relative_l2() const;  ///< |actual - exact| / |exact|
+  double cosine() const;
+  double norm_ratio() const;  ///< |actual| / |exact|
+  double rms_logit_error() const;
+};
+
+/// The rows through layer `layer` of a memory with room for them in slot 0 and all pages, against the exact answer.
+AttentionError attention_error(CpuContext& context, const AttentionShape& shape, int layer, const LayerRows& rows,
+                               HostKvMemory& memory);
+
+inline constexpr float kOutlier = 20;
+/// Multiplies one channel of every key by kOutlier and divides it in every query.
+void plant_outlier(const AttentionShape& shape, LayerRows& rows);
+/// The metric of K for such queries.
+void plant_outlier(KvMetric& metric);
+
+struct AttentionOptions {
+  int n_ctx = 512;  ///< tokens per window
+  int n_windows = 2;
+  int n_queries = 32;  ///< of each window, the last ones
+  std::string device = "cpu";
+  std::vector<KvChoice> candidates;
+};
+
+struct AttentionResult {
+  KvChoice kv;
+  std::vector<AttentionError> layers, layers_outlier;
+};
+/// Every format with nothing kept exact beside it, and rotor-3 by rotation and centring.
+std::vector<KvChoice> default_attention_list(int head_dim);
+
+struct AttentionHooks {
+  std::function<bool()> stop;
+  std::function<void(int64_t done, int64_t total)> on_progress;  ///< (window, candidate) pairs
+};
+/// All candidates over the same rows. Stopped early, the result has the windows that were finished.
+std::vector<AttentionResult> run_attention(const Model& model, const Corpus& corpus, const AttentionOptions& options,
+                                           const AttentionHooks& hooks);
+
+Row to_row(const Row& subject, const AttentionOptions& options, const AttentionResult& result);
+/// Markdown, one line per row: all layers together, as the model is and with the outlier.
+std::string attention_table(std::span<const Row> rows);
+
+}  // namespace ridge::lab

@@ -1,0 +1,63 @@
+// Needle retrieval for models that are no assistants: a random token sequence is planted in a text, its first tokens
+// come again at the end, and the rest is scored. Copying from far back is what small models do in context too. A small
+// model finds part of the tokens, so figures are read against the f16 row and the row without a needle: a cache that
+// loses what distinguishes one key from another finds none; small losses show in the NLL if at all.
+#pragma once
+
+#include "lab/quality/engine_timelines.h"
+#include "lab/quality/quality.h"
+
+namespace ridge::lab {
+
+struct NeedleOptions {
+  int n_ctx = 1024;   ///< tokens of a probe, all in all
+  int n_trials = 16;  ///< probes per depth
+  int n_depths = 5;   ///< evenly from the beginning (0) to just before the cue (1)
+  int needle = 16;    ///< tokens of the sequence
+  int copies = 6;     ///< planted one behind the other: small models copy what they saw again and again
+  int cue = 8;        ///< of which this many are repeated; the others are the answer
+  uint64_t seed = 42;
+  std::string device = "cpu";
+  std::vector<KvChoice> candidates;
+};
+
+struct NeedleProbe {
+  std::vector<int32_t> tokens;
+  int needle_at = -1;    ///< position of the planted sequence; -1: not planted
+  int first_answer = 0;  ///< tokens from here on are the answer
+};
+/// Text, `copies` needles at `depth` (0 to 1; nothing: none), text, cue, answer: n_ctx tokens.
+NeedleProbe make_probe(std::span<const int32_t> text, std::span<const int32_t> needle, int copies, int cue, int n_ctx,
+                       std::optional<double> depth, std::optional<int32_t> bos);
+
+/// Scores of the answers at one depth.
+struct NeedleScore {
+  double depth = 0;
+  MeanStat nll;    ///< per answer token, given the true ones before it
+  MeanStat top;    ///< 1 where the answer token is the most likely one
+  MeanStat exact;  ///< 1 where a whole answer is
+};
+/// Feeds the probe, the answer token by token, and adds its scores.
+void score_probe(Timeline& timeline, const NeedleProbe& probe, NeedleScore& score);
+
+struct NeedleResult {
+  KvChoice kv;
+  KvReport cache;
+  std::vector<NeedleScore> depths;
+  NeedleScore absent;  ///< the same answers without the needle: what guessing gives
+};
+
+struct NeedleHooks {
+  std::function<bool()> stop;
+  std::function<void(int64_t done, int64_t total)> on_progress;  ///< probes
+  std::function<void(const NeedleResult& result)> on_result;
+};
+
+/// Runs every candidate over the same probes. Stopped early, finished candidates have been handed over.
+void run_needle(const Model& model, const Corpus& corpus, const NeedleOptions& options, const NeedleHooks& hooks);
+
+Row to_row(const Row& subject, const NeedleOptions& options, const NeedleResult& result);
+/// Markdown, one line per row: tokens found and NLL by depth.
+std::string needle_table(std::span<const Row> rows);
+
+}  // namespace ridge::lab

@@ -1,0 +1,88 @@
+#include "lab/store/machine.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <optional>
+
+#include "base/thread_pool.h"
+#include "op/cpu.h"
+
+namespace ridge::lab {
+namespace {
+
+/// "266240K" in bytes; 0 for anything else.
+int64_t size_with_unit(std::string_view text) {
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || value < 0) return 0;
+  const char unit = end < text.data() + text.size() ? *end : ' ';
+  return unit == 'K' ? value << 10 : unit == 'M' ? value << 20 : unit == 'G' ? value << 30 : value;
+}
+
+/// Value of "name : value" in a /proc file.
+std::string proc_field(const std::filesystem::path& path, std::string_view name) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    if (!line.starts_with(name)) continue;
+    const size_t colon = line.find(':');
+    if (colon == std::string::npos) continue;
+    const size_t begin = line.find_first_not_of(" \t", colon + 1);
+    return begin == std::string::npos ? "" : line.substr(begin);
+  }
+  return "";
+}
+
+int64_t meminfo_bytes(std::string_view name) { return std::atoll(proc_field("/proc/meminfo", name).c_str()) * 1024; }
+
+/// What a container's limit leaves, when there is one.
+std::optional<int64_t> cgroup_available() {
+  const std::string limit = first_line("/sys/fs/cgroup/memory.max"), used = first_line("/sys/fs/cgroup/memory.current");
+  if (limit.empty() || limit == "max" || used.empty()) return std::nullopt;
+  return std::max<int64_t>(0, std::atoll(limit.c_str()) - std::atoll(used.c_str()));
+}
+
+std::vector<CacheInfo> caches_of_first_processor() {
+  std::vector<CacheInfo> caches;
+  for (int index = 0; index < 16; ++index) {
+    const std::filesystem::path folder = fmt::format("/sys/devices/system/cpu/cpu0/cache/index{}", index);
+    const std::string level = first_line(folder / "level");
+    if (level.empty()) break;
+    caches.push_back({std::atoi(level.c_str()), first_line(folder / "type"),
+                      size_with_unit(first_line(folder / "size")), first_line(folder / "shared_cpu_list")});
+  }
+  return caches;
+}
+
+}  // namespace
+
+int64_t MachineInfo::last_level_cache_bytes() const {
+  int64_t largest = 0;
+  for (const CacheInfo& cache : caches) largest = std::max(largest, cache.bytes);
+  return largest;
+}
+
+std::string first_line(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+MachineInfo machine_info() {
+  MachineInfo info;
+  info.cpu_model = proc_field("/proc/cpuinfo", "model name");
+  info.n_processors = available_processors();
+  info.caches = caches_of_first_processor();
+  info.memory_bytes = meminfo_bytes("MemTotal");
+  info.available_bytes = meminfo_bytes("MemAvailable");
+  if (const auto limit = cgroup_available()) info.available_bytes = std::min(info.available_bytes, *limit);
+  info.load_1min = std::atof(first_line("/proc/loadavg").c_str());
+  info.isa = isa_name(detect_isa());
+  return info;
+}
+
+}  // namespace ridge::lab

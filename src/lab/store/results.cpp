@@ -1,0 +1,154 @@
+#include "lab/store/results.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <ctime>
+#include <utility>
+
+#include "base/build_info.h"
+#include "engine/kv_choice.h"
+#include "io/mapped_file.h"
+#include "lab/store/machine.h"
+
+namespace ridge::lab {
+namespace {
+
+constexpr uint64_t kMaxResultsBytes = uint64_t(1) << 28;
+
+std::string& stored_command_line() {
+  static std::string line;
+  return line;
+}
+
+std::string shell_quoted(const std::string& word) {
+  constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:,=+@%";
+  if (!word.empty() && word.find_first_not_of(kPlain) == std::string::npos) return word;
+  std::string quoted = "'";
+  for (const char c : word) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return quoted + "'";
+}
+
+void write_all(int fd, std::string_view bytes, const std::filesystem::path& path) {
+  while (!bytes.empty()) {
+    const ssize_t written = ::write(fd, bytes.data(), bytes.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0)
+      throw Error(ErrorKind::failure, four_parts("cannot write the results", path.native(), std::strerror(errno),
+                                                 "free space or name another --results file"));
+    bytes.remove_prefix(size_t(written));
+  }
+}
+
+}  // namespace
+
+Row number(double value) { return std::isfinite(value) ? Row(value) : Row(nullptr); }
+
+std::string json_text(const Row& row, int indent) {
+  return row.dump(indent, ' ', false, Row::error_handler_t::replace);
+}
+
+std::string bytes_text(double bytes) {
+  return bytes >= 1e6 ? fmt::format("{:.1f} MB", bytes / 1e6) : fmt::format("{:.1f} KB", bytes / 1e3);
+}
+
+std::string utc_now() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  gmtime_r(&now, &parts);
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
+  return text;
+}
+
+void set_command_line(const std::vector<std::string>& args) {
+  std::string line;
+  for (const std::string& arg : args) {
+    if (!line.empty()) line += ' ';
+    line += shell_quoted(arg);
+  }
+  stored_command_line() = std::move(line);
+}
+
+const std::string& command_line() { return stored_command_line(); }
+
+Row provenance(int n_threads, uint64_t seed) {
+  const MachineInfo machine = machine_info();
+  const BuildInfo& build = build_info();
+  Row row;
+  row["date"] = utc_now();
+  row["version"] = build.version;
+  row["build_commit"] = build.commit;
+  row["compiler"] = build.compiler;
+  row["build_type"] = build.build_type;
+  row["cpu"] = machine.cpu_model;
+  row["processors"] = machine.n_processors;
+  row["memory_bytes"] = machine.memory_bytes;
+  row["load_1min"] = number(machine.load_1min);
+  row["n_threads"] = n_threads;
+  row["seed"] = seed;
+  row["command"] = command_line();
+  return row;
+}
+
+Result<std::vector<Row>> read_rows(const std::filesystem::path& path) {
+  std::vector<Row> rows;
+  std::error_code error;
+  if (path.empty() || !std::filesystem::exists(path, error) || std::filesystem::file_size(path, error) == 0)
+    return rows;
+  RIDGE_TRY(const std::string text, io::read_text_file(path, kMaxResultsBytes));
+  int number = 0;
+  for (const std::string& line : split(text, '\n')) {
+    ++number;
+    if (line.empty()) continue;
+    Row row = Row::parse(line, nullptr, false);
+    if (!row.is_object())
+      return bad_file("results file {}: line {} is not a JSON object (was its write cut off? delete the line)",
+                      path.native(), number);
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+Result<ResultsFile> ResultsFile::open(const std::filesystem::path& path) {
+  ResultsFile file;
+  file.path_ = path;
+  if (path.empty()) return file;
+  // O_NONBLOCK: a FIFO without a reader fails instead of hanging.
+  file.fd_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0644);
+  const auto refuse = [&](std::string_view why) {
+    return fail(ErrorKind::usage, "{}",
+                four_parts("cannot append results", path.native(), why, "name a file for --results"));
+  };
+  if (file.fd_ < 0) return refuse(std::strerror(errno));
+  struct stat facts {};
+  if (::fstat(file.fd_, &facts) != 0 || !S_ISREG(facts.st_mode)) return refuse("not a regular file");
+  return file;
+}
+
+ResultsFile::ResultsFile(ResultsFile&& other) noexcept
+    : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)) {}
+
+ResultsFile& ResultsFile::operator=(ResultsFile&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(fd_, other.fd_);
+  return *this;
+}
+
+ResultsFile::~ResultsFile() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+void ResultsFile::add(const Row& row) {
+  if (fd_ < 0) return;
+  // One write per row: rows of processes that append at once do not mix. Text that is not UTF-8 (paths) is replaced.
+  write_all(fd_, json_text(row) + "\n", path_);
+  if (::fsync(fd_) != 0)
+    throw Error(ErrorKind::failure, four_parts("cannot store the results", path_.native(), std::strerror(errno), ""));
+}
+
+}  // namespace ridge::lab

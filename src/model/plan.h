@@ -1,0 +1,66 @@
+// What a model computes, as data: one page that every backend reads (engine/cpu_backend.cpp, engine/cuda_backend.cpp). A
+// kind that a backend does not compute is refused by its name when the model is opened.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "model/config.h"
+#include "op/norm_rope/norm_rope.h"
+
+namespace ridge {
+
+/// How tokens of a sequence learn from each other.
+enum class MixerKind : uint8_t { attention };
+/// What each token goes through alone.
+enum class FeedForwardKind : uint8_t { dense };
+std::string mixer_name(MixerKind kind);
+std::string feed_forward_name(FeedForwardKind kind);
+
+/// softmax(scale q k) v over a KV cache; q, k and v are projections, q and k are turned by RoPE.
+struct AttentionPlan {
+  int n_heads = 0;     ///< query heads
+  int n_kv_heads = 0;  ///< divides n_heads
+  int head_dim = 0;
+  float scale = 0;  ///< on the scores
+  int rope = 0;     ///< of ModelPlan::ropes
+  bool qkv_bias = false;
+  bool qk_norm = false;   ///< RMSNorm of every q and k head before RoPE
+  bool out_norm = false;  ///< RMSNorm in front of the output projection
+
+  int q_dim() const { return n_heads * head_dim; }
+  int kv_dim() const { return n_kv_heads * head_dim; }
+};
+
+/// down(activation(gate x) * (up x))
+struct DensePlan {
+  int d_ff = 0;
+  Activation activation = Activation::silu;
+  bool down_norm = false;  ///< RMSNorm in front of the down projection
+};
+
+/// x += mixer(norm(x)); x += feed_forward(norm(x))
+struct LayerPlan {
+  MixerKind mixer = MixerKind::attention;
+  AttentionPlan attention;
+  FeedForwardKind feed_forward = FeedForwardKind::dense;
+  DensePlan dense;
+};
+
+struct ModelPlan {
+  int d_model = 0;
+  int vocab_size = 0;
+  float norm_eps = 0;
+  std::vector<Rope> ropes;
+  std::vector<LayerPlan> layers;
+
+  /// Widest rows of any layer.
+  int q_dim() const;
+  int kv_dim() const;
+  int d_ff() const;
+};
+
+/// The plan of a configuration. `rope_factors` [rope_dim / 2] as make_rope() takes them, or null.
+ModelPlan make_plan(const Config& config, const float* rope_factors);
+
+}  // namespace ridge

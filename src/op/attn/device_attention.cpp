@@ -1,0 +1,42 @@
+#include "op/attn/device_attention.h"
+
+namespace ridge {
+namespace {
+
+constexpr int kMostHeadDim = 256;
+
+Support rows_support(const DeviceAttentionProblem& p) {
+  if (p.layer.head_dim > kMostHeadDim)
+    return {false, fmt::format("head_dim {} is larger than {}", p.layer.head_dim, kMostHeadDim)};
+  return {};
+}
+
+Support prefill_support(const DeviceAttentionProblem& p) {
+  if (p.n_new <= kShortTokens) return {false, fmt::format("up to {} new tokens read packed tiles", kShortTokens)};
+  return device_tiles(p.layer);
+}
+
+Support tiles_support(const DeviceAttentionProblem& p) {
+  if (p.n_new > kShortTokens) return {false, fmt::format("more than {} new tokens", kShortTokens)};
+  return device_tiles(p.layer);
+}
+
+}  // namespace
+
+std::span<const DeviceAttentionVariant> device_attention_variants() {
+  static constexpr DeviceAttentionVariant kVariants[] = {
+      {"rows", rows_support},
+      {"prefill", prefill_support},
+      {"tiles", tiles_support},
+  };
+  return kVariants;
+}
+
+const DeviceAttentionVariant& choose_device_attention(const DeviceAttentionProblem& p) {
+  const auto variants = device_attention_variants();
+  for (size_t i = variants.size(); i-- > 0;)
+    if (variants[i].supports(p).ok) return variants[i];
+  throw Error(ErrorKind::usage, fmt::format("attention has no kernel on a device: {}", rows_support(p).why_not));
+}
+
+}  // namespace ridge

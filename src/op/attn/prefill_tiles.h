@@ -1,0 +1,162 @@
+// Tiles of any kind as tiles of halves: what prefill attention feeds to tensor cores. Device code.
+//
+// The elements of a lane are the same in every kind (tile_order.h), so a lane turns its own codes: four groups at a time,
+// 16 bytes of halves each.
+#pragma once
+
+#include "format/kv_rotor.h"
+#include "op/attn/tile_products.h"
+
+namespace ridge::prefill {
+
+/// Halves of value 1024 + the byte, of four bytes below 256: pairs (0, 1) and (2, 3).
+struct BytePairs {
+  uint32_t pair[2];
+};
+__device__ __forceinline__ BytePairs above_1024(uint32_t bytes) {
+  return {gpu::select_bytes(bytes, 0x64646464u, 0x4140), gpu::select_bytes(bytes, 0x64646464u, 0x4342)};
+}
+constexpr uint32_t half_pair(uint16_t half) { return uint32_t(half) << 16 | half; }
+inline constexpr uint32_t k1152 = half_pair(0x6480), k1032 = half_pair(0x6408);
+
+/// The low or the high bytes of the halves of rotor levels, by code: bytes 0-3 and 4-7 of a look-up.
+template <int kBits>
+struct LevelBytes {
+  uint32_t low[2] = {}, high[2] = {};
+};
+/// Of eight levels: rotor-3's in rising order, rotor-4's magnitudes in rising order.
+template <int kBits>
+constexpr LevelBytes<kBits> level_bytes() {
+  LevelBytes<kBits> bytes;
+  constexpr auto levels = RotorCodes<kBits>::kLevels;
+  for (int i = 0; i < 8; ++i) {
+    const uint16_t half = f32_to_f16(levels.at[kBits == 3 ? i : 8 + i]);
+    bytes.low[i / 4] |= uint32_t(half & 0xFF) << (8 * (i % 4));
+    bytes.high[i / 4] |= uint32_t(half >> 8) << (8 * (i % 4));
+  }
+  return bytes;
+}
+/// Four halves of low and high bytes.
+__device__ __forceinline__ void join_bytes(uint32_t low, uint32_t high, uint32_t* pairs) {
+  pairs[0] = gpu::select_bytes(low, high, 0x5140);
+  pairs[1] = gpu::select_bytes(low, high, 0x7362);
+}
+
+/// The codes of a group before their scale: four pairs of halves.
+template <TileKind kKind>
+__device__ __forceinline__ void group_halves(const uint32_t* words, uint32_t (&pairs)[4]) {
+  if constexpr (kKind == TileKind::f16) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) pairs[i] = words[i];
+  } else if constexpr (kKind == TileKind::bf16) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      pairs[i] = gpu::pack_f16(__uint_as_float(words[i] << 16), __uint_as_float(words[i] & 0xFFFF0000u));
+  } else if constexpr (kKind == TileKind::int8_blocks || kKind == TileKind::int8_row) {
+#pragma unroll
+    for (int w = 0; w < 2; ++w) {
+      const BytePairs bytes = above_1024(words[w] ^ 0x80808080u);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) pairs[2 * w + i] = gpu::sub_f16x2(bytes.pair[i], k1152);
+    }
+  } else if constexpr (kKind == TileKind::q4) {
+    const uint32_t codes = words[0] ^ 0x88888888u;
+#pragma unroll
+    for (int w = 0; w < 2; ++w) {
+      const BytePairs bytes = above_1024(codes >> (4 * w) & 0x0F0F0F0Fu);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) pairs[2 * w + i] = gpu::sub_f16x2(bytes.pair[i], k1032);
+    }
+  } else if constexpr (kKind == TileKind::rotor4) {
+    constexpr LevelBytes<4> l = level_bytes<4>();
+    const uint32_t magnitude = words[0] & 0x77777777u, sign = words[0] >> 3 & 0x11111111u;
+#pragma unroll
+    for (int w = 0; w < 2; ++w) {
+      const uint32_t rank = magnitude >> (16 * w);
+      const uint32_t high = gpu::select_bytes(l.high[0], l.high[1], rank) |
+                            gpu::select_bytes(0x8000u, 0, sign >> (16 * w));
+      join_bytes(gpu::select_bytes(l.low[0], l.low[1], rank), high, pairs + 2 * w);
+    }
+  } else {
+    constexpr LevelBytes<3> l = level_bytes<3>();
+#pragma unroll
+    for (int w = 0; w < 2; ++w) {
+      const uint32_t codes = words[0] >> (16 * w);
+      join_bytes(gpu::select_bytes(l.low[0], l.low[1], codes), gpu::select_bytes(l.high[0], l.high[1], codes),
+                 pairs + 2 * w);
+    }
+  }
+}
+
+/// Groups 4 quad .. 4 quad + 3 of a lane as words of group_halves().
+template <TileKind kKind, int kDim>
+struct QuadWords {
+  static constexpr int kBits = TileShape(kKind, kDim).bits;
+  static constexpr int kOfGroup = kKind == TileKind::rotor3 ? 1 : kBits / 4;
+  uint32_t words[4][kOfGroup];
+
+  __device__ __forceinline__ QuadWords(const std::byte* tile, int quad, int lane) {
+    if constexpr (kKind == TileKind::rotor3) {
+      constexpr TileShape shape(kKind, kDim);
+      uint32_t w[3];
+#pragma unroll
+      for (int b = 0; b < 3; ++b) w[b] = *reinterpret_cast<const uint32_t*>(tile + shape.word_at(lane, 3 * quad + b));
+#pragma unroll
+      for (int t = 0; t < 3; ++t) words[t][0] = w[t] & 0x77777777u;
+      words[3][0] = (w[0] >> 3 & 0x11111111u) | (w[1] >> 2 & 0x22222222u) | (w[2] >> 1 & 0x44444444u);
+    } else {
+      // kBits words a quad, in chunks of 4.
+#pragma unroll
+      for (int w = 0; w < kBits; w += 4) {
+        const auto chunk =
+            *reinterpret_cast<const tiles::Words<4>*>(tile + (((kBits * quad + w) / 4) * 32 + lane) * 16);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) words[(w + i) / kOfGroup][(w + i) % kOfGroup] = chunk.at[i];
+      }
+    }
+  }
+};
+
+/// Turns groups 4 quad .. 4 quad + 3 of a lane to halves: a tile of kind f16 in `out`. `tile` and `out` are shared.
+template <TileKind kKind, int kDim, bool kIsK>
+__device__ __forceinline__ void quad_to_halves(const std::byte* tile, int quad, int lane, std::byte* out) {
+  const QuadWords<kKind, kDim> codes(tile, quad, lane);
+  constexpr TileShape shape(kKind, kDim);
+  uint32_t scales[4] = {};  // K: of the four groups' positions, twice; V: of the pairs of positions
+  if constexpr (!tiles::is_half(kKind)) {
+    const int block = tiles::has_blocks(kKind) ? quad : 0, c = kIsK ? lane / 8 : lane % 4;
+    const auto words = *reinterpret_cast<const tiles::Words<4>*>(tile + shape.code_bytes + 16 * (4 * block + c));
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      scales[i] = !kIsK            ? words.at[i]
+                  : lane / 4 % 2 ? gpu::select_bytes(words.at[i], 0, 0x3232)
+                                 : gpu::select_bytes(words.at[i], 0, 0x1010);
+  }
+#pragma unroll
+  for (int t = 0; t < 4; ++t) {
+    uint32_t pairs[4];
+    group_halves<kKind>(codes.words[t], pairs);
+    if constexpr (!tiles::is_half(kKind))
+#pragma unroll
+      for (int i = 0; i < 4; ++i) pairs[i] = gpu::fma_f16x2(pairs[i], scales[kIsK ? t : i], 0x80008000u);
+    *reinterpret_cast<uint4*>(out + ((4 * quad + t) * 32 + lane) * 16) =
+        make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+  }
+}
+
+template <int kDim, bool kIsK>
+__device__ __forceinline__ void quad_to_halves(TileKind kind, const std::byte* tile, int quad, int lane,
+                                               std::byte* out) {
+  switch (kind) {
+    case TileKind::rows: return;  // no order for tensor cores
+    case TileKind::f16: return quad_to_halves<TileKind::f16, kDim, kIsK>(tile, quad, lane, out);
+    case TileKind::bf16: return quad_to_halves<TileKind::bf16, kDim, kIsK>(tile, quad, lane, out);
+    case TileKind::int8_blocks: return quad_to_halves<TileKind::int8_blocks, kDim, kIsK>(tile, quad, lane, out);
+    case TileKind::int8_row: return quad_to_halves<TileKind::int8_row, kDim, kIsK>(tile, quad, lane, out);
+    case TileKind::q4: return quad_to_halves<TileKind::q4, kDim, kIsK>(tile, quad, lane, out);
+    case TileKind::rotor4: return quad_to_halves<TileKind::rotor4, kDim, kIsK>(tile, quad, lane, out);
+    case TileKind::rotor3: return quad_to_halves<TileKind::rotor3, kDim, kIsK>(tile, quad, lane, out);
+  }
+}
+
+}  // namespace ridge::prefill

@@ -1,0 +1,168 @@
+// Attention in floats over tiles of rows: for formats and head sizes that have no order for tensor cores. A block takes 32
+// queries of a span; the 32 rows of a tile are decoded by the host's code, a thread a row, into shared memory. Running
+// softmax (maximum m, sum l, weighted values).
+#include "op/attn/attn_cuda.h"
+#include "op/cache/exact_rows.h"
+
+namespace ridge {
+namespace {
+
+constexpr int kQueries = 32, kKeys = kTilePositions, kWarps = 4, kThreads = 32 * kWarps;
+constexpr int kPerWarp = kQueries / kWarps;  // queries of a warp
+constexpr int kWeightPitch = kKeys + 4;
+
+/// Rows of a tile are this far apart, so that eight threads reading 16 bytes of eight rows hit different banks.
+__host__ __device__ constexpr int tile_pitch(int head_dim) { return (head_dim + 3) / 4 * 4 + 4; }
+
+size_t shared_bytes(int head_dim) {
+  return sizeof(float) * size_t((kQueries + 2 * kKeys) * tile_pitch(head_dim) + kQueries * kWeightPitch);
+}
+
+/// Row `position` of a side as coded or as exact; zeros where nobody sees it so. Channels up to the pitch are zeros.
+__device__ void decode_key(const KvTiles& t, const StepRow& of, const int32_t* pages, int head, bool coded, int position,
+                           int n, float* row) {
+  const bool sink = position < t.n_sinks;
+  if (position < n && (sink || (coded ? position < t.retention.coded_end(n) : t.ring_tiles > 0))) {
+    if (!coded || sink) read_exact_row<true>(t, of, head, position, row);
+    else
+      decode_row(t.format, KvFormatTypes(), t.coded_row(pages, head, position), t.head_dim, t.coding(of.slot, head), row);
+  } else {
+    for (int d = 0; d < t.head_dim; ++d) row[d] = 0;
+  }
+}
+
+/// Blocks: (block of the list, kv head). kDims: head_dim rounded up to 32 times this.
+template <int kDims>
+__global__ void __launch_bounds__(kThreads) rows_kernel(const DeviceAttention a, const AttnBlock* blocks) {
+  float* const shared = gpu::dynamic_shared<float>();
+  const int dim = a.k.head_dim, pitch = tile_pitch(dim);
+  float* const queries = shared;                   // [32, pitch]
+  float* const keys = queries + kQueries * pitch;  // [32, pitch]
+  float* const values = keys + kKeys * pitch;      // [32, pitch]
+  float* const weights = values + kKeys * pitch;   // [32, kWeightPitch]
+  const AttnBlock block = blocks[blockIdx.x];
+  const StepRow* const span = a.rows.rows + block.first;
+  const StepRow of = span[0];
+  if (of.slot < 0) return;
+  const int kv_head = int(blockIdx.y), group = a.group(), warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
+  const int32_t* const pages = a.rows.pages + int64_t(of.slot) * a.rows.page_pitch;
+  const int n_queries = min(kQueries, block.n * group - block.first_query);
+  const auto query = [&](int i) { return block.first_query + min(i, n_queries - 1); };
+  const auto row_of = [&](int i) {
+    return (int64_t(span[query(i) / group].row) * a.n_heads + kv_head * group + query(i) % group) * dim;
+  };
+  for (int i = int(threadIdx.x); i < kQueries * pitch; i += kThreads)
+    queries[i] = i % pitch < dim ? a.q[row_of(i / pitch) + i % pitch] : 0.0f;
+  for (int i = int(threadIdx.x); i < 2 * kKeys * pitch; i += kThreads) keys[i] = 0;  // channels behind the last
+
+  // Query i of this warp sees positions below n_visible(i); those past the last one repeat it and are not stored.
+  const auto n_visible = [&](int i) { return of.position + query(warp * kPerWarp + i) / group + 1; };
+  const int block_last = of.position + query(kQueries - 1) / group + 1;
+
+  float m[kPerWarp], l[kPerWarp], sum[kPerWarp][kDims];
+#pragma unroll
+  for (int i = 0; i < kPerWarp; ++i) {
+    m[i] = -INFINITY;
+    l[i] = 0;
+#pragma unroll
+    for (int j = 0; j < kDims; ++j) sum[i][j] = 0;
+  }
+
+  for (int first = 0; first < block_last; first += kKeys)
+    // A tile may be coded for some queries of the block and exact for others, on either side: each pair of sources is
+    // one pass over the tile, in which a query takes the positions that it sees so.
+    for (int source = 0; source < 4; ++source) {
+      const bool k_coded = source & 1, v_coded = source & 2;
+      const int key = first + lane;
+      bool wanted = false;
+      unsigned seen = 0;  // bit i: query i sees this lane's position here
+#pragma unroll
+      for (int i = 0; i < kPerWarp; ++i) {
+        const int n = n_visible(i);
+        const bool k_here = key < a.k.n_sinks ? !k_coded : (key < a.k.retention.coded_end(n)) == k_coded;
+        const bool v_here = key < a.v.n_sinks ? !v_coded : (key < a.v.retention.coded_end(n)) == v_coded;
+        const bool here = key < n && k_here && v_here;
+        seen |= unsigned(here) << i;
+        wanted = wanted || here;
+      }
+      if (!__syncthreads_or(wanted)) continue;  // also: everyone has done with the tile before
+      if (warp == 0) decode_key(a.k, of, pages, kv_head, k_coded, key, block_last, keys + lane * pitch);
+      if (warp == 1) decode_key(a.v, of, pages, kv_head, v_coded, key, block_last, values + lane * pitch);
+      __syncthreads();
+      float score[kPerWarp] = {};
+      for (int d = 0; d < dim; d += 4) {
+        const float4 x = *reinterpret_cast<const float4*>(keys + lane * pitch + d);
+#pragma unroll
+        for (int i = 0; i < kPerWarp; ++i) {
+          const float4 q = *reinterpret_cast<const float4*>(queries + (warp * kPerWarp + i) * pitch + d);
+          score[i] = fmaf(q.x, x.x, fmaf(q.y, x.y, fmaf(q.z, x.z, fmaf(q.w, x.w, score[i]))));
+        }
+      }
+      __syncwarp();
+#pragma unroll
+      for (int i = 0; i < kPerWarp; ++i) {
+        score[i] = seen >> i & 1 ? score[i] * a.scale : -INFINITY;
+        const float top = fmaxf(m[i], gpu::warp_max(score[i]));
+        const float shrink = top == m[i] ? 1.0f : expf(m[i] - top), p = score[i] == -INFINITY ? 0.0f : expf(score[i] - top);
+        l[i] = l[i] * shrink + gpu::warp_sum(p);
+        m[i] = top;
+        weights[(warp * kPerWarp + i) * kWeightPitch + lane] = p;
+#pragma unroll
+        for (int j = 0; j < kDims; ++j) sum[i][j] *= shrink;
+      }
+      __syncwarp();  // a warp reads only the weights it wrote
+      for (int t = 0; t < kKeys; t += 4) {
+        float x[4][kDims];
+#pragma unroll
+        for (int u = 0; u < 4; ++u)
+#pragma unroll
+          for (int j = 0; j < kDims; ++j) x[u][j] = lane + 32 * j < dim ? values[(t + u) * pitch + lane + 32 * j] : 0.0f;
+#pragma unroll
+        for (int i = 0; i < kPerWarp; ++i) {
+          const float4 p = *reinterpret_cast<const float4*>(weights + (warp * kPerWarp + i) * kWeightPitch + t);
+#pragma unroll
+          for (int j = 0; j < kDims; ++j)
+            sum[i][j] = fmaf(p.w, x[3][j], fmaf(p.z, x[2][j], fmaf(p.y, x[1][j], fmaf(p.x, x[0][j], sum[i][j]))));
+        }
+      }
+    }
+
+  // Out of cache space: a thread a row, in the place of the queries.
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kPerWarp; ++i)
+#pragma unroll
+    for (int j = 0; j < kDims; ++j)
+      if (lane + 32 * j < dim) queries[(warp * kPerWarp + i) * pitch + lane + 32 * j] = sum[i][j] / l[i];
+  __syncthreads();
+  if (int(threadIdx.x) < n_queries) {
+    float* const row = queries + int(threadIdx.x) * pitch;
+    if (a.v.centre)
+      for (int d = 0; d < dim; ++d) row[d] += a.v.centre_of(of.slot, kv_head)[d];
+    a.v.rotation.backward(row);
+  }
+  __syncthreads();
+  for (int i = int(threadIdx.x); i < n_queries * dim; i += kThreads)
+    a.out[row_of(i / dim) + i % dim] = queries[i / dim * pitch + i % dim];
+}
+
+template <int kDims>
+void launch(gpu::StreamHandle stream, const DeviceAttention& a, const AttnBlock* blocks, int n_blocks) {
+  const size_t shared = shared_bytes(a.k.head_dim);
+  gpu::allow_shared_bytes("attention over rows", rows_kernel<kDims>, shared);
+  gpu::launch("attention over rows", rows_kernel<kDims>,
+              {dim3(unsigned(n_blocks), unsigned(a.k.n_kv_heads)), kThreads, shared, stream}, a, blocks);
+}
+
+}  // namespace
+
+int rows_attn_queries() { return kQueries; }
+
+void rows_attn(gpu::StreamHandle stream, const DeviceAttention& a, const AttnBlock* blocks, int n_blocks) {
+  if (n_blocks == 0) return;
+  if (a.k.head_dim <= 64) launch<2>(stream, a, blocks, n_blocks);
+  else if (a.k.head_dim <= 128) launch<4>(stream, a, blocks, n_blocks);
+  else launch<8>(stream, a, blocks, n_blocks);
+}
+
+}  // namespace ridge

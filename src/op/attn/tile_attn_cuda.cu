@@ -1,0 +1,199 @@
+// Host side of decode attention, and the second of its two kernels: parts of a list to the result.
+#include <algorithm>
+#include <bit>
+#include <string>
+
+#include "op/attn/tile_split_cuda.h"
+#include "op/cache/rotate_warp.h"
+#include "ridge/error.h"
+
+namespace ridge {
+namespace {
+
+using namespace tiles;
+
+constexpr int kJoinWarps = 8;
+
+/// A lane's kPer channels of a row: d = lane kPer + i.
+template <int kPer>
+__device__ __forceinline__ void load_row(const float* row, int lane, float (&x)[kPer]) {
+  if constexpr (kPer % 4 == 0) {
+#pragma unroll
+    for (int i = 0; i < kPer; i += 4) {
+      const float4 v = __ldcg(reinterpret_cast<const float4*>(row + lane * kPer + i));
+      x[i] = v.x, x[i + 1] = v.y, x[i + 2] = v.z, x[i + 3] = v.w;
+    }
+  } else {
+    const float2 v = __ldcg(reinterpret_cast<const float2*>(row + lane * kPer));
+    x[0] = v.x, x[1] = v.y;
+  }
+}
+
+/// out[row, head] from the parts of its list, in the order of positions. A block a head: every warp adds up each
+/// kJoinWarps-th part, in an order that does not depend on timing.
+template <int kDim>
+__global__ void __launch_bounds__(32 * kJoinWarps) attn_join_kernel(const DeviceAttention a, const Cut cut) {
+  constexpr int kPer = kDim / 32, kChunks = kMostParts / 32, kBatch = 8;
+  __shared__ float sums[kJoinWarps][kDim];
+  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
+  const int head = int(blockIdx.x), row = int(blockIdx.y);
+  const int kv_head = head / cut.group, in_group = head - kv_head * cut.group;
+  const int list = kv_head * cut.head_groups + in_group / kHeads, r = in_group % kHeads;
+
+  gpu::let_next_grid_start();
+  const Parts parts = find_parts(a, cut, [&](const Parts& p) { return p.row == row; });  // positions are older
+  if (parts.of.slot < 0) return;
+  const RotationRow<kPer> table(a.v.rotation, lane);
+  gpu::wait_for_previous_grid();
+  const int64_t stride = int64_t(cut.lists) * part_floats(kDim);
+  const float* const first = cut.parts + (int64_t(parts.first) * cut.lists + list) * part_floats(kDim);
+
+  // Values of the first parts are asked for before it is known what they are worth.
+  float value[kBatch][kPer], own_top[kBatch];
+  const auto load = [&](int from) {
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+      const int i = from + j * kJoinWarps;
+      if (i >= parts.n) break;
+      own_top[j] = __ldcg(first + i * stride + r);
+      load_row(first + i * stride + 2 * kHeads + r * kDim, lane, value[j]);
+    }
+  };
+  load(warp);
+  float tops[kChunks], totals[kChunks], top = kNever, total = 0;
+#pragma unroll
+  for (int j = 0; j < kChunks; ++j) {
+    const int i = lane + 32 * j;
+    tops[j] = i < parts.n ? __ldcg(first + i * stride + r) : kNever;
+    totals[j] = i < parts.n ? __ldcg(first + i * stride + kHeads + r) : 0.0f;
+  }
+#pragma unroll
+  for (int j = 0; j < kChunks; ++j) top = fmaxf(top, tops[j]);
+  top = gpu::warp_max(top);
+#pragma unroll
+  for (int j = 0; j < kChunks; ++j) total = fmaf(gpu::fast_exp2(tops[j] - top), totals[j], total);
+  total = gpu::warp_sum(total);
+
+  float x[kPer] = {};
+  for (int from = warp; from < parts.n; from += kBatch * kJoinWarps) {
+    if (from > warp) load(from);
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+      if (from + j * kJoinWarps >= parts.n) break;
+      const float worth = gpu::fast_exp2(own_top[j] - top);
+#pragma unroll
+      for (int i = 0; i < kPer; ++i) x[i] = fmaf(worth, value[j][i], x[i]);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) sums[warp][lane * kPer + i] = x[i];
+  __syncthreads();
+  if (warp > 0) return;
+
+  // Out of cache space, where lanes have channels lane + 32 j.
+#pragma unroll
+  for (int j = 0; j < kPer; ++j) {
+    float sum = 0;
+#pragma unroll
+    for (int w = 0; w < kJoinWarps; ++w) sum += sums[w][lane + 32 * j];
+    x[j] = sum / total;
+    if (a.v.centre) x[j] += a.v.centre_of(parts.of.slot, kv_head)[lane + 32 * j];
+  }
+  rotate_row(a.v.rotation, table, false, lane, x);
+  float* const out = a.out + (int64_t(parts.of.row) * a.n_heads + head) * kDim;
+#pragma unroll
+  for (int j = 0; j < kPer; ++j) out[lane + 32 * j] = x[j];
+}
+
+/// How shared memory is used: queries, then a ring of stages for each warp, in whose place the warps' results follow.
+struct Room {
+  int warps = 0, stages = 2, stage_bytes = 0, head_dim = 0;
+
+  static constexpr int kBytes = 200 << 10;
+  /// For a device whose blocks have most_bytes for the rings; those of Hopper have room for kBytes.
+  Room(const SplitKernel& kernel, TileKind k, TileKind v, int dim, const TileAttnPlan& plan, int most_bytes)
+      : stage_bytes(kernel.tiles_at_a_time * pair_bytes(k, v, dim)), head_dim(dim) {
+    const int bytes = std::min(kBytes, most_bytes);
+    warps = kernel.most_warps;
+    while (warps > 1 && 2 * warps * stage_bytes > bytes) --warps;
+    if (plan.warps > 0) warps = std::min(plan.warps, kernel.most_warps);
+    if (plan.stages > 0) stages = plan.stages;
+  }
+  int bytes() const {
+    const int results = head_dim == 64    ? WarpResults<64>::bytes(warps)
+                        : head_dim == 128 ? WarpResults<128>::bytes(warps)
+                                          : WarpResults<256>::bytes(warps);
+    return std::max(warps * stages * stage_bytes, results);
+  }
+};
+
+int query_bytes(int head_dim) {
+  return head_dim == 64 ? Queries<64>::kBytes : head_dim == 128 ? Queries<128>::kBytes : Queries<256>::kBytes;
+}
+/// For rings: 1 KiB is left for variables that are not dynamic.
+int most_room_bytes(int head_dim) { return gpu::most_shared_bytes() - 1024 - query_bytes(head_dim); }
+
+const SplitKernel& kernel_for(TileKind k, TileKind v, int head_dim) {
+  const auto kernels = head_dim == 64    ? split_kernels_64()
+                       : head_dim == 128 ? split_kernels_128()
+                                         : split_kernels_256();
+  return *std::find_if(kernels.begin(), kernels.end() - 1,
+                       [&](const SplitKernel& kernel) { return kernel.k == k && kernel.v == v; });
+}
+
+int lists_of(int n_heads, int n_kv_heads) { return n_kv_heads * int(gpu::ceil_div(n_heads / n_kv_heads, kHeads)); }
+
+/// Parts of a list when there is one row: so many that all blocks have one.
+int budget_of(int n_rows, int lists, int blocks) {
+  const int64_t rounds = gpu::ceil_div(int64_t(n_rows) * lists, blocks);
+  return int(std::clamp<int64_t>(rounds * blocks / lists, 1, kMostParts));
+}
+/// Rows of blocks, each as many as there are lists. Shares of several rows are rounded down, but to one at least.
+int64_t block_rows(int n_rows, int budget) { return n_rows == 1 ? budget : budget + n_rows; }
+
+}  // namespace
+
+int tile_attn_blocks() { return gpu::multiprocessors(); }
+
+int64_t tile_attn_scratch_bytes(int n_rows, int n_heads, int n_kv_heads, int head_dim, int blocks) {
+  // Fewer rows may have more parts of a list.
+  int64_t most = 0;
+  const int lists = lists_of(n_heads, n_kv_heads);
+  for (int n = 1; n <= n_rows; ++n) most = std::max(most, block_rows(n, budget_of(n, lists, blocks)));
+  return most * lists * part_floats(head_dim) * 4;
+}
+
+bool tile_attn_fits(TileKind k, TileKind v, int head_dim, const TileAttnPlan& plan, int per_processor) {
+  const SplitKernel& kernel = kernel_for(k, v, head_dim);
+  const Room room(kernel, k, v, head_dim, plan, most_room_bytes(head_dim));
+  // A processor has 1 KiB more than its largest block may take, and each block's system share is 1 KiB.
+  return room.warps >= plan.warps && per_processor * room.warps <= kernel.most_warps &&
+         per_processor * (query_bytes(head_dim) + room.bytes() + 1024) <= gpu::most_shared_bytes();
+}
+
+void tile_attn(gpu::StreamHandle stream, const DeviceAttention& a, std::byte* scratch, const TileAttnPlan& plan) {
+  if (a.rows.n == 0) return;
+  const int head_dim = a.k.head_dim;
+  const SplitKernel& kernel = kernel_for(a.k.kind, a.v.kind, head_dim);
+  const Room room(kernel, a.k.kind, a.v.kind, head_dim, plan, most_room_bytes(head_dim));
+  Cut cut;
+  cut.lists = lists_of(a.n_heads, a.k.n_kv_heads);
+  cut.budget = budget_of(a.rows.n, cut.lists, plan.blocks > 0 ? plan.blocks : tile_attn_blocks());
+  cut.group = a.group();
+  cut.head_groups = int(gpu::ceil_div(cut.group, kHeads));
+  // A part keeps all warps busy, unless the plan says otherwise.
+  const int least = plan.least_tiles > 0 ? plan.least_tiles : room.warps * kernel.tiles_at_a_time;
+  cut.least_shift = std::bit_width(unsigned(least)) - 1;
+  cut.stages = room.stages;
+  cut.parts = reinterpret_cast<float*>(scratch);
+  kernel.launch({dim3(unsigned(cut.lists), unsigned(block_rows(a.rows.n, cut.budget))), unsigned(32 * room.warps),
+                 size_t(query_bytes(head_dim) + room.bytes()), stream, plan.overlap},
+                a, cut);
+  const auto join = head_dim == 64    ? attn_join_kernel<64>
+                    : head_dim == 128 ? attn_join_kernel<128>
+                                      : attn_join_kernel<256>;
+  gpu::launch("attention parts", join,
+              {dim3(unsigned(a.n_heads), unsigned(a.rows.n)), 32 * kJoinWarps, 0, stream, true}, a, cut);
+}
+
+}  // namespace ridge

@@ -1,0 +1,500 @@
+// What a warp does with a tile: scores, running softmax, weighted values. Device code of tile_attn_cuda.cu.
+//
+// A warp holds scores of 8 query heads x 32 positions: lane 4 r + c has head r and positions 8 (i/2) + 2 c + i%2, i
+// 0..7. Queries and weights are the A operand: rows 0..7 are the heads, rows 8..15 the same heads once more with what
+// the first rounding left, so that the second plane costs nothing. The cache is the B operand, in registers as it lies
+// in memory or after a table look-up.
+#pragma once
+
+#include "gpu/tensor.h"
+#include "op/cache/rotate_warp.h"
+#include "op/cache/tile_order.h"
+
+namespace ridge::tiles {
+
+inline constexpr int kHeads = 8;  // query heads a warp works on together
+inline constexpr float kNever = -1e30f;
+
+/// Queries and weights in two planes of integers: x = 128 hi + lo, |x| <= kPlaneTop.
+inline constexpr float kPlaneTop = 16256;  // 127 * 128
+
+constexpr bool is_half(TileKind kind) { return kind == TileKind::f16 || kind == TileKind::bf16; }
+constexpr bool has_blocks(TileKind kind) { return kind == TileKind::int8_blocks || kind == TileKind::q4; }
+
+/// What an integer of B is worth before its scale.
+constexpr float unit_of(TileKind kind) {
+  return kind == TileKind::rotor3   ? TileLevels3{}.unit
+         : kind == TileKind::rotor4 ? TileLevels4{}.unit
+         : kind == TileKind::q4     ? 1.0f / 16  // nibbles stand in the upper half of a byte
+                                    : 1.0f;
+}
+/// rotor-4's magnitudes are integers and a half; one's complement makes -(m + 1) of m, so all values lack a half.
+constexpr float offset_of(TileKind kind) { return kind == TileKind::rotor4 ? TileLevels4{}.offset : 0.0f; }
+
+// --- Words of a tile ---
+
+template <int kWords>
+struct alignas(4 * kWords) Words {
+  uint32_t at[kWords];
+};
+
+/// Words [first, first + kCount) of this lane; whole chunks.
+template <TileKind kKind, int kDim, int kFirst, int kCount>
+__device__ __forceinline__ void load_words(const std::byte* tile, int lane, uint32_t* words) {
+  constexpr TileShape shape(kKind, kDim);
+  constexpr int kChunk = shape.chunk_words;
+  static_assert(kFirst % kChunk == 0 && kCount % kChunk == 0);
+#pragma unroll
+  for (int w = 0; w < kCount; w += kChunk) {
+    const auto chunk = *reinterpret_cast<const Words<kChunk>*>(tile + ((kFirst + w) / kChunk * 32 + lane) * 4 * kChunk);
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) words[w + i] = chunk.at[i];
+  }
+}
+
+/// Four groups of a lane as B operands: integers in two words a group, halves in four (two steps of depth 16).
+template <TileKind kKind>
+struct Quad {
+  static constexpr int kWords = is_half(kKind) ? 4 : 2;
+  uint32_t b[4][kWords];
+};
+
+constexpr uint32_t bytes4(int a, int b, int c, int d) {
+  return uint32_t(a & 255) | uint32_t(b & 255) << 8 | uint32_t(c & 255) << 16 | uint32_t(d & 255) << 24;
+}
+
+/// All groups of a tile, four at a time.
+template <TileKind kKind, int kDim>
+class Groups {
+ public:
+  Groups() = default;
+  __device__ __forceinline__ Groups(const std::byte* tile, int lane) : tile_(tile), lane_(lane) {
+    if constexpr (kKind == TileKind::rotor3) load_words<kKind, kDim, 0, kLaneWords>(tile, lane, words_);
+  }
+
+  /// Groups 4 kQuad .. 4 kQuad + 3.
+  template <int kQuad>
+  __device__ __forceinline__ Quad<kKind> quad() const {
+    Quad<kKind> q;
+    if constexpr (is_half(kKind)) {
+      load_words<kKind, kDim, 16 * kQuad, 16>(tile_, lane_, &q.b[0][0]);
+    } else if constexpr (kKind == TileKind::int8_blocks || kKind == TileKind::int8_row) {
+      load_words<kKind, kDim, 8 * kQuad, 8>(tile_, lane_, &q.b[0][0]);
+    } else if constexpr (kKind == TileKind::q4) {
+      uint32_t w[4];
+      load_words<kKind, kDim, 4 * kQuad, 4>(tile_, lane_, w);
+#pragma unroll
+      for (int t = 0; t < 4; ++t) {
+        q.b[t][0] = w[t] << 4 & 0xF0F0F0F0u;
+        q.b[t][1] = w[t] & 0xF0F0F0F0u;
+      }
+    } else if constexpr (kKind == TileKind::rotor4) {
+      constexpr TileLevels4 l;
+      constexpr uint32_t kLow = bytes4(l.integer[0], l.integer[1], l.integer[2], l.integer[3]);
+      constexpr uint32_t kHigh = bytes4(l.integer[4], l.integer[5], l.integer[6], l.integer[7]);
+      uint32_t w[4];
+      load_words<kKind, kDim, 4 * kQuad, 4>(tile_, lane_, w);
+#pragma unroll
+      for (int t = 0; t < 4; ++t) {
+        const uint32_t magnitude = w[t] & 0x77777777u, sign = w[t] >> 3 & 0x11111111u;
+        q.b[t][0] = gpu::select_bytes(kLow, kHigh, magnitude) ^ gpu::select_bytes(0xFF00u, 0, sign);
+        q.b[t][1] = gpu::select_bytes(kLow, kHigh, magnitude >> 16) ^ gpu::select_bytes(0xFF00u, 0, sign >> 16);
+      }
+    } else {
+      constexpr TileLevels3 l;
+      constexpr uint32_t kLow = bytes4(-l.integer[3], -l.integer[2], -l.integer[1], -l.integer[0]);
+      constexpr uint32_t kHigh = bytes4(l.integer[0], l.integer[1], l.integer[2], l.integer[3]);
+      const uint32_t w0 = words_[3 * kQuad], w1 = words_[3 * kQuad + 1], w2 = words_[3 * kQuad + 2];
+      const uint32_t codes[4] = {w0 & 0x77777777u, w1 & 0x77777777u, w2 & 0x77777777u,
+                                 (w0 >> 3 & 0x11111111u) | (w1 >> 2 & 0x22222222u) | (w2 >> 1 & 0x44444444u)};
+#pragma unroll
+      for (int t = 0; t < 4; ++t) {
+        q.b[t][0] = gpu::select_bytes(kLow, kHigh, codes[t]);
+        q.b[t][1] = gpu::select_bytes(kLow, kHigh, codes[t] >> 16);
+      }
+    }
+    return q;
+  }
+
+ private:
+  static constexpr int kLaneWords = TileShape(kKind, kDim).lane_words;
+  const std::byte* tile_ = nullptr;
+  int lane_ = 0;
+  uint32_t words_[kKind == TileKind::rotor3 ? kLaneWords : 1];
+};
+
+/// Calls f.template operator()<0>() .. <kCount - 1>().
+template <int kCount, int kFrom = 0, class F>
+__device__ __forceinline__ void unrolled(F&& f) {
+  if constexpr (kFrom < kCount) {
+    f.template operator()<kFrom>();
+    unrolled<kCount, kFrom + 1>(f);
+  }
+}
+
+/// The eight scales of block `block` that this lane meets, as floats.
+template <TileKind kKind, int kDim>
+__device__ __forceinline__ void load_scales(const std::byte* tile, int block, int c, float (&scales)[8]) {
+  constexpr TileShape shape(kKind, kDim);
+  const auto words = *reinterpret_cast<const Words<4>*>(tile + shape.code_bytes + 16 * (4 * block + c));
+#pragma unroll
+  for (int i = 0; i < 8; ++i) scales[i] = gpu::half_to_float(uint16_t(words.at[i / 2] >> (16 * (i % 2))));
+}
+
+// --- Queries ---
+
+/// A operands of the 8 heads in shared memory, [step][lane][4 words]: integers (depth 32 a step), halves and bfloats
+/// (16).
+template <int kDim>
+struct Queries {
+  static constexpr int kIntBytes = kDim / 32 * 512, kHalfBytes = kDim / 16 * 512;
+  static constexpr int kBytes = kIntBytes + 2 * kHalfBytes + 64;
+  std::byte* base;
+
+  __device__ std::byte* ints() const { return base; }
+  __device__ std::byte* halves(bool bf16) const { return base + kIntBytes + (bf16 ? kHalfBytes : 0); }
+  __device__ float* scale() const { return reinterpret_cast<float*>(base + kIntBytes + 2 * kHalfBytes); }  // [8]
+  __device__ float* sum() const { return scale() + 8; }                                                    // [8] of x
+
+  __device__ __forceinline__ void step(const std::byte* fragments, int s, int lane, uint32_t (&a)[4]) const {
+    const auto words = *reinterpret_cast<const Words<4>*>(fragments + (s * 32 + lane) * 16);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a[i] = words.at[i];
+  }
+};
+
+/// Forms of the queries that the kinds of K's tiles ask for.
+struct QueryForms {
+  bool ints, f16, bf16;
+};
+__device__ __forceinline__ QueryForms query_forms(TileKind coded, TileKind recent, bool has_recent, bool has_sinks) {
+  return {!is_half(coded) || (has_recent && !is_half(recent)),
+          coded == TileKind::f16 || has_sinks || (has_recent && recent == TileKind::f16),
+          coded == TileKind::bf16 || (has_recent && recent == TileKind::bf16)};
+}
+
+/// Query of one head, in cache space and scaled, into its places. Lane has channels lane + 32 j.
+template <int kDim>
+__device__ __forceinline__ void put_query(const Queries<kDim>& to, int r, const float (&x)[kDim / 32],
+                                          const QueryForms& forms, int lane) {
+  constexpr int kPer = kDim / 32;
+  float top = 0;
+  if (forms.ints) {
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) top = fmaxf(top, fabsf(x[j]));
+    top = gpu::warp_max(top);
+    const float to_integer = top > 0 ? __fdividef(kPlaneTop, top) : 0.0f;
+    int sum = 0;
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) {
+      const int d = lane + 32 * j, c = d % 32 / 8, i = d % 8;
+      const int value = __float2int_rn(x[j] * to_integer), hi = (value + 64) >> 7, lo = value - 128 * hi;
+      sum += value;
+      std::byte* at = to.ints() + (d / 32 * 32 + 4 * r + c) * 16 + i / 4 * 8 + i % 4;
+      at[0] = std::byte(hi);
+      at[4] = std::byte(lo);
+    }
+    sum = gpu::warp_sum(sum);
+    if (lane == 0) to.scale()[r] = top / kPlaneTop, to.sum()[r] = float(sum);
+  }
+  // Depth 16: two steps of four channels a lane.
+  const auto half_at = [&](int j) {
+    const int d = lane + 32 * j, c = d % 32 / 8, i = d % 8;
+    return ((2 * (d / 32) + i / 4) * 32 + 4 * r + c) * 16 + i % 4 / 2 * 8 + i % 2 * 2;
+  };
+  if (forms.f16)
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) {
+      const uint16_t h = gpu::float_to_half(x[j]);
+      std::byte* const at = to.halves(false) + half_at(j);
+      *reinterpret_cast<uint16_t*>(at) = h;
+      *reinterpret_cast<uint16_t*>(at + 4) = gpu::float_to_half(x[j] - gpu::half_to_float(h));
+    }
+  if (forms.bf16)
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) {
+      const uint16_t b = gpu::float_to_bf16(x[j]);
+      std::byte* const at = to.halves(true) + half_at(j);
+      *reinterpret_cast<uint16_t*>(at) = b;
+      *reinterpret_cast<uint16_t*>(at + 4) = gpu::float_to_bf16(x[j] - gpu::bf16_to_float(b));
+    }
+}
+
+// --- One tile ---
+
+/// Scores of the lane's eight positions, in powers of two.
+template <TileKind kKind, int kDim>
+__device__ __forceinline__ void tile_scores(const std::byte* tile, const Queries<kDim>& queries, int lane,
+                                            float (&scores)[8]) {
+  const Groups<kKind, kDim> groups(tile, lane);
+  if constexpr (is_half(kKind)) {
+    const std::byte* fragments = queries.halves(kKind == TileKind::bf16);
+    float sums[4][4] = {};
+    unrolled<kDim / 32>([&]<int kStep>() {
+      const Quad<kKind> keys = groups.template quad<kStep>();
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        uint32_t a[4];
+        queries.step(fragments, 2 * kStep + half, lane, a);
+#pragma unroll
+        for (int t = 0; t < 4; ++t) {
+          if constexpr (kKind == TileKind::f16) gpu::mma_f16(sums[t], a, keys.b[t][2 * half], keys.b[t][2 * half + 1]);
+          else gpu::mma_bf16(sums[t], a, keys.b[t][2 * half], keys.b[t][2 * half + 1]);
+        }
+      }
+    });
+#pragma unroll
+    for (int i = 0; i < 8; ++i) scores[i] = sums[i / 2][i % 2] + sums[i / 2][2 + i % 2];
+  } else {
+    const float scale = queries.scale()[lane / 4] * unit_of(kKind),
+                missing = queries.sum()[lane / 4] * offset_of(kKind);
+    float k_scales[8];
+    if constexpr (!has_blocks(kKind)) {
+      int sums[4][4] = {};
+      unrolled<kDim / 32>([&]<int kStep>() {
+        const Quad<kKind> keys = groups.template quad<kStep>();
+        uint32_t a[4];
+        queries.step(queries.ints(), kStep, lane, a);
+#pragma unroll
+        for (int t = 0; t < 4; ++t) gpu::mma_s8(sums[t], a, keys.b[t][0], keys.b[t][1]);
+      });
+      load_scales<kKind, kDim>(tile, 0, lane % 4, k_scales);
+#pragma unroll
+      for (int i = 0; i < 8; ++i)
+        scores[i] = (float(sums[i / 2][i % 2] * 128 + sums[i / 2][2 + i % 2]) + missing) * (k_scales[i] * scale);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) scores[i] = 0;
+      unrolled<kDim / 32>([&]<int kStep>() {
+        const Quad<kKind> keys = groups.template quad<kStep>();
+        uint32_t a[4];
+        queries.step(queries.ints(), kStep, lane, a);
+        load_scales<kKind, kDim>(tile, kStep, lane % 4, k_scales);
+#pragma unroll
+        for (int t = 0; t < 4; ++t) {
+          int sums[4] = {};
+          gpu::mma_s8(sums, a, keys.b[t][0], keys.b[t][1]);
+#pragma unroll
+          for (int p = 0; p < 2; ++p)
+            scores[2 * t + p] = fmaf(float(sums[p] * 128 + sums[2 + p]), k_scales[2 * t + p], scores[2 * t + p]);
+        }
+      });
+#pragma unroll
+      for (int i = 0; i < 8; ++i) scores[i] *= scale;
+    }
+  }
+}
+
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(gpu::kAllLanes, x, 1));
+  return fmaxf(x, __shfl_xor_sync(gpu::kAllLanes, x, 2));
+}
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(gpu::kAllLanes, x, 1);
+  return x + __shfl_xor_sync(gpu::kAllLanes, x, 2);
+}
+
+/// An integer below 2^22 added to this has the bits of 1.5 * 2^23 + the integer.
+inline constexpr int kAsFloat = 0x4B400000;
+__device__ __forceinline__ float as_float(int sum) { return __int_as_float(sum) - 12582912.0f; }
+
+/// Weights (negative under a negative scale) of kTiles tiles as A operands of integers under their own largest; returns
+/// what an integer is worth. x = 128 hi + lo with lo in 0 .. 127.
+template <int kTiles>
+__device__ __forceinline__ float weight_planes(const float (&w)[kTiles][8], uint32_t (&a)[kTiles][4]) {
+  float top = 0;
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+    for (int i = 0; i < 8; ++i) top = fmaxf(top, fabsf(w[n][i]));
+  top = quad_max(top);
+  const float to_integer = top > 0 ? __fdividef(kPlaneTop, top) : 0.0f;
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+    uint32_t pairs[4];  // two integers of 16 bits in a word
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      // 1.5 * 2^23 + x: the low bits of the float are the integer nearest to x.
+      const uint32_t first = __float_as_uint(fmaf(w[n][2 * i], to_integer, 12582912.0f));
+      const uint32_t second = __float_as_uint(fmaf(w[n][2 * i + 1], to_integer, 12582912.0f));
+      pairs[i] = gpu::select_bytes(first, second, 0x5410);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t p = pairs[2 * half], q = pairs[2 * half + 1];
+      a[n][2 * half] = gpu::select_bytes(p >> 7, q >> 7, 0x6420);
+      a[n][2 * half + 1] = gpu::select_bytes(p & 0x007F007Fu, q & 0x007F007Fu, 0x6420);
+    }
+  }
+  return top * (1.0f / kPlaneTop);
+}
+/// What the integers of weight_planes() sum to over the tiles, for this lane's head.
+template <int kTiles>
+__device__ __forceinline__ float weight_total(const uint32_t (&a)[kTiles][4]) {
+  int hi = 0, lo = 0;
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+    hi = __dp4a(int(a[n][0]), 0x01010101, __dp4a(int(a[n][2]), 0x01010101, hi));
+    lo = __dp4a(int(a[n][1]), 0x01010101, __dp4a(int(a[n][3]), 0x01010101, lo));
+  }
+  return quad_sum(float(128 * hi + lo));
+}
+
+/// out[e][p] += factor * sum over the positions of kTiles tiles, one after another in memory, of weight x V, channels
+/// 8 e + 2 c + p of head r. At most four tiles: integer sums stay below 2^22.
+template <TileKind kKind, int kDim, int kTiles = 1>
+__device__ __forceinline__ void tile_values(const std::byte* tiles, const float (&weights)[kTiles][8], float factor,
+                                            int lane, float (&out)[kDim / 8][2]) {
+  static_assert(kTiles <= 4);
+  constexpr int kBytes = TileShape(kKind, kDim).bytes;
+  if constexpr (is_half(kKind)) {
+    static_assert(kTiles == 1);
+    const Groups<kKind, kDim> groups(tiles, lane);
+    uint32_t a[2][4];  // [step of 16 positions]
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float x = weights[0][2 * i], y = weights[0][2 * i + 1];
+      uint32_t hi, lo;
+      if constexpr (kKind == TileKind::f16) {
+        hi = gpu::pack_f16(x, y);
+        lo = gpu::pack_f16(x - gpu::half_to_float(uint16_t(hi)), y - gpu::half_to_float(uint16_t(hi >> 16)));
+      } else {
+        hi = gpu::pack_bf16(x, y);
+        lo = gpu::pack_bf16(x - gpu::bf16_to_float(uint16_t(hi)), y - gpu::bf16_to_float(uint16_t(hi >> 16)));
+      }
+      a[i / 2][i % 2 * 2] = hi;
+      a[i / 2][i % 2 * 2 + 1] = lo;
+    }
+    unrolled<kDim / 32>([&]<int kQuad>() {
+      const Quad<kKind> values = groups.template quad<kQuad>();
+#pragma unroll
+      for (int t = 0; t < 4; ++t) {
+        float sums[4] = {};
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          if constexpr (kKind == TileKind::f16)
+            gpu::mma_f16(sums, a[half], values.b[t][2 * half], values.b[t][2 * half + 1]);
+          else gpu::mma_bf16(sums, a[half], values.b[t][2 * half], values.b[t][2 * half + 1]);
+        }
+#pragma unroll
+        for (int p = 0; p < 2; ++p) out[4 * kQuad + t][p] = fmaf(sums[p] + sums[2 + p], factor, out[4 * kQuad + t][p]);
+      }
+    });
+  } else {
+    Groups<kKind, kDim> groups[kTiles];
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) groups[n] = Groups<kKind, kDim>(tiles + n * kBytes, lane);
+    uint32_t a[kTiles][4];
+    float worth = 0, missing = 0;
+    unrolled<kDim / 32>([&]<int kQuad>() {
+      if (has_blocks(kKind) || kQuad == 0) {
+        float scaled[kTiles][8];
+#pragma unroll
+        for (int n = 0; n < kTiles; ++n) {
+          load_scales<kKind, kDim>(tiles + n * kBytes, kQuad, lane % 4, scaled[n]);
+#pragma unroll
+          for (int i = 0; i < 8; ++i) scaled[n][i] *= weights[n][i];
+        }
+        worth = weight_planes<kTiles>(scaled, a) * factor * unit_of(kKind);
+        if (offset_of(kKind) != 0) missing = weight_total<kTiles>(a) * offset_of(kKind);
+      }
+      // Sums begin at the bits of 1.5 * 2^23, so that they are floats as they come: conversions would be the
+      // bottleneck.
+      int sums[4][4];
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+        const Quad<kKind> values = groups[n].template quad<kQuad>();
+#pragma unroll
+        for (int t = 0; t < 4; ++t) {
+          if (n == 0) gpu::mma_s8_from(kAsFloat, sums[t], a[n], values.b[t][0], values.b[t][1]);
+          else gpu::mma_s8(sums[t], a[n], values.b[t][0], values.b[t][1]);
+        }
+      }
+#pragma unroll
+      for (int t = 0; t < 4; ++t)
+#pragma unroll
+        for (int p = 0; p < 2; ++p) {
+          float& to = out[4 * kQuad + t][p];
+          to = fmaf(as_float(sums[t][p]), 128 * worth, to);
+          float low = as_float(sums[t][2 + p]);
+          if (offset_of(kKind) != 0) low += missing;
+          to = fmaf(low, worth, to);
+        }
+    });
+  }
+}
+
+/// Running softmax of a warp: head r = lane / 4.
+template <int kDim>
+struct State {
+  float top = kNever;  ///< what weights are relative to: the largest score so far, or up to kSlack below it
+  float total = 0;     ///< of the weights of this lane's positions
+  float out[kDim / 8][2] = {};
+
+  /// Scores are powers of two; sums may grow by 2^kSlack before they are scaled down.
+  static constexpr float kSlack = 8;
+
+  /// Takes the scores of kTiles tiles in; they become weights under their own largest, whose worth is returned.
+  template <int kTiles>
+  __device__ __forceinline__ float take(float (&scores)[kTiles][8]) {
+    float tile_top = kNever;
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 8; ++i) tile_top = fmaxf(tile_top, scores[n][i]);
+    tile_top = quad_max(tile_top);
+    if (__any_sync(gpu::kAllLanes, tile_top > top + kSlack)) {
+      const float new_top = tile_top > top + kSlack ? tile_top : top, shrink = gpu::fast_exp2(top - new_top);
+#pragma unroll
+      for (int e = 0; e < kDim / 8; ++e) {
+        out[e][0] *= shrink;
+        out[e][1] *= shrink;
+      }
+      total *= shrink;
+      top = new_top;
+    }
+    float sum = 0;
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        scores[n][i] = gpu::fast_exp2(scores[n][i] - tile_top);
+        sum += scores[n][i];
+      }
+    const float worth = gpu::fast_exp2(tile_top - top);
+    total = fmaf(worth, sum, total);
+    return worth;
+  }
+};
+
+/// tile_scores() of a kind known at run time; every lane of the warp has the same.
+template <int kDim>
+__device__ __forceinline__ void tile_scores(TileKind kind, const std::byte* tile, const Queries<kDim>& queries,
+                                            int lane, float (&scores)[8]) {
+  switch (kind) {
+    case TileKind::rows: return;
+    case TileKind::f16: return tile_scores<TileKind::f16, kDim>(tile, queries, lane, scores);
+    case TileKind::bf16: return tile_scores<TileKind::bf16, kDim>(tile, queries, lane, scores);
+    case TileKind::int8_blocks: return tile_scores<TileKind::int8_blocks, kDim>(tile, queries, lane, scores);
+    case TileKind::int8_row: return tile_scores<TileKind::int8_row, kDim>(tile, queries, lane, scores);
+    case TileKind::q4: return tile_scores<TileKind::q4, kDim>(tile, queries, lane, scores);
+    case TileKind::rotor4: return tile_scores<TileKind::rotor4, kDim>(tile, queries, lane, scores);
+    case TileKind::rotor3: return tile_scores<TileKind::rotor3, kDim>(tile, queries, lane, scores);
+  }
+}
+template <int kDim>
+__device__ __forceinline__ void tile_values(TileKind kind, const std::byte* tile, const float (&weights)[1][8],
+                                            float factor, int lane, float (&out)[kDim / 8][2]) {
+  switch (kind) {
+    case TileKind::rows: return;
+    case TileKind::f16: return tile_values<TileKind::f16, kDim>(tile, weights, factor, lane, out);
+    case TileKind::bf16: return tile_values<TileKind::bf16, kDim>(tile, weights, factor, lane, out);
+    case TileKind::int8_blocks: return tile_values<TileKind::int8_blocks, kDim>(tile, weights, factor, lane, out);
+    case TileKind::int8_row: return tile_values<TileKind::int8_row, kDim>(tile, weights, factor, lane, out);
+    case TileKind::q4: return tile_values<TileKind::q4, kDim>(tile, weights, factor, lane, out);
+    case TileKind::rotor4: return tile_values<TileKind::rotor4, kDim>(tile, weights, factor, lane, out);
+    case TileKind::rotor3: return tile_values<TileKind::rotor3, kDim>(tile, weights, factor, lane, out);
+  }
+}
+
+}  // namespace ridge::tiles

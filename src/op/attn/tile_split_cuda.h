@@ -1,0 +1,385 @@
+// The first of decode attention's two kernels: a part of a list's tiles to a partial result. Device code.
+//
+// A list is what eight query heads of a kv head read: one kv head's tiles. A block takes one part of one list; its
+// warps take tiles in turn, each through a ring of its own in shared memory, and put their results together at the end.
+// The kinds of K and V are known to the compiler (kK, kV) or kAnyKind, which decides at every tile.
+#pragma once
+
+#include <span>
+
+#include "gpu/launch.h"
+#include "op/attn/attn_cuda.h"
+#include "op/attn/tile_products.h"
+
+namespace ridge::tiles {
+
+inline constexpr int kAnyKind = -1;
+inline constexpr int kMostParts = 128;  // of a list: what a warp of the second kernel holds in registers
+
+/// How the launch is cut, decided on the host without knowing lengths.
+struct Cut {
+  int lists = 0;        ///< of a row: kv heads x groups of eight query heads
+  int group = 1;        ///< query heads of a kv head
+  int head_groups = 1;  ///< of up to eight
+  int budget = 0;       ///< parts of a list when there is one row
+  int least_shift = 0;  ///< a part has 1 << least_shift tiles at least
+  int stages = 2;       ///< of a warp's ring
+  float* parts = nullptr;
+};
+
+/// Floats of a partial result: top [8], total [8], out [8, head_dim].
+constexpr int part_floats(int head_dim) { return kHeads * (head_dim + 2); }
+
+/// Tiles as a query that sees n positions reads them: units 0 .. n_tiles - 1 are tiles of positions, unit n_tiles the
+/// sinks.
+struct Units {
+  int n, n_tiles, k_coded, v_coded, n_sinks, n_units;
+
+  __device__ Units(const DeviceAttention& a, int n_keys) : n(n_keys) {
+    const auto coded = [&](const KvRetention& r) {
+      const int newest = n < r.calibration || n < r.window ? 0 : n - r.window;
+      return r.tile == kTilePositions ? newest / kTilePositions : (newest + kTilePositions - 1) / kTilePositions;
+    };
+    n_tiles = (n + kTilePositions - 1) / kTilePositions;
+    k_coded = coded(a.k.retention);
+    v_coded = coded(a.v.retention);
+    n_sinks = min(n, max(a.k.n_sinks, a.v.n_sinks));
+    n_units = n_tiles + (n_sinks > 0 ? 1 : 0);
+  }
+};
+
+/// Parts of every list of one row; they are `first * lists + list`, `(first + 1) * lists + list` and so on.
+struct Parts {
+  int row = 0, first = 0, n = 0;  ///< row: in the list of rows
+  StepRow of;
+};
+
+__device__ __forceinline__ int n_keys_of(const StepRow& row) { return row.slot < 0 ? 0 : row.position + 1; }
+
+/// A row gets its share of the budget by length, one part at least.
+__device__ __forceinline__ int parts_of(const Cut& cut, int n_units, int all_units) {
+  const int share =
+      n_units == all_units ? cut.budget : int(unsigned(cut.budget) * unsigned(n_units) / unsigned(all_units));
+  return max(1, min(share, n_units >> cut.least_shift));
+}
+
+/// The row that is_it(parts) wants. Whole warps, all lanes alike.
+template <class IsIt>
+__device__ __forceinline__ Parts find_parts(const DeviceAttention& a, const Cut& cut, const IsIt& is_it) {
+  const StepRow* const rows = a.rows.rows;
+  if (a.rows.n == 1) {
+    const StepRow row = rows[0];
+    const int n_units = Units(a, n_keys_of(row)).n_units;
+    return {0, 0, parts_of(cut, n_units, n_units), row};
+  }
+  const int lane = int(threadIdx.x) % 32;
+  int all = 0;
+  for (int from = 0; from < a.rows.n; from += 32)
+    all += from + lane < a.rows.n ? Units(a, n_keys_of(rows[from + lane])).n_units : 0;
+  all = gpu::warp_sum(all);
+  Parts mine;
+  for (int from = 0, before = 0; from < a.rows.n; from += 32) {
+    mine.row = from + lane;
+    mine.n = mine.row < a.rows.n ? parts_of(cut, Units(a, n_keys_of(rows[mine.row])).n_units, all) : 0;
+    int until = mine.n;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int other = __shfl_up_sync(gpu::kAllLanes, until, step);
+      if (lane >= step) until += other;
+    }
+    mine.first = before + until - mine.n;
+    before += __shfl_sync(gpu::kAllLanes, until, 31);
+    const unsigned found = __ballot_sync(gpu::kAllLanes, mine.row < a.rows.n && is_it(mine));
+    if (found) {
+      const int at = __ffs(int(found)) - 1;
+      return {from + at, __shfl_sync(gpu::kAllLanes, mine.first, at), __shfl_sync(gpu::kAllLanes, mine.n, at),
+              rows[from + at]};
+    }
+  }
+  return {};
+}
+
+/// A side of one kv head as one row of the step sees it.
+struct SideTiles {
+  const KvTiles& side;
+  const int32_t* pages;  // of the sequence
+  StepRow of;
+  int head;
+
+  __device__ SideTiles(const DeviceAttention& a, const KvTiles& tiles, const StepRow& row, int kv_head)
+      : side(tiles), pages(a.rows.pages + int64_t(row.slot) * a.rows.page_pitch), of(row), head(kv_head) {}
+
+  /// Where unit t is and what it is made of; the unit of the sinks is tile 0 on a side that has none.
+  __device__ const std::byte* at(int t, bool sinks, int n_coded, TileKind& kind) const {
+    if (sinks && side.n_sinks > 0) {
+      kind = TileKind::f16;
+      return side.sink_tile(of.slot, head);
+    }
+    kind = t < n_coded ? side.kind : side.recent_kind;
+    return t < n_coded ? side.coded_tile(pages[t / kPageTiles], head, t) : side.ring_tile(of.ring, head, t);
+  }
+};
+
+__device__ __forceinline__ void copy_tile(std::byte* to, const std::byte* from, int bytes, int lane) {
+#pragma unroll 4
+  for (int at = 16 * lane; at < bytes; at += 512) gpu::copy_async16(to + at, from + at);
+}
+
+template <int kKind, int kDim>
+__device__ __forceinline__ void scores_of(TileKind kind, const std::byte* tile, const Queries<kDim>& queries, int lane,
+                                          float (&scores)[8]) {
+  if constexpr (kKind == kAnyKind) tile_scores<kDim>(kind, tile, queries, lane, scores);
+  else tile_scores<TileKind(kKind), kDim>(tile, queries, lane, scores);
+}
+template <int kKind, int kDim>
+__device__ __forceinline__ void values_of(TileKind kind, const std::byte* tile, const float (&weights)[1][8],
+                                          float factor, int lane, float (&out)[kDim / 8][2]) {
+  if constexpr (kKind == kAnyKind) tile_values<kDim>(kind, tile, weights, factor, lane, out);
+  else tile_values<TileKind(kKind), kDim>(tile, weights, factor, lane, out);
+}
+/// Of tiles outside the ring: of the side's own kind or exact, f16 or int8_row.
+template <int kKind, int kDim>
+__device__ __forceinline__ void exact_scores(TileKind kind, const std::byte* tile, const Queries<kDim>& queries,
+                                             int lane, float (&scores)[8]) {
+  if (kKind == kAnyKind || int(kind) == kKind) scores_of<kKind, kDim>(kind, tile, queries, lane, scores);
+  else if (kind == TileKind::f16) tile_scores<TileKind::f16, kDim>(tile, queries, lane, scores);
+  else tile_scores<TileKind::int8_row, kDim>(tile, queries, lane, scores);
+}
+template <int kKind, int kDim>
+__device__ __forceinline__ void exact_values(TileKind kind, const std::byte* tile, const float (&weights)[1][8],
+                                             float factor, int lane, float (&out)[kDim / 8][2]) {
+  if (kKind == kAnyKind || int(kind) == kKind) values_of<kKind, kDim>(kind, tile, weights, factor, lane, out);
+  else if (kind == TileKind::f16) tile_values<TileKind::f16, kDim>(tile, weights, factor, lane, out);
+  else tile_values<TileKind::int8_row, kDim>(tile, weights, factor, lane, out);
+}
+
+/// Scores of positions that the query does not see, or sees as sinks, become -infinity.
+__device__ __forceinline__ void mask(const Units& units, int t, bool sinks, int lane, float (&scores)[8]) {
+  const int from = t == 0 ? units.n_sinks : 0, to = sinks ? units.n_sinks : units.n - t * kTilePositions;
+  if (from == 0 && to >= kTilePositions) return;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const int p = 8 * (i / 2) + 2 * (lane % 4) + i % 2;
+    if (p < from || p >= to) scores[i] = -INFINITY;
+  }
+}
+
+/// The warps' results, side by side in shared memory. Rows are 8 floats apart in banks: stores of a quarter warp and
+/// loads of 16 bytes meet each bank once.
+template <int kDim>
+struct WarpResults {
+  static constexpr int kPitch = kDim + 8;
+  float* base;
+
+  __device__ float* tops() const { return base; }                  // [warps, 8]
+  __device__ float* totals() const { return base + 16 * kHeads; }  // [warps, 8]
+  __device__ float* factors() const { return base + 32 * kHeads; }
+  __device__ float* out(int warp, int head) const { return base + 48 * kHeads + (warp * kHeads + head) * kPitch; }
+  static constexpr int bytes(int warps) { return 4 * (48 * kHeads + warps * kHeads * kPitch); }
+};
+
+/// Puts the results of the first `warps` warps together: a part in global memory. The whole block; at most 16 warps.
+template <int kDim>
+__device__ __forceinline__ void store_part(const State<kDim>& state, const WarpResults<kDim>& results, int warps,
+                                           int n_heads, float* part) {
+  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
+  if (warp < warps) {
+    const int r = lane / 4, c = lane % 4;
+    const float total = quad_sum(state.total);
+    if (c == 0) results.tops()[warp * kHeads + r] = state.top, results.totals()[warp * kHeads + r] = total;
+    float* const mine = results.out(warp, r);
+#pragma unroll
+    for (int e = 0; e < kDim / 8; ++e)
+      *reinterpret_cast<float2*>(mine + 8 * e + 2 * c) = make_float2(state.out[e][0], state.out[e][1]);
+  }
+  __syncthreads();
+  for (int at = int(threadIdx.x); at < 16 * kHeads; at += int(blockDim.x)) {
+    const int head = at / 16, w = at % 16;
+    const float here = w < warps ? results.tops()[w * kHeads + head] : kNever;
+    float top = here;
+#pragma unroll
+    for (int step = 1; step < 16; step *= 2) top = fmaxf(top, __shfl_xor_sync(gpu::kAllLanes, top, step));
+    const float worth = gpu::fast_exp2(here - top);
+    float sum = w < warps ? worth * results.totals()[w * kHeads + head] : 0.0f;
+#pragma unroll
+    for (int step = 1; step < 16; step *= 2) sum += __shfl_xor_sync(gpu::kAllLanes, sum, step);
+    results.factors()[head * 16 + w] = worth;
+    if (w == 0) part[head] = top, part[kHeads + head] = sum;
+  }
+  __syncthreads();
+  for (int slot = int(threadIdx.x); slot < n_heads * kDim / 4; slot += int(blockDim.x)) {
+    const int head = slot / (kDim / 4), d = slot % (kDim / 4) * 4;
+    float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll 4
+    for (int w = 0; w < warps; ++w) {
+      const float4 value = *reinterpret_cast<const float4*>(results.out(w, head) + d);
+      const float worth = results.factors()[head * 16 + w];
+      sum.x = fmaf(worth, value.x, sum.x);
+      sum.y = fmaf(worth, value.y, sum.y);
+      sum.z = fmaf(worth, value.z, sum.z);
+      sum.w = fmaf(worth, value.w, sum.w);
+    }
+    *reinterpret_cast<float4*>(part + 2 * kHeads + head * kDim + d) = sum;
+  }
+}
+
+/// Bytes of a pair of tiles.
+constexpr int pair_bytes(TileKind k, TileKind v, int head_dim) {
+  return TileShape(k, head_dim).bytes + TileShape(v, head_dim).bytes;
+}
+
+/// Pairs of tiles that a warp takes at a time. Small ones come two by two: they are many instructions a byte, of which
+/// two share the softmax and the sums, and more of them can run side by side.
+template <int kDim, int kK, int kV>
+constexpr int tiles_at_a_time() {
+  if (kK == kAnyKind || kV == kAnyKind || is_half(TileKind(kK)) || is_half(TileKind(kV))) return 1;
+  return pair_bytes(TileKind(kK), TileKind(kV), kDim) <= 5 * 1024 ? 2 : 1;
+}
+/// Warps of a block at most: 12 leave a thread 168 registers, 8 leave 255. Small pairs are many instructions a byte and
+/// gain from more warps; large pairs have bytes enough on their way with 4.
+template <int kDim, int kK, int kV>
+constexpr int most_warps() {
+  if (kK == kAnyKind || kV == kAnyKind) return 8;
+  if (pair_bytes(TileKind(kK), TileKind(kV), kDim) >= 16 * 1024) return 4;
+  return tiles_at_a_time<kDim, kK, kV>() > 1 && kDim <= 128 ? 12 : 8;
+}
+
+template <int kDim, int kK, int kV>
+__global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
+    attn_split_kernel(const DeviceAttention a, const Cut cut) {
+  constexpr int kTiles = tiles_at_a_time<kDim, kK, kV>(), kPer = kDim / 32;
+  std::byte* const shared = gpu::dynamic_shared<std::byte>();
+  const Queries<kDim> queries{shared};
+  std::byte* const room = shared + Queries<kDim>::kBytes;
+  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, warps = int(blockDim.x) / 32;
+  const TileKind k_kind = kK == kAnyKind ? a.k.kind : TileKind(kK), v_kind = kV == kAnyKind ? a.v.kind : TileKind(kV);
+  const int k_bytes = TileShape(k_kind, kDim).bytes, v_bytes = TileShape(v_kind, kDim).bytes;
+  const int stage_bytes = kTiles * (k_bytes + v_bytes), stages = cut.stages;
+  std::byte* const ring = room + warp * stages * stage_bytes;
+  const int list = int(blockIdx.x), row = int(blockIdx.y);
+  const int kv_head = cut.head_groups == 1 ? list : list / cut.head_groups;
+  const int first_head = kv_head * cut.group + (list - kv_head * cut.head_groups) * kHeads;
+  const int n_heads = min(kHeads, (kv_head + 1) * cut.group - first_head);
+
+  // Positions and all tiles but the last are older than the grid before: only what it may have written waits for it.
+  gpu::let_next_grid_start();
+  const Parts parts = find_parts(a, cut, [&](const Parts& p) { return row >= p.first && row < p.first + p.n; });
+  const int part = row - parts.first;
+  if (part >= parts.n || parts.of.slot < 0) return;
+  const Units units(a, n_keys_of(parts.of));
+  // Of all steps of kTiles units a part takes `least`, the first `longer` parts one more.
+  const int n_steps = (units.n_units + kTiles - 1) / kTiles;
+  const int least = int(unsigned(n_steps) / unsigned(parts.n)), longer = n_steps - least * parts.n;
+  const int first = kTiles * (part * least + min(part, longer));
+  const int last = min(units.n_units, first + kTiles * (least + (part < longer ? 1 : 0)));
+  const SideTiles k(a, a.k, parts.of, kv_head), v(a, a.v, parts.of, kv_head);
+
+  // Steps coded on both sides come through the ring; the rest is read where it lies. The tiles of a step are neighbours
+  // in memory, also on pages. Numbers of pages are fetched for 32 of the warp's steps at a time, one a lane.
+  static_assert(kPageTiles % kTiles == 0);
+  const int coded = min(min(units.k_coded, units.v_coded), last),
+            streamed = max(first, coded - (coded - first) % kTiles);
+  int page_of_lane = 0, fed = 0, fed_tile = first + kTiles * warp;
+  const auto feed = [&](int stage) {
+    if (fed % 32 == 0) {
+      const int of_lane = fed_tile + kTiles * lane * warps;
+      page_of_lane = of_lane < streamed ? k.pages[of_lane / kPageTiles] : 0;
+    }
+    const int page = __shfl_sync(gpu::kAllLanes, page_of_lane, fed++ % 32);
+    if (fed_tile < streamed) {
+      std::byte* to = ring + stage * stage_bytes;
+      copy_tile(to, a.k.coded_tile(page, kv_head, fed_tile), kTiles * k_bytes, lane);
+      copy_tile(to + kTiles * k_bytes, a.v.coded_tile(page, kv_head, fed_tile), kTiles * v_bytes, lane);
+    }
+    fed_tile += kTiles * warps;
+    gpu::copy_commit();
+  };
+  // A tile is written as long as it is the last that is coded, or one that has rows of this step.
+  const int settled = min(units.k_coded, units.v_coded) - 1 - (a.rows.most + kTilePositions - 2) / kTilePositions;
+  bool waited = false;
+  for (int s = 0; s + 1 < stages; ++s) {
+    if (!waited && fed_tile + kTiles > settled) gpu::wait_for_previous_grid(), waited = true;
+    feed(s);
+  }
+  if (!waited) gpu::wait_for_previous_grid();
+
+  float x[kPer];
+  const QueryForms forms = query_forms(a.k.kind, a.k.recent_kind, a.k.ring_tiles > 0, units.n_sinks > 0);
+  for (int r = warp; r < kHeads; r += warps) {
+    const float* const q = a.q + (int64_t(parts.of.row) * a.n_heads + first_head + r) * kDim + lane;
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) x[j] = r < n_heads ? q[32 * j] * (a.scale * 1.44269504f) : 0.0f;
+    put_query<kDim>(queries, r, x, forms, lane);
+  }
+  __syncthreads();
+
+  State<kDim> state;
+#pragma unroll 1
+  for (int t = streamed + warp; t < last; t += warps) {
+    const bool sinks = t == units.n_tiles;
+    TileKind kind;
+    float scores[1][8];
+    const std::byte* tile = k.at(sinks ? 0 : t, sinks, units.k_coded, kind);
+    exact_scores<kK, kDim>(kind, tile, queries, lane, scores[0]);
+    mask(units, t, sinks, lane, scores[0]);
+    const float worth = state.take(scores);
+    tile = v.at(sinks ? 0 : t, sinks, units.v_coded, kind);
+    exact_values<kV, kDim>(kind, tile, scores, worth, lane, state.out);
+  }
+  int stage = 0;
+  for (int t = first + kTiles * warp; t < streamed; t += kTiles * warps) {
+    feed(stage == 0 ? stages - 1 : stage - 1);
+    if (stages == 4) gpu::copy_wait<3>();
+    else if (stages == 3) gpu::copy_wait<2>();
+    else gpu::copy_wait<1>();
+    __syncwarp();
+    const std::byte* const tile = ring + stage * stage_bytes;
+    float scores[kTiles][8];
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+      scores_of<kK, kDim>(k_kind, tile + n * k_bytes, queries, lane, scores[n]);
+      mask(units, t + n, false, lane, scores[n]);
+    }
+    const float worth = state.take(scores);
+    if constexpr (kTiles > 1)
+      tile_values<TileKind(kV), kDim, kTiles>(tile + kTiles * k_bytes, scores, worth, lane, state.out);
+    else values_of<kV, kDim>(v_kind, tile + k_bytes, scores, worth, lane, state.out);
+    __syncwarp();  // all lanes have read the stage that is filled next
+    stage = stage + 1 == stages ? 0 : stage + 1;
+  }
+  gpu::copy_wait<0>();
+  __syncthreads();
+  const int busy = min(warps, max((streamed - first) / kTiles, last - streamed));
+  store_part<kDim>(state, {reinterpret_cast<float*>(room)}, busy, n_heads,
+                   cut.parts + (int64_t(row) * cut.lists + list) * part_floats(kDim));
+}
+
+/// One of the kernels above, as the host sees it; k and v say nothing of the one for every pair.
+struct SplitKernel {
+  TileKind k, v;
+  int most_warps, tiles_at_a_time;
+  void (*launch)(const gpu::Grid& grid, const DeviceAttention& a, const Cut& cut);
+};
+
+template <int kDim, int kK, int kV>
+void launch_split(const gpu::Grid& grid, const DeviceAttention& a, const Cut& cut) {
+  gpu::allow_shared_bytes("shared memory of attention", attn_split_kernel<kDim, kK, kV>, grid.shared_bytes);
+  gpu::launch("attention over tiles", attn_split_kernel<kDim, kK, kV>, grid, a, cut);
+}
+
+template <int kDim, TileKind kK, TileKind kV>
+constexpr SplitKernel split_kernel() {
+  return {kK, kV, most_warps<kDim, int(kK), int(kV)>(), tiles_at_a_time<kDim, int(kK), int(kV)>(),
+          launch_split<kDim, int(kK), int(kV)>};
+}
+template <int kDim>
+constexpr SplitKernel any_split_kernel() {
+  return {{}, {}, most_warps<kDim, kAnyKind, kAnyKind>(), 1, launch_split<kDim, kAnyKind, kAnyKind>};
+}
+
+/// Kernels for rows of head_dim values: pairs that are worth a kernel of their own, then the one for all.
+std::span<const SplitKernel> split_kernels_64();
+std::span<const SplitKernel> split_kernels_128();
+std::span<const SplitKernel> split_kernels_256();
+
+}  // namespace ridge::tiles

@@ -1,0 +1,110 @@
+#include "op/cache/append_cuda.h"
+
+#include "gpu/launch.h"
+#include "op/cache/append_kernels.h"
+
+namespace ridge {
+namespace {
+
+constexpr int kThreads = 128;
+
+__global__ void rope_angles_kernel(StepRows rows, int n_pairs, const double* frequency, float magnitude, float* cosines,
+                                   float* sines) {
+  const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= int64_t(rows.n) * n_pairs) return;
+  const double angle = double(rows.rows[i / n_pairs].position) * frequency[i % n_pairs];
+  cosines[i] = float(cos(angle)) * magnitude;
+  sines[i] = float(sin(angle)) * magnitude;
+}
+
+/// One warp.
+__global__ void list_leaving_kernel(StepRows rows, Retentions retentions, StepSpan* spans, int32_t* n_spans) {
+  const int lane = int(threadIdx.x);
+  int n = 0;
+  for (int from = 0; from < rows.n; from += 32) {
+    const StepRow row = from + lane < rows.n ? rows.rows[from + lane] : StepRow{};
+    bool leaves = retentions.n > Retentions::kMost;
+    for (int i = 0; i < retentions.n && !leaves; ++i)
+      leaves = retentions.at[i].coded_end(row.position + 1) > retentions.at[i].coded_end(row.position);
+    leaves = leaves && row.slot >= 0;
+    const unsigned found = __ballot_sync(gpu::kAllLanes, leaves);
+    if (leaves)
+      spans[n + __popc(found & ((1u << lane) - 1))] = {row.slot, row.ring, row.position, row.position + 1};
+    n += __popc(found);
+  }
+  if (lane == 0) *n_spans = n;
+}
+
+__global__ void next_position_kernel(int n, StepRow* rows) {
+  const int i = int(blockIdx.x * blockDim.x + threadIdx.x);
+  if (i < n) rows[i].position += 1;
+}
+
+/// Blocks: (tile of the sequence's own ring, kv head, span).
+__global__ void copy_ring_kernel(KvTiles own, KvTiles of_step, const StepSpan* spans, RingCopy direction) {
+  const StepSpan span = spans[blockIdx.z];
+  const KvRetention& r = own.retention;
+  if (r.window == 0 && span.n_past >= r.calibration) return;  // nothing is exact any more
+  const bool in = direction == RingCopy::in;
+  const int last = ((in ? span.n_past : span.n) - 1) / kTilePositions;  // none of an empty sequence
+  const int tile = last - int(blockIdx.x), head = int(blockIdx.y);
+  if ((in && span.n_past == 0) || tile < r.coded_end(span.n_past) / kTilePositions) return;
+  auto* const own_tile = reinterpret_cast<uint4*>(own.ring_tile(span.slot, head, tile));
+  auto* const step_tile = reinterpret_cast<uint4*>(of_step.ring_tile(span.ring, head, tile));
+  uint4* const to = in ? step_tile : own_tile;
+  const uint4* const from = in ? own_tile : step_tile;
+  for (int i = int(threadIdx.x); i < int(own.ring_tile_bytes / 16); i += kThreads) to[i] = from[i];
+}
+
+}  // namespace
+
+void Retentions::add(const KvRetention& r) {
+  const auto same = [&](const KvRetention& other) {
+    return other.window == r.window && other.tile == r.tile && other.calibration == r.calibration;
+  };
+  if (r.window == 0 || n > kMost) return;  // nothing leaves
+  for (int i = 0; i < n; ++i)
+    if (same(at[i])) return;
+  if (n < kMost) at[n] = r;
+  ++n;
+}
+
+void device_append(gpu::StreamHandle stream, const DeviceAppend& a) {
+  if (a.rows.n == 0) return;
+  if (a.k_tiles.kind == TileKind::rows) append_rows(stream, a);
+  else append_tiles(stream, a);
+}
+
+void encode_leaving(gpu::StreamHandle stream, const LeavingTiles& a) {
+  if (a.n_sides == 0 || a.most_spans == 0 || a.most_tiles == 0) return;
+  if (a.in_fragments) encode_leaving_tiles(stream, a);
+  else encode_leaving_rows(stream, a);
+}
+
+void device_rope_angles(gpu::StreamHandle stream, const StepRows& rows, int n_pairs, const double* frequency,
+                        float magnitude, float* cosines, float* sines) {
+  if (n_pairs == 0 || rows.n == 0) return;
+  gpu::launch("rope angles", rope_angles_kernel,
+              {unsigned(gpu::ceil_div(int64_t(rows.n) * n_pairs, kThreads)), kThreads, 0, stream}, rows, n_pairs,
+              frequency, magnitude, cosines, sines);
+}
+
+void device_list_leaving(gpu::StreamHandle stream, const StepRows& rows, const Retentions& retentions, StepSpan* spans,
+                         int32_t* n_spans) {
+  gpu::launch("leaving rows", list_leaving_kernel, {1, 32, 0, stream}, rows, retentions, spans, n_spans);
+}
+
+void device_next_position(gpu::StreamHandle stream, int n, StepRow* rows) {
+  gpu::launch("next position", next_position_kernel, {unsigned(gpu::ceil_div(n, kThreads)), kThreads, 0, stream}, n,
+              rows);
+}
+
+void copy_ring_tiles(gpu::StreamHandle stream, const KvTiles& own, const KvTiles& of_step, const StepSpan* spans, int n,
+                     RingCopy direction) {
+  if (n == 0 || own.ring_tiles == 0) return;
+  gpu::launch("copy of ring tiles", copy_ring_kernel,
+              {dim3(unsigned(own.ring_tiles), unsigned(own.n_kv_heads), unsigned(n)), kThreads, 0, stream}, own,
+              of_step, spans, direction);
+}
+
+}  // namespace ridge

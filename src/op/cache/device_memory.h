@@ -1,0 +1,89 @@
+// Pages and slots in the memory of a device. Tiles are in the order of tensor cores where kernels have one for the layer
+// (device_tiles()), else they hold rows as on the host. Everything is queued on one stream.
+#pragma once
+
+#include "gpu/device.h"
+#include "op/cache/append_cuda.h"
+#include "op/cache/copy_parts_cuda.h"
+#include "op/cache/memory.h"
+
+namespace ridge {
+
+struct KvMetricView;
+
+/// Sides with one kind of order, one head_dim and as many kv heads: what one launch can code.
+struct SideGroup {
+  bool in_fragments = false, weighs = false;
+  int n_kv_heads = 0, head_dim = 0, n_sides = 0;
+  gpu::Buffer tiles;  ///< [n_sides] KvTiles
+};
+
+class DeviceKvMemory final : public KvMemory {
+ public:
+  /// On the current device; `stream` outlives the memory. `metrics` has an entry a layer, or none where nothing rounds
+  /// weighted. Throws Error no_memory.
+  DeviceKvMemory(const gpu::Stream& stream, std::span<const KvLayerConfig> layers,
+                 std::span<const KvMetricView> metrics, int n_pages, int n_slots);
+
+  /// No other memory of this process has or had the same.
+  uint64_t serial() const { return serial_; }
+  /// As kernels read and write a side.
+  const KvTiles& tiles(int layer, bool is_k) const { return side(layer, is_k).tiles; }
+  bool in_fragments(int layer) const { return tiles(layer, true).kind != TileKind::rows; }
+  std::span<const SideGroup> groups() const { return groups_; }
+  const Retentions& retentions() const { return retentions_; }
+  const int32_t* page_table() const { return page_table_.as<int32_t>(); }  ///< [n_slots, n_pages]
+
+  /// The bytes of a row in its format, for checks: of a coded row the place is a page, else a slot.
+  enum class RowForm : uint8_t { coded, recent, sink };
+  std::vector<std::byte> row_bytes(int layer, bool is_k, RowForm form, int place, int head, int position) const;
+
+  using KvMemory::allocated_bytes;
+  int64_t allocated_bytes(int layer, bool is_k) const override;
+  int64_t overhead_bytes(int layer, bool is_k) const override;
+  void clear_slot(int slot) override;
+  void copy_slot(int from, int to) override;
+  void copy_page(int from, int to) override;
+  void clear_counts(int page) override;
+  void set_pages(int slot, int first, std::span<const int32_t> pages) override;
+  SequenceImage read(const SequencePlace& place, bool calibrated) override;
+  void write(const SequenceImage& image, const SequencePlace& place) override;
+  /// Codes at random, in no time.
+  void fill(const SequencePlace& place, uint64_t seed) override;
+  PageCounts counts(int layer, bool is_k, int page) override;
+  int64_t saturated(int layer, bool is_k) override;
+
+ private:
+  struct Side {
+    Side(const gpu::Stream& stream, int layer, const KvLayout& layout, std::span<const float> metric_of_model,
+         int n_pages, int n_slots);
+    int64_t bytes() const {
+      return pages.bytes() + ring.bytes() + sinks.bytes() + centre.bytes() + head_scale.bytes() + counts.bytes();
+    }
+
+    KvLayout layout;
+    KvTiles tiles;
+    gpu::Buffer pages, ring, sinks, centre, head_scale, metric, rotation, counts;
+  };
+  struct Parts {
+    gpu::Buffer list;  // CachePart
+    int n = 0;
+    const CachePart* get() const { return list.as<CachePart>(); }
+  };
+  struct HostSide;
+
+  const Side& side(int layer, bool is_k) const { return sides_[size_t(2 * layer + !is_k)]; }
+  void fill_in_fragments(const Side& side, const SequencePlace& place, uint64_t seed);
+  void fill_rows(int layer, const SequencePlace& place, uint64_t seed);
+
+  const gpu::Stream& stream_;
+  const uint64_t serial_;
+  std::vector<Side> sides_;  // [2 n_layers]
+  gpu::Buffer saturated_;    // [2 n_layers]
+  gpu::Buffer page_table_;
+  Parts of_page_, of_slot_, counts_, slot_floats_;
+  std::vector<SideGroup> groups_;
+  Retentions retentions_;
+};
+
+}  // namespace ridge

@@ -1,0 +1,293 @@
+#include "op/cache/device_memory.h"
+
+#include <algorithm>
+#include <atomic>
+
+#include "op/cache/host_memory.h"
+#include "op/cache/rotation.h"
+#include "op/cache/tile_formats.h"
+
+namespace ridge {
+namespace {
+
+std::atomic<uint64_t> n_memories = 0;
+
+constexpr int64_t kPadBytes = 64;  // decoders of rows may read this far past the last one
+
+std::vector<KvLayouts> layouts_of(std::span<const KvLayerConfig> layers) {
+  std::vector<KvLayouts> layouts;
+  for (const KvLayerConfig& layer : layers) layouts.emplace_back(layer, device_tiles(layer).ok);
+  return layouts;
+}
+
+gpu::Buffer room_for(int64_t n, int64_t bytes_each) { return gpu::Buffer(bytes_each > 0 ? n * bytes_each + kPadBytes : 0); }
+
+/// Calls run(first, n) for the runs of pages that lie behind one another: pages[first + i] = pages[first] + i.
+template <class Run>
+void for_each_run(std::span<const int32_t> pages, const Run& run) {
+  for (size_t first = 0, end = 0; first < pages.size(); first = end) {
+    for (end = first + 1; end < pages.size() && pages[end] == pages[end - 1] + 1;) ++end;
+    run(first, int64_t(end - first));
+  }
+}
+
+}  // namespace
+
+DeviceKvMemory::Side::Side(const gpu::Stream& stream, int layer, const KvLayout& of,
+                           std::span<const float> metric_of_model, int n_pages, int n_slots)
+    : layout(of),
+      tiles(of.tiles),
+      pages(room_for(n_pages, of.page_bytes())),
+      ring(room_for(n_slots, of.ring_bytes())),
+      sinks(room_for(n_slots, of.sinks_bytes())),
+      centre(n_slots * of.centre_bytes()),
+      head_scale(n_slots * of.head_scale_bytes()),
+      counts(n_pages * int64_t(sizeof(PageCounts))) {
+  const RowRotation turn(of.config.policy.rotation, layer, tiles.head_dim);
+  rotation = gpu::to_device(stream, turn.table());
+  if (of.config.policy.rounding == KvRounding::weighted) {
+    RIDGE_CHECK(int64_t(metric_of_model.size()) == int64_t(tiles.n_kv_heads) * tiles.head_dim * tiles.head_dim,
+                "weighted rounding needs a metric of {} x {} x {}, got {} values", tiles.n_kv_heads, tiles.head_dim,
+                tiles.head_dim, metric_of_model.size());
+    metric = gpu::to_device(
+        stream, std::span<const float>(metric_in_cache_space(turn, tiles.head_dim, metric_of_model)));
+    tiles.metric = metric.as<float>();
+  }
+  tiles.rotation = turn.view();
+  tiles.rotation.table = rotation.as<float>();
+  tiles.pages = pages.as<std::byte>();
+  tiles.ring = ring.as<std::byte>();
+  tiles.sinks = sinks.as<std::byte>();
+  tiles.centre = centre.as<float>();
+  tiles.head_scale = head_scale.as<float>();
+  tiles.counts = counts.as<PageCounts>();
+}
+
+DeviceKvMemory::DeviceKvMemory(const gpu::Stream& stream, std::span<const KvLayerConfig> layers,
+                               std::span<const KvMetricView> metrics, int n_pages, int n_slots)
+    : KvMemory(layouts_of(layers), n_pages, n_slots),
+      stream_(stream),
+      serial_(++n_memories),
+      saturated_(int64_t(2 * layers.size() * sizeof(unsigned long long))),
+      page_table_(4 * int64_t(n_slots) * n_pages) {
+  std::vector<CachePart> of_page, of_slot, counts, slot_floats;
+  const auto add = [](std::vector<CachePart>& parts, const gpu::Buffer& buffer, int64_t bytes) {
+    if (bytes > 0) parts.push_back({buffer.as<void>(), bytes});
+  };
+  sides_.reserve(2 * layers.size());
+  for (int layer = 0; layer < n_layers(); ++layer)
+    for (const bool is_k : {true, false}) {
+      const KvLayout& of = layout(layer, is_k);
+      Side& s = sides_.emplace_back(stream, layer, of,
+                                    metrics.empty() ? std::span<const float>() : metrics[size_t(layer)].side(is_k),
+                                    n_pages, n_slots);
+      s.tiles.saturated = saturated_.as<unsigned long long>() + (sides_.size() - 1);
+      add(of_page, s.pages, of.page_bytes());
+      add(of_page, s.counts, sizeof(PageCounts));
+      add(counts, s.counts, sizeof(PageCounts));
+      add(of_slot, s.ring, of.ring_bytes());
+      add(of_slot, s.sinks, of.sinks_bytes());
+      for (std::vector<CachePart>* parts : {&of_slot, &slot_floats}) {
+        add(*parts, s.centre, of.centre_bytes());
+        add(*parts, s.head_scale, of.head_scale_bytes());
+      }
+      retentions_.add(of.tiles.retention);
+    }
+  const auto put = [&](Parts& to, const std::vector<CachePart>& parts) {
+    to = {gpu::to_device(stream, std::span<const CachePart>(parts)), int(parts.size())};
+  };
+  put(of_page_, of_page);
+  put(of_slot_, of_slot);
+  put(counts_, counts);
+  put(slot_floats_, slot_floats);
+
+  std::vector<std::vector<KvTiles>> members;
+  for (const Side& s : sides_) {
+    const KvTiles& t = s.tiles;
+    const auto same = [&](const SideGroup& g) {
+      return g.in_fragments == (t.kind != TileKind::rows) && g.n_kv_heads == t.n_kv_heads && g.head_dim == t.head_dim;
+    };
+    const auto found = std::ranges::find_if(groups_, same);
+    const auto at = size_t(found - groups_.begin());
+    if (found == groups_.end()) {
+      SideGroup& group = groups_.emplace_back();
+      group.in_fragments = t.kind != TileKind::rows;
+      group.n_kv_heads = t.n_kv_heads;
+      group.head_dim = t.head_dim;
+      members.emplace_back();
+    }
+    members[at].push_back(t);
+    groups_[at].weighs = groups_[at].weighs || t.metric != nullptr;
+  }
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    groups_[i].n_sides = int(members[i].size());
+    groups_[i].tiles = gpu::to_device(stream, std::span<const KvTiles>(members[i]));
+  }
+  stream.synchronize();
+}
+
+std::vector<std::byte> DeviceKvMemory::row_bytes(int layer, bool is_k, RowForm form, int place, int head,
+                                                 int position) const {
+  const KvTiles& t = tiles(layer, is_k);
+  const bool sink = form == RowForm::sink, in_rows = t.kind == TileKind::rows;
+  const int tile = position / kTilePositions, at = position % kTilePositions;
+  const std::byte* const from = sink                       ? t.sink_tile(place, head)
+                                : form == RowForm::coded ? t.coded_tile(place, head, tile)
+                                                         : t.ring_tile(place, head, tile);
+  const int format = sink ? int(&*find_kv_format("f16").or_throw() - kv_formats().data())
+                          : (form == RowForm::coded ? t.format : t.recent);
+  const int64_t n = sink ? 2 * t.head_dim : form == RowForm::coded ? t.row_bytes : t.recent_row_bytes;
+  const TileKind kind = in_rows ? TileKind::rows : sink ? TileKind::f16 : form == RowForm::coded ? t.kind : t.recent_kind;
+  std::vector<std::byte> tile_bytes(size_t(in_rows ? n : TileShape(kind, t.head_dim).bytes)), row(static_cast<size_t>(n));
+  gpu::download(stream_, tile_bytes.data(), in_rows ? from + at * n : from, ssize(tile_bytes));
+  stream_.synchronize();
+  if (in_rows) return tile_bytes;
+  read_tile_row(format, tile_bytes.data(), is_k, at, t.head_dim, row.data());
+  return row;
+}
+
+int64_t DeviceKvMemory::allocated_bytes(int layer, bool is_k) const { return side(layer, is_k).bytes(); }
+
+int64_t DeviceKvMemory::overhead_bytes(int layer, bool is_k) const {
+  const Side& s = side(layer, is_k);
+  return kPadBytes * (1 + (s.ring.bytes() > 0) + (s.sinks.bytes() > 0)) + s.counts.bytes();
+}
+
+void DeviceKvMemory::clear_slot(int slot) { device_clear_parts(stream_, slot_floats_.get(), slot_floats_.n, slot); }
+void DeviceKvMemory::copy_slot(int from, int to) { device_copy_parts(stream_, of_slot_.get(), of_slot_.n, from, to); }
+void DeviceKvMemory::copy_page(int from, int to) { device_copy_parts(stream_, of_page_.get(), of_page_.n, from, to); }
+void DeviceKvMemory::clear_counts(int page) { device_clear_parts(stream_, counts_.get(), counts_.n, page); }
+
+void DeviceKvMemory::set_pages(int slot, int first, std::span<const int32_t> pages) {
+  RIDGE_CHECK(first + int(pages.size()) <= n_pages(), "{} pages after {} of {}", pages.size(), first, n_pages());
+  gpu::upload(stream_, page_table_.as<int32_t>() + int64_t(slot) * n_pages() + first, pages.data(),
+              4 * int64_t(pages.size()));
+}
+
+/// A sequence's bytes of a side in host memory, on their way from or to the device.
+struct DeviceKvMemory::HostSide {
+  HostSide(const Side& of, const SequencePlace& at)
+      : side(of),
+        place(at),
+        pages(place.pages.size() * size_t(of.layout.page_bytes())),
+        ring(size_t(of.layout.ring_bytes())),
+        sinks(size_t(of.layout.sinks_bytes())),
+        centre(size_t(of.layout.centre_bytes() / 4)),
+        head_scale(size_t(of.layout.head_scale_bytes() / 4)) {}
+
+  SideBytes bytes() {
+    SideBytes bytes{.pages = {},
+                    .sinks = sinks.data(),
+                    .ring = ring.data(),
+                    .centre = centre.data(),
+                    .head_scale = head_scale.data()};
+    for (size_t i = 0; i < place.pages.size(); ++i)
+      bytes.pages.push_back(pages.data() + int64_t(i) * side.layout.page_bytes());
+    return bytes;
+  }
+  /// Calls move(on the device, here, bytes) for all pieces.
+  template <class Move>
+  void for_each_piece(const Move& move) {
+    const KvLayout& l = side.layout;
+    for_each_run(place.pages, [&](size_t first, int64_t n) {
+      move(side.tiles.pages + place.pages[first] * l.page_bytes(), pages.data() + int64_t(first) * l.page_bytes(),
+           n * l.page_bytes());
+    });
+    move(side.tiles.ring + place.slot * l.ring_bytes(), ring.data(), l.ring_bytes());
+    move(side.tiles.sinks + place.slot * l.sinks_bytes(), sinks.data(), l.sinks_bytes());
+    move(side.tiles.centre + place.slot * (l.centre_bytes() / 4), centre.data(), l.centre_bytes());
+    move(side.tiles.head_scale + place.slot * (l.head_scale_bytes() / 4), head_scale.data(), l.head_scale_bytes());
+  }
+
+  const Side& side;
+  const SequencePlace& place;
+  std::vector<std::byte> pages, ring, sinks;
+  std::vector<float> centre, head_scale;
+};
+
+SequenceImage DeviceKvMemory::read(const SequencePlace& place, bool calibrated) {
+  SequenceImage image{.n = place.n, .calibrated = calibrated, .sides = {}};
+  for (size_t i = 0; i < sides_.size(); ++i) {
+    HostSide host(sides_[i], place);
+    host.for_each_piece(
+        [&](const void* device, void* here, int64_t bytes) { gpu::download(stream_, here, device, bytes); });
+    stream_.synchronize();
+    SideImage& to = image.sides.emplace_back();
+    to.ring_first = place.ring_first[i];
+    to.bytes.resize(size_t(side_image_bytes(sides_[i].layout, place.n, to.ring_first)));
+    read_side(sides_[i].layout, host.bytes(), place.n, to.ring_first, to.bytes.data());
+  }
+  return image;
+}
+
+void DeviceKvMemory::write(const SequenceImage& image, const SequencePlace& place) {
+  for (size_t i = 0; i < sides_.size(); ++i) {
+    HostSide host(sides_[i], place);
+    write_side(sides_[i].layout, image.sides[i].bytes.data(), image.n, image.sides[i].ring_first, host.bytes());
+    host.for_each_piece(
+        [&](void* device, const void* here, int64_t bytes) { gpu::upload(stream_, device, here, bytes); });
+    stream_.synchronize();
+  }
+}
+
+void DeviceKvMemory::fill_in_fragments(const Side& s, const SequencePlace& place, uint64_t seed) {
+  const KvTiles& t = s.tiles;
+  const int64_t of_page = int64_t(t.n_kv_heads) * kPageTiles, of_ring = int64_t(t.n_kv_heads) * t.ring_tiles;
+  for_each_run(place.pages, [&](size_t first, int64_t n) {
+    device_fill_tiles(stream_, t.kind, t.head_dim, n * of_page, seed + 3 * first,
+                      t.pages + place.pages[first] * s.layout.page_bytes());
+  });
+  device_fill_tiles(stream_, t.recent_kind, t.head_dim, of_ring, seed + 1, t.ring + place.slot * s.layout.ring_bytes());
+  device_fill_tiles(stream_, TileKind::f16, t.head_dim, t.n_sinks > 0 ? t.n_kv_heads : 0, seed + 2,
+                    t.sinks + place.slot * s.layout.sinks_bytes());
+}
+
+/// One page of rows as the host fills it, and copies.
+void DeviceKvMemory::fill_rows(int layer, const SequencePlace& place, uint64_t seed) {
+  KvLayerConfig config{layout(layer, true).config, layout(layer, false).config, tiles(layer, true).n_kv_heads,
+                       tiles(layer, true).head_dim};
+  config.k.policy.rounding = config.v.policy.rounding = KvRounding::nearest;
+  HostKvMemory host({&config, 1}, {}, nullptr, 1, 1);
+  const int32_t page = 0;
+  const int ring_first[2] = {};
+  host.fill({0, kPagePositions, {&page, 1}, ring_first}, seed);
+  for (const bool is_k : {true, false}) {
+    const KvTiles &from = host.tiles(0, is_k), &to = tiles(layer, is_k);
+    const KvLayout& l = layout(layer, is_k);
+    for (const int32_t at : place.pages)
+      gpu::upload(stream_, to.pages + at * l.page_bytes(), from.pages, l.page_bytes());
+    gpu::upload(stream_, to.ring + place.slot * l.ring_bytes(), from.ring, l.ring_bytes());
+    gpu::upload(stream_, to.sinks + place.slot * l.sinks_bytes(), from.sinks, l.sinks_bytes());
+    if (l.head_scale_bytes() > 0)
+      gpu::upload(stream_, to.head_scale + place.slot * to.n_kv_heads, from.head_scale, l.head_scale_bytes());
+  }
+  stream_.synchronize();
+}
+
+void DeviceKvMemory::fill(const SequencePlace& place, uint64_t seed) {
+  for (int layer = 0; layer < n_layers(); ++layer) {
+    const uint64_t own_seed = seed + 6 * uint64_t(layer) * uint64_t(n_pages() + 1);
+    if (!in_fragments(layer)) {
+      fill_rows(layer, place, own_seed);
+      continue;
+    }
+    for (const bool is_k : {true, false})
+      fill_in_fragments(side(layer, is_k), place, own_seed + (is_k ? 0 : 3 * uint64_t(n_pages() + 1)));
+  }
+}
+
+PageCounts DeviceKvMemory::counts(int layer, bool is_k, int page) {
+  PageCounts counts;
+  gpu::download(stream_, &counts, tiles(layer, is_k).counts + page, sizeof counts);
+  stream_.synchronize();
+  return counts;
+}
+
+int64_t DeviceKvMemory::saturated(int layer, bool is_k) {
+  unsigned long long count = 0;
+  gpu::download(stream_, &count, tiles(layer, is_k).saturated, sizeof count);
+  stream_.synchronize();
+  return int64_t(count);
+}
+
+}  // namespace ridge

@@ -1,0 +1,145 @@
+// Rows of a cache on the device, one thread a row: in the ring, among the sinks and coded, in the order of tensor cores or
+// as their format defines them. For the kernels that must leave the host's bits (*_exact.cu: compiled without fused
+// multiply-add).
+#pragma once
+
+#include "format/kv_types.h"
+#include "gpu/launch.h"
+#include "op/cache/step_rows.h"
+#include "op/cache/tile_rows.h"
+#include "op/cache/tiles.h"
+
+namespace ridge {
+
+/// Largest head_dim that kernels hold rows of.
+inline constexpr int kMaxDeviceHeadDim = 256;
+
+/// Row code of every format, one function each: the stack of a kernel holds the largest frame, not all of them.
+template <class F>
+__device__ __noinline__ int encode_as(const float* row, int dim, const KvCoding& coding, std::byte* to) {
+  return F::encode(row, dim, coding, to);
+}
+template <class F>
+__device__ __noinline__ void decode_as(const std::byte* from, int dim, const KvCoding& coding, float* row) {
+  F::decode(from, dim, coding, row);
+}
+template <class... F>
+__device__ inline int encode_row(int format, KvTypes<F...>, const float* row, int dim, const KvCoding& coding,
+                                 std::byte* to) {
+  int i = 0, saturated = 0;
+  ((i++ == format ? void(saturated = encode_as<F>(row, dim, coding, to)) : void()), ...);
+  return saturated;
+}
+template <class... F>
+__device__ inline void decode_row(int format, KvTypes<F...>, const std::byte* from, int dim, const KvCoding& coding,
+                                  float* row) {
+  int i = 0;
+  ((i++ == format ? decode_as<F>(from, dim, coding, row) : void()), ...);
+}
+/// The rule of the encoder of exact rows: the format's own.
+template <class... F>
+__device__ inline KvScale own_scale(int format, KvTypes<F...>) {
+  int i = 0;
+  KvScale scale = KvScale::none;
+  ((scale = i++ == format ? F::kPolicy.scale : scale), ...);
+  return scale;
+}
+
+/// Numbers of the formats of exact rows.
+template <class Wanted, class... F>
+constexpr int number_of(KvTypes<F...>) {
+  int i = 0, found = -1;
+  ((found = std::is_same_v<Wanted, F> ? i : found, ++i), ...);
+  return found;
+}
+inline constexpr int kNumberOfF16 = number_of<KvF16>(KvFormatTypes()), kNumberOfI8r = number_of<KvI8r>(KvFormatTypes());
+
+/// The format that the row of a position has while it is exact. Rows without a place in a ring are coded from f16.
+__device__ __forceinline__ int exact_format(const KvTiles& t, int position) {
+  return position < t.n_sinks || t.ring_tiles == 0 ? kNumberOfF16 : t.recent;
+}
+
+/// What a row reads as while it is exact. Returns how many values were saturated.
+__device__ inline int round_to_exact(const KvTiles& t, int position, float* row) {
+  const int format = exact_format(t, position);
+  std::byte coded[4 * kMaxDeviceHeadDim];
+  const int saturated =
+      encode_row(format, KvFormatTypes(), row, t.head_dim, {.scale = own_scale(format, KvFormatTypes())}, coded);
+  decode_row(format, KvFormatTypes(), coded, t.head_dim, {}, row);
+  return saturated;
+}
+
+/// The tile with the exact row of a position in the order of tensor cores, and the row's place in it.
+struct ExactTile {
+  std::byte* tile;
+  TileKind kind;
+  int position;
+};
+__device__ __forceinline__ ExactTile exact_tile(const KvTiles& t, const StepRow& of, int head, int position) {
+  if (position < t.n_sinks) return {t.sink_tile(of.slot, head), TileKind::f16, position};
+  return {t.ring_tile(of.ring, head, position / kTilePositions), t.recent_kind, position % kTilePositions};
+}
+/// Byte of a code of 8 or 16 bits.
+__device__ __forceinline__ int code_at(const TileShape& shape, TilePlace at) {
+  return shape.bits == 16 ? shape.word_at(at.lane, 4 * at.group + at.i / 2) + 2 * (at.i % 2)
+                          : shape.word_at(at.lane, 2 * at.group + at.i / 4) + at.i % 4;
+}
+/// Element d of an exact row in the order of tensor cores.
+__device__ __forceinline__ float read_exact(const KvTiles& t, const StepRow& of, int head, int position, int d) {
+  const ExactTile at = exact_tile(t, of, head, position);
+  const TileShape shape(at.kind, t.head_dim);
+  const std::byte* code = at.tile + code_at(shape, tile_place(t.is_k, at.position, d));
+  if (at.kind == TileKind::f16) return f16_to_f32(tile_rows::load16(code));
+  return float(int8_t(*code)) * f16_to_f32(tile_rows::load16(at.tile + shape.scale_at(0, at.position)));
+}
+
+/// Where the exact row of a position is, in tiles of rows.
+__device__ __forceinline__ std::byte* exact_row(const KvTiles& t, const StepRow& of, int head, int position) {
+  return position < t.n_sinks ? t.sink_row(of.slot, head, position) : t.ring_row(of.ring, head, position);
+}
+
+/// kInRows: the side's tiles hold rows.
+template <bool kInRows>
+__device__ inline void read_exact_row(const KvTiles& t, const StepRow& of, int head, int position, float* row) {
+  if constexpr (kInRows)
+    decode_row(exact_format(t, position), KvFormatTypes(), exact_row(t, of, head, position), t.head_dim, {}, row);
+  else
+    for (int d = 0; d < t.head_dim; ++d) row[d] = read_exact(t, of, head, position, d);
+}
+
+/// Rounds a row to its format and writes it.
+template <bool kInRows>
+__device__ inline void write_exact_row(const KvTiles& t, const StepRow& of, int head, int position, const float* row) {
+  if constexpr (kInRows) {
+    const int format = exact_format(t, position);
+    encode_row(format, KvFormatTypes(), row, t.head_dim, {.scale = own_scale(format, KvFormatTypes())},
+               exact_row(t, of, head, position));
+    return;
+  }
+  const ExactTile to = exact_tile(t, of, head, position);
+  const TileShape shape(to.kind, t.head_dim);
+  float inverse = 0;
+  if (to.kind == TileKind::int8_row) {  // as encode_int8 with rule absmax
+    float top = 0;
+    for (int d = 0; d < t.head_dim; ++d) top = fmaxf(top, fabsf(row[d]));
+    const float scale = top / 127.0f;
+    inverse = scale > 1e-38f ? 1.0f / scale : 0.0f;
+    tile_rows::store16(to.tile + shape.scale_at(0, to.position), f32_to_f16(scale));
+  }
+  int ignored = 0;
+  for (int d = 0; d < t.head_dim; ++d) {
+    std::byte* code = to.tile + code_at(shape, tile_place(t.is_k, to.position, d));
+    if (to.kind == TileKind::f16) tile_rows::store16(code, f32_to_f16(saturate_f16(row[d], ignored)));
+    else *code = std::byte(int8_t(fminf(fmaxf(roundf(row[d] * inverse), -127.0f), 127.0f)));
+  }
+}
+
+__device__ __forceinline__ void add_counts(PageCounts& counts, float norm2, float error2) {
+  atomicAdd(&counts.norm2, norm2);
+  atomicAdd(&counts.error2, error2);
+}
+__device__ __forceinline__ void add_saturated(unsigned long long* total, int saturated) {
+  if (saturated > 0) atomicAdd(total, (unsigned long long)(saturated));
+}
+
+}  // namespace ridge

@@ -1,0 +1,180 @@
+#include "op/cache/host_memory.h"
+
+#include <cstring>
+
+#include "base/rng.h"
+#include "op/cache/append.h"
+
+namespace ridge {
+namespace {
+
+constexpr int64_t kPadBytes = 64;  // kernels may read this far past the last row
+
+/// What is added to a metric's diagonal of mean 1: directions nobody looks at today still get a price.
+constexpr float kMetricRidge = 0.05f;
+
+std::vector<KvLayouts> layouts_of(std::span<const KvLayerConfig> layers) {
+  std::vector<KvLayouts> layouts;
+  for (const KvLayerConfig& layer : layers) layouts.emplace_back(layer, false);
+  return layouts;
+}
+
+}  // namespace
+
+std::vector<float> metric_in_cache_space(const RowRotation& rotation, int head_dim, std::span<const float> metric) {
+  const size_t dim = size_t(head_dim), size = dim * dim;
+  std::vector<float> turned(metric.begin(), metric.end());
+  for (size_t head = 0; head < metric.size() / size; ++head) {
+    float* form = turned.data() + head * size;
+    for (int side = 0; side < 2; ++side) {
+      for (size_t i = 0; i < dim; ++i) rotation.forward(form + i * dim);
+      for (size_t i = 0; i < dim; ++i)
+        for (size_t j = 0; j < i; ++j) std::swap(form[i * dim + j], form[j * dim + i]);
+    }
+    for (size_t i = 0; i < dim; ++i) form[i * dim + i] += kMetricRidge;
+  }
+  return turned;
+}
+
+HostKvMemory::Side::Side(int layer, const KvLayout& of, std::span<const float> metric_of_model, RoundRow round,
+                         int n_pages, int n_slots)
+    : layout(of),
+      tiles(of.tiles),
+      rotation(of.config.policy.rotation, layer, of.tiles.head_dim),
+      pages(n_pages * of.page_bytes() + kPadBytes),
+      centre(size_t(n_slots * of.centre_bytes() / 4), 0.0f),
+      head_scale(size_t(n_slots * of.head_scale_bytes() / 4), 0.0f),
+      counts(size_t(n_pages)) {
+  if (of.ring_bytes() > 0) ring = AlignedBuffer(n_slots * of.ring_bytes() + kPadBytes);
+  if (of.sinks_bytes() > 0) sinks = AlignedBuffer(n_slots * of.sinks_bytes() + kPadBytes);
+  if (of.config.policy.rounding == KvRounding::weighted) {
+    RIDGE_CHECK(int64_t(metric_of_model.size()) == int64_t(tiles.n_kv_heads) * tiles.head_dim * tiles.head_dim,
+                "weighted rounding needs a metric of {} x {} x {}, got {} values", tiles.n_kv_heads, tiles.head_dim,
+                tiles.head_dim, metric_of_model.size());
+    metric = metric_in_cache_space(rotation, tiles.head_dim, metric_of_model);
+    tiles.metric = metric.data();
+    tiles.round = round;
+  }
+  tiles.pages = pages.data();
+  tiles.ring = ring.data();
+  tiles.sinks = sinks.data();
+  tiles.centre = centre.empty() ? nullptr : centre.data();
+  tiles.head_scale = head_scale.empty() ? nullptr : head_scale.data();
+  tiles.rotation = rotation.view();
+  tiles.counts = counts.data();
+}
+
+SideBytes HostKvMemory::Side::bytes(const SequencePlace& place) const {
+  SideBytes bytes;
+  for (const int32_t page : place.pages) bytes.pages.push_back(tiles.pages + page * layout.page_bytes());
+  bytes.sinks = tiles.sinks + place.slot * layout.sinks_bytes();
+  bytes.ring = tiles.ring + place.slot * layout.ring_bytes();
+  if (tiles.centre) bytes.centre = tiles.centre + place.slot * layout.centre_bytes() / 4;
+  if (tiles.head_scale) bytes.head_scale = tiles.head_scale + place.slot * layout.head_scale_bytes() / 4;
+  return bytes;
+}
+
+HostKvMemory::HostKvMemory(std::span<const KvLayerConfig> layers, std::span<const KvMetricView> metrics, RoundRow round,
+                           int n_pages, int n_slots)
+    : KvMemory(layouts_of(layers), n_pages, n_slots) {
+  sides_.reserve(2 * layers.size());
+  for (int layer = 0; layer < n_layers(); ++layer)
+    for (const bool is_k : {true, false})
+      sides_.emplace_back(layer, layout(layer, is_k),
+                          metrics.empty() ? std::span<const float>() : metrics[size_t(layer)].side(is_k), round, n_pages,
+                          n_slots);
+  for (Side& side : sides_) side.tiles.saturated = &side.saturated;
+}
+
+int64_t HostKvMemory::overhead_bytes(int layer, bool is_k) const {
+  const Side& s = side(layer, is_k);
+  return kPadBytes * (1 + (s.ring.bytes() > 0) + (s.sinks.bytes() > 0)) + int64_t(s.counts.size() * sizeof(PageCounts));
+}
+
+int64_t HostKvMemory::allocated_bytes(int layer, bool is_k) const {
+  const Side& s = side(layer, is_k);
+  return s.pages.bytes() + s.ring.bytes() + s.sinks.bytes() + 4 * int64_t(s.centre.size() + s.head_scale.size()) +
+         int64_t(s.counts.size() * sizeof(PageCounts));
+}
+
+void HostKvMemory::clear_slot(int slot) {
+  for (Side& side : sides_) {
+    const int64_t centre = side.layout.centre_bytes() / 4, scales = side.layout.head_scale_bytes() / 4;
+    std::fill_n(side.centre.begin() + slot * centre, centre, 0.0f);
+    std::fill_n(side.head_scale.begin() + slot * scales, scales, 0.0f);
+  }
+}
+
+void HostKvMemory::copy_slot(int from, int to) {
+  for (Side& side : sides_) {
+    const auto copy = [&](std::byte* base, int64_t bytes) {
+      if (bytes > 0) std::memcpy(base + to * bytes, base + from * bytes, size_t(bytes));
+    };
+    copy(side.tiles.ring, side.layout.ring_bytes());
+    copy(side.tiles.sinks, side.layout.sinks_bytes());
+    copy(reinterpret_cast<std::byte*>(side.centre.data()), side.layout.centre_bytes());
+    copy(reinterpret_cast<std::byte*>(side.head_scale.data()), side.layout.head_scale_bytes());
+  }
+}
+
+void HostKvMemory::copy_page(int from, int to) {
+  for (Side& side : sides_) {
+    const int64_t bytes = side.layout.page_bytes();
+    std::memcpy(side.tiles.pages + to * bytes, side.tiles.pages + from * bytes, size_t(bytes));
+    side.counts[size_t(to)] = side.counts[size_t(from)];
+  }
+}
+
+void HostKvMemory::clear_counts(int page) {
+  for (Side& side : sides_) side.counts[size_t(page)] = {};
+}
+
+SequenceImage HostKvMemory::read(const SequencePlace& place, bool calibrated) {
+  SequenceImage image{.n = place.n, .calibrated = calibrated, .sides = {}};
+  for (size_t i = 0; i < sides_.size(); ++i) {
+    const Side& side = sides_[i];
+    SideImage& to = image.sides.emplace_back();
+    to.ring_first = place.ring_first[i];
+    to.bytes.resize(size_t(side_image_bytes(side.layout, place.n, to.ring_first)));
+    read_side(side.layout, side.bytes(place), place.n, to.ring_first, to.bytes.data());
+  }
+  return image;
+}
+
+void HostKvMemory::write(const SequenceImage& image, const SequencePlace& place) {
+  for (size_t i = 0; i < sides_.size(); ++i)
+    write_side(sides_[i].layout, image.sides[i].bytes.data(), image.n, image.sides[i].ring_first,
+               sides_[i].bytes(place));
+}
+
+void HostKvMemory::fill(const SequencePlace& place, uint64_t seed) {
+  for (size_t i = 0; i < sides_.size(); ++i) {
+    Side& side = sides_[i];
+    const KvTiles& t = side.tiles;
+    Rng rng(seed + i);
+    std::vector<float> row(static_cast<size_t>(t.head_dim));
+    const auto random_row = [&] {
+      for (float& x : row) x = float(rng.uniform() * 3.46 - 1.73);  // variance 1
+      return row.data();
+    };
+    for (int head = 0; head < t.n_kv_heads; ++head) {
+      if (t.head_scale) t.head_scale[place.slot * t.n_kv_heads + head] = 1;
+      for (int p = 0; p < t.n_sinks; ++p) write_exact_row(t, place.slot, head, p, random_row());
+      for (int p = t.n_sinks; p < t.n_sinks + side.layout.ring_rows(); ++p)
+        write_exact_row(t, place.slot, head, p, random_row());
+    }
+    // One page of rows, the others are copies of it.
+    if (place.pages.empty()) continue;
+    PageCounts& counts = t.counts[place.pages[0]];
+    for (int head = 0; head < t.n_kv_heads; ++head)
+      for (int p = 0; p < kPagePositions; ++p)
+        encode_row(t, place.slot, place.pages.data(), head, p, random_row(), counts);
+    for (const int32_t page : place.pages.subspan(1)) {
+      std::memcpy(t.pages + page * side.layout.page_bytes(), t.pages + place.pages[0] * side.layout.page_bytes(),
+                  size_t(side.layout.page_bytes()));
+      t.counts[page] = counts;
+    }
+  }
+}
+
+}  // namespace ridge

@@ -1,0 +1,66 @@
+// Pages and slots in the memory of the CPU: tiles hold rows as their formats define them.
+#pragma once
+
+#include "base/aligned.h"
+#include "op/cache/memory.h"
+#include "op/cache/rotation.h"
+#include "op/cache/rounding.h"
+
+namespace ridge {
+
+/// What weighted rounding needs of one layer: forms [n_kv_heads, head_dim, head_dim] of K and V, not rotated; empty where
+/// no side of the layer rounds so.
+struct KvMetricView {
+  std::span<const float> k, v;
+  std::span<const float> side(bool is_k) const { return is_k ? k : v; }
+};
+
+/// Metric as encoders of rotated rows need it: R M R^T, with a ridge.
+std::vector<float> metric_in_cache_space(const RowRotation& rotation, int head_dim, std::span<const float> metric);
+
+class HostKvMemory final : public KvMemory {
+ public:
+  /// `metrics` has an entry a layer, or none where nothing rounds weighted; `round` is the kernel for it. Throws Error
+  /// no_memory.
+  HostKvMemory(std::span<const KvLayerConfig> layers, std::span<const KvMetricView> metrics, RoundRow round, int n_pages,
+               int n_slots);
+
+  /// As ops read and write a side; good as long as this object.
+  const KvTiles& tiles(int layer, bool is_k) const { return sides_[size_t(2 * layer + !is_k)].tiles; }
+
+  using KvMemory::allocated_bytes;
+  int64_t allocated_bytes(int layer, bool is_k) const override;
+  int64_t overhead_bytes(int layer, bool is_k) const override;
+  void clear_slot(int slot) override;
+  void copy_slot(int from, int to) override;
+  void copy_page(int from, int to) override;
+  void clear_counts(int page) override;
+  void set_pages(int, int, std::span<const int32_t>) override {}
+  SequenceImage read(const SequencePlace& place, bool calibrated) override;
+  void write(const SequenceImage& image, const SequencePlace& place) override;
+  void fill(const SequencePlace& place, uint64_t seed) override;
+  PageCounts counts(int layer, bool is_k, int page) override { return tiles(layer, is_k).counts[page]; }
+  int64_t saturated(int layer, bool is_k) override { return int64_t(*tiles(layer, is_k).saturated); }
+
+ private:
+  struct Side {
+    Side(int layer, const KvLayout& layout, std::span<const float> metric_of_model, RoundRow round, int n_pages,
+         int n_slots);
+    SideBytes bytes(const SequencePlace& place) const;
+
+    KvLayout layout;
+    KvTiles tiles;
+    RowRotation rotation;
+    std::vector<float> metric;
+    AlignedBuffer pages, ring, sinks;
+    std::vector<float> centre, head_scale;
+    std::vector<PageCounts> counts;
+    unsigned long long saturated = 0;
+  };
+
+  const Side& side(int layer, bool is_k) const { return sides_[size_t(2 * layer + !is_k)]; }
+
+  std::vector<Side> sides_;  // [2 n_layers], never moved after construction: tiles point into them
+};
+
+}  // namespace ridge

@@ -1,0 +1,81 @@
+// Rules and sizes of one side (K or V) of one layer of a cache, wherever its bytes are.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "format/list.h"
+#include "op/cache/tiles.h"
+#include "op/cpu.h"
+
+namespace ridge {
+
+/// Format and policy of one side of one layer.
+struct KvSideConfig {
+  const KvFormat* format = nullptr;
+  KvPolicy policy;
+
+  /// Format of the rows in the window.
+  const KvFormat& recent() const { return *find_kv_format(policy.recent).or_throw(); }
+};
+
+/// A format with its own policy, as a model gets it unless told otherwise. Only K is centred, and only where the
+/// model's K has a bias: elsewhere the mean of the first keys does not stay the mean (docs/decisions/0004).
+KvSideConfig default_kv_side(const KvFormat& format, bool is_k, bool k_has_bias);
+
+/// The cache of one attention layer.
+struct KvLayerConfig {
+  KvSideConfig k, v;
+  int n_kv_heads = 0;
+  int head_dim = 0;
+
+  const KvSideConfig& side(bool is_k) const { return is_k ? k : v; }
+};
+
+/// Positions that must be held before the centre and the scales of heads are set, from then on for good.
+inline constexpr int kCalibration = 64;
+
+struct KvLayout {
+  /// `in_fragments`: tiles are in the order of tensor cores (device_tiles() must be ok); else they hold rows.
+  KvLayout(const KvLayerConfig& layer, bool is_k, bool in_fragments);
+
+  KvSideConfig config;
+  KvTiles tiles;  ///< rules and sizes; its pointers are null
+
+  bool calibrates() const { return tiles.retention.calibration > 0; }
+  int ring_rows() const { return tiles.ring_tiles * kTilePositions; }
+  int64_t page_bytes() const { return tiles.page_bytes(); }
+  /// Bytes of one more coded position.
+  int64_t bytes_per_token() const { return tiles.n_kv_heads * tiles.row_bytes; }
+  /// Parts of a sequence's slot.
+  int64_t sinks_bytes() const { return tiles.n_kv_heads * tiles.sink_bytes; }
+  int64_t ring_bytes() const { return int64_t(tiles.n_kv_heads) * tiles.ring_tiles * tiles.ring_tile_bytes; }
+  int64_t centre_bytes() const { return config.policy.centre ? 4 * int64_t(tiles.n_kv_heads) * tiles.head_dim : 0; }
+  int64_t head_scale_bytes() const { return config.format->head_scale ? 4 * int64_t(tiles.n_kv_heads) : 0; }
+  int64_t slot_bytes() const { return sinks_bytes() + ring_bytes() + centre_bytes() + head_scale_bytes(); }
+};
+
+/// Bytes that attention reads of a side with n positions: each row once, as a sink, coded or exact.
+int64_t kv_read_bytes(const KvTiles& tiles, int n);
+
+/// The two sides of a layer.
+struct KvLayouts {
+  KvLayouts(const KvLayerConfig& layer, bool in_fragments) : k(layer, true, in_fragments), v(layer, false, in_fragments) {}
+  KvLayout k, v;
+  const KvLayout& side(bool is_k) const { return is_k ? k : v; }
+};
+
+/// Pages that hold the coded rows of n positions.
+int pages_for(const KvRetention& retention, int n);
+
+/// Whether a device holds the layer's tiles in the order of tensor cores, or why it holds rows: the fast kernels are for
+/// head_dims of 64, 128 and 256 and code rows either as they come or when their tile leaves a window.
+Support device_tiles(const KvLayerConfig& layer);
+
+/// The first setting of the two that differs, as "name a, not b"; empty when none does.
+std::string kv_side_difference(const KvSideConfig& a, const KvSideConfig& b);
+
+/// Refuses a format, rotation, window or sink count that cannot work at this head_dim, naming the setting.
+Status check_kv_side(const KvSideConfig& config, std::string_view side, int head_dim);
+
+}  // namespace ridge

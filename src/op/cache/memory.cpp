@@ -1,0 +1,130 @@
+#include "op/cache/memory.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "op/cache/tile_formats.h"
+
+namespace ridge {
+namespace {
+
+/// A row of a tile as bytes of its format, whatever the tile's order.
+void read_row(TileKind kind, int format, const std::byte* tile, const KvTiles& t, int64_t row_bytes, int position,
+              std::byte* row) {
+  const int p = position % kTilePositions;
+  if (kind == TileKind::rows) std::memcpy(row, tile + p * row_bytes, size_t(row_bytes));
+  else read_tile_row(format, tile, t.is_k, p, t.head_dim, row);
+}
+void write_row(TileKind kind, int format, std::byte* tile, const KvTiles& t, int64_t row_bytes, int position,
+               const std::byte* row) {
+  const int p = position % kTilePositions;
+  if (kind == TileKind::rows) std::memcpy(tile + p * row_bytes, row, size_t(row_bytes));
+  else write_tile_row(format, row, t.is_k, p, t.head_dim, tile);
+}
+
+int f16_number() {
+  static const int number = int(*find_kv_format("f16") - kv_formats().data());
+  return number;
+}
+
+/// Calls visit(tile, kind, format, row_bytes, position) for every row of an image, in its order.
+template <class Visit>
+void for_each_row(const KvLayout& layout, const SideBytes& side, int n, int ring_first, const Visit& visit) {
+  const KvTiles& t = layout.tiles;
+  const int sinks = std::min(t.n_sinks, n), coded_end = t.retention.coded_end(n);
+  const TileKind sink_kind = t.kind == TileKind::rows ? TileKind::rows : TileKind::f16;
+  for (int head = 0; head < t.n_kv_heads; ++head) {
+    for (int p = 0; p < sinks; ++p)
+      visit(side.sinks + head * t.sink_bytes, sink_kind, f16_number(), 2 * int64_t(t.head_dim), p);
+    if (t.ring_tiles > 0)
+      for (int p = std::max(ring_first, sinks); p < n; ++p)
+        visit(side.ring + (int64_t(head) * t.ring_tiles + p / kTilePositions % t.ring_tiles) * t.ring_tile_bytes,
+              t.recent_kind, t.recent, t.recent_row_bytes, p);
+    for (int p = sinks; p < coded_end; ++p)
+      visit(side.pages[size_t(p / kPagePositions)] +
+                (int64_t(head) * kPageTiles + p / kTilePositions % kPageTiles) * t.tile_bytes,
+            t.kind, t.format, t.row_bytes, p);
+  }
+}
+
+}  // namespace
+
+KvMemory::KvMemory(std::vector<KvLayouts> layouts, int n_pages, int n_slots)
+    : layouts_(std::move(layouts)), n_pages_(n_pages), n_slots_(n_slots) {
+  RIDGE_CHECK(!layouts_.empty() && n_pages > 0 && n_slots > 0, "{} layers, {} pages, {} slots", layouts_.size(), n_pages,
+              n_slots);
+  for (const KvLayouts& layer : layouts_)
+    for (const bool is_k : {true, false}) {
+      page_bytes_ += layer.side(is_k).page_bytes();
+      slot_bytes_ += layer.side(is_k).slot_bytes();
+    }
+}
+
+int64_t KvMemory::allocated_bytes() const {
+  int64_t bytes = 0;
+  for (int layer = 0; layer < n_layers(); ++layer) bytes += allocated_bytes(layer, true) + allocated_bytes(layer, false);
+  return bytes;
+}
+
+int64_t side_image_bytes(const KvLayout& layout, int n, int ring_first) {
+  const KvTiles& t = layout.tiles;
+  const int64_t sinks = std::min(t.n_sinks, n), coded = std::max<int64_t>(0, t.retention.coded_end(n) - sinks);
+  const int64_t recent = t.ring_tiles > 0 ? std::max<int64_t>(0, n - std::max<int64_t>(ring_first, sinks)) : 0;
+  return layout.centre_bytes() + layout.head_scale_bytes() +
+         t.n_kv_heads * (sinks * 2 * t.head_dim + recent * t.recent_row_bytes + coded * t.row_bytes);
+}
+
+Status check_side_state(const KvLayout& layout, int n, int ring_first, bool calibrated) {
+  const bool must = layout.calibrates() && n >= kCalibration;
+  if (calibrated ? !layout.calibrates() || n == 0 : must)
+    return bad_file("calibrated is {} at {} positions", calibrated, n);
+  // What attention reads as exact must be there, and no more than the ring has room for.
+  const bool has_ring = layout.tiles.ring_tiles > 0;
+  const int least = has_ring ? std::max(0, n - layout.ring_rows()) : 0,
+            most = has_ring ? std::max(least, layout.tiles.retention.coded_end(n)) : 0;
+  if (ring_first < least || ring_first > most)
+    return bad_file("ring_first is {}, expected {} to {}", ring_first, least, most);
+  return {};
+}
+
+Status check_side_floats(const KvLayout& layout, const std::byte* bytes) {
+  const int64_t n_centre = layout.centre_bytes() / 4, n = n_centre + layout.head_scale_bytes() / 4;
+  for (int64_t i = 0; i < n; ++i, bytes += 4) {
+    float value;
+    std::memcpy(&value, bytes, 4);
+    const bool is_scale = i >= n_centre;
+    if (!std::isfinite(value) || (is_scale && value < 0))
+      return bad_file("{} {} is {}", is_scale ? "head scale" : "centre", is_scale ? i - n_centre : i, value);
+  }
+  return {};
+}
+
+void read_side(const KvLayout& layout, const SideBytes& from, int n, int ring_first, std::byte* image) {
+  const auto floats = [&](const float* values, int64_t bytes) {
+    if (bytes > 0) std::memcpy(image, values, size_t(bytes));
+    image += bytes;
+  };
+  floats(from.centre, layout.centre_bytes());
+  floats(from.head_scale, layout.head_scale_bytes());
+  for_each_row(layout, from, n, ring_first,
+               [&](const std::byte* tile, TileKind kind, int format, int64_t row_bytes, int position) {
+                 read_row(kind, format, tile, layout.tiles, row_bytes, position, image);
+                 image += row_bytes;
+               });
+}
+
+void write_side(const KvLayout& layout, const std::byte* image, int n, int ring_first, const SideBytes& to) {
+  const auto floats = [&](float* values, int64_t bytes) {
+    if (bytes > 0) std::memcpy(values, image, size_t(bytes));
+    image += bytes;
+  };
+  floats(to.centre, layout.centre_bytes());
+  floats(to.head_scale, layout.head_scale_bytes());
+  for_each_row(layout, to, n, ring_first,
+               [&](std::byte* tile, TileKind kind, int format, int64_t row_bytes, int position) {
+                 write_row(kind, format, tile, layout.tiles, row_bytes, position, image);
+                 image += row_bytes;
+               });
+}
+
+}  // namespace ridge

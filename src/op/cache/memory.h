@@ -1,0 +1,98 @@
+// The bytes of a pool of sequences: pages and slots of every layer, on some device. tiles.h says what the bytes mean,
+// engine/pool.h who holds which page.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "op/cache/layout.h"
+
+namespace ridge {
+
+/// Where a sequence is and how far its exact rows reach.
+struct SequencePlace {
+  int slot = 0;
+  int n = 0;                        ///< positions held
+  std::span<const int32_t> pages;   ///< enough for the coded rows of every side
+  std::span<const int> ring_first;  ///< [2 n_layers], K and V of each layer: the ring holds positions [ring_first, n)
+};
+
+/// One side of one layer of a sequence as bytes that are the same for every device: centre [n_kv_heads, head_dim] and head
+/// scales [n_kv_heads] as f32 where the side has them; then for every kv head its f16 sinks, the rows in the ring from
+/// ring_first on and the coded rows, each in order of position and in the layout that the format defines. A sink is held
+/// as a sink only.
+struct SideImage {
+  int ring_first = 0;
+  std::vector<std::byte> bytes;
+};
+/// A sequence in host memory, for files, parking and moves between pools and devices: bit for bit what it was.
+struct SequenceImage {
+  int n = 0;
+  bool calibrated = false;
+  std::vector<SideImage> sides;  ///< [2 n_layers], K and V of each layer
+};
+/// Bytes of the image of a side with n positions.
+int64_t side_image_bytes(const KvLayout& layout, int n, int ring_first);
+/// Whether the exact rows [ring_first, n) can be those of a side that holds n positions, and `calibrated` its state.
+Status check_side_state(const KvLayout& layout, int n, int ring_first, bool calibrated);
+/// Centre and head scales at the front of a side's bytes must be finite, scales not negative.
+Status check_side_floats(const KvLayout& layout, const std::byte* bytes);
+
+class KvMemory {
+ public:
+  virtual ~KvMemory() = default;
+
+  int n_layers() const { return int(layouts_.size()); }
+  const KvLayout& layout(int layer, bool is_k) const { return layouts_[size_t(layer)].side(is_k); }
+  int n_pages() const { return n_pages_; }
+  int n_slots() const { return n_slots_; }
+  /// Bytes of one page and of one slot, over all layers.
+  int64_t page_bytes() const { return page_bytes_; }
+  int64_t slot_bytes() const { return slot_bytes_; }
+  /// What the allocator gave one side: its pages and slots, and overhead_bytes().
+  virtual int64_t allocated_bytes(int layer, bool is_k) const = 0;
+  /// Padding behind rows, and counts.
+  virtual int64_t overhead_bytes(int layer, bool is_k) const = 0;
+  int64_t allocated_bytes() const;
+
+  /// A slot as an empty sequence needs it: no centre, no scales of heads.
+  virtual void clear_slot(int slot) = 0;
+  virtual void copy_slot(int from, int to) = 0;
+  virtual void copy_page(int from, int to) = 0;
+  /// A page that is taken for new rows: its counts start again.
+  virtual void clear_counts(int page) = 0;
+  /// Entries first, first + 1, ... of a slot's list of pages, where a device has lists of its own.
+  virtual void set_pages(int slot, int first, std::span<const int32_t> pages) = 0;
+
+  virtual SequenceImage read(const SequencePlace& place, bool calibrated) = 0;
+  virtual void write(const SequenceImage& image, const SequencePlace& place) = 0;
+  /// Valid rows of unit variance in all pages and rings of a sequence, for benchmarks at depth: made quickly, unlike any
+  /// other memory's, and the same for the same seed.
+  virtual void fill(const SequencePlace& place, uint64_t seed) = 0;
+
+  virtual PageCounts counts(int layer, bool is_k, int page) = 0;
+  /// Values that were clamped while coding, since the memory was made.
+  virtual int64_t saturated(int layer, bool is_k) = 0;
+
+ protected:
+  KvMemory(std::vector<KvLayouts> layouts, int n_pages, int n_slots);
+
+  std::vector<KvLayouts> layouts_;
+  const int n_pages_, n_slots_;
+  int64_t page_bytes_ = 0, slot_bytes_ = 0;
+};
+
+/// A side's pages and slot of one sequence in host memory, in the order of its layout.
+struct SideBytes {
+  std::vector<std::byte*> pages;
+  std::byte* sinks = nullptr;
+  std::byte* ring = nullptr;
+  float* centre = nullptr;
+  float* head_scale = nullptr;
+};
+/// The image's bytes from a side's bytes, and back.
+void read_side(const KvLayout& layout, const SideBytes& from, int n, int ring_first, std::byte* image);
+void write_side(const KvLayout& layout, const std::byte* image, int n, int ring_first, const SideBytes& to);
+
+}  // namespace ridge

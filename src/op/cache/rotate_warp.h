@@ -1,0 +1,67 @@
+// The rotations (rotate.h) of a row that a warp holds in registers. Device code.
+#pragma once
+
+#include "gpu/launch.h"
+#include "op/cache/rotate.h"
+
+namespace ridge {
+
+/// What a lane needs of a rotation's table, loaded ahead of its use.
+template <int kPer>
+struct RotationRow {
+  float a[kPer] = {}, b[kPer] = {};
+
+  __device__ __forceinline__ RotationRow(const RotationView& r, int lane) {
+    if (r.kind == Rotation::none) return;
+    const bool pairs = r.kind == Rotation::planar;
+    const float* const first = r.table + (pairs ? lane & ~1 : lane);
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) {
+      a[j] = first[32 * j];
+      if (pairs) b[j] = first[32 * j + 1];
+    }
+  }
+};
+
+/// row <- R row, or R^T row when not `forward`: RotationView's operations in its order. Lane has channels lane + 32 j.
+template <int kPer>
+__device__ __forceinline__ void rotate_row(const RotationView& r, const RotationRow<kPer>& table, bool forward,
+                                           int lane, float (&x)[kPer]) {
+  if (r.kind == Rotation::hadamard) {
+    if (forward)
+#pragma unroll
+      for (int j = 0; j < kPer; ++j) x[j] *= table.a[j];
+    for (int half = 1; half < 32; half *= 2)  // head_dim is a power of two: one transform
+#pragma unroll
+      for (int j = 0; j < kPer; ++j) {
+        const float other = __shfl_xor_sync(gpu::kAllLanes, x[j], half);
+        x[j] = lane & half ? other - x[j] : x[j] + other;
+      }
+#pragma unroll
+    for (int half = 1; half < kPer; half *= 2)
+#pragma unroll
+      for (int j = 0; j < kPer; ++j)
+        if (!(j & half)) {
+          const float a = x[j], b = x[j + half];
+          x[j] = a + b;
+          x[j + half] = a - b;
+        }
+    if (!forward)
+#pragma unroll
+      for (int j = 0; j < kPer; ++j) x[j] *= table.a[j];
+  } else if (r.kind == Rotation::planar) {
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) {
+      const int d = lane + 32 * j;
+      const float c = table.a[j], s = forward ? table.b[j] : -table.b[j];
+      const float other = __shfl_xor_sync(gpu::kAllLanes, x[j], 1);
+      x[j] = d & 1 ? other * s + x[j] * c : x[j] * c - other * s;
+    }
+  }
+}
+template <int kPer>
+__device__ __forceinline__ void rotate_row(const RotationView& r, bool forward, int lane, float (&x)[kPer]) {
+  rotate_row(r, RotationRow<kPer>(r, lane), forward, lane, x);
+}
+
+}  // namespace ridge

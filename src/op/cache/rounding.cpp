@@ -1,0 +1,29 @@
+#include "op/cache/rounding.h"
+
+namespace ridge {
+namespace {
+
+Support any_dim(int) { return {}; }
+
+/// The vector kernels walk a row 64 values at a time.
+Support whole_blocks(int head_dim) {
+  if (head_dim % 64 == 0) return {};
+  return {false, fmt::format("head_dim {} is not a multiple of 64", head_dim)};
+}
+
+}  // namespace
+
+std::span<const RoundRowVariant> kv_round_variants() {
+  static constexpr RoundRowVariant kVariants[] = {
+      {"ref", Isa::scalar, any_dim, round_weighted},
+      {"rows-avx2", Isa::avx2, whole_blocks, round_row_avx2},
+      {"rows-avx512", Isa::avx512, whole_blocks, round_row_avx512},
+  };
+  return kVariants;
+}
+
+RoundRow select_round_row(const CpuContext& context, int head_dim) {
+  return select_variant(context, "kv_round", kv_round_variants(), head_dim).run;
+}
+
+}  // namespace ridge
