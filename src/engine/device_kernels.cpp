@@ -1,4 +1,7 @@
 #include "engine/device_kernels.h"
+
+#include <fmt/format.h>
+
 #include "ridge/error.h"
 
 namespace ridge {
