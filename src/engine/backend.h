@@ -41,9 +41,11 @@ class Drawing : public DeviceSteps {
 /// Called before each layer's attention on the host's rows: q [n, n_heads * head_dim], k and v [n, n_kv_heads * head_dim],
 /// after RoPE and before the cache.
 using OnAttention = std::function<void(int layer, View2<const float> q, View2<const float> k, View2<const float> v)>;
-/// Called with the residual stream [n, d_model] in front of each layer, and behind the last one (layer = n_layers), which
-/// it may change: checks give every layer the reference's input.
-using OnLayer = std::function<void(int layer, View2<float> x)>;
+/// What a residual stream is about to enter; behind the last layer (layer = n_layers) comes the output.
+enum class Block : uint8_t { mixer, feed_forward, output };
+/// Called with the residual stream [n, d_model] in front of each block, which it may change: checks give every block of
+/// two engines the same input.
+using OnBlock = std::function<void(int layer, Block block, View2<float> x)>;
 
 class Backend {
  public:
@@ -58,7 +60,7 @@ class Backend {
   virtual void run(const Batch& batch, SequencePool& pool, Outputs& outputs) = 0;
   virtual int max_tokens() const = 0;
   /// Watches the steps to come; null to stop watching.
-  virtual void watch(OnAttention on_attention, OnLayer on_layer) = 0;
+  virtual void watch(OnAttention on_attention, OnBlock on_block) = 0;
 
   /// `outputs` has one row a sequence, of its last token. Rows of `recent` are what each sequence's penalty knows.
   virtual std::unique_ptr<Drawing> start_drawing(std::span<const SeqId> seqs, SequencePool& pool, Outputs& outputs,

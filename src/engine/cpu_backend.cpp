@@ -58,9 +58,9 @@ class CpuBackend final : public Backend {
   std::unique_ptr<Outputs> make_outputs() override { return std::make_unique<CpuOutputs>(context_); }
   void run(const Batch& batch, SequencePool& pool, Outputs& outputs) override;
   int max_tokens() const override { return 1 << 16; }
-  void watch(OnAttention on_attention, OnLayer on_layer) override {
+  void watch(OnAttention on_attention, OnBlock on_block) override {
     on_attention_ = std::move(on_attention);
-    on_layer_ = std::move(on_layer);
+    on_block_ = std::move(on_block);
   }
   std::unique_ptr<Drawing> start_drawing(std::span<const SeqId> seqs, SequencePool& pool, Outputs& outputs,
                                          std::span<const SamplerOptions> samplers,
@@ -93,7 +93,7 @@ class CpuBackend final : public Backend {
   std::vector<RopeAngles> angles_;
   std::vector<std::vector<KvSpan>> parts_;
   OnAttention on_attention_;
-  OnLayer on_layer_;
+  OnBlock on_block_;
 };
 
 CpuBackend::Rows CpuBackend::rows_of(int64_t n) {
@@ -197,7 +197,7 @@ void CpuBackend::run(const Batch& batch, SequencePool& pool, Outputs& outputs) {
   embed(batch.tokens, rows.x);
   for (int i = 0; i < ssize(plan_.layers); ++i) {
     if (context_.trace) context_.trace->layer = i;
-    if (on_layer_) on_layer_(i, rows.x);
+    if (on_block_) on_block_(i, Block::mixer, rows.x);
     const LayerPlan& layer = plan_.layers[size_t(i)];
     const LayerWeights& w = weights_.layers[size_t(i)];
     rms_norm(context_, rows.x, w.attn_norm.data(), plan_.norm_eps, rows.h);
@@ -205,6 +205,7 @@ void CpuBackend::run(const Batch& batch, SequencePool& pool, Outputs& outputs) {
       case MixerKind::attention: attend(i, rows, memory); break;
     }
     add(context_, rows.x, rows.h);
+    if (on_block_) on_block_(i, Block::feed_forward, rows.x);
     rms_norm(context_, rows.x, w.ffn_norm.data(), plan_.norm_eps, rows.h);
     switch (layer.feed_forward) {
       case FeedForwardKind::dense: feed_forward(i, rows); break;
@@ -212,7 +213,7 @@ void CpuBackend::run(const Batch& batch, SequencePool& pool, Outputs& outputs) {
     add(context_, rows.x, rows.h);
   }
   if (context_.trace) context_.trace->layer = -1;
-  if (on_layer_) on_layer_(int(plan_.layers.size()), rows.x);
+  if (on_block_) on_block_(int(plan_.layers.size()), Block::output, rows.x);
   for (const SeqTokens& tokens : batch.seqs) pool.advance(tokens.seq, tokens.n_tokens);
 
   const int64_t n_logits = batch.n_logits();

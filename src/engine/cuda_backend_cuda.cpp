@@ -94,9 +94,9 @@ class CudaBackend final : public Backend {
     runner_.run(batch, pool, static_cast<CudaOutputs&>(outputs), nullptr);
   }
   int max_tokens() const override { return 1 << 15; }
-  void watch(OnAttention on_attention, OnLayer on_layer) override {
+  void watch(OnAttention on_attention, OnBlock on_block) override {
     RIDGE_CHECK(!on_attention, "the rows of a device's attention cannot be watched");
-    runner_.watch(std::move(on_layer));
+    runner_.watch(std::move(on_block));
   }
   std::unique_ptr<Drawing> start_drawing(std::span<const SeqId> seqs, SequencePool& pool, Outputs& outputs,
                                          std::span<const SamplerOptions> samplers,

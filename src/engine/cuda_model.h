@@ -93,7 +93,7 @@ class CudaRunner {
   void run(const Batch& batch, SequencePool& pool, CudaOutputs& outputs, DrawingRoom* room);
   /// Draws from logits that are there.
   void draw(const CudaOutputs& outputs, DrawingRoom& room);
-  void watch(OnLayer on_layer) { on_layer_ = std::move(on_layer); }
+  void watch(OnBlock on_block) { on_block_ = std::move(on_block); }
 
   const gpu::Stream& stream() const { return stream_; }
   const ModelPlan& plan() const { return plan_; }
@@ -129,7 +129,7 @@ class CudaRunner {
   void attend(int layer, const StepPlan& step, DeviceKvMemory& memory, bool overlap);
   void attend_slice(int layer, const StepPlan& step, const StepSlice& slice, DeviceKvMemory& memory, bool overlap);
   void feed_forward(int layer, int64_t n, bool overlap);
-  void show_layer(int layer, int64_t n);
+  void show_block(int layer, Block block, int64_t n);
   void replay(Recorded& step, const float* logits, const std::function<void()>& queue);
   StepRows rows_of(const StepSlice& slice, const DeviceKvMemory& memory) const;
 
@@ -141,7 +141,7 @@ class CudaRunner {
   Room room_;
   std::vector<StepRow> rows_there_;  // what room_.rows holds when all that is queued has run
   std::map<std::vector<int64_t>, Recorded> recorded_;
-  OnLayer on_layer_;
+  OnBlock on_block_;
 };
 
 }  // namespace ridge

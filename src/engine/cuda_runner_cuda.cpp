@@ -118,7 +118,8 @@ void CudaRunner::upload(const StepPlan& step, std::span<const int32_t> tokens) {
 /// all the others' results in memory however early they start.
 void CudaRunner::begin(const StepPlan& step, DeviceKvMemory& memory) {
   const auto n_rows = ssize(step.rows);
-  const StepRows rows{.n = int(n_rows), .rows = room_.rows.as<StepRow>(), .pages = memory.page_table(), .page_pitch = memory.n_pages()};
+  const StepRows rows{
+      .n = int(n_rows), .rows = room_.rows.as<StepRow>(), .pages = memory.page_table(), .page_pitch = memory.n_pages()};
   {
     const gpu::OpRange range([&] { return small_op("rope", n_rows * plan_.ropes[0].frequency.size()); });
     int64_t at = 0;
@@ -170,7 +171,8 @@ void CudaRunner::attend_slice(int i, const StepPlan& step, const StepSlice& slic
   int64_t angles = int64_t(slice.first_row) * rope.n_pairs;
   for (int before = 0; before < plan.rope; ++before) angles += ssize(step.rows) * model_.ropes[size_t(before)].n_pairs;
   {
-    const gpu::OpRange range([&] { return cache_op("append", own[0], own[1], i, kv_append_work(own[0], own[1], slice.n_rows)); });
+    const gpu::OpRange range(
+        [&] { return cache_op("append", own[0], own[1], i, kv_append_work(own[0], own[1], slice.n_rows)); });
     if (slice.is_long)
       for (int s = 0; s < 2; ++s) copy_ring_tiles(stream_, own[s], sides[s], spans, slice.n_spans, RingCopy::in);
     device_append(stream_, {.rows = rows,
@@ -210,8 +212,9 @@ void CudaRunner::attend_slice(int i, const StepPlan& step, const StepSlice& slic
     if (slice.is_long)
       for (int s = 0; s < 2; ++s) copy_ring_tiles(stream_, own[s], sides[s], spans, slice.n_spans, RingCopy::out);
   }
-  const gpu::OpRange range([&] { 
-    return cache_op("attention", own[0], own[1], i, attention_work({.n_heads = plan.n_heads, .k = own[0], .v = own[1], .spans = slice.kv_spans}));
+  const gpu::OpRange range([&] {
+    return cache_op("attention", own[0], own[1], i,
+                    attention_work({.n_heads = plan.n_heads, .k = own[0], .v = own[1], .spans = slice.kv_spans}));
   });
   const DeviceAttention attention{.rows = rows,
                                   .n_heads = plan.n_heads,
@@ -261,16 +264,17 @@ void CudaRunner::feed_forward(int i, int64_t n, bool overlap) {
   const DensePlan& plan = plan_.layers[size_t(i)].dense;
   const CudaLayer& layer = model_.layers[size_t(i)];
   auto *x = room_.x.as<float>(), *ff = room_.ff.as<float>();
-  layer.gate_up.run(stream_,
-                    {.n_tokens = n,
-                     .x = x,
-                     .norm_weight = layer.ffn_norm.as<float>(),
-                     .norm_eps = plan_.norm_eps,
-                     .output = plan.activation == Activation::relu2 ? ProductOutput::relu2_glu : ProductOutput::silu_glu,
-                     .y = {ff},
-                     .overlap = overlap,
-                     .layer = i},
-                    room_.products);
+  layer.gate_up.run(
+      stream_,
+      {.n_tokens = n,
+       .x = x,
+       .norm_weight = layer.ffn_norm.as<float>(),
+       .norm_eps = plan_.norm_eps,
+       .output = plan.activation == Activation::relu2 ? ProductOutput::relu2_glu : ProductOutput::silu_glu,
+       .y = {ff},
+       .overlap = overlap,
+       .layer = i},
+      room_.products);
   layer.down.run(stream_,
                  {.n_tokens = n,
                   .x = ff,
@@ -284,12 +288,12 @@ void CudaRunner::feed_forward(int i, int64_t n, bool overlap) {
 }
 
 /// Hands the residual stream to whoever watches, and takes it back.
-void CudaRunner::show_layer(int layer, int64_t n) {
-  if (!on_layer_) return;
+void CudaRunner::show_block(int layer, Block block, int64_t n) {
+  if (!on_block_) return;
   std::vector<float> host(size_t(n * plan_.d_model));
   gpu::download(stream_, host.data(), room_.x.as<void>(), 4 * ssize(host));
   stream_.synchronize();
-  on_layer_(layer, {host.data(), n, plan_.d_model});
+  on_block_(layer, block, {host.data(), n, plan_.d_model});
   gpu::upload(stream_, room_.x.as<void>(), host.data(), 4 * ssize(host));
   stream_.synchronize();
 }
@@ -298,27 +302,29 @@ void CudaRunner::queue(const StepPlan& step, DeviceKvMemory& memory, const int32
                        int64_t n_logits, DrawingRoom* room) {
   const int64_t n = std::max<int64_t>(step.n_tokens, ssize(step.rows));
   // A recorded step's launches start while the one before drains; what the host does in between shall stay in between.
-  const bool overlap = step.recorded && options_.overlap && !on_layer_;
+  const bool overlap = step.recorded && options_.overlap && !on_block_;
   begin(step, memory);
   {
     const gpu::OpRange range([&] { return small_op("embed", n * plan_.d_model); });
     device_embed(stream_, n, tokens, model_.embedding, room_.x.as<float>());
   }
   for (int i = 0; i < ssize(plan_.layers); ++i) {
-    show_layer(i, n);
+    show_block(i, Block::mixer, step.n_tokens);
     switch (plan_.layers[size_t(i)].mixer) {
       case MixerKind::attention: attend(i, step, memory, overlap); break;
     }
+    show_block(i, Block::feed_forward, step.n_tokens);
     switch (plan_.layers[size_t(i)].feed_forward) {
       case FeedForwardKind::dense: feed_forward(i, n, overlap); break;
     }
   }
-  show_layer(int(plan_.layers.size()), n);
+  show_block(int(plan_.layers.size()), Block::output, step.n_tokens);
   if (n_logits > 0) {
     const float* x = room_.x.as<float>();
     if (!step.logits_in_order) {
       const gpu::OpRange range([&] { return small_op("other", n_logits * plan_.d_model); });
-      device_gather_rows(stream_, n_logits, plan_.d_model, room_.logit_rows.as<int32_t>(), x, room_.logit_x.as<float>());
+      device_gather_rows(stream_, n_logits, plan_.d_model, room_.logit_rows.as<int32_t>(), x,
+                         room_.logit_x.as<float>());
       x = room_.logit_x.as<float>();
     }
     model_.output.run(stream_,
@@ -343,10 +349,11 @@ void CudaRunner::run(const Batch& batch, SequencePool& pool, CudaOutputs& output
   gpu::use_device(device_);
   auto& memory = static_cast<DeviceKvMemory&>(pool.memory());
   StepPlan step = plan_step(batch, pool, memory, plan_);
-  step.recorded = step.recorded && !on_layer_;
+  step.recorded = step.recorded && !on_block_;
   const int64_t n_logits = ssize(step.logit_rows);
   // Padding rows get logits too, where all rows do: nobody reads them.
-  const int64_t padded = step.logits_in_order && n_logits > 0 ? std::max<int64_t>(n_logits, ssize(step.rows)) : n_logits;
+  const int64_t padded =
+      step.logits_in_order && n_logits > 0 ? std::max<int64_t>(n_logits, ssize(step.rows)) : n_logits;
   float* const logits = outputs.make_room(n_logits, padded);
   make_room(step, memory);
   upload(step, room ? std::span<const int32_t>() : batch.tokens);
@@ -357,8 +364,14 @@ void CudaRunner::run(const Batch& batch, SequencePool& pool, CudaOutputs& output
   } else {
     const DeviceSampler::Needs needs = room ? room->sampler.needs() : DeviceSampler::Needs{};
     const StepSlice& slice = step.slices[0];
-    const std::vector<int64_t> key{int64_t(memory.serial()), slice.n_rows, slice.most, padded, step.logits_in_order,
-                                   next_power_of_two(step.n_leaving), ssize(step.blocks), int64_t(room),
+    const std::vector<int64_t> key{int64_t(memory.serial()),
+                                   slice.n_rows,
+                                   slice.most,
+                                   padded,
+                                   step.logits_in_order,
+                                   next_power_of_two(step.n_leaving),
+                                   ssize(step.blocks),
+                                   int64_t(room),
                                    2 * int64_t(needs.kind) + needs.penalty};
     if (recorded_.size() >= kMostGraphs && !recorded_.contains(key)) recorded_.clear();
     replay(recorded_[key], logits, queue_all);

@@ -293,6 +293,15 @@ SequenceImage SequencePool::save(SeqId seq) {
   return s.parked ? *s.parked : memory_->read(place(s), s.calibrated);
 }
 
+SequenceImage SequencePool::save(SeqId seq, std::span<const int> layers) {
+  const Sequence& s = sequence(seq);
+  RIDGE_CHECK(!s.parked, "sequence {} is parked", int(seq));
+  SequenceImage image{.n = s.n, .calibrated = s.calibrated, .sides = {}};
+  for (const int layer : layers)
+    for (const bool is_k : {true, false}) image.sides.push_back(memory_->read_side(layer, is_k, place(s)));
+  return image;
+}
+
 Status SequencePool::check_image(const SequenceImage& image) const {
   if (image.sides.size() != n_sides())
     return bad_file("{} sides, this pool has {}", image.sides.size(), n_sides());

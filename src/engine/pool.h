@@ -80,6 +80,8 @@ class SequencePool {
 
   /// The sequence as bytes, and a sequence made of bytes that check_image() accepts.
   SequenceImage save(SeqId seq);
+  /// The same of some layers only, in the order given.
+  SequenceImage save(SeqId seq, std::span<const int> layers);
   Result<SeqId> load(const SequenceImage& image);
   /// Whether an image can be a sequence of this pool; names the first field that cannot.
   Status check_image(const SequenceImage& image) const;

@@ -32,11 +32,11 @@ constexpr Shape kShapes[] = {
 /// Fills matrices with valid blocks: a pool of encoded normal noise, copied from varying places.
 class NoiseSource {
  public:
-  NoiseSource(const WeightFormat& format, int64_t n_in) : format_(format) {
+  NoiseSource(const WeightFormat& format, int64_t n_in, double gain) : format_(format) {
     constexpr int64_t kPoolValues = 1 << 18;
     std::vector<float> values(size_t(kPoolValues), 0.0f);
     Rng rng(uint64_t(n_in) * 2654435761u + 1);
-    const double deviation = format.tail_bytes > 0 ? 1 : 1 / std::sqrt(double(n_in));  // i2_s: Linear::scale has it
+    const double deviation = format.tail_bytes > 0 ? 1 : gain / std::sqrt(double(n_in));  // i2_s: Linear::scale has it
     for (float& v : values) v = float(deviation * rng.normal());
     pool_.resize(size_t(format.row_bytes(kPoolValues)));
     format.encode(values.data(), kPoolValues, pool_.data());
@@ -166,10 +166,11 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec)
   Rng rng(1);
 
   // Rows are kept only where a kernel reads them: embeddings are looked up row by row, panels serve the products.
-  const auto matrix_of = [&](const WeightFormat& f, int64_t n_out, int64_t n_in, bool keep_rows) -> Linear {
-    const NoiseSource noise(f, n_in);
+  const auto matrix_of = [&](const WeightFormat& f, int64_t n_out, int64_t n_in, bool keep_rows,
+                             double gain = 1) -> Linear {
+    const NoiseSource noise(f, n_in, gain);
     Linear m{.format = &f, .n_out = n_out, .n_in = n_in, .rows = nullptr, .panels = nullptr};
-    if (f.tail_bytes > 0) m.scale = float(1 / std::sqrt(double(n_in))), m.int8_activations = true;
+    if (f.tail_bytes > 0) m.scale = float(gain / std::sqrt(double(n_in))), m.int8_activations = true;
     AlignedBuffer rows(m.bytes());
     noise.fill(rows.data(), m.bytes(), rng);
     if (wants_panels(f, n_in, context.isa)) {
@@ -186,9 +187,12 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec)
     w.n_params += n_out * n_in;
     return m;
   };
-  const auto matrix = [&](int64_t n_out, int64_t n_in, bool keep_rows, bool projection = true) {
-    return matrix_of(plan.format_of(n_in, projection), n_out, n_in, keep_rows);
+  const auto matrix = [&](int64_t n_out, int64_t n_in, bool keep_rows, bool projection = true, double gain = 1) {
+    return matrix_of(plan.format_of(n_in, projection), n_out, n_in, keep_rows, gain);
   };
+  // As in trained models, what a block adds is small beside the residual stream: the embedding has variance 1, all
+  // blocks together add about as much, and a small difference stays small.
+  const double branch_gain = 1 / std::sqrt(2.0 * c.n_layers);
   const auto vector = [&](int64_t n, float centre, float spread) {
     std::vector<float> values(size_t(n), 0.0f);
     for (float& v : values) v = centre + spread * float(rng.normal());
@@ -197,16 +201,18 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec)
     return values;
   };
 
-  w.embedding = matrix(c.vocab_size, c.d_model, true, false);
+  w.embedding = matrix(c.vocab_size, c.d_model, true, false, std::sqrt(double(c.d_model)));
   w.output = c.tied_output ? w.embedding : matrix_of(plan.head_format(), c.vocab_size, c.d_model, false);
   w.output_norm = vector(c.d_model, 1, 0.05f);
+  if (c.tied_output)  // logits of variance 1; signs, so that the model does not say each token again
+    for (float& v : w.output_norm) v *= (rng.next() % 2 == 0 ? 1.0f : -1.0f) / std::sqrt(float(c.d_model));
   for (int i = 0; i < c.n_layers; ++i) {
     LayerWeights& layer = w.layers.emplace_back();
     layer.attn_norm = vector(c.d_model, 1, 0.05f);
     layer.q = matrix(c.q_dim(), c.d_model, false);
     layer.k = matrix(c.kv_dim(), c.d_model, false);
     layer.v = matrix(c.kv_dim(), c.d_model, false);
-    layer.o = matrix(c.d_model, c.q_dim(), false);
+    layer.o = matrix(c.d_model, c.q_dim(), false, true, branch_gain);
     if (c.qkv_bias) {
       layer.q_bias = vector(c.q_dim(), 0, 0.1f);
       layer.k_bias = vector(c.kv_dim(), 0, 0.1f);
@@ -219,7 +225,7 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec)
     layer.ffn_norm = vector(c.d_model, 1, 0.05f);
     layer.gate = matrix(c.d_ff, c.d_model, false);
     layer.up = matrix(c.d_ff, c.d_model, false);
-    layer.down = matrix(c.d_model, c.d_ff, false);
+    layer.down = matrix(c.d_model, c.d_ff, false, true, branch_gain);
   }
   return model;
 }

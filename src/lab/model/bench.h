@@ -15,14 +15,14 @@
 
 namespace ridge::lab {
 
-/// The selected kernels against the reference kernels on the same model, cache and tokens.
+/// The selected kernels against the reference kernels, block by block (block_check.h).
 struct BenchCheck {
   bool done = false;
   bool passed = false;
-  double nmse = 0;   ///< worst of the compared logits rows
+  double nmse = 0;   ///< of the block whose error is largest for its bound
   double bound = 0;  ///< nmse must stay below
   int depth = 0;     ///< cached rows during the check
-  std::string what;  ///< "2 decode steps and 4 prompt tokens at depth 64"
+  std::string what;  ///< what was compared, and the worst block
 };
 
 struct BenchRow {

@@ -46,7 +46,7 @@ class DeviceKvMemory final : public KvMemory {
   void copy_page(int from, int to) override;
   void clear_counts(int page) override;
   void set_pages(int slot, int first, std::span<const int32_t> pages) override;
-  SequenceImage read(const SequencePlace& place, bool calibrated) override;
+  SideImage read_side(int layer, bool is_k, const SequencePlace& place) override;
   void write(const SequenceImage& image, const SequencePlace& place) override;
   /// Codes at random, in no time.
   void fill(const SequencePlace& place, uint64_t seed) override;
@@ -72,7 +72,7 @@ class DeviceKvMemory final : public KvMemory {
   };
   struct HostSide;
 
-  const Side& side(int layer, bool is_k) const { return sides_[size_t(2 * layer + !is_k)]; }
+  const Side& side(int layer, bool is_k) const { return sides_[side_index(layer, is_k)]; }
   void fill_in_fragments(const Side& side, const SequencePlace& place, uint64_t seed);
   void fill_rows(int layer, const SequencePlace& place, uint64_t seed);
 

@@ -205,18 +205,15 @@ struct DeviceKvMemory::HostSide {
   std::vector<float> centre, head_scale;
 };
 
-SequenceImage DeviceKvMemory::read(const SequencePlace& place, bool calibrated) {
-  SequenceImage image{.n = place.n, .calibrated = calibrated, .sides = {}};
-  for (size_t i = 0; i < sides_.size(); ++i) {
-    HostSide host(sides_[i], place);
-    host.for_each_piece(
-        [&](const void* device, void* here, int64_t bytes) { gpu::download(stream_, here, device, bytes); });
-    stream_.synchronize();
-    SideImage& to = image.sides.emplace_back();
-    to.ring_first = place.ring_first[i];
-    to.bytes.resize(size_t(side_image_bytes(sides_[i].layout, place.n, to.ring_first)));
-    read_side(sides_[i].layout, host.bytes(), place.n, to.ring_first, to.bytes.data());
-  }
+SideImage DeviceKvMemory::read_side(int layer, bool is_k, const SequencePlace& place) {
+  const Side& of = side(layer, is_k);
+  HostSide host(of, place);
+  host.for_each_piece(
+      [&](const void* device, void* here, int64_t bytes) { gpu::download(stream_, here, device, bytes); });
+  stream_.synchronize();
+  SideImage image{.ring_first = place.ring_first[side_index(layer, is_k)], .bytes = {}};
+  image.bytes.resize(size_t(side_image_bytes(of.layout, place.n, image.ring_first)));
+  ridge::read_side(of.layout, host.bytes(), place.n, image.ring_first, image.bytes.data());
   return image;
 }
 

@@ -129,15 +129,11 @@ void HostKvMemory::clear_counts(int page) {
   for (Side& side : sides_) side.counts[size_t(page)] = {};
 }
 
-SequenceImage HostKvMemory::read(const SequencePlace& place, bool calibrated) {
-  SequenceImage image{.n = place.n, .calibrated = calibrated, .sides = {}};
-  for (size_t i = 0; i < sides_.size(); ++i) {
-    const Side& side = sides_[i];
-    SideImage& to = image.sides.emplace_back();
-    to.ring_first = place.ring_first[i];
-    to.bytes.resize(size_t(side_image_bytes(side.layout, place.n, to.ring_first)));
-    read_side(side.layout, side.bytes(place), place.n, to.ring_first, to.bytes.data());
-  }
+SideImage HostKvMemory::read_side(int layer, bool is_k, const SequencePlace& place) {
+  const Side& of = side(layer, is_k);
+  SideImage image{.ring_first = place.ring_first[side_index(layer, is_k)], .bytes = {}};
+  image.bytes.resize(size_t(side_image_bytes(of.layout, place.n, image.ring_first)));
+  ridge::read_side(of.layout, of.bytes(place), place.n, image.ring_first, image.bytes.data());
   return image;
 }
 

@@ -26,7 +26,7 @@ class HostKvMemory final : public KvMemory {
                int n_slots);
 
   /// As ops read and write a side; good as long as this object.
-  const KvTiles& tiles(int layer, bool is_k) const { return sides_[size_t(2 * layer + !is_k)].tiles; }
+  const KvTiles& tiles(int layer, bool is_k) const { return sides_[side_index(layer, is_k)].tiles; }
 
   using KvMemory::allocated_bytes;
   int64_t allocated_bytes(int layer, bool is_k) const override;
@@ -36,7 +36,7 @@ class HostKvMemory final : public KvMemory {
   void copy_page(int from, int to) override;
   void clear_counts(int page) override;
   void set_pages(int, int, std::span<const int32_t>) override {}
-  SequenceImage read(const SequencePlace& place, bool calibrated) override;
+  SideImage read_side(int layer, bool is_k, const SequencePlace& place) override;
   void write(const SequenceImage& image, const SequencePlace& place) override;
   void fill(const SequencePlace& place, uint64_t seed) override;
   PageCounts counts(int layer, bool is_k, int page) override { return tiles(layer, is_k).counts[page]; }

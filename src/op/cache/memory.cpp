@@ -60,6 +60,13 @@ KvMemory::KvMemory(std::vector<KvLayouts> layouts, int n_pages, int n_slots)
     }
 }
 
+SequenceImage KvMemory::read(const SequencePlace& place, bool calibrated) {
+  SequenceImage image{.n = place.n, .calibrated = calibrated, .sides = {}};
+  for (int layer = 0; layer < n_layers(); ++layer)
+    for (const bool is_k : {true, false}) image.sides.push_back(read_side(layer, is_k, place));
+  return image;
+}
+
 int64_t KvMemory::allocated_bytes() const {
   int64_t bytes = 0;
   for (int layer = 0; layer < n_layers(); ++layer) bytes += allocated_bytes(layer, true) + allocated_bytes(layer, false);

@@ -65,7 +65,8 @@ class KvMemory {
   /// Entries first, first + 1, ... of a slot's list of pages, where a device has lists of its own.
   virtual void set_pages(int slot, int first, std::span<const int32_t> pages) = 0;
 
-  virtual SequenceImage read(const SequencePlace& place, bool calibrated) = 0;
+  SequenceImage read(const SequencePlace& place, bool calibrated);
+  virtual SideImage read_side(int layer, bool is_k, const SequencePlace& place) = 0;
   virtual void write(const SequenceImage& image, const SequencePlace& place) = 0;
   /// Valid rows of unit variance in all pages and rings of a sequence, for benchmarks at depth: made quickly, unlike any
   /// other memory's, and the same for the same seed.
@@ -76,6 +77,8 @@ class KvMemory {
   virtual int64_t saturated(int layer, bool is_k) = 0;
 
  protected:
+  /// In lists of sides: K and V of each layer.
+  static size_t side_index(int layer, bool is_k) { return 2 * size_t(layer) + !is_k; }
   KvMemory(std::vector<KvLayouts> layouts, int n_pages, int n_slots);
 
   std::vector<KvLayouts> layouts_;
