@@ -114,7 +114,10 @@ BlockError BlockReference::compare(Engine& engine, const KvChoice& kv, int depth
   const std::vector<int> layers(chosen.begin(), chosen.end());
   const std::vector<KvLayerConfig> configs = layer_configs(session_options(kv, n_ctx, kTokens), engine.plan());
   std::vector<KvLayerConfig> some_configs;
-  for (const int layer : layers) some_configs.push_back(configs[size_t(layer)]);
+  for (const int layer : layers) {
+    some_configs.push_back(configs[size_t(layer)]);
+    some_configs.back().layer = layer;
+  }
   const int n_pages = std::max(1, pages_for(configs, n_ctx));
 
   OneSequence tested{engine.backend(), engine.open_pool(configs, n_pages, 1)};

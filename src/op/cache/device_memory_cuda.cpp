@@ -20,7 +20,9 @@ std::vector<KvLayouts> layouts_of(std::span<const KvLayerConfig> layers) {
   return layouts;
 }
 
-gpu::Buffer room_for(int64_t n, int64_t bytes_each) { return gpu::Buffer(bytes_each > 0 ? n * bytes_each + kPadBytes : 0); }
+gpu::Buffer room_for(int64_t n, int64_t bytes_each) {
+  return gpu::Buffer(bytes_each > 0 ? n * bytes_each + kPadBytes : 0);
+}
 
 /// Calls run(first, n) for the runs of pages that lie behind one another: pages[first + i] = pages[first] + i.
 template <class Run>
@@ -49,8 +51,8 @@ DeviceKvMemory::Side::Side(const gpu::Stream& stream, int layer, const KvLayout&
     RIDGE_CHECK(int64_t(metric_of_model.size()) == int64_t(tiles.n_kv_heads) * tiles.head_dim * tiles.head_dim,
                 "weighted rounding needs a metric of {} x {} x {}, got {} values", tiles.n_kv_heads, tiles.head_dim,
                 tiles.head_dim, metric_of_model.size());
-    metric = gpu::to_device(
-        stream, std::span<const float>(metric_in_cache_space(turn, tiles.head_dim, metric_of_model)));
+    metric =
+        gpu::to_device(stream, std::span<const float>(metric_in_cache_space(turn, tiles.head_dim, metric_of_model)));
     tiles.metric = metric.as<float>();
   }
   tiles.rotation = turn.view();
@@ -78,7 +80,7 @@ DeviceKvMemory::DeviceKvMemory(const gpu::Stream& stream, std::span<const KvLaye
   for (int layer = 0; layer < n_layers(); ++layer)
     for (const bool is_k : {true, false}) {
       const KvLayout& of = layout(layer, is_k);
-      Side& s = sides_.emplace_back(stream, layer, of,
+      Side& s = sides_.emplace_back(stream, rotation_layer(layers, layer), of,
                                     metrics.empty() ? std::span<const float>() : metrics[size_t(layer)].side(is_k),
                                     n_pages, n_slots);
       s.tiles.saturated = saturated_.as<unsigned long long>() + (sides_.size() - 1);
@@ -131,14 +133,18 @@ std::vector<std::byte> DeviceKvMemory::row_bytes(int layer, bool is_k, RowForm f
   const KvTiles& t = tiles(layer, is_k);
   const bool sink = form == RowForm::sink, in_rows = t.kind == TileKind::rows;
   const int tile = position / kTilePositions, at = position % kTilePositions;
-  const std::byte* const from = sink                       ? t.sink_tile(place, head)
+  const std::byte* const from = sink                     ? t.sink_tile(place, head)
                                 : form == RowForm::coded ? t.coded_tile(place, head, tile)
                                                          : t.ring_tile(place, head, tile);
   const int format = sink ? int(&*find_kv_format("f16").or_throw() - kv_formats().data())
                           : (form == RowForm::coded ? t.format : t.recent);
   const int64_t n = sink ? 2 * t.head_dim : form == RowForm::coded ? t.row_bytes : t.recent_row_bytes;
-  const TileKind kind = in_rows ? TileKind::rows : sink ? TileKind::f16 : form == RowForm::coded ? t.kind : t.recent_kind;
-  std::vector<std::byte> tile_bytes(size_t(in_rows ? n : TileShape(kind, t.head_dim).bytes)), row(static_cast<size_t>(n));
+  const TileKind kind = in_rows                  ? TileKind::rows
+                        : sink                   ? TileKind::f16
+                        : form == RowForm::coded ? t.kind
+                                                 : t.recent_kind;
+  std::vector<std::byte> tile_bytes(size_t(in_rows ? n : TileShape(kind, t.head_dim).bytes)),
+      row(static_cast<size_t>(n));
   gpu::download(stream_, tile_bytes.data(), in_rows ? from + at * n : from, ssize(tile_bytes));
   stream_.synchronize();
   if (in_rows) return tile_bytes;

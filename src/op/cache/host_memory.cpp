@@ -80,9 +80,9 @@ HostKvMemory::HostKvMemory(std::span<const KvLayerConfig> layers, std::span<cons
   sides_.reserve(2 * layers.size());
   for (int layer = 0; layer < n_layers(); ++layer)
     for (const bool is_k : {true, false})
-      sides_.emplace_back(layer, layout(layer, is_k),
-                          metrics.empty() ? std::span<const float>() : metrics[size_t(layer)].side(is_k), round, n_pages,
-                          n_slots);
+      sides_.emplace_back(rotation_layer(layers, layer), layout(layer, is_k),
+                          metrics.empty() ? std::span<const float>() : metrics[size_t(layer)].side(is_k), round,
+                          n_pages, n_slots);
   for (Side& side : sides_) side.tiles.saturated = &side.saturated;
 }
 

@@ -18,10 +18,10 @@ struct SequencePlace {
   std::span<const int> ring_first;  ///< [2 n_layers], K and V of each layer: the ring holds positions [ring_first, n)
 };
 
-/// One side of one layer of a sequence as bytes that are the same for every device: centre [n_kv_heads, head_dim] and head
-/// scales [n_kv_heads] as f32 where the side has them; then for every kv head its f16 sinks, the rows in the ring from
-/// ring_first on and the coded rows, each in order of position and in the layout that the format defines. A sink is held
-/// as a sink only.
+/// One side of one layer of a sequence as bytes that are the same for every device: centre [n_kv_heads, head_dim] and
+/// head scales [n_kv_heads] as f32 where the side has them; then for every kv head its f16 sinks, the rows in the ring
+/// from ring_first on and the coded rows, each in order of position and in the layout that the format defines. A sink
+/// is held as a sink only.
 struct SideImage {
   int ring_first = 0;
   std::vector<std::byte> bytes;
@@ -68,8 +68,8 @@ class KvMemory {
   SequenceImage read(const SequencePlace& place, bool calibrated);
   virtual SideImage read_side(int layer, bool is_k, const SequencePlace& place) = 0;
   virtual void write(const SequenceImage& image, const SequencePlace& place) = 0;
-  /// Valid rows of unit variance in all pages and rings of a sequence, for benchmarks at depth: made quickly, unlike any
-  /// other memory's, and the same for the same seed.
+  /// Valid rows of unit variance in all pages and rings of a sequence, for benchmarks at depth: made quickly, unlike
+  /// any other memory's, and the same for the same seed.
   virtual void fill(const SequencePlace& place, uint64_t seed) = 0;
 
   virtual PageCounts counts(int layer, bool is_k, int page) = 0;
@@ -79,6 +79,9 @@ class KvMemory {
  protected:
   /// In lists of sides: K and V of each layer.
   static size_t side_index(int layer, bool is_k) { return 2 * size_t(layer) + !is_k; }
+  static int rotation_layer(std::span<const KvLayerConfig> layers, int i) {
+    return layers[size_t(i)].layer >= 0 ? layers[size_t(i)].layer : i;
+  }
   KvMemory(std::vector<KvLayouts> layouts, int n_pages, int n_slots);
 
   std::vector<KvLayouts> layouts_;
