@@ -136,6 +136,10 @@ DeviceProduct::DeviceProduct(const gpu::Stream& stream, std::span<const Linear* 
       }
     }
   }
+  int64_t held = bias_.bytes();
+  for (const Group& g : groups_)
+    held += g.bricks.data.bytes() + g.ints.tiles.bytes() + g.ints.row_scale.bytes() + g.floats.bytes();
+  RIDGE_CHECK(held == bytes(), "{} bytes of weights are held, {} were planned", held, bytes());
 }
 
 int64_t DeviceProduct::rows() const { return std::accumulate(n_out_.begin(), n_out_.end(), int64_t(0)); }
