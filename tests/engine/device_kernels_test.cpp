@@ -1,0 +1,57 @@
+// Kernels that are forced on a device, against the matrices of a model.
+#include "engine/device_kernels.h"
+
+#include <gmock/gmock.h>
+
+#include "ridge/error.h"
+
+namespace ridge {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+/// One layer, its matrices in one format, the output in another.
+Weights weights_of(std::string_view layer_format, std::string_view output_format) {
+  const auto matrix = [](std::string_view format) {
+    return Linear{.format = *find_weight_format(format), .n_out = 64, .n_in = 256};
+  };
+  Weights weights;
+  LayerWeights& l = weights.layers.emplace_back();
+  for (Linear* m : {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down}) *m = matrix(layer_format);
+  weights.output = matrix(output_format);
+  return weights;
+}
+std::string refusal(const Weights& weights, std::vector<std::string> kernels) {
+  try {
+    check_device_kernels(weights, parse_device_kernels(kernels).kernels);
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::usage);
+    return e.what();
+  }
+  return "";
+}
+
+TEST(DeviceKernels, LaunchIsAnOptionOfItsOwn) {
+  const std::vector<std::string> plain = {"gemv=bricks", "launch=plain"};
+  EXPECT_FALSE(parse_device_kernels(plain).overlap);
+  EXPECT_EQ(parse_device_kernels(plain).kernels, (ForcedKernels{{"gemv", "bricks"}}));
+  EXPECT_TRUE(parse_device_kernels({}).overlap);
+}
+
+TEST(DeviceKernels, AFormatWithoutKernelsIsRefusedByTheNameOfItsMatrix) {
+  EXPECT_EQ(refusal(weights_of("int4_g128", "q6_k"), {}), "");
+  EXPECT_THAT(refusal(weights_of("f16", "q5_1"), {}), AllOf(HasSubstr("matrix output"), HasSubstr("q5_1")));
+}
+
+TEST(DeviceKernels, EveryMatrixRunsAForcedKernelAndEveryForcedKernelRuns) {
+  const Weights mixed = weights_of("int4_g128", "q6_k");
+  EXPECT_EQ(refusal(mixed, {"gemv=int-1plane+bricks"}), "");
+  EXPECT_THAT(refusal(mixed, {"gemv=int-1plane"}), AllOf(HasSubstr("matrix output"), HasSubstr("can: bricks")));
+  EXPECT_THAT(refusal(mixed, {"gemv=int-1plane+bricks+ternary"}), HasSubstr("no matrix of the model runs ternary"));
+  EXPECT_THAT(refusal(mixed, {"gemv=int-1plane+int-2planes+bricks"}),
+              HasSubstr("no matrix of the model runs int-1plane"));
+}
+
+}  // namespace
+}  // namespace ridge
