@@ -147,6 +147,7 @@ Action declare_bench_op(CLI::App& app, lab::Op op) {
         ->group("Problems");
     if (op == lab::Op::attention) {
       list("--seq", f.seq, "512 to 131072", "cached positions; the default adds 8 x 8192 and 8 x 32768");
+      list("--new", f.n_new, "1", "of these the newest that are queries, of each sequence");
       list("--batch", f.batch, "1", "equal sequences at a time");
     } else {
       list("--new", f.n_new, "1", "tokens appended to each sequence");

@@ -83,7 +83,8 @@ std::span<const Command> commands() {
        "ridge bench decode -m model.gguf -ctk f16,q8_0 -ctv f16 -o jsonl --results results/decode.jsonl",
        declare_bench_decode},
       {"bench attention", "one layer's decode attention, by shape and cache format",
-       "Times one layer's attention of one token a sequence: samples of many calls (on a GPU replays of a CUDA graph) "
+       "Times one layer's attention of the newest tokens (--new) of each sequence: samples of many calls (on a GPU "
+       "replays of a CUDA graph) "
        "over buffers that take turns, so that data comes from memory. Each result is held against softmax in double "
        "first, and again after the timed calls: a wrong one is FAILED, gets no times, and the command ends with 3. "
        "Percent of roof is of the read bandwidth "
