@@ -42,8 +42,10 @@ struct IntWeights {
 
   int64_t n_groups() const { return n_in / kIntGroup; }
   int64_t n_row_tiles() const { return (n_out + (gated ? 7 : 15)) / (gated ? 8 : 16); }
+  int64_t tile_bytes() const { return n_row_tiles() * n_groups() * int_tile_bytes(kind); }
+  int64_t row_scale_bytes() const { return kind == IntKind::ternary ? 4 * kIntTileRows * n_row_tiles() : 0; }
   /// What a product reads of them.
-  int64_t bytes() const { return tiles.bytes() + row_scale.bytes(); }
+  int64_t bytes() const { return tile_bytes() + row_scale_bytes(); }
 };
 
 /// Packs on the stream; the rows may go when it has run. n_in is a multiple of 128; `gated` takes two matrices of as
