@@ -97,13 +97,6 @@ struct CpuContext {
   OpTrace* trace = nullptr;  ///< where ops write themselves down; null: nowhere
 };
 
-/// One row of a kernel table: what `explain` prints.
-struct KernelInfo {
-  std::string_view op;
-  std::string_view name;
-  Isa isa;
-};
-
 /// select_row() among the rows of the context's instruction set.
 template <class Variant, class... Problem>
 const Variant& select_variant(const CpuContext& context, std::string_view op, std::span<const Variant> variants,

@@ -29,7 +29,7 @@ struct DeviceLinearVariant {
   int planes;  ///< numbers of 8 (ints) or 16 bits (bricks) that an activation becomes; 0: it stays a float
   Support (*supports)(const DeviceLinearProblem& p);
 };
-/// Worst to best.
+/// Worst to best; of int4_g128 the accurate one is the best.
 std::span<const DeviceLinearVariant> device_linear_variants();
 
 /// The best row that may serve. Throws Error(usage) where there is none: why, and what to do about a format that

@@ -11,7 +11,6 @@ std::vector<OpKernel> gpu_attention_kernels();                     // op_bench_a
 std::vector<OpKernel> gpu_append_kernels();                        // op_bench_append_cuda.cpp
 extern const OpKernel kGemvBricks, kGemvBricksOverlap;             // op_bench_bricks_cuda.cpp
 extern const OpKernel kGemvInt, kGemvInt2Planes, kGemvIntOverlap;  // op_bench_int_cuda.cpp
-extern const OpKernel kGemvTernary;                                // op_bench_ternary_cuda.cpp
 extern const OpKernel kGemvTiles;                                  // op_bench_gemm_cuda.cpp
 extern const OpKernel kGemvLibrary, kGemvTwoOp;                    // op_bench_library_cuda.cpp
 /// All of these (op_kernels_gpu_cuda.cpp); none in a build without CUDA.
