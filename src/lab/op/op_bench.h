@@ -173,7 +173,7 @@ std::vector<OpProblem> op_problems(const OpBenchParams& params);
 /// The kernels that are measured on a problem, best last; or why there is none.
 struct KernelChoice {
   std::vector<const OpKernel*> kernels;
-  std::string why_none;  ///< "plain-f32: reads float rows only"
+  std::string why_none;  ///< "rows: head_dim 512 is larger than 256"
 };
 /// Throws usage when a name of params.kernels is in no row of the op for such a device, naming those there are.
 KernelChoice choose_kernels(const OpBenchParams& params, const OpProblem& problem, std::span<const OpKernel> table,
