@@ -6,34 +6,14 @@
 #include <limits>
 #include <optional>
 
-#include "base/rng.h"
-#include "lab/model/block_check.h"
 #include "lab/op/roof.h"
 
 namespace ridge::lab {
 namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-constexpr int kCheckDepthMin = 64;  // centres and scales of heads are set
-
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-/// What is checked before a test is timed.
-BenchCheck checked(BlockReference& reference, const Model& model, const BenchTest& test, const BenchParams& params) {
-  const int depth = std::max(test.n_depth, kCheckDepthMin);
-  const BlockError error = reference.compare(model.engine(), test.kv, depth, params.seed);
-  const double bound = params.check_bound.value_or(error.bound);
-  return {
-      .done = true,
-      .passed = error.finite && error.nmse <= bound,
-      .nmse = error.nmse,
-      .bound = bound,
-      .depth = depth,
-      .what = fmt::format("blocks of the first, middle and last layer behind {} positions, each given the same input, "
-                          "against the ref kernels; worst: {}",
-                          depth, error.block)};
-}
 
 /// One test: its session and tokens, run as often as asked.
 class BenchRunner {
@@ -116,13 +96,6 @@ bool time_test(const Model& model, const BenchParams& params, const BenchHooks& 
 
 }  // namespace
 
-std::vector<int32_t> random_tokens(const Model& model, int n, Rng& rng) {
-  std::vector<int32_t> tokens;
-  tokens.reserve(size_t(n));
-  for (int i = 0; i < n; ++i) tokens.push_back(int32_t(rng.next() % uint64_t(model.info().vocab_size)));
-  return tokens;
-}
-
 MeanDeviation mean_deviation(const std::vector<double>& samples) {
   if (samples.empty()) return {kNaN, 0};
   double sum = 0, squares = 0;
@@ -173,7 +146,7 @@ int run_bench(const BenchParams& params, const BenchHooks& hooks) {
   };
   for (const std::string& path : params.models) {
     status("loading " + path);
-    std::optional<BlockReference> reference;
+    std::optional<BenchReference> reference;
     if (params.check) {
       step("the reference of " + path);
       reference.emplace(path);
@@ -199,7 +172,9 @@ int run_bench(const BenchParams& params, const BenchHooks& hooks) {
                      .roof_gb_s = roof.read_gb_s,
                      .llc_bytes = roof.llc_bytes,
                      .date = {}};
-        if (reference) row.check = checked(*reference, model, test, params);
+        if (reference)
+          row.check =
+              reference->compare(model, {.kv = test.kv, .depth = test.n_depth}, params.seed, params.check_bound);
         if (params.check && !row.check.passed) {
           ++n_failed;
           if (hooks.on_failed) hooks.on_failed(row);

@@ -1,12 +1,10 @@
-#include "lab/model/block_check.h"
+#include "lab/model/bench_check.h"
 
 #include <algorithm>
 #include <cmath>
 #include <map>
 #include <set>
 
-#include "base/metrics.h"
-#include "base/rng.h"
 #include "engine/cpu_backend.h"
 #include "op/attn/attn.h"
 
@@ -20,7 +18,12 @@ constexpr double kProduct = 1e-4;
 // root mean square; levels of codes.
 const double kQuery = std::pow(4.0 / 127, 2) / 12, kWeight = std::pow(8.0 / 255, 2) / 12;
 
-/// What enters a block, and what reference and engine made of it.
+constexpr int kCheckDepthMin = 64;    // centres and scales of heads are set
+constexpr int kCheckDepthApart = 5;   // of sequences of a batch: lengths differ
+constexpr int kSteps[] = {1, 4, 24};  // tokens of a sequence: the kernels of one, of few and of many
+constexpr int kTokens = 1 + 4 + 24;
+
+/// Residual streams in front of blocks.
 using BlockKey = std::pair<int, Block>;
 using BlockInputs = std::map<BlockKey, std::vector<float>>;
 
@@ -48,17 +51,25 @@ struct SomeLayers {
   Weights weights;
 };
 
-/// A sequence of its own on some backend.
-struct OneSequence {
+/// Sequences of a pool of their own on some backend.
+struct Sequences {
   void run(std::span<const int32_t> tokens) {
-    const SeqTokens of_seq{seq, int(tokens.size())};
-    pool->reserve(seq, of_seq.n_tokens).or_throw();
-    backend.run({.tokens = tokens, .seqs = {&of_seq, 1}, .logits = LogitRows::last}, *pool, *outputs);
+    for (SeqTokens& of_seq : seqs) {
+      of_seq.n_tokens = int(tokens.size() / seqs.size());
+      pool->reserve(of_seq.seq, of_seq.n_tokens).or_throw();
+    }
+    backend.run({.tokens = tokens, .seqs = seqs, .logits = LogitRows::last}, *pool, *outputs);
   }
   Backend& backend;
   std::unique_ptr<SequencePool> pool;
   std::unique_ptr<Outputs> outputs = backend.make_outputs();
-  SeqId seq{};
+  std::vector<SeqTokens> seqs;
+};
+
+struct BlockError {
+  std::string block;  // "attention of layer 13, step of 1"
+  double nmse = 0, bound = 0;
+  bool finite = true;
 };
 
 /// Collects the worst block.
@@ -105,24 +116,24 @@ class Worst {
 
 }  // namespace
 
-BlockReference::BlockReference(const std::string& path)
+BenchReference::BenchReference(const std::string& path)
     : engine_(path, {.device = "cpu", .n_threads = 0, .isa = "scalar", .kernels = {}}) {}
 
-BlockError BlockReference::compare(Engine& engine, const KvChoice& kv, int depth, uint64_t seed) {
-  const int n_layers = int(engine.plan().layers.size()), n_ctx = depth + kTokens;
+BenchCheck BenchReference::compare(const Model& model, const CheckCase& of, uint64_t seed,
+                                   std::optional<double> given_bound) {
+  Engine& engine = model.engine();
+  const int n_layers = int(engine.plan().layers.size()), depth = std::max(of.depth, kCheckDepthMin);
+  const int n_ctx = depth + kCheckDepthApart * of.n_seq + kTokens;
   const std::set<int> chosen{0, n_layers / 2, n_layers - 1};
   const std::vector<int> layers(chosen.begin(), chosen.end());
-  const std::vector<KvLayerConfig> configs = layer_configs(session_options(kv, n_ctx, kTokens), engine.plan());
+  const std::vector<KvLayerConfig> configs = layer_configs(session_options(of.kv, n_ctx, kTokens), engine.plan());
   std::vector<KvLayerConfig> some_configs;
   for (const int layer : layers) {
     some_configs.push_back(configs[size_t(layer)]);
     some_configs.back().layer = layer;
   }
-  const int n_pages = std::max(1, pages_for(configs, n_ctx));
-
-  OneSequence tested{engine.backend(), engine.open_pool(configs, n_pages, 1)};
-  tested.seq = tested.pool->open().or_throw();
-  tested.pool->fill(tested.seq, depth, seed).or_throw();
+  const int n_pages = of.n_seq * std::max(1, pages_for(configs, n_ctx));
+  Sequences tested{.backend = engine.backend(), .pool = engine.open_pool(configs, n_pages, of.n_seq), .seqs = {}};
 
   const SomeLayers some(engine_.plan(), engine_.weights(), layers);
   const std::unique_ptr<Backend> backend = make_cpu_backend(engine_.context(), some.plan, some.weights);
@@ -130,15 +141,21 @@ BlockError BlockReference::compare(Engine& engine, const KvChoice& kv, int depth
   std::vector<KvMetricView> views;
   for (const int layer : layers)
     if (metric) views.push_back({metric->layer(true, layer), metric->layer(false, layer)});
-  OneSequence reference{*backend, std::make_unique<SequencePool>(backend->open_memory(some_configs, views, n_pages, 1),
-                                                                 SequencePool::HostTwin())};
-  reference.seq = reference.pool->load(tested.pool->save(tested.seq, layers)).or_throw();
+  Sequences reference{.backend = *backend,
+                      .pool = std::make_unique<SequencePool>(
+                          backend->open_memory(some_configs, views, n_pages, of.n_seq), SequencePool::HostTwin()),
+                      .seqs = {}};
+  for (int i = 0; i < of.n_seq; ++i) {
+    const SeqId seq = tested.pool->open().or_throw();
+    tested.pool->fill(seq, depth + i * kCheckDepthApart, seed + uint64_t(i)).or_throw();
+    tested.seqs.push_back({seq, 0});
+    reference.seqs.push_back({reference.pool->load(tested.pool->save(seq, layers)).or_throw(), 0});
+  }
 
   Worst worst(level_error(configs[0]));
   Rng rng(seed);
   for (const int n : kSteps) {
-    std::vector<int32_t> tokens;
-    while (ssize(tokens) < n) tokens.push_back(int32_t(rng.next() % uint64_t(engine.plan().vocab_size)));
+    const std::vector<int32_t> tokens = random_tokens(model, n * of.n_seq, rng);
     BlockInputs inputs;
     engine.backend().watch(nullptr, [&](int layer, Block block, View2<float> x) {
       if (chosen.contains(layer) || chosen.contains(layer - 1))
@@ -171,9 +188,27 @@ BlockError BlockReference::compare(Engine& engine, const KvChoice& kv, int depth
         });
     reference.run(tokens);
     const View2<const float> actual = tested.outputs->logits(), expected = reference.outputs->logits();
-    worst.add(fmt::format("output, step of {}", n), nullptr, actual.row(0), expected.row(0), Worst::output_bound());
+    for (int i = 0; i < of.n_seq; ++i)
+      worst.add(name("output", n_layers), nullptr, actual.row(i), expected.row(i), Worst::output_bound());
   }
-  return worst.get();
+  const BlockError& error = worst.get();
+  const double bound = given_bound.value_or(error.bound);
+  return {
+      .done = true,
+      .passed = error.finite && error.nmse <= bound,
+      .nmse = error.nmse,
+      .bound = bound,
+      .depth = depth,
+      .what = fmt::format("blocks of the first, middle and last layer{} behind {} positions, each given the same "
+                          "input, against the ref kernels; worst: {}",
+                          of.n_seq > 1 ? fmt::format(", {} sequences in a batch", of.n_seq) : "", depth, error.block)};
+}
+
+std::vector<int32_t> random_tokens(const Model& model, int n, Rng& rng) {
+  std::vector<int32_t> tokens;
+  tokens.reserve(size_t(n));
+  for (int i = 0; i < n; ++i) tokens.push_back(int32_t(rng.next() % uint64_t(model.info().vocab_size)));
+  return tokens;
 }
 
 }  // namespace ridge::lab
