@@ -217,8 +217,10 @@ TEST(AttnInt, OneKeyThatTakesAllLeavesTheOthersTheirWeight) {
     for (const AttentionVariant* variant : rounding_variants()) {
       CpuContext context(1);
       variant->run(context, a);
-      // 10 keys of weight 1 and 630 of e^-8, 0.21 in all: without them the output would be 2 % low.
-      for (const float x : p.caches.out()) EXPECT_NEAR(x / value[0], 1, 0.003) << name << " " << variant->name;
+      // 10 keys of weight 1 and 630 of e^-8, 0.21 in all: without them the output would be 2 % low. Of 8 bits up to
+      // half a step waits in each of 16 lanes at the end of each of two splits.
+      for (const float x : p.caches.out())
+        EXPECT_NEAR(x / value[0], 1, 2 * 16 * 0.5 / 255 / 10.21) << name << " " << variant->name;
     }
   }
 }
