@@ -45,7 +45,8 @@ std::vector<KvMetricView> metrics(const std::vector<KvLayerConfig>& layers) {
         for (int j = 0; j < kDim; ++j) values.push_back(i == j ? 1.0f : std::abs(i - j) == 1 ? 0.4f : 0.0f);
     return values;
   }();
-  return std::vector<KvMetricView>(layers.size(), {form, form});
+  const auto of_heads = std::span(form).first(size_t(layers[0].n_kv_heads * kDim * kDim));
+  return std::vector<KvMetricView>(layers.size(), {of_heads, of_heads});
 }
 
 struct Pool {
