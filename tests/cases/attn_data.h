@@ -1,75 +1,178 @@
-// Cache sides for attention tests and benches: random rows, coded in segments of chosen formats, each segment in a
-// buffer that ends kKvPadBytes before an inaccessible page.
+// Caches for attention and append tests: sequences of random rows in buffers that end at an inaccessible page, and what
+// attention over them must be.
 #pragma once
 
+#include <memory>
+#include <optional>
 #include <vector>
 
 #include "cases/attn_cases.h"
 #include "cases/guarded.h"
+#include "op/attn/attn.h"
 #include "op/attn/kernels.h"
+#include "op/cache/append.h"
+#include "op/cache/rotation.h"
 
 namespace ridge {
 
-/// One side of a cache and what a kernel must see in it.
-class CachedSide {
- public:
-  /// Rows are standard normal times `spread`.
-  CachedSide(int n_kv_heads, int n_keys, int head_dim, uint64_t seed, double spread = 1)
-      : n_kv_heads_(n_kv_heads),
-        n_keys_(n_keys),
-        head_dim_(head_dim),
-        seen_(random_floats(seed, int64_t(n_kv_heads) * n_keys * head_dim)) {
-    for (float& x : seen_) x *= float(spread);
-    for (int h = 0; h < n_kv_heads; ++h) head_scales_.push_back(float(spread) * (1 + 0.125f * float(h)));
+inline const KvFormat& kv(std::string_view name) { return *find_kv_format(name).or_throw(); }
+
+/// A side in a format; the rotation, centre, window, sinks and recent format of `policy`, else the format's own rules.
+/// Rounding is nearest: readers do not know how codes were chosen.
+inline KvSideConfig side_of(const KvFormat& format, KvPolicy policy = {}) {
+  policy.rounding = KvRounding::nearest;
+  if (policy.scale == KvScale::none) policy.scale = format.policy.scale;
+  return {&format, policy};
+}
+inline constexpr KvPolicy kPlainPolicy{};
+inline constexpr KvPolicy kWindowPolicy{.window = 32, .sinks = 4, .recent = "i8r"};
+inline constexpr KvPolicy kFullPolicy{
+    .rotation = Rotation::hadamard, .centre = true, .window = 32, .sinks = 4, .recent = "i8r"};
+
+/// Bytes of one side, each kind in a buffer that ends kKvPadBytes before an inaccessible page. What was never written
+/// is NaN in formats that have one.
+struct FencedSide {
+  KvLayout layout;
+  RowRotation rotation;
+  FencedBytes pages, ring, sinks;
+  std::vector<float> centre, head_scale;
+  std::vector<PageCounts> counts;
+  unsigned long long saturated = 0;
+  KvTiles tiles;
+
+  FencedSide(const KvLayerConfig& layer, bool is_k, int n_pages, int n_slots)
+      : layout(layer, is_k, false),
+        rotation(layout.config.policy.rotation, 3, layer.head_dim),
+        pages(n_pages * layout.page_bytes(), kKvPadBytes),
+        ring(n_slots * layout.ring_bytes(), kKvPadBytes),
+        sinks(n_slots * layout.sinks_bytes(), kKvPadBytes),
+        centre(size_t(n_slots * layout.centre_bytes() / 4), 0.0f),
+        head_scale(size_t(n_slots * layout.head_scale_bytes() / 4), 0.0f),
+        counts(size_t(n_pages)),
+        tiles(layout.tiles) {
+    tiles.rotation = rotation.view();
+    tiles.pages = pages.data();
+    tiles.ring = ring.data();
+    tiles.sinks = sinks.data();
+    tiles.centre = centre.empty() ? nullptr : centre.data();
+    tiles.head_scale = head_scale.empty() ? nullptr : head_scale.data();
+    tiles.counts = counts.data();
+    tiles.saturated = &saturated;
   }
-
-  /// Stores positions [first, first + count) in a format; row() then gives the decoded values. A count of 0 adds
-  /// nothing.
-  CachedSide& add(const KvFormat& format, int first, int count) {
-    if (count <= 0) return *this;
-    const int64_t row_bytes = format.row_bytes(head_dim_), head_stride = (count + 1) * row_bytes;
-    storage_.emplace_back((n_kv_heads_ - 1) * head_stride + count * row_bytes, kKvPadBytes);
-    std::byte* rows = storage_.back().data();
-    for (int h = 0; h < n_kv_heads_; ++h)
-      for (int i = 0; i < count; ++i) {
-        std::byte* row_at = rows + h * head_stride + i * row_bytes;
-        const KvCoding coding{.fixed = format.head_scale ? head_scales_[size_t(h)] : 0.0f};
-        format.encode(row(h, first + i), head_dim_, coding, row_at);
-        format.decode(row_at, head_dim_, coding, row(h, first + i));
-      }
-    side_.segments[size_t(side_.n_segments++)] = {.format = &format,
-                                                  .rows = rows,
-                                                  .row_bytes = row_bytes,
-                                                  .head_stride = head_stride,
-                                                  .first = first,
-                                                  .count = count,
-                                                  .head_scale = format.head_scale ? head_scales_.data() : nullptr};
-    return *this;
-  }
-
-  float* row(int kv_head, int position) { return &seen_[size_t((int64_t(kv_head) * n_keys_ + position) * head_dim_)]; }
-  const float* row(int kv_head, int position) const { return const_cast<CachedSide*>(this)->row(kv_head, position); }
-  const KvSide& side() const { return side_; }
-
- private:
-  int n_kv_heads_, n_keys_, head_dim_;
-  std::vector<float> seen_;         // [n_kv_heads, n_keys, head_dim]
-  std::vector<float> head_scales_;  // [n_kv_heads], different so that a kernel that mixes heads up is found
-  std::vector<FencedBytes> storage_;
-  KvSide side_;
+  FencedSide(const FencedSide&) = delete;
 };
 
-/// Sinks in f16, the middle coded, the rest in another format as a ring buffer has it: in two pieces.
-inline void add_cache_like_segments(CachedSide& side, const KvFormat& coded, int n_keys,
-                                    std::string_view recent_name = "f16") {
-  const KvFormat &f16 = **find_kv_format("f16"), &recent = **find_kv_format(recent_name);
-  const int sinks = std::min(4, n_keys), coded_end = std::max(sinks, (n_keys - 20) / 32 * 32);
-  const int ring = coded_end + (n_keys - coded_end) / 3;
-  side.add(f16, 0, sinks)
-      .add(coded, sinks, coded_end - sinks)
-      .add(recent, coded_end, ring - coded_end)
-      .add(recent, ring, n_keys - ring);
-}
+/// New tokens of a sequence.
+struct Bring {
+  int seq = 0, n = 0;
+};
+
+/// What every token of some sequences brings: standard normal rows, K with an outlier channel and an offset.
+struct TokenRows {
+  int n_heads, n_kv_heads, head_dim, n_ctx;
+  std::vector<std::vector<float>> q, k, v;  // of each sequence, [n_ctx, heads * head_dim]
+
+  TokenRows(const AttnCase& c, int n_seqs, uint64_t seed = 1)
+      : n_heads(c.heads.n_heads), n_kv_heads(c.heads.n_kv_heads), head_dim(c.head_dim), n_ctx(c.n_keys) {
+    for (int s = 0; s < n_seqs; ++s) {
+      const uint64_t from = seed * 1000 + uint64_t(s) * 10;
+      q.push_back(random_floats(from, int64_t(n_ctx) * n_heads * head_dim));
+      k.push_back(random_floats(from + 1, int64_t(n_ctx) * n_kv_heads * head_dim));
+      v.push_back(random_floats(from + 2, int64_t(n_ctx) * n_kv_heads * head_dim));
+      for (size_t i = 3; i < k.back().size(); i += size_t(head_dim)) k.back()[i] += 2;
+    }
+  }
+};
+
+/// Sequences over one layer's cache, each on a slot and pages that are out of order.
+class Caches {
+ public:
+  FencedSide k, v;
+  float scale;
+
+  Caches(const KvLayerConfig& layer, const TokenRows& rows, uint64_t order = 1)
+      : k(layer, true, n_pages(rows), n_slots(rows)),
+        v(layer, false, n_pages(rows), n_slots(rows)),
+        scale(float(1 / std::sqrt(double(rows.head_dim)))),
+        rows_(rows),
+        n_past_(rows.q.size(), 0) {
+    std::vector<int32_t> pages(static_cast<size_t>(n_pages(rows)));
+    for (size_t i = 0; i < pages.size(); ++i) pages[i] = int32_t(i);
+    Rng rng(order);
+    for (size_t i = pages.size(); i-- > 1;) std::swap(pages[i], pages[rng.next() % (i + 1)]);
+    for (size_t s = 0; s < rows.q.size(); ++s) {
+      const size_t each = pages.size() / rows.q.size();
+      pages_.emplace_back(pages.begin() + ptrdiff_t(s * each), pages.begin() + ptrdiff_t((s + 1) * each));
+      slots_.push_back(int((s + order) % size_t(n_slots(rows))));
+    }
+  }
+
+  int length(int seq) const { return n_past_[size_t(seq)]; }
+  KvSpan span(int seq, int first_row, int n_rows) const {
+    return {.first_row = first_row,
+            .n_rows = n_rows,
+            .n_past = length(seq),
+            .slot = slots_[size_t(seq)],
+            .pages = pages_[size_t(seq)].data()};
+  }
+
+  /// Appends the next tokens of sequences in the parts that the engine would make; each(spans) follows every part.
+  template <class EachPart>
+  void bring(CpuContext& context, std::span<const Bring> what, const EachPart& each) {
+    int n = 0;
+    for (const Bring& b : what) n += b.n;
+    const int64_t q_dim = int64_t(rows_.n_heads) * rows_.head_dim, kv_dim = int64_t(rows_.n_kv_heads) * rows_.head_dim;
+    q_.emplace(n, q_dim), out_.emplace(n, q_dim, 7);
+    GuardedMatrix k_rows(n, kv_dim), v_rows(n, kv_dim, 5);
+    std::vector<std::vector<KvSpan>> parts;
+    int row = 0;
+    for (const Bring& b : what) {
+      const auto copy = [&](const std::vector<std::vector<float>>& from, GuardedMatrix& to, int64_t dim) {
+        for (int i = 0; i < b.n; ++i)
+          std::copy_n(&from[size_t(b.seq)][size_t((length(b.seq) + i) * dim)], dim, &to.view()(row + i, 0));
+      };
+      copy(rows_.q, *q_, q_dim), copy(rows_.k, k_rows, kv_dim), copy(rows_.v, v_rows, kv_dim);
+      const bool calibrates = (k.layout.calibrates() || v.layout.calibrates()) && length(b.seq) < kCalibration;
+      const auto cut = cut_span(span(b.seq, row, b.n), most_rows_at_once(k.tiles, v.tiles), calibrates);
+      if (parts.size() < cut.size()) parts.resize(cut.size());
+      for (size_t i = 0; i < cut.size(); ++i) parts[i].push_back(cut[i]);
+      row += b.n;
+    }
+    for (const std::vector<KvSpan>& part : parts) {
+      kv_append(context, k.tiles, v.tiles, part, k_rows.view(), v_rows.view());
+      each(part);
+    }
+    if (!k_rows.intact() || !v_rows.intact() || !q_->intact() || !out_->intact())
+      throw std::runtime_error("something wrote outside its rows");
+    for (const Bring& b : what) n_past_[size_t(b.seq)] += b.n;
+  }
+  void bring(CpuContext& context, std::span<const Bring> what) {
+    bring(context, what, [](std::span<const KvSpan>) {});
+  }
+
+  /// Queries of the tokens brought last.
+  Attention problem(std::span<const KvSpan> spans) {
+    return {.n_heads = rows_.n_heads,
+            .scale = scale,
+            .k = k.tiles,
+            .v = v.tiles,
+            .spans = spans,
+            .q = q_ ? q_->view() : View2<float>(),
+            .out = out_ ? out_->view() : View2<float>()};
+  }
+  /// [tokens brought last, n_heads * head_dim]
+  std::vector<float> out() { return out_->values(); }
+  View2<float> q() { return q_->view(); }
+
+ private:
+  static int n_slots(const TokenRows& rows) { return int(rows.q.size()) + 2; }
+  static int n_pages(const TokenRows& rows) { return int(rows.q.size()) * (rows.n_ctx / kPagePositions + 1); }
+
+  const TokenRows& rows_;
+  std::vector<int> n_past_, slots_;
+  std::vector<std::vector<int32_t>> pages_;
+  std::optional<GuardedMatrix> q_, out_;
+};
 
 /// Attention of one query in double, and how far a float kernel may be from it, element by element.
 ///

@@ -97,7 +97,7 @@ TEST_F(KvMetricTest, KeysAreWeighedByTheQueriesAtAllPositions) {
           for (const auto& column : columns)
             for (int p = 0; p < kContext; ++p) {  // 64 positions of a context of 64: all of them
               std::vector<float> a = column;
-              apply_rope(context, rope, p, 1, kDim, View2<float>(a.data(), 1, kDim));
+              apply_rope(context, RopeAngles(context, rope, {&p, 1}), kDim, View2<float>(a.data(), 1, kDim));
               for (int i = 0; i < kDim; ++i)
                 for (int j = 0; j < kDim; ++j) form[size_t(i * kDim + j)] += double(a[size_t(i)]) * a[size_t(j)];
             }

@@ -106,7 +106,9 @@ TEST(ApplyRope, TurnsEveryPairByItsAngle) {
           GuardedMatrix x(kTokens, kHeads * head_dim);
           for (int t = 0; t < kTokens; ++t)
             std::copy_n(&before[size_t(t * kHeads * head_dim)], kHeads * head_dim, &x.view()(t, 0));
-          apply_rope(context, rope, first, kHeads, head_dim, x.view());
+          std::vector<int32_t> positions;  // as sequences of a step bring them: in any order
+          for (int t = 0; t < kTokens; ++t) positions.push_back(first + 5 * (kTokens - t));
+          apply_rope(context, RopeAngles(context, rope, positions), head_dim, x.view());
           ASSERT_TRUE(x.intact());
           for (int t = 0; t < kTokens; ++t)
             for (int h = 0; h < kHeads; ++h)
@@ -122,7 +124,7 @@ TEST(ApplyRope, TurnsEveryPairByItsAngle) {
                 const bool second = halves ? i >= rope_dim / 2 : i % 2 == 1;
                 const double a = halves ? in[pair] : in[2 * pair],
                              b = halves ? in[pair + rope_dim / 2] : in[2 * pair + 1];
-                const double angle = double(first + t) * rope.frequency[size_t(pair)];
+                const double angle = double(positions[size_t(t)]) * rope.frequency[size_t(pair)];
                 const double expected = magnitude * (second ? a * std::sin(angle) + b * std::cos(angle)
                                                             : a * std::cos(angle) - b * std::sin(angle));
                 // cos, its scaling, two products and a sum: five roundings on each term.
@@ -137,14 +139,27 @@ TEST(ApplyRope, ScoresDependOnTheDistanceOnly) {
   const Rope rope = test_rope(RopePairs::halves, 64, 1);
   const auto score = [&](int query_at, int key_at) {
     std::vector<float> q = random_floats(1, 64), k = random_floats(2, 64);
-    apply_rope(context, rope, query_at, 1, 64, {q.data(), 1, 64});
-    apply_rope(context, rope, key_at, 1, 64, {k.data(), 1, 64});
+    const int32_t positions[] = {query_at, key_at};
+    const RopeAngles of_query(context, rope, {positions, 1}), of_key(context, rope, {positions + 1, 1});
+    apply_rope(context, of_query, 64, {q.data(), 1, 64});
+    apply_rope(context, of_key, 64, {k.data(), 1, 64});
     double dot = 0;
     for (size_t i = 0; i < 64; ++i) dot += double(q[i]) * k[i];
     return dot;
   };
   EXPECT_NEAR(score(9, 4), score(1005, 1000), 1e-4);
   EXPECT_GT(std::abs(score(9, 4) - score(9, 8)), 1e-2);
+}
+
+TEST(RmsNorm, ARowIsTheSameBitsAloneAndAmongOthers) {
+  CpuContext one(1), three(3);
+  const std::vector<float> values = random_floats(1, 40 * 96), weight = random_floats(2, 96);
+  std::vector<float> all(values.size()), alone(96);
+  rms_norm(three, {values.data(), 40, 96}, weight.data(), 1e-6f, {all.data(), 40, 96});
+  for (size_t t = 0; t < 40; ++t) {
+    rms_norm(one, {&values[t * 96], 1, 96}, weight.data(), 1e-6f, {alone.data(), 1, 96});
+    ASSERT_TRUE(std::equal(alone.begin(), alone.end(), all.begin() + int64_t(t * 96))) << "row " << t;
+  }
 }
 
 TEST(Additions, AddRowsAndBiases) {

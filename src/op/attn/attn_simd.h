@@ -184,12 +184,11 @@ inline void float_values(const Attention& a, const Block& block, const float* ro
                     out + pair * stride);
       },
       [&](int i, Live live) {
-        for (int64_t pair = int64_t(i) * group; pair < int64_t(i + 1) * group; ++pair) {
-          float some[kTile] = {};
-          const float* const p = scores + pair * kScoreStride + offset;
-          std::copy(p + live.begin, p + std::min(live.end, count), some + live.begin);
-          tile_values(1, some, kTile, rows, count, stride, out + pair * stride);
-        }
+        // Rows that the query does not see are left out: a sink's coded place may hold anything, NaN too.
+        const int64_t pair = int64_t(i) * group;
+        tile_values(group, scores + pair * kScoreStride + offset + live.begin, kScoreStride,
+                    rows + int64_t(live.begin) * stride, std::min(live.end, count) - live.begin, stride,
+                    out + pair * stride);
       });
 }
 

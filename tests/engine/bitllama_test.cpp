@@ -1,4 +1,5 @@
-// Small trained ternary models by others (bitllama2.c), whose files Ridge does not load, through Ridge's forward pass.
+// Small trained ternary models by others (bitllama2.c), whose files Ridge does not load, through the CPU's forward
+// pass.
 //
 // They are Llamas without learnt norms: in front of every projection x / (|x| sqrt(n)), which is RMSNorm with weight
 // 1/n and no epsilon, then int8 activations and ternary codes with one scale per matrix. So the sub-norms of BitNet
@@ -11,8 +12,8 @@
 
 #include "base/metrics.h"
 #include "cases/reference_data.h"
+#include "engine/cpu_backend.h"
 #include "io/mapped_file.h"
-#include "model/forward.h"
 #include "op/gemv/ternary.h"
 
 namespace ridge {
@@ -117,13 +118,19 @@ void expect_first_story(const char* name, Isa isa) {
 
   CpuContext context(2, isa);
   pack_weights(context, model.weights);
-  const std::vector<KvSideConfig> f32(size_t(c.n_layers), {.format = *find_kv_format("f32"), .policy = {}});
-  KvCache cache(f32, f32, c.n_kv_heads, c.head_dim, 64);
-  ForwardState state(c, 64);
+  const ModelPlan plan = make_plan(c, nullptr);
+  const std::unique_ptr<Backend> backend = make_cpu_backend(context, plan, model.weights);
+  const KvSideConfig f32{.format = *find_kv_format("f32"), .policy = {}};
+  const std::vector<KvLayerConfig> layers(size_t(c.n_layers), {f32, f32, c.n_kv_heads, c.head_dim});
   const auto ids = story["ids"].get<std::vector<int32_t>>();
   const auto nll = story["nll"].get<std::vector<double>>();
-  const View2<float> logits =
-      forward(context, c, model.weights, make_rope(c, nullptr), ids, LogitRows::all, cache, state);
+  const int n_pages = int(ids.size()) / kPagePositions + 1;
+  SequencePool pool(backend->open_memory(layers, {}, n_pages, 1), nullptr);
+  const SeqTokens all{pool.open().or_throw(), int(ids.size())};
+  pool.reserve(all.seq, all.n_tokens).or_throw();
+  const std::unique_ptr<Outputs> outputs = backend->make_outputs();
+  backend->run({.tokens = ids, .seqs = {&all, 1}, .logits = LogitRows::all}, pool, *outputs);
+  const View2<const float> logits = outputs->logits();
   double mean = 0, golden = 0, worst = 0;
   for (size_t t = 0; t < nll.size(); ++t) {
     mean += (log_sum_exp(logits.row(int64_t(t))) - logits(int64_t(t), ids[t + 1])) / double(nll.size());

@@ -1,0 +1,246 @@
+// Sequences as bytes: images hold what the header says and come back bit for bit, in every order of tiles; hostile ones
+// are refused.
+#include "op/cache/host_memory.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "cases/attn_data.h"
+#include "op/cache/tile_formats.h"
+
+namespace ridge {
+namespace {
+
+using testing::HasSubstr;
+constexpr int kHeads = 2, kDim = 64, kLength = 150;
+
+/// A layer for every format: as its own policy has it on K's side, with everything on V's.
+std::vector<KvLayerConfig> all_layers() {
+  std::vector<KvLayerConfig> layers;
+  for (const KvFormat& format : kv_formats())
+    layers.push_back({side_of(format, format.policy), side_of(format, kFullPolicy), kHeads, kDim});
+  layers.push_back({side_of(kv("q8_0"), {.sinks = 5}), side_of(kv("rotor-3"), {.centre = true}), kHeads, kDim});
+  return layers;
+}
+
+struct Host {
+  HostKvMemory memory;
+  std::vector<int32_t> pages;
+  std::vector<int> ring_first;
+  int n = 0;
+
+  Host(std::span<const KvLayerConfig> layers, std::vector<int32_t> page_list)
+      : memory(layers, {}, nullptr, 4, 3), pages(std::move(page_list)), ring_first(2 * layers.size(), 0) {}
+
+  /// Tokens n .. n + count of every layer into slot 1.
+  void append(int count, uint64_t seed) {
+    static CpuContext context(1);
+    bool calibrates = false;
+    for (int layer = 0; layer < memory.n_layers(); ++layer) {
+      const KvTiles &k = memory.tiles(layer, true), &v = memory.tiles(layer, false);
+      calibrates = n < kCalibration && (k.retention.calibration > 0 || v.retention.calibration > 0);
+      std::vector<float> rows = random_floats(seed + uint64_t(layer), 2 * count * kHeads * kDim);
+      const int64_t half = int64_t(rows.size()) / 2, width = kHeads * kDim;
+      const KvSpan whole{.n_rows = count, .n_past = n, .slot = 1, .pages = pages.data()};
+      for (const KvSpan& span : cut_span(whole, most_rows_at_once(k, v), calibrates))
+        kv_append(context, k, v, {&span, 1}, {rows.data(), count, width}, {rows.data() + half, count, width});
+    }
+    n += count;
+    // As far back as a ring holds whole tiles.
+    for (size_t i = 0; i < ring_first.size(); ++i) {
+      const KvLayout& layout = memory.layout(int(i / 2), i % 2 == 0);
+      const bool window = layout.tiles.retention.window > 0;
+      ring_first[i] = layout.tiles.ring_tiles == 0 ? 0
+                      : window || n < kCalibration ? std::max(0, (n + 31) / 32 * 32 - layout.ring_rows())
+                                                   : n;
+    }
+  }
+  SequencePlace place() const { return {1, n, pages, ring_first}; }
+  SequenceImage image() { return memory.read(place(), n >= kCalibration); }
+};
+
+bool same_bytes(const SequenceImage& a, const SequenceImage& b) {
+  return a.n == b.n && a.calibrated == b.calibrated &&
+         std::ranges::equal(a.sides, b.sides, [](const auto& x, const auto& y) {
+           return x.ring_first == y.ring_first && x.bytes == y.bytes;
+         });
+}
+
+TEST(SequenceImage, HoldsEveryRowInTheOrderOfItsHeader) {
+  const std::vector<KvLayerConfig> layers = all_layers();
+  Host host(layers, {2, 0});
+  host.append(kLength, 1);
+  const SequenceImage image = host.image();
+  ASSERT_EQ(image.sides.size(), 2 * layers.size());
+  for (size_t i = 0; i < image.sides.size(); ++i) {
+    const KvTiles& t = host.memory.tiles(int(i / 2), i % 2 == 0);
+    std::vector<std::byte> expected;
+    const auto add = [&](const void* from, int64_t n) {
+      const auto* const first = static_cast<const std::byte*>(from);
+      expected.insert(expected.end(), first, first + n);
+    };
+    if (t.centre) add(t.centre_of(1, 0), 4 * kHeads * kDim);
+    if (t.head_scale) add(t.head_scale + kHeads, 4 * kHeads);
+    for (int h = 0; h < kHeads; ++h) {
+      for (int p = 0; p < t.n_sinks; ++p) add(t.sink_row(1, h, p), 2 * kDim);
+      if (t.ring_tiles > 0)
+        for (int p = std::max(t.n_sinks, host.ring_first[i]); p < kLength; ++p)
+          add(t.ring_row(1, h, p), t.recent_row_bytes);
+      for (int p = t.n_sinks; p < t.retention.coded_end(kLength); ++p)
+        add(t.coded_row(host.pages.data(), h, p), t.row_bytes);
+    }
+    EXPECT_EQ(image.sides[i].bytes, expected) << "side " << i;
+    EXPECT_EQ(side_image_bytes(host.memory.layout(int(i / 2), i % 2 == 0), kLength, host.ring_first[i]),
+              ssize(expected));
+  }
+}
+
+TEST(SequenceImage, ComesBackBitForBitElsewhereAndGoesOnAsIfNothingHadHappened) {
+  const std::vector<KvLayerConfig> layers = all_layers();
+  for (const int n : {1, 3, 40, 63, 64, 100, kLength}) {
+    Host original(layers, {2, 0}), other(layers, {1, 3});
+    original.append(n, 1);
+    other.append(77, 9);  // used before
+    const SequenceImage image = original.image();
+    other.n = n, other.ring_first = original.ring_first;
+    other.memory.clear_slot(1);
+    other.memory.write(image, other.place());
+    EXPECT_TRUE(same_bytes(other.image(), image)) << n;
+    for (Host* host : {&original, &other}) host->append(30, 2);
+    EXPECT_TRUE(same_bytes(other.image(), original.image())) << n << ", later";
+  }
+}
+
+TEST(SequenceImage, IsTheSameWhateverTheOrderOfTiles) {
+  for (const char* recent : {"f16", "i8r"})
+    for (const KvFormat& format : kv_formats()) {
+      KvPolicy policy{.rotation = Rotation::hadamard, .centre = true, .window = 32, .sinks = 4};
+      policy.recent = recent;
+      const KvLayerConfig layer{side_of(format, policy), side_of(format, policy), kHeads, kDim};
+      const int number = int(&format - kv_formats().data());
+      ASSERT_EQ(device_tiles(layer).ok, tile_kind_of(number).has_value()) << format.name;
+      if (!device_tiles(layer).ok) continue;
+      Host host({&layer, 1}, {0, 1});
+      host.append(kLength, 3);
+      const SequenceImage image = host.image();
+      for (const bool is_k : {true, false}) {
+        const KvLayout layout(layer, is_k, true);
+        Guarded<uint8_t> pages(2 * layout.page_bytes()), ring(layout.ring_bytes()), sinks(layout.sinks_bytes());
+        Guarded<float> centre(layout.centre_bytes() / 4), head_scale(layout.head_scale_bytes() / 4);
+        const auto bytes = [](Guarded<uint8_t>& b) { return reinterpret_cast<std::byte*>(b.data()); };
+        const SideBytes side{{bytes(pages) + layout.page_bytes(), bytes(pages)},
+                             bytes(sinks),
+                             bytes(ring),
+                             centre.data(),
+                             head_scale.data()};
+        const SideImage& expected = image.sides[size_t(!is_k)];
+        write_side(layout, expected.bytes.data(), kLength, expected.ring_first, side);
+        Guarded<uint8_t> back(ssize(expected.bytes));
+        read_side(layout, side, kLength, expected.ring_first, bytes(back));
+        EXPECT_TRUE(pages.intact() && ring.intact() && sinks.intact() && centre.intact() && head_scale.intact() &&
+                    back.intact());
+        EXPECT_TRUE(std::equal(expected.bytes.begin(), expected.bytes.end(), bytes(back))) << format.name;
+      }
+    }
+}
+
+TEST(SequenceImage, StatesThatCannotBeAreRefused) {
+  const KvLayerConfig layer{side_of(kv("rotor-3s"), kFullPolicy), side_of(kv("f16")), kHeads, kDim};
+  const KvLayouts layouts(layer, false);
+  const auto message = [](const Status& status) { return status ? std::string() : status.error().message; };
+  // A ring of 96 rows: at 200 positions coded up to 160, at least 104 and at most 160 is its first.
+  for (const auto& [ring_first, ok] : {std::pair(103, false), {104, true}, {160, true}, {161, false}, {-1, false}})
+    EXPECT_EQ(bool(check_side_state(layouts.k, 200, ring_first, true)), ok) << ring_first;
+  EXPECT_THAT(message(check_side_state(layouts.k, 200, 0, true)), HasSubstr("ring_first is 0, expected 104 to 160"));
+  EXPECT_THAT(message(check_side_state(layouts.k, 200, 160, false)), HasSubstr("calibrated is false at 200"));
+  EXPECT_THAT(message(check_side_state(layouts.k, 0, 0, true)), HasSubstr("calibrated is true at 0"));
+  EXPECT_EQ(message(check_side_state(layouts.k, 63, 0, false)), "");
+  EXPECT_EQ(message(check_side_state(layouts.k, 40, 0, true)), "") << "went back below calibration";
+  EXPECT_NE(message(check_side_state(layouts.v, 10, 0, true)), "") << "f16 is never calibrated";
+  EXPECT_NE(message(check_side_state(layouts.v, 10, 1, false)), "") << "f16 has no ring";
+  EXPECT_EQ(message(check_side_state(layouts.v, 10, 0, false)), "");
+
+  std::vector<float> floats(kHeads * kDim + kHeads, -1.5f);
+  const auto check = [&](size_t at, float value) {
+    std::vector<float> changed = floats;
+    for (size_t h = 0; h < kHeads; ++h) changed[kHeads * kDim + h] = 2;
+    changed[at] = value;
+    return message(check_side_floats(layouts.k, reinterpret_cast<const std::byte*>(changed.data())));
+  };
+  EXPECT_EQ(check(0, -3), "");
+  for (const float hostile : {NAN, INFINITY, -INFINITY}) {
+    EXPECT_THAT(check(5, hostile), HasSubstr("centre 5 is"));
+    EXPECT_THAT(check(kHeads * kDim + 1, hostile), HasSubstr("head scale 1 is"));
+  }
+  EXPECT_THAT(check(kHeads * kDim, -1), HasSubstr("head scale 0 is -1"));
+  EXPECT_EQ(check(kHeads * kDim, 0), "");
+}
+
+TEST(HostKvMemory, AllocatesWhatTheFormulaSaysAndItsPadding) {
+  const std::vector<KvLayerConfig> layers = all_layers();
+  const HostKvMemory memory(layers, {}, nullptr, 4, 3);
+  int64_t overhead = 0, page = 0, slot = 0;
+  for (int layer = 0; layer < memory.n_layers(); ++layer)
+    for (const bool is_k : {true, false}) {
+      const KvLayout& layout = memory.layout(layer, is_k);
+      overhead += memory.overhead_bytes(layer, is_k);
+      page += layout.page_bytes(), slot += layout.slot_bytes();
+      EXPECT_EQ(memory.allocated_bytes(layer, is_k),
+                4 * layout.page_bytes() + 3 * layout.slot_bytes() + memory.overhead_bytes(layer, is_k));
+    }
+  EXPECT_EQ(memory.page_bytes(), page);
+  EXPECT_EQ(memory.slot_bytes(), slot);
+  EXPECT_EQ(memory.allocated_bytes(), 4 * page + 3 * slot + overhead);
+}
+
+TEST(HostKvMemory, AClearedSlotForgetsItsCalibration) {
+  const std::vector<KvLayerConfig> layers = all_layers();
+  Host used(layers, {0, 1}), fresh(layers, {0, 1});
+  used.append(100, 5);
+  used.memory.clear_slot(1);
+  used.n = 0;
+  for (Host* host : {&used, &fresh}) host->append(kLength, 6);
+  EXPECT_TRUE(same_bytes(used.image(), fresh.image()));
+}
+
+TEST(HostKvMemory, CopiesOfSlotsAndPagesAreTheSequenceAndCountsStartAgain) {
+  const std::vector<KvLayerConfig> layers = all_layers();
+  Host host(layers, {2, 0});
+  host.append(kLength, 7);
+  const SequenceImage image = host.image();
+  host.memory.copy_slot(1, 0);
+  host.memory.copy_page(2, 3);
+  host.memory.copy_page(0, 1);
+  const std::vector<int32_t> pages = {3, 1};
+  EXPECT_TRUE(same_bytes(host.memory.read({0, host.n, pages, host.ring_first}, true), image));
+  EXPECT_GT(host.memory.counts(0, true, 3).norm2, 0);
+  EXPECT_EQ(host.memory.counts(0, true, 3).norm2, host.memory.counts(0, true, 2).norm2);
+  host.memory.clear_counts(3);
+  EXPECT_EQ(host.memory.counts(0, true, 3).norm2, 0);
+  EXPECT_GT(host.memory.counts(0, true, 2).norm2, 0);
+}
+
+TEST(HostKvMemory, FilledSequencesAreValidAndTheSameForASeed) {
+  const std::vector<KvLayerConfig> layers = all_layers();
+  Host a(layers, {2, 0}), b(layers, {1, 3}), c(layers, {1, 3});
+  for (Host* host : {&a, &b, &c}) {
+    host->n = 250;
+    for (size_t i = 0; i < host->ring_first.size(); ++i) {
+      const KvTiles& t = host->memory.tiles(int(i / 2), i % 2 == 0);
+      host->ring_first[i] = t.ring_tiles > 0 ? t.retention.coded_end(250) : 0;
+    }
+    host->memory.fill(host->place(), host == &c ? 2 : 1);
+  }
+  EXPECT_TRUE(same_bytes(a.image(), b.image()));
+  EXPECT_FALSE(same_bytes(a.image(), c.image()));
+  std::vector<float> row(kDim);
+  const KvSpan at{.n_past = 250, .slot = 1, .pages = a.pages.data()};
+  for (int layer = 0; layer < a.memory.n_layers(); ++layer)
+    for (int p = 0; p < 250; ++p) {
+      read_cached_row(a.memory.tiles(layer, true), at, 1, p, 250, row.data());
+      for (const float x : row) ASSERT_TRUE(std::abs(x) < 10) << "layer " << layer << " position " << p;
+    }
+}
+
+}  // namespace
+}  // namespace ridge
