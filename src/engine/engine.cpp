@@ -39,6 +39,12 @@ void force_kernel(CpuContext& context, const std::string& choice) {
               fmt::format("kernel {}: op {} has no kernel '{}' (there are: {})", choice, op, name, names));
 }
 
+int checked_threads(int n) {
+  if (n < 0 || n > 1024)
+    throw Error(ErrorKind::usage, fmt::format("n_threads {} is out of range (1 to 1024, 0: one per processor)", n));
+  return n;
+}
+
 ModelInfo describe(const std::string& path, LoadedModel& model, const CpuContext& context) {
   const Config& c = model.config;
   ModelInfo info{.path = path,
@@ -89,7 +95,8 @@ std::optional<int> parse_device(std::string_view device) {
 }
 
 Engine::Engine(const std::string& path, const LoadOptions& options)
-    : context_(options.n_threads, parse_device(options.device) ? Isa::scalar : find_isa(options.isa).or_throw()),
+    : context_(checked_threads(options.n_threads),
+               parse_device(options.device) ? Isa::scalar : find_isa(options.isa).or_throw()),
       on_device_(parse_device(options.device).has_value()) {
   const auto start = std::chrono::steady_clock::now();
   if (on_device_ && !options.isa.empty())
