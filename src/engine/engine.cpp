@@ -14,6 +14,12 @@
 namespace ridge {
 namespace {
 
+int checked_threads(int n) {
+  if (n < 0 || n > 1024)
+    throw Error(ErrorKind::usage, fmt::format("n_threads {} is out of range (1 to 1024, 0: one per processor)", n));
+  return n;
+}
+
 ModelInfo describe(const std::string& path, LoadedModel& model, const CpuContext& context) {
   const Config& c = model.config;
   ModelInfo info{.path = path,
@@ -64,7 +70,8 @@ std::optional<int> parse_device(std::string_view device) {
 }
 
 Engine::Engine(const std::string& path, const LoadOptions& options)
-    : context_(options.n_threads, parse_device(options.device) ? Isa::scalar : find_isa(options.isa).or_throw()),
+    : context_(checked_threads(options.n_threads),
+               parse_device(options.device) ? Isa::scalar : find_isa(options.isa).or_throw()),
       on_device_(parse_device(options.device).has_value()) {
   const auto start = std::chrono::steady_clock::now();
   if (on_device_ && !options.isa.empty())

@@ -185,8 +185,12 @@ Status SequencePool::rewrite(Sequence& s, const std::function<void(HostKvMemory&
   std::vector<int32_t> pages(s.pages.size());
   for (size_t i = 0; i < pages.size(); ++i) pages[i] = int32_t(i);
   host->write(memory_->read(place(s), s.calibrated), {0, s.n, pages, s.ring_first});
+  const int n = s.n;
+  const std::vector<int> ring_first = s.ring_first;
   change(*host, {0, s.n, pages, s.ring_first});
-  return put(s, host->read({0, s.n, pages, s.ring_first}, s.calibrated));
+  const Status status = put(s, host->read({0, s.n, pages, s.ring_first}, s.calibrated));
+  if (!status) s.n = n, s.ring_first = ring_first;
+  return status;
 }
 
 /// Gives s the image's contents, on pages of its own.

@@ -124,8 +124,8 @@ TEST(Session, BadOptionsNameTheChoice) {
   EXPECT_TRUE(contains(error_of(open({.k = {.format = "q3_9"}}), ErrorKind::usage), "there are: f32, f16"));
   EXPECT_TRUE(contains(error_of(open({.k = {.format = "q8_0"}}), ErrorKind::usage), "multiple of 32"));
   EXPECT_TRUE(contains(error_of(open({.k = {.rotation = "spiral"}}), ErrorKind::usage), "none, planar, hadamard"));
-  EXPECT_TRUE(contains(error_of(open({.n_ctx = -5}), ErrorKind::usage), "--ctx-size"));
-  EXPECT_TRUE(contains(error_of(open({.n_ubatch = -1}), ErrorKind::usage), "--ubatch-size"));
+  EXPECT_TRUE(contains(error_of(open({.n_ctx = -5}), ErrorKind::usage), "n_ctx -5 is out of range"));
+  EXPECT_TRUE(contains(error_of(open({.n_ubatch = -1}), ErrorKind::usage), "n_ubatch -1 is out of range"));
 }
 
 TEST(Session, BadLoadOptionsNameTheChoice) {
@@ -133,7 +133,9 @@ TEST(Session, BadLoadOptionsNameTheChoice) {
   EXPECT_TRUE(contains(error_of(load({.isa = "sse9"}), ErrorKind::usage), "scalar, avx2, avx512"));
   EXPECT_TRUE(contains(error_of(load({.kernels = {"gemv=warp"}}), ErrorKind::usage), "no kernel 'warp'"));
   EXPECT_TRUE(contains(error_of(load({.kernels = {"gemw=ref"}}), ErrorKind::usage), "unknown op 'gemw'"));
-  EXPECT_TRUE(contains(error_of(load({.n_threads = -1}), ErrorKind::usage), "--threads"));
+  for (const int n : {-1, 1025, 4096, 100000})
+    EXPECT_TRUE(contains(error_of(load({.n_threads = n}), ErrorKind::usage),
+                         "n_threads " + std::to_string(n) + " is out of range (1 to 1024"));
   EXPECT_TRUE(contains(error_of([] { Model::load("synth:gpt-9"); }, ErrorKind::usage), "unknown shape"));
   EXPECT_TRUE(
       contains(error_of([] { Model::load("synth:tiny@colour=red"); }, ErrorKind::usage), "unknown synth: option"));
@@ -141,7 +143,7 @@ TEST(Session, BadLoadOptionsNameTheChoice) {
 }
 
 TEST(Session, ForcedKernelIsUsedOrRefused) {
-  const Model model = Model::load(kModel, {.kernels = {"gemv=ref", "attn_decode=ref"}});
+  const Model model = Model::load(kModel, {.kernels = {"gemv=ref", "attention=ref"}});
   Session session(model, {.n_ctx = 16});
   const std::vector<std::string> kernels = session.kernels();
   EXPECT_NE(std::find(kernels.begin(), kernels.end(), "gemv=ref"), kernels.end());

@@ -5,6 +5,8 @@
 
 #include <cmath>
 
+#include "op/score/score.h"
+
 namespace ridge::lab {
 namespace {
 
@@ -14,12 +16,8 @@ std::vector<float> logits_of(std::initializer_list<double> probabilities, double
   return logits;
 }
 
-TokenScore score(const std::vector<float>& base, const std::vector<float>& candidate, int32_t target) {
-  return score_token(base, row_facts(base), candidate, row_facts(candidate), target);
-}
-
-TokenScore pair_of_nll(double nll_base, double nll_candidate) {
-  TokenScore s;
+RowScore pair_of_nll(double nll_base, double nll_candidate) {
+  RowScore s{};
   s.nll_base = nll_base;
   s.nll = nll_candidate;
   return s;
@@ -69,18 +67,18 @@ TEST(Statistics, TooFewValuesHaveNoError) {
 
 TEST(Statistics, KldOfTwoCoinsIsTheClosedForm) {
   const double p = 0.8, q = 0.6;
-  const TokenScore s = score(logits_of({p, 1 - p}), logits_of({q, 1 - q}, 5), 0);
+  const RowScore s = score_row(logits_of({p, 1 - p}), logits_of({q, 1 - q}, 5), 0);
   EXPECT_NEAR(s.kld, p * std::log(p / q) + (1 - p) * std::log((1 - p) / (1 - q)), 1e-6);
   EXPECT_NEAR(s.delta_p, q - p, 1e-6);
   EXPECT_NEAR(s.nll, -std::log(q), 1e-6);
   EXPECT_NEAR(s.nll_base, -std::log(p), 1e-6);
   EXPECT_TRUE(s.same_top);
-  EXPECT_FALSE(score(logits_of({0.8, 0.2}), logits_of({0.4, 0.6}), 0).same_top);
+  EXPECT_FALSE(score_row(logits_of({0.8, 0.2}), logits_of({0.4, 0.6}), 0).same_top);
 }
 
 TEST(Statistics, EqualRowsDivergeByExactlyZero) {
   const auto row = logits_of({0.1, 0.2, 0.7}, 3.25);
-  const TokenScore s = score(row, row, 1);
+  const RowScore s = score_row(row, row, 1);
   EXPECT_EQ(s.kld, 0);
   EXPECT_EQ(s.delta_p, 0);
 }
@@ -131,7 +129,7 @@ TEST(Statistics, PercentilesInterpolateBetweenNeighbours) {
 TEST(Statistics, ReportOrdersTheDistributionWhateverTheStreamOrder) {
   PairStat stat;
   for (int i = 0; i <= 1000; ++i) {
-    TokenScore s;
+    RowScore s{};
     s.kld = i * 8 % 1001;             // 0..1000, shuffled
     s.delta_p = 0.001 * s.kld - 0.5;  // -0.5..0.5
     s.same_top = i % 4 != 0;
@@ -156,7 +154,7 @@ TEST(Statistics, ReportOrdersTheDistributionWhateverTheStreamOrder) {
 TEST(Statistics, RmsOfAConstantDeltaIsItsSize) {
   PairStat stat;
   for (int i = 0; i < 50; ++i) {
-    TokenScore s;
+    RowScore s{};
     s.delta_p = i & 1 ? 0.25 : -0.25;
     stat.add(s);
   }
@@ -172,19 +170,28 @@ TEST(Statistics, AnEmptyStreamGivesZeroesNotNaN) {
   EXPECT_EQ(r.kld_max, 0);
 }
 
+TEST(Statistics, RowsThatAreNotFiniteAreTold) {
+  const std::vector<float> good{1, 2}, bad{1, NAN};
+  EXPECT_EQ(score_row(good, good, 0).finite, 3);
+  EXPECT_EQ(score_row(good, bad, 0).finite, 2);
+  EXPECT_EQ(score_row(bad, good, 0).finite, 1);
+  EXPECT_EQ(score_row({}, good, 0).finite, 1) << "no base: its bit stays 0";
+  EXPECT_NEAR(score_row({}, good, 0).nll, std::log(1 + std::exp(1.0)), 1e-6);
+}
+
 TEST(ScoreOfLogProbs, LeavesOutWhatLiesAtSixteenNatsAndDoesNotNormalise) {
   const std::vector<float> candidate{1, 0, -1, 3};
   const RowFacts facts = row_facts(candidate);
   // p = 0.5, 0.25 (they sum to 0.75 on purpose), one at the cut, one just above it.
   const std::vector<float> base{float(std::log(0.5)), float(std::log(0.25)), -16.0f, -15.99f};
-  const TokenScore score = score_token_of_log_probs(base, candidate, facts, 2);
+  const RowScore score = score_row_of_log_probs(base, candidate, 2);
   double kld = 0;
   for (const size_t i : {0, 1, 3}) kld += std::exp(double(base[i])) * (base[i] - (candidate[i] - facts.log_sum));
   EXPECT_NEAR(score.kld, kld, 1e-12);
   EXPECT_EQ(score.nll_base, 16);  // the target may lie at the cut
   EXPECT_NEAR(score.nll, facts.log_sum + 1, 1e-12);
   EXPECT_FALSE(score.same_top);
-  EXPECT_TRUE(score_token_of_log_probs(candidate, candidate, facts, 0).same_top);
+  EXPECT_TRUE(score_row_of_log_probs(candidate, candidate, 0).same_top);
 }
 
 }  // namespace

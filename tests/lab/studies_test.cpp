@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "base/rng.h"
-#include "engine/model_impl.h"
+#include "engine/engine.h"
 #include "lab/quality/attention_study.h"
 #include "lab/quality/divergence.h"
 #include "lab/quality/needle.h"
@@ -24,7 +24,6 @@ class Counting : public Timeline {
   explicit Counting(int right) : right_(right) {}
   void reset() override { fed.clear(), n_decoded_ = 0; }
   void prefill(std::span<const int32_t> tokens) override { fed.insert(fed.end(), tokens.begin(), tokens.end()); }
-  void prefill(std::span<const int32_t>, const LogitsCallback&) override { FAIL() << "no one needs these logits"; }
   std::span<const float> decode(int32_t token) override {
     fed.push_back(token);
     logits_.assign(kVocab, 0.0f);
@@ -189,11 +188,13 @@ class AttentionStudy : public testing::Test {
   }
   static constexpr const char* kBare = "rotor-3:none:centre=off:window=0:sinks=0:scale=norm:rounding=nearest";
   AttentionError error(const std::string& kv, const LayerRows& rows) {
-    Config model;
-    model.head_dim = kShape.head_dim;
-    model.n_layers = 1;
-    const LayerConfigs sides = layer_configs(session_options(parse_kv_choice(kv).or_throw(), 128, 1), model);
-    return attention_error(context_, kShape, 0, rows, sides.k[0], sides.v[0]);
+    ModelPlan plan;
+    plan.layers.resize(1);
+    plan.layers[0].attention = {
+        .n_heads = kShape.n_heads, .n_kv_heads = kShape.n_kv_heads, .head_dim = kShape.head_dim};
+    const auto layers = layer_configs(session_options(parse_kv_choice(kv).or_throw(), 128, 1), plan);
+    HostKvMemory memory(layers, {}, nullptr, std::max(1, pages_for(layers, 128)), 1);
+    return attention_error(context_, kShape, 0, rows, memory);
   }
   CpuContext context_{2, Isa::scalar};
   LayerRows rows_;

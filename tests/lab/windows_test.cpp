@@ -4,50 +4,53 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <numeric>
 
 namespace ridge::lab {
 namespace {
 
 constexpr int kVocab = 5;
 
-/// After token t: `sure` on token t + 1, the rest shared. Remembers what it was fed.
-class Cyclic : public Timeline {
+/// Sequences that after token t are `sure` of token t + 1 and share the rest. They remember what they were fed.
+class Cyclic : public Timelines {
  public:
-  explicit Cyclic(double sure) {
+  explicit Cyclic(double sure, int n_seq = 1) : fed(size_t(n_seq)) {
     for (int t = 0; t < kVocab; ++t)
       for (int next = 0; next < kVocab; ++next)
         rows_[t][next] = float(std::log(next == (t + 1) % kVocab ? sure : (1 - sure) / (kVocab - 1)));
   }
-  void reset() override {
+  int n_seq() const override { return int(fed.size()); }
+  void reset(int n_active) override {
     ++resets;
-    fed.clear();
+    n_active_ = n_active;
+    for (auto& tokens : fed) tokens.clear();
   }
-  void prefill(std::span<const int32_t> tokens) override {
-    ++calls_without_logits;
-    fed.insert(fed.end(), tokens.begin(), tokens.end());
-  }
-  void prefill(std::span<const int32_t> tokens, const LogitsCallback& logits) override {
-    fed.insert(fed.end(), tokens.begin(), tokens.end());
-    // Two rows at a time, as an engine with n_ubatch = 2 would.
-    for (size_t i = 0; i < tokens.size(); i += 2) {
-      std::vector<float> rows;
-      const size_t n = std::min<size_t>(2, tokens.size() - i);
-      for (size_t r = 0; r < n; ++r) rows.insert(rows.end(), rows_[tokens[i + r]], rows_[tokens[i + r]] + kVocab);
-      logits(int(i), int(n), rows.data());
+  void run(std::span<const int32_t> tokens, bool with_logits) override {
+    ++(with_logits ? runs_with_logits : runs_without_logits);
+    const size_t n = tokens.size() / size_t(n_active_);
+    ASSERT_EQ(n * size_t(n_active_), tokens.size());
+    most_tokens = std::max(most_tokens, int(n));
+    logits_.clear();
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      fed[i / n].push_back(tokens[i]);
+      const float* const row = row_after(fed[i / n]);
+      if (with_logits) logits_.insert(logits_.end(), row, row + kVocab);
     }
   }
-  std::span<const float> decode(int32_t token) override {
-    ++decodes;
-    fed.push_back(token);
-    return rows_[token];
-  }
+  View2<const float> logits() override { return {logits_.data(), ssize(logits_) / kVocab, kVocab}; }
 
-  std::vector<int32_t> fed;
-  int resets = 0, decodes = 0, calls_without_logits = 0;
+  std::vector<std::vector<int32_t>> fed;  // of each sequence since reset()
+  int resets = 0, runs_with_logits = 0, runs_without_logits = 0, most_tokens = 0;
 
  protected:
+  virtual const float* row_after(const std::vector<int32_t>& tokens) { return rows_[tokens.back()]; }
   float rows_[kVocab][kVocab];
+
+ private:
+  int n_active_ = 0;
+  std::vector<float> logits_;
 };
 
 std::vector<int32_t> cycle(int n) {
@@ -56,17 +59,15 @@ std::vector<int32_t> cycle(int n) {
   return tokens;
 }
 
-PassOptions options_of(EvalPath path, int block_rows = 3) {
+PassOptions options_of(EvalPath path, int step_tokens = 3) {
   PassOptions options;
   options.path = path;
-  options.vocab_size = kVocab;
-  options.block_rows = block_rows;
+  options.step_tokens = step_tokens;
   return options;
 }
 
 class BothPaths : public testing::TestWithParam<EvalPath> {
  protected:
-  ThreadPool pool_{2};
   std::vector<Scores> scores_;
 };
 INSTANTIATE_TEST_SUITE_P(Paths, BothPaths, testing::Values(EvalPath::prefill, EvalPath::decode),
@@ -76,23 +77,57 @@ TEST_P(BothPaths, PerplexityOfACycleIsOneOverItsProbability) {
   const auto text = cycle(64);
   const Windows windows = plan_windows(64, 20, -1, {}).or_throw();
   Cyclic model(0.7);
-  Timeline* candidates[] = {&model};
-  EXPECT_EQ(run_windows(windows, text, nullptr, candidates, options_of(GetParam()), pool_, scores_), 3);
+  Timelines* candidates[] = {&model};
+  EXPECT_EQ(run_windows(windows, text, nullptr, candidates, options_of(GetParam()), scores_), 3);
   EXPECT_NEAR(scores_[0].ppl.ppl().value, 1 / 0.7, 1e-6);
   EXPECT_EQ(scores_[0].ppl.count(), 3 * 9);  // 20 - 10 - 1 a chunk
   EXPECT_EQ(model.resets, 3);
 }
 
-TEST_P(BothPaths, BlockSizeDoesNotChangeTheScores) {
+TEST_P(BothPaths, StepSizeDoesNotChangeTheScores) {
   const auto text = cycle(40);
   const Windows windows = plan_windows(40, 20, -1, 4).or_throw();
   Cyclic base(0.7), candidate(0.5);
-  Timeline* candidates[] = {&candidate};
-  for (const int block : {1, 2, 5, 9, 64}) {
+  Timelines* candidates[] = {&candidate};
+  for (const int step : {1, 2, 5, 9, 64}) {
     std::vector<Scores> scores;
-    run_windows(windows, text, &base, candidates, options_of(GetParam(), block), pool_, scores);
-    EXPECT_EQ(scores[0].pair.count(), 18) << block;
-    EXPECT_NEAR(scores[0].pair.means().ppl.value, 2, 1e-6) << block;
+    run_windows(windows, text, &base, candidates, options_of(GetParam(), step), scores);
+    EXPECT_EQ(scores[0].pair.count(), 18) << step;
+    EXPECT_NEAR(scores[0].pair.means().ppl.value, 2, 1e-6) << step;
+    EXPECT_LE(candidate.most_tokens, step);
+  }
+}
+
+TEST_P(BothPaths, SequencesSideBySideScoreAsOneAfterAnother) {
+  class Varied : public Cyclic {  // as sure as the tokens of the chunk so far say
+   public:
+    using Cyclic::Cyclic;
+    const float* row_after(const std::vector<int32_t>& tokens) override {
+      const int sum = std::accumulate(tokens.begin(), tokens.end(), 0);
+      std::copy_n(rows_[tokens.back()], kVocab, row_);
+      row_[sum % kVocab] += float(0.01 * (sum % 17));
+      return row_;
+    }
+    float row_[kVocab];
+  };
+  std::vector<int32_t> text;
+  for (int i = 0; i < 7 * 20 + 3; ++i) text.push_back(i * i % 11 % kVocab);
+  const Windows windows = plan_windows(ssize(text), 20, -1, 4).or_throw();
+  std::vector<std::vector<Scores>> results;
+  for (const int n_seq : {1, 2, 3, 7, 9}) {
+    Varied base(0.7, n_seq + 1), candidate(0.5, n_seq);
+    Timelines* candidates[] = {&candidate};
+    EXPECT_EQ(run_windows(windows, text, &base, candidates, options_of(GetParam()), results.emplace_back()), 7);
+    EXPECT_EQ(candidate.resets, (7 + n_seq - 1) / n_seq);
+  }
+  const Scores& one = results[0][0];
+  EXPECT_GT(one.pair.means().kld.error, 0);
+  for (const std::vector<Scores>& scores : results) {
+    EXPECT_EQ(scores[0].pair.count(), 7 * 9);
+    EXPECT_EQ(scores[0].pair.means().kld.value, one.pair.means().kld.value) << "added in the order of the text";
+    EXPECT_EQ(scores[0].pair.means().ppl.value, one.pair.means().ppl.value);
+    for (int part = 0; part < kCurveParts; ++part)
+      EXPECT_EQ(scores[0].curve[size_t(part)].sum(), one.curve[size_t(part)].sum()) << part;
   }
 }
 
@@ -100,8 +135,8 @@ TEST_P(BothPaths, CandidatesShareOneBaseAndDivergeByTheClosedForm) {
   const auto text = cycle(100);
   const Windows windows = plan_windows(100, 50, -1, {}).or_throw();
   Cyclic base(0.6), same(0.6), worse(0.4);
-  Timeline* candidates[] = {&same, &worse};
-  run_windows(windows, text, &base, candidates, options_of(GetParam()), pool_, scores_);
+  Timelines* candidates[] = {&same, &worse};
+  run_windows(windows, text, &base, candidates, options_of(GetParam()), scores_);
   EXPECT_EQ(base.resets, 2);
   const PairMeans control = scores_[0].pair.means(), m = scores_[1].pair.means();
   EXPECT_EQ(control.kld.value, 0);
@@ -117,21 +152,21 @@ TEST_P(BothPaths, EachChunkStartsWithBosAndLeavesItsLastTokenUnfed) {
   const auto text = cycle(16);
   const Windows windows = plan_windows(16, 8, -1, 3).or_throw();
   Cyclic model(0.7);
-  Timeline* candidates[] = {&model};
-  run_windows(windows, text, nullptr, candidates, options_of(GetParam()), pool_, scores_);
-  EXPECT_THAT(model.fed, testing::ElementsAre(3, 4, 0, 1, 2, 3, 4));  // second chunk: 8..14, BOS for 8
+  Timelines* candidates[] = {&model};
+  run_windows(windows, text, nullptr, candidates, options_of(GetParam()), scores_);
+  EXPECT_THAT(model.fed[0], testing::ElementsAre(3, 4, 0, 1, 2, 3, 4));  // second chunk: 8..14, BOS for 8
 }
 
 TEST_P(BothPaths, StoppingKeepsWholeChunksOnly) {
   const auto text = cycle(60);
   const Windows windows = plan_windows(60, 20, -1, {}).or_throw();
   Cyclic model(0.7);
-  Timeline* candidates[] = {&model};
+  Timelines* candidates[] = {&model};
   PassOptions options = options_of(GetParam());
   int64_t fed = 0;
   options.on_progress = [&](int64_t steps) { fed += steps; };
   options.stop = [&] { return fed > 25; };  // in the second chunk
-  EXPECT_EQ(run_windows(windows, text, nullptr, candidates, options, pool_, scores_), 1);
+  EXPECT_EQ(run_windows(windows, text, nullptr, candidates, options, scores_), 1);
   EXPECT_EQ(scores_[0].ppl.count(), 9);
 }
 
@@ -144,10 +179,10 @@ TEST_P(BothPaths, NonFiniteLogitsEndTheRunNamingThePlace) {
   const Windows windows = plan_windows(20, 20, -1, {}).or_throw();
   Cyclic base(0.7);
   Broken broken;
-  Timeline* candidates[] = {&base, &broken};
+  Timelines* candidates[] = {&base, &broken};
   try {
     Cyclic reference(0.7);
-    run_windows(windows, text, &reference, candidates, options_of(GetParam()), pool_, scores_);
+    run_windows(windows, text, &reference, candidates, options_of(GetParam()), scores_);
     FAIL() << "NaN logits gave statistics";
   } catch (const Error& error) {
     EXPECT_THAT(error.what(), testing::AllOf(testing::HasSubstr("candidate 2"), testing::HasSubstr("chunk 1"),
@@ -159,42 +194,41 @@ TEST(Windows, PrefillPathDoesNotAskForLogitsOfTheFirstHalf) {
   const auto text = cycle(20);
   const Windows windows = plan_windows(20, 20, -1, {}).or_throw();
   Cyclic model(0.7);
-  Timeline* candidates[] = {&model};
-  ThreadPool pool(1);
+  Timelines* candidates[] = {&model};
   std::vector<Scores> scores;
-  run_windows(windows, text, nullptr, candidates, options_of(EvalPath::prefill), pool, scores);
-  EXPECT_EQ(model.calls_without_logits, 1);
-  EXPECT_EQ(model.decodes, 0);
+  run_windows(windows, text, nullptr, candidates, options_of(EvalPath::prefill, 16), scores);
+  EXPECT_EQ(model.runs_without_logits, 1);
+  EXPECT_EQ(model.runs_with_logits, 1);
+  EXPECT_EQ(model.fed[0].size(), 19u);
 }
 
 TEST_P(BothPaths, TheCurveFollowsThePositionAndTheWholeWindowOnDemand) {
   class WorseLater : public Cyclic {  // as sure as the base up to position 24, then less
    public:
     WorseLater() : Cyclic(0.6), later_(0.4) {}
-    void reset() override { Cyclic::reset(), later_.reset(); }
-    void prefill(std::span<const int32_t> tokens) override { Cyclic::prefill(tokens); }
-    void prefill(std::span<const int32_t> tokens, const LogitsCallback& logits) override {
-      for (size_t i = 0; i < tokens.size(); ++i) logits(int(i), 1, decode(tokens[i]).data());
-    }
-    std::span<const float> decode(int32_t token) override {
-      const auto sure = Cyclic::decode(token);
-      return fed.size() <= 24 ? sure : later_.decode(token);
-    }
 
    private:
-    Cyclic later_;
+    class Later : public Cyclic {
+     public:
+      using Cyclic::Cyclic;
+      using Cyclic::row_after;
+    };
+    const float* row_after(const std::vector<int32_t>& tokens) override {
+      return tokens.size() <= 24 ? Cyclic::row_after(tokens) : later_.row_after(tokens);
+    }
+    Later later_;
   };
   const auto text = cycle(64);
   const Windows windows = plan_windows(64, 32, -1, {}).or_throw();
   Cyclic base(0.6);
   WorseLater candidate;
-  Timeline* candidates[] = {&candidate};
+  Timelines* candidates[] = {&candidate};
   const double worse = 0.6 * std::log(0.6 / 0.4) + 0.4 * std::log(0.4 / 0.6);
   for (const bool whole : {false, true}) {
     PassOptions options = options_of(GetParam());
     options.whole_curve = whole;
     std::vector<Scores> scores;
-    run_windows(windows, text, &base, candidates, options, pool_, scores);
+    run_windows(windows, text, &base, candidates, options, scores);
     EXPECT_EQ(scores[0].pair.count(), 2 * 15);  // the statistics are those of the second half either way
     EXPECT_NEAR(scores[0].pair.means().kld.value, worse * 7 / 15, 1e-6);
     for (int part = 0; part < kCurveParts; ++part) {
@@ -210,12 +244,14 @@ TEST_P(BothPaths, ABaseOfLogProbabilitiesScoresAsTheTimelineItWasTakenFrom) {
   const auto text = cycle(40);
   const Windows windows = plan_windows(40, 20, -1, {}).or_throw();
   Cyclic base(0.6), candidate(0.4);
-  Timeline* candidates[] = {&candidate};
+  Timelines* candidates[] = {&candidate};
   std::vector<float> saved;
   PassOptions options = options_of(GetParam());
   options.whole_curve = true;  // rows before the second half are not saved
-  options.on_base_rows = [&](const float* rows, int n) { saved.insert(saved.end(), rows, rows + n * kVocab); };
-  run_windows(windows, text, &base, candidates, options, pool_, scores_);
+  options.on_base_rows = [&](View2<const float> rows) {
+    saved.insert(saved.end(), rows.data, rows.data + rows.rows * rows.cols);
+  };
+  run_windows(windows, text, &base, candidates, options, scores_);
   ASSERT_EQ(saved.size(), size_t(2 * 9 * kVocab));
 
   options.on_base_rows = {};
@@ -223,7 +259,7 @@ TEST_P(BothPaths, ABaseOfLogProbabilitiesScoresAsTheTimelineItWasTakenFrom) {
     std::copy_n(saved.begin() + row * kVocab, kVocab, out.begin());
   };
   std::vector<Scores> from_rows;
-  run_windows(windows, text, nullptr, candidates, options, pool_, from_rows);
+  run_windows(windows, text, nullptr, candidates, options, from_rows);
   const PairMeans a = scores_[0].pair.means(), b = from_rows[0].pair.means();
   EXPECT_EQ(a.count, b.count);
   EXPECT_NEAR(a.kld.value, b.kld.value, 1e-6);

@@ -1,0 +1,575 @@
+// The pool of sequences over host memory: what is shared, copied, given back and counted, and that rows stay what they
+// were through all of it. Rows come from a text's seed, its position and the layer, so that a sequence is known by its
+// texts.
+#include "engine/pool.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "base/rng.h"
+#include "op/cache/append.h"
+
+namespace ridge {
+namespace {
+
+constexpr int kHeads = 2, kDim = 64;
+using testing::HasSubstr;
+
+KvSideConfig side(std::string_view format, int window, int sinks, bool centre = false) {
+  const KvFormat* const f = find_kv_format(format).or_throw();
+  KvSideConfig config{f, f->policy};
+  config.policy.window = window;
+  config.policy.sinks = sinks;
+  config.policy.centre = centre;
+  config.policy.rounding = KvRounding::nearest;
+  return config;
+}
+
+/// Rows coded as they come, with sinks too; windows of different sizes; a centre and scales of heads.
+std::vector<KvLayerConfig> mixed_layers() {
+  return {{side("f16", 0, 0), side("q8_0", 0, 5), kHeads, kDim},
+          {side("rotor-3", 96, 4, true), side("rotor-4", 32, 4), kHeads, kDim},
+          {side("q8_0", 0, 0, true), side("rotor-3s", 64, 0), kHeads, kDim}};
+}
+/// No side codes anything late: going back is exact however far.
+std::vector<KvLayerConfig> plain_layers() { return {{side("f16", 0, 0), side("q8_0", 0, 0), kHeads, kDim}}; }
+
+std::unique_ptr<HostKvMemory> memory_of(const std::vector<KvLayerConfig>& layers, int n_pages, int n_slots) {
+  return std::make_unique<HostKvMemory>(layers, std::span<const KvMetricView>(), nullptr, n_pages, n_slots);
+}
+
+/// Bytes of a page and of a slot from the formats' rows alone.
+int64_t page_formula(const std::vector<KvLayerConfig>& layers) {
+  int64_t bytes = 0;
+  for (const KvLayerConfig& layer : layers)
+    for (const bool is_k : {true, false}) bytes += kHeads * 128 * layer.side(is_k).format->row_bytes(kDim);
+  return bytes;
+}
+int64_t slot_formula(const std::vector<KvLayerConfig>& layers) {
+  int64_t bytes = 0;
+  for (const KvLayerConfig& layer : layers)
+    for (const bool is_k : {true, false}) {
+      const KvSideConfig& s = layer.side(is_k);
+      const bool calibrates = s.policy.centre || s.format->head_scale;
+      // Window, a tile of 32 that fills up, 32 spare rows; the 64 rows of calibration fit in there or stand alone.
+      const int ring = s.policy.window > 0 ? s.policy.window + 32 + 32 : calibrates ? 64 : 0;
+      bytes += kHeads * (ring * s.recent().row_bytes(kDim) + 2 * s.policy.sinks * kDim);
+      bytes += 4 * kHeads * (s.policy.centre ? kDim : 0) + 4 * kHeads * (s.format->head_scale ? 1 : 0);
+    }
+  return bytes;
+}
+/// Pages of a sequence with n positions.
+int pages_formula(const std::vector<KvLayerConfig>& layers, int n) {
+  int most = 0;
+  for (const KvLayerConfig& layer : layers)
+    for (const bool is_k : {true, false}) {
+      const KvSideConfig& s = layer.side(is_k);
+      const int window = s.policy.window, tile = window > 0 ? 32 : 1;
+      const bool waits = (s.policy.centre || s.format->head_scale) && n < 64;
+      const int coded = waits || n < window ? 0 : (n - window) / tile * tile;
+      most = std::max(most, (coded + 127) / 128);
+    }
+  return most;
+}
+
+class Pool {
+ public:
+  Pool(std::vector<KvLayerConfig> layers, int n_pages, int n_slots)
+      : layers_(std::move(layers)),
+        pool_(memory_of(layers_, n_pages, n_slots), [this](int n) { return memory_of(layers_, n, 1); }) {}
+
+  SequencePool* operator->() { return &pool_; }
+
+  /// n rows of a text behind what the sequence holds, in steps of `step` rows.
+  Status append(SeqId seq, uint64_t text, int n, int step = 7) {
+    for (int done = 0; done < n; done += step) RIDGE_TRY_STATUS(append_step(seq, text, std::min(step, n - done)));
+    return {};
+  }
+  SeqId open(uint64_t text, int n) {
+    const SeqId seq = pool_.open().or_throw();
+    append(seq, text, n).or_throw();
+    return seq;
+  }
+  /// Every row as a query behind the last position reads it.
+  std::vector<float> rows(SeqId seq) {
+    const KvSpan span = pool_.span(seq, 0, 0);
+    const auto& memory = static_cast<const HostKvMemory&>(pool_.memory());
+    std::vector<float> all;
+    std::vector<float> row(kDim);
+    for (int layer = 0; layer < memory.n_layers(); ++layer)
+      for (const bool is_k : {true, false})
+        for (int head = 0; head < kHeads; ++head)
+          for (int p = 0; p < span.n_past; ++p) {
+            read_cached_row(memory.tiles(layer, is_k), span, head, p, span.n_past, row.data());
+            all.insert(all.end(), row.begin(), row.end());
+          }
+    return all;
+  }
+  /// Everything a sequence or a checkpoint can hold is counted as it should be.
+  void check(int sequences, int checkpoints, int pages, int shared, int slots, const char* where) {
+    const PoolReport r = pool_.report();
+    EXPECT_EQ(r.sequences, sequences) << where;
+    EXPECT_EQ(r.checkpoints, checkpoints) << where;
+    EXPECT_EQ(r.n_pages - r.pages_free, pages) << where;
+    EXPECT_EQ(r.pages_shared, shared) << where;
+    EXPECT_EQ(r.n_slots - r.slots_free, slots) << where;
+    EXPECT_EQ(r.page_bytes, page_formula(layers_)) << where;
+    EXPECT_EQ(r.slot_bytes, slot_formula(layers_)) << where;
+    EXPECT_EQ(r.used_bytes, pages * page_formula(layers_) + slots * slot_formula(layers_)) << where;
+    int64_t padding = 0;
+    for (int layer = 0; layer < pool_.memory().n_layers(); ++layer)
+      for (const bool is_k : {true, false}) padding += pool_.memory().overhead_bytes(layer, is_k);
+    EXPECT_EQ(r.allocated_bytes, r.n_pages * page_formula(layers_) + r.n_slots * slot_formula(layers_) + padding);
+  }
+  int pages(int n) const { return pages_formula(layers_, n); }
+
+ private:
+  Status append_step(SeqId seq, uint64_t text, int n) {
+    RIDGE_TRY_STATUS(pool_.reserve(seq, n));
+    const auto& memory = static_cast<const HostKvMemory&>(pool_.memory());
+    const KvSpan whole = pool_.span(seq, 0, n);
+    for (int layer = 0; layer < memory.n_layers(); ++layer) {
+      std::vector<float> k, v;
+      for (int i = 0; i < n; ++i) {
+        Rng rng((text * 4096 + uint64_t(whole.n_past + i)) * 64 + uint64_t(layer));
+        for (int d = 0; d < kHeads * kDim; ++d) {
+          k.push_back(float(rng.normal() + (d % kDim == 5 ? 3 : 0)));
+          v.push_back(float(rng.normal()));
+        }
+      }
+      const KvTiles &tk = memory.tiles(layer, true), &tv = memory.tiles(layer, false);
+      for (const KvSpan& part : cut_span(whole, most_rows_at_once(tk, tv), pool_.calibrates(seq)))
+        kv_append(context_, tk, tv, {&part, 1}, {k.data(), n, kHeads * kDim}, {v.data(), n, kHeads * kDim});
+    }
+    pool_.advance(seq, n);
+    return {};
+  }
+
+  CpuContext context_{2};
+  std::vector<KvLayerConfig> layers_;
+  SequencePool pool_;
+};
+
+bool is_refused(const auto& result, std::string_view part) {
+  if (result) return false;
+  EXPECT_EQ(result.error().kind, ErrorKind::usage);
+  EXPECT_THAT(result.error().message, HasSubstr(std::string(part)));
+  return true;
+}
+
+TEST(SequencePool, BytesAreTheFormulasWhileASequenceGrows) {
+  Pool pool(mixed_layers(), 4, 2);
+  pool.check(0, 0, 0, 0, 0, "empty");
+  const SeqId seq = pool->open().or_throw();
+  for (int n = 0; n <= 300; n += 5) {
+    EXPECT_EQ(pool->length(seq), n);
+    pool.check(1, 0, pool.pages(n), 0, 1, "growing");
+    pool.append(seq, 1, 5).or_throw();
+  }
+  pool->close(seq);
+  pool.check(0, 0, 0, 0, 0, "closed");
+}
+
+TEST(SequencePool, RowsDependOnTextAndPositionOnly) {
+  Pool pool(mixed_layers(), 20, 4);
+  const SeqId a = pool.open(1, 33), b = pool.open(2, 150);
+  const SeqId other = pool->open().or_throw();
+  for (const int step : {1, 32, 2, 64, 5}) {
+    pool.append(a, 1, 40, step).or_throw();
+    pool.append(b, 2, 3, step).or_throw();
+    pool.append(other, 3, 11, step).or_throw();
+  }
+  Pool alone(mixed_layers(), 4, 1);
+  EXPECT_EQ(pool.rows(a), alone.rows(alone.open(1, 233)));
+}
+
+TEST(SequencePool, AForkSharesPagesUntilSomebodyCodesIntoThem) {
+  Pool pool(mixed_layers(), 12, 3);
+  const SeqId seq = pool.open(1, 300);
+  const std::vector<float> before = pool.rows(seq);
+  EXPECT_EQ(pool.pages(300), 3);
+  const SeqId fork = pool->fork(seq, 300).or_throw();
+  pool.check(2, 0, 3, 3, 2, "forked");
+  EXPECT_EQ(pool.rows(fork), before);
+
+  pool.append(fork, 2, 1).or_throw();  // position 300 is coded at once: the last page gets a copy, the full ones stay
+  pool.check(2, 0, 4, 2, 2, "fork went on");
+  EXPECT_EQ(pool.rows(seq), before);
+  pool.append(fork, 2, 200).or_throw();
+  pool.append(seq, 1, 100).or_throw();
+  // Sides with a window went on coding into the second page.
+  pool.check(2, 0, pool.pages(501) + pool.pages(400) - 1, 1, 2, "both went on");
+  Pool alone(mixed_layers(), 5, 1);
+  const SeqId expected = alone.open(1, 300);
+  alone.append(expected, 2, 201).or_throw();
+  EXPECT_EQ(pool.rows(fork), alone.rows(expected));
+  alone->reset(expected);
+  alone.append(expected, 1, 400).or_throw();
+  EXPECT_EQ(pool.rows(seq), alone.rows(expected));
+
+  pool->close(seq);
+  pool.check(1, 0, pool.pages(501), 0, 1, "first closed");
+  EXPECT_TRUE(is_refused(pool->fork(fork, 400), "exact rows"));
+  EXPECT_EQ(pool->length(pool->fork(fork, 0).or_throw()), 0);
+}
+
+TEST(SequencePool, AnExactTrimIsAsIfNothingHadCome) {
+  Pool pool(mixed_layers(), 8, 1), alone(mixed_layers(), 8, 1);
+  for (const int n : {65, 97, 128, 129, 224, 300}) {
+    for (const int back : {1, 2, 31, 32}) {
+      if (n - back < 64) continue;
+      const SeqId seq = pool.open(1, n);
+      const TrimReport report = pool->trim(seq, n - back, TrimMode::exact).or_throw();
+      EXPECT_TRUE(report.exact);
+      EXPECT_EQ(report.coded_positions, 0);
+      pool.check(1, 0, pool.pages(n - back), 0, 1, "trimmed");
+      const SeqId expected = alone.open(1, n - back);
+      EXPECT_EQ(pool.rows(seq), alone.rows(expected)) << n << " back " << back;
+      pool.append(seq, 2, 140).or_throw();
+      alone.append(expected, 2, 140).or_throw();
+      EXPECT_EQ(pool.rows(seq), alone.rows(expected)) << n << " back " << back << ", gone on";
+      pool->close(seq);
+      alone->close(expected);
+    }
+  }
+}
+
+TEST(SequencePool, WithoutAWindowEveryTrimIsExact) {
+  Pool pool(plain_layers(), 4, 1), alone(plain_layers(), 4, 1);
+  const SeqId seq = pool.open(1, 300), expected = alone.open(1, 3);
+  EXPECT_TRUE(pool->trim(seq, 3, TrimMode::exact).or_throw().exact);
+  pool.check(1, 0, 1, 0, 1, "far back");
+  EXPECT_EQ(pool.rows(seq), alone.rows(expected));
+}
+
+TEST(SequencePool, FurtherBackTheWindowReadsAsCodedAndTheReportSaysSo) {
+  Pool pool(mixed_layers(), 8, 2);
+  const SeqId seq = pool.open(1, 500);
+  const std::vector<float> before = pool.rows(seq);
+  const PoolReport report = pool->report();
+  EXPECT_TRUE(is_refused(pool->trim(seq, 300, TrimMode::exact), "cannot go back to 300 of 500 positions"));
+  EXPECT_EQ(pool->length(seq), 500);
+  EXPECT_EQ(pool->report().pages_free, report.pages_free);
+  EXPECT_EQ(pool.rows(seq), before) << "a refused trim changed rows";
+
+  const TrimReport coded = pool->trim(seq, 300, TrimMode::coded_window).or_throw();
+  EXPECT_FALSE(coded.exact);
+  // The longest window is 96: at 300 positions rows from 192 on are exact ones, and of those none is left.
+  EXPECT_EQ(coded.coded_positions, 300 - 192);
+  EXPECT_EQ(pool->length(seq), 300);
+  pool.check(1, 0, pool.pages(300), 0, 1, "coded window");
+  const std::vector<float> rows = pool.rows(seq);
+  for (const float x : rows) ASSERT_TRUE(std::isfinite(x));
+  // Rows that had been coded at 300 anyway are the same ones.
+  const SeqId exact = pool.open(1, 300);
+  const std::vector<float> expected = pool.rows(exact);
+  double error = 0, size = 0;
+  int64_t equal = 0;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    error += double(rows[i] - expected[i]) * (rows[i] - expected[i]);
+    size += double(expected[i]) * expected[i];
+    equal += rows[i] == expected[i];
+  }
+  // Two rotor-3 sides of six read as coded in about a third of their positions: 3 bits leave 3.5 % of the energy.
+  EXPECT_GT(error, 0);
+  EXPECT_LT(error / size, 0.035);
+  EXPECT_GT(double(equal) / double(rows.size()), 1 - 3 * (300 - 192) / (6 * 300.0));
+  pool.append(seq, 2, 100).or_throw();
+}
+
+TEST(SequencePool, NothingGoesBackBelowACentre) {
+  Pool pool(mixed_layers(), 4, 3);
+  const SeqId seq = pool.open(1, 80), young = pool.open(2, 63);
+  for (const TrimMode mode : {TrimMode::exact, TrimMode::coded_window})
+    EXPECT_TRUE(is_refused(pool->trim(seq, 63, mode), "the centre was set at 64 positions"));
+  EXPECT_TRUE(is_refused(pool->fork(seq, 20), "the centre was set"));
+  EXPECT_TRUE(pool->trim(seq, 64, TrimMode::exact).or_throw().exact);
+  EXPECT_TRUE(pool->trim(young, 5, TrimMode::exact).or_throw().exact) << "before calibration";
+  EXPECT_TRUE(pool->calibrates(young));
+  EXPECT_TRUE(pool->trim(seq, 0, TrimMode::exact).or_throw().exact);
+  EXPECT_TRUE(pool->calibrates(seq)) << "an empty sequence has no centre";
+  pool.append(seq, 3, 70).or_throw();
+  Pool alone(mixed_layers(), 4, 1);
+  EXPECT_EQ(pool.rows(seq), alone.rows(alone.open(3, 70)));
+}
+
+TEST(SequencePool, ATrimWithoutRoomForItsRowsChangesNothing) {
+  Pool pool(mixed_layers(), 4, 2);
+  const SeqId seq = pool.open(1, 500);
+  const CheckpointId kept = pool->checkpoint(seq).or_throw();
+  const std::vector<float> before = pool.rows(seq);
+  // All pages are the checkpoint's too and none is free, so the rows of the window have no place.
+  EXPECT_TRUE(is_refused(pool->trim(seq, 300, TrimMode::coded_window), "300 positions need 3 pages, 0 are free"));
+  EXPECT_EQ(pool->length(seq), 500);
+  EXPECT_EQ(pool.rows(seq), before);
+  EXPECT_TRUE(is_refused(pool->shift(seq, 4, 100, [](int, float*) {}), "pages"));
+  EXPECT_EQ(pool->length(seq), 500);
+  EXPECT_EQ(pool.rows(seq), before);
+  pool->release(kept);
+  EXPECT_FALSE(pool->trim(seq, 300, TrimMode::coded_window).or_throw().exact);
+}
+
+TEST(SequencePool, ACheckpointOutlivesItsSequenceAndOpensAgain) {
+  Pool pool(mixed_layers(), 12, 4);
+  const SeqId seq = pool.open(1, 200);
+  const std::vector<float> before = pool.rows(seq);
+  const CheckpointId checkpoint = pool->checkpoint(seq).or_throw();
+  pool.check(1, 1, 2, 2, 2, "checkpoint");
+  EXPECT_EQ(pool->report().pages_of_checkpoints, 0);
+  pool.append(seq, 1, 300).or_throw();
+  pool->close(seq);
+  pool.check(0, 1, 2, 0, 1, "only the checkpoint");
+  EXPECT_EQ(pool->report().pages_of_checkpoints, 2);
+  const SeqId again = pool->open(checkpoint).or_throw(), third = pool->open(checkpoint).or_throw();
+  pool.check(2, 1, 2, 2, 3, "opened twice");
+  EXPECT_EQ(pool.rows(again), before);
+  pool.append(again, 2, 90).or_throw();
+  EXPECT_EQ(pool.rows(third), before);
+  pool->release(checkpoint);
+  Pool alone(mixed_layers(), 6, 1);
+  const SeqId expected = alone.open(1, 200);
+  alone.append(expected, 2, 90).or_throw();
+  EXPECT_EQ(pool.rows(again), alone.rows(expected));
+  pool->close(again);
+  pool->close(third);
+  pool.check(0, 0, 0, 0, 0, "all closed");
+}
+
+TEST(SequencePool, RetainedCheckpointsAreFoundAndTheOldestUseIsEvicted) {
+  Pool pool(mixed_layers(), 12, 6);
+  const auto keep = [&](uint64_t key, int n) {
+    const SeqId seq = pool.open(key, n);
+    const CheckpointId checkpoint = pool->checkpoint(seq).or_throw();
+    pool->retain(checkpoint, key);
+    pool->close(seq);
+    return checkpoint;
+  };
+  const CheckpointId one = keep(1, 200), two = keep(2, 100), three = keep(3, 300);
+  pool.check(0, 3, 2 + 1 + 3, 0, 3, "three retained");
+  EXPECT_EQ(pool->find(1), one);
+  EXPECT_EQ(pool->find(3), three);
+  EXPECT_EQ(pool->find(4), std::nullopt);
+  const PoolReport before = pool->report();
+  EXPECT_EQ(pool->evict(0), 0);
+  // Two was used least recently; one byte more than it has takes the next one too.
+  EXPECT_EQ(pool->evict(1), before.page_bytes + before.slot_bytes);
+  EXPECT_EQ(pool->find(2), std::nullopt);
+  EXPECT_EQ(pool->find(1), one);
+  EXPECT_EQ(pool->evict(3 * before.page_bytes + before.slot_bytes + 1),
+            (3 + 2) * before.page_bytes + 2 * before.slot_bytes);
+  pool.check(0, 0, 0, 0, 0, "all evicted");
+  EXPECT_EQ(pool->evict(1), 0) << "nothing is left";
+  EXPECT_NE(two, one);
+
+  keep(7, 200);
+  const CheckpointId newer = keep(7, 100);
+  EXPECT_EQ(pool->find(7), newer);
+  pool.check(0, 1, 1, 0, 1, "a key has one checkpoint");
+  pool->release(newer);
+  EXPECT_EQ(pool->find(7), std::nullopt);
+  // Pages that a sequence holds too are not freed by evicting their checkpoint.
+  const SeqId seq = pool.open(1, 300);
+  pool->retain(pool->checkpoint(seq).or_throw(), 1);
+  EXPECT_EQ(pool->evict(1), before.slot_bytes);
+  pool.check(1, 0, 3, 0, 1, "the sequence stays");
+}
+
+TEST(SequencePool, ParkedSequencesComeBackBitForBit) {
+  Pool pool(mixed_layers(), 6, 2);
+  for (const int n : {0, 1, 40, 63, 64, 65, 200, 333}) {
+    const SeqId seq = pool.open(1, n);
+    const std::vector<float> before = pool.rows(seq);
+    pool->park(seq);
+    pool->park(seq);
+    EXPECT_TRUE(pool->is_parked(seq));
+    EXPECT_EQ(pool->length(seq), n);
+    pool.check(1, 0, 0, 0, 0, "parked");
+    const SeqId other = pool.open(2, 150);  // takes the slot and the pages
+    pool->unpark(seq).or_throw();
+    EXPECT_FALSE(pool->is_parked(seq));
+    pool.check(2, 0, pool.pages(n) + pool.pages(150), 0, 2, "unparked");
+    EXPECT_EQ(pool.rows(seq), before) << n;
+    pool->close(other);
+    pool.append(seq, 1, 150).or_throw();
+    Pool alone(mixed_layers(), 6, 1);
+    EXPECT_EQ(pool.rows(seq), alone.rows(alone.open(1, n + 150))) << n;
+    pool->close(seq);
+  }
+}
+
+TEST(SequencePool, UnparkingWithoutRoomLeavesTheSequenceParked) {
+  Pool pool(mixed_layers(), 4, 2);
+  const SeqId seq = pool.open(1, 300);
+  const std::vector<float> before = pool.rows(seq);
+  pool->park(seq);
+  const SeqId other = pool.open(2, 300);
+  EXPECT_TRUE(is_refused(pool->unpark(seq), "300 parked positions need 3 pages, 1 are free"));
+  EXPECT_TRUE(pool->is_parked(seq));
+  pool->trim(other, 0, TrimMode::exact).or_throw();
+  const SeqId third = pool->open().or_throw();
+  EXPECT_TRUE(is_refused(pool->unpark(seq), "all 2 slots of the pool are taken"));
+  EXPECT_TRUE(pool->is_parked(seq));
+  pool->close(third);
+  pool->unpark(seq).or_throw();
+  EXPECT_EQ(pool.rows(seq), before);
+  pool->park(seq);
+  pool->close(seq);
+  pool->close(other);
+  pool.check(0, 0, 0, 0, 0, "a parked sequence can be closed");
+}
+
+TEST(SequencePool, SavedSequencesLoadIntoAnyPoolOfTheSameCaches) {
+  Pool pool(mixed_layers(), 6, 2), elsewhere(mixed_layers(), 5, 2);
+  const SeqId seq = pool.open(1, 300);
+  const SequenceImage image = pool->save(seq);
+  EXPECT_EQ(image.n, 300);
+  EXPECT_TRUE(image.calibrated);
+  const SeqId loaded = elsewhere->load(image).or_throw();
+  EXPECT_EQ(elsewhere.rows(loaded), pool.rows(seq));
+  pool.append(seq, 1, 130).or_throw();
+  elsewhere.append(loaded, 1, 130).or_throw();
+  EXPECT_EQ(elsewhere.rows(loaded), pool.rows(seq));
+  pool->park(seq);
+  EXPECT_EQ(pool->save(seq).n, 430) << "a parked sequence can be saved";
+  // Without room nothing is opened.
+  EXPECT_TRUE(is_refused(elsewhere->load(image), "need 3 pages, 1 are free"));
+  elsewhere.check(1, 0, 4, 0, 1, "refused load");
+}
+
+TEST(SequencePool, ImagesOfOtherCachesAreRefusedByTheSideThatDiffers) {
+  Pool pool(mixed_layers(), 6, 2), plain(plain_layers(), 6, 2);
+  const SequenceImage image = pool->save(pool.open(1, 100));
+  EXPECT_THAT(plain->load(image).error().message, HasSubstr("6 sides, this pool has 2"));
+  SequenceImage short_one = image;
+  short_one.sides[3].bytes.pop_back();
+  EXPECT_THAT(pool->load(short_one).error().message, HasSubstr("V of layer 1"));
+  SequenceImage not_calibrated = image;
+  not_calibrated.calibrated = false;
+  EXPECT_THAT(pool->load(not_calibrated).error().message, HasSubstr("calibrated"));
+  SequenceImage no_rows = image;
+  no_rows.sides[2].ring_first = 90;  // the window of K begins below
+  EXPECT_THAT(pool->load(no_rows).error().message, HasSubstr("K of layer 1"));
+  pool.check(1, 0, pool.pages(100), 0, 1, "after refusals");
+}
+
+TEST(SequencePool, AShiftMovesRowsDownAndTurnsOnlyK) {
+  Pool pool(plain_layers(), 6, 2);
+  const SeqId seq = pool.open(1, 200);
+  const std::vector<float> before = pool.rows(seq);
+  int turned = 0;
+  const TrimReport report = pool->shift(seq, 4, 60,
+                                        [&](int layer, float* row) {
+                                          EXPECT_EQ(layer, 0);
+                                          ++turned;
+                                          for (int d = 0; d < kDim; ++d) row[d] = -row[d];
+                                        })
+                                .or_throw();
+  EXPECT_FALSE(report.exact);
+  EXPECT_EQ(turned, kHeads * (200 - 64));
+  EXPECT_EQ(pool->length(seq), 140);
+  pool.check(1, 0, 2, 0, 1, "shifted");
+  const std::vector<float> after = pool.rows(seq);
+  const auto at = [](const std::vector<float>& rows, int n, bool is_k, int head, int position) {
+    return std::span(rows).subspan(size_t(((is_k ? 0 : kHeads) + head) * n + position) * kDim, kDim);
+  };
+  for (int head = 0; head < kHeads; ++head)
+    for (int p = 0; p < 140; ++p) {
+      const int from = p < 4 ? p : p + 60;
+      const auto k = at(after, 140, true, head, p), k_old = at(before, 200, true, head, from);
+      const auto v = at(after, 140, false, head, p), v_old = at(before, 200, false, head, from);
+      for (int d = 0; d < kDim; ++d) {
+        ASSERT_EQ(k[size_t(d)], p < 4 ? k_old[size_t(d)] : -k_old[size_t(d)]) << p;
+        ASSERT_EQ(v[size_t(d)], v_old[size_t(d)]) << p;  // moved as coded bytes
+      }
+    }
+  pool->shift(seq, 0, 140, [](int, float*) {}).or_throw();
+  EXPECT_EQ(pool->length(seq), 0);
+  pool.check(1, 0, 0, 0, 1, "all removed");
+}
+
+TEST(SequencePool, AShiftLeavesSharersAlone) {
+  Pool pool(mixed_layers(), 8, 3);
+  const SeqId seq = pool.open(1, 300), fork = pool->fork(seq, 300).or_throw();
+  const std::vector<float> before = pool.rows(seq);
+  pool->shift(fork, 4, 100, [](int, float*) {}).or_throw();
+  EXPECT_EQ(pool->length(fork), 200);
+  pool.check(2, 0, 3 + pool.pages(200), 0, 2, "the fork has pages of its own");
+  EXPECT_EQ(pool.rows(seq), before);
+  // The same again gives the same rows, and both go on alike.
+  const SeqId twin = pool->fork(seq, 300).or_throw();
+  pool->shift(twin, 4, 100, [](int, float*) {}).or_throw();
+  EXPECT_EQ(pool.rows(twin), pool.rows(fork));
+  for (const SeqId s : {fork, twin}) pool.append(s, 2, 30).or_throw();
+  EXPECT_EQ(pool.rows(twin), pool.rows(fork));
+  for (const float x : pool.rows(fork)) ASSERT_TRUE(std::isfinite(x));
+}
+
+TEST(SequencePool, ReserveSaysWhatIsMissingAndChangesNothing) {
+  Pool pool(mixed_layers(), 3, 3);
+  const SeqId seq = pool.open(1, 300);
+  EXPECT_TRUE(is_refused(pool->reserve(seq, 200), "200 more positions need 1 pages, 0 are free"));
+  pool.check(1, 0, 3, 0, 1, "refused");
+  pool->reserve(seq, 384 - 300).or_throw();  // up to the last position of its pages
+  EXPECT_TRUE(is_refused(pool->reserve(seq, 384 - 300 + 1), "need 1 pages, 0 are free"));
+
+  // The page that the next token goes to is shared: it needs a copy.
+  const SeqId fork = pool->fork(seq, 300).or_throw();
+  const std::vector<float> before = pool.rows(seq);
+  EXPECT_TRUE(is_refused(pool->reserve(fork, 1), "1 more positions need 1 pages, 0 are free"));
+  pool.check(2, 0, 3, 3, 2, "nothing was copied");
+  EXPECT_EQ(pool.rows(seq), before);
+  pool->close(fork);
+  pool->reserve(seq, 1).or_throw();
+  // Too much for any pool.
+  EXPECT_TRUE(is_refused(pool->reserve(seq, 100000), "pages, 0 are free"));
+}
+
+TEST(SequencePool, OutOfSlotsIsAnAnswerEverywhere) {
+  Pool pool(mixed_layers(), 6, 2);
+  const SeqId seq = pool.open(1, 100);
+  const CheckpointId checkpoint = pool->checkpoint(seq).or_throw();
+  const SequenceImage image = pool->save(seq);
+  constexpr std::string_view kFull = "all 2 slots of the pool are taken";
+  EXPECT_TRUE(is_refused(pool->open(), kFull));
+  EXPECT_TRUE(is_refused(pool->open(checkpoint), kFull));
+  EXPECT_TRUE(is_refused(pool->fork(seq, 100), kFull));
+  EXPECT_TRUE(is_refused(pool->checkpoint(seq), kFull));
+  EXPECT_TRUE(is_refused(pool->load(image), kFull));
+  pool.check(1, 1, 1, 1, 2, "nothing was opened");
+  pool->release(checkpoint);
+  pool->close(pool->open().or_throw());
+  pool.check(1, 0, 1, 0, 1, "a slot came back");
+}
+
+TEST(SequencePool, NamesOfClosedSequencesAreNotTaken) {
+  Pool pool(plain_layers(), 2, 2);
+  const SeqId seq = pool->open().or_throw();
+  const CheckpointId checkpoint = pool->checkpoint(seq).or_throw();
+  pool->close(seq);
+  pool->release(checkpoint);
+  EXPECT_ANY_THROW(pool->length(seq));
+  EXPECT_ANY_THROW(pool->close(seq));
+  EXPECT_ANY_THROW(pool->release(checkpoint));
+  EXPECT_ANY_THROW(pool->length(SeqId(-1)));
+}
+
+TEST(SequencePool, RandomRowsFillPagesAndGoAgain) {
+  Pool pool(mixed_layers(), 4, 2);
+  const SeqId a = pool->open().or_throw();
+  pool->fill(a, 200, 7).or_throw();
+  EXPECT_EQ(pool->length(a), 200);
+  pool.check(1, 0, pool.pages(200), 0, 1, "filled");
+  const std::vector<float> rows = pool.rows(a);
+  for (const float x : rows) ASSERT_TRUE(std::isfinite(x));
+  pool->fill(a, 200, 7).or_throw();
+  EXPECT_EQ(pool.rows(a), rows);
+  EXPECT_TRUE(is_refused(pool->fill(a, 1000, 7), "1000 more positions need 8 pages, 4 are free"));
+  EXPECT_EQ(pool->length(a), 0);
+}
+
+}  // namespace
+}  // namespace ridge
