@@ -13,9 +13,9 @@ namespace ridge {
 inline ModelPlan plan_of(std::span<const KvLayerConfig> layers, int group) {
   ModelPlan plan;
   for (const KvLayerConfig& layer : layers)
-    plan.layers.push_back({.attention = {.n_heads = layer.n_kv_heads * group,
-                                         .n_kv_heads = layer.n_kv_heads,
-                                         .head_dim = layer.head_dim}});
+    plan.layers.push_back(
+        {.attention = {
+             .n_heads = layer.n_kv_heads * group, .n_kv_heads = layer.n_kv_heads, .head_dim = layer.head_dim}});
   return plan;
 }
 
@@ -63,8 +63,8 @@ class DeviceStep {
             .page_pitch = memory_.n_pages()};
   }
 
-  /// Appends a layer's rows slice by slice; after_slice(slice, tiles of K and V as attention reads them, q) comes behind
-  /// each. Q in K's cache space, [n_tokens, n_heads, head_dim], is returned.
+  /// Appends a layer's rows slice by slice; after_slice(slice, tiles of K and V as attention reads them, q) comes
+  /// behind each. Q in K's cache space, [n_tokens, n_heads, head_dim], is returned.
   template <class AfterSlice>
   gpu::Buffer append(int layer, int group, const StepValues& values, const AfterSlice& after_slice) {
     const KvTiles own[2] = {memory_.tiles(layer, true), memory_.tiles(layer, false)};
@@ -79,7 +79,8 @@ class DeviceStep {
       if (slice.is_long)
         for (size_t s = 0; s < 2; ++s) {
           if (own[s].ring_tiles == 0) continue;
-          rings[s] = gpu::Buffer(int64_t(slice.n_spans) * own[s].n_kv_heads * slice.ring_tiles * own[s].ring_tile_bytes);
+          rings[s] =
+              gpu::Buffer(int64_t(slice.n_spans) * own[s].n_kv_heads * slice.ring_tiles * own[s].ring_tile_bytes);
           sides[s].ring = rings[s].as<std::byte>();
           sides[s].ring_tiles = slice.ring_tiles;
           copy_ring_tiles(stream_, own[s], sides[s], spans, slice.n_spans, RingCopy::in);
@@ -111,8 +112,7 @@ class DeviceStep {
                                  .pages = rows.pages,
                                  .page_pitch = rows.page_pitch});
       if (slice.is_long)
-        for (size_t s = 0; s < 2; ++s)
-          copy_ring_tiles(stream_, own[s], sides[s], spans, slice.n_spans, RingCopy::out);
+        for (size_t s = 0; s < 2; ++s) copy_ring_tiles(stream_, own[s], sides[s], spans, slice.n_spans, RingCopy::out);
       after_slice(slice, sides, q_out.as<float>());
       stream_.synchronize();
     }

@@ -1,5 +1,5 @@
-// Rows of a cache on the device, one thread a row: in the ring, among the sinks and coded, in the order of tensor cores or
-// as their format defines them. For the kernels that must leave the host's bits (*_exact.cu: compiled without fused
+// Rows of a cache on the device, one thread a row: in the ring, among the sinks and coded, in the order of tensor cores
+// or as their format defines them. For the kernels that must leave the host's bits (*_exact.cu: compiled without fused
 // multiply-add).
 #pragma once
 
