@@ -21,7 +21,7 @@ LEFT = {
     "cli": ["lab"],
 }
 SOURCES = {".h", ".cpp", ".cu", ".hip"}
-TOP_FOLDERS = ("include", "src", "tests", "bench")
+TOP_FOLDERS = ("include", "src", "tests")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 HAVE_DEVICE_HEADERS = {("src", "gpu"), ("tests", "emulate")}  # the second one brings its own
 DEVICE_HEADER = re.compile(r"^(cuda|nv|cub/|thrust/|cooperative_groups|mma\.h|hip/|rocm)")
@@ -42,7 +42,7 @@ def allowed_layers(layer):
 
 
 def layer_of(path):
-    """'op' for src/op/..., 'api' for include/..., 'tests' or 'bench' for those; path is relative to the root."""
+    """'op' for src/op/..., 'api' for include/..., 'tests' for those; path is relative to the root."""
     if path.parts[0] == "src":
         return path.parts[1] if len(path.parts) > 2 else None
     return {"include": "api"}.get(path.parts[0], path.parts[0])
@@ -53,7 +53,7 @@ def layer_offence(path, header):
     layer, folder = layer_of(path), header.split("/")[0]
     if layer == "api":
         return None if folder == "ridge" else ("the public API includes only itself and the standard library", ["ridge"])
-    if layer in ("tests", "bench") or (folder == "ridge" and layer in LEFT):
+    if layer == "tests" or (folder == "ridge" and layer in LEFT):
         return None
     if layer not in LEFT:
         return (f"src/{layer or path.name} is not a layer", sorted(LEFT))

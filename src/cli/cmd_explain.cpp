@@ -1,13 +1,16 @@
 // ridge explain: every kernel of an op, which one is chosen, and why not the others.
 #include <memory>
 
-#include "cli/kernel_tables.h"
 #include "cli/options.h"
+#include "engine/device_name.h"
 #include "format/list.h"
 #include "lab/store/results.h"
 #include "op/attn/attn.h"
+#include "op/attn/device_attention.h"
 #include "op/cache/rounding.h"
-#include "op/linear.h"
+#include "op/device_linear.h"
+#include "op/gemv/ternary.h"
+#include "op/kernel_tables.h"
 #include "op/norm_rope/norm_rope.h"
 #include "op/stream/stream.h"
 
@@ -16,13 +19,14 @@ namespace {
 
 struct ExplainFlags {
   OutputFlags output;
-  std::string op, shape, format, isa;
-  int n_keys = 4096;
+  std::string op, shape, format, isa, device = "cpu";
+  int n_keys = 4096, n_tokens = 1;
+
+  bool on_device() const { return parse_device(device).has_value(); }
 };
 
 struct Verdict {
-  std::string_view name;
-  Isa isa;
+  std::string_view name, isa;  // of a device's kernels: none
   Support support;
   bool chosen = false;
 };
@@ -33,24 +37,31 @@ struct Explanation {
   std::vector<Verdict> kernels;  ///< worst to best
 };
 
-/// The same rule as select_variant(): the last supported row wins.
+/// The same rule as select_row(): the last supported row wins.
+template <class Variant, class Judge>
+std::vector<Verdict> verdicts_of(std::span<const Variant> variants, const Judge& judge_one) {
+  std::vector<Verdict> verdicts;
+  for (const Variant& variant : variants) verdicts.push_back(judge_one(variant));
+  const auto best = std::find_if(verdicts.rbegin(), verdicts.rend(), [](const Verdict& v) { return v.support.ok; });
+  if (best != verdicts.rend()) best->chosen = true;
+  return verdicts;
+}
+
 template <class Variant, class... Problem>
 std::vector<Verdict> judge(Isa limit, std::span<const Variant> variants, const Problem&... problem) {
-  std::vector<Verdict> verdicts;
   const Isa isa = std::min(limit, detect_isa());
-  for (const Variant& variant : variants) {
+  return verdicts_of(variants, [&](const Variant& variant) -> Verdict {
     const Support support = variant.isa > isa
                                 ? Support{false, fmt::format("needs {}, this processor or --isa allows {}",
                                                              isa_name(variant.isa), isa_name(isa))}
                                 : variant.supports(problem...);
-    verdicts.push_back({variant.name, variant.isa, support});
-  }
-  for (auto verdict = verdicts.rbegin(); verdict != verdicts.rend(); ++verdict)
-    if (verdict->support.ok) {
-      verdict->chosen = true;
-      break;
-    }
-  return verdicts;
+    return {variant.name, isa_name(variant.isa), support};
+  });
+}
+
+template <class Variant, class Problem>
+std::vector<Verdict> judge_device(std::span<const Variant> variants, const Problem& problem) {
+  return verdicts_of(variants, [&](const Variant& v) -> Verdict { return {v.name, "", v.supports(problem)}; });
 }
 
 /// "8960x1536" or "12/2/128" in whole numbers, exactly n of them.
@@ -70,11 +81,18 @@ Explanation explain_linear(const ExplainFlags& flags, Isa limit) {
   // Kernels are asked about a matrix as the loader leaves it: rows in the file's mapping, panels where some kernel
   // wants them. They look at the pointers, not at the bytes.
   static constexpr std::byte kPresent{};
-  Linear w{.format = &format, .n_out = shape[0], .n_in = shape[1], .rows = &kPresent, .panels = nullptr};
-  if (wants_panels(format, w.n_in, std::min(limit, detect_isa()))) w.panels = &kPresent;
+  Linear w{.format = &format,
+           .n_out = shape[0],
+           .n_in = shape[1],
+           .rows = &kPresent,
+           .int8_activations = format.name == "i2_s"};
+  const Isa isa = std::min(limit, detect_isa());
+  if (wants_ternary_panels(w, isa) || wants_panels(format, w.n_in, isa)) w.panels = &kPresent;
   const bool one = flags.op == "gemv";
   return {fmt::format("{} x {} {}, {}", w.n_out, w.n_in, format.name, one ? "1 token" : "a batch of tokens"),
-          linear_work(w, 1), judge(limit, one ? gemv_variants() : gemm_variants(), w)};
+          linear_work(w, 1),
+          flags.on_device() ? judge_device(device_linear_variants(), DeviceLinearProblem{w, one ? 1 : kFewTokens + 1})
+                            : judge(limit, one ? gemv_variants() : gemm_variants(), w)};
 }
 
 Explanation explain_attention(const ExplainFlags& flags, Isa limit) {
@@ -94,19 +112,21 @@ Explanation explain_attention(const ExplainFlags& flags, Isa limit) {
                                           shape[2], k->name, v->name, flags.n_keys);
   const KvLayerConfig layer{default_kv_side(*k, true, false), default_kv_side(*v, false, false), shape[1], shape[2]};
   const AttentionProblem a(layer, shape[0], flags.n_keys);
-  return {problem, attention_work(a.get()), judge(limit, attention_variants(), a.get())};
+  return {problem, attention_work(a.get()),
+          flags.on_device() ? judge_device(device_attention_variants(), DeviceAttentionProblem{layer, flags.n_tokens})
+                            : judge(limit, attention_variants(), a.get())};
 }
 
 Explanation explanation_of(const ExplainFlags& flags) {
   const Isa limit = find_isa(flags.isa).or_throw();
   if (flags.op == "gemv" || flags.op == "gemm") return explain_linear(flags, limit);
   if (flags.op == "attention") return explain_attention(flags, limit);
+  if (flags.on_device())
+    bad_flag("OP", fmt::format("a device has no kernels of '{}'", flags.op), "gemv, gemm, attention");
   if (flags.op == "norm_rope") return {"rows of floats", std::nullopt, judge(limit, norm_rope_variants())};
   if (flags.op == "kv_round") return {"rows of 128 values", std::nullopt, judge(limit, kv_round_variants(), 128)};
   if (flags.op == "stream") return {"plain memory", std::nullopt, judge(limit, stream_variants())};
-  std::string ops;
-  for (const KernelTable& table : kernel_tables()) ops += (ops.empty() ? "" : ", ") + std::string(table.op);
-  bad_flag("OP", fmt::format("unknown operation '{}'", flags.op), "there are: " + ops);
+  bad_flag("OP", fmt::format("unknown operation '{}'", flags.op), "there are: " + op_names(kernel_tables()));
 }
 
 lab::Row to_row(const std::string& op, const Explanation& e) {
@@ -115,7 +135,7 @@ lab::Row to_row(const std::string& op, const Explanation& e) {
     row["work"] = {{"read_bytes", e.work->read_bytes}, {"write_bytes", e.work->write_bytes}, {"flops", e.work->flops}};
   for (const Verdict& v : e.kernels)
     row["kernels"].push_back({{"name", v.name},
-                              {"isa", isa_name(v.isa)},
+                              {"isa", v.isa},
                               {"supported", v.support.ok},
                               {"why_not", v.support.why_not},
                               {"chosen", v.chosen}});
@@ -134,7 +154,7 @@ int explain(const ExplainFlags& flags) {
                e.work->write_bytes, e.work->flops,
                double(e.work->flops) / double(std::max<int64_t>(1, e.work->read_bytes + e.work->write_bytes)));
   for (auto v = e.kernels.rbegin(); v != e.kernels.rend(); ++v)
-    fmt::print("  {} {:<16} {:<7} {}\n", v->chosen ? "*" : " ", v->name, isa_name(v->isa),
+    fmt::print("  {} {:<16} {:<7} {}\n", v->chosen ? "*" : " ", v->name, v->isa,
                v->chosen       ? "chosen"
                : v->support.ok ? "supported; a better one is"
                                : v->support.why_not);
@@ -146,10 +166,12 @@ int explain(const ExplainFlags& flags) {
 Action declare_explain(CLI::App& app) {
   const auto flags = std::make_shared<ExplainFlags>();
   ExplainFlags& f = *flags;
-  app.add_option("OP", f.op, "gemv, gemm, attention, norm_rope, kv_round, stream")->required();
+  app.add_option("OP", f.op, op_names(kernel_tables()))->required();
   app.add_option("--shape", f.shape, "N_OUTxN_IN, or HEADS/KV_HEADS/HEAD_DIM for attention")->type_name("SHAPE");
   app.add_option("--format", f.format, "weight format, or KV format (K/V) for attention")->type_name("FORMAT");
   add_whole(app, "--keys", f.n_keys, 1, 1 << 26, "cached tokens, for attention");
+  add_whole(app, "--tokens", f.n_tokens, 1, 1 << 26, "new tokens of a sequence, for attention on a device");
+  app.add_option("--device", f.device, "cpu or cuda[:N]: whose kernels")->type_name("NAME")->default_str("cpu");
   app.add_option("--isa", f.isa, "highest instruction set to consider: scalar, avx2, avx512")->type_name("NAME");
   add_output_flags(app, f.output, false);
   return [flags] { return explain(*flags); };

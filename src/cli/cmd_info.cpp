@@ -2,15 +2,15 @@
 #include <memory>
 
 #include "base/build_info.h"
-#include "cli/kernel_tables.h"
 #include "cli/options.h"
 #include "format/list.h"
 #include "gpu/device_query.h"
 #include "lab/store/machine.h"
 #include "lab/store/results.h"
-#include "op/cache/layout.h"
 #include "model/weights.h"
+#include "op/cache/layout.h"
 #include "op/cache/rotation.h"
+#include "op/kernel_tables.h"
 
 namespace ridge::cli {
 namespace {
@@ -129,12 +129,25 @@ lab::Row formats_row() {
 
 lab::Row kernels_row() {
   lab::Row row;
-  for (const KernelTable& table : kernel_tables()) {
-    row[std::string(table.op)] = lab::Row::array();
+  for (const KernelTable& table : kernel_tables())
     for (const KernelInfo& kernel : table.kernels)
       row[std::string(table.op)].push_back({{"name", kernel.name}, {"isa", isa_name(kernel.isa)}});
-  }
   return row;
+}
+
+lab::Row device_kernels_row() {
+  lab::Row row;
+  for (const KernelTable& table : device_kernel_tables())
+    for (const KernelInfo& kernel : table.kernels) row[std::string(table.op)].push_back(kernel.name);
+  return row;
+}
+
+void print_kernels(std::string_view label, std::span<const KernelTable> tables) {
+  for (const KernelTable& table : tables) {
+    std::string names;
+    for (const KernelInfo& kernel : table.kernels) names += fmt::format(" {}", kernel.name);
+    fmt::print("{:<9} {:<12}{}\n", label, table.op, names);
+  }
 }
 
 lab::Row model_row(const Model& model) {
@@ -202,11 +215,8 @@ void print_text(const lab::Row& row, const gpu::DeviceReport& gpus) {
   for (const KvFormat& format : kv_formats())
     fmt::print("kv        {:<8} {:>6.4g} bits at head_dim {}, group {}\n", format.name, format.bits_per_value(kHeadDim),
                kHeadDim, format.group);
-  for (const KernelTable& table : kernel_tables()) {
-    std::string names;
-    for (const KernelInfo& kernel : table.kernels) names += fmt::format(" {}", kernel.name);
-    fmt::print("kernels   {:<12}{}\n", table.op, names);
-  }
+  print_kernels("kernels", kernel_tables());
+  print_kernels("on a gpu", device_kernel_tables());
   if (!row.contains("model")) return;
   for (const auto& [name, value] : row["model"].items())
     if (!value.is_object())
@@ -218,11 +228,8 @@ void print_text(const lab::Row& row, const gpu::DeviceReport& gpus) {
 int info(const InfoFlags& flags) {
   check_device(flags.model.device);
   const gpu::DeviceReport gpus = gpu::query_devices();
-  lab::Row row{{"build", build_row()},
-               {"machine", machine_row()},
-               {"gpu", gpu_row(gpus)},
-               {"formats", formats_row()},
-               {"kernels", kernels_row()}};
+  lab::Row row{{"build", build_row()},     {"machine", machine_row()}, {"gpu", gpu_row(gpus)},
+               {"formats", formats_row()}, {"kernels", kernels_row()}, {"device_kernels", device_kernels_row()}};
   if (!flags.model.model.empty()) row["model"] = model_row(load_model(flags.model));
   if (flags.output.json) fmt::print("{}\n", lab::json_text(row, 2));
   else print_text(row, gpus);

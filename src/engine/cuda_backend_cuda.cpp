@@ -199,6 +199,7 @@ std::unique_ptr<Backend> make_cuda_backend(int device, const ModelPlan& plan, co
                             report.devices.empty() ? report.why_none
                                                    : fmt::format("there are {} devices", report.devices.size())));
   check_supported(plan);
+  check_device_kernels(weights, options.kernels);
   gpu::use_device(device);
   const int64_t needed = CudaModel::upload_bytes(plan, weights, options.kernels), free = gpu::free_bytes();
   if (needed > free)

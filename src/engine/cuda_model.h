@@ -12,6 +12,7 @@
 #include "gpu/graph.h"
 #include "gpu/launch_log.h"
 #include "op/device_product.h"
+#include "op/gemv/rows_cuda.h"
 #include "op/sample/sample_cuda.h"
 
 namespace ridge {

@@ -1,44 +1,41 @@
 #include "engine/device_kernels.h"
-#include "ridge/error.h"
+
+#include <set>
+
+#include "op/kernel_tables.h"
 
 namespace ridge {
 namespace {
 
-/// Notes kernels of gemv or gemm after checking that each is in the table.
-void force_kernels(const std::string& choice, ForcedKernels& forced) {
-  const size_t equals = choice.find('=');
-  const std::string op = choice.substr(0, equals), names = equals == std::string::npos ? "" : choice.substr(equals + 1);
-  if (op != "gemv" && op != "gemm")
-    throw Error(ErrorKind::usage, fmt::format("--kernel {} with --device cuda: expects gemv=NAME, gemm=NAME, "
-                                              "launch=plain or launch=overlap",
-                                              choice));
-  for (size_t at = 0, end = 0; at <= names.size(); at = end + 1) {
-    end = std::min(names.find('+', at), names.size());
-    const std::string name = names.substr(at, end - at);
-    std::string known;
-    bool found = false;
-    for (const DeviceLinearVariant& variant : device_linear_variants()) {
-      known += (known.empty() ? "" : ", ") + std::string(variant.name);
-      found = found || variant.name == name;
-    }
-    if (!found)
-      throw Error(ErrorKind::usage, fmt::format("--kernel {} with --device cuda: op {} has no kernel '{}' (there are: "
-                                                "{})",
-                                                choice, op, name, known));
+/// "gemv=bricks" for what the matrix would run.
+std::string chosen_kernel(const Linear& m, std::string_view name, int64_t n_tokens, const ForcedKernels& forced) {
+  try {
+    return fmt::format("{}={}", device_linear_op(n_tokens), choose_device_linear({m, n_tokens}, forced).name);
+  } catch (const Error& e) {
+    throw Error(e.kind(), fmt::format("matrix {}: {}", name, e.what()));
   }
-  forced[op] = names;
 }
 
 }  // namespace
 
 DeviceOptions parse_device_kernels(std::span<const std::string> kernels) {
   DeviceOptions options;
-  for (const std::string& choice : kernels) {
-    if (choice == "launch=plain") options.overlap = false;
-    else if (choice == "launch=overlap") options.overlap = true;
-    else force_kernels(choice, options.kernels);
-  }
+  for (const std::string& choice : kernels) force_kernel(device_kernel_tables(), choice, options.kernels);
+  options.overlap = is_allowed(options.kernels, "launch", "overlap");
+  options.kernels.erase("launch");
   return options;
+}
+
+void check_device_kernels(const Weights& weights, const ForcedKernels& forced) {
+  std::set<std::string> used;
+  for_each_matrix(weights, [&](const Linear& m, std::string_view name) {
+    for (const int64_t n_tokens : {int64_t(1), kFewTokens + 1}) used.insert(chosen_kernel(m, name, n_tokens, forced));
+  });
+  for (const auto& [op, names] : forced)
+    for (const DeviceLinearVariant& row : device_linear_variants())
+      if (is_allowed(forced, op, row.name) && !used.contains(fmt::format("{}={}", op, row.name)))
+        throw Error(ErrorKind::usage, fmt::format("--kernel {}={}: no matrix of the model runs {} (they run: {})", op,
+                                                  names, row.name, fmt::join(used, ", ")));
 }
 
 }  // namespace ridge

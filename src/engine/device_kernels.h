@@ -4,6 +4,7 @@
 #include <span>
 #include <string>
 
+#include "model/weights.h"
 #include "op/device_linear.h"
 
 namespace ridge {
@@ -12,8 +13,11 @@ struct DeviceOptions {
   ForcedKernels kernels;  ///< of gemv and gemm
   bool overlap = true;    ///< programmatic dependent launch inside a recorded step
 };
-/// From "op=name" entries: gemv and gemm by the names of device_linear_variants(), several joined by '+';
-/// launch=plain|overlap. Throws usage, naming the choices.
+/// From "op=name" entries: the ops and kernels of device_kernel_tables(). Throws usage, naming the choices.
 DeviceOptions parse_device_kernels(std::span<const std::string> kernels);
+
+/// Throws usage for a matrix that no kernel serves, or none of those that are forced, and for a forced kernel that no
+/// matrix runs.
+void check_device_kernels(const Weights& weights, const ForcedKernels& forced);
 
 }  // namespace ridge

@@ -8,36 +8,11 @@
 #include "engine/cpu_backend.h"
 #include "engine/cuda_backend.h"
 #include "engine/device_name.h"
-#include "op/attn/attn.h"
 #include "op/cache/rounding.h"
+#include "op/kernel_tables.h"
 
 namespace ridge {
 namespace {
-
-/// Notes "op=name" after checking that the op and the kernel exist.
-void force_kernel(CpuContext& context, const std::string& choice) {
-  const size_t equals = choice.find('=');
-  const std::string op = choice.substr(0, equals), name = equals == std::string::npos ? "" : choice.substr(equals + 1);
-  std::string ops, names;
-  const auto look = [&](std::string_view table_op, const auto& variants) {
-    ops += (ops.empty() ? "" : ", ") + std::string(table_op);
-    if (op != table_op) return;
-    for (const auto& variant : variants) {
-      names += (names.empty() ? "" : ", ") + std::string(variant.name);
-      if (variant.name == name) context.forced[op] = name;
-    }
-  };
-  look("gemv", gemv_variants());
-  look("gemm", gemm_variants());
-  look("attention", attention_variants());
-  look("norm_rope", norm_rope_variants());
-  look("kv_round", kv_round_variants());
-  if (context.forced.contains(op) && context.forced[op] == name) return;
-  if (names.empty())
-    throw Error(ErrorKind::usage, fmt::format("kernel {}: unknown op '{}' (there are: {})", choice, op, ops));
-  throw Error(ErrorKind::usage,
-              fmt::format("kernel {}: op {} has no kernel '{}' (there are: {})", choice, op, name, names));
-}
 
 ModelInfo describe(const std::string& path, LoadedModel& model, const CpuContext& context) {
   const Config& c = model.config;
@@ -95,7 +70,7 @@ Engine::Engine(const std::string& path, const LoadOptions& options)
   if (on_device_ && !options.isa.empty())
     throw Error(ErrorKind::usage, "isa chooses kernels of the CPU: leave it out with device cuda");
   if (!on_device_)
-    for (const std::string& choice : options.kernels) force_kernel(context_, choice);
+    for (const std::string& choice : options.kernels) force_kernel(kernel_tables(), choice, context_.forced);
   constexpr std::string_view kSynth = "synth:";
   loaded_ = path.starts_with(kSynth) ? make_synth_model(context_, path.substr(kSynth.size())).or_throw()
                                      : load_model(path).or_throw();

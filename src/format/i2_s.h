@@ -11,6 +11,8 @@
 
 #include <cstdint>
 
+#include "base/host_device.h"
+
 namespace ridge {
 
 struct I2_S {
@@ -23,7 +25,7 @@ struct I2_S {
   static constexpr int kGroup = 128;
   static constexpr int kTailBytes = 32;
 
-  static void decode(const Block& block, float* out) {
+  RIDGE_HD static void decode(const Block& block, float* out) {
     for (int k = 0; k < 4; ++k)
       for (int m = 0; m < 32; ++m) out[32 * k + m] = float((block.q[m] >> (6 - 2 * k) & 3) - 1);
   }

@@ -4,32 +4,18 @@
 #include <cmath>
 #include <vector>
 
-#include "format/i2_s.h"
-#include "format/int4_g128.h"
 #include "format/kv_types.h"
-#include "format/plain.h"
-#include "format/q4_0.h"
-#include "format/q4_1.h"
-#include "format/q4_k.h"
-#include "format/q5_0.h"
-#include "format/q5_1.h"
-#include "format/q5_k.h"
-#include "format/q6_k.h"
-#include "format/q8_0.h"
-#include "format/tq1_0.h"
-#include "format/tq2_0.h"
+#include "format/weight_types.h"
 
 namespace ridge {
 namespace {
 
-// The rows; the KV formats are in kv_types.h. Order is the order of tables and help texts.
-constexpr WeightFormat kWeightFormats[] = {
-    make_weight_format<F32>(),   make_weight_format<F16>(),  make_weight_format<BF16>(),
-    make_weight_format<Q8_0>(),  make_weight_format<Q6_K>(), make_weight_format<Q5_K>(),
-    make_weight_format<Q5_1>(),  make_weight_format<Q5_0>(), make_weight_format<Q4_K>(),
-    make_weight_format<Q4_1>(),  make_weight_format<Q4_0>(), make_weight_format<TQ2_0>(),
-    make_weight_format<TQ1_0>(), make_weight_format<I2_S>(), make_weight_format<Int4G128>(),
-};
+template <class... Formats>
+constexpr std::array<WeightFormat, sizeof...(Formats)> make_weight_table(WeightTypes<Formats...>) {
+  return {make_weight_format<Formats>()...};
+}
+constexpr std::array kWeightFormats = make_weight_table(WeightFormatTypes());
+
 template <class... Formats>
 constexpr std::array<KvFormat, sizeof...(Formats)> make_kv_table(KvTypes<Formats...>) {
   return {make_kv_format<Formats>()...};

@@ -1,5 +1,5 @@
-// The shelf. A new weight or KV format is one header beside this file and one row: weight formats in
-// list.cpp, KV formats in kv_types.h.
+// The shelf. A new weight or KV format is one header beside this file and one row: weight formats in weight_types.h, KV
+// formats in kv_types.h.
 #pragma once
 
 #include <span>

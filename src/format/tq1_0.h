@@ -30,11 +30,15 @@ struct TQ1_0 {
   struct Part {
     int first_byte, n_bytes, n_digits, first;
   };
-  static constexpr Part kParts[] = {{0, 32, 5, 0}, {32, 16, 5, 160}, {48, 4, 4, 240}};
+  RIDGE_HD static constexpr Part part_of(int i) {
+    return i == 0 ? Part{0, 32, 5, 0} : i == 1 ? Part{32, 16, 5, 160} : Part{48, 4, 4, 240};
+  }
+  static constexpr int kParts = 3;
 
-  static void decode(const Block& block, float* out) {
+  RIDGE_HD static void decode(const Block& block, float* out) {
     const float scale = f16_to_f32(block.scale);
-    for (const Part& part : kParts) {
+    for (int p = 0; p < kParts; ++p) {
+      const Part part = part_of(p);
       const uint8_t* bytes = part.first_byte < 48 ? block.q + part.first_byte : block.high;
       for (int n = 0, power = 1; n < part.n_digits; ++n, power *= 3)
         for (int i = 0; i < part.n_bytes; ++i) {
@@ -46,7 +50,8 @@ struct TQ1_0 {
   static void encode(const float* in, Block& block) {
     block.scale = best_ternary_scale(in);
     const float scale = f16_to_f32(block.scale);
-    for (const Part& part : kParts) {
+    for (int p = 0; p < kParts; ++p) {
+      const Part part = part_of(p);
       uint8_t* bytes = part.first_byte < 48 ? block.q + part.first_byte : block.high;
       for (int i = 0; i < part.n_bytes; ++i) {
         int digits = 0;

@@ -20,7 +20,7 @@ struct TQ2_0 {
   static constexpr int kGgufType = 35;
   static constexpr int kGroup = 256;
 
-  static void decode(const Block& block, float* out) {
+  RIDGE_HD static void decode(const Block& block, float* out) {
     const float scale = f16_to_f32(block.scale);
     for (int half = 0; half < 2; ++half)
       for (int k = 0; k < 4; ++k)

@@ -13,6 +13,9 @@ namespace ridge::gpu {
 
 using StreamHandle = CUstream_st*;
 
+/// Shared memory that a block can have on Hopper.
+inline constexpr int kHopperSharedBytes = 227 << 10;
+
 /// Makes device `index` the one this thread works on; throws no_device when it is not there.
 void use_device(int index);
 /// Bytes of device memory that can still be allocated.

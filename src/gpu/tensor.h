@@ -15,21 +15,11 @@ namespace ridge::gpu {
 __device__ void mma_s8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 /// D = A B + start in every element.
 __device__ void mma_s8_from(int start, int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
-/// As mma_s8(), B unsigned.
-__device__ void mma_s8u8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
-/// As mma_s8(), A unsigned.
-__device__ void mma_u8s8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 /// D = A B + D, halves, K = 16, float sums. Word i of a: row r (i even) or r + 8 (odd), k = 2c, 2c+1 (i < 2) or 8 + 2c
 /// .. Word i of b: k = 8 i + 2c, 8 i + 2c + 1, column r.
 __device__ void mma_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 /// The same with bfloat16.
 __device__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
-
-/// Four 8 x 8 matrices of halves from shared memory: lane 8 m + i names row i of matrix m (16 bytes, aligned to 16).
-/// Word m: row r, columns 2c and 2c + 1 of matrix m.
-__device__ void load_matrices(uint32_t (&words)[4], const void* row);
-/// The same of the transposed matrices: rows 2c and 2c + 1, column r.
-__device__ void load_matrices_transposed(uint32_t (&words)[4], const void* row);
 
 /// Begins to copy 16 bytes of global memory, read once, to shared memory; both aligned to 16.
 __device__ void copy_async16(void* shared, const void* global);
@@ -78,21 +68,16 @@ __device__ uint16_t float_to_bf16(float value);
 
 #ifndef __CUDA_EMULATED__
 
-#define RIDGE_MMA_S8(name, types)                                                                                   \
-  __device__ __forceinline__ void name(int(&d)[4], const uint32_t(&a)[4], uint32_t b0, uint32_t b1) {               \
-    asm("mma.sync.aligned.m16n8k32.row.col.s32." types ".s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
-        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])                                                            \
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));                                            \
-  }
+__device__ __forceinline__ void mma_s8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
 __device__ __forceinline__ void mma_s8_from(int start, int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
       : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(start));
 }
-RIDGE_MMA_S8(mma_s8, "s8.s8")
-RIDGE_MMA_S8(mma_s8u8, "s8.u8")
-RIDGE_MMA_S8(mma_u8s8, "u8.s8")
-#undef RIDGE_MMA_S8
 
 #define RIDGE_MMA_HALF(name, type)                                                                      \
   __device__ __forceinline__ void name(float(&d)[4], const uint32_t(&a)[4], uint32_t b0, uint32_t b1) { \
@@ -105,17 +90,6 @@ RIDGE_MMA_S8(mma_u8s8, "u8.s8")
 RIDGE_MMA_HALF(mma_f16, "f16")
 RIDGE_MMA_HALF(mma_bf16, "bf16")
 #undef RIDGE_MMA_HALF
-
-#define RIDGE_LOAD_MATRICES(name, how)                                                  \
-  __device__ __forceinline__ void name(uint32_t(&words)[4], const void* row) {          \
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4" how ".shared.b16 {%0,%1,%2,%3}, [%4];" \
-                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])       \
-                 : "r"(uint32_t(__cvta_generic_to_shared(row)))                         \
-                 : "memory");                                                           \
-  }
-RIDGE_LOAD_MATRICES(load_matrices, "")
-RIDGE_LOAD_MATRICES(load_matrices_transposed, ".trans")
-#undef RIDGE_LOAD_MATRICES
 
 __device__ __forceinline__ void copy_async16(void* shared, const void* global) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;"

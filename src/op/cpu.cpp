@@ -22,6 +22,11 @@ Result<Isa> find_isa(std::string_view name) {
   return fail(ErrorKind::usage, "--isa '{}' is unknown (there are: scalar, avx2, avx512)", name);
 }
 
+bool is_allowed(const ForcedKernels& forced, std::string_view op, std::string_view name) {
+  const auto choice = forced.find(op);
+  return choice == forced.end() || ('+' + choice->second + '+').find(fmt::format("+{}+", name)) != std::string::npos;
+}
+
 Isa detect_isa() {
 #if defined(__x86_64__)
   __builtin_cpu_init();

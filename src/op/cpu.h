@@ -42,6 +42,48 @@ struct Support {
   std::string why_not;
 };
 
+/// `--kernel op=name`: kernels that an op must use, by op; several names joined by '+'.
+using ForcedKernels = std::map<std::string, std::string, std::less<>>;
+
+/// Whether a row of this name may serve the op: nothing is forced, or it is.
+bool is_allowed(const ForcedKernels& forced, std::string_view op, std::string_view name);
+
+/// The row of a table with this name; null when there is none.
+template <class Variant>
+const Variant* find_row(std::span<const Variant> rows, std::string_view name) {
+  for (const Variant& row : rows)
+    if (row.name == name) return &row;
+  return nullptr;
+}
+
+/// "a, b, c" of a table, for messages.
+template <class Variant>
+std::string row_names(std::span<const Variant> rows) {
+  std::string names;
+  for (const Variant& row : rows) names += (names.empty() ? "" : ", ") + std::string(row.name);
+  return names;
+}
+
+/// Picks from `rows` (best last): the last allowed row that supports the problem, which support(row) says. A forced
+/// kernel that cannot serve or does not exist, or a problem without a kernel, throws Error(usage) with the reason of
+/// every row that cannot serve and the name of every row that can.
+template <class Variant, class SupportOf>
+const Variant& select_row(const ForcedKernels& forced, std::string_view op, std::span<const Variant> rows,
+                          const SupportOf& support) {
+  for (size_t i = rows.size(); i-- > 0;)
+    if (is_allowed(forced, op, rows[i].name) && support(rows[i]).ok) return rows[i];
+
+  std::string can, cannot;
+  for (const Variant& row : rows) {
+    const Support s = support(row);
+    (s.ok ? can : cannot) += s.ok ? fmt::format(" {}", row.name) : fmt::format("; {}: {}", row.name, s.why_not);
+  }
+  const auto choice = forced.find(op);
+  const std::string request = choice == forced.end() ? fmt::format("op {} has no kernel for this problem", op)
+                                                     : fmt::format("--kernel {}={} cannot serve", op, choice->second);
+  throw Error(ErrorKind::usage, fmt::format("{} (can:{}{})", request, can.empty() ? " none" : can, cannot));
+}
+
 class OpTrace;  // op/trace.h
 
 /// Everything a CPU op needs besides its arguments. Not thread-safe: one context, one caller.
@@ -50,44 +92,20 @@ struct CpuContext {
 
   ThreadPool pool;
   Isa isa;
-  /// `--kernel op=name`: forces a variant for an op. Model::load() fills it and refuses names that are in no table.
-  std::map<std::string, std::string, std::less<>> forced;
+  ForcedKernels forced;      ///< Model::load() fills it and refuses names that are in no table
   AlignedBuffer scratch[3];  ///< each op uses these as it likes; nothing survives the call
   OpTrace* trace = nullptr;  ///< where ops write themselves down; null: nowhere
 };
 
-/// One row of a kernel table: what `explain` prints.
-struct KernelInfo {
-  std::string_view op;
-  std::string_view name;
-  Isa isa;
-};
-
-/// Picks from `variants` (best last): the forced one if it supports the problem, else the last supported one.
-/// A forced kernel that cannot serve or does not exist, or a problem without a kernel, throws Error(usage) with the
-/// reason of every row that cannot serve and the name of every row that can.
+/// select_row() among the rows of the context's instruction set.
 template <class Variant, class... Problem>
 const Variant& select_variant(const CpuContext& context, std::string_view op, std::span<const Variant> variants,
                               const Problem&... problem) {
-  const auto forced = context.forced.find(op);
-  const auto support = [&](const Variant& variant) -> Support {
+  return select_row(context.forced, op, variants, [&](const Variant& variant) -> Support {
     if (variant.isa <= context.isa) return variant.supports(problem...);
     return {false,
             fmt::format("needs {}, this processor or --isa allows {}", isa_name(variant.isa), isa_name(context.isa))};
-  };
-  for (size_t i = variants.size(); i-- > 0;)
-    if ((forced == context.forced.end() || variants[i].name == forced->second) && support(variants[i]).ok)
-      return variants[i];
-
-  std::string can, cannot;
-  for (const Variant& variant : variants) {
-    const Support s = support(variant);
-    (s.ok ? can : cannot) += s.ok ? fmt::format(" {}", variant.name) : fmt::format("; {}: {}", variant.name, s.why_not);
-  }
-  const std::string request = forced == context.forced.end()
-                                  ? fmt::format("op {} has no kernel for this problem", op)
-                                  : fmt::format("--kernel {}={} cannot serve", op, forced->second);
-  throw Error(ErrorKind::usage, fmt::format("{} (can:{}{})", request, can.empty() ? " none" : can, cannot));
+  });
 }
 
 }  // namespace ridge

@@ -23,9 +23,13 @@ struct Linear {
   int64_t bytes() const { return n_out * format->row_bytes(n_in); }
 };
 
-/// Least traffic of one product: weights once, x and y once.
+/// Least traffic of products of one x with weights of `bytes`, n_out rows in all: weights once, x and n_stored values
+/// of y a token once.
+inline Work linear_work(int64_t bytes, int64_t n_in, int64_t n_out, int64_t n_stored, int64_t n_tokens) {
+  return {bytes + 4 * n_tokens * n_in, 4 * n_tokens * n_stored, 2 * n_tokens * n_in * n_out};
+}
 inline Work linear_work(const Linear& w, int64_t n_tokens) {
-  return {w.bytes() + 4 * n_tokens * w.n_in, 4 * n_tokens * w.n_out, 2 * n_tokens * w.n_in * w.n_out};
+  return linear_work(w.bytes(), w.n_in, w.n_out, w.n_out, n_tokens);
 }
 
 /// One kernel. `x` is [n_tokens, n_in], `y` is [n_tokens, n_out]; a gemv kernel gets one token. The ternary kernels

@@ -1,4 +1,4 @@
-// The shapes every linear kernel is tested on; bench/op_bench.cpp adds shapes of real models.
+// The shapes every linear kernel is tested on.
 #pragma once
 
 #include <string>

@@ -11,7 +11,6 @@ extern const OpKernel kAttentionPlain;                             // op_bench_a
 extern const OpKernel kAttentionTiles, kAttentionTilesOverlap;     // op_bench_tiles_cuda.cpp
 extern const OpKernel kGemvBricks, kGemvBricksOverlap;             // op_bench_bricks_cuda.cpp
 extern const OpKernel kGemvInt, kGemvInt2Planes, kGemvIntOverlap;  // op_bench_int_cuda.cpp
-extern const OpKernel kGemvTernary;                                // op_bench_ternary_cuda.cpp
 extern const OpKernel kGemvTiles;                                  // op_bench_gemm_cuda.cpp
 extern const OpKernel kGemvLibrary, kGemvTwoOp;                    // op_bench_library_cuda.cpp
 extern const OpKernel kAppendRows;                                 // op_bench_append_cuda.cpp

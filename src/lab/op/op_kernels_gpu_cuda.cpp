@@ -15,7 +15,6 @@ std::span<const OpKernel> gpu_op_kernels() {
       kGemvTwoOp,
       kGemvLibrary,
       kGemvTiles,
-      kGemvTernary,
       kGemvBricksOverlap,
       kGemvBricks,
       kGemvIntOverlap,

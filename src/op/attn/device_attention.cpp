@@ -33,10 +33,8 @@ std::span<const DeviceAttentionVariant> device_attention_variants() {
 }
 
 const DeviceAttentionVariant& choose_device_attention(const DeviceAttentionProblem& p) {
-  const auto variants = device_attention_variants();
-  for (size_t i = variants.size(); i-- > 0;)
-    if (variants[i].supports(p).ok) return variants[i];
-  throw Error(ErrorKind::usage, fmt::format("attention has no kernel on a device: {}", rows_support(p).why_not));
+  return select_row(ForcedKernels(), "attention", device_attention_variants(),
+                    [&](const DeviceAttentionVariant& row) { return row.supports(p); });
 }
 
 }  // namespace ridge

@@ -20,7 +20,6 @@
 namespace ridge::areas {
 
 inline constexpr int kThreads = 256;
-inline constexpr int kMostSharedBytes = 227 << 10;  // of a block on Hopper; other devices may refuse the launch
 
 /// How a block's eight warps share an area: kRowWarps times its rows, the rest its columns.
 template <int kRowWarpsOf, int kTilesOf, int kColumnTilesOf>
@@ -93,7 +92,7 @@ constexpr int kSumsAt = kWordsAt<F, S> + S::kAreaColumnTiles* F::kBlocks * 512;
 template <class F, class S>
 constexpr int kStepBytes = kSumsAt<F, S> + S::kAreaColumnTiles* F::kBlocks* F::kSums * 32;
 template <class F, class S>
-constexpr int kSteps = std::clamp((kMostSharedBytes - 1024) / kStepBytes<F, S>, 2, 6);
+constexpr int kSteps = std::clamp((gpu::kHopperSharedBytes - 1024) / kStepBytes<F, S>, 2, 6);
 /// More than half of what a Hopper multiprocessor has: blocks have equal shares, so two on one multiprocessor and none
 /// on another, which happens while kernels overlap, take twice the time.
 template <class F, class S>

@@ -293,7 +293,7 @@ void launch_product(gpu::StreamHandle stream, const IntWeights& w, const IntGemm
   gpu::launch(kKind == IntKind::ternary ? "tokens to int8" : "tokens to f16", tokens_kernel<kKind>,
               {unsigned(call.n_tokens), kTokenThreads, 0, stream, call.overlap}, x);
   constexpr size_t kBytes = areas::kSharedBytes<Steps, S>;
-  static_assert(kBytes <= areas::kMostSharedBytes - 1024);
+  static_assert(kBytes <= gpu::kHopperSharedBytes - 1024);
   const auto kernel = gemm_kernel<kKind, S>;
   gpu::allow_shared_bytes("shared memory of int_gemm", kernel, kBytes);
   gpu::launch(kKind == IntKind::ternary ? "int_gemm int8" : "int_gemm f16", kernel,

@@ -276,7 +276,7 @@ void launch_product(gpu::StreamHandle stream, const BrickMatrix& w, const BrickC
   gpu::launch("planes", planes_kernel<F>, {unsigned(launch.n_x_blocks), kPlanesThreads, 0, stream, call.overlap},
               launch.x);
   constexpr size_t kBytes = areas::kSharedBytes<Bricks<F>, S>;
-  static_assert(kBytes <= areas::kMostSharedBytes - 1024);
+  static_assert(kBytes <= gpu::kHopperSharedBytes - 1024);
   const auto kernel = gemm_kernel<F, S>;
   gpu::allow_shared_bytes("shared memory of tensor_gemm", kernel, kBytes);
   gpu::launch("tensor_gemm", kernel, {unsigned(launch.n_blocks), kThreads, kBytes, stream, true}, p);

@@ -194,24 +194,4 @@ __device__ inline float gated(BrickGlu glu, float gate, float up) {
   return (glu == BrickGlu::silu ? gate / (1.0f + expf(-gate)) : positive * positive) * up;
 }
 
-/// Stores rows r (`upper`) and r + 8 (`lower`) of a tile for one token.
-__device__ inline void store_rows(const Outputs& out, int64_t tile, int r, int64_t token, float upper, float lower) {
-  int part = 0;
-  while (part + 1 < out.n_parts && tile >= out.first_tile[part + 1]) ++part;
-  const int64_t row = (tile - out.first_tile[part]) * out.rows_per_tile + r, n_out = out.n_out[part];
-  float* y = out.y[part] + token * n_out;
-  if (out.paired) {
-    if (row >= n_out) return;
-    y[row] = gated(out.glu, upper, lower);
-    return;
-  }
-  const auto store = [&](int64_t at, float value) {
-    if (at >= n_out) return;
-    if (out.bias[part]) value += out.bias[part][at];
-    y[at] = out.residual ? y[at] + value : value;
-  };
-  store(row, upper);
-  store(row + 8, lower);
-}
-
 }  // namespace ridge::bricks

@@ -65,7 +65,7 @@ int64_t BrickMatrix::first_tile(int part) const {
   return tiles;
 }
 
-BrickMatrix make_brick_matrix(BrickFormat format, int64_t n_in, std::span<const int64_t> n_out, bool paired) {
+BrickMatrix plan_brick_matrix(BrickFormat format, int64_t n_in, std::span<const int64_t> n_out, bool paired) {
   const int group = with_format(format, [](auto f) { return decltype(f)::kGroup; });
   expect(n_in > 0 && n_in % group == 0, "bricks: rows are not of whole groups");
   expect(!n_out.empty() && n_out.size() <= kMostBrickParts, "bricks: too many parts or none");
@@ -74,6 +74,11 @@ BrickMatrix make_brick_matrix(BrickFormat format, int64_t n_in, std::span<const 
     expect(n_out[i] > 0, "bricks: a part without rows");
     matrix.n_out[i] = n_out[i];
   }
+  return matrix;
+}
+
+BrickMatrix make_brick_matrix(BrickFormat format, int64_t n_in, std::span<const int64_t> n_out, bool paired) {
+  BrickMatrix matrix = plan_brick_matrix(format, n_in, n_out, paired);
   matrix.data = gpu::Buffer(matrix.bytes());
   return matrix;
 }

@@ -47,7 +47,9 @@ struct BrickMatrix {
   int64_t bytes() const { return n_tiles() * bricks_per_tile() * brick_bytes(); }
 };
 
-/// A matrix with room for its bricks, all zero. n_in must be a multiple of the format's group.
+/// A matrix with everything but `data`, which takes bytes(). n_in must be a multiple of the format's group.
+BrickMatrix plan_brick_matrix(BrickFormat format, int64_t n_in, std::span<const int64_t> n_out, bool paired = false);
+/// The same with room for its bricks, all zero.
 BrickMatrix make_brick_matrix(BrickFormat format, int64_t n_in, std::span<const int64_t> n_out, bool paired = false);
 
 /// Fills the tiles of a part that hold its rows first_row .. first_row + n_rows - 1. `rows` are these rows in device

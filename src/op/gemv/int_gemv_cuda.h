@@ -58,7 +58,7 @@ inline constexpr int kIntColumns = 64;
 /// What a plan must know of a device.
 struct IntDevice {
   int n_processors = 132;
-  int64_t shared_bytes = 227 << 10;  ///< a block's most
+  int64_t shared_bytes = gpu::kHopperSharedBytes;  ///< a block's most
 };
 
 /// A plan for n_tokens * planes <= kIntColumns.

@@ -78,9 +78,9 @@ IntWeights pack_int_weights(gpu::StreamHandle stream, IntKind kind, int64_t n_in
   IntWeights w{.kind = kind, .gated = gated, .n_in = n_in};
   for (const IntRows& m : matrices) w.n_out += m.n_out;
   if (gated) w.n_out /= 2;
-  w.tiles = gpu::Buffer(w.n_row_tiles() * w.n_groups() * int_tile_bytes(kind));
+  w.tiles = gpu::Buffer(w.tile_bytes());
   const bool ternary = kind == IntKind::ternary;
-  if (ternary) w.row_scale = gpu::Buffer(4 * kIntTileRows * w.n_row_tiles());
+  if (ternary) w.row_scale = gpu::Buffer(w.row_scale_bytes());
 
   Place place{0, gated};
   for (const IntRows& m : matrices) {

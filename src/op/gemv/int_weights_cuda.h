@@ -1,6 +1,6 @@
 // Integer weights on the device, in the order of the tensor cores' fragments: int4_g128 and ternary.
 //
-// A tile is 16 rows times 128 columns (a group), kIntTileBytes[kind] long; the tiles of 16 rows follow one another, so
+// A tile is 16 rows times 128 columns (a group), int_tile_bytes(kind) long; the tiles of 16 rows follow one another, so
 // that rows are read as one stream. Rows past the last are zero. Lane 4 r + c of a warp owns rows r and r + 8 of a
 // tile. An mma of depth 32 takes four bytes (k = 4 c .. 4 c + 3, and 16 more) of each of them: with word i of a
 // lane for row r + 8 (i % 2), byte e of it belongs to column 32 m + 16 (i / 2) + 4 c + e, m being the mma, 0 to 3.
@@ -42,8 +42,10 @@ struct IntWeights {
 
   int64_t n_groups() const { return n_in / kIntGroup; }
   int64_t n_row_tiles() const { return (n_out + (gated ? 7 : 15)) / (gated ? 8 : 16); }
+  int64_t tile_bytes() const { return n_row_tiles() * n_groups() * int_tile_bytes(kind); }
+  int64_t row_scale_bytes() const { return kind == IntKind::ternary ? 4 * kIntTileRows * n_row_tiles() : 0; }
   /// What a product reads of them.
-  int64_t bytes() const { return tiles.bytes() + row_scale.bytes(); }
+  int64_t bytes() const { return tile_bytes() + row_scale_bytes(); }
 };
 
 /// Packs on the stream; the rows may go when it has run. n_in is a multiple of 128; `gated` takes two matrices of as

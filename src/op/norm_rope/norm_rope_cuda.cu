@@ -11,11 +11,6 @@ unsigned blocks(int64_t n) { return unsigned(gpu::ceil_div(n, kThreads)); }
 
 __device__ int64_t element() { return int64_t(blockIdx.x) * kThreads + threadIdx.x; }
 
-__global__ void embed_kernel(int64_t total, int64_t n, const int32_t* tokens, const float* table, float* x) {
-  const int64_t i = element();
-  if (i < total) x[i] = table[int64_t(tokens[i / n]) * n + i % n];
-}
-
 /// One block a row; double where the reference is double.
 __global__ void rms_norm_kernel(int64_t n, const float* x, const float* weight, float eps, float* y) {
   x += int64_t(blockIdx.x) * n;
@@ -84,11 +79,6 @@ __global__ void copy_columns_kernel(int64_t total, int64_t n, const float* x, in
 }
 
 }  // namespace
-
-void device_embed(gpu::StreamHandle stream, int64_t n_rows, int64_t n, const int32_t* tokens, const float* table,
-                  float* x) {
-  gpu::launch("embed", embed_kernel, {blocks(n_rows * n), kThreads, 0, stream}, n_rows * n, n, tokens, table, x);
-}
 
 void device_rms_norm(gpu::StreamHandle stream, int64_t n_rows, int64_t n, const float* x, const float* weight,
                      float eps, float* y) {

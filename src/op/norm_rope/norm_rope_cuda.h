@@ -7,10 +7,6 @@
 
 namespace ridge {
 
-/// x[r] = row tokens[r] of table [vocab_size, n]; ids must be valid.
-void device_embed(gpu::StreamHandle stream, int64_t n_rows, int64_t n, const int32_t* tokens, const float* table,
-                  float* x);
-
 /// y[r] = x[r] / sqrt(mean(x[r]^2) + eps) * weight over rows of n; y may be x.
 void device_rms_norm(gpu::StreamHandle stream, int64_t n_rows, int64_t n, const float* x, const float* weight,
                      float eps, float* y);

@@ -1,0 +1,108 @@
+// The products of a layer on a device: one or several matrices with the same input, in whichever order of bytes their
+// format has kernels for, and what stands around them: the norm before, bias, residual or gated activation after.
+#pragma once
+
+#include <array>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "op/device_linear.h"
+#include "op/gemv/half_gemv_cuda.h"
+#include "op/gemv/int_gemv_cuda.h"
+
+namespace ridge {
+
+/// Memory that products of one stream share. What is captured in a graph must have run once with the same scratch
+/// before, and is good for as long as places() stays what it was: larger products take new memory and free the old.
+struct ProductScratch {
+  gpu::Buffer bricks;
+  IntScratch ints;
+  gpu::Buffer normed, joint, up;
+
+  std::array<const void*, 6> places() const {
+    return {bricks.as<void>(), ints.data.as<void>(), ints.counters.as<void>(),
+            normed.as<void>(), joint.as<void>(),     up.as<void>()};
+  }
+};
+
+enum class ProductOutput : uint8_t { store, add, silu_glu, relu2_glu };
+
+struct ProductCall {
+  int64_t n_tokens = 0;
+  const float* x = nullptr;            ///< [n_tokens, n_in]
+  const float* norm_weight = nullptr;  ///< [n_in]: x is RMS-normalised first; may be null
+  float norm_eps = 0;
+  ProductOutput output = ProductOutput::store;  ///< a GLU takes two matrices, gate and up, and has one output
+  float* y[3] = {};  ///< [n_tokens, n_out] of each matrix. One token: y[i + 1] = y[i] + n_out saves a copy
+  bool overlap = false;
+  int layer = -1;  ///< for the launch log
+};
+
+/// Bytes of a product on a device.
+struct ProductBytes {
+  int64_t kept = 0;     ///< what DeviceProduct::bytes() will say
+  int64_t packing = 0;  ///< beside them while it is made
+};
+
+/// Up to three matrices of one width, with the kernels of device_linear.h. Matrices of one packing and format share a
+/// launch.
+class DeviceProduct {
+ public:
+  DeviceProduct() = default;
+  /// Uploads and packs. `biases` has an entry a matrix, empty or null where there is none. `glu`: two matrices, gate
+  /// and up. Throws Error: usage for a matrix without a kernel and as choose_device_linear() does; no_memory.
+  DeviceProduct(const gpu::Stream& stream, std::span<const Linear* const> matrices,
+                std::span<const std::vector<float>* const> biases, bool glu, const ForcedKernels& forced);
+
+  void run(gpu::StreamHandle stream, const ProductCall& call, ProductScratch& scratch) const;
+  /// What a product reads of the matrices and biases.
+  int64_t bytes() const;
+  /// Names of device_linear_variants(), one for each launch.
+  std::vector<std::string_view> kernels(int64_t n_tokens) const;
+
+ private:
+  friend ProductBytes product_bytes(std::span<const Linear* const> matrices,
+                                    std::span<const std::vector<float>* const> biases, bool glu,
+                                    const ForcedKernels& forced);
+
+  /// Matrices that share a launch.
+  struct Group {
+    const DeviceLinearVariant& kernel(int64_t n_tokens) const { return n_tokens <= kFewTokens ? *few : *many; }
+    int64_t bytes() const { return bricks.bytes() + ints.bytes() + floats_bytes; }
+
+    int first = 0, count = 0;
+    bool gated = false;  ///< gate and up, packed as one
+    const DeviceLinearVariant* few = nullptr;
+    const DeviceLinearVariant* many = nullptr;
+    // The one of its packing is filled.
+    BrickMatrix bricks;
+    IntWeights ints;
+    int64_t floats_bytes = 0;
+    gpu::Buffer floats;  // [n_out, n_in] of one matrix
+  };
+  /// Everything but device memory.
+  void plan(std::span<const Linear* const> matrices, std::span<const std::vector<float>* const> biases, bool glu,
+            const ForcedKernels& forced);
+  void run(gpu::StreamHandle stream, const Group& group, const ProductCall& call, ProductScratch& scratch) const;
+  void run_bricks(gpu::StreamHandle stream, const Group& group, const ProductCall& call, ProductScratch& scratch) const;
+  void run_ints(gpu::StreamHandle stream, const Group& group, const ProductCall& call, ProductScratch& scratch) const;
+  void run_floats(gpu::StreamHandle stream, const Group& group, const ProductCall& call, ProductScratch& scratch) const;
+  int64_t rows() const;
+
+  int64_t n_in_ = 0;
+  std::vector<int64_t> n_out_;
+  bool glu_ = false;
+  std::string text_;  // "2048x1536 int4_g128"
+  int64_t bias_bytes_ = 0;
+  gpu::Buffer bias_;                  // of all matrices, one after another; empty without any
+  std::vector<const float*> biases_;  // into it
+  std::vector<Group> groups_;
+};
+
+/// Bytes of such a DeviceProduct, without a device. Throws what its constructor throws, no_memory apart.
+ProductBytes product_bytes(std::span<const Linear* const> matrices, std::span<const std::vector<float>* const> biases,
+                           bool glu, const ForcedKernels& forced);
+
+}  // namespace ridge

@@ -1,0 +1,259 @@
+#include "op/device_product.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/check.h"
+#include "gpu/launch_log.h"
+#include "op/gemm/gemm_cuda.h"
+#include "op/gemm/int_gemm_cuda.h"
+#include "op/gemm/tensor_gemm_cuda.h"
+#include "op/gemv/rows_cuda.h"
+#include "op/norm_rope/norm_rope_cuda.h"
+
+namespace ridge {
+namespace {
+
+/// A matrix as float32 [n_out, n_in], its scale applied.
+gpu::Buffer upload_as_floats(const gpu::Stream& stream, const Linear& m) {
+  RIDGE_CHECK(m.rows != nullptr, "a matrix of {} x {} has no rows to upload", m.n_out, m.n_in);
+  gpu::Buffer buffer(4 * m.n_out * m.n_in);
+  const int64_t rows_at_once = std::max<int64_t>(1, (int64_t(1) << 22) / m.n_in);
+  std::vector<float> decoded(size_t(std::min(rows_at_once, m.n_out) * m.n_in));
+  for (int64_t first = 0; first < m.n_out; first += rows_at_once) {
+    const int64_t n = std::min(rows_at_once, m.n_out - first);
+    m.format->decode(m.rows + first * m.format->row_bytes(m.n_in), n * m.n_in, decoded.data());
+    for (int64_t i = 0; i < n * m.n_in; ++i) decoded[size_t(i)] *= m.scale;
+    gpu::upload(stream, buffer.as<float>() + first * m.n_in, decoded.data(), 4 * n * m.n_in);
+    stream.synchronize();
+  }
+  return buffer;
+}
+
+void apply_glu(gpu::StreamHandle stream, ProductOutput output, int64_t n, float* gate, const float* up) {
+  if (output == ProductOutput::relu2_glu) device_relu2_glu(stream, n, gate, up);
+  else device_swiglu(stream, n, gate, up);
+}
+
+}  // namespace
+
+void DeviceProduct::plan(std::span<const Linear* const> matrices, std::span<const std::vector<float>* const> biases,
+                         bool glu, const ForcedKernels& forced) {
+  RIDGE_CHECK(matrices.size() <= 3 && (!glu || matrices.size() == 2) && biases.size() == matrices.size(),
+              "{} matrices, {} biases", matrices.size(), biases.size());
+  n_in_ = matrices[0]->n_in;
+  glu_ = glu;
+  for (const Linear* m : matrices) n_out_.push_back(m->n_out);
+  RIDGE_CHECK(!glu || n_out_[0] == n_out_[1], "a gate of {} rows, up of {}", n_out_[0], n_out_[1]);
+  const bool any_bias = std::ranges::any_of(biases, [](const auto* b) { return b && !b->empty(); });
+  RIDGE_CHECK(!any_bias || !glu, "gated matrices with a bias");
+  if (any_bias) bias_bytes_ = 4 * rows();
+  biases_.resize(matrices.size());
+  text_ = fmt::format("{}x{} {}", rows(), n_in_, matrices[0]->format->name);
+
+  for (size_t i = 0; i < matrices.size(); ++i) {
+    const Linear& m = *matrices[i];
+    RIDGE_CHECK(m.n_in == n_in_, "matrices of {} and {} columns", n_in_, m.n_in);
+    const DeviceLinearVariant& few = choose_device_linear({m, 1}, forced);
+    const DeviceLinearVariant& many = choose_device_linear({m, kFewTokens + 1}, forced);
+    RIDGE_CHECK(few.packing == many.packing, "{} and {} read different bytes", few.name, many.name);
+    const bool joins = i > 0 && m.format == matrices[i - 1]->format && few.packing != DevicePacking::floats &&
+                       groups_.back().few == &few && groups_.back().many == &many;
+    if (!joins) groups_.push_back({.first = int(i), .few = &few, .many = &many});
+    groups_.back().count += 1;
+  }
+  for (Group& g : groups_) {
+    g.gated = glu && g.count == 2;
+    const Linear& m = *matrices[size_t(g.first)];
+    const std::span<const int64_t> n_out(&n_out_[size_t(g.first)], size_t(g.gated ? 1 : g.count));
+    switch (g.few->packing) {
+      case DevicePacking::floats: g.floats_bytes = 4 * m.n_out * n_in_; break;
+      case DevicePacking::bricks:
+        g.bricks = plan_brick_matrix(*find_brick_format(m.format->name), n_in_, n_out, g.gated);
+        break;
+      case DevicePacking::ints:
+        g.ints = {.kind = m.int8_activations ? IntKind::ternary : IntKind::int4_g128, .gated = g.gated, .n_in = n_in_};
+        g.ints.n_out = std::accumulate(n_out.begin(), n_out.end(), int64_t(0));
+        break;
+    }
+  }
+}
+
+ProductBytes product_bytes(std::span<const Linear* const> matrices, std::span<const std::vector<float>* const> biases,
+                           bool glu, const ForcedKernels& forced) {
+  DeviceProduct product;
+  product.plan(matrices, biases, glu, forced);
+  ProductBytes bytes{.kept = product.bytes()};
+  for (const DeviceProduct::Group& g : product.groups_) {
+    int64_t together = 0;  // integer matrices of a group, a brick matrix with what it is gated by
+    for (int i = g.first; i < g.first + g.count; ++i) {
+      const int64_t rows = matrices[size_t(i)]->bytes();
+      const bool alone = g.few->packing == DevicePacking::bricks && !g.gated;
+      together = alone ? std::max(together, rows) : together + rows;
+    }
+    if (g.few->packing != DevicePacking::floats) bytes.packing = std::max(bytes.packing, together);
+  }
+  return bytes;
+}
+
+DeviceProduct::DeviceProduct(const gpu::Stream& stream, std::span<const Linear* const> matrices,
+                             std::span<const std::vector<float>* const> biases, bool glu, const ForcedKernels& forced) {
+  plan(matrices, biases, glu, forced);
+  if (bias_bytes_ > 0) {
+    std::vector<float> joint;
+    for (size_t i = 0; i < matrices.size(); ++i)
+      if (biases[i] && !biases[i]->empty()) joint.insert(joint.end(), biases[i]->begin(), biases[i]->end());
+      else joint.resize(joint.size() + size_t(n_out_[i]));
+    RIDGE_CHECK(ssize(joint) == rows(), "{} biases of {} rows", joint.size(), rows());
+    bias_ = gpu::to_device(stream, std::span<const float>(joint));
+    int64_t at = 0;
+    for (size_t i = 0; i < matrices.size(); at += n_out_[i++]) biases_[i] = bias_.as<float>() + at;
+  }
+
+  for (Group& g : groups_) {
+    const auto members = matrices.subspan(size_t(g.first), size_t(g.count));
+    switch (g.few->packing) {
+      case DevicePacking::floats: g.floats = upload_as_floats(stream, *members[0]); break;
+      case DevicePacking::bricks:
+        g.bricks.data = gpu::Buffer(g.bricks.bytes());
+        for (int i = 0; i < g.bricks.n_parts; ++i) {
+          const DeviceRows part = upload_rows(stream, *members[size_t(i)]);
+          const DeviceRows up = g.gated ? upload_rows(stream, *members[1]) : DeviceRows();
+          device_fill_bricks(stream, g.bricks, i, 0, g.bricks.n_out[i], part.blocks.as<void>(), up.blocks.as<void>());
+          stream.synchronize();
+        }
+        break;
+      case DevicePacking::ints: {
+        std::vector<DeviceRows> uploaded;
+        std::vector<IntRows> parts;
+        for (const Linear* part : members) {
+          uploaded.push_back(upload_rows(stream, *part));
+          parts.push_back({.rows = uploaded.back().blocks.as<void>(), .n_out = part->n_out, .scale = part->scale});
+        }
+        g.ints = pack_int_weights(stream, g.ints.kind, n_in_, parts, g.gated);
+        stream.synchronize();
+        break;
+      }
+    }
+  }
+}
+
+int64_t DeviceProduct::rows() const { return std::accumulate(n_out_.begin(), n_out_.end(), int64_t(0)); }
+
+int64_t DeviceProduct::bytes() const {
+  int64_t sum = bias_bytes_;
+  for (const Group& g : groups_) sum += g.bytes();
+  return sum;
+}
+
+std::vector<std::string_view> DeviceProduct::kernels(int64_t n_tokens) const {
+  std::vector<std::string_view> names;
+  for (const Group& g : groups_) names.push_back(g.kernel(n_tokens).name);
+  return names;
+}
+
+void DeviceProduct::run(gpu::StreamHandle stream, const ProductCall& call, ProductScratch& scratch) const {
+  const gpu::OpRange range([&] {
+    const Work work = linear_work(bytes(), n_in_, rows(), glu_ ? n_out_[0] : rows(), call.n_tokens);
+    return gpu::LoggedOp{.op = device_linear_op(call.n_tokens),
+                         .what = text_,
+                         .layer = call.layer,
+                         .read_bytes = work.read_bytes,
+                         .write_bytes = work.write_bytes,
+                         .flops = work.flops};
+  });
+  if (!glu_ || groups_.size() == 1) {
+    for (const Group& group : groups_) run(stream, group, call, scratch);
+    return;
+  }
+  // Gate and up of different packings or formats.
+  ProductCall parts = call;
+  parts.output = ProductOutput::store;
+  parts.y[1] = scratch.up.ensure(call.n_tokens * n_out_[1]);
+  for (const Group& group : groups_) run(stream, group, parts, scratch);
+  apply_glu(stream, call.output, call.n_tokens * n_out_[0], parts.y[0], parts.y[1]);
+}
+
+void DeviceProduct::run(gpu::StreamHandle stream, const Group& g, const ProductCall& call,
+                        ProductScratch& scratch) const {
+  switch (g.few->packing) {
+    case DevicePacking::floats: return run_floats(stream, g, call, scratch);
+    case DevicePacking::bricks: return run_bricks(stream, g, call, scratch);
+    case DevicePacking::ints: return run_ints(stream, g, call, scratch);
+  }
+}
+
+void DeviceProduct::run_bricks(gpu::StreamHandle stream, const Group& g, const ProductCall& call,
+                               ProductScratch& scratch) const {
+  BrickCall c{.n_tokens = call.n_tokens, .x = call.x, .norm_weight = call.norm_weight, .norm_eps = call.norm_eps};
+  c.residual = call.output == ProductOutput::add;
+  c.glu = call.output == ProductOutput::relu2_glu ? BrickGlu::relu2 : BrickGlu::silu;
+  c.overlap = call.overlap;
+  for (int i = 0; i < g.bricks.n_parts; ++i) {
+    c.y[i] = call.y[g.first + i];
+    c.bias[i] = biases_[size_t(g.first + i)];
+  }
+  if (g.kernel(call.n_tokens).planes == 1) {
+    scratch.bricks.ensure<std::byte>(tensor_gemm_scratch_bytes(g.bricks, c, 1));
+    device_tensor_gemm(stream, g.bricks, c, 1, scratch.bricks);
+  } else {
+    scratch.bricks.ensure<std::byte>(brick_scratch_bytes(g.bricks, c));
+    device_half_gemv(stream, g.bricks, c, scratch.bricks);
+  }
+}
+
+void DeviceProduct::run_ints(gpu::StreamHandle stream, const Group& g, const ProductCall& call,
+                             ProductScratch& scratch) const {
+  const int64_t n = call.n_tokens;
+  const IntOutput output = call.output == ProductOutput::store      ? IntOutput::store
+                           : call.output == ProductOutput::add      ? IntOutput::add
+                           : call.output == ProductOutput::silu_glu ? IntOutput::silu_glu
+                                                                    : IntOutput::relu2_glu;
+  const float* const bias = biases_[size_t(g.first)];  // of the group's matrices, one after another, as its rows are
+  const int n_parts = g.gated ? 1 : g.count;
+  if (n > kFewTokens) {
+    IntGemmCall c{.n_tokens = n, .x = call.x, .norm_weight = call.norm_weight, .norm_eps = call.norm_eps};
+    c.bias = bias;
+    c.output = output;
+    c.n_parts = n_parts;
+    for (int i = 0; i < n_parts; ++i) {
+      c.n_out[i] = n_out_[size_t(g.first + i)];
+      c.y[i] = call.y[g.first + i];
+    }
+    c.overlap = call.overlap;
+    device_int_gemm(stream, g.ints, c, scratch.ints);
+    return;
+  }
+  IntCall c{.n_tokens = n, .x = call.x, .norm_weight = call.norm_weight, .norm_eps = call.norm_eps};
+  c.planes = g.kernel(n).planes;
+  c.output = output;
+  c.bias = bias;
+  c.overlap = call.overlap;
+  bool joint = true;  // outputs lie behind one another as the rows do
+  for (int i = g.first; i + 1 < g.first + n_parts; ++i)
+    joint = joint && n == 1 && call.y[i + 1] == call.y[i] + n_out_[size_t(i)];
+  RIDGE_CHECK(joint || call.output == ProductOutput::store, "a joint product of {} tokens is stored", n);
+  c.y = joint ? call.y[g.first] : scratch.joint.ensure(n * g.ints.n_out);
+  device_int_gemv(stream, g.ints, c, scratch.ints);
+  if (joint) return;
+  int64_t at = 0;
+  for (int i = g.first; i < g.first + n_parts; at += n_out_[size_t(i++)])
+    device_copy_columns(stream, n, n_out_[size_t(i)], c.y + at, g.ints.n_out, call.y[i]);
+}
+
+void DeviceProduct::run_floats(gpu::StreamHandle stream, const Group& g, const ProductCall& call,
+                               ProductScratch& scratch) const {
+  const int64_t n = call.n_tokens, n_out = n_out_[size_t(g.first)];
+  const float* x = call.x;
+  if (call.norm_weight) {
+    float* normed = scratch.normed.ensure(n * n_in_);
+    device_rms_norm(stream, n, n_in_, x, call.norm_weight, call.norm_eps, normed);
+    x = normed;
+  }
+  float* const y = call.output == ProductOutput::add ? scratch.up.ensure(n * n_out) : call.y[g.first];
+  device_gemm(stream, n, n_out, n_in_, x, g.floats.as<float>(), y);
+  if (const float* bias = biases_[size_t(g.first)]) device_add_bias(stream, n, n_out, y, bias);
+  if (call.output == ProductOutput::add) device_add(stream, n * n_out, call.y[g.first], y);
+}
+
+}  // namespace ridge

@@ -1,0 +1,78 @@
+#include "op/kernel_tables.h"
+
+#include <algorithm>
+
+#include "op/attn/attn.h"
+#include "op/attn/device_attention.h"
+#include "op/cache/rounding.h"
+#include "op/device_linear.h"
+#include "op/norm_rope/norm_rope.h"
+#include "op/stream/stream.h"
+
+namespace ridge {
+namespace {
+
+template <class Variant>
+KernelTable table_of(std::string_view op, bool of_models, std::span<const Variant> variants) {
+  KernelTable table{op, of_models, {}};
+  for (const Variant& variant : variants) table.kernels.push_back({variant.name, variant.isa});
+  return table;
+}
+
+/// The rows that serve some weight format at this number of tokens.
+KernelTable device_linear_table(int64_t n_tokens) {
+  KernelTable table{device_linear_op(n_tokens), true, {}};
+  for (const DeviceLinearVariant& variant : device_linear_variants()) {
+    const auto serves = [&](const WeightFormat& format) {
+      const Linear floats{.format = &format}, ints{.format = &format, .int8_activations = true};
+      return variant.supports({floats, n_tokens}).ok || variant.supports({ints, n_tokens}).ok;
+    };
+    if (std::ranges::any_of(weight_formats(), serves)) table.kernels.push_back({variant.name});
+  }
+  return table;
+}
+
+}  // namespace
+
+std::vector<KernelTable> kernel_tables() {
+  return {table_of("gemv", true, gemv_variants()),           table_of("gemm", true, gemm_variants()),
+          table_of("attention", true, attention_variants()), table_of("norm_rope", true, norm_rope_variants()),
+          table_of("kv_round", true, kv_round_variants()),   table_of("stream", false, stream_variants())};
+}
+
+std::vector<KernelTable> device_kernel_tables() {
+  KernelTable attention{"attention", false, {}};
+  for (const DeviceAttentionVariant& variant : device_attention_variants()) attention.kernels.push_back({variant.name});
+  return {device_linear_table(1),
+          device_linear_table(kFewTokens + 1),
+          attention,
+          {"launch", true, {{"plain"}, {"overlap"}}}};
+}
+
+std::string op_names(std::span<const KernelTable> tables) {
+  std::string names;
+  for (const KernelTable& table : tables) names += (names.empty() ? "" : ", ") + std::string(table.op);
+  return names;
+}
+
+void force_kernel(std::span<const KernelTable> tables, const std::string& choice, ForcedKernels& forced) {
+  const size_t equals = choice.find('=');
+  const std::string op = choice.substr(0, equals), names = equals == std::string::npos ? "" : choice.substr(equals + 1);
+  std::vector<KernelTable> chosen;
+  std::ranges::copy_if(tables, std::back_inserter(chosen), &KernelTable::of_models);
+  const auto table = std::ranges::find(chosen, op, &KernelTable::op);
+  if (table == chosen.end())
+    throw Error(ErrorKind::usage,
+                fmt::format("kernel {}: unknown op '{}' (there are: {})", choice, op, op_names(chosen)));
+  const std::span<const KernelInfo> kernels = table->kernels;
+  for (size_t at = 0, end = 0; at <= names.size(); at = end + 1) {
+    end = std::min(names.find('+', at), names.size());
+    const std::string name = names.substr(at, end - at);
+    if (!find_row(kernels, name))
+      throw Error(ErrorKind::usage, fmt::format("kernel {}: op {} has no kernel '{}' (there are: {})", choice, op, name,
+                                                row_names(kernels)));
+  }
+  forced[op] = names;
+}
+
+}  // namespace ridge
