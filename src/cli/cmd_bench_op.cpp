@@ -5,8 +5,8 @@
 #include "base/progress.h"
 #include "cli/interrupt.h"
 #include "cli/options.h"
+#include "cli/row_writer.h"
 #include "engine/device_name.h"
-#include "lab/model/bench.h"
 #include "lab/op/op_bench.h"
 
 namespace ridge::cli {
@@ -59,38 +59,9 @@ lab::OpBenchParams read_params(const OpFlags& flags) {
   return params;
 }
 
-/// Rows as they come, in one of the forms.
-class OpWriter {
- public:
-  OpWriter(lab::BenchFormat format, const lab::OpBenchParams& params) : format_(format), params_(params) {
-    if (format != lab::BenchFormat::md && format != lab::BenchFormat::jsonl && format != lab::BenchFormat::json)
-      throw Error(ErrorKind::usage, "-o: op benches are written as md, json or jsonl");
-  }
-  void add(const lab::OpRow& row, const lab::OpDevice& device) {
-    const bool first = n_rows_++ == 0;
-    if (format_ == lab::BenchFormat::md) {
-      if (first) fmt::print("{}\n", lab::op_markdown_head());
-      fmt::print("{}\n", lab::op_markdown_line(row));
-    } else {
-      const std::string_view front = format_ == lab::BenchFormat::jsonl ? "" : first ? "[\n  " : "  ,";
-      fmt::print("{}{}\n", front, lab::json_text(lab::op_fields(row, device, params_)));
-    }
-    std::fflush(stdout);
-  }
-  void finish() const {
-    if (format_ == lab::BenchFormat::json) fmt::print("{}\n", n_rows_ == 0 ? "[]" : "]");
-  }
-
- private:
-  lab::BenchFormat format_;
-  const lab::OpBenchParams& params_;
-  int n_rows_ = 0;
-};
-
 int bench_op(const OpFlags& flags) {
   const lab::OpBenchParams params = read_params(flags);
-  const lab::BenchFormat format = lab::find_bench_format(flags.output.json ? "json" : flags.format).or_throw();
-  OpWriter writer(format, params);
+  RowWriter writer(flags.format, flags.output.json, lab::op_markdown_head());
   check_device(flags.device);
   lab::ResultsFile results = lab::ResultsFile::open(flags.output.results).or_throw();
   std::unique_ptr<Progress> progress;
@@ -109,8 +80,9 @@ int bench_op(const OpFlags& flags) {
   };
   hooks.on_row = [&](const lab::OpRow& row, const lab::OpDevice& device) {
     if (progress) progress->clear();
-    writer.add(row, device);
-    if (!row.failed()) results.add(lab::op_fields(row, device, params));
+    const lab::Row fields = lab::op_fields(row, device, params);
+    writer.add(lab::op_markdown_line(row), fields);
+    if (!row.failed()) results.add(fields);
   };
   hooks.on_skipped = [&](const lab::OpProblem& problem, const std::string& why) {
     ++skipped[fmt::format("{} {}: {}", op_name(problem.op), problem.format_text(), why)];
@@ -147,6 +119,7 @@ Action declare_bench_op(CLI::App& app, lab::Op op) {
         ->group("Problems");
     if (op == lab::Op::attention) {
       list("--seq", f.seq, "512 to 131072", "cached positions; the default adds 8 x 8192 and 8 x 32768");
+      list("--new", f.n_new, "1", "of these the newest that are queries, of each sequence");
       list("--batch", f.batch, "1", "equal sequences at a time");
     } else {
       list("--new", f.n_new, "1", "tokens appended to each sequence");

@@ -82,8 +82,26 @@ std::span<const Command> commands() {
        "ridge bench decode -m synth:qwen2.5-1.5b@weights=q4_0 -p 0 -n 32 -d 0,4096 --kv f16,q8_0,rotor-3\n"
        "ridge bench decode -m model.gguf -ctk f16,q8_0 -ctv f16 -o jsonl --results results/decode.jsonl",
        declare_bench_decode},
+      {"bench batch", "prefill and decode speed of several sequences at once",
+       "Flags and columns are llama-batched-bench's, ours appended. For every number of sequences (-npl) the prompts "
+       "run "
+       "first, in steps that take sequences as they come; then steps of one token a sequence, drawn greedily, logits "
+       "of "
+       "every sequence included. S_PP and S_TG count the tokens of all sequences; percent of roof is of what a step "
+       "must "
+       "read, weights once and each sequence's cache. --lengths makes the sequences unequal. --fill puts random rows "
+       "into "
+       "the caches instead of running the prompts, so that 64 x 8192 is measured in seconds. Caches that do not fit "
+       "are "
+       "refused before anything runs. Small batches behind the same cache rows are compared with the reference kernels "
+       "first: a wrong one gets no row and the command ends with 3.",
+       "ridge bench batch -m synth:qwen2.5-1.5b@weights=int4_g128 -npp 512 -ntg 64 -npl 1,4,16,64 --device cuda\n"
+       "ridge bench batch -m model.gguf -npl 16 --lengths 128-8192 --kv f16,rotor-3\n"
+       "ridge bench batch -m model.gguf -npp 8192 -ntg 64 -npl 64 --fill -o jsonl --results results/batch.jsonl",
+       declare_bench_batch},
       {"bench attention", "one layer's decode attention, by shape and cache format",
-       "Times one layer's attention of one token a sequence: samples of many calls (on a GPU replays of a CUDA graph) "
+       "Times one layer's attention of the newest tokens (--new) of each sequence: samples of many calls (on a GPU "
+       "replays of a CUDA graph) "
        "over buffers that take turns, so that data comes from memory. Each result is held against softmax in double "
        "first, and again after the timed calls: a wrong one is FAILED, gets no times, and the command ends with 3. "
        "Percent of roof is of the read bandwidth "

@@ -15,8 +15,8 @@ constexpr int kMaxTokens = 1 << 26;
 constexpr int kMaxThreads = 1024;
 
 constexpr std::pair<std::string_view, std::string_view> kLongShorts[] = {
-    {"-ctk", "--cache-type-k"}, {"-ctv", "--cache-type-v"}, {"-ub", "--ubatch-size"},
-    {"-pg", "--prompt-gen"},    {"-dev", "--device"},
+    {"-ctk", "--cache-type-k"}, {"-ctv", "--cache-type-v"}, {"-ub", "--ubatch-size"}, {"-pg", "--prompt-gen"},
+    {"-dev", "--device"},       {"-npp", "--n-prompt"},     {"-ntg", "--n-gen"},      {"-npl", "--n-parallel"},
 };
 
 /// The longest of "-n,--n-predict": what messages call the flag.

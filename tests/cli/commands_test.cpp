@@ -288,6 +288,33 @@ TEST(Bench, EveryOutputFormIsWellFormed) {
   EXPECT_THAT(out("sql"), HasSubstr("INSERT INTO llama_bench ("));
 }
 
+TEST(Bench, BatchesHaveTheKnownColumnsAndStoredRows) {
+  TempDir dir;
+  const std::string file = (dir / "rows.jsonl").native();
+  const Outcome outcome = run_ridge({"bench", "batch", "-m", "synth:tiny@weights=q8_0", "-npp", "24", "-ntg", "4",
+                                     "-npl", "1,3", "--kv", "f16,rotor-3", "--results", file, "--quiet"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("| PP | TG | B | N_KV | T_PP s | S_PP t/s | T_TG s | S_TG t/s | T s | S t/s |"));
+  EXPECT_THAT(outcome.out, HasSubstr("| rotor-3 | 24 | 4 | 3 | 84 |"));
+  std::istringstream lines(slurp(file));
+  int n = 0;
+  for (std::string line; std::getline(lines, line); ++n) {
+    const json row = json::parse(line);
+    for (const char* name : {"build_commit", "cpu_info", "model_filename", "n_threads", "kv_k", "kernels", "command"})
+      EXPECT_TRUE(row.contains(name)) << name;
+    EXPECT_EQ(row["kind"], "batch");
+    EXPECT_EQ(row["checked"], true);
+    EXPECT_EQ(row["n_prompt"].size(), row["n_seq"]);
+    EXPECT_GT(row["speed_tg"], 0);
+  }
+  EXPECT_EQ(n, 4);
+  const Outcome ragged = run_ridge({"bench", "batch", "-m", "synth:tiny", "--lengths", "8-40", "-ntg", "2", "-npl", "2",
+                                    "--fill", "--no-check", "--json", "--quiet"});
+  ASSERT_EQ(ragged.code, 0) << ragged.err;
+  EXPECT_EQ(json::parse(ragged.out).at(0)["n_prompt"], json({8, 40}));
+  EXPECT_EQ(run_ridge({"bench", "batch", "-m", "synth:tiny", "--lengths", "8-40", "-npp", "5"}).code, 2);
+}
+
 TEST(Bench, ADepthPastTheContextIsNotASurprise) {
   const Outcome outcome =
       run_ridge({"bench", "decode", "-m", "synth:tiny", "-p", "0", "-n", "2", "-r", "1", "-d", "4000", "--quiet"});

@@ -55,31 +55,46 @@ void expect_timed(const Found& found, size_t n_rows) {
   }
 }
 
-TEST_F(OpBenchCuda, AttentionOverFloatRowsPasses) {
+TEST_F(OpBenchCuda, AttentionOverRowsPasses) {
   OpBenchParams params = small(Op::attention);
-  params.kv = parse_kv_list("f32").or_throw();
+  params.seq = {200, 70};
+  params.n_new = {1, 3, 40};
+  params.kv = parse_kv_list("f32,q8_0:scale=lsq,f32:window=32:sinks=4,rotor-3u:window=0").or_throw();
   const Found found = run(params);
-  expect_timed(found, 1);
-  EXPECT_EQ(found.rows[0].kernel, "plain-f32");
+  expect_timed(found, 24);
+  for (const OpRow& row : found.rows) EXPECT_EQ(row.kernel, "rows");
 }
 
 TEST_F(OpBenchCuda, AttentionOverTilesPassesWithWindowsAndSinks) {
   OpBenchParams params = small(Op::attention);
   params.seq = {330};
-  params.kv = parse_kv_list("f16,bf16/q8_0,i8r/q4_0,rotor-4/rotor-3,rotor-3:window=0:sinks=0").or_throw();
+  params.batch = {2, 9};
+  params.n_new = {1, 3, 16};
+  params.kv = parse_kv_list("f16,bf16/q8_0,i8r/q4_0,rotor-4/rotor-3,rotor-3").or_throw();
   params.kernels = {"tiles", "tiles-overlap"};
-  expect_timed(run(params), 10);
+  expect_timed(run(params), 60);
+}
+
+TEST_F(OpBenchCuda, AttentionOfPromptsPassesWithWindowsAndSinks) {
+  OpBenchParams params = small(Op::attention);
+  params.seq = {330};
+  params.n_new = {17, 150, 330};
+  params.kv = parse_kv_list("f16,bf16/q8_0,i8r/q4_0,rotor-4/rotor-3").or_throw();
+  const Found found = run(params);
+  expect_timed(found, 12);
+  for (const OpRow& row : found.rows) EXPECT_EQ(row.kernel, "prefill");
 }
 
 TEST_F(OpBenchCuda, ADefaultFormatWithoutAKernelIsNamed) {
   OpBenchParams params = small(Op::attention);
   params.batch = {1};
   params.seq = {40};
-  params.kernels = {"plain-f32"};
+  params.kernels = {"rows"};
   const Found found = run(params);
   expect_timed(found, 1);
   EXPECT_EQ(found.skipped.size(), 4u);
-  EXPECT_NE(found.skipped[0].find("f16: plain-f32: reads float rows only"), std::string::npos) << found.skipped[0];
+  EXPECT_NE(found.skipped[0].find("f16: rows: the cache's tiles are in the order of tensor cores"), std::string::npos)
+      << found.skipped[0];
 }
 
 TEST_F(OpBenchCuda, EveryProductKernelPasses) {
@@ -114,18 +129,12 @@ TEST_F(OpBenchCuda, WhatComesBeforeTheLibrarysProductIsRight) {
 TEST_F(OpBenchCuda, AppendsOfEveryFormatPass) {
   OpBenchParams params = small(Op::append);
   params.head_dim = 128;
-  params.n_new = {3};
-  params.kernels = {"rows"};
-  for (const KvFormat& format : kv_formats()) params.kv.push_back(parse_kv_choice(std::string(format.name)).or_throw());
-  expect_timed(run(params), kv_formats().size());
-}
-
-TEST_F(OpBenchCuda, AppendsOfAStepPass) {
-  OpBenchParams params = small(Op::append);
   params.seq = {127, 200};  // at 127 and a window of 96 a tile would leave
-  params.kv = parse_kv_list("f16,bf16/q8_0,i8r/q4_0,rotor-4/rotor-3").or_throw();
-  params.kernels = {"step"};
-  expect_timed(run(params), 8);
+  params.n_new = {1, 3};
+  for (const KvFormat& format : kv_formats()) params.kv.push_back(parse_kv_choice(std::string(format.name)).or_throw());
+  params.kv.push_back(parse_kv_choice("bf16/q8_0").or_throw());
+  params.kv.push_back(parse_kv_choice("rotor-4/rotor-3").or_throw());
+  expect_timed(run(params), 4 * params.kv.size());
 }
 
 TEST_F(OpBenchCuda, WhatWasAskedForAndHasNoKernelIsAnError) {

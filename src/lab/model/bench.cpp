@@ -4,99 +4,15 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
-#include <map>
 
-#include "base/metrics.h"
-#include "base/rng.h"
-#include "format/list.h"
 #include "lab/op/roof.h"
 
 namespace ridge::lab {
 namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-// Kernels quantise activations to int8 in groups of 32: 2e-5 of NMSE a product (step max/127, error step^2/12), some
-// ten of them a layer, and attention passes part of it on. A wrong kernel is off by its whole size.
-constexpr double kCheckBoundPerLayer = 5e-4;
-constexpr int kCheckExtraLayers = 2;  // the output matrix, and slack for shallow models
-// A cache of few bits makes a whole step of a small difference next to a border of two codes: d^2 becomes d times a
-// step. p8/q4_0 has three times the NMSE of q8_0 (0.029 and 0.011 on the 0.5B shape).
-constexpr double kCheckCoarseCache = 4, kCheckCoarseBits = 6;
-constexpr int kCheckDepthMin = 64, kCheckDepthMax = 512;
-constexpr int kCheckSteps = 2, kCheckPrompt = 4;
-
-double check_bound(int n_layers, int head_dim, const KvChoice& kv) {
-  bool coarse = false;
-  for (const KvSideOptions* side : {&kv.k, &kv.v}) {
-    const KvFormat& format = *find_kv_format(side->format).or_throw();
-    coarse |= format.bits_per_value(head_dim) < kCheckCoarseBits;
-  }
-  return kCheckBoundPerLayer * (n_layers + kCheckExtraLayers) * (coarse ? kCheckCoarseCache : 1);
-}
-
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-int check_depth(const BenchTest& test) { return std::clamp(test.n_depth, kCheckDepthMin, kCheckDepthMax); }
-
-/// What is compared: the logits of decode steps and of a short prompt, behind pseudo-random cache rows.
-std::vector<float> check_logits(const Model& model, const KvChoice& kv, int depth, uint64_t seed) {
-  Session session(model, session_options(kv, depth + kCheckSteps + kCheckPrompt, kCheckPrompt));
-  Rng rng(seed);
-  std::vector<float> logits;
-  session.fill(depth, seed);
-  for (const int32_t token : random_tokens(model, kCheckSteps, rng)) {
-    const auto row = session.decode(token);
-    logits.insert(logits.end(), row.begin(), row.end());
-  }
-  session.prefill(random_tokens(model, kCheckPrompt, rng), [&](int, int n_rows, const float* rows) {
-    logits.insert(logits.end(), rows, rows + int64_t(n_rows) * model.info().vocab_size);
-  });
-  return logits;
-}
-
-/// Reference logits of every cache configuration of a model, made once by the scalar kernels.
-class Reference {
- public:
-  Reference(const std::string& path, const BenchParams& params, std::span<const BenchTest> tests,
-            const std::function<void(const std::string&)>& step, const std::function<bool()>& stopped)
-      : seed_(params.seed), bound_(params.check_bound) {
-    if (!params.check) return;
-    const Model model = Model::load(path, {.device = "cpu", .n_threads = 0, .isa = "scalar", .kernels = {}});
-    for (const BenchTest& test : tests) {
-      step("reference logits, " + kv_text(test.kv));
-      if (stopped()) return;
-      std::vector<float>& logits = logits_[key(test)];
-      if (logits.empty()) logits = check_logits(model, test.kv, check_depth(test), seed_);
-    }
-  }
-
-  BenchCheck compare(const Model& model, const BenchTest& test) const {
-    const double bound = bound_.value_or(check_bound(model.info().n_layers, model.info().head_dim, test.kv));
-    BenchCheck check{.bound = bound, .depth = check_depth(test)};
-    const auto found = logits_.find(key(test));
-    if (found == logits_.end()) return check;
-    const std::vector<float> logits = check_logits(model, test.kv, check.depth, seed_);
-    const size_t vocab = size_t(model.info().vocab_size);
-    check.done = true;
-    check.passed = logits.size() == found->second.size();
-    for (size_t row = 0; check.passed && row < logits.size(); row += vocab) {
-      const Comparison c =
-          ridge::compare(std::span(logits).subspan(row, vocab), std::span(found->second).subspan(row, vocab));
-      check.nmse = std::max(check.nmse, c.nmse);
-      check.passed = c.same_nonfinite && c.nmse <= check.bound;
-    }
-    check.what = fmt::format("{} decode steps and {} prompt tokens at depth {}, all logits, against the ref kernels",
-                             kCheckSteps, kCheckPrompt, check.depth);
-    return check;
-  }
-
- private:
-  static std::string key(const BenchTest& test) { return fmt::format("{} {}", kv_text(test.kv), check_depth(test)); }
-  uint64_t seed_;
-  std::optional<double> bound_;
-  std::map<std::string, std::vector<float>> logits_;
-};
 
 /// One test: its session and tokens, run as often as asked.
 class BenchRunner {
@@ -179,13 +95,6 @@ bool time_test(const Model& model, const BenchParams& params, const BenchHooks& 
 
 }  // namespace
 
-std::vector<int32_t> random_tokens(const Model& model, int n, Rng& rng) {
-  std::vector<int32_t> tokens;
-  tokens.reserve(size_t(n));
-  for (int i = 0; i < n; ++i) tokens.push_back(int32_t(rng.next() % uint64_t(model.info().vocab_size)));
-  return tokens;
-}
-
 MeanDeviation mean_deviation(const std::vector<double>& samples) {
   if (samples.empty()) return {kNaN, 0};
   double sum = 0, squares = 0;
@@ -224,6 +133,8 @@ double BenchRow::pct_of_roof() const { return roof_gb_s > 0 ? 100 * read_gb_s() 
 
 int run_bench(const BenchParams& params, const BenchHooks& hooks) {
   const std::vector<BenchTest> tests = bench_tests(params);
+  std::vector<CheckCase> check_cases;
+  for (const BenchTest& test : tests) check_cases.push_back({.kv = test.kv, .depth = test.n_depth});
   int n_failed = 0, done = 0;
   const size_t passes = params.n_threads.size() + (params.check ? 1 : 0);
   const int total = int(params.models.size() * passes * tests.size());
@@ -237,7 +148,8 @@ int run_bench(const BenchParams& params, const BenchHooks& hooks) {
   };
   for (const std::string& path : params.models) {
     status("loading " + path);
-    const Reference reference(path, params, tests, step, stopped);
+    const BenchReference reference =
+        params.check ? BenchReference(path, check_cases, params.seed, step, stopped) : BenchReference();
     for (const int n_threads : params.n_threads) {
       status("read bandwidth");
       const Roof roof =
@@ -247,7 +159,8 @@ int run_bench(const BenchParams& params, const BenchHooks& hooks) {
       if (stopped()) return n_failed;
       const Model model = Model::load(
           path, {.device = params.device, .n_threads = n_threads, .isa = params.isa, .kernels = params.kernels});
-      for (const BenchTest& test : tests) {
+      for (size_t i = 0; i < tests.size(); ++i) {
+        const BenchTest& test = tests[i];
         step(kv_text(test.kv) + " " + test.name());
         BenchRow row{.model = model.info(),
                      .test = test,
@@ -259,7 +172,7 @@ int run_bench(const BenchParams& params, const BenchHooks& hooks) {
                      .roof_gb_s = roof.read_gb_s,
                      .llc_bytes = roof.llc_bytes,
                      .date = {}};
-        if (params.check) row.check = reference.compare(model, test);
+        if (params.check) row.check = reference.compare(model, check_cases[i], params.check_bound);
         if (params.check && !row.check.passed) {
           ++n_failed;
           if (hooks.on_failed) hooks.on_failed(row);

@@ -8,22 +8,12 @@
 
 #include <functional>
 
-#include "base/rng.h"
+#include "lab/model/bench_check.h"
 #include "lab/model/bench_params.h"
 #include "lab/op/ceilings.h"
 #include "lab/store/results.h"
 
 namespace ridge::lab {
-
-/// The selected kernels against the reference kernels on the same model, cache and tokens.
-struct BenchCheck {
-  bool done = false;
-  bool passed = false;
-  double nmse = 0;   ///< worst of the compared logits rows
-  double bound = 0;  ///< nmse must stay below
-  int depth = 0;     ///< cached rows during the check
-  std::string what;  ///< "2 decode steps and 4 prompt tokens at depth 64"
-};
 
 struct BenchRow {
   ModelInfo model;
@@ -49,9 +39,6 @@ struct BenchRow {
   /// What a decode step reads fits in the last-level cache: memory is no roof for it.
   bool in_cache() const { return read_bytes > 0 && read_bytes <= double(llc_bytes); }
 };
-
-/// Uniform ids of the model's vocabulary.
-std::vector<int32_t> random_tokens(const Model& model, int n, Rng& rng);
 
 /// Mean and sample standard deviation; NaN mean when a sample is not a positive number, deviation 0 for one sample.
 struct MeanDeviation {

@@ -1,56 +1,58 @@
-// Caches of one layer on a device, for benches of single ops: sets of equal sequences, each with pages and a slot of its
-// own, so that calls which take the sets in turn find their data in memory.
+// Caches of one layer on a device, for benches of single ops: sets of equal sequences in a step of new tokens. Every
+// set has pages and slots of its own, so that calls which take the sets in turn find their data in memory.
 //
-// The contents are random codes: a few pages are made, all others are copies of them, so a reference in double over all
-// positions costs next to nothing.
+// The contents are random codes. A few pages and slots are made and the others are copies of them: a reference in
+// double over all positions costs next to nothing.
 #pragma once
 
-#include <functional>
-
 #include "lab/op/op_data.h"
+#include "op/attn/attn_cuda.h"
 #include "op/cache/device_memory.h"
 
 namespace ridge::lab {
 
 class DeviceCaches {
  public:
-  /// n_sets sets of problem.n_seq sequences that hold problem.n_keys positions, and have room for n_more. Rows that a
-  /// bench appends are rounded to nearest: the metric of weighted rounding is used only where a tile leaves its window.
-  DeviceCaches(const OpProblem& problem, const gpu::Stream& stream, int n_sets, int n_more, uint64_t seed);
+  /// n_sets sets of problem.n_seq sequences. The step brings the last problem.n_new of n_keys positions. Rows are
+  /// rounded to nearest: which codes they get changes no time, and the rounding of a tile that leaves its window is not
+  /// benched.
+  DeviceCaches(const OpProblem& problem, const gpu::Stream& stream, int n_sets, int n_keys, uint64_t seed);
 
-  const KvTiles& tiles(bool is_k) const { return memory_.tiles(0, is_k); }
-  bool in_fragments() const { return memory_.in_fragments(0); }
-  /// The last n_new positions of [0, n_keys) of every sequence of a set: row i of the step's matrices is token i % n_new
-  /// of sequence i / n_new.
-  StepRows rows(int set, int n_new, int n_keys);
-  /// Blocks of a kernel that takes so many queries at a time, for rows(): one span a sequence, or one a row.
-  std::vector<AttnBlock> blocks(int n_new, int group, int queries, bool each_row) const;
+  /// As kernels read a side. Steps of many tokens have their exact rows in a ring of the step.
+  const KvTiles& tiles(bool is_k) const { return tiles_[!is_k]; }
+  /// Row i of the step's matrices is token i % n_new of sequence i / n_new.
+  StepRows rows(int set) const;
+  /// Blocks of a kernel that takes `queries` queries at a time; query heads per kv head are `group`.
+  std::vector<AttnBlock> blocks(int group, int queries) const;
 
-  /// Row of pool() that a sequence's kv head has at a position, as queries that see n_keys positions read it.
-  int index(bool is_k, int seq, int head, int position) const;
-  /// What rows read as, in cache space. Rotor rows with the levels of `device_levels`: integers for the kernels that
-  /// multiply integers.
-  RowPool pool(bool is_k, bool device_levels) const;
-  /// A row's bytes in its format.
-  std::vector<std::byte> row_bytes(bool is_k, int set, int seq, int head, int position, int n) const;
+  /// What the positions of a kv head read as by the step's last queries, in cache space: rows that index() names. With
+  /// `device_levels` rotor rows have the levels of tile_order.h, by which integers are multiplied.
+  RowPool pool(bool is_k, int head, bool device_levels) const;
+  int index(bool is_k, int seq, int position) const;
+  /// Bytes of the row of a position in its format, after the step.
+  std::vector<std::byte> row_bytes(bool is_k, int set, int seq, int head, int position) const;
 
-  static int64_t bytes(const OpProblem& problem, int n_more);
+  /// Of one set.
+  static int64_t bytes(const OpProblem& problem, int n_keys);
 
  private:
-  static constexpr int kMostPages = 7;  // that are made: a prime
+  using RowForm = DeviceKvMemory::RowForm;
+  static constexpr int kMade = 7;  // pages and slots, at most: a prime
 
-  int pages_each() const;
+  bool is_long() const;
   int slot(int set, int seq) const { return set * p_.n_seq + seq; }
-  int page(int set, int seq, int i) const { return slot(set, seq) * pages_each_ + i; }
-  std::vector<float> decoded(bool is_k, DeviceKvMemory::RowForm form, int place, int head, int position,
-                             bool device_levels) const;
+  int made_page(int seq, int i) const { return (3 * seq + i) % kMade; }
+  int made_slot(int seq) const { return seq % std::min(kMade, p_.n_seq); }
+  RowForm form(const KvTiles& tiles, int position) const;
+  void make_ring(const gpu::Stream& stream, bool is_k);
+  std::vector<float> decoded(bool is_k, RowForm form, int place, int head, int position, bool device_levels) const;
 
   OpProblem p_;
-  const gpu::Stream& stream_;
-  int pages_each_, n_made_;
+  int n_sets_, n_keys_, pages_each_;
   DeviceKvMemory memory_;
-  std::vector<gpu::Buffer> rows_;  // StepRow, of each set
-  int n_new_ = 0, n_keys_ = 0;     // that rows_ were made for
+  KvTiles tiles_[2];
+  gpu::Buffer ring_[2];  // of the step, where it brings many tokens
+  gpu::Buffer rows_;     // StepRow [n_sets, n_seq, n_new]
 };
 
 }  // namespace ridge::lab

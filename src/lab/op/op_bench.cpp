@@ -55,7 +55,6 @@ std::vector<OpProblem> cache_problems(const OpBenchParams& params) {
   const std::string_view standard =
       params.op == Op::append ? "f32,f16,q8_0,p8/q4_0,rotor-3" : "f32,f16,p8/q8_0,p8/q4_0,rotor-3";
   const std::vector<KvChoice> kv = params.kv.empty() ? parse_kv_list(standard).or_throw() : params.kv;
-  const std::vector<int> n_new = params.n_new;
   std::vector<OpProblem> problems;
   for (const OpShape heads : params.heads) {
     if (heads.first % heads.second != 0)
@@ -65,7 +64,10 @@ std::vector<OpProblem> cache_problems(const OpBenchParams& params) {
       if (!choice.layers.empty())
         throw Error(ErrorKind::usage, fmt::format("--kv '{}': an op has no layers of their own", kv_text(choice)));
       for (const Batch batch : batches(params))
-        for (const int count : n_new) {
+        for (const int count : params.n_new) {
+          if (params.op == Op::attention && count > batch.n_keys)
+            throw Error(ErrorKind::usage,
+                        fmt::format("--new {}: more new tokens than the {} positions of --seq", count, batch.n_keys));
           OpProblem p{.op = params.op,
                       .n_heads = heads.first,
                       .n_kv_heads = heads.second,
@@ -121,6 +123,12 @@ std::string OpProblem::shape_text() const {
     case Op::append: return fmt::format("{}/{}, {} x {} tokens at {}", n_kv_heads, head_dim, n_seq, n_new, n_keys);
   }
   return "?";
+}
+
+KvLayerConfig OpProblem::nearest_layer() const {
+  KvLayerConfig nearest = layer();
+  nearest.k.policy.rounding = nearest.v.policy.rounding = KvRounding::nearest;
+  return nearest;
 }
 
 std::string OpProblem::format_text() const { return op == Op::gemv ? std::string(weights->name) : kv_text(kv); }

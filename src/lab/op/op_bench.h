@@ -32,7 +32,7 @@ std::string_view op_name(Op op);
 /// One call: fields of other ops are 0 or null.
 struct OpProblem {
   Op op = Op::attention;
-  // attention: n_new queries of each of n_seq equal sequences, the last of which sees n_keys cached positions.
+  // attention: the n_new newest of n_keys cached positions are queries, of each of n_seq equal sequences.
   // append: n_new tokens of each sequence are coded, at positions from n_keys on.
   int n_heads = 0, n_kv_heads = 0, head_dim = 0;
   int n_seq = 0;
@@ -47,6 +47,8 @@ struct OpProblem {
   /// "64/8/128, 8 x 32768 keys", "4096x14336, 8 tokens", "64/8/128, 1 x 1 rows".
   std::string shape_text() const;
   KvLayerConfig layer() const { return {k, v, n_kv_heads, head_dim}; }
+  /// The same with rows rounded to nearest.
+  KvLayerConfig nearest_layer() const;
   /// "f16", "q8_0/rotor-3", "int4_g128".
   std::string format_text() const;
 };

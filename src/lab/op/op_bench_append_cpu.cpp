@@ -15,8 +15,8 @@
 namespace ridge::lab {
 namespace {
 
-constexpr int kTile = 32;    // positions that a windowed cache codes together
-constexpr int kLead = 512;   // positions in front of n_keys that are filled; the calibration's are too
+constexpr int kTile = 32;   // positions that a windowed cache codes together
+constexpr int kLead = 512;  // positions in front of n_keys that are filled; the calibration's are too
 
 /// Calls after which the same positions of tiles are reached.
 int period(const OpProblem& p) { return p.n_new < kTile ? kTile / std::gcd(kTile, p.n_new) : 1; }
@@ -63,8 +63,8 @@ class SideRows {
     for (int position = first; position < n; ++position)
       for (int head = 0; head < p_.n_kv_heads; ++head) {
         const bool is_coded = position < tiles.retention.coded_end(n);
-        const std::byte* const found = is_coded ? tiles.coded_row(span.pages, head, position)
-                                                : tiles.ring_row(span.slot, head, position);
+        const std::byte* const found =
+            is_coded ? tiles.coded_row(span.pages, head, position) : tiles.ring_row(span.slot, head, position);
         const std::vector<std::byte>& right = expected(tiles, span.slot, position, head, is_coded);
         for (size_t b = 0; b < right.size(); ++b) different += found[b] != right[b];
       }
@@ -110,12 +110,6 @@ class SideRows {
   std::vector<Expected> expected_;  ///< [room, n_kv_heads], made when looked at
 };
 
-KvLayerConfig layer_of(const OpProblem& p, bool weighted) {
-  KvLayerConfig layer = p.layer();
-  if (!weighted) layer.k.policy.rounding = layer.v.policy.rounding = KvRounding::nearest;
-  return layer;
-}
-
 class AppendCpu : public CpuOpRun {
  public:
   AppendCpu(const OpProblem& p, CpuContext& context, bool weighted, int n_sets, uint64_t seed)
@@ -124,7 +118,7 @@ class AppendCpu : public CpuOpRun {
         metric_(make_metric(p, seed + 1000)),
         k_(p, p.k, metric_of(p.k, weighted), seed),
         v_(p, p.v, metric_of(p.v, weighted), seed + 1),
-        caches_(layer_of(p, weighted), std::vector(1, KvMetricView{metric_, metric_}),
+        caches_(weighted ? p.layer() : p.nearest_layer(), std::vector(1, KvMetricView{metric_, metric_}),
                 select_round_row(context, p.head_dim), n_sets * p.n_seq, n_ctx(p)),
         sets_(size_t(n_sets)),
         rows_(size_t(2 * room(p) * width(p))),
@@ -212,9 +206,7 @@ OpKernel kernel_row(std::string_view name) {
         return {};
       },
       .set_bytes =
-          [](const OpProblem& p) {
-            return HostCaches::bytes(p.layer(), p.n_seq, n_ctx(p)) + 8 * p.n_new * width(p);
-          },
+          [](const OpProblem& p) { return HostCaches::bytes(p.layer(), p.n_seq, n_ctx(p)) + 8 * p.n_new * width(p); },
       .open_cpu = [](const OpProblem& p, CpuContext& context, int n_sets, uint64_t seed) -> std::unique_ptr<CpuOpRun> {
         return std::make_unique<AppendCpu>(p, context, kWeighted, n_sets, seed);
       }};

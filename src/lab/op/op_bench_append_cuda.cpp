@@ -1,111 +1,156 @@
-// rows: device_encode of the K and V rows of new tokens, rounded to nearest, a thread a row.
+// append: device_append, the launch that takes a step's Q, K and V to where they belong, of a few new tokens a
+// sequence. The step stands where no tile leaves a window: that happens every 32 positions and is another launch, for
+// all layers at once. Angles are zero: the arithmetic of RoPE is done and changes nothing, so that the bytes must be
+// those that the host's append leaves.
 #include <algorithm>
 
-#include "lab/op/op_data.h"
+#include "lab/op/device_caches.h"
+#include "lab/op/host_caches.h"
 #include "lab/op/op_kernels.h"
-#include "op/cache/kv_rows_cuda.h"
+#include "op/attn/device_attention.h"
+#include "op/cache/append.h"
 
 namespace ridge::lab {
 namespace {
 
-int64_t n_rows(const OpProblem& p) { return int64_t(p.n_seq) * p.n_new * p.n_kv_heads; }
-int64_t n_stored(const OpProblem& p) { return int64_t(p.n_seq) * p.n_kv_heads * p.n_new; }
+/// Query, key and value rows of a token lie together.
+int64_t row_pitch(const OpProblem& p) { return int64_t(p.n_heads + 2 * p.n_kv_heads) * p.head_dim; }
+int64_t all_values(const OpProblem& p) { return p.n_seq * p.n_new * row_pitch(p); }
 
-/// Number of a format in KvFormatTypes.
-int format_number(const KvFormat& format) { return int(&format - kv_formats().data()); }
+/// The last number of positions up to n_keys + n_new at which the n_new newest have made no tile leave; 0: there is
+/// none.
+int positions_of(const OpProblem& p) {
+  const auto leaves = [&](bool is_k, int n) {
+    const KvRetention r = KvLayout(p.layer(), is_k, false).tiles.retention;
+    return r.window > 0 && r.coded_end(n) > r.coded_end(n - p.n_new);
+  };
+  int n = p.n_keys + p.n_new;
+  while (n > p.n_new && (leaves(true, n) || leaves(false, n))) --n;
+  return n > p.n_new ? n : 0;
+}
 
-/// One side: rows [n_seq, n_new, n_kv_heads, head_dim] into a store that holds just them.
-class AppendSide {
+int calibration_of(const OpProblem& p) {
+  const auto of = [&](bool is_k) { return KvLayout(p.layer(), is_k, false).tiles.retention.calibration; };
+  return std::max(of(true), of(false));
+}
+
+class AppendOnDevice : public OpRun {
  public:
-  AppendSide(const OpProblem& problem, const KvSideConfig& config, const gpu::Stream& stream, int n_sets, uint64_t seed)
-      : p_(problem),
-        format_(*config.format),
-        scale_(config.policy.scale),
-        values_(random_values(seed, n_rows(problem) * problem.head_dim)),
-        rows_(device_sets(stream, values_, n_sets)),
-        stored_(stream, std::vector<std::byte>(size_t(n_stored(p_) * row_bytes()), std::byte{0xA5}), n_sets),
-        head_scales_(size_t(p_.n_seq) * size_t(p_.n_kv_heads), 1.0f),
-        scales_(device_sets(stream, head_scales_, 1)),
-        saturated_(sizeof(unsigned long long)) {}
-
-  void queue(gpu::StreamHandle stream, int set) const {
-    const KvRowBatch batch{.n_seq = p_.n_seq,
-                           .n_new = p_.n_new,
-                           .n_past = 0,
-                           .n_kv_heads = p_.n_kv_heads,
-                           .head_dim = p_.head_dim,
-                           .rows = rows_.at(set)};
-    device_encode(stream, format_number(format_), batch,
-                  {.scale = scale_, .head_scale = format_.head_scale ? scales_.at(0) : nullptr, .metric = nullptr},
-                  {.n_ctx = p_.n_new, .row_bytes = row_bytes(), .rows = stored_.at<std::byte>(set)},
-                  saturated_.as<unsigned long long>());
+  AppendOnDevice(const OpProblem& p, const gpu::Stream& stream, int n_sets, uint64_t seed)
+      : p_(p),
+        n_keys_(positions_of(p)),
+        caches_(p, stream, n_sets, n_keys_, seed + 1),
+        expected_(p.nearest_layer(), {}, nullptr, p.n_seq, n_keys_),
+        rows_host_(random_values(seed, all_values(p))),
+        rows_(device_sets(stream, rows_host_, n_sets)),
+        q_out_(DeviceSets::of_nan(stream, int64_t(p.n_seq) * p.n_new * p.n_heads * p.head_dim, n_sets)),
+        cosines_(device_sets(stream, angles(1), 1)),
+        sines_(device_sets(stream, angles(0), 1)) {
+    CpuContext context(1);
+    for (const bool is_k : {true, false})
+      if (float* const scales = expected_.tiles(is_k).head_scale)
+        std::fill_n(scales, p.n_seq * p.n_kv_heads, 1.0f);  // as the device's fill() leaves them
+    for (int seq = 0; seq < p.n_seq; ++seq) {
+      std::vector<float> k = side_rows(seq, p.n_heads), v = side_rows(seq, p.n_heads + p.n_kv_heads);
+      const int64_t width = int64_t(p.n_kv_heads) * p.head_dim;
+      expected_.append(context, seq, n_keys_ - p.n_new, {k.data(), p.n_new, width}, {v.data(), p.n_new, width});
+    }
   }
 
-  /// Bytes that differ from what the format's encoder gives on the host.
-  int64_t different_bytes(const gpu::Stream& stream, int set) const {
-    const auto found = values_of(stream, stored_.at<std::byte>(set), n_stored(p_) * row_bytes());
-    std::vector<std::byte> row(static_cast<size_t>(row_bytes()));
+  void queue(gpu::StreamHandle stream, int set) override {
+    const float* const rows = rows_.at(set);
+    device_append(stream, {.rows = caches_.rows(set),
+                           .n_heads = p_.n_heads,
+                           .k_tiles = caches_.tiles(true),
+                           .v_tiles = caches_.tiles(false),
+                           .q = rows,
+                           .k = rows + int64_t(p_.n_heads) * p_.head_dim,
+                           .v = rows + int64_t(p_.n_heads + p_.n_kv_heads) * p_.head_dim,
+                           .q_pitch = row_pitch(p_),
+                           .k_pitch = row_pitch(p_),
+                           .v_pitch = row_pitch(p_),
+                           .cosines = cosines_.at(0),
+                           .sines = sines_.at(0),
+                           .n_pairs = p_.head_dim / 2,
+                           .rope_halves = true,
+                           .q_out = q_out_.at(set)});
+  }
+
+  OpCheck check(const gpu::Stream&, int set) override {
+    return {.metric = "different bytes",
+            .error = double(different_bytes(true, set) + different_bytes(false, set)),
+            .bound = 0,
+            .what = "all appended rows, byte for byte, against the host's append"};
+  }
+
+ private:
+  std::vector<float> angles(float value) const {
+    return std::vector<float>(size_t(p_.n_seq) * size_t(p_.n_new) * size_t(p_.head_dim / 2), value);
+  }
+  /// K or V rows [n_new, n_kv_heads * head_dim] of a sequence, from head `first` of the joint rows.
+  std::vector<float> side_rows(int seq, int first) const {
+    std::vector<float> own;
+    for (int i = 0; i < p_.n_new; ++i) {
+      const auto at = rows_host_.begin() + (int64_t(seq) * p_.n_new + i) * row_pitch(p_) + int64_t(first) * p_.head_dim;
+      own.insert(own.end(), at, at + int64_t(p_.n_kv_heads) * p_.head_dim);
+    }
+    return own;
+  }
+
+  int64_t different_bytes(bool is_k, int set) const {
+    const KvTiles& t = expected_.tiles(is_k);
     int64_t different = 0;
-    for (int seq = 0; seq < p_.n_seq; ++seq)
-      for (int token = 0; token < p_.n_new; ++token)
+    for (int seq = 0; seq < p_.n_seq; ++seq) {
+      const KvSpan span = expected_.span(seq, 0, 0, n_keys_);
+      for (int position = n_keys_ - p_.n_new; position < n_keys_; ++position)
         for (int head = 0; head < p_.n_kv_heads; ++head) {
-          const int64_t from = (int64_t(seq) * p_.n_new + token) * p_.n_kv_heads + head,
-                        to = (int64_t(seq) * p_.n_kv_heads + head) * p_.n_new + token;
-          format_.encode(values_.data() + from * p_.head_dim, p_.head_dim,
-                         {.scale = scale_, .fixed = format_.head_scale ? 1.0f : 0.0f}, row.data());
-          for (int64_t i = 0; i < row_bytes(); ++i) different += row[size_t(i)] != found[size_t(to * row_bytes() + i)];
+          const std::byte* const right = position < t.n_sinks ? t.sink_row(seq, head, position)
+                                         : position < t.retention.coded_end(n_keys_)
+                                             ? t.coded_row(span.pages, head, position)
+                                             : t.ring_row(seq, head, position);
+          const std::vector<std::byte> found = caches_.row_bytes(is_k, set, seq, head, position);
+          for (size_t i = 0; i < found.size(); ++i) different += found[i] != right[i];
         }
+    }
     return different;
   }
 
- private:
-  int64_t row_bytes() const { return format_.row_bytes(p_.head_dim); }
   OpProblem p_;
-  const KvFormat& format_;
-  KvScale scale_;
-  std::vector<float> values_;
-  DeviceSets rows_, stored_;
-  std::vector<float> head_scales_;
-  DeviceSets scales_;
-  gpu::Buffer saturated_;
+  int n_keys_;
+  DeviceCaches caches_;
+  HostCaches expected_;
+  std::vector<float> rows_host_;
+  DeviceSets rows_, q_out_, cosines_, sines_;
 };
 
-class AppendRows : public OpRun {
- public:
-  AppendRows(const OpProblem& p, const gpu::Stream& stream, int n_sets, uint64_t seed)
-      : k_(p, p.k, stream, n_sets, seed), v_(p, p.v, stream, n_sets, seed + 1) {}
-
-  void queue(gpu::StreamHandle stream, int set) override {
-    k_.queue(stream, set);
-    v_.queue(stream, set);
-  }
-  OpCheck check(const gpu::Stream& stream, int set) override {
-    return {.metric = "different bytes",
-            .error = double(k_.different_bytes(stream, set) + v_.different_bytes(stream, set)),
-            .bound = 0,
-            .what = "all rows, byte for byte, against the formats' encoders, rounded to nearest"};
-  }
-
- private:
-  AppendSide k_, v_;
-};
-
-int64_t side_bytes(const OpProblem& p, const KvSideConfig& side) {
-  return set_stride(4 * n_rows(p) * p.head_dim) + set_stride(n_stored(p) * side.format->row_bytes(p.head_dim));
+Support append_support(const OpProblem& p, const OpDevice&) {
+  if (p.head_dim > 256 || p.head_dim % 2 != 0)
+    return {false, fmt::format("head_dim {} is odd or larger than 256", p.head_dim)};
+  if (p.k.policy.centre || p.v.policy.centre) return {false, "a centre is not part of this bench"};
+  if (p.n_new > kShortTokens)
+    return {false,
+            fmt::format("{} new tokens: rows of more than {} go through a ring of their step", p.n_new, kShortTokens)};
+  const int n = positions_of(p);
+  if (n == 0) return {false, fmt::format("a tile leaves the window wherever {} tokens come", p.n_new)};
+  if (n - p.n_new < calibration_of(p)) return {false, fmt::format("calibration takes {} positions", calibration_of(p))};
+  return {};
 }
 
 }  // namespace
 
-const OpKernel kAppendRows = {
-    Op::append, "rows",
-    [](const OpProblem& p, const OpDevice&) {
-      if (p.head_dim > kMaxDeviceHeadDim)
-        return Support{false, fmt::format("head_dim {} is above {}", p.head_dim, kMaxDeviceHeadDim)};
-      return Support{};
-    },
-    [](const OpProblem& p) { return side_bytes(p, p.k) + side_bytes(p, p.v); },
-    [](const OpProblem& p, const gpu::Stream& stream, int n_sets, uint64_t seed) -> std::unique_ptr<OpRun> {
-      return std::make_unique<AppendRows>(p, stream, n_sets, seed);
-    }};
+std::vector<OpKernel> gpu_append_kernels() {
+  return {
+      {.op = Op::append,
+       .name = "append",
+       .supports = append_support,
+       .set_bytes =
+           [](const OpProblem& p) {
+             return DeviceCaches::bytes(p, p.n_keys + p.n_new) + set_stride(4 * all_values(p)) +
+                    set_stride(4 * int64_t(p.n_seq) * p.n_new * p.n_heads * p.head_dim);
+           },
+       .open = [](const OpProblem& p, const gpu::Stream& stream, int n_sets, uint64_t seed) -> std::unique_ptr<OpRun> {
+         return std::make_unique<AppendOnDevice>(p, stream, n_sets, seed);
+       }}};
+}
 
 }  // namespace ridge::lab

@@ -15,13 +15,6 @@ namespace {
 
 int64_t query_values(const OpProblem& p) { return int64_t(p.n_seq) * p.n_new * p.n_heads * p.head_dim; }
 
-/// A layer's cache with rows rounded to nearest.
-KvLayerConfig layer_of(const OpProblem& p) {
-  KvLayerConfig layer = p.layer();
-  layer.k.policy.rounding = layer.v.policy.rounding = KvRounding::nearest;
-  return layer;
-}
-
 /// What a KV head's positions of one side read as: each row of the pool once for every form that it is held in.
 struct HeadRows {
   HeadRows(const KvTiles& tiles, const KvSpan& span, int head) : slot(size_t(span.n_keys()), 0) {
@@ -49,7 +42,7 @@ class AttentionCpu : public CpuOpRun {
       : p_(p),
         context_(context),
         variant_(variant),
-        caches_(layer_of(p), {}, nullptr, n_sets * p.n_seq, p.n_keys),
+        caches_(p.nearest_layer(), {}, nullptr, n_sets * p.n_seq, p.n_keys),
         q_(random_values(seed, query_values(p), 2)) {
     caches_.fill(context, RowPool(p.head_dim, seed + 1), RowPool(p.head_dim, seed + 2), p.n_keys);
     for (int set = 0; set < n_sets; ++set) {

@@ -1,81 +1,200 @@
-// plain-f32: device_attn over float rows, one block a head.
+// Attention on a GPU: every row of device_attention_variants() over caches of random codes, the newest tokens of each
+// sequence as queries, all sequences in one call. tiles-overlap is tiles with programmatic dependent launch: a call
+// starts while the one before it drains.
+#include <algorithm>
 #include <cmath>
 
-#include "lab/op/op_data.h"
+#include "lab/op/device_caches.h"
 #include "lab/op/op_kernels.h"
-#include "op/attn/attn_cuda.h"
+#include "op/attn/device_attention.h"
+#include "op/cache/rotation.h"
 
 namespace ridge::lab {
 namespace {
 
-int64_t side_values(const OpProblem& p) { return int64_t(p.n_seq) * p.n_kv_heads * p.n_keys * p.head_dim; }
-int64_t query_values(const OpProblem& p) { return int64_t(p.n_seq) * p.n_heads * p.head_dim; }
+enum class Kernel : uint8_t { rows, prefill, tiles };
 
-class AttentionPlain : public OpRun {
+struct Launch {
+  std::string_view name;
+  const DeviceAttentionVariant* variant = nullptr;
+  Kernel kernel = Kernel::rows;
+  bool overlap = false;
+};
+
+int64_t query_count(const OpProblem& p) { return int64_t(p.n_seq) * p.n_new * p.n_heads * p.head_dim; }
+int group_of(const OpProblem& p) { return p.n_heads / p.n_kv_heads; }
+
+double power_sum(std::span<const float> row, int exponent) {
+  double sum = 0;
+  for (const float x : row) sum += std::pow(std::abs(double(x)), exponent);
+  return sum;
+}
+float largest_of(std::span<const float> values) {
+  float largest = 0;
+  for (const float x : values) largest = std::max(largest, std::abs(x));
+  return largest;
+}
+
+class AttentionOnDevice : public OpRun {
  public:
-  AttentionPlain(const OpProblem& problem, const gpu::Stream& stream, int n_sets, uint64_t seed)
-      : p_(problem),
-        q_host_(random_values(seed, query_values(problem), 2)),
+  AttentionOnDevice(const OpProblem& p, const gpu::Stream& stream, const Launch& launch, int n_sets, uint64_t seed)
+      : p_(p),
+        launch_(launch),
+        caches_(p, stream, n_sets, p.n_keys, seed + 1),
+        q_host_(random_values(seed, query_count(p), 1.5)),
         q_(device_sets(stream, q_host_, n_sets)),
-        out_(DeviceSets::of_nan(stream, query_values(problem), n_sets)),
-        k_pool_(problem.head_dim, seed + 1),
-        v_pool_(problem.head_dim, seed + 2),
-        k_(rows(stream, k_pool_, n_sets)),
-        v_(rows(stream, v_pool_, n_sets)) {}
+        out_(DeviceSets::of_nan(stream, query_count(p), n_sets)) {
+    if (launch.kernel == Kernel::tiles) {
+      scratch_ = gpu::Buffer(
+          tile_attn_scratch_bytes(p.n_seq * p.n_new, p.n_heads, p.n_kv_heads, p.head_dim, tile_attn_blocks()));
+      return;
+    }
+    const int queries = launch.kernel == Kernel::prefill ? prefill_attn_queries(p.head_dim) : rows_attn_queries();
+    const std::vector<AttnBlock> blocks = caches_.blocks(group_of(p), queries);
+    n_blocks_ = int(blocks.size());
+    blocks_ = gpu::to_device(stream, std::span<const AttnBlock>(blocks));
+    stream.synchronize();
+  }
 
   void queue(gpu::StreamHandle stream, int set) override {
-    const auto side = [&](const DeviceSets& rows) {
-      return DeviceKvSide{.coded = rows.at(set), .n_coded = p_.n_keys, .exact = nullptr, .exact_first = p_.n_keys};
-    };
-    device_attn(stream, {.n_seq = p_.n_seq,
-                         .n_heads = p_.n_heads,
-                         .n_kv_heads = p_.n_kv_heads,
-                         .head_dim = p_.head_dim,
-                         .n_tokens = 1,
-                         .n_keys = p_.n_keys,
-                         .scale = 1 / std::sqrt(float(p_.head_dim)),
-                         .q = q_.at(set),
-                         .k = side(k_),
-                         .v = side(v_),
-                         .out = out_.at(set)});
+    const DeviceAttention a{.rows = caches_.rows(set),
+                            .n_heads = p_.n_heads,
+                            .scale = 1 / std::sqrt(float(p_.head_dim)),
+                            .k = caches_.tiles(true),
+                            .v = caches_.tiles(false),
+                            .q = q_.at(set),
+                            .out = out_.at(set)};
+    switch (launch_.kernel) {
+      case Kernel::tiles: return tile_attn(stream, a, scratch_.as<std::byte>(), {.overlap = launch_.overlap});
+      case Kernel::prefill: return prefill_attn(stream, a, blocks_.as<AttnBlock>(), n_blocks_);
+      case Kernel::rows: return rows_attn(stream, a, blocks_.as<AttnBlock>(), n_blocks_);
+    }
   }
 
   OpCheck check(const gpu::Stream& stream, int set) override {
-    if (reference_.out.empty())
-      reference_ = attention_reference(p_, q_host_, k_pool_, v_pool_, RowPool::index, RowPool::index);
-    const double e = float_attention_error(reference_.score_error, p_.n_keys);
-    return check_nmse(values_of(stream, out_.at(set), query_values(p_)), reference_.out,
-                      e * e * reference_.amplification, "all heads of all sequences against softmax in double");
+    if (reference_.empty()) make_reference();
+    return check_nmse(last_queries(values_of(stream, out_.at(set), query_count(p_))), reference_, bound_,
+                      "all heads of all sequences' last queries against softmax in double over what the cache holds");
   }
 
  private:
-  DeviceSets rows(const gpu::Stream& stream, const RowPool& pool, int n_sets) const {
-    const int64_t row_bytes = 4 * p_.head_dim;
-    return {stream, lay_out_rows(std::as_bytes(pool.rows()), row_bytes, int64_t(p_.n_seq) * p_.n_kv_heads, p_.n_keys),
-            n_sets};
+  /// The last query of every sequence, which sees all keys: [n_seq, n_heads, head_dim].
+  std::vector<float> last_queries(std::span<const float> rows) const {
+    const size_t width = size_t(p_.n_heads) * size_t(p_.head_dim);
+    std::vector<float> last;
+    for (int seq = 0; seq < p_.n_seq; ++seq) {
+      const auto row = rows.subspan((size_t(seq + 1) * size_t(p_.n_new) - 1) * width, width);
+      last.insert(last.end(), row.begin(), row.end());
+    }
+    return last;
+  }
+
+  void make_reference() {
+    const std::vector<float> q = last_queries(q_host_);  // in K's cache space, as it comes from an append
+    const size_t width = size_t(p_.n_heads) * size_t(p_.head_dim), group = width / size_t(p_.n_kv_heads);
+    OpProblem one = p_;
+    one.n_kv_heads = 1;
+    one.n_heads = group_of(p_);
+    reference_.resize(q.size());
+    bound_ = 0;
+    for (int head = 0; head < p_.n_kv_heads; ++head) {
+      const bool integers = launch_.kernel == Kernel::tiles;
+      const RowPool k = caches_.pool(true, head, integers), v = caches_.pool(false, head, integers);
+      std::vector<float> of_head;
+      for (int seq = 0; seq < p_.n_seq; ++seq) {
+        const auto row = q.begin() + std::ptrdiff_t(size_t(seq) * width + size_t(head) * group);
+        of_head.insert(of_head.end(), row, row + std::ptrdiff_t(group));
+      }
+      const AttentionReference r = attention_reference(
+          one, of_head, k, v,
+          [&](int64_t seq, int64_t position) { return caches_.index(true, int(seq), int(position)); },
+          [&](int64_t seq, int64_t position) { return caches_.index(false, int(seq), int(position)); });
+      for (int seq = 0; seq < p_.n_seq; ++seq)
+        std::copy_n(r.out.begin() + std::ptrdiff_t(size_t(seq) * group), group,
+                    reference_.begin() + std::ptrdiff_t(size_t(seq) * width + size_t(head) * group));
+      bound_ = std::max(bound_, bound(r, of_head, k, v));
+    }
+    const RowRotation rotation(p_.v.policy.rotation, 0, p_.head_dim);
+    for (size_t at = 0; at < reference_.size(); at += size_t(p_.head_dim)) rotation.backward(reference_.data() + at);
+  }
+
+  /// Of the NMSE of one kv head's outputs.
+  double bound(const AttentionReference& r, std::span<const float> q, const RowPool& k, const RowPool& v) const {
+    const double of_floats = float_attention_error(r.score_error, p_.n_keys);
+    switch (launch_.kernel) {
+      case Kernel::rows: return of_floats * of_floats * r.amplification;
+      case Kernel::prefill: {
+        // q and k are rounded to halves: a product is off by a relative sqrt(2/3) u on the mean, a score by that times
+        // |(q_d k_d)_d|_2 <= |q|_4 |k|_4, and four times that is never seen. Weights and values are off by u each.
+        constexpr double u = 0x1p-11;
+        double q4 = 0, k4 = 0;
+        for (size_t at = 0; at < q.size(); at += size_t(p_.head_dim))
+          q4 = std::max(q4, power_sum(q.subspan(at, size_t(p_.head_dim)), 4));
+        for (int i = 0; i < k.n_rows(); ++i) k4 = std::max(k4, power_sum(k.row(i), 4));
+        const double score = std::sqrt(2.0 / 3) * u * std::pow(q4 * k4, 0.25) / std::sqrt(double(p_.head_dim));
+        const double e = 4 * score + 2 * u + of_floats;
+        return e * e * r.amplification;
+      }
+      case Kernel::tiles: {
+        // Queries are rounded to steps of their largest value, in every channel by itself: a score is off by 0.3 |k|_2
+        // steps on the mean, and four |k|_2 are never seen; a weight is off by as much. Weights of V are rounded to
+        // steps of the largest of a tile; and float rounds as for float rows.
+        double k2 = 0;
+        for (int i = 0; i < k.n_rows(); ++i) k2 = std::max(k2, power_sum(k.row(i), 2));
+        const double score = std::sqrt(k2) * largest_of(q) * step(true) / std::sqrt(double(p_.head_dim));
+        const double e = 4 * score + 2 * r.score_error + 1e-5, coarse = step(false) * largest_of(v.rows());
+        return std::pow(e * std::sqrt(r.amplification) + coarse / std::sqrt(r.mean_square), 2);
+      }
+    }
+    return 0;
+  }
+  /// What multiplies rows is rounded to steps of this, 1 being its largest: 22 bits beside f16 alone, else 15.
+  double step(bool is_k) const {
+    const KvTiles& t = caches_.tiles(is_k);
+    const bool fine = t.kind == TileKind::f16 && (t.ring_tiles == 0 || t.recent_kind == TileKind::f16);
+    return fine ? 0x1p-21 : 0x1p-14;
   }
 
   OpProblem p_;
+  Launch launch_;
+  DeviceCaches caches_;
   std::vector<float> q_host_;
   DeviceSets q_, out_;
-  RowPool k_pool_, v_pool_;
-  DeviceSets k_, v_;
-  AttentionReference reference_;
+  gpu::Buffer scratch_, blocks_;
+  int n_blocks_ = 0;
+  std::vector<float> reference_;  ///< [n_seq, n_heads, head_dim]
+  double bound_ = 0;
 };
+
+OpKernel kernel_row(const Launch& launch) {
+  return {.op = Op::attention,
+          .name = launch.name,
+          .supports = [launch](const OpProblem& p, const OpDevice&) -> Support {
+            if (p.k.policy.centre || p.v.policy.centre) return {false, "a centre is not part of this bench"};
+            if (launch.kernel == Kernel::rows && device_tiles(p.layer()).ok)
+              return {false, "the cache's tiles are in the order of tensor cores"};
+            return launch.variant->supports({p.layer(), p.n_new});
+          },
+          .set_bytes =
+              [](const OpProblem& p) { return DeviceCaches::bytes(p, p.n_keys) + 2 * set_stride(4 * query_count(p)); },
+          .open = [launch](const OpProblem& p, const gpu::Stream& stream, int n_sets,
+                           uint64_t seed) -> std::unique_ptr<OpRun> {
+            return std::make_unique<AttentionOnDevice>(p, stream, launch, n_sets, seed);
+          }};
+}
 
 }  // namespace
 
-const OpKernel kAttentionPlain = {
-    Op::attention, "plain-f32",
-    [](const OpProblem& p, const OpDevice&) {
-      if (p.k.format->name != "f32" || p.v.format->name != "f32") return Support{false, "reads float rows only"};
-      if (p.head_dim % 4 != 0 || p.head_dim > 256)
-        return Support{false, fmt::format("head_dim {} is not a multiple of 4 up to 256", p.head_dim)};
-      return Support{};
-    },
-    [](const OpProblem& p) { return 2 * set_stride(4 * side_values(p)) + 2 * set_stride(4 * query_values(p)); },
-    [](const OpProblem& p, const gpu::Stream& stream, int n_sets, uint64_t seed) -> std::unique_ptr<OpRun> {
-      return std::make_unique<AttentionPlain>(p, stream, n_sets, seed);
-    }};
+std::vector<OpKernel> gpu_attention_kernels() {
+  std::vector<OpKernel> kernels;
+  for (const DeviceAttentionVariant& variant : device_attention_variants()) {
+    const Kernel kernel = variant.name == "tiles"     ? Kernel::tiles
+                          : variant.name == "prefill" ? Kernel::prefill
+                                                      : Kernel::rows;
+    if (kernel == Kernel::tiles) kernels.push_back(kernel_row({"tiles-overlap", &variant, kernel, true}));
+    kernels.push_back(kernel_row({variant.name, &variant, kernel, false}));
+  }
+  return kernels;
+}
 
 }  // namespace ridge::lab

@@ -7,14 +7,12 @@
 
 namespace ridge::lab {
 
-extern const OpKernel kAttentionPlain;                             // op_bench_attention_cuda.cpp
-extern const OpKernel kAttentionTiles, kAttentionTilesOverlap;     // op_bench_tiles_cuda.cpp
+std::vector<OpKernel> gpu_attention_kernels();                     // op_bench_attention_cuda.cpp
+std::vector<OpKernel> gpu_append_kernels();                        // op_bench_append_cuda.cpp
 extern const OpKernel kGemvBricks, kGemvBricksOverlap;             // op_bench_bricks_cuda.cpp
 extern const OpKernel kGemvInt, kGemvInt2Planes, kGemvIntOverlap;  // op_bench_int_cuda.cpp
 extern const OpKernel kGemvTiles;                                  // op_bench_gemm_cuda.cpp
 extern const OpKernel kGemvLibrary, kGemvTwoOp;                    // op_bench_library_cuda.cpp
-extern const OpKernel kAppendRows;                                 // op_bench_append_cuda.cpp
-extern const OpKernel kAppendStep;                                 // op_bench_step_cuda.cpp
 /// All of these (op_kernels_gpu_cuda.cpp); none in a build without CUDA.
 std::span<const OpKernel> gpu_op_kernels();
 

@@ -7,24 +7,15 @@
 namespace ridge::lab {
 
 std::span<const OpKernel> gpu_op_kernels() {
-  // clang-format off
-  static const OpKernel kKernels[] = {
-      kAttentionPlain,
-      kAttentionTilesOverlap,
-      kAttentionTiles,
-      kGemvTwoOp,
-      kGemvLibrary,
-      kGemvTiles,
-      kGemvBricksOverlap,
-      kGemvBricks,
-      kGemvIntOverlap,
-      kGemvInt2Planes,
-      kGemvInt,
-      kAppendRows,
-      kAppendStep,
-  };
-  // clang-format on
-  return kKernels;
+  static const std::vector<OpKernel> kernels = [] {
+    std::vector<OpKernel> all = gpu_attention_kernels();
+    for (const OpKernel* kernel : {&kGemvTwoOp, &kGemvLibrary, &kGemvTiles, &kGemvBricksOverlap, &kGemvBricks,
+                                   &kGemvIntOverlap, &kGemvInt2Planes, &kGemvInt})
+      all.push_back(*kernel);
+    for (OpKernel& kernel : gpu_append_kernels()) all.push_back(std::move(kernel));
+    return all;
+  }();
+  return kernels;
 }
 
 }  // namespace ridge::lab

@@ -1,0 +1,344 @@
+#include "lab/model/bench_batch.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "engine/engine.h"
+#include "lab/op/roof.h"
+#include "lab/store/machine.h"
+
+namespace ridge::lab {
+namespace {
+
+constexpr int kMostChecked = 3;  // sequences of a batch that the check runs
+constexpr int kHostStep = 512, kDeviceStep = 2048;
+constexpr int kDeviceAhead = 3;  // steps that a device may be ahead of the host
+constexpr int kWarmUpSteps = 4;  // a device records its steps at the second one
+
+using BatchClock = std::chrono::steady_clock;
+double seconds_after(BatchClock::time_point start) {
+  return std::chrono::duration<double>(BatchClock::now() - start).count();
+}
+
+std::vector<KvLayerConfig> batch_layers(const Engine& engine, const BatchTest& test) {
+  return layer_configs(session_options(test.kv, test.longest(), 1), engine.plan());
+}
+int batch_pages(std::span<const KvLayerConfig> layers, const BatchTest& test) {
+  int pages = 0;
+  for (const int n : test.n_prompt) pages += std::max(1, pages_for(layers, n + test.n_gen));
+  return pages;
+}
+
+/// Refuses a test whose caches do not fit.
+void check_memory(Engine& engine, const BatchTest& test, bool fill) {
+  const auto layers = batch_layers(engine, test);
+  const int64_t n_pages = batch_pages(layers, test);
+  int64_t needed = 0;
+  for (const KvLayerConfig& layer : layers)
+    for (const bool is_k : {true, false}) {
+      const KvLayout layout(layer, is_k, engine.on_device() && device_tiles(layer).ok);
+      needed += n_pages * layout.page_bytes() + test.n_seq() * layout.slot_bytes();
+    }
+  needed += 4 * int64_t(test.n_seq()) * engine.plan().vocab_size;
+  const int64_t free = engine.on_device() ? engine.backend().free_bytes() : machine_info().available_bytes;
+  if (needed > free)
+    throw Error(
+        ErrorKind::no_memory,
+        fmt::format("{} {}: {} sequences need {}, {} are free (a smaller -npl, shorter prompts or a cache of fewer "
+                    "bits)",
+                    kv_text(test.kv), test.name(fill), test.n_seq(), bytes_text(double(needed)),
+                    bytes_text(double(free))));
+}
+
+/// One test: its pool, and as many runs as asked.
+class BatchRunner {
+ public:
+  BatchRunner(const Model& model, const BatchTest& test, const BatchParams& params, int n_ubatch,
+              const std::function<bool()>& stop)
+      : model_(model),
+        engine_(model.engine()),
+        test_(test),
+        params_(params),
+        n_ubatch_(n_ubatch),
+        stop_(stop),
+        rng_(params.seed) {
+    const auto layers = batch_layers(engine_, test);
+    kernels = engine_.backend().kernels(layers[0]);
+    pool_ = engine_.open_pool(layers, batch_pages(layers, test), test.n_seq());
+    outputs_ = engine_.backend().make_outputs();
+    for (int i = 0; i < test.n_seq(); ++i) seqs_.push_back(pool_->open().or_throw());
+  }
+
+  /// Small steps of the same kinds: buffers grow, and a device records its graphs.
+  bool warm_up() {
+    const int most = std::max(1, n_ubatch_ / test_.n_seq());
+    std::vector<int> lengths = test_.n_prompt;
+    for (int& n : lengths) n = std::min(n, most);
+    BatchRow ignored;
+    return run(lengths, std::min(test_.n_gen, kWarmUpSteps), false, ignored);
+  }
+  /// Adds a sample to the row. False when asked to stop.
+  bool run_once(BatchRow& row) { return run(test_.n_prompt, test_.n_gen, params_.fill, row); }
+
+  KvReport cache() { return kv_report(pool_->memory(), test_.longest()); }
+  /// Of the mean step of a generation: reading grows by a row a step.
+  double mean_step_bytes() const {
+    double bytes = double(engine_.backend().step_weight_bytes());
+    for (const int n : test_.n_prompt)
+      bytes += double(kv_read_bytes(pool_->memory(), n + 1) + kv_read_bytes(pool_->memory(), n + test_.n_gen)) / 2;
+    return bytes;
+  }
+
+  std::vector<std::string> kernels;
+
+ private:
+  bool stopped() const { return stop_ && stop_(); }
+  /// Until all that is queued has run: there are no scores to take.
+  void wait() { outputs_->take_scores(); }
+
+  bool run(const std::vector<int>& lengths, int n_gen, bool fill, BatchRow& row) {
+    for (const SeqId seq : seqs_) pool_->reset(seq);
+    if (fill) {
+      for (size_t i = 0; i < seqs_.size(); ++i) pool_->fill(seqs_[i], lengths[i], params_.seed + i).or_throw();
+    } else {
+      const int64_t n_tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t(0));
+      const std::vector<int32_t> tokens = random_tokens(model_, int(n_tokens), rng_);
+      const auto start = BatchClock::now();
+      if (!run_prompts(lengths, tokens)) return false;
+      row.prompt_seconds.push_back(seconds_after(start));
+    }
+    wait();
+    if (n_gen == 0) return !stopped();
+    const std::vector<int32_t> first = random_tokens(model_, test_.n_seq(), rng_);
+    const auto start = BatchClock::now();
+    generate(first, n_gen);
+    row.gen_seconds.push_back(seconds_after(start));
+    return !stopped();
+  }
+
+  /// Steps of n_ubatch tokens, sequence after sequence; logits of a step only where a prompt ends in it.
+  bool run_prompts(const std::vector<int>& lengths, std::span<const int32_t> tokens) {
+    size_t seq = 0, begin = 0;
+    for (int done = 0; begin < tokens.size();) {
+      std::vector<SeqTokens> step;
+      int n_tokens = 0;
+      bool ends = false;
+      while (seq < seqs_.size() && n_tokens < n_ubatch_) {
+        const int n = std::min(lengths[seq] - done, n_ubatch_ - n_tokens);
+        step.push_back({seqs_[seq], n});
+        pool_->reserve(seqs_[seq], n).or_throw();
+        n_tokens += n;
+        done += n;
+        if (done < lengths[seq]) continue;
+        ends = true;
+        done = 0;
+        ++seq;
+      }
+      engine_.backend().run({.tokens = tokens.subspan(begin, size_t(n_tokens)),
+                             .seqs = step,
+                             .logits = ends ? LogitRows::last : LogitRows::none},
+                            *pool_, *outputs_);
+      begin += size_t(n_tokens);
+      if (stopped()) return false;
+    }
+    wait();
+    return true;
+  }
+
+  /// n_gen steps of one token a sequence: given ones first, then those drawn.
+  void generate(std::span<const int32_t> first, int n_gen) {
+    std::vector<SeqTokens> step;
+    for (const SeqId seq : seqs_) {
+      step.push_back({seq, 1});
+      pool_->reserve(seq, 1).or_throw();
+    }
+    engine_.backend().run({.tokens = first, .seqs = step, .logits = LogitRows::last}, *pool_, *outputs_);
+    SamplerOptions greedy;
+    greedy.temperature = 0;
+    const std::vector<SamplerOptions> samplers(seqs_.size(), greedy);
+    const std::vector<std::vector<int32_t>> recent(seqs_.size());
+    const auto drawing = engine_.backend().start_drawing(seqs_, *pool_, *outputs_, samplers, recent);
+    RunAhead ahead(*drawing, test_.n_seq(), std::min(kDeviceAhead, drawing->most_ahead()));
+    ahead.run(n_gen, [&](std::span<const int32_t>) { return !stopped(); });
+  }
+
+  const Model& model_;
+  Engine& engine_;
+  const BatchTest& test_;
+  const BatchParams& params_;
+  const int n_ubatch_;
+  const std::function<bool()>& stop_;
+  Rng rng_;
+  std::unique_ptr<SequencePool> pool_;
+  std::unique_ptr<Outputs> outputs_;
+  std::vector<SeqId> seqs_;
+};
+
+bool time_batch(const Model& model, const BatchParams& params, const BatchHooks& hooks, BatchRow& row) {
+  BatchRunner runner(model, row.test, params, row.n_ubatch, hooks.stop);
+  row.cache = runner.cache();
+  row.kernels = runner.kernels;
+  if (params.warm_up && !runner.warm_up()) return false;
+  for (int i = 0; i < params.repeats; ++i)
+    if (!runner.run_once(row)) return false;
+  row.read_bytes = row.test.n_gen > 0 ? runner.mean_step_bytes() : 0;
+  row.date = utc_now();
+  return true;
+}
+
+std::string cell(double value, int digits) { return std::isfinite(value) ? fmt::format("{:.{}f}", value, digits) : ""; }
+
+}  // namespace
+
+std::vector<int> PromptLengths::of(int n) const {
+  std::vector<int> lengths;
+  for (int i = 0; i < n; ++i) {
+    const int64_t span = is_range ? list[1] - list[0] : 0;
+    if (!is_range) lengths.push_back(list[size_t(i) % list.size()]);
+    else lengths.push_back(list[0] + int(n > 1 ? span * i / (n - 1) : span / 2));
+  }
+  return lengths;
+}
+
+std::string PromptLengths::text() const { return fmt::format("{}", fmt::join(list, is_range ? "-" : ",")); }
+
+Result<PromptLengths> parse_prompt_lengths(std::string_view flag, std::string_view text, int max) {
+  const std::vector<std::string> ends = split(text, '-');
+  const bool is_range = ends.size() == 2 && text.find(',') == std::string_view::npos;
+  const auto list = parse_int_list(flag, is_range ? fmt::format("{},{}", ends[0], ends[1]) : std::string(text), 1, max);
+  if (!list) return list.error();
+  if (is_range && (*list)[1] < (*list)[0])
+    return fail(ErrorKind::usage, "{}: '{}' ends below its beginning", flag, text);
+  return PromptLengths{*list, is_range};
+}
+
+int64_t BatchTest::prompt_tokens() const { return std::accumulate(n_prompt.begin(), n_prompt.end(), int64_t(0)); }
+int BatchTest::longest() const { return *std::ranges::max_element(n_prompt) + n_gen; }
+std::string BatchTest::name(bool fill) const {
+  return fmt::format("{}{}+tg{} b{}", fill ? "fill" : "pp", prompt_text, n_gen, n_seq());
+}
+
+std::vector<BatchTest> batch_tests(const BatchParams& params) {
+  std::vector<BatchTest> tests;
+  for (const KvChoice& kv : params.kv)
+    for (const PromptLengths& lengths : params.n_prompt)
+      for (const int n_gen : params.n_gen)
+        for (const int n_seq : params.n_parallel) tests.push_back({kv, lengths.text(), lengths.of(n_seq), n_gen});
+  return tests;
+}
+
+double BatchRow::pct_of_roof() const {
+  return roof_gb_s > 0 ? 100 * read_gb_s() / roof_gb_s : std::numeric_limits<double>::quiet_NaN();
+}
+
+int run_batch_bench(const BatchParams& params, const BatchHooks& hooks) {
+  const std::vector<BatchTest> tests = batch_tests(params);
+  std::vector<CheckCase> cases;
+  for (const BatchTest& test : tests)
+    cases.push_back({.kv = test.kv, .depth = test.longest(), .n_seq = std::min(test.n_seq(), kMostChecked)});
+  const int total = int(tests.size()) * (params.check ? 2 : 1);
+  int n_failed = 0, done = 0;
+  const auto stopped = [&] { return hooks.stop && hooks.stop(); };
+  const auto status = [&](const std::string& what) {
+    if (hooks.on_status) hooks.on_status(what, done, total);
+  };
+  const auto step = [&](const std::string& what) {
+    status(what);
+    ++done;
+  };
+  status("loading " + params.model);
+  const BenchReference reference =
+      params.check ? BenchReference(params.model, cases, params.seed, step, stopped) : BenchReference();
+  status("read bandwidth");
+  if (stopped()) return n_failed;
+  const Roof roof = measure_roof(
+      {.device = params.load.device, .n_threads = params.load.n_threads, .isa = params.load.isa, .stop = hooks.stop});
+  if (stopped()) return n_failed;
+  const Model model = Model::load(params.model, params.load);
+  Engine& engine = model.engine();
+  for (const BatchTest& test : tests) check_memory(engine, test, params.fill);
+  const int standard = engine.on_device() ? kDeviceStep : kHostStep;
+  const int n_ubatch = std::min(params.n_ubatch > 0 ? params.n_ubatch : standard, engine.backend().max_tokens());
+  for (size_t i = 0; i < tests.size(); ++i) {
+    step(kv_text(tests[i].kv) + " " + tests[i].name(params.fill));
+    BatchRow row{.model = model.info(),
+                 .test = tests[i],
+                 .fill = params.fill,
+                 .n_ubatch = n_ubatch,
+                 .roof_gb_s = roof.read_gb_s,
+                 .llc_bytes = roof.llc_bytes};
+    if (params.check) row.check = reference.compare(model, cases[i], params.check_bound);
+    if (params.check && !row.check.passed) {
+      if (stopped()) return n_failed;
+      ++n_failed;
+      if (hooks.on_failed) hooks.on_failed(row);
+      continue;
+    }
+    if (!time_batch(model, params, hooks, row)) return n_failed;
+    if (hooks.on_row) hooks.on_row(row);
+  }
+  return n_failed;
+}
+
+Row batch_fields(const BatchRow& row, const BatchParams& params) {
+  const BenchRow shared{.model = row.model,
+                        .test = {.n_ubatch = row.n_ubatch, .kv = row.test.kv, .n_gen = row.test.n_gen},
+                        .cache = row.cache,
+                        .kernels = row.kernels,
+                        .check = row.check,
+                        .read_bytes = row.read_bytes,
+                        .roof_gb_s = row.roof_gb_s,
+                        .llc_bytes = row.llc_bytes,
+                        .date = row.date};
+  const Row known = bench_fields(shared, {.seed = params.seed}, false);
+  const auto copy = [&](Row& f, std::initializer_list<const char*> names) {
+    for (const char* name : names) f[name] = known.at(name);
+  };
+  Row f;
+  f["kind"] = "batch";
+  copy(f, {"build_commit", "build_number", "cpu_info", "gpu_info", "backends", "model_filename", "model_type",
+           "model_size", "model_n_params", "n_ubatch", "n_threads", "type_k", "type_v", "test_time"});
+  f["test"] = row.test.name(row.fill);
+  f["n_prompt"] = row.test.n_prompt;
+  f["n_gen"] = row.test.n_gen;
+  f["n_seq"] = row.test.n_seq();
+  f["n_kv"] = row.test.prompt_tokens() + row.test.gen_tokens();
+  f["prompts"] = row.fill ? "random rows" : "run";
+  f["t_pp"] = number(row.t_prompt());
+  f["speed_pp"] = number(row.prompt_rate());
+  f["t_tg"] = number(row.t_gen());
+  f["speed_tg"] = number(row.gen_rate());
+  f["samples_t_pp"] = row.prompt_seconds;
+  f["samples_t_tg"] = row.gen_seconds;
+  f["read_bytes"] = int64_t(row.read_bytes);
+  f["read_gb_s"] = number(row.read_gb_s());
+  f["roof_gb_s"] = number(row.roof_gb_s);
+  f["pct_of_roof"] = number(row.pct_of_roof());
+  copy(f, {"in_cache", "kv_k", "kv_v", "kv_bytes_per_token", "checked", "check_error", "check_bound", "check_what",
+           "kernels", "device", "isa", "compiler", "seed", "command"});
+  return f;
+}
+
+std::string batch_markdown_head() {
+  return "| kv | PP | TG | B | N_KV | T_PP s | S_PP t/s | T_TG s | S_TG t/s | T s | S t/s | read GB/s | % of roof | "
+         "checked "
+         "(NMSE) |\n"
+         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |";
+}
+
+std::string batch_markdown_line(const BatchRow& row) {
+  const BatchTest& t = row.test;
+  const int64_t n_kv = t.prompt_tokens() + t.gen_tokens();
+  const double all = (t.n_gen > 0 ? row.t_gen() : 0) + (row.fill ? 0 : row.t_prompt());
+  return fmt::format("| {} | {}{} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |", kv_text(t.kv),
+                     t.prompt_text, row.fill ? " (fill)" : "", t.n_gen, t.n_seq(), n_kv, cell(row.t_prompt(), 3),
+                     cell(row.prompt_rate(), 2), cell(row.t_gen(), 3), cell(row.gen_rate(), 2),
+                     row.fill ? "" : cell(all, 3), row.fill ? "" : cell(double(n_kv) / all, 2),
+                     cell(row.read_gb_s(), 1), cell(row.pct_of_roof(), 1),
+                     row.check.done ? fmt::format("ok {:.1e}", row.check.nmse) : "off");
+}
+
+}  // namespace ridge::lab

@@ -1,0 +1,96 @@
+// bench batch: prompts and generation of several sequences at once, as llama-batched-bench measures them.
+//
+// A test has B sequences. First all their prompts run, in steps of up to n_ubatch tokens that take sequences as they
+// come. Then every step appends one token to each sequence and draws the next ones greedily, logits of every sequence
+// included; a device draws by itself, a few steps ahead of the host. A row has the times of both phases, the bytes that
+// a step of the second must read at least (weights once, every sequence's cache), and the share of the read bandwidth
+// measured in the same run.
+#pragma once
+
+#include "lab/model/bench.h"
+
+namespace ridge::lab {
+
+/// Lengths of prompts: those of a list in turn, or spread evenly between two.
+struct PromptLengths {
+  std::vector<int> list;
+  bool is_range = false;  ///< list has the first and the last
+
+  /// Of n sequences.
+  std::vector<int> of(int n) const;
+  std::string text() const;
+};
+/// "512", "100,4000" or "128-8192"; the failure names `flag`.
+Result<PromptLengths> parse_prompt_lengths(std::string_view flag, std::string_view text, int max);
+
+struct BatchParams {
+  std::string model;
+  std::vector<PromptLengths> n_prompt{{{512}}};
+  std::vector<int> n_gen{128}, n_parallel{1, 4, 16, 64};
+  std::vector<KvChoice> kv{KvChoice{}};
+  int n_ubatch = 0;   ///< most tokens of a step of prompts; 0: 512, on a GPU 2048
+  bool fill = false;  ///< random cache rows stand for the prompts, which do not run
+  int repeats = 1;
+  bool warm_up = true, check = true;
+  std::optional<double> check_bound;
+  uint64_t seed = 42;
+  LoadOptions load;
+};
+
+struct BatchTest {
+  KvChoice kv;
+  std::string prompt_text;    ///< "512", "128-8192"
+  std::vector<int> n_prompt;  ///< of every sequence
+  int n_gen = 0;
+
+  int n_seq() const { return int(n_prompt.size()); }
+  int64_t prompt_tokens() const;
+  int64_t gen_tokens() const { return int64_t(n_gen) * n_seq(); }
+  int longest() const;  ///< positions that the longest sequence ends with
+  /// "pp512+tg128 b16", with "fill" for pp where prompts do not run.
+  std::string name(bool fill) const;
+};
+/// The tests in the order they run: caches, prompts, generations, sequences.
+std::vector<BatchTest> batch_tests(const BatchParams& params);
+
+struct BatchRow {
+  ModelInfo model;
+  BatchTest test;
+  bool fill = false;
+  int n_ubatch = 0;
+  KvReport cache;
+  std::vector<std::string> kernels;
+  BenchCheck check;
+  std::vector<double> prompt_seconds, gen_seconds;  ///< one a repeat; no prompt_seconds with fill
+  double read_bytes = 0;                            ///< of the mean step of the generation
+  double roof_gb_s = 0;
+  int64_t llc_bytes = 0;
+  std::string date;
+
+  /// Mean over the repeats; NaN where nothing was timed.
+  double t_prompt() const { return mean_deviation(prompt_seconds).mean; }
+  double t_gen() const { return mean_deviation(gen_seconds).mean; }
+  double prompt_rate() const { return double(test.prompt_tokens()) / t_prompt(); }
+  double gen_rate() const { return double(test.gen_tokens()) / t_gen(); }
+  double read_gb_s() const { return read_bytes * test.n_gen / t_gen() / 1e9; }
+  double pct_of_roof() const;
+};
+
+struct BatchHooks {
+  std::function<bool()> stop;
+  std::function<void(const std::string& what, int done, int total)> on_status;
+  std::function<void(const BatchRow& row)> on_row;     ///< rows whose check passed (or was switched off)
+  std::function<void(const BatchRow& row)> on_failed;  ///< rows whose check failed: they hold no times
+};
+
+/// Runs everything in order. Returns the number of rows whose check failed. Throws Error no_memory before any test runs
+/// when the caches of one do not fit.
+int run_batch_bench(const BatchParams& params, const BatchHooks& hooks);
+
+/// The fields of bench decode's rows that say what ran where, then those of this bench. kind: "batch".
+Row batch_fields(const BatchRow& row, const BatchParams& params);
+/// Heading (two lines) and line of the markdown table: llama-batched-bench's columns, ours behind them.
+std::string batch_markdown_head();
+std::string batch_markdown_line(const BatchRow& row);
+
+}  // namespace ridge::lab
