@@ -13,12 +13,14 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <memory>  // uses __noinline__ as an attribute
 #include <tuple>
 
 #define __global__
 #define __device__
 #define __host__
 #define __forceinline__ inline __attribute__((always_inline))
+#define __noinline__ __attribute__((noinline))
 #define __shared__ static
 #define __constant__ static
 #define __grid_constant__
@@ -206,6 +208,18 @@ template <class T, class U>
 T atomicMax(T* at, U value) {
   const T old = *at;
   if (T(value) > old) *at = T(value);
+  return old;
+}
+template <class T, class U>
+T atomicAnd(T* at, U value) {
+  const T old = *at;
+  *at &= T(value);
+  return old;
+}
+template <class T, class U>
+T atomicOr(T* at, U value) {
+  const T old = *at;
+  *at |= T(value);
   return old;
 }
 template <class T, class U>

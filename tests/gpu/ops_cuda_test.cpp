@@ -4,10 +4,12 @@
 #include "base/metrics.h"
 #include "cases/linear_cases.h"
 #include "gpu/device_data.h"
-#include "lab/quality/statistics.h"
 #include "op/gemm/gemm_cuda.h"
+#include "op/gemv/rows_cuda.h"
+#include "op/linear.h"
 #include "op/norm_rope/kernels.h"
 #include "op/norm_rope/norm_rope_cuda.h"
+#include "op/score/score.h"
 #include "op/score/score_cuda.h"
 
 namespace ridge {
@@ -65,30 +67,6 @@ TEST_F(OpsCuda, RmsNormIsTheReference) {
   }
 }
 
-TEST_F(OpsCuda, RopeIsTheReference) {
-  constexpr int kSeq = 2, kTokens = 3, kHeads = 2, kDim = 16, kPairs = 6;
-  for (const int first : {0, 5, 130000})
-    for (const RopePairs pairs : {RopePairs::halves, RopePairs::interleaved}) {
-      Rope rope{.pairs = pairs, .frequency = {}, .magnitude = 1.25f};
-      for (int i = 0; i < kPairs; ++i) rope.frequency.push_back(std::pow(10000.0, -double(i) / kPairs));
-      const auto x = normal_floats(7, kSeq * kTokens * kHeads * kDim);
-      const gpu::Buffer dx = up(x), frequency = up(rope.frequency);
-      gpu::Buffer cosines(4 * kTokens * kPairs), sines(4 * kTokens * kPairs);
-      device_rope_tables(stream(), first, kTokens, kPairs, frequency.as<double>(), rope.magnitude, cosines.as<float>(),
-                         sines.as<float>());
-      device_apply_rope(stream(), kSeq, kTokens, kHeads, kDim, kPairs, pairs == RopePairs::halves, cosines.as<float>(),
-                        sines.as<float>(), dx.as<float>());
-      const auto y = down(dx.as<float>(), int64_t(x.size()));
-      CpuContext context(1);
-      std::vector<float> expected = x;
-      constexpr int64_t kWidth = kHeads * kDim;
-      for (int s = 0; s < kSeq; ++s)
-        apply_rope(context, rope, first, kHeads, kDim,
-                   View2<float>(expected.data() + s * kTokens * kWidth, kTokens, kWidth));
-      for (size_t i = 0; i < y.size(); ++i) ASSERT_NEAR(y[i], expected[i], 1e-6 * 1.25 * 8) << first << " " << i;
-    }
-}
-
 TEST_F(OpsCuda, ElementWiseOpsAreTheReference) {
   constexpr int kRows = 3, kN = 300;
   const auto a = normal_floats(8, kRows * kN, 4), b = normal_floats(9, kRows * kN);
@@ -106,12 +84,43 @@ TEST_F(OpsCuda, ElementWiseOpsAreTheReference) {
     ASSERT_EQ(got_sum[i], a[i] + b[i]);
     ASSERT_EQ(got_biased[i], a[i] + b[i % kN]);
   }
-  const std::vector<int32_t> tokens = {2, 0, 2, 1};
-  const gpu::Buffer ids = up(tokens), table = up(a);
-  gpu::Buffer x(4 * 4 * kN);
-  device_embed(stream(), 4, kN, ids.as<int32_t>(), table.as<float>(), x.as<float>());
-  const auto rows = down(x.as<float>(), 4 * kN);
-  for (size_t i = 0; i < rows.size(); ++i) ASSERT_EQ(rows[i], a[size_t(tokens[i / kN]) * kN + i % kN]);
+}
+
+TEST_F(OpsCuda, RowsAndColumnsAreCopied) {
+  constexpr int kRows = 5, kN = 300, kFirst = 7, kColumns = 33;
+  const auto a = normal_floats(8, kRows * kN);
+  const std::vector<int32_t> rows = {4, 0, 4, 1};
+  const gpu::Buffer from = up(a), ids = up(rows), gathered(4 * 4 * kN), columns(4 * kRows * kColumns);
+  device_gather_rows(stream(), 4, kN, ids.as<int32_t>(), from.as<float>(), gathered.as<float>());
+  device_copy_columns(stream(), kRows, kColumns, from.as<float>() + kFirst, kN, columns.as<float>());
+  const auto got = down(gathered.as<float>(), 4 * kN), got_columns = down(columns.as<float>(), kRows * kColumns);
+  for (size_t i = 0; i < got.size(); ++i) ASSERT_EQ(got[i], a[size_t(rows[i / kN]) * kN + i % kN]);
+  for (size_t i = 0; i < got_columns.size(); ++i)
+    ASSERT_EQ(got_columns[i], a[i / kColumns * kN + kFirst + i % kColumns]);
+}
+
+/// The embedding's rows are the bits of decode, in every format.
+TEST_F(OpsCuda, EmbeddingsAreTheFormatsRows) {
+  constexpr int kRows = 6, kCols = 512;
+  for (const WeightFormat& format : weight_formats())
+    for (const float scale : {1.0f, 0.37f}) {
+      std::vector<std::byte> blocks(size_t(kRows * format.row_bytes(kCols)));
+      const auto values = normal_floats(3, kRows * kCols);
+      format.encode(values.data(), kRows * kCols, blocks.data());
+      const DeviceRows table = upload_rows(
+          stream(), {.format = &format, .n_out = kRows, .n_in = kCols, .rows = blocks.data(), .scale = scale});
+      const std::vector<int32_t> tokens = {2, 5, 2, 0};
+      const gpu::Buffer ids = up(tokens), x = up(std::vector<float>(4 * kCols + 1, 7.0f));
+      device_embed(stream(), 4, ids.as<int32_t>(), table, x.as<float>());
+      const auto got = down(x.as<float>(), 4 * kCols + 1);
+      std::vector<float> row(kCols);
+      for (size_t i = 0; i < tokens.size(); ++i) {
+        format.decode(blocks.data() + tokens[i] * format.row_bytes(kCols), kCols, row.data());
+        for (size_t d = 0; d < row.size(); ++d)
+          ASSERT_EQ(got[i * kCols + d], scale == 1 ? row[d] : row[d] * scale) << format.name << ", column " << d;
+      }
+      EXPECT_EQ(got.back(), 7.0f) << format.name << " wrote past its end";
+    }
 }
 
 TEST_F(OpsCuda, ScoresAreTheHostsStatistics) {
@@ -138,20 +147,15 @@ TEST_F(OpsCuda, ScoresAreTheHostsStatistics) {
           return std::span(rows).subspan(size_t(r * vocab), size_t(vocab));
         };
         const RowScore& score = scores[size_t(r)];
-        const lab::RowFacts facts = lab::row_facts(row(candidate)), base_facts = lab::row_facts(row(base));
-        ASSERT_EQ(score.finite, (facts.finite ? 1 : 0) | (has_base && base_facts.finite ? 2 : 0)) << vocab << " " << r;
-        if (!facts.finite || (has_base && !base_facts.finite)) continue;
-        if (!has_base) {
-          EXPECT_NEAR(score.nll, lab::nll(row(candidate), facts, targets[size_t(r)]), 1e-11);
-          continue;
-        }
-        const lab::TokenScore expected =
-            lab::score_token(row(base), base_facts, row(candidate), facts, targets[size_t(r)]);
+        const RowScore expected =
+            score_row(has_base ? row(base) : std::span<const float>(), row(candidate), targets[size_t(r)]);
+        ASSERT_EQ(score.finite, expected.finite) << vocab << " " << r;
+        if (score.finite != (has_base ? 3 : 1)) continue;
         EXPECT_NEAR(score.nll, expected.nll, 1e-11);
         EXPECT_NEAR(score.nll_base, expected.nll_base, 1e-11);
         EXPECT_NEAR(score.kld, expected.kld, 1e-11);
         EXPECT_NEAR(score.delta_p, expected.delta_p, 1e-11);
-        EXPECT_EQ(score.same_top != 0, expected.same_top) << vocab << " " << r;
+        EXPECT_EQ(score.same_top, expected.same_top) << vocab << " " << r;
       }
     }
   }

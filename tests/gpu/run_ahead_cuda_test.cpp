@@ -1,121 +1,129 @@
-// Recorded steps that feed themselves, and the host that reads along.
-#include "engine/graph_steps.h"
-#include "engine/token_stream.h"
+// Steps that feed themselves, and the host that reads along.
+#include "engine/run_ahead.h"
+
+#include "engine/engine.h"
 #include "gpu/device_data.h"
-#include "gpu/fake_step.h"
 #include "op/sample/sample_cuda.h"
 
 namespace ridge {
 namespace {
 
-constexpr int kVocab = kFakeVocab;
-int32_t after(int32_t token) { return (5 * token + 3) % kVocab; }
-
 class RunAheadCuda : public OnDevice {};
-
-TEST_F(RunAheadCuda, TokensComeInOrderFromThePublishedRing) {
-  constexpr int kSeq = 3;
-  for (const int depth : {1, 2, 4}) {
-    gpu::TokenRing ring(kSeq, 4);
-    std::vector<int32_t> expected = {1, 20, 50};
-    const gpu::Buffer tokens = up(expected);
-    const gpu::Graph graph(stream(), [&] {
-      fake_draw(stream(), kSeq, tokens.as<int32_t>());
-      ring.publish(stream(), tokens.as<int32_t>());
-    });
-    GraphSteps steps(stream(), graph, ring);
-    RunAhead loop(steps, kSeq, depth);
-    for (const int64_t n_steps : {30, 1, 7}) {  // wraps around the ring, and goes on
-      const auto result = loop.run(n_steps, [&](std::span<const int32_t> some) {
-        for (int32_t& token : expected) token = after(token);
-        EXPECT_EQ(std::vector(some.begin(), some.end()), expected);
-        return true;
-      });
-      EXPECT_EQ(result.n_taken, n_steps);
-      EXPECT_EQ(result.n_launched, n_steps);
-    }
-  }
-}
-
-TEST_F(RunAheadCuda, GreedyStepsWriteTheRingThemselves) {
-  constexpr int kSeq = 2;
-  gpu::TokenRing ring(kSeq, 3);
-  DeviceSampler sampler(kSeq, kVocab);
-  for (int s = 0; s < kSeq; ++s) sampler.set(stream(), s, {.temperature = 0});
-  const gpu::Buffer tokens = up(std::vector<int32_t>{4, 9});
-  const gpu::Buffer logits(4 * kSeq * kVocab);
-  const gpu::Graph graph(stream(), [&] {
-    fake_step(stream(), kSeq, tokens.as<int32_t>(), logits.as<float>());
-    sampler.sample(stream(), logits.as<float>(), tokens.as<int32_t>(), ring.view());
-  });
-  GraphSteps steps(stream(), graph, ring);
-  RunAhead loop(steps, kSeq, 3);
-  int32_t a = 4, b = 9;
-  loop.run(20, [&](std::span<const int32_t> some) {
-    a = after(a), b = after(b);
-    EXPECT_TRUE(some[0] == a && some[1] == b);
-    return true;
-  });
-  gpu::TokenRing other(kSeq + 1, 3);
-  EXPECT_THROW(sampler.sample(stream(), logits.as<float>(), tokens.as<int32_t>(), other.view()), Error);
-}
-
-TEST_F(RunAheadCuda, TextStopsAndSurplusStepsAreForgotten) {
-  // From 1 on: 8, 43, 24, 26, 36, 86, 45 ...; a piece is the id in brackets.
-  const auto generate = [&](GenerateOptions options, int32_t end) {
-    gpu::TokenRing ring(1, 4);
-    const gpu::Buffer token = up(std::vector<int32_t>{1});
-    const gpu::Graph graph(stream(), [&] {
-      fake_draw(stream(), 1, token.as<int32_t>());
-      ring.publish(stream(), token.as<int32_t>());
-    });
-    GraphSteps steps(stream(), graph, ring);
-    GenerateResult result;
-    const TokenStream::OnText on_text = [](std::string_view) { return true; };
-    TokenStream text(
-        {.piece = [](int32_t id) { return fmt::format("[{}]", id); }, .is_end = [=](int32_t id) { return id == end; }},
-        options, on_text, result);
-    RunAhead loop(steps, 1, 4);
-    const auto run = loop.run(1000, [&](std::span<const int32_t> some) { return text.push(some[0]); });
-    text.finish();
-    EXPECT_EQ(run.n_taken, int64_t(result.tokens.size()));
-    EXPECT_EQ(run.n_launched, run.n_taken + 3);
-    return result;
-  };
-  const GenerateResult ended = generate({}, 36);
-  EXPECT_EQ(ended.reason, StopReason::end_token);
-  EXPECT_EQ(ended.text, "[8][43][24][26]");
-  const GenerateResult stopped = generate({.stop = {"6][3"}}, -1);
-  EXPECT_EQ(stopped.reason, StopReason::stop_string);
-  EXPECT_EQ(stopped.text, "[8][43][24][2");
-  const GenerateResult full = generate({.max_tokens = 2}, -1);
-  EXPECT_EQ(full.reason, StopReason::max_tokens);
-  EXPECT_EQ(full.text, "[8][43]");
-}
 
 TEST_F(RunAheadCuda, TheRingSaysWhatItHas) {
   gpu::TokenRing ring(1, 2);
-  const gpu::Buffer token = up(std::vector<int32_t>{1});
   std::vector<int32_t> read(1);
   EXPECT_FALSE(ring.read(0, read));
-  for (int step = 0; step < 3; ++step) {
-    fake_draw(stream(), 1, token.as<int32_t>());
-    ring.publish(stream(), token.as<int32_t>());
-  }
-  stream().synchronize();
+  const auto publish = [&](int32_t token) {
+    const gpu::Buffer on_device = up(std::vector<int32_t>{token});
+    ring.publish(stream(), on_device.as<int32_t>());
+    stream().synchronize();
+  };
+  for (const int32_t token : {8, 43, 24}) publish(token);
   EXPECT_THROW(ring.read(0, read), Error) << "overwritten";
   EXPECT_TRUE(ring.read(1, read));
-  EXPECT_EQ(read[0], after(after(1)));
+  EXPECT_EQ(read[0], 43);
   EXPECT_TRUE(ring.read(2, read));
   EXPECT_FALSE(ring.read(3, read));
   ring.reset(stream());
   EXPECT_FALSE(ring.read(0, read));
-  ring.publish(stream(), token.as<int32_t>());
-  stream().synchronize();
+  publish(26);
   EXPECT_TRUE(ring.read(0, read));
-  EXPECT_EQ(read[0], after(after(after(1))));
+  EXPECT_EQ(read[0], 26);
   EXPECT_THROW(ring.read(0, std::span<int32_t>()), Error);
   EXPECT_THROW(gpu::TokenRing(0, 2), Error);
+}
+
+TEST_F(RunAheadCuda, GreedyStepsWriteTheRingThemselves) {
+  constexpr int kSeq = 2, kVocab = 97, kSteps = 5;
+  gpu::TokenRing ring(kSeq, 3);
+  DeviceSampler sampler(kSeq, kVocab);
+  for (int s = 0; s < kSeq; ++s) sampler.set(stream(), s, {.temperature = 0});
+  const gpu::Buffer tokens(4 * kSeq);
+  std::vector<int32_t> read(kSeq);
+  for (int step = 0; step < kSteps; ++step) {
+    std::vector<float> rows(kSeq * kVocab);
+    const int32_t a = 7 * step + 3, b = 96 - step;
+    rows[size_t(a)] = rows[size_t(kVocab + b)] = 1;
+    const gpu::Buffer logits = up(rows);
+    sampler.sample(stream(), logits.as<float>(), tokens.as<int32_t>(), ring.view());
+    stream().synchronize();
+    ASSERT_TRUE(ring.read(step, read));
+    EXPECT_EQ(read, (std::vector{a, b}));
+    EXPECT_EQ(down(tokens.as<int32_t>(), kSeq), read);
+  }
+  gpu::TokenRing other(kSeq + 1, 3);
+  EXPECT_THROW(sampler.sample(stream(), nullptr, tokens.as<int32_t>(), other.view()), Error);
+}
+
+/// Several sequences of different lengths draw by themselves, whatever the host is behind: the tokens of greedy steps
+/// fed by the host, and a cache that goes back exactly.
+TEST_F(RunAheadCuda, DrawsWhatStepsFedByTheHostDraw) {
+  Engine engine("synth:tiny@layers=1@weights=f32", {.device = "cuda"});
+  const std::vector<KvLayerConfig> layers =
+      layer_configs({.n_ctx = 128, .k = {.format = "f16"}, .v = {.format = "f16"}}, engine.plan());
+  const std::vector<int> lengths = {3, 1, 20};
+  const int n = int(lengths.size()), n_steps = 20;  // wraps around the ring
+  for (const int depth : {1, 4}) {
+    const auto pool = engine.open_pool(layers, 8, n);
+    const auto outputs = engine.backend().make_outputs();
+    std::vector<SeqTokens> seqs, one;
+    std::vector<SeqId> ids;
+    std::vector<int32_t> prompt;
+    for (const int length : lengths) {
+      ids.push_back(pool->open().or_throw());
+      seqs.push_back({ids.back(), length});
+      one.push_back({ids.back(), 1});
+      for (int i = 0; i < length; ++i) prompt.push_back(5 * i + length);
+    }
+    const auto run = [&](std::span<const int32_t> tokens, std::span<const SeqTokens> of) {
+      for (const SeqTokens& s : of) pool->reserve(s.seq, s.n_tokens).or_throw();
+      engine.backend().run({.tokens = tokens, .seqs = of}, *pool, *outputs);
+    };
+    const auto greedy = [&] {
+      const View2<const float> logits = outputs->logits();
+      std::vector<int32_t> tokens;
+      for (int64_t r = 0; r < logits.rows; ++r) {
+        const float* const row = logits.row(r).data();
+        tokens.push_back(int32_t(std::max_element(row, row + logits.cols) - row));
+      }
+      return tokens;
+    };
+    // Fed by the host first; then back to the prompt.
+    run(prompt, seqs);
+    std::vector<std::vector<int32_t>> expected{greedy()};
+    for (int step = 1; step < n_steps; ++step) {
+      run(expected.back(), one);
+      expected.push_back(greedy());
+    }
+    for (size_t s = 0; s < ids.size(); ++s) {
+      pool->reset(ids[s]);
+      ASSERT_EQ(pool->length(ids[s]), 0);
+    }
+    run(prompt, seqs);
+    const std::vector<SamplerOptions> samplers(size_t(n), SamplerOptions{.temperature = 0});
+    const std::vector<std::vector<int32_t>> recent(static_cast<size_t>(n));
+    {
+      const auto drawing = engine.backend().start_drawing(ids, *pool, *outputs, samplers, recent);
+      RunAhead loop(*drawing, n, depth);
+      std::vector<std::vector<int32_t>> drawn;
+      const auto result = loop.run(1000, [&](std::span<const int32_t> tokens) {
+        drawn.emplace_back(tokens.begin(), tokens.end());
+        return ssize(drawn) < n_steps;
+      });
+      EXPECT_EQ(drawn, expected) << depth << " steps ahead";
+      EXPECT_EQ(result.n_taken, n_steps);
+      EXPECT_EQ(result.n_launched, n_steps + depth - 1);
+    }
+    // The surplus is forgotten: the next step is the one that the host would have fed.
+    for (size_t s = 0; s < ids.size(); ++s)
+      ASSERT_TRUE(pool->trim(ids[s], lengths[s] + n_steps - 1, TrimMode::exact).or_throw().exact);
+    run(expected.back(), one);
+    const auto after = greedy();
+    for (size_t s = 0; s < ids.size(); ++s) pool->trim(ids[s], lengths[s], TrimMode::exact).or_throw();
+    for (const auto& tokens : expected) run(tokens, one);
+    EXPECT_EQ(greedy(), after);
+  }
 }
 
 }  // namespace

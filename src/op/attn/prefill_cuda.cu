@@ -12,8 +12,8 @@ using tiles::quad_sum;
 
 constexpr float kLog2E = 1.44269504f;
 
-/// How the work is cut. A warp has kFragments x 16 queries: every fragment of K and V it loads meets kFragments products,
-/// and shared memory could not feed the tensor cores with one.
+/// How the work is cut. A warp has kFragments x 16 queries: every fragment of K and V it loads meets kFragments
+/// products, and shared memory could not feed the tensor cores with one.
 template <int kDim_>
 struct Cut {
   static constexpr int kDim = kDim_, kWarps = 4, kThreads = 32 * kWarps;
@@ -23,8 +23,8 @@ struct Cut {
   static constexpr int kWarpQueries = 16 * kFragments, kQueries = kWarpQueries * kWarps;
   static constexpr int kBlocks = 2;  // on a multiprocessor
 
-  static constexpr int kTileBytes = kTilePositions * 2 * kDim;         // of halves
-  static constexpr int kStageBytes = 2 * kTiles * kTileBytes;          // K and V
+  static constexpr int kTileBytes = kTilePositions * 2 * kDim;  // of halves
+  static constexpr int kStageBytes = 2 * kTiles * kTileBytes;   // K and V
   static constexpr int kQueryBytes = kQueries * 2 * kDim;
   static constexpr int kOutBytes = kQueries * kDim * 4;
   /// Two stages: of halves that come as they are, the one that is used and the next; else tiles that were turned to
@@ -47,15 +47,20 @@ struct Unit {
 /// for none.
 struct Reach {
   int coded_min = 0, coded_max = 0;
+  bool has_exact = false;  // rows beside the sinks
 
-  __device__ Reach(const KvRetention& r, int first_n, int last_n)
-      : coded_min(coded_tiles(r, first_n)), coded_max(coded_tiles(r, last_n)) {}
+  __device__ Reach(const KvTiles& t, int first_n, int last_n)
+      : coded_min(coded_tiles(t.retention, first_n)),
+        coded_max(coded_tiles(t.retention, last_n)),
+        has_exact(t.ring_tiles > 0) {}
   /// Tiles that a query which sees n positions sees coded.
   __device__ static int coded_tiles(const KvRetention& r, int n) {
     return (r.coded_end(n) + kTilePositions - 1) / kTilePositions;
   }
   /// Whether some query sees the tile so.
-  __device__ bool reads(int tile, bool coded) const { return coded ? tile < coded_max : tile >= coded_min; }
+  __device__ bool reads(int tile, bool coded) const {
+    return coded ? tile < coded_max : has_exact && tile >= coded_min;
+  }
   /// Whether every query does.
   __device__ bool all_read(int tile, bool coded) const { return coded ? tile < coded_min : tile >= coded_max; }
 };
@@ -68,8 +73,8 @@ struct Units {
   bool alike = false;                     // K and V are coded at the same positions
 
   __device__ Units(const DeviceAttention& a, int first_n, int last_n)
-      : k(a.k.retention, first_n, last_n),
-        v(a.v.retention, first_n, last_n),
+      : k(a.k, first_n, last_n),
+        v(a.v, first_n, last_n),
         n_tiles((last_n + kTilePositions - 1) / kTilePositions),
         n_sinks(min(last_n, max(a.k.n_sinks, a.v.n_sinks))),
         k_sinks(a.k.n_sinks > 0),
@@ -139,16 +144,16 @@ struct Queries {
   __device__ int token(int i) const { return at(i) / group; }
 };
 
-/// Lane 4 r + c has queries 16 t + r + 8 h of the warp: state [t][h], scores [t][key / 8][2 h + p] of keys 8 .. + 2c + p,
-/// outputs [t][channel / 8][2 h + p] likewise.
+/// Lane 4 r + c has queries 16 t + r + 8 h of the warp: state [t][h], scores [t][key / 8][2 h + p] of keys 8 .. + 2c +
+/// p, outputs [t][channel / 8][2 h + p] likewise.
 template <class C>
 struct WarpState {
   float top[C::kFragments][2], total[C::kFragments][2];
   float out[C::kFragments][C::kDim / 8][4];
 };
 
-/// The warp's queries, times `factor`, as A operands of this lane: [t][step of 16 channels][lane][16 bytes]. Step 2 q + h
-/// has channels 32 q + 8 c + 4 h .. + 3 of the lane's column c, as tiles have them.
+/// The warp's queries, times `factor`, as A operands of this lane: [t][step of 16 channels][lane][16 bytes]. Step 2 q +
+/// h has channels 32 q + 8 c + 4 h .. + 3 of the lane's column c, as tiles have them.
 template <class C>
 __device__ void put_queries(std::byte* to, const DeviceAttention& a, const StepRow* span, int first_head,
                             const Queries& queries, float factor, int lane) {
@@ -195,7 +200,8 @@ __device__ __forceinline__ void scores_of(const std::byte* queries, const std::b
 #pragma unroll
     for (int h = 0; h < 2; ++h)
 #pragma unroll
-      for (int t = 0; t < C::kFragments; ++t) load_words(queries + ((t * kSteps + 2 * q + h) * 32 + lane) * 16, a[h][t]);
+      for (int t = 0; t < C::kFragments; ++t)
+        load_words(queries + ((t * kSteps + 2 * q + h) * 32 + lane) * 16, a[h][t]);
 #pragma unroll
     for (int n = 0; n < C::kKeys / 8; ++n) {
       uint32_t b[4];
@@ -277,8 +283,7 @@ __device__ __forceinline__ void take_step(float (&scores)[C::kFragments][C::kKey
 #pragma unroll
       for (int j = 0; j < 2; ++j)
 #pragma unroll
-        for (int t = 0; t < C::kFragments; ++t)
-          gpu::mma_f16(state.out[t][e], weights[j][t], b[2 * j], b[2 * j + 1]);
+        for (int t = 0; t < C::kFragments; ++t) gpu::mma_f16(state.out[t][e], weights[j][t], b[2 * j], b[2 * j + 1]);
     }
   }
 }
@@ -341,15 +346,15 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
 
   // A step's units. Past the last unit its tiles come once more, unseen: what nobody sees must be numbers, too.
   Unit step[C::kTiles], next[C::kTiles];
-  const auto shown = [&](const Unit (&of)[C::kTiles], int i) { return units.ended(of[i]) ? of[0] : of[i]; };
-  const auto take_units = [&](Unit u, Unit (&to)[C::kTiles]) {
+  const auto shown = [&](const Unit(&of)[C::kTiles], int i) { return units.ended(of[i]) ? of[0] : of[i]; };
+  const auto take_units = [&](Unit u, Unit(&to)[C::kTiles]) {
 #pragma unroll
     for (int i = 0; i < C::kTiles; ++i) {
       to[i] = u;
       if (!units.ended(u)) u = units.next(u);
     }
   };
-  const auto start = [&](const Unit (&of)[C::kTiles], std::byte* to) {
+  const auto start = [&](const Unit(&of)[C::kTiles], std::byte* to) {
 #pragma unroll
     for (int i = 0; i < C::kTiles; ++i) {
       const Unit u = shown(of, i);
@@ -391,7 +396,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
         const Unit u = shown(step, at % C::kTiles);
         const std::byte* const raw = stages + C::kStageBytes + at * C::kTileBytes;
         std::byte* const halves = stages + at * C::kTileBytes;
-        if (at < C::kTiles) prefill::quad_to_halves<C::kDim, true>(k.kind(u.sinks(), u.k_coded()), raw, quad, lane, halves);
+        if (at < C::kTiles)
+          prefill::quad_to_halves<C::kDim, true>(k.kind(u.sinks(), u.k_coded()), raw, quad, lane, halves);
         else prefill::quad_to_halves<C::kDim, false>(v.kind(u.sinks(), u.v_coded()), raw, quad, lane, halves);
       }
       __syncthreads();

@@ -552,7 +552,7 @@ void append_tiles(gpu::StreamHandle stream, const DeviceAppend& a) {
         .turns = role != kValue && a.n_pairs > 0,
         .norm = norm,
         .rotation = t.rotation,
-        .centre = t.centre,
+        .centre = role == kQuery ? nullptr : t.centre,
         .calibration = t.retention.calibration,
         .n_sinks = t.n_sinks,
         .has_window = t.ring_tiles > 0,

@@ -1,5 +1,5 @@
-// Rows of a cache on the device, one thread a row: in the ring, among the sinks and coded, in the order of tensor cores or
-// as their format defines them. For the kernels that must leave the host's bits (*_exact.cu: compiled without fused
+// Rows of a cache on the device, one thread a row: in the ring, among the sinks and coded, in the order of tensor cores
+// or as their format defines them. For the kernels that must leave the host's bits (*_exact.cu: compiled without fused
 // multiply-add).
 #pragma once
 
@@ -119,18 +119,19 @@ __device__ inline void write_exact_row(const KvTiles& t, const StepRow& of, int 
   const ExactTile to = exact_tile(t, of, head, position);
   const TileShape shape(to.kind, t.head_dim);
   float inverse = 0;
+  int ignored = 0;
   if (to.kind == TileKind::int8_row) {  // as encode_int8 with rule absmax
     float top = 0;
-    for (int d = 0; d < t.head_dim; ++d) top = fmaxf(top, fabsf(row[d]));
+    for (int d = 0; d < t.head_dim; ++d) top = fmaxf(top, fabsf(saturate_f16(row[d], ignored)));
     const float scale = top / 127.0f;
     inverse = scale > 1e-38f ? 1.0f / scale : 0.0f;
     tile_rows::store16(to.tile + shape.scale_at(0, to.position), f32_to_f16(scale));
   }
-  int ignored = 0;
   for (int d = 0; d < t.head_dim; ++d) {
     std::byte* code = to.tile + code_at(shape, tile_place(t.is_k, to.position, d));
-    if (to.kind == TileKind::f16) tile_rows::store16(code, f32_to_f16(saturate_f16(row[d], ignored)));
-    else *code = std::byte(int8_t(fminf(fmaxf(roundf(row[d] * inverse), -127.0f), 127.0f)));
+    const float x = saturate_f16(row[d], ignored);
+    if (to.kind == TileKind::f16) tile_rows::store16(code, f32_to_f16(x));
+    else *code = std::byte(int8_t(fminf(fmaxf(roundf(x * inverse), -127.0f), 127.0f)));
   }
 }
 

@@ -21,31 +21,6 @@ __global__ void rms_norm_kernel(int64_t n, const float* x, const float* weight, 
   for (int64_t i = threadIdx.x; i < n; i += kThreads) y[i] = float(x[i] * factor * weight[i]);
 }
 
-/// Angles in double: at position 128k a float angle would be off by up to 0.008 rad.
-__global__ void rope_tables_kernel(int first, int n_tokens, int n_pairs, const double* frequency, float magnitude,
-                                   float* cosines, float* sines) {
-  const int64_t i = element();
-  if (i >= int64_t(n_tokens) * n_pairs) return;
-  const double angle = double(first + i / n_pairs) * frequency[i % n_pairs];
-  cosines[i] = float(cos(angle)) * magnitude;
-  sines[i] = float(sin(angle)) * magnitude;
-}
-
-__global__ void rope_kernel(int64_t total, int n_tokens, int n_heads, int head_dim, int n_pairs, bool halves,
-                            const float* cosines, const float* sines, float* x) {
-  const int64_t i = element();
-  if (i >= total) return;
-  const int pair = int(i % n_pairs);
-  const int64_t head = i / n_pairs, token = head / n_heads % n_tokens;  // head counts over all rows
-  float* row = x + head * head_dim;
-  float& a = row[halves ? pair : 2 * pair];
-  float& b = row[halves ? pair + n_pairs : 2 * pair + 1];
-  const float c = cosines[token * n_pairs + pair], s = sines[token * n_pairs + pair];
-  const float turned = a * c - b * s;
-  b = a * s + b * c;
-  a = turned;
-}
-
 __global__ void swiglu_kernel(int64_t n, float* gate, const float* up) {
   const int64_t i = element();
   if (i < n) gate[i] = float(gate[i] / (1.0 + exp(-double(gate[i]))) * up[i]);
@@ -83,19 +58,6 @@ __global__ void copy_columns_kernel(int64_t total, int64_t n, const float* x, in
 void device_rms_norm(gpu::StreamHandle stream, int64_t n_rows, int64_t n, const float* x, const float* weight,
                      float eps, float* y) {
   gpu::launch("rms_norm", rms_norm_kernel, {unsigned(n_rows), kThreads, 0, stream}, n, x, weight, eps, y);
-}
-
-void device_rope_tables(gpu::StreamHandle stream, int first, int n_tokens, int n_pairs, const double* frequency,
-                        float magnitude, float* cosines, float* sines) {
-  gpu::launch("rope_tables", rope_tables_kernel, {blocks(int64_t(n_tokens) * n_pairs), kThreads, 0, stream}, first,
-              n_tokens, n_pairs, frequency, magnitude, cosines, sines);
-}
-
-void device_apply_rope(gpu::StreamHandle stream, int n_seq, int n_tokens, int n_heads, int head_dim, int n_pairs,
-                       bool halves, const float* cosines, const float* sines, float* x) {
-  const int64_t total = int64_t(n_seq) * n_tokens * n_heads * n_pairs;
-  gpu::launch("rope", rope_kernel, {blocks(total), kThreads, 0, stream}, total, n_tokens, n_heads, head_dim, n_pairs,
-              halves, cosines, sines, x);
 }
 
 void device_swiglu(gpu::StreamHandle stream, int64_t n, float* gate, const float* up) {

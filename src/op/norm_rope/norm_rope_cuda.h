@@ -11,15 +11,6 @@ namespace ridge {
 void device_rms_norm(gpu::StreamHandle stream, int64_t n_rows, int64_t n, const float* x, const float* weight,
                      float eps, float* y);
 
-/// Cosines and sines of positions first .. first + n_tokens - 1, [n_tokens, n_pairs] each, times `magnitude`.
-void device_rope_tables(gpu::StreamHandle stream, int first, int n_tokens, int n_pairs, const double* frequency,
-                        float magnitude, float* cosines, float* sines);
-
-/// Rotates every head of x [n_seq, n_tokens, n_heads, head_dim]; token t of each sequence uses row t of the tables.
-/// Pair i is elements (2i, 2i + 1), or (i, i + n_pairs) when `halves`.
-void device_apply_rope(gpu::StreamHandle stream, int n_seq, int n_tokens, int n_heads, int head_dim, int n_pairs,
-                       bool halves, const float* cosines, const float* sines, float* x);
-
 /// gate = silu(gate) * up over n values
 void device_swiglu(gpu::StreamHandle stream, int64_t n, float* gate, const float* up);
 

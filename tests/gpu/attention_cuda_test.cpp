@@ -1,0 +1,611 @@
+// Attention on a device against softmax in double over the values that its tiles stand for.
+//
+// Tiles are filled with random codes: what is coded, exact or a sink at one position differs everywhere, so that a row
+// taken from the wrong place shows.
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "base/f16.h"
+#include "format/kv_rotor.h"
+#include "gpu/device_data.h"
+#include "op/attn/attn_cuda.h"
+#include "op/cache/append_cuda.h"
+#include "op/cache/rotation.h"
+
+namespace ridge {
+namespace {
+
+constexpr double kHalf = 0x1p-11;   // how far rounding to f16 moves a value, relative to it
+constexpr double kFloor = 0x1p-25;  // and at least, where f16 has no exponent left
+
+enum class Kernel { tiles, prefill, rows };
+
+/// What a code and its scale stand for: decode attention has integers for the levels of rotor formats, prefill halves.
+double value_of(TileKind kind, uint32_t code, double scale, Kernel kernel) {
+  const auto level = [&](double of_tiles, float exact) {
+    return (kernel == Kernel::tiles ? of_tiles : f16_to_f32(f32_to_f16(exact))) * scale;
+  };
+  switch (kind) {
+    case TileKind::rows: break;
+    case TileKind::f16: return f16_to_f32(uint16_t(code));
+    case TileKind::bf16: return bf16_to_f32(uint16_t(code));
+    case TileKind::int8_blocks:
+    case TileKind::int8_row: return int8_t(code) * scale;
+    case TileKind::q4: return (int(code) - 8) * scale;
+    case TileKind::rotor4: return level(tile_level4(int(code)), LloydMax<4>::kLevels[code]);
+    case TileKind::rotor3: return level(tile_level3(int(code)), LloydMax<3>::kLevels[code]);
+  }
+  return 0;
+}
+
+uint32_t random_code(TileKind kind, int bits, Rng& rng) {
+  if (kind == TileKind::f16) return f32_to_f16(float(rng.normal()));
+  if (kind == TileKind::bf16) return f32_to_bf16(float(rng.normal()));
+  const uint32_t code = uint32_t(rng.next() >> 40) & ((1u << bits) - 1);
+  return bits == 8 && code == 128 ? 0 : code;
+}
+
+/// Tiles of one part of a side (pages, ring or sinks), and what they hold: values [n_tiles, 32, dim].
+struct Region {
+  TileKind kind = TileKind::rows;
+  int dim = 0;
+  std::vector<std::byte> bytes;
+  std::vector<double> values;
+  std::vector<float> scales;  ///< [n_tiles, 32, dim] of the value's block; 0 where there is none
+  gpu::Buffer on_device;
+
+  const double* row(int64_t tile, int p) const { return &values[size_t((tile * kTilePositions + p) * dim)]; }
+  const float* scale(int64_t tile, int p) const { return &scales[size_t((tile * kTilePositions + p) * dim)]; }
+
+  void fill_tiles(Rng& rng, bool is_k, int64_t n_tiles, Kernel kernel) {
+    const TileShape shape(kind, dim);
+    resize(n_tiles, shape.bytes);
+    for (int64_t i = 0; i < n_tiles; ++i) {
+      std::byte* const tile = bytes.data() + i * shape.bytes;
+      const auto load = [&](int at) {
+        uint32_t word;
+        std::memcpy(&word, tile + at, 4);
+        return word;
+      };
+      const auto store = [&](int at, uint32_t word) { std::memcpy(tile + at, &word, 4); };
+      for (int p = 0; p < kTilePositions; ++p) {
+        // Rows of very different sizes: what is wrong with one place shows. q4's scales may be negative.
+        const double unit = shape.bits == 8 ? 1 / 60. : kind == TileKind::q4 ? (rng.next() >> 63 ? -0.25 : 0.25) : 1;
+        const double size = std::exp(rng.normal()) * unit;
+        for (int d = 0; d < dim; ++d) {
+          const int block = shape.scale_blocks > 1 ? d / 32 : 0;
+          const uint16_t half = f32_to_f16(float(size * (1 + 0.1 * block)));
+          if (shape.scale_blocks > 0) std::memcpy(tile + shape.scale_at(block, p), &half, 2);
+          const uint32_t code = random_code(kind, shape.bits, rng);
+          set_tile_code(kind, shape, tile_place(is_k, p, d), code, load, store);
+          const auto at = size_t((i * kTilePositions + p) * dim + d);
+          if (shape.scale_blocks > 0) scales[at] = f16_to_f32(half);
+          values[at] = value_of(kind, code, f16_to_f32(half), kernel);
+        }
+      }
+    }
+  }
+  /// Tiles of n_rows rows; tile i is of kv head i / of_head % head_scale.size().
+  void fill_rows(Rng& rng, const KvFormat& format, int64_t n_tiles, int n_rows, int of_head,
+                 std::span<const float> head_scale) {
+    const int64_t row_bytes = format.row_bytes(dim);
+    resize(n_tiles, n_rows * row_bytes);
+    std::vector<float> row(static_cast<size_t>(dim));
+    for (int64_t i = 0; i < n_tiles; ++i)
+      for (int p = 0; p < n_rows; ++p) {
+        const double size = std::exp(0.5 * rng.normal());
+        for (float& x : row) x = float(size * rng.normal());
+        std::byte* const to = bytes.data() + (i * n_rows + p) * row_bytes;
+        const KvCoding coding{.scale = format.policy.scale,
+                              .fixed = head_scale[size_t(i / of_head) % head_scale.size()]};
+        format.encode(row.data(), dim, coding, to);
+        format.decode(to, dim, coding, row.data());
+        std::copy(row.begin(), row.end(), values.begin() + (i * kTilePositions + p) * dim);
+      }
+  }
+
+ private:
+  void resize(int64_t n_tiles, int64_t tile_bytes) {
+    bytes.resize(size_t(n_tiles * tile_bytes + 64));  // decoders may read a little more
+    values.resize(size_t(n_tiles * kTilePositions * dim));
+    scales.resize(values.size());
+  }
+};
+
+struct Sequence {
+  int n_past = 0, n_new = 1;
+};
+
+struct Case {
+  KvSideConfig k, v;
+  int dim = 128, n_kv_heads = 2, group = 2;
+  std::vector<Sequence> sequences = {{69, 1}};
+  int padding = 0;     ///< rows of no sequence behind the others
+  bool alone = false;  ///< every row in a block of its own, as recorded steps have it
+  int slots = 0;       ///< at least: cases with as many have the same caches
+  TileAttnPlan plan = {.blocks = 3};
+};
+
+KvSideConfig side(const char* name, KvPolicy policy = {}) {
+  KvSideConfig config{find_kv_format(name).or_throw(), policy};
+  if (policy.scale == KvScale::none) config.policy.scale = config.format->policy.scale;
+  return config;
+}
+
+/// One side of a layer: its tiles on the device and what they hold.
+struct Side {
+  KvTiles tiles;
+  Region coded, ring, sinks;
+  std::vector<float> centre, head_scale;
+  gpu::Buffer on_device[3];  // centre, head_scale, rotation's table
+  std::unique_ptr<RowRotation> rotation;
+
+  Side(const gpu::Stream& stream, const Case& c, bool is_k, Kernel kernel, int n_pages, int n_slots) {
+    const KvLayerConfig layer{c.k, c.v, c.n_kv_heads, c.dim};
+    const KvLayout layout(layer, is_k, kernel != Kernel::rows);
+    tiles = layout.tiles;
+    Rng rng(is_k ? 1 : 2);
+    head_scale = normal_floats(rng.next(), tiles.n_kv_heads);
+    for (float& scale : head_scale) scale = 1 + 0.3f * std::abs(scale);
+    const KvFormat& f16 = *find_kv_format("f16").or_throw();
+    const auto fill = [&](Region& region, TileKind kind, const KvFormat& format, int64_t n_heads, int of_head,
+                          int rows) {
+      region.kind = kind;
+      region.dim = c.dim;
+      if (kind == TileKind::rows) region.fill_rows(rng, format, n_heads * of_head, rows, of_head, head_scale);
+      else region.fill_tiles(rng, is_k, n_heads * of_head, kernel);
+      region.on_device = gpu::to_device(stream, std::span<const std::byte>(region.bytes));
+      return region.on_device.as<std::byte>();
+    };
+    const int64_t heads = tiles.n_kv_heads;
+    tiles.pages = fill(coded, tiles.kind, *layout.config.format, n_pages * heads, kPageTiles, kTilePositions);
+    if (tiles.ring_tiles > 0)
+      tiles.ring =
+          fill(ring, tiles.recent_kind, layout.config.recent(), n_slots * heads, tiles.ring_tiles, kTilePositions);
+    if (tiles.n_sinks > 0)
+      tiles.sinks =
+          fill(sinks, kernel == Kernel::rows ? TileKind::rows : TileKind::f16, f16, n_slots * heads, 1, tiles.n_sinks);
+    if (layout.config.policy.centre) {
+      centre = normal_floats(rng.next(), n_slots * heads * c.dim);
+      on_device[0] = gpu::to_device(stream, std::span<const float>(centre));
+      tiles.centre = on_device[0].as<float>();
+    }
+    if (layout.config.format->head_scale) {
+      std::vector<float> of_slots;
+      for (int slot = 0; slot < n_slots; ++slot) of_slots.insert(of_slots.end(), head_scale.begin(), head_scale.end());
+      on_device[1] = gpu::to_device(stream, std::span<const float>(of_slots));
+      tiles.head_scale = on_device[1].as<float>();
+    }
+    rotation = std::make_unique<RowRotation>(layout.config.policy.rotation, 1, c.dim);
+    on_device[2] = gpu::to_device(stream, rotation->table());
+    tiles.rotation = rotation->view();
+    tiles.rotation.table = on_device[2].as<float>();
+    stream.synchronize();
+  }
+
+  struct At {
+    const Region* region;
+    int64_t tile;
+    int p;
+  };
+  /// The row of a position as a query that sees n positions reads it.
+  At at(const StepRow& of, const int32_t* pages, int head, int position, int n) const {
+    const int tile = position / kTilePositions, p = position % kTilePositions;
+    if (position < tiles.n_sinks) return {&sinks, int64_t(of.slot) * tiles.n_kv_heads + head, position};
+    if (position >= tiles.retention.coded_end(n))
+      return {&ring, (int64_t(of.ring) * tiles.n_kv_heads + head) * tiles.ring_tiles + tile % tiles.ring_tiles, p};
+    return {&coded, (int64_t(pages[tile / kPageTiles]) * tiles.n_kv_heads + head) * kPageTiles + tile % kPageTiles, p};
+  }
+};
+
+/// Attention of one query in double, and how far a kernel may be from it, element by element (derived in attn_cuda.h's
+/// terms).
+struct Oracle {
+  std::vector<double> out, bound;
+
+  Oracle(Kernel kernel, const float* q, double scale, const Side& k, const Side& v, const StepRow& of,
+         const int32_t* pages, int head, int dim)
+      : out(size_t(dim)), bound(size_t(dim)) {
+    const int n = of.position + 1;
+    const auto count = static_cast<size_t>(n);
+    double q_top = 0, q_sum = 0, top = -1e300, least = 1e300, total = 0, most_off = 0;
+    for (int d = 0; d < dim; ++d) q_top = std::max(q_top, double(std::abs(q[d]))), q_sum += std::abs(q[d]);
+    std::vector<double> weight(count), off(count);
+    std::vector<Side::At> values(count);
+    for (int p = 0; p < n; ++p) {
+      const Side::At at = k.at(of, pages, head, p, n);
+      values[size_t(p)] = v.at(of, pages, head, p, n);
+      const double* row = at.region->row(at.tile, at.p);
+      double dot = 0, size = 0, k_size = 0;
+      for (int d = 0; d < dim; ++d) dot += q[d] * row[d], size += std::abs(q[d] * row[d]), k_size += std::abs(row[d]);
+      weight[size_t(p)] = dot * scale;
+      // Sums of dim products in floats; half a step of 15 bits of the query in every channel, or two roundings to f16.
+      double error = size * (dim + 8) * 0x1p-23;
+      if (kernel == Kernel::tiles) error += k_size * q_top * 0x1p-15 * 1.01;
+      if (kernel == Kernel::prefill) error += size * 2.01 * kHalf + kFloor * q_sum;
+      off[size_t(p)] = scale * error + (kernel == Kernel::prefill ? kFloor * k_size : 0);
+      top = std::max(top, weight[size_t(p)]);
+      least = std::min(least, weight[size_t(p)]);
+      most_off = std::max(most_off, off[size_t(p)]);
+    }
+    for (double& w : weight) total += w = std::exp(w - top);
+    // Differences of scores are rounded, exp is approximated, once a position and once each time a top rises; sums.
+    const int n_units = (n + kTilePositions - 1) / kTilePositions + 1;
+    const double floats = 2 * (std::min(top - least, 87.0) * 0x1p-22 + (n_units + 32) * 0x1p-21);
+    // The weights of V are integers of 14 bits under the largest of one or two tiles, each with its scale.
+    std::vector<double> tops(size_t(n_units) * size_t(dim / 32 + 1));
+    const auto top_of = [&](int tile, int block) -> double& { return tops[size_t(tile * (dim / 32 + 1) + block)]; };
+    for (int p = 0; p < n; ++p)
+      for (int d = 0; d < dim; d += 32) {
+        double& here = top_of(p / kTilePositions, d / 32);
+        here = std::max(here,
+                        weight[size_t(p)] / total *
+                            std::abs(values[size_t(p)].region->scale(values[size_t(p)].tile, values[size_t(p)].p)[d]));
+      }
+    for (int d = 0; d < dim; ++d)
+      for (int p = 0; p < n; ++p) out[size_t(d)] += weight[size_t(p)] / total * value(values[size_t(p)], d);
+    for (int d = 0; d < dim; ++d) {
+      double far = 0, size = 0, coarse = 0;
+      for (int p = 0; p < n; ++p) {
+        const double x = value(values[size_t(p)], d), w = weight[size_t(p)] / total;
+        far += w * std::expm1(off[size_t(p)]) * std::abs(x - out[size_t(d)]);
+        size += w * std::abs(x);
+        const double x_scale =
+            std::abs(values[size_t(p)].region->scale(values[size_t(p)].tile, values[size_t(p)].p)[d]);
+        if (kernel == Kernel::prefill) {
+          coarse += w * std::abs(x) * 2.01 * kHalf + kFloor * (std::abs(x) / total + w);
+        } else if (kernel == Kernel::tiles && x_scale > 0) {
+          const int tile = p / kTilePositions;
+          double most = 0;
+          for (int t = std::max(0, tile - 1); t <= tile + 1 && t < n_units; ++t)
+            most = std::max(most, top_of(t, d / 32));
+          coarse += most / (2 * 16256.0) * 1.01 * std::abs(x) / x_scale;
+        } else if (kernel == Kernel::tiles) {
+          // Two planes of bf16, or of f16 with its floor under the tile's own largest weight.
+          coarse += w * std::abs(x) * 0x1p-16 + kFloor * std::abs(x) / total;
+        }
+      }
+      bound[size_t(d)] = far * std::exp(most_off) + coarse + size * floats + 1e-30;
+    }
+  }
+  static double value(const Side::At& at, int d) { return at.region->row(at.tile, at.p)[d]; }
+};
+
+class AttentionCuda : public OnDevice {
+ protected:
+  static constexpr int kGuard = 64;
+  static constexpr float kUnwritten = 12345.0f;
+
+  /// The outputs, held to the oracle: [rows, n_heads, dim] in the order of the list.
+  std::vector<float> check(const Case& c, Kernel kernel) {
+    // Slots, rings and pages lie anywhere.
+    const int n_seqs = int(c.sequences.size()), n_slots = std::max(c.slots, n_seqs + 2);
+    int pitch = 1;
+    for (const Sequence& s : c.sequences) pitch = std::max(pitch, (s.n_past + s.n_new - 1) / kPagePositions + 1);
+    std::vector<int32_t> pages(size_t(n_slots * pitch));
+    std::iota(pages.begin(), pages.end(), 0);
+    for (size_t i = pages.size(); i > 1; --i) std::swap(pages[i - 1], pages[(i * 7919) % i]);
+    const Side k(stream(), c, true, kernel, int(pages.size()), n_slots),
+        v(stream(), c, false, kernel, int(pages.size()), n_slots);
+
+    std::vector<StepRow> rows;
+    std::vector<AttnBlock> blocks;
+    const int queries = kernel == Kernel::rows ? rows_attn_queries() : prefill_attn_queries(c.dim);
+    int most = 1;
+    for (int s = 0; s < n_seqs; ++s) {
+      const auto [n_past, n_new] = c.sequences[size_t(s)];
+      const int parts = c.alone ? n_new : 1;
+      for (int part = 0; part < parts; ++part)
+        for (int query = (n_new / parts * c.group - 1) / queries * queries; query >= 0; query -= queries)
+          blocks.push_back({.first = int(rows.size()) + part, .n = n_new / parts, .first_query = query});
+      for (int i = 0; i < n_new; ++i)
+        rows.push_back({.position = n_past + i, .slot = s + 1, .ring = (s + 2) % n_slots});
+      most = std::max(most, n_new);
+    }
+    const int n_rows = int(rows.size()) + c.padding;
+    for (int i = 0; i < c.padding; ++i) {
+      blocks.push_back({.first = int(rows.size()), .n = 1});
+      rows.push_back({});
+    }
+    for (int i = 0; i < n_rows; ++i) rows[size_t(i)].row = n_rows - 1 - i;  // matrices in another order than the list
+
+    const int n_heads = c.n_kv_heads * c.group;
+    const float scale = 1 / std::sqrt(float(c.dim));
+    const int64_t width = int64_t(n_heads) * c.dim;
+    std::vector<float> q(size_t(n_rows * width));
+    for (int i = 0; i < n_rows; ++i) {
+      const auto of_row = normal_floats(uint64_t(i), width, 1.5);
+      std::copy(of_row.begin(), of_row.end(), q.begin() + rows[size_t(i)].row * width);
+    }
+    const gpu::Buffer dq = up(q), drows = up(rows), dblocks = up(blocks), dpages = up(pages),
+                      out = up(std::vector<float>(q.size() + 2 * kGuard, kUnwritten));
+    const DeviceAttention a{.rows = {.n = n_rows,
+                                     .most = most,
+                                     .rows = drows.as<StepRow>(),
+                                     .pages = dpages.as<int32_t>(),
+                                     .page_pitch = pitch},
+                            .n_heads = n_heads,
+                            .scale = scale,
+                            .k = k.tiles,
+                            .v = v.tiles,
+                            .q = dq.as<float>(),
+                            .out = out.as<float>() + kGuard};
+    const gpu::Buffer scratch(tile_attn_scratch_bytes(n_rows, n_heads, c.n_kv_heads, c.dim,
+                                                      c.plan.blocks > 0 ? c.plan.blocks : tile_attn_blocks()));
+    std::vector<float> result;
+    for (int repeat = 0; repeat < 2; ++repeat) {  // the second launch finds the scratch of the first
+      if (kernel == Kernel::tiles) tile_attn(stream(), a, scratch.as<std::byte>(), c.plan);
+      else if (kernel == Kernel::prefill) prefill_attn(stream(), a, dblocks.as<AttnBlock>(), int(blocks.size()));
+      else rows_attn(stream(), a, dblocks.as<AttnBlock>(), int(blocks.size()));
+      const auto all = down(out.as<float>(), ssize(q) + 2 * kGuard);
+      for (int i = 0; i < kGuard; ++i)
+        EXPECT_TRUE(all[size_t(i)] == kUnwritten && all[all.size() - 1 - size_t(i)] == kUnwritten)
+            << "around the output";
+      const std::vector<float> now(all.begin() + kGuard, all.end() - kGuard);
+      EXPECT_TRUE(repeat == 0 || now == result) << "not the same bits twice";
+      result = now;
+    }
+
+    const std::string what =
+        fmt::format("{}/{}, head_dim {}, {} heads of {}, windows {}/{}, {} blocks", c.k.format->name, c.v.format->name,
+                    c.dim, c.group, c.n_kv_heads, c.k.policy.window, c.v.policy.window, c.plan.blocks);
+    double worst = 0;
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const StepRow& row = rows[i];
+      for (int head = 0; head < n_heads; ++head) {
+        const float* const got = &result[size_t((int64_t(row.row) * n_heads + head) * c.dim)];
+        if (row.slot < 0) {
+          for (int d = 0; d < c.dim; ++d) EXPECT_EQ(got[d], kUnwritten) << "padding";
+          continue;
+        }
+        // Of long prompts the first, the last and some in between.
+        if (most > 20 && i % 7 != 0 && i + 1 != rows.size()) continue;
+        const int kv_head = head / c.group;
+        Oracle oracle(kernel, &q[size_t((int64_t(row.row) * n_heads + head) * c.dim)], scale, k, v, row,
+                      &pages[size_t(row.slot * pitch)], kv_head, c.dim);
+        std::vector<float> want(oracle.out.begin(), oracle.out.end());
+        double norm2 = 0, bound2 = 0;
+        for (int d = 0; d < c.dim; ++d) {
+          if (!v.centre.empty())
+            want[size_t(d)] += v.centre[size_t((int64_t(row.slot) * c.n_kv_heads + kv_head) * c.dim + d)];
+          norm2 += double(want[size_t(d)]) * want[size_t(d)];
+          bound2 += oracle.bound[size_t(d)] * oracle.bound[size_t(d)];
+        }
+        v.rotation->backward(want.data());
+        for (int d = 0; d < c.dim; ++d) {
+          // A rotation spreads errors; it and the centre round at most once a step of a transform.
+          const double bound = (v.tiles.rotation.kind == Rotation::none ? oracle.bound[size_t(d)] : std::sqrt(bound2)) +
+                               12 * 0x1p-24 * std::sqrt(norm2);
+          worst = std::max(worst, std::abs(got[d] - want[size_t(d)]) / bound);
+          if (!(std::abs(got[d] - want[size_t(d)]) <= bound)) {
+            ADD_FAILURE() << what << ": row " << i << " at position " << row.position << ", head " << head
+                          << ", channel " << d << ": " << got[d] << ", expected " << want[size_t(d)] << " within "
+                          << bound;
+            return {};
+          }
+        }
+      }
+    }
+    worst_ = std::max(worst_, worst);
+    std::vector<float> in_order;
+    for (const StepRow& row : rows)
+      in_order.insert(in_order.end(), result.begin() + row.row * width, result.begin() + (row.row + 1) * width);
+    return in_order;
+  }
+  void TearDown() override { RecordProperty("worst_share_of_bound", std::to_string(worst_)); }
+  double worst_ = 0;
+};
+
+constexpr const char* kTileFormats[] = {"f16", "bf16", "q8_0", "i8r", "q4_0", "rotor-4", "rotor-3"};
+/// Rules of the exact rows beside the coded ones.
+const KvPolicy kPlain{}, kWindow{Rotation::none, false, 32, 0}, kWide{Rotation::none, false, 96, 0},
+    kCentred{Rotation::none, true, 64, 4, KvScale::none, KvRounding::nearest, "i8r"},
+    kSinks{Rotation::none, false, 0, 4};
+
+TEST_F(AttentionCuda, TilesOfEveryPairOfKinds) {
+  for (const char* k : kTileFormats)
+    for (const char* v : kTileFormats) check({.k = side(k), .v = side(v)}, Kernel::tiles);
+}
+
+TEST_F(AttentionCuda, TilesOfEveryHeadDimAndGroup) {
+  for (const char* name : kTileFormats)
+    for (const int dim : {64, 256})
+      check({.k = side(name), .v = side(name), .dim = dim, .n_kv_heads = 1, .group = 3}, Kernel::tiles);
+  for (int group = 1; group <= 9; ++group)
+    check({.k = side("rotor-3"), .v = side("q8_0"), .dim = 64, .group = group, .sequences = {{40, 2}}}, Kernel::tiles);
+}
+
+TEST_F(AttentionCuda, TilesOfEveryLengthAndCut) {
+  for (const int n : {1, 31, 32, 33, 64, 128, 129, 321})
+    for (const int blocks : {1, 4, 23})
+      check({.k = side("rotor-3"), .v = side("rotor-3"), .sequences = {{n - 1, 1}}, .plan = {.blocks = blocks}},
+            Kernel::tiles);
+  // More tiles than a block's rings hold; plans that measurements take.
+  for (const TileAttnPlan plan : {TileAttnPlan{1}, TileAttnPlan{3, 1, 2, 4}, TileAttnPlan{7, 4, 1, 3}}) {
+    check({.k = side("f16"), .v = side("f16"), .dim = 64, .n_kv_heads = 1, .sequences = {{1499, 1}}, .plan = plan},
+          Kernel::tiles);
+    check({.k = side("q8_0"), .v = side("q4_0"), .dim = 64, .n_kv_heads = 1, .sequences = {{1399, 2}}, .plan = plan},
+          Kernel::tiles);
+  }
+}
+
+TEST_F(AttentionCuda, TilesOfWindowsAndSinks) {
+  for (const int n : {1, 4, 5, 40, 64, 96, 127, 128, 129, 193}) {
+    Case c{.k = side("rotor-3", kCentred), .v = side("rotor-3", kCentred), .dim = 64, .sequences = {{n - 1, 1}}};
+    check(c, Kernel::tiles);
+    c.v = side("f16", kPlain);
+    check(c, Kernel::tiles);
+    c.k = side("q4_0", kWide);
+    c.v = side("rotor-4", kWindow);
+    check(c, Kernel::tiles);
+    c.k = side("q8_0", kSinks);
+    check(c, Kernel::tiles);
+  }
+}
+
+/// Tokens of a sequence see coded or exact rows each by its own position.
+TEST_F(AttentionCuda, TilesOfStepsOfManySequences) {
+  Case c{
+      .k = side("q8_0"), .v = side("rotor-4"), .dim = 64, .sequences = {{129, 1}, {0, 1}, {60, 4}, {240, 16}, {0, 3}}};
+  for (const int blocks : {1, 4, 132})
+    for (const int padding : {0, 3}) {
+      c.plan.blocks = blocks;
+      c.padding = padding;
+      check(c, Kernel::tiles);
+    }
+  c.k = c.v = side("rotor-3", kCentred);
+  c.sequences = {{120, 16}, {55, 12}, {0, 1}, {160, 5}};
+  check(c, Kernel::tiles);
+  c.v = side("q4_0", kWindow);
+  check(c, Kernel::tiles);
+  // More rows than lanes.
+  c.sequences.assign(40, {33, 1});
+  c.sequences[7] = {300, 1};
+  check(c, Kernel::tiles);
+}
+
+TEST_F(AttentionCuda, OutputsLeaveCacheSpace) {
+  for (const int dim : {64, 128, 256})
+    for (const Rotation rotation : {Rotation::hadamard, Rotation::planar})
+      for (const Kernel kernel : {Kernel::tiles, Kernel::prefill, Kernel::rows})
+        check({.k = side("rotor-3", {rotation, true, 32}),
+               .v = side("rotor-4", {rotation, true, 32}),
+               .dim = dim,
+               .sequences = {{66, 2}}},
+              kernel);
+}
+
+TEST_F(AttentionCuda, PromptsOverEveryKind) {
+  for (const char* k : kTileFormats)
+    for (const char* v : {"f16", k})
+      check({.k = side(k), .v = side(v), .dim = 64, .sequences = {{37, 40}}}, Kernel::prefill);
+  for (const char* name : kTileFormats)
+    check({.k = side(name), .v = side(name), .n_kv_heads = 1, .sequences = {{30, 20}}}, Kernel::prefill);
+  for (const char* name : {"f16", "q8_0", "rotor-3"})
+    check({.k = side(name), .v = side(name), .dim = 256, .n_kv_heads = 1, .sequences = {{30, 20}}}, Kernel::prefill);
+}
+
+TEST_F(AttentionCuda, PromptsOfWindowsAndSinks) {
+  const std::pair<KvSideConfig, KvSideConfig> mixes[] = {{side("f16"), side("rotor-3", kCentred)},
+                                                         {side("rotor-3", kCentred), side("rotor-4", kCentred)},
+                                                         {side("q8_0", kWindow), side("q4_0", kWide)},
+                                                         {side("q4_0", kSinks), side("i8r", kSinks)},
+                                                         {side("rotor-3", kCentred), side("q8_0", kWindow)}};
+  for (const auto& [k, v] : mixes)
+    for (const Sequence s : {Sequence{0, 17}, {0, 150}, {31, 33}, {64, 70}, {200, 40}, {63, 1}})
+      check({.k = k, .v = v, .dim = 64, .group = 3, .sequences = {s}}, Kernel::prefill);
+}
+
+TEST_F(AttentionCuda, PromptsOfAnyHeadsAndTokens) {
+  for (const int n : {1, 2, 17, 64, 65, 129})
+    for (const int group : {1, 5, 8})
+      check({.k = side("q8_0"), .v = side("q8_0"), .dim = 64, .n_kv_heads = 1, .group = group, .sequences = {{3, n}}},
+            Kernel::prefill);
+}
+
+TEST_F(AttentionCuda, RowsOfEveryFormat) {
+  for (const KvFormat& format : kv_formats())
+    for (const int dim : {32, 96})
+      check({.k = side(format.name.data()),
+             .v = side(format.name.data()),
+             .dim = dim,
+             .group = 3,
+             .sequences = {{37, 5}}},
+            Kernel::rows);
+  for (const int dim : {8, 64, 128, 256})
+    check({.k = side("f16"), .v = side("bf16"), .dim = dim, .sequences = {{20, 30}}}, Kernel::rows);
+}
+
+TEST_F(AttentionCuda, RowsOfWindowsAndSinks) {
+  const std::pair<KvSideConfig, KvSideConfig> mixes[] = {
+      {side("f32"), side("rotor-3s", kCentred)},
+      {side("rotor-3", kCentred), side("rotor-3u", {Rotation::hadamard, true, 0, 3})},
+      {side("q8_0", kWindow), side("q4_0", kWide)},
+      {side("i8r", kSinks), side("f16", {Rotation::planar, true, 0, 0})}};
+  for (const auto& [k, v] : mixes)
+    for (const bool alone : {false, true})
+      for (const Sequence s : {Sequence{0, 1}, {0, 40}, {64, 9}, {63, 1}, {150, 20}})
+        check({.k = k,
+               .v = v,
+               .dim = 32,
+               .group = 2,
+               .sequences = {s, {70, 2}},
+               .padding = alone ? 2 : 0,
+               .alone = alone},
+              Kernel::rows);
+}
+
+/// Kernels for many queries: a sequence's result is the same bits alone and beside others.
+TEST_F(AttentionCuda, SequencesSideBySideGiveTheBitsOfOneAlone) {
+  for (const Kernel kernel : {Kernel::prefill, Kernel::rows}) {
+    Case c{.k = side("q8_0", kWindow),
+           .v = side("rotor-3", kWindow),
+           .dim = 64,
+           .sequences = {{20, 50}, {64, 30}},
+           .slots = 4};
+    auto beside = check(c, kernel);
+    c.sequences.pop_back();
+    const auto alone = check(c, kernel);
+    beside.resize(alone.size());
+    EXPECT_TRUE(beside == alone);
+    c.alone = true;  // rows: in whichever block
+    EXPECT_TRUE(kernel == Kernel::prefill || check(c, kernel) == alone);
+  }
+}
+
+/// A scratch serves as many rows as it was made for, or fewer.
+TEST(TileAttn, ScratchGrowsWithRows) {
+  for (const int blocks : {1, 7, 132})
+    for (int n = 1; n < 300; ++n)
+      ASSERT_LE(tile_attn_scratch_bytes(n, 8, 1, 64, blocks), tile_attn_scratch_bytes(n + 1, 8, 1, 64, blocks));
+}
+
+/// Pages beyond 2^32 bytes and 2^31 halves, against the same pages at the front. Only with memory for it.
+TEST_F(AttentionCuda, OffsetsBeyond32Bits) {
+  if (gpu::free_bytes() < int64_t(12) << 30) GTEST_SKIP() << "needs 12 GiB of device memory";
+  constexpr int kDim = 128, kHeads = 4, kUsed = 32, kFar = 80'000, kRows = 20, kPast = kUsed * kPagePositions - kRows;
+  const KvLayerConfig layer{side("f16"), side("f16"), 2, kDim};
+  KvTiles tiles[2] = {KvLayout(layer, true, true).tiles, KvLayout(layer, false, true).tiles};
+  const RowRotation rotation(Rotation::none, 0, kDim);
+  gpu::Buffer pages[2];
+  for (int s = 0; s < 2; ++s) {
+    pages[s] = gpu::Buffer((kFar + kUsed) * tiles[s].page_bytes());
+    tiles[s].pages = pages[s].as<std::byte>();
+    for (const int first : {0, kFar})
+      device_fill_tiles(stream(), TileKind::f16, kDim, kUsed * 2 * kPageTiles, uint64_t(5 + s),
+                        tiles[s].pages + first * tiles[s].page_bytes());
+  }
+  std::vector<StepRow> rows;
+  for (int i = 0; i < kRows; ++i) rows.push_back({.row = i, .position = kPast + i, .slot = 0, .ring = 0});
+  const gpu::Buffer q = up(normal_floats(1, kRows * kHeads * kDim)), drows = up(rows),
+                    blocks = up(std::vector<AttnBlock>{{.n = kRows}}),
+                    scratch(tile_attn_scratch_bytes(kRows, kHeads, 2, kDim, tile_attn_blocks()));
+  std::vector<float> results[2][2];
+  for (const int far : {0, 1}) {
+    std::vector<int32_t> table(kUsed);
+    std::iota(table.begin(), table.end(), far * kFar);
+    const gpu::Buffer dtable = up(table), out(4 * kRows * kHeads * kDim);
+    const DeviceAttention a{.rows = {.n = kRows,
+                                     .most = kRows,
+                                     .rows = drows.as<StepRow>(),
+                                     .pages = dtable.as<int32_t>(),
+                                     .page_pitch = kUsed},
+                            .n_heads = kHeads,
+                            .scale = 0.1f,
+                            .k = tiles[0],
+                            .v = tiles[1],
+                            .q = q.as<float>(),
+                            .out = out.as<float>()};
+    tile_attn(stream(), a, scratch.as<std::byte>(), {});
+    results[0][far] = down(out.as<float>(), kRows * kHeads * kDim);
+    prefill_attn(stream(), a, blocks.as<AttnBlock>(), 1);
+    results[1][far] = down(out.as<float>(), kRows * kHeads * kDim);
+  }
+  for (const auto& [near, far] : results) EXPECT_TRUE(near == far);
+}
+
+}  // namespace
+}  // namespace ridge
