@@ -9,9 +9,11 @@ void force_kernels(const std::string& choice, ForcedKernels& forced) {
   const size_t equals = choice.find('=');
   const std::string op = choice.substr(0, equals), names = equals == std::string::npos ? "" : choice.substr(equals + 1);
   if (op != "gemv" && op != "gemm")
-    throw Error(ErrorKind::usage, fmt::format("--kernel {} with --device cuda: expects gemv=NAME, gemm=NAME, "
-                                              "launch=plain or launch=overlap",
-                                              choice));
+    throw Error(ErrorKind::usage,
+                fmt::format("kernel {} on a GPU: expects gemv=NAME, gemm=NAME, "
+                            "launch=plain or launch=overlap",
+                            choice),
+                "kernels");
   for (size_t at = 0, end = 0; at <= names.size(); at = end + 1) {
     end = std::min(names.find('+', at), names.size());
     const std::string name = names.substr(at, end - at);
@@ -22,9 +24,11 @@ void force_kernels(const std::string& choice, ForcedKernels& forced) {
       found = found || variant.name == name;
     }
     if (!found)
-      throw Error(ErrorKind::usage, fmt::format("--kernel {} with --device cuda: op {} has no kernel '{}' (there are: "
-                                                "{})",
-                                                choice, op, name, known));
+      throw Error(ErrorKind::usage,
+                  fmt::format("kernel {} on a GPU: op {} has no kernel '{}' (there are: "
+                              "{})",
+                              choice, op, name, known),
+                  "kernels");
   }
   forced[op] = names;
 }

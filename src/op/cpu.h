@@ -72,8 +72,8 @@ const Variant& select_variant(const CpuContext& context, std::string_view op, st
   const auto forced = context.forced.find(op);
   const auto support = [&](const Variant& variant) -> Support {
     if (variant.isa <= context.isa) return variant.supports(problem...);
-    return {false,
-            fmt::format("needs {}, this processor or --isa allows {}", isa_name(variant.isa), isa_name(context.isa))};
+    return {false, fmt::format("needs {}, this processor, or the isa asked for, allows {}", isa_name(variant.isa),
+                               isa_name(context.isa))};
   };
   for (size_t i = variants.size(); i-- > 0;)
     if ((forced == context.forced.end() || variants[i].name == forced->second) && support(variants[i]).ok)
@@ -86,8 +86,9 @@ const Variant& select_variant(const CpuContext& context, std::string_view op, st
   }
   const std::string request = forced == context.forced.end()
                                   ? fmt::format("op {} has no kernel for this problem", op)
-                                  : fmt::format("--kernel {}={} cannot serve", op, forced->second);
-  throw Error(ErrorKind::usage, fmt::format("{} (can:{}{})", request, can.empty() ? " none" : can, cannot));
+                                  : fmt::format("kernel {}={} cannot serve", op, forced->second);
+  throw Error(ErrorKind::usage, fmt::format("{} (can:{}{})", request, can.empty() ? " none" : can, cannot),
+              forced == context.forced.end() ? "" : "kernels");
 }
 
 }  // namespace ridge
