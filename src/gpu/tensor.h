@@ -76,7 +76,7 @@ __device__ uint16_t float_to_half(float value);
 __device__ float bf16_to_float(uint16_t bits);
 __device__ uint16_t float_to_bf16(float value);
 
-#ifndef __CUDA_EMULATED__
+#if !defined(__CUDA_EMULATED__) && !defined(__HIP__)  // gpu/hip_shim.h has them for the latter
 
 #define RIDGE_MMA_S8(name, types)                                                                                   \
   __device__ __forceinline__ void name(int(&d)[4], const uint32_t(&a)[4], uint32_t b0, uint32_t b1) {               \
