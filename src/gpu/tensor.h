@@ -10,8 +10,9 @@
 
 namespace ridge::gpu {
 
-/// D = A B + D, signed bytes, K = 32. Word i of a: row r (i even) or r + 8 (odd), k = 4c .. 4c+3 (i < 2) or 16 + 4c ..
-/// Word i of b: k = 16 i + 4c .. , column r. d: (r, 2c) (r, 2c+1) (r+8, 2c) (r+8, 2c+1).
+/// D = A B + D, signed bytes, K = 32. Four elements a word, from the k that is named on.
+/// Word i of a: row r (i even) or r + 8 (odd), k = 4c (i < 2) or 16 + 4c. Word i of b: column r, k = 16 i + 4c.
+/// d: (r, 2c) (r, 2c+1) (r+8, 2c) (r+8, 2c+1).
 __device__ void mma_s8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 /// D = A B + start in every element.
 __device__ void mma_s8_from(int start, int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
@@ -19,8 +20,8 @@ __device__ void mma_s8_from(int start, int (&d)[4], const uint32_t (&a)[4], uint
 __device__ void mma_s8u8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 /// As mma_s8(), A unsigned.
 __device__ void mma_u8s8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
-/// D = A B + D, halves, K = 16, float sums. Word i of a: row r (i even) or r + 8 (odd), k = 2c, 2c+1 (i < 2) or 8 + 2c
-/// .. Word i of b: k = 8 i + 2c, 8 i + 2c + 1, column r.
+/// D = A B + D, halves, K = 16, float sums. Two elements a word, from the k that is named on.
+/// Word i of a: row r (i even) or r + 8 (odd), k = 2c (i < 2) or 8 + 2c. Word i of b: column r, k = 8 i + 2c.
 __device__ void mma_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 /// The same with bfloat16.
 __device__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
