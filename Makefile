@@ -1,9 +1,12 @@
 # The front door. Every target is one line; the work is in CMakePresets.json and scripts/.
 .DEFAULT_GOAL := help
-.PHONY: help build test debug tsan fuzz cuda gpu-gate hip-check demo bench reproduce report fmt tidy lint docs ci
+.PHONY: help build test debug tsan fuzz cuda gpu-gate hip-check demo env bench profile sweep roofline reproduce report fmt tidy lint docs ci clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
+
+env:  ## install what building, testing, linting and drawing need
+	@bash -c '. scripts/setup-lib.sh && need_packages build test lint report'
 
 build:  ## optimised build in build/release
 	cmake --preset release && cmake --build --preset release
@@ -35,6 +38,15 @@ hip-check:  ## compile device code for RDNA3 and check its assembly (clang++-19)
 bench:  ## the machine's read bandwidth and a decode row
 	build/release/ridge bench bandwidth && build/release/ridge bench decode -m models/ridge-ref-q8_0.gguf
 
+profile:  ## where the time of a decode step goes, op by op
+	build/release/ridge profile -m models/ridge-ref-q8_0.gguf -d 1024 --kv-quant rotor-3
+
+sweep:  ## a small grid of measurements into build/lab.db; finished cells are not repeated
+	build/release/ridge sweep quick --store build/lab.db
+
+roofline: sweep  ## the sweep's kernels under the measured roofs: report/roofline.svg and .csv
+	build/release/ridge report --store build/lab.db
+
 reproduce:  ## measure everything that the documents show, and draw it (hours; scripts/reproduce cpu --quick: minutes)
 	scripts/reproduce cpu
 
@@ -55,3 +67,6 @@ docs:  ## follow the guides in docs/ and test what they build
 
 ci:  ## what continuous integration runs
 	.ci/run
+
+clean:  ## remove what the targets above build and draw
+	rm -rf build report

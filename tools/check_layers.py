@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks every #include of the tree against the arrows of docs/ARCHITECTURE.md.
+"""Checks every #include of the tree against the arrows of docs/ARCHITECTURE.md, and that no folders of src/op include each other.
 
 Prints `file:line: includes "X": why; allowed: ...` for each offence and exits 1, or one line and exits 0.
 Usage: check_layers.py [ROOT]   (default: the repository this file is in)
@@ -83,7 +83,39 @@ def api_offence(path, header):
     return ("the public API includes only itself and the standard library", ["ridge", "<standard>"])
 
 
+def op_cycles(includes):
+    """A line for each include that closes a circle of folders of src/op."""
+    edges = {}
+    for path, _, header in includes:
+        pair = folders_of_op(path, header)
+        if pair:
+            edges.setdefault(pair[0], set()).add(pair[1])
+
+    def reach(folder):
+        seen, todo = set(), [folder]
+        while todo:
+            for name in edges.get(todo.pop(), set()) - seen:
+                seen.add(name)
+                todo.append(name)
+        return seen
+
+    for path, number, header in includes:
+        pair = folders_of_op(path, header)
+        if pair and pair[0] in reach(pair[1]):
+            yield (f'{path}:{number}: includes "{header}": op/{pair[1]} includes op/{pair[0]} too, in one or more steps; '
+                   f"allowed: one direction")
+
+
+def folders_of_op(path, header):
+    """(from, to) of an include between two folders of src/op, or None."""
+    to = header.split("/")
+    if path.parts[:2] != ("src", "op") or len(path.parts) < 4 or to[0] != "op" or len(to) < 3 or path.parts[2] == to[1]:
+        return None
+    return path.parts[2], to[1]
+
+
 def offences(root):
+    includes = []
     for top in TOP_FOLDERS:
         for file in sorted((root / top).rglob("*")):
             if file.suffix not in SOURCES:
@@ -94,10 +126,12 @@ def offences(root):
                 if not match:
                     continue
                 quote, header = match.groups()
+                includes.append((path, number, header))
                 found = [reach_offence(path, header)]
                 found.append(layer_offence(path, header) if quote == '"' else api_offence(path, header))
                 for why, allowed in filter(None, found):
                     yield f'{path}:{number}: includes "{header}": {why}; allowed: {" ".join(allowed)}'
+    yield from op_cycles(includes)
 
 
 def main():

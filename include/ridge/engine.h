@@ -58,7 +58,7 @@ class Model {
 
   const ModelInfo& info() const;
 
-  /// Text to token ids; see io/tokenizer.h. Throws usage when the model has no tokenizer (synth:).
+  /// Text to token ids; see io/tokenizer.h. Throws usage when the model has no tokenizer.
   std::vector<int32_t> tokenize(std::string_view text, bool add_special = true, bool parse_special = false) const;
   /// Raw bytes of one token; control tokens are empty unless `special`. Feed a Utf8Stream to print.
   std::string piece(int32_t token, bool special = false) const;
@@ -180,9 +180,9 @@ class Session {
   /// Becomes a copy of `other`, a session on the same model with the same cache settings; throws usage otherwise.
   void copy_from(const Session& other);
   /// Forgets all but the first n tokens. Bit-identical to never having gone further as long as the exact rows that the
-  /// shorter sequence needs are still held: always without a window, and for up to 32 tokens with one. Beyond that coded
-  /// rows stand in for exact ones. Throws usage below 64 tokens when a centre or scales of heads were set at 64 (0 is
-  /// allowed).
+  /// shorter sequence needs are still held: always without a window, and for up to 32 tokens with one. Beyond that
+  /// coded rows stand in for exact ones. Throws usage below 64 tokens when a centre or scales of heads were set at 64
+  /// (0 is allowed).
   void truncate(int n);
   /// Makes room: forgets n_discard tokens after the first n_keep and moves the later ones down, K turned to the new
   /// positions by RoPE. Lossy: rows are rounded again, coded K rows decoded and coded again.

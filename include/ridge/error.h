@@ -6,6 +6,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace ridge {
 
@@ -23,11 +24,15 @@ enum class ErrorKind : int {
 /// A failure of the machine or of a request, thrown by the public API.
 class Error : public std::runtime_error {
  public:
-  Error(ErrorKind kind, const std::string& message) : std::runtime_error(message), kind_(kind) {}
+  Error(ErrorKind kind, const std::string& message, std::string field = {})
+      : std::runtime_error(message), kind_(kind), field_(std::move(field)) {}
   ErrorKind kind() const noexcept { return kind_; }
+  /// The field of an options struct that is wrong, as the header spells it ("n_ctx"); empty where none is.
+  const std::string& field() const noexcept { return field_; }
 
  private:
   ErrorKind kind_;
+  std::string field_;
 };
 
 }  // namespace ridge

@@ -19,6 +19,7 @@ namespace ridge {
 struct Failure {
   ErrorKind kind = ErrorKind::bad_file;
   std::string message;
+  std::string field = {};  ///< as Error::field()
 };
 
 /// "what: where: why (next)"; an empty part is left out.
@@ -34,6 +35,12 @@ Failure bad_file(fmt::format_string<Args...> format, Args&&... args) {
 template <class... Args>
 Failure fail(ErrorKind kind, fmt::format_string<Args...> format, Args&&... args) {
   return {kind, fmt::format(format, std::forward<Args>(args)...)};
+}
+
+/// A usage Failure about one field of an options struct; the message names the field too.
+template <class... Args>
+Failure wrong_field(std::string field, fmt::format_string<Args...> format, Args&&... args) {
+  return {ErrorKind::usage, fmt::format(format, std::forward<Args>(args)...), std::move(field)};
 }
 
 template <class T>
@@ -62,7 +69,7 @@ class [[nodiscard]] Result {
 
   /// The value, or throws Error with the failure's kind and message (for callers past the trust boundary).
   T or_throw() && {
-    if (!has_value()) throw Error(error().kind, error().message);
+    if (!has_value()) throw Error(error().kind, error().message, error().field);
     return std::get<0>(std::move(state_));
   }
 
@@ -85,7 +92,7 @@ class [[nodiscard]] Status {
     return failure_;
   }
   void or_throw() const {
-    if (!ok_) throw Error(failure_.kind, failure_.message);
+    if (!ok_) throw Error(failure_.kind, failure_.message, failure_.field);
   }
 
  private:

@@ -22,8 +22,7 @@ std::span<const Command> commands() {
        declare_run},
       {"eval ppl", "perplexity",
        "Perplexity of a text with llama-perplexity's windows: chunks of --ctx-size tokens, the second half scored. "
-       "Give "
-       "--kv LIST to compare cache formats in one run.",
+       "Give --kv LIST to compare cache formats in one run.",
        "ridge eval ppl -m model.gguf -f wiki.test.raw\n"
        "ridge eval ppl -m model.gguf -f wiki.test.raw --path decode --kv f16,q8_0,rotor-3",
        declare_eval_ppl},
@@ -31,12 +30,9 @@ std::span<const Command> commands() {
        "Runs the same weights with the base cache and with every cache of --kv, in lockstep, and prints how far the "
        "distributions differ, with llama-perplexity's statistics. Memory does not grow with the text. When the base "
        "itself is not in the list it is added as the control row. With int8 activations (q8_0, q4_0 and int4_g128 "
-       "weights) any "
-       "change at all moves some roundings: an f32 row shows that floor. --save-base writes the base's distributions "
-       "as "
-       "llama-perplexity does, --base FILE reads such a file (of either program) instead of running the base; its 16 "
-       "bits "
-       "have a floor, which the control row shows.",
+       "weights) any change at all moves some roundings: an f32 row shows that floor. --save-base writes the base's "
+       "distributions as llama-perplexity does, --base FILE reads such a file (of either program) instead of running "
+       "the base; its 16 bits have a floor, which the control row shows.",
        "ridge eval kld -m model.gguf -f wiki.test.raw --path decode --kv f16,q8_0,rotor-3\n"
        "ridge eval kld -m model.gguf -f wiki.test.raw --kv rotor-3:hadamard,rotor-3:planar,q8_0/rotor-3:window=32",
        declare_eval_kld},
@@ -44,34 +40,28 @@ std::span<const Command> commands() {
        "Runs --group caches at a time beside the base and adds a row per cache to --results as groups finish; the same "
        "command again skips the rows that are there, if model, text, windows, path and build are the same. The table "
        "says bits per value as stored and at 4k tokens with window and sinks, divergence, perplexity ratio, and "
-       "whether "
-       "perplexity stays within 0.25 of the base.",
+       "whether perplexity stays within 0.25 of the base.",
        "ridge eval matrix -m model.gguf -f wiki.test.raw -c 1024 --results results/kv-matrix.jsonl\n"
        "ridge eval matrix -m model.gguf -f wiki.test.raw --path decode --kv f16,q8_0,rotor-3,rotor-3/f16 -o jsonl",
        declare_eval_matrix},
       {"eval divergence", "how long greedy text stays the same",
        "Generates greedily from prompts spread over the text, with the base cache and with every cache of --kv, and "
-       "says "
-       "at which token they first differ.",
+       "says at which token they first differ.",
        "ridge eval divergence -m model.gguf -f wiki.test.raw --kv q8_0,rotor-3\n"
        "ridge eval divergence -m model.gguf -f wiki.test.raw --prompts 64 --prompt-tokens 1024 -n 256 --kv rotor-3 "
        "--json",
        declare_eval_divergence},
       {"eval needle", "copying a planted sequence from far back",
        "Plants a sequence of random tokens (--copies times) at several depths of a text, repeats its first tokens at "
-       "the end and scores "
-       "the "
-       "rest: the share of tokens found (and their NLL in nats), by depth. The last column has no needle planted: what "
-       "guessing gives. A small model that is no assistant can pass this.",
+       "the end and scores the rest: the share of tokens found (and their NLL in nats), by depth. The last column has "
+       "no needle planted: what guessing gives. A small model that is no assistant can pass this.",
        "ridge eval needle -m model.gguf -f wiki.test.raw -c 2048 --kv f16,q8_0,rotor-3\n"
        "ridge eval needle -m model.gguf -f wiki.test.raw --depths 9 --trials 32 --needle 24 --cue 12",
        declare_eval_needle},
       {"eval attention", "what caches do to the attention output itself",
        "Takes the model's own queries, keys and values on a text through each cache and compares the attention output "
-       "and "
-       "the scores with the exact ones, in double precision: relative L2, cosine, norm ratio, RMS error of the scores. "
-       "The "
-       "second half of the table has an outlier channel (x20) planted in K. --json has every layer.",
+       "and the scores with the exact ones, in double precision: relative L2, cosine, norm ratio, RMS error of the "
+       "scores. The second half of the table has an outlier channel (x20) planted in K. --json has every layer.",
        "ridge eval attention -m model.gguf -f wiki.test.raw\n"
        "ridge eval attention -m model.gguf -f wiki.test.raw --windows 8 --kv rotor-3:planar:window=0:sinks=0 --json",
        declare_eval_attention},
@@ -104,8 +94,7 @@ std::span<const Command> commands() {
        "replays of a CUDA graph) "
        "over buffers that take turns, so that data comes from memory. Each result is held against softmax in double "
        "first, and again after the timed calls: a wrong one is FAILED, gets no times, and the command ends with 3. "
-       "Percent of roof is of the read bandwidth "
-       "measured in the same run, for the bytes that the formats hold.",
+       "Percent of roof is of the read bandwidth measured in the same run, for the bytes that the formats hold.",
        "ridge bench attention --heads 64/8 --seq 4096,32768 --kv f16,rotor-3\n"
        "ridge bench attention --heads 64/8 --batch 8 --seq 8192 --kv f32 --kernel all --device cuda -o jsonl",
        declare_bench_attention},
@@ -125,8 +114,7 @@ std::span<const Command> commands() {
        "Streams over buffers of at least 4 x the last-level cache, reads of what caches hold, and multiply-adds in "
        "registers, with our own kernels. The read figure is the roof that decode is held against; a ridge point is the "
        "operations a byte above which arithmetic is the roof. On a GPU also what an edge between two kernels of a "
-       "graph and a graph's launch "
-       "cost.",
+       "graph and a graph's launch cost.",
        "ridge bench bandwidth\nridge bench bandwidth -t 1 --size 4096\nridge bench bandwidth --device cuda",
        declare_bench_bandwidth},
       {"compare", "is B faster than A here, beyond the noise",
@@ -139,9 +127,8 @@ std::span<const Command> commands() {
       {"sweep", "a grid of measurements into a results store, resumable",
        "Measures every cell of SPEC, each checked first, and stores a row a cell. The same command again measures what "
        "is missing: after Ctrl-C, after a kill, or with a larger SPEC. Formats that are compared are measured in "
-       "turns, "
-       "the first of them twice: that is the noise floor. At the end, or with --crossovers, sentences say up to which "
-       "batch or from which depth one format beats another.",
+       "turns, the first of them twice: that is the noise floor. At the end, or with --crossovers, sentences say up to "
+       "which batch or from which depth one format beats another.",
        "ridge sweep quick --store lab.db\n"
        "ridge sweep regime --dry-run\n"
        "ridge sweep --crossovers --store lab.db --baseline f16",
@@ -157,10 +144,8 @@ std::span<const Command> commands() {
        "ridge results import results/decode-cpu.jsonl --store lab.db", declare_results_import},
       {"profile", "where the time of a decode step goes, op by op",
        "Attributes decode steps (or, with -p, a prompt's chunk) to ops on the CPU and to kernels on a GPU: time, "
-       "share, "
-       "declared bytes, GB/s, percent of the read bandwidth measured in the same run, and what bounds each. Parts and "
-       "the "
-       "gaps between them add up to the step. --trace writes one step for ui.perfetto.dev.",
+       "share, declared bytes, GB/s, percent of the read bandwidth measured in the same run, and what bounds each. "
+       "Parts and the gaps between them add up to the step. --trace writes one step for ui.perfetto.dev.",
        "ridge profile -m synth:qwen2.5-1.5b@weights=q4_0 -d 4096 --kv-quant rotor-3\n"
        "ridge profile -m model.gguf -p 512 --trace step.json",
        declare_profile},

@@ -19,6 +19,57 @@ constexpr std::pair<std::string_view, std::string_view> kLongShorts[] = {
     {"-dev", "--device"},       {"-npp", "--n-prompt"},     {"-ntg", "--n-gen"},      {"-npl", "--n-parallel"},
 };
 
+/// What messages from below the command line call a field, and the flag that sets it.
+constexpr std::pair<std::string_view, std::string_view> kFieldFlags[] = {
+    {"n_ctx", "--ctx-size"},
+    {"isa", "--isa"},
+    {"kernels", "--kernel"},
+    {"type", "--type"},
+    {"temperature", "--temp"},
+    {"top_k", "--top-k"},
+    {"top_p", "--top-p"},
+    {"min_p", "--min-p"},
+    {"repeat_penalty", "--repeat-penalty"},
+    {"repeat_last_n", "--repeat-last-n"},
+    {"max_seconds", "--seconds"},
+    {"max_chunks", "--chunks"},
+    {"bytes", "--size"},
+    {"heads", "--heads"},
+    {"shapes", "--shape"},
+    {"kv", "--kv"},
+    {"results", "--results"},
+    {"store", "--store"},
+};
+
+/// Flags of llama.cpp that Ridge has another answer to. CLI11 would take "-ngl" for "-n gl".
+struct Habit {
+  std::string_view short_flag, long_flag, why, next;
+};
+constexpr Habit kHabits[] = {
+    {"-ngl", "--n-gpu-layers", "Ridge runs a whole model on one device", "use --device cuda"},
+    {"", "--gpu-layers", "Ridge runs a whole model on one device", "use --device cuda"},
+    {"-sm", "--split-mode", "Ridge runs a whole model on one device", "use --device cuda:N"},
+    {"-ts", "--tensor-split", "Ridge runs a whole model on one device", "use --device cuda:N"},
+    {"-mg", "--main-gpu", "Ridge runs a whole model on one device", "use --device cuda:N"},
+    {"-nkvo", "--no-kv-offload", "the cache is where the model is", "leave it out"},
+    {"-fa", "--flash-attn", "attention is always fused, there is nothing to turn on", "leave it out"},
+    {"-cnv", "--conversation", "Ridge continues a text, it has no chat templates", "use ridge run -p TEXT"},
+    {"-sys", "--system-prompt", "Ridge continues a text, it has no chat templates", "use ridge run -p TEXT"},
+    {"-hf", "--hf-repo", "Ridge downloads nothing", "download the model, then -m FILE or -m DIRECTORY"},
+    {"-mu", "--model-url", "Ridge downloads nothing", "download the model, then -m FILE or -m DIRECTORY"},
+    {"-md", "--model-draft", "Ridge does not draft tokens with a second model", "leave it out"},
+    {"-np", "--parallel", "Ridge runs one sequence here", "leave it out"},
+    {"-tb", "--threads-batch", "prompts and decode have the same threads", "use -t N"},
+    {"-s", "", "the seed has no short name", "use --seed N"},
+};
+
+/// Refuses what a user of llama.cpp types from habit, where `app` has no such flag.
+void refuse_habit(const CLI::App& app, const std::string& flag) {
+  if (app.get_option_no_throw(flag)) return;
+  for (const Habit& habit : kHabits)
+    if (flag == habit.short_flag || flag == habit.long_flag) bad_flag(flag, std::string(habit.why), habit.next);
+}
+
 /// The longest of "-n,--n-predict": what messages call the flag.
 std::string flag_of(const std::string& names) {
   std::string longest;
@@ -213,6 +264,12 @@ std::string_view long_name_of(std::string_view short_flag) {
   return {};
 }
 
+std::string_view flag_of_field(std::string_view field) {
+  for (const auto& [name, flag] : kFieldFlags)
+    if (name == field) return flag;
+  return {};
+}
+
 std::vector<std::string> normalize_args(const CLI::App& root, const std::vector<std::string>& args) {
   std::vector<std::string> out;
   const CLI::App* app = &root;
@@ -232,6 +289,7 @@ std::vector<std::string> normalize_args(const CLI::App& root, const std::vector<
         !long_name.empty() && app->get_option_no_throw(std::string(long_name)))
       name = long_name;
     if (name.starts_with("--")) std::replace(name.begin(), name.end(), '_', '-');
+    refuse_habit(*app, name);
     const CLI::Option* option = app->get_option_no_throw(name);
     value_next = equals == std::string::npos && option && option->get_items_expected_min() > 0;
     out.push_back(equals == std::string::npos ? name : name + arg.substr(equals));

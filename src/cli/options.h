@@ -87,7 +87,11 @@ const CLI::App* nested_app(const CLI::App& app, const std::string& name);
 /// Short flags of more than one letter, which llama.cpp's users type: "-ctk" is "--cache-type-k".
 std::string_view long_name_of(std::string_view short_flag);
 
-/// Rewrites what CLI11 does not know: such short flags, and underscores in long ones. Values are left alone.
+/// The flag that sets a field (Error::field), empty where there is none.
+std::string_view flag_of_field(std::string_view field);
+
+/// Rewrites what CLI11 does not know: such short flags, and underscores in long ones. Values are left alone. Throws
+/// usage for flags of llama.cpp that Ridge does not have, saying what it has instead.
 std::vector<std::string> normalize_args(const CLI::App& root, const std::vector<std::string>& args);
 
 /// What holds for every flag of every command: it has an environment twin (--ctx-size is RIDGE_CTX_SIZE), and of a flag

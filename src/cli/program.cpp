@@ -235,7 +235,8 @@ int run_program(const std::vector<std::string>& args) {
   try {
     return finish_output(parse_and_run(root, args, actions));
   } catch (const Error& error) {
-    return report(error.kind(), error.what());
+    const std::string_view flag = flag_of_field(error.field());
+    return report(error.kind(), four_parts("", flag, error.what(), ""));
   } catch (const std::bad_alloc&) {
     return report(ErrorKind::no_memory, "not enough memory (use a smaller model, context or batch)");
   } catch (const std::exception& error) {

@@ -12,7 +12,7 @@ std::string chosen_kernel(const Linear& m, std::string_view name, int64_t n_toke
   try {
     return fmt::format("{}={}", device_linear_op(n_tokens), choose_device_linear({m, n_tokens}, forced).name);
   } catch (const Error& e) {
-    throw Error(e.kind(), fmt::format("matrix {}: {}", name, e.what()));
+    throw Error(e.kind(), fmt::format("matrix {}: {}", name, e.what()), e.field());
   }
 }
 
@@ -34,8 +34,10 @@ void check_device_kernels(const Weights& weights, const ForcedKernels& forced) {
   for (const auto& [op, names] : forced)
     for (const DeviceLinearVariant& row : device_linear_variants())
       if (is_allowed(forced, op, row.name) && !used.contains(fmt::format("{}={}", op, row.name)))
-        throw Error(ErrorKind::usage, fmt::format("--kernel {}={}: no matrix of the model runs {} (they run: {})", op,
-                                                  names, row.name, fmt::join(used, ", ")));
+        throw Error(ErrorKind::usage,
+                    fmt::format("kernel {}={}: no matrix of the model runs {} (they run: {})", op, names, row.name,
+                                fmt::join(used, ", ")),
+                    "kernels");
 }
 
 }  // namespace ridge

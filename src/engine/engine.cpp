@@ -100,7 +100,8 @@ Engine::Engine(const std::string& path, const LoadOptions& options)
 
 const io::Tokenizer& Engine::tokenizer() const {
   if (!loaded_.tokenizer)
-    throw Error(ErrorKind::usage, fmt::format("{} has no tokenizer (use a model with one, or token ids)", info_.path));
+    throw Error(ErrorKind::usage, four_parts("text cannot become tokens, nor tokens text", info_.path,
+                                             "the model has no tokenizer", "pass token ids, or use a model with one"));
   return *loaded_.tokenizer;
 }
 

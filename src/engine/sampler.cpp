@@ -11,9 +11,9 @@
 namespace ridge {
 namespace {
 
-void check_range(const char* flag, double value, double low, double high) {
+void check_range(const char* field, double value, double low, double high) {
   if (value >= low && value <= high) return;  // NaN fails too
-  throw Error(ErrorKind::usage, fmt::format("{} {} is out of range ({} to {})", flag, value, low, high));
+  throw Error(ErrorKind::usage, fmt::format("{} is {}, expected {} to {}", field, value, low, high), field);
 }
 
 /// Steps 3 to 5 of the rule: the keys that are left, best first.
@@ -55,12 +55,12 @@ struct Sampler::Impl {
 };
 
 Sampler::Sampler(const SamplerOptions& o, int vocab_size) {
-  check_range("--temp", o.temperature, 0, 1e4);
-  check_range("--top-k", o.top_k, 0, 1 << 30);
-  check_range("--top-p", o.top_p, 0, 1);
-  check_range("--min-p", o.min_p, 0, 1);
-  check_range("--repeat-penalty", o.repeat_penalty, 0.01, 100);
-  check_range("--repeat-last-n", o.repeat_last_n, 0, 1 << 20);
+  check_range("temperature", o.temperature, 0, 1e4);
+  check_range("top_k", o.top_k, 0, 1 << 30);
+  check_range("top_p", o.top_p, 0, 1);
+  check_range("min_p", o.min_p, 0, 1);
+  check_range("repeat_penalty", o.repeat_penalty, 0.01, 100);
+  check_range("repeat_last_n", o.repeat_last_n, 0, 1 << 20);
   RIDGE_CHECK(vocab_size > 0 && vocab_size <= kMaxSampleVocab, "a vocabulary of {}", vocab_size);
   impl_.reset(new Impl{sample_rule(o), vocab_size, 0, {}});
 }

@@ -4,7 +4,11 @@
 // run them on a CPU (tests/emulate).
 #pragma once
 
+#ifdef __HIP__
+#include "gpu/hip_shim.h"  // compiled and inspected, never run
+#else
 #include <cuda_runtime.h>
+#endif
 
 #include <cstdint>
 #include <utility>
@@ -13,9 +17,6 @@
 #include "gpu/launch_log.h"
 
 namespace ridge::gpu {
-
-/// Throws Error with `what` and CUDA's words unless `code` is success.
-void check(cudaError_t code, const char* what);
 
 /// Shape of a launch.
 struct Grid {
@@ -27,6 +28,10 @@ struct Grid {
   /// kernel must call wait_for_previous_grid() before it touches what that one wrote.
   bool overlap = false;
 };
+
+#ifndef __HIP__
+/// Throws Error with `what` and CUDA's words unless `code` is success.
+void check(cudaError_t code, const char* what);
 
 /// Whether the current device knows programmatic dependent launch (sm_90 and later).
 bool device_can_overlap();
@@ -65,6 +70,7 @@ inline int device_attribute(cudaDeviceAttr attribute) {
 inline int multiprocessors() { return device_attribute(cudaDevAttrMultiProcessorCount); }
 /// That one block may have.
 inline int most_shared_bytes() { return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
+#endif
 
 /// The block's dynamic shared memory, aligned to 128 bytes.
 template <class T>

@@ -10,13 +10,14 @@
 
 namespace ridge::gpu {
 
-/// D = A B + D, signed bytes, K = 32. Word i of a: row r (i even) or r + 8 (odd), k = 4c .. 4c+3 (i < 2) or 16 + 4c ..
-/// Word i of b: k = 16 i + 4c .. , column r. d: (r, 2c) (r, 2c+1) (r+8, 2c) (r+8, 2c+1).
+/// D = A B + D, signed bytes, K = 32. Four elements a word, from the k that is named on.
+/// Word i of a: row r (i even) or r + 8 (odd), k = 4c (i < 2) or 16 + 4c. Word i of b: column r, k = 16 i + 4c.
+/// d: (r, 2c) (r, 2c+1) (r+8, 2c) (r+8, 2c+1).
 __device__ void mma_s8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 /// D = A B + start in every element.
 __device__ void mma_s8_from(int start, int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
-/// D = A B + D, halves, K = 16, float sums. Word i of a: row r (i even) or r + 8 (odd), k = 2c, 2c+1 (i < 2) or 8 + 2c
-/// .. Word i of b: k = 8 i + 2c, 8 i + 2c + 1, column r.
+/// D = A B + D, halves, K = 16, float sums. Two elements a word, from the k that is named on.
+/// Word i of a: row r (i even) or r + 8 (odd), k = 2c (i < 2) or 8 + 2c. Word i of b: column r, k = 8 i + 2c.
 __device__ void mma_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 /// The same with bfloat16.
 __device__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
@@ -66,7 +67,7 @@ __device__ uint16_t float_to_half(float value);
 __device__ float bf16_to_float(uint16_t bits);
 __device__ uint16_t float_to_bf16(float value);
 
-#ifndef __CUDA_EMULATED__
+#if !defined(__CUDA_EMULATED__) && !defined(__HIP__)  // gpu/hip_shim.h has them for the latter
 
 __device__ __forceinline__ void mma_s8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"

@@ -53,6 +53,9 @@ struct TokenizerSpec {
   bool operator==(const TokenizerSpec&) const = default;
 };
 
+/// Whether a GGUF file says that it has token ids and no text: tokenizer.ggml.model is "no_vocab" or "none".
+bool has_no_vocab(const Gguf& gguf);
+
 /// From GGUF metadata. Unknown tokenizer models or pre-tokenizers are a failure that lists the known ones. Special ids
 /// of -1 mean "none" (some converters write them). Without token_type every piece is normal, except that ids named as
 /// BOS, EOS, EOT or padding are control, the unknown id is unknown, and <0xHH> pieces of spm are bytes.

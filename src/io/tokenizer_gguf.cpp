@@ -53,8 +53,10 @@ Status read_model(const Gguf& gguf, std::string_view where, TokenizerSpec& spec)
     return {};
   }
   if (model != "gpt2")
-    return bad_file("{}: {}: the tokenizer model {} is not supported (known: gpt2 (byte-level BPE), llama (spm))",
-                    where, kModel, in_quotes(model));
+    return bad_file(
+        "{}: {}: the tokenizer model {} is not supported (known: gpt2 (byte-level BPE), llama (spm), no_vocab "
+        "(token ids only))",
+        where, kModel, in_quotes(model));
   spec.model = TokenizerModel::bpe;
   RIDGE_TRY(const std::string pre, gguf.text(kPre));
   RIDGE_TRY(spec.pre, pre_from_name(pre, where));
@@ -140,6 +142,12 @@ std::string_view pre_name(PreTokenizer pre) {
 }
 
 }  // namespace
+
+bool has_no_vocab(const Gguf& gguf) {
+  const auto entry = gguf.metadata.find(kModel);
+  const auto* const model = entry == gguf.metadata.end() ? nullptr : std::get_if<std::string>(&entry->second);
+  return model && (*model == "no_vocab" || *model == "none");
+}
 
 Result<TokenizerSpec> tokenizer_spec_from_gguf(const Gguf& gguf, std::string_view where) {
   TokenizerSpec spec;

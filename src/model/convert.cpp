@@ -49,8 +49,8 @@ Status check_type(const Config& c, const QuantizeType& type) {
   constexpr std::array kExact = {"f32", "f16", "bf16", "tq1_0", "tq2_0"};
   if (!c.ternary || (type.format == type.better && std::count(kExact.begin(), kExact.end(), type.format->name) > 0))
     return {};
-  return fail(ErrorKind::usage, "--type {}: a BitNet model's weights are -s, 0 and +s, which only {} keep",
-              type.format->name, fmt::join(kExact, ", "));
+  return wrong_field("type", "{}: a BitNet model's weights are -s, 0 and +s, which only {} keep", type.format->name,
+                     fmt::join(kExact, ", "));
 }
 
 /// The format itself, or the next one whose group divides rows of n_in, as GGUF writers fall back.
@@ -231,8 +231,8 @@ Result<QuantizeType> find_quantize_type(std::string_view name) {
   }
   const auto format = find_weight_format(name);
   if (format && (*format)->tail_bytes == 0) return QuantizeType(**format);
-  if (format) return fail(ErrorKind::usage, "--type {}: this format is read, not written (tq2_0 holds the same)", name);
-  return fail(ErrorKind::usage, "unknown weight format '{}' (there are: {})", name, quantize_type_names());
+  if (format) return wrong_field("type", "{}: this format is read, not written (tq2_0 holds the same)", name);
+  return wrong_field("type", "unknown weight format '{}' (there are: {})", name, quantize_type_names());
 }
 
 std::string quantize_type_names() {

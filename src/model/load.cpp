@@ -207,9 +207,11 @@ Result<LoadedModel> load_gguf(const std::string& path) {
   if (model.config.name.empty()) model.config.name = std::filesystem::path(path).stem().string();
   Binder binder(file.gguf.tensors, true, model.weights);
   RIDGE_TRY_STATUS(bind_tensors(model.config, binder, model.weights, path));
-  RIDGE_TRY(io::TokenizerSpec spec, io::tokenizer_spec_from_gguf(file.gguf, path));
-  RIDGE_TRY(model.tokenizer, io::Tokenizer::make(std::move(spec)));
-  RIDGE_TRY_STATUS(check_vocab(*model.tokenizer, model.config, path));
+  if (!io::has_no_vocab(file.gguf)) {
+    RIDGE_TRY(io::TokenizerSpec spec, io::tokenizer_spec_from_gguf(file.gguf, path));
+    RIDGE_TRY(model.tokenizer, io::Tokenizer::make(std::move(spec)));
+    RIDGE_TRY_STATUS(check_vocab(*model.tokenizer, model.config, path));
+  }
   model.weights.source = std::move(file);
   return model;
 }

@@ -51,7 +51,7 @@ struct Weights {
   int64_t n_params = 0;
 };
 
-/// A model as loaded: configuration, weights, tokenizer (absent for synthetic models).
+/// A model as loaded: configuration, weights, tokenizer (absent where a model has token ids only).
 struct LoadedModel {
   Config config;
   Weights weights;

@@ -19,7 +19,7 @@ Result<Isa> find_isa(std::string_view name) {
   if (name.empty()) return Isa::avx512;
   for (const Isa isa : {Isa::scalar, Isa::avx2, Isa::avx512})
     if (isa_name(isa) == name) return isa;
-  return fail(ErrorKind::usage, "--isa '{}' is unknown (there are: scalar, avx2, avx512)", name);
+  return wrong_field("isa", "isa '{}' is unknown (there are: scalar, avx2, avx512)", name);
 }
 
 bool is_allowed(const ForcedKernels& forced, std::string_view op, std::string_view name) {

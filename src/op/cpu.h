@@ -80,8 +80,9 @@ const Variant& select_row(const ForcedKernels& forced, std::string_view op, std:
   }
   const auto choice = forced.find(op);
   const std::string request = choice == forced.end() ? fmt::format("op {} has no kernel for this problem", op)
-                                                     : fmt::format("--kernel {}={} cannot serve", op, choice->second);
-  throw Error(ErrorKind::usage, fmt::format("{} (can:{}{})", request, can.empty() ? " none" : can, cannot));
+                                                     : fmt::format("kernel {}={} cannot serve", op, choice->second);
+  throw Error(ErrorKind::usage, fmt::format("{} (can:{}{})", request, can.empty() ? " none" : can, cannot),
+              choice == forced.end() ? "" : "kernels");
 }
 
 class OpTrace;  // op/trace.h
@@ -103,8 +104,8 @@ const Variant& select_variant(const CpuContext& context, std::string_view op, st
                               const Problem&... problem) {
   return select_row(context.forced, op, variants, [&](const Variant& variant) -> Support {
     if (variant.isa <= context.isa) return variant.supports(problem...);
-    return {false,
-            fmt::format("needs {}, this processor or --isa allows {}", isa_name(variant.isa), isa_name(context.isa))};
+    return {false, fmt::format("needs {}, this processor, or the isa asked for, allows {}", isa_name(variant.isa),
+                               isa_name(context.isa))};
   });
 }
 

@@ -86,6 +86,20 @@ TEST(Result, OrThrowKeepsKindAndMessage) {
   }
 }
 
+TEST(Result, OrThrowKeepsTheField) {
+  const auto field_of = [](const auto& call) {
+    try {
+      call();
+    } catch (const Error& error) {
+      return error.field();
+    }
+    return std::string("nothing was thrown");
+  };
+  EXPECT_EQ(field_of([] { Result<int>(wrong_field("n_ctx", "n_ctx is {}", 3)).or_throw(); }), "n_ctx");
+  EXPECT_EQ(field_of([] { Status(wrong_field("top_k", "top_k is {}", 3)).or_throw(); }), "top_k");
+  EXPECT_EQ(field_of([] { Result<int>(bad_file("f")).or_throw(); }), "");
+}
+
 TEST(FourParts, LeavesEmptyPartsOut) {
   EXPECT_EQ(four_parts("cannot load", "a.gguf", "truncated", "download it again"),
             "cannot load: a.gguf: truncated (download it again)");

@@ -56,9 +56,31 @@ INSTANTIATE_TEST_SUITE_P(
         Wrong{run_with({"-t", "-3"}), 2, "--threads"}, Wrong{run_with({"-t", "100000"}), 2, "--threads"},
         Wrong{run_with({"-c", "-1"}), 2, "--ctx-size"}, Wrong{run_with({"-c", "99999999999999"}), 2, "--ctx-size"},
         Wrong{run_with({"-ub", "65537"}), 2, "--ubatch-size"},
-        Wrong{run_with({"--isa", "sse9"}), 2, "scalar, avx2, avx512"}, Wrong{run_with({"--kernel", "gemv"}), 2, "gemv"},
+        Wrong{run_with({"--isa", "sse9"}), 2, "error: --isa: isa 'sse9' is unknown (there are: scalar, avx2, avx512)"},
+        Wrong{run_with({"--kernel", "gemv"}), 2, "gemv"},
         Wrong{run_with({"--kernel", "gemv=none"}), 2, "there are: ref"},
         Wrong{run_with({"--kernel", "nop=ref"}), 2, "unknown op"}));
+
+INSTANTIATE_TEST_SUITE_P(
+    Habits, Usage,
+    testing::Values(Wrong{run_with({"-ngl", "99"}), 2,
+                          "error: -ngl: Ridge runs a whole model on one device (use --device"},
+                    Wrong{run_with({"-ngl=99"}), 2, "error: -ngl: "},
+                    Wrong{run_with({"--n_gpu_layers", "99"}), 2, "error: --n-gpu-layers: "},
+                    Wrong{{"bench", "decode", "-m", kTinyModel, "-ngl", "99"}, 2, "use --device cuda"},
+                    Wrong{run_with({"-fa"}), 2, "-fa: attention is always fused"},
+                    Wrong{run_with({"--flash-attn", "on"}), 2, "--flash-attn: attention is always fused"},
+                    Wrong{run_with({"-cnv"}), 2, "-cnv: Ridge continues a text"},
+                    Wrong{{"run", "-hf", "owner/name"}, 2, "-hf: Ridge downloads nothing"},
+                    Wrong{run_with({"-md", "small.gguf"}), 2, "-md: Ridge does not draft"},
+                    Wrong{run_with({"-np", "4"}), 2, "-np: Ridge runs one sequence"},
+                    Wrong{run_with({"-tb", "4"}), 2, "use -t N"}, Wrong{run_with({"-s", "1"}), 2, "use --seed N"}));
+
+/// What looks like a habit and is a value stays one.
+TEST(Habits, AValueMayLookLikeAHabit) {
+  const Outcome outcome = run_ridge({"run", "-m", kTinyModel, "-p", "-ngl", "-n", "1", "--temp", "0"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+}
 
 INSTANTIATE_TEST_SUITE_P(
     Caches, Usage,
@@ -153,6 +175,8 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(Wrong{{"quantize", "a"}, 2, "OUT is required"},
                     Wrong{{"quantize", "a", "b", "--type", "q5_9"}, 2, "q8_0"},
                     Wrong{{"quantize", "/nonexistent", "/tmp/never.gguf", "--type", "q8_0"}, 4, "/nonexistent"},
+                    Wrong{
+                        {"quantize", kTinyModel, "/tmp/never.gguf", "--type", "i2_s"}, 2, "error: --type: i2_s: this"},
                     Wrong{{"explain"}, 2, "OP is required"}, Wrong{{"explain", "conv"}, 2, "gemv"},
                     Wrong{{"explain", "gemv", "--shape", "12"}, 2, "N_OUTxN_IN"},
                     Wrong{{"explain", "gemv", "--shape", "0x32"}, 2, "--shape"},

@@ -111,12 +111,12 @@ TEST(Sampler, OutOfRangeOptionsNameTheFlag) {
     }
     return "";
   };
-  EXPECT_NE(message({.temperature = NAN}).find("--temp"), std::string::npos);
-  EXPECT_NE(message({.temperature = -1}).find("--temp"), std::string::npos);
-  EXPECT_NE(message({.top_k = -1}).find("--top-k"), std::string::npos);
-  EXPECT_NE(message({.top_p = 1.5f}).find("--top-p"), std::string::npos);
-  EXPECT_NE(message({.min_p = NAN}).find("--min-p"), std::string::npos);
-  EXPECT_NE(message({.repeat_penalty = 0}).find("--repeat-penalty"), std::string::npos);
+  EXPECT_NE(message({.temperature = NAN}).find("temperature is "), std::string::npos);
+  EXPECT_NE(message({.temperature = -1}).find("temperature is "), std::string::npos);
+  EXPECT_NE(message({.top_k = -1}).find("top_k is "), std::string::npos);
+  EXPECT_NE(message({.top_p = 1.5f}).find("top_p is "), std::string::npos);
+  EXPECT_NE(message({.min_p = NAN}).find("min_p is "), std::string::npos);
+  EXPECT_NE(message({.repeat_penalty = 0}).find("repeat_penalty is "), std::string::npos);
 }
 
 }  // namespace

@@ -1,13 +1,15 @@
-// Compiled for RDNA3, never run: the score of one query against n_rows rotor-3 keys, one row a lane. tools/hip_check.py
-// looks for v_dot4_i32_iu8 and v_perm_b32 in its assembly, so the portable helpers cannot lose their instructions.
-#include <hip/hip_runtime.h>
+// Decode attention over p8 and rotor-3 caches, compiled for RDNA3 from the sources of the CUDA build and never run.
+// tools/hip_check.py looks at the assembly.
+#include "op/attn/tile_split_cuda.h"
 
-#include "gpu/rotor3_levels.h"
+namespace ridge::tiles {
 
-/// scores[row] = q . levels(codes[row]); q is [head_dim] signed bytes, codes [n_rows, 3 * head_dim / 8].
-extern "C" __global__ void rotor3_scores(const unsigned char* codes, const uint32_t* q, int head_dim, int n_rows,
-                                         int32_t* scores) {
-  const int row = int(blockIdx.x * blockDim.x + threadIdx.x);
-  if (row >= n_rows) return;
-  scores[row] = ridge::gpu::rotor3_dot(codes + size_t(row) * 3 * size_t(head_dim) / 8, q, head_dim);
-}
+// hip_check.py knows the kernels by these numbers.
+static_assert(int(TileKind::int8_blocks) == 3 && int(TileKind::rotor3) == 7);
+
+template __global__ void attn_split_kernel<128, int(TileKind::int8_blocks), int(TileKind::int8_blocks)>(
+    const DeviceAttention, const Cut);
+template __global__ void attn_split_kernel<128, int(TileKind::rotor3), int(TileKind::rotor3)>(const DeviceAttention,
+                                                                                              const Cut);
+
+}  // namespace ridge::tiles

@@ -107,7 +107,7 @@ TEST_F(Doctor, BuildsWhoseTimesMeanNothing) {
 
 TEST_F(Doctor, AQuotaBelowTheProcessors) {
   file("sys/fs/cgroup/cpu.max", "150000 100000\n");
-  expect("threads", Finding::problem, "pays for 1.5", "-t 1");
+  expect("threads", Finding::problem, "pays for 1.5", "set threads to 1");
   file("sys/fs/cgroup/cpu.max", "max 100000\n");
   expect("threads", Finding::ok, "4 processors");
   file("sys/fs/cgroup/cpu.max", "garbage\n");
@@ -117,7 +117,7 @@ TEST_F(Doctor, AQuotaBelowTheProcessors) {
 TEST_F(Doctor, ThreadsThatShareCores) {
   for (int cpu = 0; cpu < 4; ++cpu)
     file(fmt::format("sys/devices/system/cpu/cpu{}/topology/thread_siblings_list", cpu), cpu < 2 ? "0-1\n" : "2-3\n");
-  expect("threads", Finding::note, "2 cores", "-t 2");
+  expect("threads", Finding::note, "2 cores", "threads set to 2");
 }
 
 TEST_F(Doctor, OthersAtWork) {
@@ -143,7 +143,7 @@ TEST_F(Doctor, MemoryTooSmallForColdBuffers) {
   here.machine.caches[0].bytes = 2 * kGib;
   expect("memory", Finding::problem, "too little", "free memory");
   here.machine.caches.clear();
-  expect("memory", Finding::note, "unknown", "--size");
+  expect("memory", Finding::note, "unknown", "a size");
 }
 
 TEST_F(Doctor, CeilingsUnknownImplausibleOrNoisy) {

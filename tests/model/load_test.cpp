@@ -93,7 +93,8 @@ TEST(Load, AbsurdMetadataIsRefusedByName) {
       {"llama.embedding_length", uint64_t(65), "do not fit the configuration"},
       {"llama.feed_forward_length", uint64_t(173), "blk.0.ffn_gate.weight is [172, 64], expected [173, 64]"},
       {"general.architecture", std::string("mamba"),
-       "architecture 'mamba' is not supported (there are: llama, qwen2, qwen3, bitnet-b1.58, bitnet-25, bitnet)"},
+       "architecture 'mamba' is not supported (there are: llama, mistral, qwen2, qwen3, bitnet-b1.58, bitnet-25, "
+       "bitnet)"},
       {"general.architecture", uint64_t(3), "general.architecture"},
   };
   for (const Case& c : cases) {
@@ -204,6 +205,62 @@ TEST(Config, HfFieldsAreReadAndChecked) {
   for (const auto& [change, expected] : cases)
     EXPECT_NE(message(change.first, change.second).find(expected), std::string::npos)
         << change.second << " -> " << message(change.first, change.second);
+}
+
+TEST(Config, MistralWithoutAWindowIsALlama) {
+  const auto mistral = [](std::string_view more) {
+    return R"({"hidden_size":64,"num_hidden_layers":3,"num_attention_heads":4,"num_key_value_heads":2,"head_dim":32,)"
+           R"("intermediate_size":128,"vocab_size":512,"max_position_embeddings":2048,"rope_theta":1000000.0)" +
+           std::string(more) + "}";
+  };
+  for (const char* more : {R"(,"model_type":"mistral","sliding_window":null)", R"(,"model_type":"mistral")",
+                           R"(,"architectures":["MistralForCausalLM"],"sliding_window":null)"}) {
+    const Config c = config_from_hf(mistral(more), "config.json").or_throw();
+    EXPECT_EQ(c.arch, "llama");
+    EXPECT_EQ(c.head_dim, 32);
+    EXPECT_EQ(c.rope_theta, 1e6f);
+    EXPECT_FALSE(c.qkv_bias);
+    EXPECT_FALSE(c.qk_norm);
+  }
+  for (const char* more : {R"(,"model_type":"mistral","sliding_window":16)",
+                           R"(,"model_type":"mistral","sliding_window":16,"use_sliding_window":false)"}) {
+    const Result<Config> windowed = config_from_hf(mistral(more), "config.json");
+    ASSERT_FALSE(windowed);
+    EXPECT_NE(windowed.error().message.find("config.json: sliding_window is 16"), std::string::npos)
+        << windowed.error().message;
+  }
+  // Where use_sliding_window decides, the number alone is no window.
+  EXPECT_TRUE(config_from_hf(mistral(R"(,"model_type":"qwen2","sliding_window":16)"), "config.json"));
+}
+
+/// The tiny model as a file of another architecture: every key under that name.
+Variant renamed(const std::string& arch) {
+  Variant variant;
+  Metadata metadata;
+  for (const auto& [key, value] : variant.metadata)
+    metadata[key.starts_with("llama.") ? arch + key.substr(5) : key] = value;
+  metadata["general.architecture"] = arch;
+  variant.metadata = std::move(metadata);
+  return variant;
+}
+
+TEST(Load, MistralWithoutAWindowIsALlama) {
+  const Variant mistral = renamed("mistral");
+  EXPECT_EQ(mistral.load(), "");
+  io::Gguf gguf;
+  gguf.metadata = mistral.metadata;
+  const io::GgufFile tiny = io::open_gguf(kTiny).or_throw();
+  gguf.tensors = tiny.gguf.tensors;
+  const Config c = config_from_gguf(gguf, "f").or_throw();
+  EXPECT_EQ(c.arch, "llama");
+  EXPECT_EQ(c.rope_pairs, RopePairs::interleaved);
+  EXPECT_EQ(config_metadata(c).at("general.architecture"), io::GgufValue(std::string("llama")));
+
+  for (const std::string arch : {"mistral", "llama"}) {
+    Variant windowed = renamed(arch);
+    windowed.metadata[arch + ".attention.sliding_window"] = uint64_t(4096);
+    EXPECT_NE(windowed.load().find(arch + ".attention.sliding_window 4096 is not supported"), std::string::npos);
+  }
 }
 
 TEST(Convert, EveryWritableFormatLoadsAndStaysClose) {

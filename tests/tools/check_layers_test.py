@@ -8,12 +8,13 @@ import unittest
 CHECK = pathlib.Path(__file__).resolve().parents[2] / "tools" / "check_layers.py"
 
 
-def run(file, include):
-    """check_layers.py over a tree whose only file has `include` in line 2."""
+def run(*planted):
+    """check_layers.py over a tree of (file, include) pairs; each file has its include in line 2."""
     with tempfile.TemporaryDirectory() as root:
-        path = pathlib.Path(root, file)
-        path.parent.mkdir(parents=True)
-        path.write_text(f"#pragma once\n#include {include}\n", encoding="utf-8")
+        for file, include in planted:
+            path = pathlib.Path(root, file)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"#pragma once\n#include {include}\n", encoding="utf-8")
         done = subprocess.run([sys.executable, CHECK, root], capture_output=True, text=True, check=False)
         return done.returncode, done.stdout
 
@@ -41,7 +42,7 @@ class CheckLayers(unittest.TestCase):
             ("src/op/gemv/ref.cpp", '"op/simd/avx2.h"'),
         ]:
             with self.subTest(file=file, include=include):
-                code, out = run(file, include)
+                code, out = run((file, include))
                 self.assertEqual(code, 1)
                 self.assertTrue(out.startswith(f"{file}:2: includes \"{include[1:-1]}\": "), out)
                 self.assertIn("; allowed: ", out)
@@ -62,8 +63,22 @@ class CheckLayers(unittest.TestCase):
             ("tests/op/gemv_test.cpp", '"cases/gemv_cases.h"'),
         ]:
             with self.subTest(file=file, include=include):
-                code, out = run(file, include)
+                code, out = run((file, include))
                 self.assertEqual(code, 0, out)
+
+    def test_folders_of_op_include_each_other_in_one_direction(self):
+        attn_to_cache = ("src/op/attn/attn.h", '"op/cache/layout.h"')
+        self.assertEqual(run(attn_to_cache, ("src/op/cache/layout.h", '"op/cpu.h"'))[0], 0)
+        code, out = run(attn_to_cache, ("src/op/cache/layout.h", '"op/attn/attn.h"'))
+        self.assertEqual(code, 1)
+        self.assertIn('src/op/cache/layout.h:2: includes "op/attn/attn.h": op/attn includes op/cache too', out)
+        self.assertIn('src/op/attn/attn.h:2: includes "op/cache/layout.h": op/cache includes op/attn too', out)
+        # By way of a third folder, and beside a folder that has no part in it.
+        code, out = run(attn_to_cache, ("src/op/cache/layout.h", '"op/simd/x.h"'), ("src/op/simd/x.h", '"op/attn/attn.h"'),
+                        ("src/op/gemm/x.h", '"op/cache/layout.h"'))
+        self.assertEqual(code, 1)
+        self.assertEqual(len(out.splitlines()), 3, out)
+        self.assertNotIn("src/op/gemm", out)
 
 
 if __name__ == "__main__":

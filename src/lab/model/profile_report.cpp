@@ -129,8 +129,7 @@ std::string profile_markdown(const Profile& p) {
       a.n_steps, a.median_us, a.lower_us, a.upper_us, p.untraced_us);
   text += fmt::format(
       "Bytes are the ops' declared work; rows that stay in a cache can exceed the roof, {:.1f} GB/s read from memory "
-      "in "
-      "this run. Bound: the roof that explains {:.0f} % of the time or more, else latency.\n",
+      "in this run. Bound: the roof that explains {:.0f} % of the time or more, else latency.\n",
       p.roofs.read_gb_s, 100 * kExplainedShare);
   return text;
 }

@@ -201,7 +201,8 @@ std::optional<Profile> run_profile(const ProfileParams& params, const ProfileHoo
     append(kernels, times.take());
     steps = device_steps(log, kernels).or_throw();
   }
-  if (steps.empty()) throw Error(ErrorKind::failure, "no step could be profiled (raise --seconds)");
+  if (steps.empty())
+    throw Error(ErrorKind::failure, "no step could be profiled in the time (raise max_seconds)", "max_seconds");
   profile.attribution = attribute(steps);
   profile.untraced_us = spread(untraced).median;
   profile.example = median_step(steps, profile.attribution.median_us);

@@ -234,8 +234,10 @@ Ceilings measure_ceilings(const CeilingOptions& options) {
   const int64_t n = result.size.bytes;
   const int64_t needed = (options.read_only ? 1 : 3) * n;
   if (machine.available_bytes > 0 && needed > machine.available_bytes)
-    throw Error(ErrorKind::no_memory, fmt::format("the streams need {:.0f} MiB, {:.0f} MiB are available (use --size)",
-                                                  double(needed) / 1048576, double(machine.available_bytes) / 1048576));
+    throw Error(ErrorKind::no_memory,
+                fmt::format("the streams need {:.0f} MiB, {:.0f} MiB are available (use smaller ones)",
+                            double(needed) / 1048576, double(machine.available_bytes) / 1048576),
+                "bytes");
   Streams streams(context, kernel, n, options.read_only);
   const auto add = [&](std::string_view name, int64_t bytes_moved, auto method) {
     if (options.stop && options.stop()) return;

@@ -58,11 +58,11 @@ std::vector<OpProblem> cache_problems(const OpBenchParams& params) {
   std::vector<OpProblem> problems;
   for (const OpShape heads : params.heads) {
     if (heads.first % heads.second != 0)
-      throw Error(ErrorKind::usage, fmt::format("--heads {}/{}: {} KV heads do not divide {} heads", heads.first,
-                                                heads.second, heads.second, heads.first));
+      throw Error(ErrorKind::usage, fmt::format("{} KV heads do not divide {} heads", heads.second, heads.first),
+                  "heads");
     for (const KvChoice& choice : kv) {
       if (!choice.layers.empty())
-        throw Error(ErrorKind::usage, fmt::format("--kv '{}': an op has no layers of their own", kv_text(choice)));
+        throw Error(ErrorKind::usage, fmt::format("'{}': an op has no layers of their own", kv_text(choice)), "kv");
       for (const Batch batch : batches(params))
         for (const int count : params.n_new) {
           if (params.op == Op::attention && count > batch.n_keys)
@@ -93,8 +93,10 @@ std::vector<OpProblem> matrix_problems(const OpBenchParams& params) {
   for (const OpShape shape : params.shapes)
     for (const WeightFormat* format : weights) {
       if (shape.second % format->group != 0)
-        throw Error(ErrorKind::usage, fmt::format("--shape {}x{}: {} groups {} inputs, {} does not divide", shape.first,
-                                                  shape.second, format->name, format->group, shape.second));
+        throw Error(ErrorKind::usage,
+                    fmt::format("{}x{}: {} groups {} inputs, {} does not divide", shape.first, shape.second,
+                                format->name, format->group, shape.second),
+                    "shapes");
       for (const int n_tokens : batch)
         problems.push_back(
             {.op = Op::gemv, .n_out = shape.first, .n_in = shape.second, .n_tokens = n_tokens, .weights = format});
@@ -197,8 +199,10 @@ KernelChoice choose_kernels(const OpBenchParams& params, const OpProblem& proble
   }
   for (const std::string& name : asked)
     if (!all && std::ranges::none_of(rows, [&](const OpKernel* k) { return k->name == name; }))
-      throw Error(ErrorKind::usage, fmt::format("--kernel: {} has no kernel '{}' (there are: {})", op_name(problem.op),
-                                                name, names.empty() ? "none" : names));
+      throw Error(ErrorKind::usage,
+                  fmt::format("{} has no kernel '{}' (there are: {})", op_name(problem.op), name,
+                              names.empty() ? "none" : names),
+                  "kernels");
   KernelChoice choice;
   for (const OpKernel* kernel : rows) {
     if (asked.empty() ? kernel->is_baseline : !all && std::ranges::find(asked, kernel->name) == asked.end()) continue;

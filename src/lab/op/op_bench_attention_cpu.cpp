@@ -178,8 +178,8 @@ OpKernel kernel_row(const AttentionVariant& variant) {
           .name = variant.name,
           .supports = [&variant](const OpProblem& p, const OpDevice& device) -> Support {
             if (variant.isa > device.isa)
-              return {false, fmt::format("needs {}, this processor or --isa allows {}", isa_name(variant.isa),
-                                         isa_name(device.isa))};
+              return {false, fmt::format("needs {}, this processor, or the isa asked for, allows {}",
+                                         isa_name(variant.isa), isa_name(device.isa))};
             const AttentionProblem problem(p.layer(), p.n_heads, p.n_keys, p.n_new);
             if (p.n_new > most_rows_at_once(problem.get().k, problem.get().v))
               return {false, fmt::format("{} queries a sequence, a window has {} spare rows", p.n_new, kSpareRows)};

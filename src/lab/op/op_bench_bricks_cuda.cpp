@@ -4,7 +4,7 @@
 
 #include "lab/op/op_data.h"
 #include "lab/op/op_kernels.h"
-#include "op/gemv/half_gemv_cuda.h"
+#include "op/gemm/tensor_gemm_cuda.h"
 
 namespace ridge::lab {
 namespace {

@@ -52,7 +52,8 @@ Service service_of(const LinearTables& tables, const OpProblem& p, std::string_v
     return service;
   }
   if (found->isa > isa) {
-    service.why_not = fmt::format("needs {}, this processor or --isa allows {}", isa_name(found->isa), isa_name(isa));
+    service.why_not =
+        fmt::format("needs {}, this processor, or the isa asked for, allows {}", isa_name(found->isa), isa_name(isa));
     return service;
   }
   for (const bool int8_activations : {p.weights->name == "i2_s", false})

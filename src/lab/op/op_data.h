@@ -95,9 +95,8 @@ struct AttentionReference {
   double score_error = 0;
   double mean_square = 0;  ///< of the outputs
 };
-/// q [n_seq, n_heads, head_dim]; k_index and v_index give the row of the pool for a sequence's KV head (seq *
-/// n_kv_heads
-/// + head) and a position.
+/// q [n_seq, n_heads, head_dim]; k_index and v_index give the row of the pool for a sequence's KV head
+/// (seq * n_kv_heads + head) and a position.
 using PoolIndex = std::function<int(int64_t seq_head, int64_t position)>;
 AttentionReference attention_reference(const OpProblem& problem, std::span<const float> q, const RowPool& k,
                                        const RowPool& v, const PoolIndex& k_index, const PoolIndex& v_index);

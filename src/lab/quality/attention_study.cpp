@@ -267,8 +267,7 @@ Row to_row(const Row& subject, const AttentionOptions& options, const AttentionR
 std::string attention_table(std::span<const Row> rows) {
   std::string text =
       "| KV cache K/V | relative L2 | cosine | norm ratio | RMS logit error | with a K outlier: relative L2 | cosine | "
-      "norm "
-      "ratio | RMS logit error |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|\n";
+      "norm ratio | RMS logit error |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|\n";
   const auto cells = [](const Row& e) {
     const auto value = [&](const char* name) { return e[name].is_number() ? e[name].get<double>() : NAN; };
     return fmt::format(" {:.4f} | {:.5f} | {:.4f} | {:.4f} |", value("relative_l2"), value("cosine"),

@@ -103,8 +103,7 @@ std::vector<Row> run_matrix(const Model& model, const Corpus& corpus, const Eval
 std::string matrix_table(std::span<const Row> rows) {
   std::string text = fmt::format(
       "| KV cache K/V | bits K / V | bits at 4k | bytes/token | mean KLD | ln PPL ratio | same top % | 99 % KLD | PPL "
-      "| "
-      "PPL - base (gate +{}) |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n",
+      "| PPL - base (gate +{}) |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n",
       kPplGate);
   for (const Row& row : rows) {
     const double rise = field(row, "difference", "value");

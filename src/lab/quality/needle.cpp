@@ -36,9 +36,9 @@ std::vector<Trial> make_trials(const Model& model, const Corpus& corpus, const N
   const int64_t room = int64_t(corpus.tokens.size()) - options.n_ctx;
   if (room < 0)
     throw Error(ErrorKind::usage,
-                fmt::format("the text has {} tokens, a probe needs {} (give a longer text or a smaller "
-                            "--ctx-size)",
-                            corpus.tokens.size(), options.n_ctx));
+                fmt::format("the text has {} tokens, a probe needs {} (give a longer text or smaller probes)",
+                            corpus.tokens.size(), options.n_ctx),
+                "n_ctx");
   Rng rng(options.seed);
   std::vector<Trial> trials;
   for (int i = 0; i < options.n_trials; ++i) {
@@ -111,8 +111,9 @@ void run_needle(const Model& model, const Corpus& corpus, const NeedleOptions& o
       options.n_ctx < (options.copies + 1) * options.needle + 2)
     throw Error(ErrorKind::usage,
                 fmt::format("{} needles of {} with a cue of {} do not fit in {} tokens (a shorter needle, "
-                            "a cue below it, or a larger --ctx-size)",
-                            options.copies, options.needle, options.cue, options.n_ctx));
+                            "a cue below it, or more tokens)",
+                            options.copies, options.needle, options.cue, options.n_ctx),
+                "n_ctx");
   const std::vector<Trial> trials = make_trials(model, corpus, options);
   const auto bos = model.info().add_bos ? model.bos() : std::nullopt;
   const auto total = int64_t(options.candidates.size() * trials.size()) * (options.n_depths + 1);

@@ -124,7 +124,7 @@ Corpus base_corpus(const Model& model, const io::KlBaseFile& file) {
     throw Error(ErrorKind::bad_file, four_parts("the base does not belong to this model", file.path().native(),
                                                 fmt::format("it has a vocabulary of {}, the model {}", shape.n_vocab,
                                                             model.info().vocab_size),
-                                                "write one with --save-base"));
+                                                "write one from this model"));
   Corpus corpus{.path = file.path().filename().native(), .tokens = file.base().tokens()};
   for (const int32_t token : corpus.tokens) corpus.bytes += int64_t(model.piece(token).size());
   corpus.xxh64 = XXH64(file.base().token_bytes.data(), file.base().token_bytes.size(), 0);

@@ -130,12 +130,11 @@ std::vector<int32_t> Windows::chunk(std::span<const int32_t> text, int index) co
 
 Result<Windows> plan_windows(int64_t n_tokens, int n_ctx, int max_chunks, std::optional<int32_t> bos) {
   if (n_ctx < 4)
-    return fail(ErrorKind::usage, "a window of {} tokens scores nothing (use --ctx-size 4 or more)", n_ctx);
-  if (max_chunks == 0) return fail(ErrorKind::usage, "0 chunks score nothing (use --chunks 1 or more, or -1 for all)");
+    return wrong_field("n_ctx", "a window of {} tokens scores nothing (use 4 or more)", n_ctx);
+  if (max_chunks == 0) return wrong_field("max_chunks", "0 chunks score nothing (use 1 or more, or -1 for all)");
   const int64_t whole = n_tokens / n_ctx;
   if (whole == 0)
-    return fail(ErrorKind::usage,
-                "the text has {} tokens, a window needs {} (give a longer text or a smaller --ctx-size)", n_tokens,
+    return wrong_field("n_ctx", "the text has {} tokens, a window needs {} (give a longer text or a smaller window)", n_tokens,
                 n_ctx);
   const int64_t n_chunks = max_chunks < 0 ? whole : std::min<int64_t>(whole, max_chunks);
   return Windows{n_ctx, int(n_chunks), bos};

@@ -77,10 +77,10 @@ Check check_threads(const Surroundings& here) {
     check.finding = Finding::problem;
     check.what +=
         fmt::format(", but the cgroup pays for {:.2g}: threads will be stopped in the middle of a run", quota);
-    check.advice = fmt::format("run with -t {}, or raise the container's CPU limit", std::max(1, int(quota)));
+    check.advice = fmt::format("set threads to {}, or raise the container's CPU limit", std::max(1, int(quota)));
   } else if (n_cores > 0 && n_cores < n) {
     check.finding = Finding::note;
-    check.advice = fmt::format("threads share cores: compare with -t {}", n_cores);
+    check.advice = fmt::format("threads share cores: compare with threads set to {}", n_cores);
   }
   return check;
 }
@@ -131,7 +131,7 @@ Check check_memory(const Surroundings& here) {
   if (cache == 0) {
     check.finding = Finding::note;
     check.what += " (unknown)";
-    check.advice = "give bench bandwidth a --size of several times the cache";
+    check.advice = "give bench bandwidth a size of several times the cache";
   } else if (machine.available_bytes / 8 < 4 * cache) {
     // The bench takes an eighth of what is available for a buffer.
     check.finding = Finding::problem;

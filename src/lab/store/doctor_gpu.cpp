@@ -56,7 +56,7 @@ std::vector<Check> check_state(const Surroundings& here) {
   checks.push_back(clocks);
   if (std::atoi(words[2].c_str()) > 5)
     checks.push_back({"gpu load", Finding::problem, fmt::format("{} % busy with other work", words[2]),
-                      "stop it, or choose another GPU with --device cuda:N"});
+                      "stop it, or choose another GPU"});
   if (words[3] == "Enabled")
     checks.push_back(
         {"mig", Finding::note, "on: figures are of a slice of the GPU", "name the slice beside every figure"});

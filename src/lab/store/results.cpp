@@ -39,7 +39,7 @@ void write_all(int fd, std::string_view bytes, const std::filesystem::path& path
     if (written < 0 && errno == EINTR) continue;
     if (written <= 0)
       throw Error(ErrorKind::failure, four_parts("cannot write the results", path.native(), std::strerror(errno),
-                                                 "free space or name another --results file"));
+                                                 "free space or name another file"));
     bytes.remove_prefix(size_t(written));
   }
 }
@@ -121,8 +121,8 @@ Result<ResultsFile> ResultsFile::open(const std::filesystem::path& path) {
   // O_NONBLOCK: a FIFO without a reader fails instead of hanging.
   file.fd_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0644);
   const auto refuse = [&](std::string_view why) {
-    return fail(ErrorKind::usage, "{}",
-                four_parts("cannot append results", path.native(), why, "name a file for --results"));
+    return wrong_field("results", "{}",
+                       four_parts("cannot append results", path.native(), why, "name another file for the rows"));
   };
   if (file.fd_ < 0) return refuse(std::strerror(errno));
   struct stat facts {};

@@ -61,7 +61,7 @@ Failure read_failure(sqlite3* db, const std::filesystem::path& path) {
     case SQLITE_TOOBIG:
     case SQLITE_MISMATCH:
       return {ErrorKind::bad_file, four_parts("results store", path.native(), "damaged: " + reason(db),
-                                              "name another --store; `sqlite3 FILE .recover` may save its rows")};
+                                              "name another file; `sqlite3 FILE .recover` may save its rows")};
     case SQLITE_BUSY:
     case SQLITE_LOCKED:
       return {ErrorKind::failure, four_parts("results store", path.native(), "another program keeps it locked", "")};
@@ -106,18 +106,18 @@ Status check_store(sqlite3* db, const std::filesystem::path& path) {
   RIDGE_TRY(const int64_t id, pragma(db, path, "PRAGMA application_id"));
   RIDGE_TRY(const int64_t version, pragma(db, path, "PRAGMA user_version"));
   if (id != kApplicationId)
-    return bad_file("results store {}: a SQLite file of another program (name another --store)", path.native());
+    return bad_file("results store {}: a SQLite file of another program (name another file)", path.native());
   if (version != kVersion)
     return bad_file("results store {}: version {}, this program knows {} (use the program that wrote it)",
                     path.native(), version, kVersion);
   RIDGE_TRY(const Schema schema, read_schema(db, path));
   if (!schema.ours || schema.n_objects != 2)
-    return bad_file("results store {}: its tables are not those of a store (was it edited? name another --store)",
+    return bad_file("results store {}: its tables are not those of a store (was it edited? name another file)",
                     path.native());
   Statement check(db, "PRAGMA quick_check(1)");
   if (!check.next()) return read_failure(db, path);
   if (check.text(0) != "ok")
-    return bad_file("results store {}: damaged: {} (name another --store; `sqlite3 FILE .recover` may save its rows)",
+    return bad_file("results store {}: damaged: {} (name another file; `sqlite3 FILE .recover` may save its rows)",
                     path.native(), check.text(0));
   return {};
 }
@@ -149,8 +149,8 @@ void Store::Close::operator()(sqlite3* db) const { sqlite3_close_v2(db); }
 
 Result<Store> Store::open(const std::filesystem::path& path, bool create) {
   const auto refuse = [&](std::string_view why) {
-    return fail(ErrorKind::usage, "{}",
-                four_parts("cannot open the results store", path.native(), why, "name a file for --store"));
+    return wrong_field("store", "{}",
+                       four_parts("cannot open the results store", path.native(), why, "name another file"));
   };
   std::error_code error;
   const std::filesystem::file_status status = std::filesystem::status(path, error);
@@ -179,7 +179,7 @@ Result<Store> Store::open(const std::filesystem::path& path, bool create) {
     if (again.n_objects == 0)
       return fail(ErrorKind::failure, "{}",
                   four_parts("cannot create the results store", path.native(), reason(db.get()),
-                             "free space or name another --store"));
+                             "free space or name another file"));
   }
   RIDGE_TRY_STATUS(check_store(db.get(), path));
   return Store(std::move(db), path);
@@ -207,7 +207,7 @@ Result<std::vector<Row>> Store::rows() const {
   while (statement.next()) {
     Row row = Row::parse(statement.text(0), nullptr, false);
     if (!row.is_object())
-      return bad_file("results store {}: row {} is not a JSON object (was it edited? name another --store)",
+      return bad_file("results store {}: row {} is not a JSON object (was it edited? name another file)",
                       path_.native(), rows.size() + 1);
     rows.push_back(std::move(row));
   }

@@ -86,7 +86,7 @@ Result<Config> config_from_gguf(const io::Gguf& gguf, std::string_view where) {
   }
   const Keys keys(gguf, arch_name);
   Config c;
-  c.arch = arch_name;
+  c.arch = arch->same_as.empty() ? arch_name : arch->same_as;
   if (gguf.has("general.name")) {
     RIDGE_TRY(c.name, gguf.text("general.name"));
   }

@@ -87,7 +87,7 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
   if (!arch) return bad_file("{}: model_type '{}' is not supported (there are: {})", where, type, known);
 
   Config c;
-  c.arch = arch->name;
+  c.arch = arch->same_as.empty() ? arch->name : arch->same_as;
   RIDGE_TRY(c.n_layers, f.integer("num_hidden_layers"));
   RIDGE_TRY(c.d_model, f.integer("hidden_size"));
   RIDGE_TRY(c.d_ff, f.integer("intermediate_size"));
@@ -106,6 +106,9 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
   RIDGE_TRY(const std::string activation, f.text_or("hidden_act", std::string(activation_name(arch->activation))));
   if (mlp_bias) return bad_file("{}: mlp_bias is true (not supported)", where);
   if (sliding) return bad_file("{}: use_sliding_window is true (not supported)", where);
+  RIDGE_TRY(const int window, arch->windowed ? f.integer_or("sliding_window", 0) : Result<int>(0));
+  if (window > 0)
+    return bad_file("{}: sliding_window is {} (not supported; models that have null there are)", where, window);
   const Result<Activation> known_activation = find_activation(activation);
   if (!known_activation) return bad_file("{}: hidden_act {}", where, known_activation.error().message);
   c.activation = *known_activation;

@@ -2,9 +2,9 @@
 //
 // A format F has
 //   kScaleBlock    values that share a scale; 0: the whole row
-//   kFine          whether what meets its codes needs 16 bits: formats of 8 bits yes, of 3 and 4 bits no, whose own
-//   error
-//                  is far above a step of 8
+//   kFine          whether what meets its codes needs 16 bits:
+//                  formats of 8 bits do; those of 3 and 4 bits do not,
+//                  because their own error is far above a step of 8
 //   kUnit          value = code * kUnit * scale
 //   row_is_fixed   the scale is KvCoding::fixed, not in the row
 //   scale_at(row, head_dim, block)   where the fp16 scale of a block is

@@ -1,8 +1,7 @@
 // Products of many tokens with integer weights (int_weights_cuda.h) on tensor cores: prompts, and decode of more
 // sequences than one pass of device_int_gemv takes.
 //
-// int4_g128  A weight is code * scale rounded to a half, an activation x s rounded to a half, s being a power of two
-// for
+// int4_g128  A weight is code * scale rounded to a half, an activation x s rounded to a half. s is a power of two for
 //            each token that brings its largest value near 2^14: relative errors of at most 2^-11 each (2^-25 of s x
 //            and of a weight, where those are larger). Sums are float32. Weights of 65520 and more become infinite.
 // ternary    The product of op/gemv/ternary.h bit for bit, as device_int_gemv makes it.

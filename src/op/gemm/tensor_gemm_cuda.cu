@@ -300,4 +300,14 @@ void device_tensor_gemm(gpu::StreamHandle stream, const BrickMatrix& w, const Br
   });
 }
 
+int64_t brick_scratch_bytes(const BrickMatrix& w, const BrickCall& call) {
+  return call.n_tokens > kMostFewTokens ? tensor_gemm_scratch_bytes(w, call, 2) : 0;
+}
+
+void device_half_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const BrickCall& call,
+                      const gpu::Buffer& scratch) {
+  if (call.n_tokens > kMostFewTokens) device_tensor_gemm(stream, w, call, 2, scratch);
+  else device_few_half_gemv(stream, w, call);
+}
+
 }  // namespace ridge

@@ -1,5 +1,5 @@
-// Products of many rows with weights in bricks on half-precision tensor cores: prefill, and decode of 5 and more
-// sequences.
+// Products with weights in bricks on half-precision tensor cores, of any number of rows; the kernel here is the one of
+// many: prefill, and decode of 5 and more sequences.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,21 @@
 #include "op/gemv/half_gemv_cuda.h"
 
 namespace ridge {
+
+/// Bytes of scratch of a call; none up to 4 tokens. One scratch serves all products of a stream, which use it one after
+/// another; it starts as zeros and is never cleared: each product leaves the counters at its start zero.
+int64_t brick_scratch_bytes(const BrickMatrix& w, const BrickCall& call);
+
+/// y = x W^T for every part, with what the call asks for around it. x is split in two planes: x s = hi + lo, where s is
+/// a power of two that brings the largest value (up to 4 tokens: of those that a warp needs) near 2^14; both are halves
+/// (bfloat16 for bf16 weights), and |x s - hi - lo| <= 2^-22 |x s| + 2^-25 (2^-16 |x s|). Weights are their exact
+/// codes; sums of products are scaled in float. The same call gives the same bits every time; other n_tokens or
+/// n_blocks may round sums differently. A token with a NaN or infinity gives NaNs or infinities, the others do not
+/// notice.
+///
+/// Up to 4 tokens run device_few_half_gemv(), more run device_tensor_gemm() with two planes.
+void device_half_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const BrickCall& call,
+                      const gpu::Buffer& scratch);
 
 /// Bytes of scratch, as brick_scratch_bytes() has it.
 int64_t tensor_gemm_scratch_bytes(const BrickMatrix& w, const BrickCall& call, int planes);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "op/gemm/tensor_gemm_cuda.h"
 #include "op/gemv/brick_product_cuda.h"
 
 namespace ridge {
@@ -19,7 +18,7 @@ using namespace bricks;
 //
 // Shares of x that are too large for shared memory are staged in phases, over and over for each batch.
 
-constexpr int kMostTokens = 4, kMostWarps = 8;
+constexpr int kMostWarps = 8;
 
 struct GemvPlan {
   const uint8_t* bricks;
@@ -382,14 +381,9 @@ void check_call(const BrickMatrix& w, const BrickCall& call) {
 
 }  // namespace bricks
 
-int64_t brick_scratch_bytes(const BrickMatrix& w, const BrickCall& call) {
-  return call.n_tokens > kMostTokens ? tensor_gemm_scratch_bytes(w, call, 2) : 0;
-}
-
-void device_half_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const BrickCall& call,
-                      const gpu::Buffer& scratch) {
+void device_few_half_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const BrickCall& call) {
   check_call(w, call);
-  if (call.n_tokens > kMostTokens) return device_tensor_gemm(stream, w, call, 2, scratch);
+  expect(call.n_tokens <= kMostFewTokens, "product with bricks: too many tokens for this kernel");
   with_format(w.format, [&](auto f) {
     using F = decltype(f);
     if (call.n_tokens == 1) launch_gemv<F, 1>(stream, w, call);

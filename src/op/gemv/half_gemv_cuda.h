@@ -26,20 +26,11 @@ struct BrickCall {
   bool overlap = false;  ///< programmatic dependent launch: weights are read while the grid before this one ends
 };
 
-/// Bytes of scratch of a call; none up to 4 tokens. One scratch serves all products of a stream, which use it one after
-/// another; it starts as zeros and is never cleared: each product leaves the counters at its start zero.
-int64_t brick_scratch_bytes(const BrickMatrix& w, const BrickCall& call);
+/// The most tokens that device_few_half_gemv() takes.
+inline constexpr int kMostFewTokens = 4;
 
-/// y = x W^T for every part, with what the call asks for around it. x is split in two planes: x s = hi + lo, where s is
-/// a power of two that brings the largest value (up to 4 tokens: of those that a warp needs) near 2^14; both are halves
-/// (bfloat16 for bf16 weights), and |x s - hi - lo| <= 2^-22 |x s| + 2^-25 (2^-16 |x s|). Weights are their exact
-/// codes; sums of products are scaled in float. The same call gives the same bits every time; other n_tokens or
-/// n_blocks may round sums differently. A token with a NaN or infinity gives NaNs or infinities, the others do not
-/// notice.
-///
-/// Up to 4 tokens run the kernel here, which streams the weights once past an x that lies in shared memory; more tokens
-/// run device_tensor_gemm with two planes.
-void device_half_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const BrickCall& call,
-                      const gpu::Buffer& scratch);
+/// What device_half_gemv() (op/gemm/tensor_gemm_cuda.h) computes, of 1 to 4 tokens: streams the weights once past an x
+/// that lies in shared memory. Needs no scratch.
+void device_few_half_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const BrickCall& call);
 
 }  // namespace ridge

@@ -424,9 +424,10 @@ void DeviceSampler::set(gpu::StreamHandle stream, int seq, const SamplerOptions&
   State state = {};
   state.rule = sample_rule(options);
   if (state.rule.repeat_last_n > unsigned(kMaxDevicePenaltyTokens))
-    throw Error(ErrorKind::usage, "--repeat-last-n " + std::to_string(options.repeat_last_n) +
-                                      ": a device looks back " + std::to_string(kMaxDevicePenaltyTokens) +
-                                      " tokens (use --device cpu)");
+    throw Error(ErrorKind::usage,
+                "repeat_last_n is " + std::to_string(options.repeat_last_n) + ", a device looks back " +
+                    std::to_string(kMaxDevicePenaltyTokens) + " tokens (look back fewer, or run on the CPU)",
+                "repeat_last_n");
   const size_t n = std::min(recent.size(), size_t(state.rule.repeat_last_n));
   state.n_recent = n;
   gpu::upload(stream, recent_.as<int32_t>() + int64_t(seq) * kMaxDevicePenaltyTokens, recent.last(n).data(),
