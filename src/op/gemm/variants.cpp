@@ -7,8 +7,8 @@ namespace ridge {
 std::span<const LinearVariant> gemm_variants() {
   static constexpr LinearVariant kVariants[] = {
       {"ref", Isa::scalar, needs_rows, linear_ref},
-      {"tiles-avx2", Isa::avx2, needs_rows, tiles_avx2},
-      {"tiles-avx512", Isa::avx512, needs_rows, tiles_avx512},
+      {"rows-avx2", Isa::avx2, needs_rows, rows_avx2},
+      {"rows-avx512", Isa::avx512, needs_rows, rows_avx512},
       {"panel-avx2", Isa::avx2, needs_panels, panel_avx2},
       {"panel-avx512", Isa::avx512, needs_panels, panel_avx512},
       {"ternary-ref", Isa::scalar, needs_ternary_rows, ternary_ref},
