@@ -1,15 +1,13 @@
 // Products in float for every weight format, of any number of tokens: this file's tiles for a few, the strips of
-// op/gemm/tiles_simd.h for more. f32, f16 and bf16 rows are read where they lie; other formats decode a block of columns
-// first (op/simd/decode.h, or the format's reference where that has no row), so a format has working products without a
-// line of its own.
+// op/gemm/strips_simd.h for more. f32, f16 and bf16 rows are read where they lie by a few tokens; all others are decoded
+// block by block (op/simd/decode.h, or the format's reference where that has no row), so a format has working products
+// without a line of its own.
 //
 // The order of sums is one for every number of tokens, so a token's results are the same bits alone and among others:
 // columns in blocks of kBlockColumns; in a block kLanes chains, of which chain i takes columns i, i + kLanes, ... one
 // after another, columns past the row's end counting as zeros; the chains are added as Simd::sum_each adds lanes; blocks
-// are added in order. Here a vector holds the chains of one output; in a strip it holds one chain of many outputs.
+// are added in order. Here a vector holds the chains of one output, in a strip it holds one chain of many outputs.
 #pragma once
-
-#include <bit>
 
 #include "op/linear.h"
 #include "op/simd/decode.h"
@@ -18,116 +16,105 @@
 namespace ridge {
 namespace {
 
-constexpr int64_t kBlockColumns = 1024;  // every group divides it; of x, 16 KiB for four tokens stay in L1
-constexpr int kFewTokens = 4;
+constexpr int64_t kBlockColumns = BC;               // every group divides it; four rows of floats take half of L1
+constexpr int64_t kBlockStride = kBlockColumns + 16;  // of decoded rows: a page apart they would share lines of L1
+constexpr int kFewTokens = 4, kMostFew = MF;
 
-/// kLanes values from `first` on, zeros from n on.
-template <class Load>
-inline Simd::F load_part(const std::byte* row, int64_t first, int64_t n) {
-  float part[Simd::kLanes] = {};
-  for (int64_t i = first; i < n; ++i) part[i - first] = Load::one(row, i);
-  return Simd::load(part);
+/// Columns up to whole vectors.
+inline int64_t whole_vectors(int64_t n) { return (n + Simd::kLanes - 1) / Simd::kLanes * Simd::kLanes; }
+
+/// x with rows of whole vectors, zeros behind the last column.
+inline View2<const float> whole_rows(AlignedBuffer& scratch, View2<const float> x) {
+  const int64_t n = whole_vectors(x.cols);
+  if (n == x.cols) return x;
+  const View2<float> padded(scratch.ensure<float>(x.rows * n), x.rows, n);
+  for (int64_t t = 0; t < x.rows; ++t)
+    std::fill(std::copy_n(&x(t, 0), x.cols, &padded(t, 0)), &padded(t, 0) + n, 0.0f);
+  return padded;
 }
 
-/// Rows of weights, a block of columns of each.
-struct BlockRows {
-  const std::byte* first;
-  int64_t stride;  ///< bytes from one row to the next
-  int64_t n_rows;
-  int64_t n_columns;
-};
+/// Decodes a block of columns of a row, zeros behind its last column.
+inline void decode_part(const Linear& w, RowDecoder decode, int64_t row, int64_t column, float* out) {
+  const int64_t n = std::min(kBlockColumns, w.n_in - column);
+  decode(w.rows + w.format->row_bytes(row * w.n_in + column), n, out);
+  std::fill(out + n, out + whole_vectors(n), 0.0f);
+}
 
-/// y[t][r] (+)= <row r, x[t]> over a block for kTokens tokens and up to kRows rows; past the last row it is read again.
-/// A vector of sums is one output's, slot(t * kRows + r) of Simd::sum_each.
+/// <row r, x[t]> over n columns in lane t * kRows + r.
 template <class Load, int kRows, int kTokens>
-inline void few_tile(const BlockRows& w, const float* x, int64_t x_stride, float* y, int64_t y_stride, bool add) {
+inline Simd::F few_dots(const std::byte* const* rows, const float* x, int64_t x_stride, int64_t n) {
   static_assert(kRows * kTokens <= Simd::kLanes);
-  constexpr int kLanes = Simd::kLanes;
-  const int n_rows = int(std::min<int64_t>(kRows, w.n_rows));
-  const std::byte* rows[kRows];
-  for (int r = 0; r < kRows; ++r) rows[r] = w.first + std::min(r, n_rows - 1) * w.stride;
-  Simd::F sum[kLanes];
-  unrolled<kLanes>([&](auto i) { sum[i] = Simd::zero(); });
-  const auto step = [&](auto load_row, auto load_x) __attribute__((always_inline)) {
-    Simd::F at_row[kRows];
-    unrolled<kRows>([&](auto r) { at_row[r] = load_row(rows[r]); });
+  Simd::F sum[Simd::kLanes];
+  unrolled<Simd::kLanes>([&](auto i) { sum[i] = Simd::zero(); });
+  for (int64_t d = 0; d < n; d += Simd::kLanes) {
+    Simd::F w[kRows];
+    unrolled<kRows>([&](auto r) {
+      w[r] = Load::load(rows[r], d);
+      __builtin_prefetch(rows[r] + Load::kBytes * d + 1024);
+    });
     unrolled<kTokens>([&](auto t) {
-      const Simd::F at = load_x(x + t * x_stride);
+      const Simd::F at = Simd::load(x + t * x_stride + d);
       unrolled<kRows>([&](auto r) {
         constexpr int kSlot = Simd::slot(t * kRows + r);
-        sum[kSlot] = Simd::fma(at_row[r], at, sum[kSlot]);
+        sum[kSlot] = Simd::fma(w[r], at, sum[kSlot]);
       });
     });
-  };
-  int64_t d = 0;
-  for (; d + kLanes <= w.n_columns; d += kLanes)
-    step(
-        [d](const std::byte* row) __attribute__((always_inline)) {
-          __builtin_prefetch(row + Load::kBytes * d + PF);
-          return Load::load(row, d);
-        },
-        [d](const float* token) __attribute__((always_inline)) { return Simd::load(token + d); });
-  if (d < w.n_columns)
-    step([&](const std::byte* row) { return load_part<Load>(row, d, w.n_columns); },
-         [&](const float* token) {
-           return load_part<LoadF32>(reinterpret_cast<const std::byte*>(token), d, w.n_columns);
-         });
-  float sums[kLanes];
-  Simd::store(sums, Simd::sum_each(sum));
-  for (int t = 0; t < kTokens; ++t)
-    for (int r = 0; r < n_rows; ++r) {
-      float& out = y[t * y_stride + r];
-      out = (add ? out : 0.0f) + sums[t * kRows + r];
-    }
+  }
+  return Simd::sum_each(sum);
 }
 
-/// y [n_tokens, rows of the block] (+)= the block's part of the product; x and y start at its first column and row.
-template <class Load>
-void few_block(const BlockRows& w, View2<const float> x, View2<float> y, bool add) {
-  for (int64_t t = 0; t < y.rows; t += kFewTokens) {
-    const auto run = [&]<int kRows, int kTokens>() {
-      for (int64_t r = 0; r < w.n_rows; r += kRows)
-        few_tile<Load, kRows, kTokens>({w.first + r * w.stride, w.stride, w.n_rows - r, w.n_columns}, &x(t, 0), x.stride,
-                                       &y(t, r), y.stride, add);
-    };
-    constexpr int kRows = Simd::kLanes / kFewTokens;
-    switch (y.rows - t) {
-      case 1: run.template operator()<R1, 1>(); break;
-      case 2: run.template operator()<2 * kRows, 2>(); break;
-      case 3: run.template operator()<kRows, 3>(); break;
-      default: run.template operator()<kRows, 4>();
+/// y of up to kRows rows of w and up to kMostFew tokens. `decoded` has room for kRows rows of a block.
+template <class Load, int kRows>
+void few_rows(const Linear& w, RowDecoder decode, int64_t first, int64_t n_rows, View2<const float> x, View2<float> y,
+              float* decoded) {
+  float total[kMostFew / kFewTokens][Simd::kLanes] = {};
+  for (int64_t column = 0; column < w.n_in; column += kBlockColumns) {
+    const std::byte* rows[kRows];
+    for (int r = 0; r < kRows; ++r) {  // past the last row it is read again
+      const int64_t row = first + std::min<int64_t>(r, n_rows - 1);
+      rows[r] = w.rows + w.format->row_bytes(row * w.n_in + column);
+      if (!decode) continue;
+      decode_part(w, decode, row, column, decoded + r * kBlockStride);
+      rows[r] = reinterpret_cast<const std::byte*>(decoded + r * kBlockStride);
+    }
+    for (int64_t t = 0; t < y.rows; t += kFewTokens) {
+      const auto run = [&]<int kTokens>() {
+        float* const sums = total[t / kFewTokens];
+        Simd::store(sums, Simd::add(Simd::load(sums), few_dots<Load, kRows, kTokens>(
+                                                          rows, &x(t, column), x.stride,
+                                                          std::min(kBlockColumns, x.cols - column))));
+      };
+      if constexpr (kRows * kFewTokens > Simd::kLanes) {
+        run.template operator()<1>();
+      } else {
+        switch (y.rows - t) {
+          case 1: run.template operator()<1>(); break;
+          case 2: run.template operator()<2>(); break;
+          case 3: run.template operator()<3>(); break;
+          default: run.template operator()<4>();
+        }
+      }
     }
   }
+  for (int64_t t = 0; t < y.rows; ++t)
+    for (int64_t r = 0; r < n_rows; ++r) y(t, first + r) = total[t / kFewTokens][t % kFewTokens * kRows + r];
 }
 
-void run_few(CpuContext& context, const Linear& w, View2<const float> x, View2<float> y) {
-  const int64_t rows_at_once = y.rows == 1 ? R1 : y.rows == 2 ? Simd::kLanes / 2: Simd::kLanes / 4;
-  const int64_t row_bytes = w.format->row_bytes(w.n_in);
+template <int kRows>
+void run_few(CpuContext& context, const Linear& w, View2<const float> x_in, View2<float> y) {
+  const View2<const float> x = whole_rows(context.scratch[1], x_in);
   // About 128 KiB of weights a task: enough to amortise the hand-out, small enough to balance.
-  const int64_t rows_per_task = std::max<int64_t>(1, 131072 / row_bytes / rows_at_once) * rows_at_once;
-  const bool in_place = w.format->group == 1;
-  float* buffers =
-      in_place ? nullptr : context.scratch[0].ensure<float>(context.pool.size() * rows_at_once * kBlockColumns);
-  const RowDecoder decode = row_decoder(*w.format);
-  const auto product = w.format->name == F16::kName    ? few_block<LoadF16>
-                       : w.format->name == BF16::kName ? few_block<LoadBF16>
-                                                       : few_block<LoadF32>;
+  const int64_t rows_per_task = std::max<int64_t>(1, 131072 / w.format->row_bytes(w.n_in) / kRows) * kRows;
+  const bool in_place = w.format->group == 1 && x.cols == w.n_in;
+  const RowDecoder decode = in_place ? nullptr : row_decoder(*w.format);
+  float* buffers = context.scratch[0].ensure<float>(context.pool.size() * kRows * kBlockStride);
+  const auto rows = in_place && w.format->name == F16::kName    ? few_rows<LoadF16, kRows>
+                    : in_place && w.format->name == BF16::kName ? few_rows<LoadBF16, kRows>
+                                                                : few_rows<LoadF32, kRows>;
   context.pool.for_each((w.n_out + rows_per_task - 1) / rows_per_task, [&](int64_t task, int thread) {
     const int64_t last = std::min(w.n_out, (task + 1) * rows_per_task);
-    for (int64_t first = task * rows_per_task; first < last; first += rows_at_once)
-      for (int64_t column = 0; column < w.n_in; column += kBlockColumns) {
-        BlockRows block{w.rows + first * row_bytes + w.format->row_bytes(column), row_bytes,
-                        std::min(rows_at_once, last - first), std::min(kBlockColumns, w.n_in - column)};
-        if (!in_place) {
-          float* const buffer = buffers + thread * rows_at_once * kBlockColumns;
-          for (int64_t r = 0; r < block.n_rows; ++r)
-            decode(block.first + r * row_bytes, block.n_columns, buffer + r * kBlockColumns);
-          block.first = reinterpret_cast<const std::byte*>(buffer);
-          block.stride = 4 * kBlockColumns;
-        }
-        product(block, {&x(0, column), x.rows, block.n_columns, x.stride},
-                {&y(0, first), y.rows, block.n_rows, y.stride}, column > 0);
-      }
+    for (int64_t first = task * rows_per_task; first < last; first += kRows)
+      rows(w, decode, first, std::min<int64_t>(kRows, last - first), x, y, buffers + thread * kRows * kBlockStride);
   });
 }
 
