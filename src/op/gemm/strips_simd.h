@@ -1,8 +1,8 @@
 // Products in float of many tokens: 48 (AVX2: 24) weight rows at a time are decoded and turned into a strip in cache,
 // then register tiles of 8 x 48 (4 x 24) outputs run over all tokens. Decoding and turning are paid once per strip.
 //
-// A vector of sums holds one chain (op/gemv/rows_simd.h) of kLanes outputs. Strips and activations are stored chain after
-// chain, so that a chain reads both in order.
+// A vector of sums holds one chain (op/gemv/rows_simd.h) of kLanes outputs. Strips and activations are stored chain
+// after chain, so that a chain reads both in order.
 #pragma once
 
 #include <bit>
@@ -14,10 +14,11 @@ namespace {
 
 constexpr int kStripVectors = 3;
 constexpr int kStripRows = kStripVectors * Simd::kLanes;
-constexpr int64_t kSteps = kBlockColumns / Simd::kLanes;           // of a chain in a block
+constexpr int64_t kSteps = kBlockColumns / Simd::kLanes;    // of a chain in a block
 constexpr int64_t kChainFloats = kSteps * kStripRows + 16;  // of a strip; see kBlockStride
 
-/// y[t][0..kStripRows) (+)= x[t] times a strip [chain][step][row] over one block, for kTokens tokens; x is [t][chain][step].
+/// y[t][0..kStripRows) (+)= x[t] times a strip [chain][step][row] over one block, for kTokens tokens; x is
+/// [t][chain][step].
 template <int kTokens>
 inline void strip_tile(const float* strip, int64_t n_steps, const float* x, int64_t x_stride, float* y, bool add) {
   // done[i] is a sum of 2^i chains that waits for its partner.
@@ -51,8 +52,8 @@ inline void strip_tile(const float* strip, int64_t n_steps, const float* x, int6
     }
 }
 
-/// Up to kLanes rows of a block, row r of step s of chain c to out[c * kChainFloats + s * kStripRows + r]; missing rows are
-/// zeros.
+/// Up to kLanes rows of a block, row r of step s of chain c to out[c * kChainFloats + s * kStripRows + r]; missing rows
+/// are zeros.
 inline void turn_rows(const float* rows, int64_t n_rows, int64_t n_steps, float* out) {
   for (int64_t step = 0; step < n_steps; ++step) {
     Simd::F block[Simd::kLanes];
@@ -101,7 +102,7 @@ void run_strips(CpuContext& context, const Linear& w, View2<const float> x_in, V
       for (int64_t r = 0; r < kStripRows; r += Simd::kLanes) {
         const int64_t count = std::min<int64_t>(Simd::kLanes, n_rows - r);
         for (int64_t i = 0; i < count; ++i)
-          decode_part(w, decode, first_row + r + i, column, decoded + i * kBlockStride);
+          decode_block_of(w, decode, first_row + r + i, column, decoded + i * kBlockStride);
         turn_rows(decoded, count, n_steps(column), strip + r);
       }
       int64_t t = 0;
@@ -116,6 +117,12 @@ void run_strips(CpuContext& context, const Linear& w, View2<const float> x_in, V
     for (int64_t t = 0; t < n_tokens; ++t)
       __builtin_memcpy(&y(t, first_row), sum + t * kStripRows, sizeof(float) * size_t(n_rows));
   });
+}
+
+void run_rows(CpuContext& context, const Linear& w, View2<const float> x, View2<float> y) {
+  if (y.rows == 1) run_few<1>(context, w, x, y);
+  else if (y.rows <= kMostFew) run_few<kFewTokens>(context, w, x, y);
+  else run_strips(context, w, x, y);
 }
 
 }  // namespace

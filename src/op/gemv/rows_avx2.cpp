@@ -1,4 +1,4 @@
-// Row kernels (op/gemv/rows_simd.h) for avx2.
+// Row kernels (op/gemv/rows_simd.h, op/gemm/strips_simd.h) for avx2.
 #include "op/simd/avx2.h"
 // The Simd struct above must come first.
 #include "op/gemm/strips_simd.h"
@@ -7,9 +7,7 @@
 namespace ridge {
 
 void rows_avx2(CpuContext& context, const Linear& w, View2<const float> x, View2<float> y) {
-  if (y.rows == 1) run_few<R1>(context, w, x, y);
-  else if (y.rows <= kMostFew) run_few<Simd::kLanes / kFewTokens>(context, w, x, y);
-  else run_strips(context, w, x, y);
+  run_rows(context, w, x, y);
 }
 
 }  // namespace ridge
