@@ -1,7 +1,8 @@
 // Linear: y = W x for a weight matrix in any format, the op that moves most of a decode step's bytes.
 //
-// One token runs the gemv table (bytes bound), more run the gemm table (compute bound). Both tables are in
-// op/gemv/variants.cpp and op/gemm/variants.cpp, one file per variant.
+// One token is the op gemv (bytes bound), more are the op gemm (compute bound): the same kernels, forced and reported
+// apart. A token's results are the same bits whatever tokens come with it and however many threads there are: every
+// kernel has one order of sums for all numbers of tokens (docs/decisions/0007-batch-invariance.md).
 #pragma once
 
 #include "base/view.h"
@@ -32,7 +33,7 @@ inline Work linear_work(const Linear& w, int64_t n_tokens) {
   return linear_work(w.bytes(), w.n_in, w.n_out, w.n_out, n_tokens);
 }
 
-/// One kernel. `x` is [n_tokens, n_in], `y` is [n_tokens, n_out]; a gemv kernel gets one token. The ternary kernels
+/// One kernel. `x` is [n_tokens, n_in], `y` is [n_tokens, n_out]. The ternary kernels
 /// apply w.scale, for all others linear() does.
 struct LinearVariant {
   std::string_view name;
@@ -41,7 +42,7 @@ struct LinearVariant {
   void (*run)(CpuContext& context, const Linear& w, View2<const float> x, View2<float> y);
 };
 std::span<const LinearVariant> gemv_variants();
-std::span<const LinearVariant> gemm_variants();
+std::span<const LinearVariant> gemm_variants();  ///< the same
 
 /// y = W x with the selected kernel.
 void linear(CpuContext& context, const Linear& w, View2<const float> x, View2<float> y);

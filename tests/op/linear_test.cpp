@@ -154,7 +154,7 @@ TEST_P(LinearOfFormat, EveryKernelIsWithinItsBoundOnEveryShape) {
   for (const LinearCase& c : linear_cases()) {
     if (c.n_in % format.group != 0) continue;
     const Problem p(format, c, Fill::normal, ++seed);
-    for (const LinearVariant& variant : c.n_tokens == 1 ? gemv_variants() : gemm_variants()) {
+    for (const LinearVariant& variant : gemv_variants()) {
       if (!runnable(variant, p.linear())) continue;
       SCOPED_TRACE(fmt::format("{} {} {}", variant.name, format.name, c.name()));
       expect_within_bounds(variant, p);
@@ -169,7 +169,7 @@ TEST_P(LinearOfFormat, EveryKernelIsWithinItsBoundOnEveryKindOfData) {
   for (const Fill kind : kFills)
     for (const LinearCase c : {fitted(format, {33, 544, 1}), fitted(format, {33, 544, 9})}) {
       const Problem p(format, c, kind, 42);
-      for (const LinearVariant& variant : c.n_tokens == 1 ? gemv_variants() : gemm_variants()) {
+      for (const LinearVariant& variant : gemv_variants()) {
         if (!runnable(variant, p.linear())) continue;
         SCOPED_TRACE(fmt::format("{} {} {} {}", variant.name, format.name, c.name(), fill_name(kind)));
         expect_within_bounds(variant, p);
@@ -177,37 +177,36 @@ TEST_P(LinearOfFormat, EveryKernelIsWithinItsBoundOnEveryKindOfData) {
     }
 }
 
-TEST_P(LinearOfFormat, ResultsDoNotDependOnTheNumberOfThreads) {
+TEST_P(LinearOfFormat, ATokensResultsAreTheSameBitsAloneAndAmongOthers) {
+  // Whatever the number of tokens and threads. Numbers of tokens leave tails of every tile and stand on both sides of
+  // where kernels change their way; rows of weights leave a tail of strips, panels and tasks; columns one of vectors,
+  // where the format's group leaves one, and one of blocks.
   const WeightFormat& format = *GetParam();
-  const Problem p(format, {172, 512, 9}, Fill::normal, 5);
-  for (const LinearVariant& variant : gemm_variants()) {
-    if (!runnable(variant, p.linear())) continue;
-    std::vector<std::vector<float>> results;
-    for (const int n_threads : {1, 2, 3}) {
-      CpuContext context(n_threads);
-      std::vector<float> y(size_t(p.shape.n_tokens * p.shape.n_out), NAN);
-      variant.run(context, p.linear(), {p.x.data(), p.shape.n_tokens, p.shape.n_in},
-                  {y.data(), p.shape.n_tokens, p.shape.n_out});
-      results.push_back(y);
-    }
-    EXPECT_EQ(results[0], results[1]) << variant.name;
-    EXPECT_EQ(results[0], results[2]) << variant.name;
-  }
-}
-
-TEST_P(LinearOfFormat, OneTokenOfManyEqualsThatTokenAlone) {
-  // Prefill and decode must see the same numbers as far as a kernel's two paths allow: same kernel, same sums.
-  const WeightFormat& format = *GetParam();
-  const Problem many(format, fitted(format, {33, 544, 9}), Fill::normal, 6);
-  for (const LinearVariant& variant : gemm_variants()) {
-    if (!runnable(variant, many.linear())) continue;
-    const std::vector<float> together = run_guarded(variant, many);
-    for (const int t : {0, 7, 8}) {
-      std::vector<float> alone(size_t(many.shape.n_out), NAN);
-      variant.run(test_context(), many.linear(), {&many.x[size_t(t * many.shape.n_in)], 1, many.shape.n_in},
-                  {alone.data(), 1, many.shape.n_out});
-      for (int r = 0; r < many.shape.n_out; ++r)
-        EXPECT_EQ(alone[size_t(r)], together[size_t(t * many.shape.n_out + r)]) << variant.name << " token " << t;
+  constexpr int kMostTokens = 70, kOut = 53;
+  CpuContext contexts[] = {CpuContext(1), CpuContext(2), CpuContext(3)};
+  for (const int n_in : {41, 1100, 2048}) {
+    const LinearCase shape = fitted(format, {kOut, n_in, 1});
+    const Problem p(format, shape, Fill::normal, 6);
+    const std::vector<float> x = random_floats(7, int64_t(kMostTokens) * shape.n_in);
+    for (const LinearVariant& variant : gemv_variants()) {
+      if (!runnable(variant, p.linear())) continue;
+      const auto run = [&](CpuContext& context, int first, int n_tokens) {
+        std::vector<float> y(size_t(n_tokens * kOut), NAN);
+        variant.run(context, p.linear(), {&x[size_t(first) * size_t(shape.n_in)], n_tokens, shape.n_in},
+                    {y.data(), n_tokens, kOut});
+        return y;
+      };
+      std::vector<float> alone;
+      for (int t = 0; t < kMostTokens; ++t)
+        for (const float value : run(contexts[0], t, 1)) alone.push_back(value);
+      for (const int n_tokens : {1, 2, 3, 5, 8, 16, 17, 32, 33, kMostTokens})
+        for (CpuContext& context : contexts) {
+          const int first = (kMostTokens - n_tokens) / 2;
+          const std::vector<float> together = run(context, first, n_tokens);
+          ASSERT_EQ(std::memcmp(together.data(), &alone[size_t(first * kOut)], 4 * together.size()), 0)
+              << variant.name << ", rows of " << shape.n_in << ", " << n_tokens << " tokens, " << context.pool.size()
+              << " threads";
+        }
     }
   }
 }
@@ -216,7 +215,7 @@ TEST_P(LinearOfFormat, ANanActivationReachesEveryOutputOfItsTokenOnly) {
   const WeightFormat& format = *GetParam();
   Problem p(format, fitted(format, {17, 64, 9}), Fill::normal, 9);
   p.x[size_t(3 * p.shape.n_in + 40)] = NAN;
-  for (const LinearVariant& variant : gemm_variants()) {
+  for (const LinearVariant& variant : gemv_variants()) {
     if (!runnable(variant, p.linear())) continue;
     const std::vector<float> y = run_guarded(variant, p);
     for (int t = 0; t < 9; ++t)
@@ -226,12 +225,12 @@ TEST_P(LinearOfFormat, ANanActivationReachesEveryOutputOfItsTokenOnly) {
 }
 
 TEST_P(LinearOfFormat, AFewTokensMoreThanTheFewGiveTheSameProductWithinTheBound) {
-  // Kernels change their way between 32 and 33 tokens; n_in leaves a tail behind whole vectors and whole strips.
+  // Kernels change their way behind 32 tokens (AVX2: 16); n_in leaves a tail behind whole vectors and whole blocks.
   const WeightFormat& format = *GetParam();
-  for (const int n_tokens : {31, 32, 33, 37, 47})
+  for (const int n_tokens : {16, 17, 32, 33, 47})
     for (const int n_in : {549, 1100}) {
       const Problem p(format, fitted(format, {50, n_in, n_tokens}), Fill::normal, 21);
-      for (const LinearVariant& variant : gemm_variants()) {
+      for (const LinearVariant& variant : gemv_variants()) {
         if (!runnable(variant, p.linear())) continue;
         SCOPED_TRACE(fmt::format("{} {} tokens", variant.name, n_tokens));
         expect_within_bounds(variant, p);
@@ -247,7 +246,7 @@ TEST_P(LinearOfFormat, UnalignedRowsAreRead) {
     Linear w = p.linear();
     std::vector<std::byte> shifted(size_t(w.bytes()) + 1);
     std::memcpy(shifted.data() + 1, w.rows, size_t(w.bytes()));
-    for (const LinearVariant& variant : gemm_variants()) {
+    for (const LinearVariant& variant : gemv_variants()) {
       w.rows = p.rows.data();
       if (!runnable(variant, w)) continue;
       const std::vector<float> expected = run_guarded(variant, p);
@@ -265,7 +264,7 @@ TEST(Panels, Avx2AndAvx512AgreeWithinTheBound) {
     if (!has_panels(format)) continue;
     const Problem p(format, {172, 2176, 9}, Fill::outliers, 11);
     std::vector<std::vector<float>> y;
-    for (const LinearVariant& variant : gemm_variants())
+    for (const LinearVariant& variant : gemv_variants())
       if (is_panel_kernel(variant)) y.push_back(run_guarded(variant, p));
     ASSERT_EQ(y.size(), 2u);
     for (size_t i = 0; i < y[0].size(); ++i)

@@ -65,7 +65,7 @@ struct Problem {
 template <class Body>
 void for_each_ternary(const Linear& w, int n_tokens, const Body& body) {
   int n = 0;
-  for (const LinearVariant& variant : n_tokens == 1 ? gemv_variants() : gemm_variants()) {
+  for (const LinearVariant& variant : gemv_variants()) {
     if (variant.isa > detect_isa() || !variant.supports(w).ok) continue;
     EXPECT_TRUE(variant.name.starts_with("ternary")) << variant.name << " does not round activations";
     SCOPED_TRACE(fmt::format("{} {}x{}x{}", variant.name, n_tokens, w.n_out, w.n_in));

@@ -1,4 +1,4 @@
-// The gemv table (one token), worst to best.
+// The table of products, worst to best.
 #include "op/gemv/panels.h"
 #include "op/kernels.h"
 #include "op/trace.h"
@@ -30,6 +30,8 @@ std::span<const LinearVariant> gemv_variants() {
   };
   return kVariants;
 }
+
+std::span<const LinearVariant> gemm_variants() { return gemv_variants(); }
 
 void linear(CpuContext& context, const Linear& w, View2<const float> x, View2<float> y) {
   RIDGE_CHECK(x.cols == w.n_in && y.cols == w.n_out && x.rows == y.rows, "x [{}, {}], w [{}, {}], y [{}, {}]", x.rows,

@@ -64,6 +64,7 @@ struct Simd {
     return _mm256_add_ps(_mm256_permute2f128_ps(left, right, 0x20), _mm256_permute2f128_ps(left, right, 0x31));
   }
   static constexpr int slot(int lane) { return lane; }
+  static constexpr int sum_order(int place) { return place; }
   /// Lane j of vector i becomes lane i of vector j.
   static void transpose(F v[8]) {
     F a[8];

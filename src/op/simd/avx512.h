@@ -69,6 +69,10 @@ struct Simd {
     constexpr int kOffset[4] = {0, 8, 4, 12};
     return lane / 4 + kOffset[lane % 4];
   }
+  /// sum_each adds lanes two by two, then the pairs two by two, ...: the lane at each place of that tree.
+  static constexpr int sum_order(int place) {
+    return (place & 1) << 1 | (place >> 1 & 1) | (place >> 2 & 1) << 3 | (place >> 3) << 2;
+  }
   /// Lane j of vector i becomes lane i of vector j.
   static void transpose(F v[16]) {
     F a[16];
