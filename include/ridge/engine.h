@@ -77,7 +77,7 @@ class Model {
 /// Names accepted after `synth:`.
 std::vector<std::string> synth_shapes();
 
-/// One side of the KV cache. What is not set follows the format's own policy (formats.h).
+/// One side of the KV cache. What is not set follows the format's own policy (docs/formats/kv.md).
 struct KvSideOptions {
   std::string format = "f16";
   std::optional<std::string> rotation;  ///< none, planar, hadamard
