@@ -28,13 +28,11 @@ std::span<const Command> commands() {
        declare_eval_ppl},
       {"eval kld", "KL divergence of KV cache formats from f16",
        "Runs the same weights with the base cache and with every cache of --kv, in lockstep, and prints how far the "
-       "distributions differ, with llama-perplexity's statistics. Memory does not grow with the text. When the base "
-       "is not in the list it is added as the control row. With int8 activations (q8_0, q4_0 and int4_g128 weights) "
-       "any "
+       "distributions differ, with llama-perplexity's statistics. Memory does not grow with the text. When the base is "
+       "not in the list it is added as the control row. With int8 activations (q8_0, q4_0 and int4_g128 weights) any "
        "change moves some roundings: an f32 row shows that floor. --save-base writes the base's distributions in "
        "llama-perplexity's format, --base FILE reads such a file (of either program) instead of running the base; its "
-       "16 "
-       "bits have a floor, which the control row shows.",
+       "16 bits have a floor, which the control row shows.",
        "ridge eval kld -m model.gguf -f wiki.test.raw --path decode --kv f16,q8_0,rotor-3\n"
        "ridge eval kld -m model.gguf -f wiki.test.raw --kv rotor-3:hadamard,rotor-3:planar,q8_0/rotor-3:window=32",
        declare_eval_kld},
@@ -56,16 +54,14 @@ std::span<const Command> commands() {
       {"eval needle", "copying a planted sequence from far back",
        "Plants a sequence of random tokens (--copies times) at several depths of a text, repeats its first tokens at "
        "the end and scores the rest: the share of tokens found (and their NLL in nats), by depth. The last column has "
-       "no needle planted: the "
-       "chance baseline. No instruction tuning is needed.",
+       "no needle planted: the chance baseline. No instruction tuning is needed.",
        "ridge eval needle -m model.gguf -f wiki.test.raw -c 2048 --kv f16,q8_0,rotor-3\n"
        "ridge eval needle -m model.gguf -f wiki.test.raw --depths 9 --trials 32 --needle 24 --cue 12",
        declare_eval_needle},
       {"eval attention", "what caches do to the attention output itself",
        "Takes the model's own queries, keys and values on a text through each cache and compares the attention output "
        "and the scores with the exact ones, in double precision: relative L2, cosine, norm ratio, RMS error of the "
-       "scores. "
-       "The second half of the table has an outlier channel (x20) planted in K. --json has every layer.",
+       "scores. The second half of the table has an outlier channel (x20) planted in K. --json has every layer.",
        "ridge eval attention -m model.gguf -f wiki.test.raw\n"
        "ridge eval attention -m model.gguf -f wiki.test.raw --windows 8 --kv rotor-3:planar:window=0:sinks=0 --json",
        declare_eval_attention},
@@ -101,16 +97,13 @@ std::span<const Command> commands() {
        "Streams over buffers of at least 4 x the last-level cache, reads of what caches hold, and multiply-adds in "
        "registers, with our own kernels. The read figure is the roof that decode is held against; a ridge point is the "
        "operations a byte above which arithmetic is the roof. On a GPU also the cost of an edge between two kernels of "
-       "a "
-       "graph and of a graph's launch.",
+       "a graph and of a graph's launch.",
        "ridge bench bandwidth\nridge bench bandwidth -t 1 --size 4096\nridge bench bandwidth --device cuda",
        declare_bench_bandwidth},
       {"compare", "is B faster than A here, beyond the noise",
        "Times an op in two formats or by two kernels, and A a second time, in turns. The difference between the two "
-       "runs "
-       "of A, or three times the spread of single samples, is the noise: an effect inside it gets NO VERDICT. Without "
-       "--against and "
-       "--against-kernel B is A too.",
+       "runs of A, or three times the spread of single samples, is the noise: an effect inside it gets NO VERDICT. "
+       "Without --against and --against-kernel B is A too.",
        "ridge compare --op gemv --shape 8960x1536 --weights f16 --against int4_g128\n"
        "ridge compare --op attention --heads 12/2 --seq 32768 --kv f16 --against rotor-3",
        declare_compare},
@@ -118,8 +111,7 @@ std::span<const Command> commands() {
        "Measures every cell of SPEC, each checked first, and stores a row a cell. The same command again measures what "
        "is missing: after Ctrl-C, after a kill, or with a larger SPEC. Formats that are compared are measured in "
        "turns, the first of them twice: that is the noise floor. At the end, or with --crossovers, sentences say up to "
-       "which "
-       "batch or from which depth one format beats another.",
+       "which batch or from which depth one format beats another.",
        "ridge sweep quick --store lab.db\n"
        "ridge sweep regime --dry-run\n"
        "ridge sweep --crossovers --store lab.db --baseline f16",
@@ -136,8 +128,7 @@ std::span<const Command> commands() {
       {"profile", "where the time of a decode step goes, op by op",
        "Attributes decode steps (or, with -p, a prompt's chunk) to ops on the CPU and to kernels on a GPU: time, "
        "share, declared bytes, GB/s, percent of the read bandwidth measured in the same run, and what bounds each. "
-       "Parts and "
-       "the gaps between them add up to the step. --trace writes one step for ui.perfetto.dev.",
+       "Parts and the gaps between them add up to the step. --trace writes one step for ui.perfetto.dev.",
        "ridge profile -m synth:qwen2.5-1.5b@weights=q4_0 -d 4096 --kv-quant rotor-3\n"
        "ridge profile -m model.gguf -p 512 --trace step.json",
        declare_profile},
@@ -145,8 +136,8 @@ std::span<const Command> commands() {
        "IN is a Hugging Face directory or a GGUF file, OUT a GGUF file. OUT appears only when it is complete.",
        "ridge quantize path/to/hf-model model-q8_0.gguf --type q8_0", declare_quantize},
       {"info", "what this build, this machine and a model are",
-       "Build, processor, caches, memory, formats and kernels; with -m also the model's facts and the cost of "
-       "its cache.",
+       "Build, processor, caches, memory, formats and kernels; with -m also the model's facts and the cost of its "
+       "cache.",
        "ridge info\nridge info -m model.gguf --json", declare_info},
       {"explain", "which kernel runs an operation here, and why not the others",
        "Lists every kernel of an operation with what it needs, and marks the one that is chosen for the shape and "

@@ -116,7 +116,7 @@ class Planner {
       std::vector<AttnBlock> blocks;
       int first = slice.first_row;
       for (const KvSpan& span : spans) {
-        // A recorded step's rows move on by themselves, each on its own.
+        // The device advances each row of a recorded step by itself: a block a row.
         const int n_parts = slice.is_long ? 1 : span.n_rows, n = span.n_rows / n_parts;
         for (int part = 0; part < n_parts; ++part)
           for (int query = (n * group - 1) / queries * queries; query >= 0; query -= queries)

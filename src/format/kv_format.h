@@ -22,7 +22,7 @@ enum class KvScale : uint8_t {
   absmax,    ///< the largest value lands on the largest code
   norm,      ///< the decoded row has the norm of the original
   lsq,       ///< least squares: <x, q> / <q, q> for the codes q
-  unbiased,  ///< <x, x> / <x, q>: the decoded row has all of the original in its direction, errors stand beside it
+  unbiased,  ///< <x, x> / <x, q>: unbiased along the original; the error is orthogonal to it
 };
 
 /// How values are rounded to codes.

@@ -34,7 +34,7 @@ struct Fallback {
 /// q6_k, and f16 where even 32 does not divide them. Hugging Face q and k rows are put into the GGUF pair convention of
 /// the architecture, and llama3 RoPE scaling becomes the tensor rope_freqs.weight, so that other GGUF readers compute
 /// the same. A GGUF input keeps its metadata. Ternary types are for the
-/// projections of the layers: embedding and output matrix keep what they have. A BitNet model is written from its
+/// projections of the layers: embedding and output matrix keep their formats. A BitNet model is written from its
 /// codes. Nothing is left behind on failure. `progress` is told after each tensor.
 Result<std::vector<Fallback>> convert_to_gguf(
     const std::string& in, const std::filesystem::path& out, const QuantizeType& type,
