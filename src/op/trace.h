@@ -1,4 +1,4 @@
-// What ops ran, when and for how long: filled only while somebody profiles. Attribution of a step is made from it
+// Which ops ran, when and for how long: filled only during a profile. Attribution of a step is made from it
 // (lab/model/profile.h).
 #pragma once
 

@@ -28,8 +28,8 @@ std::string row_kind(const Row& row);
 
 class Store {
  public:
-  /// Opens a store; `create` makes one where there is no file, or an empty one. Refuses what is not a regular file
-  /// (usage), and what is no store, one of a newer version or a damaged one (bad_file).
+  /// Opens a store; `create` makes one where there is no file, or an empty one. Refuses a path that is not a
+  /// regular file (usage), and a file that is not a store, has a newer version or is damaged (bad_file).
   static Result<Store> open(const std::filesystem::path& path, bool create);
 
   /// Throws Error(failure) when the row could not be written: the disk is full, the file is read-only or locked.

@@ -18,7 +18,7 @@ struct SweepTarget {
   std::string isa;    ///< of the CPU: highest instruction set; empty: the best
 };
 
-/// The commit, and for a build with changes that it does not know of a hash of the program beside it.
+/// The commit, and for a build with uncommitted changes also a hash of the program.
 std::string build_identity();
 
 struct PlannedCell {
@@ -26,7 +26,7 @@ struct PlannedCell {
   Row identity;                      ///< field `cell` of its row: the cell, the device, the seed and the build
   bool is_done = false;              ///< the store has it
   std::optional<double> read_bytes;  ///< of a call or a decode step; nothing when only loading the model would tell
-  double seconds = 0;                ///< about what it will take: as an earlier build took, or estimated
+  double seconds = 0;                ///< expected: the time of an earlier build, or an estimate
 };
 struct SweepPlan {
   SweepTarget target;  ///< threads and instruction set as numbers and names
