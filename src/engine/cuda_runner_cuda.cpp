@@ -283,7 +283,7 @@ void CudaRunner::feed_forward(int i, int64_t n, bool overlap) {
                  room_.products);
 }
 
-/// Hands the residual stream to the watcher, and takes it back.
+/// Hands the residual stream to whoever watches, and takes it back.
 void CudaRunner::show_layer(int layer, int64_t n) {
   if (!on_layer_) return;
   std::vector<float> host(size_t(n * plan_.d_model));
@@ -297,7 +297,7 @@ void CudaRunner::show_layer(int layer, int64_t n) {
 void CudaRunner::queue(const StepPlan& step, DeviceKvMemory& memory, const int32_t* tokens, float* logits,
                        int64_t n_logits, DrawingRoom* room) {
   const int64_t n = std::max<int64_t>(step.n_tokens, ssize(step.rows));
-  // A recorded step's launches start while the one before drains. A watcher on the host must see each layer ended.
+  // A recorded step's launches start while the one before drains; what the host does in between shall stay in between.
   const bool overlap = step.recorded && options_.overlap && !on_layer_;
   begin(step, memory);
   {
