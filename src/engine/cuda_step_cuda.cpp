@@ -19,7 +19,7 @@ void for_each_retention(const DeviceKvMemory& memory, const Visit& visit) {
     for (const bool is_k : {true, false}) visit(memory.tiles(layer, is_k));
 }
 
-/// Tiles that a ring needs to hold what queries of the span may see exact.
+/// Tiles of a ring that holds all rows which queries of the span may see exact.
 int ring_tiles_for(const DeviceKvMemory& memory, const KvSpan& span) {
   int most = 0;
   for_each_retention(memory, [&](const KvTiles& t) {

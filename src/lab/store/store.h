@@ -1,6 +1,6 @@
 // The results store: rows in one SQLite file, each under the key of its cell.
 //
-// A row is the JSON object that results/*.jsonl hold. What identifies the measurement stands in its field `cell`; rows
+// A row is the JSON object that results/*.jsonl hold. Its field `cell` identifies the measurement; rows
 // without one are identified by all of their fields. A row whose `state` is "failed" or "skipped" says `reason` and has
 // no times; without `state` it is done. Adding a row replaces the one of the same cell. Every row is on disk when add()
 // returns: a process that is killed, or a disk that is full, loses at most the row that was being written, and the file

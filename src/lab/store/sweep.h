@@ -2,8 +2,8 @@
 // stopped, killed and started again; cells that failed their check or did not fit are tried again.
 //
 // Cells that are compared (sweep_spec.h) are measured in one run: ops in turns, sample by sample, whole models one
-// after another. A cell whose check fails has a row that says so and no times; one that no kernel takes, or that memory
-// does not hold, has a row with the reason.
+// after another. A cell whose check fails has a row with state "failed" and no times; a cell without a kernel, or too
+// large for memory, has a row with the reason.
 #pragma once
 
 #include "lab/store/store.h"
@@ -45,8 +45,7 @@ struct SweepHooks {
 struct SweepCounts {
   int n_done = 0, n_failed = 0, n_skipped = 0;
 };
-/// Measures what the plan has left and stores a row a cell. When `stop` says so, cells that were not finished have
-/// none.
+/// Measures the plan's missing cells and stores a row a cell. After a `stop` unfinished cells have no row.
 SweepCounts run_sweep(const SweepSpec& spec, const SweepPlan& plan, std::span<const OpKernel> table, Store& store,
                       const SweepHooks& hooks);
 
