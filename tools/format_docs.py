@@ -172,8 +172,8 @@ def pages(source, facts):
           "keeps at least that many of the newest tokens.", kv_policy_table(facts["kv"]),
           "## Memory\nBytes per token, K and V over all layers, the same format on both sides: 2 * layers * kv heads * row bytes. The program's "
           "report, which equals the formula.", per_token,
-          "Bytes beside them for one sequence, whatever its length: sinks, the ring of the window (and the 32 rows of the tile "
-          "that fills up), centres and scales of heads, by the format's defaults.", fixed,
+          "Bytes of one sequence besides these, whatever its length: sinks, the ring (the window, the tile that fills up and 32 spare "
+          "rows), centres and scales of heads, by the format's defaults.", fixed,
           *sections(facts["kv"], headers, True)]
     return {"weights.md": "\n\n".join(weights) + "\n", "kv.md": "\n\n".join(kv) + "\n"}
 

@@ -239,8 +239,6 @@ def estimate(e, digits):
     return f"{e['value']:.{digits}f} ± {e['error']:.{digits}f}"
 
 
-
-
 def perplexity():
     out = ["| weights | windows | chunks | PPL |", "|---|---|---:|---:|"]
     for r in rows("ppl-cpu.jsonl"):
@@ -257,16 +255,19 @@ def bandwidth():
     return out
 
 
-def decode():
-    out = ["| model | test | K/V cache | tok/s | read per token | GB/s | read roof GB/s | % of roof |",
-           "|---|---|---|---:|---:|---:|---:|---:|"]
-    for r in rows("decode-cpu.jsonl"):
-        if r["n_gen"] == 0:
-            continue
-        test = f"tg{r['n_gen']}" + (f" @ d{r['n_depth']}" if r["n_depth"] else "")
-        out.append(f"| {r['model_filename']} | {test} | {r['type_k']}/{r['type_v']} | {r['avg_ts']:.2f} ± {r['stddev_ts']:.2f} |"
-                   f" {r['read_bytes'] / 1e6:.1f} MB | {r['read_gb_s']:.2f} | {r['roof_gb_s']:.2f} | {r['pct_of_roof']:.1f}"
-                   f"{' (in cache)' if r['in_cache'] else ''} |")
+SUMMARY = ("f16", "q8_0", "p8/q4_0", "q4_0", "rotor-4", "rotor-3", "rotor-3s", "rotor-3u")
+SUMMARY_SPEEDS = (("cpu", "synth:qwen2.5-0.5b@weights=q4_0", 32768), ("cuda", "synth:qwen2.5-1.5b@weights=int4_g128", 131072))
+
+
+def summary():
+    """What a cache costs and gains: quality of one model on the decode path, speed of two synthetic ones at depth."""
+    quality = {r["kv"]: r for r in studied("kv-matrix.jsonl") if r["path"] == "decode" and r["model_name"] == "ridge-ref"}
+    out = ["| K and V cache | bits a value at 4k | mean KLD | same top % | PPL - f16 | CPU, tok/s | H200, tok/s |", "|---|" + 6 * "---:|"]
+    for kv in SUMMARY:
+        r = quality[kv]
+        speeds = [speed_tables.decode_speed(device, model, depth, kv) for device, model, depth in SUMMARY_SPEEDS]
+        out.append(f"| {kv} | {r['effective_bits_4k']:.2f} | {r['kld']['mean']['value']:.6f} | {100 * r['same_top']['value']:.1f} |"
+                   f" {estimate(r['difference'], 3)} | " + " | ".join("" if s is None else f"{s:.0f}" for s in speeds) + " |")
     return out
 
 
@@ -283,7 +284,7 @@ TABLES = {
     "kv-attention": attention,
     "perplexity": perplexity,
     "bandwidth-cpu": bandwidth,
-    "decode-cpu": decode,
+    "summary": summary,
     **speed_tables.TABLES,
     **device_tables.TABLES,
     "bars-cuda": bars.table,

@@ -201,13 +201,24 @@ def prompts(device):
     return out
 
 
-def flatness(device):
-    """How much of its speed a model keeps from a short to a long cache."""
+def decode_speeds(device):
+    """{(model, cache): {depth: tokens a second}} of decode rows."""
     speeds = {}
     for r in rows(f"decode-{device}.jsonl", f"sweep-{device}.jsonl"):
         if r.get("n_gen", 0) > 0 and r.get("n_prompt") == 0:
             cache = r["type_k"] if r["type_k"] == r["type_v"] else f"{r['type_k']}/{r['type_v']}"
             speeds.setdefault((r["model_filename"], cache), {})[r["n_depth"]] = r["avg_ts"]
+    return speeds
+
+
+def decode_speed(device, model, depth, cache):
+    """Tokens a second; None where no row says."""
+    return decode_speeds(device).get((model, cache), {}).get(depth)
+
+
+def flatness(device):
+    """How much of its speed a model keeps from a short to a long cache."""
+    speeds = decode_speeds(device)
     depths = (8192, 32768, 131072)
     found = {key: s for key, s in speeds.items() if sum(d in s for d in depths) > 1 and depths[0] in s}
     if not found:

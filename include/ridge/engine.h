@@ -20,11 +20,11 @@ namespace ridge {
 class Engine;
 
 struct LoadOptions {
-  std::string device = "cpu";        ///< "cpu" or "cuda[:N]"; a device that is not there is an error, never the CPU
+  std::string device = "cpu";        ///< "cpu" or "cuda[:N]"; a missing device is an error, not a reason to use the CPU
   int n_threads = 0;                 ///< 0: one per available processor
   std::string isa;                   ///< limit: "scalar", "avx2", "avx512"; empty: the best this processor runs
-  std::vector<std::string> kernels;  ///< "op=name" each: force a kernel, see `ridge explain`; on a device int4=1plane,
-                                     ///< int4=2planes, launch=plain or launch=overlap
+  std::vector<std::string> kernels;  ///< "op=name" each: force a kernel, see `ridge explain`; on a device gemv=, gemm=,
+                                     ///< launch=plain or launch=overlap
   bool float_activations = false;    ///< BitNet: keep activations in float, to compare with references
 };
 
@@ -77,7 +77,7 @@ class Model {
 /// Names accepted after `synth:`.
 std::vector<std::string> synth_shapes();
 
-/// One side of the KV cache. What is not set follows the format's own policy (formats.h).
+/// One side of the KV cache. What is not set follows the format's own policy (docs/formats/kv.md).
 struct KvSideOptions {
   std::string format = "f16";
   std::optional<std::string> rotation;  ///< none, planar, hadamard
@@ -117,7 +117,7 @@ struct KvSideReport {
   double bits_per_value = 0;    ///< of a coded row, scales included
   int64_t bytes_per_token = 0;  ///< one more coded token over all layers
   int64_t fixed_bytes = 0;      ///< sinks, window, centres and scales of heads over all layers, whatever the context
-  int64_t allocated_bytes = 0;  ///< what the allocator gave, at n_ctx
+  int64_t allocated_bytes = 0;  ///< by the allocator, at n_ctx
   int64_t saturated = 0;        ///< values clamped while coding so far; 0 is normal
 };
 /// Consecutive layers with the same settings.
@@ -163,7 +163,7 @@ class Session {
   void prefill(std::span<const int32_t> tokens, const LogitsCallback& logits);
   /// Appends one token, returns the logits after it, [vocab_size]; valid until the next call.
   std::span<const float> decode(int32_t token);
-  /// Draws tokens from the logits of the last call on and hands them to on_token one by one, until it returns false,
+  /// Draws tokens, starting from the last call's logits, and hands them to on_token one by one, until it returns false,
   /// n_max were drawn or the context is full; every token but the last is appended. A device draws by itself, a few
   /// steps ahead of on_token. `recent` are the tokens the penalty knows. Returns how many were handed on.
   int draw(const SamplerOptions& options, std::span<const int32_t> recent, int n_max,

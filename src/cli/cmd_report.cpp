@@ -14,7 +14,7 @@
 namespace ridge::cli {
 namespace {
 
-constexpr int kNotFound = 127;  // what shells say of a program that is not there
+constexpr int kNotFound = 127;  // the exit code of shells for a missing program
 
 struct ReportFlags {
   std::vector<std::string> results, stores;

@@ -28,11 +28,11 @@ std::span<const Command> commands() {
        declare_eval_ppl},
       {"eval kld", "KL divergence of KV cache formats from f16",
        "Runs the same weights with the base cache and with every cache of --kv, in lockstep, and prints how far the "
-       "distributions differ, with llama-perplexity's statistics. Memory does not grow with the text. When the base "
-       "itself is not in the list it is added as the control row. With int8 activations (q8_0, q4_0 and int4_g128 "
-       "weights) any change at all moves some roundings: an f32 row shows that floor. --save-base writes the base's "
-       "distributions as llama-perplexity does, --base FILE reads such a file (of either program) instead of running "
-       "the base; its 16 bits have a floor, which the control row shows.",
+       "distributions differ, with llama-perplexity's statistics. Memory does not grow with the text. When the base is "
+       "not in the list it is added as the control row. With int8 activations (q8_0, q4_0 and int4_g128 weights) any "
+       "change moves some roundings: an f32 row shows that floor. --save-base writes the base's distributions in "
+       "llama-perplexity's format, --base FILE reads such a file (of either program) instead of running the base; its "
+       "16 bits have a floor, which the control row shows.",
        "ridge eval kld -m model.gguf -f wiki.test.raw --path decode --kv f16,q8_0,rotor-3\n"
        "ridge eval kld -m model.gguf -f wiki.test.raw --kv rotor-3:hadamard,rotor-3:planar,q8_0/rotor-3:window=32",
        declare_eval_kld},
@@ -46,7 +46,7 @@ std::span<const Command> commands() {
        declare_eval_matrix},
       {"eval divergence", "how long greedy text stays the same",
        "Generates greedily from prompts spread over the text, with the base cache and with every cache of --kv, and "
-       "says at which token they first differ.",
+       "prints the token at which they first differ.",
        "ridge eval divergence -m model.gguf -f wiki.test.raw --kv q8_0,rotor-3\n"
        "ridge eval divergence -m model.gguf -f wiki.test.raw --prompts 64 --prompt-tokens 1024 -n 256 --kv rotor-3 "
        "--json",
@@ -54,7 +54,7 @@ std::span<const Command> commands() {
       {"eval needle", "copying a planted sequence from far back",
        "Plants a sequence of random tokens (--copies times) at several depths of a text, repeats its first tokens at "
        "the end and scores the rest: the share of tokens found (and their NLL in nats), by depth. The last column has "
-       "no needle planted: what guessing gives. A small model that is no assistant can pass this.",
+       "no needle planted: the chance baseline. No instruction tuning is needed.",
        "ridge eval needle -m model.gguf -f wiki.test.raw -c 2048 --kv f16,q8_0,rotor-3\n"
        "ridge eval needle -m model.gguf -f wiki.test.raw --depths 9 --trials 32 --needle 24 --cue 12",
        declare_eval_needle},
@@ -113,14 +113,14 @@ std::span<const Command> commands() {
       {"bench bandwidth", "the ceilings: bandwidth of memory and caches, multiply-adds",
        "Streams over buffers of at least 4 x the last-level cache, reads of what caches hold, and multiply-adds in "
        "registers, with our own kernels. The read figure is the roof that decode is held against; a ridge point is the "
-       "operations a byte above which arithmetic is the roof. On a GPU also what an edge between two kernels of a "
-       "graph and a graph's launch cost.",
+       "operations a byte above which arithmetic is the roof. On a GPU also the cost of an edge between two kernels of "
+       "a graph and of a graph's launch.",
        "ridge bench bandwidth\nridge bench bandwidth -t 1 --size 4096\nridge bench bandwidth --device cuda",
        declare_bench_bandwidth},
       {"compare", "is B faster than A here, beyond the noise",
-       "Times an op in two formats or by two kernels, and A a second time, in turns. What A and A differ by, or three "
-       "times the spread of single samples, is the noise: an effect inside it gets NO VERDICT. Without --against and "
-       "--against-kernel B is A too.",
+       "Times an op in two formats or by two kernels, and A a second time, in turns. The difference between the two "
+       "runs of A, or three times the spread of single samples, is the noise: an effect inside it gets NO VERDICT. "
+       "Without --against and --against-kernel B is A too.",
        "ridge compare --op gemv --shape 8960x1536 --weights f16 --against int4_g128\n"
        "ridge compare --op attention --heads 12/2 --seq 32768 --kv f16 --against rotor-3",
        declare_compare},
@@ -153,25 +153,25 @@ std::span<const Command> commands() {
        "IN is a Hugging Face directory or a GGUF file, OUT a GGUF file. OUT appears only when it is complete.",
        "ridge quantize path/to/hf-model model-q8_0.gguf --type q8_0", declare_quantize},
       {"info", "what this build, this machine and a model are",
-       "Build, processor, caches, memory, formats and kernels; with -m also the model's facts and what its cache "
-       "costs.",
+       "Build, processor, caches, memory, formats and kernels; with -m also the model's facts and the cost of its "
+       "cache.",
        "ridge info\nridge info -m model.gguf --json", declare_info},
       {"explain", "which kernel runs an operation here, and why not the others",
        "Lists every kernel of an operation with what it needs, and marks the one that is chosen for the shape and "
        "format.",
        "ridge explain gemv --shape 8960x1536 --format q4_0\n"
-       "ridge explain attn_decode --shape 12/2/128 --keys 4096 --format q8_0/rotor-3 --isa avx2",
+       "ridge explain attention --shape 12/2/128 --keys 4096 --format q8_0/rotor-3 --isa avx2",
        declare_explain},
       {"report", "stored rows as figures and one page",
        "Draws CSV, SVG and PNG files and index.html, one page that needs no network: ceilings, roofline, where a step "
        "spends its time, speed by batch and depth, quality against bytes, and the row behind every figure. Measures "
-       "nothing and needs no GPU. Rows whose check failed or that do not say are in no figure; the page counts them. "
+       "nothing and needs no GPU. Rows whose check failed or is not recorded are in no figure; the page counts them. "
        "Needs python3-matplotlib (exit code 6 without).",
        "ridge report -o report\nridge report --results results --store lab.db -o report", declare_report},
       {"doctor", "is this machine fit to measure on",
        "One line a check: ok, a note (worth knowing, or optional) or a problem (figures would be wrong, or a run would "
-       "fail), with what to do. Build, processor, threads, load, clocks, memory, ceilings in the stored rows, GPU and "
-       "driver, optional programs. Ends GREEN, or with what is not and exit code 1.",
+       "fail), with the remedy. Build, processor, threads, load, clocks, memory, ceilings in the stored rows, GPU and "
+       "driver, optional programs. Prints GREEN, or lists the problems and exits with 1.",
        "ridge doctor\nridge doctor --results results --json", declare_doctor},
   };
   return kCommands;

@@ -9,7 +9,7 @@ namespace ridge {
 /// Which rows of a step get logits.
 enum class LogitRows : uint8_t { none, last, all };  // `last`: of every sequence
 
-/// Tokens that one sequence brings, behind those it holds.
+/// New tokens of one sequence, behind those that it holds.
 struct SeqTokens {
   SeqId seq{};
   int n_tokens = 0;

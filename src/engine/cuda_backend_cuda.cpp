@@ -63,7 +63,7 @@ class CudaDrawing final : public Drawing {
   void launch(int64_t step) override {
     if (step == 0) return runner_.draw(outputs_, room_);
     for (const SeqTokens& tokens : seqs_) pool_.reserve(tokens.seq, 1).or_throw();
-    // The tokens are on the device; here they only say how many there are.
+    // The tokens are on the device; the host's copy gives their number.
     runner_.run({.tokens = unread_, .seqs = seqs_, .logits = LogitRows::last}, pool_, outputs_, &room_);
   }
   bool read(int64_t step, std::span<int32_t> tokens) override { return room_.ring.read(step, tokens); }

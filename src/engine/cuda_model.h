@@ -140,7 +140,7 @@ class CudaRunner {
   gpu::Stream stream_;
   CudaModel model_;
   Room room_;
-  std::vector<StepRow> rows_there_;  // what room_.rows holds when all that is queued has run
+  std::vector<StepRow> rows_there_;  // contents of room_.rows once all queued work has run
   std::map<std::vector<int64_t>, Recorded> recorded_;
   OnBlock on_block_;
 };

@@ -1,4 +1,4 @@
-// A step of any sequences as a CUDA device runs it: which rows go together, and what kernels must be told of them.
+// A step of any sequences as a CUDA device runs it: which rows go together, and the lists that kernels read.
 #pragma once
 
 #include <map>

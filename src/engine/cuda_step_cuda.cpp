@@ -19,7 +19,7 @@ void for_each_retention(const DeviceKvMemory& memory, const Visit& visit) {
     for (const bool is_k : {true, false}) visit(memory.tiles(layer, is_k));
 }
 
-/// Tiles that a ring needs to hold what queries of the span may see exact.
+/// Tiles of a ring that holds all rows which queries of the span may see exact.
 int ring_tiles_for(const DeviceKvMemory& memory, const KvSpan& span) {
   int most = 0;
   for_each_retention(memory, [&](const KvTiles& t) {
@@ -116,7 +116,7 @@ class Planner {
       std::vector<AttnBlock> blocks;
       int first = slice.first_row;
       for (const KvSpan& span : spans) {
-        // A recorded step's rows move on by themselves, each on its own.
+        // The device advances each row of a recorded step by itself: a block a row.
         const int n_parts = slice.is_long ? 1 : span.n_rows, n = span.n_rows / n_parts;
         for (int part = 0; part < n_parts; ++part)
           for (int query = (n * group - 1) / queries * queries; query >= 0; query -= queries)

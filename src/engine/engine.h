@@ -22,7 +22,7 @@ class Engine {
   bool has_tokenizer() const { return loaded_.tokenizer.has_value(); }
 
   Backend& backend() { return *backend_; }
-  /// The CPU that works for this model: all of it, or what a device leaves to the host.
+  /// The CPU of this model: it runs everything, or the host's part of a device's work.
   CpuContext& context() { return context_; }
 
   /// A pool over caches of these layers (layer_configs()) with so many pages and slots. Throws Error.

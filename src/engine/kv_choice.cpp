@@ -69,7 +69,7 @@ Result<KvLayerOptions> parse_range(std::string_view text) {
   range.first = number(text.substr(0, dash));
   range.last = dash == std::string_view::npos ? range.first : number(text.substr(dash + 1));
   if (range.first < 0 || range.last < range.first)
-    return fail(ErrorKind::usage, "KV layers '{}' are no layer or range of layers ({})", text, kLayers);
+    return fail(ErrorKind::usage, "KV layers '{}' is not a layer or a range of layers ({})", text, kLayers);
   return range;
 }
 

@@ -7,7 +7,7 @@
 namespace ridge {
 namespace {
 
-/// What the options say, over what the format's policy says, for side "K" or "V" of a model.
+/// The format's policy with the options over it, for side "K" or "V" of a model.
 KvSideConfig side_config(const KvSideOptions& options, std::string_view side, const AttentionPlan& attention) {
   const KvFormat& format = *find_kv_format(options.format).or_throw();
   KvSideConfig config = default_kv_side(format, side == "K", attention.qkv_bias);

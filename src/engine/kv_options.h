@@ -7,7 +7,7 @@
 
 namespace ridge {
 
-/// What the options say, over what the formats' policies say. Throws usage when that cannot work for the model.
+/// The formats' policies with the options over them. Throws usage when that cannot work for the model.
 std::vector<KvLayerConfig> layer_configs(const SessionOptions& options, const ModelPlan& plan);
 
 /// Pages of one sequence of n positions.

@@ -1,9 +1,9 @@
 // What sequences remember: pages of coded rows that sequences share, and a slot for each.
 //
-// A page is kPagePositions positions of all layers, K and V. It is counted by the sequences and checkpoints that hold it;
-// a page that several hold is never written: whoever is about to code into it gets a copy first (reserve). A slot is what
-// has a fixed size: sinks, ring, centres and scales of heads. A checkpoint is a slot of its own with a length and a list
-// of pages; a sequence opened from it goes on exactly where it was made.
+// A page is kPagePositions positions of all layers, K and V. Its holders, sequences and checkpoints, are counted. A page
+// with several holders is never written: reserve() gives the sequence that is about to code into it a copy. A slot is the
+// part of a sequence with a fixed size: sinks, ring, centres and scales of heads. A checkpoint is a slot of its own with a
+// length and a list of pages; a sequence opened from it goes on exactly where it was made.
 #pragma once
 
 #include <functional>
@@ -34,7 +34,7 @@ struct PoolReport {
   int n_pages = 0, pages_free = 0, pages_shared = 0, pages_of_checkpoints = 0;  ///< only checkpoints hold the last
   int n_slots = 0, slots_free = 0, sequences = 0, checkpoints = 0;
   int64_t page_bytes = 0, slot_bytes = 0;  ///< of one
-  int64_t used_bytes = 0;                  ///< pages and slots that somebody holds
+  int64_t used_bytes = 0;                  ///< pages and slots with a holder
   int64_t allocated_bytes = 0;
 };
 

@@ -8,7 +8,7 @@
 namespace ridge {
 namespace {
 
-/// Tokens of a prompt's step where nobody says. The products of a GPU gain from more tokens; on a CPU more only take
+/// Tokens of a prompt's step by default. The products of a GPU gain from more tokens; on a CPU more only take
 /// memory.
 constexpr int kHostUbatch = 512, kDeviceUbatch = 2048;
 /// Tokens that a device may be ahead of the host: one step hides the host's work on a token, another one its hiccups.

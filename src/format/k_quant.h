@@ -53,7 +53,7 @@ inline void pack_scales_mins(const ScaleMin* pairs, uint8_t* packed) {
 }
 
 /// fp16 step for codes up to `top` to reach `largest`. Where fp16 has few bits left (subnormals) the next larger step,
-/// so that the codes can make up for what the step lost.
+/// so that the codes can make up for the loss of the step.
 inline uint16_t step_f16(float largest, int top) {
   const float step = largest / float(top);
   const uint16_t half = f32_to_f16(step);

@@ -1,7 +1,7 @@
 // KvFormat: what every KV cache format on the shelf provides.
 //
 // The unit is a row: the head_dim values of one token and one kv head, already in cache space (rotated and centred by
-// the cache, model/kv_cache.h). A row is coded and decoded on its own, so truncate, copy and split-KV need no care.
+// the cache, op/cache/append.h). A row is coded and decoded on its own, so truncate, copy and split-KV need no care.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ enum class KvScale : uint8_t {
   absmax,    ///< the largest value lands on the largest code
   norm,      ///< the decoded row has the norm of the original
   lsq,       ///< least squares: <x, q> / <q, q> for the codes q
-  unbiased,  ///< <x, x> / <x, q>: the decoded row has all of the original in its direction, errors stand beside it
+  unbiased,  ///< <x, x> / <x, q>: unbiased along the original; the error is orthogonal to it
 };
 
 /// How values are rounded to codes.
@@ -34,7 +34,7 @@ enum class KvRounding : uint8_t {
 /// How a cache treats rows of a format unless told otherwise on the command line.
 struct KvPolicy {
   Rotation rotation = Rotation::none;
-  bool centre = false;  ///< subtract the per-channel mean of the first tokens (exact, see kv_cache.h)
+  bool centre = false;  ///< subtract the per-channel mean of the first tokens (exact, see op/cache/append.h)
   int window = 0;       ///< newest tokens kept in format `recent`
   int sinks = 0;        ///< first tokens kept in f16
   KvScale scale = KvScale::none;

@@ -1,8 +1,8 @@
 // KV p8: signed bytes with one fp16 scale per 32 values, in two planes; 8.5 bits per value.
 //
 // Row: head_dim bytes of codes, four to a 32-bit word in order, then head_dim / 32 scales. With scale rule absmax the
-// numbers are q8_0's; what differs is the layout, whose code words are aligned and can be fed to four-way int8 dot
-// products as they lie. Rules, rounding and error: format/kv_int8.h. Source of the layout: "packed16" K in RoxxY.
+// numbers are q8_0's; the layout differs: its code words are aligned, so four-way int8 dot products take them without a
+// change. Rules, rounding and error: format/kv_int8.h. Source of the layout: "packed16" K in RoxxY.
 #pragma once
 
 #include "format/kv_int8.h"

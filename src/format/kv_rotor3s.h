@@ -2,7 +2,7 @@
 //
 // Levels, codes and their layout are rotor-3's: 3 D / 8 bytes, nothing behind them. The scale is KvCoding::fixed, one
 // f32 per (layer, kv head): the root mean square of the rotated and centred values of positions 0 to 63, sinks left
-// out, frozen once 64 positions are held (model/kv_cache.h). u = x / fixed, value = level * fixed. A row much longer
+// out, frozen once 64 positions are held (op/cache/append.h). u = x / fixed, value = level * fixed. A row much longer
 // than those is clipped at the outermost level; values beyond twice that level, of which less than half is left, are
 // counted as saturated. Source: our own, the honest way to exactly 3 bits.
 #pragma once

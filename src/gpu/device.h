@@ -32,7 +32,7 @@ class Stream {
   operator StreamHandle() const { return stream_; }  // NOLINT: implicit on purpose
   /// Waits until everything queued has run.
   void synchronize() const;
-  /// Whether it has.
+  /// Whether the queued work has ended.
   bool idle() const;
 
  private:

@@ -8,7 +8,7 @@
 namespace ridge::gpu {
 namespace {
 
-/// Ends a recording and frees what it recorded, however the constructor is left.
+/// Ends a recording and frees its graph, also when the constructor throws.
 struct Recording {
   explicit Recording(StreamHandle s) : stream(s) {
     // Thread-local: other threads of the process may allocate meanwhile.

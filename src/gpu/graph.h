@@ -44,7 +44,7 @@ class Event {
   Event& operator=(Event&& other) noexcept;
   ~Event();
 
-  /// Marks the end of what is queued on `stream` now; forgets an earlier mark.
+  /// Marks the end of the work queued on `stream` so far; forgets an earlier mark.
   void record(StreamHandle stream) const;
   /// Whether everything before the mark has run; true before the first record().
   bool done() const;

@@ -25,7 +25,7 @@ struct Grid {
   size_t shared_bytes = 0;
   StreamHandle stream = nullptr;
   /// Programmatic dependent launch, where the device knows it: the grid may start while the one before it drains. Its
-  /// kernel must call wait_for_previous_grid() before it touches what that one wrote.
+  /// kernel must call wait_for_previous_grid() before it touches that grid's results.
   bool overlap = false;
 };
 

@@ -1,5 +1,5 @@
 // Which op each launch belongs to, so that the times of kernels can be attributed; and the same as NVTX ranges, for
-// Nsight. Costs next to nothing while nobody logs.
+// Nsight. Costs next to nothing while no log is open.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ struct LoggedOp {
   int layer = -1;
   int64_t read_bytes = 0, write_bytes = 0, flops = 0;
 };
-/// A kernel of it, by the name it was launched with.
+/// A kernel of the op, by the name of its launch.
 struct LoggedLaunch {
   std::string_view kernel;
   int op = -1;  ///< index into LaunchLog::ops; -1: launched outside of any OpRange
@@ -47,7 +47,7 @@ class LogLaunches {
 /// The launches of its scope are of one op. Ranges do not nest.
 class OpRange {
  public:
-  /// `make` returns the LoggedOp; called only while somebody logs.
+  /// `make` returns the LoggedOp; called only while a log is open.
   template <class Make>
   explicit OpRange(const Make& make) : log_(launch_log()) {
     if (log_) begin(make());

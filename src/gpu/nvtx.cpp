@@ -1,4 +1,4 @@
-// Ranges of a build without CUDA: nobody would see them.
+// A build without CUDA has no ranges.
 #include "gpu/launch_log.h"
 
 namespace ridge::gpu {

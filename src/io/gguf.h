@@ -67,7 +67,7 @@ using GgufPayload = std::function<Status(size_t tensor_index, std::vector<std::b
 /// Writes a GGUF v3 file: to a temporary beside `path`, fsync, rename. Nothing is left behind on failure.
 /// Tensor payloads are pulled one at a time, so memory stays at the size of one tensor. Numbers get the widths that
 /// other readers insist on: 32-bit integers unless a value needs 64, floats as f32 unless out of its range.
-/// Errors: bad_file for names, shapes or payload sizes that do not fit; failure for what the disk refused.
+/// Errors: bad_file for names, shapes or payload sizes that do not fit; failure when the disk refuses.
 Status write_gguf(const std::filesystem::path& path, const std::map<std::string, GgufValue, std::less<>>& metadata,
                   const std::vector<GgufTensorSpec>& tensors, const GgufPayload& payload);
 

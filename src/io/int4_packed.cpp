@@ -145,7 +145,7 @@ void unpack_int4(Int4Layout layout, const Int4Matrix& m, int64_t n_out, int64_t 
       }
     return;
   }
-  // A word of GPTQ is four bytes of a block as they are.
+  // A word of GPTQ is four bytes of a block, unchanged.
   for (int64_t word = 0; word < n_in / 8; ++word)
     for (int64_t out = 0; out < n_out; ++out)
       std::memcpy(block_at(out, word / 16) + offsetof(Block, q) + 4 * (word % 16), words + 4 * (word * n_out + out), 4);

@@ -1,4 +1,5 @@
-// A tensor inside a mapped file, as every container gives it, and the one check of its shape that all containers share.
+// A tensor inside a mapped file, the same for every container, and the one check of its shape that all containers
+// share.
 #pragma once
 
 #include <cstddef>

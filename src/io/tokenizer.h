@@ -83,7 +83,7 @@ class Tokenizer {
   int32_t vocab_size() const;
 
   /// Text to ids. `add_special` puts BOS/EOS as the spec says. Control-token text inside `text` is ordinary text
-  /// unless `parse_special`; user-defined tokens always match. Any bytes are accepted: what is not UTF-8 becomes byte
+  /// unless `parse_special`; user-defined tokens always match. Any bytes are accepted: invalid UTF-8 becomes byte
   /// tokens. Cost: n log n in the text, also when it is a single pre-token. Safe to call from several threads. Throws
   /// Error(usage) above 1 GiB.
   std::vector<int32_t> encode(std::string_view text, bool add_special, bool parse_special) const;
@@ -108,7 +108,7 @@ class Tokenizer {
 /// Bytes that can never become valid are passed on as U+FFFD, one for each longest prefix of a valid sequence.
 class Utf8Stream {
  public:
-  /// Adds bytes; returns the longest prefix of what is pending that ends on a sequence boundary.
+  /// Adds bytes; returns the longest prefix of the pending bytes that ends on a sequence boundary.
   std::string push(std::string_view bytes);
   /// What is left at the end of the stream (an incomplete sequence becomes U+FFFD).
   std::string finish();

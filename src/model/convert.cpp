@@ -84,7 +84,7 @@ Status encode_job(const Job& job, std::vector<std::byte>& out) {
   const WeightFormat& to = *job.spec.format;
   out.resize(size_t(n_rows * to.row_bytes(n_in)));
   if (job.source && job.source->format == &to && job.scale == 1 &&
-      job.pair_heads == 0) {  // same format: the bytes as they are
+      job.pair_heads == 0) {  // same format: the same bytes
     std::copy(job.source->data.begin(), job.source->data.end(), out.begin());
     return {};
   }

@@ -29,21 +29,21 @@ struct Fallback {
   int64_t n_in;
 };
 
-/// Writes `out` and gives what fell back. Matrices get the format of `type`; norms and biases stay f32. Rows whose
-/// length the group does not divide get the format GGUF writers fall back to: q5_0 for q4_k, q5_1 for q5_k, q8_0 for
-/// q6_k, and f16 where even 32 does not divide them. Hugging Face q and k rows are put into the GGUF pair convention of
-/// the architecture, and llama3 RoPE scaling becomes the tensor rope_freqs.weight, so that other GGUF readers compute
-/// the same. A GGUF input keeps its metadata. Ternary types are for the
-/// projections of the layers: embedding and output matrix keep what they have. A BitNet model is written from its
-/// codes. Nothing is left behind on failure. `progress` is told after each tensor.
+/// Writes `out` and returns the matrices that fell back to another format. Matrices get the format of `type`; norms and
+/// biases stay f32. Rows whose length the group does not divide get the format GGUF writers fall back to: q5_0 for
+/// q4_k, q5_1 for q5_k, q8_0 for q6_k, and f16 where even 32 does not divide them. Hugging Face q and k rows are put
+/// into the GGUF pair convention of the architecture, and llama3 RoPE scaling becomes the tensor rope_freqs.weight, so
+/// that other GGUF readers compute the same. A GGUF input keeps its metadata. Ternary types are for the projections of
+/// the layers: embedding and output matrix keep their formats. A BitNet model is written from its codes. Nothing is
+/// left behind on failure. `progress` is told after each tensor.
 Result<std::vector<Fallback>> convert_to_gguf(
     const std::string& in, const std::filesystem::path& out, const QuantizeType& type,
     const std::function<void(int done, int total, std::string_view tensor)>& progress);
 
-/// Writes the directory `out`, which must not exist: config.json with a quantization_config, the tokenizer's files as
-/// they are, and model.safetensors, in which every matrix NAME.weight is NAME.qweight and NAME.scales (layout `ridge`
-/// of io/int4_packed.h). Tensors that are no matrices are copied, as are matrices whose rows 128 does not divide; those
-/// are given back. Errors: usage when `in` is no directory or `out` exists; nothing is left behind.
+/// Writes the directory `out`, which must not exist: config.json with a quantization_config, the tokenizer's files
+/// unchanged, and model.safetensors, in which every matrix NAME.weight is NAME.qweight and NAME.scales (layout `ridge`
+/// of io/int4_packed.h). Tensors that are no matrices are copied, as are matrices whose rows 128 does not divide;
+/// the latter are returned. Errors: usage when `in` is no directory or `out` exists; nothing is left behind.
 Result<std::vector<Fallback>> convert_to_int4(
     const std::string& in, const std::filesystem::path& out,
     const std::function<void(int done, int total, std::string_view tensor)>& progress);

@@ -51,11 +51,12 @@ ModelPlan make_plan(const Config& c, const float* rope_factors) {
                                       .out_norm = c.sub_norm},
                         .feed_forward = FeedForwardKind::dense,
                         .dense = {.d_ff = c.d_ff, .activation = c.activation, .down_norm = c.sub_norm}};
-  return {.d_model = c.d_model,
-          .vocab_size = c.vocab_size,
-          .norm_eps = c.rms_eps,
-          .ropes = {make_rope(c, rope_factors)},
-          .layers = std::vector<LayerPlan>(size_t(c.n_layers), layer)};
+  ModelPlan plan{.d_model = c.d_model,
+                 .vocab_size = c.vocab_size,
+                 .norm_eps = c.rms_eps,
+                 .ropes = {make_rope(c, rope_factors)},
+                 .layers = std::vector<LayerPlan>(size_t(c.n_layers), layer)};
+  return plan;
 }
 
 }  // namespace ridge

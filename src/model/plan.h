@@ -1,4 +1,4 @@
-// What a model computes, as data: one page that every backend reads (engine/cpu_backend.cpp, engine/cuda_backend.cpp). A
+// What a model computes, as data: one page that every backend reads (engine/cpu_backend.cpp, cuda_runner_cuda.cpp). A
 // kind that a backend does not compute is refused by its name when the model is opened.
 #pragma once
 
@@ -11,7 +11,9 @@
 namespace ridge {
 
 /// How tokens of a sequence learn from each other.
-enum class MixerKind : uint8_t { attention };
+enum class MixerKind : uint8_t {
+  attention,  ///< over a KV cache
+};
 /// What each token goes through alone.
 enum class FeedForwardKind : uint8_t { dense };
 std::string mixer_name(MixerKind kind);

@@ -45,9 +45,8 @@ struct Weights {
   // Owners of what the Linears point into.
   std::variant<std::monostate, io::GgufFile, io::HfDirectory> source;
   std::vector<AlignedBuffer> buffers;
-  const WeightFormat* ternary_source =
-      nullptr;               // what the file keeps matrices in that are i2_s here; null: no file does
-  int64_t stored_bytes = 0;  // all weight tensors as stored
+  const WeightFormat* ternary_source = nullptr;  // on-disk format of matrices repacked to i2_s; null: none were
+  int64_t stored_bytes = 0;                      // all weight tensors as stored
   int64_t n_params = 0;
 };
 

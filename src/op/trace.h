@@ -1,4 +1,4 @@
-// What ops ran, when and for how long: filled only while somebody profiles. Attribution of a step is made from it
+// Which ops ran, when and for how long: filled only during a profile. Attribution of a step is made from it
 // (lab/model/profile.h).
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace ridge {
 
-/// Of the processor, over all threads; 0 where nobody counts.
+/// Of the processor, over all threads; 0 when counters are off.
 struct OpCounters {
   int64_t cycles = 0, instructions = 0;
   int64_t cache_misses = 0;  ///< of the last level: lines that came from memory
@@ -45,7 +45,7 @@ class OpTrace {
 
   std::vector<OpCall> calls;
   int layer = -1;                             ///< of the calls to come
-  std::function<OpCounters()> read_counters;  ///< totals so far; empty: nobody counts
+  std::function<OpCounters()> read_counters;  ///< totals so far; empty: counters are off
 
  private:
   double origin_us_;

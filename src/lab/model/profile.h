@@ -97,7 +97,7 @@ struct Profile {
   bool prefill = false;
   ProfileRoofs roofs;
   Attribution attribution;
-  double untraced_us = 0;       ///< median of steps nobody recorded
+  double untraced_us = 0;       ///< median of steps without a record
   int64_t step_read_bytes = 0;  ///< declared for a decode step: weights and cache
   ProfiledStep example;         ///< the median step
   bool counted = false;         ///< parts have counters

@@ -47,7 +47,7 @@ class ProfileRunner {
     if (hooks_.on_status) hooks_.on_status(what, done, params_.n_steps);
   }
 
-  /// Steps on the CPU, every other one with nobody watching. False when asked to stop.
+  /// Steps on the CPU, every other one without a trace. False when asked to stop.
   bool run_host(std::vector<ProfiledStep>& steps, std::vector<double>& untraced, Profile& profile) {
     CpuContext& context = model_.engine().context();
     const int per_step = std::max(1, params_.n_prompt), n_decode = params_.n_prompt > 0 ? 1 : 2 * params_.n_steps;
@@ -89,7 +89,7 @@ class ProfileRunner {
     return true;
   }
 
-  /// Steps on a device that feed themselves, or chunks of a prompt. `log`: null when nobody watches.
+  /// Steps on a device that feed themselves, or chunks of a prompt. `log`: null without a profile.
   /// Kernels of what is logged are added to `kernels`, but for those that `times` still holds in the end.
   bool run_device(gpu::LaunchLog* log, gpu::KernelTimes* times, std::vector<gpu::KernelTime>& kernels,
                   std::vector<double>& walls, Profile& profile) {

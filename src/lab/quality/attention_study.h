@@ -62,7 +62,7 @@ struct AttentionResult {
   KvChoice kv;
   std::vector<AttentionError> layers, layers_outlier;
 };
-/// Every format with nothing kept exact beside it, and rotor-3 by rotation and centring.
+/// Every format without exact rows, and rotor-3 by rotation and centring.
 std::vector<KvChoice> default_attention_list(int head_dim);
 
 struct AttentionHooks {

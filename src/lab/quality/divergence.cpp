@@ -111,7 +111,7 @@ std::string divergence_table(std::span<const Row> rows) {
       "|---|---:|---:|---:|---:|---:|---:|\n";
   for (const Row& row : rows) {
     const Row& first = row["first_difference"];
-    const auto cell = [&](const char* name) {  // texts that never differ stand at the end of what was generated
+    const auto cell = [&](const char* name) {  // texts that never differ count with their full length
       const auto value = first[name].get<double>();
       return value >= row["n_generate"].get<double>() ? fmt::format("> {:.0f}", value) : fmt::format("{:.0f}", value);
     };

@@ -20,8 +20,7 @@ struct DivergenceOptions {
 Result<std::vector<std::vector<int32_t>>> pick_prompts(std::span<const int32_t> text, int n, int length,
                                                        std::optional<int32_t> bos);
 
-/// The largest logits' tokens after `prompt`, n of them; with `same_as` only up to the first that differs from it, that
-/// one included.
+/// The n greedy tokens after `prompt`; with `same_as` only those up to and including the first difference.
 std::vector<int32_t> greedy_tokens(Timeline& timeline, std::span<const int32_t> prompt, int n,
                                    const std::vector<int32_t>* same_as = nullptr);
 

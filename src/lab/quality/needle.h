@@ -14,7 +14,7 @@ struct NeedleOptions {
   int n_trials = 16;  ///< probes per depth
   int n_depths = 5;   ///< evenly from the beginning (0) to just before the cue (1)
   int needle = 16;    ///< tokens of the sequence
-  int copies = 6;     ///< planted one behind the other: small models copy what they saw again and again
+  int copies = 6;     ///< planted one behind the other: small models copy text that repeats
   int cue = 8;        ///< of which this many are repeated; the others are the answer
   uint64_t seed = 42;
   std::string device = "cpu";

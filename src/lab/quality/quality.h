@@ -47,7 +47,7 @@ struct CandidateResult {
   KvReport cache;
   Scores scores;  ///< pair against a base, ppl otherwise
 
-  /// Bytes of both sides at a context of n tokens: coded rows, and window and sinks beside them.
+  /// Bytes of both sides at a context of n tokens: coded rows, window and sinks.
   int64_t bytes_at(int n) const;
   double mib_at(int n) const { return double(bytes_at(n)) / 1048576; }
 };

@@ -51,7 +51,7 @@ struct Windows {
 
   int first_scored() const { return n_ctx / 2; }
   int scored_per_chunk() const { return n_ctx - n_ctx / 2 - 1; }
-  /// Tokens of a chunk as they are fed.
+  /// Tokens of a chunk in the order of the input.
   std::vector<int32_t> chunk(std::span<const int32_t> text, int index) const;
 };
 

@@ -34,7 +34,7 @@ double relative_spread(std::span<const double> values) {
   return 3 * median(deviations) / centre;
 }
 
-/// Symmetric: as much below 0 for "slower" as it is above for "faster".
+/// Symmetric: equally far below 0 for "slower" and above 0 for "faster".
 double effect_of(double ratio) { return ratio >= 1 ? ratio - 1 : 1 - 1 / ratio; }
 
 /// The effect that is closer to none; opposite ones are none.

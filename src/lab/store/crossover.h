@@ -40,8 +40,8 @@ struct CrossoverOptions {
   double budget = kEffectBudget;
 };
 
-/// Rows that have no cell, or no second batch or depth to compare with, are left out. Of several builds the one whose
-/// rows are newest counts.
+/// Rows that have no cell, or no second batch or depth to compare with, are left out. Of several builds the one with
+/// the newest rows counts.
 std::vector<Crossover> find_crossovers(std::span<const Row> rows, const CrossoverOptions& options);
 
 /// "int4_g128 beats f16 up to batch 16 on gemv 8960x1536 (AMD EPYC, 2 threads): at 16 1.21x [1.17, 1.25], ..."

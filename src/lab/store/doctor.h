@@ -1,7 +1,7 @@
 // Whether this machine is fit to measure on: one line a check, each with what to do about it.
 //
 // A problem makes figures wrong or a run fail; a note is worth knowing, or optional. look_around() reads the machine;
-// examine() only judges what it is given, so that tests can give it machines that they have not.
+// examine() only judges the facts it gets, so that tests can give it simulated machines.
 #pragma once
 
 #include <functional>

@@ -1,6 +1,6 @@
 // The results store: rows in one SQLite file, each under the key of its cell.
 //
-// A row is the JSON object that results/*.jsonl hold. What identifies the measurement stands in its field `cell`; rows
+// A row is the JSON object that results/*.jsonl hold. Its field `cell` identifies the measurement; rows
 // without one are identified by all of their fields. A row whose `state` is "failed" or "skipped" says `reason` and has
 // no times; without `state` it is done. Adding a row replaces the one of the same cell. Every row is on disk when add()
 // returns: a process that is killed, or a disk that is full, loses at most the row that was being written, and the file
@@ -28,8 +28,8 @@ std::string row_kind(const Row& row);
 
 class Store {
  public:
-  /// Opens a store; `create` makes one where there is no file, or an empty one. Refuses what is not a regular file
-  /// (usage), and what is no store, one of a newer version or a damaged one (bad_file).
+  /// Opens a store; `create` makes one where there is no file, or an empty one. Refuses a path that is not a
+  /// regular file (usage), and a file that is not a store, has a newer version or is damaged (bad_file).
   static Result<Store> open(const std::filesystem::path& path, bool create);
 
   /// Throws Error(failure) when the row could not be written: the disk is full, the file is read-only or locked.

@@ -14,7 +14,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Cells that are measured in one run, and what became of them.
+/// Cells that are measured in one run, and their outcome.
 class Batch {
  public:
   Batch(const SweepPlan& plan, Store& store, const SweepHooks& hooks, SweepCounts& counts)
@@ -30,7 +30,7 @@ class Batch {
     if (hooks_.on_status) hooks_.on_status(what);
   }
 
-  /// The rows of a run are stored as they come; what came after the order to stop may be half of what was asked for.
+  /// The rows of a run are stored one by one; a row after the order to stop may be half measured.
   void finish(size_t i, Row row) {
     if (stopped()) return;
     const std::string state = row_state(row);

@@ -2,8 +2,8 @@
 // stopped, killed and started again; cells that failed their check or did not fit are tried again.
 //
 // Cells that are compared (sweep_spec.h) are measured in one run: ops in turns, sample by sample, whole models one
-// after another. A cell whose check fails has a row that says so and no times; one that no kernel takes, or that memory
-// does not hold, has a row with the reason.
+// after another. A cell whose check fails has a row with state "failed" and no times; a cell without a kernel, or too
+// large for memory, has a row with the reason.
 #pragma once
 
 #include "lab/store/store.h"
@@ -18,7 +18,7 @@ struct SweepTarget {
   std::string isa;    ///< of the CPU: highest instruction set; empty: the best
 };
 
-/// The commit, and for a build with changes that it does not know of a hash of the program beside it.
+/// The commit, and for a build with uncommitted changes also a hash of the program.
 std::string build_identity();
 
 struct PlannedCell {
@@ -26,7 +26,7 @@ struct PlannedCell {
   Row identity;                      ///< field `cell` of its row: the cell, the device, the seed and the build
   bool is_done = false;              ///< the store has it
   std::optional<double> read_bytes;  ///< of a call or a decode step; nothing when only loading the model would tell
-  double seconds = 0;                ///< about what it will take: as an earlier build took, or estimated
+  double seconds = 0;                ///< expected: the time of an earlier build, or an estimate
 };
 struct SweepPlan {
   SweepTarget target;  ///< threads and instruction set as numbers and names
@@ -45,8 +45,7 @@ struct SweepHooks {
 struct SweepCounts {
   int n_done = 0, n_failed = 0, n_skipped = 0;
 };
-/// Measures what the plan has left and stores a row a cell. When `stop` says so, cells that were not finished have
-/// none.
+/// Measures the plan's missing cells and stores a row a cell. After a `stop` unfinished cells have no row.
 SweepCounts run_sweep(const SweepSpec& spec, const SweepPlan& plan, std::span<const OpKernel> table, Store& store,
                       const SweepHooks& hooks);
 

@@ -7,12 +7,12 @@
 namespace ridge {
 namespace {
 
-/// The cache lines of a range, asked for in parts: a core has some twenty requests in flight, and whoever asks for more
-/// at once waits.
+/// The cache lines of a range, asked for in parts: a core has some twenty requests in flight, and a core that asks for
+/// more at once waits.
 class Ahead {
  public:
   Ahead(const std::byte* from, int64_t bytes) : next_(from), from_(from), bytes_(bytes) {}
-  /// Asks for what is missing of the first done / of of the range.
+  /// Asks for the missing lines of the first done / of parts of the range.
   void ask(int done, int of) {
     for (const std::byte* end = from_ + bytes_ * done / of; next_ < end; next_ += 64) __builtin_prefetch(next_);
   }

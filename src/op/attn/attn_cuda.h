@@ -47,7 +47,7 @@ struct TileAttnPlan {
 ///
 /// `scratch` has tile_attn_scratch_bytes() of as many rows or more, and of this number of blocks and head_dim. With
 /// overlap positions and tiles are read before the grid before has ended, except the tile that holds the newest position
-/// and those coded in this step: whoever writes the others must have ended before a launch without overlap.
+/// and those coded in this step: writers of the other tiles must have ended before a launch without overlap.
 void tile_attn(gpu::StreamHandle stream, const DeviceAttention& a, std::byte* scratch, const TileAttnPlan& plan);
 int64_t tile_attn_scratch_bytes(int n_rows, int n_heads, int n_kv_heads, int head_dim, int blocks);
 /// Whether `per_processor` blocks of such a plan fit a multiprocessor of the current device.

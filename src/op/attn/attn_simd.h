@@ -1,4 +1,4 @@
-// Attention in vectors. Included once per ISA after its Simd struct, its decode_rows() and what it knows of integers.
+// Attention in vectors. Included once per ISA after its Simd struct, its decode_rows() and its integer kernels.
 //
 // Queries are cut into blocks of up to kBlockRows tokens of a sequence, keys into splits of kSplit positions, whole tiles
 // of kKeyTile each. A block reads each cached row of a split once for all its queries and the heads that share it, and

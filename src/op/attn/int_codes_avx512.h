@@ -1,10 +1,10 @@
-// Cached rows as signed bytes, 64 values at a time: what the integer kernel (int_tiles_avx512.h) knows of each format.
+// Cached rows as signed bytes, 64 values at a time: the facts of each format for the integer kernel
+// (int_tiles_avx512.h).
 //
 // A format F has
 //   kScaleBlock    values that share a scale; 0: the whole row
-//   kFine          whether what meets its codes needs 16 bits:
-//                  formats of 8 bits do; those of 3 and 4 bits do not,
-//                  because their own error is far above a step of 8
+//   kFine          whether queries and weights need 16 bits: formats of 8 bits yes; those of 3 and 4 bits no, their own
+//                  error is far above a step of 8 bits
 //   kUnit          value = code * kUnit * scale
 //   row_is_fixed   the scale is KvCoding::fixed, not in the row
 //   scale_at(row, head_dim, block)   where the fp16 scale of a block is

@@ -6,8 +6,8 @@
 // goes across lanes.
 //
 // Values. The weight of a key is its exp(score - top) times the scale of its row or block, in steps of the largest one
-// of the tile and head: 8 bits for formats whose own error is far above that, else 16. With 8 bits what rounding took
-// from a key goes to the next key of its lane, so that the weights' sum stays right within a step however many keys
+// of the tile and head: 8 bits for formats whose own error is far above that, else 16. With 8 bits the rounding error
+// of a key goes to the next key of its lane, so that the weights' sum stays right within a step however many keys
 // a split has.
 //
 // Bound by instructions for two and more heads a kv head: per 64 values and head one dot product a plane.

@@ -344,7 +344,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   const int warp_keys = n_past + queries.token(C::kWarpQueries - 1) + 1;  // no query of the warp sees more
   const Units units(a, first_n, last_n);
 
-  // A step's units. Past the last unit its tiles come once more, unseen: what nobody sees must be numbers, too.
+  // A step's units. Past the last unit its tiles come once more, unseen: masked values must be finite, too.
   Unit step[C::kTiles], next[C::kTiles];
   const auto shown = [&](const Unit(&of)[C::kTiles], int i) { return units.ended(of[i]) ? of[0] : of[i]; };
   const auto take_units = [&](Unit u, Unit(&to)[C::kTiles]) {

@@ -18,7 +18,7 @@ size_t shared_bytes(int head_dim) {
   return sizeof(float) * size_t((kQueries + 2 * kKeys) * tile_pitch(head_dim) + kQueries * kWeightPitch);
 }
 
-/// Row `position` of a side as coded or as exact; zeros where nobody sees it so. Channels up to the pitch are zeros.
+/// Row `position` of a side as coded or as exact; zeros where no query sees that form, and in channels up to the pitch.
 __device__ void decode_key(const KvTiles& t, const StepRow& of, const int32_t* pages, int head, bool coded, int position,
                            int n, float* row) {
   const bool sink = position < t.n_sinks;

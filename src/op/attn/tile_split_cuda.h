@@ -109,7 +109,7 @@ struct SideTiles {
   __device__ SideTiles(const DeviceAttention& a, const KvTiles& tiles, const StepRow& row, int kv_head)
       : side(tiles), pages(a.rows.pages + int64_t(row.slot) * a.rows.page_pitch), of(row), head(kv_head) {}
 
-  /// Where unit t is and what it is made of; the unit of the sinks is tile 0 on a side that has none.
+  /// Address and kind of unit t; the unit of the sinks is tile 0 on a side that has none.
   __device__ const std::byte* at(int t, bool sinks, int n_coded, TileKind& kind) const {
     if (sinks && side.n_sinks > 0) {
       kind = TileKind::f16;

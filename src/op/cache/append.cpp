@@ -66,7 +66,7 @@ Coded take_row(const KvTiles& t, const KvSpan& span, int i, float* row) {
   for (int h = 0; h < t.n_kv_heads; ++h) {
     float* const values = row + int64_t(h) * t.head_dim;
     t.rotation.forward(values);
-    // A centre is taken from rows as they are kept, so rows from before calibration are rounded first.
+    // The centre is the mean of rounded rows, so rows from before calibration are rounded first.
     if (position < t.retention.calibration) round_to_exact(t, position, values);
     if (!calibrating) shift(t, span.slot, h, -1, values);
     if (keeps_exact(t)) done.saturated += round_to_exact(t, position, values);

@@ -81,7 +81,7 @@ void device_next_position(gpu::StreamHandle stream, int n, StepRow* rows);
 /// The ring of a step has the exact rows of a prompt that is too long for its sequence's own: the same kind of rows, more
 /// tiles, a slot a span (StepSpan::ring).
 enum class RingCopy : uint8_t {
-  in,   ///< into the ring of the step: what the sequence's own has that queries may see, before the prompt is appended
+  in,   ///< into the ring of the step: tiles of the sequence's own that queries may see, before the prompt is appended
   out,  ///< back: the newest tiles
 };
 /// spans [n] in device memory; of_step.ring_tiles has room for what queries of each may see.

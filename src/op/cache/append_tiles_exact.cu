@@ -79,7 +79,7 @@ struct Angles {
   }
 };
 
-/// Of values that are not negative: their bits are ordered as they are.
+/// Of values that are not negative: their bits have the order of the values.
 __device__ inline float top_of_warp(float value) {
   return __uint_as_float(__reduce_max_sync(gpu::kAllLanes, __float_as_uint(value)));
 }

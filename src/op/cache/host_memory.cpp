@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kPadBytes = 64;  // kernels may read this far past the last row
 
-/// What is added to a metric's diagonal of mean 1: directions nobody looks at today still get a price.
+/// What is added to a metric's diagonal of mean 1: directions that no query looks at today still have a cost.
 constexpr float kMetricRidge = 0.05f;
 
 std::vector<KvLayouts> layouts_of(std::span<const KvLayerConfig> layers) {
@@ -159,7 +159,7 @@ void HostKvMemory::fill(const SequencePlace& place, uint64_t seed) {
       for (int p = t.n_sinks; p < t.n_sinks + side.layout.ring_rows(); ++p)
         write_exact_row(t, place.slot, head, p, random_row());
     }
-    // One page of rows, the others are copies of it.
+    // One page of rows; the other pages are copies.
     if (place.pages.empty()) continue;
     PageCounts& counts = t.counts[place.pages[0]];
     for (int head = 0; head < t.n_kv_heads; ++head)

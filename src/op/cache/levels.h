@@ -4,9 +4,9 @@
 
 namespace ridge {
 
-/// level(code) is near of(code) * kUnit; kError is the root mean square of what they differ by, each level as often as
-/// a normal value takes it (the levels' own is 1 nearly). Found by trying every size of the largest integer: rotor-3
-/// keeps 1/22000 of the quantiser's squared error and the worst level is off by 0.24 %, rotor-4 1/940 and 2 %.
+/// level(code) is near of(code) * kUnit; kError is the root mean square of the difference, each level weighted by
+/// how often a normal value takes it (the levels' own is nearly 1). Found by trying every size of the largest integer:
+/// rotor-3 keeps 1/22000 of the quantiser's squared error and the worst level is off by 0.24 %, rotor-4 1/940 and 2 %.
 template <int kBits>
 struct IntLevels;
 template <>

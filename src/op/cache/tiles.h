@@ -21,8 +21,8 @@ namespace ridge {
 /// Tiles of a page: what a copy of one kv head's rows takes in one piece.
 inline constexpr int kPageTiles = 4;
 inline constexpr int kPagePositions = kPageTiles * kTilePositions;
-/// Rows that a ring holds beyond a window and the tile that fills up: a sequence that goes back by so many tokens, or
-/// whose step brings so many, finds every row exact that should be.
+/// Rows that a ring holds beyond a window and the tile that fills up: a sequence can go back by so many tokens, or bring
+/// so many to a step, and still has every row exact that its queries see exact.
 inline constexpr int kSpareRows = 32;
 
 /// What was coded into a page, over its positions and all kv heads.

@@ -36,7 +36,7 @@ __device__ void add_of_warp(uint32_t sum, uint32_t* sums) {
   if (threadIdx.x % 32 == 0) atomicAdd(sums + blockIdx.x % kDeviceRateSums, sum);
 }
 
-/// `ones` is an argument, so that the compiler knows nothing of it.
+/// `ones` is an argument, so that the compiler does not know its value.
 template <class T>
 __global__ void __launch_bounds__(kThreads) tensor_kernel(int rounds, uint32_t ones, uint32_t* sums) {
   const uint32_t a[4] = {ones, ones, ones, ones};

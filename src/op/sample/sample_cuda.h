@@ -44,7 +44,7 @@ class DeviceSampler {
 
   /// Draws the next token of every sequence: logits [n_seq, vocab_size] to tokens [n_seq], both on the device. With a
   /// penalty it is applied to `logits` in place. Tokens go into `ring` (of n_seq sequences), if given, too. Kernels
-  /// overlap with what is queued before and wait for it.
+  /// overlap with earlier launches of the stream and wait for them.
   void sample(gpu::StreamHandle stream, float* logits, int32_t* tokens, const gpu::TokenRingView& ring = {});
 
  private:
