@@ -1,9 +1,10 @@
 // Attention in vectors. Included once per ISA after its Simd struct, its decode_rows() and its integer kernels.
 //
-// Queries are cut into blocks of up to kBlockRows tokens of a sequence, keys into splits of kSplit positions, whole tiles
-// of kKeyTile each. A block reads each cached row of a split once for all its queries and the heads that share it, and
-// leaves a partial softmax: its top score, its sum and its weighted values. Partial results of a query are put together
-// in order of position. Cuts depend on positions alone, so a query's result does not depend on what runs beside it.
+// Queries are cut into blocks of up to kBlockRows tokens of a sequence, keys into splits of kSplit positions, whole
+// tiles of kKeyTile each. A block reads each cached row of a split once for all its queries and the heads that share
+// it, and leaves a partial softmax: its top score, its sum and its weighted values. Partial results of a query are put
+// together in order of position. Cuts depend on positions alone, so a query's result does not depend on what runs
+// beside it.
 //
 // Rows become floats (decode_rows) unless the ISA's file has integer kernels for their format: `Integers` below.
 #pragma once
@@ -19,7 +20,8 @@ namespace {
 
 constexpr int kKeyTile = 64, kSplit = 512;
 constexpr int kBlockRows = 8;
-constexpr int kScoreStride = kSplit + 16;  // floats; a power of two would put all heads' scores into the same cache sets
+constexpr int kScoreStride =
+    kSplit + 16;  // floats; a power of two would put all heads' scores into the same cache sets
 /// How far ahead of a tile memory is asked for: one tile of a small format takes less time than memory needs to answer.
 constexpr int kTilesAhead = 2;
 /// Partial results that wait to be put together, at most: so many splits of every query.
@@ -154,14 +156,15 @@ inline void for_each_query(const Block& block, int n, const LiveOf& live_of, con
 
 /// Scores of a tile of `count` decoded rows at `offset` of the split.
 template <class LiveOf>
-inline void float_scores(const Attention& a, const Block& block, const float* q, const float* rows, int stride, int offset,
-                         const LiveOf& live_of, float* scores) {
+inline void float_scores(const Attention& a, const Block& block, const float* q, const float* rows, int stride,
+                         int offset, const LiveOf& live_of, float* scores) {
   const int group = a.group();
   for_each_query(
       block, kTile, live_of,
       [&](int first, int last) {
         for (int pair = first * group; pair < last * group; ++pair)
-          tile_scores(q + int64_t(pair) * stride, rows, stride, a.scale, scores + int64_t(pair) * kScoreStride + offset);
+          tile_scores(q + int64_t(pair) * stride, rows, stride, a.scale,
+                      scores + int64_t(pair) * kScoreStride + offset);
       },
       [&](int i, Live live) {
         for (int pair = i * group; pair < (i + 1) * group; ++pair) {
@@ -192,8 +195,8 @@ inline void float_values(const Attention& a, const Block& block, const float* ro
       });
 }
 
-/// Calls body(live_of, offset, rows, count) for the decoded rows of a key tile of one side: its sinks, then 32 positions
-/// at a time of each source that `skip` does not take.
+/// Calls body(live_of, offset, rows, count) for the decoded rows of a key tile of one side: its sinks, then 32
+/// positions at a time of each source that `skip` does not take.
 template <class Skip, class Body>
 inline void for_each_float_tile(const SideOfBlock& side, int base, int split_begin, float* rows, int stride,
                                 const Skip& skip, const Body& body) {
@@ -206,7 +209,8 @@ inline void for_each_float_tile(const SideOfBlock& side, int base, int split_beg
   if (base == 0 && side.n_sinks() > 0) {
     const int count = std::min(side.n_sinks(), side.block.n_keys());
     static const KvFormat& f16 = *find_kv_format("f16").or_throw();
-    decode(decode_rows(f16, dim), f16, {}, side.tiles.sink_row(side.span.slot, side.kv_head, 0), 2 * int64_t(dim), count);
+    decode(decode_rows(f16, dim), f16, {}, side.tiles.sink_row(side.span.slot, side.kv_head, 0), 2 * int64_t(dim),
+           count);
     body([&](int i) { return Live{0, std::min(count, side.block.n_keys(i))}; }, -split_begin, rows, count);
   }
   for (const Source source : {kCoded, kRecent}) {
@@ -227,8 +231,8 @@ inline void for_each_float_tile(const SideOfBlock& side, int base, int split_beg
   }
 }
 
-/// Partial softmax of one split for all pairs of a block and kv head that see any of it: the pairs from the returned one
-/// on.
+/// Partial softmax of one split for all pairs of a block and kv head that see any of it: the pairs from the returned
+/// one on.
 template <class Integers>
 inline int attend_split(const Attention& a, const Block& block, int kv_head, int split, const float* q, int stride,
                         const ThreadRoom& room, Integers& integers) {
@@ -240,7 +244,9 @@ inline int attend_split(const Attention& a, const Block& block, int kv_head, int
 
   for (int base = begin; base < end; base += kKeyTile) {
     Ahead ahead = k.ahead(base);
-    const auto integer = [&](Source source) { return integers.scores(k, source, base, ahead, room.scores + base - begin); };
+    const auto integer = [&](Source source) {
+      return integers.scores(k, source, base, ahead, room.scores + base - begin);
+    };
     for_each_float_tile(k, base, begin, room.rows, stride, integer,
                         [&](const auto& live_of, int offset, const float* rows, int) {
                           float_scores(a, block, q, rows, stride, offset, live_of, room.scores);
@@ -261,7 +267,9 @@ inline int attend_split(const Attention& a, const Block& block, int kv_head, int
   integers.begin();
   for (int base = begin; base < end; base += kKeyTile) {
     Ahead ahead = v.ahead(base);
-    const auto integer = [&](Source source) { return integers.values(v, source, base, ahead, room.scores + base - begin); };
+    const auto integer = [&](Source source) {
+      return integers.values(v, source, base, ahead, room.scores + base - begin);
+    };
     for_each_float_tile(v, base, begin, room.rows, stride, integer,
                         [&](const auto& live_of, int offset, const float* rows, int count) {
                           float_values(a, block, rows, count, stride, offset, live_of, room.scores, room.out);
@@ -310,7 +318,8 @@ void run_attention(CpuContext& context, const Attention& a) {
     n_queries += span.n_rows;
   }
   // What takes longest is handed out first.
-  std::stable_sort(blocks.begin(), blocks.end(), [](const Block& x, const Block& y) { return x.n_keys() > y.n_keys(); });
+  std::stable_sort(blocks.begin(), blocks.end(),
+                   [](const Block& x, const Block& y) { return x.n_keys() > y.n_keys(); });
 
   // Queries in cache space, [kv head, query, head of the group], as floats and as integers.
   const int64_t n_pairs = int64_t(n_queries) * a.n_heads;
@@ -324,8 +333,7 @@ void run_attention(CpuContext& context, const Attention& a) {
       for (int j = 0; j < group; ++j) {
         const int64_t pair = first_pair(kv_head, block.query + i) + j;
         float* const to = queries + pair * stride;
-        const float* const from =
-            &a.q(block.span->first_row + block.first + i, (int64_t(kv_head) * group + j) * dim);
+        const float* const from = &a.q(block.span->first_row + block.first + i, (int64_t(kv_head) * group + j) * dim);
         std::copy(from, from + dim, to);
         a.k.rotation.forward(to);
         std::fill(to + dim, to + stride, 0.0f);
@@ -350,16 +358,18 @@ void run_attention(CpuContext& context, const Attention& a) {
   // Enough blocks for all threads: each goes through its splits.
   if (n_items >= 2 * n_threads || splits_of(blocks[0]) == 1) {
     context.pool.for_each(n_items, [&](int64_t item, int thread) {
-      with_block(item, thread, [&](const Block& block, int kv_head, const float* q, const ThreadRoom& room,
-                                   Integers& integers) {
-        const int pairs = block.count * group;
-        const auto running = [&](int pair) { return room.running + int64_t(pair) * (stride + 2); };
-        for (int pair = 0; pair < pairs; ++pair) start(running(pair), stride);
-        for (int split = 0; split < splits_of(block); ++split)
-          for (int pair = attend_split(a, block, kv_head, split, q, stride, room, integers); pair < pairs; ++pair)
-            put_together(running(pair), room.top[pair], room.total[pair], room.out + int64_t(pair) * stride, stride);
-        for (int pair = 0; pair < pairs; ++pair) finish(a, block, kv_head, pair, running(pair), stride);
-      });
+      with_block(item, thread,
+                 [&](const Block& block, int kv_head, const float* q, const ThreadRoom& room, Integers& integers) {
+                   const int pairs = block.count * group;
+                   const auto running = [&](int pair) { return room.running + int64_t(pair) * (stride + 2); };
+                   for (int pair = 0; pair < pairs; ++pair) start(running(pair), stride);
+                   for (int split = 0; split < splits_of(block); ++split)
+                     for (int pair = attend_split(a, block, kv_head, split, q, stride, room, integers); pair < pairs;
+                          ++pair)
+                       put_together(running(pair), room.top[pair], room.total[pair], room.out + int64_t(pair) * stride,
+                                    stride);
+                   for (int pair = 0; pair < pairs; ++pair) finish(a, block, kv_head, pair, running(pair), stride);
+                 });
     });
     return;
   }
@@ -375,18 +385,18 @@ void run_attention(CpuContext& context, const Attention& a) {
       const int64_t item = task / kMostSplitsAtOnce;
       const int slot = int(task % kMostSplitsAtOnce);
       if (from + slot >= splits_of(blocks[size_t(item) / size_t(n_kv_heads)])) return;
-      with_block(item, thread, [&](const Block& block, int kv_head, const float* q, const ThreadRoom& room,
-                                   Integers& integers) {
-        const int first = attend_split(a, block, kv_head, from + slot, q, stride, room, integers);
-        for (int pair = 0; pair < block.count * group; ++pair) {
-          float* const state = state_of(item, 1 + slot, pair);
-          state[stride + 1] = kNothingSeen;
-          if (pair < first) continue;
-          std::copy_n(room.out + int64_t(pair) * stride, stride, state);
-          state[stride] = room.top[pair];
-          state[stride + 1] = room.total[pair];
-        }
-      });
+      with_block(item, thread,
+                 [&](const Block& block, int kv_head, const float* q, const ThreadRoom& room, Integers& integers) {
+                   const int first = attend_split(a, block, kv_head, from + slot, q, stride, room, integers);
+                   for (int pair = 0; pair < block.count * group; ++pair) {
+                     float* const state = state_of(item, 1 + slot, pair);
+                     state[stride + 1] = kNothingSeen;
+                     if (pair < first) continue;
+                     std::copy_n(room.out + int64_t(pair) * stride, stride, state);
+                     state[stride] = room.top[pair];
+                     state[stride + 1] = room.total[pair];
+                   }
+                 });
     });
     for (int64_t item = 0; item < n_items; ++item) {
       const Block& block = blocks[size_t(item) / size_t(n_kv_heads)];
