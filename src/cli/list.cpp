@@ -157,7 +157,7 @@ std::span<const Command> commands() {
        "Lists every kernel of an operation with what it needs, and marks the one that is chosen for the shape and "
        "format.",
        "ridge explain gemv --shape 8960x1536 --format q4_0\n"
-       "ridge explain attn_decode --shape 12/2/128 --keys 4096 --format q8_0/rotor-3 --isa avx2",
+       "ridge explain attention --shape 12/2/128 --keys 4096 --format q8_0/rotor-3 --isa avx2",
        declare_explain},
       {"report", "stored rows as figures and one page",
        "Draws CSV, SVG and PNG files and index.html, one page that needs no network: ceilings, roofline, where a step "
