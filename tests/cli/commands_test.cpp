@@ -77,7 +77,7 @@ TEST(Run, ASavedCacheGoesOnWithTheNextPrompt) {
   EXPECT_THAT(first.err, HasSubstr("cache    35 of 200")) << first.err;
   const Outcome other = run({"-p", "x", "--load-state", state, "--kv-window", "64"});
   EXPECT_EQ(other.code, 4);
-  EXPECT_THAT(other.err, HasSubstr("K of layer 0: window 32, this session has 64"));
+  EXPECT_THAT(other.err, HasSubstr("K of layer 0: window 32, this cache has 64"));
 }
 
 TEST(Run, SeedsRepeatAndDiffer) {
@@ -465,7 +465,7 @@ TEST(Explain, MarksOneKernelAndSaysWhyNotTheOthers) {
 }
 
 TEST(Explain, CoversEveryOperation) {
-  for (const char* op : {"gemv", "gemm", "attn_decode", "attn_prefill", "norm_rope", "stream"}) {
+  for (const char* op : {"gemv", "gemm", "attention", "norm_rope", "kv_round", "stream"}) {
     const Outcome outcome = run_ridge({"explain", op});
     EXPECT_EQ(outcome.code, 0) << op;
     EXPECT_THAT(outcome.out, HasSubstr("chosen")) << op;
