@@ -77,7 +77,7 @@ TEST(Run, ASavedCacheGoesOnWithTheNextPrompt) {
   EXPECT_THAT(first.err, HasSubstr("cache    35 of 200")) << first.err;
   const Outcome other = run({"-p", "x", "--load-state", state, "--kv-window", "64"});
   EXPECT_EQ(other.code, 4);
-  EXPECT_THAT(other.err, HasSubstr("K of layer 0: window 32, this session has 64"));
+  EXPECT_THAT(other.err, HasSubstr("K of layer 0: window 32, this cache has 64"));
 }
 
 TEST(Run, SeedsRepeatAndDiffer) {
@@ -461,11 +461,11 @@ TEST(Info, FormatsCarryTheFactsTheDocumentsAreMadeFrom) {
     if (f["name"] != "rotor-3") continue;
     EXPECT_EQ(f["policy"]["rotation"], "hadamard");
     EXPECT_EQ(f["scales"][0], f["policy"]["scale"]);
-    // 4 sinks in f16 and 96 + 32 rows of the window in i8r; qwen alone has biases, so a centre for K.
+    // 4 sinks in f16 and 96 + 32 + 32 rows of the ring in i8r; qwen alone has biases, so a centre for K.
     for (const json& s : f["shapes"]) {
       const int rows = s["n_layers"].get<int>() * s["n_kv_heads"].get<int>();
       const int centre = s["shape"] == "qwen2.5-1.5b" ? 4 * 128 : 0;
-      EXPECT_EQ(s["fixed_bytes"], rows * (2 * (4 * 256 + 128 * 130) + centre)) << s;
+      EXPECT_EQ(s["fixed_bytes"], rows * (2 * (4 * 256 + 160 * 130) + centre)) << s;
     }
   }
 }
@@ -492,7 +492,7 @@ TEST(Explain, MarksOneKernelAndSaysWhyNotTheOthers) {
 }
 
 TEST(Explain, CoversEveryOperation) {
-  for (const char* op : {"gemv", "gemm", "attn_decode", "attn_prefill", "norm_rope", "stream"}) {
+  for (const char* op : {"gemv", "gemm", "attention", "norm_rope", "kv_round", "stream"}) {
     const Outcome outcome = run_ridge({"explain", op});
     EXPECT_EQ(outcome.code, 0) << op;
     EXPECT_THAT(outcome.out, HasSubstr("chosen")) << op;

@@ -181,8 +181,9 @@ INSTANTIATE_TEST_SUITE_P(
                     Wrong{{"explain", "gemv", "--shape", "12"}, 2, "N_OUTxN_IN"},
                     Wrong{{"explain", "gemv", "--shape", "0x32"}, 2, "--shape"},
                     Wrong{{"explain", "gemv", "--shape", "8x33"}, 2, "does not divide"},
-                    Wrong{{"explain", "attn_decode", "--shape", "7/2/64"}, 2, "do not divide"},
-                    Wrong{{"explain", "attn_decode", "--format", "nope"}, 2, "rotor-3"}));
+                    Wrong{{"explain", "attention", "--shape", "7/2/64"}, 2, "do not divide"},
+                    Wrong{{"explain", "attention", "--format", "nope"}, 2, "rotor-3"},
+                    Wrong{{"explain", "attn_decode"}, 2, "attention"}));
 
 }  // namespace
 }  // namespace ridge

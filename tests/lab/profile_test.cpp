@@ -192,8 +192,12 @@ TEST(Profile, AModelsPartsHaveItsBytesAndFillTheStep) {
     if (part.op == "attention") attention += part.work.read_bytes;
   }
   EXPECT_DOUBLE_EQ(calls, 7 * p->model.n_layers + 1);
-  // What the session declares at depth 100, and up to 2 + 16 more rows by the last step; activations are small.
-  const double declared = double(p->step_read_bytes), grown = 18.0 * double(p->cache.bytes_per_token());
+  // What the session declares at depth 100, up to 2 + 16 more rows by the last step, and inputs of products and
+  // queries.
+  const ModelInfo& m = p->model;
+  const double q_dim = m.n_heads * m.head_dim, inputs = 5 * m.d_model + q_dim + m.d_ff + q_dim;
+  const double declared = double(p->step_read_bytes) + 4 * (m.n_layers * inputs + m.d_model);
+  const double grown = 18.0 * double(p->cache.bytes_per_token());
   EXPECT_GE(double(products + attention), declared);
   EXPECT_LE(double(products + attention), declared + grown);
   const Row row = profile_fields(*p, params);

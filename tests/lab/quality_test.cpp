@@ -102,10 +102,21 @@ TEST_F(Quality, AStopKeepsTheFinishedChunks) {
   EvalHooks hooks;
   hooks.on_chunk = [&](const EvalResult& so_far) { chunks = so_far.chunks_done; };
   hooks.stop = [&] { return chunks >= 1; };
-  const EvalResult result = run(EvalPath::decode, false, {{}}, hooks);
+  const EvalResult result = run(EvalPath::prefill, false, {{}}, hooks);
   EXPECT_EQ(result.chunks_done, 1);
   EXPECT_FALSE(result.complete());
   EXPECT_EQ(result.candidates[0].scores.ppl.count(), 31);
+  // The decode path has eight chunks side by side.
+  chunks = 0;
+  EvalOptions options;
+  options.n_ctx = 16;
+  options.path = EvalPath::decode;
+  options.candidates = {{}};
+  const EvalResult by_eight = evaluate(model_, corpus_, options, hooks);
+  EXPECT_GT(by_eight.windows.n_chunks, 8);
+  EXPECT_EQ(by_eight.chunks_done, 8);
+  EXPECT_FALSE(by_eight.complete());
+  EXPECT_EQ(by_eight.candidates[0].scores.ppl.count(), 8 * 7);
 }
 
 TEST_F(Quality, ProgressEndsAtItsTotal) {

@@ -62,9 +62,10 @@ class SideRows {
     int64_t different = 0;
     for (int position = first; position < n; ++position)
       for (int head = 0; head < p_.n_kv_heads; ++head) {
-        const bool is_coded = position < tiles.retention.coded_end(n);
-        const std::byte* const found =
-            is_coded ? tiles.coded_row(span.pages, head, position) : tiles.ring_row(span.slot, head, position);
+        const bool is_sink = position < tiles.n_sinks, is_coded = !is_sink && position < tiles.retention.coded_end(n);
+        const std::byte* const found = is_sink    ? tiles.sink_row(span.slot, head, position)
+                                       : is_coded ? tiles.coded_row(span.pages, head, position)
+                                                  : tiles.ring_row(span.slot, head, position);
         const std::vector<std::byte>& right = expected(tiles, span.slot, position, head, is_coded);
         for (size_t b = 0; b < right.size(); ++b) different += found[b] != right[b];
       }
@@ -83,14 +84,15 @@ class SideRows {
     const auto source = pool_.row(RowPool::index(head, position));
     std::vector<float> row(source.begin(), source.end());
     rotation_.forward(row.data());
+    const bool in_f16 = position < tiles.n_sinks || tiles.ring_tiles == 0;
+    const KvFormat& exact = in_f16 ? *find_kv_format("f16").or_throw() : config_.recent();
     if (tiles.n_sinks > 0 || tiles.ring_tiles > 0) {
       // Exact rows are rounded when they come, and coded from that.
-      const KvFormat& format = tiles.ring_tiles == 0 ? *find_kv_format("f16").or_throw() : config_.recent();
-      std::vector<std::byte> rounded(size_t(format.row_bytes(p_.head_dim)));
-      format.encode(row.data(), p_.head_dim, {.scale = format.policy.scale}, rounded.data());
-      format.decode(rounded.data(), p_.head_dim, {}, row.data());
+      std::vector<std::byte> rounded(size_t(exact.row_bytes(p_.head_dim)));
+      exact.encode(row.data(), p_.head_dim, {.scale = exact.policy.scale}, rounded.data());
+      exact.decode(rounded.data(), p_.head_dim, {}, row.data());
     }
-    const KvFormat& format = is_coded ? *config_.format : config_.recent();
+    const KvFormat& format = is_coded ? *config_.format : exact;
     KvCoding coding{.scale = format.policy.scale};
     if (is_coded) {
       coding = tiles.coding(slot, head);

@@ -115,9 +115,14 @@ class AttentionCpu : public CpuOpRun {
       }
     }
     if (variant_.rounds) error = std::pow(std::sqrt(error) + std::sqrt(rounding_bound(all, q)), 2);
-    // The rotation back is the same code here and there.
-    for (int64_t at = 0; at < ssize(reference_); at += p_.head_dim)
-      caches_.tiles(false).rotation.backward(reference_.data() + at);
+    // The centre and the rotation back are the same code here and there.
+    const KvTiles& v = caches_.tiles(false);
+    for (int64_t at = 0; at < ssize(reference_); at += p_.head_dim) {
+      float* const row = reference_.data() + at;
+      const int kv_head = int(at / p_.head_dim % p_.n_heads) / per_kv_head;
+      for (int d = 0; v.centre && d < p_.head_dim; ++d) row[d] += v.centre_of(all.slot, kv_head)[d];
+      v.rotation.backward(row);
+    }
     bound_ = error;
   }
 
