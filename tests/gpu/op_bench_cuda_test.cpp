@@ -59,7 +59,7 @@ TEST_F(OpBenchCuda, AttentionOverRowsPasses) {
   OpBenchParams params = small(Op::attention);
   params.seq = {200, 70};
   params.n_new = {1, 3, 40};
-  params.kv = parse_kv_list("f32,q8_0:scale=lsq,f32:window=32:sinks=4,rotor-3u:window=0").or_throw();
+  params.kv = parse_kv_list("f32,rotor-3:window=0,rotor-3u:window=32:sinks=4,rotor-3u:window=0").or_throw();
   const Found found = run(params);
   expect_timed(found, 24);
   for (const OpRow& row : found.rows) EXPECT_EQ(row.kernel, "rows");
