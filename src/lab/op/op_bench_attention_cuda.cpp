@@ -132,7 +132,7 @@ class AttentionOnDevice : public OpRun {
         double q4 = 0, k4 = 0;
         for (size_t at = 0; at < q.size(); at += size_t(p_.head_dim))
           q4 = std::max(q4, std::sqrt(power_sum(q.subspan(at, size_t(p_.head_dim)), 4)));
-        for (int i = 0; i < k.n_rows(); ++i) k4 += std::sqrt(power_sum(k.row(i), 4)) / k.n_rows();
+        for (int i = 0; i < k.n_rows(); ++i) k4 = std::max(k4, std::sqrt(power_sum(k.row(i), 4)));
         const double rounding = 2.0 / 3 * u * u * (q4 * k4 / p_.head_dim + 1);
         return std::pow(2 * std::sqrt(rounding) + of_floats * std::sqrt(r.amplification), 2);
       }
