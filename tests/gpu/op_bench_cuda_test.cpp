@@ -59,7 +59,7 @@ TEST_F(OpBenchCuda, AttentionOverRowsPasses) {
   OpBenchParams params = small(Op::attention);
   params.seq = {200, 70};
   params.n_new = {1, 3, 40};
-  params.kv = parse_kv_list("f32,q8_0:scale=lsq,f32:window=32:sinks=4,rotor-3u:window=0").or_throw();
+  params.kv = parse_kv_list("f32,rotor-3:window=0,rotor-3u:window=32:sinks=4,rotor-3u:window=0").or_throw();
   const Found found = run(params);
   expect_timed(found, 24);
   for (const OpRow& row : found.rows) EXPECT_EQ(row.kernel, "rows");
@@ -105,8 +105,8 @@ TEST_F(OpBenchCuda, EveryProductKernelPasses) {
     params.weights.push_back(find_weight_format(name).or_throw());
   // Where there is cuBLASLt, its baselines too: cublaslt of f16, two-op of int4_g128.
   const size_t of_library = LibraryGemm::why_not().empty() ? 2 : 0;
-  // f32: one kernel; f16, bf16, q8_0: bricks with and without overlap; int4_g128: these and three of `int`; i2_s: two of
-  // `int`.
+  // f32: one kernel; f16, bf16, q8_0: bricks with and without overlap; int4_g128: these and three of `int`; i2_s: two
+  // of `int`.
   expect_timed(run(params), 2 * (1 + 2 + 2 + 2 + 5 + 2 + of_library));
 }
 

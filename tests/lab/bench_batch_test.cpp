@@ -105,13 +105,13 @@ TEST(BatchBench, AFailedCheckGivesNoSpeed) {
 
 TEST(BatchBench, CachesThatDoNotFitAreRefusedFirst) {
   BatchParams params = tiny();
-  params.n_prompt = {{{1 << 24}}};
+  params.n_prompt = {{{1 << 20}}};
   params.n_parallel = {1, 4096};
   params.fill = true;
   params.check = false;
   try {
     run(params);
-    FAIL() << "64 G positions fit";
+    FAIL() << "4 G positions fit";
   } catch (const Error& e) {
     EXPECT_EQ(e.kind(), ErrorKind::no_memory);
     EXPECT_THAT(e.what(), HasSubstr("4096 sequences need "));

@@ -26,8 +26,8 @@ double seconds_after(BatchClock::time_point start) {
 std::vector<KvLayerConfig> batch_layers(const Engine& engine, const BatchTest& test) {
   return layer_configs(session_options(test.kv, test.longest(), 1), engine.plan());
 }
-int batch_pages(std::span<const KvLayerConfig> layers, const BatchTest& test) {
-  int pages = 0;
+int64_t batch_pages(std::span<const KvLayerConfig> layers, const BatchTest& test) {
+  int64_t pages = 0;
   for (const int n : test.n_prompt) pages += std::max(1, pages_for(layers, n + test.n_gen));
   return pages;
 }
@@ -67,7 +67,7 @@ class BatchRunner {
         rng_(params.seed) {
     const auto layers = batch_layers(engine_, test);
     kernels = engine_.backend().kernels(layers[0]);
-    pool_ = engine_.open_pool(layers, batch_pages(layers, test), test.n_seq());
+    pool_ = engine_.open_pool(layers, int(batch_pages(layers, test)), test.n_seq());
     outputs_ = engine_.backend().make_outputs();
     for (int i = 0; i < test.n_seq(); ++i) seqs_.push_back(pool_->open().or_throw());
   }

@@ -13,8 +13,9 @@ class HostCaches {
   HostCaches(const KvLayerConfig& layer, std::span<const KvMetricView> metrics, RoundRow round, int n_sequences,
              int n_ctx);
 
-  /// Fills the first sequence with n rows of the pools, head h's row at a position being RowPool::index(h, position), by
-  /// the ordinary append; the rows of positions [skip_from, skip_to) are left out. The other sequences become copies.
+  /// Fills the first sequence with n rows of the pools, head h's row at a position being RowPool::index(h, position),
+  /// by the ordinary append; the rows of positions [skip_from, skip_to) are left out. The other sequences become
+  /// copies.
   void fill(CpuContext& context, const RowPool& k, const RowPool& v, int n, int skip_from = 0, int skip_to = 0);
   /// Appends rows [n_new, n_kv_heads * head_dim] to a sequence that holds n_past; they are changed.
   void append(CpuContext& context, int sequence, int n_past, View2<float> k, View2<float> v) const;

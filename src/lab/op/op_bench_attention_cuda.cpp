@@ -124,16 +124,17 @@ class AttentionOnDevice : public OpRun {
     switch (launch_.kernel) {
       case Kernel::rows: return of_floats * of_floats * r.amplification;
       case Kernel::prefill: {
-        // q and k are rounded to halves: a product is off by a relative sqrt(2/3) u on the mean, a score by that times
-        // |(q_d k_d)_d|_2 <= |q|_4 |k|_4, and four times that is never seen. Weights and values are off by u each.
+        // q, k, weights and values are rounded to halves, each off by a relative u / sqrt(3) on the mean. A score is
+        // off by sqrt(2/3) u times |(q_d k_d)_d|_2, at most |q|_4 |k|_4. Errors of different keys are random in sign,
+        // as their terms are, so that the NMSE is what a score, a weight and a value err by, squared; four times that
+        // is allowed.
         constexpr double u = 0x1p-11;
         double q4 = 0, k4 = 0;
         for (size_t at = 0; at < q.size(); at += size_t(p_.head_dim))
-          q4 = std::max(q4, power_sum(q.subspan(at, size_t(p_.head_dim)), 4));
-        for (int i = 0; i < k.n_rows(); ++i) k4 = std::max(k4, power_sum(k.row(i), 4));
-        const double score = std::sqrt(2.0 / 3) * u * std::pow(q4 * k4, 0.25) / std::sqrt(double(p_.head_dim));
-        const double e = 4 * score + 2 * u + of_floats;
-        return e * e * r.amplification;
+          q4 = std::max(q4, std::sqrt(power_sum(q.subspan(at, size_t(p_.head_dim)), 4)));
+        for (int i = 0; i < k.n_rows(); ++i) k4 = std::max(k4, std::sqrt(power_sum(k.row(i), 4)));
+        const double rounding = 2.0 / 3 * u * u * (q4 * k4 / p_.head_dim + 1);
+        return std::pow(2 * std::sqrt(rounding) + of_floats * std::sqrt(r.amplification), 2);
       }
       case Kernel::tiles: {
         // Queries are rounded to steps of their largest value, in every channel by itself: a score is off by 0.3 |k|_2
