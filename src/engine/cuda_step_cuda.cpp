@@ -114,7 +114,7 @@ class Planner {
       const auto [at, is_new] = slice.blocks.try_emplace({group, queries}, BlockRange{int(plan_.blocks.size()), 0});
       if (!is_new) continue;
       std::vector<AttnBlock> blocks;
-      int first = slice.first_row;
+      int first = 0;  // of the slice's rows
       for (const KvSpan& span : spans) {
         // The device advances each row of a recorded step by itself: a block a row.
         const int n_parts = slice.is_long ? 1 : span.n_rows, n = span.n_rows / n_parts;

@@ -5,7 +5,6 @@
 #include "engine/engine.h"
 #include "gpu/device_data.h"
 #include "gpu/launch_log.h"
-#include "lab/quality/quality.h"
 
 namespace ridge {
 namespace {
@@ -189,6 +188,7 @@ class RaggedCuda : public ModelCuda {
         {20, 1, 0}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {40, 3, 0}, {2, 30, 1}, {1, 1, 1},   {16, 1, 9},
         {45, 2, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {5, 1, 60}, {5, 1, 1},  {0, 100, 1}, {1, 1, 1}};
     Rng rng(3);
+    double worst = 0;
     for (size_t i = 0; i < steps.size(); ++i) {
       std::vector<SeqTokens> batch;
       std::vector<int32_t> tokens;
@@ -200,8 +200,11 @@ class RaggedCuda : public ModelCuda {
       const LogitRows rows = i % 3 == 1 ? LogitRows::last : LogitRows::all;
       const auto expected = cpu.run(tokens, batch, rows), got = device.run(tokens, batch, rows);
       ASSERT_EQ(got.size(), expected.size());
-      EXPECT_LT(compare(got, expected).nmse, bound) << spec << ", " << k << "/" << v << ", step " << i;
+      const double nmse = compare(got, expected).nmse;
+      EXPECT_LT(nmse, bound) << spec << ", " << k << "/" << v << ", step " << i;
+      worst = std::max(worst, nmse);
     }
+    RecordProperty(fmt::format("worst_{}_{}_{}", spec, k, v), std::to_string(worst / bound));
     // A sequence goes on where another device has left it.
     for (const SeqId seq : seqs) {
       const SequenceImage image = device.pool->save(seq);
@@ -335,6 +338,7 @@ TEST_F(ModelCuda, StepsLogTheSameLaunchesHoweverTheyRun) {
     }
     return texts;
   };
+  session.prefill(std::array{5, 6});  // takes the page, a launch of the pool's own
   const auto queued = launches(1);
   EXPECT_GT(queued.size(), size_t(5 * model.info().n_layers));
   EXPECT_EQ(std::count_if(queued.begin(), queued.end(), [](const auto& t) { return t.find(" embed ") != t.npos; }), 1)
@@ -342,49 +346,6 @@ TEST_F(ModelCuda, StepsLogTheSameLaunchesHoweverTheyRun) {
   EXPECT_THAT(queued, testing::Contains(testing::HasSubstr("1 attention ")));
   EXPECT_EQ(launches(2), queued) << "recorded";
   EXPECT_EQ(launches(3), queued) << "replayed";
-}
-
-TEST_F(ModelCuda, EvaluationsAreTheCpus) {
-  const std::string path = RIDGE_SOURCE_DIR "/models/stories260K.gguf";
-  const Model cpu = Model::load(path, {.n_threads = 2, .isa = "scalar"}),
-              device = Model::load(path, {.device = "cuda"});
-  lab::Corpus corpus = lab::read_corpus(cpu, RIDGE_SOURCE_DIR "/models/wikitext-2-excerpt.txt");
-  corpus.tokens.resize(1200);
-  for (const lab::EvalPath eval_path : {lab::EvalPath::prefill, lab::EvalPath::decode})
-    for (const bool against_base : {true, false}) {
-      lab::EvalOptions options;
-      options.n_ctx = 160;
-      options.n_ubatch = 48;
-      options.path = eval_path;
-      options.against_base = against_base;
-      options.candidates = parse_kv_list("f16,f32,rotor-3").or_throw();
-      int chunks = 0;
-      int64_t steps = 0, total = 0;
-      const lab::EvalHooks hooks{.stop = {},
-                                 .on_progress = [&](int64_t n, int64_t of) { steps += n, total = of; },
-                                 .on_chunk = [&](const lab::EvalResult& so_far) { chunks = so_far.chunks_done; }};
-      const lab::EvalResult expected = lab::evaluate(cpu, corpus, options, {});
-      const lab::EvalResult got = lab::evaluate(device, corpus, options, hooks);
-      ASSERT_EQ(got.chunks_done, expected.chunks_done);
-      EXPECT_EQ(chunks, expected.chunks_done);
-      EXPECT_EQ(steps, total);
-      EXPECT_EQ(got.scored_bytes, expected.scored_bytes);
-      for (size_t c = 0; c < got.candidates.size(); ++c) {
-        const lab::CandidateResult &a = got.candidates[c], &b = expected.candidates[c];
-        EXPECT_EQ(a.cache.k.bytes_per_token, b.cache.k.bytes_per_token);
-        EXPECT_EQ(a.cache.k.fixed_bytes, b.cache.k.fixed_bytes);
-        if (!against_base) {
-          EXPECT_EQ(a.scores.ppl.count(), b.scores.ppl.count());
-          EXPECT_NEAR(a.scores.ppl.ppl().value / b.scores.ppl.ppl().value, 1, 2e-4);
-          continue;
-        }
-        const lab::PairMeans x = a.scores.pair.means(), y = b.scores.pair.means();
-        EXPECT_EQ(x.count, y.count);
-        EXPECT_NEAR(x.ppl.value / y.ppl.value, 1, 2e-4);
-        EXPECT_NEAR(x.kld.value, y.kld.value, c == 0 ? 0 : c == 1 ? 1e-6 : 0.02 * y.kld.value);
-        EXPECT_NEAR(x.same_top.value, y.same_top.value, 0.01);
-      }
-    }
 }
 
 TEST_F(ModelCuda, RefusesWhatItDoesNotDo) {
