@@ -487,5 +487,25 @@ TEST(Ragged, KernelsOfEveryIsaAndHeadsOfOtherSizes) {
                7);
 }
 
+/// Every format of weights: products of one and of many rows have one order of sums.
+class RaggedWeights : public testing::TestWithParam<std::string_view> {};
+std::vector<std::string_view> weight_names() {
+  std::vector<std::string_view> names;
+  for (const WeightFormat& format : weight_formats()) names.push_back(format.name);
+  return names;
+}
+INSTANTIATE_TEST_SUITE_P(Formats, RaggedWeights, testing::ValuesIn(weight_names()),
+                         [](const auto& format) { return std::string(format.param); });
+
+TEST_P(RaggedWeights, ProductsDoNotDependOnTheirNumberOfRows) {
+  run_case({.model = fmt::format("synth:tiny-64@layers=1@weights={}", GetParam()),
+            .crowd = {.n_threads = 2},
+            .alone = {.n_threads = 1},
+            .kv = {"rotor-3/q8_0"},
+            .n_sequences = 4,
+            .n_steps = 12},
+           3);
+}
+
 }  // namespace
 }  // namespace ridge

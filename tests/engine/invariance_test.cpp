@@ -1,0 +1,64 @@
+// Batch invariance of whole models on the CPU: logits of every position are the same bits in steps of any size and with
+// any number of threads.
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "ridge/engine.h"
+
+namespace ridge {
+namespace {
+
+/// Logits of every position, with prompts in steps of `step` tokens; step 0: token by token.
+std::vector<float> all_logits(const Model& model, const std::string& cache, const std::vector<int32_t>& tokens,
+                              int step) {
+  Session session(model, {.n_ctx = 256, .n_ubatch = std::max(step, 1), .k = {.format = cache}, .v = {.format = cache}});
+  std::vector<float> all;
+  const int vocab = model.info().vocab_size;
+  if (step > 0)
+    session.prefill(
+        tokens, [&](int, int n_rows, const float* logits) { all.insert(all.end(), logits, logits + n_rows * vocab); });
+  else
+    for (const int32_t token : tokens) {
+      const std::span<const float> logits = session.decode(token);
+      all.insert(all.end(), logits.begin(), logits.end());
+    }
+  return all;
+}
+
+/// Caches, by the head_dim that they need.
+std::vector<std::string> caches_of(const Model& model) {
+  std::vector<std::string> caches{"f32", "f16", "rotor-3"};
+  if (model.info().head_dim % 32 == 0) caches.emplace_back("q8_0");
+  return caches;
+}
+
+class Invariance : public testing::TestWithParam<const char*> {};
+// Float weights, panels with strips of a ragged width, super-blocks (rows of 256), and integers throughout.
+INSTANTIATE_TEST_SUITE_P(Models, Invariance,
+                         testing::Values(RIDGE_SOURCE_DIR "/models/stories260K.gguf",
+                                         RIDGE_SOURCE_DIR "/models/ridge-ref-q8_0.gguf", "synth:tiny@weights=f16",
+                                         "synth:tiny-64@weights=bf16", "synth:tiny-64@weights=q4_k",
+                                         "synth:tiny-64@weights=q6_k", "synth:tiny-64@weights=q4_0",
+                                         "synth:tiny-64@weights=int4_g128", "synth:tiny-bitnet"));
+
+TEST_P(Invariance, StepsOfEverySizeGiveTheBitsOfSingleTokens) {
+  for (const char* isa : {"avx2", "avx512"}) {
+    const Model one = Model::load(GetParam(), {.n_threads = 1, .isa = isa});
+    const Model three = Model::load(GetParam(), {.n_threads = 3, .isa = isa});
+    std::vector<int32_t> tokens;
+    for (int i = 0; i < 150; ++i) tokens.push_back((i * 7919 + 13) % one.info().vocab_size);
+    for (const std::string& cache : caches_of(one)) {
+      const std::vector<float> expected = all_logits(one, cache, tokens, 0);
+      for (const int step : {1, 2, 16, 17, 64, 150}) {
+        const std::vector<float> actual = all_logits(three, cache, tokens, step);
+        ASSERT_EQ(actual.size(), expected.size());
+        EXPECT_EQ(std::memcmp(actual.data(), expected.data(), 4 * actual.size()), 0)
+            << isa << ", cache " << cache << ", steps of " << step;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ridge
