@@ -39,14 +39,14 @@ endfunction()
 
 # Several files of a target as one: what their headers' templates make is made once for all of them. Names in unnamed
 # namespaces must differ between the files of such a target. A file whose definitions a test or a device build replaces
-# stays alone: it has a twin X_cuda.cpp, or is named in ARGN.
+# stays alone: it has a twin X_cuda.cpp, is one, or is named in ARGN.
 function(ridge_joined name)
   set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
   get_target_property(sources ${name} SOURCES)
   foreach(source IN LISTS sources)
     string(REGEX REPLACE "\\.cpp$" "_cuda.cpp" twin ${source})
     cmake_path(GET source FILENAME file)
-    if(EXISTS ${twin} OR file IN_LIST ARGN)
+    if(EXISTS ${twin} OR file MATCHES "_cuda\\.cpp$" OR file IN_LIST ARGN)
       set_source_files_properties(${source} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
     endif()
   endforeach()
