@@ -299,25 +299,24 @@ TEST_F(ModelCuda, SequencesDoNotSeeEachOther) {
   }
 }
 
-/// Whoever watches sees every layer's input, and may change it.
-TEST_F(ModelCuda, LayersCanBeWatched) {
+/// Whoever watches sees every block's input, and may change it.
+TEST_F(ModelCuda, BlocksCanBeWatched) {
   const char* spec = "synth:tiny@weights=f32";
   Running cpu(spec, {.n_threads = 2, .isa = "scalar"}, "f32", "f32"), device(spec, {.device = "cuda"}, "f32", "f32");
   const auto tokens = tokens_of(5, 512, 1);
   std::vector<std::vector<float>> seen[2], logits;
   int i = 0;
   for (Running* running : {&cpu, &device}) {
-    running->engine.backend().watch({}, [&](int layer, View2<float> x) {
+    running->engine.backend().watch({}, [&](int layer, Block block, View2<float> x) {
       seen[i].emplace_back(x.data, x.data + x.rows * x.cols);
-      if (layer == 1) x(2, 3) += 10;
+      if (layer == 1 && block == Block::feed_forward) x(2, 3) += 10;
     });
     const SeqTokens seq{running->open(), 5};
     logits.push_back(running->run(tokens, {&seq, 1}));
     ++i;
   }
-  ASSERT_EQ(seen[1].size(), size_t(cpu.engine.info().n_layers) + 1);
-  for (size_t layer = 0; layer < seen[0].size(); ++layer)
-    EXPECT_LT(compare(seen[1][layer], seen[0][layer]).nmse, 1e-10) << layer;
+  ASSERT_EQ(seen[1].size(), 2 * size_t(cpu.engine.info().n_layers) + 1);
+  for (size_t at = 0; at < seen[0].size(); ++at) EXPECT_LT(compare(seen[1][at], seen[0][at]).nmse, 1e-10) << at;
   EXPECT_LT(compare(logits[1], logits[0]).nmse, 1e-10);
 }
 
