@@ -188,6 +188,7 @@ class RaggedCuda : public ModelCuda {
         {20, 1, 0}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {40, 3, 0}, {2, 30, 1}, {1, 1, 1},   {16, 1, 9},
         {45, 2, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {5, 1, 60}, {5, 1, 1},  {0, 100, 1}, {1, 1, 1}};
     Rng rng(3);
+    double worst = 0;
     for (size_t i = 0; i < steps.size(); ++i) {
       std::vector<SeqTokens> batch;
       std::vector<int32_t> tokens;
@@ -199,8 +200,11 @@ class RaggedCuda : public ModelCuda {
       const LogitRows rows = i % 3 == 1 ? LogitRows::last : LogitRows::all;
       const auto expected = cpu.run(tokens, batch, rows), got = device.run(tokens, batch, rows);
       ASSERT_EQ(got.size(), expected.size());
-      EXPECT_LT(compare(got, expected).nmse, bound) << spec << ", " << k << "/" << v << ", step " << i;
+      const double nmse = compare(got, expected).nmse;
+      EXPECT_LT(nmse, bound) << spec << ", " << k << "/" << v << ", step " << i;
+      worst = std::max(worst, nmse);
     }
+    RecordProperty(fmt::format("worst_{}_{}_{}", spec, k, v), std::to_string(worst / bound));
     // A sequence goes on where another device has left it.
     for (const SeqId seq : seqs) {
       const SequenceImage image = device.pool->save(seq);
@@ -334,6 +338,7 @@ TEST_F(ModelCuda, StepsLogTheSameLaunchesHoweverTheyRun) {
     }
     return texts;
   };
+  session.prefill(std::array{5, 6});  // takes the page, a launch of the pool's own
   const auto queued = launches(1);
   EXPECT_GT(queued.size(), size_t(5 * model.info().n_layers));
   EXPECT_EQ(std::count_if(queued.begin(), queued.end(), [](const auto& t) { return t.find(" embed ") != t.npos; }), 1)
