@@ -67,9 +67,9 @@ class Backend {
                                                  std::span<const SamplerOptions> samplers,
                                                  std::span<const std::vector<int32_t>> recent) = 0;
 
-  virtual std::string name() const = 0;            ///< "cpu", "cuda:0 NVIDIA H200"
-  virtual int64_t step_weight_bytes() const = 0;   ///< what a decode step reads of the weights, as held there
-  virtual int64_t free_bytes() const = 0;          ///< memory that can still be allocated
+  virtual std::string name() const = 0;           ///< "cpu", "cuda:0 NVIDIA H200"
+  virtual int64_t step_weight_bytes() const = 0;  ///< what a decode step reads of the weights, as held there
+  virtual int64_t free_bytes() const = 0;         ///< memory that can still be allocated
   /// "op=kernel" of a decode step and of a prompt over such a cache.
   virtual std::vector<std::string> kernels(const KvLayerConfig& layer) const = 0;
 };

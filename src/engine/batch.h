@@ -16,8 +16,8 @@ struct SeqTokens {
 };
 
 struct Batch {
-  std::span<const int32_t> tokens;   ///< [n_tokens], sequence after sequence; ids are valid
-  std::span<const SeqTokens> seqs;   ///< each sequence once; their tokens add up to n_tokens
+  std::span<const int32_t> tokens;  ///< [n_tokens], sequence after sequence; ids are valid
+  std::span<const SeqTokens> seqs;  ///< each sequence once; their tokens add up to n_tokens
   LogitRows logits = LogitRows::last;
 
   /// Rows of logits: one a sequence or one a token, in the batch's order.

@@ -168,7 +168,8 @@ std::vector<std::string> CudaBackend::kernels(const KvLayerConfig& layer) const 
   const auto attention = [&](int n_new) { return choose_device_attention({layer, n_new}).name; };
   const std::string_view of_step = attention(1), of_prompt = attention(kShortTokens + 1);
   return {"gemv=" + few, "gemm=" + many,
-          fmt::format("attention={}", of_step == of_prompt ? std::string(of_step) : fmt::format("{}+{}", of_step, of_prompt)),
+          fmt::format("attention={}",
+                      of_step == of_prompt ? std::string(of_step) : fmt::format("{}+{}", of_step, of_prompt)),
           runner_.options().overlap ? "launch=graph-overlap" : "launch=graph"};
 }
 
@@ -182,8 +183,9 @@ void check_supported(const ModelPlan& plan) {
       throw Error(ErrorKind::usage, fmt::format("a CUDA device does not compute feed-forward {} (use the CPU)",
                                                 feed_forward_name(layer.feed_forward)));
     if (layer.attention.head_dim > 256)
-      throw Error(ErrorKind::usage, fmt::format("a CUDA device runs head_dim up to 256, this model has {} (use the CPU)",
-                                                layer.attention.head_dim));
+      throw Error(ErrorKind::usage,
+                  fmt::format("a CUDA device runs head_dim up to 256, this model has {} (use the CPU)",
+                              layer.attention.head_dim));
   }
 }
 

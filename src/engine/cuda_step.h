@@ -22,18 +22,18 @@ struct StepSlice {
   int first_row = 0, n_rows = 0;    ///< of the list of rows
   int first_span = 0, n_spans = 0;  ///< of the list of spans
   int most = 1;                     ///< rows of one sequence, at most
-  bool is_long = false;             ///< sequences with more than kShortTokens rows: their exact rows have a ring of the step
-  bool calibrates = false;          ///< each row completes its sequence's calibration
-  int ring_tiles = 0;               ///< of the ring of the step
-  int leaving_tiles = 0;            ///< of a side, that leave at once at most
-  std::vector<KvSpan> kv_spans;     ///< for the launch log
+  bool is_long = false;     ///< sequences with more than kShortTokens rows: their exact rows have a ring of the step
+  bool calibrates = false;  ///< each row completes its sequence's calibration
+  int ring_tiles = 0;       ///< of the ring of the step
+  int leaving_tiles = 0;    ///< of a side, that leave at once at most
+  std::vector<KvSpan> kv_spans;                      ///< for the launch log
   std::map<std::pair<int, int>, BlockRange> blocks;  ///< by (group, queries a block)
 };
 
 /// What the kernels of a step read from device memory, as the host makes it.
 struct StepPlan {
   int64_t n_tokens = 0;
-  bool recorded = false;            ///< one slice of short sequences that calibrates nothing: a graph may run it
+  bool recorded = false;  ///< one slice of short sequences that calibrates nothing: a graph may run it
   std::vector<StepSlice> slices;
   std::vector<StepRow> rows;
   std::vector<StepSpan> spans;

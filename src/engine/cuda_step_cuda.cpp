@@ -24,8 +24,8 @@ int ring_tiles_for(const DeviceKvMemory& memory, const KvSpan& span) {
   int most = 0;
   for_each_retention(memory, [&](const KvTiles& t) {
     if (t.ring_tiles > 0)
-      most = std::max(most, (span.n_keys() - 1) / kTilePositions -
-                                t.retention.coded_end(span.n_past) / kTilePositions + 1);
+      most = std::max(most,
+                      (span.n_keys() - 1) / kTilePositions - t.retention.coded_end(span.n_past) / kTilePositions + 1);
   });
   return most;
 }
@@ -54,7 +54,8 @@ class Planner {
       add_slice(round, [](const KvSpan& s) { return !s.calibrates && s.n_rows <= kShortTokens; });
       add_slice(round, [](const KvSpan& s) { return s.n_rows > kShortTokens; });
     }
-    plan_.recorded = plan_.recorded && plan_.slices.size() == 1 && !plan_.slices[0].is_long && !plan_.slices[0].calibrates;
+    plan_.recorded =
+        plan_.recorded && plan_.slices.size() == 1 && !plan_.slices[0].is_long && !plan_.slices[0].calibrates;
     if (plan_.recorded) pad();
     add_logit_rows();
     return std::move(plan_);

@@ -119,7 +119,8 @@ void SequencePool::reset(SeqId seq) {
 std::optional<std::string> SequencePool::inexact_at(const Sequence& s, int n) const {
   if (n == s.n) return {};
   if (s.calibrated && n < kCalibration)
-    return fmt::format("the centre was set at {} positions (open a checkpoint of {} positions instead)", kCalibration, n);
+    return fmt::format("the centre was set at {} positions (open a checkpoint of {} positions instead)", kCalibration,
+                       n);
   for (size_t i = 0; i < n_sides(); ++i) {
     const KvTiles& t = side(i).tiles;
     if (t.ring_tiles > 0 && t.retention.coded_end(n) < n && t.retention.coded_end(n) < s.ring_first[i])
@@ -135,7 +136,8 @@ Result<SeqId> SequencePool::fork(SeqId seq, int n) {
   const Sequence& from = sequence(seq);
   RIDGE_CHECK(!from.parked && n >= 0 && n <= from.n, "fork of sequence {} at {} of {}", int(seq), n, from.n);
   if (n == 0) return open();
-  if (const auto why = inexact_at(from, n)) return fail(ErrorKind::usage, "cannot fork at {} of {}: {}", n, from.n, *why);
+  if (const auto why = inexact_at(from, n))
+    return fail(ErrorKind::usage, "cannot fork at {} of {}: {}", n, from.n, *why);
   RIDGE_TRY(Sequence s, copy_of(from, n));
   return SeqId(keep(sequences_, std::move(s)));
 }
@@ -175,7 +177,8 @@ Result<TrimReport> SequencePool::shift(SeqId seq, int first, int n_removed,
   RIDGE_TRY_STATUS(rewrite(s, [&](HostKvMemory& memory, const SequencePlace& place) {
     move_rows_down(memory, place, first, n_removed, turn);
     s.n -= n_removed;
-    for (size_t i = 0; i < n_sides(); ++i) s.ring_first[i] = ring_first_at(side(i), s.n, side(i).tiles.retention.coded_end(s.n));
+    for (size_t i = 0; i < n_sides(); ++i)
+      s.ring_first[i] = ring_first_at(side(i), s.n, side(i).tiles.retention.coded_end(s.n));
   }));
   return TrimReport{.exact = false, .coded_positions = 0};
 }
@@ -243,8 +246,9 @@ int64_t SequencePool::evict(int64_t bytes) {
   };
   const int64_t before = free_bytes();
   while (free_bytes() - before < bytes && !retained_.empty())
-    release(std::ranges::min_element(retained_, {}, [](const auto& entry) { return entry.second.last_use; })
-                ->second.checkpoint);
+    release(std::ranges::min_element(retained_, {}, [](const auto& entry) {
+              return entry.second.last_use;
+            })->second.checkpoint);
   return free_bytes() - before;
 }
 
@@ -307,12 +311,12 @@ SequenceImage SequencePool::save(SeqId seq, std::span<const int> layers) {
 }
 
 Status SequencePool::check_image(const SequenceImage& image) const {
-  if (image.sides.size() != n_sides())
-    return bad_file("{} sides, this pool has {}", image.sides.size(), n_sides());
+  if (image.sides.size() != n_sides()) return bad_file("{} sides, this pool has {}", image.sides.size(), n_sides());
   for (size_t i = 0; i < n_sides(); ++i) {
     const SideImage& of_side = image.sides[i];
     const auto check = [&]() -> Status {
-      RIDGE_TRY_STATUS(check_side_state(side(i), image.n, of_side.ring_first, image.calibrated && side(i).calibrates()));
+      RIDGE_TRY_STATUS(
+          check_side_state(side(i), image.n, of_side.ring_first, image.calibrated && side(i).calibrates()));
       const int64_t expected = side_image_bytes(side(i), image.n, of_side.ring_first);
       if (ssize(of_side.bytes) != expected) return bad_file("{} bytes, expected {}", of_side.bytes.size(), expected);
       return check_side_floats(side(i), of_side.bytes.data());

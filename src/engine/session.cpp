@@ -169,8 +169,7 @@ void Session::shift(int n_keep, int n_discard) {
 
 void Session::fill(int n, uint64_t seed) {
   if (n < 0 || n > n_ctx())
-    throw Error(ErrorKind::usage,
-                fmt::format("depth {} does not fit in a context of {} (a larger n_ctx)", n, n_ctx()));
+    throw Error(ErrorKind::usage, fmt::format("depth {} does not fit in a context of {} (a larger n_ctx)", n, n_ctx()));
   impl_->pool->fill(impl_->seq, n, seed).or_throw();
 }
 

@@ -3,10 +3,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "base/f16.h"
 #include "gpu/device_step.h"
 #include "op/cache/append.h"
-#include "op/norm_rope/norm_rope.h"
 
 namespace ridge {
 namespace {

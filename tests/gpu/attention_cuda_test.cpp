@@ -12,8 +12,8 @@
 #include "format/kv_rotor.h"
 #include "gpu/device_data.h"
 #include "op/attn/attn_cuda.h"
-#include "op/cache/layout.h"
 #include "op/cache/append_cuda.h"
+#include "op/cache/layout.h"
 #include "op/cache/rotation.h"
 
 namespace ridge {

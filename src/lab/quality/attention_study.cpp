@@ -123,10 +123,9 @@ std::vector<LayerRows> capture_attention(const Model& model, std::span<const int
   for (int at = 0; at < n; at += kBatch) {
     const SeqTokens step{seq, std::min(kBatch, n - at)};
     pool->reserve(seq, step.n_tokens).or_throw();
-    engine.backend().run({.tokens = tokens.subspan(size_t(at), size_t(step.n_tokens)),
-                          .seqs = {&step, 1},
-                          .logits = LogitRows::none},
-                         *pool, *outputs);
+    engine.backend().run(
+        {.tokens = tokens.subspan(size_t(at), size_t(step.n_tokens)), .seqs = {&step, 1}, .logits = LogitRows::none},
+        *pool, *outputs);
   }
   engine.backend().watch(nullptr, nullptr);
   return layers;
@@ -152,8 +151,7 @@ AttentionError attention_error(CpuContext& context, const AttentionShape& shape,
   context.pool.for_each(shape.n_kv_heads, [&](int64_t kv_head, int) {
     const std::vector<float> exact_keys = take_head(rows.k, int(kv_head), n, shape),
                              exact_values = take_head(rows.v, int(kv_head), n, shape),
-                             keys = read_head(k, all, int(kv_head)),
-                             values = read_head(v, all, int(kv_head));
+                             keys = read_head(k, all, int(kv_head)), values = read_head(v, all, int(kv_head));
     for (int i = 0; i < rows.n_queries; ++i)
       for (int head = int(kv_head) * group; head < (int(kv_head) + 1) * group; ++head) {
         const auto at = size_t(int64_t(i) * shape.n_heads + head) * size_t(dim);

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "lab/quality/quality_report.h"
 #include "lab/quality/engine_timelines.h"
+#include "lab/quality/quality_report.h"
 
 namespace ridge::lab {
 namespace {

@@ -24,8 +24,8 @@ void EngineTimelines::run(std::span<const int32_t> tokens, bool with_logits) {
     step.push_back({seqs_[size_t(i)], int(ssize(tokens) / n_active_)});
     pool_->reserve(step.back().seq, step.back().n_tokens).or_throw();
   }
-  engine_.backend().run(
-      {.tokens = tokens, .seqs = step, .logits = with_logits ? LogitRows::all : LogitRows::none}, *pool_, *outputs_);
+  engine_.backend().run({.tokens = tokens, .seqs = step, .logits = with_logits ? LogitRows::all : LogitRows::none},
+                        *pool_, *outputs_);
 }
 
 void EngineTimelines::score(Timelines* base, std::span<const int32_t> targets) {

@@ -88,11 +88,11 @@ Caches open_caches(const Model& model, const EvalOptions& options, int n_chunks,
   for (int n_seq = wanted_sequences(model, options, n_chunks, step_tokens);; n_seq /= 2) {
     if (auto caches = try_open(model, options, n_seq)) return std::move(*caches);
     if (n_seq == 1)
-      throw Error(ErrorKind::no_memory,
-                  fmt::format("{}: not enough memory for {} caches of {} tokens (a smaller n_ctx, or fewer caches at a "
-                              "time)",
-                              model.info().device, options.candidates.size() + (options.against_base ? 1 : 0),
-                              options.n_ctx));
+      throw Error(
+          ErrorKind::no_memory,
+          fmt::format("{}: not enough memory for {} caches of {} tokens (a smaller n_ctx, or fewer caches at a "
+                      "time)",
+                      model.info().device, options.candidates.size() + (options.against_base ? 1 : 0), options.n_ctx));
   }
 }
 
@@ -202,10 +202,8 @@ EvalResult evaluate(const Model& model, const Corpus& corpus, const EvalOptions&
   };
   const auto n_timelines = int64_t(options.candidates.size()) + (options.against_base ? 1 : 0);
   const int64_t total = n_timelines * result.windows.n_chunks * (result.windows.n_ctx - 1);
-  PassOptions pass{.path = options.path,
-                   .step_tokens = step_tokens,
-                   .whole_curve = options.whole_curve,
-                   .stop = hooks.stop};
+  PassOptions pass{
+      .path = options.path, .step_tokens = step_tokens, .whole_curve = options.whole_curve, .stop = hooks.stop};
   std::optional<KlBaseSink> sink;
   if (!options.save_base.empty()) {
     sink.emplace(options.save_base, result, corpus, pool);

@@ -47,7 +47,8 @@ class Pass {
       }
       for (size_t c = 0; c < candidates_.size(); ++c) {
         candidates_[c]->run(inputs, looked_at);
-        if (looked_at && options_.base_log_probs) score_against_file(*candidates_[c], targets, first_chunk, begin, n, against_file[c]);
+        if (looked_at && options_.base_log_probs)
+          score_against_file(*candidates_[c], targets, first_chunk, begin, n, against_file[c]);
         else if (looked_at) candidates_[c]->score(base_, targets);
         advanced();
       }
@@ -57,7 +58,8 @@ class Pass {
       }
     }
     for (size_t c = 0; c < candidates_.size(); ++c)
-      add(options_.base_log_probs ? against_file[c] : candidates_[c]->take_scores(), chunks.size(), first_chunk, int(c));
+      add(options_.base_log_probs ? against_file[c] : candidates_[c]->take_scores(), chunks.size(), first_chunk,
+          int(c));
     return true;
   }
 
@@ -85,9 +87,10 @@ class Pass {
           if (row.finite != (has_base() ? 3 : 1))
             throw Error(
                 ErrorKind::failure,
-                fmt::format("logits are not finite: {}, chunk {}, position {} (no statistics from such a model)",
-                            has_base() && (row.finite & 2) == 0 ? "the base" : fmt::format("candidate {}", candidate + 1),
-                            size_t(first_chunk) + chunk + 1, position));
+                fmt::format(
+                    "logits are not finite: {}, chunk {}, position {} (no statistics from such a model)",
+                    has_base() && (row.finite & 2) == 0 ? "the base" : fmt::format("candidate {}", candidate + 1),
+                    size_t(first_chunk) + chunk + 1, position));
           if (!has_base()) {
             to.ppl.add(row.nll);
             continue;
@@ -129,13 +132,12 @@ std::vector<int32_t> Windows::chunk(std::span<const int32_t> text, int index) co
 }
 
 Result<Windows> plan_windows(int64_t n_tokens, int n_ctx, int max_chunks, std::optional<int32_t> bos) {
-  if (n_ctx < 4)
-    return wrong_field("n_ctx", "a window of {} tokens scores nothing (use 4 or more)", n_ctx);
+  if (n_ctx < 4) return wrong_field("n_ctx", "a window of {} tokens scores nothing (use 4 or more)", n_ctx);
   if (max_chunks == 0) return wrong_field("max_chunks", "0 chunks score nothing (use 1 or more, or -1 for all)");
   const int64_t whole = n_tokens / n_ctx;
   if (whole == 0)
-    return wrong_field("n_ctx", "the text has {} tokens, a window needs {} (give a longer text or a smaller window)", n_tokens,
-                n_ctx);
+    return wrong_field("n_ctx", "the text has {} tokens, a window needs {} (give a longer text or a smaller window)",
+                       n_tokens, n_ctx);
   const int64_t n_chunks = max_chunks < 0 ? whole : std::min<int64_t>(whole, max_chunks);
   return Windows{n_ctx, int(n_chunks), bos};
 }

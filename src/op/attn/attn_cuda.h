@@ -18,9 +18,9 @@ namespace ridge {
 
 /// Pointers are device memory.
 struct DeviceAttention {
-  StepRows rows;      ///< one query of every head each; their K and V are in the cache
-  int n_heads = 0;    ///< query heads; a multiple of the kv heads
-  float scale = 0;    ///< on the scores
+  StepRows rows;    ///< one query of every head each; their K and V are in the cache
+  int n_heads = 0;  ///< query heads; a multiple of the kv heads
+  float scale = 0;  ///< on the scores
   KvTiles k, v;
   const float* q = nullptr;  ///< [rows of the step, n_heads, head_dim], in K's cache space (device_append)
   float* out = nullptr;      ///< as q, not in cache space; of padding nothing is written

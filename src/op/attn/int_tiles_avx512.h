@@ -90,8 +90,7 @@ inline void load_scales(const TileRows64& rows, float fixed, int count, IntScrat
     // All the small stores first: a wide load waits for the ones it covers.
     alignas(64) uint16_t halves[kIntMaxBlocks][kKeyTile];
     for (int i = 0; i < count; ++i)
-      for (int b = 0; b < kBlocks; ++b)
-        __builtin_memcpy(&halves[b][i], F::scale_at(rows.row(i), kDim, b), 2);
+      for (int b = 0; b < kBlocks; ++b) __builtin_memcpy(&halves[b][i], F::scale_at(rows.row(i), kDim, b), 2);
     for (int b = 0; b < kBlocks; ++b)
       for (int i = 0; i < count; i += 16) {
         __m256i bits = _mm256_load_si256(reinterpret_cast<const __m256i*>(halves[b] + i));
@@ -206,9 +205,8 @@ inline void round_weights(const float* p, Live live_keys, IntScratch& s, IntSums
   constexpr int kVectors = kKeyTile / 16, kBlocks = F::kScaleBlock ? kDim / F::kScaleBlock : 1;
   const auto below = [](int end) { return (1u << std::clamp(end, 0, 16)) - 1; };
   __mmask16 live[kVectors];
-  unrolled<kVectors>([&](auto v) {
-    live[v] = __mmask16(below(live_keys.end - 16 * v) & ~below(live_keys.begin - 16 * v));
-  });
+  unrolled<kVectors>(
+      [&](auto v) { live[v] = __mmask16(below(live_keys.end - 16 * v) & ~below(live_keys.begin - 16 * v)); });
   __m512 weight[kBlocks * kVectors];
   __m512i top = _mm512_setzero_si512();
   unrolled<kVectors>([&](auto v) { weight[v] = _mm512_maskz_loadu_ps(live[v], p + 16 * v); });

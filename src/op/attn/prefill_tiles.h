@@ -73,8 +73,8 @@ __device__ __forceinline__ void group_halves(const uint32_t* words, uint32_t (&p
 #pragma unroll
     for (int w = 0; w < 2; ++w) {
       const uint32_t rank = magnitude >> (16 * w);
-      const uint32_t high = gpu::select_bytes(l.high[0], l.high[1], rank) |
-                            gpu::select_bytes(0x8000u, 0, sign >> (16 * w));
+      const uint32_t high =
+          gpu::select_bytes(l.high[0], l.high[1], rank) | gpu::select_bytes(0x8000u, 0, sign >> (16 * w));
       join_bytes(gpu::select_bytes(l.low[0], l.low[1], rank), high, pairs + 2 * w);
     }
   } else {
@@ -128,7 +128,7 @@ __device__ __forceinline__ void quad_to_halves(const std::byte* tile, int quad, 
     const auto words = *reinterpret_cast<const tiles::Words<4>*>(tile + shape.code_bytes + 16 * (4 * block + c));
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      scales[i] = !kIsK            ? words.at[i]
+      scales[i] = !kIsK          ? words.at[i]
                   : lane / 4 % 2 ? gpu::select_bytes(words.at[i], 0, 0x3232)
                                  : gpu::select_bytes(words.at[i], 0, 0x1010);
   }

@@ -19,13 +19,14 @@ size_t shared_bytes(int head_dim) {
 }
 
 /// Row `position` of a side as coded or as exact; zeros where no query sees that form, and in channels up to the pitch.
-__device__ void decode_key(const KvTiles& t, const StepRow& of, const int32_t* pages, int head, bool coded, int position,
-                           int n, float* row) {
+__device__ void decode_key(const KvTiles& t, const StepRow& of, const int32_t* pages, int head, bool coded,
+                           int position, int n, float* row) {
   const bool sink = position < t.n_sinks;
   if (position < n && (sink || (coded ? position < t.retention.coded_end(n) : t.ring_tiles > 0))) {
     if (!coded || sink) read_exact_row<true>(t, of, head, position, row);
     else
-      decode_row(t.format, KvFormatTypes(), t.coded_row(pages, head, position), t.head_dim, t.coding(of.slot, head), row);
+      decode_row(t.format, KvFormatTypes(), t.coded_row(pages, head, position), t.head_dim, t.coding(of.slot, head),
+                 row);
   } else {
     for (int d = 0; d < t.head_dim; ++d) row[d] = 0;
   }
@@ -103,7 +104,8 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(const DeviceAttention a,
       for (int i = 0; i < kPerWarp; ++i) {
         score[i] = seen >> i & 1 ? score[i] * a.scale : -INFINITY;
         const float top = fmaxf(m[i], gpu::warp_max(score[i]));
-        const float shrink = top == m[i] ? 1.0f : expf(m[i] - top), p = score[i] == -INFINITY ? 0.0f : expf(score[i] - top);
+        const float shrink = top == m[i] ? 1.0f : expf(m[i] - top),
+                    p = score[i] == -INFINITY ? 0.0f : expf(score[i] - top);
         l[i] = l[i] * shrink + gpu::warp_sum(p);
         m[i] = top;
         weights[(warp * kPerWarp + i) * kWeightPitch + lane] = p;
@@ -116,7 +118,8 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(const DeviceAttention a,
 #pragma unroll
         for (int u = 0; u < 4; ++u)
 #pragma unroll
-          for (int j = 0; j < kDims; ++j) x[u][j] = lane + 32 * j < dim ? values[(t + u) * pitch + lane + 32 * j] : 0.0f;
+          for (int j = 0; j < kDims; ++j)
+            x[u][j] = lane + 32 * j < dim ? values[(t + u) * pitch + lane + 32 * j] : 0.0f;
 #pragma unroll
         for (int i = 0; i < kPerWarp; ++i) {
           const float4 p = *reinterpret_cast<const float4*>(weights + (warp * kPerWarp + i) * kWeightPitch + t);

@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(32 * kJoinWarps) attn_join_kernel(const Device
   __syncthreads();
   if (warp > 0) return;
 
-  // Out of cache space, where lanes have channels lane + 32 j.
+    // Out of cache space, where lanes have channels lane + 32 j.
 #pragma unroll
   for (int j = 0; j < kPer; ++j) {
     float sum = 0;

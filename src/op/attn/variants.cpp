@@ -53,8 +53,8 @@ Work attention_work(const Attention& a) {
 }
 
 void attention(CpuContext& context, const Attention& a) {
-  RIDGE_CHECK(!a.spans.empty() && a.k.n_kv_heads > 0 && a.n_heads % a.k.n_kv_heads == 0, "{} spans, {} heads, {} kv heads",
-              a.spans.size(), a.n_heads, a.k.n_kv_heads);
+  RIDGE_CHECK(!a.spans.empty() && a.k.n_kv_heads > 0 && a.n_heads % a.k.n_kv_heads == 0,
+              "{} spans, {} heads, {} kv heads", a.spans.size(), a.n_heads, a.k.n_kv_heads);
   const AttentionVariant& variant = select_variant(context, "attention", attention_variants(), a);
   const TracedOp traced(context, "attention", variant.name, attention_work(a),
                         [&] { return fmt::format("{}/{}/{}", a.n_heads, a.k.n_kv_heads, a.k.head_dim); });

@@ -238,7 +238,8 @@ void kv_append(CpuContext& context, const KvTiles& k, const KvTiles& v, std::spa
     }
   if (leaving.empty()) return;
   auto* const coded = context.scratch[0].ensure<Coded>(int64_t(leaving.size()));
-  context.pool.for_each(int64_t(leaving.size()), [&](int64_t i, int) { coded[i] = encode_leaving(leaving[size_t(i)]); });
+  context.pool.for_each(int64_t(leaving.size()),
+                        [&](int64_t i, int) { coded[i] = encode_leaving(leaving[size_t(i)]); });
   for (size_t i = 0; i < leaving.size(); ++i) add_up(*leaving[i].tiles, {coded + i, 1});
 }
 

@@ -28,8 +28,8 @@ std::vector<KvSpan> cut_span(const KvSpan& whole, int most_rows, bool calibrates
 
 /// Appends rows k and v [n_rows, n_kv_heads * head_dim] of the spans; they are left in cache space, rounded as the cache
 /// reads them while they are exact. A span is one of cut_span() and sequences differ.
-void kv_append(CpuContext& context, const KvTiles& k, const KvTiles& v, std::span<const KvSpan> spans, View2<float> k_rows,
-               View2<float> v_rows);
+void kv_append(CpuContext& context, const KvTiles& k, const KvTiles& v, std::span<const KvSpan> spans,
+               View2<float> k_rows, View2<float> v_rows);
 
 /// Bytes that appending n_rows tokens reads and writes.
 Work kv_append_work(const KvTiles& k, const KvTiles& v, int64_t n_rows);

@@ -28,8 +28,7 @@ __global__ void list_leaving_kernel(StepRows rows, Retentions retentions, StepSp
       leaves = retentions.at[i].coded_end(row.position + 1) > retentions.at[i].coded_end(row.position);
     leaves = leaves && row.slot >= 0;
     const unsigned found = __ballot_sync(gpu::kAllLanes, leaves);
-    if (leaves)
-      spans[n + __popc(found & ((1u << lane) - 1))] = {row.slot, row.ring, row.position, row.position + 1};
+    if (leaves) spans[n + __popc(found & ((1u << lane) - 1))] = {row.slot, row.ring, row.position, row.position + 1};
     n += __popc(found);
   }
   if (lane == 0) *n_spans = n;

@@ -4,8 +4,8 @@
 #pragma once
 
 #include "gpu/device.h"
-#include "op/cache/tiles.h"
 #include "op/cache/step_rows.h"
+#include "op/cache/tiles.h"
 
 namespace ridge {
 
@@ -26,7 +26,7 @@ struct DeviceAppend {
   int n_pairs = 0;
   bool rope_halves = false;
   float* q_out = nullptr;  ///< [rows of the step, n_heads, head_dim], in K's cache space
-  bool overlap = false;  ///< not for tiles of rows
+  bool overlap = false;    ///< not for tiles of rows
 };
 
 /// Queues the launch: of both sides in the order of tensor cores, or both in rows. With `overlap` everything but q, k, v
@@ -41,17 +41,17 @@ void device_calibrate(gpu::StreamHandle stream, const KvTiles& side, const StepR
 /// Tiles of any number of sides that leave their windows.
 struct LeavingTiles {
   int n_sides = 0;
-  const KvTiles* sides = nullptr;   ///< [n_sides] in device memory: one kind of order, one head_dim, one n_kv_heads
-  KvTiles pair[2];                  ///< the sides, where `sides` is null
-  bool in_fragments = false;        ///< the order of tensor cores
-  bool weighs = false;              ///< some side rounds weighted
+  const KvTiles* sides = nullptr;  ///< [n_sides] in device memory: one kind of order, one head_dim, one n_kv_heads
+  KvTiles pair[2];                 ///< the sides, where `sides` is null
+  bool in_fragments = false;       ///< the order of tensor cores
+  bool weighs = false;             ///< some side rounds weighted
   int n_kv_heads = 0;
   int head_dim = 0;
-  const StepSpan* spans = nullptr;  ///< device memory
-  const int32_t* n_spans = nullptr; ///< how many there are, in device memory
-  int most_spans = 0;               ///< as many take their turn side by side
-  int most_tiles = 1;               ///< of a side that leave together
-  const int32_t* pages = nullptr;   ///< as StepRows
+  const StepSpan* spans = nullptr;   ///< device memory
+  const int32_t* n_spans = nullptr;  ///< how many there are, in device memory
+  int most_spans = 0;                ///< as many take their turn side by side
+  int most_tiles = 1;                ///< of a side that leave together
+  const int32_t* pages = nullptr;    ///< as StepRows
   int page_pitch = 0;
   bool overlap = false;
 };

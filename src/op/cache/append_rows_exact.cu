@@ -103,14 +103,12 @@ __global__ void __launch_bounds__(kTilePositions) leaving_rows_kernel(const Leav
     const StepSpan span = a.spans[i];
     // Without a window rows leave one by one, and only when calibration lets them.
     if (span.slot < 0 || (t.retention.window == 0 && span.n_past >= t.retention.calibration)) continue;
-    const int position =
-        t.retention.coded_end(span.n_past) + int(blockIdx.x) * kTilePositions + int(threadIdx.x);
+    const int position = t.retention.coded_end(span.n_past) + int(blockIdx.x) * kTilePositions + int(threadIdx.x);
     if (position >= t.retention.coded_end(span.n)) continue;
     const StepRow of{.slot = span.slot, .ring = span.ring};
     float row[kMaxDeviceHeadDim];
     read_exact_row<true>(t, of, head, position, row);
-    add_saturated(t.saturated,
-                  code_row(t, of, a.pages + int64_t(span.slot) * a.page_pitch, head, position, row));
+    add_saturated(t.saturated, code_row(t, of, a.pages + int64_t(span.slot) * a.page_pitch, head, position, row));
   }
 }
 

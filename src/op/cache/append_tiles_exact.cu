@@ -244,7 +244,8 @@ __global__ void __launch_bounds__(32) append_kernel(const AppendLaunch a) {
   if (role != kQuery && !has_window) page = a.pages[int64_t(step.slot) * a.page_pitch + position / kPagePositions];
   const auto tile_at = [&](const AppendTiles& to, AppendPlace where) {
     int tile = position / kTilePositions;
-    if (where == kToCoded) return to.tiles + (int64_t(page) * a.n_kv_heads + head) * to.head_bytes + tile % kPageTiles * to.tile_bytes;
+    if (where == kToCoded)
+      return to.tiles + (int64_t(page) * a.n_kv_heads + head) * to.head_bytes + tile % kPageTiles * to.tile_bytes;
     if (where == kToSinks) return to.tiles + slot_head * to.head_bytes;
     tile = int(unsigned(tile) % unsigned(to.ring));
     return to.tiles + (int64_t(step.ring) * a.n_kv_heads + head) * to.head_bytes + int64_t(tile) * to.tile_bytes;
@@ -281,8 +282,7 @@ __global__ void __launch_bounds__(32) append_kernel(const AppendLaunch a) {
 #pragma unroll
     for (int j = 0; j < kPer; ++j) norm2 += x[j] * x[j];
     saturated += saturate<kPer>(kind, x);
-    const float error2 =
-        write_row<kPer>(kind, role == kKey, many, position & (kTilePositions - 1), lane, x, tile);
+    const float error2 = write_row<kPer>(kind, role == kKey, many, position & (kTilePositions - 1), lane, x, tile);
     if (place == kToCoded) {
       const float all_norm2 = gpu::warp_sum(norm2), all_error2 = gpu::warp_sum(error2);
       if (lane == 0) add_counts(r.counts[page], all_norm2, all_error2);
@@ -568,7 +568,8 @@ void append_tiles(gpu::StreamHandle stream, const DeviceAppend& a) {
   const int head_dim = a.k_tiles.head_dim;
   const auto kernel = head_dim == 64 ? append_kernel<2> : head_dim == 128 ? append_kernel<4> : append_kernel<8>;
   gpu::launch("append", kernel,
-              {dim3(unsigned(a.n_heads + 2 * launch.n_kv_heads), unsigned(a.rows.n)), 32, 0, stream, a.overlap}, launch);
+              {dim3(unsigned(a.n_heads + 2 * launch.n_kv_heads), unsigned(a.rows.n)), 32, 0, stream, a.overlap},
+              launch);
 }
 
 void encode_leaving_tiles(gpu::StreamHandle stream, const LeavingTiles& a) {

@@ -22,8 +22,8 @@ class HostKvMemory final : public KvMemory {
  public:
   /// `metrics` has an entry a layer, or none where nothing rounds weighted; `round` is the kernel for it. Throws Error
   /// no_memory.
-  HostKvMemory(std::span<const KvLayerConfig> layers, std::span<const KvMetricView> metrics, RoundRow round, int n_pages,
-               int n_slots);
+  HostKvMemory(std::span<const KvLayerConfig> layers, std::span<const KvMetricView> metrics, RoundRow round,
+               int n_pages, int n_slots);
 
   /// As ops read and write a side; good as long as this object.
   const KvTiles& tiles(int layer, bool is_k) const { return sides_[side_index(layer, is_k)].tiles; }

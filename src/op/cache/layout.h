@@ -61,7 +61,8 @@ int64_t kv_read_bytes(const KvTiles& tiles, int n);
 
 /// The two sides of a layer.
 struct KvLayouts {
-  KvLayouts(const KvLayerConfig& layer, bool in_fragments) : k(layer, true, in_fragments), v(layer, false, in_fragments) {}
+  KvLayouts(const KvLayerConfig& layer, bool in_fragments)
+      : k(layer, true, in_fragments), v(layer, false, in_fragments) {}
   KvLayout k, v;
   const KvLayout& side(bool is_k) const { return is_k ? k : v; }
 };

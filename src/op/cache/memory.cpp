@@ -51,8 +51,8 @@ void for_each_row(const KvLayout& layout, const SideBytes& side, int n, int ring
 
 KvMemory::KvMemory(std::vector<KvLayouts> layouts, int n_pages, int n_slots)
     : layouts_(std::move(layouts)), n_pages_(n_pages), n_slots_(n_slots) {
-  RIDGE_CHECK(!layouts_.empty() && n_pages > 0 && n_slots > 0, "{} layers, {} pages, {} slots", layouts_.size(), n_pages,
-              n_slots);
+  RIDGE_CHECK(!layouts_.empty() && n_pages > 0 && n_slots > 0, "{} layers, {} pages, {} slots", layouts_.size(),
+              n_pages, n_slots);
   for (const KvLayouts& layer : layouts_)
     for (const bool is_k : {true, false}) {
       page_bytes_ += layer.side(is_k).page_bytes();
@@ -69,7 +69,8 @@ SequenceImage KvMemory::read(const SequencePlace& place, bool calibrated) {
 
 int64_t KvMemory::allocated_bytes() const {
   int64_t bytes = 0;
-  for (int layer = 0; layer < n_layers(); ++layer) bytes += allocated_bytes(layer, true) + allocated_bytes(layer, false);
+  for (int layer = 0; layer < n_layers(); ++layer)
+    bytes += allocated_bytes(layer, true) + allocated_bytes(layer, false);
   return bytes;
 }
 

@@ -34,7 +34,7 @@ namespace ridge {
 inline constexpr int kTilePositions = 32;
 
 enum class TileKind : int {
-  rows,         ///< no order for tensor cores: 32 rows as their format defines them, one after another
+  rows,  ///< no order for tensor cores: 32 rows as their format defines them, one after another
   f16,
   bf16,
   int8_blocks,  ///< q8_0, p8: a scale for every 32 channels

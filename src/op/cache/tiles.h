@@ -45,21 +45,21 @@ struct KvSpan {
 };
 
 struct KvTiles {
-  int format = 0;                           ///< of coded rows: number in kv_formats()
-  int recent = 0;                           ///< of the ring's rows
-  TileKind kind = TileKind::rows;           ///< of coded tiles
-  TileKind recent_kind = TileKind::rows;    ///< of the ring's tiles; the sinks' are f16 or rows, as the ring's
+  int format = 0;                         ///< of coded rows: number in kv_formats()
+  int recent = 0;                         ///< of the ring's rows
+  TileKind kind = TileKind::rows;         ///< of coded tiles
+  TileKind recent_kind = TileKind::rows;  ///< of the ring's tiles; the sinks' are f16 or rows, as the ring's
   bool is_k = false;
   int n_kv_heads = 0;
   int head_dim = 0;
   KvRetention retention;
   int n_sinks = 0;
-  int ring_tiles = 0;                       ///< 0: no row is kept exact but the sinks
-  int64_t row_bytes = 0;                    ///< of a coded row
+  int ring_tiles = 0;     ///< 0: no row is kept exact but the sinks
+  int64_t row_bytes = 0;  ///< of a coded row
   int64_t recent_row_bytes = 0;
-  int64_t tile_bytes = 0;                   ///< of a coded tile
+  int64_t tile_bytes = 0;  ///< of a coded tile
   int64_t ring_tile_bytes = 0;
-  int64_t sink_bytes = 0;                   ///< of the sinks of a kv head
+  int64_t sink_bytes = 0;  ///< of the sinks of a kv head
   std::byte* pages = nullptr;
   std::byte* ring = nullptr;
   std::byte* sinks = nullptr;
