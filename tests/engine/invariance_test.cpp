@@ -2,6 +2,7 @@
 // any number of threads.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "ridge/engine.h"
@@ -34,7 +35,7 @@ std::vector<std::string> caches_of(const Model& model) {
 }
 
 class Invariance : public testing::TestWithParam<const char*> {};
-// Float weights, panels with strips of a ragged width, super-blocks (rows of 256), and integers throughout.
+// Float weights, panels, super-blocks (rows of 256), and integers throughout.
 INSTANTIATE_TEST_SUITE_P(Models, Invariance,
                          testing::Values(RIDGE_SOURCE_DIR "/models/stories260K.gguf",
                                          RIDGE_SOURCE_DIR "/models/ridge-ref-q8_0.gguf", "synth:tiny@weights=f16",
