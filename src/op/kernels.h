@@ -12,7 +12,7 @@ Support needs_ternary_panels(const Linear& w);
 
 using LinearKernel = void(CpuContext& context, const Linear& w, View2<const float> x, View2<float> y);
 LinearKernel linear_ref;                    // op/gemv/ref.cpp: double accumulation, the oracle
-LinearKernel rows_avx2, rows_avx512;        // op/gemv/rows_simd.h, op/gemm/strips_simd.h
+LinearKernel rows_avx2, rows_avx512;        // op/gemv/rows_simd.h, op/gemv/strips_simd.h
 LinearKernel panel_avx2, panel_avx512;      // op/gemv/panel_simd.h
 LinearKernel ternary_ref;                   // op/gemv/ternary.cpp: int8 activations one by one, the oracle
 LinearKernel ternary_avx2, ternary_avx512;  // op/gemv/ternary_simd.h

@@ -10,11 +10,7 @@ struct alignas(16) StepRow {
   int32_t row = 0;       ///< of the step's matrices
   int32_t position = 0;  ///< in its sequence
   int32_t slot = -1;     ///< of its sequence: sinks, centre and pages; below 0: padding, which nothing is done for
-<<<<<<< HEAD
-  int32_t ring = -1;     ///< slot of the ring that has its exact rows: its sequence's own, or of the step (RingCopy)
-=======
-  int32_t ring = -1;  ///< slot of the ring that has its exact rows: its sequence's own, or a prompt's (RingCopy)
->>>>>>> gputests
+  int32_t ring = -1;     ///< slot of the ring that has its exact rows: its sequence's own, or a prompt's (RingCopy)
 };
 
 /// Pointers to device memory, so that a recorded launch serves every step.

@@ -1,7 +1,7 @@
-// Row kernels (op/gemv/rows_simd.h, op/gemm/strips_simd.h) for avx2.
+// Row kernels (op/gemv/rows_simd.h, op/gemv/strips_simd.h) for avx2.
 #include "op/simd/avx2.h"
 // The Simd struct above must come first.
-#include "op/gemm/strips_simd.h"
+#include "op/gemv/strips_simd.h"
 #include "op/kernels.h"
 
 namespace ridge {

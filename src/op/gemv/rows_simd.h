@@ -1,5 +1,5 @@
 // Products in float for every weight format, of any number of tokens: this file's tiles for a few, the strips of
-// op/gemm/strips_simd.h for more. Up to kMostFew tokens read f32, f16 and bf16 rows where they lie; all else is decoded
+// op/gemv/strips_simd.h for more. Up to kMostFew tokens read f32, f16 and bf16 rows where they lie; all else is decoded
 // block by block (op/simd/decode.h, or the format's reference where that has no row), so a format has working products
 // without a line of its own.
 //
