@@ -115,7 +115,7 @@ INSTANTIATE_TEST_SUITE_P(
         Wrong{{"bench", "append", "--device", "cuda"}, 6, "not available"},
         Wrong{{"bench", "bandwidth", "--device", "cuda"}, 6, "not available"},
         Wrong{{"bench", "gemv", "--device", "tpu"}, 2, "cpu or cuda[:N]"},
-        Wrong{{"bench", "gemv", "--isa", "sse"}, 2, "--isa 'sse' is unknown"},
+        Wrong{{"bench", "gemv", "--isa", "sse"}, 2, "--isa: isa 'sse' is unknown"},
         Wrong{{"bench", "gemv", "--kernel", "tiles-f32"}, 2, "gemv has no kernel 'tiles-f32' (there are: two-op, ref"},
         Wrong{{"bench", "gemv", "--isa", "scalar", "--kernel", "rows-avx2", "--weights", "f16"}, 2, "needs avx2"},
         Wrong{{"bench", "attention", "--heads", "64"}, 2, "--heads: '64' is not a pair like 64/8"},

@@ -193,10 +193,9 @@ class Ragged {
     const PoolReport before = pool_->report();
     const auto report = pool_->trim(seq, n, mode);
     if (!report) {
-      expect_refusal(report.error(), !must_be_exact(t, n));
       EXPECT_EQ(pool_->length(seq), t.n());
       EXPECT_EQ(pool_->report().pages_free, before.pages_free);
-      return;
+      return expect_refusal(report.error(), !must_be_exact(t, n));
     }
     EXPECT_TRUE(report->exact || (mode == TrimMode::coded_window && !must_be_exact(t, n)));
     EXPECT_EQ(report->coded_positions > 0, !report->exact);

@@ -208,7 +208,7 @@ inline void for_each_float_tile(const SideOfBlock& side, int base, int split_beg
   };
   if (base == 0 && side.n_sinks() > 0) {
     const int count = std::min(side.n_sinks(), side.block.n_keys());
-    static const KvFormat& f16 = *find_kv_format("f16").or_throw();
+    const KvFormat& f16 = sink_format();
     decode(decode_rows(f16, dim), f16, {}, side.tiles.sink_row(side.span.slot, side.kv_head, 0), 2 * int64_t(dim),
            count);
     body([&](int i) { return Live{0, std::min(count, side.block.n_keys(i))}; }, -split_begin, rows, count);

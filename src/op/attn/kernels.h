@@ -10,6 +10,9 @@ void attention_avx2(CpuContext& context, const Attention& a);
 void attention_avx512(CpuContext& context, const Attention& a);
 void attention_int_avx512(CpuContext& context, const Attention& a);
 
+/// f16, for code of other instruction sets, which may make no function that they share.
+const KvFormat& sink_format();
+
 /// Decodes `count` consecutive rows of one kv head into out [count, head_dim]. May read up to kKvPadBytes past the last
 /// row.
 using DecodeRows = void (*)(const KvFormat& format, const KvCoding& coding, const std::byte* rows, int64_t row_bytes,

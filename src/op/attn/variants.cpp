@@ -20,6 +20,11 @@ Support any_integers(const Attention& a) {
 
 }  // namespace
 
+const KvFormat& sink_format() {
+  static const KvFormat& f16 = *find_kv_format("f16").or_throw();
+  return f16;
+}
+
 std::optional<IntRounding> int_rounding(const KvFormat& format, int head_dim) {
   if (head_dim != 64 && head_dim != 128 && head_dim != 256) return {};
   for (const std::string_view name : {"q8_0", "p8", "i8r"})
