@@ -47,7 +47,7 @@ sweep:  ## a small grid of measurements into build/lab.db; finished cells are no
 roofline: sweep  ## the sweep's kernels under the measured roofs: report/roofline.svg and .csv
 	build/release/ridge report --store build/lab.db
 
-reproduce:  ## measure everything that the documents show, and draw it (hours; scripts/reproduce cpu --quick: minutes)
+reproduce:  ## measure ceilings, sweeps, decode, profile and quality again, and draw them (hours; scripts/reproduce cpu --quick: minutes)
 	scripts/reproduce cpu
 
 report:  ## the stored rows as one page, report/index.html

@@ -13,6 +13,7 @@ import sys
 
 import bars
 import device_tables
+import row_age
 import speed_tables
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -288,6 +289,7 @@ TABLES = {
     **speed_tables.TABLES,
     **device_tables.TABLES,
     "bars-cuda": bars.table,
+    "row-age": row_age.table,
 }
 
 
@@ -296,6 +298,8 @@ def render(text):
         name = match.group(1)
         if name not in TABLES:
             sys.exit(f"unknown table '{name}' (there are: {', '.join(TABLES)})")
+        if name == "row-age" and not row_age.has_history():
+            return match.group(0)
         return f"<!-- begin {name} -->\n" + "\n".join(TABLES[name]()) + f"\n<!-- end {name} -->"
 
     return re.sub(r"<!-- begin ([\w-]+) -->\n.*?<!-- end \1 -->", table, text, flags=re.S)

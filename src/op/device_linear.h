@@ -11,7 +11,7 @@ namespace ridge {
 
 /// More tokens take the kernels of many (op gemm), most of which round activations to halves. They are not bound by the
 /// bytes of weights any more but by products.
-inline constexpr int64_t kFewTokens = 64;
+inline constexpr int64_t kFewTokens = 24;
 inline std::string_view device_linear_op(int64_t n_tokens) { return n_tokens <= kFewTokens ? "gemv" : "gemm"; }
 
 /// The order of a matrix's bytes on a device: float32 rows, op/gemv/bricks_cuda.h, op/gemv/int_weights_cuda.h.
