@@ -298,9 +298,7 @@ def render(text):
         name = match.group(1)
         if name not in TABLES:
             sys.exit(f"unknown table '{name}' (there are: {', '.join(TABLES)})")
-        if name == "row-age" and not row_age.has_history():
-            return match.group(0)
-        return f"<!-- begin {name} -->\n" + "\n".join(TABLES[name]()) + f"\n<!-- end {name} -->"
+        return f"<!-- begin {name} -->\n" + "\n".join(row_age.table(match.group(0)) if name == "row-age" else TABLES[name]()) + f"\n<!-- end {name} -->"
 
     return re.sub(r"<!-- begin ([\w-]+) -->\n.*?<!-- end \1 -->", table, text, flags=re.S)
 

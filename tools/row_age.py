@@ -22,19 +22,17 @@ def git(*arguments):
     return found.stdout.strip() if found.returncode == 0 else None
 
 
-def has_history():
-    """Clones without their history, and copies of the tree, cannot tell the age of a row."""
-    return git("rev-parse", "--is-shallow-repository") == "false"
-
-
-def state(commit, folders):
+def state(commit, folders, known):
+    """`known` where the history does not reach the commit: clones without history, and copies of the tree, cannot tell."""
     if git("merge-base", "--is-ancestor", commit, "HEAD") is None:
-        return "not a commit of this history"
+        return known or "not a commit of this history"
     changed = git("log", "--max-count=1", "--format=%h", f"{commit}..HEAD", "--", *folders)
     return f"stale: later commits change {', '.join(folders)}" if changed else "current"
 
 
-def table():
+def table(before=""):
+    """`before`: the table as it stands."""
+    known = {tuple(cells[:2]): cells[3] for line in before.splitlines() if len(cells := line.strip("| ").split(" | ")) == 4}
     lines = ["| rows | build | number | state |", "|---|---|---:|---|"]
     for path in sorted((ROOT / "results").glob("*.jsonl")):
         folders = FOLDERS.get(path.stem.split("-")[0])
@@ -45,5 +43,6 @@ def table():
                 builds[build] = builds.get(build, 0) + 1
         if folders:
             for build, n in sorted(builds.items()):
-                lines.append(f"| {path.name} | {build} | {n} | {state(build.removesuffix('-dirty'), folders)} |")
+                lines.append(f"| {path.name} | {build} | {n} | "
+                             f"{state(build.removesuffix('-dirty'), folders, known.get((path.name, build)))} |")
     return lines
