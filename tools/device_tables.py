@@ -44,9 +44,9 @@ def planes():
 
 
 def sanitizers():
-    out = ["| tool | tests without a finding | findings | not finished in its time |", "|---|---:|---:|---|"]
+    out = ["| tool | builds | tests without a finding | findings | not finished in its time |", "|---|---|---:|---:|---|"]
     for r in rows("sanitizers-cuda.jsonl"):
-        out.append(f"| {r['tool']} | {r['clean']} of {r['tests']} | {r['findings']} | {', '.join(f'`{t}`' for t in r['not_finished'])} |")
+        out.append(f"| {r['tool']} | {', '.join(r['build_commits'])} | {r['clean']} of {r['tests']} | {r['findings']} | {', '.join(f'`{t}`' for t in r['not_finished'])} |")
     return out
 
 

@@ -15,7 +15,7 @@ import sys
 def measurement(row):
     """Rows with equal ones are of the same measurement."""
     fields = ("kind", "model_filename", "weight_format", "path", "corpus_xxh64", "n_ctx", "base", "kv", "type_k", "type_v",
-              "n_prompt", "n_gen", "n_depth", "depth", "phase", "n_tokens", "n_windows", "n_prompts", "prompt_tokens", "n_generate", "needle", "cue")
+              "n_prompt", "n_gen", "n_depth", "depth", "phase", "n_tokens", "n_windows", "n_seq", "prompts", "n_prompts", "prompt_tokens", "n_generate", "needle", "cue")
     if "cell" in row:
         return json.dumps({k: v for k, v in row["cell"].items() if k != "build"}, sort_keys=True)
     if row.get("kind") == "crossover":

@@ -230,6 +230,21 @@ def flatness(device):
     return out
 
 
+def batches(device):
+    """Several sequences at once: `ridge bench batch`."""
+    found = rows(f"batch-{device}.jsonl")
+    if not found:
+        return NO_ROWS
+    out = ["| model | K/V cache | prompts | sequences | prompts, tok/s | generation, tok/s | % of roof | checked (NMSE) |", "|---|---|---:|" + 5 * "---:|"]
+    for r in sorted(found, key=lambda r: (r["model_filename"], r["test"].split(" b")[0], r["type_k"], r["n_seq"])):
+        cache = r["type_k"] if r["type_k"] == r["type_v"] else f"{r['type_k']}/{r['type_v']}"
+        prompts = r["test"].split("+")[0].removeprefix("pp").removeprefix("fill") + (" (random rows)" if r["prompts"] != "run" else "")
+        speed = f"{r['speed_pp']:.0f}" if r.get("speed_pp") else ""
+        check = f"{r['check_error']:.1e}" if r.get("checked") else "off"
+        out.append(f"| {r['model_filename']} | {cache} | {prompts} | {r['n_seq']} | {speed} | {r['speed_tg']:.0f} | {r['pct_of_roof']:.0f} | {check} |")
+    return out
+
+
 def crossovers(device):
     """The sentences of `ridge sweep --crossovers`."""
     found = rows(f"crossovers-{device}.jsonl")
@@ -237,6 +252,7 @@ def crossovers(device):
 
 
 TABLES = {
+    **{f"batch-{device}": lambda device=device: batches(device) for device in ("cuda",)},
     **{f"attention-{device}": lambda device=device: attention(device) for device in ("cpu", "cuda")},
     **{f"gemv-{device}": lambda device=device: gemv(device) for device in ("cpu", "cuda")},
     **{f"ceilings-{device}": lambda device=device: ceilings(device) for device in ("cpu", "cuda")},

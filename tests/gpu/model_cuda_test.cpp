@@ -20,7 +20,7 @@ std::vector<int32_t> tokens_of(int n, int vocab, uint64_t seed) {
 
 /// Logits of every position, the first part as a prompt in batches, the rest token by token.
 std::vector<float> all_logits(const Model& model, const std::vector<int32_t>& tokens, const char* k, const char* v,
-                              int n_ubatch = 37) {
+                              int n_ubatch = 23) {
   Session session(model, {.n_ctx = int(tokens.size()), .n_ubatch = n_ubatch, .k = {.format = k}, .v = {.format = v}});
   std::vector<float> all;
   const size_t prompt = tokens.size() * 3 / 4;
@@ -91,8 +91,8 @@ TEST_F(ModelCuda, DrawsTheCpusTokensAndForgetsTheSurplus) {
       std::vector<std::vector<float>> after;
       for (const Model* model : {&cpu, &device}) {
         // A tile leaves rotor-3's window at 128 tokens; the surplus of the first draw reaches beyond it.
-        // Steps of more tokens would round activations once.
-        Session session(*model, {.n_ctx = 160, .n_ubatch = 64, .k = {.format = format}, .v = {.format = format}});
+        // Steps of more than kFewTokens would round activations once.
+        Session session(*model, {.n_ctx = 160, .n_ubatch = 23, .k = {.format = format}, .v = {.format = format}});
         session.prefill(prompt);
         std::vector<int32_t>& tokens = drawn.emplace_back();
         const auto take = [&](size_t n) {
