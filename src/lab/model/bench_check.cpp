@@ -23,9 +23,33 @@ constexpr int kCheckDepthApart = 5;   // of sequences of a batch: lengths differ
 constexpr int kSteps[] = {1, 4, 24};  // tokens of a sequence: the kernels of one, of few and of many
 constexpr int kTokens = 1 + 4 + 24;
 
-/// Residual streams in front of blocks.
-using BlockKey = std::pair<int, Block>;
-using BlockInputs = std::map<BlockKey, std::vector<float>>;
+// What rounding a block's input costs is measured, on the reference, with such a rounding; other roundings of that size,
+// and the accidents of a few values, are within four times of it.
+constexpr double kRounded = 4;
+
+/// Residual streams in front of blocks, by layer.
+using Streams = std::map<std::pair<int, Block>, std::vector<float>>;
+/// The same behind the blocks of a reference, from the same inputs.
+struct Passed {
+  Streams behind;
+  std::vector<float> logits;
+};
+
+/// x [n, d_model] such that its RMSNorm with `weight` is that of `x` rounded to 8 bits by groups of 32.
+std::vector<float> rounded_input(std::span<const float> x, std::span<const float> weight) {
+  std::vector<float> out(x.begin(), x.end());
+  const size_t width = weight.size();
+  for (size_t row = 0; row < x.size(); row += width)
+    for (size_t first = 0; first < width; first += 32) {
+      const size_t end = std::min(first + 32, width);
+      float largest = 0;  // of the normed values, but for the row's factor
+      for (size_t i = first; i < end; ++i) largest = std::max(largest, std::abs(x[row + i] * weight[i]));
+      const float step = largest / 127;
+      for (size_t i = first; i < end; ++i)
+        if (step > 0 && weight[i] != 0) out[row + i] = step * std::round(x[row + i] * weight[i] / step) / weight[i];
+    }
+  return out;
+}
 
 double level_error(const KvLayerConfig& layer) {
   double sum = 0;
@@ -72,47 +96,48 @@ struct BlockError {
   bool finite = true;
 };
 
-/// Collects the worst block.
-class Worst {
- public:
-  Worst(double levels) : levels_(levels) {}
-  /// Largest mean square of scores among the heads of a layer's queries: how much rounding them matters.
-  void queries(View2<const float> q, int head_dim, float scale) {
-    score2_ = 0;
-    for (int64_t i = 0; i < q.rows * q.cols; i += head_dim) {
-      double sum = 0;
-      for (int j = 0; j < head_dim; ++j) sum += double(q.data[i + j]) * q.data[i + j];
-      score2_ = std::max(score2_, sum * scale * scale);
-    }
+/// sum (a - b)^2 over sum b^2, of what blocks added: behind - before. Empty `before`: of `behind` alone.
+double added_nmse(std::span<const float> a_behind, std::span<const float> a_before, std::span<const float> b_behind,
+                  std::span<const float> b_before) {
+  double error2 = 0, all2 = 0;
+  for (size_t i = 0; i < b_behind.size(); ++i) {
+    const double a = double(a_behind[i]) - (a_before.empty() ? 0 : a_before[i]),
+                 b = double(b_behind[i]) - (b_before.empty() ? 0 : b_before[i]);
+    error2 += (a - b) * (a - b);
+    all2 += b * b;
   }
-  /// Keys have variance 1 (SequencePool::fill): a score is off by the query's relative error times score2.
-  double mixer_bound() const { return kProduct * (2 + 2 * score2_) + (kQuery + levels_) * score2_ + kWeight + levels_; }
-  static double feed_forward_bound() { return 4 * kProduct; }  // gate and up, their product, and down
-  static double output_bound() { return kProduct; }
+  return all2 > 0 ? error2 / all2 : error2;
+}
 
-  /// Residual streams behind a block; `before` null: compares them as they are.
-  void add(std::string block, const std::vector<float>* before, std::span<const float> actual,
-           std::span<const float> expected, double bound) {
-    double error2 = 0, branch2 = 0;
-    for (size_t i = 0; i < expected.size(); ++i) {
-      const double e = expected[i], from = before ? (*before)[i] : 0;
-      error2 += (actual[i] - e) * (actual[i] - e);
-      branch2 += (e - from) * (e - from);
-    }
-    const double nmse = branch2 > 0 ? error2 / branch2 : error2;
-    const bool finite = std::isfinite(nmse);
-    if (found_ && worst_.finite && finite && nmse / bound <= worst_.nmse / worst_.bound) return;
-    if (found_ && !worst_.finite) return;
-    worst_ = {.block = std::move(block), .nmse = nmse, .bound = bound, .finite = finite};
-    found_ = true;
+/// Largest mean square of scores among the heads of a layer's queries, over keys of variance 1: how much rounding them
+/// matters.
+double largest_score2(View2<const float> q, int head_dim, float scale) {
+  double largest = 0;
+  for (int64_t i = 0; i < q.rows * q.cols; i += head_dim) {
+    double sum = 0;
+    for (int j = 0; j < head_dim; ++j) sum += double(q.data[i + j]) * q.data[i + j];
+    largest = std::max(largest, sum * scale * scale);
   }
-  const BlockError& get() const { return worst_; }
+  return largest;
+}
 
- private:
-  double levels_, score2_ = 1;
-  bool found_ = false;
-  BlockError worst_;
-};
+/// Runs a step of the reference's layers, each block on its own input: `inputs` of the model's layers.
+Passed pass(Sequences& reference, std::span<const int32_t> tokens, std::span<const int> layers, int n_layers,
+            const Streams& inputs, const OnAttention& on_attention) {
+  Passed passed;
+  reference.backend.watch(on_attention, [&](int i, Block block, View2<float> x) {
+    const std::vector<float> behind(x.data, x.data + x.rows * x.cols);
+    const int layer = i < ssize(layers) ? layers[size_t(i)] : n_layers;
+    if (block == Block::feed_forward) passed.behind[{layer, Block::mixer}] = behind;
+    else if (i > 0) passed.behind[{layers[size_t(i - 1)], Block::feed_forward}] = behind;
+    std::ranges::copy(inputs.at({layer, block}), x.data);
+  });
+  reference.run(tokens);
+  reference.backend.watch(nullptr, nullptr);
+  const View2<const float> logits = reference.outputs->logits();
+  passed.logits.assign(logits.data, logits.data + logits.rows * logits.cols);
+  return passed;
+}
 
 }  // namespace
 
@@ -141,67 +166,86 @@ BenchCheck BenchReference::compare(const Model& model, const CheckCase& of, uint
   std::vector<KvMetricView> views;
   for (const int layer : layers)
     if (metric) views.push_back({metric->layer(true, layer), metric->layer(false, layer)});
-  Sequences reference{.backend = *backend,
-                      .pool = std::make_unique<SequencePool>(
-                          backend->open_memory(some_configs, views, n_pages, of.n_seq), SequencePool::HostTwin()),
-                      .seqs = {}};
+  const auto open_reference = [&] {
+    return Sequences{.backend = *backend,
+                     .pool = std::make_unique<SequencePool>(
+                         backend->open_memory(some_configs, views, n_pages, of.n_seq), SequencePool::HostTwin()),
+                     .seqs = {}};
+  };
+  Sequences exact = open_reference(), rounded = open_reference();
   for (int i = 0; i < of.n_seq; ++i) {
     const SeqId seq = tested.pool->open().or_throw();
     tested.pool->fill(seq, depth + i * kCheckDepthApart, seed + uint64_t(i)).or_throw();
     tested.seqs.push_back({seq, 0});
-    reference.seqs.push_back({reference.pool->load(tested.pool->save(seq, layers)).or_throw(), 0});
+    const SequenceImage image = tested.pool->save(seq, layers);
+    exact.seqs.push_back({exact.pool->load(image).or_throw(), 0});
+    rounded.seqs.push_back({rounded.pool->load(image).or_throw(), 0});
   }
 
-  Worst worst(level_error(configs[0]));
+  const double levels = level_error(configs[0]);
+  BlockError worst;
   Rng rng(seed);
   for (const int n : kSteps) {
     const std::vector<int32_t> tokens = random_tokens(model, n * of.n_seq, rng);
-    BlockInputs inputs;
+    Streams inputs, rounded_inputs;
     engine.backend().watch(nullptr, [&](int layer, Block block, View2<float> x) {
       if (chosen.contains(layer) || chosen.contains(layer - 1))
         inputs[{layer, block}].assign(x.data, x.data + x.rows * x.cols);
     });
     tested.run(tokens);
     engine.backend().watch(nullptr, nullptr);
-
-    const auto name = [&](std::string_view block, int layer) {
-      return fmt::format("{} of layer {}, step of {}", block, layer, n);
+    for (const auto& [at, x] : inputs) {
+      const auto& [layer, block] = at;
+      const Weights& w = engine_.weights();
+      rounded_inputs[at] = rounded_input(x, block == Block::output  ? w.output_norm
+                                            : block == Block::mixer ? w.layers[size_t(layer)].attn_norm
+                                                                    : w.layers[size_t(layer)].ffn_norm);
+    }
+    std::map<int, double> score2;
+    const OnAttention on_attention = [&](int i, View2<const float> q, View2<const float>, View2<const float>) {
+      const AttentionPlan& a = some.plan.layers[size_t(i)].attention;
+      score2[layers[size_t(i)]] = largest_score2(q, a.head_dim, a.scale);
     };
-    backend->watch(
-        [&](int i, View2<const float> q, View2<const float>, View2<const float>) {
-          const AttentionPlan& a = some.plan.layers[size_t(i)].attention;
-          worst.queries(q, a.head_dim, a.scale);
-        },
-        [&](int i, Block block, View2<float> x) {
-          const std::span<const float> mine(x.data, size_t(x.rows * x.cols));
-          const int layer = i < ssize(layers) ? layers[size_t(i)] : n_layers;
-          if (block == Block::feed_forward) {
-            worst.add(name(mixer_name(some.plan.layers[size_t(i)].mixer), layer), &inputs[{layer, Block::mixer}],
-                      inputs[{layer, block}], mine, worst.mixer_bound());
-          } else if (i > 0) {
-            const int before = layers[size_t(i - 1)];
-            const Block behind = before + 1 < n_layers ? Block::mixer : Block::output;
-            worst.add(name("feed-forward", before), &inputs[{before, Block::feed_forward}],
-                      inputs[{before + 1, behind}], mine, Worst::feed_forward_bound());
-          }
-          std::ranges::copy(inputs[{layer, block}], x.data);
-        });
-    reference.run(tokens);
-    const View2<const float> actual = tested.outputs->logits(), expected = reference.outputs->logits();
-    for (int i = 0; i < of.n_seq; ++i)
-      worst.add(name("output", n_layers), nullptr, actual.row(i), expected.row(i), Worst::output_bound());
+    const Passed expected = pass(exact, tokens, layers, n_layers, inputs, on_attention),
+                 shifted = pass(rounded, tokens, layers, n_layers, rounded_inputs, nullptr);
+
+    const auto judge = [&](std::string_view block, int layer, double nmse, double sensitivity, double own_bound) {
+      const double bound = own_bound + kRounded * sensitivity;
+      const bool finite = std::isfinite(nmse) && std::isfinite(bound);
+      if (!worst.finite || (finite && !worst.block.empty() && nmse * worst.bound <= worst.nmse * bound)) return;
+      worst = {fmt::format("{} of layer {}, step of {}", block, layer, n), nmse, bound, finite};
+    };
+    for (const int layer : layers) {
+      // A score is off by the query's relative error times its own mean square.
+      const double s2 = score2.at(layer);
+      const double own[2] = {kProduct * (2 + 2 * s2) + (kQuery + levels) * s2 + kWeight + levels,
+                             4 * kProduct};  // gate and up, their product, and down
+      for (const Block block : {Block::mixer, Block::feed_forward}) {
+        const bool is_mixer = block == Block::mixer;
+        const std::pair<int, Block> at{layer, block},
+            next{is_mixer ? layer : layer + 1, is_mixer               ? Block::feed_forward
+                                               : layer + 1 < n_layers ? Block::mixer
+                                                                      : Block::output};
+        const std::vector<float>&before = inputs.at(at), &behind = expected.behind.at(at);
+        judge(is_mixer ? mixer_name(engine.plan().layers[size_t(layer)].mixer) : "feed-forward", layer,
+              added_nmse(inputs.at(next), before, behind, before),
+              added_nmse(shifted.behind.at(at), rounded_inputs.at(at), behind, before), own[is_mixer ? 0 : 1]);
+      }
+    }
+    const View2<const float> logits = tested.outputs->logits();
+    judge("output", n_layers, added_nmse({logits.data, expected.logits.size()}, {}, expected.logits, {}),
+          added_nmse(shifted.logits, {}, expected.logits, {}), kProduct);
   }
-  const BlockError& error = worst.get();
-  const double bound = given_bound.value_or(error.bound);
+  const double bound = given_bound.value_or(worst.bound);
   return {
       .done = true,
-      .passed = error.finite && error.nmse <= bound,
-      .nmse = error.nmse,
+      .passed = worst.finite && worst.nmse <= bound,
+      .nmse = worst.nmse,
       .bound = bound,
       .depth = depth,
       .what = fmt::format("blocks of the first, middle and last layer{} behind {} positions, each given the same "
                           "input, against the ref kernels; worst: {}",
-                          of.n_seq > 1 ? fmt::format(", {} sequences in a batch", of.n_seq) : "", depth, error.block)};
+                          of.n_seq > 1 ? fmt::format(", {} sequences in a batch", of.n_seq) : "", depth, worst.block)};
 }
 
 std::vector<int32_t> random_tokens(const Model& model, int n, Rng& rng) {
