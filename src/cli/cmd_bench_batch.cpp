@@ -111,12 +111,7 @@ Action declare_bench_batch(CLI::App& app) {
   add_whole(app, "-r,--repetitions", f.repeats, 1, 100000, "times each test runs")->group("Tests");
   app.add_flag("--no-warmup", f.no_warm_up, "skip the small steps before the timed ones")->group("Tests");
   app.add_flag("--no-check", f.no_check, "do not compare with the reference kernels; rows say so")->group("Tests");
-  app.add_option_function<std::string>(
-         "--seed", [&f](const std::string& text) { f.seed = parse_whole("--seed", text, 0, INT64_MAX); },
-         "seed of tokens and cache rows")
-      ->type_name("N")
-      ->default_str("42")
-      ->group("Tests");
+  add_whole(app, "--seed", f.seed, 0, INT64_MAX, "seed of tokens and cache rows")->group("Tests");
   app.add_option("-o,--output", f.format, "md, json or jsonl, to stdout")
       ->type_name("FORMAT")
       ->default_str("md")

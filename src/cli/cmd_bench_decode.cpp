@@ -149,12 +149,7 @@ Action declare_bench_decode(CLI::App& app) {
   app.add_flag("--real-prefill", f.real_prefill, "reach the depth by running a prompt, not with random cache rows")
       ->group("Tests");
   app.add_flag("--no-check", f.no_check, "do not compare with the reference kernels; rows say so")->group("Tests");
-  app.add_option_function<std::string>(
-         "--seed", [&f](const std::string& text) { f.seed = parse_whole("--seed", text, 0, INT64_MAX); },
-         "seed of tokens and cache rows")
-      ->type_name("N")
-      ->default_str("42")
-      ->group("Tests");
+  add_whole(app, "--seed", f.seed, 0, INT64_MAX, "seed of tokens and cache rows")->group("Tests");
   app.add_option("-o,--output", f.format, "md, csv, json, jsonl or sql, to stdout")
       ->type_name("FORMAT")
       ->default_str("md")

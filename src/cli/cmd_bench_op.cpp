@@ -144,12 +144,7 @@ Action declare_bench_op(CLI::App& app, lab::Op op) {
       ->group("Run");
   add_whole(app, "--roof-size", f.roof_mib, 0, 1 << 20, "MiB read for the roof; 0: as bench bandwidth chooses")
       ->group("Run");
-  app.add_option_function<std::string>(
-         "--seed", [&f](const std::string& text) { f.seed = parse_whole("--seed", text, 0, INT64_MAX); },
-         "seed of the data")
-      ->type_name("N")
-      ->default_str("42")
-      ->group("Run");
+  add_whole(app, "--seed", f.seed, 0, INT64_MAX, "seed of the data")->group("Run");
   app.add_option("-o,--output", f.format, "md, json or jsonl, to stdout")
       ->type_name("FORMAT")
       ->default_str("md")

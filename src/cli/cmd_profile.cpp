@@ -76,11 +76,7 @@ Action declare_profile(CLI::App& app) {
   add_whole(app, "-p,--n-prompt", f.n_prompt, 0, 65536, "profile a prompt's chunk of so many tokens; 0: a decode step");
   add_whole(app, "-r,--repetitions", f.n_steps, 1, 4096, "steps to record");
   add_whole(app, "--seconds", f.max_seconds, 1, 3600, "stop recording after this time");
-  app.add_option_function<std::string>(
-         "--seed", [&f](const std::string& text) { f.seed = parse_whole("--seed", text, 0, INT64_MAX); },
-         "seed of tokens and cache rows")
-      ->type_name("N")
-      ->default_str("42");
+  add_whole(app, "--seed", f.seed, 0, INT64_MAX, "seed of tokens and cache rows");
   app.add_option("--trace", f.trace, "write the median step for chrome://tracing or ui.perfetto.dev")
       ->type_name("FILE");
   app.add_flag("--counters", f.counters, "instructions, cycles and cache misses of each part, where the CPU has them");

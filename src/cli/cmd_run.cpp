@@ -223,12 +223,7 @@ Action declare_run(CLI::App& app) {
       ->group("Sampling");
   add_whole(app, "--repeat-last-n", f.sampler.repeat_last_n, 0, 1 << 26, "tokens the penalty looks back")
       ->group("Sampling");
-  app.add_option_function<std::string>(
-         "--seed", [&f](const std::string& text) { f.seed = parse_whole("--seed", text, -1, INT64_MAX); },
-         "seed of the draws; -1: a random one, printed")
-      ->type_name("N")
-      ->default_str("-1")
-      ->group("Sampling");
+  add_whole(app, "--seed", f.seed, -1, INT64_MAX, "seed of the draws; -1: a random one, printed")->group("Sampling");
   app.add_option("--load-state", f.load_state, "go on from a cache saved with --save-state, then the prompt")
       ->type_name("FILE")
       ->group("Context");

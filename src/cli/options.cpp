@@ -119,6 +119,15 @@ CLI::Option* add_whole(CLI::App& app, const std::string& names, int& value, int6
       ->default_str(std::to_string(value));
 }
 
+CLI::Option* add_whole(CLI::App& app, const std::string& names, int64_t& value, int64_t min, int64_t max,
+                       const std::string& help) {
+  return add_parsed(app, names, "N", help,
+                    [&value, min, max](const std::string& flag, const std::string& text) {
+                      value = parse_whole(flag, text, min, max);
+                    })
+      ->default_str(std::to_string(value));
+}
+
 CLI::Option* add_whole(CLI::App& app, const std::string& names, std::optional<int>& value, int64_t min, int64_t max,
                        const std::string& help) {
   return add_parsed(app, names, "N", help, [&value, min, max](const std::string& flag, const std::string& text) {

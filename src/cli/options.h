@@ -23,6 +23,8 @@ double parse_real(std::string_view flag, const std::string& text, double min, do
 /// Declares `names` (CLI11 form, "-n,--n-predict") storing a bounded number; the default is shown in help.
 CLI::Option* add_whole(CLI::App& app, const std::string& names, int& value, int64_t min, int64_t max,
                        const std::string& help);
+CLI::Option* add_whole(CLI::App& app, const std::string& names, int64_t& value, int64_t min, int64_t max,
+                       const std::string& help);
 CLI::Option* add_whole(CLI::App& app, const std::string& names, std::optional<int>& value, int64_t min, int64_t max,
                        const std::string& help);
 CLI::Option* add_real(CLI::App& app, const std::string& names, float& value, double min, double max,

@@ -42,12 +42,8 @@ void mma(Sum (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, Value) {
   for (int i = 0; i < 4; ++i) d[i] = out.d[i];
 }
 
-template <bool kASigned, bool kBSigned>
 struct Bytes {
-  int operator()(uint32_t word, int i, bool is_a) const {
-    const uint8_t byte = uint8_t(word >> (8 * i));
-    return (is_a ? kASigned : kBSigned) ? int(int8_t(byte)) : int(byte);
-  }
+  int operator()(uint32_t word, int i, bool) const { return int8_t(word >> (8 * i)); }
 };
 struct Halves {
   float operator()(uint32_t word, int i, bool) const { return f16_to_f32(uint16_t(word >> (16 * i))); }
@@ -56,44 +52,14 @@ struct Bfloats {
   float operator()(uint32_t word, int i, bool) const { return bf16_to_f32(uint16_t(word >> (16 * i))); }
 };
 
-struct FourWords {
-  uint32_t at[4];
-};
-
-template <bool kTransposed>
-void load_matrices(uint32_t (&words)[4], const void* row) {
-  if (reinterpret_cast<uintptr_t>(row) % 16 != 0) std::abort();  // as a GPU would
-  const auto out = emulate::collective<const void*, FourWords>(row, [](auto& in, auto& outs) {
-    for (int lane = 0; lane < 32; ++lane)
-      for (int m = 0; m < 4; ++m) {
-        const auto half = [&](int i, int j) { return static_cast<const uint16_t*>(*in[8 * m + i])[j]; };
-        const int r = lane / 4, c = lane % 4;
-        const uint32_t low = kTransposed ? half(2 * c, r) : half(r, 2 * c);
-        const uint32_t high = kTransposed ? half(2 * c + 1, r) : half(r, 2 * c + 1);
-        outs[lane]->at[m] = low | high << 16;
-      }
-  });
-  for (int m = 0; m < 4; ++m) words[m] = out.at[m];
-}
-
 }  // namespace emulated
 
-inline void load_matrices(uint32_t (&words)[4], const void* row) { emulated::load_matrices<false>(words, row); }
-inline void load_matrices_transposed(uint32_t (&words)[4], const void* row) {
-  emulated::load_matrices<true>(words, row);
-}
 inline void mma_s8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  emulated::mma<int, 4>(d, a, b0, b1, emulated::Bytes<true, true>());
+  emulated::mma<int, 4>(d, a, b0, b1, emulated::Bytes());
 }
 inline void mma_s8_from(int start, int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   for (int& x : d) x = start;
   mma_s8(d, a, b0, b1);
-}
-inline void mma_s8u8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  emulated::mma<int, 4>(d, a, b0, b1, emulated::Bytes<true, false>());
-}
-inline void mma_u8s8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  emulated::mma<int, 4>(d, a, b0, b1, emulated::Bytes<false, true>());
 }
 inline void mma_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   emulated::mma<float, 2>(d, a, b0, b1, emulated::Halves());
