@@ -107,13 +107,18 @@ __device__ __forceinline__ void mma_f16(float (&d)[4], const uint32_t (&a)[4], u
 __device__ __forceinline__ void copy_async16(void* shared, const void* global) {
   *static_cast<uint4*>(shared) = *static_cast<const uint4*>(global);
 }
-__device__ __forceinline__ void copy_commit() {}
-template <int kLeft>
-__device__ __forceinline__ void copy_wait() {}
+using Arrival = unsigned long long;
+__device__ __forceinline__ void set_up_arrivals(Arrival*, int, int) {}
+__device__ __forceinline__ void start_piece(Arrival*, void* shared, const void* global, int bytes, int lane) {
+  for (int at = 16 * lane; at < bytes; at += 512)
+    copy_async16(static_cast<char*>(shared) + at, static_cast<const char*>(global) + at);
+}
+__device__ __forceinline__ void wait_for_piece(Arrival*, unsigned) { __syncwarp(); }
 __device__ __forceinline__ void wait_for_previous_grid() {}
 __device__ __forceinline__ void let_next_grid_start() {}
 
 __device__ __forceinline__ float fast_exp2(float x) { return __builtin_amdgcn_exp2f(x); }
+__device__ __forceinline__ uint32_t pinned(uint32_t x) { return x; }
 /// Without the sign bits of gpu/tensor.h's: callers clear bit 3 of each nibble.
 __device__ __forceinline__ uint32_t select_bytes(uint32_t low, uint32_t high, uint32_t selector) {
   return __builtin_amdgcn_perm(high, low, byte_selector(selector));

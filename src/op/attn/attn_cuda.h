@@ -31,9 +31,8 @@ struct DeviceAttention {
 /// How a launch of decode attention is cut; the defaults are predicted to be the best, not measured.
 struct TileAttnPlan {
   int blocks = 0;        ///< 0: one for each multiprocessor
-  int least_tiles = 0;   ///< tiles of a part at least, rounded down to a power of two; 0: what keeps its warps busy
+  int least_tiles = 0;   ///< tiles of a part at least, rounded down to a power of two; 0: 4
   int warps = 0;         ///< of a block, at most 12; 0 lets the kernel choose
-  int stages = 0;        ///< steps of tiles in a warp's ring, 2 to 4; 0: 2
   bool overlap = false;  ///< programmatic dependent launch
 };
 
@@ -50,8 +49,6 @@ struct TileAttnPlan {
 /// and those coded in this step: writers of the other tiles must have ended before a launch without overlap.
 void tile_attn(gpu::StreamHandle stream, const DeviceAttention& a, std::byte* scratch, const TileAttnPlan& plan);
 int64_t tile_attn_scratch_bytes(int n_rows, int n_heads, int n_kv_heads, int head_dim, int blocks);
-/// Whether `per_processor` blocks of such a plan fit a multiprocessor of the current device.
-bool tile_attn_fits(TileKind k, TileKind v, int head_dim, const TileAttnPlan& plan, int per_processor);
 /// Multiprocessors of the current device.
 int tile_attn_blocks();
 

@@ -63,6 +63,21 @@ constexpr uint32_t bytes4(int a, int b, int c, int d) {
   return uint32_t(a & 255) | uint32_t(b & 255) << 8 | uint32_t(c & 255) << 16 | uint32_t(d & 255) << 24;
 }
 
+/// Integers of rotor levels as bytes of look-ups, made once: of constants the compiler keeps one half in the instruction
+/// and moves the other to a register again and again.
+struct LevelBytes {
+  uint32_t low3, high3, low4, high4;
+
+  __device__ __forceinline__ LevelBytes() {
+    constexpr TileLevels3 three;
+    constexpr TileLevels4 four;
+    low3 = gpu::pinned(bytes4(-three.integer[3], -three.integer[2], -three.integer[1], -three.integer[0]));
+    high3 = gpu::pinned(bytes4(three.integer[0], three.integer[1], three.integer[2], three.integer[3]));
+    low4 = gpu::pinned(bytes4(four.integer[0], four.integer[1], four.integer[2], four.integer[3]));
+    high4 = gpu::pinned(bytes4(four.integer[4], four.integer[5], four.integer[6], four.integer[7]));
+  }
+};
+
 /// All groups of a tile, four at a time.
 template <TileKind kKind, int kDim>
 class Groups {
@@ -74,7 +89,7 @@ class Groups {
 
   /// Groups 4 kQuad .. 4 kQuad + 3.
   template <int kQuad>
-  __device__ __forceinline__ Quad<kKind> quad() const {
+  __device__ __forceinline__ Quad<kKind> quad(const LevelBytes& levels) const {
     Quad<kKind> q;
     if constexpr (is_half(kKind)) {
       load_words<kKind, kDim, 16 * kQuad, 16>(tile_, lane_, &q.b[0][0]);
@@ -89,28 +104,23 @@ class Groups {
         q.b[t][1] = w[t] & 0xF0F0F0F0u;
       }
     } else if constexpr (kKind == TileKind::rotor4) {
-      constexpr TileLevels4 l;
-      constexpr uint32_t kLow = bytes4(l.integer[0], l.integer[1], l.integer[2], l.integer[3]);
-      constexpr uint32_t kHigh = bytes4(l.integer[4], l.integer[5], l.integer[6], l.integer[7]);
       uint32_t w[4];
       load_words<kKind, kDim, 4 * kQuad, 4>(tile_, lane_, w);
 #pragma unroll
       for (int t = 0; t < 4; ++t) {
         const uint32_t magnitude = w[t] & 0x77777777u, sign = w[t] >> 3 & 0x11111111u;
-        q.b[t][0] = gpu::select_bytes(kLow, kHigh, magnitude) ^ gpu::select_bytes(0xFF00u, 0, sign);
-        q.b[t][1] = gpu::select_bytes(kLow, kHigh, magnitude >> 16) ^ gpu::select_bytes(0xFF00u, 0, sign >> 16);
+        q.b[t][0] = gpu::select_bytes(levels.low4, levels.high4, magnitude) ^ gpu::select_bytes(0xFF00u, 0, sign);
+        q.b[t][1] =
+            gpu::select_bytes(levels.low4, levels.high4, magnitude >> 16) ^ gpu::select_bytes(0xFF00u, 0, sign >> 16);
       }
     } else {
-      constexpr TileLevels3 l;
-      constexpr uint32_t kLow = bytes4(-l.integer[3], -l.integer[2], -l.integer[1], -l.integer[0]);
-      constexpr uint32_t kHigh = bytes4(l.integer[0], l.integer[1], l.integer[2], l.integer[3]);
       const uint32_t w0 = words_[3 * kQuad], w1 = words_[3 * kQuad + 1], w2 = words_[3 * kQuad + 2];
       const uint32_t codes[4] = {w0 & 0x77777777u, w1 & 0x77777777u, w2 & 0x77777777u,
                                  (w0 >> 3 & 0x11111111u) | (w1 >> 2 & 0x22222222u) | (w2 >> 1 & 0x44444444u)};
 #pragma unroll
       for (int t = 0; t < 4; ++t) {
-        q.b[t][0] = gpu::select_bytes(kLow, kHigh, codes[t]);
-        q.b[t][1] = gpu::select_bytes(kLow, kHigh, codes[t] >> 16);
+        q.b[t][0] = gpu::select_bytes(levels.low3, levels.high3, codes[t]);
+        q.b[t][1] = gpu::select_bytes(levels.low3, levels.high3, codes[t] >> 16);
       }
     }
     return q;
@@ -195,7 +205,7 @@ __device__ __forceinline__ void put_query(const Queries<kDim>& to, int r, const 
       at[4] = std::byte(lo);
     }
     sum = gpu::warp_sum(sum);
-    if (lane == 0) to.scale()[r] = top / kPlaneTop, to.sum()[r] = float(sum);
+    if (lane == 0) to.scale()[r] = top > 0 ? top / kPlaneTop : 1.0f, to.sum()[r] = float(sum);
   }
   // Depth 16: two steps of four channels a lane.
   const auto half_at = [&](int j) {
@@ -220,18 +230,28 @@ __device__ __forceinline__ void put_query(const Queries<kDim>& to, int r, const 
     }
 }
 
-// --- One tile ---
+// --- Tiles ---
 
-/// Scores of the lane's eight positions, in powers of two.
+/// What scores of tile_scores() are to be multiplied by: then they are powers of two. Above zero.
 template <TileKind kKind, int kDim>
-__device__ __forceinline__ void tile_scores(const std::byte* tile, const Queries<kDim>& queries, int lane,
-                                            float (&scores)[8]) {
-  const Groups<kKind, kDim> groups(tile, lane);
+__device__ __forceinline__ float score_unit(const Queries<kDim>& queries, int lane) {
+  return is_half(kKind) ? 1.0f : queries.scale()[lane / 4] * unit_of(kKind);
+}
+
+/// Scores of the lane's eight positions of kTiles tiles, one after another in memory.
+template <TileKind kKind, int kDim, int kTiles = 1>
+__device__ __forceinline__ void tile_scores(const std::byte* tiles, const Queries<kDim>& queries,
+                                            const LevelBytes& levels, int lane, float (*scores)[8]) {
+  constexpr int kBytes = TileShape(kKind, kDim).bytes;
+  Groups<kKind, kDim> groups[kTiles];
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) groups[n] = Groups<kKind, kDim>(tiles + n * kBytes, lane);
   if constexpr (is_half(kKind)) {
+    static_assert(kTiles == 1);
     const std::byte* fragments = queries.halves(kKind == TileKind::bf16);
     float sums[4][4] = {};
     unrolled<kDim / 32>([&]<int kStep>() {
-      const Quad<kKind> keys = groups.template quad<kStep>();
+      const Quad<kKind> keys = groups[0].template quad<kStep>(levels);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         uint32_t a[4];
@@ -244,43 +264,54 @@ __device__ __forceinline__ void tile_scores(const std::byte* tile, const Queries
       }
     });
 #pragma unroll
-    for (int i = 0; i < 8; ++i) scores[i] = sums[i / 2][i % 2] + sums[i / 2][2 + i % 2];
+    for (int i = 0; i < 8; ++i) scores[0][i] = sums[i / 2][i % 2] + sums[i / 2][2 + i % 2];
   } else {
-    const float scale = queries.scale()[lane / 4] * unit_of(kKind),
-                missing = queries.sum()[lane / 4] * offset_of(kKind);
     float k_scales[8];
     if constexpr (!has_blocks(kKind)) {
-      int sums[4][4] = {};
+      int sums[kTiles][4][4] = {};
       unrolled<kDim / 32>([&]<int kStep>() {
-        const Quad<kKind> keys = groups.template quad<kStep>();
         uint32_t a[4];
         queries.step(queries.ints(), kStep, lane, a);
 #pragma unroll
-        for (int t = 0; t < 4; ++t) gpu::mma_s8(sums[t], a, keys.b[t][0], keys.b[t][1]);
-      });
-      load_scales<kKind, kDim>(tile, 0, lane % 4, k_scales);
+        for (int n = 0; n < kTiles; ++n) {
+          const Quad<kKind> keys = groups[n].template quad<kStep>(levels);
 #pragma unroll
-      for (int i = 0; i < 8; ++i)
-        scores[i] = (float(sums[i / 2][i % 2] * 128 + sums[i / 2][2 + i % 2]) + missing) * (k_scales[i] * scale);
-    } else {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) scores[i] = 0;
-      unrolled<kDim / 32>([&]<int kStep>() {
-        const Quad<kKind> keys = groups.template quad<kStep>();
-        uint32_t a[4];
-        queries.step(queries.ints(), kStep, lane, a);
-        load_scales<kKind, kDim>(tile, kStep, lane % 4, k_scales);
-#pragma unroll
-        for (int t = 0; t < 4; ++t) {
-          int sums[4] = {};
-          gpu::mma_s8(sums, a, keys.b[t][0], keys.b[t][1]);
-#pragma unroll
-          for (int p = 0; p < 2; ++p)
-            scores[2 * t + p] = fmaf(float(sums[p] * 128 + sums[2 + p]), k_scales[2 * t + p], scores[2 * t + p]);
+          for (int t = 0; t < 4; ++t) gpu::mma_s8(sums[n][t], a, keys.b[t][0], keys.b[t][1]);
         }
       });
 #pragma unroll
-      for (int i = 0; i < 8; ++i) scores[i] *= scale;
+      for (int n = 0; n < kTiles; ++n) {
+        load_scales<kKind, kDim>(tiles + n * kBytes, 0, lane % 4, k_scales);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          float sum = float(sums[n][i / 2][i % 2] * 128 + sums[n][i / 2][2 + i % 2]);
+          if (offset_of(kKind) != 0) sum += queries.sum()[lane / 4] * offset_of(kKind);
+          scores[n][i] = sum * k_scales[i];
+        }
+      }
+    } else {
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+        for (int i = 0; i < 8; ++i) scores[n][i] = 0;
+      unrolled<kDim / 32>([&]<int kStep>() {
+        uint32_t a[4];
+        queries.step(queries.ints(), kStep, lane, a);
+#pragma unroll
+        for (int n = 0; n < kTiles; ++n) {
+          const Quad<kKind> keys = groups[n].template quad<kStep>(levels);
+          load_scales<kKind, kDim>(tiles + n * kBytes, kStep, lane % 4, k_scales);
+#pragma unroll
+          for (int t = 0; t < 4; ++t) {
+            int sums[4] = {};
+            gpu::mma_s8(sums, a, keys.b[t][0], keys.b[t][1]);
+#pragma unroll
+            for (int p = 0; p < 2; ++p)
+              scores[n][2 * t + p] =
+                  fmaf(float(sums[p] * 128 + sums[2 + p]), k_scales[2 * t + p], scores[n][2 * t + p]);
+          }
+        }
+      });
     }
   }
 }
@@ -293,10 +324,6 @@ __device__ __forceinline__ float quad_sum(float x) {
   x += __shfl_xor_sync(gpu::kAllLanes, x, 1);
   return x + __shfl_xor_sync(gpu::kAllLanes, x, 2);
 }
-
-/// An integer below 2^22 added to this has the bits of 1.5 * 2^23 + the integer.
-inline constexpr int kAsFloat = 0x4B400000;
-__device__ __forceinline__ float as_float(int sum) { return __int_as_float(sum) - 12582912.0f; }
 
 /// Weights (negative under a negative scale) of kTiles tiles as A operands of integers under their own largest; returns
 /// what an integer is worth. x = 128 hi + lo with lo in 0 .. 127.
@@ -341,10 +368,10 @@ __device__ __forceinline__ float weight_total(const uint32_t (&a)[kTiles][4]) {
 }
 
 /// out[e][p] += factor * sum over the positions of kTiles tiles, one after another in memory, of weight x V, channels
-/// 8 e + 2 c + p of head r. At most four tiles: integer sums stay below 2^22.
+/// 8 e + 2 c + p of head r. At most four tiles: 128 hi + lo stays below 2^31.
 template <TileKind kKind, int kDim, int kTiles = 1>
-__device__ __forceinline__ void tile_values(const std::byte* tiles, const float (&weights)[kTiles][8], float factor,
-                                            int lane, float (&out)[kDim / 8][2]) {
+__device__ __forceinline__ void tile_values(const std::byte* tiles, const LevelBytes& levels, const float (*weights)[8],
+                                            float factor, int lane, float (&out)[kDim / 8][2]) {
   static_assert(kTiles <= 4);
   constexpr int kBytes = TileShape(kKind, kDim).bytes;
   if constexpr (is_half(kKind)) {
@@ -366,7 +393,7 @@ __device__ __forceinline__ void tile_values(const std::byte* tiles, const float 
       a[i / 2][i % 2 * 2 + 1] = lo;
     }
     unrolled<kDim / 32>([&]<int kQuad>() {
-      const Quad<kKind> values = groups.template quad<kQuad>();
+      const Quad<kKind> values = groups.template quad<kQuad>(levels);
 #pragma unroll
       for (int t = 0; t < 4; ++t) {
         float sums[4] = {};
@@ -398,15 +425,13 @@ __device__ __forceinline__ void tile_values(const std::byte* tiles, const float 
         worth = weight_planes<kTiles>(scaled, a) * factor * unit_of(kKind);
         if (offset_of(kKind) != 0) missing = weight_total<kTiles>(a) * offset_of(kKind);
       }
-      // Sums begin at the bits of 1.5 * 2^23, so that they are floats as they come: conversions would be the
-      // bottleneck.
       int sums[4][4];
 #pragma unroll
       for (int n = 0; n < kTiles; ++n) {
-        const Quad<kKind> values = groups[n].template quad<kQuad>();
+        const Quad<kKind> values = groups[n].template quad<kQuad>(levels);
 #pragma unroll
         for (int t = 0; t < 4; ++t) {
-          if (n == 0) gpu::mma_s8_from(kAsFloat, sums[t], a[n], values.b[t][0], values.b[t][1]);
+          if (n == 0) gpu::mma_s8_from(0, sums[t], a[n], values.b[t][0], values.b[t][1]);
           else gpu::mma_s8(sums[t], a[n], values.b[t][0], values.b[t][1]);
         }
       }
@@ -414,11 +439,9 @@ __device__ __forceinline__ void tile_values(const std::byte* tiles, const float 
       for (int t = 0; t < 4; ++t)
 #pragma unroll
         for (int p = 0; p < 2; ++p) {
-          float& to = out[4 * kQuad + t][p];
-          to = fmaf(as_float(sums[t][p]), 128 * worth, to);
-          float low = as_float(sums[t][2 + p]);
-          if (offset_of(kKind) != 0) low += missing;
-          to = fmaf(low, worth, to);
+          float sum = float(128 * sums[t][p] + sums[t][2 + p]);
+          if (offset_of(kKind) != 0) sum += missing;
+          out[4 * kQuad + t][p] = fmaf(sum, worth, out[4 * kQuad + t][p]);
         }
     });
   }
@@ -434,15 +457,16 @@ struct State {
   /// Scores are powers of two; sums may grow by 2^kSlack before they are scaled down.
   static constexpr float kSlack = 8;
 
-  /// Takes the scores of kTiles tiles in; they become weights under their own largest, whose worth is returned.
+  /// Takes the scores of kTiles tiles in, each times `unit`; they become weights under their own largest, whose worth is
+  /// returned.
   template <int kTiles>
-  __device__ __forceinline__ float take(float (&scores)[kTiles][8]) {
+  __device__ __forceinline__ float take(float (*scores)[8], float unit) {
     float tile_top = kNever;
 #pragma unroll
     for (int n = 0; n < kTiles; ++n)
 #pragma unroll
       for (int i = 0; i < 8; ++i) tile_top = fmaxf(tile_top, scores[n][i]);
-    tile_top = quad_max(tile_top);
+    tile_top = quad_max(tile_top) * unit;
     if (__any_sync(gpu::kAllLanes, tile_top > top + kSlack)) {
       const float new_top = tile_top > top + kSlack ? tile_top : top, shrink = gpu::fast_exp2(top - new_top);
 #pragma unroll
@@ -458,7 +482,7 @@ struct State {
     for (int n = 0; n < kTiles; ++n)
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        scores[n][i] = gpu::fast_exp2(scores[n][i] - tile_top);
+        scores[n][i] = gpu::fast_exp2(fmaf(scores[n][i], unit, -tile_top));
         sum += scores[n][i];
       }
     const float worth = gpu::fast_exp2(tile_top - top);
@@ -467,33 +491,18 @@ struct State {
   }
 };
 
-/// tile_scores() of a kind known at run time; every lane of the warp has the same.
-template <int kDim>
-__device__ __forceinline__ void tile_scores(TileKind kind, const std::byte* tile, const Queries<kDim>& queries,
-                                            int lane, float (&scores)[8]) {
+/// Calls f.template operator()<kind>(); every lane of the warp has the same kind.
+template <class F>
+__device__ __forceinline__ void with_kind(TileKind kind, F&& f) {
   switch (kind) {
     case TileKind::rows: return;
-    case TileKind::f16: return tile_scores<TileKind::f16, kDim>(tile, queries, lane, scores);
-    case TileKind::bf16: return tile_scores<TileKind::bf16, kDim>(tile, queries, lane, scores);
-    case TileKind::int8_blocks: return tile_scores<TileKind::int8_blocks, kDim>(tile, queries, lane, scores);
-    case TileKind::int8_row: return tile_scores<TileKind::int8_row, kDim>(tile, queries, lane, scores);
-    case TileKind::q4: return tile_scores<TileKind::q4, kDim>(tile, queries, lane, scores);
-    case TileKind::rotor4: return tile_scores<TileKind::rotor4, kDim>(tile, queries, lane, scores);
-    case TileKind::rotor3: return tile_scores<TileKind::rotor3, kDim>(tile, queries, lane, scores);
-  }
-}
-template <int kDim>
-__device__ __forceinline__ void tile_values(TileKind kind, const std::byte* tile, const float (&weights)[1][8],
-                                            float factor, int lane, float (&out)[kDim / 8][2]) {
-  switch (kind) {
-    case TileKind::rows: return;
-    case TileKind::f16: return tile_values<TileKind::f16, kDim>(tile, weights, factor, lane, out);
-    case TileKind::bf16: return tile_values<TileKind::bf16, kDim>(tile, weights, factor, lane, out);
-    case TileKind::int8_blocks: return tile_values<TileKind::int8_blocks, kDim>(tile, weights, factor, lane, out);
-    case TileKind::int8_row: return tile_values<TileKind::int8_row, kDim>(tile, weights, factor, lane, out);
-    case TileKind::q4: return tile_values<TileKind::q4, kDim>(tile, weights, factor, lane, out);
-    case TileKind::rotor4: return tile_values<TileKind::rotor4, kDim>(tile, weights, factor, lane, out);
-    case TileKind::rotor3: return tile_values<TileKind::rotor3, kDim>(tile, weights, factor, lane, out);
+    case TileKind::f16: return f.template operator()<TileKind::f16>();
+    case TileKind::bf16: return f.template operator()<TileKind::bf16>();
+    case TileKind::int8_blocks: return f.template operator()<TileKind::int8_blocks>();
+    case TileKind::int8_row: return f.template operator()<TileKind::int8_row>();
+    case TileKind::q4: return f.template operator()<TileKind::q4>();
+    case TileKind::rotor4: return f.template operator()<TileKind::rotor4>();
+    case TileKind::rotor3: return f.template operator()<TileKind::rotor3>();
   }
 }
 
