@@ -4,9 +4,9 @@
 // share the part's tiles, each fetches its own through room of its own in shared memory, and they put their results
 // together at the end. The kinds of K and V are known to the compiler (kK, kV) or kAnyKind, which decides at every tile.
 //
-// Tiles coded on both sides come in pieces of kPiece neighbours, two pieces a step: their softmax is one, and sums of V
-// are turned to floats once. All other tiles and the sinks come alone. The place of a piece is filled again as soon as
-// the piece has been read.
+// Tiles coded on both sides come in pieces of kPiece neighbours, for each of which a warp has two places: a place is filled
+// again as soon as its piece has been read. A step takes one piece or two: their softmax is one, and sums of V are turned
+// to floats once. All other tiles and the sinks come alone.
 #pragma once
 
 #include <span>
@@ -230,6 +230,11 @@ constexpr int piece_tiles() {
   if (kK == kAnyKind || kV == kAnyKind || is_half(TileKind(kK)) || is_half(TileKind(kV))) return 1;
   return pair_bytes(TileKind(kK), TileKind(kV), kDim) <= 5 * 1024 ? 2 : 1;
 }
+/// Pieces of a step.
+template <int kDim, int kK, int kV>
+constexpr int step_pieces() {
+  return piece_tiles<kDim, kK, kV>() == 2 ? 2 : 1;
+}
 /// Warps of a block at most: 12 leave a thread 168 registers, 8 leave 255. Small pairs are many instructions a byte and
 /// gain from more warps; large pairs have bytes enough on their way with 4.
 template <int kDim, int kK, int kV>
@@ -239,26 +244,29 @@ constexpr int most_warps() {
   return piece_tiles<kDim, kK, kV>() > 1 && kDim <= 128 ? 12 : 8;
 }
 
-/// What warp `warp` of a part does: some of the part's pieces, then some of its single units. They are dealt out so that
-/// warps have as many jobs, whatever these are.
+/// What a warp of a part does: some of the part's pieces, then some of its single units. They are dealt out so that warps
+/// have as many jobs, whatever these are: first the singles, one a warp and round, then the pieces from where those end.
+/// Neighbours are read at the same time.
 struct Share {
-  int first_piece, n_pieces, first_single, stride;
+  int warp, n_warps;  ///< warps with jobs
+  int n_pieces, rounds, last_piece;
 
-  __device__ Share(int pieces, int singles, int warps, int warp) {
-    const int jobs = pieces + singles;
-    stride = min(warps, jobs);
-    const auto dealt = [&](int n) { return n / stride + (warp < n % stride ? 1 : 0); };
-    const auto dealt_before = [&](int n) { return warp * (n / stride) + min(warp, n % stride); };
-    first_single = warp;
-    first_piece = dealt_before(jobs) - dealt_before(singles);
-    n_pieces = warp < stride ? dealt(jobs) - dealt(singles) : 0;
+  __device__ Share(int pieces, int singles, int warps, int w) : warp(w), n_warps(min(warps, pieces + singles)) {
+    // Warps [begin, n_warps) and [0, end), or those between, have a piece more than `rounds`.
+    const int begin = singles % n_warps, end = (pieces + singles) % n_warps;
+    const bool more = begin <= end ? warp >= begin && warp < end : warp >= begin || warp < end;
+    rounds = (pieces + singles) / n_warps - singles / n_warps - (begin > end ? 1 : 0);
+    n_pieces = warp < n_warps ? rounds + (more ? 1 : 0) : 0;
+    last_piece = rounds * n_warps + (warp < end && begin > end ? n_warps - begin + warp : warp - begin);
   }
+  /// Number of the warp's piece i in its part.
+  __device__ int piece(int i) const { return i < rounds ? i * n_warps + warp : last_piece; }
 };
 
 template <int kDim, int kK, int kV>
 __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
     attn_split_kernel(const DeviceAttention a, const Cut cut) {
-  constexpr int kPiece = piece_tiles<kDim, kK, kV>(), kStep = 2 * kPiece, kPer = kDim / 32;
+  constexpr int kPiece = piece_tiles<kDim, kK, kV>(), kPieces = step_pieces<kDim, kK, kV>(), kPer = kDim / 32;
   static_assert(kPageTiles % kPiece == 0);  // the tiles of a piece are neighbours in memory
   __shared__ gpu::Arrival all_arrivals[16][4];
   std::byte* const shared = gpu::dynamic_shared<std::byte>();
@@ -295,10 +303,10 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
   const Share share(n_pieces, n_singles, warps, warp);
 
   // Numbers of pages are fetched for 32 of the warp's pieces at a time, one a lane.
-  const int first_tile = kPiece * (first_job + share.first_piece);
+  const auto tile_of = [&](int piece) { return kPiece * (first_job + share.piece(piece)); };
   int page_of_lane = 0;
   const auto start_piece = [&](int piece, bool is_k) {
-    const int page = __shfl_sync(gpu::kAllLanes, page_of_lane, piece % 32), tile = first_tile + kPiece * piece;
+    const int page = __shfl_sync(gpu::kAllLanes, page_of_lane, piece % 32), tile = tile_of(piece);
     const int place = piece % 2;
     if (is_k)
       gpu::start_piece(arrivals + place, k_room + place * kPiece * k_bytes, a.k.coded_tile(page, kv_head, tile),
@@ -309,7 +317,7 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
   };
   const auto fetch_pages = [&](int piece) {
     if (piece % 32 == 0 && piece < share.n_pieces)
-      page_of_lane = piece + lane < share.n_pieces ? k.pages[(first_tile + kPiece * (piece + lane)) / kPageTiles] : 0;
+      page_of_lane = piece + lane < share.n_pieces ? k.pages[tile_of(piece + lane) / kPageTiles] : 0;
   };
   const auto start_single = [&](int t, bool is_k) {
     const bool sinks = t == units.n_tiles;
@@ -320,7 +328,7 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
   };
 
   const bool has_single = warp < n_singles;
-  const int settled_until = share.n_pieces > 0 ? first_tile + kPiece * min(2, share.n_pieces) - 1 : first_single + warp;
+  const int settled_until = share.n_pieces > 0 ? tile_of(min(2, share.n_pieces) - 1) + kPiece - 1 : first_single + warp;
   const bool settled = (share.n_pieces > 0 || has_single) && units.is_settled(settled_until, a.rows.most);
   if (!settled) gpu::wait_for_previous_grid();
   if (share.n_pieces > 0) {
@@ -346,47 +354,46 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
   State<kDim> state;
   float unit = 0;
   with_coded<kK>(k_kind, [&]<TileKind kKind>() { unit = score_unit<kKind>(queries, lane); });
-  unsigned phase = 0;  // of the arrivals that are waited for next
 #pragma unroll 1
-  for (int piece = 0; piece < share.n_pieces; piece += 2, phase ^= 1) {
-    const bool both = piece + 1 < share.n_pieces;
-    fetch_pages(piece + 2);
-    float scores[kStep][8];
+  for (int piece = 0; piece < share.n_pieces; piece += kPieces) {
+    const bool all = piece + kPieces <= share.n_pieces;
+    const unsigned phase = piece / 2 % 2;
+    if constexpr (kPieces == 2) fetch_pages(piece + 2);
+    float scores[kPieces * kPiece][8];
 #pragma unroll
-    for (int place = 0; place < 2; ++place) {
-      float(*const mine)[8] = scores + place * kPiece;
-      if (place == 0 || both) {
+    for (int i = 0; i < kPieces; ++i) {
+      const int place = kPieces == 2 ? i : piece % 2;
+      float(*const mine)[8] = scores + i * kPiece;
+      if (i == 0 || all) {
         gpu::wait_for_piece(arrivals + place, phase);
         const std::byte* const tiles = k_room + place * kPiece * k_bytes;
         with_coded<kK>(k_kind,
                        [&]<TileKind kKind>() { tile_scores<kKind, kDim, kPiece>(tiles, queries, levels, lane, mine); });
-        if (place == 0 && first_tile + kPiece * piece == 0) mask(units, 0, lane, mine[0]);
+        if (i == 0 && tile_of(piece) == 0) mask(units, 0, lane, mine[0]);
         __syncwarp();  // all lanes have read the place that is filled next
-        if (piece + place + 2 < share.n_pieces) start_piece(piece + place + 2, true);
+        if constexpr (kPieces == 1) fetch_pages(piece + 2);
+        if (piece + i + 2 < share.n_pieces) start_piece(piece + i + 2, true);
       } else {
 #pragma unroll
-        for (int i = 0; i < 8 * kPiece; ++i) mine[i / 8][i % 8] = -INFINITY;
+        for (int j = 0; j < 8 * kPiece; ++j) mine[j / 8][j % 8] = -INFINITY;
       }
     }
-    const float worth = state.template take<kStep>(scores, unit);
-    gpu::wait_for_piece(arrivals + 2, phase);
-    if (both) gpu::wait_for_piece(arrivals + 3, phase);
+    const float worth = state.template take<kPieces * kPiece>(scores, unit);
+    const int place = kPieces == 2 ? 0 : piece % 2;
+    const std::byte* const tiles = v_room + place * kPiece * v_bytes;
+    gpu::wait_for_piece(arrivals + 2 + place, phase);
+    if (kPieces == 2 && all) gpu::wait_for_piece(arrivals + 3, phase);
     with_coded<kV>(v_kind, [&]<TileKind kKind>() {
-      if constexpr (is_half(kKind) || kV == kAnyKind) {
-        tile_values<kKind, kDim>(v_room, levels, scores, worth, lane, state.out);
-        if (both) tile_values<kKind, kDim>(v_room + v_bytes, levels, scores + 1, worth, lane, state.out);
-      } else if (both) {
-        tile_values<kKind, kDim, kStep>(v_room, levels, scores, worth, lane, state.out);
-      } else {
-        tile_values<kKind, kDim, kPiece>(v_room, levels, scores, worth, lane, state.out);
-      }
+      if (kPieces == 1 || !all) tile_values<kKind, kDim, kPiece>(tiles, levels, scores, worth, lane, state.out);
+      else tile_values<kKind, kDim, kPieces * kPiece>(tiles, levels, scores, worth, lane, state.out);
     });
     __syncwarp();
-    for (int next = piece + 2; next < min(piece + 4, share.n_pieces); ++next) start_piece(next, false);
+    for (int next = piece + 2; next < min(piece + 2 + kPieces, share.n_pieces); ++next) start_piece(next, false);
   }
+  unsigned phase = (share.n_pieces + 1) / 2 % 2;  // of the arrivals of first places
 #pragma unroll 1
-  for (int i = warp; i < n_singles; i += share.stride, phase ^= 1) {
-    const int t = first_single + i, next = i + share.stride;
+  for (int i = warp; i < n_singles; i += share.n_warps, phase ^= 1) {
+    const int t = first_single + i, next = i + share.n_warps;
     const bool sinks = t == units.n_tiles;
     if (i == warp && share.n_pieces > 0) start_single(t, true), start_single(t, false);
     float scores[1][8];
@@ -407,7 +414,7 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
     if (next < n_singles) start_single(first_single + next, false);
   }
   __syncthreads();
-  store_part<kDim>(state, {reinterpret_cast<float*>(room)}, share.stride, n_heads,
+  store_part<kDim>(state, {reinterpret_cast<float*>(room)}, share.n_warps, n_heads,
                    cut.parts + (int64_t(row) * cut.lists + list) * part_floats(kDim));
 }
 
