@@ -107,13 +107,13 @@ __device__ __forceinline__ void mma_f16(float (&d)[4], const uint32_t (&a)[4], u
 __device__ __forceinline__ void copy_async16(void* shared, const void* global) {
   *static_cast<uint4*>(shared) = *static_cast<const uint4*>(global);
 }
-using Arrival = unsigned long long;
-__device__ __forceinline__ void set_up_arrivals(Arrival*, int, int) {}
-__device__ __forceinline__ void start_piece(Arrival*, void* shared, const void* global, int bytes, int lane) {
-  for (int at = 16 * lane; at < bytes; at += 512)
-    copy_async16(static_cast<char*>(shared) + at, static_cast<const char*>(global) + at);
+template <int kOffset>
+__device__ __forceinline__ void copy_async16_at(void* shared, const void* global) {
+  copy_async16(static_cast<char*>(shared) + kOffset, static_cast<const char*>(global) + kOffset);
 }
-__device__ __forceinline__ void wait_for_piece(Arrival*, unsigned) { __syncwarp(); }
+__device__ __forceinline__ void copy_commit() {}
+template <int kLeft>
+__device__ __forceinline__ void copy_wait() {}
 __device__ __forceinline__ void wait_for_previous_grid() {}
 __device__ __forceinline__ void let_next_grid_start() {}
 

@@ -24,24 +24,16 @@ __device__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uin
 
 /// Begins to copy 16 bytes of global memory, read once, to shared memory; both aligned to 16.
 __device__ void copy_async16(void* shared, const void* global);
-/// The same where `wanted`, without a branch.
+/// The same, kOffset bytes on at both ends: the offset is part of the instruction.
+template <int kOffset>
+__device__ __forceinline__ void copy_async16_at(void* shared, const void* global);
+/// The same as the first where `wanted`, without a branch.
 __device__ void copy_async16_if(bool wanted, void* shared, const void* global);
 /// Ends a group of copies of this thread.
 __device__ void copy_commit();
 /// Waits until at most kLeft groups of this thread are under way; another thread's copies are visible after a barrier.
 template <int kLeft>
 __device__ __forceinline__ void copy_wait();
-
-/// The arrival of pieces of global memory in shared memory, phase after phase: an 8-byte word of shared memory. A warp
-/// sets it up, then starts a piece, waits for it, starts the next.
-using Arrival = unsigned long long;
-/// For the calling warp alone.
-__device__ void set_up_arrivals(Arrival* arrivals, int n, int lane);
-/// The whole warp starts a copy of `bytes`, a multiple of 16, both ends aligned to 16; what it read there before has been
-/// read by all lanes.
-__device__ void start_piece(Arrival* arrival, void* shared, const void* global, int bytes, int lane);
-/// Waits for the piece of phase 0, 1, 0, 1, ...; every lane that waits sees all of it.
-__device__ void wait_for_piece(Arrival* arrival, unsigned phase);
 
 /// Asks for the bytes around an address of global memory to be brought near, into L2.
 __device__ void prefetch(const void* global);
@@ -112,6 +104,13 @@ __device__ __forceinline__ void copy_async16(void* shared, const void* global) {
                : "r"(uint32_t(__cvta_generic_to_shared(shared))), "l"(global)
                : "memory");
 }
+template <int kOffset>
+__device__ __forceinline__ void copy_async16_at(void* shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0+%2], [%1+%2], 16;"
+               :
+               : "r"(uint32_t(__cvta_generic_to_shared(shared))), "l"(global), "n"(kOffset)
+               : "memory");
+}
 __device__ __forceinline__ void copy_async16_if(bool wanted, void* shared, const void* global) {
   asm volatile(
       "{\n"
@@ -127,55 +126,6 @@ __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_gr
 template <int kLeft>
 __device__ __forceinline__ void copy_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
-}
-
-/// Before sm_90 every lane copies its share and arrives for it; there one lane asks for the whole piece.
-__device__ __forceinline__ void set_up_arrivals(Arrival* arrivals, int n, int lane) {
-#if __CUDA_ARCH__ >= 900
-  constexpr int kArrivals = 1;
-#else
-  constexpr int kArrivals = 32;
-#endif
-  if (lane < n)
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(uint32_t(__cvta_generic_to_shared(arrivals + lane))),
-                 "r"(kArrivals)
-                 : "memory");
-#if __CUDA_ARCH__ >= 900
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
-  __syncwarp();
-}
-__device__ __forceinline__ void start_piece(Arrival* arrival, void* shared, const void* global, int bytes, int lane) {
-  const auto at = uint32_t(__cvta_generic_to_shared(arrival));
-#if __CUDA_ARCH__ >= 900
-  if (lane == 0)
-    asm volatile(
-        "mbarrier.arrive.expect_tx.shared.b64 _, [%0], %3;\n"
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%1], [%2], %3, [%0];"
-        :
-        : "r"(at), "r"(uint32_t(__cvta_generic_to_shared(shared))), "l"(global), "r"(bytes)
-        : "memory");
-#else
-  for (int i = 16 * lane; i < bytes; i += 512)
-    copy_async16(static_cast<char*>(shared) + i, static_cast<const char*>(global) + i);
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(at) : "memory");
-#endif
-}
-__device__ __forceinline__ void wait_for_piece(Arrival* arrival, unsigned phase) {
-  asm volatile(
-      "{\n"
-      ".reg .pred there;\n"
-      "AGAIN:\n"
-#if __CUDA_ARCH__ >= 900
-      "mbarrier.try_wait.parity.shared.b64 there, [%0], %1;\n"
-#else
-      "mbarrier.test_wait.parity.shared.b64 there, [%0], %1;\n"
-#endif
-      "@!there bra AGAIN;\n"
-      "}"
-      :
-      : "r"(uint32_t(__cvta_generic_to_shared(arrival))), "r"(phase)
-      : "memory");
 }
 
 __device__ __forceinline__ void prefetch(const void* global) { asm volatile("prefetch.global.L2 [%0];" ::"l"(global)); }

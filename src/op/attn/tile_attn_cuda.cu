@@ -113,10 +113,10 @@ struct Room {
   /// For a device whose blocks have most_bytes for the rooms; those of Hopper have room for kBytes.
   Room(const SplitKernel& kernel, const KvTiles& k, const KvTiles& v, const TileAttnPlan& plan, int most_bytes)
       : head_dim(k.head_dim) {
-    // Two pieces, or a tile of any kind that a side has.
+    // Pieces, or a tile of any kind that a side has.
     const bool has_sinks = std::max(k.n_sinks, v.n_sinks) > 0;
     const auto side_bytes = [&](const KvTiles& t) {
-      int bytes = 2 * kernel.piece_tiles * TileShape(t.kind, head_dim).bytes;
+      int bytes = piece_places(kernel.piece_tiles) * kernel.piece_tiles * TileShape(t.kind, head_dim).bytes;
       if (t.ring_tiles > 0) bytes = std::max(bytes, TileShape(t.recent_kind, head_dim).bytes);
       if (has_sinks) bytes = std::max(bytes, TileShape(TileKind::f16, head_dim).bytes);
       return bytes;

@@ -15,8 +15,10 @@ namespace ridge::tiles {
 inline constexpr int kHeads = 8;  // query heads a warp works on together
 inline constexpr float kNever = -1e30f;
 
-/// Queries and weights in two planes of integers: x = 128 hi + lo, |x| <= kPlaneTop.
+/// Queries in two planes of integers: x = 128 hi + lo, |x| <= kPlaneTop.
 inline constexpr float kPlaneTop = 16256;  // 127 * 128
+/// Weights: x = 256 hi + lo, lo in -128 .. 127, x in 0 .. kWeightTop or negative as far.
+inline constexpr float kWeightTop = 32512;  // 127 * 256
 
 constexpr bool is_half(TileKind kind) { return kind == TileKind::f16 || kind == TileKind::bf16; }
 constexpr bool has_blocks(TileKind kind) { return kind == TileKind::int8_blocks || kind == TileKind::q4; }
@@ -326,7 +328,7 @@ __device__ __forceinline__ float quad_sum(float x) {
 }
 
 /// Weights (negative under a negative scale) of kTiles tiles as A operands of integers under their own largest; returns
-/// what an integer is worth. x = 128 hi + lo with lo in 0 .. 127.
+/// what an integer is worth.
 template <int kTiles>
 __device__ __forceinline__ float weight_planes(const float (&w)[kTiles][8], uint32_t (&a)[kTiles][4]) {
   float top = 0;
@@ -335,25 +337,24 @@ __device__ __forceinline__ float weight_planes(const float (&w)[kTiles][8], uint
 #pragma unroll
     for (int i = 0; i < 8; ++i) top = fmaxf(top, fabsf(w[n][i]));
   top = quad_max(top);
-  const float to_integer = top > 0 ? __fdividef(kPlaneTop, top) : 0.0f;
+  const float to_integer = top > 0 ? __fdividef(kWeightTop, top) : 0.0f;
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {
-    uint32_t pairs[4];  // two integers of 16 bits in a word
+    // 1.5 * 2^23 + x + 128 * 257: the low half of the float is the integer nearest to x with 128 added to both bytes.
+    uint32_t pairs[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      // 1.5 * 2^23 + x: the low bits of the float are the integer nearest to x.
-      const uint32_t first = __float_as_uint(fmaf(w[n][2 * i], to_integer, 12582912.0f));
-      const uint32_t second = __float_as_uint(fmaf(w[n][2 * i + 1], to_integer, 12582912.0f));
+      const uint32_t first = __float_as_uint(fmaf(w[n][2 * i], to_integer, 12582912.0f + 32896.0f));
+      const uint32_t second = __float_as_uint(fmaf(w[n][2 * i + 1], to_integer, 12582912.0f + 32896.0f));
       pairs[i] = gpu::select_bytes(first, second, 0x5410);
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const uint32_t p = pairs[2 * half], q = pairs[2 * half + 1];
-      a[n][2 * half] = gpu::select_bytes(p >> 7, q >> 7, 0x6420);
-      a[n][2 * half + 1] = gpu::select_bytes(p & 0x007F007Fu, q & 0x007F007Fu, 0x6420);
+      a[n][2 * half] = gpu::select_bytes(pairs[2 * half], pairs[2 * half + 1], 0x7531) ^ 0x80808080u;
+      a[n][2 * half + 1] = gpu::select_bytes(pairs[2 * half], pairs[2 * half + 1], 0x6420) ^ 0x80808080u;
     }
   }
-  return top * (1.0f / kPlaneTop);
+  return top * (1.0f / kWeightTop);
 }
 /// What the integers of weight_planes() sum to over the tiles, for this lane's head.
 template <int kTiles>
@@ -364,11 +365,11 @@ __device__ __forceinline__ float weight_total(const uint32_t (&a)[kTiles][4]) {
     hi = __dp4a(int(a[n][0]), 0x01010101, __dp4a(int(a[n][2]), 0x01010101, hi));
     lo = __dp4a(int(a[n][1]), 0x01010101, __dp4a(int(a[n][3]), 0x01010101, lo));
   }
-  return quad_sum(float(128 * hi + lo));
+  return quad_sum(float(256 * hi + lo));
 }
 
 /// out[e][p] += factor * sum over the positions of kTiles tiles, one after another in memory, of weight x V, channels
-/// 8 e + 2 c + p of head r. At most four tiles: 128 hi + lo stays below 2^31.
+/// 8 e + 2 c + p of head r. At most four tiles: 256 hi + lo stays below 2^31.
 template <TileKind kKind, int kDim, int kTiles = 1>
 __device__ __forceinline__ void tile_values(const std::byte* tiles, const LevelBytes& levels, const float (*weights)[8],
                                             float factor, int lane, float (&out)[kDim / 8][2]) {
@@ -439,7 +440,7 @@ __device__ __forceinline__ void tile_values(const std::byte* tiles, const LevelB
       for (int t = 0; t < 4; ++t)
 #pragma unroll
         for (int p = 0; p < 2; ++p) {
-          float sum = float(128 * sums[t][p] + sums[t][2 + p]);
+          float sum = float(256 * sums[t][p] + sums[t][2 + p]);
           if (offset_of(kKind) != 0) sum += missing;
           out[4 * kQuad + t][p] = fmaf(sum, worth, out[4 * kQuad + t][p]);
         }
@@ -447,47 +448,68 @@ __device__ __forceinline__ void tile_values(const std::byte* tiles, const LevelB
   }
 }
 
-/// Running softmax of a warp: head r = lane / 4.
+/// Running softmax of a warp: head r = lane / 4. Scores are times a unit that makes powers of two of them.
 template <int kDim>
 struct State {
-  float top = kNever;  ///< what weights are relative to: the largest score so far, or up to kSlack below it
+  float top = kNever;  ///< what weights are relative to: a score that was the largest once, never far below the largest
   float total = 0;     ///< of the weights of this lane's positions
   float out[kDim / 8][2] = {};
 
-  /// Scores are powers of two; sums may grow by 2^kSlack before they are scaled down.
-  static constexpr float kSlack = 8;
+  /// Weights may be so large before all are made relative to a larger score.
+  static constexpr float kMost = 0x1p40f;
 
-  /// Takes the scores of kTiles tiles in, each times `unit`; they become weights under their own largest, whose worth is
-  /// returned.
+  /// Makes all relative to the largest score so far, these included.
   template <int kTiles>
-  __device__ __forceinline__ float take(float (*scores)[8], float unit) {
-    float tile_top = kNever;
+  __device__ __forceinline__ void raise_top(const float (*scores)[8], float unit) {
+    const float new_top = fmaxf(top, largest<kTiles>(scores) * unit), shrink = gpu::fast_exp2(top - new_top);
+#pragma unroll
+    for (int e = 0; e < kDim / 8; ++e) {
+      out[e][0] *= shrink;
+      out[e][1] *= shrink;
+    }
+    total *= shrink;
+    top = new_top;
+  }
+  /// Scores of kTiles tiles become weights, unless the top is too far below them: then they are lost, and false is
+  /// returned to the whole warp.
+  template <int kTiles>
+  __device__ __forceinline__ bool take(float (*scores)[8], float unit) {
+    const float sum = to_weights<kTiles>(scores, unit, top);
+    if (__any_sync(gpu::kAllLanes, sum > kMost)) return false;
+    total += sum;
+    return true;
+  }
+  /// Scores become weights under their own largest, as halves of them must be, whose worth is returned.
+  template <int kTiles>
+  __device__ __forceinline__ float take_under_own_top(float (*scores)[8], float unit) {
+    const float own_top = largest<kTiles>(scores) * unit;
+    if (__any_sync(gpu::kAllLanes, own_top > top)) raise_top<kTiles>(scores, unit);
+    const float worth = gpu::fast_exp2(own_top - top);
+    total = fmaf(worth, to_weights<kTiles>(scores, unit, own_top), total);
+    return worth;
+  }
+
+ private:
+  template <int kTiles>
+  __device__ static __forceinline__ float largest(const float (*scores)[8]) {
+    float top = kNever;
 #pragma unroll
     for (int n = 0; n < kTiles; ++n)
 #pragma unroll
-      for (int i = 0; i < 8; ++i) tile_top = fmaxf(tile_top, scores[n][i]);
-    tile_top = quad_max(tile_top) * unit;
-    if (__any_sync(gpu::kAllLanes, tile_top > top + kSlack)) {
-      const float new_top = tile_top > top + kSlack ? tile_top : top, shrink = gpu::fast_exp2(top - new_top);
-#pragma unroll
-      for (int e = 0; e < kDim / 8; ++e) {
-        out[e][0] *= shrink;
-        out[e][1] *= shrink;
-      }
-      total *= shrink;
-      top = new_top;
-    }
+      for (int i = 0; i < 8; ++i) top = fmaxf(top, scores[n][i]);
+    return quad_max(top);
+  }
+  template <int kTiles>
+  __device__ static __forceinline__ float to_weights(float (*scores)[8], float unit, float top) {
     float sum = 0;
 #pragma unroll
     for (int n = 0; n < kTiles; ++n)
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        scores[n][i] = gpu::fast_exp2(fmaf(scores[n][i], unit, -tile_top));
+        scores[n][i] = gpu::fast_exp2(fmaf(scores[n][i], unit, -top));
         sum += scores[n][i];
       }
-    const float worth = gpu::fast_exp2(tile_top - top);
-    total = fmaf(worth, sum, total);
-    return worth;
+    return sum;
   }
 };
 

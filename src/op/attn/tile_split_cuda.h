@@ -4,9 +4,8 @@
 // share the part's tiles, each fetches its own through room of its own in shared memory, and they put their results
 // together at the end. The kinds of K and V are known to the compiler (kK, kV) or kAnyKind, which decides at every tile.
 //
-// Tiles coded on both sides come in pieces of kPiece neighbours, for each of which a warp has two places: a place is filled
-// again as soon as its piece has been read. A step takes one piece or two: their softmax is one, and sums of V are turned
-// to floats once. All other tiles and the sinks come alone.
+// Tiles coded on both sides come in pieces of kPiece neighbours that share a softmax and the sums of V; a warp has kPlaces
+// places for them. All other tiles and the sinks come alone. A place is filled again as soon as it has been read.
 #pragma once
 
 #include <span>
@@ -134,6 +133,19 @@ struct SideTiles {
   }
 };
 
+/// By the whole warp.
+__device__ __forceinline__ void copy_tile(std::byte* to, const std::byte* from, int bytes, int lane) {
+#pragma unroll 4
+  for (int at = 16 * lane; at < bytes; at += 512) gpu::copy_async16(to + at, from + at);
+}
+template <int kBytes>
+__device__ __forceinline__ void copy_tiles(std::byte* to, const std::byte* from, int lane) {
+  to += 16 * lane, from += 16 * lane;
+  unrolled<(kBytes + 511) / 512>([&]<int kI>() {
+    if (512 * (kI + 1) <= kBytes || 512 * kI + 16 * lane < kBytes) gpu::copy_async16_at<512 * kI>(to, from);
+  });
+}
+
 /// f.template operator()<kind>() of a tile that is coded on both sides.
 template <int kKind, class F>
 __device__ __forceinline__ void with_coded(TileKind kind, F&& f) {
@@ -224,17 +236,14 @@ constexpr int pair_bytes(TileKind k, TileKind v, int head_dim) {
   return TileShape(k, head_dim).bytes + TileShape(v, head_dim).bytes;
 }
 
-/// Tiles of a piece. Small ones come two by two: they are many instructions a byte, some of which two can share.
+/// Tiles of a piece, 1, 2 or 4. Small ones are many instructions a byte, some of which several can share.
 template <int kDim, int kK, int kV>
 constexpr int piece_tiles() {
   if (kK == kAnyKind || kV == kAnyKind || is_half(TileKind(kK)) || is_half(TileKind(kV))) return 1;
-  return pair_bytes(TileKind(kK), TileKind(kV), kDim) <= 5 * 1024 ? 2 : 1;
+  return pair_bytes(TileKind(kK), TileKind(kV), kDim) <= 5 * 1024 ? 4 : 1;
 }
-/// Pieces of a step.
-template <int kDim, int kK, int kV>
-constexpr int step_pieces() {
-  return piece_tiles<kDim, kK, kV>() == 2 ? 2 : 1;
-}
+/// Places of a warp for pieces of one side.
+constexpr int piece_places(int piece_tiles) { return piece_tiles > 1 ? 1 : 2; }
 /// Warps of a block at most: 12 leave a thread 168 registers, 8 leave 255. Small pairs are many instructions a byte and
 /// gain from more warps; large pairs have bytes enough on their way with 4.
 template <int kDim, int kK, int kV>
@@ -244,39 +253,46 @@ constexpr int most_warps() {
   return piece_tiles<kDim, kK, kV>() > 1 && kDim <= 128 ? 12 : 8;
 }
 
-/// What a warp of a part does: some of the part's pieces, then some of its single units. They are dealt out so that warps
-/// have as many jobs, whatever these are: first the singles, one a warp and round, then the pieces from where those end.
-/// Neighbours are read at the same time.
+/// The work of a part: pieces, then single units, dealt to its warps in turn, so that neighbours are read at the same
+/// time. Units of a piece are `kPiece` tiles.
 struct Share {
-  int warp, n_warps;  ///< warps with jobs
-  int n_pieces, rounds, last_piece;
+  int first_piece, n_pieces, n_split, first_unit, n_singles;
 
-  __device__ Share(int pieces, int singles, int warps, int w) : warp(w), n_warps(min(warps, pieces + singles)) {
-    // Warps [begin, n_warps) and [0, end), or those between, have a piece more than `rounds`.
-    const int begin = singles % n_warps, end = (pieces + singles) % n_warps;
-    const bool more = begin <= end ? warp >= begin && warp < end : warp >= begin || warp < end;
-    rounds = (pieces + singles) / n_warps - singles / n_warps - (begin > end ? 1 : 0);
-    n_pieces = warp < n_warps ? rounds + (more ? 1 : 0) : 0;
-    last_piece = rounds * n_warps + (warp < end && begin > end ? n_warps - begin + warp : warp - begin);
+  /// Part `part` of n. All units are single where warps have one each at most.
+  __device__ Share(const Units& units, int kPiece, int part, int n, int warps) {
+    const bool few = units.n_units <= n * warps;
+    const int coded = min(min(units.k_coded, units.v_coded), units.n / kTilePositions);
+    const int pieces = few ? 0 : coded / kPiece, rest = units.n_units - pieces * kPiece;
+    const auto cut = [&](int of, int i) { return int(unsigned(of) * unsigned(i) / unsigned(n)); };
+    first_piece = cut(pieces, part);
+    n_pieces = cut(pieces, part + 1) - first_piece;
+    first_unit = pieces * kPiece + (few ? cut(rest, part) : 0);
+    n_singles = few ? cut(rest, part + 1) - cut(rest, part) : part + 1 == n ? rest : 0;
+    // Pieces of a last round that few warps would have are split into single tiles for all.
+    const int left = n_pieces % warps;
+    n_split = kPiece > 1 && left * kPiece + n_singles <= 2 * warps ? left : 0;
+    n_pieces -= n_split;
+    n_singles += n_split * kPiece;
+    n_split *= kPiece;
   }
-  /// Number of the warp's piece i in its part.
-  __device__ int piece(int i) const { return i < rounds ? i * n_warps + warp : last_piece; }
+  /// Unit of the part's single i; pieces that are split come first.
+  __device__ int single(int i, int kPiece) const {
+    return i < n_split ? (first_piece + n_pieces) * kPiece + i : first_unit + i - n_split;
+  }
 };
 
 template <int kDim, int kK, int kV>
 __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
     attn_split_kernel(const DeviceAttention a, const Cut cut) {
-  constexpr int kPiece = piece_tiles<kDim, kK, kV>(), kPieces = step_pieces<kDim, kK, kV>(), kPer = kDim / 32;
+  constexpr int kPiece = piece_tiles<kDim, kK, kV>(), kPlaces = piece_places(kPiece), kPer = kDim / 32;
   static_assert(kPageTiles % kPiece == 0);  // the tiles of a piece are neighbours in memory
-  __shared__ gpu::Arrival all_arrivals[16][4];
   std::byte* const shared = gpu::dynamic_shared<std::byte>();
   const Queries<kDim> queries{shared};
   std::byte* const room = shared + Queries<kDim>::kBytes;
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, warps = int(blockDim.x) / 32;
   const TileKind k_kind = kK == kAnyKind ? a.k.kind : TileKind(kK), v_kind = kV == kAnyKind ? a.v.kind : TileKind(kV);
-  const int k_bytes = TileShape(k_kind, kDim).bytes, v_bytes = TileShape(v_kind, kDim).bytes;
+  const int k_bytes = kPiece * TileShape(k_kind, kDim).bytes, v_bytes = kPiece * TileShape(v_kind, kDim).bytes;
   std::byte *const k_room = room + warp * cut.warp_bytes, *const v_room = k_room + cut.v_at;
-  gpu::Arrival* const arrivals = all_arrivals[warp];  // of K's two pieces, then of V's
   const int list = int(blockIdx.x), row = int(blockIdx.y);
   const int kv_head = cut.head_groups == 1 ? list : list / cut.head_groups;
   const int first_head = kv_head * cut.group + (list - kv_head * cut.head_groups) * kHeads;
@@ -284,59 +300,57 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
 
   // Positions and settled tiles are older than the grid before: only what it may have written waits for it.
   gpu::let_next_grid_start();
-  gpu::set_up_arrivals(arrivals, 4, lane);
   const Parts parts = find_parts(a, cut, [&](const Parts& p) { return row >= p.first && row < p.first + p.n; });
   const int part = row - parts.first;
   if (part >= parts.n || parts.of.slot < 0) return;
   const Units units(a, n_keys_of(parts.of));
   const SideTiles k(a, a.k, parts.of, kv_head), v(a, a.v, parts.of, kv_head);
+  const Share share(units, kPiece, part, parts.n, warps);
 
-  // Pieces come first, then single units; all of them when each warp has one at most. A part takes `least` of these
-  // jobs, the first `longer` parts one more.
-  const bool few = units.n_units <= parts.n * max(warps, kPiece);
-  const int all_pieces = few ? 0 : min(min(units.k_coded, units.v_coded), units.n / kTilePositions) / kPiece;
-  const int n_jobs = all_pieces + units.n_units - all_pieces * kPiece;
-  const int least = int(unsigned(n_jobs) / unsigned(parts.n)), longer = n_jobs - least * parts.n;
-  const int first_job = part * least + min(part, longer), last_job = first_job + least + (part < longer ? 1 : 0);
-  const int n_pieces = max(0, min(last_job, all_pieces) - first_job), n_singles = last_job - first_job - n_pieces;
-  const int first_single = max(first_job, all_pieces) - all_pieces + all_pieces * kPiece;  // a unit
-  const Share share(n_pieces, n_singles, warps, warp);
-
-  // Numbers of pages are fetched for 32 of the warp's pieces at a time, one a lane.
-  const auto tile_of = [&](int piece) { return kPiece * (first_job + share.piece(piece)); };
+  // Numbers of pages are fetched for 32 of the warp's pieces at a time, one a lane. Each start is a group of copies,
+  // empty where there is nothing to fetch: what is waited for is known by what was started after it.
+  const int n_pieces = share.n_pieces > warp ? (share.n_pieces - warp - 1) / warps + 1 : 0;
+  const auto tile_of = [&](int piece) { return kPiece * (share.first_piece + piece * warps + warp); };
   int page_of_lane = 0;
-  const auto start_piece = [&](int piece, bool is_k) {
-    const int page = __shfl_sync(gpu::kAllLanes, page_of_lane, piece % 32), tile = tile_of(piece);
-    const int place = piece % 2;
-    if (is_k)
-      gpu::start_piece(arrivals + place, k_room + place * kPiece * k_bytes, a.k.coded_tile(page, kv_head, tile),
-                       kPiece * k_bytes, lane);
-    else
-      gpu::start_piece(arrivals + 2 + place, v_room + place * kPiece * v_bytes, a.v.coded_tile(page, kv_head, tile),
-                       kPiece * v_bytes, lane);
-  };
   const auto fetch_pages = [&](int piece) {
-    if (piece % 32 == 0 && piece < share.n_pieces)
-      page_of_lane = piece + lane < share.n_pieces ? k.pages[tile_of(piece + lane) / kPageTiles] : 0;
+    if (piece % 32 == 0) page_of_lane = piece + lane < n_pieces ? k.pages[tile_of(piece + lane) / kPageTiles] : 0;
   };
-  const auto start_single = [&](int t, bool is_k) {
-    const bool sinks = t == units.n_tiles;
-    const SideTiles& side = is_k ? k : v;
-    const int coded = is_k ? units.k_coded : units.v_coded;
-    gpu::start_piece(arrivals + (is_k ? 0 : 2), is_k ? k_room : v_room, side.at(t, sinks, coded),
-                     TileShape(side.kind_of(t, sinks, coded), kDim).bytes, lane);
+  const auto start_piece = [&](int piece, bool is_k) {
+    const int page = __shfl_sync(gpu::kAllLanes, page_of_lane, piece % 32), place = piece % kPlaces;
+    if (piece < n_pieces) {
+      std::byte* const to = is_k ? k_room + place * k_bytes : v_room + place * v_bytes;
+      const std::byte* const from = (is_k ? a.k : a.v).coded_tile(page, kv_head, tile_of(piece));
+      if constexpr (kK == kAnyKind) copy_tile(to, from, is_k ? k_bytes : v_bytes, lane);
+      else if (is_k) copy_tiles<kPiece * TileShape(TileKind(kK), kDim).bytes>(to, from, lane);
+      else copy_tiles<kPiece * TileShape(TileKind(kV), kDim).bytes>(to, from, lane);
+    }
+    gpu::copy_commit();
+  };
+  const auto start_single = [&](int i, bool is_k) {
+    if (i < share.n_singles) {
+      const int t = share.single(i, kPiece);
+      const SideTiles& side = is_k ? k : v;
+      const int coded = is_k ? units.k_coded : units.v_coded;
+      copy_tile(is_k ? k_room : v_room, side.at(t, t == units.n_tiles, coded),
+                TileShape(side.kind_of(t, t == units.n_tiles, coded), kDim).bytes, lane);
+    }
+    gpu::copy_commit();
   };
 
-  const bool has_single = warp < n_singles;
-  const int settled_until = share.n_pieces > 0 ? tile_of(min(2, share.n_pieces) - 1) + kPiece - 1 : first_single + warp;
-  const bool settled = (share.n_pieces > 0 || has_single) && units.is_settled(settled_until, a.rows.most);
+  // Singles are dealt from where the pieces end. (All warps have as many pieces, or the first ones have one more.)
+  const int own_single = (warp + warps - share.n_pieces % warps) % warps;
+  const bool has_any = n_pieces > 0 || own_single < share.n_singles;
+  const int last_started =
+      n_pieces > 0 ? tile_of(min(kPlaces, n_pieces) - 1) + kPiece - 1 : share.single(own_single, kPiece);
+  const bool settled = has_any && units.is_settled(last_started, a.rows.most);
   if (!settled) gpu::wait_for_previous_grid();
-  if (share.n_pieces > 0) {
+  if (n_pieces > 0) {
     fetch_pages(0);
-    for (int piece = 0; piece < min(2, share.n_pieces); ++piece) start_piece(piece, true), start_piece(piece, false);
-  } else if (has_single) {
-    start_single(first_single + warp, true);
-    start_single(first_single + warp, false);
+#pragma unroll
+    for (int piece = 0; piece < kPlaces; ++piece) start_piece(piece, true), start_piece(piece, false);
+  } else {
+    start_single(own_single, true);
+    start_single(own_single, false);
   }
   if (settled) gpu::wait_for_previous_grid();
 
@@ -354,67 +368,69 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
   State<kDim> state;
   float unit = 0;
   with_coded<kK>(k_kind, [&]<TileKind kKind>() { unit = score_unit<kKind>(queries, lane); });
+  bool raises = true;
 #pragma unroll 1
-  for (int piece = 0; piece < share.n_pieces; piece += kPieces) {
-    const bool all = piece + kPieces <= share.n_pieces;
-    const unsigned phase = piece / 2 % 2;
-    if constexpr (kPieces == 2) fetch_pages(piece + 2);
-    float scores[kPieces * kPiece][8];
+  for (int piece = 0; piece < n_pieces; ++piece) {
+    const std::byte *const k_tiles = k_room + piece % kPlaces * k_bytes, *const v_tiles =
+                                                                             v_room + piece % kPlaces * v_bytes;
+    gpu::copy_wait<2 * kPlaces - 1>();
+    __syncwarp();
+    float scores[kPiece][8], worth = 1;
+    for (;;) {
+      constexpr int kPair = kPiece > 1 ? 2 : 1;  // registers for products of more are not there
+      with_coded<kK>(k_kind, [&]<TileKind kKind>() {
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-      const int place = kPieces == 2 ? i : piece % 2;
-      float(*const mine)[8] = scores + i * kPiece;
-      if (i == 0 || all) {
-        gpu::wait_for_piece(arrivals + place, phase);
-        const std::byte* const tiles = k_room + place * kPiece * k_bytes;
-        with_coded<kK>(k_kind,
-                       [&]<TileKind kKind>() { tile_scores<kKind, kDim, kPiece>(tiles, queries, levels, lane, mine); });
-        if (i == 0 && tile_of(piece) == 0) mask(units, 0, lane, mine[0]);
-        __syncwarp();  // all lanes have read the place that is filled next
-        if constexpr (kPieces == 1) fetch_pages(piece + 2);
-        if (piece + i + 2 < share.n_pieces) start_piece(piece + i + 2, true);
-      } else {
-#pragma unroll
-        for (int j = 0; j < 8 * kPiece; ++j) mine[j / 8][j % 8] = -INFINITY;
+        for (int n = 0; n < kPiece; n += kPair)
+          tile_scores<kKind, kDim, kPair>(k_tiles + n * TileShape(kKind, kDim).bytes, queries, levels, lane,
+                                          scores + n);
+      });
+      if (tile_of(piece) == 0) mask(units, 0, lane, scores[0]);
+      if constexpr (kPiece == 1) {
+        worth = state.template take_under_own_top<1>(scores, unit);
+        break;
       }
+      if (raises) state.template raise_top<kPiece>(scores, unit);
+      raises = !state.template take<kPiece>(scores, unit);
+      if (!raises) break;
     }
-    const float worth = state.template take<kPieces * kPiece>(scores, unit);
-    const int place = kPieces == 2 ? 0 : piece % 2;
-    const std::byte* const tiles = v_room + place * kPiece * v_bytes;
-    gpu::wait_for_piece(arrivals + 2 + place, phase);
-    if (kPieces == 2 && all) gpu::wait_for_piece(arrivals + 3, phase);
+    __syncwarp();  // all lanes have read the place that is filled next
+    fetch_pages(piece + kPlaces);
+    start_piece(piece + kPlaces, true);
+    gpu::copy_wait<2 * kPlaces - 1>();
+    __syncwarp();
     with_coded<kV>(v_kind, [&]<TileKind kKind>() {
-      if (kPieces == 1 || !all) tile_values<kKind, kDim, kPiece>(tiles, levels, scores, worth, lane, state.out);
-      else tile_values<kKind, kDim, kPieces * kPiece>(tiles, levels, scores, worth, lane, state.out);
+      tile_values<kKind, kDim, kPiece>(v_tiles, levels, scores, worth, lane, state.out);
     });
     __syncwarp();
-    for (int next = piece + 2; next < min(piece + 2 + kPieces, share.n_pieces); ++next) start_piece(next, false);
+    start_piece(piece + kPlaces, false);
   }
-  unsigned phase = (share.n_pieces + 1) / 2 % 2;  // of the arrivals of first places
+  if (n_pieces > 0) start_single(own_single, true), start_single(own_single, false);
 #pragma unroll 1
-  for (int i = warp; i < n_singles; i += share.n_warps, phase ^= 1) {
-    const int t = first_single + i, next = i + share.n_warps;
+  for (int i = own_single; i < share.n_singles; i += warps) {
+    const int t = share.single(i, kPiece);
     const bool sinks = t == units.n_tiles;
-    if (i == warp && share.n_pieces > 0) start_single(t, true), start_single(t, false);
     float scores[1][8];
-    gpu::wait_for_piece(arrivals, phase);
+    gpu::copy_wait<1>();
+    __syncwarp();
     with_single<kK>(k.kind_of(t, sinks, units.k_coded), [&]<TileKind kKind>() {
       unit = score_unit<kKind>(queries, lane);
       tile_scores<kKind, kDim>(k_room, queries, levels, lane, scores);
     });
     mask(units, t, lane, scores[0]);
+    const float worth = state.template take_under_own_top<1>(scores, unit);
     __syncwarp();
-    if (next < n_singles) start_single(first_single + next, true);
-    const float worth = state.template take<1>(scores, unit);
-    gpu::wait_for_piece(arrivals + 2, phase);
+    start_single(i + warps, true);
+    gpu::copy_wait<1>();
+    __syncwarp();
     with_single<kV>(v.kind_of(t, sinks, units.v_coded), [&]<TileKind kKind>() {
       tile_values<kKind, kDim>(v_room, levels, scores, worth, lane, state.out);
     });
     __syncwarp();
-    if (next < n_singles) start_single(first_single + next, false);
+    start_single(i + warps, false);
   }
+  gpu::copy_wait<0>();
   __syncthreads();
-  store_part<kDim>(state, {reinterpret_cast<float*>(room)}, share.n_warps, n_heads,
+  store_part<kDim>(state, {reinterpret_cast<float*>(room)}, min(warps, share.n_pieces + share.n_singles), n_heads,
                    cut.parts + (int64_t(row) * cut.lists + list) * part_floats(kDim));
 }
 
