@@ -236,14 +236,14 @@ constexpr int pair_bytes(TileKind k, TileKind v, int head_dim) {
   return TileShape(k, head_dim).bytes + TileShape(v, head_dim).bytes;
 }
 
-/// Tiles of a piece, 1, 2 or 4. Small ones are many instructions a byte, some of which several can share.
+/// Tiles of a piece. Small ones come two by two: they are many instructions a byte, some of which two can share.
 template <int kDim, int kK, int kV>
 constexpr int piece_tiles() {
   if (kK == kAnyKind || kV == kAnyKind || is_half(TileKind(kK)) || is_half(TileKind(kV))) return 1;
-  return pair_bytes(TileKind(kK), TileKind(kV), kDim) <= 5 * 1024 ? 4 : 1;
+  return pair_bytes(TileKind(kK), TileKind(kV), kDim) <= 5 * 1024 ? 2 : 1;
 }
 /// Places of a warp for pieces of one side.
-constexpr int piece_places(int piece_tiles) { return piece_tiles > 1 ? 1 : 2; }
+inline constexpr int kPlaces = 2;
 /// Warps of a block at most: 12 leave a thread 168 registers, 8 leave 255. Small pairs are many instructions a byte and
 /// gain from more warps; large pairs have bytes enough on their way with 4.
 template <int kDim, int kK, int kV>
@@ -253,38 +253,47 @@ constexpr int most_warps() {
   return piece_tiles<kDim, kK, kV>() > 1 && kDim <= 128 ? 12 : 8;
 }
 
-/// The work of a part: pieces, then single units, dealt to its warps in turn, so that neighbours are read at the same
-/// time. Units of a piece are `kPiece` tiles.
-struct Share {
-  int first_piece, n_pieces, n_split, first_unit, n_singles;
+/// a / b for 0 <= a < 2^21, 0 < b: a division of integers is a long chain, and the kernel is short.
+__device__ __forceinline__ int quotient(int a, int b) {
+  return int((float(a) + 0.5f) * gpu::fast_reciprocal(float(b)));
+}
 
-  /// Part `part` of n. All units are single where warps have one each at most.
-  __device__ Share(const Units& units, int kPiece, int part, int n, int warps) {
+/// The work of a part, dealt to its warps in turn so that neighbours are read at the same time: pieces, and single units,
+/// which the last part has unless warps have one unit each at most. A single takes the time of kWorth pieces, as its
+/// latency is not hidden; warps that have one get as many pieces less.
+struct Share {
+  static constexpr int kWorth = 2;
+  int first_piece, first_single, n_singles;  ///< of the part
+  int n_pieces;                              ///< of the warp
+  int warp, warps, skipped;
+
+  __device__ Share(const Units& units, int kPiece, int part, int n, int n_warps, int w) : warp(w), warps(n_warps) {
     const bool few = units.n_units <= n * warps;
     const int coded = min(min(units.k_coded, units.v_coded), units.n / kTilePositions);
-    const int pieces = few ? 0 : coded / kPiece, rest = units.n_units - pieces * kPiece;
-    const auto cut = [&](int of, int i) { return int(unsigned(of) * unsigned(i) / unsigned(n)); };
-    first_piece = cut(pieces, part);
-    n_pieces = cut(pieces, part + 1) - first_piece;
-    first_unit = pieces * kPiece + (few ? cut(rest, part) : 0);
-    n_singles = few ? cut(rest, part + 1) - cut(rest, part) : part + 1 == n ? rest : 0;
-    // Pieces of a last round that few warps would have are split into single tiles for all.
-    const int left = n_pieces % warps;
-    n_split = kPiece > 1 && left * kPiece + n_singles <= 2 * warps ? left : 0;
-    n_pieces -= n_split;
-    n_singles += n_split * kPiece;
-    n_split *= kPiece;
+    const int all_pieces = few ? 0 : coded / kPiece, rest = units.n_units - all_pieces * kPiece;
+    const int all = few ? rest : all_pieces + kWorth * rest;
+    const int least = quotient(all, n), longer = all - least * n;  // the last parts have one more
+    const int begin = part * least + max(0, part - (n - longer)), end = begin + least + (part >= n - longer ? 1 : 0);
+    first_single = all_pieces * kPiece + (few ? begin : 0);
+    n_singles = few ? end - begin : part + 1 == n ? rest : 0;
+    first_piece = min(begin, all_pieces);
+    const int pieces = min(end, all_pieces) - first_piece;
+    skipped = n_singles <= warps && pieces >= kWorth * warps ? n_singles : 0;
+    const int dealt = pieces + kWorth * skipped;
+    n_pieces = max(0, quotient(dealt + warps - 1 - warp, warps) - (warp < skipped ? kWorth : 0));
   }
-  /// Unit of the part's single i; pieces that are split come first.
-  __device__ int single(int i, int kPiece) const {
-    return i < n_split ? (first_piece + n_pieces) * kPiece + i : first_unit + i - n_split;
+  /// Of all pieces, number i of the warp's.
+  __device__ int piece(int i) const {
+    const int round = i + (warp < skipped ? kWorth : 0);
+    const int before = round < kWorth ? (round + 1) * skipped : kWorth * skipped;
+    return first_piece + round * warps + warp - before;
   }
 };
 
 template <int kDim, int kK, int kV>
 __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
     attn_split_kernel(const DeviceAttention a, const Cut cut) {
-  constexpr int kPiece = piece_tiles<kDim, kK, kV>(), kPlaces = piece_places(kPiece), kPer = kDim / 32;
+  constexpr int kPiece = piece_tiles<kDim, kK, kV>(), kPer = kDim / 32;
   static_assert(kPageTiles % kPiece == 0);  // the tiles of a piece are neighbours in memory
   std::byte* const shared = gpu::dynamic_shared<std::byte>();
   const Queries<kDim> queries{shared};
@@ -305,12 +314,12 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
   if (part >= parts.n || parts.of.slot < 0) return;
   const Units units(a, n_keys_of(parts.of));
   const SideTiles k(a, a.k, parts.of, kv_head), v(a, a.v, parts.of, kv_head);
-  const Share share(units, kPiece, part, parts.n, warps);
+  const Share share(units, kPiece, part, parts.n, warps, warp);
 
   // Numbers of pages are fetched for 32 of the warp's pieces at a time, one a lane. Each start is a group of copies,
   // empty where there is nothing to fetch: what is waited for is known by what was started after it.
-  const int n_pieces = share.n_pieces > warp ? (share.n_pieces - warp - 1) / warps + 1 : 0;
-  const auto tile_of = [&](int piece) { return kPiece * (share.first_piece + piece * warps + warp); };
+  const int n_pieces = share.n_pieces;
+  const auto tile_of = [&](int piece) { return kPiece * share.piece(piece); };
   int page_of_lane = 0;
   const auto fetch_pages = [&](int piece) {
     if (piece % 32 == 0) page_of_lane = piece + lane < n_pieces ? k.pages[tile_of(piece + lane) / kPageTiles] : 0;
@@ -328,7 +337,7 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
   };
   const auto start_single = [&](int i, bool is_k) {
     if (i < share.n_singles) {
-      const int t = share.single(i, kPiece);
+      const int t = share.first_single + i;
       const SideTiles& side = is_k ? k : v;
       const int coded = is_k ? units.k_coded : units.v_coded;
       copy_tile(is_k ? k_room : v_room, side.at(t, t == units.n_tiles, coded),
@@ -337,11 +346,8 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
     gpu::copy_commit();
   };
 
-  // Singles are dealt from where the pieces end. (All warps have as many pieces, or the first ones have one more.)
-  const int own_single = (warp + warps - share.n_pieces % warps) % warps;
-  const bool has_any = n_pieces > 0 || own_single < share.n_singles;
-  const int last_started =
-      n_pieces > 0 ? tile_of(min(kPlaces, n_pieces) - 1) + kPiece - 1 : share.single(own_single, kPiece);
+  const bool has_any = n_pieces > 0 || warp < share.n_singles;
+  const int last_started = n_pieces > 0 ? tile_of(min(kPlaces, n_pieces) - 1) + kPiece - 1 : share.first_single + warp;
   const bool settled = has_any && units.is_settled(last_started, a.rows.most);
   if (!settled) gpu::wait_for_previous_grid();
   if (n_pieces > 0) {
@@ -349,8 +355,8 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
 #pragma unroll
     for (int piece = 0; piece < kPlaces; ++piece) start_piece(piece, true), start_piece(piece, false);
   } else {
-    start_single(own_single, true);
-    start_single(own_single, false);
+    start_single(warp, true);
+    start_single(warp, false);
   }
   if (settled) gpu::wait_for_previous_grid();
 
@@ -377,13 +383,8 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
     __syncwarp();
     float scores[kPiece][8], worth = 1;
     for (;;) {
-      constexpr int kPair = kPiece > 1 ? 2 : 1;  // registers for products of more are not there
-      with_coded<kK>(k_kind, [&]<TileKind kKind>() {
-#pragma unroll
-        for (int n = 0; n < kPiece; n += kPair)
-          tile_scores<kKind, kDim, kPair>(k_tiles + n * TileShape(kKind, kDim).bytes, queries, levels, lane,
-                                          scores + n);
-      });
+      with_coded<kK>(
+          k_kind, [&]<TileKind kKind>() { tile_scores<kKind, kDim, kPiece>(k_tiles, queries, levels, lane, scores); });
       if (tile_of(piece) == 0) mask(units, 0, lane, scores[0]);
       if constexpr (kPiece == 1) {
         worth = state.template take_under_own_top<1>(scores, unit);
@@ -404,10 +405,10 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
     __syncwarp();
     start_piece(piece + kPlaces, false);
   }
-  if (n_pieces > 0) start_single(own_single, true), start_single(own_single, false);
+  if (n_pieces > 0) start_single(warp, true), start_single(warp, false);
 #pragma unroll 1
-  for (int i = own_single; i < share.n_singles; i += warps) {
-    const int t = share.single(i, kPiece);
+  for (int i = warp; i < share.n_singles; i += warps) {
+    const int t = share.first_single + i;
     const bool sinks = t == units.n_tiles;
     float scores[1][8];
     gpu::copy_wait<1>();
@@ -430,7 +431,7 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
   }
   gpu::copy_wait<0>();
   __syncthreads();
-  store_part<kDim>(state, {reinterpret_cast<float*>(room)}, min(warps, share.n_pieces + share.n_singles), n_heads,
+  store_part<kDim>(state, {reinterpret_cast<float*>(room)}, warps, n_heads,
                    cut.parts + (int64_t(row) * cut.lists + list) * part_floats(kDim));
 }
 
