@@ -13,6 +13,7 @@
 
 #include "format/kv_rotor.h"
 #include "gpu/tensor.h"
+#include "op/cache/tile_order.h"
 
 namespace ridge {
 
