@@ -173,8 +173,7 @@ void CudaRunner::attend_slice(int i, const StepPlan& step, const StepSlice& slic
   {
     const gpu::OpRange range(
         [&] { return cache_op("append", own[0], own[1], i, kv_append_work(own[0], own[1], slice.n_rows)); });
-    if (slice.is_long)
-      for (int s = 0; s < 2; ++s) copy_ring_tiles(stream_, own[s], sides[s], spans, slice.n_spans, RingCopy::in);
+    if (slice.is_long) copy_ring_tiles(stream_, own, sides, spans, slice.n_spans, RingCopy::in);
     device_append(stream_, {.rows = rows,
                             .n_heads = plan.n_heads,
                             .k_tiles = sides[0],
@@ -209,8 +208,7 @@ void CudaRunner::attend_slice(int i, const StepPlan& step, const StepSlice& slic
                                .most_tiles = slice.leaving_tiles,
                                .pages = memory.page_table(),
                                .page_pitch = memory.n_pages()});
-    if (slice.is_long)
-      for (int s = 0; s < 2; ++s) copy_ring_tiles(stream_, own[s], sides[s], spans, slice.n_spans, RingCopy::out);
+    if (slice.is_long) copy_ring_tiles(stream_, own, sides, spans, slice.n_spans, RingCopy::out);
   }
   const gpu::OpRange range([&] {
     return cache_op("attention", own[0], own[1], i,

@@ -21,6 +21,8 @@ inline constexpr int kMaxRoundingDim = 256;  // a device reserves its stack for 
 inline constexpr int kMaxRoundingDim = 1024;
 #endif
 inline constexpr int kMaxRoundingLevels = 16;
+/// Entries of a metric are within this, its diagonal not below one over this.
+inline constexpr float kMostMetric = 0x1p40f;
 
 /// What rounding leaves behind besides the codes: with these the scale of the row is chosen.
 struct RoundedRow {

@@ -50,6 +50,7 @@ RIDGE_VECTOR(signed char, char, 1)
 RIDGE_VECTOR(int, int, 4)
 RIDGE_VECTOR(unsigned, uint, 4)
 RIDGE_VECTOR(float, float, 4)
+RIDGE_VECTOR(double, double, 8)
 #undef RIDGE_VECTOR
 
 /// Of the running fiber.

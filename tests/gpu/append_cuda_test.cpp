@@ -261,6 +261,28 @@ TEST_F(AppendCuda, WideRows) {
         steps(std::string(name) + " of " + std::to_string(dim), {layer}, false);
 }
 
+/// Every rotor format on either side under every rule and rounding, from exact rows of either kind: tiles of several
+/// sequences that leave together, among them rows of zeros and values that were clamped.
+TEST_F(AppendCuda, RotorTilesThatLeaveHoldTheHostsBits) {
+  for (const int dim : {64, 128, 256})
+    for (const KvRounding rounding : {KvRounding::nearest, KvRounding::weighted})
+      for (const KvScale rule : {KvScale::unbiased, KvScale::norm, KvScale::lsq}) {
+        const KvPolicy policy{Rotation::hadamard, true, 32, 4, rule, rounding, rule == KvScale::norm ? "f16" : "i8r"};
+        KvPolicy plain = policy;  // zeros stay zeros
+        plain.rotation = Rotation::none, plain.centre = false;
+        Twins twins(stream(),
+                    {{side("rotor-3", policy), side("rotor-4", policy), 2, dim},
+                     {side("rotor-4", plain), side("rotor-3", plain), 1, dim}},
+                    true);
+        const std::array seqs{twins.open(), twins.open()};
+        for (const auto& [a, b] : {std::pair{70, 140}, {110, 40}, {12, 11}, {1, 12}}) {
+          twins.step({{seqs[0], a}, {seqs[1], b}});
+          twins.check(seqs, "rule " + std::to_string(int(rule)) + " of " + std::to_string(dim));
+          if (HasFatalFailure()) return;
+        }
+      }
+}
+
 /// One launch codes what leaves all layers' windows: of more rules than a list of them has room for, and both orders.
 TEST_F(AppendCuda, LayersOfDifferentKinds) {
   std::vector<KvLayerConfig> layers;

@@ -137,6 +137,17 @@ TEST_F(OpBenchCuda, AppendsOfEveryFormatPass) {
   expect_timed(run(params), 4 * params.kv.size());
 }
 
+TEST_F(OpBenchCuda, LeavingTilesOfEveryWindowPass) {
+  OpBenchParams params = small(Op::append);
+  params.seq = {223};
+  params.n_new = {1, 40};  // from a ring of the sequence, and of the step
+  params.kernels = {"leaving"};
+  params.kv =
+      parse_kv_list("rotor-3,rotor-4/rotor-3,rotor-3:rounding=nearest,q8_0:window=32/q4_0:window=64,rotor-3u:window=32")
+          .or_throw();
+  expect_timed(run(params), 2 * params.kv.size());
+}
+
 TEST_F(OpBenchCuda, WhatWasAskedForAndHasNoKernelIsAnError) {
   OpBenchParams params = small(Op::gemv);
   params.weights = {find_weight_format("q6_k").or_throw()};

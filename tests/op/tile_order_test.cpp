@@ -43,6 +43,32 @@ TEST(KvTile, EveryElementHasItsOwnPlace) {
       }
 }
 
+template <int kBits>
+void expect_words_of_places() {
+  constexpr TileKind kKind = kBits == 3 ? TileKind::rotor3 : TileKind::rotor4;
+  const TileShape shape(kKind, 64);
+  std::vector<uint32_t> words(size_t(shape.lane_words), 0u);
+  const auto code = [](int group, int i) {
+    return (unsigned(group) * 2654435761u + unsigned(i) * 40503u) >> 9 & ((1u << kBits) - 1);
+  };
+  const auto word_of = [&](int at) -> uint32_t& {
+    int w = 0;
+    while (shape.word_at(5, w) != at) ++w;
+    return words[size_t(w)];
+  };
+  for (int group = 0; group < 8; ++group)
+    for (int i = 0; i < 8; ++i)
+      set_tile_code(
+          kKind, shape, {5, group, i}, code(group, i), [&](int at) { return word_of(at); },
+          [&](int at, uint32_t word) { word_of(at) = word; });
+  for (int w = 0; w < shape.lane_words; ++w) EXPECT_EQ(rotor_word<kBits>(w, code), words[size_t(w)]) << w;
+}
+
+TEST(KvTile, WordsOfRotorCodesAreThoseOfTheirPlaces) {
+  expect_words_of_places<3>();
+  expect_words_of_places<4>();
+}
+
 TEST(KvTile, LevelsAreNearTheFormats) {
   for (int code = 0; code < 8; ++code)
     EXPECT_NEAR(tile_level3(code), LloydMax<3>::kLevels[size_t(code)],

@@ -13,15 +13,17 @@ namespace ridge::lab {
 
 class DeviceCaches {
  public:
-  /// n_sets sets of problem.n_seq sequences. The step brings the last problem.n_new of n_keys positions. Rows are
-  /// rounded to nearest: which codes they get changes no time, and the rounding of a tile that leaves its window is not
-  /// benched.
-  DeviceCaches(const OpProblem& problem, const gpu::Stream& stream, int n_sets, int n_keys, uint64_t seed);
+  /// n_sets sets of problem.n_seq sequences. The step brings the last problem.n_new of n_keys positions. Without
+  /// `metric` [n_kv_heads, head_dim, head_dim] rows are rounded to nearest: which codes they get changes no time.
+  DeviceCaches(const OpProblem& problem, const gpu::Stream& stream, int n_sets, int n_keys, uint64_t seed,
+               std::span<const float> metric = {});
 
   /// As kernels read a side. Steps of many tokens have their exact rows in a ring of the step.
   const KvTiles& tiles(bool is_k) const { return tiles_[!is_k]; }
   /// Row i of the step's matrices is token i % n_new of sequence i / n_new.
   StepRows rows(int set) const;
+  /// The step of each sequence of a set.
+  std::vector<StepSpan> spans(int set) const;
   /// Blocks of a kernel that takes `queries` queries at a time; query heads per kv head are `group`.
   std::vector<AttnBlock> blocks(int group, int queries) const;
 
@@ -31,6 +33,8 @@ class DeviceCaches {
   int index(bool is_k, int seq, int position) const;
   /// Bytes of the row of a position in its format, after the step.
   std::vector<std::byte> row_bytes(bool is_k, int set, int seq, int head, int position) const;
+  /// What a position that leaves its window in the step reads as until then.
+  std::vector<float> leaving_row(bool is_k, int seq, int head, int position) const;
 
   /// Of one set.
   static int64_t bytes(const OpProblem& problem, int n_keys);

@@ -3,6 +3,7 @@
 
 #include "lab/op/device_caches.h"
 #include "op/attn/device_attention.h"
+#include "op/cache/host_memory.h"
 #include "op/cache/tile_formats.h"
 #include "op/cache/tile_rows.h"
 
@@ -30,12 +31,14 @@ std::vector<float> with_device_levels(const std::byte* row, int head_dim, float 
 
 }  // namespace
 
-DeviceCaches::DeviceCaches(const OpProblem& problem, const gpu::Stream& stream, int n_sets, int n_keys, uint64_t seed)
+DeviceCaches::DeviceCaches(const OpProblem& problem, const gpu::Stream& stream, int n_sets, int n_keys, uint64_t seed,
+                           std::span<const float> metric)
     : p_(problem),
       n_sets_(n_sets),
       n_keys_(n_keys),
       pages_each_(pages_of_sequence(layouts_of(problem), n_keys)),
-      memory_(stream, std::vector{problem.nearest_layer()}, {}, kMade + n_sets * problem.n_seq * pages_each_,
+      memory_(stream, std::vector{metric.empty() ? problem.nearest_layer() : problem.layer()},
+              std::vector{KvMetricView{metric, metric}}, kMade + n_sets * problem.n_seq * pages_each_,
               n_sets * problem.n_seq) {
   const std::vector<int> ring_first(2);
   for (int32_t page = 0; page < kMade; ++page)
@@ -84,6 +87,15 @@ StepRows DeviceCaches::rows(int set) const {
           .rows = rows_.as<StepRow>() + int64_t(set) * n,
           .pages = memory_.page_table(),
           .page_pitch = memory_.n_pages()};
+}
+
+std::vector<StepSpan> DeviceCaches::spans(int set) const {
+  std::vector<StepSpan> spans;
+  for (int seq = 0; seq < p_.n_seq; ++seq) {
+    const int at = slot(set, seq);
+    spans.push_back({.slot = at, .ring = at, .n_past = n_keys_ - p_.n_new, .n = n_keys_});
+  }
+  return spans;
 }
 
 std::vector<AttnBlock> DeviceCaches::blocks(int group, int queries) const {
@@ -153,6 +165,12 @@ std::vector<std::byte> DeviceCaches::row_bytes(bool is_k, int set, int seq, int 
   const RowForm as = form(memory_.tiles(0, is_k), position);
   const int own = slot(set, seq), page = kMade + own * pages_each_ + position / kPagePositions;
   return memory_.row_bytes(0, is_k, as, as == RowForm::coded ? page : own, head, position);
+}
+
+std::vector<float> DeviceCaches::leaving_row(bool is_k, int seq, int head, int position) const {
+  const bool is_sink = position < memory_.tiles(0, is_k).n_sinks;
+  return decoded(is_k, is_sink ? RowForm::sink : RowForm::recent, made_slot(seq), head,
+                 is_sink ? position : position % (tiles(is_k).ring_tiles * kTilePositions), false);
 }
 
 int64_t DeviceCaches::bytes(const OpProblem& p, int n_keys) {

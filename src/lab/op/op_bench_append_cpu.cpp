@@ -28,24 +28,6 @@ int room(const OpProblem& p) {
 int n_ctx(const OpProblem& p) { return p.n_keys + room(p); }
 int64_t width(const OpProblem& p) { return int64_t(p.n_kv_heads) * p.head_dim; }
 
-/// [n_kv_heads, head_dim, head_dim]: the identity and a few directions that matter more.
-std::vector<float> make_metric(const OpProblem& p, uint64_t seed) {
-  constexpr int kDirections = 8;
-  const int dim = p.head_dim;
-  std::vector<float> metric(size_t(p.n_kv_heads) * size_t(dim) * size_t(dim), 0.0f);
-  for (int head = 0; head < p.n_kv_heads; ++head) {
-    const auto directions = random_values(seed + uint64_t(head), int64_t(kDirections) * dim, 0.5);
-    float* form = metric.data() + int64_t(head) * dim * dim;
-    for (int i = 0; i < dim; ++i)
-      for (int j = 0; j < dim; ++j) {
-        float sum = i == j ? 1.0f : 0.0f;
-        for (int d = 0; d < kDirections; ++d) sum += directions[size_t(d * dim + i)] * directions[size_t(d * dim + j)];
-        form[i * dim + j] = sum;
-      }
-  }
-  return metric;
-}
-
 /// One side: its rows, and what a cache must hold of them.
 class SideRows {
  public:
@@ -117,7 +99,7 @@ class AppendCpu : public CpuOpRun {
   AppendCpu(const OpProblem& p, CpuContext& context, bool weighted, int n_sets, uint64_t seed)
       : p_(p),
         context_(context),
-        metric_(make_metric(p, seed + 1000)),
+        metric_(make_metric(p.n_kv_heads, p.head_dim, seed + 1000)),
         k_(p, p.k, metric_of(p.k, weighted), seed),
         v_(p, p.v, metric_of(p.v, weighted), seed + 1),
         caches_(weighted ? p.layer() : p.nearest_layer(), std::vector(1, KvMetricView{metric_, metric_}),

@@ -2,7 +2,11 @@
 // sequence. The step stands where no tile leaves a window: that happens every 32 positions and is another launch, for
 // all layers at once. Angles are zero: the arithmetic of RoPE is done and changes nothing, so that the bytes must be
 // those that the host's append leaves.
+//
+// leaving: encode_leaving, that other launch, of one layer: the tiles that leave their windows when positions n_keys,
+// n_keys + 1, ... have come. Where the policy says so, they are rounded under a metric like those that models have.
 #include <algorithm>
+#include <map>
 
 #include "lab/op/device_caches.h"
 #include "lab/op/host_caches.h"
@@ -136,10 +140,101 @@ Support append_support(const OpProblem& p, const OpDevice&) {
   return {};
 }
 
+class LeavingOnDevice : public OpRun {
+ public:
+  LeavingOnDevice(const OpProblem& p, const gpu::Stream& stream, int n_sets, uint64_t seed)
+      : p_(p),
+        metric_(make_metric(p.n_kv_heads, p.head_dim, seed)),
+        caches_(p, stream, n_sets, n(), seed + 1, metric_) {
+    std::vector<StepSpan> spans;
+    for (int set = 0; set < n_sets; ++set)
+      for (const StepSpan& span : caches_.spans(set)) spans.push_back(span);
+    spans_ = gpu::to_device(stream, std::span<const StepSpan>(spans));
+    n_spans_ = gpu::to_device(stream, std::span<const int32_t>(&p_.n_seq, 1));
+    stream.synchronize();
+  }
+
+  void queue(gpu::StreamHandle stream, int set) override {
+    const KvTiles &k = caches_.tiles(true), &v = caches_.tiles(false);
+    const StepRows rows = caches_.rows(set);
+    encode_leaving(stream, {.n_sides = 2,
+                            .pair = {k, v},
+                            .in_fragments = k.kind != TileKind::rows,
+                            .weighs = k.metric || v.metric,
+                            .n_kv_heads = p_.n_kv_heads,
+                            .head_dim = p_.head_dim,
+                            .spans = spans_.as<StepSpan>() + int64_t(set) * p_.n_seq,
+                            .n_spans = n_spans_.as<int32_t>(),
+                            .most_spans = p_.n_seq,
+                            .most_tiles = std::max(n_leaving(k), n_leaving(v)) / kTilePositions,
+                            .pages = rows.pages,
+                            .page_pitch = rows.page_pitch});
+  }
+
+  OpCheck check(const gpu::Stream&, int set) override {
+    return {.metric = "different bytes",
+            .error = double(different_bytes(true, set) + different_bytes(false, set)),
+            .bound = 0,
+            .what = "all rows that left, byte for byte, against the formats' encoders"};
+  }
+
+ private:
+  int n() const { return p_.n_keys + p_.n_new; }
+  int n_leaving(const KvTiles& t) const { return t.retention.coded_end(n()) - t.retention.coded_end(p_.n_keys); }
+
+  int64_t different_bytes(bool is_k, int set) {
+    const KvTiles& t = caches_.tiles(is_k);
+    const KvSideConfig& side = is_k ? p_.k : p_.v;
+    const bool weighs = side.policy.rounding == KvRounding::weighted;
+    const int64_t size = int64_t(p_.head_dim) * p_.head_dim;
+    const std::vector<float> metric =
+        metric_in_cache_space(RowRotation(side.policy.rotation, 0, p_.head_dim), p_.head_dim, metric_);
+    int64_t different = 0;
+    for (int head = 0; head < p_.n_kv_heads; ++head) {
+      std::map<std::vector<float>, std::vector<std::byte>> coded;  // sequences and rings repeat few rows
+      const KvCoding coding{.scale = t.scale, .fixed = 1.0f, .metric = weighs ? &metric[size_t(head * size)] : nullptr};
+      for (int seq = 0; seq < p_.n_seq; ++seq)
+        for (int position = t.retention.coded_end(p_.n_keys); position < t.retention.coded_end(n()); ++position) {
+          const std::vector<float> row = caches_.leaving_row(is_k, seq, head, position);
+          const auto [right, is_new] = coded.try_emplace(row, size_t(side.format->row_bytes(p_.head_dim)));
+          if (is_new) side.format->encode(row.data(), p_.head_dim, coding, right->second.data());
+          const std::vector<std::byte> found = caches_.row_bytes(is_k, set, seq, head, position);
+          for (size_t i = 0; i < found.size(); ++i) different += found[i] != right->second[i];
+        }
+    }
+    return different;
+  }
+
+  OpProblem p_;
+  std::vector<float> metric_;
+  DeviceCaches caches_;
+  gpu::Buffer spans_, n_spans_;
+};
+
+Support leaving_support(const OpProblem& p, const OpDevice&) {
+  if (p.head_dim > 256 || p.head_dim % 2 != 0)
+    return {false, fmt::format("head_dim {} is odd or larger than 256", p.head_dim)};
+  if (p.k.policy.centre || p.v.policy.centre) return {false, "a centre is not part of this bench"};
+  if (p.n_keys < calibration_of(p)) return {false, fmt::format("calibration takes {} positions", calibration_of(p))};
+  const auto leaves = [&](bool is_k) {
+    const KvRetention r = KvLayout(p.layer(), is_k, false).tiles.retention;
+    return r.window > 0 && r.coded_end(p.n_keys + p.n_new) > r.coded_end(p.n_keys);
+  };
+  if (!leaves(true) && !leaves(false)) return {false, "no tile leaves a window"};
+  return {};
+}
+
 }  // namespace
 
 std::vector<OpKernel> gpu_append_kernels() {
   return {
+      {.op = Op::append,
+       .name = "leaving",
+       .supports = leaving_support,
+       .set_bytes = [](const OpProblem& p) { return DeviceCaches::bytes(p, p.n_keys + p.n_new); },
+       .open = [](const OpProblem& p, const gpu::Stream& stream, int n_sets, uint64_t seed) -> std::unique_ptr<OpRun> {
+         return std::make_unique<LeavingOnDevice>(p, stream, n_sets, seed);
+       }},
       {.op = Op::append,
        .name = "append",
        .supports = append_support,

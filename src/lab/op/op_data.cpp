@@ -19,6 +19,23 @@ std::vector<float> random_values(uint64_t seed, int64_t n, double spread) {
   return values;
 }
 
+std::vector<float> make_metric(int n_kv_heads, int head_dim, uint64_t seed) {
+  constexpr int kDirections = 8;
+  const int64_t dim = head_dim;
+  std::vector<float> metric(size_t(n_kv_heads * dim * dim), 0.0f);
+  for (int head = 0; head < n_kv_heads; ++head) {
+    const auto directions = random_values(seed + uint64_t(head), kDirections * dim, 0.5);
+    float* form = metric.data() + head * dim * dim;
+    for (int64_t i = 0; i < dim; ++i)
+      for (int64_t j = 0; j < dim; ++j) {
+        float sum = i == j ? 1.0f : 0.0f;
+        for (int d = 0; d < kDirections; ++d) sum += directions[size_t(d * dim + i)] * directions[size_t(d * dim + j)];
+        form[i * dim + j] = sum;
+      }
+  }
+  return metric;
+}
+
 RowPool::RowPool(int64_t width, uint64_t seed, double spread)
     : width_(width), rows_(random_values(seed, kRows * width, spread)) {}
 

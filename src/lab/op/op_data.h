@@ -17,6 +17,10 @@ namespace ridge::lab {
 /// Standard normal values times `spread`.
 std::vector<float> random_values(uint64_t seed, int64_t n, double spread = 1);
 
+/// A metric of weighted rounding like those that models have, [n_kv_heads, head_dim, head_dim], not rotated: the
+/// identity and a few directions that matter more.
+std::vector<float> make_metric(int n_kv_heads, int head_dim, uint64_t seed);
+
 /// Rows that stand for all others.
 class RowPool {
  public:

@@ -1,5 +1,7 @@
 #include "op/cache/append_cuda.h"
 
+#include <algorithm>
+
 #include "gpu/launch.h"
 #include "op/cache/append_kernels.h"
 
@@ -39,14 +41,21 @@ __global__ void next_position_kernel(int n, StepRow* rows) {
   if (i < n) rows[i].position += 1;
 }
 
-/// Blocks: (tile of the sequence's own ring, kv head, span).
-__global__ void copy_ring_kernel(KvTiles own, KvTiles of_step, const StepSpan* spans, RingCopy direction) {
+struct RingSides {
+  KvTiles own[2], of_step[2];
+};
+
+/// Blocks: (tile of the sequence's own ring, side and kv head, span).
+__global__ void copy_ring_kernel(const RingSides sides, const StepSpan* spans, RingCopy direction) {
   const StepSpan span = spans[blockIdx.z];
+  const int n_kv_heads = sides.own[0].n_kv_heads, side = int(blockIdx.y) / n_kv_heads;
+  const KvTiles &own = sides.own[side], &of_step = sides.of_step[side];
   const KvRetention& r = own.retention;
   if (r.window == 0 && span.n_past >= r.calibration) return;  // nothing is exact any more
   const bool in = direction == RingCopy::in;
   const int last = ((in ? span.n_past : span.n) - 1) / kTilePositions;  // none of an empty sequence
-  const int tile = last - int(blockIdx.x), head = int(blockIdx.y);
+  const int tile = last - int(blockIdx.x), head = int(blockIdx.y) % n_kv_heads;
+  if (int(blockIdx.x) >= own.ring_tiles) return;
   if ((in && span.n_past == 0) || tile < r.coded_end(span.n_past) / kTilePositions) return;
   auto* const own_tile = reinterpret_cast<uint4*>(own.ring_tile(span.slot, head, tile));
   auto* const step_tile = reinterpret_cast<uint4*>(of_step.ring_tile(span.ring, head, tile));
@@ -98,12 +107,13 @@ void device_next_position(gpu::StreamHandle stream, int n, StepRow* rows) {
               rows);
 }
 
-void copy_ring_tiles(gpu::StreamHandle stream, const KvTiles& own, const KvTiles& of_step, const StepSpan* spans, int n,
-                     RingCopy direction) {
-  if (n == 0 || own.ring_tiles == 0) return;
+void copy_ring_tiles(gpu::StreamHandle stream, std::span<const KvTiles, 2> own, std::span<const KvTiles, 2> of_step,
+                     const StepSpan* spans, int n, RingCopy direction) {
+  const int most = std::max(own[0].ring_tiles, own[1].ring_tiles);
+  if (n == 0 || most == 0) return;
   gpu::launch("copy of ring tiles", copy_ring_kernel,
-              {dim3(unsigned(own.ring_tiles), unsigned(own.n_kv_heads), unsigned(n)), kThreads, 0, stream}, own,
-              of_step, spans, direction);
+              {dim3(unsigned(most), unsigned(2 * own[0].n_kv_heads), unsigned(n)), kThreads, 0, stream},
+              RingSides{{own[0], own[1]}, {of_step[0], of_step[1]}}, spans, direction);
 }
 
 }  // namespace ridge

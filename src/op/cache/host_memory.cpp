@@ -1,5 +1,6 @@
 #include "op/cache/host_memory.h"
 
+#include <cmath>
 #include <cstring>
 
 #include "base/rng.h"
@@ -32,6 +33,9 @@ std::vector<float> metric_in_cache_space(const RowRotation& rotation, int head_d
         for (size_t j = 0; j < i; ++j) std::swap(form[i * dim + j], form[j * dim + i]);
     }
     for (size_t i = 0; i < dim; ++i) form[i * dim + i] += kMetricRidge;
+    for (size_t i = 0; i < size; ++i)
+      RIDGE_CHECK(std::abs(form[i]) <= kMostMetric && (i % (dim + 1) != 0 || form[i] >= 1 / kMostMetric),
+                  "entry ({}, {}) of a metric is {}", i / dim, i % dim, form[i]);
   }
   return turned;
 }

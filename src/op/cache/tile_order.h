@@ -151,6 +151,24 @@ RIDGE_HD void set_tile_code(TileKind kind, const TileShape& shape, TilePlace at,
   }
 }
 
+/// Word w of a lane of a rotor-3 or rotor-4 tile: code(group, i) gives the lane's codes.
+template <int kBits, class Code>
+RIDGE_HD uint32_t rotor_word(int w, Code code) {
+  uint32_t word = 0;
+  for (int i = 0; i < 8; ++i) {
+    uint32_t nibble;
+    if constexpr (kBits == 4) {
+      nibble = code(w, i);
+      nibble ^= nibble < 8u ? 15u : 8u;
+    } else {
+      const int first = w / 3 * 4;
+      nibble = code(first + w % 3, i) | (uint32_t(code(first + 3, i)) >> w % 3 & 1u) << 3;
+    }
+    word |= nibble << (4 * i);
+  }
+  return word;
+}
+
 /// The device's level of a rotor code.
 RIDGE_HD constexpr float tile_level3(int code) {
   constexpr TileLevels3 levels;
