@@ -4,8 +4,8 @@
 // share the part's tiles, each fetches its own through room of its own in shared memory, and they put their results
 // together at the end. The kinds of K and V are known to the compiler (kK, kV) or kAnyKind, which decides at every tile.
 //
-// Tiles coded on both sides come in pieces of kPiece neighbours that share a softmax and the sums of V; a warp has kPlaces
-// places for them. All other tiles and the sinks come alone. A place is filled again as soon as it has been read.
+// Tiles coded on both sides come in pieces of up to kPiece neighbours that share a softmax and the sums of V. All other tiles
+// and the sinks come alone. A place in shared memory is filled again as soon as it has been read.
 #pragma once
 
 #include <span>
@@ -236,14 +236,16 @@ constexpr int pair_bytes(TileKind k, TileKind v, int head_dim) {
   return TileShape(k, head_dim).bytes + TileShape(v, head_dim).bytes;
 }
 
-/// Tiles of a piece. Small ones come two by two: they are many instructions a byte, some of which two can share.
+/// Tiles of a whole piece: small ones are many instructions a byte, some of which several can share. Those of a page, where
+/// scales a block do not fill the registers.
 template <int kDim, int kK, int kV>
 constexpr int piece_tiles() {
   if (kK == kAnyKind || kV == kAnyKind || is_half(TileKind(kK)) || is_half(TileKind(kV))) return 1;
-  return pair_bytes(TileKind(kK), TileKind(kV), kDim) <= 5 * 1024 ? 2 : 1;
+  if (pair_bytes(TileKind(kK), TileKind(kV), kDim) > 5 * 1024) return 1;
+  return has_blocks(TileKind(kK)) || has_blocks(TileKind(kV)) ? 2 : kPageTiles;
 }
 /// Places of a warp for pieces of one side.
-inline constexpr int kPlaces = 2;
+constexpr int piece_places(int piece_tiles) { return piece_tiles > 2 ? 1 : 2; }
 /// Warps of a block at most: 12 leave a thread 168 registers, 8 leave 255. Small pairs are many instructions a byte and
 /// gain from more warps; large pairs have bytes enough on their way with 4.
 template <int kDim, int kK, int kV>
@@ -258,49 +260,71 @@ __device__ __forceinline__ int quotient(int a, int b) {
   return int((float(a) + 0.5f) * gpu::fast_reciprocal(float(b)));
 }
 
-/// The work of a part, dealt to its warps in turn so that neighbours are read at the same time: pieces, and single units,
-/// which the last part has unless warps have one unit each at most. A single takes the time of kWorth pieces, as its
-/// latency is not hidden; warps that have one get as many pieces less.
-struct Share {
-  static constexpr int kWorth = 2;
-  int first_piece, first_single, n_singles;  ///< of the part
-  int n_pieces;                              ///< of the warp
-  int warp, warps, skipped;
+/// Neighbours that a warp takes together.
+struct Piece {
+  int tile, n;
+};
 
-  __device__ Share(const Units& units, int kPiece, int part, int n, int n_warps, int w) : warp(w), warps(n_warps) {
-    const bool few = units.n_units <= n * warps;
+/// The work of a part, dealt to its warps in turn so that neighbours are read at the same time: rounds of whole pieces, a
+/// last round of pieces so small that most warps have one, and single units. All coded tiles are small pieces where warps
+/// have one unit each at most. The last part has the units that are not coded and what no whole piece is made of; a
+/// warp with a single has a whole piece less.
+struct Share {
+  int first_tile, first_single, n_singles;  ///< of the part
+  int n_pieces;                             ///< of the warp
+  int kPiece, warp, warps, skipped, rounds, last_tiles, n_last, last_index, first_odd, n_odd, from_end;
+
+  __device__ Share(const Units& units, int piece_tiles, int part, int n, int n_warps, int w)
+      : kPiece(piece_tiles), warp(w), warps(n_warps), from_end(n_warps - 1 - w) {
     const int coded = min(min(units.k_coded, units.v_coded), units.n / kTilePositions);
-    const int all_pieces = few ? 0 : coded / kPiece, rest = units.n_units - all_pieces * kPiece;
-    const int all = few ? rest : all_pieces + kWorth * rest;
+    const int exact = units.n_units - coded;
+    const bool few = kPiece > 1 && units.n_units <= n * warps;
+    // What is cut: units, or whole pieces with the exact units behind them.
+    const int whole = few ? coded : coded / kPiece, all = whole + exact;
     const int least = quotient(all, n), longer = all - least * n;  // the last parts have one more
     const int begin = part * least + max(0, part - (n - longer)), end = begin + least + (part >= n - longer ? 1 : 0);
-    first_single = all_pieces * kPiece + (few ? begin : 0);
-    n_singles = few ? end - begin : part + 1 == n ? rest : 0;
-    first_piece = min(begin, all_pieces);
-    const int pieces = min(end, all_pieces) - first_piece;
-    skipped = n_singles <= warps && pieces >= kWorth * warps ? n_singles : 0;
-    const int dealt = pieces + kWorth * skipped;
-    n_pieces = max(0, quotient(dealt + warps - 1 - warp, warps) - (warp < skipped ? kWorth : 0));
+    const int first = min(begin, whole), mine = min(end, whole) - first;
+    const bool is_last = part + 1 == n;
+    first_tile = few ? first : kPiece * first;
+    first_single = coded + (few ? max(0, begin - whole) : 0);
+    n_singles = few ? end - begin - mine : is_last ? exact : 0;
+    first_odd = kPiece * whole;
+    n_odd = few || !is_last ? 0 : coded - first_odd;
+    skipped = !few && n_singles <= warps && mine >= warps ? n_singles : 0;
+    const int dealt = few ? 0 : mine + skipped;
+    rounds = quotient(dealt, warps);
+    const int left = few ? mine : kPiece * (dealt - rounds * warps);  // tiles
+    last_tiles = left <= warps ? 1 : left <= 2 * warps ? 2 : kPiece;
+    n_last = last_tiles == 1 ? left : last_tiles == 2 ? left / 2 : left / kPiece;
+    last_index = few ? warp - n_singles : warp;
+    n_pieces = rounds - (warp < skipped ? 1 : 0) + (has_last() ? 1 : 0) +
+               (from_end < n_odd ? 1 + quotient(n_odd - 1 - from_end, warps) : 0);
   }
-  /// Of all pieces, number i of the warp's.
-  __device__ int piece(int i) const {
-    const int round = i + (warp < skipped ? kWorth : 0);
-    const int before = round < kWorth ? (round + 1) * skipped : kWorth * skipped;
-    return first_piece + round * warps + warp - before;
+  __device__ bool has_last() const { return last_index >= 0 && last_index < n_last; }
+
+  __device__ Piece piece(int i) const {
+    i += warp < skipped ? 1 : 0;
+    if (i < rounds) return {first_tile + kPiece * (i * warps + warp - skipped), kPiece};
+    i -= rounds;
+    if (has_last()) {
+      if (i == 0) return {first_tile + kPiece * (rounds * warps - skipped) + last_tiles * last_index, last_tiles};
+      --i;
+    }
+    return {first_odd + from_end + i * warps, 1};
   }
 };
 
 template <int kDim, int kK, int kV>
 __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
     attn_split_kernel(const DeviceAttention a, const Cut cut) {
-  constexpr int kPiece = piece_tiles<kDim, kK, kV>(), kPer = kDim / 32;
+  constexpr int kPiece = piece_tiles<kDim, kK, kV>(), kPlaces = piece_places(kPiece), kPer = kDim / 32;
   static_assert(kPageTiles % kPiece == 0);  // the tiles of a piece are neighbours in memory
   std::byte* const shared = gpu::dynamic_shared<std::byte>();
   const Queries<kDim> queries{shared};
   std::byte* const room = shared + Queries<kDim>::kBytes;
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, warps = int(blockDim.x) / 32;
   const TileKind k_kind = kK == kAnyKind ? a.k.kind : TileKind(kK), v_kind = kV == kAnyKind ? a.v.kind : TileKind(kV);
-  const int k_bytes = kPiece * TileShape(k_kind, kDim).bytes, v_bytes = kPiece * TileShape(v_kind, kDim).bytes;
+  const int k_bytes = TileShape(k_kind, kDim).bytes, v_bytes = TileShape(v_kind, kDim).bytes;  // of a tile
   std::byte *const k_room = room + warp * cut.warp_bytes, *const v_room = k_room + cut.v_at;
   const int list = int(blockIdx.x), row = int(blockIdx.y);
   const int kv_head = cut.head_groups == 1 ? list : list / cut.head_groups;
@@ -319,19 +343,22 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
   // Numbers of pages are fetched for 32 of the warp's pieces at a time, one a lane. Each start is a group of copies,
   // empty where there is nothing to fetch: what is waited for is known by what was started after it.
   const int n_pieces = share.n_pieces;
-  const auto tile_of = [&](int piece) { return kPiece * share.piece(piece); };
   int page_of_lane = 0;
   const auto fetch_pages = [&](int piece) {
-    if (piece % 32 == 0) page_of_lane = piece + lane < n_pieces ? k.pages[tile_of(piece + lane) / kPageTiles] : 0;
+    if (piece % 32 == 0)
+      page_of_lane = piece + lane < n_pieces ? k.pages[share.piece(piece + lane).tile / kPageTiles] : 0;
   };
   const auto start_piece = [&](int piece, bool is_k) {
-    const int page = __shfl_sync(gpu::kAllLanes, page_of_lane, piece % 32), place = piece % kPlaces;
+    const int page = __shfl_sync(gpu::kAllLanes, page_of_lane, piece % 32);
     if (piece < n_pieces) {
-      std::byte* const to = is_k ? k_room + place * k_bytes : v_room + place * v_bytes;
-      const std::byte* const from = (is_k ? a.k : a.v).coded_tile(page, kv_head, tile_of(piece));
-      if constexpr (kK == kAnyKind) copy_tile(to, from, is_k ? k_bytes : v_bytes, lane);
-      else if (is_k) copy_tiles<kPiece * TileShape(TileKind(kK), kDim).bytes>(to, from, lane);
-      else copy_tiles<kPiece * TileShape(TileKind(kV), kDim).bytes>(to, from, lane);
+      const auto [tile, n] = share.piece(piece);
+      const int bytes = is_k ? k_bytes : v_bytes;
+      std::byte* const to = (is_k ? k_room : v_room) + piece % kPlaces * kPiece * bytes;
+      const std::byte* const from = (is_k ? a.k : a.v).coded_tile(page, kv_head, tile);
+      if (kK == kAnyKind || n < kPiece) copy_tile(to, from, n * bytes, lane);
+      else if (is_k)
+        copy_tiles<kPiece * TileShape(kK == kAnyKind ? TileKind::rows : TileKind(kK), kDim).bytes>(to, from, lane);
+      else copy_tiles<kPiece * TileShape(kK == kAnyKind ? TileKind::rows : TileKind(kV), kDim).bytes>(to, from, lane);
     }
     gpu::copy_commit();
   };
@@ -347,7 +374,8 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
   };
 
   const bool has_any = n_pieces > 0 || warp < share.n_singles;
-  const int last_started = n_pieces > 0 ? tile_of(min(kPlaces, n_pieces) - 1) + kPiece - 1 : share.first_single + warp;
+  const int last_started =
+      n_pieces > 0 ? share.piece(min(kPlaces, n_pieces) - 1).tile + kPiece - 1 : share.first_single + warp;
   const bool settled = has_any && units.is_settled(last_started, a.rows.most);
   if (!settled) gpu::wait_for_previous_grid();
   if (n_pieces > 0) {
@@ -375,23 +403,28 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
   float unit = 0;
   with_coded<kK>(k_kind, [&]<TileKind kKind>() { unit = score_unit<kKind>(queries, lane); });
   bool raises = true;
-#pragma unroll 1
-  for (int piece = 0; piece < n_pieces; ++piece) {
-    const std::byte *const k_tiles = k_room + piece % kPlaces * k_bytes, *const v_tiles =
-                                                                             v_room + piece % kPlaces * v_bytes;
+  const auto take_piece = [&]<int kTiles>(int piece, int tile) {
+    const std::byte *const k_tiles = k_room + piece % kPlaces * kPiece * k_bytes, *const v_tiles =
+                                                                                      v_room + piece % kPlaces *
+                                                                                                   kPiece * v_bytes;
     gpu::copy_wait<2 * kPlaces - 1>();
     __syncwarp();
-    float scores[kPiece][8], worth = 1;
+    float scores[kTiles][8], worth = 1;
     for (;;) {
-      with_coded<kK>(
-          k_kind, [&]<TileKind kKind>() { tile_scores<kKind, kDim, kPiece>(k_tiles, queries, levels, lane, scores); });
-      if (tile_of(piece) == 0) mask(units, 0, lane, scores[0]);
+      constexpr int kPair = kTiles > 1 ? 2 : 1;  // products of more need more registers than there are
+      with_coded<kK>(k_kind, [&]<TileKind kKind>() {
+#pragma unroll
+        for (int n = 0; n < kTiles; n += kPair)
+          tile_scores<kKind, kDim, kPair>(k_tiles + n * TileShape(kKind, kDim).bytes, queries, levels, lane,
+                                          scores + n);
+      });
+      if (tile == 0) mask(units, 0, lane, scores[0]);
       if constexpr (kPiece == 1) {
         worth = state.template take_under_own_top<1>(scores, unit);
         break;
       }
-      if (raises) state.template raise_top<kPiece>(scores, unit);
-      raises = !state.template take<kPiece>(scores, unit);
+      if (raises) state.template raise_top<kTiles>(scores, unit);
+      raises = !state.template take<kTiles>(scores, unit);
       if (!raises) break;
     }
     __syncwarp();  // all lanes have read the place that is filled next
@@ -400,10 +433,17 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
     gpu::copy_wait<2 * kPlaces - 1>();
     __syncwarp();
     with_coded<kV>(v_kind, [&]<TileKind kKind>() {
-      tile_values<kKind, kDim, kPiece>(v_tiles, levels, scores, worth, lane, state.out);
+      tile_values<kKind, kDim, kTiles>(v_tiles, levels, scores, worth, lane, state.out);
     });
     __syncwarp();
     start_piece(piece + kPlaces, false);
+  };
+#pragma unroll 1
+  for (int i = 0; i < n_pieces; ++i) {
+    const auto [tile, n] = share.piece(i);
+    if (n == kPiece) take_piece.template operator()<kPiece>(i, tile);
+    else if (n == 1) take_piece.template operator()<1>(i, tile);
+    else take_piece.template operator()<kPiece == 1 ? 1 : 2>(i, tile);
   }
   if (n_pieces > 0) start_single(warp, true), start_single(warp, false);
 #pragma unroll 1
