@@ -83,8 +83,8 @@ class DeviceStep {
               gpu::Buffer(int64_t(slice.n_spans) * own[s].n_kv_heads * slice.ring_tiles * own[s].ring_tile_bytes);
           sides[s].ring = rings[s].as<std::byte>();
           sides[s].ring_tiles = slice.ring_tiles;
-          copy_ring_tiles(stream_, own[s], sides[s], spans, slice.n_spans, RingCopy::in);
         }
+      if (slice.is_long) copy_ring_tiles(stream_, own, sides, spans, slice.n_spans, RingCopy::in);
       device_append(stream_, {.rows = rows,
                               .n_heads = own[0].n_kv_heads * group,
                               .k_tiles = sides[0],
@@ -111,8 +111,7 @@ class DeviceStep {
                                  .most_tiles = slice.leaving_tiles,
                                  .pages = rows.pages,
                                  .page_pitch = rows.page_pitch});
-      if (slice.is_long)
-        for (size_t s = 0; s < 2; ++s) copy_ring_tiles(stream_, own[s], sides[s], spans, slice.n_spans, RingCopy::out);
+      if (slice.is_long) copy_ring_tiles(stream_, own, sides, spans, slice.n_spans, RingCopy::out);
       after_slice(slice, sides, q_out.as<float>());
       stream_.synchronize();
     }

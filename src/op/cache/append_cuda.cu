@@ -1,5 +1,7 @@
 #include "op/cache/append_cuda.h"
 
+#include <algorithm>
+
 #include "gpu/launch.h"
 #include "op/cache/append_kernels.h"
 
@@ -39,20 +41,28 @@ __global__ void next_position_kernel(int n, StepRow* rows) {
   if (i < n) rows[i].position += 1;
 }
 
-/// Blocks: (tile of the sequence's own ring, kv head, span).
-__global__ void copy_ring_kernel(KvTiles own, KvTiles of_step, const StepSpan* spans, RingCopy direction) {
+__device__ void copy_ring_tile(const KvTiles& own, const KvTiles& of_step, const StepSpan* spans, RingCopy direction) {
+  if (int(blockIdx.x) >= own.ring_tiles) return;
   const StepSpan span = spans[blockIdx.z];
   const KvRetention& r = own.retention;
   if (r.window == 0 && span.n_past >= r.calibration) return;  // nothing is exact any more
   const bool in = direction == RingCopy::in;
   const int last = ((in ? span.n_past : span.n) - 1) / kTilePositions;  // none of an empty sequence
-  const int tile = last - int(blockIdx.x), head = int(blockIdx.y);
+  const int tile = last - int(blockIdx.x), head = int(blockIdx.y / 2);
   if ((in && span.n_past == 0) || tile < r.coded_end(span.n_past) / kTilePositions) return;
   auto* const own_tile = reinterpret_cast<uint4*>(own.ring_tile(span.slot, head, tile));
   auto* const step_tile = reinterpret_cast<uint4*>(of_step.ring_tile(span.ring, head, tile));
   uint4* const to = in ? step_tile : own_tile;
   const uint4* const from = in ? own_tile : step_tile;
   for (int i = int(threadIdx.x); i < int(own.ring_tile_bytes / 16); i += kThreads) to[i] = from[i];
+}
+struct RingPair {
+  KvTiles own[2], of_step[2];
+};
+/// Blocks: (tile of the sequence's own ring, side and kv head, span).
+__global__ void copy_ring_kernel(const RingPair sides, const StepSpan* spans, RingCopy direction) {
+  if (blockIdx.y % 2 == 0) copy_ring_tile(sides.own[0], sides.of_step[0], spans, direction);
+  else copy_ring_tile(sides.own[1], sides.of_step[1], spans, direction);
 }
 
 }  // namespace
@@ -98,12 +108,13 @@ void device_next_position(gpu::StreamHandle stream, int n, StepRow* rows) {
               rows);
 }
 
-void copy_ring_tiles(gpu::StreamHandle stream, const KvTiles& own, const KvTiles& of_step, const StepSpan* spans, int n,
-                     RingCopy direction) {
-  if (n == 0 || own.ring_tiles == 0) return;
+void copy_ring_tiles(gpu::StreamHandle stream, std::span<const KvTiles, 2> own, std::span<const KvTiles, 2> of_step,
+                     const StepSpan* spans, int n, RingCopy direction) {
+  const int tiles = std::max(own[0].ring_tiles, own[1].ring_tiles);
+  if (n == 0 || tiles == 0) return;
   gpu::launch("copy of ring tiles", copy_ring_kernel,
-              {dim3(unsigned(own.ring_tiles), unsigned(own.n_kv_heads), unsigned(n)), kThreads, 0, stream}, own,
-              of_step, spans, direction);
+              {dim3(unsigned(tiles), 2 * unsigned(own[0].n_kv_heads), unsigned(n)), kThreads, 0, stream},
+              RingPair{{own[0], own[1]}, {of_step[0], of_step[1]}}, spans, direction);
 }
 
 }  // namespace ridge

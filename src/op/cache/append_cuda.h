@@ -3,6 +3,8 @@
 // serves every step. Given equal rows after RoPE the cache holds the bits that append.h leaves on the host.
 #pragma once
 
+#include <span>
+
 #include "gpu/device.h"
 #include "op/cache/step_rows.h"
 #include "op/cache/tiles.h"
@@ -84,9 +86,10 @@ enum class RingCopy : uint8_t {
   in,   ///< into the ring of the step: tiles of the sequence's own that queries may see, before the prompt is appended
   out,  ///< back: the newest tiles
 };
-/// spans [n] in device memory; of_step.ring_tiles has room for what queries of each may see.
-void copy_ring_tiles(gpu::StreamHandle stream, const KvTiles& own, const KvTiles& of_step, const StepSpan* spans, int n,
-                     RingCopy direction);
+/// K and V of a layer, where they have rings. spans [n] in device memory; of_step's ring_tiles have room for what queries
+/// of each may see.
+void copy_ring_tiles(gpu::StreamHandle stream, std::span<const KvTiles, 2> own, std::span<const KvTiles, 2> of_step,
+                     const StepSpan* spans, int n, RingCopy direction);
 
 /// Fills n_tiles tiles with random codes that are valid, finite and about as large as those of real rows.
 void device_fill_tiles(gpu::StreamHandle stream, TileKind kind, int head_dim, int64_t n_tiles, uint64_t seed,
