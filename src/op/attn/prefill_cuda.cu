@@ -44,58 +44,54 @@ struct Unit {
   __device__ Unit after() const { return {bits + 1}; }
 };
 
-/// What of a side the queries of a block need: tiles below coded_min are coded for all of them, those from coded_max on
-/// for none.
-struct Reach {
-  int coded_min = 0, coded_max = 0;
-  bool has_exact = false;  // rows beside the sinks
+/// Tiles that a query which sees n positions sees coded.
+__device__ __forceinline__ int coded_tiles(const KvRetention& r, int n) {
+  return (r.coded_end(n) + kTilePositions - 1) / kTilePositions;
+}
 
-  __device__ Reach(const KvTiles& t, int first_n, int last_n)
-      : coded_min(coded_tiles(t.retention, first_n)),
-        coded_max(coded_tiles(t.retention, last_n)),
-        has_exact(t.ring_tiles > 0) {}
-  /// Tiles that a query which sees n positions sees coded.
-  __device__ static int coded_tiles(const KvRetention& r, int n) {
-    return (r.coded_end(n) + kTilePositions - 1) / kTilePositions;
-  }
-  /// Whether some query sees the tile so.
-  __device__ bool reads(int tile, bool coded) const {
-    return coded ? tile < coded_max : has_exact && tile >= coded_min;
-  }
-};
-
-/// The units of a block in order: the sinks, and tiles [first_tile, end_tile).
+/// The units of a block in order: the sinks, and tiles [first_tile, end_tile). In shared memory: registers are scarce.
 struct Units {
-  Reach k, v;
-  int first_tile = 0, end_tile = 0, n_sinks = 0;
-  int plain_end = 0;                      // tiles before it are coded for every query, K and V: one unit each
-  int full_end = 0;                       // every query sees all of them, and of tile 0 what is no sink
-  bool k_sinks = false, v_sinks = false;  // sides that have sinks
-  bool alike = false;                     // K and V are coded at the same positions
+  int first_tile, end_tile, n_sinks;
+  int plain_end;          // tiles before it are coded for every query, K and V: one unit each
+  int full_end;           // every query sees all of them, and of tile 0 what is no sink
+  bool k_sinks, v_sinks;  // sides that have sinks
+  // By the low bits of a unit: whether some query sees the sinks so, and tiles [begin, end).
+  bool sinks[4];
+  int begin[4], end[4];
 
-  __device__ Units(const DeviceAttention& a, int first_n, int last_n, int part, int n_parts)
-      : k(a.k, first_n, last_n),
-        v(a.v, first_n, last_n),
-        n_sinks(min(last_n, max(a.k.n_sinks, a.v.n_sinks))),
-        k_sinks(a.k.n_sinks > 0),
-        v_sinks(a.v.n_sinks > 0),
-        alike(a.k.retention.window == a.v.retention.window && a.k.retention.tile == a.v.retention.tile &&
-              a.k.retention.calibration == a.v.retention.calibration) {
+  /// For queries that see first_n to last_n positions.
+  __device__ void set(const DeviceAttention& a, int first_n, int last_n, int part, int n_parts) {
     const int n_tiles = (last_n + kTilePositions - 1) / kTilePositions;
     first_tile = int(int64_t(n_tiles) * part / n_parts);
     end_tile = int(int64_t(n_tiles) * (part + 1) / n_parts);
-    plain_end = min(end_tile, min(k.coded_min, v.coded_min));
+    n_sinks = min(last_n, max(a.k.n_sinks, a.v.n_sinks));
+    k_sinks = a.k.n_sinks > 0;
+    v_sinks = a.v.n_sinks > 0;
+    // Tiles below the first number are coded for all of the queries, those from the second on for none.
+    const KvRetention &k = a.k.retention, &v = a.v.retention;
+    const int k_coded[2] = {coded_tiles(k, first_n), coded_tiles(k, last_n)};
+    const int v_coded[2] = {coded_tiles(v, first_n), coded_tiles(v, last_n)};
+    plain_end = min(end_tile, min(k_coded[0], v_coded[0]));
     full_end = min(plain_end, first_n / kTilePositions);
+    const bool alike = k.window == v.window && k.tile == v.tile && k.calibration == v.calibration;
+    for (int i = 0; i < 4; ++i) {
+      const Unit u{i};
+      begin[i] = max(u.k_coded() ? 0 : k_coded[0], u.v_coded() ? 0 : v_coded[0]);
+      end[i] = min(u.k_coded() ? k_coded[1] : n_tiles, u.v_coded() ? v_coded[1] : n_tiles);
+      if ((!u.k_coded() && a.k.ring_tiles == 0) || (!u.v_coded() && a.v.ring_tiles == 0) ||
+          (alike && u.k_coded() != u.v_coded()))
+        end[i] = 0;
+      // A side without sinks has these positions in tile 0.
+      const bool k_read = k_sinks ? !u.k_coded() : u.k_coded() ? k_coded[1] > 0 : a.k.ring_tiles > 0 && k_coded[0] == 0;
+      const bool v_read = v_sinks ? !u.v_coded() : u.v_coded() ? v_coded[1] > 0 : a.v.ring_tiles > 0 && v_coded[0] == 0;
+      sinks[i] = n_sinks > 0 && k_read && v_read;
+    }
   }
 
   __device__ bool ended(Unit u) const { return u.bits >> 2 > end_tile; }
   __device__ bool is_read(Unit u) const {
-    const bool k_coded = u.k_coded(), v_coded = u.v_coded();
-    if (u.sinks()) {
-      if (n_sinks == 0) return false;
-      return (k_sinks ? !k_coded : k.reads(0, k_coded)) && (v_sinks ? !v_coded : v.reads(0, v_coded));
-    }
-    return k.reads(u.tile(), k_coded) && v.reads(u.tile(), v_coded) && !(alike && k_coded != v_coded);
+    const int i = u.bits & 3;
+    return u.sinks() ? sinks[i] : u.tile() >= begin[i] && u.tile() < end[i];
   }
   __device__ Unit from(Unit u) const {
 #pragma unroll 1
@@ -113,17 +109,21 @@ struct Units {
   }
 };
 
-/// Positions [begin, end) of a unit are what a query that sees n positions sees there.
+/// What a query sees: n positions, of which these tiles are coded.
+struct alignas(16) Sight {
+  int n, k_coded, v_coded, unused;
+};
+/// Positions [begin, end) of a unit are what a query sees there.
 struct Seen {
   int begin, end;
 };
-__device__ __forceinline__ Seen seen_of(const DeviceAttention& a, const Units& units, Unit u, int n) {
+__device__ __forceinline__ Seen seen_of(const Units& units, Unit u, const Sight& sight) {
   const int tile = u.tile();
-  const bool k_there = (u.sinks() && units.k_sinks) || (tile < Reach::coded_tiles(a.k.retention, n)) == u.k_coded();
-  const bool v_there = (u.sinks() && units.v_sinks) || (tile < Reach::coded_tiles(a.v.retention, n)) == u.v_coded();
+  const bool k_there = (u.sinks() && units.k_sinks) || (tile < sight.k_coded) == u.k_coded();
+  const bool v_there = (u.sinks() && units.v_sinks) || (tile < sight.v_coded) == u.v_coded();
   if (!k_there || !v_there || units.ended(u)) return {0, 0};
-  if (u.sinks()) return {0, min(units.n_sinks, n)};
-  return {tile == 0 ? units.n_sinks : 0, n - tile * kTilePositions};
+  if (u.sinks()) return {0, min(units.n_sinks, sight.n)};
+  return {tile == 0 ? units.n_sinks : 0, sight.n - tile * kTilePositions};
 }
 
 /// A side of the block's kv head.
@@ -216,29 +216,33 @@ __device__ __forceinline__ void scores_of(const std::byte* queries, const std::b
       for (int t = 0; t < C::kFragments; ++t)
         load_words(queries + ((t * kSteps + 2 * q + h) * 32 + lane) * 16, a[h][t]);
 #pragma unroll
-    for (int n = 0; n < C::kKeys / 8; ++n) {
-      uint32_t b[4];
-      load_words(keys + n / 4 * C::kTileBytes + ((4 * q + n % 4) * 32 + lane) * 16, b);
+    for (int n = 0; n < C::kKeys / 8; n += 2) {  // two at a time: sums that wait for each other are further apart
+      uint32_t b[2][4];
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        load_words(keys + n / 4 * C::kTileBytes + ((4 * q + n % 4 + i) * 32 + lane) * 16, b[i]);
 #pragma unroll
       for (int h = 0; h < 2; ++h)
 #pragma unroll
-        for (int t = 0; t < C::kFragments; ++t) gpu::mma_f16(scores[t][n], a[h][t], b[2 * h], b[2 * h + 1]);
+        for (int i = 0; i < 2; ++i)
+#pragma unroll
+          for (int t = 0; t < C::kFragments; ++t) gpu::mma_f16(scores[t][n + i], a[h][t], b[i][2 * h], b[i][2 * h + 1]);
     }
   }
 }
 
 /// Scores of what a query does not see, or not in this unit, become -infinity.
 template <class C>
-__device__ void mask(const DeviceAttention& a, const Units& units, const Unit (&step)[C::kTiles], const StepRow* span,
-                     const Queries& queries, int lane, float (&scores)[C::kFragments][C::kKeys / 8][4]) {
+__device__ void mask(const Units& units, const Unit (&step)[C::kTiles], const Sight* sights, int lane,
+                     float (&scores)[C::kFragments][C::kKeys / 8][4]) {
 #pragma unroll
   for (int t = 0; t < C::kFragments; ++t)
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int n = span[0].position + queries.token(16 * t + lane / 4 + 8 * h) + 1;
+      const Sight sight = sights[16 * t + lane / 4 + 8 * h];
 #pragma unroll
       for (int u = 0; u < C::kTiles; ++u) {
-        const Seen seen = seen_of(a, units, step[u], n);
+        const Seen seen = seen_of(units, step[u], sight);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
           const int key = 8 * (i / 2) + 2 * (lane % 4) + i % 2;
@@ -290,13 +294,17 @@ __device__ __forceinline__ void take_step(float (&scores)[C::kFragments][C::kKey
           weights[j][t][i] = gpu::pack_f16(x, y);
         }
 #pragma unroll
-    for (int e = 0; e < C::kDim / 8; ++e) {
-      uint32_t b[4];
-      load_words(values + u * C::kTileBytes + (e * 32 + lane) * 16, b);
+    for (int e = 0; e < C::kDim / 8; e += 2) {
+      uint32_t b[2][4];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) load_words(values + u * C::kTileBytes + ((e + i) * 32 + lane) * 16, b[i]);
 #pragma unroll
       for (int j = 0; j < 2; ++j)
 #pragma unroll
-        for (int t = 0; t < C::kFragments; ++t) gpu::mma_f16(state.out[t][e], weights[j][t], b[2 * j], b[2 * j + 1]);
+        for (int i = 0; i < 2; ++i)
+#pragma unroll
+          for (int t = 0; t < C::kFragments; ++t)
+            gpu::mma_f16(state.out[t][e + i], weights[j][t], b[i][2 * j], b[i][2 * j + 1]);
     }
   }
 }
@@ -375,10 +383,12 @@ __device__ void store_part(const WarpState<C>& state, const PartRows& parts, int
 template <class C, bool kAsHalves>
 __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     prefill_kernel(const DeviceAttention a, const AttnBlock* blocks, const PartRows parts) {
-  constexpr int kAhead = kAsHalves ? C::kStages - 1 : C::kStages / 2;  // steps whose tiles are under way
-  constexpr int kRaw = kAsHalves ? C::kStages : C::kStages / 2;        // stages of tiles as they come
-  constexpr int kHalves = kAsHalves ? C::kStages : C::kStages - kRaw;  // and of halves
+  constexpr int kAhead = C::kStages / 2;                    // steps whose tiles are under way
+  constexpr int kRaw = kAsHalves ? C::kStages : kAhead;     // stages of tiles as they come
+  constexpr int kHalves = kAsHalves ? C::kStages : kAhead;  // and of halves
   __shared__ gpu::Arrival arrivals[kRaw][C::kSides];
+  __shared__ Units units;
+  __shared__ Sight sights[C::kQueries];
   __shared__ int unit_bits[C::kStages][C::kTiles];
   std::byte* const shared = gpu::dynamic_shared<std::byte>();
   std::byte* const halves = shared + C::kQueryBytes;
@@ -395,8 +405,11 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   const int last_n = n_past + (min(block.first_query + C::kQueries, n_queries) - 1) / group + 1;
   // No query of the warp sees more; nothing of a warp without queries.
   const int warp_keys = queries.first < n_queries ? n_past + queries.token(C::kWarpQueries - 1) + 1 : 0;
-  const Units units(a, first_n, last_n, block.part, block.n_parts);
-
+  if (threadIdx.x == 0) units.set(a, first_n, last_n, block.part, block.n_parts);
+  if (int(threadIdx.x) < C::kQueries) {
+    const int n = n_past + min(block.first_query + int(threadIdx.x), n_queries - 1) / group + 1;
+    sights[threadIdx.x] = {n, coded_tiles(a.k.retention, n), coded_tiles(a.v.retention, n), 0};
+  }
   if (warp == 0) gpu::set_up_arrivals(&arrivals[0][0], kRaw * C::kSides, lane);
   __syncthreads();
 
@@ -407,7 +420,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     if (warp >= C::kSides) return;
     const Unit first = coming;
     Unit own = first;
-#pragma unroll
+#pragma unroll 1
     for (int i = 0; i < C::kTiles; ++i) {
       if (i == warp % C::kTiles && !units.ended(coming)) own = coming;
       if (warp == 0 && lane == 0) unit_bits[step % C::kStages][i] = coming.bits;
@@ -440,7 +453,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     }
   };
 
-#pragma unroll
+#pragma unroll 1
   for (int step = 0; step < kAhead; ++step) start(step);
 
   // Each lane reads back what it put there itself.
@@ -468,39 +481,41 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
       for (int i = 0; i < C::kTiles; ++i) wait_for(step, i);
     float scores[C::kFragments][C::kKeys / 8][4];
     scores_of<C>(own_queries, tiles, lane, scores);
-    if (!units.all_seen(of[0], of[C::kTiles - 1])) mask<C>(a, units, of, span, queries, lane, scores);
+    if (!units.all_seen(of[0], of[C::kTiles - 1])) mask<C>(units, of, sights + warp * C::kWarpQueries, lane, scores);
     if constexpr (kAsHalves)
 #pragma unroll
       for (int i = C::kTiles; i < C::kSides; ++i) wait_for(step, i);
     take_step<C>(scores, tiles + C::kTiles * C::kTileBytes, lane, state);
   };
 
-  if constexpr (!kAsHalves && kHalves > 1) {
-    __syncthreads();  // everyone knows the units
-    to_halves(0);
-  }
+  // With room for two steps of halves, one half of the warps feeds the tensor cores while the other turns the next step's
+  // tiles to halves, of the first step in front of all.
+  constexpr bool kBeside = !kAsHalves && kHalves > 1;
 #pragma unroll 1
-  for (int step = 0;; ++step) {
-    __syncthreads();  // everyone has done with the step before
-    if (units.ended(unit_of(step, 0))) break;
-    if constexpr (kAsHalves) {
-      start(step + kAhead);
-      multiply(step);
-    } else if constexpr (kHalves > 1) {
-      start(step + kAhead);
-      // While one half of the warps feeds the tensor cores, the other turns the next step's tiles to halves.
+  for (int step = kBeside ? -1 : 0;; ++step) {
+    // Everyone has done with the step before; tiles that come as halves stay for kAhead steps.
+    const bool is_new = !kAsHalves || step % kAhead == 0;
+    if (is_new) __syncthreads();
+    if (step >= 0 && units.ended(unit_of(step, 0))) break;
+    if constexpr (kBeside) {
+      if (step >= 0) start(step + kAhead);
       const bool turns_first = warp < C::kWarps / 2;
 #pragma unroll 1
       for (int turn = 0; turn < 2; ++turn)
         if ((turn == 0) == turns_first) to_halves(step + 1);
-        else multiply(step);
+        else if (step >= 0) multiply(step);
     } else {
-      to_halves(step);
-      __syncthreads();
-      start(step + kAhead);
+      if constexpr (!kAsHalves) {
+        to_halves(step);
+        __syncthreads();
+      }
+      if (is_new)
+#pragma unroll 1
+        for (int i = 0; i < (kAsHalves ? kAhead : 1); ++i) start(step + kAhead + i);
       multiply(step);
     }
   }
+  __syncthreads();
   if (block.n_parts > 1) {
     const int first = block.place + warp * C::kWarpQueries;
     store_part(state, parts, int64_t(first) * a.k.n_kv_heads + kv_head, a.k.n_kv_heads, n_queries - queries.first,
@@ -511,7 +526,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   }
 }
 
-constexpr int kJoinWarps = 8;
+constexpr int kJoinWarps = 16;
 
 /// The parts of a block's queries together, in order: a warp a query. Blocks as prefill_kernel's; part i of n takes the
 /// i-th n-th of the queries.
