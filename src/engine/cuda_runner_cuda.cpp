@@ -93,6 +93,8 @@ void CudaRunner::make_room(const StepPlan& step, const DeviceKvMemory& memory) {
         r.attn_scratch.ensure<std::byte>(
             tile_attn_scratch_bytes(slice.n_rows, a.n_heads, a.n_kv_heads, a.head_dim, tile_attn_blocks()));
       if (!slice.is_long) continue;
+      for (const auto& [key, blocks] : slice.blocks)
+        r.attn_scratch.ensure<std::byte>(prefill_attn_scratch_bytes(blocks.part_rows, key[0], a.head_dim));
       const auto ring = [&](gpu::Buffer& buffer, const KvTiles& t) {
         buffer.ensure<std::byte>(int64_t(slice.n_spans) * t.n_kv_heads * slice.ring_tiles * t.ring_tile_bytes + 64);
       };
@@ -224,10 +226,11 @@ void CudaRunner::attend_slice(int i, const StepPlan& step, const StepSlice& slic
   if (in_fragments && !slice.is_long)
     return tile_attn(stream_, attention, room_.attn_scratch.as<std::byte>(), {.overlap = overlap});
   const int group = plan.n_heads / plan.n_kv_heads;
-  const int queries = in_fragments ? prefill_attn_queries(plan.head_dim) : rows_attn_queries();
-  const BlockRange blocks = slice.blocks.at({group, queries});
+  const int queries = in_fragments ? prefill_attn_plan(plan.head_dim).queries : rows_attn_queries();
+  const BlockRange blocks = slice.blocks.at({plan.n_kv_heads, group, queries});
   const AttnBlock* const list = room_.blocks.as<AttnBlock>() + blocks.first;
-  if (in_fragments) prefill_attn(stream_, attention, list, blocks.n);
+  if (in_fragments)
+    prefill_attn(stream_, attention, {list, blocks.n, queries, blocks.part_rows, room_.attn_scratch.as<std::byte>()});
   else rows_attn(stream_, attention, list, blocks.n);
 }
 

@@ -1,8 +1,8 @@
 // A step of any sequences as a CUDA device runs it: which rows go together, and the lists that kernels read.
 #pragma once
 
+#include <array>
 #include <map>
-#include <utility>
 
 #include "engine/batch.h"
 #include "model/plan.h"
@@ -11,10 +11,12 @@
 
 namespace ridge {
 
-/// Blocks of attention kernels in a list of all: for one group of query heads a kv head and queries a block.
+/// Blocks of attention kernels in a list of all: for one number of kv heads, query heads of each and queries a block.
 struct BlockRange {
   int first = 0, n = 0;
+  int part_rows = 0;  ///< of prompts: PrefillList's
 };
+using BlockKey = std::array<int, 3>;  ///< kv heads, query heads of each, queries a block
 
 /// Rows of different sequences that are appended and then attend together. Slices run one after another: a prompt that
 /// completes calibration comes in up to three.
@@ -26,8 +28,8 @@ struct StepSlice {
   bool calibrates = false;  ///< each row completes its sequence's calibration
   int ring_tiles = 0;       ///< of the ring of the step
   int leaving_tiles = 0;    ///< of a side, that leave at once at most
-  std::vector<KvSpan> kv_spans;                      ///< for the launch log
-  std::map<std::pair<int, int>, BlockRange> blocks;  ///< by (group, queries a block)
+  std::vector<KvSpan> kv_spans;  ///< for the launch log
+  std::map<BlockKey, BlockRange> blocks;
 };
 
 /// What the kernels of a step read from device memory, as the host makes it.

@@ -111,21 +111,26 @@ class Planner {
       if (!rows && !slice.is_long) continue;
       const AttentionPlan& attention = model_.layers[size_t(layer)].attention;
       const int group = attention.n_heads / attention.n_kv_heads;
-      const int queries = rows ? rows_attn_queries() : prefill_attn_queries(attention.head_dim);
-      const auto [at, is_new] = slice.blocks.try_emplace({group, queries}, BlockRange{int(plan_.blocks.size()), 0});
+      const PrefillPlan prefill = rows ? PrefillPlan{} : prefill_attn_plan(attention.head_dim);
+      const int queries = rows ? rows_attn_queries() : prefill.queries;
+      const auto [at, is_new] = slice.blocks.try_emplace({attention.n_kv_heads, group, queries});
       if (!is_new) continue;
-      std::vector<AttnBlock> blocks;
+      BlockRange& range = at->second;
+      range.first = int(plan_.blocks.size());
       int first = 0;  // of the slice's rows
       for (const KvSpan& span : spans) {
         // The device advances each row of a recorded step by itself: a block a row.
-        const int n_parts = slice.is_long ? 1 : span.n_rows, n = span.n_rows / n_parts;
-        for (int part = 0; part < n_parts; ++part)
-          for (int query = (n * group - 1) / queries * queries; query >= 0; query -= queries)
-            blocks.push_back({.first = first + part * n, .n = n, .first_query = query});
+        const int n_rows = slice.is_long ? span.n_rows : 1;
+        for (int row = first; row < first + span.n_rows; row += n_rows)
+          if (!rows)
+            range.part_rows = add_prefill_blocks(prefill, {.first = row, .n = n_rows, .n_past = span.n_past}, group,
+                                                 attention.n_kv_heads, range.part_rows, plan_.blocks);
+          else
+            for (int query = (n_rows * group - 1) / queries * queries; query >= 0; query -= queries)
+              plan_.blocks.push_back({.first = row, .n = n_rows, .first_query = query});
         first += span.n_rows;
       }
-      at->second.n = int(blocks.size());
-      plan_.blocks.insert(plan_.blocks.end(), blocks.begin(), blocks.end());
+      range.n = int(plan_.blocks.size()) - range.first;
     }
   }
 

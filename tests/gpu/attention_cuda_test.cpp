@@ -128,6 +128,8 @@ struct Case {
   bool alone = false;  ///< every row in a block of its own, as recorded steps have it
   int slots = 0;       ///< at least: cases with as many have the same caches
   TileAttnPlan plan = {.blocks = 3};
+  int prefill_shared_bytes = 227 << 10;             ///< of the device that prefill attention is cut for
+  int prefill_blocks = 1, prefill_least_tiles = 8;  ///< PrefillPlan's
 };
 
 KvSideConfig side(const char* name, KvPolicy policy = {}) {
@@ -294,14 +296,19 @@ class AttentionCuda : public OnDevice {
 
     std::vector<StepRow> rows;
     std::vector<AttnBlock> blocks;
-    const int queries = kernel == Kernel::rows ? rows_attn_queries() : prefill_attn_queries(c.dim);
-    int most = 1;
+    PrefillPlan prefill = prefill_attn_plan(c.dim, c.prefill_shared_bytes);
+    prefill.blocks = c.prefill_blocks;
+    prefill.least_tiles = c.prefill_least_tiles;
+    int most = 1, part_rows = 0;
     for (int s = 0; s < n_seqs; ++s) {
       const auto [n_past, n_new] = c.sequences[size_t(s)];
-      const int parts = c.alone ? n_new : 1;
-      for (int part = 0; part < parts; ++part)
-        for (int query = (n_new / parts * c.group - 1) / queries * queries; query >= 0; query -= queries)
-          blocks.push_back({.first = int(rows.size()) + part, .n = n_new / parts, .first_query = query});
+      const int first = int(rows.size()), n = c.alone ? 1 : n_new, queries = rows_attn_queries();
+      if (kernel == Kernel::prefill)
+        part_rows = add_prefill_blocks(prefill, {first, n_new, n_past}, c.group, c.n_kv_heads, part_rows, blocks);
+      else
+        for (int row = first; row < first + n_new; row += n)
+          for (int query = (n * c.group - 1) / queries * queries; query >= 0; query -= queries)
+            blocks.push_back({.first = row, .n = n, .first_query = query});
       for (int i = 0; i < n_new; ++i)
         rows.push_back({.position = n_past + i, .slot = s + 1, .ring = (s + 2) % n_slots});
       most = std::max(most, n_new);
@@ -335,11 +342,17 @@ class AttentionCuda : public OnDevice {
                             .q = dq.as<float>(),
                             .out = out.as<float>() + kGuard};
     const gpu::Buffer scratch(tile_attn_scratch_bytes(n_rows, n_heads, c.n_kv_heads, c.dim,
-                                                      c.plan.blocks > 0 ? c.plan.blocks : tile_attn_blocks()));
+                                                      c.plan.blocks > 0 ? c.plan.blocks : tile_attn_blocks())),
+        prefill_scratch = up(
+            std::vector<float>(size_t(prefill_attn_scratch_bytes(part_rows, c.n_kv_heads, c.dim) / 4), std::nanf("")));
+    split_ = part_rows > 0;
     std::vector<float> result;
     for (int repeat = 0; repeat < 2; ++repeat) {  // the second launch finds the scratch of the first
       if (kernel == Kernel::tiles) tile_attn(stream(), a, scratch.as<std::byte>(), c.plan);
-      else if (kernel == Kernel::prefill) prefill_attn(stream(), a, dblocks.as<AttnBlock>(), int(blocks.size()));
+      else if (kernel == Kernel::prefill)
+        prefill_attn(
+            stream(), a,
+            {dblocks.as<AttnBlock>(), int(blocks.size()), prefill.queries, part_rows, prefill_scratch.as<std::byte>()});
       else rows_attn(stream(), a, dblocks.as<AttnBlock>(), int(blocks.size()));
       const auto all = down(out.as<float>(), ssize(q) + 2 * kGuard);
       for (int i = 0; i < kGuard; ++i)
@@ -398,6 +411,7 @@ class AttentionCuda : public OnDevice {
   }
   void TearDown() override { RecordProperty("worst_share_of_bound", std::to_string(worst_)); }
   double worst_ = 0;
+  bool split_ = false;  // some block's tiles are in parts
 };
 
 constexpr const char* kTileFormats[] = {"f16", "bf16", "q8_0", "i8r", "q4_0", "rotor-4", "rotor-3"};
@@ -554,6 +568,80 @@ TEST_F(AttentionCuda, RowsOfWindowsAndSinks) {
               Kernel::rows);
 }
 
+/// Blocks whose tiles are in parts, of devices with much shared memory and with little.
+TEST_F(AttentionCuda, PromptsInParts) {
+  const std::pair<KvSideConfig, KvSideConfig> mixes[] = {{side("f16"), side("f16")},
+                                                         {side("q8_0"), side("rotor-3")},
+                                                         {side("rotor-3", kCentred), side("rotor-4", kCentred)},
+                                                         {side("q4_0", kSinks), side("q8_0", kWindow)},
+                                                         {side("rotor-3", kCentred), side("f16", kPlain)}};
+  for (const int shared_bytes : {99 << 10, 227 << 10}) {
+    const auto check_split = [&](Case c) {
+      c.prefill_shared_bytes = shared_bytes;
+      c.prefill_least_tiles = 1;
+      check(c, Kernel::prefill);
+      EXPECT_TRUE(split_);
+    };
+    for (const auto& [k, v] : mixes) {
+      for (const int blocks : {4, 9, 200})
+        check_split({.k = k,
+                     .v = v,
+                     .dim = 64,
+                     .group = 3,
+                     .sequences = {{0, 100}, {131, 43}, {290, 17}},
+                     .prefill_blocks = blocks});
+      check_split({.k = k, .v = v, .dim = 128, .n_kv_heads = 1, .sequences = {{70, 30}}, .prefill_blocks = 3});
+      check_split({.k = k, .v = v, .dim = 256, .n_kv_heads = 1, .sequences = {{70, 30}}, .prefill_blocks = 3});
+    }
+  }
+}
+
+/// Parts of many steps, and tiles that only some warps of a block see.
+TEST_F(AttentionCuda, PromptsInLongParts) {
+  for (const char* name : {"f16", "rotor-3"})
+    for (const int shared_bytes : {99 << 10, 227 << 10})
+      for (const int blocks : {1, 2})
+        check({.k = side(name, kPlain),
+               .v = side(name, kWindow),
+               .dim = 64,
+               .n_kv_heads = 1,
+               .group = 1,
+               .sequences = {{900, 256}},
+               .prefill_shared_bytes = shared_bytes,
+               .prefill_blocks = blocks},
+              Kernel::prefill);
+}
+
+/// Parts fill a device and no more, none is shorter than it may be, and only the span itself decides.
+TEST_F(AttentionCuda, PartsOfPrompts) {
+  for (const int n_past : {0, 100, 2048, 100'000})
+    for (const int n : {17, 43, 512})
+      for (const int n_kv_heads : {1, 2, 8}) {
+        const PrefillPlan plan{.queries = 256, .blocks = 132};
+        std::vector<AttnBlock> blocks;
+        const int rows = add_prefill_blocks(plan, {0, n, n_past}, 6, n_kv_heads, 0, blocks);
+        const int whole = (6 * n + 255) / 256;
+        EXPECT_LE(int(blocks.size()) * n_kv_heads, std::max(plan.blocks, whole * n_kv_heads));
+        EXPECT_LE(rows, 16 * 6 * n);
+        int queries = 0, next_row = 0;
+        for (const AttnBlock& block : blocks) {
+          const int last_n = n_past + (std::min(block.first_query + 256, 6 * n) - 1) / 6 + 1;
+          EXPECT_TRUE(block.n_parts == 1 || (last_n + 31) / 32 / block.n_parts >= plan.least_tiles / 2);
+          EXPECT_LE(block.n_parts, 16);
+          if (block.part == 0) queries += std::min(256, 6 * n - block.first_query);
+          if (block.n_parts == 1) continue;
+          EXPECT_EQ(block.place, next_row);
+          next_row += std::min(256, 6 * n - block.first_query);
+        }
+        EXPECT_EQ(queries, 6 * n);
+        EXPECT_EQ(rows, next_row);
+        if (n == 512 && n_past == 2048 && n_kv_heads == 2) EXPECT_GE(int(blocks.size()), 48);
+        std::vector<AttnBlock> behind(3);
+        add_prefill_blocks(plan, {0, n, n_past}, 6, n_kv_heads, 0, behind);
+        EXPECT_EQ(behind.size(), blocks.size() + 3);
+      }
+}
+
 /// Kernels for many queries: a sequence's result is the same bits alone and beside others.
 TEST_F(AttentionCuda, SequencesSideBySideGiveTheBitsOfOneAlone) {
   for (const Kernel kernel : {Kernel::prefill, Kernel::rows}) {
@@ -561,8 +649,11 @@ TEST_F(AttentionCuda, SequencesSideBySideGiveTheBitsOfOneAlone) {
            .v = side("rotor-3", kWindow),
            .dim = 64,
            .sequences = {{20, 50}, {64, 30}},
-           .slots = 4};
+           .slots = 4,
+           .prefill_blocks = 6,
+           .prefill_least_tiles = 1};
     auto beside = check(c, kernel);
+    EXPECT_EQ(split_, kernel == Kernel::prefill);
     c.sequences.pop_back();
     const auto alone = check(c, kernel);
     beside.resize(alone.size());
@@ -617,7 +708,7 @@ TEST_F(AttentionCuda, OffsetsBeyond32Bits) {
                             .out = out.as<float>()};
     tile_attn(stream(), a, scratch.as<std::byte>(), {});
     results[0][far] = down(out.as<float>(), kRows * kHeads * kDim);
-    prefill_attn(stream(), a, blocks.as<AttnBlock>(), 1);
+    prefill_attn(stream(), a, {blocks.as<AttnBlock>(), 1, prefill_attn_plan(kDim).queries});
     results[1][far] = down(out.as<float>(), kRows * kHeads * kDim);
   }
   for (const auto& [near, far] : results) EXPECT_TRUE(near == far);

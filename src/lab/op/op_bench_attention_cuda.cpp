@@ -49,10 +49,22 @@ class AttentionOnDevice : public OpRun {
           tile_attn_scratch_bytes(p.n_seq * p.n_new, p.n_heads, p.n_kv_heads, p.head_dim, tile_attn_blocks()));
       return;
     }
-    const int queries = launch.kernel == Kernel::prefill ? prefill_attn_queries(p.head_dim) : rows_attn_queries();
-    const std::vector<AttnBlock> blocks = caches_.blocks(group_of(p), queries);
-    n_blocks_ = int(blocks.size());
+    std::vector<AttnBlock> blocks;
+    if (launch.kernel == Kernel::prefill) {
+      const PrefillPlan plan = prefill_attn_plan(p.head_dim);
+      for (int seq = 0; seq < p.n_seq; ++seq)
+        list_.part_rows =
+            add_prefill_blocks(plan, {.first = seq * p.n_new, .n = p.n_new, .n_past = int(p.n_keys) - p.n_new},
+                               group_of(p), p.n_kv_heads, list_.part_rows, blocks);
+      list_.queries = plan.queries;
+      scratch_ = gpu::Buffer(prefill_attn_scratch_bytes(list_.part_rows, p.n_kv_heads, p.head_dim));
+      list_.scratch = scratch_.as<std::byte>();
+    } else {
+      blocks = caches_.blocks(group_of(p), rows_attn_queries());
+    }
     blocks_ = gpu::to_device(stream, std::span<const AttnBlock>(blocks));
+    list_.blocks = blocks_.as<AttnBlock>();
+    list_.n = int(blocks.size());
     stream.synchronize();
   }
 
@@ -66,8 +78,8 @@ class AttentionOnDevice : public OpRun {
                             .out = out_.at(set)};
     switch (launch_.kernel) {
       case Kernel::tiles: return tile_attn(stream, a, scratch_.as<std::byte>(), {.overlap = launch_.overlap});
-      case Kernel::prefill: return prefill_attn(stream, a, blocks_.as<AttnBlock>(), n_blocks_);
-      case Kernel::rows: return rows_attn(stream, a, blocks_.as<AttnBlock>(), n_blocks_);
+      case Kernel::prefill: return prefill_attn(stream, a, list_);
+      case Kernel::rows: return rows_attn(stream, a, list_.blocks, list_.n);
     }
   }
 
@@ -162,7 +174,7 @@ class AttentionOnDevice : public OpRun {
   std::vector<float> q_host_;
   DeviceSets q_, out_;
   gpu::Buffer scratch_, blocks_;
-  int n_blocks_ = 0;
+  PrefillList list_;
   std::vector<float> reference_;  ///< [n_seq, n_heads, head_dim]
   double bound_ = 0;
 };

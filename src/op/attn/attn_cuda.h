@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstddef>
+#include <vector>
 
 #include "gpu/device.h"
 #include "op/cache/step_rows.h"
@@ -52,21 +53,53 @@ int64_t tile_attn_scratch_bytes(int n_rows, int n_heads, int n_kv_heads, int hea
 /// Multiprocessors of the current device.
 int tile_attn_blocks();
 
-/// Rows that one block of a kernel for many queries takes: of the span of rows [first, first + n) of the list, those
-/// from `first_query` on, where query i is head i % group of row first + i / group.
+/// What one block of a kernel for many queries takes: of the span of rows [first, first + n) of the list, queries from
+/// `first_query` on, where query i is head i % group of row first + i / group; of their tiles part `part` of n_parts.
 struct alignas(16) AttnBlock {
-  int32_t first = 0, n = 0, first_query = 0, unused = 0;
+  int32_t first = 0, n = 0, first_query = 0;
+  int32_t part = 0, n_parts = 1;
+  int32_t place = 0;  ///< of its first row among the rows of parts
+  int32_t unused[2] = {};
 };
 
-/// Attention of many queries a sequence on tensor cores, tiles in their order: a block takes as many queries as
-/// prefill_attn_queries() says and walks over the tiles with a running softmax. Tiles are turned to halves in shared
-/// memory as they come: nothing else of the cache's length is kept.
+/// How prefill attention is cut on a device.
+struct PrefillPlan {
+  int queries = 0;      ///< of a block
+  int blocks = 0;       ///< that run side by side
+  int least_tiles = 8;  ///< of a part
+};
+PrefillPlan prefill_attn_plan(int head_dim);
+/// Of a device that gives a block as much shared memory.
+PrefillPlan prefill_attn_plan(int head_dim, int most_shared_bytes);
+
+/// Rows [first, first + n) of the list, at positions from n_past on.
+struct PrefillSpan {
+  int first = 0, n = 0, n_past = 0;
+};
+/// Appends the blocks of a span, the longest first. Where they are too few for the device, their tiles are cut into up to
+/// 16 parts, by the span's own length and position alone. Parts have rows of scratch from `part_rows` on, a query each;
+/// returned is where the next rows are.
+int add_prefill_blocks(const PrefillPlan& plan, const PrefillSpan& span, int group, int n_kv_heads, int part_rows,
+                       std::vector<AttnBlock>& blocks);
+/// Of so many rows: they grow with the queries of a step, not with the length of a cache.
+int64_t prefill_attn_scratch_bytes(int part_rows, int n_kv_heads, int head_dim);
+
+struct PrefillList {
+  const AttnBlock* blocks = nullptr;  ///< of add_prefill_blocks(), in device memory
+  int n = 0;
+  int queries = 0;    ///< PrefillPlan's
+  int part_rows = 0;  ///< of all blocks
+  std::byte* scratch = nullptr;
+};
+
+/// Attention of many queries a sequence on tensor cores, tiles in their order: a block walks over its tiles with a
+/// running softmax. Tiles are turned to halves in shared memory as they come: nothing else of the cache's length is
+/// kept. A second kernel puts parts together in their order: results do not depend on timing.
 ///
 /// Against exact arithmetic on what the tiles hold, u = 2^-11: a score is off by at most 2 u times scale sum |q k|; an
 /// output by at most twice the largest error of a score (relative, to first order) plus 2 u, times the weighted mean of
 /// |v|. Values beyond 65504 become infinite. A sequence's result has the same bits alone and beside others.
-void prefill_attn(gpu::StreamHandle stream, const DeviceAttention& a, const AttnBlock* blocks, int n_blocks);
-int prefill_attn_queries(int head_dim);
+void prefill_attn(gpu::StreamHandle stream, const DeviceAttention& a, const PrefillList& list);
 
 /// Attention in floats over tiles of rows of any format, as rows_attn_queries() cuts it.
 void rows_attn(gpu::StreamHandle stream, const DeviceAttention& a, const AttnBlock* blocks, int n_blocks);

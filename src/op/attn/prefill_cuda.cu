@@ -11,25 +11,26 @@ using tiles::quad_max;
 using tiles::quad_sum;
 
 constexpr float kLog2E = 1.44269504f;
+constexpr int kMostParts = 16;
 
 /// How the work is cut. A warp has kFragments x 16 queries: every fragment of K and V it loads meets kFragments
-/// products, and shared memory could not feed the tensor cores with one.
-template <int kDim_>
+/// products, and shared memory could not feed the tensor cores with one. Eight warps share what turning a tile to
+/// halves costs, where the device's shared memory holds their queries and four stages; else four warps and two stages.
+template <int kDim_, int kWarps_>
 struct Cut {
-  static constexpr int kDim = kDim_, kWarps = 4, kThreads = 32 * kWarps;
+  static constexpr int kDim = kDim_, kWarps = kWarps_, kThreads = 32 * kWarps;
   static constexpr int kFragments = kDim == 256 ? 1 : 2;  // outputs of 16 x 256 fill the registers
   static constexpr int kTiles = kDim == 256 ? 1 : 2;      // of positions a step
   static constexpr int kKeys = kTiles * kTilePositions;
   static constexpr int kWarpQueries = 16 * kFragments, kQueries = kWarpQueries * kWarps;
-  static constexpr int kBlocks = 2;  // on a multiprocessor
+  static constexpr int kBlocks = 8 / kWarps;  // on a multiprocessor: registers have room for no more
 
   static constexpr int kTileBytes = kTilePositions * 2 * kDim;  // of halves
-  static constexpr int kStageBytes = 2 * kTiles * kTileBytes;   // K and V
+  static constexpr int kSides = 2 * kTiles;                     // tiles of a step: of K, then of V
+  static constexpr int kStageBytes = kSides * kTileBytes;
+  static constexpr int kStages = kWarps / 2;
   static constexpr int kQueryBytes = kQueries * 2 * kDim;
-  static constexpr int kOutBytes = kQueries * kDim * 4;
-  /// Two stages: of halves that come as they are, the one that is used and the next; else tiles that were turned to
-  /// halves, and the next ones as they came.
-  static constexpr int kSharedBytes = std::max(kQueryBytes + 2 * kStageBytes, kOutBytes);
+  static constexpr int kSharedBytes = std::max(kQueryBytes + kStages * kStageBytes, kQueries* kDim * 4);
 };
 
 /// A tile of positions from one source a side. The sinks are a unit of their own, in front.
@@ -43,72 +44,86 @@ struct Unit {
   __device__ Unit after() const { return {bits + 1}; }
 };
 
-/// What of a side the queries of a block need: tiles below coded_min are coded for all of them, those from coded_max on
-/// for none.
-struct Reach {
-  int coded_min = 0, coded_max = 0;
-  bool has_exact = false;  // rows beside the sinks
+/// Tiles that a query which sees n positions sees coded.
+__device__ __forceinline__ int coded_tiles(const KvRetention& r, int n) {
+  return (r.coded_end(n) + kTilePositions - 1) / kTilePositions;
+}
 
-  __device__ Reach(const KvTiles& t, int first_n, int last_n)
-      : coded_min(coded_tiles(t.retention, first_n)),
-        coded_max(coded_tiles(t.retention, last_n)),
-        has_exact(t.ring_tiles > 0) {}
-  /// Tiles that a query which sees n positions sees coded.
-  __device__ static int coded_tiles(const KvRetention& r, int n) {
-    return (r.coded_end(n) + kTilePositions - 1) / kTilePositions;
-  }
-  /// Whether some query sees the tile so.
-  __device__ bool reads(int tile, bool coded) const {
-    return coded ? tile < coded_max : has_exact && tile >= coded_min;
-  }
-  /// Whether every query does.
-  __device__ bool all_read(int tile, bool coded) const { return coded ? tile < coded_min : tile >= coded_max; }
-};
-
-/// The units of a block in order.
+/// The units of a block in order: the sinks, and tiles [first_tile, end_tile). In shared memory: registers are scarce.
 struct Units {
-  Reach k, v;
-  int n_tiles = 0, n_sinks = 0;
-  bool k_sinks = false, v_sinks = false;  // sides that have sinks
-  bool alike = false;                     // K and V are coded at the same positions
+  int first_tile, end_tile, n_sinks;
+  int plain_end;          // tiles before it are coded for every query, K and V: one unit each
+  int full_end;           // every query sees all of them, and of tile 0 what is no sink
+  bool k_sinks, v_sinks;  // sides that have sinks
+  // By the low bits of a unit: whether some query sees the sinks so, and tiles [begin, end).
+  bool sinks[4];
+  int begin[4], end[4];
 
-  __device__ Units(const DeviceAttention& a, int first_n, int last_n)
-      : k(a.k, first_n, last_n),
-        v(a.v, first_n, last_n),
-        n_tiles((last_n + kTilePositions - 1) / kTilePositions),
-        n_sinks(min(last_n, max(a.k.n_sinks, a.v.n_sinks))),
-        k_sinks(a.k.n_sinks > 0),
-        v_sinks(a.v.n_sinks > 0),
-        alike(a.k.retention.window == a.v.retention.window && a.k.retention.tile == a.v.retention.tile &&
-              a.k.retention.calibration == a.v.retention.calibration) {}
-
-  __device__ bool ended(Unit u) const { return u.bits >> 2 > n_tiles; }
-  __device__ bool is_read(Unit u) const {
-    const bool k_coded = u.k_coded(), v_coded = u.v_coded();
-    if (u.sinks()) {
-      if (n_sinks == 0) return false;
-      return (k_sinks ? !k_coded : k.reads(0, k_coded)) && (v_sinks ? !v_coded : v.reads(0, v_coded));
+  /// For queries that see first_n to last_n positions.
+  __device__ void set(const DeviceAttention& a, int first_n, int last_n, int part, int n_parts) {
+    const int n_tiles = (last_n + kTilePositions - 1) / kTilePositions;
+    first_tile = int(int64_t(n_tiles) * part / n_parts);
+    end_tile = int(int64_t(n_tiles) * (part + 1) / n_parts);
+    n_sinks = min(last_n, max(a.k.n_sinks, a.v.n_sinks));
+    k_sinks = a.k.n_sinks > 0;
+    v_sinks = a.v.n_sinks > 0;
+    // Tiles below the first number are coded for all of the queries, those from the second on for none.
+    const KvRetention &k = a.k.retention, &v = a.v.retention;
+    const int k_coded[2] = {coded_tiles(k, first_n), coded_tiles(k, last_n)};
+    const int v_coded[2] = {coded_tiles(v, first_n), coded_tiles(v, last_n)};
+    plain_end = min(end_tile, min(k_coded[0], v_coded[0]));
+    full_end = min(plain_end, first_n / kTilePositions);
+    const bool alike = k.window == v.window && k.tile == v.tile && k.calibration == v.calibration;
+    for (int i = 0; i < 4; ++i) {
+      const Unit u{i};
+      begin[i] = max(u.k_coded() ? 0 : k_coded[0], u.v_coded() ? 0 : v_coded[0]);
+      end[i] = min(u.k_coded() ? k_coded[1] : n_tiles, u.v_coded() ? v_coded[1] : n_tiles);
+      if ((!u.k_coded() && a.k.ring_tiles == 0) || (!u.v_coded() && a.v.ring_tiles == 0) ||
+          (alike && u.k_coded() != u.v_coded()))
+        end[i] = 0;
+      // A side without sinks has these positions in tile 0.
+      const bool k_read = k_sinks ? !u.k_coded() : u.k_coded() ? k_coded[1] > 0 : a.k.ring_tiles > 0 && k_coded[0] == 0;
+      const bool v_read = v_sinks ? !u.v_coded() : u.v_coded() ? v_coded[1] > 0 : a.v.ring_tiles > 0 && v_coded[0] == 0;
+      sinks[i] = n_sinks > 0 && k_read && v_read;
     }
-    return k.reads(u.tile(), k_coded) && v.reads(u.tile(), v_coded) && !(alike && k_coded != v_coded);
+  }
+
+  __device__ bool ended(Unit u) const { return u.bits >> 2 > end_tile; }
+  __device__ bool is_read(Unit u) const {
+    const int i = u.bits & 3;
+    return u.sinks() ? sinks[i] : u.tile() >= begin[i] && u.tile() < end[i];
   }
   __device__ Unit from(Unit u) const {
+#pragma unroll 1
     while (!ended(u) && !is_read(u)) u = u.after();
     return u;
   }
-  __device__ Unit next(Unit u) const { return from(u.after()); }
+  __device__ Unit first() const { return from({first_tile == 0 ? 0 : (first_tile + 1) << 2}); }
+  __device__ Unit next(Unit u) const {
+    const int tile = u.bits >> 2;  // the next
+    return tile > 0 && tile < plain_end ? Unit{(tile + 1) << 2 | 3} : from(u.after());
+  }
+  /// Whether every query sees all of the units from `u` to `last`.
+  __device__ bool all_seen(Unit u, Unit last) const {
+    return u.bits >> 2 > (n_sinks > 0) && last.bits >> 2 <= full_end;
+  }
 };
 
-/// Positions [begin, end) of a unit are what a query that sees n positions sees there.
+/// What a query sees: n positions, of which these tiles are coded.
+struct alignas(16) Sight {
+  int n, k_coded, v_coded, unused;
+};
+/// Positions [begin, end) of a unit are what a query sees there.
 struct Seen {
   int begin, end;
 };
-__device__ __forceinline__ Seen seen_of(const DeviceAttention& a, const Units& units, Unit u, int n) {
+__device__ __forceinline__ Seen seen_of(const Units& units, Unit u, const Sight& sight) {
   const int tile = u.tile();
-  const bool k_there = (u.sinks() && units.k_sinks) || (tile < Reach::coded_tiles(a.k.retention, n)) == u.k_coded();
-  const bool v_there = (u.sinks() && units.v_sinks) || (tile < Reach::coded_tiles(a.v.retention, n)) == u.v_coded();
+  const bool k_there = (u.sinks() && units.k_sinks) || (tile < sight.k_coded) == u.k_coded();
+  const bool v_there = (u.sinks() && units.v_sinks) || (tile < sight.v_coded) == u.v_coded();
   if (!k_there || !v_there || units.ended(u)) return {0, 0};
-  if (u.sinks()) return {0, min(units.n_sinks, n)};
-  return {tile == 0 ? units.n_sinks : 0, n - tile * kTilePositions};
+  if (u.sinks()) return {0, min(units.n_sinks, sight.n)};
+  return {tile == 0 ? units.n_sinks : 0, sight.n - tile * kTilePositions};
 }
 
 /// A side of the block's kv head.
@@ -121,19 +136,17 @@ struct Side {
   __device__ TileKind kind(bool sinks, bool coded) const {
     return sinks && tiles.n_sinks > 0 ? TileKind::f16 : coded ? tiles.kind : tiles.recent_kind;
   }
-  __device__ const std::byte* at(Unit u, bool coded) const {
-    if (u.sinks() && tiles.n_sinks > 0) return tiles.sink_tile(of.slot, head);
+  /// Starts to bring the unit's tile.
+  __device__ void start(Unit u, bool coded, gpu::Arrival* arrival, std::byte* to, int lane) const {
+    const bool sinks = u.sinks() && tiles.n_sinks > 0;
     const int tile = u.tile();
-    return coded ? tiles.coded_tile(pages[tile / kPageTiles], head, tile) : tiles.ring_tile(of.ring, head, tile);
+    const std::byte* const from = sinks   ? tiles.sink_tile(of.slot, head)
+                                  : coded ? tiles.coded_tile(pages[tile / kPageTiles], head, tile)
+                                          : tiles.ring_tile(of.ring, head, tile);
+    const int64_t bytes = sinks ? tiles.sink_bytes : coded ? tiles.tile_bytes : tiles.ring_tile_bytes;
+    gpu::start_piece(arrival, to, from, int(bytes), lane);
   }
 };
-
-template <class C>
-__device__ __forceinline__ void start_tile(const Side& side, Unit u, bool coded, std::byte* to) {
-  const std::byte* const from = side.at(u, coded);
-  const int bytes = TileShape(side.kind(u.sinks(), coded), C::kDim).bytes;
-  for (int at = 16 * int(threadIdx.x); at < bytes; at += 16 * C::kThreads) gpu::copy_async16(to + at, from + at);
-}
 
 /// The queries of a warp: query i is head i % group of token i / group. Those past the last one repeat it and are not
 /// stored.
@@ -203,29 +216,33 @@ __device__ __forceinline__ void scores_of(const std::byte* queries, const std::b
       for (int t = 0; t < C::kFragments; ++t)
         load_words(queries + ((t * kSteps + 2 * q + h) * 32 + lane) * 16, a[h][t]);
 #pragma unroll
-    for (int n = 0; n < C::kKeys / 8; ++n) {
-      uint32_t b[4];
-      load_words(keys + n / 4 * C::kTileBytes + ((4 * q + n % 4) * 32 + lane) * 16, b);
+    for (int n = 0; n < C::kKeys / 8; n += 2) {  // two at a time: sums that wait for each other are further apart
+      uint32_t b[2][4];
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        load_words(keys + n / 4 * C::kTileBytes + ((4 * q + n % 4 + i) * 32 + lane) * 16, b[i]);
 #pragma unroll
       for (int h = 0; h < 2; ++h)
 #pragma unroll
-        for (int t = 0; t < C::kFragments; ++t) gpu::mma_f16(scores[t][n], a[h][t], b[2 * h], b[2 * h + 1]);
+        for (int i = 0; i < 2; ++i)
+#pragma unroll
+          for (int t = 0; t < C::kFragments; ++t) gpu::mma_f16(scores[t][n + i], a[h][t], b[i][2 * h], b[i][2 * h + 1]);
     }
   }
 }
 
 /// Scores of what a query does not see, or not in this unit, become -infinity.
 template <class C>
-__device__ void mask(const DeviceAttention& a, const Units& units, const Unit (&step)[C::kTiles], const StepRow* span,
-                     const Queries& queries, int lane, float (&scores)[C::kFragments][C::kKeys / 8][4]) {
+__device__ void mask(const Units& units, const Unit (&step)[C::kTiles], const Sight* sights, int lane,
+                     float (&scores)[C::kFragments][C::kKeys / 8][4]) {
 #pragma unroll
   for (int t = 0; t < C::kFragments; ++t)
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int n = span[0].position + queries.token(16 * t + lane / 4 + 8 * h) + 1;
+      const Sight sight = sights[16 * t + lane / 4 + 8 * h];
 #pragma unroll
       for (int u = 0; u < C::kTiles; ++u) {
-        const Seen seen = seen_of(a, units, step[u], n);
+        const Seen seen = seen_of(units, step[u], sight);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
           const int key = 8 * (i / 2) + 2 * (lane % 4) + i % 2;
@@ -277,18 +294,38 @@ __device__ __forceinline__ void take_step(float (&scores)[C::kFragments][C::kKey
           weights[j][t][i] = gpu::pack_f16(x, y);
         }
 #pragma unroll
-    for (int e = 0; e < C::kDim / 8; ++e) {
-      uint32_t b[4];
-      load_words(values + u * C::kTileBytes + (e * 32 + lane) * 16, b);
+    for (int e = 0; e < C::kDim / 8; e += 2) {
+      uint32_t b[2][4];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) load_words(values + u * C::kTileBytes + ((e + i) * 32 + lane) * 16, b[i]);
 #pragma unroll
       for (int j = 0; j < 2; ++j)
 #pragma unroll
-        for (int t = 0; t < C::kFragments; ++t) gpu::mma_f16(state.out[t][e], weights[j][t], b[2 * j], b[2 * j + 1]);
+        for (int i = 0; i < 2; ++i)
+#pragma unroll
+          for (int t = 0; t < C::kFragments; ++t)
+            gpu::mma_f16(state.out[t][e + i], weights[j][t], b[i][2 * j], b[i][2 * j + 1]);
     }
   }
 }
 
-/// Outputs out of cache space, by way of `room` [kWarpQueries, kDim], which is the warp's own.
+/// A row of outputs, channels lane + 32 j, out of cache space to where it belongs.
+template <int kPer>
+__device__ __forceinline__ void store_row(const DeviceAttention& a, const StepRow* span, int kv_head,
+                                          const Queries& queries, int i, const RotationRow<kPer>& table, int lane,
+                                          float (&x)[kPer]) {
+  if (a.v.centre)
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) x[j] += a.v.centre_of(span[0].slot, kv_head)[lane + 32 * j];
+  rotate_row(a.v.rotation, table, false, lane, x);
+  const int at = queries.at(i), token = at / queries.group;
+  const int head = kv_head * queries.group + at - token * queries.group;
+  float* const out = a.out + (int64_t(span[token].row) * a.n_heads + head) * (32 * kPer) + lane;
+#pragma unroll
+  for (int j = 0; j < kPer; ++j) out[32 * j] = x[j];
+}
+
+/// Outputs of the warp's queries, by way of `room` [kWarpQueries, kDim], which is the warp's own.
 template <class C>
 __device__ void store(const WarpState<C>& state, const DeviceAttention& a, const StepRow* span, int kv_head,
                       const Queries& queries, float* room, int lane) {
@@ -307,30 +344,55 @@ __device__ void store(const WarpState<C>& state, const DeviceAttention& a, const
     }
   __syncwarp();
   const RotationRow<kPer> table(a.v.rotation, lane);
-  float centre[kPer] = {};
-  if (a.v.centre)
-#pragma unroll
-    for (int j = 0; j < kPer; ++j) centre[j] = a.v.centre_of(span[0].slot, kv_head)[lane + 32 * j];
   const int n = min(C::kWarpQueries, queries.n - queries.first);
   for (int i = 0; i < n; ++i) {
     float x[kPer];
 #pragma unroll
-    for (int j = 0; j < kPer; ++j) x[j] = room[i * C::kDim + lane + 32 * j] + centre[j];
-    rotate_row(a.v.rotation, table, false, lane, x);
-    const int at = queries.at(i), token = at / queries.group;
-    const int head = kv_head * queries.group + at - token * queries.group;
-    float* const out = a.out + (int64_t(span[token].row) * a.n_heads + head) * C::kDim + lane;
-#pragma unroll
-    for (int j = 0; j < kPer; ++j) out[32 * j] = x[j];
+    for (int j = 0; j < kPer; ++j) x[j] = room[i * C::kDim + lane + 32 * j];
+    store_row(a, span, kv_head, queries, i, table, lane, x);
   }
+}
+
+/// What a part of the units gave: rows [place + query of the block, kv head].
+struct PartRows {
+  float* out;     // [rows, head_dim], not yet divided by the total
+  float2* state;  // [rows] top and total
+};
+
+template <class C>
+__device__ void store_part(const WarpState<C>& state, const PartRows& parts, int64_t first_row, int n_kv_heads,
+                           int n_rows, int lane) {
+  const int r = lane / 4, c = lane % 4;
+#pragma unroll
+  for (int t = 0; t < C::kFragments; ++t)
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float total = quad_sum(state.total[t][h]);
+      const int i = 16 * t + r + 8 * h;
+      if (i >= n_rows) continue;
+      const int64_t row = first_row + int64_t(i) * n_kv_heads;
+      float* const out = parts.out + row * C::kDim + 2 * c;
+#pragma unroll
+      for (int e = 0; e < C::kDim / 8; ++e)
+        *reinterpret_cast<float2*>(out + 8 * e) = make_float2(state.out[t][e][2 * h], state.out[t][e][2 * h + 1]);
+      if (c == 0) parts.state[row] = make_float2(state.top[t][h], total);
+    }
 }
 
 /// Blocks: (block of the list, kv head). kAsHalves: both sides hold halves of kind f16 and nothing else.
 template <class C, bool kAsHalves>
 __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
-    prefill_kernel(const DeviceAttention a, const AttnBlock* blocks) {
+    prefill_kernel(const DeviceAttention a, const AttnBlock* blocks, const PartRows parts) {
+  constexpr int kAhead = C::kStages / 2;                    // steps whose tiles are under way
+  constexpr int kRaw = kAsHalves ? C::kStages : kAhead;     // stages of tiles as they come
+  constexpr int kHalves = kAsHalves ? C::kStages : kAhead;  // and of halves
+  __shared__ gpu::Arrival arrivals[kRaw][C::kSides];
+  __shared__ Units units;
+  __shared__ Sight sights[C::kQueries];
+  __shared__ int unit_bits[C::kStages][C::kTiles];
   std::byte* const shared = gpu::dynamic_shared<std::byte>();
-  std::byte* const stages = shared + C::kQueryBytes;
+  std::byte* const halves = shared + C::kQueryBytes;
+  std::byte* const raw = kAsHalves ? halves : halves + kHalves * C::kStageBytes;
   const AttnBlock block = blocks[blockIdx.x];
   const StepRow* const span = a.rows.rows + block.first;
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, kv_head = int(blockIdx.y);
@@ -341,30 +403,58 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
 
   const int first_n = n_past + block.first_query / group + 1;
   const int last_n = n_past + (min(block.first_query + C::kQueries, n_queries) - 1) / group + 1;
-  const int warp_keys = n_past + queries.token(C::kWarpQueries - 1) + 1;  // no query of the warp sees more
-  const Units units(a, first_n, last_n);
+  // No query of the warp sees more; nothing of a warp without queries.
+  const int warp_keys = queries.first < n_queries ? n_past + queries.token(C::kWarpQueries - 1) + 1 : 0;
+  if (threadIdx.x == 0) units.set(a, first_n, last_n, block.part, block.n_parts);
+  if (int(threadIdx.x) < C::kQueries) {
+    const int n = n_past + min(block.first_query + int(threadIdx.x), n_queries - 1) / group + 1;
+    sights[threadIdx.x] = {n, coded_tiles(a.k.retention, n), coded_tiles(a.v.retention, n), 0};
+  }
+  if (warp == 0) gpu::set_up_arrivals(&arrivals[0][0], kRaw * C::kSides, lane);
+  __syncthreads();
 
-  // A step's units. Past the last unit its tiles come once more, unseen: masked values must be finite, too.
-  Unit step[C::kTiles], next[C::kTiles];
-  const auto shown = [&](const Unit(&of)[C::kTiles], int i) { return units.ended(of[i]) ? of[0] : of[i]; };
-  const auto take_units = [&](Unit u, Unit(&to)[C::kTiles]) {
-#pragma unroll
+  // Warp i starts tile i of each step. Past the last unit the step's first comes once more, unseen: masked values must
+  // be finite, too.
+  Unit coming = units.first();
+  const auto start = [&](int step) {
+    if (warp >= C::kSides) return;
+    const Unit first = coming;
+    Unit own = first;
+#pragma unroll 1
     for (int i = 0; i < C::kTiles; ++i) {
-      to[i] = u;
-      if (!units.ended(u)) u = units.next(u);
+      if (i == warp % C::kTiles && !units.ended(coming)) own = coming;
+      if (warp == 0 && lane == 0) unit_bits[step % C::kStages][i] = coming.bits;
+      if (!units.ended(coming)) coming = units.next(coming);
+    }
+    if (units.ended(first)) return;
+    gpu::Arrival* const arrival = &arrivals[step % kRaw][warp];
+    std::byte* const to = raw + step % kRaw * C::kStageBytes + warp * C::kTileBytes;
+    if (warp < C::kTiles) k.start(own, own.k_coded(), arrival, to, lane);
+    else v.start(own, own.v_coded(), arrival, to, lane);
+  };
+  const auto wait_for = [&](int step, int tile) {
+    gpu::wait_for_piece(&arrivals[step % kRaw][tile], unsigned(step / kRaw) & 1u);
+  };
+  const auto unit_of = [&](int step, int i) { return Unit{unit_bits[step % C::kStages][i]}; };
+
+  const auto to_halves = [&](int step) {
+    if (units.ended(unit_of(step, 0))) return;
+    constexpr int kQuads = C::kDim / 32, kPieces = C::kSides * kQuads;
+#pragma unroll 1
+    for (int piece = warp; piece < kPieces; piece += C::kWarps) {
+      const int at = piece / kQuads, quad = piece % kQuads;
+      Unit u = unit_of(step, at % C::kTiles);
+      if (units.ended(u)) u = unit_of(step, 0);
+      const std::byte* const from = raw + step % kRaw * C::kStageBytes + at * C::kTileBytes;
+      std::byte* const to = halves + step % kHalves * C::kStageBytes + at * C::kTileBytes;
+      wait_for(step, at);
+      if (at < C::kTiles) prefill::quad_to_halves<C::kDim, true>(k.kind(u.sinks(), u.k_coded()), from, quad, lane, to);
+      else prefill::quad_to_halves<C::kDim, false>(v.kind(u.sinks(), u.v_coded()), from, quad, lane, to);
     }
   };
-  const auto start = [&](const Unit(&of)[C::kTiles], std::byte* to) {
-#pragma unroll
-    for (int i = 0; i < C::kTiles; ++i) {
-      const Unit u = shown(of, i);
-      start_tile<C>(k, u, u.k_coded(), to + i * C::kTileBytes);
-      start_tile<C>(v, u, u.v_coded(), to + (C::kTiles + i) * C::kTileBytes);
-    }
-    gpu::copy_commit();
-  };
-  take_units(units.from({}), step);
-  start(step, stages + (kAsHalves ? 0 : C::kStageBytes));
+
+#pragma unroll 1
+  for (int step = 0; step < kAhead; ++step) start(step);
 
   // Each lane reads back what it put there itself.
   std::byte* const own_queries = shared + warp * (C::kQueryBytes / C::kWarps);
@@ -380,71 +470,178 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
 #pragma unroll
       for (int i = 0; i < 4; ++i) state.out[t][e][i] = 0;
   }
+  const auto multiply = [&](int step) {
+    Unit of[C::kTiles];
+#pragma unroll
+    for (int i = 0; i < C::kTiles; ++i) of[i] = unit_of(step, i);
+    if (of[0].tile() * kTilePositions >= warp_keys) return;
+    const std::byte* const tiles = halves + step % kHalves * C::kStageBytes;
+    if constexpr (kAsHalves)
+#pragma unroll
+      for (int i = 0; i < C::kTiles; ++i) wait_for(step, i);
+    float scores[C::kFragments][C::kKeys / 8][4];
+    scores_of<C>(own_queries, tiles, lane, scores);
+    if (!units.all_seen(of[0], of[C::kTiles - 1])) mask<C>(units, of, sights + warp * C::kWarpQueries, lane, scores);
+    if constexpr (kAsHalves)
+#pragma unroll
+      for (int i = C::kTiles; i < C::kSides; ++i) wait_for(step, i);
+    take_step<C>(scores, tiles + C::kTiles * C::kTileBytes, lane, state);
+  };
 
-  int stage = 0;
-  while (!units.ended(step[0])) {
-    take_units(units.next(step[C::kTiles - 1]), next);
-    gpu::copy_wait<0>();
-    __syncthreads();  // everyone's copies are there, and everyone has done with the step before
-    if constexpr (kAsHalves) {
-      if (!units.ended(next[0])) start(next, stages + (stage ^ 1) * C::kStageBytes);
-    } else {
-      constexpr int kQuads = C::kDim / 32, kPieces = 2 * C::kTiles * kQuads;
+  // With room for two steps of halves, one half of the warps feeds the tensor cores while the other turns the next step's
+  // tiles to halves, of the first step in front of all.
+  constexpr bool kBeside = !kAsHalves && kHalves > 1;
 #pragma unroll 1
-      for (int piece = warp; piece < kPieces; piece += C::kWarps) {
-        const int at = piece / kQuads, quad = piece % kQuads;  // tiles of K, then of V
-        const Unit u = shown(step, at % C::kTiles);
-        const std::byte* const raw = stages + C::kStageBytes + at * C::kTileBytes;
-        std::byte* const halves = stages + at * C::kTileBytes;
-        if (at < C::kTiles)
-          prefill::quad_to_halves<C::kDim, true>(k.kind(u.sinks(), u.k_coded()), raw, quad, lane, halves);
-        else prefill::quad_to_halves<C::kDim, false>(v.kind(u.sinks(), u.v_coded()), raw, quad, lane, halves);
+  for (int step = kBeside ? -1 : 0;; ++step) {
+    // Everyone has done with the step before; tiles that come as halves stay for kAhead steps.
+    const bool is_new = !kAsHalves || step % kAhead == 0;
+    if (is_new) __syncthreads();
+    if (step >= 0 && units.ended(unit_of(step, 0))) break;
+    if constexpr (kBeside) {
+      if (step >= 0) start(step + kAhead);
+      const bool turns_first = warp < C::kWarps / 2;
+#pragma unroll 1
+      for (int turn = 0; turn < 2; ++turn)
+        if ((turn == 0) == turns_first) to_halves(step + 1);
+        else if (step >= 0) multiply(step);
+    } else {
+      if constexpr (!kAsHalves) {
+        to_halves(step);
+        __syncthreads();
       }
-      __syncthreads();
-      if (!units.ended(next[0])) start(next, stages + C::kStageBytes);
+      if (is_new)
+#pragma unroll 1
+        for (int i = 0; i < (kAsHalves ? kAhead : 1); ++i) start(step + kAhead + i);
+      multiply(step);
     }
-    const std::byte* const tile = stages + (kAsHalves ? stage * C::kStageBytes : 0);
-    if (step[0].tile() * kTilePositions < warp_keys) {
-      float scores[C::kFragments][C::kKeys / 8][4];
-      scores_of<C>(own_queries, tile, lane, scores);
-      bool all_seen = true;
-#pragma unroll
-      for (int i = 0; i < C::kTiles; ++i) {
-        const Unit u = step[i];
-        all_seen = all_seen && !u.sinks() && (u.tile() > 0 || units.n_sinks == 0) &&
-                   (u.tile() + 1) * kTilePositions <= first_n && units.k.all_read(u.tile(), u.k_coded()) &&
-                   units.v.all_read(u.tile(), u.v_coded());
-      }
-      if (!all_seen) mask<C>(a, units, step, span, queries, lane, scores);
-      take_step<C>(scores, tile + C::kTiles * C::kTileBytes, lane, state);
-    }
-#pragma unroll
-    for (int i = 0; i < C::kTiles; ++i) step[i] = next[i];
-    stage ^= 1;
   }
-  __syncthreads();  // the outputs take the place of queries and stages
-  store<C>(state, a, span, kv_head, queries, reinterpret_cast<float*>(shared) + warp * C::kWarpQueries * C::kDim, lane);
+  __syncthreads();
+  if (block.n_parts > 1) {
+    const int first = block.place + warp * C::kWarpQueries;
+    store_part(state, parts, int64_t(first) * a.k.n_kv_heads + kv_head, a.k.n_kv_heads, n_queries - queries.first,
+               lane);
+  } else {  // the outputs take the place of queries and stages
+    store<C>(state, a, span, kv_head, queries, reinterpret_cast<float*>(shared) + warp * C::kWarpQueries * C::kDim,
+             lane);
+  }
+}
+
+constexpr int kJoinWarps = 16;
+
+/// The parts of a block's queries together, in order: a warp a query. Blocks as prefill_kernel's; part i of n takes the
+/// i-th n-th of the queries.
+template <int kDim>
+__global__ void __launch_bounds__(32 * kJoinWarps)
+    prefill_join_kernel(const DeviceAttention a, const AttnBlock* blocks, int most_queries, const PartRows parts) {
+  constexpr int kPer = kDim / 32;
+  const AttnBlock block = blocks[blockIdx.x];
+  if (block.n_parts == 1) return;
+  const StepRow* const span = a.rows.rows + block.first;
+  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, kv_head = int(blockIdx.y);
+  const int group = a.group(), n = min(most_queries, block.n * group - block.first_query);
+  const Queries queries{block.first_query, block.n * group, group};
+  const RotationRow<kPer> table(a.v.rotation, lane);
+  const int64_t stride = int64_t(n) * a.k.n_kv_heads;  // rows of a part
+  for (int i = n * block.part / block.n_parts + warp; i < n * (block.part + 1) / block.n_parts; i += kJoinWarps) {
+    const int64_t row = int64_t(block.place - block.part * n + i) * a.k.n_kv_heads + kv_head;
+    const float2 own = lane < block.n_parts ? __ldcg(parts.state + row + lane * stride) : make_float2(kNever, 0);
+    const float top = gpu::warp_max(own.x), weight = gpu::fast_exp2(own.x - top);
+    const float inverse = 1.0f / gpu::warp_sum(weight * own.y);
+    float x[kPer] = {};
+#pragma unroll 4
+    for (int part = 0; part < block.n_parts; ++part) {
+      const float w = __shfl_sync(gpu::kAllLanes, weight, part);
+#pragma unroll
+      for (int j = 0; j < kPer; ++j)
+        x[j] = fmaf(w, __ldcg(parts.out + (row + part * stride) * kDim + lane + 32 * j), x[j]);
+    }
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) x[j] *= inverse;
+    store_row(a, span, kv_head, queries, i, table, lane, x);
+  }
 }
 
 template <class C>
-void launch(gpu::StreamHandle stream, const DeviceAttention& a, const AttnBlock* blocks, int n_blocks) {
+void launch(gpu::StreamHandle stream, const DeviceAttention& a, const PrefillList& list) {
   const auto plain = [](const KvTiles& t) { return t.kind == TileKind::f16 && t.ring_tiles == 0 && t.n_sinks == 0; };
   const auto kernel = plain(a.k) && plain(a.v) ? prefill_kernel<C, true> : prefill_kernel<C, false>;
+  const int64_t part_rows = int64_t(list.part_rows) * a.k.n_kv_heads;
+  const PartRows parts{reinterpret_cast<float*>(list.scratch),
+                       reinterpret_cast<float2*>(reinterpret_cast<float*>(list.scratch) + part_rows * C::kDim)};
+  const dim3 blocks(unsigned(list.n), unsigned(a.k.n_kv_heads));
   gpu::allow_shared_bytes("prefill attention", kernel, C::kSharedBytes);
-  gpu::launch("prefill attention", kernel,
-              {dim3(unsigned(n_blocks), unsigned(a.k.n_kv_heads)), C::kThreads, size_t(C::kSharedBytes), stream}, a,
-              blocks);
+  gpu::launch("prefill attention", kernel, {blocks, C::kThreads, size_t(C::kSharedBytes), stream}, a, list.blocks,
+              parts);
+  if (part_rows > 0)
+    gpu::launch("join of prefill parts", prefill_join_kernel<C::kDim>, {blocks, 32 * kJoinWarps, 0, stream}, a,
+                list.blocks, C::kQueries, parts);
+}
+
+template <int kDim>
+void launch(gpu::StreamHandle stream, const DeviceAttention& a, const PrefillList& list) {
+  if (list.queries == Cut<kDim, 8>::kQueries) launch<Cut<kDim, 8>>(stream, a, list);
+  else launch<Cut<kDim, 4>>(stream, a, list);
 }
 
 }  // namespace
 
-int prefill_attn_queries(int head_dim) { return head_dim == 256 ? Cut<256>::kQueries : Cut<128>::kQueries; }
+PrefillPlan prefill_attn_plan(int head_dim, int most_shared_bytes) {
+  const auto queries = [&]<int kDim>() {
+    const bool roomy = most_shared_bytes >= Cut<kDim, 8>::kSharedBytes + 1024;
+    return roomy ? Cut<kDim, 8>::kQueries : Cut<kDim, 4>::kQueries;
+  };
+  return {.queries = head_dim == 64    ? queries.template operator()<64>()
+                     : head_dim == 128 ? queries.template operator()<128>()
+                                       : queries.template operator()<256>(),
+          .blocks = gpu::multiprocessors()};
+}
+PrefillPlan prefill_attn_plan(int head_dim) { return prefill_attn_plan(head_dim, gpu::most_shared_bytes()); }
 
-void prefill_attn(gpu::StreamHandle stream, const DeviceAttention& a, const AttnBlock* blocks, int n_blocks) {
-  if (n_blocks == 0) return;
-  if (a.k.head_dim == 64) launch<Cut<64>>(stream, a, blocks, n_blocks);
-  else if (a.k.head_dim == 128) launch<Cut<128>>(stream, a, blocks, n_blocks);
-  else launch<Cut<256>>(stream, a, blocks, n_blocks);
+int add_prefill_blocks(const PrefillPlan& plan, const PrefillSpan& span, int group, int n_kv_heads, int part_rows,
+                       std::vector<AttnBlock>& blocks) {
+  const int n = span.n * group;
+  const auto tiles_of = [&](int query) {  // of the block with this first query
+    const int last_n = span.n_past + (std::min(query + plan.queries, n) - 1) / group + 1;
+    return (last_n + kTilePositions - 1) / kTilePositions;
+  };
+  const auto parts_of = [&](int query, int tiles) { return (tiles_of(query) + tiles - 1) / tiles; };
+  const int n_tiles = tiles_of(n - 1);
+  const auto fits = [&](int tiles) {
+    int64_t n_blocks = 0;
+    for (int query = 0; query < n; query += plan.queries) n_blocks += parts_of(query, tiles);
+    return n_blocks * n_kv_heads <= plan.blocks;
+  };
+  // The shortest parts that run side by side.
+  int tiles = std::min(n_tiles, std::max(plan.least_tiles, (n_tiles + kMostParts - 1) / kMostParts));
+  for (int most = n_tiles; tiles < most;) {
+    const int middle = (tiles + most) / 2;
+    if (fits(middle)) most = middle;
+    else tiles = middle + 1;
+  }
+  for (int query = (n - 1) / plan.queries * plan.queries; query >= 0; query -= plan.queries) {
+    const int n_parts = parts_of(query, tiles);
+    for (int part = 0; part < n_parts; ++part) {
+      blocks.push_back({.first = span.first,
+                        .n = span.n,
+                        .first_query = query,
+                        .part = part,
+                        .n_parts = n_parts,
+                        .place = part_rows});
+      if (n_parts > 1) part_rows += std::min(plan.queries, n - query);
+    }
+  }
+  return part_rows;
+}
+
+int64_t prefill_attn_scratch_bytes(int part_rows, int n_kv_heads, int head_dim) {
+  return int64_t(part_rows) * n_kv_heads * (head_dim + 2) * 4;
+}
+
+void prefill_attn(gpu::StreamHandle stream, const DeviceAttention& a, const PrefillList& list) {
+  if (list.n == 0) return;
+  if (a.k.head_dim == 64) launch<64>(stream, a, list);
+  else if (a.k.head_dim == 128) launch<128>(stream, a, list);
+  else launch<256>(stream, a, list);
 }
 
 }  // namespace ridge
