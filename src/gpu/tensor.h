@@ -35,6 +35,17 @@ __device__ void copy_commit();
 template <int kLeft>
 __device__ __forceinline__ void copy_wait();
 
+/// The arrival of pieces of global memory in shared memory, phase after phase: an 8-byte word of shared memory. A warp
+/// sets it up, then starts a piece, waits for it, starts the next.
+using Arrival = unsigned long long;
+/// For the calling warp alone.
+__device__ void set_up_arrivals(Arrival* arrivals, int n, int lane);
+/// The whole warp starts a copy of `bytes`, a multiple of 16, both ends aligned to 16; what it read there before has been
+/// read by all lanes.
+__device__ void start_piece(Arrival* arrival, void* shared, const void* global, int bytes, int lane);
+/// Waits for the piece of phase 0, 1, 0, 1, ...; every lane that waits sees all of it.
+__device__ void wait_for_piece(Arrival* arrival, unsigned phase);
+
 /// Asks for the bytes around an address of global memory to be brought near, into L2.
 __device__ void prefetch(const void* global);
 
@@ -126,6 +137,55 @@ __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_gr
 template <int kLeft>
 __device__ __forceinline__ void copy_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
+}
+
+/// Before sm_90 every lane copies its share and arrives for it; there one lane asks for the whole piece.
+__device__ __forceinline__ void set_up_arrivals(Arrival* arrivals, int n, int lane) {
+#if __CUDA_ARCH__ >= 900
+  constexpr int kArrivals = 1;
+#else
+  constexpr int kArrivals = 32;
+#endif
+  if (lane < n)
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(uint32_t(__cvta_generic_to_shared(arrivals + lane))),
+                 "r"(kArrivals)
+                 : "memory");
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+  __syncwarp();
+}
+__device__ __forceinline__ void start_piece(Arrival* arrival, void* shared, const void* global, int bytes, int lane) {
+  const auto at = uint32_t(__cvta_generic_to_shared(arrival));
+#if __CUDA_ARCH__ >= 900
+  if (lane == 0)
+    asm volatile(
+        "mbarrier.arrive.expect_tx.shared.b64 _, [%0], %3;\n"
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%1], [%2], %3, [%0];"
+        :
+        : "r"(at), "r"(uint32_t(__cvta_generic_to_shared(shared))), "l"(global), "r"(bytes)
+        : "memory");
+#else
+  for (int i = 16 * lane; i < bytes; i += 512)
+    copy_async16(static_cast<char*>(shared) + i, static_cast<const char*>(global) + i);
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(at) : "memory");
+#endif
+}
+__device__ __forceinline__ void wait_for_piece(Arrival* arrival, unsigned phase) {
+  asm volatile(
+      "{\n"
+      ".reg .pred there;\n"
+      "AGAIN:\n"
+#if __CUDA_ARCH__ >= 900
+      "mbarrier.try_wait.parity.shared.b64 there, [%0], %1;\n"
+#else
+      "mbarrier.test_wait.parity.shared.b64 there, [%0], %1;\n"
+#endif
+      "@!there bra AGAIN;\n"
+      "}"
+      :
+      : "r"(uint32_t(__cvta_generic_to_shared(arrival))), "r"(phase)
+      : "memory");
 }
 
 __device__ __forceinline__ void prefetch(const void* global) { asm volatile("prefetch.global.L2 [%0];" ::"l"(global)); }

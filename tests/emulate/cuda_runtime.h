@@ -70,6 +70,10 @@ int sync_block_and(int value);
 void start_copy(void* to, const void* from, int bytes);
 void commit_copies();
 void wait_copies(int groups_left);
+/// A copy that belongs to a word of the block's shared memory, which counts copies that have landed: it lands when a
+/// thread waits for it. A second one that starts before ends the program.
+void start_piece(unsigned long long* arrival, void* to, const void* from, int bytes);
+void wait_for_piece(unsigned long long* arrival, unsigned phase);
 
 void run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& thread);
 /// Runs `work` now, or records it when the stream is being captured.

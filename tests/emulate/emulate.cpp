@@ -52,6 +52,7 @@ struct Block {
   uint64_t generation = 0;
   bool all = true, all_result = true;
   uint64_t progress = 0;  // moves with every barrier passed and every fiber ended
+  std::map<unsigned long long*, Copy> pieces;
   const std::function<void()>* thread = nullptr;
 };
 
@@ -184,6 +185,26 @@ void wait_copies(int groups_left) {
   while (int(groups.size()) - 1 > groups_left) {
     for (const Copy& c : groups.front()) std::memcpy(c.to, c.from, size_t(c.bytes));
     groups.pop_front();
+  }
+}
+
+void start_piece(unsigned long long* arrival, void* to, const void* from, int bytes) {
+  if (reinterpret_cast<uintptr_t>(to) % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0 || bytes % 16 != 0)
+    fail("a piece that is not aligned to 16 bytes");
+  if (!block.pieces.emplace(arrival, Copy{to, from, bytes}).second) fail("a piece whose predecessor nobody waited for");
+}
+void wait_for_piece(unsigned long long* arrival, unsigned phase) {
+  while (*arrival % 2 == phase) {
+    const auto at = block.pieces.find(arrival);
+    if (at == block.pieces.end()) {  // the lane that starts it has not come so far
+      yield();
+      continue;
+    }
+    const Copy piece = at->second;
+    block.pieces.erase(at);
+    std::memcpy(piece.to, piece.from, size_t(piece.bytes));
+    ++*arrival;
+    ++block.progress;
   }
 }
 
