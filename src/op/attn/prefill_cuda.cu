@@ -12,6 +12,13 @@ using tiles::quad_sum;
 
 constexpr float kLog2E = 1.44269504f;
 
+/// Who turns the tiles of a step to halves.
+enum class Turning {
+  none,     ///< they come as halves
+  between,  ///< the warps that multiply, in turn: blocks that share a multiprocessor take turns as well
+  beside,   ///< as many warps again, one step ahead: a block alone on its multiprocessor
+};
+
 /// How the work is cut. A warp has kFragments x 16 queries: every fragment of K and V it loads meets kFragments
 /// products, and shared memory could not feed the tensor cores with one.
 template <int kDim_>
@@ -28,8 +35,11 @@ struct Cut {
   static constexpr int kQueryBytes = kQueries * 2 * kDim;
   static constexpr int kOutBytes = kQueries * kDim * 4;
   /// Two stages: of halves that come as they are, the one that is used and the next; else tiles that were turned to
-  /// halves, and the next ones as they came.
-  static constexpr int kSharedBytes = std::max(kQueryBytes + 2 * kStageBytes, kOutBytes);
+  /// halves, and the next ones as they came. Two of each where warps turn beside.
+  static constexpr int shared_bytes(Turning turning) {
+    return std::max(kQueryBytes + (turning == Turning::beside ? 4 : 2) * kStageBytes, kOutBytes);
+  }
+  static constexpr int threads(Turning turning) { return (turning == Turning::beside ? 2 : 1) * kThreads; }
 };
 
 /// A tile of positions from one source a side. The sinks are a unit of their own, in front.
@@ -132,7 +142,8 @@ template <class C>
 __device__ __forceinline__ void start_tile(const Side& side, Unit u, bool coded, std::byte* to) {
   const std::byte* const from = side.at(u, coded);
   const int bytes = TileShape(side.kind(u.sinks(), coded), C::kDim).bytes;
-  for (int at = 16 * int(threadIdx.x); at < bytes; at += 16 * C::kThreads) gpu::copy_async16(to + at, from + at);
+  for (int at = 16 * (int(threadIdx.x) % C::kThreads); at < bytes; at += 16 * C::kThreads)
+    gpu::copy_async16(to + at, from + at);
 }
 
 /// The queries of a warp: query i is head i % group of token i / group. Those past the last one repeat it and are not
@@ -325,9 +336,9 @@ __device__ void store(const WarpState<C>& state, const DeviceAttention& a, const
   }
 }
 
-/// Blocks: (block of the list, kv head). kAsHalves: both sides hold halves of kind f16 and nothing else.
-template <class C, bool kAsHalves>
-__global__ void __launch_bounds__(C::kThreads, C::kBlocks)
+/// Blocks: (block of the list, kv head). Turning::none: both sides hold halves of kind f16 and nothing else.
+template <class C, Turning kTurning>
+__global__ void __launch_bounds__(C::threads(kTurning), kTurning == Turning::beside ? 1 : C::kBlocks)
     prefill_kernel(const DeviceAttention a, const AttnBlock* blocks) {
   std::byte* const shared = gpu::dynamic_shared<std::byte>();
   std::byte* const stages = shared + C::kQueryBytes;
@@ -363,8 +374,45 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     }
     gpu::copy_commit();
   };
+  const auto turn = [&](const std::byte* raw, int first_warp, std::byte* halves) {
+    constexpr int kQuads = C::kDim / 32, kPieces = 2 * C::kTiles * kQuads;
+#pragma unroll 1
+    for (int piece = warp - first_warp; piece < kPieces; piece += C::kWarps) {
+      const int at = piece / kQuads, quad = piece % kQuads;  // tiles of K, then of V
+      const Unit u = shown(step, at % C::kTiles);
+      const std::byte* const from = raw + at * C::kTileBytes;
+      std::byte* const to = halves + at * C::kTileBytes;
+      if (at < C::kTiles) prefill::quad_to_halves<C::kDim, true>(k.kind(u.sinks(), u.k_coded()), from, quad, lane, to);
+      else prefill::quad_to_halves<C::kDim, false>(v.kind(u.sinks(), u.v_coded()), from, quad, lane, to);
+    }
+  };
+  const auto go_on = [&] {
+#pragma unroll
+    for (int i = 0; i < C::kTiles; ++i) step[i] = next[i];
+  };
   take_units(units.from({}), step);
-  start(step, stages + (kAsHalves ? 0 : C::kStageBytes));
+
+  if constexpr (kTurning == Turning::beside) {
+    // Stages 0 and 1 are halves, 2 and 3 what they are turned from. These warps make those of a step while the others
+    // use those of the step before.
+    if (warp >= C::kWarps) {
+      std::byte* const raw = stages + 2 * C::kStageBytes;
+      start(step, raw);
+      for (int stage = 0; !units.ended(step[0]); stage ^= 1) {
+        take_units(units.next(step[C::kTiles - 1]), next);
+        gpu::copy_wait<0>();
+        __syncthreads();  // these warps' copies are there, and the others have done with this stage
+        if (!units.ended(next[0])) start(next, raw + (stage ^ 1) * C::kStageBytes);
+        turn(raw + stage * C::kStageBytes, C::kWarps, stages + stage * C::kStageBytes);
+        go_on();
+      }
+      __syncthreads();
+      __syncthreads();
+      return;
+    }
+  } else {
+    start(step, stages + (kTurning == Turning::none ? 0 : C::kStageBytes));
+  }
 
   // Each lane reads back what it put there itself.
   std::byte* const own_queries = shared + warp * (C::kQueryBytes / C::kWarps);
@@ -382,28 +430,19 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   }
 
   int stage = 0;
+  if constexpr (kTurning == Turning::beside) __syncthreads();
   while (!units.ended(step[0])) {
     take_units(units.next(step[C::kTiles - 1]), next);
-    gpu::copy_wait<0>();
-    __syncthreads();  // everyone's copies are there, and everyone has done with the step before
-    if constexpr (kAsHalves) {
+    if constexpr (kTurning != Turning::beside) gpu::copy_wait<0>();
+    __syncthreads();  // everyone's copies or halves are there, and everyone has done with the step before
+    if constexpr (kTurning == Turning::none) {
       if (!units.ended(next[0])) start(next, stages + (stage ^ 1) * C::kStageBytes);
-    } else {
-      constexpr int kQuads = C::kDim / 32, kPieces = 2 * C::kTiles * kQuads;
-#pragma unroll 1
-      for (int piece = warp; piece < kPieces; piece += C::kWarps) {
-        const int at = piece / kQuads, quad = piece % kQuads;  // tiles of K, then of V
-        const Unit u = shown(step, at % C::kTiles);
-        const std::byte* const raw = stages + C::kStageBytes + at * C::kTileBytes;
-        std::byte* const halves = stages + at * C::kTileBytes;
-        if (at < C::kTiles)
-          prefill::quad_to_halves<C::kDim, true>(k.kind(u.sinks(), u.k_coded()), raw, quad, lane, halves);
-        else prefill::quad_to_halves<C::kDim, false>(v.kind(u.sinks(), u.v_coded()), raw, quad, lane, halves);
-      }
+    } else if constexpr (kTurning == Turning::between) {
+      turn(stages + C::kStageBytes, 0, stages);
       __syncthreads();
       if (!units.ended(next[0])) start(next, stages + C::kStageBytes);
     }
-    const std::byte* const tile = stages + (kAsHalves ? stage * C::kStageBytes : 0);
+    const std::byte* const tile = stages + (kTurning == Turning::between ? 0 : stage * C::kStageBytes);
     if (step[0].tile() * kTilePositions < warp_keys) {
       float scores[C::kFragments][C::kKeys / 8][4];
       scores_of<C>(own_queries, tile, lane, scores);
@@ -418,22 +457,29 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
       if (!all_seen) mask<C>(a, units, step, span, queries, lane, scores);
       take_step<C>(scores, tile + C::kTiles * C::kTileBytes, lane, state);
     }
-#pragma unroll
-    for (int i = 0; i < C::kTiles; ++i) step[i] = next[i];
+    go_on();
     stage ^= 1;
   }
   __syncthreads();  // the outputs take the place of queries and stages
   store<C>(state, a, span, kv_head, queries, reinterpret_cast<float*>(shared) + warp * C::kWarpQueries * C::kDim, lane);
 }
 
+template <class C, Turning kTurning>
+void launch(gpu::StreamHandle stream, const DeviceAttention& a, const AttnBlock* blocks, int n_blocks) {
+  constexpr size_t kShared = size_t(C::shared_bytes(kTurning));
+  gpu::allow_shared_bytes("prefill attention", prefill_kernel<C, kTurning>, kShared);
+  gpu::launch("prefill attention", prefill_kernel<C, kTurning>,
+              {dim3(unsigned(n_blocks), unsigned(a.k.n_kv_heads)), unsigned(C::threads(kTurning)), kShared, stream}, a,
+              blocks);
+}
 template <class C>
 void launch(gpu::StreamHandle stream, const DeviceAttention& a, const AttnBlock* blocks, int n_blocks) {
   const auto plain = [](const KvTiles& t) { return t.kind == TileKind::f16 && t.ring_tiles == 0 && t.n_sinks == 0; };
-  const auto kernel = plain(a.k) && plain(a.v) ? prefill_kernel<C, true> : prefill_kernel<C, false>;
-  gpu::allow_shared_bytes("prefill attention", kernel, C::kSharedBytes);
-  gpu::launch("prefill attention", kernel,
-              {dim3(unsigned(n_blocks), unsigned(a.k.n_kv_heads)), C::kThreads, size_t(C::kSharedBytes), stream}, a,
-              blocks);
+  if (plain(a.k) && plain(a.v)) return launch<C, Turning::none>(stream, a, blocks, n_blocks);
+  const bool alone = n_blocks * a.k.n_kv_heads <= gpu::multiprocessors();
+  if (alone && C::shared_bytes(Turning::beside) <= gpu::most_shared_bytes())
+    return launch<C, Turning::beside>(stream, a, blocks, n_blocks);
+  launch<C, Turning::between>(stream, a, blocks, n_blocks);
 }
 
 }  // namespace
