@@ -89,8 +89,8 @@ __global__ void __launch_bounds__(kRotorThreads, kPer <= 4 ? 2 : 1) leaving_kern
   const int head = int(blockIdx.y) % a.n_kv_heads, i_side = int(blockIdx.y) / a.n_kv_heads, n_spans = *a.n_spans;
   const KvTiles& side = a.sides ? a.sides[i_side] : a.pair[i_side];
   if (side.retention.window == 0) return;
-  const float* const far_metric = side.metric + int64_t(head) * kDim * kDim;
-  const Metric metric{side.metric != nullptr, RotorRoom<kPer>::kMetricBytes > 0 ? room.near_metric() : far_metric};
+  const float* const far_metric = side.metric ? side.metric + int64_t(head) * kDim * kDim : nullptr;
+  const Metric metric{far_metric != nullptr, RotorRoom<kPer>::kMetricBytes > 0 ? room.near_metric() : far_metric};
   bool is_near = false;
   for (int i = int(blockIdx.z); i < n_spans; i += int(gridDim.z)) {
     const StepSpan span = a.spans[i];
