@@ -269,13 +269,14 @@ struct Piece {
 /// last round of pieces so small that most warps have one, and single units. All coded tiles are small pieces where warps
 /// have one unit each at most. The last part has the units that are not coded and what no whole piece is made of; a
 /// warp with a single has a whole piece less.
+template <int kPiece>
 struct Share {
   int first_tile, first_single, n_singles;  ///< of the part
   int n_pieces;                             ///< of the warp
-  int kPiece, warp, warps, skipped, rounds, last_tiles, n_last, last_index, first_odd, n_odd, from_end;
+  int warp, warps, skipped, rounds, last_tiles, n_last, last_index, first_odd, n_odd, from_end;
 
-  __device__ Share(const Units& units, int piece_tiles, int part, int n, int n_warps, int w)
-      : kPiece(piece_tiles), warp(w), warps(n_warps), from_end(n_warps - 1 - w) {
+  __device__ Share(const Units& units, int part, int n, int n_warps, int w)
+      : warp(w), warps(n_warps), from_end(n_warps - 1 - w) {
     const int coded = min(min(units.k_coded, units.v_coded), units.n / kTilePositions);
     const int exact = units.n_units - coded;
     const bool few = kPiece > 1 && units.n_units <= n * warps;
@@ -289,12 +290,12 @@ struct Share {
     first_single = coded + (few ? max(0, begin - whole) : 0);
     n_singles = few ? end - begin - mine : is_last ? exact : 0;
     first_odd = kPiece * whole;
-    n_odd = few || !is_last ? 0 : coded - first_odd;
+    n_odd = kPiece == 1 || few || !is_last ? 0 : coded - first_odd;
     skipped = !few && n_singles <= warps && mine >= warps ? n_singles : 0;
     const int dealt = few ? 0 : mine + skipped;
     rounds = quotient(dealt, warps);
     const int left = few ? mine : kPiece * (dealt - rounds * warps);  // tiles
-    last_tiles = left <= warps ? 1 : left <= 2 * warps ? 2 : kPiece;
+    last_tiles = kPiece == 1 || left <= warps ? 1 : left <= 2 * warps ? 2 : kPiece;
     n_last = last_tiles == 1 ? left : last_tiles == 2 ? left / 2 : left / kPiece;
     last_index = few ? warp - n_singles : warp;
     n_pieces = rounds - (warp < skipped ? 1 : 0) + (has_last() ? 1 : 0) +
@@ -338,7 +339,7 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
   if (part >= parts.n || parts.of.slot < 0) return;
   const Units units(a, n_keys_of(parts.of));
   const SideTiles k(a, a.k, parts.of, kv_head), v(a, a.v, parts.of, kv_head);
-  const Share share(units, kPiece, part, parts.n, warps, warp);
+  const Share<kPiece> share(units, part, parts.n, warps, warp);
 
   // Numbers of pages are fetched for 32 of the warp's pieces at a time, one a lane. Each start is a group of copies,
   // empty where there is nothing to fetch: what is waited for is known by what was started after it.
@@ -378,10 +379,17 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
       n_pieces > 0 ? share.piece(min(kPlaces, n_pieces) - 1).tile + kPiece - 1 : share.first_single + warp;
   const bool settled = has_any && units.is_settled(last_started, a.rows.most);
   if (!settled) gpu::wait_for_previous_grid();
+  // Where much is to come, all warps' first K comes before the rest: the sooner products begin.
+  const bool paced = share.rounds > 1;
+  const auto start_rest = [&] {
+    start_piece(0, false);
+#pragma unroll
+    for (int piece = 1; piece < kPlaces; ++piece) start_piece(piece, true), start_piece(piece, false);
+  };
   if (n_pieces > 0) {
     fetch_pages(0);
-#pragma unroll
-    for (int piece = 0; piece < kPlaces; ++piece) start_piece(piece, true), start_piece(piece, false);
+    start_piece(0, true);
+    if (!paced) start_rest();
   } else {
     start_single(warp, true);
     start_single(warp, false);
@@ -398,6 +406,7 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
   }
   const LevelBytes levels;
   __syncthreads();
+  if (paced && n_pieces > 0) start_rest();
 
   State<kDim> state;
   float unit = 0;
