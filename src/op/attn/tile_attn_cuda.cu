@@ -116,7 +116,7 @@ struct Room {
     // Pieces, or a tile of any kind that a side has.
     const bool has_sinks = std::max(k.n_sinks, v.n_sinks) > 0;
     const auto side_bytes = [&](const KvTiles& t) {
-      int bytes = piece_places(kernel.piece_tiles) * kernel.piece_tiles * TileShape(t.kind, head_dim).bytes;
+      int bytes = kPlaces * kernel.piece_tiles * TileShape(t.kind, head_dim).bytes;
       if (t.ring_tiles > 0) bytes = std::max(bytes, TileShape(t.recent_kind, head_dim).bytes);
       if (has_sinks) bytes = std::max(bytes, TileShape(TileKind::f16, head_dim).bytes);
       return bytes;

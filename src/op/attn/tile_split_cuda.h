@@ -4,8 +4,9 @@
 // share the part's tiles, each fetches its own through room of its own in shared memory, and they put their results
 // together at the end. The kinds of K and V are known to the compiler (kK, kV) or kAnyKind, which decides at every tile.
 //
-// Tiles coded on both sides come in pieces of up to kPiece neighbours that share a softmax and the sums of V. All other tiles
-// and the sinks come alone. A place in shared memory is filled again as soon as it has been read.
+// Tiles coded on both sides come in pieces of kPiece neighbours, for each of which a warp has two places. A step takes one
+// piece or two: their softmax is one, and sums of V are turned to floats once. All other tiles and the sinks come alone. A
+// place is filled again as soon as it has been read.
 #pragma once
 
 #include <span>
@@ -236,16 +237,20 @@ constexpr int pair_bytes(TileKind k, TileKind v, int head_dim) {
   return TileShape(k, head_dim).bytes + TileShape(v, head_dim).bytes;
 }
 
-/// Tiles of a whole piece: small ones are many instructions a byte, some of which several can share. Those of a page, where
-/// scales a block do not fill the registers.
+/// Tiles of a piece: small ones are many instructions a byte, some of which two can share.
 template <int kDim, int kK, int kV>
 constexpr int piece_tiles() {
   if (kK == kAnyKind || kV == kAnyKind || is_half(TileKind(kK)) || is_half(TileKind(kV))) return 1;
-  if (pair_bytes(TileKind(kK), TileKind(kV), kDim) > 5 * 1024) return 1;
-  return has_blocks(TileKind(kK)) || has_blocks(TileKind(kV)) ? 2 : kPageTiles;
+  return pair_bytes(TileKind(kK), TileKind(kV), kDim) <= 5 * 1024 ? 2 : 1;
+}
+/// Pieces of a step: two small ones, unless a scale a block fills the registers.
+template <int kDim, int kK, int kV>
+constexpr int step_pieces() {
+  if (piece_tiles<kDim, kK, kV>() == 1) return 1;
+  return has_blocks(TileKind(kK)) || has_blocks(TileKind(kV)) ? 1 : 2;
 }
 /// Places of a warp for pieces of one side.
-constexpr int piece_places(int piece_tiles) { return piece_tiles > 2 ? 1 : 2; }
+inline constexpr int kPlaces = 2;
 /// Warps of a block at most: 12 leave a thread 168 registers, 8 leave 255. Small pairs are many instructions a byte and
 /// gain from more warps; large pairs have bytes enough on their way with 4.
 template <int kDim, int kK, int kV>
@@ -260,65 +265,33 @@ __device__ __forceinline__ int quotient(int a, int b) {
   return int((float(a) + 0.5f) * gpu::fast_reciprocal(float(b)));
 }
 
-/// Neighbours that a warp takes together.
-struct Piece {
-  int tile, n;
-};
-
-/// The work of a part, dealt to its warps in turn so that neighbours are read at the same time: rounds of whole pieces, a
-/// last round of pieces so small that most warps have one, and single units. All coded tiles are small pieces where warps
-/// have one unit each at most. The last part has the units that are not coded and what no whole piece is made of; a
-/// warp with a single has a whole piece less.
+/// The work of a part, dealt to its warps in turn so that neighbours are read at the same time: pieces, then from the next
+/// warp on single units. The last part has what no piece is made of. All units are single where warps have one each at
+/// most. A warp's piece i is piece first_piece + i warps of all, its single j unit first_single + j.
 template <int kPiece>
 struct Share {
-  int first_tile, first_single, n_singles;  ///< of the part
-  int n_pieces;                             ///< of the warp
-  int warp, warps, skipped, rounds, last_tiles, n_last, last_index, first_odd, n_odd, from_end;
+  int first_piece, n_pieces;                ///< of the warp
+  int first_single, n_singles, own_single;  ///< of the part; the warp has own_single, own_single + warps, ...
 
-  __device__ Share(const Units& units, int part, int n, int n_warps, int w)
-      : warp(w), warps(n_warps), from_end(n_warps - 1 - w) {
+  __device__ Share(const Units& units, int part, int n, int warps, int warp) {
     const int coded = min(min(units.k_coded, units.v_coded), units.n / kTilePositions);
-    const int exact = units.n_units - coded;
-    const bool few = kPiece > 1 && units.n_units <= n * warps;
-    // What is cut: units, or whole pieces with the exact units behind them.
-    const int whole = few ? coded : coded / kPiece, all = whole + exact;
-    const int least = quotient(all, n), longer = all - least * n;  // the last parts have one more
-    const int begin = part * least + max(0, part - (n - longer)), end = begin + least + (part >= n - longer ? 1 : 0);
-    const int first = min(begin, whole), mine = min(end, whole) - first;
-    const bool is_last = part + 1 == n;
-    first_tile = few ? first : kPiece * first;
-    first_single = coded + (few ? max(0, begin - whole) : 0);
-    n_singles = few ? end - begin - mine : is_last ? exact : 0;
-    first_odd = kPiece * whole;
-    n_odd = kPiece == 1 || few || !is_last ? 0 : coded - first_odd;
-    skipped = !few && n_singles <= warps && mine >= warps ? n_singles : 0;
-    const int dealt = few ? 0 : mine + skipped;
-    rounds = quotient(dealt, warps);
-    const int left = few ? mine : kPiece * (dealt - rounds * warps);  // tiles
-    last_tiles = kPiece == 1 || left <= warps ? 1 : left <= 2 * warps ? 2 : kPiece;
-    n_last = last_tiles == 1 ? left : last_tiles == 2 ? left / 2 : left / kPiece;
-    last_index = few ? warp - n_singles : warp;
-    n_pieces = rounds - (warp < skipped ? 1 : 0) + (has_last() ? 1 : 0) +
-               (from_end < n_odd ? 1 + quotient(n_odd - 1 - from_end, warps) : 0);
-  }
-  __device__ bool has_last() const { return last_index >= 0 && last_index < n_last; }
-
-  __device__ Piece piece(int i) const {
-    i += warp < skipped ? 1 : 0;
-    if (i < rounds) return {first_tile + kPiece * (i * warps + warp - skipped), kPiece};
-    i -= rounds;
-    if (has_last()) {
-      if (i == 0) return {first_tile + kPiece * (rounds * warps - skipped) + last_tiles * last_index, last_tiles};
-      --i;
-    }
-    return {first_odd + from_end + i * warps, 1};
+    const int all = kPiece > 1 && units.n_units <= n * warps ? 0 : coded / kPiece;
+    const int rest = units.n_units - kPiece * all, cut = all > 0 ? all : rest;
+    const int least = quotient(cut, n), longer = cut - least * n;  // the first parts have one more
+    const int begin = part * least + min(part, longer), mine = least + (part < longer ? 1 : 0);
+    const int pieces = all > 0 ? mine : 0, rounds = quotient(pieces, warps), left = pieces - rounds * warps;
+    first_piece = begin + warp;
+    n_pieces = rounds + (warp < left ? 1 : 0);
+    first_single = kPiece * all + (all > 0 ? 0 : begin);
+    n_singles = all == 0 ? mine : part + 1 == n ? rest : 0;
+    own_single = warp - left + (warp < left ? warps : 0);
   }
 };
 
 template <int kDim, int kK, int kV>
 __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
     attn_split_kernel(const DeviceAttention a, const Cut cut) {
-  constexpr int kPiece = piece_tiles<kDim, kK, kV>(), kPlaces = piece_places(kPiece), kPer = kDim / 32;
+  constexpr int kPiece = piece_tiles<kDim, kK, kV>(), kPieces = step_pieces<kDim, kK, kV>(), kPer = kDim / 32;
   static_assert(kPageTiles % kPiece == 0);  // the tiles of a piece are neighbours in memory
   std::byte* const shared = gpu::dynamic_shared<std::byte>();
   const Queries<kDim> queries{shared};
@@ -344,22 +317,20 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
   // Numbers of pages are fetched for 32 of the warp's pieces at a time, one a lane. Each start is a group of copies,
   // empty where there is nothing to fetch: what is waited for is known by what was started after it.
   const int n_pieces = share.n_pieces;
+  const auto tile_of = [&](int piece) { return kPiece * (share.first_piece + piece * warps); };
   int page_of_lane = 0;
   const auto fetch_pages = [&](int piece) {
-    if (piece % 32 == 0)
-      page_of_lane = piece + lane < n_pieces ? k.pages[share.piece(piece + lane).tile / kPageTiles] : 0;
+    if (piece % 32 == 0) page_of_lane = piece + lane < n_pieces ? k.pages[tile_of(piece + lane) / kPageTiles] : 0;
   };
   const auto start_piece = [&](int piece, bool is_k) {
     const int page = __shfl_sync(gpu::kAllLanes, page_of_lane, piece % 32);
     if (piece < n_pieces) {
-      const auto [tile, n] = share.piece(piece);
-      const int bytes = is_k ? k_bytes : v_bytes;
-      std::byte* const to = (is_k ? k_room : v_room) + piece % kPlaces * kPiece * bytes;
-      const std::byte* const from = (is_k ? a.k : a.v).coded_tile(page, kv_head, tile);
-      if (kK == kAnyKind || n < kPiece) copy_tile(to, from, n * bytes, lane);
-      else if (is_k)
-        copy_tiles<kPiece * TileShape(kK == kAnyKind ? TileKind::rows : TileKind(kK), kDim).bytes>(to, from, lane);
-      else copy_tiles<kPiece * TileShape(kK == kAnyKind ? TileKind::rows : TileKind(kV), kDim).bytes>(to, from, lane);
+      const int bytes = kPiece * (is_k ? k_bytes : v_bytes);
+      std::byte* const to = (is_k ? k_room : v_room) + piece % kPlaces * bytes;
+      const std::byte* const from = (is_k ? a.k : a.v).coded_tile(page, kv_head, tile_of(piece));
+      if constexpr (kK == kAnyKind) copy_tile(to, from, bytes, lane);
+      else if (is_k) copy_tiles<kPiece * TileShape(TileKind(kK), kDim).bytes>(to, from, lane);
+      else copy_tiles<kPiece * TileShape(TileKind(kV), kDim).bytes>(to, from, lane);
     }
     gpu::copy_commit();
   };
@@ -374,25 +345,19 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
     gpu::copy_commit();
   };
 
-  const bool has_any = n_pieces > 0 || warp < share.n_singles;
+  const bool has_any = n_pieces > 0 || share.own_single < share.n_singles;
   const int last_started =
-      n_pieces > 0 ? share.piece(min(kPlaces, n_pieces) - 1).tile + kPiece - 1 : share.first_single + warp;
+      n_pieces > 0 ? tile_of(min(kPlaces, n_pieces) - 1) + kPiece - 1 : share.first_single + share.own_single;
   const bool settled = has_any && units.is_settled(last_started, a.rows.most);
   if (!settled) gpu::wait_for_previous_grid();
-  // Where much is to come, all warps' first K comes before the rest: the sooner products begin.
-  const bool paced = share.rounds > 1;
-  const auto start_rest = [&] {
-    start_piece(0, false);
-#pragma unroll
-    for (int piece = 1; piece < kPlaces; ++piece) start_piece(piece, true), start_piece(piece, false);
-  };
   if (n_pieces > 0) {
     fetch_pages(0);
-    start_piece(0, true);
-    if (!paced) start_rest();
+    // In the order in which they are waited for.
+    start_piece(0, true), start_piece(kPieces - 1, kPieces == 2);
+    start_piece(kPieces == 2 ? 0 : 1, kPieces == 1), start_piece(1, false);
   } else {
-    start_single(warp, true);
-    start_single(warp, false);
+    start_single(share.own_single, true);
+    start_single(share.own_single, false);
   }
   if (settled) gpu::wait_for_previous_grid();
 
@@ -406,28 +371,29 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
   }
   const LevelBytes levels;
   __syncthreads();
-  if (paced && n_pieces > 0) start_rest();
 
   State<kDim> state;
   float unit = 0;
   with_coded<kK>(k_kind, [&]<TileKind kKind>() { unit = score_unit<kKind>(queries, lane); });
   bool raises = true;
-  const auto take_piece = [&]<int kTiles>(int piece, int tile) {
-    const std::byte *const k_tiles = k_room + piece % kPlaces * kPiece * k_bytes, *const v_tiles =
-                                                                                      v_room + piece % kPlaces *
-                                                                                                   kPiece * v_bytes;
-    gpu::copy_wait<2 * kPlaces - 1>();
-    __syncwarp();
+  // A step: kHere pieces from `piece` on.
+  const auto take_pieces = [&]<int kHere>(int piece) {
+    constexpr int kTiles = kHere * kPiece;
+    const int place = kPieces == 2 ? 0 : piece % kPlaces;
+    const std::byte *const k_tiles = k_room + place * kPiece * k_bytes, *const v_tiles =
+                                                                            v_room + place * kPiece * v_bytes;
     float scores[kTiles][8], worth = 1;
     for (;;) {
-      constexpr int kPair = kTiles > 1 ? 2 : 1;  // products of more need more registers than there are
-      with_coded<kK>(k_kind, [&]<TileKind kKind>() {
 #pragma unroll
-        for (int n = 0; n < kTiles; n += kPair)
-          tile_scores<kKind, kDim, kPair>(k_tiles + n * TileShape(kKind, kDim).bytes, queries, levels, lane,
-                                          scores + n);
-      });
-      if (tile == 0) mask(units, 0, lane, scores[0]);
+      for (int i = 0; i < kHere; ++i) {
+        if (i == 0) gpu::copy_wait<3>();
+        else gpu::copy_wait<2>();
+        __syncwarp();
+        with_coded<kK>(k_kind, [&]<TileKind kKind>() {
+          tile_scores<kKind, kDim, kPiece>(k_tiles + i * kPiece * k_bytes, queries, levels, lane, scores + i * kPiece);
+        });
+      }
+      if (tile_of(piece) == 0) mask(units, 0, lane, scores[0]);
       if constexpr (kPiece == 1) {
         worth = state.template take_under_own_top<1>(scores, unit);
         break;
@@ -436,27 +402,28 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
       raises = !state.template take<kTiles>(scores, unit);
       if (!raises) break;
     }
-    __syncwarp();  // all lanes have read the place that is filled next
-    fetch_pages(piece + kPlaces);
-    start_piece(piece + kPlaces, true);
-    gpu::copy_wait<2 * kPlaces - 1>();
+    __syncwarp();  // all lanes have read the places that are filled next
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) start_piece(piece + kPlaces + i, true);
+    if constexpr (kPieces == 2) gpu::copy_wait<2>();
+    else gpu::copy_wait<3>();
     __syncwarp();
     with_coded<kV>(v_kind, [&]<TileKind kKind>() {
       tile_values<kKind, kDim, kTiles>(v_tiles, levels, scores, worth, lane, state.out);
     });
     __syncwarp();
-    start_piece(piece + kPlaces, false);
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) start_piece(piece + i + kPlaces, false);
   };
 #pragma unroll 1
-  for (int i = 0; i < n_pieces; ++i) {
-    const auto [tile, n] = share.piece(i);
-    if (n == kPiece) take_piece.template operator()<kPiece>(i, tile);
-    else if (n == 1) take_piece.template operator()<1>(i, tile);
-    else take_piece.template operator()<kPiece == 1 ? 1 : 2>(i, tile);
+  for (int piece = 0; piece < n_pieces; piece += kPieces) {
+    fetch_pages(piece + kPlaces);
+    if (kPieces == 1 || piece + 1 < n_pieces) take_pieces.template operator()<kPieces>(piece);
+    else take_pieces.template operator()<1>(piece);
   }
-  if (n_pieces > 0) start_single(warp, true), start_single(warp, false);
+  if (n_pieces > 0) start_single(share.own_single, true), start_single(share.own_single, false);
 #pragma unroll 1
-  for (int i = warp; i < share.n_singles; i += warps) {
+  for (int i = share.own_single; i < share.n_singles; i += warps) {
     const int t = share.first_single + i;
     const bool sinks = t == units.n_tiles;
     float scores[1][8];
