@@ -612,7 +612,7 @@ TEST_F(AttentionCuda, PromptsInLongParts) {
               Kernel::prefill);
 }
 
-/// Parts fill a device and no more, none is shorter than it may be, and only the span itself decides.
+/// Parts run side by side, are not too short, cover every query once, and only the span itself decides.
 TEST_F(AttentionCuda, PartsOfPrompts) {
   for (const int n_past : {0, 100, 2048, 100'000})
     for (const int n : {17, 43, 512})
