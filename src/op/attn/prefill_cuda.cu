@@ -74,7 +74,7 @@ template <class C>
 __device__ void put_queries(std::byte* to, const DeviceAttention& a, const StepRow* span, int first_head,
                             const Queries& queries, float factor, int lane) {
   const int r = lane / 4, c = lane % 4;
-#pragma unroll
+#pragma unroll 1
   for (int t = 0; t < C::kFragments; ++t) {
     const float* row[2];
 #pragma unroll
@@ -82,7 +82,7 @@ __device__ void put_queries(std::byte* to, const DeviceAttention& a, const StepR
       const int at = queries.at(16 * t + r + 8 * h), token = at / queries.group;
       row[h] = a.q + (int64_t(span[token].row) * a.n_heads + first_head + at - token * queries.group) * C::kDim + 8 * c;
     }
-#pragma unroll 4
+#pragma unroll
     for (int s = 0; s < C::kDim / 16; ++s) {
       float4 x[2];
 #pragma unroll
