@@ -1,17 +1,22 @@
 #include <algorithm>
 
-#include "op/attn/attn_cuda.h"
+#include "op/attn/prefill_parts.h"
 #include "op/attn/prefill_tiles.h"
+#include "op/attn/prefill_units.h"
 
 namespace ridge {
 namespace {
 
+using prefill::PartRows;
+using prefill::Queries;
+using prefill::Sight;
+using prefill::Unit;
+using prefill::Units;
 using tiles::kNever;
 using tiles::quad_max;
 using tiles::quad_sum;
 
 constexpr float kLog2E = 1.44269504f;
-constexpr int kMostParts = 16;
 
 /// How the work is cut. A warp has kFragments x 16 queries: every fragment of K and V it loads meets kFragments
 /// products, and shared memory could not feed the tensor cores with one. Eight warps share what turning a tile to
@@ -32,99 +37,6 @@ struct Cut {
   static constexpr int kQueryBytes = kQueries * 2 * kDim;
   static constexpr int kSharedBytes = std::max(kQueryBytes + kStages * kStageBytes, kQueries* kDim * 4);
 };
-
-/// A tile of positions from one source a side. The sinks are a unit of their own, in front.
-struct Unit {
-  int bits = 0;  // tile + 1, or 0 for the sinks; then whether V and K are coded: registers are scarce
-
-  __device__ bool sinks() const { return bits < 4; }
-  __device__ int tile() const { return max(0, (bits >> 2) - 1); }
-  __device__ bool k_coded() const { return bits & 1; }
-  __device__ bool v_coded() const { return bits & 2; }
-  __device__ Unit after() const { return {bits + 1}; }
-};
-
-/// Tiles that a query which sees n positions sees coded.
-__device__ __forceinline__ int coded_tiles(const KvRetention& r, int n) {
-  return (r.coded_end(n) + kTilePositions - 1) / kTilePositions;
-}
-
-/// The units of a block in order: the sinks, and tiles [first_tile, end_tile). In shared memory: registers are scarce.
-struct Units {
-  int first_tile, end_tile, n_sinks;
-  int plain_end;          // tiles before it are coded for every query, K and V: one unit each
-  int full_end;           // every query sees all of them, and of tile 0 what is no sink
-  bool k_sinks, v_sinks;  // sides that have sinks
-  // By the low bits of a unit: whether some query sees the sinks so, and tiles [begin, end).
-  bool sinks[4];
-  int begin[4], end[4];
-
-  /// For queries that see first_n to last_n positions.
-  __device__ void set(const DeviceAttention& a, int first_n, int last_n, int part, int n_parts) {
-    const int n_tiles = (last_n + kTilePositions - 1) / kTilePositions;
-    first_tile = int(int64_t(n_tiles) * part / n_parts);
-    end_tile = int(int64_t(n_tiles) * (part + 1) / n_parts);
-    n_sinks = min(last_n, max(a.k.n_sinks, a.v.n_sinks));
-    k_sinks = a.k.n_sinks > 0;
-    v_sinks = a.v.n_sinks > 0;
-    // Tiles below the first number are coded for all of the queries, those from the second on for none.
-    const KvRetention &k = a.k.retention, &v = a.v.retention;
-    const int k_coded[2] = {coded_tiles(k, first_n), coded_tiles(k, last_n)};
-    const int v_coded[2] = {coded_tiles(v, first_n), coded_tiles(v, last_n)};
-    plain_end = min(end_tile, min(k_coded[0], v_coded[0]));
-    full_end = min(plain_end, first_n / kTilePositions);
-    const bool alike = k.window == v.window && k.tile == v.tile && k.calibration == v.calibration;
-    for (int i = 0; i < 4; ++i) {
-      const Unit u{i};
-      begin[i] = max(u.k_coded() ? 0 : k_coded[0], u.v_coded() ? 0 : v_coded[0]);
-      end[i] = min(u.k_coded() ? k_coded[1] : n_tiles, u.v_coded() ? v_coded[1] : n_tiles);
-      if ((!u.k_coded() && a.k.ring_tiles == 0) || (!u.v_coded() && a.v.ring_tiles == 0) ||
-          (alike && u.k_coded() != u.v_coded()))
-        end[i] = 0;
-      // A side without sinks has these positions in tile 0.
-      const bool k_read = k_sinks ? !u.k_coded() : u.k_coded() ? k_coded[1] > 0 : a.k.ring_tiles > 0 && k_coded[0] == 0;
-      const bool v_read = v_sinks ? !u.v_coded() : u.v_coded() ? v_coded[1] > 0 : a.v.ring_tiles > 0 && v_coded[0] == 0;
-      sinks[i] = n_sinks > 0 && k_read && v_read;
-    }
-  }
-
-  __device__ bool ended(Unit u) const { return u.bits >> 2 > end_tile; }
-  __device__ bool is_read(Unit u) const {
-    const int i = u.bits & 3;
-    return u.sinks() ? sinks[i] : u.tile() >= begin[i] && u.tile() < end[i];
-  }
-  __device__ Unit from(Unit u) const {
-#pragma unroll 1
-    while (!ended(u) && !is_read(u)) u = u.after();
-    return u;
-  }
-  __device__ Unit first() const { return from({first_tile == 0 ? 0 : (first_tile + 1) << 2}); }
-  __device__ Unit next(Unit u) const {
-    const int tile = u.bits >> 2;  // the next
-    return tile > 0 && tile < plain_end ? Unit{(tile + 1) << 2 | 3} : from(u.after());
-  }
-  /// Whether every query sees all of the units from `u` to `last`.
-  __device__ bool all_seen(Unit u, Unit last) const {
-    return u.bits >> 2 > (n_sinks > 0) && last.bits >> 2 <= full_end;
-  }
-};
-
-/// What a query sees: n positions, of which these tiles are coded.
-struct alignas(16) Sight {
-  int n, k_coded, v_coded, unused;
-};
-/// Positions [begin, end) of a unit are what a query sees there.
-struct Seen {
-  int begin, end;
-};
-__device__ __forceinline__ Seen seen_of(const Units& units, Unit u, const Sight& sight) {
-  const int tile = u.tile();
-  const bool k_there = (u.sinks() && units.k_sinks) || (tile < sight.k_coded) == u.k_coded();
-  const bool v_there = (u.sinks() && units.v_sinks) || (tile < sight.v_coded) == u.v_coded();
-  if (!k_there || !v_there || units.ended(u)) return {0, 0};
-  if (u.sinks()) return {0, min(units.n_sinks, sight.n)};
-  return {tile == 0 ? units.n_sinks : 0, sight.n - tile * kTilePositions};
-}
 
 /// A side of the block's kv head.
 struct Side {
@@ -148,15 +60,6 @@ struct Side {
   }
 };
 
-/// The queries of a warp: query i is head i % group of token i / group. Those past the last one repeat it and are not
-/// stored.
-struct Queries {
-  int first, n, group;  // the warp's first; all of the (span, kv head)
-
-  __device__ int at(int i) const { return min(first + i, n - 1); }
-  __device__ int token(int i) const { return at(i) / group; }
-};
-
 /// Lane 4 r + c has queries 16 t + r + 8 h of the warp: state [t][h], scores [t][key / 8][2 h + p] of keys 8 .. + 2c +
 /// p, outputs [t][channel / 8][2 h + p] likewise.
 template <class C>
@@ -171,7 +74,7 @@ template <class C>
 __device__ void put_queries(std::byte* to, const DeviceAttention& a, const StepRow* span, int first_head,
                             const Queries& queries, float factor, int lane) {
   const int r = lane / 4, c = lane % 4;
-#pragma unroll
+#pragma unroll 1
   for (int t = 0; t < C::kFragments; ++t) {
     const float* row[2];
 #pragma unroll
@@ -179,7 +82,7 @@ __device__ void put_queries(std::byte* to, const DeviceAttention& a, const StepR
       const int at = queries.at(16 * t + r + 8 * h), token = at / queries.group;
       row[h] = a.q + (int64_t(span[token].row) * a.n_heads + first_head + at - token * queries.group) * C::kDim + 8 * c;
     }
-#pragma unroll 4
+#pragma unroll
     for (int s = 0; s < C::kDim / 16; ++s) {
       float4 x[2];
 #pragma unroll
@@ -242,7 +145,7 @@ __device__ void mask(const Units& units, const Unit (&step)[C::kTiles], const Si
       const Sight sight = sights[16 * t + lane / 4 + 8 * h];
 #pragma unroll
       for (int u = 0; u < C::kTiles; ++u) {
-        const Seen seen = seen_of(units, step[u], sight);
+        const prefill::Seen seen = prefill::seen_of(units, step[u], sight);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
           const int key = 8 * (i / 2) + 2 * (lane % 4) + i % 2;
@@ -309,22 +212,6 @@ __device__ __forceinline__ void take_step(float (&scores)[C::kFragments][C::kKey
   }
 }
 
-/// A row of outputs, channels lane + 32 j, out of cache space to where it belongs.
-template <int kPer>
-__device__ __forceinline__ void store_row(const DeviceAttention& a, const StepRow* span, int kv_head,
-                                          const Queries& queries, int i, const RotationRow<kPer>& table, int lane,
-                                          float (&x)[kPer]) {
-  if (a.v.centre)
-#pragma unroll
-    for (int j = 0; j < kPer; ++j) x[j] += a.v.centre_of(span[0].slot, kv_head)[lane + 32 * j];
-  rotate_row(a.v.rotation, table, false, lane, x);
-  const int at = queries.at(i), token = at / queries.group;
-  const int head = kv_head * queries.group + at - token * queries.group;
-  float* const out = a.out + (int64_t(span[token].row) * a.n_heads + head) * (32 * kPer) + lane;
-#pragma unroll
-  for (int j = 0; j < kPer; ++j) out[32 * j] = x[j];
-}
-
 /// Outputs of the warp's queries, by way of `room` [kWarpQueries, kDim], which is the warp's own.
 template <class C>
 __device__ void store(const WarpState<C>& state, const DeviceAttention& a, const StepRow* span, int kv_head,
@@ -349,15 +236,9 @@ __device__ void store(const WarpState<C>& state, const DeviceAttention& a, const
     float x[kPer];
 #pragma unroll
     for (int j = 0; j < kPer; ++j) x[j] = room[i * C::kDim + lane + 32 * j];
-    store_row(a, span, kv_head, queries, i, table, lane, x);
+    prefill::store_row(a, span, kv_head, queries, i, table, lane, x);
   }
 }
-
-/// What a part of the units gave: rows [place + query of the block, kv head].
-struct PartRows {
-  float* out;     // [rows, head_dim], not yet divided by the total
-  float2* state;  // [rows] top and total
-};
 
 template <class C>
 __device__ void store_part(const WarpState<C>& state, const PartRows& parts, int64_t first_row, int n_kv_heads,
@@ -408,7 +289,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   if (threadIdx.x == 0) units.set(a, first_n, last_n, block.part, block.n_parts);
   if (int(threadIdx.x) < C::kQueries) {
     const int n = n_past + min(block.first_query + int(threadIdx.x), n_queries - 1) / group + 1;
-    sights[threadIdx.x] = {n, coded_tiles(a.k.retention, n), coded_tiles(a.v.retention, n), 0};
+    sights[threadIdx.x] = {n, prefill::coded_tiles(a.k.retention, n), prefill::coded_tiles(a.v.retention, n), 0};
   }
   if (warp == 0) gpu::set_up_arrivals(&arrivals[0][0], kRaw * C::kSides, lane);
   __syncthreads();
@@ -420,7 +301,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     if (warp >= C::kSides) return;
     const Unit first = coming;
     Unit own = first;
-#pragma unroll 1
+#pragma unroll
     for (int i = 0; i < C::kTiles; ++i) {
       if (i == warp % C::kTiles && !units.ended(coming)) own = coming;
       if (warp == 0 && lane == 0) unit_bits[step % C::kStages][i] = coming.bits;
@@ -510,7 +391,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
         __syncthreads();
       }
       if (is_new)
-#pragma unroll 1
+#pragma unroll
         for (int i = 0; i < (kAsHalves ? kAhead : 1); ++i) start(step + kAhead + i);
       multiply(step);
     }
@@ -526,55 +407,16 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   }
 }
 
-constexpr int kJoinWarps = 16;
-
-/// The parts of a block's queries together, in order: a warp a query. Blocks as prefill_kernel's; part i of n takes the
-/// i-th n-th of the queries.
-template <int kDim>
-__global__ void __launch_bounds__(32 * kJoinWarps)
-    prefill_join_kernel(const DeviceAttention a, const AttnBlock* blocks, int most_queries, const PartRows parts) {
-  constexpr int kPer = kDim / 32;
-  const AttnBlock block = blocks[blockIdx.x];
-  if (block.n_parts == 1) return;
-  const StepRow* const span = a.rows.rows + block.first;
-  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, kv_head = int(blockIdx.y);
-  const int group = a.group(), n = min(most_queries, block.n * group - block.first_query);
-  const Queries queries{block.first_query, block.n * group, group};
-  const RotationRow<kPer> table(a.v.rotation, lane);
-  const int64_t stride = int64_t(n) * a.k.n_kv_heads;  // rows of a part
-  for (int i = n * block.part / block.n_parts + warp; i < n * (block.part + 1) / block.n_parts; i += kJoinWarps) {
-    const int64_t row = int64_t(block.place - block.part * n + i) * a.k.n_kv_heads + kv_head;
-    const float2 own = lane < block.n_parts ? __ldcg(parts.state + row + lane * stride) : make_float2(kNever, 0);
-    const float top = gpu::warp_max(own.x), weight = gpu::fast_exp2(own.x - top);
-    const float inverse = 1.0f / gpu::warp_sum(weight * own.y);
-    float x[kPer] = {};
-#pragma unroll 4
-    for (int part = 0; part < block.n_parts; ++part) {
-      const float w = __shfl_sync(gpu::kAllLanes, weight, part);
-#pragma unroll
-      for (int j = 0; j < kPer; ++j)
-        x[j] = fmaf(w, __ldcg(parts.out + (row + part * stride) * kDim + lane + 32 * j), x[j]);
-    }
-#pragma unroll
-    for (int j = 0; j < kPer; ++j) x[j] *= inverse;
-    store_row(a, span, kv_head, queries, i, table, lane, x);
-  }
-}
-
 template <class C>
 void launch(gpu::StreamHandle stream, const DeviceAttention& a, const PrefillList& list) {
   const auto plain = [](const KvTiles& t) { return t.kind == TileKind::f16 && t.ring_tiles == 0 && t.n_sinks == 0; };
   const auto kernel = plain(a.k) && plain(a.v) ? prefill_kernel<C, true> : prefill_kernel<C, false>;
-  const int64_t part_rows = int64_t(list.part_rows) * a.k.n_kv_heads;
-  const PartRows parts{reinterpret_cast<float*>(list.scratch),
-                       reinterpret_cast<float2*>(reinterpret_cast<float*>(list.scratch) + part_rows * C::kDim)};
+  const PartRows parts = prefill::part_rows(a, list);
   const dim3 blocks(unsigned(list.n), unsigned(a.k.n_kv_heads));
   gpu::allow_shared_bytes("prefill attention", kernel, C::kSharedBytes);
   gpu::launch("prefill attention", kernel, {blocks, C::kThreads, size_t(C::kSharedBytes), stream}, a, list.blocks,
               parts);
-  if (part_rows > 0)
-    gpu::launch("join of prefill parts", prefill_join_kernel<C::kDim>, {blocks, 32 * kJoinWarps, 0, stream}, a,
-                list.blocks, C::kQueries, parts);
+  if (list.part_rows > 0) prefill::join_parts(stream, a, list, parts);
 }
 
 template <int kDim>
@@ -587,7 +429,8 @@ void launch(gpu::StreamHandle stream, const DeviceAttention& a, const PrefillLis
 
 PrefillPlan prefill_attn_plan(int head_dim, int most_shared_bytes) {
   const auto queries = [&]<int kDim>() {
-    const bool roomy = most_shared_bytes >= Cut<kDim, 8>::kSharedBytes + 1024;
+    const bool roomy =
+        most_shared_bytes >= Cut<kDim, 8>::kSharedBytes + (8 << 10);  // and what is declared in the kernel
     return roomy ? Cut<kDim, 8>::kQueries : Cut<kDim, 4>::kQueries;
   };
   return {.queries = head_dim == 64    ? queries.template operator()<64>()
@@ -596,46 +439,6 @@ PrefillPlan prefill_attn_plan(int head_dim, int most_shared_bytes) {
           .blocks = gpu::multiprocessors()};
 }
 PrefillPlan prefill_attn_plan(int head_dim) { return prefill_attn_plan(head_dim, gpu::most_shared_bytes()); }
-
-int add_prefill_blocks(const PrefillPlan& plan, const PrefillSpan& span, int group, int n_kv_heads, int part_rows,
-                       std::vector<AttnBlock>& blocks) {
-  const int n = span.n * group;
-  const auto tiles_of = [&](int query) {  // of the block with this first query
-    const int last_n = span.n_past + (std::min(query + plan.queries, n) - 1) / group + 1;
-    return (last_n + kTilePositions - 1) / kTilePositions;
-  };
-  const auto parts_of = [&](int query, int tiles) { return (tiles_of(query) + tiles - 1) / tiles; };
-  const int n_tiles = tiles_of(n - 1);
-  const auto fits = [&](int tiles) {
-    int64_t n_blocks = 0;
-    for (int query = 0; query < n; query += plan.queries) n_blocks += parts_of(query, tiles);
-    return n_blocks * n_kv_heads <= plan.blocks;
-  };
-  // The shortest parts that run side by side.
-  int tiles = std::min(n_tiles, std::max(plan.least_tiles, (n_tiles + kMostParts - 1) / kMostParts));
-  for (int most = n_tiles; tiles < most;) {
-    const int middle = (tiles + most) / 2;
-    if (fits(middle)) most = middle;
-    else tiles = middle + 1;
-  }
-  for (int query = (n - 1) / plan.queries * plan.queries; query >= 0; query -= plan.queries) {
-    const int n_parts = parts_of(query, tiles);
-    for (int part = 0; part < n_parts; ++part) {
-      blocks.push_back({.first = span.first,
-                        .n = span.n,
-                        .first_query = query,
-                        .part = part,
-                        .n_parts = n_parts,
-                        .place = part_rows});
-      if (n_parts > 1) part_rows += std::min(plan.queries, n - query);
-    }
-  }
-  return part_rows;
-}
-
-int64_t prefill_attn_scratch_bytes(int part_rows, int n_kv_heads, int head_dim) {
-  return int64_t(part_rows) * n_kv_heads * (head_dim + 2) * 4;
-}
 
 void prefill_attn(gpu::StreamHandle stream, const DeviceAttention& a, const PrefillList& list) {
   if (list.n == 0) return;

@@ -1,0 +1,102 @@
+// What a block of prompt attention walks over: the sinks and the tiles that its queries see, each as coded or as exact on
+// either side, and what of it a query sees. Device code.
+#pragma once
+
+#include "op/attn/attn_cuda.h"
+
+namespace ridge::prefill {
+
+/// A tile of positions from one source a side. The sinks are a unit of their own, in front.
+struct Unit {
+  int bits = 0;  // tile + 1, or 0 for the sinks; then whether V and K are coded: registers are scarce
+
+  __device__ bool sinks() const { return bits < 4; }
+  __device__ int tile() const { return max(0, (bits >> 2) - 1); }
+  __device__ bool k_coded() const { return bits & 1; }
+  __device__ bool v_coded() const { return bits & 2; }
+  __device__ Unit after() const { return {bits + 1}; }
+};
+
+/// Tiles that a query which sees n positions sees coded.
+__device__ __forceinline__ int coded_tiles(const KvRetention& r, int n) {
+  return (r.coded_end(n) + kTilePositions - 1) / kTilePositions;
+}
+
+/// The units of a block in order: the sinks, and tiles [first_tile, end_tile). In shared memory: registers are scarce.
+struct Units {
+  int first_tile, end_tile, n_sinks;
+  int plain_end;          // tiles before it are coded for every query, K and V: one unit each
+  int full_end;           // every query sees all of them, and of tile 0 what is no sink
+  bool k_sinks, v_sinks;  // sides that have sinks
+  // By the low bits of a unit: whether some query sees the sinks so, and tiles [begin, end).
+  bool sinks[4];
+  int begin[4], end[4];
+
+  /// For queries that see first_n to last_n positions.
+  __device__ void set(const DeviceAttention& a, int first_n, int last_n, int part, int n_parts) {
+    const int n_tiles = (last_n + kTilePositions - 1) / kTilePositions;
+    first_tile = int(int64_t(n_tiles) * part / n_parts);
+    end_tile = int(int64_t(n_tiles) * (part + 1) / n_parts);
+    n_sinks = min(last_n, max(a.k.n_sinks, a.v.n_sinks));
+    k_sinks = a.k.n_sinks > 0;
+    v_sinks = a.v.n_sinks > 0;
+    // Tiles below the first number are coded for all of the queries, those from the second on for none.
+    const KvRetention &k = a.k.retention, &v = a.v.retention;
+    const int k_coded[2] = {coded_tiles(k, first_n), coded_tiles(k, last_n)};
+    const int v_coded[2] = {coded_tiles(v, first_n), coded_tiles(v, last_n)};
+    plain_end = min(end_tile, min(k_coded[0], v_coded[0]));
+    full_end = min(plain_end, first_n / kTilePositions);
+    const bool alike = k.window == v.window && k.tile == v.tile && k.calibration == v.calibration;
+    for (int i = 0; i < 4; ++i) {
+      const Unit u{i};
+      begin[i] = max(u.k_coded() ? 0 : k_coded[0], u.v_coded() ? 0 : v_coded[0]);
+      end[i] = min(u.k_coded() ? k_coded[1] : n_tiles, u.v_coded() ? v_coded[1] : n_tiles);
+      if ((!u.k_coded() && a.k.ring_tiles == 0) || (!u.v_coded() && a.v.ring_tiles == 0) ||
+          (alike && u.k_coded() != u.v_coded()))
+        end[i] = 0;
+      // A side without sinks has these positions in tile 0.
+      const bool k_read = k_sinks ? !u.k_coded() : u.k_coded() ? k_coded[1] > 0 : a.k.ring_tiles > 0 && k_coded[0] == 0;
+      const bool v_read = v_sinks ? !u.v_coded() : u.v_coded() ? v_coded[1] > 0 : a.v.ring_tiles > 0 && v_coded[0] == 0;
+      sinks[i] = n_sinks > 0 && k_read && v_read;
+    }
+  }
+
+  __device__ bool ended(Unit u) const { return u.bits >> 2 > end_tile; }
+  __device__ bool is_read(Unit u) const {
+    const int i = u.bits & 3;
+    return u.sinks() ? sinks[i] : u.tile() >= begin[i] && u.tile() < end[i];
+  }
+  __device__ Unit from(Unit u) const {
+#pragma unroll 1
+    while (!ended(u) && !is_read(u)) u = u.after();
+    return u;
+  }
+  __device__ Unit first() const { return from({first_tile == 0 ? 0 : (first_tile + 1) << 2}); }
+  __device__ Unit next(Unit u) const {
+    const int tile = u.bits >> 2;  // the next
+    return tile > 0 && tile < plain_end ? Unit{(tile + 1) << 2 | 3} : from(u.after());
+  }
+  /// Whether every query sees all of the units from `u` to `last`.
+  __device__ bool all_seen(Unit u, Unit last) const {
+    return u.bits >> 2 > (n_sinks > 0) && last.bits >> 2 <= full_end;
+  }
+};
+
+/// What a query sees: n positions, of which these tiles are coded.
+struct alignas(16) Sight {
+  int n, k_coded, v_coded, unused;
+};
+/// Positions [begin, end) of a unit are what a query sees there.
+struct Seen {
+  int begin, end;
+};
+__device__ __forceinline__ Seen seen_of(const Units& units, Unit u, const Sight& sight) {
+  const int tile = u.tile();
+  const bool k_there = (u.sinks() && units.k_sinks) || (tile < sight.k_coded) == u.k_coded();
+  const bool v_there = (u.sinks() && units.v_sinks) || (tile < sight.v_coded) == u.v_coded();
+  if (!k_there || !v_there || units.ended(u)) return {0, 0};
+  if (u.sinks()) return {0, min(units.n_sinks, sight.n)};
+  return {tile == 0 ? units.n_sinks : 0, sight.n - tile * kTilePositions};
+}
+
+}  // namespace ridge::prefill
