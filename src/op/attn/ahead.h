@@ -16,6 +16,12 @@ class Ahead {
   void ask(int done, int of) {
     for (const std::byte* end = from_ + bytes_ * done / of; next_ < end; next_ += 64) __builtin_prefetch(next_);
   }
+  /// Asks for one more line of the range.
+  void ask_next() {
+    if (next_ >= from_ + bytes_) return;
+    __builtin_prefetch(next_);
+    next_ += 64;
+  }
 
  private:
   const std::byte *next_, *from_;

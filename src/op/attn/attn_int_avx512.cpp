@@ -49,13 +49,13 @@ class Avx512Integers {
     for_each_query(
         side.block, kKeyTile, [&](int i) { return side.live(source, base, i); },
         [&](int first, int last) {
-          kernels->scores(q + first * group, (last - first) * group, count, scratch_,
+          kernels->scores(q + first * group, (last - first) * group, count, scratch_, ahead,
                           scores + int64_t(first) * group * kScoreStride, kScoreStride);
         },
         [&](int i, Live live) {
           for (int pair = i * group; pair < (i + 1) * group; ++pair) {
             float some[kKeyTile];
-            kernels->scores(q + pair, 1, count, scratch_, some, kKeyTile);
+            kernels->scores(q + pair, 1, count, scratch_, ahead, some, kKeyTile);
             std::copy(some + live.begin, some + live.end, scores + int64_t(pair) * kScoreStride + live.begin);
           }
         });
@@ -69,11 +69,14 @@ class Avx512Integers {
     if (!any_) __builtin_memset(static_cast<void*>(sums_), 0, size_t(side.block.count * group) * sizeof(IntSums));
     any_ = true;
     kernels->turn_values(side.rows(source, base), side.coding(source).fixed, count, ahead, scratch_);
+    const int pairs = side.block.count * group;
     for (int i = 0; i < side.block.count; ++i) {
       const Live live = side.live(source, base, i);
       if (live.empty()) continue;
-      for (int pair = i * group; pair < (i + 1) * group; ++pair)
+      for (int pair = i * group; pair < (i + 1) * group; ++pair) {
         kernels->add_values(p + int64_t(pair) * kScoreStride, live, count, scratch_, sums_[pair]);
+        ahead.ask(pairs + 3 * (pair + 1), 4 * pairs);  // the first quarter when values were turned
+      }
     }
     return true;
   }

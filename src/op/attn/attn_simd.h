@@ -11,7 +11,6 @@
 
 #include <algorithm>
 
-#include "op/attn/ahead.h"
 #include "op/attn/tile_simd.h"
 #include "op/cache/append.h"
 
@@ -60,17 +59,19 @@ struct SideOfBlock {
   int kv_head;
   const Block& block;
   DecodeRows decode[kSources];
+  int coded_end[kBlockRows];  // of each query
 
   SideOfBlock(const KvTiles& of, const Block& queries, int head)
       : tiles(of),
         span(*queries.span),
         kv_head(head),
         block(queries),
-        decode{decode_rows(format(kCoded), of.head_dim), decode_rows(format(kRecent), of.head_dim)} {}
-  int coded_end(int i) const { return tiles.retention.coded_end(block.n_keys(i)); }
+        decode{decode_rows(format(kCoded), of.head_dim), decode_rows(format(kRecent), of.head_dim)} {
+    for (int i = 0; i < block.count; ++i) coded_end[i] = of.retention.coded_end(block.n_keys(i));
+  }
   int n_sinks() const { return tiles.n_sinks; }
   Live live(Source source, int base, int i) const {
-    const int coded = coded_end(i), n = block.n_keys(i);
+    const int coded = coded_end[i], n = block.n_keys(i);
     const int begin = std::max({base, tiles.n_sinks, source == kCoded ? 0 : coded});
     return {begin - base, std::min(base + kKeyTile, source == kCoded ? coded : n) - base};
   }
@@ -95,11 +96,11 @@ struct SideOfBlock {
     return kv_formats()[size_t(source == kCoded ? tiles.format : tiles.recent)];
   }
   KvCoding coding(Source source) const { return source == kCoded ? tiles.coding(span.slot, kv_head) : KvCoding{}; }
-  /// The coded rows some tiles further on, to ask for.
+  /// The coded rows of a key tile, to ask for.
   Ahead ahead(int base) const {
-    const int next = base + kTilesAhead * kKeyTile, rows = std::min(kKeyTile, coded_end(block.count - 1) - next);
-    if (rows <= 0) return {nullptr, 0};
-    return {this->rows(kCoded, next).half[0], rows * tiles.row_bytes};
+    const int count = std::min(kKeyTile, coded_end[block.count - 1] - base);
+    if (count <= 0) return {nullptr, 0};
+    return {rows(kCoded, base).half[0], count * tiles.row_bytes};
   }
 };
 
@@ -157,19 +158,19 @@ inline void for_each_query(const Block& block, int n, const LiveOf& live_of, con
 /// Scores of a tile of `count` decoded rows at `offset` of the split.
 template <class LiveOf>
 inline void float_scores(const Attention& a, const Block& block, const float* q, const float* rows, int stride,
-                         int offset, const LiveOf& live_of, float* scores) {
+                         int offset, const LiveOf& live_of, Ahead& ahead, float* scores) {
   const int group = a.group();
   for_each_query(
       block, kTile, live_of,
       [&](int first, int last) {
         for (int pair = first * group; pair < last * group; ++pair)
-          tile_scores(q + int64_t(pair) * stride, rows, stride, a.scale,
+          tile_scores(q + int64_t(pair) * stride, rows, stride, a.scale, ahead,
                       scores + int64_t(pair) * kScoreStride + offset);
       },
       [&](int i, Live live) {
         for (int pair = i * group; pair < (i + 1) * group; ++pair) {
           float some[kTile];
-          tile_scores(q + int64_t(pair) * stride, rows, stride, a.scale, some);
+          tile_scores(q + int64_t(pair) * stride, rows, stride, a.scale, ahead, some);
           std::copy(some + live.begin, some + live.end, scores + int64_t(pair) * kScoreStride + offset + live.begin);
         }
       });
@@ -177,20 +178,20 @@ inline void float_scores(const Attention& a, const Block& block, const float* q,
 
 template <class LiveOf>
 inline void float_values(const Attention& a, const Block& block, const float* rows, int count, int stride, int offset,
-                         const LiveOf& live_of, const float* scores, float* out) {
+                         const LiveOf& live_of, Ahead& ahead, const float* scores, float* out) {
   const int group = a.group();
   for_each_query(
       block, count, live_of,
       [&](int first, int last) {
         const int64_t pair = int64_t(first) * group;
         tile_values((last - first) * group, scores + pair * kScoreStride + offset, kScoreStride, rows, count, stride,
-                    out + pair * stride);
+                    ahead, out + pair * stride);
       },
       [&](int i, Live live) {
         // Rows that the query does not see are left out: a sink's coded place may hold anything, NaN too.
         const int64_t pair = int64_t(i) * group;
         tile_values(group, scores + pair * kScoreStride + offset + live.begin, kScoreStride,
-                    rows + int64_t(live.begin) * stride, std::min(live.end, count) - live.begin, stride,
+                    rows + int64_t(live.begin) * stride, std::min(live.end, count) - live.begin, stride, ahead,
                     out + pair * stride);
       });
 }
@@ -242,14 +243,17 @@ inline int attend_split(const Attention& a, const Block& block, int kv_head, int
   while (block.n_keys(first_query) <= begin) ++first_query;
   const int first = first_query * group, pairs = block.count * group;
 
+  // Memory is read in this order: keys of the split, its values, keys of the next one.
+  const int end_tile = (end + kKeyTile - 1) / kKeyTile * kKeyTile;
   for (int base = begin; base < end; base += kKeyTile) {
-    Ahead ahead = k.ahead(base);
+    const int next = base + kTilesAhead * kKeyTile;
+    Ahead ahead = next < end_tile ? k.ahead(next) : v.ahead(begin + next - end_tile);
     const auto integer = [&](Source source) {
       return integers.scores(k, source, base, ahead, room.scores + base - begin);
     };
     for_each_float_tile(k, base, begin, room.rows, stride, integer,
                         [&](const auto& live_of, int offset, const float* rows, int) {
-                          float_scores(a, block, q, rows, stride, offset, live_of, room.scores);
+                          float_scores(a, block, q, rows, stride, offset, live_of, ahead, room.scores);
                         });
     ahead.ask(1, 1);
   }
@@ -266,13 +270,14 @@ inline int attend_split(const Attention& a, const Block& block, int kv_head, int
   std::fill(room.out + int64_t(first) * stride, room.out + int64_t(pairs) * stride, 0.0f);
   integers.begin();
   for (int base = begin; base < end; base += kKeyTile) {
-    Ahead ahead = v.ahead(base);
+    const int next = base + kTilesAhead * kKeyTile;
+    Ahead ahead = next < end_tile ? v.ahead(next) : k.ahead(next);
     const auto integer = [&](Source source) {
       return integers.values(v, source, base, ahead, room.scores + base - begin);
     };
     for_each_float_tile(v, base, begin, room.rows, stride, integer,
                         [&](const auto& live_of, int offset, const float* rows, int count) {
-                          float_values(a, block, rows, count, stride, offset, live_of, room.scores, room.out);
+                          float_values(a, block, rows, count, stride, offset, live_of, ahead, room.scores, room.out);
                         });
     ahead.ask(1, 1);
   }

@@ -285,7 +285,8 @@ struct IntKernels {
   int head_dim;
   void (*round_query)(const float* q, float scale, IntQuery& to);
   void (*turn_keys)(const TileRows64& rows, float fixed, int count, Ahead& ahead, IntScratch& s);
-  void (*scores)(const IntQuery* q, int pairs, int count, const IntScratch& s, float* out, int64_t stride);
+  void (*scores)(const IntQuery* q, int pairs, int count, const IntScratch& s, Ahead& ahead, float* out,
+                 int64_t stride);
   void (*turn_values)(const TileRows64& rows, float fixed, int count, Ahead& ahead, IntScratch& s);
   void (*add_values)(const float* p, Live live, int count, IntScratch& s, IntSums& sums);
 };
@@ -297,7 +298,8 @@ void turn_tile_keys(const TileRows64& rows, float fixed, int count, Ahead& ahead
 }
 
 template <class F, int kDim>
-void tile_int_scores(const IntQuery* q, int pairs, int count, const IntScratch& s, float* out, int64_t stride) {
+void tile_int_scores(const IntQuery* q, int pairs, int count, const IntScratch& s, Ahead& ahead, float* out,
+                     int64_t stride) {
   for (int j = 0; j < pairs;) {
     const int left = pairs - j, take = !F::kFine && (left == 5 || left == 6) ? left : rows_at_once(left);
     float* at = out + j * stride;
@@ -310,6 +312,7 @@ void tile_int_scores(const IntQuery* q, int pairs, int count, const IntScratch& 
       default: int_scores<F, kDim, 1>(q + j, s, count, at, stride);
     }
     j += take;
+    ahead.ask(pairs + 3 * j, 4 * pairs);  // the first quarter when keys were turned
   }
 }
 

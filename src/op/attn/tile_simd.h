@@ -1,9 +1,11 @@
-// The two inner loops of attention on a tile of decoded rows, shared by decode and prefill. A tile is kTile rows of
-// `stride` floats (head_dim rounded up to whole vectors, padding zero).
+// The two inner loops of attention on a tile of decoded rows. A tile is kTile rows of `stride` floats (head_dim rounded
+// up to whole vectors, padding zero). Both ask for a line of later memory now and then.
 #pragma once
 
+#include "op/attn/ahead.h"
 #include "op/attn/kernels.h"
 #include "op/simd/exp.h"
+#include "op/simd/unrolled.h"
 
 namespace ridge {
 namespace {
@@ -20,51 +22,58 @@ template <class Body>
   switch (stride) {
     case 64: body(std::integral_constant<int, 64>{}); break;
     case 128: body(std::integral_constant<int, 128>{}); break;
+    case 256: body(std::integral_constant<int, 256>{}); break;
     default: body(stride);
   }
 }
 
 /// score[i] = scale * <q, row i> for all kTile rows; kLanes rows at a time, summed across lanes together.
 template <class Stride>
-inline void tile_scores_of(const float* q, const float* rows, Stride stride, float scale, float* score) {
+inline void tile_scores_of(const float* q, const float* rows, Stride stride, float scale, Ahead& ahead, float* score) {
   for (int first = 0; first < kTile; first += Simd::kLanes) {
     Simd::F sum[Simd::kLanes];
-    for (int i = 0; i < Simd::kLanes; ++i) sum[i] = Simd::zero();
+    unrolled<Simd::kLanes>([&](auto i) { sum[i] = Simd::zero(); });
     const float* row = rows + int64_t(first) * stride;
-    for (int d = 0; d < stride; d += Simd::kLanes) {
+    for (int d = 0; d < stride; d += Simd::kLanes, row += Simd::kLanes) {
+      ahead.ask_next();
       const Simd::F qd = Simd::load(q + d);
-#pragma GCC unroll 16
-      for (int i = 0; i < Simd::kLanes; ++i)
-        sum[Simd::slot(i)] = Simd::fma(qd, Simd::load(row + i * stride + d), sum[Simd::slot(i)]);
+      unrolled<Simd::kLanes>(
+          [&](auto i) { sum[Simd::slot(i)] = Simd::fma(qd, Simd::load(row + i * stride), sum[Simd::slot(i)]); });
     }
     Simd::store(score + first, Simd::mul(Simd::sum_each(sum), Simd::set1(scale)));
   }
 }
 
-inline void tile_scores(const float* q, const float* rows, int stride, float scale, float* score) {
-  with_known(stride, [&](auto known) { tile_scores_of(q, rows, known, scale, score); });
+/// Not inlined: among a caller's values GCC 12 keeps the sums in memory.
+[[gnu::noinline]] inline void tile_scores(const float* q, const float* rows, int stride, float scale, Ahead& ahead,
+                                          float* score) {
+  with_known(stride, [&](auto known) { tile_scores_of(q, rows, known, scale, ahead, score); });
 }
 
 /// out[j][..] += sum_i p[j][i] * row i for kRows queries.
 template <int kRows, class Stride>
 inline void tile_values_rows(const float* p, int64_t p_stride, const float* rows, int count, Stride stride,
-                             float* out) {
+                             Ahead& ahead, float* out) {
   constexpr int kVectors = Simd::kLanes == 16 ? 4 : 2;
   int d = 0;
   const auto run = [&]<int kWidth>() {
-    Simd::F sum[kRows][kWidth];
-    for (int j = 0; j < kRows; ++j)
-      for (int v = 0; v < kWidth; ++v) sum[j][v] = Simd::load(out + int64_t(j) * stride + d + v * Simd::kLanes);
-    for (int i = 0; i < count; ++i) {
+    Simd::F sum[kRows * kWidth];  // of (query, vector)
+    const auto at = [&](auto i) { return out + int64_t(i / kWidth) * stride + d + i % kWidth * Simd::kLanes; };
+    unrolled<kRows * kWidth>([&](auto i) { sum[i] = Simd::load(at(i)); });
+    const float* from = rows + d;
+    for (int i = 0; i < count; ++i, from += stride) {
+      ahead.ask_next();
       Simd::F row[kWidth];
-      for (int v = 0; v < kWidth; ++v) row[v] = Simd::load(rows + int64_t(i) * stride + d + v * Simd::kLanes);
-      for (int j = 0; j < kRows; ++j) {
+      unrolled<kWidth>([&](auto v) {
+        row[v] = Simd::load(from + v * Simd::kLanes);
+        asm("" : "+v"(row[v]));  // for few queries GCC 12 loads it again for each
+      });
+      unrolled<kRows>([&](auto j) {
         const Simd::F weight = Simd::set1(p[j * p_stride + i]);
-        for (int v = 0; v < kWidth; ++v) sum[j][v] = Simd::fma(weight, row[v], sum[j][v]);
-      }
+        unrolled<kWidth>([&](auto v) { sum[j * kWidth + v] = Simd::fma(weight, row[v], sum[j * kWidth + v]); });
+      });
     }
-    for (int j = 0; j < kRows; ++j)
-      for (int v = 0; v < kWidth; ++v) Simd::store(out + int64_t(j) * stride + d + v * Simd::kLanes, sum[j][v]);
+    unrolled<kRows * kWidth>([&](auto i) { Simd::store(at(i), sum[i]); });
     d += kWidth * Simd::kLanes;
   };
   while (d + kVectors * Simd::kLanes <= stride) run.template operator()<kVectors>();
@@ -76,24 +85,24 @@ inline int rows_at_once(int n) { return n >= 8 || n == 4 ? 4 : n > 4 ? 3 : n; }
 
 template <class Stride>
 inline void tile_values_of(int n_rows, const float* p, int64_t p_stride, const float* rows, int count, Stride stride,
-                           float* out) {
+                           Ahead& ahead, float* out) {
   for (int j = 0; j < n_rows;) {
     const int take = rows_at_once(n_rows - j);
     const float* pj = p + j * p_stride;
     float* oj = out + int64_t(j) * stride;
     switch (take) {
-      case 4: tile_values_rows<4>(pj, p_stride, rows, count, stride, oj); break;
-      case 3: tile_values_rows<3>(pj, p_stride, rows, count, stride, oj); break;
-      case 2: tile_values_rows<2>(pj, p_stride, rows, count, stride, oj); break;
-      default: tile_values_rows<1>(pj, p_stride, rows, count, stride, oj);
+      case 4: tile_values_rows<4>(pj, p_stride, rows, count, stride, ahead, oj); break;
+      case 3: tile_values_rows<3>(pj, p_stride, rows, count, stride, ahead, oj); break;
+      case 2: tile_values_rows<2>(pj, p_stride, rows, count, stride, ahead, oj); break;
+      default: tile_values_rows<1>(pj, p_stride, rows, count, stride, ahead, oj);
     }
     j += take;
   }
 }
 
 inline void tile_values(int n_rows, const float* p, int64_t p_stride, const float* rows, int count, int stride,
-                        float* out) {
-  with_known(stride, [&](auto known) { tile_values_of(n_rows, p, p_stride, rows, count, known, out); });
+                        Ahead& ahead, float* out) {
+  with_known(stride, [&](auto known) { tile_values_of(n_rows, p, p_stride, rows, count, known, ahead, out); });
 }
 
 /// Replaces n scores (n a multiple of kLanes) by exp(score - top); returns their sum. Masked scores become 0 exactly.
