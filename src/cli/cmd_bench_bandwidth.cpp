@@ -124,9 +124,7 @@ int bandwidth(const BandwidthFlags& flags) {
 Action declare_bench_bandwidth(CLI::App& app) {
   const auto flags = std::make_shared<BandwidthFlags>();
   BandwidthFlags& f = *flags;
-  app.add_option("--device", f.device.device, "cpu or cuda[:N] (-dev)")->type_name("NAME")->default_str("cpu");
-  add_whole(app, "-t,--threads", f.device.n_threads, 0, 1024, "threads; 0: one per processor");
-  app.add_option("--isa", f.device.isa, "highest instruction set to use: scalar, avx2, avx512")->type_name("NAME");
+  add_place_flags(app, f.device);
   add_whole(app, "--size", f.size_mib, 0, 1 << 22,
             "MiB of one buffer; 0: several times the last-level cache, and 1 GiB (GPU: 4 GiB)");
   add_whole(app, "-r,--repetitions", f.repeats, 3, 100000, "times each stream runs, within ten seconds");

@@ -16,7 +16,7 @@ struct BatchFlags {
   ModelFlags model;
   OutputFlags output;
   std::vector<std::string> n_prompt, n_gen, n_parallel;
-  std::string lengths, kv, format = "md";
+  std::string lengths, kv = "f16", format = "md";
   int n_ubatch = 0, repeats = 1;
   bool fill = false, no_warm_up = false, no_check = false;
   int64_t seed = 42;
@@ -39,7 +39,7 @@ lab::BatchParams read_batch_params(const BatchFlags& flags) {
   }
   params.n_gen = list_or("-ntg", flags.n_gen, 0, kMostTokens, params.n_gen);
   params.n_parallel = list_or("-npl", flags.n_parallel, 1, kMostSequences, params.n_parallel);
-  if (!flags.kv.empty()) params.kv = parse_kv_list(flags.kv).or_throw();
+  params.kv = parse_kv_list(flags.kv).or_throw();
   params.n_ubatch = flags.n_ubatch;
   params.fill = flags.fill;
   params.repeats = flags.repeats;
@@ -88,34 +88,23 @@ int bench_batch(const BatchFlags& flags) {
 Action declare_bench_batch(CLI::App& app) {
   const auto flags = std::make_shared<BatchFlags>();
   BatchFlags& f = *flags;
-  const auto list = [&app](const std::string& name, std::vector<std::string>& values, const std::string& standard,
-                           const std::string& help) {
-    add_repeatable(app, name, values, help)->type_name("LIST")->default_str(standard)->group("Tests");
-  };
   add_model_flag(app, f.model, true);
   add_device_flags(app, f.model);
-  list("--n-prompt", f.n_prompt, "512", "tokens of each sequence's prompt (-npp)");
-  list("--n-gen", f.n_gen, "128", "steps that append a token to each sequence (-ntg)");
-  list("--n-parallel", f.n_parallel, "1,4,16,64", "sequences at a time (-npl)");
-  app.add_option("--lengths", f.lengths,
-                 "prompts of different lengths: A-B spreads them evenly over the sequences, a list is dealt in turn")
-      ->type_name("A-B|LIST")
-      ->group("Tests");
-  app.add_option("--kv", f.kv, "cache formats, one test each: f16,q8_0/rotor-3,rotor-3;0-1+27:q8_0")
-      ->type_name("LIST")
-      ->default_str("f16")
-      ->group("Tests");
-  app.add_flag("--fill", f.fill, "random cache rows instead of running the prompts; rows say so")->group("Tests");
-  add_whole(app, "--ubatch-size", f.n_ubatch, 0, 65536, "most tokens of a prompts' step (-ub); 0: 512, on a GPU 2048")
-      ->group("Tests");
-  add_whole(app, "-r,--repetitions", f.repeats, 1, 100000, "times each test runs")->group("Tests");
-  app.add_flag("--no-warmup", f.no_warm_up, "skip the small steps before the timed ones")->group("Tests");
-  app.add_flag("--no-check", f.no_check, "do not compare with the reference kernels; rows say so")->group("Tests");
-  add_whole(app, "--seed", f.seed, 0, INT64_MAX, "seed of tokens and cache rows")->group("Tests");
-  app.add_option("-o,--output", f.format, "md, json or jsonl, to stdout")
-      ->type_name("FORMAT")
-      ->default_str("md")
-      ->group("Output");
+  in_group(app, "Tests");
+  add_list(app, "--n-prompt", f.n_prompt, "512", "tokens of each sequence's prompt (-npp)");
+  add_list(app, "--n-gen", f.n_gen, "128", "steps that append a token to each sequence (-ntg)");
+  add_list(app, "--n-parallel", f.n_parallel, "1,4,16,64", "sequences at a time (-npl)");
+  add_text(app, "--lengths", f.lengths, "A-B|LIST",
+           "prompts of different lengths: A-B spreads them evenly over the sequences, a list is dealt in turn");
+  add_text(app, "--kv", f.kv, "LIST", "cache formats, one test each: f16,q8_0/rotor-3,rotor-3;0-1+27:q8_0");
+  app.add_flag("--fill", f.fill, "random cache rows instead of running the prompts; rows say so");
+  add_whole(app, "--ubatch-size", f.n_ubatch, 0, 65536, "most tokens of a prompts' step (-ub); 0: 512, on a GPU 2048");
+  add_whole(app, "-r,--repetitions", f.repeats, 1, 100000, "times each test runs");
+  app.add_flag("--no-warmup", f.no_warm_up, "skip the small steps before the timed ones");
+  app.add_flag("--no-check", f.no_check, "do not compare with the reference kernels; rows say so");
+  add_whole(app, "--seed", f.seed, 0, INT64_MAX, "seed of tokens and cache rows");
+  in_group(app, "Output");
+  add_text(app, "-o,--output", f.format, "FORMAT", "md, json or jsonl, to stdout");
   add_output_flags(app, f.output, true);
   return [flags] { return bench_batch(*flags); };
 }

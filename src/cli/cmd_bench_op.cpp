@@ -102,53 +102,39 @@ Action declare_bench_op(CLI::App& app, lab::Op op) {
   const auto flags = std::make_shared<OpFlags>();
   OpFlags& f = *flags;
   f.op = op;
-  const auto list = [&app](const std::string& names, std::vector<std::string>& values, const std::string& standard,
-                           const std::string& help) {
-    add_repeatable(app, names, values, help)->type_name("LIST")->default_str(standard)->group("Problems");
-  };
+  in_group(app, "Problems");
   if (op == lab::Op::gemv) {
-    list("--shape", f.shapes, "the seven of docs/benchmarks.md", "N_OUTxN_IN of the weights");
-    list("--weights", f.weights, "f32,f16,int4_g128,i2_s", "weight formats");
-    list("--batch", f.batch, "1,2,4,8,16,32,64", "tokens at a time");
+    add_list(app, "--shape", f.shapes, "the seven of docs/benchmarks.md", "N_OUTxN_IN of the weights");
+    add_list(app, "--weights", f.weights, "f32,f16,int4_g128,i2_s", "weight formats");
+    add_list(app, "--batch", f.batch, "1,2,4,8,16,32,64", "tokens at a time");
   } else {
-    list("--heads", f.heads, "20/5,64/8,12/2", "HEADS/KV_HEADS");
-    add_whole(app, "--head-dim", f.head_dim, 1, 256, "width of a head")->group("Problems");
-    app.add_option("--kv", f.kv, "cache formats, K/V where they differ: f16,q8_0/rotor-3")
-        ->type_name("LIST")
-        ->default_str(op == lab::Op::append ? "f32,f16,q8_0,p8/q4_0,rotor-3" : "f32,f16,p8/q8_0,p8/q4_0,rotor-3")
-        ->group("Problems");
+    add_list(app, "--heads", f.heads, "20/5,64/8,12/2", "HEADS/KV_HEADS");
+    add_whole(app, "--head-dim", f.head_dim, 1, 256, "width of a head");
+    add_text(app, "--kv", f.kv, "LIST", "cache formats, K/V where they differ: f16,q8_0/rotor-3")
+        ->default_str(op == lab::Op::append ? "f32,f16,q8_0,p8/q4_0,rotor-3" : "f32,f16,p8/q8_0,p8/q4_0,rotor-3");
     if (op == lab::Op::attention) {
-      list("--seq", f.seq, "512 to 131072", "cached positions; the default adds 8 x 8192 and 8 x 32768");
-      list("--new", f.n_new, "1", "of these the newest that are queries, of each sequence");
-      list("--batch", f.batch, "1", "equal sequences at a time");
+      add_list(app, "--seq", f.seq, "512 to 131072", "cached positions; the default adds 8 x 8192 and 8 x 32768");
+      add_list(app, "--new", f.n_new, "1", "of these the newest that are queries, of each sequence");
+      add_list(app, "--batch", f.batch, "1", "equal sequences at a time");
     } else {
-      list("--new", f.n_new, "1", "tokens appended to each sequence");
-      list("--seq", f.seq, "8192", "positions already cached");
-      list("--batch", f.batch, "1,8", "equal sequences at a time");
+      add_list(app, "--new", f.n_new, "1", "tokens appended to each sequence");
+      add_list(app, "--seq", f.seq, "8192", "positions already cached");
+      add_list(app, "--batch", f.batch, "1,8", "equal sequences at a time");
     }
   }
-  add_repeatable(app, "--kernel", f.kernels, "kernels by name, timed in turns; all: every one that can")
-      ->type_name("NAME")
-      ->default_str("the best")
-      ->group("Run");
-  app.add_option("--device", f.device, "cpu or cuda[:N] (-dev)")->type_name("NAME")->default_str("cpu")->group("Run");
-  add_whole(app, "-t,--threads", f.n_threads, 0, 1024, "threads of the CPU; 0: one per processor")->group("Run");
-  app.add_option("--isa", f.isa, "highest instruction set to use: scalar, avx2, avx512")
-      ->type_name("NAME")
-      ->group("Run");
-  add_whole(app, "-r,--repeat", f.repeats, 1, 100000, "samples of many calls; on a GPU replays of a graph of calls")
-      ->group("Run");
-  add_whole(app, "--max-seconds", f.max_seconds, 1, 3600, "samples end after this long a problem, five at least")
-      ->group("Run");
-  add_whole(app, "--sets", f.max_sets, 1, 4096, "sets of buffers that calls take turns over, at most; 1: a warm cache")
-      ->group("Run");
-  add_whole(app, "--roof-size", f.roof_mib, 0, 1 << 20, "MiB read for the roof; 0: as bench bandwidth chooses")
-      ->group("Run");
-  add_whole(app, "--seed", f.seed, 0, INT64_MAX, "seed of the data")->group("Run");
-  app.add_option("-o,--output", f.format, "md, json or jsonl, to stdout")
-      ->type_name("FORMAT")
-      ->default_str("md")
-      ->group("Output");
+  in_group(app, "Run");
+  add_repeatable(app, "--kernel", f.kernels, "NAME", "kernels by name, timed in turns; all: every one that can",
+                 "the best");
+  add_text(app, "--device", f.device, "NAME", "cpu or cuda[:N] (-dev)");
+  add_whole(app, "-t,--threads", f.n_threads, 0, 1024, "threads of the CPU; 0: one per processor");
+  add_text(app, "--isa", f.isa, "NAME", "highest instruction set to use: scalar, avx2, avx512");
+  add_whole(app, "-r,--repeat", f.repeats, 1, 100000, "samples of many calls; on a GPU replays of a graph of calls");
+  add_whole(app, "--max-seconds", f.max_seconds, 1, 3600, "samples end after this long a problem, five at least");
+  add_whole(app, "--sets", f.max_sets, 1, 4096, "sets of buffers that calls take turns over, at most; 1: a warm cache");
+  add_whole(app, "--roof-size", f.roof_mib, 0, 1 << 20, "MiB read for the roof; 0: as bench bandwidth chooses");
+  add_whole(app, "--seed", f.seed, 0, INT64_MAX, "seed of the data");
+  in_group(app, "Output");
+  add_text(app, "-o,--output", f.format, "FORMAT", "md, json or jsonl, to stdout");
   add_output_flags(app, f.output, true);
   return [flags] { return bench_op(*flags); };
 }

@@ -47,9 +47,10 @@ Action declare_eval_attention(CLI::App& app) {
   const auto flags = std::make_shared<AttentionFlags>();
   AttentionFlags& f = *flags;
   add_corpus_flags(app, f.text);
-  add_whole(app, "-c,--ctx-size", f.options.n_ctx, 4, 1 << 20, "tokens per window")->group("Text");
-  add_whole(app, "--windows", f.options.n_windows, 1, 1 << 20, "windows of the text")->group("Text");
-  add_whole(app, "--queries", f.options.n_queries, 1, 1 << 20, "queries of each window, the last ones")->group("Text");
+  in_group(app, "Text");
+  add_whole(app, "-c,--ctx-size", f.options.n_ctx, 4, 1 << 20, "tokens per window");
+  add_whole(app, "--windows", f.options.n_windows, 1, 1 << 20, "windows of the text");
+  add_whole(app, "--queries", f.options.n_queries, 1, 1 << 20, "queries of each window, the last ones");
   add_list_flag(app, f.list, "every format with no window and no sinks, rotor-3 by rotation");
   add_output_flags(app, f.output, true);
   return [flags] { return attention(*flags); };

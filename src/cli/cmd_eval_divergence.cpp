@@ -44,14 +44,13 @@ Action declare_eval_divergence(CLI::App& app) {
   const auto flags = std::make_shared<DivergenceFlags>();
   DivergenceFlags& f = *flags;
   add_corpus_flags(app, f.text);
-  add_whole(app, "--prompts", f.options.n_prompts, 1, 1 << 20, "prompts, evenly spread over the text")->group("Text");
-  add_whole(app, "--prompt-tokens", f.options.prompt_tokens, 2, 1 << 20, "tokens per prompt")->group("Text");
-  add_whole(app, "-n,--n-predict", f.options.n_generate, 1, 1 << 20, "tokens to generate")->group("Text");
+  in_group(app, "Text");
+  add_whole(app, "--prompts", f.options.n_prompts, 1, 1 << 20, "prompts, evenly spread over the text");
+  add_whole(app, "--prompt-tokens", f.options.prompt_tokens, 2, 1 << 20, "tokens per prompt");
+  add_whole(app, "-n,--n-predict", f.options.n_generate, 1, 1 << 20, "tokens to generate");
   add_list_flag(app, f.list, f.list);
-  app.add_option("--base", f.base, "the cache whose text is the reference")
-      ->type_name("KV")
-      ->default_str(f.base)
-      ->group("KV cache");
+  in_group(app, "KV cache");
+  add_text(app, "--base", f.base, "KV", "the cache whose text is the reference");
   add_output_flags(app, f.output, true);
   return [flags] { return divergence(*flags); };
 }

@@ -65,10 +65,10 @@ int quantize(const QuantizeFlags& flags) {
 Action declare_quantize(CLI::App& app) {
   const auto flags = std::make_shared<QuantizeFlags>();
   QuantizeFlags& f = *flags;
-  app.add_option("IN", f.in, "Hugging Face directory or GGUF file")->required();
-  app.add_option("OUT", f.out, "GGUF file to write (int4_g128: directory)")->required();
-  app.add_option("--type", f.type, "weight format of the matrices (ridge info lists them), or a mix: q4_k_m, q5_k_m")
-      ->type_name("FORMAT")
+  add_text(app, "IN", f.in, "", "Hugging Face directory or GGUF file")->required();
+  add_text(app, "OUT", f.out, "", "GGUF file to write (int4_g128: directory)")->required();
+  add_text(app, "--type", f.type, "FORMAT",
+           "weight format of the matrices (ridge info lists them), or a mix: q4_k_m, q5_k_m")
       ->required();
   add_output_flags(app, f.output, false);
   return [flags] { return quantize(*flags); };
