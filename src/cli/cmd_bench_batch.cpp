@@ -1,10 +1,7 @@
 // ridge bench batch: llama-batched-bench's work, checked and held against the roof.
 #include <memory>
 
-#include "base/progress.h"
-#include "cli/interrupt.h"
-#include "cli/options.h"
-#include "cli/row_writer.h"
+#include "cli/bench.h"
 #include "lab/model/bench_batch.h"
 
 namespace ridge::cli {
@@ -22,23 +19,19 @@ struct BatchFlags {
   int64_t seed = 42;
 };
 
-std::vector<int> list_or(std::string_view flag, const std::vector<std::string>& texts, int min, int max,
-                         std::vector<int> standard) {
-  if (texts.empty()) return standard;
-  return lab::parse_int_list(flag, fmt::format("{}", fmt::join(texts, ",")), min, max).or_throw();
-}
-
 lab::BatchParams read_batch_params(const BatchFlags& flags) {
   lab::BatchParams params{.model = flags.model.model};
   if (!flags.lengths.empty()) {
     if (!flags.n_prompt.empty()) bad_flag("--lengths", "does not go with -npp", "give one of them");
     params.n_prompt = {lab::parse_prompt_lengths("--lengths", flags.lengths, kMostTokens).or_throw()};
   } else if (!flags.n_prompt.empty()) {
+    std::vector<int> lengths;
+    read_numbers("-npp", flags.n_prompt, 1, kMostTokens, lengths);
     params.n_prompt.clear();
-    for (const int n : list_or("-npp", flags.n_prompt, 1, kMostTokens, {})) params.n_prompt.push_back({{n}});
+    for (const int n : lengths) params.n_prompt.push_back({{n}});
   }
-  params.n_gen = list_or("-ntg", flags.n_gen, 0, kMostTokens, params.n_gen);
-  params.n_parallel = list_or("-npl", flags.n_parallel, 1, kMostSequences, params.n_parallel);
+  read_numbers("-ntg", flags.n_gen, 0, kMostTokens, params.n_gen);
+  read_numbers("-npl", flags.n_parallel, 1, kMostSequences, params.n_parallel);
   params.kv = parse_kv_list(flags.kv).or_throw();
   params.n_ubatch = flags.n_ubatch;
   params.fill = flags.fill;
@@ -54,33 +47,15 @@ lab::BatchParams read_batch_params(const BatchFlags& flags) {
 
 int bench_batch(const BatchFlags& flags) {
   const lab::BatchParams params = read_batch_params(flags);
-  RowWriter writer(flags.format, flags.output.json, lab::batch_markdown_head());
   check_device(flags.model.device);
-  lab::ResultsFile results = lab::ResultsFile::open(flags.output.results).or_throw();
-  std::unique_ptr<Progress> progress;
+  BenchOutput output(flags.output, flags.format, lab::batch_markdown_head());
   lab::BatchHooks hooks;
-  hooks.stop = interrupted;
-  hooks.on_status = [&](const std::string& what, int done, int total) {
-    if (!progress) progress = std::make_unique<Progress>("bench", total, !flags.output.quiet);
-    progress->clear();
-    progress->set(done, what);
-  };
+  output.attach(hooks);
   hooks.on_row = [&](const lab::BatchRow& row) {
-    if (progress) progress->clear();
-    const lab::Row fields = lab::batch_fields(row, params);
-    writer.add(lab::batch_markdown_line(row), fields);
-    results.add(fields);
+    output.add(lab::batch_markdown_line(row), lab::batch_fields(row, params));
   };
-  hooks.on_failed = [&](const lab::BatchRow& row) {
-    if (progress) progress->clear();
-    fmt::print(stderr, "error: {} {}: check failed: NMSE {:.3g} over the bound {:.3g} ({}); no speed is given for it\n",
-               kv_text(row.test.kv), row.test.name(row.fill), row.check.nmse, row.check.bound, row.check.what);
-  };
-  const int n_failed = lab::run_batch_bench(params, hooks);
-  progress.reset();
-  writer.finish();
-  if (interrupted()) return int(ErrorKind::interrupted);
-  return n_failed > 0 ? int(ErrorKind::gate) : 0;
+  hooks.on_failed = [&](const lab::BatchRow& row) { output.failed(row.test.text(row.fill), row.check); };
+  return output.finish(lab::run_batch_bench(params, hooks));
 }
 
 }  // namespace

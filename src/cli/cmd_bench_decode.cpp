@@ -1,9 +1,7 @@
 // ridge bench decode: llama-bench's work, checked and held against the roof.
 #include <memory>
 
-#include "base/progress.h"
-#include "cli/interrupt.h"
-#include "cli/options.h"
+#include "cli/bench.h"
 #include "lab/model/bench.h"
 
 namespace ridge::cli {
@@ -21,18 +19,10 @@ struct BenchFlags {
   int64_t seed = 42;
 };
 
-/// A repeated list flag as one list; `values` keeps its default when the flag was not given.
-void read_list(std::string_view flag, const std::vector<std::string>& texts, int min, int max,
-               std::vector<int>& values) {
-  if (texts.empty()) return;
-  values = lab::parse_int_list(flag, fmt::format("{}", fmt::join(texts, ",")), min, max).or_throw();
-}
-
 std::vector<KvSideOptions> read_sides(const std::vector<std::string>& texts) {
   if (texts.empty()) return {KvSideOptions{}};
   std::vector<KvSideOptions> sides;
-  for (const std::string& text : split(fmt::format("{}", fmt::join(texts, ",")), ','))
-    sides.push_back(parse_kv_side(text).or_throw());
+  for (const std::string& text : split(joined(texts), ',')) sides.push_back(parse_kv_side(text).or_throw());
   return sides;
 }
 
@@ -52,12 +42,12 @@ lab::BenchParams read_params(const BenchFlags& flags) {
   lab::BenchParams params;
   for (const std::string& models : flags.models)
     for (std::string& model : split(models, ',')) params.models.push_back(std::move(model));
-  read_list("-p", flags.n_prompt, 0, kMaxCount, params.n_prompt);
-  read_list("-n", flags.n_gen, 0, kMaxCount, params.n_gen);
-  read_list("-d", flags.n_depth, 0, kMaxCount, params.n_depth);
-  read_list("-b", flags.n_batch, 1, kMaxCount, params.n_batch);
-  read_list("-ub", flags.n_ubatch, 1, 65536, params.n_ubatch);
-  read_list("-t", flags.n_threads, 0, 1024, params.n_threads);
+  read_numbers("-p", flags.n_prompt, 0, kMaxCount, params.n_prompt);
+  read_numbers("-n", flags.n_gen, 0, kMaxCount, params.n_gen);
+  read_numbers("-d", flags.n_depth, 0, kMaxCount, params.n_depth);
+  read_numbers("-b", flags.n_batch, 1, kMaxCount, params.n_batch);
+  read_numbers("-ub", flags.n_ubatch, 1, 65536, params.n_ubatch);
+  read_numbers("-t", flags.n_threads, 0, 1024, params.n_threads);
   for (const std::string& pair : flags.prompt_gen) params.prompt_gen.push_back(lab::parse_prompt_gen(pair).or_throw());
   params.kv = read_kv(flags);
   params.repeats = flags.repeats;
@@ -74,37 +64,16 @@ lab::BenchParams read_params(const BenchFlags& flags) {
 }
 
 int bench(const BenchFlags& flags) {
-  check_device(flags.device.device);
   const lab::BenchParams params = read_params(flags);
-  const lab::BenchFormat format = lab::find_bench_format(flags.output.json ? "json" : flags.format).or_throw();
-  lab::ResultsFile results = lab::ResultsFile::open(flags.output.results).or_throw();
-  lab::BenchWriter writer(format, stdout);
-  std::unique_ptr<Progress> progress;
-  const auto clear = [&] {
-    if (progress) progress->clear();
-  };
+  check_device(flags.device.device);
+  BenchOutput output(flags.output, flags.format, lab::bench_markdown_head(), true);
   lab::BenchHooks hooks;
-  hooks.stop = interrupted;
-  hooks.on_status = [&](const std::string& what, int done, int total) {
-    if (!progress) progress = std::make_unique<Progress>("bench", total, !flags.output.quiet);
-    progress->clear();
-    progress->set(done, what);
-  };
+  output.attach(hooks);
   hooks.on_row = [&](const lab::BenchRow& row) {
-    clear();
-    writer.add(row, params);
-    results.add(lab::bench_fields(row, params, true));
+    output.add(lab::bench_markdown_line(row), lab::bench_fields(row, params));
   };
-  hooks.on_failed = [&](const lab::BenchRow& row) {
-    clear();
-    fmt::print(stderr, "error: {} {}: check failed: NMSE {:.3g} over the bound {:.3g} ({}); no speed is given for it\n",
-               kv_text(row.test.kv), row.test.name(), row.check.nmse, row.check.bound, row.check.what);
-  };
-  const int n_failed = lab::run_bench(params, hooks);
-  progress.reset();
-  writer.finish();
-  if (interrupted()) return int(ErrorKind::interrupted);
-  return n_failed > 0 ? int(ErrorKind::gate) : 0;
+  hooks.on_failed = [&](const lab::BenchRow& row) { output.failed(row.test.text(), row.check); };
+  return output.finish(lab::run_bench(params, hooks));
 }
 
 }  // namespace

@@ -64,10 +64,10 @@ int compare(const CompareFlags& flags) {
   lab::OpRow rows[3];
   lab::Row fields[3];
   bool failed = false;
-  Progress progress("compare", 0, !flags.output.quiet);
+  Progress progress("compare", !flags.output.quiet);
   lab::OpTurnHooks hooks;
   hooks.stop = interrupted;
-  hooks.on_status = [&](const std::string& what) { progress.set(0, what); };
+  hooks.on_status = [&](const std::string& what) { progress.set(0, 0, what); };
   hooks.on_none = [&](size_t i, const std::string& why) {
     throw Error(ErrorKind::usage,
                 fmt::format("{}: no kernel for {}: {}", kNames[i], lab::SweepCell(i == 1 ? b : a).text(), why));
@@ -78,7 +78,7 @@ int compare(const CompareFlags& flags) {
     fields[i] = lab::op_fields(row, device, params);
   };
   lab::run_op_turns(params, turns, lab::op_kernels(), hooks);
-  progress.finish();
+  progress.clear();
   if (interrupted()) return int(ErrorKind::interrupted);
 
   const lab::Verdict verdict =

@@ -74,11 +74,11 @@ int eval(const EvalFlags& flags, bool against_base) {
 
   // The perplexities of one candidate run on along one line, where no bar can be drawn.
   const bool one_line = !against_base && options.candidates.size() == 1;
-  EvalProgress progress(!flags.output.quiet && !one_line);
+  Progress progress("eval", !flags.output.quiet && !one_line);
   bool heading_due = true;
   lab::EvalHooks hooks;
   hooks.stop = interrupted;
-  hooks.on_progress = [&](int64_t steps, int64_t total) { progress.advance(steps, total); };
+  hooks.on_progress = [&](int64_t steps, int64_t total) { progress.add(steps, total, "tokens"); };
   hooks.on_chunk = [&](const lab::EvalResult& so_far) {
     if (flags.output.quiet) return;
     progress.clear();

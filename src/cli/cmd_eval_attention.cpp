@@ -25,10 +25,10 @@ int attention(const AttentionFlags& flags) {
   const lab::Corpus corpus = lab::read_corpus(model, flags.text.file);
   const lab::Row subject = lab::subject("eval_attention", model.info(), corpus, options.device);
 
-  EvalProgress progress(!flags.output.quiet);
+  Progress progress("eval", !flags.output.quiet);
   lab::AttentionHooks hooks;
   hooks.stop = interrupted;
-  hooks.on_progress = [&](int64_t done, int64_t total) { progress.show(done, total, "caches"); };
+  hooks.on_progress = [&](int64_t done, int64_t total) { progress.set(done, total, "caches"); };
   const std::vector<lab::AttentionResult> results_of = lab::run_attention(model, corpus, options, hooks);
   progress.restart();
   if (interrupted()) return end_of_study(0, results_of.size());

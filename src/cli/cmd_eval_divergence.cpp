@@ -23,11 +23,11 @@ int divergence(const DivergenceFlags& flags) {
   const lab::Corpus corpus = lab::read_corpus(model, flags.text.file);
   const lab::Row subject = lab::subject("eval_divergence", model.info(), corpus, options.device);
 
-  EvalProgress progress(!flags.output.quiet);
+  Progress progress("eval", !flags.output.quiet);
   std::vector<lab::Row> rows;
   lab::DivergenceHooks hooks;
   hooks.stop = interrupted;
-  hooks.on_progress = [&](int64_t done, int64_t total) { progress.show(done, total, "texts"); };
+  hooks.on_progress = [&](int64_t done, int64_t total) { progress.set(done, total, "texts"); };
   hooks.on_result = [&](const lab::DivergenceResult& result) {
     rows.push_back(lab::to_row(subject, options, result));
     store_row(rows.back(), model, results);

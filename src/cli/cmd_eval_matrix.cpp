@@ -51,10 +51,10 @@ int matrix(const MatrixFlags& flags) {
 
   const bool quiet = flags.output.quiet;
   if (!quiet) print_start(corpus, lab::plan_evaluation(model, corpus, options).windows, options, model);
-  EvalProgress progress(!quiet);
+  Progress progress("eval", !quiet);
   lab::MatrixHooks hooks;
   hooks.eval.stop = interrupted;
-  hooks.eval.on_progress = [&](int64_t steps, int64_t total) { progress.advance(steps, total); };
+  hooks.eval.on_progress = [&](int64_t steps, int64_t total) { progress.add(steps, total, "tokens"); };
   hooks.on_start = [&](int n_stored, int n_left) {
     if (quiet) return;
     fmt::print(stderr, "caches   {} to run, {} at a time beside {}", n_left, std::min(flags.group, n_left), flags.base);

@@ -24,11 +24,11 @@ int needle(const NeedleFlags& flags) {
   const lab::Corpus corpus = lab::read_corpus(model, flags.text.file);
   const lab::Row subject = lab::subject("eval_needle", model.info(), corpus, options.device);
 
-  EvalProgress progress(!flags.output.quiet);
+  Progress progress("eval", !flags.output.quiet);
   std::vector<lab::Row> rows;
   lab::NeedleHooks hooks;
   hooks.stop = interrupted;
-  hooks.on_progress = [&](int64_t done, int64_t total) { progress.show(done, total, "probes"); };
+  hooks.on_progress = [&](int64_t done, int64_t total) { progress.set(done, total, "probes"); };
   hooks.on_result = [&](const lab::NeedleResult& result) {
     rows.push_back(lab::to_row(subject, options, result));
     store_row(rows.back(), model, results);

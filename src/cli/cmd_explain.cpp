@@ -166,7 +166,7 @@ int explain(const ExplainFlags& flags) {
 Action declare_explain(CLI::App& app) {
   const auto flags = std::make_shared<ExplainFlags>();
   ExplainFlags& f = *flags;
-  add_text(app, "OP", f.op, "", op_names(kernel_tables()))->required();
+  add_text(app, "OP", f.op, "TEXT", op_names(kernel_tables()))->required();
   add_text(app, "--shape", f.shape, "SHAPE", "N_OUTxN_IN, or HEADS/KV_HEADS/HEAD_DIM for attention");
   add_text(app, "--format", f.format, "FORMAT", "weight format, or KV format (K/V) for attention");
   add_whole(app, "--keys", f.n_keys, 1, 1 << 26, "cached tokens, for attention");

@@ -43,11 +43,11 @@ int profile(const ProfileFlags& flags) {
                                   .max_seconds = double(flags.max_seconds),
                                   .seed = uint64_t(flags.seed),
                                   .counters = flags.counters};
-  Progress progress("profile", flags.n_steps, !flags.output.quiet);
+  Progress progress("profile", !flags.output.quiet);
   const std::optional<lab::Profile> result = lab::run_profile(
-      params,
-      {.stop = interrupted, .on_status = [&](const std::string& what, int done, int) { progress.set(done, what); }});
-  progress.finish();
+      params, {.stop = interrupted,
+               .on_status = [&](const std::string& what, int done, int total) { progress.set(done, total, what); }});
+  progress.clear();
   if (!result) return int(ErrorKind::interrupted);
   const lab::Row row = lab::profile_fields(*result, params);
   if (!flags.trace.empty()) {

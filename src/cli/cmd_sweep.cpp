@@ -117,13 +117,14 @@ int run(const SweepFlags& flags, const lab::SweepSpec& spec, const std::vector<l
   const Total total = total_of(plans);
   if (!quiet) fmt::print(stderr, "sweep    {}: {}\n", spec.name, total_text(total));
   // In tenths of a second, so that long cells count as long.
-  Progress progress("sweep", std::max<int64_t>(1, int64_t(10 * total.seconds)), !quiet);
+  const int64_t tenths = std::max<int64_t>(1, int64_t(10 * total.seconds));
+  Progress progress("sweep", !quiet);
   double passed = 0;
   lab::Row rows = lab::Row::array();
   lab::SweepCounts counts;
   lab::SweepHooks hooks;
   hooks.stop = interrupted;
-  hooks.on_status = [&](const std::string& what) { progress.set(int64_t(10 * passed), what); };
+  hooks.on_status = [&](const std::string& what) { progress.set(int64_t(10 * passed), tenths, what); };
   hooks.on_row = [&](const lab::PlannedCell& cell, const lab::Row& row) {
     progress.clear();
     passed += cell.seconds;
@@ -142,7 +143,7 @@ int run(const SweepFlags& flags, const lab::SweepSpec& spec, const std::vector<l
     counts.n_failed += of_device.n_failed;
     counts.n_skipped += of_device.n_skipped;
   }
-  progress.finish();
+  progress.clear();
   const std::vector<lab::Crossover> crossovers = crossovers_of(flags, store);
   if (flags.output.json)
     fmt::print("{}\n", lab::json_text({{"rows", rows}, {"crossovers", crossover_rows(crossovers)}}, 2));

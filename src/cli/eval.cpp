@@ -40,7 +40,7 @@ void add_corpus_flags(CLI::App& app, TextFlags& f) {
 
 void add_list_flag(CLI::App& app, std::string& list, const std::string& left_out) {
   in_group(app, "KV cache");
-  add_text(app, "--kv", list, "LIST", "comma list of caches; left out: " + left_out);
+  add_text(app, "--kv", list, "LIST", "comma list of caches; left out: " + left_out)->default_str("");
 }
 
 void store_row(lab::Row& row, const Model& model, lab::ResultsFile& results) {

@@ -1,7 +1,5 @@
-// What the eval commands share: model, text, windows, and the progress of an evaluation.
+// What the eval commands share: model, text, windows.
 #pragma once
-
-#include <memory>
 
 #include "base/progress.h"
 #include "cli/options.h"
@@ -46,28 +44,5 @@ void store_row(lab::Row& row, const Model& model, lab::ResultsFile& results);
 void print_study(const std::vector<lab::Row>& rows, const std::string& table, const OutputFlags& output);
 /// 0, or 130 with a line on stderr when rows are missing.
 int end_of_study(size_t n_rows, size_t n_wanted);
-
-/// The progress bar of one evaluation.
-class EvalProgress {
- public:
-  explicit EvalProgress(bool enabled) : enabled_(enabled) {}
-  void advance(int64_t steps, int64_t total) {
-    if (!bar_) bar_ = std::make_unique<Progress>("eval", total, enabled_);
-    bar_->set(done_ += steps, "tokens");
-  }
-  void show(int64_t done, int64_t total, std::string_view what) {
-    if (!bar_) bar_ = std::make_unique<Progress>("eval", total, enabled_);
-    bar_->set(done, what);
-  }
-  void clear() {
-    if (bar_) bar_->clear();
-  }
-  void restart() { bar_.reset(), done_ = 0; }
-
- private:
-  bool enabled_;
-  std::unique_ptr<Progress> bar_;
-  int64_t done_ = 0;
-};
 
 }  // namespace ridge::cli
