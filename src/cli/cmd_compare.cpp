@@ -69,8 +69,7 @@ int compare(const CompareFlags& flags) {
   hooks.stop = interrupted;
   hooks.on_status = [&](const std::string& what) { progress.set(0, 0, what); };
   hooks.on_none = [&](size_t i, const std::string& why) {
-    throw Error(ErrorKind::usage,
-                fmt::format("{}: no kernel for {}: {}", kNames[i], lab::SweepCell(i == 1 ? b : a).text(), why));
+    throw_error(ErrorKind::usage, "{}: no kernel for {}: {}", kNames[i], lab::SweepCell(i == 1 ? b : a).text(), why);
   };
   hooks.on_row = [&](size_t i, const lab::OpRow& row, const lab::OpDevice& device) {
     failed |= row.failed();

@@ -38,7 +38,7 @@ std::string read_stdin() {
   for (size_t n; (n = std::fread(buffer, 1, sizeof buffer, stdin)) > 0;) {
     text.append(buffer, n);
     if (text.size() > kMaxPromptBytes)
-      throw Error(ErrorKind::usage, fmt::format("the prompt on stdin is longer than {} MiB", kMaxPromptBytes >> 20));
+      throw_error(ErrorKind::usage, "the prompt on stdin is longer than {} MiB", kMaxPromptBytes >> 20);
   }
   return text;
 }
@@ -162,11 +162,11 @@ int run(const RunFlags& flags) {
   Session session(model, session_options(kv, n_ctx, flags.context.ubatch()));
   if (!flags.load_state.empty()) session.restore(flags.load_state);
   if (prompt.size() >= size_t(n_ctx - session.n_past()))
-    throw Error(ErrorKind::usage,
-                fmt::format("the prompt has {} tokens, the context holds {}{}: nothing can be generated "
-                            "(raise --ctx-size or shorten the prompt)",
-                            prompt.size(), n_ctx,
-                            session.n_past() > 0 ? fmt::format(" with {} of them used", session.n_past()) : ""));
+    throw_error(ErrorKind::usage,
+                "the prompt has {} tokens, the context holds {}{}: nothing can be generated (raise --ctx-size or "
+                "shorten the prompt)",
+                prompt.size(), n_ctx,
+                session.n_past() > 0 ? fmt::format(" with {} of them used", session.n_past()) : "");
 
   GenerateOptions options{
       .max_tokens = flags.n_predict, .stop = flags.stop, .ignore_eos = flags.ignore_eos, .sampler = flags.sampler};

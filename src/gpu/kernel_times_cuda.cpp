@@ -32,7 +32,7 @@ struct Library {
 template <class Function>
 void find(void* handle, const char* name, Function& function) {
   function = reinterpret_cast<Function>(dlsym(handle, name));
-  if (!function) throw Error(ErrorKind::no_device, fmt::format("libcupti has no {} (is it another release?)", name));
+  if (!function) throw_error(ErrorKind::no_device, "libcupti has no {} (is it another release?)", name);
 }
 
 const Library& library() {
@@ -46,10 +46,10 @@ const Library& library() {
       tried += fmt::format(" {}", name);
     }
     if (!l.handle)
-      throw Error(ErrorKind::no_device,
-                  fmt::format("kernels cannot be timed: CUPTI was not found (tried{}); it comes with the CUDA toolkit: "
-                              "install it or add its folder to LD_LIBRARY_PATH",
-                              tried));
+      throw_error(ErrorKind::no_device,
+                  "kernels cannot be timed: CUPTI was not found (tried{}); it comes with the CUDA toolkit: install it "
+                  "or add its folder to LD_LIBRARY_PATH",
+                  tried);
     find(l.handle, "cuptiActivityRegisterCallbacks", l.register_callbacks);
     find(l.handle, "cuptiActivityEnable", l.enable);
     find(l.handle, "cuptiActivityDisable", l.disable);
@@ -66,7 +66,7 @@ void check(CUptiResult code, const char* what) {
   if (code == CUPTI_SUCCESS) return;
   const char* text = nullptr;
   library().result_string(code, &text);
-  throw Error(ErrorKind::no_device, fmt::format("{}: CUPTI says {}", what, text ? text : "?"));
+  throw_error(ErrorKind::no_device, "{}: CUPTI says {}", what, text ? text : "?");
 }
 
 // CUPTI's callbacks take no argument of ours.
@@ -116,8 +116,7 @@ std::vector<KernelTime> KernelTimes::take() {
   check(library().flush(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED), "reading the times of kernels");
   const std::lock_guard lock(records_mutex);
   if (n_lost > 0)
-    throw Error(ErrorKind::failure,
-                fmt::format("CUPTI lost the records of {} kernels (profile fewer steps)", n_lost.load()));
+    throw_error(ErrorKind::failure, "CUPTI lost the records of {} kernels (profile fewer steps)", n_lost.load());
   std::vector<KernelTime> taken = std::move(records);
   records.clear();
   std::sort(taken.begin(), taken.end(),

@@ -1,7 +1,6 @@
 #include "model/convert.h"
 
 #include <array>
-#include <cmath>
 #include <deque>
 
 #include "io/int4_packed.h"

@@ -44,11 +44,9 @@ void check_memory(Engine& engine, const BatchTest& test, bool fill) {
   needed += 4 * int64_t(test.n_seq()) * engine.plan().vocab_size;
   const int64_t free = engine.on_device() ? engine.backend().free_bytes() : machine_info().available_bytes;
   if (needed > free)
-    throw Error(
-        ErrorKind::no_memory,
-        fmt::format("{}: {} sequences need {}, {} are free (a smaller -npl, shorter prompts or a cache of fewer "
-                    "bits)",
-                    test.text(fill), test.n_seq(), bytes_text(double(needed)), bytes_text(double(free))));
+    throw_error(ErrorKind::no_memory,
+                "{}: {} sequences need {}, {} are free (a smaller -npl, shorter prompts or a cache of fewer bits)",
+                test.text(fill), test.n_seq(), bytes_text(double(needed)), bytes_text(double(free)));
 }
 
 /// One test: its pool, and as many runs as asked.

@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
-#include <optional>
 
 #include "op/rate/rate.h"
 
@@ -180,8 +179,7 @@ void measure_caches(CpuContext& context, const StreamVariant& kernel, const Ceil
     result.caches.push_back(
         {level, bytes,
          measure(fmt::format("read-l{}", level), rounds * n_threads * bytes, options, [&] { read(rounds); })});
-    if (wrong)
-      throw Error(ErrorKind::gate, fmt::format("stream read-l{}: a sum is wrong: no bandwidth is given", level));
+    if (wrong) throw_error(ErrorKind::gate, "stream read-l{}: a sum is wrong: no bandwidth is given", level);
   }
 }
 
@@ -211,7 +209,7 @@ void measure_rates(CpuContext& context, const CeilingOptions& options, Ceilings&
     const int64_t rounds = choose_rounds(kMostRateRounds, run);
     // Operations take the bytes' place: 10^9 a second either way.
     const StreamResult measured = measure("", rounds * n_tasks * best->ops, options, [&] { run(rounds); });
-    if (wrong) throw Error(ErrorKind::gate, fmt::format("rate {}: the result is wrong: no rate is given", best->name));
+    if (wrong) throw_error(ErrorKind::gate, "rate {}: the result is wrong: no rate is given", best->name);
     rate.gop_s = measured.gb_s;
     rate.repeats = measured.repeats;
   }

@@ -4,8 +4,8 @@
 namespace ridge::lab {
 
 DeviceCeilings measure_device_ceilings(const DeviceCeilingOptions& options) {
-  throw Error(ErrorKind::no_device,
-              fmt::format("device cuda:{} is not available: this program was built without CUDA", options.device));
+  throw_error(ErrorKind::no_device, "device cuda:{} is not available: this program was built without CUDA",
+              options.device);
 }
 
 }  // namespace ridge::lab

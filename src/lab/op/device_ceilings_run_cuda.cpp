@@ -64,8 +64,7 @@ class DeviceStreams {
     device_read(stream_, variant, of_copy ? b_.as<void>() : a_.as<void>(), bytes_, sums_.as<uint32_t>());
     const uint32_t sum = total_of(stream_, sums_, kDeviceReadSums), right = device_written_sum(bytes_);
     if (sum != right)
-      throw Error(ErrorKind::gate,
-                  fmt::format("stream {}: sum {:#x}, expected {:#x}: no bandwidth is given", name, sum, right));
+      throw_error(ErrorKind::gate, "stream {}: sum {:#x}, expected {:#x}: no bandwidth is given", name, sum, right);
   }
 
  private:
@@ -134,8 +133,8 @@ void measure_rates(const gpu::Stream& stream, const DeviceCeilingOptions& option
     const uint32_t sum = total_of(stream, sums, kDeviceRateSums);
     const uint32_t right = device_rate_sum(variant, options.rate_rounds);
     if (sum != right)
-      throw Error(ErrorKind::gate, fmt::format("rate {}: sum {:#x}, expected {:#x}: no rate is given",
-                                               device_rates()[size_t(variant)].name, sum, right));
+      throw_error(ErrorKind::gate, "rate {}: sum {:#x}, expected {:#x}: no rate is given",
+                  device_rates()[size_t(variant)].name, sum, right);
     works.push_back({1, [&, variant](gpu::StreamHandle s, int) {
                        device_rate(s, variant, options.rate_rounds, sums.as<uint32_t>());
                      }});

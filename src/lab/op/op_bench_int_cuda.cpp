@@ -1,8 +1,6 @@
 // int: device_int_gemv, integer products on tensor cores, for int4_g128 and ternary weights. int-2planes: activations
 // of about 15 bits instead of 8 (int4_g128). int-overlap: with programmatic dependent launch, each call's weights
 // fetched while the one before it ends.
-#include <algorithm>
-#include <cmath>
 
 #include "lab/op/op_data.h"
 #include "lab/op/op_kernels.h"

@@ -4,8 +4,8 @@
 namespace ridge::lab {
 
 int run_op_bench_on_gpu(const OpBenchParams& params, std::span<const OpKernel>, const OpBenchHooks&) {
-  throw Error(ErrorKind::no_device,
-              fmt::format("device cuda:{} is not available: this program was built without CUDA", params.device));
+  throw_error(ErrorKind::no_device, "device cuda:{} is not available: this program was built without CUDA",
+              params.device);
 }
 
 }  // namespace ridge::lab

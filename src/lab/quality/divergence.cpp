@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "lab/quality/engine_timelines.h"
 #include "lab/quality/quality_report.h"
 
 namespace ridge::lab {

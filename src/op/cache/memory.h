@@ -2,7 +2,6 @@
 // engine/pool.h who holds which page.
 #pragma once
 
-#include <memory>
 #include <span>
 #include <vector>
 
