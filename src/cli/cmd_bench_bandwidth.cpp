@@ -86,7 +86,6 @@ int device_bandwidth(const BandwidthFlags& flags, int device) {
                                                                      .bytes = int64_t(flags.size_mib) << 20,
                                                                      .replays = flags.repeats,
                                                                      .max_seconds = 10,
-                                                                     .read_only = false,
                                                                      .stop = interrupted});
   lab::Row row = lab::to_row(ceilings);
   row["gpu_after"] = lab::to_row(lab::read_gpu_state(ceilings.device.pci_bus_id));
@@ -107,7 +106,6 @@ int bandwidth(const BandwidthFlags& flags) {
                                     .bytes = int64_t(flags.size_mib) << 20,
                                     .repeats = flags.repeats,
                                     .max_seconds = 10,
-                                    .read_only = false,
                                     .stop = interrupted};
   const lab::Ceilings ceilings = lab::measure_ceilings(options);
   lab::Row row = lab::to_row(ceilings);

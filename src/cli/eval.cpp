@@ -43,22 +43,6 @@ void add_list_flag(CLI::App& app, std::string& list, const std::string& left_out
   add_text(app, "--kv", list, "LIST", "comma list of caches; left out: " + left_out)->default_str("");
 }
 
-void store_row(lab::Row& row, const Model& model, lab::ResultsFile& results) {
-  row.update(lab::provenance(model.info().n_threads, 0));
-  results.add(row);
-}
-
-void print_study(const std::vector<lab::Row>& rows, const std::string& table, const OutputFlags& output) {
-  if (output.json) fmt::print("{}\n", lab::json_text(lab::Row(rows), 2));
-  else fmt::print("{}", table);
-}
-
-int end_of_study(size_t n_rows, size_t n_wanted) {
-  if (n_rows == n_wanted) return 0;
-  fmt::print(stderr, "interrupted: {} of {} caches are done\n", n_rows, n_wanted);
-  return int(ErrorKind::interrupted);
-}
-
 lab::EvalOptions eval_options(const TextFlags& flags) {
   lab::EvalOptions options;
   options.n_ctx = flags.context.n_ctx == 0 ? kDefaultContext : flags.context.n_ctx;

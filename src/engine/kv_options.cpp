@@ -103,8 +103,7 @@ KvSideReport side_report(KvMemory& memory, bool is_k, int first, int last) {
 
 KvReport kv_report(KvMemory& memory, int n_ctx) {
   const int n = memory.n_layers();
-  KvReport report{
-      .k = side_report(memory, true, 0, n), .v = side_report(memory, false, 0, n), .n_ctx = n_ctx, .layers = {}};
+  KvReport report{.k = side_report(memory, true, 0, n), .v = side_report(memory, false, 0, n), .n_ctx = n_ctx};
   const auto equal = [&](int a, int b) {
     return kv_side_difference(memory.layout(a, true).config, memory.layout(b, true).config).empty() &&
            kv_side_difference(memory.layout(a, false).config, memory.layout(b, false).config).empty();

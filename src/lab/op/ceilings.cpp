@@ -220,12 +220,7 @@ void measure_rates(CpuContext& context, const CeilingOptions& options, Ceilings&
 Ceilings measure_ceilings(const CeilingOptions& options) {
   CpuContext context(options.n_threads, find_isa(options.isa).or_throw());
   const StreamVariant& kernel = select_variant(context, "stream", stream_variants());
-  Ceilings result{.kernel = std::string(kernel.name),
-                  .n_threads = context.pool.size(),
-                  .size = {},
-                  .streams = {},
-                  .caches = {},
-                  .rates = {}};
+  Ceilings result{.kernel = std::string(kernel.name), .n_threads = context.pool.size()};
   const MachineInfo machine = machine_info();
   result.size = options.bytes > 0 ? StreamSize{std::max(kPart, options.bytes / kPart * kPart), "as asked"}
                                   : choose_stream_size(machine.last_level_cache_bytes(), machine.available_bytes);

@@ -146,7 +146,6 @@ void measure_rates(const gpu::Stream& stream, const DeviceCeilingOptions& option
     const StreamResult measured = stream_result("", device_rate_ops(int(i), options.rate_rounds), times[i]);
     result.rates.push_back({.number = std::string(device_rates()[i].number),
                             .kernel = std::string(device_rates()[i].name),
-                            .why_not = {},
                             .gop_s = measured.gb_s,
                             .repeats = measured.repeats});
   }
@@ -184,12 +183,7 @@ DeviceCeilings measure_device_ceilings(const DeviceCeilingOptions& options) {
   DeviceCeilings result{.index = options.device,
                         .device = report.devices.at(size_t(options.device)),
                         .driver_version = report.driver_version,
-                        .runtime_version = report.runtime_version,
-                        .size = {},
-                        .streams = {},
-                        .caches = {},
-                        .rates = {},
-                        .edges = {}};
+                        .runtime_version = report.runtime_version};
   result.size =
       options.bytes > 0
           ? StreamSize{std::max(kDeviceStreamUnit, options.bytes / kDeviceStreamUnit * kDeviceStreamUnit), "as asked"}

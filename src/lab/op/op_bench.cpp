@@ -102,12 +102,8 @@ std::vector<OpProblem> matrix_problems(const OpBenchParams& params) {
 }  // namespace
 
 std::string_view op_name(Op op) {
-  switch (op) {
-    case Op::attention: return "attention";
-    case Op::gemv: return "gemv";
-    case Op::append: return "append";
-  }
-  return "?";
+  constexpr std::string_view kNames[] = {"attention", "gemv", "append"};
+  return kNames[size_t(op)];
 }
 
 std::string OpProblem::shape_text() const {

@@ -116,7 +116,7 @@ void run_needle(const Model& model, const Corpus& corpus, const NeedleOptions& o
   int64_t done = 0;
   for (const KvChoice& kv : options.candidates) {
     SessionTimeline timeline(model, session_options(kv, options.n_ctx, kTimelineUbatch));
-    NeedleResult result{.kv = kv, .cache = timeline.session.kv_report(), .depths = {}, .absent = {}};
+    NeedleResult result{.kv = kv, .cache = timeline.session.kv_report()};
     const auto run = [&](std::optional<double> depth, NeedleScore& score) {
       for (const Trial& trial : trials) {
         score_probe(timeline,

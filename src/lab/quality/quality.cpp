@@ -186,7 +186,7 @@ EvalResult evaluate(const Model& model, const Corpus& corpus, const EvalOptions&
   const int step_tokens = block_rows(options, result.model.vocab_size);
   const Caches caches = open_caches(model, options, result.windows.n_chunks, step_tokens);
   for (size_t c = 0; c < options.candidates.size(); ++c)
-    result.candidates.push_back({.kv = options.candidates[c], .cache = caches.candidates[c]->cache(), .scores = {}});
+    result.candidates.push_back({.kv = options.candidates[c], .cache = caches.candidates[c]->cache()});
 
   std::vector<Scores> scores;
   const auto refresh = [&](int chunks_done) {

@@ -182,10 +182,7 @@ std::string sweep_markdown_head() {
 }
 
 std::string sweep_markdown_line(const SweepCell& cell, const Row& row) {
-  const auto value = [&](const char* name) {
-    const auto found = row.find(name);
-    return found != row.end() && found->is_number() ? found->get<double>() : NAN;
-  };
+  const auto value = [&](const char* name) { return number_in(row, name); };
   const std::string state = row_state(row);
   if (state != "done")
     return fmt::format("| {} | {} | | | | {} |", cell.text(), state == "failed" ? "FAILED" : "skipped",

@@ -217,7 +217,7 @@ SideImage DeviceKvMemory::read_side(int layer, bool is_k, const SequencePlace& p
   host.for_each_piece(
       [&](const void* device, void* here, int64_t bytes) { gpu::download(stream_, here, device, bytes); });
   stream_.synchronize();
-  SideImage image{.ring_first = place.ring_first[side_index(layer, is_k)], .bytes = {}};
+  SideImage image{.ring_first = place.ring_first[side_index(layer, is_k)]};
   image.bytes.resize(size_t(side_image_bytes(of.layout, place.n, image.ring_first)));
   ridge::read_side(of.layout, host.bytes(), place.n, image.ring_first, image.bytes.data());
   return image;

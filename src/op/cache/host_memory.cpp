@@ -131,7 +131,7 @@ void HostKvMemory::clear_counts(int page) {
 
 SideImage HostKvMemory::read_side(int layer, bool is_k, const SequencePlace& place) {
   const Side& of = side(layer, is_k);
-  SideImage image{.ring_first = place.ring_first[side_index(layer, is_k)], .bytes = {}};
+  SideImage image{.ring_first = place.ring_first[side_index(layer, is_k)]};
   image.bytes.resize(size_t(side_image_bytes(of.layout, place.n, image.ring_first)));
   ridge::read_side(of.layout, of.bytes(place), place.n, image.ring_first, image.bytes.data());
   return image;

@@ -61,7 +61,7 @@ KvMemory::KvMemory(std::vector<KvLayouts> layouts, int n_pages, int n_slots)
 }
 
 SequenceImage KvMemory::read(const SequencePlace& place, bool calibrated) {
-  SequenceImage image{.n = place.n, .calibrated = calibrated, .sides = {}};
+  SequenceImage image{.n = place.n, .calibrated = calibrated};
   for (int layer = 0; layer < n_layers(); ++layer)
     for (const bool is_k : {true, false}) image.sides.push_back(read_side(layer, is_k, place));
   return image;
