@@ -180,10 +180,11 @@ void measure_edges(const gpu::Stream& stream, const DeviceCeilingOptions& option
 DeviceCeilings measure_device_ceilings(const DeviceCeilingOptions& options) {
   const gpu::DeviceReport report = gpu::query_devices();
   gpu::use_device(options.device);
-  DeviceCeilings result{.index = options.device,
-                        .device = report.devices.at(size_t(options.device)),
-                        .driver_version = report.driver_version,
-                        .runtime_version = report.runtime_version};
+  DeviceCeilings result;
+  result.index = options.device;
+  result.device = report.devices.at(size_t(options.device));
+  result.driver_version = report.driver_version;
+  result.runtime_version = report.runtime_version;
   result.size =
       options.bytes > 0
           ? StreamSize{std::max(kDeviceStreamUnit, options.bytes / kDeviceStreamUnit * kDeviceStreamUnit), "as asked"}
