@@ -1,10 +1,9 @@
 // The forward pass on the CPU: one page that walks the plan.
-#include "engine/cpu_backend.h"
-
 #include <algorithm>
 #include <climits>
 #include <utility>
 
+#include "engine/backend.h"
 #include "op/attn/attn.h"
 #include "op/cache/append.h"
 #include "op/cache/rounding.h"

@@ -1,5 +1,5 @@
 // The build without CUDA; cuda_backend_cuda.cpp replaces this file in the other one.
-#include "engine/cuda_backend.h"
+#include "engine/backend.h"
 
 namespace ridge {
 

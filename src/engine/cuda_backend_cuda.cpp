@@ -1,5 +1,3 @@
-#include "engine/cuda_backend.h"
-
 #include <algorithm>
 
 #include "engine/cuda_model.h"

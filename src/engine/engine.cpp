@@ -5,8 +5,6 @@
 #include <chrono>
 #include <map>
 
-#include "engine/cpu_backend.h"
-#include "engine/cuda_backend.h"
 #include "engine/device_name.h"
 #include "op/cache/rounding.h"
 #include "op/kernel_tables.h"

@@ -5,7 +5,6 @@
 #include <map>
 #include <set>
 
-#include "engine/cpu_backend.h"
 #include "op/attn/attn.h"
 
 namespace ridge::lab {
