@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "ridge/error.h"
+#include "base/result.h"
 
 namespace ridge {
 
@@ -14,9 +14,10 @@ AlignedBuffer::AlignedBuffer(int64_t bytes) : bytes_(bytes) {
   // Anonymous mappings are page-aligned, zeroed, and committed only when touched.
   void* memory = mmap(nullptr, size_t(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED)
-    throw Error(ErrorKind::no_memory, fmt::format("cannot allocate {:.1f} MiB: the system has no more memory for this "
-                                                  "process (use a smaller context or model)",
-                                                  double(bytes) / 1048576));
+    throw_error(
+        ErrorKind::no_memory,
+        "cannot allocate {:.1f} MiB: the system has no more memory for this process (use a smaller context or model)",
+        double(bytes) / 1048576);
   constexpr int64_t kHugePage = 2 << 20;
   if (bytes >= 2 * kHugePage) madvise(memory, size_t(bytes), MADV_HUGEPAGE);
   data_ = static_cast<std::byte*>(memory);

@@ -51,18 +51,19 @@ std::string progress_line(std::string_view label, int64_t done, int64_t total, d
   return line;
 }
 
-Progress::Progress(std::string label, int64_t total, bool enabled)
-    : label_(std::move(label)), total_(total), shown_(enabled && terminal_on_stderr()) {}
+Progress::Progress(std::string label, bool enabled)
+    : label_(std::move(label)), shown_(enabled && terminal_on_stderr()) {}
 
-void Progress::set(int64_t done, std::string_view detail) {
+void Progress::set(int64_t done, int64_t total, std::string_view detail) {
   done_ = done;
   if (!shown_) return;
   const auto now = Clock::now();
+  if (!start_) start_ = now;
   if (drawn_ && now - last_ < std::chrono::milliseconds(100)) return;
   last_ = now;
   drawn_ = true;
-  const double seconds = std::chrono::duration<double>(now - start_).count();
-  fmt::print(stderr, "\r{}\x1b[K", progress_line(label_, done, total_, seconds, detail, terminal_width()));
+  const double seconds = std::chrono::duration<double>(now - *start_).count();
+  fmt::print(stderr, "\r{}\x1b[K", progress_line(label_, done, total, seconds, detail, terminal_width()));
   std::fflush(stderr);
 }
 
@@ -71,6 +72,12 @@ void Progress::clear() {
   fmt::print(stderr, "\r\x1b[K");
   std::fflush(stderr);
   drawn_ = false;
+}
+
+void Progress::restart() {
+  clear();
+  done_ = 0;
+  start_.reset();
 }
 
 }  // namespace ridge

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -17,27 +18,29 @@ std::string progress_line(std::string_view label, int64_t done, int64_t total, d
 
 class Progress {
  public:
-  /// Shows only when `enabled` and stderr is a terminal that can rewrite a line (TERM is not "dumb").
-  Progress(std::string label, int64_t total, bool enabled);
-  ~Progress() { finish(); }
+  /// Shows only when `enabled` and stderr is a terminal that can rewrite a line (TERM is not "dumb"). Time counts from
+  /// the first set().
+  Progress(std::string label, bool enabled);
+  ~Progress() { clear(); }
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  void add(int64_t steps) { set(done_ + steps); }
-  /// Redraws at most ten times a second.
-  void set(int64_t done, std::string_view detail = {});
+  /// `done` of `total` (0: not known); redraws at most ten times a second.
+  void set(int64_t done, int64_t total, std::string_view detail);
+  /// So many more.
+  void add(int64_t steps, int64_t total, std::string_view detail) { set(done_ + steps, total, detail); }
   /// Removes the line, so that a log line can be written; the next set() draws it again.
   void clear();
-  void finish() { clear(); }
+  /// The next set() begins anew.
+  void restart();
 
  private:
   using Clock = std::chrono::steady_clock;
   std::string label_;
-  int64_t total_;
   bool shown_;
   int64_t done_ = 0;
   bool drawn_ = false;
-  Clock::time_point start_ = Clock::now();
+  std::optional<Clock::time_point> start_;
   Clock::time_point last_{};
 };
 

@@ -16,9 +16,8 @@ std::string four_parts(std::string_view what, std::string_view where, std::strin
 void check_failed(const char* file, int line, const char* condition, const std::string& message) {
   const std::string_view path(file);
   const auto slash = path.rfind("src/");
-  throw Error(ErrorKind::failure,
-              fmt::format("internal check failed at {}:{}: {}: {} (please report this with the command line)",
-                          slash == std::string_view::npos ? path : path.substr(slash), line, condition, message));
+  throw_error(ErrorKind::failure, "internal check failed at {}:{}: {}: {} (please report this with the command line)",
+              slash == std::string_view::npos ? path : path.substr(slash), line, condition, message);
 }
 
 }  // namespace ridge

@@ -43,6 +43,16 @@ Failure wrong_field(std::string field, fmt::format_string<Args...> format, Args&
   return {ErrorKind::usage, fmt::format(format, std::forward<Args>(args)...), std::move(field)};
 }
 
+/// For callers past the trust boundary: these throw what the two above return.
+template <class... Args>
+[[noreturn]] void throw_error(ErrorKind kind, fmt::format_string<Args...> format, Args&&... args) {
+  throw Error(kind, fmt::format(format, std::forward<Args>(args)...));
+}
+template <class... Args>
+[[noreturn]] void throw_wrong_field(std::string field, fmt::format_string<Args...> format, Args&&... args) {
+  throw Error(ErrorKind::usage, fmt::format(format, std::forward<Args>(args)...), std::move(field));
+}
+
 template <class T>
 class [[nodiscard]] Result {
  public:

@@ -5,8 +5,7 @@
 #include <algorithm>
 #include <system_error>
 
-#include "base/check.h"
-#include "ridge/error.h"
+#include "base/result.h"
 
 namespace ridge {
 namespace {
@@ -35,8 +34,8 @@ ThreadPool::ThreadPool(int n_threads) : n_threads_(n_threads > 0 ? n_threads : a
     for (int i = 1; i < n_threads_; ++i) threads_.emplace_back([this, i] { worker(i); });
   } catch (const std::system_error& error) {
     stop();
-    throw Error(ErrorKind::failure, fmt::format("cannot start thread {} of {}: {} (use fewer threads)",
-                                                threads_.size() + 1, n_threads_, error.what()));
+    throw_error(ErrorKind::failure, "cannot start thread {} of {}: {} (use fewer threads)", threads_.size() + 1,
+                n_threads_, error.what());
   }
 }
 

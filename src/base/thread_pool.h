@@ -5,9 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <exception>
-#include <memory>
 #include <thread>
-#include <utility>
 #include <vector>
 
 namespace ridge {

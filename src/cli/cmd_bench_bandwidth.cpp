@@ -41,18 +41,22 @@ void print_rates(const std::vector<lab::RateResult>& rates, double read_gb_s) {
       read_gb_s);
 }
 
+void print_bandwidths(const lab::Bandwidths& b, double read_gb_s, std::string_view cache_unit) {
+  fmt::print("buffers of {} MiB ({})\n\n", b.size.bytes >> 20, b.size.why);
+  std::vector<lab::StreamResult> streams = b.streams;
+  for (const lab::CacheResult& cache : b.caches) {
+    streams.push_back(cache.stream);
+    streams.back().name += fmt::format(", {} {}", cache.bytes >> 10, cache_unit);
+  }
+  print_streams(streams);
+  print_rates(b.rates, read_gb_s);
+}
+
 void print_table(const lab::Ceilings& ceilings) {
   const lab::MachineInfo machine = lab::machine_info();
   fmt::print("{}, {} thread{}, {} kernels\n", machine.cpu_model, ceilings.n_threads, ceilings.n_threads == 1 ? "" : "s",
              ceilings.kernel);
-  fmt::print("buffers of {} MiB ({})\n\n", ceilings.size.bytes >> 20, ceilings.size.why);
-  std::vector<lab::StreamResult> streams = ceilings.streams;
-  for (const lab::CacheResult& cache : ceilings.caches) {
-    streams.push_back(cache.stream);
-    streams.back().name += fmt::format(", {} KiB a thread", cache.bytes >> 10);
-  }
-  print_streams(streams);
-  print_rates(ceilings.rates, ceilings.read_gb_s());
+  print_bandwidths(ceilings, ceilings.read_gb_s(), "KiB a thread");
   fmt::print(
       "GB = 10^9 bytes loaded and stored by the kernel; a line fetched before an ordinary store is not counted.\n");
   if (machine.load_1min > 0.5)
@@ -63,14 +67,7 @@ void print_table(const lab::Ceilings& ceilings) {
 void print_table(const lab::DeviceCeilings& ceilings) {
   fmt::print("cuda:{} {}, sm_{}, {} processors\n", ceilings.index, ceilings.device.name, ceilings.device.sm,
              ceilings.device.n_processors);
-  fmt::print("buffers of {} MiB ({})\n\n", ceilings.size.bytes >> 20, ceilings.size.why);
-  std::vector<lab::StreamResult> streams = ceilings.streams;
-  for (const lab::CacheResult& cache : ceilings.caches) {
-    streams.push_back(cache.stream);
-    streams.back().name += fmt::format(", {} KiB", cache.bytes >> 10);
-  }
-  print_streams(streams);
-  print_rates(ceilings.rates, ceilings.read_gb_s());
+  print_bandwidths(ceilings, ceilings.read_gb_s(), "KiB");
   fmt::print("\n| edge | us median | quartiles | least | repeats |\n|---|---:|---:|---:|---:|\n");
   for (const lab::EdgeResult& e : ceilings.edges)
     fmt::print("| {} ({}) | {:.2f} | {:.2f} - {:.2f} | {:.2f} | {} |\n", e.name, e.what, e.us.median, e.us.lower,
@@ -80,43 +77,37 @@ void print_table(const lab::DeviceCeilings& ceilings) {
                ceilings.read_gb_s());
 }
 
-int device_bandwidth(const BandwidthFlags& flags, int device) {
-  lab::ResultsFile results = lab::ResultsFile::open(flags.output.results).or_throw();
-  const lab::DeviceCeilings ceilings = lab::measure_device_ceilings({.device = device,
-                                                                     .bytes = int64_t(flags.size_mib) << 20,
-                                                                     .replays = flags.repeats,
-                                                                     .max_seconds = 10,
-                                                                     .read_only = false,
-                                                                     .stop = interrupted});
-  lab::Row row = lab::to_row(ceilings);
-  row["gpu_after"] = lab::to_row(lab::read_gpu_state(ceilings.device.pci_bus_id));
-  row.update(lab::provenance(0, 0));
-  row["kind"] = "bandwidth-device";
+/// Stores and shows what was measured.
+template <class Measured>
+int finish(const OutputFlags& flags, lab::ResultsFile& results, const Measured& ceilings, const lab::Row& more,
+           int n_threads, std::string_view kind) {
+  lab::Row row = to_row(ceilings);
+  row.update(more);
+  row.update(lab::provenance(n_threads, 0));
+  row["kind"] = kind;
   results.add(row);
-  if (flags.output.json) fmt::print("{}\n", lab::json_text(row, 2));
+  if (flags.json) fmt::print("{}\n", lab::json_text(row, 2));
   else print_table(ceilings);
   return interrupted() ? int(ErrorKind::interrupted) : 0;
 }
 
 int bandwidth(const BandwidthFlags& flags) {
   check_device(flags.device.device);
-  if (const std::optional<int> device = parse_device(flags.device.device)) return device_bandwidth(flags, *device);
   lab::ResultsFile results = lab::ResultsFile::open(flags.output.results).or_throw();
-  const lab::CeilingOptions options{.n_threads = flags.device.n_threads,
-                                    .isa = flags.device.isa,
-                                    .bytes = int64_t(flags.size_mib) << 20,
-                                    .repeats = flags.repeats,
-                                    .max_seconds = 10,
-                                    .read_only = false,
-                                    .stop = interrupted};
-  const lab::Ceilings ceilings = lab::measure_ceilings(options);
-  lab::Row row = lab::to_row(ceilings);
-  row.update(lab::provenance(ceilings.n_threads, 0));
-  row["kind"] = "bandwidth";
-  results.add(row);
-  if (flags.output.json) fmt::print("{}\n", lab::json_text(row, 2));
-  else print_table(ceilings);
-  return interrupted() ? int(ErrorKind::interrupted) : 0;
+  const int64_t bytes = int64_t(flags.size_mib) << 20;
+  if (const std::optional<int> device = parse_device(flags.device.device)) {
+    const lab::DeviceCeilings ceilings = lab::measure_device_ceilings(
+        {.device = *device, .bytes = bytes, .replays = flags.repeats, .max_seconds = 10, .stop = interrupted});
+    const lab::Row state{{"gpu_after", lab::to_row(lab::read_gpu_state(ceilings.device.pci_bus_id))}};
+    return finish(flags.output, results, ceilings, state, 0, "bandwidth-device");
+  }
+  const lab::Ceilings ceilings = lab::measure_ceilings({.n_threads = flags.device.n_threads,
+                                                        .isa = flags.device.isa,
+                                                        .bytes = bytes,
+                                                        .repeats = flags.repeats,
+                                                        .max_seconds = 10,
+                                                        .stop = interrupted});
+  return finish(flags.output, results, ceilings, lab::Row::object(), ceilings.n_threads, "bandwidth");
 }
 
 }  // namespace
@@ -124,9 +115,7 @@ int bandwidth(const BandwidthFlags& flags) {
 Action declare_bench_bandwidth(CLI::App& app) {
   const auto flags = std::make_shared<BandwidthFlags>();
   BandwidthFlags& f = *flags;
-  app.add_option("--device", f.device.device, "cpu or cuda[:N] (-dev)")->type_name("NAME")->default_str("cpu");
-  add_whole(app, "-t,--threads", f.device.n_threads, 0, 1024, "threads; 0: one per processor");
-  app.add_option("--isa", f.device.isa, "highest instruction set to use: scalar, avx2, avx512")->type_name("NAME");
+  add_place_flags(app, f.device);
   add_whole(app, "--size", f.size_mib, 0, 1 << 22,
             "MiB of one buffer; 0: several times the last-level cache, and 1 GiB (GPU: 4 GiB)");
   add_whole(app, "-r,--repetitions", f.repeats, 3, 100000, "times each stream runs, within ten seconds");

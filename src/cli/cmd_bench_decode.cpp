@@ -1,9 +1,7 @@
 // ridge bench decode: llama-bench's work, checked and held against the roof.
 #include <memory>
 
-#include "base/progress.h"
-#include "cli/interrupt.h"
-#include "cli/options.h"
+#include "cli/bench.h"
 #include "lab/model/bench.h"
 
 namespace ridge::cli {
@@ -21,18 +19,10 @@ struct BenchFlags {
   int64_t seed = 42;
 };
 
-/// A repeated list flag as one list; `values` keeps its default when the flag was not given.
-void read_list(std::string_view flag, const std::vector<std::string>& texts, int min, int max,
-               std::vector<int>& values) {
-  if (texts.empty()) return;
-  values = lab::parse_int_list(flag, fmt::format("{}", fmt::join(texts, ",")), min, max).or_throw();
-}
-
 std::vector<KvSideOptions> read_sides(const std::vector<std::string>& texts) {
   if (texts.empty()) return {KvSideOptions{}};
   std::vector<KvSideOptions> sides;
-  for (const std::string& text : split(fmt::format("{}", fmt::join(texts, ",")), ','))
-    sides.push_back(parse_kv_side(text).or_throw());
+  for (const std::string& text : split(joined(texts), ',')) sides.push_back(parse_kv_side(text).or_throw());
   return sides;
 }
 
@@ -52,12 +42,12 @@ lab::BenchParams read_params(const BenchFlags& flags) {
   lab::BenchParams params;
   for (const std::string& models : flags.models)
     for (std::string& model : split(models, ',')) params.models.push_back(std::move(model));
-  read_list("-p", flags.n_prompt, 0, kMaxCount, params.n_prompt);
-  read_list("-n", flags.n_gen, 0, kMaxCount, params.n_gen);
-  read_list("-d", flags.n_depth, 0, kMaxCount, params.n_depth);
-  read_list("-b", flags.n_batch, 1, kMaxCount, params.n_batch);
-  read_list("-ub", flags.n_ubatch, 1, 65536, params.n_ubatch);
-  read_list("-t", flags.n_threads, 0, 1024, params.n_threads);
+  read_numbers("-p", flags.n_prompt, 0, kMaxCount, params.n_prompt);
+  read_numbers("-n", flags.n_gen, 0, kMaxCount, params.n_gen);
+  read_numbers("-d", flags.n_depth, 0, kMaxCount, params.n_depth);
+  read_numbers("-b", flags.n_batch, 1, kMaxCount, params.n_batch);
+  read_numbers("-ub", flags.n_ubatch, 1, 65536, params.n_ubatch);
+  read_numbers("-t", flags.n_threads, 0, 1024, params.n_threads);
   for (const std::string& pair : flags.prompt_gen) params.prompt_gen.push_back(lab::parse_prompt_gen(pair).or_throw());
   params.kv = read_kv(flags);
   params.repeats = flags.repeats;
@@ -74,37 +64,16 @@ lab::BenchParams read_params(const BenchFlags& flags) {
 }
 
 int bench(const BenchFlags& flags) {
-  check_device(flags.device.device);
   const lab::BenchParams params = read_params(flags);
-  const lab::BenchFormat format = lab::find_bench_format(flags.output.json ? "json" : flags.format).or_throw();
-  lab::ResultsFile results = lab::ResultsFile::open(flags.output.results).or_throw();
-  lab::BenchWriter writer(format, stdout);
-  std::unique_ptr<Progress> progress;
-  const auto clear = [&] {
-    if (progress) progress->clear();
-  };
+  check_device(flags.device.device);
+  BenchOutput output(flags.output, flags.format, lab::bench_markdown_head(), true);
   lab::BenchHooks hooks;
-  hooks.stop = interrupted;
-  hooks.on_status = [&](const std::string& what, int done, int total) {
-    if (!progress) progress = std::make_unique<Progress>("bench", total, !flags.output.quiet);
-    progress->clear();
-    progress->set(done, what);
-  };
+  output.attach(hooks);
   hooks.on_row = [&](const lab::BenchRow& row) {
-    clear();
-    writer.add(row, params);
-    results.add(lab::bench_fields(row, params, true));
+    output.add(lab::bench_markdown_line(row), lab::bench_fields(row, params));
   };
-  hooks.on_failed = [&](const lab::BenchRow& row) {
-    clear();
-    fmt::print(stderr, "error: {} {}: check failed: NMSE {:.3g} over the bound {:.3g} ({}); no speed is given for it\n",
-               kv_text(row.test.kv), row.test.name(), row.check.nmse, row.check.bound, row.check.what);
-  };
-  const int n_failed = lab::run_bench(params, hooks);
-  progress.reset();
-  writer.finish();
-  if (interrupted()) return int(ErrorKind::interrupted);
-  return n_failed > 0 ? int(ErrorKind::gate) : 0;
+  hooks.on_failed = [&](const lab::BenchRow& row) { output.failed(row.test.text(), row.check); };
+  return output.finish(lab::run_bench(params, hooks));
 }
 
 }  // namespace
@@ -112,48 +81,30 @@ int bench(const BenchFlags& flags) {
 Action declare_bench_decode(CLI::App& app) {
   const auto flags = std::make_shared<BenchFlags>();
   BenchFlags& f = *flags;
-  const auto list = [&app](const std::string& names, std::vector<std::string>& values, const std::string& standard,
-                           const std::string& help) {
-    add_repeatable(app, names, values, help)->type_name("LIST")->default_str(standard)->group("Tests");
-  };
-  add_repeatable(app, "-m,--model", f.models, "GGUF file, directory or synth:SHAPE (comma list, repeatable)")
-      ->type_name("MODEL")
-      ->required()
-      ->group("Model");
-  app.add_option("--device", f.device.device, "cpu or cuda[:N] (-dev)")
-      ->type_name("NAME")
-      ->default_str("cpu")
-      ->group("Model");
-  app.add_option("--isa", f.device.isa, "highest instruction set to use: scalar, avx2, avx512")
-      ->type_name("NAME")
-      ->group("Model");
-  add_repeatable(app, "--kernel", f.device.kernels, "force a kernel, OP=NAME (repeatable)")
-      ->type_name("OP=NAME")
-      ->group("Model");
-  list("-p,--n-prompt", f.n_prompt, "512", "prompt tokens; 0: no prompt test");
-  list("-n,--n-gen", f.n_gen, "128", "tokens to decode; 0: no decode test");
-  add_repeatable(app, "--prompt-gen", f.prompt_gen, "a prompt and a generation timed together (-pg)")
-      ->type_name("PP,TG")
-      ->group("Tests");
-  list("-d,--n-depth", f.n_depth, "0", "tokens already in the cache");
-  list("-b,--batch-size", f.n_batch, "2048", "tokens handed to the engine at a time");
-  list("--ubatch-size", f.n_ubatch, "512", "tokens per prefill step (-ub)");
-  list("-t,--threads", f.n_threads, "0", "threads; 0: one per processor");
-  list("--cache-type-k", f.type_k, "f16", "formats of K, FORMAT[:OPTION...] (-ctk)");
-  list("--cache-type-v", f.type_v, "f16", "formats of V (-ctv); crossed with K");
-  app.add_option("--kv", f.list, "pairs instead of the cross product: f16,q8_0/rotor-3,rotor-3;0-1+27:q8_0")
-      ->type_name("LIST")
-      ->group("Tests");
-  add_whole(app, "-r,--repetitions", f.repeats, 1, 100000, "times each test runs")->group("Tests");
-  app.add_flag("--no-warmup", f.no_warm_up, "skip the run before the timed ones")->group("Tests");
-  app.add_flag("--real-prefill", f.real_prefill, "reach the depth by running a prompt, not with random cache rows")
-      ->group("Tests");
-  app.add_flag("--no-check", f.no_check, "do not compare with the reference kernels; rows say so")->group("Tests");
-  add_whole(app, "--seed", f.seed, 0, INT64_MAX, "seed of tokens and cache rows")->group("Tests");
-  app.add_option("-o,--output", f.format, "md, csv, json, jsonl or sql, to stdout")
-      ->type_name("FORMAT")
-      ->default_str("md")
-      ->group("Output");
+  in_group(app, "Model");
+  add_repeatable(app, "-m,--model", f.models, "MODEL", "GGUF file, directory or synth:SHAPE (comma list, repeatable)")
+      ->required();
+  add_text(app, "--device", f.device.device, "NAME", "cpu or cuda[:N] (-dev)");
+  add_text(app, "--isa", f.device.isa, "NAME", "highest instruction set to use: scalar, avx2, avx512");
+  add_repeatable(app, "--kernel", f.device.kernels, "OP=NAME", "force a kernel, OP=NAME (repeatable)");
+  in_group(app, "Tests");
+  add_list(app, "-p,--n-prompt", f.n_prompt, "512", "prompt tokens; 0: no prompt test");
+  add_list(app, "-n,--n-gen", f.n_gen, "128", "tokens to decode; 0: no decode test");
+  add_repeatable(app, "--prompt-gen", f.prompt_gen, "PP,TG", "a prompt and a generation timed together (-pg)");
+  add_list(app, "-d,--n-depth", f.n_depth, "0", "tokens already in the cache");
+  add_list(app, "-b,--batch-size", f.n_batch, "2048", "tokens handed to the engine at a time");
+  add_list(app, "--ubatch-size", f.n_ubatch, "512", "tokens per prefill step (-ub)");
+  add_list(app, "-t,--threads", f.n_threads, "0", "threads; 0: one per processor");
+  add_list(app, "--cache-type-k", f.type_k, "f16", "formats of K, FORMAT[:OPTION...] (-ctk)");
+  add_list(app, "--cache-type-v", f.type_v, "f16", "formats of V (-ctv); crossed with K");
+  add_text(app, "--kv", f.list, "LIST", "pairs instead of the cross product: f16,q8_0/rotor-3,rotor-3;0-1+27:q8_0");
+  add_whole(app, "-r,--repetitions", f.repeats, 1, 100000, "times each test runs");
+  app.add_flag("--no-warmup", f.no_warm_up, "skip the run before the timed ones");
+  app.add_flag("--real-prefill", f.real_prefill, "reach the depth by running a prompt, not with random cache rows");
+  app.add_flag("--no-check", f.no_check, "do not compare with the reference kernels; rows say so");
+  add_whole(app, "--seed", f.seed, 0, INT64_MAX, "seed of tokens and cache rows");
+  in_group(app, "Output");
+  add_text(app, "-o,--output", f.format, "FORMAT", "md, csv, json, jsonl or sql, to stdout");
   add_output_flags(app, f.output, true);
   return [flags] { return bench(*flags); };
 }

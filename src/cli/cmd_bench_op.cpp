@@ -2,10 +2,7 @@
 #include <map>
 #include <memory>
 
-#include "base/progress.h"
-#include "cli/interrupt.h"
-#include "cli/options.h"
-#include "cli/row_writer.h"
+#include "cli/bench.h"
 #include "engine/device_name.h"
 #include "lab/op/op_bench.h"
 
@@ -17,18 +14,13 @@ constexpr int kMaxKeys = 1 << 24;
 struct OpFlags {
   lab::Op op = lab::Op::attention;
   OutputFlags output;
-  std::string device = "cpu", isa, kv, format = "md";
+  ModelFlags place;
+  std::string kv, format = "md";
   std::vector<std::string> heads, seq, batch, n_new, shapes, weights, kernels;
-  int head_dim = 128, repeats = 60, max_seconds = 10, max_sets = 512, roof_mib = 0, n_threads = 0;
+  int head_dim = 128, repeats = 60, max_seconds = 10, max_sets = 512, roof_mib = 0;
   int64_t seed = 42;
 };
 
-std::string joined(const std::vector<std::string>& texts) { return fmt::format("{}", fmt::join(texts, ",")); }
-
-/// A repeated list flag as one list; `values` keeps its default when the flag was not given.
-void read_numbers(std::string_view flag, const std::vector<std::string>& texts, int max, std::vector<int>& values) {
-  if (!texts.empty()) values = lab::parse_int_list(flag, joined(texts), 1, max).or_throw();
-}
 void read_shapes(std::string_view flag, const std::vector<std::string>& texts, char separator,
                  std::vector<lab::OpShape>& values) {
   if (!texts.empty()) values = lab::parse_op_shapes(flag, joined(texts), separator).or_throw();
@@ -38,9 +30,9 @@ lab::OpBenchParams read_params(const OpFlags& flags) {
   lab::OpBenchParams params{.op = flags.op, .head_dim = flags.head_dim};
   read_shapes("--heads", flags.heads, '/', params.heads);
   read_shapes("--shape", flags.shapes, 'x', params.shapes);
-  read_numbers("--seq", flags.seq, kMaxKeys, params.seq);
-  read_numbers("--batch", flags.batch, 65535, params.batch);
-  read_numbers("--new", flags.n_new, 65535, params.n_new);
+  read_numbers("--seq", flags.seq, 1, kMaxKeys, params.seq);
+  read_numbers("--batch", flags.batch, 1, 65535, params.batch);
+  read_numbers("--new", flags.n_new, 1, 65535, params.n_new);
   if (!flags.kv.empty()) params.kv = parse_kv_list(flags.kv).or_throw();
   if (!flags.weights.empty())
     for (const std::string& name : split(joined(flags.weights), ','))
@@ -51,104 +43,75 @@ lab::OpBenchParams read_params(const OpFlags& flags) {
   params.max_sets = flags.max_sets;
   params.roof_bytes = int64_t(flags.roof_mib) << 20;
   params.seed = uint64_t(flags.seed);
-  params.device = parse_device(flags.device).value_or(lab::OpDevice::kCpu);
-  params.n_threads = flags.n_threads;
-  params.isa = flags.isa;
-  find_isa(flags.isa).or_throw();
+  params.device = parse_device(flags.place.device).value_or(lab::OpDevice::kCpu);
+  params.n_threads = flags.place.n_threads;
+  params.isa = flags.place.isa;
+  find_isa(flags.place.isa).or_throw();
   lab::op_problems(params);  // refuses impossible shapes before a device is looked for
   return params;
 }
 
 int bench_op(const OpFlags& flags) {
   const lab::OpBenchParams params = read_params(flags);
-  RowWriter writer(flags.format, flags.output.json, lab::op_markdown_head());
-  check_device(flags.device);
-  lab::ResultsFile results = lab::ResultsFile::open(flags.output.results).or_throw();
-  std::unique_ptr<Progress> progress;
+  check_device(flags.place.device);
+  BenchOutput output(flags.output, flags.format, lab::op_markdown_head());
   std::map<std::string, int> skipped;  // by reason
   lab::OpBenchHooks hooks;
-  hooks.stop = interrupted;
-  hooks.on_status = [&](const std::string& what, int done, int total) {
-    if (!progress) progress = std::make_unique<Progress>("bench", total, !flags.output.quiet);
-    progress->clear();
-    progress->set(done, what);
-  };
+  output.attach(hooks);
   hooks.on_predicted = [&](const lab::OpRow& row) {
     if (flags.output.quiet) return;
-    if (progress) progress->clear();
+    output.clear();
     fmt::print(stderr, "{}\n", lab::op_prediction(row));
   };
   hooks.on_row = [&](const lab::OpRow& row, const lab::OpDevice& device) {
-    if (progress) progress->clear();
-    const lab::Row fields = lab::op_fields(row, device, params);
-    writer.add(lab::op_markdown_line(row), fields);
-    if (!row.failed()) results.add(fields);
+    output.add(lab::op_markdown_line(row), lab::op_fields(row, device, params), !row.failed());
   };
   hooks.on_skipped = [&](const lab::OpProblem& problem, const std::string& why) {
     ++skipped[fmt::format("{} {}: {}", op_name(problem.op), problem.format_text(), why)];
   };
-  const int n_failed = lab::run_op_bench(params, lab::op_kernels(), hooks);
-  progress.reset();
-  writer.finish();
+  const int n_failed = lab::run_op_bench(params, lab::op_kernels(), hooks), code = output.finish(n_failed);
   if (!flags.output.quiet)
     for (const auto& [what, count] : skipped) fmt::print(stderr, "no kernel for {} of {}\n", count, what);
   if (n_failed > 0)
     fmt::print(stderr, "error: {} row{} failed the check and got no times\n", n_failed, n_failed == 1 ? "" : "s");
-  if (interrupted()) return int(ErrorKind::interrupted);
-  return n_failed > 0 ? int(ErrorKind::gate) : 0;
+  return code;
 }
 
 Action declare_bench_op(CLI::App& app, lab::Op op) {
   const auto flags = std::make_shared<OpFlags>();
   OpFlags& f = *flags;
   f.op = op;
-  const auto list = [&app](const std::string& names, std::vector<std::string>& values, const std::string& standard,
-                           const std::string& help) {
-    add_repeatable(app, names, values, help)->type_name("LIST")->default_str(standard)->group("Problems");
-  };
+  in_group(app, "Problems");
   if (op == lab::Op::gemv) {
-    list("--shape", f.shapes, "the seven of docs/benchmarks.md", "N_OUTxN_IN of the weights");
-    list("--weights", f.weights, "f32,f16,int4_g128,i2_s", "weight formats");
-    list("--batch", f.batch, "1,2,4,8,16,32,64", "tokens at a time");
+    add_list(app, "--shape", f.shapes, "the seven of docs/benchmarks.md", "N_OUTxN_IN of the weights");
+    add_list(app, "--weights", f.weights, "f32,f16,int4_g128,i2_s", "weight formats");
+    add_list(app, "--batch", f.batch, "1,2,4,8,16,32,64", "tokens at a time");
   } else {
-    list("--heads", f.heads, "20/5,64/8,12/2", "HEADS/KV_HEADS");
-    add_whole(app, "--head-dim", f.head_dim, 1, 256, "width of a head")->group("Problems");
-    app.add_option("--kv", f.kv, "cache formats, K/V where they differ: f16,q8_0/rotor-3")
-        ->type_name("LIST")
-        ->default_str(op == lab::Op::append ? "f32,f16,q8_0,p8/q4_0,rotor-3" : "f32,f16,p8/q8_0,p8/q4_0,rotor-3")
-        ->group("Problems");
+    add_list(app, "--heads", f.heads, "20/5,64/8,12/2", "HEADS/KV_HEADS");
+    add_whole(app, "--head-dim", f.head_dim, 1, 256, "width of a head");
+    add_text(app, "--kv", f.kv, "LIST", "cache formats, K/V where they differ: f16,q8_0/rotor-3")
+        ->default_str(op == lab::Op::append ? "f32,f16,q8_0,p8/q4_0,rotor-3" : "f32,f16,p8/q8_0,p8/q4_0,rotor-3");
     if (op == lab::Op::attention) {
-      list("--seq", f.seq, "512 to 131072", "cached positions; the default adds 8 x 8192 and 8 x 32768");
-      list("--new", f.n_new, "1", "of these the newest that are queries, of each sequence");
-      list("--batch", f.batch, "1", "equal sequences at a time");
+      add_list(app, "--seq", f.seq, "512 to 131072", "cached positions; the default adds 8 x 8192 and 8 x 32768");
+      add_list(app, "--new", f.n_new, "1", "of these the newest that are queries, of each sequence");
+      add_list(app, "--batch", f.batch, "1", "equal sequences at a time");
     } else {
-      list("--new", f.n_new, "1", "tokens appended to each sequence");
-      list("--seq", f.seq, "8192", "positions already cached");
-      list("--batch", f.batch, "1,8", "equal sequences at a time");
+      add_list(app, "--new", f.n_new, "1", "tokens appended to each sequence");
+      add_list(app, "--seq", f.seq, "8192", "positions already cached");
+      add_list(app, "--batch", f.batch, "1,8", "equal sequences at a time");
     }
   }
-  add_repeatable(app, "--kernel", f.kernels, "kernels by name, timed in turns; all: every one that can")
-      ->type_name("NAME")
-      ->default_str("the best")
-      ->group("Run");
-  app.add_option("--device", f.device, "cpu or cuda[:N] (-dev)")->type_name("NAME")->default_str("cpu")->group("Run");
-  add_whole(app, "-t,--threads", f.n_threads, 0, 1024, "threads of the CPU; 0: one per processor")->group("Run");
-  app.add_option("--isa", f.isa, "highest instruction set to use: scalar, avx2, avx512")
-      ->type_name("NAME")
-      ->group("Run");
-  add_whole(app, "-r,--repeat", f.repeats, 1, 100000, "samples of many calls; on a GPU replays of a graph of calls")
-      ->group("Run");
-  add_whole(app, "--max-seconds", f.max_seconds, 1, 3600, "samples end after this long a problem, five at least")
-      ->group("Run");
-  add_whole(app, "--sets", f.max_sets, 1, 4096, "sets of buffers that calls take turns over, at most; 1: a warm cache")
-      ->group("Run");
-  add_whole(app, "--roof-size", f.roof_mib, 0, 1 << 20, "MiB read for the roof; 0: as bench bandwidth chooses")
-      ->group("Run");
-  add_whole(app, "--seed", f.seed, 0, INT64_MAX, "seed of the data")->group("Run");
-  app.add_option("-o,--output", f.format, "md, json or jsonl, to stdout")
-      ->type_name("FORMAT")
-      ->default_str("md")
-      ->group("Output");
+  in_group(app, "Run");
+  add_repeatable(app, "--kernel", f.kernels, "NAME", "kernels by name, timed in turns; all: every one that can",
+                 "the best");
+  add_place_flags(app, f.place);
+  add_whole(app, "-r,--repeat", f.repeats, 1, 100000, "samples of many calls; on a GPU replays of a graph of calls");
+  add_whole(app, "--max-seconds", f.max_seconds, 1, 3600, "samples end after this long a problem, five at least");
+  add_whole(app, "--sets", f.max_sets, 1, 4096, "sets of buffers that calls take turns over, at most; 1: a warm cache");
+  add_whole(app, "--roof-size", f.roof_mib, 0, 1 << 20, "MiB read for the roof; 0: as bench bandwidth chooses");
+  add_whole(app, "--seed", f.seed, 0, INT64_MAX, "seed of the data");
+  in_group(app, "Output");
+  add_text(app, "-o,--output", f.format, "FORMAT", "md, json or jsonl, to stdout");
   add_output_flags(app, f.output, true);
   return [flags] { return bench_op(*flags); };
 }

@@ -18,7 +18,7 @@ struct CompareFlags {
   std::string op = "gemv", shape = "8960x1536", weights = "f16", heads = "12/2", kv = "f16", against, kernel = "best",
               against_kernel;
   int head_dim = 128, batch = 1, depth = 4096, samples = 60, max_seconds = 10;
-  float budget_percent = float(100 * lab::kEffectBudget);
+  double budget_percent = 100 * lab::kEffectBudget;
 };
 
 /// A, as a cell of a sweep.
@@ -64,13 +64,12 @@ int compare(const CompareFlags& flags) {
   lab::OpRow rows[3];
   lab::Row fields[3];
   bool failed = false;
-  Progress progress("compare", 0, !flags.output.quiet);
+  Progress progress("compare", !flags.output.quiet);
   lab::OpTurnHooks hooks;
   hooks.stop = interrupted;
-  hooks.on_status = [&](const std::string& what) { progress.set(0, what); };
+  hooks.on_status = [&](const std::string& what) { progress.set(0, 0, what); };
   hooks.on_none = [&](size_t i, const std::string& why) {
-    throw Error(ErrorKind::usage,
-                fmt::format("{}: no kernel for {}: {}", kNames[i], lab::SweepCell(i == 1 ? b : a).text(), why));
+    throw_error(ErrorKind::usage, "{}: no kernel for {}: {}", kNames[i], lab::SweepCell(i == 1 ? b : a).text(), why);
   };
   hooks.on_row = [&](size_t i, const lab::OpRow& row, const lab::OpDevice& device) {
     failed |= row.failed();
@@ -78,11 +77,11 @@ int compare(const CompareFlags& flags) {
     fields[i] = lab::op_fields(row, device, params);
   };
   lab::run_op_turns(params, turns, lab::op_kernels(), hooks);
-  progress.finish();
+  progress.clear();
   if (interrupted()) return int(ErrorKind::interrupted);
 
   const lab::Verdict verdict =
-      lab::judge(rows[0].seconds, rows[2].seconds, rows[1].seconds, double(flags.budget_percent) / 100);
+      lab::judge(rows[0].seconds, rows[2].seconds, rows[1].seconds, flags.budget_percent / 100);
   lab::Row row{{"kind", "compare"}};
   row.update(lab::to_row(verdict));
   row["a"] = fields[0];
@@ -109,39 +108,24 @@ int compare(const CompareFlags& flags) {
 Action declare_compare(CLI::App& app) {
   const auto flags = std::make_shared<CompareFlags>();
   CompareFlags& f = *flags;
-  const auto text = [&app](const std::string& name, std::string& value, const std::string& type,
-                           const std::string& help) {
-    app.add_option(name, value, help)->type_name(type)->default_str(value)->group("A and B");
-  };
-  text("--op", f.op, "NAME", "gemv, attention or append");
-  text("--shape", f.shape, "N_OUTxN_IN", "of the weights (gemv)");
-  text("--weights", f.weights, "FORMAT", "weight format of A (gemv)");
-  text("--heads", f.heads, "HEADS/KV_HEADS", "(attention, append)");
-  add_whole(app, "--head-dim", f.head_dim, 1, 256, "width of a head (attention, append)")->group("A and B");
-  text("--kv", f.kv, "FORMAT", "cache format of A, K/V where they differ (attention, append)");
-  add_whole(app, "--seq", f.depth, 1, 1 << 24, "cached positions (attention, append)")->group("A and B");
-  add_whole(app, "--batch", f.batch, 1, 65535, "tokens (gemv) or equal sequences (attention, append)")
-      ->group("A and B");
-  text("--kernel", f.kernel, "NAME", "kernel of A");
-  app.add_option("--against", f.against, "format of B; left out: the format of A")
-      ->type_name("FORMAT")
-      ->group("A and B");
-  app.add_option("--against-kernel", f.against_kernel, "kernel of B; left out: as --kernel")
-      ->type_name("NAME")
-      ->group("A and B");
-  add_whole(app, "-r,--repeat", f.samples, lab::kFewestSamples, 100000, "samples of A, of B and of A again")
-      ->group("Run");
-  add_whole(app, "--max-seconds", f.max_seconds, 1, 3600, "samples end after this long each, five at least")
-      ->group("Run");
-  add_real(app, "--budget", f.budget_percent, 0, 1000, "effects of up to so many percent do not matter")->group("Run");
-  app.add_option("--device", f.device.device, "cpu or cuda[:N] (-dev)")
-      ->type_name("NAME")
-      ->default_str("cpu")
-      ->group("Model");
-  add_whole(app, "-t,--threads", f.device.n_threads, 0, 1024, "threads; 0: one per processor")->group("Model");
-  app.add_option("--isa", f.device.isa, "highest instruction set to use: scalar, avx2, avx512")
-      ->type_name("NAME")
-      ->group("Model");
+  in_group(app, "A and B");
+  add_text(app, "--op", f.op, "NAME", "gemv, attention or append");
+  add_text(app, "--shape", f.shape, "N_OUTxN_IN", "of the weights (gemv)");
+  add_text(app, "--weights", f.weights, "FORMAT", "weight format of A (gemv)");
+  add_text(app, "--heads", f.heads, "HEADS/KV_HEADS", "(attention, append)");
+  add_whole(app, "--head-dim", f.head_dim, 1, 256, "width of a head (attention, append)");
+  add_text(app, "--kv", f.kv, "FORMAT", "cache format of A, K/V where they differ (attention, append)");
+  add_whole(app, "--seq", f.depth, 1, 1 << 24, "cached positions (attention, append)");
+  add_whole(app, "--batch", f.batch, 1, 65535, "tokens (gemv) or equal sequences (attention, append)");
+  add_text(app, "--kernel", f.kernel, "NAME", "kernel of A");
+  add_text(app, "--against", f.against, "FORMAT", "format of B; left out: the format of A");
+  add_text(app, "--against-kernel", f.against_kernel, "NAME", "kernel of B; left out: as --kernel");
+  in_group(app, "Run");
+  add_whole(app, "-r,--repeat", f.samples, lab::kFewestSamples, 100000, "samples of A, of B and of A again");
+  add_whole(app, "--max-seconds", f.max_seconds, 1, 3600, "samples end after this long each, five at least");
+  add_real(app, "--budget", f.budget_percent, 0, 1000, "effects of up to so many percent do not matter");
+  in_group(app, "Model");
+  add_place_flags(app, f.device);
   add_output_flags(app, f.output, true);
   return [flags] { return compare(*flags); };
 }

@@ -54,9 +54,8 @@ int doctor(const DoctorFlags& flags) {
 
 Action declare_doctor(CLI::App& app) {
   const auto flags = std::make_shared<DoctorFlags>();
-  add_repeatable(app, "--results", flags->results,
-                 "rows of earlier runs: a .jsonl file or a directory; default: results")
-      ->type_name("PATH");
+  add_repeatable(app, "--results", flags->results, "PATH",
+                 "rows of earlier runs: a .jsonl file or a directory; default: results");
   add_output_flags(app, flags->output, false);
   return [flags] { return doctor(*flags); };
 }

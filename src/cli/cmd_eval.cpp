@@ -74,11 +74,11 @@ int eval(const EvalFlags& flags, bool against_base) {
 
   // The perplexities of one candidate run on along one line, where no bar can be drawn.
   const bool one_line = !against_base && options.candidates.size() == 1;
-  EvalProgress progress(!flags.output.quiet && !one_line);
+  Progress progress("eval", !flags.output.quiet && !one_line);
   bool heading_due = true;
   lab::EvalHooks hooks;
   hooks.stop = interrupted;
-  hooks.on_progress = [&](int64_t steps, int64_t total) { progress.advance(steps, total); };
+  hooks.on_progress = [&](int64_t steps, int64_t total) { progress.add(steps, total, "tokens"); };
   hooks.on_chunk = [&](const lab::EvalResult& so_far) {
     if (flags.output.quiet) return;
     progress.clear();
@@ -113,18 +113,17 @@ Action declare(CLI::App& app, bool against_base) {
   EvalFlags& f = *flags;
   add_text_flags(app, f.text);
   if (!against_base) app.get_option("--file")->required();
-  app.add_option("--kv", f.list,
-                 "comma list of caches: K or K/V[;LAYERS:K/V], options after ':' as rotor-3:planar:window=32")
-      ->type_name("LIST")
-      ->group("KV cache");
+  in_group(app, "KV cache");
+  add_text(app, "--kv", f.list, "LIST",
+           "comma list of caches: K or K/V[;LAYERS:K/V], options after ':' as rotor-3:planar:window=32");
   add_kv_flags(app, f.kv);
   if (against_base) {
     add_base_flags(app, f.base);
-    app.add_option("--save-base", f.save_base,
-                   "write the base's distributions to a file for --base and llama-perplexity")
-        ->type_name("FILE")
-        ->group("KV cache");
-    app.add_flag("--curve", f.curve, "print the divergence by position, over the whole window")->group("Output");
+    in_group(app, "KV cache");
+    add_text(app, "--save-base", f.save_base, "FILE",
+             "write the base's distributions to a file for --base and llama-perplexity");
+    in_group(app, "Output");
+    app.add_flag("--curve", f.curve, "print the divergence by position, over the whole window");
   }
   add_output_flags(app, f.output, true);
   return [flags, against_base] { return eval(*flags, against_base); };

@@ -51,10 +51,10 @@ int matrix(const MatrixFlags& flags) {
 
   const bool quiet = flags.output.quiet;
   if (!quiet) print_start(corpus, lab::plan_evaluation(model, corpus, options).windows, options, model);
-  EvalProgress progress(!quiet);
+  Progress progress("eval", !quiet);
   lab::MatrixHooks hooks;
   hooks.eval.stop = interrupted;
-  hooks.eval.on_progress = [&](int64_t steps, int64_t total) { progress.advance(steps, total); };
+  hooks.eval.on_progress = [&](int64_t steps, int64_t total) { progress.add(steps, total, "tokens"); };
   hooks.on_start = [&](int n_stored, int n_left) {
     if (quiet) return;
     fmt::print(stderr, "caches   {} to run, {} at a time beside {}", n_left, std::min(flags.group, n_left), flags.base);
@@ -84,22 +84,14 @@ Action declare_eval_matrix(CLI::App& app) {
   MatrixFlags& f = *flags;
   add_text_flags(app, f.text);
   app.get_option("--file")->required();
-  app.add_option("--kv", f.list, "comma list of caches; left out: the whole shelf, both sides and each side alone")
-      ->type_name("LIST")
-      ->group("KV cache");
-  app.add_option("--each-layer", f.each_layer, "this cache in one layer at a time, the others in f16")
-      ->type_name("KV")
-      ->group("KV cache");
-  app.add_option("--base", f.base, "the cache everything is compared with")
-      ->type_name("KV")
-      ->default_str(f.base)
-      ->group("KV cache");
-  add_whole(app, "--group", f.group, 1, 1000, "caches run side by side; rows are stored when a group is done")
-      ->group("KV cache");
-  app.add_option("-o,--output", f.format, "md, json or jsonl, to stdout")
-      ->type_name("FORMAT")
-      ->default_str(f.format)
-      ->group("Output");
+  in_group(app, "KV cache");
+  add_text(app, "--kv", f.list, "LIST",
+           "comma list of caches; left out: the whole shelf, both sides and each side alone");
+  add_text(app, "--each-layer", f.each_layer, "KV", "this cache in one layer at a time, the others in f16");
+  add_text(app, "--base", f.base, "KV", "the cache everything is compared with");
+  add_whole(app, "--group", f.group, 1, 1000, "caches run side by side; rows are stored when a group is done");
+  in_group(app, "Output");
+  add_text(app, "-o,--output", f.format, "FORMAT", "md, json or jsonl, to stdout");
   add_output_flags(app, f.output, true);
   return [flags] { return matrix(*flags); };
 }

@@ -166,13 +166,13 @@ int explain(const ExplainFlags& flags) {
 Action declare_explain(CLI::App& app) {
   const auto flags = std::make_shared<ExplainFlags>();
   ExplainFlags& f = *flags;
-  app.add_option("OP", f.op, op_names(kernel_tables()))->required();
-  app.add_option("--shape", f.shape, "N_OUTxN_IN, or HEADS/KV_HEADS/HEAD_DIM for attention")->type_name("SHAPE");
-  app.add_option("--format", f.format, "weight format, or KV format (K/V) for attention")->type_name("FORMAT");
+  add_text(app, "OP", f.op, "TEXT", op_names(kernel_tables()))->required();
+  add_text(app, "--shape", f.shape, "SHAPE", "N_OUTxN_IN, or HEADS/KV_HEADS/HEAD_DIM for attention");
+  add_text(app, "--format", f.format, "FORMAT", "weight format, or KV format (K/V) for attention");
   add_whole(app, "--keys", f.n_keys, 1, 1 << 26, "cached tokens, for attention");
   add_whole(app, "--tokens", f.n_tokens, 1, 1 << 26, "new tokens of a sequence, for attention on a device");
-  app.add_option("--device", f.device, "cpu or cuda[:N]: whose kernels")->type_name("NAME")->default_str("cpu");
-  app.add_option("--isa", f.isa, "highest instruction set to consider: scalar, avx2, avx512")->type_name("NAME");
+  add_text(app, "--device", f.device, "NAME", "cpu or cuda[:N]: whose kernels");
+  add_text(app, "--isa", f.isa, "NAME", "highest instruction set to consider: scalar, avx2, avx512");
   add_output_flags(app, f.output, false);
   return [flags] { return explain(*flags); };
 }

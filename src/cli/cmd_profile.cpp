@@ -43,11 +43,11 @@ int profile(const ProfileFlags& flags) {
                                   .max_seconds = double(flags.max_seconds),
                                   .seed = uint64_t(flags.seed),
                                   .counters = flags.counters};
-  Progress progress("profile", flags.n_steps, !flags.output.quiet);
+  Progress progress("profile", !flags.output.quiet);
   const std::optional<lab::Profile> result = lab::run_profile(
-      params,
-      {.stop = interrupted, .on_status = [&](const std::string& what, int done, int) { progress.set(done, what); }});
-  progress.finish();
+      params, {.stop = interrupted,
+               .on_status = [&](const std::string& what, int done, int total) { progress.set(done, total, what); }});
+  progress.clear();
   if (!result) return int(ErrorKind::interrupted);
   const lab::Row row = lab::profile_fields(*result, params);
   if (!flags.trace.empty()) {
@@ -71,14 +71,14 @@ Action declare_profile(CLI::App& app) {
   add_model_flag(app, f.model, true);
   add_device_flags(app, f.model);
   add_kv_flags(app, f.kv);
-  app.add_option("--kv", f.list, "the cache as benches name it: rotor-3, q8_0/rotor-3:window=32")->type_name("KV");
+  add_text(app, "--kv", f.list, "KV", "the cache as benches name it: rotor-3, q8_0/rotor-3:window=32");
+  in_group(app, "Profile");
   add_whole(app, "-d,--n-depth", f.n_depth, 0, kMaxTokens, "tokens already in the cache");
   add_whole(app, "-p,--n-prompt", f.n_prompt, 0, 65536, "profile a prompt's chunk of so many tokens; 0: a decode step");
   add_whole(app, "-r,--repetitions", f.n_steps, 1, 4096, "steps to record");
   add_whole(app, "--seconds", f.max_seconds, 1, 3600, "stop recording after this time");
   add_whole(app, "--seed", f.seed, 0, INT64_MAX, "seed of tokens and cache rows");
-  app.add_option("--trace", f.trace, "write the median step for chrome://tracing or ui.perfetto.dev")
-      ->type_name("FILE");
+  add_text(app, "--trace", f.trace, "FILE", "write the median step for chrome://tracing or ui.perfetto.dev");
   app.add_flag("--counters", f.counters, "instructions, cycles and cache misses of each part, where the CPU has them");
   add_output_flags(app, f.output, true);
   return [flags] { return profile(*flags); };

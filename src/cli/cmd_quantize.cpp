@@ -29,20 +29,19 @@ void print_fallbacks(const std::vector<Fallback>& fallbacks) {
 
 int quantize(const QuantizeFlags& flags) {
   const QuantizeType type = find_quantize_type(flags.type).or_throw();
-  std::unique_ptr<Progress> progress;
+  Progress progress("quantize", !flags.output.quiet);
   int n_tensors = 0;
   const auto report = [&](int done, int total, std::string_view tensor) {
     // The writer cleans up behind an exception.
     if (interrupted()) throw Error(ErrorKind::interrupted, "interrupted: nothing was written");
     n_tensors = total;
-    if (!progress) progress = std::make_unique<Progress>("quantize", total, !flags.output.quiet);
-    progress->set(done, tensor);
+    progress.set(done, total, tensor);
   };
   const bool directory = type.format->gguf_type < 0;
   const std::vector<Fallback> fallbacks =
       (directory ? convert_to_int4(flags.in, flags.out, report) : convert_to_gguf(flags.in, flags.out, type, report))
           .or_throw();
-  progress.reset();
+  progress.clear();
   const auto bytes = int64_t(std::filesystem::file_size(directory ? flags.out + "/model.safetensors" : flags.out));
   if (flags.output.json) {
     lab::Row row{{"in", flags.in},       {"out", flags.out}, {"type", flags.type},
@@ -65,10 +64,10 @@ int quantize(const QuantizeFlags& flags) {
 Action declare_quantize(CLI::App& app) {
   const auto flags = std::make_shared<QuantizeFlags>();
   QuantizeFlags& f = *flags;
-  app.add_option("IN", f.in, "Hugging Face directory or GGUF file")->required();
-  app.add_option("OUT", f.out, "GGUF file to write (int4_g128: directory)")->required();
-  app.add_option("--type", f.type, "weight format of the matrices (ridge info lists them), or a mix: q4_k_m, q5_k_m")
-      ->type_name("FORMAT")
+  add_text(app, "IN", f.in, "TEXT", "Hugging Face directory or GGUF file")->required();
+  add_text(app, "OUT", f.out, "TEXT", "GGUF file to write (int4_g128: directory)")->required();
+  add_text(app, "--type", f.type, "FORMAT",
+           "weight format of the matrices (ridge info lists them), or a mix: q4_k_m, q5_k_m")
       ->required();
   add_output_flags(app, f.output, false);
   return [flags] { return quantize(*flags); };

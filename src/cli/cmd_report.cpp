@@ -78,10 +78,9 @@ int report(ReportFlags flags) {
 Action declare_report(CLI::App& app) {
   const auto flags = std::make_shared<ReportFlags>();
   ReportFlags& f = *flags;
-  add_repeatable(app, "--results", f.results, "a .jsonl file of rows or a directory of them; default: results")
-      ->type_name("PATH");
-  add_repeatable(app, "--store", f.stores, "a store of ridge sweep")->type_name("FILE");
-  app.add_option("-o,--out", f.out, "directory for the report")->type_name("DIR")->capture_default_str();
+  add_repeatable(app, "--results", f.results, "PATH", "a .jsonl file of rows or a directory of them; default: results");
+  add_repeatable(app, "--store", f.stores, "FILE", "a store of ridge sweep");
+  add_text(app, "-o,--out", f.out, "DIR", "directory for the report");
   add_output_flags(app, f.output, false);
   return [flags] { return report(*flags); };
 }

@@ -46,7 +46,7 @@ int import_rows(const ResultsFlags& flags) {
 }
 
 void add_store_flag(CLI::App& app, ResultsFlags& flags) {
-  app.add_option("--store", flags.store, "the results store, a SQLite file")->type_name("FILE")->required();
+  add_text(app, "--store", flags.store, "FILE", "the results store, a SQLite file")->required();
 }
 
 }  // namespace
@@ -54,15 +54,14 @@ void add_store_flag(CLI::App& app, ResultsFlags& flags) {
 Action declare_results_export(CLI::App& app) {
   const auto flags = std::make_shared<ResultsFlags>();
   add_store_flag(app, *flags);
-  app.add_option("--kind", flags->kind, "only rows of this kind: op, decode, bandwidth, ...")->type_name("NAME");
+  add_text(app, "--kind", flags->kind, "NAME", "only rows of this kind: op, decode, bandwidth, ...");
   add_output_flags(app, flags->output, false);
   return [flags] { return export_rows(*flags); };
 }
 
 Action declare_results_import(CLI::App& app) {
   const auto flags = std::make_shared<ResultsFlags>();
-  app.add_option("IN", flags->in, "file of JSON lines, as --results and `ridge results export` write them")
-      ->type_name("FILE")
+  add_text(app, "IN", flags->in, "FILE", "file of JSON lines, as --results and `ridge results export` write them")
       ->required();
   add_store_flag(app, *flags);
   add_output_flags(app, flags->output, false);

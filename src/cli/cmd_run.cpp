@@ -38,7 +38,7 @@ std::string read_stdin() {
   for (size_t n; (n = std::fread(buffer, 1, sizeof buffer, stdin)) > 0;) {
     text.append(buffer, n);
     if (text.size() > kMaxPromptBytes)
-      throw Error(ErrorKind::usage, fmt::format("the prompt on stdin is longer than {} MiB", kMaxPromptBytes >> 20));
+      throw_error(ErrorKind::usage, "the prompt on stdin is longer than {} MiB", kMaxPromptBytes >> 20);
   }
   return text;
 }
@@ -162,11 +162,11 @@ int run(const RunFlags& flags) {
   Session session(model, session_options(kv, n_ctx, flags.context.ubatch()));
   if (!flags.load_state.empty()) session.restore(flags.load_state);
   if (prompt.size() >= size_t(n_ctx - session.n_past()))
-    throw Error(ErrorKind::usage,
-                fmt::format("the prompt has {} tokens, the context holds {}{}: nothing can be generated "
-                            "(raise --ctx-size or shorten the prompt)",
-                            prompt.size(), n_ctx,
-                            session.n_past() > 0 ? fmt::format(" with {} of them used", session.n_past()) : ""));
+    throw_error(ErrorKind::usage,
+                "the prompt has {} tokens, the context holds {}{}: nothing can be generated (raise --ctx-size or "
+                "shorten the prompt)",
+                prompt.size(), n_ctx,
+                session.n_past() > 0 ? fmt::format(" with {} of them used", session.n_past()) : "");
 
   GenerateOptions options{
       .max_tokens = flags.n_predict, .stop = flags.stop, .ignore_eos = flags.ignore_eos, .sampler = flags.sampler};
@@ -204,32 +204,26 @@ Action declare_run(CLI::App& app) {
   RunFlags& f = *flags;
   add_model_flag(app, f.model, true);
   add_device_flags(app, f.model);
-  CLI::Option* prompt = app.add_option("-p,--prompt", f.prompt, "the prompt")->type_name("TEXT")->group("Prompt");
-  app.add_option("-f,--file", f.file, "read the prompt from a file; - is stdin")->type_name("FILE")->group("Prompt");
-  app.add_flag("--special", f.special, "control-token text in the prompt becomes control tokens")->group("Prompt");
+  in_group(app, "Prompt");
+  CLI::Option* prompt = add_text(app, "-p,--prompt", f.prompt, "TEXT", "the prompt");
+  add_text(app, "-f,--file", f.file, "FILE", "read the prompt from a file; - is stdin");
+  app.add_flag("--special", f.special, "control-token text in the prompt becomes control tokens");
+  in_group(app, "Generation");
   add_whole(app, "-n,--n-predict", f.n_predict, -1, 1 << 26,
-            "tokens to generate; -1: until the model or the context ends")
-      ->group("Generation");
-  add_repeatable(app, "--stop", f.stop, "end before this text appears (repeatable)")->group("Generation");
-  app.add_flag("--ignore-eos", f.ignore_eos, "go on past the end-of-text token")->group("Generation");
-  add_real(app, "--temp", f.sampler.temperature, 0, 100, "temperature; 0: always the likeliest token")
-      ->group("Sampling");
-  add_whole(app, "--top-k", f.sampler.top_k, 0, 1 << 26, "keep the k likeliest tokens; 0: all")->group("Sampling");
-  add_real(app, "--top-p", f.sampler.top_p, 0, 1, "keep the likeliest tokens of this much probability; 1: all")
-      ->group("Sampling");
-  add_real(app, "--min-p", f.sampler.min_p, 0, 1, "drop tokens below this part of the likeliest; 0: none")
-      ->group("Sampling");
-  add_real(app, "--repeat-penalty", f.sampler.repeat_penalty, 0.01, 100, "penalty of recent tokens; 1: none")
-      ->group("Sampling");
-  add_whole(app, "--repeat-last-n", f.sampler.repeat_last_n, 0, 1 << 26, "tokens the penalty looks back")
-      ->group("Sampling");
-  add_whole(app, "--seed", f.seed, -1, INT64_MAX, "seed of the draws; -1: a random one, printed")->group("Sampling");
-  app.add_option("--load-state", f.load_state, "go on from a cache saved with --save-state, then the prompt")
-      ->type_name("FILE")
-      ->group("Context");
-  app.add_option("--save-state", f.save_state, "write the cache to this file at the end")
-      ->type_name("FILE")
-      ->group("Context");
+            "tokens to generate; -1: until the model or the context ends");
+  add_repeatable(app, "--stop", f.stop, "TEXT", "end before this text appears (repeatable)");
+  app.add_flag("--ignore-eos", f.ignore_eos, "go on past the end-of-text token");
+  in_group(app, "Sampling");
+  add_real(app, "--temp", f.sampler.temperature, 0, 100, "temperature; 0: always the likeliest token");
+  add_whole(app, "--top-k", f.sampler.top_k, 0, 1 << 26, "keep the k likeliest tokens; 0: all");
+  add_real(app, "--top-p", f.sampler.top_p, 0, 1, "keep the likeliest tokens of this much probability; 1: all");
+  add_real(app, "--min-p", f.sampler.min_p, 0, 1, "drop tokens below this part of the likeliest; 0: none");
+  add_real(app, "--repeat-penalty", f.sampler.repeat_penalty, 0.01, 100, "penalty of recent tokens; 1: none");
+  add_whole(app, "--repeat-last-n", f.sampler.repeat_last_n, 0, 1 << 26, "tokens the penalty looks back");
+  add_whole(app, "--seed", f.seed, -1, INT64_MAX, "seed of the draws; -1: a random one, printed");
+  in_group(app, "Context");
+  add_text(app, "--load-state", f.load_state, "FILE", "go on from a cache saved with --save-state, then the prompt");
+  add_text(app, "--save-state", f.save_state, "FILE", "write the cache to this file at the end");
   add_context_flags(app, f.context, "context in tokens; 0: what the model was trained for");
   add_kv_flags(app, f.kv);
   add_output_flags(app, f.output, false);

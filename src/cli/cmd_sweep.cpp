@@ -117,13 +117,14 @@ int run(const SweepFlags& flags, const lab::SweepSpec& spec, const std::vector<l
   const Total total = total_of(plans);
   if (!quiet) fmt::print(stderr, "sweep    {}: {}\n", spec.name, total_text(total));
   // In tenths of a second, so that long cells count as long.
-  Progress progress("sweep", std::max<int64_t>(1, int64_t(10 * total.seconds)), !quiet);
+  const int64_t tenths = std::max<int64_t>(1, int64_t(10 * total.seconds));
+  Progress progress("sweep", !quiet);
   double passed = 0;
   lab::Row rows = lab::Row::array();
   lab::SweepCounts counts;
   lab::SweepHooks hooks;
   hooks.stop = interrupted;
-  hooks.on_status = [&](const std::string& what) { progress.set(int64_t(10 * passed), what); };
+  hooks.on_status = [&](const std::string& what) { progress.set(int64_t(10 * passed), tenths, what); };
   hooks.on_row = [&](const lab::PlannedCell& cell, const lab::Row& row) {
     progress.clear();
     passed += cell.seconds;
@@ -142,7 +143,7 @@ int run(const SweepFlags& flags, const lab::SweepSpec& spec, const std::vector<l
     counts.n_failed += of_device.n_failed;
     counts.n_skipped += of_device.n_skipped;
   }
-  progress.finish();
+  progress.clear();
   const std::vector<lab::Crossover> crossovers = crossovers_of(flags, store);
   if (flags.output.json)
     fmt::print("{}\n", lab::json_text({{"rows", rows}, {"crossovers", crossover_rows(crossovers)}}, 2));
@@ -194,31 +195,17 @@ Action declare_sweep(CLI::App& app) {
   SweepFlags& f = *flags;
   std::string shipped;
   for (const lab::ShippedSpec& spec : lab::shipped_specs()) shipped += fmt::format("{}, ", spec.name);
-  app.add_option("SPEC", f.spec, shipped + "or a JSON file (docs/measuring.md)")->type_name("NAME");
-  app.add_option("--store", f.store, "the results store, a SQLite file; made when there is none")
-      ->type_name("FILE")
-      ->group("Sweep");
-  app.add_flag("--dry-run", f.dry_run, "list the cells with bytes and time, and measure nothing")->group("Sweep");
-  app.add_flag("--crossovers", f.crossovers, "only say what the store's rows say: which format wins up to which batch")
-      ->group("Sweep");
-  app.add_option("--baseline", f.baseline, "format that crossovers compare with; all: every pair")
-      ->type_name("FORMAT")
-      ->default_str(f.baseline)
-      ->group("Sweep");
-  app.add_option_function<std::string>(
-         "--budget", [&f](const std::string& text) { f.budget_percent = parse_real("--budget", text, 0, 1000); },
-         "effects of up to so many percent do not matter")
-      ->type_name("X")
-      ->default_str(fmt::format("{}", f.budget_percent))
-      ->group("Sweep");
-  app.add_option("--device", f.devices, "cpu or cuda[:N], or several: cpu,cuda (-dev)")
-      ->type_name("LIST")
-      ->default_str("cpu")
-      ->group("Model");
-  add_whole(app, "-t,--threads", f.n_threads, 0, 1024, "threads; 0: one per processor")->group("Model");
-  app.add_option("--isa", f.isa, "highest instruction set to use: scalar, avx2, avx512")
-      ->type_name("NAME")
-      ->group("Model");
+  add_text(app, "SPEC", f.spec, "NAME", shipped + "or a JSON file (docs/measuring.md)");
+  in_group(app, "Sweep");
+  add_text(app, "--store", f.store, "FILE", "the results store, a SQLite file; made when there is none");
+  app.add_flag("--dry-run", f.dry_run, "list the cells with bytes and time, and measure nothing");
+  app.add_flag("--crossovers", f.crossovers, "only say what the store's rows say: which format wins up to which batch");
+  add_text(app, "--baseline", f.baseline, "FORMAT", "format that crossovers compare with; all: every pair");
+  add_real(app, "--budget", f.budget_percent, 0, 1000, "effects of up to so many percent do not matter");
+  in_group(app, "Model");
+  add_text(app, "--device", f.devices, "LIST", "cpu or cuda[:N], or several: cpu,cuda (-dev)");
+  add_whole(app, "-t,--threads", f.n_threads, 0, 1024, "threads; 0: one per processor");
+  add_text(app, "--isa", f.isa, "NAME", "highest instruction set to use: scalar, avx2, avx512");
   add_output_flags(app, f.output, false);
   return [flags] { return sweep(*flags); };
 }

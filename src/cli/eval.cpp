@@ -26,37 +26,21 @@ void add_text_flags(CLI::App& app, TextFlags& f) {
   add_corpus_flags(app, f);
   app.get_option("--file")->required(false);
   add_context_flags(app, f.context, "tokens per window; 0: 512, or what the base file has");
-  add_whole(app, "--chunks", f.chunks, -1, 1 << 26, "windows to score; -1: all the text has")->group("Text");
-  app.add_option("--path", f.path, "prefill (batched) or decode (token by token, what users get)")
-      ->type_name("NAME")
-      ->default_str(f.path)
-      ->group("Text");
+  in_group(app, "Text");
+  add_whole(app, "--chunks", f.chunks, -1, 1 << 26, "windows to score; -1: all the text has");
+  add_text(app, "--path", f.path, "NAME", "prefill (batched) or decode (token by token, what users get)");
 }
 
 void add_corpus_flags(CLI::App& app, TextFlags& f) {
   add_model_flag(app, f.model, true);
   add_device_flags(app, f.model);
-  app.add_option("-f,--file", f.file, "the text")->type_name("FILE")->required()->group("Text");
+  in_group(app, "Text");
+  add_text(app, "-f,--file", f.file, "FILE", "the text")->required();
 }
 
 void add_list_flag(CLI::App& app, std::string& list, const std::string& left_out) {
-  app.add_option("--kv", list, "comma list of caches; left out: " + left_out)->type_name("LIST")->group("KV cache");
-}
-
-void store_row(lab::Row& row, const Model& model, lab::ResultsFile& results) {
-  row.update(lab::provenance(model.info().n_threads, 0));
-  results.add(row);
-}
-
-void print_study(const std::vector<lab::Row>& rows, const std::string& table, const OutputFlags& output) {
-  if (output.json) fmt::print("{}\n", lab::json_text(lab::Row(rows), 2));
-  else fmt::print("{}", table);
-}
-
-int end_of_study(size_t n_rows, size_t n_wanted) {
-  if (n_rows == n_wanted) return 0;
-  fmt::print(stderr, "interrupted: {} of {} caches are done\n", n_rows, n_wanted);
-  return int(ErrorKind::interrupted);
+  in_group(app, "KV cache");
+  add_text(app, "--kv", list, "LIST", "comma list of caches; left out: " + left_out)->default_str("");
 }
 
 lab::EvalOptions eval_options(const TextFlags& flags) {
@@ -70,12 +54,10 @@ lab::EvalOptions eval_options(const TextFlags& flags) {
 }
 
 void add_base_flags(CLI::App& app, BaseFlags& f) {
-  app.add_option("--base,--kl-divergence-base", f.base,
-                 "the cache everything is compared with, or a base file of --save-base or llama-perplexity")
-      ->type_name("KV|FILE")
-      ->default_str(f.base)
-      ->group("KV cache");
-  app.add_flag("--no-control", f.no_control, "leave out the row of the base against itself")->group("KV cache");
+  in_group(app, "KV cache");
+  add_text(app, "--base,--kl-divergence-base", f.base, "KV|FILE",
+           "the cache everything is compared with, or a base file of --save-base or llama-perplexity");
+  app.add_flag("--no-control", f.no_control, "leave out the row of the base against itself");
 }
 
 lab::Corpus read_base(const BaseFlags& flags, const std::string& text_file, const Model& model,

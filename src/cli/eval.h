@@ -1,9 +1,8 @@
-// What the eval commands share: model, text, windows, and the progress of an evaluation.
+// What the eval commands share: model, text, windows.
 #pragma once
 
-#include <memory>
-
 #include "base/progress.h"
+#include "cli/interrupt.h"
 #include "cli/options.h"
 #include "lab/quality/quality_report.h"
 
@@ -40,34 +39,41 @@ lab::Corpus read_base(const BaseFlags& flags, const std::string& text_file, cons
 void print_start(const lab::Corpus& corpus, const lab::Windows& windows, const lab::EvalOptions& options,
                  const Model& model);
 
-/// Completes a study's row with where it comes from and stores it.
-void store_row(lab::Row& row, const Model& model, lab::ResultsFile& results);
-/// A study's rows on stdout, as JSON or as the table.
-void print_study(const std::vector<lab::Row>& rows, const std::string& table, const OutputFlags& output);
-/// 0, or 130 with a line on stderr when rows are missing.
-int end_of_study(size_t n_rows, size_t n_wanted);
-
-/// The progress bar of one evaluation.
-class EvalProgress {
- public:
-  explicit EvalProgress(bool enabled) : enabled_(enabled) {}
-  void advance(int64_t steps, int64_t total) {
-    if (!bar_) bar_ = std::make_unique<Progress>("eval", total, enabled_);
-    bar_->set(done_ += steps, "tokens");
-  }
-  void show(int64_t done, int64_t total, std::string_view what) {
-    if (!bar_) bar_ = std::make_unique<Progress>("eval", total, enabled_);
-    bar_->set(done, what);
-  }
-  void clear() {
-    if (bar_) bar_->clear();
-  }
-  void restart() { bar_.reset(), done_ = 0; }
-
- private:
-  bool enabled_;
-  std::unique_ptr<Progress> bar_;
-  int64_t done_ = 0;
+/// What studies share: a row a cache of the list, which may be left out.
+struct StudyFlags {
+  TextFlags text;
+  OutputFlags output;
+  std::string list;
 };
+/// Runs run(model, corpus, options, hooks); rows go to --results as they come and to stdout in the end, as JSON or as the
+/// table. `unit` is what progress counts. The exit code: 130 when rows are missing.
+template <class Result, class Options, class Run>
+int run_study(const StudyFlags& flags, std::string_view kind, std::string_view unit, Options options, const Run& run,
+              std::string (*table)(std::span<const lab::Row> rows)) {
+  options.device = flags.text.model.device;
+  if (!flags.list.empty()) options.candidates = parse_kv_list(flags.list).or_throw();
+  lab::ResultsFile results = lab::ResultsFile::open(flags.output.results).or_throw();
+  const Model model = load_model(flags.text.model);
+  const lab::Corpus corpus = lab::read_corpus(model, flags.text.file);
+  const lab::Row subject = lab::subject(kind, model.info(), corpus, options.device);
+
+  Progress progress("eval", !flags.output.quiet);
+  std::vector<lab::Row> rows;
+  lab::StudyHooks<Result> hooks;
+  hooks.stop = interrupted;
+  hooks.on_progress = [&](int64_t done, int64_t total) { progress.set(done, total, unit); };
+  hooks.on_result = [&](const Result& result) {
+    rows.push_back(to_row(subject, options, result));
+    rows.back().update(lab::provenance(model.info().n_threads, 0));
+    results.add(rows.back());
+  };
+  run(model, corpus, options, hooks);
+  progress.clear();
+  if (flags.output.json) fmt::print("{}\n", lab::json_text(lab::Row(rows), 2));
+  else fmt::print("{}", table(rows));
+  if (rows.size() == options.candidates.size()) return 0;
+  fmt::print(stderr, "interrupted: {} of {} caches are done\n", rows.size(), options.candidates.size());
+  return int(ErrorKind::interrupted);
+}
 
 }  // namespace ridge::cli

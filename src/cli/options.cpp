@@ -1,8 +1,7 @@
 #include "cli/options.h"
 
-#include <algorithm>
 #include <charconv>
-#include <cmath>
+#include <span>
 
 #include "base/result.h"
 #include "engine/device_name.h"
@@ -88,6 +87,28 @@ CLI::Option* add_parsed(CLI::App& app, const std::string& names, const std::stri
       ->type_name(type);
 }
 
+template <class T>
+T parse_number(std::string_view flag, const std::string& text, T min, T max, std::string_view kind) {
+  T value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || !(value >= min && value <= max))
+    bad_flag(flag, fmt::format("expects a {} from {} to {}, found '{}'", kind, min, max, text));
+  return value;
+}
+
+/// The command or group of this name inside `app`, nullptr when there is none.
+const CLI::App* nested_app(const CLI::App& app, const std::string& name) {
+  for (const CLI::App* nested : app.get_subcommands([](const CLI::App*) { return true; }))
+    if (nested->get_name() == name) return nested;
+  return nullptr;
+}
+
+std::string_view find_in(std::span<const std::pair<std::string_view, std::string_view>> table, std::string_view name) {
+  for (const auto& [first, second] : table)
+    if (first == name) return second;
+  return {};
+}
+
 }  // namespace
 
 void bad_flag(std::string_view flag, const std::string& why, std::string_view next) {
@@ -95,71 +116,64 @@ void bad_flag(std::string_view flag, const std::string& why, std::string_view ne
 }
 
 int64_t parse_whole(std::string_view flag, const std::string& text, int64_t min, int64_t max) {
-  int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < min || value > max)
-    bad_flag(flag, fmt::format("expects a whole number from {} to {}, found '{}'", min, max, text));
-  return value;
+  return parse_number(flag, text, min, max, "whole number");
 }
 
-double parse_real(std::string_view flag, const std::string& text, double min, double max) {
-  double value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || !(value >= min && value <= max))
-    bad_flag(flag, fmt::format("expects a number from {} to {}, found '{}'", min, max, text));
-  return value;
+void in_group(CLI::App& app, const std::string& group) { app.option_defaults()->group(group); }
+
+CLI::Option* add_text(CLI::App& app, const std::string& names, std::string& value, const std::string& type,
+                      const std::string& help) {
+  return app.add_option(names, value, help)->type_name(type)->default_str(value);
 }
 
-CLI::Option* add_whole(CLI::App& app, const std::string& names, int& value, int64_t min, int64_t max,
+template <class Whole>
+CLI::Option* add_whole(CLI::App& app, const std::string& names, Whole& value, int64_t min, int64_t max,
                        const std::string& help) {
-  return add_parsed(app, names, "N", help,
-                    [&value, min, max](const std::string& flag, const std::string& text) {
-                      value = int(parse_whole(flag, text, min, max));
-                    })
-      ->default_str(std::to_string(value));
+  CLI::Option* option =
+      add_parsed(app, names, "N", help, [&value, min, max](const std::string& flag, const std::string& text) {
+        value = Whole(parse_whole(flag, text, min, max));
+      });
+  if constexpr (std::is_integral_v<Whole>) option->default_str(std::to_string(value));
+  return option;
 }
+template CLI::Option* add_whole(CLI::App&, const std::string&, int&, int64_t, int64_t, const std::string&);
+template CLI::Option* add_whole(CLI::App&, const std::string&, int64_t&, int64_t, int64_t, const std::string&);
+template CLI::Option* add_whole(CLI::App&, const std::string&, std::optional<int>&, int64_t, int64_t,
+                                const std::string&);
 
-CLI::Option* add_whole(CLI::App& app, const std::string& names, int64_t& value, int64_t min, int64_t max,
-                       const std::string& help) {
-  return add_parsed(app, names, "N", help,
-                    [&value, min, max](const std::string& flag, const std::string& text) {
-                      value = parse_whole(flag, text, min, max);
-                    })
-      ->default_str(std::to_string(value));
-}
-
-CLI::Option* add_whole(CLI::App& app, const std::string& names, std::optional<int>& value, int64_t min, int64_t max,
-                       const std::string& help) {
-  return add_parsed(app, names, "N", help, [&value, min, max](const std::string& flag, const std::string& text) {
-    value = int(parse_whole(flag, text, min, max));
-  });
-}
-
-CLI::Option* add_real(CLI::App& app, const std::string& names, float& value, double min, double max,
+template <class Real>
+CLI::Option* add_real(CLI::App& app, const std::string& names, Real& value, double min, double max,
                       const std::string& help) {
   return add_parsed(app, names, "X", help,
                     [&value, min, max](const std::string& flag, const std::string& text) {
-                      value = float(parse_real(flag, text, min, max));
+                      value = Real(parse_number(flag, text, min, max, "number"));
                     })
       ->default_str(fmt::format("{}", value));
 }
+template CLI::Option* add_real(CLI::App&, const std::string&, float&, double, double, const std::string&);
+template CLI::Option* add_real(CLI::App&, const std::string&, double&, double, double, const std::string&);
 
 CLI::Option* add_repeatable(CLI::App& app, const std::string& names, std::vector<std::string>& values,
-                            const std::string& help) {
+                            const std::string& type, const std::string& help, const std::string& standard) {
   return app.add_option(names, values, help)
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
-      ->type_name("TEXT");
+      ->type_name(type)
+      ->default_str(standard);
+}
+
+CLI::Option* add_list(CLI::App& app, const std::string& names, std::vector<std::string>& values,
+                      const std::string& standard, const std::string& help) {
+  return add_repeatable(app, names, values, "LIST", help, standard);
 }
 
 void add_output_flags(CLI::App& app, OutputFlags& flags, bool with_results) {
-  app.add_flag("--json", flags.json, "print JSON instead of text")->group("Output");
-  app.add_flag("--quiet", flags.quiet, "no progress, no start-up lines, no statistics on stderr")->group("Output");
+  in_group(app, "Output");
+  app.add_flag("--json", flags.json, "print JSON instead of text");
+  app.add_flag("--quiet", flags.quiet, "no progress, no start-up lines, no statistics on stderr");
   if (with_results)
-    app.add_option("--results", flags.results,
-                   "append each row to this file as a JSON line, with build, machine and command")
-        ->type_name("FILE")
-        ->group("Output");
+    add_text(app, "--results", flags.results, "FILE",
+             "append each row to this file as a JSON line, with build, machine and command");
 }
 
 std::string device_text(const ModelInfo& info) {
@@ -168,25 +182,23 @@ std::string device_text(const ModelInfo& info) {
 }
 
 void add_model_flag(CLI::App& app, ModelFlags& flags, bool required) {
-  app.add_option("-m,--model", flags.model,
-                 "GGUF file, Hugging Face directory, or synth:SHAPE[@layers=N][@weights=FORMAT][@head=FORMAT]")
-      ->type_name("MODEL")
-      ->required(required)
-      ->group("Model");
+  in_group(app, "Model");
+  add_text(app, "-m,--model", flags.model, "MODEL",
+           "GGUF file, Hugging Face directory, or synth:SHAPE[@layers=N][@weights=FORMAT][@head=FORMAT]")
+      ->required(required);
+}
+
+void add_place_flags(CLI::App& app, ModelFlags& flags) {
+  add_text(app, "--device", flags.device, "NAME", "cpu or cuda[:N] (-dev)");
+  add_whole(app, "-t,--threads", flags.n_threads, 0, kMaxThreads, "threads; 0: one per processor");
+  add_text(app, "--isa", flags.isa, "NAME", "highest instruction set to use: scalar, avx2, avx512");
 }
 
 void add_device_flags(CLI::App& app, ModelFlags& flags) {
-  app.add_option("--device", flags.device, "cpu or cuda[:N] (-dev)")
-      ->type_name("NAME")
-      ->default_str("cpu")
-      ->group("Model");
-  add_whole(app, "-t,--threads", flags.n_threads, 0, kMaxThreads, "threads; 0: one per processor")->group("Model");
-  app.add_option("--isa", flags.isa, "highest instruction set to use: scalar, avx2, avx512")
-      ->type_name("NAME")
-      ->group("Model");
-  add_repeatable(app, "--kernel", flags.kernels, "force a kernel, OP=NAME (repeatable; see `ridge explain`)")
-      ->type_name("OP=NAME")
-      ->group("Model");
+  in_group(app, "Model");
+  add_place_flags(app, flags);
+  add_repeatable(app, "--kernel", flags.kernels, "OP=NAME",
+                 "force a kernel, OP=NAME (repeatable; see `ridge explain`)");
 }
 
 void check_device(const std::string& device) {
@@ -205,12 +217,11 @@ Model load_model(const ModelFlags& flags) {
 }
 
 void add_context_flags(CLI::App& app, ContextFlags& flags, const std::string& ctx_help) {
-  add_whole(app, "-c,--ctx-size", flags.n_ctx, 0, kMaxTokens, ctx_help)->group("Context");
-  add_whole(app, "-b,--batch-size", flags.n_batch, 1, kMaxTokens, "tokens handed to the engine at a time")
-      ->group("Context");
+  in_group(app, "Context");
+  add_whole(app, "-c,--ctx-size", flags.n_ctx, 0, kMaxTokens, ctx_help);
+  add_whole(app, "-b,--batch-size", flags.n_batch, 1, kMaxTokens, "tokens handed to the engine at a time");
   add_whole(app, "--ubatch-size", flags.n_ubatch, 0, 65536,
-            "tokens per prefill step (-ub); 0: 512, `run` on a GPU: 2048")
-      ->group("Context");
+            "tokens per prefill step (-ub); 0: 512, `run` on a GPU: 2048");
 }
 
 bool KvFlags::any() const {
@@ -241,11 +252,10 @@ KvChoice KvFlags::choice() const {
 }
 
 void add_kv_flags(CLI::App& app, KvFlags& flags) {
+  in_group(app, "KV cache");
   const auto text = [&app](const std::string& names, std::optional<std::string>& value, const std::string& type,
                            const std::string& help) {
-    add_parsed(app, names, type, help, [&value](const std::string&, const std::string& found) {
-      value = found;
-    })->group("KV cache");
+    add_parsed(app, names, type, help, [&value](const std::string&, const std::string& found) { value = found; });
   };
   text("--kv-quant", flags.quant, "KV",
        "format of both sides, or K/V (`ridge info` lists them): rotor-3, q8_0/rotor-3:scale=lsq");
@@ -256,28 +266,11 @@ void add_kv_flags(CLI::App& app, KvFlags& flags) {
   text("--kv-rotation", flags.rotation, "NAME", "rotation of compressed rows: hadamard, planar, none");
   text("--kv-center", flags.centre, "on|off", "subtract per-channel means before compressing");
   text("--kv-scale", flags.scale, "RULE", "how scales are chosen: absmax, norm, lsq, unbiased, as the format offers");
-  add_whole(app, "--kv-window", flags.window, 0, kMaxTokens, "newest tokens kept in f16 (rotor formats: in i8r)")
-      ->group("KV cache");
-  add_whole(app, "--kv-sinks", flags.sinks, 0, kMaxTokens, "first tokens kept in f16")->group("KV cache");
+  add_whole(app, "--kv-window", flags.window, 0, kMaxTokens, "newest tokens kept in f16 (rotor formats: in i8r)");
+  add_whole(app, "--kv-sinks", flags.sinks, 0, kMaxTokens, "first tokens kept in f16");
 }
 
-const CLI::App* nested_app(const CLI::App& app, const std::string& name) {
-  for (const CLI::App* nested : app.get_subcommands([](const CLI::App*) { return true; }))
-    if (nested->get_name() == name) return nested;
-  return nullptr;
-}
-
-std::string_view long_name_of(std::string_view short_flag) {
-  for (const auto& [name, long_name] : kLongShorts)
-    if (name == short_flag) return long_name;
-  return {};
-}
-
-std::string_view flag_of_field(std::string_view field) {
-  for (const auto& [name, flag] : kFieldFlags)
-    if (name == field) return flag;
-  return {};
-}
+std::string_view flag_of_field(std::string_view field) { return find_in(kFieldFlags, field); }
 
 std::vector<std::string> normalize_args(const CLI::App& root, const std::vector<std::string>& args) {
   std::vector<std::string> out;
@@ -294,7 +287,7 @@ std::vector<std::string> normalize_args(const CLI::App& root, const std::vector<
     only_values = arg == "--";
     const size_t equals = arg.find('=');
     std::string name = arg.substr(0, equals);
-    if (const std::string_view long_name = long_name_of(name);
+    if (const std::string_view long_name = find_in(kLongShorts, name);
         !long_name.empty() && app->get_option_no_throw(std::string(long_name)))
       name = long_name;
     if (name.starts_with("--")) std::replace(name.begin(), name.end(), '_', '-');

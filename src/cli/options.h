@@ -17,21 +17,26 @@ namespace ridge::cli {
 
 /// A whole number in [min, max]; anything else is a usage error naming the flag.
 int64_t parse_whole(std::string_view flag, const std::string& text, int64_t min, int64_t max);
-/// A finite number in [min, max].
-double parse_real(std::string_view flag, const std::string& text, double min, double max);
 
-/// Declares `names` (CLI11 form, "-n,--n-predict") storing a bounded number; the default is shown in help.
-CLI::Option* add_whole(CLI::App& app, const std::string& names, int& value, int64_t min, int64_t max,
-                       const std::string& help);
-CLI::Option* add_whole(CLI::App& app, const std::string& names, int64_t& value, int64_t min, int64_t max,
-                       const std::string& help);
-CLI::Option* add_whole(CLI::App& app, const std::string& names, std::optional<int>& value, int64_t min, int64_t max,
-                       const std::string& help);
-CLI::Option* add_real(CLI::App& app, const std::string& names, float& value, double min, double max,
+/// Flags declared from here on stand in this group of the help; functions below that declare several have a group of
+/// their own.
+void in_group(CLI::App& app, const std::string& group);
+/// Declare `names` (CLI11 form, "-n,--n-predict"); a value that is there is shown in help as the default.
+CLI::Option* add_text(CLI::App& app, const std::string& names, std::string& value, const std::string& type,
                       const std::string& help);
-/// A text option that takes one value each time and may be repeated.
+/// A bounded number: int, int64_t or std::optional<int>; float or double.
+template <class Whole>
+CLI::Option* add_whole(CLI::App& app, const std::string& names, Whole& value, int64_t min, int64_t max,
+                       const std::string& help);
+template <class Real>
+CLI::Option* add_real(CLI::App& app, const std::string& names, Real& value, double min, double max,
+                      const std::string& help);
+/// A text option that takes one value each time and may be repeated; `standard` is shown as the default.
 CLI::Option* add_repeatable(CLI::App& app, const std::string& names, std::vector<std::string>& values,
-                            const std::string& help);
+                            const std::string& type, const std::string& help, const std::string& standard = {});
+/// The same of comma lists.
+CLI::Option* add_list(CLI::App& app, const std::string& names, std::vector<std::string>& values,
+                      const std::string& standard, const std::string& help);
 
 /// --json, --quiet, --results.
 struct OutputFlags {
@@ -57,6 +62,8 @@ struct ModelFlags {
   }
 };
 void add_model_flag(CLI::App& app, ModelFlags& flags, bool required);
+/// --device, --threads, --isa, in the caller's group.
+void add_place_flags(CLI::App& app, ModelFlags& flags);
 void add_device_flags(CLI::App& app, ModelFlags& flags);
 /// Refuses a device that this build or this machine does not have: exit code 6.
 void check_device(const std::string& device);
@@ -83,17 +90,12 @@ struct KvFlags {
 };
 void add_kv_flags(CLI::App& app, KvFlags& flags);
 
-/// The command or group of this name inside `app`, nullptr when there is none.
-const CLI::App* nested_app(const CLI::App& app, const std::string& name);
-
-/// Short flags of more than one letter, which llama.cpp's users type: "-ctk" is "--cache-type-k".
-std::string_view long_name_of(std::string_view short_flag);
-
 /// The flag that sets a field (Error::field), empty where there is none.
 std::string_view flag_of_field(std::string_view field);
 
-/// Rewrites what CLI11 does not know: such short flags, and underscores in long ones. Values are left alone. Throws
-/// usage for flags of llama.cpp that Ridge does not have, saying what it has instead.
+/// Rewrites what CLI11 does not know: short flags of more than one letter, which llama.cpp's users type ("-ctk" is
+/// "--cache-type-k"), and underscores in long ones. Values are left alone. Throws usage for flags of llama.cpp that
+/// Ridge does not have, saying what it has instead.
 std::vector<std::string> normalize_args(const CLI::App& root, const std::vector<std::string>& args);
 
 /// What holds for every flag of every command: it has an environment twin (--ctx-size is RIDGE_CTX_SIZE), and of a flag

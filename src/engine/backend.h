@@ -3,7 +3,6 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -73,5 +72,14 @@ class Backend {
   /// "op=kernel" of a decode step and of a prompt over such a cache.
   virtual std::vector<std::string> kernels(const KvLayerConfig& layer) const = 0;
 };
+
+/// The backend of the CPU. `context`, `plan` and `weights` must outlive it. Refuses kinds of the plan that it does not
+/// compute.
+std::unique_ptr<Backend> make_cpu_backend(CpuContext& context, const ModelPlan& plan, const Weights& weights);
+/// The backend of a CUDA device: uploads a model. `plan` and `weights` need live no longer than the call, `kernels` are
+/// "op=name" choices. Throws Error: no_device without CUDA or without this device, no_memory before anything is copied
+/// when the weights cannot fit, usage for kinds of the plan and kernels that a device lacks.
+std::unique_ptr<Backend> make_cuda_backend(int device, const ModelPlan& plan, const Weights& weights,
+                                           std::span<const std::string> kernels);
 
 }  // namespace ridge

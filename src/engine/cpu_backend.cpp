@@ -1,10 +1,9 @@
 // The forward pass on the CPU: one page that walks the plan.
-#include "engine/cpu_backend.h"
-
 #include <algorithm>
 #include <climits>
 #include <utility>
 
+#include "engine/backend.h"
 #include "op/attn/attn.h"
 #include "op/cache/append.h"
 #include "op/cache/rounding.h"
@@ -297,10 +296,9 @@ std::unique_ptr<Drawing> CpuBackend::start_drawing(std::span<const SeqId> seqs, 
 std::unique_ptr<Backend> make_cpu_backend(CpuContext& context, const ModelPlan& plan, const Weights& weights) {
   for (const LayerPlan& layer : plan.layers) {
     if (layer.mixer != MixerKind::attention)
-      throw Error(ErrorKind::usage, fmt::format("the CPU does not compute mixer {}", mixer_name(layer.mixer)));
+      throw_error(ErrorKind::usage, "the CPU does not compute mixer {}", mixer_name(layer.mixer));
     if (layer.feed_forward != FeedForwardKind::dense)
-      throw Error(ErrorKind::usage,
-                  fmt::format("the CPU does not compute feed-forward {}", feed_forward_name(layer.feed_forward)));
+      throw_error(ErrorKind::usage, "the CPU does not compute feed-forward {}", feed_forward_name(layer.feed_forward));
   }
   return std::make_unique<CpuBackend>(context, plan, weights);
 }

@@ -1,12 +1,11 @@
 // The build without CUDA; cuda_backend_cuda.cpp replaces this file in the other one.
-#include "engine/cuda_backend.h"
+#include "engine/backend.h"
 
 namespace ridge {
 
 std::unique_ptr<Backend> make_cuda_backend(int device, const ModelPlan&, const Weights&, std::span<const std::string>) {
-  throw Error(
-      ErrorKind::no_device,
-      fmt::format("device cuda:{} is not available: this program was built without CUDA (use the CPU)", device));
+  throw_error(ErrorKind::no_device,
+              "device cuda:{} is not available: this program was built without CUDA (use the CPU)", device);
 }
 
 }  // namespace ridge

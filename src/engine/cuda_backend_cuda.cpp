@@ -1,5 +1,3 @@
-#include "engine/cuda_backend.h"
-
 #include <algorithm>
 
 #include "engine/cuda_model.h"
@@ -124,10 +122,10 @@ std::unique_ptr<KvMemory> CudaBackend::open_memory(std::span<const KvLayerConfig
     for (const KvLayout* l : {&layouts.k, &layouts.v}) needed += n_pages * l->page_bytes() + n_slots * l->slot_bytes();
   }
   if (const int64_t free = gpu::free_bytes(); needed > free)
-    throw Error(ErrorKind::no_memory,
-                fmt::format("{}: the KV cache needs {:.1f} GiB, {:.1f} GiB are free (a smaller n_ctx, fewer sequences "
-                            "or a cache format of fewer bits)",
-                            name_, double(needed) / (1 << 30), double(free) / (1 << 30)));
+    throw_error(ErrorKind::no_memory,
+                "{}: the KV cache needs {:.1f} GiB, {:.1f} GiB are free (a smaller n_ctx, fewer sequences or a cache "
+                "format of fewer bits)",
+                name_, double(needed) / (1 << 30), double(free) / (1 << 30));
   return std::make_unique<DeviceKvMemory>(runner_.stream(), layers, metrics, n_pages, n_slots);
 }
 
@@ -177,15 +175,13 @@ std::vector<std::string> CudaBackend::kernels(const KvLayerConfig& layer) const 
 void check_supported(const ModelPlan& plan) {
   for (const LayerPlan& layer : plan.layers) {
     if (layer.mixer != MixerKind::attention)
-      throw Error(ErrorKind::usage,
-                  fmt::format("a CUDA device does not compute mixer {} (use the CPU)", mixer_name(layer.mixer)));
+      throw_error(ErrorKind::usage, "a CUDA device does not compute mixer {} (use the CPU)", mixer_name(layer.mixer));
     if (layer.feed_forward != FeedForwardKind::dense)
-      throw Error(ErrorKind::usage, fmt::format("a CUDA device does not compute feed-forward {} (use the CPU)",
-                                                feed_forward_name(layer.feed_forward)));
+      throw_error(ErrorKind::usage, "a CUDA device does not compute feed-forward {} (use the CPU)",
+                  feed_forward_name(layer.feed_forward));
     if (layer.attention.head_dim > 256)
-      throw Error(ErrorKind::usage,
-                  fmt::format("a CUDA device runs head_dim up to 256, this model has {} (use the CPU)",
-                              layer.attention.head_dim));
+      throw_error(ErrorKind::usage, "a CUDA device runs head_dim up to 256, this model has {} (use the CPU)",
+                  layer.attention.head_dim);
   }
 }
 
@@ -196,19 +192,17 @@ std::unique_ptr<Backend> make_cuda_backend(int device, const ModelPlan& plan, co
   const DeviceOptions options = parse_device_kernels(kernels);
   const gpu::DeviceReport report = gpu::query_devices();
   if (device < 0 || size_t(device) >= report.devices.size())
-    throw Error(ErrorKind::no_device,
-                fmt::format("device cuda:{} is not available: {} (use the CPU)", device,
-                            report.devices.empty() ? report.why_none
-                                                   : fmt::format("there are {} devices", report.devices.size())));
+    throw_error(ErrorKind::no_device, "device cuda:{} is not available: {} (use the CPU)", device,
+                report.devices.empty() ? report.why_none : fmt::format("there are {} devices", report.devices.size()));
   check_supported(plan);
   check_device_kernels(weights, options.kernels);
   gpu::use_device(device);
   const int64_t needed = CudaModel::upload_bytes(plan, weights, options.kernels), free = gpu::free_bytes();
   if (needed > free)
-    throw Error(ErrorKind::no_memory,
-                fmt::format("device cuda:{}: the weights need {:.1f} GiB there, {:.1f} GiB are free (use a smaller "
-                            "model or the CPU)",
-                            device, double(needed) / (1 << 30), double(free) / (1 << 30)));
+    throw_error(
+        ErrorKind::no_memory,
+        "device cuda:{}: the weights need {:.1f} GiB there, {:.1f} GiB are free (use a smaller model or the CPU)",
+        device, double(needed) / (1 << 30), double(free) / (1 << 30));
   return std::make_unique<CudaBackend>(device, fmt::format("cuda:{} {}", device, report.devices[size_t(device)].name),
                                        plan, weights, options);
 }

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <functional>
 #include <map>
-#include <optional>
 
 #include "engine/backend.h"
 #include "engine/cuda_step.h"

@@ -1,7 +1,5 @@
 #include "engine/cuda_model.h"
 
-#include <algorithm>
-
 namespace ridge {
 namespace {
 

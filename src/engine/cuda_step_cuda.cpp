@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <climits>
-#include <set>
 
 #include "op/attn/device_attention.h"
 #include "op/cache/append.h"

@@ -34,10 +34,8 @@ void check_device_kernels(const Weights& weights, const ForcedKernels& forced) {
   for (const auto& [op, names] : forced)
     for (const DeviceLinearVariant& row : device_linear_variants())
       if (is_allowed(forced, op, row.name) && !used.contains(fmt::format("{}={}", op, row.name)))
-        throw Error(ErrorKind::usage,
-                    fmt::format("kernel {}={}: no matrix of the model runs {} (they run: {})", op, names, row.name,
-                                fmt::join(used, ", ")),
-                    "kernels");
+        throw_wrong_field("kernels", "kernel {}={}: no matrix of the model runs {} (they run: {})", op, names, row.name,
+                          fmt::join(used, ", "));
 }
 
 }  // namespace ridge

@@ -5,8 +5,6 @@
 #include <chrono>
 #include <map>
 
-#include "engine/cpu_backend.h"
-#include "engine/cuda_backend.h"
 #include "engine/device_name.h"
 #include "op/cache/rounding.h"
 #include "op/kernel_tables.h"
@@ -16,7 +14,7 @@ namespace {
 
 int checked_threads(int n) {
   if (n < 0 || n > 1024)
-    throw Error(ErrorKind::usage, fmt::format("n_threads {} is out of range (1 to 1024, 0: one per processor)", n));
+    throw_error(ErrorKind::usage, "n_threads {} is out of range (1 to 1024, 0: one per processor)", n);
   return n;
 }
 
@@ -37,7 +35,6 @@ ModelInfo describe(const std::string& path, LoadedModel& model, const CpuContext
                  .tied_output = c.tied_output,
                  .n_params = model.weights.n_params,
                  .weight_bytes = model.weights.stored_bytes,
-                 .decode_weight_bytes = 0,
                  .has_tokenizer = model.tokenizer.has_value(),
                  .add_bos = model.tokenizer && model.tokenizer->spec().add_bos,
                  .device = "cpu",
@@ -64,7 +61,7 @@ std::optional<int> parse_device(std::string_view device) {
     const std::string_view digits = device.substr(std::min<size_t>(device.size(), 5));
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), index);
     if (!device.starts_with("cuda:") || error != std::errc() || end != digits.data() + digits.size() || index < 0)
-      throw Error(ErrorKind::usage, fmt::format("device: expects cpu or cuda[:N], found '{}'", device));
+      throw_error(ErrorKind::usage, "device: expects cpu or cuda[:N], found '{}'", device);
   }
   return index;
 }

@@ -15,14 +15,8 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 }  // namespace
 
 std::string_view stop_reason_name(StopReason reason) {
-  switch (reason) {
-    case StopReason::end_token: return "end token";
-    case StopReason::stop_string: return "stop string";
-    case StopReason::max_tokens: return "token limit";
-    case StopReason::context_full: return "context full";
-    case StopReason::interrupted: return "interrupted";
-  }
-  return "?";
+  constexpr std::string_view kNames[] = {"end token", "stop string", "token limit", "context full", "interrupted"};
+  return kNames[size_t(reason)];
 }
 
 GenerateResult generate(Session& session, const Model& model, std::span<const int32_t> prompt,

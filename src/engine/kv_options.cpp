@@ -37,12 +37,11 @@ std::vector<KvLayerConfig> layer_configs(const SessionOptions& options, const Mo
   std::vector<bool> taken(layers.size(), false);
   for (const KvLayerOptions& own : options.kv_layers) {
     if (own.first < 0 || own.last < own.first || own.last >= ssize(layers))
-      throw Error(ErrorKind::usage, fmt::format("kv_layers {}-{}: this model has layers 0 to {}", own.first, own.last,
-                                                ssize(layers) - 1));
+      throw_error(ErrorKind::usage, "kv_layers {}-{}: this model has layers 0 to {}", own.first, own.last,
+                  ssize(layers) - 1);
     for (auto layer = size_t(own.first); layer <= size_t(own.last); ++layer) {
       if (taken[layer])
-        throw Error(ErrorKind::usage,
-                    fmt::format("kv_layers: layer {} is given twice (ranges may not overlap)", layer));
+        throw_error(ErrorKind::usage, "kv_layers: layer {} is given twice (ranges may not overlap)", layer);
       taken[layer] = true;
       layers[layer] = layer_config(own.k, own.v, plan.layers[layer]);
     }
@@ -104,8 +103,7 @@ KvSideReport side_report(KvMemory& memory, bool is_k, int first, int last) {
 
 KvReport kv_report(KvMemory& memory, int n_ctx) {
   const int n = memory.n_layers();
-  KvReport report{
-      .k = side_report(memory, true, 0, n), .v = side_report(memory, false, 0, n), .n_ctx = n_ctx, .layers = {}};
+  KvReport report{.k = side_report(memory, true, 0, n), .v = side_report(memory, false, 0, n), .n_ctx = n_ctx};
   const auto equal = [&](int a, int b) {
     return kv_side_difference(memory.layout(a, true).config, memory.layout(b, true).config).empty() &&
            kv_side_difference(memory.layout(a, false).config, memory.layout(b, false).config).empty();

@@ -104,7 +104,7 @@ Result<SideImage> check_side(const KvLayout& layout, int n, bool& calibrated, st
   if (header.ring_first > uint32_t(n)) return bad_file("ring_first is {} of {} positions", header.ring_first, n);
   if (header.calibrated > 1) return bad_file("calibrated is {}", header.calibrated);
   if (header.saturated < 0) return bad_file("saturated is {}", header.saturated);
-  SideImage side{.ring_first = int(header.ring_first), .bytes = {}};
+  SideImage side{.ring_first = int(header.ring_first)};
   RIDGE_TRY_STATUS(check_side_state(layout, n, side.ring_first, header.calibrated == 1));
   const auto expected = uint64_t(side_image_bytes(layout, n, side.ring_first));
   if (header.payload_bytes != expected)
@@ -219,7 +219,7 @@ Result<SequenceImage> read_kv_state(const SequencePool& pool, int n_ctx, uint64_
   if (const Status status = check_header(header, memory, n_ctx, model_hash, file.size()); !status)
     return refused("", status.error());
 
-  SequenceImage image{.n = int(header.n_past), .calibrated = false, .sides = {}};
+  SequenceImage image{.n = int(header.n_past), .calibrated = false};
   std::span<const std::byte> rest = file.subspan(sizeof header);
   for (int layer = 0; layer < memory.n_layers(); ++layer)
     for (const bool is_k : {true, false}) {

@@ -180,7 +180,7 @@ Result<TrimReport> SequencePool::shift(SeqId seq, int first, int n_removed,
     for (size_t i = 0; i < n_sides(); ++i)
       s.ring_first[i] = ring_first_at(side(i), s.n, side(i).tiles.retention.coded_end(s.n));
   }));
-  return TrimReport{.exact = false, .coded_positions = 0};
+  return TrimReport{.exact = false};
 }
 
 Status SequencePool::rewrite(Sequence& s, const std::function<void(HostKvMemory&, const SequencePlace&)>& change) {
@@ -304,7 +304,7 @@ SequenceImage SequencePool::save(SeqId seq) {
 SequenceImage SequencePool::save(SeqId seq, std::span<const int> layers) {
   const Sequence& s = sequence(seq);
   RIDGE_CHECK(!s.parked, "sequence {} is parked", int(seq));
-  SequenceImage image{.n = s.n, .calibrated = s.calibrated, .sides = {}};
+  SequenceImage image{.n = s.n, .calibrated = s.calibrated};
   for (const int layer : layers)
     for (const bool is_k : {true, false}) image.sides.push_back(memory_->read_side(layer, is_k, place(s)));
   return image;

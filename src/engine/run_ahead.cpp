@@ -3,8 +3,7 @@
 #include <chrono>
 #include <vector>
 
-#include "base/check.h"
-#include "ridge/error.h"
+#include "base/result.h"
 
 namespace ridge {
 
@@ -25,7 +24,7 @@ void RunAhead::wait_for(int64_t step, std::span<int32_t> tokens) {
     if (Clock::now() < ask) continue;
     // A device that has failed delivers nothing more; asking it costs a call into the driver.
     if (steps_.idle() && !steps_.read(step, tokens))
-      throw Error(ErrorKind::failure, fmt::format("the device ended step {} without delivering its tokens", step));
+      throw_error(ErrorKind::failure, "the device ended step {} without delivering its tokens", step);
     ask = Clock::now() + std::chrono::milliseconds(1);
   }
 }

@@ -4,7 +4,7 @@
 #include <deque>
 #include <functional>
 
-#include "base/check.h"
+#include "base/result.h"
 #include "op/sample/rule.h"
 #include "ridge/engine.h"
 
@@ -13,7 +13,7 @@ namespace {
 
 void check_range(const char* field, double value, double low, double high) {
   if (value >= low && value <= high) return;  // NaN fails too
-  throw Error(ErrorKind::usage, fmt::format("{} is {}, expected {} to {}", field, value, low, high), field);
+  throw_wrong_field(field, "{} is {}, expected {} to {}", field, value, low, high);
 }
 
 /// Steps 3 to 5 of the rule: the keys that are left, best first.

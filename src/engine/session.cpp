@@ -15,8 +15,7 @@ constexpr int kHostUbatch = 512, kDeviceUbatch = 2048;
 constexpr int kStepsAhead = 3;
 
 int checked(std::string_view field, int value, int most) {
-  if (value < 1 || value > most)
-    throw Error(ErrorKind::usage, fmt::format("{} {} is out of range (1 to {})", field, value, most));
+  if (value < 1 || value > most) throw_error(ErrorKind::usage, "{} {} is out of range (1 to {})", field, value, most);
   return value;
 }
 
@@ -53,11 +52,11 @@ struct Session::Impl {
     const int vocab_size = engine.plan().vocab_size;
     for (const int32_t token : tokens)
       if (token < 0 || token >= vocab_size)
-        throw Error(ErrorKind::usage, fmt::format("token id {} is outside the vocabulary of {}", token, vocab_size));
+        throw_error(ErrorKind::usage, "token id {} is outside the vocabulary of {}", token, vocab_size);
     if (int64_t(tokens.size()) > n_ctx - n_past())
-      throw Error(ErrorKind::usage,
-                  fmt::format("context full: {} tokens do not fit after {} of {} (a larger n_ctx or a shorter prompt)",
-                              tokens.size(), n_past(), n_ctx));
+      throw_error(ErrorKind::usage,
+                  "context full: {} tokens do not fit after {} of {} (a larger n_ctx or a shorter prompt)",
+                  tokens.size(), n_past(), n_ctx);
   }
   /// The prompt in steps of n_ubatch; after(first, n) when one has run.
   template <class After>
@@ -140,27 +139,27 @@ void Session::copy_from(const Session& other) {
   if (&from.engine != &s.engine)
     throw Error(ErrorKind::usage, "a cache can be copied between sessions of one model only");
   if (from.n_past() > s.n_ctx)
-    throw Error(ErrorKind::usage,
-                fmt::format("{} positions do not fit in a context of {} (a larger n_ctx)", from.n_past(), s.n_ctx));
+    throw_error(ErrorKind::usage, "{} positions do not fit in a context of {} (a larger n_ctx)", from.n_past(),
+                s.n_ctx);
   for (size_t layer = 0; layer < s.layers.size(); ++layer)
     for (const bool is_k : {true, false})
       if (const std::string difference = kv_side_difference(from.layers[layer].side(is_k), s.layers[layer].side(is_k));
           !difference.empty())
-        throw Error(ErrorKind::usage, fmt::format("{} of layer {}: {} (open both sessions with the same cache options)",
-                                                  is_k ? "K" : "V", layer, difference));
+        throw_error(ErrorKind::usage, "{} of layer {}: {} (open both sessions with the same cache options)",
+                    is_k ? "K" : "V", layer, difference);
   s.replace(from.pool->save(from.seq));
 }
 
 void Session::truncate(int n) {
   if (n < 0 || n > n_past())
-    throw Error(ErrorKind::usage, fmt::format("cannot go back to {} tokens: the cache holds {}", n, n_past()));
+    throw_error(ErrorKind::usage, "cannot go back to {} tokens: the cache holds {}", n, n_past());
   impl_->pool->trim(impl_->seq, n, TrimMode::coded_window).or_throw();
 }
 
 void Session::shift(int n_keep, int n_discard) {
   if (n_keep < 0 || n_discard < 0 || n_keep > n_past() || n_discard > n_past() - n_keep)
-    throw Error(ErrorKind::usage, fmt::format("cannot discard {} tokens after the first {}: the cache holds {}",
-                                              n_discard, n_keep, n_past()));
+    throw_error(ErrorKind::usage, "cannot discard {} tokens after the first {}: the cache holds {}", n_discard, n_keep,
+                n_past());
   impl_->pool
       ->shift(impl_->seq, n_keep, n_discard,
               [&](int layer, float* row) { impl_->engine.turn_key(layer, -n_discard, row); })
@@ -169,7 +168,7 @@ void Session::shift(int n_keep, int n_discard) {
 
 void Session::fill(int n, uint64_t seed) {
   if (n < 0 || n > n_ctx())
-    throw Error(ErrorKind::usage, fmt::format("depth {} does not fit in a context of {} (a larger n_ctx)", n, n_ctx()));
+    throw_error(ErrorKind::usage, "depth {} does not fit in a context of {} (a larger n_ctx)", n, n_ctx());
   impl_->pool->fill(impl_->seq, n, seed).or_throw();
 }
 

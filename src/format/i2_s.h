@@ -20,7 +20,6 @@ struct I2_S {
     uint8_t q[32];
   };
   static constexpr const char* kName = "i2_s";
-  static constexpr const char* kDtype = "";
   static constexpr int kGgufType = 36;
   static constexpr int kGroup = 128;
   static constexpr int kTailBytes = 32;

@@ -21,8 +21,6 @@ struct Int4G128 {
     uint8_t q[64];
   };
   static constexpr const char* kName = "int4_g128";
-  static constexpr const char* kDtype = "";
-  static constexpr int kGgufType = -1;
   static constexpr int kGroup = 128;
 
   RIDGE_HD static void decode(const Block& block, float* out) {

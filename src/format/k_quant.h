@@ -8,7 +8,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 
 #include "base/f16.h"
 #include "format/codes.h"

@@ -16,33 +16,42 @@ namespace ridge {
 /// Largest finite fp16; cache values beyond it are clamped to it and counted.
 inline constexpr float kMaxF16 = 65504.0f;
 
-/// A finite value in fp16 range, or the nearest one (NaN becomes 0); `count` grows when it was not.
-RIDGE_HD inline float saturate_f16(float value, int& count) {
-  if (std::abs(value) <= kMaxF16) return value;
+/// A value of magnitude up to `most`, or the nearest such (NaN becomes 0); `count` grows when it was not.
+RIDGE_HD inline float saturate_to(float most, float value, int& count) {
+  if (std::abs(value) <= most) return value;
   ++count;
-  return std::isnan(value) ? 0.0f : std::copysign(kMaxF16, value);
+  return std::isnan(value) ? 0.0f : std::copysign(most, value);
 }
+RIDGE_HD inline float saturate_f16(float value, int& count) { return saturate_to(kMaxF16, value, count); }
 
-struct KvF16 {
-  static constexpr const char* kName = "f16";
+/// Rows of 16-bit floats, as F::to_bits() and F::from_bits() make and read them.
+template <class F>
+struct KvHalves {
   static constexpr KvPolicy kPolicy{};
   static constexpr int kGroup = 1;
   RIDGE_HD static int64_t row_bytes(int head_dim) { return 2 * int64_t(head_dim); }
   RIDGE_HD static int encode(const float* in, int head_dim, const KvCoding&, std::byte* row) {
     int saturated = 0;
     for (int i = 0; i < head_dim; ++i) {
-      const uint16_t half = f32_to_f16(saturate_f16(in[i], saturated));
-      std::memcpy(row + 2 * i, &half, 2);
+      const uint16_t bits = F::to_bits(saturate_to(F::kMax, in[i], saturated));
+      std::memcpy(row + 2 * i, &bits, 2);
     }
     return saturated;
   }
   RIDGE_HD static void decode(const std::byte* row, int head_dim, const KvCoding&, float* out) {
     for (int i = 0; i < head_dim; ++i) {
-      uint16_t half;
-      std::memcpy(&half, row + 2 * i, 2);
-      out[i] = f16_to_f32(half);
+      uint16_t bits;
+      std::memcpy(&bits, row + 2 * i, 2);
+      out[i] = F::from_bits(bits);
     }
   }
+};
+
+struct KvF16 : KvHalves<KvF16> {
+  static constexpr const char* kName = "f16";
+  static constexpr float kMax = kMaxF16;
+  RIDGE_HD static uint16_t to_bits(float value) { return f32_to_f16(value); }
+  RIDGE_HD static float from_bits(uint16_t bits) { return f16_to_f32(bits); }
 };
 
 }  // namespace ridge

@@ -9,7 +9,6 @@
 #include <span>
 #include <string_view>
 
-#include "base/host_device.h"
 #include "format/weighted_rounding.h"
 
 namespace ridge {

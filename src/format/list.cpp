@@ -41,14 +41,8 @@ Result<const WeightFormat*> find_weight_format(std::string_view name) { return f
 Result<const KvFormat*> find_kv_format(std::string_view name) { return find(kv_formats(), "KV cache", name); }
 
 std::string_view scale_name(KvScale scale) {
-  switch (scale) {
-    case KvScale::none: return "none";
-    case KvScale::absmax: return "absmax";
-    case KvScale::norm: return "norm";
-    case KvScale::lsq: return "lsq";
-    case KvScale::unbiased: return "unbiased";
-  }
-  return "?";
+  constexpr std::string_view kNames[] = {"none", "absmax", "norm", "lsq", "unbiased"};
+  return kNames[size_t(scale)];
 }
 
 Result<KvScale> find_scale(const KvFormat& format, std::string_view name) {

@@ -20,7 +20,6 @@ struct Q4_0 {
     uint8_t q[16];
   };
   static constexpr const char* kName = "q4_0";
-  static constexpr const char* kDtype = "";
   static constexpr int kGgufType = 2;
   static constexpr int kGroup = 32;
 

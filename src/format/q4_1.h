@@ -19,7 +19,6 @@ struct Q4_1 {
     uint8_t q[16];
   };
   static constexpr const char* kName = "q4_1";
-  static constexpr const char* kDtype = "";
   static constexpr int kGgufType = 3;
   static constexpr int kGroup = 32;
 

@@ -18,7 +18,6 @@ struct Q4_K {
     uint8_t q[128];
   };
   static constexpr const char* kName = "q4_k";
-  static constexpr const char* kDtype = "";
   static constexpr int kGgufType = 12;
   static constexpr int kGroup = kSuperGroup;
 

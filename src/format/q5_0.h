@@ -20,7 +20,6 @@ struct Q5_0 {
     uint8_t q[16];
   };
   static constexpr const char* kName = "q5_0";
-  static constexpr const char* kDtype = "";
   static constexpr int kGgufType = 6;
   static constexpr int kGroup = 32;
 

@@ -20,7 +20,6 @@ struct Q5_1 {
     uint8_t q[16];
   };
   static constexpr const char* kName = "q5_1";
-  static constexpr const char* kDtype = "";
   static constexpr int kGgufType = 7;
   static constexpr int kGroup = 32;
 

@@ -17,7 +17,6 @@ struct Q5_K {
     uint8_t q[128];
   };
   static constexpr const char* kName = "q5_k";
-  static constexpr const char* kDtype = "";
   static constexpr int kGgufType = 13;
   static constexpr int kGroup = kSuperGroup;
 

@@ -23,7 +23,6 @@ struct Q6_K {
     uint16_t d;  // fp16, may be negative
   };
   static constexpr const char* kName = "q6_k";
-  static constexpr const char* kDtype = "";
   static constexpr int kGgufType = 14;
   static constexpr int kGroup = kSuperGroup;
 

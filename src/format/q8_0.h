@@ -19,7 +19,6 @@ struct Q8_0 {
     int8_t q[32];
   };
   static constexpr const char* kName = "q8_0";
-  static constexpr const char* kDtype = "";
   static constexpr int kGgufType = 8;
   static constexpr int kGroup = 32;
 

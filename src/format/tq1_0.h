@@ -22,7 +22,6 @@ struct TQ1_0 {
     uint16_t scale;  // fp16
   };
   static constexpr const char* kName = "tq1_0";
-  static constexpr const char* kDtype = "";
   static constexpr int kGgufType = 34;
   static constexpr int kGroup = 256;
 

@@ -16,7 +16,6 @@ struct TQ2_0 {
     uint16_t scale;  // fp16
   };
   static constexpr const char* kName = "tq2_0";
-  static constexpr const char* kDtype = "";
   static constexpr int kGgufType = 35;
   static constexpr int kGroup = 256;
 

@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <span>
 #include <string_view>
 
 #include "base/result.h"
@@ -33,13 +32,13 @@ struct WeightFormat {
   int64_t row_bytes(int64_t n) const { return n / group * block_bytes; }
 };
 
-/// Makes the row of a format type F { Block; kName; kGgufType; kDtype; kGroup; decode(Block, float*); encode(float*,
-/// Block) } and, where it has them, kTailBytes and problem(Block).
+/// Makes the row of a format type F { Block; kName; kGroup; decode(Block, float*); encode(float*, Block) } and, where it
+/// has them, kGgufType, kDtype, kTailBytes and problem(Block).
 template <class F>
 constexpr WeightFormat make_weight_format() {
   WeightFormat format{F::kName,
-                      F::kGgufType,
-                      F::kDtype,
+                      -1,
+                      "",
                       F::kGroup,
                       int(sizeof(typename F::Block)),
                       [](const std::byte* blocks, int64_t n, float* out) {
@@ -56,6 +55,8 @@ constexpr WeightFormat make_weight_format() {
                           std::memcpy(blocks + i * int64_t(sizeof block), &block, sizeof block);
                         }
                       }};
+  if constexpr (requires { F::kGgufType; }) format.gguf_type = F::kGgufType;
+  if constexpr (requires { F::kDtype; }) format.safetensors_dtype = F::kDtype;
   if constexpr (requires { F::kTailBytes; }) format.tail_bytes = F::kTailBytes;
   if constexpr (requires(typename F::Block block) { F::problem(block); })
     format.check = [](const std::byte* blocks, int64_t n) -> Status {

@@ -1,7 +1,6 @@
 #include "gpu/device.h"
 
 #include <string>
-#include <utility>
 
 #include "gpu/launch.h"
 #include "ridge/error.h"
@@ -58,34 +57,22 @@ bool Stream::idle() const {
   return true;
 }
 
-Buffer::Buffer(int64_t bytes) : bytes_(bytes) {
-  if (bytes == 0) return;
-  check(cudaMalloc(&data_, size_t(bytes)), ("allocation of " + std::to_string(bytes) + " bytes").c_str());
+void* DeviceMemory::allocate(int64_t bytes) {
+  void* data = nullptr;
+  check(cudaMalloc(&data, size_t(bytes)), ("allocation of " + std::to_string(bytes) + " bytes").c_str());
   // cudaMemset works on the default stream, which ours do not wait for.
-  check(cudaMemset(data_, 0, size_t(bytes)), "memset");
+  check(cudaMemset(data, 0, size_t(bytes)), "memset");
   check(cudaDeviceSynchronize(), "memset");
+  return data;
 }
-Buffer::Buffer(Buffer&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-Buffer& Buffer::operator=(Buffer&& other) noexcept {
-  std::swap(data_, other.data_);
-  std::swap(bytes_, other.bytes_);
-  return *this;
-}
-Buffer::~Buffer() { cudaFree(data_); }
+void DeviceMemory::release(void* data) { cudaFree(data); }
 
-PinnedBuffer::PinnedBuffer(int64_t bytes) : bytes_(bytes) {
-  if (bytes == 0) return;
-  check(cudaMallocHost(&data_, size_t(bytes)), ("pinned allocation of " + std::to_string(bytes) + " bytes").c_str());
+void* PinnedMemory::allocate(int64_t bytes) {
+  void* data = nullptr;
+  check(cudaMallocHost(&data, size_t(bytes)), ("pinned allocation of " + std::to_string(bytes) + " bytes").c_str());
+  return data;
 }
-PinnedBuffer::PinnedBuffer(PinnedBuffer&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-PinnedBuffer& PinnedBuffer::operator=(PinnedBuffer&& other) noexcept {
-  std::swap(data_, other.data_);
-  std::swap(bytes_, other.bytes_);
-  return *this;
-}
-PinnedBuffer::~PinnedBuffer() { cudaFreeHost(data_); }
+void PinnedMemory::release(void* data) { cudaFreeHost(data); }
 
 void upload(StreamHandle stream, void* device, const void* host, int64_t bytes) {
   if (bytes == 0) return;

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 
 struct CUstream_st;
 
@@ -39,14 +40,21 @@ class Stream {
   StreamHandle stream_ = nullptr;
 };
 
-/// Device memory, zeroed once.
-class Buffer {
+/// Bytes that Memory::allocate() gives and Memory::release() takes back.
+template <class Memory>
+class BufferOf {
  public:
-  Buffer() = default;
-  explicit Buffer(int64_t bytes);
-  Buffer(Buffer&& other) noexcept;
-  Buffer& operator=(Buffer&& other) noexcept;
-  ~Buffer();
+  BufferOf() = default;
+  explicit BufferOf(int64_t bytes) : data_(bytes > 0 ? Memory::allocate(bytes) : nullptr), bytes_(bytes) {}
+  BufferOf(BufferOf&& other) noexcept { *this = std::move(other); }
+  BufferOf& operator=(BufferOf&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~BufferOf() {
+    if (data_) Memory::release(data_);
+  }
 
   template <class T = float>
   T* as() const {
@@ -56,7 +64,7 @@ class Buffer {
   /// At least n elements of T. Growing loses the contents and waits for the device.
   template <class T = float>
   T* ensure(int64_t n) {
-    if (n * int64_t(sizeof(T)) > bytes_) *this = Buffer(n * int64_t(sizeof(T)));
+    if (n * int64_t(sizeof(T)) > bytes_) *this = BufferOf(n * int64_t(sizeof(T)));
     return as<T>();
   }
 
@@ -65,25 +73,16 @@ class Buffer {
   int64_t bytes_ = 0;
 };
 
-/// Page-locked host memory, which copies at full speed.
-class PinnedBuffer {
- public:
-  PinnedBuffer() = default;
-  explicit PinnedBuffer(int64_t bytes);
-  PinnedBuffer(PinnedBuffer&& other) noexcept;
-  PinnedBuffer& operator=(PinnedBuffer&& other) noexcept;
-  ~PinnedBuffer();
-
-  template <class T = float>
-  T* ensure(int64_t n) {
-    if (n * int64_t(sizeof(T)) > bytes_) *this = PinnedBuffer(n * int64_t(sizeof(T)));
-    return static_cast<T*>(data_);
-  }
-
- private:
-  void* data_ = nullptr;
-  int64_t bytes_ = 0;
+struct DeviceMemory {
+  static void* allocate(int64_t bytes);
+  static void release(void* data);
 };
+struct PinnedMemory {
+  static void* allocate(int64_t bytes);
+  static void release(void* data);
+};
+using Buffer = BufferOf<DeviceMemory>;        ///< on the device, zeroed once
+using PinnedBuffer = BufferOf<PinnedMemory>;  ///< page-locked host memory, which copies at full speed
 
 /// Copies queued on a stream. From pageable memory `upload` returns when the source may be reused; `download` of any
 /// memory is complete after synchronize().

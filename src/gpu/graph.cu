@@ -1,7 +1,5 @@
 #include "gpu/graph.h"
 
-#include <utility>
-
 #include "gpu/launch.h"
 #include "ridge/error.h"
 
@@ -34,46 +32,37 @@ struct Recording {
 
 }  // namespace
 
+void Destroy::operator()(CUgraphExec_st* exec) const { cudaGraphExecDestroy(exec); }
+void Destroy::operator()(CUevent_st* event) const { cudaEventDestroy(event); }
+
 Graph::Graph(StreamHandle stream, const std::function<void()>& work) {
   Recording recording(stream);
   work();
-  check(cudaGraphInstantiate(&exec_, recording.end(), 0), "graph instantiation");
-}
-Graph::Graph(Graph&& other) noexcept : exec_(std::exchange(other.exec_, nullptr)) {}
-Graph& Graph::operator=(Graph&& other) noexcept {
-  std::swap(exec_, other.exec_);
-  return *this;
-}
-Graph::~Graph() {
-  if (exec_) cudaGraphExecDestroy(exec_);
+  cudaGraphExec_t exec = nullptr;
+  check(cudaGraphInstantiate(&exec, recording.end(), 0), "graph instantiation");
+  exec_.reset(exec);
 }
 void Graph::launch(StreamHandle stream) const {
   if (!exec_) throw Error(ErrorKind::failure, "CUDA graph launch: nothing was recorded");
-  check(cudaGraphLaunch(exec_, stream), "graph launch");
+  check(cudaGraphLaunch(exec_.get(), stream), "graph launch");
 }
 
 Event::Event(bool timed) {
-  check(cudaEventCreateWithFlags(&event_, timed ? cudaEventDefault : cudaEventDisableTiming), "event");
+  cudaEvent_t event = nullptr;
+  check(cudaEventCreateWithFlags(&event, timed ? cudaEventDefault : cudaEventDisableTiming), "event");
+  event_.reset(event);
 }
-Event::Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
-Event& Event::operator=(Event&& other) noexcept {
-  std::swap(event_, other.event_);
-  return *this;
-}
-Event::~Event() {
-  if (event_) cudaEventDestroy(event_);
-}
-void Event::record(StreamHandle stream) const { check(cudaEventRecord(event_, stream), "event record"); }
+void Event::record(StreamHandle stream) const { check(cudaEventRecord(event_.get(), stream), "event record"); }
 bool Event::done() const {
-  const cudaError_t code = cudaEventQuery(event_);
+  const cudaError_t code = cudaEventQuery(event_.get());
   if (code == cudaErrorNotReady) return false;
   check(code, "event query");
   return true;
 }
-void Event::synchronize() const { check(cudaEventSynchronize(event_), "event wait"); }
+void Event::synchronize() const { check(cudaEventSynchronize(event_.get()), "event wait"); }
 double Event::microseconds_since(const Event& start) const {
   float ms = 0;
-  check(cudaEventElapsedTime(&ms, start.event_, event_), "event time");
+  check(cudaEventElapsedTime(&ms, start.event_.get(), event_.get()), "event time");
   return 1000.0 * double(ms);
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 
 #include "gpu/device.h"
 
@@ -10,6 +11,12 @@ struct CUgraphExec_st;
 struct CUevent_st;
 
 namespace ridge::gpu {
+
+/// Frees what it is given.
+struct Destroy {
+  void operator()(CUgraphExec_st* exec) const;
+  void operator()(CUevent_st* event) const;
+};
 
 /// Queued work, recorded once and replayed with one call: a decode step of some hundred launches costs the host about
 /// as much as one.
@@ -23,16 +30,13 @@ class Graph {
   /// launches, copies and clears on that stream only; it must not allocate, free or wait (CUDA refuses those, which
   /// throws failure). An exception of `work` ends the recording and goes on to the caller.
   Graph(StreamHandle stream, const std::function<void()>& work);
-  Graph(Graph&& other) noexcept;
-  Graph& operator=(Graph&& other) noexcept;
-  ~Graph();
 
   explicit operator bool() const { return exec_ != nullptr; }
   /// Queues one replay. Replays on one stream run in order. Not for an empty graph.
   void launch(StreamHandle stream) const;
 
  private:
-  CUgraphExec_st* exec_ = nullptr;
+  std::unique_ptr<CUgraphExec_st, Destroy> exec_;
 };
 
 /// A point in a stream's work, to wait for, to ask about and to measure from.
@@ -40,9 +44,6 @@ class Event {
  public:
   /// An event that no time is wanted of is cheaper to record.
   explicit Event(bool timed = true);
-  Event(Event&& other) noexcept;
-  Event& operator=(Event&& other) noexcept;
-  ~Event();
 
   /// Marks the end of the work queued on `stream` so far; forgets an earlier mark.
   void record(StreamHandle stream) const;
@@ -54,7 +55,7 @@ class Event {
   double microseconds_since(const Event& start) const;
 
  private:
-  CUevent_st* event_ = nullptr;
+  std::unique_ptr<CUevent_st, Destroy> event_;
 };
 
 }  // namespace ridge::gpu

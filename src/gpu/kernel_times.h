@@ -1,7 +1,6 @@
 // When each kernel ran on the device, by the driver's own records (CUPTI activity; needs no special rights).
 #pragma once
 
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -25,10 +24,6 @@ class KernelTimes {
   /// Kernels since the last call, by start. All work must be done (synchronised). Throws failure when records were
   /// lost.
   std::vector<KernelTime> take();
-
- private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace ridge::gpu

@@ -2,6 +2,13 @@
 
 #include <fmt/format.h>
 
+#if defined(RIDGE_CUDA) && __has_include(<nvtx3/nvToolsExt.h>)
+#include <nvtx3/nvToolsExt.h>
+#else  // nobody to show ranges to
+inline void nvtxRangePushA(const char*) {}
+inline void nvtxRangePop() {}
+#endif
+
 namespace ridge::gpu {
 namespace {
 
@@ -23,15 +30,15 @@ LogLaunches::LogLaunches(LaunchLog* log) : before_(current_log) { current_log = 
 LogLaunches::~LogLaunches() { current_log = before_; }
 
 void OpRange::begin(LoggedOp op) {
-  push_range(op.layer < 0 ? fmt::format("{} {}", op.op, op.what)
-                          : fmt::format("layer {}/{} {}", op.layer, op.op, op.what));
+  const std::string place = op.layer < 0 ? "" : fmt::format("layer {}/", op.layer);
+  nvtxRangePushA(fmt::format("{}{} {}", place, op.op, op.what).c_str());
   current_op = int(log_->ops.size());
   log_->ops.push_back(std::move(op));
 }
 
 void OpRange::end() {
   current_op = -1;
-  pop_range();
+  nvtxRangePop();
 }
 
 void log_launch(const char* kernel) {

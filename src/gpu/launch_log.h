@@ -67,8 +67,4 @@ class OpRange {
 /// Called by launch().
 void log_launch(const char* kernel);
 
-/// NVTX, in builds with CUDA; nothing otherwise.
-void push_range(const std::string& name);
-void pop_range();
-
 }  // namespace ridge::gpu

@@ -68,92 +68,67 @@ class Cursor {
   uint64_t at_ = 0;
 };
 
-/// A number of file type Stored, kept as Kept. NaN and infinity pass: what a key may hold is its user's business.
+/// One value of file type Stored, kept as Kept. NaN and infinity pass: what a key may hold is its user's business.
 template <class Stored, class Kept>
-Result<GgufValue> read_number(Cursor& cursor) {
-  RIDGE_TRY(const Stored value, cursor.number<Stored>("value"));
-  return GgufValue(Kept(value));
+Result<Kept> read_one(Cursor& cursor, bool of_array) {
+  if constexpr (std::is_same_v<Stored, std::string>) {
+    RIDGE_TRY(const std::string_view value, cursor.text(of_array ? "string of an array" : "string"));
+    return std::string(value);
+  } else if constexpr (std::is_same_v<Stored, bool>) {
+    RIDGE_TRY(const uint8_t value, cursor.number<uint8_t>("bool"));
+    if (value > 1) return bad_file("bool is {}, expected 0 or 1", value);
+    return value == 1;
+  } else {
+    RIDGE_TRY(const Stored value, cursor.number<Stored>(of_array ? "array" : "value"));
+    return Kept(value);
+  }
 }
 
-template <class Stored, class Kept>
-Result<GgufValue> read_numbers(Cursor& cursor, uint64_t count) {
-  RIDGE_TRY_STATUS(cursor.check_count("array length", count, sizeof(Stored)));
-  std::vector<Kept> values(count);
-  for (Kept& value : values) {
-    RIDGE_TRY(value, cursor.number<Stored>("array"));
+/// A value, or an array of `count`.
+template <class Stored, class Kept = Stored>
+Result<GgufValue> read_values(Cursor& cursor, std::optional<uint64_t> count) {
+  if (!count) {
+    RIDGE_TRY(Kept value, (read_one<Stored, Kept>(cursor, false)));
+    return GgufValue(std::move(value));
+  }
+  constexpr uint64_t kLeastBytes = std::is_same_v<Stored, std::string> ? sizeof(uint64_t) : sizeof(Stored);
+  RIDGE_TRY_STATUS(cursor.check_count("array length", *count, kLeastBytes));
+  std::vector<Kept> values(*count);
+  for (uint64_t i = 0; i < *count; ++i) {
+    RIDGE_TRY(values[i], (read_one<Stored, Kept>(cursor, true)));
   }
   return GgufValue(std::move(values));
 }
 
-Result<bool> read_bool(Cursor& cursor) {
-  RIDGE_TRY(const uint8_t value, cursor.number<uint8_t>("bool"));
-  if (value > 1) return bad_file("bool is {}, expected 0 or 1", value);
-  return value == 1;
-}
-
-Result<GgufValue> read_bools(Cursor& cursor, uint64_t count) {
-  RIDGE_TRY_STATUS(cursor.check_count("array length", count, 1));
-  std::vector<bool> values(count);
-  for (uint64_t i = 0; i < count; ++i) {
-    RIDGE_TRY(values[i], read_bool(cursor));
-  }
-  return GgufValue(std::move(values));
-}
-
-Result<GgufValue> read_texts(Cursor& cursor, uint64_t count) {
-  RIDGE_TRY_STATUS(cursor.check_count("array length", count, sizeof(uint64_t)));
-  std::vector<std::string> values(count);
-  for (std::string& value : values) {
-    RIDGE_TRY(value, cursor.text("string of an array"));
-  }
-  return GgufValue(std::move(values));
-}
-
-Result<GgufValue> read_array(Cursor& cursor) {
-  RIDGE_TRY(const auto type, cursor.number<uint32_t>("array type"));
-  RIDGE_TRY(const auto count, cursor.number<uint64_t>("array length"));
+/// A value of a type, or an array of `count` of them.
+Result<GgufValue> read_typed(Cursor& cursor, uint32_t type, std::optional<uint64_t> count) {
   switch (GgufType(type)) {
-    case GgufType::u8: return read_numbers<uint8_t, uint64_t>(cursor, count);
-    case GgufType::i8: return read_numbers<int8_t, int64_t>(cursor, count);
-    case GgufType::u16: return read_numbers<uint16_t, uint64_t>(cursor, count);
-    case GgufType::i16: return read_numbers<int16_t, int64_t>(cursor, count);
-    case GgufType::u32: return read_numbers<uint32_t, uint64_t>(cursor, count);
-    case GgufType::i32: return read_numbers<int32_t, int64_t>(cursor, count);
-    case GgufType::f32: return read_numbers<float, double>(cursor, count);
-    case GgufType::boolean: return read_bools(cursor, count);
-    case GgufType::string: return read_texts(cursor, count);
-    case GgufType::array: return bad_file("is an array of arrays, which no model key needs");
-    case GgufType::u64: return read_numbers<uint64_t, uint64_t>(cursor, count);
-    case GgufType::i64: return read_numbers<int64_t, int64_t>(cursor, count);
-    case GgufType::f64: return read_numbers<double, double>(cursor, count);
+    case GgufType::u8: return read_values<uint8_t, uint64_t>(cursor, count);
+    case GgufType::i8: return read_values<int8_t, int64_t>(cursor, count);
+    case GgufType::u16: return read_values<uint16_t, uint64_t>(cursor, count);
+    case GgufType::i16: return read_values<int16_t, int64_t>(cursor, count);
+    case GgufType::u32: return read_values<uint32_t, uint64_t>(cursor, count);
+    case GgufType::i32: return read_values<int32_t, int64_t>(cursor, count);
+    case GgufType::f32: return read_values<float, double>(cursor, count);
+    case GgufType::boolean: return read_values<bool>(cursor, count);
+    case GgufType::string: return read_values<std::string>(cursor, count);
+    case GgufType::array: {
+      if (count) return bad_file("is an array of arrays, which no model key needs");
+      RIDGE_TRY(const auto element, cursor.number<uint32_t>("array type"));
+      RIDGE_TRY(const auto length, cursor.number<uint64_t>("array length"));
+      return read_typed(cursor, element, length);
+    }
+    case GgufType::u64: return read_values<uint64_t>(cursor, count);
+    case GgufType::i64: return read_values<int64_t>(cursor, count);
+    case GgufType::f64: return read_values<double>(cursor, count);
   }
-  return bad_file("array has value type {}, expected 0 to 12", type);
+  if (count) return bad_file("array has value type {}, expected 0 to 12", type);
+  return bad_file("value type is {}, expected 0 to 12", type);
 }
 
 Result<GgufValue> read_value(Cursor& cursor) {
   RIDGE_TRY(const auto type, cursor.number<uint32_t>("value type"));
-  switch (GgufType(type)) {
-    case GgufType::u8: return read_number<uint8_t, uint64_t>(cursor);
-    case GgufType::i8: return read_number<int8_t, int64_t>(cursor);
-    case GgufType::u16: return read_number<uint16_t, uint64_t>(cursor);
-    case GgufType::i16: return read_number<int16_t, int64_t>(cursor);
-    case GgufType::u32: return read_number<uint32_t, uint64_t>(cursor);
-    case GgufType::i32: return read_number<int32_t, int64_t>(cursor);
-    case GgufType::f32: return read_number<float, double>(cursor);
-    case GgufType::boolean: {
-      RIDGE_TRY(const bool value, read_bool(cursor));
-      return GgufValue(value);
-    }
-    case GgufType::string: {
-      RIDGE_TRY(const std::string_view value, cursor.text("string"));
-      return GgufValue(std::string(value));
-    }
-    case GgufType::array: return read_array(cursor);
-    case GgufType::u64: return read_number<uint64_t, uint64_t>(cursor);
-    case GgufType::i64: return read_number<int64_t, int64_t>(cursor);
-    case GgufType::f64: return read_number<double, double>(cursor);
-  }
-  return bad_file("value type is {}, expected 0 to 12", type);
+  return read_typed(cursor, type, {});
 }
 
 Status read_pair(Cursor& cursor, Gguf& gguf) {

@@ -94,9 +94,7 @@ Result<KlBase> parse_kl_base(std::span<const std::byte> file) {
     return bad_file("does not start with {}: not a base file of llama-perplexity", kMagic);
   KlBase base{.shape = {.n_ctx = load<int32_t>(file, 8),
                         .n_vocab = load<int32_t>(file, 12),
-                        .n_chunks = load<int32_t>(file, 16)},
-              .token_bytes = {},
-              .row_bytes = {}};
+                        .n_chunks = load<int32_t>(file, 16)}};
   const KlBaseShape& shape = base.shape;
   RIDGE_TRY_STATUS(check_count("n_ctx", shape.n_ctx, 4, kMaxContext));
   RIDGE_TRY_STATUS(check_count("n_vocab", shape.n_vocab, 1, kMaxVocab));

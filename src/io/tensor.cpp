@@ -12,7 +12,6 @@ struct Int32 {
   using Block = int32_t;
   static constexpr const char* kName = "i32";
   static constexpr const char* kDtype = "I32";
-  static constexpr int kGgufType = -1;
   static constexpr int kGroup = 1;
   static void decode(const Block& block, float* out) { *out = float(block); }
   static void encode(const float* in, Block& block) { block = Block(*in); }

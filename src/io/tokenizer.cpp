@@ -241,8 +241,8 @@ int32_t Tokenizer::vocab_size() const { return int32_t(impl_->spec.pieces.size()
 
 std::vector<int32_t> Tokenizer::encode(std::string_view text, bool add_special, bool parse_special) const {
   if (text.size() > kMaxTextBytes)
-    throw Error(ErrorKind::usage,
-                fmt::format("tokenizer: {} bytes of text, at most {} are taken at a time", text.size(), kMaxTextBytes));
+    throw_error(ErrorKind::usage, "tokenizer: {} bytes of text, at most {} are taken at a time", text.size(),
+                kMaxTextBytes);
   const TokenizerSpec& spec = impl_->spec;
   const SpecialMatcher& special = parse_special ? impl_->all_special : impl_->user_defined;
   std::vector<int32_t> ids;

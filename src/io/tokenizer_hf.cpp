@@ -4,7 +4,6 @@
 // pre-tokenizer, alone or after one of the known splits) and the converted SentencePiece models (spaces replaced by
 // U+2581, byte fallback, no pre-tokenizer), whose merge list takes the place of the scores.
 #include <algorithm>
-#include <cmath>
 
 #include "io/json.h"
 #include "io/pretokenizer.h"

@@ -33,7 +33,7 @@ double llama3_frequency(const RopeScaling& s, double frequency) {
 
 Rope make_rope(const Config& config, const float* factors) {
   const RopeScaling& s = config.rope_scaling;
-  Rope rope{.pairs = config.rope_pairs, .frequency = {}, .magnitude = 1};
+  Rope rope{.pairs = config.rope_pairs, .magnitude = 1};
   for (int i = 0; i < config.rope_dim / 2; ++i) {
     double frequency = std::pow(double(config.rope_theta), -2.0 * i / config.rope_dim);
     if (factors) frequency /= factors[i];

@@ -1,7 +1,6 @@
 #include "model/convert.h"
 
 #include <array>
-#include <cmath>
 #include <deque>
 
 #include "io/int4_packed.h"
@@ -107,11 +106,9 @@ Status encode_job(const Job& job, std::vector<std::byte>& out) {
 }
 
 Job make_job(std::string name, const io::Tensor& source) {
-  return {.spec = {.name = std::move(name), .format = nullptr, .shape = source.shape},
+  return {.spec = {.name = std::move(name), .shape = source.shape},
           .source = &source,
-          .values = {},
-          .scale = io::tensor_scale(source).value(),  // checked when the model was loaded
-          .pair_heads = 0};
+          .scale = io::tensor_scale(source).value()};  // checked when the model was loaded
 }
 
 /// BitNet matrices are written from the codes and scales that loading made of them, whatever the source keeps: master
@@ -213,10 +210,8 @@ Result<std::vector<Job>> hf_jobs(const io::HfDirectory& directory, const Config&
   }
   if (!missing.empty()) return bad_file("{}: tensors are missing:{}", where, missing);
   if (c.rope_scaling.kind == RopeScaling::Kind::llama3)
-    jobs.push_back({.spec = {.name = std::string(n::kRopeFactors.gguf), .format = nullptr, .shape = {c.rope_dim / 2}},
-                    .source = nullptr,
-                    .values = rope_factors(c),
-                    .pair_heads = 0});
+    jobs.push_back(
+        {.spec = {.name = std::string(n::kRopeFactors.gguf), .shape = {c.rope_dim / 2}}, .values = rope_factors(c)});
   return jobs;
 }
 

@@ -153,7 +153,7 @@ std::vector<std::vector<double>> value_forms(CpuContext& context, const Config& 
 }  // namespace
 
 KvMetric make_kv_metric(CpuContext& context, const Config& c, const Weights& weights, const Rope& rope) {
-  KvMetric metric{.n_kv_heads = c.n_kv_heads, .head_dim = c.head_dim, .k = {}, .v = {}};
+  KvMetric metric{.n_kv_heads = c.n_kv_heads, .head_dim = c.head_dim};
   const int64_t dim = c.head_dim, size = dim * dim;
   metric.k.resize(size_t(c.n_layers * c.n_kv_heads * size));
   metric.v.resize(metric.k.size());

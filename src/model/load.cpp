@@ -42,7 +42,6 @@ class Binder {
             .n_out = n_out,
             .n_in = n_in,
             .rows = tensor->data.data(),
-            .panels = nullptr,
             .scale = *scale,
             .int8_activations = tensor->format->gguf_type == I2_S::kGgufType};
   }

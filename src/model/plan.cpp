@@ -45,7 +45,6 @@ ModelPlan make_plan(const Config& c, const float* rope_factors) {
                                       .n_kv_heads = c.n_kv_heads,
                                       .head_dim = c.head_dim,
                                       .scale = 1.0f / std::sqrt(float(c.head_dim)),
-                                      .rope = 0,
                                       .qkv_bias = c.qkv_bias,
                                       .qk_norm = c.qk_norm,
                                       .out_norm = c.sub_norm},

@@ -169,7 +169,7 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec)
   const auto matrix_of = [&](const WeightFormat& f, int64_t n_out, int64_t n_in, bool keep_rows,
                              double gain = 1) -> Linear {
     const NoiseSource noise(f, n_in, gain);
-    Linear m{.format = &f, .n_out = n_out, .n_in = n_in, .rows = nullptr, .panels = nullptr};
+    Linear m{.format = &f, .n_out = n_out, .n_in = n_in};
     if (f.tail_bytes > 0) m.scale = float(gain / std::sqrt(double(n_in))), m.int8_activations = true;
     AlignedBuffer rows(m.bytes());
     noise.fill(rows.data(), m.bytes(), rng);

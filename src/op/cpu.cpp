@@ -7,12 +7,8 @@
 namespace ridge {
 
 std::string_view isa_name(Isa isa) {
-  switch (isa) {
-    case Isa::scalar: return "scalar";
-    case Isa::avx2: return "avx2";
-    case Isa::avx512: return "avx512";
-  }
-  return "?";
+  constexpr std::string_view kNames[] = {"scalar", "avx2", "avx512"};
+  return kNames[size_t(isa)];
 }
 
 Result<Isa> find_isa(std::string_view name) {

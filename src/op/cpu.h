@@ -81,8 +81,8 @@ const Variant& select_row(const ForcedKernels& forced, std::string_view op, std:
   const auto choice = forced.find(op);
   const std::string request = choice == forced.end() ? fmt::format("op {} has no kernel for this problem", op)
                                                      : fmt::format("kernel {}={} cannot serve", op, choice->second);
-  throw Error(ErrorKind::usage, fmt::format("{} (can:{}{})", request, can.empty() ? " none" : can, cannot),
-              choice == forced.end() ? "" : "kernels");
+  throw_wrong_field(choice == forced.end() ? "" : "kernels", "{} (can:{}{})", request, can.empty() ? " none" : can,
+                    cannot);
 }
 
 class OpTrace;  // op/trace.h

@@ -71,9 +71,10 @@ const DeviceLinearVariant& choose_device_linear(const DeviceLinearProblem& p, co
   const auto rows = device_linear_variants();
   const auto support = [&](const DeviceLinearVariant& row) { return row.supports(p); };
   if (std::ranges::none_of(rows, [&](const auto& row) { return support(row).ok; }))
-    throw Error(ErrorKind::usage, fmt::format("devices have no kernel for {} weights ({}x{}): ridge quantize makes one "
-                                              "of f16, bf16, q8_0, q6_k, q4_k, q4_0 or int4_g128, or use --device cpu",
-                                              p.matrix.format->name, p.matrix.n_out, p.matrix.n_in));
+    throw_error(ErrorKind::usage,
+                "devices have no kernel for {} weights ({}x{}): ridge quantize makes one of f16, bf16, q8_0, q6_k, "
+                "q4_k, q4_0 or int4_g128, or use --device cpu",
+                p.matrix.format->name, p.matrix.n_out, p.matrix.n_in);
   return select_row(forced, device_linear_op(p.n_tokens), rows, support);
 }
 

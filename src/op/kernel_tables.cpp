@@ -62,15 +62,14 @@ void force_kernel(std::span<const KernelTable> tables, const std::string& choice
   std::ranges::copy_if(tables, std::back_inserter(chosen), &KernelTable::of_models);
   const auto table = std::ranges::find(chosen, op, &KernelTable::op);
   if (table == chosen.end())
-    throw Error(ErrorKind::usage,
-                fmt::format("kernel {}: unknown op '{}' (there are: {})", choice, op, op_names(chosen)));
+    throw_error(ErrorKind::usage, "kernel {}: unknown op '{}' (there are: {})", choice, op, op_names(chosen));
   const std::span<const KernelInfo> kernels = table->kernels;
   for (size_t at = 0, end = 0; at <= names.size(); at = end + 1) {
     end = std::min(names.find('+', at), names.size());
     const std::string name = names.substr(at, end - at);
     if (!find_row(kernels, name))
-      throw Error(ErrorKind::usage, fmt::format("kernel {}: op {} has no kernel '{}' (there are: {})", choice, op, name,
-                                                row_names(kernels)));
+      throw_error(ErrorKind::usage, "kernel {}: op {} has no kernel '{}' (there are: {})", choice, op, name,
+                  row_names(kernels));
   }
   forced[op] = names;
 }

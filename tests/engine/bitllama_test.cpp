@@ -12,7 +12,7 @@
 
 #include "base/metrics.h"
 #include "cases/reference_data.h"
-#include "engine/cpu_backend.h"
+#include "engine/backend.h"
 #include "io/mapped_file.h"
 #include "op/gemv/ternary.h"
 

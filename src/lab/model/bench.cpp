@@ -94,6 +94,17 @@ bool time_test(const Model& model, const BenchParams& params, const BenchHooks& 
   return true;
 }
 
+MeanDeviation rates(const BenchRow& row) {
+  std::vector<double> samples;
+  for (const double seconds : row.seconds) samples.push_back(double(row.n_tokens()) / seconds);
+  return mean_deviation(samples);
+}
+MeanDeviation times_ns(const BenchRow& row) {
+  std::vector<double> samples;
+  for (const double seconds : row.seconds) samples.push_back(seconds * 1e9);
+  return mean_deviation(samples);
+}
+
 }  // namespace
 
 MeanDeviation mean_deviation(const std::vector<double>& samples) {
@@ -108,21 +119,6 @@ MeanDeviation mean_deviation(const std::vector<double>& samples) {
   return {mean, samples.size() > 1 ? std::sqrt(squares / double(samples.size() - 1)) : 0};
 }
 
-namespace {
-
-MeanDeviation rates(const BenchRow& row) {
-  std::vector<double> samples;
-  for (const double seconds : row.seconds) samples.push_back(double(row.n_tokens()) / seconds);
-  return mean_deviation(samples);
-}
-MeanDeviation times_ns(const BenchRow& row) {
-  std::vector<double> samples;
-  for (const double seconds : row.seconds) samples.push_back(seconds * 1e9);
-  return mean_deviation(samples);
-}
-
-}  // namespace
-
 double BenchRow::avg_tokens_per_second() const { return rates(*this).mean; }
 double BenchRow::stddev_tokens_per_second() const { return rates(*this).deviation; }
 double BenchRow::avg_ns() const { return times_ns(*this).mean; }
@@ -130,7 +126,7 @@ double BenchRow::stddev_ns() const { return times_ns(*this).deviation; }
 double BenchRow::read_gb_s() const {
   return test.n_prompt == 0 && test.n_gen > 0 ? read_bytes * avg_tokens_per_second() / 1e9 : kNaN;
 }
-double BenchRow::pct_of_roof() const { return roof_gb_s > 0 ? 100 * read_gb_s() / roof_gb_s : kNaN; }
+double ModelBenchRow::pct_of_roof(double gb_s) const { return roof_gb_s > 0 ? 100 * gb_s / roof_gb_s : kNaN; }
 
 int run_bench(const BenchParams& params, const BenchHooks& hooks) {
   const std::vector<BenchTest> tests = bench_tests(params);
@@ -161,17 +157,12 @@ int run_bench(const BenchParams& params, const BenchHooks& hooks) {
       const Model model = Model::load(
           path, {.device = params.device, .n_threads = n_threads, .isa = params.isa, .kernels = params.kernels});
       for (const BenchTest& test : tests) {
-        step(kv_text(test.kv) + " " + test.name());
-        BenchRow row{.model = model.info(),
-                     .test = test,
-                     .cache = {},
-                     .kernels = {},
-                     .check = {},
-                     .seconds = {},
-                     .read_bytes = 0,
-                     .roof_gb_s = roof.read_gb_s,
-                     .llc_bytes = roof.llc_bytes,
-                     .date = {}};
+        step(test.text());
+        BenchRow row;
+        row.model = model.info();
+        row.test = test;
+        row.roof_gb_s = roof.read_gb_s;
+        row.llc_bytes = roof.llc_bytes;
         if (reference)
           row.check =
               reference->compare(model, {.kv = test.kv, .depth = test.n_depth}, params.seed, params.check_bound);

@@ -15,17 +15,26 @@
 
 namespace ridge::lab {
 
-struct BenchRow {
+/// What rows of whole models say: model, cache, check, and what a decode step reads.
+struct ModelBenchRow {
   ModelInfo model;
-  BenchTest test;
   KvReport cache;
   std::vector<std::string> kernels;
   BenchCheck check;
-  std::vector<double> seconds;  ///< one per repeat
-  double read_bytes = 0;        ///< mean of a decode step; 0 without decode steps
-  double roof_gb_s = 0;         ///< of memory
-  int64_t llc_bytes = 0;        ///< last-level cache
+  double read_bytes = 0;  ///< mean of a decode step; 0 without decode steps
+  double roof_gb_s = 0;   ///< of memory
+  int64_t llc_bytes = 0;  ///< last-level cache
   std::string date;
+
+  /// What a decode step reads fits in the last-level cache: memory is no roof for it.
+  bool in_cache() const { return read_bytes > 0 && read_bytes <= double(llc_bytes); }
+  /// NaN without a roof.
+  double pct_of_roof(double gb_s) const;
+};
+
+struct BenchRow : ModelBenchRow {
+  BenchTest test;
+  std::vector<double> seconds;  ///< one per repeat
 
   int64_t n_tokens() const { return test.n_prompt + test.n_gen; }
   /// NaN when the clock gave nothing usable.
@@ -35,9 +44,7 @@ struct BenchRow {
   double stddev_ns() const;
   /// Of a pure decode test, GB/s (10^9); NaN otherwise.
   double read_gb_s() const;
-  double pct_of_roof() const;
-  /// What a decode step reads fits in the last-level cache: memory is no roof for it.
-  bool in_cache() const { return read_bytes > 0 && read_bytes <= double(llc_bytes); }
+  double pct_of_roof() const { return ModelBenchRow::pct_of_roof(read_gb_s()); }
 };
 
 /// Mean and sample standard deviation; NaN mean when a sample is not a positive number, deviation 0 for one sample.
@@ -47,34 +54,22 @@ struct MeanDeviation {
 };
 MeanDeviation mean_deviation(const std::vector<double>& samples);
 
-struct BenchHooks {
+template <class Row>
+struct ModelBenchHooks {
   std::function<bool()> stop;
   std::function<void(const std::string& what, int done, int total)> on_status;
-  std::function<void(const BenchRow& row)> on_row;     ///< rows whose check passed (or was switched off)
-  std::function<void(const BenchRow& row)> on_failed;  ///< rows whose check failed: they hold no times
+  std::function<void(const Row& row)> on_row;     ///< rows whose check passed (or was switched off)
+  std::function<void(const Row& row)> on_failed;  ///< rows whose check failed: they hold no times
 };
+using BenchHooks = ModelBenchHooks<BenchRow>;
 
 /// Runs everything in order. Returns the number of rows whose check failed.
 int run_bench(const BenchParams& params, const BenchHooks& hooks);
 
-/// llama-bench's fields in its order, then ours. `samples` adds samples_ns and samples_ts.
-Row bench_fields(const BenchRow& row, const BenchParams& params, bool samples);
-
-enum class BenchFormat : uint8_t { md, csv, json, jsonl, sql };
-Result<BenchFormat> find_bench_format(std::string_view name);
-
-/// Writes rows as they come, in any of the formats.
-class BenchWriter {
- public:
-  BenchWriter(BenchFormat format, std::FILE* out) : format_(format), out_(out) {}
-  void add(const BenchRow& row, const BenchParams& params);
-  void finish();
-
- private:
-  void line(const std::string& text);
-  BenchFormat format_;
-  std::FILE* out_;
-  int n_rows_ = 0;
-};
+/// llama-bench's fields in its order, then ours.
+Row bench_fields(const BenchRow& row, const BenchParams& params);
+/// Heading (two lines) and line of the markdown table.
+std::string bench_markdown_head();
+std::string bench_markdown_line(const BenchRow& row);
 
 }  // namespace ridge::lab

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <limits>
 #include <numeric>
 
 #include "engine/engine.h"
@@ -45,12 +44,9 @@ void check_memory(Engine& engine, const BatchTest& test, bool fill) {
   needed += 4 * int64_t(test.n_seq()) * engine.plan().vocab_size;
   const int64_t free = engine.on_device() ? engine.backend().free_bytes() : machine_info().available_bytes;
   if (needed > free)
-    throw Error(
-        ErrorKind::no_memory,
-        fmt::format("{} {}: {} sequences need {}, {} are free (a smaller -npl, shorter prompts or a cache of fewer "
-                    "bits)",
-                    kv_text(test.kv), test.name(fill), test.n_seq(), bytes_text(double(needed)),
-                    bytes_text(double(free))));
+    throw_error(ErrorKind::no_memory,
+                "{}: {} sequences need {}, {} are free (a smaller -npl, shorter prompts or a cache of fewer bits)",
+                test.text(fill), test.n_seq(), bytes_text(double(needed)), bytes_text(double(free)));
 }
 
 /// One test: its pool, and as many runs as asked.
@@ -230,10 +226,6 @@ std::vector<BatchTest> batch_tests(const BatchParams& params) {
   return tests;
 }
 
-double BatchRow::pct_of_roof() const {
-  return roof_gb_s > 0 ? 100 * read_gb_s() / roof_gb_s : std::numeric_limits<double>::quiet_NaN();
-}
-
 int run_batch_bench(const BatchParams& params, const BatchHooks& hooks) {
   const std::vector<BatchTest> tests = batch_tests(params);
   const int total = int(tests.size()) + (params.check ? 1 : 0);
@@ -263,13 +255,14 @@ int run_batch_bench(const BatchParams& params, const BatchHooks& hooks) {
   const int standard = engine.on_device() ? kDeviceStep : kHostStep;
   const int n_ubatch = std::min(params.n_ubatch > 0 ? params.n_ubatch : standard, engine.backend().max_tokens());
   for (const BatchTest& test : tests) {
-    step(kv_text(test.kv) + " " + test.name(params.fill));
-    BatchRow row{.model = model.info(),
-                 .test = test,
-                 .fill = params.fill,
-                 .n_ubatch = n_ubatch,
-                 .roof_gb_s = roof.read_gb_s,
-                 .llc_bytes = roof.llc_bytes};
+    step(test.text(params.fill));
+    BatchRow row;
+    row.model = model.info();
+    row.test = test;
+    row.fill = params.fill;
+    row.n_ubatch = n_ubatch;
+    row.roof_gb_s = roof.read_gb_s;
+    row.llc_bytes = roof.llc_bytes;
     if (reference)
       row.check = reference->compare(
           model, {.kv = test.kv, .depth = test.longest(), .n_seq = std::min(test.n_seq(), kMostChecked)}, params.seed,
@@ -287,16 +280,8 @@ int run_batch_bench(const BatchParams& params, const BatchHooks& hooks) {
 }
 
 Row batch_fields(const BatchRow& row, const BatchParams& params) {
-  const BenchRow shared{.model = row.model,
-                        .test = {.n_ubatch = row.n_ubatch, .kv = row.test.kv, .n_gen = row.test.n_gen},
-                        .cache = row.cache,
-                        .kernels = row.kernels,
-                        .check = row.check,
-                        .read_bytes = row.read_bytes,
-                        .roof_gb_s = row.roof_gb_s,
-                        .llc_bytes = row.llc_bytes,
-                        .date = row.date};
-  const Row known = bench_fields(shared, {.seed = params.seed}, false);
+  const BenchTest test{.n_ubatch = row.n_ubatch, .kv = row.test.kv, .n_gen = row.test.n_gen};
+  const Row known = bench_fields({row, test, {}}, {.seed = params.seed});
   const auto copy = [&](Row& f, std::initializer_list<const char*> names) {
     for (const char* name : names) f[name] = known.at(name);
   };
@@ -327,8 +312,7 @@ Row batch_fields(const BatchRow& row, const BatchParams& params) {
 
 std::string batch_markdown_head() {
   return "| kv | PP | TG | B | N_KV | T_PP s | S_PP t/s | T_TG s | S_TG t/s | T s | S t/s | read GB/s | % of roof | "
-         "checked "
-         "(NMSE) |\n"
+         "checked (NMSE) |\n"
          "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |";
 }
 

@@ -49,23 +49,17 @@ struct BatchTest {
   int longest() const;  ///< positions that the longest sequence ends with
   /// "pp512+tg128 b16", with "fill" for pp where prompts do not run.
   std::string name(bool fill) const;
+  /// The cache in front.
+  std::string text(bool fill) const { return kv_text(kv) + " " + name(fill); }
 };
 /// The tests in the order they run: caches, prompts, generations, sequences.
 std::vector<BatchTest> batch_tests(const BatchParams& params);
 
-struct BatchRow {
-  ModelInfo model;
+struct BatchRow : ModelBenchRow {
   BatchTest test;
   bool fill = false;
   int n_ubatch = 0;
-  KvReport cache;
-  std::vector<std::string> kernels;
-  BenchCheck check;
   std::vector<double> prompt_seconds, gen_seconds;  ///< one a repeat; no prompt_seconds with fill
-  double read_bytes = 0;                            ///< of the mean step of the generation
-  double roof_gb_s = 0;
-  int64_t llc_bytes = 0;
-  std::string date;
 
   /// Mean over the repeats; NaN where nothing was timed.
   double t_prompt() const { return mean_deviation(prompt_seconds).mean; }
@@ -73,15 +67,9 @@ struct BatchRow {
   double prompt_rate() const { return double(test.prompt_tokens()) / t_prompt(); }
   double gen_rate() const { return double(test.gen_tokens()) / t_gen(); }
   double read_gb_s() const { return read_bytes * test.n_gen / t_gen() / 1e9; }
-  double pct_of_roof() const;
+  double pct_of_roof() const { return ModelBenchRow::pct_of_roof(read_gb_s()); }
 };
-
-struct BatchHooks {
-  std::function<bool()> stop;
-  std::function<void(const std::string& what, int done, int total)> on_status;
-  std::function<void(const BatchRow& row)> on_row;     ///< rows whose check passed (or was switched off)
-  std::function<void(const BatchRow& row)> on_failed;  ///< rows whose check failed: they hold no times
-};
+using BatchHooks = ModelBenchHooks<BatchRow>;
 
 /// Runs everything in order. Returns the number of rows whose check failed. Throws Error no_memory before any test runs
 /// when the caches of one do not fit.

@@ -5,7 +5,6 @@
 #include <map>
 #include <set>
 
-#include "engine/cpu_backend.h"
 #include "op/attn/attn.h"
 
 namespace ridge::lab {
@@ -141,8 +140,7 @@ Passed pass(Sequences& reference, std::span<const int32_t> tokens, std::span<con
 
 }  // namespace
 
-BenchReference::BenchReference(const std::string& path)
-    : engine_(path, {.device = "cpu", .n_threads = 0, .isa = "scalar", .kernels = {}}) {}
+BenchReference::BenchReference(const std::string& path) : engine_(path, {.device = "cpu", .isa = "scalar"}) {}
 
 BenchCheck BenchReference::compare(const Model& model, const CheckCase& of, uint64_t seed,
                                    std::optional<double> given_bound) {
@@ -158,7 +156,7 @@ BenchCheck BenchReference::compare(const Model& model, const CheckCase& of, uint
     some_configs.back().layer = layer;
   }
   const int n_pages = of.n_seq * std::max(1, pages_for(configs, n_ctx));
-  Sequences tested{.backend = engine.backend(), .pool = engine.open_pool(configs, n_pages, of.n_seq), .seqs = {}};
+  Sequences tested{.backend = engine.backend(), .pool = engine.open_pool(configs, n_pages, of.n_seq)};
 
   const SomeLayers some(engine_.plan(), engine_.weights(), layers);
   const std::unique_ptr<Backend> backend = make_cpu_backend(engine_.context(), some.plan, some.weights);
@@ -169,8 +167,7 @@ BenchCheck BenchReference::compare(const Model& model, const CheckCase& of, uint
   const auto open_reference = [&] {
     return Sequences{.backend = *backend,
                      .pool = std::make_unique<SequencePool>(
-                         backend->open_memory(some_configs, views, n_pages, of.n_seq), SequencePool::HostTwin()),
-                     .seqs = {}};
+                         backend->open_memory(some_configs, views, n_pages, of.n_seq), SequencePool::HostTwin())};
   };
   Sequences exact = open_reference(), rounded = open_reference();
   for (int i = 0; i < of.n_seq; ++i) {

@@ -46,6 +46,8 @@ struct BenchTest {
 
   /// pp512, tg128, pp512+tg128, each with " @ d4096" at a depth.
   std::string name() const;
+  /// The cache in front.
+  std::string text() const { return kv_text(kv) + " " + name(); }
   int n_ctx() const { return n_depth + n_prompt + n_gen; }
 };
 

@@ -29,31 +29,6 @@ Row side_row(const KvSideReport& side) {
                      side.rounding);
 }
 
-std::string quoted(const Row& value, char quote) {
-  if (value.is_null()) return quote == '\'' ? "NULL" : "\"\"";
-  std::string text(1, quote);
-  for (const char c : value.is_string() ? value.get<std::string>() : value.dump()) {
-    if (c == quote) text += quote;
-    text += c;
-  }
-  return text + quote;
-}
-
-std::string_view sql_type(const Row& value) {
-  if (value.is_string()) return "TEXT";
-  return value.is_number_integer() || value.is_boolean() ? "INTEGER" : "REAL";
-}
-
-std::string join_fields(const Row& fields, std::string_view between,
-                        const std::function<std::string(const std::string& name, const Row& value)>& form) {
-  std::string text;
-  for (const auto& [name, value] : fields.items()) {
-    if (!text.empty()) text += between;
-    text += form(name, value);
-  }
-  return text;
-}
-
 std::string plus_minus(double mean, double deviation) {
   return std::isfinite(mean) ? fmt::format("{:.2f} ± {:.2f}", mean, deviation) : "no verdict";
 }
@@ -64,14 +39,17 @@ std::string optional_number(double value, std::string_view unit = "") {
 
 std::string checked_word(const BenchCheck& check) { return check.done ? fmt::format("ok {:.1e}", check.nmse) : "off"; }
 
-constexpr std::string_view kMarkdownHead =
-    "| model | size | params | backend | threads | type_k | type_v | test | t/s | read GB/s | % of roof | checked "
-    "(NMSE) |\n"
-    "| --- | ---: | ---: | --- | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: |";
-
 bool on_device(const BenchRow& row) { return row.model.device.starts_with("cuda"); }
 
-std::string markdown_line(const BenchRow& row) {
+}  // namespace
+
+std::string bench_markdown_head() {
+  return "| model | size | params | backend | threads | type_k | type_v | test | t/s | read GB/s | % of roof | checked "
+         "(NMSE) |\n"
+         "| --- | ---: | ---: | --- | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: |";
+}
+
+std::string bench_markdown_line(const BenchRow& row) {
   return fmt::format(
       "| {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |", model_type(row.model),
       human_bytes(row.model.weight_bytes), human_count(row.model.n_params),
@@ -82,9 +60,7 @@ std::string markdown_line(const BenchRow& row) {
       optional_number(row.pct_of_roof(), row.in_cache() ? " % (in cache)" : " %"), checked_word(row.check));
 }
 
-}  // namespace
-
-Row bench_fields(const BenchRow& row, const BenchParams& params, bool samples) {
+Row bench_fields(const BenchRow& row, const BenchParams& params) {
   const BuildInfo& build = build_info();
   Row f;
   f["build_commit"] = build.commit;
@@ -128,13 +104,11 @@ Row bench_fields(const BenchRow& row, const BenchParams& params, bool samples) {
   f["stddev_ns"] = int64_t(row.stddev_ns());
   f["avg_ts"] = number(row.avg_tokens_per_second());
   f["stddev_ts"] = number(row.stddev_tokens_per_second());
-  if (samples) {
-    f["samples_ns"] = Row::array();
-    f["samples_ts"] = Row::array();
-    for (const double seconds : row.seconds) {
-      f["samples_ns"].push_back(int64_t(seconds * 1e9));
-      f["samples_ts"].push_back(number(double(row.n_tokens()) / seconds));
-    }
+  f["samples_ns"] = Row::array();
+  f["samples_ts"] = Row::array();
+  for (const double seconds : row.seconds) {
+    f["samples_ns"].push_back(int64_t(seconds * 1e9));
+    f["samples_ts"].push_back(number(double(row.n_tokens()) / seconds));
   }
   f["test"] = row.test.name();
   const std::string layers = row.cache.layers_differ() ? " layers=" + kv_text(row.test.kv) : "";
@@ -158,57 +132,6 @@ Row bench_fields(const BenchRow& row, const BenchParams& params, bool samples) {
   f["seed"] = params.seed;
   f["command"] = command_line();
   return f;
-}
-
-Result<BenchFormat> find_bench_format(std::string_view name) {
-  constexpr std::pair<std::string_view, BenchFormat> kFormats[] = {{"md", BenchFormat::md},
-                                                                   {"csv", BenchFormat::csv},
-                                                                   {"json", BenchFormat::json},
-                                                                   {"jsonl", BenchFormat::jsonl},
-                                                                   {"sql", BenchFormat::sql}};
-  for (const auto& [known, format] : kFormats)
-    if (known == name) return format;
-  return fail(ErrorKind::usage, "-o '{}' is unknown (there are: csv, json, jsonl, md, sql)", name);
-}
-
-void BenchWriter::line(const std::string& text) {
-  fmt::print(out_, "{}\n", text);
-  std::fflush(out_);
-}
-
-void BenchWriter::add(const BenchRow& row, const BenchParams& params) {
-  const bool first = n_rows_++ == 0;
-  const auto json = [&] { return json_text(bench_fields(row, params, true)); };
-  switch (format_) {
-    case BenchFormat::md:
-      if (first) line(std::string(kMarkdownHead));
-      line(markdown_line(row));
-      break;
-    case BenchFormat::csv: {
-      const Row fields = bench_fields(row, params, false);
-      if (first) line(join_fields(fields, ",", [](const std::string& name, const Row&) { return name; }));
-      line(join_fields(fields, ",", [](const std::string&, const Row& value) { return quoted(value, '"'); }));
-      break;
-    }
-    case BenchFormat::json: line((first ? "[\n  " : "  ,") + json()); break;
-    case BenchFormat::jsonl: line(json()); break;
-    case BenchFormat::sql: {
-      const Row fields = bench_fields(row, params, false);
-      const auto column = [](const std::string& name, const Row& value) {
-        return fmt::format("  {} {}", name, sql_type(value));
-      };
-      if (first) line("CREATE TABLE IF NOT EXISTS llama_bench (\n" + join_fields(fields, ",\n", column) + "\n);");
-      line("INSERT INTO llama_bench (" +
-           join_fields(fields, ", ", [](const std::string& name, const Row&) { return name; }) + ") VALUES (" +
-           join_fields(fields, ", ", [](const std::string&, const Row& value) { return quoted(value, '\''); }) + ");");
-      break;
-    }
-  }
-}
-
-void BenchWriter::finish() {
-  if (format_ != BenchFormat::json) return;
-  line(n_rows_ == 0 ? "[]" : "]");
 }
 
 }  // namespace ridge::lab

@@ -89,11 +89,11 @@ Result<std::vector<ProfiledStep>> device_steps(const gpu::LaunchLog& log, const 
   size_t longest = 0;  // call of the op; it has the op's work, so that rates are those of the kernel that does it
   for (size_t i = 0; i < times.size(); ++i) {
     const gpu::LoggedLaunch& launch = log.launches[i];
-    const gpu::LoggedOp op = launch.op < 0 ? gpu::LoggedOp{.op = "other", .what = {}} : log.ops[size_t(launch.op)];
+    const gpu::LoggedOp op = launch.op < 0 ? gpu::LoggedOp{.op = "other"} : log.ops[size_t(launch.op)];
     const bool first_of_op = launch.op < 0 || launch.op != last_op;
     last_op = launch.op;
     const double end_before = i == 0 ? times[0].start_us : times[i - 1].end_us;
-    if (op.op == "embed" && first_of_op) steps.push_back({.start_us = end_before, .us = 0, .calls = {}});
+    if (op.op == "embed" && first_of_op) steps.push_back({.start_us = end_before, .us = 0});
     if (steps.empty()) continue;
     // Kernels that overlap count from where the one before ended, so that parts add up.
     const double start = std::max(times[i].start_us, end_before), end = std::max(start, times[i].end_us);
@@ -102,10 +102,8 @@ Result<std::vector<ProfiledStep>> device_steps(const gpu::LaunchLog& log, const 
                      .what = op.what,
                      .kernel = launch.kernel,
                      .layer = op.layer,
-                     .work = {},
                      .start_us = start,
-                     .us = end - start,
-                     .counters = {}});
+                     .us = end - start});
     if (first_of_op) {
       longest = calls.size() - 1;
       calls.back().work = {op.read_bytes, op.write_bytes, op.flops};

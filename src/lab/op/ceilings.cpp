@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
-#include <optional>
 
 #include "op/rate/rate.h"
 
@@ -180,8 +179,7 @@ void measure_caches(CpuContext& context, const StreamVariant& kernel, const Ceil
     result.caches.push_back(
         {level, bytes,
          measure(fmt::format("read-l{}", level), rounds * n_threads * bytes, options, [&] { read(rounds); })});
-    if (wrong)
-      throw Error(ErrorKind::gate, fmt::format("stream read-l{}: a sum is wrong: no bandwidth is given", level));
+    if (wrong) throw_error(ErrorKind::gate, "stream read-l{}: a sum is wrong: no bandwidth is given", level);
   }
 }
 
@@ -211,7 +209,7 @@ void measure_rates(CpuContext& context, const CeilingOptions& options, Ceilings&
     const int64_t rounds = choose_rounds(kMostRateRounds, run);
     // Operations take the bytes' place: 10^9 a second either way.
     const StreamResult measured = measure("", rounds * n_tasks * best->ops, options, [&] { run(rounds); });
-    if (wrong) throw Error(ErrorKind::gate, fmt::format("rate {}: the result is wrong: no rate is given", best->name));
+    if (wrong) throw_error(ErrorKind::gate, "rate {}: the result is wrong: no rate is given", best->name);
     rate.gop_s = measured.gb_s;
     rate.repeats = measured.repeats;
   }
@@ -222,12 +220,9 @@ void measure_rates(CpuContext& context, const CeilingOptions& options, Ceilings&
 Ceilings measure_ceilings(const CeilingOptions& options) {
   CpuContext context(options.n_threads, find_isa(options.isa).or_throw());
   const StreamVariant& kernel = select_variant(context, "stream", stream_variants());
-  Ceilings result{.kernel = std::string(kernel.name),
-                  .n_threads = context.pool.size(),
-                  .size = {},
-                  .streams = {},
-                  .caches = {},
-                  .rates = {}};
+  Ceilings result;
+  result.kernel = kernel.name;
+  result.n_threads = context.pool.size();
   const MachineInfo machine = machine_info();
   result.size = options.bytes > 0 ? StreamSize{std::max(kPart, options.bytes / kPart * kPart), "as asked"}
                                   : choose_stream_size(machine.last_level_cache_bytes(), machine.available_bytes);
@@ -256,51 +251,49 @@ Ceilings measure_ceilings(const CeilingOptions& options) {
   return result;
 }
 
-Row stream_rows(std::span<const StreamResult> streams) {
-  Row rows = Row::array();
-  for (const StreamResult& stream : streams)
-    rows.push_back({{"name", stream.name},
-                    {"bytes_moved", stream.bytes_moved},
-                    {"repeats", stream.repeats},
-                    {"median_gb_s", number(stream.gb_s.median)},
-                    {"lower_quartile_gb_s", number(stream.gb_s.lower)},
-                    {"upper_quartile_gb_s", number(stream.gb_s.upper)},
-                    {"max_gb_s", number(stream.gb_s.max)}});
-  return rows;
+namespace {
+
+Row to_row(const StreamResult& stream) {
+  return {{"name", stream.name},
+          {"bytes_moved", stream.bytes_moved},
+          {"repeats", stream.repeats},
+          {"median_gb_s", number(stream.gb_s.median)},
+          {"lower_quartile_gb_s", number(stream.gb_s.lower)},
+          {"upper_quartile_gb_s", number(stream.gb_s.upper)},
+          {"max_gb_s", number(stream.gb_s.max)}};
 }
 
-Row rate_rows(std::span<const RateResult> rates, double read_gb_s) {
-  Row rows = Row::array();
-  for (const RateResult& rate : rates) {
-    const bool none = rate.kernel.empty();
-    rows.push_back({{"number", rate.number},
-                    {"kernel", rate.kernel},
-                    {"why_not", none ? Row(rate.why_not) : Row(nullptr)},
-                    {"repeats", rate.repeats},
-                    {"median_gop_s", none ? Row(nullptr) : number(rate.gop_s.median)},
-                    {"lower_quartile_gop_s", none ? Row(nullptr) : number(rate.gop_s.lower)},
-                    {"upper_quartile_gop_s", none ? Row(nullptr) : number(rate.gop_s.upper)},
-                    {"max_gop_s", none ? Row(nullptr) : number(rate.gop_s.max)},
-                    {"ridge_op_per_byte", number(rate.ridge_op_per_byte(read_gb_s))}});
+Row to_row(const RateResult& rate, double read_gb_s) {
+  const bool none = rate.kernel.empty();
+  return {{"number", rate.number},
+          {"kernel", rate.kernel},
+          {"why_not", none ? Row(rate.why_not) : Row(nullptr)},
+          {"repeats", rate.repeats},
+          {"median_gop_s", none ? Row(nullptr) : number(rate.gop_s.median)},
+          {"lower_quartile_gop_s", none ? Row(nullptr) : number(rate.gop_s.lower)},
+          {"upper_quartile_gop_s", none ? Row(nullptr) : number(rate.gop_s.upper)},
+          {"max_gop_s", none ? Row(nullptr) : number(rate.gop_s.max)},
+          {"ridge_op_per_byte", number(rate.ridge_op_per_byte(read_gb_s))}};
+}
+
+}  // namespace
+
+void put_bandwidths(const Bandwidths& b, double read_gb_s, const char* cache_field, Row& row) {
+  row["buffer_bytes"] = b.size.bytes;
+  row["buffer_rule"] = b.size.why;
+  for (const char* list : {"streams", "caches", "rates"}) row[list] = Row::array();
+  for (const StreamResult& stream : b.streams) row["streams"].push_back(to_row(stream));
+  for (const CacheResult& cache : b.caches) {
+    row["caches"].push_back(to_row(cache.stream));
+    row["caches"].back()["level"] = cache.level;
+    row["caches"].back()[cache_field] = cache.bytes;
   }
-  return rows;
+  for (const RateResult& rate : b.rates) row["rates"].push_back(to_row(rate, read_gb_s));
 }
 
 Row to_row(const Ceilings& ceilings) {
-  Row row;
-  row["kernel"] = ceilings.kernel;
-  row["n_threads"] = ceilings.n_threads;
-  row["buffer_bytes"] = ceilings.size.bytes;
-  row["buffer_rule"] = ceilings.size.why;
-  row["streams"] = stream_rows(ceilings.streams);
-  row["caches"] = Row::array();
-  for (const CacheResult& cache : ceilings.caches) {
-    Row of_cache = stream_rows({&cache.stream, 1})[0];
-    of_cache["level"] = cache.level;
-    of_cache["thread_bytes"] = cache.bytes;
-    row["caches"].push_back(of_cache);
-  }
-  row["rates"] = rate_rows(ceilings.rates, ceilings.read_gb_s());
+  Row row{{"kernel", ceilings.kernel}, {"n_threads", ceilings.n_threads}};
+  put_bandwidths(ceilings, ceilings.read_gb_s(), "thread_bytes", row);
   return row;
 }
 

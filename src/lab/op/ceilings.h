@@ -69,13 +69,18 @@ struct CeilingOptions {
   std::function<bool()> stop;
 };
 
-struct Ceilings {
+/// What is measured of a CPU and of a GPU.
+struct Bandwidths {
+  StreamSize size;
+  std::vector<StreamResult>
+      streams;  ///< of a GPU "read 512x8 4" (op/stream/stream_cuda.h), "write", "copy", "copy-driver"
+  std::vector<CacheResult> caches;  ///< of a GPU L2, by the reading kernel that is fastest there
+  std::vector<RateResult> rates;
+};
+
+struct Ceilings : Bandwidths {
   std::string kernel;
   int n_threads = 0;
-  StreamSize size;
-  std::vector<StreamResult> streams;
-  std::vector<CacheResult> caches;
-  std::vector<RateResult> rates;
 
   /// The roof for read-mostly work, GB/s (10^9): the best repeat, as other tenants only ever take away.
   double read_gb_s() const;
@@ -84,10 +89,9 @@ struct Ceilings {
 /// Measures; throws Error(no_memory) when the buffers do not fit, Error(gate) when a kernel's result is wrong.
 Ceilings measure_ceilings(const CeilingOptions& options);
 
-/// Bandwidths as rows carry them.
-Row stream_rows(std::span<const StreamResult> streams);
-/// Rates, with the ridge points that a read bandwidth gives.
-Row rate_rows(std::span<const RateResult> rates, double read_gb_s);
+/// Adds them to a row, rates with the ridge points that a read bandwidth gives. `cache_field`: what CacheResult::bytes is
+/// called.
+void put_bandwidths(const Bandwidths& bandwidths, double read_gb_s, const char* cache_field, Row& row);
 Row to_row(const Ceilings& ceilings);
 
 }  // namespace ridge::lab

@@ -46,18 +46,8 @@ Row device_fields(int index, const gpu::Device& device, int driver_version, int 
 
 Row to_row(const DeviceCeilings& ceilings) {
   Row row = device_fields(ceilings.index, ceilings.device, ceilings.driver_version, ceilings.runtime_version);
-  row["buffer_bytes"] = ceilings.size.bytes;
-  row["buffer_rule"] = ceilings.size.why;
   row["read_roof_gb_s"] = number(ceilings.read_gb_s());
-  row["streams"] = stream_rows(ceilings.streams);
-  row["caches"] = Row::array();
-  for (const CacheResult& cache : ceilings.caches) {
-    Row of_cache = stream_rows({&cache.stream, 1})[0];
-    of_cache["level"] = cache.level;
-    of_cache["buffer_bytes"] = cache.bytes;
-    row["caches"].push_back(of_cache);
-  }
-  row["rates"] = rate_rows(ceilings.rates, ceilings.read_gb_s());
+  put_bandwidths(ceilings, ceilings.read_gb_s(), "buffer_bytes", row);
   row["edges"] = Row::array();
   for (const EdgeResult& edge : ceilings.edges)
     row["edges"].push_back({{"name", edge.name},

@@ -30,14 +30,10 @@ struct EdgeResult {
   int repeats = 0;
 };
 
-struct DeviceCeilings {
+struct DeviceCeilings : Bandwidths {
   int index = 0;
   gpu::Device device;
   int driver_version = 0, runtime_version = 0;  ///< 1000 * major + 10 * minor
-  StreamSize size;
-  std::vector<StreamResult> streams;  ///< "read 512x8 4" (op/stream/stream_cuda.h), "write", "copy", "copy-driver"
-  std::vector<CacheResult> caches;    ///< L2 by the reading kernel that is fastest there
-  std::vector<RateResult> rates;
   std::vector<EdgeResult> edges;  ///< "graph-edge", "graph-edge-overlap", "graph-launch", "graph-round-trip"
 
   /// The fastest reading kernel; nullptr when none was measured.

@@ -64,8 +64,7 @@ class DeviceStreams {
     device_read(stream_, variant, of_copy ? b_.as<void>() : a_.as<void>(), bytes_, sums_.as<uint32_t>());
     const uint32_t sum = total_of(stream_, sums_, kDeviceReadSums), right = device_written_sum(bytes_);
     if (sum != right)
-      throw Error(ErrorKind::gate,
-                  fmt::format("stream {}: sum {:#x}, expected {:#x}: no bandwidth is given", name, sum, right));
+      throw_error(ErrorKind::gate, "stream {}: sum {:#x}, expected {:#x}: no bandwidth is given", name, sum, right);
   }
 
  private:
@@ -134,8 +133,8 @@ void measure_rates(const gpu::Stream& stream, const DeviceCeilingOptions& option
     const uint32_t sum = total_of(stream, sums, kDeviceRateSums);
     const uint32_t right = device_rate_sum(variant, options.rate_rounds);
     if (sum != right)
-      throw Error(ErrorKind::gate, fmt::format("rate {}: sum {:#x}, expected {:#x}: no rate is given",
-                                               device_rates()[size_t(variant)].name, sum, right));
+      throw_error(ErrorKind::gate, "rate {}: sum {:#x}, expected {:#x}: no rate is given",
+                  device_rates()[size_t(variant)].name, sum, right);
     works.push_back({1, [&, variant](gpu::StreamHandle s, int) {
                        device_rate(s, variant, options.rate_rounds, sums.as<uint32_t>());
                      }});
@@ -147,7 +146,6 @@ void measure_rates(const gpu::Stream& stream, const DeviceCeilingOptions& option
     const StreamResult measured = stream_result("", device_rate_ops(int(i), options.rate_rounds), times[i]);
     result.rates.push_back({.number = std::string(device_rates()[i].number),
                             .kernel = std::string(device_rates()[i].name),
-                            .why_not = {},
                             .gop_s = measured.gb_s,
                             .repeats = measured.repeats});
   }
@@ -182,15 +180,11 @@ void measure_edges(const gpu::Stream& stream, const DeviceCeilingOptions& option
 DeviceCeilings measure_device_ceilings(const DeviceCeilingOptions& options) {
   const gpu::DeviceReport report = gpu::query_devices();
   gpu::use_device(options.device);
-  DeviceCeilings result{.index = options.device,
-                        .device = report.devices.at(size_t(options.device)),
-                        .driver_version = report.driver_version,
-                        .runtime_version = report.runtime_version,
-                        .size = {},
-                        .streams = {},
-                        .caches = {},
-                        .rates = {},
-                        .edges = {}};
+  DeviceCeilings result;
+  result.index = options.device;
+  result.device = report.devices.at(size_t(options.device));
+  result.driver_version = report.driver_version;
+  result.runtime_version = report.runtime_version;
   result.size =
       options.bytes > 0
           ? StreamSize{std::max(kDeviceStreamUnit, options.bytes / kDeviceStreamUnit * kDeviceStreamUnit), "as asked"}

@@ -2,7 +2,6 @@
 #include "lab/op/op_bench.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 
 #include "engine/kv_options.h"
@@ -58,16 +57,14 @@ std::vector<OpProblem> cache_problems(const OpBenchParams& params) {
   std::vector<OpProblem> problems;
   for (const OpShape heads : params.heads) {
     if (heads.first % heads.second != 0)
-      throw Error(ErrorKind::usage, fmt::format("{} KV heads do not divide {} heads", heads.second, heads.first),
-                  "heads");
+      throw_wrong_field("heads", "{} KV heads do not divide {} heads", heads.second, heads.first);
     for (const KvChoice& choice : kv) {
-      if (!choice.layers.empty())
-        throw Error(ErrorKind::usage, fmt::format("'{}': an op has no layers of their own", kv_text(choice)), "kv");
+      if (!choice.layers.empty()) throw_wrong_field("kv", "'{}': an op has no layers of their own", kv_text(choice));
       for (const Batch batch : batches(params))
         for (const int count : params.n_new) {
           if (params.op == Op::attention && count > batch.n_keys)
-            throw Error(ErrorKind::usage,
-                        fmt::format("--new {}: more new tokens than the {} positions of --seq", count, batch.n_keys));
+            throw_error(ErrorKind::usage, "--new {}: more new tokens than the {} positions of --seq", count,
+                        batch.n_keys);
           OpProblem p{.op = params.op,
                       .n_heads = heads.first,
                       .n_kv_heads = heads.second,
@@ -93,10 +90,8 @@ std::vector<OpProblem> matrix_problems(const OpBenchParams& params) {
   for (const OpShape shape : params.shapes)
     for (const WeightFormat* format : weights) {
       if (shape.second % format->group != 0)
-        throw Error(ErrorKind::usage,
-                    fmt::format("{}x{}: {} groups {} inputs, {} does not divide", shape.first, shape.second,
-                                format->name, format->group, shape.second),
-                    "shapes");
+        throw_wrong_field("shapes", "{}x{}: {} groups {} inputs, {} does not divide", shape.first, shape.second,
+                          format->name, format->group, shape.second);
       for (const int n_tokens : batch)
         problems.push_back(
             {.op = Op::gemv, .n_out = shape.first, .n_in = shape.second, .n_tokens = n_tokens, .weights = format});
@@ -107,12 +102,8 @@ std::vector<OpProblem> matrix_problems(const OpBenchParams& params) {
 }  // namespace
 
 std::string_view op_name(Op op) {
-  switch (op) {
-    case Op::attention: return "attention";
-    case Op::gemv: return "gemv";
-    case Op::append: return "append";
-  }
-  return "?";
+  constexpr std::string_view kNames[] = {"attention", "gemv", "append"};
+  return kNames[size_t(op)];
 }
 
 std::string OpProblem::shape_text() const {
@@ -199,10 +190,8 @@ KernelChoice choose_kernels(const OpBenchParams& params, const OpProblem& proble
   }
   for (const std::string& name : asked)
     if (!all && std::ranges::none_of(rows, [&](const OpKernel* k) { return k->name == name; }))
-      throw Error(ErrorKind::usage,
-                  fmt::format("{} has no kernel '{}' (there are: {})", op_name(problem.op), name,
-                              names.empty() ? "none" : names),
-                  "kernels");
+      throw_wrong_field("kernels", "{} has no kernel '{}' (there are: {})", op_name(problem.op), name,
+                        names.empty() ? "none" : names);
   KernelChoice choice;
   for (const OpKernel* kernel : rows) {
     if (asked.empty() ? kernel->is_baseline : !all && std::ranges::find(asked, kernel->name) == asked.end()) continue;
@@ -253,8 +242,8 @@ std::vector<std::pair<OpProblem, KernelChoice>> plan_op_bench(const OpBenchParam
     KernelChoice choice = choose_kernels(params, problem, table, device);
     if (!choice.kernels.empty()) work.emplace_back(std::move(problem), std::move(choice));
     else if (params.formats_given())
-      throw Error(ErrorKind::usage, fmt::format("no kernel of {} takes {}, {} ({})", op_name(problem.op),
-                                                problem.shape_text(), problem.format_text(), choice.why_none));
+      throw_error(ErrorKind::usage, "no kernel of {} takes {}, {} ({})", op_name(problem.op), problem.shape_text(),
+                  problem.format_text(), choice.why_none);
     else if (hooks.on_skipped) hooks.on_skipped(problem, choice.why_none);
   }
   return work;

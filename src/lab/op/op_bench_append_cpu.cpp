@@ -5,7 +5,6 @@
 // often as in a model. Sets stand at different places of a tile, so that calls in turn over 32 sets hold one coding;
 // with fewer sets a sample is that many turns. Going back to n_keys is not timed. A copy of the rows, which the append
 // turns in place, is.
-#include <cmath>
 #include <numeric>
 
 #include "lab/op/host_caches.h"
@@ -149,7 +148,6 @@ class AppendCpu : public CpuOpRun {
     }
     return {.metric = "different bytes",
             .error = double(different),
-            .bound = 0,
             .what = "all appended rows, byte for byte, against the formats' encoders"};
   }
 

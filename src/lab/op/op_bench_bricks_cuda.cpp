@@ -9,9 +9,6 @@
 namespace ridge::lab {
 namespace {
 
-int64_t x_values(const OpProblem& p) { return int64_t(p.n_tokens) * p.n_in; }
-int64_t y_values(const OpProblem& p) { return int64_t(p.n_tokens) * p.n_out; }
-
 class GemvBricks : public OpRun {
  public:
   GemvBricks(const OpProblem& p, const gpu::Stream& stream, int n_sets, uint64_t seed, bool overlap)
@@ -72,7 +69,7 @@ int64_t set_bytes(const OpProblem& p) {
   constexpr int kPadding = 256;
   const int64_t rows = (p.n_out + kBrickRows - 1) / kBrickRows * kBrickRows;
   const int64_t row_bytes = p.weights->row_bytes((p.n_in + kPadding - 1) / kPadding * kPadding);
-  return set_stride(rows * row_bytes) + set_stride(4 * x_values(p)) + set_stride(4 * y_values(p));
+  return set_stride(rows * row_bytes) + set_of_xy(p);
 }
 
 template <bool kOverlap>

@@ -6,9 +6,6 @@
 namespace ridge::lab {
 namespace {
 
-int64_t x_values(const OpProblem& p) { return int64_t(p.n_tokens) * p.n_in; }
-int64_t y_values(const OpProblem& p) { return int64_t(p.n_tokens) * p.n_out; }
-
 class GemvTiles : public OpRun {
  public:
   GemvTiles(const OpProblem& problem, const gpu::Stream& stream, int n_sets, uint64_t seed)
@@ -45,9 +42,7 @@ const OpKernel kGemvTiles = {
     [](const OpProblem& p, const OpDevice&) {
       return p.weights->name == "f32" ? Support{} : Support{false, "reads float weights only"};
     },
-    [](const OpProblem& p) {
-      return set_stride(4 * int64_t(p.n_out) * p.n_in) + set_stride(4 * x_values(p)) + set_stride(4 * y_values(p));
-    },
+    [](const OpProblem& p) { return set_stride(4 * int64_t(p.n_out) * p.n_in) + set_of_xy(p); },
     [](const OpProblem& p, const gpu::Stream& stream, int n_sets, uint64_t seed) -> std::unique_ptr<OpRun> {
       return std::make_unique<GemvTiles>(p, stream, n_sets, seed);
     }};

@@ -15,9 +15,6 @@ namespace {
 
 constexpr float kMatrixScale = 0.0677f;  // of ternary matrices
 
-int64_t x_values(const OpProblem& p) { return int64_t(p.n_tokens) * p.n_in; }
-int64_t y_values(const OpProblem& p) { return int64_t(p.n_tokens) * p.n_out; }
-
 /// Which bytes a kernel reads.
 enum class Layout : uint8_t { rows, panels, ternary_panels };
 

@@ -1,8 +1,6 @@
 // int: device_int_gemv, integer products on tensor cores, for int4_g128 and ternary weights. int-2planes: activations
 // of about 15 bits instead of 8 (int4_g128). int-overlap: with programmatic dependent launch, each call's weights
 // fetched while the one before it ends.
-#include <algorithm>
-#include <cmath>
 
 #include "lab/op/op_data.h"
 #include "lab/op/op_kernels.h"
@@ -13,8 +11,6 @@ namespace {
 
 constexpr float kMatrixScale = 0.0677f;  // of ternary matrices
 
-int64_t x_values(const OpProblem& p) { return int64_t(p.n_tokens) * p.n_in; }
-int64_t y_values(const OpProblem& p) { return int64_t(p.n_tokens) * p.n_out; }
 IntKind kind_of(const OpProblem& p) { return p.weights->name == "i2_s" ? IntKind::ternary : IntKind::int4_g128; }
 
 class GemvInt : public OpRun {
@@ -73,8 +69,7 @@ class GemvInt : public OpRun {
 
 int64_t set_bytes(const OpProblem& p) {
   const int64_t tiles = (p.n_out + kIntTileRows - 1) / kIntTileRows;
-  return set_stride(tiles * (p.n_in / kIntGroup) * int_tile_bytes(kind_of(p))) + set_stride(64 * tiles) +
-         set_stride(4 * x_values(p)) + set_stride(4 * y_values(p));
+  return set_stride(tiles * (p.n_in / kIntGroup) * int_tile_bytes(kind_of(p))) + set_stride(64 * tiles) + set_of_xy(p);
 }
 
 template <bool kTernaryToo>

@@ -9,8 +9,6 @@
 namespace ridge::lab {
 namespace {
 
-int64_t x_values(const OpProblem& p) { return int64_t(p.n_tokens) * p.n_in; }
-int64_t y_values(const OpProblem& p) { return int64_t(p.n_tokens) * p.n_out; }
 int64_t half_bytes(const OpProblem& p) { return 2 * int64_t(p.n_out) * p.n_in; }
 bool is_two_op(const OpProblem& p) { return p.weights->name == "int4_g128"; }
 
@@ -66,8 +64,8 @@ Support supports(const OpProblem& p, const OpDevice&) {
 }
 
 int64_t set_bytes(const OpProblem& p) {
-  return set_stride(p.n_out * p.weights->row_bytes(p.n_in)) + set_stride(4 * x_values(p)) +
-         set_stride(4 * y_values(p)) + (is_two_op(p) ? set_stride(half_bytes(p)) : 0);
+  return set_stride(p.n_out * p.weights->row_bytes(p.n_in)) + set_of_xy(p) +
+         (is_two_op(p) ? set_stride(half_bytes(p)) : 0);
 }
 
 /// Halves of x, and of dequantised weights, are written and read on top.

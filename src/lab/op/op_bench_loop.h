@@ -39,11 +39,10 @@ OpCandidate<typename Target::Run> open_candidate(Target& target, const OpBenchPa
   c.row.roof_kernel = target.roof.kernel;
   c.row.date = utc_now();
   if (c.row.sets.n == 0)
-    throw Error(ErrorKind::no_memory,
-                fmt::format("{} {} {}: {} needs {:.3f} GB of memory, {:.3f} GB are left for it (fewer kernels, a "
-                            "smaller shape)",
-                            op_name(problem.op), problem.shape_text(), problem.format_text(), kernel.name,
-                            double(c.row.set_bytes) / 1e9, double(budget_bytes) / 1e9));
+    throw_error(ErrorKind::no_memory,
+                "{} {} {}: {} needs {:.3f} GB of memory, {:.3f} GB are left for it (fewer kernels, a smaller shape)",
+                op_name(problem.op), problem.shape_text(), problem.format_text(), kernel.name,
+                double(c.row.set_bytes) / 1e9, double(budget_bytes) / 1e9);
   c.run = target.open(kernel, problem, c.row.sets.n, params.seed);
   target.call_once(*c.run);
   c.row.check = target.check(*c.run, 0);

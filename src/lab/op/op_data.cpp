@@ -190,7 +190,7 @@ OpCheck check_same_bits(std::span<const float> actual, std::span<const float> ex
   int64_t different = int64_t(actual.size() != expected.size());
   for (size_t i = 0; i < std::min(actual.size(), expected.size()); ++i)
     different += std::bit_cast<uint32_t>(actual[i]) != std::bit_cast<uint32_t>(expected[i]);
-  return {.metric = "different values", .error = double(different), .bound = 0, .what = std::move(what)};
+  return {.metric = "different values", .error = double(different), .what = std::move(what)};
 }
 
 }  // namespace ridge::lab

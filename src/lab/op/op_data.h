@@ -14,6 +14,10 @@
 
 namespace ridge::lab {
 
+/// Values of x and y of a product.
+inline int64_t x_values(const OpProblem& p) { return int64_t(p.n_tokens) * p.n_in; }
+inline int64_t y_values(const OpProblem& p) { return int64_t(p.n_tokens) * p.n_out; }
+
 /// Standard normal values times `spread`.
 std::vector<float> random_values(uint64_t seed, int64_t n, double spread = 1);
 
@@ -80,6 +84,8 @@ DeviceSets device_sets(const gpu::Stream& stream, const std::vector<T>& values, 
 }
 /// Bytes of one set of DeviceSets.
 constexpr int64_t set_stride(int64_t bytes) { return (bytes + 255) / 256 * 256; }
+/// Of x and y of a product.
+inline int64_t set_of_xy(const OpProblem& p) { return set_stride(4 * x_values(p)) + set_stride(4 * y_values(p)); }
 
 template <class T>
 std::vector<T> values_of(const gpu::Stream& stream, const T* device, int64_t n) {

@@ -13,7 +13,7 @@ extern const OpKernel kGemvBricks, kGemvBricksOverlap;             // op_bench_b
 extern const OpKernel kGemvInt, kGemvInt2Planes, kGemvIntOverlap;  // op_bench_int_cuda.cpp
 extern const OpKernel kGemvTiles;                                  // op_bench_gemm_cuda.cpp
 extern const OpKernel kGemvLibrary, kGemvTwoOp;                    // op_bench_library_cuda.cpp
-/// All of these (op_kernels_gpu_cuda.cpp); none in a build without CUDA.
+/// All of these (gpu_bench_cuda.cpp); none in a build without CUDA.
 std::span<const OpKernel> gpu_op_kernels();
 
 std::vector<OpKernel> cpu_attention_kernels();  // op_bench_attention_cpu.cpp

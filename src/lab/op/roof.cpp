@@ -13,7 +13,6 @@ Roof measure_roof(const RoofOptions& options) {
   }
   Ceilings ceilings = measure_ceilings({.n_threads = options.n_threads,
                                         .isa = options.isa,
-                                        .bytes = 0,
                                         .repeats = 60,
                                         .max_seconds = 3,
                                         .read_only = true,

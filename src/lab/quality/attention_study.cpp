@@ -247,6 +247,7 @@ std::vector<AttentionResult> run_attention(const Model& model, const Corpus& cor
     }
     results = std::move(so_far);
   }
+  if (hooks.on_result) std::ranges::for_each(results, hooks.on_result);
   return results;
 }
 
@@ -267,9 +268,8 @@ std::string attention_table(std::span<const Row> rows) {
       "| KV cache K/V | relative L2 | cosine | norm ratio | RMS logit error | with a K outlier: relative L2 | cosine | "
       "norm ratio | RMS logit error |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|\n";
   const auto cells = [](const Row& e) {
-    const auto value = [&](const char* name) { return e[name].is_number() ? e[name].get<double>() : NAN; };
-    return fmt::format(" {:.4f} | {:.5f} | {:.4f} | {:.4f} |", value("relative_l2"), value("cosine"),
-                       value("norm_ratio"), value("rms_logit_error"));
+    return fmt::format(" {:.4f} | {:.5f} | {:.4f} | {:.4f} |", number_in(e, "relative_l2"), number_in(e, "cosine"),
+                       number_in(e, "norm_ratio"), number_in(e, "rms_logit_error"));
   };
   for (const Row& row : rows)
     text +=

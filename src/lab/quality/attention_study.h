@@ -65,11 +65,9 @@ struct AttentionResult {
 /// Every format without exact rows, and rotor-3 by rotation and centring.
 std::vector<KvChoice> default_attention_list(int head_dim);
 
-struct AttentionHooks {
-  std::function<bool()> stop;
-  std::function<void(int64_t done, int64_t total)> on_progress;  ///< (window, candidate) pairs
-};
-/// All candidates over the same rows. Stopped early, the result has the windows that were finished.
+using AttentionHooks = StudyHooks<AttentionResult>;  // progress in (window, candidate) pairs
+/// All candidates over the same rows. Stopped early, the result has the windows that were finished, and none is handed
+/// over.
 std::vector<AttentionResult> run_attention(const Model& model, const Corpus& corpus, const AttentionOptions& options,
                                            const AttentionHooks& hooks);
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "lab/quality/engine_timelines.h"
 #include "lab/quality/quality_report.h"
 
 namespace ridge::lab {
@@ -67,7 +66,7 @@ void run_divergence(const Model& model, const Corpus& corpus, const DivergenceOp
   }
   for (const KvChoice& kv : options.candidates) {
     SessionTimeline candidate = open(kv);
-    DivergenceResult result{.kv = kv, .cache = candidate.session.kv_report(), .lengths = {}};
+    DivergenceResult result{.kv = kv, .cache = candidate.session.kv_report()};
     for (size_t i = 0; i < prompts.size(); ++i) {
       const std::vector<int32_t> tokens = greedy_tokens(candidate, prompts[i], options.n_generate, &texts[i]);
       const bool same = tokens.back() == texts[i][tokens.size() - 1];

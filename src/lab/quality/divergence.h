@@ -30,11 +30,7 @@ struct DivergenceResult {
   std::vector<int> lengths;  ///< tokens equal to the base's, per prompt; n_generate: all of them
 };
 
-struct DivergenceHooks {
-  std::function<bool()> stop;
-  std::function<void(int64_t done, int64_t total)> on_progress;  ///< texts generated
-  std::function<void(const DivergenceResult& result)> on_result;
-};
+using DivergenceHooks = StudyHooks<DivergenceResult>;  // progress in texts
 
 /// Generates with the base, then with every candidate. Stopped early, finished candidates have been handed over.
 void run_divergence(const Model& model, const Corpus& corpus, const DivergenceOptions& options,

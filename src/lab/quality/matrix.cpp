@@ -21,10 +21,7 @@ std::optional<Row> find_cell(std::span<const Row> stored, const Row& cell) {
   return std::nullopt;
 }
 
-double field(const Row& row, const char* name, const char* part) {
-  const Row& value = row[name][part];
-  return value.is_number() ? value.get<double>() : NAN;
-}
+double field(const Row& row, const char* name, const char* part) { return number_in(row[name], part); }
 
 }  // namespace
 

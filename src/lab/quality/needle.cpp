@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "base/rng.h"
-#include "lab/quality/engine_timelines.h"
 #include "lab/quality/quality_report.h"
 
 namespace ridge::lab {
@@ -31,14 +30,12 @@ struct Trial {
 std::vector<Trial> make_trials(const Model& model, const Corpus& corpus, const NeedleOptions& options) {
   const std::vector<int32_t> ids = text_tokens(model, corpus);
   if (int(ids.size()) < options.needle)
-    throw Error(ErrorKind::usage, fmt::format("the text has {} different tokens to draw from, a needle needs {}",
-                                              ids.size(), options.needle));
+    throw_error(ErrorKind::usage, "the text has {} different tokens to draw from, a needle needs {}", ids.size(),
+                options.needle);
   const int64_t room = int64_t(corpus.tokens.size()) - options.n_ctx;
   if (room < 0)
-    throw Error(ErrorKind::usage,
-                fmt::format("the text has {} tokens, a probe needs {} (give a longer text or smaller probes)",
-                            corpus.tokens.size(), options.n_ctx),
-                "n_ctx");
+    throw_wrong_field("n_ctx", "the text has {} tokens, a probe needs {} (give a longer text or smaller probes)",
+                      corpus.tokens.size(), options.n_ctx);
   Rng rng(options.seed);
   std::vector<Trial> trials;
   for (int i = 0; i < options.n_trials; ++i) {
@@ -109,18 +106,17 @@ void score_probe(Timeline& timeline, const NeedleProbe& probe, NeedleScore& scor
 void run_needle(const Model& model, const Corpus& corpus, const NeedleOptions& options, const NeedleHooks& hooks) {
   if (options.cue < 1 || options.cue >= options.needle || options.n_depths < 1 || options.copies < 1 ||
       options.n_ctx < (options.copies + 1) * options.needle + 2)
-    throw Error(ErrorKind::usage,
-                fmt::format("{} needles of {} with a cue of {} do not fit in {} tokens (a shorter needle, "
-                            "a cue below it, or more tokens)",
-                            options.copies, options.needle, options.cue, options.n_ctx),
-                "n_ctx");
+    throw_wrong_field(
+        "n_ctx",
+        "{} needles of {} with a cue of {} do not fit in {} tokens (a shorter needle, a cue below it, or more tokens)",
+        options.copies, options.needle, options.cue, options.n_ctx);
   const std::vector<Trial> trials = make_trials(model, corpus, options);
   const auto bos = model.info().add_bos ? model.bos() : std::nullopt;
   const auto total = int64_t(options.candidates.size() * trials.size()) * (options.n_depths + 1);
   int64_t done = 0;
   for (const KvChoice& kv : options.candidates) {
     SessionTimeline timeline(model, session_options(kv, options.n_ctx, kTimelineUbatch));
-    NeedleResult result{.kv = kv, .cache = timeline.session.kv_report(), .depths = {}, .absent = {}};
+    NeedleResult result{.kv = kv, .cache = timeline.session.kv_report()};
     const auto run = [&](std::optional<double> depth, NeedleScore& score) {
       for (const Trial& trial : trials) {
         score_probe(timeline,

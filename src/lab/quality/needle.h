@@ -47,11 +47,7 @@ struct NeedleResult {
   NeedleScore absent;  ///< the same answers without the needle: what guessing gives
 };
 
-struct NeedleHooks {
-  std::function<bool()> stop;
-  std::function<void(int64_t done, int64_t total)> on_progress;  ///< probes
-  std::function<void(const NeedleResult& result)> on_result;
-};
+using NeedleHooks = StudyHooks<NeedleResult>;  // progress in probes
 
 /// Runs every candidate over the same probes. Stopped early, finished candidates have been handed over.
 void run_needle(const Model& model, const Corpus& corpus, const NeedleOptions& options, const NeedleHooks& hooks);

@@ -88,11 +88,9 @@ Caches open_caches(const Model& model, const EvalOptions& options, int n_chunks,
   for (int n_seq = wanted_sequences(model, options, n_chunks, step_tokens);; n_seq /= 2) {
     if (auto caches = try_open(model, options, n_seq)) return std::move(*caches);
     if (n_seq == 1)
-      throw Error(
-          ErrorKind::no_memory,
-          fmt::format("{}: not enough memory for {} caches of {} tokens (a smaller n_ctx, or fewer caches at a "
-                      "time)",
-                      model.info().device, options.candidates.size() + (options.against_base ? 1 : 0), options.n_ctx));
+      throw_error(ErrorKind::no_memory,
+                  "{}: not enough memory for {} caches of {} tokens (a smaller n_ctx, or fewer caches at a time)",
+                  model.info().device, options.candidates.size() + (options.against_base ? 1 : 0), options.n_ctx);
   }
 }
 
@@ -188,7 +186,7 @@ EvalResult evaluate(const Model& model, const Corpus& corpus, const EvalOptions&
   const int step_tokens = block_rows(options, result.model.vocab_size);
   const Caches caches = open_caches(model, options, result.windows.n_chunks, step_tokens);
   for (size_t c = 0; c < options.candidates.size(); ++c)
-    result.candidates.push_back({.kv = options.candidates[c], .cache = caches.candidates[c]->cache(), .scores = {}});
+    result.candidates.push_back({.kv = options.candidates[c], .cache = caches.candidates[c]->cache()});
 
   std::vector<Scores> scores;
   const auto refresh = [&](int chunks_done) {
@@ -212,8 +210,7 @@ EvalResult evaluate(const Model& model, const Corpus& corpus, const EvalOptions&
   if (options.base_file)
     pass.base_log_probs = [&](int64_t row, std::span<float> log_probs) {
       if (const Status status = options.base_file->base().read_row(row, log_probs); !status)
-        throw Error(ErrorKind::bad_file,
-                    fmt::format("{}: {}", options.base_file->path().native(), status.error().message));
+        throw_error(ErrorKind::bad_file, "{}: {}", options.base_file->path().native(), status.error().message);
     };
   if (hooks.on_progress) pass.on_progress = [&](int64_t steps) { hooks.on_progress(steps, total); };
   if (hooks.on_chunk)

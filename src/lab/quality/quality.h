@@ -28,6 +28,14 @@ Corpus base_corpus(const Model& model, const io::KlBaseFile& file);
 /// What every row about a model on a text begins with.
 Row subject(std::string_view kind, const ModelInfo& model, const Corpus& corpus, const std::string& device);
 
+/// Of a study that gives a result a cache.
+template <class Result>
+struct StudyHooks {
+  std::function<bool()> stop;
+  std::function<void(int64_t done, int64_t total)> on_progress;
+  std::function<void(const Result& result)> on_result;  ///< of a cache that is finished
+};
+
 struct EvalOptions {
   int n_ctx = 512;
   int max_chunks = -1;  ///< -1: all

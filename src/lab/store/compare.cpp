@@ -108,12 +108,8 @@ Verdict judge(std::span<const double> a, std::span<const double> again, std::spa
 }
 
 std::string_view answer_name(Verdict::Answer answer) {
-  switch (answer) {
-    case Verdict::Answer::none: return "NO VERDICT";
-    case Verdict::Answer::faster: return "FASTER";
-    case Verdict::Answer::slower: return "SLOWER";
-  }
-  return "?";
+  constexpr std::string_view kNames[] = {"NO VERDICT", "FASTER", "SLOWER"};
+  return kNames[size_t(answer)];
 }
 
 std::string ratio_text(const Verdict& v) { return fmt::format("{:.2f}x [{:.2f}, {:.2f}]", v.ratio, v.low, v.high); }

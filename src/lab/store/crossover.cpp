@@ -10,10 +10,6 @@ namespace {
 
 using Verdicts = Verdict::Answer;
 
-std::string text_of(const Row& object, const char* name) {
-  const auto found = object.find(name);
-  return found != object.end() && found->is_string() ? found->get<std::string>() : std::string();
-}
 std::optional<int64_t> whole_of(const Row& object, const char* name) {
   const auto found = object.find(name);
   return found != object.end() && found->is_number_integer() ? std::optional(found->get<int64_t>()) : std::nullopt;
@@ -46,8 +42,8 @@ struct Series {
 };
 
 std::string label_of(const Row& cell) {
-  const std::string kernel = text_of(cell, "kernel");
-  const std::string format = text_of(cell, "format");
+  const std::string kernel = text_in(cell, "kernel");
+  const std::string format = text_in(cell, "format");
   return kernel.empty() || kernel == "best" ? format : fmt::format("{} ({})", format, kernel);
 }
 
@@ -61,13 +57,13 @@ std::map<std::string, Series> collect(std::span<const Row> rows, const char* axi
   std::map<std::string, Series> all;
   for (const Row& row : rows) {
     const auto cell = row.find("cell");
-    if (cell == row.end() || !cell->is_object() || text_of(*cell, "format").empty()) continue;
+    if (cell == row.end() || !cell->is_object() || text_in(*cell, "format").empty()) continue;
     const std::optional<int64_t> x = whole_of(*cell, axis);
     if (!x) continue;
     Row common = without(*cell, {axis, "format", "kernel", "control"});
     Series& series = all[cell_key({{"cell", common}})];
     series.common = std::move(common);
-    const std::string date = text_of(row, "date").empty() ? text_of(row, "test_time") : text_of(row, "date");
+    const std::string date = row_date(row);
     series.newest = std::max(series.newest, date);
     const std::string label = label_of(*cell);
     if (std::find(series.formats.begin(), series.formats.end(), label) == series.formats.end())
@@ -95,7 +91,7 @@ std::vector<const Series*> newest_builds(const std::map<std::string, Series>& al
 
 std::string no_times(const std::string& label, const Row* row) {
   if (!row) return label + ": not measured";
-  const std::string state = row_state(*row), reason = text_of(*row, "reason");
+  const std::string state = row_state(*row), reason = text_in(*row, "reason");
   if (state != "done") return fmt::format("{}: {}: {}", label, state, reason);
   return label + ": its row has no samples";
 }
@@ -108,7 +104,7 @@ CrossoverPoint point_at(int64_t x, const std::map<std::string, Cell>& cells, con
   };
   const auto times = [](const Row* row) { return row ? samples_of(*row) : std::vector<double>(); };
   const Cell a = cell(baseline), b = cell(format);
-  CrossoverPoint point{.x = x, .verdict = {}, .missing = {}, .baseline_key = {}, .key = {}};
+  CrossoverPoint point{.x = x};
   for (const auto& [label, row] : {std::pair(baseline, a.row), std::pair(format, b.row)}) {
     if (!times(row).empty()) continue;
     point.missing = no_times(label, row);
@@ -157,10 +153,10 @@ void answer(Crossover& c) {
 
 std::string subject_of(const Row& common, std::string_view axis) {
   const auto count = [&](const char* name) { return whole_of(common, name).value_or(0); };
-  const std::string bench = text_of(common, "bench");
+  const std::string bench = text_in(common, "bench");
   std::string text = bench;
   if (bench == "gemv") text += fmt::format(" {}x{}", count("n_out"), count("n_in"));
-  else if (bench == "decode") text += " of " + text_of(common, "model");
+  else if (bench == "decode") text += " of " + text_in(common, "model");
   else text += fmt::format(" {}/{}/{}", count("n_heads"), count("n_kv_heads"), count("head_dim"));
   if (axis != "batch" && common.contains("batch")) text += fmt::format(", batch {}", count("batch"));
   if (axis != "depth" && common.contains("depth")) text += fmt::format(", depth {}", count("depth"));
@@ -169,20 +165,13 @@ std::string subject_of(const Row& common, std::string_view axis) {
 
 std::string where_of(const Row& common) {
   const int64_t n_threads = whole_of(common, "n_threads").value_or(0);
-  const std::string name = text_of(common, "device_name");
+  const std::string name = text_in(common, "device_name");
   return n_threads == 0 ? name : fmt::format("{}, {} thread{}", name, n_threads, n_threads == 1 ? "" : "s");
 }
 
 std::string_view answer_word(Crossover::Answer answer) {
-  switch (answer) {
-    case Crossover::Answer::always: return "always";
-    case Crossover::Answer::never: return "never";
-    case Crossover::Answer::up_to: return "up_to";
-    case Crossover::Answer::from: return "from";
-    case Crossover::Answer::mixed: return "mixed";
-    case Crossover::Answer::undecided: return "undecided";
-  }
-  return "?";
+  constexpr std::string_view kNames[] = {"always", "never", "up_to", "from", "mixed", "undecided"};
+  return kNames[size_t(answer)];
 }
 
 /// The places of the points that a condition picks: "1, 2, 4".

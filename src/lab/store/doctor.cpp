@@ -5,12 +5,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <fstream>
 #include <set>
 #include <sstream>
 
 #include "base/result.h"
-#include "lab/store/doctor_gpu.h"
 
 namespace ridge::lab {
 namespace {
@@ -26,22 +24,18 @@ Check check_build(const Surroundings& here) {
     if (!here.sanitizer.empty()) check.what += ", " + here.sanitizer;
     check.what += ": times of this build mean nothing";
     check.advice = "cmake --preset release && cmake --build --preset release";
-  } else if (build.commit.ends_with("-dirty") || build.commit == "unknown") {
-    check.finding = Finding::note;
-    check.what += ": rows will not say which source made them";
-    check.advice = "commit before measuring for the record, then build again";
-  }
+  } else if (build.commit.ends_with("-dirty") || build.commit == "unknown")
+    check.worsen(Finding::note, ": rows will not say which source made them",
+                 "commit before measuring for the record, then build again");
   return check;
 }
 
 Check check_processor(const Surroundings& here) {
   const MachineInfo& machine = here.machine;
   Check check{"processor", Finding::ok, fmt::format("{}, kernels up to {}", machine.cpu_model, machine.isa), ""};
-  if (machine.isa == "scalar") {
-    check.finding = Finding::note;
-    check.what += ": only the scalar kernels run here, far below the roof";
-    check.advice = "a processor with AVX2; in a virtual machine pass the host's features on";
-  }
+  if (machine.isa == "scalar")
+    check.worsen(Finding::note, ": only the scalar kernels run here, far below the roof",
+                 "a processor with AVX2; in a virtual machine pass the host's features on");
   return check;
 }
 
@@ -74,14 +68,11 @@ Check check_threads(const Surroundings& here) {
   if (n_cores > 0) check.what += fmt::format(", {} cores", n_cores);
   const double quota = quota_of(first_line(here.root / "sys/fs/cgroup/cpu.max"));
   if (quota < n) {
-    check.finding = Finding::problem;
-    check.what +=
-        fmt::format(", but the cgroup pays for {:.2g}: threads will be stopped in the middle of a run", quota);
-    check.advice = fmt::format("set threads to {}, or raise the container's CPU limit", std::max(1, int(quota)));
-  } else if (n_cores > 0 && n_cores < n) {
-    check.finding = Finding::note;
-    check.advice = fmt::format("threads share cores: compare with threads set to {}", n_cores);
-  }
+    check.worsen(Finding::problem,
+                 fmt::format(", but the cgroup pays for {:.2g}: threads will be stopped in the middle of a run", quota),
+                 fmt::format("set threads to {}, or raise the container's CPU limit", std::max(1, int(quota))));
+  } else if (n_cores > 0 && n_cores < n)
+    check.worsen(Finding::note, "", fmt::format("threads share cores: compare with threads set to {}", n_cores));
   return check;
 }
 
@@ -92,8 +83,8 @@ Check check_load(const Surroundings& here) {
                           here.machine.n_processors, here.machine.load_1min),
               ""};
   if (here.busy_others <= kQuiet) return check;
-  check.finding = here.busy_others > kBusy ? Finding::problem : Finding::note;
-  check.advice = "stop what else runs, or expect wide quartiles (every row stores the load)";
+  check.worsen(here.busy_others > kBusy ? Finding::problem : Finding::note, "",
+               "stop what else runs, or expect wide quartiles (every row stores the load)");
   return check;
 }
 
@@ -104,19 +95,16 @@ Check check_clocks(const Surroundings& here) {
   if (governor.empty()) return {"clocks", Finding::ok, "set by the host; the kernel shows no governor", ""};
   Check check{"clocks", Finding::ok, fmt::format("governor {}, turbo {}", governor, no_turbo ? "off" : "on"), ""};
   if (governor == "performance") return check;
-  check.finding = Finding::note;
-  check.advice = "clocks rise only under load: cpupower frequency-set -g performance";
+  check.worsen(Finding::note, "", "clocks rise only under load: cpupower frequency-set -g performance");
   return check;
 }
 
 Check check_timer(const Surroundings& here) {
   const std::string source = first_line(here.root / "sys/devices/system/clocksource/clocksource0/current_clocksource");
   Check check{"timer", Finding::ok, source.empty() ? "clock source unknown" : "clock source " + source, ""};
-  if (source == "hpet" || source == "acpi_pm" || source == "jiffies") {
-    check.finding = Finding::note;
-    check.what += ": reading the time costs a microsecond";
-    check.advice = "boot with tsc=reliable, if the processor's TSC is";
-  }
+  if (source == "hpet" || source == "acpi_pm" || source == "jiffies")
+    check.worsen(Finding::note, ": reading the time costs a microsecond",
+                 "boot with tsc=reliable, if the processor's TSC is");
   return check;
 }
 
@@ -129,14 +117,11 @@ Check check_memory(const Surroundings& here) {
                   double(machine.available_bytes) / kGib, double(cache) / kMib),
       ""};
   if (cache == 0) {
-    check.finding = Finding::note;
-    check.what += " (unknown)";
-    check.advice = "give bench bandwidth a size of several times the cache";
+    check.worsen(Finding::note, " (unknown)", "give bench bandwidth a size of several times the cache");
   } else if (machine.available_bytes / 8 < 4 * cache) {
     // The bench takes an eighth of what is available for a buffer.
-    check.finding = Finding::problem;
-    check.what += ": too little for buffers of four times the cache, so reads would come from it";
-    check.advice = "free memory, or run where there is more";
+    check.worsen(Finding::problem, ": too little for buffers of four times the cache, so reads would come from it",
+                 "free memory, or run where there is more");
   }
   return check;
 }
@@ -145,20 +130,9 @@ Check check_pages(const Surroundings& here) {
   const std::string setting = first_line(here.root / "sys/kernel/mm/transparent_hugepage/enabled");
   Check check{"huge pages", Finding::ok, setting.empty() ? "unknown" : setting, ""};
   if (setting.find("[never]") == std::string::npos) return check;
-  check.finding = Finding::note;
-  check.what += ": small pages cost bandwidth";
-  check.advice = "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled";
+  check.worsen(Finding::note, ": small pages cost bandwidth",
+               "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled");
   return check;
-}
-
-/// A field of a stored row, whatever stands there.
-double number_in(const Row& row, const char* field) {
-  const auto found = row.find(field);
-  return found != row.end() && found->is_number() ? found->get<double>() : NAN;
-}
-std::string text_in(const Row& row, const char* field) {
-  const auto found = row.find(field);
-  return found != row.end() && found->is_string() ? found->get<std::string>() : "";
 }
 
 /// The stream `read` of a row of bench bandwidth; null when it has none.
@@ -199,18 +173,13 @@ Check check_ceilings(const Surroundings& here) {
     if (is_of(row, here.machine) && row.value("in_cache", Row()) == Row(false) && row.contains("n_gen"))
       above = std::fmax(above, number_in(row, "pct_of_roof"));
   if (!(median >= kLeast && median <= kMost)) {
-    check.finding = Finding::problem;
-    check.what += ": no memory reads like that";
-    check.advice = measure;
+    check.worsen(Finding::problem, ": no memory reads like that", measure);
   } else if (above > kAbove) {
     check.finding = Finding::problem;
     check.what += fmt::format("; a decode row is at {:.0f} % of its roof, which was measured too low", above);
     check.advice = "stop what else runs and measure that row again";
-  } else if ((upper - lower) / median > kSpread) {
-    check.finding = Finding::note;
-    check.what += ": quartiles far apart";
-    check.advice = std::string("measure again on a quiet machine: ") + measure;
-  }
+  } else if ((upper - lower) / median > kSpread)
+    check.worsen(Finding::note, ": quartiles far apart", std::string("measure again on a quiet machine: ") + measure);
   return check;
 }
 

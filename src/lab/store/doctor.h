@@ -24,6 +24,13 @@ struct Check {
   Finding finding = Finding::ok;
   std::string what;
   std::string advice;  ///< what to do; empty when nothing need be done
+
+  /// Finds worse: more of what there is, and what to do about it.
+  void worsen(Finding found, std::string_view more, std::string what_to_do) {
+    finding = found;
+    what += more;
+    advice = std::move(what_to_do);
+  }
 };
 
 /// What checks are made from.
@@ -46,6 +53,9 @@ Surroundings look_around(const std::vector<std::filesystem::path>& results);
 
 /// Every check, in the order they are shown.
 std::vector<Check> examine(const Surroundings& here);
+
+/// Those of GPUs: device, driver, clocks, MIG, counters, toolkit; one line where there is no GPU.
+std::vector<Check> examine_gpu(const Surroundings& here);
 
 /// No check found a problem.
 bool is_green(const std::vector<Check>& checks);

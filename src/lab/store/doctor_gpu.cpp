@@ -1,5 +1,6 @@
-#include "lab/store/doctor_gpu.h"
+#include "lab/store/doctor.h"
 
+#include <cmath>
 #include <cstdlib>
 #include <fstream>
 
@@ -77,10 +78,10 @@ Check check_counters(const Surroundings& here) {
 
 Check check_device_ceilings(const Surroundings& here) {
   for (const Row& row : here.rows) {
-    const auto kind = row.find("kind"), name = row.find("device_name"), roof = row.find("read_roof_gb_s");
-    if (kind == row.end() || *kind != "bandwidth-device" || name == row.end() || roof == row.end()) continue;
-    if (*name == here.gpus.devices.front().name && roof->is_number())
-      return {"gpu ceilings", Finding::ok, fmt::format("read roof {:.0f} GB/s", roof->get<double>()), ""};
+    const double roof = number_in(row, "read_roof_gb_s");
+    if (text_in(row, "kind") == "bandwidth-device" && !std::isnan(roof) &&
+        text_in(row, "device_name") == here.gpus.devices.front().name)
+      return {"gpu ceilings", Finding::ok, fmt::format("read roof {:.0f} GB/s", roof), ""};
   }
   return {"gpu ceilings", Finding::note, "this GPU's read roof is in no stored row",
           "ridge bench bandwidth --device cuda --results results/bandwidth-cuda.jsonl"};
@@ -103,11 +104,8 @@ std::vector<Check> examine_gpu(const Surroundings& here) {
                fmt::format("{} x {}, sm_{}, driver for CUDA {}, built with {}", gpus.devices.size(), first.name,
                            first.sm, cuda_version_text(gpus.driver_version), cuda_version_text(gpus.runtime_version)),
                ""};
-  if (gpus.driver_version / 1000 < gpus.runtime_version / 1000) {
-    device.finding = Finding::problem;
-    device.what += ": the driver is older than this program's CUDA";
-    device.advice = "update the driver";
-  }
+  if (gpus.driver_version / 1000 < gpus.runtime_version / 1000)
+    device.worsen(Finding::problem, ": the driver is older than this program's CUDA", "update the driver");
   checks.push_back(device);
   for (Check& check : check_state(here)) checks.push_back(std::move(check));
   checks.push_back(check_counters(here));

@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
-#include <map>
 #include <optional>
 
 #include "base/thread_pool.h"

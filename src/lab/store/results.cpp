@@ -48,6 +48,15 @@ void write_all(int fd, std::string_view bytes, const std::filesystem::path& path
 
 Row number(double value) { return std::isfinite(value) ? Row(value) : Row(nullptr); }
 
+std::string text_in(const Row& row, const char* field) {
+  const auto found = row.find(field);
+  return found != row.end() && found->is_string() ? found->get<std::string>() : "";
+}
+double number_in(const Row& row, const char* field) {
+  const auto found = row.find(field);
+  return found != row.end() && found->is_number() ? found->get<double>() : NAN;
+}
+
 std::string json_text(const Row& row, int indent) {
   return row.dump(indent, ' ', false, Row::error_handler_t::replace);
 }

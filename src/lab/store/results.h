@@ -15,6 +15,10 @@ using Row = nlohmann::ordered_json;
 /// A measured number for JSON: NaN and infinity, which JSON cannot hold, become null.
 Row number(double value);
 
+/// A field of a stored row, whatever stands there: empty where it is no text, NaN where it is no number.
+std::string text_in(const Row& row, const char* field);
+double number_in(const Row& row, const char* field);
+
 /// JSON on one line, or indented; bytes that are no UTF-8 are replaced.
 std::string json_text(const Row& row, int indent = -1);
 

@@ -122,11 +122,6 @@ Status check_store(sqlite3* db, const std::filesystem::path& path) {
   return {};
 }
 
-std::string text_field(const Row& row, const char* name) {
-  const auto found = row.find(name);
-  return found != row.end() && found->is_string() ? found->get<std::string>() : std::string();
-}
-
 }  // namespace
 
 std::string cell_key(const Row& row) {
@@ -136,13 +131,18 @@ std::string cell_key(const Row& row) {
 }
 
 std::string row_state(const Row& row) {
-  const std::string state = text_field(row, "state");
+  const std::string state = text_in(row, "state");
   return state.empty() ? "done" : state;
 }
 
 std::string row_kind(const Row& row) {
-  const std::string kind = text_field(row, "kind");
+  const std::string kind = text_in(row, "kind");
   return kind.empty() ? "decode" : kind;
+}
+
+std::string row_date(const Row& row) {
+  const std::string date = text_in(row, "date");
+  return date.empty() ? text_in(row, "test_time") : date;
 }
 
 void Store::Close::operator()(sqlite3* db) const { sqlite3_close_v2(db); }
@@ -186,14 +186,12 @@ Result<Store> Store::open(const std::filesystem::path& path, bool create) {
 }
 
 void Store::add(const Row& row) {
-  std::string date = text_field(row, "date");
-  if (date.empty()) date = text_field(row, "test_time");
-  if (date.empty()) date = utc_now();
+  const std::string date = row_date(row);
   Statement statement(db_.get(), "INSERT OR REPLACE INTO rows (key, kind, state, date, row) VALUES (?, ?, ?, ?, ?)");
   statement.bind(1, cell_key(row));
   statement.bind(2, row_kind(row));
   statement.bind(3, row_state(row));
-  statement.bind(4, date);
+  statement.bind(4, date.empty() ? utc_now() : date);
   statement.bind(5, json_text(row));
   statement.next();
   if (!statement.done())

@@ -25,6 +25,8 @@ std::string cell_key(const Row& row);
 std::string row_state(const Row& row);
 /// Its field `kind`; "decode" for rows of bench decode, which have llama-bench's fields and no kind.
 std::string row_kind(const Row& row);
+/// When it was measured: its field `date`, `test_time` in rows of bench decode.
+std::string row_date(const Row& row);
 
 class Store {
  public:

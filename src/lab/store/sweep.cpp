@@ -114,7 +114,7 @@ void run_decode(const SweepSpec& spec, const SweepPlan& plan, Batch& batch) {
   const auto finish = [&](const BenchRow& row, bool failed) {
     const std::optional<size_t> i = batch.next_of(kv_text(row.test.kv));
     RIDGE_CHECK(i, "a row of {}, which was not asked for", kv_text(row.test.kv));
-    Row fields = bench_fields(row, params, true);
+    Row fields = bench_fields(row, params);
     if (failed) mark_failed(fields, "NMSE", row.check.nmse, row.check.bound, row.check.what);
     batch.finish(*i, std::move(fields));
   };
@@ -182,10 +182,7 @@ std::string sweep_markdown_head() {
 }
 
 std::string sweep_markdown_line(const SweepCell& cell, const Row& row) {
-  const auto value = [&](const char* name) {
-    const auto found = row.find(name);
-    return found != row.end() && found->is_number() ? found->get<double>() : NAN;
-  };
+  const auto value = [&](const char* name) { return number_in(row, name); };
   const std::string state = row_state(row);
   if (state != "done")
     return fmt::format("| {} | {} | | | | {} |", cell.text(), state == "failed" ? "FAILED" : "skipped",

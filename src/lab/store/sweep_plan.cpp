@@ -3,6 +3,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/build_info.h"
 #include "engine/device_name.h"
@@ -114,12 +115,11 @@ SweepPlan plan_sweep(const SweepSpec& spec, const SweepTarget& target, std::span
     const auto cell = row.find("cell");
     if (cell == row.end() || !cell->is_object() || row_state(row) != "done") continue;
     done[cell_key(row)] = true;
-    const auto seconds = row.find("cell_seconds");
-    if (seconds != row.end() && seconds->is_number())
-      took[cell_key({{"cell", without_build(*cell)}})] = seconds->get<double>();
+    if (const double seconds = number_in(row, "cell_seconds"); !std::isnan(seconds))
+      took[cell_key({{"cell", without_build(*cell)}})] = seconds;
   }
   for (const SweepCell& cell : spec.cells) {
-    PlannedCell planned{.cell = cell, .identity = cell.fields(), .read_bytes = std::nullopt};
+    PlannedCell planned{.cell = cell, .identity = cell.fields()};
     planned.identity.update(place);
     planned.is_done = done.contains(cell_key({{"cell", planned.identity}}));
     planned.read_bytes =

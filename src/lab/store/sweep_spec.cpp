@@ -141,7 +141,6 @@ Status add_cache_op(const Fields& grid, const std::string& bench, std::vector<Sw
       for (const int depth : depths)
         for (const int n : n_new)
           add_formats({.bench = bench,
-                       .model = {},
                        .shape = shape,
                        .head_dim = head_dim,
                        .batch = b,

@@ -16,8 +16,8 @@ struct Arch {
   std::string_view hf_class;  ///< architectures[0] of config.json
   std::string_view same_as;   ///< the architecture that it is another name of, and is written as; else empty
   RopePairs gguf_pairs;       ///< pair convention of the rows in a GGUF file (HF files always have halves)
-  bool qkv_bias;              ///< q, k and v have biases by default (config.json's attention_bias decides where given)
-  bool qk_norm;               ///< q and k heads are normalised before RoPE
+  bool qkv_bias = false;      ///< q, k and v have biases by default (config.json's attention_bias decides where given)
+  bool qk_norm = false;       ///< q and k heads are normalised before RoPE
   Activation activation = Activation::silu;  ///< where the file does not say
   bool bitnet = false;                       ///< sub-norms and ternary projections
   bool windowed = false;  ///< a number in config.json's sliding_window is a window, whatever use_sliding_window says

@@ -1,6 +1,5 @@
 // GGUF metadata <-> Config.
 #include <algorithm>
-#include <cmath>
 
 #include "model/arch/arch.h"
 

@@ -71,10 +71,7 @@ AttentionProblem::AttentionProblem(const KvLayerConfig& layer, int n_heads, int 
       a_{.n_heads = n_heads,
          .scale = 1,
          .k = KvLayout(layer, true, false).tiles,
-         .v = KvLayout(layer, false, false).tiles,
-         .spans = {},
-         .q = {},
-         .out = {}} {
+         .v = KvLayout(layer, false, false).tiles} {
   a_.spans = {&span_, 1};
 }
 

@@ -40,7 +40,6 @@ class DeviceKvMemory final : public KvMemory {
 
   using KvMemory::allocated_bytes;
   int64_t allocated_bytes(int layer, bool is_k) const override;
-  int64_t overhead_bytes(int layer, bool is_k) const override;
   void clear_slot(int slot) override;
   void copy_slot(int from, int to) override;
   void copy_page(int from, int to) override;

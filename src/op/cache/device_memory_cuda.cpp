@@ -12,18 +12,6 @@ namespace {
 
 std::atomic<uint64_t> n_memories = 0;
 
-constexpr int64_t kPadBytes = 64;  // decoders of rows may read this far past the last one
-
-std::vector<KvLayouts> layouts_of(std::span<const KvLayerConfig> layers) {
-  std::vector<KvLayouts> layouts;
-  for (const KvLayerConfig& layer : layers) layouts.emplace_back(layer, device_tiles(layer).ok);
-  return layouts;
-}
-
-gpu::Buffer room_for(int64_t n, int64_t bytes_each) {
-  return gpu::Buffer(bytes_each > 0 ? n * bytes_each + kPadBytes : 0);
-}
-
 /// Calls run(first, n) for the runs of pages that lie behind one another: pages[first + i] = pages[first] + i.
 template <class Run>
 void for_each_run(std::span<const int32_t> pages, const Run& run) {
@@ -39,18 +27,16 @@ DeviceKvMemory::Side::Side(const gpu::Stream& stream, int layer, const KvLayout&
                            std::span<const float> metric_of_model, int n_pages, int n_slots)
     : layout(of),
       tiles(of.tiles),
-      pages(room_for(n_pages, of.page_bytes())),
-      ring(room_for(n_slots, of.ring_bytes())),
-      sinks(room_for(n_slots, of.sinks_bytes())),
+      pages(n_pages * of.page_bytes() + kPadBytes),
+      ring(of.ring_bytes() > 0 ? n_slots * of.ring_bytes() + kPadBytes : 0),
+      sinks(of.sinks_bytes() > 0 ? n_slots * of.sinks_bytes() + kPadBytes : 0),
       centre(n_slots * of.centre_bytes()),
       head_scale(n_slots * of.head_scale_bytes()),
       counts(n_pages * int64_t(sizeof(PageCounts))) {
   const RowRotation turn(of.config.policy.rotation, layer, tiles.head_dim);
   rotation = gpu::to_device(stream, turn.table());
   if (of.config.policy.rounding == KvRounding::weighted) {
-    RIDGE_CHECK(int64_t(metric_of_model.size()) == int64_t(tiles.n_kv_heads) * tiles.head_dim * tiles.head_dim,
-                "weighted rounding needs a metric of {} x {} x {}, got {} values", tiles.n_kv_heads, tiles.head_dim,
-                tiles.head_dim, metric_of_model.size());
+    check_metric(tiles, metric_of_model);
     metric =
         gpu::to_device(stream, std::span<const float>(metric_in_cache_space(turn, tiles.head_dim, metric_of_model)));
     tiles.metric = metric.as<float>();
@@ -67,7 +53,7 @@ DeviceKvMemory::Side::Side(const gpu::Stream& stream, int layer, const KvLayout&
 
 DeviceKvMemory::DeviceKvMemory(const gpu::Stream& stream, std::span<const KvLayerConfig> layers,
                                std::span<const KvMetricView> metrics, int n_pages, int n_slots)
-    : KvMemory(layouts_of(layers), n_pages, n_slots),
+    : KvMemory(layers, true, n_pages, n_slots),
       stream_(stream),
       serial_(++n_memories),
       saturated_(int64_t(2 * layers.size() * sizeof(unsigned long long))),
@@ -131,33 +117,20 @@ DeviceKvMemory::DeviceKvMemory(const gpu::Stream& stream, std::span<const KvLaye
 std::vector<std::byte> DeviceKvMemory::row_bytes(int layer, bool is_k, RowForm form, int place, int head,
                                                  int position) const {
   const KvTiles& t = tiles(layer, is_k);
-  const bool sink = form == RowForm::sink, in_rows = t.kind == TileKind::rows;
-  const int tile = position / kTilePositions, at = position % kTilePositions;
-  const std::byte* const from = sink                     ? t.sink_tile(place, head)
-                                : form == RowForm::coded ? t.coded_tile(place, head, tile)
-                                                         : t.ring_tile(place, head, tile);
-  const int format = sink ? int(&*find_kv_format("f16").or_throw() - kv_formats().data())
-                          : (form == RowForm::coded ? t.format : t.recent);
-  const int64_t n = sink ? 2 * t.head_dim : form == RowForm::coded ? t.row_bytes : t.recent_row_bytes;
-  const TileKind kind = in_rows                  ? TileKind::rows
-                        : sink                   ? TileKind::f16
-                        : form == RowForm::coded ? t.kind
-                                                 : t.recent_kind;
-  std::vector<std::byte> tile_bytes(size_t(in_rows ? n : TileShape(kind, t.head_dim).bytes)),
-      row(static_cast<size_t>(n));
-  gpu::download(stream_, tile_bytes.data(), in_rows ? from + at * n : from, ssize(tile_bytes));
+  const int tile = position / kTilePositions;
+  const auto [of, from] = form == RowForm::sink    ? std::pair(sink_form(t), t.sink_tile(place, head))
+                          : form == RowForm::coded ? std::pair(coded_form(t), t.coded_tile(place, head, tile))
+                                                   : std::pair(recent_form(t), t.ring_tile(place, head, tile));
+  std::vector<std::byte> whole(size_t(of.kind == TileKind::rows ? (position % kTilePositions + 1) * of.row_bytes
+                                                                : TileShape(of.kind, t.head_dim).bytes)),
+      row(size_t(of.row_bytes));
+  gpu::download(stream_, whole.data(), from, ssize(whole));
   stream_.synchronize();
-  if (in_rows) return tile_bytes;
-  read_tile_row(format, tile_bytes.data(), is_k, at, t.head_dim, row.data());
+  read_row(of, t, whole.data(), position, row.data());
   return row;
 }
 
 int64_t DeviceKvMemory::allocated_bytes(int layer, bool is_k) const { return side(layer, is_k).bytes(); }
-
-int64_t DeviceKvMemory::overhead_bytes(int layer, bool is_k) const {
-  const Side& s = side(layer, is_k);
-  return kPadBytes * (1 + (s.ring.bytes() > 0) + (s.sinks.bytes() > 0)) + s.counts.bytes();
-}
 
 void DeviceKvMemory::clear_slot(int slot) { device_clear_parts(stream_, slot_floats_.get(), slot_floats_.n, slot); }
 void DeviceKvMemory::copy_slot(int from, int to) { device_copy_parts(stream_, of_slot_.get(), of_slot_.n, from, to); }
@@ -217,10 +190,7 @@ SideImage DeviceKvMemory::read_side(int layer, bool is_k, const SequencePlace& p
   host.for_each_piece(
       [&](const void* device, void* here, int64_t bytes) { gpu::download(stream_, here, device, bytes); });
   stream_.synchronize();
-  SideImage image{.ring_first = place.ring_first[side_index(layer, is_k)], .bytes = {}};
-  image.bytes.resize(size_t(side_image_bytes(of.layout, place.n, image.ring_first)));
-  ridge::read_side(of.layout, host.bytes(), place.n, image.ring_first, image.bytes.data());
-  return image;
+  return image_of_side(of.layout, host.bytes(), place.n, place.ring_first[side_index(layer, is_k)]);
 }
 
 void DeviceKvMemory::write(const SequenceImage& image, const SequencePlace& place) {

@@ -9,18 +9,16 @@
 namespace ridge {
 namespace {
 
-constexpr int64_t kPadBytes = 64;  // kernels may read this far past the last row
-
 /// What is added to a metric's diagonal of mean 1: directions that no query looks at today still have a cost.
 constexpr float kMetricRidge = 0.05f;
 
-std::vector<KvLayouts> layouts_of(std::span<const KvLayerConfig> layers) {
-  std::vector<KvLayouts> layouts;
-  for (const KvLayerConfig& layer : layers) layouts.emplace_back(layer, false);
-  return layouts;
-}
-
 }  // namespace
+
+void check_metric(const KvTiles& t, std::span<const float> metric) {
+  RIDGE_CHECK(int64_t(metric.size()) == int64_t(t.n_kv_heads) * t.head_dim * t.head_dim,
+              "weighted rounding needs a metric of {} x {} x {}, got {} values", t.n_kv_heads, t.head_dim, t.head_dim,
+              metric.size());
+}
 
 std::vector<float> metric_in_cache_space(const RowRotation& rotation, int head_dim, std::span<const float> metric) {
   const size_t dim = size_t(head_dim), size = dim * dim;
@@ -52,9 +50,7 @@ HostKvMemory::Side::Side(int layer, const KvLayout& of, std::span<const float> m
   if (of.ring_bytes() > 0) ring = AlignedBuffer(n_slots * of.ring_bytes() + kPadBytes);
   if (of.sinks_bytes() > 0) sinks = AlignedBuffer(n_slots * of.sinks_bytes() + kPadBytes);
   if (of.config.policy.rounding == KvRounding::weighted) {
-    RIDGE_CHECK(int64_t(metric_of_model.size()) == int64_t(tiles.n_kv_heads) * tiles.head_dim * tiles.head_dim,
-                "weighted rounding needs a metric of {} x {} x {}, got {} values", tiles.n_kv_heads, tiles.head_dim,
-                tiles.head_dim, metric_of_model.size());
+    check_metric(tiles, metric_of_model);
     metric = metric_in_cache_space(rotation, tiles.head_dim, metric_of_model);
     tiles.metric = metric.data();
     tiles.round = round;
@@ -80,7 +76,7 @@ SideBytes HostKvMemory::Side::bytes(const SequencePlace& place) const {
 
 HostKvMemory::HostKvMemory(std::span<const KvLayerConfig> layers, std::span<const KvMetricView> metrics, RoundRow round,
                            int n_pages, int n_slots)
-    : KvMemory(layouts_of(layers), n_pages, n_slots) {
+    : KvMemory(layers, false, n_pages, n_slots) {
   sides_.reserve(2 * layers.size());
   for (int layer = 0; layer < n_layers(); ++layer)
     for (const bool is_k : {true, false})
@@ -88,11 +84,6 @@ HostKvMemory::HostKvMemory(std::span<const KvLayerConfig> layers, std::span<cons
                           metrics.empty() ? std::span<const float>() : metrics[size_t(layer)].side(is_k), round,
                           n_pages, n_slots);
   for (Side& side : sides_) side.tiles.saturated = &side.saturated;
-}
-
-int64_t HostKvMemory::overhead_bytes(int layer, bool is_k) const {
-  const Side& s = side(layer, is_k);
-  return kPadBytes * (1 + (s.ring.bytes() > 0) + (s.sinks.bytes() > 0)) + int64_t(s.counts.size() * sizeof(PageCounts));
 }
 
 int64_t HostKvMemory::allocated_bytes(int layer, bool is_k) const {
@@ -135,10 +126,7 @@ void HostKvMemory::clear_counts(int page) {
 
 SideImage HostKvMemory::read_side(int layer, bool is_k, const SequencePlace& place) {
   const Side& of = side(layer, is_k);
-  SideImage image{.ring_first = place.ring_first[side_index(layer, is_k)], .bytes = {}};
-  image.bytes.resize(size_t(side_image_bytes(of.layout, place.n, image.ring_first)));
-  ridge::read_side(of.layout, of.bytes(place), place.n, image.ring_first, image.bytes.data());
-  return image;
+  return image_of_side(of.layout, of.bytes(place), place.n, place.ring_first[side_index(layer, is_k)]);
 }
 
 void HostKvMemory::write(const SequenceImage& image, const SequencePlace& place) {

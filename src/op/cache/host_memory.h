@@ -15,7 +15,9 @@ struct KvMetricView {
   std::span<const float> side(bool is_k) const { return is_k ? k : v; }
 };
 
-/// Metric as encoders of rotated rows need it: R M R^T, with a ridge.
+/// Whether weighted rounding of a side was given a metric of its shape.
+void check_metric(const KvTiles& tiles, std::span<const float> metric);
+/// Metric [n_kv_heads, head_dim, head_dim] as encoders of rotated rows need it: R M R^T, with a ridge.
 std::vector<float> metric_in_cache_space(const RowRotation& rotation, int head_dim, std::span<const float> metric);
 
 class HostKvMemory final : public KvMemory {
@@ -30,7 +32,6 @@ class HostKvMemory final : public KvMemory {
 
   using KvMemory::allocated_bytes;
   int64_t allocated_bytes(int layer, bool is_k) const override;
-  int64_t overhead_bytes(int layer, bool is_k) const override;
   void clear_slot(int slot) override;
   void copy_slot(int from, int to) override;
   void copy_page(int from, int to) override;

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <string>
-#include <vector>
 
 #include "format/list.h"
 #include "op/cache/tiles.h"

@@ -8,49 +8,50 @@
 namespace ridge {
 namespace {
 
-/// A row of a tile as bytes of its format, whatever the tile's order.
-void read_row(TileKind kind, int format, const std::byte* tile, const KvTiles& t, int64_t row_bytes, int position,
-              std::byte* row) {
+void write_row(const TileRowsForm& form, const KvTiles& t, std::byte* tile, int position, const std::byte* row) {
   const int p = position % kTilePositions;
-  if (kind == TileKind::rows) std::memcpy(row, tile + p * row_bytes, size_t(row_bytes));
-  else read_tile_row(format, tile, t.is_k, p, t.head_dim, row);
-}
-void write_row(TileKind kind, int format, std::byte* tile, const KvTiles& t, int64_t row_bytes, int position,
-               const std::byte* row) {
-  const int p = position % kTilePositions;
-  if (kind == TileKind::rows) std::memcpy(tile + p * row_bytes, row, size_t(row_bytes));
-  else write_tile_row(format, row, t.is_k, p, t.head_dim, tile);
+  if (form.kind == TileKind::rows) std::memcpy(tile + p * form.row_bytes, row, size_t(form.row_bytes));
+  else write_tile_row(form.format, row, t.is_k, p, t.head_dim, tile);
 }
 
-int f16_number() {
-  static const int number = int(*find_kv_format("f16") - kv_formats().data());
-  return number;
-}
-
-/// Calls visit(tile, kind, format, row_bytes, position) for every row of an image, in its order.
+/// Calls visit(form, tile, position) for every row of an image, in its order.
 template <class Visit>
 void for_each_row(const KvLayout& layout, const SideBytes& side, int n, int ring_first, const Visit& visit) {
   const KvTiles& t = layout.tiles;
   const int sinks = std::min(t.n_sinks, n), coded_end = t.retention.coded_end(n);
-  const TileKind sink_kind = t.kind == TileKind::rows ? TileKind::rows : TileKind::f16;
+  const TileRowsForm sink = sink_form(t), recent = recent_form(t), coded = coded_form(t);
   for (int head = 0; head < t.n_kv_heads; ++head) {
-    for (int p = 0; p < sinks; ++p)
-      visit(side.sinks + head * t.sink_bytes, sink_kind, f16_number(), 2 * int64_t(t.head_dim), p);
+    for (int p = 0; p < sinks; ++p) visit(sink, side.sinks + head * t.sink_bytes, p);
     if (t.ring_tiles > 0)
       for (int p = std::max(ring_first, sinks); p < n; ++p)
-        visit(side.ring + (int64_t(head) * t.ring_tiles + p / kTilePositions % t.ring_tiles) * t.ring_tile_bytes,
-              t.recent_kind, t.recent, t.recent_row_bytes, p);
+        visit(recent,
+              side.ring + (int64_t(head) * t.ring_tiles + p / kTilePositions % t.ring_tiles) * t.ring_tile_bytes, p);
     for (int p = sinks; p < coded_end; ++p)
-      visit(side.pages[size_t(p / kPagePositions)] +
+      visit(coded,
+            side.pages[size_t(p / kPagePositions)] +
                 (int64_t(head) * kPageTiles + p / kTilePositions % kPageTiles) * t.tile_bytes,
-            t.kind, t.format, t.row_bytes, p);
+            p);
   }
 }
 
 }  // namespace
 
-KvMemory::KvMemory(std::vector<KvLayouts> layouts, int n_pages, int n_slots)
-    : layouts_(std::move(layouts)), n_pages_(n_pages), n_slots_(n_slots) {
+TileRowsForm coded_form(const KvTiles& t) { return {t.kind, t.format, t.row_bytes}; }
+TileRowsForm recent_form(const KvTiles& t) { return {t.recent_kind, t.recent, t.recent_row_bytes}; }
+TileRowsForm sink_form(const KvTiles& t) {
+  static const int f16 = int(*find_kv_format("f16") - kv_formats().data());
+  return {t.kind == TileKind::rows ? TileKind::rows : TileKind::f16, f16, 2 * int64_t(t.head_dim)};
+}
+
+void read_row(const TileRowsForm& form, const KvTiles& t, const std::byte* tile, int position, std::byte* row) {
+  const int p = position % kTilePositions;
+  if (form.kind == TileKind::rows) std::memcpy(row, tile + p * form.row_bytes, size_t(form.row_bytes));
+  else read_tile_row(form.format, tile, t.is_k, p, t.head_dim, row);
+}
+
+KvMemory::KvMemory(std::span<const KvLayerConfig> layers, bool fragments, int n_pages, int n_slots)
+    : n_pages_(n_pages), n_slots_(n_slots) {
+  for (const KvLayerConfig& layer : layers) layouts_.emplace_back(layer, fragments && device_tiles(layer).ok);
   RIDGE_CHECK(!layouts_.empty() && n_pages > 0 && n_slots > 0, "{} layers, {} pages, {} slots", layouts_.size(),
               n_pages, n_slots);
   for (const KvLayouts& layer : layouts_)
@@ -61,7 +62,7 @@ KvMemory::KvMemory(std::vector<KvLayouts> layouts, int n_pages, int n_slots)
 }
 
 SequenceImage KvMemory::read(const SequencePlace& place, bool calibrated) {
-  SequenceImage image{.n = place.n, .calibrated = calibrated, .sides = {}};
+  SequenceImage image{.n = place.n, .calibrated = calibrated};
   for (int layer = 0; layer < n_layers(); ++layer)
     for (const bool is_k : {true, false}) image.sides.push_back(read_side(layer, is_k, place));
   return image;
@@ -72,6 +73,11 @@ int64_t KvMemory::allocated_bytes() const {
   for (int layer = 0; layer < n_layers(); ++layer)
     bytes += allocated_bytes(layer, true) + allocated_bytes(layer, false);
   return bytes;
+}
+
+int64_t KvMemory::overhead_bytes(int layer, bool is_k) const {
+  const KvLayout& l = layout(layer, is_k);
+  return kPadBytes * (1 + (l.ring_bytes() > 0) + (l.sinks_bytes() > 0)) + n_pages_ * int64_t(sizeof(PageCounts));
 }
 
 int64_t side_image_bytes(const KvLayout& layout, int n, int ring_first) {
@@ -114,11 +120,10 @@ void read_side(const KvLayout& layout, const SideBytes& from, int n, int ring_fi
   };
   floats(from.centre, layout.centre_bytes());
   floats(from.head_scale, layout.head_scale_bytes());
-  for_each_row(layout, from, n, ring_first,
-               [&](const std::byte* tile, TileKind kind, int format, int64_t row_bytes, int position) {
-                 read_row(kind, format, tile, layout.tiles, row_bytes, position, image);
-                 image += row_bytes;
-               });
+  for_each_row(layout, from, n, ring_first, [&](const TileRowsForm& form, const std::byte* tile, int position) {
+    read_row(form, layout.tiles, tile, position, image);
+    image += form.row_bytes;
+  });
 }
 
 void write_side(const KvLayout& layout, const std::byte* image, int n, int ring_first, const SideBytes& to) {
@@ -128,11 +133,16 @@ void write_side(const KvLayout& layout, const std::byte* image, int n, int ring_
   };
   floats(to.centre, layout.centre_bytes());
   floats(to.head_scale, layout.head_scale_bytes());
-  for_each_row(layout, to, n, ring_first,
-               [&](std::byte* tile, TileKind kind, int format, int64_t row_bytes, int position) {
-                 write_row(kind, format, tile, layout.tiles, row_bytes, position, image);
-                 image += row_bytes;
-               });
+  for_each_row(layout, to, n, ring_first, [&](const TileRowsForm& form, std::byte* tile, int position) {
+    write_row(form, layout.tiles, tile, position, image);
+    image += form.row_bytes;
+  });
+}
+
+SideImage image_of_side(const KvLayout& layout, const SideBytes& from, int n, int ring_first) {
+  SideImage image{ring_first, std::vector<std::byte>(size_t(side_image_bytes(layout, n, ring_first)))};
+  read_side(layout, from, n, ring_first, image.bytes.data());
+  return image;
 }
 
 }  // namespace ridge

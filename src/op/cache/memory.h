@@ -2,7 +2,6 @@
 // engine/pool.h who holds which page.
 #pragma once
 
-#include <memory>
 #include <span>
 #include <vector>
 
@@ -53,7 +52,7 @@ class KvMemory {
   /// What the allocator gave one side: its pages and slots, and overhead_bytes().
   virtual int64_t allocated_bytes(int layer, bool is_k) const = 0;
   /// Padding behind rows, and counts.
-  virtual int64_t overhead_bytes(int layer, bool is_k) const = 0;
+  int64_t overhead_bytes(int layer, bool is_k) const;
   int64_t allocated_bytes() const;
 
   /// A slot as an empty sequence needs it: no centre, no scales of heads.
@@ -82,7 +81,9 @@ class KvMemory {
   static int rotation_layer(std::span<const KvLayerConfig> layers, int i) {
     return layers[size_t(i)].layer >= 0 ? layers[size_t(i)].layer : i;
   }
-  KvMemory(std::vector<KvLayouts> layouts, int n_pages, int n_slots);
+  static constexpr int64_t kPadBytes = 64;  ///< kernels may read this far past the last row
+  /// `fragments`: tiles are in the order of tensor cores where kernels have one (device_tiles()).
+  KvMemory(std::span<const KvLayerConfig> layers, bool fragments, int n_pages, int n_slots);
 
   std::vector<KvLayouts> layouts_;
   const int n_pages_, n_slots_;
@@ -100,5 +101,18 @@ struct SideBytes {
 /// The image's bytes from a side's bytes, and back.
 void read_side(const KvLayout& layout, const SideBytes& from, int n, int ring_first, std::byte* image);
 void write_side(const KvLayout& layout, const std::byte* image, int n, int ring_first, const SideBytes& to);
+SideImage image_of_side(const KvLayout& layout, const SideBytes& from, int n, int ring_first);
+
+/// How the rows of one kind of a side's tiles are held.
+struct TileRowsForm {
+  TileKind kind;
+  int format;  ///< number in kv_formats()
+  int64_t row_bytes;
+};
+TileRowsForm coded_form(const KvTiles& tiles);
+TileRowsForm recent_form(const KvTiles& tiles);
+TileRowsForm sink_form(const KvTiles& tiles);
+/// The row of a position from its tile, as bytes of its format, whatever the tile's order.
+void read_row(const TileRowsForm& form, const KvTiles& tiles, const std::byte* tile, int position, std::byte* row);
 
 }  // namespace ridge

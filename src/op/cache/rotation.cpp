@@ -35,12 +35,8 @@ Result<Rotation> find_rotation(std::string_view name) {
 }
 
 std::string_view rotation_name(Rotation rotation) {
-  switch (rotation) {
-    case Rotation::none: return "none";
-    case Rotation::planar: return "planar";
-    case Rotation::hadamard: return "hadamard";
-  }
-  return "?";
+  constexpr std::string_view kNames[] = {"none", "planar", "hadamard"};
+  return kNames[size_t(rotation)];
 }
 
 }  // namespace ridge

@@ -2,7 +2,6 @@
 // <R q, R k> = <q, k> and sum p R v = R sum p v: nothing is rotated back inside the attention loop.
 #pragma once
 
-#include <cstdint>
 #include <span>
 #include <string_view>
 #include <vector>

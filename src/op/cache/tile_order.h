@@ -24,7 +24,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 
 #include "base/host_device.h"
 #include "op/cache/levels.h"

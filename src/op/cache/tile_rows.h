@@ -36,7 +36,7 @@ struct Halves {
   RIDGE_HD static void put_scale(std::byte*, int, int, uint16_t) {}
 };
 
-/// Codes of kBits in a little-endian number, then one scale.
+/// Codes of kBits in a little-endian number, then the scales.
 template <TileKind kKindOf, int kBits>
 struct PackedRow {
   static constexpr bool kHeld = true;
@@ -54,11 +54,31 @@ struct PackedRow {
     row[byte] |= std::byte(bits & 0xFF);
     if (bit % 8 + kBits > 8) row[byte + 1] |= std::byte(bits >> 8);
   }
-  RIDGE_HD static uint16_t scale(const std::byte* row, int head_dim, int) { return load16(row + head_dim * kBits / 8); }
-  RIDGE_HD static void put_scale(std::byte* row, int head_dim, int, uint16_t scale) {
-    store16(row + head_dim * kBits / 8, scale);
+  RIDGE_HD static uint16_t scale(const std::byte* row, int head_dim, int block) {
+    return load16(row + head_dim * kBits / 8 + 2 * block);
+  }
+  RIDGE_HD static void put_scale(std::byte* row, int head_dim, int block, uint16_t scale) {
+    store16(row + head_dim * kBits / 8 + 2 * block, scale);
   }
 };
+
+/// Blocks of 32 values: the scale, then the codes.
+template <TileKind kKindOf, class Block>
+struct BlockRow {
+  static constexpr bool kHeld = true;
+  static constexpr TileKind kKind = kKindOf;
+  static constexpr int kBlock = sizeof(Block);
+  RIDGE_HD static uint16_t scale(const std::byte* row, int, int block) { return load16(row + block * kBlock); }
+  RIDGE_HD static void put_scale(std::byte* row, int, int block, uint16_t scale) {
+    store16(row + block * kBlock, scale);
+  }
+};
+
+RIDGE_HD inline uint32_t load32(const std::byte* at) {
+  uint32_t word;
+  std::memcpy(&word, at, 4);
+  return word;
+}
 
 }  // namespace tile_rows
 
@@ -74,49 +94,22 @@ template <>
 struct TileRows<KvRotor3> : tile_rows::PackedRow<TileKind::rotor3, 3> {};
 
 template <>
-struct TileRows<KvP8> : tile_rows::PackedRow<TileKind::int8_blocks, 8> {
-  RIDGE_HD static uint16_t scale(const std::byte* row, int head_dim, int block) {
-    return tile_rows::load16(row + head_dim + 2 * block);
-  }
-  RIDGE_HD static void put_scale(std::byte* row, int head_dim, int block, uint16_t scale) {
-    tile_rows::store16(row + head_dim + 2 * block, scale);
-  }
-};
-
-/// Blocks of 32 values: the scale, then the codes.
+struct TileRows<KvP8> : tile_rows::PackedRow<TileKind::int8_blocks, 8> {};
 template <>
-struct TileRows<KvQ8_0> {
-  static constexpr bool kHeld = true;
-  static constexpr TileKind kKind = TileKind::int8_blocks;
-  static constexpr int kBlock = sizeof(Q8_0::Block);
+struct TileRows<KvQ8_0> : tile_rows::BlockRow<TileKind::int8_blocks, Q8_0::Block> {
   RIDGE_HD static uint32_t code(const std::byte* row, int d) { return uint32_t(row[d / 32 * kBlock + 2 + d % 32]); }
   RIDGE_HD static void put_code(std::byte* row, int d, uint32_t code) {
     row[d / 32 * kBlock + 2 + d % 32] = std::byte(code);
   }
-  RIDGE_HD static uint16_t scale(const std::byte* row, int, int block) {
-    return tile_rows::load16(row + block * kBlock);
-  }
-  RIDGE_HD static void put_scale(std::byte* row, int, int block, uint16_t scale) {
-    tile_rows::store16(row + block * kBlock, scale);
-  }
 };
-/// The same; element i is the low nibble of byte i, element i + 16 its high one.
+/// Element i is the low nibble of byte i, element i + 16 its high one.
 template <>
-struct TileRows<KvQ4_0> {
-  static constexpr bool kHeld = true;
-  static constexpr TileKind kKind = TileKind::q4;
-  static constexpr int kBlock = sizeof(Q4_0::Block);
+struct TileRows<KvQ4_0> : tile_rows::BlockRow<TileKind::q4, Q4_0::Block> {
   RIDGE_HD static uint32_t code(const std::byte* row, int d) {
     return uint32_t(row[d / 32 * kBlock + 2 + d % 16]) >> (d % 32 / 16 * 4) & 15u;
   }
   RIDGE_HD static void put_code(std::byte* row, int d, uint32_t code) {
     row[d / 32 * kBlock + 2 + d % 16] |= std::byte(code << (d % 32 / 16 * 4));
-  }
-  RIDGE_HD static uint16_t scale(const std::byte* row, int, int block) {
-    return tile_rows::load16(row + block * kBlock);
-  }
-  RIDGE_HD static void put_scale(std::byte* row, int, int block, uint16_t scale) {
-    tile_rows::store16(row + block * kBlock, scale);
   }
 };
 
@@ -124,11 +117,7 @@ struct TileRows<KvQ4_0> {
 template <class F>
 RIDGE_HD void tile_to_row(const std::byte* tile, bool is_k, int position, int head_dim, std::byte* row) {
   const TileShape shape(TileRows<F>::kKind, head_dim);
-  const auto load = [&](int at) {
-    uint32_t word;
-    std::memcpy(&word, tile + at, 4);
-    return word;
-  };
+  const auto load = [&](int at) { return tile_rows::load32(tile + at); };
   for (int d = 0; d < head_dim; ++d)
     TileRows<F>::put_code(row, d, tile_code(TileRows<F>::kKind, shape, tile_place(is_k, position, d), load));
   for (int s = 0; s < shape.scale_blocks; ++s)
@@ -139,11 +128,7 @@ RIDGE_HD void tile_to_row(const std::byte* tile, bool is_k, int position, int he
 template <class F>
 RIDGE_HD void row_to_tile(const std::byte* row, bool is_k, int position, int head_dim, std::byte* tile) {
   const TileShape shape(TileRows<F>::kKind, head_dim);
-  const auto load = [&](int at) {
-    uint32_t word;
-    std::memcpy(&word, tile + at, 4);
-    return word;
-  };
+  const auto load = [&](int at) { return tile_rows::load32(tile + at); };
   const auto store = [&](int at, uint32_t word) { std::memcpy(tile + at, &word, 4); };
   for (int d = 0; d < head_dim; ++d)
     set_tile_code(TileRows<F>::kKind, shape, tile_place(is_k, position, d), TileRows<F>::code(row, d), load, store);

@@ -104,14 +104,15 @@ struct Plain : BrickDefaults {
 /// fp16 scales of blocks, [row][group of the brick], behind the codes. Two or fewer a chunk.
 template <int kCodeBytes, int kGroups>
 struct BlockScales {
+  using ChunkScales = Scales<2>;
   template <class Block>
-  __device__ static void put(const Block* row, int64_t n, int i, uint8_t* brick) {
+  __device__ static void put_scales(const Block* row, int64_t n, int i, uint8_t* brick) {
     auto* to = reinterpret_cast<uint16_t*>(brick + kCodeBytes) + i * kGroups;
     for (int g = 0; g < kGroups; ++g) to[g] = g < n ? row[g].scale : uint16_t(0);
   }
   /// Two groups of 32 columns in a chunk.
-  __device__ static Scales<2> get(const uint8_t* brick, int chunk, int lane) {
-    Scales<2> scales;
+  __device__ static ChunkScales scales(const uint8_t* brick, int chunk, int lane) {
+    ChunkScales scales;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const auto* from = reinterpret_cast<const uint16_t*>(brick + kCodeBytes) + (lane / 4 + 8 * half) * kGroups;
@@ -124,14 +125,12 @@ struct BlockScales {
 };
 
 /// q8_0: byte e of a step's two words is code e plus 128.
-struct BrickQ8_0 : BrickDefaults {
+struct BrickQ8_0 : BrickDefaults, BlockScales<2048, 4> {
   using Block = Q8_0::Block;
   static constexpr int kGroup = 32, kColumns = 128, kBytes = 2176, kScaleSteps = 2, kGemvStages = 4;
   struct Codes {
     uint4 words[2];
   };
-  using Tail = BlockScales<2048, 4>;
-  using ChunkScales = Scales<2>;
 
   __device__ static uint32_t code(const Block* row, int64_t k) { return uint8_t(row[k / 32].q[k % 32]) ^ 0x80u; }
   template <class Get>
@@ -143,7 +142,6 @@ struct BrickQ8_0 : BrickDefaults {
         *lane_word(brick, 2 * step + i, lane) = word;
       }
   }
-  __device__ static void put_scales(const Block* row, int64_t n, int i, uint8_t* brick) { Tail::put(row, n, i, brick); }
   __device__ static Codes load(const uint8_t* brick, int chunk, int lane) {
     return {{lane_words(brick, 2 * chunk, lane), lane_words(brick, 2 * chunk + 1, lane)}};
   }
@@ -154,9 +152,6 @@ struct BrickQ8_0 : BrickDefaults {
       a[2 * i] = gpu::sub_f16x2(__byte_perm(word, 0x64646464u, 0x4140), 0x64806480u);  // 1024 + 128
       a[2 * i + 1] = gpu::sub_f16x2(__byte_perm(word, 0x64646464u, 0x4342), 0x64806480u);
     }
-  }
-  __device__ static ChunkScales scales(const uint8_t* brick, int chunk, int lane) {
-    return Tail::get(brick, chunk, lane);
   }
 };
 
@@ -185,35 +180,23 @@ struct Nibbles {
   }
 };
 
-struct BrickQ4_0 : Nibbles<128>, TinyHalves<8> {
+struct BrickQ4_0 : Nibbles<128>, TinyHalves<8>, BlockScales<1024, 4> {
   using Block = Q4_0::Block;
   static constexpr int kGroup = 32, kColumns = 128, kBytes = 1152, kScaleSteps = 2, kGemvStages = 8, kSums = 1;
-  using Tail = BlockScales<1024, 4>;
-  using ChunkScales = Scales<2>;
 
   __device__ static uint32_t code(const Block* row, int64_t k) {
     const int i = int(k % 32);
     return row[k / 32].q[i % 16] >> (i / 16 * 4);
   }
-  __device__ static void put_scales(const Block* row, int64_t n, int i, uint8_t* brick) { Tail::put(row, n, i, brick); }
-  __device__ static ChunkScales scales(const uint8_t* brick, int chunk, int lane) {
-    return Tail::get(brick, chunk, lane);
-  }
 };
 
-struct BrickInt4 : Nibbles<128>, TinyHalves<8> {
+struct BrickInt4 : Nibbles<128>, TinyHalves<8>, BlockScales<1024, 1> {
   using Block = Int4G128::Block;
   static constexpr int kGroup = 128, kColumns = 128, kBytes = 1056, kScaleSteps = 2, kGemvStages = 8, kSums = 1;
-  using Tail = BlockScales<1024, 1>;
-  using ChunkScales = Scales<2>;
 
   __device__ static uint32_t code(const Block* row, int64_t k) {
     const int i = int(k % 128);
     return row[k / 128].q[i / 2] >> (i % 2 * 4);
-  }
-  __device__ static void put_scales(const Block* row, int64_t n, int i, uint8_t* brick) { Tail::put(row, n, i, brick); }
-  __device__ static ChunkScales scales(const uint8_t* brick, int chunk, int lane) {
-    return Tail::get(brick, chunk, lane);
   }
 };
 

@@ -7,7 +7,6 @@
 // tiles and columns to whole bricks, with weights that are zero.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>

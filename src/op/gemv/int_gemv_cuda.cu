@@ -63,7 +63,6 @@ void run_part(gpu::StreamHandle stream, const IntWeights& weights, const IntCall
   IntJob job = {.tiles = weights.tiles.as<uint8_t>(),
                 .tokens = {call.x, call.norm_weight, call.norm_eps, n_tokens, call.planes, int(n_groups),
                            int_column_pitch(plan, columns), 8 * plan.tiles_of_8},
-                .image = {},
                 .at = int_shared(weights.kind, plan, weights.n_in, n_tokens, call.planes),
                 .target = {weights.row_scale.as<float>(), call.bias, call.y, weights.n_out, int(weights.n_row_tiles()),
                            n_tokens, call.output}};

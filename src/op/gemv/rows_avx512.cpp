@@ -1,6 +1,7 @@
-// Row kernels (op/gemv/rows_simd.h, op/gemv/strips_simd.h) for avx512.
+// Row kernels (op/gemv/rows_simd.h, op/gemv/strips_simd.h) and whole matrices to floats for avx512.
 #include "op/simd/avx512.h"
 // The Simd struct above must come first.
+#include "op/gemv/dequantize_simd.h"
 #include "op/gemv/strips_simd.h"
 #include "op/kernels.h"
 
@@ -8,6 +9,9 @@ namespace ridge {
 
 void rows_avx512(CpuContext& context, const Linear& w, View2<const float> x, View2<float> y) {
   run_rows(context, w, x, y);
+}
+void dequantize_rows_avx512(const Linear& w, int64_t first, int64_t last, float* out) {
+  dequantize_rows_simd(w, first, last, out);
 }
 
 }  // namespace ridge

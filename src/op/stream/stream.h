@@ -6,11 +6,9 @@
 
 namespace ridge {
 
-/// Kernels over one thread's part; sizes in bytes, multiples of kStreamUnit, pointers 64-byte aligned.
-struct StreamVariant {
-  std::string_view name;
-  Isa isa;
-  Support (*supports)();
+/// Kernels over one thread's part; sizes in bytes, multiples of kStreamUnit, pointers 64-byte aligned. Those past the
+/// caches may be null.
+struct StreamKernels {
   /// Loads every byte; the result depends on all of them, so nothing can be left out.
   uint64_t (*read)(const std::byte* in, int64_t n);
   /// Ordinary stores: a line is first read into the cache.
@@ -21,6 +19,11 @@ struct StreamVariant {
   void (*copy_nt)(const std::byte* in, std::byte* out, int64_t n);
   /// out = a + 3 b over floats.
   void (*triad)(const std::byte* a, const std::byte* b, std::byte* out, int64_t n);
+};
+struct StreamVariant : StreamKernels {
+  std::string_view name;
+  Isa isa;
+  Support (*supports)();
 };
 inline constexpr int64_t kStreamUnit = 4096;
 

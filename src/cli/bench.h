@@ -1,0 +1,47 @@
+// What the bench commands share: rows to stdout and to --results, progress, and how they end.
+#pragma once
+
+#include "base/progress.h"
+#include "cli/interrupt.h"
+#include "cli/options.h"
+#include "lab/model/bench_check.h"
+#include "lab/store/row_writer.h"
+
+namespace ridge::cli {
+
+class BenchOutput {
+ public:
+  /// `format` is that of -o, `head` the heading of the markdown table. CSV and SQL are for bench decode alone.
+  BenchOutput(const OutputFlags& flags, const std::string& format, std::string head, bool with_csv_and_sql = false);
+
+  /// Ctrl-C stops the bench, its status is shown as progress.
+  template <class Hooks>
+  void attach(Hooks& hooks) {
+    hooks.stop = interrupted;
+    hooks.on_status = [this](const std::string& what, int done, int total) {
+      progress_.clear();
+      progress_.set(done, total, what);
+    };
+  }
+  /// A row's line of the table and its fields, shown and, if `store`, added to --results.
+  void add(const std::string& line, const lab::Row& row, bool store = true);
+  /// Removes the progress, so that something else can be said.
+  void clear() { progress_.clear(); }
+  /// Says that a test's check failed.
+  void failed(const std::string& test, const lab::BenchCheck& check);
+  /// Ends the output; the exit code of a bench with so many failed checks.
+  int finish(int n_failed);
+
+ private:
+  lab::RowWriter writer_;
+  lab::ResultsFile results_;
+  Progress progress_;
+};
+
+/// A repeated list flag as one comma list.
+std::string joined(const std::vector<std::string>& texts);
+/// One as numbers; `values` keeps its default when the flag was not given.
+void read_numbers(std::string_view flag, const std::vector<std::string>& texts, int min, int max,
+                  std::vector<int>& values);
+
+}  // namespace ridge::cli
