@@ -21,20 +21,21 @@ function(ridge_target name)
   if(RIDGE_FUZZ)
     target_compile_options(${name} PRIVATE -fsanitize=fuzzer-no-link)
   endif()
-  target_compile_definitions(${name} PRIVATE _GLIBCXX_ASSERTIONS $<$<BOOL:${RIDGE_CUDA}>:RIDGE_CUDA>)
+  target_compile_definitions(${name} PRIVATE _GLIBCXX_ASSERTIONS)
 endfunction()
 
-# Headers that most files of a target include and that take seconds each to parse; others beside fmt and nlohmann-json in
-# ARGN. Not for targets with files of several instruction sets.
+# Headers that most files of a target include and that take a second or more to parse; others beside fmt in ARGN. Targets
+# with the same flags share one such header: target_precompile_headers(TARGET REUSE_FROM name).
 function(ridge_precompiled name)
-  target_precompile_headers(${name} PRIVATE <fmt/format.h> <nlohmann/json.hpp> <map> <memory> <optional> <span> <string>
+  target_precompile_headers(${name} PRIVATE <fmt/format.h> <algorithm> <map> <memory> <optional> <span> <string>
                                             <string_view> <vector> ${ARGN})
 endfunction()
 
 # Code that prepares, writes and checks: what its time goes to is in kernels of other targets, and optimising templates
-# of JSON and of command lines takes longer than all kernels.
+# of JSON and of command lines takes longer than all kernels. ARGN: options of the preset debug, where -O1 is the default.
 function(ridge_quick_build name)
-  target_compile_options(${name} PRIVATE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-O1>)
+  target_compile_options(${name} PRIVATE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-O1>
+                                         $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Debug>>:${ARGN}>)
 endfunction()
 
 # Several files of a target as one: what their headers' templates make is made once for all of them. Names in unnamed
@@ -57,9 +58,9 @@ endfunction()
 function(ridge_isa_flags)
   foreach(source IN LISTS ARGN)
     if(source MATCHES "_avx2\\.cpp$")
-      set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${RIDGE_AVX2_FLAGS}")
+      set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${RIDGE_AVX2_FLAGS}" SKIP_PRECOMPILE_HEADERS ON)
     elseif(source MATCHES "_avx512\\.cpp$")
-      set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${RIDGE_AVX512_FLAGS}")
+      set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${RIDGE_AVX512_FLAGS}" SKIP_PRECOMPILE_HEADERS ON)
     endif()
   endforeach()
 endfunction()
@@ -114,15 +115,17 @@ function(ridge_test name)
   ridge_isa_flags(${sources})
   add_executable(test_${name} ${sources})
   target_link_libraries(test_${name} PRIVATE ${ARGN} GTest::gtest GTest::gmock GTest::gtest_main)
-  target_include_directories(test_${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
-  target_compile_definitions(test_${name} PRIVATE RIDGE_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
-                                                  RIDGE_BINARY_DIR="${PROJECT_BINARY_DIR}")
+  target_include_directories(test_${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests ${PROJECT_BINARY_DIR}/generated)
+  target_compile_definitions(test_${name} PRIVATE $<$<BOOL:${RIDGE_CUDA}>:RIDGE_CUDA>)
   ridge_target(test_${name})
-  if(NOT name STREQUAL "op" AND NOT name STREQUAL "gpu")
-    ridge_precompiled(test_${name} <gtest/gtest.h> <gmock/gmock.h>)
+  if(name STREQUAL "base")
+    ridge_precompiled(test_base <gtest/gtest.h> <gmock/gmock.h> <nlohmann/json.hpp>)
+  else()
+    target_precompile_headers(test_${name} REUSE_FROM test_base)
   endif()
-  ridge_quick_build(test_${name})
-  gtest_discover_tests(test_${name} TEST_PREFIX "${name}/" NO_PRETTY_VALUES DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 600)
+  ridge_quick_build(test_${name} -O0)
+  gtest_discover_tests(test_${name} TEST_PREFIX "${name}/" NO_PRETTY_VALUES DISCOVERY_TIMEOUT 60
+                       PROPERTIES TIMEOUT 600 ENVIRONMENT RIDGE_ROOF_SECONDS=0.1)
 endfunction()
 
 # The fuzz targets: tests/fuzz/fuzz_NAME.cpp defines LLVMFuzzerTestOneInput, tests/fuzz/corpus/NAME/ holds its inputs.
@@ -165,11 +168,12 @@ function(ridge_emulated_gpu_test)
     endif()
   endforeach()
   target_include_directories(test_emulated BEFORE PRIVATE ${PROJECT_SOURCE_DIR}/tests/emulate)
-  target_include_directories(test_emulated PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  target_include_directories(test_emulated PRIVATE ${PROJECT_SOURCE_DIR}/tests ${PROJECT_BINARY_DIR}/generated)
   target_link_libraries(test_emulated PRIVATE ridge_lab GTest::gtest GTest::gmock GTest::gtest_main)
-  target_compile_definitions(test_emulated PRIVATE RIDGE_CUDA RIDGE_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
-                                                   RIDGE_BINARY_DIR="${PROJECT_BINARY_DIR}")
+  target_compile_definitions(test_emulated PRIVATE RIDGE_CUDA)
   ridge_target(test_emulated)
+  ridge_precompiled(test_emulated <gtest/gtest.h> <gmock/gmock.h>)
+  ridge_quick_build(test_emulated)
   target_compile_options(test_emulated PRIVATE -ffp-contract=off -Wno-unknown-pragmas -U_FORTIFY_SOURCE)
   # Whole models take minutes here; their kernels are the same.
   gtest_discover_tests(test_emulated TEST_PREFIX "emulated/" TEST_FILTER "-OpBenchCuda.Attention*:ModelCuda.Logits*:ModelCuda.AShipped*:ModelCuda.Recorded*:ModelCuda.Prompts*:ModelCuda.Draws*:RaggedCuda.StepsOfPacked*:EvaluateCuda.*" NO_PRETTY_VALUES DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 600)

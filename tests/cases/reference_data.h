@@ -5,6 +5,8 @@
 #include <filesystem>
 #include <optional>
 
+#include "cases/paths.h"
+
 namespace ridge {
 
 /// The folder named by the environment variable RIDGE_DATA, else shared/data beside the source tree, else nothing: then

@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "cases/paths.h"
 #include "cli/program.h"
 
 namespace ridge {

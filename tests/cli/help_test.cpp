@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "cases/paths.h"
 #include "cli/command.h"
 #include "cli/program.h"
 

@@ -15,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "cases/paths.h"
 #include "cases/temp_dir.h"
 
 namespace ridge {

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "cases/paths.h"
 #include "cli/program.h"
 
 namespace ridge {

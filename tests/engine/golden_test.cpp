@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "cases/golden_logits.h"
+#include "cases/paths.h"
 #include "cases/reference_data.h"
 #include "cases/temp_dir.h"
 #include "model/convert.h"

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cases/paths.h"
 #include "ridge/engine.h"
 
 namespace ridge {

@@ -1,6 +1,7 @@
 // KV state files: what was saved comes back bit for bit, and nothing else does. And what files rest on: sequences that
 // go back, move down and load.
 #include "engine/kv_state.h"
+#include "cases/paths.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

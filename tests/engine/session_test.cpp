@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "base/metrics.h"
+#include "cases/paths.h"
 #include "format/list.h"
 #include "ridge/engine.h"
 

@@ -1,4 +1,5 @@
 // Quality runs on the device against the CPU's.
+#include "cases/paths.h"
 #include "gpu/device_data.h"
 #include "lab/quality/quality.h"
 

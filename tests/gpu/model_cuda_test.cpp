@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 
 #include "base/metrics.h"
+#include "cases/paths.h"
 #include "engine/engine.h"
 #include "gpu/device_data.h"
 #include "gpu/launch_log.h"

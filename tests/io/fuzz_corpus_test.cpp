@@ -7,6 +7,7 @@
 #include <map>
 
 #include "cases/gguf_builder.h"
+#include "cases/paths.h"
 #include "cases/safetensors_builder.h"
 #include "io/mapped_file.h"
 

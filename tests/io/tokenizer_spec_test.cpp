@@ -7,6 +7,7 @@
 #include <cmath>
 #include <functional>
 
+#include "cases/paths.h"
 #include "cases/reference_data.h"
 #include "cases/temp_dir.h"
 #include "cases/tiny_tokenizer.h"

@@ -5,6 +5,7 @@
 #include <iterator>
 #include <sstream>
 
+#include "cases/paths.h"
 #include "cases/reference_data.h"
 #include "io/tokenizer.h"
 

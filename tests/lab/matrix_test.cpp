@@ -1,5 +1,6 @@
 // The matrix on the shipped stories260K: stored cells are kept, groups change nothing, the table says what rows say.
 #include "lab/quality/matrix.h"
+#include "cases/paths.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

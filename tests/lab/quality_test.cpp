@@ -1,5 +1,6 @@
 // The evaluation of a real model: the shipped stories260K.
 #include "lab/quality/quality.h"
+#include "cases/paths.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "base/rng.h"
+#include "cases/paths.h"
 #include "engine/engine.h"
 #include "lab/quality/attention_study.h"
 #include "lab/quality/divergence.h"

@@ -9,6 +9,7 @@
 
 #include "base/f16.h"
 #include "cases/guarded.h"
+#include "cases/paths.h"
 #include "cases/reference_data.h"
 #include "cases/sha256.h"
 #include "cases/temp_dir.h"

@@ -6,6 +6,7 @@
 #include "base/f16.h"
 #include "base/rng.h"
 #include "cases/guarded.h"
+#include "cases/paths.h"
 #include "cases/temp_dir.h"
 #include "io/int4_packed.h"
 #include "io/safetensors.h"

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <fstream>
 
+#include "cases/paths.h"
 #include "cases/reference_data.h"
 #include "cases/temp_dir.h"
 #include "model/arch/arch.h"

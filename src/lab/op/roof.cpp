@@ -1,20 +1,34 @@
 #include "lab/op/roof.h"
 
+#include <algorithm>
+#include <cstdlib>
+
 #include "engine/device_name.h"
 #include "lab/op/device_ceilings.h"
 
 namespace ridge::lab {
+namespace {
+
+double roof_seconds() {
+  const char* text = std::getenv("RIDGE_ROOF_SECONDS");
+  return text ? std::clamp(std::strtod(text, nullptr), 0.0, 3.0) : 3.0;
+}
+
+}  // namespace
 
 Roof measure_roof(const RoofOptions& options) {
   if (const std::optional<int> device = parse_device(options.device)) {
-    DeviceCeilings ceilings = measure_device_ceilings(
-        {.device = *device, .max_seconds = 3, .read_only = true, .rates = options.rates, .stop = options.stop});
+    DeviceCeilings ceilings = measure_device_ceilings({.device = *device,
+                                                       .max_seconds = roof_seconds(),
+                                                       .read_only = true,
+                                                       .rates = options.rates,
+                                                       .stop = options.stop});
     return {ceilings.read_gb_s(), int64_t(ceilings.device.l2_bytes), std::move(ceilings.rates)};
   }
   Ceilings ceilings = measure_ceilings({.n_threads = options.n_threads,
                                         .isa = options.isa,
                                         .repeats = 60,
-                                        .max_seconds = 3,
+                                        .max_seconds = roof_seconds(),
                                         .read_only = true,
                                         .rates = options.rates,
                                         .stop = options.stop});
