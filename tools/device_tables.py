@@ -23,6 +23,29 @@ def ternary():
     return out
 
 
+ATTENTION_TRIED = {
+    "91661c29": "two tiles a step through a ring of two stages (kept)",
+    "98fc8e3d": "pieces of two tiles in places of their own by bulk copies, sums of V once in four tiles",
+    "8c615f47": "pieces of four tiles by copies of lanes, weights relative to a top that is seldom raised; what is left over tile by tile",
+    "bde2b7c3": "the same in pieces of two tiles, two places",
+    "153e66f4": "pieces of four tiles, a last round of smaller ones",
+    "f3bf4609": "the same, the first K of all warps before the rest",
+}
+
+
+def attention_tried():
+    """Decode attention 64/8/128 of several builds; the first and the last were timed in one run."""
+    cells = {}
+    for r in rows("attention-tried-cuda.jsonl"):
+        cells.setdefault(r["build_commit"], {})[(r["kv"], r["n_seq"], r["n_keys"])] = r["median_us"]
+    columns = [("rotor-3", 1, 512), ("rotor-3", 1, 4096), ("rotor-3", 1, 32768), ("rotor-3", 1, 131072), ("rotor-3", 8, 32768),
+               ("rotor-4", 1, 131072), ("p8/q4_0", 1, 131072), ("f16", 1, 512), ("f16", 1, 131072)]
+    out = ["| build | how |" + "".join(f" {kv} {n_seq} x {keys} |" for kv, n_seq, keys in columns), "|---|---|" + "---:|" * len(columns)]
+    for build, how in ATTENTION_TRIED.items():
+        out.append(f"| {build} | {how} |" + "".join(f" {cells[build][c]:.1f} |" if c in cells[build] else " |" for c in columns))
+    return out
+
+
 def append():
     cells = {}
     for r in rows("append-cuda.jsonl"):
@@ -93,6 +116,7 @@ def stages():
 TABLES = {
     "ternary-cuda": ternary,
     "append-cuda": append,
+    "attention-tried-cuda": attention_tried,
     "planes-cuda": planes,
     "ppl-bitnet": bitnet,
     "sanitizers-cuda": sanitizers,
