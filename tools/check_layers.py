@@ -17,8 +17,9 @@ LEFT = {
     "io": ["format"],
     "model": ["op", "io"],
     "engine": ["model"],
+    "serve": ["engine"],
     "lab": ["engine"],
-    "cli": ["lab"],
+    "cli": ["lab", "serve"],
 }
 SOURCES = {".h", ".cpp", ".cu", ".hip"}
 TOP_FOLDERS = ("include", "src", "tests")
