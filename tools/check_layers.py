@@ -19,6 +19,7 @@ LEFT = {
     "engine": ["model"],
     "lab": ["engine"],
     "cli": ["lab"],
+    "text": ["base"],
 }
 SOURCES = {".h", ".cpp", ".cu", ".hip"}
 TOP_FOLDERS = ("include", "src", "tests")
