@@ -11,13 +11,16 @@ import sys
 # What stands directly to the left of each layer; the allowed set is everything reachable.
 LEFT = {
     "base": [],
+    "text": ["base"],
+    "grammar": ["base"],
+    "http": ["base"],
     "format": ["base"],
     "gpu": ["base"],
     "op": ["format", "gpu"],
     "io": ["format"],
     "model": ["op", "io"],
     "engine": ["model"],
-    "serve": ["engine"],
+    "serve": ["engine", "text", "grammar", "http"],
     "lab": ["engine"],
     "cli": ["lab", "serve"],
 }
