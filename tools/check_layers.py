@@ -13,6 +13,7 @@ LEFT = {
     "base": [],
     "format": ["base"],
     "gpu": ["base"],
+    "http": ["base"],
     "op": ["format", "gpu"],
     "io": ["format"],
     "model": ["op", "io"],

@@ -2,22 +2,14 @@
 #pragma once
 
 #include <chrono>
-#include <cstdint>
 #include <functional>
 #include <string>
 
 #include "base/result.h"
 #include "http/message.h"
+#include "http/url.h"
 
 namespace ridge::http {
-
-struct Url {
-  std::string host;  ///< without brackets
-  uint16_t port = 80;
-  std::string target = "/";
-};
-/// "http://host[:port][/path]" or "host[:port][/path]"; anything else is a usage failure.
-Result<Url> parse_url(std::string_view text);
 
 class Client {
  public:
@@ -33,6 +25,8 @@ class Client {
   /// A complete answer of any status. Fails when there is none: no connection, time over, not HTTP, body beyond kMaxBody.
   Result<Response> get(std::string_view target, const Headers& headers = {}) const;
   Result<Response> post(std::string_view target, std::string_view body, const Headers& headers = {}) const;
+  Result<Response> request(std::string_view method, std::string_view target, std::string_view body,
+                           const Headers& headers) const;
   /// `method` with `body`. While the status is 200, events go to `on_data` as they come and the body returned is empty;
   /// false from it closes the connection, and the answer so far is returned.
   Result<Response> events(std::string_view method, std::string_view target, std::string_view body,

@@ -70,6 +70,7 @@ struct Limits {
   size_t body_bytes = 16 << 20;     ///< one body: 413 beyond
   size_t bodies_bytes = 256 << 20;  ///< bodies of all requests not answered yet: 503 beyond
   size_t write_bytes = 1 << 20;     ///< queued for one client: send() says full beyond
+  size_t ahead_bytes = 256 << 10;   ///< sent by a client behind a request that is not answered yet: dropped beyond
   int connections = 12000;          ///< 503 beyond; lowered to what the process may open
   Time header_time{10'000};         ///< from the first byte of a request to the end of its head: 408 beyond
   Time body_time{60'000};           ///< from there to the end of its body: 408 beyond

@@ -13,8 +13,6 @@ inline constexpr std::string_view kEventStream = "text/event-stream";
 
 /// "data: ...\n\n"; every line of `data` becomes a data line.
 std::string sse_event(std::string_view data);
-/// ":...\n\n", which readers skip; `text` is one line.
-std::string sse_comment(std::string_view text);
 /// No caching, no buffering in proxies.
 Headers sse_headers();
 
