@@ -47,15 +47,15 @@ std::string_view phase_name(Phase phase) {
 }
 
 Job::Job(uint64_t number, GenerationRequest what, std::shared_ptr<Listener> who, TokenStream::Vocabulary vocabulary,
-         int n_ctx)
+         const LaneOptions& options)
     : id(number),
       request([&] {
-        const int room = n_ctx - int(what.prompt.size()), wanted = what.options.max_tokens;
+        const int room = options.n_ctx - int(what.prompt.size()), wanted = what.options.max_tokens;
         what.options.max_tokens = wanted < 0 ? room : std::min(wanted, room);
         return std::move(what);
       }()),
       listener(std::move(who)),
-      hashes(prefix_hashes(request.prompt)),
+      hashes(prefix_hashes(request.prompt, options.prefix_secret)),
       on_text(hand_on(*this)),
       stream(std::move(vocabulary), request.options, on_text, result) {
   usage.n_prompt = n_prompt();
@@ -76,10 +76,10 @@ std::vector<int32_t> Job::recent() const {
   return tokens;
 }
 
-Lane::Lane(Engine& engine, const LaneOptions& options, std::function<void(FinishReason, const Usage&)> on_end)
+Lane::Lane(Engine& engine, const LaneOptions& options, Totals& totals)
     : engine_(engine),
       options_(options),
-      on_end_(std::move(on_end)),
+      totals_(totals),
       pool_([&] {
         const auto layers = layer_configs(session_options(options.kv, options.n_ctx, 0), engine.plan());
         const int n_slots = options.max_seqs + options.n_checkpoints;
@@ -102,6 +102,11 @@ Admission Lane::admit(const Job& job) {
   if (int(jobs_.size()) >= options_.max_seqs) return Admission::no_room;
   if (jobs_.empty()) return Admission::now;
   if (std::ranges::any_of(jobs_, [](const auto& other) { return other->parked; })) return Admission::no_room;
+  // Pages and swap together hold everybody, however long the texts become: whoever starts can end.
+  int64_t most = pool_->pages_for(job.most_tokens());
+  for (const auto& other : jobs_) most += pool_->pages_for(other->most_tokens());
+  const PoolReport all = pool_->report();
+  if (most > all.n_pages + options_.swap_bytes / all.page_bytes) return Admission::no_room;
   for (const auto& other : jobs_) {
     if (other->decodes() || other->ended) continue;
     const auto& a = other->request.prompt;
@@ -159,7 +164,7 @@ bool Lane::make_room(Job& job, int n) {
                                                [](const auto& other) { return !other->parked && !other->ended; });
     pool_->park((*youngest)->seq);
     (*youngest)->parked = true;
-    ++n_parked_;
+    ++totals_.parked;
     if (youngest->get() == &job) return false;
   }
   return true;
@@ -189,7 +194,7 @@ std::vector<Lane::Row> Lane::plan_step() {
   return rows;
 }
 
-void Lane::step(const std::function<bool()>& go_on, const std::function<void(const StepRecord&)>& on_step) {
+void Lane::step(const std::function<bool()>& go_on) {
   unpark();
   const Clock::time_point start = last_step_ = Clock::now();
   const std::vector<Row> rows = plan_step();
@@ -222,11 +227,11 @@ void Lane::step(const std::function<bool()>& go_on, const std::function<void(con
   const bool on_host =
       !engine_.on_device() || std::ranges::any_of(rows, [](const Row& row) { return row.job->request.needs_logits(); });
   if (draws && !on_host) {
-    draw_on_device(rows, go_on, on_step, record, start);
+    draw_on_device(rows, go_on, record, start);
   } else {
     if (draws) draw_on_host(rows);
     record.seconds = seconds_since(start);
-    on_step(record);
+    totals_.count_step(record);
   }
   if (record.n_decode > 0 && record.n_prompt_tokens > 0) {
     const double rate = record.n_prompt_tokens / std::max(seconds_since(start), 1e-6);
@@ -243,8 +248,7 @@ void Lane::draw_on_host(std::span<const Row> rows) {
 
 /// Draws where the logits are. While all sequences decode, the device goes on with the tokens it drew, a few steps ahead
 /// of the host; when something changes the steps under way are waited for, and their tokens count.
-void Lane::draw_on_device(std::span<const Row> rows, const std::function<bool()>& go_on,
-                          const std::function<void(const StepRecord&)>& on_step, StepRecord record,
+void Lane::draw_on_device(std::span<const Row> rows, const std::function<bool()>& go_on, StepRecord record,
                           Clock::time_point start) {
   std::vector<SeqId> seqs;
   std::vector<SamplerOptions> samplers;
@@ -277,7 +281,7 @@ void Lane::draw_on_device(std::span<const Row> rows, const std::function<bool()>
       steady = steady && !job.ended;
     }
     record.seconds = seconds_since(start);
-    on_step(record);
+    totals_.count_step(record);
     start = Clock::now();
     record = {.n_decode = int(rows.size())};
   }
@@ -298,6 +302,11 @@ int32_t Lane::sample(Job& job, std::span<const float> logits) {
 }
 
 void Lane::take(Job& job, int32_t token) {
+  const Clock::time_point now = Clock::now();
+  const auto seconds = [&](Clock::time_point since) { return std::chrono::duration<double>(now - since).count(); };
+  if (job.result.tokens.empty()) totals_.first_token.observe(seconds(job.arrived));
+  else totals_.between_tokens.observe(seconds(job.last_token));
+  job.last_token = now;
   const bool more = job.stream.push(token);
   const bool complete = job.request.constraint && job.request.constraint->complete();
   if (more && !complete && !job.cancelled) return;
@@ -311,7 +320,7 @@ void Lane::end(Job& job, FinishReason reason, const std::string& error) {
   job.ended = true;
   job.usage.n_generated = int(job.result.tokens.size());
   if (job.decodes()) job.usage.decode_seconds = seconds_since(job.decoding);
-  on_end_(reason, job.usage);
+  totals_.count_end(reason, job.usage, seconds_since(job.arrived));
   job.listener->on_end(reason, job.usage, error);
 }
 

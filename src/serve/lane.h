@@ -2,9 +2,11 @@
 #pragma once
 
 #include <chrono>
+
 #include "engine/engine.h"
 #include "engine/kv_choice.h"
 #include "engine/token_stream.h"
+#include "serve/metrics.h"
 #include "serve/prefix_cache.h"
 #include "serve/request.h"
 
@@ -20,8 +22,10 @@ struct LaneOptions {
   int n_checkpoints = 0;         ///< slots beside those of the running sequences
   int checkpoint_every = 0;      ///< tokens of a prompt between checkpoints
   int64_t kv_bytes = 0;          ///< of pages and slots
+  int64_t swap_bytes = 0;        ///< of host memory for parked sequences
   int batch_tokens = 0;          ///< most tokens of a step
   double max_stall_seconds = 0;  ///< time that a step's prompts may take while other sequences decode
+  uint64_t prefix_secret = 0;    ///< of the hashes of prefixes: nobody who lacks it finds two prompts with one hash
 };
 
 /// What a sequence is doing.
@@ -30,13 +34,14 @@ std::string_view phase_name(Phase phase);
 
 /// One request from its arrival to its end.
 struct Job {
-  /// max_tokens becomes what fits behind the prompt in n_ctx tokens.
+  /// max_tokens becomes what fits behind the prompt in the context.
   Job(uint64_t number, GenerationRequest what, std::shared_ptr<Listener> who, TokenStream::Vocabulary vocabulary,
-      int n_ctx);
+      const LaneOptions& options);
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
 
   int n_prompt() const { return int(request.prompt.size()); }
+  int most_tokens() const { return n_prompt() + request.options.max_tokens; }
   bool decodes() const { return n_done == n_prompt(); }
   /// Tokens that belong in the cache: all but the last one drawn.
   int length() const {
@@ -63,13 +68,7 @@ struct Job {
 
   Usage usage;
   const Clock::time_point arrived = Clock::now();
-  Clock::time_point started = arrived, decoding = arrived;
-};
-
-/// A step, for the log of steps.
-struct StepRecord {
-  double seconds = 0;
-  int n_decode = 0, n_prompt_tokens = 0;
+  Clock::time_point started = arrived, decoding = arrived, last_token = arrived;
 };
 
 /// Whether a job can start.
@@ -82,12 +81,11 @@ enum class Admission : uint8_t {
 class Lane {
  public:
   /// Throws Error when the bytes do not hold one sequence of n_ctx tokens.
-  Lane(Engine& engine, const LaneOptions& options, std::function<void(FinishReason, const Usage&)> on_end);
+  Lane(Engine& engine, const LaneOptions& options, Totals& totals);
 
   const LaneOptions& options() const { return options_; }
   SequencePool& pool() { return *pool_; }
   const std::vector<std::unique_ptr<Job>>& jobs() const { return jobs_; }
-  int64_t n_parked() const { return n_parked_; }  ///< times that a job had to leave the pool
   Clock::time_point last_step() const { return last_step_; }
   Phase phase(const Job& job) const {
     return job.parked ? Phase::parked : job.decodes() ? Phase::decode : Phase::prompt;
@@ -96,8 +94,8 @@ class Lane {
   Admission admit(const Job& job);
   void start(std::unique_ptr<Job> job);
   /// Runs one step, on a device several while nothing changes and go_on() says so, and hands on what was drawn. Jobs that
-  /// end leave. Every step that ran is reported to on_step.
-  void step(const std::function<bool()>& go_on, const std::function<void(const StepRecord&)>& on_step);
+  /// end leave.
+  void step(const std::function<bool()>& go_on);
   /// Ends jobs that were cancelled.
   void drop_cancelled();
   /// Ends every job.
@@ -115,8 +113,7 @@ class Lane {
   bool make_room(Job& job, int n);
   std::vector<Row> plan_step();
   void draw_on_host(std::span<const Row> rows);
-  void draw_on_device(std::span<const Row> rows, const std::function<bool()>& go_on,
-                      const std::function<void(const StepRecord&)>& on_step, StepRecord record,
+  void draw_on_device(std::span<const Row> rows, const std::function<bool()>& go_on, StepRecord record,
                       Clock::time_point start);
   int32_t sample(Job& job, std::span<const float> logits);
   void take(Job& job, int32_t token);
@@ -126,14 +123,13 @@ class Lane {
 
   Engine& engine_;
   const LaneOptions options_;
-  const std::function<void(FinishReason, const Usage&)> on_end_;
+  Totals& totals_;
   std::unique_ptr<SequencePool> pool_;
   PrefixCache prefixes_;
   std::unique_ptr<Outputs> outputs_;
   std::vector<std::unique_ptr<Job>> jobs_;  // the oldest first
   std::vector<float> logits_;               // a row that penalties or a constraint change
-  int64_t n_parked_ = 0;
-  double prompt_rate_ = 0;  // tokens of prompts a second in steps with decoding sequences
+  double prompt_rate_ = 0;                  // tokens of prompts a second in steps with decoding sequences
   Clock::time_point last_step_ = Clock::now();
 };
 

@@ -1,26 +1,14 @@
 #include "serve/prefix_cache.h"
 
-#include <random>
-
 #include "base/rng.h"
 
 namespace ridge::serve {
-namespace {
-
-/// Nobody outside can look for two prompts with one hash.
-uint64_t secret() {
-  static const uint64_t kSecret = std::random_device{}() * kSplitmixStep + std::random_device{}();
-  return kSecret;
-}
-
-}  // namespace
-
 uint64_t extend_hash(uint64_t hash, int32_t token) {
   return splitmix64(hash + (uint64_t(uint32_t(token)) + 1) * kSplitmixStep);
 }
 
-std::vector<uint64_t> prefix_hashes(std::span<const int32_t> tokens) {
-  std::vector<uint64_t> hashes = {secret()};
+std::vector<uint64_t> prefix_hashes(std::span<const int32_t> tokens, uint64_t secret) {
+  std::vector<uint64_t> hashes = {splitmix64(secret)};
   for (const int32_t token : tokens) hashes.push_back(extend_hash(hashes.back(), token));
   return hashes;
 }

@@ -12,8 +12,8 @@
 
 namespace ridge::serve {
 
-/// hashes[i] is of tokens [0, i); [n + 1].
-std::vector<uint64_t> prefix_hashes(std::span<const int32_t> tokens);
+/// hashes[i] is of tokens [0, i); [n + 1]. Nobody who lacks the secret finds two prompts with one hash.
+std::vector<uint64_t> prefix_hashes(std::span<const int32_t> tokens, uint64_t secret);
 /// The hash of one token more.
 uint64_t extend_hash(uint64_t hash, int32_t token);
 

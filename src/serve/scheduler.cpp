@@ -9,7 +9,6 @@ namespace {
 
 /// A request that has waited so long goes before those of keys with fewer running sequences.
 constexpr double kAgeSeconds = 10;
-constexpr size_t kRecentSteps = 256;
 
 std::vector<Job*> by_turn(std::span<const std::unique_ptr<Job>> waiting, const std::map<int, int>& running) {
   std::vector<std::pair<int, Job*>> order;
@@ -38,16 +37,34 @@ Scheduler::~Scheduler() {
   thread_.join();
 }
 
-Result<uint64_t> Scheduler::submit(GenerationRequest request, std::shared_ptr<Listener> listener) {
-  if (request.kv.empty()) request.kv = default_kv_;
-  RIDGE_TRY(const KvChoice choice, parse_kv_choice(request.kv));
-  request.kv = kv_text(choice);
+/// The formats as kv_text() writes them; a failure for formats that cannot work with this model.
+Result<std::string> Scheduler::checked_kv(const std::string& kv) const {
+  RIDGE_TRY(const KvChoice choice, parse_kv_choice(kv));
   try {
     layer_configs(session_options(choice, options_.lane.n_ctx, 0), engine_.plan());
   } catch (const Error& error) {
     return Failure{error.kind(), error.what(), "kv_quant"};
   }
-  TokenStream::Vocabulary vocabulary{[](int32_t) { return std::string(); }, [](int32_t) { return false; }};
+  return kv_text(choice);
+}
+
+Status Scheduler::know_kv(const std::string& kv) {
+  if (std::ranges::find(known_kv_, kv) != known_kv_.end()) return {};
+  if (int(known_kv_.size()) >= options_.max_lanes)
+    return wrong_field("kv_quant", "a cache of {} needs a pool of its own, and this server's {} are of {} (--kv-pools)",
+                       kv, known_kv_.size(), fmt::join(known_kv_, ", "));
+  known_kv_.push_back(kv);
+  return {};
+}
+
+Result<std::vector<uint64_t>> Scheduler::submit(std::vector<Submission> submissions,
+                                                const std::function<void()>& on_queued) {
+  for (auto& [request, listener] : submissions) {
+    if (request.kv.empty()) continue;
+    RIDGE_TRY(request.kv, checked_kv(request.kv));
+  }
+  TokenStream::Vocabulary vocabulary{[](int32_t token) { return fmt::format("{} ", token); },
+                                     [](int32_t) { return false; }};
   if (engine_.has_tokenizer())
     vocabulary = {.piece = [&](int32_t token) { return engine_.tokenizer().piece(token); },
                   .is_end = [&](int32_t token) { return engine_.tokenizer().is_end(token); }};
@@ -55,21 +72,43 @@ Result<uint64_t> Scheduler::submit(GenerationRequest request, std::shared_ptr<Li
   const std::lock_guard lock(mutex_);
   if (!failure_.empty()) return fail(ErrorKind::failure, "the engine failed: {} (restart the server)", failure_);
   if (stopping_) return fail(ErrorKind::failure, "the server is stopping");
-  if (n_queued_ >= size_t(options_.max_queue))
+  if (n_queued_ + submissions.size() > size_t(options_.max_queue))
     return fail(ErrorKind::no_memory, "{} requests are waiting, the queue is full (try again later)", n_queued_);
-  if (std::ranges::find(known_kv_, request.kv) == known_kv_.end()) {
-    if (int(known_kv_.size()) >= options_.max_lanes)
-      return wrong_field("kv_quant", "a cache of {} needs a pool of its own: this server has {} (--kv-pools)",
-                         request.kv, fmt::join(known_kv_, ", "));
-    known_kv_.push_back(request.kv);
+  for (auto& [request, listener] : submissions) {
+    if (request.kv.empty()) request.kv = default_kv_;
+    RIDGE_TRY_STATUS(know_kv(request.kv));
   }
-  const uint64_t id = ++last_id_;
-  incoming_.push_back(
-      std::make_unique<Job>(id, std::move(request), std::move(listener), std::move(vocabulary), options_.lane.n_ctx));
-  ++n_queued_;
+  on_queued();
+  std::vector<uint64_t> ids;
+  for (auto& [request, listener] : submissions) {
+    ids.push_back(++last_id_);
+    incoming_.push_back(
+        std::make_unique<Job>(last_id_, std::move(request), std::move(listener), vocabulary, options_.lane));
+  }
+  n_queued_ += submissions.size();
   news_ = true;
   wake_.notify_one();
-  return id;
+  return ids;
+}
+
+Result<uint64_t> Scheduler::submit(GenerationRequest request, std::shared_ptr<Listener> listener) {
+  std::vector<Submission> one;
+  one.push_back({std::move(request), std::move(listener)});
+  RIDGE_TRY(const auto ids, submit(std::move(one)));
+  return ids[0];
+}
+
+std::string Scheduler::default_kv() const {
+  const std::lock_guard lock(mutex_);
+  return default_kv_;
+}
+
+Status Scheduler::set_default_kv(const std::string& kv) {
+  RIDGE_TRY(const std::string checked, checked_kv(kv));
+  const std::lock_guard lock(mutex_);
+  RIDGE_TRY_STATUS(know_kv(checked));
+  default_kv_ = checked;
+  return {};
 }
 
 void Scheduler::cancel(uint64_t id) {
@@ -117,8 +156,7 @@ Lane& Scheduler::lane(const std::string& kv) {
   LaneOptions options = options_.lane;
   options.kv = parse_kv_choice(kv).or_throw();
   options.kv_bytes /= options_.max_lanes;
-  const auto on_end = [this](FinishReason reason, const Usage& usage) { count_end(reason, usage); };
-  return *lanes_.emplace(kv, std::make_unique<Lane>(engine_, options, on_end)).first->second;
+  return *lanes_.emplace(kv, std::make_unique<Lane>(engine_, options, totals_)).first->second;
 }
 
 /// False when there is nothing left to do and nothing more will come.
@@ -194,17 +232,6 @@ void Scheduler::admit() {
   n_queued_ = waiting_.size() + incoming_.size();
 }
 
-void Scheduler::count_end(FinishReason reason, const Usage& usage) {
-  ++(reason == FinishReason::cancelled ? totals_.cancelled
-     : reason == FinishReason::failed  ? totals_.failed
-                                       : totals_.finished);
-  totals_.prompt_tokens += usage.n_prompt - usage.n_cached;
-  totals_.cached_tokens += usage.n_cached;
-  totals_.generated_tokens += usage.n_generated;
-  totals_.prompt_seconds += usage.prompt_seconds;
-  totals_.decode_seconds += usage.decode_seconds;
-}
-
 void Scheduler::step() {
   admit();
   Lane* next = nullptr;
@@ -215,14 +242,7 @@ void Scheduler::step() {
     if (!next || lane->last_step() < next->last_step()) next = lane.get();
   }
   if (!next) return;
-  next->step([&] { return n_busy == 1 && !news_; },
-             [&](const StepRecord& record) {
-               ++totals_.steps;
-               totals_.decode_rows += record.n_decode;
-               totals_.step_seconds += record.seconds;
-               recent_.push_back(record);
-               if (recent_.size() > kRecentSteps) recent_.pop_front();
-             });
+  next->step([&] { return n_busy == 1 && !news_; });
 }
 
 void Scheduler::run() {

@@ -167,7 +167,8 @@ Value sum(Args& a) {
 }
 
 Value join(Args& a) {
-  const std::string between = a.find(0, "d") ? str(a.run, *a.find(0, "d")) : "";
+  const Value* const given = a.find(0, "d");
+  const std::string between = given ? str(a.run, *given) : "";
   const Attribute attribute(a, 1);
   Writer to(a.run);
   bool first = true;
@@ -176,7 +177,6 @@ Value join(Args& a) {
     if (!std::exchange(first, false)) to.add(between);
     write_str(to, attribute.of(a.run, item));
   }
-  a.found_by_name = a.named.size();  // 'd' is looked for twice
   return a.run.text(to.take());
 }
 

@@ -19,24 +19,16 @@ Value strip_ends(Args& a, bool left, bool right) {
   return made(a, strip(self(a), chars ? chars->text() : nullptr, left, right));
 }
 
-/// Parts of the text between white space, at most `most` cuts from the left.
+/// Parts of the text between white space, at most `most` cuts from one side.
 std::vector<std::string_view> words(std::string_view text, int64_t most, bool from_left) {
   std::vector<std::string_view> parts;
-  for (text = strip(text, nullptr, true, true); !text.empty(); text = strip(text, nullptr, true, true)) {
-    if (most == int64_t(parts.size())) {
-      parts.push_back(text);
-      break;
-    }
-    size_t begin = 0, end = 0;  // of the word at the side where cutting starts
-    for (size_t at = 0; at < text.size(); at += first_length(text.substr(at))) {
+  while (!(text = strip(text, nullptr, from_left, !from_left)).empty()) {
+    size_t begin = 0, end = text.size();  // of the word at that side
+    for (size_t at = 0; at < end && most != int64_t(parts.size()); at += first_length(text.substr(at))) {
       if (!is_space(first_code(text.substr(at)))) continue;
-      if (from_left) {
-        end = at;
-        break;
-      }
-      begin = at + first_length(text.substr(at));
+      if (from_left) end = at;
+      else begin = at + first_length(text.substr(at));
     }
-    if (!from_left || end == 0) end = text.size();
     parts.push_back(text.substr(begin, end - begin));
     text = from_left ? text.substr(end) : text.substr(0, begin);
   }
@@ -137,6 +129,14 @@ Value remove_end(Args& a, bool prefix) {
   return made(a, text.ends_with(what) ? text.substr(0, text.size() - what.size()) : text);
 }
 
+Value join(Args& a) {
+  const ListRef items = iterate(a.run, a.need(0, "iterable"));
+  for (const Value& item : items->items)
+    if (!item.text()) trouble("'join' needs texts, not {}", type_name(item));
+  const Value list{items};
+  return call_native(find_filter("join"), {a.run, a.name, list, std::span(&a.self, 1)});
+}
+
 bool is_letter(char c) { return (c | 0x20) >= 'a' && (c | 0x20) <= 'z'; }
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 /// All characters are of the kind, and there is one. Letters beyond ASCII count as letters.
@@ -182,10 +182,7 @@ constexpr NativeRow kTextMethods[] = {
     {"rfind", [](Args& a) { return index_of(a, false, false); }},
     {"index", [](Args& a) { return index_of(a, true, true); }},
     {"count", count},
-    {"join",
-     [](Args& a) {
-       return call_native(find_filter("join"), {a.run, "join", a.need(0, "iterable"), std::span(&a.self, 1)});
-     }},
+    {"join", join},
     {"upper", [](Args& a) { return made(a, upper(self(a))); }},
     {"lower", [](Args& a) { return made(a, lower(self(a))); }},
     {"title", title},

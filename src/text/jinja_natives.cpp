@@ -107,7 +107,7 @@ Value divisible(Args& a) {
 bool is_exactly(const Value& value, bool wanted) { return value.as<bool>() && *value.as<bool>() == wanted; }
 bool has_elements(const Value& value) {
   const ListRef* list = value.as<ListRef>();
-  return value.text() || value.as<DictRef>() || (list && (*list)->kind != ListKind::generator);
+  return value.text() || value.as<DictRef>() || value.as<Undefined>() || (list && (*list)->kind != ListKind::generator);
 }
 
 bool same_object(const Value& a, const Value& b, Run& run) {
@@ -131,7 +131,7 @@ constexpr NativeRow kTests[] = {
     {"mapping", [](Args& a) -> Value { return {a.self.as<DictRef>() != nullptr}; }},
     {"sequence", [](Args& a) -> Value { return {has_elements(a.self)}; }},
     {"iterable", [](Args& a) -> Value { return {iterable(a.self)}; }},
-    {"callable", [](Args& a) -> Value { return {a.self.as<Callable>() != nullptr}; }},
+    {"callable", [](Args& a) -> Value { return {a.self.as<Callable>() || a.self.as<Undefined>()}; }},
     {"escaped", [](Args& a) -> Value { return {a.self.text() && a.self.as<Text>()->safe}; }},
     {"lower", [](Args& a) -> Value { return {is_case(a, false)}; }},
     {"upper", [](Args& a) -> Value { return {is_case(a, true)}; }},

@@ -1,4 +1,5 @@
 // Operators and access to parts of values.
+#include <algorithm>
 #include <cmath>
 
 #include "text/jinja_natives.h"

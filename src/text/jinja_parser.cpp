@@ -182,6 +182,8 @@ class Parser {
       return expect_sign(")"), std::move(inner);
     }
     NodeRef made = node(NodeKind::name, token, {}, name());
+    for (const std::string_view constant : {"true", "True", "false", "False", "none", "None"})
+      if (made->name == constant) wrong(token, "'{}' cannot be set", constant);
     return skip_sign(".") ? node_of(NodeKind::attribute, token, name(), std::move(made)) : std::move(made);
   }
 

@@ -1,0 +1,307 @@
+#include "serve/answer.h"
+
+#include <random>
+
+namespace ridge::serve {
+namespace {
+
+std::string dump(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
+
+std::string new_id(std::string_view prefix) {
+  std::random_device random;
+  return fmt::format("{}-{:08x}{:08x}{:08x}", prefix, random(), random(), random());
+}
+
+Json bytes_of(const std::string& text) {
+  Json bytes = Json::array();
+  for (const char c : text) bytes.push_back(uint8_t(c));
+  return bytes;
+}
+
+Json call_json(const text::ToolCall& call) {
+  return {{"id", call.id}, {"type", "function"}, {"function", {{"name", call.name}, {"arguments", call.arguments}}}};
+}
+
+ApiError submit_error(const Failure& failure) {
+  if (failure.kind == ErrorKind::no_memory)
+    return {.status = 429, .message = failure.message, .type = "rate_limit_error", .code = "queue_full"};
+  if (failure.kind == ErrorKind::failure)
+    return {.status = 503, .message = failure.message, .type = "unavailable_error"};
+  return {.message = failure.message, .param = failure.field};
+}
+
+class Answer : public std::enable_shared_from_this<Answer> {
+ public:
+  Answer(Scheduler& scheduler, const ApiModel& model, ApiRequest request, const http::Reply& reply)
+      : scheduler_(scheduler),
+        model_(model),
+        request_(std::move(request)),
+        reply_(reply),
+        id_(new_id(request_.chat ? "chatcmpl" : "cmpl")),
+        created_(std::time(nullptr)) {}
+
+  void start();
+
+ private:
+  /// One choice; its listener keeps the answer alive.
+  struct Choice {
+    explicit Choice(const text::OutputParser::Options& options) : parser(options) {}
+    text::OutputParser parser;
+    std::string content, reasoning;
+    std::vector<text::ToolCall> calls;
+    std::vector<TokenLogprob> logprobs;
+    size_t n_logprobs_sent = 0;
+    FinishReason reason = FinishReason::failed;
+    Usage usage;
+    bool ended = false;
+  };
+  class ChoiceListener : public Listener {
+   public:
+    ChoiceListener(std::shared_ptr<Answer> answer, size_t index) : answer_(std::move(answer)), index_(index) {}
+    bool on_text(std::string_view text, std::span<const TokenLogprob> logprobs) override {
+      return answer_->on_text(index_, text, logprobs);
+    }
+    void on_end(FinishReason reason, const Usage& usage, const std::string& error) override {
+      answer_->on_end(index_, reason, usage, error);
+    }
+
+   private:
+    const std::shared_ptr<Answer> answer_;
+    const size_t index_;
+  };
+
+  bool on_text(size_t index, std::string_view text, std::span<const TokenLogprob> logprobs);
+  void on_end(size_t index, FinishReason reason, const Usage& usage, const std::string& error);
+  void add(Choice& choice, const text::OutputDelta& delta);
+  Json head(const char* chunk_or_whole) const;
+  Json chunk(size_t index, Json delta, Json finish_reason);
+  Json logprobs_json(const Choice& choice, size_t first) const;
+  Json finish_json(const Choice& choice) const;
+  Json usage_json() const;
+  Json timings_json() const;
+  void finish();
+  std::string piece(int32_t token) const {
+    return model_.engine.has_tokenizer() ? model_.engine.tokenizer().piece(token, true) : fmt::format("{} ", token);
+  }
+
+  Scheduler& scheduler_;
+  const ApiModel& model_;
+  ApiRequest request_;
+  const http::Reply reply_;
+  const std::string id_;
+  const int64_t created_;
+  const Clock::time_point arrived_ = Clock::now();
+  std::vector<Choice> choices_;
+  std::shared_ptr<EventWriter> events_;
+  size_t n_ended_ = 0;
+  std::string error_;
+};
+
+void Answer::start() {
+  if (!request_.chat) request_.output.reasoning = false;
+  for (size_t i = 0; i < request_.prompts.size() * size_t(request_.n_choices); ++i)
+    choices_.emplace_back(request_.output);
+  std::vector<Scheduler::Submission> submissions;
+  for (size_t i = 0; i < choices_.size(); ++i) {
+    const size_t prompt = i / size_t(request_.n_choices);
+    if (request_.echo) choices_[i].content = request_.prompt_texts[prompt];
+    submissions.push_back({request_.choice(prompt, int(i % size_t(request_.n_choices))),
+                           std::make_shared<ChoiceListener>(shared_from_this(), i)});
+  }
+  const auto ids = scheduler_.submit(std::move(submissions), [&] {
+    if (!request_.stream) return;
+    events_ = std::make_shared<EventWriter>(reply_.stream(200, http::kEventStream, http::sse_headers()));
+    for (size_t i = 0; i < choices_.size(); ++i) {
+      Json first = request_.chat ? Json{{"role", "assistant"}, {"content", ""}} : Json{{"text", choices_[i].content}};
+      if (request_.chat || request_.echo) events_->push(dump(chunk(i, std::move(first), nullptr)));
+    }
+  });
+  if (!ids) return reply_.send(submit_error(ids.error()).response());
+  reply_.on_gone([scheduler = &scheduler_, ids = *ids] {
+    for (const uint64_t id : ids) scheduler->cancel(id);
+  });
+}
+
+bool Answer::on_text(size_t index, std::string_view text, std::span<const TokenLogprob> logprobs) {
+  Choice& choice = choices_[index];
+  choice.logprobs.insert(choice.logprobs.end(), logprobs.begin(), logprobs.end());
+  text::OutputDelta delta;
+  if (request_.chat) delta = choice.parser.feed(text);
+  else delta.content = text;
+  add(choice, delta);
+  if (!events_) return true;
+  Json json = Json::object();
+  if (!request_.chat) json["text"] = delta.content;
+  else if (!delta.content.empty()) json["content"] = delta.content;
+  if (!delta.reasoning.empty()) json["reasoning_content"] = delta.reasoning;
+  for (size_t i = 0; i < delta.calls.size(); ++i) {
+    Json call = call_json(delta.calls[i]);
+    call["index"] = choice.calls.size() - delta.calls.size() + i;
+    json["tool_calls"].push_back(std::move(call));
+  }
+  if (json.empty() && choice.n_logprobs_sent == choice.logprobs.size()) return true;
+  return events_->push(dump(chunk(index, std::move(json), nullptr)));
+}
+
+void Answer::add(Choice& choice, const text::OutputDelta& delta) {
+  choice.content += delta.content;
+  choice.reasoning += delta.reasoning;
+  choice.calls.insert(choice.calls.end(), delta.calls.begin(), delta.calls.end());
+}
+
+void Answer::on_end(size_t index, FinishReason reason, const Usage& usage, const std::string& error) {
+  Choice& choice = choices_[index];
+  if (request_.chat) {
+    const size_t n_calls = choice.calls.size();
+    const text::OutputDelta rest = choice.parser.finish();
+    add(choice, rest);
+    if (events_ && (!rest.content.empty() || !rest.reasoning.empty() || !rest.calls.empty())) {
+      Json json = Json::object();
+      if (!rest.content.empty()) json["content"] = rest.content;
+      if (!rest.reasoning.empty()) json["reasoning_content"] = rest.reasoning;
+      for (size_t i = 0; i < rest.calls.size(); ++i) {
+        Json call = call_json(rest.calls[i]);
+        call["index"] = n_calls + i;
+        json["tool_calls"].push_back(std::move(call));
+      }
+      events_->push(dump(chunk(index, std::move(json), nullptr)));
+    }
+  }
+  choice.reason = reason;
+  choice.usage = usage;
+  if (reason == FinishReason::failed) error_ = error;
+  if (events_ && reason != FinishReason::failed)
+    events_->push(dump(chunk(index, request_.chat ? Json::object() : Json{{"text", ""}}, finish_json(choice))));
+  if (++n_ended_ == choices_.size()) finish();
+}
+
+Json Answer::head(const char* object) const {
+  return {{"id", id_}, {"object", object}, {"created", created_}, {"model", model_.name}};
+}
+
+Json Answer::finish_json(const Choice& choice) const {
+  if (!choice.calls.empty() && choice.reason == FinishReason::stop) return "tool_calls";
+  return choice.reason == FinishReason::length ? "length" : "stop";
+}
+
+Json Answer::chunk(size_t index, Json delta, Json finish_reason) {
+  Choice& choice = choices_[index];
+  Json json = head(request_.chat ? "chat.completion.chunk" : "text_completion");
+  Json one = {{"index", index}};
+  if (request_.chat) one["delta"] = std::move(delta);
+  else one["text"] = delta["text"];
+  one["logprobs"] = logprobs_json(choice, choice.n_logprobs_sent);
+  choice.n_logprobs_sent = choice.logprobs.size();
+  one["finish_reason"] = std::move(finish_reason);
+  json["choices"] = Json::array({std::move(one)});
+  if (request_.include_usage) json["usage"] = nullptr;
+  return json;
+}
+
+Json Answer::logprobs_json(const Choice& choice, size_t first) const {
+  if (request_.n_top_logprobs < 0) return nullptr;
+  const auto one = [&](int32_t token, float logprob) {
+    const std::string text = piece(token);
+    return Json{{"token", text}, {"logprob", logprob}, {"bytes", bytes_of(text)}};
+  };
+  Json content = Json::array(), tokens = Json::array(), values = Json::array(), tops = Json::array();
+  for (size_t i = first; i < choice.logprobs.size(); ++i) {
+    const TokenLogprob& t = choice.logprobs[i];
+    Json entry = one(t.token, t.logprob), list = Json::array(), map = Json::object();
+    for (const auto& [token, logprob] : t.top) {
+      list.push_back(one(token, logprob));
+      map[piece(token)] = logprob;
+    }
+    entry["top_logprobs"] = std::move(list);
+    content.push_back(std::move(entry));
+    tokens.push_back(piece(t.token));
+    values.push_back(t.logprob);
+    tops.push_back(std::move(map));
+  }
+  if (request_.chat) return {{"content", std::move(content)}};
+  return {{"tokens", std::move(tokens)}, {"token_logprobs", std::move(values)}, {"top_logprobs", std::move(tops)}};
+}
+
+Json Answer::usage_json() const {
+  int64_t prompt = 0, cached = 0, generated = 0;
+  for (size_t i = 0; i < choices_.size(); ++i) {
+    const Usage& u = choices_[i].usage;
+    // A prompt counts once, whatever the number of its choices.
+    if (i % size_t(request_.n_choices) == 0) prompt += u.n_prompt, cached += u.n_cached;
+    generated += u.n_generated;
+  }
+  Json usage = {{"prompt_tokens", prompt},
+                {"completion_tokens", generated},
+                {"total_tokens", prompt + generated},
+                {"prompt_tokens_details", {{"cached_tokens", cached}}}};
+  if (request_.clamped) usage["max_tokens_clamped"] = true;
+  return usage;
+}
+
+Json Answer::timings_json() const {
+  const Usage& u = choices_[0].usage;
+  const int n_computed = u.n_prompt - u.n_cached;
+  const auto rate = [](int n, double seconds) { return seconds > 0 ? n / seconds : 0.0; };
+  return {{"queue_ms", 1e3 * u.queue_seconds},
+          {"prompt_n", n_computed},
+          {"cache_n", u.n_cached},
+          {"prompt_ms", 1e3 * u.prompt_seconds},
+          {"prompt_per_second", rate(n_computed, u.prompt_seconds)},
+          {"predicted_n", u.n_generated},
+          {"predicted_ms", 1e3 * u.decode_seconds},
+          {"predicted_per_second", rate(u.n_generated - 1, u.decode_seconds)}};
+}
+
+void Answer::finish() {
+  const double latency_ms = 1e3 * seconds_since(arrived_);
+  if (!error_.empty()) {
+    const ApiError error{.status = 500, .message = error_, .type = "server_error"};
+    if (!events_) return reply_.send(error.response());
+    events_->push(dump(error.json()));
+    return events_->finish();
+  }
+  if (events_) {
+    if (request_.include_usage) {
+      Json json = head(request_.chat ? "chat.completion.chunk" : "text_completion");
+      json["choices"] = Json::array();
+      json["usage"] = usage_json();
+      json["timings"] = timings_json();
+      json["latency_ms"] = latency_ms;
+      events_->push(dump(json));
+    }
+    events_->push("[DONE]");
+    return events_->finish();
+  }
+  Json json = head(request_.chat ? "chat.completion" : "text_completion");
+  json["choices"] = Json::array();
+  for (size_t i = 0; i < choices_.size(); ++i) {
+    const Choice& choice = choices_[i];
+    Json one = {{"index", i}};
+    if (request_.chat) {
+      Json message = {{"role", "assistant"}, {"content", choice.content}};
+      if (!choice.reasoning.empty()) message["reasoning_content"] = choice.reasoning;
+      if (!choice.calls.empty()) {
+        if (choice.content.empty()) message["content"] = nullptr;
+        for (const text::ToolCall& call : choice.calls) message["tool_calls"].push_back(call_json(call));
+      }
+      one["message"] = std::move(message);
+    } else {
+      one["text"] = choice.content;
+    }
+    one["logprobs"] = logprobs_json(choice, 0);
+    one["finish_reason"] = finish_json(choice);
+    json["choices"].push_back(std::move(one));
+  }
+  json["usage"] = usage_json();
+  json["timings"] = timings_json();
+  json["latency_ms"] = latency_ms;
+  reply_.send({.body = dump(json)});
+}
+
+}  // namespace
+
+void answer_request(Scheduler& scheduler, const ApiModel& model, ApiRequest request, const http::Reply& reply) {
+  std::make_shared<Answer>(scheduler, model, std::move(request), reply)->start();
+}
+
+}  // namespace ridge::serve

@@ -1,0 +1,303 @@
+#include "serve/chat.h"
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <random>
+
+#include "io/gguf.h"
+#include "io/mapped_file.h"
+
+namespace ridge::serve {
+namespace {
+
+constexpr uint64_t kMaxTemplateBytes = uint64_t(4) << 20;
+constexpr size_t kMaxStops = 16, kMaxPrompts = 128;
+constexpr int kMaxTopLogprobs = 20;
+constexpr size_t kMaxBias = 4096;
+/// Checkpoints at the ends of so many of the newest messages.
+constexpr ptrdiff_t kMessageEnds = 4;
+
+/// Known fields that would change the answer and are not supported. `harmless` is the value that asks for nothing.
+void refuse_unsupported(const Json& body, bool chat) {
+  struct Row {
+    const char* name;
+    Json harmless;
+  };
+  static const std::vector<Row> kBoth = {
+      {"best_of", 1}, {"suffix", ""}, {"prediction", Json()}, {"service_tier", "auto"}};
+  static const std::vector<Row> kChat = {{"functions", Json::array()},
+                                         {"function_call", "none"},
+                                         {"audio", Json()},
+                                         {"web_search_options", Json()},
+                                         {"modalities", Json::array({"text"})}};
+  for (const auto* rows : {&kBoth, chat ? &kChat : &kBoth})
+    for (const Row& row : *rows)
+      if (const auto at = body.find(row.name); at != body.end() && !at->is_null() && *at != row.harmless)
+        refuse(row.name, "not supported (leave the field out)");
+}
+
+void read_sampling(const ApiModel& model, const Json& body, ApiRequest& request) {
+  const Fields f(body);
+  SamplerOptions& s = request.options.sampler;
+  s.temperature = float(f.number("temperature", 0, 100).value_or(s.temperature));
+  s.top_p = float(f.number("top_p", 0, 1).value_or(s.top_p));
+  s.min_p = float(f.number("min_p", 0, 1).value_or(s.min_p));
+  s.top_k = int(f.whole("top_k", -1, 1 << 26).value_or(s.top_k));
+  s.top_k = std::max(s.top_k, 0);  // -1 is how some clients say "all"
+  s.repeat_penalty = float(f.number("repeat_penalty", 0.01, 100).value_or(s.repeat_penalty));
+  s.repeat_last_n = int(f.whole("repeat_last_n", 0, 1024).value_or(s.repeat_last_n));
+  s.seed = f.find("seed") ? uint64_t(*f.whole("seed", INT64_MIN, INT64_MAX)) : std::random_device{}();
+  request.presence_penalty = float(f.number("presence_penalty", -2, 2).value_or(0));
+  request.frequency_penalty = float(f.number("frequency_penalty", -2, 2).value_or(0));
+  request.options.stop = f.texts("stop", kMaxStops);
+  request.options.ignore_eos = f.flag("ignore_eos").value_or(false);
+  request.n_choices = int(f.whole("n", 1, model.max_choices).value_or(1));
+  request.kv = f.text("kv_quant").value_or("");
+  if (request.kv == "auto") refuse("kv_quant", "auto is not supported yet (name a format, or leave the field out)");
+  if (const Json* bias = f.find("logit_bias")) {
+    if (!bias->is_object()) refuse("logit_bias", "not an object of token ids and numbers");
+    if (bias->size() > kMaxBias) refuse("logit_bias", fmt::format("more than {} tokens", kMaxBias));
+    const int vocab_size = model.engine.plan().vocab_size;
+    for (const auto& [id, value] : bias->items()) {
+      int token = -1;
+      const auto [end, error] = std::from_chars(id.data(), id.data() + id.size(), token);
+      if (error != std::errc() || end != id.data() + id.size() || token < 0 || token >= vocab_size)
+        refuse("logit_bias", fmt::format("'{}' is not a token id below {}", id, vocab_size));
+      if (!value.is_number() || !(std::abs(value.get<double>()) <= 100))
+        refuse("logit_bias", fmt::format("the bias of {} is not a number from -100 to 100", id));
+      request.logit_bias.emplace_back(token, value.get<float>());
+    }
+  }
+  request.stream = f.flag("stream").value_or(false);
+  if (const Json* options = f.find("stream_options")) {
+    if (!options->is_object()) refuse("stream_options", "not an object");
+    request.include_usage = Fields(*options).flag("include_usage").value_or(false);
+  }
+}
+
+/// Whether every prompt fits, and what is left for the answer.
+void check_length(const ApiModel& model, std::optional<int64_t> max_tokens, ApiRequest& request) {
+  for (const auto& prompt : request.prompts) {
+    if (prompt.empty())
+      throw ApiError{.message = "the prompt has no tokens", .param = request.chat ? "messages" : "prompt"};
+    if (ssize(prompt) >= model.n_ctx)
+      throw ApiError{.message = fmt::format("the prompt has {} tokens, the context holds {} with the answer",
+                                            prompt.size(), model.n_ctx),
+                     .param = request.chat ? "messages" : "prompt",
+                     .code = "context_length_exceeded"};
+    request.clamped = request.clamped || (max_tokens && *max_tokens > model.n_ctx - ssize(prompt));
+  }
+  request.options.max_tokens = max_tokens ? int(std::min<int64_t>(*max_tokens, model.n_ctx)) : -1;
+}
+
+Json tools_of(const Json& body) {
+  const Fields f(body);
+  const Json* tools = f.find("tools");
+  if (!tools) return nullptr;
+  if (!tools->is_array() || tools->size() > 256) refuse("tools", "not a list of at most 256 tools");
+  for (const Json& tool : *tools)
+    if (!tool.is_object() || tool.value("type", "") != "function" || !tool.contains("function") ||
+        !tool["function"].is_object() || !tool["function"].contains("name") || !tool["function"]["name"].is_string())
+      refuse("tools", "every tool is {\"type\": \"function\", \"function\": {\"name\": ..., \"parameters\": ...}}");
+  return tools->empty() ? Json() : *tools;
+}
+
+const Json& messages_of(const Json& body) {
+  const auto at = body.find("messages");
+  if (at == body.end() || !at->is_array() || at->empty()) refuse("messages", "not a list of one message or more");
+  for (const Json& message : *at)
+    if (!message.is_object() || !message.contains("role") || !message["role"].is_string())
+      refuse("messages", "every message is an object with a role");
+  return *at;
+}
+
+/// Templates take text: lists of parts become their text. The arguments of earlier calls become objects.
+Json plain_messages(Json messages) {
+  for (Json& message : messages) {
+    if (const auto content = message.find("content"); content != message.end() && content->is_array()) {
+      std::string text;
+      for (const Json& part : *content) {
+        if (!part.is_object() || part.value("type", "") != "text" || !part.contains("text") ||
+            !part["text"].is_string())
+          refuse("messages", "only parts of type text are supported");
+        text += part["text"].get<std::string>();
+      }
+      *content = text;
+    }
+    if (const auto calls = message.find("tool_calls"); calls != message.end() && calls->is_array())
+      for (Json& call : *calls)
+        if (call.is_object() && call.contains("function") && call["function"].is_object() &&
+            call["function"].contains("arguments") && call["function"]["arguments"].is_string()) {
+          const Json parsed = Json::parse(call["function"]["arguments"].get<std::string>(), nullptr, false);
+          if (parsed.is_object()) call["function"]["arguments"] = parsed;
+        }
+  }
+  return messages;
+}
+
+std::optional<std::string> special_piece(const Engine& engine, std::optional<int32_t> id) {
+  if (!id) return {};
+  return engine.tokenizer().piece(*id, true);
+}
+
+}  // namespace
+
+ModelTemplate read_model_template(const std::string& model_path) {
+  namespace fs = std::filesystem;
+  const fs::path path(model_path);
+  std::error_code ignored;
+  ModelTemplate result;
+  if (fs::is_directory(path, ignored)) {
+    if (fs::exists(path / "chat_template.jinja", ignored)) {
+      result.named = {{"default", io::read_text_file(path / "chat_template.jinja", kMaxTemplateBytes).or_throw()}};
+    } else if (fs::exists(path / "tokenizer_config.json", ignored)) {
+      const Json config =
+          Json::parse(io::read_text_file(path / "tokenizer_config.json", kMaxTemplateBytes).or_throw(), nullptr, false);
+      if (config.is_object() && config.contains("chat_template"))
+        result.named = text::named_templates(config["chat_template"]).or_throw();
+    }
+  } else if (path.extension() == ".gguf") {
+    const io::GgufFile file = io::open_gguf(path).or_throw();
+    const std::string key = "tokenizer.chat_template";
+    if (file.gguf.has(key)) result.named = {{"default", file.gguf.text(key).or_throw()}};
+    if (file.gguf.has(key + ".tool_use"))
+      result.named.push_back({"tool_use", file.gguf.text(key + ".tool_use").or_throw()});
+  }
+  for (const text::NamedTemplate& one : result.named) text::ChatTemplate::parse(one.source).or_throw();
+  return result;
+}
+
+std::string render_chat(const ApiModel& model, const Json& body) {
+  const Json messages = plain_messages(messages_of(body));
+  const Json tools = tools_of(body);
+  if (!model.engine.has_tokenizer())
+    throw ApiError{.message = "this model has no tokenizer: use /v1/completions with token ids"};
+  if (model.chat_template.named.empty()) {
+    if (!tools.is_null()) refuse("tools", "this model has no chat template, and so no tools");
+    return text::plain_prompt(messages, true);
+  }
+  text::ChatInput input;
+  input.messages = messages;
+  input.tools = tools;
+  if (const Json* extra = Fields(body).find("chat_template_kwargs")) {
+    if (!extra->is_object()) refuse("chat_template_kwargs", "not an object");
+    input.extra = *extra;
+  }
+  const io::TokenizerSpec& spec = model.engine.tokenizer().spec();
+  input.bos_token = special_piece(model.engine, spec.bos);
+  input.eos_token = special_piece(model.engine, spec.eos);
+  const std::time_t now = std::time(nullptr);
+  localtime_r(&now, &input.now);
+  const auto chosen = text::choose_template(model.chat_template.named, !tools.is_null()).or_throw();
+  Result<std::string> prompt = text::ChatTemplate::parse(chosen.source).or_throw().render(input);
+  if (!prompt)
+    throw ApiError{
+        .message = "the chat template: " + prompt.error().message, .param = "messages", .code = "template_error"};
+  return std::move(*prompt);
+}
+
+ApiRequest read_chat_request(const ApiModel& model, const Json& body) {
+  refuse_unsupported(body, true);
+  ApiRequest request;
+  request.chat = true;
+  read_sampling(model, body, request);
+  const Fields f(body);
+  const std::string prompt = render_chat(model, body);
+  const bool has_template = !model.chat_template.named.empty();
+  // A template writes the special tokens itself.
+  request.prompts = {model.engine.tokenizer().encode(prompt, !has_template, has_template)};
+  for (size_t i = 0; i < request.prompts[0].size(); ++i)
+    if (model.engine.tokenizer().is_end(request.prompts[0][i])) request.message_ends.push_back(int(i) + 1);
+  if (ssize(request.message_ends) > kMessageEnds)
+    request.message_ends.erase(request.message_ends.begin(), request.message_ends.end() - kMessageEnds);
+  if (f.flag("logprobs").value_or(false))
+    request.n_top_logprobs = int(f.whole("top_logprobs", 0, kMaxTopLogprobs).value_or(0));
+  else if (f.whole("top_logprobs", 0, kMaxTopLogprobs).value_or(0) > 0) refuse("top_logprobs", "needs logprobs: true");
+
+  const Json tools = tools_of(body);
+  if (!tools.is_null()) {
+    const auto chosen = text::choose_template(model.chat_template.named, true).or_throw();
+    request.output = {.format = text::detect_tool_format(chosen.source), .tools = tools};
+  }
+  if (const Json* choice = f.find("tool_choice")) {
+    if (*choice == "none") request.output.format = text::ToolFormat::none;
+    else if (*choice != "auto") refuse("tool_choice", "only auto and none are supported");
+  }
+  if (f.flag("parallel_tool_calls") == false)
+    refuse("parallel_tool_calls", "false is not supported (leave the field out)");
+  if (!has_template) {
+    // Nothing else ends the answer of a base model.
+    request.options.stop.push_back("\nUser:");
+    request.output.reasoning = false;
+  }
+  request.output.in_reasoning = text::prompt_opens_reasoning(prompt);
+  request.output.seed = request.options.sampler.seed;
+  auto max_tokens = f.whole("max_completion_tokens", 1, 1 << 26);
+  if (!max_tokens) max_tokens = f.whole("max_tokens", 1, 1 << 26);
+  check_length(model, max_tokens, request);
+  return request;
+}
+
+ApiRequest read_completion_request(const ApiModel& model, const Json& body) {
+  refuse_unsupported(body, false);
+  ApiRequest request;
+  read_sampling(model, body, request);
+  const Fields f(body);
+  const auto top = f.whole("logprobs", 0, kMaxTopLogprobs);
+  if (top) request.n_top_logprobs = int(*top);
+  request.echo = f.flag("echo").value_or(false);
+  if (request.echo && !model.engine.has_tokenizer()) refuse("echo", "this model has no tokenizer");
+  if (request.echo && top) refuse("logprobs", "log probabilities of the prompt (echo) are not supported");
+
+  const Json* prompt = f.find("prompt");
+  if (!prompt) refuse("prompt", "missing");
+  const int vocab_size = model.engine.plan().vocab_size;
+  const auto tokens_of = [&](const Json& list) {
+    std::vector<int32_t> tokens;
+    for (const Json& id : list) {
+      if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() >= vocab_size)
+        refuse("prompt", fmt::format("a token id is a whole number below {}", vocab_size));
+      tokens.push_back(id.get<int32_t>());
+    }
+    return tokens;
+  };
+  const bool one = prompt->is_string() || (prompt->is_array() && !prompt->empty() && prompt->front().is_number());
+  const Json prompts = one ? Json::array({*prompt}) : *prompt;
+  if (!prompts.is_array() || prompts.empty() || prompts.size() > kMaxPrompts)
+    refuse("prompt", fmt::format("a text, a list of token ids, or a list of at most {} of those", kMaxPrompts));
+  for (const Json& p : prompts) {
+    if (p.is_array()) {
+      request.prompts.push_back(tokens_of(p));
+    } else {
+      if (!p.is_string()) refuse("prompt", "a prompt is a text or a list of token ids");
+      if (!model.engine.has_tokenizer()) refuse("prompt", "this model has no tokenizer: give token ids");
+      request.prompts.push_back(model.engine.tokenizer().encode(p.get_ref<const std::string&>(), true, false));
+    }
+    if (request.echo)
+      request.prompt_texts.push_back(p.is_string() ? p.get<std::string>()
+                                                   : model.engine.tokenizer().decode(request.prompts.back()));
+  }
+  if (request.prompts.size() * size_t(request.n_choices) > kMaxPrompts)
+    refuse("n", "too many choices for so many prompts");
+  check_length(model, f.whole("max_tokens", 1, 1 << 26).value_or(16), request);
+  return request;
+}
+
+GenerationRequest ApiRequest::choice(size_t p, int i) const {
+  GenerationRequest r;
+  r.prompt = prompts[p];
+  r.message_ends = message_ends;
+  r.kv = kv;
+  r.options = options;
+  r.options.sampler.seed += uint64_t(i);
+  r.presence_penalty = presence_penalty;
+  r.frequency_penalty = frequency_penalty;
+  r.logit_bias = logit_bias;
+  r.n_top_logprobs = n_top_logprobs;
+  if (constraint) r.constraint = constraint();
+  r.key = key;
+  return r;
+}
+
+}  // namespace ridge::serve

@@ -1,0 +1,59 @@
+// From the fields of a request to a GenerationRequest: /v1/chat/completions and /v1/completions.
+#pragma once
+
+#include "engine/engine.h"
+#include "serve/fields.h"
+#include "serve/request.h"
+#include "text/chat_template.h"
+#include "text/tool_calls.h"
+
+namespace ridge::serve {
+
+/// The model's chat template, as its file or directory has it.
+struct ModelTemplate {
+  std::vector<text::NamedTemplate> named;  ///< empty: a base model, prompts are plain text
+};
+/// From tokenizer.chat_template of a GGUF file, or chat_template.jinja or tokenizer_config.json of a directory.
+/// Throws Error for a template that cannot be read.
+ModelTemplate read_model_template(const std::string& model_path);
+
+/// What requests are checked against.
+struct ApiModel {
+  Engine& engine;
+  std::string name;
+  ModelTemplate chat_template;
+  int n_ctx = 0;
+  int max_choices = 8;
+};
+
+/// A request of either kind, read and checked.
+struct ApiRequest {
+  bool chat = false;
+  bool stream = false, include_usage = false;
+  bool echo = false;                          ///< completions: the prompt's text comes first
+  int n_top_logprobs = -1;                    ///< -1: no log probabilities
+  std::vector<std::vector<int32_t>> prompts;  ///< one of a chat
+  std::vector<std::string> prompt_texts;      ///< of echo
+  std::vector<int> message_ends;              ///< of a chat
+  int n_choices = 1;                          ///< of every prompt
+  text::OutputParser::Options output;         ///< of a chat
+  bool clamped = false;                       ///< max_tokens does not fit behind a prompt
+  std::string kv;
+  int key = 0;
+
+  /// The request of choice i of prompt p.
+  GenerationRequest choice(size_t p, int i) const;
+  /// What all choices have in common.
+  GenerateOptions options;
+  float presence_penalty = 0, frequency_penalty = 0;
+  std::vector<std::pair<int32_t, float>> logit_bias;
+  std::function<std::unique_ptr<Constraint>()> constraint;
+};
+
+/// Both throw ApiError.
+ApiRequest read_chat_request(const ApiModel& model, const Json& body);
+ApiRequest read_completion_request(const ApiModel& model, const Json& body);
+/// The prompt of a chat as text.
+std::string render_chat(const ApiModel& model, const Json& body);
+
+}  // namespace ridge::serve

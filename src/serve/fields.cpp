@@ -1,0 +1,97 @@
+#include "serve/fields.h"
+
+#include <fmt/format.h>
+
+namespace ridge::serve {
+namespace {
+
+/// Deep enough for schemas of tools; every walk over a document may recurse so far.
+constexpr int kMaxDepth = 64;
+
+std::string shown(const Json& value) {
+  std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
+  if (text.size() > 80) text = text.substr(0, 77) + "...";
+  return text;
+}
+
+}  // namespace
+
+Json ApiError::json() const {
+  const auto or_null = [](const std::string& text) { return text.empty() ? Json() : Json(text); };
+  return {{"error", {{"message", message}, {"type", type}, {"param", or_null(param)}, {"code", or_null(code)}}}};
+}
+
+http::Response ApiError::response() const {
+  http::Response response{.status = status, .body = json().dump(-1, ' ', false, Json::error_handler_t::replace)};
+  if (status == 429 || status == 503) response.headers.add("Retry-After", "1");
+  return response;
+}
+
+void refuse(const std::string& param, const std::string& why) {
+  throw ApiError{.message = param + ": " + why, .param = param};
+}
+
+Json parse_body(std::string_view body) {
+  const auto limit = [](int depth, Json::parse_event_t, Json&) {
+    if (depth > kMaxDepth) throw ApiError{.message = fmt::format("the body nests deeper than {} levels", kMaxDepth)};
+    return true;
+  };
+  try {
+    Json json = Json::parse(body, limit);
+    if (!json.is_object()) throw ApiError{.message = "the body is not a JSON object"};
+    return json;
+  } catch (const Json::exception& error) {
+    throw ApiError{.message = fmt::format("the body is not JSON: {}", error.what())};
+  }
+}
+
+std::optional<double> Fields::number(const std::string& name, double least, double most) const {
+  const Json* value = find(name);
+  if (!value) return {};
+  if (!value->is_number()) refuse(name, fmt::format("{} is not a number", shown(*value)));
+  const double number = value->get<double>();
+  if (!(number >= least && number <= most))
+    refuse(name, fmt::format("{} is out of range ({} to {})", shown(*value), least, most));
+  return number;
+}
+
+std::optional<int64_t> Fields::whole(const std::string& name, int64_t least, int64_t most) const {
+  const Json* value = find(name);
+  if (!value) return {};
+  // 5.0 is whole too: some clients have no other numbers.
+  const double number = value->is_number() ? value->get<double>() : NAN;
+  if (!(std::floor(number) == number)) refuse(name, fmt::format("{} is not a whole number", shown(*value)));
+  if (!(number >= double(least) && number <= double(most)))
+    refuse(name, fmt::format("{} is out of range ({} to {})", shown(*value), least, most));
+  return value->is_number_integer() ? value->get<int64_t>() : int64_t(number);
+}
+
+std::optional<bool> Fields::flag(const std::string& name) const {
+  const Json* value = find(name);
+  if (!value) return {};
+  if (!value->is_boolean()) refuse(name, fmt::format("{} is neither true nor false", shown(*value)));
+  return value->get<bool>();
+}
+
+std::optional<std::string> Fields::text(const std::string& name) const {
+  const Json* value = find(name);
+  if (!value) return {};
+  if (!value->is_string()) refuse(name, fmt::format("{} is not a text", shown(*value)));
+  return value->get<std::string>();
+}
+
+std::vector<std::string> Fields::texts(const std::string& name, size_t most) const {
+  const Json* value = find(name);
+  if (!value) return {};
+  const Json list = value->is_array() ? *value : Json::array({*value});
+  if (list.size() > most) refuse(name, fmt::format("{} texts, at most {} are taken", list.size(), most));
+  std::vector<std::string> texts;
+  for (const Json& text : list) {
+    if (!text.is_string() || text.get_ref<const std::string&>().empty())
+      refuse(name, fmt::format("{} is not a text of one character or more", shown(text)));
+    texts.push_back(text.get<std::string>());
+  }
+  return texts;
+}
+
+}  // namespace ridge::serve

@@ -1,0 +1,51 @@
+// What happened since the start: counts, times and the newest steps.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <string_view>
+
+#include "serve/request.h"
+
+namespace ridge::serve {
+
+/// How many times lie below each bound.
+class Histogram {
+ public:
+  static constexpr std::array<double, 18> kBounds = {.0005, .001, .002, .005, .01, .02, .05, .1,  .2,
+                                                     .5,    1,    2,    5,    10,  20,  50,  100, 200};  ///< seconds
+  void observe(double seconds);
+  int64_t count() const { return count_; }
+  /// The rows of a Prometheus histogram.
+  std::string text(std::string_view name, std::string_view help) const;
+
+ private:
+  std::array<int64_t, kBounds.size()> below_{};
+  int64_t count_ = 0;
+  double sum_ = 0;
+};
+
+/// A step of one pool.
+struct StepRecord {
+  double seconds = 0;
+  int n_decode = 0, n_prompt_tokens = 0;
+};
+
+/// Kept by the scheduler's thread.
+struct Totals {
+  int64_t requests = 0, finished = 0, cancelled = 0, failed = 0;
+  int64_t prompt_tokens = 0;  ///< computed
+  int64_t cached_tokens = 0;  ///< of prompts, found in the cache
+  int64_t generated_tokens = 0;
+  int64_t steps = 0, decode_rows = 0, parked = 0;
+  double step_seconds = 0;
+  Histogram queue, first_token, between_tokens, step, request;
+  std::deque<StepRecord> recent;  ///< the newest last
+
+  void count_end(FinishReason reason, const Usage& usage, double seconds);
+  void count_step(const StepRecord& record);
+};
+
+}  // namespace ridge::serve
