@@ -68,7 +68,7 @@ class Wire {
     const auto end = Clock::now() + limit;
     char piece[4096];
     for (bool found = false; !found;) {
-      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now()).count();
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now()).count();
       pollfd entry{fd_, POLLIN, 0};
       if (left <= 0 || ::poll(&entry, 1, int(left)) <= 0) break;
       const ssize_t n = ::recv(fd_, piece, sizeof piece, MSG_PEEK);
