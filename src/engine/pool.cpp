@@ -240,6 +240,13 @@ std::optional<CheckpointId> SequencePool::find(uint64_t key) {
   return found->second.checkpoint;
 }
 
+std::vector<uint64_t> SequencePool::retained() const {
+  std::vector<uint64_t> keys;
+  for (const auto& [key, retained] : retained_) keys.push_back(key);
+  std::ranges::sort(keys, {}, [&](uint64_t key) { return retained_.at(key).last_use; });
+  return keys;
+}
+
 bool SequencePool::evict() {
   if (retained_.empty()) return false;
   const auto last_use = [](const auto& entry) { return entry.second.last_use; };

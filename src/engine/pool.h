@@ -69,6 +69,8 @@ class SequencePool {
   /// Names a checkpoint so that find() gives it and evict() may release it; the pool owns it from here.
   void retain(CheckpointId checkpoint, uint64_t key);
   std::optional<CheckpointId> find(uint64_t key);
+  /// Names of all retained checkpoints, the one found longest ago first.
+  std::vector<uint64_t> retained() const;
   /// Releases the retained checkpoint that was found longest ago. False when none is retained.
   bool evict();
 

@@ -156,7 +156,9 @@ Lane& Scheduler::lane(const std::string& kv) {
   LaneOptions options = options_.lane;
   options.kv = parse_kv_choice(kv).or_throw();
   options.kv_bytes /= options_.max_lanes;
-  return *lanes_.emplace(kv, std::make_unique<Lane>(engine_, options, totals_)).first->second;
+  Lane& made = *lanes_.emplace(kv, std::make_unique<Lane>(engine_, options, totals_)).first->second;
+  options_.on_open(made);
+  return made;
 }
 
 /// False when there is nothing left to do and nothing more will come.
@@ -201,6 +203,8 @@ bool Scheduler::take_commands() {
   looks = std::exchange(looks_, {});
   lock.unlock();
   for (const auto& look : looks) look();
+  if (failure().empty())
+    for (const auto& [kv, lane] : lanes_) options_.on_close(*lane);
   looked_.notify_all();
   return false;
 }

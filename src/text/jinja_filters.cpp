@@ -198,7 +198,8 @@ Value reverse(Args& a) {
   if (a.self.text()) return slice(a.run, a.self, {None{}}, {None{}}, {int64_t(-1)});
   std::vector<Value> items = iterate(a.run, a.self)->items;
   std::reverse(items.begin(), items.end());
-  return a.run.list(std::move(items), ListKind::generator);
+  const bool was_generator = type_name(a.self) == "generator";  // jinja2 makes a list of those
+  return a.run.list(std::move(items), was_generator ? ListKind::list : ListKind::generator);
 }
 
 Value items(Args& a) {
@@ -231,6 +232,11 @@ Value escape(Args& a) {
   return a.run.text(to.take(), true);
 }
 
+const std::string& text_of(Args& a) {
+  if (!defined(a.self).text()) trouble("'{}' needs a str, not {}", a.name, type_name(a.self));
+  return *a.self.text();
+}
+
 Value indent(Args& a) {
   const Value* const width = a.find(0, "width");
   const bool first_too = a.flag(1, "first"), blank_too = a.flag(2, "blank");
@@ -240,7 +246,7 @@ Value indent(Args& a) {
   if (width && width->text()) in.add(*width->text());
   else if (!width || n) in.add(size_t(std::max<int64_t>(n ? *n : 4, 0)), ' ');
   else trouble("'indent' takes an integer or a str, not {}", type_name(*width));
-  const std::string margin = in.take(), text = str(a.run, defined(a.self)) + "\n";
+  const std::string margin = in.take(), text = text_of(a) + "\n";
   Writer to(a.run);
   if (first_too) to.add(margin);
   bool first_line = true;
@@ -251,7 +257,7 @@ Value indent(Args& a) {
     }
     to.add(line);
   }
-  return a.run.text(to.take(), a.self.text() && a.self.as<Text>()->safe);
+  return a.run.text(to.take(), a.self.as<Text>()->safe);
 }
 
 /// Words begin after white space and ( { [ < - as in jinja2.
@@ -364,57 +370,6 @@ Value to_json(Args& a) {
   return a.run.text(to.take());
 }
 
-/// Python's text % values for %s, %r, %d, %i, %f, %x, %e, %g and %%, with flags, width and precision.
-Value format(Args& a) {
-  const std::string text = str(a.run, a.self);
-  Writer to(a.run);
-  size_t used = 0;
-  for (size_t i = 0; i < text.size(); ++i) {
-    if (text[i] != '%') {
-      to.add(1, text[i]);
-      continue;
-    }
-    const size_t begin = ++i;
-    while (i < text.size() && std::string_view("-+ 0#.123456789").find(text[i]) != std::string_view::npos) ++i;
-    std::string spec = "%" + text.substr(begin, i - begin);
-    const char kind = i < text.size() ? text[i] : '\0';
-    if (kind == '%') {
-      to.add("%");
-      continue;
-    }
-    if (std::string_view("srdifxXeg").find(kind) == std::string_view::npos || spec.size() > 8)
-      trouble("'format' does not know the directive '{}{}'", spec, kind);
-    const Value& value = used < a.given.size() ? defined(a.given[used]) : a.need(used, "value");
-    ++used;
-    int64_t store = 0;
-    const int64_t* const n = whole(value, store);
-    const double* const x = value.as<double>();
-    std::string piece;
-    if (kind == 's' || kind == 'r') {
-      Writer shown(a.run);
-      kind == 's' ? write_str(shown, value) : write_repr(shown, value);
-      piece = shown.take();
-      const auto numbers = std::pair(atol(spec.c_str() + 1 + (spec[1] == '-')), spec.find('.'));
-      if (numbers.second != spec.npos)
-        piece.resize(code_position(piece, size_t(atol(spec.c_str() + numbers.second + 1))));
-      const size_t size = count_codes(piece), width = std::min<size_t>(size_t(std::max(numbers.first, 0L)), 4096);
-      if (size < width) piece.insert(spec[1] == '-' ? piece.size() : 0, width - size, ' ');
-    } else {
-      if (!n && !x) trouble("'%{}' of format needs a number, not {}", kind, type_name(value));
-      const bool whole_kind = kind == 'd' || kind == 'i' || kind == 'x' || kind == 'X';
-      char out[4096];
-      if (whole_kind && !n && std::abs(*x) >= 0x1p63) trouble("an integer leaves 64 bits");
-      const int size = whole_kind ? snprintf(out, sizeof(out), (spec + "l" + kind).c_str(), n ? long(*n) : long(*x))
-                                  : snprintf(out, sizeof(out), (spec + kind).c_str(), x ? *x : double(*n));
-      if (size < 0 || size >= int(sizeof(out))) trouble("'format' makes a number of more than {} bytes", sizeof(out));
-      piece.assign(out, size_t(size));
-    }
-    to.add(piece);
-  }
-  a.asked = used;
-  return a.run.text(to.take());
-}
-
 constexpr NativeRow kFilters[] = {
     {"abs", absolute},
     {"attr", [](Args& a) { return attribute(a.run, a.self, a.text(0, "name")); }},
@@ -428,7 +383,6 @@ constexpr NativeRow kFilters[] = {
     {"first", first},
     {"float", to_real},
     {"forceescape", escape},
-    {"format", format},
     {"indent", indent},
     {"int", to_int},
     {"items", items},

@@ -201,7 +201,7 @@ Value slice(Run& run, const Value& value, const Value& start, const Value& stop,
          [&](size_t i) { items.push_back((*list)->items[i]); });
     return run.list(std::move(items), (*list)->kind);
   }
-  if (!value.text()) return run.undefined("{} object has no slices", type_name(value));
+  if (!value.text()) trouble("a value of type {} has no slices", type_name(value));
   const std::string_view text = *value.text();
   const bool safe = value.as<Text>()->safe;
   const Cut c = cut(length(run, value), start, stop, step);
@@ -232,12 +232,6 @@ Value arithmetic(Run& run, Operator op, const Value& a, const Value& b) {
   if (op == Operator::multiply && m && repeatable(a)) return repeat(run, a, *m);
   if (op == Operator::multiply && n && repeatable(b)) return repeat(run, b, *n);
   if (op == Operator::add) return add(run, a, b);
-  if (op == Operator::modulo && a.text()) {
-    const ListRef* list = b.as<ListRef>();
-    const bool many = list && (*list)->kind == ListKind::tuple;
-    return call_native(find_filter("format"),
-                       {run, "%", a, many ? std::span(&(*list)->items[0], (*list)->items.size()) : std::span(&b, 1)});
-  }
   constexpr std::string_view kSigns[] = {"+", "-", "*", "/", "//", "%", "**"};
   trouble("operator {} does not take {} and {}", kSigns[size_t(op)], type_name(a), type_name(b));
 }

@@ -1,0 +1,511 @@
+// The page of ridge serve: a conversation and a live view. What the model writes reaches the document as text only.
+
+const $ = (id) => document.getElementById(id);
+const log = $("log"), input = $("input"), parameters = $("parameters");
+
+class Lost extends Error {}  // no answer, or one that was cut; every other error has a text from the server
+
+function element(tag, className, text = "") {
+  const made = document.createElement(tag);
+  made.className = className;
+  made.textContent = text;
+  return made;
+}
+
+// ---- What outlives the page: conversations and settings; the key only as long as the tab.
+
+const kStore = "ridge";
+const state = Object.assign({ chat: [], text: [], settings: {}, mode: "", model: "" }, stored());
+let props = {};
+
+function stored() {
+  try {
+    return JSON.parse(localStorage.getItem(kStore)) ?? {};
+  } catch {
+    return {};
+  }
+}
+
+function save() {
+  try {
+    localStorage.setItem(kStore, JSON.stringify(state));
+  } catch {
+    say("This browser does not keep the conversation: its storage is full or closed.");
+  }
+}
+
+// ---- The server: keys, errors, lost connections.
+
+let key = sessionStorage.getItem("ridge-key") ?? "";
+let asked = null;  // a promise, while the key is asked for
+
+function askKey(wrong) {
+  $("key-label").textContent = wrong ? "The server does not take this API key." : "This server wants an API key.";
+  asked ??= new Promise((resolve) => {
+    $("key-form").hidden = false;
+    if (!input.value) $("key").focus();
+    $("key-form").onsubmit = (event) => {
+      event.preventDefault();
+      key = $("key").value.trim();
+      sessionStorage.setItem("ridge-key", key);
+      $("key").value = "";
+      $("key-form").hidden = true;
+      asked = null;
+      input.focus();
+      resolve();
+    };
+  });
+  return asked;
+}
+
+/// Settles as `promise` does, or fails when `signal` aborts.
+function unlessAborted(promise, signal) {
+  return Promise.race([promise, new Promise((_, reject) => {
+    if (signal.aborted) reject(signal.reason);
+    signal.addEventListener("abort", () => reject(signal.reason), { once: true });
+  })]);
+}
+
+const delay = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+
+async function errorText(response) {
+  const text = await response.text().catch(() => "");
+  try {
+    return JSON.parse(text).error.message;
+  } catch {
+    return `The server answered ${response.status} ${response.statusText}. ${text.slice(0, 300)}`;
+  }
+}
+
+/// A good answer. Asks for the key when the server wants one. Fails with Lost, or with the server's text.
+async function call(path, options, signal) {
+  for (;;) {
+    const used = key;
+    let response;
+    try {
+      const headers = { "Content-Type": "application/json", ...(used && { Authorization: `Bearer ${used}` }) };
+      response = await fetch(path, { ...options, headers, signal, cache: "no-store" });
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      throw new Lost();
+    }
+    if (response.ok) return response;
+    if (response.status !== 401) throw new Error(await errorText(response));
+    if (used === key) await unlessAborted(askKey(used !== ""), signal);
+  }
+}
+
+/// The data of the server-sent events of an answer.
+async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "", data = [];
+  for (;;) {
+    const { value, done } = await reader.read().catch((error) => {
+      throw error.name === "AbortError" ? error : new Lost();
+    });
+    if (done) return;
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    for (const line of lines.map((each) => each.replace(/\r$/, ""))) {
+      if (line.startsWith("data:")) {
+        data.push(line.slice(5).replace(/^ /, ""));
+      } else if (line === "" && data.length) {
+        yield data.join("\n");
+        data = [];
+      }
+    }
+  }
+}
+
+let silence = 0;  // the timer that clears a passing notice
+
+function say(text, passing = false) {
+  clearTimeout(silence);
+  if ($("link").textContent !== text) $("link").textContent = text;
+  if (passing) silence = setTimeout(() => say(""), 4000);
+}
+
+// ---- The conversation.
+
+const turns = () => state[mode()];
+const mode = () => (props.template === "none" ? "text" : state.mode || (props.template === "plain" ? "text" : "chat"));
+let stopper = null;  // while an answer is under way
+
+/// Runs of text and of code between ``` lines.
+function pieces(text) {
+  const found = [{ tag: "P", text: "" }];
+  for (const line of text.split(/(?<=\n)/)) {
+    const last = found[found.length - 1];
+    if (/^\s{0,3}```/.test(line)) found.push({ tag: last.tag === "P" ? "PRE" : "P", text: "" });
+    else last.text += line;
+  }
+  for (const piece of found) piece.text = piece.tag === "P" ? piece.text.replace(/^\n+|\n+$/g, "") : piece.text.replace(/\n$/, "");
+  return found.filter((piece) => piece.tag === "PRE" || piece.text);
+}
+
+/// Makes `box` show `text`. Only what is new changes, so that selections stay and screen readers hear the new words.
+function showText(box, text) {
+  const wanted = mode() === "text" ? [{ tag: "P", text }] : pieces(text);
+  wanted.forEach((piece, i) => {
+    let node = box.children[i];
+    if (node?.tagName !== piece.tag) {
+      const made = document.createElement(piece.tag);
+      made.append("");
+      if (piece.tag === "PRE") Object.assign(made, { tabIndex: 0, role: "group", ariaLabel: "Code" });
+      if (node) node.replaceWith(made);
+      else box.append(made);
+      node = made;
+    }
+    const shown = node.firstChild;
+    if (piece.text.startsWith(shown.data)) shown.appendData(piece.text.slice(shown.data.length));
+    else shown.data = piece.text;
+  });
+  while (box.children.length > wanted.length) box.lastChild.remove();
+}
+
+/// Adds a turn to the log and returns the function that shows it anew.
+function addTurn(turn) {
+  const box = element("div", `turn ${turn.role}`);
+  const text = element("div", "text"), meta = element("p", "meta"), error = element("p", "error");
+  box.append(element("p", "who", turn.role === "user" ? "You" : "Model"), text, meta, error);
+  log.querySelector(".empty")?.remove();
+  log.append(box);
+  const show = () => {
+    const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 60;
+    showText(text, turn.content);
+    meta.textContent = turn.meta ?? "";
+    meta.hidden = !turn.meta;
+    error.textContent = turn.error ?? "";
+    error.hidden = !turn.error;
+    box.classList.toggle("busy", turn.busy === true);
+    if (atEnd) log.scrollTop = log.scrollHeight;
+  };
+  show();
+  log.scrollTop = log.scrollHeight;
+  return show;
+}
+
+function showConversation() {
+  const ids = props.template === "none", text = mode() === "text";
+  $("mode").value = mode();
+  $("mode").disabled = ids || stopper !== null;
+  $("system-field").hidden = text;
+  $("input-label").textContent = ids ? "Token ids" : text ? "Text to continue" : "Message";
+  $("note").hidden = !ids && props.template !== "plain";
+  $("note").textContent = ids ? "This model has no tokenizer: it takes and gives token ids, such as 1 15 27."
+    : text ? "This model has no chat template: it continues your text. An empty field lets it write on."
+    : "This model has no chat template: it may not answer as an assistant does.";
+  log.classList.toggle("flow", text);
+  log.replaceChildren();
+  if (!turns().length) log.append(element("p", "empty", text ? "Write the start of a text." : "Ask something."));
+  turns().forEach(addTurn);
+  showButtons();
+}
+
+function showButtons() {
+  const busy = stopper !== null;
+  const hadFocus = document.activeElement === $("stop");
+  $("send").hidden = busy;
+  $("stop").hidden = !busy;
+  $("regenerate").disabled = busy || !turns().length;
+  $("mode").disabled = busy || props.template === "none";
+  $("new").disabled = busy;
+  log.ariaBusy = busy;  // screen readers speak the answer when it is whole
+  if (hadFocus && !busy) input.focus();
+}
+
+/// What is set, under the names of the API.
+function settings() {
+  const set = {};
+  for (const field of parameters.elements) {
+    if (field.name && field.name !== "system" && field.value !== "") set[field.name] = field.type === "number" ? field.valueAsNumber : field.value.trim();
+  }
+  return set;
+}
+
+function requestBody() {
+  const body = { ...settings(), model: props.model, stream: true, stream_options: { include_usage: true } };
+  const said = turns().filter((turn) => turn.content !== "");
+  if (props.template === "none") return { ...body, prompt: said.flatMap((turn) => turn.content.match(/\d+/g) ?? []).map(Number) };
+  if (mode() === "text") return { ...body, prompt: said.map((turn) => turn.content).join("") };
+  const system = $("system").value ? [{ role: "system", content: $("system").value }] : [];
+  return { ...body, messages: [...system, ...said.map(({ role, content }) => ({ role, content }))] };
+}
+
+function summary(finish, usage, seconds) {
+  const parts = [];
+  if (usage) {
+    const rate = seconds > 0 && usage.completion_tokens > 1 ? ` (${number((usage.completion_tokens - 1) / seconds, 1)} a second)` : "";
+    const cached = usage.prompt_tokens_details?.cached_tokens;
+    parts.push(`${number(usage.completion_tokens)} tokens${rate}`, `prompt ${number(usage.prompt_tokens)}${cached ? `, ${number(cached)} cached` : ""}`);
+  }
+  if (finish === "length") parts.push("cut at the most tokens");
+  if (finish === "stopped") parts.push("stopped");
+  return parts.join(" · ");
+}
+
+/// Sends the conversation; while no server is there, again and again.
+async function post(path, body, signal) {
+  for (let wait = 1;; wait = Math.min(2 * wait, 8)) {
+    try {
+      return await call(path, { method: "POST", body }, signal);
+    } catch (error) {
+      if (!(error instanceof Lost)) throw error;
+      say("No connection to the server. The message is sent again when it is back.");
+      await unlessAborted(delay(1000 * wait), signal);
+    }
+  }
+}
+
+async function answer() {
+  const body = JSON.stringify(requestBody());
+  const turn = { role: "assistant", content: "", busy: true };
+  turns().push(turn);
+  const show = addTurn(turn);
+  const { signal } = (stopper = new AbortController());
+  showButtons();
+  let finish = "", usage = null, first = 0, last = 0, whole = false, drawn = false;
+  try {
+    const response = await post(mode() === "text" ? "v1/completions" : "v1/chat/completions", body, signal);
+    for await (const data of events(response)) {
+      if (data === "[DONE]") {
+        whole = true;
+        break;
+      }
+      const part = JSON.parse(data);
+      if (part.error) throw new Error(part.error.message);
+      usage = part.usage ?? usage;
+      const choice = part.choices?.[0];
+      if (!choice) continue;
+      finish = choice.finish_reason ?? finish;
+      const ids = choice.token_ids?.length ? `${choice.token_ids.join(" ")} ` : "";
+      const more = choice.delta?.content || choice.text || (props.template === "none" && ids);
+      if (!more) continue;
+      turn.content += more;
+      last = performance.now();
+      first ||= last;
+      if (!drawn) requestAnimationFrame(() => { drawn = false; show(); });
+      drawn = true;
+    }
+    if (!whole) throw new Lost();
+  } catch (error) {
+    if (signal.aborted) finish = "stopped";
+    else turn.error = error instanceof Lost ? "The connection was lost before the answer was whole. Regenerate asks again." : error.message;
+  }
+  stopper = null;
+  delete turn.busy;
+  turn.meta = summary(finish, usage, (last - first) / 1000);
+  show();
+  showButtons();
+  save();
+}
+
+function send() {
+  if (stopper) return;
+  if (!parameters.checkValidity()) {
+    open("settings", true);
+    parameters.reportValidity();
+    return;
+  }
+  const text = input.value;
+  if (props.template === "none" && /[^\d\s,]/.test(text)) return say("Token ids are numbers with spaces between them.", true);
+  if (!text.trim() && (mode() === "chat" || (!text && !turns().length))) return;
+  if (narrow.matches) open("settings", false), open("live", false);
+  if (text) {
+    turns().push({ role: "user", content: mode() === "chat" ? text.trim() : text });
+    addTurn(turns().at(-1));
+  }
+  input.value = "";
+  fit();
+  save();
+  answer();
+}
+
+function regenerate() {
+  if (turns().at(-1).role === "assistant") {
+    turns().pop();
+    log.lastChild.remove();
+  }
+  answer();
+}
+
+function fit() {
+  input.style.height = "auto";
+  input.style.height = `${input.scrollHeight + 2}px`;
+}
+
+input.addEventListener("input", fit);
+input.addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  send();
+});
+$("composer").addEventListener("submit", (event) => {
+  event.preventDefault();
+  send();
+  input.focus();
+});
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape") stopper?.abort();
+});
+$("stop").addEventListener("click", () => stopper?.abort());
+$("regenerate").addEventListener("click", () => {
+  input.focus();
+  regenerate();
+});
+$("new").addEventListener("click", () => {
+  if (turns().length && !confirm("Delete this conversation?")) return;
+  turns().length = 0;
+  save();
+  showConversation();
+  input.focus();
+});
+$("mode").addEventListener("change", () => {
+  state.mode = $("mode").value;
+  save();
+  showConversation();
+});
+parameters.addEventListener("input", () => {
+  state.settings = Object.fromEntries([...parameters.elements].filter((field) => field.name && field.value).map((field) => [field.name, field.value]));
+  save();
+});
+parameters.addEventListener("submit", (event) => event.preventDefault());
+$("reset").addEventListener("click", () => {
+  parameters.reset();
+  state.settings = {};
+  save();
+});
+addEventListener("pagehide", save);
+
+// ---- Panels.
+
+const narrow = matchMedia("(max-width: 760px)");
+
+function open(panel, on) {
+  $(panel).hidden = !on;
+  $(`show-${panel}`).ariaExpanded = on;
+}
+
+for (const [panel, other] of [["settings", "live"], ["live", "settings"]]) {
+  $(`show-${panel}`).addEventListener("click", () => {
+    open(panel, $(panel).hidden);
+    if (narrow.matches) open(other, false);
+    if (panel === "live") wake();
+  });
+}
+
+// ---- The live view.
+
+const number = (value, digits = 0) => (Number.isFinite(value) ? value.toLocaleString("en", { maximumFractionDigits: digits }) : "–");
+
+function bytes(value) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  const unit = Math.min(Math.max(0, Math.floor(Math.log2(Math.max(1, value)) / 10)), units.length - 1);
+  return `${number(value / 1024 ** unit, unit ? 1 : 0)} ${units[unit]}`;
+}
+
+/// Parts [name, class, size, text] as a bar of `whole`, and as a legend under it.
+function showBar(bar, legend, parts, whole) {
+  bar.replaceChildren(...parts.filter(([, , size]) => size > 0).map(([, className, size]) => {
+    const piece = element("i", className);
+    piece.style.flexGrow = size / whole;
+    return piece;
+  }));
+  const rest = whole - parts.reduce((sum, [, , size]) => sum + size, 0);
+  if (rest > 0) {
+    const piece = element("i", "");
+    piece.style.flexGrow = rest / whole;
+    bar.append(piece);
+  }
+  bar.ariaLabel = parts.map(([name, , , text]) => `${name} ${text}`).join(", ");
+  legend.replaceChildren(...parts.map(([name, className, , text]) => {
+    const line = element("span", "");
+    line.append(element("i", `key ${className}`), `${name} ${text}`);
+    return line;
+  }));
+}
+
+const rates = [];
+
+function showSlots({ queue, running, step }) {
+  $("tok_s").textContent = number(step.tok_s, 1);
+  $("step_ms").textContent = `${number(step.ms_p50, 2)} ms`;
+  $("running").textContent = number(running.length);
+  $("queue").textContent = number(queue);
+  rates.push(step.tok_s || 0);
+  if (rates.length > 60) rates.shift();
+  const top = Math.max(1, ...rates);
+  $("history").firstChild.setAttribute("points", rates.map((rate, i) => `${60 - rates.length + i + .5},${19 - 17 * rate / top}`).join(" "));
+  showBar($("batch-bar"), $("batch"), [
+    ["decoding sequences", "used", step.decode_seqs, number(step.decode_seqs)],
+    ["prompt tokens", "cached", step.prompt_tokens, number(step.prompt_tokens)],
+  ], Math.max(1, step.decode_seqs + step.prompt_tokens));
+  $("slots-none").hidden = running.length > 0;
+  $("slots").closest("table").hidden = running.length === 0;
+  $("slots").replaceChildren(...running.map((one) => {
+    const row = document.createElement("tr");
+    row.append(...[one.id, one.state, number(one.n_prompt), number(one.n_cached), number(one.n_generated), number(one.tok_s, 1)].map((cell) => element("td", "", cell)));
+    return row;
+  }));
+}
+
+function showKv({ pages, used_bytes, f16_bytes }) {
+  const parts = ["used", "shared", "cached", "free"].map((name) => [name, name, pages[name], number(pages[name])]);
+  showBar($("pages-bar"), $("pages"), parts, Math.max(1, pages.total, parts.reduce((sum, [, , size]) => sum + size, 0)));
+  const times = used_bytes > 0 && f16_bytes > 0 ? ` (${number(f16_bytes / used_bytes, 1)} times as much)` : "";
+  showBar($("kv-bar"), $("kv"), [["now", "used", used_bytes, bytes(used_bytes)], ["in f16", "free", Math.max(0, f16_bytes - used_bytes), `${bytes(f16_bytes)}${times}`]],
+          Math.max(1, f16_bytes, used_bytes));
+}
+
+function showProps(now) {
+  const changed = now.template !== props.template || now.model !== props.model;
+  if (changed && state.model !== now.model) Object.assign(state, { model: now.model, mode: "" });  // another model: its own default
+  props = now;
+  const kv = now.kv_formats ? [...new Set([now.kv_formats.k, now.kv_formats.v])].join("/") : "";
+  $("model").textContent = [now.model, now.device, kv && `KV ${kv}`].filter(Boolean).join(" · ");
+  $("model").title = $("model").textContent;
+  $("kv-token").textContent = `${kv}: ${number(now.kv_bytes_per_token)} bytes a token; f16: ${number(now.kv_bytes_per_token_f16)}`;
+  $("server").textContent = `Ridge ${now.version} on ${now.device}, context of ${number(now.n_ctx)} tokens`;
+  document.title = `${now.model} · Ridge`;
+  if (changed && !stopper) showConversation();
+}
+
+let wake = () => {};  // ends the pause between two looks
+const pause = (ms) => Promise.race([delay(ms), new Promise((resolve) => { wake = resolve; })]);
+const get = async (path) => (await call(path, {}, new AbortController().signal)).json().catch(() => { throw new Lost(); });
+
+async function look() {
+  showProps(await get("props"));
+  if ($("live").hidden) return;
+  const [slots, kv] = await Promise.allSettled([get("slots"), get("kv")]);
+  if (slots.value) showSlots(slots.value);
+  if (kv.value) showKv(kv.value);
+  const failed = [slots, kv].find(({ reason }) => reason)?.reason;
+  if (failed instanceof Lost) throw failed;
+  $("live-error").hidden = !failed;
+  $("live-error").textContent = failed?.message ?? "";
+}
+
+async function watch() {
+  for (let wait = 1, down = false;;) {
+    try {
+      await look();
+      if (down) say("The connection is back.", true);
+      down = false;
+      wait = 1;
+    } catch (error) {
+      say(error instanceof Lost ? "The connection to the server is lost. Trying again." : error.message);
+      down = true;
+      wait = Math.min(2 * wait, 8);
+    }
+    await pause(1000 * wait);
+    while (document.hidden) await new Promise((resolve) => document.addEventListener("visibilitychange", resolve, { once: true }));
+  }
+}
+
+for (const [name, value] of Object.entries(state.settings)) {
+  if (parameters.elements[name]) parameters.elements[name].value = value;
+}
+open("live", !narrow.matches);
+showConversation();
+watch();

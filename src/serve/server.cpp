@@ -1,0 +1,227 @@
+#include "serve/server.h"
+
+#include <boost/asio/post.hpp>
+
+#include "serve/answer.h"
+#include "serve/page.h"
+#include "serve/state_dir.h"
+#include "serve/views.h"
+
+namespace ridge::serve {
+namespace {
+
+std::string dump(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
+http::Response json_response(const Json& json) { return {.body = dump(json)}; }
+
+const PageFile* page_file(std::string_view path) {
+  for (const PageFile& file : page_files())
+    if (file.path == path) return &file;
+  return nullptr;
+}
+
+http::Response page_response(const PageFile& file) {
+  http::Response response{.content_type = std::string(file.type), .body = std::string(file.body)};
+  response.headers.add("Content-Security-Policy",
+                       "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self' data:; "
+                       "form-action 'none'; frame-ancestors 'none'; base-uri 'none'");
+  response.headers.add("X-Content-Type-Options", "nosniff");
+  response.headers.add("Referrer-Policy", "no-referrer");
+  response.headers.add("Cache-Control", "no-cache");
+  return response;
+}
+
+ApiError loading() {
+  return {.status = 503, .message = "the model is being loaded", .type = "unavailable_error", .code = "loading_model"};
+}
+
+Json tokenize(const ApiModel& model, const Json& body) {
+  const Fields f(body);
+  const auto content = f.text("content");
+  if (!content) refuse("content", "missing");
+  if (!model.engine.has_tokenizer()) refuse("content", "this model has no tokenizer");
+  const bool add_special = f.flag("add_special").value_or(false);
+  const bool parse_special = f.flag("parse_special").value_or(true);
+  const std::vector<int32_t> tokens = model.engine.tokenizer().encode(*content, add_special, parse_special);
+  if (!f.flag("with_pieces").value_or(false)) return {{"tokens", tokens}};
+  Json list = Json::array();
+  for (const int32_t token : tokens)
+    list.push_back({{"id", token}, {"piece", model.engine.tokenizer().piece(token, true)}});
+  return {{"tokens", std::move(list)}};
+}
+
+Json detokenize(const ApiModel& model, const Json& body) {
+  const Json* tokens = Fields(body).find("tokens");
+  if (!tokens || !tokens->is_array()) refuse("tokens", "not a list of token ids");
+  if (!model.engine.has_tokenizer()) refuse("tokens", "this model has no tokenizer");
+  std::vector<int32_t> ids;
+  for (const Json& id : *tokens) {
+    if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() >= model.engine.plan().vocab_size)
+      refuse("tokens", fmt::format("a token id is a whole number below {}", model.engine.plan().vocab_size));
+    ids.push_back(id.get<int32_t>());
+  }
+  return {{"content", model.engine.tokenizer().decode(ids)}};
+}
+
+Json set_kv(Scheduler& scheduler, const Json& body) {
+  const auto kv = Fields(body).text("kv_quant");
+  if (!kv) refuse("kv_quant", "missing: the formats of requests that name none");
+  if (*kv == "auto") refuse("kv_quant", "auto is not supported yet (name a format)");
+  if (const Status status = scheduler.set_default_kv(*kv); !status) refuse("kv_quant", status.error().message);
+  return {{"kv_quant", scheduler.default_kv()}};
+}
+
+struct Route {
+  std::string_view method, path;
+  bool open = false;  ///< without a key
+};
+constexpr Route kRoutes[] = {
+    {"GET", "/health", true},       {"GET", "/v1/models"},  {"POST", "/v1/chat/completions"}, {"POST", "/v1/completions"},
+    {"POST", "/v1/embeddings"},     {"GET", "/metrics"},    {"GET", "/props"},                {"GET", "/slots"},
+    {"GET", "/kv"},                 {"POST", "/kv"},        {"POST", "/tokenize"},            {"POST", "/detokenize"},
+    {"POST", "/apply-template"},
+};
+
+std::string_view method_of(const http::Request& request) { return request.method == "HEAD" ? "GET" : request.method; }
+
+}  // namespace
+
+Server::Server(ServerOptions options) : options_(std::move(options)), workers_(size_t(options_.n_workers)) {}
+
+Result<std::unique_ptr<Server>> Server::open(ServerOptions options) {
+  std::unique_ptr<Server> server(new Server(std::move(options)));
+  http::Options http = server->options_.http;
+  http.gate = [self = server.get()](const http::Request& head) { return self->gate(head); };
+  RIDGE_TRY(server->http_, http::Server::open(http, [self = server.get()](http::Request request, http::Reply reply) {
+              self->handle(std::move(request), reply);
+            }));
+  return server;
+}
+
+Server::~Server() { stop(0); }
+
+void Server::serve(Engine& engine, const std::string& name, ModelTemplate chat_template, SchedulerOptions options) {
+  model_ = std::make_unique<ApiModel>(ApiModel{.engine = engine,
+                                               .name = name,
+                                               .chat_template = std::move(chat_template),
+                                               .n_ctx = options.lane.n_ctx,
+                                               .loaded = std::time(nullptr),
+                                               .log = options_.log,
+                                               .log_prompts = options_.log_prompts});
+  if (options_.state_dir.empty()) {
+    std::random_device random;
+    options.lane.prefix_secret = uint64_t(random()) << 32 | random();
+  } else {
+    state_ = std::make_unique<StateDir>(options_.state_dir);
+    options.lane.prefix_secret = state_->secret();
+    options.on_open = [this](Lane& lane) { open_state(lane); };
+    options.on_close = [this](Lane& lane) { close_state(lane); };
+  }
+  scheduler_ = std::make_unique<Scheduler>(engine, options);
+  ready_ = true;
+}
+
+void Server::open_state(Lane& lane) {
+  try {
+    options_.log(state_->load(model_->engine, lane));
+  } catch (const std::exception& error) {
+    options_.log(fmt::format("prefixes not read: {}", error.what()));
+  }
+}
+
+void Server::close_state(Lane& lane) {
+  try {
+    options_.log(state_->save(model_->engine, lane));
+  } catch (const std::exception& error) {
+    options_.log(fmt::format("prefixes not saved: {}", error.what()));
+  }
+}
+
+void Server::stop(double patience_seconds) {
+  ready_ = false;
+  if (scheduler_) scheduler_->stop(patience_seconds);
+  if (http_) http_->stop(std::chrono::milliseconds(scheduler_ ? 2000 : 0));
+  workers_.join();
+  scheduler_.reset();
+}
+
+/// On an I/O thread, before the body is read.
+std::optional<http::Response> Server::gate(const http::Request& head) {
+  const std::string_view method = method_of(head);
+  if (page_file(head.path)) {
+    if (method == "GET") return {};
+    return ApiError{.status = 405, .message = fmt::format("{} takes GET only", head.path)}.response();
+  }
+  const Route* route = nullptr;
+  bool known = false;
+  for (const Route& r : kRoutes) {
+    if (r.path != head.path) continue;
+    known = true;
+    if (r.method == method) route = &r;
+  }
+  if (!known)
+    return ApiError{.status = 404, .message = fmt::format("nothing is at {}", head.path), .code = "not_found"}.response();
+  if (!route) return ApiError{.status = 405, .message = fmt::format("{} does not take {}", head.path, method)}.response();
+  if (!route->open && !options_.keys.empty() && !options_.keys.find(head.headers))
+    return ApiError{.status = 401,
+                    .message = "this server wants an API key: \"Authorization: Bearer KEY\"",
+                    .type = "authentication_error",
+                    .code = "invalid_api_key"}
+        .response();
+  if (!ready_) return loading().response();
+  return {};
+}
+
+/// On an I/O thread: views may wait for a step, prompts are long to read.
+void Server::handle(http::Request request, const http::Reply& reply) {
+  if (const PageFile* file = page_file(request.path)) return reply.send(page_response(*file));
+  boost::asio::post(workers_, [this, request = std::move(request), reply] {
+    try {
+      answer(request, reply);
+    } catch (const ApiError& error) {
+      reply.send(error.response());
+    } catch (const Error& error) {
+      const bool theirs = error.kind() == ErrorKind::usage;
+      reply.send(ApiError{.status = theirs ? 400 : 500,
+                          .message = error.what(),
+                          .type = theirs ? "invalid_request_error" : "server_error"}
+                     .response());
+    } catch (const std::exception& error) {
+      reply.send(ApiError{.status = 500, .message = error.what(), .type = "server_error"}.response());
+    }
+  });
+}
+
+void Server::answer(const http::Request& request, const http::Reply& reply) {
+  if (!ready_) throw loading();
+  const std::string& path = request.path;
+  const bool post = request.method == "POST";
+  Scheduler& scheduler = *scheduler_;
+  if (path == "/health") {
+    const std::string failure = scheduler.failure();
+    if (!failure.empty()) throw ApiError{.status = 500, .message = "the engine failed: " + failure, .type = "server_error"};
+    return reply.send(json_response({{"status", "ok"}}));
+  }
+  if (path == "/v1/models") return reply.send(json_response(models_json(*model_)));
+  if (path == "/props") return reply.send(json_response(props_json(scheduler, *model_)));
+  if (path == "/slots") return reply.send(json_response(slots_json(scheduler)));
+  if (path == "/kv" && !post) {
+    const std::string* by = request.param("by");
+    return reply.send(json_response(kv_json(scheduler, by && *by == "page")));
+  }
+  if (path == "/metrics")
+    return reply.send({.content_type = "text/plain; version=0.0.4", .body = metrics_text(scheduler, http_->counts())});
+  if (path == "/v1/embeddings")
+    throw ApiError{.status = 404, .message = "this model generates text, it has no embeddings", .code = "not_supported"};
+
+  const Json body = parse_body(request.body);
+  if (path == "/kv") return reply.send(json_response(set_kv(scheduler, body)));
+  if (path == "/tokenize") return reply.send(json_response(tokenize(*model_, body)));
+  if (path == "/detokenize") return reply.send(json_response(detokenize(*model_, body)));
+  if (path == "/apply-template") return reply.send(json_response({{"prompt", render_chat(*model_, body)}}));
+  ApiRequest what = path == "/v1/chat/completions" ? read_chat_request(*model_, body)
+                                                   : read_completion_request(*model_, body);
+  what.key = int(options_.keys.find(request.headers).value_or(0));
+  answer_request(scheduler, *model_, std::move(what), reply);
+}
+
+}  // namespace ridge::serve

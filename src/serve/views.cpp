@@ -1,0 +1,266 @@
+#include "serve/views.h"
+
+#include <cmath>
+
+#include "base/build_info.h"
+#include "engine/kv_options.h"
+
+namespace ridge::serve {
+namespace {
+
+int64_t f16_bytes_per_token(const Engine& engine) {
+  const ModelInfo& info = engine.info();
+  return int64_t(4) * info.n_layers * info.n_kv_heads * info.head_dim;
+}
+
+Json report_json(const KvReport& report, int64_t f16_bytes) {
+  return {{"kv_formats", {{"k", report.k.format}, {"v", report.v.format}}},
+          {"kv_bytes_per_token", report.bytes_per_token()},
+          {"kv_bytes_per_token_f16", f16_bytes},
+          {"kv_fixed_bytes", report.k.fixed_bytes + report.v.fixed_bytes},
+          {"kv_ratio", double(f16_bytes) / double(report.bytes_per_token())}};
+}
+
+/// Tokens that the running sequences and checkpoints of a pool hold, shared ones once a holder.
+int64_t held_tokens(Lane& lane) {
+  int64_t n = 0;
+  for (const auto& job : lane.jobs()) n += lane.pool().length(job->seq);
+  return n;
+}
+
+struct Quality {
+  double norm2 = 0, error2 = 0;
+  void add(const PageCounts& counts) { norm2 += counts.norm2, error2 += counts.error2; }
+  Json json() const {
+    return {{"norm", std::sqrt(norm2)}, {"relative_error", norm2 > 0 ? std::sqrt(error2 / norm2) : 0.0}};
+  }
+};
+
+Json layers_json(Lane& lane, bool by_page) {
+  KvMemory& memory = lane.pool().memory();
+  std::vector<int32_t> pages;
+  for (const auto& job : lane.jobs())
+    if (!job->parked) {
+      const auto held = lane.pool().pages(job->seq);
+      pages.insert(pages.end(), held.begin(), held.end());
+    }
+  std::ranges::sort(pages);
+  pages.erase(std::ranges::unique(pages).begin(), pages.end());
+  Json layers = Json::array();
+  for (int layer = 0; layer < memory.n_layers(); ++layer) {
+    Json entry = {{"layer", layer}};
+    for (const bool is_k : {true, false}) {
+      Quality all;
+      Json list = Json::array();
+      for (const int32_t page : pages) {
+        const PageCounts counts = memory.counts(layer, is_k, page);
+        all.add(counts);
+        Quality one;
+        one.add(counts);
+        Json json = one.json();
+        json["page"] = page;
+        list.push_back(std::move(json));
+      }
+      Json side = all.json();
+      side["saturated"] = memory.saturated(layer, is_k);
+      if (by_page) side["pages"] = std::move(list);
+      entry[is_k ? "k" : "v"] = std::move(side);
+    }
+    layers.push_back(std::move(entry));
+  }
+  return layers;
+}
+
+Json pool_json(Scheduler& scheduler, Lane& lane, bool by_page) {
+  const PoolReport pool = lane.pool().report();
+  Json json = report_json(kv_report(lane.pool().memory(), lane.options().n_ctx), f16_bytes_per_token(scheduler.engine()));
+  const int cached = pool.pages_of_checkpoints;
+  json["pages"] = {{"total", pool.n_pages},
+                   {"free", pool.pages_free},
+                   {"used", pool.n_pages - pool.pages_free - cached},
+                   {"shared", pool.pages_shared},
+                   {"cached", cached}};
+  json["slots"] = {{"total", pool.n_slots}, {"free", pool.slots_free}};
+  json["sequences"] = pool.sequences;
+  json["checkpoints"] = pool.checkpoints;
+  json["page_tokens"] = kPagePositions;
+  json["page_bytes"] = pool.page_bytes;
+  json["slot_bytes"] = pool.slot_bytes;
+  json["used_bytes"] = pool.used_bytes;
+  json["allocated_bytes"] = pool.allocated_bytes;
+  json["f16_bytes"] = int64_t(pool.n_pages - pool.pages_free) * kPagePositions * f16_bytes_per_token(scheduler.engine());
+  json["tokens"] = held_tokens(lane);
+  json["layers"] = layers_json(lane, by_page);
+  return json;
+}
+
+double median_ms(const std::deque<StepRecord>& steps) {
+  if (steps.empty()) return 0;
+  std::vector<double> times;
+  for (const StepRecord& step : steps) times.push_back(step.seconds);
+  std::ranges::nth_element(times, times.begin() + ssize(times) / 2);
+  return 1e3 * times[times.size() / 2];
+}
+
+}  // namespace
+
+std::string kv_line(Engine& engine, const LaneOptions& lane) {
+  const auto layers = layer_configs(session_options(lane.kv, lane.n_ctx, 0), engine.plan());
+  const KvReport report = kv_report(*engine.open_host_memory(layers, 1, 1), lane.n_ctx);
+  const int64_t f16 = f16_bytes_per_token(engine);
+  return fmt::format("{}, {} bytes a token (f16: {}, ratio {:.2f})", kv_text(lane.kv), report.bytes_per_token(), f16,
+                     double(f16) / double(report.bytes_per_token()));
+}
+
+Json models_json(const ApiModel& model) {
+  const ModelInfo& info = model.engine.info();
+  const Json one = {{"id", model.name},
+                    {"object", "model"},
+                    {"created", model.loaded},
+                    {"owned_by", "ridge"},
+                    {"meta",
+                     {{"n_ctx", model.n_ctx},
+                      {"n_ctx_train", info.n_ctx_train},
+                      {"n_params", info.n_params},
+                      {"n_vocab", info.vocab_size},
+                      {"size", info.weight_bytes}}}};
+  return {{"object", "list"}, {"data", Json::array({one})}};
+}
+
+Json props_json(Scheduler& scheduler, const ApiModel& model) {
+  const ModelInfo& info = model.engine.info();
+  Json json = {{"model", model.name},
+               {"arch", info.arch},
+               {"device", info.device},
+               {"weight_format", info.weight_format},
+               {"weight_bytes", info.weight_bytes},
+               {"n_ctx", model.n_ctx},
+               {"parallel", scheduler.options().lane.max_seqs},
+               {"batch_tokens", scheduler.options().lane.batch_tokens},
+               {"kv_quant", scheduler.default_kv()},
+               {"kv_pools", scheduler.options().max_lanes},
+               {"template", !info.has_tokenizer                ? "none"
+                            : model.chat_template.named.empty() ? "plain"
+                                                                : "model"},
+               {"version", build_info().version},
+               {"commit", build_info().commit}};
+  scheduler.inspect([&](Scheduler& s) {
+    const auto lane = s.lanes().find(s.default_kv());
+    if (lane == s.lanes().end()) return;  // not opened yet
+    json.update(report_json(kv_report(lane->second->pool().memory(), model.n_ctx), f16_bytes_per_token(model.engine)));
+  });
+  return json;
+}
+
+Json slots_json(Scheduler& scheduler) {
+  Json json;
+  scheduler.inspect([&](Scheduler& s) {
+    Json running = Json::array();
+    for (const auto& [kv, lane] : s.lanes())
+      for (const auto& job : lane->jobs()) {
+        const double seconds = job->decodes() ? seconds_since(job->decoding) : 0;
+        const int64_t n = ssize(job->result.tokens);
+        running.push_back({{"id", job->id},
+                           {"state", phase_name(lane->phase(*job))},
+                           {"kv_quant", kv},
+                           {"n_prompt", job->n_prompt()},
+                           {"n_prompt_done", job->n_done},
+                           {"n_cached", job->usage.n_cached},
+                           {"n_generated", n},
+                           {"tok_s", seconds > 0 && n > 1 ? double(n - 1) / seconds : 0.0}});
+      }
+    const Totals& totals = s.totals();
+    // Tokens a second of the newest steps: none when they are old.
+    double seconds = 0;
+    int64_t generated = 0, prompt = 0;
+    for (auto step = totals.recent.rbegin(); step != totals.recent.rend() && seconds < 1; ++step)
+      seconds += step->seconds, generated += step->n_decode, prompt += step->n_prompt_tokens;
+    const bool idle = running.empty() || seconds == 0;
+    const StepRecord last = totals.recent.empty() || idle ? StepRecord() : totals.recent.back();
+    json = {{"queue", s.n_waiting()},
+            {"parallel", s.options().lane.max_seqs},
+            {"running", std::move(running)},
+            {"step",
+             {{"ms_p50", median_ms(totals.recent)},
+              {"decode_seqs", last.n_decode},
+              {"prompt_tokens", last.n_prompt_tokens},
+              {"tok_s", idle ? 0.0 : double(generated) / seconds},
+              {"prompt_tok_s", idle ? 0.0 : double(prompt) / seconds}}},
+            {"totals",
+             {{"requests", totals.requests},
+              {"finished", totals.finished},
+              {"cancelled", totals.cancelled},
+              {"failed", totals.failed},
+              {"parked", totals.parked},
+              {"prompt_tokens", totals.prompt_tokens},
+              {"cached_tokens", totals.cached_tokens},
+              {"generated_tokens", totals.generated_tokens},
+              {"steps", totals.steps},
+              {"decode_rows", totals.decode_rows},
+              {"step_seconds", totals.step_seconds}}}};
+  });
+  return json;
+}
+
+Json kv_json(Scheduler& scheduler, bool by_page) {
+  Json json;
+  scheduler.inspect([&](Scheduler& s) {
+    const std::string standard = s.default_kv();
+    Json pools = Json::object();
+    for (const auto& [kv, lane] : s.lanes()) pools[kv] = pool_json(s, *lane, by_page);
+    json = pools.contains(standard) ? pools[standard] : Json::object();
+    json["kv_quant"] = standard;
+    json["pools"] = std::move(pools);
+  });
+  return json;
+}
+
+std::string metrics_text(Scheduler& scheduler, const http::Counts& counts) {
+  std::string text;
+  const auto add = [&](std::string_view type, std::string_view name, std::string_view help, double value) {
+    text += fmt::format("# HELP ridge_{0} {1}\n# TYPE ridge_{0} {2}\nridge_{0} {3}\n", name, help, type, value);
+  };
+  scheduler.inspect([&](Scheduler& s) {
+    const Totals& t = s.totals();
+    add("counter", "requests_total", "Requests that came, a choice each.", double(t.requests));
+    add("counter", "requests_finished_total", "Requests answered whole.", double(t.finished));
+    add("counter", "requests_cancelled_total", "Requests whose client left, or that were stopped.", double(t.cancelled));
+    add("counter", "requests_failed_total", "Requests that an error ended.", double(t.failed));
+    add("counter", "prompt_tokens_total", "Tokens of prompts that were computed.", double(t.prompt_tokens));
+    add("counter", "cached_tokens_total", "Tokens of prompts that were in the cache.", double(t.cached_tokens));
+    add("counter", "generated_tokens_total", "Tokens that were generated.", double(t.generated_tokens));
+    add("counter", "steps_total", "Steps of the model.", double(t.steps));
+    add("counter", "decode_rows_total", "Decoding sequences, summed over steps.", double(t.decode_rows));
+    add("counter", "parked_total", "Times that a sequence left the cache for want of pages.", double(t.parked));
+    size_t running = 0, parked = 0;
+    for (const auto& [kv, lane] : s.lanes())
+      for (const auto& job : lane->jobs()) ++(job->parked ? parked : running);
+    add("gauge", "requests_running", "Requests with a place in the cache.", double(running));
+    add("gauge", "requests_parked", "Requests whose cache is in host memory.", double(parked));
+    add("gauge", "requests_waiting", "Requests in the queue.", double(s.n_waiting()));
+    constexpr std::string_view kPages[] = {"free", "used", "cached"};
+    text += "# HELP ridge_kv_pages Pages of 128 tokens by state.\n# TYPE ridge_kv_pages gauge\n";
+    for (const auto& [kv, lane] : s.lanes()) {
+      const PoolReport p = lane->pool().report();
+      const int n[] = {p.pages_free, p.n_pages - p.pages_free - p.pages_of_checkpoints, p.pages_of_checkpoints};
+      for (int i = 0; i < 3; ++i)
+        text += fmt::format("ridge_kv_pages{{kv=\"{}\",state=\"{}\"}} {}\n", kv, kPages[i], n[i]);
+    }
+    text += "# HELP ridge_kv_bytes Bytes of pages and slots in use.\n# TYPE ridge_kv_bytes gauge\n";
+    for (const auto& [kv, lane] : s.lanes())
+      text += fmt::format("ridge_kv_bytes{{kv=\"{}\"}} {}\n", kv, lane->pool().report().used_bytes);
+    text += t.queue.text("ridge_queue_seconds", "From the request to its first step.");
+    text += t.first_token.text("ridge_first_token_seconds", "From the request to its first token.");
+    text += t.between_tokens.text("ridge_between_tokens_seconds", "Between two tokens of one request.");
+    text += t.step.text("ridge_step_seconds", "Steps of the model.");
+    text += t.request.text("ridge_request_seconds", "From the request to its end.");
+  });
+  add("gauge", "connections", "Open connections.", double(counts.connections));
+  add("counter", "connections_total", "Connections that were accepted.", double(counts.accepted));
+  add("counter", "http_requests_total", "HTTP requests that were read whole.", double(counts.requests));
+  add("counter", "http_refused_total", "HTTP requests refused before their handler.", double(counts.refused));
+  add("counter", "http_stalled_total", "Connections cut because the client read nothing.", double(counts.stalled));
+  return text;
+}
+
+}  // namespace ridge::serve

@@ -1,0 +1,21 @@
+// What the server shows of itself: JSON for people's pages and tools, text for Prometheus.
+#pragma once
+
+#include "http/server.h"
+#include "serve/chat.h"
+#include "serve/scheduler.h"
+
+namespace ridge::serve {
+
+// All but models_json() ask the scheduler's thread, between two steps; null or empty once it has stopped.
+Json models_json(const ApiModel& model);
+Json props_json(Scheduler& scheduler, const ApiModel& model);
+Json slots_json(Scheduler& scheduler);
+/// Bytes and pages of every pool; norms and coding errors of every layer, and of every page where `by_page`.
+Json kv_json(Scheduler& scheduler, bool by_page);
+std::string metrics_text(Scheduler& scheduler, const http::Counts& counts);
+
+/// "rotor-3/rotor-3, 84 bytes a token (f16: 448, ratio 5.33)".
+std::string kv_line(Engine& engine, const LaneOptions& lane);
+
+}  // namespace ridge::serve
