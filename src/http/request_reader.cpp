@@ -80,8 +80,9 @@ RequestReader::Step RequestReader::read_head() {
     const std::string_view line = seen.substr(0, seen.find('\n'));
     if (line.size() < seen.size()) {
       if (!line.ends_with(" HTTP/1.1\r"))
-        return line.find(" HTTP/") != line.npos ? refuse(505, "only HTTP/1.1 is spoken here")
-                                                : refuse(400, "this is not HTTP/1.1");
+        return line.find(" HTTP/") == line.npos || line.find(" HTTP/1.1") != line.npos
+                   ? refuse(400, "this is not HTTP/1.1")
+                   : refuse(505, "only HTTP/1.1 is spoken here");
       line_checked_ = true;
     }
   }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/post.hpp>
+#include <future>
 
 #include "http/session.h"
 
@@ -110,7 +111,7 @@ void Server::State::accept() {
 void Server::State::sweep(Worker& worker) {
   worker.sweep.expires_after(sweep_period(hub->options.limits));
   worker.sweep.async_wait([this, &worker](ErrorCode stopped) {
-    if (stopped) return;
+    if (stopped || worker.ended) return;
     const std::vector<std::shared_ptr<Session>> all(worker.sessions.begin(),
                                                     worker.sessions.end());  // it changes meanwhile
     for (const auto& session : all) session->tick(Clock::now());
@@ -160,22 +161,29 @@ Counts Server::counts() const {
 void Server::stop(std::chrono::milliseconds patience) {
   Hub& hub = *state_->hub;
   if (hub.stopping.exchange(true)) return;
-  asio::post(hub.workers[0]->loop, [state = state_.get()] {
+  std::promise<void> closed;  // from then on no worker gets a new connection
+  asio::post(hub.workers[0]->loop, [&] {
     ErrorCode ignored;
-    state->acceptor.close(ignored);
-    state->pause.cancel();
+    state_->acceptor.close(ignored);
+    state_->pause.cancel();
+    closed.set_value();
   });
+  closed.get_future().wait();
   state_->on_sessions(&Session::wind_down);
   {
     std::unique_lock lock(hub.mutex);
     hub.closed.wait_for(lock, patience, [&] { return hub.connections == 0; });
   }
-  // A connection that was accepted last is closed by its start().
   state_->on_sessions(&Session::close);
-  for (const auto& worker : hub.workers) asio::post(worker->loop, [worker = worker.get()] { worker->sweep.cancel(); });
+  for (const auto& worker : hub.workers)
+    asio::post(worker->loop, [worker = worker.get()] {
+      worker->ended = true;
+      worker->sweep.cancel();
+    });
   state_->guards.clear();
   for (const auto& worker : hub.workers) worker->thread.join();
   hub.handler = nullptr;
+  hub.options.gate = nullptr;
 }
 
 }  // namespace ridge::http

@@ -87,8 +87,10 @@ class Exchange final : public Stream {
   }
 
   void finish() override {
+    std::function<void()> dropped;  // what it holds must not go while the lock is held
     const std::lock_guard lock(session_->mutex_);
     if (state_ != State::streaming) return;
+    dropped.swap(session_->on_gone_);
     end("0\r\n\r\n");
   }
 
@@ -102,7 +104,7 @@ class Exchange final : public Stream {
       const std::lock_guard lock(session_->mutex_);
       if (state_ == State::done) return;
       if (!session_->left_) {
-        session_->on_gone_ = std::move(call);
+        session_->on_gone_.swap(call);
         return;
       }
     }
@@ -114,7 +116,7 @@ class Exchange final : public Stream {
       const std::lock_guard lock(session_->mutex_);
       if (state_ != State::streaming || session_->left_) return;
       if (session_->was_full_) {
-        session_->on_ready_ = std::move(call);
+        session_->on_ready_.swap(call);
         return;
       }
     }
@@ -137,10 +139,14 @@ class Exchange final : public Stream {
   enum class State { waiting, streaming, done };
 
   void begin(std::string_view bytes, bool whole, bool events = false) {
+    std::function<void()> dropped;
     const std::lock_guard lock(session_->mutex_);
     RIDGE_CHECK(state_ == State::waiting, "a request was answered twice");
     session_->events_ = events && !whole;
-    if (whole) return end(bytes);
+    if (whole) {
+      dropped.swap(session_->on_gone_);
+      return end(bytes);
+    }
     state_ = State::streaming;
     session_->queue(bytes);
   }
@@ -176,7 +182,7 @@ void Session::start() {
   socket_.non_blocking(true, error);
   socket_.set_option(Tcp::no_delay(true), error);
   socket_.set_option(asio::socket_base::keep_alive(true), error);
-  const unsigned stall = unsigned(limits_.stall_time.count());  // bytes on the way to a machine that is gone
+  const unsigned stall = unsigned(2 * limits_.stall_time.count());  // bytes on the way to a machine that is gone
   setsockopt(socket_.native_handle(), IPPROTO_TCP, TCP_USER_TIMEOUT, &stall, sizeof stall);
   const auto peer = socket_.remote_endpoint(error);
   if (!error) remote_ = peer.address().to_string();
@@ -190,6 +196,7 @@ void Session::turn_away() {
   ErrorCode error;
   socket_.non_blocking(true, error);
   worker_.sessions.insert(shared_from_this());
+  if (hub_->stopping) return close();
   refuse(503, "too many connections");
 }
 
@@ -213,32 +220,42 @@ void Session::readable() {
   if (error == asio::error::would_block || error == asio::error::try_again) return watch();
   if (error == asio::error::eof) {
     eof_ = true;
-    if (lingering_ || (!busy_ && !reader_.under_way())) return close();
+    if (!busy_ && (last_ || !reader_.under_way())) return close();
     leave();
   } else if (error) {
     return close();
   }
-  if (lingering_) {
+  if (last_) {
     discarded_ += n;
     return discarded_ > kLingerBytes ? close() : watch();
   }
-  if (!last_) reader_.feed({worker_.scratch.data(), n});
+  reader_.feed({worker_.scratch.data(), n});
   if (busy_ && reader_.buffered() > limits_.ahead_bytes) return close();
   if (!busy_) advance();
   watch();
 }
 
-/// Reads what has come until there is a request to answer, or more must come.
 void Session::advance() {
+  try {
+    read_requests();
+  } catch (const std::exception&) {  // no memory, a gate that throws: the others go on
+    close();
+  }
+}
+
+/// Reads what has come until there is a request to answer, or more must come.
+void Session::read_requests() {
   while (!busy_ && !closed_) {
     const RequestReader::Step step = reader_.step();
-    count_body(int64_t(reader_.body_bytes()));
-    if (hub_->body_bytes > int64_t(limits_.bodies_bytes)) return refuse(503, "too many bodies at once");
+    const auto body = int64_t(reader_.body_bytes());
+    const bool grew = body > counted_body_;
+    count_body(body);
+    if (grew && hub_->body_bytes > int64_t(limits_.bodies_bytes)) return refuse(503, "too many bodies at once");
     switch (step) {
       case RequestReader::Step::refused: return refuse(reader_.status(), reader_.why());
       case RequestReader::Step::head:
         wait_until(Clock::now() + limits_.body_time, 408);
-        if (!reader_.keep_alive()) last_ = close_after_ = true;
+        close_after_ = !reader_.keep_alive();
         if (head_passes() && reader_.expects_continue()) {
           const std::lock_guard lock(mutex_);
           queue("HTTP/1.1 100 Continue\r\n\r\n");
@@ -246,7 +263,7 @@ void Session::advance() {
         break;
       case RequestReader::Step::whole: return dispatch();
       case RequestReader::Step::more:
-        if (eof_) return busy_ ? void() : close();
+        if (eof_) return close();
         if (!in_request_ && reader_.under_way()) {
           in_request_ = true;
           wait_until(Clock::now() + limits_.header_time, 408);
@@ -288,14 +305,16 @@ bool Session::head_passes() {
   }
   if (!early) return true;
   if (early->status >= 400) ++hub_->refused;
-  if (reader_.has_body()) last_ = close_after_ = true;  // what follows is a body that nobody reads
+  const bool head_only = head.method == "HEAD";
+  if (reader_.has_body()) close_after_ = true;  // what follows is a body that nobody reads
   else reader_.take();
-  answer(*early);
+  answer(*early, head_only);
   return false;
 }
 
 void Session::dispatch() {
   busy_ = true;
+  last_ = close_after_;
   wait_until(Clock::time_point::max(), 0);
   Request request = reader_.take();
   request.remote = remote_;
@@ -311,15 +330,16 @@ void Session::dispatch() {
 
 void Session::refuse(int status, std::string_view why) {
   ++hub_->refused;
-  last_ = close_after_ = true;
-  answer(refusal(status, why));
+  close_after_ = true;
+  answer(refusal(status, why), false);
 }
 
 /// An answer of the transport's own.
-void Session::answer(const Response& response) {
+void Session::answer(const Response& response, bool head_only) {
   busy_ = true;
+  last_ = close_after_;
   wait_until(Clock::time_point::max(), 0);
-  std::make_shared<Exchange>(shared_from_this(), false)->answer(response);
+  std::make_shared<Exchange>(shared_from_this(), head_only)->answer(response);
 }
 
 std::string Session::head_of(int status, std::string_view content_type, const Headers& headers) const {
@@ -359,11 +379,11 @@ void Session::flush() {
   }
   if (whole) return answered();
   if (writing_.empty()) return;
-  wait_until(Clock::now() + limits_.stall_time, 0);
   write_some();
 }
 
 void Session::write_some() {
+  if (busy_) wait_until(Clock::now() + limits_.stall_time, 0);
   const auto rest = asio::buffer(writing_.data() + written_, writing_.size() - written_);
   socket_.async_write_some(rest, [self = shared_from_this()](ErrorCode error, size_t n) {
     if (self->closed_) return;
@@ -375,24 +395,22 @@ void Session::write_some() {
       self->in_flight_ -= n;
       if (self->was_full_ && self->in_flight_ + self->pending_.size() <= self->limits_.write_bytes / 2) {
         self->was_full_ = false;
-        ready = std::exchange(self->on_ready_, nullptr);
+        ready.swap(self->on_ready_);
       }
     }
     if (ready) ready();
-    if (self->written_ < self->writing_.size()) {
-      self->wait_until(Clock::now() + self->limits_.stall_time, 0);
-      return self->write_some();
-    }
-    self->wait_until(Clock::time_point::max(), 0);
+    if (self->written_ < self->writing_.size()) return self->write_some();
+    if (self->busy_) self->wait_until(Clock::time_point::max(), 0);
     self->flush();
   });
 }
 
 /// The answer is with the kernel, whole.
 void Session::answered() {
+  std::function<void()> dropped;
   {
     const std::lock_guard lock(mutex_);
-    on_gone_ = on_ready_ = nullptr;
+    dropped.swap(on_ready_);
     was_full_ = events_ = false;
     if (pending_.capacity() > kKeptBuffer) pending_ = {};
   }
@@ -411,19 +429,19 @@ void Session::linger() {
   ErrorCode error;
   socket_.shutdown(Tcp::socket::shutdown_send, error);
   if (error) return close();
-  lingering_ = true;
+  last_ = true;
   wait_until(Clock::now() + kLingerTime, 0);
   watch();
 }
 
 /// The client no longer sends. Its answer is still written if there comes one.
 void Session::leave() {
-  std::function<void()> gone;
+  std::function<void()> gone, dropped;
   {
     const std::lock_guard lock(mutex_);
     left_ = true;
-    on_ready_ = nullptr;
-    gone = std::exchange(on_gone_, nullptr);
+    dropped.swap(on_ready_);
+    gone.swap(on_gone_);
   }
   if (gone) gone();
 }
@@ -446,8 +464,8 @@ void Session::close() {
 }
 
 void Session::wind_down() {
-  if (!busy_) return lingering_ ? void() : close();
-  last_ = close_after_ = true;
+  if (busy_) close_after_ = true;
+  else if (!last_) close();
 }
 
 void Session::count_body(int64_t bytes) { hub_->body_bytes += bytes - std::exchange(counted_body_, bytes); }

@@ -29,6 +29,7 @@ struct Worker {
   std::unordered_set<std::shared_ptr<Session>> sessions;  // open ones
   std::string scratch = std::string(64 << 10, '\0');      // what a read fills
   std::thread thread;
+  bool ended = false;
 };
 
 /// What all connections of a server share. Answers that outlive the server keep it.
@@ -55,15 +56,15 @@ class Session : public std::enable_shared_from_this<Session> {
 
  private:
   friend class Exchange;
-  using Calls = std::pair<std::function<void()>, std::function<void()>>;  // on_gone, on_ready
 
   void watch();
   void readable();
   void advance();
+  void read_requests();
   bool head_passes();
   void dispatch();
   void refuse(int status, std::string_view why);
-  void answer(const Response& response);
+  void answer(const Response& response, bool head_only);
   void flush();
   void write_some();
   void answered();
@@ -85,7 +86,11 @@ class Session : public std::enable_shared_from_this<Session> {
   std::string remote_, writing_;
   size_t written_ = 0;
   int64_t counted_body_ = 0;
-  bool watching_ = false, busy_ = false, eof_ = false, lingering_ = false, last_ = false, in_request_ = false;
+  bool watching_ = false;    // for bytes or the end of them
+  bool in_request_ = false;  // its first byte is here
+  bool busy_ = false;        // a request is being answered
+  bool last_ = false;        // what still comes is thrown away
+  bool eof_ = false;
   size_t discarded_ = 0;
   Clock::time_point deadline_ = Clock::time_point::max();
   int late_status_ = 0;  // what passing the deadline is answered with; 0: the connection is closed

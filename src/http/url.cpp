@@ -122,7 +122,8 @@ Result<Url> parse_url(std::string_view text) {
   if (host.size() < place.size()) url.port = *port_of(place.substr(host.size() + 1));
   if (host[0] == '[') host = host.substr(1, host.size() - 2);
   url.host = host;
-  if (slash < rest.size()) url.target = (rest[slash] == '/' ? "" : "/") + std::string(rest.substr(slash));
+  if (slash < rest.size() && rest[slash] == '/') url.target = rest.substr(slash);
+  else url.target += rest.substr(slash);
   return url;
 }
 
