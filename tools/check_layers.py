@@ -11,14 +11,18 @@ import sys
 # What stands directly to the left of each layer; the allowed set is everything reachable.
 LEFT = {
     "base": [],
+    "text": ["base"],
+    "grammar": ["base"],
+    "http": ["base"],
     "format": ["base"],
     "gpu": ["base"],
     "op": ["format", "gpu"],
     "io": ["format"],
     "model": ["op", "io"],
     "engine": ["model"],
+    "serve": ["engine", "text", "grammar", "http"],
     "lab": ["engine"],
-    "cli": ["lab"],
+    "cli": ["lab", "serve"],
 }
 SOURCES = {".h", ".cpp", ".cu", ".hip"}
 TOP_FOLDERS = ("include", "src", "tests")

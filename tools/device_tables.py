@@ -30,6 +30,7 @@ ATTENTION_TRIED = {
     "bde2b7c3": "the same in pieces of two tiles, two places",
     "153e66f4": "pieces of four tiles, a last round of smaller ones",
     "f3bf4609": "the same, the first K of all warps before the rest",
+    "ac8baf46": "steps of two pieces of two tiles whose places are filled in turn, sums of V once in four tiles",
 }
 
 

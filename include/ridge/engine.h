@@ -148,6 +148,7 @@ struct SamplerOptions {
   float repeat_penalty = 1.0f;  ///< 1: off
   int repeat_last_n = 64;       ///< tokens the penalty looks back
   uint64_t seed = 0;
+  uint64_t first_draw = 0;  ///< draws of this text that came before: a sampler made anew goes on with the next number
 };
 
 /// One mutable timeline of tokens over a model. Sessions of one model run one at a time.

@@ -240,16 +240,11 @@ std::optional<CheckpointId> SequencePool::find(uint64_t key) {
   return found->second.checkpoint;
 }
 
-int64_t SequencePool::evict(int64_t bytes) {
-  const auto free_bytes = [&] {
-    return int64_t(free_pages_.size()) * memory_->page_bytes() + int64_t(free_slots_.size()) * memory_->slot_bytes();
-  };
-  const int64_t before = free_bytes();
-  while (free_bytes() - before < bytes && !retained_.empty())
-    release(std::ranges::min_element(retained_, {}, [](const auto& entry) {
-              return entry.second.last_use;
-            })->second.checkpoint);
-  return free_bytes() - before;
+bool SequencePool::evict() {
+  if (retained_.empty()) return false;
+  const auto last_use = [](const auto& entry) { return entry.second.last_use; };
+  release(std::ranges::min_element(retained_, {}, last_use)->second.checkpoint);
+  return true;
 }
 
 int SequencePool::pages_for(int n) const {

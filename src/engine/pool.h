@@ -69,9 +69,8 @@ class SequencePool {
   /// Names a checkpoint so that find() gives it and evict() may release it; the pool owns it from here.
   void retain(CheckpointId checkpoint, uint64_t key);
   std::optional<CheckpointId> find(uint64_t key);
-  /// Releases retained checkpoints, the least recently found first, until so many bytes are free or none is left. Returns
-  /// the bytes freed.
-  int64_t evict(int64_t bytes);
+  /// Releases the retained checkpoint that was found longest ago. False when none is retained.
+  bool evict();
 
   /// Pages for n more tokens, none of them shared where rows will be coded. Usage error "needs n pages, m are free".
   Status reserve(SeqId seq, int n);

@@ -45,7 +45,7 @@ void filter(const SampleRule& rule, float best, std::vector<uint64_t>& keys) {
 struct Sampler::Impl {
   SampleRule rule;
   int vocab_size;
-  uint64_t step = 0;
+  uint64_t step;
   std::deque<int32_t> recent;
 
   void remember(int32_t token) {
@@ -62,7 +62,7 @@ Sampler::Sampler(const SamplerOptions& o, int vocab_size) {
   check_range("repeat_penalty", o.repeat_penalty, 0.01, 100);
   check_range("repeat_last_n", o.repeat_last_n, 0, 1 << 20);
   RIDGE_CHECK(vocab_size > 0 && vocab_size <= kMaxSampleVocab, "a vocabulary of {}", vocab_size);
-  impl_.reset(new Impl{sample_rule(o), vocab_size, 0, {}});
+  impl_.reset(new Impl{sample_rule(o), vocab_size, o.first_draw, {}});
 }
 Sampler::~Sampler() = default;
 Sampler::Sampler(Sampler&&) noexcept = default;

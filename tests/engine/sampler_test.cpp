@@ -44,6 +44,19 @@ TEST(Sampler, SameSeedSameTokens) {
   EXPECT_NE(from_a, from_c);
 }
 
+TEST(Sampler, ASamplerMadeAnewGoesOnWithTheNextDraw) {
+  SamplerOptions options = kPlain;
+  options.seed = 42;
+  Sampler whole(options, 5);
+  std::vector<int32_t> expected, tokens;
+  for (int i = 0; i < 64; ++i) expected.push_back(whole.sample(kLogits));
+  for (int i = 0; i < 64; ++i) {
+    options.first_draw = uint64_t(i);
+    tokens.push_back(Sampler(options, 5).sample(kLogits));
+  }
+  EXPECT_EQ(tokens, expected);
+}
+
 TEST(Sampler, DrawsFollowTheSoftmax) {
   constexpr int kDraws = 40000;
   for (const float temperature : {0.5f, 1.0f, 2.0f}) {

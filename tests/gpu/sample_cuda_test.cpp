@@ -229,6 +229,16 @@ TEST_F(SampleCuda, NeedsFollowTheSettings) {
   EXPECT_EQ(sampler.needs(), DeviceSampler::Needs());
 }
 
+TEST_F(SampleCuda, ASamplerSetAnewGoesOnWithTheNextDraw) {
+  SamplerOptions o = options(1, 20, 1, 0, 5);
+  const auto logits = normal_floats(32, 500, 2);
+  const std::vector<int32_t> whole = draw(o, logits, 24);
+  for (const int first : {1, 7, 23}) {
+    o.first_draw = uint64_t(first);
+    EXPECT_EQ(draw(o, logits, 24 - first), std::vector<int32_t>(whole.begin() + first, whole.end())) << first;
+  }
+}
+
 TEST_F(SampleCuda, PenaltyLooksBackAsTheCpu) {
   constexpr int kVocab = 40;
   const auto logits = normal_floats(31, kVocab, 1);

@@ -423,6 +423,7 @@ void DeviceSampler::set(gpu::StreamHandle stream, int seq, const SamplerOptions&
     throw Error(ErrorKind::failure, "sampler " + std::to_string(seq) + " of " + std::to_string(n_seq_));
   State state = {};
   state.rule = sample_rule(options);
+  state.step = options.first_draw;
   if (state.rule.repeat_last_n > unsigned(kMaxDevicePenaltyTokens))
     throw Error(ErrorKind::usage,
                 "repeat_last_n is " + std::to_string(options.repeat_last_n) + ", a device looks back " +

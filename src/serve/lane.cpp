@@ -1,0 +1,345 @@
+#include "serve/lane.h"
+
+#include <algorithm>
+#include <cmath>
+#include <thread>
+
+#include "engine/kv_options.h"
+#include "serve/logits.h"
+
+namespace ridge::serve {
+namespace {
+
+/// Shorter prefixes are computed again sooner than they are looked after.
+constexpr int kLeastPrefix = 64;
+/// Tokens of prompts in a step with decoding sequences, before any such step was timed.
+constexpr int kFirstChunk = 256, kLeastChunk = 32;
+/// Steps that a device may be ahead of the tokens that were handed on.
+constexpr int kStepsAhead = 3;
+
+TokenStream::OnText hand_on(Job& job) {
+  return [&job](std::string_view text) {
+    const bool heard = job.listener->on_text(text, job.logprobs);
+    job.logprobs.clear();
+    job.cancelled = job.cancelled || !heard;
+    return heard;
+  };
+}
+
+FinishReason finish_reason(StopReason reason) {
+  if (reason == StopReason::interrupted) return FinishReason::cancelled;
+  return reason == StopReason::max_tokens || reason == StopReason::context_full ? FinishReason::length
+                                                                                : FinishReason::stop;
+}
+
+int pages_that_fit(const KvMemory& one_page, const LaneOptions& options, int n_slots) {
+  return int(
+      std::clamp<int64_t>((options.kv_bytes - n_slots * one_page.slot_bytes()) / one_page.page_bytes(), 0, 1 << 24));
+}
+
+}  // namespace
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+std::string_view phase_name(Phase phase) {
+  constexpr std::string_view kNames[] = {"prompt", "decode", "parked"};
+  return kNames[size_t(phase)];
+}
+
+Job::Job(uint64_t number, GenerationRequest what, std::shared_ptr<Listener> who, TokenStream::Vocabulary vocabulary,
+         int n_ctx)
+    : id(number),
+      request([&] {
+        const int room = n_ctx - int(what.prompt.size()), wanted = what.options.max_tokens;
+        what.options.max_tokens = wanted < 0 ? room : std::min(wanted, room);
+        return std::move(what);
+      }()),
+      listener(std::move(who)),
+      hashes(prefix_hashes(request.prompt)),
+      on_text(hand_on(*this)),
+      stream(std::move(vocabulary), request.options, on_text, result) {
+  usage.n_prompt = n_prompt();
+}
+
+SamplerOptions Job::next_sampler() const {
+  SamplerOptions options = request.options.sampler;
+  options.first_draw = result.tokens.size();
+  return options;
+}
+
+std::vector<int32_t> Job::recent() const {
+  const SamplerOptions& options = request.options.sampler;
+  if (options.repeat_penalty == 1) return {};
+  std::vector<int32_t> tokens = request.prompt;
+  tokens.insert(tokens.end(), result.tokens.begin(), result.tokens.end());
+  tokens.erase(tokens.begin(), tokens.end() - std::min<ptrdiff_t>(ssize(tokens), options.repeat_last_n));
+  return tokens;
+}
+
+Lane::Lane(Engine& engine, const LaneOptions& options, std::function<void(FinishReason, const Usage&)> on_end)
+    : engine_(engine),
+      options_(options),
+      on_end_(std::move(on_end)),
+      pool_([&] {
+        const auto layers = layer_configs(session_options(options.kv, options.n_ctx, 0), engine.plan());
+        const int n_slots = options.max_seqs + options.n_checkpoints;
+        const int n_pages = pages_that_fit(*engine.open_host_memory(layers, 1, 1), options, n_slots);
+        const int needed = std::max(1, pages_for(layers, options.n_ctx));
+        if (n_pages < needed)
+          throw_error(
+              ErrorKind::no_memory,
+              "a {} cache of {:.2f} GiB holds {} pages of 128 tokens beside {} slots, one sequence of {} tokens needs "
+              "{} (a larger --kv-gib, fewer --parallel or a smaller --ctx-size)",
+              kv_text(options.kv), double(options.kv_bytes) / (1 << 30), n_pages, n_slots, options.n_ctx, needed);
+        // More pages than all sequences can fill serve nobody.
+        const int64_t most = int64_t(needed) * n_slots;
+        return engine.open_pool(layers, int(std::min<int64_t>(n_pages, most)), n_slots);
+      }()),
+      prefixes_(*pool_),
+      outputs_(engine.backend().make_outputs()) {}
+
+Admission Lane::admit(const Job& job) {
+  if (int(jobs_.size()) >= options_.max_seqs) return Admission::no_room;
+  if (jobs_.empty()) return Admission::now;
+  if (std::ranges::any_of(jobs_, [](const auto& other) { return other->parked; })) return Admission::no_room;
+  for (const auto& other : jobs_) {
+    if (other->decodes() || other->ended) continue;
+    const auto& a = other->request.prompt;
+    const auto& b = job.request.prompt;
+    const int common = int(std::ranges::mismatch(a, b).in1 - a.begin());
+    if (common < kLeastPrefix || common <= other->n_done) continue;
+    if (const auto at = std::ranges::lower_bound(other->stops, common); at == other->stops.end() || *at != common)
+      other->stops.insert(at, common);
+    return Admission::after_prefix;
+  }
+  // What stands in the cache is shared; the last page and the pages behind it are the job's own.
+  int cached = 0;
+  for (int n = job.n_prompt(); n > 0 && cached == 0; --n)
+    if (pool_->find(job.hashes[size_t(n)])) cached = n;
+  const int needed = pool_->pages_for(job.n_prompt() + 1) - std::max(0, pool_->pages_for(cached) - 1) + 1;
+  while (pool_->report().pages_free < needed)
+    if (!pool_->evict()) return Admission::no_room;
+  return Admission::now;
+}
+
+void Lane::start(std::unique_ptr<Job> job) {
+  const PrefixCache::Hit hit = prefixes_.open(job->hashes).or_throw();
+  job->seq = hit.seq;
+  job->n_done = job->usage.n_cached = hit.n;
+  job->started = Clock::now();
+  job->usage.queue_seconds = seconds_since(job->arrived);
+  job->stops = job->request.message_ends;
+  for (int n = options_.checkpoint_every; n < job->n_prompt(); n += options_.checkpoint_every) job->stops.push_back(n);
+  job->stops.push_back(job->n_prompt());
+  std::erase_if(job->stops, [&](int n) { return n < kLeastPrefix || n <= hit.n || n > job->n_prompt(); });
+  std::ranges::sort(job->stops);
+  job->stops.erase(std::ranges::unique(job->stops).begin(), job->stops.end());
+  jobs_.push_back(std::move(job));
+}
+
+void Lane::unpark() {
+  for (const auto& job : jobs_) {
+    if (!job->parked) continue;
+    const int n_running = int(std::ranges::count_if(jobs_, [](const auto& other) { return !other->parked; }));
+    // Room for everybody's next page too: a job that comes back and goes at once helps nobody.
+    const int needed = pool_->pages_for(pool_->length(job->seq)) + 1 + n_running;
+    while (pool_->report().pages_free < needed && pool_->evict()) {
+    }
+    if (pool_->report().pages_free < needed && n_running > 0) return;
+    while (!pool_->unpark(job->seq))
+      if (!pool_->evict()) return;
+    job->parked = false;
+  }
+}
+
+bool Lane::make_room(Job& job, int n) {
+  while (!pool_->reserve(job.seq, n)) {
+    if (pool_->evict()) continue;
+    const auto youngest = std::ranges::find_if(jobs_.rbegin(), jobs_.rend(),
+                                               [](const auto& other) { return !other->parked && !other->ended; });
+    pool_->park((*youngest)->seq);
+    (*youngest)->parked = true;
+    ++n_parked_;
+    if (youngest->get() == &job) return false;
+  }
+  return true;
+}
+
+std::vector<Lane::Row> Lane::plan_step() {
+  std::vector<Row> rows;
+  for (const auto& job : jobs_)
+    if (!job->parked && job->decodes()) rows.push_back({job.get(), 1});
+  int left = std::min(options_.batch_tokens, engine_.backend().max_tokens()) - int(rows.size());
+  if (!rows.empty()) {
+    const double most = prompt_rate_ > 0 ? prompt_rate_ * options_.max_stall_seconds : kFirstChunk;
+    left = std::min(left, std::max(kLeastChunk, int(std::min(most, 1e6))));
+  }
+  for (const auto& job : jobs_) {
+    if (job->parked || job->decodes() || left <= 0) continue;
+    const auto stop = std::ranges::upper_bound(job->stops, job->n_done);
+    const int end = stop == job->stops.end() ? job->n_prompt() : *stop;
+    rows.push_back({job.get(), std::min(left, end - job->n_done)});
+    left -= rows.back().n_tokens;
+  }
+  // The oldest get their pages first; whoever is parked for them takes no part.
+  std::ranges::sort(rows, {}, [](const Row& row) { return row.job->id; });
+  for (const Row& row : rows)
+    if (!row.job->parked) make_room(*row.job, row.n_tokens);
+  std::erase_if(rows, [](const Row& row) { return row.job->parked; });
+  return rows;
+}
+
+void Lane::step(const std::function<bool()>& go_on, const std::function<void(const StepRecord&)>& on_step) {
+  unpark();
+  const Clock::time_point start = last_step_ = Clock::now();
+  const std::vector<Row> rows = plan_step();
+  if (rows.empty()) return;
+  std::vector<SeqTokens> seqs;
+  std::vector<int32_t> tokens;
+  StepRecord record;
+  bool draws = false;
+  for (const auto& [job, n] : rows) {
+    seqs.push_back({job->seq, n});
+    if (job->decodes()) {
+      tokens.push_back(job->result.tokens.back());
+      ++record.n_decode;
+    } else {
+      tokens.insert(tokens.end(), job->request.prompt.begin() + job->n_done,
+                    job->request.prompt.begin() + job->n_done + n);
+      record.n_prompt_tokens += n;
+    }
+    draws = draws || job->n_done + n >= job->n_prompt();
+  }
+  engine_.backend().run({tokens, seqs, draws ? LogitRows::last : LogitRows::none}, *pool_, *outputs_);
+  for (const auto& [job, n] : rows) {
+    if (job->decodes()) continue;
+    job->n_done += n;
+    if (std::ranges::binary_search(job->stops, job->n_done)) prefixes_.keep(job->seq, job->hashes[size_t(job->n_done)]);
+    if (!job->decodes()) continue;
+    job->usage.prompt_seconds = seconds_since(job->started);
+    job->decoding = Clock::now();
+  }
+  const bool on_host =
+      !engine_.on_device() || std::ranges::any_of(rows, [](const Row& row) { return row.job->request.needs_logits(); });
+  if (draws && !on_host) {
+    draw_on_device(rows, go_on, on_step, record, start);
+  } else {
+    if (draws) draw_on_host(rows);
+    record.seconds = seconds_since(start);
+    on_step(record);
+  }
+  if (record.n_decode > 0 && record.n_prompt_tokens > 0) {
+    const double rate = record.n_prompt_tokens / std::max(seconds_since(start), 1e-6);
+    prompt_rate_ = prompt_rate_ == 0 ? rate : 0.8 * prompt_rate_ + 0.2 * rate;
+  }
+  sweep();
+}
+
+void Lane::draw_on_host(std::span<const Row> rows) {
+  const View2<const float> logits = outputs_->logits();
+  for (size_t i = 0; i < rows.size(); ++i)
+    if (rows[i].job->decodes()) take(*rows[i].job, sample(*rows[i].job, logits.row(int64_t(i))));
+}
+
+/// Draws where the logits are. While all sequences decode, the device goes on with the tokens it drew, a few steps ahead
+/// of the host; when something changes the steps under way are waited for, and their tokens count.
+void Lane::draw_on_device(std::span<const Row> rows, const std::function<bool()>& go_on,
+                          const std::function<void(const StepRecord&)>& on_step, StepRecord record,
+                          Clock::time_point start) {
+  std::vector<SeqId> seqs;
+  std::vector<SamplerOptions> samplers;
+  std::vector<std::vector<int32_t>> recent;
+  bool steady = true;
+  for (const Row& row : rows) {
+    seqs.push_back(row.job->seq);
+    samplers.push_back(row.job->next_sampler());
+    recent.push_back(row.job->recent());
+    steady = steady && row.job->decodes();
+  }
+  const std::unique_ptr<Drawing> drawing = engine_.backend().start_drawing(seqs, *pool_, *outputs_, samplers, recent);
+  const int ahead = std::min(kStepsAhead, drawing->most_ahead());
+  std::vector<int32_t> tokens(rows.size());
+  int64_t n_launched = 0, n_read = 0;
+  drawing->launch(n_launched++);
+  for (; n_read < n_launched; ++n_read) {
+    steady = steady && go_on();
+    while (steady && n_launched - n_read < ahead && pool_->report().pages_free >= int(rows.size()))
+      drawing->launch(n_launched++);
+    while (!drawing->read(n_read, tokens)) {
+      if (drawing->idle() && !drawing->read(n_read, tokens))
+        throw Error(ErrorKind::failure, "the device ended a step without its tokens");
+      std::this_thread::yield();
+    }
+    for (size_t i = 0; i < rows.size(); ++i) {
+      Job& job = *rows[i].job;
+      if (!job.decodes() || job.ended) continue;
+      take(job, tokens[i]);
+      steady = steady && !job.ended;
+    }
+    record.seconds = seconds_since(start);
+    on_step(record);
+    start = Clock::now();
+    record = {.n_decode = int(rows.size())};
+  }
+}
+
+int32_t Lane::sample(Job& job, std::span<const float> logits) {
+  const GenerationRequest& request = job.request;
+  Sampler sampler(job.next_sampler(), engine_.plan().vocab_size);
+  sampler.accept(job.recent());
+  if (!request.needs_logits()) return sampler.sample(logits);
+  logits_.assign(logits.begin(), logits.end());
+  apply_penalties(request, job.result.tokens, logits_);
+  if (request.constraint) request.constraint->mask(logits_);
+  const int32_t token = sampler.sample(logits_);
+  if (request.n_top_logprobs >= 0) job.logprobs.push_back(token_logprob(logits, token, request.n_top_logprobs));
+  if (request.constraint) request.constraint->accept(token);
+  return token;
+}
+
+void Lane::take(Job& job, int32_t token) {
+  const bool more = job.stream.push(token);
+  const bool complete = job.request.constraint && job.request.constraint->complete();
+  if (more && !complete && !job.cancelled) return;
+  job.stream.finish();
+  if (!job.logprobs.empty()) job.on_text({});
+  end(job, job.cancelled ? FinishReason::cancelled : more ? FinishReason::stop : finish_reason(job.result.reason), {});
+}
+
+void Lane::end(Job& job, FinishReason reason, const std::string& error) {
+  if (job.ended) return;
+  job.ended = true;
+  job.usage.n_generated = int(job.result.tokens.size());
+  if (job.decodes()) job.usage.decode_seconds = seconds_since(job.decoding);
+  on_end_(reason, job.usage);
+  job.listener->on_end(reason, job.usage, error);
+}
+
+void Lane::sweep() {
+  for (const auto& job : jobs_) {
+    if (!job->ended) continue;
+    // What a person says next follows this text.
+    if (!job->parked && job->length() >= kLeastPrefix && job->decodes() &&
+        (pool_->length(job->seq) == job->length() || pool_->trim(job->seq, job->length(), TrimMode::exact))) {
+      uint64_t hash = job->hashes.back();
+      for (int i = 0; i < job->length() - job->n_prompt(); ++i) hash = extend_hash(hash, job->result.tokens[size_t(i)]);
+      prefixes_.keep(job->seq, hash);
+    }
+    pool_->close(job->seq);
+  }
+  std::erase_if(jobs_, [](const auto& job) { return job->ended; });
+}
+
+void Lane::drop_cancelled() {
+  for (const auto& job : jobs_)
+    if (job->cancelled) end(*job, FinishReason::cancelled, {});
+  sweep();
+}
+
+void Lane::end_all(FinishReason reason, const std::string& error) {
+  for (const auto& job : jobs_) end(*job, reason, error);
+  for (const auto& job : jobs_) pool_->close(job->seq);
+  jobs_.clear();
+}
+
+}  // namespace ridge::serve

@@ -1,0 +1,140 @@
+// The sequences of one pool: who runs, what the next step takes, and what becomes of its tokens.
+#pragma once
+
+#include <chrono>
+#include "engine/engine.h"
+#include "engine/kv_choice.h"
+#include "engine/token_stream.h"
+#include "serve/prefix_cache.h"
+#include "serve/request.h"
+
+namespace ridge::serve {
+
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point start);
+
+struct LaneOptions {
+  KvChoice kv;
+  int n_ctx = 0;                 ///< most tokens of a sequence
+  int max_seqs = 0;              ///< sequences that run at a time
+  int n_checkpoints = 0;         ///< slots beside those of the running sequences
+  int checkpoint_every = 0;      ///< tokens of a prompt between checkpoints
+  int64_t kv_bytes = 0;          ///< of pages and slots
+  int batch_tokens = 0;          ///< most tokens of a step
+  double max_stall_seconds = 0;  ///< time that a step's prompts may take while other sequences decode
+};
+
+/// What a sequence is doing.
+enum class Phase : uint8_t { prompt, decode, parked };
+std::string_view phase_name(Phase phase);
+
+/// One request from its arrival to its end.
+struct Job {
+  /// max_tokens becomes what fits behind the prompt in n_ctx tokens.
+  Job(uint64_t number, GenerationRequest what, std::shared_ptr<Listener> who, TokenStream::Vocabulary vocabulary,
+      int n_ctx);
+  Job(const Job&) = delete;
+  Job& operator=(const Job&) = delete;
+
+  int n_prompt() const { return int(request.prompt.size()); }
+  bool decodes() const { return n_done == n_prompt(); }
+  /// Tokens that belong in the cache: all but the last one drawn.
+  int length() const {
+    return decodes() && !result.tokens.empty() ? n_prompt() + int(result.tokens.size()) - 1 : n_done;
+  }
+  /// Settings of the next draw, and the tokens that its penalty knows.
+  SamplerOptions next_sampler() const;
+  std::vector<int32_t> recent() const;
+
+  const uint64_t id;
+  GenerationRequest request;
+  std::shared_ptr<Listener> listener;
+  const std::vector<uint64_t> hashes;  ///< of the prompt's prefixes
+  std::vector<int> stops;              ///< lengths of the prompt where a checkpoint is made, ascending
+
+  SeqId seq{};
+  bool parked = false, cancelled = false, ended = false;
+  int n_done = 0;  ///< tokens of the prompt that the cache holds
+
+  GenerateResult result;  ///< its last token is drawn and not in the cache
+  TokenStream::OnText on_text;
+  TokenStream stream;
+  std::vector<TokenLogprob> logprobs;  ///< not handed on yet
+
+  Usage usage;
+  const Clock::time_point arrived = Clock::now();
+  Clock::time_point started = arrived, decoding = arrived;
+};
+
+/// A step, for the log of steps.
+struct StepRecord {
+  double seconds = 0;
+  int n_decode = 0, n_prompt_tokens = 0;
+};
+
+/// Whether a job can start.
+enum class Admission : uint8_t {
+  now,
+  after_prefix,  ///< another job is computing a prefix that this one has too
+  no_room,
+};
+
+class Lane {
+ public:
+  /// Throws Error when the bytes do not hold one sequence of n_ctx tokens.
+  Lane(Engine& engine, const LaneOptions& options, std::function<void(FinishReason, const Usage&)> on_end);
+
+  const LaneOptions& options() const { return options_; }
+  SequencePool& pool() { return *pool_; }
+  const std::vector<std::unique_ptr<Job>>& jobs() const { return jobs_; }
+  int64_t n_parked() const { return n_parked_; }  ///< times that a job had to leave the pool
+  Clock::time_point last_step() const { return last_step_; }
+  Phase phase(const Job& job) const {
+    return job.parked ? Phase::parked : job.decodes() ? Phase::decode : Phase::prompt;
+  }
+
+  Admission admit(const Job& job);
+  void start(std::unique_ptr<Job> job);
+  /// Runs one step, on a device several while nothing changes and go_on() says so, and hands on what was drawn. Jobs that
+  /// end leave. Every step that ran is reported to on_step.
+  void step(const std::function<bool()>& go_on, const std::function<void(const StepRecord&)>& on_step);
+  /// Ends jobs that were cancelled.
+  void drop_cancelled();
+  /// Ends every job.
+  void end_all(FinishReason reason, const std::string& error);
+
+ private:
+  struct Row {
+    Job* job;
+    int n_tokens;
+  };
+  /// Brings parked jobs back, the oldest first, while there is room.
+  void unpark();
+  /// Pages for n more tokens of the job; gives up checkpoints, then parks the youngest jobs, until they are there. False
+  /// when the job itself was parked.
+  bool make_room(Job& job, int n);
+  std::vector<Row> plan_step();
+  void draw_on_host(std::span<const Row> rows);
+  void draw_on_device(std::span<const Row> rows, const std::function<bool()>& go_on,
+                      const std::function<void(const StepRecord&)>& on_step, StepRecord record,
+                      Clock::time_point start);
+  int32_t sample(Job& job, std::span<const float> logits);
+  void take(Job& job, int32_t token);
+  void end(Job& job, FinishReason reason, const std::string& error);
+  /// Takes jobs that ended out of the pool; what they computed stays as a checkpoint.
+  void sweep();
+
+  Engine& engine_;
+  const LaneOptions options_;
+  const std::function<void(FinishReason, const Usage&)> on_end_;
+  std::unique_ptr<SequencePool> pool_;
+  PrefixCache prefixes_;
+  std::unique_ptr<Outputs> outputs_;
+  std::vector<std::unique_ptr<Job>> jobs_;  // the oldest first
+  std::vector<float> logits_;               // a row that penalties or a constraint change
+  int64_t n_parked_ = 0;
+  double prompt_rate_ = 0;  // tokens of prompts a second in steps with decoding sequences
+  Clock::time_point last_step_ = Clock::now();
+};
+
+}  // namespace ridge::serve

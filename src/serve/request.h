@@ -1,0 +1,70 @@
+// One text to generate, and who hears of it.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ridge/engine.h"
+
+namespace ridge::serve {
+
+/// What may follow in a text with a structure: a grammar's position. Used by one thread at a time.
+class Constraint {
+ public:
+  virtual ~Constraint() = default;
+  /// Sets the logits [vocab_size] of all tokens that may not come next to -infinity.
+  virtual void mask(std::span<float> logits) = 0;
+  virtual void accept(int32_t token) = 0;
+  /// Whether nothing but an end token may follow.
+  virtual bool complete() const = 0;
+};
+
+struct GenerationRequest {
+  std::vector<int32_t> prompt;    ///< not empty; ids are valid
+  std::vector<int> message_ends;  ///< lengths of the prompt where another request may branch off
+  std::string kv;                 ///< cache formats as kv_text() writes them; empty: the server's
+  GenerateOptions options;        ///< max_tokens -1: until the context is full
+  float presence_penalty = 0;     ///< taken from the logit of every token that was generated
+  float frequency_penalty = 0;    ///< the same, times how often
+  std::vector<std::pair<int32_t, float>> logit_bias;
+  int n_top_logprobs = -1;  ///< alternatives of every token; -1: no log probabilities at all
+  std::unique_ptr<Constraint> constraint;
+  int key = 0;  ///< whose request: turns are shared out fairly among keys
+
+  /// Whether logits must come to the host before a token is drawn.
+  bool needs_logits() const {
+    return presence_penalty != 0 || frequency_penalty != 0 || !logit_bias.empty() || n_top_logprobs >= 0 || constraint;
+  }
+};
+
+/// A token with the natural logarithm of its probability before sampling, and the likeliest ones, best first.
+struct TokenLogprob {
+  int32_t token = 0;
+  float logprob = 0;
+  std::vector<std::pair<int32_t, float>> top;
+};
+
+enum class FinishReason : uint8_t { stop, length, cancelled, failed };
+
+struct Usage {
+  int n_prompt = 0;
+  int n_cached = 0;  ///< tokens of the prompt that were not computed again
+  int n_generated = 0;
+  double queue_seconds = 0, prompt_seconds = 0, decode_seconds = 0;
+};
+
+/// Hears of one request, from the scheduler's thread: must not block. Nothing comes after on_end().
+class Listener {
+ public:
+  virtual ~Listener() = default;
+  /// Final text, and the log probabilities of the tokens since the last call where asked for. False: nobody listens.
+  virtual bool on_text(std::string_view text, std::span<const TokenLogprob> logprobs) = 0;
+  /// `error` says why where the reason is `failed`.
+  virtual void on_end(FinishReason reason, const Usage& usage, const std::string& error) = 0;
+};
+
+}  // namespace ridge::serve

@@ -1,0 +1,244 @@
+#include "serve/scheduler.h"
+
+#include <algorithm>
+
+#include "engine/kv_options.h"
+
+namespace ridge::serve {
+namespace {
+
+/// A request that has waited so long goes before those of keys with fewer running sequences.
+constexpr double kAgeSeconds = 10;
+constexpr size_t kRecentSteps = 256;
+
+std::vector<Job*> by_turn(std::span<const std::unique_ptr<Job>> waiting, const std::map<int, int>& running) {
+  std::vector<std::pair<int, Job*>> order;
+  for (const auto& job : waiting) {
+    const auto found = running.find(job->request.key);
+    const bool old = seconds_since(job->arrived) > kAgeSeconds;
+    order.emplace_back(old || found == running.end() ? 0 : found->second, job.get());
+  }
+  std::ranges::stable_sort(order, {}, [](const auto& entry) { return entry.first; });
+  std::vector<Job*> jobs;
+  for (const auto& [turn, job] : order) jobs.push_back(job);
+  return jobs;
+}
+
+}  // namespace
+
+Scheduler::Scheduler(Engine& engine, const SchedulerOptions& options)
+    : engine_(engine), options_(options), default_kv_(kv_text(options.lane.kv)) {
+  known_kv_.push_back(default_kv_);
+  lane(default_kv_);
+  thread_ = std::thread([this] { run(); });
+}
+
+Scheduler::~Scheduler() {
+  stop(0);
+  thread_.join();
+}
+
+Result<uint64_t> Scheduler::submit(GenerationRequest request, std::shared_ptr<Listener> listener) {
+  if (request.kv.empty()) request.kv = default_kv_;
+  RIDGE_TRY(const KvChoice choice, parse_kv_choice(request.kv));
+  request.kv = kv_text(choice);
+  try {
+    layer_configs(session_options(choice, options_.lane.n_ctx, 0), engine_.plan());
+  } catch (const Error& error) {
+    return Failure{error.kind(), error.what(), "kv_quant"};
+  }
+  TokenStream::Vocabulary vocabulary{[](int32_t) { return std::string(); }, [](int32_t) { return false; }};
+  if (engine_.has_tokenizer())
+    vocabulary = {.piece = [&](int32_t token) { return engine_.tokenizer().piece(token); },
+                  .is_end = [&](int32_t token) { return engine_.tokenizer().is_end(token); }};
+
+  const std::lock_guard lock(mutex_);
+  if (!failure_.empty()) return fail(ErrorKind::failure, "the engine failed: {} (restart the server)", failure_);
+  if (stopping_) return fail(ErrorKind::failure, "the server is stopping");
+  if (n_queued_ >= size_t(options_.max_queue))
+    return fail(ErrorKind::no_memory, "{} requests are waiting, the queue is full (try again later)", n_queued_);
+  if (std::ranges::find(known_kv_, request.kv) == known_kv_.end()) {
+    if (int(known_kv_.size()) >= options_.max_lanes)
+      return wrong_field("kv_quant", "a cache of {} needs a pool of its own: this server has {} (--kv-pools)",
+                         request.kv, fmt::join(known_kv_, ", "));
+    known_kv_.push_back(request.kv);
+  }
+  const uint64_t id = ++last_id_;
+  incoming_.push_back(
+      std::make_unique<Job>(id, std::move(request), std::move(listener), std::move(vocabulary), options_.lane.n_ctx));
+  ++n_queued_;
+  news_ = true;
+  wake_.notify_one();
+  return id;
+}
+
+void Scheduler::cancel(uint64_t id) {
+  const std::lock_guard lock(mutex_);
+  cancelled_.push_back(id);
+  news_ = true;
+  wake_.notify_one();
+}
+
+bool Scheduler::inspect(const std::function<void(Scheduler&)>& look) {
+  std::unique_lock lock(mutex_);
+  if (stopped_) return false;
+  bool done = false;
+  looks_.push_back([&] {
+    look(*this);
+    const std::lock_guard inner(mutex_);
+    done = true;
+    looked_.notify_all();
+  });
+  news_ = true;
+  wake_.notify_one();
+  looked_.wait(lock, [&] { return done; });
+  return true;
+}
+
+void Scheduler::stop(double patience_seconds) {
+  std::unique_lock lock(mutex_);
+  stopping_ = news_ = true;
+  wake_.notify_one();
+  const auto patience = std::chrono::duration<double>(patience_seconds);
+  if (looked_.wait_for(lock, patience, [&] { return stopped_; })) return;
+  cancel_all_ = news_ = true;
+  wake_.notify_one();
+  looked_.wait(lock, [&] { return stopped_; });
+}
+
+std::string Scheduler::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+Lane& Scheduler::lane(const std::string& kv) {
+  const auto found = lanes_.find(kv);
+  if (found != lanes_.end()) return *found->second;
+  LaneOptions options = options_.lane;
+  options.kv = parse_kv_choice(kv).or_throw();
+  options.kv_bytes /= options_.max_lanes;
+  const auto on_end = [this](FinishReason reason, const Usage& usage) { count_end(reason, usage); };
+  return *lanes_.emplace(kv, std::make_unique<Lane>(engine_, options, on_end)).first->second;
+}
+
+/// False when there is nothing left to do and nothing more will come.
+bool Scheduler::take_commands() {
+  std::unique_lock lock(mutex_);
+  const auto busy = [&] {
+    return !waiting_.empty() || std::ranges::any_of(lanes_, [](const auto& l) { return !l.second->jobs().empty(); });
+  };
+  wake_.wait(lock, [&] { return news_ || stopping_ || busy(); });
+  news_ = false;
+  for (auto& job : incoming_) {
+    ++totals_.requests;
+    waiting_.push_back(std::move(job));
+  }
+  incoming_.clear();
+  const std::vector<uint64_t> cancelled = std::exchange(cancelled_, {});
+  const bool all = cancel_all_;
+  std::deque<std::function<void()>> looks = std::exchange(looks_, {});
+  lock.unlock();
+
+  for (const auto& look : looks) look();
+  const auto is_cancelled = [&](const Job& job) {
+    return all || std::ranges::find(cancelled, job.id) != cancelled.end();
+  };
+  for (const auto& job : waiting_)
+    if (is_cancelled(*job)) job->cancelled = true;
+  for (const auto& [kv, lane] : lanes_) {
+    for (const auto& job : lane->jobs())
+      if (is_cancelled(*job)) job->cancelled = true;
+    lane->drop_cancelled();
+  }
+  std::erase_if(waiting_, [&](const auto& job) {
+    if (job->cancelled) job->listener->on_end(FinishReason::cancelled, job->usage, {});
+    return job->cancelled;
+  });
+
+  lock.lock();
+  n_queued_ = waiting_.size() + incoming_.size();
+  if (!stopping_ || busy() || !incoming_.empty()) return true;
+  stopped_ = true;
+  // Those who ask from now on get no answer; those who asked already do.
+  looks = std::exchange(looks_, {});
+  lock.unlock();
+  for (const auto& look : looks) look();
+  looked_.notify_all();
+  return false;
+}
+
+/// Starts waiting jobs in turn, until each pool has no room for its next one: nobody is passed by a smaller request.
+void Scheduler::admit() {
+  std::map<int, int> running;
+  for (const auto& [kv, lane] : lanes_)
+    for (const auto& job : lane->jobs()) ++running[job->request.key];
+  std::vector<const Lane*> full;
+  for (Job* next : by_turn(waiting_, running)) {
+    const auto place = std::ranges::find(waiting_, next, [](const auto& job) { return job.get(); });
+    try {
+      Lane& to = lane(next->request.kv);
+      if (std::ranges::find(full, &to) != full.end()) continue;
+      switch (to.admit(*next)) {
+        case Admission::after_prefix: continue;
+        case Admission::no_room: full.push_back(&to); continue;
+        case Admission::now: to.start(std::move(*place)); break;
+      }
+    } catch (const Error& error) {
+      // The pool could not be opened. What is open goes on.
+      (*place)->listener->on_end(FinishReason::failed, (*place)->usage, error.what());
+      ++totals_.failed;
+    }
+    waiting_.erase(place);
+  }
+  const std::lock_guard lock(mutex_);
+  n_queued_ = waiting_.size() + incoming_.size();
+}
+
+void Scheduler::count_end(FinishReason reason, const Usage& usage) {
+  ++(reason == FinishReason::cancelled ? totals_.cancelled
+     : reason == FinishReason::failed  ? totals_.failed
+                                       : totals_.finished);
+  totals_.prompt_tokens += usage.n_prompt - usage.n_cached;
+  totals_.cached_tokens += usage.n_cached;
+  totals_.generated_tokens += usage.n_generated;
+  totals_.prompt_seconds += usage.prompt_seconds;
+  totals_.decode_seconds += usage.decode_seconds;
+}
+
+void Scheduler::step() {
+  admit();
+  Lane* next = nullptr;
+  int n_busy = 0;
+  for (const auto& [kv, lane] : lanes_) {
+    if (lane->jobs().empty()) continue;
+    ++n_busy;
+    if (!next || lane->last_step() < next->last_step()) next = lane.get();
+  }
+  if (!next) return;
+  next->step([&] { return n_busy == 1 && !news_; },
+             [&](const StepRecord& record) {
+               ++totals_.steps;
+               totals_.decode_rows += record.n_decode;
+               totals_.step_seconds += record.seconds;
+               recent_.push_back(record);
+               if (recent_.size() > kRecentSteps) recent_.pop_front();
+             });
+}
+
+void Scheduler::run() {
+  while (take_commands()) {
+    try {
+      step();
+    } catch (const std::exception& error) {
+      {
+        const std::lock_guard lock(mutex_);
+        failure_ = error.what();
+      }
+      for (const auto& [kv, lane] : lanes_) lane->end_all(FinishReason::failed, error.what());
+      for (const auto& job : waiting_) job->listener->on_end(FinishReason::failed, job->usage, error.what());
+      waiting_.clear();
+    }
+  }
+}
+
+}  // namespace ridge::serve

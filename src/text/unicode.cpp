@@ -1,0 +1,121 @@
+#include "text/unicode.h"
+
+#include <algorithm>
+
+namespace ridge::text {
+namespace {
+
+struct Code {
+  uint32_t code;
+  size_t length;
+};
+
+Code first(std::string_view text) {
+  const auto byte = [&](size_t i) { return uint32_t(uint8_t(text[i])); };
+  const uint32_t lead = byte(0);
+  if (lead < 0x80) return {lead, 1};
+  const size_t length = lead >= 0xF0 && lead < 0xF8 ? 4 : lead >= 0xE0 ? 3 : 2;
+  if (lead < 0xC2 || lead > 0xF4 || text.size() < length) return {0xFFFD, 1};
+  uint32_t code = lead & (0xFFu >> (length + 1));
+  for (size_t i = 1; i < length; ++i) {
+    if ((byte(i) & 0xC0) != 0x80) return {0xFFFD, 1};
+    code = code << 6 | (byte(i) & 0x3F);
+  }
+  const bool overlong = (length == 3 && code < 0x800) || (length == 4 && code < 0x10000);
+  if (overlong || code > 0x10FFFF || (code >= 0xD800 && code < 0xE000)) return {0xFFFD, 1};
+  return {code, length};
+}
+
+/// Where the code point that ends at `end` begins.
+size_t last_begin(std::string_view text, size_t end) {
+  for (size_t back = std::min<size_t>(4, end); back > 1; --back)
+    if (first(text.substr(end - back, back)).length == back) return end - back;
+  return end - 1;
+}
+
+std::string mapped(std::string_view text, char low, char high, int shift) {
+  std::string out(text);
+  for (char& c : out)
+    if (c >= low && c <= high) c = char(c + shift);
+  return out;
+}
+
+}  // namespace
+
+size_t first_length(std::string_view text) { return first(text).length; }
+uint32_t first_code(std::string_view text) { return first(text).code; }
+
+size_t count_codes(std::string_view text) {
+  size_t n = 0;
+  for (; !text.empty(); ++n) text.remove_prefix(first(text).length);
+  return n;
+}
+
+size_t code_position(std::string_view text, size_t index) {
+  size_t at = 0;
+  for (; index > 0 && at < text.size(); --index) at += first(text.substr(at)).length;
+  return at;
+}
+
+void append_code(std::string& to, uint32_t code) {
+  const auto tail = [&](int shift) { to += char(0x80 | ((code >> shift) & 0x3F)); };
+  if (code < 0x80) {
+    to += char(code);
+  } else if (code < 0x800) {
+    to += char(0xC0 | code >> 6), tail(0);
+  } else if (code < 0x10000) {
+    to += char(0xE0 | code >> 12), tail(6), tail(0);
+  } else {
+    to += char(0xF0 | code >> 18), tail(12), tail(6), tail(0);
+  }
+}
+
+bool is_space(uint32_t c) {
+  return (c >= 9 && c <= 13) || (c >= 28 && c <= 32) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
+         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
+}
+
+bool is_line_end(uint32_t c) {
+  return (c >= 10 && c <= 13) || (c >= 28 && c <= 30) || c == 0x85 || c == 0x2028 || c == 0x2029;
+}
+
+bool is_printable(uint32_t c) {
+  if (c == ' ') return true;
+  return !(c < 0x20 || is_space(c) || (c >= 0x7F && c < 0xA1) || c == 0xAD || (c >= 0x200B && c <= 0x200F) ||
+           (c >= 0x202A && c <= 0x202E) || (c >= 0x2060 && c <= 0x206F) || (c >= 0xE000 && c <= 0xF8FF) ||
+           c == 0xFEFF || (c >= 0xFFF0 && c <= 0xFFFB) || (c & 0xFFFE) == 0xFFFE || c >= 0xE0000);
+}
+
+std::string_view strip(std::string_view text, const std::string* chars, bool left, bool right) {
+  const auto goes = [&](std::string_view code) {
+    return chars != nullptr ? chars->find(code) != std::string::npos : is_space(first(code).code);
+  };
+  while (left && !text.empty() && goes(text.substr(0, first(text).length))) text.remove_prefix(first(text).length);
+  while (right && !text.empty()) {
+    const size_t begin = last_begin(text, text.size());
+    if (!goes(text.substr(begin))) break;
+    text = text.substr(0, begin);
+  }
+  return text;
+}
+
+std::vector<std::string_view> split_lines(std::string_view text) {
+  std::vector<std::string_view> lines;
+  size_t start = 0;
+  for (size_t at = 0; at < text.size();) {
+    const Code code = first(text.substr(at));
+    const size_t end = at;
+    at += code.length;
+    if (!is_line_end(code.code)) continue;
+    if (code.code == '\r' && at < text.size() && text[at] == '\n') ++at;
+    lines.push_back(text.substr(start, end - start));
+    start = at;
+  }
+  if (start < text.size()) lines.push_back(text.substr(start));
+  return lines;
+}
+
+std::string lower(std::string_view text) { return mapped(text, 'A', 'Z', 'a' - 'A'); }
+std::string upper(std::string_view text) { return mapped(text, 'a', 'z', 'A' - 'a'); }
+
+}  // namespace ridge::text

@@ -1,0 +1,352 @@
+#include "serve/scheduler.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <condition_variable>
+#include <set>
+
+#include "base/rng.h"
+#include "cases/paths.h"
+
+namespace ridge::serve {
+namespace {
+
+/// What a request got, for tests that wait.
+class Heard : public Listener {
+ public:
+  bool on_text(std::string_view text, std::span<const TokenLogprob> logprobs) override {
+    const std::lock_guard lock(mutex_);
+    text_ += text;
+    logprobs_.insert(logprobs_.end(), logprobs.begin(), logprobs.end());
+    ++n_calls_;
+    changed_.notify_all();
+    return listens_;
+  }
+  void on_end(FinishReason reason, const Usage& usage, const std::string& error) override {
+    const std::lock_guard lock(mutex_);
+    EXPECT_FALSE(ended_) << "a request ends once";
+    ended_ = true;
+    reason_ = reason, usage_ = usage, error_ = error;
+    changed_.notify_all();
+  }
+  void wait() {
+    wait_for([this] { return ended_; });
+  }
+  void wait_for_text() {
+    wait_for([this] { return n_calls_ > 0 || ended_; });
+  }
+  void leave() {
+    const std::lock_guard lock(mutex_);
+    listens_ = false;
+  }
+
+  std::string text_, error_;
+  std::vector<TokenLogprob> logprobs_;
+  FinishReason reason_ = FinishReason::failed;
+  Usage usage_;
+
+ private:
+  void wait_for(const std::function<bool()>& what) {
+    std::unique_lock lock(mutex_);
+    ASSERT_TRUE(changed_.wait_for(lock, std::chrono::seconds(120), what)) << "nothing came in two minutes";
+  }
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool ended_ = false, listens_ = true;
+  int n_calls_ = 0;
+};
+
+class SchedulerTest : public testing::Test {
+ protected:
+  static Engine& engine() {
+    static Engine* const kEngine = new Engine(RIDGE_SOURCE_DIR "/models/stories260K.gguf", {});
+    return *kEngine;
+  }
+  static SchedulerOptions options(const std::string& kv, int n_ctx = 512) {
+    return {.lane = {.kv = parse_kv_choice(kv).or_throw(),
+                     .n_ctx = n_ctx,
+                     .max_seqs = 8,
+                     .n_checkpoints = 24,
+                     .checkpoint_every = 128,
+                     .kv_bytes = int64_t(64) << 20,
+                     .batch_tokens = 256,
+                     .max_stall_seconds = 0.05},
+            .max_queue = 64,
+            .max_lanes = 2};
+  }
+  static GenerationRequest request(std::vector<int32_t> prompt, int max_tokens, float temperature = 0.8f,
+                                   uint64_t seed = 1) {
+    GenerationRequest r;
+    r.prompt = std::move(prompt);
+    r.options.max_tokens = max_tokens;
+    r.options.ignore_eos = true;
+    r.options.sampler = {.temperature = temperature, .seed = seed};
+    return r;
+  }
+  static std::vector<int32_t> random_prompt(uint64_t seed, int n) {
+    Rng rng(seed);
+    std::vector<int32_t> tokens = {1};
+    while (ssize(tokens) < n) tokens.push_back(int32_t(3 + rng.next() % 500));
+    return tokens;
+  }
+  static std::shared_ptr<Heard> send(Scheduler& scheduler, GenerationRequest r) {
+    auto heard = std::make_shared<Heard>();
+    const auto id = scheduler.submit(std::move(r), heard);
+    EXPECT_TRUE(id) << id.error().message;
+    return heard;
+  }
+  static PoolReport report(Scheduler& scheduler) {
+    PoolReport report;
+    EXPECT_TRUE(scheduler.inspect([&](Scheduler& s) { report = s.lanes().begin()->second->pool().report(); }));
+    return report;
+  }
+  static void expect_nothing_held(Scheduler& scheduler) {
+    const PoolReport r = report(scheduler);
+    EXPECT_EQ(r.sequences, 0);
+    EXPECT_EQ(r.n_slots - r.slots_free, r.checkpoints) << "slots of closed sequences come back";
+    EXPECT_EQ(r.n_pages - r.pages_free, r.pages_of_checkpoints) << "pages of closed sequences come back";
+  }
+};
+
+TEST_F(SchedulerTest, ATextIsGeneratesText) {
+  // The same prompt by the session's own loop.
+  Model model = Model::load(RIDGE_SOURCE_DIR "/models/stories260K.gguf");
+  Session session(model, session_options(parse_kv_choice("rotor-3").or_throw(), 512, 0));
+  const std::vector<int32_t> prompt = model.tokenize("Once upon a time");
+  GenerateOptions o{.max_tokens = 80, .ignore_eos = true, .sampler = {.seed = 7}};
+  const GenerateResult expected = generate(session, model, prompt, o, [](std::string_view) { return true; });
+
+  Scheduler scheduler(engine(), options("rotor-3"));
+  const auto heard = send(scheduler, request(prompt, 80, 0.8f, 7));
+  heard->wait();
+  EXPECT_EQ(heard->text_, expected.text);
+  EXPECT_EQ(heard->reason_, FinishReason::length);
+  EXPECT_EQ(heard->usage_.n_generated, 80);
+  EXPECT_EQ(heard->usage_.n_prompt, int(prompt.size()));
+}
+
+TEST_F(SchedulerTest, AloneAndInACrowdTheTextIsTheSame) {
+  for (const char* kv : {"f16", "rotor-3"}) {
+    std::vector<std::string> alone;
+    {
+      Scheduler scheduler(engine(), options(kv));
+      for (int i = 0; i < 20; ++i) {
+        const auto heard = send(scheduler, request(random_prompt(uint64_t(i), 5 + 17 * i), 40, 0.8f, uint64_t(i)));
+        heard->wait();
+        alone.push_back(heard->text_);
+      }
+    }
+    Scheduler scheduler(engine(), options(kv));
+    std::vector<std::shared_ptr<Heard>> all;
+    for (int i = 0; i < 20; ++i)
+      all.push_back(send(scheduler, request(random_prompt(uint64_t(i), 5 + 17 * i), 40, 0.8f, uint64_t(i))));
+    for (size_t i = 0; i < all.size(); ++i) {
+      all[i]->wait();
+      EXPECT_EQ(all[i]->text_, alone[i]) << kv << " request " << i;
+    }
+    expect_nothing_held(scheduler);
+  }
+}
+
+TEST_F(SchedulerTest, ASharedPrefixIsComputedOnce) {
+  const std::vector<int32_t> shared = random_prompt(99, 300);
+  std::vector<std::string> alone(6);
+  for (const bool together : {false, true}) {
+    Scheduler scheduler(engine(), options("rotor-3"));
+    std::vector<std::shared_ptr<Heard>> all;
+    for (int i = 0; i < 6; ++i) {
+      std::vector<int32_t> prompt = shared;
+      const std::vector<int32_t> tail = random_prompt(uint64_t(i), 20);
+      prompt.insert(prompt.end(), tail.begin() + 1, tail.end());
+      all.push_back(send(scheduler, request(prompt, 20, 0.8f, 5)));
+      if (!together) all.back()->wait();
+    }
+    int cached = 0;
+    for (int i = 0; i < 6; ++i) {
+      all[size_t(i)]->wait();
+      cached += all[size_t(i)]->usage_.n_cached;
+      if (together) {
+        EXPECT_EQ(all[size_t(i)]->text_, alone[size_t(i)]);
+      } else {
+        alone[size_t(i)] = all[size_t(i)]->text_;
+      }
+    }
+    // Together the prefix is known to be shared while it is computed; one after the other the nearest checkpoint serves.
+    EXPECT_GE(cached, 5 * (together ? 300 : 256));
+    scheduler.inspect([&](Scheduler& s) {
+      EXPECT_EQ(s.totals().cached_tokens, cached);
+      EXPECT_EQ(s.totals().prompt_tokens, 6 * 319 - cached);
+    });
+  }
+}
+
+TEST_F(SchedulerTest, TheSamePromptAgainComputesOneToken) {
+  Scheduler scheduler(engine(), options("rotor-3"));
+  const auto first = send(scheduler, request(random_prompt(1, 200), 30));
+  first->wait();
+  const auto second = send(scheduler, request(random_prompt(1, 200), 30));
+  second->wait();
+  EXPECT_EQ(second->usage_.n_cached, 199);
+  EXPECT_EQ(second->text_, first->text_);
+}
+
+TEST_F(SchedulerTest, WhenPagesEndTheYoungestWaitAndNobodyNotices) {
+  SchedulerOptions small = options("f16", 384);
+  small.max_lanes = 1;
+  small.lane.checkpoint_every = 100000;
+  std::vector<std::string> alone;
+  for (const bool crowd : {false, true}) {
+    small.lane.kv_bytes = int64_t(1) << 30;
+    if (crowd) {  // four pages: one sequence of 384 tokens and a little
+      Lane lane(engine(), small.lane, [](FinishReason, const Usage&) {});
+      const KvMemory& memory = lane.pool().memory();
+      small.lane.kv_bytes = 4 * memory.page_bytes() + memory.n_slots() * memory.slot_bytes();
+    }
+    Scheduler scheduler(engine(), small);
+    std::vector<std::shared_ptr<Heard>> all;
+    for (int i = 0; i < 6; ++i)
+      all.push_back(send(scheduler, request(random_prompt(uint64_t(i), 30), 300, 1.0f, uint64_t(i))));
+    for (size_t i = 0; i < all.size(); ++i) {
+      all[i]->wait();
+      EXPECT_EQ(all[i]->reason_, FinishReason::length) << all[i]->error_;
+      if (!crowd) alone.push_back(all[i]->text_);
+      EXPECT_EQ(all[i]->text_, alone[i]);
+    }
+    scheduler.inspect([&](Scheduler& s) { EXPECT_EQ(s.lanes().begin()->second->n_parked() > 0, crowd); });
+    expect_nothing_held(scheduler);
+  }
+}
+
+TEST_F(SchedulerTest, ClientsThatLeaveFreeTheirSequences) {
+  Scheduler scheduler(engine(), options("rotor-3"));
+  std::vector<std::shared_ptr<Heard>> all;
+  std::vector<uint64_t> ids;
+  for (int i = 0; i < 30; ++i) {
+    all.push_back(std::make_shared<Heard>());
+    ids.push_back(*scheduler.submit(request(random_prompt(uint64_t(i), 100), 400), all.back()));
+  }
+  all[0]->wait_for_text();
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (i % 2 == 0) all[i]->leave();
+    if (i % 3 != 0 || i % 2 != 0) scheduler.cancel(ids[i]);
+  }
+  for (const auto& heard : all) {
+    heard->wait();
+    EXPECT_EQ(heard->reason_, FinishReason::cancelled);
+  }
+  expect_nothing_held(scheduler);
+}
+
+TEST_F(SchedulerTest, RefusesWhatItCannotDo) {
+  SchedulerOptions o = options("f16");
+  o.max_queue = 2;
+  o.lane.max_seqs = 1;
+  Scheduler scheduler(engine(), o);
+  auto other = request(random_prompt(1, 10), 5);
+  other.kv = "nothing";
+  EXPECT_FALSE(scheduler.submit(std::move(other), std::make_shared<Heard>()));
+  std::vector<std::shared_ptr<Heard>> all;
+  int refused = 0;
+  for (int i = 0; i < 12; ++i) {
+    all.push_back(std::make_shared<Heard>());
+    const auto id = scheduler.submit(request(random_prompt(uint64_t(i), 100), 300), all.back());
+    if (!id) {
+      EXPECT_EQ(id.error().kind, ErrorKind::no_memory);
+      all.pop_back();
+      ++refused;
+    }
+  }
+  EXPECT_GE(refused, 8);
+  for (const auto& heard : all) heard->wait();
+}
+
+TEST_F(SchedulerTest, PoolsOfSeveralFormatsTakeTurns) {
+  Scheduler scheduler(engine(), options("f16"));
+  std::vector<std::shared_ptr<Heard>> all;
+  for (int i = 0; i < 8; ++i) {
+    GenerationRequest r = request(random_prompt(3, 90), 60);
+    r.kv = i % 2 == 0 ? "" : "rotor-3";
+    all.push_back(send(scheduler, std::move(r)));
+  }
+  for (const auto& heard : all) heard->wait();
+  EXPECT_EQ(all[0]->text_, all[2]->text_);
+  EXPECT_EQ(all[1]->text_, all[3]->text_);
+  GenerationRequest third = request(random_prompt(3, 90), 1);
+  third.kv = "rotor-4";
+  const auto refused = scheduler.submit(std::move(third), std::make_shared<Heard>());
+  ASSERT_FALSE(refused);
+  EXPECT_THAT(refused.error().message, testing::HasSubstr("--kv-pools"));
+}
+
+TEST_F(SchedulerTest, PenaltiesBiasAndLogprobsAreTheirDefinitions) {
+  Scheduler scheduler(engine(), options("f16"));
+  GenerationRequest r = request(random_prompt(4, 12), 24, 0);
+  r.n_top_logprobs = 3;
+  const auto plain = send(scheduler, std::move(r));
+  plain->wait();
+  ASSERT_EQ(plain->logprobs_.size(), 24u);
+  for (const TokenLogprob& t : plain->logprobs_) {
+    ASSERT_EQ(t.top.size(), 3u);
+    EXPECT_EQ(t.top[0].first, t.token) << "greedy text takes the likeliest";
+    EXPECT_FLOAT_EQ(t.top[0].second, t.logprob);
+    EXPECT_GE(t.top[0].second, t.top[1].second);
+    EXPECT_LE(std::exp(t.top[0].second) + std::exp(t.top[1].second) + std::exp(t.top[2].second), 1.0001f);
+  }
+  r = request(random_prompt(4, 12), 24, 0);
+  r.n_top_logprobs = 0;
+  r.logit_bias = {{plain->logprobs_[0].token, -100.0f}};
+  const auto biased = send(scheduler, std::move(r));
+  biased->wait();
+  for (const TokenLogprob& t : biased->logprobs_) EXPECT_NE(t.token, plain->logprobs_[0].token);
+  r = request(random_prompt(4, 12), 24, 0);
+  r.n_top_logprobs = 0;
+  r.presence_penalty = 1000;
+  const auto unlike = send(scheduler, std::move(r));
+  unlike->wait();
+  std::set<int32_t> seen;
+  for (const TokenLogprob& t : unlike->logprobs_) EXPECT_TRUE(seen.insert(t.token).second) << "no token comes twice";
+}
+
+/// Even ids only, and an end after ten.
+class EvenTokens : public Constraint {
+ public:
+  void mask(std::span<float> logits) override {
+    for (size_t i = 1; i < logits.size(); i += 2) logits[i] = -INFINITY;
+  }
+  void accept(int32_t token) override { n_ += token % 2 == 0; }
+  bool complete() const override { return n_ == 10; }
+
+ private:
+  int n_ = 0;
+};
+
+TEST_F(SchedulerTest, AConstraintHolds) {
+  Scheduler scheduler(engine(), options("f16"));
+  GenerationRequest r = request(random_prompt(5, 12), 50, 1.5f);
+  r.n_top_logprobs = 0;
+  r.constraint = std::make_unique<EvenTokens>();
+  const auto heard = send(scheduler, std::move(r));
+  heard->wait();
+  EXPECT_EQ(heard->reason_, FinishReason::stop);
+  ASSERT_EQ(heard->logprobs_.size(), 10u);
+  for (const TokenLogprob& t : heard->logprobs_) EXPECT_EQ(t.token % 2, 0);
+}
+
+TEST_F(SchedulerTest, StopsUnderLoad) {
+  for (const double patience : {0.0, 60.0}) {
+    Scheduler scheduler(engine(), options("rotor-3"));
+    std::vector<std::shared_ptr<Heard>> all;
+    for (int i = 0; i < 12; ++i) all.push_back(send(scheduler, request(random_prompt(uint64_t(i), 40), 100)));
+    all[0]->wait_for_text();
+    scheduler.stop(patience);
+    for (const auto& heard : all) heard->wait();
+    EXPECT_EQ(all.back()->reason_, patience > 0 ? FinishReason::length : FinishReason::cancelled);
+    EXPECT_FALSE(scheduler.submit(request({1}, 1), std::make_shared<Heard>()));
+    EXPECT_FALSE(scheduler.inspect([](Scheduler&) {}));
+  }
+}
+
+}  // namespace
+}  // namespace ridge::serve
