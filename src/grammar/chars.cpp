@@ -97,4 +97,10 @@ std::optional<std::vector<uint32_t>> code_points(std::string_view text) {
   return codes;
 }
 
+std::optional<uint32_t> hex_digit(char c) {
+  if (c >= '0' && c <= '9') return uint32_t(c - '0');
+  const auto lower = uint32_t(c | 0x20);
+  return lower >= 'a' && lower <= 'f' ? std::optional(lower - 'a' + 10) : std::nullopt;
+}
+
 }  // namespace ridge::grammar

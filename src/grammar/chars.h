@@ -43,5 +43,7 @@ void utf8_ranges(CharRange range, const std::function<void(const std::vector<Byt
 std::string utf8(uint32_t code);
 /// The code points of `text`, or nothing when it is not valid UTF-8.
 std::optional<std::vector<uint32_t>> code_points(std::string_view text);
+/// The value of a hexadecimal digit, or nothing.
+std::optional<uint32_t> hex_digit(char c);
 
 }  // namespace ridge::grammar

@@ -41,6 +41,30 @@ Expr Builder::choice(std::vector<Expr> options) {
   return options.size() == 1 ? options[0] : add_list(Kind::choice, options);
 }
 
+Expr Builder::words(std::vector<std::string> words) {
+  std::sort(words.begin(), words.end());
+  words.erase(std::unique(words.begin(), words.end()), words.end());
+  return sorted_words(words, 0);
+}
+
+Expr Builder::sorted_words(std::span<const std::string> words, size_t skip) {
+  std::vector<Expr> options;
+  for (size_t i = 0, end = 0; i < words.size(); i = end) {
+    if (words[i].size() == skip) {
+      options.push_back(empty());
+      end = i + 1;
+      continue;
+    }
+    for (end = i; end < words.size() && words[end][skip] == words[i][skip];) ++end;
+    const std::string &first = words[i], &last = words[end - 1];
+    const auto differ = std::mismatch(first.begin() + skip, first.end(), last.begin() + skip, last.end());
+    const auto common = size_t(differ.first - first.begin());
+    const Expr head = literal(std::string_view(first).substr(skip, common - skip));
+    options.push_back(end - i == 1 ? head : sequence({head, sorted_words(words.subspan(i, end - i), common)}));
+  }
+  return choice(std::move(options));
+}
+
 Expr Builder::repeat(Expr part, uint32_t min, uint32_t max) {
   if (max == 0 || part == empty()) return empty();
   return min == 1 && max == 1 ? part : add({.kind = Kind::repeat, .first = part, .min = min, .max = max});
@@ -137,12 +161,13 @@ Status Builder::find_shortest() {
 Status Builder::check_repetitions() {
   for (Node& node : grammar_.nodes) {
     if (node.kind != Kind::repeat) continue;
-    if (node.min > node.max) return fail(ErrorKind::usage, "grammar: repetition {{{},{}}} is empty", node.min, node.max);
+    if (node.min > node.max)
+      return fail(ErrorKind::usage, "grammar: repetition {{{},{}}} is empty", node.min, node.max);
     if (grammar_.nodes[node.first].shortest != 0) continue;
     node.min = 0;
     if (node.max != kUnbounded && node.max > kMaxEmptyRepetition)
-      return fail(ErrorKind::usage, "grammar: what is repeated up to {} times may be empty (the limit is then {})", node.max,
-                  kMaxEmptyRepetition);
+      return fail(ErrorKind::usage, "grammar: what is repeated up to {} times may be empty (the limit is then {})",
+                  node.max, kMaxEmptyRepetition);
   }
   return {};
 }
@@ -168,7 +193,7 @@ Status Builder::check_left_recursion() {
         path.pop_back();
         continue;
       }
-      child = node.kind == Kind::rule ? grammar_.bodies[node.first]
+      child = node.kind == Kind::rule     ? grammar_.bodies[node.first]
               : node.kind == Kind::repeat ? node.first
                                           : grammar_.child(node, next);
       ++next;
@@ -182,6 +207,40 @@ Status Builder::check_left_recursion() {
     }
   }
   return {};
+}
+
+void Builder::find_suffixes() {
+  grammar_.suffix.assign(grammar_.children.size(), 0);
+  for (const Node& node : grammar_.nodes) {
+    if (node.kind != Kind::sequence || node.shortest == kUnbounded) continue;
+    uint32_t sum = 0;
+    for (uint32_t i = node.count; i-- > 0;) {
+      sum += grammar_.nodes[grammar_.child(node, i)].shortest;
+      grammar_.suffix[node.first + i] = sum;
+    }
+  }
+}
+
+/// A node closes a rule when every use is a rule's body or what such a body ends with: nothing of the same rule is
+/// then below its frame. The mask of a stack is found for the frames down to there, whatever called the rule.
+void Builder::find_closing() {
+  auto& closes = grammar_.closes;
+  closes.assign(grammar_.nodes.size(), 1);
+  std::vector<Expr> open;
+  const auto clear = [&](Expr e) {
+    if (closes[e] != 0) open.push_back(e);
+    closes[e] = 0;
+  };
+  for (const Node& node : grammar_.nodes) {
+    if (node.kind == Kind::repeat) clear(node.first);
+    for (uint32_t i = 0; node.kind == Kind::sequence && i + 1 < node.count; ++i) clear(grammar_.child(node, i));
+  }
+  while (!open.empty()) {
+    const Node& node = grammar_.nodes[open.back()];
+    open.pop_back();
+    if (node.kind == Kind::sequence) clear(grammar_.child(node, node.count - 1));
+    for (uint32_t i = 0; node.kind == Kind::choice && i < node.count; ++i) clear(grammar_.child(node, i));
+  }
 }
 
 void Builder::find_classes() {
@@ -211,6 +270,10 @@ Result<Grammar> Builder::finish(Expr root) && {
   if (grammar_.nodes[root].shortest == kUnbounded) return fail(ErrorKind::usage, "grammar: no text matches it");
   if (grammar_.nodes[root].need > kMaxStack)
     return fail(ErrorKind::usage, "grammar: its shortest text nests deeper than {} frames", kMaxStack);
+  find_suffixes();
+  find_closing();
+  for (const Node& node : grammar_.nodes)
+    grammar_.wide.push_back(node.kind == Kind::bytes && grammar_.sets[node.first].count() > kWideSet);
   find_classes();
   return std::move(grammar_);
 }

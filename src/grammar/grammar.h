@@ -7,6 +7,7 @@
 #include <array>
 #include <bitset>
 #include <map>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,6 +25,8 @@ inline constexpr uint32_t kMaxShortest = 1 << 20;    ///< bytes; whatever has be
 inline constexpr uint32_t kMaxStack = 256;           ///< frames of one stack
 inline constexpr uint32_t kMaxEmptyRepetition = 64;  ///< bound of a repetition of what may be empty
 
+inline constexpr size_t kWideSet = 16;
+
 using Expr = uint32_t;  ///< a node's number
 using ByteSet = std::bitset<256>;
 
@@ -31,9 +34,9 @@ enum class Kind : uint8_t { bytes, literal, sequence, choice, repeat, rule };
 
 struct Node {
   Kind kind = Kind::literal;
-  uint32_t first = 0;         ///< bytes: of sets; literal: of text; sequence, choice: of children; repeat: child; rule: rule
-  uint32_t count = 0;         ///< literal: bytes; sequence, choice: children
-  uint32_t min = 0, max = 0;  ///< repeat
+  uint32_t first = 0;  ///< bytes: of sets; literal: of text; sequence, choice: of children; repeat: child; rule: rule
+  uint32_t count = 0;  ///< literal: bytes; sequence, choice: children
+  uint32_t min = 0, max = 0;       ///< repeat
   uint32_t shortest = kUnbounded;  ///< bytes of the shortest text; kUnbounded: there is none
   uint32_t need = kUnbounded;      ///< frames on the stack while the shortest text is read
   Expr best = 0;                   ///< choice: the child with the shortest text
@@ -44,8 +47,11 @@ struct Grammar {
   std::vector<Node> nodes;
   std::vector<Expr> children;
   std::vector<ByteSet> sets;
-  std::string text;           ///< bytes of all literals
-  std::vector<Expr> bodies;   ///< of the rules
+  std::string text;              ///< bytes of all literals
+  std::vector<Expr> bodies;      ///< of the rules
+  std::vector<uint32_t> suffix;  ///< of each entry of children, in a sequence: shortest bytes from there to its end
+  std::vector<uint8_t> closes;   ///< of each node: 1 when its frame is always the lowest of a rule's frames
+  std::vector<uint8_t> wide;     ///< of each node: 1 when it is a set of more than kWideSet bytes
   Expr root = 0;
   std::array<uint8_t, 256> class_of{};  ///< bytes of one class are the same to every node
   std::vector<uint8_t> byte_of_class;   ///< one byte of each class
@@ -61,6 +67,8 @@ class Builder {
   Expr empty() const { return 0; }
   Expr bytes(const ByteSet& set);
   Expr literal(std::string_view text);
+  /// One of the words; common beginnings are read once, so that many words do not make many stacks.
+  Expr words(std::vector<std::string> words);
   Expr sequence(std::vector<Expr> parts);
   Expr choice(std::vector<Expr> options);  ///< of nothing: what matches no text
   Expr optional(Expr part) { return choice({part, empty()}); }
@@ -82,9 +90,12 @@ class Builder {
  private:
   Expr add(Node node);
   Expr add_list(Kind kind, const std::vector<Expr>& list);
+  Expr sorted_words(std::span<const std::string> words, size_t skip);
   Status find_shortest();
   Status check_repetitions();
   Status check_left_recursion();
+  void find_suffixes();
+  void find_closing();
   void find_classes();
 
   Grammar grammar_;
