@@ -100,6 +100,9 @@ Expr Builder::rule(uint32_t rule) { return add({.kind = Kind::rule, .first = rul
 
 namespace {
 
+constexpr size_t kMaxSmallRule = 512;  // nodes
+constexpr uint32_t kMaxSmallRepetition = 8;
+
 /// The children of a node, whatever its kind.
 template <class Visit>
 void for_children(const Grammar& grammar, const Node& node, const Visit& visit) {
@@ -221,8 +224,21 @@ void Builder::find_suffixes() {
   }
 }
 
+/// Whether a rule's texts are short, as those of a rule for one character are.
+bool Builder::is_small(Expr body) const {
+  std::vector<Expr> open{body};
+  for (size_t n = 0; !open.empty(); ++n) {
+    const Node& node = grammar_.nodes[open.back()];
+    open.pop_back();
+    if (n == kMaxSmallRule || (node.kind == Kind::repeat && node.max > kMaxSmallRepetition)) return false;
+    for_children(grammar_, node, [&](Expr child) { open.push_back(child); });
+  }
+  return true;
+}
+
 /// A node closes a rule when every use is a rule's body or what such a body ends with: nothing of the same rule is
-/// then below its frame. The mask of a stack is found for the frames down to there, whatever called the rule.
+/// then below its frame. The mask of a stack is found for the frames down to there, whatever called the rule. A rule for
+/// one character is a part of the rule that repeats it: else every character would be a place where a rule ends.
 void Builder::find_closing() {
   auto& closes = grammar_.closes;
   closes.assign(grammar_.nodes.size(), 1);
@@ -239,6 +255,7 @@ void Builder::find_closing() {
     const Node& node = grammar_.nodes[open.back()];
     open.pop_back();
     if (node.kind == Kind::sequence) clear(grammar_.child(node, node.count - 1));
+    if (node.kind == Kind::rule && is_small(grammar_.bodies[node.first])) clear(grammar_.bodies[node.first]);
     for (uint32_t i = 0; node.kind == Kind::choice && i < node.count; ++i) clear(grammar_.child(node, i));
   }
 }

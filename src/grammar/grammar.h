@@ -95,6 +95,7 @@ class Builder {
   Status check_repetitions();
   Status check_left_recursion();
   void find_suffixes();
+  bool is_small(Expr body) const;
   void find_closing();
   void find_classes();
 
