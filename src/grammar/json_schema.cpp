@@ -10,6 +10,9 @@
 namespace ridge::grammar {
 namespace {
 
+constexpr int kMaxJsonDepth = 256;
+constexpr size_t kMaxPropertyName = 256;
+
 using Names = std::set<std::string, std::less<>>;
 
 const Names kAnnotations{"$comment",         "$defs",   "$id",         "$schema",      "contentEncoding",
@@ -50,6 +53,20 @@ std::string pointer_step(std::string_view key) {
 
 std::string spelled_value(const Json& value) { return value.dump(-1, ' ', false, Json::error_handler_t::replace); }
 
+/// Values in a document; nothing if there are more than kMaxSchemaValues or they nest too deeply for recursive functions.
+std::optional<size_t> size_of(const Json& document) {
+  std::vector<std::pair<const Json*, int>> open{{&document, 0}};
+  size_t n = 0;
+  for (; !open.empty(); ++n) {
+    const auto [value, depth] = open.back();
+    open.pop_back();
+    if (n + open.size() > kMaxSchemaValues || depth > kMaxJsonDepth) return std::nullopt;
+    if (!value->is_structured()) continue;
+    for (const Json& part : *value) open.push_back({&part, depth + 1});
+  }
+  return n;
+}
+
 bool is_of_type(const Json& value, std::string_view type) {
   if (type == "integer")
     return value.is_number_integer() || (value.is_number() && std::floor(value.get<double>()) == value.get<double>());
@@ -63,6 +80,9 @@ class SchemaCompiler {
   explicit SchemaCompiler(const Json& root) : root_(root) {}
 
   Result<Grammar> compile() {
+    if (!size_of(root_))
+      return refuse("#", "schema",
+                    fmt::format("has more than {} values or nests deeper than {}", kMaxSchemaValues, kMaxJsonDepth));
     RIDGE_TRY(const Expr body, value(root_, "#", 0));
     // Rules of references are read after what refers to them: a chain of references nests nothing here.
     for (size_t i = 0; i < referred_.size(); ++i) {
@@ -106,7 +126,7 @@ class SchemaCompiler {
       if (schema.contains(keyword)) return any_of(schema, keyword, pointer, depth);
     RIDGE_TRY(const std::vector<std::string> types, types_of(schema, pointer));
     if (schema.contains("enum") || schema.contains("const")) return listed(schema, types, pointer);
-    if (types.size() == kKeywordsOfType.size()) return json_.any();
+    if (types.empty()) return json_.any();
     std::vector<Expr> options;
     for (const std::string& type : types) {
       if (type == "integer" && std::ranges::find(types, "number") != types.end()) continue;
@@ -228,8 +248,9 @@ class SchemaCompiler {
 
   /// One schema that accepts what both accept.
   Result<Json> merge(const Json& a, const Json& b, const std::string& pointer) {
-    if (++merges_ > kMaxSchemaMerges)
-      return refuse(pointer, "allOf", fmt::format("more than {} schemas are joined", kMaxSchemaMerges));
+    merged_ += 1 + size_of(a).value_or(kMaxSchemaValues) + size_of(b).value_or(kMaxSchemaValues);
+    if (merged_ > kMaxMergedValues)
+      return refuse(pointer, "allOf", fmt::format("joined schemas have more than {} values", kMaxMergedValues));
     for (const auto& [one, other] : {std::pair{&a, &b}, std::pair{&b, &a}}) {
       if (one->is_boolean()) return one->get<bool>() ? *other : *one;
       if (!one->is_object()) return refuse(pointer, "schema", "is no object and no boolean");
@@ -241,21 +262,27 @@ class SchemaCompiler {
     }
     RIDGE_TRY_STATUS(check_keywords(a, pointer));
     RIDGE_TRY_STATUS(check_keywords(b, pointer));
-    RIDGE_TRY_STATUS(check_additional(a, b, pointer));
+    RIDGE_TRY_STATUS(check_joinable(a, b, pointer));
     Json joined = a;
     for (const auto& [keyword, content] : b.items()) {
       if (is_annotation(keyword)) continue;
-      const auto [place, is_new] = joined.get_ref<Json::object_t&>().emplace(keyword, content);
-      if (is_new || place->second == content) continue;
-      RIDGE_TRY(Json both, merge_keyword(keyword, place->second, content, pointer));
-      joined[keyword] = std::move(both);
+      if (!a.contains(keyword)) {
+        joined[keyword] = content;
+      } else if (a[keyword] != content) {
+        RIDGE_TRY(Json both, merge_keyword(keyword, a[keyword], content, pointer));
+        joined[keyword] = std::move(both);
+      }
     }
     return joined;
   }
 
-  /// additionalProperties speaks of its own schema's properties: joined schemas with other properties would change its meaning.
-  static Status check_additional(const Json& a, const Json& b, const std::string& pointer) {
+  /// additionalProperties and items speak of what their own schema does not list, nullable of the whole of its own: beside
+  /// the keywords of another schema they would mean something else.
+  static Status check_joinable(const Json& a, const Json& b, const std::string& pointer) {
     for (const auto& [one, other] : {std::pair{&a, &b}, std::pair{&b, &a}}) {
+      if (one->contains("nullable")) return refuse(pointer, "nullable", "is not supported in schemas that are joined");
+      if (one->contains("prefixItems") && (other->contains("prefixItems") || other->contains("items")))
+        return refuse(pointer, "prefixItems", "cannot be joined with the items of another schema");
       const auto additional = one->find("additionalProperties");
       if (additional == one->end() || *additional == true || !other->contains("properties") ||
           !(*other)["properties"].is_object())
@@ -308,6 +335,7 @@ class SchemaCompiler {
     return refuse(pointer, keyword, "cannot be joined with another of this keyword");
   }
 
+  /// Empty: all.
   Result<std::vector<std::string>> types_of(const Json& schema, const std::string& pointer) const {
     std::vector<std::string> types;
     if (const auto type = schema.find("type"); type != schema.end()) {
@@ -323,8 +351,6 @@ class SchemaCompiler {
     for (const auto& [type, keywords] : kKeywordsOfType)
       if (std::ranges::any_of(keywords, [&](const std::string& keyword) { return schema.contains(keyword); }))
         types.push_back(type);
-    if (types.empty())
-      for (const auto& [type, keywords] : kKeywordsOfType) types.push_back(type);
     return types;
   }
 
@@ -338,7 +364,8 @@ class SchemaCompiler {
     std::vector<std::string> words;
     for (const Json& one : values) {
       const bool is_wanted = !has_list || !schema.contains("const") || schema["const"] == one;
-      if (is_wanted && std::ranges::any_of(types, [&](const std::string& type) { return is_of_type(one, type); }))
+      if (is_wanted &&
+          (types.empty() || std::ranges::any_of(types, [&](const std::string& type) { return is_of_type(one, type); })))
         words.push_back(spelled_value(one));
     }
     if (words.empty())
@@ -374,7 +401,9 @@ class SchemaCompiler {
     std::vector<std::vector<uint32_t>> names;
     const auto add = [&](const std::string& name, Expr content) -> Status {
       auto codes = code_points(name);
-      if (!codes) return refuse(pointer, "properties", "a name is not UTF-8");
+      if (!codes || codes->size() > kMaxPropertyName)
+        return refuse(pointer, "properties",
+                      fmt::format("a name is not UTF-8 or longer than {} characters", kMaxPropertyName));
       names.push_back(std::move(*codes));
       declared.insert(name);
       list.push_back({json_.member(builder_.literal(spelled_value(name)), content), required_names.contains(name)});
@@ -514,7 +543,7 @@ class SchemaCompiler {
   JsonText json_{builder_};
   std::map<const Json*, uint32_t> rules_;
   std::vector<Referred> referred_;
-  size_t merges_ = 0;
+  size_t merged_ = 0;  // values of schemas that were joined
 };
 
 }  // namespace

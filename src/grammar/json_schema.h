@@ -10,8 +10,10 @@ namespace ridge::grammar {
 /// Objects keep the order of their members: properties are written in the schema's order.
 using Json = nlohmann::ordered_json;
 
-inline constexpr int kMaxSchemaDepth = 64;        ///< schemas in schemas
-inline constexpr size_t kMaxSchemaMerges = 1000;  ///< schemas joined for allOf and for keywords beside $ref and anyOf
+inline constexpr int kMaxSchemaDepth = 64;           ///< schemas in schemas
+inline constexpr size_t kMaxSchemaValues = 1 << 15;  ///< objects, lists, strings, ... in a schema
+inline constexpr size_t kMaxMergedValues =
+    1 << 17;  ///< the same in schemas joined for allOf or for what is beside $ref, anyOf
 
 /// docs/structured-output.md says what is supported. Keywords that only describe are ignored; others are refused by name,
 /// with the JSON pointer of their schema. Without `type` the types are those that the keywords speak of, or all.

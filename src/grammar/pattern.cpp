@@ -6,6 +6,7 @@ namespace ridge::grammar {
 namespace {
 
 constexpr int kMaxGroups = 64;
+constexpr size_t kMaxPattern = 4096;
 
 const CharSet kDigits{{'0', '9'}};
 const CharSet kWord{{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
@@ -178,6 +179,8 @@ class PatternParser {
 Result<Expr> pattern_contents(std::string_view pattern, Builder& builder, JsonText& json) {
   auto codes = code_points(pattern);
   if (!codes) return fail(ErrorKind::usage, "the pattern is not UTF-8");
+  if (codes->size() > kMaxPattern)
+    return fail(ErrorKind::usage, "the pattern is longer than {} characters", kMaxPattern);
   return PatternParser(std::move(*codes), builder, json).parse();
 }
 
