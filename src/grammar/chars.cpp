@@ -1,0 +1,106 @@
+#include "grammar/chars.h"
+
+#include <algorithm>
+
+namespace ridge::grammar {
+
+CharSet::CharSet(std::initializer_list<CharRange> ranges) {
+  for (const CharRange& range : ranges) add(range);
+}
+
+void CharSet::add(CharRange range) {
+  range.last = std::min<uint32_t>(range.last, 0x10FFFF);
+  if (range.first <= 0xDFFF && range.last >= 0xD800) {
+    if (range.first < 0xD800) add({range.first, 0xD7FF});
+    if (range.last > 0xDFFF) add({0xE000, range.last});
+    return;
+  }
+  if (range.first > range.last) return;
+  const auto begin = std::find_if(ranges_.begin(), ranges_.end(),
+                                  [&](const CharRange& other) { return other.last + 1 >= range.first; });
+  auto end = begin;
+  for (; end != ranges_.end() && end->first <= range.last + 1; ++end) {
+    range.first = std::min(range.first, end->first);
+    range.last = std::max(range.last, end->last);
+  }
+  ranges_.insert(ranges_.erase(begin, end), range);
+}
+
+void CharSet::add(const CharSet& other) {
+  for (const CharRange& range : other.ranges_) add(range);
+}
+
+CharSet CharSet::inverted() const {
+  CharSet result;
+  uint32_t next = 0;
+  for (const CharRange& range : ranges_) {
+    if (range.first > next) result.add({next, range.first - 1});
+    next = range.last + 1;
+  }
+  if (next <= 0x10FFFF) result.add({next, 0x10FFFF});
+  return result;
+}
+
+CharSet CharSet::without(const CharSet& other) const {
+  CharSet outside = inverted();
+  outside.add(other);
+  return outside.inverted();
+}
+
+bool CharSet::contains(uint32_t code) const {
+  return std::any_of(ranges_.begin(), ranges_.end(),
+                     [&](const CharRange& range) { return range.first <= code && code <= range.last; });
+}
+
+void utf8_ranges(CharRange range, const std::function<void(const std::vector<ByteRange>&)>& emit) {
+  const auto cut = [&](uint32_t last_of_left) {
+    utf8_ranges({range.first, last_of_left}, emit);
+    utf8_ranges({last_of_left + 1, range.last}, emit);
+  };
+  for (const uint32_t limit : {0x7Fu, 0x7FFu, 0xFFFFu})
+    if (range.first <= limit && range.last > limit) return cut(limit);
+  const std::string low = utf8(range.first), high = utf8(range.last);
+  // Where leading bytes differ, all that follows must be free: cut until it is.
+  for (size_t i = 1; i < low.size(); ++i) {
+    const uint32_t mask = (1u << (6 * i)) - 1;
+    if ((range.first & ~mask) == (range.last & ~mask)) continue;
+    if ((range.first & mask) != 0) return cut(range.first | mask);
+    if ((range.last & mask) != mask) return cut((range.last & ~mask) - 1);
+  }
+  std::vector<ByteRange> bytes;
+  for (size_t i = 0; i < low.size(); ++i) bytes.push_back({uint8_t(low[i]), uint8_t(high[i])});
+  emit(bytes);
+}
+
+std::string utf8(uint32_t code) {
+  const auto tail = [&](int shift) { return char(0x80 | (code >> shift & 0x3F)); };
+  if (code < 0x80) return {char(code)};
+  if (code < 0x800) return {char(0xC0 | code >> 6), tail(0)};
+  if (code < 0x10000) return {char(0xE0 | code >> 12), tail(6), tail(0)};
+  return {char(0xF0 | code >> 18), tail(12), tail(6), tail(0)};
+}
+
+std::optional<std::vector<uint32_t>> code_points(std::string_view text) {
+  std::vector<uint32_t> codes;
+  for (size_t at = 0; at < text.size();) {
+    const auto lead = uint8_t(text[at]);
+    const size_t length = lead < 0x80 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+    if (length > text.size() - at) return std::nullopt;
+    uint32_t code = length == 1 ? lead : lead & (0x7Fu >> length);
+    for (size_t i = 1; i < length; ++i) code = code << 6 | (uint8_t(text[at + i]) & 0x3Fu);
+    // Spelling it again finds every overlong, broken or stray form.
+    if (code > 0x10FFFF || (code >= 0xD800 && code <= 0xDFFF) || utf8(code) != text.substr(at, length))
+      return std::nullopt;
+    codes.push_back(code);
+    at += length;
+  }
+  return codes;
+}
+
+std::optional<uint32_t> hex_digit(char c) {
+  if (c >= '0' && c <= '9') return uint32_t(c - '0');
+  const auto lower = uint32_t(c | 0x20);
+  return lower >= 'a' && lower <= 'f' ? std::optional(lower - 'a' + 10) : std::nullopt;
+}
+
+}  // namespace ridge::grammar

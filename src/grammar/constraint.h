@@ -1,0 +1,104 @@
+// Which tokens may come next in a text of a grammar.
+#pragma once
+
+#include <list>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "grammar/matcher.h"
+#include "grammar/vocabulary.h"
+
+namespace ridge::grammar {
+
+inline constexpr size_t kMaskCacheBytes = size_t(32) << 20;
+
+/// A grammar with a vocabulary and the masks that its texts needed so far. Free to share between threads.
+///
+/// A stack's mask is put together from pieces. A piece belongs to the upper frames of a stack, down to the end of a rule:
+/// it has the tokens that these frames read whole, and the trie nodes at which they are read to their end, from where the
+/// frames below go on. Inside a string the pieces are the same wherever the string stands.
+class CompiledGrammar {
+ public:
+  /// Refuses a vocabulary without tokens of single bytes that the grammar needs: every byte of its literals and one byte
+  /// of each of its sets. With them a text can always go on or end.
+  static Result<std::shared_ptr<const CompiledGrammar>> make(Grammar grammar,
+                                                             std::shared_ptr<const Vocabulary> vocabulary,
+                                                             size_t max_cache_bytes = kMaskCacheBytes);
+
+  const Grammar& grammar() const { return grammar_; }
+  const Vocabulary& vocabulary() const { return *vocabulary_; }
+
+  struct Piece {
+    std::vector<uint64_t> mask;   ///< of the tokens read whole, or, if they are few,
+    std::vector<int32_t> tokens;  ///< their list
+    std::vector<uint32_t> exits;  ///< trie nodes with something below where the frames are read to their end
+    uint32_t reach = 0;           ///< frames that it takes above those that go on
+    size_t size() const { return sizeof(*this) + mask.size() * 8 + (tokens.size() + exits.size()) * 4; }
+  };
+  struct Cut {
+    std::string key;  ///< the upper frames, counts that no token can tell apart made equal
+    Matcher::Frame below = Matcher::kEnd;
+  };
+  /// Where the stack is cut.
+  Cut cut(const Matcher& matcher, Matcher::Frame top) const;
+  /// The piece of the cut-off frames for the tokens below trie node `from`.
+  std::shared_ptr<const Piece> piece(const Cut& cut, uint32_t from) const;
+  size_t cache_bytes() const;
+
+ private:
+  CompiledGrammar(Grammar grammar, std::shared_ptr<const Vocabulary> vocabulary, size_t max_cache_bytes);
+  std::shared_ptr<const Piece> make_piece(const Cut& cut, uint32_t from) const;
+
+  struct Entry {
+    std::string key;
+    std::shared_ptr<const Piece> piece;
+  };
+  const Grammar grammar_;
+  const std::shared_ptr<const Vocabulary> vocabulary_;
+  const size_t max_cache_bytes_;
+  mutable std::mutex mutex_;  // guards all below
+  mutable std::optional<Matcher> matcher_;
+  mutable std::list<Entry> entries_;  // the last used first
+  mutable std::unordered_map<std::string_view, std::list<Entry>::iterator> places_;
+  mutable size_t cache_bytes_ = 0;
+};
+
+/// One answer's constraint. Not thread safe; the compiled grammar and its mask cache are shared. mask(), mask_to_end() and
+/// accept() throw Error(usage) when the grammar is too ambiguous (see Matcher::after).
+class Constraint {
+ public:
+  explicit Constraint(std::shared_ptr<const CompiledGrammar> compiled);
+
+  /// Bits of the tokens that may come next: vocabulary.size() bits in 64-bit words, token t in bit t % 64 of word t / 64.
+  /// Valid until accept(). Empty after an end token; otherwise at least one is set, unless the text may end and the
+  /// vocabulary has no end token.
+  std::span<const uint64_t> mask();
+  /// The tokens of mask() that lie on a shortest way to the end, in bytes: a server that draws from these ends the text
+  /// within bytes_to_end() tokens and an end token.
+  std::span<const uint64_t> mask_to_end();
+  /// Bytes of the shortest text that ends the answer.
+  uint32_t bytes_to_end() const { return matcher_.shortest(state_); }
+  /// False if the token is not allowed (nothing changes then).
+  bool accept(int32_t token);
+  /// Nothing but the end may follow.
+  bool finished() const { return ended_ || matcher_.must_end(state_); }
+  bool can_end() const { return matcher_.can_end(state_); }
+
+ private:
+  using State = Matcher::State;
+  void start_mask();
+  void add(int32_t token) { mask_[size_t(token) / 64] |= uint64_t(1) << (token % 64); }
+  void collect(State state, uint32_t from, bool may_cut);
+  bool add_piece(Matcher::Frame top, uint32_t from);
+  void walk(State state, uint32_t from, bool may_cut);
+
+  std::shared_ptr<const CompiledGrammar> compiled_;
+  Matcher matcher_;
+  State state_;
+  bool ended_ = false;
+  enum class Held : uint8_t { nothing, all, to_end } held_ = Held::nothing;
+  std::vector<uint64_t> mask_;
+};
+
+}  // namespace ridge::grammar
