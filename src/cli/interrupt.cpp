@@ -24,6 +24,7 @@ void install_interrupt_handler() {
   // SA_RESETHAND: the second Ctrl-C meets the default, which kills.
   action.sa_flags = SA_RESTART | int(SA_RESETHAND);
   sigaction(SIGINT, &action, nullptr);
+  sigaction(SIGTERM, &action, nullptr);
 }
 
 bool interrupted() { return pressed != 0; }

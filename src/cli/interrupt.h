@@ -1,4 +1,4 @@
-// Ctrl-C: the first asks the running command to end cleanly with its results so far, the second kills.
+// Ctrl-C (and SIGTERM): the first asks the running command to end cleanly with its results so far, the second kills.
 #pragma once
 
 namespace ridge::cli {

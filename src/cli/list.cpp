@@ -20,6 +20,16 @@ std::span<const Command> commands() {
        "ridge run -m model.gguf -f prompt.txt --kv-quant rotor-3 --temp 0\n"
        "ridge run -m model.gguf -f - -ctk q8_0 -ctv rotor-3 --stop '###' < prompt.txt",
        declare_run},
+      {"serve", "answer many requests at once, over HTTP",
+       "OpenAI's API (/v1/chat/completions, /v1/completions, /v1/models) and a page for people at /, for many clients "
+       "at "
+       "once: prompts and single tokens share steps, prefixes are computed once, and a request may name its cache "
+       "format "
+       "(kv_quant). /kv, /slots and /metrics show what happens. docs/serving.md has every field. Ctrl-C ends it "
+       "cleanly.",
+       "ridge serve -m models/ridge-ref-q8_0.gguf --kv-quant rotor-3\n"
+       "ridge serve -m model.gguf --device cuda --host 0.0.0.0 --api-key-file keys.txt --ctx-size 32768",
+       declare_serve},
       {"eval ppl", "perplexity",
        "Perplexity of a text with llama-perplexity's windows: chunks of --ctx-size tokens, the second half scored. "
        "Give --kv LIST to compare cache formats in one run.",

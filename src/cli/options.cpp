@@ -14,8 +14,9 @@ constexpr int kMaxTokens = 1 << 26;
 constexpr int kMaxThreads = 1024;
 
 constexpr std::pair<std::string_view, std::string_view> kLongShorts[] = {
-    {"-ctk", "--cache-type-k"}, {"-ctv", "--cache-type-v"}, {"-ub", "--ubatch-size"}, {"-pg", "--prompt-gen"},
-    {"-dev", "--device"},       {"-npp", "--n-prompt"},     {"-ntg", "--n-gen"},      {"-npl", "--n-parallel"},
+    {"-ctk", "--cache-type-k"}, {"-ctv", "--cache-type-v"}, {"-ub", "--ubatch-size"},
+    {"-pg", "--prompt-gen"},    {"-dev", "--device"},       {"-npp", "--n-prompt"},
+    {"-ntg", "--n-gen"},        {"-npl", "--n-parallel"},   {"-np", "--parallel"},
 };
 
 /// What messages from below the command line call a field, and the flag that sets it.

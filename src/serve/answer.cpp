@@ -73,6 +73,7 @@ class Answer : public std::enable_shared_from_this<Answer> {
   bool on_text(size_t index, std::string_view text, std::span<const TokenLogprob> logprobs);
   void on_end(size_t index, FinishReason reason, const Usage& usage, const std::string& error);
   void add(Choice& choice, const text::OutputDelta& delta);
+  void log(const Choice& choice, const std::string& error) const;
   Json head(const char* chunk_or_whole) const;
   Json chunk(size_t index, Json delta, Json finish_reason);
   Json logprobs_json(const Choice& choice, size_t first) const;
@@ -80,6 +81,11 @@ class Answer : public std::enable_shared_from_this<Answer> {
   Json usage_json() const;
   Json timings_json() const;
   void finish();
+  std::string text_of(std::span<const int32_t> tokens) const {
+    std::string text;
+    for (const int32_t token : tokens) text += piece(token);
+    return text;
+  }
   std::string piece(int32_t token) const {
     return model_.engine.has_tokenizer() ? model_.engine.tokenizer().piece(token, true) : fmt::format("{} ", token);
   }
@@ -108,6 +114,10 @@ void Answer::start() {
     submissions.push_back({request_.choice(prompt, int(i % size_t(request_.n_choices))),
                            std::make_shared<ChoiceListener>(shared_from_this(), i)});
   }
+  if (model_.log_prompts)
+    for (const auto& prompt : request_.prompts)
+      model_.log(fmt::format("{} prompt: {}", id_,
+                             Json(text_of(prompt)).dump(-1, ' ', false, Json::error_handler_t::replace)));
   const auto ids = scheduler_.submit(std::move(submissions), [&] {
     if (!request_.stream) return;
     events_ = std::make_shared<EventWriter>(reply_.stream(200, http::kEventStream, http::sse_headers()));
@@ -169,10 +179,22 @@ void Answer::on_end(size_t index, FinishReason reason, const Usage& usage, const
   }
   choice.reason = reason;
   choice.usage = usage;
+  log(choice, error);
   if (reason == FinishReason::failed) error_ = error;
   if (events_ && reason != FinishReason::failed)
     events_->push(dump(chunk(index, request_.chat ? Json::object() : Json{{"text", ""}}, finish_json(choice))));
   if (++n_ended_ == choices_.size()) finish();
+}
+
+void Answer::log(const Choice& choice, const std::string& error) const {
+  constexpr std::string_view kReasons[] = {"stop", "length", "cancelled", "failed"};
+  const Usage& u = choice.usage;
+  std::string line =
+      fmt::format("{} prompt {} cached {} generated {} {} queue {:.0f} ms prompt {:.0f} ms decode {:.0f} ms", id_,
+                  u.n_prompt, u.n_cached, u.n_generated, kReasons[size_t(choice.reason)], 1e3 * u.queue_seconds,
+                  1e3 * u.prompt_seconds, 1e3 * u.decode_seconds);
+  if (!error.empty()) line += ": " + error;
+  model_.log(line);
 }
 
 Json Answer::head(const char* object) const {

@@ -24,6 +24,9 @@ struct ApiModel {
   ModelTemplate chat_template;
   int n_ctx = 0;
   int max_choices = 8;
+  int64_t loaded = 0;  ///< seconds of the clock
+  std::function<void(const std::string& line)> log = [](const std::string&) {};
+  bool log_prompts = false;
 };
 
 /// A request of either kind, read and checked.

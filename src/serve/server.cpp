@@ -1,6 +1,7 @@
 #include "serve/server.h"
 
 #include <boost/asio/post.hpp>
+#include <random>
 
 #include "serve/answer.h"
 #include "serve/page.h"
@@ -21,10 +22,7 @@ const PageFile* page_file(std::string_view path) {
 
 http::Response page_response(const PageFile& file) {
   http::Response response{.content_type = std::string(file.type), .body = std::string(file.body)};
-  response.headers.add("Content-Security-Policy",
-                       "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self' data:; "
-                       "form-action 'none'; frame-ancestors 'none'; base-uri 'none'");
-  response.headers.add("X-Content-Type-Options", "nosniff");
+  response.headers.add("Content-Security-Policy", kPagePolicy);
   response.headers.add("Referrer-Policy", "no-referrer");
   response.headers.add("Cache-Control", "no-cache");
   return response;
@@ -75,9 +73,18 @@ struct Route {
   bool open = false;  ///< without a key
 };
 constexpr Route kRoutes[] = {
-    {"GET", "/health", true},       {"GET", "/v1/models"},  {"POST", "/v1/chat/completions"}, {"POST", "/v1/completions"},
-    {"POST", "/v1/embeddings"},     {"GET", "/metrics"},    {"GET", "/props"},                {"GET", "/slots"},
-    {"GET", "/kv"},                 {"POST", "/kv"},        {"POST", "/tokenize"},            {"POST", "/detokenize"},
+    {"GET", "/health", true},
+    {"GET", "/v1/models"},
+    {"POST", "/v1/chat/completions"},
+    {"POST", "/v1/completions"},
+    {"POST", "/v1/embeddings"},
+    {"GET", "/metrics"},
+    {"GET", "/props"},
+    {"GET", "/slots"},
+    {"GET", "/kv"},
+    {"POST", "/kv"},
+    {"POST", "/tokenize"},
+    {"POST", "/detokenize"},
     {"POST", "/apply-template"},
 };
 
@@ -159,8 +166,10 @@ std::optional<http::Response> Server::gate(const http::Request& head) {
     if (r.method == method) route = &r;
   }
   if (!known)
-    return ApiError{.status = 404, .message = fmt::format("nothing is at {}", head.path), .code = "not_found"}.response();
-  if (!route) return ApiError{.status = 405, .message = fmt::format("{} does not take {}", head.path, method)}.response();
+    return ApiError{.status = 404, .message = fmt::format("nothing is at {}", head.path), .code = "not_found"}
+        .response();
+  if (!route)
+    return ApiError{.status = 405, .message = fmt::format("{} does not take {}", head.path, method)}.response();
   if (!route->open && !options_.keys.empty() && !options_.keys.find(head.headers))
     return ApiError{.status = 401,
                     .message = "this server wants an API key: \"Authorization: Bearer KEY\"",
@@ -198,7 +207,8 @@ void Server::answer(const http::Request& request, const http::Reply& reply) {
   Scheduler& scheduler = *scheduler_;
   if (path == "/health") {
     const std::string failure = scheduler.failure();
-    if (!failure.empty()) throw ApiError{.status = 500, .message = "the engine failed: " + failure, .type = "server_error"};
+    if (!failure.empty())
+      throw ApiError{.status = 500, .message = "the engine failed: " + failure, .type = "server_error"};
     return reply.send(json_response({{"status", "ok"}}));
   }
   if (path == "/v1/models") return reply.send(json_response(models_json(*model_)));
@@ -211,15 +221,16 @@ void Server::answer(const http::Request& request, const http::Reply& reply) {
   if (path == "/metrics")
     return reply.send({.content_type = "text/plain; version=0.0.4", .body = metrics_text(scheduler, http_->counts())});
   if (path == "/v1/embeddings")
-    throw ApiError{.status = 404, .message = "this model generates text, it has no embeddings", .code = "not_supported"};
+    throw ApiError{
+        .status = 404, .message = "this model generates text, it has no embeddings", .code = "not_supported"};
 
   const Json body = parse_body(request.body);
   if (path == "/kv") return reply.send(json_response(set_kv(scheduler, body)));
   if (path == "/tokenize") return reply.send(json_response(tokenize(*model_, body)));
   if (path == "/detokenize") return reply.send(json_response(detokenize(*model_, body)));
   if (path == "/apply-template") return reply.send(json_response({{"prompt", render_chat(*model_, body)}}));
-  ApiRequest what = path == "/v1/chat/completions" ? read_chat_request(*model_, body)
-                                                   : read_completion_request(*model_, body);
+  ApiRequest what =
+      path == "/v1/chat/completions" ? read_chat_request(*model_, body) : read_completion_request(*model_, body);
   what.key = int(options_.keys.find(request.headers).value_or(0));
   answer_request(scheduler, *model_, std::move(what), reply);
 }

@@ -5,15 +5,16 @@
 #include <filesystem>
 
 #include "http/auth.h"
+#include "http/server.h"
 #include "serve/chat.h"
 #include "serve/scheduler.h"
 
 namespace ridge::serve {
 
 struct ServerOptions {
-  http::Options http;  ///< `gate` is the server's own
-  http::Keys keys;     ///< empty: everybody may ask
-  int n_workers = 2;   ///< threads that read requests and write views
+  http::Options http;               ///< `gate` is the server's own
+  http::Keys keys;                  ///< empty: everybody may ask
+  int n_workers = 2;                ///< threads that read requests and write views
   std::filesystem::path state_dir;  ///< of prefixes that outlive the server; empty: none do
   bool log_prompts = false;
   std::function<void(const std::string& line)> log = [](const std::string&) {};

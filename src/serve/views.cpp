@@ -73,7 +73,8 @@ Json layers_json(Lane& lane, bool by_page) {
 
 Json pool_json(Scheduler& scheduler, Lane& lane, bool by_page) {
   const PoolReport pool = lane.pool().report();
-  Json json = report_json(kv_report(lane.pool().memory(), lane.options().n_ctx), f16_bytes_per_token(scheduler.engine()));
+  Json json =
+      report_json(kv_report(lane.pool().memory(), lane.options().n_ctx), f16_bytes_per_token(scheduler.engine()));
   const int cached = pool.pages_of_checkpoints;
   json["pages"] = {{"total", pool.n_pages},
                    {"free", pool.pages_free},
@@ -88,7 +89,8 @@ Json pool_json(Scheduler& scheduler, Lane& lane, bool by_page) {
   json["slot_bytes"] = pool.slot_bytes;
   json["used_bytes"] = pool.used_bytes;
   json["allocated_bytes"] = pool.allocated_bytes;
-  json["f16_bytes"] = int64_t(pool.n_pages - pool.pages_free) * kPagePositions * f16_bytes_per_token(scheduler.engine());
+  json["f16_bytes"] =
+      int64_t(pool.n_pages - pool.pages_free) * kPagePositions * f16_bytes_per_token(scheduler.engine());
   json["tokens"] = held_tokens(lane);
   json["layers"] = layers_json(lane, by_page);
   return json;
@@ -139,7 +141,7 @@ Json props_json(Scheduler& scheduler, const ApiModel& model) {
                {"batch_tokens", scheduler.options().lane.batch_tokens},
                {"kv_quant", scheduler.default_kv()},
                {"kv_pools", scheduler.options().max_lanes},
-               {"template", !info.has_tokenizer                ? "none"
+               {"template", !info.has_tokenizer                 ? "none"
                             : model.chat_template.named.empty() ? "plain"
                                                                 : "model"},
                {"version", build_info().version},
@@ -224,7 +226,8 @@ std::string metrics_text(Scheduler& scheduler, const http::Counts& counts) {
     const Totals& t = s.totals();
     add("counter", "requests_total", "Requests that came, a choice each.", double(t.requests));
     add("counter", "requests_finished_total", "Requests answered whole.", double(t.finished));
-    add("counter", "requests_cancelled_total", "Requests whose client left, or that were stopped.", double(t.cancelled));
+    add("counter", "requests_cancelled_total", "Requests whose client left, or that were stopped.",
+        double(t.cancelled));
     add("counter", "requests_failed_total", "Requests that an error ended.", double(t.failed));
     add("counter", "prompt_tokens_total", "Tokens of prompts that were computed.", double(t.prompt_tokens));
     add("counter", "cached_tokens_total", "Tokens of prompts that were in the cache.", double(t.cached_tokens));

@@ -1,0 +1,455 @@
+// The API as clients see it: a server on a free port, spoken to over HTTP.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <fstream>
+#include <future>
+#include <thread>
+
+#include "cases/paths.h"
+#include "engine/kv_choice.h"
+#include "http/client.h"
+#include "serve/server.h"
+
+namespace ridge::serve {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::HasSubstr;
+
+constexpr const char* kModel = RIDGE_SOURCE_DIR "/models/stories260K.gguf";
+
+struct Events {
+  std::vector<Json> chunks;
+  bool done = false;
+  /// Text of all chunks of a choice.
+  std::string text(int index = 0) const {
+    std::string text;
+    for (const Json& chunk : chunks)
+      for (const Json& choice : chunk["choices"]) {
+        if (choice["index"] != index) continue;
+        if (choice.contains("text")) text += choice["text"].get<std::string>();
+        else text += choice["delta"].value("content", "");
+      }
+    return text;
+  }
+};
+
+class ApiTest : public testing::Test {
+ protected:
+  static Model& model() {
+    static Model* const kModelOnce = new Model(Model::load(kModel));
+    return *kModelOnce;
+  }
+  static SchedulerOptions scheduler_options() {
+    return {.lane = {.kv = parse_kv_choice("rotor-3").or_throw(),
+                     .n_ctx = 512,
+                     .max_seqs = 8,
+                     .n_checkpoints = 24,
+                     .checkpoint_every = 128,
+                     .kv_bytes = int64_t(64) << 20,
+                     .swap_bytes = int64_t(64) << 20,
+                     .batch_tokens = 256,
+                     .max_stall_seconds = 0.05},
+            .max_queue = 32,
+            .max_lanes = 2};
+  }
+  void open(ServerOptions options = {}, SchedulerOptions scheduler = scheduler_options()) {
+    server_ = Server::open(std::move(options)).or_throw();
+    server_->serve(model().engine(), "stories", {}, std::move(scheduler));
+  }
+  http::Client client() const { return {"127.0.0.1", server_->port()}; }
+  http::Response post(const std::string& path, const std::string& body) { return client().post(path, body).or_throw(); }
+  Json ok(const std::string& path, const Json& body) {
+    const http::Response response = post(path, body.dump());
+    EXPECT_EQ(response.status, 200) << response.body;
+    return Json::parse(response.body);
+  }
+  Json get(const std::string& path) {
+    const http::Response response = client().get(path).or_throw();
+    EXPECT_EQ(response.status, 200) << response.body;
+    return Json::parse(response.body);
+  }
+  Events stream(const std::string& path, Json body) {
+    body["stream"] = true;
+    Events events;
+    const auto response = client().events("POST", path, body.dump(), {}, [&](std::string_view data) {
+      if (data == "[DONE]") events.done = true;
+      else events.chunks.push_back(Json::parse(data));
+      return true;
+    });
+    EXPECT_TRUE(response) << response.error().message;
+    EXPECT_EQ(response->status, 200) << response->body;
+    return events;
+  }
+  /// A request that must be refused: the error object.
+  Json refused(const std::string& path, const std::string& body, int status) {
+    const http::Response response = post(path, body);
+    EXPECT_EQ(response.status, status) << body << "\n" << response.body;
+    const Json json = Json::parse(response.body, nullptr, false);
+    if (!json.is_object() || !json.contains("error")) {
+      ADD_FAILURE() << "not OpenAI's form: " << response.body;
+      return {{"message", ""}, {"type", ""}, {"param", ""}, {"code", ""}};
+    }
+    for (const char* field : {"message", "type", "param", "code"}) EXPECT_TRUE(json["error"].contains(field));
+    return json["error"];
+  }
+  bool wait_idle() {
+    for (int i = 0; i < 500; ++i) {
+      const Json kv = get("/kv");
+      if (kv["sequences"] == 0 && get("/slots")["queue"] == 0) return true;
+      std::this_thread::sleep_for(10ms);
+    }
+    return false;
+  }
+
+  std::unique_ptr<Server> server_;
+};
+
+Json story(int max_tokens, uint64_t seed = 7) {
+  return {{"prompt", "Once upon a time"}, {"max_tokens", max_tokens}, {"seed", seed}, {"ignore_eos", true}};
+}
+
+TEST_F(ApiTest, ACompletionIsTheModelsText) {
+  open();
+  Session session(model(), session_options(parse_kv_choice("rotor-3").or_throw(), 512, 0));
+  const GenerateOptions options{.max_tokens = 60, .ignore_eos = true, .sampler = {.seed = 7}};
+  const GenerateResult expected =
+      generate(session, model(), model().tokenize("Once upon a time"), options, [](std::string_view) { return true; });
+  const Json json = ok("/v1/completions", story(60));
+  EXPECT_EQ(json["object"], "text_completion");
+  EXPECT_EQ(json["model"], "stories");
+  EXPECT_EQ(json["choices"][0]["text"], expected.text);
+  EXPECT_EQ(json["choices"][0]["finish_reason"], "length");
+  EXPECT_EQ(json["usage"]["prompt_tokens"], expected.n_prompt);
+  EXPECT_EQ(json["usage"]["completion_tokens"], 60);
+  EXPECT_EQ(json["usage"]["total_tokens"], expected.n_prompt + 60);
+  EXPECT_GT(json["latency_ms"].get<double>(), 0);
+  EXPECT_EQ(json["timings"]["predicted_n"], 60);
+}
+
+TEST_F(ApiTest, AStreamIsTheSameTextInPieces) {
+  open();
+  const std::string whole = ok("/v1/completions", story(60))["choices"][0]["text"];
+  Json body = story(60);
+  body["stream_options"] = {{"include_usage", true}};
+  const Events events = stream("/v1/completions", body);
+  EXPECT_TRUE(events.done);
+  EXPECT_EQ(events.text(), whole);
+  EXPECT_GT(events.chunks.size(), 20u) << "pieces come as they are drawn";
+  EXPECT_EQ(events.chunks.back()["usage"]["completion_tokens"], 60);
+  EXPECT_EQ(events.chunks[events.chunks.size() - 2]["choices"][0]["finish_reason"], "length");
+  EXPECT_TRUE(events.chunks[0]["usage"].is_null());
+}
+
+TEST_F(ApiTest, ChatOfABaseModelIsAPlainTranscript) {
+  open();
+  const Json messages = {{{"role", "system"}, {"content", "Tell stories."}}, {{"role", "user"}, {"content", "Go on."}}};
+  const Json body = {{"messages", messages}, {"max_completion_tokens", 20}, {"temperature", 0}};
+  const Json json = ok("/v1/chat/completions", body);
+  EXPECT_EQ(json["object"], "chat.completion");
+  EXPECT_EQ(json["choices"][0]["message"]["role"], "assistant");
+  const Events events = stream("/v1/chat/completions", body);
+  EXPECT_EQ(events.chunks[0]["choices"][0]["delta"]["role"], "assistant");
+  EXPECT_EQ(events.text(), json["choices"][0]["message"]["content"]);
+  EXPECT_EQ(ok("/apply-template", {{"messages", messages}})["prompt"],
+            "System: Tell stories.\nUser: Go on.\nAssistant:");
+}
+
+TEST_F(ApiTest, ChoicesStopsListsAndLogprobs) {
+  open();
+  Json body = story(24);
+  body["n"] = 3;
+  body["prompt"] = {"Once upon a time", "The dog"};
+  body["logprobs"] = 2;
+  const Json many = ok("/v1/completions", body);
+  ASSERT_EQ(many["choices"].size(), 6u);
+  for (int i = 0; i < 6; ++i) {
+    const Json& choice = many["choices"][size_t(i)];
+    EXPECT_EQ(choice["index"], i);
+    EXPECT_EQ(choice["logprobs"]["tokens"].size(), 24u);
+    EXPECT_EQ(choice["logprobs"]["top_logprobs"][0].size(), 2u);
+    for (const Json& value : choice["logprobs"]["token_logprobs"]) EXPECT_LE(value.get<double>(), 0);
+  }
+  EXPECT_EQ(many["choices"][0]["text"], ok("/v1/completions", story(24))["choices"][0]["text"])
+      << "the first choice is what one choice is";
+  EXPECT_NE(many["choices"][0]["text"], many["choices"][1]["text"]);
+  EXPECT_EQ(many["usage"]["completion_tokens"], 6 * 24);
+
+  Json stopped = story(200);
+  stopped["stop"] = {"zebra", "."};
+  const Json one = ok("/v1/completions", stopped);
+  EXPECT_EQ(one["choices"][0]["finish_reason"], "stop");
+  EXPECT_THAT(one["choices"][0]["text"].get<std::string>(), testing::Not(HasSubstr(".")));
+
+  const Json ids = ok("/tokenize", {{"content", "Once upon a time"}, {"add_special", true}})["tokens"];
+  Json by_ids = story(24);
+  by_ids["prompt"] = ids;
+  EXPECT_EQ(ok("/v1/completions", by_ids)["choices"][0]["text"], many["choices"][0]["text"]);
+  by_ids["echo"] = true;
+  EXPECT_THAT(ok("/v1/completions", by_ids)["choices"][0]["text"].get<std::string>(), HasSubstr("Once upon a time"));
+  EXPECT_THAT(ok("/detokenize", {{"tokens", ids}})["content"].get<std::string>(), HasSubstr("Once upon a time"));
+
+  const Json chat = ok("/v1/chat/completions", {{"messages", {{{"role", "user"}, {"content", "Hi"}}}},
+                                                {"max_tokens", 5},
+                                                {"logprobs", true},
+                                                {"top_logprobs", 3}});
+  ASSERT_EQ(chat["choices"][0]["logprobs"]["content"].size(), 5u);
+  EXPECT_EQ(chat["choices"][0]["logprobs"]["content"][0]["top_logprobs"].size(), 3u);
+}
+
+TEST_F(ApiTest, BiasAndPenaltiesDecide) {
+  open();
+  Json body = story(10);
+  body["logit_bias"] = {{"300", 100}};
+  const Json piece = ok("/detokenize", {{"tokens", {300}}})["content"];
+  const std::string text = ok("/v1/completions", body)["choices"][0]["text"];
+  EXPECT_LE(text.find(piece.get<std::string>()), 1u) << text;
+  // The penalty grows with every use until something else is likelier.
+  body["max_tokens"] = 100;
+  body["logit_bias"] = {{"300", 20}};
+  body["frequency_penalty"] = 2;
+  body["temperature"] = 0;
+  const Json repeated = ok("/v1/completions", body);
+  const Json ids = ok("/tokenize", {{"content", repeated["choices"][0]["text"]}})["tokens"];
+  EXPECT_GT(std::ranges::count_if(ids, [](const Json& id) { return id != 300; }), 20);
+}
+
+TEST_F(ApiTest, WhatIsWrongIsNamed) {
+  open();
+  struct Case {
+    const char *path, *body, *param;
+  };
+  const std::string deep(200, '[');
+  const Case cases[] = {
+      {"/v1/completions", "", nullptr},
+      {"/v1/completions", "[1]", nullptr},
+      {"/v1/completions", "{\"prompt\": \"\xff\"}", nullptr},
+      {"/v1/completions", "{\"prompt\": 1e999}", nullptr},
+      {"/v1/completions", "{}", "prompt"},
+      {"/v1/completions", R"({"prompt": []})", "prompt"},
+      {"/v1/completions", R"({"prompt": [1, 99999999]})", "prompt"},
+      {"/v1/completions", R"({"prompt": [1, -1]})", "prompt"},
+      {"/v1/completions", R"({"prompt": "a", "temperature": "hot"})", "temperature"},
+      {"/v1/completions", R"({"prompt": "a", "temperature": -1})", "temperature"},
+      {"/v1/completions", R"({"prompt": "a", "max_tokens": 0})", "max_tokens"},
+      {"/v1/completions", R"({"prompt": "a", "max_tokens": 1e300})", "max_tokens"},
+      {"/v1/completions", R"({"prompt": "a", "n": 99})", "n"},
+      {"/v1/completions", R"({"prompt": "a", "stop": ["", "b"]})", "stop"},
+      {"/v1/completions", R"({"prompt": "a", "logit_bias": {"x": 1}})", "logit_bias"},
+      {"/v1/completions", R"({"prompt": "a", "logprobs": 21})", "logprobs"},
+      {"/v1/completions", R"({"prompt": "a", "best_of": 3})", "best_of"},
+      {"/v1/completions", R"({"prompt": "a", "kv_quant": "auto"})", "kv_quant"},
+      {"/v1/completions", R"({"prompt": "a", "kv_quant": "q99"})", nullptr},
+      {"/v1/chat/completions", "{}", "messages"},
+      {"/v1/chat/completions", R"({"messages": []})", "messages"},
+      {"/v1/chat/completions", R"({"messages": [{"content": "a"}]})", "messages"},
+      {"/v1/chat/completions", R"({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]})", "messages"},
+      {"/v1/chat/completions", R"({"messages": [{"role": "user", "content": "a"}], "functions": [{"name": "f"}]})",
+       "functions"},
+      {"/v1/chat/completions", R"({"messages": [{"role": "user", "content": "a"}], "tools": 5})", "tools"},
+      {"/v1/chat/completions", R"({"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2})",
+       "top_logprobs"},
+      {"/tokenize", "{}", "content"},
+      {"/detokenize", R"({"tokens": "a"})", "tokens"},
+      {"/kv", "{}", "kv_quant"},
+  };
+  for (const Case& c : cases) {
+    const Json error = refused(c.path, c.body, 400);
+    EXPECT_EQ(error["type"], "invalid_request_error") << c.body;
+    if (c.param) {
+      EXPECT_EQ(error["param"], c.param) << c.body << error;
+    }
+    EXPECT_FALSE(error["message"].get<std::string>().empty());
+  }
+  EXPECT_THAT(refused("/v1/completions", "{\"prompt\": " + deep + "1", 400)["message"].get<std::string>(),
+              HasSubstr("deeper"));
+  EXPECT_EQ(refused("/v1/embeddings", R"({"input": "a"})", 404)["code"], "not_supported");
+  EXPECT_EQ(refused("/v1/files", "{}", 404)["code"], "not_found");
+  EXPECT_EQ(client().get("/v1/completions")->status, 405);
+  // What is unknown is ignored, and nulls are absent fields.
+  Json body = story(3);
+  body["user"] = "somebody";
+  body["something_new"] = {1, 2, 3};
+  body["temperature"] = nullptr;
+  EXPECT_EQ(ok("/v1/completions", body)["choices"][0]["finish_reason"], "length");
+}
+
+TEST_F(ApiTest, LengthsAreChecked) {
+  open();
+  Json ids = Json::array();
+  for (int i = 0; i < 512; ++i) ids.push_back(5 + i % 400);
+  EXPECT_EQ(refused("/v1/completions", Json{{"prompt", ids}}.dump(), 400)["code"], "context_length_exceeded");
+  ids.erase(ids.begin() + 500, ids.end());
+  const Json json = ok("/v1/completions", {{"prompt", ids}, {"max_tokens", 100}, {"ignore_eos", true}});
+  EXPECT_EQ(json["usage"]["completion_tokens"], 12);
+  EXPECT_EQ(json["usage"]["max_tokens_clamped"], true);
+  EXPECT_EQ(json["choices"][0]["finish_reason"], "length");
+}
+
+TEST_F(ApiTest, RequestsNameTheirCache) {
+  open();
+  EXPECT_EQ(get("/props")["kv_quant"], "rotor-3");
+  Json body = story(40);
+  body["kv_quant"] = "f16";
+  const std::string f16 = ok("/v1/completions", body)["choices"][0]["text"];
+  EXPECT_EQ(ok("/kv", {{"kv_quant", "f16"}})["kv_quant"], "f16");
+  EXPECT_EQ(ok("/v1/completions", story(40))["choices"][0]["text"], f16);
+  const Json kv = get("/kv?by=page");
+  EXPECT_EQ(kv["pools"].size(), 2u);
+  EXPECT_EQ(kv["kv_quant"], "f16");
+  EXPECT_GT(kv["pools"]["rotor-3"]["kv_ratio"].get<double>(), 3);
+  body["kv_quant"] = "rotor-4";
+  EXPECT_THAT(refused("/v1/completions", body.dump(), 400)["message"].get<std::string>(), HasSubstr("--kv-pools"));
+}
+
+TEST_F(ApiTest, KeysAreAskedFor) {
+  open({.keys = http::Keys::parse("one\ntwo\n", "keys").or_throw()});
+  EXPECT_EQ(refused("/v1/completions", story(1).dump(), 401)["code"], "invalid_api_key");
+  for (const char* open_path : {"/health", "/"}) EXPECT_EQ(client().get(open_path)->status, 200) << open_path;
+  for (const char* closed : {"/metrics", "/slots", "/kv", "/props", "/v1/models"})
+    EXPECT_EQ(client().get(closed)->status, 401) << closed;
+  http::Headers headers;
+  headers.add("Authorization", "Bearer two");
+  EXPECT_EQ(client().post("/v1/completions", story(1).dump(), headers)->status, 200);
+}
+
+TEST_F(ApiTest, SaysThatItIsLoading) {
+  server_ = Server::open({}).or_throw();
+  EXPECT_EQ(client().get("/health")->status, 503);
+  EXPECT_EQ(refused("/v1/completions", story(1).dump(), 503)["code"], "loading_model");
+  EXPECT_EQ(client().get("/")->status, 200);
+  server_->serve(model().engine(), "stories", {}, scheduler_options());
+  EXPECT_EQ(get("/health")["status"], "ok");
+}
+
+TEST_F(ApiTest, AFullQueueSaysSo) {
+  SchedulerOptions small = scheduler_options();
+  small.lane.max_seqs = 1;
+  small.max_queue = 1;
+  open({}, small);
+  std::vector<std::future<int>> answers;
+  for (int i = 0; i < 6; ++i)
+    answers.push_back(std::async(std::launch::async, [&] {
+      const http::Response response = post("/v1/completions", story(300).dump());
+      if (response.status == 429) {
+        EXPECT_FALSE(response.headers.get("Retry-After").empty());
+        EXPECT_EQ(Json::parse(response.body)["error"]["code"], "queue_full");
+      }
+      return response.status;
+    }));
+  std::map<int, int> statuses;
+  for (auto& answer : answers) ++statuses[answer.get()];
+  EXPECT_EQ(statuses[200] + statuses[429], 6);
+  EXPECT_GE(statuses[200], 1);
+  EXPECT_GE(statuses[429], 1);
+  // Choices of one request are queued whole or not at all.
+  Json many = story(5);
+  many["n"] = 4;
+  refused("/v1/completions", many.dump(), 429);
+}
+
+TEST_F(ApiTest, ClientsThatLeaveChangeNothingForOthers) {
+  open();
+  const std::string alone = ok("/v1/completions", story(200))["choices"][0]["text"];
+  std::atomic<bool> stop = false;
+  std::vector<std::thread> leavers;
+  std::atomic<int> left = 0;
+  for (int t = 0; t < 4; ++t)
+    leavers.emplace_back([&, t] {
+      for (uint64_t i = 0; !stop; ++i) {
+        Json body = story(400, i * 7 + uint64_t(t));
+        body["stream"] = true;
+        int n = 0;
+        const auto ignored = client().events("POST", "/v1/completions", body.dump(), {},
+                                             [&](std::string_view) { return ++n < int(i % 5) + 1; });
+        ++left;
+      }
+    });
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(ok("/v1/completions", story(200))["choices"][0]["text"], alone);
+  stop = true;
+  for (std::thread& thread : leavers) thread.join();
+  EXPECT_GT(left, 8);
+  EXPECT_TRUE(wait_idle()) << "sequences of clients that left end";
+  const Json kv = get("/kv");
+  EXPECT_EQ(kv["pages"]["used"], 0);
+  EXPECT_GT(get("/slots")["totals"]["cancelled"].get<int>(), 4);
+  EXPECT_THAT(client().get("/metrics")->body, HasSubstr("ridge_requests_cancelled_total"));
+}
+
+TEST_F(ApiTest, StoppingEndsAnswersWhole) {
+  open();
+  std::vector<std::future<Events>> streams;
+  for (uint64_t i = 0; i < 3; ++i)
+    streams.push_back(std::async(std::launch::async, [&, i] { return stream("/v1/completions", story(60, i)); }));
+  for (int i = 0; i < 500 && get("/slots")["running"].size() < 3; ++i) std::this_thread::sleep_for(2ms);
+  server_->stop(60);
+  for (auto& s : streams) {
+    const Events events = s.get();
+    EXPECT_TRUE(events.done);
+    EXPECT_EQ(events.chunks.back()["choices"][0]["finish_reason"], "length");
+  }
+}
+
+TEST_F(ApiTest, PrefixesOutliveTheServer) {
+  const std::filesystem::path folder = testing::TempDir() + "ridge_api_state";
+  std::filesystem::remove_all(folder);
+  Json body = story(30);
+  body["prompt"] = Json::array();
+  for (int i = 0; i < 300; ++i) body["prompt"].push_back(5 + i * 7 % 400);
+  std::string text;
+  for (int run = 0; run < 3; ++run) {
+    if (run == 2)  // a file that was cut short, as by a full disk
+      for (const auto& file : std::filesystem::recursive_directory_iterator(folder))
+        if (file.path().extension() == ".kv") std::filesystem::resize_file(file, file.file_size() / 2);
+    std::vector<std::string> log;
+    open({.state_dir = folder, .log = [&](const std::string& line) { log.push_back(line); }});
+    const Json json = ok("/v1/completions", body);
+    const int cached = json["usage"]["prompt_tokens_details"]["cached_tokens"];
+    if (run == 0) text = json["choices"][0]["text"];
+    EXPECT_EQ(json["choices"][0]["text"], text);
+    if (run == 1) EXPECT_GE(cached, 256) << testing::PrintToString(log);
+    else EXPECT_EQ(cached, 0);
+    server_->stop(10);
+    server_.reset();
+  }
+  std::filesystem::remove_all(folder);
+}
+
+TEST_F(ApiTest, ViewsSayWhatRuns) {
+  open();
+  const Json props = get("/props");
+  EXPECT_EQ(props["template"], "plain");
+  EXPECT_EQ(props["n_ctx"], 512);
+  EXPECT_GT(props["kv_ratio"].get<double>(), 3);
+  EXPECT_EQ(get("/v1/models")["data"][0]["id"], "stories");
+  std::promise<void> begun;
+  bool first = true;
+  auto running = std::async(std::launch::async, [&] {
+    Json body = story(400);
+    body["stream"] = true;
+    return client().events("POST", "/v1/completions", body.dump(), {}, [&](std::string_view) {
+      if (std::exchange(first, false)) begun.set_value();
+      return true;
+    });
+  });
+  begun.get_future().wait();
+  const Json slots = get("/slots");
+  const Json kv = get("/kv?by=page");
+  if (!slots["running"].empty()) {
+    EXPECT_EQ(slots["running"][0]["state"], "decode");
+    EXPECT_GT(slots["running"][0]["n_generated"].get<int>(), 0);
+  }
+  EXPECT_EQ(kv["pages"]["total"],
+            kv["pages"]["free"].get<int>() + kv["pages"]["used"].get<int>() + kv["pages"]["cached"].get<int>());
+  EXPECT_EQ(kv["layers"].size(), size_t(model().info().n_layers));
+  EXPECT_TRUE(running.get());
+  const std::string metrics = client().get("/metrics")->body;
+  EXPECT_THAT(metrics, HasSubstr("ridge_requests_finished_total 1\n"));
+  EXPECT_THAT(metrics, HasSubstr("ridge_first_token_seconds_count 1\n"));
+  EXPECT_THAT(metrics, HasSubstr("ridge_between_tokens_seconds_bucket{le=\"+Inf\"} 399\n"));
+}
+
+}  // namespace
+}  // namespace ridge::serve
