@@ -132,7 +132,7 @@ class Exchange final : public Stream {
       return answer(refusal(500, "the request was given up"));
     }
     state_ = State::done;
-    if (!session_->closed_) asio::post(session_->socket_.get_executor(), [session = session_] { session->close(); });
+    cut();
   }
 
  private:
@@ -148,11 +148,18 @@ class Exchange final : public Stream {
       return end(bytes);
     }
     state_ = State::streaming;
+    if (session_->left_) return cut();
+    session_->streaming_ = true;
     session_->queue(bytes);
+  }
+
+  void cut() {
+    if (!session_->closed_) asio::post(session_->socket_.get_executor(), [session = session_] { session->close(); });
   }
 
   void end(std::string_view bytes) {
     state_ = State::done;
+    session_->streaming_ = false;
     session_->finished_ = true;
     session_->queue(bytes);
   }
@@ -434,16 +441,20 @@ void Session::linger() {
   watch();
 }
 
-/// The client no longer sends. Its answer is still written if there comes one.
+/// The client no longer sends. Its answer is still written if it comes whole; a stream gets no more chunks and is cut,
+/// though its owner may hold it for long.
 void Session::leave() {
   std::function<void()> gone, dropped;
+  bool cut = false;
   {
     const std::lock_guard lock(mutex_);
     left_ = true;
+    cut = streaming_ && !closed_;
     dropped.swap(on_ready_);
     gone.swap(on_gone_);
   }
   if (gone) gone();
+  if (cut) close();
 }
 
 void Session::close() {

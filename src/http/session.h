@@ -102,7 +102,8 @@ class Session : public std::enable_shared_from_this<Session> {
   size_t in_flight_ = 0;  // bytes of writing_ that the kernel has not taken
   bool left_ = false;     // the client's side is closed, or the connection
   bool closed_ = false;
-  bool finished_ = false;  // the answer is queued whole
+  bool finished_ = false;   // the answer is queued whole
+  bool streaming_ = false;  // the answer has begun and may still get chunks
   bool events_ = false, was_full_ = false, flush_posted_ = false;
   Clock::time_point last_queued_;
   std::function<void()> on_gone_, on_ready_;

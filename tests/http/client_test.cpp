@@ -38,8 +38,8 @@ TEST(Client, HandsEventsOnAsTheyCome) {
     writer = std::thread([&, stream] {
       for (int i = 0; i < 5; ++i) {
         if (!wait_for([&] { return next.exchange(false) || gone > 0; })) break;
-        stream->send(sse_event(std::to_string(i)));
         ++sent;
+        stream->send(sse_event(std::to_string(i)));
       }
       stream->finish();
     });
