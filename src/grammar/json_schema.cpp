@@ -79,7 +79,7 @@ class SchemaCompiler {
  public:
   explicit SchemaCompiler(const Json& root) : root_(root) {}
 
-  Result<Grammar> compile() {
+  Result<Grammar> compile(std::string_view before, std::string_view after) {
     if (!size_of(root_))
       return refuse("#", "schema",
                     fmt::format("has more than {} values or nests deeper than {}", kMaxSchemaValues, kMaxJsonDepth));
@@ -90,7 +90,8 @@ class SchemaCompiler {
       RIDGE_TRY(const Expr referred, value(*one.schema, one.pointer, 0));
       builder_.define(one.rule, referred);
     }
-    auto grammar = std::move(builder_).finish(body);
+    auto grammar =
+        std::move(builder_).finish(builder_.sequence({builder_.literal(before), body, builder_.literal(after)}));
     if (!grammar) return fail(ErrorKind::usage, "schema: as a {}", grammar.error().message);
     return grammar;
   }
@@ -548,7 +549,9 @@ class SchemaCompiler {
 
 }  // namespace
 
-Result<Grammar> grammar_of_schema(const Json& schema) { return SchemaCompiler(schema).compile(); }
+Result<Grammar> grammar_of_schema(const Json& schema, std::string_view before, std::string_view after) {
+  return SchemaCompiler(schema).compile(before, after);
+}
 
 Result<Grammar> any_json_object() {
   Builder builder;

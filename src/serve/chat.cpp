@@ -220,11 +220,11 @@ ApiRequest read_chat_request(const ApiModel& model, const Json& body) {
     const auto chosen = text::choose_template(model.chat_template.named, true).or_throw();
     request.output = {.format = text::detect_tool_format(chosen.source), .tools = tools};
   }
-  if (const Json* choice = f.find("tool_choice")) {
-    if (*choice == "none") request.output.format = text::ToolFormat::none;
-    else if (*choice != "auto") refuse("tool_choice", "only auto and none are supported");
-  }
-  if (f.flag("parallel_tool_calls") == false)
+  request.constraint = model.structures->read(body, tools, request.output.format);
+  const Json* choice = f.find("tool_choice");
+  const bool wants_call = choice && *choice != "none" && *choice != "auto";
+  if (choice && *choice == "none") request.output.format = text::ToolFormat::none;
+  if (f.flag("parallel_tool_calls") == false && !wants_call)
     refuse("parallel_tool_calls", "false is not supported (leave the field out)");
   if (!has_template) {
     // Nothing else ends the answer of a base model.
@@ -246,6 +246,7 @@ ApiRequest read_completion_request(const ApiModel& model, const Json& body) {
   const Fields f(body);
   const auto top = f.whole("logprobs", 0, kMaxTopLogprobs);
   if (top) request.n_top_logprobs = int(*top);
+  request.constraint = model.structures->read(body, nullptr, text::ToolFormat::none);
   request.echo = f.flag("echo").value_or(false);
   if (request.echo && !model.engine.has_tokenizer()) refuse("echo", "this model has no tokenizer");
   if (request.echo && top) refuse("logprobs", "log probabilities of the prompt (echo) are not supported");

@@ -3,7 +3,7 @@
 
 #include "engine/engine.h"
 #include "serve/fields.h"
-#include "serve/request.h"
+#include "serve/structure.h"
 #include "text/chat_template.h"
 #include "text/tool_calls.h"
 
@@ -27,6 +27,7 @@ struct ApiModel {
   int64_t loaded = 0;  ///< seconds of the clock
   std::function<void(const std::string& line)> log = [](const std::string&) {};
   bool log_prompts = false;
+  std::shared_ptr<Structures> structures = std::make_shared<Structures>(engine);
 };
 
 /// A request of either kind, read and checked.
@@ -50,7 +51,7 @@ struct ApiRequest {
   GenerateOptions options;
   float presence_penalty = 0, frequency_penalty = 0;
   std::vector<std::pair<int32_t, float>> logit_bias;
-  std::function<std::unique_ptr<Constraint>()> constraint;
+  Structures::Maker constraint;  ///< null: none
 };
 
 /// Both throw ApiError.

@@ -242,8 +242,16 @@ void Lane::step(const std::function<bool()>& go_on) {
 
 void Lane::draw_on_host(std::span<const Row> rows) {
   const View2<const float> logits = outputs_->logits();
-  for (size_t i = 0; i < rows.size(); ++i)
-    if (rows[i].job->decodes()) take(*rows[i].job, sample(*rows[i].job, logits.row(int64_t(i))));
+  for (size_t i = 0; i < rows.size(); ++i) {
+    Job& job = *rows[i].job;
+    if (!job.decodes()) continue;
+    try {
+      take(job, sample(job, logits.row(int64_t(i))));
+    } catch (const Error& error) {
+      // A grammar that became too ambiguous ends its own text only.
+      end(job, FinishReason::failed, error.what());
+    }
+  }
 }
 
 /// Draws where the logits are. While all sequences decode, the device goes on with the tokens it drew, a few steps ahead
@@ -294,7 +302,7 @@ int32_t Lane::sample(Job& job, std::span<const float> logits) {
   if (!request.needs_logits()) return sampler.sample(logits);
   logits_.assign(logits.begin(), logits.end());
   apply_penalties(request, job.result.tokens, logits_);
-  if (request.constraint) request.constraint->mask(logits_);
+  if (request.constraint) request.constraint->mask(logits_, request.options.max_tokens - int(job.result.tokens.size()));
   const int32_t token = sampler.sample(logits_);
   if (request.n_top_logprobs >= 0) job.logprobs.push_back(token_logprob(logits, token, request.n_top_logprobs));
   if (request.constraint) request.constraint->accept(token);

@@ -12,12 +12,14 @@
 
 namespace ridge::serve {
 
-/// What may follow in a text with a structure: a grammar's position. Used by one thread at a time.
+/// What may follow in a text with a structure: a grammar's position. Used by one thread at a time. Throws Error where the
+/// grammar is too ambiguous to go on.
 class Constraint {
  public:
   virtual ~Constraint() = default;
-  /// Sets the logits [vocab_size] of all tokens that may not come next to -infinity.
-  virtual void mask(std::span<float> logits) = 0;
+  /// Sets the logits [vocab_size] of all tokens that may not come next to -infinity. When so few tokens are left that the
+  /// text must be brought to its end, only those that do so may come.
+  virtual void mask(std::span<float> logits, int tokens_left) = 0;
   virtual void accept(int32_t token) = 0;
   /// Whether nothing but an end token may follow.
   virtual bool complete() const = 0;

@@ -55,9 +55,10 @@ class ApiTest : public testing::Test {
             .max_queue = 32,
             .max_lanes = 2};
   }
-  void open(ServerOptions options = {}, SchedulerOptions scheduler = scheduler_options()) {
+  void open(ServerOptions options = {}, SchedulerOptions scheduler = scheduler_options(),
+            ModelTemplate chat_template = {}) {
     server_ = Server::open(std::move(options)).or_throw();
-    server_->serve(model().engine(), "stories", {}, std::move(scheduler));
+    server_->serve(model().engine(), "stories", std::move(chat_template), std::move(scheduler));
   }
   http::Client client() const { return {"127.0.0.1", server_->port()}; }
   http::Response post(const std::string& path, const std::string& body) { return client().post(path, body).or_throw(); }
@@ -302,6 +303,95 @@ TEST_F(ApiTest, RequestsNameTheirCache) {
   EXPECT_GT(kv["pools"]["rotor-3"]["kv_ratio"].get<double>(), 3);
   body["kv_quant"] = "rotor-4";
   EXPECT_THAT(refused("/v1/completions", body.dump(), 400)["message"].get<std::string>(), HasSubstr("--kv-pools"));
+}
+
+constexpr const char* kTemplate =
+    "{% if tools %}{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}Write <tool_call>\\n{...}\\n</tool_call>.\n"
+    "{% endif %}{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant] ";
+
+TEST_F(ApiTest, StructuredAnswersAreValidAtAnyTemperature) {
+  open();
+  const Json schema = {{"type", "object"},
+                       {"properties",
+                        {{"name", {{"type", "string"}, {"maxLength", 12}}},
+                         {"kind", {{"enum", {"cat", "dog"}}}},
+                         {"age", {{"type", "integer"}, {"minimum", 0}, {"maximum", 30}}},
+                         {"friends", {{"type", "array"}, {"items", {{"type", "string"}}}, {"maxItems", 3}}}}},
+                       {"required", {"name", "kind", "age", "friends"}},
+                       {"additionalProperties", false}};
+  for (uint64_t seed = 0; seed < 12; ++seed) {
+    const Json body = {
+        {"messages", {{{"role", "user"}, {"content", "A pet."}}}},
+        {"max_tokens", 120},
+        {"temperature", seed % 3},
+        {"top_k", 0},
+        {"min_p", 0},
+        {"top_p", 1},
+        {"seed", seed},
+        {"response_format", {{"type", "json_schema"}, {"json_schema", {{"name", "pet"}, {"schema", schema}}}}}};
+    const Json json = ok("/v1/chat/completions", body);
+    const std::string text = json["choices"][0]["message"]["content"];
+    const Json pet = Json::parse(text, nullptr, false);
+    ASSERT_TRUE(pet.is_object()) << text;
+    EXPECT_EQ(json["choices"][0]["finish_reason"], "stop");
+    EXPECT_TRUE(pet["kind"] == "cat" || pet["kind"] == "dog") << text;
+    EXPECT_TRUE(pet["age"].is_number_integer() && pet["age"] >= 0 && pet["age"] <= 30) << text;
+    EXPECT_LE(pet["friends"].size(), 3u);
+    EXPECT_EQ(pet.size(), 4u);
+    EXPECT_EQ(stream("/v1/chat/completions", body).text(), text);
+  }
+  Json any = story(60);
+  any["temperature"] = 2;
+  any["response_format"] = {{"type", "json_object"}};
+  EXPECT_TRUE(
+      Json::parse(ok("/v1/completions", any)["choices"][0]["text"].get<std::string>(), nullptr, false).is_object());
+  any.erase("response_format");
+  any["grammar"] = "root ::= (\"yes\" | \"no\") \"!\"";
+  const std::string answer = ok("/v1/completions", any)["choices"][0]["text"];
+  EXPECT_TRUE(answer == "yes!" || answer == "no!") << answer;
+  any["grammar"] = "root ::= nothing";
+  EXPECT_EQ(refused("/v1/completions", any.dump(), 400)["param"], "grammar");
+  any.erase("grammar");
+  any["response_format"] = {{"type", "json_schema"}, {"json_schema", {{"schema", {{"type", "strange"}}}}}};
+  EXPECT_EQ(refused("/v1/completions", any.dump(), 400)["param"], "response_format");
+}
+
+TEST_F(ApiTest, AToolThatMustBeCalledIsCalled) {
+  open({}, scheduler_options(), {{{"default", kTemplate}}});
+  EXPECT_EQ(get("/props")["template"], "model");
+  const auto tool = [](const char* name) {
+    return Json{{"type", "function"},
+                {"function",
+                 {{"name", name},
+                  {"parameters",
+                   {{"type", "object"},
+                    {"properties", {{"city", {{"type", "string"}, {"maxLength", 10}}}}},
+                    {"required", {"city"}},
+                    {"additionalProperties", false}}}}}};
+  };
+  Json body = {{"messages", {{{"role", "user"}, {"content", "Weather?"}}}},
+               {"max_tokens", 150},
+               {"seed", 3},
+               {"tools", {tool("weather"), tool("news")}},
+               {"tool_choice", "required"}};
+  for (const char* only : {"", "news"}) {
+    if (*only) body["tool_choice"] = {{"type", "function"}, {"function", {{"name", only}}}};
+    const Json choice = ok("/v1/chat/completions", body)["choices"][0];
+    EXPECT_EQ(choice["finish_reason"], "tool_calls");
+    ASSERT_EQ(choice["message"]["tool_calls"].size(), 1u) << choice;
+    const Json function = choice["message"]["tool_calls"][0]["function"];
+    EXPECT_TRUE(*only ? function["name"] == only : function["name"] == "weather" || function["name"] == "news");
+    EXPECT_TRUE(Json::parse(function["arguments"].get<std::string>())["city"].is_string());
+    const Events events = stream("/v1/chat/completions", body);
+    Json calls = Json::array();
+    for (const Json& chunk : events.chunks)
+      for (const Json& c : chunk["choices"])
+        if (c["delta"].contains("tool_calls")) calls.push_back(c["delta"]["tool_calls"][0]["function"]);
+    EXPECT_EQ(calls, Json::array({function}));
+  }
+  body["tool_choice"] = {{"type", "function"}, {"function", {{"name", "absent"}}}};
+  EXPECT_EQ(refused("/v1/chat/completions", body.dump(), 400)["param"], "tool_choice");
+  EXPECT_EQ(ok("/apply-template", {{"messages", body["messages"]}})["prompt"], "[user] Weather?\n[assistant] ");
 }
 
 TEST_F(ApiTest, KeysAreAskedFor) {

@@ -314,7 +314,7 @@ TEST_F(SchedulerTest, PenaltiesBiasAndLogprobsAreTheirDefinitions) {
 /// Even ids only, and an end after ten.
 class EvenTokens : public Constraint {
  public:
-  void mask(std::span<float> logits) override {
+  void mask(std::span<float> logits, int) override {
     for (size_t i = 1; i < logits.size(); i += 2) logits[i] = -INFINITY;
   }
   void accept(int32_t token) override { n_ += token % 2 == 0; }
