@@ -205,7 +205,7 @@ class SchemaCompiler {
     RIDGE_TRY(const Json* target, resolve(schema["$ref"], pointer));
     const Json beside = constraints_beside(schema, "$ref");
     if (!beside.empty()) {
-      RIDGE_TRY(const Json joined, merge(*target, beside, pointer));
+      RIDGE_TRY(const Json joined, merge(*target, beside, pointer, depth));
       return value(joined, pointer, depth + 1);
     }
     const auto [place, is_new] = rules_.try_emplace(target);
@@ -222,7 +222,7 @@ class SchemaCompiler {
     if (!parts.is_array() || parts.empty()) return refuse(pointer, "allOf", "is no list of schemas");
     Json joined = constraints_beside(schema, "allOf");
     for (const Json& part : parts) {
-      RIDGE_TRY(Json next, merge(joined, part, pointer + "/allOf"));
+      RIDGE_TRY(Json next, merge(joined, part, pointer + "/allOf", depth));
       joined = std::move(next);
     }
     return value(joined, pointer, depth + 1);
@@ -240,7 +240,7 @@ class SchemaCompiler {
         options.push_back(option);
         continue;
       }
-      RIDGE_TRY(const Json joined, merge(beside, parts[i], place));
+      RIDGE_TRY(const Json joined, merge(beside, parts[i], place, depth));
       RIDGE_TRY(const Expr option, value(joined, place, depth + 1));
       options.push_back(option);
     }
@@ -248,7 +248,9 @@ class SchemaCompiler {
   }
 
   /// One schema that accepts what both accept.
-  Result<Json> merge(const Json& a, const Json& b, const std::string& pointer) {
+  Result<Json> merge(const Json& a, const Json& b, const std::string& pointer, int depth) {
+    if (depth > kMaxSchemaDepth)
+      return refuse(pointer, "$ref", fmt::format("joined references lead over more than {} schemas", kMaxSchemaDepth));
     merged_ += 1 + size_of(a).value_or(kMaxSchemaValues) + size_of(b).value_or(kMaxSchemaValues);
     if (merged_ > kMaxMergedValues)
       return refuse(pointer, "allOf", fmt::format("joined schemas have more than {} values", kMaxMergedValues));
@@ -257,8 +259,8 @@ class SchemaCompiler {
       if (!one->is_object()) return refuse(pointer, "schema", "is no object and no boolean");
       if (one->contains("$ref")) {
         RIDGE_TRY(const Json* target, resolve((*one)["$ref"], pointer));
-        RIDGE_TRY(const Json resolved, merge(*target, constraints_beside(*one, "$ref"), pointer));
-        return merge(resolved, *other, pointer);
+        RIDGE_TRY(const Json resolved, merge(*target, constraints_beside(*one, "$ref"), pointer, depth + 1));
+        return merge(resolved, *other, pointer, depth + 1);
       }
     }
     RIDGE_TRY_STATUS(check_keywords(a, pointer));
