@@ -28,7 +28,7 @@ function stored() {
 
 function save() {
   try {
-    localStorage.setItem(kStore, JSON.stringify(state));
+    localStorage.setItem(kStore, JSON.stringify(state, (name, value) => (name === "busy" ? undefined : value)));
   } catch {
     say("This browser does not keep the conversation: its storage is full or closed.");
   }
@@ -77,21 +77,22 @@ async function errorText(response) {
   }
 }
 
-/// A good answer. Asks for the key when the server wants one. Fails with Lost, or with the server's text.
+/// A good answer. Asks for the key when the server wants one. Fails with Lost, or with the server's text. Without a
+/// signal the answer must come within seconds.
 async function call(path, options, signal) {
   for (;;) {
     const used = key;
     let response;
     try {
       const headers = { "Content-Type": "application/json", ...(used && { Authorization: `Bearer ${used}` }) };
-      response = await fetch(path, { ...options, headers, signal, cache: "no-store" });
+      response = await fetch(path, { ...options, headers, signal: signal ?? AbortSignal.timeout(15000), cache: "no-store" });
     } catch (error) {
       if (error.name === "AbortError") throw error;
       throw new Lost();
     }
     if (response.ok) return response;
     if (response.status !== 401) throw new Error(await errorText(response));
-    if (used === key) await unlessAborted(askKey(used !== ""), signal);
+    if (used === key) await (signal ? unlessAborted(askKey(used !== ""), signal) : askKey(used !== ""));
   }
 }
 
@@ -248,7 +249,9 @@ function summary(finish, usage, seconds) {
 async function post(path, body, signal) {
   for (let wait = 1;; wait = Math.min(2 * wait, 8)) {
     try {
-      return await call(path, { method: "POST", body }, signal);
+      const response = await call(path, { method: "POST", body }, signal);
+      if (wait > 1) say("");
+      return response;
     } catch (error) {
       if (!(error instanceof Lost)) throw error;
       say("No connection to the server. The message is sent again when it is back.");
@@ -472,7 +475,7 @@ function showProps(now) {
 
 let wake = () => {};  // ends the pause between two looks
 const pause = (ms) => Promise.race([delay(ms), new Promise((resolve) => { wake = resolve; })]);
-const get = async (path) => (await call(path, {}, new AbortController().signal)).json().catch(() => { throw new Lost(); });
+const get = async (path) => (await call(path, {})).json().catch(() => { throw new Lost(); });
 
 async function look() {
   showProps(await get("props"));
