@@ -131,6 +131,7 @@ function say(text, passing = false) {
 const turns = () => state[mode()];
 const mode = () => (props.template === "none" ? "text" : state.mode || (props.template === "plain" ? "text" : "chat"));
 let stopper = null;  // while an answer is under way
+let atEnd = true;    // the log shows its end, and goes on doing so
 
 /// Runs of text and of code between ``` lines.
 function pieces(text) {
@@ -172,7 +173,6 @@ function addTurn(turn) {
   log.querySelector(".empty")?.remove();
   log.append(box);
   const show = () => {
-    const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 60;
     showText(text, turn.content);
     meta.textContent = turn.meta ?? "";
     meta.hidden = !turn.meta;
@@ -236,7 +236,7 @@ function requestBody() {
 function summary(finish, usage, seconds) {
   const parts = [];
   if (usage) {
-    const rate = seconds > 0 && usage.completion_tokens > 1 ? ` (${number((usage.completion_tokens - 1) / seconds, 1)} a second)` : "";
+    const rate = seconds > .2 && usage.completion_tokens > 1 ? ` (${number((usage.completion_tokens - 1) / seconds, 1)} a second)` : "";
     const cached = usage.prompt_tokens_details?.cached_tokens;
     parts.push(`${number(usage.completion_tokens)} tokens${rate}`, `prompt ${number(usage.prompt_tokens)}${cached ? `, ${number(cached)} cached` : ""}`);
   }
@@ -337,6 +337,8 @@ function fit() {
   input.style.height = `${input.scrollHeight + 2}px`;
 }
 
+log.addEventListener("scroll", () => { atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 60; });
+new ResizeObserver(() => { if (atEnd) log.scrollTop = log.scrollHeight; }).observe(log);
 input.addEventListener("input", fit);
 input.addEventListener("keydown", (event) => {
   if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
@@ -373,7 +375,7 @@ parameters.addEventListener("input", () => {
   save();
 });
 parameters.addEventListener("submit", (event) => event.preventDefault());
-$("reset").addEventListener("click", () => {
+$("clear").addEventListener("click", () => {
   parameters.reset();
   state.settings = {};
   save();
@@ -439,6 +441,7 @@ function showSlots({ queue, running, step }) {
   if (rates.length > 60) rates.shift();
   const top = Math.max(1, ...rates);
   $("history").firstChild.setAttribute("points", rates.map((rate, i) => `${60 - rates.length + i + .5},${19 - 17 * rate / top}`).join(" "));
+  $("history-text").textContent = `Last minute; highest ${number(Math.max(...rates), 1)}`;
   showBar($("batch-bar"), $("batch"), [
     ["decoding sequences", "used", step.decode_seqs, number(step.decode_seqs)],
     ["prompt tokens", "cached", step.prompt_tokens, number(step.prompt_tokens)],
