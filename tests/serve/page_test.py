@@ -230,7 +230,14 @@ def errors_are_shown(page, fake):
     page.b.wait(f"{ERROR}.includes('must be at most 2')")
     page.shot("error")
     fake.refuse = None
+    page.send("Right")
+    page.b.wait(f"{ANSWER}.length > 0")
+    page.b.wait(IDLE)
+    roles = [message["role"] for message in fake.requests[-1][1]["messages"]]
+    check(fake.requests[-1][1]["messages"][-1]["content"] == "Wrong\n\nRight", fake.requests[-1])
+    check(all(a != b for a, b in zip(roles, roles[1:])), roles)
     page.click("regenerate")
+    page.b.wait(BUSY)
     page.b.wait(f"{ANSWER}.length > 0")
     page.b.wait(IDLE)
     check(page.b.value(ERROR) == "", page.b.value(ERROR))

@@ -230,7 +230,12 @@ function requestBody() {
   if (props.template === "none") return { ...body, prompt: said.flatMap((turn) => turn.content.match(/\d+/g) ?? []).map(Number) };
   if (mode() === "text") return { ...body, prompt: said.map((turn) => turn.content).join("") };
   const system = $("system").value ? [{ role: "system", content: $("system").value }] : [];
-  return { ...body, messages: [...system, ...said.map(({ role, content }) => ({ role, content }))] };
+  const messages = [];
+  for (const { role, content } of said) {  // where an answer failed, two messages of one person become one: templates want turns
+    if (messages.at(-1)?.role === role) messages.at(-1).content += `\n\n${content}`;
+    else messages.push({ role, content });
+  }
+  return { ...body, messages: [...system, ...messages] };
 }
 
 function summary(finish, usage, seconds) {
@@ -240,7 +245,7 @@ function summary(finish, usage, seconds) {
     const cached = usage.prompt_tokens_details?.cached_tokens;
     parts.push(`${number(usage.completion_tokens)} tokens${rate}`, `prompt ${number(usage.prompt_tokens)}${cached ? `, ${number(cached)} cached` : ""}`);
   }
-  if (finish === "length") parts.push("cut at the most tokens");
+  if (finish === "length") parts.push("cut at the limit of tokens");
   if (finish === "stopped") parts.push("stopped");
   return parts.join(" · ");
 }
