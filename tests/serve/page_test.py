@@ -42,7 +42,7 @@ class Page:
     """What a person does with the page."""
 
     def __init__(self, browser, url, shots):
-        self.b, self.url, self.shots = browser, url, shots
+        self.b, self.url, self.shots, self.ids_only = browser, url, shots, False
 
     def open(self):
         self.b.open(self.url)
@@ -56,9 +56,14 @@ class Page:
                      "e.dispatchEvent(new Event('input', {bubbles: true})); e.dispatchEvent(new Event('change', {bubbles: true})); })()")
 
     def send(self, text):
+        """With the Enter key. A model without a tokenizer gets token ids, unless a test is about them."""
         self.b.value("document.getElementById('input').focus()")
-        self.b.type(text)
+        self.b.type("1 2 3" if self.ids_only else text)
         self.b.press("Enter")
+
+    def done(self):
+        """Until the answer that was asked for has ended."""
+        self.b.wait(f"({IDLE}) && document.querySelector('#log .turn:last-child').matches('.assistant:not(.busy)')", 120)
 
     def show(self, panel, on=True):
         if self.b.value(f"document.getElementById('{panel}').hidden") == on:
@@ -67,10 +72,6 @@ class Page:
     def shot(self, name):
         if self.shots:
             self.b.screenshot(pathlib.Path(self.shots) / f"{name}.png")
-
-    def reset(self):
-        self.b.value("localStorage.clear(), addEventListener('pagehide', () => localStorage.clear())")
-        self.open()
 
 
 def check(condition, what):
@@ -81,13 +82,11 @@ def check(condition, what):
 # ---- For any server.
 
 def answers_grow_as_they_stream(page):
-    page.b.value("window.lengths = new Set(); new MutationObserver(() => lengths.add(%s.length)).observe(document.getElementById('log'),"
-                 "{subtree: true, childList: true, characterData: true}), 0" % ANSWER)
+    page.b.value("window.lengths = new Set(); new MutationObserver(() => lengths.add(document.querySelector('#log .busy .text')?.textContent.length)).observe("
+                 "document.getElementById('log'), {subtree: true, childList: true, characterData: true}), 0")
     page.send("Tell me about ridges")
-    page.b.wait(BUSY)
-    page.b.wait(f"{ANSWER}.length > 0", 60)
-    page.b.wait(IDLE, 120)
-    check(page.b.value("lengths.size") >= 3, "the answer did not grow in steps")
+    page.done()
+    check(page.b.value("lengths.size") >= 5, "the answer did not grow in steps")
     check("tokens" in page.b.value(META), page.b.value(META))
     check(page.b.value(ERROR) == "", page.b.value(ERROR))
     check(page.b.value("document.getElementById('log').ariaLive") == "polite", "the answer is no polite live region")
@@ -96,17 +95,16 @@ def answers_grow_as_they_stream(page):
 def regenerate_replaces_the_answer(page):
     turns = page.b.value("document.querySelectorAll('#log .turn').length")
     page.click("regenerate")
-    page.b.wait(f"({BUSY}) || {META}.includes('tokens')")
-    page.b.wait(IDLE, 120)
+    page.done()
     check(page.b.value("document.querySelectorAll('#log .turn').length") == turns, "another turn came")
     check(page.b.value(f"{ANSWER}.length > 0"), "no answer")
 
 
 def escape_ends_an_answer(page):
     page.send("A long text, please")
-    page.b.wait(f"({IDLE}) || ({ANSWER}.length > 0 && document.querySelector('#log .turn:last-child').className.includes('assistant'))", 60)
+    page.b.wait(f"({IDLE}) || {ANSWER}.length > 0", 60)
     page.b.press("Escape")
-    page.b.wait(IDLE, 5)
+    page.b.wait(IDLE, 10)
     shown = page.b.value(ANSWER)
     time.sleep(0.4)
     check(page.b.value(ANSWER) == shown, "text after the stop")
@@ -126,7 +124,7 @@ def every_control_has_a_name(page):
     page.b.value("document.getElementById('key-form').hidden = false")
     names = page.b.control_names()
     page.b.value("document.getElementById('key-form').hidden = true")
-    check(len(names) >= 18, names)
+    check(len(names) >= 17, names)
     check(all(name for _, name in names), names)
 
 
@@ -170,8 +168,7 @@ def requests_say_what_was_set(page, fake):
         page.set(name, value)
     page.open()  # settings are kept
     page.send("Hello")
-    page.b.wait(BUSY)
-    page.b.wait(IDLE)
+    page.done()
     path, body = fake.requests[-1]
     check(path == "/v1/chat/completions", path)
     check({name: body.get(name) for name in values} == values, body)
@@ -191,8 +188,7 @@ def requests_say_what_was_set(page, fake):
 
 def model_text_stays_text(page, fake):
     page.send("Markup")
-    page.b.wait(BUSY)
-    page.b.wait(IDLE)
+    page.done()
     check(page.b.value("document.querySelectorAll('#log b, #log img, #log i').length") == 0, "markup of the model became elements")
     check("<b>no bold</b> <img src=x onerror=alert(1)>" in page.b.value(ANSWER), page.b.value(ANSWER))
     check(page.b.value("document.querySelector('#log .turn:last-child pre').textContent") == "int x = 1;  // <i>", "code block")
@@ -200,6 +196,7 @@ def model_text_stays_text(page, fake):
 
 
 def the_stream_is_seen_growing(page, fake):
+    fake.n_words = 400
     page.send("Slowly")
     lengths = []
     for _ in range(8):
@@ -209,7 +206,7 @@ def the_stream_is_seen_growing(page, fake):
     check(page.b.value(BUSY), "ended too soon")
     cancelled = fake.cancelled
     page.click("stop")
-    page.b.wait(IDLE, 2)
+    page.b.wait(IDLE, 10)
     check("stopped" in page.b.value(META), page.b.value(META))
     end = time.monotonic() + 5
     while fake.cancelled == cancelled and time.monotonic() < end:
@@ -221,7 +218,8 @@ def the_stream_is_seen_growing(page, fake):
     check(f"r{count}w" not in page.b.value(ANSWER), "old text in the new answer")
     check(fake.requests[-1][1]["messages"][-1] == {"role": "user", "content": "Slowly"}, fake.requests[-1])
     page.b.press("Escape")
-    page.b.wait(IDLE, 2)
+    page.b.wait(IDLE, 10)
+    fake.n_words = 40
 
 
 def errors_are_shown(page, fake):
@@ -231,15 +229,13 @@ def errors_are_shown(page, fake):
     page.shot("error")
     fake.refuse = None
     page.send("Right")
-    page.b.wait(f"{ANSWER}.length > 0")
-    page.b.wait(IDLE)
+    page.done()
     roles = [message["role"] for message in fake.requests[-1][1]["messages"]]
     check(fake.requests[-1][1]["messages"][-1]["content"] == "Wrong\n\nRight", fake.requests[-1])
     check(all(a != b for a, b in zip(roles, roles[1:])), roles)
     page.click("regenerate")
-    page.b.wait(BUSY)
-    page.b.wait(f"{ANSWER}.length > 0")
-    page.b.wait(IDLE)
+    page.done()
+    check("Here is" in page.b.value(ANSWER), page.b.value(ANSWER))
     check(page.b.value(ERROR) == "", page.b.value(ERROR))
 
 
@@ -286,7 +282,7 @@ def the_keyboard_is_enough(page, fake):
     page.b.wait(f"{ANSWER}.includes('code')")
     check(fake.requests[count][1]["messages"][-1]["content"] == "One\ntwo", fake.requests[count])
     page.b.press("Escape")
-    page.b.wait(IDLE, 2)
+    page.done()
     check(page.b.value("document.activeElement.id") == "input", "focus lost")
 
 
@@ -299,7 +295,7 @@ def a_lost_connection_is_said_and_retried(page, fake):
     fake.start()
     page.b.wait(f"{ANSWER}.includes('Here is')", 20)
     page.b.wait(f"!{text_of('link')}.includes('lost') && !{text_of('link')}.includes('No connection')", 20)
-    page.b.wait(IDLE)
+    page.done()
     fake.cut_after = 5
     page.send("Cut me off")
     page.b.wait(f"{ERROR}.includes('lost before the answer was whole')")
@@ -325,7 +321,7 @@ def a_key_is_asked_for_and_kept(page, fake):
     check(len(fake.requests) == count + 1, "sent more than once")
     check(page.b.value("JSON.stringify(localStorage).includes('secret')") is False, "the key is in localStorage")
     page.b.press("Escape")
-    page.b.wait(IDLE)
+    page.done()
     page.open()
     check(page.b.value("document.getElementById('key-form').hidden"), "asked again")
     fake.key = ""
@@ -337,8 +333,7 @@ def base_models_continue_texts(page, fake):
     check("no chat template" in page.b.value(text_of("note")), "no note")
     fake.pause = 0.005
     page.send("Once upon ")
-    page.b.wait(BUSY)
-    page.b.wait(IDLE)
+    page.done()
     path, body = fake.requests[-1]
     check(path == "/v1/completions" and body["prompt"] == "Once upon " and "messages" not in body, (path, body))
     made = page.b.value(ANSWER)
@@ -367,8 +362,7 @@ def models_without_a_tokenizer_take_ids(page, fake):
 def screenshots(page, fake):
     fake.pause = 0.01
     page.send("What is a ridge, and what does the code of one look like?")
-    page.b.wait(BUSY)
-    page.b.wait(IDLE)
+    page.done()
     page.b.wait(f"{text_of('tok_s')} === '123.4'")
     for rate in (90, 130, 110, 123.4):  # a curve
         fake.slots = {**fake.slots, "step": {**fake.slots["step"], "tok_s": rate}}
@@ -424,7 +418,8 @@ def main():
         page.open()
         if options.url:
             page.show("settings")
-            page.set("max_tokens", 48)
+            page.set("max_tokens", 200)
+            page.ids_only = page.b.value(f"{text_of('input-label')} === 'Token ids'")
         for test in GENERAL + ([] if options.url else FAKE):
             browser.errors.clear()
             browser.failed_loads.clear()
