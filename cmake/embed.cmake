@@ -1,15 +1,17 @@
 # Files of the tree as bytes inside the program.
 #
-# ridge_page(TARGET): the files of src/serve/page as page_files() of src/serve/page.h. The source is made in the build
-# folder, again whenever one of the files or this script changes.
-function(ridge_page target)
+# The library ridge_page: the files of src/serve/page as page_files() of src/serve/page.h. Its source is made in the build
+# folder, again whenever one of the files or this script changes. A library of its own, since a made source would have
+# to wait for all libraries that its target links.
+function(ridge_page)
   set(folder ${PROJECT_SOURCE_DIR}/src/serve/page)
   set(files ${folder}/index.html ${folder}/style.css ${folder}/page.js ${folder}/icon.svg)
   set(source ${PROJECT_BINARY_DIR}/generated/serve/page_files.cpp)
   add_custom_command(OUTPUT ${source}
     COMMAND ${CMAKE_COMMAND} -D "FILES=${files}" -D "SOURCE=${source}" -P ${PROJECT_SOURCE_DIR}/cmake/embed.cmake
     DEPENDS ${files} ${PROJECT_SOURCE_DIR}/cmake/embed.cmake COMMENT "Embedding the page of ridge serve" VERBATIM)
-  target_sources(${target} PRIVATE ${source})
+  add_library(ridge_page STATIC ${source})
+  ridge_target(ridge_page)
 endfunction()
 
 if(NOT CMAKE_SCRIPT_MODE_FILE)

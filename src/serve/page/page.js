@@ -28,7 +28,7 @@ function stored() {
 
 function save() {
   try {
-    localStorage.setItem(kStore, JSON.stringify(state));
+    localStorage.setItem(kStore, JSON.stringify(state, (name, value) => (name === "busy" ? undefined : value)));
   } catch {
     say("This browser does not keep the conversation: its storage is full or closed.");
   }
@@ -77,21 +77,22 @@ async function errorText(response) {
   }
 }
 
-/// A good answer. Asks for the key when the server wants one. Fails with Lost, or with the server's text.
+/// A good answer. Asks for the key when the server wants one. Fails with Lost, or with the server's text. Without a
+/// signal the answer must come within seconds.
 async function call(path, options, signal) {
   for (;;) {
     const used = key;
     let response;
     try {
       const headers = { "Content-Type": "application/json", ...(used && { Authorization: `Bearer ${used}` }) };
-      response = await fetch(path, { ...options, headers, signal, cache: "no-store" });
+      response = await fetch(path, { ...options, headers, signal: signal ?? AbortSignal.timeout(15000), cache: "no-store" });
     } catch (error) {
       if (error.name === "AbortError") throw error;
       throw new Lost();
     }
     if (response.ok) return response;
     if (response.status !== 401) throw new Error(await errorText(response));
-    if (used === key) await unlessAborted(askKey(used !== ""), signal);
+    if (used === key) await (signal ? unlessAborted(askKey(used !== ""), signal) : askKey(used !== ""));
   }
 }
 
@@ -130,6 +131,7 @@ function say(text, passing = false) {
 const turns = () => state[mode()];
 const mode = () => (props.template === "none" ? "text" : state.mode || (props.template === "plain" ? "text" : "chat"));
 let stopper = null;  // while an answer is under way
+let atEnd = true;    // the log shows its end, and goes on doing so
 
 /// Runs of text and of code between ``` lines.
 function pieces(text) {
@@ -171,7 +173,6 @@ function addTurn(turn) {
   log.querySelector(".empty")?.remove();
   log.append(box);
   const show = () => {
-    const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 60;
     showText(text, turn.content);
     meta.textContent = turn.meta ?? "";
     meta.hidden = !turn.meta;
@@ -229,17 +230,22 @@ function requestBody() {
   if (props.template === "none") return { ...body, prompt: said.flatMap((turn) => turn.content.match(/\d+/g) ?? []).map(Number) };
   if (mode() === "text") return { ...body, prompt: said.map((turn) => turn.content).join("") };
   const system = $("system").value ? [{ role: "system", content: $("system").value }] : [];
-  return { ...body, messages: [...system, ...said.map(({ role, content }) => ({ role, content }))] };
+  const messages = [];
+  for (const { role, content } of said) {  // where an answer failed, two messages of one person become one: templates want turns
+    if (messages.at(-1)?.role === role) messages.at(-1).content += `\n\n${content}`;
+    else messages.push({ role, content });
+  }
+  return { ...body, messages: [...system, ...messages] };
 }
 
 function summary(finish, usage, seconds) {
   const parts = [];
   if (usage) {
-    const rate = seconds > 0 && usage.completion_tokens > 1 ? ` (${number((usage.completion_tokens - 1) / seconds, 1)} a second)` : "";
+    const rate = seconds > .2 && usage.completion_tokens > 1 ? ` (${number((usage.completion_tokens - 1) / seconds, 1)} a second)` : "";
     const cached = usage.prompt_tokens_details?.cached_tokens;
     parts.push(`${number(usage.completion_tokens)} tokens${rate}`, `prompt ${number(usage.prompt_tokens)}${cached ? `, ${number(cached)} cached` : ""}`);
   }
-  if (finish === "length") parts.push("cut at the most tokens");
+  if (finish === "length") parts.push("cut at the limit of tokens");
   if (finish === "stopped") parts.push("stopped");
   return parts.join(" · ");
 }
@@ -248,7 +254,9 @@ function summary(finish, usage, seconds) {
 async function post(path, body, signal) {
   for (let wait = 1;; wait = Math.min(2 * wait, 8)) {
     try {
-      return await call(path, { method: "POST", body }, signal);
+      const response = await call(path, { method: "POST", body }, signal);
+      if (wait > 1) say("");
+      return response;
     } catch (error) {
       if (!(error instanceof Lost)) throw error;
       say("No connection to the server. The message is sent again when it is back.");
@@ -334,6 +342,8 @@ function fit() {
   input.style.height = `${input.scrollHeight + 2}px`;
 }
 
+log.addEventListener("scroll", () => { atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 60; });
+new ResizeObserver(() => { if (atEnd) log.scrollTop = log.scrollHeight; }).observe(log);
 input.addEventListener("input", fit);
 input.addEventListener("keydown", (event) => {
   if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
@@ -370,7 +380,7 @@ parameters.addEventListener("input", () => {
   save();
 });
 parameters.addEventListener("submit", (event) => event.preventDefault());
-$("reset").addEventListener("click", () => {
+$("clear").addEventListener("click", () => {
   parameters.reset();
   state.settings = {};
   save();
@@ -436,6 +446,7 @@ function showSlots({ queue, running, step }) {
   if (rates.length > 60) rates.shift();
   const top = Math.max(1, ...rates);
   $("history").firstChild.setAttribute("points", rates.map((rate, i) => `${60 - rates.length + i + .5},${19 - 17 * rate / top}`).join(" "));
+  $("history-text").textContent = `Last minute; highest ${number(Math.max(...rates), 1)}`;
   showBar($("batch-bar"), $("batch"), [
     ["decoding sequences", "used", step.decode_seqs, number(step.decode_seqs)],
     ["prompt tokens", "cached", step.prompt_tokens, number(step.prompt_tokens)],
@@ -472,7 +483,7 @@ function showProps(now) {
 
 let wake = () => {};  // ends the pause between two looks
 const pause = (ms) => Promise.race([delay(ms), new Promise((resolve) => { wake = resolve; })]);
-const get = async (path) => (await call(path, {}, new AbortController().signal)).json().catch(() => { throw new Lost(); });
+const get = async (path) => (await call(path, {})).json().catch(() => { throw new Lost(); });
 
 async function look() {
   showProps(await get("props"));
