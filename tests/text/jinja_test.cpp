@@ -364,8 +364,8 @@ TEST(Jinja, BoundsStopATemplate) {
   expect_stop(
       "{% set ns = namespace(t='x') %}{% for i in range(60) %}{% set ns.t = ns.t|replace('x', 'xx') %}{% endfor %}",
       "more than");
-  expect_stop("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "nests deeper than 1000 levels");
-  expect_stop("{% macro m() %}{% call m() %}{% endcall %}{% endmacro %}{{ m() }}", "nests deeper than 1000 levels");
+  expect_stop("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "nests deeper than 500 levels");
+  expect_stop("{% macro m() %}{% call m() %}{% endcall %}{% endmacro %}{{ m() }}", "nests deeper than 500 levels");
   expect_stop("{{ range(100001) }}", "range() has more than 100000 elements");
   expect_stop("{{ range(-9223372036854775807, 9223372036854775807, 9223372036854775807)|list }}",
               "[-9223372036854775807, 0]");
