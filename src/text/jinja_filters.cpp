@@ -359,7 +359,7 @@ Value to_json(Args& a) {
     n ? in.add(size_t(std::max<int64_t>(*n, 0)), ' ') : in.add(*indent->text());
   }
   const std::string margin = in.take();
-  if (indent && !indent->as<None>()) style.indent = &margin, style.comma = ",";
+  if (indent && !indent->as<None>()) style.indent = &margin, style.comma.pop_back();  // a line end comes after it
   if (separators && !separators->as<None>()) {
     const ListRef both = iterate(a.run, *separators);
     if (both->items.size() != 2) trouble("'separators' of tojson are two texts");
@@ -370,9 +370,17 @@ Value to_json(Args& a) {
   return a.run.text(to.take());
 }
 
+/// An attribute and never a key: dictionaries have none but their methods.
+Value attr(Args& a) {
+  const std::string name = a.text(0, "name");
+  if (a.self.as<DictRef>() && !find_method(a.self, name))
+    return a.run.undefined("dict object has no attribute '{}'", name);
+  return attribute(a.run, a.self, name);
+}
+
 constexpr NativeRow kFilters[] = {
     {"abs", absolute},
-    {"attr", [](Args& a) { return attribute(a.run, a.self, a.text(0, "name")); }},
+    {"attr", attr},
     {"capitalize", [](Args& a) { return as_method(a, "capitalize"); }},
     {"count", [](Args& a) -> Value { return {length(a.run, a.self)}; }},
     {"d", otherwise},

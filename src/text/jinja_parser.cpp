@@ -116,7 +116,7 @@ class Parser {
     if (tag == "with") return with_block(token);
     if (tag == "generation")
       return finish("endgeneration", node_of(NodeKind::with_block, token, "", read_block({"endgeneration"})));
-    if (tag != "break" && tag != "continue") wrong(token, "tag '{}' is not supported", tag);
+    if (tag != "break" && tag != "continue") wrong(token, "tag '{}' is not supported here", tag);
     if (loops_ == 0) wrong(token, "'{}' outside of a loop", tag);
     expect_close();
     return node(tag == "break" ? NodeKind::break_loop : NodeKind::continue_loop, token);

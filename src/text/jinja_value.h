@@ -19,7 +19,7 @@ struct Limits {
   uint64_t steps = 20'000'000;           ///< nodes evaluated, values visited and pieces of 64 bytes copied
   uint64_t bytes = uint64_t(512) << 20;  ///< bytes of all values made, kept or not
   uint64_t output = uint64_t(64) << 20;  ///< bytes of the text
-  int depth = 1000;                      ///< nested evaluations, macros called by macros among them
+  int depth = 500;                       ///< nested evaluations, macros called by macros among them
 };
 
 /// Lists in lists: deeper ones are refused, which keeps every walk over a value safe.

@@ -13,6 +13,8 @@ constexpr std::string_view kFunction = "<function=", kFunctionEnd = "</function>
 constexpr std::string_view kArgs = "[ARGS]", kCallId = "[CALL_ID]", kSeparator = "<｜tool▁sep｜>";
 /// Deeper JSON is no call; it keeps recursive uses of a document safe.
 constexpr int kMaxDepth = 100;
+/// Bytes before the JSON of a call: names end, so that a long text is not searched again with each piece.
+constexpr size_t kMaxHead = 1024;
 
 struct FormatFacts {
   std::vector<std::string_view> markers, closers, noise;  ///< noise: tags around several calls, which say nothing
@@ -232,6 +234,7 @@ OutputParser::Found OutputParser::find_json_begin(size_t at) {
     const size_t separator = text.find(kSeparator, at), name = separator + kSeparator.size();
     const size_t line = separator == text.npos ? text.npos : text.find('\n', name);
     json_ = line == text.npos ? text.npos : text.find('{', line);
+    if (std::min(json_, text.size()) - at > kMaxHead) return Found::no;
     if (json_ == text.npos) return Found::more;
     name_ = strip(text.substr(name, line - name), nullptr, true, true);
     const bool plain = strip(text.substr(line, json_ - line), nullptr, true, true) == "```json";
@@ -240,6 +243,7 @@ OutputParser::Found OutputParser::find_json_begin(size_t at) {
   if (text[at] == '{' || text[at] == '[') return Found::yes;
   if (options_.format != ToolFormat::mistral) return Found::no;
   json_ = text.find('{', at);
+  if (std::min(json_, text.size()) - at > kMaxHead) return Found::no;
   const std::string_view head = text.substr(at, json_ - at);
   const auto is_name = [](char c) { return isalnum(uint8_t(c)) || c == '_' || c == '-' || c == '.'; };
   name_ = head.substr(0, size_t(std::find_if_not(head.begin(), head.end(), is_name) - head.begin()));

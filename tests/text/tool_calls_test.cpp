@@ -174,6 +174,19 @@ TEST(ToolCalls, TextThatCannotBecomeACallIsNotHeldBack) {
   EXPECT_EQ(parser.finish().content, " ");
 }
 
+TEST(ToolCalls, TextWithoutAnEndIsGivenUpOn) {
+  const std::string word(5000, 'a'), begin = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>";
+  for (const auto& [format, text] : {std::pair(ToolFormat::mistral, "[TOOL_CALLS]" + word + "[ARGS]{}"),
+                                     std::pair(ToolFormat::deepseek, begin + word + "\n```json\n{}\n```")}) {
+    EXPECT_EQ(shown(read({format}, text, 1)), fmt::format("content '{}' reasoning ''", text));
+    EXPECT_EQ(shown(read({format}, text, text.size())), fmt::format("content '{}' reasoning ''", text));
+    OutputParser parser({format});
+    EXPECT_GT(parser.feed(text.substr(0, 2000)).content.size(), 1900u);  // it is not held back until the end
+  }
+  EXPECT_EQ(result(ToolFormat::mistral, "[TOOL_CALLS]" + word.substr(0, 64) + "[ARGS]{}"),
+            "content '' reasoning '' call " + word.substr(0, 64) + " {}");
+}
+
 TEST(ToolCalls, IdsFollowTheSeed) {
   const auto id = [](uint64_t seed) {
     OutputParser::Options options{ToolFormat::tags};

@@ -1,0 +1,73 @@
+// Fuzz target of the layer text. 'T' and the source of a template: it gives a text within its bounds or a reason, twice the same.
+// Any other byte chooses how an answer is read, the next one how it is cut: in pieces it must be the same as at once.
+#include "text/chat_template.h"
+#include "text/tool_calls.h"
+
+namespace {
+
+using namespace ridge;
+using namespace ridge::text;
+
+void try_template(std::string_view source) {
+  static const ChatInput input = [] {
+    ChatInput made;
+    made.messages = Json::parse(
+        R"([{"role": "system", "content": "Be brief."}, {"role": "user", "content": [{"type": "text", "text": "é"}]},
+        {"role": "assistant", "content": null, "reasoning_content": "Hm.", "tool_calls": [{"id": "abcdefghi", "type": "function",
+        "function": {"name": "f", "arguments": {"x": [1, 2.5, null, true]}}}]}, {"role": "tool", "content": "7"}])");
+    made.tools = Json::parse(R"([{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}])");
+    made.bos_token = "<s>", made.eos_token = "</s>";
+    return made;
+  }();
+  const jinja::Limits limits{.steps = 100'000, .bytes = uint64_t(4) << 20, .output = uint64_t(1) << 16};
+  const Result<ChatTemplate> chat = ChatTemplate::parse(source);
+  if (!chat) return;
+  const Result<std::string> prompt = chat->render(input, limits), again = chat->render(input, limits);
+  RIDGE_CHECK(prompt.has_value() == again.has_value(), "the second time it {}",
+              again ? "renders" : again.error().message);
+  if (!prompt) return;
+  RIDGE_CHECK(prompt->size() <= limits.output, "{} bytes", prompt->size());
+  RIDGE_CHECK(*prompt == *again, "another text the second time: {}", *again);
+}
+
+/// Content, reasoning and calls in one text.
+std::string read(const OutputParser::Options& options, std::string_view answer, size_t piece) {
+  OutputParser parser(options);
+  std::string content, reasoning, calls;
+  const auto add = [&](const OutputDelta& delta) {
+    content += delta.content, reasoning += delta.reasoning;
+    for (const ToolCall& call : delta.calls) {
+      RIDGE_CHECK(!call.name.empty() && !call.id.empty(), "a call without a name or id");
+      RIDGE_CHECK(Json::parse(call.arguments, nullptr, false).is_object(), "arguments are no object: {}",
+                  call.arguments);
+      calls += fmt::format("\n{} {} {}", call.id, call.name, call.arguments);
+    }
+  };
+  for (size_t at = 0; at < answer.size(); at += piece) add(parser.feed(answer.substr(at, piece)));
+  add(parser.finish());
+  const bool changes = options.format != ToolFormat::none || options.reasoning || options.in_reasoning;
+  RIDGE_CHECK(changes || content == answer, "content changes: {}", content);
+  return content + "\nreasoning: " + reasoning + calls;
+}
+
+void try_answer(uint8_t choice, uint8_t cut, std::string_view answer) {
+  OutputParser::Options options{ToolFormat(choice % 7)};
+  options.reasoning = choice / 7 % 2 == 0;
+  options.in_reasoning = choice / 14 % 2 == 1;
+  options.tools = Json::parse(
+      R"([{"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": {"type": "integer"}, "s": {"type": "string"}}}}}])");
+  const std::string whole = read(options, answer, answer.size() + 1);
+  for (const size_t piece : {size_t(1), size_t(2) + cut % 32}) {
+    const std::string pieces = read(options, answer, piece);
+    RIDGE_CHECK(pieces == whole, "pieces of {} bytes give {}\nand the whole gives {}", piece, pieces, whole);
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const std::string_view bytes(reinterpret_cast<const char*>(data), size);
+  if (bytes.starts_with('T')) try_template(bytes.substr(1));
+  else if (size >= 2) try_answer(data[0], data[1], bytes.substr(2));
+  return 0;
+}
