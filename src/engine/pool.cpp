@@ -381,7 +381,6 @@ Status SequencePool::fill(SeqId seq, int n, uint64_t seed) {
 PoolReport SequencePool::report() const {
   PoolReport report{.n_pages = memory_->n_pages(),
                     .pages_free = int(free_pages_.size()),
-                    .pages_shared = int(std::ranges::count_if(holders_, [](int n) { return n > 1; })),
                     .n_slots = memory_->n_slots(),
                     .slots_free = int(free_slots_.size()),
                     .sequences = int(std::ranges::count_if(sequences_, &Sequence::open)),
@@ -393,7 +392,8 @@ PoolReport SequencePool::report() const {
   for (const Sequence& s : sequences_)
     for (const int32_t page : s.pages) of_sequence[size_t(page)] = true;
   for (size_t page = 0; page < holders_.size(); ++page)
-    report.pages_of_checkpoints += holders_[page] > 0 && !of_sequence[page];
+    if (of_sequence[page]) report.pages_shared += holders_[page] > 1;
+    else report.pages_of_checkpoints += holders_[page] > 0;
   report.used_bytes = (report.n_pages - report.pages_free) * report.page_bytes +
                       (report.n_slots - report.slots_free) * report.slot_bytes;
   return report;

@@ -31,7 +31,9 @@ struct TrimReport {
 };
 
 struct PoolReport {
-  int n_pages = 0, pages_free = 0, pages_shared = 0, pages_of_checkpoints = 0;  ///< only checkpoints hold the last
+  int n_pages = 0, pages_free = 0;
+  int pages_shared = 0;          ///< held by a sequence and by others
+  int pages_of_checkpoints = 0;  ///< held by checkpoints only
   int n_slots = 0, slots_free = 0, sequences = 0, checkpoints = 0;
   int64_t page_bytes = 0, slot_bytes = 0;  ///< of one
   int64_t used_bytes = 0;                  ///< pages and slots with a holder

@@ -78,7 +78,7 @@ Json pool_json(Scheduler& scheduler, Lane& lane, bool by_page) {
   const int cached = pool.pages_of_checkpoints;
   json["pages"] = {{"total", pool.n_pages},
                    {"free", pool.pages_free},
-                   {"used", pool.n_pages - pool.pages_free - cached},
+                   {"used", pool.n_pages - pool.pages_free - cached - pool.pages_shared},
                    {"shared", pool.pages_shared},
                    {"cached", cached}};
   json["slots"] = {{"total", pool.n_slots}, {"free", pool.slots_free}};
@@ -241,12 +241,13 @@ std::string metrics_text(Scheduler& scheduler, const http::Counts& counts) {
     add("gauge", "requests_running", "Requests with a place in the cache.", double(running));
     add("gauge", "requests_parked", "Requests whose cache is in host memory.", double(parked));
     add("gauge", "requests_waiting", "Requests in the queue.", double(s.n_waiting()));
-    constexpr std::string_view kPages[] = {"free", "used", "cached"};
+    constexpr std::string_view kPages[] = {"free", "used", "shared", "cached"};
     text += "# HELP ridge_kv_pages Pages of 128 tokens by state.\n# TYPE ridge_kv_pages gauge\n";
     for (const auto& [kv, lane] : s.lanes()) {
       const PoolReport p = lane->pool().report();
-      const int n[] = {p.pages_free, p.n_pages - p.pages_free - p.pages_of_checkpoints, p.pages_of_checkpoints};
-      for (int i = 0; i < 3; ++i)
+      const int used = p.n_pages - p.pages_free - p.pages_shared - p.pages_of_checkpoints;
+      const int n[] = {p.pages_free, used, p.pages_shared, p.pages_of_checkpoints};
+      for (int i = 0; i < 4; ++i)
         text += fmt::format("ridge_kv_pages{{kv=\"{}\",state=\"{}\"}} {}\n", kv, kPages[i], n[i]);
     }
     text += "# HELP ridge_kv_bytes Bytes of pages and slots in use.\n# TYPE ridge_kv_bytes gauge\n";

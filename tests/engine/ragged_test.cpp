@@ -426,7 +426,8 @@ class Ragged {
     ASSERT_EQ(r.sequences, ssize(sequences_)) << "step " << step_;
     ASSERT_EQ(r.checkpoints, ssize(checkpoints_)) << "step " << step_;
     ASSERT_EQ(r.n_pages - r.pages_free, used) << "step " << step_;
-    ASSERT_EQ(r.pages_shared, std::ranges::count_if(holders, [](auto& h) { return h.second > 1; })) << "step " << step_;
+    ASSERT_EQ(r.pages_shared, std::ranges::count_if(by_sequences, [&](auto& h) { return holders.at(h.first) > 1; }))
+        << "step " << step_;
     ASSERT_EQ(r.pages_of_checkpoints, ssize(holders) - ssize(by_sequences)) << "step " << step_;
     ASSERT_EQ(r.n_slots - r.slots_free, slots) << "step " << step_;
     ASSERT_EQ(r.used_bytes, used * page_bytes + slots * slot_bytes) << "step " << step_;

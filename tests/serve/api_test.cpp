@@ -531,8 +531,8 @@ TEST_F(ApiTest, ViewsSayWhatRuns) {
     EXPECT_EQ(slots["running"][0]["state"], "decode");
     EXPECT_GT(slots["running"][0]["n_generated"].get<int>(), 0);
   }
-  EXPECT_EQ(kv["pages"]["total"],
-            kv["pages"]["free"].get<int>() + kv["pages"]["used"].get<int>() + kv["pages"]["cached"].get<int>());
+  EXPECT_EQ(kv["pages"]["total"], kv["pages"]["free"].get<int>() + kv["pages"]["used"].get<int>() +
+                                      kv["pages"]["shared"].get<int>() + kv["pages"]["cached"].get<int>());
   EXPECT_EQ(kv["layers"].size(), size_t(model().info().n_layers));
   EXPECT_TRUE(running.get());
   const std::string metrics = client().get("/metrics")->body;
