@@ -16,7 +16,10 @@ function(ridge_target name)
     target_compile_options(${name} PUBLIC $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${RIDGE_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer>)
     target_link_options(${name} PUBLIC -fsanitize=${RIDGE_SANITIZE})
   else()
-    target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fstack-protector-strong>)
+    # -U: distributions predefine a lower level. Without optimisation the macro only warns.
+    target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fstack-protector-strong>
+                                           "$<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:SHELL:-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3>")
+    target_link_options(${name} PRIVATE $<$<CONFIG:Release>:LINKER:-z,relro,-z,now,-z,noexecstack>)
   endif()
   if(RIDGE_FUZZ)
     target_compile_options(${name} PRIVATE -fsanitize=fuzzer-no-link)
