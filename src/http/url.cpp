@@ -98,7 +98,7 @@ std::string_view host_name(std::string_view host_field) {
   size_t end = std::min(host_field.find(':'), host_field.size());
   if (!host_field.empty() && host_field[0] == '[') {
     end = host_field.find(']');
-    if (end == host_field.npos) return {};
+    if (end == host_field.npos || end == 1) return {};
     ++end;
   }
   if (end < host_field.size() && (host_field[end] != ':' || !port_of(host_field.substr(end + 1)))) return {};

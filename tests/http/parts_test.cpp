@@ -35,7 +35,7 @@ TEST(Url, IsTakenApart) {
   EXPECT_EQ(parts("http://[::1]:9/v1/x?y=z"), "::1 9 /v1/x?y=z");
   EXPECT_EQ(parts("host?y"), "host 80 /?y");
   for (const char* bad : {"", "https://a", "http://", "http://:80", "a:", "a:x", "a:65536", "u:p@a", "a b",
-                          "http://a/\n", "[::1", "[::1]x"}) {
+                          "http://a/\n", "[::1", "[::1]x", "[]:9"}) {
     const auto url = parse_url(bad);
     ASSERT_FALSE(url) << bad;
     EXPECT_EQ(url.error().kind, ErrorKind::usage);
