@@ -1,7 +1,7 @@
 #include "grammar/constraint.h"
 
 #include <algorithm>
-#include <cstring>
+#include <bit>
 
 namespace ridge::grammar {
 namespace {
@@ -11,24 +11,113 @@ constexpr uint32_t kSmallTrie = 64;            ///< trie nodes; below so few a w
 constexpr size_t kMaxMatcherBytes = 64 << 20;  ///< states of a matcher are thrown away beyond
 constexpr size_t kMaxAnswerBytes = 4 << 20;    ///< the same for one answer's
 
-/// Walks what is below trie node `from`. visit(node, state) is called where the state is not dead and says whether to go
-/// on below.
-template <class Visit>
-void walk_trie(const Vocabulary& vocabulary, Matcher& matcher, Matcher::State state, uint32_t from,
-               const Visit& visit) {
-  std::vector<Matcher::State> path(vocabulary.longest() - vocabulary.depth(from) + 1, state);
-  uint32_t node = from + 1;
-  uint64_t steps = 0;
-  for (const uint32_t end = vocabulary.end(from), base = vocabulary.depth(from); node < end; ++steps) {
-    const uint32_t depth = vocabulary.depth(node) - base;
-    const Matcher::State next = matcher.after(path[depth - 1], vocabulary.byte(node));
-    path[depth] = next;
-    node = next != Matcher::kDead && visit(node, next) ? node + 1 : vocabulary.end(node);
-  }
-  matcher.work(steps);
-}
+void add_token(std::vector<uint64_t>& mask, int32_t token) { mask[size_t(token) / 64] |= uint64_t(1) << (token % 64); }
 
 }  // namespace
+
+/// Collects the tokens that a state of a matcher reads. Stacks that read any of many bytes would have a walk see most of
+/// the trie: their part comes from pieces of n_rules rules, where that is not 0. The caller holds the mutex of the pieces.
+class TokenWalk {
+ public:
+  using State = Matcher::State;
+  TokenWalk(const CompiledGrammar& compiled, Matcher& matcher, int n_rules, std::vector<uint64_t>& mask)
+      : compiled_(compiled), vocabulary_(compiled.vocabulary()), matcher_(matcher), n_rules_(n_rules), mask_(mask) {}
+
+  void collect(State state, uint32_t from) {
+    if (n_rules_ == 0 || !matcher_.is_wide(state)) return walk(state, from, n_rules_ > 0);
+    struct Group {
+      std::vector<Matcher::Frame> tops;
+      std::set<std::vector<uint32_t>> cuts;
+      bool wide = false;
+    };
+    std::map<Matcher::Frame, Group> groups;  // by the frames below
+    for (const Matcher::Frame top : matcher_.stacks(state)) {
+      if (top == Matcher::kEnd) continue;
+      CompiledGrammar::Cut cut = compiled_.cut(matcher_, top, n_rules_);
+      Group& group = groups[cut.below];
+      group.tops.push_back(top);
+      group.cuts.insert(std::move(cut.frames));
+      group.wide = group.wide || matcher_.is_wide_frame(top);
+    }
+    std::vector<Matcher::Frame> narrow;
+    for (auto& [below, group] : groups) {
+      if (!group.wide) narrow.insert(narrow.end(), group.tops.begin(), group.tops.end());
+      else if (!add_piece(group.cuts, below, from)) walk(matcher_.state_of(std::move(group.tops)), from, false);
+    }
+    if (!narrow.empty()) walk(matcher_.state_of(std::move(narrow)), from, true);
+  }
+
+  const std::vector<uint32_t>& exits() const { return exits_; }
+  uint32_t reach() const { return reach_; }
+
+ private:
+  /// False if the stacks are so deep that the piece, found without what is below, could go beyond kMaxStack frames.
+  bool add_piece(const std::set<std::vector<uint32_t>>& cuts, Matcher::Frame below, uint32_t from) {
+    const auto piece = compiled_.piece(cuts, from, n_rules_);
+    const uint32_t reach = matcher_.frame(below).depth + piece->reach;
+    reach_ = std::max(reach_, reach);
+    if (reach > kMaxStack) return false;
+    for (size_t i = 0; i < piece->mask.size(); ++i) mask_[i] |= piece->mask[i];
+    for (const int32_t token : piece->tokens) add_token(mask_, token);
+    matcher_.work((piece->mask.size() + piece->tokens.size() + piece->exits.size()) / 8);
+    if (piece->exits.empty()) return true;
+    if (below == Matcher::kEnd) {
+      exits_.insert(exits_.end(), piece->exits.begin(), piece->exits.end());
+      return true;
+    }
+    const State next = matcher_.after_child(below);
+    for (const uint32_t exit : piece->exits) go_on(next, exit);
+    return true;
+  }
+
+  /// The text up to `node` leads to the state; its own token is known.
+  void go_on(State state, uint32_t node) {
+    if (matcher_.can_end(state)) exits_.push_back(node);
+    if (vocabulary_.end(node) - node <= kSmallTrie) walk(state, node, true);
+    else collect(state, node);
+  }
+
+  void walk(State state, uint32_t from, bool may_cut) {
+    const uint32_t end = vocabulary_.end(from), base = vocabulary_.depth(from);
+    const size_t path = path_.size();  // a walk within a walk goes on above
+    path_.resize(path + vocabulary_.longest() - base + 1);
+    path_[path] = state;
+    uint64_t steps = 0;
+    State last = Matcher::kDead;
+    for (uint32_t node = from + 1; node < end; ++steps) {
+      const uint32_t depth = vocabulary_.depth(node) - base;
+      const State before = path_[path + depth - 1], next = matcher_.after(before, vocabulary_.byte(node));
+      if (before != last) reach_ = std::max(reach_, matcher_.reach(last = before));
+      const uint32_t node_end = vocabulary_.end(node);
+      if (next == Matcher::kDead) {
+        node = node_end;
+        continue;
+      }
+      path_[path + depth] = next;
+      for (const int32_t token : vocabulary_.tokens(node)) add_token(mask_, token);
+      if (node_end == node + 1) {
+        ++node;
+      } else if (may_cut && node_end - node > kSmallTrie && matcher_.is_wide(next)) {
+        go_on(next, node);
+        node = node_end;
+      } else {
+        if (matcher_.can_end(next)) exits_.push_back(node);
+        ++node;
+      }
+    }
+    path_.resize(path);
+    matcher_.work(steps);
+  }
+
+  const CompiledGrammar& compiled_;
+  const Vocabulary& vocabulary_;
+  Matcher& matcher_;
+  const int n_rules_;
+  std::vector<uint64_t>& mask_;
+  std::vector<uint32_t> exits_;
+  std::vector<State> path_;
+  uint32_t reach_ = 0;
+};
 
 CompiledGrammar::CompiledGrammar(Grammar grammar, std::shared_ptr<const Vocabulary> vocabulary, size_t max_cache_bytes)
     : grammar_(std::move(grammar)), vocabulary_(std::move(vocabulary)), max_cache_bytes_(max_cache_bytes) {
@@ -63,10 +152,10 @@ Result<std::shared_ptr<const CompiledGrammar>> CompiledGrammar::make(Grammar gra
   }
 }
 
-CompiledGrammar::Cut CompiledGrammar::cut(const Matcher& matcher, Matcher::Frame top) const {
+CompiledGrammar::Cut CompiledGrammar::cut(const Matcher& matcher, Matcher::Frame top, int n_rules) const {
   Cut cut{.below = top};
   const auto longest = uint32_t(vocabulary_->longest());
-  for (size_t n = 0; n < kMaxCutFrames && cut.below != Matcher::kEnd; ++n) {
+  for (size_t n = 0; n < kMaxCutFrames && cut.below != Matcher::kEnd && n_rules > 0; ++n) {
     const Matcher::FrameData& frame = matcher.frame(cut.below);
     const Node& node = grammar_.nodes[frame.node];
     uint32_t at = frame.at;
@@ -75,23 +164,49 @@ CompiledGrammar::Cut CompiledGrammar::cut(const Matcher& matcher, Matcher::Frame
       if (at < node.min && node.min - at > longest) at = 0;
       if (at > node.min && node.max != kUnbounded && node.max - at > longest) at = node.min;
     }
-    const uint32_t words[2] = {frame.node, at};
-    cut.key.append(reinterpret_cast<const char*>(words), sizeof words);
+    cut.frames.insert(cut.frames.end(), {frame.node, at});
     cut.below = frame.parent;
-    if (grammar_.closes[frame.node]) break;
+    n_rules -= grammar_.closes[frame.node];
   }
   return cut;
 }
 
-std::shared_ptr<const CompiledGrammar::Piece> CompiledGrammar::piece(const Cut& cut, uint32_t from) const {
-  std::string key = cut.key;
-  key.append(reinterpret_cast<const char*>(&from), sizeof from);
-  const std::lock_guard lock(mutex_);
+std::shared_ptr<const Piece> CompiledGrammar::piece(const std::set<std::vector<uint32_t>>& cuts, uint32_t from,
+                                                    int n_rules) const {
+  std::vector<uint32_t> words{from, uint32_t(n_rules)};
+  for (const std::vector<uint32_t>& frames : cuts) {
+    words.push_back(uint32_t(frames.size()));
+    words.insert(words.end(), frames.begin(), frames.end());
+  }
+  std::string key(reinterpret_cast<const char*>(words.data()), words.size() * sizeof words[0]);
   if (const auto place = places_.find(key); place != places_.end()) {
     entries_.splice(entries_.begin(), entries_, place->second);
     return place->second->piece;
   }
-  auto piece = make_piece(cut, from);
+  std::vector<Matcher::Frame> tops;
+  for (const std::vector<uint32_t>& frames : cuts) {
+    Matcher::Frame top = Matcher::kEnd;
+    for (size_t i = frames.size(); i > 0; i -= 2) top = matcher_->push(frames[i - 2], frames[i - 1], top);
+    tops.push_back(top);
+  }
+  auto piece = std::make_shared<Piece>();
+  piece->mask.assign(vocabulary_->n_words(), 0);
+  TokenWalk walk(*this, *matcher_, n_rules - 1, piece->mask);
+  walk.collect(matcher_->state_of(std::move(tops)), from);
+  piece->exits = walk.exits();
+  std::sort(piece->exits.begin(), piece->exits.end());
+  piece->exits.erase(std::unique(piece->exits.begin(), piece->exits.end()), piece->exits.end());
+  piece->reach = walk.reach();
+  size_t n_tokens = 0;
+  for (const uint64_t bits : piece->mask) n_tokens += size_t(std::popcount(bits));
+  if (n_tokens < vocabulary_->n_words()) {
+    piece->tokens.reserve(n_tokens);
+    for (size_t word = 0; word < piece->mask.size(); ++word)
+      for (uint64_t bits = piece->mask[word]; bits != 0; bits &= bits - 1)
+        piece->tokens.push_back(int32_t(word * 64 + size_t(std::countr_zero(bits))));
+    piece->mask = {};
+  }
+
   entries_.push_front({std::move(key), piece});
   places_.emplace(entries_.front().key, entries_.begin());
   cache_bytes_ += piece->size();
@@ -100,33 +215,6 @@ std::shared_ptr<const CompiledGrammar::Piece> CompiledGrammar::piece(const Cut& 
     places_.erase(entries_.back().key);
     entries_.pop_back();
   }
-  return piece;
-}
-
-std::shared_ptr<const CompiledGrammar::Piece> CompiledGrammar::make_piece(const Cut& cut, uint32_t from) const {
-  if (matcher_->size() > kMaxMatcherBytes) matcher_.emplace(grammar_);
-  matcher_->start_work();
-  std::vector<uint32_t> words(cut.key.size() / sizeof(uint32_t));
-  std::memcpy(words.data(), cut.key.data(), cut.key.size());
-  Matcher::Frame top = Matcher::kEnd;
-  for (size_t i = words.size(); i > 0; i -= 2) top = matcher_->push(words[i - 2], words[i - 1], top);
-  const Matcher::State start = matcher_->state_of({top});
-  auto piece = std::make_shared<Piece>();
-  std::vector<Matcher::State> visited{start};
-  walk_trie(*vocabulary_, *matcher_, start, from, [&](uint32_t node, Matcher::State state) {
-    const auto tokens = vocabulary_->tokens(node);
-    piece->tokens.insert(piece->tokens.end(), tokens.begin(), tokens.end());
-    if (matcher_->can_end(state) && vocabulary_->end(node) > node + 1) piece->exits.push_back(node);
-    if (visited.back() != state) visited.push_back(state);
-    return true;
-  });
-  for (const Matcher::State state : visited) piece->reach = std::max(piece->reach, matcher_->reach(state));
-  if (piece->tokens.size() > vocabulary_->n_words()) {
-    piece->mask.assign(vocabulary_->n_words(), 0);
-    for (const int32_t token : piece->tokens) piece->mask[size_t(token) / 64] |= uint64_t(1) << (token % 64);
-    piece->tokens.clear();
-  }
-  piece->tokens.shrink_to_fit();
   return piece;
 }
 
@@ -139,76 +227,41 @@ Constraint::Constraint(std::shared_ptr<const CompiledGrammar> compiled)
     : compiled_(std::move(compiled)), matcher_(compiled_->grammar()), state_(matcher_.start()) {}
 
 void Constraint::start_mask() {
+  held_ = Held::nothing;
   mask_.assign(compiled_->vocabulary().n_words(), 0);
   matcher_.start_work();
   if (!ended_ && matcher_.can_end(state_))
-    for (const int32_t token : compiled_->vocabulary().end_tokens()) add(token);
+    for (const int32_t token : compiled_->vocabulary().end_tokens()) add_token(mask_, token);
 }
 
 std::span<const uint64_t> Constraint::mask() {
   if (held_ == Held::all) return mask_;
-  held_ = Held::nothing;
   start_mask();
-  if (!ended_) collect(state_, 0, true);
+  if (!ended_) {
+    const std::lock_guard lock(compiled_->mutex_);
+    auto& shared = compiled_->matcher_;
+    if (shared->size() > kMaxMatcherBytes) shared.emplace(compiled_->grammar());
+    shared->start_work();
+    TokenWalk(*compiled_, matcher_, 2, mask_).collect(state_, 0);
+  }
   held_ = Held::all;
   return mask_;
 }
 
-/// Adds the tokens below `from` that the state reads. Stacks that read any of many bytes would have a walk see most of
-/// the trie: their part comes from the cache where it can.
-void Constraint::collect(State state, uint32_t from, bool may_cut) {
-  if (!may_cut || !matcher_.is_wide(state)) return walk(state, from, may_cut);
-  const auto all = matcher_.stacks(state);
-  const std::vector<Matcher::Frame> stacks(all.begin(), all.end());
-  std::vector<Matcher::Frame> narrow, wide;
-  for (const Matcher::Frame top : stacks) {
-    if (!matcher_.is_wide_frame(top)) narrow.push_back(top);
-    else if (!add_piece(top, from)) wide.push_back(top);
-  }
-  if (!wide.empty()) walk(matcher_.state_of(std::move(wide)), from, false);
-  if (!narrow.empty()) walk(matcher_.state_of(std::move(narrow)), from, true);
-}
-
-/// False if the stack is so deep that the piece, found without what is below, could go beyond kMaxStack frames.
-bool Constraint::add_piece(Matcher::Frame top, uint32_t from) {
-  const CompiledGrammar::Cut cut = compiled_->cut(matcher_, top);
-  const auto piece = compiled_->piece(cut, from);
-  if (matcher_.frame(cut.below).depth + piece->reach > kMaxStack) return false;
-  for (size_t i = 0; i < piece->mask.size(); ++i) mask_[i] |= piece->mask[i];
-  for (const int32_t token : piece->tokens) add(token);
-  matcher_.work(mask_.size() / 8 + piece->tokens.size());
-  if (cut.below == Matcher::kEnd || piece->exits.empty()) return true;
-  const State below = matcher_.after_child(cut.below);
-  for (const uint32_t exit : piece->exits) {
-    const bool is_small = compiled_->vocabulary().end(exit) - exit <= kSmallTrie;
-    if (is_small) walk(below, exit, true);
-    else collect(below, exit, true);
-  }
-  return true;
-}
-
-void Constraint::walk(State state, uint32_t from, bool may_cut) {
-  const Vocabulary& vocabulary = compiled_->vocabulary();
-  walk_trie(vocabulary, matcher_, state, from, [&](uint32_t node, State next) {
-    for (const int32_t token : vocabulary.tokens(node)) add(token);
-    if (!may_cut || !matcher_.is_wide(next) || vocabulary.end(node) - node <= kSmallTrie) return true;
-    collect(next, node, true);
-    return false;
-  });
-}
-
 std::span<const uint64_t> Constraint::mask_to_end() {
   if (held_ == Held::to_end) return mask_;
-  held_ = Held::nothing;
   start_mask();
   const Vocabulary& vocabulary = compiled_->vocabulary();
-  const uint32_t bytes = matcher_.shortest(state_);
-  if (!ended_ && bytes > 0)
-    walk_trie(vocabulary, matcher_, state_, 0, [&](uint32_t node, State next) {
-      if (matcher_.shortest(next) + vocabulary.depth(node) != bytes) return false;
-      for (const int32_t token : vocabulary.tokens(node)) add(token);
-      return true;
-    });
+  std::vector<Matcher::State> path(vocabulary.longest() + 1, state_);
+  const uint32_t bytes = ended_ ? 0 : matcher_.shortest(state_);
+  for (uint32_t node = 1; bytes > 0 && node < vocabulary.n_nodes();) {
+    const uint32_t depth = vocabulary.depth(node);
+    path[depth] = matcher_.after(path[depth - 1], vocabulary.byte(node));
+    const bool is_near = uint64_t(matcher_.shortest(path[depth])) + depth == bytes;
+    for (const int32_t token : vocabulary.tokens(node))
+      if (is_near) add_token(mask_, token);
+    node = is_near ? node + 1 : vocabulary.end(node);
+  }
   held_ = Held::to_end;
   return mask_;
 }
@@ -224,7 +277,7 @@ bool Constraint::accept(int32_t token) {
   }
   const std::string_view bytes = vocabulary.bytes(token);
   matcher_.start_work();
-  State state = state_;
+  Matcher::State state = state_;
   for (const char byte : bytes) state = matcher_.after(state, uint8_t(byte));
   if (state == Matcher::kDead || bytes.empty()) return false;
   state_ = state;

@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 
 #include "grammar/matcher.h"
 #include "grammar/vocabulary.h"
@@ -13,11 +14,21 @@ namespace ridge::grammar {
 
 inline constexpr size_t kMaskCacheBytes = size_t(32) << 20;
 
+/// What a walk over the tokens finds for the upper frames of a stack.
+struct Piece {
+  std::vector<uint64_t> mask;   ///< of the tokens that the frames read whole, or, if they are few,
+  std::vector<int32_t> tokens;  ///< their list
+  std::vector<uint32_t> exits;  ///< trie nodes with something below where the frames are read to their end
+  uint32_t reach = 0;           ///< frames that it takes above those that go on
+  size_t size() const { return sizeof(*this) + mask.size() * 8 + (tokens.size() + exits.size()) * 4; }
+};
+
 /// A grammar with a vocabulary and the masks that its texts needed so far. Free to share between threads.
 ///
-/// A stack's mask is put together from pieces. A piece belongs to the upper frames of a stack, down to the end of a rule:
-/// it has the tokens that these frames read whole, and the trie nodes at which they are read to their end, from where the
-/// frames below go on. Inside a string the pieces are the same wherever the string stands.
+/// A state's mask is put together from pieces. A piece belongs to the upper frames of stacks, down to the end of a rule,
+/// that have the same frames below: it has the tokens that the upper frames read whole, and the places in the trie at
+/// which they are read to their end, from where the frames below go on. Inside a string the piece is the same wherever the string stands. Pieces of two rules are
+/// made of pieces of one; what they leave to the frames below is little.
 class CompiledGrammar {
  public:
   /// Refuses a vocabulary without tokens of single bytes that the grammar needs: every byte of its literals and one byte
@@ -28,38 +39,33 @@ class CompiledGrammar {
 
   const Grammar& grammar() const { return grammar_; }
   const Vocabulary& vocabulary() const { return *vocabulary_; }
-
-  struct Piece {
-    std::vector<uint64_t> mask;   ///< of the tokens read whole, or, if they are few,
-    std::vector<int32_t> tokens;  ///< their list
-    std::vector<uint32_t> exits;  ///< trie nodes with something below where the frames are read to their end
-    uint32_t reach = 0;           ///< frames that it takes above those that go on
-    size_t size() const { return sizeof(*this) + mask.size() * 8 + (tokens.size() + exits.size()) * 4; }
-  };
-  struct Cut {
-    std::string key;  ///< the upper frames, counts that no token can tell apart made equal
-    Matcher::Frame below = Matcher::kEnd;
-  };
-  /// Where the stack is cut.
-  Cut cut(const Matcher& matcher, Matcher::Frame top) const;
-  /// The piece of the cut-off frames for the tokens below trie node `from`.
-  std::shared_ptr<const Piece> piece(const Cut& cut, uint32_t from) const;
   size_t cache_bytes() const;
 
  private:
-  CompiledGrammar(Grammar grammar, std::shared_ptr<const Vocabulary> vocabulary, size_t max_cache_bytes);
-  std::shared_ptr<const Piece> make_piece(const Cut& cut, uint32_t from) const;
-
+  friend class TokenWalk;
+  friend class Constraint;
+  /// The upper frames of a stack, node and count by turns, counts that no token can tell apart made equal.
+  struct Cut {
+    std::vector<uint32_t> frames;
+    Matcher::Frame below = Matcher::kEnd;
+  };
   struct Entry {
     std::string key;
     std::shared_ptr<const Piece> piece;
   };
+
+  CompiledGrammar(Grammar grammar, std::shared_ptr<const Vocabulary> vocabulary, size_t max_cache_bytes);
+  /// The upper frames of a stack, down to the end of so many rules.
+  Cut cut(const Matcher& matcher, Matcher::Frame top, int n_rules) const;
+  /// The piece of cut-off frames for the tokens below trie node `from`. The caller holds the mutex.
+  std::shared_ptr<const Piece> piece(const std::set<std::vector<uint32_t>>& cuts, uint32_t from, int n_rules) const;
+
   const Grammar grammar_;
   const std::shared_ptr<const Vocabulary> vocabulary_;
   const size_t max_cache_bytes_;
-  mutable std::mutex mutex_;  // guards all below
-  mutable std::optional<Matcher> matcher_;
-  mutable std::list<Entry> entries_;  // the last used first
+  mutable std::mutex mutex_;                // guards all below
+  mutable std::optional<Matcher> matcher_;  // of the pieces
+  mutable std::list<Entry> entries_;        // the last used first
   mutable std::unordered_map<std::string_view, std::list<Entry>::iterator> places_;
   mutable size_t cache_bytes_ = 0;
 };
@@ -86,16 +92,11 @@ class Constraint {
   bool can_end() const { return matcher_.can_end(state_); }
 
  private:
-  using State = Matcher::State;
   void start_mask();
-  void add(int32_t token) { mask_[size_t(token) / 64] |= uint64_t(1) << (token % 64); }
-  void collect(State state, uint32_t from, bool may_cut);
-  bool add_piece(Matcher::Frame top, uint32_t from);
-  void walk(State state, uint32_t from, bool may_cut);
 
   std::shared_ptr<const CompiledGrammar> compiled_;
   Matcher matcher_;
-  State state_;
+  Matcher::State state_;
   bool ended_ = false;
   enum class Held : uint8_t { nothing, all, to_end } held_ = Held::nothing;
   std::vector<uint64_t> mask_;

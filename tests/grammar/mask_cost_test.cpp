@@ -1,0 +1,150 @@
+// Masks over a real vocabulary of 151,936 tokens: the same as by trying every token, and what they cost.
+#include <chrono>
+#include <cstdio>
+
+#include "cases/paths.h"
+#include "grammar/json_schema.h"
+#include "helpers.h"
+#include "io/tokenizer.h"
+
+namespace ridge::grammar {
+namespace {
+
+struct Qwen2 {
+  io::Tokenizer tokenizer;
+  std::vector<std::string> tokens;
+  std::shared_ptr<const Vocabulary> vocabulary;
+};
+
+const Qwen2& qwen2() {
+  static const Qwen2 made = [] {
+    const std::string path = RIDGE_SOURCE_DIR "/models/vocab/qwen2.gguf";
+    const io::GgufFile file = io::open_gguf(path).or_throw();
+    Qwen2 result{io::Tokenizer::make(io::tokenizer_spec_from_gguf(file.gguf, path).or_throw()).or_throw(), {}, {}};
+    std::vector<int32_t> ends;
+    for (int32_t id = 0; id < result.tokenizer.vocab_size(); ++id) {
+      result.tokens.push_back(result.tokenizer.piece(id));
+      if (result.tokenizer.is_end(id)) ends.push_back(id);
+    }
+    result.vocabulary = std::make_shared<Vocabulary>(result.tokens, ends);
+    return result;
+  }();
+  return made;
+}
+
+constexpr const char* kOrder = R"({
+  "type": "object",
+  "properties": {
+    "id": {"type": "string", "format": "uuid"},
+    "customer": {"$ref": "#/$defs/person"},
+    "items": {"type": "array", "minItems": 1, "items": {"type": "object", "properties": {
+      "name": {"type": "string", "maxLength": 40}, "price": {"type": "number", "minimum": 0},
+      "count": {"type": "integer", "minimum": 1, "maximum": 99},
+      "tags": {"type": "array", "items": {"enum": ["new", "used", "sale"]}}},
+      "required": ["name", "price"], "additionalProperties": false}},
+    "note": {"type": "string"},
+    "contacts": {"type": "array", "items": {"$ref": "#/$defs/person"}}},
+  "required": ["id", "customer", "items"], "additionalProperties": false,
+  "$defs": {"person": {"type": "object", "properties": {"name": {"type": "string"}, "email": {"type": "string", "format": "email"},
+    "friend": {"$ref": "#/$defs/person"}}, "required": ["name"], "additionalProperties": false}}})";
+
+constexpr const char* kOrderText =
+    R"({"id": "123e4567-e89b-12d3-a456-426614174000", "customer": {"name": "Zoë O'Neill-Šimek", "email": "zoe@example.org", "friend": {"name": "李雷"}}, "items": [)"
+    R"({"name": "A wooden chair, painted blue", "price": 129.95, "count": 4, "tags": ["new", "sale"]},)"
+    "\n    "
+    R"({"name": "Table", "price": 310}], "note": "Please ring twice; the door is at the back of the house.\nThank you!", "contacts": [{"name": "Ann"}, {"name": "Bob \"B\" Smith"}]})";
+
+constexpr const char* kJsonGbnf = R"(root   ::= object
+value  ::= object | array | string | number | ("true" | "false" | "null") ws
+object ::= "{" ws ( string ":" ws value ("," ws string ":" ws value)* )? "}" ws
+array  ::= "[" ws ( value ("," ws value)* )? "]" ws
+string ::= "\"" ( [^"\\\x7F\x00-\x1F] | "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4}) )* "\"" ws
+number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [0-9] [1-9]{0,15})? ws
+ws ::= | " " | "\n" [ \t]{0,20}
+)";
+
+struct Case {
+  const char* name;
+  Grammar grammar;
+};
+
+std::vector<Case> cases() {
+  return {{"schema", grammar_of_schema(Json::parse(kOrder)).or_throw()},
+          {"any object", any_json_object().or_throw()},
+          {"gbnf json", parse_gbnf(kJsonGbnf).or_throw()},
+          {"gbnf prose",
+           parse_gbnf("root ::= (sentence \"\\n\"?)+\nsentence ::= \" \"? [A-Z] [a-z, ]* \". \"").or_throw()}};
+}
+
+TEST(MaskCostSlow, MasksOverQwen2AreWhatTryingEveryTokenGives) {
+  for (auto& [name, grammar] : cases()) {
+    const auto compiled = CompiledGrammar::make(grammar, qwen2().vocabulary).or_throw();
+    Constraint constraint(compiled);
+    const std::string text =
+        name == std::string_view("gbnf prose") ? "Hello, this is text. And more. \nYes" : kOrderText;
+    std::string read;
+    int n = 0;
+    for (const int32_t token : qwen2().tokenizer.encode(text, false, false)) {
+      if (n++ % 9 == 0) {
+        const auto mask = constraint.mask();
+        ASSERT_EQ(std::vector<uint64_t>(mask.begin(), mask.end()), mask_by_trying(grammar, *qwen2().vocabulary, read))
+            << name << ": " << read;
+      }
+      ASSERT_TRUE(constraint.accept(token)) << name << ": " << read << " then " << qwen2().tokens[size_t(token)];
+      read += qwen2().tokens[size_t(token)];
+    }
+    EXPECT_TRUE(constraint.can_end() || name == std::string_view("gbnf prose")) << name;
+  }
+}
+
+class Times {
+ public:
+  void add(std::chrono::steady_clock::duration time) {
+    us_.push_back(std::chrono::duration<double, std::micro>(time).count());
+  }
+  double at(double part) {
+    std::sort(us_.begin(), us_.end());
+    return us_[size_t(part * double(us_.size() - 1))];
+  }
+  size_t size() const { return us_.size(); }
+
+ private:
+  std::vector<double> us_;
+};
+
+/// Draws documents at infinite temperature, the hardest case: every state that can be reached is. Prints one row a grammar.
+TEST(MaskCostSlow, SteadyStateIsWithinTheBudget) {
+  std::printf(
+      "grammar      documents   masks   first document: p50 p99 max us   steady: p50 p99 max us   accept p99   cache "
+      "KiB\n");
+  for (auto& [name, grammar] : cases()) {
+    const auto compiled = CompiledGrammar::make(grammar, qwen2().vocabulary).or_throw();
+    Rng rng(1);
+    Times first, steady, accepts;
+    constexpr int kDocuments = 60, kWarm = 30;
+    for (int document = 0; document < kDocuments; ++document) {
+      Constraint constraint(compiled);
+      for (int n = 0; n < 150; ++n) {
+        const auto start = std::chrono::steady_clock::now();
+        const auto mask = n < 100 ? constraint.mask() : constraint.mask_to_end();
+        const auto end = std::chrono::steady_clock::now();
+        if (n < 100 && document == 0) first.add(end - start);
+        if (n < 100 && document >= kWarm) steady.add(end - start);
+        const std::vector<int32_t> allowed = tokens_of(mask);
+        ASSERT_FALSE(allowed.empty());
+        const int32_t token = allowed[pick(rng, allowed.size())];
+        const auto before = std::chrono::steady_clock::now();
+        ASSERT_TRUE(constraint.accept(token));
+        accepts.add(std::chrono::steady_clock::now() - before);
+        if (qwen2().vocabulary->is_end(token)) break;
+      }
+    }
+    std::printf("%-12s %9d %7zu %18.1f %.1f %.1f %16.1f %.1f %.1f %13.1f %11zu\n", name, kDocuments, steady.size(),
+                first.at(0.5), first.at(0.99), first.at(1), steady.at(0.5), steady.at(0.99), steady.at(1),
+                accepts.at(0.99), compiled->cache_bytes() / 1024);
+    EXPECT_LT(steady.at(0.5), 50) << name;
+  }
+}
+
+}  // namespace
+}  // namespace ridge::grammar
