@@ -17,6 +17,9 @@ test:  ## install what is missing, build, run every test
 demo:  ## install what is missing, build, generate text and compare KV cache formats
 	scripts/demo
 
+serve:  ## install what is missing, build, open a server with the shipped model
+	scripts/serve
+
 debug:  ## tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	cmake --preset debug && cmake --build --preset debug && ctest --preset debug
 

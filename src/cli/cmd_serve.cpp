@@ -58,7 +58,7 @@ serve::SchedulerOptions scheduler_options(const ServeFlags& flags, Engine& engin
   serve::LaneOptions lane{.kv = flags.kv.choice()};
   lane.n_ctx = flags.n_ctx > 0 ? flags.n_ctx : engine.info().n_ctx_train;
   lane.max_seqs = flags.n_parallel > 0 ? flags.n_parallel : device ? 64 : 16;
-  lane.n_checkpoints = flags.checkpoints >= 0 ? flags.checkpoints : 2 * lane.max_seqs;
+  lane.n_checkpoints = flags.checkpoints >= 0 ? flags.checkpoints : lane.max_seqs;
   lane.checkpoint_every = flags.checkpoint_every;
   lane.batch_tokens = flags.batch_tokens > 0 ? flags.batch_tokens : device ? 2048 : 512;
   lane.max_stall_seconds = 1e-3 * flags.stall_ms;
@@ -181,7 +181,7 @@ Action declare_serve(CLI::App& app) {
   add_whole(app, "--kv-pools", f.n_pools, 1, 16,
             "sets of cache formats that requests may ask for; they share the bytes");
   add_real(app, "--swap-gib", f.swap_gib, 0, 1e6, "GiB of host memory for sequences that wait for room");
-  add_whole(app, "--checkpoints", f.checkpoints, -1, 65536, "prefixes kept for later requests; -1: twice --parallel");
+  add_whole(app, "--checkpoints", f.checkpoints, -1, 65536, "prefixes kept for later requests; -1: as many as --parallel");
   add_whole(app, "--checkpoint-every", f.checkpoint_every, 64, 1 << 26, "tokens of a prompt between two of them");
   add_text(app, "--state-dir", f.state_dir, "FOLDER",
            "keep prefixes here when the server ends, and read them at start");
