@@ -67,7 +67,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view text{reinterpret_cast<const char*>(data) + 1, size - 1};
   auto grammar = grammar_of(data[0], text);
   if (!grammar) {
-    RIDGE_CHECK(!grammar.error().message.empty() && grammar.error().message.size() < 1000, "a failure without a message, or with a long one");
+    RIDGE_CHECK(!grammar.error().message.empty() && grammar.error().message.size() < 1000,
+                "a failure without a message, or with a long one");
     return 0;
   }
   const auto compiled = CompiledGrammar::make(std::move(*grammar), words);

@@ -19,9 +19,12 @@ struct ToyVocabulary {
   int32_t end = 0;
   std::shared_ptr<const Vocabulary> vocabulary;
 
-  explicit ToyVocabulary(std::vector<std::string> words = {"ab", "abc", "ba", "aa", "aaaa", "cab", "bcb", "\"a", "\":", "\",", "\": \"", "{\"",
-                                                           "\"}", "}}", "]}", "[[", "tr", "true", "ue", "null", " \"", ", ", "\n  ", "12",
-                                                           "0.", "-1", "e+", "\\u", "\\n", "é", "中文", "\xE4\xB8", "\xAD", "aaaaaaaaaaaa"}) {
+  explicit ToyVocabulary(std::vector<std::string> words = {"ab",   "abc",      "ba",   "aa",          "aaaa",   "cab",
+                                                           "bcb",  "\"a",      "\":",  "\",",         "\": \"", "{\"",
+                                                           "\"}",  "}}",       "]}",   "[[",          "tr",     "true",
+                                                           "ue",   "null",     " \"",  ", ",          "\n  ",   "12",
+                                                           "0.",   "-1",       "e+",   "\\u",         "\\n",    "é",
+                                                           "中文", "\xE4\xB8", "\xAD", "aaaaaaaaaaaa"}) {
     for (int byte = 0; byte < 256; ++byte) tokens.push_back(std::string(1, char(byte)));
     tokens.insert(tokens.end(), words.begin(), words.end());
     tokens.insert(tokens.end(), {"", "", "</s>"});
@@ -77,7 +80,8 @@ inline std::set<size_t> ends_of(const Grammar& grammar, Expr e, std::string_view
 }
 
 /// The mask by trying every token byte by byte.
-inline std::vector<uint64_t> mask_by_trying(const Grammar& grammar, const Vocabulary& vocabulary, std::string_view text) {
+inline std::vector<uint64_t> mask_by_trying(const Grammar& grammar, const Vocabulary& vocabulary,
+                                            std::string_view text) {
   std::vector<uint64_t> mask(vocabulary.n_words());
   Matcher matcher(grammar);
   Matcher::State state = matcher.start();
@@ -99,7 +103,8 @@ inline std::vector<uint64_t> mask_by_trying(const Grammar& grammar, const Vocabu
 inline std::vector<int32_t> tokens_of(std::span<const uint64_t> mask) {
   std::vector<int32_t> tokens;
   for (size_t word = 0; word < mask.size(); ++word)
-    for (uint64_t bits = mask[word]; bits != 0; bits &= bits - 1) tokens.push_back(int32_t(word * 64 + size_t(std::countr_zero(bits))));
+    for (uint64_t bits = mask[word]; bits != 0; bits &= bits - 1)
+      tokens.push_back(int32_t(word * 64 + size_t(std::countr_zero(bits))));
   return tokens;
 }
 

@@ -34,14 +34,17 @@ inline bool matches(const Json& root, const Json& schema, const Json& value) {
   if (has("enum") && std::ranges::find(schema["enum"], value) == schema["enum"].end()) return false;
   if (has("const") && schema["const"] != value) return false;
   for (const char* keyword : {"anyOf", "oneOf"})
-    if (has(keyword) && std::ranges::none_of(schema[keyword], [&](const Json& one) { return sub(one, value); })) return false;
-  if (has("allOf") && !std::ranges::all_of(schema["allOf"], [&](const Json& one) { return sub(one, value); })) return false;
+    if (has(keyword) && std::ranges::none_of(schema[keyword], [&](const Json& one) { return sub(one, value); }))
+      return false;
+  if (has("allOf") && !std::ranges::all_of(schema["allOf"], [&](const Json& one) { return sub(one, value); }))
+    return false;
   if (value.is_object()) {
     const Json properties = schema.value("properties", Json::object());
     for (const Json& name : schema.value("required", Json::array()))
       if (!value.contains(name.get<std::string>())) return false;
     for (const auto& [name, part] : value.items()) {
-      const Json& other = properties.contains(name) ? properties[name] : schema.value("additionalProperties", Json(true));
+      const Json& other =
+          properties.contains(name) ? properties[name] : schema.value("additionalProperties", Json(true));
       if (!sub(other, part)) return false;
     }
   }
@@ -53,8 +56,11 @@ inline bool matches(const Json& root, const Json& schema, const Json& value) {
   }
   if (value.is_string()) {
     const auto codes = code_points(value.get_ref<const std::string&>());
-    if (!codes || codes->size() < schema.value("minLength", 0u) || codes->size() > schema.value("maxLength", 1u << 30)) return false;
-    if (has("pattern") && !std::regex_search(value.get<std::string>(), std::regex(schema["pattern"].get<std::string>()))) return false;
+    if (!codes || codes->size() < schema.value("minLength", 0u) || codes->size() > schema.value("maxLength", 1u << 30))
+      return false;
+    if (has("pattern") &&
+        !std::regex_search(value.get<std::string>(), std::regex(schema["pattern"].get<std::string>())))
+      return false;
   }
   if (value.is_number()) {
     const double number = value.get<double>();
