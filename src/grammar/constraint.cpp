@@ -24,7 +24,9 @@ class TokenWalk {
       : compiled_(compiled), vocabulary_(compiled.vocabulary()), matcher_(matcher), n_rules_(n_rules), mask_(mask) {}
 
   void collect(State state, uint32_t from) {
-    if (n_rules_ == 0 || !matcher_.is_wide(state)) return walk(state, from, n_rules_ > 0);
+    // An answer's own states are new; what others read before is looked up although a walk would be short.
+    const bool all = n_rules_ > 1 && from == 0;
+    if (n_rules_ == 0 || !(all || matcher_.is_wide(state))) return walk(state, from, n_rules_ > 0);
     struct Group {
       std::vector<Matcher::Frame> tops;
       std::set<std::vector<uint32_t>> cuts;
@@ -41,7 +43,7 @@ class TokenWalk {
     }
     std::vector<Matcher::Frame> narrow;
     for (auto& [below, group] : groups) {
-      if (!group.wide) narrow.insert(narrow.end(), group.tops.begin(), group.tops.end());
+      if (!group.wide && !all) narrow.insert(narrow.end(), group.tops.begin(), group.tops.end());
       else if (!add_piece(group.cuts, below, from)) walk(matcher_.state_of(std::move(group.tops)), from, false);
     }
     if (!narrow.empty()) walk(matcher_.state_of(std::move(narrow)), from, true);
@@ -209,9 +211,9 @@ std::shared_ptr<const Piece> CompiledGrammar::piece(const std::set<std::vector<u
 
   entries_.push_front({std::move(key), piece});
   places_.emplace(entries_.front().key, entries_.begin());
-  cache_bytes_ += piece->size();
+  cache_bytes_ += entries_.front().size();
   while (cache_bytes_ > max_cache_bytes_ && entries_.size() > 1) {
-    cache_bytes_ -= entries_.back().piece->size();
+    cache_bytes_ -= entries_.back().size();
     places_.erase(entries_.back().key);
     entries_.pop_back();
   }

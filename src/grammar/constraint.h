@@ -52,6 +52,7 @@ class CompiledGrammar {
   struct Entry {
     std::string key;
     std::shared_ptr<const Piece> piece;
+    size_t size() const { return sizeof(*this) + key.size() + piece->size(); }
   };
 
   CompiledGrammar(Grammar grammar, std::shared_ptr<const Vocabulary> vocabulary, size_t max_cache_bytes);

@@ -264,6 +264,31 @@ TEST(JsonSchema, BlanksAreBounded) {
   EXPECT_FALSE(accepts(*grammar, "[]"));
 }
 
+TEST(JsonSchema, AnyObjectNestsDeeplyAndEnds) {
+  const ToyVocabulary toy;
+  Constraint constraint(CompiledGrammar::make(any_json_object().or_throw(), toy.vocabulary).or_throw());
+  std::string text;
+  const auto read = [&](std::string_view more) {
+    for (const char c : more)
+      if (!constraint.accept(uint8_t(c))) return false;
+    text += more;
+    return true;
+  };
+  ASSERT_TRUE(read("{\"a\":"));
+  int depth = 1;
+  while (read("[")) ++depth;
+  EXPECT_GE(depth, 60);
+  EXPECT_LE(depth, int(kMaxStack));
+  while (!constraint.finished()) {
+    const std::vector<int32_t> allowed = tokens_of(constraint.mask_to_end());
+    ASSERT_FALSE(allowed.empty());
+    ASSERT_TRUE(constraint.accept(allowed[0]));
+    text += toy.tokens[size_t(allowed[0])];
+  }
+  EXPECT_FALSE(Json::parse(text, nullptr, false).is_discarded()) << text;
+  RecordProperty("depth", depth);
+}
+
 /// Schemas of everything that is supported, by chance.
 class RandomSchema {
  public:
