@@ -31,6 +31,7 @@ std::span<const Command> commands();
 std::span<const Group> groups();
 
 Action declare_run(CLI::App& app);
+Action declare_chat(CLI::App& app);
 Action declare_eval_ppl(CLI::App& app);
 Action declare_eval_kld(CLI::App& app);
 Action declare_eval_matrix(CLI::App& app);
