@@ -104,7 +104,7 @@ TEST(Chat, MessagesOfSeveralLines) {
   const json messages = json::parse(slurp(file))["messages"];
   ASSERT_EQ(messages.size(), 4u);
   EXPECT_EQ(messages[0]["content"], "one\ntwo");
-  EXPECT_EQ(messages[2]["content"], "\nthree\n\n/four");
+  EXPECT_EQ(messages[2]["content"], "three\n\n/four");
 }
 
 TEST(Chat, AFullContextForgetsTheOldestTurnsAndSaysSo) {
