@@ -19,6 +19,7 @@ packages_of() {
                  libutf8proc-dev: header utf8proc.h
                  libsqlite3-dev: header sqlite3.h
                  libboost-dev: header boost/beast.hpp
+                 libedit-dev: header histedit.h
                  ccache: wanted ccache' ;;
     test) echo 'libgtest-dev: header gtest/gtest.h
                 libgmock-dev: header gmock/gmock.h

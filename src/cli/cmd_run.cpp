@@ -2,12 +2,17 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <memory>
 #include <random>
 
 #include "base/build_info.h"
+#include "cli/answer.h"
+#include "cli/chat_model.h"
 #include "cli/interrupt.h"
 #include "cli/options.h"
+#include "cli/prompt_cache.h"
+#include "cli/prompt_ids.h"
 #include "io/mapped_file.h"
 #include "lab/store/machine.h"
 #include "lab/store/results.h"
@@ -15,39 +20,54 @@
 namespace ridge::cli {
 namespace {
 
-constexpr uint64_t kMaxPromptBytes = uint64_t(64) << 20;
-
 struct RunFlags {
   ModelFlags model;
   ContextFlags context;
   KvFlags kv;
   OutputFlags output;
-  std::string prompt, file;
-  bool has_prompt = false;
+  std::string prompt, file, ids, system;
+  bool has_prompt = false, chat = false, bare = false;
   int n_predict = -1;
   SamplerOptions sampler;
   int64_t seed = -1;
   std::vector<std::string> stop;
   bool ignore_eos = false, special = false;
-  std::string load_state, save_state;
+  std::string load_state, save_state, prompt_cache;
+
+  bool quiet() const { return output.quiet || bare; }
 };
 
-std::string read_stdin() {
-  std::string text;
-  char buffer[1 << 16];
-  for (size_t n; (n = std::fread(buffer, 1, sizeof buffer, stdin)) > 0;) {
-    text.append(buffer, n);
-    if (text.size() > kMaxPromptBytes)
-      throw_error(ErrorKind::usage, "the prompt on stdin is longer than {} MiB", kMaxPromptBytes >> 20);
-  }
-  return text;
-}
-
 std::string read_prompt(const RunFlags& flags) {
-  if (flags.has_prompt == !flags.file.empty())
-    throw Error(ErrorKind::usage, "ridge run needs one prompt: give -p TEXT or -f FILE (-f - reads stdin)");
   if (flags.has_prompt) return flags.prompt;
   return flags.file == "-" ? read_stdin() : io::read_text_file(flags.file, kMaxPromptBytes).or_throw();
+}
+
+void check_flags(const RunFlags& flags) {
+  if (flags.has_prompt + !flags.file.empty() + !flags.ids.empty() != 1)
+    throw Error(ErrorKind::usage,
+                "ridge run needs one prompt: give -p TEXT, -f FILE (-f - reads stdin) or --prompt-ids LIST");
+  if (flags.chat && (!flags.ids.empty() || !flags.load_state.empty()))
+    bad_flag("--chat", "a message is text and begins a conversation", "leave out --prompt-ids and --load-state");
+  if (!flags.system.empty() && !flags.chat) bad_flag("--system", "only a chat has a system prompt", "add --chat");
+  if (!flags.prompt_cache.empty() && !flags.load_state.empty())
+    bad_flag("--prompt-cache", "--load-state already fills the cache", "leave out one of them");
+  if (flags.bare && flags.output.json) bad_flag("--bare", "--json has the same and more", "leave out one of them");
+}
+
+/// The prompt as tokens; adds what else ends the answer to a chat.
+std::vector<int32_t> prompt_tokens(const RunFlags& flags, const Model& model, std::vector<std::string>& stops) {
+  if (!flags.ids.empty()) return read_prompt_ids(flags.ids);
+  const std::string text = read_prompt(flags);
+  // A prompt that goes on from a saved cache does not begin a text.
+  if (!flags.chat) return model.tokenize(text, flags.load_state.empty(), flags.special);
+  const ChatModel chat(model);
+  if (!chat.has_template() && !flags.quiet())
+    fmt::print(stderr, "chat     this model has no chat template: lines of \"User: ...\" and \"Assistant: ...\"\n");
+  text::Json messages = text::Json::array();
+  if (!flags.system.empty()) messages.push_back(message_of("system", flags.system));
+  messages.push_back(message_of("user", text));
+  for (const std::string& stop : chat.stops()) stops.push_back(stop);
+  return chat.tokens(chat.prompt(messages));
 }
 
 std::string side_text(const KvSideReport& side) {
@@ -105,8 +125,6 @@ void print_start(const RunFlags& flags, const Model& model, const Session& sessi
                flags.sampler.top_k, flags.sampler.top_p, flags.sampler.min_p, seed);
 }
 
-double per_second(int n, double seconds) { return seconds > 0 ? n / seconds : 0; }
-
 std::string stop_text(const GenerateResult& result) {
   if (result.reason == StopReason::stop_string) return fmt::format("stop string '{}'", result.stop);
   return std::string(stop_reason_name(result.reason));
@@ -115,9 +133,9 @@ std::string stop_text(const GenerateResult& result) {
 void print_end(const Session& session, const GenerateResult& result) {
   const KvReport kv = session.kv_report();
   fmt::print(stderr, "prefill  {} tokens, {:.2f} s, {:.1f} tok/s\n", result.n_prompt, result.prefill_seconds,
-             per_second(result.n_prompt, result.prefill_seconds));
+             tokens_per_second(result.n_prompt, result.prefill_seconds));
   fmt::print(stderr, "decode   {} steps, {:.2f} s, {:.1f} tok/s, {:.2f} ms/token\n", result.n_decoded,
-             result.decode_seconds, per_second(result.n_decoded, result.decode_seconds),
+             result.decode_seconds, tokens_per_second(result.n_decoded, result.decode_seconds),
              result.n_decoded > 0 ? 1e3 * result.decode_seconds / result.n_decoded : 0.0);
   fmt::print(stderr, "cache    {} of {} tokens, {:.2f} MiB", session.n_past(), kv.n_ctx,
              mib(kv.bytes_per_token() * session.n_past() + kv.k.fixed_bytes + kv.v.fixed_bytes));
@@ -139,8 +157,8 @@ lab::Row result_row(const RunFlags& flags, const Model& model, const Session& se
   row["n_decoded"] = result.n_decoded;
   row["prefill_seconds"] = lab::number(result.prefill_seconds);
   row["decode_seconds"] = lab::number(result.decode_seconds);
-  row["prefill_tok_s"] = lab::number(per_second(result.n_prompt, result.prefill_seconds));
-  row["decode_tok_s"] = lab::number(per_second(result.n_decoded, result.decode_seconds));
+  row["prefill_tok_s"] = lab::number(tokens_per_second(result.n_prompt, result.prefill_seconds));
+  row["decode_tok_s"] = lab::number(tokens_per_second(result.n_decoded, result.decode_seconds));
   row["kv"] = kv_text(flags.kv.choice());
   row["kv_bytes_per_token"] = kv.bytes_per_token();
   row["n_ctx"] = kv.n_ctx;
@@ -149,13 +167,24 @@ lab::Row result_row(const RunFlags& flags, const Model& model, const Session& se
   return row;
 }
 
+/// Reads all but the last token of the prompt and writes the cache's files. Returns how many tokens the session holds.
+int fill_prompt_cache(const PromptCache& cache, Session& session, const Model& model, std::span<const int32_t> prompt,
+                      int n_held, int n_step) {
+  const std::span<const int32_t> most = prompt.first(prompt.size() - 1);
+  n_held += read_tokens(session, model, most.subspan(size_t(n_held)), n_step);
+  if (n_held == int(most.size())) cache.save(session, most);
+  return n_held;
+}
+
 int run(const RunFlags& flags) {
   const KvChoice kv = flags.kv.choice();
+  check_flags(flags);
   check_device(flags.model.device);
-  const std::string prompt_text = read_prompt(flags);
   const Model model = load_model(flags.model);
-  // A prompt that goes on from a saved cache does not begin a text.
-  const std::vector<int32_t> prompt = model.tokenize(prompt_text, flags.load_state.empty(), flags.special);
+  GenerateOptions generate{
+      .max_tokens = flags.n_predict, .stop = flags.stop, .ignore_eos = flags.ignore_eos, .sampler = flags.sampler};
+  generate.sampler.seed = flags.seed >= 0 ? uint64_t(flags.seed) : std::random_device{}();
+  const std::vector<int32_t> prompt = prompt_tokens(flags, model, generate.stop);
   if (prompt.empty())
     throw Error(ErrorKind::usage, "the prompt is empty and this model adds no BOS token (give some text)");
   const int n_ctx = flags.context.n_ctx == 0 ? model.info().n_ctx_train : flags.context.n_ctx;
@@ -167,19 +196,27 @@ int run(const RunFlags& flags) {
                 "shorten the prompt)",
                 prompt.size(), n_ctx,
                 session.n_past() > 0 ? fmt::format(" with {} of them used", session.n_past()) : "");
-
-  GenerateOptions options{
-      .max_tokens = flags.n_predict, .stop = flags.stop, .ignore_eos = flags.ignore_eos, .sampler = flags.sampler};
-  options.sampler.seed = flags.seed >= 0 ? uint64_t(flags.seed) : std::random_device{}();
-  if (!flags.output.quiet) print_start(flags, model, session, int(prompt.size()), options.sampler.seed);
-  const bool stream = !flags.output.json;
-  const GenerateResult result = generate(session, model, prompt, options, [&](std::string_view text) {
-    if (stream) {
-      std::fwrite(text.data(), 1, text.size(), stdout);
-      std::fflush(stdout);
-    }
-    return !interrupted();
+  AnswerOptions options{.generate = generate, .n_step = flags.context.ubatch(), .ids = !model.info().has_tokenizer};
+  const PromptCache cache{flags.prompt_cache};
+  std::string cache_line;
+  if (!cache.path.empty()) options.n_held = cache.load(session, prompt, cache_line);
+  if (!flags.quiet()) {
+    print_start(flags, model, session, int(prompt.size()), generate.sampler.seed);
+    if (!cache_line.empty()) fmt::print(stderr, "{}\n", cache_line);
+  }
+  const int n_cached = options.n_held;
+  const auto start = std::chrono::steady_clock::now();
+  if (!cache.path.empty() && n_cached + 1 < int(prompt.size()))
+    options.n_held = fill_prompt_cache(cache, session, model, prompt, n_cached, options.n_step);
+  const std::chrono::duration<double> filling = std::chrono::steady_clock::now() - start;
+  const bool stream = !flags.output.json && !flags.bare;
+  GenerateResult result = answer(session, model, prompt, options, [&](std::string_view text) {
+    if (!stream) return;
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    std::fflush(stdout);
   });
+  result.n_prompt += options.n_held - n_cached;
+  result.prefill_seconds += filling.count();
   if (!flags.save_state.empty()) {
     // The last token was drawn but never read: the saved cache holds the whole text.
     if (!result.tokens.empty() && result.reason == StopReason::max_tokens && session.n_past() < session.n_ctx())
@@ -187,10 +224,14 @@ int run(const RunFlags& flags) {
     session.save(flags.save_state);
   }
   if (stream && !result.text.empty() && !result.text.ends_with('\n') && isatty(STDOUT_FILENO)) fmt::print("\n");
-  if (!stream)
-    fmt::print("{}\n", result_row(flags, model, session, result, options.sampler.seed)
+  if (flags.output.json)
+    fmt::print("{}\n", result_row(flags, model, session, result, generate.sampler.seed)
                            .dump(2, ' ', false, lab::Row::error_handler_t::replace));
-  if (!flags.output.quiet) {
+  if (flags.bare)
+    fmt::print("{}\n{} {} {:.2f} {:.2f}\n", fmt::join(result.tokens, " "), result.n_prompt, result.tokens.size(),
+               tokens_per_second(result.n_prompt, result.prefill_seconds),
+               tokens_per_second(result.n_decoded, result.decode_seconds));
+  if (!flags.quiet()) {
     if (stream && !isatty(STDOUT_FILENO) && isatty(STDERR_FILENO)) fmt::print(stderr, "\n");
     print_end(session, result);
   }
@@ -208,25 +249,27 @@ Action declare_run(CLI::App& app) {
   CLI::Option* prompt = add_text(app, "-p,--prompt", f.prompt, "TEXT", "the prompt");
   add_text(app, "-f,--file", f.file, "FILE", "read the prompt from a file; - is stdin");
   app.add_flag("--special", f.special, "control-token text in the prompt becomes control tokens");
+  add_text(app, "--prompt-ids", f.ids, "LIST",
+           "the prompt as token ids: 1,2,3, a file of ids, or - for stdin; nothing is added");
+  app.add_flag("--chat", f.chat, "the prompt is a user's message: apply the chat template, end with the answer");
+  add_text(app, "--system", f.system, "TEXT", "with --chat: the system prompt");
+  add_text(app, "--prompt-cache", f.prompt_cache, "FILE",
+           "take the prompt's begin from this cache, and write the prompt's cache to it (FILE and FILE.ids)");
   in_group(app, "Generation");
   add_whole(app, "-n,--n-predict", f.n_predict, -1, 1 << 26,
             "tokens to generate; -1: until the model or the context ends");
   add_repeatable(app, "--stop", f.stop, "TEXT", "end before this text appears (repeatable)");
   app.add_flag("--ignore-eos", f.ignore_eos, "go on past the end-of-text token");
   in_group(app, "Sampling");
-  add_real(app, "--temp", f.sampler.temperature, 0, 100, "temperature; 0: always the likeliest token");
-  add_whole(app, "--top-k", f.sampler.top_k, 0, 1 << 26, "keep the k likeliest tokens; 0: all");
-  add_real(app, "--top-p", f.sampler.top_p, 0, 1, "keep the likeliest tokens of this much probability; 1: all");
-  add_real(app, "--min-p", f.sampler.min_p, 0, 1, "drop tokens below this part of the likeliest; 0: none");
-  add_real(app, "--repeat-penalty", f.sampler.repeat_penalty, 0.01, 100, "penalty of recent tokens; 1: none");
-  add_whole(app, "--repeat-last-n", f.sampler.repeat_last_n, 0, 1 << 26, "tokens the penalty looks back");
-  add_whole(app, "--seed", f.seed, -1, INT64_MAX, "seed of the draws; -1: a random one, printed");
+  add_sampler_flags(app, f.sampler, f.seed);
   in_group(app, "Context");
   add_text(app, "--load-state", f.load_state, "FILE", "go on from a cache saved with --save-state, then the prompt");
   add_text(app, "--save-state", f.save_state, "FILE", "write the cache to this file at the end");
   add_context_flags(app, f.context, "context in tokens; 0: what the model was trained for");
   add_kv_flags(app, f.kv);
   add_output_flags(app, f.output, false);
+  app.add_flag("--bare", f.bare,
+               "print ids, then prompt tokens, generated tokens, prefill tok/s, decode tok/s; nothing else");
   return [flags, prompt] {
     flags->has_prompt = prompt->count() > 0;
     return run(*flags);

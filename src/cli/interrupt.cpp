@@ -7,7 +7,7 @@
 namespace ridge::cli {
 namespace {
 
-volatile std::sig_atomic_t pressed = 0;
+volatile std::sig_atomic_t pressed = 0, end_asked = 0;
 
 extern "C" void on_interrupt(int) {
   pressed = 1;
@@ -16,17 +16,28 @@ extern "C" void on_interrupt(int) {
   [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, kText, sizeof kText - 1);
 }
 
-}  // namespace
+extern "C" void on_chat_interrupt(int signal) {
+  if (signal == SIGTERM) end_asked = 1;
+  pressed = pressed + 1;
+  if (pressed >= 3) std::signal(signal, SIG_DFL), std::raise(signal);
+}
 
-void install_interrupt_handler() {
+void handle(void (*handler)(int), int flags) {
   struct sigaction action {};
-  action.sa_handler = on_interrupt;
-  // SA_RESETHAND: the second Ctrl-C meets the default, which kills.
-  action.sa_flags = SA_RESTART | int(SA_RESETHAND);
+  action.sa_handler = handler;
+  action.sa_flags = flags;
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
 }
 
+}  // namespace
+
+// SA_RESETHAND: the second Ctrl-C meets the default, which kills.
+void install_interrupt_handler() { handle(on_interrupt, SA_RESTART | int(SA_RESETHAND)); }
 bool interrupted() { return pressed != 0; }
+
+void install_chat_interrupts() { handle(on_chat_interrupt, 0); }
+void clear_interrupt() { pressed = end_asked; }
+bool asked_to_end() { return end_asked != 0; }
 
 }  // namespace ridge::cli

@@ -1,4 +1,5 @@
-// Ctrl-C (and SIGTERM): the first asks the running command to end cleanly with its results so far, the second kills.
+// Ctrl-C (and SIGTERM): the first asks the running command to end cleanly with its results so far, the second kills. In a
+// conversation it ends one answer.
 #pragma once
 
 namespace ridge::cli {
@@ -6,5 +7,13 @@ namespace ridge::cli {
 void install_interrupt_handler();
 /// Whether Ctrl-C was pressed; cheap enough to ask every token.
 bool interrupted();
+
+/// From here on Ctrl-C, and SIGTERM, say nothing, and a system call that waits returns EINTR; the third Ctrl-C that
+/// nobody looked at kills.
+void install_chat_interrupts();
+/// Forgets Ctrl-C, but not SIGTERM.
+void clear_interrupt();
+/// Whether SIGTERM came: the program shall end.
+bool asked_to_end();
 
 }  // namespace ridge::cli

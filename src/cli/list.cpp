@@ -30,6 +30,16 @@ std::span<const Command> commands() {
        "ridge serve -m models/ridge-ref-q8_0.gguf --kv-quant rotor-3\n"
        "ridge serve -m model.gguf --device cuda --host 0.0.0.0 --api-key-file keys.txt --ctx-size 32768",
        declare_serve},
+      {"chat", "talk with a model, or let two talk",
+       "A conversation: answers stream, the cache stays from turn to turn, Ctrl-C stops an answer, Ctrl-D leaves, "
+       "/help "
+       "lists the commands. When stdin is no terminal its lines are the messages. With --debate two system prompts or "
+       "two models answer each other. Models without a chat template get lines of \"User: ...\" and \"Assistant: "
+       "...\".",
+       "ridge chat -m model.gguf --kv-quant rotor-3\n"
+       "ridge chat -m model.gguf --debate \"Ann: You love cats.\" \"Bob: You love dogs.\" --topic pets --turns 20\n"
+       "ridge chat --debate first.gguf second.gguf --topic \"the best format of a cache\"",
+       declare_chat},
       {"eval ppl", "perplexity",
        "Perplexity of a text with llama-perplexity's windows: chunks of --ctx-size tokens, the second half scored. "
        "Give --kv LIST to compare cache formats in one run.",

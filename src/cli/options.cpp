@@ -53,8 +53,8 @@ constexpr Habit kHabits[] = {
     {"-mg", "--main-gpu", "Ridge runs a whole model on one device", "use --device cuda:N"},
     {"-nkvo", "--no-kv-offload", "the cache is where the model is", "leave it out"},
     {"-fa", "--flash-attn", "attention is always fused, there is nothing to turn on", "leave it out"},
-    {"-cnv", "--conversation", "Ridge continues a text, it has no chat templates", "use ridge run -p TEXT"},
-    {"-sys", "--system-prompt", "Ridge continues a text, it has no chat templates", "use ridge run -p TEXT"},
+    {"-cnv", "--conversation", "a conversation is a command of its own", "use ridge chat, or ridge run --chat -p TEXT"},
+    {"-sys", "--system-prompt", "the system prompt has another name", "use --system TEXT"},
     {"-hf", "--hf-repo", "Ridge downloads nothing", "download the model, then -m FILE or -m DIRECTORY"},
     {"-mu", "--model-url", "Ridge downloads nothing", "download the model, then -m FILE or -m DIRECTORY"},
     {"-md", "--model-draft", "Ridge does not draft tokens with a second model", "leave it out"},
@@ -215,6 +215,16 @@ void check_device(const std::string& device) {
 Model load_model(const ModelFlags& flags) {
   check_device(flags.device);
   return Model::load(flags.model, flags.load_options());
+}
+
+void add_sampler_flags(CLI::App& app, SamplerOptions& flags, int64_t& seed) {
+  add_real(app, "--temp", flags.temperature, 0, 100, "temperature; 0: always the likeliest token");
+  add_whole(app, "--top-k", flags.top_k, 0, 1 << 26, "keep the k likeliest tokens; 0: all");
+  add_real(app, "--top-p", flags.top_p, 0, 1, "keep the likeliest tokens of this much probability; 1: all");
+  add_real(app, "--min-p", flags.min_p, 0, 1, "drop tokens below this part of the likeliest; 0: none");
+  add_real(app, "--repeat-penalty", flags.repeat_penalty, 0.01, 100, "penalty of recent tokens; 1: none");
+  add_whole(app, "--repeat-last-n", flags.repeat_last_n, 0, 1 << 26, "tokens the penalty looks back");
+  add_whole(app, "--seed", seed, -1, INT64_MAX, "seed of the draws; -1: a random one, printed");
 }
 
 void add_context_flags(CLI::App& app, ContextFlags& flags, const std::string& ctx_help) {

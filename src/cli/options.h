@@ -69,6 +69,9 @@ void add_device_flags(CLI::App& app, ModelFlags& flags);
 void check_device(const std::string& device);
 Model load_model(const ModelFlags& flags);
 
+/// --temp, --top-k, --top-p, --min-p, --repeat-penalty, --repeat-last-n, --seed; in the caller's group.
+void add_sampler_flags(CLI::App& app, SamplerOptions& flags, int64_t& seed);
+
 /// -c, -b, -ub.
 struct ContextFlags {
   int n_ctx = 0;

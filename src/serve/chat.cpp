@@ -168,29 +168,33 @@ ModelTemplate read_model_template(const std::string& model_path) {
   return result;
 }
 
+Result<std::string> render_messages(const Engine& engine, const ModelTemplate& chat_template, const Json& messages,
+                                    const Json& tools, const Json& extra) {
+  if (chat_template.named.empty()) return text::plain_prompt(messages, true);
+  text::ChatInput input{.messages = messages, .tools = tools, .extra = extra};
+  const io::TokenizerSpec& spec = engine.tokenizer().spec();
+  input.bos_token = special_piece(engine, spec.bos);
+  input.eos_token = special_piece(engine, spec.eos);
+  const std::time_t now = std::time(nullptr);
+  localtime_r(&now, &input.now);
+  RIDGE_TRY(const text::NamedTemplate chosen, text::choose_template(chat_template.named, !tools.is_null()));
+  RIDGE_TRY(const text::ChatTemplate parsed, text::ChatTemplate::parse(chosen.source));
+  return parsed.render(input);
+}
+
 std::string render_chat(const ApiModel& model, const Json& body) {
   const Json messages = plain_messages(messages_of(body));
   const Json tools = tools_of(body);
   if (!model.engine.has_tokenizer())
     throw ApiError{.message = "this model has no tokenizer: use /v1/completions with token ids"};
-  if (model.chat_template.named.empty()) {
-    if (!tools.is_null()) refuse("tools", "this model has no chat template, and so no tools");
-    return text::plain_prompt(messages, true);
+  if (model.chat_template.named.empty() && !tools.is_null())
+    refuse("tools", "this model has no chat template, and so no tools");
+  Json extra = Json::object();
+  if (const Json* more = Fields(body).find("chat_template_kwargs")) {
+    if (!more->is_object()) refuse("chat_template_kwargs", "not an object");
+    extra = *more;
   }
-  text::ChatInput input;
-  input.messages = messages;
-  input.tools = tools;
-  if (const Json* extra = Fields(body).find("chat_template_kwargs")) {
-    if (!extra->is_object()) refuse("chat_template_kwargs", "not an object");
-    input.extra = *extra;
-  }
-  const io::TokenizerSpec& spec = model.engine.tokenizer().spec();
-  input.bos_token = special_piece(model.engine, spec.bos);
-  input.eos_token = special_piece(model.engine, spec.eos);
-  const std::time_t now = std::time(nullptr);
-  localtime_r(&now, &input.now);
-  const auto chosen = text::choose_template(model.chat_template.named, !tools.is_null()).or_throw();
-  Result<std::string> prompt = text::ChatTemplate::parse(chosen.source).or_throw().render(input);
+  Result<std::string> prompt = render_messages(model.engine, model.chat_template, messages, tools, extra);
   if (!prompt)
     throw ApiError{
         .message = "the chat template: " + prompt.error().message, .param = "messages", .code = "template_error"};

@@ -70,7 +70,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Wrong{{"bench", "decode", "-m", kTinyModel, "-ngl", "99"}, 2, "use --device cuda"},
                     Wrong{run_with({"-fa"}), 2, "-fa: attention is always fused"},
                     Wrong{run_with({"--flash-attn", "on"}), 2, "--flash-attn: attention is always fused"},
-                    Wrong{run_with({"-cnv"}), 2, "-cnv: Ridge continues a text"},
+                    Wrong{run_with({"-cnv"}), 2, "-cnv: a conversation is a command of its own"},
                     Wrong{{"run", "-hf", "owner/name"}, 2, "-hf: Ridge downloads nothing"},
                     Wrong{run_with({"-md", "small.gguf"}), 2, "-md: Ridge does not draft"},
                     Wrong{run_with({"-np", "4"}), 2, "-np: Ridge runs one sequence"},

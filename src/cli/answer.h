@@ -1,0 +1,25 @@
+// One answer of a session to a prompt: what `ridge run` and `ridge chat` generate.
+#pragma once
+
+#include "ridge/engine.h"
+
+namespace ridge::cli {
+
+struct AnswerOptions {
+  GenerateOptions generate;
+  int n_held = 0;    ///< tokens of the prompt that the session holds already; less than all
+  int n_step = 0;    ///< tokens between two looks at Ctrl-C while the prompt is read; 0: the engine's steps
+  bool ids = false;  ///< the text is the tokens' ids, each before a space: a model without a tokenizer
+};
+
+/// Reads what the session does not hold of the prompt, and generates. Ctrl-C ends both: the reason is then
+/// `interrupted`, and the session holds what it got to. n_prompt and prefill_seconds count what was read here.
+GenerateResult answer(Session& session, const Model& model, std::span<const int32_t> prompt,
+                      const AnswerOptions& options, const std::function<void(std::string_view text)>& on_text);
+
+/// Reads tokens in steps until Ctrl-C; returns how many.
+int read_tokens(Session& session, const Model& model, std::span<const int32_t> tokens, int n_step);
+
+double tokens_per_second(int n, double seconds);
+
+}  // namespace ridge::cli

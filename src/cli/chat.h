@@ -1,0 +1,46 @@
+// ridge chat: what its two forms, a conversation and a debate, have in common.
+#pragma once
+
+#include "cli/options.h"
+#include "cli/speaker.h"
+
+namespace ridge::cli {
+
+struct ChatFlags {
+  ModelFlags model;
+  ContextFlags context;
+  KvFlags kv;
+  OutputFlags output;
+  std::string system, topic;
+  std::vector<std::string> debate;  ///< both sides; empty: a conversation
+  int n_predict = -1, n_turns = 10;
+  SamplerOptions sampler;
+  int64_t seed = -1;
+  bool no_history = false;
+
+  /// Of a model that is loaded; `seed` is the one in force.
+  SpeakerOptions speaker(const Model& model) const;
+};
+
+/// Prints an answer while it is written, reasoning and content apart, and collects it.
+class AnswerPrinter {
+ public:
+  AnswerPrinter(const ChatModel& chat, bool in_reasoning, bool show);
+  void feed(std::string_view text);
+  /// The message for the conversation.
+  text::Json finish();
+
+ private:
+  void take(const text::OutputDelta& delta);
+
+  text::OutputParser parser_;
+  std::string content_, reasoning_;
+  const bool base_, show_, dim_;
+  bool is_dim_ = false;
+};
+
+/// Both return the exit code.
+int run_conversation(const ChatFlags& flags);
+int run_debate(const ChatFlags& flags);
+
+}  // namespace ridge::cli

@@ -1,0 +1,40 @@
+#include "cli/chat_model.h"
+
+namespace ridge::cli {
+
+text::Json message_of(const std::string& role, const std::string& content) {
+  return {{"role", role}, {"content", content}};
+}
+
+ChatModel::ChatModel(const Model& model) : model_(model) {
+  if (!model.info().has_tokenizer)
+    throw_error(ErrorKind::usage, "{} has no tokenizer and cannot chat (ridge run --prompt-ids takes token ids)",
+                model.info().path);
+  template_ = serve::read_model_template(model.info().path);
+}
+
+std::string ChatModel::prompt(const text::Json& messages, const PlainNames& names) const {
+  if (has_template()) {
+    Result<std::string> rendered = serve::render_messages(model_.engine(), template_, messages);
+    if (!rendered) throw_error(ErrorKind::usage, "the chat template: {}", rendered.error().message);
+    return std::move(*rendered);
+  }
+  text::Json named = messages;
+  for (text::Json& message : named) {
+    if (message["role"] == "user") message["role"] = names.user;
+    if (message["role"] == "assistant") message["role"] = names.assistant;
+  }
+  return text::plain_prompt(named, false) + names.assistant + ":";
+}
+
+std::vector<int32_t> ChatModel::tokens(const std::string& text) const {
+  // A template writes the special tokens itself.
+  return model_.tokenize(text, !has_template(), has_template());
+}
+
+std::vector<std::string> ChatModel::stops(const PlainNames& names) const {
+  if (has_template()) return {};
+  return {"\n" + names.user + ":", "\n" + names.assistant + ":"};
+}
+
+}  // namespace ridge::cli

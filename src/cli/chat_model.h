@@ -1,0 +1,35 @@
+// A model that talks: messages to tokens, by its chat template or as plain text.
+#pragma once
+
+#include "engine/engine.h"
+#include "serve/chat.h"
+
+namespace ridge::cli {
+
+/// What the lines of a plain prompt begin with.
+struct PlainNames {
+  std::string user = "User", assistant = "Assistant";
+};
+
+/// Knows a model, which must outlive it, and reads its template. Throws Error for a template that cannot be read, and
+/// usage for a model without a tokenizer.
+class ChatModel {
+ public:
+  explicit ChatModel(const Model& model);
+
+  const Model& model() const { return model_; }
+  bool has_template() const { return !template_.named.empty(); }
+  /// The prompt whose continuation is the answer. Throws usage with the template's words when it refuses the messages.
+  std::string prompt(const text::Json& messages, const PlainNames& names = {}) const;
+  std::vector<int32_t> tokens(const std::string& text) const;
+  /// What ends an answer beside the model's own token.
+  std::vector<std::string> stops(const PlainNames& names = {}) const;
+
+ private:
+  const Model& model_;
+  serve::ModelTemplate template_;
+};
+
+text::Json message_of(const std::string& role, const std::string& content);
+
+}  // namespace ridge::cli

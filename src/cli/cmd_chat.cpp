@@ -1,0 +1,87 @@
+// ridge chat: a conversation with a model, or a debate of two.
+#include "cli/chat.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <random>
+
+#include "cli/interrupt.h"
+
+namespace ridge::cli {
+
+SpeakerOptions ChatFlags::speaker(const Model& of) const {
+  SpeakerOptions options{.kv = kv.choice(),
+                         .n_ctx = context.n_ctx == 0 ? of.info().n_ctx_train : context.n_ctx,
+                         .n_ubatch = context.ubatch(),
+                         .generate = {.max_tokens = n_predict, .sampler = sampler}};
+  options.generate.sampler.seed = uint64_t(seed);
+  return options;
+}
+
+AnswerPrinter::AnswerPrinter(const ChatModel& chat, bool in_reasoning, bool show)
+    : parser_({.reasoning = chat.has_template(), .in_reasoning = in_reasoning}),
+      base_(!chat.has_template()),
+      show_(show),
+      dim_(isatty(STDOUT_FILENO) && !std::getenv("NO_COLOR")) {}
+
+void AnswerPrinter::take(const text::OutputDelta& delta) {
+  const auto print = [&](std::string_view text, bool dim) {
+    if (!show_ || text.empty()) return;
+    if (dim_ && dim != is_dim_) fmt::print("{}", dim ? "\033[2m" : "\033[0m\n");
+    is_dim_ = dim;
+    fmt::print("{}", text);
+    std::fflush(stdout);
+  };
+  reasoning_ += delta.reasoning;
+  print(delta.reasoning, true);
+  std::string_view text = delta.content;
+  // A plain prompt has the space itself.
+  if (base_ && content_.empty()) text.remove_prefix(std::min(text.find_first_not_of(" \n"), text.size()));
+  content_ += text;
+  print(text, false);
+}
+
+void AnswerPrinter::feed(std::string_view text) { take(parser_.feed(text)); }
+
+text::Json AnswerPrinter::finish() {
+  take(parser_.finish());
+  if (show_) fmt::print("{}\n", is_dim_ && dim_ ? "\033[0m" : "");
+  std::fflush(stdout);
+  text::Json message = message_of("assistant", content_);
+  if (!reasoning_.empty()) message["reasoning_content"] = reasoning_;
+  return message;
+}
+
+Action declare_chat(CLI::App& app) {
+  const auto flags = std::make_shared<ChatFlags>();
+  ChatFlags& f = *flags;
+  add_model_flag(app, f.model, false);
+  add_device_flags(app, f.model);
+  in_group(app, "Conversation");
+  add_text(app, "--system", f.system, "TEXT", "the system prompt");
+  app.add_flag("--no-history", f.no_history, "read and write no history of typed lines");
+  in_group(app, "Debate");
+  app.add_option("--debate", f.debate, "two sides, each a system prompt or a model")
+      ->expected(2)
+      ->type_name("A B")
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  add_whole(app, "--turns", f.n_turns, 1, 1 << 20, "answers of both sides together");
+  add_text(app, "--topic", f.topic, "TEXT", "what they talk about");
+  in_group(app, "Generation");
+  add_whole(app, "-n,--n-predict", f.n_predict, -1, 1 << 26,
+            "tokens an answer; -1: until it or the context ends, in a debate 128");
+  in_group(app, "Sampling");
+  add_sampler_flags(app, f.sampler, f.seed);
+  add_context_flags(app, f.context, "context in tokens; 0: what the model was trained for");
+  add_kv_flags(app, f.kv);
+  add_output_flags(app, f.output, false);
+  return [flags] {
+    if (flags->seed < 0) flags->seed = int64_t(std::random_device{}());
+    if (flags->debate.size() != 0 && flags->debate.size() != 2) bad_flag("--debate", "takes two sides, A and B");
+    install_chat_interrupts();
+    return flags->debate.empty() ? run_conversation(*flags) : run_debate(*flags);
+  };
+}
+
+}  // namespace ridge::cli

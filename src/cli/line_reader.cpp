@@ -1,0 +1,220 @@
+#include "cli/line_reader.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <histedit.h>
+#include <langinfo.h>
+#include <locale.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <cwchar>
+#include <vector>
+
+#include "cli/interrupt.h"
+#include "engine/kv_choice.h"
+#include "io/mapped_file.h"
+#include "io/pending_file.h"
+
+namespace ridge::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr size_t kMaxLineBytes = size_t(64) << 20;
+constexpr std::string_view kBlock = "\"\"\"";
+
+char* terminal_prompt(EditLine* el) {
+  void* data = nullptr;
+  el_get(el, EL_CLIENTDATA, &data);
+  return static_cast<std::string*>(data)->data();
+}
+
+/// libedit's own reader tries again after a signal; a Ctrl-C has to come through.
+int read_key(EditLine*, wchar_t* key) {
+  std::mbstate_t state{};
+  for (char byte;;) {
+    const ssize_t n = ::read(STDIN_FILENO, &byte, 1);
+    if (n < 0 && errno == EINTR && !interrupted()) continue;
+    if (n != 1) return int(n);
+    const size_t used = std::mbrtowc(key, &byte, 1, &state);
+    if (used == size_t(-2)) continue;
+    if (used == size_t(-1)) *key = L'?';
+    return 1;
+  }
+}
+
+/// The newest lines of the file, which is written anew when it holds more.
+std::vector<std::string> read_history(const fs::path& path) {
+  std::error_code ignored;
+  if (!fs::exists(path, ignored) || fs::file_size(path, ignored) == 0) return {};
+  std::vector<std::string> lines = split(io::read_text_file(path, 2 * kHistoryBytes).or_throw(), '\n');
+  lines.pop_back();  // behind the last line's end
+  size_t bytes = 0, first = lines.size();
+  while (first > 0 && lines.size() - first < kHistoryLines && (bytes += lines[first - 1].size() + 1) <= kHistoryBytes)
+    --first;
+  if (first == 0) return lines;
+  lines.erase(lines.begin(), lines.begin() + ptrdiff_t(first));
+  io::PendingFile file(path);
+  file.create().or_throw();
+  file.write(fmt::format("{}\n", fmt::join(lines, "\n"))).or_throw();
+  file.commit().or_throw();
+  return lines;
+}
+
+/// Open for lines at the end, its owner's only; -1 when that is not possible.
+int open_history(const fs::path& path) {
+  std::error_code ignored;
+  if (const fs::path folder = path.parent_path(); !fs::exists(folder, ignored)) {
+    fs::create_directories(folder.parent_path(), ignored);
+    ::mkdir(folder.c_str(), 0700);
+  }
+  const int fd = ::open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (fd >= 0) ::fchmod(fd, 0600);
+  return fd;
+}
+
+}  // namespace
+
+fs::path history_path() {
+  const auto folder = [](const char* name) {
+    const char* value = std::getenv(name);
+    return fs::path(value && value[0] == '/' ? value : "");  // the XDG rules: relative paths are ignored
+  };
+  if (const fs::path state = folder("XDG_STATE_HOME"); !state.empty()) return state / "ridge" / "chat_history";
+  if (const fs::path home = folder("HOME"); !home.empty()) return home / ".local/state/ridge/chat_history";
+  return {};
+}
+
+struct LineReader::Terminal {
+  EditLine* el = nullptr;
+  History* history = nullptr;
+  std::string prompt, last;
+  int history_fd = -1;
+
+  explicit Terminal(const fs::path& file) {
+    setlocale(LC_CTYPE, "");
+    if (std::strcmp(nl_langinfo(CODESET), "UTF-8") != 0) setlocale(LC_CTYPE, "C.UTF-8");
+    el = el_init("ridge", stdin, stdout, stderr);
+    history = history_init();
+    HistEvent event;
+    ::history(history, &event, H_SETSIZE, int(kHistoryLines));
+    ::history(history, &event, H_SETUNIQUE, 1);
+    el_set(el, EL_CLIENTDATA, &prompt);
+    el_set(el, EL_PROMPT, terminal_prompt);
+    el_set(el, EL_GETCFN, read_key);
+    el_set(el, EL_HIST, ::history, history);
+    el_set(el, EL_EDITOR, "emacs");
+    el_source(el, nullptr);
+    if (file.empty()) return;
+    try {
+      // Opened first: a file made by others becomes its owner's only before anything is written to it.
+      const int fd = open_history(file);
+      if (fd < 0) throw_error(ErrorKind::failure, "{}: {}", file.string(), std::strerror(errno));
+      ::close(fd);
+      for (const std::string& line : read_history(file)) ::history(history, &event, H_ENTER, line.c_str());
+      history_fd = open_history(file);
+    } catch (const Error& error) {
+      fmt::print(stderr, "history  not kept: {}\n", error.what());
+    }
+  }
+  Terminal(const Terminal&) = delete;
+  Terminal& operator=(const Terminal&) = delete;
+  ~Terminal() {
+    if (history_fd >= 0) ::close(history_fd);
+    el_end(el);
+    history_end(history);
+  }
+
+  Got read(std::string& line) {
+    el_resize(el);
+    int n = 0;
+    const char* text = el_gets(el, &n);
+    if (interrupted()) {
+      el_reset(el);
+      fmt::print("\n");
+      return Got::interrupted;
+    }
+    if (!text || n <= 0) return Got::end;
+    line.assign(text, size_t(n));
+    if (line.ends_with('\n')) line.pop_back();
+    remember(line);
+    return Got::line;
+  }
+
+  void remember(const std::string& line) {
+    if (line.find_first_not_of(' ') == line.npos || line == last) return;
+    last = line;
+    HistEvent event;
+    ::history(history, &event, H_ENTER, line.c_str());
+    if (history_fd < 0) return;
+    const std::string whole = line + "\n";
+    if (::write(history_fd, whole.data(), whole.size()) != ssize_t(whole.size())) {
+      fmt::print(stderr, "history  not kept: {}\n", std::strerror(errno));
+      ::close(std::exchange(history_fd, -1));
+    }
+  }
+};
+
+LineReader::LineReader(const fs::path& history) {
+  if (isatty(STDIN_FILENO) && isatty(STDOUT_FILENO)) terminal_ = std::make_unique<Terminal>(history);
+}
+LineReader::~LineReader() = default;
+
+LineReader::Got LineReader::read_plain(std::string& line) {
+  for (size_t end;;) {
+    if ((end = ahead_.find('\n')) != ahead_.npos) {
+      line = ahead_.substr(0, end);
+      ahead_.erase(0, end + 1);
+      return Got::line;
+    }
+    char buffer[4096];
+    const ssize_t n = interrupted() ? -1 : ::read(STDIN_FILENO, buffer, sizeof buffer);
+    if (n < 0 && interrupted()) return Got::interrupted;
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) {
+      line = std::exchange(ahead_, {});
+      return line.empty() ? Got::end : Got::line;
+    }
+    ahead_.append(buffer, size_t(n));
+    if (ahead_.size() > kMaxLineBytes)
+      throw_error(ErrorKind::usage, "a line on stdin is longer than {} MiB", kMaxLineBytes >> 20);
+  }
+}
+
+LineReader::Got LineReader::read(const std::string& prompt, std::string& line) {
+  std::fflush(stdout);
+  if (!terminal_) return read_plain(line);
+  terminal_->prompt = prompt;
+  return terminal_->read(line);
+}
+
+LineReader::Got LineReader::read_message(std::string& message) {
+  Got got = read("> ", message);
+  if (got != Got::line) return got;
+  if (!message.starts_with(kBlock)) {
+    while (got == Got::line && message.ends_with('\\')) {
+      message.back() = '\n';
+      std::string more;
+      if ((got = read("... ", more)) == Got::line) message += more;
+    }
+    return got == Got::end ? Got::line : got;
+  }
+  message.erase(0, kBlock.size());
+  while (!message.ends_with(kBlock)) {
+    std::string more;
+    got = read("... ", more);
+    if (got == Got::end) return Got::line;  // the end of the input ends the block too
+    if (got != Got::line) return got;
+    message += (message.empty() ? "" : "\n") + more;
+  }
+  message.erase(message.size() - kBlock.size());
+  if (message.ends_with('\n')) message.pop_back();
+  return Got::line;
+}
+
+}  // namespace ridge::cli

@@ -1,0 +1,85 @@
+#include "cli/prompt_cache.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "cli/prompt_ids.h"
+#include "io/json.h"
+#include "io/mapped_file.h"
+#include "io/pending_file.h"
+
+namespace ridge::cli {
+namespace {
+
+constexpr int kIdsVersion = 1;
+
+Result<std::string> state_checksum(const std::string& path) {
+  RIDGE_TRY(const io::MappedFile file, io::MappedFile::open(path));
+  return fmt::format("{:016x}", XXH64(file.bytes().data(), file.bytes().size(), 0));
+}
+
+Result<std::vector<int32_t>> read_ids(const std::string& state) {
+  const std::string path = state + ".ids";
+  RIDGE_TRY(const std::string text, io::read_text_file(path, kMaxPromptBytes));
+  RIDGE_TRY(const io::Json json, io::parse_json(text, path));
+  const auto tokens = json.find("tokens");
+  if (!json.is_object() || json.value("version", io::Json()) != kIdsVersion || tokens == json.end() ||
+      !tokens->is_array())
+    return bad_file("{}: not the ids of a prompt cache", path);
+  std::vector<int32_t> ids;
+  for (const io::Json& id : *tokens) {
+    if (!id.is_number_integer() || id < 0 || id > INT32_MAX)
+      return bad_file("{}: {} is not a token id", path, id.dump());
+    ids.push_back(id.get<int32_t>());
+  }
+  RIDGE_TRY(const std::string checksum, state_checksum(state));
+  if (json.value("state_xxh64", io::Json()) != checksum)
+    return bad_file("{}: its checksum is not that of {}: only one of the two was written", path, state);
+  return ids;
+}
+
+}  // namespace
+
+int PromptCache::load(Session& session, std::span<const int32_t> prompt, std::string& says) const {
+  const auto afresh = [&](const std::string& why) {
+    session.reset();
+    says = fmt::format("prompt cache: begins afresh: {}", why);
+    return 0;
+  };
+  std::error_code ignored;
+  if (!std::filesystem::exists(path, ignored)) return afresh(path + " does not exist yet");
+  const Result<std::vector<int32_t>> ids = read_ids(path);
+  if (!ids) return afresh(ids.error().message);
+  const size_t n_same = size_t(std::ranges::mismatch(*ids, prompt).in1 - ids->begin());
+  const int n = int(std::min(n_same, prompt.size() - 1));
+  if (n == 0) return afresh(path + " begins with another token");
+  try {
+    session.restore(path);
+    if (session.n_past() != int(ids->size())) return afresh(path + ": its ids are of another length");
+    const KvReport kv = session.kv_report();
+    const int n_back = session.n_past() - n;
+    session.truncate(n);
+    says = fmt::format(
+        "prompt cache: {} of {} tokens from {}{}", n, prompt.size(), path,
+        n_back > 32 && std::max(kv.k.window, kv.v.window) > 0 ? "; rows of the window from their codes" : "");
+  } catch (const Error& error) {
+    return afresh(error.what());
+  }
+  return n;
+}
+
+void PromptCache::save(const Session& session, std::span<const int32_t> tokens) const {
+  session.save(path);
+  const io::Json ids = {{"version", kIdsVersion},
+                        {"state_xxh64", state_checksum(path).or_throw()},
+                        {"tokens", std::vector<int32_t>(tokens.begin(), tokens.end())}};
+  io::PendingFile file(path + ".ids");
+  file.create().or_throw();
+  file.write(ids.dump() + "\n").or_throw();
+  file.commit().or_throw();
+}
+
+}  // namespace ridge::cli

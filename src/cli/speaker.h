@@ -1,0 +1,54 @@
+// Who answers in a conversation: a session that keeps of its cache what the next prompt has in common with it.
+#pragma once
+
+#include "cli/answer.h"
+#include "cli/chat_model.h"
+#include "engine/kv_choice.h"
+
+namespace ridge::cli {
+
+struct SpeakerOptions {
+  KvChoice kv;
+  int n_ctx = 0, n_ubatch = 0;
+  GenerateOptions generate;  ///< stops of the model's own are added
+  PlainNames names = {};
+};
+
+class Speaker {
+ public:
+  /// `chat` must outlive it. Throws Error.
+  Speaker(const ChatModel& chat, const SpeakerOptions& options);
+
+  /// The next message of the assistant. Where the messages leave no room in the context, the oldest turns after the
+  /// system prompt are dropped from them first, until a quarter is free; `n_dropped` counts messages. Throws usage when the last turn
+  /// alone does not fit or the template refuses the messages; the cache is then as it was.
+  GenerateResult say(text::Json& messages, int& n_dropped, const std::function<void(std::string_view)>& on_text);
+  /// Whether the prompt of the last answer ended inside of <think>.
+  bool in_reasoning() const { return in_reasoning_; }
+
+  /// The same tokens in a cache of other formats. Throws Error; the cache is then as it was.
+  void change_cache(const KvChoice& kv);
+
+  const ChatModel& chat() const { return chat_; }
+  const Session& session() const { return *session_; }
+  const KvChoice& kv() const { return options_.kv; }
+  /// "12 bytes/token (f16: 20, ratio 1.67)"
+  std::string cache_cost() const;
+
+ private:
+  std::vector<int32_t> fit(text::Json& messages, int& n_dropped);
+  /// Goes back to what the cache and the prompt have in common; returns how many tokens that are.
+  int keep_common(std::span<const int32_t> prompt);
+
+  const ChatModel& chat_;
+  SpeakerOptions options_;
+  std::unique_ptr<Session> session_;  ///< sessions move, but are not assigned
+  std::vector<int32_t> held_;         ///< the tokens in the cache
+  bool in_reasoning_ = false;
+};
+
+/// Drops the oldest turn after the system prompt: a user's message and what follows it up to the next one. Returns how
+/// many messages went; 0 where there is one turn only.
+int drop_oldest_turn(text::Json& messages);
+
+}  // namespace ridge::cli

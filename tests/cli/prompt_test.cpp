@@ -1,0 +1,135 @@
+// Where prompts of ridge run come from, and what a program reads of it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/program.h"
+
+namespace ridge {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+using testing::Not;
+
+constexpr const char* kNoTokenizer = "synth:qwen2.5-0.5b@layers=1@weights=q4_0";
+
+Outcome run_with(std::vector<std::string> more, const RunOptions& options = {}) {
+  std::vector<std::string> args{"run", "-m", kTinyModel, "--temp", "0", "-n", "8"};
+  args.insert(args.end(), more.begin(), more.end());
+  return run_ridge(args, options);
+}
+
+TEST(PromptIds, ListsFilesAndStdinAreTheSame) {
+  const TempDir dir;
+  const std::string text = run_with({"--quiet", "--prompt-ids", "1,403,407,261"}).out;
+  EXPECT_NE(text, "");
+  EXPECT_EQ(run_with({"--quiet", "--prompt-ids", " 1 403\t407, 261 "}).out, text);
+  EXPECT_EQ(run_with({"--quiet", "--prompt-ids", "[1, 403, 407, 261]"}).out, text);
+  EXPECT_EQ(run_with({"--quiet", "--prompt-ids", "-"}, {.input = "[1,403,407,261]\n"}).out, text);
+  const std::string file = dir.write("ids", std::string_view("1 403\n407 261\n")).native();
+  EXPECT_EQ(run_with({"--quiet", "--prompt-ids", file}).out, text);
+}
+
+TEST(PromptIds, WhatIsNoIdIsRefused) {
+  const TempDir dir;
+  const std::string file = dir.write("ids", std::string_view("1 two 3")).native();
+  EXPECT_THAT(run_with({"--prompt-ids", file}).err, HasSubstr("--prompt-ids: 'two' is not a token id"));
+  for (const char* ids : {"1,99999999999", "1,[2]", "512", "[]", "/nowhere/ids"}) {
+    const Outcome outcome = run_with({"--prompt-ids", ids});
+    EXPECT_TRUE(outcome.code == 2 || outcome.code == 4) << ids << outcome.err;
+    EXPECT_EQ(outcome.out, "") << ids;
+  }
+  EXPECT_EQ(run_with({"--prompt-ids", "1", "-p", "x"}).code, 2);
+}
+
+TEST(PromptIds, AModelWithoutATokenizerAnswersInIds) {
+  const std::vector<std::string> args{"run", "-m", kNoTokenizer, "--prompt-ids", "1,2,3", "--temp",
+                                      "0",   "-n", "4",          "-c",           "32"};
+  auto quiet = args, bare = args;
+  quiet.push_back("--quiet");
+  bare.push_back("--bare");
+  const Outcome text = run_ridge(quiet);
+  EXPECT_THAT(text.out, testing::MatchesRegex("([0-9]+ ){4}")) << text.err;
+  EXPECT_EQ(run_ridge(bare).out.substr(0, text.out.size() - 1), text.out.substr(0, text.out.size() - 1));
+}
+
+TEST(Bare, IdsThenNumbersAndNothingElse) {
+  const Outcome outcome = run_with({"--bare", "-p", "Once upon a time"});
+  EXPECT_EQ(outcome.code, 0);
+  EXPECT_EQ(outcome.err, "");
+  EXPECT_THAT(outcome.out, testing::MatchesRegex("[0-9]+( [0-9]+){7}\n5 8 [0-9.]+ [0-9.]+\n"));
+  const json row = json::parse(run_with({"--json", "--quiet", "-p", "Once upon a time"}).out);
+  std::istringstream ids(outcome.out.substr(0, outcome.out.find('\n')));
+  EXPECT_EQ(std::vector<int>(std::istream_iterator<int>(ids), {}), row["tokens"].get<std::vector<int>>());
+}
+
+TEST(RunChat, TheMessageIsWrappedAndTheAnswerEnds) {
+  const Outcome outcome = run_with({"--chat", "--system", "Be kind", "-p", "Hello"});
+  EXPECT_EQ(outcome.code, 0);
+  EXPECT_THAT(outcome.err, HasSubstr("no chat template"));
+  EXPECT_EQ(outcome.out, run_with({"--quiet", "-p", "System: Be kind\nUser: Hello\nAssistant:"}).out);
+  EXPECT_EQ(run_with({"--chat", "--prompt-ids", "1"}).code, 2);
+  EXPECT_EQ(run_with({"--system", "x", "-p", "Hello"}).code, 2);
+}
+
+class PromptCacheTest : public testing::Test {
+ protected:
+  Outcome run(const std::string& prompt, std::vector<std::string> more = {}) {
+    more.insert(more.end(), {"-p", prompt, "--prompt-cache", file});
+    return run_with(more);
+  }
+  const TempDir dir;
+  const std::string file = (dir / "prompt.kv").native();
+};
+
+TEST_F(PromptCacheTest, TheLongestCommonBeginIsTakenAndTheTextIsTheSame) {
+  const std::string whole = run_with({"-p", "Once upon a time there was"}).out;
+  const Outcome first = run("Once upon a time");
+  EXPECT_THAT(first.err, HasSubstr("does not exist yet"));
+  EXPECT_EQ(dir.names(), (std::vector<std::string>{"prompt.kv", "prompt.kv.ids"}));
+  const Outcome longer = run("Once upon a time there was");
+  EXPECT_THAT(longer.err, HasSubstr("prompt cache: 4 of 7 tokens"));
+  EXPECT_EQ(longer.out, whole);
+  const Outcome again = run("Once upon a time there was");
+  EXPECT_THAT(again.err, HasSubstr("prompt cache: 6 of 7 tokens"));
+  EXPECT_EQ(again.out, whole);
+  const Outcome shorter = run("Once upon a time");
+  EXPECT_THAT(shorter.err, HasSubstr("prompt cache: 4 of 5 tokens"));
+  EXPECT_EQ(shorter.out, first.out);
+  EXPECT_THAT(run("Once upon a time there was").err, HasSubstr("prompt cache: 6 of 7")) << "nothing was lost";
+}
+
+TEST_F(PromptCacheTest, WhatDoesNotFitIsSaidAndReplaced) {
+  run("Once upon a time");
+  const Outcome other = run("Once upon a time", {"--kv-quant", "rotor-3"});
+  EXPECT_EQ(other.code, 0);
+  EXPECT_THAT(other.err, HasSubstr("prompt cache: begins afresh: "));
+  EXPECT_THAT(other.err, HasSubstr("format f16, this cache has rotor-3"));
+  EXPECT_THAT(run("Once upon a time", {"--kv-quant", "rotor-3"}).err, HasSubstr("4 of 5 tokens"));
+}
+
+TEST_F(PromptCacheTest, DamagedOrMismatchedFilesAreNotUsed) {
+  const std::string text = run("Once upon a time").out;
+  const std::string ids = slurp(file + ".ids"), state = slurp(file);
+  const auto afresh = [&](const char* why) {
+    const Outcome outcome = run("Once upon a time");
+    EXPECT_EQ(outcome.code, 0) << why;
+    EXPECT_EQ(outcome.out, text) << why;
+    EXPECT_THAT(outcome.err, HasSubstr("begins afresh")) << why;
+  };
+  dir.write("prompt.kv", state.substr(0, state.size() - 1));
+  afresh("a state that was cut");
+  run_with({"-p", "A dog", "--prompt-cache", (dir / "other.kv").native()});
+  std::filesystem::copy_file(dir / "other.kv", file, std::filesystem::copy_options::overwrite_existing);
+  afresh("another prompt's state");
+  dir.write("prompt.kv.ids", std::string_view("{\"version\": 1, \"tokens\": [1, \"x\"]}"));
+  afresh("ids that are none");
+  std::filesystem::remove(file + ".ids");
+  afresh("no ids");
+  EXPECT_EQ(slurp(file + ".ids"), ids);
+}
+
+}  // namespace
+}  // namespace ridge
