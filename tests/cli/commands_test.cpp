@@ -319,31 +319,12 @@ TEST(Bench, BatchesHaveTheKnownColumnsAndStoredRows) {
 TEST(Bench, AServerUnderLoadIsMeasuredByItsClients) {
   const TempDir dir;
   const std::string results = (dir / "serve.jsonl").native();
-  const std::vector<std::string> args = {"bench",
-                                         "serve",
-                                         "-m",
-                                         kTinyModel,
-                                         "--clients",
-                                         "1,4",
-                                         "--requests",
-                                         "12",
-                                         "--prompt-tokens",
-                                         "20-60",
-                                         "--answer-tokens",
-                                         "4-12",
-                                         "--shared-prefix",
-                                         "130",
-                                         "--prefixes",
-                                         "2",
-                                         "--kv",
-                                         "f16,rotor-3",
-                                         "-c",
-                                         "256",
-                                         "--checkpoint-every",
-                                         "64"};
-  std::vector<std::string> stored = args;
-  stored.insert(stored.end(), {"--results", results, "--api-key", "secret-of-mine"});
-  const Outcome outcome = run_ridge(stored);
+  std::istringstream words(
+      "bench serve --clients 1,4 --requests 12 --prompt-tokens 20-60 --answer-tokens 4-12 --shared-prefix 130 "
+      "--prefixes 2 --kv f16,rotor-3 -c 256 --checkpoint-every 64 --api-key secret-of-mine");
+  std::vector<std::string> args(std::istream_iterator<std::string>(words), {});
+  args.insert(args.end(), {"-m", kTinyModel, "--results", results});
+  const Outcome outcome = run_ridge(args);
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr("| f16 | 1 clients | 2x130 + 20-60 | 12 | 0 |"));
   EXPECT_THAT(outcome.out, HasSubstr("| rotor-3 | 4 clients | 2x130 + 20-60 | 12 | 0 |"));
