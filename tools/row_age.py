@@ -13,6 +13,7 @@ FOLDERS = {  # of results/NAME*.jsonl
     "kv": ("src/format", "src/op/attn", "src/op/cache", "src/model", "src/engine"),
     "ppl": ("src/format", "src/op", "src/model", "src/engine"),
     "profile": MODEL,
+    "serve": (*MODEL, "src/serve"),
     "sweep": ("src/format", "src/op"),
 }
 

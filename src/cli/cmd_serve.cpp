@@ -1,6 +1,4 @@
 // ridge serve: OpenAI's API and a page for people, over one model.
-#include <sys/resource.h>
-
 #include <chrono>
 #include <memory>
 #include <thread>
@@ -8,8 +6,8 @@
 #include "base/build_info.h"
 #include "cli/interrupt.h"
 #include "cli/options.h"
+#include "cli/serve_flags.h"
 #include "engine/engine.h"
-#include "engine/kv_options.h"
 #include "io/mapped_file.h"
 #include "serve/server.h"
 #include "serve/views.h"
@@ -23,11 +21,10 @@ constexpr uint64_t kMaxKeyBytes = 1 << 20;
 struct ServeFlags {
   ModelFlags model;
   KvFlags kv;
+  SchedulerFlags scheduler;
   std::string host = "127.0.0.1", alias, key, key_file, state_dir;
   std::vector<std::string> hosts, origins;
-  int port = 8080, n_ctx = 0, n_parallel = 0, n_pools = 1, batch_tokens = 0, queue = 256, io_threads = 2;
-  int checkpoints = -1, checkpoint_every = 1024, stall_ms = 200, patience = 30;
-  double kv_gib = 0, swap_gib = 4;
+  int port = 8080, n_pools = 1, patience = 30;
   bool log_prompts = false, quiet = false;
 };
 
@@ -41,30 +38,6 @@ http::Keys read_keys(const ServeFlags& flags) {
       http::Keys::parse(io::read_text_file(flags.key_file, kMaxKeyBytes).or_throw(), flags.key_file).or_throw();
   if (keys.empty()) bad_flag("--api-key-file", flags.key_file + " holds no key", "write one key a line");
   return keys;
-}
-
-/// Bytes for the cache: what all sequences fill, but not more than a part of the memory that is free.
-int64_t default_kv_bytes(Engine& engine, const serve::LaneOptions& lane, int n_pools) {
-  const auto layers = layer_configs(session_options(lane.kv, lane.n_ctx, 0), engine.plan());
-  const auto memory = engine.open_host_memory(layers, 1, 1);
-  const int64_t all = int64_t(pages_for(layers, lane.n_ctx)) * lane.max_seqs * memory->page_bytes() +
-                      int64_t(lane.max_seqs + lane.n_checkpoints) * memory->slot_bytes();
-  const double part = engine.on_device() ? 0.8 : 0.25;
-  return std::min(all * n_pools, int64_t(part * double(engine.backend().free_bytes())));
-}
-
-serve::SchedulerOptions scheduler_options(const ServeFlags& flags, Engine& engine) {
-  const bool device = engine.on_device();
-  serve::LaneOptions lane{.kv = flags.kv.choice()};
-  lane.n_ctx = flags.n_ctx > 0 ? flags.n_ctx : engine.info().n_ctx_train;
-  lane.max_seqs = flags.n_parallel > 0 ? flags.n_parallel : device ? 64 : 16;
-  lane.n_checkpoints = flags.checkpoints >= 0 ? flags.checkpoints : lane.max_seqs;
-  lane.checkpoint_every = flags.checkpoint_every;
-  lane.batch_tokens = flags.batch_tokens > 0 ? flags.batch_tokens : device ? 2048 : 512;
-  lane.max_stall_seconds = 1e-3 * flags.stall_ms;
-  lane.swap_bytes = int64_t(flags.swap_gib * kGib);
-  lane.kv_bytes = flags.kv_gib > 0 ? int64_t(flags.kv_gib * kGib) : default_kv_bytes(engine, lane, flags.n_pools);
-  return {.lane = lane, .max_queue = flags.queue, .max_lanes = flags.n_pools};
 }
 
 void log_line(const std::string& line) {
@@ -101,21 +74,13 @@ void print_start(const ServeFlags& flags, Engine& engine, const serve::Scheduler
   std::fflush(stdout);
 }
 
-/// Ten thousand clients are ten thousand open files.
-void allow_many_files() {
-  rlimit limit{};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  limit.rlim_cur = limit.rlim_max;
-  setrlimit(RLIMIT_NOFILE, &limit);
-}
-
 int serve_model(const ServeFlags& flags) {
   flags.kv.choice();  // refuses nonsense before the model is read
   check_device(flags.model.device);
   allow_many_files();
   serve::ServerOptions options{.http = {.host = flags.host,
                                         .port = uint16_t(flags.port),
-                                        .threads = flags.io_threads,
+                                        .threads = flags.scheduler.io_threads,
                                         .hosts = flags.hosts,
                                         .origins = flags.origins},
                                .keys = read_keys(flags),
@@ -135,7 +100,7 @@ int serve_model(const ServeFlags& flags) {
   const bool base_model = chat_template.named.empty();
   model.emplace(load_model(flags.model));
   Engine& engine = model->engine();
-  const serve::SchedulerOptions scheduler = scheduler_options(flags, engine);
+  const serve::SchedulerOptions scheduler = flags.scheduler.options(engine, flags.kv.choice(), flags.n_pools);
   server->serve(engine, flags.alias.empty() ? engine.info().name : flags.alias, std::move(chat_template), scheduler);
   print_start(flags, engine, scheduler, base_model, server->port());
 
@@ -164,25 +129,15 @@ Action declare_serve(CLI::App& app) {
                  "localhost's names on a loopback address, else any");
   add_repeatable(app, "--allow-origin", f.origins, "ORIGIN",
                  "page of another server that may call (repeatable; * is all)");
-  add_whole(app, "--http-threads", f.io_threads, 1, 256, "threads for connections");
+  add_http_threads(app, f.scheduler);
   in_group(app, "Requests");
   add_text(app, "-a,--alias", f.alias, "NAME", "name of the model in the API");
-  add_whole(app, "-c,--ctx-size", f.n_ctx, 0, 1 << 26,
-            "most tokens of a request with its answer; 0: what the model was trained for");
-  add_whole(app, "--parallel", f.n_parallel, 0, 4096, "sequences that run at a time (-np); 0: 16, on a GPU 64");
-  add_whole(app, "--queue", f.queue, 1, 1 << 20, "requests that may wait; beyond, clients get 429");
-  add_whole(app, "--batch-tokens", f.batch_tokens, 0, 65536, "most tokens of a step; 0: 512, on a GPU 2048");
-  add_whole(app, "--max-stall-ms", f.stall_ms, 1, 1000000,
-            "how long prompts may hold up a step while other sequences decode");
+  add_request_flags(app, f.scheduler);
   add_whole(app, "--patience", f.patience, 0, 86400, "seconds that answers under way get at the end");
   in_group(app, "Memory");
-  add_real(app, "--kv-gib", f.kv_gib, 0, 1e6,
-           "GiB of the cache; 0: what --parallel sequences fill, at most a quarter of free memory (GPU: four fifths)");
+  add_memory_flags(app, f.scheduler);
   add_whole(app, "--kv-pools", f.n_pools, 1, 16,
             "sets of cache formats that requests may ask for; they share the bytes");
-  add_real(app, "--swap-gib", f.swap_gib, 0, 1e6, "GiB of host memory for sequences that wait for room");
-  add_whole(app, "--checkpoints", f.checkpoints, -1, 65536, "prefixes kept for later requests; -1: as many as --parallel");
-  add_whole(app, "--checkpoint-every", f.checkpoint_every, 64, 1 << 26, "tokens of a prompt between two of them");
   add_text(app, "--state-dir", f.state_dir, "FOLDER",
            "keep prefixes here when the server ends, and read them at start");
   add_kv_flags(app, f.kv);

@@ -41,6 +41,7 @@ Action declare_eval_needle(CLI::App& app);
 Action declare_eval_attention(CLI::App& app);
 Action declare_bench_decode(CLI::App& app);
 Action declare_bench_batch(CLI::App& app);
+Action declare_bench_serve(CLI::App& app);
 Action declare_bench_attention(CLI::App& app);
 Action declare_bench_gemv(CLI::App& app);
 Action declare_bench_append(CLI::App& app);

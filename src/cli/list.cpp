@@ -109,6 +109,20 @@ std::span<const Command> commands() {
        "ridge bench batch -m model.gguf -npl 16 --lengths 128-8192 --kv f16,rotor-3\n"
        "ridge bench batch -m model.gguf -npp 8192 -ntg 64 -npl 64 --fill -o jsonl --results results/batch.jsonl",
        declare_bench_batch},
+      {"bench serve", "a server under load, as its clients see it",
+       "Sends streaming completions over HTTP to a running server (--url) or to one started here (-m): from clients "
+       "that "
+       "wait for their answers, one test for each number of --clients, or as Poisson arrivals (--rate). Prompts are "
+       "random token ids of drawn lengths, the same for the same --seed. The table has the time to the first text "
+       "(TTFT), between pieces of text (ITL), tokens a second of all clients, requests a second within both limits "
+       "(good), "
+       "the most bytes of the cache in use, and the server's steps. An answer of another length than asked for ends "
+       "the "
+       "command with 3. A server started here has an empty cache for every test.",
+       "ridge bench serve -m models/ridge-ref-q8_0.gguf --clients 1,8 --prompt-tokens 200-1000 --kv f16,rotor-3\n"
+       "ridge bench serve --url http://127.0.0.1:8080 --rate 2 --seconds 60 --shared-prefix 1500 --prefixes 4\n"
+       "ridge bench serve -m model.gguf --device cuda --parallel 128 --clients 128 --results results/serve-cuda.jsonl",
+       declare_bench_serve},
       {"bench attention", "one layer's decode attention, by shape and cache format",
        "Times one layer's attention of the newest tokens (--new) of each sequence: samples of many calls (on a GPU "
        "replays of a CUDA graph) "

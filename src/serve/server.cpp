@@ -1,6 +1,7 @@
 #include "serve/server.h"
 
 #include <boost/asio/post.hpp>
+#include <charconv>
 #include <random>
 
 #include "serve/answer.h"
@@ -66,6 +67,17 @@ Json set_kv(Scheduler& scheduler, const Json& body) {
   if (*kv == "auto") refuse("kv_quant", "auto is not supported yet (name a format)");
   if (const Status status = scheduler.set_default_kv(*kv); !status) refuse("kv_quant", status.error().message);
   return {{"kv_quant", scheduler.default_kv()}};
+}
+
+/// ?steps=N: how many of the newest steps are looked at; all that are remembered without.
+int64_t newest_steps(const http::Request& request) {
+  const std::string* text = request.param("steps");
+  if (!text) return INT64_MAX;
+  int64_t n = 0;
+  const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), n);
+  if (error != std::errc() || end != text->data() + text->size() || n < 1)
+    refuse("steps", fmt::format("'{}' is not a number of steps", *text));
+  return n;
 }
 
 struct Route {
@@ -213,7 +225,7 @@ void Server::answer(const http::Request& request, const http::Reply& reply) {
   }
   if (path == "/v1/models") return reply.send(json_response(models_json(*model_)));
   if (path == "/props") return reply.send(json_response(props_json(scheduler, *model_)));
-  if (path == "/slots") return reply.send(json_response(slots_json(scheduler)));
+  if (path == "/slots") return reply.send(json_response(slots_json(scheduler, newest_steps(request))));
   if (path == "/kv" && !post) {
     const std::string* by = request.param("by");
     return reply.send(json_response(kv_json(scheduler, by && *by == "page")));

@@ -96,10 +96,11 @@ Json pool_json(Scheduler& scheduler, Lane& lane, bool by_page) {
   return json;
 }
 
-double median_ms(const std::deque<StepRecord>& steps) {
-  if (steps.empty()) return 0;
+/// Of the newest n steps.
+double median_ms(const std::deque<StepRecord>& steps, int64_t n) {
   std::vector<double> times;
-  for (const StepRecord& step : steps) times.push_back(step.seconds);
+  for (auto step = steps.rbegin(); step != steps.rend() && ssize(times) < n; ++step) times.push_back(step->seconds);
+  if (times.empty()) return 0;
   std::ranges::nth_element(times, times.begin() + ssize(times) / 2);
   return 1e3 * times[times.size() / 2];
 }
@@ -154,7 +155,7 @@ Json props_json(Scheduler& scheduler, const ApiModel& model) {
   return json;
 }
 
-Json slots_json(Scheduler& scheduler) {
+Json slots_json(Scheduler& scheduler, int64_t n_steps) {
   Json json;
   scheduler.inspect([&](Scheduler& s) {
     Json running = Json::array();
@@ -183,7 +184,7 @@ Json slots_json(Scheduler& scheduler) {
             {"parallel", s.options().lane.max_seqs},
             {"running", std::move(running)},
             {"step",
-             {{"ms_p50", median_ms(totals.recent)},
+             {{"ms_p50", median_ms(totals.recent, n_steps)},
               {"decode_seqs", last.n_decode},
               {"prompt_tokens", last.n_prompt_tokens},
               {"tok_s", idle ? 0.0 : double(generated) / seconds},

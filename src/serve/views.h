@@ -10,7 +10,8 @@ namespace ridge::serve {
 // All but models_json() ask the scheduler's thread, between two steps; null or empty once it has stopped.
 Json models_json(const ApiModel& model);
 Json props_json(Scheduler& scheduler, const ApiModel& model);
-Json slots_json(Scheduler& scheduler);
+/// The median time of a step is of the newest `n_steps` of those remembered.
+Json slots_json(Scheduler& scheduler, int64_t n_steps);
 /// Bytes and pages of every pool; norms and coding errors of every layer, and of every page where `by_page`.
 Json kv_json(Scheduler& scheduler, bool by_page);
 std::string metrics_text(Scheduler& scheduler, const http::Counts& counts);

@@ -316,6 +316,57 @@ TEST(Bench, BatchesHaveTheKnownColumnsAndStoredRows) {
   EXPECT_EQ(run_ridge({"bench", "batch", "-m", "synth:tiny", "--lengths", "8-40", "-npp", "5"}).code, 2);
 }
 
+TEST(Bench, AServerUnderLoadIsMeasuredByItsClients) {
+  const TempDir dir;
+  const std::string results = (dir / "serve.jsonl").native();
+  std::istringstream words(
+      "bench serve --clients 1,4 --requests 12 --prompt-tokens 20-60 --answer-tokens 4-12 --shared-prefix 130 "
+      "--prefixes 2 --kv f16,rotor-3 -c 256 --checkpoint-every 64 --api-key secret-of-mine");
+  std::vector<std::string> args(std::istream_iterator<std::string>(words), {});
+  args.insert(args.end(), {"-m", kTinyModel, "--results", results});
+  const Outcome outcome = run_ridge(args);
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("| f16 | 1 clients | 2x130 + 20-60 | 12 | 0 |"));
+  EXPECT_THAT(outcome.out, HasSubstr("| rotor-3 | 4 clients | 2x130 + 20-60 | 12 | 0 |"));
+  EXPECT_THAT(slurp(results), Not(HasSubstr("secret-of-mine")));
+  std::vector<json> rows;
+  std::istringstream lines(slurp(results));
+  for (std::string line; std::getline(lines, line);) rows.push_back(json::parse(line));
+  ASSERT_EQ(rows.size(), 4u);
+  for (const json& row : rows) {
+    EXPECT_EQ(row["kind"], "serve");
+    EXPECT_EQ(row["requests_ok"], 12);
+    EXPECT_EQ(row["gen_tokens"], rows[0]["gen_tokens"]) << "the same lengths in every test";
+    EXPECT_EQ(row["prompt_tokens_sent"], rows[0]["prompt_tokens_sent"]);
+    // Whoever comes later finds one of the two beginnings up to the checkpoint at 128.
+    EXPECT_GE(row["prompt_tokens_cached"], 10 * 128);
+    EXPECT_EQ(row["server_cached_tokens"], row["prompt_tokens_cached"]);
+    EXPECT_EQ(row["server_prompt_tokens"].get<int>() + row["server_cached_tokens"].get<int>(),
+              row["prompt_tokens_sent"]);
+    EXPECT_GT(row["kv_bytes_peak"], 0);
+    EXPECT_GT(row["step_ms_p50"], 0);
+    EXPECT_LE(row["ttft_ms"]["p50"], row["ttft_ms"]["p99"]);
+    EXPECT_GT(row["itl_ms"]["p50"], 0);
+    EXPECT_LE(row["mean_decode_batch"], row["clients"]);
+  }
+  EXPECT_LT(rows[2]["kv_bytes_per_token"], rows[0]["kv_bytes_per_token"]);
+}
+
+TEST(Bench, LoadThatCannotWorkIsRefused) {
+  const auto refused = [](std::vector<std::string> more) {
+    more.insert(more.begin(), {"bench", "serve"});
+    const Outcome outcome = run_ridge(more);
+    EXPECT_EQ(outcome.code, 2) << outcome.err;
+    return outcome.err;
+  };
+  EXPECT_THAT(refused({}), HasSubstr("--url"));
+  EXPECT_THAT(refused({"-m", kTinyModel, "--rate", "2", "--clients", "2"}), HasSubstr("--rate: does not go with"));
+  EXPECT_THAT(refused({"-m", kTinyModel, "--prompt-tokens", "9-3"}), HasSubstr("ends below its beginning"));
+  EXPECT_THAT(refused({"-m", kTinyModel, "--prompt-tokens", "600"}), HasSubstr("context of 512"));
+  EXPECT_THAT(refused({"--url", "127.0.0.1:1", "--parallel", "4"}), HasSubstr("--parallel"));
+  EXPECT_EQ(run_ridge({"bench", "serve", "--url", "127.0.0.1:1"}).code, 1);
+}
+
 TEST(Bench, ADepthPastTheContextIsNotASurprise) {
   const Outcome outcome =
       run_ridge({"bench", "decode", "-m", "synth:tiny", "-p", "0", "-n", "2", "-r", "1", "-d", "4000", "--quiet"});

@@ -535,6 +535,9 @@ TEST_F(ApiTest, ViewsSayWhatRuns) {
                                       kv["pages"]["shared"].get<int>() + kv["pages"]["cached"].get<int>());
   EXPECT_EQ(kv["layers"].size(), size_t(model().info().n_layers));
   EXPECT_TRUE(running.get());
+  EXPECT_GT(get("/slots?steps=1")["step"]["ms_p50"].get<double>(), 0);
+  for (const char* wrong : {"0", "x", "-1", ""})
+    EXPECT_EQ(client().get(std::string("/slots?steps=") + wrong)->status, 400);
   const std::string metrics = client().get("/metrics")->body;
   EXPECT_THAT(metrics, HasSubstr("ridge_requests_finished_total 1\n"));
   EXPECT_THAT(metrics, HasSubstr("ridge_first_token_seconds_count 1\n"));

@@ -1,0 +1,67 @@
+#include "cli/serve_flags.h"
+
+#include <sys/resource.h>
+
+#include "engine/kv_options.h"
+
+namespace ridge::cli {
+namespace {
+
+/// Bytes for the cache: what all sequences fill, but not more than a part of the memory that is free.
+int64_t default_kv_bytes(Engine& engine, const serve::LaneOptions& lane, int n_pools) {
+  const auto layers = layer_configs(session_options(lane.kv, lane.n_ctx, 0), engine.plan());
+  const auto memory = engine.open_host_memory(layers, 1, 1);
+  const int64_t all = int64_t(pages_for(layers, lane.n_ctx)) * lane.max_seqs * memory->page_bytes() +
+                      int64_t(lane.max_seqs + lane.n_checkpoints) * memory->slot_bytes();
+  const double part = engine.on_device() ? 0.8 : 0.25;
+  return std::min(all * n_pools, int64_t(part * double(engine.backend().free_bytes())));
+}
+
+}  // namespace
+
+serve::SchedulerOptions SchedulerFlags::options(Engine& engine, const KvChoice& kv, int n_pools) const {
+  constexpr double kBytesOfGib = double(1 << 30);
+  const bool device = engine.on_device();
+  serve::LaneOptions lane{.kv = kv};
+  lane.n_ctx = n_ctx > 0 ? n_ctx : engine.info().n_ctx_train;
+  lane.max_seqs = n_parallel > 0 ? n_parallel : device ? 64 : 16;
+  lane.n_checkpoints = checkpoints >= 0 ? checkpoints : lane.max_seqs;
+  lane.checkpoint_every = checkpoint_every;
+  lane.batch_tokens = batch_tokens > 0 ? batch_tokens : device ? 2048 : 512;
+  lane.max_stall_seconds = 1e-3 * stall_ms;
+  lane.swap_bytes = int64_t(swap_gib * kBytesOfGib);
+  lane.kv_bytes = kv_gib > 0 ? int64_t(kv_gib * kBytesOfGib) : default_kv_bytes(engine, lane, n_pools);
+  return {.lane = lane, .max_queue = queue, .max_lanes = n_pools};
+}
+
+void add_http_threads(CLI::App& app, SchedulerFlags& flags) {
+  add_whole(app, "--http-threads", flags.io_threads, 1, 256, "threads for connections");
+}
+
+void add_request_flags(CLI::App& app, SchedulerFlags& flags) {
+  add_whole(app, "-c,--ctx-size", flags.n_ctx, 0, 1 << 26,
+            "most tokens of a request with its answer; 0: what the model was trained for");
+  add_whole(app, "--parallel", flags.n_parallel, 0, 4096, "sequences that run at a time (-np); 0: 16, on a GPU 64");
+  add_whole(app, "--queue", flags.queue, 1, 1 << 20, "requests that may wait; beyond, clients get 429");
+  add_whole(app, "--batch-tokens", flags.batch_tokens, 0, 65536, "most tokens of a step; 0: 512, on a GPU 2048");
+  add_whole(app, "--max-stall-ms", flags.stall_ms, 1, 1000000,
+            "how long prompts may hold up a step while other sequences decode");
+}
+
+void add_memory_flags(CLI::App& app, SchedulerFlags& flags) {
+  add_real(app, "--kv-gib", flags.kv_gib, 0, 1e6,
+           "GiB of the cache; 0: what --parallel sequences fill, at most a quarter of free memory (GPU: four fifths)");
+  add_real(app, "--swap-gib", flags.swap_gib, 0, 1e6, "GiB of host memory for sequences that wait for room");
+  add_whole(app, "--checkpoints", flags.checkpoints, -1, 65536,
+            "prefixes kept for later requests; -1: as many as --parallel");
+  add_whole(app, "--checkpoint-every", flags.checkpoint_every, 64, 1 << 26, "tokens of a prompt between two of them");
+}
+
+void allow_many_files() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+}  // namespace ridge::cli
