@@ -30,6 +30,14 @@ std::span<const Command> commands() {
        "ridge serve -m models/ridge-ref-q8_0.gguf --kv-quant rotor-3\n"
        "ridge serve -m model.gguf --device cuda --host 0.0.0.0 --api-key-file keys.txt --ctx-size 32768",
        declare_serve},
+      {"top", "watch a server in the terminal, and chat with it",
+       "Four pages: chat; requests, queue and throughput; norms and coding errors of the cache by layer and page; "
+       "pools "
+       "and memory. F1 and F2 (or 1 to 4) turn pages, Tab moves the focus, Esc stops an answer, Ctrl-R resets the "
+       "chat, "
+       "q or Ctrl-C ends. The server may be on another machine. --once prints the requests page as text, --json what "
+       "/props, /slots and /kv say.",
+       "ridge top\nridge top http://gpu-box:8080 --api-key-file key.txt\nridge top --once", declare_top},
       {"eval ppl", "perplexity",
        "Perplexity of a text with llama-perplexity's windows: chunks of --ctx-size tokens, the second half scored. "
        "Give --kv LIST to compare cache formats in one run.",
