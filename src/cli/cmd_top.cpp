@@ -1,11 +1,10 @@
 // ridge top: a live view of a server in a terminal.
-#include <nlohmann/json.hpp>
-
 #include "cli/interrupt.h"
 #include "cli/options.h"
 #include "cli/top_client.h"
 #include "cli/top_screen.h"
 #include "http/auth.h"
+#include "io/json.h"
 #include "io/mapped_file.h"
 #include "text/unicode.h"
 
