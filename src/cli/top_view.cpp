@@ -156,8 +156,9 @@ void draw_requests(const View& view, Canvas& canvas, int top, int bottom) {
   for (const Pool& p : view.known.pools) {
     if (bottom - row < 5) break;  // the table comes first
     put_fact(canvas, row, bottom, "pages", "");
-    put_pages_bar(canvas, row - 1, 10, std::min(24, width), p);
-    canvas.put(row - 1, 36, pages_text(p));
+    const int bar = std::clamp(canvas.columns() - 60, 4, 24);
+    put_pages_bar(canvas, row - 1, 10, bar, p);
+    canvas.put(row - 1, 12 + bar, pages_text(p));
     put_fact(canvas, row, bottom, "bytes", fmt::format("{}  {}", kv_text(p), p.kv));
   }
   if (row < bottom && bottom - top > 6) ++row;
