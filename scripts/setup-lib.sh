@@ -18,6 +18,7 @@ packages_of() {
                  libxxhash-dev: header xxhash.h
                  libutf8proc-dev: header utf8proc.h
                  libsqlite3-dev: header sqlite3.h
+                 libncurses-dev: header ncursesw/curses.h
                  libboost-dev: header boost/beast.hpp
                  libedit-dev: header histedit.h
                  ccache: wanted ccache' ;;

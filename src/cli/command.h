@@ -33,6 +33,7 @@ std::span<const Group> groups();
 Action declare_run(CLI::App& app);
 Action declare_serve(CLI::App& app);
 Action declare_chat(CLI::App& app);
+Action declare_top(CLI::App& app);
 Action declare_eval_ppl(CLI::App& app);
 Action declare_eval_kld(CLI::App& app);
 Action declare_eval_matrix(CLI::App& app);

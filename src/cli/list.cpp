@@ -40,6 +40,14 @@ std::span<const Command> commands() {
        "ridge chat -m model.gguf --debate \"Ann: You love cats.\" \"Bob: You love dogs.\" --topic pets --turns 20\n"
        "ridge chat --debate first.gguf second.gguf --topic \"the best format of a cache\"",
        declare_chat},
+      {"top", "watch a server in the terminal, and chat with it",
+       "Four pages: chat; requests, queue and throughput; norms and coding errors of the cache by layer and page; "
+       "pools "
+       "and memory. F1 and F2 (or 1 to 4) turn pages, Tab moves the focus, Esc stops an answer, Ctrl-R resets the "
+       "chat, "
+       "q or Ctrl-C ends. The server may be on another machine. --once prints the requests page as text, --json what "
+       "/props, /slots and /kv say.",
+       "ridge top\nridge top http://gpu-box:8080 --api-key-file key.txt\nridge top --once", declare_top},
       {"eval ppl", "perplexity",
        "Perplexity of a text with llama-perplexity's windows: chunks of --ctx-size tokens, the second half scored. "
        "Give --kv LIST to compare cache formats in one run.",

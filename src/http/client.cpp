@@ -18,6 +18,7 @@ namespace ridge::http {
 namespace {
 
 namespace beast = boost::beast::http;
+using namespace std::chrono_literals;
 using OnBytes = std::function<bool(std::string_view bytes)>;
 
 /// Hands pieces of the body on as they come.
@@ -48,13 +49,13 @@ struct PiecesBody {
 
 class Socket {
  public:
-  Socket() = default;
   Socket(const Socket&) = delete;
   Socket& operator=(const Socket&) = delete;
   ~Socket() {
     if (fd_ >= 0) ::close(fd_);
   }
 
+  explicit Socket(const std::atomic<bool>* stop) : stop_(stop) {}
   Status connect(const std::string& host, uint16_t port, std::chrono::milliseconds time) {
     where_ = fmt::format("{}:{}", host, port);
     addrinfo hints{}, *list = nullptr;
@@ -101,15 +102,22 @@ class Socket {
 
  private:
   bool ready(short events, std::chrono::milliseconds time) {
-    pollfd entry{fd_, events, 0};
-    int n;
-    do n = ::poll(&entry, 1, int(time.count()));
-    while (n < 0 && errno == EINTR);
-    if (n == 0) errno = ETIMEDOUT;
-    return n > 0;
+    using Clock = std::chrono::steady_clock;
+    constexpr std::chrono::milliseconds kSlice{50};
+    const auto end = Clock::now() + time;
+    for (;;) {
+      pollfd entry{fd_, events, 0};
+      const auto left = std::max(std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now()), 0ms);
+      const int n = ::poll(&entry, 1, int((stop_ ? std::min(left, kSlice) : left).count()));
+      if (n > 0) return true;
+      if (n < 0 && errno != EINTR) return false;
+      errno = stop_ && *stop_ ? ECANCELED : ETIMEDOUT;
+      if (errno == ECANCELED || (n == 0 && Clock::now() >= end)) return false;
+    }
   }
 
   int fd_ = -1;
+  const std::atomic<bool>* stop_;
   std::string where_;
 };
 
@@ -117,7 +125,7 @@ class Socket {
 
 Result<Response> Client::pieces(std::string_view method, std::string_view target, std::string_view body,
                                 const Headers& headers, const OnBytes& on_bytes) const {
-  Socket socket;
+  Socket socket(times_.stop);
   RIDGE_TRY_STATUS(socket.connect(host_, port_, times_.connect));
   std::string out = fmt::format("{} {} HTTP/1.1\r\nHost: {}:{}\r\nConnection: close\r\n", method, target,
                                 host_.find(':') == host_.npos ? host_ : "[" + host_ + "]", port_);

@@ -1,6 +1,7 @@
 // A small blocking HTTP/1.1 client, plain http only: for the program's own tools and for tests. One connection a request.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <string>
@@ -16,6 +17,8 @@ class Client {
   struct Times {
     std::chrono::milliseconds connect{5'000};
     std::chrono::milliseconds idle{60'000};  ///< without a byte from the server
+    /// Waits for the server end within 50 ms of this being set, as a failure; null: never. Name look-ups go on.
+    const std::atomic<bool>* stop = nullptr;
   };
   static constexpr size_t kMaxBody = size_t(64) << 20;
 

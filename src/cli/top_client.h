@@ -1,0 +1,77 @@
+// The network of `ridge top`: both run on threads of their own and end when they are destroyed.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#include "cli/top_view.h"
+#include "http/client.h"
+
+namespace ridge::cli::top {
+
+/// Where the server is and how it is asked.
+struct Target {
+  http::Url url;
+  std::string key;
+  int interval_ms = 500;
+
+  /// Fails with the reason for any answer but 200.
+  Result<std::string> get(std::string_view path, const std::atomic<bool>* stop) const;
+  http::Client client(int idle_ms, const std::atomic<bool>* stop) const;
+  http::Headers headers() const;
+  std::string path(std::string_view of) const;
+};
+
+/// One round of questions; `trouble` says what failed, and what was known before stays.
+void poll_once(const Target& target, const std::atomic<bool>* stop, Known& known);
+
+class Poller {
+ public:
+  explicit Poller(Target target);
+  ~Poller();
+  Known known() const;
+  /// Grows with every round.
+  uint64_t changes() const { return changes_; }
+
+ private:
+  void work();
+  Target target_;
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;
+  Known known_;
+  std::atomic<uint64_t> changes_ = 0;
+  std::atomic<bool> stop_ = false;
+  std::thread thread_;
+};
+
+/// A conversation: one answer at a time.
+class Talk {
+ public:
+  explicit Talk(Target target) : target_(std::move(target)) {}
+  ~Talk() { stop(); }
+  /// Asks; ignored while an answer comes. `chat_template` as /props has it.
+  void send(const std::string& text, const std::string& chat_template);
+  /// Ends the answer that comes, if one does, within a fraction of a second; its text so far stays.
+  void stop();
+  /// Stops, and forgets the conversation.
+  void reset();
+  Chat chat() const;
+  /// Grows with every change of chat().
+  uint64_t changes() const { return changes_; }
+
+ private:
+  void answer(std::string path, std::string body);
+  Target target_;
+  mutable std::mutex mutex_;
+  Chat chat_;
+  std::atomic<uint64_t> changes_ = 0;
+  std::atomic<bool> stop_ = false;
+  std::thread thread_;
+};
+
+/// What Talk asks with: target and body of the request. A server whose template is "plain" completes a transcript.
+std::pair<std::string, std::string> request_of(const std::vector<Turn>& turns, const std::string& chat_template);
+
+}  // namespace ridge::cli::top

@@ -1,0 +1,71 @@
+// What a server says about itself, read from JSON that nobody vouches for: a missing or wrong field reads as zero or "".
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+
+namespace ridge::cli::top {
+
+struct Props {
+  std::string model, device, weights, kv, chat_template, version;
+  int64_t n_ctx = 0, parallel = 0, batch_tokens = 0, weight_bytes = 0;
+};
+
+struct Sequence {
+  std::string id, state, kv;
+  int64_t n_prompt = 0, n_prompt_done = 0, n_cached = 0, n_generated = 0;
+  double tok_s = 0;
+};
+
+struct Slots {
+  int64_t queue = 0, parallel = 0;
+  std::vector<Sequence> running;
+  double ms_p50 = 0, tok_s = 0, prompt_tok_s = 0;
+  int64_t decode_seqs = 0, prompt_tokens = 0;  ///< of the newest step
+  int64_t requests = 0, finished = 0, cancelled = 0, failed = 0, parked = 0, cached_tokens = 0, generated_tokens = 0;
+};
+
+struct Measure {
+  double norm = 0, error = 0;  ///< root of the sum of squares; relative
+};
+/// K or V of a layer.
+struct Side {
+  Measure all;
+  int64_t saturated = 0;
+  std::vector<Measure> pages;
+};
+struct Layer {
+  int64_t layer = 0;
+  Side k, v;
+};
+struct Pool {
+  std::string kv, k_format, v_format;
+  int64_t pages = 0, free = 0, used = 0, shared = 0, cached = 0;  ///< used: by one sequence only
+  int64_t slots = 0, slots_free = 0, sequences = 0, checkpoints = 0, page_tokens = 0, page_bytes = 0, slot_bytes = 0;
+  int64_t used_bytes = 0, allocated_bytes = 0, f16_bytes = 0, tokens = 0, bytes_per_token = 0;
+  double ratio = 0;
+  std::vector<Layer> layers;
+};
+
+/// Of the answers to /props, /slots and /kv?by=page. Fail only on text that is no JSON object. Lists are cut at 4096.
+Result<Props> read_props(std::string_view json);
+Result<Slots> read_slots(std::string_view json);
+Result<std::vector<Pool>> read_pools(std::string_view json);
+
+/// The text that an event of an answer adds (content of a chat, text of a completion); a failure for an error event.
+struct Delta {
+  std::string text, reasoning, finish;
+};
+Result<Delta> read_delta(std::string_view json);
+/// The message of an error answer, or "status N".
+std::string error_text(int status, std::string_view body);
+
+/// "1.2 GiB"; "340".
+std::string bytes_text(int64_t bytes);
+std::string count_text(int64_t count);
+
+}  // namespace ridge::cli::top

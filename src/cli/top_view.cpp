@@ -1,0 +1,329 @@
+#include "cli/top_view.h"
+
+#include <algorithm>
+#include <array>
+
+namespace ridge::cli::top {
+namespace {
+
+constexpr std::string_view kNames[kPages] = {"chat", "requests", "cache", "pools"};
+
+/// A bar of parts, each `glyph` in its style, together as wide as `width`; a part that is there gets a column at least.
+struct Part {
+  int64_t count;
+  char32_t glyph;
+  Style style;
+};
+void put_bar(Canvas& canvas, int row, int column, int width, int64_t total, std::initializer_list<Part> parts) {
+  int64_t before = 0;
+  int at = 0;
+  for (const Part& part : parts) {
+    before += part.count;
+    int end = total > 0 ? int(double(width) * std::min(1.0, double(before) / double(total)) + 0.5) : 0;
+    if (part.count > 0) end = std::max(end, at + 1);
+    end = std::min(end, width);
+    for (; at < end; ++at) canvas.put(row, column + at, std::u32string_view(&part.glyph, 1), part.style);
+  }
+}
+
+void put_pages_bar(Canvas& canvas, int row, int column, int width, const Pool& p) {
+  put_bar(canvas, row, column, width, p.pages,
+          {{p.used, U'█', Style::good},
+           {p.shared, U'▓', Style::accent},
+           {p.cached, U'▒', Style::warn},
+           {p.free, U'·', Style::dim}});
+}
+
+std::string pages_text(const Pool& p) {
+  return fmt::format("used {}  shared {}  cached {}  free {} of {}", p.used, p.shared, p.cached, p.free, p.pages);
+}
+
+std::string ratio_text(int64_t f16, int64_t used) {
+  return used > 0 && f16 > 0 ? fmt::format(" ({:.2f}x)", double(f16) / double(used)) : "";
+}
+
+std::string kv_text(const Pool& p) {
+  return fmt::format("{} of {}; f16 {}{}", bytes_text(p.used_bytes), bytes_text(p.allocated_bytes),
+                     bytes_text(p.f16_bytes), ratio_text(p.f16_bytes, p.used_bytes));
+}
+
+/// A label and its text; returns whether there was a row.
+bool put_fact(Canvas& canvas, int& row, int bottom, std::string_view label, std::string_view text,
+              Style style = Style::plain) {
+  if (row >= bottom) return false;
+  canvas.put(row, 0, label, Style::dim);
+  canvas.put(row++, 10, text, style);
+  return true;
+}
+
+struct Column {
+  std::string_view name;
+  int width;
+  bool right;
+};
+constexpr std::array<Column, 8> kColumns = {{{"id", 6, true},
+                                             {"state", 7, false},
+                                             {"prompt", 13, true},
+                                             {"cached", 7, true},
+                                             {"made", 7, true},
+                                             {"tok/s", 8, true},
+                                             {"cache", 24, false},
+                                             {"", 0, false}}};
+
+void put_columns(Canvas& canvas, int row, const std::array<std::string, 7>& cells, Style style) {
+  int column = 0;
+  for (size_t i = 0; i < cells.size(); ++i) {
+    const int end = column + kColumns[i].width;
+    if (end > canvas.columns() && kColumns[i].right) break;
+    if (kColumns[i].right) canvas.put_right(row, end, cells[i], style);
+    else canvas.put(row, column, cells[i], style, kColumns[i].width);
+    column = end + 2;
+  }
+}
+
+const Pool* chosen_pool(const View& view) {
+  const auto& pools = view.known.pools;
+  return pools.empty() ? nullptr : &pools[size_t(view.pool) % pools.size()];
+}
+
+double value_of(const Measure& m, bool error) { return error ? m.error : m.norm; }
+std::string value_text(double value, bool error) {
+  return error ? fmt::format("{:.2f} %", 100 * value) : fmt::format("{:.3g}", value);
+}
+
+struct Range {
+  double low = 0, high = 0;
+  void add(double value) {
+    if (!(value > 0)) return;
+    low = high == 0 ? value : std::min(low, value);
+    high = std::max(high, value);
+  }
+};
+
+/// Layers down, pages across: several pages a cell, the largest of them, where they are too many.
+void put_map(Canvas& canvas, int top, int bottom, int column, int width, const Pool& pool, bool is_k, bool error,
+             size_t first, size_t chosen, const Range& range) {
+  for (int row = top; row < bottom && first < pool.layers.size(); ++row, ++first) {
+    const Layer& layer = pool.layers[first];
+    const std::vector<Measure>& pages = is_k ? layer.k.pages : layer.v.pages;
+    const size_t a_cell = std::max<size_t>(1, (pages.size() + size_t(width) - 1) / size_t(width));
+    for (size_t page = 0; page < pages.size(); page += a_cell) {
+      double value = 0;
+      for (size_t i = page; i < std::min(pages.size(), page + a_cell); ++i)
+        value = std::max(value, value_of(pages[i], error));
+      canvas.heat(row, column + int(page / a_cell), heat_level(value, range.low, range.high));
+    }
+    if (is_k)
+      canvas.put_right(row, column - 1, fmt::format("{}{:>3}", first == chosen ? ">" : " ", layer.layer),
+                       first == chosen ? Style::bold : Style::dim);
+  }
+}
+
+std::string side_text(const Side& side, bool error) {
+  Range range;
+  for (const Measure& page : side.pages) range.add(value_of(page, error));
+  return fmt::format("norm {:.3g}  error {:.2f} %  saturated {}  by page {} to {}", side.all.norm, 100 * side.all.error,
+                     side.saturated, value_text(range.low, error), value_text(range.high, error));
+}
+
+}  // namespace
+
+void draw_requests(const View& view, Canvas& canvas, int top, int bottom) {
+  const Slots& s = view.known.slots;
+  int row = top;
+  const int width = std::max(1, canvas.columns() - 10);
+  put_fact(canvas, row, bottom, "running",
+           fmt::format("{} of {}   queue {}   done {}   cancelled {}   failed {}", s.running.size(), s.parallel,
+                       s.queue, count_text(s.finished), count_text(s.cancelled), count_text(s.failed)),
+           s.queue > 0 ? Style::warn : Style::plain);
+  put_fact(canvas, row, bottom, "tok/s",
+           fmt::format("{:.1f} made   {:.1f} of prompts   {} made in all   {} from the cache", s.tok_s, s.prompt_tok_s,
+                       count_text(s.generated_tokens), count_text(s.cached_tokens)),
+           Style::bold);
+  const std::vector<double>& history = view.shows_prompts ? view.known.prompt_tok_s : view.known.tok_s;
+  double high = 0;
+  for (size_t i = history.size() - std::min(history.size(), size_t(width)); i < history.size(); ++i)
+    high = std::max(high, history[i]);
+  if (bottom - top > 6 && row < bottom) {
+    canvas.put(row, 0, view.shows_prompts ? "prompts" : "made", Style::dim);
+    const std::string most = fmt::format(" max {:.0f}", high);
+    canvas.put(row, 10, sparkline(history, width - int(most.size())), Style::accent);
+    canvas.put_right(row++, canvas.columns(), most, Style::dim);
+  }
+  put_fact(
+      canvas, row, bottom, "step",
+      fmt::format("{:.2f} ms (p50)   newest: {} decode + {} prompt tokens", s.ms_p50, s.decode_seqs, s.prompt_tokens));
+  for (const Pool& p : view.known.pools) {
+    if (bottom - row < 5) break;  // the table comes first
+    put_fact(canvas, row, bottom, "pages", "");
+    const int bar = std::clamp(canvas.columns() - 60, 4, 24);
+    put_pages_bar(canvas, row - 1, 10, bar, p);
+    canvas.put(row - 1, 12 + bar, pages_text(p));
+    put_fact(canvas, row, bottom, "bytes", fmt::format("{}  {}", kv_text(p), p.kv));
+  }
+  if (row < bottom && bottom - top > 6) ++row;
+  if (row >= bottom) return;
+  std::array<std::string, 7> names;
+  for (size_t i = 0; i < names.size(); ++i) names[i] = kColumns[i].name;
+  put_columns(canvas, row++, names, Style::dim);
+  const int n = int(s.running.size()), room = bottom - row;
+  if (n == 0 && room > 0) canvas.put(row, 0, view.known.connected ? "nothing runs" : "", Style::dim);
+  for (int i = std::clamp(view.scroll, 0, std::max(0, n - room)); i < n && row < bottom; ++i, ++row) {
+    const Sequence& q = s.running[size_t(i)];
+    if (row + 1 == bottom && i + 1 < n) {
+      canvas.put(row, 0, fmt::format("{} more (Down)", n - i), Style::dim);
+      break;
+    }
+    put_columns(canvas, row,
+                {q.id, q.state, fmt::format("{}/{}", q.n_prompt_done, q.n_prompt), count_text(q.n_cached),
+                 count_text(q.n_generated), fmt::format("{:.1f}", q.tok_s), q.kv},
+                q.state == "parked"   ? Style::warn
+                : q.state == "prompt" ? Style::accent
+                                      : Style::plain);
+  }
+}
+
+void draw_cache(const View& view, Canvas& canvas, int top, int bottom) {
+  const Pool* pool = chosen_pool(view);
+  if (!pool || pool->layers.empty()) {
+    canvas.put(top, 0, "no cache yet: it is opened by the first request", Style::dim);
+    return;
+  }
+  const bool error = view.shows_error;
+  const size_t n = pool->layers.size(), chosen = std::min(size_t(std::max(0, view.layer)), n - 1);
+  const Layer& layer = pool->layers[chosen];
+  Range k, v;
+  for (const Layer& l : pool->layers) {
+    for (const Measure& page : l.k.pages) k.add(value_of(page, error));
+    for (const Measure& page : l.v.pages) v.add(value_of(page, error));
+  }
+  int row = top;
+  canvas.put(row++, 0,
+             fmt::format("{} of {} pages of {} tokens, cache {}", error ? "coding error" : "norms of rows",
+                         layer.k.pages.size(), pool->page_tokens, pool->kv));
+  const int half = std::max(3, (canvas.columns() - 6) / 2);
+  if (bottom - top > 4 && row < bottom) {
+    canvas.put(row, 5, fmt::format("K {} to {}", value_text(k.low, error), value_text(k.high, error)), Style::dim,
+               half - 1);
+    canvas.put(row++, 5 + half, fmt::format("V {} to {}", value_text(v.low, error), value_text(v.high, error)),
+               Style::dim);
+  }
+  const int room = std::max(1, bottom - row - 3);
+  const size_t first = n <= size_t(room) ? 0 : std::min(n - size_t(room), chosen - std::min(chosen, size_t(room) / 2));
+  const int end = std::min(bottom, row + std::min(room, int(n)));
+  put_map(canvas, row, end, 5, half - 1, *pool, true, error, first, chosen, k);
+  put_map(canvas, row, end, 5 + half, half - 1, *pool, false, error, first, chosen, v);
+  row = end;
+  if (row < bottom && canvas.columns() >= 60) {
+    canvas.put(row, 5, "low ", Style::dim);
+    for (int level = 1; level <= kHeatLevels; ++level) canvas.heat(row, 8 + level, level);
+    canvas.put(row++, 18, "high, · nothing stored", Style::dim);
+  }
+  if (row < bottom)
+    canvas.put(row++, 0, fmt::format("layer {} K  {}", layer.layer, side_text(layer.k, error)), Style::bold);
+  if (row < bottom)
+    canvas.put(row++, 0, fmt::format("layer {} V  {}", layer.layer, side_text(layer.v, error)), Style::bold);
+}
+
+void draw_pools(const View& view, Canvas& canvas, int top, int bottom) {
+  const auto& pools = view.known.pools;
+  if (pools.empty()) {
+    canvas.put(top, 0, "no pool yet: the first request opens one", Style::dim);
+    return;
+  }
+  int row = top;
+  const size_t chosen = size_t(view.pool) % pools.size();
+  for (size_t i = chosen; i < pools.size() + chosen && row < bottom; ++i) {
+    const Pool& p = pools[i % pools.size()];
+    canvas.put(row++, 0, fmt::format("{} {}", i == chosen ? ">" : " ", p.kv), Style::bold);
+    put_fact(canvas, row, bottom, "  formats", fmt::format("K {}  V {}", p.k_format, p.v_format));
+    put_fact(canvas, row, bottom, "  token", fmt::format("{} B, f16 {:.2f}x as much", p.bytes_per_token, p.ratio));
+    put_fact(canvas, row, bottom, "  pages", pages_text(p));
+    if (put_fact(canvas, row, bottom, "", ""))
+      put_pages_bar(canvas, row - 1, 10, std::max(1, canvas.columns() - 10), p);
+    put_fact(canvas, row, bottom, "  page",
+             fmt::format("{} tokens, {}; slot {}", p.page_tokens, bytes_text(p.page_bytes), bytes_text(p.slot_bytes)));
+    put_fact(canvas, row, bottom, "  slots",
+             fmt::format("{} of {} taken: {} sequences, {} checkpoints", p.slots - std::min(p.slots, p.slots_free),
+                         p.slots, p.sequences, p.checkpoints));
+    put_fact(canvas, row, bottom, "  bytes", kv_text(p));
+    put_fact(canvas, row, bottom, "  tokens", fmt::format("{} held by running sequences", p.tokens));
+    ++row;
+  }
+}
+
+void draw_chat(const View& view, Canvas& canvas, int top, int bottom) {
+  const int columns = canvas.columns(), room = bottom - top - 2;
+  std::vector<std::pair<std::u32string, Style>> lines;
+  const auto add = [&](std::string_view who, const std::string& text, Style style) {
+    const int indent = int(who.size());
+    bool first = true;
+    for (std::u32string& line : wrap(safe_text(text, true), std::max(2, columns - indent))) {
+      lines.emplace_back((first ? safe_text(who) : std::u32string(size_t(indent), U' ')) + line, style);
+      first = false;
+    }
+  };
+  for (const Turn& turn : view.chat.turns) {
+    if (!turn.reasoning.empty()) add("  ", turn.reasoning, Style::dim);
+    if (!turn.text.empty() || turn.user)
+      add(turn.user ? "> " : "  ", turn.text, turn.user ? Style::accent : Style::plain);
+  }
+  if (lines.empty())
+    add("", "Type a message and press Enter. The server may be remote: nothing runs here.", Style::dim);
+  const int n = int(lines.size()), up = view.typing ? 0 : std::clamp(view.scroll, 0, std::max(0, n - room));
+  for (int i = std::max(0, n - up - room), row = top; i < n - up && row < bottom - 2; ++i, ++row)
+    canvas.put(row, 0, lines[size_t(i)].first, lines[size_t(i)].second);
+  if (room >= 0) {
+    canvas.put(bottom - 2, 0, std::u32string(size_t(columns), U'─'), Style::dim);
+    canvas.put(bottom - 2, 2, view.chat.note.empty() ? "" : " " + view.chat.note + " ", Style::dim, columns - 4);
+    if (up > 0) canvas.put_right(bottom - 2, columns - 2, fmt::format(" {} lines below ", up), Style::dim);
+  }
+  // The end of what is typed stays in sight, with a cursor behind it.
+  std::u32string input = safe_text(view.input);
+  while (width_of(input) > columns - 4) input.erase(0, 1);
+  const int end = canvas.put(bottom - 1, canvas.put(bottom - 1, 0, "> ", Style::accent), input);
+  if (view.typing) canvas.put(bottom - 1, end, " ", Style::inverse);
+}
+
+void draw(const View& view, Canvas& canvas) {
+  const Known& known = view.known;
+  const int columns = canvas.columns(), bottom = canvas.rows() - 1;
+  int column = canvas.put(0, 0, fmt::format(" {}", known.props.model.empty() ? "ridge top" : known.props.model));
+  const std::string facts = fmt::format("  {}  {}", known.props.weights, known.props.kv);
+  column = canvas.put(0, column, known.props.weights.empty() ? "" : facts);
+  const std::string where = fmt::format(" {} ", view.url);
+  if (column + int(where.size()) <= columns) canvas.put_right(0, columns, where);
+  canvas.fill(0, Style::inverse);
+
+  column = 0;
+  for (int i = 0; i < kPages; ++i) {
+    const bool here = int(view.page) == i;
+    column = canvas.put(1, column, fmt::format(" {} {} ", i + 1, kNames[i]), here ? Style::inverse : Style::dim);
+  }
+  if (!known.trouble.empty()) canvas.put(1, column, " " + known.trouble, Style::bad);
+  else if (known.connected && column + 10 < columns)
+    canvas.put_right(1, columns, fmt::format("{}  {} ctx ", known.props.device, known.props.n_ctx), Style::dim);
+  else if (!known.connected) canvas.put(1, column, " connecting", Style::warn);
+
+  if (bottom > 2) {
+    switch (view.page) {
+      case Page::chat: draw_chat(view, canvas, 2, bottom); break;
+      case Page::requests: draw_requests(view, canvas, 2, bottom); break;
+      case Page::cache: draw_cache(view, canvas, 2, bottom); break;
+      case Page::pools: draw_pools(view, canvas, 2, bottom); break;
+    }
+  }
+  static constexpr std::string_view kKeys[kPages] = {
+      "Enter sends  Esc stops  Ctrl-R resets  Tab transcript  Ctrl-C quits",
+      "1-4 pages  Tab prompts/answers  Up/Down table  q quits",
+      "1-4 pages  Tab norm/error  Up/Down layer  p pool  q quits",
+      "1-4 pages  Tab next pool  q quits",
+  };
+  std::string_view keys = kKeys[int(view.page)];
+  if (view.page == Page::chat && !view.typing) keys = "1-4 pages  Tab input  Up/Down scroll  Esc stops  q quits";
+  if (bottom > 1) {
+    canvas.put(bottom, canvas.put(bottom, 0, "F1/F2 ", Style::bold), keys, Style::dim);
+  }
+}
+
+}  // namespace ridge::cli::top
