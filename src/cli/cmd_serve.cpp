@@ -25,7 +25,8 @@ struct ServeFlags {
   std::string host = "127.0.0.1", alias, key, key_file, state_dir;
   std::vector<std::string> hosts, origins;
   int port = 8080, n_pools = 1, patience = 30;
-  bool log_prompts = false, quiet = false;
+  bool log_prompts = false;
+  OutputFlags output;
 };
 
 bool is_loopback(const std::string& host) { return host == "localhost" || host == "::1" || host.starts_with("127."); }
@@ -55,6 +56,19 @@ void print_start(const ServeFlags& flags, Engine& engine, const serve::Scheduler
   const std::string shown = flags.host.find(':') == std::string::npos ? flags.host : "[" + flags.host + "]";
   const std::string url = fmt::format("http://{}:{}", shown, port);
   const std::string key = flags.key.empty() && flags.key_file.empty() ? "" : " -H \"Authorization: Bearer $KEY\"";
+  if (flags.output.json) {
+    const serve::Json json = {{"url", url},
+                              {"port", port},
+                              {"model", flags.alias.empty() ? info.name : flags.alias},
+                              {"device", info.device},
+                              {"kv_quant", kv_text(options.lane.kv)},
+                              {"kv_bytes", options.lane.kv_bytes},
+                              {"parallel", options.lane.max_seqs},
+                              {"n_ctx", options.lane.n_ctx}};
+    fmt::print("{}\n", json.dump(-1, ' ', false, serve::Json::error_handler_t::replace));
+    std::fflush(stdout);
+    return;
+  }
   fmt::print("model    {} ({}, {}), {}\n", info.name, info.arch, info.weight_format, device_text(info));
   fmt::print("cache    {}; {:.2f} GiB for {} sequences of {} tokens\n", serve::kv_line(engine, options.lane),
              double(options.lane.kv_bytes) / kGib, options.lane.max_seqs, options.lane.n_ctx);
@@ -86,7 +100,7 @@ int serve_model(const ServeFlags& flags) {
                                .keys = read_keys(flags),
                                .state_dir = flags.state_dir,
                                .log_prompts = flags.log_prompts};
-  if (!flags.quiet) options.log = log_line;
+  if (!flags.output.quiet) options.log = log_line;
   if (!is_loopback(flags.host) && options.keys.empty())
     fmt::print(stderr, "warning: {} can be reached from other machines and wants no key (--api-key-file FILE)\n",
                flags.host);
@@ -94,7 +108,7 @@ int serve_model(const ServeFlags& flags) {
   // What the server answers with must outlive it.
   std::optional<Model> model;
   const std::unique_ptr<serve::Server> server = serve::Server::open(options).or_throw();
-  if (!flags.quiet)
+  if (!flags.output.quiet)
     log_line(fmt::format("listening on {}:{}, loading {}", flags.host, server->port(), flags.model.model));
   serve::ModelTemplate chat_template = serve::read_model_template(flags.model.model);
   const bool base_model = chat_template.named.empty();
@@ -106,10 +120,10 @@ int serve_model(const ServeFlags& flags) {
 
   while (!interrupted() && server->failure().empty()) std::this_thread::sleep_for(std::chrono::milliseconds(50));
   const std::string failure = server->failure();
-  if (!flags.quiet) log_line(failure.empty() ? "stopping" : "the engine failed: " + failure);
+  if (!flags.output.quiet) log_line(failure.empty() ? "stopping" : "the engine failed: " + failure);
   server->stop(flags.patience);
   if (!failure.empty()) throw Error(ErrorKind::failure, failure);
-  if (!flags.quiet) log_line("stopped");
+  if (!flags.output.quiet) log_line("stopped");
   return 0;
 }
 
@@ -143,7 +157,7 @@ Action declare_serve(CLI::App& app) {
   add_kv_flags(app, f.kv);
   in_group(app, "Output");
   app.add_flag("--log-prompts", f.log_prompts, "write prompts to the log");
-  app.add_flag("-q,--quiet", f.quiet, "no log");
+  add_output_flags(app, f.output, false);
   return [flags] { return serve_model(*flags); };
 }
 
