@@ -6,6 +6,7 @@
 #include <histedit.h>
 #include <langinfo.h>
 #include <locale.h>
+#include <poll.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -34,11 +35,21 @@ char* terminal_prompt(EditLine* el) {
   return static_cast<std::string*>(data)->data();
 }
 
+/// Until there is something to read; false on Ctrl-C. One that comes just before the wait, or in another thread, does not
+/// end it: hence the looks in between.
+bool wait_for_input() {
+  constexpr int kLookMs = 100;
+  pollfd input{.fd = STDIN_FILENO, .events = POLLIN, .revents = 0};
+  while (!interrupted())
+    if (poll(&input, 1, kLookMs) > 0) return true;
+  return false;
+}
+
 /// libedit's own reader tries again after a signal; a Ctrl-C has to come through.
 int read_key(EditLine*, wchar_t* key) {
   std::mbstate_t state{};
   for (char byte;;) {
-    const ssize_t n = ::read(STDIN_FILENO, &byte, 1);
+    const ssize_t n = wait_for_input() ? ::read(STDIN_FILENO, &byte, 1) : -1;
     if (n < 0 && errno == EINTR && !interrupted()) continue;
     if (n != 1) return int(n);
     const size_t used = std::mbrtowc(key, &byte, 1, &state);
@@ -173,7 +184,7 @@ LineReader::Got LineReader::read_plain(std::string& line) {
       return Got::line;
     }
     char buffer[4096];
-    const ssize_t n = interrupted() ? -1 : ::read(STDIN_FILENO, buffer, sizeof buffer);
+    const ssize_t n = wait_for_input() ? ::read(STDIN_FILENO, buffer, sizeof buffer) : -1;
     if (n < 0 && interrupted()) return Got::interrupted;
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) {

@@ -259,7 +259,7 @@ class Terminal {
 
 /// A context so large that an answer can take long.
 std::vector<std::string> endless(std::vector<std::string> more = {}) {
-  std::vector<std::string> args{"chat", "-m", kTinyModel, "-c", "200000", "--temp", "1", "--seed", "1"};
+  std::vector<std::string> args{"chat", "-m", kTinyModel, "-c", "200000", "-t", "1", "--temp", "1", "--seed", "1"};
   args.insert(args.end(), more.begin(), more.end());
   return args;
 }

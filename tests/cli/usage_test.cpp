@@ -139,7 +139,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Wrong{{"run", "-m", "/etc/passwd", "-p", "x"}, 4, "/etc/passwd"},
                     Wrong{{"run", "-m", kTinyModel, "-f", "/nonexistent"}, 4, "/nonexistent"},
                     Wrong{{"run", "-m", kTinyModel, "-f", "/"}, 4, "'/'"},
-                    Wrong{{"run", "-m", kTinyModel}, 2, "give -p TEXT or -f FILE"},
+                    Wrong{{"run", "-m", kTinyModel}, 2, "give -p TEXT, -f FILE"},
                     Wrong{{"run", "-m", kTinyModel, "-p", "x", "-f", "/etc/passwd"}, 2, "needs one prompt"},
                     Wrong{{"run", "-m", "synth:nope", "-p", "x"}, 2, "qwen2.5-1.5b"},
                     Wrong{{"run", "-m", "synth:tiny", "-p", "x"}, 2, "no tokenizer"}));
