@@ -8,6 +8,7 @@ namespace {
 
 constexpr size_t kMaxCutFrames = 16;
 constexpr uint32_t kSmallTrie = 64;            ///< trie nodes; below so few a walk is quicker than a look-up
+constexpr uint64_t kTrieStepsOfWork = 16;      ///< so many known transitions cost what one new frame costs
 constexpr size_t kMaxMatcherBytes = 64 << 20;  ///< states of a matcher are thrown away beyond
 constexpr size_t kMaxAnswerBytes = 4 << 20;    ///< the same for one answer's
 
@@ -61,7 +62,7 @@ class TokenWalk {
     if (reach > kMaxStack) return false;
     for (size_t i = 0; i < piece->mask.size(); ++i) mask_[i] |= piece->mask[i];
     for (const int32_t token : piece->tokens) add_token(mask_, token);
-    matcher_.work((piece->mask.size() + piece->tokens.size() + piece->exits.size()) / 8);
+    matcher_.work((piece->mask.size() + piece->tokens.size() + piece->exits.size()) / kTrieStepsOfWork);
     if (piece->exits.empty()) return true;
     if (below == Matcher::kEnd) {
       exits_.insert(exits_.end(), piece->exits.begin(), piece->exits.end());
@@ -108,7 +109,7 @@ class TokenWalk {
       }
     }
     path_.resize(path);
-    matcher_.work(steps);
+    matcher_.work(steps / kTrieStepsOfWork);
   }
 
   const CompiledGrammar& compiled_;

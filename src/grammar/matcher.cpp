@@ -7,6 +7,8 @@
 namespace ridge::grammar {
 namespace {
 
+constexpr size_t kSmallTable = 256;
+
 uint64_t mix(uint64_t hash, uint64_t value) { return splitmix64((hash ^ value) + kSplitmixStep); }
 
 }  // namespace
@@ -49,7 +51,9 @@ void Matcher::work(uint64_t steps) {
 /// A transition that threw has left its own behind.
 void Matcher::forget_goals() {
   goals_.clear();
-  seen_.clear();
+  // Clearing a table costs as much as it once held.
+  if (seen_.bucket_count() > kSmallTable) seen_ = {};
+  else seen_.clear();
   found_.clear();
   reach_ = 0;
 }

@@ -14,8 +14,8 @@
 
 namespace ridge::grammar {
 
-inline constexpr size_t kMaxStacks = 4096;      ///< stacks of one state
-inline constexpr uint64_t kMaxWork = 20000000;  ///< frames and trie nodes looked at for one mask or token
+inline constexpr size_t kMaxStacks = 4096;     ///< stacks of one state
+inline constexpr uint64_t kMaxWork = 2000000;  ///< steps for one mask or token: a second at most
 
 class Matcher {
  public:
