@@ -50,7 +50,7 @@ void add_request_flags(CLI::App& app, SchedulerFlags& flags) {
 
 void add_memory_flags(CLI::App& app, SchedulerFlags& flags) {
   add_real(app, "--kv-gib", flags.kv_gib, 0, 1e6,
-           "GiB of the cache; 0: what --parallel sequences fill, at most a quarter of free memory (GPU: four fifths)");
+           "GiB of the cache; 0: what --parallel sequences fill, at most 1/4 of free memory (GPU: 4/5)");
   add_real(app, "--swap-gib", flags.swap_gib, 0, 1e6, "GiB of host memory for sequences that wait for room");
   add_whole(app, "--checkpoints", flags.checkpoints, -1, 65536,
             "prefixes kept for later requests; -1: twice --parallel");
