@@ -34,7 +34,8 @@ struct LoadTest {
 
   std::string kv_name() const { return kv ? kv_text(*kv) : ""; }
   std::string load() const {
-    return plan.rate > 0 ? fmt::format("{} req/s", plan.rate) : fmt::format("{} clients", plan.n_clients);
+    if (plan.rate > 0) return fmt::format("{} req/s", plan.rate);
+    return fmt::format("{} client{}", plan.n_clients, plan.n_clients == 1 ? "" : "s");
   }
 };
 

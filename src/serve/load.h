@@ -52,7 +52,7 @@ struct ServerCounts {
 struct LoadRun {
   std::vector<LoadSample> samples;
   double seconds = 0;        ///< until the last answer
-  ServerCounts server;       ///< during the run
+  ServerCounts server{};     ///< during the run
   double kv_bytes_peak = 0;  ///< of the pool's pages and slots in use, prefixes kept for later included; NaN: unknown
   double kv_f16_bytes = 0;   ///< what the tokens in those pages would take as f16
   Json kv;                   ///< the pool's part of /kv at the end, null where there is none

@@ -326,7 +326,7 @@ TEST(Bench, AServerUnderLoadIsMeasuredByItsClients) {
   args.insert(args.end(), {"-m", kTinyModel, "--results", results});
   const Outcome outcome = run_ridge(args);
   ASSERT_EQ(outcome.code, 0) << outcome.err;
-  EXPECT_THAT(outcome.out, HasSubstr("| f16 | 1 clients | 2x130 + 20-60 | 12 | 0 |"));
+  EXPECT_THAT(outcome.out, HasSubstr("| f16 | 1 client | 2x130 + 20-60 | 12 | 0 |"));
   EXPECT_THAT(outcome.out, HasSubstr("| rotor-3 | 4 clients | 2x130 + 20-60 | 12 | 0 |"));
   EXPECT_THAT(slurp(results), Not(HasSubstr("secret-of-mine")));
   std::vector<json> rows;
@@ -362,7 +362,7 @@ TEST(Bench, LoadThatCannotWorkIsRefused) {
   EXPECT_THAT(refused({}), HasSubstr("--url"));
   EXPECT_THAT(refused({"-m", kTinyModel, "--rate", "2", "--clients", "2"}), HasSubstr("--rate: does not go with"));
   EXPECT_THAT(refused({"-m", kTinyModel, "--prompt-tokens", "9-3"}), HasSubstr("ends below its beginning"));
-  EXPECT_THAT(refused({"-m", kTinyModel, "--prompt-tokens", "600"}), HasSubstr("context of 512"));
+  EXPECT_THAT(refused({"-m", kTinyModel, "--prompt-tokens", "600"}), HasSubstr("context of 128"));
   EXPECT_THAT(refused({"--url", "127.0.0.1:1", "--parallel", "4"}), HasSubstr("--parallel"));
   EXPECT_EQ(run_ridge({"bench", "serve", "--url", "127.0.0.1:1"}).code, 1);
 }
