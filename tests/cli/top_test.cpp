@@ -128,7 +128,7 @@ TEST(TopLayout, EveryPageKeepsWhatMattersIn40By10) {
   view.page = Page::chat;
   EXPECT_THAT(draw_at(view, 10, 40), testing::AllOf(HasSubstr("> hello"), HasSubstr("broken"), HasSubstr("waiting")));
   view.page = Page::cache;
-  EXPECT_THAT(draw_at(view, 10, 40), testing::AllOf(HasSubstr("layer 0 K  norm 8"), HasSubstr("·") /* no value */));
+  EXPECT_THAT(draw_at(view, 10, 40), testing::AllOf(HasSubstr("layer 0 K  norm 8"), HasSubstr("▁█")));
   view.page = Page::pools;
   EXPECT_THAT(draw_at(view, 10, 40), testing::AllOf(HasSubstr("K rotor-3"), HasSubstr("used 10")));
 }
