@@ -281,7 +281,7 @@ void draw_chat(const View& view, Canvas& canvas, int top, int bottom) {
   }
   // The end of what is typed stays in sight, with a cursor behind it.
   std::u32string input = safe_text(view.input);
-  while (width_of(input) > columns - 4) input.erase(0, 1);
+  while (!input.empty() && width_of(input) > columns - 4) input.erase(0, 1);
   const int end = canvas.put(bottom - 1, canvas.put(bottom - 1, 0, "> ", Style::accent), input);
   if (view.typing) canvas.put(bottom - 1, end, " ", Style::inverse);
 }

@@ -111,7 +111,7 @@ TEST(TopHeat, LevelsSpanTheRangeAndNonsenseIsNone) {
   EXPECT_EQ(heat_level(std::nan(""), 0, 2), 0);
   EXPECT_EQ(heat_level(std::numeric_limits<double>::infinity(), 0, 2), 0);
   for (int level = 0; level <= kHeatLevels; ++level) EXPECT_NE(ascii_of(heat_glyph(level)), '?');
-  EXPECT_EQ(sparkline({0, 1, 8}, 2), U"▁█");
+  EXPECT_EQ(sparkline({0, 0.5, 8}, 2), U"▁█");
   EXPECT_EQ(sparkline({}, 5), U"");
 }
 
