@@ -131,6 +131,7 @@ std::string side_text(const Side& side, bool error) {
 void draw_requests(const View& view, Canvas& canvas, int top, int bottom) {
   const Slots& s = view.known.slots;
   int row = top;
+  const bool roomy = bottom - top > 9;  // else the table comes before history and empty rows
   const int width = std::max(1, canvas.columns() - 10);
   put_fact(canvas, row, bottom, "running",
            fmt::format("{} of {}   queue {}   done {}   cancelled {}   failed {}", s.running.size(), s.parallel,
@@ -144,7 +145,7 @@ void draw_requests(const View& view, Canvas& canvas, int top, int bottom) {
   double high = 0;
   for (size_t i = history.size() - std::min(history.size(), size_t(width)); i < history.size(); ++i)
     high = std::max(high, history[i]);
-  if (bottom - top > 6 && row < bottom) {
+  if (roomy && row < bottom) {
     canvas.put(row, 0, view.shows_prompts ? "prompts" : "made", Style::dim);
     const std::string most = fmt::format(" max {:.0f}", high);
     canvas.put(row, 10, sparkline(history, width - int(most.size())), Style::accent);
@@ -161,7 +162,7 @@ void draw_requests(const View& view, Canvas& canvas, int top, int bottom) {
     canvas.put(row - 1, 12 + bar, pages_text(p));
     put_fact(canvas, row, bottom, "bytes", fmt::format("{}  {}", kv_text(p), p.kv));
   }
-  if (row < bottom && bottom - top > 6) ++row;
+  if (roomy) ++row;
   if (row >= bottom) return;
   std::array<std::string, 7> names;
   for (size_t i = 0; i < names.size(); ++i) names[i] = kColumns[i].name;
@@ -280,7 +281,7 @@ void draw_chat(const View& view, Canvas& canvas, int top, int bottom) {
   }
   // The end of what is typed stays in sight, with a cursor behind it.
   std::u32string input = safe_text(view.input);
-  while (width_of(input) > columns - 4) input.erase(0, 1);
+  while (!input.empty() && width_of(input) > columns - 4) input.erase(0, 1);
   const int end = canvas.put(bottom - 1, canvas.put(bottom - 1, 0, "> ", Style::accent), input);
   if (view.typing) canvas.put(bottom - 1, end, " ", Style::inverse);
 }
