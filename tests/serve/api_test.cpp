@@ -268,6 +268,7 @@ TEST_F(ApiTest, WhatIsWrongIsNamed) {
               HasSubstr("deeper"));
   EXPECT_EQ(refused("/v1/embeddings", R"({"input": "a"})", 404)["code"], "not_supported");
   EXPECT_EQ(refused("/v1/files", "{}", 404)["code"], "not_found");
+  EXPECT_EQ(refused("/v1/completions", std::string(17 << 20, ' '), 413)["code"], nullptr);  // by the transport
   EXPECT_EQ(client().get("/v1/completions")->status, 405);
   // What is unknown is ignored, and nulls are absent fields.
   Json body = story(3);

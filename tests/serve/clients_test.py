@@ -153,7 +153,7 @@ def errors_have_a_status_and_openais_shape(curl):
     curl.refused(404, "/v2/completions", code="not_found")
     curl.refused(404, "/v1/embeddings", body={"input": "x"}, code="not_supported")
     curl.refused(405, text)
-    curl.refused(400, text, "-H", "Host: example.org", body={"prompt": PROMPT})
+    curl.refused(403, text, "-H", "Host: example.org", body={"prompt": PROMPT})
 
 
 def keys_open_the_server(curl):
