@@ -44,7 +44,7 @@ bool may_have_body(int status) { return status >= 200 && status != 204 && status
 Response refusal(int status, std::string_view why) {
   const char* type = status == 503 ? "unavailable_error" : status >= 500 ? "server_error" : "invalid_request_error";
   return {status, "application/json",
-          fmt::format(R"({{"error":{{"code":{},"message":"{}","type":"{}"}}}})", status, why, type)};
+          fmt::format(R"({{"error":{{"message":"{}","type":"{}","param":null,"code":null}}}})", why, type)};
 }
 
 bool contains(const std::vector<std::string>& list, std::string_view name) {

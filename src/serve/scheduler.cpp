@@ -39,13 +39,13 @@ Scheduler::~Scheduler() {
 
 /// The formats as kv_text() writes them; a failure for formats that cannot work with this model.
 Result<std::string> Scheduler::checked_kv(const std::string& kv) const {
-  RIDGE_TRY(const KvChoice choice, parse_kv_choice(kv));
   try {
+    const KvChoice choice = parse_kv_choice(kv).or_throw();
     layer_configs(session_options(choice, options_.lane.n_ctx, 0), engine_.plan());
+    return kv_text(choice);
   } catch (const Error& error) {
     return Failure{error.kind(), error.what(), "kv_quant"};
   }
-  return kv_text(choice);
 }
 
 Status Scheduler::know_kv(const std::string& kv) {

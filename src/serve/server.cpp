@@ -87,6 +87,7 @@ struct Route {
 constexpr Route kRoutes[] = {
     {"GET", "/health", true},
     {"GET", "/v1/models"},
+    {"GET", "/v1/models/"},  // and a name behind it
     {"POST", "/v1/chat/completions"},
     {"POST", "/v1/completions"},
     {"POST", "/v1/embeddings"},
@@ -173,7 +174,7 @@ std::optional<http::Response> Server::gate(const http::Request& head) {
   const Route* route = nullptr;
   bool known = false;
   for (const Route& r : kRoutes) {
-    if (r.path != head.path) continue;
+    if (r.path != head.path && !(r.path.ends_with('/') && head.path.starts_with(r.path))) continue;
     known = true;
     if (r.method == method) route = &r;
   }
@@ -224,6 +225,15 @@ void Server::answer(const http::Request& request, const http::Reply& reply) {
     return reply.send(json_response({{"status", "ok"}}));
   }
   if (path == "/v1/models") return reply.send(json_response(models_json(*model_)));
+  if (constexpr std::string_view kOne = "/v1/models/"; path.starts_with(kOne)) {
+    if (path.substr(kOne.size()) != model_->name)
+      throw ApiError{
+          .status = 404,
+          .message = fmt::format("there is no model '{}' here, only '{}'", path.substr(kOne.size()), model_->name),
+          .param = "model",
+          .code = "model_not_found"};
+    return reply.send(json_response(models_json(*model_)["data"][0]));
+  }
   if (path == "/props") return reply.send(json_response(props_json(scheduler, *model_)));
   if (path == "/slots") return reply.send(json_response(slots_json(scheduler, newest_steps(request))));
   if (path == "/kv" && !post) {

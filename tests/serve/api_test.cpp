@@ -242,7 +242,7 @@ TEST_F(ApiTest, WhatIsWrongIsNamed) {
       {"/v1/completions", R"({"prompt": "a", "logprobs": 21})", "logprobs"},
       {"/v1/completions", R"({"prompt": "a", "best_of": 3})", "best_of"},
       {"/v1/completions", R"({"prompt": "a", "kv_quant": "auto"})", "kv_quant"},
-      {"/v1/completions", R"({"prompt": "a", "kv_quant": "q99"})", nullptr},
+      {"/v1/completions", R"({"prompt": "a", "kv_quant": "q99"})", "kv_quant"},
       {"/v1/chat/completions", "{}", "messages"},
       {"/v1/chat/completions", R"({"messages": []})", "messages"},
       {"/v1/chat/completions", R"({"messages": [{"content": "a"}]})", "messages"},
@@ -268,6 +268,7 @@ TEST_F(ApiTest, WhatIsWrongIsNamed) {
               HasSubstr("deeper"));
   EXPECT_EQ(refused("/v1/embeddings", R"({"input": "a"})", 404)["code"], "not_supported");
   EXPECT_EQ(refused("/v1/files", "{}", 404)["code"], "not_found");
+  EXPECT_EQ(refused("/v1/completions", std::string(17 << 20, ' '), 413)["code"], nullptr);  // by the transport
   EXPECT_EQ(client().get("/v1/completions")->status, 405);
   // What is unknown is ignored, and nulls are absent fields.
   Json body = story(3);
@@ -514,6 +515,8 @@ TEST_F(ApiTest, ViewsSayWhatRuns) {
   EXPECT_EQ(props["n_ctx"], 512);
   EXPECT_GT(props["kv_ratio"].get<double>(), 3);
   EXPECT_EQ(get("/v1/models")["data"][0]["id"], "stories");
+  EXPECT_EQ(get("/v1/models/stories"), get("/v1/models")["data"][0]);
+  EXPECT_EQ(Json::parse(client().get("/v1/models/other").or_throw().body)["error"]["code"], "model_not_found");
   std::promise<void> begun;
   bool first = true;
   auto running = std::async(std::launch::async, [&] {
