@@ -238,7 +238,10 @@ void Server::answer(const http::Request& request, const http::Reply& reply) {
   if (path == "/slots") return reply.send(json_response(slots_json(scheduler, newest_steps(request))));
   if (path == "/kv" && !post) {
     const std::string* by = request.param("by");
-    return reply.send(json_response(kv_json(scheduler, by && *by == "page")));
+    const KvDetail detail = by && *by == "page"    ? KvDetail::pages
+                            : by && *by == "layer" ? KvDetail::layers
+                                                   : KvDetail::none;
+    return reply.send(json_response(kv_json(scheduler, detail)));
   }
   if (path == "/metrics")
     return reply.send({.content_type = "text/plain; version=0.0.4", .body = metrics_text(scheduler, http_->counts())});

@@ -36,7 +36,7 @@ struct Quality {
   }
 };
 
-Json layers_json(Lane& lane, bool by_page) {
+Json layers_json(Lane& lane, KvDetail detail) {
   KvMemory& memory = lane.pool().memory();
   std::vector<int32_t> pages;
   for (const auto& job : lane.jobs())
@@ -50,10 +50,11 @@ Json layers_json(Lane& lane, bool by_page) {
   for (int layer = 0; layer < memory.n_layers(); ++layer) {
     Json entry = {{"layer", layer}};
     for (const bool is_k : {true, false}) {
+      const std::vector<PageCounts> all_pages = memory.counts(layer, is_k);
       Quality all;
       Json list = Json::array();
       for (const int32_t page : pages) {
-        const PageCounts counts = memory.counts(layer, is_k, page);
+        const PageCounts& counts = all_pages[size_t(page)];
         all.add(counts);
         Quality one;
         one.add(counts);
@@ -63,7 +64,7 @@ Json layers_json(Lane& lane, bool by_page) {
       }
       Json side = all.json();
       side["saturated"] = memory.saturated(layer, is_k);
-      if (by_page) side["pages"] = std::move(list);
+      if (detail == KvDetail::pages) side["pages"] = std::move(list);
       entry[is_k ? "k" : "v"] = std::move(side);
     }
     layers.push_back(std::move(entry));
@@ -71,7 +72,7 @@ Json layers_json(Lane& lane, bool by_page) {
   return layers;
 }
 
-Json pool_json(Scheduler& scheduler, Lane& lane, bool by_page) {
+Json pool_json(Scheduler& scheduler, Lane& lane, KvDetail detail) {
   const PoolReport pool = lane.pool().report();
   Json json =
       report_json(kv_report(lane.pool().memory(), lane.options().n_ctx), f16_bytes_per_token(scheduler.engine()));
@@ -92,7 +93,7 @@ Json pool_json(Scheduler& scheduler, Lane& lane, bool by_page) {
   json["f16_bytes"] =
       int64_t(pool.n_pages - pool.pages_free) * kPagePositions * f16_bytes_per_token(scheduler.engine());
   json["tokens"] = held_tokens(lane);
-  json["layers"] = layers_json(lane, by_page);
+  if (detail != KvDetail::none) json["layers"] = layers_json(lane, detail);
   return json;
 }
 
@@ -205,12 +206,12 @@ Json slots_json(Scheduler& scheduler, int64_t n_steps) {
   return json;
 }
 
-Json kv_json(Scheduler& scheduler, bool by_page) {
+Json kv_json(Scheduler& scheduler, KvDetail detail) {
   Json json;
   scheduler.inspect([&](Scheduler& s) {
     const std::string standard = s.default_kv();
     Json pools = Json::object();
-    for (const auto& [kv, lane] : s.lanes()) pools[kv] = pool_json(s, *lane, by_page);
+    for (const auto& [kv, lane] : s.lanes()) pools[kv] = pool_json(s, *lane, detail);
     json = pools.contains(standard) ? pools[standard] : Json::object();
     json["kv_quant"] = standard;
     json["pools"] = std::move(pools);

@@ -12,8 +12,10 @@ Json models_json(const ApiModel& model);
 Json props_json(Scheduler& scheduler, const ApiModel& model);
 /// The median time of a step is of the newest `n_steps` of those remembered.
 Json slots_json(Scheduler& scheduler, int64_t n_steps);
-/// Bytes and pages of every pool; norms and coding errors of every layer, and of every page where `by_page`.
-Json kv_json(Scheduler& scheduler, bool by_page);
+/// What kv_json() says of rows: their norms and coding errors are copied from the device, layer by layer.
+enum class KvDetail : uint8_t { none, layers, pages };
+/// Bytes and pages of every pool, with such detail.
+Json kv_json(Scheduler& scheduler, KvDetail detail);
 std::string metrics_text(Scheduler& scheduler, const http::Counts& counts);
 
 /// "rotor-3/rotor-3, 84 bytes a token (f16: 448, ratio 5.33)".

@@ -50,6 +50,7 @@ class DeviceKvMemory final : public KvMemory {
   /// Codes at random, in no time.
   void fill(const SequencePlace& place, uint64_t seed) override;
   PageCounts counts(int layer, bool is_k, int page) override;
+  std::vector<PageCounts> counts(int layer, bool is_k) override;
   int64_t saturated(int layer, bool is_k) override;
 
  private:

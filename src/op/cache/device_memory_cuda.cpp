@@ -256,6 +256,13 @@ PageCounts DeviceKvMemory::counts(int layer, bool is_k, int page) {
   return counts;
 }
 
+std::vector<PageCounts> DeviceKvMemory::counts(int layer, bool is_k) {
+  std::vector<PageCounts> counts(static_cast<size_t>(n_pages()));
+  gpu::download(stream_, counts.data(), tiles(layer, is_k).counts, int64_t(counts.size() * sizeof(PageCounts)));
+  stream_.synchronize();
+  return counts;
+}
+
 int64_t DeviceKvMemory::saturated(int layer, bool is_k) {
   unsigned long long count = 0;
   gpu::download(stream_, &count, tiles(layer, is_k).saturated, sizeof count);

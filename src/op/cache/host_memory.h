@@ -41,6 +41,7 @@ class HostKvMemory final : public KvMemory {
   void write(const SequenceImage& image, const SequencePlace& place) override;
   void fill(const SequencePlace& place, uint64_t seed) override;
   PageCounts counts(int layer, bool is_k, int page) override { return tiles(layer, is_k).counts[page]; }
+  std::vector<PageCounts> counts(int layer, bool is_k) override { return side(layer, is_k).counts; }
   int64_t saturated(int layer, bool is_k) override { return int64_t(*tiles(layer, is_k).saturated); }
 
  private:

@@ -72,6 +72,8 @@ class KvMemory {
   virtual void fill(const SequencePlace& place, uint64_t seed) = 0;
 
   virtual PageCounts counts(int layer, bool is_k, int page) = 0;
+  /// Of all pages, [n_pages]: one copy from a device.
+  virtual std::vector<PageCounts> counts(int layer, bool is_k) = 0;
   /// Values that were clamped while coding, since the memory was made.
   virtual int64_t saturated(int layer, bool is_k) = 0;
 
