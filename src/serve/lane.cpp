@@ -13,7 +13,7 @@ namespace {
 /// Shorter prefixes are computed again sooner than they are looked after.
 constexpr int kLeastPrefix = 64;
 /// Tokens of prompts in a step with decoding sequences, before any such step was timed.
-constexpr int kFirstChunk = 256, kLeastChunk = 32;
+constexpr int kFirstChunk = 256, kLeastChunk = 64;
 /// Steps that a device may be ahead of the tokens that were handed on.
 constexpr int kStepsAhead = 3;
 
@@ -176,7 +176,8 @@ std::vector<Lane::Row> Lane::plan_step() {
     if (!job->parked && job->decodes()) rows.push_back({job.get(), 1});
   int left = std::min(options_.batch_tokens, engine_.backend().max_tokens()) - int(rows.size());
   if (!rows.empty()) {
-    const double most = prompt_rate_ > 0 ? prompt_rate_ * options_.max_stall_seconds : kFirstChunk;
+    const double most =
+        seconds_a_prompt_token_ > 0 ? options_.max_stall_seconds / seconds_a_prompt_token_ : kFirstChunk;
     left = std::min(left, std::max(kLeastChunk, int(std::min(most, 1e6))));
   }
   for (const auto& job : jobs_) {
@@ -231,13 +232,20 @@ void Lane::step(const std::function<bool()>& go_on) {
   } else {
     if (draws) draw_on_host(rows);
     record.seconds = seconds_since(start);
-    totals_.count_step(record);
-  }
-  if (record.n_decode > 0 && record.n_prompt_tokens > 0) {
-    const double rate = record.n_prompt_tokens / std::max(seconds_since(start), 1e-6);
-    prompt_rate_ = prompt_rate_ == 0 ? rate : 0.8 * prompt_rate_ + 0.2 * rate;
+    count_step(record);
   }
   sweep();
+}
+
+void Lane::count_step(const StepRecord& record) {
+  totals_.count_step(record);
+  if (record.n_decode == 0) return;
+  const auto mix = [](double& average, double value) { average = average == 0 ? value : 0.8 * average + 0.2 * value; };
+  if (record.n_prompt_tokens == 0) return mix(decode_seconds_, record.seconds);
+  // What the step would have taken without the prompts is not theirs: else slow decoding would shrink pieces of prompts
+  // to nothing.
+  const double of_prompts = std::max(record.seconds - decode_seconds_, 0.1 * record.seconds);
+  mix(seconds_a_prompt_token_, of_prompts / record.n_prompt_tokens);
 }
 
 void Lane::draw_on_host(std::span<const Row> rows) {
@@ -289,7 +297,7 @@ void Lane::draw_on_device(std::span<const Row> rows, const std::function<bool()>
       steady = steady && !job.ended;
     }
     record.seconds = seconds_since(start);
-    totals_.count_step(record);
+    count_step(record);
     start = Clock::now();
     record = {.n_decode = int(rows.size())};
   }

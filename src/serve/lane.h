@@ -112,6 +112,7 @@ class Lane {
   /// when the job itself was parked.
   bool make_room(Job& job, int n);
   std::vector<Row> plan_step();
+  void count_step(const StepRecord& record);
   void draw_on_host(std::span<const Row> rows);
   void draw_on_device(std::span<const Row> rows, const std::function<bool()>& go_on, StepRecord record,
                       Clock::time_point start);
@@ -129,7 +130,8 @@ class Lane {
   std::unique_ptr<Outputs> outputs_;
   std::vector<std::unique_ptr<Job>> jobs_;  // the oldest first
   std::vector<float> logits_;               // a row that penalties or a constraint change
-  double prompt_rate_ = 0;                  // tokens of prompts a second in steps with decoding sequences
+  // What steps take, averaged over the newest ones: those that only decode, and a token of a prompt beside them.
+  double decode_seconds_ = 0, seconds_a_prompt_token_ = 0;
   Clock::time_point last_step_ = Clock::now();
 };
 
