@@ -14,6 +14,7 @@ import sys
 import bars
 import device_tables
 import row_age
+import serve_tables
 import speed_tables
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -288,6 +289,7 @@ TABLES = {
     "summary": summary,
     **speed_tables.TABLES,
     **device_tables.TABLES,
+    **serve_tables.TABLES,
     "bars-cuda": bars.table,
     "row-age": row_age.table,
 }

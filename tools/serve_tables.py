@@ -1,0 +1,28 @@
+"""Tables of the server under load (results/serve-*.jsonl), for render_docs.py."""
+
+import json
+import pathlib
+
+RESULTS = pathlib.Path(__file__).resolve().parent.parent / "results"
+
+
+def spread(row, name):
+    values = row[name]
+    return " / ".join(f"{values[p]:.3g}" if values[p] < 100 else f"{values[p]:.0f}" for p in ("p50", "p95", "p99"))
+
+
+def load():
+    out = ["| machine | model | cache | clients | prompt | answer | TTFT ms, p50 / p95 / p99 | between tokens ms, p50 / p95 / p99 | generated tok/s | prompt tok/s | cached % | good req/s | KV MB |",
+           "|---|---|---|---:|---|---|---|---|---:|---:|---:|---:|---:|"]
+    for name in ("serve-cpu.jsonl", "serve-cuda.jsonl"):
+        path = RESULTS / name
+        for r in map(json.loads, path.read_text().splitlines() if path.exists() else []):
+            prompt = r["prompt_tokens"] if r["shared_prefix"] == 0 else f"{r['shared_prefix']} shared + {r['prompt_tokens']}"
+            cached = 100 * r["prompt_tokens_cached"] / max(1, r["prompt_tokens_sent"])
+            where = f"{r['processors']} processors" if r["server_device"] == "cpu" else r["server_device"].split(" ", 1)[1]
+            out.append(f"| {where} | {r['model']} {r['server_weight_format']} | {r['kv']} | {r['clients']} | {prompt} | {r['answer_tokens']} | {spread(r, 'ttft_ms')} | {spread(r, 'itl_ms')} "
+                       f"| {r['gen_tok_s']:.0f} | {r['prompt_tok_s']:.0f} | {cached:.0f} | {r['goodput_req_s']:.2f} | {r['kv_bytes_peak'] / 1e6:.0f} |")
+    return out
+
+
+TABLES = {"serve-load": load}
