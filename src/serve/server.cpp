@@ -89,7 +89,11 @@ constexpr Route kRoutes[] = {
     {"POST", "/apply-template"},
 };
 
-std::string_view method_of(const http::Request& request) { return request.method == "HEAD" ? "GET" : request.method; }
+std::string_view method_of(const http::Request& request) {
+  // The common type of "GET" and a string is a string, which would not live on.
+  const std::string_view method = request.method;
+  return method == "HEAD" ? "GET" : method;
+}
 
 }  // namespace
 
