@@ -102,7 +102,7 @@ constexpr Route kRoutes[] = {
 };
 
 std::string_view method_of(const http::Request& request) {
-  // Of "GET" and a string the common type is a string, which would not live on.
+  // The common type of "GET" and a string is a string, which would not live on.
   const std::string_view method = request.method;
   return method == "HEAD" ? "GET" : method;
 }

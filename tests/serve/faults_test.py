@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 
-from ridge_server import STORIES, Failed, RidgeServer, check, run
+from ridge_server import STORIES, RidgeServer, check, run
 
 PROBE = {"prompt": "Once upon a time", "max_tokens": 40, "seed": 11}
 MODEL_FLAGS = ("--ctx-size", 2048, "--quiet")
@@ -34,15 +34,20 @@ class Faults:
     def count(self, short, long):
         return long if self.long else short
 
-    def connect(self):
-        return socket.create_connection(("127.0.0.1", self.server.port), timeout=30)
+    def connect(self, receive_bytes=None):
+        connection = socket.socket()
+        connection.settimeout(30)
+        if receive_bytes:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        connection.connect(("127.0.0.1", self.server.port))
+        return connection
 
-    def send(self, body, path="/v1/completions"):
+    def send(self, body, path="/v1/completions", receive_bytes=None):
         """A connection on which a request was sent."""
-        return self.send_raw(request_bytes(body, path))
+        return self.send_raw(request_bytes(body, path), receive_bytes)
 
-    def send_raw(self, data):
-        connection = self.connect()
+    def send_raw(self, data, receive_bytes=None):
+        connection = self.connect(receive_bytes)
         with contextlib.suppress(OSError):  # the server may answer and close before it has read all
             connection.sendall(data)
         return connection
@@ -67,17 +72,6 @@ def reset(connection):
     """Closes with RST instead of FIN."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()
-
-
-def answer_of(connection, seconds=30):
-    """What comes until the server closes, or nothing more comes for so long."""
-    data = b""
-    connection.settimeout(seconds)
-    with contextlib.suppress(OSError):
-        while piece := connection.recv(1 << 16):
-            data += piece
-    connection.close()
-    return data
 
 
 def status_of(connection):
@@ -112,8 +106,10 @@ def clients_vanish(faults):
 
 
 def slow_readers_slow_nobody(faults):
+    """Two of the streams are of many MB, more than the server keeps for one client: those it must give up."""
     texts = [faults.server.complete("The dog", max_tokens=60, seed=seed) for seed in range(8)]
-    readers = [faults.send(long_stream(seed)) for seed in range(8)]
+    cancelled = faults.server.get("/slots")["totals"]["cancelled"]
+    readers = [faults.send(long_stream(seed) | ({"logprobs": 20, "n": 8} if seed % 4 == 1 else {}), receive_bytes=4096) for seed in range(8)]
     done = threading.Event()
 
     def crawl(connection):
@@ -131,12 +127,14 @@ def slow_readers_slow_nobody(faults):
             again = [faults.server.complete("The dog", max_tokens=60, seed=seed) for seed in range(8)]
             check(again == texts, "other texts beside slow readers")
             rounds += 1
+        given_up = faults.server.get("/slots")["totals"]["cancelled"] - cancelled
+        check(given_up >= 8 or not faults.long, f"only {given_up} sequences of clients that do not read were given up")
     finally:
         done.set()
         for thread, connection in zip(threads, readers):
             thread.join()
             connection.close()
-    return f"8 readers, {rounds} rounds of 8 texts"
+    return f"8 readers, {rounds} rounds of 8 texts, {given_up} sequences given up"
 
 
 def slow_senders_are_cut(faults):
@@ -277,8 +275,7 @@ def sigterm_ends_a_busy_server(faults):
     seconds = []
     for number in range(faults.count(1, 10)):
         with RidgeServer(faults.server.process.args[0], STORIES, *MODEL_FLAGS, "--patience", number % 2) as server:
-            other = Faults.__new__(Faults)
-            other.server = server
+            other = Faults(server, faults.long)
             clients = [other.send(long_stream(seed)) for seed in range(40)]
             clients[0].recv(1)
             clients += [other.connect() for _ in range(20)]
@@ -304,9 +301,7 @@ def a_kill_loses_nothing_but_checkpoints(faults):
                 text = text or answer["choices"][0]["text"]
                 check(answer["choices"][0]["text"] == text, "another text after a restart")
                 cached.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
-                client = Faults.__new__(Faults)
-                client.server = server
-                stream = client.send(long_stream(number))
+                stream = Faults(server, faults.long).send(long_stream(number))
                 stream.recv(1)
                 if number % 2 == 0:
                     server.stop(30)  # this one saves
