@@ -36,7 +36,8 @@ void handle(void (*handler)(int), int flags) {
 void install_interrupt_handler() { handle(on_interrupt, SA_RESTART | int(SA_RESETHAND)); }
 bool interrupted() { return pressed != 0; }
 
-void install_chat_interrupts() { handle(on_chat_interrupt, 0); }
+// SA_RESTART: a Ctrl-C in the middle of a write must not lose text. poll, where the input is waited for, still ends.
+void install_chat_interrupts() { handle(on_chat_interrupt, SA_RESTART); }
 void clear_interrupt() { pressed = end_asked; }
 bool asked_to_end() { return end_asked != 0; }
 

@@ -8,8 +8,8 @@ void install_interrupt_handler();
 /// Whether Ctrl-C was pressed; cheap enough to ask every token.
 bool interrupted();
 
-/// From here on Ctrl-C, and SIGTERM, say nothing, and a system call that waits returns EINTR; the third Ctrl-C that
-/// nobody looked at kills.
+/// From here on Ctrl-C, and SIGTERM, say nothing, and a poll that waits returns EINTR; the third Ctrl-C that nobody
+/// looked at kills.
 void install_chat_interrupts();
 /// Forgets Ctrl-C, but not SIGTERM.
 void clear_interrupt();

@@ -144,6 +144,8 @@ struct LineReader::Terminal {
   Got read(std::string& line) {
     el_resize(el);
     int n = 0;
+    // el_gets would show the prompt first and lose a Ctrl-D typed before its first read.
+    el_set(el, EL_PREP_TERM, 1);
     const char* text = el_gets(el, &n);
     if (interrupted()) {
       el_reset(el);

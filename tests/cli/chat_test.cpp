@@ -239,11 +239,18 @@ class Terminal {
     }
     return false;
   }
-  /// The exit code, once all output is read.
+  /// Waits for the prompt, ends the input there and gives the exit code. Between two prompts Ctrl-D is lost, as
+  /// with any line editor: the terminal itself takes it. A program that does not end is killed: 128 + 9.
   int finish() {
+    EXPECT_TRUE(wait_for("> ")) << screen_;
+    type("\x04");
     wait_for(std::string(1, '\0'));
     int status = 0;
-    waitpid(pid_, &status, 0);
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while (waitpid(pid_, &status, WNOHANG) == 0) {
+      if (std::chrono::steady_clock::now() > deadline) kill(pid_, SIGKILL);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
     running_ = false;
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   }
@@ -276,7 +283,6 @@ TEST(ChatTerminal, CtrlCStopsTheAnswerAndKeepsTheConversation) {
   ASSERT_TRUE(terminal.wait_for("> "));
   terminal.type("/save " + file + "\n");
   ASSERT_TRUE(terminal.wait_for("saved    2 messages")) << terminal.screen();
-  terminal.type("\x04");
   EXPECT_EQ(terminal.finish(), 0) << terminal.screen();
   EXPECT_THAT(json::parse(slurp(file))["messages"][1]["content"].get<std::string>(), HasSubstr(" a "));
 }
@@ -291,7 +297,6 @@ TEST(ChatTerminal, CtrlCAtThePromptForgetsTheLine) {
   ASSERT_TRUE(terminal.wait_for("> ")) << terminal.screen();
   terminal.type("/undo\n");
   EXPECT_TRUE(terminal.wait_for("there is no message yet")) << terminal.screen();
-  terminal.type("\x04");
   EXPECT_EQ(terminal.finish(), 0) << terminal.screen();
 }
 
@@ -302,7 +307,6 @@ TEST(ChatTerminal, LinesAreRememberedForTheirOwnerOnly) {
     EXPECT_TRUE(terminal.wait_for("> "));
     terminal.type(keys);
     EXPECT_TRUE(terminal.wait_for(shown)) << terminal.screen();
-    terminal.type("\x04");
     EXPECT_EQ(terminal.finish(), 0) << terminal.screen();
   };
   talk("/frob one\n", "no command /frob");
@@ -321,8 +325,6 @@ TEST(ChatTerminal, TheHistoryIsBounded) {
   for (int i = 0; i < 1500; ++i) lines += "line " + std::to_string(i) + "\n";
   dir.write("ridge/chat_history", lines);
   Terminal terminal(endless(), dir.path().native());
-  ASSERT_TRUE(terminal.wait_for("> "));
-  terminal.type("\x04");
   EXPECT_EQ(terminal.finish(), 0);
   const std::string kept = slurp(dir / "ridge/chat_history");
   EXPECT_EQ(std::ranges::count(kept, '\n'), 1000);
