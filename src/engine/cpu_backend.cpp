@@ -90,6 +90,7 @@ class CpuBackend final : public Backend {
   AlignedBuffer x_, h_, q_, attn_, k_, v_, gate_, up_;  // grow with the largest step
   // Of the step that runs: angles of each rope, and the new tokens in parts that append and attention take.
   std::vector<RopeAngles> angles_;
+  int n_ctx_ = 0;  // of the sequences
   std::vector<std::vector<KvSpan>> parts_;
   OnAttention on_attention_;
   OnBlock on_block_;
@@ -120,7 +121,7 @@ void CpuBackend::embed(std::span<const int32_t> tokens, View2<float> x) {
   }
 }
 
-/// RMSNorm of every head of x with one weight [head_dim].
+/// RMSNorm of every head of x with one weight [head_dim], or of all of them together with [n_heads * head_dim].
 void CpuBackend::norm_heads(View2<float> x, const std::vector<float>& weight) {
   const auto dim = int64_t(weight.size());
   const View2<float> heads(x.data, x.rows * x.cols / dim, dim);
@@ -143,8 +144,9 @@ void CpuBackend::attend(int layer, const Rows& rows, HostKvMemory& memory) {
     norm_heads(rows.q, w.q_norm);
     norm_heads(rows.k, w.k_norm);
   }
-  apply_rope(context_, angles_[size_t(a.rope)], a.head_dim, rows.q);
-  apply_rope(context_, angles_[size_t(a.rope)], a.head_dim, rows.k);
+  const RopeAngles& angles = angles_[size_t(plan_.rope_of(a, n_ctx_))];
+  apply_rope(context_, angles, a.head_dim, rows.q);
+  apply_rope(context_, angles, a.head_dim, rows.k);
   if (on_attention_) on_attention_(layer, rows.q, rows.k, rows.v);
   for (const std::vector<KvSpan>& spans : parts_) {
     kv_append(context_, memory.tiles(layer, true), memory.tiles(layer, false), spans, rows.k, rows.v);
@@ -166,8 +168,11 @@ void CpuBackend::feed_forward(int layer, const Rows& rows) {
   const LayerWeights& w = weights_.layers[size_t(layer)];
   linear(context_, w.gate, rows.h, rows.gate);
   linear(context_, w.up, rows.h, rows.up);
-  if (d.activation == Activation::relu2) relu2_glu(context_, rows.gate, rows.up);
-  else swiglu(context_, rows.gate, rows.up);
+  switch (d.activation) {
+    case Activation::silu: swiglu(context_, rows.gate, rows.up); break;
+    case Activation::relu2: relu2_glu(context_, rows.gate, rows.up); break;
+    case Activation::gelu_tanh: gelu_glu(context_, rows.gate, rows.up); break;
+  }
   if (d.down_norm) rms_norm(context_, rows.gate, w.ffn_sub_norm.data(), plan_.norm_eps, rows.gate);
   linear(context_, w.down, rows.gate, rows.h);
 }
@@ -191,25 +196,36 @@ void CpuBackend::run(const Batch& batch, SequencePool& pool, Outputs& outputs) {
   RIDGE_CHECK(ssize(positions) == n, "{} tokens, sequences bring {}", n, positions.size());
   angles_.clear();
   for (const Rope& rope : plan_.ropes) angles_.emplace_back(context_, rope, positions);
+  n_ctx_ = pool.n_ctx();
 
   const Rows rows = rows_of(n);
   embed(batch.tokens, rows.x);
+  if (plan_.embedding_scale != 1) scale(context_, rows.x, plan_.embedding_scale);
+  // What a block reads, and what it adds to the residual stream.
+  const auto before = [&](const LayerPlan& layer, const std::vector<float>& norm) {
+    if (layer.norms == NormPlace::after) std::copy_n(rows.x.data, rows.x.rows * rows.x.cols, rows.h.data);
+    else rms_norm(context_, rows.x, norm.data(), plan_.norm_eps, rows.h);
+  };
+  const auto after = [&](const LayerPlan& layer, const std::vector<float>& norm) {
+    if (layer.norms != NormPlace::before) rms_norm(context_, rows.h, norm.data(), plan_.norm_eps, rows.h);
+    add(context_, rows.x, rows.h, layer.residual_scale);
+  };
   for (int i = 0; i < ssize(plan_.layers); ++i) {
     if (context_.trace) context_.trace->layer = i;
     if (on_block_) on_block_(i, Block::mixer, rows.x);
     const LayerPlan& layer = plan_.layers[size_t(i)];
     const LayerWeights& w = weights_.layers[size_t(i)];
-    rms_norm(context_, rows.x, w.attn_norm.data(), plan_.norm_eps, rows.h);
+    before(layer, w.attn_norm);
     switch (layer.mixer) {
       case MixerKind::attention: attend(i, rows, memory); break;
     }
-    add(context_, rows.x, rows.h);
+    after(layer, w.attn_post_norm);
     if (on_block_) on_block_(i, Block::feed_forward, rows.x);
-    rms_norm(context_, rows.x, w.ffn_norm.data(), plan_.norm_eps, rows.h);
+    before(layer, w.ffn_norm);
     switch (layer.feed_forward) {
       case FeedForwardKind::dense: feed_forward(i, rows); break;
     }
-    add(context_, rows.x, rows.h);
+    after(layer, w.ffn_post_norm);
   }
   if (context_.trace) context_.trace->layer = -1;
   if (on_block_) on_block_(int(plan_.layers.size()), Block::output, rows.x);
@@ -229,6 +245,7 @@ void CpuBackend::run(const Batch& batch, SequencePool& pool, Outputs& outputs) {
   const View2<float> normed = rows.h.slice(0, n_logits);
   rms_norm(context_, rows.x.slice(0, n_logits), weights_.output_norm.data(), plan_.norm_eps, normed);
   linear(context_, weights_.output, normed, logits);
+  if (plan_.logit_divisor != 1) scale(context_, logits, 1 / plan_.logit_divisor);
 }
 
 int64_t CpuBackend::step_weight_bytes() const {

@@ -81,7 +81,7 @@ Engine::Engine(const std::string& path, const LoadOptions& options)
   Weights& weights = loaded_.weights;
   if (options.float_activations)
     for_each_matrix(weights, [](Linear& m, std::string_view) { m.int8_activations = false; });
-  plan_ = make_plan(loaded_.config, weights.rope_factors.empty() ? nullptr : weights.rope_factors.data());
+  plan_ = make_plan(loaded_.config, weights.rope_factors, weights.long_rope_factors);
   // A device reads rows as stored, so the CPU packs nothing for it.
   if (!on_device_) pack_weights(context_, weights);
   backend_ = on_device_ ? make_cuda_backend(*parse_device(options.device), plan_, weights, options.kernels)
@@ -124,17 +124,20 @@ std::unique_ptr<HostKvMemory> Engine::open_host_memory(std::span<const KvLayerCo
   return std::make_unique<HostKvMemory>(layers, metric_views(metric, int(layers.size())), round, n_pages, n_slots);
 }
 
-std::unique_ptr<SequencePool> Engine::open_pool(std::span<const KvLayerConfig> layers, int n_pages, int n_slots) {
+std::unique_ptr<SequencePool> Engine::open_pool(std::span<const KvLayerConfig> layers, int n_pages, int n_slots,
+                                                int n_ctx) {
   auto memory = backend_->open_memory(layers, metric_views(kv_metric(layers), int(layers.size())), n_pages, n_slots);
   auto host_twin = [this, configs = std::vector(layers.begin(), layers.end())](int n) {
     return open_host_memory(configs, n, 1);
   };
-  return std::make_unique<SequencePool>(std::move(memory), std::move(host_twin));
+  auto pool = std::make_unique<SequencePool>(std::move(memory), std::move(host_twin));
+  pool->set_n_ctx(n_ctx);
+  return pool;
 }
 
-void Engine::turn_key(int layer, int n_positions, float* row) {
+void Engine::turn_key(int layer, int n_ctx, int n_positions, float* row) {
   const AttentionPlan& a = plan_.layers[size_t(layer)].attention;
-  Rope rope = plan_.ropes[size_t(a.rope)];
+  Rope rope = plan_.ropes[size_t(plan_.rope_of(a, n_ctx))];
   rope.magnitude = 1;  // the row has it already
   const int32_t position = n_positions;
   apply_rope(context_, RopeAngles(context_, rope, {&position, 1}), a.head_dim, View2<float>(row, 1, a.head_dim));

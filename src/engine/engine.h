@@ -25,14 +25,16 @@ class Engine {
   /// The CPU of this model: it runs everything, or the host's part of a device's work.
   CpuContext& context() { return context_; }
 
-  /// A pool over caches of these layers (layer_configs()) with so many pages and slots. Throws Error.
-  std::unique_ptr<SequencePool> open_pool(std::span<const KvLayerConfig> layers, int n_pages, int n_slots);
+  /// A pool over caches of these layers (layer_configs()) with so many pages and slots, for sequences of at most n_ctx
+  /// positions (0: not said). Throws Error.
+  std::unique_ptr<SequencePool> open_pool(std::span<const KvLayerConfig> layers, int n_pages, int n_slots,
+                                          int n_ctx = 0);
   /// Memory on the host for such caches, whatever the backend: checks and studies.
   std::unique_ptr<HostKvMemory> open_host_memory(std::span<const KvLayerConfig> layers, int n_pages, int n_slots);
   /// What weighted rounding needs for such caches, made once a model; null when no side rounds so.
   const KvMetric* kv_metric(std::span<const KvLayerConfig> layers);
-  /// Turns a K row of the model by n positions, of a layer: what SequencePool::shift() wants.
-  void turn_key(int layer, int n_positions, float* row);
+  /// Turns a K row of the model by n positions, of a layer and a context of n_ctx: what SequencePool::shift() wants.
+  void turn_key(int layer, int n_ctx, int n_positions, float* row);
 
  private:
   CpuContext context_;

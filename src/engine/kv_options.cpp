@@ -26,7 +26,7 @@ KvSideConfig side_config(const KvSideOptions& options, std::string_view side, co
 
 KvLayerConfig layer_config(const KvSideOptions& k, const KvSideOptions& v, const LayerPlan& layer) {
   const AttentionPlan& a = layer.attention;
-  return {side_config(k, "K", a), side_config(v, "V", a), a.n_kv_heads, a.head_dim};
+  return {side_config(k, "K", a), side_config(v, "V", a), a.n_kv_heads, a.head_dim, a.window};
 }
 
 }  // namespace

@@ -146,7 +146,7 @@ Status check_header(const FileHeader& header, const KvMemory& memory, int n_ctx,
 
 }  // namespace
 
-uint64_t model_hash(const Config& c, const Weights& weights) {
+uint64_t model_hash(const Config& c, const Weights& weights, int n_ctx) {
   constexpr int64_t kSample = 4096;
   uint64_t hash = 0;
   const auto add = [&](const void* bytes, size_t size) { hash = XXH64(bytes, size, hash); };
@@ -157,7 +157,12 @@ uint64_t model_hash(const Config& c, const Weights& weights) {
   add(c.arch.data(), c.arch.size());
   const float reals[] = {c.rms_eps, c.rope_theta};
   add(reals, sizeof reals);
-  add_vector(weights.rope_factors);
+  if (c.window > 0) {
+    const float window[] = {float(c.window), float(c.window_period), c.window_rope_theta};
+    add(window, sizeof window);
+  }
+  const bool is_long = !weights.long_rope_factors.empty() && n_ctx > c.rope_scaling.original_context;
+  add_vector(is_long ? weights.long_rope_factors : weights.rope_factors);
   add_vector(weights.output_norm);
   for (const LayerWeights& layer : weights.layers)
     for (const auto* v :

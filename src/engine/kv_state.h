@@ -11,7 +11,7 @@ namespace ridge {
 
 /// Tells models apart: xxh64 of the hyper-parameters, the vectors, and of every matrix its shape, its format and the
 /// first 4 KiB of its rows.
-uint64_t model_hash(const Config& config, const Weights& weights);
+uint64_t model_hash(const Config& config, const Weights& weights, int n_ctx);
 
 /// Writes the image of a sequence of `memory`; the file appears under its name only when it is complete.
 Status save_kv_state(const KvMemory& memory, const SequenceImage& image, uint64_t model_hash,

@@ -102,6 +102,9 @@ class SequencePool {
   std::span<const int32_t> pages(SeqId seq) const { return sequence(seq).pages; }
   /// Marks n positions as held, of rows that are valid but not of any text: benchmarks.
   Status fill(SeqId seq, int n, uint64_t seed);
+  /// Positions that one of its sequences may reach; 0: not said. What LongRoPE's factors are chosen by.
+  int n_ctx() const { return n_ctx_; }
+  void set_n_ctx(int n) { n_ctx_ = n; }
   KvMemory& memory() { return *memory_; }
   const KvMemory& memory() const { return *memory_; }
   PoolReport report() const;
@@ -141,6 +144,7 @@ class SequencePool {
   Status rewrite(Sequence& s, const std::function<void(HostKvMemory& memory, const SequencePlace& place)>& change);
   static int keep(std::vector<Sequence>& list, Sequence s);
 
+  int n_ctx_ = 0;
   std::unique_ptr<KvMemory> memory_;
   HostTwin host_twin_;
   bool calibrates_ = false;

@@ -31,7 +31,7 @@ struct Session::Impl {
                                                                : kHostUbatch,
                                          of.backend().max_tokens()))),
         layers(layer_configs(options, of.plan())),
-        pool(of.open_pool(layers, std::max(1, pages_for(layers, n_ctx)), 1)),
+        pool(of.open_pool(layers, std::max(1, pages_for(layers, n_ctx)), 1, n_ctx)),
         seq(pool->open().or_throw()),
         outputs(of.backend().make_outputs()) {}
 
@@ -122,14 +122,14 @@ void Session::reset() { impl_->pool->reset(impl_->seq); }
 
 void Session::save(const std::string& path) const {
   Impl& s = *impl_;
-  save_kv_state(s.pool->memory(), s.pool->save(s.seq), model_hash(s.engine.config(), s.engine.weights()), path)
+  save_kv_state(s.pool->memory(), s.pool->save(s.seq), model_hash(s.engine.config(), s.engine.weights(), s.n_ctx), path)
       .or_throw();
 }
 
 void Session::restore(const std::string& path) {
   Impl& s = *impl_;
   const io::MappedFile file = io::MappedFile::open(path).or_throw();
-  s.replace(read_kv_state(*s.pool, s.n_ctx, model_hash(s.engine.config(), s.engine.weights()), file.bytes(), path)
+  s.replace(read_kv_state(*s.pool, s.n_ctx, model_hash(s.engine.config(), s.engine.weights(), s.n_ctx), file.bytes(), path)
                 .or_throw());
 }
 
@@ -162,7 +162,7 @@ void Session::shift(int n_keep, int n_discard) {
                 n_past());
   impl_->pool
       ->shift(impl_->seq, n_keep, n_discard,
-              [&](int layer, float* row) { impl_->engine.turn_key(layer, -n_discard, row); })
+              [&](int layer, float* row) { impl_->engine.turn_key(layer, n_ctx(), -n_discard, row); })
       .or_throw();
 }
 

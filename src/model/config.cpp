@@ -38,7 +38,8 @@ Rope make_rope(const Config& config, const float* factors) {
     double frequency = std::pow(double(config.rope_theta), -2.0 * i / config.rope_dim);
     if (factors) frequency /= factors[i];
     switch (s.kind) {
-      case RopeScaling::Kind::none: break;
+      case RopeScaling::Kind::none:
+      case RopeScaling::Kind::longrope: break;  // factors are all there is
       case RopeScaling::Kind::linear: frequency /= s.factor; break;
       case RopeScaling::Kind::llama3: frequency = llama3_frequency(s, frequency); break;
       case RopeScaling::Kind::yarn: {
@@ -50,6 +51,7 @@ Rope make_rope(const Config& config, const float* factors) {
   }
   if (s.kind == RopeScaling::Kind::yarn)
     rope.magnitude = s.attention_factor > 0 ? s.attention_factor : float(0.1 * std::log(double(s.factor)) + 1);
+  if (s.kind == RopeScaling::Kind::longrope) rope.magnitude = s.attention_factor;
   return rope;
 }
 
@@ -78,7 +80,7 @@ Status check_config(const Config& c, std::string_view where) {
   const RopeScaling& s = c.rope_scaling;
   if (s.kind != RopeScaling::Kind::none && !(s.factor >= 1 && s.factor <= 65536))
     return bad_file("{}: rope scaling factor is {}, expected 1 to 65536", where, s.factor);
-  if (s.kind == RopeScaling::Kind::yarn || s.kind == RopeScaling::Kind::llama3)
+  if (s.kind != RopeScaling::Kind::none && s.kind != RopeScaling::Kind::linear)
     RIDGE_TRY_STATUS(range("rope scaling's original context", s.original_context, 1, 1 << 26));
   if (s.kind == RopeScaling::Kind::llama3 &&
       !(s.low_freq_factor > 0 && s.high_freq_factor > s.low_freq_factor && s.high_freq_factor < 1e6f))
@@ -88,6 +90,18 @@ Status check_config(const Config& c, std::string_view where) {
                                              s.attention_factor >= 0 && s.attention_factor < 1e3f))
     return bad_file("{}: YaRN beta_fast {}, beta_slow {}, attention factor {}: expected 0 < slow < fast", where,
                     s.beta_fast, s.beta_slow, s.attention_factor);
+  if (s.kind == RopeScaling::Kind::longrope && !(s.attention_factor > 0 && s.attention_factor < 1e3f))
+    return bad_file("{}: LongRoPE's attention factor is {}, expected above 0 and below 1000", where, s.attention_factor);
+  RIDGE_TRY_STATUS(range("sliding window", c.window, 0, 1 << 26));
+  RIDGE_TRY_STATUS(range("sliding window's period", c.window_period, 0, 1024));
+  if (c.window_rope_theta != 0 && !(c.window_rope_theta > 1 && c.window_rope_theta < 1e12f))
+    return bad_file("{}: rope frequency base of sliding layers is {}, expected above 1 and below 1e12", where,
+                    c.window_rope_theta);
+  for (const auto& [name, value] : {std::pair("embedding scale", c.embedding_scale),
+                                    {"residual scale", c.residual_scale},
+                                    {"logit divisor", c.logit_divisor},
+                                    {"attention scale", c.attention_scale == 0 ? 1 : c.attention_scale}})
+    if (!(value > 0 && value < 1e6f)) return bad_file("{}: {} is {}, expected above 0 and below 1e6", where, name, value);
   return {};
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "op/norm_rope/norm_rope.h"
 
@@ -10,20 +11,24 @@ namespace ridge {
 
 /// How RoPE frequencies are stretched past the trained context.
 struct RopeScaling {
-  enum class Kind : uint8_t { none, linear, yarn, llama3 } kind = Kind::none;
+  enum class Kind : uint8_t { none, linear, yarn, llama3, longrope } kind = Kind::none;
   float factor = 1;
-  int original_context = 0;    // yarn, llama3: the context before stretching
-  float attention_factor = 0;  // yarn: on cos and sin; 0 means 1 + 0.1 ln(factor)
+  int original_context = 0;    // yarn, llama3, longrope: the context before stretching
+  float attention_factor = 0;  // yarn, longrope: on cos and sin; 0 of yarn means 1 + 0.1 ln(factor)
   float beta_fast = 32;        // yarn: turns over the original context above which a pair is left alone
   float beta_slow = 1;         // yarn: turns below which a pair is fully stretched
   float low_freq_factor = 1;   // llama3
   float high_freq_factor = 4;  // llama3
+  std::vector<float> short_factors, long_factors;  // longrope of a config.json: [rope_dim / 2] each; GGUF has tensors
 };
 
-/// What the feed-forward's gate goes through: silu(gate) * up, or max(gate, 0)^2 * up.
-enum class Activation : uint8_t { silu, relu2 };
+/// What the feed-forward's gate goes through: silu(gate) * up, max(gate, 0)^2 * up, or gelu(gate) * up (tanh form).
+enum class Activation : uint8_t { silu, relu2, gelu_tanh };
 
-/// A decoder-only transformer: pre-norm, RoPE, grouped-query attention, gated feed-forward.
+/// Where a block has its RMSNorms: x += block(norm(x)), x += norm(block(x)), or both.
+enum class NormPlace : uint8_t { before, after, both };
+
+/// A decoder-only transformer: RMSNorm, RoPE, grouped-query attention, gated feed-forward.
 struct Config {
   std::string arch;  // row of model/arch/list.cpp: "llama", "qwen2", "qwen3", "bitnet"
   std::string name;
@@ -42,6 +47,15 @@ struct Config {
   RopeScaling rope_scaling;
   bool qkv_bias = false;     // qwen2
   bool qk_norm = false;      // qwen3: RMSNorm of every q and k head before RoPE
+  bool qk_norm_whole = false;  // olmo2: with qk_norm, RMSNorm over all heads of q, and of k, together
+  NormPlace norms = NormPlace::before;
+  int window = 0;             // layers that slide see the newest so many positions; 0: none does
+  int window_period = 0;      // layers period - 1, 2 period - 1, ... see everything; 0: all layers slide
+  float window_rope_theta = 0;  // of the layers that slide, without scaling; 0: as the others
+  float attention_scale = 0;    // on the scores; 0: 1 / sqrt(head_dim)
+  float embedding_scale = 1;    // on the embedded tokens
+  float residual_scale = 1;     // on what a block adds to the residual stream
+  float logit_divisor = 1;
   bool tied_output = false;  // logits use the embedding matrix
   Activation activation = Activation::silu;
   bool sub_norm = false;  // bitnet: RMSNorm in front of the output and the down projection
@@ -49,6 +63,7 @@ struct Config {
 
   int q_dim() const { return n_heads * head_dim; }
   int kv_dim() const { return n_kv_heads * head_dim; }
+  bool slides(int layer) const { return window > 0 && (window_period == 0 || layer % window_period < window_period - 1); }
 };
 
 /// The angles of a config. `factors` [rope_dim/2] (GGUF's rope_freqs) divide the frequencies when not null.

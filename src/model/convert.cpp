@@ -69,6 +69,7 @@ struct Job {
   std::vector<float> values;
   float scale = 1;     // on top of what the source's blocks decode to
   int pair_heads = 0;  // > 0: rows of this many heads move from halves to interleaved pairs
+  float offset = 0;    // added to every value
 };
 
 /// Row r of a head in the interleaved convention is row (r % 2) * head_dim/2 + r / 2 of the halves convention.
@@ -82,7 +83,7 @@ Status encode_job(const Job& job, std::vector<std::byte>& out) {
   const int64_t n_in = shape.back(), n_rows = shape.size() == 2 ? shape[0] : 1;
   const WeightFormat& to = *job.spec.format;
   out.resize(size_t(n_rows * to.row_bytes(n_in)));
-  if (job.source && job.source->format == &to && job.scale == 1 &&
+  if (job.source && job.source->format == &to && job.scale == 1 && job.offset == 0 &&
       job.pair_heads == 0) {  // same format: the same bytes
     std::copy(job.source->data.begin(), job.source->data.end(), out.begin());
     return {};
@@ -93,8 +94,8 @@ Status encode_job(const Job& job, std::vector<std::byte>& out) {
       const WeightFormat& from = *job.source->format;
       const int64_t at = job.pair_heads > 0 ? source_row(r, n_rows / job.pair_heads) : r;
       from.decode(job.source->data.data() + at * from.row_bytes(n_in), n_in, row.data());
-      if (job.scale != 1)
-        for (float& value : row) value *= job.scale;
+      if (job.scale != 1 || job.offset != 0)
+        for (float& value : row) value = value * job.scale + job.offset;
     } else {
       std::copy_n(job.values.begin() + r * n_in, n_in, row.begin());
     }
@@ -184,31 +185,45 @@ Result<std::vector<Job>> hf_jobs(const io::HfDirectory& directory, const Config&
     jobs.back().pair_heads = permute ? pair_heads : 0;
   };
   namespace n = tensor_names;
+  const Arch& arch = arch_of(c);
+  const auto push_norm = [&](const tensor_names::Name& name, int layer, bool required) {
+    if (!required) return;
+    push(name, layer, true);
+    if (!jobs.empty()) jobs.back().offset = arch.norms_plus_one ? 1.0f : 0.0f;
+  };
   push(n::kEmbedding, 0, true);
-  push(n::kOutputNorm, 0, true);
+  push_norm(n::kOutputNorm, 0, true);
   push(n::kOutput, 0, !c.tied_output);
   for (int i = 0; i < c.n_layers; ++i) {
-    push(n::kAttnNorm, i, true);
-    push(n::kQ, i, true, c.n_heads);
-    push(n::kK, i, true, c.n_kv_heads);
-    push(n::kV, i, true);
+    push_norm(n::kAttnNorm, i, c.norms != NormPlace::after);
+    push(n::kQkv, i, arch.fused);
+    push(n::kQ, i, !arch.fused, c.n_heads);
+    push(n::kK, i, !arch.fused, c.n_kv_heads);
+    push(n::kV, i, !arch.fused);
     if (c.qkv_bias && permute)
       return bad_file("{}: a {} model with attention biases cannot be written as GGUF (its readers do not expect them)",
                       where, c.arch);
     push(n::kQBias, i, c.qkv_bias);
     push(n::kKBias, i, c.qkv_bias);
     push(n::kVBias, i, c.qkv_bias);
-    push(n::kQNorm, i, c.qk_norm);
-    push(n::kKNorm, i, c.qk_norm);
+    push_norm(n::kQNorm, i, c.qk_norm);
+    push_norm(n::kKNorm, i, c.qk_norm);
     push(n::kAttnSubNorm, i, c.sub_norm);
     push(n::kO, i, true);
-    push(n::kFfnNorm, i, true);
-    push(n::kGate, i, true);
-    push(n::kUp, i, true);
+    push_norm(n::kAttnPostNorm, i, c.norms != NormPlace::before);
+    push_norm(c.norms == NormPlace::both ? n::kFfnNormBetween : n::kFfnNorm, i, c.norms != NormPlace::after);
+    push_norm(n::kFfnPostNorm, i, c.norms != NormPlace::before);
+    push(n::kGateUp, i, arch.fused);
+    push(n::kGate, i, !arch.fused);
+    push(n::kUp, i, !arch.fused);
     push(n::kFfnSubNorm, i, c.sub_norm);
     push(n::kDown, i, true);
   }
   if (!missing.empty()) return bad_file("{}: tensors are missing:{}", where, missing);
+  for (const auto& [name, factors] : {std::pair(n::kShortRopeFactors, &c.rope_scaling.short_factors),
+                                      {n::kLongRopeFactors, &c.rope_scaling.long_factors}})
+    if (!factors->empty())
+      jobs.push_back({.spec = {.name = std::string(name.gguf), .shape = {c.rope_dim / 2}}, .values = *factors});
   if (c.rope_scaling.kind == RopeScaling::Kind::llama3)
     jobs.push_back(
         {.spec = {.name = std::string(n::kRopeFactors.gguf), .shape = {c.rope_dim / 2}}, .values = rope_factors(c)});

@@ -25,7 +25,7 @@ void add_gram(CpuContext& context, std::vector<float>& x, int64_t dim, int64_t n
 }
 
 /// RMSNorm of a head with weight w (qwen3): the head has norm sqrt(dim) whatever its input, then w.
-void norm_form(const std::vector<float>& w, std::vector<double>& form) {
+void norm_form(std::span<const float> w, std::vector<double>& form) {
   const size_t dim = w.size();
   double trace = 0;
   for (size_t i = 0; i < dim; ++i) trace += form[i * dim + i];
@@ -120,7 +120,7 @@ std::vector<double> key_form(CpuContext& context, const Config& c, const LayerWe
     std::vector<float> sampled(size_t(dim * n), 0.0f);
     for (int64_t d = 0; d < dim; ++d)
       for (int64_t i = 0; i < n; ++i)
-        sampled[size_t(d * n + i)] = rows[size_t(d * c.d_model + i * step)] * layer.attn_norm[size_t(i * step)];
+        sampled[size_t(d * n + i)] = rows[size_t(d * c.d_model + i * step)] * (layer.attn_norm.empty() ? 1 : layer.attn_norm[size_t(i * step)]);
     std::vector<double> head(size_t(dim * dim), 0.0);
     add_gram(context, sampled, dim, n, head);
     if (c.qkv_bias)
@@ -128,7 +128,7 @@ std::vector<double> key_form(CpuContext& context, const Config& c, const LayerWe
         for (int64_t j = 0; j < dim; ++j)
           head[size_t(i * dim + j)] +=
               double(layer.q_bias[size_t(h * dim + i)]) * layer.q_bias[size_t(h * dim + j)] / double(step);
-    if (c.qk_norm) norm_form(layer.q_norm, head);
+    if (c.qk_norm) norm_form({layer.q_norm.data() + (c.qk_norm_whole ? h * dim : 0), size_t(dim)}, head);
     for (size_t i = 0; i < form.size(); ++i) form[i] += head[i];
   }
   average_positions(context, rope, c.n_ctx_train, dim, form);

@@ -61,8 +61,33 @@ class Binder {
     m.int8_activations = true;
     return m;
   }
+  /// The rows of one matrix as several, one behind the other.
+  std::vector<Linear> fused(const tensor_names::Name& n, int layer, std::initializer_list<int64_t> n_outs,
+                            int64_t n_in) {
+    int64_t n_rows = 0;
+    for (const int64_t n_out : n_outs) n_rows += n_out;
+    const Linear whole = matrix(n, layer, n_rows, n_in);
+    std::vector<Linear> parts;
+    int64_t first = 0;
+    for (const int64_t n_out : n_outs) {
+      Linear& part = parts.emplace_back(whole);
+      part.n_out = n_out;
+      if (whole.format) part.rows += first * whole.format->row_bytes(n_in);
+      first += n_out;
+    }
+    if (whole.format && whole.format->tail_bytes > 0)
+      problem(fmt::format("{} is {}, whose rows cannot be taken apart", name(n, layer), whole.format->name));
+    return parts;
+  }
   std::vector<float> vector(const tensor_names::Name& n, int layer, int64_t size, bool required = true) {
     return values(name(n, layer), size, required);
+  }
+  /// The weight of a norm; a Hugging Face file of some architectures keeps it less one.
+  std::vector<float> norm(const tensor_names::Name& n, int layer, int64_t size, bool plus_one) {
+    std::vector<float> weight = vector(n, layer, size);
+    if (plus_one && !is_gguf_)
+      for (float& w : weight) w += 1;
+    return weight;
   }
   Status finish(std::string_view where) const {
     if (n_problems_ == 0) return {};
@@ -155,18 +180,45 @@ class Binder {
 Status bind_tensors(const Config& c, Binder& b, Weights& w, std::string_view where) {
   namespace n = tensor_names;
   w.embedding = b.matrix(n::kEmbedding, 0, c.vocab_size, c.d_model);
-  w.output_norm = b.vector(n::kOutputNorm, 0, c.d_model);
+  const Arch& arch = arch_of(c);
+  const auto norm = [&](const n::Name& name, int layer, int64_t size) {
+    return b.norm(name, layer, size, arch.norms_plus_one);
+  };
+  w.output_norm = norm(n::kOutputNorm, 0, c.d_model);
   w.output = c.tied_output ? w.embedding : b.matrix(n::kOutput, 0, c.vocab_size, c.d_model);
-  w.rope_factors = b.vector(n::kRopeFactors, 0, c.rope_dim / 2, false);
+  const RopeScaling& scaling = c.rope_scaling;
+  if (!scaling.long_factors.empty()) {
+    w.rope_factors = scaling.short_factors;
+    w.long_rope_factors = scaling.long_factors;
+  } else if (scaling.kind == RopeScaling::Kind::longrope) {
+    w.rope_factors = b.vector(n::kShortRopeFactors, 0, c.rope_dim / 2);
+    w.long_rope_factors = b.vector(n::kLongRopeFactors, 0, c.rope_dim / 2);
+  } else {
+    w.rope_factors = b.vector(n::kRopeFactors, 0, c.rope_dim / 2, false);
+  }
   const auto projection = [&](const n::Name& name, int layer, int64_t n_out, int64_t n_in) {
     return c.ternary ? b.ternary_matrix(name, layer, n_out, n_in) : b.matrix(name, layer, n_out, n_in);
   };
   for (int i = 0; i < c.n_layers; ++i) {
     LayerWeights& layer = w.layers.emplace_back();
-    layer.attn_norm = b.vector(n::kAttnNorm, i, c.d_model);
-    layer.q = projection(n::kQ, i, c.q_dim(), c.d_model);
-    layer.k = projection(n::kK, i, c.kv_dim(), c.d_model);
-    layer.v = projection(n::kV, i, c.kv_dim(), c.d_model);
+    if (c.norms != NormPlace::after) {
+      layer.attn_norm = norm(n::kAttnNorm, i, c.d_model);
+      layer.ffn_norm = norm(c.norms == NormPlace::both ? n::kFfnNormBetween : n::kFfnNorm, i, c.d_model);
+    }
+    if (c.norms != NormPlace::before) {
+      layer.attn_post_norm = norm(n::kAttnPostNorm, i, c.d_model);
+      layer.ffn_post_norm = norm(n::kFfnPostNorm, i, c.d_model);
+    }
+    if (arch.fused) {
+      const std::vector<Linear> parts = b.fused(n::kQkv, i, {c.q_dim(), c.kv_dim(), c.kv_dim()}, c.d_model);
+      layer.q = parts[0];
+      layer.k = parts[1];
+      layer.v = parts[2];
+    } else {
+      layer.q = projection(n::kQ, i, c.q_dim(), c.d_model);
+      layer.k = projection(n::kK, i, c.kv_dim(), c.d_model);
+      layer.v = projection(n::kV, i, c.kv_dim(), c.d_model);
+    }
     layer.o = projection(n::kO, i, c.d_model, c.q_dim());
     if (c.qkv_bias) {
       layer.q_bias = b.vector(n::kQBias, i, c.q_dim());
@@ -174,21 +226,27 @@ Status bind_tensors(const Config& c, Binder& b, Weights& w, std::string_view whe
       layer.v_bias = b.vector(n::kVBias, i, c.kv_dim());
     }
     if (c.qk_norm) {
-      layer.q_norm = b.vector(n::kQNorm, i, c.head_dim);
-      layer.k_norm = b.vector(n::kKNorm, i, c.head_dim);
+      layer.q_norm = norm(n::kQNorm, i, c.qk_norm_whole ? c.q_dim() : c.head_dim);
+      layer.k_norm = norm(n::kKNorm, i, c.qk_norm_whole ? c.kv_dim() : c.head_dim);
     }
     if (c.sub_norm) {
       layer.attn_sub_norm = b.vector(n::kAttnSubNorm, i, c.q_dim());
       layer.ffn_sub_norm = b.vector(n::kFfnSubNorm, i, c.d_ff);
     }
-    layer.ffn_norm = b.vector(n::kFfnNorm, i, c.d_model);
-    layer.gate = projection(n::kGate, i, c.d_ff, c.d_model);
-    layer.up = projection(n::kUp, i, c.d_ff, c.d_model);
+    if (arch.fused) {
+      const std::vector<Linear> parts = b.fused(n::kGateUp, i, {c.d_ff, c.d_ff}, c.d_model);
+      layer.gate = parts[0];
+      layer.up = parts[1];
+    } else {
+      layer.gate = projection(n::kGate, i, c.d_ff, c.d_model);
+      layer.up = projection(n::kUp, i, c.d_ff, c.d_model);
+    }
     layer.down = projection(n::kDown, i, c.d_model, c.d_ff);
   }
   RIDGE_TRY_STATUS(b.finish(where));
-  for (const float factor : w.rope_factors)
-    if (!(factor > 0)) return bad_file("{}: rope_freqs.weight holds {}, expected positive factors", where, factor);
+  for (const auto* factors : {&w.rope_factors, &w.long_rope_factors})
+    for (const float factor : *factors)
+      if (!(factor > 0)) return bad_file("{}: a factor of RoPE is {}, expected positive factors", where, factor);
   return {};
 }
 

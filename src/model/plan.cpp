@@ -39,22 +39,43 @@ int ModelPlan::d_ff() const {
   return widest(*this, [](const LayerPlan& layer) { return layer.dense.d_ff; });
 }
 
-ModelPlan make_plan(const Config& c, const float* rope_factors) {
-  const LayerPlan layer{.mixer = MixerKind::attention,
-                        .attention = {.n_heads = c.n_heads,
-                                      .n_kv_heads = c.n_kv_heads,
-                                      .head_dim = c.head_dim,
-                                      .scale = 1.0f / std::sqrt(float(c.head_dim)),
-                                      .qkv_bias = c.qkv_bias,
-                                      .qk_norm = c.qk_norm,
-                                      .out_norm = c.sub_norm},
-                        .feed_forward = FeedForwardKind::dense,
-                        .dense = {.d_ff = c.d_ff, .activation = c.activation, .down_norm = c.sub_norm}};
+ModelPlan make_plan(const Config& c, std::span<const float> rope_factors, std::span<const float> long_rope_factors) {
+  const auto factors = [](std::span<const float> f) { return f.empty() ? nullptr : f.data(); };
   ModelPlan plan{.d_model = c.d_model,
                  .vocab_size = c.vocab_size,
                  .norm_eps = c.rms_eps,
-                 .ropes = {make_rope(c, rope_factors)},
-                 .layers = std::vector<LayerPlan>(size_t(c.n_layers), layer)};
+                 .embedding_scale = c.embedding_scale,
+                 .logit_divisor = c.logit_divisor,
+                 .ropes = {make_rope(c, factors(rope_factors))}};
+  if (!long_rope_factors.empty()) {
+    plan.ropes.push_back(make_rope(c, factors(long_rope_factors)));
+    plan.long_context = c.rope_scaling.original_context;
+  }
+  int window_rope = 0;
+  if (c.window_rope_theta > 0) {
+    Config sliding = c;
+    sliding.rope_theta = c.window_rope_theta;
+    sliding.rope_scaling = {};
+    window_rope = int(plan.ropes.size());
+    plan.ropes.push_back(make_rope(sliding, nullptr));
+  }
+  const float scale = c.attention_scale > 0 ? c.attention_scale : 1.0f / std::sqrt(float(c.head_dim));
+  for (int i = 0; i < c.n_layers; ++i)
+    plan.layers.push_back({.mixer = MixerKind::attention,
+                           .attention = {.n_heads = c.n_heads,
+                                         .n_kv_heads = c.n_kv_heads,
+                                         .head_dim = c.head_dim,
+                                         .scale = scale,
+                                         .rope = c.slides(i) ? window_rope : 0,
+                                         .qkv_bias = c.qkv_bias,
+                                         .qk_norm = c.qk_norm,
+                                         .qk_norm_whole = c.qk_norm_whole,
+                                         .window = c.slides(i) ? c.window : 0,
+                                         .out_norm = c.sub_norm},
+                           .feed_forward = FeedForwardKind::dense,
+                           .dense = {.d_ff = c.d_ff, .activation = c.activation, .down_norm = c.sub_norm},
+                           .norms = c.norms,
+                           .residual_scale = c.residual_scale});
   return plan;
 }
 

@@ -2,6 +2,7 @@
 // kind that a backend does not compute is refused by its name when the model is opened.
 #pragma once
 
+#include <span>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,8 @@ struct AttentionPlan {
   int rope = 0;     ///< of ModelPlan::ropes
   bool qkv_bias = false;
   bool qk_norm = false;   ///< RMSNorm of every q and k head before RoPE
+  bool qk_norm_whole = false;  ///< with qk_norm: of all heads together
+  int window = 0;         ///< > 0: a query sees the newest so many positions only, its own among them
   bool out_norm = false;  ///< RMSNorm in front of the output projection
 
   int q_dim() const { return n_heads * head_dim; }
@@ -41,19 +44,29 @@ struct DensePlan {
   bool down_norm = false;  ///< RMSNorm in front of the down projection
 };
 
-/// x += mixer(norm(x)); x += feed_forward(norm(x))
+/// x += s mixer(norm(x)); x += s feed_forward(norm(x)); norms in front of a block, behind it, or both.
 struct LayerPlan {
   MixerKind mixer = MixerKind::attention;
   AttentionPlan attention;
   FeedForwardKind feed_forward = FeedForwardKind::dense;
   DensePlan dense;
+  NormPlace norms = NormPlace::before;
+  float residual_scale = 1;  ///< s
 };
 
 struct ModelPlan {
   int d_model = 0;
   int vocab_size = 0;
   float norm_eps = 0;
+  float embedding_scale = 1;
+  float logit_divisor = 1;
   std::vector<Rope> ropes;
+  int long_context = 0;  ///< > 0: of LongRoPE: a context that may grow beyond takes the rope after each layer's own
+
+  /// Number of the rope of a layer's attention in a context of at most n_ctx positions.
+  int rope_of(const AttentionPlan& attention, int n_ctx) const {
+    return attention.rope + (long_context > 0 && n_ctx > long_context ? 1 : 0);
+  }
   std::vector<LayerPlan> layers;
 
   /// Widest rows of any layer.
@@ -62,7 +75,9 @@ struct ModelPlan {
   int d_ff() const;
 };
 
-/// The plan of a configuration. `rope_factors` [rope_dim / 2] as make_rope() takes them, or null.
-ModelPlan make_plan(const Config& config, const float* rope_factors);
+/// The plan of a configuration. Factors [rope_dim / 2] as make_rope() takes them, or empty; `long_rope_factors` are those of
+/// a long context where `rope_factors` are of a short one.
+ModelPlan make_plan(const Config& config, std::span<const float> rope_factors = {},
+                    std::span<const float> long_rope_factors = {});
 
 }  // namespace ridge

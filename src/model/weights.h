@@ -21,13 +21,15 @@ struct LayerWeights {
   Linear q;                      // [n_heads * head_dim, d_model]
   Linear k, v;                   // [n_kv_heads * head_dim, d_model]
   std::vector<float> q_bias, k_bias, v_bias;
-  std::vector<float> q_norm, k_norm;  // [head_dim]
+  std::vector<float> q_norm, k_norm;  // [head_dim], or [n_heads * head_dim] and [n_kv_heads * head_dim]
   std::vector<float> attn_sub_norm;   // [n_heads * head_dim]
   Linear o;                           // [d_model, n_heads * head_dim]
+  std::vector<float> attn_post_norm;  // [d_model]
   std::vector<float> ffn_norm;        // [d_model]
   Linear gate, up;                    // [d_ff, d_model]
   std::vector<float> ffn_sub_norm;    // [d_ff]
   Linear down;                        // [d_model, d_ff]
+  std::vector<float> ffn_post_norm;   // [d_model]
 };
 
 struct Weights {
@@ -39,7 +41,8 @@ struct Weights {
   std::vector<LayerWeights> layers;
   std::vector<float> output_norm;   // [d_model]
   Linear output;                    // [vocab_size, d_model]; the embedding when tied
-  std::vector<float> rope_factors;  // [rope_dim / 2] or empty
+  std::vector<float> rope_factors;  // [rope_dim / 2] or empty; of LongRoPE: for a short context
+  std::vector<float> long_rope_factors;  // of LongRoPE: for a long context; else empty
 
   // Owners of what the Linears point into.
   std::variant<std::monostate, io::GgufFile, io::HfDirectory> source;

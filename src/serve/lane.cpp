@@ -93,7 +93,7 @@ Lane::Lane(Engine& engine, const LaneOptions& options, Totals& totals)
               kv_text(options.kv), double(options.kv_bytes) / (1 << 30), n_pages, n_slots, options.n_ctx, needed);
         // More pages than all sequences can fill serve nobody.
         const int64_t most = int64_t(needed) * n_slots;
-        return engine.open_pool(layers, int(std::min<int64_t>(n_pages, most)), n_slots);
+        return engine.open_pool(layers, int(std::min<int64_t>(n_pages, most)), n_slots, options.n_ctx);
       }()),
       prefixes_(*pool_),
       outputs_(engine.backend().make_outputs()) {}

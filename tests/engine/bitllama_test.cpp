@@ -118,7 +118,7 @@ void expect_first_story(const char* name, Isa isa) {
 
   CpuContext context(2, isa);
   pack_weights(context, model.weights);
-  const ModelPlan plan = make_plan(c, nullptr);
+  const ModelPlan plan = make_plan(c);
   const std::unique_ptr<Backend> backend = make_cpu_backend(context, plan, model.weights);
   const KvSideConfig f32{.format = *find_kv_format("f32"), .policy = {}};
   const std::vector<KvLayerConfig> layers(size_t(c.n_layers), {f32, f32, c.n_kv_heads, c.head_dim});

@@ -211,7 +211,7 @@ class Ragged {
     t.shift(first, count);
   }
   static std::function<void(int, float*)> turn(Engine& engine, int count) {
-    return [&engine, count](int layer, float* row) { engine.turn_key(layer, -count, row); };
+    return [&engine, count](int layer, float* row) { engine.turn_key(layer, 0, -count, row); };
   }
   void checkpoint(SeqId seq) {
     const auto made = pool_->checkpoint(seq);

@@ -108,7 +108,7 @@ std::vector<LayerRows> capture_attention(const Model& model, std::span<const int
   const int n = int(tokens.size()), first_query = std::max(0, n - n_queries);
   std::vector<LayerRows> layers(engine.plan().layers.size(), LayerRows{.n_keys = n, .n_queries = n - first_query});
   const std::vector<KvLayerConfig> f16 = layer_configs({}, engine.plan());
-  const std::unique_ptr<SequencePool> pool = engine.open_pool(f16, pages_for(f16, n), 1);
+  const std::unique_ptr<SequencePool> pool = engine.open_pool(f16, pages_for(f16, n), 1, n);
   const std::unique_ptr<Outputs> outputs = engine.backend().make_outputs();
   const SeqId seq = pool->open().or_throw();
   engine.backend().watch(

@@ -7,7 +7,7 @@ namespace ridge::lab {
 EngineTimelines::EngineTimelines(const Model& model, const SessionOptions& options, int n_seq)
     : engine_(model.engine()), n_ctx_(options.n_ctx) {
   const std::vector<KvLayerConfig> layers = layer_configs(options, engine_.plan());
-  pool_ = engine_.open_pool(layers, n_seq * std::max(1, pages_for(layers, n_ctx_)), n_seq);
+  pool_ = engine_.open_pool(layers, n_seq * std::max(1, pages_for(layers, n_ctx_)), n_seq, n_ctx_);
   outputs_ = engine_.backend().make_outputs();
   while (ssize(seqs_) < n_seq) seqs_.push_back(pool_->open().or_throw());
 }

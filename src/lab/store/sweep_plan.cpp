@@ -38,7 +38,7 @@ std::optional<double> decode_read_bytes(const SweepCell& cell) {
   if (!cell.model.starts_with(kSynth)) return std::nullopt;
   const SynthPlan plan = plan_synth_model(std::string_view(cell.model).substr(kSynth.size())).or_throw();
   const KvChoice kv = parse_kv_choice(cell.format).or_throw();
-  const ModelPlan model = make_plan(plan.config, nullptr);
+  const ModelPlan model = make_plan(plan.config);
   int64_t bytes = plan.decode_matrix_bytes();
   for (const KvLayerConfig& layer : layer_configs(session_options(kv, cell.depth + cell.n_gen, 1), model))
     for (const bool is_k : {true, false})

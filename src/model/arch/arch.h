@@ -21,12 +21,22 @@ struct Arch {
   Activation activation = Activation::silu;  ///< where the file does not say
   bool bitnet = false;                       ///< sub-norms and ternary projections
   bool windowed = false;  ///< a number in config.json's sliding_window is a window, whatever use_sliding_window says
+  NormPlace norms = NormPlace::before;
+  bool qk_norm_whole = false;    ///< with qk_norm: Config::qk_norm_whole
+  bool fused = false;            ///< q, k and v are one matrix, gate and up another, rows in this order
+  bool multipliers = false;      ///< config.json has Granite's four
+  bool norms_plus_one = false;   ///< a norm of a Hugging Face file multiplies by 1 + w
+  bool embedding_root = false;   ///< embedded tokens are multiplied by sqrt(d_model)
+  int window_period = 0;         ///< Config::window_period where the file does not say
+  float window_rope_theta = 0;   ///< likewise
 };
 
 /// The rows, in model/arch/list.cpp.
 std::span<const Arch> arch_list();
+/// The row that Config::arch names.
+const Arch& arch_of(const Config& config);
 
-/// By the names files use: silu, relu2. The message starts with the name in quotes.
+/// By the names files use: silu, relu2, gelu_pytorch_tanh. The message starts with the name in quotes.
 Result<Activation> find_activation(std::string_view name);
 std::string_view activation_name(Activation activation);
 
@@ -58,12 +68,21 @@ inline constexpr Name kQNorm{"blk.{}.attn_q_norm.weight", "model.layers.{}.self_
 inline constexpr Name kKNorm{"blk.{}.attn_k_norm.weight", "model.layers.{}.self_attn.k_norm.weight"};
 inline constexpr Name kAttnSubNorm{"blk.{}.attn_sub_norm.weight", "model.layers.{}.self_attn.attn_sub_norm.weight"};
 inline constexpr Name kO{"blk.{}.attn_output.weight", "model.layers.{}.self_attn.o_proj.weight"};
+inline constexpr Name kQkv{"blk.{}.attn_qkv.weight", "model.layers.{}.self_attn.qkv_proj.weight"};
 inline constexpr Name kFfnNorm{"blk.{}.ffn_norm.weight", "model.layers.{}.post_attention_layernorm.weight"};
+// Of models with norms behind their blocks, where Hugging Face's names of norms mean other places.
+inline constexpr Name kAttnPostNorm{"blk.{}.post_attention_norm.weight",
+                                    "model.layers.{}.post_attention_layernorm.weight"};
+inline constexpr Name kFfnNormBetween{"blk.{}.ffn_norm.weight", "model.layers.{}.pre_feedforward_layernorm.weight"};
+inline constexpr Name kFfnPostNorm{"blk.{}.post_ffw_norm.weight", "model.layers.{}.post_feedforward_layernorm.weight"};
+inline constexpr Name kGateUp{"blk.{}.ffn_up.weight", "model.layers.{}.mlp.gate_up_proj.weight"};
 inline constexpr Name kGate{"blk.{}.ffn_gate.weight", "model.layers.{}.mlp.gate_proj.weight"};
 inline constexpr Name kUp{"blk.{}.ffn_up.weight", "model.layers.{}.mlp.up_proj.weight"};
 inline constexpr Name kFfnSubNorm{"blk.{}.ffn_sub_norm.weight", "model.layers.{}.mlp.ffn_sub_norm.weight"};
 inline constexpr Name kDown{"blk.{}.ffn_down.weight", "model.layers.{}.mlp.down_proj.weight"};
 inline constexpr Name kRopeFactors{"rope_freqs.weight", ""};
+inline constexpr Name kShortRopeFactors{"rope_factors_short.weight", ""};
+inline constexpr Name kLongRopeFactors{"rope_factors_long.weight", ""};
 }  // namespace tensor_names
 
 }  // namespace ridge

@@ -1,5 +1,6 @@
 // GGUF metadata <-> Config.
 #include <algorithm>
+#include <cmath>
 
 #include "model/arch/arch.h"
 
@@ -104,18 +105,34 @@ Result<Config> config_from_gguf(const io::Gguf& gguf, std::string_view where) {
   if (value_length != c.head_dim)
     return bad_file("{}: {}.attention.value_length {} differs from key_length {} (not supported)", where, arch_name,
                     value_length, c.head_dim);
-  if (keys.has("attention.sliding_window")) {
-    RIDGE_TRY(const int sliding_window, keys.integer("attention.sliding_window"));
-    if (sliding_window > 0)
-      return bad_file("{}: {}.attention.sliding_window {} is not supported", where, arch_name, sliding_window);
+  for (const char* key : {"attn_logit_softcapping", "final_logit_softcapping", "expert_count", "attention.clamp_kqv",
+                          "attention.max_alibi_bias"}) {
+    RIDGE_TRY(const float value, keys.number_or(key, 0.0f));
+    if (value != 0) return bad_file("{}: {}.{} is {} (not supported)", where, arch_name, key, value);
   }
+  RIDGE_TRY(c.window, keys.integer_or("attention.sliding_window", 0));
+  if (c.window > 0) {
+    c.window_period = arch->window_period;
+    RIDGE_TRY(c.window_rope_theta, keys.number_or("rope.freq_base_swa", arch->window_rope_theta));
+  }
+  RIDGE_TRY(c.attention_scale, keys.number_or("attention.scale", 0.0f));
+  RIDGE_TRY(c.embedding_scale,
+            keys.number_or("embedding_scale", arch->embedding_root ? std::sqrt(float(c.d_model)) : 1.0f));
+  RIDGE_TRY(c.residual_scale, keys.number_or("residual_scale", 1.0f));
+  RIDGE_TRY(c.logit_divisor, keys.number_or("logit_scale", 1.0f));
   RIDGE_TRY(c.n_ctx_train, keys.integer("context_length"));
   RIDGE_TRY(c.rms_eps, keys.number_or("attention.layer_norm_rms_epsilon", c.rms_eps));
   RIDGE_TRY(c.rope_theta, keys.number_or("rope.freq_base", c.rope_theta));
   RIDGE_TRY(c.rope_dim, keys.integer_or("rope.dimension_count", c.head_dim));
   RIDGE_TRY(c.rope_scaling, rope_scaling(keys, where));
+  if (gguf.find(tensor_names::kLongRopeFactors.gguf)) {
+    c.rope_scaling.kind = RopeScaling::Kind::longrope;
+    if (c.rope_scaling.attention_factor == 0) c.rope_scaling.attention_factor = 1;
+  }
   c.rope_pairs = arch->gguf_pairs;
   c.qk_norm = arch->qk_norm;
+  c.qk_norm_whole = arch->qk_norm_whole;
+  c.norms = arch->norms;
   c.sub_norm = c.ternary = arch->bitnet;
   RIDGE_TRY(const std::string activation,
             keys.text_or("hidden_activation", std::string(activation_name(arch->activation))));
@@ -150,8 +167,18 @@ std::map<std::string, io::GgufValue, std::less<>> config_metadata(const Config& 
   set("rope.freq_base", double(c.rope_theta));
   set("vocab_size", uint64_t(c.vocab_size));
   if (c.activation != Activation::silu) set("hidden_activation", std::string(activation_name(c.activation)));
+  if (c.window > 0) set("attention.sliding_window", uint64_t(c.window));
+  if (c.window > 0 && c.window_rope_theta > 0) set("rope.freq_base_swa", double(c.window_rope_theta));
+  if (c.attention_scale > 0) set("attention.scale", double(c.attention_scale));
+  if (c.embedding_scale != 1 && !arch_of(c).embedding_root) set("embedding_scale", double(c.embedding_scale));
+  if (c.residual_scale != 1) set("residual_scale", double(c.residual_scale));
+  if (c.logit_divisor != 1) set("logit_scale", double(c.logit_divisor));
   const RopeScaling& s = c.rope_scaling;
   // llama3 scaling travels as the tensor rope_freqs.weight instead (model/convert.cpp).
+  if (s.kind == RopeScaling::Kind::longrope) {
+    set("rope.scaling.attn_factor", double(s.attention_factor));
+    set("rope.scaling.original_context_length", uint64_t(s.original_context));
+  }
   if (s.kind == RopeScaling::Kind::linear || s.kind == RopeScaling::Kind::yarn) {
     set("rope.scaling.type", std::string(s.kind == RopeScaling::Kind::linear ? "linear" : "yarn"));
     set("rope.scaling.factor", double(s.factor));

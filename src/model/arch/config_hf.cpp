@@ -1,4 +1,7 @@
 // Hugging Face config.json -> Config.
+#include <algorithm>
+#include <cmath>
+
 #include "io/json.h"
 #include "model/arch/arch.h"
 
@@ -46,7 +49,19 @@ class Fields {
   std::string_view where_;
 };
 
-Result<RopeScaling> rope_scaling(const Fields& f, int n_ctx_train, std::string_view where) {
+/// LongRoPE's factors of one kind; their number is checked where the size of a head is known.
+Result<std::vector<float>> long_factors(const Fields& f, const char* key, std::string_view where) {
+  std::vector<float> factors;
+  if (!f.has(key) || !f.at(key).is_array()) return bad_file("{}: rope_scaling's {} is not a list", where, key);
+  for (const io::Json& value : f.at(key)) {
+    if (!value.is_number() || !(value.get<float>() > 0))
+      return bad_file("{}: rope_scaling's {} holds {}, expected positive numbers", where, key, value.dump());
+    factors.push_back(value.get<float>());
+  }
+  return factors;
+}
+
+Result<RopeScaling> rope_scaling(const Fields& f, int n_ctx_train, int original_context, std::string_view where) {
   RopeScaling s;
   // Both spellings in use: "rope_type" and, older, "type".
   RIDGE_TRY(const std::string old_type, f.text_or("type", "default"));
@@ -55,17 +70,42 @@ Result<RopeScaling> rope_scaling(const Fields& f, int n_ctx_train, std::string_v
   if (type == "linear") s.kind = RopeScaling::Kind::linear;
   else if (type == "yarn") s.kind = RopeScaling::Kind::yarn;
   else if (type == "llama3") s.kind = RopeScaling::Kind::llama3;
+  else if (type == "longrope" || type == "su") s.kind = RopeScaling::Kind::longrope;
   else
-    return bad_file("{}: rope_scaling type '{}' is not supported (there are: default, linear, yarn, llama3)", where,
+    return bad_file("{}: rope_scaling type '{}' is not supported (there are: default, linear, yarn, llama3, longrope)", where,
                     type);
   RIDGE_TRY(s.factor, f.number_or("factor", 1.0f));
-  RIDGE_TRY(s.original_context, f.integer_or("original_max_position_embeddings", n_ctx_train));
+  RIDGE_TRY(s.original_context, f.integer_or("original_max_position_embeddings", original_context));
   RIDGE_TRY(s.attention_factor, f.number_or("attention_factor", 0.0f));
   RIDGE_TRY(s.beta_fast, f.number_or("beta_fast", s.beta_fast));
   RIDGE_TRY(s.beta_slow, f.number_or("beta_slow", s.beta_slow));
   RIDGE_TRY(s.low_freq_factor, f.number_or("low_freq_factor", s.low_freq_factor));
   RIDGE_TRY(s.high_freq_factor, f.number_or("high_freq_factor", s.high_freq_factor));
+  if (s.kind == RopeScaling::Kind::longrope) {
+    RIDGE_TRY(s.short_factors, long_factors(f, "short_factor", where));
+    RIDGE_TRY(s.long_factors, long_factors(f, "long_factor", where));
+    const double factor = double(n_ctx_train) / std::max(1, s.original_context);
+    if (s.attention_factor == 0)
+      s.attention_factor = factor > 1 ? float(std::sqrt(1 + std::log(factor) / std::log(s.original_context))) : 1;
+  }
   return s;
+}
+
+/// The layers that slide, where a list names each layer's kind: they must have a period.
+Status use_layer_types(const Fields& f, Config& c, std::string_view where) {
+  if (!f.has("layer_types")) return {};
+  const io::Json& types = f.at("layer_types");
+  if (!types.is_array() || ssize(types) != c.n_layers)
+    return bad_file("{}: layer_types is not a list of {} layers", where, c.n_layers);
+  int full = 0;
+  while (full < c.n_layers && types[size_t(full)] == "sliding_attention") ++full;
+  c.window_period = full == c.n_layers ? 0 : full + 1;
+  if (full == 0) c.window = 0;
+  for (int i = 0; i < c.n_layers; ++i)
+    if (types[size_t(i)] != (c.slides(i) ? "sliding_attention" : "full_attention"))
+      return bad_file("{}: layer_types has {} at layer {} (supported: a period of sliding layers, the last one full)", where,
+                      types[size_t(i)].dump(), i);
+  return {};
 }
 
 }  // namespace
@@ -103,14 +143,31 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
   RIDGE_TRY(c.qkv_bias, f.flag_or("attention_bias", arch->qkv_bias));
   RIDGE_TRY(const bool mlp_bias, f.flag_or("mlp_bias", false));
   RIDGE_TRY(const bool sliding, f.flag_or("use_sliding_window", false));
-  RIDGE_TRY(const std::string activation, f.text_or("hidden_act", std::string(activation_name(arch->activation))));
+  const char* const activation_key = f.has("hidden_activation") ? "hidden_activation" : "hidden_act";
+  RIDGE_TRY(const std::string activation, f.text_or(activation_key, std::string(activation_name(arch->activation))));
   if (mlp_bias) return bad_file("{}: mlp_bias is true (not supported)", where);
   if (sliding) return bad_file("{}: use_sliding_window is true (not supported)", where);
-  RIDGE_TRY(const int window, arch->windowed ? f.integer_or("sliding_window", 0) : Result<int>(0));
-  if (window > 0)
-    return bad_file("{}: sliding_window is {} (not supported; models that have null there are)", where, window);
+  for (const char* key : {"attn_logit_softcapping", "final_logit_softcapping"})
+    if (f.has(key)) return bad_file("{}: {} is {} (not supported)", where, key, f.at(key).dump());
+  RIDGE_TRY(c.window, arch->windowed ? f.integer_or("sliding_window", 0) : Result<int>(0));
+  if (c.window > 0) {
+    RIDGE_TRY(c.window_period, f.integer_or("sliding_window_pattern", arch->window_period));
+    RIDGE_TRY(c.window_rope_theta, f.number_or("rope_local_base_freq", arch->window_rope_theta));
+    RIDGE_TRY_STATUS(use_layer_types(f, c, where));
+  }
+  if (arch->embedding_root) c.embedding_scale = std::sqrt(float(c.d_model));
+  if (f.has("query_pre_attn_scalar")) {
+    RIDGE_TRY(const float scalar, f.number_or("query_pre_attn_scalar", 0.0f));
+    c.attention_scale = 1 / std::sqrt(scalar);
+  }
+  if (arch->multipliers) {
+    RIDGE_TRY(c.attention_scale, f.number_or("attention_multiplier", 1.0f));
+    RIDGE_TRY(c.embedding_scale, f.number_or("embedding_multiplier", 1.0f));
+    RIDGE_TRY(c.residual_scale, f.number_or("residual_multiplier", 1.0f));
+    RIDGE_TRY(c.logit_divisor, f.number_or("logits_scaling", 1.0f));
+  }
   const Result<Activation> known_activation = find_activation(activation);
-  if (!known_activation) return bad_file("{}: hidden_act {}", where, known_activation.error().message);
+  if (!known_activation) return bad_file("{}: {} {}", where, activation_key, known_activation.error().message);
   c.activation = *known_activation;
   if (arch->bitnet && f.has("quantization_config") && f.at("quantization_config").is_object()) {
     const Fields quantization(f.at("quantization_config"), where);
@@ -121,17 +178,35 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
           "weights, mode 'online')",
           where, mode);
   }
-  // transformers 5 writes rope_parameters in place of rope_scaling and rope_theta.
+  RIDGE_TRY(const int original_context, f.integer_or("original_max_position_embeddings", c.n_ctx_train));
+  RIDGE_TRY(float rotary_share, f.number_or("partial_rotary_factor", 1.0f));
+  // transformers 5 writes rope_parameters in place of rope_scaling and rope_theta: one object, or one a kind of layer.
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     if (!f.has(key)) continue;
-    if (!f.at(key).is_object()) return bad_file("{}: field {} is not an object", where, key);
-    const Fields scaling(f.at(key), where);
-    RIDGE_TRY(c.rope_scaling, rope_scaling(scaling, c.n_ctx_train, where));
+    const io::Json* object = &f.at(key);
+    if (object->is_object() && object->contains("full_attention")) {
+      if (object->contains("sliding_attention") && (*object)["sliding_attention"].is_object()) {
+        const Fields sliding_rope((*object)["sliding_attention"], where);
+        RIDGE_TRY(c.window_rope_theta, sliding_rope.number_or("rope_theta", c.window_rope_theta));
+      }
+      object = &(*object)["full_attention"];
+    }
+    if (!object->is_object()) return bad_file("{}: field {} is not an object", where, key);
+    const Fields scaling(*object, where);
+    RIDGE_TRY(c.rope_scaling, rope_scaling(scaling, c.n_ctx_train, original_context, where));
     RIDGE_TRY(c.rope_theta, scaling.number_or("rope_theta", c.rope_theta));
+    RIDGE_TRY(rotary_share, scaling.number_or("partial_rotary_factor", rotary_share));
   }
-  c.rope_dim = c.head_dim;
+  if (!(rotary_share > 0 && rotary_share <= 1))
+    return bad_file("{}: partial_rotary_factor is {}, expected above 0, at most 1", where, rotary_share);
+  c.rope_dim = int(float(c.head_dim) * rotary_share);
+  for (const auto* factors : {&c.rope_scaling.short_factors, &c.rope_scaling.long_factors})
+    if (c.rope_scaling.kind == RopeScaling::Kind::longrope && ssize(*factors) != c.rope_dim / 2)
+      return bad_file("{}: LongRoPE has {} factors for {} pairs", where, factors->size(), c.rope_dim / 2);
   c.rope_pairs = RopePairs::halves;
   c.qk_norm = arch->qk_norm;
+  c.qk_norm_whole = arch->qk_norm_whole;
+  c.norms = arch->norms;
   c.sub_norm = c.ternary = arch->bitnet;
   RIDGE_TRY_STATUS(check_config(c, where));
   return c;

@@ -6,7 +6,7 @@ namespace ridge {
 std::span<const Arch> arch_list() {
   static constexpr Arch kArchs[] = {
       {.name = "llama", .hf_type = "llama", .hf_class = "LlamaForCausalLM", .gguf_pairs = RopePairs::interleaved},
-      // Mistral without a sliding window is a llama. With one it is refused.
+      // A llama with a sliding window in all layers, or with none.
       {.name = "mistral",
        .hf_type = "mistral",
        .hf_class = "MistralForCausalLM",
@@ -23,6 +23,36 @@ std::span<const Arch> arch_list() {
        .hf_class = "Qwen3ForCausalLM",
        .gguf_pairs = RopePairs::halves,
        .qk_norm = true},
+      {.name = "granite",
+       .hf_type = "granite",
+       .hf_class = "GraniteForCausalLM",
+       .gguf_pairs = RopePairs::interleaved,
+       .multipliers = true},
+      {.name = "phi3",
+       .hf_type = "phi3",
+       .hf_class = "Phi3ForCausalLM",
+       .gguf_pairs = RopePairs::halves,
+       .windowed = true,
+       .fused = true},
+      {.name = "olmo2",
+       .hf_type = "olmo2",
+       .hf_class = "Olmo2ForCausalLM",
+       .gguf_pairs = RopePairs::halves,
+       .qk_norm = true,
+       .norms = NormPlace::after,
+       .qk_norm_whole = true},
+      {.name = "gemma3",
+       .hf_type = "gemma3_text",
+       .hf_class = "Gemma3ForCausalLM",
+       .gguf_pairs = RopePairs::halves,
+       .qk_norm = true,
+       .activation = Activation::gelu_tanh,
+       .windowed = true,
+       .norms = NormPlace::both,
+       .norms_plus_one = true,
+       .embedding_root = true,
+       .window_period = 6,
+       .window_rope_theta = 10000},
       // BitNet b1.58 under its three names. 2B-4T and its kin square a ReLU; "bitnet" alone is also the older models
       // with SiLU, which llama.cpp assumes where the file names no activation. Hugging Face directories are written
       // under the name that every reader takes for the squared ReLU, or refuses.
@@ -38,12 +68,25 @@ std::span<const Arch> arch_list() {
   return kArchs;
 }
 
-std::string_view activation_name(Activation activation) { return activation == Activation::relu2 ? "relu2" : "silu"; }
+const Arch& arch_of(const Config& config) {
+  for (const Arch& arch : arch_list())
+    if (arch.name == config.arch) return arch;
+  throw_error(ErrorKind::usage, "architecture '{}' is not one of the list", config.arch);
+}
+
+std::string_view activation_name(Activation activation) {
+  switch (activation) {
+    case Activation::silu: return "silu";
+    case Activation::relu2: return "relu2";
+    case Activation::gelu_tanh: return "gelu_pytorch_tanh";
+  }
+  return {};
+}
 
 Result<Activation> find_activation(std::string_view name) {
-  for (const Activation activation : {Activation::silu, Activation::relu2})
+  for (const Activation activation : {Activation::silu, Activation::relu2, Activation::gelu_tanh})
     if (activation_name(activation) == name) return activation;
-  return bad_file("'{}' is not supported (there are: silu, relu2)", name);
+  return bad_file("'{}' is not supported (there are: silu, relu2, gelu_pytorch_tanh)", name);
 }
 
 }  // namespace ridge

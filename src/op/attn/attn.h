@@ -24,6 +24,8 @@ struct Attention {
   View2<float> out;               ///< as q
 
   int group() const { return n_heads / k.n_kv_heads; }
+  /// The first position that a query sees when the cache holds n_keys up to its own.
+  int first_key(int n_keys) const { return k.first_seen(n_keys); }
 };
 
 /// Bytes and flops: of each span the cached rows once, queries and outputs once, the pairs that causality leaves.

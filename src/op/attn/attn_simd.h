@@ -32,8 +32,10 @@ struct Block {
   const KvSpan* span;
   int first, count;  // rows of the span
   int query;         // number of the first one among all queries of the call
+  const Attention* of;
 
-  int n_keys(int i) const { return span->n_past + first + i + 1; }  // that query i of the block sees
+  int n_keys(int i) const { return span->n_past + first + i + 1; }  // up to query i of the block
+  int first_key(int i) const { return of->first_key(n_keys(i)); }  // that query i sees
   int n_keys() const { return n_keys(count - 1); }
 };
 
@@ -72,7 +74,7 @@ struct SideOfBlock {
   int n_sinks() const { return tiles.n_sinks; }
   Live live(Source source, int base, int i) const {
     const int coded = coded_end[i], n = block.n_keys(i);
-    const int begin = std::max({base, tiles.n_sinks, source == kCoded ? 0 : coded});
+    const int begin = std::max({base, tiles.n_sinks, block.first_key(i), source == kCoded ? 0 : coded});
     return {begin - base, std::min(base + kKeyTile, source == kCoded ? coded : n) - base};
   }
   /// Of any query of the block.
@@ -212,7 +214,8 @@ inline void for_each_float_tile(const SideOfBlock& side, int base, int split_beg
     const KvFormat& f16 = sink_format();
     decode(decode_rows(f16, dim), f16, {}, side.tiles.sink_row(side.span.slot, side.kv_head, 0), 2 * int64_t(dim),
            count);
-    body([&](int i) { return Live{0, std::min(count, side.block.n_keys(i))}; }, -split_begin, rows, count);
+    body([&](int i) { return Live{side.block.first_key(i), std::min(count, side.block.n_keys(i))}; }, -split_begin, rows,
+         count);
   }
   for (const Source source : {kCoded, kRecent}) {
     const Live any = side.live(source, base);
@@ -238,6 +241,7 @@ template <class Integers>
 inline int attend_split(const Attention& a, const Block& block, int kv_head, int split, const float* q, int stride,
                         const ThreadRoom& room, Integers& integers) {
   const int group = a.group(), begin = split * kSplit, end = std::min(begin + kSplit, block.n_keys());
+  if (end <= block.first_key(0)) return block.count * group;
   const SideOfBlock k(a.k, block, kv_head), v(a.v, block, kv_head);
   int first_query = 0;
   while (block.n_keys(first_query) <= begin) ++first_query;
@@ -262,6 +266,7 @@ inline int attend_split(const Attention& a, const Block& block, int kv_head, int
     float* const score = room.scores + int64_t(pair) * kScoreStride;
     const int n = std::min(end, block.n_keys(pair / group)) - begin;
     const int padded = (n + Simd::kLanes - 1) / Simd::kLanes * Simd::kLanes;
+    std::fill(score, score + std::clamp(block.first_key(pair / group) - begin, 0, n), kMasked);
     for (int i = n; i < padded; ++i) score[i] = kMasked;
     room.top[pair] = largest(score, padded);
     room.total[pair] = exponentials(score, padded, room.top[pair]);
@@ -319,7 +324,7 @@ void run_attention(CpuContext& context, const Attention& a) {
   int n_queries = 0;
   for (const KvSpan& span : a.spans) {
     for (int first = 0; first < span.n_rows; first += kBlockRows)
-      blocks.push_back({&span, first, std::min(kBlockRows, span.n_rows - first), n_queries + first});
+      blocks.push_back({&span, first, std::min(kBlockRows, span.n_rows - first), n_queries + first, &a});
     n_queries += span.n_rows;
   }
   // What takes longest is handed out first.

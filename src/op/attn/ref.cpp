@@ -18,23 +18,23 @@ void attention_ref(CpuContext& context, const Attention& a) {
   const int dim = a.k.head_dim;
   context.pool.for_each(int64_t(queries.size()) * a.n_heads, [&](int64_t item, int) {
     const auto [span, i] = queries[size_t(item / a.n_heads)];
-    const int head = int(item % a.n_heads), kv_head = head / a.group(), n = span->n_past + i + 1;
+    const int head = int(item % a.n_heads), kv_head = head / a.group(), n = span->n_past + i + 1, first = a.first_key(n);
     const float* const from = &a.q(span->first_row + i, int64_t(head) * dim);
     std::vector<float> q(from, from + dim), row(q);
     a.k.rotation.forward(q.data());
-    std::vector<double> weight(size_t(n), 0.0), sum(size_t(dim), 0.0);
+    std::vector<double> weight(size_t(n - first), 0.0), sum(size_t(dim), 0.0);
     double top = -INFINITY, total = 0;
-    for (int p = 0; p < n; ++p) {
+    for (int p = first; p < n; ++p) {
       read_cached_row(a.k, *span, kv_head, p, n, row.data());
       double dot = 0;
       for (size_t d = 0; d < q.size(); ++d) dot += double(q[d]) * row[d];
-      weight[size_t(p)] = dot * a.scale;
-      top = std::max(top, weight[size_t(p)]);
+      weight[size_t(p - first)] = dot * a.scale;
+      top = std::max(top, weight[size_t(p - first)]);
     }
     for (double& w : weight) total += w = std::exp(w - top);
-    for (int p = 0; p < n; ++p) {
+    for (int p = first; p < n; ++p) {
       read_cached_row(a.v, *span, kv_head, p, n, row.data());
-      for (size_t d = 0; d < q.size(); ++d) sum[d] += weight[size_t(p)] * row[d];
+      for (size_t d = 0; d < q.size(); ++d) sum[d] += weight[size_t(p - first)] * row[d];
     }
     float* const out = &a.out(span->first_row + i, int64_t(head) * dim);
     for (size_t d = 0; d < q.size(); ++d) out[d] = float(sum[d] / total);

@@ -50,8 +50,10 @@ Work attention_work(const Attention& a) {
   Work work;
   for (const KvSpan& span : a.spans) {
     const int64_t rows = span.n_rows, values = rows * a.n_heads * a.k.head_dim;
-    const int64_t pairs = rows * span.n_past + rows * (rows + 1) / 2;  // query, key it may see
-    work += {4 * values + kv_read_bytes(a.k, span.n_keys()) + kv_read_bytes(a.v, span.n_keys()), 4 * values,
+    int64_t pairs = 0;  // query, key it may see
+    for (int n = span.n_past + 1; n <= span.n_keys(); ++n) pairs += n - a.first_key(n);
+    const auto read = [&](const KvTiles& t) { return kv_read_bytes(t, span.n_keys(), span.n_rows); };
+    work += {4 * values + read(a.k) + read(a.v), 4 * values,
              4 * a.n_heads * int64_t(a.k.head_dim) * pairs};
   }
   return work;

@@ -41,6 +41,7 @@ KvLayout::KvLayout(const KvLayerConfig& layer, bool is_k, bool in_fragments) : c
   tiles.head_dim = head_dim;
   tiles.retention = make_retention(config);
   tiles.n_sinks = config.policy.sinks;
+  tiles.attention_window = layer.attention_window;
   tiles.ring_tiles = ring_tiles(tiles.retention);
   tiles.row_bytes = config.format->row_bytes(head_dim);
   tiles.recent_row_bytes = config.recent().row_bytes(head_dim);
@@ -60,8 +61,10 @@ KvLayout::KvLayout(const KvLayerConfig& layer, bool is_k, bool in_fragments) : c
   }
 }
 
-int64_t kv_read_bytes(const KvTiles& t, int n) {
-  const int64_t sinks = std::min(t.n_sinks, n), coded_end = std::max<int64_t>(sinks, t.retention.coded_end(n));
+int64_t kv_read_bytes(const KvTiles& t, int n, int n_new) {
+  const int64_t first = t.first_seen(n - n_new + 1), sinks = std::max<int64_t>(0, std::min(t.n_sinks, n) - first);
+  const int64_t coded_end = std::max<int64_t>(sinks, t.retention.coded_end(n) - first);
+  n -= int(first);
   return t.n_kv_heads *
          (sinks * 2 * t.head_dim + (coded_end - sinks) * t.row_bytes + (n - coded_end) * t.recent_row_bytes);
 }

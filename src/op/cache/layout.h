@@ -27,6 +27,7 @@ struct KvLayerConfig {
   KvSideConfig k, v;
   int n_kv_heads = 0;
   int head_dim = 0;
+  int attention_window = 0;  ///< as KvTiles has it
   int layer = -1;  ///< of the model, whose rotation both sides take; -1: its place in the list of layers
 
   const KvSideConfig& side(bool is_k) const { return is_k ? k : v; }
@@ -55,8 +56,9 @@ struct KvLayout {
   int64_t slot_bytes() const { return sinks_bytes() + ring_bytes() + centre_bytes() + head_scale_bytes(); }
 };
 
-/// Bytes that attention reads of a side with n positions: each row once, as a sink, coded or exact.
-int64_t kv_read_bytes(const KvTiles& tiles, int n);
+/// Bytes that attention of the n_new newest tokens reads of a side with n positions: each row that one of them sees once,
+/// as a sink, coded or exact.
+int64_t kv_read_bytes(const KvTiles& tiles, int n, int n_new = 1);
 
 /// The two sides of a layer.
 struct KvLayouts {

@@ -112,10 +112,31 @@ void relu2_glu(CpuContext& context, View2<float> gate, View2<const float> up) {
   });
 }
 
-void add(CpuContext& context, View2<float> x, View2<const float> y) {
-  const TracedOp traced(context, "residual", {}, rows_work(x, 2, 1));
+void gelu_glu(CpuContext& context, View2<float> gate, View2<const float> up) {
+  const TracedOp traced(context, "activation", {}, rows_work(gate, 2, 8));
+  constexpr float kRoot = 0.7978845608028654f;  // sqrt(2 / pi)
+  for_rows(context, gate.rows, [&](int64_t t, int) {
+    for (int64_t i = 0; i < gate.cols; ++i) {
+      const float g = gate(t, i);
+      gate(t, i) = 0.5f * g * (1 + std::tanh(kRoot * (g + 0.044715f * g * g * g))) * up(t, i);
+    }
+  });
+}
+
+void scale(CpuContext& context, View2<float> x, float factor) {
+  const TracedOp traced(context, "scale", {}, rows_work(x, 1, 1));
   for_rows(context, x.rows, [&](int64_t t, int) {
-    for (int64_t i = 0; i < x.cols; ++i) x(t, i) += y(t, i);
+    for (int64_t i = 0; i < x.cols; ++i) x(t, i) *= factor;
+  });
+}
+
+void add(CpuContext& context, View2<float> x, View2<const float> y, float factor) {
+  const TracedOp traced(context, "residual", {}, rows_work(x, 2, factor == 1 ? 1 : 2));
+  for_rows(context, x.rows, [&](int64_t t, int) {
+    if (factor == 1)
+      for (int64_t i = 0; i < x.cols; ++i) x(t, i) += y(t, i);
+    else
+      for (int64_t i = 0; i < x.cols; ++i) x(t, i) += factor * y(t, i);
   });
 }
 

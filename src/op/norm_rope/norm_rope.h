@@ -42,8 +42,14 @@ void swiglu(CpuContext& context, View2<float> gate, View2<const float> up);
 /// stay in f32 until they are normalised.
 void relu2_glu(CpuContext& context, View2<float> gate, View2<const float> up);
 
-/// x += y
-void add(CpuContext& context, View2<float> x, View2<const float> y);
+/// gate = gelu(gate) * up, gelu by its tanh form: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
+void gelu_glu(CpuContext& context, View2<float> gate, View2<const float> up);
+
+/// x *= factor
+void scale(CpuContext& context, View2<float> x, float factor);
+
+/// x += factor y
+void add(CpuContext& context, View2<float> x, View2<const float> y, float factor = 1);
 
 /// x[t] += bias for every row
 void add_bias(CpuContext& context, View2<float> x, const float* bias);
