@@ -1,12 +1,14 @@
 // The forward pass on the CPU: one page that walks the plan.
 #include <algorithm>
 #include <climits>
+#include <cmath>
 #include <utility>
 
 #include "engine/backend.h"
 #include "op/attn/attn.h"
 #include "op/cache/append.h"
 #include "op/cache/rounding.h"
+#include "op/experts/route.h"
 #include "op/score/score.h"
 #include "op/trace.h"
 
@@ -82,12 +84,16 @@ class CpuBackend final : public Backend {
   void embed(std::span<const int32_t> tokens, View2<float> x);
   void attend(int layer, const Rows& rows, HostKvMemory& memory);
   void feed_forward(int layer, const Rows& rows);
+  void experts(int layer, const Rows& rows);
+  void activate(Activation activation, View2<float> gate, View2<const float> up);
   void norm_heads(View2<float> x, const std::vector<float>& weight);
 
   CpuContext& context_;
   const ModelPlan& plan_;
   const Weights& weights_;
   AlignedBuffer x_, h_, q_, attn_, k_, v_, gate_, up_;  // grow with the largest step
+  AlignedBuffer scores_, expert_x_, expert_y_, expert_sum_;
+  std::vector<Route> routes_;
   // Of the step that runs: angles of each rope, and the new tokens in parts that append and attention take.
   std::vector<RopeAngles> angles_;
   int n_ctx_ = 0;  // of the sequences
@@ -162,19 +168,73 @@ void CpuBackend::attend(int layer, const Rows& rows, HostKvMemory& memory) {
   linear(context_, w.o, rows.attn, rows.h);
 }
 
+/// gate = activation(gate) * up
+void CpuBackend::activate(Activation activation, View2<float> gate, View2<const float> up) {
+  switch (activation) {
+    case Activation::silu: swiglu(context_, gate, up); break;
+    case Activation::relu2: relu2_glu(context_, gate, up); break;
+    case Activation::gelu_tanh: gelu_glu(context_, gate, up); break;
+  }
+}
+
 /// rows.h = the gated feed-forward of rows.h.
 void CpuBackend::feed_forward(int layer, const Rows& rows) {
   const DensePlan& d = plan_.layers[size_t(layer)].dense;
   const LayerWeights& w = weights_.layers[size_t(layer)];
-  linear(context_, w.gate, rows.h, rows.gate);
-  linear(context_, w.up, rows.h, rows.up);
-  switch (d.activation) {
-    case Activation::silu: swiglu(context_, rows.gate, rows.up); break;
-    case Activation::relu2: relu2_glu(context_, rows.gate, rows.up); break;
-    case Activation::gelu_tanh: gelu_glu(context_, rows.gate, rows.up); break;
+  const View2<float> gate(rows.gate.data, rows.h.rows, d.d_ff), up(rows.up.data, rows.h.rows, d.d_ff);
+  linear(context_, w.gate, rows.h, gate);
+  linear(context_, w.up, rows.h, up);
+  activate(d.activation, gate, up);
+  if (d.down_norm) rms_norm(context_, gate, w.ffn_sub_norm.data(), plan_.norm_eps, gate);
+  linear(context_, w.down, gate, rows.h);
+}
+
+/// rows.h = what the experts of each row make of rows.h. An expert takes all its rows at once, and the experts add to a row
+/// in order of their number: the sum does not depend on what else is in the step.
+void CpuBackend::experts(int layer, const Rows& rows) {
+  const LayerPlan& plan = plan_.layers[size_t(layer)];
+  const ExpertsPlan& e = plan.experts;
+  const LayerWeights& w = weights_.layers[size_t(layer)];
+  const int64_t n = rows.h.rows;
+  const View2<float> scores = matrix(scores_, n, e.n_experts);
+  linear(context_, w.router, rows.h, scores);
+  routes_.resize(size_t(n * e.n_used));
+  choose_experts(context_, scores, e.n_used, e.renormalised, routes_);
+
+  const View2<float> sum = matrix(expert_sum_, n, plan_.d_model), taken = matrix(expert_x_, n, plan_.d_model),
+                     given = matrix(expert_y_, n, plan_.d_model);
+  std::fill_n(sum.data, n * plan_.d_model, 0.0f);
+  std::vector<std::vector<int64_t>> of_expert(size_t(e.n_experts));  // routes, token by token
+  for (int64_t i = 0; i < ssize(routes_); ++i) of_expert[size_t(routes_[size_t(i)].expert)].push_back(i);
+  for (size_t expert = 0; expert < of_expert.size(); ++expert) {
+    const std::vector<int64_t>& of = of_expert[expert];
+    if (of.empty()) continue;
+    const auto m = ssize(of);
+    const View2<float> x = taken.slice(0, m), y = given.slice(0, m), gate(rows.gate.data, m, e.d_ff),
+                       up(rows.up.data, m, e.d_ff);
+    for (int64_t i = 0; i < m; ++i) std::ranges::copy(rows.h.row(of[size_t(i)] / e.n_used), x.row(i).begin());
+    linear(context_, w.experts[expert].gate, x, gate);
+    linear(context_, w.experts[expert].up, x, up);
+    activate(e.activation, gate, up);
+    linear(context_, w.experts[expert].down, gate, y);
+    for (int64_t i = 0; i < m; ++i) {
+      const float weight = routes_[size_t(of[size_t(i)])].weight;
+      const std::span<float> to = sum.row(of[size_t(i)] / e.n_used);
+      for (size_t d = 0; d < to.size(); ++d) to[d] += weight * y(i, int64_t(d));
+    }
   }
-  if (d.down_norm) rms_norm(context_, rows.gate, w.ffn_sub_norm.data(), plan_.norm_eps, rows.gate);
-  linear(context_, w.down, rows.gate, rows.h);
+  if (e.shared) {
+    std::vector<float> shares;  // sigmoid(gate x)
+    for (int64_t t = 0; t < n; ++t) {
+      double dot = 0;
+      for (int64_t d = 0; d < plan_.d_model; ++d) dot += double(rows.h(t, d)) * w.shared_gate[size_t(d)];
+      shares.push_back(float(1 / (1 + std::exp(-dot))));
+    }
+    feed_forward(layer, rows);
+    for (int64_t t = 0; t < n; ++t)
+      for (int64_t d = 0; d < plan_.d_model; ++d) sum(t, d) += shares[size_t(t)] * rows.h(t, d);
+  }
+  std::copy_n(sum.data, n * plan_.d_model, rows.h.data);
 }
 
 void CpuBackend::run(const Batch& batch, SequencePool& pool, Outputs& outputs) {
@@ -224,6 +284,7 @@ void CpuBackend::run(const Batch& batch, SequencePool& pool, Outputs& outputs) {
     before(layer, w.ffn_norm);
     switch (layer.feed_forward) {
       case FeedForwardKind::dense: feed_forward(i, rows); break;
+      case FeedForwardKind::experts: experts(i, rows); break;
     }
     after(layer, w.ffn_post_norm);
   }
@@ -249,13 +310,14 @@ void CpuBackend::run(const Batch& batch, SequencePool& pool, Outputs& outputs) {
 }
 
 int64_t CpuBackend::step_weight_bytes() const {
-  int64_t bytes = 0;
-  for_each_matrix(weights_, [&](const Linear& m, std::string_view) { bytes += m.bytes(); });
-  return bytes;
+  int n_used = 0;
+  for (const LayerPlan& layer : plan_.layers) n_used = std::max(n_used, layer.experts.n_used);
+  return decode_matrix_bytes(weights_, n_used);
 }
 
 std::vector<std::string> CpuBackend::kernels(const KvLayerConfig& layer) const {
-  const Linear& matrix = weights_.layers[0].gate;
+  const LayerWeights& first = weights_.layers[0];
+  const Linear& matrix = first.experts.empty() ? first.gate : first.experts[0].gate;
   const AttentionProblem problem(layer, plan_.layers[0].attention.n_heads, 1);
   const auto name = [&](std::string_view op, const auto& variants, const auto&... of) {
     return fmt::format("{}={}", op, select_variant(context_, op, variants, of...).name);
@@ -314,7 +376,7 @@ std::unique_ptr<Backend> make_cpu_backend(CpuContext& context, const ModelPlan& 
   for (const LayerPlan& layer : plan.layers) {
     if (layer.mixer != MixerKind::attention)
       throw_error(ErrorKind::usage, "the CPU does not compute mixer {}", mixer_name(layer.mixer));
-    if (layer.feed_forward != FeedForwardKind::dense)
+    if (layer.feed_forward != FeedForwardKind::dense && layer.feed_forward != FeedForwardKind::experts)
       throw_error(ErrorKind::usage, "the CPU does not compute feed-forward {}", feed_forward_name(layer.feed_forward));
   }
   return std::make_unique<CpuBackend>(context, plan, weights);

@@ -42,10 +42,10 @@ ModelInfo describe(const std::string& path, LoadedModel& model, const CpuContext
                  .n_threads = context.pool.size()};
   std::map<std::string_view, int64_t> by_format;
   for_each_matrix(model.weights, [&](Linear& m, std::string_view) {
-    info.decode_weight_bytes += m.bytes();
     const bool repacked = m.int8_activations && model.weights.ternary_source;
     by_format[repacked ? model.weights.ternary_source->name : m.format->name] += m.n_out * m.n_in;
   });
+  info.decode_weight_bytes = decode_matrix_bytes(model.weights, c.n_experts_used);
   const auto most =
       std::max_element(by_format.begin(), by_format.end(), [](auto& a, auto& b) { return a.second < b.second; });
   info.weight_format = most->first;

@@ -1,5 +1,6 @@
 #include "model/config.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 
@@ -30,6 +31,10 @@ double llama3_frequency(const RopeScaling& s, double frequency) {
 }
 
 }  // namespace
+
+bool Config::has_experts(int layer) const {
+  return n_experts > 0 && !std::ranges::binary_search(dense_layers, layer);
+}
 
 Rope make_rope(const Config& config, const float* factors) {
   const RopeScaling& s = config.rope_scaling;
@@ -92,6 +97,12 @@ Status check_config(const Config& c, std::string_view where) {
                     s.beta_fast, s.beta_slow, s.attention_factor);
   if (s.kind == RopeScaling::Kind::longrope && !(s.attention_factor > 0 && s.attention_factor < 1e3f))
     return bad_file("{}: LongRoPE's attention factor is {}, expected above 0 and below 1000", where, s.attention_factor);
+  RIDGE_TRY_STATUS(range("number of experts", c.n_experts, 0, 4096));
+  if (c.n_experts > 0) {
+    RIDGE_TRY_STATUS(range("experts of a token", c.n_experts_used, 1, c.n_experts));
+    RIDGE_TRY_STATUS(range("d_ff of an expert", c.d_ff_expert, 1, 1 << 20));
+    RIDGE_TRY_STATUS(range("d_ff of the shared expert", c.d_ff_shared, 0, 1 << 20));
+  }
   RIDGE_TRY_STATUS(range("sliding window", c.window, 0, 1 << 26));
   RIDGE_TRY_STATUS(range("sliding window's period", c.window_period, 0, 1024));
   if (c.window_rope_theta != 0 && !(c.window_rope_theta > 1 && c.window_rope_theta < 1e12f))

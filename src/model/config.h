@@ -52,6 +52,12 @@ struct Config {
   int window = 0;             // layers that slide see the newest so many positions; 0: none does
   int window_period = 0;      // layers period - 1, 2 period - 1, ... see everything; 0: all layers slide
   float window_rope_theta = 0;  // of the layers that slide, without scaling; 0: as the others
+  // Experts: in place of the feed-forward of all layers but the dense ones. n_experts 0: none.
+  int n_experts = 0, n_experts_used = 0;
+  int d_ff_expert = 0;
+  int d_ff_shared = 0;            // of the expert that every token takes; 0: none
+  bool experts_renormalised = false;  // the weights of a token's experts add up to 1
+  std::vector<int> dense_layers;  // in rising order
   float attention_scale = 0;    // on the scores; 0: 1 / sqrt(head_dim)
   float embedding_scale = 1;    // on the embedded tokens
   float residual_scale = 1;     // on what a block adds to the residual stream
@@ -63,6 +69,7 @@ struct Config {
 
   int q_dim() const { return n_heads * head_dim; }
   int kv_dim() const { return n_kv_heads * head_dim; }
+  bool has_experts(int layer) const;
   bool slides(int layer) const { return window > 0 && (window_period == 0 || layer % window_period < window_period - 1); }
 };
 

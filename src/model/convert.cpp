@@ -70,6 +70,7 @@ struct Job {
   float scale = 1;     // on top of what the source's blocks decode to
   int pair_heads = 0;  // > 0: rows of this many heads move from halves to interleaved pairs
   float offset = 0;    // added to every value
+  std::vector<const io::Tensor*> stacked = {};  // of experts: what comes behind the source
 };
 
 /// Row r of a head in the interleaved convention is row (r % 2) * head_dim/2 + r / 2 of the halves convention.
@@ -80,10 +81,12 @@ int64_t source_row(int64_t row, int64_t head_dim) {
 
 Status encode_job(const Job& job, std::vector<std::byte>& out) {
   const auto& shape = job.spec.shape;
-  const int64_t n_in = shape.back(), n_rows = shape.size() == 2 ? shape[0] : 1;
+  const int64_t n_in = shape.back();
+  int64_t n_rows = 1;
+  for (size_t i = 0; i + 1 < shape.size(); ++i) n_rows *= shape[i];
   const WeightFormat& to = *job.spec.format;
   out.resize(size_t(n_rows * to.row_bytes(n_in)));
-  if (job.source && job.source->format == &to && job.scale == 1 && job.offset == 0 &&
+  if (job.source && job.source->format == &to && job.scale == 1 && job.offset == 0 && job.stacked.empty() &&
       job.pair_heads == 0) {  // same format: the same bytes
     std::copy(job.source->data.begin(), job.source->data.end(), out.begin());
     return {};
@@ -91,9 +94,10 @@ Status encode_job(const Job& job, std::vector<std::byte>& out) {
   std::vector<float> row(size_t(n_in), 0.0f);
   for (int64_t r = 0; r < n_rows; ++r) {
     if (job.source) {
-      const WeightFormat& from = *job.source->format;
-      const int64_t at = job.pair_heads > 0 ? source_row(r, n_rows / job.pair_heads) : r;
-      from.decode(job.source->data.data() + at * from.row_bytes(n_in), n_in, row.data());
+      const int64_t rows_each = n_rows / (1 + ssize(job.stacked)), part = r / rows_each;
+      const io::Tensor& source = part == 0 ? *job.source : *job.stacked[size_t(part - 1)];
+      const int64_t at = job.pair_heads > 0 ? source_row(r, n_rows / job.pair_heads) : r % rows_each;
+      source.format->decode(source.data.data() + at * source.format->row_bytes(n_in), n_in, row.data());
       if (job.scale != 1 || job.offset != 0)
         for (float& value : row) value = value * job.scale + job.offset;
     } else {
@@ -144,7 +148,8 @@ std::vector<Fallback> choose_formats(std::vector<Job>& jobs, const QuantizeType&
   std::vector<Fallback> fallbacks;
   for (Job& job : jobs) {
     const int64_t n_in = job.spec.shape.back();
-    if (job.spec.shape.size() < 2) {
+    // Vectors, and what chooses experts, stay as exact as they are.
+    if (job.spec.shape.size() < 2 || job.spec.name.find(".ffn_gate_inp") != std::string::npos) {
       job.spec.format = weight_format_of_gguf(0);
       continue;
     }
@@ -191,6 +196,18 @@ Result<std::vector<Job>> hf_jobs(const io::HfDirectory& directory, const Config&
     push(name, layer, true);
     if (!jobs.empty()) jobs.back().offset = arch.norms_plus_one ? 1.0f : 0.0f;
   };
+  const auto push_experts = [&](const tensor_names::Name& name, int layer) {
+    Job job;
+    for (int e = 0; e < c.n_experts; ++e) {
+      const std::string hf_name = fmt::format(fmt::runtime(name.hf), layer, e);
+      const io::Tensor* source = directory.find(hf_name);
+      if (!source) missing += " " + hf_name;
+      else if (e == 0) job = make_job(fmt::format(fmt::runtime(name.gguf), layer), *source);
+      else job.stacked.push_back(source);
+    }
+    job.spec.shape.insert(job.spec.shape.begin(), c.n_experts);
+    jobs.push_back(std::move(job));
+  };
   push(n::kEmbedding, 0, true);
   push_norm(n::kOutputNorm, 0, true);
   push(n::kOutput, 0, !c.tied_output);
@@ -213,6 +230,15 @@ Result<std::vector<Job>> hf_jobs(const io::HfDirectory& directory, const Config&
     push_norm(n::kAttnPostNorm, i, c.norms != NormPlace::before);
     push_norm(c.norms == NormPlace::both ? n::kFfnNormBetween : n::kFfnNorm, i, c.norms != NormPlace::after);
     push_norm(n::kFfnPostNorm, i, c.norms != NormPlace::before);
+    if (c.has_experts(i)) {
+      push(n::kRouter, i, true);
+      for (const auto& name : {n::kExpertGate, n::kExpertUp, n::kExpertDown}) push_experts(name, i);
+      for (const auto& name : {n::kSharedGate, n::kSharedUp, n::kSharedDown, n::kSharedExpertGate})
+        push(name, i, c.d_ff_shared > 0);
+      continue;
+    }
+    if (c.n_experts > 0)
+      return bad_file("{}: layer {} is dense among layers of experts, which GGUF files of {} cannot say", where, i, c.arch);
     push(n::kGateUp, i, arch.fused);
     push(n::kGate, i, !arch.fused);
     push(n::kUp, i, !arch.fused);

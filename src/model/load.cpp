@@ -1,5 +1,6 @@
 // From a container to Weights: every tensor found, checked against the configuration and bound, or reported.
 #include <cmath>
+#include <deque>
 #include <filesystem>
 
 #include "format/i2_s.h"
@@ -79,8 +80,36 @@ class Binder {
       problem(fmt::format("{} is {}, whose rows cannot be taken apart", name(n, layer), whole.format->name));
     return parts;
   }
+  /// Matrices [n_out, n_in] of all experts: one tensor each in a Hugging Face file, one of all in a GGUF file.
+  std::vector<Linear> expert_matrices(const tensor_names::Name& n, int layer, int n_experts, int64_t n_out,
+                                      int64_t n_in) {
+    std::vector<Linear> experts;
+    for (int e = 0; !is_gguf_ && e < n_experts; ++e) {
+      const tensor_names::Name one{n.gguf, expert_names_.emplace_back(fmt::format(fmt::runtime(n.hf), "{}", e))};
+      experts.push_back(matrix(one, layer, n_out, n_in));
+    }
+    if (!is_gguf_) return experts;
+    const io::Tensor* all = find(name(n, layer), {n_experts, n_out, n_in}, true);
+    if (all && all->format->tail_bytes > 0) {
+      problem(fmt::format("{} is {}, which has no experts", all->name, all->format->name));
+      all = nullptr;
+    }
+    for (int e = 0; e < n_experts; ++e) {
+      Linear& m = experts.emplace_back();
+      if (!all) continue;
+      m = {.format = all->format, .n_out = n_out, .n_in = n_in};
+      m.rows = all->data.data() + e * m.bytes();
+    }
+    return experts;
+  }
   std::vector<float> vector(const tensor_names::Name& n, int layer, int64_t size, bool required = true) {
     return values(name(n, layer), size, required);
+  }
+  /// A matrix [1, size], which GGUF files also have as a vector.
+  std::vector<float> row(const tensor_names::Name& n, int layer, int64_t size) {
+    const auto found = by_name_.find(name(n, layer));
+    const bool is_matrix = found != by_name_.end() && found->second->shape == std::vector<int64_t>{1, size};
+    return values(name(n, layer), size, true, is_matrix);
   }
   /// The weight of a norm; a Hugging Face file of some architectures keeps it less one.
   std::vector<float> norm(const tensor_names::Name& n, int layer, int64_t size, bool plus_one) {
@@ -107,8 +136,8 @@ class Binder {
     const std::vector<float> scale = values(scale_name, 1, true);
     return scale.empty() ? 1 : scale[0];
   }
-  std::vector<float> values(const std::string& tensor_name, int64_t size, bool required) {
-    const io::Tensor* tensor = find(tensor_name, {size}, required);
+  std::vector<float> values(const std::string& tensor_name, int64_t size, bool required, bool is_row = false) {
+    const io::Tensor* tensor = find(tensor_name, is_row ? std::vector<int64_t>{1, size} : std::vector{size}, required);
     if (!tensor) return {};
     std::vector<float> decoded(size_t(size), 0.0f);
     tensor->format->decode(tensor->data.data(), size, decoded.data());
@@ -173,9 +202,27 @@ class Binder {
   io::Int4Layout int4_;
   Weights& weights_;
   std::map<std::string, const io::Tensor*, std::less<>> by_name_;
+  std::deque<std::string> expert_names_;  // what Names of single experts point to
   std::string problems_;
   int n_problems_ = 0;
 };
+
+void bind_experts(const Config& c, Binder& b, int i, LayerWeights& layer) {
+  namespace n = tensor_names;
+  layer.router = b.matrix(n::kRouter, i, c.n_experts, c.d_model);
+  const auto all = [&](const n::Name& name, int64_t n_out, int64_t n_in) {
+    return b.expert_matrices(name, i, c.n_experts, n_out, n_in);
+  };
+  const std::vector<Linear> gate = all(n::kExpertGate, c.d_ff_expert, c.d_model),
+                            up = all(n::kExpertUp, c.d_ff_expert, c.d_model),
+                            down = all(n::kExpertDown, c.d_model, c.d_ff_expert);
+  for (size_t e = 0; e < gate.size(); ++e) layer.experts.push_back({gate[e], up[e], down[e]});
+  if (c.d_ff_shared == 0) return;
+  layer.gate = b.matrix(n::kSharedGate, i, c.d_ff_shared, c.d_model);
+  layer.up = b.matrix(n::kSharedUp, i, c.d_ff_shared, c.d_model);
+  layer.down = b.matrix(n::kSharedDown, i, c.d_model, c.d_ff_shared);
+  layer.shared_gate = b.row(n::kSharedExpertGate, i, c.d_model);
+}
 
 Status bind_tensors(const Config& c, Binder& b, Weights& w, std::string_view where) {
   namespace n = tensor_names;
@@ -233,7 +280,9 @@ Status bind_tensors(const Config& c, Binder& b, Weights& w, std::string_view whe
       layer.attn_sub_norm = b.vector(n::kAttnSubNorm, i, c.q_dim());
       layer.ffn_sub_norm = b.vector(n::kFfnSubNorm, i, c.d_ff);
     }
-    if (arch.fused) {
+    if (c.has_experts(i)) {
+      bind_experts(c, b, i, layer);
+    } else if (arch.fused) {
       const std::vector<Linear> parts = b.fused(n::kGateUp, i, {c.d_ff, c.d_ff}, c.d_model);
       layer.gate = parts[0];
       layer.up = parts[1];
@@ -241,7 +290,7 @@ Status bind_tensors(const Config& c, Binder& b, Weights& w, std::string_view whe
       layer.gate = projection(n::kGate, i, c.d_ff, c.d_model);
       layer.up = projection(n::kUp, i, c.d_ff, c.d_model);
     }
-    layer.down = projection(n::kDown, i, c.d_model, c.d_ff);
+    if (!c.has_experts(i)) layer.down = projection(n::kDown, i, c.d_model, c.d_ff);
   }
   RIDGE_TRY_STATUS(b.finish(where));
   for (const auto* factors : {&w.rope_factors, &w.long_rope_factors})
@@ -307,11 +356,30 @@ void for_each_matrix(Weights& w, const std::function<void(Linear&, std::string_v
     fn(layer.k, "k");
     fn(layer.v, "v");
     fn(layer.o, "o");
-    fn(layer.gate, "gate");
-    fn(layer.up, "up");
-    fn(layer.down, "down");
+    if (layer.gate.format) {
+      fn(layer.gate, "gate");
+      fn(layer.up, "up");
+      fn(layer.down, "down");
+    }
+    if (layer.router.format) fn(layer.router, "router");
+    for (ExpertWeights& expert : layer.experts) {
+      fn(expert.gate, "expert gate");
+      fn(expert.up, "expert up");
+      fn(expert.down, "expert down");
+    }
   }
   fn(w.output, "output");
+}
+
+int64_t decode_matrix_bytes(const Weights& w, int n_used) {
+  int64_t bytes = 0;
+  for_each_matrix(w, [&](const Linear& m, std::string_view) { bytes += m.bytes(); });
+  for (const LayerWeights& layer : w.layers)
+    if (!layer.experts.empty()) {
+      const ExpertWeights& one = layer.experts[0];
+      bytes -= (ssize(layer.experts) - n_used) * (one.gate.bytes() + one.up.bytes() + one.down.bytes());
+    }
+  return bytes;
 }
 
 void for_each_matrix(const Weights& w, const std::function<void(const Linear&, std::string_view)>& fn) {

@@ -25,6 +25,7 @@ std::string mixer_name(MixerKind kind) {
 std::string feed_forward_name(FeedForwardKind kind) {
   switch (kind) {
     case FeedForwardKind::dense: return "dense";
+    case FeedForwardKind::experts: return "experts";
   }
   return fmt::format("number {}", int(kind));
 }
@@ -36,7 +37,7 @@ int ModelPlan::kv_dim() const {
   return widest(*this, [](const LayerPlan& layer) { return layer.attention.kv_dim(); });
 }
 int ModelPlan::d_ff() const {
-  return widest(*this, [](const LayerPlan& layer) { return layer.dense.d_ff; });
+  return widest(*this, [](const LayerPlan& layer) { return std::max(layer.dense.d_ff, layer.experts.d_ff); });
 }
 
 ModelPlan make_plan(const Config& c, std::span<const float> rope_factors, std::span<const float> long_rope_factors) {
@@ -60,8 +61,8 @@ ModelPlan make_plan(const Config& c, std::span<const float> rope_factors, std::s
     plan.ropes.push_back(make_rope(sliding, nullptr));
   }
   const float scale = c.attention_scale > 0 ? c.attention_scale : 1.0f / std::sqrt(float(c.head_dim));
-  for (int i = 0; i < c.n_layers; ++i)
-    plan.layers.push_back({.mixer = MixerKind::attention,
+  for (int i = 0; i < c.n_layers; ++i) {
+    LayerPlan& layer = plan.layers.emplace_back(LayerPlan{.mixer = MixerKind::attention,
                            .attention = {.n_heads = c.n_heads,
                                          .n_kv_heads = c.n_kv_heads,
                                          .head_dim = c.head_dim,
@@ -76,6 +77,16 @@ ModelPlan make_plan(const Config& c, std::span<const float> rope_factors, std::s
                            .dense = {.d_ff = c.d_ff, .activation = c.activation, .down_norm = c.sub_norm},
                            .norms = c.norms,
                            .residual_scale = c.residual_scale});
+    if (!c.has_experts(i)) continue;
+    layer.feed_forward = FeedForwardKind::experts;
+    layer.dense.d_ff = c.d_ff_shared;
+    layer.experts = {.n_experts = c.n_experts,
+                     .n_used = c.n_experts_used,
+                     .d_ff = c.d_ff_expert,
+                     .activation = c.activation,
+                     .renormalised = c.experts_renormalised,
+                     .shared = c.d_ff_shared > 0};
+  }
   return plan;
 }
 

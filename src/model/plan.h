@@ -16,7 +16,10 @@ enum class MixerKind : uint8_t {
   attention,  ///< over a KV cache
 };
 /// What each token goes through alone.
-enum class FeedForwardKind : uint8_t { dense };
+enum class FeedForwardKind : uint8_t {
+  dense,
+  experts,  ///< a token goes through a few of many, which a router chooses
+};
 std::string mixer_name(MixerKind kind);
 std::string feed_forward_name(FeedForwardKind kind);
 
@@ -44,12 +47,24 @@ struct DensePlan {
   bool down_norm = false;  ///< RMSNorm in front of the down projection
 };
 
+/// sum of weight_e expert_e(x) over the experts that softmax(router x) finds likeliest; each expert is a DensePlan. The
+/// expert that every token takes, where there is one, is LayerPlan::dense, times sigmoid(gate x).
+struct ExpertsPlan {
+  int n_experts = 0;
+  int n_used = 0;  ///< of a token
+  int d_ff = 0;
+  Activation activation = Activation::silu;
+  bool renormalised = false;  ///< the weights of a token's experts add up to 1
+  bool shared = false;        ///< LayerPlan::dense is the shared expert; else there is none
+};
+
 /// x += s mixer(norm(x)); x += s feed_forward(norm(x)); norms in front of a block, behind it, or both.
 struct LayerPlan {
   MixerKind mixer = MixerKind::attention;
   AttentionPlan attention;
   FeedForwardKind feed_forward = FeedForwardKind::dense;
   DensePlan dense;
+  ExpertsPlan experts;
   NormPlace norms = NormPlace::before;
   float residual_scale = 1;  ///< s
 };

@@ -15,6 +15,11 @@
 
 namespace ridge {
 
+/// Matrices as LayerWeights has them, of one expert.
+struct ExpertWeights {
+  Linear gate, up, down;
+};
+
 /// One transformer layer. Vectors are f32; absent ones are empty. Matrices are [n_out, n_in].
 struct LayerWeights {
   std::vector<float> attn_norm;  // [d_model]
@@ -26,10 +31,13 @@ struct LayerWeights {
   Linear o;                           // [d_model, n_heads * head_dim]
   std::vector<float> attn_post_norm;  // [d_model]
   std::vector<float> ffn_norm;        // [d_model]
-  Linear gate, up;                    // [d_ff, d_model]
+  Linear gate, up;                    // [d_ff, d_model]; with experts: of the shared one, and without rows if there is none
   std::vector<float> ffn_sub_norm;    // [d_ff]
   Linear down;                        // [d_model, d_ff]
   std::vector<float> ffn_post_norm;   // [d_model]
+  Linear router;                      // [n_experts, d_model]
+  std::vector<ExpertWeights> experts;
+  std::vector<float> shared_gate;     // [d_model]
 };
 
 struct Weights {
@@ -59,9 +67,13 @@ struct LoadedModel {
   std::optional<io::Tokenizer> tokenizer;
 };
 
-/// Calls fn(linear, name) for every matrix a decode step reads.
+/// Calls fn(linear, name) for every matrix that decode steps read. Of a layer's experts a step reads some:
+/// decode_matrix_bytes() counts those.
 void for_each_matrix(Weights& weights, const std::function<void(Linear&, std::string_view name)>& fn);
 void for_each_matrix(const Weights& weights, const std::function<void(const Linear&, std::string_view name)>& fn);
+
+/// Of the matrices that a decode step of one token reads; n_used of a layer's experts.
+int64_t decode_matrix_bytes(const Weights& weights, int n_used);
 
 /// Loads from a GGUF file or a Hugging Face directory. Matrices stay in the mapping, except that BitNet's become i2_s;
 /// norms and biases are copied.

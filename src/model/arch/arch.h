@@ -27,6 +27,8 @@ struct Arch {
   bool multipliers = false;      ///< config.json has Granite's four
   bool norms_plus_one = false;   ///< a norm of a Hugging Face file multiplies by 1 + w
   bool embedding_root = false;   ///< embedded tokens are multiplied by sqrt(d_model)
+  bool experts = false;          ///< feed-forwards are experts where the file has some
+  bool experts_renormalised = false;  ///< Config::experts_renormalised where the file does not say
   int window_period = 0;         ///< Config::window_period where the file does not say
   float window_rope_theta = 0;   ///< likewise
 };
@@ -78,6 +80,16 @@ inline constexpr Name kFfnPostNorm{"blk.{}.post_ffw_norm.weight", "model.layers.
 inline constexpr Name kGateUp{"blk.{}.ffn_up.weight", "model.layers.{}.mlp.gate_up_proj.weight"};
 inline constexpr Name kGate{"blk.{}.ffn_gate.weight", "model.layers.{}.mlp.gate_proj.weight"};
 inline constexpr Name kUp{"blk.{}.ffn_up.weight", "model.layers.{}.mlp.up_proj.weight"};
+// Of experts; the second "{}" of a Hugging Face name stands for the expert.
+inline constexpr Name kRouter{"blk.{}.ffn_gate_inp.weight", "model.layers.{}.mlp.gate.weight"};
+inline constexpr Name kExpertGate{"blk.{}.ffn_gate_exps.weight", "model.layers.{}.mlp.experts.{}.gate_proj.weight"};
+inline constexpr Name kExpertUp{"blk.{}.ffn_up_exps.weight", "model.layers.{}.mlp.experts.{}.up_proj.weight"};
+inline constexpr Name kExpertDown{"blk.{}.ffn_down_exps.weight", "model.layers.{}.mlp.experts.{}.down_proj.weight"};
+inline constexpr Name kSharedGate{"blk.{}.ffn_gate_shexp.weight", "model.layers.{}.mlp.shared_expert.gate_proj.weight"};
+inline constexpr Name kSharedUp{"blk.{}.ffn_up_shexp.weight", "model.layers.{}.mlp.shared_expert.up_proj.weight"};
+inline constexpr Name kSharedDown{"blk.{}.ffn_down_shexp.weight", "model.layers.{}.mlp.shared_expert.down_proj.weight"};
+inline constexpr Name kSharedExpertGate{"blk.{}.ffn_gate_inp_shexp.weight",
+                                        "model.layers.{}.mlp.shared_expert_gate.weight"};
 inline constexpr Name kFfnSubNorm{"blk.{}.ffn_sub_norm.weight", "model.layers.{}.mlp.ffn_sub_norm.weight"};
 inline constexpr Name kDown{"blk.{}.ffn_down.weight", "model.layers.{}.mlp.down_proj.weight"};
 inline constexpr Name kRopeFactors{"rope_freqs.weight", ""};

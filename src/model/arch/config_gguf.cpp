@@ -105,10 +105,21 @@ Result<Config> config_from_gguf(const io::Gguf& gguf, std::string_view where) {
   if (value_length != c.head_dim)
     return bad_file("{}: {}.attention.value_length {} differs from key_length {} (not supported)", where, arch_name,
                     value_length, c.head_dim);
-  for (const char* key : {"attn_logit_softcapping", "final_logit_softcapping", "expert_count", "attention.clamp_kqv",
+  for (const char* key : {"attn_logit_softcapping", "final_logit_softcapping", "attention.clamp_kqv",
                           "attention.max_alibi_bias"}) {
     RIDGE_TRY(const float value, keys.number_or(key, 0.0f));
     if (value != 0) return bad_file("{}: {}.{} is {} (not supported)", where, arch_name, key, value);
+  }
+  RIDGE_TRY(c.n_experts, keys.integer_or("expert_count", 0));
+  if (c.n_experts > 0 && !arch->experts)
+    return bad_file("{}: {}.expert_count is {} (experts of this architecture are not supported)", where, arch_name,
+                    c.n_experts);
+  if (arch->experts && c.n_experts == 0) return bad_file("{}: {}.expert_count is 0", where, arch_name);
+  if (c.n_experts > 0) {
+    RIDGE_TRY(c.n_experts_used, keys.integer("expert_used_count"));
+    RIDGE_TRY(c.d_ff_expert, keys.integer("expert_feed_forward_length"));
+    RIDGE_TRY(c.d_ff_shared, keys.integer_or("expert_shared_feed_forward_length", 0));
+    c.experts_renormalised = arch->experts_renormalised;
   }
   RIDGE_TRY(c.window, keys.integer_or("attention.sliding_window", 0));
   if (c.window > 0) {
@@ -167,6 +178,12 @@ std::map<std::string, io::GgufValue, std::less<>> config_metadata(const Config& 
   set("rope.freq_base", double(c.rope_theta));
   set("vocab_size", uint64_t(c.vocab_size));
   if (c.activation != Activation::silu) set("hidden_activation", std::string(activation_name(c.activation)));
+  if (c.n_experts > 0) {
+    set("expert_count", uint64_t(c.n_experts));
+    set("expert_used_count", uint64_t(c.n_experts_used));
+    set("expert_feed_forward_length", uint64_t(c.d_ff_expert));
+    if (c.d_ff_shared > 0) set("expert_shared_feed_forward_length", uint64_t(c.d_ff_shared));
+  }
   if (c.window > 0) set("attention.sliding_window", uint64_t(c.window));
   if (c.window > 0 && c.window_rope_theta > 0) set("rope.freq_base_swa", double(c.window_rope_theta));
   if (c.attention_scale > 0) set("attention.scale", double(c.attention_scale));

@@ -91,6 +91,22 @@ Result<RopeScaling> rope_scaling(const Fields& f, int n_ctx_train, int original_
   return s;
 }
 
+Status read_experts(const Fields& f, const Arch& arch, Config& c, std::string_view where) {
+  RIDGE_TRY(c.n_experts, f.integer("num_experts"));
+  if (c.n_experts < 1) return bad_file("{}: num_experts is {}, expected 1 or more", where, c.n_experts);
+  RIDGE_TRY(c.n_experts_used, f.integer("num_experts_per_tok"));
+  RIDGE_TRY(c.d_ff_expert, f.integer("moe_intermediate_size"));
+  RIDGE_TRY(c.d_ff_shared, f.integer_or("shared_expert_intermediate_size", 0));
+  RIDGE_TRY(c.experts_renormalised, f.flag_or("norm_topk_prob", arch.experts_renormalised));
+  RIDGE_TRY(const int every, f.integer_or("decoder_sparse_step", 1));
+  const io::Json none = io::Json::array();
+  const io::Json& dense = f.has("mlp_only_layers") ? f.at("mlp_only_layers") : none;
+  if (!dense.is_array()) return bad_file("{}: mlp_only_layers is not a list", where);
+  for (int i = 0; i < c.n_layers; ++i)
+    if (every < 1 || (i + 1) % every != 0 || std::ranges::count(dense, io::Json(i)) > 0) c.dense_layers.push_back(i);
+  return {};
+}
+
 /// The layers that slide, where a list names each layer's kind: they must have a period.
 Status use_layer_types(const Fields& f, Config& c, std::string_view where) {
   if (!f.has("layer_types")) return {};
@@ -155,6 +171,7 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
     RIDGE_TRY(c.window_rope_theta, f.number_or("rope_local_base_freq", arch->window_rope_theta));
     RIDGE_TRY_STATUS(use_layer_types(f, c, where));
   }
+  if (arch->experts) RIDGE_TRY_STATUS(read_experts(f, *arch, c, where));
   if (arch->embedding_root) c.embedding_scale = std::sqrt(float(c.d_model));
   if (f.has("query_pre_attn_scalar")) {
     RIDGE_TRY(const float scalar, f.number_or("query_pre_attn_scalar", 0.0f));
