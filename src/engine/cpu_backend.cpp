@@ -158,6 +158,7 @@ void CpuBackend::attend(int layer, const Rows& rows, HostKvMemory& memory) {
     kv_append(context_, memory.tiles(layer, true), memory.tiles(layer, false), spans, rows.k, rows.v);
     attention(context_, {.n_heads = a.n_heads,
                          .scale = a.scale,
+                         .sink_logits = a.sink_logits ? w.sink_logits.data() : nullptr,
                          .k = memory.tiles(layer, true),
                          .v = memory.tiles(layer, false),
                          .spans = spans,
@@ -166,6 +167,7 @@ void CpuBackend::attend(int layer, const Rows& rows, HostKvMemory& memory) {
   }
   if (a.out_norm) rms_norm(context_, rows.attn, w.attn_sub_norm.data(), plan_.norm_eps, rows.attn);
   linear(context_, w.o, rows.attn, rows.h);
+  if (a.o_bias) add_bias(context_, rows.h, w.o_bias.data());
 }
 
 /// gate = activation(gate) * up
@@ -174,6 +176,7 @@ void CpuBackend::activate(Activation activation, View2<float> gate, View2<const 
     case Activation::silu: swiglu(context_, gate, up); break;
     case Activation::relu2: relu2_glu(context_, gate, up); break;
     case Activation::gelu_tanh: gelu_glu(context_, gate, up); break;
+    case Activation::clamped_swiglu: clamped_swiglu(context_, gate, up); break;
   }
 }
 
@@ -198,6 +201,7 @@ void CpuBackend::experts(int layer, const Rows& rows) {
   const int64_t n = rows.h.rows;
   const View2<float> scores = matrix(scores_, n, e.n_experts);
   linear(context_, w.router, rows.h, scores);
+  if (e.biases) add_bias(context_, scores, w.router_bias.data());
   routes_.resize(size_t(n * e.n_used));
   choose_experts(context_, scores, e.n_used, e.renormalised, routes_);
 
@@ -213,10 +217,16 @@ void CpuBackend::experts(int layer, const Rows& rows) {
     const View2<float> x = taken.slice(0, m), y = given.slice(0, m), gate(rows.gate.data, m, e.d_ff),
                        up(rows.up.data, m, e.d_ff);
     for (int64_t i = 0; i < m; ++i) std::ranges::copy(rows.h.row(of[size_t(i)] / e.n_used), x.row(i).begin());
-    linear(context_, w.experts[expert].gate, x, gate);
-    linear(context_, w.experts[expert].up, x, up);
+    const ExpertWeights& own = w.experts[expert];
+    linear(context_, own.gate, x, gate);
+    linear(context_, own.up, x, up);
+    if (e.biases) {
+      add_bias(context_, gate, own.gate_bias.data());
+      add_bias(context_, up, own.up_bias.data());
+    }
     activate(e.activation, gate, up);
-    linear(context_, w.experts[expert].down, gate, y);
+    linear(context_, own.down, gate, y);
+    if (e.biases) add_bias(context_, y, own.down_bias.data());
     for (int64_t i = 0; i < m; ++i) {
       const float weight = routes_[size_t(of[size_t(i)])].weight;
       const std::span<float> to = sum.row(of[size_t(i)] / e.n_used);

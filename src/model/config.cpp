@@ -16,8 +16,9 @@ double yarn_ramp(const Config& config, int pair) {
     return config.rope_dim * std::log(s.original_context / (turns * kTwoPi)) /
            (2 * std::log(double(config.rope_theta)));
   };
-  const double low = std::max(0.0, std::floor(pair_with_turns(s.beta_fast)));
-  const double high = std::min(config.rope_dim - 1.0, std::ceil(pair_with_turns(s.beta_slow)));
+  const double first = pair_with_turns(s.beta_fast), last = pair_with_turns(s.beta_slow);
+  const double low = std::max(0.0, s.truncate ? std::floor(first) : first);
+  const double high = std::min(config.rope_dim - 1.0, s.truncate ? std::ceil(last) : last);
   return std::clamp((pair - low) / std::max(high - low, 0.001), 0.0, 1.0);
 }
 

@@ -16,14 +16,16 @@ struct RopeScaling {
   int original_context = 0;    // yarn, llama3, longrope: the context before stretching
   float attention_factor = 0;  // yarn, longrope: on cos and sin; 0 of yarn means 1 + 0.1 ln(factor)
   float beta_fast = 32;        // yarn: turns over the original context above which a pair is left alone
+  bool truncate = true;        // yarn: the ends of the ramp are whole pairs
   float beta_slow = 1;         // yarn: turns below which a pair is fully stretched
   float low_freq_factor = 1;   // llama3
   float high_freq_factor = 4;  // llama3
   std::vector<float> short_factors, long_factors;  // longrope of a config.json: [rope_dim / 2] each; GGUF has tensors
 };
 
-/// What the feed-forward's gate goes through: silu(gate) * up, max(gate, 0)^2 * up, or gelu(gate) * up (tanh form).
-enum class Activation : uint8_t { silu, relu2, gelu_tanh };
+/// What the feed-forward's gate goes through: silu(gate) * up, max(gate, 0)^2 * up, gelu(gate) * up (tanh form),
+/// or what gpt-oss makes of both (op/norm_rope.h: clamped_swiglu).
+enum class Activation : uint8_t { silu, relu2, gelu_tanh, clamped_swiglu };
 
 /// Where a block has its RMSNorms: x += block(norm(x)), x += norm(block(x)), or both.
 enum class NormPlace : uint8_t { before, after, both };
@@ -46,6 +48,8 @@ struct Config {
   RopePairs rope_pairs = RopePairs::halves;
   RopeScaling rope_scaling;
   bool qkv_bias = false;     // qwen2
+  bool o_bias = false;       // gpt-oss
+  bool sink_logits = false;  // gpt-oss: a learned score a head that takes its share of the softmax and adds no value
   bool qk_norm = false;      // qwen3: RMSNorm of every q and k head before RoPE
   bool qk_norm_whole = false;  // olmo2: with qk_norm, RMSNorm over all heads of q, and of k, together
   NormPlace norms = NormPlace::before;
@@ -56,6 +60,7 @@ struct Config {
   int n_experts = 0, n_experts_used = 0;
   int d_ff_expert = 0;
   int d_ff_shared = 0;            // of the expert that every token takes; 0: none
+  bool expert_biases = false;         // of the router and of every expert's matrices
   bool experts_renormalised = false;  // the weights of a token's experts add up to 1
   std::vector<int> dense_layers;  // in rising order
   float attention_scale = 0;    // on the scores; 0: 1 / sqrt(head_dim)

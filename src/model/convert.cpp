@@ -149,7 +149,8 @@ std::vector<Fallback> choose_formats(std::vector<Job>& jobs, const QuantizeType&
   for (Job& job : jobs) {
     const int64_t n_in = job.spec.shape.back();
     // Vectors, and what chooses experts, stay as exact as they are.
-    if (job.spec.shape.size() < 2 || job.spec.name.find(".ffn_gate_inp") != std::string::npos) {
+    const std::string_view name = job.spec.name;
+    if (job.spec.shape.size() < 2 || name.ends_with(".bias") || name.find(".ffn_gate_inp") != name.npos) {
       job.spec.format = weight_format_of_gguf(0);
       continue;
     }
@@ -177,7 +178,8 @@ std::vector<float> rope_factors(const Config& config) {
 }
 
 /// The jobs of an HF directory, in GGUF names and order.
-Result<std::vector<Job>> hf_jobs(const io::HfDirectory& directory, const Config& c, std::string_view where) {
+Result<std::vector<Job>> hf_jobs(const io::HfDirectory& directory, const Config& c, const Weights& weights,
+                                 std::deque<io::Tensor>& experts, std::string_view where) {
   const bool permute = c.rope_pairs == RopePairs::interleaved;
   std::vector<Job> jobs;
   std::string missing;
@@ -196,17 +198,25 @@ Result<std::vector<Job>> hf_jobs(const io::HfDirectory& directory, const Config&
     push(name, layer, true);
     if (!jobs.empty()) jobs.back().offset = arch.norms_plus_one ? 1.0f : 0.0f;
   };
-  const auto push_experts = [&](const tensor_names::Name& name, int layer) {
-    Job job;
-    for (int e = 0; e < c.n_experts; ++e) {
-      const std::string hf_name = fmt::format(fmt::runtime(name.hf), layer, e);
-      const io::Tensor* source = directory.find(hf_name);
-      if (!source) missing += " " + hf_name;
-      else if (e == 0) job = make_job(fmt::format(fmt::runtime(name.gguf), layer), *source);
-      else job.stacked.push_back(source);
+  // One tensor of a matrix or a bias of all experts, as loading took them apart.
+  const auto push_experts = [&](const tensor_names::Name& name, int layer, Linear ExpertWeights::*matrix) {
+    const std::vector<ExpertWeights>& all = weights.layers[size_t(layer)].experts;
+    const Linear& first = all[0].*matrix;
+    Job& job = jobs.emplace_back();
+    job.spec = {.name = fmt::format(fmt::runtime(name.gguf), layer), .shape = {ssize(all), first.n_out, first.n_in}};
+    for (const ExpertWeights& expert : all) {
+      const Linear& m = expert.*matrix;
+      experts.push_back({job.spec.name, m.format, {m.n_out, m.n_in}, {m.rows, size_t(m.bytes())}});
+      if (!job.source) job.source = &experts.back();
+      else job.stacked.push_back(&experts.back());
     }
-    job.spec.shape.insert(job.spec.shape.begin(), c.n_experts);
-    jobs.push_back(std::move(job));
+  };
+  const auto push_expert_biases = [&](const tensor_names::Name& name, int layer,
+                                      std::vector<float> ExpertWeights::*bias) {
+    const std::vector<ExpertWeights>& all = weights.layers[size_t(layer)].experts;
+    Job& job = jobs.emplace_back();
+    job.spec = {.name = fmt::format(fmt::runtime(name.gguf), layer), .shape = {ssize(all), ssize(all[0].*bias)}};
+    for (const ExpertWeights& expert : all) job.values.insert(job.values.end(), (expert.*bias).begin(), (expert.*bias).end());
   };
   push(n::kEmbedding, 0, true);
   push_norm(n::kOutputNorm, 0, true);
@@ -223,16 +233,29 @@ Result<std::vector<Job>> hf_jobs(const io::HfDirectory& directory, const Config&
     push(n::kQBias, i, c.qkv_bias);
     push(n::kKBias, i, c.qkv_bias);
     push(n::kVBias, i, c.qkv_bias);
+    push(n::kOBias, i, c.o_bias);
+    push(n::kSinkLogits, i, c.sink_logits);
     push_norm(n::kQNorm, i, c.qk_norm);
     push_norm(n::kKNorm, i, c.qk_norm);
     push(n::kAttnSubNorm, i, c.sub_norm);
     push(n::kO, i, true);
     push_norm(n::kAttnPostNorm, i, c.norms != NormPlace::before);
-    push_norm(c.norms == NormPlace::both ? n::kFfnNormBetween : n::kFfnNorm, i, c.norms != NormPlace::after);
+    push_norm(c.norms == NormPlace::both          ? n::kFfnNormBetween
+              : arch.ffn_norm_is_post_attention ? n::kAttnPostNorm
+                                                : n::kFfnNorm,
+              i, c.norms != NormPlace::after);
     push_norm(n::kFfnPostNorm, i, c.norms != NormPlace::before);
     if (c.has_experts(i)) {
-      push(n::kRouter, i, true);
-      for (const auto& name : {n::kExpertGate, n::kExpertUp, n::kExpertDown}) push_experts(name, i);
+      push(arch.gpt_oss ? n::kOssRouter : n::kRouter, i, true);
+      push_experts(n::kExpertGate, i, &ExpertWeights::gate);
+      push_experts(n::kExpertUp, i, &ExpertWeights::up);
+      push_experts(n::kExpertDown, i, &ExpertWeights::down);
+      if (c.expert_biases) {
+        push(n::kOssRouterBias, i, true);
+        push_expert_biases(n::kOssGateBias, i, &ExpertWeights::gate_bias);
+        push_expert_biases(n::kOssUpBias, i, &ExpertWeights::up_bias);
+        push_expert_biases(n::kOssDownBias, i, &ExpertWeights::down_bias);
+      }
       for (const auto& name : {n::kSharedGate, n::kSharedUp, n::kSharedDown, n::kSharedExpertGate})
         push(name, i, c.d_ff_shared > 0);
       continue;
@@ -290,6 +313,7 @@ Result<std::vector<Fallback>> convert_to_gguf(const std::string& in, const std::
   RIDGE_TRY(const LoadedModel model, load_model(in));
   RIDGE_TRY_STATUS(check_type(model.config, type));
   std::vector<Job> jobs;
+  std::deque<io::Tensor> codes;  // what jobs point to that is in no file
   std::map<std::string, io::GgufValue, std::less<>> metadata;
   if (const auto* directory = std::get_if<io::HfDirectory>(&model.weights.source)) {
     RIDGE_TRY(const io::Int4Layout packed, io::int4_layout(directory->config_json, in));
@@ -298,7 +322,7 @@ Result<std::vector<Fallback>> convert_to_gguf(const std::string& in, const std::
     Config config = model.config;
     for (const Arch& arch : arch_list())
       if (arch.name == config.arch) config.rope_pairs = arch.gguf_pairs;
-    RIDGE_TRY(jobs, hf_jobs(*directory, config, in));
+    RIDGE_TRY(jobs, hf_jobs(*directory, config, model.weights, codes, in));
     metadata = config_metadata(config);
     if (!model.tokenizer)
       return bad_file("{}: there is no tokenizer.json (a GGUF file carries its tokenizer; put it beside config.json)",
@@ -309,7 +333,6 @@ Result<std::vector<Fallback>> convert_to_gguf(const std::string& in, const std::
     metadata = gguf.metadata;
     for (const io::Tensor& tensor : gguf.tensors) jobs.push_back(make_job(tensor.name, tensor));
   }
-  std::deque<io::Tensor> codes;
   if (model.config.ternary) use_ternary_codes(jobs, model.weights, codes);
   std::vector<Fallback> fallbacks = choose_formats(jobs, type, model.config);
   metadata["general.file_type"] = type_id;

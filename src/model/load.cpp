@@ -1,5 +1,6 @@
 // From a container to Weights: every tensor found, checked against the configuration and bound, or reported.
 #include <cmath>
+#include <cstring>
 #include <deque>
 #include <filesystem>
 
@@ -80,6 +81,44 @@ class Binder {
       problem(fmt::format("{} is {}, whose rows cannot be taken apart", name(n, layer), whole.format->name));
     return parts;
   }
+  /// Every `step`-th column from `first` on of a tensor [n_experts, n_in, n_columns] as rows of matrices, in buffers.
+  std::vector<Linear> expert_columns(const tensor_names::Name& n, int layer, std::vector<int64_t> shape, int64_t first,
+                                     int64_t step) {
+    const io::Tensor* all = find(name(n, layer), shape, true);
+    if (all && all->format->group != 1) {
+      problem(fmt::format("{} is {}, expected a float format", all->name, all->format->name));
+      all = nullptr;
+    }
+    std::vector<Linear> experts;
+    const int64_t n_in = shape[1], n_columns = shape[2];
+    for (int64_t e = 0; e < shape[0]; ++e) {
+      Linear& m = experts.emplace_back();
+      if (!all) continue;
+      m = {.format = all->format, .n_out = n_columns / step, .n_in = n_in};
+      const int64_t size = m.format->block_bytes;
+      std::byte* const to = weights_.buffers.emplace_back(m.bytes()).data();
+      for (int64_t r = 0; r < m.n_out; ++r)
+        for (int64_t i = 0; i < n_in; ++i)
+          std::memcpy(to + (r * n_in + i) * size,
+                      all->data.data() + ((e * n_in + i) * n_columns + first + r * step) * size, size_t(size));
+      m.rows = to;
+    }
+    return experts;
+  }
+  /// Every `step`-th value from `first` on of each row of a tensor [n_rows, n].
+  std::vector<std::vector<float>> row_values(const tensor_names::Name& n, int layer, int64_t n_rows, int64_t n_values,
+                                             int64_t first, int64_t step) {
+    std::vector<std::vector<float>> rows(size_t(n_rows), std::vector<float>(size_t(n_values / step), 0.0f));
+    const io::Tensor* tensor = find(name(n, layer), {n_rows, n_values}, true);
+    if (!tensor) return rows;
+    std::vector<float> row(size_t(n_values), 0.0f);
+    for (int64_t r = 0; r < n_rows; ++r) {
+      tensor->format->decode(tensor->data.data() + r * tensor->format->row_bytes(n_values), n_values, row.data());
+      for (size_t i = 0; i < rows[size_t(r)].size(); ++i) rows[size_t(r)][i] = row[size_t(first) + i * size_t(step)];
+    }
+    return rows;
+  }
+  bool is_gguf() const { return is_gguf_; }
   /// Matrices [n_out, n_in] of all experts: one tensor each in a Hugging Face file, one of all in a GGUF file.
   std::vector<Linear> expert_matrices(const tensor_names::Name& n, int layer, int n_experts, int64_t n_out,
                                       int64_t n_in) {
@@ -207,6 +246,29 @@ class Binder {
   int n_problems_ = 0;
 };
 
+void bind_oss_experts(const Config& c, Binder& b, int i, LayerWeights& layer) {
+  namespace n = tensor_names;
+  const int64_t n_ff = c.d_ff_expert, n_all = c.n_experts;
+  layer.router = b.matrix(n::kOssRouter, i, n_all, c.d_model);
+  layer.router_bias = b.vector(n::kOssRouterBias, i, n_all);
+  std::vector<Linear> gate, up, down;
+  if (b.is_gguf()) {
+    gate = b.expert_matrices(n::kOssGate, i, c.n_experts, n_ff, c.d_model);
+    up = b.expert_matrices(n::kOssUp, i, c.n_experts, n_ff, c.d_model);
+    down = b.expert_matrices(n::kOssDown, i, c.n_experts, c.d_model, n_ff);
+  } else {
+    gate = b.expert_columns(n::kOssGate, i, {n_all, c.d_model, 2 * n_ff}, 0, 2);
+    up = b.expert_columns(n::kOssUp, i, {n_all, c.d_model, 2 * n_ff}, 1, 2);
+    down = b.expert_columns(n::kOssDown, i, {n_all, n_ff, c.d_model}, 0, 1);
+  }
+  const int64_t pair = b.is_gguf() ? 1 : 2;  // gates and ups of a bias side by side
+  const auto gate_bias = b.row_values(n::kOssGateBias, i, n_all, pair * n_ff, 0, pair),
+             up_bias = b.row_values(n::kOssUpBias, i, n_all, pair * n_ff, pair - 1, pair),
+             down_bias = b.row_values(n::kOssDownBias, i, n_all, c.d_model, 0, 1);
+  for (size_t e = 0; e < size_t(n_all); ++e)
+    layer.experts.push_back({gate[e], up[e], down[e], gate_bias[e], up_bias[e], down_bias[e]});
+}
+
 void bind_experts(const Config& c, Binder& b, int i, LayerWeights& layer) {
   namespace n = tensor_names;
   layer.router = b.matrix(n::kRouter, i, c.n_experts, c.d_model);
@@ -216,7 +278,7 @@ void bind_experts(const Config& c, Binder& b, int i, LayerWeights& layer) {
   const std::vector<Linear> gate = all(n::kExpertGate, c.d_ff_expert, c.d_model),
                             up = all(n::kExpertUp, c.d_ff_expert, c.d_model),
                             down = all(n::kExpertDown, c.d_model, c.d_ff_expert);
-  for (size_t e = 0; e < gate.size(); ++e) layer.experts.push_back({gate[e], up[e], down[e]});
+  for (size_t e = 0; e < gate.size(); ++e) layer.experts.push_back({.gate = gate[e], .up = up[e], .down = down[e]});
   if (c.d_ff_shared == 0) return;
   layer.gate = b.matrix(n::kSharedGate, i, c.d_ff_shared, c.d_model);
   layer.up = b.matrix(n::kSharedUp, i, c.d_ff_shared, c.d_model);
@@ -250,7 +312,10 @@ Status bind_tensors(const Config& c, Binder& b, Weights& w, std::string_view whe
     LayerWeights& layer = w.layers.emplace_back();
     if (c.norms != NormPlace::after) {
       layer.attn_norm = norm(n::kAttnNorm, i, c.d_model);
-      layer.ffn_norm = norm(c.norms == NormPlace::both ? n::kFfnNormBetween : n::kFfnNorm, i, c.d_model);
+      layer.ffn_norm = norm(c.norms == NormPlace::both          ? n::kFfnNormBetween
+                            : arch.ffn_norm_is_post_attention ? n::kAttnPostNorm
+                                                              : n::kFfnNorm,
+                            i, c.d_model);
     }
     if (c.norms != NormPlace::before) {
       layer.attn_post_norm = norm(n::kAttnPostNorm, i, c.d_model);
@@ -272,6 +337,8 @@ Status bind_tensors(const Config& c, Binder& b, Weights& w, std::string_view whe
       layer.k_bias = b.vector(n::kKBias, i, c.kv_dim());
       layer.v_bias = b.vector(n::kVBias, i, c.kv_dim());
     }
+    if (c.o_bias) layer.o_bias = b.vector(n::kOBias, i, c.d_model);
+    if (c.sink_logits) layer.sink_logits = b.vector(n::kSinkLogits, i, c.n_heads);
     if (c.qk_norm) {
       layer.q_norm = norm(n::kQNorm, i, c.qk_norm_whole ? c.q_dim() : c.head_dim);
       layer.k_norm = norm(n::kKNorm, i, c.qk_norm_whole ? c.kv_dim() : c.head_dim);
@@ -281,7 +348,8 @@ Status bind_tensors(const Config& c, Binder& b, Weights& w, std::string_view whe
       layer.ffn_sub_norm = b.vector(n::kFfnSubNorm, i, c.d_ff);
     }
     if (c.has_experts(i)) {
-      bind_experts(c, b, i, layer);
+      if (arch.gpt_oss) bind_oss_experts(c, b, i, layer);
+      else bind_experts(c, b, i, layer);
     } else if (arch.fused) {
       const std::vector<Linear> parts = b.fused(n::kGateUp, i, {c.d_ff, c.d_ff}, c.d_model);
       layer.gate = parts[0];

@@ -69,6 +69,8 @@ ModelPlan make_plan(const Config& c, std::span<const float> rope_factors, std::s
                                          .scale = scale,
                                          .rope = c.slides(i) ? window_rope : 0,
                                          .qkv_bias = c.qkv_bias,
+                                         .o_bias = c.o_bias,
+                                         .sink_logits = c.sink_logits,
                                          .qk_norm = c.qk_norm,
                                          .qk_norm_whole = c.qk_norm_whole,
                                          .window = c.slides(i) ? c.window : 0,
@@ -85,6 +87,7 @@ ModelPlan make_plan(const Config& c, std::span<const float> rope_factors, std::s
                      .d_ff = c.d_ff_expert,
                      .activation = c.activation,
                      .renormalised = c.experts_renormalised,
+                     .biases = c.expert_biases,
                      .shared = c.d_ff_shared > 0};
   }
   return plan;

@@ -31,6 +31,8 @@ struct AttentionPlan {
   float scale = 0;  ///< on the scores
   int rope = 0;     ///< of ModelPlan::ropes
   bool qkv_bias = false;
+  bool o_bias = false;
+  bool sink_logits = false;  ///< a learned score a head that takes its share of the softmax and adds no value
   bool qk_norm = false;   ///< RMSNorm of every q and k head before RoPE
   bool qk_norm_whole = false;  ///< with qk_norm: of all heads together
   int window = 0;         ///< > 0: a query sees the newest so many positions only, its own among them
@@ -55,6 +57,7 @@ struct ExpertsPlan {
   int d_ff = 0;
   Activation activation = Activation::silu;
   bool renormalised = false;  ///< the weights of a token's experts add up to 1
+  bool biases = false;        ///< of the router and of every expert's matrices
   bool shared = false;        ///< LayerPlan::dense is the shared expert; else there is none
 };
 

@@ -18,6 +18,7 @@ namespace ridge {
 /// Matrices as LayerWeights has them, of one expert.
 struct ExpertWeights {
   Linear gate, up, down;
+  std::vector<float> gate_bias, up_bias, down_bias;  // [n_out] each, or empty
 };
 
 /// One transformer layer. Vectors are f32; absent ones are empty. Matrices are [n_out, n_in].
@@ -30,12 +31,15 @@ struct LayerWeights {
   std::vector<float> attn_sub_norm;   // [n_heads * head_dim]
   Linear o;                           // [d_model, n_heads * head_dim]
   std::vector<float> attn_post_norm;  // [d_model]
+  std::vector<float> o_bias;          // [d_model]
+  std::vector<float> sink_logits;     // [n_heads]
   std::vector<float> ffn_norm;        // [d_model]
   Linear gate, up;                    // [d_ff, d_model]; with experts: of the shared one, and without rows if there is none
   std::vector<float> ffn_sub_norm;    // [d_ff]
   Linear down;                        // [d_model, d_ff]
   std::vector<float> ffn_post_norm;   // [d_model]
   Linear router;                      // [n_experts, d_model]
+  std::vector<float> router_bias;     // [n_experts]
   std::vector<ExpertWeights> experts;
   std::vector<float> shared_gate;     // [d_model]
 };

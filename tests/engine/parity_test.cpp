@@ -119,7 +119,11 @@ INSTANTIATE_TEST_SUITE_P(Models, Parity,
                                          Case{"phi3_longrope", kShort, "model-bf16.gguf"},
                                          Case{"olmo2", {}, "model-bf16.gguf"}, Case{"gemma3", {}, "model-bf16.gguf"},
                                          Case{"qwen3_moe", {}, "model-bf16.gguf"}, Case{"qwen3_moe_dense"},
-                                         Case{"qwen2_moe", {}, "model-bf16.gguf"}),
+                                         Case{"qwen2_moe", {}, "model-bf16.gguf"},
+                                         Case{"gpt_oss",
+                                              {},
+                                              "model-bf16.gguf",
+                                              Golden{.logits = "logits_truncate", .greedy = ""}}),
                          [](const auto& of) {
                            return of.param.name + (of.param.golden.ids == "input_ids" ? "" : "_short");
                          });

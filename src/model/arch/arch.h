@@ -27,6 +27,8 @@ struct Arch {
   bool multipliers = false;      ///< config.json has Granite's four
   bool norms_plus_one = false;   ///< a norm of a Hugging Face file multiplies by 1 + w
   bool embedding_root = false;   ///< embedded tokens are multiplied by sqrt(d_model)
+  bool ffn_norm_is_post_attention = false;  ///< so a GGUF file calls the norm in front of the feed-forward
+  bool gpt_oss = false;  ///< biases of o, router and experts, sink logits, and experts of several in one tensor
   bool experts = false;          ///< feed-forwards are experts where the file has some
   bool experts_renormalised = false;  ///< Config::experts_renormalised where the file does not say
   int window_period = 0;         ///< Config::window_period where the file does not say
@@ -80,6 +82,18 @@ inline constexpr Name kFfnPostNorm{"blk.{}.post_ffw_norm.weight", "model.layers.
 inline constexpr Name kGateUp{"blk.{}.ffn_up.weight", "model.layers.{}.mlp.gate_up_proj.weight"};
 inline constexpr Name kGate{"blk.{}.ffn_gate.weight", "model.layers.{}.mlp.gate_proj.weight"};
 inline constexpr Name kUp{"blk.{}.ffn_up.weight", "model.layers.{}.mlp.up_proj.weight"};
+inline constexpr Name kOBias{"blk.{}.attn_output.bias", "model.layers.{}.self_attn.o_proj.bias"};
+inline constexpr Name kSinkLogits{"blk.{}.attn_sinks.weight", "model.layers.{}.self_attn.sinks"};
+// Of gpt-oss. Hugging Face has gate and up of all experts in one tensor [n_experts, d_model, 2 d_ff], gates in the even
+// columns, and down as [n_experts, d_ff, d_model].
+inline constexpr Name kOssRouter{"blk.{}.ffn_gate_inp.weight", "model.layers.{}.mlp.router.weight"};
+inline constexpr Name kOssRouterBias{"blk.{}.ffn_gate_inp.bias", "model.layers.{}.mlp.router.bias"};
+inline constexpr Name kOssGate{"blk.{}.ffn_gate_exps.weight", "model.layers.{}.mlp.experts.gate_up_proj"};
+inline constexpr Name kOssUp{"blk.{}.ffn_up_exps.weight", "model.layers.{}.mlp.experts.gate_up_proj"};
+inline constexpr Name kOssDown{"blk.{}.ffn_down_exps.weight", "model.layers.{}.mlp.experts.down_proj"};
+inline constexpr Name kOssGateBias{"blk.{}.ffn_gate_exps.bias", "model.layers.{}.mlp.experts.gate_up_proj_bias"};
+inline constexpr Name kOssUpBias{"blk.{}.ffn_up_exps.bias", "model.layers.{}.mlp.experts.gate_up_proj_bias"};
+inline constexpr Name kOssDownBias{"blk.{}.ffn_down_exps.bias", "model.layers.{}.mlp.experts.down_proj_bias"};
 // Of experts; the second "{}" of a Hugging Face name stands for the expert.
 inline constexpr Name kRouter{"blk.{}.ffn_gate_inp.weight", "model.layers.{}.mlp.gate.weight"};
 inline constexpr Name kExpertGate{"blk.{}.ffn_gate_exps.weight", "model.layers.{}.mlp.experts.{}.gate_proj.weight"};

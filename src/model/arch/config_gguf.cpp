@@ -27,6 +27,9 @@ class Keys {
     RIDGE_TRY(const double value, gguf_.number(prefix_ + std::string(key)));
     return float(value);
   }
+  Result<bool> flag_or(std::string_view key, bool fallback) const {
+    return has(key) ? gguf_.flag(prefix_ + std::string(key)) : Result<bool>(fallback);
+  }
   Result<std::string> text_or(std::string_view key, std::string fallback) const {
     return has(key) ? gguf_.text(prefix_ + std::string(key)) : Result<std::string>(std::move(fallback));
   }
@@ -64,6 +67,7 @@ Result<RopeScaling> rope_scaling(const Keys& keys, std::string_view where) {
   RIDGE_TRY(s.original_context, keys.integer_or("rope.scaling.original_context_length", 0));
   RIDGE_TRY(s.attention_factor, keys.number_or("rope.scaling.attn_factor", 0.0f));
   RIDGE_TRY(s.beta_fast, keys.number_or("rope.scaling.yarn_beta_fast", s.beta_fast));
+  RIDGE_TRY(s.truncate, keys.flag_or("rope.scaling.yarn_truncate", true));
   RIDGE_TRY(s.beta_slow, keys.number_or("rope.scaling.yarn_beta_slow", s.beta_slow));
   return s;
 }
@@ -120,6 +124,7 @@ Result<Config> config_from_gguf(const io::Gguf& gguf, std::string_view where) {
     RIDGE_TRY(c.d_ff_expert, keys.integer("expert_feed_forward_length"));
     RIDGE_TRY(c.d_ff_shared, keys.integer_or("expert_shared_feed_forward_length", 0));
     c.experts_renormalised = arch->experts_renormalised;
+    c.expert_biases = arch->gpt_oss;
   }
   RIDGE_TRY(c.window, keys.integer_or("attention.sliding_window", 0));
   if (c.window > 0) {
@@ -143,13 +148,16 @@ Result<Config> config_from_gguf(const io::Gguf& gguf, std::string_view where) {
   c.rope_pairs = arch->gguf_pairs;
   c.qk_norm = arch->qk_norm;
   c.qk_norm_whole = arch->qk_norm_whole;
+  c.o_bias = c.sink_logits = arch->gpt_oss;
   c.norms = arch->norms;
   c.sub_norm = c.ternary = arch->bitnet;
-  RIDGE_TRY(const std::string activation,
-            keys.text_or("hidden_activation", std::string(activation_name(arch->activation))));
-  const Result<Activation> known = find_activation(activation);
-  if (!known) return bad_file("{}: {}.hidden_activation {}", where, arch_name, known.error().message);
-  c.activation = *known;
+  c.activation = arch->activation;
+  if (keys.has("hidden_activation")) {
+    RIDGE_TRY(const std::string name, keys.text_or("hidden_activation", ""));
+    const Result<Activation> known = find_activation(name);
+    if (!known) return bad_file("{}: {}.hidden_activation {}", where, arch_name, known.error().message);
+    c.activation = *known;
+  }
   const io::Tensor* embedding = gguf.find(tensor_names::kEmbedding.gguf);
   c.vocab_size = embedding && !embedding->shape.empty() ? int(std::min<int64_t>(embedding->shape[0], 1 << 30)) : 0;
   c.qkv_bias = gguf.find("blk.0.attn_q.bias") != nullptr;
@@ -177,7 +185,7 @@ std::map<std::string, io::GgufValue, std::less<>> config_metadata(const Config& 
   set("rope.dimension_count", uint64_t(c.rope_dim));
   set("rope.freq_base", double(c.rope_theta));
   set("vocab_size", uint64_t(c.vocab_size));
-  if (c.activation != Activation::silu) set("hidden_activation", std::string(activation_name(c.activation)));
+  if (c.activation != Activation::silu && c.activation != arch_of(c).activation) set("hidden_activation", std::string(activation_name(c.activation)));
   if (c.n_experts > 0) {
     set("expert_count", uint64_t(c.n_experts));
     set("expert_used_count", uint64_t(c.n_experts_used));
@@ -204,6 +212,7 @@ std::map<std::string, io::GgufValue, std::less<>> config_metadata(const Config& 
     if (s.kind == RopeScaling::Kind::yarn) {
       set("rope.scaling.yarn_beta_fast", double(s.beta_fast));
       set("rope.scaling.yarn_beta_slow", double(s.beta_slow));
+      if (!s.truncate) set("rope.scaling.yarn_truncate", false);  // no other reader knows it
     }
   }
   return m;

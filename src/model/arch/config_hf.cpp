@@ -78,6 +78,7 @@ Result<RopeScaling> rope_scaling(const Fields& f, int n_ctx_train, int original_
   RIDGE_TRY(s.original_context, f.integer_or("original_max_position_embeddings", original_context));
   RIDGE_TRY(s.attention_factor, f.number_or("attention_factor", 0.0f));
   RIDGE_TRY(s.beta_fast, f.number_or("beta_fast", s.beta_fast));
+  RIDGE_TRY(s.truncate, f.flag_or("truncate", true));
   RIDGE_TRY(s.beta_slow, f.number_or("beta_slow", s.beta_slow));
   RIDGE_TRY(s.low_freq_factor, f.number_or("low_freq_factor", s.low_freq_factor));
   RIDGE_TRY(s.high_freq_factor, f.number_or("high_freq_factor", s.high_freq_factor));
@@ -92,10 +93,14 @@ Result<RopeScaling> rope_scaling(const Fields& f, int n_ctx_train, int original_
 }
 
 Status read_experts(const Fields& f, const Arch& arch, Config& c, std::string_view where) {
-  RIDGE_TRY(c.n_experts, f.integer("num_experts"));
-  if (c.n_experts < 1) return bad_file("{}: num_experts is {}, expected 1 or more", where, c.n_experts);
+  const char* const count = arch.gpt_oss ? "num_local_experts" : "num_experts";
+  RIDGE_TRY(c.n_experts, f.integer(count));
+  if (c.n_experts < 1) return bad_file("{}: {} is {}, expected 1 or more", where, count, c.n_experts);
   RIDGE_TRY(c.n_experts_used, f.integer("num_experts_per_tok"));
-  RIDGE_TRY(c.d_ff_expert, f.integer("moe_intermediate_size"));
+  RIDGE_TRY(c.d_ff_expert, f.integer(arch.gpt_oss ? "intermediate_size" : "moe_intermediate_size"));
+  c.expert_biases = arch.gpt_oss;
+  RIDGE_TRY(const float limit, f.number_or("swiglu_limit", 7.0f));
+  if (limit != 7) return bad_file("{}: swiglu_limit is {} (supported: 7)", where, limit);
   RIDGE_TRY(c.d_ff_shared, f.integer_or("shared_expert_intermediate_size", 0));
   RIDGE_TRY(c.experts_renormalised, f.flag_or("norm_topk_prob", arch.experts_renormalised));
   RIDGE_TRY(const int every, f.integer_or("decoder_sparse_step", 1));
@@ -185,7 +190,7 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
   }
   const Result<Activation> known_activation = find_activation(activation);
   if (!known_activation) return bad_file("{}: {} {}", where, activation_key, known_activation.error().message);
-  c.activation = *known_activation;
+  c.activation = arch->gpt_oss ? arch->activation : *known_activation;
   if (arch->bitnet && f.has("quantization_config") && f.at("quantization_config").is_object()) {
     const Fields quantization(f.at("quantization_config"), where);
     RIDGE_TRY(const std::string mode, quantization.text_or("quantization_mode", "offline"));
@@ -223,6 +228,7 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
   c.rope_pairs = RopePairs::halves;
   c.qk_norm = arch->qk_norm;
   c.qk_norm_whole = arch->qk_norm_whole;
+  c.o_bias = c.sink_logits = arch->gpt_oss;
   c.norms = arch->norms;
   c.sub_norm = c.ternary = arch->bitnet;
   RIDGE_TRY_STATUS(check_config(c, where));

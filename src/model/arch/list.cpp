@@ -36,6 +36,18 @@ std::span<const Arch> arch_list() {
        .qk_norm = true,
        .experts = true,
        .experts_renormalised = true},
+      {.name = "gpt-oss",
+       .hf_type = "gpt_oss",
+       .hf_class = "GptOssForCausalLM",
+       .gguf_pairs = RopePairs::halves,
+       .qkv_bias = true,
+       .activation = Activation::clamped_swiglu,
+       .windowed = true,
+       .ffn_norm_is_post_attention = true,
+       .gpt_oss = true,
+       .experts = true,
+       .experts_renormalised = true,
+       .window_period = 2},
       {.name = "granite",
        .hf_type = "granite",
        .hf_class = "GraniteForCausalLM",
@@ -92,6 +104,7 @@ std::string_view activation_name(Activation activation) {
     case Activation::silu: return "silu";
     case Activation::relu2: return "relu2";
     case Activation::gelu_tanh: return "gelu_pytorch_tanh";
+    case Activation::clamped_swiglu: return "clamped_swiglu";
   }
   return {};
 }

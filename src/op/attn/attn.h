@@ -18,6 +18,7 @@ namespace ridge {
 struct Attention {
   int n_heads = 0;  ///< query heads; a multiple of the kv heads
   float scale = 0;  ///< on the scores, usually 1 / sqrt(head_dim)
+  const float* sink_logits = nullptr;  ///< [n_heads]: the score of a key without a value, of every head; null: none
   KvTiles k, v;
   std::span<const KvSpan> spans;  ///< no more rows each than most_rows_at_once()
   View2<const float> q;           ///< [rows, n_heads * head_dim], not in cache space

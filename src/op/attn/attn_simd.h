@@ -311,9 +311,13 @@ inline void finish(const Attention& a, const Block& block, int kv_head, int pair
   a.v.rotation.backward(out);
 }
 
-inline void start(float* running, int stride) {
+/// Nothing seen yet but the head's sink, if there is one.
+inline void start(const Attention& a, int kv_head, int pair, float* running, int stride) {
   std::fill(running, running + stride + 2, 0.0f);
   running[stride] = kMasked;
+  if (!a.sink_logits) return;
+  running[stride] = a.sink_logits[kv_head * a.group() + pair % a.group()];
+  running[stride + 1] = 1;
 }
 
 template <class Integers>
@@ -372,7 +376,7 @@ void run_attention(CpuContext& context, const Attention& a) {
                  [&](const Block& block, int kv_head, const float* q, const ThreadRoom& room, Integers& integers) {
                    const int pairs = block.count * group;
                    const auto running = [&](int pair) { return room.running + int64_t(pair) * (stride + 2); };
-                   for (int pair = 0; pair < pairs; ++pair) start(running(pair), stride);
+                   for (int pair = 0; pair < pairs; ++pair) start(a, kv_head, pair, running(pair), stride);
                    for (int split = 0; split < splits_of(block); ++split)
                      for (int pair = attend_split(a, block, kv_head, split, q, stride, room, integers); pair < pairs;
                           ++pair)
@@ -413,7 +417,7 @@ void run_attention(CpuContext& context, const Attention& a) {
       const int last = std::min(splits_of(block) - from, kMostSplitsAtOnce);
       for (int pair = 0; pair < block.count * group; ++pair) {
         float* const running = state_of(item, 0, pair);
-        if (from == 0) start(running, stride);
+        if (from == 0) start(a, int(item % n_kv_heads), pair, running, stride);
         for (int slot = 0; slot < last; ++slot) {
           const float* const state = state_of(item, 1 + slot, pair);
           if (state[stride + 1] != kNothingSeen) put_together(running, state[stride], state[stride + 1], state, stride);

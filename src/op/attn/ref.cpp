@@ -23,7 +23,8 @@ void attention_ref(CpuContext& context, const Attention& a) {
     std::vector<float> q(from, from + dim), row(q);
     a.k.rotation.forward(q.data());
     std::vector<double> weight(size_t(n - first), 0.0), sum(size_t(dim), 0.0);
-    double top = -INFINITY, total = 0;
+    const bool has_sink = a.sink_logits != nullptr;
+    double top = has_sink ? a.sink_logits[head] : -INFINITY;
     for (int p = first; p < n; ++p) {
       read_cached_row(a.k, *span, kv_head, p, n, row.data());
       double dot = 0;
@@ -31,6 +32,7 @@ void attention_ref(CpuContext& context, const Attention& a) {
       weight[size_t(p - first)] = dot * a.scale;
       top = std::max(top, weight[size_t(p - first)]);
     }
+    double total = has_sink ? std::exp(a.sink_logits[head] - top) : 0;
     for (double& w : weight) total += w = std::exp(w - top);
     for (int p = first; p < n; ++p) {
       read_cached_row(a.v, *span, kv_head, p, n, row.data());

@@ -1,5 +1,6 @@
 #include "op/norm_rope/norm_rope.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "op/norm_rope/kernels.h"
@@ -119,6 +120,17 @@ void gelu_glu(CpuContext& context, View2<float> gate, View2<const float> up) {
     for (int64_t i = 0; i < gate.cols; ++i) {
       const float g = gate(t, i);
       gate(t, i) = 0.5f * g * (1 + std::tanh(kRoot * (g + 0.044715f * g * g * g))) * up(t, i);
+    }
+  });
+}
+
+void clamped_swiglu(CpuContext& context, View2<float> gate, View2<const float> up) {
+  const TracedOp traced(context, "activation", {}, rows_work(gate, 2, 8));
+  constexpr float kLimit = 7, kGain = 1.702f;
+  for_rows(context, gate.rows, [&](int64_t t, int) {
+    for (int64_t i = 0; i < gate.cols; ++i) {
+      const float g = std::min(gate(t, i), kLimit), u = std::clamp(up(t, i), -kLimit, kLimit);
+      gate(t, i) = g / (1 + std::exp(-kGain * g)) * (u + 1);
     }
   });
 }

@@ -45,6 +45,9 @@ void relu2_glu(CpuContext& context, View2<float> gate, View2<const float> up);
 /// gate = gelu(gate) * up, gelu by its tanh form: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
 void gelu_glu(CpuContext& context, View2<float> gate, View2<const float> up);
 
+/// gate = g sigmoid(1.702 g) (u + 1), of gates at most 7 and ups between -7 and 7: gpt-oss.
+void clamped_swiglu(CpuContext& context, View2<float> gate, View2<const float> up);
+
 /// x *= factor
 void scale(CpuContext& context, View2<float> x, float factor);
 
