@@ -21,8 +21,11 @@ struct Problem {
   std::vector<KvSpan> spans;
   std::vector<AttendOracle> oracles;  // [query, head], when first asked for
 
-  Problem(const AttnCase& c, const KvSideConfig& k, const KvSideConfig& v, uint64_t seed = 1)
-      : shape(c), rows(c, 1, seed), caches({k, v, c.heads.n_kv_heads, c.head_dim}, rows, seed) {}
+  Problem(const AttnCase& c, const KvSideConfig& k, const KvSideConfig& v, uint64_t seed = 1, int window = 0)
+      : shape(c),
+        rows(c, 1, seed),
+        caches({.k = k, .v = v, .n_kv_heads = c.heads.n_kv_heads, .head_dim = c.head_dim, .attention_window = window},
+               rows, seed) {}
 
   /// All tokens; the last n_queries are asked.
   Problem& fill(int n_queries = 1) {
@@ -56,7 +59,8 @@ void find_oracles(Problem& p) {
   for (const KvSpan& span : p.spans)
     for (int i = 0; i < span.n_rows; ++i)
       for (int kv_head = 0; kv_head < p.shape.heads.n_kv_heads; ++kv_head) {
-        const int n = span.n_past + i + 1;
+        const int n = span.n_past + i + 1, window = p.caches.k.tiles.attention_window;
+        const int first = window > 0 ? std::max(0, n - window) : 0;
         const std::vector<float> keys = seen_rows(p.caches.k.tiles, span, kv_head, n),
                                  values = seen_rows(p.caches.v.tiles, span, kv_head, n);
         for (int j = 0; j < group; ++j) {
@@ -64,8 +68,8 @@ void find_oracles(Problem& p) {
           std::vector<float> q(from, from + dim);
           p.caches.k.tiles.rotation.forward(q.data());
           p.oracles.emplace_back(
-              q.data(), n, int(dim), p.caches.scale, [&](int at) { return &keys[size_t(at) * dim]; },
-              [&](int at) { return &values[size_t(at) * dim]; });
+              q.data(), n - first, int(dim), p.caches.scale, [&](int at) { return &keys[size_t(first + at) * dim]; },
+              [&](int at) { return &values[size_t(first + at) * dim]; });
         }
       }
 }
@@ -232,6 +236,91 @@ TEST(Attention, WorkCountsEveryCachedRowOncePerKvHead) {
   const Work three = attention_work(AttentionProblem(layer, 12, 100, 3).get());
   EXPECT_EQ(three.read_bytes - one.read_bytes, 2 * 4 * 12 * 128);
   EXPECT_EQ(three.flops, 4 * 12 * 128 * 297);
+  // In a window of 50: positions 50 to 99, no sink among them.
+  KvLayerConfig sliding = layer;
+  sliding.attention_window = 50;
+  const Work some = attention_work(AttentionProblem(sliding, 12, 100).get());
+  EXPECT_EQ(some.read_bytes, 2 * (36 * 256 + 14 * 50 + 50 * 136) + 4 * 12 * 128);
+  EXPECT_EQ(some.flops, 4 * 12 * 128 * 50);
+  EXPECT_EQ(attention_work(AttentionProblem(sliding, 12, 100, 3).get()).flops, 4 * 12 * 128 * 150);
+}
+
+// A window of attention ends in tiles and splits, in the rows kept exact, among the sinks, and beyond all of them.
+TEST(Attention, AWindowIsWhatAQuerySees) {
+  uint64_t turn = 0;
+  for (const int window : {1, 2, 31, 33, 64, 100, 129, 513, 700})
+    for (const int n : {1, 40, 130, 640, 1031})
+      for (const char* format : {"f16", "rotor-3", "q8_0"}) {
+        ++turn;
+        Problem p({{4, 2}, turn % 2 ? 64 : 32, n}, side_of(kv(format), kPolicies[turn % 5]),
+                  side_of(kv(format), kPolicies[turn / 2 % 5]), turn, window);
+        expect_all_kernels(p.fill(std::min(n, turn % 3 == 0 ? 20 : 1)));
+        if (HasFatalFailure()) return;
+      }
+}
+
+// Every kernel, those of integers among them: rows that no query sees may hold anything.
+TEST(Attention, WhatLiesBeforeTheWindowDoesNotMatter) {
+  for (const char* format : {"f16", "q8_0", "p8", "rotor-3", "rotor-4", "q4_0"}) {
+    constexpr int kWindow = 70, kKeys = 600, kQueries = 9;
+    Problem p({{8, 2}, 64, kKeys}, side_of(kv(format), kWindowPolicy), side_of(kv(format), kWindowPolicy), 5, kWindow);
+    p.fill(kQueries);
+    const auto all = [&] {
+      std::vector<std::vector<float>> outputs;
+      for (const AttentionVariant& variant : attention_variants()) {
+        const Attention a = p.caches.problem(p.spans);
+        if (variant.isa > detect_isa() || !variant.supports(a).ok) continue;
+        variant.run(test_context(), a);
+        outputs.push_back(p.caches.out());
+      }
+      return outputs;
+    };
+    const auto before = all();
+    for (FencedSide* side : {&p.caches.k, &p.caches.v})
+      for (int h = 0; h < p.shape.heads.n_kv_heads; ++h)
+        for (int position = 0; position <= kKeys - kQueries - kWindow; ++position) {
+          std::memset(side->tiles.coded_row(p.spans[0].pages, h, position), 0x5A, size_t(side->tiles.row_bytes));
+          if (position < side->tiles.n_sinks)
+            std::memset(side->tiles.sink_row(p.spans[0].slot, h, position), 0x5A, size_t(2 * side->tiles.head_dim));
+        }
+    EXPECT_EQ(all(), before) << format;
+  }
+}
+
+// A sink logit s takes e^s / (e^s + sum e^score) of the softmax and adds nothing.
+TEST(Attention, ASinkLogitTakesItsShare) {
+  for (const int n : {1, 33, 700})
+    for (const int n_queries : {1, 12}) {
+      if (n_queries > n) continue;
+      Problem p({{4, 2}, 64, n}, side_of(kv("f32")), side_of(kv("f32")), uint64_t(n));
+      p.fill(n_queries);
+      const std::vector<float> sinks{-3, 0.5f, 4, 30};
+      for (const AttentionVariant& variant : attention_variants()) {
+        Attention a = p.caches.problem(p.spans);
+        if (variant.isa > detect_isa() || !variant.supports(a).ok) continue;
+        SCOPED_TRACE(fmt::format("{} {} keys", variant.name, n));
+        variant.run(test_context(), a);
+        const std::vector<float> without = p.caches.out();
+        a.sink_logits = sinks.data();
+        variant.run(test_context(), a);
+        const std::vector<float> with = p.caches.out();
+        size_t at = 0;
+        for (const KvSpan& span : p.spans)
+          for (int i = 0; i < span.n_rows; ++i)
+            for (int head = 0; head < 4; ++head) {
+              double sum = 0;
+              std::vector<float> row(64);
+              for (int position = 0; position <= span.n_past + i; ++position) {
+                read_cached_row(a.k, span, head / 2, position, span.n_past + i + 1, row.data());
+                double dot = 0;
+                for (int d = 0; d < 64; ++d) dot += double(a.q(span.first_row + i, head * 64 + d)) * row[size_t(d)];
+                sum += std::exp(dot * a.scale);
+              }
+              const double share = sum / (sum + std::exp(double(sinks[size_t(head)])));
+              for (int d = 0; d < 64; ++d, ++at) ASSERT_NEAR(with[at], share * without[at], 2e-5 * share + 1e-12);
+            }
+      }
+    }
 }
 
 }  // namespace

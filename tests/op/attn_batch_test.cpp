@@ -121,6 +121,20 @@ TEST(AttentionBatch, LongSequencesOfEveryHeadSize) {
   check("rotor-4", "i8r", 1, {4, 1}, 256);
 }
 
+// Which splits a step's queries skip differs from cut to cut.
+TEST(AttentionBatch, AWindowOfAttentionChangesNoBitsEither) {
+  for (const char* format : {"f16", "q8_0", "rotor-3"})
+    for (const int window : {20, 100, 530}) {
+      const KvLayerConfig layer{.k = side_of(kv(format), kWindowPolicy),
+                                .v = side_of(kv(format), kWindowPolicy),
+                                .n_kv_heads = 1,
+                                .head_dim = 64,
+                                .attention_window = window};
+      expect_same_bits(layer, {{2, 1}, 64, 640}, {{640, 130}}, false);
+      if (HasFatalFailure()) return;
+    }
+}
+
 TEST(AttentionBatch, SplitsThatWaitGiveTheSameBitsAsSplitsInARow) {
   // Above 64 splits of 512 a lone query's splits wait in two rounds; 17 queries go through theirs one after another.
   constexpr int kKeys = 64 * 512 + 40;

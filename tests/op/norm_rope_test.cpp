@@ -162,6 +162,50 @@ TEST(RmsNorm, ARowIsTheSameBitsAloneAndAmongOthers) {
   }
 }
 
+/// The largest |error| of a gated activation against its formula in double, relative to max(1, |g u|): roundings of a
+/// factor between 0 and 1 are multiplied by both.
+double glu_error(void (*glu)(CpuContext&, View2<float>, View2<const float>), double (*formula)(double g, double u)) {
+  CpuContext context(2);
+  std::vector<float> gate, up;
+  for (int i = -300; i <= 300; ++i)
+    for (const float u : {-30.0f, -7.5f, -1.0f, 0.0f, 0.3f, 6.9f, 8.0f}) gate.push_back(0.1f * float(i)), up.push_back(u);
+  const std::vector<float> from = gate;
+  const int64_t n = ssize(gate);
+  glu(context, View2<float>(gate.data(), 7, n / 7), View2<const float>(up.data(), 7, n / 7));
+  double worst = 0;
+  for (size_t i = 0; i < gate.size(); ++i) {
+    const double expected = formula(from[i], up[i]);
+    worst = std::max(worst, std::abs(gate[i] - expected) / std::max(1.0, std::abs(double(from[i]) * up[i])));
+  }
+  return worst;
+}
+
+TEST(GatedActivations, GeluByItsTanhForm) {
+  EXPECT_LT(glu_error(gelu_glu,
+                      [](double g, double u) {
+                        return 0.5 * g * (1 + std::tanh(std::sqrt(2 / M_PI) * (g + 0.044715 * g * g * g))) * u;
+                      }),
+            1e-6);
+}
+
+TEST(GatedActivations, ClampedSwigluOfGptOss) {
+  EXPECT_LT(glu_error(clamped_swiglu,
+                      [](double g, double u) {
+                        g = std::min(g, 7.0), u = std::clamp(u, -7.0, 7.0);
+                        return g / (1 + std::exp(-1.702 * g)) * (u + 1);
+                      }),
+            1e-6);
+}
+
+TEST(Additions, ScaleRowsAndWhatIsAdded) {
+  CpuContext context(1);
+  std::vector<float> x{1, 2, 3, 4}, y{10, 20, 30, 40};
+  scale(context, View2<float>(x.data(), 2, 2), 3);
+  EXPECT_EQ(x, (std::vector<float>{3, 6, 9, 12}));
+  add(context, View2<float>(x.data(), 2, 2), View2<const float>(y.data(), 2, 2), 0.5f);
+  EXPECT_EQ(x, (std::vector<float>{8, 16, 24, 32}));
+}
+
 TEST(Additions, AddRowsAndBiases) {
   CpuContext context(2);
   GuardedMatrix x(3, 10), y(3, 10);
