@@ -23,8 +23,8 @@ program reports. All numbers in files are little-endian; blocks follow one anoth
 the group. Encoders see finite weights only: NaN, infinity and what a format cannot hold are refused with their place.
 `ridge explain gemv --format NAME` says which kernels serve a format on your machine; how a GPU holds weights: [device-tiles.md](device-tiles.md).
 
-Bits count scales. A format without a GGUF type is not written to GGUF files, one without a dtype not read from safetensors tensors as
-such. "Refused codes": the format has bit patterns that mean nothing, and files that hold them are refused. i2_s bytes behind the last
+Bits count scales. A format without an encoder is read, not written: `ridge quantize` refuses it. A format without a GGUF type is not
+written to GGUF files, one without a dtype not read from safetensors tensors as such. "Refused codes": the format has bit patterns that mean nothing, and files that hold them are refused. i2_s bytes behind the last
 block belong to the tensor, not to its blocks."""
 
 KV_INTRO = """# KV cache formats
@@ -88,9 +88,9 @@ def code(name):
 
 def weight_table(formats):
     return table(
-        ["format", "bits per weight:", "group:", "bytes per block:", "GGUF type:", "safetensors dtype", "refused codes", "bytes behind the tensor:"],
+        ["format", "bits per weight:", "group:", "bytes per block:", "GGUF type:", "safetensors dtype", "encoder", "refused codes", "bytes behind the tensor:"],
         [[code(f["name"]), f"{f['bits_per_weight']:g}", f["group"], f["block_bytes"], "-" if f["gguf_type"] is None else f["gguf_type"],
-          f["safetensors_dtype"] or "-", "yes" if f["checked"] else "no", f["tail_bytes"]] for f in formats])
+          f["safetensors_dtype"] or "-", "yes" if f["written"] else "no", "yes" if f["checked"] else "no", f["tail_bytes"]] for f in formats])
 
 
 def kv_bits_table(formats):

@@ -69,7 +69,8 @@ lab::Row weight_format_row(const WeightFormat& format) {
           {"tail_bytes", format.tail_bytes},
           {"gguf_type", format.gguf_type < 0 ? lab::Row() : lab::Row(format.gguf_type)},
           {"safetensors_dtype", has_dtype ? lab::Row(format.safetensors_dtype) : lab::Row()},
-          {"checked", format.check != nullptr}};
+          {"checked", format.check != nullptr},
+          {"written", format.encode != nullptr}};
 }
 
 /// The cache of a quoted shape with this format and its own policy on both sides: what a session of that model reports.
@@ -211,7 +212,8 @@ void print_text(const lab::Row& row, const gpu::DeviceReport& gpus) {
              double(machine.available_bytes) / 1073741824, machine.load_1min);
   print_gpus(gpus);
   for (const WeightFormat& format : weight_formats())
-    fmt::print("weights   {:<8} {:>6.4g} bits, group {}\n", format.name, format.bits_per_weight(), format.group);
+    fmt::print("weights   {:<8} {:>6.4g} bits, group {}{}\n", format.name, format.bits_per_weight(), format.group,
+               format.encode ? "" : ", read only");
   for (const KvFormat& format : kv_formats())
     fmt::print("kv        {:<8} {:>6.4g} bits at head_dim {}, group {}\n", format.name, format.bits_per_value(kHeadDim),
                kHeadDim, format.group);

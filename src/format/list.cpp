@@ -78,6 +78,7 @@ const WeightFormat* weight_format_of_dtype(std::string_view dtype) {
 
 Status encode_rows(const WeightFormat& format, std::span<const float> values, int64_t n_in, std::span<std::byte> out) {
   RIDGE_CHECK(n_in <= 0 || int64_t(values.size()) % n_in == 0, "{} values in rows of {}", values.size(), n_in);
+  if (!format.encode) return fail(ErrorKind::usage, "{} is read, not written (there is no encoder)", format.name);
   if (n_in <= 0 || n_in % format.group != 0)
     return fail(ErrorKind::bad_file, "rows of {} elements do not divide into groups of {} ({})", n_in, format.group,
                 format.name);
@@ -99,6 +100,18 @@ Status encode_rows(const WeightFormat& format, std::span<const float> values, in
         return bad_file("row {} column {} is {}, in a group too large for {}", row, i, in[i], format.name);
   }
   return {};
+}
+
+std::vector<std::byte> random_blocks(const WeightFormat& format, Rng& rng, double size, int64_t n) {
+  std::vector<std::byte> blocks(size_t(format.row_bytes(n)));
+  if (format.fill) {
+    format.fill(rng, float(size), n, blocks.data());
+    return blocks;
+  }
+  std::vector<float> values(size_t(n), 0.0f);
+  for (float& value : values) value = float(size * rng.normal());
+  format.encode(values.data(), n, blocks.data());
+  return blocks;
 }
 
 }  // namespace ridge

@@ -2,12 +2,15 @@
 // reference encode/decode, facts) and one row in list.h; everything else derives from the row.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <string_view>
 
+#include "base/f16.h"
 #include "base/result.h"
+#include "base/rng.h"
 
 namespace ridge {
 
@@ -20,8 +23,10 @@ struct WeightFormat {
   int block_bytes;                     ///< sizeof the packed struct of one group
   /// `n` elements (a multiple of group) from packed blocks to floats.
   void (*decode)(const std::byte* blocks, int64_t n, float* out);
-  /// `n` finite floats (a multiple of group) to packed blocks.
-  void (*encode)(const float* in, int64_t n, std::byte* blocks);
+  /// `n` finite floats (a multiple of group) to packed blocks; nullptr when the format is read only.
+  void (*encode)(const float* in, int64_t n, std::byte* blocks) = nullptr;
+  /// Of a format without an encoder: blocks of `n` elements with random codes and about `size` as root mean square.
+  void (*fill)(Rng& rng, float size, int64_t n, std::byte* blocks) = nullptr;
   int tail_bytes = 0;  ///< bytes behind the last block of a tensor (i2_s: its scale), not counted in bits_per_weight
   /// Fails on blocks of `n` elements that mean nothing (a ternary code 3, a scale that is not finite), naming the
   /// element; nullptr when the format makes no such check.
@@ -32,8 +37,25 @@ struct WeightFormat {
   int64_t row_bytes(int64_t n) const { return n / group * block_bytes; }
 };
 
-/// Makes the row of a format type F { Block; kName; kGroup; decode(Block, float*); encode(float*, Block) } and, where it
-/// has them, kGgufType, kDtype, kTailBytes and problem(Block).
+/// Random codes under a scale that makes `size` the root mean square of the block: F's set_scale(), else its members d
+/// and dmin.
+template <class F>
+void fill_block(Rng& rng, float size, typename F::Block& block) {
+  const auto set_scale = [&block](float scale) {
+    if constexpr (requires { F::set_scale(block, scale); }) F::set_scale(block, scale);
+    else block.d = f32_to_f16(scale);
+    if constexpr (requires { block.dmin; }) block.dmin = f32_to_f16(1.5f * scale);
+  };
+  for (size_t i = 0; i < sizeof block; ++i) reinterpret_cast<uint8_t*>(&block)[i] = uint8_t(rng.next());
+  set_scale(1);
+  float values[F::kGroup], squares = 0;
+  F::decode(block, values);
+  for (const float value : values) squares += value * value;
+  set_scale(size / std::sqrt(squares / F::kGroup));
+}
+
+/// Makes the row of a format type F { Block; kName; kGroup; decode(Block, float*) } and, where it has them,
+/// encode(float*, Block), kGgufType, kDtype, kTailBytes and problem(Block).
 template <class F>
 constexpr WeightFormat make_weight_format() {
   WeightFormat format{F::kName,
@@ -47,14 +69,23 @@ constexpr WeightFormat make_weight_format() {
                           std::memcpy(&block, blocks + i * int64_t(sizeof block), sizeof block);
                           F::decode(block, out + i * F::kGroup);
                         }
-                      },
-                      [](const float* in, int64_t n, std::byte* blocks) {
-                        typename F::Block block;
-                        for (int64_t i = 0; i < n / F::kGroup; ++i) {
-                          F::encode(in + i * F::kGroup, block);
-                          std::memcpy(blocks + i * int64_t(sizeof block), &block, sizeof block);
-                        }
                       }};
+  if constexpr (requires(typename F::Block block, const float* in) { F::encode(in, block); })
+    format.encode = [](const float* in, int64_t n, std::byte* blocks) {
+      typename F::Block block;
+      for (int64_t i = 0; i < n / F::kGroup; ++i) {
+        F::encode(in + i * F::kGroup, block);
+        std::memcpy(blocks + i * int64_t(sizeof block), &block, sizeof block);
+      }
+    };
+  else
+    format.fill = [](Rng& rng, float size, int64_t n, std::byte* blocks) {
+      typename F::Block block;
+      for (int64_t i = 0; i < n / F::kGroup; ++i) {
+        fill_block<F>(rng, size, block);
+        std::memcpy(blocks + i * int64_t(sizeof block), &block, sizeof block);
+      }
+    };
   if constexpr (requires { F::kGgufType; }) format.gguf_type = F::kGgufType;
   if constexpr (requires { F::kDtype; }) format.safetensors_dtype = F::kDtype;
   if constexpr (requires { F::kTailBytes; }) format.tail_bytes = F::kTailBytes;

@@ -4,7 +4,14 @@
 
 #include "format/i2_s.h"
 #include "format/int4_g128.h"
+#include "format/iq1.h"
+#include "format/iq2.h"
+#include "format/iq3.h"
+#include "format/iq4.h"
+#include "format/mxfp4.h"
 #include "format/plain.h"
+#include "format/q2_k.h"
+#include "format/q3_k.h"
 #include "format/q4_0.h"
 #include "format/q4_1.h"
 #include "format/q4_k.h"
@@ -34,6 +41,18 @@ using WeightFormatTypes = WeightTypes<
     Q4_K,
     Q4_1,
     Q4_0,
+    IQ4_NL,
+    IQ4_XS,
+    MXFP4,
+    Q3_K,
+    IQ3_S,
+    IQ3_XXS,
+    Q2_K,
+    IQ2_S,
+    IQ2_XS,
+    IQ2_XXS,
+    IQ1_M,
+    IQ1_S,
     TQ2_0,
     TQ1_0,
     I2_S,

@@ -41,6 +41,8 @@ bool wants_better(std::string_view name, const Config& c) {
   return false;
 }
 
+bool is_written(const WeightFormat& format) { return format.encode && format.tail_bytes == 0; }
+
 bool is_ternary(const WeightFormat& format) { return format.name == "tq1_0" || format.name == "tq2_0"; }
 
 /// A BitNet model must stay ternary.
@@ -289,15 +291,17 @@ Result<QuantizeType> find_quantize_type(std::string_view name) {
     return type;
   }
   const auto format = find_weight_format(name);
-  if (format && (*format)->tail_bytes == 0) return QuantizeType(**format);
-  if (format) return wrong_field("type", "{}: this format is read, not written (tq2_0 holds the same)", name);
+  if (format && is_written(**format)) return QuantizeType(**format);
+  if (format)
+    return wrong_field("type", "{}: this format is read, not written ({})", name,
+                       (*format)->encode ? "tq2_0 holds the same" : "there are: " + quantize_type_names());
   return wrong_field("type", "unknown weight format '{}' (there are: {})", name, quantize_type_names());
 }
 
 std::string quantize_type_names() {
   std::string names;
   for (const WeightFormat& format : weight_formats())
-    if (format.tail_bytes == 0) names += (names.empty() ? "" : ", ") + std::string(format.name);
+    if (is_written(format)) names += (names.empty() ? "" : ", ") + std::string(format.name);
   for (const Mix& mix : kMixes) names += ", " + std::string(mix.name);
   return names;
 }

@@ -34,12 +34,9 @@ class NoiseSource {
  public:
   NoiseSource(const WeightFormat& format, int64_t n_in, double gain) : format_(format) {
     constexpr int64_t kPoolValues = 1 << 18;
-    std::vector<float> values(size_t(kPoolValues), 0.0f);
     Rng rng(uint64_t(n_in) * 2654435761u + 1);
     const double deviation = format.tail_bytes > 0 ? 1 : gain / std::sqrt(double(n_in));  // i2_s: Linear::scale has it
-    for (float& v : values) v = float(deviation * rng.normal());
-    pool_.resize(size_t(format.row_bytes(kPoolValues)));
-    format.encode(values.data(), kPoolValues, pool_.data());
+    pool_ = random_blocks(format, rng, deviation, kPoolValues);
   }
   void fill(std::byte* out, int64_t bytes, Rng& rng) const {
     const int64_t n_blocks = int64_t(pool_.size()) / format_.block_bytes;

@@ -501,6 +501,9 @@ TEST(Info, FormatsCarryTheFactsTheDocumentsAreMadeFrom) {
     if (f["name"] == "int4_g128") {
       EXPECT_TRUE(f["gguf_type"].is_null());
     }
+    EXPECT_EQ(f["written"], f["name"] != "q2_k" && f["name"] != "q3_k" && f["name"] != "mxfp4" &&
+                                !f["name"].get<std::string>().starts_with("iq"))
+        << f;
     EXPECT_EQ(f["bits_per_weight"].get<double>(), 8.0 * f["block_bytes"].get<int>() / f["group"].get<int>()) << f;
   }
   for (const json& f : formats["kv"]) {

@@ -177,6 +177,9 @@ INSTANTIATE_TEST_SUITE_P(
                     Wrong{{"quantize", "/nonexistent", "/tmp/never.gguf", "--type", "q8_0"}, 4, "/nonexistent"},
                     Wrong{
                         {"quantize", kTinyModel, "/tmp/never.gguf", "--type", "i2_s"}, 2, "error: --type: i2_s: this"},
+                    Wrong{{"quantize", kTinyModel, "/tmp/never.gguf", "--type", "iq2_xs"},
+                          2,
+                          "error: --type: iq2_xs: this format is read, not written (there are: f32"},
                     Wrong{{"explain"}, 2, "OP is required"}, Wrong{{"explain", "conv"}, 2, "gemv"},
                     Wrong{{"explain", "gemv", "--shape", "12"}, 2, "N_OUTxN_IN"},
                     Wrong{{"explain", "gemv", "--shape", "0x32"}, 2, "--shape"},

@@ -161,8 +161,8 @@ const HostileCase kTensorCases[] = {
      "tensor 'q' has rows of 16 elements"},
     {"TypeRetired4", [](Builder& b) { b.tensors[0].type = 4; }, "has type id 4 (not supported; supported: 0 = f32"},
     {"TypeI2SRows", [](Builder& b) { b.tensors[0].type = 36; }, "rows of 4 elements, expected a multiple of 128"},
-    {"TypeMxfp4", [](Builder& b) { b.tensors[0].type = 39; },
-     "tensor 'token_embd.weight' has type id 39 (not supported"},
+    {"TypeNvfp4", [](Builder& b) { b.tensors[0].type = 40; },
+     "tensor 'token_embd.weight' has type id 40 (not supported"},
     {"TypeMinus1", [](Builder& b) { b.tensors[0].type = UINT32_MAX; }, "has type id 4294967295"},
     {"OffsetNotAligned", [](Builder& b) { b.tensors[1].offset = 36; },
      "tensor 'output_norm.weight' starts at offset 36, expected a multiple of the alignment 32"},
@@ -210,6 +210,20 @@ TEST(HostileGguf, NoChangeOfOneByteReachesOutsideTheFile) {
       for (const Tensor& tensor : gguf->tensors) touch(tensor);
     }
   EXPECT_GT(n_accepted, 0);  // changes inside values and data are not faults
+}
+
+TEST(HostileGguf, RowsThatBlocksDoNotDivideAreRefusedInEveryFormat) {
+  for (const WeightFormat& format : weight_formats()) {
+    if (format.gguf_type < 0 || format.group == 1) continue;
+    for (const int n : {1, format.group - 1, format.group + 1, 3 * format.group / 2}) {
+      Builder builder = small_gguf();
+      builder.tensors.push_back({"q", {uint64_t(n), uint64_t(format.group)}, uint32_t(format.gguf_type),
+                                 std::string(size_t(format.row_bytes(int64_t(n) * format.group)), 'x')});
+      expect_refused(parse_gguf(exact_bytes(builder.build()), "rows.gguf"),
+                     fmt::format("rows of {} elements, expected a multiple of {} ({} packs", n, format.group,
+                                 format.name));
+    }
+  }
 }
 
 TEST(HostileGguf, LongNamesAreCutInMessages) {

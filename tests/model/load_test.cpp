@@ -267,7 +267,8 @@ TEST(Load, MistralWithoutAWindowIsALlama) {
 TEST(Convert, EveryWritableFormatLoadsAndStaysClose) {
   const LoadedModel source = load_model(kTiny).or_throw();
   for (const WeightFormat& format : weight_formats()) {
-    if (format.tail_bytes > 0 || format.gguf_type < 0) continue;  // i2_s is not written, int4_g128 is no GGUF type
+    // Formats without an encoder and i2_s are not written, int4_g128 is no GGUF type.
+    if (!format.encode || format.tail_bytes > 0 || format.gguf_type < 0) continue;
     const TempDir directory;
     const std::filesystem::path path = directory.path() / "out.gguf";
     int reported = 0;
@@ -295,6 +296,18 @@ TEST(Convert, EveryWritableFormatLoadsAndStaysClose) {
     }
     EXPECT_EQ(model.tokenizer->encode("Once upon a time", true, false),
               source.tokenizer->encode("Once upon a time", true, false));
+  }
+}
+
+TEST(Convert, FormatsWithoutAnEncoderAreRefusedByNameAndNotOffered) {
+  for (const WeightFormat& format : weight_formats()) {
+    if (format.encode) continue;
+    const auto type = find_quantize_type(format.name);
+    ASSERT_FALSE(type) << format.name;
+    EXPECT_NE(type.error().message.find(std::string(format.name) + ": this format is read, not written"),
+              std::string::npos);
+    EXPECT_NE(type.error().message.find("q8_0, q6_k"), std::string::npos) << "what there is instead";
+    EXPECT_EQ((", " + quantize_type_names() + ",").find(fmt::format(", {},", format.name)), std::string::npos);
   }
 }
 

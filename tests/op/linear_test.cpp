@@ -49,6 +49,17 @@ CpuContext& test_context() {
   return context;
 }
 
+/// `values` in rows of n_in, encoded; random blocks where the format has no encoder.
+void put_rows(const WeightFormat& format, const std::vector<float>& values, int64_t n_in, uint64_t seed,
+              std::span<std::byte> rows) {
+  if (format.encode) {
+    EXPECT_TRUE(encode_rows(format, values, n_in, rows));
+    return;
+  }
+  Rng rng(seed);
+  std::ranges::copy(random_blocks(format, rng, 1, int64_t(values.size())), rows.begin());
+}
+
 Problem::Problem(const WeightFormat& f, const LinearCase& c, Fill kind, uint64_t seed)
     : format(f),
       shape(c),
@@ -57,7 +68,7 @@ Problem::Problem(const WeightFormat& f, const LinearCase& c, Fill kind, uint64_t
   const int64_t n_in = c.n_in, n_groups = has_panels(f) ? n_in / kPanelGroup : 0;
   x = random_floats(seed, c.n_tokens * n_in, kind);
   const std::vector<float> w = random_floats(seed + 1000, c.n_out * n_in, kind);
-  EXPECT_TRUE(encode_rows(f, w, n_in, rows.span()));
+  put_rows(f, w, n_in, seed, rows.span());
   if (n_groups > 0) pack_panels(test_context(), f, c.n_out, n_in, rows.data(), panels.data());
 
   std::vector<int8_t> q(x.size());

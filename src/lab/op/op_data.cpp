@@ -39,16 +39,23 @@ std::vector<float> make_metric(int n_kv_heads, int head_dim, uint64_t seed) {
 RowPool::RowPool(int64_t width, uint64_t seed, double spread)
     : width_(width), rows_(random_values(seed, kRows * width, spread)) {}
 
+namespace {
+CodedPool decoded_pool(const WeightFormat& format, int64_t n_in, std::vector<std::byte> bytes) {
+  std::vector<float> values(size_t(RowPool::kRows * n_in));
+  format.decode(bytes.data(), RowPool::kRows * n_in, values.data());
+  return {std::move(bytes), RowPool(n_in, std::move(values))};
+}
+}  // namespace
+
 CodedPool coded_pool(const WeightFormat& format, int64_t n_in, std::vector<float> values) {
   std::vector<std::byte> bytes(size_t(RowPool::kRows * format.row_bytes(n_in)));
   encode_rows(format, values, n_in, bytes).or_throw();
-  for (int64_t i = 0; i < RowPool::kRows; ++i)
-    format.decode(bytes.data() + i * format.row_bytes(n_in), n_in, values.data() + i * n_in);
-  return {std::move(bytes), RowPool(n_in, std::move(values))};
+  return decoded_pool(format, n_in, std::move(bytes));
 }
 
 CodedPool coded_pool(const WeightFormat& format, int64_t n_in, uint64_t seed) {
-  return coded_pool(format, n_in, random_values(seed, RowPool::kRows * n_in));
+  Rng rng(seed);
+  return decoded_pool(format, n_in, random_blocks(format, rng, 1, RowPool::kRows * n_in));
 }
 
 std::vector<int8_t> random_codes(int64_t n_in, uint64_t seed) {

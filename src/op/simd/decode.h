@@ -5,7 +5,11 @@
 #pragma once
 
 #include "format/int4_g128.h"
+#include "format/iq4.h"
 #include "format/list.h"
+#include "format/mxfp4.h"
+#include "format/q2_k.h"
+#include "format/q3_k.h"
 #include "format/q4_0.h"
 #include "format/q4_1.h"
 #include "format/q4_k.h"
@@ -51,6 +55,18 @@ inline void put_offset(__m256i codes, float scale, float offset, float* out) {
   _mm256_store_si256(reinterpret_cast<__m256i*>(bytes), codes);
   for (int i = 0; i < 32; i += Simd::kLanes)
     Simd::store(out + i, Simd::fma(Simd::load_u8(bytes + i), Simd::set1(scale), Simd::set1(offset)));
+}
+
+/// The same with a scale for each 16. Lanes never straddle two: 16 is a multiple of their number.
+inline void put_scaled_16s(__m256i codes, const float* scales, float* out) {
+  alignas(32) int8_t bytes[32];
+  _mm256_store_si256(reinterpret_cast<__m256i*>(bytes), codes);
+  for (int i = 0; i < 32; i += Simd::kLanes)
+    Simd::store(out + i, Simd::mul(Simd::load_i8(bytes + i), Simd::set1(scales[i / 16])));
+}
+/// 32 two-bit codes: bits 2k and 2k + 1 of 32 bytes, k = part % 4, of half part / 4.
+inline __m256i two_bits(const uint8_t* q, int part) {
+  return low_bits(_mm256_srli_epi16(bytes32(q + part / 4 * 32), part % 4 * 2), 3);
 }
 
 inline void decode_block(const Q8_0::Block& b, float* out) { put_scaled(bytes32(b.q), half_to_float(b.scale), out); }
@@ -109,14 +125,59 @@ inline void decode_block(const Q6_K::Block& b, float* out) {
     const __m256i pairs = low_bits(_mm256_srli_epi16(high, 2 * quarter), 3);
     const __m256i nibbles = low_bits(quarter < 2 ? low : _mm256_srli_epi16(low, 4), 0xF);
     const __m256i codes = _mm256_or_si256(nibbles, _mm256_slli_epi16(pairs, 4));
-    alignas(32) int8_t bytes[32];
-    _mm256_store_si256(reinterpret_cast<__m256i*>(bytes), _mm256_sub_epi8(codes, _mm256_set1_epi8(32)));
+    const float scales[] = {d * float(b.scales[2 * part]), d * float(b.scales[2 * part + 1])};
+    put_scaled_16s(_mm256_sub_epi8(codes, _mm256_set1_epi8(32)), scales, out + 32 * part);
+  }
+}
+inline void decode_block(const Q3_K::Block& b, float* out) {
+  const float d = half_to_float(b.d);
+  const __m256i high = bytes32(b.high);
+  for (int part = 0; part < 8; ++part) {
+    const __m256i bit = _mm256_set1_epi8(char(1 << part));
+    const __m256i third = low_bits(_mm256_cmpeq_epi8(_mm256_and_si256(high, bit), bit), 4);
+    const __m256i codes = _mm256_or_si256(two_bits(b.q, part), third);
+    float scales[2];
+    for (int i = 0; i < 2; ++i) {  // as Q3_K::scale_of(), which must not be emitted here
+      const int j = 2 * part + i;
+      const int low = b.scales[j % 8] >> (j / 8 * 4) & 0xF, top = b.scales[8 + j % 4] >> (j / 4 * 2) & 3;
+      scales[i] = d * float((low | top << 4) - 32);
+    }
+    put_scaled_16s(_mm256_sub_epi8(codes, _mm256_set1_epi8(4)), scales, out + 32 * part);
+  }
+}
+inline void decode_block(const Q2_K::Block& b, float* out) {
+  const float d = half_to_float(b.d), dmin = half_to_float(b.dmin);
+  for (int part = 0; part < 8; ++part) {
+    alignas(32) uint8_t bytes[32];
+    _mm256_store_si256(reinterpret_cast<__m256i*>(bytes), two_bits(b.q, part));
     for (int i = 0; i < 32; i += Simd::kLanes) {
-      // Lanes never straddle two scales: 16 is a multiple of their number.
-      const float scale = d * float(b.scales[2 * part + i / 16]);
-      Simd::store(out + 32 * part + i, Simd::mul(Simd::load_i8(bytes + i), Simd::set1(scale)));
+      const int pair = b.scales[2 * part + i / 16];
+      const auto scale = Simd::set1(d * float(pair & 0xF)), min = Simd::set1(-(dmin * float(pair >> 4)));
+      Simd::store(out + 32 * part + i, Simd::fma(Simd::load_u8(bytes + i), scale, min));
     }
   }
+}
+/// The bytes of a table of 16 for 32 codes from 16 bytes.
+inline __m256i looked_up(const int8_t* table, const uint8_t* q) {
+  const __m128i once = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(once), nibbles32(q));
+}
+constexpr int8_t kIq4Levels[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+constexpr int8_t kFp4Doubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+inline void decode_block(const IQ4_NL::Block& b, float* out) {
+  put_scaled(looked_up(kIq4Levels, b.q), half_to_float(b.d), out);
+}
+inline void decode_block(const IQ4_XS::Block& b, float* out) {
+  const float d = half_to_float(b.d);
+  for (int j = 0; j < 8; ++j) {
+    const int scale = (b.scales[j / 2] >> (j % 2 * 4) & 0xF) | (b.high >> (2 * j) & 3) << 4;
+    put_scaled(looked_up(kIq4Levels, b.q + 16 * j), d * float(scale - 32), out + 32 * j);
+  }
+}
+inline void decode_block(const MXFP4::Block& b, float* out) {
+  const int bits = b.exponent < 2 ? 0x00200000 << b.exponent : (b.exponent - 1) << 23;
+  put_scaled(looked_up(kFp4Doubled, b.q), _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(bits))), out);
 }
 
 template <class F>
@@ -148,7 +209,7 @@ inline RowDecoder row_decoder(const WeightFormat& format) {
   if (format.name == F16::kName) return decode_values<LoadF16>;
   if (format.name == BF16::kName) return decode_values<LoadBF16>;
   if (format.name == F32::kName) return decode_values<LoadF32>;
-  return find_row_decoder<Q8_0, Q6_K, Q5_K, Q5_1, Q5_0, Q4_K, Q4_1, Q4_0, Int4G128>(format);
+  return find_row_decoder<Q8_0, Q6_K, Q5_K, Q5_1, Q5_0, Q4_K, Q4_1, Q4_0, IQ4_NL, IQ4_XS, MXFP4, Q3_K, Q2_K, Int4G128>(format);
 }
 
 }  // namespace
