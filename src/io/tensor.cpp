@@ -16,11 +16,20 @@ struct Int32 {
   static void decode(const Block& block, float* out) { *out = float(block); }
   static void encode(const float* in, Block& block) { block = Block(*in); }
 };
-constexpr WeightFormat kPackedWords = make_weight_format<Int32>();
+struct UInt8 {
+  using Block = uint8_t;
+  static constexpr const char* kName = "u8";
+  static constexpr const char* kDtype = "U8";
+  static constexpr int kGroup = 1;
+  static void decode(const Block& block, float* out) { *out = float(block); }
+  static void encode(const float* in, Block& block) { block = Block(*in); }
+};
+constexpr WeightFormat kPackedWords = make_weight_format<Int32>(), kPackedBytes = make_weight_format<UInt8>();
 
 }  // namespace
 
 const WeightFormat& packed_words() { return kPackedWords; }
+const WeightFormat& packed_bytes() { return kPackedBytes; }
 
 Result<uint64_t> storage_bytes(const WeightFormat& format, std::span<const int64_t> shape) {
   if (shape.empty()) return bad_file("has no dimensions (a scalar is not a model weight)");

@@ -6,6 +6,7 @@
 
 #include "format/i2_s.h"
 #include "format/int4_g128.h"
+#include "format/mxfp4.h"
 #include "io/int4_packed.h"
 #include "model/arch/arch.h"
 #include "model/ternary.h"
@@ -102,6 +103,43 @@ class Binder {
           std::memcpy(to + (r * n_in + i) * size,
                       all->data.data() + ((e * n_in + i) * n_columns + first + r * step) * size, size_t(size));
       m.rows = to;
+    }
+    return experts;
+  }
+  bool has(const std::string& tensor_name) const { return by_name_.contains(tensor_name); }
+  /// Every `step`-th row from `first` on of n_experts matrices in MXFP4 as checkpoints have it: codes [n_experts, n_rows,
+  /// n_in / 32, 16] with weights 2 i and 2 i + 1 in byte i, exponents [n_experts, n_rows, n_in / 32].
+  std::vector<Linear> expert_mxfp4(const tensor_names::Name& n, int layer, std::vector<int64_t> shape, int64_t first,
+                                   int64_t step) {
+    const int64_t n_rows = shape[1], n_blocks = shape[2] / MXFP4::kGroup;
+    std::vector<Linear> experts(static_cast<size_t>(shape[0]));
+    if (shape[2] % MXFP4::kGroup != 0) {
+      problem(fmt::format("{} has rows of {}, expected a multiple of {}", name(n, layer), shape[2], MXFP4::kGroup));
+      return experts;
+    }
+    const WeightFormat* const u8 = &io::packed_bytes();
+    const io::Tensor* const codes = find(name(n, layer) + "_blocks", {shape[0], n_rows, n_blocks, 16}, true, u8);
+    const io::Tensor* const exponents = find(name(n, layer) + "_scales", {shape[0], n_rows, n_blocks}, true, u8);
+    if (!codes || !exponents) return experts;
+    if (codes->format != u8 || exponents->format != u8) {
+      problem(fmt::format("{}_blocks and _scales are {} and {}, expected u8", name(n, layer), codes->format->name,
+                          exponents->format->name));
+      return experts;
+    }
+    const auto nibble = [](std::byte b, int i) { return int(b) >> 4 * (i % 2) & 15; };
+    for (int64_t e = 0; e < shape[0]; ++e) {
+      Linear& m = experts[size_t(e)];
+      m = {.format = *find_weight_format(MXFP4::kName), .n_out = n_rows / step, .n_in = shape[2]};
+      auto* block = reinterpret_cast<MXFP4::Block*>(weights_.buffers.emplace_back(m.bytes()).data());
+      m.rows = reinterpret_cast<const std::byte*>(block);
+      for (int64_t r = 0; r < m.n_out; ++r)
+        for (int64_t b = 0; b < n_blocks; ++b, ++block) {
+          const int64_t at = (e * n_rows + first + r * step) * n_blocks + b;
+          const std::byte* const from = codes->data.data() + 16 * at;
+          block->exponent = uint8_t(exponents->data[size_t(at)]);
+          for (int i = 0; i < 16; ++i)
+            block->q[i] = uint8_t(nibble(from[i / 2], i) | nibble(from[8 + i / 2], i) << 4);
+        }
     }
     return experts;
   }
@@ -214,7 +252,9 @@ class Binder {
     m.rows = buffer.data();
     return m;
   }
-  const io::Tensor* find(const std::string& tensor_name, std::vector<int64_t> shape, bool required) {
+  /// `packed`: what the tensor may be without being a weight format.
+  const io::Tensor* find(const std::string& tensor_name, std::vector<int64_t> shape, bool required,
+                         const WeightFormat* packed = nullptr) {
     const auto found = by_name_.find(tensor_name);
     if (found == by_name_.end()) {
       if (required) problem(tensor_name + " is missing");
@@ -225,8 +265,9 @@ class Binder {
                           fmt::join(shape, ", ")));
       return nullptr;
     }
-    if (found->second->format == &io::packed_words()) {
-      problem(tensor_name + " is i32, expected a weight format");
+    const WeightFormat* const format = found->second->format;
+    if (format != packed && (format == &io::packed_words() || format == &io::packed_bytes())) {
+      problem(fmt::format("{} is {}, expected a weight format", tensor_name, format->name));
       return nullptr;
     }
     return found->second;
@@ -256,6 +297,10 @@ void bind_oss_experts(const Config& c, Binder& b, int i, LayerWeights& layer) {
     gate = b.expert_matrices(n::kOssGate, i, c.n_experts, n_ff, c.d_model);
     up = b.expert_matrices(n::kOssUp, i, c.n_experts, n_ff, c.d_model);
     down = b.expert_matrices(n::kOssDown, i, c.n_experts, c.d_model, n_ff);
+  } else if (b.has(b.name(n::kOssDown, i) + "_blocks")) {
+    gate = b.expert_mxfp4(n::kOssGate, i, {n_all, 2 * n_ff, c.d_model}, 0, 2);
+    up = b.expert_mxfp4(n::kOssUp, i, {n_all, 2 * n_ff, c.d_model}, 1, 2);
+    down = b.expert_mxfp4(n::kOssDown, i, {n_all, c.d_model, n_ff}, 0, 1);
   } else {
     gate = b.expert_columns(n::kOssGate, i, {n_all, c.d_model, 2 * n_ff}, 0, 2);
     up = b.expert_columns(n::kOssUp, i, {n_all, c.d_model, 2 * n_ff}, 1, 2);

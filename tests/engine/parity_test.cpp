@@ -123,7 +123,8 @@ INSTANTIATE_TEST_SUITE_P(Models, Parity,
                                          Case{"gpt_oss",
                                               {},
                                               "model-bf16.gguf",
-                                              Golden{.logits = "logits_truncate", .greedy = ""}}),
+                                              Golden{.logits = "logits_truncate", .greedy = ""}},
+                                         Case{"gpt_oss_mxfp4", {}, "model-bf16.gguf"}),
                          [](const auto& of) {
                            return of.param.name + (of.param.golden.ids == "input_ids" ? "" : "_short");
                          });

@@ -82,7 +82,14 @@ TEST(Load, AbsurdMetadataIsRefusedByName) {
       {"llama.attention.key_length", uint64_t(1) << 20, "head_dim is 1048576"},
       {"llama.attention.key_length", uint64_t(0), "head_dim is 0"},
       {"llama.attention.value_length", uint64_t(4), "value_length 4 differs from key_length 8"},
-      {"llama.attention.sliding_window", uint64_t(4096), "sliding_window 4096 is not supported"},
+      {"llama.attention.sliding_window", int64_t(-1), "llama.attention.sliding_window is -1"},
+      {"llama.attention.sliding_window", uint64_t(1) << 31, "llama.attention.sliding_window is 2147483648"},
+      {"llama.attn_logit_softcapping", 50.0, "llama.attn_logit_softcapping is 50 (not supported)"},
+      {"llama.expert_count", uint64_t(8), "llama.expert_count is 8 (experts of this architecture are not supported)"},
+      {"llama.attention.scale", -0.5, "attention scale is -0.5"},
+      {"llama.residual_scale", NAN, "residual scale is nan"},
+      {"llama.embedding_scale", 0.0, "embedding scale is 0"},
+      {"llama.logit_scale", 0.0, "logit divisor is 0"},
       {"llama.attention.layer_norm_rms_epsilon", NAN, "RMSNorm epsilon is nan"},
       {"llama.attention.layer_norm_rms_epsilon", 0.0, "RMSNorm epsilon is 0"},
       {"llama.rope.freq_base", 0.0, "rope frequency base is 0"},
@@ -94,8 +101,8 @@ TEST(Load, AbsurdMetadataIsRefusedByName) {
       {"llama.embedding_length", uint64_t(65), "do not fit the configuration"},
       {"llama.feed_forward_length", uint64_t(173), "blk.0.ffn_gate.weight is [172, 64], expected [173, 64]"},
       {"general.architecture", std::string("mamba"),
-       "architecture 'mamba' is not supported (there are: llama, mistral, qwen2, qwen3, bitnet-b1.58, bitnet-25, "
-       "bitnet)"},
+       "architecture 'mamba' is not supported (there are: llama, mistral, qwen2, qwen3, qwen2moe, qwen3moe, gpt-oss, granite, "
+       "phi3, olmo2, gemma3, bitnet-b1.58, bitnet-25, bitnet)"},
       {"general.architecture", uint64_t(3), "general.architecture"},
   };
   for (const Case& c : cases) {
@@ -197,8 +204,17 @@ TEST(Config, HfFieldsAreReadAndChecked) {
       {{"\"rms_norm_eps\":1e-6", "\"rms_norm_eps\":0"}, "epsilon"},
       {{"\"use_sliding_window\":false", "\"use_sliding_window\":true"}, "use_sliding_window"},
       {{"\"use_sliding_window\":false", "\"hidden_act\":\"gelu\""}, "hidden_act 'gelu'"},
+      {{"\"use_sliding_window\":false", "\"rope_scaling\":{\"rope_type\":\"dynamic\"}"}, "'dynamic' is not supported"},
       {{"\"use_sliding_window\":false", "\"rope_scaling\":{\"rope_type\":\"longrope\"}"},
-       "'longrope' is not supported"},
+       "short_factor is not a list"},
+      {{"\"use_sliding_window\":false",
+        "\"rope_scaling\":{\"rope_type\":\"longrope\",\"short_factor\":[1,-1],\"long_factor\":[1]}"},
+       "short_factor holds -1"},
+      {{"\"use_sliding_window\":false",
+        "\"rope_scaling\":{\"rope_type\":\"longrope\",\"short_factor\":[1],\"long_factor\":[1]}"},
+       "LongRoPE has 1 factors for 32 pairs"},
+      {{"\"use_sliding_window\":false", "\"partial_rotary_factor\":0"}, "partial_rotary_factor is 0"},
+      {{"\"use_sliding_window\":false", "\"final_logit_softcapping\":30"}, "final_logit_softcapping is 30"},
       {{"\"use_sliding_window\":false", "\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":0}"},
        "scaling factor is 0"},
       {{"\"use_sliding_window\":false", "\"rope_scaling\":7"}, "rope_scaling is not an object"},
@@ -208,7 +224,66 @@ TEST(Config, HfFieldsAreReadAndChecked) {
         << change.second << " -> " << message(change.first, change.second);
 }
 
-TEST(Config, MistralWithoutAWindowIsALlama) {
+TEST(Config, LayersThatSlideHaveAPeriod) {
+  const auto gemma = [](std::string_view more) {
+    return config_from_hf(R"({"model_type":"gemma3_text","hidden_size":64,"num_hidden_layers":4,"num_attention_heads":4,)"
+                          R"("num_key_value_heads":2,"head_dim":16,"intermediate_size":96,"vocab_size":512,)"
+                          R"("max_position_embeddings":2048,"sliding_window":16)" +
+                              std::string(more) + "}",
+                          "config.json");
+  };
+  EXPECT_EQ(gemma("").or_throw().window_period, 6);
+  const char* const kPattern = R"(,"layer_types":["sliding_attention","full_attention","sliding_attention","full_attention"])";
+  EXPECT_EQ(gemma(kPattern).or_throw().window_period, 2);
+  const char* const kAll =
+      R"(,"layer_types":["sliding_attention","sliding_attention","sliding_attention","sliding_attention"])";
+  EXPECT_TRUE(gemma(kAll).or_throw().slides(3));
+  const std::pair<const char*, const char*> bad[] = {
+      {R"(,"layer_types":["sliding_attention"])", "not a list of 4 layers"},
+      {R"(,"layer_types":["sliding_attention","full_attention","full_attention","full_attention"])", "at layer 2"},
+      {R"(,"layer_types":["sliding_attention","full_attention","linear_attention","full_attention"])", "at layer 2"},
+      {R"(,"sliding_window_pattern":-1)", "sliding_window_pattern is -1"},
+      {R"(,"rope_local_base_freq":0.5)", "rope frequency base of sliding layers is 0.5"},
+      {R"(,"query_pre_attn_scalar":0)", "attention scale is inf"},
+  };
+  for (const auto& [more, expected] : bad) {
+    const Result<Config> config = gemma(more);
+    ASSERT_FALSE(config) << more;
+    EXPECT_NE(config.error().message.find(expected), std::string::npos) << config.error().message;
+  }
+}
+
+TEST(Config, NumbersOfExpertsAreChecked) {
+  const auto moe = [](std::string_view experts) {
+    return config_from_hf(R"({"model_type":"qwen3_moe","hidden_size":64,"num_hidden_layers":3,"num_attention_heads":4,)"
+                          R"("num_key_value_heads":2,"head_dim":16,"intermediate_size":96,"vocab_size":512,)"
+                          R"("max_position_embeddings":2048)" +
+                              std::string(experts) + "}",
+                          "config.json");
+  };
+  const Config good =
+      moe(R"(,"num_experts":8,"num_experts_per_tok":2,"moe_intermediate_size":24,"mlp_only_layers":[0],"norm_topk_prob":false)")
+          .or_throw();
+  EXPECT_FALSE(good.has_experts(0));
+  EXPECT_TRUE(good.has_experts(1) && good.has_experts(2));
+  EXPECT_FALSE(good.experts_renormalised);
+  const std::pair<const char*, const char*> bad[] = {
+      {R"(,"num_experts":0,"num_experts_per_tok":2,"moe_intermediate_size":24)", "num_experts is 0"},
+      {R"(,"num_experts":2147483648,"num_experts_per_tok":2,"moe_intermediate_size":24)", "num_experts is 2147483648"},
+      {R"(,"num_experts":8,"num_experts_per_tok":9,"moe_intermediate_size":24)", "experts of a token is 9"},
+      {R"(,"num_experts":8,"num_experts_per_tok":0,"moe_intermediate_size":24)", "experts of a token is 0"},
+      {R"(,"num_experts":8,"num_experts_per_tok":2,"moe_intermediate_size":0)", "d_ff of an expert is 0"},
+      {R"(,"num_experts":8,"num_experts_per_tok":2)", "moe_intermediate_size is missing"},
+      {R"(,"num_experts":8,"num_experts_per_tok":2,"moe_intermediate_size":24,"mlp_only_layers":3)", "not a list"},
+  };
+  for (const auto& [experts, expected] : bad) {
+    const Result<Config> config = moe(experts);
+    ASSERT_FALSE(config) << experts;
+    EXPECT_NE(config.error().message.find(expected), std::string::npos) << config.error().message;
+  }
+}
+
+TEST(Config, MistralIsALlamaWithAWindowOrNone) {
   const auto mistral = [](std::string_view more) {
     return R"({"hidden_size":64,"num_hidden_layers":3,"num_attention_heads":4,"num_key_value_heads":2,"head_dim":32,)"
            R"("intermediate_size":128,"vocab_size":512,"max_position_embeddings":2048,"rope_theta":1000000.0)" +
@@ -225,11 +300,13 @@ TEST(Config, MistralWithoutAWindowIsALlama) {
   }
   for (const char* more : {R"(,"model_type":"mistral","sliding_window":16)",
                            R"(,"model_type":"mistral","sliding_window":16,"use_sliding_window":false)"}) {
-    const Result<Config> windowed = config_from_hf(mistral(more), "config.json");
-    ASSERT_FALSE(windowed);
-    EXPECT_NE(windowed.error().message.find("config.json: sliding_window is 16"), std::string::npos)
-        << windowed.error().message;
+    const Config windowed = config_from_hf(mistral(more), "config.json").or_throw();
+    EXPECT_EQ(windowed.arch, "llama");
+    EXPECT_TRUE(windowed.slides(0) && windowed.slides(2));
   }
+  const Result<Config> negative = config_from_hf(mistral(R"(,"model_type":"mistral","sliding_window":-1)"), "config.json");
+  ASSERT_FALSE(negative);
+  EXPECT_NE(negative.error().message.find("sliding_window is -1"), std::string::npos) << negative.error().message;
   // Where use_sliding_window decides, the number alone is no window.
   EXPECT_TRUE(config_from_hf(mistral(R"(,"model_type":"qwen2","sliding_window":16)"), "config.json"));
 }
