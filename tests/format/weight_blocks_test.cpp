@@ -48,8 +48,9 @@ class WeightBlocks : public testing::TestWithParam<Golden> {
 };
 INSTANTIATE_TEST_SUITE_P(Types, WeightBlocks, testing::ValuesIn([] {
                            std::ifstream file(RIDGE_SOURCE_DIR "/tests/golden/weight_blocks.json");
+                           const Json golden = Json::parse(file);
                            std::vector<Golden> types;
-                           for (const Json& type : Json::parse(file)["types"]) types.push_back({type});
+                           for (const Json& type : golden["types"]) types.push_back({type});
                            return types;
                          }()),
                          [](const testing::TestParamInfo<Golden>& test) {
