@@ -24,8 +24,8 @@ the group. Encoders see finite weights only: NaN, infinity and what a format can
 `ridge explain gemv --format NAME` says which kernels serve a format on your machine; how a GPU holds weights: [device-tiles.md](device-tiles.md).
 
 Bits count scales. A format without an encoder is read, not written: `ridge quantize` refuses it. A format without a GGUF type is not
-written to GGUF files, one without a dtype not read from safetensors tensors as such. "Refused codes": the format has bit patterns that mean nothing, and files that hold them are refused. i2_s bytes behind the last
-block belong to the tensor, not to its blocks."""
+written to GGUF files, one without a dtype not read from safetensors tensors as such. "Refused codes": the format has bit patterns
+that mean nothing, and files that hold them are refused. i2_s bytes behind the last block belong to the tensor, not to its blocks."""
 
 KV_INTRO = """# KV cache formats
 

@@ -1,13 +1,13 @@
-// iq1_s and iq1_m: eight weights are a point of a grid of levels -1, 0 and 1, all moved by an eighth. Read, not written.
+// iq1_s and iq1_m: eight weights are a point of a grid of levels -1, 0, 1, all moved by an eighth. Read, not written.
 //
-// Super-blocks of 256 with one fp16 scale d; value = d * (2 s + 1) * (level + shift), exact in float, with a 3-bit scale s
-// and shift 1/8, or -1/8 where its bit is set. Eight weights g share one of 2048 points (format/iq_grids.h): q[g] is its
-// low byte.
-//   iq1_s: 1.5625 bits per weight, GGUF type 19. high[j] is for 32 weights: three upper bits of the point of each eight,
-//          from the lowest bits on, s in bits 12 to 14, the shift's bit 15.
+// Super-blocks of 256 with one fp16 scale d; value = d * (2 s + 1) * (level + shift), exact in float; s is a 3-bit
+// scale, shift is 1/8, or -1/8 where its bit is set. Eight weights g share one of 2048 points (format/iq_grids.h); the
+// point's low byte is q[g].
+//   iq1_s: 1.5625 bits per weight, GGUF type 19. high[j] is for 32 weights: three upper bits of the point of each
+//          eight, from the lowest bits on; s in bits 12 to 14; the shift's bit is 15.
 //   iq1_m: 1.75 bits per weight, GGUF type 29. Nibble g % 2 of high[g / 2]: three upper bits of the point, then the
-//          shift's bit. The lower twelve bits of scales[k] are s of 16 weights each, from the lowest bits on; the upper
-//          four are bits 4k .. 4k + 3 of d.
+//          shift's bit. The lower twelve bits of scales[k] are s of four times 16 weights, from the lowest bits on;
+//          the upper four are bits 4k to 4k + 3 of d.
 // Source: GGUF, block_iq1_s and block_iq1_m.
 #pragma once
 

@@ -1,12 +1,12 @@
-// iq2_xxs, iq2_xs and iq2_s: eight weights are a point of a grid of levels 8, 25 and 43 with signs. Read, not written.
+// iq2_xxs, iq2_xs and iq2_s: eight weights are a point of a grid of levels 8, 25 and 43, with signs. Read, not written.
 //
-// Super-blocks of 256 with one fp16 scale d; value = d * (s + 0.5) / 4 * level, with its sign, exact in float. s is a
-// 4-bit scale. Eight weights share a point (format/iq_grids.h) and a byte of signs, bit k set for a negative weight k;
-// where only seven bits are stored the eighth makes the number of negative weights even.
-//   iq2_xxs: 256 points, 2.0625 bits per weight, GGUF type 16. q[8j .. 8j + 7] is for 32 weights: four points of eight
-//            bits, then 28 bits of signs, seven for each point, and s in the upper four bits.
-//   iq2_xs:  512 points, 2.3125 bits per weight, GGUF type 17. Two bytes of q for eight weights: nine bits of point, seven
-//            of signs. Nibble j % 2 of scales[j / 2] is s of 16 weights.
+// Super-blocks of 256 with one fp16 scale d; value = d * (s + 0.5) / 4 * level, with its sign, exact in float; s is a
+// 4-bit scale. Eight weights share a point (format/iq_grids.h) and a byte of signs, bit k set for a negative weight k.
+// Where only seven bits are stored the eighth makes the number of negative weights even.
+//   iq2_xxs: 256 points, 2.0625 bits per weight, GGUF type 16. q[8j] to q[8j + 7] are for 32 weights: four points of
+//            eight bits, then 28 bits of signs, seven for each point, and s in the upper four bits.
+//   iq2_xs:  512 points, 2.3125 bits per weight, GGUF type 17. q[g] is for eight weights: nine bits of point, seven of
+//            signs. Nibble j % 2 of scales[j / 2] is s of 16 weights.
 //   iq2_s:   1024 points, 2.5625 bits per weight, GGUF type 22. The point of eight weights g is q[g] and, as bits 8 and
 //            9, bits 2 (g % 4) and 2 (g % 4) + 1 of high[g / 4]; their signs are signs[g]; s as in iq2_xs.
 // Source: GGUF, block_iq2_xxs, block_iq2_xs and block_iq2_s.

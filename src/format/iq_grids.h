@@ -1,12 +1,11 @@
 // The grids of the IQ formats: the combinations of eight (iq1, iq2) or four (iq3) levels that a code can name.
 //
-// A point is a number whose digits are the levels of its weights, the first weight in the lowest digit: base 3 and eight
-// digits, or base 8 and four. Grids are sorted, so a text holds a character a point: its distance to the point before
-// (the first to -1) is the character less '#'. A '#' itself adds 56 and is no point; a line ends early between two question marks, which
-// compilers take for part of a trigraph. Kept for decoding is a point's word:
-// the level of weight k in bits 2k, 2k + 1 (base 3) or 3k .. 3k + 2 (base 8). Source: GGUF; the points are those of the
-// tables iq2xxs_grid, iq2xs_grid, iq2s_grid, iq3xxs_grid, iq3s_grid and iq1s_grid as the Python package gguf 0.19.0 has
-// them.
+// A point is a number whose digits are the levels of its weights, the first weight in the lowest digit: base 3 and
+// eight digits, or base 8 and four. Grids are sorted, so a text has a character a point: its distance to the point
+// before (the first to -1) is the character less '#'. A '#' itself adds 56 and is no point. A line ends early between
+// two question marks, which compilers may take for part of a trigraph. What decoding reads is a point's word: the level
+// of weight k in bits 2k and 2k + 1 (base 3) or 3k to 3k + 2 (base 8). Source: GGUF; the points of the tables
+// iq2xxs_grid, iq2xs_grid, iq2s_grid, iq3xxs_grid, iq3s_grid and iq1s_grid, as the Python package gguf 0.19.0 has them.
 #pragma once
 
 #include <cstdint>

@@ -30,11 +30,11 @@ Result<KvRounding> find_rounding(std::string_view name);
 const WeightFormat* weight_format_of_gguf(uint32_t type);
 const WeightFormat* weight_format_of_dtype(std::string_view dtype);
 
-/// Encodes rows of n_in floats. Refuses formats without an encoder, NaN, infinity, values too large for the format and lengths the group does not
-/// divide, naming the first place.
+/// Encodes rows of n_in floats. Refuses formats without an encoder, NaN, infinity, values too large for the format and
+/// lengths the group does not divide, naming the first place.
 Status encode_rows(const WeightFormat& format, std::span<const float> values, int64_t n_in, std::span<std::byte> out);
-/// Blocks of `n` elements (a multiple of group): normal noise of deviation `size`, encoded, or random codes of about that
-/// size where the format has no encoder.
+/// Blocks of `n` elements (a multiple of group): normal noise of deviation `size`, encoded, or random codes of about
+/// that size where the format has no encoder.
 std::vector<std::byte> random_blocks(const WeightFormat& format, Rng& rng, double size, int64_t n);
 
 }  // namespace ridge

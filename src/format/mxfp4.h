@@ -1,9 +1,9 @@
 // mxfp4: 4-bit floats, one 8-bit exponent per 32 weights, 4.25 bits per weight. GGUF type 39. Read, not written.
 //
-// A code is a sign (bit 3), two bits of exponent and one of fraction; codes 0 to 7 are 0, 0.5, 1, 1.5, 2, 3, 4, 6. Weight
-// i < 16 is the low nibble of q[i], weight i >= 16 the high nibble of q[i - 16]; value = code * 2^(exponent - 127), exact
-// in float. Exponent 255, no number in the OCP's specification, is 2^128 here as in other readers of GGUF. Source: OCP
-// Microscaling Formats 1.0, MXFP4; GGUF, block_mxfp4.
+// A code is a sign (bit 3), two bits of exponent and one of fraction; codes 0 to 7 are 0, 0.5, 1, 1.5, 2, 3, 4, 6.
+// Weight i < 16 is the low nibble of q[i], weight i >= 16 the high nibble of q[i - 16]; value = code * 2^(exponent -
+// 127), exact in float. Exponent 255, no number in the OCP's specification, is 2^128 here as in other readers of GGUF.
+// Source: OCP Microscaling Formats 1.0, MXFP4; GGUF, block_mxfp4.
 #pragma once
 
 #include <cmath>

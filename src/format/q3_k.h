@@ -1,10 +1,10 @@
 // q3_k: 3-bit integers in super-blocks of 256, 6-bit scale per 16 weights, 3.4375 bits per weight. GGUF type 11. Read,
 // not written.
 //
-// value = d * (s_j - 32) * (code - 4), j = i / 16; exact in float. Weight i is in half h = i / 128, quarter k = i % 128 /
-// 32 of it, at l = i % 32: the low two bits of its code are bits 2k and 2k + 1 of q[32h + l], the third is bit i / 32 of
-// high[l]. The low four bits of s_j are nibble j / 8 (0 low, 1 high) of scales[j % 8], the upper two are bits 2 (j / 4)
-// and 2 (j / 4) + 1 of scales[8 + j % 4]. Source: GGUF, block_q3_K.
+// value = d * (s_j - 32) * (code - 4), j = i / 16; exact in float. Weight i is in half h = i / 128, quarter k =
+// i % 128 / 32 of it, at l = i % 32: the low two bits of its code are bits 2k and 2k + 1 of q[32h + l], the third is
+// bit i / 32 of high[l]. The low four bits of s_j are nibble j / 8 (0 low, 1 high) of scales[j % 8], the upper two are
+// bits 2 (j / 4) and 2 (j / 4) + 1 of scales[8 + j % 4]. Source: GGUF, block_q3_K.
 #pragma once
 
 #include "base/f16.h"

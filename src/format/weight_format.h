@@ -58,18 +58,14 @@ void fill_block(Rng& rng, float size, typename F::Block& block) {
 /// encode(float*, Block), kGgufType, kDtype, kTailBytes and problem(Block).
 template <class F>
 constexpr WeightFormat make_weight_format() {
-  WeightFormat format{F::kName,
-                      -1,
-                      "",
-                      F::kGroup,
-                      int(sizeof(typename F::Block)),
-                      [](const std::byte* blocks, int64_t n, float* out) {
-                        typename F::Block block;  // copied: a tensor may start at any byte of a file
-                        for (int64_t i = 0; i < n / F::kGroup; ++i) {
-                          std::memcpy(&block, blocks + i * int64_t(sizeof block), sizeof block);
-                          F::decode(block, out + i * F::kGroup);
-                        }
-                      }};
+  WeightFormat format{
+      F::kName, -1, "", F::kGroup, int(sizeof(typename F::Block)), [](const std::byte* blocks, int64_t n, float* out) {
+        typename F::Block block;  // copied: a tensor may start at any byte of a file
+        for (int64_t i = 0; i < n / F::kGroup; ++i) {
+          std::memcpy(&block, blocks + i * int64_t(sizeof block), sizeof block);
+          F::decode(block, out + i * F::kGroup);
+        }
+      }};
   if constexpr (requires(typename F::Block block, const float* in) { F::encode(in, block); })
     format.encode = [](const float* in, int64_t n, std::byte* blocks) {
       typename F::Block block;

@@ -19,7 +19,8 @@ inline std::map<std::string, std::vector<std::byte>> read_safetensors(const std:
   std::memcpy(&header, all.data(), sizeof header);
   const char* const data = all.data() + sizeof header + header;
   std::map<std::string, std::vector<std::byte>> tensors;
-  for (const auto& [name, entry] : nlohmann::json::parse(all.substr(sizeof header, header)).items()) {
+  const auto entries = nlohmann::json::parse(all.substr(sizeof header, header));
+  for (const auto& [name, entry] : entries.items()) {
     if (name == "__metadata__") continue;
     const auto first = entry["data_offsets"][0].get<size_t>(), last = entry["data_offsets"][1].get<size_t>();
     tensors[name].resize(last - first);

@@ -1,5 +1,5 @@
-// Weight types of GGUF files against values that another reader decoded: tests/golden/weight_blocks.json in the tree, and
-// blocks of quantised models in the reference data. Decoding rounds at most once, so every value must be equal.
+// Weight types of GGUF files against values that another reader decoded: tests/golden/weight_blocks.json in the tree,
+// and blocks of quantised models in the reference data. Decoding rounds at most once, so every value must be equal.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -48,11 +48,14 @@ class WeightBlocks : public testing::TestWithParam<Golden> {
 };
 INSTANTIATE_TEST_SUITE_P(Types, WeightBlocks, testing::ValuesIn([] {
                            std::ifstream file(RIDGE_SOURCE_DIR "/tests/golden/weight_blocks.json");
+                           const Json golden = Json::parse(file);
                            std::vector<Golden> types;
-                           for (const Json& type : Json::parse(file)["types"]) types.push_back({type});
+                           for (const Json& type : golden["types"]) types.push_back({type});
                            return types;
                          }()),
-                         [](const auto& test) { return test.param.type["name"].get<std::string>(); });
+                         [](const testing::TestParamInfo<Golden>& test) {
+                           return test.param.type["name"].get<std::string>();
+                         });
 
 TEST_P(WeightBlocks, HaveTheIdAndSizesOfGguf) {
   EXPECT_EQ(weight_format_of_gguf(golden_["gguf_type"]), &format_);

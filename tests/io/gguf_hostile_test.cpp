@@ -217,11 +217,13 @@ TEST(HostileGguf, RowsThatBlocksDoNotDivideAreRefusedInEveryFormat) {
     if (format.gguf_type < 0 || format.group == 1) continue;
     for (const int n : {1, format.group - 1, format.group + 1, 3 * format.group / 2}) {
       Builder builder = small_gguf();
-      builder.tensors.push_back({"q", {uint64_t(n), uint64_t(format.group)}, uint32_t(format.gguf_type),
+      builder.tensors.push_back({"q",
+                                 {uint64_t(n), uint64_t(format.group)},
+                                 uint32_t(format.gguf_type),
                                  std::string(size_t(format.row_bytes(int64_t(n) * format.group)), 'x')});
-      expect_refused(parse_gguf(exact_bytes(builder.build()), "rows.gguf"),
-                     fmt::format("rows of {} elements, expected a multiple of {} ({} packs", n, format.group,
-                                 format.name));
+      expect_refused(
+          parse_gguf(exact_bytes(builder.build()), "rows.gguf"),
+          fmt::format("rows of {} elements, expected a multiple of {} ({} packs", n, format.group, format.name));
     }
   }
 }

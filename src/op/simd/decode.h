@@ -209,7 +209,8 @@ inline RowDecoder row_decoder(const WeightFormat& format) {
   if (format.name == F16::kName) return decode_values<LoadF16>;
   if (format.name == BF16::kName) return decode_values<LoadBF16>;
   if (format.name == F32::kName) return decode_values<LoadF32>;
-  return find_row_decoder<Q8_0, Q6_K, Q5_K, Q5_1, Q5_0, Q4_K, Q4_1, Q4_0, IQ4_NL, IQ4_XS, MXFP4, Q3_K, Q2_K, Int4G128>(format);
+  return find_row_decoder<Q8_0, Q6_K, Q5_K, Q5_1, Q5_0, Q4_K, Q4_1, Q4_0, IQ4_NL, IQ4_XS, MXFP4, Q3_K, Q2_K, Int4G128>(
+      format);
 }
 
 }  // namespace
