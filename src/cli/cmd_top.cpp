@@ -48,7 +48,7 @@ int print_json(const top::Target& target) {
 
 int print_once(const top::Target& target, const std::string& url) {
   top::View view{.url = url};
-  top::poll_once(target, nullptr, view.known);
+  top::poll_once(target, false, nullptr, view.known);
   if (!view.known.connected) throw Error(ErrorKind::failure, view.known.trouble);
   top::Canvas canvas(std::min(kMostOnceRows, 16 + int(view.known.slots.running.size() + 2 * view.known.pools.size())),
                      kOnceColumns);
@@ -154,6 +154,7 @@ int watch(const top::Target& target, const std::string& url) {
     if (press.key == top::Key::none) continue;
     goes_on = act(view, talk, press, std::max(1, screen.rows() - 6));
     seen = ~uint64_t(0);
+    poller.ask_by_page(view.page == top::Page::cache);
   }
   return 0;
 }

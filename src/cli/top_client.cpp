@@ -19,14 +19,14 @@ void remember(std::vector<double>& values, double value) {
   if (values.size() > kHistory) values.erase(values.begin());
 }
 
-Status ask(const Target& target, const std::atomic<bool>* stop, Known& known) {
+Status ask(const Target& target, bool by_page, const std::atomic<bool>* stop, Known& known) {
   if (!known.connected) {
     RIDGE_TRY(const std::string text, target.get("/props", stop));
     RIDGE_TRY(known.props, read_props(text));
   }
   RIDGE_TRY(const std::string slots, target.get("/slots", stop));
   RIDGE_TRY(known.slots, read_slots(slots));
-  RIDGE_TRY(const std::string kv, target.get("/kv?by=page", stop));
+  RIDGE_TRY(const std::string kv, target.get(by_page ? "/kv?by=page" : "/kv", stop));
   RIDGE_TRY(known.pools, read_pools(kv));
   remember(known.tok_s, known.slots.tok_s);
   remember(known.prompt_tok_s, known.slots.prompt_tok_s);
@@ -60,8 +60,8 @@ Result<std::string> Target::get(std::string_view of, const std::atomic<bool>* st
   return std::move(response.body);
 }
 
-void poll_once(const Target& target, const std::atomic<bool>* stop, Known& known) {
-  const Status status = ask(target, stop, known);
+void poll_once(const Target& target, bool by_page, const std::atomic<bool>* stop, Known& known) {
+  const Status status = ask(target, by_page, stop, known);
   known.connected = status.has_value();
   known.trouble = known.connected ? "" : status.error().message;
 }
@@ -82,11 +82,20 @@ Known Poller::known() const {
   return known_;
 }
 
+void Poller::ask_by_page(bool on) {
+  if (by_page_.exchange(on) == on || !on) return;
+  {
+    const std::lock_guard lock(mutex_);
+    at_once_ = true;
+  }
+  wake_.notify_all();
+}
+
 void Poller::work() {
   Known known;
   while (!stop_) {
     try {
-      poll_once(target_, &stop_, known);
+      poll_once(target_, by_page_, &stop_, known);
     } catch (const std::exception& error) {
       known.connected = false;
       known.trouble = error.what();
@@ -96,7 +105,7 @@ void Poller::work() {
     known_ = known;
     ++changes_;
     wake_.wait_for(lock, std::chrono::milliseconds(known.connected ? target_.interval_ms : 1000),
-                   [this] { return stop_.load(); });
+                   [this] { return stop_ || std::exchange(at_once_, false); });
   }
 }
 

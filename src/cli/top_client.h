@@ -24,14 +24,17 @@ struct Target {
   std::string path(std::string_view of) const;
 };
 
-/// One round of questions; `trouble` says what failed, and what was known before stays.
-void poll_once(const Target& target, const std::atomic<bool>* stop, Known& known);
+/// One round of questions; `trouble` says what failed, and what was known before stays. `by_page`: pools with the counts
+/// of their pages, which cost the server the more the fuller they are.
+void poll_once(const Target& target, bool by_page, const std::atomic<bool>* stop, Known& known);
 
 class Poller {
  public:
   explicit Poller(Target target);
   ~Poller();
   Known known() const;
+  /// Whether rounds ask for the counts of pages (at first not). The first one that does starts at once.
+  void ask_by_page(bool on);
   /// Grows with every round.
   uint64_t changes() const { return changes_; }
 
@@ -42,7 +45,8 @@ class Poller {
   std::condition_variable wake_;
   Known known_;
   std::atomic<uint64_t> changes_ = 0;
-  std::atomic<bool> stop_ = false;
+  std::atomic<bool> stop_ = false, by_page_ = false;
+  bool at_once_ = false;
   std::thread thread_;
 };
 

@@ -101,6 +101,9 @@ Result<Slots> read_slots(std::string_view text) {
                     count_of(one, "n_generated"), real_of(one, "tok_s")};
   });
   s.ms_p50 = real_of(step, "ms_p50"), s.tok_s = real_of(step, "tok_s"), s.prompt_tok_s = real_of(step, "prompt_tok_s");
+  const Json& parts = field_of(step, "parts_ms_p50");
+  s.planning_ms = real_of(parts, "planning"), s.model_ms = real_of(parts, "model");
+  s.sampling_ms = real_of(parts, "sampling"), s.events_ms = real_of(parts, "events");
   s.decode_seqs = count_of(step, "decode_seqs"), s.prompt_tokens = count_of(step, "prompt_tokens");
   s.requests = count_of(totals, "requests"), s.finished = count_of(totals, "finished");
   s.cancelled = count_of(totals, "cancelled"), s.failed = count_of(totals, "failed");

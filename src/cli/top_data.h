@@ -25,7 +25,8 @@ struct Slots {
   int64_t queue = 0, parallel = 0;
   std::vector<Sequence> running;
   double ms_p50 = 0, tok_s = 0, prompt_tok_s = 0;
-  int64_t decode_seqs = 0, prompt_tokens = 0;  ///< of the newest step
+  double planning_ms = 0, model_ms = 0, sampling_ms = 0, events_ms = 0;  ///< parts of a step, p50 each
+  int64_t decode_seqs = 0, prompt_tokens = 0;                            ///< of the newest step
   int64_t requests = 0, finished = 0, cancelled = 0, failed = 0, parked = 0, cached_tokens = 0, generated_tokens = 0;
 };
 
@@ -51,7 +52,7 @@ struct Pool {
   std::vector<Layer> layers;
 };
 
-/// Of the answers to /props, /slots and /kv?by=page. Fail only on text that is no JSON object. Lists are cut at 4096.
+/// Of the answers to /props, /slots and /kv; pools have layers where the question was ?by=page. Fail only on text that is no JSON object. Lists are cut at 4096.
 Result<Props> read_props(std::string_view json);
 Result<Slots> read_slots(std::string_view json);
 Result<std::vector<Pool>> read_pools(std::string_view json);

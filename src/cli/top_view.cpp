@@ -154,6 +154,10 @@ void draw_requests(const View& view, Canvas& canvas, int top, int bottom) {
   put_fact(
       canvas, row, bottom, "step",
       fmt::format("{:.2f} ms (p50)   newest: {} decode + {} prompt tokens", s.ms_p50, s.decode_seqs, s.prompt_tokens));
+  if (roomy)
+    put_fact(canvas, row, bottom, "parts",
+             fmt::format("planning {:.2f}  model {:.2f}  sampling {:.2f}  events {:.2f} ms (p50 each)", s.planning_ms,
+                         s.model_ms, s.sampling_ms, s.events_ms));
   for (const Pool& p : view.known.pools) {
     if (bottom - row < 5) break;  // the table comes first
     put_fact(canvas, row, bottom, "pages", "");
@@ -187,7 +191,8 @@ void draw_requests(const View& view, Canvas& canvas, int top, int bottom) {
 void draw_cache(const View& view, Canvas& canvas, int top, int bottom) {
   const Pool* pool = chosen_pool(view);
   if (!pool || pool->layers.empty()) {
-    canvas.put(top, 0, "no cache yet: it is opened by the first request", Style::dim);
+    canvas.put(top, 0, pool ? "asking for the counts of pages" : "no cache yet: it is opened by the first request",
+               Style::dim);
     return;
   }
   const bool error = view.shows_error;

@@ -195,7 +195,7 @@ std::vector<Lane::Row> Lane::plan_step() {
   return rows;
 }
 
-void Lane::step(const std::function<bool()>& go_on) {
+void Lane::step(PartClock& clock, const std::function<bool()>& go_on) {
   unpark();
   const Clock::time_point start = last_step_ = Clock::now();
   const std::vector<Row> rows = plan_step();
@@ -216,7 +216,9 @@ void Lane::step(const std::function<bool()>& go_on) {
     }
     draws = draws || job->n_done + n >= job->n_prompt();
   }
+  clock.charge(record, StepPart::planning);
   engine_.backend().run({tokens, seqs, draws ? LogitRows::last : LogitRows::none}, *pool_, *outputs_);
+  clock.charge(record, StepPart::model);
   for (const auto& [job, n] : rows) {
     if (job->decodes()) continue;
     job->n_done += n;
@@ -225,12 +227,13 @@ void Lane::step(const std::function<bool()>& go_on) {
     job->usage.prompt_seconds = seconds_since(job->started);
     job->decoding = Clock::now();
   }
+  clock.charge(record, StepPart::planning);
   const bool on_host =
       !engine_.on_device() || std::ranges::any_of(rows, [](const Row& row) { return row.job->request.needs_logits(); });
   if (draws && !on_host) {
-    draw_on_device(rows, go_on, record, start);
+    draw_on_device(rows, go_on, record, start, clock);
   } else {
-    if (draws) draw_on_host(rows);
+    if (draws) draw_on_host(rows, record, clock);
     record.seconds = seconds_since(start);
     count_step(record);
   }
@@ -248,24 +251,28 @@ void Lane::count_step(const StepRecord& record) {
   mix(seconds_a_prompt_token_, of_prompts / record.n_prompt_tokens);
 }
 
-void Lane::draw_on_host(std::span<const Row> rows) {
+void Lane::draw_on_host(std::span<const Row> rows, StepRecord& record, PartClock& clock) {
   const View2<const float> logits = outputs_->logits();
+  clock.charge(record, StepPart::model);  // a device is waited for here
   for (size_t i = 0; i < rows.size(); ++i) {
     Job& job = *rows[i].job;
     if (!job.decodes()) continue;
     try {
-      take(job, sample(job, logits.row(int64_t(i))));
+      const int32_t token = sample(job, logits.row(int64_t(i)));
+      clock.charge(record, StepPart::sampling);
+      take(job, token);
     } catch (const Error& error) {
       // A grammar that became too ambiguous ends its own text only.
       end(job, FinishReason::failed, error.what());
     }
+    clock.charge(record, StepPart::events);
   }
 }
 
 /// Draws where the logits are. While all sequences decode, the device goes on with the tokens it drew, a few steps ahead
 /// of the host; when something changes the steps under way are waited for, and their tokens count.
 void Lane::draw_on_device(std::span<const Row> rows, const std::function<bool()>& go_on, StepRecord record,
-                          Clock::time_point start) {
+                          Clock::time_point start, PartClock& clock) {
   std::vector<SeqId> seqs;
   std::vector<SamplerOptions> samplers;
   std::vector<std::vector<int32_t>> recent;
@@ -279,6 +286,7 @@ void Lane::draw_on_device(std::span<const Row> rows, const std::function<bool()>
   const std::unique_ptr<Drawing> drawing = engine_.backend().start_drawing(seqs, *pool_, *outputs_, samplers, recent);
   const int ahead = std::min(kStepsAhead, drawing->most_ahead());
   std::vector<int32_t> tokens(rows.size());
+  clock.charge(record, StepPart::sampling);
   int64_t n_launched = 0, n_read = 0;
   drawing->launch(n_launched++);
   for (; n_read < n_launched; ++n_read) {
@@ -290,12 +298,14 @@ void Lane::draw_on_device(std::span<const Row> rows, const std::function<bool()>
         throw Error(ErrorKind::failure, "the device ended a step without its tokens");
       std::this_thread::yield();
     }
+    clock.charge(record, StepPart::model);
     for (size_t i = 0; i < rows.size(); ++i) {
       Job& job = *rows[i].job;
       if (!job.decodes() || job.ended) continue;
       take(job, tokens[i]);
       steady = steady && !job.ended;
     }
+    clock.charge(record, StepPart::events);
     record.seconds = seconds_since(start);
     count_step(record);
     start = Clock::now();

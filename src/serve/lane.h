@@ -94,8 +94,8 @@ class Lane {
   Admission admit(const Job& job);
   void start(std::unique_ptr<Job> job);
   /// Runs one step, on a device several while nothing changes and go_on() says so, and hands on what was drawn. Jobs that
-  /// end leave.
-  void step(const std::function<bool()>& go_on);
+  /// end leave. `clock` started with the planning.
+  void step(PartClock& clock, const std::function<bool()>& go_on);
   /// Ends jobs that were cancelled.
   void drop_cancelled();
   /// Ends every job.
@@ -113,9 +113,9 @@ class Lane {
   bool make_room(Job& job, int n);
   std::vector<Row> plan_step();
   void count_step(const StepRecord& record);
-  void draw_on_host(std::span<const Row> rows);
+  void draw_on_host(std::span<const Row> rows, StepRecord& record, PartClock& clock);
   void draw_on_device(std::span<const Row> rows, const std::function<bool()>& go_on, StepRecord record,
-                      Clock::time_point start);
+                      Clock::time_point start, PartClock& clock);
   int32_t sample(Job& job, std::span<const float> logits);
   void take(Job& job, int32_t token);
   void end(Job& job, FinishReason reason, const std::string& error);

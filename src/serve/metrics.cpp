@@ -39,6 +39,7 @@ void Totals::count_step(const StepRecord& record) {
   ++steps;
   decode_rows += record.n_decode;
   step_seconds += record.seconds;
+  for (size_t i = 0; i < kStepParts.size(); ++i) part_seconds[i] += record.parts[i];
   step.observe(record.seconds);
   recent.push_back(record);
   if (recent.size() > kRecentSteps) recent.pop_front();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <string>
@@ -27,10 +28,30 @@ class Histogram {
   double sum_ = 0;
 };
 
+/// What a step spends its time on: who takes part and the room in the cache; the model itself; the draw of tokens on the
+/// host, masks and penalties with it (a device that draws by itself: its setup, the draw is the model's); handing tokens on.
+enum class StepPart : uint8_t { planning, model, sampling, events };
+inline constexpr std::array<std::string_view, 4> kStepParts = {"planning", "model", "sampling", "events"};
+
 /// A step of one pool.
 struct StepRecord {
   double seconds = 0;
   int n_decode = 0, n_prompt_tokens = 0;
+  std::array<double, kStepParts.size()> parts{};  ///< seconds; planning starts before the step: requests start in it
+};
+
+/// Deals the time of steps out among their parts.
+class PartClock {
+ public:
+  /// The time since the last call, or since this was made, was spent on `part`.
+  void charge(StepRecord& record, StepPart part) {
+    const auto now = std::chrono::steady_clock::now();
+    record.parts[size_t(part)] += std::chrono::duration<double>(now - mark_).count();
+    mark_ = now;
+  }
+
+ private:
+  std::chrono::steady_clock::time_point mark_ = std::chrono::steady_clock::now();
 };
 
 /// Kept by the scheduler's thread.
@@ -41,6 +62,7 @@ struct Totals {
   int64_t generated_tokens = 0;
   int64_t steps = 0, decode_rows = 0, parked = 0;
   double step_seconds = 0;
+  std::array<double, kStepParts.size()> part_seconds{};
   Histogram queue, first_token, between_tokens, step, request;
   std::deque<StepRecord> recent;  ///< the newest last
 

@@ -237,6 +237,7 @@ void Scheduler::admit() {
 }
 
 void Scheduler::step() {
+  PartClock clock;
   admit();
   Lane* next = nullptr;
   int n_busy = 0;
@@ -246,7 +247,7 @@ void Scheduler::step() {
     if (!next || lane->last_step() < next->last_step()) next = lane.get();
   }
   if (!next) return;
-  next->step([&] { return n_busy == 1 && !news_; });
+  next->step(clock, [&] { return n_busy == 1 && !news_; });
 }
 
 void Scheduler::run() {

@@ -97,13 +97,20 @@ Json pool_json(Scheduler& scheduler, Lane& lane, KvDetail detail) {
   return json;
 }
 
-/// Of the newest n steps.
-double median_ms(const std::deque<StepRecord>& steps, int64_t n) {
+/// Of the newest n steps; `seconds` takes a record.
+double median_ms(const std::deque<StepRecord>& steps, int64_t n, const auto& seconds) {
   std::vector<double> times;
-  for (auto step = steps.rbegin(); step != steps.rend() && ssize(times) < n; ++step) times.push_back(step->seconds);
+  for (auto step = steps.rbegin(); step != steps.rend() && ssize(times) < n; ++step) times.push_back(seconds(*step));
   if (times.empty()) return 0;
   std::ranges::nth_element(times, times.begin() + ssize(times) / 2);
   return 1e3 * times[times.size() / 2];
+}
+
+Json parts_json(const std::deque<StepRecord>& steps, int64_t n) {
+  Json parts;
+  for (size_t i = 0; i < kStepParts.size(); ++i)
+    parts[std::string(kStepParts[i])] = median_ms(steps, n, [i](const StepRecord& step) { return step.parts[i]; });
+  return parts;
 }
 
 }  // namespace
@@ -185,7 +192,8 @@ Json slots_json(Scheduler& scheduler, int64_t n_steps) {
             {"parallel", s.options().lane.max_seqs},
             {"running", std::move(running)},
             {"step",
-             {{"ms_p50", median_ms(totals.recent, n_steps)},
+             {{"ms_p50", median_ms(totals.recent, n_steps, [](const StepRecord& step) { return step.seconds; })},
+              {"parts_ms_p50", parts_json(totals.recent, n_steps)},
               {"decode_seqs", last.n_decode},
               {"prompt_tokens", last.n_prompt_tokens},
               {"tok_s", idle ? 0.0 : double(generated) / seconds},
@@ -237,6 +245,10 @@ std::string metrics_text(Scheduler& scheduler, const http::Counts& counts) {
     add("counter", "steps_total", "Steps of the model.", double(t.steps));
     add("counter", "decode_rows_total", "Decoding sequences, summed over steps.", double(t.decode_rows));
     add("counter", "parked_total", "Times that a sequence left the cache for want of pages.", double(t.parked));
+    text += "# HELP ridge_step_part_seconds_total Seconds of steps by part.\n";
+    text += "# TYPE ridge_step_part_seconds_total counter\n";
+    for (size_t i = 0; i < kStepParts.size(); ++i)
+      text += fmt::format("ridge_step_part_seconds_total{{part=\"{}\"}} {}\n", kStepParts[i], t.part_seconds[i]);
     size_t running = 0, parked = 0;
     for (const auto& [kv, lane] : s.lanes())
       for (const auto& job : lane->jobs()) ++(job->parked ? parked : running);

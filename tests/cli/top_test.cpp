@@ -9,6 +9,7 @@
 
 #include "cli/program.h"
 #include "cli/top_client.h"
+#include "http/wire.h"
 
 namespace ridge::cli::top {
 namespace {
@@ -55,7 +56,7 @@ View busy_view() {
   view.known.slots = read_slots(R"({"queue":3,"parallel":16,"running":[
       {"id":7,"state":"prompt","kv_quant":"rotor-3","n_prompt":900,"n_prompt_done":512,"n_cached":128,"n_generated":0,"tok_s":0},
       {"id":8,"state":"decode","kv_quant":"rotor-3","n_prompt":90,"n_prompt_done":90,"n_cached":0,"n_generated":41,"tok_s":33.25}],
-      "step":{"ms_p50":12.5,"decode_seqs":1,"prompt_tokens":512,"tok_s":80.5,"prompt_tok_s":4000},
+      "step":{"ms_p50":12.5,"parts_ms_p50":{"planning":0.25,"model":11,"sampling":1.125,"events":0.125},"decode_seqs":1,"prompt_tokens":512,"tok_s":80.5,"prompt_tok_s":4000},
       "totals":{"finished":12,"generated_tokens":3456}})")
                          .or_throw();
   view.known.pools = read_pools(R"({"kv_quant":"rotor-3","pools":{"rotor-3":{"kv_formats":{"k":"rotor-3","v":"rotor-3"},
@@ -117,8 +118,10 @@ TEST(TopHeat, LevelsSpanTheRangeAndNonsenseIsNone) {
 
 TEST(TopLayout, RequestsAtTheUsualSize) {
   const std::string text = draw_at(busy_view(), 24, 80);
-  for (const char* part : {"2 of 16", "queue 3", "80.5 made", "12.50 ms", "1 decode + 512 prompt", "512/900", "33.2",
-                           "used 10  shared 4  cached 6  free 20 of 40", "(4.90x)", "2 requests", "q quits", "8123"})
+  for (const char* part :
+       {"2 of 16", "queue 3", "80.5 made", "12.50 ms", "planning 0.25  model 11.00  sampling 1.12  events 0.12 ms",
+        "1 decode + 512 prompt", "512/900", "33.2", "used 10  shared 4  cached 6  free 20 of 40", "(4.90x)",
+        "2 requests", "q quits", "8123"})
     EXPECT_THAT(text, HasSubstr(part)) << text;
 }
 
@@ -228,6 +231,90 @@ TEST(TopChat, APlainServerGetsATranscriptAndOthersMessages) {
   const auto [chat, messages] = request_of(turns, "model");
   EXPECT_EQ(chat, "/v1/chat/completions");
   EXPECT_THAT(messages, HasSubstr(R"({"content":"b","role":"assistant"})"));
+}
+
+/// Answers like ridge serve; counts the rounds that ask for the counts of pages, and those that do not.
+class FakeServer {
+ public:
+  int plain() const { return plain_; }
+  int by_page() const { return by_page_; }
+  Target target(int interval_ms) const {
+    return {.url = http::parse_url(url()).or_throw(), .interval_ms = interval_ms};
+  }
+  std::string url() const { return fmt::format("http://127.0.0.1:{}", server_->port()); }
+
+ private:
+  std::string answer(const http::Request& request) {
+    if (request.path == "/props") return R"({"model":"fake"})";
+    if (request.path == "/slots") return R"({"queue":0})";
+    if (request.path != "/kv") return "no JSON";
+    const std::string* by = request.param("by");
+    ++(by ? by_page_ : plain_);
+    if (by && *by != "page") return "no JSON";
+    return fmt::format(R"({{"kv_quant":"f16","pools":{{"f16":{{"pages":{{"total":4}}{}}}}}}})",
+                       by ? R"(,"layers":[{"layer":0,"k":{"norm":8},"v":{}}])" : "");
+  }
+  std::atomic<int> plain_ = 0, by_page_ = 0;
+  std::unique_ptr<http::Server> server_ = http::serve([this](const http::Request& request, const http::Reply& reply) {
+    reply.send({200, "application/json", answer(request)});
+  });
+};
+
+TEST(TopPoller, PageCountsAreAskedForOnlyWhileTheyAreShown) {
+  FakeServer server;
+  Poller poller(server.target(5));
+  ASSERT_TRUE(http::wait_for([&] { return server.plain() >= 3; }));
+  EXPECT_EQ(server.by_page(), 0);
+  View view{.known = poller.known(), .page = Page::cache};
+  EXPECT_THAT(draw_at(view, 24, 80), HasSubstr("asking for the counts of pages"));
+
+  poller.ask_by_page(true);
+  ASSERT_TRUE(http::wait_for([&] { return server.by_page() >= 3; }));
+  view.known = poller.known();
+  EXPECT_THAT(draw_at(view, 24, 80), HasSubstr("layer 0 K  norm 8"));
+
+  poller.ask_by_page(false);
+  const int before = server.plain();
+  ASSERT_TRUE(http::wait_for([&] { return server.plain() >= before + 2; }));
+  const int by_page = server.by_page();
+  ASSERT_TRUE(http::wait_for([&] { return server.plain() >= before + 5; }));
+  EXPECT_EQ(server.by_page(), by_page);
+}
+
+TEST(TopPoller, TheFirstQuestionForPageCountsDoesNotWait) {
+  FakeServer server;
+  Poller poller(server.target(3'600'000));
+  ASSERT_TRUE(http::wait_for([&] { return server.plain() == 1; }));
+  poller.ask_by_page(true);
+  EXPECT_TRUE(http::wait_for([&] { return server.by_page() == 1; }));
+}
+
+/// The screen decides: the counts come with the cache page and go with it.
+TEST(TopCommand, OnlyTheCachePageAsksForPageCounts) {
+  if (std::system("tmux -V > /dev/null 2>&1") != 0) GTEST_SKIP() << "tmux is not here";
+  FakeServer server;
+  const Outcome once = run_ridge({"top", server.url(), "--once"});
+  EXPECT_EQ(once.code, 0) << once.err;
+  EXPECT_EQ(server.by_page(), 0);
+  TempDir dir;
+  const auto tmux = [&](const std::string& words) {
+    const std::string command = "env -u TMUX tmux -S '" + (dir.path() / "socket").native() + "' " + words;
+    ASSERT_EQ(std::system(command.c_str()), 0) << command;
+  };
+  const int before = server.plain();
+  tmux("-f /dev/null new-session -d -x 80 -y 24 \"LC_ALL=C.UTF-8 '" RIDGE_BINARY_DIR "/ridge' top " + server.url() +
+       " --interval-ms 50\"");
+  EXPECT_TRUE(http::wait_for([&] { return server.plain() >= before + 3; }));
+  EXPECT_EQ(server.by_page(), 0);
+  tmux("send-keys 3");
+  EXPECT_TRUE(http::wait_for([&] { return server.by_page() >= 3; }));
+  tmux("send-keys 2");
+  const int shown = server.plain();
+  EXPECT_TRUE(http::wait_for([&] { return server.plain() >= shown + 2; }));
+  const int by_page = server.by_page();
+  EXPECT_TRUE(http::wait_for([&] { return server.plain() >= shown + 5; }));
+  EXPECT_EQ(server.by_page(), by_page);
+  tmux("kill-server");
 }
 
 TEST(TopCommand, WithoutAServerOrATerminalItSaysSo) {

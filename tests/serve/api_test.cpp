@@ -10,6 +10,7 @@
 #include "cases/paths.h"
 #include "engine/kv_choice.h"
 #include "http/client.h"
+#include "serve/metrics.h"
 #include "serve/server.h"
 
 namespace ridge::serve {
@@ -538,13 +539,24 @@ TEST_F(ApiTest, ViewsSayWhatRuns) {
                                       kv["pages"]["shared"].get<int>() + kv["pages"]["cached"].get<int>());
   EXPECT_EQ(kv["layers"].size(), size_t(model().info().n_layers));
   EXPECT_TRUE(running.get());
-  EXPECT_GT(get("/slots?steps=1")["step"]["ms_p50"].get<double>(), 0);
+  const Json step = get("/slots?steps=1")["step"];
+  EXPECT_GT(step["ms_p50"].get<double>(), 0);
+  ASSERT_EQ(step["parts_ms_p50"].size(), kStepParts.size());
   for (const char* wrong : {"0", "x", "-1", ""})
     EXPECT_EQ(client().get(std::string("/slots?steps=") + wrong)->status, 400);
   const std::string metrics = client().get("/metrics")->body;
   EXPECT_THAT(metrics, HasSubstr("ridge_requests_finished_total 1\n"));
   EXPECT_THAT(metrics, HasSubstr("ridge_first_token_seconds_count 1\n"));
   EXPECT_THAT(metrics, HasSubstr("ridge_between_tokens_seconds_bucket{le=\"+Inf\"} 399\n"));
+  // Parts make up the steps: nothing that takes time is left out.
+  double seconds = 0;
+  for (const std::string_view part : kStepParts) {
+    EXPECT_GT(step["parts_ms_p50"][std::string(part)].get<double>(), 0) << part;
+    const std::string name = fmt::format("ridge_step_part_seconds_total{{part=\"{}\"}} ", part);
+    ASSERT_THAT(metrics, HasSubstr(name));
+    seconds += std::stod(metrics.substr(metrics.find(name) + name.size()));
+  }
+  EXPECT_GT(seconds, 0.9 * get("/slots")["totals"]["step_seconds"].get<double>());
 }
 
 }  // namespace

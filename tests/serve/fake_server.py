@@ -18,12 +18,14 @@ class FakeServer:
     def __init__(self):
         self.key, self.pause, self.n_words = "", 0.05, 40
         self.cut_after, self.refuse = None, None  # words before the connection is cut; the message of a 400
+        self.calls = []  # (name, pieces of the arguments) of every answer to a chat with tools that does not follow their results
         self.requests, self.cancelled = [], 0
         self.props = {"model": "ridge-test-1b-q8_0.gguf", "device": "CPU (test)", "kv_formats": {"k": "rotor-3", "v": "q8_0"},
                       "kv_bytes_per_token": 1234, "kv_bytes_per_token_f16": 4936, "n_ctx": 4096, "template": "model", "version": "0.1.0"}
         self.slots = {"queue": 3, "running": [{"id": 7, "state": "decode", "n_prompt": 1200, "n_cached": 1024, "n_generated": 55, "tok_s": 21.5},
                                               {"id": 9, "state": "prompt", "n_prompt": 3000, "n_cached": 0, "n_generated": 0, "tok_s": 0}],
-                      "step": {"ms_p50": 12.34, "decode_seqs": 5, "prompt_tokens": 96, "tok_s": 123.4}}
+                      "step": {"ms_p50": 12.34, "parts_ms_p50": {"planning": 0.25, "model": 11, "sampling": 1, "events": 0.09},
+                                "decode_seqs": 5, "prompt_tokens": 96, "tok_s": 123.4}}
         self.kv = {"pages": {"total": 400, "free": 150, "used": 120, "shared": 50, "cached": 80}, "page_bytes": 65536, "slot_bytes": 8192,
                    "used_bytes": 16 << 20, "f16_bytes": 64 << 20}
         self.server, self.port = None, 0
@@ -116,6 +118,9 @@ class FakeServer:
         handler.end_headers()
         chat, number = handler.path.endswith("/chat/completions"), len(self.requests)
         words = FIRST + [f"r{number}w{i} " for i in range(self.n_words)]
+        calls = self.calls if body.get("tools") and body["messages"][-1]["role"] != "tool" else []
+        if calls:
+            words = ["Let me ask. "]
         n = min(len(words), body.get("max_tokens", len(words)))
 
         def event(data):
@@ -133,7 +138,12 @@ class FakeServer:
                     return
                 event({"id": "x", "choices": [choice(word)]})
                 time.sleep(self.pause)
-            event({"id": "x", "choices": [choice("", "length" if n < len(words) else "stop")]})
+            for i, (name, pieces) in enumerate(calls):
+                for j, piece in enumerate(pieces):
+                    head = {"id": f"call-{i}", "type": "function"} if j == 0 else {}
+                    call = {"index": i, **head, "function": {**({"name": name} if j == 0 else {}), "arguments": piece}}
+                    event({"id": "x", "choices": [{"index": 0, "delta": {"tool_calls": [call]}, "finish_reason": None}]})
+            event({"id": "x", "choices": [choice("", "tool_calls" if calls else "length" if n < len(words) else "stop")]})
             if body.get("stream_options", {}).get("include_usage"):
                 event({"id": "x", "choices": [], "usage": {"prompt_tokens": 1234, "completion_tokens": n, "total_tokens": 1234 + n,
                                                             "prompt_tokens_details": {"cached_tokens": 1000}}})

@@ -139,6 +139,15 @@ def texts_have_contrast(page):
 
 
 def a_phone_shows_all_without_scrolling_sideways(page):
+    for width in (320, 360, 390):
+        page.b.size(width, 740, phone=True)
+        page.set("mode", "text")  # the longest choice
+        cut = page.b.value("(() => { const e = document.getElementById('mode'); const free = e.cloneNode(true); free.style.position = 'absolute'; free.style.width = 'auto';"
+                           "e.after(free); const missing = free.offsetWidth - e.offsetWidth; free.remove(); return missing; })()")
+        check(cut <= 0, f"{cut} pixels of the mode are cut at {width}")
+        page.shot(f"phone-{width}-completion")
+        check(page.b.value("document.documentElement.scrollWidth") <= width, f"wider than {width}")
+        page.set("mode", "chat")
     page.b.size(360, 740, phone=True)
     for panel in ("settings", "live"):
         page.show(panel, False)
@@ -195,6 +204,102 @@ def model_text_stays_text(page, fake):
     check("```" not in page.b.value(ANSWER), "fence shown")
 
 
+def tools_are_called_and_answered(page, fake):
+    page.show("settings")
+    page.set("tools", '[{"type": "function", "function": {}}]')
+    check("Tool 1 needs" in page.b.value(text_of("tools-error")) and page.b.value("document.getElementById('tools').ariaInvalid") == "true", "no word on the wrong tool")
+    page.shot("tools-wrong")
+    count = len(fake.requests)
+    page.send("Refused")
+    time.sleep(0.2)
+    check(len(fake.requests) == count, "sent with wrong tools")
+    for wrong, said in (("[", "no JSON"), ("{}", "no list"), ("[null]", 'Tool 1 needs "type"')):
+        page.set("tools", wrong)
+        check(said in page.b.value(text_of("tools-error")), page.b.value(text_of("tools-error")))
+    page.b.value("document.getElementById('input').value = ''")
+    page.click("new")
+    page.set("mode", "text")  # continues texts without tools
+    page.send("Once")
+    page.done()
+    check("tools" not in fake.requests[-1][1], fake.requests[-1])
+    page.click("new")
+    page.set("mode", "chat")
+
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+    page.set("tools", json.dumps(tools))
+    check(page.b.value(text_of("tools-error")) == "", page.b.value(text_of("tools-error")))
+    page.show("settings", False)
+    # The second number is beyond what JavaScript can hold: shown as it came.
+    fake.calls = [("weather", ['{"city": "<b>Par', 'is</b>", "days": 2}']), ("<i>find</i>", ['{"id": 12345678901234567890}'])]
+    page.send("Weather?")
+    results = "document.querySelectorAll('#log .results textarea')"
+    page.b.wait(f"{results}.length === 2")
+    check(fake.requests[-1][1]["tools"] == tools, fake.requests[-1])
+    shown = page.b.value("[...document.querySelectorAll('#log .assistant:nth-last-child(2) :is(.call, pre)')].map((e) => e.textContent)")
+    check(shown == ["Calls weather", '{\n  "city": "<b>Paris</b>",\n  "days": 2\n}', "Calls <i>find</i>", '{"id": 12345678901234567890}'], shown)
+    check(page.b.value("document.querySelectorAll('#log b, #log i').length") == 0, "markup of a call became elements")
+    check("calls tools" in page.b.value("document.querySelector('#log .assistant:nth-last-child(2) .meta').textContent"), "no word on calls")
+    check(all(name for _, name in page.b.control_names()), page.b.control_names())
+    page.b.value(f"{results}[0].scrollIntoView({{block: 'end'}})")
+    page.shot("tools")
+    page.open()  # calls outlive the page
+    page.b.wait(f"{results}.length === 2")
+    page.b.value(f"{results}[0].focus()")
+    page.b.type("rain & <b>wind</b>")
+    page.b.press("Enter")  # the other result is missing: it gets the focus
+    check(page.b.value(f"document.activeElement === {results}[1]") and page.b.value(IDLE), "sent without a result")
+    page.b.type("nothing")
+    page.b.press("Enter")
+    page.done()
+    called = {"role": "assistant", "content": "Let me ask. ", "tool_calls": [
+        {"id": "call-0", "type": "function", "function": {"name": "weather", "arguments": '{"city": "<b>Paris</b>", "days": 2}'}},
+        {"id": "call-1", "type": "function", "function": {"name": "<i>find</i>", "arguments": '{"id": 12345678901234567890}'}}]}
+    check(fake.requests[-1][1]["messages"] == [{"role": "user", "content": "Weather?"}, called,
+          {"role": "tool", "tool_call_id": "call-0", "name": "weather", "content": "rain & <b>wind</b>"},
+          {"role": "tool", "tool_call_id": "call-1", "name": "<i>find</i>", "content": "nothing"}], fake.requests[-1][1]["messages"])
+    check(page.b.value(f"{results}.length") == 0 and "Here is" in page.b.value(ANSWER), "the results are still asked for")
+    page.b.value("document.querySelector('#log .tool').scrollIntoView()")
+    page.shot("tools-answered")
+    fake.calls = []
+    page.show("settings")
+    page.click("clear")
+    page.show("settings", False)
+    page.click("new")
+
+
+def an_earlier_message_is_edited(page, fake):
+    fake.pause = 0.01
+    for text in ("First", "Second", "Third"):
+        page.send(text)
+        page.done()
+    fake.pause = 0.05
+    opener = "document.querySelectorAll('#log .edit')[1]"
+    check(page.b.value(f"{opener}.ariaLabel") == "Edit message: Second", page.b.value(f"{opener}.ariaLabel"))
+    field = "document.querySelector('#log .editor textarea')"
+    page.b.value(f"{opener}.focus()")
+    page.b.press("Enter")
+    check(page.b.value(f"document.activeElement === {field} && {field}.value === 'Second'"), "the field has not the focus or the text")
+    check(all(name for _, name in page.b.control_names()), page.b.control_names())
+    page.b.type(" thoughts")
+    page.b.value(f"{field}.scrollIntoView({{block: 'center'}})")
+    page.shot("edit")
+    page.b.press("Escape")  # nothing changed
+    check(page.b.value(f"document.activeElement === {opener} && document.querySelectorAll('#log .turn').length === 6"), "Esc does not go back")
+    page.b.press("Enter")
+    page.b.value(f"{field}.value = ''")
+    page.b.type("Other")
+    page.b.press("Enter")
+    page.b.wait(BUSY)
+    check(page.b.value("[...document.querySelectorAll('#log .edit')].every((e) => e.disabled)"), "editable while an answer comes")
+    page.done()
+    said = [message["content"] for message in fake.requests[-1][1]["messages"] if message["role"] == "user"]
+    check(said == ["First", "Other"], said)
+    check(page.b.value("[...document.querySelectorAll('#log .user .text')].map((e) => e.textContent).join()") == "First,Other", "the log")
+    page.open()
+    check(page.b.value("document.querySelectorAll('#log .turn').length") == 4, "dropped turns came back")
+    page.click("new")
+
+
 def the_stream_is_seen_growing(page, fake):
     fake.n_words = 400
     page.send("Slowly")
@@ -247,6 +352,7 @@ def the_live_view_shows_the_servers_numbers(page, fake):
     check(page.b.value(text_of("pages")) == "used 120shared 50cached 80free 150", page.b.value(text_of("pages")))
     widths = page.b.value("[...document.querySelectorAll('#pages-bar i')].map((e) => Math.round(400 * e.getBoundingClientRect().width / e.parentElement.clientWidth))")
     check(widths == [120, 50, 80, 150], widths)
+    check(page.b.value(text_of("parts")) == "planning 0.25 msmodel 11 mssampling 1 msevents 0.09 ms", page.b.value(text_of("parts")))
     check("16 MiB" in page.b.value(text_of("kv")) and "64 MiB (4 times as much)" in page.b.value(text_of("kv")), page.b.value(text_of("kv")))
     check("rotor-3/q8_0: 1,234 bytes a token; f16: 4,936" in page.b.value(text_of("kv-token")), page.b.value(text_of("kv-token")))
     check(page.b.value("[...document.querySelectorAll('#slots td')].slice(0, 6).map((e) => e.textContent).join()") == "7,decode,1,200,1,024,55,21.5", "table")
@@ -259,14 +365,14 @@ def the_keyboard_is_enough(page, fake):
     page.show("live")
     page.b.value("document.activeElement.blur(), document.getElementById('mode').focus()")
     reached, outlines = ["mode"], []
-    for _ in range(40):
+    for _ in range(60):
         page.b.press("Tab")
         name = page.b.value("document.activeElement.id || document.activeElement.tagName")
         if name in ("mode", "BODY"):
             break
         reached.append(name)
         outlines.append(page.b.value("getComputedStyle(document.activeElement).outlineStyle !== 'none' && parseFloat(getComputedStyle(document.activeElement).outlineWidth) >= 2"))
-    wanted = page.b.value("[...document.querySelectorAll('button, input, select, textarea')].filter((e) => e.checkVisibility() && !e.disabled).map((e) => e.id)")
+    wanted = page.b.value("[...document.querySelectorAll('button, input, select, textarea')].filter((e) => e.checkVisibility() && !e.disabled).map((e) => e.id || e.tagName)")
     check(set(wanted) <= set(reached), f"not reached: {set(wanted) - set(reached)}")
     check(all(outlines), dict(zip(reached[1:], outlines)))
     page.b.value("document.getElementById('show-settings').focus()")
@@ -389,7 +495,7 @@ def screenshots(page, fake):
 
 GENERAL = [answers_grow_as_they_stream, regenerate_replaces_the_answer, escape_ends_an_answer, the_live_view_has_numbers,
            every_control_has_a_name, texts_have_contrast, a_phone_shows_all_without_scrolling_sideways, the_conversation_outlives_the_page]
-FAKE = [requests_say_what_was_set, model_text_stays_text, the_stream_is_seen_growing, errors_are_shown, screenshots,
+FAKE = [requests_say_what_was_set, model_text_stays_text, tools_are_called_and_answered, an_earlier_message_is_edited, the_stream_is_seen_growing, errors_are_shown, screenshots,
         the_live_view_shows_the_servers_numbers, the_keyboard_is_enough, a_lost_connection_is_said_and_retried, a_key_is_asked_for_and_kept,
         base_models_continue_texts, models_without_a_tokenizer_take_ids]
 LOADS_FAIL = {errors_are_shown, a_lost_connection_is_said_and_retried, a_key_is_asked_for_and_kept}

@@ -165,15 +165,110 @@ function showText(box, text) {
   while (box.children.length > wanted.length) box.lastChild.remove();
 }
 
+/// The arguments of a call with a line each, unless they would not read the same.
+function readable(text) {
+  try {
+    const value = JSON.parse(text), bare = (json) => json.replace(/\s/g, "");
+    return bare(JSON.stringify(value)) === bare(text) ? JSON.stringify(value, null, 2) : text;
+  } catch {
+    return text;
+  }
+}
+
+function showCalls(box, calls) {
+  box.replaceChildren(...calls.flatMap(({ name, args }) => {
+    const shown = Object.assign(element("pre", "", readable(args)), { tabIndex: 0, role: "group", ariaLabel: `Arguments of ${name}` });
+    return [element("p", "call", `Calls ${name}`), shown];
+  }));
+}
+
+/// Fields that Enter sends.
+function sendsOnEnter(field, act) {
+  field.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    act();
+  });
+}
+
+function button(text, className, act) {
+  const made = element("button", className, text);
+  made.type = act ? "button" : "submit";
+  if (act) made.addEventListener("click", act);
+  return made;
+}
+
+/// A form of labelled fields [label, value]; `act` gets their values.
+function form(className, fields, buttons, act) {
+  const made = element("form", className), row = element("div", "buttons");
+  row.append(...buttons);
+  made.append(...fields.map(([name, value]) => {
+    const label = element("label", "", name), field = Object.assign(element("textarea", ""), { value, required: true, rows: 2 });
+    label.append(field);
+    field.addEventListener("input", () => fit(field));
+    sendsOnEnter(field, () => made.requestSubmit());
+    return label;
+  }), row);
+  made.addEventListener("submit", (event) => {
+    event.preventDefault();
+    act([...made.querySelectorAll("textarea")].map((field) => field.value));
+  });
+  return made;
+}
+
+/// Puts a field in the place of a message. What follows the message is dropped when the new one is sent.
+function edit(turn, text, opener) {
+  const close = () => {
+    editor.remove();
+    text.hidden = opener.hidden = false;
+    opener.focus();
+  };
+  const editor = form("editor", [["Edit message (what follows is dropped)", turn.content]], [button("Cancel", "", close), button("Send again", "when-idle")], ([value]) => {
+    if (!value.trim() || !ready()) return;
+    drop(turns().indexOf(turn));
+    ask([{ role: "user", content: value.trim() }]);
+    input.focus();
+  });
+  editor.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape") return;
+    event.stopPropagation();
+    close();
+  });
+  text.hidden = opener.hidden = true;
+  text.after(editor);
+  const field = editor.querySelector("textarea");
+  fit(field);
+  field.focus();
+}
+
+/// Under an answer that calls tools: fields for what they gave.
+function showResults() {
+  log.querySelector(".results")?.remove();
+  const { calls } = turns().at(-1) ?? {};
+  if (!calls || stopper) return;
+  log.append(form("results", calls.map(({ name }) => [`Result of ${name}`, ""]), [button(calls.length > 1 ? "Send results" : "Send result", "")], (values) => {
+    if (!ready()) return;
+    ask(values.map((content, i) => ({ role: "tool", content, id: calls[i].id, name: calls[i].name })));
+    input.focus();
+  }));
+  if (atEnd) log.scrollTop = log.scrollHeight;
+}
+
 /// Adds a turn to the log and returns the function that shows it anew.
 function addTurn(turn) {
   const box = element("div", `turn ${turn.role}`);
-  const text = element("div", "text"), meta = element("p", "meta"), error = element("p", "error");
-  box.append(element("p", "who", turn.role === "user" ? "You" : "Model"), text, meta, error);
+  const text = element("div", "text"), calls = element("div", ""), meta = element("p", "meta"), error = element("p", "error");
+  box.append(element("p", "who", turn.role === "user" ? "You" : turn.role === "tool" ? `Result of ${turn.name}` : "Model"), text, calls, meta, error);
+  if (turn.role === "user" && mode() === "chat") {
+    const opener = button("Edit", "edit when-idle", () => edit(turn, text, opener));
+    opener.ariaLabel = `Edit message: ${turn.content.slice(0, 40)}`;
+    box.append(opener);
+  }
   log.querySelector(".empty")?.remove();
   log.append(box);
   const show = () => {
     showText(text, turn.content);
+    if (turn.calls) showCalls(calls, turn.calls);
     meta.textContent = turn.meta ?? "";
     meta.hidden = !turn.meta;
     error.textContent = turn.error ?? "";
@@ -190,7 +285,8 @@ function showConversation() {
   const ids = props.template === "none", text = mode() === "text";
   $("mode").value = mode();
   $("mode").disabled = ids || stopper !== null;
-  $("system-field").hidden = text;
+  $("system-field").hidden = $("tools-field").hidden = text;
+  $("tools").disabled = text;  // what is wrong in it holds nothing up
   $("input-label").textContent = ids ? "Token ids" : text ? "Text to continue" : "Message";
   $("note").hidden = !ids && props.template !== "plain";
   $("note").textContent = ids ? "This model has no tokenizer: it takes and gives token ids, such as 1 15 27."
@@ -211,15 +307,46 @@ function showButtons() {
   $("regenerate").disabled = busy || !turns().length;
   $("mode").disabled = busy || props.template === "none";
   $("new").disabled = busy;
+  showResults();
+  for (const one of log.querySelectorAll(".when-idle")) one.disabled = busy;
   log.ariaBusy = busy;  // screen readers speak the answer when it is whole
   if (hadFocus && !busy) input.focus();
+}
+
+/// The tools of a text, or null for none. Throws an Error that says what is wrong.
+function toolsOf(text) {
+  if (!text.trim()) return null;
+  let tools;
+  try {
+    tools = JSON.parse(text);
+  } catch (error) {
+    throw new Error(`This is no JSON: ${error.message}`);
+  }
+  if (!Array.isArray(tools)) throw new Error("This is no list: tools stand between [ and ].");
+  tools.forEach((tool, i) => {
+    if (tool?.type !== "function") throw new Error(`Tool ${i + 1} needs "type": "function".`);
+    if (!tool.function?.name || typeof tool.function.name !== "string") throw new Error(`Tool ${i + 1} needs "function": {"name": ...}.`);
+  });
+  return tools.length ? tools : null;
+}
+
+function checkTools() {
+  let wrong = "";
+  try {
+    toolsOf($("tools").value);
+  } catch (error) {
+    wrong = error.message;
+  }
+  $("tools").setCustomValidity(wrong);
+  $("tools").ariaInvalid = wrong !== "";
+  $("tools-error").textContent = wrong;
 }
 
 /// What is set, under the names of the API.
 function settings() {
   const set = {};
   for (const field of parameters.elements) {
-    if (field.name && field.name !== "system" && field.value !== "") set[field.name] = field.type === "number" ? field.valueAsNumber : field.value.trim();
+    if (field.name && field.name !== "system" && field.name !== "tools" && field.value !== "") set[field.name] = field.type === "number" ? field.valueAsNumber : field.value.trim();
   }
   return set;
 }
@@ -229,13 +356,19 @@ function requestBody() {
   const said = turns().filter((turn) => turn.content !== "");
   if (props.template === "none") return { ...body, prompt: said.flatMap((turn) => turn.content.match(/\d+/g) ?? []).map(Number) };
   if (mode() === "text") return { ...body, prompt: said.map((turn) => turn.content).join("") };
+  const tools = toolsOf($("tools").value);
   const system = $("system").value ? [{ role: "system", content: $("system").value }] : [];
   const messages = [];
-  for (const { role, content } of said) {  // where an answer failed, two messages of one person become one: templates want turns
-    if (messages.at(-1)?.role === role) messages.at(-1).content += `\n\n${content}`;
+  for (const { role, content, calls, id, name } of turns()) {
+    const last = messages.at(-1);
+    if (role === "tool") messages.push({ role, tool_call_id: id, name, content });
+    else if (calls) messages.push({ role, content: content || null, tool_calls: calls.map((call) => ({ id: call.id, type: "function", function: { name: call.name, arguments: call.args } })) });
+    else if (content === "") continue;
+    // Where an answer failed, two messages of one person become one: templates want turns.
+    else if (last?.role === role && !last.tool_calls) last.content += `\n\n${content}`;
     else messages.push({ role, content });
   }
-  return { ...body, messages: [...system, ...messages] };
+  return { ...body, messages: [...system, ...messages], ...(tools && { tools }) };
 }
 
 function summary(finish, usage, seconds) {
@@ -245,6 +378,7 @@ function summary(finish, usage, seconds) {
     const cached = usage.prompt_tokens_details?.cached_tokens;
     parts.push(`${number(usage.completion_tokens)} tokens${rate}`, `prompt ${number(usage.prompt_tokens)}${cached ? `, ${number(cached)} cached` : ""}`);
   }
+  if (finish === "tool_calls") parts.push("calls tools");
   if (finish === "length") parts.push("cut at the limit of tokens");
   if (finish === "stopped") parts.push("stopped");
   return parts.join(" · ");
@@ -288,8 +422,13 @@ async function answer() {
       finish = choice.finish_reason ?? finish;
       const ids = choice.token_ids?.length ? `${choice.token_ids.join(" ")} ` : "";
       const more = choice.delta?.content || choice.text || (props.template === "none" && ids);
-      if (!more) continue;
-      turn.content += more;
+      const calls = choice.delta?.tool_calls ?? [];
+      if (!more && !calls.length) continue;
+      turn.content += more || "";
+      for (const { index, id, function: piece } of calls) {
+        const call = ((turn.calls ??= [])[index] ??= { id, name: piece.name, args: "" });
+        call.args += piece.arguments ?? "";
+      }
       last = performance.now();
       first ||= last;
       if (!drawn) requestAnimationFrame(() => { drawn = false; show(); });
@@ -308,48 +447,57 @@ async function answer() {
   save();
 }
 
-function send() {
-  if (stopper) return;
-  if (!parameters.checkValidity()) {
-    open("settings", true);
-    parameters.reportValidity();
-    return;
+/// Whether an answer can be asked for; shows the settings that stand in the way.
+function ready() {
+  if (stopper) return false;
+  if (parameters.checkValidity()) return true;
+  open("settings", true);
+  parameters.reportValidity();
+  return false;
+}
+
+/// Drops the turns from the n-th on.
+function drop(n) {
+  turns().length = n;
+  for (const box of [...log.querySelectorAll(".turn")].slice(n)) box.remove();
+}
+
+/// Adds turns and asks for the answer to them.
+function ask(more) {
+  for (const turn of more) {
+    turns().push(turn);
+    addTurn(turn);
   }
-  const text = input.value;
-  if (props.template === "none" && /[^\d\s,]/.test(text)) return say("Token ids are numbers with spaces between them.", true);
-  if (!text.trim() && (mode() === "chat" || (!text && !turns().length))) return;
-  if (narrow.matches) open("settings", false), open("live", false);
-  if (text) {
-    turns().push({ role: "user", content: mode() === "chat" ? text.trim() : text });
-    addTurn(turns().at(-1));
-  }
-  input.value = "";
-  fit();
   save();
   answer();
 }
 
+function send() {
+  if (!ready()) return;
+  const text = input.value;
+  if (props.template === "none" && /[^\d\s,]/.test(text)) return say("Token ids are numbers with spaces between them.", true);
+  if (!text.trim() && (mode() === "chat" || (!text && !turns().length))) return;
+  if (narrow.matches) open("settings", false), open("live", false);
+  input.value = "";
+  fit(input);
+  ask(text ? [{ role: "user", content: mode() === "chat" ? text.trim() : text }] : []);
+}
+
 function regenerate() {
-  if (turns().at(-1).role === "assistant") {
-    turns().pop();
-    log.lastChild.remove();
-  }
+  if (!ready()) return;
+  if (turns().at(-1).role === "assistant") drop(turns().length - 1);
   answer();
 }
 
-function fit() {
-  input.style.height = "auto";
-  input.style.height = `${input.scrollHeight + 2}px`;
+function fit(field) {
+  field.style.height = "auto";
+  field.style.height = `${field.scrollHeight + 2}px`;
 }
 
 log.addEventListener("scroll", () => { atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 60; });
 new ResizeObserver(() => { if (atEnd) log.scrollTop = log.scrollHeight; }).observe(log);
-input.addEventListener("input", fit);
-input.addEventListener("keydown", (event) => {
-  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-  event.preventDefault();
-  send();
-});
+input.addEventListener("input", () => fit(input));
+sendsOnEnter(input, send);
 $("composer").addEventListener("submit", (event) => {
   event.preventDefault();
   send();
@@ -376,12 +524,14 @@ $("mode").addEventListener("change", () => {
   showConversation();
 });
 parameters.addEventListener("input", () => {
+  checkTools();
   state.settings = Object.fromEntries([...parameters.elements].filter((field) => field.name && field.value).map((field) => [field.name, field.value]));
   save();
 });
 parameters.addEventListener("submit", (event) => event.preventDefault());
 $("clear").addEventListener("click", () => {
   parameters.reset();
+  checkTools();
   state.settings = {};
   save();
 });
@@ -447,6 +597,9 @@ function showSlots({ queue, running, step }) {
   const top = Math.max(1, ...rates);
   $("history").firstChild.setAttribute("points", rates.map((rate, i) => `${60 - rates.length + i + .5},${19 - 17 * rate / top}`).join(" "));
   $("history-text").textContent = `Last minute; highest ${number(Math.max(...rates), 1)}`;
+  const parts = [["planning", "shared"], ["model", "used"], ["sampling", "cached"], ["events", "events"]]
+    .map(([name, className]) => [name, className, step.parts_ms_p50[name], `${number(step.parts_ms_p50[name], 2)} ms`]);
+  showBar($("parts-bar"), $("parts"), parts, Math.max(1e-9, parts.reduce((sum, [, , size]) => sum + size, 0)));
   showBar($("batch-bar"), $("batch"), [
     ["decoding sequences", "used", step.decode_seqs, number(step.decode_seqs)],
     ["prompt tokens", "cached", step.prompt_tokens, number(step.prompt_tokens)],
@@ -517,6 +670,7 @@ async function watch() {
 for (const [name, value] of Object.entries(state.settings)) {
   if (parameters.elements[name]) parameters.elements[name].value = value;
 }
+checkTools();
 open("live", !narrow.matches);
 showConversation();
 watch();
