@@ -7,12 +7,28 @@ namespace ridge::grammar {
 namespace {
 
 constexpr size_t kMaxCutFrames = 16;
+constexpr uint32_t kMaxLift = 256;             ///< counts of one lift
 constexpr uint32_t kSmallTrie = 64;            ///< trie nodes; below so few a walk is quicker than a look-up
 constexpr uint64_t kTrieStepsOfWork = 16;      ///< so many known transitions cost what one new frame costs
 constexpr size_t kMaxMatcherBytes = 64 << 20;  ///< states of a matcher are thrown away beyond
 constexpr size_t kMaxAnswerBytes = 4 << 20;    ///< the same for one answer's
 
 void add_token(std::vector<uint64_t>& mask, int32_t token) { mask[size_t(token) / 64] |= uint64_t(1) << (token % 64); }
+
+std::shared_ptr<Piece> make_piece(std::vector<uint64_t> mask, std::vector<uint32_t> exits, uint32_t reach) {
+  auto piece = std::make_shared<Piece>(Piece{{}, {}, std::move(exits), reach});
+  size_t n_tokens = 0;
+  for (const uint64_t bits : mask) n_tokens += size_t(std::popcount(bits));
+  if (n_tokens >= mask.size()) {
+    piece->mask = std::move(mask);
+    return piece;
+  }
+  piece->tokens.reserve(n_tokens);
+  for (size_t word = 0; word < mask.size(); ++word)
+    for (uint64_t bits = mask[word]; bits != 0; bits &= bits - 1)
+      piece->tokens.push_back(int32_t(word * 64 + size_t(std::countr_zero(bits))));
+  return piece;
+}
 
 }  // namespace
 
@@ -30,7 +46,7 @@ class TokenWalk {
     if (n_rules_ == 0 || !(all || matcher_.is_wide(state))) return walk(state, from, n_rules_ > 0);
     struct Group {
       std::vector<Matcher::Frame> tops;
-      std::set<std::vector<uint32_t>> cuts;
+      CompiledGrammar::Cuts cuts;
       bool wide = false;
     };
     std::map<Matcher::Frame, Group> groups;  // by the frames below
@@ -45,7 +61,7 @@ class TokenWalk {
     std::vector<Matcher::Frame> narrow;
     for (auto& [below, group] : groups) {
       if (!group.wide && !all) narrow.insert(narrow.end(), group.tops.begin(), group.tops.end());
-      else if (!add_piece(group.cuts, below, from)) walk(matcher_.state_of(std::move(group.tops)), from, false);
+      else if (!add_piece(group.cuts, below, from, group.wide)) walk(matcher_.state_of(std::move(group.tops)), from, false);
     }
     if (!narrow.empty()) walk(matcher_.state_of(std::move(narrow)), from, true);
   }
@@ -55,8 +71,8 @@ class TokenWalk {
 
  private:
   /// False if the stacks are so deep that the piece, found without what is below, could go beyond kMaxStack frames.
-  bool add_piece(const std::set<std::vector<uint32_t>>& cuts, Matcher::Frame below, uint32_t from) {
-    const auto piece = compiled_.piece(cuts, from, n_rules_);
+  bool add_piece(const CompiledGrammar::Cuts& cuts, Matcher::Frame below, uint32_t from, bool is_wide) {
+    const auto piece = compiled_.piece(cuts, from, n_rules_, from == 0 && (n_rules_ == 1 || !is_wide));
     const uint32_t reach = matcher_.frame(below).depth + piece->reach;
     reach_ = std::max(reach_, reach);
     if (reach > kMaxStack) return false;
@@ -122,6 +138,98 @@ class TokenWalk {
   uint32_t reach_ = 0;
 };
 
+/// Finds the pieces of a lifted state, one for each count, in one walk.
+class LiftedWalk {
+ public:
+  LiftedWalk(const Vocabulary& vocabulary, Matcher& matcher, uint32_t first, uint32_t last)
+      : vocabulary_(vocabulary), matcher_(matcher), first_(first), flips_(last - first + 2) {}
+
+  void walk(Matcher::State state, uint32_t from) {
+    const uint32_t end = vocabulary_.end(from), base = vocabulary_.depth(from);
+    std::vector<Matcher::State> path(vocabulary_.longest() - base + 1, state);
+    uint64_t steps = 0;
+    for (uint32_t node = from + 1; node < end; ++steps) {
+      const uint32_t depth = vocabulary_.depth(node) - base, node_end = vocabulary_.end(node);
+      const Matcher::State next = path[depth] = matcher_.after(path[depth - 1], vocabulary_.byte(node));
+      if (next == Matcher::kDead) {
+        node = node_end;
+        continue;
+      }
+      const Counts& counts = counts_of(next);
+      reach_ = std::max(reach_, matcher_.reach(path[depth - 1]));
+      for (const auto& [first, last] : counts.all)
+        for (const int32_t token : vocabulary_.tokens(node)) flip(&Flips::tokens, uint32_t(token), first, last);
+      for (const auto& [first, last] : counts.ended)
+        if (node_end > node + 1) flip(&Flips::exits, node, first, last);
+      ++node;
+    }
+    matcher_.work(steps / kTrieStepsOfWork);
+  }
+
+  std::vector<std::shared_ptr<const Piece>> pieces(std::vector<uint64_t> mask) const {
+    std::vector<std::shared_ptr<const Piece>> pieces;
+    std::set<uint32_t> exits;
+    for (size_t i = 0; i + 1 < flips_.size(); ++i) {
+      const Flips& flips = flips_[i];
+      for (const uint32_t token : flips.tokens) mask[token / 64] ^= uint64_t(1) << (token % 64);
+      for (const uint32_t exit : flips.exits)
+        if (!exits.insert(exit).second) exits.erase(exit);
+      const bool same = i > 0 && flips.tokens.empty() && flips.exits.empty();
+      pieces.push_back(same ? pieces.back() : make_piece(mask, {exits.begin(), exits.end()}, reach_));
+    }
+    return pieces;
+  }
+
+ private:
+  using Ranges = std::vector<std::pair<uint32_t, uint32_t>>;
+  struct Counts {
+    Ranges all, ended;  // for which the state has a stack; an empty one
+  };
+  struct Flips {
+    std::vector<uint32_t> tokens, exits;  // that the last count has and this one has not, or the other way round
+  };
+
+  void flip(std::vector<uint32_t> Flips::*list, uint32_t what, uint32_t first, uint32_t last) {
+    (flips_[first - first_].*list).push_back(what);
+    (flips_[last + 1 - first_].*list).push_back(what);
+  }
+
+  const Counts& counts_of(Matcher::State state) {
+    if (numbers_.size() <= state) numbers_.resize(state + 1);
+    if (numbers_[state] == 0) {
+      counts_.emplace_back();
+      numbers_[state] = uint32_t(counts_.size());
+      for (const Matcher::Frame top : matcher_.stacks(state)) {
+        const Matcher::Frame end = matcher_.end_of(top);
+        const std::pair range{matcher_.frame(end).at, matcher_.frame(matcher_.frame(end).parent).at};
+        counts_.back().all.push_back(range);
+        if (top == end) counts_.back().ended.push_back(range);
+      }
+      join(counts_.back().all);
+      join(counts_.back().ended);
+    }
+    return counts_[numbers_[state] - 1];
+  }
+
+  static void join(Ranges& ranges) {
+    std::sort(ranges.begin(), ranges.end());
+    size_t n = 0;
+    for (const auto& range : ranges) {
+      if (n > 0 && range.first <= ranges[n - 1].second + 1) ranges[n - 1].second = std::max(ranges[n - 1].second, range.second);
+      else ranges[n++] = range;
+    }
+    ranges.resize(n);
+  }
+
+  const Vocabulary& vocabulary_;
+  Matcher& matcher_;
+  const uint32_t first_;
+  std::vector<Flips> flips_;  // of each count, and of one more
+  std::vector<Counts> counts_;
+  std::vector<uint32_t> numbers_;  // of each state: where its counts are, from 1; 0: nowhere yet
+  uint32_t reach_ = 0;
+};
+
 CompiledGrammar::CompiledGrammar(Grammar grammar, std::shared_ptr<const Vocabulary> vocabulary, size_t max_cache_bytes)
     : grammar_(std::move(grammar)), vocabulary_(std::move(vocabulary)), max_cache_bytes_(max_cache_bytes) {
   matcher_.emplace(grammar_);
@@ -174,51 +282,87 @@ CompiledGrammar::Cut CompiledGrammar::cut(const Matcher& matcher, Matcher::Frame
   return cut;
 }
 
-std::shared_ptr<const Piece> CompiledGrammar::piece(const std::set<std::vector<uint32_t>>& cuts, uint32_t from,
-                                                    int n_rules) const {
-  std::vector<uint32_t> words{from, uint32_t(n_rules)};
+CompiledGrammar::Lift CompiledGrammar::find_lift(const Cuts& cuts) const {
+  Lift best;
+  const auto for_repetitions = [&](const auto& function) {
+    for (const std::vector<uint32_t>& frames : cuts)
+      for (size_t i = 0; i < frames.size(); i += 2)
+        if (grammar_.nodes[frames[i]].kind == Kind::repeat) function(frames[i], frames[i + 1]);
+  };
+  const auto far = uint32_t(std::min<size_t>(vocabulary_->longest(), kMaxLift));
+  for_repetitions([&](Expr e, uint32_t at) {
+    const Node& node = grammar_.nodes[e];
+    const uint32_t end = at < node.min ? node.min : node.max, begin = at < node.min ? 1 : std::max(node.min, 1U);
+    if (end == kUnbounded) return;
+    const Lift lift{e, at, std::max(begin, std::max(end, far) - far), end - 1};
+    if (lift.first <= at && lift.last - lift.first > best.last - best.first) best = lift;
+  });
+  bool same = true;
+  for_repetitions([&](Expr e, uint32_t at) { same = same && (e != best.node || at == best.at); });
+  return same ? best : Lift{};
+}
+
+std::shared_ptr<const Piece> CompiledGrammar::piece(const Cuts& cuts, uint32_t from, int n_rules, bool may_lift) const {
+  const Lift lift = may_lift ? find_lift(cuts) : Lift{};
+  std::vector<uint32_t> words{from, uint32_t(n_rules), lift.node, lift.first};
   for (const std::vector<uint32_t>& frames : cuts) {
     words.push_back(uint32_t(frames.size()));
     words.insert(words.end(), frames.begin(), frames.end());
+    for (size_t i = words.size() - frames.size(); lift.node != 0 && i < words.size(); i += 2)
+      if (words[i] == lift.node) words[i + 1] = kLifted;
   }
   std::string key(reinterpret_cast<const char*>(words.data()), words.size() * sizeof words[0]);
-  if (const auto place = places_.find(key); place != places_.end()) {
-    entries_.splice(entries_.begin(), entries_, place->second);
-    return place->second->piece;
+  auto place = places_.find(key);
+  if (place == places_.end()) {
+    entries_.push_front({std::move(key), find_pieces(cuts, from, n_rules, lift)});
+    place = places_.emplace(entries_.front().key, entries_.begin()).first;
+    cache_bytes_ += entries_.front().size();
   }
-  std::vector<Matcher::Frame> tops;
-  for (const std::vector<uint32_t>& frames : cuts) {
-    Matcher::Frame top = Matcher::kEnd;
-    for (size_t i = frames.size(); i > 0; i -= 2) top = matcher_->push(frames[i - 2], frames[i - 1], top);
-    tops.push_back(top);
-  }
-  auto piece = std::make_shared<Piece>();
-  piece->mask.assign(vocabulary_->n_words(), 0);
-  TokenWalk walk(*this, *matcher_, n_rules - 1, piece->mask);
-  walk.collect(matcher_->state_of(std::move(tops)), from);
-  piece->exits = walk.exits();
-  std::sort(piece->exits.begin(), piece->exits.end());
-  piece->exits.erase(std::unique(piece->exits.begin(), piece->exits.end()), piece->exits.end());
-  piece->reach = walk.reach();
-  size_t n_tokens = 0;
-  for (const uint64_t bits : piece->mask) n_tokens += size_t(std::popcount(bits));
-  if (n_tokens < vocabulary_->n_words()) {
-    piece->tokens.reserve(n_tokens);
-    for (size_t word = 0; word < piece->mask.size(); ++word)
-      for (uint64_t bits = piece->mask[word]; bits != 0; bits &= bits - 1)
-        piece->tokens.push_back(int32_t(word * 64 + size_t(std::countr_zero(bits))));
-    piece->mask = {};
-  }
-
-  entries_.push_front({std::move(key), piece});
-  places_.emplace(entries_.front().key, entries_.begin());
-  cache_bytes_ += entries_.front().size();
+  entries_.splice(entries_.begin(), entries_, place->second);
+  const Pieces& found = entries_.front().pieces;
+  const auto piece = found.empty() ? this->piece(cuts, from, n_rules, false) : found[lift.at - lift.first];
   while (cache_bytes_ > max_cache_bytes_ && entries_.size() > 1) {
     cache_bytes_ -= entries_.back().size();
     places_.erase(entries_.back().key);
     entries_.pop_back();
   }
   return piece;
+}
+
+size_t CompiledGrammar::Entry::size() const {
+  size_t sum = sizeof(*this) + key.size();
+  for (size_t i = 0; i < pieces.size(); ++i)
+    sum += sizeof pieces[i] + (i > 0 && pieces[i] == pieces[i - 1] ? 0 : pieces[i]->size());
+  return sum;
+}
+
+CompiledGrammar::Pieces CompiledGrammar::find_pieces(const Cuts& cuts, uint32_t from, int n_rules,
+                                                     const Lift& lift) const {
+  std::vector<Matcher::Frame> tops;
+  for (const std::vector<uint32_t>& frames : cuts) {
+    Matcher::Frame top = lift.node != 0 ? matcher_->lifted_end(lift.first, lift.last) : Matcher::kEnd;
+    for (size_t i = frames.size(); i > 0; i -= 2)
+      top = matcher_->push(frames[i - 2], frames[i - 2] == lift.node ? kLifted : frames[i - 1], top);
+    tops.push_back(top);
+  }
+  std::vector<uint64_t> mask(vocabulary_->n_words());
+  if (lift.node == 0) {
+    TokenWalk walk(*this, *matcher_, n_rules - 1, mask);
+    walk.collect(matcher_->state_of(std::move(tops)), from);
+    std::vector<uint32_t> exits = walk.exits();
+    std::sort(exits.begin(), exits.end());
+    exits.erase(std::unique(exits.begin(), exits.end()), exits.end());
+    return {make_piece(std::move(mask), std::move(exits), walk.reach())};
+  }
+  LiftedWalk walk(*vocabulary_, *matcher_, lift.first, lift.last);
+  try {
+    walk.walk(matcher_->state_of(std::move(tops)), from);
+  } catch (const Error&) {
+    // A lifted state has more stacks than those it stands for.
+    matcher_->start_work();
+    return {};
+  }
+  return walk.pieces(std::move(mask));
 }
 
 size_t CompiledGrammar::cache_bytes() const {

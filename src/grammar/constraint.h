@@ -49,17 +49,27 @@ class CompiledGrammar {
     std::vector<uint32_t> frames;
     Matcher::Frame below = Matcher::kEnd;
   };
+  using Cuts = std::set<std::vector<uint32_t>>;
+  using Pieces = std::vector<std::shared_ptr<const Piece>>;
+  /// A repetition of which all frames in some cuts have one count, and the counts for which one lifted walk finds pieces.
+  struct Lift {
+    Expr node = 0;
+    uint32_t at = 0, first = 0, last = 0;
+  };
   struct Entry {
     std::string key;
-    std::shared_ptr<const Piece> piece;
-    size_t size() const { return sizeof(*this) + key.size() + piece->size(); }
+    Pieces pieces;  ///< one, or one for each count of a lift; none where lifted states would be too many
+    size_t size() const;
   };
 
   CompiledGrammar(Grammar grammar, std::shared_ptr<const Vocabulary> vocabulary, size_t max_cache_bytes);
   /// The upper frames of a stack, down to the end of so many rules.
   Cut cut(const Matcher& matcher, Matcher::Frame top, int n_rules) const;
-  /// The piece of cut-off frames for the tokens below trie node `from`. The caller holds the mutex.
-  std::shared_ptr<const Piece> piece(const std::set<std::vector<uint32_t>>& cuts, uint32_t from, int n_rules) const;
+  Lift find_lift(const Cuts& cuts) const;
+  /// The piece of cut-off frames for the tokens below trie node `from`; `may_lift` where a walk without other pieces finds
+  /// it. The caller holds the mutex.
+  std::shared_ptr<const Piece> piece(const Cuts& cuts, uint32_t from, int n_rules, bool may_lift) const;
+  Pieces find_pieces(const Cuts& cuts, uint32_t from, int n_rules, const Lift& lift) const;
 
   const Grammar grammar_;
   const std::shared_ptr<const Vocabulary> vocabulary_;
