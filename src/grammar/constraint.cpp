@@ -15,21 +15,6 @@ constexpr size_t kMaxAnswerBytes = 4 << 20;    ///< the same for one answer's
 
 void add_token(std::vector<uint64_t>& mask, int32_t token) { mask[size_t(token) / 64] |= uint64_t(1) << (token % 64); }
 
-std::shared_ptr<Piece> make_piece(std::vector<uint64_t> mask, std::vector<uint32_t> exits, uint32_t reach) {
-  auto piece = std::make_shared<Piece>(Piece{{}, {}, std::move(exits), reach});
-  size_t n_tokens = 0;
-  for (const uint64_t bits : mask) n_tokens += size_t(std::popcount(bits));
-  if (n_tokens >= mask.size()) {
-    piece->mask = std::move(mask);
-    return piece;
-  }
-  piece->tokens.reserve(n_tokens);
-  for (size_t word = 0; word < mask.size(); ++word)
-    for (uint64_t bits = mask[word]; bits != 0; bits &= bits - 1)
-      piece->tokens.push_back(int32_t(word * 64 + size_t(std::countr_zero(bits))));
-  return piece;
-}
-
 }  // namespace
 
 /// Collects the tokens that a state of a matcher reads. Stacks that read any of many bytes would have a walk see most of
@@ -68,6 +53,8 @@ class TokenWalk {
 
   const std::vector<uint32_t>& exits() const { return exits_; }
   uint32_t reach() const { return reach_; }
+  /// The mask of one of the pieces, or null.
+  const std::shared_ptr<const std::vector<uint64_t>>& base() const { return base_; }
 
  private:
   /// False if the stacks are so deep that the piece, found without what is below, could go beyond kMaxStack frames.
@@ -76,9 +63,10 @@ class TokenWalk {
     const uint32_t reach = matcher_.frame(below).depth + piece->reach;
     reach_ = std::max(reach_, reach);
     if (reach > kMaxStack) return false;
-    for (size_t i = 0; i < piece->mask.size(); ++i) mask_[i] |= piece->mask[i];
+    for (size_t i = 0; piece->mask && i < mask_.size(); ++i) mask_[i] |= (*piece->mask)[i];
+    if (!base_) base_ = piece->mask;
     for (const int32_t token : piece->tokens) add_token(mask_, token);
-    matcher_.work((piece->mask.size() + piece->tokens.size() + piece->exits.size()) / kTrieStepsOfWork);
+    matcher_.work((mask_.size() + piece->tokens.size() + piece->exits.size()) / kTrieStepsOfWork);
     if (piece->exits.empty()) return true;
     if (below == Matcher::kEnd) {
       exits_.insert(exits_.end(), piece->exits.begin(), piece->exits.end());
@@ -135,6 +123,7 @@ class TokenWalk {
   std::vector<uint64_t>& mask_;
   std::vector<uint32_t> exits_;
   std::vector<State> path_;
+  std::shared_ptr<const std::vector<uint64_t>> base_;
   uint32_t reach_ = 0;
 };
 
@@ -166,16 +155,30 @@ class LiftedWalk {
     matcher_.work(steps / kTrieStepsOfWork);
   }
 
-  std::vector<std::shared_ptr<const Piece>> pieces(std::vector<uint64_t> mask) const {
-    std::vector<std::shared_ptr<const Piece>> pieces;
-    std::set<uint32_t> exits;
-    for (size_t i = 0; i + 1 < flips_.size(); ++i) {
-      const Flips& flips = flips_[i];
+  std::vector<std::shared_ptr<const Piece>> pieces(const CompiledGrammar& compiled) const {
+    const auto flip_tokens = [](std::vector<uint64_t>& mask, const Flips& flips) {
       for (const uint32_t token : flips.tokens) mask[token / 64] ^= uint64_t(1) << (token % 64);
+    };
+    const size_t n = flips_.size() - 1;
+    std::vector<uint64_t> common(vocabulary_.n_words());
+    flip_tokens(common, flips_[0]);
+    for (size_t i = 1; i < n; ++i)
+      for (const uint32_t token : flips_[i].tokens) common[token / 64] &= ~(uint64_t(1) << (token % 64));
+    std::shared_ptr<const std::vector<uint64_t>> base = compiled.make_piece(common, nullptr, {}, 0)->mask;
+
+    // From the last count down, as fewer rounds before a maximum are fewer tokens: a mask is that of the count above and a few.
+    std::vector<std::shared_ptr<const Piece>> pieces(n);
+    std::vector<uint64_t> mask(vocabulary_.n_words());
+    std::set<uint32_t> exits;
+    flip_tokens(mask, flips_[n]);
+    for (size_t i = n; i-- > 0;) {
+      const Flips& flips = flips_[i + 1];
+      if (i + 1 < n) flip_tokens(mask, flips);
       for (const uint32_t exit : flips.exits)
         if (!exits.insert(exit).second) exits.erase(exit);
-      const bool same = i > 0 && flips.tokens.empty() && flips.exits.empty();
-      pieces.push_back(same ? pieces.back() : make_piece(mask, {exits.begin(), exits.end()}, reach_));
+      const bool same = i + 1 < n && flips.tokens.empty() && flips.exits.empty();
+      pieces[i] = same ? pieces[i + 1] : compiled.make_piece(mask, base, {exits.begin(), exits.end()}, reach_);
+      if (pieces[i]->mask) base = pieces[i]->mask;
     }
     return pieces;
   }
@@ -322,7 +325,7 @@ std::shared_ptr<const Piece> CompiledGrammar::piece(const Cuts& cuts, uint32_t f
   const Pieces& found = entries_.front().pieces;
   const auto piece = found.empty() ? this->piece(cuts, from, n_rules, false) : found[lift.at - lift.first];
   while (cache_bytes_ > max_cache_bytes_ && entries_.size() > 1) {
-    cache_bytes_ -= entries_.back().size();
+    cache_bytes_ -= entries_.back().size();  // its masks are counted until nothing shares them
     places_.erase(entries_.back().key);
     entries_.pop_back();
   }
@@ -336,6 +339,28 @@ size_t CompiledGrammar::Entry::size() const {
   return sum;
 }
 
+std::shared_ptr<const Piece> CompiledGrammar::make_piece(const std::vector<uint64_t>& mask,
+                                                         const std::shared_ptr<const std::vector<uint64_t>>& base,
+                                                         std::vector<uint32_t> exits, uint32_t reach) const {
+  bool has_base = true;
+  std::vector<int32_t> tokens;
+  for (size_t word = 0; word < mask.size() && tokens.size() < mask.size(); ++word) {
+    const uint64_t shared = base ? (*base)[word] : 0;
+    has_base = has_base && (shared & ~mask[word]) == 0;
+    for (uint64_t bits = mask[word] & ~shared; bits != 0; bits &= bits - 1)
+      tokens.push_back(int32_t(word * 64 + size_t(std::countr_zero(bits))));
+  }
+  has_base = has_base && tokens.size() < mask.size();
+  if (base && !has_base) return make_piece(mask, nullptr, std::move(exits), reach);
+  if (has_base) return std::make_shared<Piece>(Piece{base, std::move(tokens), std::move(exits), reach});
+  const auto forget = [this](const std::vector<uint64_t>* kept) {
+    cache_bytes_ -= kept->size() * sizeof(uint64_t);
+    delete kept;
+  };
+  cache_bytes_ += mask.size() * sizeof(uint64_t);
+  return std::make_shared<Piece>(Piece{{new std::vector(mask), forget}, {}, std::move(exits), reach});
+}
+
 CompiledGrammar::Pieces CompiledGrammar::find_pieces(const Cuts& cuts, uint32_t from, int n_rules,
                                                      const Lift& lift) const {
   std::vector<Matcher::Frame> tops;
@@ -345,14 +370,14 @@ CompiledGrammar::Pieces CompiledGrammar::find_pieces(const Cuts& cuts, uint32_t 
       top = matcher_->push(frames[i - 2], frames[i - 2] == lift.node ? kLifted : frames[i - 1], top);
     tops.push_back(top);
   }
-  std::vector<uint64_t> mask(vocabulary_->n_words());
   if (lift.node == 0) {
+    std::vector<uint64_t> mask(vocabulary_->n_words());
     TokenWalk walk(*this, *matcher_, n_rules - 1, mask);
     walk.collect(matcher_->state_of(std::move(tops)), from);
     std::vector<uint32_t> exits = walk.exits();
     std::sort(exits.begin(), exits.end());
     exits.erase(std::unique(exits.begin(), exits.end()), exits.end());
-    return {make_piece(std::move(mask), std::move(exits), walk.reach())};
+    return {make_piece(mask, walk.base(), std::move(exits), walk.reach())};
   }
   LiftedWalk walk(*vocabulary_, *matcher_, lift.first, lift.last);
   try {
@@ -362,7 +387,7 @@ CompiledGrammar::Pieces CompiledGrammar::find_pieces(const Cuts& cuts, uint32_t 
     matcher_->start_work();
     return {};
   }
-  return walk.pieces(std::move(mask));
+  return walk.pieces(*this);
 }
 
 size_t CompiledGrammar::cache_bytes() const {

@@ -16,11 +16,11 @@ inline constexpr size_t kMaskCacheBytes = size_t(32) << 20;
 
 /// What a walk over the tokens finds for the upper frames of a stack.
 struct Piece {
-  std::vector<uint64_t> mask;   ///< of the tokens that the frames read whole, or, if they are few,
-  std::vector<int32_t> tokens;  ///< their list
+  std::shared_ptr<const std::vector<uint64_t>> mask;  ///< of tokens that the frames read whole; shared, null: of none
+  std::vector<int32_t> tokens;                        ///< what they read whole besides
   std::vector<uint32_t> exits;  ///< trie nodes with something below where the frames are read to their end
   uint32_t reach = 0;           ///< frames that it takes above those that go on
-  size_t size() const { return sizeof(*this) + mask.size() * 8 + (tokens.size() + exits.size()) * 4; }
+  size_t size() const { return sizeof(*this) + (tokens.size() + exits.size()) * 4; }
 };
 
 /// A grammar with a vocabulary and the masks that its texts needed so far. Free to share between threads.
@@ -43,6 +43,7 @@ class CompiledGrammar {
 
  private:
   friend class TokenWalk;
+  friend class LiftedWalk;
   friend class Constraint;
   /// The upper frames of a stack, node and count by turns, counts that no token can tell apart made equal.
   struct Cut {
@@ -69,6 +70,10 @@ class CompiledGrammar {
   /// The piece of cut-off frames for the tokens below trie node `from`; `may_lift` where a walk without other pieces finds
   /// it. The caller holds the mutex.
   std::shared_ptr<const Piece> piece(const Cuts& cuts, uint32_t from, int n_rules, bool may_lift) const;
+  /// `base`: a mask to share where it is most of the new one, or null.
+  std::shared_ptr<const Piece> make_piece(const std::vector<uint64_t>& mask,
+                                          const std::shared_ptr<const std::vector<uint64_t>>& base,
+                                          std::vector<uint32_t> exits, uint32_t reach) const;
   Pieces find_pieces(const Cuts& cuts, uint32_t from, int n_rules, const Lift& lift) const;
 
   const Grammar grammar_;
@@ -76,9 +81,9 @@ class CompiledGrammar {
   const size_t max_cache_bytes_;
   mutable std::mutex mutex_;                // guards all below
   mutable std::optional<Matcher> matcher_;  // of the pieces
+  mutable size_t cache_bytes_ = 0;          // of entries and the masks they share
   mutable std::list<Entry> entries_;        // the last used first
   mutable std::unordered_map<std::string_view, std::list<Entry>::iterator> places_;
-  mutable size_t cache_bytes_ = 0;
 };
 
 /// One answer's constraint. Not thread safe; the compiled grammar and its mask cache are shared. mask(), mask_to_end() and
