@@ -390,6 +390,32 @@ CompiledGrammar::Pieces CompiledGrammar::find_pieces(const Cuts& cuts, uint32_t 
   return walk.pieces(*this);
 }
 
+void CompiledGrammar::prepare(std::chrono::milliseconds limit) const {
+  const auto end = std::chrono::steady_clock::now() + limit;
+  Matcher matcher(grammar_);
+  std::vector<uint64_t> mask(vocabulary_->n_words());
+  std::vector<Matcher::State> open;
+  std::set<Cuts> seen;  // by what masks depend on: a grammar that nests has no end of states
+  const auto add = [&](Matcher::State state) {
+    Cuts cuts;
+    for (const Matcher::Frame top : matcher.stacks(state)) cuts.insert(cut(matcher, top, 2).frames);
+    if (seen.insert(std::move(cuts)).second) open.push_back(state);
+  };
+  try {
+    add(matcher.start());
+    for (size_t i = 0; i < open.size() && std::chrono::steady_clock::now() < end; ++i) {
+      matcher.start_work();
+      for (const uint8_t byte : grammar_.byte_of_class)
+        if (const Matcher::State next = matcher.after(open[i], byte); next != Matcher::kDead) add(next);
+      const std::lock_guard lock(mutex_);
+      matcher_->start_work();
+      TokenWalk(*this, matcher, 2, mask).collect(open[i], 0);
+    }
+  } catch (const Error&) {
+    // Too ambiguous from there on: a text that comes there hears of it.
+  }
+}
+
 size_t CompiledGrammar::cache_bytes() const {
   const std::lock_guard lock(mutex_);
   return cache_bytes_;

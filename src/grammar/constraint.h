@@ -1,6 +1,7 @@
 // Which tokens may come next in a text of a grammar.
 #pragma once
 
+#include <chrono>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -40,6 +41,9 @@ class CompiledGrammar {
   const Grammar& grammar() const { return grammar_; }
   const Vocabulary& vocabulary() const { return *vocabulary_; }
   size_t cache_bytes() const;
+  /// Finds masks before texts need them, those of the shortest texts first, for `limit` at most and one walk over the tokens. To
+  /// be called where no token waits. Masks do not depend on it.
+  void prepare(std::chrono::milliseconds limit) const;
 
  private:
   friend class TokenWalk;

@@ -156,6 +156,9 @@ TEST(MaskCostSlow, WhatMasksCost) {
       const bool is_prose = name == std::string_view("gbnf prose");
       if (is_prose && !drawn) continue;
       const auto compiled = CompiledGrammar::make(grammar, qwen2().vocabulary).or_throw();
+      const auto start = std::chrono::steady_clock::now();
+      compiled->prepare(std::chrono::milliseconds(atoi(getenv("LIM") ? getenv("LIM") : "50")));
+      printf("prepare ms %.1f\n", std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
       std::vector<int32_t> text;
       if (!drawn) text = qwen2().tokenizer.encode(kOrderText, false, false);
       Cost cost = measure(compiled, 60, drawn ? 30 : 1, text);
