@@ -46,7 +46,8 @@ class TokenWalk {
     std::vector<Matcher::Frame> narrow;
     for (auto& [below, group] : groups) {
       if (!group.wide && !all) narrow.insert(narrow.end(), group.tops.begin(), group.tops.end());
-      else if (!add_piece(group.cuts, below, from, group.wide)) walk(matcher_.state_of(std::move(group.tops)), from, false);
+      else if (!add_piece(group.cuts, below, from, group.wide))
+        walk(matcher_.state_of(std::move(group.tops)), from, false);
     }
     if (!narrow.empty()) walk(matcher_.state_of(std::move(narrow)), from, true);
   }
@@ -218,7 +219,8 @@ class LiftedWalk {
     std::sort(ranges.begin(), ranges.end());
     size_t n = 0;
     for (const auto& range : ranges) {
-      if (n > 0 && range.first <= ranges[n - 1].second + 1) ranges[n - 1].second = std::max(ranges[n - 1].second, range.second);
+      if (n > 0 && range.first <= ranges[n - 1].second + 1)
+        ranges[n - 1].second = std::max(ranges[n - 1].second, range.second);
       else ranges[n++] = range;
     }
     ranges.resize(n);
@@ -286,38 +288,61 @@ CompiledGrammar::Cut CompiledGrammar::cut(const Matcher& matcher, Matcher::Frame
 }
 
 CompiledGrammar::Lift CompiledGrammar::find_lift(const Cuts& cuts) const {
-  Lift best;
-  const auto for_repetitions = [&](const auto& function) {
-    for (const std::vector<uint32_t>& frames : cuts)
-      for (size_t i = 0; i < frames.size(); i += 2)
-        if (grammar_.nodes[frames[i]].kind == Kind::repeat) function(frames[i], frames[i + 1]);
+  struct Place {
+    size_t i = 0;
+    uint32_t at = 0, first = 0, last = 0;
   };
   const auto far = uint32_t(std::min<size_t>(vocabulary_->longest(), kMaxLift));
-  for_repetitions([&](Expr e, uint32_t at) {
-    const Node& node = grammar_.nodes[e];
-    const uint32_t end = at < node.min ? node.min : node.max, begin = at < node.min ? 1 : std::max(node.min, 1U);
-    if (end == kUnbounded) return;
-    const Lift lift{e, at, std::max(begin, std::max(end, far) - far), end - 1};
-    if (lift.first <= at && lift.last - lift.first > best.last - best.first) best = lift;
-  });
-  bool same = true;
-  for_repetitions([&](Expr e, uint32_t at) { same = same && (e != best.node || at == best.at); });
-  return same ? best : Lift{};
+  // The frame of the repetition with the most counts; those of `fixed` are left out.
+  const auto find_place = [&](const std::vector<uint32_t>& frames, const std::set<Expr>& fixed) {
+    Place best;
+    for (size_t i = 0; i < frames.size(); i += 2) {
+      const Node& node = grammar_.nodes[frames[i]];
+      const uint32_t at = frames[i + 1], end = at < node.min ? node.min : node.max;
+      if (node.kind != Kind::repeat || end == kUnbounded || fixed.contains(frames[i])) continue;
+      const uint32_t first = std::max({at < node.min ? 1 : node.min, std::max(end, far) - far, 1U});
+      if (first <= at && end - 1 - first > best.last - best.first) best = {i, at, first, end - 1};
+    }
+    return best;
+  };
+  const std::vector<uint32_t>* longest = nullptr;
+  Place best;
+  for (const std::vector<uint32_t>& frames : cuts)
+    if (const Place place = find_place(frames, {}); place.last - place.first > best.last - best.first)
+      best = place, longest = &frames;
+  if (!longest) return {cuts, 0, 0, 0};
+  // Counts of other stacks go on in step with the best one's; those of what lies below it stand still.
+  std::set<Expr> fixed;
+  for (size_t i = 0; i < longest->size(); i += 2)
+    if (i != best.i) fixed.insert((*longest)[i]);
+  Lift lift{{}, best.at, best.first, best.last};
+  for (const std::vector<uint32_t>& frames : cuts)
+    if (const Place place = find_place(frames, fixed); place.last > 0) lift.at = std::min(lift.at, place.at);
+  lift.first = 1;
+  lift.last = kMaxLift + lift.at;
+  for (std::vector<uint32_t> frames : cuts) {
+    if (const Place place = find_place(frames, fixed); place.last > 0) {
+      const uint32_t ahead = place.at - lift.at;
+      frames[place.i + 1] = kLifted + ahead;
+      lift.first = std::max(lift.first, std::max(place.first, ahead) - ahead);
+      lift.last = std::min(lift.last, place.last - ahead);
+    }
+    lift.cuts.insert(std::move(frames));
+  }
+  return lift.first < lift.last ? lift : Lift{cuts, 0, 0, 0};
 }
 
 std::shared_ptr<const Piece> CompiledGrammar::piece(const Cuts& cuts, uint32_t from, int n_rules, bool may_lift) const {
-  const Lift lift = may_lift ? find_lift(cuts) : Lift{};
-  std::vector<uint32_t> words{from, uint32_t(n_rules), lift.node, lift.first};
-  for (const std::vector<uint32_t>& frames : cuts) {
+  const Lift lift = may_lift ? find_lift(cuts) : Lift{cuts, 0, 0, 0};
+  std::vector<uint32_t> words{from, uint32_t(n_rules), lift.first, lift.last};
+  for (const std::vector<uint32_t>& frames : lift.cuts) {
     words.push_back(uint32_t(frames.size()));
     words.insert(words.end(), frames.begin(), frames.end());
-    for (size_t i = words.size() - frames.size(); lift.node != 0 && i < words.size(); i += 2)
-      if (words[i] == lift.node) words[i + 1] = kLifted;
   }
   std::string key(reinterpret_cast<const char*>(words.data()), words.size() * sizeof words[0]);
   auto place = places_.find(key);
   if (place == places_.end()) {
-    entries_.push_front({std::move(key), find_pieces(cuts, from, n_rules, lift)});
+    entries_.push_front({std::move(key), find_pieces(lift, from, n_rules)});
     place = places_.emplace(entries_.front().key, entries_.begin()).first;
     cache_bytes_ += entries_.front().size();
   }
@@ -361,16 +386,14 @@ std::shared_ptr<const Piece> CompiledGrammar::make_piece(const std::vector<uint6
   return std::make_shared<Piece>(Piece{{new std::vector(mask), forget}, {}, std::move(exits), reach});
 }
 
-CompiledGrammar::Pieces CompiledGrammar::find_pieces(const Cuts& cuts, uint32_t from, int n_rules,
-                                                     const Lift& lift) const {
+CompiledGrammar::Pieces CompiledGrammar::find_pieces(const Lift& lift, uint32_t from, int n_rules) const {
   std::vector<Matcher::Frame> tops;
-  for (const std::vector<uint32_t>& frames : cuts) {
-    Matcher::Frame top = lift.node != 0 ? matcher_->lifted_end(lift.first, lift.last) : Matcher::kEnd;
-    for (size_t i = frames.size(); i > 0; i -= 2)
-      top = matcher_->push(frames[i - 2], frames[i - 2] == lift.node ? kLifted : frames[i - 1], top);
+  for (const std::vector<uint32_t>& frames : lift.cuts) {
+    Matcher::Frame top = lift.last != 0 ? matcher_->lifted_end(lift.first, lift.last) : Matcher::kEnd;
+    for (size_t i = frames.size(); i > 0; i -= 2) top = matcher_->push(frames[i - 2], frames[i - 1], top);
     tops.push_back(top);
   }
-  if (lift.node == 0) {
+  if (lift.last == 0) {
     std::vector<uint64_t> mask(vocabulary_->n_words());
     TokenWalk walk(*this, *matcher_, n_rules - 1, mask);
     walk.collect(matcher_->state_of(std::move(tops)), from);

@@ -14,6 +14,7 @@
 namespace ridge::grammar {
 
 inline constexpr size_t kMaskCacheBytes = size_t(32) << 20;
+inline constexpr std::chrono::milliseconds kPrepareTime{150};
 
 /// What a walk over the tokens finds for the upper frames of a stack.
 struct Piece {
@@ -41,9 +42,9 @@ class CompiledGrammar {
   const Grammar& grammar() const { return grammar_; }
   const Vocabulary& vocabulary() const { return *vocabulary_; }
   size_t cache_bytes() const;
-  /// Finds masks before texts need them, those of the shortest texts first, for `limit` at most and one walk over the tokens. To
-  /// be called where no token waits. Masks do not depend on it.
-  void prepare(std::chrono::milliseconds limit) const;
+  /// Finds masks before texts need them, those of the shortest texts first, for `limit` and the rest of one mask at most.
+  /// To be called where no token waits. Masks do not depend on it.
+  void prepare(std::chrono::milliseconds limit = kPrepareTime) const;
 
  private:
   friend class TokenWalk;
@@ -56,9 +57,10 @@ class CompiledGrammar {
   };
   using Cuts = std::set<std::vector<uint32_t>>;
   using Pieces = std::vector<std::shared_ptr<const Piece>>;
-  /// A repetition of which all frames in some cuts have one count, and the counts for which one lifted walk finds pieces.
+  /// Cuts with a frame of a repetition in them lifted (Matcher::lifted_end): one walk finds their pieces for all counts from
+  /// `first` to `last`. `at` is the count itself. `last` is 0 where nothing is lifted.
   struct Lift {
-    Expr node = 0;
+    Cuts cuts;
     uint32_t at = 0, first = 0, last = 0;
   };
   struct Entry {
@@ -78,7 +80,7 @@ class CompiledGrammar {
   std::shared_ptr<const Piece> make_piece(const std::vector<uint64_t>& mask,
                                           const std::shared_ptr<const std::vector<uint64_t>>& base,
                                           std::vector<uint32_t> exits, uint32_t reach) const;
-  Pieces find_pieces(const Cuts& cuts, uint32_t from, int n_rules, const Lift& lift) const;
+  Pieces find_pieces(const Lift& lift, uint32_t from, int n_rules) const;
 
   const Grammar grammar_;
   const std::shared_ptr<const Vocabulary> vocabulary_;
