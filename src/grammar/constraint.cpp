@@ -167,7 +167,7 @@ class LiftedWalk {
       for (const uint32_t token : flips_[i].tokens) common[token / 64] &= ~(uint64_t(1) << (token % 64));
     std::shared_ptr<const std::vector<uint64_t>> base = compiled.make_piece(common, nullptr, {}, 0)->mask;
 
-    // From the last count down, as fewer rounds before a maximum are fewer tokens: a mask is that of the count above and a few.
+    // From the last count down: more rounds before a maximum are more tokens, so a mask is the one before and a few.
     std::vector<std::shared_ptr<const Piece>> pieces(n);
     std::vector<uint64_t> mask(vocabulary_.n_words());
     std::set<uint32_t> exits;

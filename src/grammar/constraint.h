@@ -14,7 +14,7 @@
 namespace ridge::grammar {
 
 inline constexpr size_t kMaskCacheBytes = size_t(32) << 20;
-inline constexpr std::chrono::milliseconds kPrepareTime{150};
+inline constexpr std::chrono::milliseconds kPrepareTime{200};
 
 /// What a walk over the tokens finds for the upper frames of a stack.
 struct Piece {
