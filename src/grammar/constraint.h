@@ -1,6 +1,7 @@
 // Which tokens may come next in a text of a grammar.
 #pragma once
 
+#include <chrono>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -13,14 +14,15 @@
 namespace ridge::grammar {
 
 inline constexpr size_t kMaskCacheBytes = size_t(32) << 20;
+inline constexpr std::chrono::milliseconds kPrepareTime{200};
 
 /// What a walk over the tokens finds for the upper frames of a stack.
 struct Piece {
-  std::vector<uint64_t> mask;   ///< of the tokens that the frames read whole, or, if they are few,
-  std::vector<int32_t> tokens;  ///< their list
+  std::shared_ptr<const std::vector<uint64_t>> mask;  ///< of tokens that the frames read whole; shared, null: of none
+  std::vector<int32_t> tokens;                        ///< what they read whole besides
   std::vector<uint32_t> exits;  ///< trie nodes with something below where the frames are read to their end
   uint32_t reach = 0;           ///< frames that it takes above those that go on
-  size_t size() const { return sizeof(*this) + mask.size() * 8 + (tokens.size() + exits.size()) * 4; }
+  size_t size() const { return sizeof(*this) + (tokens.size() + exits.size()) * 4; }
 };
 
 /// A grammar with a vocabulary and the masks that its texts needed so far. Free to share between threads.
@@ -40,35 +42,54 @@ class CompiledGrammar {
   const Grammar& grammar() const { return grammar_; }
   const Vocabulary& vocabulary() const { return *vocabulary_; }
   size_t cache_bytes() const;
+  /// Finds masks before texts need them, those of the shortest texts first, for `limit` and the rest of one mask at most.
+  /// To be called where no token waits. Masks do not depend on it.
+  void prepare(std::chrono::milliseconds limit = kPrepareTime) const;
 
  private:
   friend class TokenWalk;
+  friend class LiftedWalk;
   friend class Constraint;
   /// The upper frames of a stack, node and count by turns, counts that no token can tell apart made equal.
   struct Cut {
     std::vector<uint32_t> frames;
     Matcher::Frame below = Matcher::kEnd;
   };
+  using Cuts = std::set<std::vector<uint32_t>>;
+  using Pieces = std::vector<std::shared_ptr<const Piece>>;
+  /// Cuts with a frame of a repetition in them lifted (Matcher::lifted_end): one walk finds their pieces for all counts from
+  /// `first` to `last`. `at` is the count itself. `last` is 0 where nothing is lifted.
+  struct Lift {
+    Cuts cuts;
+    uint32_t at = 0, first = 0, last = 0;
+  };
   struct Entry {
     std::string key;
-    std::shared_ptr<const Piece> piece;
-    size_t size() const { return sizeof(*this) + key.size() + piece->size(); }
+    Pieces pieces;  ///< one, or one for each count of a lift; none where lifted states would be too many
+    size_t size() const;
   };
 
   CompiledGrammar(Grammar grammar, std::shared_ptr<const Vocabulary> vocabulary, size_t max_cache_bytes);
   /// The upper frames of a stack, down to the end of so many rules.
   Cut cut(const Matcher& matcher, Matcher::Frame top, int n_rules) const;
-  /// The piece of cut-off frames for the tokens below trie node `from`. The caller holds the mutex.
-  std::shared_ptr<const Piece> piece(const std::set<std::vector<uint32_t>>& cuts, uint32_t from, int n_rules) const;
+  Lift find_lift(const Cuts& cuts) const;
+  /// The piece of cut-off frames for the tokens below trie node `from`; `may_lift` where a walk without other pieces finds
+  /// it. The caller holds the mutex.
+  std::shared_ptr<const Piece> piece(const Cuts& cuts, uint32_t from, int n_rules, bool may_lift) const;
+  /// `base`: a mask to share where it is most of the new one, or null.
+  std::shared_ptr<const Piece> make_piece(const std::vector<uint64_t>& mask,
+                                          const std::shared_ptr<const std::vector<uint64_t>>& base,
+                                          std::vector<uint32_t> exits, uint32_t reach) const;
+  Pieces find_pieces(const Lift& lift, uint32_t from, int n_rules) const;
 
   const Grammar grammar_;
   const std::shared_ptr<const Vocabulary> vocabulary_;
   const size_t max_cache_bytes_;
   mutable std::mutex mutex_;                // guards all below
   mutable std::optional<Matcher> matcher_;  // of the pieces
+  mutable size_t cache_bytes_ = 0;          // of entries and the masks they share
   mutable std::list<Entry> entries_;        // the last used first
   mutable std::unordered_map<std::string_view, std::list<Entry>::iterator> places_;
-  mutable size_t cache_bytes_ = 0;
 };
 
 /// One answer's constraint. Not thread safe; the compiled grammar and its mask cache are shared. mask(), mask_to_end() and

@@ -31,7 +31,7 @@ Matcher::Frame Matcher::push(Expr e, uint32_t at, Frame parent) {
   if (!is_new) return place->second;
   const Node& node = grammar_->nodes[e];
   uint32_t own = 1;
-  if (node.kind == Kind::literal) own = node.count - at;
+  if (node.kind == Kind::literal) own = std::max(node.count, at) - at;
   if (node.kind == Kind::sequence) own = grammar_->suffix[node.first + at];
   if (node.kind == Kind::repeat) own = at < node.min ? (node.min - at) * grammar_->nodes[node.first].shortest : 0;
   data.rest = frames_[parent].rest + own;
@@ -70,11 +70,33 @@ void Matcher::want(const Goal& goal) {
 }
 
 void Matcher::repeat(Expr e, uint32_t at, Frame parent) {
+  if (at >= kLifted) return repeat_lifted(e, at, parent);
   const Node& node = grammar_->nodes[e];
   if (at >= node.min) complete(parent);
   if (at == node.max) return;
   const bool is_last = at + 1 == node.max;
   enter(node.first, is_last ? parent : push(e, node.max == kUnbounded ? std::min(at + 1, node.min) : at + 1, parent));
+}
+
+void Matcher::repeat_lifted(Expr e, uint32_t at, Frame parent) {
+  const Node& node = grammar_->nodes[e];
+  const uint32_t more = at - kLifted;
+  const Frame end = end_of(parent);
+  const uint32_t first = frames_[end].at, last = frames_[frames_[end].parent].at;
+  const uint32_t leaves = std::max(first, std::max(node.min, more) - more);
+  if (leaves <= last) complete(with_end(parent, leaves, last));
+  if (more >= node.max || first >= node.max - more) return;
+  enter(node.first, push(e, at + 1, with_end(parent, first, std::min(last, node.max - more - 1))));
+}
+
+Matcher::Frame Matcher::end_of(Frame frame) const {
+  while (frames_[frame].node != 0) frame = frames_[frame].parent;
+  return frame;
+}
+
+Matcher::Frame Matcher::with_end(Frame frame, uint32_t first, uint32_t last) {
+  const FrameData data = frames_[frame];
+  return data.node == 0 ? lifted_end(first, last) : push(data.node, data.at, with_end(data.parent, first, last));
 }
 
 Matcher::State Matcher::follow_goals() {
@@ -87,8 +109,8 @@ Matcher::State Matcher::follow_goals() {
       enter(grammar_->child(node, at), at + 1 < node.count ? push(e, at + 1, parent) : parent);
     };
     if (!goal.enter) {
-      if (goal.parent == kEnd) {
-        found_.push_back(kEnd);
+      if (frames_[goal.parent].node == 0) {
+        found_.push_back(goal.parent);
         continue;
       }
       const FrameData frame = frames_[goal.parent];
@@ -143,8 +165,8 @@ Matcher::State Matcher::find_next(State state, uint8_t byte) {
   forget_goals();
   for (uint32_t i = 0; i < states_[state].count; ++i) {
     const Frame top = stacks_[states_[state].first + i];
-    if (top == kEnd) continue;
     const FrameData frame = frames_[top];
+    if (frame.node == 0) continue;
     const Node& node = grammar_->nodes[frame.node];
     if (node.kind == Kind::bytes) {
       if (grammar_->sets[node.first][byte]) complete(frame.parent);

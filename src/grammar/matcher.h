@@ -16,6 +16,7 @@ namespace ridge::grammar {
 
 inline constexpr size_t kMaxStacks = 4096;     ///< stacks of one state
 inline constexpr uint64_t kMaxWork = 2000000;  ///< steps for one mask or token: a second at most
+inline constexpr uint32_t kLifted = 1U << 31;  ///< see Matcher::lifted_end(); counts are smaller
 
 class Matcher {
  public:
@@ -58,12 +59,18 @@ class Matcher {
   }
   const FrameData& frame(Frame frame) const { return frames_[frame]; }
   Frame push(Expr node, uint32_t at, Frame parent);
+  /// The end of a lifted stack. Such a stack stands for several, one for each count from `first` to `last`: its
+  /// repetitions' frames that have been read kLifted + n times were read n times more often than the count says. Where a
+  /// bound of the repetition leaves only some counts, what goes on ends in these.
+  Frame lifted_end(uint32_t first, uint32_t last) { return push(0, first, push(0, last, kEnd)); }
+  /// The lowest frame: kEnd, or a lifted_end() from frame(end).at to frame(frame(end).parent).at.
+  Frame end_of(Frame frame) const;
   State state_of(std::vector<Frame> stacks);
   /// The state when what stood above `frame` has been read.
   State after_child(Frame frame);
   /// Whether one of the stacks reads a byte of many.
   bool is_wide(State state) const { return states_[state].wide; }
-  bool is_wide_frame(Frame frame) const { return frame != kEnd && grammar_->wide[frames_[frame].node] != 0; }
+  bool is_wide_frame(Frame frame) const { return grammar_->wide[frames_[frame].node] != 0; }
   /// The deepest frame that was wanted, allowed or not, in any transition from the state.
   uint32_t reach(State state) const { return states_[state].reach; }
 
@@ -97,6 +104,8 @@ class Matcher {
   void complete(Frame frame) { want({false, 0, frame}); }
   void want(const Goal& goal);
   void repeat(Expr node, uint32_t at, Frame parent);
+  void repeat_lifted(Expr node, uint32_t at, Frame parent);
+  Frame with_end(Frame frame, uint32_t first, uint32_t last);
   State follow_goals();
 
   const Grammar* grammar_;

@@ -93,6 +93,7 @@ Structures::Maker Structures::compile(const std::string& field, const std::strin
     if (!made) refuse(field, made.error().message);
     Result<Compiled> compiled = grammar::CompiledGrammar::make(std::move(*made), vocabulary());
     if (!compiled) refuse(field, compiled.error().message);
+    (*compiled)->prepare();  // here, on a worker: later it would hold up the steps of all requests
     recent_.emplace_front(key, std::move(*compiled));
     if (recent_.size() > kRecentGrammars) recent_.pop_back();
   } else {

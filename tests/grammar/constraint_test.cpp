@@ -66,6 +66,58 @@ TEST(Constraint, MaskIsWhatTryingEveryTokenGives) {
   EXPECT_GT(compared, 2000u);
 }
 
+/// A random expression of GBNF with bounded repetitions inside each other, wide sets and narrow ones.
+std::string random_part(Rng& rng, int depth) {
+  constexpr const char* kParts[] = {"[a-c]", "[a-z]", ".", "\"ab\"", "\"a\"", "[^b]", "[\\x20-\\x7E]", "small"};
+  const auto bounds = [&] {
+    const size_t min = pick(rng, 4), max = min + 1 + pick(rng, 12);
+    const std::string first = "{" + std::to_string(min);
+    return first + (pick(rng, 4) == 0 ? ",}" : pick(rng, 3) == 0 && min > 0 ? "}" : "," + std::to_string(max) + "}");
+  };
+  if (depth == 0 || pick(rng, 4) == 0) return std::string(kParts[pick(rng, std::size(kParts))]) + bounds();
+  std::string text = "(";
+  const size_t n = 1 + pick(rng, 3);
+  const char* between = pick(rng, 2) == 0 ? " | " : " ";
+  for (size_t i = 0; i < n; ++i) text += (i > 0 ? between : "") + random_part(rng, depth - 1);
+  return text + ")" + (pick(rng, 2) == 0 ? bounds() : "");
+}
+
+TEST(Constraint, RandomBoundedRepetitionsHaveTheMasksOfTryingEveryToken) {
+  const ToyVocabulary toy(
+      {"aa", "ab", "abc", "aaaa", "abab", "ca", "xyz", "a b", "bbbbbb", "aaaaaaaaaaaa", "zz", "ac", "é"});
+  Rng rng(23);
+  int walked = 0;
+  for (int round = 0; round < 150; ++round) {
+    const std::string gbnf = "root ::= " + random_part(rng, 2) + " \"c\"? tail\ntail ::= " + random_part(rng, 1) +
+                             " \";\"\nsmall ::= [a-f] | \"xy\"\n";
+    const auto grammar = parse_gbnf(gbnf);
+    if (!grammar) continue;  // long repetitions of what may be empty
+    const auto compiled = CompiledGrammar::make(*grammar, toy.vocabulary).or_throw();
+    if (round % 2 == 0) compiled->prepare(std::chrono::milliseconds(2));
+    for (int walk = 0; walk < 3; ++walk) {
+      Constraint constraint(compiled);
+      std::string text;
+      for (int step = 0; step < 12; ++step) {
+        std::vector<uint64_t> expected;
+        try {
+          expected = mask_by_trying(*grammar, *toy.vocabulary, text);
+        } catch (const Error&) {
+          break;  // too ambiguous
+        }
+        const auto mask = constraint.mask();
+        ASSERT_EQ(std::vector<uint64_t>(mask.begin(), mask.end()), expected) << gbnf << "\n" << text;
+        const std::vector<int32_t> allowed = tokens_of(mask);
+        const int32_t token = allowed[pick(rng, allowed.size())];
+        ASSERT_TRUE(constraint.accept(token));
+        if (token == toy.end) break;
+        text += toy.tokens[size_t(token)];
+        ++walked;
+      }
+    }
+  }
+  EXPECT_GT(walked, 1200);
+}
+
 TEST(Constraint, MaskNearTheDeepestNesting) {
   const ToyVocabulary toy({"((((", "))))", "(((((((((((((((((((((", "a))", "aaaaaaa"});
   const auto grammar = parse_gbnf("root ::= \"(\" root \")\" | text\ntext ::= [a-z]+");

@@ -98,6 +98,36 @@ TEST(MaskCostSlow, MasksOverQwen2AreWhatTryingEveryTokenGives) {
   }
 }
 
+/// Lengths, repetitions and patterns with bounds near and far: walks for many counts at once.
+TEST(MaskCostSlow, DrawnTextsOfBoundedRepetitionsHaveTheMasksOfTryingEveryToken) {
+  constexpr const char* kSchemas[] = {
+      R"({"type": "string", "minLength": 3, "maxLength": 9})",
+      R"({"type": "string", "minLength": 12})",
+      R"({"type": "array", "minItems": 2, "maxItems": 4, "items": {"type": "string", "maxLength": 6}})",
+      R"({"type": "string", "pattern": "^[A-Za-z ]{2,12}( [a-z]{1,5}){0,3}[0-9]{4}$"})",
+      R"({"type": "array", "items": {"type": "string", "format": "email"}})",
+      R"({"type": "array", "items": {"type": "integer", "minimum": 17, "maximum": 120034}})"};
+  Rng rng(3);
+  for (const char* schema : kSchemas) {
+    const Grammar grammar = grammar_of_schema(Json::parse(schema)).or_throw();
+    const auto compiled = CompiledGrammar::make(grammar, qwen2().vocabulary).or_throw();
+    for (int document = 0; document < 4; ++document) {
+      Constraint constraint(compiled);
+      std::string read;
+      for (int step = 0; step < 6; ++step) {
+        const auto mask = constraint.mask();
+        ASSERT_EQ(std::vector<uint64_t>(mask.begin(), mask.end()), mask_by_trying(grammar, *qwen2().vocabulary, read))
+            << schema << ": " << read;
+        const std::vector<int32_t> allowed = tokens_of(mask);
+        const int32_t token = allowed[pick(rng, allowed.size())];
+        ASSERT_TRUE(constraint.accept(token));
+        if (qwen2().vocabulary->is_end(token)) break;
+        read += qwen2().tokens[size_t(token)];
+      }
+    }
+  }
+}
+
 class Times {
  public:
   void add(std::chrono::steady_clock::duration time) {
@@ -150,19 +180,23 @@ TEST(MaskCostSlow, WhatMasksCost) {
   if (!std::getenv("RIDGE_MASK_COST")) GTEST_SKIP() << "a measurement: set RIDGE_MASK_COST=1";
   std::printf(
       "grammar      documents    masks   first p50 p99 max us   steady p50 p99 max us   accept p50 p99 us   cache "
-      "KiB\n");
+      "KiB   prepare ms\n");
   for (auto& [name, grammar] : cases()) {
     for (const bool drawn : {false, true}) {
       const bool is_prose = name == std::string_view("gbnf prose");
       if (is_prose && !drawn) continue;
       const auto compiled = CompiledGrammar::make(grammar, qwen2().vocabulary).or_throw();
+      const auto start = std::chrono::steady_clock::now();
+      compiled->prepare();
+      Times prepare;
+      prepare.add(std::chrono::steady_clock::now() - start);
       std::vector<int32_t> text;
       if (!drawn) text = qwen2().tokenizer.encode(kOrderText, false, false);
       Cost cost = measure(compiled, 60, drawn ? 30 : 1, text);
-      std::printf("%-12s %-9s %8zu %11.1f %.1f %.1f %12.1f %.1f %.1f %11.1f %.1f %11zu\n", name,
+      std::printf("%-12s %-9s %8zu %11.1f %.1f %.1f %12.1f %.1f %.1f %11.1f %.1f %11zu %12.1f\n", name,
                   drawn ? "drawn" : "written", cost.steady.size(), cost.first.at(0.5), cost.first.at(0.99),
                   cost.first.at(1), cost.steady.at(0.5), cost.steady.at(0.99), cost.steady.at(1), cost.accepts.at(0.5),
-                  cost.accepts.at(0.99), compiled->cache_bytes() / 1024);
+                  cost.accepts.at(0.99), compiled->cache_bytes() / 1024, prepare.at(1) / 1000);
       EXPECT_GT(cost.steady.size(), 0u) << name;
     }
   }
