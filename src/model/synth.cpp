@@ -15,6 +15,10 @@ struct Shape {
   int n_layers, n_heads, n_kv_heads, head_dim, d_model, d_ff, vocab_size, n_ctx;
   float rope_theta;
   bool qkv_bias, tied;
+  int rope_dim = 0;                                          // 0: head_dim
+  int window = 0;
+  int n_experts = 0, n_experts_used = 0, d_ff_expert = 0;
+  float attention_scale = 0;
 };
 // From the config.json of each model.
 constexpr Shape kShapes[] = {
@@ -23,9 +27,18 @@ constexpr Shape kShapes[] = {
     {"llama-3.2-1b", "llama", 16, 32, 8, 64, 2048, 8192, 128256, 131072, 5e5f, false, true},
     {"llama-3.1-8b", "llama", 32, 32, 8, 128, 4096, 14336, 128256, 131072, 5e5f, false, false},
     {"llama-3.1-70b", "llama", 80, 64, 8, 128, 8192, 28672, 128256, 131072, 5e5f, false, false},
+    {"mistral-small-24b", "llama", 40, 32, 8, 128, 5120, 32768, 131072, 32768, 1e8f, false, false},
+    {"phi-4-mini", "phi3", 32, 24, 8, 128, 3072, 8192, 200064, 131072, 1e4f, false, true, 96},
+    {"gemma-3-27b", "gemma3", 62, 32, 16, 128, 5376, 21504, 262208, 131072, 1e6f, false, true, 128, 1024, 0, 0, 0,
+     0.0771516749810459f},  // 168^-1/2
+    {"qwen3-30b-a3b", "qwen3moe", 48, 32, 4, 128, 2048, 6144, 151936, 40960, 1e6f, false, false, 128, 0, 128, 8, 768},
+    {"gpt-oss-20b", "gpt-oss", 24, 64, 8, 64, 2880, 2880, 201088, 131072, 1.5e5f, true, false, 64, 128, 32, 4, 2880},
     {"bitnet-2b-4t", "bitnet-b1.58", 30, 20, 5, 128, 2560, 6912, 128256, 4096, 5e5f, false, true},
     {"tiny-bitnet", "bitnet-b1.58", 2, 2, 1, 64, 128, 384, 512, 2048, 1e4f, false, true},
     {"tiny-64", "qwen2", 2, 4, 2, 64, 256, 512, 512, 2048, 1e4f, true, true},
+    {"tiny-gemma", "gemma3", 7, 4, 2, 32, 64, 96, 512, 2048, 1e4f, false, true, 32, 40},
+    {"tiny-experts", "qwen3moe", 2, 4, 2, 32, 64, 160, 512, 2048, 1e4f, false, true, 32, 0, 8, 2, 32},
+    {"tiny-oss", "gpt-oss", 3, 4, 2, 32, 64, 32, 512, 2048, 1e4f, true, false, 32, 40, 6, 2, 32},
     {"tiny", "llama", 2, 4, 2, 32, 64, 160, 512, 2048, 1e4f, false, true},
 };
 
@@ -61,12 +74,12 @@ Result<Config> synth_config(std::string_view name) {
   for (const Shape& s : kShapes) {
     if (s.name == name) {
       Config c;
-      c.arch = s.arch;
       c.name = s.name;
       c.n_layers = s.n_layers;
       c.n_heads = s.n_heads;
       c.n_kv_heads = s.n_kv_heads;
-      c.head_dim = c.rope_dim = s.head_dim;
+      c.head_dim = s.head_dim;
+      c.rope_dim = s.rope_dim > 0 ? s.rope_dim : s.head_dim;
       c.d_model = s.d_model;
       c.d_ff = s.d_ff;
       c.vocab_size = s.vocab_size;
@@ -74,10 +87,16 @@ Result<Config> synth_config(std::string_view name) {
       c.rope_theta = s.rope_theta;
       c.qkv_bias = s.qkv_bias;
       c.tied_output = s.tied;
+      c.window = s.window;
+      c.n_experts = s.n_experts;
+      c.n_experts_used = s.n_experts_used;
+      c.d_ff_expert = s.d_ff_expert;
+      c.attention_scale = s.attention_scale;
       for (const Arch& arch : arch_list()) {
         if (arch.name != s.arch) continue;
-        c.activation = arch.activation;
-        c.sub_norm = c.ternary = arch.bitnet;
+        use_arch(arch, c);
+        c.experts_renormalised = arch.experts_renormalised;
+        if (c.window > 0) c.window_period = arch.window_period, c.window_rope_theta = arch.window_rope_theta;
       }
       return c;
     }
@@ -148,8 +167,10 @@ int64_t SynthPlan::decode_matrix_bytes() const {
     return Linear{.format = &format_of(n_in, projection), .n_out = n_out, .n_in = n_in}.bytes();
   };
   const Config& c = config;
+  const auto gated = [&](int d_ff) { return matrix(2 * d_ff, c.d_model) + matrix(c.d_model, d_ff); };
   const int64_t layer = matrix(c.q_dim() + 2 * c.kv_dim(), c.d_model) + matrix(c.d_model, c.q_dim()) +
-                        matrix(2 * c.d_ff, c.d_model) + matrix(c.d_model, c.d_ff);
+                        (c.n_experts > 0 ? c.n_experts_used * gated(c.d_ff_expert) + 4 * c.n_experts * c.d_model
+                                         : gated(c.d_ff));
   const Linear output{.format = &head_format(), .n_out = c.vocab_size, .n_in = c.d_model};
   return c.n_layers * layer + output.bytes();
 }
@@ -198,14 +219,22 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec)
     return values;
   };
 
-  w.embedding = matrix(c.vocab_size, c.d_model, true, false, std::sqrt(double(c.d_model)));
+  w.embedding = matrix(c.vocab_size, c.d_model, true, false, std::sqrt(double(c.d_model)) / c.embedding_scale);
   w.output = c.tied_output ? w.embedding : matrix_of(plan.head_format(), c.vocab_size, c.d_model, false);
   w.output_norm = vector(c.d_model, 1, 0.05f);
   if (c.tied_output)  // logits of variance 1; signs, so that the model does not say each token again
-    for (float& v : w.output_norm) v *= (rng.next() % 2 == 0 ? 1.0f : -1.0f) / std::sqrt(float(c.d_model));
+    for (float& v : w.output_norm) v *= (rng.next() % 2 == 0 ? 1.0f : -1.0f) * c.embedding_scale / std::sqrt(float(c.d_model));
   for (int i = 0; i < c.n_layers; ++i) {
     LayerWeights& layer = w.layers.emplace_back();
-    layer.attn_norm = vector(c.d_model, 1, 0.05f);
+    if (c.norms != NormPlace::after) layer.attn_norm = vector(c.d_model, 1, 0.05f);
+    if (c.norms != NormPlace::before) {  // blocks give rows of variance 1 then: as small as the others' beside x
+      layer.attn_post_norm = vector(c.d_model, float(branch_gain), 0.05f * float(branch_gain));
+      layer.ffn_post_norm = vector(c.d_model, float(branch_gain), 0.05f * float(branch_gain));
+    }
+    if (c.qk_norm) {
+      layer.q_norm = vector(c.qk_norm_whole ? c.q_dim() : c.head_dim, 1, 0.05f);
+      layer.k_norm = vector(c.qk_norm_whole ? c.kv_dim() : c.head_dim, 1, 0.05f);
+    }
     layer.q = matrix(c.q_dim(), c.d_model, false);
     layer.k = matrix(c.kv_dim(), c.d_model, false);
     layer.v = matrix(c.kv_dim(), c.d_model, false);
@@ -219,7 +248,24 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec)
       layer.attn_sub_norm = vector(c.q_dim(), 1, 0.05f);
       layer.ffn_sub_norm = vector(c.d_ff, 1, 0.05f);
     }
-    layer.ffn_norm = vector(c.d_model, 1, 0.05f);
+    if (c.norms != NormPlace::after) layer.ffn_norm = vector(c.d_model, 1, 0.05f);
+    if (c.o_bias) layer.o_bias = vector(c.d_model, 0, 0.01f);
+    if (c.sink_logits) layer.sink_logits = vector(c.n_heads, 0, 1);
+    if (c.has_experts(i)) {
+      layer.router = matrix_of(*weight_format_of_gguf(0), c.n_experts, c.d_model, false);
+      if (c.expert_biases) layer.router_bias = vector(c.n_experts, 0, 0.1f);
+      for (int e = 0; e < c.n_experts; ++e) {
+        ExpertWeights& expert = layer.experts.emplace_back();
+        expert.gate = matrix(c.d_ff_expert, c.d_model, false);
+        expert.up = matrix(c.d_ff_expert, c.d_model, false);
+        expert.down = matrix(c.d_model, c.d_ff_expert, false, true, branch_gain);
+        if (!c.expert_biases) continue;
+        expert.gate_bias = vector(c.d_ff_expert, 0, 0.1f);
+        expert.up_bias = vector(c.d_ff_expert, 0, 0.1f);
+        expert.down_bias = vector(c.d_model, 0, 0.01f);
+      }
+      continue;
+    }
     layer.gate = matrix(c.d_ff, c.d_model, false);
     layer.up = matrix(c.d_ff, c.d_model, false);
     layer.down = matrix(c.d_model, c.d_ff, false, true, branch_gain);

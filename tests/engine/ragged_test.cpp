@@ -508,5 +508,21 @@ TEST_P(RaggedWeights, ProductsDoNotDependOnTheirNumberOfRows) {
            3);
 }
 
+/// Windows of attention, norms on both sides, experts, sink logits.
+class RaggedModels : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Kinds, RaggedModels,
+                         testing::Values("synth:tiny-gemma@weights=q8_0", "synth:tiny-experts@weights=q8_0",
+                                         "synth:tiny-oss@weights=f16"));
+
+TEST_P(RaggedModels, ACrowdChangesNothing) {
+  run_case({.model = GetParam(),
+            .crowd = {.n_threads = 2},
+            .alone = {.n_threads = 1},
+            .kv = {"rotor-3", "f16/q8_0"},
+            .n_sequences = 4,
+            .n_steps = 24},
+           11);
+}
+
 }  // namespace
 }  // namespace ridge

@@ -635,7 +635,9 @@ TEST_F(AttentionCuda, PartsOfPrompts) {
         }
         EXPECT_EQ(queries, 6 * n);
         EXPECT_EQ(rows, next_row);
-        if (n == 512 && n_past == 2048 && n_kv_heads == 2) EXPECT_GE(int(blocks.size()), 48);
+        if (n == 512 && n_past == 2048 && n_kv_heads == 2) {
+          EXPECT_GE(int(blocks.size()), 48);
+        }
         std::vector<AttnBlock> behind(3);
         add_prefill_blocks(plan, {0, n, n_past}, 6, n_kv_heads, 0, behind);
         EXPECT_EQ(behind.size(), blocks.size() + 3);

@@ -6,6 +6,7 @@
 #include "cases/bytes.h"
 #include "cases/gguf_builder.h"
 #include "fuzz/touch.h"
+#include "format/list.h"
 #include "io/gguf.h"
 
 namespace ridge::io {

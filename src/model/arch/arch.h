@@ -37,6 +37,8 @@ struct Arch {
 
 /// The rows, in model/arch/list.cpp.
 std::span<const Arch> arch_list();
+/// What every model of the architecture has, whatever its file says.
+void use_arch(const Arch& arch, Config& config);
 /// The row that Config::arch names.
 const Arch& arch_of(const Config& config);
 

@@ -90,7 +90,6 @@ Result<Config> config_from_gguf(const io::Gguf& gguf, std::string_view where) {
   }
   const Keys keys(gguf, arch_name);
   Config c;
-  c.arch = arch->same_as.empty() ? arch_name : arch->same_as;
   if (gguf.has("general.name")) {
     RIDGE_TRY(c.name, gguf.text("general.name"));
   }
@@ -124,7 +123,6 @@ Result<Config> config_from_gguf(const io::Gguf& gguf, std::string_view where) {
     RIDGE_TRY(c.d_ff_expert, keys.integer("expert_feed_forward_length"));
     RIDGE_TRY(c.d_ff_shared, keys.integer_or("expert_shared_feed_forward_length", 0));
     c.experts_renormalised = arch->experts_renormalised;
-    c.expert_biases = arch->gpt_oss;
   }
   RIDGE_TRY(c.window, keys.integer_or("attention.sliding_window", 0));
   if (c.window > 0) {
@@ -132,8 +130,8 @@ Result<Config> config_from_gguf(const io::Gguf& gguf, std::string_view where) {
     RIDGE_TRY(c.window_rope_theta, keys.number_or("rope.freq_base_swa", arch->window_rope_theta));
   }
   RIDGE_TRY(c.attention_scale, keys.number_or("attention.scale", 0.0f));
-  RIDGE_TRY(c.embedding_scale,
-            keys.number_or("embedding_scale", arch->embedding_root ? std::sqrt(float(c.d_model)) : 1.0f));
+  use_arch(*arch, c);
+  RIDGE_TRY(c.embedding_scale, keys.number_or("embedding_scale", c.embedding_scale));
   RIDGE_TRY(c.residual_scale, keys.number_or("residual_scale", 1.0f));
   RIDGE_TRY(c.logit_divisor, keys.number_or("logit_scale", 1.0f));
   RIDGE_TRY(c.n_ctx_train, keys.integer("context_length"));
@@ -146,12 +144,6 @@ Result<Config> config_from_gguf(const io::Gguf& gguf, std::string_view where) {
     if (c.rope_scaling.attention_factor == 0) c.rope_scaling.attention_factor = 1;
   }
   c.rope_pairs = arch->gguf_pairs;
-  c.qk_norm = arch->qk_norm;
-  c.qk_norm_whole = arch->qk_norm_whole;
-  c.o_bias = c.sink_logits = arch->gpt_oss;
-  c.norms = arch->norms;
-  c.sub_norm = c.ternary = arch->bitnet;
-  c.activation = arch->activation;
   if (keys.has("hidden_activation")) {
     RIDGE_TRY(const std::string name, keys.text_or("hidden_activation", ""));
     const Result<Activation> known = find_activation(name);

@@ -98,7 +98,6 @@ Status read_experts(const Fields& f, const Arch& arch, Config& c, std::string_vi
   if (c.n_experts < 1) return bad_file("{}: {} is {}, expected 1 or more", where, count, c.n_experts);
   RIDGE_TRY(c.n_experts_used, f.integer("num_experts_per_tok"));
   RIDGE_TRY(c.d_ff_expert, f.integer(arch.gpt_oss ? "intermediate_size" : "moe_intermediate_size"));
-  c.expert_biases = arch.gpt_oss;
   RIDGE_TRY(const float limit, f.number_or("swiglu_limit", 7.0f));
   if (limit != 7) return bad_file("{}: swiglu_limit is {} (supported: 7)", where, limit);
   RIDGE_TRY(c.d_ff_shared, f.integer_or("shared_expert_intermediate_size", 0));
@@ -148,7 +147,6 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
   if (!arch) return bad_file("{}: model_type '{}' is not supported (there are: {})", where, type, known);
 
   Config c;
-  c.arch = arch->same_as.empty() ? arch->name : arch->same_as;
   RIDGE_TRY(c.n_layers, f.integer("num_hidden_layers"));
   RIDGE_TRY(c.d_model, f.integer("hidden_size"));
   RIDGE_TRY(c.d_ff, f.integer("intermediate_size"));
@@ -177,7 +175,6 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
     RIDGE_TRY_STATUS(use_layer_types(f, c, where));
   }
   if (arch->experts) RIDGE_TRY_STATUS(read_experts(f, *arch, c, where));
-  if (arch->embedding_root) c.embedding_scale = std::sqrt(float(c.d_model));
   if (f.has("query_pre_attn_scalar")) {
     RIDGE_TRY(const float scalar, f.number_or("query_pre_attn_scalar", 0.0f));
     c.attention_scale = 1 / std::sqrt(scalar);
@@ -190,7 +187,8 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
   }
   const Result<Activation> known_activation = find_activation(activation);
   if (!known_activation) return bad_file("{}: {} {}", where, activation_key, known_activation.error().message);
-  c.activation = arch->gpt_oss ? arch->activation : *known_activation;
+  use_arch(*arch, c);
+  if (!arch->gpt_oss) c.activation = *known_activation;
   if (arch->bitnet && f.has("quantization_config") && f.at("quantization_config").is_object()) {
     const Fields quantization(f.at("quantization_config"), where);
     RIDGE_TRY(const std::string mode, quantization.text_or("quantization_mode", "offline"));
@@ -226,11 +224,6 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
     if (c.rope_scaling.kind == RopeScaling::Kind::longrope && ssize(*factors) != c.rope_dim / 2)
       return bad_file("{}: LongRoPE has {} factors for {} pairs", where, factors->size(), c.rope_dim / 2);
   c.rope_pairs = RopePairs::halves;
-  c.qk_norm = arch->qk_norm;
-  c.qk_norm_whole = arch->qk_norm_whole;
-  c.o_bias = c.sink_logits = arch->gpt_oss;
-  c.norms = arch->norms;
-  c.sub_norm = c.ternary = arch->bitnet;
   RIDGE_TRY_STATUS(check_config(c, where));
   return c;
 }

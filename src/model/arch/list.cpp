@@ -1,4 +1,6 @@
 // The architectures Ridge runs: one row each. An architecture that fits Config needs nothing but its row.
+#include <cmath>
+
 #include "model/arch/arch.h"
 
 namespace ridge {
@@ -91,6 +93,17 @@ std::span<const Arch> arch_list() {
       {.name = "bitnet", .gguf_pairs = RopePairs::halves, .bitnet = true},
   };
   return kArchs;
+}
+
+void use_arch(const Arch& arch, Config& c) {
+  c.arch = arch.same_as.empty() ? arch.name : arch.same_as;
+  c.activation = arch.activation;
+  c.norms = arch.norms;
+  c.qk_norm = arch.qk_norm;
+  c.qk_norm_whole = arch.qk_norm_whole;
+  c.sub_norm = c.ternary = arch.bitnet;
+  c.o_bias = c.sink_logits = c.expert_biases = arch.gpt_oss;
+  if (arch.embedding_root) c.embedding_scale = std::sqrt(float(c.d_model));
 }
 
 const Arch& arch_of(const Config& config) {
