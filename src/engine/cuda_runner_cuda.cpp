@@ -317,6 +317,7 @@ void CudaRunner::queue(const StepPlan& step, DeviceKvMemory& memory, const int32
     show_block(i, Block::feed_forward, step.n_tokens);
     switch (plan_.layers[size_t(i)].feed_forward) {
       case FeedForwardKind::dense: feed_forward(i, n, overlap); break;
+      case FeedForwardKind::experts: break;  // refused when the model was opened
     }
   }
   show_block(int(plan_.layers.size()), Block::output, step.n_tokens);
