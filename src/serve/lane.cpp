@@ -373,7 +373,6 @@ void Lane::drop_cancelled() {
 
 void Lane::end_all(FinishReason reason, const std::string& error) {
   for (const auto& job : jobs_) end(*job, reason, error);
-  for (const auto& job : jobs_) pool_->close(job->seq);
   jobs_.clear();
 }
 

@@ -98,7 +98,7 @@ class Lane {
   void step(PartClock& clock, const std::function<bool()>& go_on);
   /// Ends jobs that were cancelled.
   void drop_cancelled();
-  /// Ends every job.
+  /// Ends every job after a failure. The pool stays as the failure left it: nothing starts on it any more.
   void end_all(FinishReason reason, const std::string& error);
 
  private:

@@ -122,8 +122,13 @@ bool Scheduler::inspect(const std::function<void(Scheduler&)>& look) {
   std::unique_lock lock(mutex_);
   if (stopped_) return false;
   bool done = false;
+  std::exception_ptr error;
   looks_.push_back([&] {
-    look(*this);
+    try {
+      look(*this);
+    } catch (...) {
+      error = std::current_exception();
+    }
     const std::lock_guard inner(mutex_);
     done = true;
     looked_.notify_all();
@@ -131,6 +136,7 @@ bool Scheduler::inspect(const std::function<void(Scheduler&)>& look) {
   news_ = true;
   wake_.notify_one();
   looked_.wait(lock, [&] { return done; });
+  if (error) std::rethrow_exception(error);
   return true;
 }
 
@@ -251,9 +257,10 @@ void Scheduler::step() {
 }
 
 void Scheduler::run() {
-  while (take_commands()) {
+  for (bool more = true; more;) {
     try {
-      step();
+      more = take_commands();
+      if (more) step();
     } catch (const std::exception& error) {
       {
         const std::lock_guard lock(mutex_);

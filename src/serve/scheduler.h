@@ -44,7 +44,8 @@ class Scheduler {
   Status set_default_kv(const std::string& kv);
   /// The request ends within a step.
   void cancel(uint64_t id);
-  /// Runs `look` between two steps, on the scheduler's thread, and waits for it. False once it has stopped.
+  /// Runs `look` between two steps, on the scheduler's thread, and waits for it. What it throws is thrown here. False
+  /// once the scheduler has stopped.
   bool inspect(const std::function<void(Scheduler&)>& look);
   /// Takes no more requests, and returns when all have ended; those that have not by the deadline are cancelled.
   void stop(double patience_seconds);

@@ -350,5 +350,52 @@ TEST_F(SchedulerTest, StopsUnderLoad) {
   }
 }
 
+TEST_F(SchedulerTest, WhatALookThrowsIsTheAskers) {
+  Scheduler scheduler(engine(), options("f16"));
+  EXPECT_THROW(scheduler.inspect([](Scheduler&) { throw Error(ErrorKind::failure, "no counts"); }), Error);
+  EXPECT_EQ(scheduler.failure(), "");
+  const auto heard = send(scheduler, request(random_prompt(1, 10), 5));
+  heard->wait();
+  EXPECT_EQ(heard->reason_, FinishReason::length);
+}
+
+/// Closes the oldest sequence at its first text, so that the next use of the pool fails.
+class Saboteur : public Heard {
+ public:
+  Saboteur(Scheduler& scheduler, bool cancels) : scheduler_(scheduler), cancels_(cancels) {}
+  bool on_text(std::string_view text, std::span<const TokenLogprob> logprobs) override {
+    Lane& lane = *scheduler_.lanes().begin()->second;
+    const Job& job = *lane.jobs()[0];
+    lane.pool().close(job.seq);
+    if (cancels_) scheduler_.cancel(job.id);
+    return Heard::on_text(text, logprobs);
+  }
+
+ private:
+  Scheduler& scheduler_;
+  const bool cancels_;
+};
+
+TEST_F(SchedulerTest, AFailureEndsEveryRequestAndIsSaid) {
+  // In a step, and while a request that was cancelled is taken out.
+  for (const bool cancels : {false, true}) {
+    Scheduler scheduler(engine(), options("rotor-3"));
+    const auto first = std::make_shared<Saboteur>(scheduler, cancels);
+    const auto second = std::make_shared<Heard>();
+    std::vector<Scheduler::Submission> both;
+    both.push_back({request(random_prompt(1, 80), 300), first});
+    both.push_back({request(random_prompt(2, 80), 300), second});
+    ASSERT_TRUE(scheduler.submit(std::move(both)));
+    first->wait();
+    second->wait();
+    EXPECT_EQ(first->reason_, cancels ? FinishReason::cancelled : FinishReason::failed);
+    EXPECT_EQ(second->reason_, FinishReason::failed);
+    EXPECT_THAT(second->error_, testing::HasSubstr("is not open"));
+    EXPECT_EQ(scheduler.failure(), second->error_);
+    EXPECT_FALSE(scheduler.submit(request({1}, 1), std::make_shared<Heard>()));
+    EXPECT_TRUE(scheduler.inspect([](Scheduler& s) { EXPECT_TRUE(s.lanes().begin()->second->jobs().empty()); }));
+  }
+}
+
 }  // namespace
 }  // namespace ridge::serve
