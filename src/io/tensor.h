@@ -21,6 +21,8 @@ struct Tensor {
 
 /// Not on the shelf: 32-bit integers, in which checkpoints pack codes (io/int4_packed.h). Named "i32".
 const WeightFormat& packed_words();
+/// Not on the shelf: 64-bit integers, in which other programs keep token ids. Named "i64".
+const WeightFormat& wide_words();
 
 /// Bytes that a tensor of this shape takes in this format. Fails on no dimensions, a dimension below 1, a product past
 /// 63 bits, and rows that the format's group does not divide; the message starts with the fault, not with a name.

@@ -132,8 +132,9 @@ class Binder {
                           fmt::join(shape, ", ")));
       return nullptr;
     }
-    if (found->second->format == &io::packed_words()) {
-      problem(tensor_name + " is i32, expected a weight format");
+    if (const WeightFormat* format = found->second->format;
+        format == &io::packed_words() || format == &io::wide_words()) {
+      problem(fmt::format("{} is {}, expected a weight format", tensor_name, format->name));
       return nullptr;
     }
     return found->second;
