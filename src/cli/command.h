@@ -40,6 +40,7 @@ Action declare_eval_matrix(CLI::App& app);
 Action declare_eval_divergence(CLI::App& app);
 Action declare_eval_needle(CLI::App& app);
 Action declare_eval_attention(CLI::App& app);
+Action declare_eval_logits(CLI::App& app);
 Action declare_bench_decode(CLI::App& app);
 Action declare_bench_batch(CLI::App& app);
 Action declare_bench_serve(CLI::App& app);

@@ -5,12 +5,6 @@ namespace {
 
 constexpr int kDefaultContext = 512;
 
-lab::EvalPath parse_path(const std::string& name) {
-  for (const lab::EvalPath path : {lab::EvalPath::prefill, lab::EvalPath::decode})
-    if (lab::eval_path_name(path) == name) return path;
-  bad_flag("--path", fmt::format("expects prefill or decode, found '{}'", name));
-}
-
 /// Tokens of a text that must be the ones a base file was made from.
 void check_same_tokens(const lab::Corpus& text, const lab::Corpus& base) {
   if (text.tokens.size() >= base.tokens.size() &&
@@ -21,6 +15,12 @@ void check_same_tokens(const lab::Corpus& text, const lab::Corpus& base) {
 }
 
 }  // namespace
+
+lab::EvalPath parse_eval_path(const std::string& name) {
+  for (const lab::EvalPath path : {lab::EvalPath::prefill, lab::EvalPath::decode})
+    if (lab::eval_path_name(path) == name) return path;
+  bad_flag("--path", fmt::format("expects prefill or decode, found '{}'", name));
+}
 
 void add_text_flags(CLI::App& app, TextFlags& f) {
   add_corpus_flags(app, f);
@@ -48,7 +48,7 @@ lab::EvalOptions eval_options(const TextFlags& flags) {
   options.n_ctx = flags.context.n_ctx == 0 ? kDefaultContext : flags.context.n_ctx;
   options.max_chunks = flags.chunks;
   if (flags.context.n_ubatch > 0) options.n_ubatch = flags.context.ubatch();
-  options.path = parse_path(flags.path);
+  options.path = parse_eval_path(flags.path);
   options.device = flags.model.device;
   return options;
 }

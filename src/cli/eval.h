@@ -8,6 +8,9 @@
 
 namespace ridge::cli {
 
+/// The value of --path: prefill or decode. Throws usage for others.
+lab::EvalPath parse_eval_path(const std::string& name);
+
 /// -m, --device, -f, -c, -b, -ub, --chunks, --path.
 struct TextFlags {
   ModelFlags model;

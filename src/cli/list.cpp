@@ -93,6 +93,16 @@ std::span<const Command> commands() {
        "ridge eval attention -m model.gguf -f wiki.test.raw\n"
        "ridge eval attention -m model.gguf -f wiki.test.raw --windows 8 --kv rotor-3:planar:window=0:sinks=0 --json",
        declare_eval_attention},
+      {"eval logits", "the logits of given token ids, to a file",
+       "Runs the ids through the model and writes float32 logits [T, vocab_size] and the ids, as int32 [T], to a "
+       "safetensors file, to compare with another implementation of the model. Rows go to the file as they are "
+       "computed: "
+       "memory does not grow with T. The file appears when it is complete. Refused: more ids than the model's context "
+       "has, "
+       "ids outside the vocabulary. The cache is f16 unless --kv says otherwise; f32 is exact.",
+       "ridge eval logits -m model.gguf --ids golden.safetensors --kv f32 -o logits.safetensors\n"
+       "ridge eval logits -m model.gguf --ids ids.json --path decode --kv rotor-3 -o logits.safetensors",
+       declare_eval_logits},
       {"bench decode", "prefill and decode speed of models, with percent of roof",
        "Flags, tests and row fields are llama-bench's, ours appended. Every value may be a comma list or a range "
        "(512-4096*2); tests are the cross product. Each cache configuration is compared with the reference kernels "

@@ -129,8 +129,9 @@ void Session::save(const std::string& path) const {
 void Session::restore(const std::string& path) {
   Impl& s = *impl_;
   const io::MappedFile file = io::MappedFile::open(path).or_throw();
-  s.replace(read_kv_state(*s.pool, s.n_ctx, model_hash(s.engine.config(), s.engine.weights(), s.n_ctx), file.bytes(), path)
-                .or_throw());
+  s.replace(
+      read_kv_state(*s.pool, s.n_ctx, model_hash(s.engine.config(), s.engine.weights(), s.n_ctx), file.bytes(), path)
+          .or_throw());
 }
 
 void Session::copy_from(const Session& other) {

@@ -78,8 +78,9 @@ Result<Int4Layout> int4_layout(std::string_view config_json, std::string_view wh
   const std::string method = text_of(config, "quant_method", "");
   if (method == "bitnet" || method == "mxfp4") return Int4Layout::none;
   if (method != "ridge-int4" && method != "gptq" && method != "awq")
-    return bad_file("{}: quantization_config.quant_method {} is not supported (there are: gptq, awq, mxfp4, ridge-int4)",
-                    where, in_quotes(method));
+    return bad_file(
+        "{}: quantization_config.quant_method {} is not supported (there are: gptq, awq, mxfp4, ridge-int4)", where,
+        in_quotes(method));
   RIDGE_TRY_STATUS(check_number(config, "bits", 4, where));
   RIDGE_TRY_STATUS(check_number(config, "group_size", kGroup, where));
   if (method == "ridge-int4") return Int4Layout::ridge;

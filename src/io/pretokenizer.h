@@ -1,26 +1,31 @@
-// The text cuts that byte-level BPE makes before merging: hand-written equivalents of three published patterns.
+// The text cuts that BPE makes before merging, by the names that GGUF files have for them.
 //
-// gpt-2:     's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-// llama-bpe: (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|
-//            \s+(?!\S)|\s+
-// qwen2:     llama-bpe with \p{N} in place of \p{N}{1,3}
-//
-// A regex engine would backtrack; these look at each character a bounded number of times, so time is linear in the
-// text. Categories come from utf8proc (Unicode 15 in Debian 12; younger characters count as symbols). Bytes that are
-// not UTF-8 count as symbols too: neither letter, number nor space.
+// A pre-tokenizer is a list of stages. A stage is one published regular expression: its leftmost matches and the text
+// between them become pieces, and the next stage cuts each of those on its own (Hugging Face: a Sequence of Splits that
+// are Isolated). Categories come from utf8proc (Unicode 15 in Debian 12; younger characters count as unassigned). Bytes
+// that are not UTF-8 count as unassigned too: neither letter, number, punctuation nor space.
 #pragma once
 
-#include <cstddef>
+#include <functional>
+#include <span>
 #include <string_view>
 
 #include "io/tokenizer.h"
 
 namespace ridge::io {
 
-/// End of the pre-token that starts at `begin` < text.size(); always past `begin`. PreTokenizer::none takes it all.
-size_t pretoken_end(PreTokenizer pre, std::string_view text, size_t begin);
+/// Calls `take` with the pre-tokens of `text` in order; none is empty, joined they are the text. PreTokenizer::none
+/// gives the text as one piece. Time is linear in the text.
+void cut_text(PreTokenizer pre, std::string_view text, const std::function<void(std::string_view)>& take);
 
-/// The regular expression of a pre-tokenizer as tokenizer.json files write it ("" for none).
-std::string_view pretokenizer_pattern(PreTokenizer pre);
+/// The regular expressions of a pre-tokenizer as tokenizer.json files write them, a stage each; empty for none.
+std::span<const std::string_view> pretokenizer_stages(PreTokenizer pre);
+
+struct PreTokenizerName {
+  std::string_view name;  ///< tokenizer.ggml.pre
+  PreTokenizer pre;
+};
+/// Every name that is known; the first of a pre-tokenizer is the one to write.
+std::span<const PreTokenizerName> pretokenizer_names();
 
 }  // namespace ridge::io

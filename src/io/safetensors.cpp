@@ -39,14 +39,14 @@ Result<const WeightFormat*> read_dtype(const Json& entry) {
   if (!dtype->is_string()) return bad_file("has a 'dtype' that is {}, expected a string", dtype->type_name());
   const auto& name = dtype->get_ref<const std::string&>();
   if (const WeightFormat* const format = weight_format_of_dtype(name)) return format;
-  for (const WeightFormat* const packed : {&packed_words(), &packed_bytes()})
-    if (name == packed->safetensors_dtype) return packed;
+  for (const WeightFormat* const integers : {&packed_words(), &wide_words(), &packed_bytes()})
+    if (name == integers->safetensors_dtype) return integers;
   std::string supported;
   for (const WeightFormat& format : weight_formats())
     if (!format.safetensors_dtype.empty())
       supported += fmt::format("{}{}", supported.empty() ? "" : ", ", format.safetensors_dtype);
-  return bad_file("has dtype {} (not supported; supported: {})", in_quotes(name),
-                  fmt::format("{}, {}, {}", supported, packed_words().safetensors_dtype, packed_bytes().safetensors_dtype));
+  return bad_file("has dtype {} (not supported; supported: {}, {}, {}, {})", in_quotes(name), supported,
+                  packed_words().safetensors_dtype, wide_words().safetensors_dtype, packed_bytes().safetensors_dtype);
 }
 
 /// An array of integers from 0 to 2^63 - 1.

@@ -23,12 +23,14 @@ struct SafetensorsSpec {
   const WeightFormat* format = nullptr;  ///< one with a safetensors dtype
   std::vector<int64_t> shape;
 };
-/// Fills `out` (empty at the call) with the bytes of one tensor.
-using SafetensorsPayload = std::function<Status(size_t tensor_index, std::vector<std::byte>& out)>;
+/// Takes the next bytes of a tensor. A failure must end the payload.
+using SafetensorsSink = std::function<Status(std::span<const std::byte> bytes)>;
+/// Gives `sink` the bytes of one tensor, in as many parts as it likes.
+using SafetensorsPayload = std::function<Status(size_t tensor_index, const SafetensorsSink& sink)>;
 
-/// Writes one safetensors file; nothing is left behind on failure. Tensors are pulled one at a time, those with the
-/// larger elements first, so that all are aligned. Errors: bad_file for names, shapes, formats or payload sizes that do
-/// not fit; failure for what the disk refused.
+/// Writes one safetensors file; nothing is left behind on failure or exception. Tensors are pulled one at a time, those
+/// with the larger elements first and equals in their order, so that all are aligned. Errors: bad_file for names,
+/// shapes, formats or payload sizes that do not fit; failure for what the disk refused.
 Status write_safetensors(const std::filesystem::path& path, const std::vector<SafetensorsSpec>& tensors,
                          const SafetensorsPayload& payload);
 

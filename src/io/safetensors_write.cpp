@@ -45,14 +45,17 @@ Status write_safetensors(const std::filesystem::path& path, const std::vector<Sa
   const uint64_t length = header->size();
   RIDGE_TRY_STATUS(file.write({reinterpret_cast<const char*>(&length), sizeof length}));
   RIDGE_TRY_STATUS(file.write(*header));
-  std::vector<std::byte> data;
+  uint64_t written = 0;
+  const SafetensorsSink sink = [&](std::span<const std::byte> bytes) {
+    written += bytes.size();
+    return file.write({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  };
   for (const size_t i : order) {
-    data.clear();
-    RIDGE_TRY_STATUS(payload(i, data));
+    written = 0;
+    RIDGE_TRY_STATUS(payload(i, sink));
     const uint64_t expected = storage_bytes(*tensors[i].format, tensors[i].shape).value();
-    if (data.size() != expected)
-      return bad_file("tensor {} came with {} bytes, expected {}", in_quotes(tensors[i].name), data.size(), expected);
-    RIDGE_TRY_STATUS(file.write({reinterpret_cast<const char*>(data.data()), data.size()}));
+    if (written != expected)
+      return bad_file("tensor {} came with {} bytes, expected {}", in_quotes(tensors[i].name), written, expected);
   }
   return file.commit();
 }

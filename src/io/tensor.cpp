@@ -8,28 +8,24 @@
 namespace ridge::io {
 namespace {
 
-struct Int32 {
-  using Block = int32_t;
-  static constexpr const char* kName = "i32";
-  static constexpr const char* kDtype = "I32";
+template <class Word>
+struct Whole {
+  using Block = Word;
+  static constexpr const char* kName = sizeof(Word) == 1 ? "u8" : sizeof(Word) == 4 ? "i32" : "i64";
+  static constexpr const char* kDtype = sizeof(Word) == 1 ? "U8" : sizeof(Word) == 4 ? "I32" : "I64";
   static constexpr int kGroup = 1;
   static void decode(const Block& block, float* out) { *out = float(block); }
   static void encode(const float* in, Block& block) { block = Block(*in); }
 };
-struct UInt8 {
-  using Block = uint8_t;
-  static constexpr const char* kName = "u8";
-  static constexpr const char* kDtype = "U8";
-  static constexpr int kGroup = 1;
-  static void decode(const Block& block, float* out) { *out = float(block); }
-  static void encode(const float* in, Block& block) { block = Block(*in); }
-};
-constexpr WeightFormat kPackedWords = make_weight_format<Int32>(), kPackedBytes = make_weight_format<UInt8>();
+constexpr WeightFormat kPackedWords = make_weight_format<Whole<int32_t>>();
+constexpr WeightFormat kWideWords = make_weight_format<Whole<int64_t>>();
+constexpr WeightFormat kPackedBytes = make_weight_format<Whole<uint8_t>>();
 
 }  // namespace
 
 const WeightFormat& packed_words() { return kPackedWords; }
 const WeightFormat& packed_bytes() { return kPackedBytes; }
+const WeightFormat& wide_words() { return kWideWords; }
 
 Result<uint64_t> storage_bytes(const WeightFormat& format, std::span<const int64_t> shape) {
   if (shape.empty()) return bad_file("has no dimensions (a scalar is not a model weight)");

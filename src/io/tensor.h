@@ -23,6 +23,12 @@ struct Tensor {
 const WeightFormat& packed_words();
 /// Likewise bytes. Named "u8".
 const WeightFormat& packed_bytes();
+/// Not on the shelf: 64-bit integers, in which other programs keep token ids. Named "i64".
+const WeightFormat& wide_words();
+/// Whether it is one of these three: no format of weights.
+inline bool is_integer(const WeightFormat& format) {
+  return &format == &packed_words() || &format == &packed_bytes() || &format == &wide_words();
+}
 
 /// Bytes that a tensor of this shape takes in this format. Fails on no dimensions, a dimension below 1, a product past
 /// 63 bits, and rows that the format's group does not divide; the message starts with the fault, not with a name.

@@ -37,7 +37,11 @@ struct Tokenizer::Impl {
   std::vector<std::string> bytes;  ///< id -> what it decodes to
   PieceIds ids;                    ///< piece -> id of what ordinary text and merges may become
   std::array<int32_t, 256> byte_ids{};
-  SpecialMatcher user_defined, all_special;
+  /// Tokens that match text as it is, then those that match it after normalisation: user-defined, with control too.
+  struct Matchers {
+    SpecialMatcher user_defined, all;
+  };
+  std::array<Matchers, 2> matchers;
   RankMerger rank_merger;
   size_t max_piece_bytes = 0;
   bool space_begins_word = true;  ///< no piece has U+2581 after another character
@@ -46,7 +50,7 @@ struct Tokenizer::Impl {
   explicit Impl(TokenizerSpec checked) : spec(std::move(checked)) {}
 
   TokenType type(size_t id) const { return spec.types[id]; }
-  bool spm() const { return spec.model == TokenizerModel::spm; }
+  bool spm() const { return spec.model != TokenizerModel::bpe; }  // spaces are U+2581, bytes <0xHH>
 
   Status build();
   std::string decoded(size_t id) const;
@@ -56,9 +60,12 @@ struct Tokenizer::Impl {
   Status add_merges();
   void add_ends();
 
-  void encode_run(std::string_view text, std::vector<int32_t>& out) const;
+  template <class OnText>
+  void find_special(const SpecialMatcher& matcher, std::string_view text, std::vector<int32_t>& out,
+                    const OnText& on_text) const;
+  void encode_run(std::string_view text, bool first, std::vector<int32_t>& out) const;
   void encode_bpe(std::string_view text, std::vector<int32_t>& out) const;
-  void encode_spm(std::string_view text, std::vector<int32_t>& out) const;
+  void encode_spm(std::string_view text, bool first, std::vector<int32_t>& out) const;
   void merge_by_rank(std::string_view text, std::vector<int32_t>& out) const;
   void merge_by_score(std::string_view text, std::vector<int32_t>& out) const;
   void spell(std::string_view stretch, std::vector<int32_t>& out) const;
@@ -73,16 +80,19 @@ std::string Tokenizer::Impl::decoded(size_t id) const {
 }
 
 /// Ordinary text may become this piece. User-defined pieces of byte-level BPE are plain text, which must not be taken
-/// for the byte alphabet.
+/// for the byte alphabet; those of Unigram have no score and are found by their rules alone.
 bool Tokenizer::Impl::may_be_merged(size_t id) const {
   if (type(id) != TokenType::user_defined) return is_text(type(id));
+  if (spec.model == TokenizerModel::unigram) return false;
   return spm() || bytes_of_bpe_piece(spec.pieces[id]) == spec.pieces[id];
 }
 
 /// Special tokens match their decoded text.
 void Tokenizer::Impl::add_special(size_t id) {
-  if (type(id) == TokenType::user_defined) user_defined.add(bytes[id], int32_t(id));
-  if (type(id) == TokenType::user_defined || type(id) == TokenType::control) all_special.add(bytes[id], int32_t(id));
+  const auto rule = spec.match_rules.find(int32_t(id));
+  Matchers& m = matchers[rule != spec.match_rules.end() && rule->second.normalized];
+  if (type(id) == TokenType::user_defined) m.user_defined.add(bytes[id], int32_t(id));
+  if (type(id) == TokenType::user_defined || type(id) == TokenType::control) m.all.add(bytes[id], int32_t(id));
 }
 
 Status Tokenizer::Impl::build() {
@@ -96,8 +106,10 @@ Status Tokenizer::Impl::build() {
     max_piece_bytes = std::max(max_piece_bytes, spec.pieces[id].size());
     space_begins_word &= word_end(spec.pieces[id]) == spec.pieces[id].size();
   }
-  user_defined.finish();
-  all_special.finish();
+  for (Matchers& m : matchers) {
+    m.user_defined.finish();
+    m.all.finish();
+  }
   RIDGE_TRY_STATUS(add_bytes());
   RIDGE_TRY_STATUS(add_merges());
   add_ends();
@@ -166,23 +178,17 @@ void Tokenizer::Impl::spell(std::string_view stretch, std::vector<int32_t>& out)
 void Tokenizer::Impl::encode_bpe(std::string_view text, std::vector<int32_t>& out) const {
   std::vector<int32_t> word;
   std::string piece;
-  for (size_t begin = 0; begin < text.size();) {
-    const size_t end = pretoken_end(spec.pre, text, begin);
-    const std::string_view pretoken = text.substr(begin, end - begin);
-    begin = end;
+  cut_text(spec.pre, text, [&](std::string_view pretoken) {
     if (spec.ignore_merges && pretoken.size() <= max_piece_bytes) {
       piece.clear();
       for (const char c : pretoken) piece += bpe_piece_of_byte(uint8_t(c));
-      if (const auto found = ids.find(piece); found != ids.end()) {
-        out.push_back(found->second);
-        continue;
-      }
+      if (const auto found = ids.find(piece); found != ids.end()) return out.push_back(found->second);
     }
     word.clear();
     for (const char c : pretoken) spell({&c, 1}, word);
     rank_merger.merge(word);
     out.insert(out.end(), word.begin(), word.end());
-  }
+  });
 }
 
 void Tokenizer::Impl::merge_by_rank(std::string_view text, std::vector<int32_t>& out) const {
@@ -198,30 +204,60 @@ void Tokenizer::Impl::merge_by_rank(std::string_view text, std::vector<int32_t>&
 }
 
 void Tokenizer::Impl::merge_by_score(std::string_view text, std::vector<int32_t>& out) const {
-  for (const auto& [stretch, id] : ScoreMerger(ids, spec.scores, max_piece_bytes).merge(text))
+  const std::vector<Stretch> stretches = spec.model == TokenizerModel::unigram
+                                             ? BestPath(ids, spec.scores, max_piece_bytes).cut(text)
+                                             : ScoreMerger(ids, spec.scores, max_piece_bytes).merge(text);
+  for (const auto& [stretch, id] : stretches)
     if (id != kNoToken) out.push_back(id);
     else spell(stretch, out);
 }
 
-void Tokenizer::Impl::encode_spm(std::string_view text, std::vector<int32_t>& out) const {
-  std::string escaped(spec.add_space_prefix ? kSpmSpace : "");
-  escaped += replace_all(text, " ", kSpmSpace);
-  for (std::string_view rest = escaped; !rest.empty();) {
-    // No merge crosses a word boundary in most vocabularies; then short words give the same ids with less work.
-    const std::string_view word = rest.substr(0, space_begins_word ? word_end(rest) : rest.size());
-    rest.remove_prefix(word.size());
-    if (spec.merges.empty()) merge_by_score(word, out);
-    else merge_by_rank(word, out);
-  }
+void Tokenizer::Impl::encode_spm(std::string_view text, bool first, std::vector<int32_t>& out) const {
+  std::string escaped = replace_all(text, " ", kSpmSpace);
+  const bool has_space = spec.prefix_unless_space && escaped.starts_with(kSpmSpace);
+  if (spec.add_space_prefix && !has_space && (first || !spec.prefix_first_only)) escaped.insert(0, kSpmSpace);
+  cut_text(spec.pre, escaped, [&](std::string_view rest) {
+    if (spec.pre == PreTokenizer::lines && rest.starts_with('\n'))
+      if (const auto found = ids.find(rest); found != ids.end()) return out.push_back(found->second);
+    while (!rest.empty()) {
+      // No merge crosses a word boundary in most vocabularies; then short words give the same ids with less work.
+      const bool one = space_begins_word && spec.model == TokenizerModel::spm;
+      const std::string_view word = rest.substr(0, one ? word_end(rest) : rest.size());
+      rest.remove_prefix(word.size());
+      if (spec.merges.empty()) merge_by_score(word, out);
+      else merge_by_rank(word, out);
+    }
+  });
 }
 
-/// A run of ordinary text: no special token inside.
-void Tokenizer::Impl::encode_run(std::string_view text, std::vector<int32_t>& out) const {
-  if (text.empty()) return;
-  const std::string normal = spec.nfc ? to_nfc(text) : std::string();
-  if (spec.nfc) text = normal;
-  if (spm()) encode_spm(text, out);
+/// A run of ordinary, normalised text: no special token inside. The first one begins the whole text.
+void Tokenizer::Impl::encode_run(std::string_view text, bool first, std::vector<int32_t>& out) const {
+  if (spm()) encode_spm(text, first, out);
   else encode_bpe(text, out);
+}
+
+/// Puts the tokens that the matcher finds into `out`; on_text(run, first) for the text between them, which is not
+/// empty.
+template <class OnText>
+void Tokenizer::Impl::find_special(const SpecialMatcher& matcher, std::string_view text, std::vector<int32_t>& out,
+                                   const OnText& on_text) const {
+  size_t done = 0;
+  const auto text_until = [&](size_t end) {
+    if (end > done) on_text(text.substr(done, end - done), done == 0);
+  };
+  for (size_t at = 0; at < text.size();) {
+    const auto match = matcher.find(text, at);
+    if (match.id == kNoToken) break;
+    at = match.begin + match.length;
+    const auto rule = spec.match_rules.find(match.id);
+    const auto span = rule == spec.match_rules.end() ? std::optional(std::pair(match.begin, at))
+                                                     : apply_rule(rule->second, text, match.begin, at, done);
+    if (!span) continue;
+    text_until(span->first);
+    out.push_back(match.id);
+    at = done = std::max(done, span->second);
+  }
+  text_until(text.size());
 }
 
 Tokenizer::Tokenizer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -244,16 +280,17 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, bool add_special, 
     throw_error(ErrorKind::usage, "tokenizer: {} bytes of text, at most {} are taken at a time", text.size(),
                 kMaxTextBytes);
   const TokenizerSpec& spec = impl_->spec;
-  const SpecialMatcher& special = parse_special ? impl_->all_special : impl_->user_defined;
+  const auto matcher = [&](size_t i) -> const SpecialMatcher& {
+    return parse_special ? impl_->matchers[i].all : impl_->matchers[i].user_defined;
+  };
   std::vector<int32_t> ids;
   if (add_special && spec.add_bos) ids.push_back(*spec.bos);
-  for (size_t begin = 0; begin < text.size();) {
-    const auto match = special.find(text, begin);
-    const size_t end = match.id == kNoToken ? text.size() : match.begin;
-    impl_->encode_run(text.substr(begin, end - begin), ids);
-    if (match.id != kNoToken) ids.push_back(match.id);
-    begin = end + match.length;
-  }
+  impl_->find_special(matcher(0), text, ids, [&](std::string_view run, bool first) {
+    const std::string normal = spec.nfc ? to_nfc(run) : std::string();
+    impl_->find_special(matcher(1), spec.nfc ? normal : run, ids, [&](std::string_view part, bool first_part) {
+      impl_->encode_run(part, first && first_part, ids);
+    });
+  });
   if (add_special && spec.add_eos) ids.push_back(*spec.eos);
   return ids;
 }
@@ -272,7 +309,7 @@ std::string Tokenizer::decode(std::span<const int32_t> ids, bool special) const 
     const TokenType type = impl_->type(size_t(id));
     const bool matched = type == TokenType::control || type == TokenType::user_defined;
     text += std::string_view(bytes).substr(run_begins && !matched && bytes.starts_with(' ') ? 1 : 0);
-    run_begins = prefixed && matched;
+    run_begins = prefixed && matched && !spec().prefix_first_only;
   }
   return text;
 }

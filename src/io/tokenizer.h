@@ -1,4 +1,4 @@
-// Tokenizers: byte-level BPE (pre-tokenizers gpt-2, llama-bpe, qwen2) and SentencePiece-style BPE (llama-spm).
+// Tokenizers: byte-level BPE (pre-tokenizers by name: io/pretokenizer.h), SentencePiece-style BPE (llama-spm), Unigram.
 //
 // A tokenizer is built from a TokenizerSpec, which both containers fill: GGUF metadata (tokenizer.ggml.*) and the
 // Hugging Face tokenizer.json / tokenizer_config.json. Output must equal the vectors in tests exactly.
@@ -22,9 +22,25 @@
 
 namespace ridge::io {
 
-enum class TokenizerModel : uint8_t { bpe, spm };
-/// How byte-level BPE cuts text before merging; spm merges the whole text as one unit (none).
-enum class PreTokenizer : uint8_t { gpt2, llama_bpe, qwen2, none };
+/// unigram spells spaces as spm does and takes the pieces with the largest sum of scores.
+enum class TokenizerModel : uint8_t { bpe, spm, unigram };
+/// How text is cut before merging. spm and unigram take it as one unit (none), line by line (lines: gemma4) or word by
+/// word, each with the U+2581 before it (words: Metaspace).
+enum class PreTokenizer : uint8_t {
+  gpt2,
+  llama_bpe,
+  qwen2,
+  qwen35,
+  tekken,
+  gpt4o,
+  smollm,
+  deepseek_v3,
+  deepseek_llm,
+  ggml_default,
+  lines,
+  words,
+  none
+};
 /// GGUF token types (tokenizer.ggml.token_type).
 enum class TokenType : uint8_t {
   undefined = 0,     ///< treated as normal
@@ -36,19 +52,32 @@ enum class TokenType : uint8_t {
   byte = 6,          ///< spm: one byte, spelled <0xHH>
 };
 
+/// How a control or user-defined token is found in text, where that is not by its letters alone.
+struct MatchRule {
+  bool strip_left = false, strip_right = false;  ///< white space on that side belongs to the token
+  bool single_word = false;                      ///< not beside a letter, digit or underscore
+  bool normalized = false;                       ///< looked for after NFC; text without it is the same
+
+  bool operator==(const MatchRule&) const = default;
+};
+
 struct TokenizerSpec {
   TokenizerModel model = TokenizerModel::bpe;
   PreTokenizer pre = PreTokenizer::gpt2;
   std::vector<std::string> pieces;  ///< id -> piece as stored (byte-level alphabet for bpe, U+2581 for spm)
   std::vector<TokenType> types;     ///< one per piece
-  std::vector<float> scores;        ///< spm: one per piece, the highest merges first; empty for bpe
+  std::vector<float> scores;        ///< spm: one per piece, the highest merges first; unigram: natural logarithms of
+                                    ///< probabilities; empty for bpe
   std::vector<std::string> merges;  ///< "left right", best first; with spm they replace the scores as merge order
   bool ignore_merges = false;       ///< bpe: a pre-token that is a piece becomes that token before merging (llama3)
   bool nfc = false;                 ///< text is brought to Unicode NFC first (Hugging Face files of Qwen2)
   std::optional<int32_t> bos, eos, eot, unk, pad;
   bool add_bos = false;
   bool add_eos = false;
-  bool add_space_prefix = false;  ///< spm: a space goes in front of each run of ordinary text
+  bool add_space_prefix = false;             ///< spm, unigram: a space goes in front of each run of ordinary text
+  bool prefix_unless_space = false;          ///< but not where the run begins with one (Metaspace)
+  bool prefix_first_only = false;            ///< and only where the run begins the text
+  std::map<int32_t, MatchRule> match_rules;  ///< by id
 
   bool operator==(const TokenizerSpec&) const = default;
 };
@@ -65,8 +94,9 @@ Result<TokenizerSpec> tokenizer_spec_from_gguf(const Gguf& gguf, std::string_vie
 /// is not understood is a failure. Ids that the file skips become empty unused pieces.
 Result<TokenizerSpec> tokenizer_spec_from_hf(std::string_view tokenizer_json, std::string_view tokenizer_config_json,
                                              std::string_view where);
-/// The GGUF metadata keys of a spec, for `ridge quantize` (inverse of tokenizer_spec_from_gguf). Two facts that GGUF
-/// has no key for, ignore_merges against the habit of the pre-tokenizer and nfc, go into ridge.tokenizer.*.
+/// The GGUF metadata keys of a spec, for `ridge quantize` (inverse of tokenizer_spec_from_gguf). What GGUF has no
+/// key for (ignore_merges against the habit of the pre-tokenizer, nfc, Metaspace, match rules) goes into
+/// ridge.tokenizer.*.
 std::map<std::string, GgufValue, std::less<>> tokenizer_metadata(const TokenizerSpec& spec);
 
 class Tokenizer {

@@ -13,7 +13,7 @@ Status check_sizes(const TokenizerSpec& spec) {
   if (n == 0) return bad_file("tokenizer: the vocabulary has no tokens");
   if (n > kMaxVocab) return bad_file("tokenizer: {} tokens, at most {} are supported", n, kMaxVocab);
   if (spec.types.size() != n) return bad_file("tokenizer: {} token types for {} tokens", spec.types.size(), n);
-  const size_t scores = spec.model == TokenizerModel::spm ? n : 0;
+  const size_t scores = spec.model == TokenizerModel::bpe ? 0 : n;
   if (spec.scores.size() != scores)
     return bad_file("tokenizer: {} scores for {} tokens, expected {}", spec.scores.size(), n, scores);
   return {};
@@ -57,9 +57,12 @@ Status check_tokenizer_spec(const TokenizerSpec& spec) {
   RIDGE_TRY_STATUS(check_sizes(spec));
   RIDGE_TRY_STATUS(check_pieces(spec));
   RIDGE_TRY_STATUS(check_special_ids(spec));
-  const bool spm = spec.model == TokenizerModel::spm;
-  if (spm != (spec.pre == PreTokenizer::none))
-    return bad_file("tokenizer: {}", spm ? "spm takes no pre-tokenizer" : "byte-level BPE needs a pre-tokenizer");
+  for (const auto& [id, rule] : spec.match_rules)
+    if (id < 0 || size_t(id) >= spec.pieces.size())
+      return bad_file("tokenizer: a match rule is for token {}, expected an id below {}", id, spec.pieces.size());
+  const bool spaces = spec.model != TokenizerModel::bpe;
+  if (spaces != (spec.pre >= PreTokenizer::lines))
+    return bad_file("tokenizer: {}", spaces ? "spm takes no pre-tokenizer" : "byte-level BPE needs a pre-tokenizer");
   return {};
 }
 

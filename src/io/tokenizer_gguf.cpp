@@ -1,6 +1,7 @@
 // TokenizerSpec from and to GGUF metadata (tokenizer.ggml.*).
 #include <algorithm>
 
+#include "io/pretokenizer.h"
 #include "io/text.h"
 #include "io/tokenizer_parts.h"
 
@@ -19,6 +20,15 @@ constexpr const char* kAddEos = "tokenizer.ggml.add_eos_token";
 constexpr const char* kSpacePrefix = "tokenizer.ggml.add_space_prefix";
 constexpr const char* kIgnoreMerges = "ridge.tokenizer.ignore_merges";
 constexpr const char* kNfc = "ridge.tokenizer.nfc";
+constexpr const char* kWords = "ridge.tokenizer.words";
+constexpr const char* kPrefixUnlessSpace = "ridge.tokenizer.prefix_unless_space";
+constexpr const char* kPrefixFirstOnly = "ridge.tokenizer.prefix_first_only";
+constexpr const char* kRuleIds = "ridge.tokenizer.match_rule_ids";
+constexpr const char* kRules = "ridge.tokenizer.match_rules";
+
+/// The bits of a stored rule.
+constexpr bool MatchRule::*kRuleBits[] = {&MatchRule::strip_left, &MatchRule::strip_right, &MatchRule::single_word,
+                                          &MatchRule::normalized};
 
 struct NamedId {
   const char* key;
@@ -30,15 +40,12 @@ constexpr NamedId kNamedIds[] = {{"tokenizer.ggml.bos_token_id", &TokenizerSpec:
                                  {"tokenizer.ggml.unknown_token_id", &TokenizerSpec::unk},
                                  {"tokenizer.ggml.padding_token_id", &TokenizerSpec::pad}};
 
-/// The first name of a pre-tokenizer is the one we write.
-constexpr std::pair<std::string_view, PreTokenizer> kPreNames[] = {
-    {"gpt-2", PreTokenizer::gpt2},       {"llama-bpe", PreTokenizer::llama_bpe},
-    {"llama3", PreTokenizer::llama_bpe}, {"llama-v3", PreTokenizer::llama_bpe},
-    {"qwen2", PreTokenizer::qwen2},      {"deepseek-r1-qwen", PreTokenizer::qwen2}};
+/// Habits of llama.cpp's readers: BOS comes first, and whole pre-tokens are looked up before merging.
+bool takes_whole_pieces(PreTokenizer pre) { return pre == PreTokenizer::llama_bpe || pre == PreTokenizer::tekken; }
 
 Result<PreTokenizer> pre_from_name(std::string_view name, std::string_view where) {
   std::string known;
-  for (const auto& [known_name, pre] : kPreNames) {
+  for (const auto& [known_name, pre] : pretokenizer_names()) {
     if (name == known_name) return pre;
     known += fmt::format("{}{}", known.empty() ? "" : ", ", known_name);
   }
@@ -47,15 +54,22 @@ Result<PreTokenizer> pre_from_name(std::string_view name, std::string_view where
 
 Status read_model(const Gguf& gguf, std::string_view where, TokenizerSpec& spec) {
   RIDGE_TRY(const std::string model, gguf.text(kModel));
-  if (model == "llama") {
-    spec.model = TokenizerModel::spm;
+  if (model == "t5") {
+    for (const char* key : {"tokenizer.ggml.precompiled_charsmap", "tokenizer.ggml.remove_extra_whitespaces"})
+      if (gguf.has(key)) return bad_file("{}: {} is not supported", where, key);
+    spec.model = TokenizerModel::unigram;
     spec.pre = PreTokenizer::none;
+    return {};
+  }
+  if (model == "llama" || model == "gemma4") {
+    spec.model = TokenizerModel::spm;
+    spec.pre = model == "llama" ? PreTokenizer::none : PreTokenizer::lines;
     return {};
   }
   if (model != "gpt2")
     return bad_file(
-        "{}: {}: the tokenizer model {} is not supported (known: gpt2 (byte-level BPE), llama (spm), no_vocab "
-        "(token ids only))",
+        "{}: {}: the tokenizer model {} is not supported (known: gpt2 (byte-level BPE), llama (spm), gemma4 (spm "
+        "by lines), t5 (Unigram), no_vocab (token ids only))",
         where, kModel, in_quotes(model));
   spec.model = TokenizerModel::bpe;
   RIDGE_TRY(const std::string pre, gguf.text(kPre));
@@ -78,7 +92,7 @@ Status read_ids(const Gguf& gguf, std::string_view where, TokenizerSpec& spec) {
 
 void guess_types(TokenizerSpec& spec) {
   spec.types.assign(spec.pieces.size(), TokenType::normal);
-  for (size_t id = 0; spec.model == TokenizerModel::spm && id < spec.pieces.size(); ++id)
+  for (size_t id = 0; spec.model != TokenizerModel::bpe && id < spec.pieces.size(); ++id)
     if (byte_of_piece(spec.pieces[id])) spec.types[id] = TokenType::byte;
   for (const auto& id : {spec.bos, spec.eos, spec.eot, spec.pad})
     if (id) spec.types[size_t(*id)] = TokenType::control;
@@ -124,21 +138,44 @@ Status read_flag(const Gguf& gguf, const char* key, bool& value) {
 
 /// Files say only what differs from the habit of their kind.
 Status read_flags(const Gguf& gguf, TokenizerSpec& spec) {
-  const bool spm = spec.model == TokenizerModel::spm, llama_bpe = spec.pre == PreTokenizer::llama_bpe;
-  spec.add_bos = (spm || llama_bpe) && spec.bos.has_value();
-  spec.ignore_merges = llama_bpe;
-  spec.add_space_prefix = spm;
+  const bool spm = spec.model != TokenizerModel::bpe;
+  spec.ignore_merges = takes_whole_pieces(spec.pre);
+  spec.add_bos = (spm || spec.ignore_merges) && spec.bos.has_value();
+  spec.add_space_prefix = spm && spec.pre == PreTokenizer::none;
   RIDGE_TRY_STATUS(read_flag(gguf, kAddBos, spec.add_bos));
   RIDGE_TRY_STATUS(read_flag(gguf, kAddEos, spec.add_eos));
   RIDGE_TRY_STATUS(read_flag(gguf, kIgnoreMerges, spec.ignore_merges));
   RIDGE_TRY_STATUS(read_flag(gguf, kNfc, spec.nfc));
-  if (spm) RIDGE_TRY_STATUS(read_flag(gguf, kSpacePrefix, spec.add_space_prefix));
+  if (!spm) return {};
+  RIDGE_TRY_STATUS(read_flag(gguf, kSpacePrefix, spec.add_space_prefix));
+  RIDGE_TRY_STATUS(read_flag(gguf, kPrefixUnlessSpace, spec.prefix_unless_space));
+  RIDGE_TRY_STATUS(read_flag(gguf, kPrefixFirstOnly, spec.prefix_first_only));
+  bool words = false;
+  RIDGE_TRY_STATUS(read_flag(gguf, kWords, words));
+  if (words) spec.pre = PreTokenizer::words;
+  return {};
+}
+
+Status read_rules(const Gguf& gguf, std::string_view where, TokenizerSpec& spec) {
+  if (!gguf.has(kRuleIds)) return {};
+  RIDGE_TRY(const std::vector<int64_t> ids, gguf.integers(kRuleIds));
+  RIDGE_TRY(const std::vector<int64_t> rules, gguf.integers(kRules));
+  if (rules.size() != ids.size())
+    return bad_file("{}: {} has {} entries, expected {} as {}", where, kRules, rules.size(), ids.size(), kRuleIds);
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] < 0 || size_t(ids[i]) >= spec.pieces.size())
+      return bad_file("{}: {} has {}, expected ids below {}", where, kRuleIds, ids[i], spec.pieces.size());
+    if (rules[i] < 0 || rules[i] >= int64_t(1) << std::size(kRuleBits))
+      return bad_file("{}: {} has {}, expected 0 to 15", where, kRules, rules[i]);
+    MatchRule& rule = spec.match_rules[int32_t(ids[i])];
+    for (size_t bit = 0; bit < std::size(kRuleBits); ++bit) rule.*kRuleBits[bit] = (rules[i] >> bit & 1) != 0;
+  }
   return {};
 }
 
 std::string_view pre_name(PreTokenizer pre) {
-  const auto row = std::ranges::find(kPreNames, pre, &std::pair<std::string_view, PreTokenizer>::second);
-  return row == std::end(kPreNames) ? "default" : row->first;
+  const auto row = std::ranges::find(pretokenizer_names(), pre, &PreTokenizerName::pre);
+  return row == pretokenizer_names().end() ? "default" : row->name;
 }
 
 }  // namespace
@@ -158,13 +195,14 @@ Result<TokenizerSpec> tokenizer_spec_from_gguf(const Gguf& gguf, std::string_vie
   RIDGE_TRY_STATUS(read_types(gguf, where, spec));
   RIDGE_TRY_STATUS(read_merge_order(gguf, where, spec));
   RIDGE_TRY_STATUS(read_flags(gguf, spec));
+  RIDGE_TRY_STATUS(read_rules(gguf, where, spec));
   return spec;
 }
 
 std::map<std::string, GgufValue, std::less<>> tokenizer_metadata(const TokenizerSpec& spec) {
-  const bool spm = spec.model == TokenizerModel::spm;
+  const bool spm = spec.model != TokenizerModel::bpe, unigram = spec.model == TokenizerModel::unigram;
   std::map<std::string, GgufValue, std::less<>> metadata;
-  metadata[kModel] = std::string(spm ? "llama" : "gpt2");
+  metadata[kModel] = std::string(!spm ? "gpt2" : unigram ? "t5" : spec.pre == PreTokenizer::lines ? "gemma4" : "llama");
   metadata[kPre] = std::string(pre_name(spec.pre));
   metadata[kTokens] = spec.pieces;
   std::vector<int64_t> types;
@@ -177,8 +215,22 @@ std::map<std::string, GgufValue, std::less<>> tokenizer_metadata(const Tokenizer
   metadata[kAddBos] = spec.add_bos;
   metadata[kAddEos] = spec.add_eos;
   if (spm) metadata[kSpacePrefix] = spec.add_space_prefix;
-  if (spec.ignore_merges != (spec.pre == PreTokenizer::llama_bpe)) metadata[kIgnoreMerges] = spec.ignore_merges;
-  if (spec.nfc) metadata[kNfc] = true;
+  if (spec.ignore_merges != takes_whole_pieces(spec.pre)) metadata[kIgnoreMerges] = spec.ignore_merges;
+  const std::pair<const char*, bool> flags[] = {{kNfc, spec.nfc},
+                                                {kWords, spec.pre == PreTokenizer::words},
+                                                {kPrefixUnlessSpace, spec.prefix_unless_space},
+                                                {kPrefixFirstOnly, spec.prefix_first_only}};
+  for (const auto& [key, value] : flags)
+    if (value) metadata[key] = true;
+  if (spec.match_rules.empty()) return metadata;
+  std::vector<int64_t> ids, rules;
+  for (const auto& [id, rule] : spec.match_rules) {
+    ids.push_back(id);
+    rules.push_back(0);
+    for (size_t bit = 0; bit < std::size(kRuleBits); ++bit) rules.back() |= int64_t(rule.*kRuleBits[bit]) << bit;
+  }
+  metadata[kRuleIds] = std::move(ids);
+  metadata[kRules] = std::move(rules);
   return metadata;
 }
 

@@ -1,8 +1,8 @@
 // TokenizerSpec from Hugging Face tokenizer.json and tokenizer_config.json.
 //
-// Two forms are understood, and anything else that would change ids is refused: byte-level BPE (a ByteLevel
-// pre-tokenizer, alone or after one of the known splits) and the converted SentencePiece models (spaces replaced by
-// U+2581, byte fallback, no pre-tokenizer), whose merge list takes the place of the scores.
+// Understood are byte-level BPE (a ByteLevel pre-tokenizer, alone or after one of the known splits) and the converted
+// SentencePiece models, where a normalizer or the pre-tokenizer Metaspace turns spaces into U+2581: BPE with byte
+// fallback, whose merge list takes the place of the scores, and Unigram. Anything else that would change ids is refused.
 #include <algorithm>
 
 #include "io/json.h"
@@ -56,10 +56,13 @@ class HfReader {
   Status read_normalizer();
   Status read_normalizer_step(const Json& step);
   Status read_pre_tokenizer();
-  Status read_split(const Json& split);
+  Result<std::string> read_split(const Json& step) const;
+  Status read_metaspace(const Json& step);
+  Status find_stages(const std::vector<std::string>& stages);
   Result<int32_t> read_id(const Json& id, std::string_view piece) const;
   Status place(const std::string& piece, int32_t id, TokenType type);
   Status read_vocab();
+  Status read_scored_vocab();
   Status read_added_tokens();
   Status fill_holes();
   Status read_merges();
@@ -74,6 +77,7 @@ class HfReader {
   const Json& config_;
   const Json& model_;
   std::string_view where_;
+  bool unigram_ = false;
   TokenizerSpec spec_;
   std::map<int32_t, std::pair<std::string, TokenType>> tokens_;
   std::map<std::string, int32_t, std::less<>> ids_;
@@ -82,8 +86,11 @@ class HfReader {
 
 Status HfReader::read_model() {
   if (!model_.is_object()) return refuse("the field 'model' is missing or not an object");
-  if (const std::string type = text_or(member(model_, "type"), "BPE"); type != "BPE")
-    return refuse("model.type is {}, expected BPE (known: byte-level BPE, SentencePiece BPE)", in_quotes(type));
+  const std::string type = text_or(member(model_, "type"), "BPE");
+  if (type != "BPE" && type != "Unigram")
+    return refuse("model.type is {}, expected BPE or Unigram (known: byte-level BPE, SentencePiece BPE, Unigram)",
+                  in_quotes(type));
+  unigram_ = type == "Unigram";
   for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"})
     if (const Json& value = member(model_, key); !value.is_null() && value != "")
       return refuse("model.{} is {}, which is not supported", key, in_quotes(value.dump()));
@@ -103,6 +110,7 @@ Status HfReader::read_normalizer_step(const Json& step) {
     spec_.add_space_prefix = true;
     return {};
   }
+  if (type == "Precompiled" && text_or(member(step, "precompiled_charsmap"), "").empty()) return {};
   const bool spaces = text_or(member(member(step, "pattern"), "String"), "") == " ";
   if (type == "Replace" && spaces && text_or(member(step, "content"), "") == kSpmSpace) {
     spec_.model = TokenizerModel::spm;
@@ -122,39 +130,80 @@ Status HfReader::read_normalizer() {
   return {};
 }
 
-Status HfReader::read_split(const Json& split) {
-  const std::string pattern = text_or(member(member(split, "pattern"), "Regex"), "");
+/// Files write line ends in patterns as escapes or as they are.
+std::string with_escapes(std::string_view pattern) {
+  return replace_all(replace_all(pattern, "\r", "\\r"), "\n", "\\n");
+}
+
+/// The pattern of a step in front of ByteLevel, or a failure: Split, or Digits as a pattern.
+Result<std::string> HfReader::read_split(const Json& step) const {
+  if (type_of(step) == "Digits")
+    return std::string(flag_or(member(step, "individual_digits"), false) ? "\\p{N}" : "\\p{N}+");
+  if (text_or(member(step, "behavior"), "") != "Isolated" || flag_or(member(step, "invert"), false))
+    return refuse("the pre-tokenizer's split has behavior {} or is inverted, expected Isolated",
+                  in_quotes(member(step, "behavior").dump()));
+  return with_escapes(text_or(member(member(step, "pattern"), "Regex"), ""));
+}
+
+/// The pre-tokenizer that has these stages.
+Status HfReader::find_stages(const std::vector<std::string>& stages) {
   std::string known;
-  for (const PreTokenizer pre : {PreTokenizer::gpt2, PreTokenizer::llama_bpe, PreTokenizer::qwen2}) {
-    known += fmt::format("\n  {}", pretokenizer_pattern(pre));
-    if (pattern != pretokenizer_pattern(pre)) continue;
-    if (text_or(member(split, "behavior"), "") != "Isolated" || flag_or(member(split, "invert"), false))
-      return refuse("the pre-tokenizer's split has behavior {} or is inverted, expected Isolated",
-                    in_quotes(member(split, "behavior").dump()));
-    spec_.pre = pre;
-    return {};
+  for (const auto& [name, pre] : pretokenizer_names()) {
+    std::vector<std::string> of_pre;
+    for (const std::string_view regex : pretokenizer_stages(pre)) of_pre.push_back(with_escapes(regex));
+    if (stages == of_pre) {
+      spec_.pre = pre;
+      return {};
+    }
+    known += fmt::format("{}{}", known.empty() ? "" : ", ", name);
   }
-  return refuse("the pre-tokenizer splits at {}, which is not supported; known patterns:{}",
-                in_quotes(member(split, "pattern").dump()), known);
+  return refuse("the pre-tokenizer splits at {}, which is not supported; known are the patterns of {}",
+                in_quotes(fmt::format("{}", fmt::join(stages, ", then "))), known);
+}
+
+/// Files before tokenizers 0.15 have add_prefix_space in place of prepend_scheme.
+Status HfReader::read_metaspace(const Json& step) {
+  if (const std::string sign = text_or(member(step, "replacement"), ""); sign != kSpmSpace)
+    return refuse("the pre-tokenizer Metaspace has the replacement {}, expected U+2581", in_quotes(sign));
+  const std::string standard = flag_or(member(step, "add_prefix_space"), true) ? "always" : "never";
+  const std::string scheme = text_or(member(step, "prepend_scheme"), standard);
+  if (scheme != "always" && scheme != "first" && scheme != "never")
+    return refuse("the pre-tokenizer Metaspace has the prepend_scheme {}, expected always, first or never",
+                  in_quotes(scheme));
+  spec_.model = TokenizerModel::spm;
+  spec_.pre = flag_or(member(step, "split"), true) ? PreTokenizer::words : PreTokenizer::none;
+  spec_.add_space_prefix = spec_.prefix_unless_space = scheme != "never";
+  spec_.prefix_first_only = scheme == "first";
+  return {};
 }
 
 Status HfReader::read_pre_tokenizer() {
   const std::vector<Json> steps = steps_of(member(tokenizer_, "pre_tokenizer"), "pretokenizers");
-  if (spec_.model == TokenizerModel::spm)
-    return steps.empty() ? Status() : refuse("a pre-tokenizer next to U+2581 for spaces is not supported");
-  const bool with_split = steps.size() == 2 && type_of(steps[0]) == "Split";
-  if ((steps.size() != 1 && !with_split) || type_of(steps.back()) != "ByteLevel")
+  if (steps.size() == 1 && type_of(steps[0]) == "Metaspace" && spec_.model == TokenizerModel::bpe && !spec_.nfc)
+    return read_metaspace(steps[0]);
+  if (spec_.model == TokenizerModel::spm) {
+    // Gemma's files split at spaces, of which the normalizer leaves none.
+    const bool idle = steps.size() == 1 && type_of(steps[0]) == "Split" &&
+                      text_or(member(member(steps[0], "pattern"), "String"), "") == " ";
+    return steps.empty() || idle ? Status() : refuse("a pre-tokenizer next to U+2581 for spaces is not supported");
+  }
+  const auto splits = [](const Json& step) { return type_of(step) == "Split" || type_of(step) == "Digits"; };
+  if (steps.empty() || type_of(steps.back()) != "ByteLevel" || !std::all_of(steps.begin(), steps.end() - 1, splits))
     return refuse(
-        "the pre-tokenizer {} is not supported (known: ByteLevel, or Split and ByteLevel; SentencePiece models "
+        "the pre-tokenizer {} is not supported (known: ByteLevel, or Split and ByteLevel, or Digits before it; "
+        "SentencePiece models "
         "have none and replace spaces by U+2581)",
         in_quotes(member(tokenizer_, "pre_tokenizer").dump()));
   if (flag_or(member(steps.back(), "add_prefix_space"), true))
     return refuse("the ByteLevel pre-tokenizer has add_prefix_space, which is not supported");
-  if (flag_or(member(steps.back(), "use_regex"), true) == with_split)
-    return refuse("the pre-tokenizer {}", with_split ? "splits twice (use_regex after a Split), which is not supported"
-                                                     : "never splits (use_regex is false), which is not supported");
-  spec_.pre = PreTokenizer::gpt2;
-  return with_split ? read_split(steps[0]) : Status();
+  std::vector<std::string> stages;
+  for (const Json& step : std::span(steps).first(steps.size() - 1)) {
+    RIDGE_TRY(stages.emplace_back(), read_split(step));
+  }
+  if (flag_or(member(steps.back(), "use_regex"), true))
+    stages.emplace_back(pretokenizer_stages(PreTokenizer::gpt2).front());
+  if (stages.empty()) return refuse("the pre-tokenizer never splits (use_regex is false), which is not supported");
+  return find_stages(stages);
 }
 
 Result<int32_t> HfReader::read_id(const Json& id, std::string_view piece) const {
@@ -175,7 +224,33 @@ Status HfReader::place(const std::string& piece, int32_t id, TokenType type) {
   return {};
 }
 
+/// A list of [piece, score], where a place in the list is the id.
+Status HfReader::read_scored_vocab() {
+  if (spec_.model != TokenizerModel::spm) return refuse("a Unigram model whose spaces do not become U+2581");
+  spec_.model = TokenizerModel::unigram;
+  const bool bytes = flag_or(member(model_, "byte_fallback"), false);
+  const Json& vocab = member(model_, "vocab");
+  if (!vocab.is_array() || vocab.empty()) return refuse("model.vocab is missing, empty or not an array");
+  for (const Json& entry : vocab) {
+    if (!entry.is_array() || entry.size() != 2 || !entry[0].is_string() || !entry[1].is_number())
+      return refuse("entry {} of model.vocab is {}, expected [piece, score]", spec_.scores.size(),
+                    in_quotes(entry.dump()));
+    const std::string piece = entry[0];
+    RIDGE_TRY_STATUS(place(piece, int32_t(spec_.scores.size()),
+                           bytes && byte_of_piece(piece) ? TokenType::byte : TokenType::normal));
+    spec_.scores.push_back(entry[1].get<float>());
+  }
+  const Json& unk = member(model_, "unk_id");
+  if (unk.is_null()) return {};
+  RIDGE_TRY(const int32_t id, read_id(unk, "unk_id"));
+  if (size_t(id) >= spec_.scores.size())
+    return refuse("model.unk_id is {}, expected an id below {}", id, spec_.scores.size());
+  spec_.unk = id;
+  return {};
+}
+
 Status HfReader::read_vocab() {
+  if (unigram_) return read_scored_vocab();
   const Json& vocab = member(model_, "vocab");
   if (!vocab.is_object() || vocab.empty()) return refuse("model.vocab is missing, empty or not an object");
   const bool spm = spec_.model == TokenizerModel::spm;
@@ -194,11 +269,15 @@ Status HfReader::read_added_tokens() {
     if (piece.empty()) return refuse("an added token has no content: {}", in_quotes(token.dump()));
     RIDGE_TRY(const int32_t id, read_id(member(token, "id"), piece));
     const bool special = flag_or(member(token, "special"), false);
-    for (const char* key : {"lstrip", "rstrip", "single_word"})
-      if (flag_or(member(token, key), false))
-        return refuse("the added token {} has {}, which is not supported", in_quotes(piece), key);
-    if (!special && spec_.model == TokenizerModel::spm && flag_or(member(token, "normalized"), true))
+    const bool escapes = !member(tokenizer_, "normalizer").is_null() && spec_.model != TokenizerModel::bpe;
+    const MatchRule rule{.strip_left = flag_or(member(token, "lstrip"), false),
+                         .strip_right = flag_or(member(token, "rstrip"), false),
+                         .single_word = flag_or(member(token, "single_word"), false),
+                         .normalized = flag_or(member(token, "normalized"), escapes && !special)};
+    // There spaces are U+2581 already, and may have one more of them in front.
+    if (rule.normalized && escapes)
       return refuse("the added token {} is matched after normalisation, which is not supported", in_quotes(piece));
+    if (rule != MatchRule()) spec_.match_rules[id] = rule;
     RIDGE_TRY_STATUS(place(piece, id, special ? TokenType::control : TokenType::user_defined));
   }
   return {};
@@ -218,6 +297,7 @@ Status HfReader::fill_holes() {
 }
 
 Status HfReader::read_merges() {
+  if (unigram_) return {};
   const Json& merges = member(model_, "merges");
   if (!merges.is_array()) return refuse("model.merges is missing or not an array");
   for (const Json& merge : merges) {
@@ -248,6 +328,10 @@ Status HfReader::finish_spm() {
   if (spec_.model == TokenizerModel::bpe)
     return flag_or(member(model_, "byte_fallback"), false) ? refuse("byte_fallback with byte-level BPE makes no sense")
                                                            : Status();
+  if (unigram_) {
+    spec_.scores.resize(spec_.pieces.size(), 0.0f);
+    return {};
+  }
   const auto bytes = std::ranges::count(spec_.types, TokenType::byte);
   if (!flag_or(member(model_, "byte_fallback"), false) || bytes < 256)
     return refuse("a SentencePiece model without byte_fallback and all 256 byte tokens is not supported (found {})",
@@ -301,14 +385,15 @@ Result<std::optional<int32_t>> HfReader::named_token(const char* key, bool must_
 Status HfReader::read_special() {
   RIDGE_TRY(const auto bos, named_token("bos_token", true));
   RIDGE_TRY(const auto eos, named_token("eos_token", true));
-  RIDGE_TRY(spec_.unk, named_token("unk_token", false));
+  RIDGE_TRY(const auto unknown, named_token("unk_token", false));
+  if (!spec_.unk) spec_.unk = unknown;
   RIDGE_TRY(spec_.pad, named_token("pad_token", false));
   if (bos) spec_.bos = bos;
   if (eos) spec_.eos = eos;
   if (const auto unk = ids_.find(text_or(member(model_, "unk_token"), "")); !spec_.unk && unk != ids_.end())
     spec_.unk = unk->second;
   const bool spm = spec_.model == TokenizerModel::spm;
-  if (spm && spec_.unk && spec_.types[size_t(*spec_.unk)] == TokenType::control)
+  if (spec_.model != TokenizerModel::bpe && spec_.unk && spec_.types[size_t(*spec_.unk)] == TokenType::control)
     spec_.types[size_t(*spec_.unk)] = TokenType::unknown;
   // The Llama classes add BOS by themselves, so a SentencePiece model that says nothing gets it.
   spec_.add_bos = flag_or(member(config_, "add_bos_token"), template_bos_.value_or(spm && spec_.bos));

@@ -1,5 +1,6 @@
 // The working parts of a Tokenizer, each with its file: special-token matcher (tokenizer_special.cpp), merging by rank
-// (tokenizer_bpe.cpp), merging by score (tokenizer_spm.cpp), NFC (nfc.cpp), and the validation of a spec.
+// (tokenizer_bpe.cpp), merging by score (tokenizer_spm.cpp), the best path (tokenizer_unigram.cpp), NFC (nfc.cpp), and
+// the validation of a spec.
 #pragma once
 
 #include <array>
@@ -19,6 +20,11 @@ inline constexpr std::string_view kSpmSpace = "\xE2\x96\x81";  // U+2581
 
 /// Everything Tokenizer::make refuses that needs no lookup table.
 Status check_tokenizer_spec(const TokenizerSpec& spec);
+
+/// Where a token that was found at [begin, end) of `text` reaches after its rule, not below `floor`; nothing when the
+/// rule refuses it.
+std::optional<std::pair<size_t, size_t>> apply_rule(const MatchRule& rule, std::string_view text, size_t begin,
+                                                    size_t end, size_t floor);
 
 /// The byte of a `<0xHH>` piece, or nothing.
 std::optional<uint8_t> byte_of_piece(std::string_view piece);
@@ -75,22 +81,38 @@ class RankMerger {
 
 using PieceIds = std::unordered_map<std::string_view, int32_t>;
 
+/// A part of a text with its id, or kNoToken.
+struct Stretch {
+  std::string_view text;
+  int32_t id;
+};
+
 /// SentencePiece BPE: code points merge into the piece with the best score, then leftmost, until none is left.
 class ScoreMerger {
  public:
   ScoreMerger(const PieceIds& ids, const std::vector<float>& scores, size_t max_piece_bytes)
       : ids_(ids), scores_(scores), max_piece_bytes_(max_piece_bytes) {}
-  /// The stretches `text` ends in, in order, each with its id or kNoToken.
-  struct Stretch {
-    std::string_view text;
-    int32_t id;
-  };
+  /// The stretches `text` ends in, in order.
   std::vector<Stretch> merge(std::string_view text) const;
 
  private:
   const PieceIds& ids_;
   const std::vector<float>& scores_;
   size_t max_piece_bytes_;
+};
+
+/// Unigram. Cost: the length of the text times that of the longest piece.
+class BestPath {
+ public:
+  BestPath(const PieceIds& ids, const std::vector<float>& scores, size_t max_piece_bytes);
+  /// The stretches with the largest sum of scores, in order; neighbours without a piece are one stretch.
+  std::vector<Stretch> cut(std::string_view text) const;
+
+ private:
+  const PieceIds& ids_;
+  const std::vector<float>& scores_;
+  size_t max_piece_bytes_;
+  double unknown_score_;
 };
 
 }  // namespace ridge::io

@@ -53,7 +53,7 @@ std::string replace_all(std::string_view text, std::string_view from, std::strin
   }
 }
 
-std::vector<ScoreMerger::Stretch> ScoreMerger::merge(std::string_view text) const {
+std::vector<Stretch> ScoreMerger::merge(std::string_view text) const {
   std::vector<Symbol> symbols;
   for (size_t begin = 0; begin < text.size();) {
     const uint32_t length = first_utf8(text.substr(begin)).length, place = uint32_t(symbols.size());

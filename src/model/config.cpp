@@ -33,9 +33,7 @@ double llama3_frequency(const RopeScaling& s, double frequency) {
 
 }  // namespace
 
-bool Config::has_experts(int layer) const {
-  return n_experts > 0 && !std::ranges::binary_search(dense_layers, layer);
-}
+bool Config::has_experts(int layer) const { return n_experts > 0 && !std::ranges::binary_search(dense_layers, layer); }
 
 Rope make_rope(const Config& config, const float* factors) {
   const RopeScaling& s = config.rope_scaling;
@@ -97,7 +95,8 @@ Status check_config(const Config& c, std::string_view where) {
     return bad_file("{}: YaRN beta_fast {}, beta_slow {}, attention factor {}: expected 0 < slow < fast", where,
                     s.beta_fast, s.beta_slow, s.attention_factor);
   if (s.kind == RopeScaling::Kind::longrope && !(s.attention_factor > 0 && s.attention_factor < 1e3f))
-    return bad_file("{}: LongRoPE's attention factor is {}, expected above 0 and below 1000", where, s.attention_factor);
+    return bad_file("{}: LongRoPE's attention factor is {}, expected above 0 and below 1000", where,
+                    s.attention_factor);
   RIDGE_TRY_STATUS(range("number of experts", c.n_experts, 0, 4096));
   if (c.n_experts > 0) {
     RIDGE_TRY_STATUS(range("experts of a token", c.n_experts_used, 1, c.n_experts));
@@ -113,7 +112,8 @@ Status check_config(const Config& c, std::string_view where) {
                                     {"residual scale", c.residual_scale},
                                     {"logit divisor", c.logit_divisor},
                                     {"attention scale", c.attention_scale == 0 ? 1 : c.attention_scale}})
-    if (!(value > 0 && value < 1e6f)) return bad_file("{}: {} is {}, expected above 0 and below 1e6", where, name, value);
+    if (!(value > 0 && value < 1e6f))
+      return bad_file("{}: {} is {}, expected above 0 and below 1e6", where, name, value);
   return {};
 }
 

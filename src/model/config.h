@@ -47,25 +47,25 @@ struct Config {
   int rope_dim = 0;  // rotated part of a head, usually head_dim
   RopePairs rope_pairs = RopePairs::halves;
   RopeScaling rope_scaling;
-  bool qkv_bias = false;     // qwen2
-  bool o_bias = false;       // gpt-oss
-  bool sink_logits = false;  // gpt-oss: a learned score a head that takes its share of the softmax and adds no value
-  bool qk_norm = false;      // qwen3: RMSNorm of every q and k head before RoPE
+  bool qkv_bias = false;       // qwen2
+  bool o_bias = false;         // gpt-oss
+  bool sink_logits = false;    // gpt-oss: a learned score a head that takes its share of the softmax and adds no value
+  bool qk_norm = false;        // qwen3: RMSNorm of every q and k head before RoPE
   bool qk_norm_whole = false;  // olmo2: with qk_norm, RMSNorm over all heads of q, and of k, together
   NormPlace norms = NormPlace::before;
-  int window = 0;             // layers that slide see the newest so many positions; 0: none does
-  int window_period = 0;      // layers period - 1, 2 period - 1, ... see everything; 0: all layers slide
+  int window = 0;               // layers that slide see the newest so many positions; 0: none does
+  int window_period = 0;        // layers period - 1, 2 period - 1, ... see everything; 0: all layers slide
   float window_rope_theta = 0;  // of the layers that slide, without scaling; 0: as the others
   // Experts: in place of the feed-forward of all layers but the dense ones. n_experts 0: none.
   int n_experts = 0, n_experts_used = 0;
   int d_ff_expert = 0;
-  int d_ff_shared = 0;            // of the expert that every token takes; 0: none
+  int d_ff_shared = 0;                // of the expert that every token takes; 0: none
   bool expert_biases = false;         // of the router and of every expert's matrices
   bool experts_renormalised = false;  // the weights of a token's experts add up to 1
-  std::vector<int> dense_layers;  // in rising order
-  float attention_scale = 0;    // on the scores; 0: 1 / sqrt(head_dim)
-  float embedding_scale = 1;    // on the embedded tokens
-  float residual_scale = 1;     // on what a block adds to the residual stream
+  std::vector<int> dense_layers;      // in rising order
+  float attention_scale = 0;          // on the scores; 0: 1 / sqrt(head_dim)
+  float embedding_scale = 1;          // on the embedded tokens
+  float residual_scale = 1;           // on what a block adds to the residual stream
   float logit_divisor = 1;
   bool tied_output = false;  // logits use the embedding matrix
   Activation activation = Activation::silu;
@@ -75,7 +75,9 @@ struct Config {
   int q_dim() const { return n_heads * head_dim; }
   int kv_dim() const { return n_kv_heads * head_dim; }
   bool has_experts(int layer) const;
-  bool slides(int layer) const { return window > 0 && (window_period == 0 || layer % window_period < window_period - 1); }
+  bool slides(int layer) const {
+    return window > 0 && (window_period == 0 || layer % window_period < window_period - 1);
+  }
 };
 
 /// The angles of a config. `factors` [rope_dim/2] (GGUF's rope_freqs) divide the frequencies when not null.

@@ -69,9 +69,9 @@ struct Job {
   io::GgufTensorSpec spec;
   const io::Tensor* source = nullptr;  // nullptr: `values`
   std::vector<float> values;
-  float scale = 1;     // on top of what the source's blocks decode to
-  int pair_heads = 0;  // > 0: rows of this many heads move from halves to interleaved pairs
-  float offset = 0;    // added to every value
+  float scale = 1;                              // on top of what the source's blocks decode to
+  int pair_heads = 0;                           // > 0: rows of this many heads move from halves to interleaved pairs
+  float offset = 0;                             // added to every value
   std::vector<const io::Tensor*> stacked = {};  // of experts: what comes behind the source
 };
 
@@ -218,7 +218,8 @@ Result<std::vector<Job>> hf_jobs(const io::HfDirectory& directory, const Config&
     const std::vector<ExpertWeights>& all = weights.layers[size_t(layer)].experts;
     Job& job = jobs.emplace_back();
     job.spec = {.name = fmt::format(fmt::runtime(name.gguf), layer), .shape = {ssize(all), ssize(all[0].*bias)}};
-    for (const ExpertWeights& expert : all) job.values.insert(job.values.end(), (expert.*bias).begin(), (expert.*bias).end());
+    for (const ExpertWeights& expert : all)
+      job.values.insert(job.values.end(), (expert.*bias).begin(), (expert.*bias).end());
   };
   push(n::kEmbedding, 0, true);
   push_norm(n::kOutputNorm, 0, true);
@@ -242,7 +243,7 @@ Result<std::vector<Job>> hf_jobs(const io::HfDirectory& directory, const Config&
     push(n::kAttnSubNorm, i, c.sub_norm);
     push(n::kO, i, true);
     push_norm(n::kAttnPostNorm, i, c.norms != NormPlace::before);
-    push_norm(c.norms == NormPlace::both          ? n::kFfnNormBetween
+    push_norm(c.norms == NormPlace::both        ? n::kFfnNormBetween
               : arch.ffn_norm_is_post_attention ? n::kAttnPostNorm
                                                 : n::kFfnNorm,
               i, c.norms != NormPlace::after);
@@ -263,7 +264,8 @@ Result<std::vector<Job>> hf_jobs(const io::HfDirectory& directory, const Config&
       continue;
     }
     if (c.n_experts > 0)
-      return bad_file("{}: layer {} is dense among layers of experts, which GGUF files of {} cannot say", where, i, c.arch);
+      return bad_file("{}: layer {} is dense among layers of experts, which GGUF files of {} cannot say", where, i,
+                      c.arch);
     push(n::kGateUp, i, arch.fused);
     push(n::kGate, i, !arch.fused);
     push(n::kUp, i, !arch.fused);

@@ -59,18 +59,15 @@ Result<std::string> packed_config(const io::HfDirectory& directory, const std::s
   return config.dump(2) + "\n";
 }
 
-Status encode_part(const Part& part, const WeightFormat& int4, std::vector<std::byte>& out) {
+Status encode_part(const Part& part, const WeightFormat& int4, const io::SafetensorsSink& sink) {
   const io::Tensor& tensor = *part.source;
-  if (part.kind == Part::Kind::copy) {
-    out.assign(tensor.data.begin(), tensor.data.end());
-    return {};
-  }
+  if (part.kind == Part::Kind::copy) return sink(tensor.data);
   const int64_t n_in = tensor.shape[1], n_blocks = n_in / int4.group;
   const bool codes = part.kind == Part::Kind::qweight;
   const int64_t row_bytes = codes ? n_in / 2 : 2 * n_blocks;
   std::vector<float> row(size_t(n_in), 0.0f);
   std::vector<std::byte> blocks(size_t(int4.row_bytes(n_in)));
-  out.resize(size_t(tensor.shape[0] * row_bytes));
+  std::vector<std::byte> out(size_t(tensor.shape[0] * row_bytes));
   for (int64_t r = 0; r < tensor.shape[0]; ++r) {
     tensor.format->decode(tensor.data.data() + r * tensor.format->row_bytes(n_in), n_in, row.data());
     const Status encoded = encode_rows(int4, row, n_in, blocks);
@@ -78,7 +75,7 @@ Status encode_part(const Part& part, const WeightFormat& int4, std::vector<std::
     const auto pack = codes ? io::pack_ridge_qweight : io::pack_ridge_scales;
     pack(blocks.data(), n_blocks, out.data() + r * row_bytes);
   }
-  return {};
+  return sink(out);
 }
 
 }  // namespace
@@ -123,8 +120,8 @@ Result<std::vector<Fallback>> convert_to_int4(const std::string& in, const fs::p
     if (error) return fail(ErrorKind::failure, "cannot copy {} to {}: {}", name, out.native(), error.message());
   }
   int done = 0;
-  const auto payload = [&](size_t i, std::vector<std::byte>& bytes) -> Status {
-    RIDGE_TRY_STATUS(encode_part(parts[i], int4, bytes));
+  const auto payload = [&](size_t i, const io::SafetensorsSink& sink) -> Status {
+    RIDGE_TRY_STATUS(encode_part(parts[i], int4, sink));
     if (progress) progress(++done, int(parts.size()), specs[i].name);
     return {};
   };

@@ -120,7 +120,8 @@ std::vector<double> key_form(CpuContext& context, const Config& c, const LayerWe
     std::vector<float> sampled(size_t(dim * n), 0.0f);
     for (int64_t d = 0; d < dim; ++d)
       for (int64_t i = 0; i < n; ++i)
-        sampled[size_t(d * n + i)] = rows[size_t(d * c.d_model + i * step)] * (layer.attn_norm.empty() ? 1 : layer.attn_norm[size_t(i * step)]);
+        sampled[size_t(d * n + i)] =
+            rows[size_t(d * c.d_model + i * step)] * (layer.attn_norm.empty() ? 1 : layer.attn_norm[size_t(i * step)]);
     std::vector<double> head(size_t(dim * dim), 0.0);
     add_gram(context, sampled, dim, n, head);
     if (c.qkv_bias)

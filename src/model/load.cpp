@@ -137,8 +137,7 @@ class Binder {
           const int64_t at = (e * n_rows + first + r * step) * n_blocks + b;
           const std::byte* const from = codes->data.data() + 16 * at;
           block->exponent = uint8_t(exponents->data[size_t(at)]);
-          for (int i = 0; i < 16; ++i)
-            block->q[i] = uint8_t(nibble(from[i / 2], i) | nibble(from[8 + i / 2], i) << 4);
+          for (int i = 0; i < 16; ++i) block->q[i] = uint8_t(nibble(from[i / 2], i) | nibble(from[8 + i / 2], i) << 4);
         }
     }
     return experts;
@@ -265,8 +264,7 @@ class Binder {
                           fmt::join(shape, ", ")));
       return nullptr;
     }
-    const WeightFormat* const format = found->second->format;
-    if (format != packed && (format == &io::packed_words() || format == &io::packed_bytes())) {
+    if (const WeightFormat* format = found->second->format; format != packed && io::is_integer(*format)) {
       problem(fmt::format("{} is {}, expected a weight format", tensor_name, format->name));
       return nullptr;
     }
@@ -357,7 +355,7 @@ Status bind_tensors(const Config& c, Binder& b, Weights& w, std::string_view whe
     LayerWeights& layer = w.layers.emplace_back();
     if (c.norms != NormPlace::after) {
       layer.attn_norm = norm(n::kAttnNorm, i, c.d_model);
-      layer.ffn_norm = norm(c.norms == NormPlace::both          ? n::kFfnNormBetween
+      layer.ffn_norm = norm(c.norms == NormPlace::both        ? n::kFfnNormBetween
                             : arch.ffn_norm_is_post_attention ? n::kAttnPostNorm
                                                               : n::kFfnNorm,
                             i, c.d_model);

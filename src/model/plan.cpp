@@ -62,23 +62,24 @@ ModelPlan make_plan(const Config& c, std::span<const float> rope_factors, std::s
   }
   const float scale = c.attention_scale > 0 ? c.attention_scale : 1.0f / std::sqrt(float(c.head_dim));
   for (int i = 0; i < c.n_layers; ++i) {
-    LayerPlan& layer = plan.layers.emplace_back(LayerPlan{.mixer = MixerKind::attention,
-                           .attention = {.n_heads = c.n_heads,
-                                         .n_kv_heads = c.n_kv_heads,
-                                         .head_dim = c.head_dim,
-                                         .scale = scale,
-                                         .rope = c.slides(i) ? window_rope : 0,
-                                         .qkv_bias = c.qkv_bias,
-                                         .o_bias = c.o_bias,
-                                         .sink_logits = c.sink_logits,
-                                         .qk_norm = c.qk_norm,
-                                         .qk_norm_whole = c.qk_norm_whole,
-                                         .window = c.slides(i) ? c.window : 0,
-                                         .out_norm = c.sub_norm},
-                           .feed_forward = FeedForwardKind::dense,
-                           .dense = {.d_ff = c.d_ff, .activation = c.activation, .down_norm = c.sub_norm},
-                           .norms = c.norms,
-                           .residual_scale = c.residual_scale});
+    LayerPlan& layer = plan.layers.emplace_back(
+        LayerPlan{.mixer = MixerKind::attention,
+                  .attention = {.n_heads = c.n_heads,
+                                .n_kv_heads = c.n_kv_heads,
+                                .head_dim = c.head_dim,
+                                .scale = scale,
+                                .rope = c.slides(i) ? window_rope : 0,
+                                .qkv_bias = c.qkv_bias,
+                                .o_bias = c.o_bias,
+                                .sink_logits = c.sink_logits,
+                                .qk_norm = c.qk_norm,
+                                .qk_norm_whole = c.qk_norm_whole,
+                                .window = c.slides(i) ? c.window : 0,
+                                .out_norm = c.sub_norm},
+                  .feed_forward = FeedForwardKind::dense,
+                  .dense = {.d_ff = c.d_ff, .activation = c.activation, .down_norm = c.sub_norm},
+                  .norms = c.norms,
+                  .residual_scale = c.residual_scale});
     if (!c.has_experts(i)) continue;
     layer.feed_forward = FeedForwardKind::experts;
     layer.dense.d_ff = c.d_ff_shared;

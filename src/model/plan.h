@@ -32,11 +32,11 @@ struct AttentionPlan {
   int rope = 0;     ///< of ModelPlan::ropes
   bool qkv_bias = false;
   bool o_bias = false;
-  bool sink_logits = false;  ///< a learned score a head that takes its share of the softmax and adds no value
-  bool qk_norm = false;   ///< RMSNorm of every q and k head before RoPE
+  bool sink_logits = false;    ///< a learned score a head that takes its share of the softmax and adds no value
+  bool qk_norm = false;        ///< RMSNorm of every q and k head before RoPE
   bool qk_norm_whole = false;  ///< with qk_norm: of all heads together
-  int window = 0;         ///< > 0: a query sees the newest so many positions only, its own among them
-  bool out_norm = false;  ///< RMSNorm in front of the output projection
+  int window = 0;              ///< > 0: a query sees the newest so many positions only, its own among them
+  bool out_norm = false;       ///< RMSNorm in front of the output projection
 
   int q_dim() const { return n_heads * head_dim; }
   int kv_dim() const { return n_kv_heads * head_dim; }

@@ -15,7 +15,7 @@ struct Shape {
   int n_layers, n_heads, n_kv_heads, head_dim, d_model, d_ff, vocab_size, n_ctx;
   float rope_theta;
   bool qkv_bias, tied;
-  int rope_dim = 0;                                          // 0: head_dim
+  int rope_dim = 0;  // 0: head_dim
   int window = 0;
   int n_experts = 0, n_experts_used = 0, d_ff_expert = 0;
   float attention_scale = 0;
@@ -168,9 +168,9 @@ int64_t SynthPlan::decode_matrix_bytes() const {
   };
   const Config& c = config;
   const auto gated = [&](int d_ff) { return matrix(2 * d_ff, c.d_model) + matrix(c.d_model, d_ff); };
-  const int64_t layer = matrix(c.q_dim() + 2 * c.kv_dim(), c.d_model) + matrix(c.d_model, c.q_dim()) +
-                        (c.n_experts > 0 ? c.n_experts_used * gated(c.d_ff_expert) + 4 * c.n_experts * c.d_model
-                                         : gated(c.d_ff));
+  const int64_t layer =
+      matrix(c.q_dim() + 2 * c.kv_dim(), c.d_model) + matrix(c.d_model, c.q_dim()) +
+      (c.n_experts > 0 ? c.n_experts_used * gated(c.d_ff_expert) + 4 * c.n_experts * c.d_model : gated(c.d_ff));
   const Linear output{.format = &head_format(), .n_out = c.vocab_size, .n_in = c.d_model};
   return c.n_layers * layer + output.bytes();
 }
@@ -223,7 +223,8 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec)
   w.output = c.tied_output ? w.embedding : matrix_of(plan.head_format(), c.vocab_size, c.d_model, false);
   w.output_norm = vector(c.d_model, 1, 0.05f);
   if (c.tied_output)  // logits of variance 1; signs, so that the model does not say each token again
-    for (float& v : w.output_norm) v *= (rng.next() % 2 == 0 ? 1.0f : -1.0f) * c.embedding_scale / std::sqrt(float(c.d_model));
+    for (float& v : w.output_norm)
+      v *= (rng.next() % 2 == 0 ? 1.0f : -1.0f) * c.embedding_scale / std::sqrt(float(c.d_model));
   for (int i = 0; i < c.n_layers; ++i) {
     LayerWeights& layer = w.layers.emplace_back();
     if (c.norms != NormPlace::after) layer.attn_norm = vector(c.d_model, 1, 0.05f);

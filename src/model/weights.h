@@ -34,14 +34,14 @@ struct LayerWeights {
   std::vector<float> o_bias;          // [d_model]
   std::vector<float> sink_logits;     // [n_heads]
   std::vector<float> ffn_norm;        // [d_model]
-  Linear gate, up;                    // [d_ff, d_model]; with experts: of the shared one, and without rows if there is none
-  std::vector<float> ffn_sub_norm;    // [d_ff]
-  Linear down;                        // [d_model, d_ff]
-  std::vector<float> ffn_post_norm;   // [d_model]
-  Linear router;                      // [n_experts, d_model]
-  std::vector<float> router_bias;     // [n_experts]
+  Linear gate, up;  // [d_ff, d_model]; with experts: of the shared one, and without rows if there is none
+  std::vector<float> ffn_sub_norm;   // [d_ff]
+  Linear down;                       // [d_model, d_ff]
+  std::vector<float> ffn_post_norm;  // [d_model]
+  Linear router;                     // [n_experts, d_model]
+  std::vector<float> router_bias;    // [n_experts]
   std::vector<ExpertWeights> experts;
-  std::vector<float> shared_gate;     // [d_model]
+  std::vector<float> shared_gate;  // [d_model]
 };
 
 struct Weights {
@@ -51,9 +51,9 @@ struct Weights {
 
   Linear embedding;  // [vocab_size, d_model], read row by row
   std::vector<LayerWeights> layers;
-  std::vector<float> output_norm;   // [d_model]
-  Linear output;                    // [vocab_size, d_model]; the embedding when tied
-  std::vector<float> rope_factors;  // [rope_dim / 2] or empty; of LongRoPE: for a short context
+  std::vector<float> output_norm;        // [d_model]
+  Linear output;                         // [vocab_size, d_model]; the embedding when tied
+  std::vector<float> rope_factors;       // [rope_dim / 2] or empty; of LongRoPE: for a short context
   std::vector<float> long_rope_factors;  // of LongRoPE: for a long context; else empty
 
   // Owners of what the Linears point into.

@@ -1,10 +1,13 @@
-// eval matrix, and base files of eval kld, as a user starts them.
+// eval matrix, base files of eval kld, and eval logits, as a user starts them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 
+#include "cases/safetensors_builder.h"
 #include "cli/program.h"
+#include "io/safetensors.h"
+#include "ridge/engine.h"
 
 namespace ridge {
 namespace {
@@ -123,6 +126,143 @@ TEST_F(EvalCommands, StudiesPrintATableAndStoreARowPerCache) {
     }
     EXPECT_EQ(n, 2);
   }
+}
+
+/// eval logits with the tiny model: 512 pieces, a context of 128 tokens.
+class EvalLogits : public testing::Test {
+ protected:
+  static constexpr size_t kVocab = 512;
+
+  EvalLogits() {
+    for (int i = 0; i < 80; ++i) ids_.push_back(i == 0 ? 1 : (i * 37 + i / 7) % 500);
+    json_ = dir_.write("ids.json", json(ids_).dump()).native();
+  }
+  Outcome logits(const std::string& ids, const std::vector<std::string>& more = {}) {
+    std::vector<std::string> args{"eval", "logits", "-m", kTinyModel, "--ids", ids, "-o", out_};
+    args.insert(args.end(), more.begin(), more.end());
+    return run_ridge(args);
+  }
+  /// The bytes of a tensor of the file that was written, after a look at its form.
+  std::string written(std::string_view name, std::string_view format, const std::vector<int64_t>& shape) {
+    const io::MappedFile file = io::MappedFile::open(out_).or_throw();
+    const std::vector<io::Tensor> tensors = io::parse_safetensors(file.bytes(), out_).or_throw();
+    EXPECT_EQ(tensors.size(), 2u);
+    for (const io::Tensor& tensor : tensors) {
+      if (tensor.name != name) continue;
+      EXPECT_EQ(tensor.format->name, format);
+      EXPECT_EQ(tensor.shape, shape);
+      return {reinterpret_cast<const char*>(tensor.data.data()), tensor.data.size()};
+    }
+    ADD_FAILURE() << "no tensor " << name;
+    return {};
+  }
+  std::string logits_of(const std::string& ids, const std::vector<std::string>& more = {}) {
+    std::filesystem::remove(out_);
+    const Outcome outcome = logits(ids, more);
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    return written("logits", "f32", {int64_t(ids_.size()), int64_t(kVocab)});
+  }
+  template <class Word>
+  std::string safetensors_ids(const char* dtype, const std::string& shape) {
+    const std::vector<Word> words(ids_.begin(), ids_.end());
+    const std::string data(reinterpret_cast<const char*>(words.data()), words.size() * sizeof(Word));
+    const std::string header =
+        fmt::format(R"({{"input_ids":{{"dtype":"{}","shape":{},"data_offsets":[0,{}]}}}})", dtype, shape, data.size());
+    return dir_.write("ids.safetensors", safetensors_image(padded_header(header), data)).native();
+  }
+
+  TempDir dir_;
+  std::vector<int32_t> ids_;
+  std::string json_, out_ = (dir_ / "logits.safetensors").native();
+};
+
+TEST_F(EvalLogits, PrefillDecodeAndEveryCutGiveTheSameBits) {
+  for (const char* kv : {"f32", "f16", "rotor-3"}) {
+    const std::string prefill = logits_of(json_, {"--kv", kv});
+    EXPECT_EQ(prefill, logits_of(json_, {"--kv", kv, "--path", "decode"})) << kv;
+    EXPECT_EQ(prefill, logits_of(json_, {"--kv-quant", kv, "-ub", "7"})) << kv;
+  }
+}
+
+TEST_F(EvalLogits, TheRowsAreTheModelsOwn) {
+  const std::string file = logits_of(json_, {"--quiet"});
+  const Model model = Model::load(kTinyModel);
+  Session session(model, {.n_ctx = 80});
+  for (size_t row = 0; row < ids_.size(); ++row)
+    ASSERT_EQ(0, std::memcmp(session.decode(ids_[row]).data(), file.data() + row * kVocab * 4, kVocab * 4)) << row;
+  std::string ids(ids_.size() * 4, '\0');
+  std::memcpy(ids.data(), ids_.data(), ids.size());
+  EXPECT_EQ(written("input_ids", "i32", {80}), ids);
+}
+
+TEST_F(EvalLogits, EveryFormOfIdsIsRead) {
+  const std::string expected = logits_of(json_);
+  EXPECT_EQ(expected, logits_of(dir_.write("o.json", json{{"input_ids", ids_}, {"text", "x"}}.dump()).native()));
+  EXPECT_EQ(expected, logits_of(safetensors_ids<int32_t>("I32", "[80]")));
+  EXPECT_EQ(expected, logits_of(safetensors_ids<int64_t>("I64", "[80]")));
+  EXPECT_EQ(expected, logits_of(safetensors_ids<int64_t>("I64", "[1,80]")));
+  EXPECT_EQ(expected, logits_of(safetensors_ids<int32_t>("I32", "[1,80]")));
+}
+
+TEST_F(EvalLogits, JsonAndQuietSayWhatTheyPromise) {
+  const Outcome facts = logits(json_, {"--json", "--quiet"});
+  ASSERT_EQ(facts.code, 0) << facts.err;
+  EXPECT_EQ(facts.err, "");
+  EXPECT_EQ(json::parse(facts.out)["n_tokens"], 80);
+  EXPECT_EQ(json::parse(facts.out)["vocab_size"], kVocab);
+  EXPECT_EQ(json::parse(facts.out)["kv"], "f16");
+  EXPECT_THAT(logits(json_).out, HasSubstr("logits of 80 tokens"));
+}
+
+TEST_F(EvalLogits, HostileIdsAreRefusedAndLeaveNoFile) {
+  struct Case {
+    std::string bytes;
+    int code;
+    const char* why;
+  };
+  const auto tensor = [](const std::string& name, const std::string& dtype, const std::string& shape,
+                         const std::string& data) {
+    return safetensors_image(padded_header(fmt::format(R"({{"{}":{{"dtype":"{}","shape":{},"data_offsets":[0,{}]}}}})",
+                                                       name, dtype, shape, data.size())),
+                             data);
+  };
+  const std::string four("\x01\0\0\0", 4), minus("\xFF\xFF\xFF\xFF", 4), wide("\0\0\0\0\x01\0\0\0", 8);
+  const std::string deep(100000, '[');
+  std::vector<int32_t> many(129, 1);
+  const std::vector<Case> cases{
+      {tensor("ids", "I32", "[1]", four), 4, "no tensor 'input_ids'"},
+      {tensor("input_ids", "F32", "[1]", four), 4, "has dtype F32, expected I32 or I64"},
+      {tensor("input_ids", "I32", "[1,1,1]", four), 4, "expected [T] or [1, T]"},
+      {tensor("input_ids", "I32", "[2,1]", four + four), 4, "expected [T] or [1, T]"},
+      {tensor("input_ids", "I32", "[0]", ""), 4, "dimension 0 of size 0"},
+      {tensor("input_ids", "I32", "[1]", minus), 4, "input_ids[0] is -1, expected a token id"},
+      {tensor("input_ids", "I64", "[1]", wide), 4, "input_ids[0] is 4294967296"},
+      {tensor("input_ids", "I32", "[1]", four).substr(0, 40), 4, "header length"},
+      {"[1, -2]", 4, "input_ids[1] is -2"},
+      {"[1, 2.5]", 4, "input_ids[1] is 2.5, expected a whole number"},
+      {"[\"1\"]", 4, "input_ids[0] is string"},
+      {"[18446744073709551615]", 4, "expected a token id from 0"},
+      {"[]", 4, "empty"},
+      {"{\"ids\": [1]}", 4, "has no 'input_ids'"},
+      {"{\"input_ids\": 7}", 4, "expected a list"},
+      {deep, 4, "deep"},
+      {"1 2 3", 4, "hostile"},
+      {"[1, 512]", 2, "input_ids[1] in"},
+      {json(many).dump(), 2, "expected at most 128, the model's context"},
+  };
+  for (const Case& c : cases) {
+    const Outcome outcome = logits(dir_.write("hostile", c.bytes).native());
+    EXPECT_EQ(outcome.code, c.code) << c.why << "\n" << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr(c.why));
+    EXPECT_FALSE(std::filesystem::exists(out_)) << c.why;
+  }
+  EXPECT_EQ(logits("absent.json").code, 4);
+  EXPECT_EQ(logits(json_, {"--kv", "q8_0", "-ctk", "q8_0"}).code, 2);
+  EXPECT_EQ(logits(json_, {"--path", "sideways"}).code, 2);
+  EXPECT_EQ(logits(json_, {"-o", (dir_ / "none" / "x").native()}).code, 1);
+  size_t n_files = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(dir_.path())) ++n_files;
+  EXPECT_EQ(n_files, 2u);  // the ids of this test, no temporary
 }
 
 }  // namespace

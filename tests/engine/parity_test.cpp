@@ -19,8 +19,8 @@ struct Golden {
 };
 struct Case {
   std::string name;
-  Golden golden = {};     ///< of the Hugging Face directory
-  std::string gguf = "";  ///< the twin's file; empty: there is none
+  Golden golden = {};                                ///< of the Hugging Face directory
+  std::string gguf = "";                             ///< the twin's file; empty: there is none
   std::optional<Golden> gguf_golden = std::nullopt;  ///< where the GGUF file means something else
 };
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name << " " << c.golden.logits; }
@@ -48,9 +48,9 @@ class Parity : public testing::TestWithParam<Case> {
   void expect_golden(const Model& model, const Golden& golden) const {
     const std::vector<int32_t> ids = tensor<int32_t>(golden.ids);
     const std::vector<float> expected = tensor<float>(golden.logits);
-    const std::vector<int32_t> greedy =
-        golden.greedy.empty() ? std::vector<int32_t>() : tensor<int32_t>(golden.greedy);
-    const SessionOptions options{.n_ctx = int(ids.size() + greedy.size()), .n_ubatch = 20, .k = {.format = "f32"}, .v = {.format = "f32"}};
+    const std::vector<int32_t> greedy = golden.greedy.empty() ? std::vector<int32_t>() : tensor<int32_t>(golden.greedy);
+    const SessionOptions options{
+        .n_ctx = int(ids.size() + greedy.size()), .n_ubatch = 20, .k = {.format = "f32"}, .v = {.format = "f32"}};
     for (const bool one_by_one : {false, true}) {
       Session session(model, options);
       std::vector<float> all;
@@ -108,26 +108,18 @@ TEST_P(Parity, WrittenGguf) {
 }
 
 const Golden kShort{.ids = "input_ids_short", .logits = "logits_short", .greedy = ""};
-INSTANTIATE_TEST_SUITE_P(Models, Parity,
-                         testing::Values(Case{"mistral", {}, "model-bf16.gguf"}, Case{"llama3", {}, "model-bf16.gguf"},
-                                         Case{"mistral_swa",
-                                              {},
-                                              "model-f32.gguf",
-                                              Golden{.logits = "logits_no_window", .greedy = ""}},
-                                         Case{"granite", {}, "model-bf16.gguf"}, Case{"phi3", {}, "model-bf16.gguf"},
-                                         Case{"phi3_longrope", {}, "model-bf16.gguf"},
-                                         Case{"phi3_longrope", kShort, "model-bf16.gguf"},
-                                         Case{"olmo2", {}, "model-bf16.gguf"}, Case{"gemma3", {}, "model-bf16.gguf"},
-                                         Case{"qwen3_moe", {}, "model-bf16.gguf"}, Case{"qwen3_moe_dense"},
-                                         Case{"qwen2_moe", {}, "model-bf16.gguf"},
-                                         Case{"gpt_oss",
-                                              {},
-                                              "model-bf16.gguf",
-                                              Golden{.logits = "logits_truncate", .greedy = ""}},
-                                         Case{"gpt_oss_mxfp4", {}, "model-bf16.gguf"}),
-                         [](const auto& of) {
-                           return of.param.name + (of.param.golden.ids == "input_ids" ? "" : "_short");
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Models, Parity,
+    testing::Values(Case{"mistral", {}, "model-bf16.gguf"}, Case{"llama3", {}, "model-bf16.gguf"},
+                    Case{"mistral_swa", {}, "model-f32.gguf", Golden{.logits = "logits_no_window", .greedy = ""}},
+                    Case{"granite", {}, "model-bf16.gguf"}, Case{"phi3", {}, "model-bf16.gguf"},
+                    Case{"phi3_longrope", {}, "model-bf16.gguf"}, Case{"phi3_longrope", kShort, "model-bf16.gguf"},
+                    Case{"olmo2", {}, "model-bf16.gguf"}, Case{"gemma3", {}, "model-bf16.gguf"},
+                    Case{"qwen3_moe", {}, "model-bf16.gguf"}, Case{"qwen3_moe_dense"},
+                    Case{"qwen2_moe", {}, "model-bf16.gguf"},
+                    Case{"gpt_oss", {}, "model-bf16.gguf", Golden{.logits = "logits_truncate", .greedy = ""}},
+                    Case{"gpt_oss_mxfp4", {}, "model-bf16.gguf"}),
+    [](const auto& of) { return of.param.name + (of.param.golden.ids == "input_ids" ? "" : "_short"); });
 
 }  // namespace
 }  // namespace ridge

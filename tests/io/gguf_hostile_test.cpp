@@ -5,8 +5,8 @@
 
 #include "cases/bytes.h"
 #include "cases/gguf_builder.h"
-#include "fuzz/touch.h"
 #include "format/list.h"
+#include "fuzz/touch.h"
 #include "io/gguf.h"
 
 namespace ridge::io {

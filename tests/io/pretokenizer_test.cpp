@@ -6,18 +6,17 @@
 #include <chrono>
 
 #include "base/rng.h"
+#include "cases/paths.h"
+#include "io/json.h"
+#include "io/mapped_file.h"
+#include "io/pretokenizer_regex.h"
 
 namespace ridge::io {
 namespace {
 
 std::vector<std::string> cut(PreTokenizer pre, std::string_view text) {
   std::vector<std::string> parts;
-  for (size_t begin = 0; begin < text.size();) {
-    const size_t end = pretoken_end(pre, text, begin);
-    if (end <= begin || end > text.size()) throw std::logic_error("a pre-token is empty or reaches past the text");
-    parts.emplace_back(text.substr(begin, end - begin));
-    begin = end;
-  }
+  cut_text(pre, text, [&](std::string_view part) { parts.emplace_back(part); });
   return parts;
 }
 
@@ -56,9 +55,12 @@ TEST(PreTokenizer, BrokenUtf8CountsAsASymbolAndNothingIsLost) {
   for (int round = 0; round < 5000; ++round) {
     std::string text;
     for (uint64_t left = rng.next() % 20; left > 0; --left) text += " \n\r'sS1a!\xC3\xA9\xE2\x80\xFF"[rng.next() % 15];
-    for (const PreTokenizer pre : {PreTokenizer::gpt2, PreTokenizer::llama_bpe, PreTokenizer::qwen2}) {
+    for (int pre = 0; pre <= int(PreTokenizer::none); ++pre) {
       std::string joined;
-      for (const std::string& part : cut(pre, text)) joined += part;
+      for (const std::string& part : cut(PreTokenizer(pre), text)) {
+        ASSERT_FALSE(part.empty());
+        joined += part;
+      }
       ASSERT_EQ(joined, text);
     }
   }
@@ -66,14 +68,47 @@ TEST(PreTokenizer, BrokenUtf8CountsAsASymbolAndNothingIsLost) {
 
 TEST(PreTokenizer, TimeIsLinearInTheText) {
   const auto start = std::chrono::steady_clock::now();
-  for (const std::string unit : {" ", "\n", " \n", "a", "1", "!", "'", " '", "\xE2\x80\x83", "\x80"}) {
+  for (const std::string unit : {" ", "\n", " \n", "a", "1", "!", "'", " '", "\xE2\x80\x83", "\x80", "A", "aA", "A1",
+                                 " \t", "\xCC\x81", "!a", "\xE4\xB8\x80", "a\n "}) {
     std::string text;
     while (text.size() < (size_t(1) << 20)) text += unit;
-    for (const PreTokenizer pre : {PreTokenizer::gpt2, PreTokenizer::llama_bpe, PreTokenizer::qwen2})
-      for (size_t begin = 0; begin < text.size();) begin = pretoken_end(pre, text, begin);
+    for (int pre = 0; pre <= int(PreTokenizer::none); ++pre) {
+      size_t bytes = 0;
+      cut_text(PreTokenizer(pre), text, [&](std::string_view part) { bytes += part.size(); });
+      ASSERT_EQ(bytes, text.size());
+    }
   }
-  // 30 MiB: about a second, some ten under sanitizers; a quadratic scan of one case would take hours.
+  // 200 MiB in some seconds; a quadratic scan of one case would take hours.
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(60));
+}
+
+TEST(PreTokenizer, LinesAreRunsOfNewlinesAndOfTheRest) {
+  EXPECT_EQ(cut(PreTokenizer::lines, "a b\n\n\nc\r\n"), (Parts{"a b", "\n\n\n", "c\r", "\n"}));
+}
+
+/// The cuts that the tokenizers package makes (tests/golden/pretokens), for every name that is known.
+TEST(PreTokenizer, EveryNameCutsAsHuggingFacesTokenizersDo) {
+  const Json golden =
+      parse_json(read_text_file(RIDGE_SOURCE_DIR "/tests/golden/pretokens/cuts.json", 1 << 20).or_throw(), "cuts.json")
+          .or_throw();
+  const auto texts = golden["texts"].get<std::vector<std::string>>();
+  ASSERT_GT(texts.size(), 190u);
+  std::map<PreTokenizer, std::string> checked;
+  for (const auto& [name, pre] : pretokenizer_names()) {
+    if (!checked.try_emplace(pre, name).second) continue;  // another name of the same
+    ASSERT_EQ(golden[std::string(name)].size(), texts.size()) << name;
+    for (size_t i = 0; i < texts.size(); ++i) {
+      std::vector<size_t> lengths;
+      for (const std::string& part : cut(pre, texts[i])) lengths.push_back(part.size());
+      EXPECT_EQ(Json(lengths), golden[std::string(name)][i]) << name << ": " << Json(texts[i]);
+    }
+  }
+  EXPECT_EQ(checked.size() + 1, golden.size());
+}
+
+TEST(PreTokenizer, APatternOutsideOfTheKnownPartIsNotTaken) {
+  for (const char* pattern : {"(a|b)", "a$", "(?=a)", "\\p{Nd}", "a)"})
+    EXPECT_THROW(SplitRegex{pattern}, std::logic_error) << pattern;
 }
 
 }  // namespace

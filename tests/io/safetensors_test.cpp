@@ -131,7 +131,7 @@ const HostileImage kTensorCases[] = {
     tensor_case("NoShape", R"({"dtype":"F32","data_offsets":[0,8]})", "tensor 't' has no 'shape'"),
     tensor_case("NoOffsets", R"({"dtype":"F32","shape":[2]})", "tensor 't' has no 'data_offsets'"),
     tensor_case("DtypeUnknown", R"({"dtype":"F8_E4M3","shape":[8],"data_offsets":[0,8]})",
-                "tensor 't' has dtype 'F8_E4M3' (not supported; supported: F32, F16, BF16, I32, U8)"),
+                "tensor 't' has dtype 'F8_E4M3' (not supported; supported: F32, F16, BF16, I32, I64, U8)"),
     tensor_case("DtypeEmpty", R"({"dtype":"","shape":[8],"data_offsets":[0,8]})", "has dtype ''"),
     tensor_case("DtypeNumber", R"({"dtype":1,"shape":[8],"data_offsets":[0,8]})", "'dtype' that is number"),
     tensor_case("Scalar", R"({"dtype":"F32","shape":[],"data_offsets":[0,8]})", "has no dimensions (a scalar"),

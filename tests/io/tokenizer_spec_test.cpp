@@ -80,6 +80,35 @@ TEST(TokenizerSpecGguf, MissingFlagsFollowTheHabitOfTheKind) {
   EXPECT_FALSE(bare(llama).add_bos);
 }
 
+TEST(TokenizerSpecGguf, EveryNameOfAPreTokenizerIsRead) {
+  for (const auto& [name, pre] : pretokenizer_names()) {
+    Gguf gguf = gguf_of(tiny_bpe());
+    gguf.metadata["tokenizer.ggml.pre"] = std::string(name);
+    const auto spec = tokenizer_spec_from_gguf(gguf, "test.gguf").or_throw();
+    EXPECT_EQ(spec.pre, pre) << name;
+    EXPECT_EQ(tokenizer_spec_from_gguf(gguf_of(spec), "again.gguf").or_throw(), spec) << name;
+  }
+}
+
+TEST(TokenizerSpecGguf, Gemma4IsSpmByLinesWithWholeRunsOfNewlines) {
+  TokenizerSpec spec = tiny_spm();
+  spec.merges = {"l l", "h e", "he ll", "hell o"};
+  spec.pre = PreTokenizer::lines;
+  spec.add_space_prefix = false;
+  const int32_t two = add_token(spec, "\n\n", TokenType::normal, -50);
+  Gguf gguf = gguf_of(spec);
+  EXPECT_EQ(std::get<std::string>(gguf.metadata["tokenizer.ggml.model"]), "gemma4");
+  gguf.metadata.erase("tokenizer.ggml.add_space_prefix");
+  const auto read = tokenizer_spec_from_gguf(gguf, "test.gguf").or_throw();
+  EXPECT_EQ(read, spec);
+  const Tokenizer tokenizer = Tokenizer::make(read).or_throw();
+  const std::vector<int32_t> hello = tokenizer.encode("hello", false, false);
+  ASSERT_EQ(hello.size(), 1u);
+  const int32_t newline = 3 + '\n';
+  EXPECT_EQ(tokenizer.encode("hello\n\nhello", false, false), (std::vector<int32_t>{hello[0], two, hello[0]}));
+  EXPECT_EQ(tokenizer.encode("\n\n\n", false, false), (std::vector<int32_t>{newline, newline, newline}));
+}
+
 TEST(TokenizerSpecGguf, MinusOneMeansNoSuchToken) {
   Gguf gguf = gguf_of(tiny_spm());
   gguf.metadata["tokenizer.ggml.padding_token_id"] = uint64_t(4294967295);
@@ -110,7 +139,8 @@ TEST(TokenizerSpecGguf, RefusesWithAReason) {
       {[](auto& m) { m.erase("tokenizer.ggml.model"); }, "tokenizer.ggml.model"},
       {[](auto& m) { m["tokenizer.ggml.model"] = std::string("bert"); }, "known: gpt2 (byte-level BPE), llama (spm)"},
       {[](auto& m) { m["tokenizer.ggml.model"] = uint64_t(3); }, "tokenizer.ggml.model"},
-      {[](auto& m) { m["tokenizer.ggml.pre"] = std::string("tekken"); }, "known: gpt-2, llama-bpe, llama3"},
+      {[](auto& m) { m["tokenizer.ggml.pre"] = std::string("viking"); },
+       "known: gpt-2, phi-2, olmo, llama-bpe, llama3"},
       {[](auto& m) { m.erase("tokenizer.ggml.pre"); }, "tokenizer.ggml.pre"},
       {[](auto& m) { m.erase("tokenizer.ggml.tokens"); }, "tokenizer.ggml.tokens"},
       {[](auto& m) { m["tokenizer.ggml.tokens"] = std::vector<std::string>(); }, "no tokens"},
@@ -130,6 +160,25 @@ TEST(TokenizerSpecGguf, RefusesWithAReason) {
       {[](auto& m) { m["tokenizer.ggml.eos_token_id"] = int64_t(-7); }, "eos_token_id is -7"},
       {[](auto& m) { m["tokenizer.ggml.eos_token_id"] = uint64_t(1) << 63; }, "eos_token_id"},
       {[](auto& m) { m["tokenizer.ggml.add_bos_token"] = uint64_t(1); }, "add_bos_token"},
+      {[](auto& m) {
+         m["tokenizer.ggml.model"] = std::string("t5"), m["tokenizer.ggml.precompiled_charsmap"] = std::string("x");
+       },
+       "precompiled_charsmap"},
+      {[](auto& m) {
+         m["ridge.tokenizer.match_rule_ids"] = std::vector<int64_t>{1, 2};
+         m["ridge.tokenizer.match_rules"] = std::vector<int64_t>{1};
+       },
+       "match_rules has 1 entries, expected 2"},
+      {[](auto& m) {
+         m["ridge.tokenizer.match_rule_ids"] = std::vector<int64_t>{270};
+         m["ridge.tokenizer.match_rules"] = std::vector<int64_t>{1};
+       },
+       "expected ids below 270"},
+      {[](auto& m) {
+         m["ridge.tokenizer.match_rule_ids"] = std::vector<int64_t>{1};
+         m["ridge.tokenizer.match_rules"] = std::vector<int64_t>{16};
+       },
+       "expected 0 to 15"},
   };
   ASSERT_EQ(tiny_bpe().pieces.size(), 270u);
   for (const Case& bad : cases) {
@@ -177,11 +226,11 @@ Json bpe_json(PreTokenizer pre = PreTokenizer::gpt2) {
   json["pre_tokenizer"] = bytes;
   if (pre == PreTokenizer::gpt2) return json;
   bytes["use_regex"] = false;
-  const Json split = {{"type", "Split"},
-                      {"pattern", {{"Regex", pretokenizer_pattern(pre)}}},
-                      {"behavior", "Isolated"},
-                      {"invert", false}};
-  json["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {split, bytes}}};
+  Json steps = Json::array();
+  for (const std::string_view regex : pretokenizer_stages(pre))
+    steps.push_back({{"type", "Split"}, {"pattern", {{"Regex", regex}}}, {"behavior", "Isolated"}, {"invert", false}});
+  steps.push_back(bytes);
+  json["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", steps}};
   return json;
 }
 
@@ -211,7 +260,7 @@ Result<TokenizerSpec> from_hf(const Json& tokenizer, const Json& config = Json()
 }
 
 TEST(TokenizerSpecHf, TheSplitPatternDecidesThePreTokenizer) {
-  for (const PreTokenizer pre : {PreTokenizer::gpt2, PreTokenizer::llama_bpe, PreTokenizer::qwen2}) {
+  for (const auto& [name, pre] : pretokenizer_names()) {
     const auto spec = from_hf(bpe_json(pre)).or_throw();
     EXPECT_EQ(spec.pre, pre);
     EXPECT_EQ(spec.model, TokenizerModel::bpe);
@@ -222,7 +271,7 @@ TEST(TokenizerSpecHf, TheSplitPatternDecidesThePreTokenizer) {
     EXPECT_FALSE(spec.add_bos || spec.add_eos || spec.nfc);
   }
   Json split_gpt2 = bpe_json(PreTokenizer::qwen2);
-  split_gpt2["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = pretokenizer_pattern(PreTokenizer::gpt2);
+  split_gpt2["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = pretokenizer_stages(PreTokenizer::gpt2)[0];
   EXPECT_EQ(from_hf(split_gpt2).or_throw().pre, PreTokenizer::gpt2);
 }
 
@@ -288,7 +337,7 @@ TEST(TokenizerSpecHf, RefusesWhatWouldChangeIds) {
   };
   const Case cases[] = {
       {[](auto& j) { j = 3; }, "'model' is missing"},
-      {[](auto& j) { j["model"]["type"] = "Unigram"; }, "expected BPE"},
+      {[](auto& j) { j["model"]["type"] = "WordPiece"; }, "expected BPE or Unigram"},
       {[](auto& j) { j["model"]["dropout"] = 0.1; }, "dropout"},
       {[](auto& j) { j["model"]["continuing_subword_prefix"] = "##"; }, "continuing_subword_prefix"},
       {[](auto& j) { j["model"]["end_of_word_suffix"] = "</w>"; }, "end_of_word_suffix"},
@@ -301,7 +350,33 @@ TEST(TokenizerSpecHf, RefusesWhatWouldChangeIds) {
       {[](auto& j) { j["model"]["vocab"]["twin"] = 5; }, "id 5 belongs to the tokens"},
       {[](auto& j) { j["added_tokens"][0]["content"] = "hello"; }, "'hello' has the ids"},
       {[](auto& j) { j["added_tokens"][0]["content"] = ""; }, "has no content"},
-      {[](auto& j) { j["added_tokens"][0]["rstrip"] = true; }, "rstrip"},
+      {[](auto& j) {
+         j["added_tokens"].push_back({{"id", 5000}, {"content", "<n>"}, {"normalized", true}});
+       },
+       "after normalisation", true},
+      {[](auto& j) { j["model"]["type"] = "Unigram"; }, "do not become U+2581"},
+      {[](auto& j) { j["model"]["type"] = "Unigram"; }, "not an array", true},
+      {[](auto& j) {
+         j["model"]["type"] = "Unigram", j["model"]["vocab"] = {{"a", 1}, {"b"}};
+       },
+       "expected [piece, score]", true},
+      {[](auto& j) {
+         j["model"]["type"] = "Unigram", j["model"]["vocab"] = Json::parse(R"([["a", 1], ["b", 2]])"),
+         j["model"]["unk_id"] = 2;
+       },
+       "expected an id below 2", true},
+      {[](auto& j) {
+         j["pre_tokenizer"] = {{"type", "Metaspace"}, {"replacement", "_"}};
+       },
+       "expected U+2581"},
+      {[](auto& j) {
+         j["pre_tokenizer"] = {{"type", "Metaspace"}, {"replacement", kSpmSpace}, {"prepend_scheme", "often"}};
+       },
+       "expected always, first or never"},
+      {[](auto& j) {
+         j["normalizer"] = {{"type", "Precompiled"}, {"precompiled_charsmap", "AAAA"}};
+       },
+       "Precompiled"},
       {[](auto& j) { j["added_tokens"] = 1; }, "added_tokens is not an array"},
       {[](auto& j) { j["model"]["merges"] = nullptr; }, "model.merges"},
       {[](auto& j) { j["model"]["merges"][0] = 7; }, "merge 0 is '7'"},
@@ -356,8 +431,30 @@ TEST(TokenizerSpecHf, AnUnknownPatternListsTheKnownOnes) {
   json["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "\\w+";
   const std::string message = from_hf(json).error().message;
   EXPECT_THAT(message, HasSubstr("\\w+"));
-  for (const PreTokenizer pre : {PreTokenizer::gpt2, PreTokenizer::llama_bpe, PreTokenizer::qwen2})
-    EXPECT_THAT(message, HasSubstr(std::string(pretokenizer_pattern(pre))));
+  for (const auto& [name, pre] : pretokenizer_names()) EXPECT_THAT(message, HasSubstr(std::string(name)));
+}
+
+TEST(TokenizerSpecHf, DigitsAreASplitToo) {
+  Json json = bpe_json();
+  const Json digits = {{"type", "Digits"}, {"individual_digits", true}};
+  json["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {digits, json["pre_tokenizer"]}}};
+  EXPECT_EQ(from_hf(json).or_throw().pre, PreTokenizer::smollm);
+  json["pre_tokenizer"]["pretokenizers"][0]["individual_digits"] = false;
+  EXPECT_THAT(from_hf(json).error().message, HasSubstr("\\p{N}+"));
+}
+
+TEST(TokenizerSpecHf, LineEndsInPatternsMayBeEscapedOrNot) {
+  Json json = bpe_json(PreTokenizer::llama_bpe);
+  Json& pattern = json["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"];
+  pattern = replace_all(pattern.get<std::string>(), "\\r\\n", "\r\n");
+  EXPECT_EQ(from_hf(json).or_throw().pre, PreTokenizer::llama_bpe);
+}
+
+TEST(TokenizerSpecHf, GemmasIdleSplitIsTaken) {
+  Json json = spm_json();
+  json["pre_tokenizer"] = {
+      {"type", "Split"}, {"pattern", {{"String", " "}}}, {"behavior", "MergedWithPrevious"}, {"invert", false}};
+  EXPECT_EQ(from_hf(json).or_throw(), from_hf(spm_json()).or_throw());
 }
 
 // --- real files ---

@@ -70,9 +70,8 @@ class Checkpoint {
       specs.push_back(tensor.first);
       bytes.push_back(&tensor.second);
     }
-    io::write_safetensors(directory / "model.safetensors", specs, [&](size_t i, std::vector<std::byte>& out) -> Status {
-      out = *bytes[i];
-      return {};
+    io::write_safetensors(directory / "model.safetensors", specs, [&](size_t i, const io::SafetensorsSink& sink) {
+      return sink(*bytes[i]);
     }).or_throw();
     return directory.path().native();
   }

@@ -101,7 +101,8 @@ TEST(Load, AbsurdMetadataIsRefusedByName) {
       {"llama.embedding_length", uint64_t(65), "do not fit the configuration"},
       {"llama.feed_forward_length", uint64_t(173), "blk.0.ffn_gate.weight is [172, 64], expected [173, 64]"},
       {"general.architecture", std::string("mamba"),
-       "architecture 'mamba' is not supported (there are: llama, mistral, qwen2, qwen3, qwen2moe, qwen3moe, gpt-oss, granite, "
+       "architecture 'mamba' is not supported (there are: llama, mistral, qwen2, qwen3, qwen2moe, qwen3moe, gpt-oss, "
+       "granite, "
        "phi3, olmo2, gemma3, bitnet-b1.58, bitnet-25, bitnet)"},
       {"general.architecture", uint64_t(3), "general.architecture"},
   };
@@ -205,8 +206,7 @@ TEST(Config, HfFieldsAreReadAndChecked) {
       {{"\"use_sliding_window\":false", "\"use_sliding_window\":true"}, "use_sliding_window"},
       {{"\"use_sliding_window\":false", "\"hidden_act\":\"gelu\""}, "hidden_act 'gelu'"},
       {{"\"use_sliding_window\":false", "\"rope_scaling\":{\"rope_type\":\"dynamic\"}"}, "'dynamic' is not supported"},
-      {{"\"use_sliding_window\":false", "\"rope_scaling\":{\"rope_type\":\"longrope\"}"},
-       "short_factor is not a list"},
+      {{"\"use_sliding_window\":false", "\"rope_scaling\":{\"rope_type\":\"longrope\"}"}, "short_factor is not a list"},
       {{"\"use_sliding_window\":false",
         "\"rope_scaling\":{\"rope_type\":\"longrope\",\"short_factor\":[1,-1],\"long_factor\":[1]}"},
        "short_factor holds -1"},
@@ -226,14 +226,16 @@ TEST(Config, HfFieldsAreReadAndChecked) {
 
 TEST(Config, LayersThatSlideHaveAPeriod) {
   const auto gemma = [](std::string_view more) {
-    return config_from_hf(R"({"model_type":"gemma3_text","hidden_size":64,"num_hidden_layers":4,"num_attention_heads":4,)"
-                          R"("num_key_value_heads":2,"head_dim":16,"intermediate_size":96,"vocab_size":512,)"
-                          R"("max_position_embeddings":2048,"sliding_window":16)" +
-                              std::string(more) + "}",
-                          "config.json");
+    return config_from_hf(
+        R"({"model_type":"gemma3_text","hidden_size":64,"num_hidden_layers":4,"num_attention_heads":4,)"
+        R"("num_key_value_heads":2,"head_dim":16,"intermediate_size":96,"vocab_size":512,)"
+        R"("max_position_embeddings":2048,"sliding_window":16)" +
+            std::string(more) + "}",
+        "config.json");
   };
   EXPECT_EQ(gemma("").or_throw().window_period, 6);
-  const char* const kPattern = R"(,"layer_types":["sliding_attention","full_attention","sliding_attention","full_attention"])";
+  const char* const kPattern =
+      R"(,"layer_types":["sliding_attention","full_attention","sliding_attention","full_attention"])";
   EXPECT_EQ(gemma(kPattern).or_throw().window_period, 2);
   const char* const kAll =
       R"(,"layer_types":["sliding_attention","sliding_attention","sliding_attention","sliding_attention"])";
@@ -304,7 +306,8 @@ TEST(Config, MistralIsALlamaWithAWindowOrNone) {
     EXPECT_EQ(windowed.arch, "llama");
     EXPECT_TRUE(windowed.slides(0) && windowed.slides(2));
   }
-  const Result<Config> negative = config_from_hf(mistral(R"(,"model_type":"mistral","sliding_window":-1)"), "config.json");
+  const Result<Config> negative =
+      config_from_hf(mistral(R"(,"model_type":"mistral","sliding_window":-1)"), "config.json");
   ASSERT_FALSE(negative);
   EXPECT_NE(negative.error().message.find("sliding_window is -1"), std::string::npos) << negative.error().message;
   // Where use_sliding_window decides, the number alone is no window.
@@ -322,7 +325,7 @@ Variant renamed(const std::string& arch) {
   return variant;
 }
 
-TEST(Load, MistralWithoutAWindowIsALlama) {
+TEST(Load, MistralIsALlamaWithAWindowOrNone) {
   const Variant mistral = renamed("mistral");
   EXPECT_EQ(mistral.load(), "");
   io::Gguf gguf;
@@ -337,7 +340,11 @@ TEST(Load, MistralWithoutAWindowIsALlama) {
   for (const std::string arch : {"mistral", "llama"}) {
     Variant windowed = renamed(arch);
     windowed.metadata[arch + ".attention.sliding_window"] = uint64_t(4096);
-    EXPECT_NE(windowed.load().find(arch + ".attention.sliding_window 4096 is not supported"), std::string::npos);
+    EXPECT_EQ(windowed.load(), "");
+    gguf.metadata = windowed.metadata;
+    const Config sliding = config_from_gguf(gguf, "f").or_throw();
+    EXPECT_TRUE(sliding.slides(0) && sliding.slides(4)) << arch;
+    EXPECT_EQ(config_metadata(sliding).at("llama.attention.sliding_window"), io::GgufValue(uint64_t(4096)));
   }
 }
 

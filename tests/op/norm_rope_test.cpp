@@ -168,7 +168,8 @@ double glu_error(void (*glu)(CpuContext&, View2<float>, View2<const float>), dou
   CpuContext context(2);
   std::vector<float> gate, up;
   for (int i = -300; i <= 300; ++i)
-    for (const float u : {-30.0f, -7.5f, -1.0f, 0.0f, 0.3f, 6.9f, 8.0f}) gate.push_back(0.1f * float(i)), up.push_back(u);
+    for (const float u : {-30.0f, -7.5f, -1.0f, 0.0f, 0.3f, 6.9f, 8.0f})
+      gate.push_back(0.1f * float(i)), up.push_back(u);
   const std::vector<float> from = gate;
   const int64_t n = ssize(gate);
   glu(context, View2<float>(gate.data(), 7, n / 7), View2<const float>(up.data(), 7, n / 7));

@@ -22,17 +22,17 @@ struct Arch {
   bool bitnet = false;                       ///< sub-norms and ternary projections
   bool windowed = false;  ///< a number in config.json's sliding_window is a window, whatever use_sliding_window says
   NormPlace norms = NormPlace::before;
-  bool qk_norm_whole = false;    ///< with qk_norm: Config::qk_norm_whole
-  bool fused = false;            ///< q, k and v are one matrix, gate and up another, rows in this order
-  bool multipliers = false;      ///< config.json has Granite's four
-  bool norms_plus_one = false;   ///< a norm of a Hugging Face file multiplies by 1 + w
-  bool embedding_root = false;   ///< embedded tokens are multiplied by sqrt(d_model)
+  bool qk_norm_whole = false;               ///< with qk_norm: Config::qk_norm_whole
+  bool fused = false;                       ///< q, k and v are one matrix, gate and up another, rows in this order
+  bool multipliers = false;                 ///< config.json has Granite's four
+  bool norms_plus_one = false;              ///< a norm of a Hugging Face file multiplies by 1 + w
+  bool embedding_root = false;              ///< embedded tokens are multiplied by sqrt(d_model)
   bool ffn_norm_is_post_attention = false;  ///< so a GGUF file calls the norm in front of the feed-forward
   bool gpt_oss = false;  ///< biases of o, router and experts, sink logits, and experts of several in one tensor
-  bool experts = false;          ///< feed-forwards are experts where the file has some
+  bool experts = false;  ///< feed-forwards are experts where the file has some
   bool experts_renormalised = false;  ///< Config::experts_renormalised where the file does not say
-  int window_period = 0;         ///< Config::window_period where the file does not say
-  float window_rope_theta = 0;   ///< likewise
+  int window_period = 0;              ///< Config::window_period where the file does not say
+  float window_rope_theta = 0;        ///< likewise
 };
 
 /// The rows, in model/arch/list.cpp.

@@ -108,8 +108,8 @@ Result<Config> config_from_gguf(const io::Gguf& gguf, std::string_view where) {
   if (value_length != c.head_dim)
     return bad_file("{}: {}.attention.value_length {} differs from key_length {} (not supported)", where, arch_name,
                     value_length, c.head_dim);
-  for (const char* key : {"attn_logit_softcapping", "final_logit_softcapping", "attention.clamp_kqv",
-                          "attention.max_alibi_bias"}) {
+  for (const char* key :
+       {"attn_logit_softcapping", "final_logit_softcapping", "attention.clamp_kqv", "attention.max_alibi_bias"}) {
     RIDGE_TRY(const float value, keys.number_or(key, 0.0f));
     if (value != 0) return bad_file("{}: {}.{} is {} (not supported)", where, arch_name, key, value);
   }
@@ -177,7 +177,8 @@ std::map<std::string, io::GgufValue, std::less<>> config_metadata(const Config& 
   set("rope.dimension_count", uint64_t(c.rope_dim));
   set("rope.freq_base", double(c.rope_theta));
   set("vocab_size", uint64_t(c.vocab_size));
-  if (c.activation != Activation::silu && c.activation != arch_of(c).activation) set("hidden_activation", std::string(activation_name(c.activation)));
+  if (c.activation != Activation::silu && c.activation != arch_of(c).activation)
+    set("hidden_activation", std::string(activation_name(c.activation)));
   if (c.n_experts > 0) {
     set("expert_count", uint64_t(c.n_experts));
     set("expert_used_count", uint64_t(c.n_experts_used));

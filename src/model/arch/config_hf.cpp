@@ -72,8 +72,8 @@ Result<RopeScaling> rope_scaling(const Fields& f, int n_ctx_train, int original_
   else if (type == "llama3") s.kind = RopeScaling::Kind::llama3;
   else if (type == "longrope" || type == "su") s.kind = RopeScaling::Kind::longrope;
   else
-    return bad_file("{}: rope_scaling type '{}' is not supported (there are: default, linear, yarn, llama3, longrope)", where,
-                    type);
+    return bad_file("{}: rope_scaling type '{}' is not supported (there are: default, linear, yarn, llama3, longrope)",
+                    where, type);
   RIDGE_TRY(s.factor, f.number_or("factor", 1.0f));
   RIDGE_TRY(s.original_context, f.integer_or("original_max_position_embeddings", original_context));
   RIDGE_TRY(s.attention_factor, f.number_or("attention_factor", 0.0f));
@@ -123,8 +123,8 @@ Status use_layer_types(const Fields& f, Config& c, std::string_view where) {
   if (full == 0) c.window = 0;
   for (int i = 0; i < c.n_layers; ++i)
     if (types[size_t(i)] != (c.slides(i) ? "sliding_attention" : "full_attention"))
-      return bad_file("{}: layer_types has {} at layer {} (supported: a period of sliding layers, the last one full)", where,
-                      types[size_t(i)].dump(), i);
+      return bad_file("{}: layer_types has {} at layer {} (supported: a period of sliding layers, the last one full)",
+                      where, types[size_t(i)].dump(), i);
   return {};
 }
 

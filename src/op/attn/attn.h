@@ -16,8 +16,8 @@ namespace ridge {
 /// Queries of one layer: row r of a span stands at position n_past + r and sees its own and all earlier positions, which
 /// the caches hold already (kv_append).
 struct Attention {
-  int n_heads = 0;  ///< query heads; a multiple of the kv heads
-  float scale = 0;  ///< on the scores, usually 1 / sqrt(head_dim)
+  int n_heads = 0;                     ///< query heads; a multiple of the kv heads
+  float scale = 0;                     ///< on the scores, usually 1 / sqrt(head_dim)
   const float* sink_logits = nullptr;  ///< [n_heads]: the score of a key without a value, of every head; null: none
   KvTiles k, v;
   std::span<const KvSpan> spans;  ///< no more rows each than most_rows_at_once()

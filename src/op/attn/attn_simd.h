@@ -35,7 +35,7 @@ struct Block {
   const Attention* of;
 
   int n_keys(int i) const { return span->n_past + first + i + 1; }  // up to query i of the block
-  int first_key(int i) const { return of->first_key(n_keys(i)); }  // that query i sees
+  int first_key(int i) const { return of->first_key(n_keys(i)); }   // that query i sees
   int n_keys() const { return n_keys(count - 1); }
 };
 
@@ -214,8 +214,11 @@ inline void for_each_float_tile(const SideOfBlock& side, int base, int split_beg
     const KvFormat& f16 = sink_format();
     decode(decode_rows(f16, dim), f16, {}, side.tiles.sink_row(side.span.slot, side.kv_head, 0), 2 * int64_t(dim),
            count);
-    body([&](int i) { return Live{side.block.first_key(i), std::min(count, side.block.n_keys(i))}; }, -split_begin, rows,
-         count);
+    body(
+        [&](int i) {
+          return Live{side.block.first_key(i), std::min(count, side.block.n_keys(i))};
+        },
+        -split_begin, rows, count);
   }
   for (const Source source : {kCoded, kRecent}) {
     const Live any = side.live(source, base);

@@ -18,7 +18,8 @@ void attention_ref(CpuContext& context, const Attention& a) {
   const int dim = a.k.head_dim;
   context.pool.for_each(int64_t(queries.size()) * a.n_heads, [&](int64_t item, int) {
     const auto [span, i] = queries[size_t(item / a.n_heads)];
-    const int head = int(item % a.n_heads), kv_head = head / a.group(), n = span->n_past + i + 1, first = a.first_key(n);
+    const int head = int(item % a.n_heads), kv_head = head / a.group(), n = span->n_past + i + 1,
+              first = a.first_key(n);
     const float* const from = &a.q(span->first_row + i, int64_t(head) * dim);
     std::vector<float> q(from, from + dim), row(q);
     a.k.rotation.forward(q.data());

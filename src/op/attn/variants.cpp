@@ -53,8 +53,7 @@ Work attention_work(const Attention& a) {
     int64_t pairs = 0;  // query, key it may see
     for (int n = span.n_past + 1; n <= span.n_keys(); ++n) pairs += n - a.first_key(n);
     const auto read = [&](const KvTiles& t) { return kv_read_bytes(t, span.n_keys(), span.n_rows); };
-    work += {4 * values + read(a.k) + read(a.v), 4 * values,
-             4 * a.n_heads * int64_t(a.k.head_dim) * pairs};
+    work += {4 * values + read(a.k) + read(a.v), 4 * values, 4 * a.n_heads * int64_t(a.k.head_dim) * pairs};
   }
   return work;
 }

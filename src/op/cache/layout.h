@@ -28,7 +28,7 @@ struct KvLayerConfig {
   int n_kv_heads = 0;
   int head_dim = 0;
   int attention_window = 0;  ///< as KvTiles has it
-  int layer = -1;  ///< of the model, whose rotation both sides take; -1: its place in the list of layers
+  int layer = -1;            ///< of the model, whose rotation both sides take; -1: its place in the list of layers
 
   const KvSideConfig& side(bool is_k) const { return is_k ? k : v; }
 };

@@ -55,8 +55,8 @@ struct KvTiles {
   KvRetention retention;
   int n_sinks = 0;
   int attention_window = 0;  ///< > 0: a query sees the newest so many positions only, its own among them
-  int ring_tiles = 0;     ///< 0: no row is kept exact but the sinks
-  int64_t row_bytes = 0;  ///< of a coded row
+  int ring_tiles = 0;        ///< 0: no row is kept exact but the sinks
+  int64_t row_bytes = 0;     ///< of a coded row
   int64_t recent_row_bytes = 0;
   int64_t tile_bytes = 0;  ///< of a coded tile
   int64_t ring_tile_bytes = 0;
@@ -74,7 +74,9 @@ struct KvTiles {
   unsigned long long* saturated = nullptr;  ///< values clamped while coding
 
   /// The first position that a query sees when the cache holds n positions up to its own.
-  RIDGE_HD int first_seen(int n) const { return attention_window > 0 && n > attention_window ? n - attention_window : 0; }
+  RIDGE_HD int first_seen(int n) const {
+    return attention_window > 0 && n > attention_window ? n - attention_window : 0;
+  }
   RIDGE_HD int64_t page_bytes() const { return int64_t(n_kv_heads) * kPageTiles * tile_bytes; }
   /// Coded tile t of a kv head; `page` is number t / kPageTiles of the sequence's list.
   RIDGE_HD std::byte* coded_tile(int page, int head, int t) const {
