@@ -24,7 +24,7 @@ struct RopeScaling {
 };
 
 /// What the feed-forward's gate goes through: silu(gate) * up, max(gate, 0)^2 * up, gelu(gate) * up (tanh form),
-/// or what gpt-oss makes of both (op/norm_rope.h: clamped_swiglu).
+/// or what gpt-oss makes of both (clamped_swiglu).
 enum class Activation : uint8_t { silu, relu2, gelu_tanh, clamped_swiglu };
 
 /// Where a block has its RMSNorms: x += block(norm(x)), x += norm(block(x)), or both.

@@ -1,5 +1,5 @@
-// Tiny random models of many architectures against logits that other implementations computed (the reference data's
-// parity/models/README.md): Hugging Face directories and their GGUF twins, prompts and single tokens.
+// Tiny random models of many architectures against logits that other implementations computed (see the README of the
+// reference data's models): Hugging Face directories and their GGUF twins, prompts and single tokens.
 #include <gtest/gtest.h>
 
 #include "cases/golden_logits.h"
