@@ -29,7 +29,7 @@ SHARED = "// What is shared.\n#pragma once\n"
 KV = '// KV k1: bytes.\n#pragma once\nstruct K1 { kName = "k1"; };\n'
 FACTS = {
     "weights": [{"name": "w1", "bits_per_weight": 8.0, "group": 1, "block_bytes": 1, "tail_bytes": 0, "gguf_type": None,
-                 "safetensors_dtype": None, "checked": False}],
+                 "safetensors_dtype": None, "written": True, "checked": False}],
     "kv": [{"name": "k1", "group": 1, "row_bytes": {"128": 130}, "scales": ["absmax"], "scale_per_head": False, "can_weigh": False,
             "policy": {"rotation": "none", "centre": False, "window": 32, "recent": "f16", "sinks": 4, "scale": "absmax", "rounding": "nearest"},
             "shapes": [{"shape": "s", "n_layers": 2, "n_kv_heads": 3, "head_dim": 128, "bytes_per_token": 1560, "fixed_bytes": 7}]}],
@@ -46,7 +46,7 @@ def pages(facts=FACTS, **files):
 class FormatDocs(unittest.TestCase):
     def test_a_page_holds_the_comment_the_block_the_facts_and_what_is_shared(self):
         page = pages()["weights.md"]
-        self.assertIn("| `w1` | 8 | 1 | 1 | - | - | no | 0 |", page)
+        self.assertIn("| `w1` | 8 | 1 | 1 | - | - | yes | no | 0 |", page)
         self.assertIn("value = q \\* 2:\n\n```text\nbits 0..7  q\n```\n\nSource: here.", page)
         self.assertIn("```cpp\nstruct Block {\n  uint8_t q[1];\n};\n```", page)
         self.assertIn("## both.h\n\nWhat is shared.", page)
