@@ -35,6 +35,7 @@ struct ModelInfo {
   std::string arch;           ///< llama, qwen2, qwen3, bitnet-b1.58 ...
   std::string weight_format;  ///< format of most weights of the matrices, e.g. "q4_0"
   int n_layers = 0, n_heads = 0, n_kv_heads = 0, head_dim = 0, d_model = 0, d_ff = 0, vocab_size = 0, n_ctx_train = 0;
+  int n_cached_sides = 2;  ///< rows of a token and kv head: K and V; 1 where one row is both
   bool tied_output = false;
   int64_t n_params = 0;
   int64_t weight_bytes = 0;         ///< all weight tensors as stored

@@ -86,7 +86,9 @@ lab::Row kv_shape_row(const KvFormat& format, std::string_view shape) {
   int64_t per_token = 0, fixed = 0;
   for (const bool is_k : {true, false}) {
     const KvSideConfig side = default_kv_side(format, is_k, config.qkv_bias);
-    const KvLayout layout({side, side, config.n_kv_heads, config.head_dim}, is_k, false);
+    KvLayerConfig of{side, side, config.n_kv_heads, config.head_dim};
+    of.v_is_k = config.kv_rank > 0;
+    const KvLayout layout(of, is_k, false);
     per_token += config.n_layers * layout.bytes_per_token();
     fixed += config.n_layers * layout.slot_bytes();
   }
@@ -177,8 +179,9 @@ lab::Row model_row(const Model& model) {
     const auto name = std::string(format.name);
     // A format whose group does not divide the heads has no cost here.
     row["kv_bytes_per_token"][name] =
-        m.head_dim % format.group == 0 ? lab::Row(2 * int64_t(m.n_layers) * m.n_kv_heads * format.row_bytes(m.head_dim))
-                                       : lab::Row(nullptr);
+        m.head_dim % format.group == 0
+            ? lab::Row(int64_t(m.n_cached_sides) * m.n_layers * m.n_kv_heads * format.row_bytes(m.head_dim))
+            : lab::Row(nullptr);
   }
   return row;
 }

@@ -83,6 +83,8 @@ class CpuBackend final : public Backend {
   }
   void embed(std::span<const int32_t> tokens, View2<float> x);
   void attend(int layer, const Rows& rows, HostKvMemory& memory);
+  void attend_rows(int layer, const Rows& rows, HostKvMemory& memory, View2<float> v);
+  void attend_latent(int layer, const Rows& rows, HostKvMemory& memory);
   void feed_forward(int layer, const Rows& rows);
   void experts(int layer, const Rows& rows);
   void activate(Activation activation, View2<float> gate, View2<const float> up);
@@ -92,6 +94,7 @@ class CpuBackend final : public Backend {
   const ModelPlan& plan_;
   const Weights& weights_;
   AlignedBuffer x_, h_, q_, attn_, k_, v_, gate_, up_;  // grow with the largest step
+  AlignedBuffer latent_q_, latent_v_;
   AlignedBuffer scores_, expert_x_, expert_y_, expert_sum_;
   std::vector<Route> routes_;
   // Of the step that runs: angles of each rope, and the new tokens in parts that append and attention take.
@@ -134,6 +137,25 @@ void CpuBackend::norm_heads(View2<float> x, const std::vector<float>& weight) {
   rms_norm(context_, heads, weight.data(), plan_.norm_eps, heads);
 }
 
+/// rows.attn = what queries rows.q make of the caches, grown by rows.k and v.
+void CpuBackend::attend_rows(int layer, const Rows& rows, HostKvMemory& memory, View2<float> v) {
+  const LayerPlan& plan = plan_.layers[size_t(layer)];
+  const AttentionPlan& a = plan.attention;
+  const bool v_is_k = plan.mixer == MixerKind::latent;
+  if (on_attention_) on_attention_(layer, rows.q, rows.k, v);
+  for (const std::vector<KvSpan>& spans : parts_) {
+    kv_append(context_, memory.tiles(layer, true), memory.tiles(layer, false), spans, rows.k, v);
+    attention(context_, {.n_heads = a.n_heads,
+                         .scale = a.scale,
+                         .sink_logits = a.sink_logits ? weights_.layers[size_t(layer)].sink_logits.data() : nullptr,
+                         .k = memory.tiles(layer, true),
+                         .v = memory.tiles(layer, v_is_k),
+                         .spans = spans,
+                         .q = rows.q,
+                         .out = rows.attn});
+  }
+}
+
 /// rows.h = attention of rows.h, the sequences' caches grown.
 void CpuBackend::attend(int layer, const Rows& rows, HostKvMemory& memory) {
   const AttentionPlan& a = plan_.layers[size_t(layer)].attention;
@@ -153,21 +175,48 @@ void CpuBackend::attend(int layer, const Rows& rows, HostKvMemory& memory) {
   const RopeAngles& angles = angles_[size_t(plan_.rope_of(a, n_ctx_))];
   apply_rope(context_, angles, a.head_dim, rows.q);
   apply_rope(context_, angles, a.head_dim, rows.k);
-  if (on_attention_) on_attention_(layer, rows.q, rows.k, rows.v);
-  for (const std::vector<KvSpan>& spans : parts_) {
-    kv_append(context_, memory.tiles(layer, true), memory.tiles(layer, false), spans, rows.k, rows.v);
-    attention(context_, {.n_heads = a.n_heads,
-                         .scale = a.scale,
-                         .sink_logits = a.sink_logits ? w.sink_logits.data() : nullptr,
-                         .k = memory.tiles(layer, true),
-                         .v = memory.tiles(layer, false),
-                         .spans = spans,
-                         .q = rows.q,
-                         .out = rows.attn});
-  }
+  attend_rows(layer, rows, memory, rows.v);
   if (a.out_norm) rms_norm(context_, rows.attn, w.attn_sub_norm.data(), plan_.norm_eps, rows.attn);
   linear(context_, w.o, rows.attn, rows.h);
   if (a.o_bias) add_bias(context_, rows.h, w.o_bias.data());
+}
+
+/// rows.h = latent attention of rows.h, the sequences' caches grown. rows.k are the latent rows; heads of rows.q and
+/// rows.attn are as wide.
+void CpuBackend::attend_latent(int layer, const Rows& rows, HostKvMemory& memory) {
+  const AttentionPlan& a = plan_.layers[size_t(layer)].attention;
+  const LatentPlan& l = plan_.layers[size_t(layer)].latent;
+  const LayerWeights& w = weights_.layers[size_t(layer)];
+  const int64_t n = rows.h.rows, width = a.head_dim;
+  const View2<float> q = matrix(latent_q_, n, a.n_heads * int64_t(l.query_dim()));
+  const auto columns = [](View2<float> x, int64_t first, int64_t count) {
+    return View2<float>(x.data + first, x.rows, count, x.stride);
+  };
+  if (l.q_rank > 0) {
+    const View2<float> low = matrix(latent_v_, n, l.q_rank);
+    linear(context_, w.q_a, rows.h, low);
+    rms_norm(context_, low, w.q_a_norm.data(), plan_.norm_eps, low);
+    linear(context_, w.q_b, low, q);
+  } else {
+    linear(context_, w.q, rows.h, q);
+  }
+  linear(context_, w.kv_a, rows.h, rows.k);
+  const View2<float> latent = columns(rows.k, 0, l.rank);
+  rms_norm(context_, latent, w.kv_a_norm.data(), plan_.norm_eps, latent);
+  for (int64_t h = 0; h < a.n_heads; ++h) {
+    const int64_t from = h * l.query_dim(), to = h * width;
+    linear(context_, w.k_b[size_t(h)], columns(q, from, l.nope_dim), columns(rows.q, to, l.rank));
+    for (int64_t t = 0; t < n; ++t) std::copy_n(&q(t, from + l.nope_dim), l.rope_dim, &rows.q(t, to + l.rank));
+  }
+  const RopeAngles& angles = angles_[size_t(plan_.rope_of(a, n_ctx_))];
+  apply_rope(context_, angles, int(width), columns(rows.q, l.rank, rows.q.cols - l.rank));
+  apply_rope(context_, angles, int(width), columns(rows.k, l.rank, l.rope_dim));
+  attend_rows(layer, rows, memory, rows.k);
+  const View2<float> values = matrix(latent_v_, n, a.n_heads * int64_t(l.value_dim));
+  for (int64_t h = 0; h < a.n_heads; ++h)
+    linear(context_, w.v_b[size_t(h)], columns(rows.attn, h * width, l.rank),
+           columns(values, h * l.value_dim, l.value_dim));
+  linear(context_, w.o, values, rows.h);
 }
 
 /// gate = activation(gate) * up
@@ -202,8 +251,9 @@ void CpuBackend::experts(int layer, const Rows& rows) {
   const View2<float> scores = matrix(scores_, n, e.n_experts);
   linear(context_, w.router, rows.h, scores);
   if (e.biases) add_bias(context_, scores, w.router_bias.data());
-  routes_.resize(size_t(n * e.n_used));
-  choose_experts(context_, scores, e.n_used, e.renormalised, routes_);
+  const int n_used = e.rule.n_used;
+  routes_.resize(size_t(n * n_used));
+  choose_experts(context_, scores, e.rule, e.choice_bias ? w.choice_bias.data() : nullptr, routes_);
 
   const View2<float> sum = matrix(expert_sum_, n, plan_.d_model), taken = matrix(expert_x_, n, plan_.d_model),
                      given = matrix(expert_y_, n, plan_.d_model);
@@ -216,7 +266,7 @@ void CpuBackend::experts(int layer, const Rows& rows) {
     const auto m = ssize(of);
     const View2<float> x = taken.slice(0, m), y = given.slice(0, m), gate(rows.gate.data, m, e.d_ff),
                        up(rows.up.data, m, e.d_ff);
-    for (int64_t i = 0; i < m; ++i) std::ranges::copy(rows.h.row(of[size_t(i)] / e.n_used), x.row(i).begin());
+    for (int64_t i = 0; i < m; ++i) std::ranges::copy(rows.h.row(of[size_t(i)] / n_used), x.row(i).begin());
     const ExpertWeights& own = w.experts[expert];
     linear(context_, own.gate, x, gate);
     linear(context_, own.up, x, up);
@@ -229,13 +279,13 @@ void CpuBackend::experts(int layer, const Rows& rows) {
     if (e.biases) add_bias(context_, y, own.down_bias.data());
     for (int64_t i = 0; i < m; ++i) {
       const float weight = routes_[size_t(of[size_t(i)])].weight;
-      const std::span<float> to = sum.row(of[size_t(i)] / e.n_used);
+      const std::span<float> to = sum.row(of[size_t(i)] / n_used);
       for (size_t d = 0; d < to.size(); ++d) to[d] += weight * y(i, int64_t(d));
     }
   }
   if (e.shared) {
-    std::vector<float> shares;  // sigmoid(gate x)
-    for (int64_t t = 0; t < n; ++t) {
+    std::vector<float> shares(e.shared_gate ? 0 : size_t(n), 1.0f);  // sigmoid(gate x)
+    for (int64_t t = 0; e.shared_gate && t < n; ++t) {
       double dot = 0;
       for (int64_t d = 0; d < plan_.d_model; ++d) dot += double(rows.h(t, d)) * w.shared_gate[size_t(d)];
       shares.push_back(float(1 / (1 + std::exp(-dot))));
@@ -288,6 +338,7 @@ void CpuBackend::run(const Batch& batch, SequencePool& pool, Outputs& outputs) {
     before(layer, w.attn_norm);
     switch (layer.mixer) {
       case MixerKind::attention: attend(i, rows, memory); break;
+      case MixerKind::latent: attend_latent(i, rows, memory); break;
     }
     after(layer, w.attn_post_norm);
     if (on_block_) on_block_(i, Block::feed_forward, rows.x);
@@ -321,7 +372,7 @@ void CpuBackend::run(const Batch& batch, SequencePool& pool, Outputs& outputs) {
 
 int64_t CpuBackend::step_weight_bytes() const {
   int n_used = 0;
-  for (const LayerPlan& layer : plan_.layers) n_used = std::max(n_used, layer.experts.n_used);
+  for (const LayerPlan& layer : plan_.layers) n_used = std::max(n_used, layer.experts.rule.n_used);
   return decode_matrix_bytes(weights_, n_used);
 }
 
@@ -384,7 +435,7 @@ std::unique_ptr<Drawing> CpuBackend::start_drawing(std::span<const SeqId> seqs, 
 
 std::unique_ptr<Backend> make_cpu_backend(CpuContext& context, const ModelPlan& plan, const Weights& weights) {
   for (const LayerPlan& layer : plan.layers) {
-    if (layer.mixer != MixerKind::attention)
+    if (layer.mixer != MixerKind::attention && layer.mixer != MixerKind::latent)
       throw_error(ErrorKind::usage, "the CPU does not compute mixer {}", mixer_name(layer.mixer));
     if (layer.feed_forward != FeedForwardKind::dense && layer.feed_forward != FeedForwardKind::experts)
       throw_error(ErrorKind::usage, "the CPU does not compute feed-forward {}", feed_forward_name(layer.feed_forward));

@@ -32,6 +32,7 @@ ModelInfo describe(const std::string& path, LoadedModel& model, const CpuContext
                  .d_ff = c.d_ff,
                  .vocab_size = c.vocab_size,
                  .n_ctx_train = c.n_ctx_train,
+                 .n_cached_sides = c.kv_rank > 0 ? 1 : 2,
                  .tied_output = c.tied_output,
                  .n_params = model.weights.n_params,
                  .weight_bytes = model.weights.stored_bytes,
@@ -140,7 +141,9 @@ void Engine::turn_key(int layer, int n_ctx, int n_positions, float* row) {
   Rope rope = plan_.ropes[size_t(plan_.rope_of(a, n_ctx))];
   rope.magnitude = 1;  // the row has it already
   const int32_t position = n_positions;
-  apply_rope(context_, RopeAngles(context_, rope, {&position, 1}), a.head_dim, View2<float>(row, 1, a.head_dim));
+  const int first = plan_.layers[size_t(layer)].latent.rank;  // a latent row has values in front that RoPE leaves
+  apply_rope(context_, RopeAngles(context_, rope, {&position, 1}), a.head_dim,
+             View2<float>(row + first, 1, a.head_dim - first));
 }
 
 }  // namespace ridge

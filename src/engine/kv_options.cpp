@@ -26,7 +26,14 @@ KvSideConfig side_config(const KvSideOptions& options, std::string_view side, co
 
 KvLayerConfig layer_config(const KvSideOptions& k, const KvSideOptions& v, const LayerPlan& layer) {
   const AttentionPlan& a = layer.attention;
-  return {side_config(k, "K", a), side_config(v, "V", a), a.n_kv_heads, a.head_dim, a.window};
+  const bool latent = layer.mixer == MixerKind::latent;
+  KvLayerConfig config{side_config(k, "K", a), side_config(v, latent ? "K" : "V", a), a.n_kv_heads, a.head_dim,
+                       a.window};
+  config.v_is_k = latent;
+  if (const std::string differs = kv_side_difference(config.v, config.k); latent && !differs.empty())
+    throw_error(ErrorKind::usage, "latent rows are K and V in one: V cannot have {} (give both sides the same cache)",
+                differs);
+  return config;
 }
 
 }  // namespace
@@ -95,7 +102,7 @@ KvSideReport side_report(KvMemory& memory, bool is_k, int first, int last) {
     side.saturated += memory.saturated(i, is_k);
     values += int64_t(layout.tiles.n_kv_heads) * layout.tiles.head_dim;
   }
-  side.bits_per_value = 8.0 * double(side.bytes_per_token) / double(values);
+  if (values > 0) side.bits_per_value = 8.0 * double(side.bytes_per_token) / double(values);
   return side;
 }
 

@@ -161,6 +161,10 @@ uint64_t model_hash(const Config& c, const Weights& weights, int n_ctx) {
     const float window[] = {float(c.window), float(c.window_period), c.window_rope_theta};
     add(window, sizeof window);
   }
+  if (c.kv_rank > 0) {
+    const float latent[] = {float(c.kv_rank), float(c.nope_dim), c.rope_scaling.score_factor};
+    add(latent, sizeof latent);
+  }
   const bool is_long = !weights.long_rope_factors.empty() && n_ctx > c.rope_scaling.original_context;
   add_vector(is_long ? weights.long_rope_factors : weights.rope_factors);
   add_vector(weights.output_norm);

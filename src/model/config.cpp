@@ -103,6 +103,20 @@ Status check_config(const Config& c, std::string_view where) {
     RIDGE_TRY_STATUS(range("d_ff of an expert", c.d_ff_expert, 1, 1 << 20));
     RIDGE_TRY_STATUS(range("d_ff of the shared expert", c.d_ff_shared, 0, 1 << 20));
   }
+  if (c.n_expert_groups < 1 || c.n_experts % c.n_expert_groups != 0 || c.n_groups_used < 1 ||
+      c.n_groups_used > c.n_expert_groups ||
+      c.n_experts_used > int64_t(c.n_experts) / c.n_expert_groups * c.n_groups_used)
+    return bad_file("{}: {} of {} experts from {} of {} groups cannot be chosen", where, c.n_experts_used, c.n_experts,
+                    c.n_groups_used, c.n_expert_groups);
+  if (c.kv_rank > 0) {
+    RIDGE_TRY_STATUS(range("rank of the latent row", c.kv_rank, 1, 1024 - c.rope_dim));
+    RIDGE_TRY_STATUS(range("rank of the queries", c.q_rank, 0, 1 << 16));
+    RIDGE_TRY_STATUS(range("query values without RoPE", c.nope_dim, 1, 1024));
+    RIDGE_TRY_STATUS(range("value_dim", c.value_dim, 1, 1024));
+    if (c.head_dim != c.kv_rank + c.rope_dim || c.n_kv_heads != 1)
+      return bad_file("{}: {} kv heads of {} are not one latent row of {} + {}", where, c.n_kv_heads, c.head_dim,
+                      c.kv_rank, c.rope_dim);
+  }
   RIDGE_TRY_STATUS(range("sliding window", c.window, 0, 1 << 26));
   RIDGE_TRY_STATUS(range("sliding window's period", c.window_period, 0, 1024));
   if (c.window_rope_theta != 0 && !(c.window_rope_theta > 1 && c.window_rope_theta < 1e12f))
@@ -111,6 +125,7 @@ Status check_config(const Config& c, std::string_view where) {
   for (const auto& [name, value] : {std::pair("embedding scale", c.embedding_scale),
                                     {"residual scale", c.residual_scale},
                                     {"logit divisor", c.logit_divisor},
+                                    {"expert scale", c.expert_scale},
                                     {"attention scale", c.attention_scale == 0 ? 1 : c.attention_scale}})
     if (!(value > 0 && value < 1e6f))
       return bad_file("{}: {} is {}, expected above 0 and below 1e6", where, name, value);

@@ -15,6 +15,7 @@ struct RopeScaling {
   float factor = 1;
   int original_context = 0;    // yarn, llama3, longrope: the context before stretching
   float attention_factor = 0;  // yarn, longrope: on cos and sin; 0 of yarn means 1 + 0.1 ln(factor)
+  float score_factor = 0;      // yarn of latent attention: scores are multiplied by (1 + score_factor ln(factor))^2
   float beta_fast = 32;        // yarn: turns over the original context above which a pair is left alone
   bool truncate = true;        // yarn: the ends of the ramp are whole pairs
   float beta_slow = 1;         // yarn: turns below which a pair is fully stretched
@@ -56,16 +57,26 @@ struct Config {
   int window = 0;               // layers that slide see the newest so many positions; 0: none does
   int window_period = 0;        // layers period - 1, 2 period - 1, ... see everything; 0: all layers slide
   float window_rope_theta = 0;  // of the layers that slide, without scaling; 0: as the others
+  // Latent attention (deepseek2): kv_rank > 0. A token's row is kv_rank latent values and rope_dim values that RoPE turns;
+  // n_kv_heads is 1 and head_dim the width of the row, as attention in the latent space has them.
+  int kv_rank = 0;
+  int q_rank = 0;     // > 0: queries go through so many values with a norm; 0: one matrix
+  int nope_dim = 0;   // of a query head, in front of its rope_dim
+  int value_dim = 0;  // of a head's output
   // Experts: in place of the feed-forward of all layers but the dense ones. n_experts 0: none.
   int n_experts = 0, n_experts_used = 0;
   int d_ff_expert = 0;
   int d_ff_shared = 0;                // of the expert that every token takes; 0: none
   bool expert_biases = false;         // of the router and of every expert's matrices
   bool experts_renormalised = false;  // the weights of a token's experts add up to 1
-  std::vector<int> dense_layers;      // in rising order
-  float attention_scale = 0;          // on the scores; 0: 1 / sqrt(head_dim)
-  float embedding_scale = 1;          // on the embedded tokens
-  float residual_scale = 1;           // on what a block adds to the residual stream
+  bool sigmoid_router = false;  // scores go through a sigmoid and are chosen with a bias; the shared one has no gate
+  int n_expert_groups = 1;      // experts are chosen from the best n_groups_used of so many groups
+  int n_groups_used = 1;
+  float expert_scale = 1;         // on the weights of a token's experts
+  std::vector<int> dense_layers;  // in rising order
+  float attention_scale = 0;      // on the scores; 0: 1 / sqrt(head_dim)
+  float embedding_scale = 1;      // on the embedded tokens
+  float residual_scale = 1;       // on what a block adds to the residual stream
   float logit_divisor = 1;
   bool tied_output = false;  // logits use the embedding matrix
   Activation activation = Activation::silu;
@@ -74,6 +85,9 @@ struct Config {
 
   int q_dim() const { return n_heads * head_dim; }
   int kv_dim() const { return n_kv_heads * head_dim; }
+  /// Width of a head's query and of all heads' values, as their matrices have them.
+  int query_dim() const { return kv_rank > 0 ? nope_dim + rope_dim : head_dim; }
+  int value_width() const { return kv_rank > 0 ? n_heads * value_dim : q_dim(); }
   bool has_experts(int layer) const;
   bool slides(int layer) const {
     return window > 0 && (window_period == 0 || layer % window_period < window_period - 1);

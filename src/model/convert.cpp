@@ -200,18 +200,20 @@ Result<std::vector<Job>> hf_jobs(const io::HfDirectory& directory, const Config&
     push(name, layer, true);
     if (!jobs.empty()) jobs.back().offset = arch.norms_plus_one ? 1.0f : 0.0f;
   };
-  // One tensor of a matrix or a bias of all experts, as loading took them apart.
-  const auto push_experts = [&](const tensor_names::Name& name, int layer, Linear ExpertWeights::*matrix) {
-    const std::vector<ExpertWeights>& all = weights.layers[size_t(layer)].experts;
-    const Linear& first = all[0].*matrix;
+  // One tensor of a matrix or a bias of all experts or heads, as loading took them apart.
+  const auto push_stacked = [&](const tensor_names::Name& name, int layer, std::span<const Linear> all) {
     Job& job = jobs.emplace_back();
-    job.spec = {.name = fmt::format(fmt::runtime(name.gguf), layer), .shape = {ssize(all), first.n_out, first.n_in}};
-    for (const ExpertWeights& expert : all) {
-      const Linear& m = expert.*matrix;
+    job.spec = {.name = fmt::format(fmt::runtime(name.gguf), layer), .shape = {ssize(all), all[0].n_out, all[0].n_in}};
+    for (const Linear& m : all) {
       experts.push_back({job.spec.name, m.format, {m.n_out, m.n_in}, {m.rows, size_t(m.bytes())}});
       if (!job.source) job.source = &experts.back();
       else job.stacked.push_back(&experts.back());
     }
+  };
+  const auto push_experts = [&](const tensor_names::Name& name, int layer, Linear ExpertWeights::*matrix) {
+    std::vector<Linear> all;
+    for (const ExpertWeights& expert : weights.layers[size_t(layer)].experts) all.push_back(expert.*matrix);
+    push_stacked(name, layer, all);
   };
   const auto push_expert_biases = [&](const tensor_names::Name& name, int layer,
                                       std::vector<float> ExpertWeights::*bias) {
@@ -227,9 +229,19 @@ Result<std::vector<Job>> hf_jobs(const io::HfDirectory& directory, const Config&
   for (int i = 0; i < c.n_layers; ++i) {
     push_norm(n::kAttnNorm, i, c.norms != NormPlace::after);
     push(n::kQkv, i, arch.fused);
-    push(n::kQ, i, !arch.fused, c.n_heads);
-    push(n::kK, i, !arch.fused, c.n_kv_heads);
-    push(n::kV, i, !arch.fused);
+    if (c.kv_rank > 0) {
+      push(n::kQ, i, c.q_rank == 0);
+      for (const auto& name : {n::kQA, n::kQANorm, n::kQB}) push(name, i, c.q_rank > 0);
+      push(n::kKvA, i, true);
+      push(n::kKvANorm, i, true);
+      const LayerWeights& layer = weights.layers[size_t(i)];
+      push_stacked(n::kLatentK, i, layer.k_b);
+      push_stacked(n::kLatentV, i, layer.v_b);
+    } else {
+      push(n::kQ, i, !arch.fused, c.n_heads);
+      push(n::kK, i, !arch.fused, c.n_kv_heads);
+      push(n::kV, i, !arch.fused);
+    }
     if (c.qkv_bias && permute)
       return bad_file("{}: a {} model with attention biases cannot be written as GGUF (its readers do not expect them)",
                       where, c.arch);
@@ -259,11 +271,16 @@ Result<std::vector<Job>> hf_jobs(const io::HfDirectory& directory, const Config&
         push_expert_biases(n::kOssUpBias, i, &ExpertWeights::up_bias);
         push_expert_biases(n::kOssDownBias, i, &ExpertWeights::down_bias);
       }
-      for (const auto& name : {n::kSharedGate, n::kSharedUp, n::kSharedDown, n::kSharedExpertGate})
-        push(name, i, c.d_ff_shared > 0);
+      push(n::kChoiceBias, i, c.sigmoid_router);
+      if (c.d_ff_shared == 0) continue;
+      if (arch.latent)
+        for (const auto& name : {n::kSharedGates, n::kSharedUps, n::kSharedDowns}) push(name, i, true);
+      else
+        for (const auto& name : {n::kSharedGate, n::kSharedUp, n::kSharedDown, n::kSharedExpertGate})
+          push(name, i, true);
       continue;
     }
-    if (c.n_experts > 0)
+    if (c.n_experts > 0 && !arch.latent)
       return bad_file("{}: layer {} is dense among layers of experts, which GGUF files of {} cannot say", where, i,
                       c.arch);
     push(n::kGateUp, i, arch.fused);

@@ -34,16 +34,16 @@ void norm_form(std::span<const float> w, std::vector<double>& form) {
     for (size_t j = 0; j < dim; ++j) form[i * dim + j] *= factor * w[i] * w[j];
 }
 
-/// Every row of form [dim, dim] turned as a head at `position`.
-void turn_rows(const Rope& rope, double position, int64_t dim, std::vector<double>& form) {
+/// Every row of form [dim, dim] turned as a head at `position`, from value `first` on.
+void turn_rows(const Rope& rope, double position, int64_t dim, int64_t first, std::vector<double>& form) {
   const auto n_pairs = int64_t(rope.frequency.size());
   const bool halves = rope.pairs == RopePairs::halves;
   const int64_t step = halves ? 1 : 2, apart = halves ? n_pairs : 1;
   for (int64_t i = 0; i < n_pairs; ++i) {
     const double c = std::cos(position * rope.frequency[size_t(i)]), s = std::sin(position * rope.frequency[size_t(i)]);
     for (int64_t row = 0; row < dim; ++row) {
-      double& a = form[size_t(row * dim + i * step)];
-      double& b = form[size_t(row * dim + i * step + apart)];
+      double& a = form[size_t(row * dim + first + i * step)];
+      double& b = form[size_t(row * dim + first + i * step + apart)];
       const double turned = a * c - b * s;
       b = a * s + b * c;
       a = turned;
@@ -57,13 +57,14 @@ void transpose(int64_t dim, std::vector<double>& form) {
 }
 
 /// form <- mean over positions of R_p form R_p^T.
-void average_positions(CpuContext& context, const Rope& rope, int n_ctx, int64_t dim, std::vector<double>& form) {
+void average_positions(CpuContext& context, const Rope& rope, int n_ctx, int64_t dim, int64_t first,
+                       std::vector<double>& form) {
   std::vector<std::vector<double>> turned(kPositions, form);
   context.pool.for_each(kPositions, [&](int64_t p, int) {
     const double position = double(p) * (n_ctx - 1) / (kPositions - 1);
-    turn_rows(rope, position, dim, turned[size_t(p)]);
+    turn_rows(rope, position, dim, first, turned[size_t(p)]);
     transpose(dim, turned[size_t(p)]);
-    turn_rows(rope, position, dim, turned[size_t(p)]);
+    turn_rows(rope, position, dim, first, turned[size_t(p)]);
   });
   for (size_t i = 0; i < form.size(); ++i) {
     form[i] = 0;
@@ -132,7 +133,7 @@ std::vector<double> key_form(CpuContext& context, const Config& c, const LayerWe
     if (c.qk_norm) norm_form({layer.q_norm.data() + (c.qk_norm_whole ? h * dim : 0), size_t(dim)}, head);
     for (size_t i = 0; i < form.size(); ++i) form[i] += head[i];
   }
-  average_positions(context, rope, c.n_ctx_train, dim, form);
+  average_positions(context, rope, c.n_ctx_train, dim, 0, form);
   return form;
 }
 
@@ -151,15 +152,72 @@ std::vector<std::vector<double>> value_forms(CpuContext& context, const Config& 
   return forms;
 }
 
+/// Columns [n_rows, n] of x [n, n_rows].
+std::vector<float> columns_of(View2<const float> x) {
+  std::vector<float> columns(size_t(x.rows * x.cols));
+  for (int64_t i = 0; i < x.rows; ++i)
+    for (int64_t d = 0; d < x.cols; ++d) columns[size_t(d * x.rows + i)] = x(i, d);
+  return columns;
+}
+
+/// The form of latent rows: of the queries as they come into the latent space, and of what leaves it through v_b and W_o.
+std::vector<double> latent_form(CpuContext& context, const Config& c, const LayerWeights& layer, const Rope& rope) {
+  const int64_t dim = c.head_dim, query_dim = c.query_dim();
+  const Linear& q = c.q_rank > 0 ? layer.q_b : layer.q;
+  const std::vector<float>& norm = c.q_rank > 0 ? layer.q_a_norm : layer.attn_norm;
+  const auto floats = [](std::vector<float>& of, int64_t rows, int64_t cols) {
+    of.assign(size_t(rows * cols), 0.0f);
+    return View2<float>(of.data(), rows, cols);
+  };
+  std::vector<float> input_values, query_values, row_values, part_values, o_rows;
+  int64_t step = std::max<int64_t>(1, q.n_in / kMetricSamples), n = (q.n_in + step - 1) / step;
+  const View2<float> inputs = floats(input_values, n, q.n_in), queries = floats(query_values, n, q.n_out);
+  for (int64_t i = 0; i < n; ++i) inputs(i, i * step) = norm[size_t(i * step)];
+  linear(context, q, inputs, queries);
+  std::vector<double> keys(size_t(dim * dim), 0.0), values = keys;
+  View2<float> rows = floats(row_values, n, dim);
+  for (int64_t h = 0; h < c.n_heads; ++h) {
+    const View2<float> of_head(queries.data + h * query_dim, n, c.nope_dim, queries.stride);
+    linear(context, layer.k_b[size_t(h)], of_head, View2<float>(rows.data, n, c.kv_rank, dim));
+    for (int64_t i = 0; i < n; ++i) std::copy_n(&of_head(i, c.nope_dim), c.rope_dim, &rows(i, c.kv_rank));
+    std::vector<float> columns = columns_of(rows);
+    add_gram(context, columns, dim, n, keys);
+  }
+  average_positions(context, rope, c.n_ctx_train, dim, c.kv_rank, keys);
+
+  step = std::max<int64_t>(1, c.d_model / kMetricSamples), n = (c.d_model + step - 1) / step;
+  const std::vector<float> o = decode_rows(context, with_rows(context, layer.o, o_rows), 0, n, step);
+  rows = floats(row_values, n, dim);  // nothing leaves by the part that RoPE turns
+  for (int64_t h = 0; h < c.n_heads; ++h) {
+    const std::vector<float> v_b =
+        decode_rows(context, with_rows(context, layer.v_b[size_t(h)], part_values), 0, c.value_dim, 1);
+    const std::vector<float> turned = columns_of({v_b.data(), c.value_dim, c.kv_rank});
+    linear(context, float_matrix(turned, c.kv_rank, c.value_dim),
+           View2<const float>(o.data() + h * c.value_dim, n, c.value_dim, c.value_width()),
+           View2<float>(rows.data, n, c.kv_rank, dim));
+    std::vector<float> columns = columns_of(rows);
+    add_gram(context, columns, dim, n, values);
+  }
+  std::vector<float> k_form(keys.size()), v_form(keys.size());
+  store_form(keys, dim, k_form.data());
+  store_form(values, dim, v_form.data());
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = double(k_form[i]) + v_form[i];
+  return keys;
+}
+
 }  // namespace
 
 KvMetric make_kv_metric(CpuContext& context, const Config& c, const Weights& weights, const Rope& rope) {
   KvMetric metric{.n_kv_heads = c.n_kv_heads, .head_dim = c.head_dim};
   const int64_t dim = c.head_dim, size = dim * dim;
   metric.k.resize(size_t(c.n_layers * c.n_kv_heads * size));
-  metric.v.resize(metric.k.size());
+  if (c.kv_rank == 0) metric.v.resize(metric.k.size());
   for (int i = 0; i < c.n_layers; ++i) {
     const LayerWeights& layer = weights.layers[size_t(i)];
+    if (c.kv_rank > 0) {
+      store_form(latent_form(context, c, layer, rope), dim, metric.k.data() + i * size);
+      continue;
+    }
     std::vector<float> q_rows, o_rows;
     const Linear q = with_rows(context, layer.q, q_rows), o = with_rows(context, layer.o, o_rows);
     const std::vector<std::vector<double>> values = value_forms(context, c, o);

@@ -8,7 +8,7 @@
 // error e in a value leaves through W_o: its metric is sum over the same heads of W_o,h^T W_o,h.
 //
 // Encoders that round with a metric (KvRounding::weighted) choose codes so that the errors of a row cancel where they
-// would be seen. Nothing changes for the reader of the cache: the metric costs nothing per cached token.
+// would be seen. A latent row is read as K and as V: its metric is the sum of both, each of mean diagonal 1. Nothing changes for the reader of the cache: the metric costs nothing per cached token.
 #pragma once
 
 #include <vector>
@@ -19,11 +19,13 @@ namespace ridge {
 
 struct KvMetric {
   int n_kv_heads = 0, head_dim = 0;
-  std::vector<float> k, v;  // [n_layers, n_kv_heads, head_dim, head_dim], symmetric, mean diagonal 1, not rotated
+  // [n_layers, n_kv_heads, head_dim, head_dim], symmetric, mean diagonal 1, not rotated; v empty with latent rows.
+  std::vector<float> k, v;
 
-  /// The forms of one layer, [n_kv_heads, head_dim, head_dim].
+  /// The forms of one layer, [n_kv_heads, head_dim, head_dim]; of a V without rows none.
   std::span<const float> layer(bool is_k, int i) const {
     const size_t size = size_t(n_kv_heads) * size_t(head_dim) * size_t(head_dim);
+    if (!is_k && v.empty()) return {};
     return std::span(is_k ? k : v).subspan(size_t(i) * size, size);
   }
 };

@@ -142,6 +142,40 @@ class Binder {
     }
     return experts;
   }
+  /// Columns of `m`, which has a float format, as rows of a matrix in a buffer.
+  Linear transposed(const Linear& m) {
+    Linear turned{.format = m.format, .n_out = m.n_in, .n_in = m.n_out};
+    const int64_t size = m.format->block_bytes;
+    std::byte* const to = weights_.buffers.emplace_back(turned.bytes()).data();
+    for (int64_t r = 0; r < turned.n_out; ++r)
+      for (int64_t i = 0; i < turned.n_in; ++i)
+        std::memcpy(to + (r * turned.n_in + i) * size, m.rows + (i * m.n_in + r) * size, size_t(size));
+    turned.rows = to;
+    return turned;
+  }
+  /// k_b and v_b of every head.
+  void latent_heads(const Config& c, int layer, LayerWeights& to) {
+    namespace n = tensor_names;
+    if (is_gguf_) {
+      to.k_b = expert_matrices(n::kLatentK, layer, c.n_heads, c.kv_rank, c.nope_dim);
+      to.v_b = expert_matrices(n::kLatentV, layer, c.n_heads, c.value_dim, c.kv_rank);
+      return;
+    }
+    const int64_t rows = c.nope_dim + c.value_dim;
+    const Linear all = matrix(n::kLatentK, layer, c.n_heads * rows, c.kv_rank);
+    if (!all.format) return;
+    if (all.format->group != 1)
+      return problem(fmt::format("{} is {}, expected a float format", name(n::kLatentK, layer), all.format->name));
+    for (int64_t h = 0; h < c.n_heads; ++h) {
+      Linear k = all, v = all;
+      k.n_out = c.nope_dim;
+      k.rows += h * rows * all.format->row_bytes(c.kv_rank);
+      v.n_out = c.value_dim;
+      v.rows = k.rows + k.bytes();
+      to.k_b.push_back(transposed(k));
+      to.v_b.push_back(v);
+    }
+  }
   /// Every `step`-th value from `first` on of each row of a tensor [n_rows, n].
   std::vector<std::vector<float>> row_values(const tensor_names::Name& n, int layer, int64_t n_rows, int64_t n_values,
                                              int64_t first, int64_t step) {
@@ -322,11 +356,33 @@ void bind_experts(const Config& c, Binder& b, int i, LayerWeights& layer) {
                             up = all(n::kExpertUp, c.d_ff_expert, c.d_model),
                             down = all(n::kExpertDown, c.d_model, c.d_ff_expert);
   for (size_t e = 0; e < gate.size(); ++e) layer.experts.push_back({.gate = gate[e], .up = up[e], .down = down[e]});
+  if (c.sigmoid_router) layer.choice_bias = b.vector(n::kChoiceBias, i, c.n_experts);
   if (c.d_ff_shared == 0) return;
+  if (arch_of(c).latent) {
+    layer.gate = b.matrix(n::kSharedGates, i, c.d_ff_shared, c.d_model);
+    layer.up = b.matrix(n::kSharedUps, i, c.d_ff_shared, c.d_model);
+    layer.down = b.matrix(n::kSharedDowns, i, c.d_model, c.d_ff_shared);
+    return;
+  }
   layer.gate = b.matrix(n::kSharedGate, i, c.d_ff_shared, c.d_model);
   layer.up = b.matrix(n::kSharedUp, i, c.d_ff_shared, c.d_model);
   layer.down = b.matrix(n::kSharedDown, i, c.d_model, c.d_ff_shared);
   layer.shared_gate = b.row(n::kSharedExpertGate, i, c.d_model);
+}
+
+void bind_latent(const Config& c, Binder& b, int i, LayerWeights& layer) {
+  namespace n = tensor_names;
+  const int64_t q_rows = int64_t(c.n_heads) * c.query_dim();
+  if (c.q_rank > 0) {
+    layer.q_a = b.matrix(n::kQA, i, c.q_rank, c.d_model);
+    layer.q_a_norm = b.vector(n::kQANorm, i, c.q_rank);
+    layer.q_b = b.matrix(n::kQB, i, q_rows, c.q_rank);
+  } else {
+    layer.q = b.matrix(n::kQ, i, q_rows, c.d_model);
+  }
+  layer.kv_a = b.matrix(n::kKvA, i, c.head_dim, c.d_model);
+  layer.kv_a_norm = b.vector(n::kKvANorm, i, c.kv_rank);
+  b.latent_heads(c, i, layer);
 }
 
 Status bind_tensors(const Config& c, Binder& b, Weights& w, std::string_view where) {
@@ -364,7 +420,9 @@ Status bind_tensors(const Config& c, Binder& b, Weights& w, std::string_view whe
       layer.attn_post_norm = norm(n::kAttnPostNorm, i, c.d_model);
       layer.ffn_post_norm = norm(n::kFfnPostNorm, i, c.d_model);
     }
-    if (arch.fused) {
+    if (c.kv_rank > 0) {
+      bind_latent(c, b, i, layer);
+    } else if (arch.fused) {
       const std::vector<Linear> parts = b.fused(n::kQkv, i, {c.q_dim(), c.kv_dim(), c.kv_dim()}, c.d_model);
       layer.q = parts[0];
       layer.k = parts[1];
@@ -374,7 +432,7 @@ Status bind_tensors(const Config& c, Binder& b, Weights& w, std::string_view whe
       layer.k = projection(n::kK, i, c.kv_dim(), c.d_model);
       layer.v = projection(n::kV, i, c.kv_dim(), c.d_model);
     }
-    layer.o = projection(n::kO, i, c.d_model, c.q_dim());
+    layer.o = projection(n::kO, i, c.d_model, c.value_width());
     if (c.qkv_bias) {
       layer.q_bias = b.vector(n::kQBias, i, c.q_dim());
       layer.k_bias = b.vector(n::kKBias, i, c.kv_dim());
@@ -463,9 +521,15 @@ Result<LoadedModel> load_model(const std::string& path) {
 
 void for_each_matrix(Weights& w, const std::function<void(Linear&, std::string_view)>& fn) {
   for (LayerWeights& layer : w.layers) {
-    fn(layer.q, "q");
-    fn(layer.k, "k");
-    fn(layer.v, "v");
+    for (const auto& [m, name] : {std::pair(&layer.q, "q"),
+                                  {&layer.k, "k"},
+                                  {&layer.v, "v"},
+                                  {&layer.q_a, "q_a"},
+                                  {&layer.q_b, "q_b"},
+                                  {&layer.kv_a, "kv_a"}})
+      if (m->format) fn(*m, name);
+    for (Linear& m : layer.k_b) fn(m, "k_b");
+    for (Linear& m : layer.v_b) fn(m, "v_b");
     fn(layer.o, "o");
     if (layer.gate.format) {
       fn(layer.gate, "gate");

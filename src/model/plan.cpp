@@ -18,6 +18,7 @@ int widest(const ModelPlan& plan, const Width& width) {
 std::string mixer_name(MixerKind kind) {
   switch (kind) {
     case MixerKind::attention: return "attention";
+    case MixerKind::latent: return "latent";
   }
   return fmt::format("number {}", int(kind));
 }
@@ -60,7 +61,10 @@ ModelPlan make_plan(const Config& c, std::span<const float> rope_factors, std::s
     window_rope = int(plan.ropes.size());
     plan.ropes.push_back(make_rope(sliding, nullptr));
   }
-  const float scale = c.attention_scale > 0 ? c.attention_scale : 1.0f / std::sqrt(float(c.head_dim));
+  float scale = c.attention_scale > 0 ? c.attention_scale : 1.0f / std::sqrt(float(c.query_dim()));
+  const RopeScaling& scaling = c.rope_scaling;
+  if (scaling.score_factor > 0)
+    scale *= float(std::pow(1 + scaling.score_factor * std::log(double(scaling.factor)), 2));
   for (int i = 0; i < c.n_layers; ++i) {
     LayerPlan& layer = plan.layers.emplace_back(
         LayerPlan{.mixer = MixerKind::attention,
@@ -80,16 +84,30 @@ ModelPlan make_plan(const Config& c, std::span<const float> rope_factors, std::s
                   .dense = {.d_ff = c.d_ff, .activation = c.activation, .down_norm = c.sub_norm},
                   .norms = c.norms,
                   .residual_scale = c.residual_scale});
+    if (c.kv_rank > 0) {
+      layer.mixer = MixerKind::latent;
+      layer.latent = {.rank = c.kv_rank,
+                      .rope_dim = c.rope_dim,
+                      .q_rank = c.q_rank,
+                      .nope_dim = c.nope_dim,
+                      .value_dim = c.value_dim};
+    }
     if (!c.has_experts(i)) continue;
     layer.feed_forward = FeedForwardKind::experts;
     layer.dense.d_ff = c.d_ff_shared;
     layer.experts = {.n_experts = c.n_experts,
-                     .n_used = c.n_experts_used,
+                     .rule = {.n_used = c.n_experts_used,
+                              .renormalised = c.experts_renormalised,
+                              .sigmoid = c.sigmoid_router,
+                              .n_groups = c.n_expert_groups,
+                              .n_groups_used = c.n_groups_used,
+                              .scale = c.expert_scale},
                      .d_ff = c.d_ff_expert,
                      .activation = c.activation,
-                     .renormalised = c.experts_renormalised,
                      .biases = c.expert_biases,
-                     .shared = c.d_ff_shared > 0};
+                     .choice_bias = c.sigmoid_router,
+                     .shared = c.d_ff_shared > 0,
+                     .shared_gate = !c.sigmoid_router};
   }
   return plan;
 }

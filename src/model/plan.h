@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "model/config.h"
+#include "op/experts/route.h"
 #include "op/norm_rope/norm_rope.h"
 
 namespace ridge {
@@ -14,6 +15,7 @@ namespace ridge {
 /// How tokens of a sequence learn from each other.
 enum class MixerKind : uint8_t {
   attention,  ///< over a KV cache
+  latent,     ///< attention in the space of one latent row a token, which is K and V of all heads
 };
 /// What each token goes through alone.
 enum class FeedForwardKind : uint8_t {
@@ -42,6 +44,19 @@ struct AttentionPlan {
   int kv_dim() const { return n_kv_heads * head_dim; }
 };
 
+/// Around the AttentionPlan of a latent layer: its one kv head is the row [norm(kv_a x), rope part], head_dim = rank +
+/// rope_dim; a query head is [k_b^T q_nope, q_rope] and a head's output v_b applied to the first `rank` values of what
+/// attention gives.
+struct LatentPlan {
+  int rank = 0;
+  int rope_dim = 0;
+  int q_rank = 0;    ///< > 0: q = q_b norm(q_a x), else q is one matrix
+  int nope_dim = 0;  ///< of a query head, in front of its rope_dim
+  int value_dim = 0;
+
+  int query_dim() const { return nope_dim + rope_dim; }
+};
+
 /// down(activation(gate x) * (up x))
 struct DensePlan {
   int d_ff = 0;
@@ -49,22 +64,24 @@ struct DensePlan {
   bool down_norm = false;  ///< RMSNorm in front of the down projection
 };
 
-/// sum of weight_e expert_e(x) over the experts that softmax(router x) finds likeliest; each expert is a DensePlan. The
-/// expert that every token takes, where there is one, is LayerPlan::dense, times sigmoid(gate x).
+/// sum of weight_e expert_e(x) over the experts that the router chooses (ExpertRule); each expert is a DensePlan. The
+/// expert that every token takes, where there is one, is LayerPlan::dense, times sigmoid(gate x) where it has a gate.
 struct ExpertsPlan {
   int n_experts = 0;
-  int n_used = 0;  ///< of a token
+  ExpertRule rule;
   int d_ff = 0;
   Activation activation = Activation::silu;
-  bool renormalised = false;  ///< the weights of a token's experts add up to 1
-  bool biases = false;        ///< of the router and of every expert's matrices
-  bool shared = false;        ///< LayerPlan::dense is the shared expert; else there is none
+  bool biases = false;       ///< of the router and of every expert's matrices
+  bool choice_bias = false;  ///< of the router: added to scores for the choice alone
+  bool shared = false;       ///< LayerPlan::dense is the shared expert; else there is none
+  bool shared_gate = false;
 };
 
 /// x += s mixer(norm(x)); x += s feed_forward(norm(x)); norms in front of a block, behind it, or both.
 struct LayerPlan {
   MixerKind mixer = MixerKind::attention;
   AttentionPlan attention;
+  LatentPlan latent;
   FeedForwardKind feed_forward = FeedForwardKind::dense;
   DensePlan dense;
   ExpertsPlan experts;

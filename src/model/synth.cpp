@@ -19,6 +19,8 @@ struct Shape {
   int window = 0;
   int n_experts = 0, n_experts_used = 0, d_ff_expert = 0;
   float attention_scale = 0;
+  // Latent attention: head_dim is kv_rank + rope_dim. One dense layer in front, a shared expert, experts in groups.
+  int q_rank = 0, kv_rank = 0, nope_dim = 0, value_dim = 0, n_expert_groups = 1, n_groups_used = 1;
 };
 // From the config.json of each model.
 constexpr Shape kShapes[] = {
@@ -39,6 +41,31 @@ constexpr Shape kShapes[] = {
     {"tiny-gemma", "gemma3", 7, 4, 2, 32, 64, 96, 512, 2048, 1e4f, false, true, 32, 40},
     {"tiny-experts", "qwen3moe", 2, 4, 2, 32, 64, 160, 512, 2048, 1e4f, false, true, 32, 0, 8, 2, 32},
     {"tiny-oss", "gpt-oss", 3, 4, 2, 32, 64, 32, 512, 2048, 1e4f, true, false, 32, 40, 6, 2, 32},
+    {"tiny-latent",
+     "deepseek2",
+     3,
+     4,
+     1,
+     96,
+     64,
+     96,
+     512,
+     2048,
+     1e4f,
+     false,
+     true,
+     32,
+     0,
+     8,
+     2,
+     32,
+     0,
+     32,
+     64,
+     32,
+     16,
+     4,
+     2},
     {"tiny", "llama", 2, 4, 2, 32, 64, 160, 512, 2048, 1e4f, false, true},
 };
 
@@ -92,6 +119,17 @@ Result<Config> synth_config(std::string_view name) {
       c.n_experts_used = s.n_experts_used;
       c.d_ff_expert = s.d_ff_expert;
       c.attention_scale = s.attention_scale;
+      if (s.kv_rank > 0) {
+        c.q_rank = s.q_rank;
+        c.kv_rank = s.kv_rank;
+        c.nope_dim = s.nope_dim;
+        c.value_dim = s.value_dim;
+        c.n_expert_groups = s.n_expert_groups;
+        c.n_groups_used = s.n_groups_used;
+        c.d_ff_shared = s.d_ff_expert;
+        c.dense_layers = {0};
+        c.rope_pairs = RopePairs::interleaved;
+      }
       for (const Arch& arch : arch_list()) {
         if (arch.name != s.arch) continue;
         use_arch(arch, c);
@@ -168,11 +206,17 @@ int64_t SynthPlan::decode_matrix_bytes() const {
   };
   const Config& c = config;
   const auto gated = [&](int d_ff) { return matrix(2 * d_ff, c.d_model) + matrix(c.d_model, d_ff); };
-  const int64_t layer =
-      matrix(c.q_dim() + 2 * c.kv_dim(), c.d_model) + matrix(c.d_model, c.q_dim()) +
-      (c.n_experts > 0 ? c.n_experts_used * gated(c.d_ff_expert) + 4 * c.n_experts * c.d_model : gated(c.d_ff));
+  const int q_rows = c.n_heads * c.query_dim();
+  int64_t mixer = matrix(c.d_model, c.value_width());
+  if (c.kv_rank == 0) mixer += matrix(q_rows + 2 * c.kv_dim(), c.d_model);
+  else
+    mixer += matrix(c.q_rank + c.kv_dim(), c.d_model) + matrix(q_rows, c.q_rank) +
+             c.n_heads * (matrix(c.kv_rank, c.nope_dim) + matrix(c.value_dim, c.kv_rank));
+  const int64_t experts = c.n_experts_used * gated(c.d_ff_expert) + gated(c.d_ff_shared) + 4 * c.n_experts * c.d_model;
   const Linear output{.format = &head_format(), .n_out = c.vocab_size, .n_in = c.d_model};
-  return c.n_layers * layer + output.bytes();
+  int64_t bytes = output.bytes();
+  for (int i = 0; i < c.n_layers; ++i) bytes += mixer + (c.has_experts(i) ? experts : gated(c.d_ff));
+  return bytes;
 }
 
 Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec) {
@@ -236,10 +280,22 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec)
       layer.q_norm = vector(c.qk_norm_whole ? c.q_dim() : c.head_dim, 1, 0.05f);
       layer.k_norm = vector(c.qk_norm_whole ? c.kv_dim() : c.head_dim, 1, 0.05f);
     }
-    layer.q = matrix(c.q_dim(), c.d_model, false);
-    layer.k = matrix(c.kv_dim(), c.d_model, false);
-    layer.v = matrix(c.kv_dim(), c.d_model, false);
-    layer.o = matrix(c.d_model, c.q_dim(), false, true, branch_gain);
+    if (c.kv_rank > 0) {
+      layer.q_a = matrix(c.q_rank, c.d_model, false);
+      layer.q_a_norm = vector(c.q_rank, 1, 0.05f);
+      layer.q_b = matrix(c.n_heads * c.query_dim(), c.q_rank, false);
+      layer.kv_a = matrix(c.head_dim, c.d_model, false);
+      layer.kv_a_norm = vector(c.kv_rank, 1, 0.05f);
+      for (int h = 0; h < c.n_heads; ++h) {
+        layer.k_b.push_back(matrix(c.kv_rank, c.nope_dim, false));
+        layer.v_b.push_back(matrix(c.value_dim, c.kv_rank, false));
+      }
+    } else {
+      layer.q = matrix(c.q_dim(), c.d_model, false);
+      layer.k = matrix(c.kv_dim(), c.d_model, false);
+      layer.v = matrix(c.kv_dim(), c.d_model, false);
+    }
+    layer.o = matrix(c.d_model, c.value_width(), false, true, branch_gain);
     if (c.qkv_bias) {
       layer.q_bias = vector(c.q_dim(), 0, 0.1f);
       layer.k_bias = vector(c.kv_dim(), 0, 0.1f);
@@ -255,6 +311,7 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec)
     if (c.has_experts(i)) {
       layer.router = matrix_of(*weight_format_of_gguf(0), c.n_experts, c.d_model, false);
       if (c.expert_biases) layer.router_bias = vector(c.n_experts, 0, 0.1f);
+      if (c.sigmoid_router) layer.choice_bias = vector(c.n_experts, 0, 0.1f);
       for (int e = 0; e < c.n_experts; ++e) {
         ExpertWeights& expert = layer.experts.emplace_back();
         expert.gate = matrix(c.d_ff_expert, c.d_model, false);
@@ -265,11 +322,12 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec)
         expert.up_bias = vector(c.d_ff_expert, 0, 0.1f);
         expert.down_bias = vector(c.d_model, 0, 0.01f);
       }
-      continue;
+      if (c.d_ff_shared == 0) continue;
     }
-    layer.gate = matrix(c.d_ff, c.d_model, false);
-    layer.up = matrix(c.d_ff, c.d_model, false);
-    layer.down = matrix(c.d_model, c.d_ff, false, true, branch_gain);
+    const int d_ff = c.has_experts(i) ? c.d_ff_shared : c.d_ff;
+    layer.gate = matrix(d_ff, c.d_model, false);
+    layer.up = matrix(d_ff, c.d_model, false);
+    layer.down = matrix(c.d_model, d_ff, false, true, branch_gain);
   }
   return model;
 }

@@ -28,8 +28,14 @@ struct LayerWeights {
   Linear k, v;                   // [n_kv_heads * head_dim, d_model]
   std::vector<float> q_bias, k_bias, v_bias;
   std::vector<float> q_norm, k_norm;  // [head_dim], or [n_heads * head_dim] and [n_kv_heads * head_dim]
+  // Of latent attention, where k and v have no rows; without q_a, q is [n_heads * query_dim, d_model].
+  Linear q_a, q_b;                    // [q_rank, d_model], [n_heads * query_dim, q_rank]
+  std::vector<float> q_a_norm;        // [q_rank]
+  Linear kv_a;                        // [kv_rank + rope_dim, d_model]
+  std::vector<float> kv_a_norm;       // [kv_rank]
+  std::vector<Linear> k_b, v_b;       // of each head: [kv_rank, nope_dim], [value_dim, kv_rank]
   std::vector<float> attn_sub_norm;   // [n_heads * head_dim]
-  Linear o;                           // [d_model, n_heads * head_dim]
+  Linear o;                           // [d_model, n_heads * head_dim]; latent: [d_model, n_heads * value_dim]
   std::vector<float> attn_post_norm;  // [d_model]
   std::vector<float> o_bias;          // [d_model]
   std::vector<float> sink_logits;     // [n_heads]
@@ -40,6 +46,7 @@ struct LayerWeights {
   std::vector<float> ffn_post_norm;  // [d_model]
   Linear router;                     // [n_experts, d_model]
   std::vector<float> router_bias;    // [n_experts]
+  std::vector<float> choice_bias;    // [n_experts]
   std::vector<ExpertWeights> experts;
   std::vector<float> shared_gate;  // [d_model]
 };

@@ -118,7 +118,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"qwen3_moe", {}, "model-bf16.gguf"}, Case{"qwen3_moe_dense"},
                     Case{"qwen2_moe", {}, "model-bf16.gguf"},
                     Case{"gpt_oss", {}, "model-bf16.gguf", Golden{.logits = "logits_truncate", .greedy = ""}},
-                    Case{"gpt_oss_mxfp4", {}, "model-bf16.gguf"}),
+                    Case{"gpt_oss_mxfp4", {}, "model-bf16.gguf"}, Case{"deepseek_v3", {}, "model-bf16.gguf"}),
     [](const auto& of) { return of.param.name + (of.param.golden.ids == "input_ids" ? "" : "_short"); });
 
 }  // namespace

@@ -403,7 +403,7 @@ class Ragged {
     if (testing::Test::HasFailure()) return;
     int64_t page_bytes = 0, slot_bytes = 0;
     for_each_side([&](const KvLayerConfig& layer, const KvSideConfig& side) {
-      const int dim = layer.head_dim, heads = layer.n_kv_heads;
+      const int dim = layer.head_dim, heads = layer.v_is_k && &side == &layer.v ? 0 : layer.n_kv_heads;
       const bool calibrates = side.policy.centre || side.format->head_scale;
       const int ring = side.policy.window > 0 ? side.policy.window + 32 + 32 : calibrates ? 64 : 0;
       page_bytes += heads * 128 * side.format->row_bytes(dim);
@@ -519,6 +519,17 @@ TEST_P(RaggedModels, ACrowdChangesNothing) {
             .crowd = {.n_threads = 2},
             .alone = {.n_threads = 1},
             .kv = {"rotor-3", "f16/q8_0"},
+            .n_sequences = 4,
+            .n_steps = 24},
+           11);
+}
+
+/// One row a token is K and V.
+TEST(Ragged, LatentRows) {
+  run_case({.model = "synth:tiny-latent@weights=f16",
+            .crowd = {.n_threads = 2},
+            .alone = {.n_threads = 1},
+            .kv = {"rotor-3", "q8_0:window=32:sinks=3:centre=on", "rotor-3u"},
             .n_sequences = 4,
             .n_steps = 24},
            11);

@@ -146,5 +146,60 @@ TEST_F(KvMetricTest, WeightsOfZerosGiveTheIdentity) {
   for (int i = 0; i < kDim * kDim; ++i) EXPECT_EQ(metric.v[size_t(i)], float(i / kDim == i % kDim));
 }
 
+/// A latent row of 6 + 2 values: what an error in it does to scores, and to what leaves through v_b and W_o.
+TEST_F(KvMetricTest, LatentRowsAreWeighedByBothReaders) {
+  constexpr int kRank = 6, kRope = 2, kNope = 4, kValue = 3, kQueryRank = 5;
+  config.n_kv_heads = 1;
+  config.kv_rank = kRank;
+  config.rope_dim = kRope;
+  config.nope_dim = kNope;
+  config.value_dim = kValue;
+  rope = make_rope(config, nullptr);
+  std::vector<float> query, k_b[kHeads], v_b[kHeads];
+  LayerWeights& layer = weights.layers[0];
+  layer.o = matrix(kModel, kHeads * kValue, o);
+  for (int h = 0; h < kHeads; ++h) {
+    layer.k_b.push_back(matrix(kRank, kNope, k_b[h]));
+    layer.v_b.push_back(matrix(kValue, kRank, v_b[h]));
+  }
+  for (int i = 0; i < kQueryRank; ++i) layer.q_a_norm.push_back(float(0.5 + 0.3 * i));
+  for (const bool low_rank : {false, true}) {
+    config.q_rank = low_rank ? kQueryRank : 0;
+    const int n_in = low_rank ? kQueryRank : kModel;
+    (low_rank ? layer.q_b : layer.q) = matrix(kHeads * (kNope + kRope), n_in, query);
+    std::vector<double> keys(kDim * kDim, 0.0), values(kDim * kDim, 0.0);
+    for (int h = 0; h < kHeads; ++h) {
+      for (int c = 0; c < n_in; ++c) {
+        const float norm = low_rank ? layer.q_a_norm[size_t(c)] : layer.attn_norm[size_t(c)];
+        const auto of = [&](int d) { return query[size_t((h * (kNope + kRope) + d) * n_in + c)] * norm; };
+        for (int p = 0; p < kContext; ++p) {
+          std::vector<float> a(kDim, 0.0f);
+          for (int i = 0; i < kRank; ++i)
+            for (int d = 0; d < kNope; ++d) a[size_t(i)] += k_b[h][size_t(i * kNope + d)] * of(d);
+          for (int d = 0; d < kRope; ++d) a[size_t(kRank + d)] = of(kNope + d);
+          apply_rope(context, RopeAngles(context, rope, {&p, 1}), kRope, View2<float>(&a[kRank], 1, kRope));
+          for (int i = 0; i < kDim; ++i)
+            for (int j = 0; j < kDim; ++j) keys[size_t(i * kDim + j)] += double(a[size_t(i)]) * a[size_t(j)];
+        }
+      }
+      for (int r = 0; r < kModel; ++r) {
+        std::vector<double> a(kDim, 0.0);
+        for (int i = 0; i < kRank; ++i)
+          for (int d = 0; d < kValue; ++d)
+            a[size_t(i)] += double(o[size_t((r * kHeads + h) * kValue + d)]) * v_b[h][size_t(d * kRank + i)];
+        for (int i = 0; i < kDim; ++i)
+          for (int j = 0; j < kDim; ++j) values[size_t(i * kDim + j)] += a[size_t(i)] * a[size_t(j)];
+      }
+    }
+    double key_trace = 0, value_trace = 0;
+    for (size_t i = 0; i < kDim; ++i) key_trace += keys[i * kDim + i], value_trace += values[i * kDim + i];
+    std::vector<double> form(kDim * kDim);
+    for (size_t i = 0; i < form.size(); ++i) form[i] = keys[i] / key_trace + values[i] / value_trace;
+    const KvMetric metric = make_kv_metric(context, config, weights, rope);
+    expect_form(metric.layer(true, 0), form);
+    EXPECT_TRUE(metric.layer(false, 0).empty());
+  }
+}
+
 }  // namespace
 }  // namespace ridge

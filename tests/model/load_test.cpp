@@ -1,6 +1,7 @@
 // Loading: files whose configuration or tensors lie are refused with the field's name; honest conversions load again.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <fstream>
 
@@ -9,6 +10,7 @@
 #include "cases/temp_dir.h"
 #include "model/arch/arch.h"
 #include "model/convert.h"
+#include "model/plan.h"
 #include "model/weights.h"
 
 namespace ridge {
@@ -102,8 +104,7 @@ TEST(Load, AbsurdMetadataIsRefusedByName) {
       {"llama.feed_forward_length", uint64_t(173), "blk.0.ffn_gate.weight is [172, 64], expected [173, 64]"},
       {"general.architecture", std::string("mamba"),
        "architecture 'mamba' is not supported (there are: llama, mistral, qwen2, qwen3, qwen2moe, qwen3moe, gpt-oss, "
-       "granite, "
-       "phi3, olmo2, gemma3, bitnet-b1.58, bitnet-25, bitnet)"},
+       "deepseek2, granite, phi3, olmo2, gemma3, bitnet-b1.58, bitnet-25, bitnet)"},
       {"general.architecture", uint64_t(3), "general.architecture"},
   };
   for (const Case& c : cases) {
@@ -281,6 +282,52 @@ TEST(Config, NumbersOfExpertsAreChecked) {
   for (const auto& [experts, expected] : bad) {
     const Result<Config> config = moe(experts);
     ASSERT_FALSE(config) << experts;
+    EXPECT_NE(config.error().message.find(expected), std::string::npos) << config.error().message;
+  }
+}
+
+TEST(Config, LatentAttentionIsReadAndChecked) {
+  const auto deepseek = [](std::string_view from, std::string_view to) {
+    std::string text =
+        R"({"model_type":"deepseek_v3","hidden_size":64,"num_hidden_layers":3,"num_attention_heads":4,)"
+        R"("intermediate_size":96,"vocab_size":512,"max_position_embeddings":2048,"kv_lora_rank":32,)"
+        R"("qk_nope_head_dim":16,"qk_rope_head_dim":8,"v_head_dim":12,"n_routed_experts":8,"num_experts_per_tok":2,)"
+        R"("moe_intermediate_size":24,"n_shared_experts":2,"n_group":4,"topk_group":2,"first_k_dense_replace":1})";
+    return config_from_hf(text.replace(text.find(from), from.size(), to), "config.json");
+  };
+  const char* const kYarn = R"(,"rope_scaling":{"type":"yarn","factor":40,"original_max_position_embeddings":4096,)"
+                            R"("mscale":1.0,"mscale_all_dim":1.0}})";
+  const Config c = deepseek("}", kYarn).or_throw();
+  EXPECT_EQ(c.n_kv_heads, 1);
+  EXPECT_EQ(c.head_dim, 40);
+  EXPECT_EQ(c.query_dim(), 24);
+  EXPECT_EQ(c.d_ff_shared, 48);
+  EXPECT_FALSE(c.has_experts(0));
+  EXPECT_TRUE(c.has_experts(1));
+  EXPECT_EQ(c.rope_pairs, RopePairs::interleaved);
+  const ModelPlan plan = make_plan(c);
+  EXPECT_EQ(plan.ropes[0].magnitude, 1);
+  EXPECT_NEAR(plan.layers[0].attention.scale, std::pow(1 + 0.1 * std::log(40.0), 2) / std::sqrt(24.0), 1e-6);
+  EXPECT_EQ(plan.layers[0].mixer, MixerKind::latent);
+  const std::array<const char*, 3> bad[] = {
+      {"}", R"(,"scoring_func":"softmax"})", "scoring_func is 'softmax'"},
+      {"}", R"(,"topk_method":"greedy"})", "topk_method is 'greedy'"},
+      {"}", R"(,"rope_interleave":false})", "rope_interleave is false"},
+      {"}", R"(,"attention_bias":true})", "attention_bias is true"},
+      {"}", R"(,"moe_layer_freq":2})", "moe_layer_freq is 2"},
+      {R"("n_group":4)", R"("n_group":3)", "2 of 8 experts from 2 of 3 groups"},
+      {R"("n_group":4,"topk_group":2)", R"("n_group":8,"topk_group":1)", "2 of 8 experts from 1 of 8 groups"},
+      {R"("n_group":4)", R"("n_group":0)", "of 0 groups"},
+      {R"("kv_lora_rank":32)", R"("kv_lora_rank":0)", "kv_lora_rank is 0"},
+      {R"("kv_lora_rank":32)", R"("kv_lora_rank":1020)", "head_dim is 1028"},
+      {R"("v_head_dim":12)", R"("v_head_dim":0)", "value_dim is 0"},
+      {"}", R"(,"routed_scaling_factor":0})", "expert scale is 0"},
+      {"}", R"(,"rope_scaling":{"type":"yarn","factor":40,"original_max_position_embeddings":4096,"mscale":1.0}})",
+       "YaRN with mscale 1, mscale_all_dim 0"},
+  };
+  for (const auto& [from, to, expected] : bad) {
+    const Result<Config> config = deepseek(from, to);
+    ASSERT_FALSE(config) << to;
     EXPECT_NE(config.error().message.find(expected), std::string::npos) << config.error().message;
   }
 }

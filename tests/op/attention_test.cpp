@@ -149,7 +149,7 @@ TEST(Attention, EveryLengthAroundTilesWindowsPagesAndSplits) {
 
 TEST(Attention, EveryHeadSizeThatFormatsAllow) {
   size_t turn = 0;
-  for (const int head_dim : {8, 16, 24, 80, 112, 192, 512})
+  for (const int head_dim : {8, 16, 24, 80, 112, 192, 512, 576})
     for (const KvFormat& format : kv_formats()) {
       if (head_dim % format.group != 0) continue;
       Problem p({kGroups[++turn % 4], head_dim, 70}, side_of(format, {.window = 32, .sinks = 2}), side_of(format),

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <numeric>
 
 #include "base/rng.h"
@@ -15,7 +16,8 @@ std::vector<Route> routes_of(std::vector<float> scores, int n_experts, int n_use
   CpuContext context(1);
   const int64_t n = ssize(scores) / n_experts;
   std::vector<Route> routes(size_t(n * n_used));
-  choose_experts(context, View2<const float>(scores.data(), n, n_experts), n_used, renormalised, routes);
+  choose_experts(context, View2<const float>(scores.data(), n, n_experts),
+                 {.n_used = n_used, .renormalised = renormalised}, nullptr, routes);
   return routes;
 }
 
@@ -58,6 +60,62 @@ TEST(ChooseExperts, LargeScoresStayFinite) {
   const std::vector<Route> routes = routes_of({1000, -1000, 999, 0}, 4, 2, false);
   EXPECT_NEAR(routes[0].weight + routes[1].weight, 1, 1e-6);
   EXPECT_EQ(routes[1].expert, 2);
+}
+
+/// DeepSeek-V3's rule, plainly: every group and expert compared with every other.
+TEST(ChooseExperts, FromTheBestGroupsByBiasedSigmoids) {
+  constexpr int kExperts = 24, kGroups = 6, kSize = kExperts / kGroups;
+  Rng rng(2);
+  CpuContext context(1);
+  for (int trial = 0; trial < 200; ++trial) {
+    const ExpertRule rule{.n_used = 3 + trial % 4,
+                          .renormalised = trial % 2 == 0,
+                          .sigmoid = true,
+                          .n_groups = kGroups,
+                          .n_groups_used = 2 + trial % 3,
+                          .scale = 2.5f};
+    std::vector<float> scores(kExperts), bias(kExperts);
+    for (float& s : scores) s = float(2 * rng.normal());
+    for (float& b : bias) b = float(rng.normal() - 1);  // choices may be negative
+    std::vector<Route> routes(size_t(rule.n_used));
+    choose_experts(context, View2<const float>(scores.data(), 1, kExperts), rule, bias.data(), routes);
+
+    const auto weight = [&](int e) { return 1 / (1 + std::exp(-double(scores[size_t(e)]))); };
+    const auto choice = [&](int e) { return weight(e) + bias[size_t(e)]; };
+    const auto group_value = [&](int g) {
+      std::vector<double> values;
+      for (int e = g * kSize; e < (g + 1) * kSize; ++e) values.push_back(choice(e));
+      std::ranges::sort(values, std::greater());
+      return values[0] + values[1];
+    };
+    const auto competes = [&](int e) {
+      int better = 0;
+      for (int g = 0; g < kGroups; ++g) better += group_value(g) > group_value(e / kSize);
+      return better < rule.n_groups_used;
+    };
+    std::vector<int> expected;
+    double total = 0;
+    for (int e = 0; e < kExperts; ++e) {
+      int better = 0;
+      for (int other = 0; other < kExperts; ++other) better += competes(other) && choice(other) > choice(e);
+      if (competes(e) && better < rule.n_used) expected.push_back(e), total += weight(e);
+    }
+    ASSERT_EQ(ssize(expected), rule.n_used);
+    for (size_t i = 0; i < routes.size(); ++i) {
+      EXPECT_EQ(routes[i].expert, expected[i]) << "trial " << trial;
+      EXPECT_NEAR(routes[i].weight, 2.5 * weight(expected[i]) / (rule.renormalised ? total : 1), 1e-5);
+    }
+  }
+}
+
+TEST(ChooseExperts, SigmoidsOfNothingStayFinite) {
+  CpuContext context(1);
+  const std::vector<float> scores{-200, -200, -200, -200};
+  std::vector<Route> routes(2);
+  choose_experts(context, View2<const float>(scores.data(), 1, 4), {.n_used = 2, .renormalised = true, .sigmoid = true},
+                 nullptr, routes);
+  EXPECT_EQ(routes[0].weight, 0);
+  EXPECT_EQ(routes[1].weight, 0);
 }
 
 }  // namespace

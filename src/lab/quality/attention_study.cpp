@@ -212,6 +212,9 @@ std::vector<AttentionResult> run_attention(const Model& model, const Corpus& cor
                                            const AttentionHooks& hooks) {
   const ModelInfo& info = model.info();
   const AttentionShape shape{info.n_heads, info.n_kv_heads, info.head_dim};
+  for (const LayerPlan& layer : model.engine().plan().layers)
+    if (layer.mixer != MixerKind::attention)
+      throw_error(ErrorKind::usage, "the study of attention knows no mixer {}", mixer_name(layer.mixer));
   const auto bos = info.add_bos ? model.bos() : std::nullopt;
   const Windows windows = plan_windows(int64_t(corpus.tokens.size()), options.n_ctx, options.n_windows, bos).or_throw();
   Engine& engine = model.engine();

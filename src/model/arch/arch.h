@@ -15,9 +15,9 @@ struct Arch {
   std::string_view hf_type;   ///< model_type of config.json
   std::string_view hf_class;  ///< architectures[0] of config.json
   std::string_view same_as;   ///< the architecture that it is another name of, and is written as; else empty
-  RopePairs gguf_pairs;       ///< pair convention of the rows in a GGUF file (HF files always have halves)
-  bool qkv_bias = false;      ///< q, k and v have biases by default (config.json's attention_bias decides where given)
-  bool qk_norm = false;       ///< q and k heads are normalised before RoPE
+  RopePairs gguf_pairs;   ///< pair convention of the rows in a GGUF file (HF files have halves, latent ones neighbours)
+  bool qkv_bias = false;  ///< q, k and v have biases by default (config.json's attention_bias decides where given)
+  bool qk_norm = false;   ///< q and k heads are normalised before RoPE
   Activation activation = Activation::silu;  ///< where the file does not say
   bool bitnet = false;                       ///< sub-norms and ternary projections
   bool windowed = false;  ///< a number in config.json's sliding_window is a window, whatever use_sliding_window says
@@ -29,6 +29,7 @@ struct Arch {
   bool embedding_root = false;              ///< embedded tokens are multiplied by sqrt(d_model)
   bool ffn_norm_is_post_attention = false;  ///< so a GGUF file calls the norm in front of the feed-forward
   bool gpt_oss = false;  ///< biases of o, router and experts, sink logits, and experts of several in one tensor
+  bool latent = false;   ///< latent attention, a sigmoid router with groups, dense layers in front
   bool experts = false;  ///< feed-forwards are experts where the file has some
   bool experts_renormalised = false;  ///< Config::experts_renormalised where the file does not say
   int window_period = 0;              ///< Config::window_period where the file does not say
@@ -106,6 +107,22 @@ inline constexpr Name kSharedUp{"blk.{}.ffn_up_shexp.weight", "model.layers.{}.m
 inline constexpr Name kSharedDown{"blk.{}.ffn_down_shexp.weight", "model.layers.{}.mlp.shared_expert.down_proj.weight"};
 inline constexpr Name kSharedExpertGate{"blk.{}.ffn_gate_inp_shexp.weight",
                                         "model.layers.{}.mlp.shared_expert_gate.weight"};
+// Of latent attention. Hugging Face has k_b and v_b in one matrix [n_heads * (nope_dim + value_dim), kv_rank]; GGUF has
+// them apart, k_b transposed: [n_heads, kv_rank, nope_dim] and [n_heads, value_dim, kv_rank].
+inline constexpr Name kQA{"blk.{}.attn_q_a.weight", "model.layers.{}.self_attn.q_a_proj.weight"};
+inline constexpr Name kQANorm{"blk.{}.attn_q_a_norm.weight", "model.layers.{}.self_attn.q_a_layernorm.weight"};
+inline constexpr Name kQB{"blk.{}.attn_q_b.weight", "model.layers.{}.self_attn.q_b_proj.weight"};
+inline constexpr Name kKvA{"blk.{}.attn_kv_a_mqa.weight", "model.layers.{}.self_attn.kv_a_proj_with_mqa.weight"};
+inline constexpr Name kKvANorm{"blk.{}.attn_kv_a_norm.weight", "model.layers.{}.self_attn.kv_a_layernorm.weight"};
+inline constexpr Name kLatentK{"blk.{}.attn_k_b.weight", "model.layers.{}.self_attn.kv_b_proj.weight"};
+inline constexpr Name kLatentV{"blk.{}.attn_v_b.weight", "model.layers.{}.self_attn.kv_b_proj.weight"};
+// Of its experts.
+inline constexpr Name kChoiceBias{"blk.{}.exp_probs_b.bias", "model.layers.{}.mlp.gate.e_score_correction_bias"};
+inline constexpr Name kSharedGates{"blk.{}.ffn_gate_shexp.weight",
+                                   "model.layers.{}.mlp.shared_experts.gate_proj.weight"};
+inline constexpr Name kSharedUps{"blk.{}.ffn_up_shexp.weight", "model.layers.{}.mlp.shared_experts.up_proj.weight"};
+inline constexpr Name kSharedDowns{"blk.{}.ffn_down_shexp.weight",
+                                   "model.layers.{}.mlp.shared_experts.down_proj.weight"};
 inline constexpr Name kFfnSubNorm{"blk.{}.ffn_sub_norm.weight", "model.layers.{}.mlp.ffn_sub_norm.weight"};
 inline constexpr Name kDown{"blk.{}.ffn_down.weight", "model.layers.{}.mlp.down_proj.weight"};
 inline constexpr Name kRopeFactors{"rope_freqs.weight", ""};

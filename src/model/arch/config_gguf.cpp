@@ -72,6 +72,55 @@ Result<RopeScaling> rope_scaling(const Keys& keys, std::string_view where) {
   return s;
 }
 
+/// The widths of latent attention, and what else is deepseek2's alone.
+Status read_latent(const Keys& keys, Config& c, std::string_view where) {
+  if (!keys.has("attention.key_length_mla"))
+    return bad_file("{}: attention.key_length_mla is missing (a file with attn_kv_b in one piece is not supported)",
+                    where);
+  RIDGE_TRY(const int query_dim, keys.integer("attention.key_length_mla"));
+  RIDGE_TRY(c.value_dim, keys.integer("attention.value_length_mla"));
+  RIDGE_TRY(c.kv_rank, keys.integer("attention.kv_lora_rank"));
+  RIDGE_TRY(c.q_rank, keys.integer_or("attention.q_lora_rank", 0));
+  RIDGE_TRY(c.rope_dim, keys.integer("rope.dimension_count"));
+  c.nope_dim = query_dim - c.rope_dim;
+  RIDGE_TRY(const int gate, keys.integer_or("expert_gating_func", 0));
+  if (gate != 2) return bad_file("{}: expert_gating_func is {} (supported: 2, a sigmoid)", where, gate);
+  RIDGE_TRY(const int n_nextn, keys.integer_or("nextn_predict_layers", 0));
+  if (n_nextn > 0) return bad_file("{}: nextn_predict_layers is {} (not supported)", where, n_nextn);
+  RIDGE_TRY(const int n_shared, keys.integer_or("expert_shared_count", 0));
+  c.d_ff_shared = int(std::min<int64_t>(int64_t(n_shared) * c.d_ff_expert, 1 << 30));
+  RIDGE_TRY(c.n_expert_groups, keys.integer_or("expert_group_count", 1));
+  RIDGE_TRY(c.n_groups_used, keys.integer_or("expert_group_used_count", 1));
+  RIDGE_TRY(c.expert_scale, keys.number_or("expert_weights_scale", 1.0f));
+  RIDGE_TRY(c.experts_renormalised, keys.flag_or("expert_weights_norm", false));
+  RIDGE_TRY(const int n_dense, keys.integer_or("leading_dense_block_count", 0));
+  for (int i = 0; i < std::min(n_dense, c.n_layers); ++i) c.dense_layers.push_back(i);
+  RopeScaling& s = c.rope_scaling;
+  if (s.kind != RopeScaling::Kind::yarn) return {};
+  RIDGE_TRY(s.score_factor, keys.number_or("rope.scaling.yarn_log_multiplier", 0.0f));
+  if (!(s.score_factor > 0 && s.score_factor < 10) || (s.attention_factor != 0 && s.attention_factor != 1))
+    return bad_file("{}: YaRN with yarn_log_multiplier {} and attn_factor {} (supported: above 0, and 1)", where,
+                    s.score_factor, s.attention_factor);
+  s.attention_factor = 1;
+  return {};
+}
+
+void set_latent(const Config& c, const auto& set) {
+  set("attention.value_length", uint64_t(c.kv_rank));
+  set("attention.key_length_mla", uint64_t(c.query_dim()));
+  set("attention.value_length_mla", uint64_t(c.value_dim));
+  set("attention.kv_lora_rank", uint64_t(c.kv_rank));
+  if (c.q_rank > 0) set("attention.q_lora_rank", uint64_t(c.q_rank));
+  set("expert_gating_func", uint64_t(2));
+  set("expert_shared_count", uint64_t(c.d_ff_shared / c.d_ff_expert));
+  set("expert_group_count", uint64_t(c.n_expert_groups));
+  set("expert_group_used_count", uint64_t(c.n_groups_used));
+  set("expert_weights_scale", double(c.expert_scale));
+  set("expert_weights_norm", c.experts_renormalised);
+  set("leading_dense_block_count", uint64_t(c.dense_layers.size()));
+  if (c.rope_scaling.score_factor > 0) set("rope.scaling.yarn_log_multiplier", double(c.rope_scaling.score_factor));
+}
+
 const Arch* find_arch(std::string_view name) {
   for (const Arch& arch : arch_list())
     if (arch.name == name) return &arch;
@@ -105,7 +154,7 @@ Result<Config> config_from_gguf(const io::Gguf& gguf, std::string_view where) {
     return bad_file("{}: {}.attention.head_count is {}, expected 1 or more", where, arch_name, c.n_heads);
   RIDGE_TRY(c.head_dim, keys.integer_or("attention.key_length", c.d_model / c.n_heads));
   RIDGE_TRY(const int value_length, keys.integer_or("attention.value_length", c.head_dim));
-  if (value_length != c.head_dim)
+  if (value_length != c.head_dim && !arch->latent)
     return bad_file("{}: {}.attention.value_length {} differs from key_length {} (not supported)", where, arch_name,
                     value_length, c.head_dim);
   for (const char* key :
@@ -139,6 +188,7 @@ Result<Config> config_from_gguf(const io::Gguf& gguf, std::string_view where) {
   RIDGE_TRY(c.rope_theta, keys.number_or("rope.freq_base", c.rope_theta));
   RIDGE_TRY(c.rope_dim, keys.integer_or("rope.dimension_count", c.head_dim));
   RIDGE_TRY(c.rope_scaling, rope_scaling(keys, where));
+  if (arch->latent) RIDGE_TRY_STATUS(read_latent(keys, c, where));
   if (gguf.find(tensor_names::kLongRopeFactors.gguf)) {
     c.rope_scaling.kind = RopeScaling::Kind::longrope;
     if (c.rope_scaling.attention_factor == 0) c.rope_scaling.attention_factor = 1;
@@ -183,8 +233,9 @@ std::map<std::string, io::GgufValue, std::less<>> config_metadata(const Config& 
     set("expert_count", uint64_t(c.n_experts));
     set("expert_used_count", uint64_t(c.n_experts_used));
     set("expert_feed_forward_length", uint64_t(c.d_ff_expert));
-    if (c.d_ff_shared > 0) set("expert_shared_feed_forward_length", uint64_t(c.d_ff_shared));
+    if (c.d_ff_shared > 0 && c.kv_rank == 0) set("expert_shared_feed_forward_length", uint64_t(c.d_ff_shared));
   }
+  if (c.kv_rank > 0) set_latent(c, set);
   if (c.window > 0) set("attention.sliding_window", uint64_t(c.window));
   if (c.window > 0 && c.window_rope_theta > 0) set("rope.freq_base_swa", double(c.window_rope_theta));
   if (c.attention_scale > 0) set("attention.scale", double(c.attention_scale));

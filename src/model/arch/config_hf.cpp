@@ -92,7 +92,61 @@ Result<RopeScaling> rope_scaling(const Fields& f, int n_ctx_train, int original_
   return s;
 }
 
+/// DeepSeek-V3's experts.
+Status read_grouped_experts(const Fields& f, Config& c, std::string_view where) {
+  RIDGE_TRY(c.n_experts, f.integer("n_routed_experts"));
+  if (c.n_experts < 1) return bad_file("{}: n_routed_experts is {}, expected 1 or more", where, c.n_experts);
+  RIDGE_TRY(c.n_experts_used, f.integer("num_experts_per_tok"));
+  RIDGE_TRY(c.d_ff_expert, f.integer("moe_intermediate_size"));
+  RIDGE_TRY(const int n_shared, f.integer_or("n_shared_experts", 0));
+  c.d_ff_shared = int(std::min<int64_t>(int64_t(n_shared) * c.d_ff_expert, 1 << 30));
+  RIDGE_TRY(c.experts_renormalised, f.flag_or("norm_topk_prob", true));
+  RIDGE_TRY(c.n_expert_groups, f.integer_or("n_group", 1));
+  RIDGE_TRY(c.n_groups_used, f.integer_or("topk_group", 1));
+  RIDGE_TRY(c.expert_scale, f.number_or("routed_scaling_factor", 1.0f));
+  RIDGE_TRY(const int n_dense, f.integer_or("first_k_dense_replace", 0));
+  for (int i = 0; i < std::min(n_dense, c.n_layers); ++i) c.dense_layers.push_back(i);
+  for (const auto& [key, value] : {std::pair("scoring_func", "sigmoid"), {"topk_method", "noaux_tc"}}) {
+    RIDGE_TRY(const std::string found, f.text_or(key, value));
+    if (found != value) return bad_file("{}: {} is '{}' (supported: {})", where, key, found, value);
+  }
+  RIDGE_TRY(const int every, f.integer_or("moe_layer_freq", 1));
+  if (every != 1) return bad_file("{}: moe_layer_freq is {} (supported: 1)", where, every);
+  return {};
+}
+
+/// The widths of latent attention.
+Status read_latent(const Fields& f, Config& c, std::string_view where) {
+  RIDGE_TRY(c.kv_rank, f.integer("kv_lora_rank"));
+  RIDGE_TRY(c.q_rank, f.integer_or("q_lora_rank", 0));
+  RIDGE_TRY(c.nope_dim, f.integer("qk_nope_head_dim"));
+  RIDGE_TRY(c.rope_dim, f.integer("qk_rope_head_dim"));
+  RIDGE_TRY(c.value_dim, f.integer("v_head_dim"));
+  RIDGE_TRY(const bool interleaved, f.flag_or("rope_interleave", true));
+  if (!interleaved) return bad_file("{}: rope_interleave is false (not supported)", where);
+  if (c.qkv_bias) return bad_file("{}: attention_bias is true (not supported with latent attention)", where);
+  if (c.kv_rank < 1 || c.kv_rank > 1024 || c.rope_dim > 1024)
+    return bad_file("{}: kv_lora_rank is {}, qk_rope_head_dim {}, expected 1 to 1024", where, c.kv_rank, c.rope_dim);
+  c.n_kv_heads = 1;
+  c.head_dim = c.kv_rank + c.rope_dim;
+  return {};
+}
+
+/// YaRN of latent attention stretches the scores in place of cosines and sines.
+Status read_score_factor(const Fields& f, RopeScaling& s, std::string_view where) {
+  if (s.kind != RopeScaling::Kind::yarn) return {};
+  RIDGE_TRY(const float magnitude, f.number_or("mscale", 0.0f));
+  RIDGE_TRY(const float of_scores, f.number_or("mscale_all_dim", 0.0f));
+  if (magnitude != of_scores || !(magnitude > 0) || s.attention_factor != 0)
+    return bad_file("{}: YaRN with mscale {}, mscale_all_dim {}, attention_factor {} (supported: two equal mscales)",
+                    where, magnitude, of_scores, s.attention_factor);
+  s.attention_factor = 1;
+  s.score_factor = 0.1f * of_scores;
+  return {};
+}
+
 Status read_experts(const Fields& f, const Arch& arch, Config& c, std::string_view where) {
+  if (arch.latent) return read_grouped_experts(f, c, where);
   const char* const count = arch.gpt_oss ? "num_local_experts" : "num_experts";
   RIDGE_TRY(c.n_experts, f.integer(count));
   if (c.n_experts < 1) return bad_file("{}: {} is {}, expected 1 or more", where, count, c.n_experts);
@@ -214,16 +268,18 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
     if (!object->is_object()) return bad_file("{}: field {} is not an object", where, key);
     const Fields scaling(*object, where);
     RIDGE_TRY(c.rope_scaling, rope_scaling(scaling, c.n_ctx_train, original_context, where));
+    if (arch->latent) RIDGE_TRY_STATUS(read_score_factor(scaling, c.rope_scaling, where));
     RIDGE_TRY(c.rope_theta, scaling.number_or("rope_theta", c.rope_theta));
     RIDGE_TRY(rotary_share, scaling.number_or("partial_rotary_factor", rotary_share));
   }
   if (!(rotary_share > 0 && rotary_share <= 1))
     return bad_file("{}: partial_rotary_factor is {}, expected above 0, at most 1", where, rotary_share);
-  c.rope_dim = int(float(c.head_dim) * rotary_share);
+  if (arch->latent) RIDGE_TRY_STATUS(read_latent(f, c, where));
+  else c.rope_dim = int(float(c.head_dim) * rotary_share);
   for (const auto* factors : {&c.rope_scaling.short_factors, &c.rope_scaling.long_factors})
     if (c.rope_scaling.kind == RopeScaling::Kind::longrope && ssize(*factors) != c.rope_dim / 2)
       return bad_file("{}: LongRoPE has {} factors for {} pairs", where, factors->size(), c.rope_dim / 2);
-  c.rope_pairs = RopePairs::halves;
+  c.rope_pairs = arch->latent ? RopePairs::interleaved : RopePairs::halves;
   RIDGE_TRY_STATUS(check_config(c, where));
   return c;
 }

@@ -50,6 +50,13 @@ std::span<const Arch> arch_list() {
        .experts = true,
        .experts_renormalised = true,
        .window_period = 2},
+      {.name = "deepseek2",
+       .hf_type = "deepseek_v3",
+       .hf_class = "DeepseekV3ForCausalLM",
+       .gguf_pairs = RopePairs::interleaved,
+       .latent = true,
+       .experts = true,
+       .experts_renormalised = true},
       {.name = "granite",
        .hf_type = "granite",
        .hf_class = "GraniteForCausalLM",
@@ -102,6 +109,7 @@ void use_arch(const Arch& arch, Config& c) {
   c.qk_norm = arch.qk_norm;
   c.qk_norm_whole = arch.qk_norm_whole;
   c.sub_norm = c.ternary = arch.bitnet;
+  c.sigmoid_router = arch.latent;
   c.o_bias = c.sink_logits = c.expert_biases = arch.gpt_oss;
   if (arch.embedding_root) c.embedding_scale = std::sqrt(float(c.d_model));
 }

@@ -19,10 +19,10 @@ struct Attention {
   int n_heads = 0;                     ///< query heads; a multiple of the kv heads
   float scale = 0;                     ///< on the scores, usually 1 / sqrt(head_dim)
   const float* sink_logits = nullptr;  ///< [n_heads]: the score of a key without a value, of every head; null: none
-  KvTiles k, v;
-  std::span<const KvSpan> spans;  ///< no more rows each than most_rows_at_once()
-  View2<const float> q;           ///< [rows, n_heads * head_dim], not in cache space
-  View2<float> out;               ///< as q
+  KvTiles k, v;                        ///< v is k where the rows of K serve as V
+  std::span<const KvSpan> spans;       ///< no more rows each than most_rows_at_once()
+  View2<const float> q;                ///< [rows, n_heads * head_dim], not in cache space
+  View2<float> out;                    ///< as q
 
   int group() const { return n_heads / k.n_kv_heads; }
   /// The first position that a query sees when the cache holds n_keys up to its own.

@@ -37,7 +37,7 @@ KvLayout::KvLayout(const KvLayerConfig& layer, bool is_k, bool in_fragments) : c
   tiles.format = format_number(*config.format);
   tiles.recent = format_number(config.recent());
   tiles.is_k = is_k;
-  tiles.n_kv_heads = layer.n_kv_heads;
+  tiles.n_kv_heads = is_k || !layer.v_is_k ? layer.n_kv_heads : 0;
   tiles.head_dim = head_dim;
   tiles.retention = make_retention(config);
   tiles.n_sinks = config.policy.sinks;

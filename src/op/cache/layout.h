@@ -30,6 +30,8 @@ struct KvLayerConfig {
   int attention_window = 0;  ///< as KvTiles has it
   int layer = -1;            ///< of the model, whose rotation both sides take; -1: its place in the list of layers
 
+  bool v_is_k = false;  ///< the rows of K serve as V too: V has no rows of its own, and the settings of K
+
   const KvSideConfig& side(bool is_k) const { return is_k ? k : v; }
 };
 

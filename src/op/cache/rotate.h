@@ -6,12 +6,19 @@
 
 namespace ridge {
 
+/// Width of the Walsh-Hadamard transform that begins at an element: the largest power of two that fits into the rest of the
+/// row. 64 is one part, 96 is 64 + 32, 192 is 128 + 64, 576 is 512 + 64.
+RIDGE_HD constexpr int hadamard_part(int head_dim, int first) {
+  int part = 1;
+  while (2 * part <= head_dim - first) part *= 2;
+  return part;
+}
+
 /// A prepared rotation, pointing at its table: planar, cos and sin of each pair; hadamard, +-1 / sqrt(part) of each
 /// element.
 struct RotationView {
   Rotation kind = Rotation::none;
   int head_dim = 0;
-  int part = 1;                  // hadamard: width of one transform
   const float* table = nullptr;  // [head_dim]
 
   /// row <- R row, [head_dim]
@@ -44,7 +51,8 @@ struct RotationView {
  private:
   /// The Walsh-Hadamard butterflies of every part, without their norm.
   RIDGE_HD void transform(float* row) const {
-    for (int first = 0; first < head_dim; first += part)
+    for (int first = 0, part; first < head_dim; first += part) {
+      part = hadamard_part(head_dim, first);
       for (int half = 1; half < part; half *= 2)
         for (int start = first; start < first + part; start += 2 * half) {
           float* __restrict low = row + start;
@@ -55,6 +63,7 @@ struct RotationView {
             high[i] = a - b;
           }
         }
+    }
   }
 };
 

@@ -22,9 +22,11 @@ RowRotation::RowRotation(Rotation kind, int layer, int head_dim) : kind_(kind), 
       table_.push_back(float(std::sin(planar_angle(layer, i))));
     }
   } else if (kind == Rotation::hadamard) {
-    part_ = head_dim & -head_dim;
-    const float norm = float(1.0 / std::sqrt(double(part_)));
-    for (int i = 0; i < head_dim; ++i) table_.push_back(layer_hash(layer, i) >> 31 ? -norm : norm);
+    for (int first = 0; first < head_dim; first = int(table_.size())) {
+      const int part = hadamard_part(head_dim, first);
+      const float norm = float(1.0 / std::sqrt(double(part)));
+      for (int i = first; i < first + part; ++i) table_.push_back(layer_hash(layer, i) >> 31 ? -norm : norm);
+    }
   }
 }
 

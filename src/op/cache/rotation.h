@@ -16,8 +16,7 @@ double planar_angle(int layer, int pair);
 
 /// R of one layer, prepared for use.
 ///   planar    Givens rotations of pairs (2i, 2i+1) by planar_angle
-///   hadamard  signs, then a normalised Walsh-Hadamard transform over the largest power of two dividing head_dim
-///             (in equal parts); sign of element i is the top bit of splitmix32(layer * 0x9E3779B9 + i)
+///   hadamard  signs, then a normalised Walsh-Hadamard transform of each part (hadamard_part()); sign of element i is the top bit of splitmix32(layer * 0x9E3779B9 + i)
 class RowRotation {
  public:
   RowRotation(Rotation kind, int layer, int head_dim);
@@ -26,12 +25,11 @@ class RowRotation {
   void backward(float* row) const { view().backward(row); }  ///< row <- R^T row
   Rotation kind() const { return kind_; }
   std::span<const float> table() const { return table_; }
-  RotationView view() const { return {kind_, head_dim_, part_, table_.data()}; }
+  RotationView view() const { return {kind_, head_dim_, table_.data()}; }
 
  private:
   Rotation kind_;
   int head_dim_;
-  int part_ = 1;              // hadamard: width of one transform
   std::vector<float> table_;  // rotate.h
 };
 
