@@ -45,7 +45,7 @@ struct AttentionPlan {
 };
 
 /// Around the AttentionPlan of a latent layer: its one kv head is the row [norm(kv_a x), rope part], head_dim = rank +
-/// rope_dim; a query head is [k_b^T q_nope, q_rope] and a head's output v_b applied to the first `rank` values of what
+/// rope_dim; a query head is [k_b q_nope, q_rope] and a head's output v_b applied to the first `rank` values of what
 /// attention gives.
 struct LatentPlan {
   int rank = 0;
