@@ -21,8 +21,8 @@ namespace {
 class Binder {
  public:
   Binder(std::span<const io::Tensor> tensors, bool is_gguf, Weights& weights,
-         io::Int4Layout int4 = io::Int4Layout::none)
-      : is_gguf_(is_gguf), int4_(int4), weights_(weights) {
+         io::Int4Layout int4 = io::Int4Layout::none, TernaryLayout ternary = TernaryLayout::master)
+      : is_gguf_(is_gguf), int4_(int4), ternary_(ternary), weights_(weights) {
     for (const io::Tensor& tensor : tensors) {
       by_name_[tensor.name] = &tensor;
       weights.stored_bytes += int64_t(tensor.data.size());
@@ -50,6 +50,7 @@ class Binder {
   }
   /// A BitNet matrix: i2_s in place, all others as i2_s in a buffer of their own.
   Linear ternary_matrix(const tensor_names::Name& n, int layer, int64_t n_out, int64_t n_in) {
+    if (ternary_ != TernaryLayout::master) return packed_ternary_matrix(name(n, layer), n_out, n_in);
     Linear m = matrix(n, layer, n_out, n_in);
     if (!m.format) return m;
     if (is_gguf_) m.scale *= extra_scale(name(n, layer));
@@ -63,6 +64,28 @@ class Binder {
     m.scale *= ternary->scale;
     m.int8_activations = true;
     return m;
+  }
+  /// Packed codes with their scale in the tensor NAME_scale [1], as i2_s in a buffer of their own.
+  Linear packed_ternary_matrix(const std::string& tensor_name, int64_t n_out, int64_t n_in) {
+    const WeightFormat* const u8 = &io::packed_bytes();
+    const std::vector<float> scale = values(tensor_name + "_scale", 1, true);
+    const io::Tensor* codes = find(tensor_name, {n_out / 4, n_in}, true, u8);
+    if (!codes || scale.empty()) return {};
+    if (n_out % 4 != 0 || codes->format != u8 || !(scale[0] > 0)) {
+      problem(
+          fmt::format("{} is {} for {} outputs with a scale of {}, expected u8, a multiple of 4 and a positive scale",
+                      tensor_name, codes->format->name, n_out, scale[0]));
+      return {};
+    }
+    const bool divides = ternary_ == TernaryLayout::divide_scale;
+    Result<TernaryMatrix> ternary = unpack_ternary(*codes, divides ? 1 / scale[0] : scale[0]);
+    if (!ternary) return problem(fmt::format("{} {}", tensor_name, ternary.error().message)), Linear{};
+    return {.format = weight_format_of_gguf(I2_S::kGgufType),
+            .n_out = n_out,
+            .n_in = n_in,
+            .rows = weights_.buffers.emplace_back(std::move(ternary->rows)).data(),
+            .scale = ternary->scale,
+            .int8_activations = true};
   }
   /// The rows of one matrix as several, one behind the other.
   std::vector<Linear> fused(const tensor_names::Name& n, int layer, std::initializer_list<int64_t> n_outs,
@@ -224,8 +247,11 @@ class Binder {
       }
     return decoded;
   }
-  /// How many weights an element of the tensor is: 8 in a word of codes, none in what belongs to packed codes.
+  /// How many weights an element of the tensor is: 8 in a word of codes, 4 in a byte of ternary ones, none in what belongs
+  /// to packed codes.
   int weights_per_element(const io::Tensor& tensor) const {
+    if (ternary_ != TernaryLayout::master)
+      return tensor.format == &io::packed_bytes() ? 4 : tensor.name.ends_with(".weight_scale") ? 0 : 1;
     if (int4_ == io::Int4Layout::none) return 1;
     if (tensor.name.ends_with(".qweight")) return 8;
     for (const std::string_view extra : {".scales", ".qzeros", ".g_idx"})
@@ -278,6 +304,7 @@ class Binder {
 
   bool is_gguf_;
   io::Int4Layout int4_;
+  TernaryLayout ternary_;
   Weights& weights_;
   std::map<std::string, const io::Tensor*, std::less<>> by_name_;
   std::deque<std::string> expert_names_;  // what Names of single experts point to
@@ -441,7 +468,11 @@ Result<LoadedModel> load_hf(const std::string& path) {
   RIDGE_TRY(const io::Int4Layout int4, io::int4_layout(directory.config_json, path + "/config.json"));
   if (model.config.ternary && int4 != io::Int4Layout::none)
     return bad_file("{}: 4-bit weights of a BitNet model are not supported", path);
-  Binder binder(directory.tensors, false, model.weights, int4);
+  TernaryLayout ternary = TernaryLayout::master;
+  if (model.config.ternary) {
+    RIDGE_TRY(ternary, ternary_layout(directory.config_json, path + "/config.json"));
+  }
+  Binder binder(directory.tensors, false, model.weights, int4, ternary);
   RIDGE_TRY_STATUS(bind_tensors(model.config, binder, model.weights, path));
   if (!directory.tokenizer_json.empty()) {
     RIDGE_TRY(io::TokenizerSpec spec,

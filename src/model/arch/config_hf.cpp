@@ -189,15 +189,6 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
   if (!known_activation) return bad_file("{}: {} {}", where, activation_key, known_activation.error().message);
   use_arch(*arch, c);
   if (!arch->gpt_oss) c.activation = *known_activation;
-  if (arch->bitnet && f.has("quantization_config") && f.at("quantization_config").is_object()) {
-    const Fields quantization(f.at("quantization_config"), where);
-    RIDGE_TRY(const std::string mode, quantization.text_or("quantization_mode", "offline"));
-    if (mode != "online")
-      return bad_file(
-          "{}: quantization_mode '{}' is not supported (packed weights; use the directory with bf16 master "
-          "weights, mode 'online')",
-          where, mode);
-  }
   RIDGE_TRY(const int original_context, f.integer_or("original_max_position_embeddings", c.n_ctx_train));
   RIDGE_TRY(float rotary_share, f.number_or("partial_rotary_factor", 1.0f));
   // transformers 5 writes rope_parameters in place of rope_scaling and rope_theta: one object, or one a kind of layer.
