@@ -33,7 +33,7 @@ enum class TernaryLayout {
 Result<TernaryLayout> ternary_layout(std::string_view config_json, std::string_view where);
 
 /// Packed codes [n_out / 4, n_in], bytes: bits 2 k and 2 k + 1 of byte [r, i] hold the code of row r + k n_out / 4,
-/// column i, plus one (transformers, integrations/bitnet.py). `scale` becomes the matrix's. Fails on a code of 3 and on
+/// column i, plus one (as transformers packs them). `scale` becomes the matrix's. Fails on a code of 3 and on
 /// rows that are no multiple of 128; messages have no tensor name.
 Result<TernaryMatrix> unpack_ternary(const io::Tensor& packed, float scale);
 

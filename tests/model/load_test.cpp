@@ -212,7 +212,7 @@ TEST(Config, HfFieldsAreReadAndChecked) {
        "short_factor holds -1"},
       {{"\"use_sliding_window\":false",
         "\"rope_scaling\":{\"rope_type\":\"longrope\",\"short_factor\":[1],\"long_factor\":[1]}"},
-       "LongRoPE has 1 factors for 32 pairs"},
+       "LongRoPE has 1 factors, expected 32, one a pair"},
       {{"\"use_sliding_window\":false", "\"partial_rotary_factor\":0"}, "partial_rotary_factor is 0"},
       {{"\"use_sliding_window\":false", "\"final_logit_softcapping\":30"}, "final_logit_softcapping is 30"},
       {{"\"use_sliding_window\":false", "\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":0}"},

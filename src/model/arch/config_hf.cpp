@@ -213,7 +213,7 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
   c.rope_dim = int(float(c.head_dim) * rotary_share);
   for (const auto* factors : {&c.rope_scaling.short_factors, &c.rope_scaling.long_factors})
     if (c.rope_scaling.kind == RopeScaling::Kind::longrope && ssize(*factors) != c.rope_dim / 2)
-      return bad_file("{}: LongRoPE has {} factors for {} pairs", where, factors->size(), c.rope_dim / 2);
+      return bad_file("{}: LongRoPE has {} factors, expected {}, one a pair", where, factors->size(), c.rope_dim / 2);
   c.rope_pairs = RopePairs::halves;
   RIDGE_TRY_STATUS(check_config(c, where));
   return c;
