@@ -176,22 +176,14 @@ void check_supported(const ModelPlan& plan) {
   const auto refuse = [](std::string_view what) {
     throw_error(ErrorKind::usage, "a CUDA device does not compute {} (use the CPU)", what);
   };
-  if (plan.embedding_scale != 1) refuse(fmt::format("an embedding scale of {}", plan.embedding_scale));
-  if (plan.logit_divisor != 1) refuse(fmt::format("a logit divisor of {}", plan.logit_divisor));
-  if (plan.long_context > 0) refuse("LongRoPE");
   for (const LayerPlan& layer : plan.layers) {
     if (layer.mixer != MixerKind::attention)
       throw_error(ErrorKind::usage, "a CUDA device does not compute mixer {} (use the CPU)", mixer_name(layer.mixer));
     if (layer.feed_forward != FeedForwardKind::dense)
       throw_error(ErrorKind::usage, "a CUDA device does not compute feed-forward {} (use the CPU)",
                   feed_forward_name(layer.feed_forward));
-    if (layer.norms != NormPlace::before) refuse("norms behind a block");
-    if (layer.residual_scale != 1) refuse(fmt::format("a residual scale of {}", layer.residual_scale));
     if (layer.attention.window > 0) refuse(fmt::format("a sliding window of {}", layer.attention.window));
-    if (layer.attention.qk_norm_whole) refuse("a norm of q and k over all heads together");
-    if (layer.dense.activation == Activation::gelu_tanh) refuse("the activation gelu_pytorch_tanh");
     if (layer.attention.sink_logits) refuse("sink logits of attention");
-    if (layer.attention.o_bias) refuse("a bias of the output projection");
     if (layer.attention.head_dim > 256)
       throw_error(ErrorKind::usage, "a CUDA device runs head_dim up to 256, this model has {} (use the CPU)",
                   layer.attention.head_dim);

@@ -17,7 +17,8 @@
 namespace ridge {
 
 struct CudaLayer {
-  gpu::Buffer attn_norm, q_norm, k_norm, attn_sub_norm, ffn_norm, ffn_sub_norm;  // empty where the model has none
+  // Empty where the model has none.
+  gpu::Buffer attn_norm, q_norm, k_norm, attn_sub_norm, attn_post_norm, ffn_norm, ffn_sub_norm, ffn_post_norm;
   DeviceProduct qkv, o, gate_up, down;
 };
 
@@ -28,6 +29,11 @@ struct CudaRope {
   gpu::Buffer frequency;  // double [n_pairs]
 };
 
+/// Whether the product of gate and up ends in the activation, or leaves both to a launch of its own.
+constexpr bool is_fused(Activation activation) {
+  return activation == Activation::silu || activation == Activation::relu2;
+}
+
 /// The weights of a plan's layers.
 struct CudaModel {
   CudaModel(const gpu::Stream& stream, const ModelPlan& plan, const Weights& weights, const ForcedKernels& forced);
@@ -36,9 +42,9 @@ struct CudaModel {
   int64_t matrix_bytes() const;
 
   std::vector<CudaRope> ropes;
-  DeviceRows embedding;  // [vocab_size, d_model], in its format
+  DeviceRows embedding;  // [vocab_size, d_model], in its format; its scale has the plan's
   std::vector<CudaLayer> layers;
-  gpu::Buffer output_norm;
+  gpu::Buffer output_norm;  // over the plan's divisor of logits
   DeviceProduct output;
 };
 
@@ -107,6 +113,7 @@ class CudaRunner {
     gpu::Buffer tokens, rows, spans, blocks, n_spans, logit_rows;
     gpu::Buffer cosines, sines;  // of each rope
     gpu::Buffer x, qkv, q, attn, ff, logit_x;
+    gpu::Buffer block;  // what a block gives, before it is normed or scaled
     gpu::Buffer attn_scratch, k_ring, v_ring;
     ProductScratch products;
 
@@ -129,6 +136,12 @@ class CudaRunner {
   void attend(int layer, const StepPlan& step, DeviceKvMemory& memory, bool overlap);
   void attend_slice(int layer, const StepPlan& step, const StepSlice& slice, DeviceKvMemory& memory, bool overlap);
   void feed_forward(int layer, int64_t n, bool overlap);
+  void dense(int layer, const ProductCall& in, const ProductCall& out);
+  /// What a block's first product reads of the residual stream, and where its last one leaves what the block gives.
+  ProductCall block_in(int layer, int64_t n, const gpu::Buffer& norm, bool overlap) const;
+  ProductCall block_out(int layer, int64_t n, bool overlap) const;
+  /// Adds to the residual stream what block_out() has not.
+  void end_block(int layer, int64_t n, const gpu::Buffer& post_norm);
   void show_block(int layer, Block block, int64_t n);
   void replay(Recorded& step, const float* logits, const std::function<void()>& queue);
   StepRows rows_of(const StepSlice& slice, const DeviceKvMemory& memory) const;
@@ -139,6 +152,7 @@ class CudaRunner {
   gpu::Stream stream_;
   CudaModel model_;
   Room room_;
+  int n_ctx_ = 0;                    // of the pool of the step that runs
   std::vector<StepRow> rows_there_;  // contents of room_.rows once all queued work has run
   std::map<std::vector<int64_t>, Recorded> recorded_;
   OnBlock on_block_;

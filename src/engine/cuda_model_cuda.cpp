@@ -9,9 +9,11 @@ struct ProductParts {
   std::vector<const std::vector<float>*> biases;
   bool glu = false;
 };
-ProductParts one(const Linear& m) { return {{&m}, {nullptr}}; }
+ProductParts one(const Linear& m, const std::vector<float>* bias = nullptr) { return {{&m}, {bias}}; }
 ProductParts qkv_of(const LayerWeights& l) { return {{&l.q, &l.k, &l.v}, {&l.q_bias, &l.k_bias, &l.v_bias}}; }
-ProductParts gate_up_of(const LayerWeights& l) { return {{&l.gate, &l.up}, {nullptr, nullptr}, true}; }
+ProductParts gate_up_of(const LayerWeights& l, Activation activation) {
+  return {{&l.gate, &l.up}, {nullptr, nullptr}, is_fused(activation)};
+}
 
 }  // namespace
 
@@ -29,19 +31,25 @@ CudaModel::CudaModel(const gpu::Stream& stream, const ModelPlan& plan, const Wei
                      .n_pairs = int(rope.frequency.size()),
                      .frequency = gpu::to_device(stream, std::span<const double>(rope.frequency))});
   embedding = upload_rows(stream, weights.embedding);
-  output_norm = vector(weights.output_norm);
+  embedding.scale *= plan.embedding_scale;
+  std::vector<float> norm = weights.output_norm;
+  for (float& weight : norm) weight /= plan.logit_divisor;
+  output_norm = vector(norm);
   output = product(one(weights.output));
-  for (const LayerWeights& from : weights.layers) {
+  for (size_t i = 0; i < weights.layers.size(); ++i) {
+    const LayerWeights& from = weights.layers[i];
     CudaLayer& layer = layers.emplace_back();
     layer.attn_norm = vector(from.attn_norm);
     layer.q_norm = vector(from.q_norm);
     layer.k_norm = vector(from.k_norm);
     layer.attn_sub_norm = vector(from.attn_sub_norm);
+    layer.attn_post_norm = vector(from.attn_post_norm);
     layer.ffn_norm = vector(from.ffn_norm);
     layer.ffn_sub_norm = vector(from.ffn_sub_norm);
+    layer.ffn_post_norm = vector(from.ffn_post_norm);
     layer.qkv = product(qkv_of(from));
-    layer.o = product(one(from.o));
-    layer.gate_up = product(gate_up_of(from));
+    layer.o = product(one(from.o, &from.o_bias));
+    layer.gate_up = product(gate_up_of(from, plan.layers[i].dense.activation));
     layer.down = product(one(from.down));
   }
   stream.synchronize();
@@ -60,9 +68,13 @@ int64_t CudaModel::upload_bytes(const ModelPlan& plan, const Weights& weights, c
   };
   add_vectors({&weights.output_norm});
   add_product(one(weights.output));
-  for (const LayerWeights& l : weights.layers) {
-    add_vectors({&l.attn_norm, &l.q_norm, &l.k_norm, &l.attn_sub_norm, &l.ffn_norm, &l.ffn_sub_norm});
-    for (const ProductParts& parts : {qkv_of(l), one(l.o), gate_up_of(l), one(l.down)}) add_product(parts);
+  for (size_t i = 0; i < weights.layers.size(); ++i) {
+    const LayerWeights& l = weights.layers[i];
+    add_vectors({&l.attn_norm, &l.q_norm, &l.k_norm, &l.attn_sub_norm, &l.attn_post_norm, &l.ffn_norm, &l.ffn_sub_norm,
+                 &l.ffn_post_norm});
+    const Activation activation = plan.layers[i].dense.activation;
+    for (const ProductParts& parts : {qkv_of(l), one(l.o, &l.o_bias), gate_up_of(l, activation), one(l.down)})
+      add_product(parts);
   }
   return kept + packing;
 }

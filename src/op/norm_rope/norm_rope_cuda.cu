@@ -33,9 +33,26 @@ __global__ void relu2_glu_kernel(int64_t n, float* gate, const float* up) {
   gate[i] = __fmul_rn(__fmul_rn(positive, positive), up[i]);
 }
 
-__global__ void add_kernel(int64_t n, float* x, const float* y) {
+__global__ void gelu_glu_kernel(int64_t n, float* gate, const float* up) {
   const int64_t i = element();
-  if (i < n) x[i] += y[i];
+  if (i >= n) return;
+  constexpr float kRoot = 0.7978845608028654f;  // sqrt(2 / pi)
+  const float g = gate[i];
+  gate[i] = 0.5f * g * (1 + tanhf(kRoot * (g + 0.044715f * g * g * g))) * up[i];
+}
+
+__global__ void clamped_swiglu_kernel(int64_t n, float* gate, const float* up) {
+  const int64_t i = element();
+  if (i >= n) return;
+  constexpr float kLimit = 7, kGain = 1.702f;
+  const float g = gate[i] > kLimit ? kLimit : gate[i];  // keeps NaN
+  const float u = up[i] > kLimit ? kLimit : up[i] < -kLimit ? -kLimit : up[i];
+  gate[i] = g / (1 + expf(-kGain * g)) * (u + 1);
+}
+
+__global__ void add_kernel(int64_t n, float* x, const float* y, float factor) {
+  const int64_t i = element();
+  if (i < n) x[i] = fmaf(factor, y[i], x[i]);
 }
 
 __global__ void add_bias_kernel(int64_t total, int64_t n, float* x, const float* bias) {
@@ -69,8 +86,16 @@ void device_relu2_glu(gpu::StreamHandle stream, int64_t n, float* gate, const fl
   gpu::launch("relu2_glu", relu2_glu_kernel, {blocks(n), kThreads, 0, stream}, n, gate, up);
 }
 
-void device_add(gpu::StreamHandle stream, int64_t n, float* x, const float* y) {
-  gpu::launch("add", add_kernel, {blocks(n), kThreads, 0, stream}, n, x, y);
+void device_gelu_glu(gpu::StreamHandle stream, int64_t n, float* gate, const float* up) {
+  gpu::launch("gelu_glu", gelu_glu_kernel, {blocks(n), kThreads, 0, stream}, n, gate, up);
+}
+
+void device_clamped_swiglu(gpu::StreamHandle stream, int64_t n, float* gate, const float* up) {
+  gpu::launch("clamped_swiglu", clamped_swiglu_kernel, {blocks(n), kThreads, 0, stream}, n, gate, up);
+}
+
+void device_add(gpu::StreamHandle stream, int64_t n, float* x, const float* y, float factor) {
+  gpu::launch("add", add_kernel, {blocks(n), kThreads, 0, stream}, n, x, y, factor);
 }
 
 void device_add_bias(gpu::StreamHandle stream, int64_t n_rows, int64_t n, float* x, const float* bias) {
