@@ -173,17 +173,12 @@ std::vector<std::string> CudaBackend::kernels(const KvLayerConfig& layer) const 
 
 /// Refuses models that the kernels here cannot run.
 void check_supported(const ModelPlan& plan) {
-  const auto refuse = [](std::string_view what) {
-    throw_error(ErrorKind::usage, "a CUDA device does not compute {} (use the CPU)", what);
-  };
   for (const LayerPlan& layer : plan.layers) {
     if (layer.mixer != MixerKind::attention)
       throw_error(ErrorKind::usage, "a CUDA device does not compute mixer {} (use the CPU)", mixer_name(layer.mixer));
     if (layer.feed_forward != FeedForwardKind::dense)
       throw_error(ErrorKind::usage, "a CUDA device does not compute feed-forward {} (use the CPU)",
                   feed_forward_name(layer.feed_forward));
-    if (layer.attention.window > 0) refuse(fmt::format("a sliding window of {}", layer.attention.window));
-    if (layer.attention.sink_logits) refuse("sink logits of attention");
     if (layer.attention.head_dim > 256)
       throw_error(ErrorKind::usage, "a CUDA device runs head_dim up to 256, this model has {} (use the CPU)",
                   layer.attention.head_dim);

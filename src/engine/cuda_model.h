@@ -18,7 +18,8 @@ namespace ridge {
 
 struct CudaLayer {
   // Empty where the model has none.
-  gpu::Buffer attn_norm, q_norm, k_norm, attn_sub_norm, attn_post_norm, ffn_norm, ffn_sub_norm, ffn_post_norm;
+  gpu::Buffer attn_norm, q_norm, k_norm, attn_sub_norm, attn_post_norm, ffn_norm, ffn_sub_norm, ffn_post_norm,
+      sink_logits;
   DeviceProduct qkv, o, gate_up, down;
 };
 

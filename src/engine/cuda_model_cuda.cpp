@@ -44,6 +44,7 @@ CudaModel::CudaModel(const gpu::Stream& stream, const ModelPlan& plan, const Wei
     layer.k_norm = vector(from.k_norm);
     layer.attn_sub_norm = vector(from.attn_sub_norm);
     layer.attn_post_norm = vector(from.attn_post_norm);
+    layer.sink_logits = vector(from.sink_logits);
     layer.ffn_norm = vector(from.ffn_norm);
     layer.ffn_sub_norm = vector(from.ffn_sub_norm);
     layer.ffn_post_norm = vector(from.ffn_post_norm);
@@ -71,7 +72,7 @@ int64_t CudaModel::upload_bytes(const ModelPlan& plan, const Weights& weights, c
   for (size_t i = 0; i < weights.layers.size(); ++i) {
     const LayerWeights& l = weights.layers[i];
     add_vectors({&l.attn_norm, &l.q_norm, &l.k_norm, &l.attn_sub_norm, &l.attn_post_norm, &l.ffn_norm, &l.ffn_sub_norm,
-                 &l.ffn_post_norm});
+                 &l.ffn_post_norm, &l.sink_logits});
     const Activation activation = plan.layers[i].dense.activation;
     for (const ProductParts& parts : {qkv_of(l), one(l.o, &l.o_bias), gate_up_of(l, activation), one(l.down)})
       add_product(parts);

@@ -235,6 +235,7 @@ void CudaRunner::attend_slice(int i, const StepPlan& step, const StepSlice& slic
   const DeviceAttention attention{.rows = rows,
                                   .n_heads = plan.n_heads,
                                   .scale = plan.scale,
+                                  .sink_logits = plan.sink_logits ? layer.sink_logits.as<float>() : nullptr,
                                   .k = sides[0],
                                   .v = sides[1],
                                   .q = room_.q.as<float>(),
@@ -243,7 +244,7 @@ void CudaRunner::attend_slice(int i, const StepPlan& step, const StepSlice& slic
     return tile_attn(stream_, attention, room_.attn_scratch.as<std::byte>(), {.overlap = overlap});
   const int group = plan.n_heads / plan.n_kv_heads;
   const int queries = in_fragments ? prefill_attn_plan(plan.head_dim).queries : rows_attn_queries();
-  const BlockRange blocks = slice.blocks.at({plan.n_kv_heads, group, queries});
+  const BlockRange blocks = slice.blocks.at({plan.n_kv_heads, group, queries, plan.window});
   const AttnBlock* const list = room_.blocks.as<AttnBlock>() + blocks.first;
   if (in_fragments)
     prefill_attn(stream_, attention, {list, blocks.n, queries, blocks.part_rows, room_.attn_scratch.as<std::byte>()});

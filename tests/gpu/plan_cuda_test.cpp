@@ -132,6 +132,21 @@ TEST_F(PlanCuda, Activations) {
   }
 }
 
+/// Every layer slides, or one of two; with sink logits; over rows, tiles and caches with exact rows.
+TEST_F(PlanCuda, AttentionWindowsAndSinkLogits) {
+  const auto change = [](ModelPlan& plan, Weights& weights) {
+    for (size_t i = 0; i < plan.layers.size(); ++i) {
+      AttentionPlan& a = plan.layers[i].attention;
+      a.window = i == 0 ? 21 : 0;
+      a.sink_logits = true;
+      weights.layers[i].sink_logits = values_near(i, a.n_heads, 0, 2);
+    }
+  };
+  check("tiny@weights=f32", change, kFloats);
+  check("tiny-64@weights=f32", change, kHalves, "f16");
+  check("tiny-64@layers=1@weights=f32", change, 2e-4, "q4_0");  // a coded element moves by a step now and then
+}
+
 /// Layers with a rope of their own, of other pairs; contexts beyond the border take the one for long ones.
 TEST_F(PlanCuda, SeveralRopes) {
   const auto change = [](ModelPlan& plan, Weights&) {
