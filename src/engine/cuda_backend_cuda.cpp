@@ -100,7 +100,7 @@ class CudaBackend final : public Backend {
                                          std::span<const SamplerOptions> samplers,
                                          std::span<const std::vector<int32_t>> recent) override;
   std::string name() const override { return name_; }
-  int64_t step_weight_bytes() const override { return runner_.model().matrix_bytes(); }
+  int64_t step_weight_bytes() const override { return runner_.model().step_bytes(runner_.plan()); }
   int64_t free_bytes() const override {
     gpu::use_device(runner_.device());
     return gpu::free_bytes();
@@ -176,9 +176,14 @@ void check_supported(const ModelPlan& plan) {
   for (const LayerPlan& layer : plan.layers) {
     if (layer.mixer != MixerKind::attention)
       throw_error(ErrorKind::usage, "a CUDA device does not compute mixer {} (use the CPU)", mixer_name(layer.mixer));
-    if (layer.feed_forward != FeedForwardKind::dense)
+    const ExpertsPlan& experts = layer.experts;
+    if (layer.feed_forward != FeedForwardKind::dense && layer.feed_forward != FeedForwardKind::experts)
       throw_error(ErrorKind::usage, "a CUDA device does not compute feed-forward {} (use the CPU)",
                   feed_forward_name(layer.feed_forward));
+    if (experts.n_experts > kMostExperts || experts.n_used > kMostUsedExperts)
+      throw_error(ErrorKind::usage,
+                  "a CUDA device runs up to {} experts a layer and {} a token, this model has {} and {} (use the CPU)",
+                  kMostExperts, kMostUsedExperts, experts.n_experts, experts.n_used);
     if (layer.attention.head_dim > 256)
       throw_error(ErrorKind::usage, "a CUDA device runs head_dim up to 256, this model has {} (use the CPU)",
                   layer.attention.head_dim);

@@ -11,6 +11,7 @@
 #include "gpu/graph.h"
 #include "gpu/launch_log.h"
 #include "op/device_product.h"
+#include "op/experts/experts_cuda.h"
 #include "op/gemv/rows_cuda.h"
 #include "op/sample/sample_cuda.h"
 
@@ -20,7 +21,9 @@ struct CudaLayer {
   // Empty where the model has none.
   gpu::Buffer attn_norm, q_norm, k_norm, attn_sub_norm, attn_post_norm, ffn_norm, ffn_sub_norm, ffn_post_norm,
       sink_logits;
-  DeviceProduct qkv, o, gate_up, down;
+  DeviceProduct qkv, o, gate_up, down;           // gate_up and down: of the shared expert, where there are experts
+  gpu::Buffer router, router_bias, shared_gate;  // router: float32 [n_experts, d_model]
+  DeviceExpertProduct expert_gate_up, expert_down;
 };
 
 struct CudaRope {
@@ -40,7 +43,8 @@ struct CudaModel {
   CudaModel(const gpu::Stream& stream, const ModelPlan& plan, const Weights& weights, const ForcedKernels& forced);
   /// What the weights take of the device, and what packing the largest product needs beside them.
   static int64_t upload_bytes(const ModelPlan& plan, const Weights& weights, const ForcedKernels& forced);
-  int64_t matrix_bytes() const;
+  /// What a step of one token reads of the matrices.
+  int64_t step_bytes(const ModelPlan& plan) const;
 
   std::vector<CudaRope> ropes;
   DeviceRows embedding;  // [vocab_size, d_model], in its format; its scale has the plan's
@@ -115,6 +119,8 @@ class CudaRunner {
     gpu::Buffer cosines, sines;  // of each rope
     gpu::Buffer x, qkv, q, attn, ff, logit_x;
     gpu::Buffer block;  // what a block gives, before it is normed or scaled
+    // Of experts: their normed input, and rows of a token's experts.
+    gpu::Buffer h, scores, expert_weights, expert_numbers, packs, expert_gate, expert_up, expert_out, shared;
     gpu::Buffer attn_scratch, k_ring, v_ring;
     ProductScratch products;
 
@@ -138,6 +144,7 @@ class CudaRunner {
   void attend_slice(int layer, const StepPlan& step, const StepSlice& slice, DeviceKvMemory& memory, bool overlap);
   void feed_forward(int layer, int64_t n, bool overlap);
   void dense(int layer, const ProductCall& in, const ProductCall& out);
+  void experts(int layer, int64_t n, bool overlap);
   /// What a block's first product reads of the residual stream, and where its last one leaves what the block gives.
   ProductCall block_in(int layer, int64_t n, const gpu::Buffer& norm, bool overlap) const;
   ProductCall block_out(int layer, int64_t n, bool overlap) const;

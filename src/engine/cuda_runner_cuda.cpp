@@ -63,6 +63,9 @@ int next_power_of_two(int n) {
 
 std::vector<const void*> CudaRunner::Room::places() const {
   std::vector<const void*> places;
+  for (const gpu::Buffer* b :
+       {&h, &scores, &expert_weights, &expert_numbers, &packs, &expert_gate, &expert_up, &expert_out, &shared})
+    places.push_back(b->as<void>());
   for (const gpu::Buffer* b : {&tokens, &rows, &spans, &blocks, &n_spans, &logit_rows, &cosines, &sines, &x, &qkv, &q,
                                &attn, &ff, &logit_x, &block, &attn_scratch, &k_ring, &v_ring})
     places.push_back(b->as<void>());
@@ -99,6 +102,20 @@ void CudaRunner::make_room(const StepPlan& step, const DeviceKvMemory& memory) {
   r.attn.ensure(n * plan_.q_dim());
   r.ff.ensure(2 * n * plan_.d_ff());  // gate and up, where they are not one product
   if (!std::ranges::all_of(plan_.layers, adds_at_once)) r.block.ensure(n * plan_.d_model);
+  for (const LayerPlan& layer : plan_.layers) {
+    const ExpertsPlan& e = layer.experts;
+    if (layer.feed_forward != FeedForwardKind::experts) continue;
+    const ExpertChoice choice{.n_tokens = n, .n_experts = e.n_experts, .n_used = e.n_used};
+    r.h.ensure(n * plan_.d_model);
+    r.scores.ensure(n * e.n_experts);
+    r.expert_weights.ensure(choice.n_slots());
+    r.expert_numbers.ensure<int32_t>(choice.n_slots());
+    r.packs.ensure<ExpertPack>(choice.n_packs());
+    r.expert_gate.ensure(choice.n_slots() * e.d_ff);
+    r.expert_up.ensure(choice.n_slots() * e.d_ff);
+    r.expert_out.ensure(choice.n_slots() * plan_.d_model);
+    if (e.shared) r.shared.ensure(n * plan_.d_model);
+  }
   if (!step.logits_in_order) r.logit_x.ensure(ssize(step.logit_rows) * plan_.d_model);
   for (const StepSlice& slice : step.slices)
     for (int layer = 0; layer < memory.n_layers(); ++layer) {
@@ -329,6 +346,74 @@ void CudaRunner::dense(int i, const ProductCall& in, const ProductCall& out) {
   layer.down.run(stream_, call, room_.products);
 }
 
+/// A token goes through its experts alone: all of them together are rows of products over packs of tokens.
+void CudaRunner::experts(int i, int64_t n, bool overlap) {
+  const LayerPlan& plan = plan_.layers[size_t(i)];
+  const ExpertsPlan& e = plan.experts;
+  const CudaLayer& layer = model_.layers[size_t(i)];
+  Room& r = room_;
+  const float* h = r.x.as<float>();
+  const ExpertChoice choice{.n_tokens = n,
+                            .n_experts = e.n_experts,
+                            .n_used = e.n_used,
+                            .scores = r.scores.as<float>(),
+                            .weights = r.expert_weights.as<float>(),
+                            .experts = r.expert_numbers.as<int32_t>(),
+                            .packs = r.packs.as<ExpertPack>()};
+  {
+    const gpu::OpRange range([&] { return small_op("route", n * plan_.d_model, i); });
+    if (plan.norms != NormPlace::after) {
+      device_rms_norm(stream_, n, plan_.d_model, h, layer.ffn_norm.as<float>(), plan_.norm_eps, r.h.as<float>());
+      h = r.h.as<float>();
+    }
+    device_router(stream_, choice, plan_.d_model, h, layer.router.as<float>(),
+                  e.biases ? layer.router_bias.as<float>() : nullptr);
+    device_choose_experts(stream_, choice, e.renormalised);
+  }
+  {
+    const int64_t bytes = layer.expert_gate_up.bytes() + layer.expert_down.bytes();
+    const gpu::OpRange range([&] {
+      return gpu::LoggedOp{.op = "experts",
+                           .layer = i,
+                           .read_bytes = bytes / e.n_experts * std::min<int64_t>(e.n_experts, choice.n_slots()),
+                           .flops = 6 * choice.n_slots() * e.d_ff * plan_.d_model};
+    });
+    ExpertCall call{.packs = choice.packs,
+                    .n_packs = choice.n_packs(),
+                    .most = n == 1 ? 1 : ExpertPack::kMost,
+                    .x = h,
+                    .share = e.n_used,
+                    .y = {r.expert_gate.as<float>(), r.expert_up.as<float>()}};
+    layer.expert_gate_up.run(stream_, call);
+    activate(stream_, e.activation, choice.n_slots() * e.d_ff, call.y[0], call.y[1]);
+    call.x = call.y[0];
+    call.share = 1;
+    call.y[0] = r.expert_out.as<float>();
+    layer.expert_down.run(stream_, call);
+  }
+  ProductCall out = block_out(i, n, overlap);
+  if (e.shared) {
+    ProductCall in{.n_tokens = n, .x = h, .overlap = overlap, .layer = i}, of_shared = out;
+    of_shared.output = ProductOutput::store;
+    of_shared.y[0] = r.shared.as<float>();
+    dense(i, in, of_shared);
+  }
+  {
+    const gpu::OpRange range([&] { return small_op("experts", choice.n_slots() * plan_.d_model, i); });
+    device_sum_experts(stream_, {.n_tokens = n,
+                                 .n = plan_.d_model,
+                                 .n_used = e.n_used,
+                                 .weights = choice.weights,
+                                 .y = r.expert_out.as<float>(),
+                                 .shared = e.shared ? r.shared.as<float>() : nullptr,
+                                 .h = h,
+                                 .gate = layer.shared_gate.as<float>(),
+                                 .add = out.output == ProductOutput::add,
+                                 .out = out.y[0]});
+  }
+  end_block(i, n, layer.ffn_post_norm);
+}
+
 /// Hands the residual stream to whoever watches, and takes it back.
 void CudaRunner::show_block(int layer, Block block, int64_t n) {
   if (!on_block_) return;
@@ -358,7 +443,7 @@ void CudaRunner::queue(const StepPlan& step, DeviceKvMemory& memory, const int32
     show_block(i, Block::feed_forward, step.n_tokens);
     switch (plan_.layers[size_t(i)].feed_forward) {
       case FeedForwardKind::dense: feed_forward(i, n, overlap); break;
-      case FeedForwardKind::experts: break;  // refused when the model was opened
+      case FeedForwardKind::experts: experts(i, n, overlap); break;
     }
   }
   show_block(int(plan_.layers.size()), Block::output, step.n_tokens);

@@ -226,6 +226,21 @@ TEST_F(RaggedCuda, StepsOverTilesAreTheReferences) {
   check("synth:tiny-64@layers=1@weights=f32", "rotor-3", "q4_0", 2e-4);
 }
 
+/// Windows, two ropes, norms around blocks and GeGLU; experts; sink logits, biases and experts. A layer of each kind.
+TEST_F(RaggedCuda, StepsOfOtherArchitecturesAreTheReferences) {
+  for (const char* spec :
+       {"synth:tiny-gemma@layers=6@weights=f32", "synth:tiny-experts@weights=f32", "synth:tiny-oss@weights=f32"})
+    check(spec, "f32", "f32", 1e-10);
+}
+
+/// The same of weights in bricks and rows. A token whose choice of experts is close may take another one: the bound is
+/// that of caches that are coded.
+TEST_F(RaggedCuda, StepsOfPackedExpertsAreTheReferences) {
+  for (const char* weights : {"f16", "q8_0"})
+    for (const char* shape : {"tiny-experts", "tiny-oss"})
+      check(fmt::format("synth:{}@layers=1@weights={}", shape, weights), "f16", "f16", 2e-4);
+}
+
 TEST_F(RaggedCuda, StepsOfPackedWeightsAreTheReferences) {
   for (const char* weights : {"int4_g128", "bf16", "q4_k"})
     check(std::string("synth:tiny-64@weights=") + weights, "q8_0", "rotor-4", 2e-4);

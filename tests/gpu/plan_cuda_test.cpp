@@ -1,4 +1,6 @@
 // What plans may ask of a layer, on the device against the CPU's reference kernels: tiny models whose plan is changed.
+#include <gmock/gmock.h>
+
 #include <functional>
 
 #include "base/metrics.h"
@@ -145,6 +147,72 @@ TEST_F(PlanCuda, AttentionWindowsAndSinkLogits) {
   check("tiny@weights=f32", change, kFloats);
   check("tiny-64@weights=f32", change, kHalves, "f16");
   check("tiny-64@layers=1@weights=f32", change, 2e-4, "q4_0");  // a coded element moves by a step now and then
+}
+
+/// Experts in place of a feed-forward, with what models have beside them.
+TEST_F(PlanCuda, Experts) {
+  const char* of_format[] = {"tiny-experts@weights=f32", "tiny-oss@weights=f32"};
+  for (const char* spec : of_format) {
+    const auto change = [](ModelPlan& plan, Weights&) {
+      for (LayerPlan& layer : plan.layers) layer.experts.renormalised = !layer.experts.renormalised;
+    };
+    check(spec, change, kFloats);
+  }
+  // A shared expert: the feed-forward of another model.
+  CpuContext context(1, Isa::scalar);
+  const LoadedModel dense = make_synth_model(context, "tiny@weights=f32").or_throw();
+  check(
+      "tiny-experts@weights=f32",
+      [&](ModelPlan& plan, Weights& weights) {
+        for (size_t i = 0; i < plan.layers.size(); ++i) {
+          LayerWeights& layer = weights.layers[i];
+          layer.gate = dense.weights.layers[i].gate;
+          layer.up = dense.weights.layers[i].up;
+          layer.down = dense.weights.layers[i].down;
+          layer.shared_gate = values_near(i, plan.d_model, 0, 0.1);
+          plan.layers[i].dense.d_ff = dense.config.d_ff;
+          plan.layers[i].experts.shared = true;
+        }
+      },
+      kFloats);
+}
+
+/// Experts whose format has no bricks, as published models of MXFP4 have them.
+TEST_F(PlanCuda, ExpertsInMxfp4) {
+  const WeightFormat& format = *find_weight_format("mxfp4").or_throw();
+  std::vector<std::vector<std::byte>> blocks;
+  check(
+      "tiny-oss@weights=f16",
+      [&](ModelPlan&, Weights& weights) {
+        Rng rng(3);
+        for (LayerWeights& layer : weights.layers)
+          for (ExpertWeights& expert : layer.experts)
+            for (Linear* m : {&expert.gate, &expert.up, &expert.down}) {
+              blocks.push_back(random_blocks(format, rng, 0.1, m->n_out * m->n_in));
+              *m = {.format = &format, .n_out = m->n_out, .n_in = m->n_in, .rows = blocks.back().data()};
+            }
+      },
+      kHalves, "f16");
+}
+
+TEST_F(PlanCuda, WhatADeviceDoesNotRunIsRefusedByName) {
+  const auto refused = [](const Change& change, const char* named) {
+    CpuContext context(1, Isa::scalar);
+    LoadedModel model = make_synth_model(context, "tiny-experts@layers=1@weights=f32").or_throw();
+    ModelPlan plan = make_plan(model.config);
+    change(plan, model.weights);
+    try {
+      make_cuda_backend(0, plan, model.weights, {});
+      ADD_FAILURE() << named << " is not refused";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::usage) << error.what();
+      EXPECT_THAT(error.what(), testing::HasSubstr(named));
+    }
+  };
+  refused([](ModelPlan& plan, Weights&) { plan.layers[0].attention.head_dim = 320; }, "head_dim up to 256");
+  refused([](ModelPlan& plan, Weights&) { plan.layers[0].experts.n_used = 33; }, "1024 experts a layer and 32 a token");
+  refused([](ModelPlan&, Weights& weights) { weights.layers[0].experts[3].up.scale = 2; },
+          "experts of one format, shape and scale");
 }
 
 /// Layers with a rope of their own, of other pairs; contexts beyond the border take the one for long ones.
