@@ -3,6 +3,7 @@
 
 #include "base/metrics.h"
 #include "cases/paths.h"
+#include "cases/reference_data.h"
 #include "engine/engine.h"
 #include "gpu/device_data.h"
 #include "gpu/launch_log.h"
@@ -145,6 +146,26 @@ TEST_F(ModelCuda, AShippedModelGivesTheReferencesLogits) {
               device = Model::load(path, {.device = "cuda"});
   const auto tokens = tokens_of(12, cpu.info().vocab_size, 2);
   EXPECT_LT(compare(all_logits(device, tokens, "f32", "f32"), all_logits(cpu, tokens, "f32", "f32")).nmse, 1e-9);
+}
+
+/// Tiny models of every architecture whose logits tests/engine/parity_test.cpp holds to other implementations'. Weights in
+/// bf16 meet activations of 16 bits; a context beyond LongRoPE's border, and one within it.
+TEST_F(ModelCuda, ModelsOfManyArchitecturesAreTheReferences) {
+  const auto data = reference_data();
+  if (!data) GTEST_SKIP() << "reference models are not here (set RIDGE_DATA)";
+  for (const char* name : {"mistral", "llama3", "mistral_swa", "granite", "phi3", "phi3_longrope", "olmo2", "gemma3",
+                           "qwen3_moe", "qwen3_moe_dense", "qwen2_moe", "gpt_oss", "gpt_oss_mxfp4"}) {
+    const std::string path = (*data / "parity/models" / name).native();
+    const Model cpu = Model::load(path, {.n_threads = 2, .isa = "scalar"}),
+                device = Model::load(path, {.device = "cuda"});
+    for (const int n : {24, 90}) {
+      const auto tokens = tokens_of(n, cpu.info().vocab_size, uint64_t(n));
+      const double error =
+          compare(all_logits(device, tokens, "f32", "f32"), all_logits(cpu, tokens, "f32", "f32")).nmse;
+      EXPECT_LT(error, 1e-8) << name << ", " << n << " tokens";
+      RecordProperty(fmt::format("nmse_{}_{}", name, n), fmt::format("{:.1e}", error));
+    }
+  }
 }
 
 /// An engine with a pool of sequences.
