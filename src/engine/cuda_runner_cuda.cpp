@@ -313,10 +313,10 @@ void CudaRunner::end_block(int i, int64_t n, const gpu::Buffer& post_norm) {
   const LayerPlan& layer = plan_.layers[size_t(i)];
   if (adds_at_once(layer)) return;
   const gpu::OpRange range([&] { return small_op("residual", n * plan_.d_model, i); });
-  auto* const block = room_.block.as<float>();
-  if (layer.norms != NormPlace::before)
-    device_rms_norm(stream_, n, plan_.d_model, block, post_norm.as<float>(), plan_.norm_eps, block);
-  device_add(stream_, n * plan_.d_model, room_.x.as<float>(), block, layer.residual_scale);
+  auto *x = room_.x.as<float>(), *block = room_.block.as<float>();
+  if (layer.norms == NormPlace::before) device_add(stream_, n * plan_.d_model, x, block, layer.residual_scale);
+  else
+    device_add_normed(stream_, n, plan_.d_model, x, block, post_norm.as<float>(), plan_.norm_eps, layer.residual_scale);
 }
 
 void CudaRunner::feed_forward(int i, int64_t n, bool overlap) {

@@ -11,14 +11,26 @@ unsigned blocks(int64_t n) { return unsigned(gpu::ceil_div(n, kThreads)); }
 
 __device__ int64_t element() { return int64_t(blockIdx.x) * kThreads + threadIdx.x; }
 
-/// One block a row; double where the reference is double.
+/// 1 / the root mean square of a row; double where the reference is double.
+__device__ double norm_factor(int64_t n, const float* x, float eps) {
+  double sum = 0;
+  for (int64_t i = threadIdx.x; i < n; i += kThreads) sum += double(x[i]) * x[i];
+  return 1.0 / sqrt(gpu::block_sum<kThreads>(sum) / double(n) + eps);
+}
+
+/// One block a row.
 __global__ void rms_norm_kernel(int64_t n, const float* x, const float* weight, float eps, float* y) {
   x += int64_t(blockIdx.x) * n;
   y += int64_t(blockIdx.x) * n;
-  double sum = 0;
-  for (int64_t i = threadIdx.x; i < n; i += kThreads) sum += double(x[i]) * x[i];
-  const double factor = 1.0 / sqrt(gpu::block_sum<kThreads>(sum) / double(n) + eps);
+  const double factor = norm_factor(n, x, eps);
   for (int64_t i = threadIdx.x; i < n; i += kThreads) y[i] = float(x[i] * factor * weight[i]);
+}
+
+__global__ void add_normed_kernel(int64_t n, float* x, const float* y, const float* weight, float eps, float scale) {
+  x += int64_t(blockIdx.x) * n;
+  y += int64_t(blockIdx.x) * n;
+  const double factor = norm_factor(n, y, eps);
+  for (int64_t i = threadIdx.x; i < n; i += kThreads) x[i] = fmaf(scale, float(y[i] * factor * weight[i]), x[i]);
 }
 
 __global__ void swiglu_kernel(int64_t n, float* gate, const float* up) {
@@ -96,6 +108,11 @@ void device_clamped_swiglu(gpu::StreamHandle stream, int64_t n, float* gate, con
 
 void device_add(gpu::StreamHandle stream, int64_t n, float* x, const float* y, float factor) {
   gpu::launch("add", add_kernel, {blocks(n), kThreads, 0, stream}, n, x, y, factor);
+}
+
+void device_add_normed(gpu::StreamHandle stream, int64_t n_rows, int64_t n, float* x, const float* y,
+                       const float* weight, float eps, float factor) {
+  gpu::launch("add_normed", add_normed_kernel, {unsigned(n_rows), kThreads, 0, stream}, n, x, y, weight, eps, factor);
 }
 
 void device_add_bias(gpu::StreamHandle stream, int64_t n_rows, int64_t n, float* x, const float* bias) {

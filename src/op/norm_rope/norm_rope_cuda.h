@@ -26,6 +26,10 @@ void device_clamped_swiglu(gpu::StreamHandle stream, int64_t n, float* gate, con
 /// x += factor y over n values
 void device_add(gpu::StreamHandle stream, int64_t n, float* x, const float* y, float factor = 1);
 
+/// x[r] += factor y[r] / sqrt(mean(y[r]^2) + eps) * weight over rows of n
+void device_add_normed(gpu::StreamHandle stream, int64_t n_rows, int64_t n, float* x, const float* y,
+                       const float* weight, float eps, float factor);
+
 /// x[r] += bias over rows of n
 void device_add_bias(gpu::StreamHandle stream, int64_t n_rows, int64_t n, float* x, const float* bias);
 
