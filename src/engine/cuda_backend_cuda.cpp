@@ -165,10 +165,18 @@ std::vector<std::string> CudaBackend::kernels(const KvLayerConfig& layer) const 
   }
   const auto attention = [&](int n_new) { return choose_device_attention({layer, n_new}).name; };
   const std::string_view of_step = attention(1), of_prompt = attention(kShortTokens + 1);
-  return {"gemv=" + few, "gemm=" + many,
-          fmt::format("attention={}",
-                      of_step == of_prompt ? std::string(of_step) : fmt::format("{}+{}", of_step, of_prompt)),
-          runner_.options().overlap ? "launch=graph-overlap" : "launch=graph"};
+  std::vector<std::string> names{
+      "gemv=" + few, "gemm=" + many,
+      fmt::format("attention={}",
+                  of_step == of_prompt ? std::string(of_step) : fmt::format("{}+{}", of_step, of_prompt)),
+      runner_.options().overlap ? "launch=graph-overlap" : "launch=graph"};
+  std::string of_experts;
+  for (const CudaLayer& layer_of : model.layers) {
+    add(of_experts, layer_of.expert_gate_up.kernels());
+    add(of_experts, layer_of.expert_down.kernels());
+  }
+  if (!of_experts.empty()) names.push_back("experts=" + of_experts);
+  return names;
 }
 
 /// Refuses models that the kernels here cannot run.

@@ -177,6 +177,17 @@ TEST_F(PlanCuda, Experts) {
       kFloats);
 }
 
+TEST_F(PlanCuda, KernelsOfExpertsHaveNames) {
+  CpuContext context(1, Isa::scalar);
+  for (const auto& [spec, name] : {std::pair{"tiny-oss@layers=1@weights=f32", "experts=rows"},
+                                   {"tiny-oss@layers=1@weights=q8_0", "experts=bricks"}}) {
+    const LoadedModel model = make_synth_model(context, spec).or_throw();
+    const ModelPlan plan = make_plan(model.config);
+    const auto layers = layer_configs({.n_ctx = 64}, plan);
+    EXPECT_THAT(make_cuda_backend(0, plan, model.weights, {})->kernels(layers[0]), testing::Contains(name)) << spec;
+  }
+}
+
 /// Experts whose format has no bricks, as published models of MXFP4 have them.
 TEST_F(PlanCuda, ExpertsInMxfp4) {
   const WeightFormat& format = *find_weight_format("mxfp4").or_throw();

@@ -97,6 +97,12 @@ std::array<int64_t, 2> DeviceExpertProduct::bytes_of(std::span<const std::vector
   return {product.bytes(), packing};
 }
 
+std::vector<std::string_view> DeviceExpertProduct::kernels() const {
+  std::vector<std::string_view> names;
+  for (const Group& g : groups_) names.push_back(g.in_bricks ? "bricks" : "rows");
+  return names;
+}
+
 void DeviceExpertProduct::run(gpu::StreamHandle stream, const ExpertCall& call) const {
   for (const Group& g : groups_) {
     const float* biases[2] = {};

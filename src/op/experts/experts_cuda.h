@@ -4,6 +4,7 @@
 
 #include <array>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "base/host_device.h"
@@ -54,6 +55,8 @@ class DeviceExpertProduct {
 
   void run(gpu::StreamHandle stream, const ExpertCall& call) const;
   int64_t bytes() const;  ///< of all experts
+  /// "bricks" or "rows" of each launch.
+  std::vector<std::string_view> kernels() const;
   /// What a product would keep, and what packing it needs beside that.
   static std::array<int64_t, 2> bytes_of(std::span<const std::vector<const Linear*>> matrices,
                                          std::span<const std::vector<const std::vector<float>*>> biases);
