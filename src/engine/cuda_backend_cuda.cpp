@@ -191,6 +191,7 @@ void check_supported(const ModelPlan& plan) {
     if (layer.attention.qk_norm_whole) refuse("a norm of q and k over all heads together");
     if (layer.dense.activation == Activation::gelu_tanh) refuse("the activation gelu_pytorch_tanh");
     if (layer.attention.sink_logits) refuse("sink logits of attention");
+    if (layer.attention.gate) refuse("a gate of the attention's output");
     if (layer.attention.o_bias) refuse("a bias of the output projection");
     if (layer.attention.head_dim > 256)
       throw_error(ErrorKind::usage, "a CUDA device runs head_dim up to 256, this model has {} (use the CPU)",
