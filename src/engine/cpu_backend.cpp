@@ -374,9 +374,13 @@ std::vector<std::string> CpuBackend::kernels(const KvLayerConfig& layer) const {
   const auto name = [&](std::string_view op, const auto& variants, const auto&... of) {
     return fmt::format("{}={}", op, select_variant(context_, op, variants, of...).name);
   };
-  return {name("gemv", gemv_variants(), matrix), name("gemm", gemm_variants(), matrix),
-          name("attention", attention_variants(), problem.get()), name("norm_rope", norm_rope_variants()),
-          name("kv_round", kv_round_variants(), layer.head_dim)};
+  std::vector<std::string> names{name("gemv", gemv_variants(), matrix), name("gemm", gemm_variants(), matrix),
+                                 name("attention", attention_variants(), problem.get()),
+                                 name("norm_rope", norm_rope_variants()),
+                                 name("kv_round", kv_round_variants(), layer.head_dim)};
+  const auto is_delta = [](const LayerPlan& of) { return of.mixer == MixerKind::delta; };
+  if (std::ranges::any_of(plan_.layers, is_delta)) names.push_back(name("delta", delta_variants()));
+  return names;
 }
 
 /// Steps that feed themselves run when they are queued.

@@ -28,9 +28,12 @@ class States : public testing::Test {
     const View2<const float> rows = outputs_->logits();
     return {rows.data, rows.data + rows.cols};
   }
-  Engine& engine() { return model_.engine(); }
+  static const Model& model() {
+    static const Model loaded = Model::load("synth:tiny-delta@weights=f32", {.n_threads = 1});
+    return loaded;
+  }
+  static Engine& engine() { return model().engine(); }
 
-  Model model_ = Model::load("synth:tiny-delta@weights=f32", {.n_threads = 1});
   std::vector<KvLayerConfig> layers_ = layer_configs({.k = {.format = "f32"}, .v = {.format = "f32"}}, engine().plan());
   std::unique_ptr<SequencePool> pool_ = engine().open_pool(layers_, 16, 4);
   std::unique_ptr<Outputs> outputs_ = engine().backend().make_outputs();
@@ -79,7 +82,7 @@ TEST_F(States, ImagesHoldThemAndMustBeFinite) {
 TEST_F(States, SessionsSaveAndRestoreThem) {
   const TempDir dir;
   const std::string path = (dir / "state").native();
-  Session first(model_, {.n_ctx = 64}), second(model_, {.n_ctx = 64});
+  Session first(model(), {.n_ctx = 64}), second(model(), {.n_ctx = 64});
   first.prefill(tokens(30));
   first.save(path);
   second.prefill(tokens(5));

@@ -97,9 +97,13 @@ constexpr DeltaShape kShapes[] = {
     {2, 6, 16, 20, 4, true},
     {.n_key_heads = 3, .n_value_heads = 3, .key_dim = 128, .value_dim = 128, .kernel = 3}};
 
-TEST(GatedDelta, IsTheFormula) {
+class GatedDelta : public testing::TestWithParam<Isa> {};
+INSTANTIATE_TEST_SUITE_P(Isas, GatedDelta, testing::Values(Isa::scalar, Isa::avx2, Isa::avx512),
+                         [](const auto& isa) { return std::string(isa_name(isa.param)); });
+
+TEST_P(GatedDelta, IsTheFormula) {
   for (const DeltaShape& shape : kShapes) {
-    CpuContext context(2);
+    CpuContext context(2, GetParam());
     Problem ours(shape, 13, 5), theirs = ours;
     const KvSpan spans[] = {Problem::span(4, 9, 0), Problem::span(0, 4, 1)};
     ours.run(context, spans);
@@ -110,9 +114,9 @@ TEST(GatedDelta, IsTheFormula) {
   }
 }
 
-TEST(GatedDelta, TheCutOfAPromptAndThreadsChangeNoBit) {
+TEST_P(GatedDelta, TheCutOfAPromptAndThreadsChangeNoBit) {
   for (const DeltaShape& shape : kShapes) {
-    CpuContext one(1), three(3);
+    CpuContext one(1, GetParam()), three(3, GetParam());
     Problem whole(shape, 12, 7), cut = whole;
     const KvSpan all[] = {Problem::span(0, 12, 1)};
     whole.run(three, all);

@@ -1,7 +1,9 @@
 #include "op/delta/delta.h"
 
+#include <algorithm>
 #include <cmath>
 
+#include "op/delta/kernels.h"
 #include "op/trace.h"
 
 namespace ridge {
@@ -41,42 +43,42 @@ void normalise(float* x, int64_t n, float factor) {
   for (int64_t i = 0; i < n; ++i) x[i] *= by;
 }
 
-/// One token through the matrix of a head: rows of `state` are value_dim long and belong to values of k and q.
-void step(const DeltaShape& shape, float keep, float beta, const float* q, const float* k, const float* v, float* state,
-          float* out) {
-  const int64_t n = shape.value_dim;
-  std::fill_n(out, n, 0.0f);
-  for (int64_t i = 0; i < shape.key_dim; ++i) {
-    float* const row = state + i * n;
-    for (int64_t j = 0; j < n; ++j) {
-      row[j] *= keep;
-      out[j] += row[j] * k[i];
+Support always() { return {}; }
+
+}  // namespace
+
+void delta_step_ref(int64_t key_dim, int64_t value_dim, float keep, float beta, const float* q, const float* k,
+                    const float* v, float* state, float* out) {
+  for (int64_t j = 0; j < value_dim; ++j) {
+    double known = 0, sum = 0;
+    for (int64_t i = 0; i < key_dim; ++i) known += double(state[i * value_dim + j]) * k[i];
+    const double change = beta * (v[j] - keep * known);
+    for (int64_t i = 0; i < key_dim; ++i) {
+      float& entry = state[i * value_dim + j];
+      entry = float(keep * double(entry) + k[i] * change);
+      sum += double(entry) * q[i];
     }
-  }
-  float change[1024];
-  for (int64_t j = 0; j < n; ++j) {
-    change[j] = beta * (v[j] - out[j]);
-    out[j] = 0;
-  }
-  for (int64_t i = 0; i < shape.key_dim; ++i) {
-    float* const row = state + i * n;
-    for (int64_t j = 0; j < n; ++j) {
-      row[j] += k[i] * change[j];
-      out[j] += row[j] * q[i];
-    }
+    out[j] = float(sum);
   }
 }
 
-}  // namespace
+std::span<const DeltaVariant> delta_variants() {
+  static constexpr DeltaVariant kVariants[] = {
+      {"ref", Isa::scalar, always, delta_step_ref},
+      {"columns-avx2", Isa::avx2, always, delta_step_avx2},
+      {"columns-avx512", Isa::avx512, always, delta_step_avx512},
+  };
+  return kVariants;
+}
 
 void gated_delta(CpuContext& context, const Delta& d) {
   const DeltaShape& s = d.shape;
   const int64_t channels = s.channels(), keys = s.keys(), n_spans = ssize(d.spans), n = d.qkv.rows;
   const int64_t matrix = int64_t(s.key_dim) * s.value_dim, state_bytes = 4 * n_spans * s.state_values();
-  RIDGE_CHECK(d.qkv.cols == channels && d.out.cols == s.values() && s.value_dim <= 1024, "{} columns of {}", d.qkv.cols,
-              channels);
+  RIDGE_CHECK(d.qkv.cols == channels && d.out.cols == s.values(), "{} columns of {}", d.qkv.cols, channels);
+  const DeltaVariant& variant = select_variant(context, "delta", delta_variants());
   const TracedOp traced(
-      context, "delta", {},
+      context, "delta", variant.name,
       {4 * n * channels + state_bytes, 4 * n * s.values() + state_bytes, n * s.n_value_heads * 7 * matrix});
   const auto state_of = [&](const KvSpan& span) { return d.states + span.slot * s.state_values(); };
 
@@ -99,8 +101,8 @@ void gated_delta(CpuContext& context, const Delta& d) {
     float* const state = state_of(span) + head * matrix;
     for (int64_t t = span.first_row; t < span.first_row + span.n_rows; ++t) {
       const double gate = d.decay[head] * softplus(double(d.a(t, head)) + d.dt_bias[head]);
-      step(s, float(std::exp(gate)), sigmoid(d.b(t, head)), &d.qkv(t, key), &d.qkv(t, keys + key),
-           &d.qkv(t, 2 * keys + value), state, &d.out(t, value));
+      variant.step(s.key_dim, s.value_dim, float(std::exp(gate)), sigmoid(d.b(t, head)), &d.qkv(t, key),
+                   &d.qkv(t, keys + key), &d.qkv(t, 2 * keys + value), state, &d.out(t, value));
     }
   });
 }
