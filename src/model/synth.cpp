@@ -19,11 +19,13 @@ struct Shape {
   int window = 0;
   int n_experts = 0, n_experts_used = 0, d_ff_expert = 0;
   float attention_scale = 0;
-  int d_ff_shared = 0;
-  int delta_period = 0;
-  DeltaShape delta = {};
 };
-constexpr DeltaShape kDelta27b{16, 48, 128, 128, 4}, kDelta35b{16, 32, 128, 128, 4}, kTinyDelta{2, 4, 16, 32, 4};
+/// What shapes with the gated delta rule have beside.
+struct Hybrid {
+  std::string_view name;
+  int d_ff_shared, delta_period;
+  DeltaShape delta;
+};
 // From the config.json of each model.
 constexpr Shape kShapes[] = {
     {"qwen2.5-0.5b", "qwen2", 24, 14, 2, 64, 896, 4864, 151936, 32768, 1e6f, true, true},
@@ -37,39 +39,22 @@ constexpr Shape kShapes[] = {
      0.0771516749810459f},  // 168^-1/2
     {"qwen3-30b-a3b", "qwen3moe", 48, 32, 4, 128, 2048, 6144, 151936, 40960, 1e6f, false, false, 128, 0, 128, 8, 768},
     {"gpt-oss-20b", "gpt-oss", 24, 64, 8, 64, 2880, 2880, 201088, 131072, 1.5e5f, true, false, 64, 128, 32, 4, 2880},
-    {"qwen3.6-27b", "qwen35", 64, 24, 4, 256, 5120, 17408, 248320, 262144, 1e7f,
-     false,         false,    64, 0,  0, 0,   0,    0,     0,      4,      kDelta27b},
-    {"qwen3.6-35b-a3b",
-     "qwen35moe",
-     40,
-     16,
-     2,
-     256,
-     2048,
-     512,
-     248320,
-     262144,
-     1e7f,
-     false,
-     false,
-     64,
-     0,
-     256,
-     8,
-     512,
-     0,
-     512,
-     4,
-     kDelta35b},
+    {"qwen3.6-27b", "qwen35", 64, 24, 4, 256, 5120, 17408, 248320, 262144, 1e7f, false, false, 64},
+    {"qwen3.6-35b-a3b", "qwen35moe", 40, 16, 2, 256, 2048, 512, 248320, 262144, 1e7f, false, false, 64, 0, 256, 8, 512},
     {"bitnet-2b-4t", "bitnet-b1.58", 30, 20, 5, 128, 2560, 6912, 128256, 4096, 5e5f, false, true},
     {"tiny-bitnet", "bitnet-b1.58", 2, 2, 1, 64, 128, 384, 512, 2048, 1e4f, false, true},
     {"tiny-64", "qwen2", 2, 4, 2, 64, 256, 512, 512, 2048, 1e4f, true, true},
     {"tiny-gemma", "gemma3", 7, 4, 2, 32, 64, 96, 512, 2048, 1e4f, false, true, 32, 40},
     {"tiny-experts", "qwen3moe", 2, 4, 2, 32, 64, 160, 512, 2048, 1e4f, false, true, 32, 0, 8, 2, 32},
     {"tiny-oss", "gpt-oss", 3, 4, 2, 32, 64, 32, 512, 2048, 1e4f, true, false, 32, 40, 6, 2, 32},
-    {"tiny-delta", "qwen35moe", 4, 4, 2, 32, 64, 32, 512, 2048, 1e4f,
-     false,        true,        8, 0, 6, 2,  32, 0,  32,  2,    kTinyDelta},
+    {"tiny-delta", "qwen35moe", 4, 4, 2, 32, 64, 32, 512, 2048, 1e4f, false, true, 8, 0, 6, 2, 32},
     {"tiny", "llama", 2, 4, 2, 32, 64, 160, 512, 2048, 1e4f, false, true},
+};
+
+constexpr Hybrid kHybrids[] = {
+    {"qwen3.6-27b", 0, 4, {16, 48, 128, 128, 4}},
+    {"qwen3.6-35b-a3b", 512, 4, {16, 32, 128, 128, 4}},
+    {"tiny-delta", 32, 2, {2, 4, 16, 32, 4}},
 };
 
 /// Fills matrices with valid blocks: a pool of encoded normal noise, copied from varying places.
@@ -122,9 +107,9 @@ Result<Config> synth_config(std::string_view name) {
       c.n_experts_used = s.n_experts_used;
       c.d_ff_expert = s.d_ff_expert;
       c.attention_scale = s.attention_scale;
-      c.d_ff_shared = s.d_ff_shared;
-      c.delta_period = s.delta_period;
-      c.delta = s.delta;
+      for (const Hybrid& hybrid : kHybrids)
+        if (hybrid.name == name)
+          c.d_ff_shared = hybrid.d_ff_shared, c.delta_period = hybrid.delta_period, c.delta = hybrid.delta;
       for (const Arch& arch : arch_list()) {
         if (arch.name != s.arch) continue;
         use_arch(arch, c);
