@@ -192,6 +192,8 @@ void check_supported(const ModelPlan& plan) {
       throw_error(ErrorKind::usage,
                   "a CUDA device runs up to {} experts a layer and {} a token, this model has {} and {} (use the CPU)",
                   kMostExperts, kMostUsedExperts, experts.n_experts, experts.n_used);
+    if (layer.attention.gate)
+      throw_error(ErrorKind::usage, "a CUDA device does not compute a gate of the attention's output (use the CPU)");
     if (layer.attention.head_dim > 256)
       throw_error(ErrorKind::usage, "a CUDA device runs head_dim up to 256, this model has {} (use the CPU)",
                   layer.attention.head_dim);

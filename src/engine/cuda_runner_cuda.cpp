@@ -439,6 +439,7 @@ void CudaRunner::queue(const StepPlan& step, DeviceKvMemory& memory, const int32
     show_block(i, Block::mixer, step.n_tokens);
     switch (plan_.layers[size_t(i)].mixer) {
       case MixerKind::attention: attend(i, step, memory, overlap); break;
+      case MixerKind::delta: break;  // refused when the model was opened
     }
     show_block(i, Block::feed_forward, step.n_tokens);
     switch (plan_.layers[size_t(i)].feed_forward) {

@@ -32,6 +32,7 @@ ModelInfo describe(const std::string& path, LoadedModel& model, const CpuContext
                  .d_ff = c.d_ff,
                  .vocab_size = c.vocab_size,
                  .n_ctx_train = c.n_ctx_train,
+                 .n_cached_layers = c.n_cached_layers(),
                  .tied_output = c.tied_output,
                  .n_params = model.weights.n_params,
                  .weight_bytes = model.weights.stored_bytes,

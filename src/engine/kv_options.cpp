@@ -26,7 +26,12 @@ KvSideConfig side_config(const KvSideOptions& options, std::string_view side, co
 
 KvLayerConfig layer_config(const KvSideOptions& k, const KvSideOptions& v, const LayerPlan& layer) {
   const AttentionPlan& a = layer.attention;
-  return {side_config(k, "K", a), side_config(v, "V", a), a.n_kv_heads, a.head_dim, a.window};
+  return {.k = side_config(k, "K", a),
+          .v = side_config(v, "V", a),
+          .n_kv_heads = a.n_kv_heads,
+          .head_dim = a.head_dim,
+          .attention_window = a.window,
+          .state_values = layer.mixer == MixerKind::delta ? layer.delta.state_values() : 0};
 }
 
 }  // namespace
@@ -60,7 +65,10 @@ int pages_for(std::span<const KvLayerConfig> layers, int n) {
 int64_t kv_read_bytes(const KvMemory& memory, int n) {
   int64_t bytes = 0;
   for (int layer = 0; layer < memory.n_layers(); ++layer)
-    for (const bool is_k : {true, false}) bytes += kv_read_bytes(memory.layout(layer, is_k).tiles, n);
+    for (const bool is_k : {true, false}) {
+      const KvLayout& layout = memory.layout(layer, is_k);
+      bytes += kv_read_bytes(layout.tiles, n) + layout.state_bytes();
+    }
   return bytes;
 }
 
@@ -95,7 +103,7 @@ KvSideReport side_report(KvMemory& memory, bool is_k, int first, int last) {
     side.saturated += memory.saturated(i, is_k);
     values += int64_t(layout.tiles.n_kv_heads) * layout.tiles.head_dim;
   }
-  side.bits_per_value = 8.0 * double(side.bytes_per_token) / double(values);
+  if (values > 0) side.bits_per_value = 8.0 * double(side.bytes_per_token) / double(values);
   return side;
 }
 

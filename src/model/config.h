@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "op/delta/shape.h"
 #include "op/norm_rope/norm_rope.h"
 
 namespace ridge {
@@ -63,9 +64,14 @@ struct Config {
   bool expert_biases = false;         // of the router and of every expert's matrices
   bool experts_renormalised = false;  // the weights of a token's experts add up to 1
   std::vector<int> dense_layers;      // in rising order
-  float attention_scale = 0;          // on the scores; 0: 1 / sqrt(head_dim)
-  float embedding_scale = 1;          // on the embedded tokens
-  float residual_scale = 1;           // on what a block adds to the residual stream
+  // The gated delta rule: the mixer of all layers but delta_period - 1, 2 delta_period - 1, ... delta.n_key_heads 0: of none.
+  DeltaShape delta;
+  int delta_period = 0;
+  bool attention_gate = false;  // qwen3.5: the query projection has a gate of the output behind each head's query
+  std::vector<int64_t> rope_sections;  // of positions in images, which text does not have; written to GGUF files
+  float attention_scale = 0;           // on the scores; 0: 1 / sqrt(head_dim)
+  float embedding_scale = 1;           // on the embedded tokens
+  float residual_scale = 1;            // on what a block adds to the residual stream
   float logit_divisor = 1;
   bool tied_output = false;  // logits use the embedding matrix
   Activation activation = Activation::silu;
@@ -74,7 +80,11 @@ struct Config {
 
   int q_dim() const { return n_heads * head_dim; }
   int kv_dim() const { return n_kv_heads * head_dim; }
+  /// Rows of the query projection.
+  int q_rows() const { return (attention_gate ? 2 : 1) * q_dim(); }
   bool has_experts(int layer) const;
+  int n_cached_layers() const { return delta.n_key_heads > 0 ? n_layers / delta_period : n_layers; }
+  bool has_delta(int layer) const { return delta.n_key_heads > 0 && layer % delta_period < delta_period - 1; }
   bool slides(int layer) const {
     return window > 0 && (window_period == 0 || layer % window_period < window_period - 1);
   }

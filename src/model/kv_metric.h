@@ -19,11 +19,12 @@ namespace ridge {
 
 struct KvMetric {
   int n_kv_heads = 0, head_dim = 0;
-  std::vector<float> k, v;  // [n_layers, n_kv_heads, head_dim, head_dim], symmetric, mean diagonal 1, not rotated
+  std::vector<float> k, v;    // [n_layers, n_kv_heads, head_dim, head_dim], symmetric, mean diagonal 1, not rotated
+  std::vector<bool> attends;  // [n_layers]
 
-  /// The forms of one layer, [n_kv_heads, head_dim, head_dim].
+  /// The forms of one layer, [n_kv_heads, head_dim, head_dim]; none where it does not attend.
   std::span<const float> layer(bool is_k, int i) const {
-    const size_t size = size_t(n_kv_heads) * size_t(head_dim) * size_t(head_dim);
+    const size_t size = attends[size_t(i)] ? size_t(n_kv_heads) * size_t(head_dim) * size_t(head_dim) : 0;
     return std::span(is_k ? k : v).subspan(size_t(i) * size, size);
   }
 };

@@ -20,6 +20,12 @@ struct Shape {
   int n_experts = 0, n_experts_used = 0, d_ff_expert = 0;
   float attention_scale = 0;
 };
+/// What shapes with the gated delta rule have beside.
+struct Hybrid {
+  std::string_view name;
+  int d_ff_shared, delta_period;
+  DeltaShape delta;
+};
 // From the config.json of each model.
 constexpr Shape kShapes[] = {
     {"qwen2.5-0.5b", "qwen2", 24, 14, 2, 64, 896, 4864, 151936, 32768, 1e6f, true, true},
@@ -33,13 +39,22 @@ constexpr Shape kShapes[] = {
      0.0771516749810459f},  // 168^-1/2
     {"qwen3-30b-a3b", "qwen3moe", 48, 32, 4, 128, 2048, 6144, 151936, 40960, 1e6f, false, false, 128, 0, 128, 8, 768},
     {"gpt-oss-20b", "gpt-oss", 24, 64, 8, 64, 2880, 2880, 201088, 131072, 1.5e5f, true, false, 64, 128, 32, 4, 2880},
+    {"qwen3.6-27b", "qwen35", 64, 24, 4, 256, 5120, 17408, 248320, 262144, 1e7f, false, false, 64},
+    {"qwen3.6-35b-a3b", "qwen35moe", 40, 16, 2, 256, 2048, 512, 248320, 262144, 1e7f, false, false, 64, 0, 256, 8, 512},
     {"bitnet-2b-4t", "bitnet-b1.58", 30, 20, 5, 128, 2560, 6912, 128256, 4096, 5e5f, false, true},
     {"tiny-bitnet", "bitnet-b1.58", 2, 2, 1, 64, 128, 384, 512, 2048, 1e4f, false, true},
     {"tiny-64", "qwen2", 2, 4, 2, 64, 256, 512, 512, 2048, 1e4f, true, true},
     {"tiny-gemma", "gemma3", 7, 4, 2, 32, 64, 96, 512, 2048, 1e4f, false, true, 32, 40},
     {"tiny-experts", "qwen3moe", 2, 4, 2, 32, 64, 160, 512, 2048, 1e4f, false, true, 32, 0, 8, 2, 32},
     {"tiny-oss", "gpt-oss", 3, 4, 2, 32, 64, 32, 512, 2048, 1e4f, true, false, 32, 40, 6, 2, 32},
+    {"tiny-delta", "qwen35moe", 4, 4, 2, 32, 64, 32, 512, 2048, 1e4f, false, true, 8, 0, 6, 2, 32},
     {"tiny", "llama", 2, 4, 2, 32, 64, 160, 512, 2048, 1e4f, false, true},
+};
+
+constexpr Hybrid kHybrids[] = {
+    {"qwen3.6-27b", 0, 4, {16, 48, 128, 128, 4}},
+    {"qwen3.6-35b-a3b", 512, 4, {16, 32, 128, 128, 4}},
+    {"tiny-delta", 32, 2, {2, 4, 16, 32, 4}},
 };
 
 /// Fills matrices with valid blocks: a pool of encoded normal noise, copied from varying places.
@@ -92,6 +107,9 @@ Result<Config> synth_config(std::string_view name) {
       c.n_experts_used = s.n_experts_used;
       c.d_ff_expert = s.d_ff_expert;
       c.attention_scale = s.attention_scale;
+      for (const Hybrid& hybrid : kHybrids)
+        if (hybrid.name == name)
+          c.d_ff_shared = hybrid.d_ff_shared, c.delta_period = hybrid.delta_period, c.delta = hybrid.delta;
       for (const Arch& arch : arch_list()) {
         if (arch.name != s.arch) continue;
         use_arch(arch, c);
@@ -124,6 +142,9 @@ Status apply_options(std::string_view spec, SynthPlan& plan) {
       const long n = std::strtol(value.c_str(), &rest, 10);
       if (value.empty() || *rest || n < 1 || n > 1024)
         return fail(ErrorKind::usage, "synth: option layers={} is not a number from 1 to 1024", value);
+      if (n < plan.config.delta_period)
+        return fail(ErrorKind::usage, "synth: option layers={} leaves no layer of {} that attends", value,
+                    plan.config.delta_period);
       plan.config.n_layers = int(n);
     } else {
       return fail(ErrorKind::usage, "unknown synth: option '{}' (there are: layers=N, weights=FORMAT, head=FORMAT)",
@@ -168,11 +189,17 @@ int64_t SynthPlan::decode_matrix_bytes() const {
   };
   const Config& c = config;
   const auto gated = [&](int d_ff) { return matrix(2 * d_ff, c.d_model) + matrix(c.d_model, d_ff); };
-  const int64_t layer =
-      matrix(c.q_dim() + 2 * c.kv_dim(), c.d_model) + matrix(c.d_model, c.q_dim()) +
-      (c.n_experts > 0 ? c.n_experts_used * gated(c.d_ff_expert) + 4 * c.n_experts * c.d_model : gated(c.d_ff));
+  const int64_t attention = matrix(c.q_rows() + 2 * c.kv_dim(), c.d_model) + matrix(c.d_model, c.q_dim()),
+                delta = matrix(c.delta.channels() + c.delta.values() + 2 * c.delta.n_value_heads, c.d_model) +
+                        matrix(c.d_model, c.delta.values()),
+                shared = c.d_ff_shared > 0 ? gated(c.d_ff_shared) : 0,
+                feed_forward = c.n_experts > 0
+                                   ? c.n_experts_used * gated(c.d_ff_expert) + shared + 4 * c.n_experts * c.d_model
+                                   : gated(c.d_ff);
   const Linear output{.format = &head_format(), .n_out = c.vocab_size, .n_in = c.d_model};
-  return c.n_layers * layer + output.bytes();
+  int64_t layers = 0;
+  for (int i = 0; i < c.n_layers; ++i) layers += (c.has_delta(i) ? delta : attention) + feed_forward;
+  return layers + output.bytes();
 }
 
 Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec) {
@@ -225,6 +252,21 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec)
   if (c.tied_output)  // logits of variance 1; signs, so that the model does not say each token again
     for (float& v : w.output_norm)
       v *= (rng.next() % 2 == 0 ? 1.0f : -1.0f) * c.embedding_scale / std::sqrt(float(c.d_model));
+  const auto add_attention = [&](LayerWeights& layer) {
+    if (c.qk_norm) {
+      layer.q_norm = vector(c.qk_norm_whole ? c.q_dim() : c.head_dim, 1, 0.05f);
+      layer.k_norm = vector(c.qk_norm_whole ? c.kv_dim() : c.head_dim, 1, 0.05f);
+    }
+    layer.q = matrix(c.q_rows(), c.d_model, false);
+    layer.k = matrix(c.kv_dim(), c.d_model, false);
+    layer.v = matrix(c.kv_dim(), c.d_model, false);
+    layer.o = matrix(c.d_model, c.q_dim(), false, true, branch_gain);
+    if (c.qkv_bias) {
+      layer.q_bias = vector(c.q_rows(), 0, 0.1f);
+      layer.k_bias = vector(c.kv_dim(), 0, 0.1f);
+      layer.v_bias = vector(c.kv_dim(), 0, 0.1f);
+    }
+  };
   for (int i = 0; i < c.n_layers; ++i) {
     LayerWeights& layer = w.layers.emplace_back();
     if (c.norms != NormPlace::after) layer.attn_norm = vector(c.d_model, 1, 0.05f);
@@ -232,18 +274,21 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec)
       layer.attn_post_norm = vector(c.d_model, float(branch_gain), 0.05f * float(branch_gain));
       layer.ffn_post_norm = vector(c.d_model, float(branch_gain), 0.05f * float(branch_gain));
     }
-    if (c.qk_norm) {
-      layer.q_norm = vector(c.qk_norm_whole ? c.q_dim() : c.head_dim, 1, 0.05f);
-      layer.k_norm = vector(c.qk_norm_whole ? c.kv_dim() : c.head_dim, 1, 0.05f);
-    }
-    layer.q = matrix(c.q_dim(), c.d_model, false);
-    layer.k = matrix(c.kv_dim(), c.d_model, false);
-    layer.v = matrix(c.kv_dim(), c.d_model, false);
-    layer.o = matrix(c.d_model, c.q_dim(), false, true, branch_gain);
-    if (c.qkv_bias) {
-      layer.q_bias = vector(c.q_dim(), 0, 0.1f);
-      layer.k_bias = vector(c.kv_dim(), 0, 0.1f);
-      layer.v_bias = vector(c.kv_dim(), 0, 0.1f);
+    if (c.has_delta(i)) {
+      const DeltaShape& d = c.delta;
+      DeltaWeights& delta = layer.delta;
+      delta.qkv = matrix(d.channels(), c.d_model, false);
+      delta.z = matrix(d.values(), c.d_model, false);
+      delta.a = matrix(d.n_value_heads, c.d_model, false);
+      delta.b = matrix(d.n_value_heads, c.d_model, false);
+      delta.conv = vector(d.kernel * d.channels(), 0, 0.5f);
+      delta.decay = vector(d.n_value_heads, 0, 1);
+      for (float& v : delta.decay) v = -0.1f * std::exp(v);
+      delta.dt_bias = vector(d.n_value_heads, 0, 1);
+      delta.norm = vector(d.value_dim, 1, 0.05f);
+      layer.o = matrix(c.d_model, d.values(), false, true, branch_gain);
+    } else {
+      add_attention(layer);
     }
     if (c.sub_norm) {
       layer.attn_sub_norm = vector(c.q_dim(), 1, 0.05f);
@@ -265,11 +310,13 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec)
         expert.up_bias = vector(c.d_ff_expert, 0, 0.1f);
         expert.down_bias = vector(c.d_model, 0, 0.01f);
       }
-      continue;
+      if (c.d_ff_shared == 0) continue;
+      layer.shared_gate = vector(c.d_model, 0, float(1 / std::sqrt(double(c.d_model))));
     }
-    layer.gate = matrix(c.d_ff, c.d_model, false);
-    layer.up = matrix(c.d_ff, c.d_model, false);
-    layer.down = matrix(c.d_model, c.d_ff, false, true, branch_gain);
+    const int d_ff = c.has_experts(i) ? c.d_ff_shared : c.d_ff;
+    layer.gate = matrix(d_ff, c.d_model, false);
+    layer.up = matrix(d_ff, c.d_model, false);
+    layer.down = matrix(c.d_model, d_ff, false, true, branch_gain);
   }
   return model;
 }

@@ -50,7 +50,7 @@ INSTANTIATE_TEST_SUITE_P(Models, Invariance,
                                          "synth:tiny-64@weights=q6_k", "synth:tiny-64@weights=q4_0",
                                          "synth:tiny-64@weights=int4_g128", "synth:tiny-bitnet",
                                          "synth:tiny-gemma@weights=f16", "synth:tiny-experts@weights=f16",
-                                         "synth:tiny-oss@weights=q8_0"));
+                                         "synth:tiny-oss@weights=q8_0", "synth:tiny-delta@weights=f16"));
 
 TEST_P(Invariance, StepsOfEverySizeGiveTheBitsOfSingleTokens) {
   // The larger model takes its time; its formats are those of the others.
