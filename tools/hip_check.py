@@ -19,8 +19,8 @@ ARCHITECTURES = ("gfx1100", "gfx1151")
 DOTS = 2**17 // (32 * 4)
 LOOKUPS = 2 * 2**12 // (32 * 4)
 KERNELS = {
-    "attention over p8": ("ILi128ELi3ELi3EE", {"v_dot4_i32_iu8": DOTS, "v_perm_b32": 1}),
-    "attention over rotor-3": ("ILi128ELi7ELi7EE", {"v_dot4_i32_iu8": DOTS, "v_perm_b32": LOOKUPS}),
+    "attention over p8": ("ILi128ELi3ELi3ELb0EE", {"v_dot4_i32_iu8": DOTS, "v_perm_b32": 1}),
+    "attention over rotor-3": ("ILi128ELi7ELi7ELb0EE", {"v_dot4_i32_iu8": DOTS, "v_perm_b32": LOOKUPS}),
 }
 
 

@@ -35,7 +35,8 @@ struct ModelInfo {
   std::string arch;           ///< llama, qwen2, qwen3, bitnet-b1.58 ...
   std::string weight_format;  ///< format of most weights of the matrices, e.g. "q4_0"
   int n_layers = 0, n_heads = 0, n_kv_heads = 0, head_dim = 0, d_model = 0, d_ff = 0, vocab_size = 0, n_ctx_train = 0;
-  int n_cached_sides = 2;  ///< rows of a token and kv head: K and V; 1 where one row is both
+  int n_cached_sides = 2;   ///< rows of a token and kv head: K and V; 1 where one row is both
+  int n_cached_layers = 0;  ///< with rows in the cache; the others keep a state of fixed size
   bool tied_output = false;
   int64_t n_params = 0;
   int64_t weight_bytes = 0;         ///< all weight tensors as stored
@@ -117,7 +118,8 @@ struct KvSideReport {
   int64_t held_bytes_4k = 0;    ///< rows of 4096 tokens as a decode step reads them: coded, window and sinks
   double bits_per_value = 0;    ///< of a coded row, scales included
   int64_t bytes_per_token = 0;  ///< one more coded token over all layers
-  int64_t fixed_bytes = 0;      ///< sinks, window, centres and scales of heads over all layers, whatever the context
+  int64_t fixed_bytes =
+      0;  ///< sinks, window, centres, scales of heads and states over all layers, whatever the context
   int64_t allocated_bytes = 0;  ///< by the allocator, at n_ctx
   int64_t saturated = 0;        ///< values clamped while coding so far; 0 is normal
 };

@@ -103,7 +103,7 @@ double mib(int64_t bytes) { return double(bytes) / 1048576; }
 void print_start(const RunFlags& flags, const Model& model, const Session& session, int n_prompt, uint64_t seed) {
   const ModelInfo& info = model.info();
   const KvReport kv = session.kv_report();
-  const int64_t f16_bytes = int64_t(2) * info.n_cached_sides * info.n_layers * info.n_kv_heads * info.head_dim;
+  const int64_t f16_bytes = int64_t(2) * info.n_cached_sides * info.n_cached_layers * info.n_kv_heads * info.head_dim;
   fmt::print(stderr, "model    {} ({}, {} layers, {} heads, {} KV heads of {}, d_model {}), loaded in {:.2f} s\n",
              info.name, info.arch, info.n_layers, info.n_heads, info.n_kv_heads, info.head_dim, info.d_model,
              info.load_seconds);

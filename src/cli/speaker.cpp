@@ -79,7 +79,7 @@ void Speaker::change_cache(const KvChoice& kv) {
 
 std::string Speaker::cache_cost() const {
   const ModelInfo& info = chat_.model().info();
-  const int64_t f16 = int64_t(2) * info.n_cached_sides * info.n_layers * info.n_kv_heads * info.head_dim;
+  const int64_t f16 = int64_t(2) * info.n_cached_sides * info.n_cached_layers * info.n_kv_heads * info.head_dim;
   const int64_t own = session_->kv_report().bytes_per_token();
   return fmt::format("{} bytes/token (f16: {}, ratio {:.2f})", own, f16, double(f16) / double(own));
 }

@@ -8,6 +8,7 @@
 #include "op/attn/attn.h"
 #include "op/cache/append.h"
 #include "op/cache/rounding.h"
+#include "op/delta/delta.h"
 #include "op/experts/route.h"
 #include "op/score/score.h"
 #include "op/trace.h"
@@ -85,6 +86,7 @@ class CpuBackend final : public Backend {
   void attend(int layer, const Rows& rows, HostKvMemory& memory);
   void attend_rows(int layer, const Rows& rows, HostKvMemory& memory, View2<float> v);
   void attend_latent(int layer, const Rows& rows, HostKvMemory& memory);
+  void mix_delta(int layer, const Rows& rows, HostKvMemory& memory);
   void feed_forward(int layer, const Rows& rows);
   void experts(int layer, const Rows& rows);
   void activate(Activation activation, View2<float> gate, View2<const float> up);
@@ -95,12 +97,14 @@ class CpuBackend final : public Backend {
   const Weights& weights_;
   AlignedBuffer x_, h_, q_, attn_, k_, v_, gate_, up_;  // grow with the largest step
   AlignedBuffer latent_q_, latent_v_;
+  AlignedBuffer q_gate_, delta_qkv_, delta_z_, delta_a_, delta_b_, delta_out_;
   AlignedBuffer scores_, expert_x_, expert_y_, expert_sum_;
   std::vector<Route> routes_;
   // Of the step that runs: angles of each rope, and the new tokens in parts that append and attention take.
   std::vector<RopeAngles> angles_;
   int n_ctx_ = 0;  // of the sequences
   std::vector<std::vector<KvSpan>> parts_;
+  std::vector<KvSpan> spans_;  // the same not cut
   OnAttention on_attention_;
   OnBlock on_block_;
 };
@@ -160,14 +164,18 @@ void CpuBackend::attend_rows(int layer, const Rows& rows, HostKvMemory& memory, 
 void CpuBackend::attend(int layer, const Rows& rows, HostKvMemory& memory) {
   const AttentionPlan& a = plan_.layers[size_t(layer)].attention;
   const LayerWeights& w = weights_.layers[size_t(layer)];
-  linear(context_, w.q, rows.h, rows.q);
+  const View2<float> q_gate = a.gate ? matrix(q_gate_, rows.h.rows, 2 * a.q_dim()) : View2<float>();
+  linear(context_, w.q, rows.h, a.gate ? q_gate : rows.q);
   linear(context_, w.k, rows.h, rows.k);
   linear(context_, w.v, rows.h, rows.v);
   if (a.qkv_bias) {
-    add_bias(context_, rows.q, w.q_bias.data());
+    add_bias(context_, a.gate ? q_gate : rows.q, w.q_bias.data());
     add_bias(context_, rows.k, w.k_bias.data());
     add_bias(context_, rows.v, w.v_bias.data());
   }
+  for (int64_t t = 0; t < q_gate.rows; ++t)
+    for (int h = 0; h < a.n_heads; ++h)
+      std::copy_n(&q_gate(t, 2 * h * a.head_dim), a.head_dim, &rows.q(t, h * a.head_dim));
   if (a.qk_norm) {
     norm_heads(rows.q, w.q_norm);
     norm_heads(rows.k, w.k_norm);
@@ -176,6 +184,10 @@ void CpuBackend::attend(int layer, const Rows& rows, HostKvMemory& memory) {
   apply_rope(context_, angles, a.head_dim, rows.q);
   apply_rope(context_, angles, a.head_dim, rows.k);
   attend_rows(layer, rows, memory, rows.v);
+  for (int64_t t = 0; t < q_gate.rows; ++t)
+    for (int h = 0; h < a.n_heads; ++h)
+      for (int i = 0; i < a.head_dim; ++i)
+        rows.attn(t, h * a.head_dim + i) /= 1 + std::exp(-q_gate(t, (2 * h + 1) * a.head_dim + i));
   if (a.out_norm) rms_norm(context_, rows.attn, w.attn_sub_norm.data(), plan_.norm_eps, rows.attn);
   linear(context_, w.o, rows.attn, rows.h);
   if (a.o_bias) add_bias(context_, rows.h, w.o_bias.data());
@@ -217,6 +229,33 @@ void CpuBackend::attend_latent(int layer, const Rows& rows, HostKvMemory& memory
     linear(context_, w.v_b[size_t(h)], columns(rows.attn, h * width, l.rank),
            columns(values, h * l.value_dim, l.value_dim));
   linear(context_, w.o, values, rows.h);
+}
+
+/// rows.h = the gated delta rule over rows.h, the sequences' states moved on.
+void CpuBackend::mix_delta(int layer, const Rows& rows, HostKvMemory& memory) {
+  const DeltaPlan& d = plan_.layers[size_t(layer)].delta;
+  const LayerWeights& w = weights_.layers[size_t(layer)];
+  const int64_t n = rows.h.rows;
+  const View2<float> qkv = matrix(delta_qkv_, n, d.channels()), z = matrix(delta_z_, n, d.values()),
+                     a = matrix(delta_a_, n, d.n_value_heads), b = matrix(delta_b_, n, d.n_value_heads),
+                     out = matrix(delta_out_, n, d.values());
+  linear(context_, w.delta.qkv, rows.h, qkv);
+  linear(context_, w.delta.z, rows.h, z);
+  linear(context_, w.delta.a, rows.h, a);
+  linear(context_, w.delta.b, rows.h, b);
+  gated_delta(context_, {.shape = d,
+                         .conv = w.delta.conv.data(),
+                         .decay = w.delta.decay.data(),
+                         .dt_bias = w.delta.dt_bias.data(),
+                         .spans = spans_,
+                         .states = memory.states(layer),
+                         .qkv = qkv,
+                         .a = a,
+                         .b = b,
+                         .out = out});
+  norm_heads(out, w.delta.norm);
+  swiglu(context_, z, out);
+  linear(context_, w.o, z, rows.h);
 }
 
 /// gate = activation(gate) * up
@@ -306,8 +345,10 @@ void CpuBackend::run(const Batch& batch, SequencePool& pool, Outputs& outputs) {
     most_rows = std::min(most_rows, most_rows_at_once(memory.tiles(i, true), memory.tiles(i, false)));
   std::vector<int32_t> positions;
   parts_.clear();
+  spans_.clear();
   for (const SeqTokens& tokens : batch.seqs) {
     const KvSpan whole = pool.span(tokens.seq, int(positions.size()), tokens.n_tokens);
+    spans_.push_back(whole);
     for (int i = 0; i < tokens.n_tokens; ++i) positions.push_back(whole.n_past + i);
     const std::vector<KvSpan> cut = cut_span(whole, most_rows, pool.calibrates(tokens.seq));
     if (parts_.size() < cut.size()) parts_.resize(cut.size());
@@ -339,6 +380,7 @@ void CpuBackend::run(const Batch& batch, SequencePool& pool, Outputs& outputs) {
     switch (layer.mixer) {
       case MixerKind::attention: attend(i, rows, memory); break;
       case MixerKind::latent: attend_latent(i, rows, memory); break;
+      case MixerKind::delta: mix_delta(i, rows, memory); break;
     }
     after(layer, w.attn_post_norm);
     if (on_block_) on_block_(i, Block::feed_forward, rows.x);
@@ -379,13 +421,17 @@ int64_t CpuBackend::step_weight_bytes() const {
 std::vector<std::string> CpuBackend::kernels(const KvLayerConfig& layer) const {
   const LayerWeights& first = weights_.layers[0];
   const Linear& matrix = first.experts.empty() ? first.gate : first.experts[0].gate;
-  const AttentionProblem problem(layer, plan_.layers[0].attention.n_heads, 1);
+  const AttentionProblem problem(layer, plan_.layers[size_t(plan_.first_attention())].attention.n_heads, 1);
   const auto name = [&](std::string_view op, const auto& variants, const auto&... of) {
     return fmt::format("{}={}", op, select_variant(context_, op, variants, of...).name);
   };
-  return {name("gemv", gemv_variants(), matrix), name("gemm", gemm_variants(), matrix),
-          name("attention", attention_variants(), problem.get()), name("norm_rope", norm_rope_variants()),
-          name("kv_round", kv_round_variants(), layer.head_dim)};
+  std::vector<std::string> names{name("gemv", gemv_variants(), matrix), name("gemm", gemm_variants(), matrix),
+                                 name("attention", attention_variants(), problem.get()),
+                                 name("norm_rope", norm_rope_variants()),
+                                 name("kv_round", kv_round_variants(), layer.head_dim)};
+  const auto is_delta = [](const LayerPlan& of) { return of.mixer == MixerKind::delta; };
+  if (std::ranges::any_of(plan_.layers, is_delta)) names.push_back(name("delta", delta_variants()));
+  return names;
 }
 
 /// Steps that feed themselves run when they are queued.
@@ -435,7 +481,7 @@ std::unique_ptr<Drawing> CpuBackend::start_drawing(std::span<const SeqId> seqs, 
 
 std::unique_ptr<Backend> make_cpu_backend(CpuContext& context, const ModelPlan& plan, const Weights& weights) {
   for (const LayerPlan& layer : plan.layers) {
-    if (layer.mixer != MixerKind::attention && layer.mixer != MixerKind::latent)
+    if (layer.mixer != MixerKind::attention && layer.mixer != MixerKind::latent && layer.mixer != MixerKind::delta)
       throw_error(ErrorKind::usage, "the CPU does not compute mixer {}", mixer_name(layer.mixer));
     if (layer.feed_forward != FeedForwardKind::dense && layer.feed_forward != FeedForwardKind::experts)
       throw_error(ErrorKind::usage, "the CPU does not compute feed-forward {}", feed_forward_name(layer.feed_forward));

@@ -100,7 +100,7 @@ class CudaBackend final : public Backend {
                                          std::span<const SamplerOptions> samplers,
                                          std::span<const std::vector<int32_t>> recent) override;
   std::string name() const override { return name_; }
-  int64_t step_weight_bytes() const override { return runner_.model().matrix_bytes(); }
+  int64_t step_weight_bytes() const override { return runner_.model().step_bytes(runner_.plan()); }
   int64_t free_bytes() const override {
     gpu::use_device(runner_.device());
     return gpu::free_bytes();
@@ -165,33 +165,37 @@ std::vector<std::string> CudaBackend::kernels(const KvLayerConfig& layer) const 
   }
   const auto attention = [&](int n_new) { return choose_device_attention({layer, n_new}).name; };
   const std::string_view of_step = attention(1), of_prompt = attention(kShortTokens + 1);
-  return {"gemv=" + few, "gemm=" + many,
-          fmt::format("attention={}",
-                      of_step == of_prompt ? std::string(of_step) : fmt::format("{}+{}", of_step, of_prompt)),
-          runner_.options().overlap ? "launch=graph-overlap" : "launch=graph"};
+  std::vector<std::string> names{
+      "gemv=" + few, "gemm=" + many,
+      fmt::format("attention={}",
+                  of_step == of_prompt ? std::string(of_step) : fmt::format("{}+{}", of_step, of_prompt)),
+      runner_.options().overlap ? "launch=graph-overlap" : "launch=graph"};
+  std::string of_experts;
+  for (const CudaLayer& layer_of : model.layers) {
+    add(of_experts, layer_of.expert_gate_up.kernels());
+    add(of_experts, layer_of.expert_down.kernels());
+  }
+  if (!of_experts.empty()) names.push_back("experts=" + of_experts);
+  return names;
 }
 
 /// Refuses models that the kernels here cannot run.
 void check_supported(const ModelPlan& plan) {
-  const auto refuse = [](std::string_view what) {
-    throw_error(ErrorKind::usage, "a CUDA device does not compute {} (use the CPU)", what);
-  };
-  if (plan.embedding_scale != 1) refuse(fmt::format("an embedding scale of {}", plan.embedding_scale));
-  if (plan.logit_divisor != 1) refuse(fmt::format("a logit divisor of {}", plan.logit_divisor));
-  if (plan.long_context > 0) refuse("LongRoPE");
   for (const LayerPlan& layer : plan.layers) {
     if (layer.mixer != MixerKind::attention)
       throw_error(ErrorKind::usage, "a CUDA device does not compute mixer {} (use the CPU)", mixer_name(layer.mixer));
-    if (layer.feed_forward != FeedForwardKind::dense)
+    const ExpertsPlan& experts = layer.experts;
+    if (layer.feed_forward != FeedForwardKind::dense && layer.feed_forward != FeedForwardKind::experts)
       throw_error(ErrorKind::usage, "a CUDA device does not compute feed-forward {} (use the CPU)",
                   feed_forward_name(layer.feed_forward));
-    if (layer.norms != NormPlace::before) refuse("norms behind a block");
-    if (layer.residual_scale != 1) refuse(fmt::format("a residual scale of {}", layer.residual_scale));
-    if (layer.attention.window > 0) refuse(fmt::format("a sliding window of {}", layer.attention.window));
-    if (layer.attention.qk_norm_whole) refuse("a norm of q and k over all heads together");
-    if (layer.dense.activation == Activation::gelu_tanh) refuse("the activation gelu_pytorch_tanh");
-    if (layer.attention.sink_logits) refuse("sink logits of attention");
-    if (layer.attention.o_bias) refuse("a bias of the output projection");
+    if (experts.n_experts > kMostExperts || experts.rule.n_used > kMostUsedExperts)
+      throw_error(ErrorKind::usage,
+                  "a CUDA device runs up to {} experts a layer and {} a token, this model has {} and {} (use the CPU)",
+                  kMostExperts, kMostUsedExperts, experts.n_experts, experts.rule.n_used);
+    if (experts.rule.sigmoid || (experts.shared && !experts.shared_gate))
+      throw_error(ErrorKind::usage, "a CUDA device does not compute a router of sigmoids (use the CPU)");
+    if (layer.attention.gate)
+      throw_error(ErrorKind::usage, "a CUDA device does not compute a gate of the attention's output (use the CPU)");
     if (layer.attention.head_dim > 256)
       throw_error(ErrorKind::usage, "a CUDA device runs head_dim up to 256, this model has {} (use the CPU)",
                   layer.attention.head_dim);

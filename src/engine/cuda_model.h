@@ -11,14 +11,19 @@
 #include "gpu/graph.h"
 #include "gpu/launch_log.h"
 #include "op/device_product.h"
+#include "op/experts/experts_cuda.h"
 #include "op/gemv/rows_cuda.h"
 #include "op/sample/sample_cuda.h"
 
 namespace ridge {
 
 struct CudaLayer {
-  gpu::Buffer attn_norm, q_norm, k_norm, attn_sub_norm, ffn_norm, ffn_sub_norm;  // empty where the model has none
-  DeviceProduct qkv, o, gate_up, down;
+  // Empty where the model has none.
+  gpu::Buffer attn_norm, q_norm, k_norm, attn_sub_norm, attn_post_norm, ffn_norm, ffn_sub_norm, ffn_post_norm,
+      sink_logits;
+  DeviceProduct qkv, o, gate_up, down;           // gate_up and down: of the shared expert, where there are experts
+  gpu::Buffer router, router_bias, shared_gate;  // router: float32 [n_experts, d_model]
+  DeviceExpertProduct expert_gate_up, expert_down;
 };
 
 struct CudaRope {
@@ -28,17 +33,23 @@ struct CudaRope {
   gpu::Buffer frequency;  // double [n_pairs]
 };
 
+/// Whether the product of gate and up ends in the activation, or leaves both to a launch of its own.
+constexpr bool is_fused(Activation activation) {
+  return activation == Activation::silu || activation == Activation::relu2;
+}
+
 /// The weights of a plan's layers.
 struct CudaModel {
   CudaModel(const gpu::Stream& stream, const ModelPlan& plan, const Weights& weights, const ForcedKernels& forced);
   /// What the weights take of the device, and what packing the largest product needs beside them.
   static int64_t upload_bytes(const ModelPlan& plan, const Weights& weights, const ForcedKernels& forced);
-  int64_t matrix_bytes() const;
+  /// What a step of one token reads of the matrices.
+  int64_t step_bytes(const ModelPlan& plan) const;
 
   std::vector<CudaRope> ropes;
-  DeviceRows embedding;  // [vocab_size, d_model], in its format
+  DeviceRows embedding;  // [vocab_size, d_model], in its format; its scale has the plan's
   std::vector<CudaLayer> layers;
-  gpu::Buffer output_norm;
+  gpu::Buffer output_norm;  // over the plan's divisor of logits
   DeviceProduct output;
 };
 
@@ -107,6 +118,9 @@ class CudaRunner {
     gpu::Buffer tokens, rows, spans, blocks, n_spans, logit_rows;
     gpu::Buffer cosines, sines;  // of each rope
     gpu::Buffer x, qkv, q, attn, ff, logit_x;
+    gpu::Buffer block;  // what a block gives, before it is normed or scaled
+    // Of experts: their normed input, and rows of a token's experts.
+    gpu::Buffer h, scores, expert_weights, expert_numbers, packs, expert_gate, expert_up, expert_out, shared;
     gpu::Buffer attn_scratch, k_ring, v_ring;
     ProductScratch products;
 
@@ -129,6 +143,13 @@ class CudaRunner {
   void attend(int layer, const StepPlan& step, DeviceKvMemory& memory, bool overlap);
   void attend_slice(int layer, const StepPlan& step, const StepSlice& slice, DeviceKvMemory& memory, bool overlap);
   void feed_forward(int layer, int64_t n, bool overlap);
+  void dense(int layer, const ProductCall& in, const ProductCall& out);
+  void experts(int layer, int64_t n, bool overlap);
+  /// What a block's first product reads of the residual stream, and where its last one leaves what the block gives.
+  ProductCall block_in(int layer, int64_t n, const gpu::Buffer& norm, bool overlap) const;
+  ProductCall block_out(int layer, int64_t n, bool overlap) const;
+  /// Adds to the residual stream what block_out() has not.
+  void end_block(int layer, int64_t n, const gpu::Buffer& post_norm);
   void show_block(int layer, Block block, int64_t n);
   void replay(Recorded& step, const float* logits, const std::function<void()>& queue);
   StepRows rows_of(const StepSlice& slice, const DeviceKvMemory& memory) const;
@@ -139,6 +160,7 @@ class CudaRunner {
   gpu::Stream stream_;
   CudaModel model_;
   Room room_;
+  int n_ctx_ = 0;                    // of the pool of the step that runs
   std::vector<StepRow> rows_there_;  // contents of room_.rows once all queued work has run
   std::map<std::vector<int64_t>, Recorded> recorded_;
   OnBlock on_block_;

@@ -9,9 +9,43 @@ struct ProductParts {
   std::vector<const std::vector<float>*> biases;
   bool glu = false;
 };
-ProductParts one(const Linear& m) { return {{&m}, {nullptr}}; }
+ProductParts one(const Linear& m, const std::vector<float>* bias = nullptr) { return {{&m}, {bias}}; }
 ProductParts qkv_of(const LayerWeights& l) { return {{&l.q, &l.k, &l.v}, {&l.q_bias, &l.k_bias, &l.v_bias}}; }
-ProductParts gate_up_of(const LayerWeights& l) { return {{&l.gate, &l.up}, {nullptr, nullptr}, true}; }
+ProductParts gate_up_of(const LayerWeights& l, Activation activation) {
+  return {{&l.gate, &l.up}, {nullptr, nullptr}, is_fused(activation)};
+}
+
+bool has_dense(const LayerPlan& layer) { return layer.feed_forward == FeedForwardKind::dense || layer.experts.shared; }
+
+/// The arguments of a DeviceExpertProduct.
+struct ExpertParts {
+  std::vector<std::vector<const Linear*>> matrices;
+  std::vector<std::vector<const std::vector<float>*>> biases;
+
+  ExpertParts(const LayerWeights& l,
+              std::initializer_list<std::pair<Linear ExpertWeights::*, std::vector<float> ExpertWeights::*>> roles) {
+    for (const auto& [matrix, bias] : roles) {
+      auto& of_role = matrices.emplace_back();
+      auto& biases_of_role = biases.emplace_back();
+      for (const ExpertWeights& expert : l.experts) {
+        of_role.push_back(&(expert.*matrix));
+        biases_of_role.push_back(&(expert.*bias));
+      }
+    }
+  }
+};
+ExpertParts expert_gate_up_of(const LayerWeights& l) {
+  return {l, {{&ExpertWeights::gate, &ExpertWeights::gate_bias}, {&ExpertWeights::up, &ExpertWeights::up_bias}}};
+}
+ExpertParts expert_down_of(const LayerWeights& l) { return {l, {{&ExpertWeights::down, &ExpertWeights::down_bias}}}; }
+
+std::vector<float> as_floats(const Linear& m) {
+  RIDGE_CHECK(m.rows != nullptr, "a router of {} x {} has no rows", m.n_out, m.n_in);
+  std::vector<float> values(size_t(m.n_out * m.n_in));
+  m.format->decode(m.rows, m.n_out * m.n_in, values.data());
+  for (float& value : values) value *= m.scale;
+  return values;
+}
 
 }  // namespace
 
@@ -29,20 +63,36 @@ CudaModel::CudaModel(const gpu::Stream& stream, const ModelPlan& plan, const Wei
                      .n_pairs = int(rope.frequency.size()),
                      .frequency = gpu::to_device(stream, std::span<const double>(rope.frequency))});
   embedding = upload_rows(stream, weights.embedding);
-  output_norm = vector(weights.output_norm);
+  embedding.scale *= plan.embedding_scale;
+  std::vector<float> norm = weights.output_norm;
+  for (float& weight : norm) weight /= plan.logit_divisor;
+  output_norm = vector(norm);
   output = product(one(weights.output));
-  for (const LayerWeights& from : weights.layers) {
+  for (size_t i = 0; i < weights.layers.size(); ++i) {
+    const LayerWeights& from = weights.layers[i];
     CudaLayer& layer = layers.emplace_back();
     layer.attn_norm = vector(from.attn_norm);
     layer.q_norm = vector(from.q_norm);
     layer.k_norm = vector(from.k_norm);
     layer.attn_sub_norm = vector(from.attn_sub_norm);
+    layer.attn_post_norm = vector(from.attn_post_norm);
+    layer.sink_logits = vector(from.sink_logits);
     layer.ffn_norm = vector(from.ffn_norm);
     layer.ffn_sub_norm = vector(from.ffn_sub_norm);
+    layer.ffn_post_norm = vector(from.ffn_post_norm);
     layer.qkv = product(qkv_of(from));
-    layer.o = product(one(from.o));
-    layer.gate_up = product(gate_up_of(from));
-    layer.down = product(one(from.down));
+    layer.o = product(one(from.o, &from.o_bias));
+    if (has_dense(plan.layers[i])) {
+      layer.gate_up = product(gate_up_of(from, plan.layers[i].dense.activation));
+      layer.down = product(one(from.down));
+    }
+    if (plan.layers[i].feed_forward != FeedForwardKind::experts) continue;
+    const ExpertParts gate_up = expert_gate_up_of(from), down = expert_down_of(from);
+    layer.expert_gate_up = DeviceExpertProduct(stream, gate_up.matrices, gate_up.biases);
+    layer.expert_down = DeviceExpertProduct(stream, down.matrices, down.biases);
+    layer.router = vector(as_floats(from.router));
+    layer.router_bias = vector(from.router_bias);
+    layer.shared_gate = vector(from.shared_gate);
   }
   stream.synchronize();
 }
@@ -60,17 +110,37 @@ int64_t CudaModel::upload_bytes(const ModelPlan& plan, const Weights& weights, c
   };
   add_vectors({&weights.output_norm});
   add_product(one(weights.output));
-  for (const LayerWeights& l : weights.layers) {
-    add_vectors({&l.attn_norm, &l.q_norm, &l.k_norm, &l.attn_sub_norm, &l.ffn_norm, &l.ffn_sub_norm});
-    for (const ProductParts& parts : {qkv_of(l), one(l.o), gate_up_of(l), one(l.down)}) add_product(parts);
+  for (size_t i = 0; i < weights.layers.size(); ++i) {
+    const LayerWeights& l = weights.layers[i];
+    add_vectors({&l.attn_norm, &l.q_norm, &l.k_norm, &l.attn_sub_norm, &l.attn_post_norm, &l.ffn_norm, &l.ffn_sub_norm,
+                 &l.ffn_post_norm, &l.sink_logits});
+    add_product(qkv_of(l));
+    add_product(one(l.o, &l.o_bias));
+    if (has_dense(plan.layers[i])) {
+      add_product(gate_up_of(l, plan.layers[i].dense.activation));
+      add_product(one(l.down));
+    }
+    if (plan.layers[i].feed_forward != FeedForwardKind::experts) continue;
+    for (const ExpertParts& parts : {expert_gate_up_of(l), expert_down_of(l)}) {
+      const auto [of_product, of_packing] = DeviceExpertProduct::bytes_of(parts.matrices, parts.biases);
+      kept += of_product;
+      packing = std::max(packing, of_packing);
+    }
+    kept += 4 * l.router.n_out * l.router.n_in;
+    add_vectors({&l.router_bias, &l.shared_gate});
   }
   return kept + packing;
 }
 
-int64_t CudaModel::matrix_bytes() const {
+int64_t CudaModel::step_bytes(const ModelPlan& plan) const {
   int64_t sum = output.bytes();
-  for (const CudaLayer& l : layers)
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const CudaLayer& l = layers[i];
     for (const DeviceProduct* p : {&l.qkv, &l.o, &l.gate_up, &l.down}) sum += p->bytes();
+    const ExpertsPlan& e = plan.layers[i].experts;
+    if (e.n_experts > 0)
+      sum += l.router.bytes() + (l.expert_gate_up.bytes() + l.expert_down.bytes()) / e.n_experts * e.rule.n_used;
+  }
   return sum;
 }
 

@@ -40,6 +40,19 @@ gpu::LoggedOp cache_op(std::string_view op, const KvTiles& k, const KvTiles& v, 
           .flops = work.flops};
 }
 
+/// Whether a block's last product adds to the residual stream itself.
+bool adds_at_once(const LayerPlan& layer) { return layer.norms == NormPlace::before && layer.residual_scale == 1; }
+
+/// gate = activation(gate) * up over n values
+void activate(gpu::StreamHandle stream, Activation activation, int64_t n, float* gate, const float* up) {
+  switch (activation) {
+    case Activation::silu: return device_swiglu(stream, n, gate, up);
+    case Activation::relu2: return device_relu2_glu(stream, n, gate, up);
+    case Activation::gelu_tanh: return device_gelu_glu(stream, n, gate, up);
+    case Activation::clamped_swiglu: return device_clamped_swiglu(stream, n, gate, up);
+  }
+}
+
 int next_power_of_two(int n) {
   int power = 1;
   while (power < n) power *= 2;
@@ -50,8 +63,11 @@ int next_power_of_two(int n) {
 
 std::vector<const void*> CudaRunner::Room::places() const {
   std::vector<const void*> places;
+  for (const gpu::Buffer* b :
+       {&h, &scores, &expert_weights, &expert_numbers, &packs, &expert_gate, &expert_up, &expert_out, &shared})
+    places.push_back(b->as<void>());
   for (const gpu::Buffer* b : {&tokens, &rows, &spans, &blocks, &n_spans, &logit_rows, &cosines, &sines, &x, &qkv, &q,
-                               &attn, &ff, &logit_x, &attn_scratch, &k_ring, &v_ring})
+                               &attn, &ff, &logit_x, &block, &attn_scratch, &k_ring, &v_ring})
     places.push_back(b->as<void>());
   for (const void* place : products.places()) places.push_back(place);
   return places;
@@ -84,7 +100,22 @@ void CudaRunner::make_room(const StepPlan& step, const DeviceKvMemory& memory) {
   r.qkv.ensure(n * (plan_.q_dim() + 2 * plan_.kv_dim()));
   r.q.ensure(n * plan_.q_dim());
   r.attn.ensure(n * plan_.q_dim());
-  r.ff.ensure(n * plan_.d_ff());
+  r.ff.ensure(2 * n * plan_.d_ff());  // gate and up, where they are not one product
+  if (!std::ranges::all_of(plan_.layers, adds_at_once)) r.block.ensure(n * plan_.d_model);
+  for (const LayerPlan& layer : plan_.layers) {
+    const ExpertsPlan& e = layer.experts;
+    if (layer.feed_forward != FeedForwardKind::experts) continue;
+    const ExpertChoice choice{.n_tokens = n, .n_experts = e.n_experts, .n_used = e.rule.n_used};
+    r.h.ensure(n * plan_.d_model);
+    r.scores.ensure(n * e.n_experts);
+    r.expert_weights.ensure(choice.n_slots());
+    r.expert_numbers.ensure<int32_t>(choice.n_slots());
+    r.packs.ensure<ExpertPack>(choice.n_packs());
+    r.expert_gate.ensure(choice.n_slots() * e.d_ff);
+    r.expert_up.ensure(choice.n_slots() * e.d_ff);
+    r.expert_out.ensure(choice.n_slots() * plan_.d_model);
+    if (e.shared) r.shared.ensure(n * plan_.d_model);
+  }
   if (!step.logits_in_order) r.logit_x.ensure(ssize(step.logit_rows) * plan_.d_model);
   for (const StepSlice& slice : step.slices)
     for (int layer = 0; layer < memory.n_layers(); ++layer) {
@@ -169,9 +200,11 @@ void CudaRunner::attend_slice(int i, const StepPlan& step, const StepSlice& slic
 
   // [n, q_dim], [n, kv_dim], [n, kv_dim]: for one row joint.
   const float *q = room_.qkv.as<float>(), *k = q + n * plan.q_dim(), *v = k + n * plan.kv_dim();
-  const CudaRope& rope = model_.ropes[size_t(plan.rope)];
+  const auto rope_index = size_t(plan_.rope_of(plan, n_ctx_));
+  const CudaRope& rope = model_.ropes[rope_index];
   int64_t angles = int64_t(slice.first_row) * rope.n_pairs;
-  for (int before = 0; before < plan.rope; ++before) angles += ssize(step.rows) * model_.ropes[size_t(before)].n_pairs;
+  for (size_t before = 0; before < rope_index; ++before) angles += ssize(step.rows) * model_.ropes[before].n_pairs;
+  const bool head_norm = plan.qk_norm && !plan.qk_norm_whole;
   {
     const gpu::OpRange range(
         [&] { return cache_op("append", own[0], own[1], i, kv_append_work(own[0], own[1], slice.n_rows)); });
@@ -186,8 +219,8 @@ void CudaRunner::attend_slice(int i, const StepPlan& step, const StepSlice& slic
                             .q_pitch = plan.q_dim(),
                             .k_pitch = plan.kv_dim(),
                             .v_pitch = plan.kv_dim(),
-                            .q_norm = plan.qk_norm ? layer.q_norm.as<float>() : nullptr,
-                            .k_norm = plan.qk_norm ? layer.k_norm.as<float>() : nullptr,
+                            .q_norm = head_norm ? layer.q_norm.as<float>() : nullptr,
+                            .k_norm = head_norm ? layer.k_norm.as<float>() : nullptr,
                             .norm_eps = plan_.norm_eps,
                             .cosines = room_.cosines.as<float>() + angles,
                             .sines = room_.sines.as<float>() + angles,
@@ -219,6 +252,7 @@ void CudaRunner::attend_slice(int i, const StepPlan& step, const StepSlice& slic
   const DeviceAttention attention{.rows = rows,
                                   .n_heads = plan.n_heads,
                                   .scale = plan.scale,
+                                  .sink_logits = plan.sink_logits ? layer.sink_logits.as<float>() : nullptr,
                                   .k = sides[0],
                                   .v = sides[1],
                                   .q = room_.q.as<float>(),
@@ -227,7 +261,7 @@ void CudaRunner::attend_slice(int i, const StepPlan& step, const StepSlice& slic
     return tile_attn(stream_, attention, room_.attn_scratch.as<std::byte>(), {.overlap = overlap});
   const int group = plan.n_heads / plan.n_kv_heads;
   const int queries = in_fragments ? prefill_attn_plan(plan.head_dim).queries : rows_attn_queries();
-  const BlockRange blocks = slice.blocks.at({plan.n_kv_heads, group, queries});
+  const BlockRange blocks = slice.blocks.at({plan.n_kv_heads, group, queries, plan.window});
   const AttnBlock* const list = room_.blocks.as<AttnBlock>() + blocks.first;
   if (in_fragments)
     prefill_attn(stream_, attention, {list, blocks.n, queries, blocks.part_rows, room_.attn_scratch.as<std::byte>()});
@@ -239,53 +273,145 @@ void CudaRunner::attend(int i, const StepPlan& step, DeviceKvMemory& memory, boo
   const CudaLayer& layer = model_.layers[size_t(i)];
   const int64_t n = std::max<int64_t>(step.n_tokens, ssize(step.rows));
   float *q = room_.qkv.as<float>(), *k = q + n * plan.q_dim(), *v = k + n * plan.kv_dim();
-  layer.qkv.run(stream_,
-                {.n_tokens = n,
-                 .x = room_.x.as<float>(),
-                 .norm_weight = layer.attn_norm.as<float>(),
-                 .norm_eps = plan_.norm_eps,
-                 .y = {q, k, v},
-                 .overlap = overlap,
-                 .layer = i},
-                room_.products);
+  ProductCall call = block_in(i, n, layer.attn_norm, overlap);
+  std::ranges::copy(std::array{q, k, v}, call.y);
+  layer.qkv.run(stream_, call, room_.products);
+  if (plan.qk_norm_whole) {
+    const gpu::OpRange range([&] { return small_op("norm", n * (plan.q_dim() + plan.kv_dim()), i); });
+    device_rms_norm(stream_, n, plan.q_dim(), q, layer.q_norm.as<float>(), plan_.norm_eps, q);
+    device_rms_norm(stream_, n, plan.kv_dim(), k, layer.k_norm.as<float>(), plan_.norm_eps, k);
+  }
   for (const StepSlice& slice : step.slices) attend_slice(i, step, slice, memory, overlap);
-  layer.o.run(stream_,
-              {.n_tokens = n,
-               .x = room_.attn.as<float>(),
-               .norm_weight = plan.out_norm ? layer.attn_sub_norm.as<float>() : nullptr,
-               .norm_eps = plan_.norm_eps,
-               .output = ProductOutput::add,
-               .y = {room_.x.as<float>()},
-               .overlap = overlap,
-               .layer = i},
-              room_.products);
+  call = block_out(i, n, overlap);
+  call.x = room_.attn.as<float>();
+  call.norm_weight = plan.out_norm ? layer.attn_sub_norm.as<float>() : nullptr;
+  layer.o.run(stream_, call, room_.products);
+  end_block(i, n, layer.attn_post_norm);
+}
+
+ProductCall CudaRunner::block_in(int i, int64_t n, const gpu::Buffer& norm, bool overlap) const {
+  const bool normed = plan_.layers[size_t(i)].norms != NormPlace::after;
+  return {.n_tokens = n,
+          .x = room_.x.as<float>(),
+          .norm_weight = normed ? norm.as<float>() : nullptr,
+          .norm_eps = plan_.norm_eps,
+          .overlap = overlap,
+          .layer = i};
+}
+
+ProductCall CudaRunner::block_out(int i, int64_t n, bool overlap) const {
+  const bool adds = adds_at_once(plan_.layers[size_t(i)]);
+  return {.n_tokens = n,
+          .norm_eps = plan_.norm_eps,
+          .output = adds ? ProductOutput::add : ProductOutput::store,
+          .y = {(adds ? room_.x : room_.block).as<float>()},
+          .overlap = overlap,
+          .layer = i};
+}
+
+void CudaRunner::end_block(int i, int64_t n, const gpu::Buffer& post_norm) {
+  const LayerPlan& layer = plan_.layers[size_t(i)];
+  if (adds_at_once(layer)) return;
+  const gpu::OpRange range([&] { return small_op("residual", n * plan_.d_model, i); });
+  auto *x = room_.x.as<float>(), *block = room_.block.as<float>();
+  if (layer.norms == NormPlace::before) device_add(stream_, n * plan_.d_model, x, block, layer.residual_scale);
+  else
+    device_add_normed(stream_, n, plan_.d_model, x, block, post_norm.as<float>(), plan_.norm_eps, layer.residual_scale);
 }
 
 void CudaRunner::feed_forward(int i, int64_t n, bool overlap) {
+  const CudaLayer& layer = model_.layers[size_t(i)];
+  dense(i, block_in(i, n, layer.ffn_norm, overlap), block_out(i, n, overlap));
+  end_block(i, n, layer.ffn_post_norm);
+}
+
+/// The gated feed-forward: `in` lacks its output, `out` its input.
+void CudaRunner::dense(int i, const ProductCall& in, const ProductCall& out) {
   const DensePlan& plan = plan_.layers[size_t(i)].dense;
   const CudaLayer& layer = model_.layers[size_t(i)];
-  auto *x = room_.x.as<float>(), *ff = room_.ff.as<float>();
-  layer.gate_up.run(
-      stream_,
-      {.n_tokens = n,
-       .x = x,
-       .norm_weight = layer.ffn_norm.as<float>(),
-       .norm_eps = plan_.norm_eps,
-       .output = plan.activation == Activation::relu2 ? ProductOutput::relu2_glu : ProductOutput::silu_glu,
-       .y = {ff},
-       .overlap = overlap,
-       .layer = i},
-      room_.products);
-  layer.down.run(stream_,
-                 {.n_tokens = n,
-                  .x = ff,
-                  .norm_weight = plan.down_norm ? layer.ffn_sub_norm.as<float>() : nullptr,
-                  .norm_eps = plan_.norm_eps,
-                  .output = ProductOutput::add,
-                  .y = {x},
-                  .overlap = overlap,
-                  .layer = i},
-                 room_.products);
+  const bool fused = is_fused(plan.activation);
+  auto *gate = room_.ff.as<float>(), *up = gate + in.n_tokens * plan.d_ff;
+  ProductCall call = in;
+  if (fused) call.output = plan.activation == Activation::relu2 ? ProductOutput::relu2_glu : ProductOutput::silu_glu;
+  call.y[0] = gate;
+  call.y[1] = fused ? nullptr : up;
+  layer.gate_up.run(stream_, call, room_.products);
+  if (!fused) {
+    const gpu::OpRange range([&] { return small_op("activation", 2 * in.n_tokens * plan.d_ff, i); });
+    activate(stream_, plan.activation, in.n_tokens * plan.d_ff, gate, up);
+  }
+  call = out;
+  call.x = gate;
+  call.norm_weight = plan.down_norm ? layer.ffn_sub_norm.as<float>() : nullptr;
+  layer.down.run(stream_, call, room_.products);
+}
+
+/// A token goes through its experts alone: all of them together are rows of products over packs of tokens.
+void CudaRunner::experts(int i, int64_t n, bool overlap) {
+  const LayerPlan& plan = plan_.layers[size_t(i)];
+  const ExpertsPlan& e = plan.experts;
+  const CudaLayer& layer = model_.layers[size_t(i)];
+  Room& r = room_;
+  const float* h = r.x.as<float>();
+  const ExpertChoice choice{.n_tokens = n,
+                            .n_experts = e.n_experts,
+                            .n_used = e.rule.n_used,
+                            .scores = r.scores.as<float>(),
+                            .weights = r.expert_weights.as<float>(),
+                            .experts = r.expert_numbers.as<int32_t>(),
+                            .packs = r.packs.as<ExpertPack>()};
+  {
+    const gpu::OpRange range([&] { return small_op("route", n * plan_.d_model, i); });
+    if (plan.norms != NormPlace::after) {
+      device_rms_norm(stream_, n, plan_.d_model, h, layer.ffn_norm.as<float>(), plan_.norm_eps, r.h.as<float>());
+      h = r.h.as<float>();
+    }
+    device_router(stream_, choice, plan_.d_model, h, layer.router.as<float>(),
+                  e.biases ? layer.router_bias.as<float>() : nullptr);
+    device_choose_experts(stream_, choice, e.rule.renormalised);
+  }
+  {
+    const int64_t bytes = layer.expert_gate_up.bytes() + layer.expert_down.bytes();
+    const gpu::OpRange range([&] {
+      return gpu::LoggedOp{.op = "experts",
+                           .layer = i,
+                           .read_bytes = bytes / e.n_experts * std::min<int64_t>(e.n_experts, choice.n_slots()),
+                           .flops = 6 * choice.n_slots() * e.d_ff * plan_.d_model};
+    });
+    ExpertCall call{.packs = choice.packs,
+                    .n_packs = choice.n_packs(),
+                    .most = n == 1 ? 1 : ExpertPack::kMost,
+                    .x = h,
+                    .share = e.rule.n_used,
+                    .y = {r.expert_gate.as<float>(), r.expert_up.as<float>()}};
+    layer.expert_gate_up.run(stream_, call);
+    activate(stream_, e.activation, choice.n_slots() * e.d_ff, call.y[0], call.y[1]);
+    call.x = call.y[0];
+    call.share = 1;
+    call.y[0] = r.expert_out.as<float>();
+    layer.expert_down.run(stream_, call);
+  }
+  ProductCall out = block_out(i, n, overlap);
+  if (e.shared) {
+    ProductCall in{.n_tokens = n, .x = h, .overlap = overlap, .layer = i}, of_shared = out;
+    of_shared.output = ProductOutput::store;
+    of_shared.y[0] = r.shared.as<float>();
+    dense(i, in, of_shared);
+  }
+  {
+    const gpu::OpRange range([&] { return small_op("experts", choice.n_slots() * plan_.d_model, i); });
+    device_sum_experts(stream_, {.n_tokens = n,
+                                 .n = plan_.d_model,
+                                 .n_used = e.rule.n_used,
+                                 .weights = choice.weights,
+                                 .y = r.expert_out.as<float>(),
+                                 .shared = e.shared ? r.shared.as<float>() : nullptr,
+                                 .h = h,
+                                 .gate = layer.shared_gate.as<float>(),
+                                 .add = out.output == ProductOutput::add,
+                                 .out = out.y[0]});
+  }
+  end_block(i, n, layer.ffn_post_norm);
 }
 
 /// Hands the residual stream to whoever watches, and takes it back.
@@ -313,12 +439,13 @@ void CudaRunner::queue(const StepPlan& step, DeviceKvMemory& memory, const int32
     show_block(i, Block::mixer, step.n_tokens);
     switch (plan_.layers[size_t(i)].mixer) {
       case MixerKind::attention: attend(i, step, memory, overlap); break;
-      case MixerKind::latent: break;  // refused when the model was opened
+      case MixerKind::latent:
+      case MixerKind::delta: break;  // refused when the model was opened
     }
     show_block(i, Block::feed_forward, step.n_tokens);
     switch (plan_.layers[size_t(i)].feed_forward) {
       case FeedForwardKind::dense: feed_forward(i, n, overlap); break;
-      case FeedForwardKind::experts: break;  // refused when the model was opened
+      case FeedForwardKind::experts: experts(i, n, overlap); break;
     }
   }
   show_block(int(plan_.layers.size()), Block::output, step.n_tokens);
@@ -351,6 +478,7 @@ void CudaRunner::queue(const StepPlan& step, DeviceKvMemory& memory, const int32
 void CudaRunner::run(const Batch& batch, SequencePool& pool, CudaOutputs& outputs, DrawingRoom* room) {
   gpu::use_device(device_);
   auto& memory = static_cast<DeviceKvMemory&>(pool.memory());
+  n_ctx_ = pool.n_ctx();
   StepPlan step = plan_step(batch, pool, memory, plan_);
   step.recorded = step.recorded && !on_block_;
   const int64_t n_logits = ssize(step.logit_rows);

@@ -11,12 +11,13 @@
 
 namespace ridge {
 
-/// Blocks of attention kernels in a list of all: for one number of kv heads, query heads of each and queries a block.
+/// Blocks of attention kernels in a list of all: for one number of kv heads, query heads of each, queries a block, and
+/// window.
 struct BlockRange {
   int first = 0, n = 0;
   int part_rows = 0;  ///< of prompts: PrefillList's
 };
-using BlockKey = std::array<int, 3>;  ///< kv heads, query heads of each, queries a block
+using BlockKey = std::array<int, 4>;  ///< kv heads, query heads of each, queries a block, window
 
 /// Rows of different sequences that are appended and then attend together. Slices run one after another: a prompt that
 /// completes calibration comes in up to three.

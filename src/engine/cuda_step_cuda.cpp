@@ -110,9 +110,10 @@ class Planner {
       if (!rows && !slice.is_long) continue;
       const AttentionPlan& attention = model_.layers[size_t(layer)].attention;
       const int group = attention.n_heads / attention.n_kv_heads;
-      const PrefillPlan prefill = rows ? PrefillPlan{} : prefill_attn_plan(attention.head_dim);
+      PrefillPlan prefill = rows ? PrefillPlan{} : prefill_attn_plan(attention.head_dim);
+      prefill.window = attention.window;
       const int queries = rows ? rows_attn_queries() : prefill.queries;
-      const auto [at, is_new] = slice.blocks.try_emplace({attention.n_kv_heads, group, queries});
+      const auto [at, is_new] = slice.blocks.try_emplace({attention.n_kv_heads, group, queries, attention.window});
       if (!is_new) continue;
       BlockRange& range = at->second;
       range.first = int(plan_.blocks.size());

@@ -27,9 +27,13 @@ KvSideConfig side_config(const KvSideOptions& options, std::string_view side, co
 KvLayerConfig layer_config(const KvSideOptions& k, const KvSideOptions& v, const LayerPlan& layer) {
   const AttentionPlan& a = layer.attention;
   const bool latent = layer.mixer == MixerKind::latent;
-  KvLayerConfig config{side_config(k, "K", a), side_config(v, latent ? "K" : "V", a), a.n_kv_heads, a.head_dim,
-                       a.window};
-  config.v_is_k = latent;
+  const KvLayerConfig config{.k = side_config(k, "K", a),
+                             .v = side_config(v, latent ? "K" : "V", a),
+                             .n_kv_heads = a.n_kv_heads,
+                             .head_dim = a.head_dim,
+                             .attention_window = a.window,
+                             .state_values = layer.mixer == MixerKind::delta ? layer.delta.state_values() : 0,
+                             .v_is_k = latent};
   if (const std::string differs = kv_side_difference(config.v, config.k); latent && !differs.empty())
     throw_error(ErrorKind::usage, "latent rows are K and V in one: V cannot have {} (give both sides the same cache)",
                 differs);
@@ -67,7 +71,10 @@ int pages_for(std::span<const KvLayerConfig> layers, int n) {
 int64_t kv_read_bytes(const KvMemory& memory, int n) {
   int64_t bytes = 0;
   for (int layer = 0; layer < memory.n_layers(); ++layer)
-    for (const bool is_k : {true, false}) bytes += kv_read_bytes(memory.layout(layer, is_k).tiles, n);
+    for (const bool is_k : {true, false}) {
+      const KvLayout& layout = memory.layout(layer, is_k);
+      bytes += kv_read_bytes(layout.tiles, n) + layout.state_bytes();
+    }
   return bytes;
 }
 

@@ -118,8 +118,15 @@ Result<SideImage> check_side(const KvLayout& layout, int n, bool& calibrated, st
   return side;
 }
 
+/// Of the first layer with heads: others may have a state.
+const KvTiles& first_heads(const KvMemory& memory) {
+  int layer = 0;
+  while (layer + 1 < memory.n_layers() && memory.layout(layer, true).tiles.n_kv_heads == 0) ++layer;
+  return memory.layout(layer, true).tiles;
+}
+
 Status check_header(const FileHeader& header, const KvMemory& memory, int n_ctx, uint64_t model, size_t file_bytes) {
-  const KvTiles& k = memory.layout(0, true).tiles;
+  const KvTiles& k = first_heads(memory);
   const auto same = [](std::string_view field, uint64_t found, uint64_t expected) -> Status {
     if (found == expected) return {};
     return bad_file("{} is {}, this cache has {}", field, found, expected);
@@ -165,12 +172,19 @@ uint64_t model_hash(const Config& c, const Weights& weights, int n_ctx) {
     const float latent[] = {float(c.kv_rank), float(c.nope_dim), c.rope_scaling.score_factor};
     add(latent, sizeof latent);
   }
+  if (c.delta.n_key_heads > 0) {
+    const DeltaShape& d = c.delta;
+    const int delta[] = {d.n_key_heads, d.n_value_heads,   d.key_dim,      d.value_dim,
+                         d.kernel,      int(d.keys_cycle), c.delta_period, int(c.attention_gate)};
+    add(delta, sizeof delta);
+  }
   const bool is_long = !weights.long_rope_factors.empty() && n_ctx > c.rope_scaling.original_context;
   add_vector(is_long ? weights.long_rope_factors : weights.rope_factors);
   add_vector(weights.output_norm);
   for (const LayerWeights& layer : weights.layers)
     for (const auto* v :
-         {&layer.attn_norm, &layer.q_bias, &layer.k_bias, &layer.v_bias, &layer.q_norm, &layer.k_norm, &layer.ffn_norm})
+         {&layer.attn_norm, &layer.q_bias, &layer.k_bias, &layer.v_bias, &layer.q_norm, &layer.k_norm, &layer.ffn_norm,
+          &layer.delta.conv, &layer.delta.decay, &layer.delta.dt_bias, &layer.delta.norm})
       add_vector(*v);
   const auto add_matrix = [&](const Linear& m) {
     const int64_t shape[] = {m.n_out, m.n_in};
@@ -189,8 +203,8 @@ Status save_kv_state(const KvMemory& memory, const SequenceImage& image, uint64_
   std::memcpy(header.magic, kMagic, sizeof kMagic);
   header.version = kVersion;
   header.n_layers = uint32_t(memory.n_layers());
-  header.n_kv_heads = uint32_t(memory.layout(0, true).tiles.n_kv_heads);
-  header.head_dim = uint32_t(memory.layout(0, true).tiles.head_dim);
+  header.n_kv_heads = uint32_t(first_heads(memory).n_kv_heads);
+  header.head_dim = uint32_t(first_heads(memory).head_dim);
   header.n_past = uint32_t(image.n);
   header.rotation_seed = kRotationSeed;
   header.model_hash = model_hash;

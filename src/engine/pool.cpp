@@ -22,7 +22,10 @@ int ring_first_at(const KvLayout& layout, int n, int before) {
 
 SequencePool::SequencePool(std::unique_ptr<KvMemory> memory, HostTwin host_twin)
     : memory_(std::move(memory)), host_twin_(std::move(host_twin)), holders_(size_t(memory_->n_pages()), 0) {
-  for (size_t i = 0; i < n_sides(); ++i) calibrates_ = calibrates_ || side(i).calibrates();
+  for (size_t i = 0; i < n_sides(); ++i) {
+    calibrates_ = calibrates_ || side(i).calibrates();
+    has_states_ = has_states_ || side(i).state_values > 0;
+  }
   for (int page = memory_->n_pages(); page-- > 0;) free_pages_.push_back(page);
   for (int slot = memory_->n_slots(); slot-- > 0;) free_slots_.push_back(slot);
 }
@@ -118,6 +121,8 @@ void SequencePool::reset(SeqId seq) {
 
 std::optional<std::string> SequencePool::inexact_at(const Sequence& s, int n) const {
   if (n == s.n) return {};
+  if (has_states_)
+    return fmt::format("the model's states are those of {} positions (open a checkpoint, or begin again at 0)", s.n);
   if (s.calibrated && n < kCalibration)
     return fmt::format("the centre was set at {} positions (open a checkpoint of {} positions instead)", kCalibration,
                        n);
@@ -151,7 +156,7 @@ Result<TrimReport> SequencePool::trim(SeqId seq, int n, TrimMode mode) {
     return report;
   }
   if (const auto why = inexact_at(s, n)) {
-    if (mode == TrimMode::exact || (s.calibrated && n < kCalibration))
+    if (mode == TrimMode::exact || has_states_ || (s.calibrated && n < kCalibration))
       return fail(ErrorKind::usage, "cannot go back to {} of {} positions: {}", n, s.n, *why);
     report.exact = false;
     RIDGE_TRY_STATUS(rewrite(s, [&](HostKvMemory& memory, const SequencePlace& place) {
@@ -174,6 +179,9 @@ Result<TrimReport> SequencePool::shift(SeqId seq, int first, int n_removed,
     reset(seq);
     return TrimReport{};
   }
+  if (has_states_)
+    return fail(ErrorKind::usage, "cannot drop {} of {} positions: the model's states hold all of them (begin again)",
+                n_removed, s.n);
   RIDGE_TRY_STATUS(rewrite(s, [&](HostKvMemory& memory, const SequencePlace& place) {
     move_rows_down(memory, place, first, n_removed, turn);
     s.n -= n_removed;

@@ -58,12 +58,14 @@ class SequencePool {
   /// that n positions want must be held, as for an exact trim().
   Result<SeqId> fork(SeqId seq, int n);
   /// Goes back to n positions. Exact for up to kSpareRows positions, and further where no window has moved on. Below the
-  /// calibration length only 0 is exact once a centre or scales are set.
+  /// calibration length only 0 is exact once a centre or scales are set. A sequence with states goes back to 0 only,
+  /// in either mode: states have forgotten how they were (checkpoint() keeps them).
   Result<TrimReport> trim(SeqId seq, int n, TrimMode mode);
   /// Forgets all positions, the centre and the scales.
   void reset(SeqId seq);
   /// Drops positions [first, first + n_removed) and moves the later ones down; `turn` takes a K row [head_dim] of the
-  /// model to its new position (RoPE). Lossy: moved K rows are decoded, turned and coded again.
+  /// model to its new position (RoPE). Lossy: moved K rows are decoded, turned and coded again. Usage error where layers
+  /// have states, unless all positions are dropped: a state cannot forget some of them.
   Result<TrimReport> shift(SeqId seq, int first, int n_removed, const std::function<void(int layer, float* row)>& turn);
 
   Result<CheckpointId> checkpoint(SeqId seq);
@@ -147,7 +149,7 @@ class SequencePool {
   int n_ctx_ = 0;
   std::unique_ptr<KvMemory> memory_;
   HostTwin host_twin_;
-  bool calibrates_ = false;
+  bool calibrates_ = false, has_states_ = false;
   std::vector<Sequence> sequences_, checkpoints_;
   std::vector<int32_t> free_pages_;
   std::vector<int> holders_;  // [n_pages]

@@ -182,6 +182,8 @@ int64_t Session::decode_read_bytes() const {
          kv_read_bytes(impl_->pool->memory(), std::min(n_past() + 1, n_ctx()));
 }
 
-std::vector<std::string> Session::kernels() const { return impl_->engine.backend().kernels(impl_->layers[0]); }
+std::vector<std::string> Session::kernels() const {
+  return impl_->engine.backend().kernels(impl_->layers[size_t(impl_->engine.plan().first_attention())]);
+}
 
 }  // namespace ridge

@@ -1,6 +1,5 @@
 // open_hf_directory(): config, tokenizer and weights of a Hugging Face model directory.
 #include <algorithm>
-#include <map>
 #include <set>
 #include <system_error>
 
@@ -12,7 +11,6 @@ namespace ridge::io {
 namespace {
 
 namespace fs = std::filesystem;
-using WeightMap = std::map<std::string, std::string>;  ///< tensor name to shard name
 
 constexpr std::string_view kSingle = "model.safetensors", kIndex = "model.safetensors.index.json";
 constexpr std::string_view kExtension = ".safetensors";
@@ -50,25 +48,6 @@ bool is_plain_name(std::string_view name) {
          std::ranges::none_of(name, bad);
 }
 
-Result<WeightMap> read_index(const fs::path& path) {
-  RIDGE_TRY(const std::string text, read_text_file(path, kMaxIndexBytes));
-  RIDGE_TRY(const Json index, parse_json(text, path.native()));
-  const auto found = index.is_object() ? index.find("weight_map") : index.end();
-  if (found == index.end() || !found->is_object())
-    return bad_file("bad safetensors index: {}: it has no object 'weight_map'", path.native());
-  WeightMap weight_map;
-  for (const auto& [tensor, shard] : found->items()) {
-    if (!shard.is_string() || !is_plain_name(shard.get_ref<const std::string&>()))
-      return bad_file("bad safetensors index: {}: tensor {} is said to be in {}, expected a plain *{} file name",
-                      path.native(), in_quotes(tensor),
-                      shard.is_string() ? in_quotes(shard.get_ref<const std::string&>()) : shard.type_name(),
-                      kExtension);
-    weight_map[tensor] = shard.get<std::string>();
-  }
-  if (weight_map.empty()) return bad_file("bad safetensors index: {}: 'weight_map' is empty", path.native());
-  return weight_map;
-}
-
 /// Every tensor of a shard must be the index's, in this shard; takes what it finds out of `wanted`.
 Status claim(std::span<const Tensor> tensors, std::string_view shard, WeightMap& wanted) {
   for (const Tensor& tensor : tensors) {
@@ -85,7 +64,9 @@ Status claim(std::span<const Tensor> tensors, std::string_view shard, WeightMap&
 }
 
 Status load_shards(HfDirectory& directory) {
-  RIDGE_TRY(WeightMap wanted, read_index(directory.path / kIndex));
+  const fs::path index = directory.path / kIndex;
+  RIDGE_TRY(const std::string text, read_text_file(index, kMaxIndexBytes));
+  RIDGE_TRY(WeightMap wanted, parse_safetensors_index(text, index.native()));
   std::set<std::string> shards;
   for (const auto& [tensor, shard] : wanted) shards.insert(shard);
   for (const std::string& shard : shards) {
@@ -124,6 +105,24 @@ Status load_weights(HfDirectory& directory) {
 }
 
 }  // namespace
+
+Result<WeightMap> parse_safetensors_index(std::string_view text, std::string_view where) {
+  RIDGE_TRY(const Json index, parse_json(text, where));
+  const auto found = index.is_object() ? index.find("weight_map") : index.end();
+  if (found == index.end() || !found->is_object())
+    return bad_file("bad safetensors index: {}: it has no object 'weight_map'", where);
+  WeightMap weight_map;
+  for (const auto& [tensor, shard] : found->items()) {
+    if (!shard.is_string() || !is_plain_name(shard.get_ref<const std::string&>()))
+      return bad_file("bad safetensors index: {}: tensor {} is said to be in {}, expected a plain *{} file name", where,
+                      in_quotes(tensor),
+                      shard.is_string() ? in_quotes(shard.get_ref<const std::string&>()) : shard.type_name(),
+                      kExtension);
+    weight_map[tensor] = shard.get<std::string>();
+  }
+  if (weight_map.empty()) return bad_file("bad safetensors index: {}: 'weight_map' is empty", where);
+  return weight_map;
+}
 
 const Tensor* HfDirectory::find(std::string_view name) const {
   for (const Tensor& tensor : tensors)

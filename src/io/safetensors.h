@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,11 @@ using SafetensorsPayload = std::function<Status(size_t tensor_index, const Safet
 /// shapes, formats or payload sizes that do not fit; failure for what the disk refused.
 Status write_safetensors(const std::filesystem::path& path, const std::vector<SafetensorsSpec>& tensors,
                          const SafetensorsPayload& payload);
+
+/// The shard of every tensor, by the text of a model.safetensors.index.json. Shards are plain *.safetensors file names;
+/// `where` names the file in errors.
+using WeightMap = std::map<std::string, std::string, std::less<>>;
+Result<WeightMap> parse_safetensors_index(std::string_view text, std::string_view where);
 
 /// A Hugging Face model directory: config.json, tokenizer files and weights (single file or sharded), all mapped.
 struct HfDirectory {

@@ -117,6 +117,18 @@ Status check_config(const Config& c, std::string_view where) {
       return bad_file("{}: {} kv heads of {} are not one latent row of {} + {}", where, c.n_kv_heads, c.head_dim,
                       c.kv_rank, c.rope_dim);
   }
+  if (c.delta.n_key_heads > 0) {
+    const DeltaShape& d = c.delta;
+    RIDGE_TRY_STATUS(range("key heads of the delta rule", d.n_key_heads, 1, 1024));
+    RIDGE_TRY_STATUS(range("value heads of the delta rule", d.n_value_heads, 1, 1024));
+    RIDGE_TRY_STATUS(range("key dimension of the delta rule", d.key_dim, 1, 1024));
+    RIDGE_TRY_STATUS(range("value dimension of the delta rule", d.value_dim, 1, 1024));
+    RIDGE_TRY_STATUS(range("kernel of the convolution", d.kernel, 2, 64));
+    RIDGE_TRY_STATUS(range("interval of full attention", c.delta_period, 1, c.n_layers));
+    if (d.n_value_heads % d.n_key_heads != 0)
+      return bad_file("{}: {} value heads of the delta rule are not a multiple of {} key heads", where, d.n_value_heads,
+                      d.n_key_heads);
+  }
   RIDGE_TRY_STATUS(range("sliding window", c.window, 0, 1 << 26));
   RIDGE_TRY_STATUS(range("sliding window's period", c.window_period, 0, 1024));
   if (c.window_rope_theta != 0 && !(c.window_rope_theta > 1 && c.window_rope_theta < 1e12f))

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "op/delta/shape.h"
 #include "op/norm_rope/norm_rope.h"
 
 namespace ridge {
@@ -74,9 +75,14 @@ struct Config {
   int n_groups_used = 1;
   float expert_scale = 1;         // on the weights of a token's experts
   std::vector<int> dense_layers;  // in rising order
-  float attention_scale = 0;      // on the scores; 0: 1 / sqrt(head_dim)
-  float embedding_scale = 1;      // on the embedded tokens
-  float residual_scale = 1;       // on what a block adds to the residual stream
+  // The gated delta rule: the mixer of all layers but delta_period - 1, 2 delta_period - 1, ... delta.n_key_heads 0: of none.
+  DeltaShape delta;
+  int delta_period = 0;
+  bool attention_gate = false;  // qwen3.5: the query projection has a gate of the output behind each head's query
+  std::vector<int64_t> rope_sections;  // of positions in images, which text does not have; written to GGUF files
+  float attention_scale = 0;           // on the scores; 0: 1 / sqrt(head_dim)
+  float embedding_scale = 1;           // on the embedded tokens
+  float residual_scale = 1;            // on what a block adds to the residual stream
   float logit_divisor = 1;
   bool tied_output = false;  // logits use the embedding matrix
   Activation activation = Activation::silu;
@@ -88,7 +94,11 @@ struct Config {
   /// Width of a head's query and of all heads' values, as their matrices have them.
   int query_dim() const { return kv_rank > 0 ? nope_dim + rope_dim : head_dim; }
   int value_width() const { return kv_rank > 0 ? n_heads * value_dim : q_dim(); }
+  /// Rows of the query projection.
+  int q_rows() const { return (attention_gate ? 2 : 1) * q_dim(); }
   bool has_experts(int layer) const;
+  int n_cached_layers() const { return delta.n_key_heads > 0 ? n_layers / delta_period : n_layers; }
+  bool has_delta(int layer) const { return delta.n_key_heads > 0 && layer % delta_period < delta_period - 1; }
   bool slides(int layer) const {
     return window > 0 && (window_period == 0 || layer % window_period < window_period - 1);
   }

@@ -1,6 +1,7 @@
 #include "model/convert.h"
 
 #include <array>
+#include <cmath>
 #include <deque>
 
 #include "io/int4_packed.h"
@@ -69,10 +70,12 @@ struct Job {
   io::GgufTensorSpec spec;
   const io::Tensor* source = nullptr;  // nullptr: `values`
   std::vector<float> values;
-  float scale = 1;                              // on top of what the source's blocks decode to
-  int pair_heads = 0;                           // > 0: rows of this many heads move from halves to interleaved pairs
-  float offset = 0;                             // added to every value
-  std::vector<const io::Tensor*> stacked = {};  // of experts: what comes behind the source
+  float scale = 1;                               // on top of what the source's blocks decode to
+  int pair_heads = 0;                            // > 0: rows of this many heads move from halves to interleaved pairs
+  float offset = 0;                              // added to every value
+  std::vector<const io::Tensor*> stacked = {};   // of experts: what comes behind the source
+  std::vector<int64_t> rows = {}, columns = {};  // of the source, in the order to write; empty: as they are
+  bool negative_exp = false;                     // -exp(value) in place of every value
 };
 
 /// Row r of a head in the interleaved convention is row (r % 2) * head_dim/2 + r / 2 of the halves convention.
@@ -89,7 +92,8 @@ Status encode_job(const Job& job, std::vector<std::byte>& out) {
   const WeightFormat& to = *job.spec.format;
   out.resize(size_t(n_rows * to.row_bytes(n_in)));
   if (job.source && job.source->format == &to && job.scale == 1 && job.offset == 0 && job.stacked.empty() &&
-      job.pair_heads == 0) {  // same format: the same bytes
+      job.pair_heads == 0 && job.rows.empty() && job.columns.empty() &&
+      !job.negative_exp) {  // same format: the same bytes
     std::copy(job.source->data.begin(), job.source->data.end(), out.begin());
     return {};
   }
@@ -98,10 +102,18 @@ Status encode_job(const Job& job, std::vector<std::byte>& out) {
     if (job.source) {
       const int64_t rows_each = n_rows / (1 + ssize(job.stacked)), part = r / rows_each;
       const io::Tensor& source = part == 0 ? *job.source : *job.stacked[size_t(part - 1)];
-      const int64_t at = job.pair_heads > 0 ? source_row(r, n_rows / job.pair_heads) : r % rows_each;
+      const int64_t at = job.pair_heads > 0 ? source_row(r, n_rows / job.pair_heads)
+                         : job.rows.empty() ? r % rows_each
+                                            : job.rows[size_t(r)];
       source.format->decode(source.data.data() + at * source.format->row_bytes(n_in), n_in, row.data());
       if (job.scale != 1 || job.offset != 0)
         for (float& value : row) value = value * job.scale + job.offset;
+      if (job.negative_exp)
+        for (float& value : row) value = -std::exp(value);
+      if (!job.columns.empty()) {
+        const std::vector<float> all = row;
+        for (size_t i = 0; i < row.size(); ++i) row[i] = all[size_t(job.columns[i])];
+      }
     } else {
       std::copy_n(job.values.begin() + r * n_in, n_in, row.begin());
     }
@@ -150,9 +162,10 @@ std::vector<Fallback> choose_formats(std::vector<Job>& jobs, const QuantizeType&
   std::vector<Fallback> fallbacks;
   for (Job& job : jobs) {
     const int64_t n_in = job.spec.shape.back();
-    // Vectors, and what chooses experts, stay as exact as they are.
+    // Vectors, what chooses experts and the few weights of convolutions stay as exact as they are.
     const std::string_view name = job.spec.name;
-    if (job.spec.shape.size() < 2 || name.ends_with(".bias") || name.find(".ffn_gate_inp") != name.npos) {
+    if (job.spec.shape.size() < 2 || name.ends_with(".bias") || name.find(".ffn_gate_inp") != name.npos ||
+        name.find(".ssm_conv1d") != name.npos) {
       job.spec.format = weight_format_of_gguf(0);
       continue;
     }
@@ -182,11 +195,13 @@ std::vector<float> rope_factors(const Config& config) {
 /// The jobs of an HF directory, in GGUF names and order.
 Result<std::vector<Job>> hf_jobs(const io::HfDirectory& directory, const Config& c, const Weights& weights,
                                  std::deque<io::Tensor>& experts, std::string_view where) {
+  const bool nested = is_nested(directory.tensors);
   const bool permute = c.rope_pairs == RopePairs::interleaved;
   std::vector<Job> jobs;
   std::string missing;
   const auto push = [&](const tensor_names::Name& name, int layer, bool required, int pair_heads = 0) {
-    const std::string hf_name = fmt::format(fmt::runtime(name.hf), layer);
+    const std::string own_name = fmt::format(fmt::runtime(name.hf), layer);
+    const std::string hf_name = nested ? nested_name(own_name) : own_name;
     const io::Tensor* source = directory.find(hf_name);
     if (!source && required) missing += " " + hf_name;
     if (!source) return;
@@ -223,12 +238,56 @@ Result<std::vector<Job>> hf_jobs(const io::HfDirectory& directory, const Config&
     for (const ExpertWeights& expert : all)
       job.values.insert(job.values.end(), (expert.*bias).begin(), (expert.*bias).end());
   };
+  // Rows of value heads of n each in the order of GGUF files, from row `first` on.
+  const auto cycled = [&](int64_t first, int64_t n) {
+    std::vector<int64_t> rows;
+    for (int64_t row = 0; row < first; ++row) rows.push_back(row);
+    for (int64_t i = 0; i < c.delta.n_value_heads; ++i)
+      for (int64_t j = 0; j < n; ++j) rows.push_back(first + cycled_head(c.delta, i) * n + j);
+    return rows;
+  };
+  const auto push_delta = [&](int layer) {
+    const DeltaShape& d = c.delta;
+    const auto push_rows = [&](const n::Name& name, std::vector<int64_t> rows) {
+      push(name, layer, true);
+      if (jobs.empty() || rows.empty()) return;
+      jobs.back().spec.shape = {ssize(rows), jobs.back().spec.shape.back()};
+      jobs.back().rows = std::move(rows);
+    };
+    const auto push_heads = [&](const n::Name& name, int64_t first, int64_t n_rows) {
+      push_rows(name, arch.delta_keys_cycle ? cycled(first, n_rows) : std::vector<int64_t>());
+    };
+    const auto push_columns = [&](const n::Name& name, int64_t n_columns) {
+      push(name, layer, true);
+      if (!jobs.empty() && arch.delta_keys_cycle) jobs.back().columns = cycled(0, n_columns);
+    };
+    if (arch.delta_by_key_head) {
+      DeltaRows rows(d);
+      push_rows({n::kDeltaQkv.gguf, n::kDeltaQkvz.hf}, std::move(rows.qkv));
+      push_rows({n::kDeltaZ.gguf, n::kDeltaQkvz.hf}, std::move(rows.z));
+      push(n::kDeltaBa, layer, true);
+    } else {
+      push_heads(n::kDeltaQkv, 2 * d.keys(), d.value_dim);
+      push_heads(n::kDeltaZ, 0, d.value_dim);
+      push_heads(n::kDeltaA, 0, 1);
+      push_heads(n::kDeltaB, 0, 1);
+    }
+    push_heads(n::kDeltaConv, 2 * d.keys(), d.value_dim);
+    if (!jobs.empty()) jobs.back().spec.shape = {d.channels(), d.kernel};
+    push_columns(n::kDeltaDecay, 1);
+    if (!jobs.empty()) jobs.back().negative_exp = true;
+    push_columns(n::kDeltaDtBias, 1);
+    push(n::kDeltaNorm, layer, true);
+    push_columns(n::kDeltaOut, d.value_dim);
+  };
   push(n::kEmbedding, 0, true);
   push_norm(n::kOutputNorm, 0, true);
   push(n::kOutput, 0, !c.tied_output);
   for (int i = 0; i < c.n_layers; ++i) {
     push_norm(n::kAttnNorm, i, c.norms != NormPlace::after);
-    push(n::kQkv, i, arch.fused);
+    const bool attends = !c.has_delta(i);
+    if (!attends) push_delta(i);
+    push(n::kQkv, i, attends && arch.fused);
     if (c.kv_rank > 0) {
       push(n::kQ, i, c.q_rank == 0);
       for (const auto& name : {n::kQA, n::kQANorm, n::kQB}) push(name, i, c.q_rank > 0);
@@ -238,22 +297,22 @@ Result<std::vector<Job>> hf_jobs(const io::HfDirectory& directory, const Config&
       push_stacked(n::kLatentK, i, layer.k_b);
       push_stacked(n::kLatentV, i, layer.v_b);
     } else {
-      push(n::kQ, i, !arch.fused, c.n_heads);
-      push(n::kK, i, !arch.fused, c.n_kv_heads);
-      push(n::kV, i, !arch.fused);
+      push(n::kQ, i, attends && !arch.fused, c.n_heads);
+      push(n::kK, i, attends && !arch.fused, c.n_kv_heads);
+      push(n::kV, i, attends && !arch.fused);
     }
     if (c.qkv_bias && permute)
       return bad_file("{}: a {} model with attention biases cannot be written as GGUF (its readers do not expect them)",
                       where, c.arch);
-    push(n::kQBias, i, c.qkv_bias);
-    push(n::kKBias, i, c.qkv_bias);
-    push(n::kVBias, i, c.qkv_bias);
+    push(n::kQBias, i, attends && c.qkv_bias);
+    push(n::kKBias, i, attends && c.qkv_bias);
+    push(n::kVBias, i, attends && c.qkv_bias);
     push(n::kOBias, i, c.o_bias);
     push(n::kSinkLogits, i, c.sink_logits);
-    push_norm(n::kQNorm, i, c.qk_norm);
-    push_norm(n::kKNorm, i, c.qk_norm);
+    push_norm(n::kQNorm, i, attends && c.qk_norm);
+    push_norm(n::kKNorm, i, attends && c.qk_norm);
     push(n::kAttnSubNorm, i, c.sub_norm);
-    push(n::kO, i, true);
+    push(n::kO, i, attends);
     push_norm(n::kAttnPostNorm, i, c.norms != NormPlace::before);
     push_norm(c.norms == NormPlace::both        ? n::kFfnNormBetween
               : arch.ffn_norm_is_post_attention ? n::kAttnPostNorm

@@ -117,7 +117,7 @@ std::vector<double> key_form(CpuContext& context, const Config& c, const LayerWe
   const int64_t step = std::max<int64_t>(1, c.d_model / kMetricSamples), n = (c.d_model + step - 1) / step;
   std::vector<double> form(size_t(dim * dim), 0.0);
   for (int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
-    const std::vector<float> rows = decode_rows(context, q, h * dim, dim, 1);
+    const std::vector<float> rows = decode_rows(context, q, h * (c.q_rows() / c.n_heads), dim, 1);
     std::vector<float> sampled(size_t(dim * n), 0.0f);
     for (int64_t d = 0; d < dim; ++d)
       for (int64_t i = 0; i < n; ++i)
@@ -214,6 +214,8 @@ KvMetric make_kv_metric(CpuContext& context, const Config& c, const Weights& wei
   if (c.kv_rank == 0) metric.v.resize(metric.k.size());
   for (int i = 0; i < c.n_layers; ++i) {
     const LayerWeights& layer = weights.layers[size_t(i)];
+    metric.attends.push_back(!c.has_delta(i));
+    if (c.has_delta(i)) continue;
     if (c.kv_rank > 0) {
       store_form(latent_form(context, c, layer, rope), dim, metric.k.data() + i * size);
       continue;

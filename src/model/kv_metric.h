@@ -21,11 +21,12 @@ struct KvMetric {
   int n_kv_heads = 0, head_dim = 0;
   // [n_layers, n_kv_heads, head_dim, head_dim], symmetric, mean diagonal 1, not rotated; v empty with latent rows.
   std::vector<float> k, v;
+  std::vector<bool> attends;  // [n_layers]
 
-  /// The forms of one layer, [n_kv_heads, head_dim, head_dim]; of a V without rows none.
+  /// The forms of one layer, [n_kv_heads, head_dim, head_dim]; none where it does not attend, and of a V without rows.
   std::span<const float> layer(bool is_k, int i) const {
-    const size_t size = size_t(n_kv_heads) * size_t(head_dim) * size_t(head_dim);
     if (!is_k && v.empty()) return {};
+    const size_t size = attends[size_t(i)] ? size_t(n_kv_heads) * size_t(head_dim) * size_t(head_dim) : 0;
     return std::span(is_k ? k : v).subspan(size_t(i) * size, size);
   }
 };

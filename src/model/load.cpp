@@ -21,8 +21,12 @@ namespace {
 class Binder {
  public:
   Binder(std::span<const io::Tensor> tensors, bool is_gguf, Weights& weights,
-         io::Int4Layout int4 = io::Int4Layout::none)
-      : is_gguf_(is_gguf), int4_(int4), weights_(weights) {
+         io::Int4Layout int4 = io::Int4Layout::none, TernaryLayout ternary = TernaryLayout::master)
+      : is_gguf_(is_gguf),
+        is_nested_(!is_gguf && is_nested(tensors)),
+        int4_(int4),
+        ternary_(ternary),
+        weights_(weights) {
     for (const io::Tensor& tensor : tensors) {
       by_name_[tensor.name] = &tensor;
       weights.stored_bytes += int64_t(tensor.data.size());
@@ -33,7 +37,9 @@ class Binder {
   }
 
   std::string name(const tensor_names::Name& n, int layer) const {
-    return fmt::format(fmt::runtime(is_gguf_ ? n.gguf : n.hf), layer);
+    if (is_gguf_) return fmt::format(fmt::runtime(n.gguf), layer);
+    const std::string own = fmt::format(fmt::runtime(n.hf), layer);
+    return is_nested_ ? nested_name(own) : own;
   }
   Linear matrix(const tensor_names::Name& n, int layer, int64_t n_out, int64_t n_in) {
     if (int4_ != io::Int4Layout::none && packed(n, layer, "qweight")) return int4_matrix(n, layer, n_out, n_in);
@@ -50,6 +56,7 @@ class Binder {
   }
   /// A BitNet matrix: i2_s in place, all others as i2_s in a buffer of their own.
   Linear ternary_matrix(const tensor_names::Name& n, int layer, int64_t n_out, int64_t n_in) {
+    if (ternary_ != TernaryLayout::master) return packed_ternary_matrix(name(n, layer), n_out, n_in);
     Linear m = matrix(n, layer, n_out, n_in);
     if (!m.format) return m;
     if (is_gguf_) m.scale *= extra_scale(name(n, layer));
@@ -63,6 +70,28 @@ class Binder {
     m.scale *= ternary->scale;
     m.int8_activations = true;
     return m;
+  }
+  /// Packed codes with their scale in the tensor NAME_scale [1], as i2_s in a buffer of their own.
+  Linear packed_ternary_matrix(const std::string& tensor_name, int64_t n_out, int64_t n_in) {
+    const WeightFormat* const u8 = &io::packed_bytes();
+    const std::vector<float> scale = values(tensor_name + "_scale", 1, true);
+    const io::Tensor* codes = find(tensor_name, {n_out / 4, n_in}, true, u8);
+    if (!codes || scale.empty()) return {};
+    if (n_out % 4 != 0 || codes->format != u8 || !(scale[0] > 0)) {
+      problem(
+          fmt::format("{} is {} for {} outputs with a scale of {}, expected u8, a multiple of 4 and a positive scale",
+                      tensor_name, codes->format->name, n_out, scale[0]));
+      return {};
+    }
+    const bool divides = ternary_ == TernaryLayout::divide_scale;
+    Result<TernaryMatrix> ternary = unpack_ternary(*codes, divides ? 1 / scale[0] : scale[0]);
+    if (!ternary) return problem(fmt::format("{} {}", tensor_name, ternary.error().message)), Linear{};
+    return {.format = weight_format_of_gguf(I2_S::kGgufType),
+            .n_out = n_out,
+            .n_in = n_in,
+            .rows = weights_.buffers.emplace_back(std::move(ternary->rows)).data(),
+            .scale = ternary->scale,
+            .int8_activations = true};
   }
   /// The rows of one matrix as several, one behind the other.
   std::vector<Linear> fused(const tensor_names::Name& n, int layer, std::initializer_list<int64_t> n_outs,
@@ -81,6 +110,51 @@ class Binder {
     if (whole.format && whole.format->tail_bytes > 0)
       problem(fmt::format("{} is {}, whose rows cannot be taken apart", name(n, layer), whole.format->name));
     return parts;
+  }
+  /// Rows of a matrix in another order, in a buffer.
+  Linear picked_rows(const Linear& whole, std::span<const int64_t> rows) {
+    Linear picked = whole;
+    picked.n_out = ssize(rows);
+    if (whole.format && whole.format->tail_bytes > 0)
+      problem("rows of " + std::string(whole.format->name) + " in a group");
+    if (!whole.format || whole.format->tail_bytes > 0) return picked;
+    const int64_t row_bytes = whole.format->row_bytes(whole.n_in);
+    std::byte* const to = weights_.buffers.emplace_back(picked.bytes()).data();
+    for (int64_t r = 0; r < picked.n_out; ++r)
+      std::memcpy(to + r * row_bytes, whole.rows + rows[size_t(r)] * row_bytes, size_t(row_bytes));
+    picked.rows = to;
+    return picked;
+  }
+  /// Rows [first, first + n_out) of each of the matrices [n_experts, n_rows, n_in] in one tensor.
+  std::vector<Linear> stacked_rows(const tensor_names::Name& n, int layer, std::vector<int64_t> shape, int64_t first,
+                                   int64_t n_out) {
+    const io::Tensor* all = find(name(n, layer), shape, true);
+    std::vector<Linear> experts(static_cast<size_t>(shape[0]));
+    for (int64_t e = 0; all && e < shape[0]; ++e)
+      experts[size_t(e)] = {.format = all->format,
+                            .n_out = n_out,
+                            .n_in = shape[2],
+                            .rows = all->data.data() + (e * shape[1] + first) * all->format->row_bytes(shape[2])};
+    return experts;
+  }
+  /// The weights of a causal convolution as [kernel, channels].
+  std::vector<float> convolution(const tensor_names::Name& n, int layer, int64_t channels, int64_t kernel) {
+    std::vector<float> turned(size_t(kernel * channels), 0.0f);
+    const io::Tensor* tensor =
+        find(name(n, layer),
+             is_gguf_ ? std::vector<int64_t>{channels, kernel} : std::vector<int64_t>{channels, 1, kernel}, true);
+    if (!tensor) return turned;
+    if (tensor->format->group != 1) {
+      problem(fmt::format("{} is {}, expected a float format", tensor->name, tensor->format->name));
+      return turned;
+    }
+    std::vector<float> values(turned.size());
+    tensor->format->decode(tensor->data.data(), ssize(values), values.data());
+    if (!std::ranges::all_of(values, [](float v) { return std::isfinite(v); }))
+      problem(tensor->name + " holds values that are not finite");
+    for (int64_t c = 0; c < channels; ++c)
+      for (int64_t k = 0; k < kernel; ++k) turned[size_t(k * channels + c)] = values[size_t(c * kernel + k)];
+    return turned;
   }
   /// Every `step`-th column from `first` on of a tensor [n_experts, n_in, n_columns] as rows of matrices, in buffers.
   std::vector<Linear> expert_columns(const tensor_names::Name& n, int layer, std::vector<int64_t> shape, int64_t first,
@@ -258,8 +332,11 @@ class Binder {
       }
     return decoded;
   }
-  /// How many weights an element of the tensor is: 8 in a word of codes, none in what belongs to packed codes.
+  /// How many weights an element of the tensor is: 8 in a word of codes, 4 in a byte of ternary ones, none in what belongs
+  /// to packed codes.
   int weights_per_element(const io::Tensor& tensor) const {
+    if (ternary_ != TernaryLayout::master)
+      return tensor.format == &io::packed_bytes() ? 4 : tensor.name.ends_with(".weight_scale") ? 0 : 1;
     if (int4_ == io::Int4Layout::none) return 1;
     if (tensor.name.ends_with(".qweight")) return 8;
     for (const std::string_view extra : {".scales", ".qzeros", ".g_idx"})
@@ -310,8 +387,9 @@ class Binder {
     else if (n_problems_ == kShown + 1) problems_ += "\n  ...";
   }
 
-  bool is_gguf_;
+  bool is_gguf_, is_nested_;
   io::Int4Layout int4_;
+  TernaryLayout ternary_;
   Weights& weights_;
   std::map<std::string, const io::Tensor*, std::less<>> by_name_;
   std::deque<std::string> expert_names_;  // what Names of single experts point to
@@ -348,13 +426,19 @@ void bind_oss_experts(const Config& c, Binder& b, int i, LayerWeights& layer) {
 
 void bind_experts(const Config& c, Binder& b, int i, LayerWeights& layer) {
   namespace n = tensor_names;
+  const bool stacked = arch_of(c).experts_stacked && !b.is_gguf();
+  const int64_t n_all = c.n_experts, n_ff = c.d_ff_expert;
   layer.router = b.matrix(n::kRouter, i, c.n_experts, c.d_model);
   const auto all = [&](const n::Name& name, int64_t n_out, int64_t n_in) {
     return b.expert_matrices(name, i, c.n_experts, n_out, n_in);
   };
-  const std::vector<Linear> gate = all(n::kExpertGate, c.d_ff_expert, c.d_model),
-                            up = all(n::kExpertUp, c.d_ff_expert, c.d_model),
-                            down = all(n::kExpertDown, c.d_model, c.d_ff_expert);
+  const auto half = [&](int64_t first) {
+    return b.stacked_rows(n::kStackedGateUp, i, {n_all, 2 * n_ff, c.d_model}, first, n_ff);
+  };
+  const std::vector<Linear> gate = stacked ? half(0) : all(n::kExpertGate, n_ff, c.d_model),
+                            up = stacked ? half(n_ff) : all(n::kExpertUp, n_ff, c.d_model),
+                            down = stacked ? b.stacked_rows(n::kStackedDown, i, {n_all, c.d_model, n_ff}, 0, c.d_model)
+                                           : all(n::kExpertDown, c.d_model, n_ff);
   for (size_t e = 0; e < gate.size(); ++e) layer.experts.push_back({.gate = gate[e], .up = up[e], .down = down[e]});
   if (c.sigmoid_router) layer.choice_bias = b.vector(n::kChoiceBias, i, c.n_experts);
   if (c.d_ff_shared == 0) return;
@@ -383,6 +467,70 @@ void bind_latent(const Config& c, Binder& b, int i, LayerWeights& layer) {
   layer.kv_a = b.matrix(n::kKvA, i, c.head_dim, c.d_model);
   layer.kv_a_norm = b.vector(n::kKvANorm, i, c.kv_rank);
   b.latent_heads(c, i, layer);
+  layer.o = b.matrix(n::kO, i, c.d_model, c.value_width());
+}
+
+void bind_delta(const Config& c, Binder& b, int i, LayerWeights& layer) {
+  namespace n = tensor_names;
+  const DeltaShape& d = c.delta;
+  DeltaWeights& w = layer.delta;
+  if (arch_of(c).delta_by_key_head) {
+    const DeltaRows rows(d);
+    const Linear ba = b.matrix(n::kDeltaBa, i, 2 * d.n_value_heads, c.d_model);
+    w.b = b.picked_rows(ba, rows.b);
+    w.a = b.picked_rows(ba, rows.a);
+    if (b.is_gguf()) {
+      w.qkv = b.matrix(n::kDeltaQkv, i, d.channels(), c.d_model);
+      w.z = b.matrix(n::kDeltaZ, i, d.values(), c.d_model);
+    } else {
+      const Linear qkvz = b.matrix(n::kDeltaQkvz, i, d.channels() + d.values(), c.d_model);
+      w.qkv = b.picked_rows(qkvz, rows.qkv);
+      w.z = b.picked_rows(qkvz, rows.z);
+    }
+  } else {
+    w.qkv = b.matrix(n::kDeltaQkv, i, d.channels(), c.d_model);
+    w.z = b.matrix(n::kDeltaZ, i, d.values(), c.d_model);
+    w.a = b.matrix(n::kDeltaA, i, d.n_value_heads, c.d_model);
+    w.b = b.matrix(n::kDeltaB, i, d.n_value_heads, c.d_model);
+  }
+  w.conv = b.convolution(n::kDeltaConv, i, d.channels(), d.kernel);
+  w.decay = b.vector(n::kDeltaDecay, i, d.n_value_heads);
+  if (!b.is_gguf())
+    for (float& value : w.decay) value = -std::exp(value);
+  w.dt_bias = b.vector(n::kDeltaDtBias, i, d.n_value_heads);
+  w.norm = b.vector(n::kDeltaNorm, i, d.value_dim);
+  layer.o = b.matrix(n::kDeltaOut, i, c.d_model, d.values());
+}
+
+void bind_attention(const Config& c, Binder& b, int i, LayerWeights& layer) {
+  namespace n = tensor_names;
+  const Arch& arch = arch_of(c);
+  const auto projection = [&](const n::Name& name, int64_t n_out, int64_t n_in) {
+    return c.ternary ? b.ternary_matrix(name, i, n_out, n_in) : b.matrix(name, i, n_out, n_in);
+  };
+  if (arch.fused) {
+    const std::vector<Linear> parts = b.fused(n::kQkv, i, {c.q_dim(), c.kv_dim(), c.kv_dim()}, c.d_model);
+    layer.q = parts[0];
+    layer.k = parts[1];
+    layer.v = parts[2];
+  } else {
+    layer.q = projection(n::kQ, c.q_rows(), c.d_model);
+    layer.k = projection(n::kK, c.kv_dim(), c.d_model);
+    layer.v = projection(n::kV, c.kv_dim(), c.d_model);
+  }
+  layer.o = projection(n::kO, c.d_model, c.q_dim());
+  if (c.qkv_bias) {
+    layer.q_bias = b.vector(n::kQBias, i, c.q_rows());
+    layer.k_bias = b.vector(n::kKBias, i, c.kv_dim());
+    layer.v_bias = b.vector(n::kVBias, i, c.kv_dim());
+  }
+  if (c.o_bias) layer.o_bias = b.vector(n::kOBias, i, c.d_model);
+  if (c.sink_logits) layer.sink_logits = b.vector(n::kSinkLogits, i, c.n_heads);
+  if (c.qk_norm) {
+    layer.q_norm = b.norm(n::kQNorm, i, c.qk_norm_whole ? c.q_dim() : c.head_dim, arch.norms_plus_one);
+    layer.k_norm = b.norm(n::kKNorm, i, c.qk_norm_whole ? c.kv_dim() : c.head_dim, arch.norms_plus_one);
+  }
+  if (c.sub_norm) layer.attn_sub_norm = b.vector(n::kAttnSubNorm, i, c.q_dim());
 }
 
 Status bind_tensors(const Config& c, Binder& b, Weights& w, std::string_view where) {
@@ -420,34 +568,10 @@ Status bind_tensors(const Config& c, Binder& b, Weights& w, std::string_view whe
       layer.attn_post_norm = norm(n::kAttnPostNorm, i, c.d_model);
       layer.ffn_post_norm = norm(n::kFfnPostNorm, i, c.d_model);
     }
-    if (c.kv_rank > 0) {
-      bind_latent(c, b, i, layer);
-    } else if (arch.fused) {
-      const std::vector<Linear> parts = b.fused(n::kQkv, i, {c.q_dim(), c.kv_dim(), c.kv_dim()}, c.d_model);
-      layer.q = parts[0];
-      layer.k = parts[1];
-      layer.v = parts[2];
-    } else {
-      layer.q = projection(n::kQ, i, c.q_dim(), c.d_model);
-      layer.k = projection(n::kK, i, c.kv_dim(), c.d_model);
-      layer.v = projection(n::kV, i, c.kv_dim(), c.d_model);
-    }
-    layer.o = projection(n::kO, i, c.d_model, c.value_width());
-    if (c.qkv_bias) {
-      layer.q_bias = b.vector(n::kQBias, i, c.q_dim());
-      layer.k_bias = b.vector(n::kKBias, i, c.kv_dim());
-      layer.v_bias = b.vector(n::kVBias, i, c.kv_dim());
-    }
-    if (c.o_bias) layer.o_bias = b.vector(n::kOBias, i, c.d_model);
-    if (c.sink_logits) layer.sink_logits = b.vector(n::kSinkLogits, i, c.n_heads);
-    if (c.qk_norm) {
-      layer.q_norm = norm(n::kQNorm, i, c.qk_norm_whole ? c.q_dim() : c.head_dim);
-      layer.k_norm = norm(n::kKNorm, i, c.qk_norm_whole ? c.kv_dim() : c.head_dim);
-    }
-    if (c.sub_norm) {
-      layer.attn_sub_norm = b.vector(n::kAttnSubNorm, i, c.q_dim());
-      layer.ffn_sub_norm = b.vector(n::kFfnSubNorm, i, c.d_ff);
-    }
+    if (c.has_delta(i)) bind_delta(c, b, i, layer);
+    else if (c.kv_rank > 0) bind_latent(c, b, i, layer);
+    else bind_attention(c, b, i, layer);
+    if (c.sub_norm) layer.ffn_sub_norm = b.vector(n::kFfnSubNorm, i, c.d_ff);
     if (c.has_experts(i)) {
       if (arch.gpt_oss) bind_oss_experts(c, b, i, layer);
       else bind_experts(c, b, i, layer);
@@ -499,7 +623,11 @@ Result<LoadedModel> load_hf(const std::string& path) {
   RIDGE_TRY(const io::Int4Layout int4, io::int4_layout(directory.config_json, path + "/config.json"));
   if (model.config.ternary && int4 != io::Int4Layout::none)
     return bad_file("{}: 4-bit weights of a BitNet model are not supported", path);
-  Binder binder(directory.tensors, false, model.weights, int4);
+  TernaryLayout ternary = TernaryLayout::master;
+  if (model.config.ternary) {
+    RIDGE_TRY(ternary, ternary_layout(directory.config_json, path + "/config.json"));
+  }
+  Binder binder(directory.tensors, false, model.weights, int4, ternary);
   RIDGE_TRY_STATUS(bind_tensors(model.config, binder, model.weights, path));
   if (!directory.tokenizer_json.empty()) {
     RIDGE_TRY(io::TokenizerSpec spec,
@@ -521,6 +649,12 @@ Result<LoadedModel> load_model(const std::string& path) {
 
 void for_each_matrix(Weights& w, const std::function<void(Linear&, std::string_view)>& fn) {
   for (LayerWeights& layer : w.layers) {
+    if (layer.delta.qkv.format) {
+      fn(layer.delta.qkv, "delta qkv");
+      fn(layer.delta.z, "delta z");
+      fn(layer.delta.a, "delta a");
+      fn(layer.delta.b, "delta b");
+    }
     for (const auto& [m, name] : {std::pair(&layer.q, "q"),
                                   {&layer.k, "k"},
                                   {&layer.v, "v"},

@@ -19,6 +19,7 @@ std::string mixer_name(MixerKind kind) {
   switch (kind) {
     case MixerKind::attention: return "attention";
     case MixerKind::latent: return "latent";
+    case MixerKind::delta: return "delta";
   }
   return fmt::format("number {}", int(kind));
 }
@@ -39,6 +40,13 @@ int ModelPlan::kv_dim() const {
 }
 int ModelPlan::d_ff() const {
   return widest(*this, [](const LayerPlan& layer) { return std::max(layer.dense.d_ff, layer.experts.d_ff); });
+}
+
+int ModelPlan::first_attention() const {
+  const auto attends = [](const LayerPlan& layer) { return layer.mixer == MixerKind::attention; };
+  const auto found = std::ranges::find_if(layers, attends);
+  RIDGE_CHECK(found != layers.end(), "none of {} layers attends", layers.size());
+  return int(found - layers.begin());
 }
 
 ModelPlan make_plan(const Config& c, std::span<const float> rope_factors, std::span<const float> long_rope_factors) {
@@ -79,7 +87,8 @@ ModelPlan make_plan(const Config& c, std::span<const float> rope_factors, std::s
                                 .qk_norm = c.qk_norm,
                                 .qk_norm_whole = c.qk_norm_whole,
                                 .window = c.slides(i) ? c.window : 0,
-                                .out_norm = c.sub_norm},
+                                .out_norm = c.sub_norm,
+                                .gate = c.attention_gate},
                   .feed_forward = FeedForwardKind::dense,
                   .dense = {.d_ff = c.d_ff, .activation = c.activation, .down_norm = c.sub_norm},
                   .norms = c.norms,
@@ -91,6 +100,11 @@ ModelPlan make_plan(const Config& c, std::span<const float> rope_factors, std::s
                       .q_rank = c.q_rank,
                       .nope_dim = c.nope_dim,
                       .value_dim = c.value_dim};
+    }
+    if (c.has_delta(i)) {
+      layer.mixer = MixerKind::delta;
+      layer.attention.n_heads = layer.attention.n_kv_heads = 0;
+      layer.delta = c.delta;
     }
     if (!c.has_experts(i)) continue;
     layer.feed_forward = FeedForwardKind::experts;

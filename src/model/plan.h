@@ -16,6 +16,7 @@ namespace ridge {
 enum class MixerKind : uint8_t {
   attention,  ///< over a KV cache
   latent,     ///< attention in the space of one latent row a token, which is K and V of all heads
+  delta,      ///< the gated delta rule, over a state of fixed size
 };
 /// What each token goes through alone.
 enum class FeedForwardKind : uint8_t {
@@ -39,6 +40,7 @@ struct AttentionPlan {
   bool qk_norm_whole = false;  ///< with qk_norm: of all heads together
   int window = 0;              ///< > 0: a query sees the newest so many positions only, its own among them
   bool out_norm = false;       ///< RMSNorm in front of the output projection
+  bool gate = false;           ///< the result times sigmoid(gate x); each head's gate is projected behind its query
 
   int q_dim() const { return n_heads * head_dim; }
   int kv_dim() const { return n_kv_heads * head_dim; }
@@ -56,6 +58,8 @@ struct LatentPlan {
 
   int query_dim() const { return nope_dim + rope_dim; }
 };
+/// output(norm(delta(qkv x)) * silu(z x)), the norm over each value head: op/delta/delta.h.
+using DeltaPlan = DeltaShape;
 
 /// down(activation(gate x) * (up x))
 struct DensePlan {
@@ -80,8 +84,9 @@ struct ExpertsPlan {
 /// x += s mixer(norm(x)); x += s feed_forward(norm(x)); norms in front of a block, behind it, or both.
 struct LayerPlan {
   MixerKind mixer = MixerKind::attention;
-  AttentionPlan attention;
+  AttentionPlan attention;  ///< without heads in a delta layer
   LatentPlan latent;
+  DeltaPlan delta;
   FeedForwardKind feed_forward = FeedForwardKind::dense;
   DensePlan dense;
   ExpertsPlan experts;
@@ -108,6 +113,8 @@ struct ModelPlan {
   int q_dim() const;
   int kv_dim() const;
   int d_ff() const;
+  /// Number of the first layer that attends.
+  int first_attention() const;
 };
 
 /// The plan of a configuration. Factors [rope_dim / 2] as make_rope() takes them, or empty; `long_rope_factors` are those of

@@ -22,6 +22,12 @@ struct Shape {
   // Latent attention: head_dim is kv_rank + rope_dim. One dense layer in front, a shared expert, experts in groups.
   int q_rank = 0, kv_rank = 0, nope_dim = 0, value_dim = 0, n_expert_groups = 1, n_groups_used = 1;
 };
+/// What shapes with the gated delta rule have beside.
+struct Hybrid {
+  std::string_view name;
+  int d_ff_shared, delta_period;
+  DeltaShape delta;
+};
 // From the config.json of each model.
 constexpr Shape kShapes[] = {
     {"qwen2.5-0.5b", "qwen2", 24, 14, 2, 64, 896, 4864, 151936, 32768, 1e6f, true, true},
@@ -35,6 +41,8 @@ constexpr Shape kShapes[] = {
      0.0771516749810459f},  // 168^-1/2
     {"qwen3-30b-a3b", "qwen3moe", 48, 32, 4, 128, 2048, 6144, 151936, 40960, 1e6f, false, false, 128, 0, 128, 8, 768},
     {"gpt-oss-20b", "gpt-oss", 24, 64, 8, 64, 2880, 2880, 201088, 131072, 1.5e5f, true, false, 64, 128, 32, 4, 2880},
+    {"qwen3.6-27b", "qwen35", 64, 24, 4, 256, 5120, 17408, 248320, 262144, 1e7f, false, false, 64},
+    {"qwen3.6-35b-a3b", "qwen35moe", 40, 16, 2, 256, 2048, 512, 248320, 262144, 1e7f, false, false, 64, 0, 256, 8, 512},
     {"bitnet-2b-4t", "bitnet-b1.58", 30, 20, 5, 128, 2560, 6912, 128256, 4096, 5e5f, false, true},
     {"tiny-bitnet", "bitnet-b1.58", 2, 2, 1, 64, 128, 384, 512, 2048, 1e4f, false, true},
     {"tiny-64", "qwen2", 2, 4, 2, 64, 256, 512, 512, 2048, 1e4f, true, true},
@@ -66,7 +74,14 @@ constexpr Shape kShapes[] = {
      16,
      4,
      2},
+    {"tiny-delta", "qwen35moe", 4, 4, 2, 32, 64, 32, 512, 2048, 1e4f, false, true, 8, 0, 6, 2, 32},
     {"tiny", "llama", 2, 4, 2, 32, 64, 160, 512, 2048, 1e4f, false, true},
+};
+
+constexpr Hybrid kHybrids[] = {
+    {"qwen3.6-27b", 0, 4, {16, 48, 128, 128, 4}},
+    {"qwen3.6-35b-a3b", 512, 4, {16, 32, 128, 128, 4}},
+    {"tiny-delta", 32, 2, {2, 4, 16, 32, 4}},
 };
 
 /// Fills matrices with valid blocks: a pool of encoded normal noise, copied from varying places.
@@ -130,6 +145,9 @@ Result<Config> synth_config(std::string_view name) {
         c.dense_layers = {0};
         c.rope_pairs = RopePairs::interleaved;
       }
+      for (const Hybrid& hybrid : kHybrids)
+        if (hybrid.name == name)
+          c.d_ff_shared = hybrid.d_ff_shared, c.delta_period = hybrid.delta_period, c.delta = hybrid.delta;
       for (const Arch& arch : arch_list()) {
         if (arch.name != s.arch) continue;
         use_arch(arch, c);
@@ -162,6 +180,9 @@ Status apply_options(std::string_view spec, SynthPlan& plan) {
       const long n = std::strtol(value.c_str(), &rest, 10);
       if (value.empty() || *rest || n < 1 || n > 1024)
         return fail(ErrorKind::usage, "synth: option layers={} is not a number from 1 to 1024", value);
+      if (n < plan.config.delta_period)
+        return fail(ErrorKind::usage, "synth: option layers={} leaves no layer of {} that attends", value,
+                    plan.config.delta_period);
       plan.config.n_layers = int(n);
     } else {
       return fail(ErrorKind::usage, "unknown synth: option '{}' (there are: layers=N, weights=FORMAT, head=FORMAT)",
@@ -206,16 +227,19 @@ int64_t SynthPlan::decode_matrix_bytes() const {
   };
   const Config& c = config;
   const auto gated = [&](int d_ff) { return matrix(2 * d_ff, c.d_model) + matrix(c.d_model, d_ff); };
-  const int q_rows = c.n_heads * c.query_dim();
-  int64_t mixer = matrix(c.d_model, c.value_width());
-  if (c.kv_rank == 0) mixer += matrix(q_rows + 2 * c.kv_dim(), c.d_model);
+  int64_t attention = matrix(c.d_model, c.value_width());
+  if (c.kv_rank == 0) attention += matrix(c.q_rows() + 2 * c.kv_dim(), c.d_model);
   else
-    mixer += matrix(c.q_rank + c.kv_dim(), c.d_model) + matrix(q_rows, c.q_rank) +
-             c.n_heads * (matrix(c.kv_rank, c.nope_dim) + matrix(c.value_dim, c.kv_rank));
-  const int64_t experts = c.n_experts_used * gated(c.d_ff_expert) + gated(c.d_ff_shared) + 4 * c.n_experts * c.d_model;
+    attention += matrix(c.q_rank + c.kv_dim(), c.d_model) + matrix(c.n_heads * c.query_dim(), c.q_rank) +
+                 c.n_heads * (matrix(c.kv_rank, c.nope_dim) + matrix(c.value_dim, c.kv_rank));
+  const int64_t delta = matrix(c.delta.channels() + c.delta.values() + 2 * c.delta.n_value_heads, c.d_model) +
+                        matrix(c.d_model, c.delta.values()),
+                shared = c.d_ff_shared > 0 ? gated(c.d_ff_shared) : 0,
+                experts = c.n_experts_used * gated(c.d_ff_expert) + shared + 4 * c.n_experts * c.d_model;
   const Linear output{.format = &head_format(), .n_out = c.vocab_size, .n_in = c.d_model};
   int64_t bytes = output.bytes();
-  for (int i = 0; i < c.n_layers; ++i) bytes += mixer + (c.has_experts(i) ? experts : gated(c.d_ff));
+  for (int i = 0; i < c.n_layers; ++i)
+    bytes += (c.has_delta(i) ? delta : attention) + (c.has_experts(i) ? experts : gated(c.d_ff));
   return bytes;
 }
 
@@ -269,6 +293,21 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec)
   if (c.tied_output)  // logits of variance 1; signs, so that the model does not say each token again
     for (float& v : w.output_norm)
       v *= (rng.next() % 2 == 0 ? 1.0f : -1.0f) * c.embedding_scale / std::sqrt(float(c.d_model));
+  const auto add_attention = [&](LayerWeights& layer) {
+    if (c.qk_norm) {
+      layer.q_norm = vector(c.qk_norm_whole ? c.q_dim() : c.head_dim, 1, 0.05f);
+      layer.k_norm = vector(c.qk_norm_whole ? c.kv_dim() : c.head_dim, 1, 0.05f);
+    }
+    layer.q = matrix(c.q_rows(), c.d_model, false);
+    layer.k = matrix(c.kv_dim(), c.d_model, false);
+    layer.v = matrix(c.kv_dim(), c.d_model, false);
+    layer.o = matrix(c.d_model, c.q_dim(), false, true, branch_gain);
+    if (c.qkv_bias) {
+      layer.q_bias = vector(c.q_rows(), 0, 0.1f);
+      layer.k_bias = vector(c.kv_dim(), 0, 0.1f);
+      layer.v_bias = vector(c.kv_dim(), 0, 0.1f);
+    }
+  };
   for (int i = 0; i < c.n_layers; ++i) {
     LayerWeights& layer = w.layers.emplace_back();
     if (c.norms != NormPlace::after) layer.attn_norm = vector(c.d_model, 1, 0.05f);
@@ -276,11 +315,20 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec)
       layer.attn_post_norm = vector(c.d_model, float(branch_gain), 0.05f * float(branch_gain));
       layer.ffn_post_norm = vector(c.d_model, float(branch_gain), 0.05f * float(branch_gain));
     }
-    if (c.qk_norm) {
-      layer.q_norm = vector(c.qk_norm_whole ? c.q_dim() : c.head_dim, 1, 0.05f);
-      layer.k_norm = vector(c.qk_norm_whole ? c.kv_dim() : c.head_dim, 1, 0.05f);
-    }
-    if (c.kv_rank > 0) {
+    if (c.has_delta(i)) {
+      const DeltaShape& d = c.delta;
+      DeltaWeights& delta = layer.delta;
+      delta.qkv = matrix(d.channels(), c.d_model, false);
+      delta.z = matrix(d.values(), c.d_model, false);
+      delta.a = matrix(d.n_value_heads, c.d_model, false);
+      delta.b = matrix(d.n_value_heads, c.d_model, false);
+      delta.conv = vector(d.kernel * d.channels(), 0, 0.5f);
+      delta.decay = vector(d.n_value_heads, 0, 1);
+      for (float& v : delta.decay) v = -0.1f * std::exp(v);
+      delta.dt_bias = vector(d.n_value_heads, 0, 1);
+      delta.norm = vector(d.value_dim, 1, 0.05f);
+      layer.o = matrix(c.d_model, d.values(), false, true, branch_gain);
+    } else if (c.kv_rank > 0) {
       layer.q_a = matrix(c.q_rank, c.d_model, false);
       layer.q_a_norm = vector(c.q_rank, 1, 0.05f);
       layer.q_b = matrix(c.n_heads * c.query_dim(), c.q_rank, false);
@@ -290,16 +338,9 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec)
         layer.k_b.push_back(matrix(c.kv_rank, c.nope_dim, false));
         layer.v_b.push_back(matrix(c.value_dim, c.kv_rank, false));
       }
+      layer.o = matrix(c.d_model, c.value_width(), false, true, branch_gain);
     } else {
-      layer.q = matrix(c.q_dim(), c.d_model, false);
-      layer.k = matrix(c.kv_dim(), c.d_model, false);
-      layer.v = matrix(c.kv_dim(), c.d_model, false);
-    }
-    layer.o = matrix(c.d_model, c.value_width(), false, true, branch_gain);
-    if (c.qkv_bias) {
-      layer.q_bias = vector(c.q_dim(), 0, 0.1f);
-      layer.k_bias = vector(c.kv_dim(), 0, 0.1f);
-      layer.v_bias = vector(c.kv_dim(), 0, 0.1f);
+      add_attention(layer);
     }
     if (c.sub_norm) {
       layer.attn_sub_norm = vector(c.q_dim(), 1, 0.05f);
@@ -323,6 +364,7 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec)
         expert.down_bias = vector(c.d_model, 0, 0.01f);
       }
       if (c.d_ff_shared == 0) continue;
+      if (!c.sigmoid_router) layer.shared_gate = vector(c.d_model, 0, float(1 / std::sqrt(double(c.d_model))));
     }
     const int d_ff = c.has_experts(i) ? c.d_ff_shared : c.d_ff;
     layer.gate = matrix(d_ff, c.d_model, false);

@@ -21,4 +21,20 @@ Result<TernaryMatrix> quantize_ternary(const io::Tensor& matrix);
 /// codes kept and scale = s. Anything else fails.
 Result<TernaryMatrix> repack_ternary(const io::Tensor& matrix);
 
+/// How a Hugging Face directory keeps the matrices of a BitNet model: `quantization_config` of its config.json.
+enum class TernaryLayout {
+  master,        ///< floats that quantize_ternary() rounds (quantization_mode "online", or nothing said)
+  times_scale,   ///< packed codes; a product is multiplied by weight_scale (linear_class "autobitlinear")
+  divide_scale,  ///< packed codes; a product is divided by weight_scale (linear_class "bitlinear", the default)
+};
+
+/// Reads it, with the defaults of transformers. Other classes and modes and a norm in front of every product fail by
+/// name; `where` names the file.
+Result<TernaryLayout> ternary_layout(std::string_view config_json, std::string_view where);
+
+/// Packed codes [n_out / 4, n_in], bytes: bits 2 k and 2 k + 1 of byte [r, i] hold the code of row r + k n_out / 4,
+/// column i, plus one (as transformers packs them). `scale` becomes the matrix's. Fails on a code of 3 and on
+/// rows that are no multiple of 128; messages have no tensor name.
+Result<TernaryMatrix> unpack_ternary(const io::Tensor& packed, float scale);
+
 }  // namespace ridge

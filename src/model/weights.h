@@ -21,10 +21,21 @@ struct ExpertWeights {
   std::vector<float> gate_bias, up_bias, down_bias;  // [n_out] each, or empty
 };
 
+/// Of the gated delta rule (op/delta/delta.h); its output projection is LayerWeights::o.
+struct DeltaWeights {
+  Linear qkv, z;               // [channels, d_model], [values, d_model]
+  Linear a, b;                 // [n_value_heads, d_model]
+  std::vector<float> conv;     // [kernel, channels]
+  std::vector<float> decay;    // [n_value_heads]
+  std::vector<float> dt_bias;  // [n_value_heads]
+  std::vector<float> norm;     // [value_dim]
+};
+
 /// One transformer layer. Vectors are f32; absent ones are empty. Matrices are [n_out, n_in].
 struct LayerWeights {
   std::vector<float> attn_norm;  // [d_model]
-  Linear q;                      // [n_heads * head_dim, d_model]
+  DeltaWeights delta;            // of a layer without q, k and v
+  Linear q;                      // [Config::q_rows(), d_model]
   Linear k, v;                   // [n_kv_heads * head_dim, d_model]
   std::vector<float> q_bias, k_bias, v_bias;
   std::vector<float> q_norm, k_norm;  // [head_dim], or [n_heads * head_dim] and [n_kv_heads * head_dim]

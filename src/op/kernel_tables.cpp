@@ -5,6 +5,7 @@
 #include "op/attn/attn.h"
 #include "op/attn/device_attention.h"
 #include "op/cache/rounding.h"
+#include "op/delta/delta.h"
 #include "op/device_linear.h"
 #include "op/norm_rope/norm_rope.h"
 #include "op/stream/stream.h"
@@ -37,7 +38,8 @@ KernelTable device_linear_table(int64_t n_tokens) {
 std::vector<KernelTable> kernel_tables() {
   return {table_of("gemv", true, gemv_variants()),           table_of("gemm", true, gemm_variants()),
           table_of("attention", true, attention_variants()), table_of("norm_rope", true, norm_rope_variants()),
-          table_of("kv_round", true, kv_round_variants()),   table_of("stream", false, stream_variants())};
+          table_of("kv_round", true, kv_round_variants()),   table_of("delta", true, delta_variants()),
+          table_of("stream", false, stream_variants())};
 }
 
 std::vector<KernelTable> device_kernel_tables() {

@@ -10,7 +10,7 @@ namespace {
 
 int64_t f16_bytes_per_token(const Engine& engine) {
   const ModelInfo& info = engine.info();
-  return int64_t(2) * info.n_cached_sides * info.n_layers * info.n_kv_heads * info.head_dim;
+  return int64_t(2) * info.n_cached_sides * info.n_cached_layers * info.n_kv_heads * info.head_dim;
 }
 
 Json report_json(const KvReport& report, int64_t f16_bytes) {

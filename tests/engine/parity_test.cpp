@@ -116,7 +116,9 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"phi3_longrope", {}, "model-bf16.gguf"}, Case{"phi3_longrope", kShort, "model-bf16.gguf"},
                     Case{"olmo2", {}, "model-bf16.gguf"}, Case{"gemma3", {}, "model-bf16.gguf"},
                     Case{"qwen3_moe", {}, "model-bf16.gguf"}, Case{"qwen3_moe_dense"},
-                    Case{"qwen2_moe", {}, "model-bf16.gguf"},
+                    Case{"qwen2_moe", {}, "model-bf16.gguf"}, Case{"qwen3_5", {}, "model-f32.gguf"},
+                    Case{"qwen3_5_moe", {}, "model-bf16.gguf"}, Case{"qwen3_5_mtp", {}, "model-bf16.gguf"},
+                    Case{"qwen3_next", {}, "model-bf16.gguf"},
                     Case{"gpt_oss", {}, "model-bf16.gguf", Golden{.logits = "logits_truncate", .greedy = ""}},
                     Case{"gpt_oss_mxfp4", {}, "model-bf16.gguf"}, Case{"deepseek_v3", {}, "model-bf16.gguf"}),
     [](const auto& of) { return of.param.name + (of.param.golden.ids == "input_ids" ? "" : "_short"); });

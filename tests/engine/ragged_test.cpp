@@ -111,6 +111,7 @@ class Ragged {
         alone_model_(model_of(c.model, c.alone)),
         layers_(layer_configs(cache_of(c), crowd().plan())),
         calibrates_(is_calibrating()),
+        has_states_(std::ranges::any_of(layers_, [](const KvLayerConfig& l) { return l.state_values > 0; })),
         pool_(crowd().open_pool(layers_, 2 * c.n_sequences + 1, c.n_sequences + 3)),
         outputs_(crowd().backend().make_outputs()),
         alone_pool_(alone().open_pool(layers_, pages(kMaxLength + 1) + 1, 1)),
@@ -184,6 +185,7 @@ class Ragged {
   /// Whether rows for going back to n positions are held by the pool's promise.
   bool must_be_exact(const Timeline& t, int n) const {
     if (n == 0 || n == t.n()) return true;
+    if (has_states_) return false;
     if (calibrates_ && t.n() >= 64 && n < 64) return false;
     return n >= std::max(t.most - kSpareRows, t.replaced_at);
   }
@@ -198,6 +200,7 @@ class Ragged {
       return expect_refusal(report.error(), !must_be_exact(t, n));
     }
     EXPECT_TRUE(report->exact || (mode == TrimMode::coded_window && !must_be_exact(t, n)));
+    EXPECT_TRUE(!has_states_ || n == 0 || n == t.n());
     EXPECT_EQ(report->coded_positions > 0, !report->exact);
     t.trim(n, report->exact);
   }
@@ -208,6 +211,7 @@ class Ragged {
     if (calibrates_ && t.n() >= 64 && t.n() - count < 64) return;  // a centre stays, and nothing may come below it
     const auto report = pool_->shift(seq, first, count, turn(crowd(), count));
     if (!report) return expect_refusal(report.error(), true);
+    EXPECT_TRUE(!has_states_ || count == t.n());
     t.shift(first, count);
   }
   static std::function<void(int, float*)> turn(Engine& engine, int count) {
@@ -408,6 +412,7 @@ class Ragged {
       const int ring = side.policy.window > 0 ? side.policy.window + 32 + 32 : calibrates ? 64 : 0;
       page_bytes += heads * 128 * side.format->row_bytes(dim);
       slot_bytes += heads * (ring * side.recent().row_bytes(dim) + 2 * side.policy.sinks * dim);
+      if (&side == &layer.k) slot_bytes += 4 * layer.state_values;
       slot_bytes += 4 * heads * ((side.policy.centre ? dim : 0) + (side.format->head_scale ? 1 : 0));
     });
     std::map<int32_t, int> holders;
@@ -437,7 +442,7 @@ class Ragged {
   Rng rng_;
   const Model &crowd_model_, &alone_model_;
   std::vector<KvLayerConfig> layers_;
-  bool calibrates_;
+  bool calibrates_, has_states_;
   std::unique_ptr<SequencePool> pool_;
   std::unique_ptr<Outputs> outputs_;
   std::unique_ptr<SequencePool> alone_pool_;
@@ -508,11 +513,11 @@ TEST_P(RaggedWeights, ProductsDoNotDependOnTheirNumberOfRows) {
            3);
 }
 
-/// Windows of attention, norms on both sides, experts, sink logits.
+/// Windows of attention, norms on both sides, experts, sink logits, states.
 class RaggedModels : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Kinds, RaggedModels,
                          testing::Values("synth:tiny-gemma@weights=q8_0", "synth:tiny-experts@weights=q8_0",
-                                         "synth:tiny-oss@weights=f16"));
+                                         "synth:tiny-oss@weights=f16", "synth:tiny-delta@layers=2@weights=q8_0"));
 
 TEST_P(RaggedModels, ACrowdChangesNothing) {
   run_case({.model = GetParam(),

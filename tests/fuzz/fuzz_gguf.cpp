@@ -1,6 +1,9 @@
-// Fuzz target of parse_gguf(): any bytes give a model or a reason, and everything a model points at can be read.
+// Fuzz target of parse_gguf() and config_from_gguf(): any bytes give a model or a reason, everything a model points at can
+// be read, and a configuration can be planned.
 #include "fuzz/touch.h"
 #include "io/gguf.h"
+#include "model/arch/arch.h"
+#include "model/plan.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace ridge::io;
@@ -16,5 +19,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     touch(gguf->numbers(key));
     touch(gguf->texts(key));
   }
+  const auto config = ridge::config_from_gguf(*gguf, "fuzz");
+  touch(config);
+  if (config) ridge::make_plan(*config);
   return 0;
 }

@@ -124,6 +124,8 @@ struct Case {
   KvSideConfig k, v;
   int dim = 128, n_kv_heads = 2, group = 2;
   std::vector<Sequence> sequences = {{69, 1}};
+  int window = 0;  ///< KvTiles::attention_window
+  bool sink_logits = false;
   int padding = 0;     ///< rows of no sequence behind the others
   bool alone = false;  ///< every row in a block of its own, as recorded steps have it
   int slots = 0;       ///< at least: cases with as many have the same caches
@@ -147,7 +149,7 @@ struct Side {
   std::unique_ptr<RowRotation> rotation;
 
   Side(const gpu::Stream& stream, const Case& c, bool is_k, Kernel kernel, int n_pages, int n_slots) {
-    const KvLayerConfig layer{c.k, c.v, c.n_kv_heads, c.dim};
+    const KvLayerConfig layer{c.k, c.v, c.n_kv_heads, c.dim, c.window};
     const KvLayout layout(layer, is_k, kernel != Kernel::rows);
     tiles = layout.tiles;
     Rng rng(is_k ? 1 : 2);
@@ -210,15 +212,15 @@ struct Oracle {
   std::vector<double> out, bound;
 
   Oracle(Kernel kernel, const float* q, double scale, const Side& k, const Side& v, const StepRow& of,
-         const int32_t* pages, int head, int dim)
+         const int32_t* pages, int head, int dim, const float* sink)
       : out(size_t(dim)), bound(size_t(dim)) {
-    const int n = of.position + 1;
+    const int n = of.position + 1, first = k.tiles.first_seen(n);
     const auto count = static_cast<size_t>(n);
-    double q_top = 0, q_sum = 0, top = -1e300, least = 1e300, total = 0, most_off = 0;
+    double q_top = 0, q_sum = 0, top = sink ? *sink : -1e300, least = sink ? *sink : 1e300, total = 0, most_off = 0;
     for (int d = 0; d < dim; ++d) q_top = std::max(q_top, double(std::abs(q[d]))), q_sum += std::abs(q[d]);
     std::vector<double> weight(count), off(count);
     std::vector<Side::At> values(count);
-    for (int p = 0; p < n; ++p) {
+    for (int p = first; p < n; ++p) {
       const Side::At at = k.at(of, pages, head, p, n);
       values[size_t(p)] = v.at(of, pages, head, p, n);
       const double* row = at.region->row(at.tile, at.p);
@@ -234,14 +236,15 @@ struct Oracle {
       least = std::min(least, weight[size_t(p)]);
       most_off = std::max(most_off, off[size_t(p)]);
     }
-    for (double& w : weight) total += w = std::exp(w - top);
+    for (int p = first; p < n; ++p) total += weight[size_t(p)] = std::exp(weight[size_t(p)] - top);
+    if (sink) total += std::exp(*sink - top);
     // Differences of scores are rounded, exp is approximated, once a position and once each time a top rises; sums.
     const int n_units = (n + kTilePositions - 1) / kTilePositions + 1;
     const double floats = 2 * (std::min(top - least, 87.0) * 0x1p-22 + (n_units + 32) * 0x1p-21);
     // The weights of V are integers of 14 bits under the largest of one or two tiles, each with its scale.
     std::vector<double> tops(size_t(n_units) * size_t(dim / 32 + 1));
     const auto top_of = [&](int tile, int block) -> double& { return tops[size_t(tile * (dim / 32 + 1) + block)]; };
-    for (int p = 0; p < n; ++p)
+    for (int p = first; p < n; ++p)
       for (int d = 0; d < dim; d += 32) {
         double& here = top_of(p / kTilePositions, d / 32);
         here = std::max(here,
@@ -249,10 +252,10 @@ struct Oracle {
                             std::abs(values[size_t(p)].region->scale(values[size_t(p)].tile, values[size_t(p)].p)[d]));
       }
     for (int d = 0; d < dim; ++d)
-      for (int p = 0; p < n; ++p) out[size_t(d)] += weight[size_t(p)] / total * value(values[size_t(p)], d);
+      for (int p = first; p < n; ++p) out[size_t(d)] += weight[size_t(p)] / total * value(values[size_t(p)], d);
     for (int d = 0; d < dim; ++d) {
       double far = 0, size = 0, coarse = 0;
-      for (int p = 0; p < n; ++p) {
+      for (int p = first; p < n; ++p) {
         const double x = value(values[size_t(p)], d), w = weight[size_t(p)] / total;
         far += w * std::expm1(off[size_t(p)]) * std::abs(x - out[size_t(d)]);
         size += w * std::abs(x);
@@ -293,12 +296,18 @@ class AttentionCuda : public OnDevice {
     for (size_t i = pages.size(); i > 1; --i) std::swap(pages[i - 1], pages[(i * 7919) % i]);
     const Side k(stream(), c, true, kernel, int(pages.size()), n_slots),
         v(stream(), c, false, kernel, int(pages.size()), n_slots);
+    // What no query sees must not be read: pages in front of all windows lie nowhere.
+    for (int s = 0; s < n_seqs; ++s)
+      for (int page = 0; page < k.tiles.first_seen(c.sequences[size_t(s)].n_past + 1) / kPagePositions; ++page)
+        pages[size_t((s + 1) * pitch + page)] = 1 << 24;
+    const std::vector<float> sink_logits = normal_floats(99, c.n_kv_heads * c.group, 3);
 
     std::vector<StepRow> rows;
     std::vector<AttnBlock> blocks;
     PrefillPlan prefill = prefill_attn_plan(c.dim, c.prefill_shared_bytes);
     prefill.blocks = c.prefill_blocks;
     prefill.least_tiles = c.prefill_least_tiles;
+    prefill.window = c.window;
     int most = 1, part_rows = 0;
     for (int s = 0; s < n_seqs; ++s) {
       const auto [n_past, n_new] = c.sequences[size_t(s)];
@@ -328,7 +337,7 @@ class AttentionCuda : public OnDevice {
       const auto of_row = normal_floats(uint64_t(i), width, 1.5);
       std::copy(of_row.begin(), of_row.end(), q.begin() + rows[size_t(i)].row * width);
     }
-    const gpu::Buffer dq = up(q), drows = up(rows), dblocks = up(blocks), dpages = up(pages),
+    const gpu::Buffer dq = up(q), drows = up(rows), dblocks = up(blocks), dpages = up(pages), dsinks = up(sink_logits),
                       out = up(std::vector<float>(q.size() + 2 * kGuard, kUnwritten));
     const DeviceAttention a{.rows = {.n = n_rows,
                                      .most = most,
@@ -337,6 +346,7 @@ class AttentionCuda : public OnDevice {
                                      .page_pitch = pitch},
                             .n_heads = n_heads,
                             .scale = scale,
+                            .sink_logits = c.sink_logits ? dsinks.as<float>() : nullptr,
                             .k = k.tiles,
                             .v = v.tiles,
                             .q = dq.as<float>(),
@@ -363,9 +373,9 @@ class AttentionCuda : public OnDevice {
       result = now;
     }
 
-    const std::string what =
-        fmt::format("{}/{}, head_dim {}, {} heads of {}, windows {}/{}, {} blocks", c.k.format->name, c.v.format->name,
-                    c.dim, c.group, c.n_kv_heads, c.k.policy.window, c.v.policy.window, c.plan.blocks);
+    const std::string what = fmt::format(
+        "{}/{}, head_dim {}, {} heads of {}, windows {}/{}, {} blocks, attention window {}", c.k.format->name,
+        c.v.format->name, c.dim, c.group, c.n_kv_heads, c.k.policy.window, c.v.policy.window, c.plan.blocks, c.window);
     double worst = 0;
     for (size_t i = 0; i < rows.size(); ++i) {
       const StepRow& row = rows[i];
@@ -379,7 +389,8 @@ class AttentionCuda : public OnDevice {
         if (most > 20 && i % 7 != 0 && i + 1 != rows.size()) continue;
         const int kv_head = head / c.group;
         Oracle oracle(kernel, &q[size_t((int64_t(row.row) * n_heads + head) * c.dim)], scale, k, v, row,
-                      &pages[size_t(row.slot * pitch)], kv_head, c.dim);
+                      &pages[size_t(row.slot * pitch)], kv_head, c.dim,
+                      c.sink_logits ? &sink_logits[size_t(head)] : nullptr);
         std::vector<float> want(oracle.out.begin(), oracle.out.end());
         double norm2 = 0, bound2 = 0;
         for (int d = 0; d < c.dim; ++d) {
@@ -642,6 +653,94 @@ TEST_F(AttentionCuda, PartsOfPrompts) {
         add_prefill_blocks(plan, {0, n, n_past}, 6, n_kv_heads, 0, behind);
         EXPECT_EQ(behind.size(), blocks.size() + 3);
       }
+}
+
+/// Layers with an attention window, with and without sink logits: windows that begin at every place of a tile, before,
+/// within and behind the sinks and the exact rows, shorter than a tile, and longer than the sequence.
+TEST_F(AttentionCuda, AttentionWindowsOverTiles) {
+  for (const char* name : kTileFormats)
+    for (const int dim : {64, 128})
+      check({.k = side(name),
+             .v = side(name),
+             .dim = dim,
+             .n_kv_heads = 1,
+             .group = 3,
+             .sequences = {{420, 1}, {199, 2}, {39, 1}, {40, 1}},
+             .window = 40,
+             .sink_logits = dim == 64},
+            Kernel::tiles);
+  check({.k = side("q8_0"), .v = side("rotor-3"), .dim = 256, .sequences = {{300, 1}}, .window = 70}, Kernel::tiles);
+  for (const auto& [k, v] : {std::pair{kCentred, kCentred}, {kSinks, kWindow}, {kWide, kPlain}})
+    for (const int window : {1, 31, 32, 63, 64, 97, 130})
+      check({.k = side("rotor-3", k),
+             .v = side("q4_0", v),
+             .dim = 64,
+             .n_kv_heads = 1,
+             .sequences = {{window + 1, 1}, {190, 16}, {window + 30, 3}, {300, 1}},
+             .window = window,
+             .sink_logits = window % 2 == 0,
+             .padding = 1,
+             .plan = {.blocks = window % 3 == 0 ? 23 : 3}},
+            Kernel::tiles);
+}
+
+TEST_F(AttentionCuda, AttentionWindowsOfPrompts) {
+  for (const char* name : kTileFormats)
+    check({.k = side(name),
+           .v = side(name),
+           .dim = 64,
+           .group = 3,
+           .sequences = {{200, 40}, {0, 90}},
+           .window = 45,
+           .sink_logits = true},
+          Kernel::prefill);
+  for (const int dim : {128, 256})
+    check({.k = side("rotor-3"), .v = side("f16"), .dim = dim, .sequences = {{250, 33}}, .window = 80},
+          Kernel::prefill);
+  for (const auto& [k, v] : {std::pair{kCentred, kCentred}, {kSinks, kWindow}, {kWide, kPlain}})
+    for (const int window : {1, 31, 32, 63, 97, 130, 400})
+      for (const bool split : {false, true}) {
+        check({.k = side("rotor-3", k),
+               .v = side("q4_0", v),
+               .dim = 64,
+               .n_kv_heads = 1,
+               .group = 2,
+               .sequences = {{190, 70}, {2, 50}},
+               .window = window,
+               .sink_logits = window % 2 == 0,
+               .prefill_blocks = split ? 200 : 1,
+               .prefill_least_tiles = split ? 1 : 8},
+              Kernel::prefill);
+        EXPECT_TRUE(!split || split_);
+      }
+}
+
+TEST_F(AttentionCuda, AttentionWindowsOverRows) {
+  for (const auto& [k, v] : {std::pair{kPlain, kPlain}, {kCentred, kWindow}, {kSinks, kWide}})
+    for (const int window : {1, 31, 32, 63, 97, 400})
+      for (const bool alone : {false, true})
+        check({.k = side("rotor-3", k),
+               .v = side("q8_0", v),
+               .dim = 32,
+               .sequences = {{190, 20}, {2, 40}},
+               .window = window,
+               .sink_logits = window % 2 == 1,
+               .alone = alone},
+              Kernel::rows);
+}
+
+/// Sink logits beside whole sequences, in one part and in many.
+TEST_F(AttentionCuda, SinkLogits) {
+  Case c{
+      .k = side("f16"), .v = side("f16"), .dim = 64, .group = 9, .sequences = {{0, 1}, {400, 3}}, .sink_logits = true};
+  check(c, Kernel::tiles);
+  check(c, Kernel::rows);
+  c.sequences = {{0, 30}, {400, 20}};
+  for (const int least_tiles : {1, 8}) {
+    c.prefill_least_tiles = least_tiles;
+    c.prefill_blocks = least_tiles == 1 ? 200 : 1;
+    check(c, Kernel::prefill);
+  }
 }
 
 /// Kernels for many queries: a sequence's result is the same bits alone and beside others.

@@ -3,6 +3,7 @@
 
 #include "base/metrics.h"
 #include "cases/paths.h"
+#include "cases/reference_data.h"
 #include "engine/engine.h"
 #include "gpu/device_data.h"
 #include "gpu/launch_log.h"
@@ -147,6 +148,26 @@ TEST_F(ModelCuda, AShippedModelGivesTheReferencesLogits) {
   EXPECT_LT(compare(all_logits(device, tokens, "f32", "f32"), all_logits(cpu, tokens, "f32", "f32")).nmse, 1e-9);
 }
 
+/// Tiny models of every architecture whose logits tests/engine/parity_test.cpp holds to other implementations'. Weights in
+/// bf16 meet activations of 16 bits; a context beyond LongRoPE's border, and one within it.
+TEST_F(ModelCuda, ModelsOfManyArchitecturesAreTheReferences) {
+  const auto data = reference_data();
+  if (!data) GTEST_SKIP() << "reference models are not here (set RIDGE_DATA)";
+  for (const char* name : {"mistral", "llama3", "mistral_swa", "granite", "phi3", "phi3_longrope", "olmo2", "gemma3",
+                           "qwen3_moe", "qwen3_moe_dense", "qwen2_moe", "gpt_oss", "gpt_oss_mxfp4"}) {
+    const std::string path = (*data / "parity/models" / name).native();
+    const Model cpu = Model::load(path, {.n_threads = 2, .isa = "scalar"}),
+                device = Model::load(path, {.device = "cuda"});
+    for (const int n : {24, 90}) {
+      const auto tokens = tokens_of(n, cpu.info().vocab_size, uint64_t(n));
+      const double error =
+          compare(all_logits(device, tokens, "f32", "f32"), all_logits(cpu, tokens, "f32", "f32")).nmse;
+      EXPECT_LT(error, 1e-8) << name << ", " << n << " tokens";
+      RecordProperty(fmt::format("nmse_{}_{}", name, n), fmt::format("{:.1e}", error));
+    }
+  }
+}
+
 /// An engine with a pool of sequences.
 struct Running {
   Running(const std::string& spec, const LoadOptions& options, const char* k, const char* v, int n_slots = 12)
@@ -224,6 +245,21 @@ TEST_F(RaggedCuda, StepsOverFloatRowsAreTheReferences) { check("synth:tiny@weigh
 TEST_F(RaggedCuda, StepsOverTilesAreTheReferences) {
   check("synth:tiny-64@layers=1@weights=f32", "f16", "f16", 5e-6);
   check("synth:tiny-64@layers=1@weights=f32", "rotor-3", "q4_0", 2e-4);
+}
+
+/// Windows, two ropes, norms around blocks and GeGLU; experts; sink logits, biases and experts. A layer of each kind.
+TEST_F(RaggedCuda, StepsOfOtherArchitecturesAreTheReferences) {
+  for (const char* spec :
+       {"synth:tiny-gemma@layers=6@weights=f32", "synth:tiny-experts@weights=f32", "synth:tiny-oss@weights=f32"})
+    check(spec, "f32", "f32", 1e-10);
+}
+
+/// The same of weights in bricks and rows. A token whose choice of experts is close may take another one: the bound is
+/// that of caches that are coded.
+TEST_F(RaggedCuda, StepsOfPackedExpertsAreTheReferences) {
+  for (const char* weights : {"f16", "q8_0"})
+    for (const char* shape : {"tiny-experts", "tiny-oss"})
+      check(fmt::format("synth:{}@layers=1@weights={}", shape, weights), "f16", "f16", 2e-4);
 }
 
 TEST_F(RaggedCuda, StepsOfPackedWeightsAreTheReferences) {

@@ -67,6 +67,29 @@ TEST_F(OpsCuda, RmsNormIsTheReference) {
   }
 }
 
+/// x += factor norm(y) and x += factor y: the norm's float may be off by an ulp, the sum is one fused step here.
+TEST_F(OpsCuda, ScaledSumsAreTheReference) {
+  constexpr int kRows = 3;
+  constexpr float kFactor = 0.22f;
+  for (const int n : {1, 33, 1000}) {
+    const auto x = normal_floats(1, kRows * n), y = normal_floats(2, kRows * n, 3), weight = normal_floats(3, n);
+    const gpu::Buffer plain = up(x), normed = up(x), dy = up(y), dw = up(weight);
+    device_add(stream(), kRows * n, plain.as<float>(), dy.as<float>(), kFactor);
+    device_add_normed(stream(), kRows, n, normed.as<float>(), dy.as<float>(), dw.as<float>(), 1e-5f, kFactor);
+    const auto sums = down(plain.as<float>(), kRows * n), normed_sums = down(normed.as<float>(), kRows * n);
+    std::vector<float> of_row(size_t(n), 0.0f);
+    for (int r = 0; r < kRows; ++r) {
+      rms_norm_ref(&y[size_t(r * n)], weight.data(), 1e-5f, n, of_row.data());
+      for (int i = 0; i < n; ++i) {
+        const auto at = size_t(r * n + i);
+        const double added = double(kFactor) * of_row[size_t(i)], of_y = double(kFactor) * y[at];
+        ASSERT_NEAR(normed_sums[at], x[at] + added, 0x1p-23 * (std::abs(x[at] + added) + std::abs(added))) << n;
+        ASSERT_NEAR(sums[at], x[at] + of_y, 0x1p-24 * std::abs(x[at] + of_y)) << n;
+      }
+    }
+  }
+}
+
 TEST_F(OpsCuda, ElementWiseOpsAreTheReference) {
   constexpr int kRows = 3, kN = 300;
   const auto a = normal_floats(8, kRows * kN, 4), b = normal_floats(9, kRows * kN);

@@ -103,8 +103,10 @@ TEST(Load, AbsurdMetadataIsRefusedByName) {
       {"llama.embedding_length", uint64_t(65), "do not fit the configuration"},
       {"llama.feed_forward_length", uint64_t(173), "blk.0.ffn_gate.weight is [172, 64], expected [173, 64]"},
       {"general.architecture", std::string("mamba"),
-       "architecture 'mamba' is not supported (there are: llama, mistral, qwen2, qwen3, qwen2moe, qwen3moe, gpt-oss, "
-       "deepseek2, granite, phi3, olmo2, gemma3, bitnet-b1.58, bitnet-25, bitnet)"},
+       "architecture 'mamba' is not supported (there are: llama, mistral, qwen2, qwen3, qwen2moe, qwen3moe, qwen3next, "
+       "qwen35, qwen35moe, gpt-oss, "
+       "granite, "
+       "phi3, olmo2, gemma3, bitnet-b1.58, bitnet-25, bitnet)"},
       {"general.architecture", uint64_t(3), "general.architecture"},
   };
   for (const Case& c : cases) {
@@ -213,7 +215,7 @@ TEST(Config, HfFieldsAreReadAndChecked) {
        "short_factor holds -1"},
       {{"\"use_sliding_window\":false",
         "\"rope_scaling\":{\"rope_type\":\"longrope\",\"short_factor\":[1],\"long_factor\":[1]}"},
-       "LongRoPE has 1 factors for 32 pairs"},
+       "LongRoPE has 1 factors, expected 32, one a pair"},
       {{"\"use_sliding_window\":false", "\"partial_rotary_factor\":0"}, "partial_rotary_factor is 0"},
       {{"\"use_sliding_window\":false", "\"final_logit_softcapping\":30"}, "final_logit_softcapping is 30"},
       {{"\"use_sliding_window\":false", "\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":0}"},
@@ -251,6 +253,55 @@ TEST(Config, LayersThatSlideHaveAPeriod) {
   };
   for (const auto& [more, expected] : bad) {
     const Result<Config> config = gemma(more);
+    ASSERT_FALSE(config) << more;
+    EXPECT_NE(config.error().message.find(expected), std::string::npos) << config.error().message;
+  }
+}
+
+TEST(Config, LayersOfTheDeltaRuleHaveAPeriodAndMayBeNested) {
+  const std::string text =
+      R"("hidden_size":64,"num_hidden_layers":4,"num_attention_heads":4,"num_key_value_heads":2,"head_dim":32,)"
+      R"("intermediate_size":96,"vocab_size":512,"max_position_embeddings":2048,"linear_num_key_heads":2,)"
+      R"("linear_num_value_heads":4,"linear_key_head_dim":16,"linear_value_head_dim":32,"linear_conv_kernel_dim":4,)"
+      R"("rope_parameters":{"rope_theta":10000000,"partial_rotary_factor":0.25,"mrope_section":[2,1,1]})";
+  const auto qwen = [&](std::string_view more) {
+    return config_from_hf(R"({"model_type":"qwen3_5_text",)" + text + std::string(more) + "}", "config.json");
+  };
+  const Config c = qwen("").or_throw();
+  EXPECT_EQ(c.arch, "qwen35");
+  EXPECT_EQ(c.delta_period, 4);
+  EXPECT_TRUE(c.has_delta(2));
+  EXPECT_FALSE(c.has_delta(3));
+  EXPECT_EQ(c.n_cached_layers(), 1);
+  EXPECT_EQ(c.q_rows(), 256) << "a gate behind each head's query";
+  EXPECT_EQ(c.rope_dim, 8);
+  EXPECT_EQ(c.delta.state_values(), 4 * 16 * 32 + 3 * (2 * 2 * 16 + 4 * 32));
+  EXPECT_FALSE(c.delta.keys_cycle);
+  EXPECT_EQ(qwen(R"(,"layer_types":["linear_attention","full_attention","linear_attention","full_attention"])")
+                .or_throw()
+                .delta_period,
+            2);
+
+  const Config nested = config_from_hf(R"({"model_type":"qwen3_5","tie_word_embeddings":true,"vision_config":{},)"
+                                       R"("text_config":{"model_type":"qwen3_5_text",)" +
+                                           text + "}}",
+                                       "config.json")
+                            .or_throw();
+  EXPECT_EQ(nested.arch, "qwen35");
+  EXPECT_TRUE(nested.tied_output) << "said outside";
+  EXPECT_FALSE(config_from_hf(R"({"model_type":"qwen3_5","text_config":7})", "config.json"));
+
+  const std::pair<const char*, const char*> bad[] = {
+      {R"(,"layer_types":["linear_attention"])", "not a list of 4 layers"},
+      {R"(,"layer_types":["linear_attention","full_attention","full_attention","full_attention"])", "at layer 2"},
+      {R"(,"layer_types":["linear_attention","linear_attention","linear_attention","linear_attention"])",
+       "interval of full attention is 5"},
+      {R"(,"full_attention_interval":0)", "full_attention_interval 0"},
+      {R"(,"full_attention_interval":5)", "interval of full attention is 5"},
+      {R"(,"attn_output_gate":false)", "attn_output_gate is false"},
+  };
+  for (const auto& [more, expected] : bad) {
+    const Result<Config> config = qwen(more);
     ASSERT_FALSE(config) << more;
     EXPECT_NE(config.error().message.find(expected), std::string::npos) << config.error().message;
   }

@@ -27,5 +27,17 @@ TEST(SynthPlan, RefusesHeadsThatCannotBe) {
   EXPECT_NE(plan_synth_model("tiny@tail=1").error().message.find("head=FORMAT"), std::string::npos);
 }
 
+TEST(SynthPlan, HybridShapesHaveTheParametersThatTheirNamesSay) {
+  for (const auto& [shape, billions] : {std::pair("qwen3.6-27b", 27), {"qwen3.6-35b-a3b", 35}}) {
+    Config c = plan_synth_model(shape).or_throw().config;
+    c.n_experts_used = c.n_experts;  // all that there are
+    const SynthPlan all{.config = c, .format = find_weight_format("q8_0").or_throw()};
+    const double weights = double(all.decode_matrix_bytes()) / 34 * 32 + double(c.vocab_size) * c.d_model;
+    EXPECT_NEAR(weights / 1e9, billions, 0.5) << shape;
+    EXPECT_EQ(c.n_layers / c.n_cached_layers(), 4);
+  }
+  EXPECT_FALSE(plan_synth_model("qwen3.6-27b@layers=3")) << "no layer would attend";
+}
+
 }  // namespace
 }  // namespace ridge

@@ -62,7 +62,7 @@ class BatchRunner {
         stop_(stop),
         rng_(params.seed) {
     const auto layers = batch_layers(engine_, test);
-    kernels = engine_.backend().kernels(layers[0]);
+    kernels = engine_.backend().kernels(layers[size_t(engine_.plan().first_attention())]);
     pool_ = engine_.open_pool(layers, int(batch_pages(layers, test)), test.n_seq());
     outputs_ = engine_.backend().make_outputs();
     for (int i = 0; i < test.n_seq(); ++i) seqs_.push_back(pool_->open().or_throw());

@@ -211,6 +211,9 @@ std::vector<KvChoice> default_attention_list(int head_dim) {
 std::vector<AttentionResult> run_attention(const Model& model, const Corpus& corpus, const AttentionOptions& options,
                                            const AttentionHooks& hooks) {
   const ModelInfo& info = model.info();
+  if (info.n_cached_layers != info.n_layers)
+    throw_error(ErrorKind::usage, "the study of attention needs a cache in every layer: {} of {} layers have one",
+                info.n_cached_layers, info.n_layers);
   const AttentionShape shape{info.n_heads, info.n_kv_heads, info.head_dim};
   for (const LayerPlan& layer : model.engine().plan().layers)
     if (layer.mixer != MixerKind::attention)

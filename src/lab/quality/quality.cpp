@@ -156,7 +156,7 @@ double EvalResult::bits_per_byte(const CandidateResult& candidate) const {
 }
 
 double EvalResult::effective_bits_4k(const CandidateResult& candidate) const {
-  const double values = double(model.n_cached_sides) * model.n_layers * model.n_kv_heads * model.head_dim * 4096;
+  const double values = double(model.n_cached_sides) * model.n_cached_layers * model.n_kv_heads * model.head_dim * 4096;
   return 8 * double(candidate.cache.k.held_bytes_4k + candidate.cache.v.held_bytes_4k) / values;
 }
 

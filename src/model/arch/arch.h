@@ -14,7 +14,9 @@ struct Arch {
   std::string_view name;      ///< GGUF general.architecture, and the prefix of its keys
   std::string_view hf_type;   ///< model_type of config.json
   std::string_view hf_class;  ///< architectures[0] of config.json
-  std::string_view same_as;   ///< the architecture that it is another name of, and is written as; else empty
+  std::string_view
+      hf_outer;  ///< model_type of a config.json that has this one's as text_config, beside a vision tower's
+  std::string_view same_as;  ///< the architecture that it is another name of, and is written as; else empty
   RopePairs gguf_pairs;   ///< pair convention of the rows in a GGUF file (HF files have halves, latent ones neighbours)
   bool qkv_bias = false;  ///< q, k and v have biases by default (config.json's attention_bias decides where given)
   bool qk_norm = false;   ///< q and k heads are normalised before RoPE
@@ -34,6 +36,10 @@ struct Arch {
   bool experts_renormalised = false;  ///< Config::experts_renormalised where the file does not say
   int window_period = 0;              ///< Config::window_period where the file does not say
   float window_rope_theta = 0;        ///< likewise
+  bool delta = false;                 ///< the gated delta rule in most layers, and gated attention in the others
+  bool delta_keys_cycle = false;      ///< in GGUF files: DeltaShape::keys_cycle
+  bool delta_by_key_head = false;     ///< Hugging Face has q, k, v, z in one matrix, b and a in another, by key head
+  bool experts_stacked = false;       ///< Hugging Face has gate and up of all experts in one tensor, down in another
 };
 
 /// The rows, in model/arch/list.cpp.
@@ -53,6 +59,22 @@ Result<Config> config_from_gguf(const io::Gguf& gguf, std::string_view where);
 Result<Config> config_from_hf(std::string_view config_json, std::string_view where);
 /// GGUF metadata of a config, for writing.
 std::map<std::string, io::GgufValue, std::less<>> config_metadata(const Config& config);
+
+/// Where the rows of the gated delta rule's parts are in matrices that have them by key head: q, k, the values and the z
+/// of its value heads in one, b and a of its value heads in the other.
+struct DeltaRows {
+  explicit DeltaRows(const DeltaShape& shape);
+  std::vector<int64_t> qkv, z, b, a;
+};
+/// Number of the value head, as Hugging Face files count, at place i of a GGUF file where key heads cycle.
+inline int64_t cycled_head(const DeltaShape& d, int64_t i) {
+  return i % d.n_key_heads * (d.n_value_heads / d.n_key_heads) + i / d.n_key_heads;
+}
+
+/// Whether tensors of a Hugging Face file are those of a text model inside another.
+bool is_nested(std::span<const io::Tensor> tensors);
+/// "model.NAME" as such files call it.
+std::string nested_name(std::string_view name);
 
 /// Every tensor a model of this family may have.
 namespace tensor_names {
@@ -123,6 +145,21 @@ inline constexpr Name kSharedGates{"blk.{}.ffn_gate_shexp.weight",
 inline constexpr Name kSharedUps{"blk.{}.ffn_up_shexp.weight", "model.layers.{}.mlp.shared_experts.up_proj.weight"};
 inline constexpr Name kSharedDowns{"blk.{}.ffn_down_shexp.weight",
                                    "model.layers.{}.mlp.shared_experts.down_proj.weight"};
+// Of qwen3_5_moe: [n_experts, 2 d_ff, d_model], gates first, and [n_experts, d_model, d_ff].
+inline constexpr Name kStackedGateUp{"", "model.layers.{}.mlp.experts.gate_up_proj"};
+inline constexpr Name kStackedDown{"", "model.layers.{}.mlp.experts.down_proj"};
+// Of the gated delta rule.
+inline constexpr Name kDeltaQkv{"blk.{}.attn_qkv.weight", "model.layers.{}.linear_attn.in_proj_qkv.weight"};
+inline constexpr Name kDeltaZ{"blk.{}.attn_gate.weight", "model.layers.{}.linear_attn.in_proj_z.weight"};
+inline constexpr Name kDeltaQkvz{"", "model.layers.{}.linear_attn.in_proj_qkvz.weight"};
+inline constexpr Name kDeltaA{"blk.{}.ssm_alpha.weight", "model.layers.{}.linear_attn.in_proj_a.weight"};
+inline constexpr Name kDeltaB{"blk.{}.ssm_beta.weight", "model.layers.{}.linear_attn.in_proj_b.weight"};
+inline constexpr Name kDeltaBa{"blk.{}.ssm_ba.weight", "model.layers.{}.linear_attn.in_proj_ba.weight"};
+inline constexpr Name kDeltaConv{"blk.{}.ssm_conv1d.weight", "model.layers.{}.linear_attn.conv1d.weight"};
+inline constexpr Name kDeltaDecay{"blk.{}.ssm_a", "model.layers.{}.linear_attn.A_log"};  // GGUF: -exp of it
+inline constexpr Name kDeltaDtBias{"blk.{}.ssm_dt.bias", "model.layers.{}.linear_attn.dt_bias"};
+inline constexpr Name kDeltaNorm{"blk.{}.ssm_norm.weight", "model.layers.{}.linear_attn.norm.weight"};
+inline constexpr Name kDeltaOut{"blk.{}.ssm_out.weight", "model.layers.{}.linear_attn.out_proj.weight"};
 inline constexpr Name kFfnSubNorm{"blk.{}.ffn_sub_norm.weight", "model.layers.{}.mlp.ffn_sub_norm.weight"};
 inline constexpr Name kDown{"blk.{}.ffn_down.weight", "model.layers.{}.mlp.down_proj.weight"};
 inline constexpr Name kRopeFactors{"rope_freqs.weight", ""};

@@ -143,8 +143,14 @@ Result<Config> config_from_gguf(const io::Gguf& gguf, std::string_view where) {
     RIDGE_TRY(c.name, gguf.text("general.name"));
   }
   RIDGE_TRY(c.n_layers, keys.integer("block_count"));
+  // Layers that predict further tokens are the last blocks; nothing runs them.
+  RIDGE_TRY(const int n_predict, keys.integer_or("nextn_predict_layers", 0));
+  if (arch->delta) c.n_layers -= n_predict;
+  if (c.n_layers < 1) return bad_file("{}: n_layers is {}, expected 1 to 1024", where, c.n_layers);
   RIDGE_TRY(c.d_model, keys.integer("embedding_length"));
-  RIDGE_TRY(c.d_ff, keys.uniform_integer("feed_forward_length", c.n_layers));
+  const bool own_d_ff = !arch->experts || keys.has("feed_forward_length");
+  RIDGE_TRY(c.d_ff, own_d_ff ? keys.uniform_integer("feed_forward_length", c.n_layers)
+                             : keys.integer("expert_feed_forward_length"));
   RIDGE_TRY(c.n_heads, keys.uniform_integer("attention.head_count", c.n_layers));
   c.n_kv_heads = c.n_heads;
   if (keys.has("attention.head_count_kv")) {
@@ -172,6 +178,20 @@ Result<Config> config_from_gguf(const io::Gguf& gguf, std::string_view where) {
     RIDGE_TRY(c.d_ff_expert, keys.integer("expert_feed_forward_length"));
     RIDGE_TRY(c.d_ff_shared, keys.integer_or("expert_shared_feed_forward_length", 0));
     c.experts_renormalised = arch->experts_renormalised;
+  }
+  if (arch->delta) {
+    RIDGE_TRY(c.delta.n_key_heads, keys.integer("ssm.group_count"));
+    RIDGE_TRY(c.delta.n_value_heads, keys.integer("ssm.time_step_rank"));
+    RIDGE_TRY(c.delta.key_dim, keys.integer("ssm.state_size"));
+    RIDGE_TRY(const int values, keys.integer("ssm.inner_size"));
+    RIDGE_TRY(c.delta.kernel, keys.integer("ssm.conv_kernel"));
+    RIDGE_TRY(c.delta_period, keys.integer_or("full_attention_interval", 4));
+    if (c.delta.n_key_heads < 1 || c.delta.n_value_heads < 1 || values % c.delta.n_value_heads != 0 ||
+        c.delta_period < 1)
+      return bad_file("{}: {}.ssm.group_count {}, time_step_rank {}, inner_size {} and an interval of {} do not fit",
+                      where, arch_name, c.delta.n_key_heads, c.delta.n_value_heads, values, c.delta_period);
+    c.delta.value_dim = values / c.delta.n_value_heads;
+    c.delta.keys_cycle = arch->delta_keys_cycle;
   }
   RIDGE_TRY(c.window, keys.integer_or("attention.sliding_window", 0));
   if (c.window > 0) {
@@ -236,6 +256,15 @@ std::map<std::string, io::GgufValue, std::less<>> config_metadata(const Config& 
     if (c.d_ff_shared > 0 && c.kv_rank == 0) set("expert_shared_feed_forward_length", uint64_t(c.d_ff_shared));
   }
   if (c.kv_rank > 0) set_latent(c, set);
+  if (c.delta.n_key_heads > 0) {
+    set("ssm.conv_kernel", uint64_t(c.delta.kernel));
+    set("ssm.state_size", uint64_t(c.delta.key_dim));
+    set("ssm.group_count", uint64_t(c.delta.n_key_heads));
+    set("ssm.time_step_rank", uint64_t(c.delta.n_value_heads));
+    set("ssm.inner_size", uint64_t(c.delta.values()));
+    set("full_attention_interval", uint64_t(c.delta_period));
+  }
+  if (!c.rope_sections.empty()) set("rope.dimension_sections", c.rope_sections);
   if (c.window > 0) set("attention.sliding_window", uint64_t(c.window));
   if (c.window > 0 && c.window_rope_theta > 0) set("rope.freq_base_swa", double(c.window_rope_theta));
   if (c.attention_scale > 0) set("attention.scale", double(c.attention_scale));

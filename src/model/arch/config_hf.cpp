@@ -165,6 +165,32 @@ Status read_experts(const Fields& f, const Arch& arch, Config& c, std::string_vi
   return {};
 }
 
+Status read_delta(const Fields& f, Config& c, std::string_view where) {
+  RIDGE_TRY(c.delta.n_key_heads, f.integer("linear_num_key_heads"));
+  RIDGE_TRY(c.delta.n_value_heads, f.integer("linear_num_value_heads"));
+  RIDGE_TRY(c.delta.key_dim, f.integer("linear_key_head_dim"));
+  RIDGE_TRY(c.delta.value_dim, f.integer("linear_value_head_dim"));
+  RIDGE_TRY(c.delta.kernel, f.integer("linear_conv_kernel_dim"));
+  RIDGE_TRY(c.delta_period, f.integer_or("full_attention_interval", 4));
+  RIDGE_TRY(const bool gate, f.flag_or("attn_output_gate", true));
+  if (!gate) return bad_file("{}: attn_output_gate is false (not supported)", where);
+  if (c.delta.n_key_heads < 1 || c.delta_period < 1)
+    return bad_file("{}: linear_num_key_heads is {}, full_attention_interval {}: expected 1 or more", where,
+                    c.delta.n_key_heads, c.delta_period);
+  if (!f.has("layer_types")) return {};
+  const io::Json& types = f.at("layer_types");
+  if (!types.is_array() || ssize(types) != c.n_layers)
+    return bad_file("{}: layer_types is not a list of {} layers", where, c.n_layers);
+  int full = 0;
+  while (full < c.n_layers && types[size_t(full)] == "linear_attention") ++full;
+  c.delta_period = full + 1;
+  for (int i = 0; i < c.n_layers; ++i)
+    if (types[size_t(i)] != (c.has_delta(i) ? "linear_attention" : "full_attention"))
+      return bad_file("{}: layer_types has {} at layer {} (supported: a period of linear layers, the last one full)",
+                      where, types[size_t(i)].dump(), i);
+  return {};
+}
+
 /// The layers that slide, where a list names each layer's kind: they must have a period.
 Status use_layer_types(const Fields& f, Config& c, std::string_view where) {
   if (!f.has("layer_types")) return {};
@@ -185,8 +211,19 @@ Status use_layer_types(const Fields& f, Config& c, std::string_view where) {
 }  // namespace
 
 Result<Config> config_from_hf(std::string_view config_json, std::string_view where) {
-  RIDGE_TRY(const io::Json json, io::parse_json(config_json, where));
+  RIDGE_TRY(io::Json json, io::parse_json(config_json, where));
   if (!json.is_object()) return bad_file("{}: expected a JSON object", where);
+  for (const Arch& a : arch_list()) {
+    if (a.hf_outer.empty() || !json.contains("model_type") || json["model_type"] != a.hf_outer) continue;
+    if (!json.contains("text_config") || !json["text_config"].is_object())
+      return bad_file("{}: text_config is not an object", where);
+    io::Json text = json["text_config"];
+    text["model_type"] = a.hf_type;
+    if (constexpr const char* kTied = "tie_word_embeddings"; !text.contains(kTied) && json.contains(kTied))
+      text[kTied] = json[kTied];
+    json = std::move(text);
+    break;
+  }
   const Fields f(json, where);
   RIDGE_TRY(const std::string type, f.text_or("model_type", ""));
   const Arch* arch = nullptr;
@@ -203,7 +240,8 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
   Config c;
   RIDGE_TRY(c.n_layers, f.integer("num_hidden_layers"));
   RIDGE_TRY(c.d_model, f.integer("hidden_size"));
-  RIDGE_TRY(c.d_ff, f.integer("intermediate_size"));
+  RIDGE_TRY(c.d_ff,
+            f.integer(arch->experts && !f.has("intermediate_size") ? "moe_intermediate_size" : "intermediate_size"));
   RIDGE_TRY(c.n_heads, f.integer("num_attention_heads"));
   if (c.n_heads < 1) return bad_file("{}: num_attention_heads is {}, expected 1 or more", where, c.n_heads);
   RIDGE_TRY(c.n_kv_heads, f.integer_or("num_key_value_heads", c.n_heads));
@@ -228,6 +266,7 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
     RIDGE_TRY(c.window_rope_theta, f.number_or("rope_local_base_freq", arch->window_rope_theta));
     RIDGE_TRY_STATUS(use_layer_types(f, c, where));
   }
+  if (arch->delta) RIDGE_TRY_STATUS(read_delta(f, c, where));
   if (arch->experts) RIDGE_TRY_STATUS(read_experts(f, *arch, c, where));
   if (f.has("query_pre_attn_scalar")) {
     RIDGE_TRY(const float scalar, f.number_or("query_pre_attn_scalar", 0.0f));
@@ -243,15 +282,6 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
   if (!known_activation) return bad_file("{}: {} {}", where, activation_key, known_activation.error().message);
   use_arch(*arch, c);
   if (!arch->gpt_oss) c.activation = *known_activation;
-  if (arch->bitnet && f.has("quantization_config") && f.at("quantization_config").is_object()) {
-    const Fields quantization(f.at("quantization_config"), where);
-    RIDGE_TRY(const std::string mode, quantization.text_or("quantization_mode", "offline"));
-    if (mode != "online")
-      return bad_file(
-          "{}: quantization_mode '{}' is not supported (packed weights; use the directory with bf16 master "
-          "weights, mode 'online')",
-          where, mode);
-  }
   RIDGE_TRY(const int original_context, f.integer_or("original_max_position_embeddings", c.n_ctx_train));
   RIDGE_TRY(float rotary_share, f.number_or("partial_rotary_factor", 1.0f));
   // transformers 5 writes rope_parameters in place of rope_scaling and rope_theta: one object, or one a kind of layer.
@@ -271,6 +301,13 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
     if (arch->latent) RIDGE_TRY_STATUS(read_score_factor(scaling, c.rope_scaling, where));
     RIDGE_TRY(c.rope_theta, scaling.number_or("rope_theta", c.rope_theta));
     RIDGE_TRY(rotary_share, scaling.number_or("partial_rotary_factor", rotary_share));
+    if (scaling.has("mrope_section")) {
+      const io::Json& sections = scaling.at("mrope_section");
+      if (!sections.is_array() || sections.size() > 4) return bad_file("{}: mrope_section is not a list of 4", where);
+      c.rope_sections.assign(4, 0);
+      for (size_t i = 0; i < sections.size(); ++i)
+        if (sections[i].is_number_integer()) c.rope_sections[i] = sections[i].get<int64_t>();
+    }
   }
   if (!(rotary_share > 0 && rotary_share <= 1))
     return bad_file("{}: partial_rotary_factor is {}, expected above 0, at most 1", where, rotary_share);
@@ -278,7 +315,7 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
   else c.rope_dim = int(float(c.head_dim) * rotary_share);
   for (const auto* factors : {&c.rope_scaling.short_factors, &c.rope_scaling.long_factors})
     if (c.rope_scaling.kind == RopeScaling::Kind::longrope && ssize(*factors) != c.rope_dim / 2)
-      return bad_file("{}: LongRoPE has {} factors for {} pairs", where, factors->size(), c.rope_dim / 2);
+      return bad_file("{}: LongRoPE has {} factors, expected {}, one a pair", where, factors->size(), c.rope_dim / 2);
   c.rope_pairs = arch->latent ? RopePairs::interleaved : RopePairs::halves;
   RIDGE_TRY_STATUS(check_config(c, where));
   return c;

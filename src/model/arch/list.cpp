@@ -1,4 +1,5 @@
 // The architectures Ridge runs: one row each. An architecture that fits Config needs nothing but its row.
+#include <algorithm>
 #include <cmath>
 
 #include "model/arch/arch.h"
@@ -38,6 +39,40 @@ std::span<const Arch> arch_list() {
        .qk_norm = true,
        .experts = true,
        .experts_renormalised = true},
+      {.name = "qwen3next",
+       .hf_type = "qwen3_next",
+       .hf_class = "Qwen3NextForCausalLM",
+       .gguf_pairs = RopePairs::halves,
+       .qk_norm = true,
+       .norms_plus_one = true,
+       .ffn_norm_is_post_attention = true,
+       .experts = true,
+       .experts_renormalised = true,
+       .delta = true,
+       .delta_by_key_head = true},
+      {.name = "qwen35",
+       .hf_type = "qwen3_5_text",
+       .hf_class = "Qwen3_5ForCausalLM",
+       .hf_outer = "qwen3_5",
+       .gguf_pairs = RopePairs::halves,
+       .qk_norm = true,
+       .norms_plus_one = true,
+       .ffn_norm_is_post_attention = true,
+       .delta = true,
+       .delta_keys_cycle = true},
+      {.name = "qwen35moe",
+       .hf_type = "qwen3_5_moe_text",
+       .hf_class = "Qwen3_5MoeForCausalLM",
+       .hf_outer = "qwen3_5_moe",
+       .gguf_pairs = RopePairs::halves,
+       .qk_norm = true,
+       .norms_plus_one = true,
+       .ffn_norm_is_post_attention = true,
+       .experts = true,
+       .experts_renormalised = true,
+       .delta = true,
+       .delta_keys_cycle = true,
+       .experts_stacked = true},
       {.name = "gpt-oss",
        .hf_type = "gpt_oss",
        .hf_class = "GptOssForCausalLM",
@@ -111,6 +146,7 @@ void use_arch(const Arch& arch, Config& c) {
   c.sub_norm = c.ternary = arch.bitnet;
   c.sigmoid_router = arch.latent;
   c.o_bias = c.sink_logits = c.expert_biases = arch.gpt_oss;
+  c.attention_gate = arch.delta;
   if (arch.embedding_root) c.embedding_scale = std::sqrt(float(c.d_model));
 }
 
@@ -118,6 +154,32 @@ const Arch& arch_of(const Config& config) {
   for (const Arch& arch : arch_list())
     if (arch.name == config.arch) return arch;
   throw_error(ErrorKind::usage, "architecture '{}' is not one of the list", config.arch);
+}
+
+DeltaRows::DeltaRows(const DeltaShape& d) {
+  const int64_t ratio = d.n_value_heads / d.n_key_heads, values = ratio * d.value_dim;
+  const int64_t rows = 2 * d.key_dim + 2 * values;  // of a key head
+  const auto take = [&](std::vector<int64_t>& to, int64_t rows_each, int64_t first, int64_t count) {
+    for (int64_t head = 0; head < d.n_key_heads; ++head)
+      for (int64_t i = 0; i < count; ++i) to.push_back(head * rows_each + first + i);
+  };
+  take(qkv, rows, 0, d.key_dim);
+  take(qkv, rows, d.key_dim, d.key_dim);
+  take(qkv, rows, 2 * d.key_dim, values);
+  take(z, rows, 2 * d.key_dim + values, values);
+  take(b, 2 * ratio, 0, ratio);
+  take(a, 2 * ratio, ratio, ratio);
+}
+
+bool is_nested(std::span<const io::Tensor> tensors) {
+  const std::string name = nested_name(tensor_names::kEmbedding.hf);
+  return std::ranges::any_of(tensors, [&](const io::Tensor& tensor) { return tensor.name == name; });
+}
+
+std::string nested_name(std::string_view name) {
+  constexpr std::string_view kModel = "model.";
+  return name.starts_with(kModel) ? "model.language_model." + std::string(name.substr(kModel.size()))
+                                  : std::string(name);
 }
 
 std::string_view activation_name(Activation activation) {

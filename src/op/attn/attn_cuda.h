@@ -3,6 +3,9 @@
 //
 //   out[r, h] = back(sum over positions p <= position of r of softmax_p(<q[r, h], K[p]> * scale) V[p] + centre)
 //
+// over the newest positions only where the tiles have an attention window: tiles before it are not read. A sink logit is
+// the score of one more key of a head, without a value.
+//
 // A query sees a row coded or exact by its own position. There are three kernels: decode (each query on its own over
 // packed tiles), prefill (many queries of a sequence, tiles turned to halves as they come) and rows (any format in
 // floats). device_attention.h says which serves what.
@@ -19,9 +22,10 @@ namespace ridge {
 
 /// Pointers are device memory.
 struct DeviceAttention {
-  StepRows rows;    ///< one query of every head each; their K and V are in the cache
-  int n_heads = 0;  ///< query heads; a multiple of the kv heads
-  float scale = 0;  ///< on the scores
+  StepRows rows;                       ///< one query of every head each; their K and V are in the cache
+  int n_heads = 0;                     ///< query heads; a multiple of the kv heads
+  float scale = 0;                     ///< on the scores
+  const float* sink_logits = nullptr;  ///< [n_heads]; null: none
   KvTiles k, v;
   const float* q = nullptr;  ///< [rows of the step, n_heads, head_dim], in K's cache space (device_append)
   float* out = nullptr;      ///< as q, not in cache space; of padding nothing is written
@@ -68,6 +72,7 @@ struct PrefillPlan {
   int queries = 0;      ///< of a block
   int blocks = 0;       ///< that run side by side
   int least_tiles = 8;  ///< of a part
+  int window = 0;       ///< KvTiles::attention_window
 };
 PrefillPlan prefill_attn_plan(int head_dim);
 /// Of a device that gives a block as much shared memory.

@@ -135,7 +135,7 @@ __device__ __forceinline__ void scores_of(const std::byte* queries, const std::b
 }
 
 /// Scores of what a query does not see, or not in this unit, become -infinity.
-template <class C>
+template <class C, bool kWindow>
 __device__ void mask(const Units& units, const Unit (&step)[C::kTiles], const Sight* sights, int lane,
                      float (&scores)[C::kFragments][C::kKeys / 8][4]) {
 #pragma unroll
@@ -145,7 +145,7 @@ __device__ void mask(const Units& units, const Unit (&step)[C::kTiles], const Si
       const Sight sight = sights[16 * t + lane / 4 + 8 * h];
 #pragma unroll
       for (int u = 0; u < C::kTiles; ++u) {
-        const prefill::Seen seen = prefill::seen_of(units, step[u], sight);
+        const prefill::Seen seen = prefill::seen_of<kWindow>(units, step[u], sight);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
           const int key = 8 * (i / 2) + 2 * (lane % 4) + i % 2;
@@ -260,8 +260,9 @@ __device__ void store_part(const WarpState<C>& state, const PartRows& parts, int
     }
 }
 
-/// Blocks: (block of the list, kv head). kAsHalves: both sides hold halves of kind f16 and nothing else.
-template <class C, bool kAsHalves>
+/// Blocks: (block of the list, kv head). kAsHalves: both sides hold halves of kind f16 and nothing else. kSpecial: an
+/// attention window or sink logits; others need the registers.
+template <class C, bool kAsHalves, bool kSpecial>
 __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     prefill_kernel(const DeviceAttention a, const AttnBlock* blocks, const PartRows parts) {
   constexpr int kAhead = C::kStages / 2;                    // steps whose tiles are under way
@@ -286,10 +287,11 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   const int last_n = n_past + (min(block.first_query + C::kQueries, n_queries) - 1) / group + 1;
   // No query of the warp sees more; nothing of a warp without queries.
   const int warp_keys = queries.first < n_queries ? n_past + queries.token(C::kWarpQueries - 1) + 1 : 0;
-  if (threadIdx.x == 0) units.set(a, first_n, last_n, block.part, block.n_parts);
+  if (threadIdx.x == 0) units.set(a, first_n, last_n, block.part, block.n_parts, kSpecial);
   if (int(threadIdx.x) < C::kQueries) {
     const int n = n_past + min(block.first_query + int(threadIdx.x), n_queries - 1) / group + 1;
-    sights[threadIdx.x] = {n, prefill::coded_tiles(a.k.retention, n), prefill::coded_tiles(a.v.retention, n), 0};
+    sights[threadIdx.x] = {n, prefill::coded_tiles(a.k.retention, n), prefill::coded_tiles(a.v.retention, n),
+                           kSpecial ? a.k.first_seen(n) : 0};
   }
   if (warp == 0) gpu::set_up_arrivals(&arrivals[0][0], kRaw * C::kSides, lane);
   __syncthreads();
@@ -345,7 +347,12 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
 #pragma unroll
   for (int t = 0; t < C::kFragments; ++t) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) state.top[t][h] = kNever, state.total[t][h] = 0;
+    for (int h = 0; h < 2; ++h) {
+      state.top[t][h] = kNever, state.total[t][h] = 0;
+      if (!kSpecial || !a.sink_logits || block.part > 0) continue;  // a sink is a key in front, without a value
+      state.top[t][h] = a.sink_logits[kv_head * group + queries.at(16 * t + lane / 4 + 8 * h) % group] * kLog2E;
+      state.total[t][h] = lane % 4 == 0 ? 1.0f : 0.0f;
+    }
 #pragma unroll
     for (int e = 0; e < C::kDim / 8; ++e)
 #pragma unroll
@@ -362,7 +369,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
       for (int i = 0; i < C::kTiles; ++i) wait_for(step, i);
     float scores[C::kFragments][C::kKeys / 8][4];
     scores_of<C>(own_queries, tiles, lane, scores);
-    if (!units.all_seen(of[0], of[C::kTiles - 1])) mask<C>(units, of, sights + warp * C::kWarpQueries, lane, scores);
+    if (!units.all_seen(of[0], of[C::kTiles - 1]))
+      mask<C, kSpecial>(units, of, sights + warp * C::kWarpQueries, lane, scores);
     if constexpr (kAsHalves)
 #pragma unroll
       for (int i = C::kTiles; i < C::kSides; ++i) wait_for(step, i);
@@ -410,7 +418,10 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
 template <class C>
 void launch(gpu::StreamHandle stream, const DeviceAttention& a, const PrefillList& list) {
   const auto plain = [](const KvTiles& t) { return t.kind == TileKind::f16 && t.ring_tiles == 0 && t.n_sinks == 0; };
-  const auto kernel = plain(a.k) && plain(a.v) ? prefill_kernel<C, true> : prefill_kernel<C, false>;
+  const bool special = a.k.attention_window > 0 || a.sink_logits;
+  const auto kernel = special                    ? prefill_kernel<C, false, true>
+                      : plain(a.k) && plain(a.v) ? prefill_kernel<C, true, false>
+                                                 : prefill_kernel<C, false, false>;
   const PartRows parts = prefill::part_rows(a, list);
   const dim3 blocks(unsigned(list.n), unsigned(a.k.n_kv_heads));
   gpu::allow_shared_bytes("prefill attention", kernel, C::kSharedBytes);

@@ -66,10 +66,13 @@ int add_prefill_blocks(const PrefillPlan& plan, const PrefillSpan& span, int gro
   const int n = span.n * group;
   const auto tiles_of = [&](int query) {  // of the block with this first query
     const int last_n = span.n_past + (std::min(query + plan.queries, n) - 1) / group + 1;
-    return (last_n + kTilePositions - 1) / kTilePositions;
+    const int first_n = span.n_past + query / group + 1;
+    const int seen = plan.window > 0 && first_n > plan.window ? first_n - plan.window : 0;
+    return (last_n + kTilePositions - 1) / kTilePositions - seen / kTilePositions;
   };
   const auto parts_of = [&](int query, int tiles) { return (tiles_of(query) + tiles - 1) / tiles; };
-  const int n_tiles = tiles_of(n - 1);
+  int n_tiles = 0;
+  for (int query = 0; query < n; query += plan.queries) n_tiles = std::max(n_tiles, tiles_of(query));
   const auto fits = [&](int tiles) {
     int64_t n_blocks = 0;
     for (int query = 0; query < n; query += plan.queries) n_blocks += parts_of(query, tiles);

@@ -25,18 +25,19 @@ __device__ __forceinline__ int coded_tiles(const KvRetention& r, int n) {
 /// The units of a block in order: the sinks, and tiles [first_tile, end_tile). In shared memory: registers are scarce.
 struct Units {
   int first_tile, end_tile, n_sinks;
-  int plain_end;          // tiles before it are coded for every query, K and V: one unit each
-  int full_end;           // every query sees all of them, and of tile 0 what is no sink
-  bool k_sinks, v_sinks;  // sides that have sinks
+  int plain_end;             // tiles before it are coded for every query, K and V: one unit each
+  int full_begin, full_end;  // every query sees all of these tiles
+  bool k_sinks, v_sinks;     // sides that have sinks
   // By the low bits of a unit: whether some query sees the sinks so, and tiles [begin, end).
   bool sinks[4];
   int begin[4], end[4];
 
   /// For queries that see first_n to last_n positions.
-  __device__ void set(const DeviceAttention& a, int first_n, int last_n, int part, int n_parts) {
+  __device__ void set(const DeviceAttention& a, int first_n, int last_n, int part, int n_parts, bool window) {
     const int n_tiles = (last_n + kTilePositions - 1) / kTilePositions;
-    first_tile = int(int64_t(n_tiles) * part / n_parts);
-    end_tile = int(int64_t(n_tiles) * (part + 1) / n_parts);
+    const int seen = window ? a.k.first_seen(first_n) / kTilePositions : 0;  // tiles before are not read
+    first_tile = seen + int(int64_t(n_tiles - seen) * part / n_parts);
+    end_tile = seen + int(int64_t(n_tiles - seen) * (part + 1) / n_parts);
     n_sinks = min(last_n, max(a.k.n_sinks, a.v.n_sinks));
     k_sinks = a.k.n_sinks > 0;
     v_sinks = a.v.n_sinks > 0;
@@ -45,6 +46,8 @@ struct Units {
     const int k_coded[2] = {coded_tiles(k, first_n), coded_tiles(k, last_n)};
     const int v_coded[2] = {coded_tiles(v, first_n), coded_tiles(v, last_n)};
     plain_end = min(end_tile, min(k_coded[0], v_coded[0]));
+    full_begin = !window ? n_sinks > 0
+                         : max(n_sinks > 0 ? 1 : 0, (a.k.first_seen(last_n) + kTilePositions - 1) / kTilePositions);
     full_end = min(plain_end, first_n / kTilePositions);
     const bool alike = k.window == v.window && k.tile == v.tile && k.calibration == v.calibration;
     for (int i = 0; i < 4; ++i) {
@@ -77,26 +80,26 @@ struct Units {
     return tile > 0 && tile < plain_end ? Unit{(tile + 1) << 2 | 3} : from(u.after());
   }
   /// Whether every query sees all of the units from `u` to `last`.
-  __device__ bool all_seen(Unit u, Unit last) const {
-    return u.bits >> 2 > (n_sinks > 0) && last.bits >> 2 <= full_end;
-  }
+  __device__ bool all_seen(Unit u, Unit last) const { return u.bits >> 2 > full_begin && last.bits >> 2 <= full_end; }
 };
 
-/// What a query sees: n positions, of which these tiles are coded.
+/// What a query sees: positions [first, n), of which these tiles are coded.
 struct alignas(16) Sight {
-  int n, k_coded, v_coded, unused;
+  int n, k_coded, v_coded, first;
 };
 /// Positions [begin, end) of a unit are what a query sees there.
 struct Seen {
   int begin, end;
 };
+template <bool kWindow>
 __device__ __forceinline__ Seen seen_of(const Units& units, Unit u, const Sight& sight) {
   const int tile = u.tile();
   const bool k_there = (u.sinks() && units.k_sinks) || (tile < sight.k_coded) == u.k_coded();
   const bool v_there = (u.sinks() && units.v_sinks) || (tile < sight.v_coded) == u.v_coded();
   if (!k_there || !v_there || units.ended(u)) return {0, 0};
-  if (u.sinks()) return {0, min(units.n_sinks, sight.n)};
-  return {tile == 0 ? units.n_sinks : 0, sight.n - tile * kTilePositions};
+  if (u.sinks()) return {kWindow ? sight.first : 0, min(units.n_sinks, sight.n)};
+  const int begin = tile == 0 ? units.n_sinks : 0;
+  return {kWindow ? max(begin, sight.first - tile * kTilePositions) : begin, sight.n - tile * kTilePositions};
 }
 
 }  // namespace ridge::prefill

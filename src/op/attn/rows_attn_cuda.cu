@@ -56,7 +56,8 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(const DeviceAttention a,
     queries[i] = i % pitch < dim ? a.q[row_of(i / pitch) + i % pitch] : 0.0f;
   for (int i = int(threadIdx.x); i < 2 * kKeys * pitch; i += kThreads) keys[i] = 0;  // channels behind the last
 
-  // Query i of this warp sees positions below n_visible(i); those past the last one repeat it and are not stored.
+  // Query i of this warp sees positions below n_visible(i), from its window on; those past the last one repeat it and are
+  // not stored.
   const auto n_visible = [&](int i) { return of.position + query(warp * kPerWarp + i) / group + 1; };
   const int block_last = of.position + query(kQueries - 1) / group + 1;
 
@@ -69,7 +70,8 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(const DeviceAttention a,
     for (int j = 0; j < kDims; ++j) sum[i][j] = 0;
   }
 
-  for (int first = 0; first < block_last; first += kKeys)
+  const int block_first = a.k.first_seen(of.position + query(0) / group + 1) / kKeys * kKeys;
+  for (int first = block_first; first < block_last; first += kKeys)
     // A tile may be coded for some queries of the block and exact for others, on either side: each pair of sources is
     // one pass over the tile, in which a query takes the positions that it sees so.
     for (int source = 0; source < 4; ++source) {
@@ -82,7 +84,7 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(const DeviceAttention a,
         const int n = n_visible(i);
         const bool k_here = key < a.k.n_sinks ? !k_coded : (key < a.k.retention.coded_end(n)) == k_coded;
         const bool v_here = key < a.v.n_sinks ? !v_coded : (key < a.v.retention.coded_end(n)) == v_coded;
-        const bool here = key < n && k_here && v_here;
+        const bool here = key >= a.k.first_seen(n) && key < n && k_here && v_here;
         seen |= unsigned(here) << i;
         wanted = wanted || here;
       }
@@ -133,10 +135,16 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(const DeviceAttention a,
   // Out of cache space: a thread a row, in the place of the queries.
   __syncthreads();
 #pragma unroll
-  for (int i = 0; i < kPerWarp; ++i)
+  for (int i = 0; i < kPerWarp; ++i) {
+    float share = 1 / l[i];  // of a weight of 1
+    if (a.sink_logits) {
+      const float sink = a.sink_logits[kv_head * group + query(warp * kPerWarp + i) % group], top = fmaxf(m[i], sink);
+      share = expf(m[i] - top) / (l[i] * expf(m[i] - top) + expf(sink - top));
+    }
 #pragma unroll
     for (int j = 0; j < kDims; ++j)
-      if (lane + 32 * j < dim) queries[(warp * kPerWarp + i) * pitch + lane + 32 * j] = sum[i][j] / l[i];
+      if (lane + 32 * j < dim) queries[(warp * kPerWarp + i) * pitch + lane + 32 * j] = sum[i][j] * share;
+  }
   __syncthreads();
   if (int(threadIdx.x) < n_queries) {
     float* const row = queries + int(threadIdx.x) * pitch;

@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(32 * kJoinWarps) attn_join_kernel(const Device
   const int list = kv_head * cut.head_groups + in_group / kHeads, r = in_group % kHeads;
 
   gpu::let_next_grid_start();
-  const Parts parts = find_parts(a, cut, [&](const Parts& p) { return p.row == row; });  // positions are older
+  const Parts parts = find_parts(a, cut, true, [&](const Parts& p) { return p.row == row; });  // positions are older
   if (parts.of.slot < 0) return;
   const RotationRow<kPer> table(a.v.rotation, lane);
   gpu::wait_for_previous_grid();
@@ -70,9 +70,11 @@ __global__ void __launch_bounds__(32 * kJoinWarps) attn_join_kernel(const Device
 #pragma unroll
   for (int j = 0; j < kChunks; ++j) top = fmaxf(top, tops[j]);
   top = gpu::warp_max(top);
+  const float sink = a.sink_logits ? a.sink_logits[head] * 1.44269504f : kNever;
+  top = fmaxf(top, sink);
 #pragma unroll
   for (int j = 0; j < kChunks; ++j) total = fmaf(gpu::fast_exp2(tops[j] - top), totals[j], total);
-  total = gpu::warp_sum(total);
+  total = gpu::warp_sum(total) + (a.sink_logits ? gpu::fast_exp2(sink - top) : 0.0f);
 
   float x[kPer] = {};
   for (int from = warp; from < parts.n; from += kBatch * kJoinWarps) {
@@ -133,11 +135,12 @@ int query_bytes(int head_dim) {
 /// For rings: 1 KiB is left for variables that are not dynamic.
 int most_room_bytes(int head_dim) { return gpu::most_shared_bytes() - 1024 - query_bytes(head_dim); }
 
-const SplitKernel& kernel_for(TileKind k, TileKind v, int head_dim) {
+const SplitKernel& kernel_for(TileKind k, TileKind v, int head_dim, bool window) {
   const auto kernels = head_dim == 64    ? split_kernels_64()
                        : head_dim == 128 ? split_kernels_128()
                                          : split_kernels_256();
-  return *std::find_if(kernels.begin(), kernels.end() - 1,
+  if (window) return kernels.back();
+  return *std::find_if(kernels.begin(), kernels.end() - 2,
                        [&](const SplitKernel& kernel) { return kernel.k == k && kernel.v == v; });
 }
 
@@ -166,7 +169,7 @@ int64_t tile_attn_scratch_bytes(int n_rows, int n_heads, int n_kv_heads, int hea
 void tile_attn(gpu::StreamHandle stream, const DeviceAttention& a, std::byte* scratch, const TileAttnPlan& plan) {
   if (a.rows.n == 0) return;
   const int head_dim = a.k.head_dim;
-  const SplitKernel& kernel = kernel_for(a.k.kind, a.v.kind, head_dim);
+  const SplitKernel& kernel = kernel_for(a.k.kind, a.v.kind, head_dim, a.k.attention_window > 0);
   const Room room(kernel, a.k.kind, a.v.kind, head_dim, plan, most_room_bytes(head_dim));
   Cut cut;
   cut.lists = lists_of(a.n_heads, a.k.n_kv_heads);

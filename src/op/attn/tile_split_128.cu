@@ -16,7 +16,8 @@ std::span<const SplitKernel> split_kernels_128() {
       split_kernel<128, int8_blocks, q4>(),
       split_kernel<128, int8_blocks, rotor3>(),
       split_kernel<128, rotor4, rotor3>(),
-      any_split_kernel<128>(),
+      any_split_kernel<128, false>(),
+      any_split_kernel<128, true>(),
   };
   return kKernels;
 }

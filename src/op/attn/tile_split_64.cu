@@ -16,7 +16,8 @@ std::span<const SplitKernel> split_kernels_64() {
       split_kernel<64, int8_blocks, q4>(),
       split_kernel<64, int8_blocks, rotor3>(),
       split_kernel<64, rotor4, rotor3>(),
-      any_split_kernel<64>(),
+      any_split_kernel<64, false>(),
+      any_split_kernel<64, true>(),
   };
   return kKernels;
 }

@@ -2,7 +2,8 @@
 //
 // A list is what eight query heads of a kv head read: one kv head's tiles. A block takes one part of one list; its
 // warps take tiles in turn, each through a ring of its own in shared memory, and put their results together at the end.
-// The kinds of K and V are known to the compiler (kK, kV) or kAnyKind, which decides at every tile.
+// The kinds of K and V are known to the compiler (kK, kV) or kAnyKind, which decides at every tile. Layers with a window
+// have kernels of their own (kWindow): others keep their registers.
 #pragma once
 
 #include <span>
@@ -30,12 +31,13 @@ struct Cut {
 /// Floats of a partial result: top [8], total [8], out [8, head_dim].
 constexpr int part_floats(int head_dim) { return kHeads * (head_dim + 2); }
 
-/// Tiles as a query that sees n positions reads them: units 0 .. n_tiles - 1 are tiles of positions, unit n_tiles the
-/// sinks.
+/// Tiles as a query reads them when the cache holds n positions: units first_tile .. n_tiles - 1 are tiles of positions,
+/// unit n_tiles the sinks. It sees positions from `seen` on: 0 without a window.
 struct Units {
-  int n, n_tiles, k_coded, v_coded, n_sinks, n_units;
+  int n, n_tiles, k_coded, v_coded, n_sinks, n_units, seen, first_tile;
 
-  __device__ Units(const DeviceAttention& a, int n_keys) : n(n_keys) {
+  __device__ Units(const DeviceAttention& a, int n_keys, bool window)
+      : n(n_keys), seen(window ? a.k.first_seen(n_keys) : 0), first_tile(seen / kTilePositions) {
     const auto coded = [&](const KvRetention& r) {
       const int newest = n < r.calibration || n < r.window ? 0 : n - r.window;
       return r.tile == kTilePositions ? newest / kTilePositions : (newest + kTilePositions - 1) / kTilePositions;
@@ -44,7 +46,7 @@ struct Units {
     k_coded = coded(a.k.retention);
     v_coded = coded(a.v.retention);
     n_sinks = min(n, max(a.k.n_sinks, a.v.n_sinks));
-    n_units = n_tiles + (n_sinks > 0 ? 1 : 0);
+    n_units = n_tiles - first_tile + (n_sinks > seen ? 1 : 0);
   }
 };
 
@@ -65,22 +67,22 @@ __device__ __forceinline__ int parts_of(const Cut& cut, int n_units, int all_uni
 
 /// The row that is_it(parts) wants. Whole warps, all lanes alike.
 template <class IsIt>
-__device__ __forceinline__ Parts find_parts(const DeviceAttention& a, const Cut& cut, const IsIt& is_it) {
+__device__ __forceinline__ Parts find_parts(const DeviceAttention& a, const Cut& cut, bool window, const IsIt& is_it) {
   const StepRow* const rows = a.rows.rows;
   if (a.rows.n == 1) {
     const StepRow row = rows[0];
-    const int n_units = Units(a, n_keys_of(row)).n_units;
+    const int n_units = Units(a, n_keys_of(row), window).n_units;
     return {0, 0, parts_of(cut, n_units, n_units), row};
   }
   const int lane = int(threadIdx.x) % 32;
   int all = 0;
   for (int from = 0; from < a.rows.n; from += 32)
-    all += from + lane < a.rows.n ? Units(a, n_keys_of(rows[from + lane])).n_units : 0;
+    all += from + lane < a.rows.n ? Units(a, n_keys_of(rows[from + lane]), window).n_units : 0;
   all = gpu::warp_sum(all);
   Parts mine;
   for (int from = 0, before = 0; from < a.rows.n; from += 32) {
     mine.row = from + lane;
-    mine.n = mine.row < a.rows.n ? parts_of(cut, Units(a, n_keys_of(rows[mine.row])).n_units, all) : 0;
+    mine.n = mine.row < a.rows.n ? parts_of(cut, Units(a, n_keys_of(rows[mine.row]), window).n_units, all) : 0;
     int until = mine.n;
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
@@ -155,8 +157,9 @@ __device__ __forceinline__ void exact_values(TileKind kind, const std::byte* til
 
 /// Scores of positions that the query does not see, or sees as sinks, become -infinity.
 __device__ __forceinline__ void mask(const Units& units, int t, bool sinks, int lane, float (&scores)[8]) {
-  const int from = t == 0 ? units.n_sinks : 0, to = sinks ? units.n_sinks : units.n - t * kTilePositions;
-  if (from == 0 && to >= kTilePositions) return;
+  const int from = max(t == 0 ? units.n_sinks : 0, units.seen - (sinks ? 0 : t * kTilePositions));
+  const int to = sinks ? units.n_sinks : units.n - t * kTilePositions;
+  if (from <= 0 && to >= kTilePositions) return;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const int p = 8 * (i / 2) + 2 * (lane % 4) + i % 2;
@@ -244,7 +247,7 @@ constexpr int most_warps() {
   return tiles_at_a_time<kDim, kK, kV>() > 1 && kDim <= 128 ? 12 : 8;
 }
 
-template <int kDim, int kK, int kV>
+template <int kDim, int kK, int kV, bool kWindow>
 __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
     attn_split_kernel(const DeviceAttention a, const Cut cut) {
   constexpr int kTiles = tiles_at_a_time<kDim, kK, kV>(), kPer = kDim / 32;
@@ -263,15 +266,17 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
 
   // Positions and all tiles but the last are older than the grid before: only what it may have written waits for it.
   gpu::let_next_grid_start();
-  const Parts parts = find_parts(a, cut, [&](const Parts& p) { return row >= p.first && row < p.first + p.n; });
+  const Parts parts =
+      find_parts(a, cut, kWindow, [&](const Parts& p) { return row >= p.first && row < p.first + p.n; });
   const int part = row - parts.first;
   if (part >= parts.n || parts.of.slot < 0) return;
-  const Units units(a, n_keys_of(parts.of));
+  const Units units(a, n_keys_of(parts.of), kWindow);
   // Of all steps of kTiles units a part takes `least`, the first `longer` parts one more.
   const int n_steps = (units.n_units + kTiles - 1) / kTiles;
   const int least = int(unsigned(n_steps) / unsigned(parts.n)), longer = n_steps - least * parts.n;
-  const int first = kTiles * (part * least + min(part, longer));
-  const int last = min(units.n_units, first + kTiles * (least + (part < longer ? 1 : 0)));
+  static_assert(!kWindow || kTiles == 1);  // windows begin at any tile
+  const int first = units.first_tile + kTiles * (part * least + min(part, longer));
+  const int last = min(units.first_tile + units.n_units, first + kTiles * (least + (part < longer ? 1 : 0)));
   const SideTiles k(a, a.k, parts.of, kv_head), v(a, a.v, parts.of, kv_head);
 
   // Steps coded on both sides come through the ring; the rest is read where it lies. The tiles of a step are neighbours
@@ -361,23 +366,25 @@ struct SplitKernel {
   void (*launch)(const gpu::Grid& grid, const DeviceAttention& a, const Cut& cut);
 };
 
-template <int kDim, int kK, int kV>
+template <int kDim, int kK, int kV, bool kWindow>
 void launch_split(const gpu::Grid& grid, const DeviceAttention& a, const Cut& cut) {
-  gpu::allow_shared_bytes("shared memory of attention", attn_split_kernel<kDim, kK, kV>, grid.shared_bytes);
-  gpu::launch("attention over tiles", attn_split_kernel<kDim, kK, kV>, grid, a, cut);
+  constexpr auto kKernel = attn_split_kernel<kDim, kK, kV, kWindow>;
+  gpu::allow_shared_bytes("shared memory of attention", kKernel, grid.shared_bytes);
+  gpu::launch("attention over tiles", kKernel, grid, a, cut);
 }
 
 template <int kDim, TileKind kK, TileKind kV>
 constexpr SplitKernel split_kernel() {
   return {kK, kV, most_warps<kDim, int(kK), int(kV)>(), tiles_at_a_time<kDim, int(kK), int(kV)>(),
-          launch_split<kDim, int(kK), int(kV)>};
+          launch_split<kDim, int(kK), int(kV), false>};
 }
-template <int kDim>
+template <int kDim, bool kWindow>
 constexpr SplitKernel any_split_kernel() {
-  return {{}, {}, most_warps<kDim, kAnyKind, kAnyKind>(), 1, launch_split<kDim, kAnyKind, kAnyKind>};
+  return {{}, {}, most_warps<kDim, kAnyKind, kAnyKind>(), 1, launch_split<kDim, kAnyKind, kAnyKind, kWindow>};
 }
 
-/// Kernels for rows of head_dim values: pairs that are worth a kernel of their own, then the one for all.
+/// Kernels for rows of head_dim values: pairs that are worth a kernel of their own, then the one for all, then the one
+/// for all of layers with a window.
 std::span<const SplitKernel> split_kernels_64();
 std::span<const SplitKernel> split_kernels_128();
 std::span<const SplitKernel> split_kernels_256();

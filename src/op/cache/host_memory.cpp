@@ -48,6 +48,7 @@ HostKvMemory::Side::Side(int layer, const KvLayout& of, std::span<const float> m
       head_scale(size_t(n_slots * of.head_scale_bytes() / 4), 0.0f),
       counts(size_t(n_pages)) {
   if (of.ring_bytes() > 0) ring = AlignedBuffer(n_slots * of.ring_bytes() + kPadBytes);
+  if (of.state_bytes() > 0) state = AlignedBuffer(n_slots * of.state_bytes());
   if (of.sinks_bytes() > 0) sinks = AlignedBuffer(n_slots * of.sinks_bytes() + kPadBytes);
   if (of.config.policy.rounding == KvRounding::weighted) {
     check_metric(tiles, metric_of_model);
@@ -71,6 +72,7 @@ SideBytes HostKvMemory::Side::bytes(const SequencePlace& place) const {
   bytes.ring = tiles.ring + place.slot * layout.ring_bytes();
   if (tiles.centre) bytes.centre = tiles.centre + place.slot * layout.centre_bytes() / 4;
   if (tiles.head_scale) bytes.head_scale = tiles.head_scale + place.slot * layout.head_scale_bytes() / 4;
+  bytes.state = reinterpret_cast<float*>(const_cast<std::byte*>(state.data())) + place.slot * layout.state_values;
   return bytes;
 }
 
@@ -88,8 +90,8 @@ HostKvMemory::HostKvMemory(std::span<const KvLayerConfig> layers, std::span<cons
 
 int64_t HostKvMemory::allocated_bytes(int layer, bool is_k) const {
   const Side& s = side(layer, is_k);
-  return s.pages.bytes() + s.ring.bytes() + s.sinks.bytes() + 4 * int64_t(s.centre.size() + s.head_scale.size()) +
-         int64_t(s.counts.size() * sizeof(PageCounts));
+  return s.pages.bytes() + s.ring.bytes() + s.sinks.bytes() + s.state.bytes() +
+         4 * int64_t(s.centre.size() + s.head_scale.size()) + int64_t(s.counts.size() * sizeof(PageCounts));
 }
 
 void HostKvMemory::clear_slot(int slot) {
@@ -97,6 +99,7 @@ void HostKvMemory::clear_slot(int slot) {
     const int64_t centre = side.layout.centre_bytes() / 4, scales = side.layout.head_scale_bytes() / 4;
     std::fill_n(side.centre.begin() + slot * centre, centre, 0.0f);
     std::fill_n(side.head_scale.begin() + slot * scales, scales, 0.0f);
+    std::fill_n(side.states() + slot * side.layout.state_values, side.layout.state_values, 0.0f);
   }
 }
 
@@ -109,6 +112,7 @@ void HostKvMemory::copy_slot(int from, int to) {
     copy(side.tiles.sinks, side.layout.sinks_bytes());
     copy(reinterpret_cast<std::byte*>(side.centre.data()), side.layout.centre_bytes());
     copy(reinterpret_cast<std::byte*>(side.head_scale.data()), side.layout.head_scale_bytes());
+    copy(side.state.data(), side.layout.state_bytes());
   }
 }
 
@@ -151,6 +155,8 @@ void HostKvMemory::fill(const SequencePlace& place, uint64_t seed) {
       for (int p = t.n_sinks; p < t.n_sinks + side.layout.ring_rows(); ++p)
         write_exact_row(t, place.slot, head, p, random_row());
     }
+    for (int64_t j = 0; j < side.layout.state_values; ++j)
+      side.states()[place.slot * side.layout.state_values + j] = float(rng.uniform() * 0.346 - 0.173);
     // One page of rows; the other pages are copies.
     if (place.pages.empty()) continue;
     PageCounts& counts = t.counts[place.pages[0]];

@@ -29,6 +29,8 @@ class HostKvMemory final : public KvMemory {
 
   /// As ops read and write a side; good as long as this object.
   const KvTiles& tiles(int layer, bool is_k) const { return sides_[side_index(layer, is_k)].tiles; }
+  /// States of a layer, [n_slots, state_values]; null where the layer has none.
+  float* states(int layer) { return sides_[side_index(layer, true)].states(); }
 
   using KvMemory::allocated_bytes;
   int64_t allocated_bytes(int layer, bool is_k) const override;
@@ -49,6 +51,7 @@ class HostKvMemory final : public KvMemory {
     Side(int layer, const KvLayout& layout, std::span<const float> metric_of_model, RoundRow round, int n_pages,
          int n_slots);
     SideBytes bytes(const SequencePlace& place) const;
+    float* states() { return reinterpret_cast<float*>(state.data()); }
 
     KvLayout layout;
     KvTiles tiles;
@@ -56,6 +59,7 @@ class HostKvMemory final : public KvMemory {
     std::vector<float> metric;
     AlignedBuffer pages, ring, sinks;
     std::vector<float> centre, head_scale;
+    AlignedBuffer state;
     std::vector<PageCounts> counts;
     unsigned long long saturated = 0;
   };

@@ -22,12 +22,13 @@ struct KvSideConfig {
 /// model's K has a bias: elsewhere the mean of the first keys does not stay the mean (docs/decisions/0004).
 KvSideConfig default_kv_side(const KvFormat& format, bool is_k, bool k_has_bias);
 
-/// The cache of one attention layer.
+/// What one layer remembers: rows of its kv heads, or, without kv heads, a state.
 struct KvLayerConfig {
   KvSideConfig k, v;
   int n_kv_heads = 0;
   int head_dim = 0;
   int attention_window = 0;  ///< as KvTiles has it
+  int64_t state_values = 0;  ///< float32 values of a state of fixed size, zero at the start; the K side has it
   int layer = -1;            ///< of the model, whose rotation both sides take; -1: its place in the list of layers
 
   bool v_is_k = false;  ///< the rows of K serve as V too: V has no rows of its own, and the settings of K
@@ -44,6 +45,7 @@ struct KvLayout {
 
   KvSideConfig config;
   KvTiles tiles;  ///< rules and sizes; its pointers are null
+  int64_t state_values = 0;
 
   bool calibrates() const { return tiles.retention.calibration > 0; }
   int ring_rows() const { return tiles.ring_tiles * kTilePositions; }
@@ -55,7 +57,10 @@ struct KvLayout {
   int64_t ring_bytes() const { return int64_t(tiles.n_kv_heads) * tiles.ring_tiles * tiles.ring_tile_bytes; }
   int64_t centre_bytes() const { return config.policy.centre ? 4 * int64_t(tiles.n_kv_heads) * tiles.head_dim : 0; }
   int64_t head_scale_bytes() const { return config.format->head_scale ? 4 * int64_t(tiles.n_kv_heads) : 0; }
-  int64_t slot_bytes() const { return sinks_bytes() + ring_bytes() + centre_bytes() + head_scale_bytes(); }
+  int64_t state_bytes() const { return 4 * state_values; }
+  int64_t slot_bytes() const {
+    return sinks_bytes() + ring_bytes() + centre_bytes() + head_scale_bytes() + state_bytes();
+  }
 };
 
 /// Bytes that attention of the n_new newest tokens reads of a side with n positions: each row that one of them sees once,

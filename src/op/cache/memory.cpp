@@ -84,7 +84,7 @@ int64_t side_image_bytes(const KvLayout& layout, int n, int ring_first) {
   const KvTiles& t = layout.tiles;
   const int64_t sinks = std::min(t.n_sinks, n), coded = std::max<int64_t>(0, t.retention.coded_end(n) - sinks);
   const int64_t recent = t.ring_tiles > 0 ? std::max<int64_t>(0, n - std::max<int64_t>(ring_first, sinks)) : 0;
-  return layout.centre_bytes() + layout.head_scale_bytes() +
+  return layout.centre_bytes() + layout.head_scale_bytes() + layout.state_bytes() +
          t.n_kv_heads * (sinks * 2 * t.head_dim + recent * t.recent_row_bytes + coded * t.row_bytes);
 }
 
@@ -102,13 +102,21 @@ Status check_side_state(const KvLayout& layout, int n, int ring_first, bool cali
 }
 
 Status check_side_floats(const KvLayout& layout, const std::byte* bytes) {
-  const int64_t n_centre = layout.centre_bytes() / 4, n = n_centre + layout.head_scale_bytes() / 4;
+  const int64_t n_centre = layout.centre_bytes() / 4, n_scaled = n_centre + layout.head_scale_bytes() / 4,
+                n = n_scaled + layout.state_values;
   for (int64_t i = 0; i < n; ++i, bytes += 4) {
     float value;
     std::memcpy(&value, bytes, 4);
-    const bool is_scale = i >= n_centre;
+    const bool is_state = i >= n_scaled, is_scale = i >= n_centre && !is_state;
     if (!std::isfinite(value) || (is_scale && value < 0))
-      return bad_file("{} {} is {}", is_scale ? "head scale" : "centre", is_scale ? i - n_centre : i, value);
+      return bad_file("{} {} is {}",
+                      is_state   ? "state"
+                      : is_scale ? "head scale"
+                                 : "centre",
+                      is_state   ? i - n_scaled
+                      : is_scale ? i - n_centre
+                                 : i,
+                      value);
   }
   return {};
 }
@@ -120,6 +128,7 @@ void read_side(const KvLayout& layout, const SideBytes& from, int n, int ring_fi
   };
   floats(from.centre, layout.centre_bytes());
   floats(from.head_scale, layout.head_scale_bytes());
+  floats(from.state, layout.state_bytes());
   for_each_row(layout, from, n, ring_first, [&](const TileRowsForm& form, const std::byte* tile, int position) {
     read_row(form, layout.tiles, tile, position, image);
     image += form.row_bytes;
@@ -133,6 +142,7 @@ void write_side(const KvLayout& layout, const std::byte* image, int n, int ring_
   };
   floats(to.centre, layout.centre_bytes());
   floats(to.head_scale, layout.head_scale_bytes());
+  floats(to.state, layout.state_bytes());
   for_each_row(layout, to, n, ring_first, [&](const TileRowsForm& form, std::byte* tile, int position) {
     write_row(form, layout.tiles, tile, position, image);
     image += form.row_bytes;

@@ -18,7 +18,7 @@ struct SequencePlace {
 };
 
 /// One side of one layer of a sequence as bytes that are the same for every device: centre [n_kv_heads, head_dim] and
-/// head scales [n_kv_heads] as f32 where the side has them; then for every kv head its f16 sinks, the rows in the ring
+/// head scales [n_kv_heads] as f32 where the side has them, and its state; then for every kv head its f16 sinks, the rows in the ring
 /// from ring_first on and the coded rows, each in order of position and in the layout that the format defines. A sink
 /// is held as a sink only.
 struct SideImage {
@@ -35,7 +35,7 @@ struct SequenceImage {
 int64_t side_image_bytes(const KvLayout& layout, int n, int ring_first);
 /// Whether the exact rows [ring_first, n) can be those of a side that holds n positions, and `calibrated` its state.
 Status check_side_state(const KvLayout& layout, int n, int ring_first, bool calibrated);
-/// Centre and head scales at the front of a side's bytes must be finite, scales not negative.
+/// Centre, head scales and state at the front of a side's bytes must be finite, scales not negative.
 Status check_side_floats(const KvLayout& layout, const std::byte* bytes);
 
 class KvMemory {
@@ -99,6 +99,7 @@ struct SideBytes {
   std::byte* ring = nullptr;
   float* centre = nullptr;
   float* head_scale = nullptr;
+  float* state = nullptr;
 };
 /// The image's bytes from a side's bytes, and back.
 void read_side(const KvLayout& layout, const SideBytes& from, int n, int ring_first, std::byte* image);

@@ -34,6 +34,9 @@ struct GemvPlan {
   double one_by_n_in;
   bool pairs;  ///< x can be read two values at a time
   Outputs out;
+  const ExpertPack* packs;  ///< of experts: a row of blocks each
+  int share;                ///< slots of a row of x
+  int64_t expert_bytes;
 };
 
 template <class F>
@@ -46,11 +49,11 @@ template <class F, int kTokens>
 constexpr int kBrickX = kBrickBlocks<F>* kTokens*(2 * 64 + F::kSums * int(sizeof(XSum<F>)));
 
 /// A warp's x for its bricks first .. first + n - 1 of a tile: planes [32 columns][2 kTokens][4], behind them sums
-/// [32 columns][kSums][kTokens]. Returns 1 / scale of token lane % 4. Adds up squares of x, if there is a
-/// norm and they are wanted.
-template <class F, int kTokens, bool kPairs>
-__device__ float stage_x(const GemvPlan& p, int k_warp, int first, int n, uint4* planes, bool want_squares,
-                         double (&squares)[kTokens]) {
+/// [32 columns][kSums][kTokens]. Token t is row row_of(t) of x. Returns 1 / scale of token lane % 4. Adds up squares of
+/// x, if there is a norm and they are wanted.
+template <class F, int kTokens, bool kPairs, class RowOf>
+__device__ float stage_x(const GemvPlan& p, const RowOf& row_of, int k_warp, int first, int n, uint4* planes,
+                         bool want_squares, double (&squares)[kTokens]) {
   constexpr int kBrickUnits = 4 * kBrickBlocks<F>;                       // of eight values of a token, a lane's words
   constexpr int kUnits = std::max(1, (F::kSums > 0 ? 2 : 4) / kTokens);  // of a lane under way together: registers
   const int lane = int(threadIdx.x) % 32, n_units = n * kBrickUnits;
@@ -74,7 +77,7 @@ __device__ float stage_x(const GemvPlan& p, int k_warp, int first, int n, uint4*
         weights[i][e] = exists && p.norm_weight ? load_pair(p.norm_weight + at, second) : float2{1, 1};
 #pragma unroll
         for (int t = 0; t < kTokens; ++t) {
-          const float2 pair = exists ? load_pair(p.x + min(t, p.n_tokens - 1) * p.n_in + at, second) : float2{0, 0};
+          const float2 pair = exists ? load_pair(p.x + row_of(t) * p.n_in + at, second) : float2{0, 0};
           values[i][t][2 * e] = pair.x, values[i][t][2 * e + 1] = pair.y;
         }
       }
@@ -154,19 +157,20 @@ struct Output {
   float* y = nullptr;  ///< nowhere when null
   float bias = 0, old = 0;
 
-  __device__ Output(const Outputs& out, int tile, int token, int row, bool exists) {
+  /// `token`: of the outputs; `expert`: of the biases.
+  __device__ Output(const Outputs& out, int tile, int token, int row, int expert, bool exists) {
     if (!exists) return;
     int part = 0;
     while (part + 1 < out.n_parts && tile >= out.first_tile[part + 1]) ++part;
     const int64_t at = int64_t(tile - out.first_tile[part]) * out.rows_per_tile + row, n_out = out.n_out[part];
     if (row >= out.rows_per_tile || at >= n_out) return;
     y = out.y[part] + token * n_out + at;
-    if (out.bias[part]) bias = out.bias[part][at];
+    if (out.bias[part]) bias = out.bias[part][expert * n_out + at];
     if (out.residual) old = *y;
   }
 };
 
-template <class F, int kTokens>
+template <class F, int kTokens, bool kExperts>
 __global__ void __launch_bounds__(kMostWarps * 32, 2) gemv_kernel(const GemvPlan p) {
   constexpr int kStages = F::kGemvStages, kBlocks = kBrickBlocks<F>, kTileSums = 16 * kTokens;
   __shared__ double squares_of[kTokens][kMostWarps];
@@ -174,6 +178,13 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2) gemv_kernel(const GemvPlan
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, n_warps = int(blockDim.x) / 32;
   const int group = warp >= p.k_warps ? warp / p.k_warps : 0, k_warp = warp - group * p.k_warps;
   const int n_mine = p.warp_bricks + (k_warp < p.longer_warps);  // bricks of a tile
+  const ExpertPack* const pack = kExperts ? p.packs + blockIdx.y : nullptr;
+  const int n_tokens = kExperts ? pack->n : p.n_tokens, expert = kExperts ? pack->expert : 0;
+  if (kExperts && n_tokens == 0) return;
+  const auto row_of = [&](int t) {
+    if constexpr (kExperts) return int64_t(pack->slots[min(t, n_tokens - 1)] / p.share);
+    else return min(t, n_tokens - 1);
+  };
   const auto tile_of = [&](int round, int of_group) {
     return ((round << p.row_shift) + of_group) * int(gridDim.x) + int(blockIdx.x);
   };
@@ -182,8 +193,8 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2) gemv_kernel(const GemvPlan
   // The ring, and the brick that comes into it next. Bricks are in the order of batches, phases, tiles.
   uint8_t* const ring = shared + warp * kStages * F::kBytes;
   const auto address = [&](int round, int brick) {
-    return p.bricks + (int64_t(tile_of(round, group)) * p.bricks_per_tile + brick * p.k_warps + k_warp) * F::kBytes +
-           lane * 16;
+    return p.bricks + expert * p.expert_bytes +
+           (int64_t(tile_of(round, group)) * p.bricks_per_tile + brick * p.k_warps + k_warp) * F::kBytes + lane * 16;
   };
   int fed_batch = 0, fed_last = min(p.batch, my_rounds), fed_round = 0;
   int fed_phase = 0, fed_end = min(p.phase_bricks, n_mine), fed_brick = 0;
@@ -237,15 +248,16 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2) gemv_kernel(const GemvPlan
     const auto output_of = [&](int item) {
       const int at = 32 * item + lane, slot = at / kTileSums, token = at / 16 % kTokens;
       const int tile = tile_of(first + (slot >> p.row_shift), slot & ((1 << p.row_shift) - 1));
-      return Output(p.out, tile, token, at % 16, at < n_outputs && tile < p.n_tiles && token < p.n_tokens);
+      const bool exists = at < n_outputs && tile < p.n_tiles && token < n_tokens;
+      return Output(p.out, tile, kExperts && exists ? pack->slots[token] : token, at % 16, expert, exists);
     };
     Output output = output_of(warp);
 
     for (int phase = 0; phase < n_mine; phase += p.phase_bricks) {
       const int n = min(p.phase_bricks, n_mine - phase);
       if (first == 0 || n < n_mine)
-        inverse = p.pairs ? stage_x<F, kTokens, true>(p, k_warp, phase, n, planes, first == 0, squares)
-                          : stage_x<F, kTokens, false>(p, k_warp, phase, n, planes, first == 0, squares);
+        inverse = p.pairs ? stage_x<F, kTokens, true>(p, row_of, k_warp, phase, n, planes, first == 0, squares)
+                          : stage_x<F, kTokens, false>(p, row_of, k_warp, phase, n, planes, first == 0, squares);
       for (int round = first; round < last; ++round) {
         float sum[1][1][4] = {};
         const uint4* words = planes + column * 4 + c;
@@ -355,11 +367,26 @@ Launch plan_launch(const BrickMatrix& w, const BrickCall& call) {
 template <class F, int kTokens>
 void launch_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const BrickCall& call) {
   const Launch launch = plan_launch<F, kTokens>(w, call);
-  gpu::allow_shared_bytes("shared memory of gemv", gemv_kernel<F, kTokens>, size_t(launch.shared_bytes));
+  gpu::allow_shared_bytes("shared memory of gemv", gemv_kernel<F, kTokens, false>, size_t(launch.shared_bytes));
   gpu::launch(
-      "gemv", gemv_kernel<F, kTokens>,
+      "gemv", gemv_kernel<F, kTokens, false>,
       {unsigned(launch.n_blocks), unsigned(launch.n_threads), size_t(launch.shared_bytes), stream, call.overlap},
       launch.plan);
+}
+
+template <class F, int kTokens>
+void launch_experts(gpu::StreamHandle stream, const BrickMatrix& w, const BrickCall& call, const ExpertCall& experts) {
+  constexpr int64_t kMostPacks = 32768;  // of gridDim.y
+  Launch launch = plan_launch<F, kTokens>(w, call);
+  launch.plan.share = experts.share;
+  launch.plan.expert_bytes = w.bytes();
+  gpu::allow_shared_bytes("shared memory of gemv", gemv_kernel<F, kTokens, true>, size_t(launch.shared_bytes));
+  for (int64_t first = 0; first < experts.n_packs; first += kMostPacks) {
+    launch.plan.packs = experts.packs + first;
+    const dim3 blocks(unsigned(launch.n_blocks), unsigned(std::min(kMostPacks, experts.n_packs - first)));
+    gpu::launch("gemv of experts", gemv_kernel<F, kTokens, true>,
+                {blocks, unsigned(launch.n_threads), size_t(launch.shared_bytes), stream}, launch.plan);
+  }
 }
 
 }  // namespace
@@ -389,6 +416,20 @@ void device_few_half_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const 
     if (call.n_tokens == 1) launch_gemv<F, 1>(stream, w, call);
     else if (call.n_tokens == 2) launch_gemv<F, 2>(stream, w, call);
     else launch_gemv<F, 4>(stream, w, call);
+  });
+}
+
+void device_expert_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const ExpertCall& experts,
+                        const float* const* biases, float* const* y) {
+  BrickCall call{.n_tokens = experts.most, .x = experts.x};
+  for (int i = 0; i < w.n_parts; ++i) call.bias[i] = biases[i], call.y[i] = y[i];
+  // Two blocks fit on a multiprocessor; what experts need in all is shared out evenly.
+  call.n_blocks = int(std::max<int64_t>(1, 2 * gpu::multiprocessors() / experts.n_packs));
+  check_call(w, call);
+  with_format(w.format, [&](auto f) {
+    using F = decltype(f);
+    if (experts.most == 1) launch_experts<F, 1>(stream, w, call, experts);
+    else launch_experts<F, ExpertPack::kMost>(stream, w, call, experts);
   });
 }
 

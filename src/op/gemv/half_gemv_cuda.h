@@ -6,6 +6,7 @@
 
 #include "gpu/device.h"
 #include "op/gemv/bricks_cuda.h"
+#include "op/gemv/expert_packs.h"
 
 namespace ridge {
 
@@ -32,5 +33,10 @@ inline constexpr int kMostFewTokens = 4;
 /// What device_half_gemv() (op/gemm/tensor_gemm_cuda.h) computes, of 1 to 4 tokens: streams the weights once past an x
 /// that lies in shared memory. Needs no scratch.
 void device_few_half_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const BrickCall& call);
+
+/// The same of the packs' tokens, each past the bricks of its expert: `w` says what one expert is, its data holds all of
+/// them one after another. Of each part: bias [n_experts, n_out] or null, y [slots, n_out].
+void device_expert_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const ExpertCall& call,
+                        const float* const* biases, float* const* y);
 
 }  // namespace ridge

@@ -11,14 +11,26 @@ unsigned blocks(int64_t n) { return unsigned(gpu::ceil_div(n, kThreads)); }
 
 __device__ int64_t element() { return int64_t(blockIdx.x) * kThreads + threadIdx.x; }
 
-/// One block a row; double where the reference is double.
+/// 1 / the root mean square of a row; double where the reference is double.
+__device__ double norm_factor(int64_t n, const float* x, float eps) {
+  double sum = 0;
+  for (int64_t i = threadIdx.x; i < n; i += kThreads) sum += double(x[i]) * x[i];
+  return 1.0 / sqrt(gpu::block_sum<kThreads>(sum) / double(n) + eps);
+}
+
+/// One block a row.
 __global__ void rms_norm_kernel(int64_t n, const float* x, const float* weight, float eps, float* y) {
   x += int64_t(blockIdx.x) * n;
   y += int64_t(blockIdx.x) * n;
-  double sum = 0;
-  for (int64_t i = threadIdx.x; i < n; i += kThreads) sum += double(x[i]) * x[i];
-  const double factor = 1.0 / sqrt(gpu::block_sum<kThreads>(sum) / double(n) + eps);
+  const double factor = norm_factor(n, x, eps);
   for (int64_t i = threadIdx.x; i < n; i += kThreads) y[i] = float(x[i] * factor * weight[i]);
+}
+
+__global__ void add_normed_kernel(int64_t n, float* x, const float* y, const float* weight, float eps, float scale) {
+  x += int64_t(blockIdx.x) * n;
+  y += int64_t(blockIdx.x) * n;
+  const double factor = norm_factor(n, y, eps);
+  for (int64_t i = threadIdx.x; i < n; i += kThreads) x[i] = fmaf(scale, float(y[i] * factor * weight[i]), x[i]);
 }
 
 __global__ void swiglu_kernel(int64_t n, float* gate, const float* up) {
@@ -33,9 +45,26 @@ __global__ void relu2_glu_kernel(int64_t n, float* gate, const float* up) {
   gate[i] = __fmul_rn(__fmul_rn(positive, positive), up[i]);
 }
 
-__global__ void add_kernel(int64_t n, float* x, const float* y) {
+__global__ void gelu_glu_kernel(int64_t n, float* gate, const float* up) {
   const int64_t i = element();
-  if (i < n) x[i] += y[i];
+  if (i >= n) return;
+  constexpr float kRoot = 0.7978845608028654f;  // sqrt(2 / pi)
+  const float g = gate[i];
+  gate[i] = 0.5f * g * (1 + tanhf(kRoot * (g + 0.044715f * g * g * g))) * up[i];
+}
+
+__global__ void clamped_swiglu_kernel(int64_t n, float* gate, const float* up) {
+  const int64_t i = element();
+  if (i >= n) return;
+  constexpr float kLimit = 7, kGain = 1.702f;
+  const float g = gate[i] > kLimit ? kLimit : gate[i];  // keeps NaN
+  const float u = up[i] > kLimit ? kLimit : up[i] < -kLimit ? -kLimit : up[i];
+  gate[i] = g / (1 + expf(-kGain * g)) * (u + 1);
+}
+
+__global__ void add_kernel(int64_t n, float* x, const float* y, float factor) {
+  const int64_t i = element();
+  if (i < n) x[i] = fmaf(factor, y[i], x[i]);
 }
 
 __global__ void add_bias_kernel(int64_t total, int64_t n, float* x, const float* bias) {
@@ -69,8 +98,21 @@ void device_relu2_glu(gpu::StreamHandle stream, int64_t n, float* gate, const fl
   gpu::launch("relu2_glu", relu2_glu_kernel, {blocks(n), kThreads, 0, stream}, n, gate, up);
 }
 
-void device_add(gpu::StreamHandle stream, int64_t n, float* x, const float* y) {
-  gpu::launch("add", add_kernel, {blocks(n), kThreads, 0, stream}, n, x, y);
+void device_gelu_glu(gpu::StreamHandle stream, int64_t n, float* gate, const float* up) {
+  gpu::launch("gelu_glu", gelu_glu_kernel, {blocks(n), kThreads, 0, stream}, n, gate, up);
+}
+
+void device_clamped_swiglu(gpu::StreamHandle stream, int64_t n, float* gate, const float* up) {
+  gpu::launch("clamped_swiglu", clamped_swiglu_kernel, {blocks(n), kThreads, 0, stream}, n, gate, up);
+}
+
+void device_add(gpu::StreamHandle stream, int64_t n, float* x, const float* y, float factor) {
+  gpu::launch("add", add_kernel, {blocks(n), kThreads, 0, stream}, n, x, y, factor);
+}
+
+void device_add_normed(gpu::StreamHandle stream, int64_t n_rows, int64_t n, float* x, const float* y,
+                       const float* weight, float eps, float factor) {
+  gpu::launch("add_normed", add_normed_kernel, {unsigned(n_rows), kThreads, 0, stream}, n, x, y, weight, eps, factor);
 }
 
 void device_add_bias(gpu::StreamHandle stream, int64_t n_rows, int64_t n, float* x, const float* bias) {

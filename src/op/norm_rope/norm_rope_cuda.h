@@ -17,8 +17,18 @@ void device_swiglu(gpu::StreamHandle stream, int64_t n, float* gate, const float
 /// gate = max(gate, 0)^2 * up over n values, equal to relu2_glu bit for bit; a NaN stays one
 void device_relu2_glu(gpu::StreamHandle stream, int64_t n, float* gate, const float* up);
 
-/// x += y over n values
-void device_add(gpu::StreamHandle stream, int64_t n, float* x, const float* y);
+/// gate = gelu(gate) * up over n values, gelu by its tanh form as gelu_glu
+void device_gelu_glu(gpu::StreamHandle stream, int64_t n, float* gate, const float* up);
+
+/// gate = g sigmoid(1.702 g) (u + 1) over n values, clamped as clamped_swiglu
+void device_clamped_swiglu(gpu::StreamHandle stream, int64_t n, float* gate, const float* up);
+
+/// x += factor y over n values
+void device_add(gpu::StreamHandle stream, int64_t n, float* x, const float* y, float factor = 1);
+
+/// x[r] += factor y[r] / sqrt(mean(y[r]^2) + eps) * weight over rows of n
+void device_add_normed(gpu::StreamHandle stream, int64_t n_rows, int64_t n, float* x, const float* y,
+                       const float* weight, float eps, float factor);
 
 /// x[r] += bias over rows of n
 void device_add_bias(gpu::StreamHandle stream, int64_t n_rows, int64_t n, float* x, const float* bias);

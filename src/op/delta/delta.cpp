@@ -1,0 +1,110 @@
+#include "op/delta/delta.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "op/delta/kernels.h"
+#include "op/trace.h"
+
+namespace ridge {
+namespace {
+
+/// Channels that a thread takes through the convolution at once.
+constexpr int64_t kChannels = 512;
+
+float sigmoid(float x) { return float(1 / (1 + std::exp(-double(x)))); }
+double softplus(double x) { return x > 20 ? x : std::log1p(std::exp(x)); }
+
+/// Columns [first, last) of a sequence's new rows through the convolution; `tail` [kernel - 1, channels] moves on.
+void convolve(const Delta& d, const KvSpan& span, int64_t first, int64_t last, float* tail) {
+  const int64_t channels = d.shape.channels();
+  const int n_tail = d.shape.kernel - 1;
+  float sums[kChannels];
+  for (int64_t t = span.first_row; t < span.first_row + span.n_rows; ++t) {
+    float* const row = &d.qkv(t, 0);
+    std::fill_n(sums, last - first, 0.0f);
+    for (int k = 0; k <= n_tail; ++k) {
+      const float *const x = k < n_tail ? tail + k * channels : row, *const w = d.conv + k * channels;
+      for (int64_t c = first; c < last; ++c) sums[c - first] += w[c] * x[c];
+    }
+    for (int k = 0; k < n_tail; ++k) {
+      const float* const next = k + 1 < n_tail ? tail + (k + 1) * channels : row;
+      std::copy(next + first, next + last, tail + k * channels + first);
+    }
+    for (int64_t c = first; c < last; ++c) row[c] = sums[c - first] / (1 + std::exp(-sums[c - first]));
+  }
+}
+
+/// x /= |x|, times `factor`.
+void normalise(float* x, int64_t n, float factor) {
+  double sum = 1e-6;
+  for (int64_t i = 0; i < n; ++i) sum += double(x[i]) * x[i];
+  const float by = float(factor / std::sqrt(sum));
+  for (int64_t i = 0; i < n; ++i) x[i] *= by;
+}
+
+Support always() { return {}; }
+
+}  // namespace
+
+void delta_step_ref(int64_t key_dim, int64_t value_dim, float keep, float beta, const float* q, const float* k,
+                    const float* v, float* state, float* out) {
+  for (int64_t j = 0; j < value_dim; ++j) {
+    double known = 0, sum = 0;
+    for (int64_t i = 0; i < key_dim; ++i) known += double(state[i * value_dim + j]) * k[i];
+    const double change = beta * (v[j] - keep * known);
+    for (int64_t i = 0; i < key_dim; ++i) {
+      float& entry = state[i * value_dim + j];
+      entry = float(keep * double(entry) + k[i] * change);
+      sum += double(entry) * q[i];
+    }
+    out[j] = float(sum);
+  }
+}
+
+std::span<const DeltaVariant> delta_variants() {
+  static constexpr DeltaVariant kVariants[] = {
+      {"ref", Isa::scalar, always, delta_step_ref},
+      {"columns-avx2", Isa::avx2, always, delta_step_avx2},
+      {"columns-avx512", Isa::avx512, always, delta_step_avx512},
+  };
+  return kVariants;
+}
+
+void gated_delta(CpuContext& context, const Delta& d) {
+  const DeltaShape& s = d.shape;
+  const int64_t channels = s.channels(), keys = s.keys(), n_spans = ssize(d.spans), n = d.qkv.rows;
+  const int64_t matrix = int64_t(s.key_dim) * s.value_dim, state_bytes = 4 * n_spans * s.state_values();
+  RIDGE_CHECK(d.qkv.cols == channels && d.out.cols == s.values(), "{} columns of {}", d.qkv.cols, channels);
+  const DeltaVariant& variant = select_variant(context, "delta", delta_variants());
+  const TracedOp traced(
+      context, "delta", variant.name,
+      {4 * n * channels + state_bytes, 4 * n * s.values() + state_bytes, n * s.n_value_heads * 7 * matrix});
+  const auto state_of = [&](const KvSpan& span) { return d.states + span.slot * s.state_values(); };
+
+  const int64_t blocks = (channels + kChannels - 1) / kChannels;
+  context.pool.for_each(n_spans * blocks, [&](int64_t i, int) {
+    const KvSpan& span = d.spans[size_t(i / blocks)];
+    const int64_t first = i % blocks * kChannels;
+    convolve(d, span, first, std::min(channels, first + kChannels), state_of(span) + s.values() * s.key_dim);
+  });
+  const float scale = 1 / std::sqrt(float(s.key_dim));
+  context.pool.for_each(n * s.n_key_heads, [&](int64_t i, int) {
+    float* const q = &d.qkv(i / s.n_key_heads, i % s.n_key_heads * s.key_dim);
+    normalise(q, s.key_dim, scale);
+    normalise(q + keys, s.key_dim, 1);
+  });
+  context.pool.for_each(n_spans * s.n_value_heads, [&](int64_t i, int) {
+    const KvSpan& span = d.spans[size_t(i / s.n_value_heads)];
+    const int head = int(i % s.n_value_heads);
+    const int64_t key = int64_t(s.key_head(head)) * s.key_dim, value = int64_t(head) * s.value_dim;
+    float* const state = state_of(span) + head * matrix;
+    for (int64_t t = span.first_row; t < span.first_row + span.n_rows; ++t) {
+      const double gate = d.decay[head] * softplus(double(d.a(t, head)) + d.dt_bias[head]);
+      variant.step(s.key_dim, s.value_dim, float(std::exp(gate)), sigmoid(d.b(t, head)), &d.qkv(t, key),
+                   &d.qkv(t, keys + key), &d.qkv(t, 2 * keys + value), state, &d.out(t, value));
+    }
+  });
+}
+
+}  // namespace ridge

@@ -1,0 +1,116 @@
+#include <algorithm>
+
+#include "op/experts/experts_cuda.h"
+#include "op/gemv/half_gemv_cuda.h"
+#include "op/gemv/rows_cuda.h"
+#include "op/linear.h"
+
+namespace ridge {
+
+void DeviceExpertProduct::plan(std::span<const std::vector<const Linear*>> matrices,
+                               std::span<const std::vector<const std::vector<float>*>> biases) {
+  RIDGE_CHECK(matrices.size() == biases.size() && matrices.size() <= 2 && !matrices[0].empty(),
+              "{} roles of experts, {} with biases", matrices.size(), biases.size());
+  n_in_ = matrices[0][0]->n_in;
+  n_experts_ = ssize(matrices[0]);
+  for (size_t r = 0; r < matrices.size(); ++r) {
+    const Linear& first = *matrices[r][0];
+    for (const Linear* m : matrices[r])
+      if (m->format != first.format || m->n_out != first.n_out || m->n_in != n_in_ || m->scale != 1 ||
+          m->int8_activations)
+        throw_error(
+            ErrorKind::usage,
+            "a CUDA device runs experts of one format, shape and scale, here are {} ({}x{}) and {} ({}x{}) (use "
+            "the CPU)",
+            first.format->name, first.n_out, n_in_, m->format->name, m->n_out, m->n_in);
+    Role role{.n_out = first.n_out};
+    if (biases[r][0] && !biases[r][0]->empty()) role.bias_bytes = 4 * n_experts_ * role.n_out;
+    roles_.push_back(std::move(role));
+    const auto format = find_brick_format(first.format->name);
+    const int number = int(first.format - weight_formats().data());
+    const bool joins = r > 0 && format && groups_.back().format == number;
+    if (!joins) groups_.push_back({.first = r, .count = 0, .format = number, .in_bricks = format.has_value()});
+    Group& group = groups_.back();
+    group.count += 1;
+    group.row_bytes += n_experts_ * first.bytes();
+    if (!format) continue;
+    std::vector<int64_t> n_out;
+    for (size_t i = group.first; i <= r; ++i) n_out.push_back(roles_[i].n_out);
+    group.bricks = plan_brick_matrix(*format, n_in_, n_out);
+  }
+}
+
+DeviceExpertProduct::DeviceExpertProduct(const gpu::Stream& stream,
+                                         std::span<const std::vector<const Linear*>> matrices,
+                                         std::span<const std::vector<const std::vector<float>*>> biases) {
+  plan(matrices, biases);
+  for (size_t r = 0; r < roles_.size(); ++r) {
+    Role& role = roles_[r];
+    if (role.bias_bytes == 0) continue;
+    std::vector<float> joint;
+    for (const auto* bias : biases[r]) joint.insert(joint.end(), bias->begin(), bias->end());
+    RIDGE_CHECK(ssize(joint) * 4 == role.bias_bytes, "{} biases of experts", joint.size());
+    role.bias = gpu::to_device(stream, std::span<const float>(joint));
+  }
+  for (Group& g : groups_) {
+    if (!g.in_bricks) {
+      g.rows = gpu::Buffer(g.row_bytes);
+      auto* to = g.rows.as<std::byte>();
+      for (const Linear* m : matrices[g.first]) {
+        RIDGE_CHECK(m->rows != nullptr, "an expert of {} x {} has no rows to upload", m->n_out, m->n_in);
+        gpu::upload(stream, to, m->rows, m->bytes());
+        to += m->bytes();
+      }
+      stream.synchronize();
+      continue;
+    }
+    const BrickMatrix one =
+        make_brick_matrix(g.bricks.format, n_in_, std::span(g.bricks.n_out, size_t(g.bricks.n_parts)));
+    const int64_t bytes = one.bytes();
+    g.bricks.data = gpu::Buffer(n_experts_ * bytes);
+    for (int64_t e = 0; e < n_experts_; ++e) {
+      for (size_t i = 0; i < g.count; ++i) {
+        const DeviceRows rows = upload_rows(stream, *matrices[g.first + i][size_t(e)]);
+        device_fill_bricks(stream, one, int(i), 0, one.n_out[i], rows.blocks.as<void>());
+        stream.synchronize();
+      }
+      gpu::copy(stream, g.bricks.data.as<std::byte>() + e * bytes, one.data.as<void>(), bytes);
+      stream.synchronize();
+    }
+  }
+}
+
+int64_t DeviceExpertProduct::bytes() const {
+  int64_t sum = 0;
+  for (const Role& role : roles_) sum += role.bias_bytes;
+  for (const Group& g : groups_) sum += g.bytes(n_experts_);
+  return sum;
+}
+
+std::array<int64_t, 2> DeviceExpertProduct::bytes_of(std::span<const std::vector<const Linear*>> matrices,
+                                                     std::span<const std::vector<const std::vector<float>*>> biases) {
+  DeviceExpertProduct product;
+  product.plan(matrices, biases);
+  int64_t packing = 0;
+  for (const Group& g : product.groups_)
+    if (g.in_bricks) packing = std::max(packing, g.bricks.bytes() + g.row_bytes / product.n_experts_);
+  return {product.bytes(), packing};
+}
+
+std::vector<std::string_view> DeviceExpertProduct::kernels() const {
+  std::vector<std::string_view> names;
+  for (const Group& g : groups_) names.push_back(g.in_bricks ? "bricks" : "rows");
+  return names;
+}
+
+void DeviceExpertProduct::run(gpu::StreamHandle stream, const ExpertCall& call) const {
+  for (const Group& g : groups_) {
+    const float* biases[2] = {};
+    for (size_t i = 0; i < g.count; ++i) biases[i] = roles_[g.first + i].bias.as<float>();
+    float* const* const y = call.y + g.first;
+    if (g.in_bricks) device_expert_gemv(stream, g.bricks, call, biases, y);
+    else device_expert_rows(stream, {g.format, n_in_, roles_[g.first].n_out, g.rows.as<void>(), biases[0]}, call, y[0]);
+  }
+}
+
+}  // namespace ridge

@@ -1,0 +1,113 @@
+// A layer's experts on a device: the router, which experts each token takes, products that read those experts only, and
+// the sum of what they give. Choices stay in device memory, so that a recorded launch serves every one.
+#pragma once
+
+#include <array>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "base/host_device.h"
+#include "gpu/device.h"
+#include "op/gemv/bricks_cuda.h"
+#include "op/gemv/expert_packs.h"
+
+namespace ridge {
+
+struct Linear;  // op/linear.h
+
+inline constexpr int kMostExperts = 1024;    ///< of a layer
+inline constexpr int kMostUsedExperts = 32;  ///< of a token
+
+/// The experts of a step's tokens. Pointers are device memory.
+struct ExpertChoice {
+  int64_t n_tokens = 0;
+  int n_experts = 0, n_used = 0;
+  float* scores = nullptr;     ///< [n_tokens, n_experts]
+  float* weights = nullptr;    ///< [n_tokens, n_used]
+  int32_t* experts = nullptr;  ///< [n_tokens, n_used], rising for each token
+  ExpertPack* packs = nullptr;
+
+  RIDGE_HD int64_t n_slots() const { return n_tokens * n_used; }
+  /// Room for packs; those that are not needed have no slots. Of one token every slot is a pack.
+  RIDGE_HD int64_t n_packs() const {
+    const int64_t full = n_slots() / ExpertPack::kMost + n_experts;
+    return n_slots() < full ? n_slots() : full;
+  }
+};
+
+/// scores = x w^T + bias in floats: x [n_tokens, n_in], w [n_experts, n_in], bias [n_experts] or null.
+void device_router(gpu::StreamHandle stream, const ExpertChoice& choice, int64_t n_in, const float* x, const float* w,
+                   const float* bias);
+
+/// Experts, weights and packs of the scores, as choose_experts (route.h) defines them.
+void device_choose_experts(gpu::StreamHandle stream, const ExpertChoice& choice, bool renormalised);
+
+/// Matrices of one role of all experts, or two roles with the same input (gate and up). Formats in bricks go through
+/// tensor cores with activations in two planes (gemv's "bricks"), all others through rows that are decoded as they come.
+class DeviceExpertProduct {
+ public:
+  DeviceExpertProduct() = default;
+  /// matrices[r], biases[r]: of role r, one an expert; biases empty or null where there are none. Throws Error: usage for
+  /// experts of different formats or shapes and for ternary ones with int8 activations; no_memory.
+  DeviceExpertProduct(const gpu::Stream& stream, std::span<const std::vector<const Linear*>> matrices,
+                      std::span<const std::vector<const std::vector<float>*>> biases);
+
+  void run(gpu::StreamHandle stream, const ExpertCall& call) const;
+  int64_t bytes() const;  ///< of all experts
+  /// "bricks" or "rows" of each launch.
+  std::vector<std::string_view> kernels() const;
+  /// What a product would keep, and what packing it needs beside that.
+  static std::array<int64_t, 2> bytes_of(std::span<const std::vector<const Linear*>> matrices,
+                                         std::span<const std::vector<const std::vector<float>*>> biases);
+
+ private:
+  struct Role {
+    int64_t n_out = 0, bias_bytes = 0;
+    gpu::Buffer bias;  ///< [n_experts, n_out] or empty
+  };
+  /// Roles that share a launch: one, or two in bricks of one format.
+  struct Group {
+    int64_t bytes(int64_t n_experts) const { return in_bricks ? n_experts * bricks.bytes() : row_bytes; }
+
+    size_t first = 0, count = 1;
+    int format = 0;  ///< row of weight_formats()
+    bool in_bricks = false;
+    BrickMatrix bricks;     ///< of one expert; its data holds all, one after another
+    int64_t row_bytes = 0;  ///< as in the file, of all experts
+    gpu::Buffer rows;       ///< blocks as in the file, expert after expert
+  };
+  void plan(std::span<const std::vector<const Linear*>> matrices,
+            std::span<const std::vector<const std::vector<float>*>> biases);
+
+  int64_t n_in_ = 0, n_experts_ = 0;
+  std::vector<Role> roles_;
+  std::vector<Group> groups_;
+};
+
+/// What rows of experts are multiplied by: row-major blocks of any weight format [n_experts, n_out, n_in].
+struct ExpertRows {
+  int format = 0;
+  int64_t n_in = 0, n_out = 0;
+  const void* blocks = nullptr;
+  const float* bias = nullptr;  ///< [n_experts, n_out] or null
+};
+/// y [slots, n_out] of the packs' slots.
+void device_expert_rows(gpu::StreamHandle stream, const ExpertRows& w, const ExpertCall& call, float* y);
+
+/// What a token's experts give, together: sum of weights [n_tokens, n_used] times y [n_tokens, n_used, n], in order of
+/// the experts' number, plus sigmoid(<gate, h>) times `shared` where that is not null.
+struct ExpertSum {
+  int64_t n_tokens = 0, n = 0;
+  int n_used = 0;
+  const float* weights = nullptr;
+  const float* y = nullptr;
+  const float* shared = nullptr;  ///< [n_tokens, n]
+  const float* h = nullptr;       ///< [n_tokens, n]
+  const float* gate = nullptr;    ///< [n]
+  bool add = false;               ///< to `out`, or in its place
+  float* out = nullptr;           ///< [n_tokens, n]
+};
+void device_sum_experts(gpu::StreamHandle stream, const ExpertSum& sum);
+
+}  // namespace ridge

@@ -1,0 +1,214 @@
+// Experts on the device: the choice against the CPU's, products against double arithmetic.
+#include "op/experts/experts_cuda.h"
+
+#include <cmath>
+
+#include "gpu/device_data.h"
+#include "op/experts/route.h"
+#include "op/linear.h"
+
+namespace ridge {
+namespace {
+
+class ExpertsCuda : public OnDevice {
+ protected:
+  struct Choice {
+    gpu::Buffer scores, weights, experts, packs;
+    ExpertChoice of;
+  };
+  Choice room_for(int64_t n_tokens, int n_experts, int n_used) const {
+    Choice c;
+    c.of = {.n_tokens = n_tokens, .n_experts = n_experts, .n_used = n_used};
+    c.scores = gpu::Buffer(4 * n_tokens * n_experts);
+    c.weights = gpu::Buffer(4 * c.of.n_slots());
+    c.experts = gpu::Buffer(4 * c.of.n_slots());
+    c.packs = gpu::Buffer(c.of.n_packs() * int64_t(sizeof(ExpertPack)));
+    c.of.scores = c.scores.as<float>();
+    c.of.weights = c.weights.as<float>();
+    c.of.experts = c.experts.as<int32_t>();
+    c.of.packs = c.packs.as<ExpertPack>();
+    return c;
+  }
+  void set_scores(const Choice& c, const std::vector<float>& scores) const {
+    gpu::upload(stream(), c.of.scores, scores.data(), 4 * ssize(scores));
+    stream().synchronize();
+  }
+};
+
+TEST_F(ExpertsCuda, ScoresAreTheRouters) {
+  for (const int n_tokens : {1, 3, 24, 25, 70})
+    for (const auto& [n_experts, n_in] : {std::pair{6, 64}, {33, 100}, {128, 97}}) {
+      const auto x = normal_floats(1, n_tokens * n_in), w = normal_floats(2, n_experts * n_in),
+                 bias = normal_floats(3, n_experts);
+      const Choice c = room_for(n_tokens, n_experts, 2);
+      const gpu::Buffer dx = up(x), dw = up(w), db = up(bias);
+      device_router(stream(), c.of, n_in, dx.as<float>(), dw.as<float>(), db.as<float>());
+      const auto got = down(c.of.scores, n_tokens * n_experts);
+      for (int t = 0; t < n_tokens; ++t)
+        for (int e = 0; e < n_experts; ++e) {
+          double sum = bias[size_t(e)], size = std::abs(sum);
+          for (int i = 0; i < n_in; ++i) {
+            const double product = double(x[size_t(t * n_in + i)]) * w[size_t(e * n_in + i)];
+            sum += product, size += std::abs(product);
+          }
+          // n_in fused steps and a bias, each off by half an ulp of a partial sum.
+          ASSERT_NEAR(got[size_t(t * n_experts + e)], sum, (n_in + 1) * 0x1p-24 * size) << n_tokens << " " << e;
+        }
+    }
+}
+
+/// Ties go to the lower number; packs have every slot once, of one expert each.
+TEST_F(ExpertsCuda, ChoicesAreTheReferences) {
+  for (const int n_tokens : {1, 2, 9, 150})
+    for (const auto& [n_experts, n_used] : {std::pair{1, 1}, {6, 2}, {32, 32}, {40, 3}, {128, 8}, {1000, 10}})
+      for (const bool renormalised : {false, true}) {
+        std::vector<float> scores = normal_floats(7, n_tokens * n_experts, 2);
+        for (size_t i = 0; i < scores.size(); i += 3) scores[i] = std::round(scores[i]);  // ties
+        std::vector<Route> routes(size_t(n_tokens * n_used));
+        CpuContext context(1);
+        choose_experts(context, {scores.data(), n_tokens, n_experts}, n_used, renormalised, routes);
+        const Choice c = room_for(n_tokens, n_experts, n_used);
+        set_scores(c, scores);
+        device_choose_experts(stream(), c.of, renormalised);
+        const auto experts = down(c.of.experts, c.of.n_slots());
+        const auto weights = down(c.of.weights, c.of.n_slots());
+        for (size_t i = 0; i < routes.size(); ++i) {
+          ASSERT_EQ(experts[i], routes[i].expert) << n_tokens << " tokens, " << n_experts << " experts, slot " << i;
+          // exp by 2 ulp on each side, of the weight and of what it is divided by.
+          ASSERT_NEAR(weights[i], routes[i].weight, 12 * 0x1p-24 * routes[i].weight);
+        }
+        std::vector<int> seen(routes.size());
+        for (const ExpertPack& pack : down(c.of.packs, c.of.n_packs())) {
+          ASSERT_TRUE(pack.n >= 0 && pack.n <= (n_tokens == 1 ? 1 : ExpertPack::kMost));
+          for (int i = 0; i < pack.n; ++i) {
+            seen.at(size_t(pack.slots[i])) += 1;
+            ASSERT_EQ(experts[size_t(pack.slots[i])], pack.expert);
+          }
+        }
+        ASSERT_EQ(std::ranges::count(seen, 1), ssize(seen)) << n_tokens << " tokens, " << n_experts << " experts";
+      }
+}
+
+/// Scores that are no numbers, as rows of nobody may have them, choose some experts.
+TEST_F(ExpertsCuda, AnyScoresChooseExperts) {
+  const Choice c = room_for(2, 6, 3);
+  std::vector<float> scores(12, NAN);
+  scores[7] = INFINITY;
+  set_scores(c, scores);
+  device_choose_experts(stream(), c.of, true);
+  for (const int32_t expert : down(c.of.experts, c.of.n_slots())) EXPECT_TRUE(expert >= 0 && expert < 6) << expert;
+}
+
+/// Every format, odd widths and heights, one token and many; outputs of a token are the same bits in any pack.
+TEST_F(ExpertsCuda, ProductsAreWithinTheirRounding) {
+  constexpr int kExperts = 5, kUsed = 2;
+  for (const WeightFormat& format : weight_formats()) {
+    if (format.tail_bytes > 0) continue;  // ternary, with activations of its own
+    const auto group = int64_t(format.group);
+    for (const int64_t n_out : {int64_t(16), int64_t(37)}) {
+      const int64_t n_in = group == 1 ? 67 : group == 256 ? 512 : 3 * group;
+      Rng rng(uint64_t(n_out) + 3);
+      std::vector<std::vector<std::byte>> rows;
+      std::vector<Linear> matrices[2];
+      std::vector<std::vector<float>> biases;
+      std::vector<const Linear*> of_role[2];
+      std::vector<const std::vector<float>*> biases_of_role[2];
+      for (int role = 0; role < 2; ++role)
+        for (int e = 0; e < kExperts; ++e) {
+          const auto blocks = random_blocks(format, rng, 1, n_out * n_in);
+          rows.emplace_back(blocks.begin(), blocks.end());
+          matrices[role].push_back({.format = &format, .n_out = n_out, .n_in = n_in});
+          biases.push_back(normal_floats(uint64_t(e), n_out));
+        }
+      for (size_t i = 0; i < rows.size(); ++i) {
+        Linear& m = matrices[i / kExperts][i % kExperts];
+        m.rows = rows[i].data();
+        of_role[i / kExperts].push_back(&m);
+        biases_of_role[i / kExperts].push_back(i < kExperts ? &biases[i] : nullptr);
+      }
+      const DeviceExpertProduct product(stream(), of_role, biases_of_role);
+      const auto [kept, packing] = DeviceExpertProduct::bytes_of(of_role, biases_of_role);
+      EXPECT_EQ(product.bytes(), kept);
+      EXPECT_GE(packing, 0);
+      for (const int n_tokens : {1, 7})
+        for (const bool shares : {true, false}) {
+          const Choice c = room_for(n_tokens, kExperts, kUsed);
+          set_scores(c, normal_floats(5, n_tokens * kExperts));
+          device_choose_experts(stream(), c.of, true);
+          const auto experts = down(c.of.experts, c.of.n_slots());
+          const auto x = normal_floats(4, (shares ? n_tokens : c.of.n_slots()) * n_in);
+          const gpu::Buffer dx = up(x), guarded[2] = {up(std::vector<float>(size_t(c.of.n_slots() * n_out + 1), 7.0f)),
+                                                      up(std::vector<float>(size_t(c.of.n_slots() * n_out + 1), 7.0f))};
+          product.run(stream(), {.packs = c.of.packs,
+                                 .n_packs = c.of.n_packs(),
+                                 .most = n_tokens == 1 ? 1 : ExpertPack::kMost,
+                                 .x = dx.as<float>(),
+                                 .share = shares ? kUsed : 1,
+                                 .y = {guarded[0].as<float>(), guarded[1].as<float>()}});
+          std::vector<float> w(size_t(n_out * n_in));
+          for (int role = 0; role < 2; ++role) {
+            const auto y = down(guarded[role].as<float>(), c.of.n_slots() * n_out + 1);
+            EXPECT_EQ(y.back(), 7.0f) << format.name << " wrote past its end";
+            for (int64_t slot = 0; slot < c.of.n_slots(); ++slot) {
+              const auto expert = size_t(experts[size_t(slot)]);
+              const float* const from = &x[size_t((shares ? slot / kUsed : slot) * n_in)];
+              format.decode(matrices[role][expert].rows, n_out * n_in, w.data());
+              double top = 0;
+              for (int64_t i = 0; i < n_in; ++i) top = std::max(top, double(std::abs(from[i])));
+              for (int64_t o = 0; o < n_out; ++o) {
+                double sum = role == 0 ? biases[expert][size_t(o)] : 0, size = std::abs(sum), w_size = 0;
+                for (int64_t i = 0; i < n_in; ++i) {
+                  const double weight = w[size_t(o * n_in + i)], product_of = weight * from[i];
+                  sum += product_of, size += std::abs(product_of), w_size += std::abs(weight);
+                }
+                // Floats' sums; x in two planes: 2^-21 of it in halves, 2^-15 in bf16, 2^-24 of the largest at least.
+                const double planes = format.name == "bf16" ? 0x1p-15 : 0x1p-21;
+                const double bound = (2 * double(n_in) * 0x1p-24 + planes) * size + 0x1p-23 * w_size * top;
+                ASSERT_NEAR(y[size_t(slot * n_out + o)], sum, bound)
+                    << format.name << " " << n_out << "x" << n_in << ", slot " << slot << ", row " << o;
+              }
+            }
+          }
+        }
+    }
+  }
+}
+
+TEST_F(ExpertsCuda, SumsAreTheReferences) {
+  constexpr int kTokens = 3, kUsed = 4, kN = 301;
+  const auto weights = normal_floats(1, kTokens * kUsed), y = normal_floats(2, kTokens * kUsed * kN),
+             shared = normal_floats(3, kTokens * kN), h = normal_floats(4, kTokens * kN), gate = normal_floats(5, kN),
+             before = normal_floats(6, kTokens * kN);
+  const gpu::Buffer dw = up(weights), dy = up(y), ds = up(shared), dh = up(h), dg = up(gate);
+  for (const bool add : {false, true})
+    for (const bool with_shared : {false, true}) {
+      const gpu::Buffer out = up(before);
+      device_sum_experts(stream(), {.n_tokens = kTokens,
+                                    .n = kN,
+                                    .n_used = kUsed,
+                                    .weights = dw.as<float>(),
+                                    .y = dy.as<float>(),
+                                    .shared = with_shared ? ds.as<float>() : nullptr,
+                                    .h = dh.as<float>(),
+                                    .gate = dg.as<float>(),
+                                    .add = add,
+                                    .out = out.as<float>()});
+      const auto got = down(out.as<float>(), kTokens * kN);
+      for (int t = 0; t < kTokens; ++t) {
+        double dot = 0;
+        for (int i = 0; i < kN; ++i) dot += double(h[size_t(t * kN + i)]) * gate[size_t(i)];
+        for (int i = 0; i < kN; ++i) {
+          const auto at = size_t(t * kN + i);
+          double sum = add ? before[at] : 0, size = std::abs(sum);
+          const auto take = [&](double value) { sum += value, size += std::abs(value); };
+          for (int k = 0; k < kUsed; ++k)
+            take(double(weights[size_t(t * kUsed + k)]) * y[size_t((t * kUsed + k) * kN + i)]);
+          if (with_shared) take(shared[at] / (1 + std::exp(-dot)));
+          ASSERT_NEAR(got[at], sum, (kUsed + 3) * 0x1p-24 * size) << t << " " << i;
+        }
+      }
+    }
+}
+
+}  // namespace
+}  // namespace ridge

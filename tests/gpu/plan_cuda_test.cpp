@@ -1,0 +1,248 @@
+// What plans may ask of a layer, on the device against the CPU's reference kernels: tiny models whose plan is changed.
+#include <gmock/gmock.h>
+
+#include <functional>
+
+#include "base/metrics.h"
+#include "engine/backend.h"
+#include "engine/kv_options.h"
+#include "gpu/device_data.h"
+
+namespace ridge {
+namespace {
+
+std::vector<float> values_near(uint64_t seed, int64_t n, float centre, double spread) {
+  std::vector<float> values = normal_floats(seed, n, spread);
+  for (float& x : values) x += centre;
+  return values;
+}
+
+class PlanCuda : public OnDevice {
+ protected:
+  using Change = std::function<void(ModelPlan&, Weights&)>;
+
+  /// Logits of a prompt, of single tokens that are queued, recorded and replayed, and of a prompt behind them.
+  static std::vector<float> logits_of(Backend& backend, const ModelPlan& plan, const char* format, int n_ctx) {
+    const auto layers = layer_configs({.n_ctx = n_ctx, .k = {.format = format}, .v = {.format = format}}, plan);
+    SequencePool pool(backend.open_memory(layers, {}, 8, 2), {});
+    pool.set_n_ctx(n_ctx);
+    const auto outputs = backend.make_outputs();
+    const SeqId seq = pool.open().or_throw();
+    std::vector<float> all;
+    Rng rng(5);
+    for (const int n : {37, 1, 1, 1, 1, 9, 20, 1}) {
+      std::vector<int32_t> tokens;
+      for (int i = 0; i < n; ++i) tokens.push_back(int32_t(rng.next() % uint64_t(plan.vocab_size)));
+      const SeqTokens one{seq, n};
+      pool.reserve(seq, n).or_throw();
+      backend.run({.tokens = tokens, .seqs = {&one, 1}, .logits = LogitRows::all}, pool, *outputs);
+      const View2<const float> rows = outputs->logits();
+      all.insert(all.end(), rows.data, rows.data + rows.rows * rows.cols);
+    }
+    return all;
+  }
+
+  /// The device's logits of a synthetic model with a changed plan, held to the CPU's.
+  std::vector<float> check(const char* spec, const Change& change, double bound, const char* format = "f32",
+                           int n_ctx = 512) {
+    CpuContext context(2, Isa::scalar);
+    LoadedModel model = make_synth_model(context, spec).or_throw();
+    ModelPlan plan = make_plan(model.config);
+    const auto unchanged = logits_of(*make_cpu_backend(context, plan, model.weights), plan, format, n_ctx);
+    change(plan, model.weights);
+    const auto expected = logits_of(*make_cpu_backend(context, plan, model.weights), plan, format, n_ctx);
+    EXPECT_GT(compare(expected, unchanged).nmse, 100 * bound) << spec << ": the change shows";
+    const auto got = logits_of(*make_cuda_backend(0, plan, model.weights, {}), plan, format, n_ctx);
+    EXPECT_LT(compare(got, expected).nmse, bound) << spec << " over " << format;
+    return got;
+  }
+};
+
+// Bounds as RaggedCuda has them: floats everywhere differ by orders of sums, half products by 2^-11 / sqrt(3) each.
+constexpr double kFloats = 1e-10, kHalves = 5e-6;
+
+void set_multipliers(ModelPlan& plan, Weights&) {
+  plan.embedding_scale = 0.7f;
+  plan.logit_divisor = 3;
+  for (LayerPlan& layer : plan.layers) {
+    layer.residual_scale = 0.4f;
+    layer.attention.scale *= 1.5f;
+  }
+}
+
+TEST_F(PlanCuda, Multipliers) {
+  check("tiny@weights=f32", set_multipliers, kFloats);
+  check("tiny-64@layers=1@weights=f16", set_multipliers, kHalves, "f16");
+}
+
+void set_norms(NormPlace place, ModelPlan& plan, Weights& weights) {
+  for (size_t i = 0; i < plan.layers.size(); ++i) {
+    plan.layers[i].norms = place;
+    weights.layers[i].attn_post_norm = values_near(2 * i, plan.d_model, 0.5f, 0.1);
+    weights.layers[i].ffn_post_norm = values_near(2 * i + 1, plan.d_model, 0.5f, 0.1);
+  }
+}
+
+TEST_F(PlanCuda, NormsBehindBlocks) {
+  for (const NormPlace place : {NormPlace::after, NormPlace::both}) {
+    const auto change = [&](ModelPlan& plan, Weights& weights) { set_norms(place, plan, weights); };
+    check("tiny@weights=f32", change, kFloats);
+    check("tiny-64@layers=1@weights=int4_g128", change, kHalves, "f16");
+  }
+  check(
+      "tiny@weights=f32",
+      [](ModelPlan& plan, Weights& weights) {
+        set_norms(NormPlace::both, plan, weights);
+        set_multipliers(plan, weights);
+      },
+      kFloats);
+}
+
+TEST_F(PlanCuda, NormsOfAllHeadsTogether) {
+  const auto change = [](ModelPlan& plan, Weights& weights) {
+    for (size_t i = 0; i < plan.layers.size(); ++i) {
+      AttentionPlan& a = plan.layers[i].attention;
+      a.qk_norm = a.qk_norm_whole = true;
+      weights.layers[i].q_norm = values_near(2 * i, a.q_dim(), 1, 0.2);
+      weights.layers[i].k_norm = values_near(2 * i + 1, a.kv_dim(), 1, 0.2);
+    }
+  };
+  check("tiny@weights=f32", change, kFloats);
+  check("tiny-64@layers=1@weights=f16", change, kHalves, "f16");
+}
+
+TEST_F(PlanCuda, BiasOfTheOutputProjection) {
+  const auto change = [](ModelPlan& plan, Weights& weights) {
+    for (size_t i = 0; i < plan.layers.size(); ++i) {
+      plan.layers[i].attention.o_bias = true;
+      weights.layers[i].o_bias = values_near(i, plan.d_model, 0, 0.3);
+    }
+  };
+  check("tiny@weights=f32", change, kFloats);
+  for (const char* spec : {"tiny-64@layers=1@weights=f16", "tiny-64@layers=1@weights=int4_g128"})
+    check(spec, change, kHalves, "f16");
+}
+
+TEST_F(PlanCuda, Activations) {
+  for (const Activation activation : {Activation::relu2, Activation::gelu_tanh, Activation::clamped_swiglu}) {
+    const auto change = [&](ModelPlan& plan, Weights&) {
+      for (LayerPlan& layer : plan.layers) layer.dense.activation = activation;
+    };
+    check("tiny@weights=f32", change, kFloats);
+    for (const char* spec : {"tiny-64@layers=1@weights=f16", "tiny-64@layers=1@weights=int4_g128"})
+      check(spec, change, kHalves, "f16");
+  }
+}
+
+/// Every layer slides, or one of two; with sink logits; over rows, tiles and caches with exact rows.
+TEST_F(PlanCuda, AttentionWindowsAndSinkLogits) {
+  const auto change = [](ModelPlan& plan, Weights& weights) {
+    for (size_t i = 0; i < plan.layers.size(); ++i) {
+      AttentionPlan& a = plan.layers[i].attention;
+      a.window = i == 0 ? 21 : 0;
+      a.sink_logits = true;
+      weights.layers[i].sink_logits = values_near(i, a.n_heads, 0, 2);
+    }
+  };
+  check("tiny@weights=f32", change, kFloats);
+  check("tiny-64@weights=f32", change, kHalves, "f16");
+  check("tiny-64@layers=1@weights=f32", change, 2e-4, "q4_0");  // a coded element moves by a step now and then
+}
+
+/// Experts in place of a feed-forward, with what models have beside them.
+TEST_F(PlanCuda, Experts) {
+  const char* of_format[] = {"tiny-experts@weights=f32", "tiny-oss@weights=f32"};
+  for (const char* spec : of_format) {
+    const auto change = [](ModelPlan& plan, Weights&) {
+      for (LayerPlan& layer : plan.layers) layer.experts.rule.renormalised = !layer.experts.rule.renormalised;
+    };
+    check(spec, change, kFloats);
+  }
+  // A shared expert: the feed-forward of another model.
+  CpuContext context(1, Isa::scalar);
+  const LoadedModel dense = make_synth_model(context, "tiny@weights=f32").or_throw();
+  check(
+      "tiny-experts@weights=f32",
+      [&](ModelPlan& plan, Weights& weights) {
+        for (size_t i = 0; i < plan.layers.size(); ++i) {
+          LayerWeights& layer = weights.layers[i];
+          layer.gate = dense.weights.layers[i].gate;
+          layer.up = dense.weights.layers[i].up;
+          layer.down = dense.weights.layers[i].down;
+          layer.shared_gate = values_near(i, plan.d_model, 0, 0.1);
+          plan.layers[i].dense.d_ff = dense.config.d_ff;
+          plan.layers[i].experts.shared = true;
+        }
+      },
+      kFloats);
+}
+
+TEST_F(PlanCuda, KernelsOfExpertsHaveNames) {
+  CpuContext context(1, Isa::scalar);
+  for (const auto& [spec, name] : {std::pair{"tiny-oss@layers=1@weights=f32", "experts=rows"},
+                                   {"tiny-oss@layers=1@weights=q8_0", "experts=bricks"}}) {
+    const LoadedModel model = make_synth_model(context, spec).or_throw();
+    const ModelPlan plan = make_plan(model.config);
+    const auto layers = layer_configs({.n_ctx = 64}, plan);
+    EXPECT_THAT(make_cuda_backend(0, plan, model.weights, {})->kernels(layers[0]), testing::Contains(name)) << spec;
+  }
+}
+
+/// Experts whose format has no bricks, as published models of MXFP4 have them.
+TEST_F(PlanCuda, ExpertsInMxfp4) {
+  const WeightFormat& format = *find_weight_format("mxfp4").or_throw();
+  std::vector<std::vector<std::byte>> blocks;
+  check(
+      "tiny-oss@weights=f16",
+      [&](ModelPlan&, Weights& weights) {
+        Rng rng(3);
+        for (LayerWeights& layer : weights.layers)
+          for (ExpertWeights& expert : layer.experts)
+            for (Linear* m : {&expert.gate, &expert.up, &expert.down}) {
+              blocks.push_back(random_blocks(format, rng, 0.1, m->n_out * m->n_in));
+              *m = {.format = &format, .n_out = m->n_out, .n_in = m->n_in, .rows = blocks.back().data()};
+            }
+      },
+      kHalves, "f16");
+}
+
+TEST_F(PlanCuda, WhatADeviceDoesNotRunIsRefusedByName) {
+  const auto refused = [](const Change& change, const char* named) {
+    CpuContext context(1, Isa::scalar);
+    LoadedModel model = make_synth_model(context, "tiny-experts@layers=1@weights=f32").or_throw();
+    ModelPlan plan = make_plan(model.config);
+    change(plan, model.weights);
+    try {
+      make_cuda_backend(0, plan, model.weights, {});
+      ADD_FAILURE() << named << " is not refused";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::usage) << error.what();
+      EXPECT_THAT(error.what(), testing::HasSubstr(named));
+    }
+  };
+  refused([](ModelPlan& plan, Weights&) { plan.layers[0].attention.head_dim = 320; }, "head_dim up to 256");
+  refused([](ModelPlan& plan, Weights&) { plan.layers[0].experts.n_used = 33; }, "1024 experts a layer and 32 a token");
+  refused([](ModelPlan&, Weights& weights) { weights.layers[0].experts[3].up.scale = 2; },
+          "experts of one format, shape and scale");
+}
+
+/// Layers with a rope of their own, of other pairs; contexts beyond the border take the one for long ones.
+TEST_F(PlanCuda, SeveralRopes) {
+  const auto change = [](ModelPlan& plan, Weights&) {
+    Rope rope = plan.ropes[0];
+    for (double& frequency : rope.frequency) frequency *= 0.3;
+    rope.magnitude = 1.2f;
+    plan.ropes.push_back(rope);
+    plan.long_context = 256;
+    rope.frequency.resize(rope.frequency.size() / 2);
+    plan.ropes.push_back(rope);
+    plan.ropes.push_back(plan.ropes[0]);
+    plan.layers[1].attention.rope = 2;
+  };
+  const auto in_short = check("tiny@weights=f32", change, kFloats, "f32", 256),
+             in_long = check("tiny@weights=f32", change, kFloats, "f32", 257);
+  EXPECT_GT(compare(in_long, in_short).nmse, 100 * kFloats) << "the context decides";
+}
+
+}  // namespace
+}  // namespace ridge

@@ -1,0 +1,78 @@
+// Every field of every known config.json made absurd: refused with what was found and expected, or without effect.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "cases/paths.h"
+#include "model/arch/arch.h"
+#include "model/plan.h"
+
+namespace ridge {
+namespace {
+
+using Json = nlohmann::json;
+
+/// Configurations that load, by name.
+std::map<std::string, Json> known_configs() {
+  std::map<std::string, Json> configs;
+  for (const auto& entry : std::filesystem::directory_iterator(RIDGE_SOURCE_DIR "/tests/fuzz/corpus/config")) {
+    std::ifstream file(entry.path());
+    Json config = Json::parse(file);
+    if (config_from_hf(config.dump(), "f")) configs[entry.path().filename().string()] = std::move(config);
+  }
+  return configs;
+}
+
+TEST(HostileConfig, AnAbsurdValueIsRefusedWithTheReasonOrHasNoEffect) {
+  const Json absurd[] = {-1, 0, int64_t(1) << 31, int64_t(1) << 40, 2.5, 1e300, "text", Json::array(), Json::object()};
+  const auto configs = known_configs();
+  EXPECT_GE(configs.size(), 14u);
+  int n_refused = 0;
+  for (const auto& [name, config] : configs)
+    for (const auto& [key, value] : config.items())
+      for (const Json& bad : absurd) {
+        Json changed = config;
+        changed[key] = bad;
+        const auto result = config_from_hf(changed.dump(), "f");
+        if (result) {
+          EXPECT_NO_THROW(make_plan(*result, result->rope_scaling.short_factors, result->rope_scaling.long_factors));
+          continue;
+        }
+        ++n_refused;
+        EXPECT_EQ(result.error().kind, ErrorKind::bad_file);
+        EXPECT_THAT(result.error().message, testing::ContainsRegex("^f: .*(expected|supported|must be|is not a)"))
+            << name << " " << key << " = " << bad;
+      }
+  EXPECT_GT(n_refused, 1000);
+}
+
+TEST(HostileConfig, WhatDecidesResultsMayNotBeAbsurd) {
+  const auto configs = known_configs();
+  const std::tuple<const char*, const char*, Json> cases[] = {
+      {"qwen3_moe", "num_experts", int64_t(1) << 31},
+      {"qwen3_moe", "num_experts", -1},
+      {"qwen3_moe", "num_experts_per_tok", 0},
+      {"qwen3_moe", "num_experts_per_tok", 1 << 20},
+      {"qwen3_moe", "moe_intermediate_size", 0},
+      {"gpt_oss", "num_local_experts", int64_t(1) << 31},
+      {"gpt_oss", "sliding_window", -1},
+      {"mistral_swa", "sliding_window", -1},
+      {"gemma3", "sliding_window", -1},
+      {"granite", "residual_multiplier", "text"},
+      {"granite", "logits_scaling", 0},
+      {"qwen2_moe", "shared_expert_intermediate_size", -1},
+  };
+  for (const auto& [name, key, bad] : cases) {
+    Json changed = configs.at(name);
+    changed[key] = bad;
+    const auto result = config_from_hf(changed.dump(), "f");
+    EXPECT_FALSE(result) << name << " " << key << " = " << bad;
+  }
+}
+
+}  // namespace
+}  // namespace ridge
