@@ -5,7 +5,8 @@
 namespace ridge {
 namespace {
 
-constexpr std::string_view kBrickFormats[] = {"f16", "bf16", "q8_0", "q4_0", "q4_k", "q6_k"};
+constexpr std::string_view kBrickFormats[] = {"f16",  "bf16", "q8_0", "q4_0", "q4_1",  "q5_0",   "q5_1",  "q2_k",
+                                              "q3_k", "q4_k", "q5_k", "q6_k", "mxfp4", "iq4_nl", "iq4_xs"};
 
 bool is_few(const DeviceLinearProblem& p) { return p.n_tokens <= kFewTokens; }
 bool has_name(const DeviceLinearProblem& p, std::string_view name) { return p.matrix.format->name == name; }
@@ -73,7 +74,7 @@ const DeviceLinearVariant& choose_device_linear(const DeviceLinearProblem& p, co
   if (std::ranges::none_of(rows, [&](const auto& row) { return support(row).ok; }))
     throw_error(ErrorKind::usage,
                 "devices have no kernel for {} weights ({}x{}): ridge quantize makes one of f16, bf16, q8_0, q6_k, "
-                "q4_k, q4_0 or int4_g128, or use --device cpu",
+                "q5_k, q4_k, q4_0 or int4_g128, or use --device cpu",
                 p.matrix.format->name, p.matrix.n_out, p.matrix.n_in);
   return select_row(forced, device_linear_op(p.n_tokens), rows, support);
 }

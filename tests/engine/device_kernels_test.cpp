@@ -41,7 +41,7 @@ TEST(DeviceKernels, LaunchIsAnOptionOfItsOwn) {
 
 TEST(DeviceKernels, AFormatWithoutKernelsIsRefusedByTheNameOfItsMatrix) {
   EXPECT_EQ(refusal(weights_of("int4_g128", "q6_k"), {}), "");
-  EXPECT_THAT(refusal(weights_of("f16", "q5_1"), {}), AllOf(HasSubstr("matrix output"), HasSubstr("q5_1")));
+  EXPECT_THAT(refusal(weights_of("f16", "tq2_0"), {}), AllOf(HasSubstr("matrix output"), HasSubstr("tq2_0")));
 }
 
 TEST(DeviceKernels, EveryMatrixRunsAForcedKernelAndEveryForcedKernelRuns) {

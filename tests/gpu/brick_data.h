@@ -5,7 +5,6 @@
 #include <cstring>
 
 #include "format/list.h"
-#include "format/q4_k.h"
 #include "gpu/device_data.h"
 #include "op/gemm/tensor_gemm_cuda.h"
 #include "op/gemv/bricks_cuda.h"
@@ -13,7 +12,24 @@
 
 namespace ridge {
 
-inline constexpr const char* kBrickFormats[] = {"f16", "bf16", "q8_0", "q4_0", "q4_k", "q6_k", "int4_g128"};
+inline constexpr const char* kBrickFormats[] = {"f16",   "bf16",   "q8_0",   "q4_0",     "q4_1", "q5_0",
+                                                "q5_1",  "q2_k",   "q3_k",   "q4_k",     "q5_k", "q6_k",
+                                                "mxfp4", "iq4_nl", "iq4_xs", "int4_g128"};
+
+/// Bytes of a block: its fp16 scale, its fp16 minimum and its codes [codes, end), which matter to formats with a minimum.
+struct BlockPlaces {
+  int scale = 0, min = -1, codes = 0, end = 0;
+};
+inline BlockPlaces block_places(std::string_view format) {
+  if (format == "q4_1") return {0, 2, 4, 20};
+  if (format == "q5_1") return {0, 2, 4, 24};
+  if (format == "q2_k") return {80, 82, 16, 80};
+  if (format == "q3_k") return {108};
+  if (format == "q4_k") return {0, 2, 16, 144};
+  if (format == "q5_k") return {0, 2, 16, 176};
+  if (format == "q6_k") return {208};
+  return {};
+}
 
 /// Rows of random blocks: every code, scales of about 0.01 with either sign.
 struct BrickRows {
@@ -35,22 +51,25 @@ struct BrickRows {
       format.encode(values.data(), n_out * n_in, bytes.data());
     } else {
       for (std::byte& b : bytes) b = std::byte(rng.next());
-      const int first = format.name == "q6_k" ? 208 : 0, last = format.name == "q4_k" ? 2 : first;
-      for (size_t block = 0; block < bytes.size(); block += size_t(format.block_bytes))
-        for (int at = first; at <= last; at += 2) {
-          // Scales of k-quants are multiplied with codes up to 63 or 128.
-          const double step = format.group == 256 ? 2e-4 : 0.01;
-          const uint16_t scale = f32_to_f16(float(step * (1 + double(rng.next() % 1000) / 1000)));
-          const uint16_t bits = at == 2 ? scale : uint16_t(scale | (rng.next() % 2) << 15);
-          std::memcpy(&bytes[block + size_t(at)], &bits, 2);
-        }
+      // Scales of k-quants and iq4_xs are multiplied with codes up to 63 or 128.
+      const double step = format.group == 256 ? 2e-4 : 0.01;
+      const BlockPlaces places = block_places(format.name);
+      for (size_t block = 0; block < bytes.size(); block += size_t(format.block_bytes)) {
+        if (format.name == "mxfp4") bytes[block] = std::byte(118 + rng.next() % 4);
+        else
+          for (const int at : {places.scale, places.min}) {
+            const uint16_t scale = f32_to_f16(float(step * (1 + double(rng.next() % 1000) / 1000)));
+            const auto bits = uint16_t(scale | (rng.next() % 2) << 15);
+            if (at >= 0) std::memcpy(&bytes[block + size_t(at)], &bits, 2);
+          }
+      }
     }
     format.decode(bytes.data(), n_out * n_in, weights.data());
     magnitude = weights;
-    if (format.name == "q4_k") {  // with all codes zero, a block decodes to its minima
-      std::vector<std::byte> zeros = bytes;
-      for (size_t block = 0; block < zeros.size(); block += sizeof(Q4_K::Block))
-        std::memset(&zeros[block + offsetof(Q4_K::Block, q)], 0, sizeof(Q4_K::Block::q));
+    if (const BlockPlaces places = block_places(format.name); places.min >= 0) {
+      std::vector<std::byte> zeros = bytes;  // with all codes zero, a block decodes to its minima
+      for (size_t block = 0; block < zeros.size(); block += size_t(format.block_bytes))
+        std::memset(&zeros[block + size_t(places.codes)], 0, size_t(places.end - places.codes));
       std::vector<float> minima(magnitude.size());
       format.decode(zeros.data(), n_out * n_in, minima.data());
       for (size_t i = 0; i < magnitude.size(); ++i) magnitude[i] = std::abs(weights[i]) + 2 * std::abs(minima[i]);

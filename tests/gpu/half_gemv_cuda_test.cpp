@@ -26,7 +26,7 @@ TEST_F(HalfGemvCuda, BricksAreAsLargeAsTheFile) {
     const int64_t n_ff[] = {40};
     EXPECT_EQ(make_brick_matrix(*find_brick_format(name), 1536, n_ff, true).bytes(), 80 * format.row_bytes(1536));
   }
-  EXPECT_FALSE(find_brick_format("q5_0"));
+  EXPECT_FALSE(find_brick_format("tq2_0"));
 }
 
 TEST_F(HalfGemvCuda, EveryFormatAtEveryBatch) {
@@ -121,6 +121,27 @@ TEST_F(HalfGemvCuda, XOfEverySize) {
       }
       const BrickReference expected(rows, x, plane_error(format, 2));
       EXPECT_TRUE(within(product(bricks({&rows}), {.x = x})[0], expected.y, expected.bound)) << format;
+    }
+}
+
+TEST_F(HalfGemvCuda, ExponentsOfEverySize) {
+  for (const int n_tokens : {2, 5})
+    for (const int first : {0, 64, 128}) {
+      BrickRows rows("mxfp4", 16, 2048, 3);
+      for (size_t block = 0; block < rows.bytes.size(); block += 17)
+        rows.bytes[block] = std::byte(first + int(block / 17 % 64));
+      rows.format.decode(rows.bytes.data(), 16 * 2048, rows.weights.data());
+      for (size_t i = 0; i < rows.weights.size(); ++i) rows.magnitude[i] = std::abs(rows.weights[i]);
+      std::vector<float> x = normal_floats(1, n_tokens * 2048);  // as small as the weights are large
+      for (size_t i = 0; i < x.size(); ++i) x[i] = std::ldexp(x[i], 120 - first - int(i % 2048 / 32));
+      for (const size_t group : {0, 1, 2, 31, 32, 63}) {  // alone: no other group's products are so large as to hide it
+        std::vector<float> part(x.size());
+        for (size_t i = 0; i < x.size(); ++i)
+          if (i % 2048 / 32 == group) part[i] = x[i];
+        const BrickReference expected(rows, part, plane_error("mxfp4", 2));
+        EXPECT_TRUE(within(product(bricks({&rows}), {.x = part})[0], expected.y, expected.bound))
+            << first << " " << group;
+      }
     }
 }
 

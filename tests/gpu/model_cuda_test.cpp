@@ -397,8 +397,9 @@ TEST_F(ModelCuda, RefusesWhatItDoesNotDo) {
   refused("synth:tiny", {.device = "cuda:77"}, ErrorKind::no_device, "cuda:77");
   refused("synth:tiny", {.device = "cuda", .isa = "avx2"}, ErrorKind::usage, "isa");
   refused("synth:tiny", {.device = "cuda", .kernels = {"gemv=ref"}}, ErrorKind::usage, "gemv");
-  refused("synth:tiny-64@weights=q5_0", {.device = "cuda"}, ErrorKind::usage, "q5_0");
+  refused("synth:tiny-64@weights=tq2_0", {.device = "cuda"}, ErrorKind::usage, "tq2_0");
   refused("synth:tiny-latent", {.device = "cuda"}, ErrorKind::usage, "mixer latent");
+  refused("synth:tiny-delta", {.device = "cuda"}, ErrorKind::usage, "mixer delta");
   const Model model = Model::load("synth:tiny", {.device = "cuda"});
   EXPECT_THROW(model.engine().backend().watch([](auto&&...) {}, {}), Error);
 }

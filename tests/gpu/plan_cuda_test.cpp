@@ -188,7 +188,7 @@ TEST_F(PlanCuda, KernelsOfExpertsHaveNames) {
   }
 }
 
-/// Experts whose format has no bricks, as published models of MXFP4 have them.
+/// Experts as published models of MXFP4 have them.
 TEST_F(PlanCuda, ExpertsInMxfp4) {
   const WeightFormat& format = *find_weight_format("mxfp4").or_throw();
   std::vector<std::vector<std::byte>> blocks;

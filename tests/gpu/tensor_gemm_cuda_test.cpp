@@ -26,6 +26,19 @@ TEST_F(TensorGemmCuda, EveryFormatAndWidth) {
           expect_close(format, 49, 256, n_tokens, planes);
 }
 
+TEST_F(TensorGemmCuda, AColumnAloneIsTheWeights) {
+  constexpr int kIn = 256, kOut = 17;
+  std::vector<float> ones(kIn * kIn);
+  for (size_t k = 0; k < kIn; ++k) ones[k * kIn + k] = 1;
+  for (const char* format : kBrickFormats) {
+    const BrickRows rows(format, kOut, kIn, 5);
+    const std::vector<float> y = product(bricks({&rows}), {.x = ones, .planes = 1})[0];
+    for (size_t k = 0; k < kIn; ++k)
+      for (size_t o = 0; o < kOut; ++o)
+        ASSERT_EQ(y[k * kOut + o], rows.weights[o * kIn + k]) << format << ", row " << o << ", column " << k;
+  }
+}
+
 TEST_F(TensorGemmCuda, EveryTail) {
   for (const char* format : kBrickFormats) {
     const int group = (*find_weight_format(format))->group;

@@ -143,14 +143,17 @@ __device__ __forceinline__ void multiply(float (&sum)[kTiles][kColumnTiles][4], 
             for (int i = 0; i < 4; ++i) to[i] = fmaf(scales[m].scale[i / 2][half], group[i], to[i]);
           }
           if constexpr (F::kHasMin) {
-            const auto of_x = x_sums(2 * chunk + half, n, 0);
-            if constexpr (std::is_same_v<decltype(of_x), const float>) {
-              to[0] = fmaf(-scales[m].min[0][half], of_x, to[0]);
-              to[2] = fmaf(-scales[m].min[1][half], of_x, to[2]);
-            } else {
 #pragma unroll
-              for (int i = 0; i < 4; ++i)
-                to[i] = fmaf(-scales[m].min[i / 2][half], i % 2 == 0 ? of_x.x : of_x.y, to[i]);
+            for (int j = 0; j < F::kSums; ++j) {
+              const auto of_x = x_sums(2 * chunk + half, n, j);
+              const float minima[2] = {scales[m].min[0][F::kSums * half + j], scales[m].min[1][F::kSums * half + j]};
+              if constexpr (std::is_same_v<decltype(of_x), const float>) {
+                to[0] = fmaf(-minima[0], of_x, to[0]);
+                to[2] = fmaf(-minima[1], of_x, to[2]);
+              } else {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) to[i] = fmaf(-minima[i / 2], i % 2 == 0 ? of_x.x : of_x.y, to[i]);
+              }
             }
           }
         }

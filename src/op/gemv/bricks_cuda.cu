@@ -44,9 +44,14 @@ __global__ void __launch_bounds__(kThreads)
 
 std::optional<BrickFormat> find_brick_format(std::string_view weight_format) {
   constexpr std::pair<std::string_view, BrickFormat> kFormats[] = {
-      {F16::kName, BrickFormat::f16},           {BF16::kName, BrickFormat::bf16}, {Q8_0::kName, BrickFormat::q8_0},
-      {Q4_0::kName, BrickFormat::q4_0},         {Q4_K::kName, BrickFormat::q4_k}, {Q6_K::kName, BrickFormat::q6_k},
-      {Int4G128::kName, BrickFormat::int4_g128}};
+      {F16::kName, BrickFormat::f16},       {BF16::kName, BrickFormat::bf16},
+      {Q8_0::kName, BrickFormat::q8_0},     {Q4_0::kName, BrickFormat::q4_0},
+      {Q4_1::kName, BrickFormat::q4_1},     {Q5_0::kName, BrickFormat::q5_0},
+      {Q5_1::kName, BrickFormat::q5_1},     {Q2_K::kName, BrickFormat::q2_k},
+      {Q3_K::kName, BrickFormat::q3_k},     {Q4_K::kName, BrickFormat::q4_k},
+      {Q5_K::kName, BrickFormat::q5_k},     {Q6_K::kName, BrickFormat::q6_k},
+      {MXFP4::kName, BrickFormat::mxfp4},   {IQ4_NL::kName, BrickFormat::iq4_nl},
+      {IQ4_XS::kName, BrickFormat::iq4_xs}, {Int4G128::kName, BrickFormat::int4_g128}};
   for (const auto& [name, format] : kFormats)
     if (name == weight_format) return format;
   return std::nullopt;

@@ -2,7 +2,7 @@
 //
 // A brick is 16 rows (a tile) times as many columns as its format puts together, its bytes one after another: codes,
 // then scales. Codes lie so that a lane's 16 bytes are its A fragments of mma.m16n8k16 (gpu/tensor.h), see
-// brick_formats_cuda.h. Nothing is rounded: the codes and scales are the file's, and a brick has as many bytes as its
+// brick_parts_cuda.h. Nothing is rounded: the codes and scales are the file's, and a brick has as many bytes as its
 // blocks have in the file. Bricks of a tile follow one another, then comes the next tile. Rows are padded to whole
 // tiles and columns to whole bricks, with weights that are zero.
 #pragma once
@@ -16,7 +16,24 @@
 
 namespace ridge {
 
-enum class BrickFormat { f16, bf16, q8_0, q4_0, q4_k, q6_k, int4_g128 };
+enum class BrickFormat {
+  f16,
+  bf16,
+  q8_0,
+  q4_0,
+  q4_1,
+  q5_0,
+  q5_1,
+  q2_k,
+  q3_k,
+  q4_k,
+  q5_k,
+  q6_k,
+  mxfp4,
+  iq4_nl,
+  iq4_xs,
+  int4_g128
+};
 
 /// By the weight format's name (format/list.h); nothing when there are no bricks of it.
 std::optional<BrickFormat> find_brick_format(std::string_view weight_format);
