@@ -134,6 +134,7 @@ struct Mxfp4Places {
 struct BrickMXFP4 : StepWords<128, Mxfp4Places>, BrickDefaults {
   using Block = MXFP4::Block;
   static constexpr int kGroup = 32, kColumns = 128, kBytes = 1088, kScaleSteps = 2, kGemvStages = 8, kScales = 1024;
+  static constexpr int kXUnits = 2;
   static constexpr float kUnit = 0x1p-15f;
   using ChunkScales = Scales<2>;
 
@@ -186,7 +187,7 @@ struct Iq4Levels : StepWords<kBrickColumns, Iq4Places> {
 
 struct BrickIQ4_NL : Iq4Levels<128>, BrickDefaults, BlockScales<1024, 4> {
   using Block = IQ4_NL::Block;
-  static constexpr int kGroup = 32, kColumns = 128, kBytes = 1152, kScaleSteps = 2, kGemvStages = 8;
+  static constexpr int kGroup = 32, kColumns = 128, kBytes = 1152, kScaleSteps = 2, kGemvStages = 8, kXUnits = 2;
 
   __device__ static uint32_t code(const Block* row, int64_t k) {
     const int i = int(k % 32);
@@ -200,6 +201,7 @@ struct BrickIQ4_NL : Iq4Levels<128>, BrickDefaults, BlockScales<1024, 4> {
 struct BrickIQ4_XS : Iq4Levels<256>, BrickDefaults {
   using Block = IQ4_XS::Block;
   static constexpr int kGroup = 256, kColumns = 256, kBytes = 2176, kScaleSteps = 2, kGemvStages = 4, kScales = 2048;
+  static constexpr int kXUnits = 2;
   using ChunkScales = Scales<2>;
 
   __device__ static uint32_t code(const Block* row, int64_t k) {

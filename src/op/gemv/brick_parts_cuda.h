@@ -20,6 +20,7 @@
 //   kHasStart                products start with values for rows r, and kLower times them for rows r + 8
 //   kSums, kSumFactor        sums of x over 32 / kSums columns, times kSumFactor: of minima, or what products start with
 //   kGemvStages              bricks in a warp's ring in the GEMV
+//   kXUnits                  eights of x that a lane of the GEMV has under way together: registers
 //   code(row, k)             of a row of blocks, as unsigned bits
 //   put(get, lane, brick)    writes a lane's share of the codes, get(step, e) being the code
 //   put_scales(row, n, i, brick)  writes the scales of row i of the tile; row: its n blocks in this brick
@@ -67,7 +68,7 @@ __device__ float signed_field(uint32_t fields) {
 struct BrickDefaults {
   static constexpr bool kBfloat = false, kHasMin = false, kHasStart = false;
   static constexpr float kUnit = 1, kLower = 1, kSumFactor = 0;
-  static constexpr int kSums = 0;
+  static constexpr int kSums = 0, kXUnits = 4;
 };
 /// Codes as halves below the normal ones, kZero of which is subtracted.
 template <int kZero, int kLowerOf = 16>

@@ -54,8 +54,8 @@ constexpr int kBrickX = kBrickBlocks<F>* kTokens*(2 * 64 + F::kSums * int(sizeof
 template <class F, int kTokens, bool kPairs, class RowOf>
 __device__ float stage_x(const GemvPlan& p, const RowOf& row_of, int k_warp, int first, int n, uint4* planes,
                          bool want_squares, double (&squares)[kTokens]) {
-  constexpr int kBrickUnits = 4 * kBrickBlocks<F>;                       // of eight values of a token, a lane's words
-  constexpr int kUnits = std::max(1, (F::kSums > 0 ? 2 : 4) / kTokens);  // of a lane under way together: registers
+  constexpr int kBrickUnits = 4 * kBrickBlocks<F>;  // of eight values of a token, a lane's words
+  constexpr int kUnits = std::max(1, (F::kSums > 0 ? 2 : F::kXUnits) / kTokens);  // of a lane under way together
   const int lane = int(threadIdx.x) % 32, n_units = n * kBrickUnits;
   float values[kUnits][kTokens][8];
   const auto load_pair = [&](const float* from, bool second) {
