@@ -18,6 +18,7 @@
 namespace ridge {
 
 class Engine;
+class Speculation;
 
 struct LoadOptions {
   std::string device = "cpu";        ///< "cpu" or "cuda[:N]"; a missing device is an error, not a reason to use the CPU
@@ -166,9 +167,11 @@ class Session {
   std::span<const float> decode(int32_t token);
   /// Draws tokens, starting from the last call's logits, and hands them to on_token one by one, until it returns false,
   /// n_max were drawn or the context is full; every token but the last is appended. A device draws by itself, a few
-  /// steps ahead of on_token. `recent` are the tokens the penalty knows. Returns how many were handed on.
+  /// steps ahead of on_token. `recent` are the tokens the penalty knows. Returns how many were handed on. With
+  /// `speculation` (engine/speculate.h) several tokens may take one step, of the same text; `recent` is then the text so
+  /// far. Throws usage for speculation on a device.
   int draw(const SamplerOptions& options, std::span<const int32_t> recent, int n_max,
-           const std::function<bool(int32_t)>& on_token);
+           const std::function<bool(int32_t)>& on_token, Speculation* speculation = nullptr);
   /// Forgets all tokens and calibration.
   void reset();
 
@@ -229,6 +232,7 @@ struct GenerateOptions {
   std::vector<std::string> stop;  ///< generation ends before any of these appears in the output
   bool ignore_eos = false;
   SamplerOptions sampler;
+  Speculation* speculation = nullptr;  ///< as Session::draw() takes it
 };
 struct GenerateResult {
   std::vector<int32_t> tokens;  ///< all generated tokens, the one that ended it included
@@ -236,7 +240,7 @@ struct GenerateResult {
   StopReason reason = StopReason::max_tokens;
   std::string stop;  ///< the stop string that matched
   double prefill_seconds = 0, decode_seconds = 0;
-  int n_prompt = 0, n_decoded = 0;  ///< n_decoded decode steps took decode_seconds
+  int n_prompt = 0, n_decoded = 0;  ///< n_decoded tokens took decode_seconds, a step each but with speculation
 };
 /// Prefills `prompt` (not empty) and generates. `on_text` gets whole UTF-8 sequences as they become final and returns
 /// false to stop. Text that may still turn into a stop string is held back.

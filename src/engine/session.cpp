@@ -3,6 +3,7 @@
 
 #include "engine/engine.h"
 #include "engine/kv_state.h"
+#include "engine/speculate.h"
 #include "io/mapped_file.h"
 
 namespace ridge {
@@ -106,8 +107,13 @@ std::span<const float> Session::decode(int32_t token) {
 }
 
 int Session::draw(const SamplerOptions& options, std::span<const int32_t> recent, int n_max,
-                  const std::function<bool(int32_t)>& on_token) {
+                  const std::function<bool(int32_t)>& on_token, Speculation* speculation) {
   Impl& s = *impl_;
+  if (speculation) {
+    if (s.engine.on_device())
+      throw_error(ErrorKind::usage, "speculation runs on the CPU, not on {} (leave it out)", s.engine.info().device);
+    return speculation->draw({s.engine.backend(), *s.pool, s.seq, *s.outputs}, options, recent, n_max, on_token);
+  }
   const std::vector<int32_t> known(recent.begin(), recent.end());
   const std::unique_ptr<Drawing> drawing =
       s.engine.backend().start_drawing({&s.seq, 1}, *s.pool, *s.outputs, {&options, 1}, {&known, 1});
