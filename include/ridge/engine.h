@@ -167,11 +167,12 @@ class Session {
   std::span<const float> decode(int32_t token);
   /// Draws tokens, starting from the last call's logits, and hands them to on_token one by one, until it returns false,
   /// n_max were drawn or the context is full; every token but the last is appended. A device draws by itself, a few
-  /// steps ahead of on_token. `recent` are the tokens the penalty knows. Returns how many were handed on. With
-  /// `speculation` (engine/speculate.h) several tokens may take one step, of the same text; `recent` is then the text so
-  /// far. Throws usage for speculation on a device.
+  /// steps ahead of on_token. `recent` are the tokens the penalty knows. Returns how many were handed on.
   int draw(const SamplerOptions& options, std::span<const int32_t> recent, int n_max,
-           const std::function<bool(int32_t)>& on_token, Speculation* speculation = nullptr);
+           const std::function<bool(int32_t)>& on_token);
+  /// From here on steps of draw() take several tokens where guesses hold (engine/speculate.h), to the same text and the
+  /// same cache; null ends it. `recent` is then the text that guesses go by. Throws usage on a device.
+  void speculate(Speculation* speculation);
   /// Forgets all tokens and calibration.
   void reset();
 
@@ -232,7 +233,6 @@ struct GenerateOptions {
   std::vector<std::string> stop;  ///< generation ends before any of these appears in the output
   bool ignore_eos = false;
   SamplerOptions sampler;
-  Speculation* speculation = nullptr;  ///< as Session::draw() takes it
 };
 struct GenerateResult {
   std::vector<int32_t> tokens;  ///< all generated tokens, the one that ended it included

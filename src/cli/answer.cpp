@@ -54,12 +54,11 @@ GenerateResult answer(Session& session, const Model& model, std::span<const int3
   start = std::chrono::steady_clock::now();
   if (stream.wants_more()) {
     bool stopped = false;  // a token that completes no text asks nobody
-    const auto take_token = [&](int32_t token) {
+    const int n = session.draw(options.generate.sampler, prompt, INT_MAX, [&](int32_t token) {
       const bool more = stream.push(token);
       stopped = more && interrupted();
       return more && !stopped;
-    };
-    const int n = session.draw(options.generate.sampler, prompt, INT_MAX, take_token, options.generate.speculation);
+    });
     result.n_decoded = n - 1;
     if (stopped) result.reason = StopReason::interrupted;
     else if (stream.wants_more()) result.reason = StopReason::context_full;

@@ -51,7 +51,7 @@ std::string read_prompt(const RunFlags& flags) {
   return flags.file == "-" ? read_stdin() : io::read_text_file(flags.file, kMaxPromptBytes).or_throw();
 }
 
-constexpr std::string_view kSpecTypes[] = {"none", "lookup", "draft"};
+constexpr std::string_view kSpecTypes[] = {"none", "lookup", "draft", "mtp"};
 
 void check_flags(const RunFlags& flags) {
   if (flags.has_prompt + !flags.file.empty() + !flags.ids.empty() != 1)
@@ -67,8 +67,12 @@ void check_flags(const RunFlags& flags) {
     bad_flag("--spec-type", fmt::format("expects {}, found '{}'", fmt::join(kSpecTypes, ", "), spec.type));
   if (spec.on() && flags.model.device != "cpu")
     bad_flag("--spec-type", "speculation runs on the CPU", "use --device cpu, or leave it out");
-  if ((spec.type == "draft") == spec.draft_model.empty())
-    bad_flag("--draft-model", "--spec-type draft and a draft model go together", "give both or none");
+  if (spec.type == "draft" && spec.draft_model.empty())
+    bad_flag("--spec-type", "draft needs a second model", "add --draft-model MODEL");
+  if (!spec.draft_model.empty() && spec.type != "draft" && spec.type != "mtp")
+    bad_flag("--draft-model", "only --spec-type draft and mtp have a model of their own", "add --spec-type draft");
+  if (spec.type == "mtp" && (!flags.load_state.empty() || !flags.prompt_cache.empty()))
+    bad_flag("--spec-type", "mtp must read the whole text", "leave out --load-state and --prompt-cache");
   if (flags.bare && flags.output.json) bad_flag("--bare", "--json has the same and more", "leave out one of them");
 }
 
@@ -215,14 +219,17 @@ std::optional<Speculator> open_speculation(const RunFlags& flags, const Model& m
   if (!flags.spec.on()) return {};
   Speculator opened;
   std::unique_ptr<Proposer> proposer;
+  const SessionOptions options =
+      session_options(parse_kv_choice(flags.spec.draft_kv).or_throw(), n_ctx, flags.context.ubatch());
   if (flags.spec.type == "lookup") {
     proposer = make_lookup_proposer();
+  } else if (flags.spec.type == "mtp") {
+    proposer = make_mtp_proposer(model, flags.spec.draft_model, options);
   } else {
     ModelFlags of_draft = flags.model;
     of_draft.model = flags.spec.draft_model;
     opened.draft = std::make_unique<Model>(load_model(of_draft));
-    const KvChoice kv = parse_kv_choice(flags.spec.draft_kv).or_throw();
-    proposer = make_draft_proposer(model, *opened.draft, session_options(kv, n_ctx, flags.context.ubatch()));
+    proposer = make_draft_proposer(model, *opened.draft, options);
   }
   opened.speculation = std::make_unique<Speculation>(std::move(proposer), flags.spec.depth);
   return opened;
@@ -250,7 +257,8 @@ int run(const RunFlags& flags) {
                 session.n_past() > 0 ? fmt::format(" with {} of them used", session.n_past()) : "");
   AnswerOptions options{.generate = generate, .n_step = flags.context.ubatch(), .ids = !model.info().has_tokenizer};
   const std::optional<Speculator> spec = open_speculation(flags, model, n_ctx);
-  options.generate.speculation = spec ? spec->speculation.get() : nullptr;
+  Speculation* const speculation = spec ? spec->speculation.get() : nullptr;
+  session.speculate(speculation);
   const PromptCache cache{flags.prompt_cache};
   std::string cache_line;
   if (!cache.path.empty()) options.n_held = cache.load(session, prompt, cache_line);
@@ -279,7 +287,7 @@ int run(const RunFlags& flags) {
   }
   if (stream && !result.text.empty() && !result.text.ends_with('\n') && isatty(STDOUT_FILENO)) fmt::print("\n");
   if (flags.output.json)
-    fmt::print("{}\n", result_row(flags, model, session, result, generate.sampler.seed, options.generate.speculation)
+    fmt::print("{}\n", result_row(flags, model, session, result, generate.sampler.seed, speculation)
                            .dump(2, ' ', false, lab::Row::error_handler_t::replace));
   if (flags.bare)
     fmt::print("{}\n{} {} {:.2f} {:.2f}\n", fmt::join(result.tokens, " "), result.n_prompt, result.tokens.size(),
@@ -287,7 +295,7 @@ int run(const RunFlags& flags) {
                tokens_per_second(result.n_decoded, result.decode_seconds));
   if (!flags.quiet()) {
     if (stream && !isatty(STDOUT_FILENO) && isatty(STDERR_FILENO)) fmt::print(stderr, "\n");
-    print_end(session, result, flags, options.generate.speculation);
+    print_end(session, result, flags, speculation);
   }
   return interrupted() ? int(ErrorKind::interrupted) : 0;
 }
@@ -323,11 +331,11 @@ Action declare_run(CLI::App& app) {
   add_kv_flags(app, f.kv);
   in_group(app, "Speculation");
   add_text(app, "--spec-type", f.spec.type, "TYPE",
-           "who guesses next tokens, several a step, same text: none, lookup, draft");
+           "who guesses next tokens, several a step, same text: none, lookup, draft, mtp");
   add_whole(app, "--spec-depth", f.spec.depth, 1, kMaxSpecDepth, "most tokens guessed a step; fewer where fewer pay");
   add_text(app, "--draft-model", f.spec.draft_model, "MODEL",
-           "for draft: a smaller model of the same vocabulary (-md)");
-  add_text(app, "--draft-kv-quant", f.spec.draft_kv, "KV", "for draft: the smaller model's cache");
+           "for draft: the smaller model (-md); for mtp: the file of the head");
+  add_text(app, "--draft-kv-quant", f.spec.draft_kv, "KV", "the cache of the smaller model or of the head");
   add_output_flags(app, f.output, false);
   app.add_flag("--bare", f.bare,
                "print ids, then prompt tokens, generated tokens, prefill tok/s, decode tok/s; nothing else");

@@ -31,8 +31,7 @@ GenerateResult generate(Session& session, const Model& model, std::span<const in
 
   const auto decode_start = std::chrono::steady_clock::now();
   if (stream.wants_more()) {
-    const int n = session.draw(
-        options.sampler, prompt, INT_MAX, [&](int32_t token) { return stream.push(token); }, options.speculation);
+    const int n = session.draw(options.sampler, prompt, INT_MAX, [&](int32_t token) { return stream.push(token); });
     result.n_decoded = n - 1;
     if (stream.wants_more()) result.reason = StopReason::context_full;
   }

@@ -48,7 +48,7 @@ void SpecDepth::add(int n_proposed, int n_accepted, double seconds) {
     return;
   }
   for (int i = 0; i < std::min(n_accepted + 1, n_proposed); ++i) holds_ += kNew * ((i < n_accepted) - holds_);
-  extra_ = std::max(0.0, mean_of(extra_, (seconds - plain_) / n_proposed, 2 * plain_));
+  extra_ = std::max(0.0, mean_of(extra_, (seconds - plain_) / n_proposed, plain_));
   n_plain_ = 0;
   distance_ = best() > 0 ? 16 : std::min(2 * distance_, kMostDistance);
 }
@@ -90,7 +90,9 @@ int Speculation::draw(const Target& target, const SamplerOptions& options, std::
     if (n > 0) std::ranges::copy(proposer_->propose(known, n), std::back_inserter(step));
     const SeqTokens tokens{seq, int(step.size())};
     pool.reserve(seq, tokens.n_tokens).or_throw();
-    backend.run({.tokens = step, .seqs = {&tokens, 1}, .logits = LogitRows::all}, pool, outputs);
+    const Batch batch{.tokens = step, .seqs = {&tokens, 1}, .logits = LogitRows::all, .hidden = wants_hidden()};
+    backend.run(batch, pool, outputs);
+    if (batch.hidden) observe(step, n_past, outputs);
     const View2<const float> logits = outputs.logits();
     drawn.clear();
     for (size_t i = 0; i < step.size() && (i == 0 || drawn.back() == step[i]); ++i)

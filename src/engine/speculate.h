@@ -24,6 +24,11 @@ class Proposer {
   virtual ~Proposer() = default;
   /// Up to n (1 or more) tokens that may follow `text`, the tokens of the sequence so far; none where nothing is known.
   virtual std::vector<int32_t> propose(std::span<const int32_t> text, int n) = 0;
+  /// Whether observe() is to be called.
+  virtual bool wants_hidden() const { return false; }
+  /// The target ran these tokens from position `first` on, hidden [n_tokens, d_model]. What was known of these positions
+  /// and later ones is void.
+  virtual void observe(std::span<const int32_t> /*tokens*/, int /*first*/, View2<const float> /*hidden*/) {}
 };
 
 /// What followed the longest earlier place that ends as the text does.
@@ -31,6 +36,10 @@ std::unique_ptr<Proposer> make_lookup_proposer();
 /// The likeliest tokens by a smaller model, over a session of its own. `target` and `draft` must outlive the proposer.
 /// Throws usage when the vocabularies differ.
 std::unique_ptr<Proposer> make_draft_proposer(const Model& target, const Model& draft, const SessionOptions& options);
+/// The head of `target` for the tokens after the next one (model/mtp.h), with a cache of its own; the session that
+/// speculates must have read the whole text. `path`: as load_mtp_head() takes it. Throws Error.
+std::unique_ptr<Proposer> make_mtp_proposer(const Model& target, const std::string& path,
+                                            const SessionOptions& options);
 
 /// How many tokens to propose, by how many proposals held and what steps took: the number that promises most tokens a
 /// second. Where none pays, proposals end, and are tried again at growing distances.
@@ -77,6 +86,11 @@ class Speculation {
   /// As Session::draw(); `text` are the tokens of the sequence.
   int draw(const Target& target, const SamplerOptions& options, std::span<const int32_t> text, int n_max,
            const std::function<bool(int32_t)>& on_token);
+  bool wants_hidden() const { return proposer_->wants_hidden(); }
+  /// The target ran these tokens from position `first` on.
+  void observe(std::span<const int32_t> tokens, int first, Outputs& outputs) {
+    proposer_->observe(tokens, first, outputs.hidden());
+  }
   const SpecReport& report() const { return report_; }
 
  private:

@@ -5,7 +5,12 @@
 
 #include <algorithm>
 
+#include "base/rng.h"
+#include "cases/golden_logits.h"
 #include "cases/paths.h"
+#include "cases/reference_data.h"
+#include "cases/temp_dir.h"
+#include "io/safetensors.h"
 #include "ridge/engine.h"
 
 namespace ridge {
@@ -42,9 +47,9 @@ struct Text {
 };
 
 Text generate_text(const Model& model, const SessionOptions& options, std::span<const int32_t> prompt,
-                   GenerateOptions generation, Speculation* speculation) {
-  generation.speculation = speculation;
+                   const GenerateOptions& generation, Speculation* speculation) {
   Session session(model, options);
+  session.speculate(speculation);
   Text text{generate(session, model, prompt, generation, [](std::string_view) { return true; }), {}, 0};
   text.n_past = session.n_past();
   if (text.n_past < session.n_ctx()) {
@@ -87,8 +92,44 @@ const char* const kPrompts[] = {
 
 struct Coverage {
   int n_prompts, n_tokens;
-  bool drafts_itself;
+  std::string head;  // file of an MTP head; empty: none
 };
+
+/// A file of an MTP head with random weights for this model, without the tensor `missing`.
+std::string write_random_head(const TempDir& directory, const ModelInfo& m, std::string_view missing = {}) {
+  const int64_t d = m.d_model, q = int64_t(m.n_heads) * m.head_dim, kv = int64_t(m.n_kv_heads) * m.head_dim;
+  const std::pair<const char*, std::vector<int64_t>> shapes[] = {{"enorm.weight", {d}},
+                                                                 {"hnorm.weight", {d}},
+                                                                 {"eh_proj.weight", {d, 2 * d}},
+                                                                 {"shared_head_norm.weight", {d}},
+                                                                 {"layer.input_layernorm.weight", {d}},
+                                                                 {"layer.post_attention_layernorm.weight", {d}},
+                                                                 {"layer.self_attn.q_proj.weight", {q, d}},
+                                                                 {"layer.self_attn.k_proj.weight", {kv, d}},
+                                                                 {"layer.self_attn.v_proj.weight", {kv, d}},
+                                                                 {"layer.self_attn.o_proj.weight", {d, q}},
+                                                                 {"layer.mlp.gate_proj.weight", {m.d_ff, d}},
+                                                                 {"layer.mlp.up_proj.weight", {m.d_ff, d}},
+                                                                 {"layer.mlp.down_proj.weight", {d, m.d_ff}}};
+  std::vector<io::SafetensorsSpec> specs;
+  for (const auto& [name, shape] : shapes)
+    if (name != missing) specs.push_back({name, *find_weight_format("f32"), shape});
+  Rng rng(7);
+  const std::filesystem::path path = directory / "head.safetensors";
+  io::write_safetensors(path, specs, [&](size_t i, const io::SafetensorsSink& sink) {
+    std::vector<float> values;
+    for (int64_t n = specs[i].shape[0] * (specs[i].shape.size() > 1 ? specs[i].shape[1] : 1); n > 0; --n)
+      values.push_back(0.1f * float(rng.normal()));
+    return sink(std::as_bytes(std::span(values)));
+  }).or_throw();
+  return path.native();
+}
+
+/// The trained head of the reference model, where the reference data is.
+std::string reference_head() {
+  const auto data = reference_data();
+  return data ? *data / "models/ridge-ref/mtp.safetensors" : std::filesystem::path();
+}
 
 /// Every proposer over the caches, greedy and sampled; the prompts and tokens of the coverage.
 void expect_identical_texts(const Model& model, const Coverage& coverage) {
@@ -118,19 +159,28 @@ void expect_identical_texts(const Model& model, const Coverage& coverage) {
         };
         check(std::make_unique<KnownText>(whole_text(prompt, plain)), kMaxSpecDepth, "known text");
         check(make_lookup_proposer(), 5, "lookup");
-        if (coverage.drafts_itself)
-          check(make_draft_proposer(model, model, session_of("rotor-3", true, 512)), 3, "draft");
+        check(make_draft_proposer(model, model, session_of("rotor-3", true, 512)), 3, "draft");
+        for (const char* of_head : {"f16", "rotor-3"})
+          if (!coverage.head.empty())
+            check(make_mtp_proposer(model, coverage.head, session_of(of_head, of_head[0] == 'r', 512)), 3, "mtp");
       }
   EXPECT_GT(n_accepted, 0);
   EXPECT_GT(n_rejected, 0);
 }
 
-TEST(Speculation, TextsOfASmallModelAreIdentical) { expect_identical_texts(tiny(), {2, 120, true}); }
+TEST(Speculation, TextsOfASmallModelAreIdentical) {
+  const TempDir directory;
+  expect_identical_texts(tiny(), {2, 120, write_random_head(directory, tiny().info())});
+}
 
 #ifdef NDEBUG
-TEST(Speculation, TextsOfTheReferenceModelAreIdentical) { expect_identical_texts(reference(), {2, 64, true}); }
+TEST(Speculation, TextsOfTheReferenceModelAreIdentical) {
+  expect_identical_texts(reference(), {2, 64, reference_head()});
+}
 #endif
-TEST(SpeculationSlow, TextsOfTheReferenceModelAreIdentical) { expect_identical_texts(reference(), {8, 128, true}); }
+TEST(SpeculationSlow, TextsOfTheReferenceModelAreIdentical) {
+  expect_identical_texts(reference(), {8, 128, reference_head()});
+}
 
 TEST(Speculation, AStopStringAndALimitEndTheTextInsideAcceptedTokens) {
   const SessionOptions options = session_of("rotor-3", false, 256);
@@ -197,6 +247,43 @@ TEST(Speculation, ADraftServesOneTextAfterAnother) {
   EXPECT_GT(report.n_accepted, report.n_proposed * 9 / 10) << "a draft that is the target itself";
 }
 
+TEST(SpeculationSlow, TheHeadGuessesWhatPyTorchComputes) {
+  const auto data = reference_data();
+  if (!data) GTEST_SKIP() << "reference models are not here (set RIDGE_DATA)";
+  const Model model = Model::load((*data / "models/ridge-ref").string());
+  const Json golden = read_json(RIDGE_SOURCE_DIR "/tests/golden/ridge-ref.golden.json");
+  const auto ids = golden["ids"].get<std::vector<int32_t>>();
+  const std::span<const int32_t> text = ids;
+  std::unique_ptr<Proposer> mtp = make_mtp_proposer(model, "", session_of("f32", false, 512));
+  Proposer& head = *mtp;
+  Speculation speculation(std::move(mtp), 1);
+  Session session(model, session_of("f32", false, 512));
+  session.speculate(&speculation);
+  for (const Json& row : golden["mtp"]["top10"]) {
+    const auto n = row["pos"].get<size_t>() + 1;  // positions in front of the guess
+    session.prefill(text.subspan(size_t(session.n_past()), n - size_t(session.n_past())));
+    EXPECT_EQ(head.propose(text.first(n + 1), 1), (std::vector<int32_t>{row["ids"][0].get<int32_t>()})) << n;
+  }
+}
+
+TEST(Speculation, AHeadIsSilentWithoutTheBeginOfTheText) {
+  const TempDir directory;
+  const SessionOptions options = session_of("f16", false, 64);
+  std::unique_ptr<Proposer> mtp = make_mtp_proposer(tiny(), write_random_head(directory, tiny().info()), options);
+  Proposer& head = *mtp;
+  Speculation speculation(std::move(mtp), 1);
+  Session session(tiny(), options);
+  const std::vector<int32_t> text = tiny().tokenize("Once upon a time there was a girl");
+  const std::span<const int32_t> tokens = text;
+  session.prefill(tokens.first(3));
+  session.speculate(&speculation);
+  session.prefill(tokens.subspan(3, 2));
+  EXPECT_TRUE(head.propose(tokens.first(6), 4).empty());
+  session.reset();
+  session.prefill(tokens.first(5));
+  EXPECT_EQ(head.propose(tokens.first(6), 4).size(), 4u);
+}
+
 TEST(Speculation, LookupGoesOnAsTheLongestEarlierPlaceDid) {
   const auto lookup = make_lookup_proposer();
   const auto propose = [&](std::vector<int32_t> text, int n) { return lookup->propose(text, n); };
@@ -227,6 +314,19 @@ TEST(Speculation, RefusesADraftWithOtherTokensAndAWrongDepth) {
   EXPECT_NE(error_of([] { Speculation(make_lookup_proposer(), 0); }).find("spec_depth is 0"), std::string::npos);
   EXPECT_NE(error_of([] { Speculation(make_lookup_proposer(), kMaxSpecDepth + 1); }).find("spec_depth"),
             std::string::npos);
+}
+
+TEST(Speculation, RefusesAHeadThatDoesNotFit) {
+  EXPECT_NE(error_of([] { make_mtp_proposer(tiny(), "", {.n_ctx = 64}); }).find("has no MTP head"), std::string::npos);
+  const TempDir directory;
+  const std::string path = write_random_head(directory, tiny().info(), "hnorm.weight");
+  try {
+    make_mtp_proposer(tiny(), path, {.n_ctx = 64});
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::bad_file);
+    EXPECT_NE(std::string(error.what()).find("hnorm.weight is missing"), std::string::npos) << error.what();
+  }
 }
 
 /// Steps of 10 ms, 1 ms more a proposal, of which `holds` in ten hold; the seconds that n tokens take over plain steps'.
