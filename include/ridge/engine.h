@@ -18,6 +18,7 @@
 namespace ridge {
 
 class Engine;
+class Speculation;
 
 struct LoadOptions {
   std::string device = "cpu";        ///< "cpu" or "cuda[:N]"; a missing device is an error, not a reason to use the CPU
@@ -172,6 +173,9 @@ class Session {
   /// steps ahead of on_token. `recent` are the tokens the penalty knows. Returns how many were handed on.
   int draw(const SamplerOptions& options, std::span<const int32_t> recent, int n_max,
            const std::function<bool(int32_t)>& on_token);
+  /// From here on steps of draw() take several tokens where guesses hold (engine/speculate.h), to the same text and the
+  /// same cache; null ends it. `recent` is then the text that guesses go by. Throws usage on a device.
+  void speculate(Speculation* speculation);
   /// Forgets all tokens and calibration.
   void reset();
 
@@ -239,7 +243,7 @@ struct GenerateResult {
   StopReason reason = StopReason::max_tokens;
   std::string stop;  ///< the stop string that matched
   double prefill_seconds = 0, decode_seconds = 0;
-  int n_prompt = 0, n_decoded = 0;  ///< n_decoded decode steps took decode_seconds
+  int n_prompt = 0, n_decoded = 0;  ///< n_decoded tokens took decode_seconds, a step each but with speculation
 };
 /// Prefills `prompt` (not empty) and generates. `on_text` gets whole UTF-8 sequences as they become final and returns
 /// false to stop. Text that may still turn into a stop string is held back.

@@ -13,6 +13,7 @@
 #include "cli/options.h"
 #include "cli/prompt_cache.h"
 #include "cli/prompt_ids.h"
+#include "engine/speculate.h"
 #include "io/mapped_file.h"
 #include "lab/store/machine.h"
 #include "lab/store/results.h"
@@ -20,10 +21,18 @@
 namespace ridge::cli {
 namespace {
 
+struct SpecFlags {
+  std::string type = "none", draft_model, draft_kv = "f16";
+  int depth = 8;
+
+  bool on() const { return type != "none"; }
+};
+
 struct RunFlags {
   ModelFlags model;
   ContextFlags context;
   KvFlags kv;
+  SpecFlags spec;
   OutputFlags output;
   std::string prompt, file, ids, system;
   bool has_prompt = false, chat = false, bare = false;
@@ -42,6 +51,8 @@ std::string read_prompt(const RunFlags& flags) {
   return flags.file == "-" ? read_stdin() : io::read_text_file(flags.file, kMaxPromptBytes).or_throw();
 }
 
+constexpr std::string_view kSpecTypes[] = {"none", "lookup", "draft", "mtp"};
+
 void check_flags(const RunFlags& flags) {
   if (flags.has_prompt + !flags.file.empty() + !flags.ids.empty() != 1)
     throw Error(ErrorKind::usage,
@@ -51,6 +62,17 @@ void check_flags(const RunFlags& flags) {
   if (!flags.system.empty() && !flags.chat) bad_flag("--system", "only a chat has a system prompt", "add --chat");
   if (!flags.prompt_cache.empty() && !flags.load_state.empty())
     bad_flag("--prompt-cache", "--load-state already fills the cache", "leave out one of them");
+  const SpecFlags& spec = flags.spec;
+  if (std::ranges::find(kSpecTypes, spec.type) == std::end(kSpecTypes))
+    bad_flag("--spec-type", fmt::format("expects {}, found '{}'", fmt::join(kSpecTypes, ", "), spec.type));
+  if (spec.on() && flags.model.device != "cpu")
+    bad_flag("--spec-type", "speculation runs on the CPU", "use --device cpu, or leave it out");
+  if (spec.type == "draft" && spec.draft_model.empty())
+    bad_flag("--spec-type", "draft needs a second model", "add --draft-model MODEL");
+  if (!spec.draft_model.empty() && spec.type != "draft" && spec.type != "mtp")
+    bad_flag("--draft-model", "only --spec-type draft and mtp have a model of their own", "add --spec-type draft");
+  if (spec.type == "mtp" && (!flags.load_state.empty() || !flags.prompt_cache.empty()))
+    bad_flag("--spec-type", "mtp must read the whole text", "leave out --load-state and --prompt-cache");
   if (flags.bare && flags.output.json) bad_flag("--bare", "--json has the same and more", "leave out one of them");
 }
 
@@ -130,13 +152,18 @@ std::string stop_text(const GenerateResult& result) {
   return std::string(stop_reason_name(result.reason));
 }
 
-void print_end(const Session& session, const GenerateResult& result) {
+void print_end(const Session& session, const GenerateResult& result, const RunFlags& flags, const Speculation* spec) {
   const KvReport kv = session.kv_report();
   fmt::print(stderr, "prefill  {} tokens, {:.2f} s, {:.1f} tok/s\n", result.n_prompt, result.prefill_seconds,
              tokens_per_second(result.n_prompt, result.prefill_seconds));
-  fmt::print(stderr, "decode   {} steps, {:.2f} s, {:.1f} tok/s, {:.2f} ms/token\n", result.n_decoded,
+  fmt::print(stderr, "decode   {} tokens, {:.2f} s, {:.1f} tok/s, {:.2f} ms/token\n", result.n_decoded,
              result.decode_seconds, tokens_per_second(result.n_decoded, result.decode_seconds),
              result.n_decoded > 0 ? 1e3 * result.decode_seconds / result.n_decoded : 0.0);
+  if (spec) {
+    const SpecReport& report = spec->report();
+    fmt::print(stderr, "spec     {}: {} steps, {} proposed, {} accepted, {:.2f} tokens a step\n", flags.spec.type,
+               report.n_steps, report.n_proposed, report.n_accepted, report.tokens_per_step());
+  }
   fmt::print(stderr, "cache    {} of {} tokens, {:.2f} MiB", session.n_past(), kv.n_ctx,
              mib(kv.bytes_per_token() * session.n_past() + kv.k.fixed_bytes + kv.v.fixed_bytes));
   if (kv.k.saturated + kv.v.saturated > 0) fmt::print(stderr, ", {} values saturated", kv.k.saturated + kv.v.saturated);
@@ -146,7 +173,7 @@ void print_end(const Session& session, const GenerateResult& result) {
 }
 
 lab::Row result_row(const RunFlags& flags, const Model& model, const Session& session, const GenerateResult& result,
-                    uint64_t seed) {
+                    uint64_t seed, const Speculation* spec) {
   const KvReport kv = session.kv_report();
   lab::Row row;
   row["model"] = model.info().path;
@@ -159,6 +186,12 @@ lab::Row result_row(const RunFlags& flags, const Model& model, const Session& se
   row["decode_seconds"] = lab::number(result.decode_seconds);
   row["prefill_tok_s"] = lab::number(tokens_per_second(result.n_prompt, result.prefill_seconds));
   row["decode_tok_s"] = lab::number(tokens_per_second(result.n_decoded, result.decode_seconds));
+  if (spec) {
+    row["spec_type"] = flags.spec.type;
+    row["spec_steps"] = spec->report().n_steps;
+    row["spec_proposed"] = spec->report().n_proposed;
+    row["spec_accepted"] = spec->report().n_accepted;
+  }
   row["kv"] = kv_text(flags.kv.choice());
   row["kv_bytes_per_token"] = kv.bytes_per_token();
   row["n_ctx"] = kv.n_ctx;
@@ -174,6 +207,32 @@ int fill_prompt_cache(const PromptCache& cache, Session& session, const Model& m
   n_held += read_tokens(session, model, most.subspan(size_t(n_held)), n_step);
   if (n_held == int(most.size())) cache.save(session, most);
   return n_held;
+}
+
+/// Speculation and the model that it may run.
+struct Speculator {
+  std::unique_ptr<Model> draft;
+  std::unique_ptr<Speculation> speculation;
+};
+
+std::optional<Speculator> open_speculation(const RunFlags& flags, const Model& model, int n_ctx) {
+  if (!flags.spec.on()) return {};
+  Speculator opened;
+  std::unique_ptr<Proposer> proposer;
+  const SessionOptions options =
+      session_options(parse_kv_choice(flags.spec.draft_kv).or_throw(), n_ctx, flags.context.ubatch());
+  if (flags.spec.type == "lookup") {
+    proposer = make_lookup_proposer();
+  } else if (flags.spec.type == "mtp") {
+    proposer = make_mtp_proposer(model, flags.spec.draft_model, options);
+  } else {
+    ModelFlags of_draft = flags.model;
+    of_draft.model = flags.spec.draft_model;
+    opened.draft = std::make_unique<Model>(load_model(of_draft));
+    proposer = make_draft_proposer(model, *opened.draft, options);
+  }
+  opened.speculation = std::make_unique<Speculation>(std::move(proposer), flags.spec.depth);
+  return opened;
 }
 
 int run(const RunFlags& flags) {
@@ -197,6 +256,9 @@ int run(const RunFlags& flags) {
                 prompt.size(), n_ctx,
                 session.n_past() > 0 ? fmt::format(" with {} of them used", session.n_past()) : "");
   AnswerOptions options{.generate = generate, .n_step = flags.context.ubatch(), .ids = !model.info().has_tokenizer};
+  const std::optional<Speculator> spec = open_speculation(flags, model, n_ctx);
+  Speculation* const speculation = spec ? spec->speculation.get() : nullptr;
+  session.speculate(speculation);
   const PromptCache cache{flags.prompt_cache};
   std::string cache_line;
   if (!cache.path.empty()) options.n_held = cache.load(session, prompt, cache_line);
@@ -225,7 +287,7 @@ int run(const RunFlags& flags) {
   }
   if (stream && !result.text.empty() && !result.text.ends_with('\n') && isatty(STDOUT_FILENO)) fmt::print("\n");
   if (flags.output.json)
-    fmt::print("{}\n", result_row(flags, model, session, result, generate.sampler.seed)
+    fmt::print("{}\n", result_row(flags, model, session, result, generate.sampler.seed, speculation)
                            .dump(2, ' ', false, lab::Row::error_handler_t::replace));
   if (flags.bare)
     fmt::print("{}\n{} {} {:.2f} {:.2f}\n", fmt::join(result.tokens, " "), result.n_prompt, result.tokens.size(),
@@ -233,7 +295,7 @@ int run(const RunFlags& flags) {
                tokens_per_second(result.n_decoded, result.decode_seconds));
   if (!flags.quiet()) {
     if (stream && !isatty(STDOUT_FILENO) && isatty(STDERR_FILENO)) fmt::print(stderr, "\n");
-    print_end(session, result);
+    print_end(session, result, flags, speculation);
   }
   return interrupted() ? int(ErrorKind::interrupted) : 0;
 }
@@ -267,6 +329,13 @@ Action declare_run(CLI::App& app) {
   add_text(app, "--save-state", f.save_state, "FILE", "write the cache to this file at the end");
   add_context_flags(app, f.context, "context in tokens; 0: what the model was trained for");
   add_kv_flags(app, f.kv);
+  in_group(app, "Speculation");
+  add_text(app, "--spec-type", f.spec.type, "TYPE",
+           "who guesses next tokens, several a step, same text: none, lookup, draft, mtp");
+  add_whole(app, "--spec-depth", f.spec.depth, 1, kMaxSpecDepth, "most tokens guessed a step; fewer where fewer pay");
+  add_text(app, "--draft-model", f.spec.draft_model, "MODEL",
+           "for draft: the smaller model (-md); for mtp: the file of the head");
+  add_text(app, "--draft-kv-quant", f.spec.draft_kv, "KV", "the cache of the smaller model or of the head");
   add_output_flags(app, f.output, false);
   app.add_flag("--bare", f.bare,
                "print ids, then prompt tokens, generated tokens, prefill tok/s, decode tok/s; nothing else");

@@ -14,9 +14,9 @@ constexpr int kMaxTokens = 1 << 26;
 constexpr int kMaxThreads = 1024;
 
 constexpr std::pair<std::string_view, std::string_view> kLongShorts[] = {
-    {"-ctk", "--cache-type-k"}, {"-ctv", "--cache-type-v"}, {"-ub", "--ubatch-size"},
-    {"-pg", "--prompt-gen"},    {"-dev", "--device"},       {"-npp", "--n-prompt"},
-    {"-ntg", "--n-gen"},        {"-npl", "--n-parallel"},   {"-np", "--parallel"},
+    {"-ctk", "--cache-type-k"}, {"-ctv", "--cache-type-v"}, {"-ub", "--ubatch-size"}, {"-pg", "--prompt-gen"},
+    {"-dev", "--device"},       {"-npp", "--n-prompt"},     {"-ntg", "--n-gen"},      {"-npl", "--n-parallel"},
+    {"-np", "--parallel"},      {"-md", "--draft-model"},
 };
 
 /// What messages from below the command line call a field, and the flag that sets it.
@@ -31,6 +31,7 @@ constexpr std::pair<std::string_view, std::string_view> kFieldFlags[] = {
     {"min_p", "--min-p"},
     {"repeat_penalty", "--repeat-penalty"},
     {"repeat_last_n", "--repeat-last-n"},
+    {"spec_depth", "--spec-depth"},
     {"max_seconds", "--seconds"},
     {"max_chunks", "--chunks"},
     {"bytes", "--size"},
@@ -57,7 +58,8 @@ constexpr Habit kHabits[] = {
     {"-sys", "--system-prompt", "the system prompt has another name", "use --system TEXT"},
     {"-hf", "--hf-repo", "Ridge downloads nothing", "download the model, then -m FILE or -m DIRECTORY"},
     {"-mu", "--model-url", "Ridge downloads nothing", "download the model, then -m FILE or -m DIRECTORY"},
-    {"-md", "--model-draft", "Ridge does not draft tokens with a second model", "leave it out"},
+    {"-md", "--model-draft", "a draft model is a way of speculation",
+     "use ridge run --spec-type draft --draft-model MODEL"},
     {"-np", "--parallel", "Ridge runs one sequence here", "leave it out"},
     {"-tb", "--threads-batch", "prompts and decode have the same threads", "use -t N"},
     {"-s", "", "the seed has no short name", "use --seed N"},

@@ -23,6 +23,9 @@ class Outputs {
   virtual int64_t n_rows() const = 0;
   /// On the host, [n_rows, vocab_size]; valid until the next step that writes here.
   virtual View2<const float> logits() = 0;
+  /// What the last layer gave, in front of the output's norm, [n_tokens, d_model], where the batch asked for it; on the
+  /// host, of steps of the CPU only.
+  virtual View2<const float> hidden() { return {}; }
   /// Compares the rows with those of `base` (null: none), where they are; targets [n_rows]. Results queue up in order
   /// until take_scores().
   virtual void score(Outputs* base, std::span<const int32_t> targets) = 0;

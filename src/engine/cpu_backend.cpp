@@ -21,6 +21,11 @@ class CpuOutputs final : public Outputs {
   explicit CpuOutputs(CpuContext& context) : context_(context) {}
   int64_t n_rows() const override { return rows_.rows; }
   View2<const float> logits() override { return rows_; }
+  View2<const float> hidden() override { return hidden_; }
+  void keep_hidden(View2<const float> x) {
+    hidden_ = {hidden_buffer_.ensure<float>(x.rows * x.cols), x.rows, x.cols};
+    std::copy_n(x.data, x.rows * x.cols, hidden_.data);
+  }
   void score(Outputs* base, std::span<const int32_t> targets) override;
   std::vector<RowScore> take_scores() override { return std::exchange(scores_, {}); }
   /// Room for logits [n, vocab_size].
@@ -30,8 +35,8 @@ class CpuOutputs final : public Outputs {
 
  private:
   CpuContext& context_;
-  AlignedBuffer buffer_;
-  View2<float> rows_;
+  AlignedBuffer buffer_, hidden_buffer_;
+  View2<float> rows_, hidden_;
   std::vector<RowScore> scores_;
 };
 
@@ -395,6 +400,7 @@ void CpuBackend::run(const Batch& batch, SequencePool& pool, Outputs& outputs) {
   if (on_block_) on_block_(int(plan_.layers.size()), Block::output, rows.x);
   for (const SeqTokens& tokens : batch.seqs) pool.advance(tokens.seq, tokens.n_tokens);
 
+  if (batch.hidden) static_cast<CpuOutputs&>(outputs).keep_hidden(rows.x);
   const int64_t n_logits = batch.n_logits();
   const View2<float> logits = static_cast<CpuOutputs&>(outputs).make_room(n_logits, plan_.vocab_size);
   if (n_logits == 0) return;

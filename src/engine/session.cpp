@@ -3,6 +3,7 @@
 
 #include "engine/engine.h"
 #include "engine/kv_state.h"
+#include "engine/speculate.h"
 #include "io/mapped_file.h"
 
 namespace ridge {
@@ -39,7 +40,11 @@ struct Session::Impl {
   void run(std::span<const int32_t> tokens, LogitRows rows) {
     const SeqTokens of_seq{seq, int(tokens.size())};
     pool->reserve(seq, of_seq.n_tokens).or_throw();
-    engine.backend().run({.tokens = tokens, .seqs = {&of_seq, 1}, .logits = rows}, *pool, *outputs);
+    const Batch batch{
+        .tokens = tokens, .seqs = {&of_seq, 1}, .logits = rows, .hidden = speculation && speculation->wants_hidden()};
+    const int first = n_past();
+    engine.backend().run(batch, *pool, *outputs);
+    if (batch.hidden) speculation->observe(tokens, first, *outputs);
   }
   std::span<const float> last_logits() {
     const View2<const float> logits = outputs->logits();
@@ -82,6 +87,7 @@ struct Session::Impl {
   std::unique_ptr<SequencePool> pool;
   SeqId seq;
   std::unique_ptr<Outputs> outputs;
+  Speculation* speculation = nullptr;
 };
 
 Session::Session(const Model& model, const SessionOptions& options)
@@ -108,6 +114,8 @@ std::span<const float> Session::decode(int32_t token) {
 int Session::draw(const SamplerOptions& options, std::span<const int32_t> recent, int n_max,
                   const std::function<bool(int32_t)>& on_token) {
   Impl& s = *impl_;
+  if (s.speculation)
+    return s.speculation->draw({s.engine.backend(), *s.pool, s.seq, *s.outputs}, options, recent, n_max, on_token);
   const std::vector<int32_t> known(recent.begin(), recent.end());
   const std::unique_ptr<Drawing> drawing =
       s.engine.backend().start_drawing({&s.seq, 1}, *s.pool, *s.outputs, {&options, 1}, {&known, 1});
@@ -116,6 +124,12 @@ int Session::draw(const SamplerOptions& options, std::span<const int32_t> recent
                                               [&](std::span<const int32_t> tokens) { return on_token(tokens[0]); });
   s.pool->trim(s.seq, s.n_past() - int(result.n_launched - result.n_taken), TrimMode::exact).or_throw();
   return int(result.n_taken);
+}
+
+void Session::speculate(Speculation* speculation) {
+  if (speculation && impl_->engine.on_device())
+    throw_error(ErrorKind::usage, "speculation runs on the CPU, not on {} (leave it out)", impl_->engine.info().device);
+  impl_->speculation = speculation;
 }
 
 void Session::reset() { impl_->pool->reset(impl_->seq); }

@@ -9,6 +9,7 @@
 #include "format/mxfp4.h"
 #include "io/int4_packed.h"
 #include "model/arch/arch.h"
+#include "model/mtp.h"
 #include "model/ternary.h"
 #include "model/weights.h"
 #include "op/gemv/panels.h"
@@ -695,20 +696,82 @@ void for_each_matrix(const Weights& w, const std::function<void(const Linear&, s
   for_each_matrix(const_cast<Weights&>(w), [&](Linear& m, std::string_view name) { fn(m, name); });
 }
 
-void pack_weights(CpuContext& context, Weights& weights) {
-  for_each_matrix(weights, [&](Linear& m, std::string_view) {
-    if (m.panels) return;
-    if (wants_ternary_panels(m, context.isa)) {
-      AlignedBuffer& buffer = weights.buffers.emplace_back(ternary_panel_bytes(m.n_out, m.n_in));
-      pack_ternary_panels(context, m.n_out, m.n_in, m.rows, buffer.data());
-      m.panels = buffer.data();
-      return;
-    }
-    if (!wants_panels(*m.format, m.n_in, context.isa)) return;
-    AlignedBuffer& buffer = weights.buffers.emplace_back(panel_bytes(*m.format, m.n_out, m.n_in));
-    pack_panels(context, *m.format, m.n_out, m.n_in, m.rows, buffer.data());
+namespace {
+
+void pack(CpuContext& context, Linear& m, std::vector<AlignedBuffer>& buffers) {
+  if (m.panels) return;
+  if (wants_ternary_panels(m, context.isa)) {
+    AlignedBuffer& buffer = buffers.emplace_back(ternary_panel_bytes(m.n_out, m.n_in));
+    pack_ternary_panels(context, m.n_out, m.n_in, m.rows, buffer.data());
     m.panels = buffer.data();
-  });
+    return;
+  }
+  if (!wants_panels(*m.format, m.n_in, context.isa)) return;
+  AlignedBuffer& buffer = buffers.emplace_back(panel_bytes(*m.format, m.n_out, m.n_in));
+  pack_panels(context, *m.format, m.n_out, m.n_in, m.rows, buffer.data());
+  m.panels = buffer.data();
+}
+
+/// The matrix in another format, in a buffer of its own; as it is where the format has no encoder or no such rows.
+Linear encoded(const Linear& m, const WeightFormat* format, std::vector<AlignedBuffer>& buffers) {
+  if (!format->encode || format == m.format || m.n_in % format->group != 0 || format->tail_bytes > 0) return m;
+  Linear to{.format = format, .n_out = m.n_out, .n_in = m.n_in};
+  std::byte* const rows = buffers.emplace_back(to.bytes()).data();
+  std::vector<float> row(size_t(m.n_in), 0.0f);
+  for (int64_t i = 0; i < m.n_out; ++i) {
+    m.format->decode(m.rows + i * m.format->row_bytes(m.n_in), m.n_in, row.data());
+    format->encode(row.data(), m.n_in, rows + i * format->row_bytes(m.n_in));
+  }
+  to.rows = rows;
+  return to;
+}
+
+}  // namespace
+
+void pack_weights(CpuContext& context, Weights& weights) {
+  for_each_matrix(weights, [&](Linear& m, std::string_view) { pack(context, m, weights.buffers); });
+}
+
+Result<MtpHead> load_mtp_head(CpuContext& context, const Config& c, const Weights& model, std::string path) {
+  if (c.qkv_bias || c.o_bias || c.qk_norm || c.sink_logits || c.sub_norm || c.norms != NormPlace::before ||
+      c.has_experts(c.n_layers - 1))
+    return fail(ErrorKind::usage, "MTP heads are read for plain layers only, not for {}", c.arch);
+  if (const auto* directory = std::get_if<io::HfDirectory>(&model.source); directory && path.empty())
+    path = directory->path / "mtp.safetensors";
+  if (path.empty()) return fail(ErrorKind::usage, "the model's file has no MTP head (give the file of the head)");
+  MtpHead head;
+  io::HfDirectory& source = head.weights.source.emplace<io::HfDirectory>();
+  RIDGE_TRY(io::MappedFile file, io::MappedFile::open(path));
+  source.files.push_back(std::move(file));
+  RIDGE_TRY(source.tensors, io::parse_safetensors(source.files[0].bytes(), path));
+  Binder b(source.tensors, false, head.weights);
+  const auto matrix = [&](std::string_view name, int64_t n_out, int64_t n_in) {
+    return b.matrix({"", name}, 0, n_out, n_in);
+  };
+  const auto norm = [&](std::string_view name) { return b.vector({"", name}, 0, c.d_model); };
+  head.embedding_norm = norm("enorm.weight");
+  head.hidden_norm = norm("hnorm.weight");
+  head.join = matrix("eh_proj.weight", c.d_model, 2 * int64_t(c.d_model));
+  head.weights.output_norm = norm("shared_head_norm.weight");
+  LayerWeights& layer = head.weights.layers.emplace_back();
+  layer.attn_norm = norm("layer.input_layernorm.weight");
+  layer.q = matrix("layer.self_attn.q_proj.weight", c.q_dim(), c.d_model);
+  layer.k = matrix("layer.self_attn.k_proj.weight", c.kv_dim(), c.d_model);
+  layer.v = matrix("layer.self_attn.v_proj.weight", c.kv_dim(), c.d_model);
+  layer.o = matrix("layer.self_attn.o_proj.weight", c.d_model, c.q_dim());
+  layer.ffn_norm = norm("layer.post_attention_layernorm.weight");
+  layer.gate = matrix("layer.mlp.gate_proj.weight", c.d_ff, c.d_model);
+  layer.up = matrix("layer.mlp.up_proj.weight", c.d_ff, c.d_model);
+  layer.down = matrix("layer.mlp.down_proj.weight", c.d_model, c.d_ff);
+  RIDGE_TRY_STATUS(b.finish(path));
+  std::vector<AlignedBuffer>& buffers = head.weights.buffers;
+  for (Linear* m : {&head.join, &layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down}) {
+    *m = encoded(*m, model.layers.back().q.format, buffers);
+    pack(context, *m, buffers);
+  }
+  head.weights.embedding = model.embedding;
+  head.weights.output = model.output;
+  return head;
 }
 
 }  // namespace ridge

@@ -11,6 +11,7 @@ namespace ridge {
 namespace {
 
 using nlohmann::json;
+using testing::ContainsRegex;
 using testing::HasSubstr;
 using testing::Not;
 
@@ -49,6 +50,30 @@ TEST(Run, GreedyIsTheSameForAnyThreadsBatchAndFlagSpelling) {
   EXPECT_EQ(run_ridge(greedy({"-n", "40", "--quiet", "-t", "1"})).out, text);
   EXPECT_EQ(run_ridge(greedy({"-n", "40", "--quiet", "-ub", "2"})).out, text);
   EXPECT_EQ(run_ridge(greedy({"--n_predict", "40", "--quiet", "--top_k=7"})).out, text);
+}
+
+TEST(Run, SpeculationLeavesTheTextAndCountsWhatItDid) {
+  for (const char* temperature : {"0", "0.8"}) {
+    const std::vector<std::string> flags{"-n", "150", "--temp", temperature, "--seed", "3"};
+    const std::string text = run_ridge(greedy(flags)).out;
+    for (std::vector<std::string> spec : {std::vector<std::string>{"--spec-type", "lookup"},
+                                          {"--spec-type", "draft", "-md", kTinyModel, "--draft-kv-quant", "rotor-3"}}) {
+      spec.insert(spec.end(), flags.begin(), flags.end());
+      const Outcome outcome = run_ridge(greedy(spec));
+      EXPECT_EQ(outcome.out, text) << outcome.err;
+      EXPECT_THAT(outcome.err,
+                  ContainsRegex("spec     (lookup|draft): [0-9]+ steps, [0-9]+ proposed, [0-9]+ accepted"));
+      spec.emplace_back("--json");
+      const json row = json::parse(run_ridge(greedy(spec)).out);
+      EXPECT_EQ(row["text"], text);
+      EXPECT_EQ(row["spec_type"], spec[1]);
+      EXPECT_EQ(row["spec_steps"].get<int>() + row["spec_accepted"].get<int>(), row["n_decoded"]) << row;
+    }
+  }
+  const Outcome other = run_ridge({"run", "-m", RIDGE_SOURCE_DIR "/models/ridge-ref-q8_0.gguf", "-p", "a", "-c", "64",
+                                   "--spec-type", "draft", "-md", kTinyModel});
+  EXPECT_EQ(other.code, 2);
+  EXPECT_THAT(other.err, HasSubstr("a draft model must have the target's vocabulary"));
 }
 
 TEST(Run, LayersOfTheirOwnAreShownReadBackFromTheCache) {

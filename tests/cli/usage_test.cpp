@@ -63,18 +63,23 @@ INSTANTIATE_TEST_SUITE_P(
 
 INSTANTIATE_TEST_SUITE_P(
     Habits, Usage,
-    testing::Values(Wrong{run_with({"-ngl", "99"}), 2,
-                          "error: -ngl: Ridge runs a whole model on one device (use --device"},
-                    Wrong{run_with({"-ngl=99"}), 2, "error: -ngl: "},
-                    Wrong{run_with({"--n_gpu_layers", "99"}), 2, "error: --n-gpu-layers: "},
-                    Wrong{{"bench", "decode", "-m", kTinyModel, "-ngl", "99"}, 2, "use --device cuda"},
-                    Wrong{run_with({"-fa"}), 2, "-fa: attention is always fused"},
-                    Wrong{run_with({"--flash-attn", "on"}), 2, "--flash-attn: attention is always fused"},
-                    Wrong{run_with({"-cnv"}), 2, "-cnv: a conversation is a command of its own"},
-                    Wrong{{"run", "-hf", "owner/name"}, 2, "-hf: Ridge downloads nothing"},
-                    Wrong{run_with({"-md", "small.gguf"}), 2, "-md: Ridge does not draft"},
-                    Wrong{run_with({"-np", "4"}), 2, "-np: Ridge runs one sequence"},
-                    Wrong{run_with({"-tb", "4"}), 2, "use -t N"}, Wrong{run_with({"-s", "1"}), 2, "use --seed N"}));
+    testing::Values(
+        Wrong{run_with({"-ngl", "99"}), 2, "error: -ngl: Ridge runs a whole model on one device (use --device"},
+        Wrong{run_with({"-ngl=99"}), 2, "error: -ngl: "},
+        Wrong{run_with({"--n_gpu_layers", "99"}), 2, "error: --n-gpu-layers: "},
+        Wrong{{"bench", "decode", "-m", kTinyModel, "-ngl", "99"}, 2, "use --device cuda"},
+        Wrong{run_with({"-fa"}), 2, "-fa: attention is always fused"},
+        Wrong{run_with({"--flash-attn", "on"}), 2, "--flash-attn: attention is always fused"},
+        Wrong{run_with({"-cnv"}), 2, "-cnv: a conversation is a command of its own"},
+        Wrong{{"run", "-hf", "owner/name"}, 2, "-hf: Ridge downloads nothing"},
+        Wrong{run_with({"-md", "small.gguf"}), 2, "--draft-model: only --spec-type draft and mtp"},
+        Wrong{run_with({"--spec-type", "draft"}), 2, "--spec-type: draft needs a second model"},
+        Wrong{run_with({"--spec-type", "guess"}), 2, "--spec-type: expects none, lookup, draft, mtp"},
+        Wrong{run_with({"--spec-type", "lookup", "--device", "cuda"}), 2, "--spec-type: speculation runs on"},
+        Wrong{run_with({"--spec-depth", "17"}), 2, "--spec-depth"},
+        Wrong{{"chat", "-m", kTinyModel, "-md", "small.gguf"}, 2, "-md: a draft model is a way"},
+        Wrong{run_with({"-np", "4"}), 2, "-np: Ridge runs one sequence"}, Wrong{run_with({"-tb", "4"}), 2, "use -t N"},
+        Wrong{run_with({"-s", "1"}), 2, "use --seed N"}));
 
 /// What looks like a habit and is a value stays one.
 TEST(Habits, AValueMayLookLikeAHabit) {

@@ -1,0 +1,98 @@
+// Proposers that need nothing of the target's hidden states: look-up in the text, and a second model.
+#include <algorithm>
+
+#include "engine/engine.h"
+#include "engine/speculate.h"
+
+namespace ridge {
+namespace {
+
+class LookupProposer final : public Proposer {
+ public:
+  std::vector<int32_t> propose(std::span<const int32_t> text, int n) override {
+    // Shorter ends are everywhere and say little; longer ones than the most are as good as that.
+    constexpr size_t kLeast = 3, kMost = 16;
+    size_t length = kLeast - 1, next = 0;
+    for (size_t end = text.size() - 1; end > 0 && length < kMost; --end) {
+      size_t equal = 0;
+      while (equal < std::min(end, kMost) && text[end - 1 - equal] == text[text.size() - 1 - equal]) ++equal;
+      if (equal > length) length = equal, next = end;
+    }
+    std::vector<int32_t> proposals;
+    if (next == 0) return proposals;
+    // Behind the text's end the proposals go on: a loop is shorter than they are.
+    for (size_t i = next; ssize(proposals) < n; ++i)
+      proposals.push_back(i < text.size() ? text[i] : proposals[i - text.size()]);
+    return proposals;
+  }
+};
+
+/// Throws usage unless a token id means the same in both models. Sizes may differ: embeddings are padded.
+void check_vocabularies(Engine& target, Engine& draft) {
+  const auto refuse = [&](const std::string& why) {
+    throw Error(ErrorKind::usage, four_parts("a draft model must have the target's vocabulary", draft.info().path, why,
+                                             "use a smaller model of the same family"));
+  };
+  if (target.has_tokenizer() != draft.has_tokenizer())
+    refuse(fmt::format("the {} model has no tokenizer", draft.has_tokenizer() ? "target" : "draft"));
+  if (!target.has_tokenizer()) {
+    if (target.plan().vocab_size != draft.plan().vocab_size)
+      refuse(fmt::format("{} tokens, the target has {}", draft.plan().vocab_size, target.plan().vocab_size));
+    return;
+  }
+  const std::vector<std::string>&of_target = target.tokenizer().spec().pieces,
+        &of_draft = draft.tokenizer().spec().pieces;
+  for (size_t i = 0; i < std::min(of_target.size(), of_draft.size()); ++i)
+    if (target.tokenizer().piece(int32_t(i), true) != draft.tokenizer().piece(int32_t(i), true))
+      refuse(fmt::format("token {} is '{}', the target's is '{}'", i, of_draft[i], of_target[i]));
+}
+
+class DraftProposer final : public Proposer {
+ public:
+  DraftProposer(const Model& target, const Model& draft, const SessionOptions& options)
+      : vocab_size_(target.info().vocab_size), session_(draft, options) {}
+
+  std::vector<int32_t> propose(std::span<const int32_t> text, int n) override {
+    const int n_text = int(text.size());
+    n = std::min(n, session_.n_ctx() - n_text + 1);
+    // Centres and scales of the draft's cache must not be set by proposals, which are taken back.
+    if (n_text < kCalibration) n = std::min(n, kCalibration - n_text);
+    std::vector<int32_t> proposals;
+    if (n <= 0) return proposals;
+    const auto known = std::ranges::mismatch(held_, text.first(text.size() - 1)).in1 - held_.begin();
+    if (known < kCalibration && ssize(held_) >= kCalibration) forget(0);
+    else forget(size_t(known));
+    std::span<const float> logits = session_.prefill(text.subspan(held_.size()));
+    held_.assign(text.begin(), text.end());
+    for (;;) {
+      const auto token = int32_t(std::ranges::max_element(logits) - logits.begin());
+      if (token >= vocab_size_) break;
+      proposals.push_back(token);
+      if (ssize(proposals) == n) break;
+      logits = session_.decode(token);
+      held_.push_back(token);
+    }
+    return proposals;
+  }
+
+ private:
+  void forget(size_t n) {
+    if (n == held_.size()) return;
+    session_.truncate(int(n));
+    held_.resize(n);
+  }
+
+  int vocab_size_;
+  Session session_;
+  std::vector<int32_t> held_;  // tokens of the session
+};
+
+}  // namespace
+
+std::unique_ptr<Proposer> make_lookup_proposer() { return std::make_unique<LookupProposer>(); }
+std::unique_ptr<Proposer> make_draft_proposer(const Model& target, const Model& draft, const SessionOptions& options) {
+  check_vocabularies(target.engine(), draft.engine());
+  return std::make_unique<DraftProposer>(target, draft, options);
+}
+
+}  // namespace ridge

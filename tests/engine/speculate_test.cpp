@@ -1,0 +1,365 @@
+// Speculation: the same text as without, whatever is proposed; ends inside accepted tokens; when proposals end.
+#include "engine/speculate.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "base/rng.h"
+#include "cases/golden_logits.h"
+#include "cases/paths.h"
+#include "cases/reference_data.h"
+#include "cases/temp_dir.h"
+#include "io/safetensors.h"
+#include "ridge/engine.h"
+
+namespace ridge {
+namespace {
+
+const Model& tiny() {
+  static const Model model = Model::load(RIDGE_SOURCE_DIR "/models/stories260K.gguf");
+  return model;
+}
+const Model& reference() {
+  static const Model model = Model::load(RIDGE_SOURCE_DIR "/models/ridge-ref-q8_0.gguf");
+  return model;
+}
+
+/// Proposes the text that it was told, with every seventh token wrong.
+class KnownText final : public Proposer {
+ public:
+  explicit KnownText(std::vector<int32_t> text) : text_(std::move(text)) {}
+  std::vector<int32_t> propose(std::span<const int32_t> text, int n) override {
+    std::vector<int32_t> proposals;
+    for (size_t i = text.size(); ssize(proposals) < n && i < text_.size(); ++i)
+      proposals.push_back(i % 7 == 3 ? (text_[i] + 1) % 8 : text_[i]);
+    return proposals;
+  }
+
+ private:
+  std::vector<int32_t> text_;
+};
+
+struct Text {
+  GenerateResult result;
+  std::vector<float> next;  // logits of one more token: what the cache holds
+  int n_past = 0;
+};
+
+Text generate_text(const Model& model, const SessionOptions& options, std::span<const int32_t> prompt,
+                   const GenerateOptions& generation, Speculation* speculation) {
+  Session session(model, options);
+  session.speculate(speculation);
+  Text text{generate(session, model, prompt, generation, [](std::string_view) { return true; }), {}, 0};
+  text.n_past = session.n_past();
+  if (text.n_past < session.n_ctx()) {
+    const std::span<const float> logits = session.decode(text.result.tokens.back());
+    text.next.assign(logits.begin(), logits.end());
+  }
+  return text;
+}
+
+void expect_equal(const Text& actual, const Text& expected, const std::string& where) {
+  EXPECT_EQ(actual.result.tokens, expected.result.tokens) << where;
+  EXPECT_EQ(actual.result.text, expected.result.text) << where;
+  EXPECT_EQ(actual.result.reason, expected.result.reason) << where;
+  EXPECT_EQ(actual.n_past, expected.n_past) << where;
+  EXPECT_EQ(actual.next, expected.next) << where << ": the cache differs";
+}
+
+/// The prompt and what follows it.
+std::vector<int32_t> whole_text(std::span<const int32_t> prompt, const Text& text) {
+  std::vector<int32_t> whole(prompt.begin(), prompt.end());
+  whole.insert(whole.end(), text.result.tokens.begin(), text.result.tokens.end());
+  return whole;
+}
+
+SessionOptions session_of(const std::string& cache, bool centre, int n_ctx) {
+  KvSideOptions side{.format = cache};
+  if (centre) side.centre = true;
+  return {.n_ctx = n_ctx, .k = side, .v = side};
+}
+
+const char* const kPrompts[] = {
+    "The history of the city of Paris begins with",
+    "The novel was first published in 1925 and was reprinted in 1931, 1934 and 1936. The novel was first published in",
+    "In physics, energy is",
+    "= = Career = = \n He played",
+    "The river rises in the mountains and flows",
+    "During the First World War the regiment",
+    "It was released as a single in",
+    "The species was first described by"};
+
+struct Coverage {
+  int n_prompts, n_tokens;
+  std::string head;  // file of an MTP head; empty: none
+};
+
+/// A file of an MTP head with random weights for this model, without the tensor `missing`.
+std::string write_random_head(const TempDir& directory, const ModelInfo& m, std::string_view missing = {}) {
+  const int64_t d = m.d_model, q = int64_t(m.n_heads) * m.head_dim, kv = int64_t(m.n_kv_heads) * m.head_dim;
+  const std::pair<const char*, std::vector<int64_t>> shapes[] = {{"enorm.weight", {d}},
+                                                                 {"hnorm.weight", {d}},
+                                                                 {"eh_proj.weight", {d, 2 * d}},
+                                                                 {"shared_head_norm.weight", {d}},
+                                                                 {"layer.input_layernorm.weight", {d}},
+                                                                 {"layer.post_attention_layernorm.weight", {d}},
+                                                                 {"layer.self_attn.q_proj.weight", {q, d}},
+                                                                 {"layer.self_attn.k_proj.weight", {kv, d}},
+                                                                 {"layer.self_attn.v_proj.weight", {kv, d}},
+                                                                 {"layer.self_attn.o_proj.weight", {d, q}},
+                                                                 {"layer.mlp.gate_proj.weight", {m.d_ff, d}},
+                                                                 {"layer.mlp.up_proj.weight", {m.d_ff, d}},
+                                                                 {"layer.mlp.down_proj.weight", {d, m.d_ff}}};
+  std::vector<io::SafetensorsSpec> specs;
+  for (const auto& [name, shape] : shapes)
+    if (name != missing) specs.push_back({name, *find_weight_format("f32"), shape});
+  Rng rng(7);
+  const std::filesystem::path path = directory / "head.safetensors";
+  io::write_safetensors(path, specs, [&](size_t i, const io::SafetensorsSink& sink) {
+    std::vector<float> values;
+    for (int64_t n = specs[i].shape[0] * (specs[i].shape.size() > 1 ? specs[i].shape[1] : 1); n > 0; --n)
+      values.push_back(0.1f * float(rng.normal()));
+    return sink(std::as_bytes(std::span(values)));
+  }).or_throw();
+  return path.native();
+}
+
+/// The trained head of the reference model, where the reference data is.
+std::string reference_head() {
+  const auto data = reference_data();
+  return data ? *data / "models/ridge-ref/mtp.safetensors" : std::filesystem::path();
+}
+
+/// Every proposer over the caches, greedy and sampled; the prompts and tokens of the coverage.
+void expect_identical_texts(const Model& model, const Coverage& coverage) {
+  struct Cache {
+    const char* format;
+    bool centre;
+  };
+  std::vector<Cache> caches{{"f16", false}, {"rotor-3", false}, {"rotor-3", true}};
+  if (model.info().head_dim % 32 == 0) caches.push_back({"q8_0", false});
+  int64_t n_accepted = 0, n_rejected = 0;
+  for (const auto& [cache, centre] : caches)
+    for (const float temperature : {0.0f, 0.8f})
+      for (int i = 0; i < coverage.n_prompts; ++i) {
+        const SessionOptions options = session_of(cache, centre, 512);
+        const std::vector<int32_t> prompt = model.tokenize(kPrompts[size_t(i) % std::size(kPrompts)]);
+        const GenerateOptions generation{
+            .max_tokens = coverage.n_tokens,
+            .sampler = {.temperature = temperature, .repeat_penalty = i % 2 == 1 ? 1.1f : 1.0f, .seed = uint64_t(i)}};
+        const Text plain = generate_text(model, options, prompt, generation, nullptr);
+        const auto check = [&](std::unique_ptr<Proposer> proposer, int depth, const char* name) {
+          Speculation speculation(std::move(proposer), depth, false);
+          expect_equal(generate_text(model, options, prompt, generation, &speculation), plain,
+                       fmt::format("{}, cache {}{}, temperature {}, prompt {}", name, cache, centre ? " centred" : "",
+                                   temperature, i));
+          n_accepted += speculation.report().n_accepted;
+          n_rejected += speculation.report().n_proposed - speculation.report().n_accepted;
+        };
+        check(std::make_unique<KnownText>(whole_text(prompt, plain)), kMaxSpecDepth, "known text");
+        check(make_lookup_proposer(), 5, "lookup");
+        check(make_draft_proposer(model, model, session_of("rotor-3", true, 512)), 3, "draft");
+        for (const char* of_head : {"f16", "rotor-3"})
+          if (!coverage.head.empty())
+            check(make_mtp_proposer(model, coverage.head, session_of(of_head, of_head[0] == 'r', 512)), 3, "mtp");
+      }
+  EXPECT_GT(n_accepted, 0);
+  EXPECT_GT(n_rejected, 0);
+}
+
+TEST(Speculation, TextsOfASmallModelAreIdentical) {
+  const TempDir directory;
+  expect_identical_texts(tiny(), {2, 120, write_random_head(directory, tiny().info())});
+}
+
+#ifdef NDEBUG
+TEST(Speculation, TextsOfTheReferenceModelAreIdentical) {
+  expect_identical_texts(reference(), {2, 64, reference_head()});
+}
+#endif
+TEST(SpeculationSlow, TextsOfTheReferenceModelAreIdentical) {
+  expect_identical_texts(reference(), {8, 128, reference_head()});
+}
+
+TEST(Speculation, AStopStringAndALimitEndTheTextInsideAcceptedTokens) {
+  const SessionOptions options = session_of("rotor-3", false, 256);
+  const std::vector<int32_t> prompt = tiny().tokenize("Once upon a time");
+  GenerateOptions generation{.max_tokens = 40, .sampler = {.temperature = 0}};
+  const Text whole = generate_text(tiny(), options, prompt, generation, nullptr);
+  ASSERT_EQ(whole.result.tokens.size(), 40u);
+  for (int n = 1; n < 24; ++n) {
+    GenerateOptions limited = generation;
+    limited.max_tokens = n;
+    GenerateOptions stopped = generation;
+    stopped.stop = {whole.result.text.substr(size_t(2 * n), 3)};
+    for (const GenerateOptions& each : {limited, stopped}) {
+      Speculation speculation(std::make_unique<KnownText>(whole_text(prompt, whole)), kMaxSpecDepth, false);
+      expect_equal(generate_text(tiny(), options, prompt, each, &speculation),
+                   generate_text(tiny(), options, prompt, each, nullptr), fmt::format("ended at {}", n));
+    }
+  }
+}
+
+TEST(Speculation, AnEndTokenEndsTheTextInsideAcceptedTokens) {
+  const SessionOptions options = session_of("f16", false, 512);
+  const std::vector<int32_t> prompt = tiny().tokenize("Once upon a time");
+  int n_ended = 0;
+  for (uint64_t seed = 0; seed < 8; ++seed) {
+    // So hot that all tokens are about as likely: the end comes soon.
+    const GenerateOptions generation{.sampler = {.temperature = 10, .top_k = 0, .top_p = 1, .min_p = 0, .seed = seed}};
+    const Text plain = generate_text(tiny(), options, prompt, generation, nullptr);
+    n_ended += plain.result.reason == StopReason::end_token;
+    std::vector<int32_t> told = whole_text(prompt, plain);
+    told.insert(told.end(), 12, 100);  // proposals do not end with the text
+    Speculation speculation(std::make_unique<KnownText>(told), kMaxSpecDepth, false);
+    expect_equal(generate_text(tiny(), options, prompt, generation, &speculation), plain, fmt::format("seed {}", seed));
+  }
+  EXPECT_GT(n_ended, 0) << "no text ended";
+}
+
+TEST(Speculation, AFullContextEndsTheTextInTheMiddleOfAStep) {
+  for (const char* cache : {"f16", "rotor-3"})
+    for (int n_prompt = 1; n_prompt <= 8; ++n_prompt) {
+      const SessionOptions options = session_of(cache, false, 8);
+      std::vector<int32_t> prompt = tiny().tokenize("Once upon a time there was a little girl");
+      prompt.resize(size_t(n_prompt));
+      const GenerateOptions generation{.sampler = {.temperature = 0}};
+      const Text plain = generate_text(tiny(), options, prompt, generation, nullptr);
+      ASSERT_EQ(plain.result.reason, StopReason::context_full);
+      Speculation told(std::make_unique<KnownText>(whole_text(prompt, plain)), kMaxSpecDepth, false);
+      expect_equal(generate_text(tiny(), options, prompt, generation, &told), plain, "known text");
+      Speculation drafted(make_draft_proposer(tiny(), tiny(), options), 4, false);
+      expect_equal(generate_text(tiny(), options, prompt, generation, &drafted), plain, "draft");
+    }
+}
+
+TEST(Speculation, ADraftServesOneTextAfterAnother) {
+  const SessionOptions options = session_of("rotor-3", true, 256);
+  Speculation speculation(make_draft_proposer(tiny(), tiny(), options), 4, false);
+  for (const char* prompt : {"Once upon a time", "Once upon a hill", "A dog", "Once upon a time"}) {
+    const std::vector<int32_t> tokens = tiny().tokenize(prompt);
+    const GenerateOptions generation{.max_tokens = 100, .sampler = {.temperature = 0}};
+    expect_equal(generate_text(tiny(), options, tokens, generation, &speculation),
+                 generate_text(tiny(), options, tokens, generation, nullptr), prompt);
+  }
+  const SpecReport& report = speculation.report();
+  EXPECT_GT(report.n_accepted, report.n_proposed * 9 / 10) << "a draft that is the target itself";
+}
+
+TEST(SpeculationSlow, TheHeadGuessesWhatPyTorchComputes) {
+  const auto data = reference_data();
+  if (!data) GTEST_SKIP() << "reference models are not here (set RIDGE_DATA)";
+  const Model model = Model::load((*data / "models/ridge-ref").string());
+  const Json golden = read_json(RIDGE_SOURCE_DIR "/tests/golden/ridge-ref.golden.json");
+  const auto ids = golden["ids"].get<std::vector<int32_t>>();
+  const std::span<const int32_t> text = ids;
+  std::unique_ptr<Proposer> mtp = make_mtp_proposer(model, "", session_of("f32", false, 512));
+  Proposer& head = *mtp;
+  Speculation speculation(std::move(mtp), 1);
+  Session session(model, session_of("f32", false, 512));
+  session.speculate(&speculation);
+  for (const Json& row : golden["mtp"]["top10"]) {
+    const auto n = row["pos"].get<size_t>() + 1;  // positions in front of the guess
+    session.prefill(text.subspan(size_t(session.n_past()), n - size_t(session.n_past())));
+    EXPECT_EQ(head.propose(text.first(n + 1), 1), (std::vector<int32_t>{row["ids"][0].get<int32_t>()})) << n;
+  }
+}
+
+TEST(Speculation, AHeadIsSilentWithoutTheBeginOfTheText) {
+  const TempDir directory;
+  const SessionOptions options = session_of("f16", false, 64);
+  std::unique_ptr<Proposer> mtp = make_mtp_proposer(tiny(), write_random_head(directory, tiny().info()), options);
+  Proposer& head = *mtp;
+  Speculation speculation(std::move(mtp), 1);
+  Session session(tiny(), options);
+  const std::vector<int32_t> text = tiny().tokenize("Once upon a time there was a girl");
+  const std::span<const int32_t> tokens = text;
+  session.prefill(tokens.first(3));
+  session.speculate(&speculation);
+  session.prefill(tokens.subspan(3, 2));
+  EXPECT_TRUE(head.propose(tokens.first(6), 4).empty());
+  session.reset();
+  session.prefill(tokens.first(5));
+  EXPECT_EQ(head.propose(tokens.first(6), 4).size(), 4u);
+}
+
+TEST(Speculation, LookupGoesOnAsTheLongestEarlierPlaceDid) {
+  const auto lookup = make_lookup_proposer();
+  const auto propose = [&](std::vector<int32_t> text, int n) { return lookup->propose(text, n); };
+  EXPECT_EQ(propose({1, 2, 3, 4, 5, 9, 2, 3, 4, 6, 1, 2, 3, 4}, 2), (std::vector<int32_t>{5, 9})) << "four tokens";
+  EXPECT_EQ(propose({9, 2, 3, 4, 5, 8, 2, 3, 4, 6, 1, 2, 3, 4}, 2), (std::vector<int32_t>{6, 1})) << "the newest";
+  EXPECT_EQ(propose({7, 1, 2, 3, 1, 2, 3}, 7), (std::vector<int32_t>{1, 2, 3, 1, 2, 3, 1})) << "a loop goes on";
+  EXPECT_EQ(propose({1, 2, 3, 9, 8, 2, 3}, 4), (std::vector<int32_t>{})) << "two tokens say little";
+  EXPECT_EQ(propose({1}, 4), (std::vector<int32_t>{}));
+}
+
+std::string error_of(const auto& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::usage);
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Speculation, RefusesADraftWithOtherTokensAndAWrongDepth) {
+  const std::string other = error_of([] { make_draft_proposer(reference(), tiny(), {}); });
+  EXPECT_NE(other.find("must have the target's vocabulary"), std::string::npos) << other;
+  EXPECT_NE(other.find("token 0 is"), std::string::npos) << other;
+  const Model without = Model::load("synth:tiny");
+  EXPECT_NE(error_of([&] { make_draft_proposer(tiny(), without, {}); }).find("the draft model has no tokenizer"),
+            std::string::npos);
+  EXPECT_NE(error_of([] { Speculation(make_lookup_proposer(), 0); }).find("spec_depth is 0"), std::string::npos);
+  EXPECT_NE(error_of([] { Speculation(make_lookup_proposer(), kMaxSpecDepth + 1); }).find("spec_depth"),
+            std::string::npos);
+}
+
+TEST(Speculation, RefusesAHeadThatDoesNotFit) {
+  EXPECT_NE(error_of([] { make_mtp_proposer(tiny(), "", {.n_ctx = 64}); }).find("has no MTP head"), std::string::npos);
+  const TempDir directory;
+  const std::string path = write_random_head(directory, tiny().info(), "hnorm.weight");
+  try {
+    make_mtp_proposer(tiny(), path, {.n_ctx = 64});
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::bad_file);
+    EXPECT_NE(std::string(error.what()).find("hnorm.weight is missing"), std::string::npos) << error.what();
+  }
+}
+
+/// Steps of 10 ms, 1 ms more a proposal, of which `holds` in ten hold; the seconds that n tokens take over plain steps'.
+double relative_seconds(int holds, int n_tokens, double extra = 1e-3) {
+  SpecDepth depth(8);
+  double seconds = 0;
+  int n = 0, n_tried = 0;
+  for (; n < n_tokens; ++n) {
+    const int k = depth.next();
+    int n_held = 0;
+    while (n_held < k && (7 * n_tried++) % 10 < holds) ++n_held;
+    const double took = 0.01 + k * extra;
+    depth.add(k, n_held, took);
+    seconds += took;
+    n += n_held;
+  }
+  return seconds / (n * 0.01);
+}
+
+TEST(SpecDepth, FollowsWhatPays) {
+  EXPECT_LT(relative_seconds(10, 1000), 0.25) << "all hold: 9 tokens for 18 ms";
+  EXPECT_LT(relative_seconds(6, 1000), 0.75) << "six of ten hold";
+  EXPECT_LT(relative_seconds(0, 1000), 1.02) << "none holds";
+  EXPECT_LT(relative_seconds(6, 1000, 1e-2), 1.03) << "a proposal costs a step";
+}
+
+TEST(SpecDepth, OneSlowStepDoesNotEndProposals) {
+  SpecDepth depth(4);
+  depth.add(0, 0, 0.01);
+  for (int i = 0; i < 20; ++i) depth.add(2, 2, 0.012);
+  depth.add(2, 2, 5);
+  EXPECT_GT(depth.next(), 0);
+}
+
+}  // namespace
+}  // namespace ridge
