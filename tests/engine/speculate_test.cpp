@@ -316,6 +316,18 @@ TEST(Speculation, RefusesADraftWithOtherTokensAndAWrongDepth) {
             std::string::npos);
 }
 
+TEST(Speculation, RefusesAModelWithAState) {
+  const Model model = Model::load("synth:tiny-delta");
+  Session session(model, {.n_ctx = 64});
+  Speculation speculation(make_lookup_proposer(), 4, false);
+  EXPECT_THROW(
+      try { session.speculate(&speculation); } catch (const Error& error) {
+        EXPECT_NE(std::string_view(error.what()).find("keep a state"), std::string_view::npos) << error.what();
+        throw;
+      },
+      Error);
+}
+
 TEST(Speculation, RefusesAHeadThatDoesNotFit) {
   EXPECT_NE(error_of([] { make_mtp_proposer(tiny(), "", {.n_ctx = 64}); }).find("has no MTP head"), std::string::npos);
   const TempDir directory;
