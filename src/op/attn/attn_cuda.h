@@ -32,9 +32,8 @@ struct DeviceAttention {
 /// How a launch of decode attention is cut; the defaults are predicted to be the best, not measured.
 struct TileAttnPlan {
   int blocks = 0;        ///< 0: one for each multiprocessor
-  int least_tiles = 0;   ///< tiles of a part at least, rounded down to a power of two; 0: what keeps its warps busy
+  int least_tiles = 0;   ///< tiles of a part at least, rounded down to a power of two; 0: 4
   int warps = 0;         ///< of a block, at most 12; 0 lets the kernel choose
-  int stages = 0;        ///< steps of tiles in a warp's ring, 2 to 4; 0: 2
   bool overlap = false;  ///< programmatic dependent launch
 };
 

@@ -105,25 +105,32 @@ __global__ void __launch_bounds__(32 * kJoinWarps) attn_join_kernel(const Device
   for (int j = 0; j < kPer; ++j) out[lane + 32 * j] = x[j];
 }
 
-/// How shared memory is used: queries, then a ring of stages for each warp, in whose place the warps' results follow.
+/// How shared memory is used: queries, then a room for each warp, in whose place the warps' results follow.
 struct Room {
-  int warps = 0, stages = 2, stage_bytes = 0, head_dim = 0;
+  int warps = 0, v_at = 0, warp_bytes = 0, head_dim = 0;
 
-  static constexpr int kBytes = 200 << 10;
-  /// For a device whose blocks have most_bytes for the rings; those of Hopper have room for kBytes.
-  Room(const SplitKernel& kernel, TileKind k, TileKind v, int dim, const TileAttnPlan& plan, int most_bytes)
-      : stage_bytes(kernel.tiles_at_a_time * pair_bytes(k, v, dim)), head_dim(dim) {
-    const int bytes = std::min(kBytes, most_bytes);
-    warps = kernel.most_warps;
-    while (warps > 1 && 2 * warps * stage_bytes > bytes) --warps;
-    if (plan.warps > 0) warps = std::min(plan.warps, kernel.most_warps);
-    if (plan.stages > 0) stages = plan.stages;
+  static constexpr int kBytes = 210 << 10;
+  /// For a device whose blocks have most_bytes for the rooms; those of Hopper have room for kBytes.
+  Room(const SplitKernel& kernel, const KvTiles& k, const KvTiles& v, const TileAttnPlan& plan, int most_bytes)
+      : head_dim(k.head_dim) {
+    // Pieces, or a tile of any kind that a side has.
+    const bool has_sinks = std::max(k.n_sinks, v.n_sinks) > 0;
+    const auto side_bytes = [&](const KvTiles& t) {
+      int bytes = kPlaces * kernel.piece_tiles * TileShape(t.kind, head_dim).bytes;
+      if (t.ring_tiles > 0) bytes = std::max(bytes, TileShape(t.recent_kind, head_dim).bytes);
+      if (has_sinks) bytes = std::max(bytes, TileShape(TileKind::f16, head_dim).bytes);
+      return bytes;
+    };
+    v_at = side_bytes(k);
+    warp_bytes = v_at + side_bytes(v);
+    warps = plan.warps > 0 ? std::min(plan.warps, kernel.most_warps) : kernel.most_warps;
+    while (warps > 1 && warps * warp_bytes > std::min(kBytes, most_bytes)) --warps;
   }
   int bytes() const {
     const int results = head_dim == 64    ? WarpResults<64>::bytes(warps)
                         : head_dim == 128 ? WarpResults<128>::bytes(warps)
                                           : WarpResults<256>::bytes(warps);
-    return std::max(warps * stages * stage_bytes, results);
+    return std::max(warps * warp_bytes, results);
   }
 };
 
@@ -167,16 +174,16 @@ void tile_attn(gpu::StreamHandle stream, const DeviceAttention& a, std::byte* sc
   if (a.rows.n == 0) return;
   const int head_dim = a.k.head_dim;
   const SplitKernel& kernel = kernel_for(a.k.kind, a.v.kind, head_dim);
-  const Room room(kernel, a.k.kind, a.v.kind, head_dim, plan, most_room_bytes(head_dim));
+  const Room room(kernel, a.k, a.v, plan, most_room_bytes(head_dim));
   Cut cut;
   cut.lists = lists_of(a.n_heads, a.k.n_kv_heads);
   cut.budget = budget_of(a.rows.n, cut.lists, plan.blocks > 0 ? plan.blocks : tile_attn_blocks());
   cut.group = a.group();
   cut.head_groups = int(gpu::ceil_div(cut.group, kHeads));
-  // A part keeps all warps busy, unless the plan says otherwise.
-  const int least = plan.least_tiles > 0 ? plan.least_tiles : room.warps * kernel.tiles_at_a_time;
-  cut.least_shift = std::bit_width(unsigned(least)) - 1;
-  cut.stages = room.stages;
+  // A part has work for four warps, one a scheduler, unless the plan says otherwise.
+  cut.least_shift = std::bit_width(unsigned(plan.least_tiles > 0 ? plan.least_tiles : 4)) - 1;
+  cut.v_at = room.v_at;
+  cut.warp_bytes = room.warp_bytes;
   cut.parts = reinterpret_cast<float*>(scratch);
   kernel.launch({dim3(unsigned(cut.lists), unsigned(block_rows(a.rows.n, cut.budget))), unsigned(32 * room.warps),
                  size_t(query_bytes(head_dim) + room.bytes()), stream, plan.overlap},

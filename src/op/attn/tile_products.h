@@ -15,8 +15,10 @@ namespace ridge::tiles {
 inline constexpr int kHeads = 8;  // query heads a warp works on together
 inline constexpr float kNever = -1e30f;
 
-/// Queries and weights in two planes of integers: x = 128 hi + lo, |x| <= kPlaneTop.
+/// Queries in two planes of integers: x = 128 hi + lo, |x| <= kPlaneTop.
 inline constexpr float kPlaneTop = 16256;  // 127 * 128
+/// Weights: x = 256 hi + lo, lo in -128 .. 127, x in 0 .. kWeightTop or negative as far.
+inline constexpr float kWeightTop = 32512;  // 127 * 256
 
 constexpr bool is_half(TileKind kind) { return kind == TileKind::f16 || kind == TileKind::bf16; }
 constexpr bool has_blocks(TileKind kind) { return kind == TileKind::int8_blocks || kind == TileKind::q4; }
@@ -63,6 +65,21 @@ constexpr uint32_t bytes4(int a, int b, int c, int d) {
   return uint32_t(a & 255) | uint32_t(b & 255) << 8 | uint32_t(c & 255) << 16 | uint32_t(d & 255) << 24;
 }
 
+/// Integers of rotor levels as bytes of look-ups, made once: of constants the compiler keeps one half in the instruction
+/// and moves the other to a register again and again.
+struct LevelBytes {
+  uint32_t low3, high3, low4, high4;
+
+  __device__ __forceinline__ LevelBytes() {
+    constexpr TileLevels3 three;
+    constexpr TileLevels4 four;
+    low3 = gpu::pinned(bytes4(-three.integer[3], -three.integer[2], -three.integer[1], -three.integer[0]));
+    high3 = gpu::pinned(bytes4(three.integer[0], three.integer[1], three.integer[2], three.integer[3]));
+    low4 = gpu::pinned(bytes4(four.integer[0], four.integer[1], four.integer[2], four.integer[3]));
+    high4 = gpu::pinned(bytes4(four.integer[4], four.integer[5], four.integer[6], four.integer[7]));
+  }
+};
+
 /// All groups of a tile, four at a time.
 template <TileKind kKind, int kDim>
 class Groups {
@@ -74,7 +91,7 @@ class Groups {
 
   /// Groups 4 kQuad .. 4 kQuad + 3.
   template <int kQuad>
-  __device__ __forceinline__ Quad<kKind> quad() const {
+  __device__ __forceinline__ Quad<kKind> quad(const LevelBytes& levels) const {
     Quad<kKind> q;
     if constexpr (is_half(kKind)) {
       load_words<kKind, kDim, 16 * kQuad, 16>(tile_, lane_, &q.b[0][0]);
@@ -89,28 +106,23 @@ class Groups {
         q.b[t][1] = w[t] & 0xF0F0F0F0u;
       }
     } else if constexpr (kKind == TileKind::rotor4) {
-      constexpr TileLevels4 l;
-      constexpr uint32_t kLow = bytes4(l.integer[0], l.integer[1], l.integer[2], l.integer[3]);
-      constexpr uint32_t kHigh = bytes4(l.integer[4], l.integer[5], l.integer[6], l.integer[7]);
       uint32_t w[4];
       load_words<kKind, kDim, 4 * kQuad, 4>(tile_, lane_, w);
 #pragma unroll
       for (int t = 0; t < 4; ++t) {
         const uint32_t magnitude = w[t] & 0x77777777u, sign = w[t] >> 3 & 0x11111111u;
-        q.b[t][0] = gpu::select_bytes(kLow, kHigh, magnitude) ^ gpu::select_bytes(0xFF00u, 0, sign);
-        q.b[t][1] = gpu::select_bytes(kLow, kHigh, magnitude >> 16) ^ gpu::select_bytes(0xFF00u, 0, sign >> 16);
+        q.b[t][0] = gpu::select_bytes(levels.low4, levels.high4, magnitude) ^ gpu::select_bytes(0xFF00u, 0, sign);
+        q.b[t][1] =
+            gpu::select_bytes(levels.low4, levels.high4, magnitude >> 16) ^ gpu::select_bytes(0xFF00u, 0, sign >> 16);
       }
     } else {
-      constexpr TileLevels3 l;
-      constexpr uint32_t kLow = bytes4(-l.integer[3], -l.integer[2], -l.integer[1], -l.integer[0]);
-      constexpr uint32_t kHigh = bytes4(l.integer[0], l.integer[1], l.integer[2], l.integer[3]);
       const uint32_t w0 = words_[3 * kQuad], w1 = words_[3 * kQuad + 1], w2 = words_[3 * kQuad + 2];
       const uint32_t codes[4] = {w0 & 0x77777777u, w1 & 0x77777777u, w2 & 0x77777777u,
                                  (w0 >> 3 & 0x11111111u) | (w1 >> 2 & 0x22222222u) | (w2 >> 1 & 0x44444444u)};
 #pragma unroll
       for (int t = 0; t < 4; ++t) {
-        q.b[t][0] = gpu::select_bytes(kLow, kHigh, codes[t]);
-        q.b[t][1] = gpu::select_bytes(kLow, kHigh, codes[t] >> 16);
+        q.b[t][0] = gpu::select_bytes(levels.low3, levels.high3, codes[t]);
+        q.b[t][1] = gpu::select_bytes(levels.low3, levels.high3, codes[t] >> 16);
       }
     }
     return q;
@@ -195,7 +207,7 @@ __device__ __forceinline__ void put_query(const Queries<kDim>& to, int r, const 
       at[4] = std::byte(lo);
     }
     sum = gpu::warp_sum(sum);
-    if (lane == 0) to.scale()[r] = top / kPlaneTop, to.sum()[r] = float(sum);
+    if (lane == 0) to.scale()[r] = top > 0 ? top / kPlaneTop : 1.0f, to.sum()[r] = float(sum);
   }
   // Depth 16: two steps of four channels a lane.
   const auto half_at = [&](int j) {
@@ -220,18 +232,28 @@ __device__ __forceinline__ void put_query(const Queries<kDim>& to, int r, const 
     }
 }
 
-// --- One tile ---
+// --- Tiles ---
 
-/// Scores of the lane's eight positions, in powers of two.
+/// What scores of tile_scores() are to be multiplied by: then they are powers of two. Above zero.
 template <TileKind kKind, int kDim>
-__device__ __forceinline__ void tile_scores(const std::byte* tile, const Queries<kDim>& queries, int lane,
-                                            float (&scores)[8]) {
-  const Groups<kKind, kDim> groups(tile, lane);
+__device__ __forceinline__ float score_unit(const Queries<kDim>& queries, int lane) {
+  return is_half(kKind) ? 1.0f : queries.scale()[lane / 4] * unit_of(kKind);
+}
+
+/// Scores of the lane's eight positions of kTiles tiles, one after another in memory.
+template <TileKind kKind, int kDim, int kTiles = 1>
+__device__ __forceinline__ void tile_scores(const std::byte* tiles, const Queries<kDim>& queries,
+                                            const LevelBytes& levels, int lane, float (*scores)[8]) {
+  constexpr int kBytes = TileShape(kKind, kDim).bytes;
+  Groups<kKind, kDim> groups[kTiles];
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) groups[n] = Groups<kKind, kDim>(tiles + n * kBytes, lane);
   if constexpr (is_half(kKind)) {
+    static_assert(kTiles == 1);
     const std::byte* fragments = queries.halves(kKind == TileKind::bf16);
     float sums[4][4] = {};
     unrolled<kDim / 32>([&]<int kStep>() {
-      const Quad<kKind> keys = groups.template quad<kStep>();
+      const Quad<kKind> keys = groups[0].template quad<kStep>(levels);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         uint32_t a[4];
@@ -244,43 +266,54 @@ __device__ __forceinline__ void tile_scores(const std::byte* tile, const Queries
       }
     });
 #pragma unroll
-    for (int i = 0; i < 8; ++i) scores[i] = sums[i / 2][i % 2] + sums[i / 2][2 + i % 2];
+    for (int i = 0; i < 8; ++i) scores[0][i] = sums[i / 2][i % 2] + sums[i / 2][2 + i % 2];
   } else {
-    const float scale = queries.scale()[lane / 4] * unit_of(kKind),
-                missing = queries.sum()[lane / 4] * offset_of(kKind);
     float k_scales[8];
     if constexpr (!has_blocks(kKind)) {
-      int sums[4][4] = {};
+      int sums[kTiles][4][4] = {};
       unrolled<kDim / 32>([&]<int kStep>() {
-        const Quad<kKind> keys = groups.template quad<kStep>();
         uint32_t a[4];
         queries.step(queries.ints(), kStep, lane, a);
 #pragma unroll
-        for (int t = 0; t < 4; ++t) gpu::mma_s8(sums[t], a, keys.b[t][0], keys.b[t][1]);
-      });
-      load_scales<kKind, kDim>(tile, 0, lane % 4, k_scales);
+        for (int n = 0; n < kTiles; ++n) {
+          const Quad<kKind> keys = groups[n].template quad<kStep>(levels);
 #pragma unroll
-      for (int i = 0; i < 8; ++i)
-        scores[i] = (float(sums[i / 2][i % 2] * 128 + sums[i / 2][2 + i % 2]) + missing) * (k_scales[i] * scale);
-    } else {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) scores[i] = 0;
-      unrolled<kDim / 32>([&]<int kStep>() {
-        const Quad<kKind> keys = groups.template quad<kStep>();
-        uint32_t a[4];
-        queries.step(queries.ints(), kStep, lane, a);
-        load_scales<kKind, kDim>(tile, kStep, lane % 4, k_scales);
-#pragma unroll
-        for (int t = 0; t < 4; ++t) {
-          int sums[4] = {};
-          gpu::mma_s8(sums, a, keys.b[t][0], keys.b[t][1]);
-#pragma unroll
-          for (int p = 0; p < 2; ++p)
-            scores[2 * t + p] = fmaf(float(sums[p] * 128 + sums[2 + p]), k_scales[2 * t + p], scores[2 * t + p]);
+          for (int t = 0; t < 4; ++t) gpu::mma_s8(sums[n][t], a, keys.b[t][0], keys.b[t][1]);
         }
       });
 #pragma unroll
-      for (int i = 0; i < 8; ++i) scores[i] *= scale;
+      for (int n = 0; n < kTiles; ++n) {
+        load_scales<kKind, kDim>(tiles + n * kBytes, 0, lane % 4, k_scales);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          float sum = float(sums[n][i / 2][i % 2] * 128 + sums[n][i / 2][2 + i % 2]);
+          if (offset_of(kKind) != 0) sum += queries.sum()[lane / 4] * offset_of(kKind);
+          scores[n][i] = sum * k_scales[i];
+        }
+      }
+    } else {
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+        for (int i = 0; i < 8; ++i) scores[n][i] = 0;
+      unrolled<kDim / 32>([&]<int kStep>() {
+        uint32_t a[4];
+        queries.step(queries.ints(), kStep, lane, a);
+#pragma unroll
+        for (int n = 0; n < kTiles; ++n) {
+          const Quad<kKind> keys = groups[n].template quad<kStep>(levels);
+          load_scales<kKind, kDim>(tiles + n * kBytes, kStep, lane % 4, k_scales);
+#pragma unroll
+          for (int t = 0; t < 4; ++t) {
+            int sums[4] = {};
+            gpu::mma_s8(sums, a, keys.b[t][0], keys.b[t][1]);
+#pragma unroll
+            for (int p = 0; p < 2; ++p)
+              scores[n][2 * t + p] =
+                  fmaf(float(sums[p] * 128 + sums[2 + p]), k_scales[2 * t + p], scores[n][2 * t + p]);
+          }
+        }
+      });
     }
   }
 }
@@ -294,12 +327,8 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(gpu::kAllLanes, x, 2);
 }
 
-/// An integer below 2^22 added to this has the bits of 1.5 * 2^23 + the integer.
-inline constexpr int kAsFloat = 0x4B400000;
-__device__ __forceinline__ float as_float(int sum) { return __int_as_float(sum) - 12582912.0f; }
-
 /// Weights (negative under a negative scale) of kTiles tiles as A operands of integers under their own largest; returns
-/// what an integer is worth. x = 128 hi + lo with lo in 0 .. 127.
+/// what an integer is worth.
 template <int kTiles>
 __device__ __forceinline__ float weight_planes(const float (&w)[kTiles][8], uint32_t (&a)[kTiles][4]) {
   float top = 0;
@@ -308,25 +337,24 @@ __device__ __forceinline__ float weight_planes(const float (&w)[kTiles][8], uint
 #pragma unroll
     for (int i = 0; i < 8; ++i) top = fmaxf(top, fabsf(w[n][i]));
   top = quad_max(top);
-  const float to_integer = top > 0 ? __fdividef(kPlaneTop, top) : 0.0f;
+  const float to_integer = top > 0 ? __fdividef(kWeightTop, top) : 0.0f;
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {
-    uint32_t pairs[4];  // two integers of 16 bits in a word
+    // 1.5 * 2^23 + x + 128 * 257: the low half of the float is the integer nearest to x with 128 added to both bytes.
+    uint32_t pairs[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      // 1.5 * 2^23 + x: the low bits of the float are the integer nearest to x.
-      const uint32_t first = __float_as_uint(fmaf(w[n][2 * i], to_integer, 12582912.0f));
-      const uint32_t second = __float_as_uint(fmaf(w[n][2 * i + 1], to_integer, 12582912.0f));
+      const uint32_t first = __float_as_uint(fmaf(w[n][2 * i], to_integer, 12582912.0f + 32896.0f));
+      const uint32_t second = __float_as_uint(fmaf(w[n][2 * i + 1], to_integer, 12582912.0f + 32896.0f));
       pairs[i] = gpu::select_bytes(first, second, 0x5410);
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const uint32_t p = pairs[2 * half], q = pairs[2 * half + 1];
-      a[n][2 * half] = gpu::select_bytes(p >> 7, q >> 7, 0x6420);
-      a[n][2 * half + 1] = gpu::select_bytes(p & 0x007F007Fu, q & 0x007F007Fu, 0x6420);
+      a[n][2 * half] = gpu::select_bytes(pairs[2 * half], pairs[2 * half + 1], 0x7531) ^ 0x80808080u;
+      a[n][2 * half + 1] = gpu::select_bytes(pairs[2 * half], pairs[2 * half + 1], 0x6420) ^ 0x80808080u;
     }
   }
-  return top * (1.0f / kPlaneTop);
+  return top * (1.0f / kWeightTop);
 }
 /// What the integers of weight_planes() sum to over the tiles, for this lane's head.
 template <int kTiles>
@@ -337,14 +365,14 @@ __device__ __forceinline__ float weight_total(const uint32_t (&a)[kTiles][4]) {
     hi = __dp4a(int(a[n][0]), 0x01010101, __dp4a(int(a[n][2]), 0x01010101, hi));
     lo = __dp4a(int(a[n][1]), 0x01010101, __dp4a(int(a[n][3]), 0x01010101, lo));
   }
-  return quad_sum(float(128 * hi + lo));
+  return quad_sum(float(256 * hi + lo));
 }
 
 /// out[e][p] += factor * sum over the positions of kTiles tiles, one after another in memory, of weight x V, channels
-/// 8 e + 2 c + p of head r. At most four tiles: integer sums stay below 2^22.
+/// 8 e + 2 c + p of head r. At most four tiles: 256 hi + lo stays below 2^31.
 template <TileKind kKind, int kDim, int kTiles = 1>
-__device__ __forceinline__ void tile_values(const std::byte* tiles, const float (&weights)[kTiles][8], float factor,
-                                            int lane, float (&out)[kDim / 8][2]) {
+__device__ __forceinline__ void tile_values(const std::byte* tiles, const LevelBytes& levels, const float (*weights)[8],
+                                            float factor, int lane, float (&out)[kDim / 8][2]) {
   static_assert(kTiles <= 4);
   constexpr int kBytes = TileShape(kKind, kDim).bytes;
   if constexpr (is_half(kKind)) {
@@ -366,7 +394,7 @@ __device__ __forceinline__ void tile_values(const std::byte* tiles, const float 
       a[i / 2][i % 2 * 2 + 1] = lo;
     }
     unrolled<kDim / 32>([&]<int kQuad>() {
-      const Quad<kKind> values = groups.template quad<kQuad>();
+      const Quad<kKind> values = groups.template quad<kQuad>(levels);
 #pragma unroll
       for (int t = 0; t < 4; ++t) {
         float sums[4] = {};
@@ -398,15 +426,13 @@ __device__ __forceinline__ void tile_values(const std::byte* tiles, const float 
         worth = weight_planes<kTiles>(scaled, a) * factor * unit_of(kKind);
         if (offset_of(kKind) != 0) missing = weight_total<kTiles>(a) * offset_of(kKind);
       }
-      // Sums begin at the bits of 1.5 * 2^23, so that they are floats as they come: conversions would be the
-      // bottleneck.
       int sums[4][4];
 #pragma unroll
       for (int n = 0; n < kTiles; ++n) {
-        const Quad<kKind> values = groups[n].template quad<kQuad>();
+        const Quad<kKind> values = groups[n].template quad<kQuad>(levels);
 #pragma unroll
         for (int t = 0; t < 4; ++t) {
-          if (n == 0) gpu::mma_s8_from(kAsFloat, sums[t], a[n], values.b[t][0], values.b[t][1]);
+          if (n == 0) gpu::mma_s8_from(0, sums[t], a[n], values.b[t][0], values.b[t][1]);
           else gpu::mma_s8(sums[t], a[n], values.b[t][0], values.b[t][1]);
         }
       }
@@ -414,86 +440,91 @@ __device__ __forceinline__ void tile_values(const std::byte* tiles, const float 
       for (int t = 0; t < 4; ++t)
 #pragma unroll
         for (int p = 0; p < 2; ++p) {
-          float& to = out[4 * kQuad + t][p];
-          to = fmaf(as_float(sums[t][p]), 128 * worth, to);
-          float low = as_float(sums[t][2 + p]);
-          if (offset_of(kKind) != 0) low += missing;
-          to = fmaf(low, worth, to);
+          float sum = float(256 * sums[t][p] + sums[t][2 + p]);
+          if (offset_of(kKind) != 0) sum += missing;
+          out[4 * kQuad + t][p] = fmaf(sum, worth, out[4 * kQuad + t][p]);
         }
     });
   }
 }
 
-/// Running softmax of a warp: head r = lane / 4.
+/// Running softmax of a warp: head r = lane / 4. Scores are times a unit that makes powers of two of them.
 template <int kDim>
 struct State {
-  float top = kNever;  ///< what weights are relative to: the largest score so far, or up to kSlack below it
+  float top = kNever;  ///< what weights are relative to: a score that was the largest once, never far below the largest
   float total = 0;     ///< of the weights of this lane's positions
   float out[kDim / 8][2] = {};
 
-  /// Scores are powers of two; sums may grow by 2^kSlack before they are scaled down.
-  static constexpr float kSlack = 8;
+  /// Weights may be so large before all are made relative to a larger score.
+  static constexpr float kMost = 0x1p40f;
 
-  /// Takes the scores of kTiles tiles in; they become weights under their own largest, whose worth is returned.
+  /// Makes all relative to the largest score so far, these included.
   template <int kTiles>
-  __device__ __forceinline__ float take(float (&scores)[kTiles][8]) {
-    float tile_top = kNever;
+  __device__ __forceinline__ void raise_top(const float (*scores)[8], float unit) {
+    const float new_top = fmaxf(top, largest<kTiles>(scores) * unit), shrink = gpu::fast_exp2(top - new_top);
+#pragma unroll
+    for (int e = 0; e < kDim / 8; ++e) {
+      out[e][0] *= shrink;
+      out[e][1] *= shrink;
+    }
+    total *= shrink;
+    top = new_top;
+  }
+  /// Scores of kTiles tiles become weights, unless the top is too far below them: then they are lost, and false is
+  /// returned to the whole warp.
+  template <int kTiles>
+  __device__ __forceinline__ bool take(float (*scores)[8], float unit) {
+    const float sum = to_weights<kTiles>(scores, unit, top);
+    if (__any_sync(gpu::kAllLanes, sum > kMost)) return false;
+    total += sum;
+    return true;
+  }
+  /// Scores become weights under their own largest, as halves of them must be, whose worth is returned.
+  template <int kTiles>
+  __device__ __forceinline__ float take_under_own_top(float (*scores)[8], float unit) {
+    const float own_top = largest<kTiles>(scores) * unit;
+    if (__any_sync(gpu::kAllLanes, own_top > top)) raise_top<kTiles>(scores, unit);
+    const float worth = gpu::fast_exp2(own_top - top);
+    total = fmaf(worth, to_weights<kTiles>(scores, unit, own_top), total);
+    return worth;
+  }
+
+ private:
+  template <int kTiles>
+  __device__ static __forceinline__ float largest(const float (*scores)[8]) {
+    float top = kNever;
 #pragma unroll
     for (int n = 0; n < kTiles; ++n)
 #pragma unroll
-      for (int i = 0; i < 8; ++i) tile_top = fmaxf(tile_top, scores[n][i]);
-    tile_top = quad_max(tile_top);
-    if (__any_sync(gpu::kAllLanes, tile_top > top + kSlack)) {
-      const float new_top = tile_top > top + kSlack ? tile_top : top, shrink = gpu::fast_exp2(top - new_top);
-#pragma unroll
-      for (int e = 0; e < kDim / 8; ++e) {
-        out[e][0] *= shrink;
-        out[e][1] *= shrink;
-      }
-      total *= shrink;
-      top = new_top;
-    }
+      for (int i = 0; i < 8; ++i) top = fmaxf(top, scores[n][i]);
+    return quad_max(top);
+  }
+  template <int kTiles>
+  __device__ static __forceinline__ float to_weights(float (*scores)[8], float unit, float top) {
     float sum = 0;
 #pragma unroll
     for (int n = 0; n < kTiles; ++n)
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        scores[n][i] = gpu::fast_exp2(scores[n][i] - tile_top);
+        scores[n][i] = gpu::fast_exp2(fmaf(scores[n][i], unit, -top));
         sum += scores[n][i];
       }
-    const float worth = gpu::fast_exp2(tile_top - top);
-    total = fmaf(worth, sum, total);
-    return worth;
+    return sum;
   }
 };
 
-/// tile_scores() of a kind known at run time; every lane of the warp has the same.
-template <int kDim>
-__device__ __forceinline__ void tile_scores(TileKind kind, const std::byte* tile, const Queries<kDim>& queries,
-                                            int lane, float (&scores)[8]) {
+/// Calls f.template operator()<kind>(); every lane of the warp has the same kind.
+template <class F>
+__device__ __forceinline__ void with_kind(TileKind kind, F&& f) {
   switch (kind) {
     case TileKind::rows: return;
-    case TileKind::f16: return tile_scores<TileKind::f16, kDim>(tile, queries, lane, scores);
-    case TileKind::bf16: return tile_scores<TileKind::bf16, kDim>(tile, queries, lane, scores);
-    case TileKind::int8_blocks: return tile_scores<TileKind::int8_blocks, kDim>(tile, queries, lane, scores);
-    case TileKind::int8_row: return tile_scores<TileKind::int8_row, kDim>(tile, queries, lane, scores);
-    case TileKind::q4: return tile_scores<TileKind::q4, kDim>(tile, queries, lane, scores);
-    case TileKind::rotor4: return tile_scores<TileKind::rotor4, kDim>(tile, queries, lane, scores);
-    case TileKind::rotor3: return tile_scores<TileKind::rotor3, kDim>(tile, queries, lane, scores);
-  }
-}
-template <int kDim>
-__device__ __forceinline__ void tile_values(TileKind kind, const std::byte* tile, const float (&weights)[1][8],
-                                            float factor, int lane, float (&out)[kDim / 8][2]) {
-  switch (kind) {
-    case TileKind::rows: return;
-    case TileKind::f16: return tile_values<TileKind::f16, kDim>(tile, weights, factor, lane, out);
-    case TileKind::bf16: return tile_values<TileKind::bf16, kDim>(tile, weights, factor, lane, out);
-    case TileKind::int8_blocks: return tile_values<TileKind::int8_blocks, kDim>(tile, weights, factor, lane, out);
-    case TileKind::int8_row: return tile_values<TileKind::int8_row, kDim>(tile, weights, factor, lane, out);
-    case TileKind::q4: return tile_values<TileKind::q4, kDim>(tile, weights, factor, lane, out);
-    case TileKind::rotor4: return tile_values<TileKind::rotor4, kDim>(tile, weights, factor, lane, out);
-    case TileKind::rotor3: return tile_values<TileKind::rotor3, kDim>(tile, weights, factor, lane, out);
+    case TileKind::f16: return f.template operator()<TileKind::f16>();
+    case TileKind::bf16: return f.template operator()<TileKind::bf16>();
+    case TileKind::int8_blocks: return f.template operator()<TileKind::int8_blocks>();
+    case TileKind::int8_row: return f.template operator()<TileKind::int8_row>();
+    case TileKind::q4: return f.template operator()<TileKind::q4>();
+    case TileKind::rotor4: return f.template operator()<TileKind::rotor4>();
+    case TileKind::rotor3: return f.template operator()<TileKind::rotor3>();
   }
 }
 

@@ -1,8 +1,12 @@
 // The first of decode attention's two kernels: a part of a list's tiles to a partial result. Device code.
 //
-// A list is what eight query heads of a kv head read: one kv head's tiles. A block takes one part of one list; its
-// warps take tiles in turn, each through a ring of its own in shared memory, and put their results together at the end.
-// The kinds of K and V are known to the compiler (kK, kV) or kAnyKind, which decides at every tile.
+// A list is what eight query heads of a kv head read: one kv head's tiles. A block takes one part of one list; its warps
+// share the part's tiles, each fetches its own through room of its own in shared memory, and they put their results
+// together at the end. The kinds of K and V are known to the compiler (kK, kV) or kAnyKind, which decides at every tile.
+//
+// Tiles coded on both sides come in pieces of kPiece neighbours, for each of which a warp has two places. A step takes one
+// piece or two: their softmax is one, and sums of V are turned to floats once. All other tiles and the sinks come alone. A
+// place is filled again as soon as it has been read.
 #pragma once
 
 #include <span>
@@ -23,7 +27,8 @@ struct Cut {
   int head_groups = 1;  ///< of up to eight
   int budget = 0;       ///< parts of a list when there is one row
   int least_shift = 0;  ///< a part has 1 << least_shift tiles at least
-  int stages = 2;       ///< of a warp's ring
+  int v_at = 0;         ///< offset of V's pieces in a warp's room
+  int warp_bytes = 0;   ///< of a warp's room
   float* parts = nullptr;
 };
 
@@ -34,6 +39,14 @@ constexpr int part_floats(int head_dim) { return kHeads * (head_dim + 2); }
 /// sinks.
 struct Units {
   int n, n_tiles, k_coded, v_coded, n_sinks, n_units;
+
+  /// Whether no row of the step, and no tile coded in the step, is in unit t. `most` is the most rows of a sequence.
+  __device__ bool is_settled(int t, int most) const {
+    if (t == n_tiles) return n - most >= n_sinks;
+    const int coded_before = (most + 2 * kTilePositions - 2) / kTilePositions;  // tiles that the step may have coded
+    return (t + 1) * kTilePositions <= n - most && (t >= k_coded || t < k_coded - coded_before) &&
+           (t >= v_coded || t < v_coded - coded_before);
+  }
 
   __device__ Units(const DeviceAttention& a, int n_keys) : n(n_keys) {
     const auto coded = [&](const KvRetention& r) {
@@ -109,52 +122,48 @@ struct SideTiles {
   __device__ SideTiles(const DeviceAttention& a, const KvTiles& tiles, const StepRow& row, int kv_head)
       : side(tiles), pages(a.rows.pages + int64_t(row.slot) * a.rows.page_pitch), of(row), head(kv_head) {}
 
-  /// Address and kind of unit t; the unit of the sinks is tile 0 on a side that has none.
-  __device__ const std::byte* at(int t, bool sinks, int n_coded, TileKind& kind) const {
-    if (sinks && side.n_sinks > 0) {
-      kind = TileKind::f16;
-      return side.sink_tile(of.slot, head);
-    }
-    kind = t < n_coded ? side.kind : side.recent_kind;
+  // Of unit t; the unit of the sinks is tile 0 on a side that has none.
+  __device__ TileKind kind_of(int t, bool sinks, int n_coded) const {
+    if (sinks && side.n_sinks > 0) return TileKind::f16;
+    return (sinks ? 0 : t) < n_coded ? side.kind : side.recent_kind;
+  }
+  __device__ const std::byte* at(int t, bool sinks, int n_coded) const {
+    if (sinks && side.n_sinks > 0) return side.sink_tile(of.slot, head);
+    if (sinks) t = 0;
     return t < n_coded ? side.coded_tile(pages[t / kPageTiles], head, t) : side.ring_tile(of.ring, head, t);
   }
 };
 
+/// By the whole warp.
 __device__ __forceinline__ void copy_tile(std::byte* to, const std::byte* from, int bytes, int lane) {
 #pragma unroll 4
   for (int at = 16 * lane; at < bytes; at += 512) gpu::copy_async16(to + at, from + at);
 }
+template <int kBytes>
+__device__ __forceinline__ void copy_tiles(std::byte* to, const std::byte* from, int lane) {
+  to += 16 * lane, from += 16 * lane;
+  unrolled<(kBytes + 511) / 512>([&]<int kI>() {
+    if (512 * (kI + 1) <= kBytes || 512 * kI + 16 * lane < kBytes) gpu::copy_async16_at<512 * kI>(to, from);
+  });
+}
 
-template <int kKind, int kDim>
-__device__ __forceinline__ void scores_of(TileKind kind, const std::byte* tile, const Queries<kDim>& queries, int lane,
-                                          float (&scores)[8]) {
-  if constexpr (kKind == kAnyKind) tile_scores<kDim>(kind, tile, queries, lane, scores);
-  else tile_scores<TileKind(kKind), kDim>(tile, queries, lane, scores);
+/// f.template operator()<kind>() of a tile that is coded on both sides.
+template <int kKind, class F>
+__device__ __forceinline__ void with_coded(TileKind kind, F&& f) {
+  if constexpr (kKind == kAnyKind) with_kind(kind, f);
+  else f.template operator()<TileKind(kKind)>();
 }
-template <int kKind, int kDim>
-__device__ __forceinline__ void values_of(TileKind kind, const std::byte* tile, const float (&weights)[1][8],
-                                          float factor, int lane, float (&out)[kDim / 8][2]) {
-  if constexpr (kKind == kAnyKind) tile_values<kDim>(kind, tile, weights, factor, lane, out);
-  else tile_values<TileKind(kKind), kDim>(tile, weights, factor, lane, out);
-}
-/// Of tiles outside the ring: of the side's own kind or exact, f16 or int8_row.
-template <int kKind, int kDim>
-__device__ __forceinline__ void exact_scores(TileKind kind, const std::byte* tile, const Queries<kDim>& queries,
-                                             int lane, float (&scores)[8]) {
-  if (kKind == kAnyKind || int(kind) == kKind) scores_of<kKind, kDim>(kind, tile, queries, lane, scores);
-  else if (kind == TileKind::f16) tile_scores<TileKind::f16, kDim>(tile, queries, lane, scores);
-  else tile_scores<TileKind::int8_row, kDim>(tile, queries, lane, scores);
-}
-template <int kKind, int kDim>
-__device__ __forceinline__ void exact_values(TileKind kind, const std::byte* tile, const float (&weights)[1][8],
-                                             float factor, int lane, float (&out)[kDim / 8][2]) {
-  if (kKind == kAnyKind || int(kind) == kKind) values_of<kKind, kDim>(kind, tile, weights, factor, lane, out);
-  else if (kind == TileKind::f16) tile_values<TileKind::f16, kDim>(tile, weights, factor, lane, out);
-  else tile_values<TileKind::int8_row, kDim>(tile, weights, factor, lane, out);
+/// The same of any tile: coded, or exact in f16 or int8_row.
+template <int kKind, class F>
+__device__ __forceinline__ void with_single(TileKind kind, F&& f) {
+  if (kKind == kAnyKind || int(kind) == kKind) with_coded<kKind>(kind, f);
+  else if (kind == TileKind::f16) f.template operator()<TileKind::f16>();
+  else f.template operator()<TileKind::int8_row>();
 }
 
 /// Scores of positions that the query does not see, or sees as sinks, become -infinity.
-__device__ __forceinline__ void mask(const Units& units, int t, bool sinks, int lane, float (&scores)[8]) {
+__device__ __forceinline__ void mask(const Units& units, int t, int lane, float (&scores)[8]) {
+  const bool sinks = t == units.n_tiles;
   const int from = t == 0 ? units.n_sinks : 0, to = sinks ? units.n_sinks : units.n - t * kTilePositions;
   if (from == 0 && to >= kTilePositions) return;
 #pragma unroll
@@ -228,80 +237,129 @@ constexpr int pair_bytes(TileKind k, TileKind v, int head_dim) {
   return TileShape(k, head_dim).bytes + TileShape(v, head_dim).bytes;
 }
 
-/// Pairs of tiles that a warp takes at a time. Small ones come two by two: they are many instructions a byte, of which
-/// two share the softmax and the sums, and more of them can run side by side.
+/// Tiles of a piece: small ones are many instructions a byte, some of which two can share.
 template <int kDim, int kK, int kV>
-constexpr int tiles_at_a_time() {
+constexpr int piece_tiles() {
   if (kK == kAnyKind || kV == kAnyKind || is_half(TileKind(kK)) || is_half(TileKind(kV))) return 1;
   return pair_bytes(TileKind(kK), TileKind(kV), kDim) <= 5 * 1024 ? 2 : 1;
 }
+/// Pieces of a step: two small ones, unless a scale a block fills the registers.
+template <int kDim, int kK, int kV>
+constexpr int step_pieces() {
+  if (piece_tiles<kDim, kK, kV>() == 1) return 1;
+  return has_blocks(TileKind(kK)) || has_blocks(TileKind(kV)) ? 1 : 2;
+}
+/// Places of a warp for pieces of one side.
+inline constexpr int kPlaces = 2;
 /// Warps of a block at most: 12 leave a thread 168 registers, 8 leave 255. Small pairs are many instructions a byte and
 /// gain from more warps; large pairs have bytes enough on their way with 4.
 template <int kDim, int kK, int kV>
 constexpr int most_warps() {
   if (kK == kAnyKind || kV == kAnyKind) return 8;
   if (pair_bytes(TileKind(kK), TileKind(kV), kDim) >= 16 * 1024) return 4;
-  return tiles_at_a_time<kDim, kK, kV>() > 1 && kDim <= 128 ? 12 : 8;
+  return piece_tiles<kDim, kK, kV>() > 1 && kDim <= 128 ? 12 : 8;
 }
+
+/// a / b for 0 <= a < 2^21, 0 < b: a division of integers is a long chain, and the kernel is short.
+__device__ __forceinline__ int quotient(int a, int b) {
+  return int((float(a) + 0.5f) * gpu::fast_reciprocal(float(b)));
+}
+
+/// The work of a part, dealt to its warps in turn so that neighbours are read at the same time: pieces, then from the next
+/// warp on single units. The last part has what no piece is made of. All units are single where warps have one each at
+/// most. A warp's piece i is piece first_piece + i warps of all, its single j unit first_single + j.
+template <int kPiece>
+struct Share {
+  int first_piece, n_pieces;                ///< of the warp
+  int first_single, n_singles, own_single;  ///< of the part; the warp has own_single, own_single + warps, ...
+
+  __device__ Share(const Units& units, int part, int n, int warps, int warp) {
+    const int coded = min(min(units.k_coded, units.v_coded), units.n / kTilePositions);
+    const int all = kPiece > 1 && units.n_units <= n * warps ? 0 : coded / kPiece;
+    const int rest = units.n_units - kPiece * all, cut = all > 0 ? all : rest;
+    const int least = quotient(cut, n), longer = cut - least * n;  // the first parts have one more
+    const int begin = part * least + min(part, longer), mine = least + (part < longer ? 1 : 0);
+    const int pieces = all > 0 ? mine : 0, rounds = quotient(pieces, warps), left = pieces - rounds * warps;
+    first_piece = begin + warp;
+    n_pieces = rounds + (warp < left ? 1 : 0);
+    first_single = kPiece * all + (all > 0 ? 0 : begin);
+    n_singles = all == 0 ? mine : part + 1 == n ? rest : 0;
+    own_single = warp - left + (warp < left ? warps : 0);
+  }
+};
 
 template <int kDim, int kK, int kV>
 __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
     attn_split_kernel(const DeviceAttention a, const Cut cut) {
-  constexpr int kTiles = tiles_at_a_time<kDim, kK, kV>(), kPer = kDim / 32;
+  constexpr int kPiece = piece_tiles<kDim, kK, kV>(), kPieces = step_pieces<kDim, kK, kV>(), kPer = kDim / 32;
+  static_assert(kPageTiles % kPiece == 0);  // the tiles of a piece are neighbours in memory
   std::byte* const shared = gpu::dynamic_shared<std::byte>();
   const Queries<kDim> queries{shared};
   std::byte* const room = shared + Queries<kDim>::kBytes;
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, warps = int(blockDim.x) / 32;
   const TileKind k_kind = kK == kAnyKind ? a.k.kind : TileKind(kK), v_kind = kV == kAnyKind ? a.v.kind : TileKind(kV);
-  const int k_bytes = TileShape(k_kind, kDim).bytes, v_bytes = TileShape(v_kind, kDim).bytes;
-  const int stage_bytes = kTiles * (k_bytes + v_bytes), stages = cut.stages;
-  std::byte* const ring = room + warp * stages * stage_bytes;
+  const int k_bytes = TileShape(k_kind, kDim).bytes, v_bytes = TileShape(v_kind, kDim).bytes;  // of a tile
+  std::byte *const k_room = room + warp * cut.warp_bytes, *const v_room = k_room + cut.v_at;
   const int list = int(blockIdx.x), row = int(blockIdx.y);
   const int kv_head = cut.head_groups == 1 ? list : list / cut.head_groups;
   const int first_head = kv_head * cut.group + (list - kv_head * cut.head_groups) * kHeads;
   const int n_heads = min(kHeads, (kv_head + 1) * cut.group - first_head);
 
-  // Positions and all tiles but the last are older than the grid before: only what it may have written waits for it.
+  // Positions and settled tiles are older than the grid before: only what it may have written waits for it.
   gpu::let_next_grid_start();
   const Parts parts = find_parts(a, cut, [&](const Parts& p) { return row >= p.first && row < p.first + p.n; });
   const int part = row - parts.first;
   if (part >= parts.n || parts.of.slot < 0) return;
   const Units units(a, n_keys_of(parts.of));
-  // Of all steps of kTiles units a part takes `least`, the first `longer` parts one more.
-  const int n_steps = (units.n_units + kTiles - 1) / kTiles;
-  const int least = int(unsigned(n_steps) / unsigned(parts.n)), longer = n_steps - least * parts.n;
-  const int first = kTiles * (part * least + min(part, longer));
-  const int last = min(units.n_units, first + kTiles * (least + (part < longer ? 1 : 0)));
   const SideTiles k(a, a.k, parts.of, kv_head), v(a, a.v, parts.of, kv_head);
+  const Share<kPiece> share(units, part, parts.n, warps, warp);
 
-  // Steps coded on both sides come through the ring; the rest is read where it lies. The tiles of a step are neighbours
-  // in memory, also on pages. Numbers of pages are fetched for 32 of the warp's steps at a time, one a lane.
-  static_assert(kPageTiles % kTiles == 0);
-  const int coded = min(min(units.k_coded, units.v_coded), last),
-            streamed = max(first, coded - (coded - first) % kTiles);
-  int page_of_lane = 0, fed = 0, fed_tile = first + kTiles * warp;
-  const auto feed = [&](int stage) {
-    if (fed % 32 == 0) {
-      const int of_lane = fed_tile + kTiles * lane * warps;
-      page_of_lane = of_lane < streamed ? k.pages[of_lane / kPageTiles] : 0;
+  // Numbers of pages are fetched for 32 of the warp's pieces at a time, one a lane. Each start is a group of copies,
+  // empty where there is nothing to fetch: what is waited for is known by what was started after it.
+  const int n_pieces = share.n_pieces;
+  const auto tile_of = [&](int piece) { return kPiece * (share.first_piece + piece * warps); };
+  int page_of_lane = 0;
+  const auto fetch_pages = [&](int piece) {
+    if (piece % 32 == 0) page_of_lane = piece + lane < n_pieces ? k.pages[tile_of(piece + lane) / kPageTiles] : 0;
+  };
+  const auto start_piece = [&](int piece, bool is_k) {
+    const int page = __shfl_sync(gpu::kAllLanes, page_of_lane, piece % 32);
+    if (piece < n_pieces) {
+      const int bytes = kPiece * (is_k ? k_bytes : v_bytes);
+      std::byte* const to = (is_k ? k_room : v_room) + piece % kPlaces * bytes;
+      const std::byte* const from = (is_k ? a.k : a.v).coded_tile(page, kv_head, tile_of(piece));
+      if constexpr (kK == kAnyKind) copy_tile(to, from, bytes, lane);
+      else if (is_k) copy_tiles<kPiece * TileShape(TileKind(kK), kDim).bytes>(to, from, lane);
+      else copy_tiles<kPiece * TileShape(TileKind(kV), kDim).bytes>(to, from, lane);
     }
-    const int page = __shfl_sync(gpu::kAllLanes, page_of_lane, fed++ % 32);
-    if (fed_tile < streamed) {
-      std::byte* to = ring + stage * stage_bytes;
-      copy_tile(to, a.k.coded_tile(page, kv_head, fed_tile), kTiles * k_bytes, lane);
-      copy_tile(to + kTiles * k_bytes, a.v.coded_tile(page, kv_head, fed_tile), kTiles * v_bytes, lane);
-    }
-    fed_tile += kTiles * warps;
     gpu::copy_commit();
   };
-  // A tile is written as long as it is the last that is coded, or one that has rows of this step.
-  const int settled = min(units.k_coded, units.v_coded) - 1 - (a.rows.most + kTilePositions - 2) / kTilePositions;
-  bool waited = false;
-  for (int s = 0; s + 1 < stages; ++s) {
-    if (!waited && fed_tile + kTiles > settled) gpu::wait_for_previous_grid(), waited = true;
-    feed(s);
+  const auto start_single = [&](int i, bool is_k) {
+    if (i < share.n_singles) {
+      const int t = share.first_single + i;
+      const SideTiles& side = is_k ? k : v;
+      const int coded = is_k ? units.k_coded : units.v_coded;
+      copy_tile(is_k ? k_room : v_room, side.at(t, t == units.n_tiles, coded),
+                TileShape(side.kind_of(t, t == units.n_tiles, coded), kDim).bytes, lane);
+    }
+    gpu::copy_commit();
+  };
+
+  const bool has_any = n_pieces > 0 || share.own_single < share.n_singles;
+  const int last_started =
+      n_pieces > 0 ? tile_of(min(kPlaces, n_pieces) - 1) + kPiece - 1 : share.first_single + share.own_single;
+  const bool settled = has_any && units.is_settled(last_started, a.rows.most);
+  if (!settled) gpu::wait_for_previous_grid();
+  if (n_pieces > 0) {
+    fetch_pages(0);
+    // In the order in which they are waited for.
+    start_piece(0, true), start_piece(kPieces - 1, kPieces == 2);
+    start_piece(kPieces == 2 ? 0 : 1, kPieces == 1), start_piece(1, false);
+  } else {
+    start_single(share.own_single, true);
+    start_single(share.own_single, false);
   }
-  if (!waited) gpu::wait_for_previous_grid();
+  if (settled) gpu::wait_for_previous_grid();
 
   float x[kPer];
   const QueryForms forms = query_forms(a.k.kind, a.k.recent_kind, a.k.ring_tiles > 0, units.n_sinks > 0);
@@ -311,53 +369,92 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
     for (int j = 0; j < kPer; ++j) x[j] = r < n_heads ? q[32 * j] * (a.scale * 1.44269504f) : 0.0f;
     put_query<kDim>(queries, r, x, forms, lane);
   }
+  const LevelBytes levels;
   __syncthreads();
 
   State<kDim> state;
-#pragma unroll 1
-  for (int t = streamed + warp; t < last; t += warps) {
-    const bool sinks = t == units.n_tiles;
-    TileKind kind;
-    float scores[1][8];
-    const std::byte* tile = k.at(sinks ? 0 : t, sinks, units.k_coded, kind);
-    exact_scores<kK, kDim>(kind, tile, queries, lane, scores[0]);
-    mask(units, t, sinks, lane, scores[0]);
-    const float worth = state.take(scores);
-    tile = v.at(sinks ? 0 : t, sinks, units.v_coded, kind);
-    exact_values<kV, kDim>(kind, tile, scores, worth, lane, state.out);
-  }
-  int stage = 0;
-  for (int t = first + kTiles * warp; t < streamed; t += kTiles * warps) {
-    feed(stage == 0 ? stages - 1 : stage - 1);
-    if (stages == 4) gpu::copy_wait<3>();
-    else if (stages == 3) gpu::copy_wait<2>();
-    else gpu::copy_wait<1>();
-    __syncwarp();
-    const std::byte* const tile = ring + stage * stage_bytes;
-    float scores[kTiles][8];
+  float unit = 0;
+  with_coded<kK>(k_kind, [&]<TileKind kKind>() { unit = score_unit<kKind>(queries, lane); });
+  bool raises = true;
+  // A step: kHere pieces from `piece` on.
+  const auto take_pieces = [&]<int kHere>(int piece) {
+    constexpr int kTiles = kHere * kPiece;
+    const int place = kPieces == 2 ? 0 : piece % kPlaces;
+    const std::byte *const k_tiles = k_room + place * kPiece * k_bytes, *const v_tiles =
+                                                                            v_room + place * kPiece * v_bytes;
+    float scores[kTiles][8], worth = 1;
+    for (;;) {
 #pragma unroll
-    for (int n = 0; n < kTiles; ++n) {
-      scores_of<kK, kDim>(k_kind, tile + n * k_bytes, queries, lane, scores[n]);
-      mask(units, t + n, false, lane, scores[n]);
+      for (int i = 0; i < kHere; ++i) {
+        if (i == 0) gpu::copy_wait<3>();
+        else gpu::copy_wait<2>();
+        __syncwarp();
+        with_coded<kK>(k_kind, [&]<TileKind kKind>() {
+          tile_scores<kKind, kDim, kPiece>(k_tiles + i * kPiece * k_bytes, queries, levels, lane, scores + i * kPiece);
+        });
+      }
+      if (tile_of(piece) == 0) mask(units, 0, lane, scores[0]);
+      if constexpr (kPiece == 1) {
+        worth = state.template take_under_own_top<1>(scores, unit);
+        break;
+      }
+      if (raises) state.template raise_top<kTiles>(scores, unit);
+      raises = !state.template take<kTiles>(scores, unit);
+      if (!raises) break;
     }
-    const float worth = state.take(scores);
-    if constexpr (kTiles > 1)
-      tile_values<TileKind(kV), kDim, kTiles>(tile + kTiles * k_bytes, scores, worth, lane, state.out);
-    else values_of<kV, kDim>(v_kind, tile + k_bytes, scores, worth, lane, state.out);
-    __syncwarp();  // all lanes have read the stage that is filled next
-    stage = stage + 1 == stages ? 0 : stage + 1;
+    __syncwarp();  // all lanes have read the places that are filled next
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) start_piece(piece + kPlaces + i, true);
+    if constexpr (kPieces == 2) gpu::copy_wait<2>();
+    else gpu::copy_wait<3>();
+    __syncwarp();
+    with_coded<kV>(v_kind, [&]<TileKind kKind>() {
+      tile_values<kKind, kDim, kTiles>(v_tiles, levels, scores, worth, lane, state.out);
+    });
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) start_piece(piece + i + kPlaces, false);
+  };
+#pragma unroll 1
+  for (int piece = 0; piece < n_pieces; piece += kPieces) {
+    fetch_pages(piece + kPlaces);
+    if (kPieces == 1 || piece + 1 < n_pieces) take_pieces.template operator()<kPieces>(piece);
+    else take_pieces.template operator()<1>(piece);
+  }
+  if (n_pieces > 0) start_single(share.own_single, true), start_single(share.own_single, false);
+#pragma unroll 1
+  for (int i = share.own_single; i < share.n_singles; i += warps) {
+    const int t = share.first_single + i;
+    const bool sinks = t == units.n_tiles;
+    float scores[1][8];
+    gpu::copy_wait<1>();
+    __syncwarp();
+    with_single<kK>(k.kind_of(t, sinks, units.k_coded), [&]<TileKind kKind>() {
+      unit = score_unit<kKind>(queries, lane);
+      tile_scores<kKind, kDim>(k_room, queries, levels, lane, scores);
+    });
+    mask(units, t, lane, scores[0]);
+    const float worth = state.template take_under_own_top<1>(scores, unit);
+    __syncwarp();
+    start_single(i + warps, true);
+    gpu::copy_wait<1>();
+    __syncwarp();
+    with_single<kV>(v.kind_of(t, sinks, units.v_coded), [&]<TileKind kKind>() {
+      tile_values<kKind, kDim>(v_room, levels, scores, worth, lane, state.out);
+    });
+    __syncwarp();
+    start_single(i + warps, false);
   }
   gpu::copy_wait<0>();
   __syncthreads();
-  const int busy = min(warps, max((streamed - first) / kTiles, last - streamed));
-  store_part<kDim>(state, {reinterpret_cast<float*>(room)}, busy, n_heads,
+  store_part<kDim>(state, {reinterpret_cast<float*>(room)}, warps, n_heads,
                    cut.parts + (int64_t(row) * cut.lists + list) * part_floats(kDim));
 }
 
 /// One of the kernels above, as the host sees it; k and v say nothing of the one for every pair.
 struct SplitKernel {
   TileKind k, v;
-  int most_warps, tiles_at_a_time;
+  int most_warps, piece_tiles;
   void (*launch)(const gpu::Grid& grid, const DeviceAttention& a, const Cut& cut);
 };
 
@@ -369,7 +466,7 @@ void launch_split(const gpu::Grid& grid, const DeviceAttention& a, const Cut& cu
 
 template <int kDim, TileKind kK, TileKind kV>
 constexpr SplitKernel split_kernel() {
-  return {kK, kV, most_warps<kDim, int(kK), int(kV)>(), tiles_at_a_time<kDim, int(kK), int(kV)>(),
+  return {kK, kV, most_warps<kDim, int(kK), int(kV)>(), piece_tiles<kDim, int(kK), int(kV)>(),
           launch_split<kDim, int(kK), int(kV)>};
 }
 template <int kDim>
