@@ -107,10 +107,6 @@ __device__ __forceinline__ void mma_f16(float (&d)[4], const uint32_t (&a)[4], u
 __device__ __forceinline__ void copy_async16(void* shared, const void* global) {
   *static_cast<uint4*>(shared) = *static_cast<const uint4*>(global);
 }
-template <int kOffset>
-__device__ __forceinline__ void copy_async16_at(void* shared, const void* global) {
-  copy_async16(static_cast<char*>(shared) + kOffset, static_cast<const char*>(global) + kOffset);
-}
 __device__ __forceinline__ void copy_commit() {}
 template <int kLeft>
 __device__ __forceinline__ void copy_wait() {}
@@ -118,7 +114,6 @@ __device__ __forceinline__ void wait_for_previous_grid() {}
 __device__ __forceinline__ void let_next_grid_start() {}
 
 __device__ __forceinline__ float fast_exp2(float x) { return __builtin_amdgcn_exp2f(x); }
-__device__ __forceinline__ uint32_t pinned(uint32_t x) { return x; }
 /// Without the sign bits of gpu/tensor.h's: callers clear bit 3 of each nibble.
 __device__ __forceinline__ uint32_t select_bytes(uint32_t low, uint32_t high, uint32_t selector) {
   return __builtin_amdgcn_perm(high, low, byte_selector(selector));

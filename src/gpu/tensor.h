@@ -24,10 +24,7 @@ __device__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uin
 
 /// Begins to copy 16 bytes of global memory, read once, to shared memory; both aligned to 16.
 __device__ void copy_async16(void* shared, const void* global);
-/// The same, kOffset bytes on at both ends: the offset is part of the instruction.
-template <int kOffset>
-__device__ __forceinline__ void copy_async16_at(void* shared, const void* global);
-/// The same as the first where `wanted`, without a branch.
+/// The same where `wanted`, without a branch.
 __device__ void copy_async16_if(bool wanted, void* shared, const void* global);
 /// Ends a group of copies of this thread.
 __device__ void copy_commit();
@@ -71,9 +68,6 @@ __device__ uint32_t fma_f16x2(uint32_t a, uint32_t b, uint32_t c);
 /// (a & b) | c in one instruction; with two constants the compiler makes two of it.
 __device__ uint32_t and_or(uint32_t a, uint32_t b, uint32_t c);
 
-/// x, of which the compiler no longer knows that it is constant.
-__device__ uint32_t pinned(uint32_t x);
-
 /// Bytes of high:low by the nibbles of the selector's low half, bits 0-2 which byte, bit 3 its sign alone eight times.
 /// CUDA's own __byte_perm() spends an instruction on clearing bit 3.
 __device__ uint32_t select_bytes(uint32_t low, uint32_t high, uint32_t selector);
@@ -113,13 +107,6 @@ __device__ __forceinline__ void copy_async16(void* shared, const void* global) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;"
                :
                : "r"(uint32_t(__cvta_generic_to_shared(shared))), "l"(global)
-               : "memory");
-}
-template <int kOffset>
-__device__ __forceinline__ void copy_async16_at(void* shared, const void* global) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0+%2], [%1+%2], 16;"
-               :
-               : "r"(uint32_t(__cvta_generic_to_shared(shared))), "l"(global), "n"(kOffset)
                : "memory");
 }
 __device__ __forceinline__ void copy_async16_if(bool wanted, void* shared, const void* global) {
@@ -219,10 +206,6 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   uint32_t packed;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
-}
-__device__ __forceinline__ uint32_t pinned(uint32_t x) {
-  asm("" : "+r"(x));
-  return x;
 }
 __device__ __forceinline__ uint32_t select_bytes(uint32_t low, uint32_t high, uint32_t selector) {
   uint32_t bytes;

@@ -69,10 +69,6 @@ inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_
 }
 
 inline void copy_async16(void* shared, const void* global) { emulate::start_copy(shared, global, 16); }
-template <int kOffset>
-void copy_async16_at(void* shared, const void* global) {
-  copy_async16(static_cast<char*>(shared) + kOffset, static_cast<const char*>(global) + kOffset);
-}
 inline void copy_async16_if(bool wanted, void* shared, const void* global) {
   if (wanted) copy_async16(shared, global);
 }
@@ -92,7 +88,6 @@ inline void start_piece(Arrival* arrival, void* shared, const void* global, int 
 }
 inline void wait_for_piece(Arrival* arrival, unsigned phase) { emulate::wait_for_piece(arrival, phase); }
 
-inline uint32_t pinned(uint32_t x) { return x; }
 inline void prefetch(const void*) {}
 inline void wait_for_previous_grid() {}
 inline void let_next_grid_start() {}

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "gpu/tensor.h"
+#include "op/attn/pins_cuda.h"
 #include "op/cache/rotate_warp.h"
 #include "op/cache/tile_order.h"
 
@@ -67,10 +68,10 @@ constexpr uint32_t bytes4(int a, int b, int c, int d) {
 
 /// Integers of rotor levels as bytes of look-ups, made once: of constants the compiler keeps one half in the instruction
 /// and moves the other to a register again and again.
-struct LevelBytes {
+struct RotorBytes {
   uint32_t low3, high3, low4, high4;
 
-  __device__ __forceinline__ LevelBytes() {
+  __device__ __forceinline__ RotorBytes() {
     constexpr TileLevels3 three;
     constexpr TileLevels4 four;
     low3 = gpu::pinned(bytes4(-three.integer[3], -three.integer[2], -three.integer[1], -three.integer[0]));
@@ -91,7 +92,7 @@ class Groups {
 
   /// Groups 4 kQuad .. 4 kQuad + 3.
   template <int kQuad>
-  __device__ __forceinline__ Quad<kKind> quad(const LevelBytes& levels) const {
+  __device__ __forceinline__ Quad<kKind> quad(const RotorBytes& levels) const {
     Quad<kKind> q;
     if constexpr (is_half(kKind)) {
       load_words<kKind, kDim, 16 * kQuad, 16>(tile_, lane_, &q.b[0][0]);
@@ -243,7 +244,7 @@ __device__ __forceinline__ float score_unit(const Queries<kDim>& queries, int la
 /// Scores of the lane's eight positions of kTiles tiles, one after another in memory.
 template <TileKind kKind, int kDim, int kTiles = 1>
 __device__ __forceinline__ void tile_scores(const std::byte* tiles, const Queries<kDim>& queries,
-                                            const LevelBytes& levels, int lane, float (*scores)[8]) {
+                                            const RotorBytes& levels, int lane, float (*scores)[8]) {
   constexpr int kBytes = TileShape(kKind, kDim).bytes;
   Groups<kKind, kDim> groups[kTiles];
 #pragma unroll
@@ -371,7 +372,7 @@ __device__ __forceinline__ float weight_total(const uint32_t (&a)[kTiles][4]) {
 /// out[e][p] += factor * sum over the positions of kTiles tiles, one after another in memory, of weight x V, channels
 /// 8 e + 2 c + p of head r. At most four tiles: 256 hi + lo stays below 2^31.
 template <TileKind kKind, int kDim, int kTiles = 1>
-__device__ __forceinline__ void tile_values(const std::byte* tiles, const LevelBytes& levels, const float (*weights)[8],
+__device__ __forceinline__ void tile_values(const std::byte* tiles, const RotorBytes& levels, const float (*weights)[8],
                                             float factor, int lane, float (&out)[kDim / 8][2]) {
   static_assert(kTiles <= 4);
   constexpr int kBytes = TileShape(kKind, kDim).bytes;

@@ -369,7 +369,7 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
     for (int j = 0; j < kPer; ++j) x[j] = r < n_heads ? q[32 * j] * (a.scale * 1.44269504f) : 0.0f;
     put_query<kDim>(queries, r, x, forms, lane);
   }
-  const LevelBytes levels;
+  const RotorBytes levels;
   __syncthreads();
 
   State<kDim> state;
