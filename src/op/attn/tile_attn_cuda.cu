@@ -173,8 +173,10 @@ void tile_attn(gpu::StreamHandle stream, const DeviceAttention& a, std::byte* sc
   cut.budget = budget_of(a.rows.n, cut.lists, plan.blocks > 0 ? plan.blocks : tile_attn_blocks());
   cut.group = a.group();
   cut.head_groups = int(gpu::ceil_div(cut.group, kHeads));
-  // A part keeps all warps busy, unless the plan says otherwise.
-  const int least = plan.least_tiles > 0 ? plan.least_tiles : room.warps * kernel.tiles_at_a_time;
+  // A part keeps all warps busy, or half of them where warps take single tiles of short parts, unless the plan says
+  // otherwise.
+  const int busy = kernel.tiles_at_a_time > 1 ? 8 : room.warps;
+  const int least = plan.least_tiles > 0 ? plan.least_tiles : busy;
   cut.least_shift = std::bit_width(unsigned(least)) - 1;
   cut.stages = room.stages;
   cut.parts = reinterpret_cast<float*>(scratch);
