@@ -26,6 +26,10 @@ struct IntShares {
 /// beginning to end. By a plan without row_warps.
 void launch_int_stream(IntKind kind, const IntJob& job, const IntPlan& plan, gpu::StreamHandle stream, bool overlap);
 
+/// One token of int4_g128 and few slots a warp: every warp multiplies the groups of activations that it quantised. False
+/// when the product is too large for it; plan.warps does not bind it.
+bool launch_int_one(const IntJob& job, const IntPlan& plan, gpu::StreamHandle stream, bool overlap);
+
 /// Many columns: activations, made by a kernel before this one, pass through a block in chunks. By a plan with
 /// row_warps.
 void launch_int_chunks(IntKind kind, const IntJob& job, const IntPlan& plan, gpu::StreamHandle stream);

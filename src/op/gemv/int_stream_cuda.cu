@@ -198,6 +198,9 @@ void launch_tiles(const Work& w, const IntPlan& plan, gpu::StreamHandle stream, 
 }  // namespace
 
 void launch_int_stream(IntKind kind, const IntJob& job, const IntPlan& plan, gpu::StreamHandle stream, bool overlap) {
+  if (kind == IntKind::int4_g128 && job.tokens.n_tokens == 1 && plan.tiles_of_8 == 1 && plan.quantize_inside &&
+      launch_int_one(job, plan, stream, overlap))
+    return;
   const int64_t row_slots = (job.tokens.n_groups + int_slot_groups(kind) - 1) / int_slot_groups(kind);
   const IntShares rows(job.target.n_row_tiles, plan.blocks);
   const Work w = {.job = job,

@@ -73,6 +73,15 @@ struct Sums<IntKind::int4_g128, kTiles> {
   /// of columns, n_tiles are there.
   __device__ void add(const Tile<IntKind::int4_g128>& tile, const uint8_t* values, const float* scales,
                       const Columns& columns, int n_tiles) {
+    add(tile, n_tiles, [&](int n, uint4& b0, uint4& b1, float2& step) {
+      b0 = *reinterpret_cast<const uint4*>(values + columns.first + n * 8 * kIntGroup);
+      b1 = *reinterpret_cast<const uint4*>(values + columns.second + n * 8 * kIntGroup);
+      step = *reinterpret_cast<const float2*>(scales + 8 * n);
+    });
+  }
+  /// The same where load(n, b0, b1, step) gives the values and scales of eight n.
+  template <class Load>
+  __device__ __forceinline__ void add(const Tile<IntKind::int4_g128>& tile, int n_tiles, const Load& load) {
     uint32_t a[4][4];
 #pragma unroll
     for (int p = 0; p < 2; ++p) {
@@ -87,9 +96,9 @@ struct Sums<IntKind::int4_g128, kTiles> {
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
       if (kTiles > 1 && n >= n_tiles) break;
-      const uint4 b0 = *reinterpret_cast<const uint4*>(values + columns.first + n * 8 * kIntGroup);
-      const uint4 b1 = *reinterpret_cast<const uint4*>(values + columns.second + n * 8 * kIntGroup);
-      const float2 step = *reinterpret_cast<const float2*>(scales + 8 * n);
+      uint4 b0, b1;
+      float2 step;
+      load(n, b0, b1, step);
       int sum[4];
       gpu::mma_s8_from(__float_as_int(kIntRound), sum, a[0], b0.x, b0.y);
       gpu::mma_s8(sum, a[1], b0.z, b0.w);
