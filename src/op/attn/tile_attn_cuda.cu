@@ -1,6 +1,7 @@
 // Host side of decode attention, and the second of its two kernels: parts of a list to the result.
 #include <algorithm>
 #include <bit>
+#include <cstdlib>
 #include <string>
 
 #include "op/attn/tile_split_cuda.h"
@@ -176,7 +177,8 @@ void tile_attn(gpu::StreamHandle stream, const DeviceAttention& a, std::byte* sc
   // A part keeps all warps busy, or half of them where warps take single tiles of short parts, unless the plan says
   // otherwise.
   const int busy = kernel.tiles_at_a_time > 1 ? 8 : room.warps;
-  const int least = plan.least_tiles > 0 ? plan.least_tiles : busy;
+  static const char* const wanted = std::getenv("RIDGE_LEAST");
+  const int least = plan.least_tiles > 0 ? plan.least_tiles : wanted ? std::atoi(wanted) : busy;
   cut.least_shift = std::bit_width(unsigned(least)) - 1;
   cut.stages = room.stages;
   cut.parts = reinterpret_cast<float*>(scratch);
