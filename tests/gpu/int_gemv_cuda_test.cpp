@@ -266,6 +266,16 @@ TEST_F(IntGemvCuda, Int4IsWithinItsStepsAtEveryShape) {
     }
 }
 
+TEST_F(IntGemvCuda, Int4OneTokenOfLongRows) {
+  for (const int64_t n_in : {2176, 4608, 8960}) {
+    const Int4Matrix m(45, n_in, uint64_t(n_in));
+    const IntWeights w = pack({&m});
+    for (const bool norm : {false, true})
+      for (const int planes : {1, 2})
+        check_int4({&m}, w, {.n_tokens = 1, .planes = planes, .norm = norm, .output = IntOutput::add}, 9);
+  }
+}
+
 TEST_F(IntGemvCuda, Int4EveryPrologueAndOutput) {
   const Int4Matrix gate(37, 640, 5), up_rows(37, 640, 6);
   const IntWeights pair = pack({&gate, &up_rows}, true), rows = pack({&gate, &up_rows});
