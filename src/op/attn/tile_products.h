@@ -297,6 +297,39 @@ __device__ __forceinline__ void tile_scores(const std::byte* tile, const Queries
   }
 }
 
+/// The same of kTiles tiles of integers under one scale a position, one after another in memory.
+template <TileKind kKind, int kDim, int kTiles>
+__device__ __forceinline__ void scores_together(const std::byte* tiles, const Queries<kDim>& queries,
+                                                const RotorBytes& levels, int lane, float (&scores)[kTiles][8]) {
+  constexpr int kBytes = TileShape(kKind, kDim).bytes;
+  Groups<kKind, kDim> groups[kTiles];
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) groups[n] = Groups<kKind, kDim>(tiles + n * kBytes, lane);
+  int sums[kTiles][4][4] = {};
+  unrolled<kDim / 32>([&]<int kStep>() {
+    uint32_t a[4];
+    queries.step(queries.ints(), kStep, lane, a);
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+      const Quad<kKind> keys = groups[n].template quad<kStep>(levels);
+#pragma unroll
+      for (int t = 0; t < 4; ++t) gpu::mma_s8(sums[n][t], a, keys.b[t][0], keys.b[t][1]);
+    }
+  });
+  const float scale = queries.scale()[lane / 4] * unit_of(kKind);
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+    float k_scales[8];
+    load_scales<kKind, kDim>(tiles + n * kBytes, 0, lane % 4, k_scales);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      float sum = float(sums[n][i / 2][i % 2] * 128 + sums[n][i / 2][2 + i % 2]);
+      if (offset_of(kKind) != 0) sum += queries.sum()[lane / 4] * offset_of(kKind);
+      scores[n][i] = sum * (k_scales[i] * scale);
+    }
+  }
+}
+
 __device__ __forceinline__ float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(gpu::kAllLanes, x, 1));
   return fmaxf(x, __shfl_xor_sync(gpu::kAllLanes, x, 2));

@@ -259,7 +259,7 @@ constexpr int most_warps() {
   if (kK == kAnyKind || kV == kAnyKind) return 8;
   if (pair_bytes(TileKind(kK), TileKind(kV), kDim) >= 16 * 1024) return 4;
   if (tiles_at_a_time<kDim, kK, kV>() == 1 || kDim > 128) return 8;
-  return pair_bytes(TileKind(kK), TileKind(kV), kDim) <= 3200 ? 16 : 12;
+  return 12;
 }
 
 template <int kDim, int kK, int kV>
@@ -395,11 +395,14 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
     __syncwarp();
     const std::byte* const tile = ring + stage * stage_bytes;
     float scores[kTiles][8];
+    if constexpr (kTiles > 1 && !has_blocks(TileKind(kK))) {
+      scores_together<TileKind(kK), kDim, kTiles>(tile, queries, levels, lane, scores);
+    } else {
 #pragma unroll
-    for (int n = 0; n < kTiles; ++n) {
-      scores_of<kK, kDim>(k_kind, tile + n * k_bytes, queries, levels, lane, scores[n]);
-      if (n == 0 && t == 0) mask(units, 0, false, lane, scores[0]);
+      for (int n = 0; n < kTiles; ++n)
+        scores_of<kK, kDim>(k_kind, tile + n * k_bytes, queries, levels, lane, scores[n]);
     }
+    if (t == 0) mask(units, 0, false, lane, scores[0]);
     const float worth = state.take(scores);
     if constexpr (kTiles > 1)
       tile_values<TileKind(kV), kDim, kTiles>(tile + kTiles * k_bytes, levels, scores, worth, lane, state.out);
