@@ -402,7 +402,9 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
       for (int n = 0; n < kTiles; ++n)
         scores_of<kK, kDim>(k_kind, tile + n * k_bytes, queries, levels, lane, scores[n]);
     }
-    if (t == 0) mask(units, 0, false, lane, scores[0]);
+    if (t == 0 || t + kTiles > units.n / kTilePositions)
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) mask(units, t + n, false, lane, scores[n]);
     const float worth = state.take(scores);
     if constexpr (kTiles > 1)
       tile_values<TileKind(kV), kDim, kTiles>(tile + kTiles * k_bytes, levels, scores, worth, lane, state.out);
