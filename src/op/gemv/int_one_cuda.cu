@@ -165,6 +165,7 @@ bool launch_int_one(const IntJob& job, const IntPlan& plan, gpu::StreamHandle st
   if (!wanted || own > 8 || width * plan.rows > kMostSlots) return false;
   const int slots = width * (plan.rows - 1) + own;
   const int warps = (n_groups + own - 1) / own;
+  if (plan.rows > 2 * warps) return false;  // half a warp adds up a tile of rows
   Work w = {.job = job, .rows = IntShares(job.target.n_row_tiles, plan.blocks), .slots = slots, .early = early};
   int at = warps * slots * kSlotBytes;
   const auto take = [&](int bytes) { return std::exchange(at, at + (bytes + 15) / 16 * 16); };
