@@ -66,7 +66,8 @@ TEST_F(ExpertsCuda, ChoicesAreTheReferences) {
         for (size_t i = 0; i < scores.size(); i += 3) scores[i] = std::round(scores[i]);  // ties
         std::vector<Route> routes(size_t(n_tokens * n_used));
         CpuContext context(1);
-        choose_experts(context, {scores.data(), n_tokens, n_experts}, n_used, renormalised, routes);
+        choose_experts(context, {scores.data(), n_tokens, n_experts}, {.n_used = n_used, .renormalised = renormalised},
+                       nullptr, routes);
         const Choice c = room_for(n_tokens, n_experts, n_used);
         set_scores(c, scores);
         device_choose_experts(stream(), c.of, renormalised);

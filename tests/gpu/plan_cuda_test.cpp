@@ -221,7 +221,9 @@ TEST_F(PlanCuda, WhatADeviceDoesNotRunIsRefusedByName) {
     }
   };
   refused([](ModelPlan& plan, Weights&) { plan.layers[0].attention.head_dim = 320; }, "head_dim up to 256");
-  refused([](ModelPlan& plan, Weights&) { plan.layers[0].experts.n_used = 33; }, "1024 experts a layer and 32 a token");
+  refused([](ModelPlan& plan, Weights&) { plan.layers[0].experts.rule.n_used = 33; },
+          "1024 experts a layer and 32 a token");
+  refused([](ModelPlan& plan, Weights&) { plan.layers[0].experts.rule.sigmoid = true; }, "a router of sigmoids");
   refused([](ModelPlan&, Weights& weights) { weights.layers[0].experts[3].up.scale = 2; },
           "experts of one format, shape and scale");
 }
