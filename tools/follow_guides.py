@@ -27,7 +27,7 @@ def copy_tree(target):
         if entry.name in LEFT_OUT:
             continue
         if entry.is_dir():
-            shutil.copytree(entry, target / entry.name)
+            shutil.copytree(entry, target / entry.name, symlinks=True)
         else:
             shutil.copy2(entry, target / entry.name)
     (target / "models").symlink_to(ROOT / "models")

@@ -106,8 +106,9 @@ Status check_config(const Config& c, std::string_view where) {
   if (c.n_expert_groups < 1 || c.n_experts % c.n_expert_groups != 0 || c.n_groups_used < 1 ||
       c.n_groups_used > c.n_expert_groups ||
       c.n_experts_used > int64_t(c.n_experts) / c.n_expert_groups * c.n_groups_used)
-    return bad_file("{}: {} of {} experts from {} of {} groups cannot be chosen", where, c.n_experts_used, c.n_experts,
-                    c.n_groups_used, c.n_expert_groups);
+    return bad_file(
+        "{}: {} of {} experts from {} of {} groups: expected equal groups with at least as many experts in those used",
+        where, c.n_experts_used, c.n_experts, c.n_groups_used, c.n_expert_groups);
   if (c.kv_rank > 0) {
     RIDGE_TRY_STATUS(range("rank of the latent row", c.kv_rank, 1, 1024 - c.rope_dim));
     RIDGE_TRY_STATUS(range("rank of the queries", c.q_rank, 0, 1 << 16));

@@ -176,8 +176,10 @@ void tile_attn(gpu::StreamHandle stream, const DeviceAttention& a, std::byte* sc
   cut.budget = budget_of(a.rows.n, cut.lists, plan.blocks > 0 ? plan.blocks : tile_attn_blocks());
   cut.group = a.group();
   cut.head_groups = int(gpu::ceil_div(cut.group, kHeads));
-  // A part keeps all warps busy, unless the plan says otherwise.
-  const int least = plan.least_tiles > 0 ? plan.least_tiles : room.warps * kernel.tiles_at_a_time;
+  // A part keeps all warps busy, unless the plan says otherwise; where warps take single tiles of short parts, four: at
+  // 512 positions more blocks gain more than sums of more parts cost.
+  const int busy = kernel.tiles_at_a_time > 1 ? 4 : room.warps;
+  const int least = plan.least_tiles > 0 ? plan.least_tiles : busy;
   cut.least_shift = std::bit_width(unsigned(least)) - 1;
   cut.stages = room.stages;
   cut.parts = reinterpret_cast<float*>(scratch);

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "gpu/tensor.h"
+#include "op/attn/pins_cuda.h"
 #include "op/cache/rotate_warp.h"
 #include "op/cache/tile_order.h"
 
@@ -63,6 +64,21 @@ constexpr uint32_t bytes4(int a, int b, int c, int d) {
   return uint32_t(a & 255) | uint32_t(b & 255) << 8 | uint32_t(c & 255) << 16 | uint32_t(d & 255) << 24;
 }
 
+/// Integers of rotor levels as bytes of look-ups, made once: of constants the compiler keeps one half in the instruction
+/// and moves the other to a register again and again.
+struct RotorBytes {
+  uint32_t low3, high3, low4, high4;
+
+  __device__ __forceinline__ RotorBytes() {
+    constexpr TileLevels3 three;
+    constexpr TileLevels4 four;
+    low3 = gpu::pinned(bytes4(-three.integer[3], -three.integer[2], -three.integer[1], -three.integer[0]));
+    high3 = gpu::pinned(bytes4(three.integer[0], three.integer[1], three.integer[2], three.integer[3]));
+    low4 = gpu::pinned(bytes4(four.integer[0], four.integer[1], four.integer[2], four.integer[3]));
+    high4 = gpu::pinned(bytes4(four.integer[4], four.integer[5], four.integer[6], four.integer[7]));
+  }
+};
+
 /// All groups of a tile, four at a time.
 template <TileKind kKind, int kDim>
 class Groups {
@@ -74,7 +90,7 @@ class Groups {
 
   /// Groups 4 kQuad .. 4 kQuad + 3.
   template <int kQuad>
-  __device__ __forceinline__ Quad<kKind> quad() const {
+  __device__ __forceinline__ Quad<kKind> quad(const RotorBytes& levels) const {
     Quad<kKind> q;
     if constexpr (is_half(kKind)) {
       load_words<kKind, kDim, 16 * kQuad, 16>(tile_, lane_, &q.b[0][0]);
@@ -89,28 +105,23 @@ class Groups {
         q.b[t][1] = w[t] & 0xF0F0F0F0u;
       }
     } else if constexpr (kKind == TileKind::rotor4) {
-      constexpr TileLevels4 l;
-      constexpr uint32_t kLow = bytes4(l.integer[0], l.integer[1], l.integer[2], l.integer[3]);
-      constexpr uint32_t kHigh = bytes4(l.integer[4], l.integer[5], l.integer[6], l.integer[7]);
       uint32_t w[4];
       load_words<kKind, kDim, 4 * kQuad, 4>(tile_, lane_, w);
 #pragma unroll
       for (int t = 0; t < 4; ++t) {
         const uint32_t magnitude = w[t] & 0x77777777u, sign = w[t] >> 3 & 0x11111111u;
-        q.b[t][0] = gpu::select_bytes(kLow, kHigh, magnitude) ^ gpu::select_bytes(0xFF00u, 0, sign);
-        q.b[t][1] = gpu::select_bytes(kLow, kHigh, magnitude >> 16) ^ gpu::select_bytes(0xFF00u, 0, sign >> 16);
+        q.b[t][0] = gpu::select_bytes(levels.low4, levels.high4, magnitude) ^ gpu::select_bytes(0xFF00u, 0, sign);
+        q.b[t][1] =
+            gpu::select_bytes(levels.low4, levels.high4, magnitude >> 16) ^ gpu::select_bytes(0xFF00u, 0, sign >> 16);
       }
     } else {
-      constexpr TileLevels3 l;
-      constexpr uint32_t kLow = bytes4(-l.integer[3], -l.integer[2], -l.integer[1], -l.integer[0]);
-      constexpr uint32_t kHigh = bytes4(l.integer[0], l.integer[1], l.integer[2], l.integer[3]);
       const uint32_t w0 = words_[3 * kQuad], w1 = words_[3 * kQuad + 1], w2 = words_[3 * kQuad + 2];
       const uint32_t codes[4] = {w0 & 0x77777777u, w1 & 0x77777777u, w2 & 0x77777777u,
                                  (w0 >> 3 & 0x11111111u) | (w1 >> 2 & 0x22222222u) | (w2 >> 1 & 0x44444444u)};
 #pragma unroll
       for (int t = 0; t < 4; ++t) {
-        q.b[t][0] = gpu::select_bytes(kLow, kHigh, codes[t]);
-        q.b[t][1] = gpu::select_bytes(kLow, kHigh, codes[t] >> 16);
+        q.b[t][0] = gpu::select_bytes(levels.low3, levels.high3, codes[t]);
+        q.b[t][1] = gpu::select_bytes(levels.low3, levels.high3, codes[t] >> 16);
       }
     }
     return q;
@@ -224,14 +235,14 @@ __device__ __forceinline__ void put_query(const Queries<kDim>& to, int r, const 
 
 /// Scores of the lane's eight positions, in powers of two.
 template <TileKind kKind, int kDim>
-__device__ __forceinline__ void tile_scores(const std::byte* tile, const Queries<kDim>& queries, int lane,
-                                            float (&scores)[8]) {
+__device__ __forceinline__ void tile_scores(const std::byte* tile, const Queries<kDim>& queries,
+                                            const RotorBytes& levels, int lane, float (&scores)[8]) {
   const Groups<kKind, kDim> groups(tile, lane);
   if constexpr (is_half(kKind)) {
     const std::byte* fragments = queries.halves(kKind == TileKind::bf16);
     float sums[4][4] = {};
     unrolled<kDim / 32>([&]<int kStep>() {
-      const Quad<kKind> keys = groups.template quad<kStep>();
+      const Quad<kKind> keys = groups.template quad<kStep>(levels);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         uint32_t a[4];
@@ -246,13 +257,12 @@ __device__ __forceinline__ void tile_scores(const std::byte* tile, const Queries
 #pragma unroll
     for (int i = 0; i < 8; ++i) scores[i] = sums[i / 2][i % 2] + sums[i / 2][2 + i % 2];
   } else {
-    const float scale = queries.scale()[lane / 4] * unit_of(kKind),
-                missing = queries.sum()[lane / 4] * offset_of(kKind);
+    const float scale = queries.scale()[lane / 4] * unit_of(kKind);
     float k_scales[8];
     if constexpr (!has_blocks(kKind)) {
       int sums[4][4] = {};
       unrolled<kDim / 32>([&]<int kStep>() {
-        const Quad<kKind> keys = groups.template quad<kStep>();
+        const Quad<kKind> keys = groups.template quad<kStep>(levels);
         uint32_t a[4];
         queries.step(queries.ints(), kStep, lane, a);
 #pragma unroll
@@ -260,13 +270,16 @@ __device__ __forceinline__ void tile_scores(const std::byte* tile, const Queries
       });
       load_scales<kKind, kDim>(tile, 0, lane % 4, k_scales);
 #pragma unroll
-      for (int i = 0; i < 8; ++i)
-        scores[i] = (float(sums[i / 2][i % 2] * 128 + sums[i / 2][2 + i % 2]) + missing) * (k_scales[i] * scale);
+      for (int i = 0; i < 8; ++i) {
+        float sum = float(sums[i / 2][i % 2] * 128 + sums[i / 2][2 + i % 2]);
+        if (offset_of(kKind) != 0) sum += queries.sum()[lane / 4] * offset_of(kKind);
+        scores[i] = sum * (k_scales[i] * scale);
+      }
     } else {
 #pragma unroll
       for (int i = 0; i < 8; ++i) scores[i] = 0;
       unrolled<kDim / 32>([&]<int kStep>() {
-        const Quad<kKind> keys = groups.template quad<kStep>();
+        const Quad<kKind> keys = groups.template quad<kStep>(levels);
         uint32_t a[4];
         queries.step(queries.ints(), kStep, lane, a);
         load_scales<kKind, kDim>(tile, kStep, lane % 4, k_scales);
@@ -281,6 +294,39 @@ __device__ __forceinline__ void tile_scores(const std::byte* tile, const Queries
       });
 #pragma unroll
       for (int i = 0; i < 8; ++i) scores[i] *= scale;
+    }
+  }
+}
+
+/// The same of kTiles tiles of integers under one scale a position, one after another in memory.
+template <TileKind kKind, int kDim, int kTiles>
+__device__ __forceinline__ void scores_together(const std::byte* tiles, const Queries<kDim>& queries,
+                                                const RotorBytes& levels, int lane, float (&scores)[kTiles][8]) {
+  constexpr int kBytes = TileShape(kKind, kDim).bytes;
+  Groups<kKind, kDim> groups[kTiles];
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) groups[n] = Groups<kKind, kDim>(tiles + n * kBytes, lane);
+  int sums[kTiles][4][4] = {};
+  unrolled<kDim / 32>([&]<int kStep>() {
+    uint32_t a[4];
+    queries.step(queries.ints(), kStep, lane, a);
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+      const Quad<kKind> keys = groups[n].template quad<kStep>(levels);
+#pragma unroll
+      for (int t = 0; t < 4; ++t) gpu::mma_s8(sums[n][t], a, keys.b[t][0], keys.b[t][1]);
+    }
+  });
+  const float scale = queries.scale()[lane / 4] * unit_of(kKind);
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+    float k_scales[8];
+    load_scales<kKind, kDim>(tiles + n * kBytes, 0, lane % 4, k_scales);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      float sum = float(sums[n][i / 2][i % 2] * 128 + sums[n][i / 2][2 + i % 2]);
+      if (offset_of(kKind) != 0) sum += queries.sum()[lane / 4] * offset_of(kKind);
+      scores[n][i] = sum * (k_scales[i] * scale);
     }
   }
 }
@@ -343,8 +389,9 @@ __device__ __forceinline__ float weight_total(const uint32_t (&a)[kTiles][4]) {
 /// out[e][p] += factor * sum over the positions of kTiles tiles, one after another in memory, of weight x V, channels
 /// 8 e + 2 c + p of head r. At most four tiles: integer sums stay below 2^22.
 template <TileKind kKind, int kDim, int kTiles = 1>
-__device__ __forceinline__ void tile_values(const std::byte* tiles, const float (&weights)[kTiles][8], float factor,
-                                            int lane, float (&out)[kDim / 8][2]) {
+__device__ __forceinline__ void tile_values(const std::byte* tiles, const RotorBytes& levels,
+                                            const float (&weights)[kTiles][8], float factor, int lane,
+                                            float (&out)[kDim / 8][2]) {
   static_assert(kTiles <= 4);
   constexpr int kBytes = TileShape(kKind, kDim).bytes;
   if constexpr (is_half(kKind)) {
@@ -366,7 +413,7 @@ __device__ __forceinline__ void tile_values(const std::byte* tiles, const float 
       a[i / 2][i % 2 * 2 + 1] = lo;
     }
     unrolled<kDim / 32>([&]<int kQuad>() {
-      const Quad<kKind> values = groups.template quad<kQuad>();
+      const Quad<kKind> values = groups.template quad<kQuad>(levels);
 #pragma unroll
       for (int t = 0; t < 4; ++t) {
         float sums[4] = {};
@@ -403,7 +450,7 @@ __device__ __forceinline__ void tile_values(const std::byte* tiles, const float 
       int sums[4][4];
 #pragma unroll
       for (int n = 0; n < kTiles; ++n) {
-        const Quad<kKind> values = groups[n].template quad<kQuad>();
+        const Quad<kKind> values = groups[n].template quad<kQuad>(levels);
 #pragma unroll
         for (int t = 0; t < 4; ++t) {
           if (n == 0) gpu::mma_s8_from(kAsFloat, sums[t], a[n], values.b[t][0], values.b[t][1]);
@@ -470,30 +517,32 @@ struct State {
 /// tile_scores() of a kind known at run time; every lane of the warp has the same.
 template <int kDim>
 __device__ __forceinline__ void tile_scores(TileKind kind, const std::byte* tile, const Queries<kDim>& queries,
-                                            int lane, float (&scores)[8]) {
+                                            const RotorBytes& levels, int lane, float (&scores)[8]) {
   switch (kind) {
     case TileKind::rows: return;
-    case TileKind::f16: return tile_scores<TileKind::f16, kDim>(tile, queries, lane, scores);
-    case TileKind::bf16: return tile_scores<TileKind::bf16, kDim>(tile, queries, lane, scores);
-    case TileKind::int8_blocks: return tile_scores<TileKind::int8_blocks, kDim>(tile, queries, lane, scores);
-    case TileKind::int8_row: return tile_scores<TileKind::int8_row, kDim>(tile, queries, lane, scores);
-    case TileKind::q4: return tile_scores<TileKind::q4, kDim>(tile, queries, lane, scores);
-    case TileKind::rotor4: return tile_scores<TileKind::rotor4, kDim>(tile, queries, lane, scores);
-    case TileKind::rotor3: return tile_scores<TileKind::rotor3, kDim>(tile, queries, lane, scores);
+    case TileKind::f16: return tile_scores<TileKind::f16, kDim>(tile, queries, levels, lane, scores);
+    case TileKind::bf16: return tile_scores<TileKind::bf16, kDim>(tile, queries, levels, lane, scores);
+    case TileKind::int8_blocks: return tile_scores<TileKind::int8_blocks, kDim>(tile, queries, levels, lane, scores);
+    case TileKind::int8_row: return tile_scores<TileKind::int8_row, kDim>(tile, queries, levels, lane, scores);
+    case TileKind::q4: return tile_scores<TileKind::q4, kDim>(tile, queries, levels, lane, scores);
+    case TileKind::rotor4: return tile_scores<TileKind::rotor4, kDim>(tile, queries, levels, lane, scores);
+    case TileKind::rotor3: return tile_scores<TileKind::rotor3, kDim>(tile, queries, levels, lane, scores);
   }
 }
 template <int kDim>
-__device__ __forceinline__ void tile_values(TileKind kind, const std::byte* tile, const float (&weights)[1][8],
-                                            float factor, int lane, float (&out)[kDim / 8][2]) {
+__device__ __forceinline__ void tile_values(TileKind kind, const std::byte* tile, const RotorBytes& levels,
+                                            const float (&weights)[1][8], float factor, int lane,
+                                            float (&out)[kDim / 8][2]) {
   switch (kind) {
     case TileKind::rows: return;
-    case TileKind::f16: return tile_values<TileKind::f16, kDim>(tile, weights, factor, lane, out);
-    case TileKind::bf16: return tile_values<TileKind::bf16, kDim>(tile, weights, factor, lane, out);
-    case TileKind::int8_blocks: return tile_values<TileKind::int8_blocks, kDim>(tile, weights, factor, lane, out);
-    case TileKind::int8_row: return tile_values<TileKind::int8_row, kDim>(tile, weights, factor, lane, out);
-    case TileKind::q4: return tile_values<TileKind::q4, kDim>(tile, weights, factor, lane, out);
-    case TileKind::rotor4: return tile_values<TileKind::rotor4, kDim>(tile, weights, factor, lane, out);
-    case TileKind::rotor3: return tile_values<TileKind::rotor3, kDim>(tile, weights, factor, lane, out);
+    case TileKind::f16: return tile_values<TileKind::f16, kDim>(tile, levels, weights, factor, lane, out);
+    case TileKind::bf16: return tile_values<TileKind::bf16, kDim>(tile, levels, weights, factor, lane, out);
+    case TileKind::int8_blocks:
+      return tile_values<TileKind::int8_blocks, kDim>(tile, levels, weights, factor, lane, out);
+    case TileKind::int8_row: return tile_values<TileKind::int8_row, kDim>(tile, levels, weights, factor, lane, out);
+    case TileKind::q4: return tile_values<TileKind::q4, kDim>(tile, levels, weights, factor, lane, out);
+    case TileKind::rotor4: return tile_values<TileKind::rotor4, kDim>(tile, levels, weights, factor, lane, out);
+    case TileKind::rotor3: return tile_values<TileKind::rotor3, kDim>(tile, levels, weights, factor, lane, out);
   }
 }
 

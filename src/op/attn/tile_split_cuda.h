@@ -48,6 +48,13 @@ struct Units {
     n_sinks = min(n, max(a.k.n_sinks, a.v.n_sinks));
     n_units = n_tiles - first_tile + (n_sinks > seen ? 1 : 0);
   }
+  /// Whether no row of the step, and no tile coded in the step, is in unit t. `most` is the most rows of a sequence.
+  __device__ bool is_settled(int t, int most) const {
+    if (t == n_tiles) return n - most >= n_sinks;
+    const int coded_before = (most + 2 * kTilePositions - 2) / kTilePositions;  // tiles that the step may have coded
+    return (t + 1) * kTilePositions <= n - most && (t >= k_coded || t < k_coded - coded_before) &&
+           (t >= v_coded || t < v_coded - coded_before);
+  }
 };
 
 /// Parts of every list of one row; they are `first * lists + list`, `(first + 1) * lists + list` and so on.
@@ -127,32 +134,43 @@ __device__ __forceinline__ void copy_tile(std::byte* to, const std::byte* from, 
   for (int at = 16 * lane; at < bytes; at += 512) gpu::copy_async16(to + at, from + at);
 }
 
+/// The same of a size that the compiler knows.
+template <int kBytes>
+__device__ __forceinline__ void copy_tiles(std::byte* to, const std::byte* from, int lane) {
+  to += 16 * lane, from += 16 * lane;
+  unrolled<(kBytes + 511) / 512>([&]<int kI>() {
+    if (512 * (kI + 1) <= kBytes || 512 * kI + 16 * lane < kBytes) gpu::copy_async16_at<512 * kI>(to, from);
+  });
+}
+
 template <int kKind, int kDim>
-__device__ __forceinline__ void scores_of(TileKind kind, const std::byte* tile, const Queries<kDim>& queries, int lane,
-                                          float (&scores)[8]) {
-  if constexpr (kKind == kAnyKind) tile_scores<kDim>(kind, tile, queries, lane, scores);
-  else tile_scores<TileKind(kKind), kDim>(tile, queries, lane, scores);
+__device__ __forceinline__ void scores_of(TileKind kind, const std::byte* tile, const Queries<kDim>& queries,
+                                          const RotorBytes& levels, int lane, float (&scores)[8]) {
+  if constexpr (kKind == kAnyKind) tile_scores<kDim>(kind, tile, queries, levels, lane, scores);
+  else tile_scores<TileKind(kKind), kDim>(tile, queries, levels, lane, scores);
 }
 template <int kKind, int kDim>
-__device__ __forceinline__ void values_of(TileKind kind, const std::byte* tile, const float (&weights)[1][8],
-                                          float factor, int lane, float (&out)[kDim / 8][2]) {
-  if constexpr (kKind == kAnyKind) tile_values<kDim>(kind, tile, weights, factor, lane, out);
-  else tile_values<TileKind(kKind), kDim>(tile, weights, factor, lane, out);
+__device__ __forceinline__ void values_of(TileKind kind, const std::byte* tile, const RotorBytes& levels,
+                                          const float (&weights)[1][8], float factor, int lane,
+                                          float (&out)[kDim / 8][2]) {
+  if constexpr (kKind == kAnyKind) tile_values<kDim>(kind, tile, levels, weights, factor, lane, out);
+  else tile_values<TileKind(kKind), kDim>(tile, levels, weights, factor, lane, out);
 }
 /// Of tiles outside the ring: of the side's own kind or exact, f16 or int8_row.
 template <int kKind, int kDim>
 __device__ __forceinline__ void exact_scores(TileKind kind, const std::byte* tile, const Queries<kDim>& queries,
-                                             int lane, float (&scores)[8]) {
-  if (kKind == kAnyKind || int(kind) == kKind) scores_of<kKind, kDim>(kind, tile, queries, lane, scores);
-  else if (kind == TileKind::f16) tile_scores<TileKind::f16, kDim>(tile, queries, lane, scores);
-  else tile_scores<TileKind::int8_row, kDim>(tile, queries, lane, scores);
+                                             const RotorBytes& levels, int lane, float (&scores)[8]) {
+  if (kKind == kAnyKind || int(kind) == kKind) scores_of<kKind, kDim>(kind, tile, queries, levels, lane, scores);
+  else if (kind == TileKind::f16) tile_scores<TileKind::f16, kDim>(tile, queries, levels, lane, scores);
+  else tile_scores<TileKind::int8_row, kDim>(tile, queries, levels, lane, scores);
 }
 template <int kKind, int kDim>
-__device__ __forceinline__ void exact_values(TileKind kind, const std::byte* tile, const float (&weights)[1][8],
-                                             float factor, int lane, float (&out)[kDim / 8][2]) {
-  if (kKind == kAnyKind || int(kind) == kKind) values_of<kKind, kDim>(kind, tile, weights, factor, lane, out);
-  else if (kind == TileKind::f16) tile_values<TileKind::f16, kDim>(tile, weights, factor, lane, out);
-  else tile_values<TileKind::int8_row, kDim>(tile, weights, factor, lane, out);
+__device__ __forceinline__ void exact_values(TileKind kind, const std::byte* tile, const RotorBytes& levels,
+                                             const float (&weights)[1][8], float factor, int lane,
+                                             float (&out)[kDim / 8][2]) {
+  if (kKind == kAnyKind || int(kind) == kKind) values_of<kKind, kDim>(kind, tile, levels, weights, factor, lane, out);
+  else if (kind == TileKind::f16) tile_values<TileKind::f16, kDim>(tile, levels, weights, factor, lane, out);
+  else tile_values<TileKind::int8_row, kDim>(tile, levels, weights, factor, lane, out);
 }
 
 /// Scores of positions that the query does not see, or sees as sinks, become -infinity.
@@ -239,12 +257,14 @@ constexpr int tiles_at_a_time() {
   return pair_bytes(TileKind(kK), TileKind(kV), kDim) <= 5 * 1024 ? 2 : 1;
 }
 /// Warps of a block at most: 12 leave a thread 168 registers, 8 leave 255. Small pairs are many instructions a byte and
-/// gain from more warps; large pairs have bytes enough on their way with 4.
+/// gain from more warps: the smallest, whose rings fit, from 16 with 128 registers; large pairs have bytes enough on
+/// their way with 4.
 template <int kDim, int kK, int kV>
 constexpr int most_warps() {
   if (kK == kAnyKind || kV == kAnyKind) return 8;
   if (pair_bytes(TileKind(kK), TileKind(kV), kDim) >= 16 * 1024) return 4;
-  return tiles_at_a_time<kDim, kK, kV>() > 1 && kDim <= 128 ? 12 : 8;
+  if (tiles_at_a_time<kDim, kK, kV>() == 1 || kDim > 128) return 8;
+  return 12;
 }
 
 template <int kDim, int kK, int kV, bool kWindow>
@@ -282,8 +302,10 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
   // Steps coded on both sides come through the ring; the rest is read where it lies. The tiles of a step are neighbours
   // in memory, also on pages. Numbers of pages are fetched for 32 of the warp's steps at a time, one a lane.
   static_assert(kPageTiles % kTiles == 0);
+  // Parts of few units are read tile by tile, so that each has a warp of its own.
+  const bool alone = kTiles > 1 && last - first <= warps;
   const int coded = min(min(units.k_coded, units.v_coded), last),
-            streamed = max(first, coded - (coded - first) % kTiles);
+            streamed = alone ? first : max(first, coded - (coded - first) % kTiles);
   int page_of_lane = 0, fed = 0, fed_tile = first + kTiles * warp;
   const auto feed = [&](int stage) {
     if (fed % 32 == 0) {
@@ -293,8 +315,15 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
     const int page = __shfl_sync(gpu::kAllLanes, page_of_lane, fed++ % 32);
     if (fed_tile < streamed) {
       std::byte* to = ring + stage * stage_bytes;
-      copy_tile(to, a.k.coded_tile(page, kv_head, fed_tile), kTiles * k_bytes, lane);
-      copy_tile(to + kTiles * k_bytes, a.v.coded_tile(page, kv_head, fed_tile), kTiles * v_bytes, lane);
+      const std::byte *const k_from = a.k.coded_tile(page, kv_head, fed_tile), *const v_from = a.v.coded_tile(
+                                                                                   page, kv_head, fed_tile);
+      if constexpr (kTiles > 1) {
+        copy_tiles<kTiles * TileShape(TileKind(kK), kDim).bytes>(to, k_from, lane);
+        copy_tiles<kTiles * TileShape(TileKind(kV), kDim).bytes>(to + kTiles * k_bytes, v_from, lane);
+      } else {
+        copy_tile(to, k_from, k_bytes, lane);
+        copy_tile(to + k_bytes, v_from, v_bytes, lane);
+      }
     }
     fed_tile += kTiles * warps;
     gpu::copy_commit();
@@ -302,13 +331,36 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
   // A tile is written as long as it is the last that is coded, or one that has rows of this step.
   const int settled = min(units.k_coded, units.v_coded) - 1 - (a.rows.most + kTilePositions - 2) / kTilePositions;
   bool waited = false;
-  for (int s = 0; s + 1 < stages; ++s) {
-    if (!waited && fed_tile + kTiles > settled) gpu::wait_for_previous_grid(), waited = true;
-    feed(s);
+  // A unit alone takes the room of two warps where half of them have none.
+  const int own = first + warp, own_bytes = (last - first <= warps / 2 ? 2 : 1) * stages * stage_bytes;
+  std::byte* const own_k = room + warp * own_bytes;
+  const std::byte* own_v = nullptr;  // null: not in shared memory
+  if (kTiles > 1 && alone) {
+    if (own < last) {
+      TileKind k_own, v_own;
+      const bool sinks = own == units.n_tiles;
+      if (!units.is_settled(own, a.rows.most)) gpu::wait_for_previous_grid(), waited = true;
+      const std::byte* const k_from = k.at(sinks ? 0 : own, sinks, units.k_coded, k_own);
+      const std::byte* const v_from = v.at(sinks ? 0 : own, sinks, units.v_coded, v_own);
+      const int k_size = TileShape(k_own, kDim).bytes, v_size = TileShape(v_own, kDim).bytes;
+      if (k_size + v_size <= own_bytes) {
+        own_v = own_k + k_size;
+        copy_tile(own_k, k_from, k_size, lane);
+        gpu::copy_commit();
+        copy_tile(own_k + k_size, v_from, v_size, lane);
+        gpu::copy_commit();
+      }
+    }
+  } else {
+    for (int s = 0; s + 1 < stages; ++s) {
+      if (!waited && fed_tile + kTiles > settled) gpu::wait_for_previous_grid(), waited = true;
+      feed(s);
+    }
   }
   if (!waited) gpu::wait_for_previous_grid();
 
   float x[kPer];
+  const RotorBytes levels;
   const QueryForms forms = query_forms(a.k.kind, a.k.recent_kind, a.k.ring_tiles > 0, units.n_sinks > 0);
   for (int r = warp; r < kHeads; r += warps) {
     const float* const q = a.q + (int64_t(parts.of.row) * a.n_heads + first_head + r) * kDim + lane;
@@ -319,17 +371,27 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
   __syncthreads();
 
   State<kDim> state;
-#pragma unroll 1
-  for (int t = streamed + warp; t < last; t += warps) {
+#pragma unroll 1  // from the last warp down: the first ones have most of the steps
+  for (int t = alone ? own : streamed + warps - 1 - warp; t < last; t += warps) {
     const bool sinks = t == units.n_tiles;
     TileKind kind;
     float scores[1][8];
     const std::byte* tile = k.at(sinks ? 0 : t, sinks, units.k_coded, kind);
-    exact_scores<kK, kDim>(kind, tile, queries, lane, scores[0]);
+    if (own_v) {
+      tile = own_k;
+      gpu::copy_wait<1>();
+      __syncwarp();
+    }
+    exact_scores<kK, kDim>(kind, tile, queries, levels, lane, scores[0]);
     mask(units, t, sinks, lane, scores[0]);
     const float worth = state.take(scores);
     tile = v.at(sinks ? 0 : t, sinks, units.v_coded, kind);
-    exact_values<kV, kDim>(kind, tile, scores, worth, lane, state.out);
+    if (own_v) {
+      tile = own_v;
+      gpu::copy_wait<0>();
+      __syncwarp();
+    }
+    exact_values<kV, kDim>(kind, tile, levels, scores, worth, lane, state.out);
   }
   int stage = 0;
   for (int t = first + kTiles * warp; t < streamed; t += kTiles * warps) {
@@ -340,21 +402,26 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
     __syncwarp();
     const std::byte* const tile = ring + stage * stage_bytes;
     float scores[kTiles][8];
+    if constexpr (kTiles > 1 && !has_blocks(TileKind(kK))) {
+      scores_together<TileKind(kK), kDim, kTiles>(tile, queries, levels, lane, scores);
+    } else {
 #pragma unroll
-    for (int n = 0; n < kTiles; ++n) {
-      scores_of<kK, kDim>(k_kind, tile + n * k_bytes, queries, lane, scores[n]);
-      mask(units, t + n, false, lane, scores[n]);
+      for (int n = 0; n < kTiles; ++n)
+        scores_of<kK, kDim>(k_kind, tile + n * k_bytes, queries, levels, lane, scores[n]);
     }
+    if (t == 0 || t == units.first_tile || t + kTiles > units.n / kTilePositions)
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) mask(units, t + n, false, lane, scores[n]);
     const float worth = state.take(scores);
     if constexpr (kTiles > 1)
-      tile_values<TileKind(kV), kDim, kTiles>(tile + kTiles * k_bytes, scores, worth, lane, state.out);
-    else values_of<kV, kDim>(v_kind, tile + k_bytes, scores, worth, lane, state.out);
+      tile_values<TileKind(kV), kDim, kTiles>(tile + kTiles * k_bytes, levels, scores, worth, lane, state.out);
+    else values_of<kV, kDim>(v_kind, tile + k_bytes, levels, scores, worth, lane, state.out);
     __syncwarp();  // all lanes have read the stage that is filled next
     stage = stage + 1 == stages ? 0 : stage + 1;
   }
   gpu::copy_wait<0>();
   __syncthreads();
-  const int busy = min(warps, max((streamed - first) / kTiles, last - streamed));
+  const int busy = min(warps, alone ? last - first : last > streamed ? warps : (streamed - first) / kTiles);
   store_part<kDim>(state, {reinterpret_cast<float*>(room)}, busy, n_heads,
                    cut.parts + (int64_t(row) * cut.lists + list) * part_floats(kDim));
 }
