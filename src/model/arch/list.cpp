@@ -171,15 +171,14 @@ DeltaRows::DeltaRows(const DeltaShape& d) {
   take(a, 2 * ratio, ratio, ratio);
 }
 
+constexpr std::string_view kModel = "model.", kNested = "model.language_model.";
+
 bool is_nested(std::span<const io::Tensor> tensors) {
-  const std::string name = nested_name(tensor_names::kEmbedding.hf);
-  return std::ranges::any_of(tensors, [&](const io::Tensor& tensor) { return tensor.name == name; });
+  return std::ranges::any_of(tensors, [](const io::Tensor& tensor) { return tensor.name.starts_with(kNested); });
 }
 
 std::string nested_name(std::string_view name) {
-  constexpr std::string_view kModel = "model.";
-  return name.starts_with(kModel) ? "model.language_model." + std::string(name.substr(kModel.size()))
-                                  : std::string(name);
+  return name.starts_with(kModel) ? std::string(kNested).append(name.substr(kModel.size())) : std::string(name);
 }
 
 std::string_view activation_name(Activation activation) {
