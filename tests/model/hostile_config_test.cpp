@@ -44,7 +44,8 @@ TEST(HostileConfig, AnAbsurdValueIsRefusedWithTheReasonOrHasNoEffect) {
         }
         ++n_refused;
         EXPECT_EQ(result.error().kind, ErrorKind::bad_file);
-        EXPECT_THAT(result.error().message, testing::ContainsRegex("^f: .*(expected|supported|must be|is not a|is missing)"))
+        EXPECT_THAT(result.error().message,
+                    testing::ContainsRegex("^f: .*(expected|supported|must be|is not a|is missing)"))
             << name << " " << key << " = " << bad;
       }
   EXPECT_GT(n_refused, 1000);
