@@ -24,13 +24,16 @@ def ternary():
 
 
 ATTENTION_TRIED = {
-    "91661c29": "two tiles a step through a ring of two stages (kept)",
+    "91661c29": "two tiles a step through a ring of two stages (kept until the last row)",
     "98fc8e3d": "pieces of two tiles in places of their own by bulk copies, sums of V once in four tiles",
     "8c615f47": "pieces of four tiles by copies of lanes, weights relative to a top that is seldom raised; what is left over tile by tile",
     "bde2b7c3": "the same in pieces of two tiles, two places",
     "153e66f4": "pieces of four tiles, a last round of smaller ones",
     "f3bf4609": "the same, the first K of all warps before the rest",
     "ac8baf46": "steps of two pieces of two tiles whose places are filled in turn, sums of V once in four tiles",
+    "f34d5182": "two tiles a step, look-up bytes pinned, 16 warps, short parts tile by tile",
+    "27694f30": "the same with 12 warps and K of two tiles side by side",
+    "c4757734": "the same with parts of four tiles at least (kept)",
 }
 
 
@@ -38,6 +41,8 @@ def attention_tried():
     """Decode attention 64/8/128 of several builds; the first and the last were timed in one run."""
     cells = {}
     for r in rows("attention-tried-cuda.jsonl"):
+        if (r["n_heads"], r["n_kv_heads"]) != (64, 8):
+            continue
         cells.setdefault(r["build_commit"], {})[(r["kv"], r["n_seq"], r["n_keys"])] = r["median_us"]
     columns = [("rotor-3", 1, 512), ("rotor-3", 1, 4096), ("rotor-3", 1, 32768), ("rotor-3", 1, 131072), ("rotor-3", 8, 32768),
                ("rotor-4", 1, 131072), ("p8/q4_0", 1, 131072), ("f16", 1, 512), ("f16", 1, 131072)]
