@@ -33,4 +33,11 @@ def mask_cost():
     return out
 
 
-TABLES = {"serve-load": load, "mask-cost": mask_cost}
+def crowd():
+    out = ["| machine | model | cache | clients | requests | different prompts | other text than alone |", "|---|---|---|---:|---:|---:|---:|"]
+    for r in map(json.loads, (RESULTS / "checks" / "crowd-cuda.jsonl").read_text().splitlines()):
+        out.append(f"| {r['device_name']} | {r['model']} {r['weight_format']} | {r['kv']} | {r['clients']} | {r['requests']} | {r['prompts']} | {r['differ']} |")
+    return out
+
+
+TABLES = {"crowd-cuda": crowd, "serve-load": load, "mask-cost": mask_cost}
