@@ -15,6 +15,7 @@ import pathlib
 import shutil
 import time
 
+import numpy
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
@@ -206,7 +207,11 @@ class Hybrid(nn.Module):
         return {name: tensor.contiguous() for name, tensor in out.items()}
 
 
-def read_tokens(text_path, tokenizer_path):
+def read_tokens(text_path, tokenizer_path, ids_path):
+    """Ids to train on and ids held out, from ids_path where it exists; else encoded, and kept there."""
+    if ids_path and ids_path.exists():
+        kept = numpy.load(ids_path)
+        return tuple(torch.from_numpy(kept[name].astype(numpy.int32)) for name in ("train", "held"))
     from tokenizers import Tokenizer
 
     text = (lzma.open(text_path, "rt", encoding="utf-8") if text_path.suffix == ".xz" else open(text_path, encoding="utf-8")).read()
@@ -215,7 +220,10 @@ def read_tokens(text_path, tokenizer_path):
     ids = [[0, *e.ids] for e in tokenizer.encode_batch(documents, add_special_tokens=False)]
     n_held = max(1, len(ids) // 100)
     flat = lambda parts: torch.tensor([i for part in parts for i in part], dtype=torch.int32)
-    return flat(ids[:-n_held]), flat(ids[-n_held:])
+    train, held = flat(ids[:-n_held]), flat(ids[-n_held:])
+    if ids_path:
+        numpy.savez_compressed(ids_path, train=train.numpy().astype(numpy.uint16), held=held.numpy().astype(numpy.uint16))
+    return train, held
 
 
 def save(model, shape, folder, tokenizer_path, facts):
@@ -247,6 +255,7 @@ def held_out_loss(model, ids, length, device):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--text", type=pathlib.Path, required=True)
+    parser.add_argument("--ids", type=pathlib.Path, help="token ids of the text (.npz), made where it does not exist: encoding takes a minute or two")
     parser.add_argument("--tokenizer", type=pathlib.Path, required=True)
     parser.add_argument("--out", type=pathlib.Path, required=True)
     parser.add_argument("--minutes", type=float, default=8)
@@ -257,7 +266,8 @@ def main():
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(1)
     torch.set_float32_matmul_precision("high")
-    train, held = read_tokens(options.text, options.tokenizer)
+    begun = time.time()
+    train, held = read_tokens(options.text, options.tokenizer, options.ids)
     shape = Shape()
     model = Hybrid(shape).to(device)
     print(f"{sum(p.numel() for p in model.parameters())} parameters, {len(train)} tokens, {len(held)} held out", flush=True)
@@ -286,6 +296,7 @@ def main():
         if step == 3:  # compiled: the budget counts from here
             torch.cuda.synchronize() if device == "cuda" else None
             start = time.time()
+            print(f"compiled, {start - begun:.0f} s after the start", flush=True)
         if step % 100 == 0:
             print(f"step {step} {elapsed:.0f} s loss {next_token.item():.4f} mtp {second.item():.4f}", flush=True)
     facts = {"steps": step, "tokens": step * options.batch * options.length, "seconds": round(time.time() - start),
