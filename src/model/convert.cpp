@@ -195,13 +195,12 @@ std::vector<float> rope_factors(const Config& config) {
 /// The jobs of an HF directory, in GGUF names and order.
 Result<std::vector<Job>> hf_jobs(const io::HfDirectory& directory, const Config& c, const Weights& weights,
                                  std::deque<io::Tensor>& experts, std::string_view where) {
-  const bool nested = is_nested(directory.tensors);
+  const Nesting nesting = find_nesting(directory.tensors);
   const bool permute = c.rope_pairs == RopePairs::interleaved;
   std::vector<Job> jobs;
   std::string missing;
   const auto push = [&](const tensor_names::Name& name, int layer, bool required, int pair_heads = 0) {
-    const std::string own_name = fmt::format(fmt::runtime(name.hf), layer);
-    const std::string hf_name = nested ? nested_name(own_name) : own_name;
+    const std::string hf_name = nested_name(nesting, fmt::format(fmt::runtime(name.hf), layer));
     const io::Tensor* source = directory.find(hf_name);
     if (!source && required) missing += " " + hf_name;
     if (!source) return;

@@ -24,12 +24,13 @@ class Binder {
   Binder(std::span<const io::Tensor> tensors, bool is_gguf, Weights& weights,
          io::Int4Layout int4 = io::Int4Layout::none, TernaryLayout ternary = TernaryLayout::master)
       : is_gguf_(is_gguf),
-        is_nested_(!is_gguf && is_nested(tensors)),
+        nesting_(is_gguf ? Nesting::none : find_nesting(tensors)),
         int4_(int4),
         ternary_(ternary),
         weights_(weights) {
     for (const io::Tensor& tensor : tensors) {
       by_name_[tensor.name] = &tensor;
+      if (!is_of_text(nesting_, tensor.name)) continue;
       weights.stored_bytes += int64_t(tensor.data.size());
       int64_t n = 1;
       for (const int64_t dim : tensor.shape) n *= dim;
@@ -39,8 +40,7 @@ class Binder {
 
   std::string name(const tensor_names::Name& n, int layer) const {
     if (is_gguf_) return fmt::format(fmt::runtime(n.gguf), layer);
-    const std::string own = fmt::format(fmt::runtime(n.hf), layer);
-    return is_nested_ ? nested_name(own) : own;
+    return nested_name(nesting_, fmt::format(fmt::runtime(n.hf), layer));
   }
   Linear matrix(const tensor_names::Name& n, int layer, int64_t n_out, int64_t n_in) {
     if (int4_ != io::Int4Layout::none && packed(n, layer, "qweight")) return int4_matrix(n, layer, n_out, n_in);
@@ -388,7 +388,8 @@ class Binder {
     else if (n_problems_ == kShown + 1) problems_ += "\n  ...";
   }
 
-  bool is_gguf_, is_nested_;
+  bool is_gguf_;
+  Nesting nesting_;
   io::Int4Layout int4_;
   TernaryLayout ternary_;
   Weights& weights_;

@@ -16,6 +16,8 @@ struct Arch {
   std::string_view hf_class;  ///< architectures[0] of config.json
   std::string_view
       hf_outer;  ///< model_type of a config.json that has this one's as text_config, beside a vision tower's
+  std::string_view hf_defaults =
+      "{}";                  ///< JSON: what a config.json that leaves out a key means, as transformers has it
   std::string_view same_as;  ///< the architecture that it is another name of, and is written as; else empty
   RopePairs gguf_pairs;   ///< pair convention of the rows in a GGUF file (HF files have halves, latent ones neighbours)
   bool qkv_bias = false;  ///< q, k and v have biases by default (config.json's attention_bias decides where given)
@@ -71,10 +73,17 @@ inline int64_t cycled_head(const DeltaShape& d, int64_t i) {
   return i % d.n_key_heads * (d.n_value_heads / d.n_key_heads) + i / d.n_key_heads;
 }
 
-/// Whether tensors of a Hugging Face file are those of a text model inside another.
-bool is_nested(std::span<const io::Tensor> tensors);
-/// "model.NAME" as such files call it.
-std::string nested_name(std::string_view name);
+/// How a Hugging Face file calls the tensors of its text model.
+enum class Nesting : uint8_t {
+  none,     ///< model.X, lm_head.weight
+  inside,   ///< model.language_model.X, lm_head.weight
+  outside,  ///< language_model.model.X, language_model.lm_head.weight: written before transformers 4.52
+};
+Nesting find_nesting(std::span<const io::Tensor> tensors);
+/// A name of Nesting::none as such files have it.
+std::string nested_name(Nesting nesting, std::string_view name);
+/// Whether a tensor of such a file belongs to the text model, rather than to a vision tower or to what joins both.
+bool is_of_text(Nesting nesting, std::string_view name);
 
 /// Every tensor a model of this family may have.
 namespace tensor_names {

@@ -218,7 +218,10 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
     if (!json.contains("text_config") || !json["text_config"].is_object())
       return bad_file("{}: text_config is not an object", where);
     io::Json text = json["text_config"];
-    text["model_type"] = a.hf_type;
+    if (!text.contains("model_type")) text["model_type"] = a.hf_type;
+    if (text["model_type"] != a.hf_type)
+      return bad_file("{}: text_config has model_type {} (supported in {}: {})", where, text["model_type"].dump(),
+                      a.hf_outer, a.hf_type);
     if (constexpr const char* kTied = "tie_word_embeddings"; !text.contains(kTied) && json.contains(kTied))
       text[kTied] = json[kTied];
     json = std::move(text);
@@ -236,6 +239,9 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
     known += (known.empty() ? "" : ", ") + std::string(a.hf_type);
   }
   if (!arch) return bad_file("{}: model_type '{}' is not supported (there are: {})", where, type, known);
+  const io::Json defaults = io::Json::parse(arch->hf_defaults);
+  for (const auto& [key, value] : defaults.items())
+    if (!json.contains(key)) json[key] = value;
 
   Config c;
   RIDGE_TRY(c.n_layers, f.integer("num_hidden_layers"));
@@ -254,10 +260,12 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
   RIDGE_TRY(c.qkv_bias, f.flag_or("attention_bias", arch->qkv_bias));
   RIDGE_TRY(const bool mlp_bias, f.flag_or("mlp_bias", false));
   RIDGE_TRY(const bool sliding, f.flag_or("use_sliding_window", false));
+  RIDGE_TRY(const bool both_ways, f.flag_or("use_bidirectional_attention", false));
   const char* const activation_key = f.has("hidden_activation") ? "hidden_activation" : "hidden_act";
   RIDGE_TRY(const std::string activation, f.text_or(activation_key, std::string(activation_name(arch->activation))));
   if (mlp_bias) return bad_file("{}: mlp_bias is true (not supported)", where);
   if (sliding) return bad_file("{}: use_sliding_window is true (not supported)", where);
+  if (both_ways) return bad_file("{}: use_bidirectional_attention is true (not supported)", where);
   for (const char* key : {"attn_logit_softcapping", "final_logit_softcapping"})
     if (f.has(key)) return bad_file("{}: {} is {} (not supported)", where, key, f.at(key).dump());
   RIDGE_TRY(c.window, arch->windowed ? f.integer_or("sliding_window", 0) : Result<int>(0));
