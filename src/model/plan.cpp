@@ -121,7 +121,7 @@ ModelPlan make_plan(const Config& c, std::span<const float> rope_factors, std::s
                      .biases = c.expert_biases,
                      .choice_bias = c.sigmoid_router,
                      .shared = c.d_ff_shared > 0,
-                     .shared_gate = !c.sigmoid_router};
+                     .shared_gate = c.kv_rank == 0};
   }
   return plan;
 }

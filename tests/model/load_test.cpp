@@ -105,7 +105,8 @@ TEST(Load, AbsurdMetadataIsRefusedByName) {
       {"llama.feed_forward_length", uint64_t(173), "blk.0.ffn_gate.weight is [172, 64], expected [173, 64]"},
       {"general.architecture", std::string("mamba"),
        "architecture 'mamba' is not supported (there are: llama, mistral, qwen2, qwen3, qwen2moe, qwen3moe, qwen3next, "
-       "qwen35, qwen35moe, gpt-oss, deepseek2, granite, phi3, olmo2, gemma3, bitnet-b1.58, bitnet-25, bitnet)"},
+       "qwen35, qwen35moe, gpt-oss, deepseek2, deepseek_v2, granite, phi3, olmo2, gemma3, bitnet-b1.58, bitnet-25, "
+       "bitnet)"},
       {"general.architecture", uint64_t(3), "general.architecture"},
   };
   for (const Case& c : cases) {

@@ -32,9 +32,10 @@ struct Arch {
   bool norms_plus_one = false;              ///< a norm of a Hugging Face file multiplies by 1 + w
   bool embedding_root = false;              ///< embedded tokens are multiplied by sqrt(d_model)
   bool ffn_norm_is_post_attention = false;  ///< so a GGUF file calls the norm in front of the feed-forward
-  bool gpt_oss = false;  ///< biases of o, router and experts, sink logits, and experts of several in one tensor
-  bool latent = false;   ///< latent attention, a sigmoid router with groups, dense layers in front
-  bool experts = false;  ///< feed-forwards are experts where the file has some
+  bool gpt_oss = false;         ///< biases of o, router and experts, sink logits, and experts of several in one tensor
+  bool latent = false;          ///< latent attention, a router with groups, dense layers in front
+  bool sigmoid_router = false;  ///< Config::sigmoid_router of a Hugging Face directory
+  bool experts = false;         ///< feed-forwards are experts where the file has some
   bool experts_renormalised = false;  ///< Config::experts_renormalised where the file does not say
   int window_period = 0;              ///< Config::window_period where the file does not say
   float window_rope_theta = 0;        ///< likewise

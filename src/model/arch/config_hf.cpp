@@ -92,24 +92,32 @@ Result<RopeScaling> rope_scaling(const Fields& f, int n_ctx_train, int original_
   return s;
 }
 
-/// DeepSeek-V3's experts.
-Status read_grouped_experts(const Fields& f, Config& c, std::string_view where) {
+/// The experts of DeepSeek-V2 and V3.
+Status read_grouped_experts(const Fields& f, const Arch& arch, Config& c, std::string_view where) {
   RIDGE_TRY(c.n_experts, f.integer("n_routed_experts"));
   if (c.n_experts < 1) return bad_file("{}: n_routed_experts is {}, expected 1 or more", where, c.n_experts);
   RIDGE_TRY(c.n_experts_used, f.integer("num_experts_per_tok"));
   RIDGE_TRY(c.d_ff_expert, f.integer("moe_intermediate_size"));
   RIDGE_TRY(const int n_shared, f.integer_or("n_shared_experts", 0));
   c.d_ff_shared = int(std::min<int64_t>(int64_t(n_shared) * c.d_ff_expert, 1 << 30));
-  RIDGE_TRY(c.experts_renormalised, f.flag_or("norm_topk_prob", true));
-  RIDGE_TRY(c.n_expert_groups, f.integer_or("n_group", 1));
-  RIDGE_TRY(c.n_groups_used, f.integer_or("topk_group", 1));
+  RIDGE_TRY(c.experts_renormalised, f.flag_or("norm_topk_prob", arch.experts_renormalised));
+  // V2's own code and transformers differ there.
+  if (c.experts_renormalised && !arch.sigmoid_router)
+    return bad_file("{}: norm_topk_prob is true (supported with a softmax: false)", where);
+  const std::string_view scores = arch.sigmoid_router ? "sigmoid" : "softmax";
+  const std::string_view groups = arch.sigmoid_router ? "noaux_tc" : "group_limited_greedy";
+  RIDGE_TRY(const std::string scoring, f.text_or("scoring_func", std::string(scores)));
+  RIDGE_TRY(const std::string method, f.text_or("topk_method", arch.sigmoid_router ? "noaux_tc" : "greedy"));
+  const bool greedy = !arch.sigmoid_router && method == "greedy";
+  if (scoring != scores) return bad_file("{}: scoring_func is '{}' (supported: {})", where, scoring, scores);
+  if (method != groups && !greedy) return bad_file("{}: topk_method is '{}' (supported: {})", where, method, groups);
+  RIDGE_TRY(const int n_groups, f.integer_or("n_group", 1));
+  RIDGE_TRY(const int n_used, f.integer_or("topk_group", 1));
+  c.n_expert_groups = greedy ? 1 : n_groups;
+  c.n_groups_used = greedy ? 1 : n_used;
   RIDGE_TRY(c.expert_scale, f.number_or("routed_scaling_factor", 1.0f));
   RIDGE_TRY(const int n_dense, f.integer_or("first_k_dense_replace", 0));
   for (int i = 0; i < std::min(n_dense, c.n_layers); ++i) c.dense_layers.push_back(i);
-  for (const auto& [key, value] : {std::pair("scoring_func", "sigmoid"), {"topk_method", "noaux_tc"}}) {
-    RIDGE_TRY(const std::string found, f.text_or(key, value));
-    if (found != value) return bad_file("{}: {} is '{}' (supported: {})", where, key, found, value);
-  }
   RIDGE_TRY(const int every, f.integer_or("moe_layer_freq", 1));
   if (every != 1) return bad_file("{}: moe_layer_freq is {} (supported: 1)", where, every);
   return {};
@@ -146,7 +154,7 @@ Status read_score_factor(const Fields& f, RopeScaling& s, std::string_view where
 }
 
 Status read_experts(const Fields& f, const Arch& arch, Config& c, std::string_view where) {
-  if (arch.latent) return read_grouped_experts(f, c, where);
+  if (arch.latent) return read_grouped_experts(f, arch, c, where);
   const char* const count = arch.gpt_oss ? "num_local_experts" : "num_experts";
   RIDGE_TRY(c.n_experts, f.integer(count));
   if (c.n_experts < 1) return bad_file("{}: {} is {}, expected 1 or more", where, count, c.n_experts);

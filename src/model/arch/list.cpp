@@ -94,8 +94,17 @@ std::span<const Arch> arch_list() {
        .hf_class = "DeepseekV3ForCausalLM",
        .gguf_pairs = RopePairs::interleaved,
        .latent = true,
+       .sigmoid_router = true,
        .experts = true,
        .experts_renormalised = true},
+      // deepseek2 with a softmax in the router.
+      {.name = "deepseek_v2",
+       .hf_type = "deepseek_v2",
+       .hf_class = "DeepseekV2ForCausalLM",
+       .same_as = "deepseek2",
+       .gguf_pairs = RopePairs::interleaved,
+       .latent = true,
+       .experts = true},
       {.name = "granite",
        .hf_type = "granite",
        .hf_class = "GraniteForCausalLM",
@@ -153,7 +162,7 @@ void use_arch(const Arch& arch, Config& c) {
   c.qk_norm = arch.qk_norm;
   c.qk_norm_whole = arch.qk_norm_whole;
   c.sub_norm = c.ternary = arch.bitnet;
-  c.sigmoid_router = arch.latent;
+  c.sigmoid_router = arch.sigmoid_router;
   c.o_bias = c.sink_logits = c.expert_biases = arch.gpt_oss;
   c.attention_gate = arch.delta;
   if (arch.embedding_root) c.embedding_scale = std::sqrt(float(c.d_model));
