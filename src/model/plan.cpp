@@ -43,7 +43,9 @@ int ModelPlan::d_ff() const {
 }
 
 int ModelPlan::first_attention() const {
-  const auto attends = [](const LayerPlan& layer) { return layer.mixer == MixerKind::attention; };
+  const auto attends = [](const LayerPlan& layer) {
+    return layer.mixer == MixerKind::attention || layer.mixer == MixerKind::latent;
+  };
   const auto found = std::ranges::find_if(layers, attends);
   RIDGE_CHECK(found != layers.end(), "none of {} layers attends", layers.size());
   return int(found - layers.begin());
