@@ -170,6 +170,11 @@ inline constexpr Name kDeltaDecay{"blk.{}.ssm_a", "model.layers.{}.linear_attn.A
 inline constexpr Name kDeltaDtBias{"blk.{}.ssm_dt.bias", "model.layers.{}.linear_attn.dt_bias"};
 inline constexpr Name kDeltaNorm{"blk.{}.ssm_norm.weight", "model.layers.{}.linear_attn.norm.weight"};
 inline constexpr Name kDeltaOut{"blk.{}.ssm_out.weight", "model.layers.{}.linear_attn.out_proj.weight"};
+// Of the head for the token after the next one: a block behind the last one, in Hugging Face files under mtp.layers.0.
+inline constexpr Name kNextJoin{"blk.{}.nextn.eh_proj.weight", "mtp.fc.weight"};
+inline constexpr Name kNextEmbeddingNorm{"blk.{}.nextn.enorm.weight", "mtp.pre_fc_norm_embedding.weight"};
+inline constexpr Name kNextHiddenNorm{"blk.{}.nextn.hnorm.weight", "mtp.pre_fc_norm_hidden.weight"};
+inline constexpr Name kNextOutputNorm{"blk.{}.nextn.shared_head_norm.weight", "mtp.norm.weight"};
 inline constexpr Name kFfnSubNorm{"blk.{}.ffn_sub_norm.weight", "model.layers.{}.mlp.ffn_sub_norm.weight"};
 inline constexpr Name kDown{"blk.{}.ffn_down.weight", "model.layers.{}.mlp.down_proj.weight"};
 inline constexpr Name kRopeFactors{"rope_freqs.weight", ""};
