@@ -107,7 +107,9 @@ std::string side_text(const KvSideReport& side) {
 std::vector<std::string> cache_lines(const KvReport& kv) {
   std::vector<std::pair<std::string, std::string>> kinds;  // settings, layers
   for (const KvLayersReport& group : kv.layers) {
-    const std::string settings = fmt::format("K {}, V {}", side_text(group.k), side_text(group.v));
+    const bool one_row = group.v.bytes_per_token == 0 && group.k.bytes_per_token > 0;  // latent attention
+    const std::string settings = one_row ? fmt::format("one row for K and V, {}", side_text(group.k))
+                                         : fmt::format("K {}, V {}", side_text(group.k), side_text(group.v));
     const std::string range =
         group.first == group.last ? fmt::format("{}", group.first) : fmt::format("{}-{}", group.first, group.last);
     const auto known = std::find_if(kinds.begin(), kinds.end(), [&](auto& kind) { return kind.first == settings; });

@@ -194,6 +194,8 @@ void check_supported(const ModelPlan& plan) {
                   kMostExperts, kMostUsedExperts, experts.n_experts, experts.rule.n_used);
     if (experts.rule.sigmoid || (experts.shared && !experts.shared_gate))
       throw_error(ErrorKind::usage, "a CUDA device does not compute a router of sigmoids (use the CPU)");
+    if (experts.rule.n_groups > 1 && !experts.rule.sigmoid)
+      throw_error(ErrorKind::usage, "a CUDA device does not compute groups of experts under a softmax (use the CPU)");
     if (layer.attention.gate)
       throw_error(ErrorKind::usage, "a CUDA device does not compute a gate of the attention's output (use the CPU)");
     if (layer.attention.head_dim > 256)

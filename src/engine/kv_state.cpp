@@ -14,7 +14,8 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "state files are little-endian");
 
 constexpr char kMagic[8] = {'R', 'I', 'D', 'G', 'E', '-', 'K', 'V'};
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
+constexpr uint32_t kEqualParts = 1;  // where Hadamard parts were all of the largest power of two that divides head_dim
 constexpr uint32_t kRotationSeed = 0x9E3779B9u;  // of op/cache/rotation.h; another one is another rotation
 
 struct FileHeader {
@@ -91,14 +92,19 @@ std::string_view as_text(const T& value) {
   return {reinterpret_cast<const char*>(&value), sizeof value};
 }
 
-/// Checks the side at the front of `rest` and takes it off.
-Result<SideImage> check_side(const KvLayout& layout, int n, bool& calibrated, std::span<const std::byte>& rest) {
+/// Checks the side at the front of `rest`, of a file of this version, and takes it off.
+Result<SideImage> check_side(const KvLayout& layout, int n, uint32_t version, bool& calibrated,
+                             std::span<const std::byte>& rest) {
   SideHeader header;
   if (rest.size() < sizeof header) return bad_file("the file ends inside its header");
   std::memcpy(&header, rest.data(), sizeof header);
   rest = rest.subspan(sizeof header);
   if (const std::string differs = difference(header, side_header(layout.config)); !differs.empty())
     return bad_file("{} (use the cache options the state was saved with)", differs);
+  if (version == kEqualParts && layout.config.policy.rotation == Rotation::hadamard &&
+      !std::has_single_bit(uint32_t(layout.tiles.head_dim)))
+    return bad_file("version {} rotated rows of {} in other parts (compute the text again)", version,
+                    layout.tiles.head_dim);
   // The payload's size follows from the configuration, n and ring_first: nothing in the file is used as a size before
   // it has been compared with that.
   if (header.ring_first > uint32_t(n)) return bad_file("ring_first is {} of {} positions", header.ring_first, n);
@@ -132,8 +138,9 @@ Status check_header(const FileHeader& header, const KvMemory& memory, int n_ctx,
     return bad_file("{} is {}, this cache has {}", field, found, expected);
   };
   if (std::memcmp(header.magic, kMagic, sizeof kMagic) != 0) return bad_file("not a KV state file");
-  if (header.version != kVersion)
-    return bad_file("version {} is not supported (this build reads version {})", header.version, kVersion);
+  if (header.version != kVersion && header.version != kEqualParts)
+    return bad_file("version {} is not supported (this build reads versions {} and {})", header.version, kEqualParts,
+                    kVersion);
   if (header.xxh64 != hash_of(header)) return bad_file("checksum of the header differs: the file is damaged");
   RIDGE_TRY_STATUS(same("n_layers", header.n_layers, uint64_t(memory.n_layers())));
   RIDGE_TRY_STATUS(same("n_kv_heads", header.n_kv_heads, uint64_t(k.n_kv_heads)));
@@ -246,7 +253,7 @@ Result<SequenceImage> read_kv_state(const SequencePool& pool, int n_ctx, uint64_
   std::span<const std::byte> rest = file.subspan(sizeof header);
   for (int layer = 0; layer < memory.n_layers(); ++layer)
     for (const bool is_k : {true, false}) {
-      Result<SideImage> side = check_side(memory.layout(layer, is_k), image.n, image.calibrated, rest);
+      Result<SideImage> side = check_side(memory.layout(layer, is_k), image.n, header.version, image.calibrated, rest);
       if (!side) return refused(fmt::format("{} of layer {}: ", is_k ? "K" : "V", layer), side.error());
       image.sides.push_back(std::move(side).or_throw());
     }

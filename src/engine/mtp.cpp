@@ -27,6 +27,7 @@ class MtpProposer final : public Proposer {
   MtpProposer(Engine& target, const std::string& path, const SessionOptions& options)
       : context_(target.context()),
         head_(load_mtp_head(context_, target.config(), target.weights(), path).or_throw()),
+        target_norm_(target.weights().output_norm),
         plan_(plan_of_head(target.plan())),
         n_ctx_(options.n_ctx) {
     backend_ = make_cpu_backend(context_, plan_, head_.weights);
@@ -51,6 +52,7 @@ class MtpProposer final : public Proposer {
     forget(first);
     text_.insert(text_.end(), tokens.begin(), tokens.end());
     hidden_.insert(hidden_.end(), hidden.data, hidden.data + hidden.rows * hidden.cols);
+    norm_rows(target_norm_, std::span(hidden_).last(size_t(hidden.rows * hidden.cols)));
     // Prompts are read as they come; the rows of short steps may still turn out to be of wrong proposals.
     if (tokens.size() > size_t(kMaxSpecDepth) + 1) read(LogitRows::none);
   }
@@ -69,6 +71,7 @@ class MtpProposer final : public Proposer {
         const View2<const float> last = outputs_->hidden();
         const std::span<const float> row = last.row(last.rows - 1);
         input_.assign(row.begin(), row.end());
+        norm_rows(head_.weights.output_norm, input_);
         run({&proposals.back(), 1}, LogitRows::last);
       }
       const std::span<const float> logits = outputs_->logits().row(0);
@@ -80,6 +83,12 @@ class MtpProposer final : public Proposer {
   }
 
  private:
+  /// What the head takes of hidden states [n, d_model].
+  void norm_rows(const std::vector<float>& weight, std::span<float> states) {
+    if (!head_.after_norm) return;
+    const View2<float> rows(states.data(), ssize(states) / plan_.d_model, plan_.d_model);
+    rms_norm(context_, rows, weight.data(), plan_.norm_eps, rows);
+  }
   /// x: embeddings of the tokens; becomes what the layer reads.
   void join(View2<float> x) {
     const int64_t n = x.rows, d = x.cols;
@@ -119,6 +128,7 @@ class MtpProposer final : public Proposer {
 
   CpuContext& context_;
   MtpHead head_;
+  const std::vector<float>& target_norm_;
   ModelPlan plan_;
   int n_ctx_;
   std::unique_ptr<Backend> backend_;

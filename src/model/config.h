@@ -70,8 +70,8 @@ struct Config {
   int d_ff_shared = 0;                // of the expert that every token takes; 0: none
   bool expert_biases = false;         // of the router and of every expert's matrices
   bool experts_renormalised = false;  // the weights of a token's experts add up to 1
-  bool sigmoid_router = false;  // scores go through a sigmoid and are chosen with a bias; the shared one has no gate
-  int n_expert_groups = 1;      // experts are chosen from the best n_groups_used of so many groups
+  bool sigmoid_router = false;        // scores go through a sigmoid and are chosen with a bias
+  int n_expert_groups = 1;            // experts are chosen from the best n_groups_used of so many groups
   int n_groups_used = 1;
   float expert_scale = 1;         // on the weights of a token's experts
   std::vector<int> dense_layers;  // in rising order

@@ -192,16 +192,23 @@ std::vector<float> rope_factors(const Config& config) {
   return factors;
 }
 
+/// Whether a block behind the last one is written: the head of qwen35 (model/mtp.h).
+bool has_head(const io::HfDirectory& directory, const Config& c) {
+  return c.arch == "qwen35" && directory.find(tensor_names::kNextJoin.hf) &&
+         !directory.find("mtp.embed_tokens.weight") && !directory.find("mtp.layers.1.input_layernorm.weight");
+}
+
 /// The jobs of an HF directory, in GGUF names and order.
 Result<std::vector<Job>> hf_jobs(const io::HfDirectory& directory, const Config& c, const Weights& weights,
                                  std::deque<io::Tensor>& experts, std::string_view where) {
-  const bool nested = is_nested(directory.tensors);
+  const Nesting nesting = find_nesting(directory.tensors);
   const bool permute = c.rope_pairs == RopePairs::interleaved;
   std::vector<Job> jobs;
   std::string missing;
   const auto push = [&](const tensor_names::Name& name, int layer, bool required, int pair_heads = 0) {
-    const std::string own_name = fmt::format(fmt::runtime(name.hf), layer);
-    const std::string hf_name = nested ? nested_name(own_name) : own_name;
+    const bool of_head = layer == c.n_layers && name.hf.starts_with("model.");
+    const std::string hf_name = of_head ? fmt::format("mtp.layers.0{}", name.hf.substr(name.hf.find("{}") + 2))
+                                        : nested_name(nesting, fmt::format(fmt::runtime(name.hf), layer));
     const io::Tensor* source = directory.find(hf_name);
     if (!source && required) missing += " " + hf_name;
     if (!source) return;
@@ -283,9 +290,9 @@ Result<std::vector<Job>> hf_jobs(const io::HfDirectory& directory, const Config&
   push(n::kEmbedding, 0, true);
   push_norm(n::kOutputNorm, 0, true);
   push(n::kOutput, 0, !c.tied_output);
-  for (int i = 0; i < c.n_layers; ++i) {
+  for (int i = 0; i < c.n_layers + (has_head(directory, c) ? 1 : 0); ++i) {
     push_norm(n::kAttnNorm, i, c.norms != NormPlace::after);
-    const bool attends = !c.has_delta(i);
+    const bool attends = i == c.n_layers || !c.has_delta(i);
     if (!attends) push_delta(i);
     push(n::kQkv, i, attends && arch.fused);
     if (c.kv_rank > 0) {
@@ -347,6 +354,9 @@ Result<std::vector<Job>> hf_jobs(const io::HfDirectory& directory, const Config&
     push(n::kUp, i, !arch.fused);
     push(n::kFfnSubNorm, i, c.sub_norm);
     push(n::kDown, i, true);
+    if (i < c.n_layers) continue;
+    push(n::kNextJoin, i, true);
+    for (const auto& name : {n::kNextEmbeddingNorm, n::kNextHiddenNorm, n::kNextOutputNorm}) push_norm(name, i, true);
   }
   if (!missing.empty()) return bad_file("{}: tensors are missing:{}", where, missing);
   for (const auto& [name, factors] : {std::pair(n::kShortRopeFactors, &c.rope_scaling.short_factors),
@@ -406,6 +416,10 @@ Result<std::vector<Fallback>> convert_to_gguf(const std::string& in, const std::
       if (arch.name == config.arch) config.rope_pairs = arch.gguf_pairs;
     RIDGE_TRY(jobs, hf_jobs(*directory, config, model.weights, codes, in));
     metadata = config_metadata(config);
+    if (has_head(*directory, config)) {
+      metadata[config.arch + ".block_count"] = uint64_t(config.n_layers + 1);
+      metadata[config.arch + ".nextn_predict_layers"] = uint64_t(1);
+    }
     if (!model.tokenizer)
       return bad_file("{}: there is no tokenizer.json (a GGUF file carries its tokenizer; put it beside config.json)",
                       in);

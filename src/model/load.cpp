@@ -24,12 +24,13 @@ class Binder {
   Binder(std::span<const io::Tensor> tensors, bool is_gguf, Weights& weights,
          io::Int4Layout int4 = io::Int4Layout::none, TernaryLayout ternary = TernaryLayout::master)
       : is_gguf_(is_gguf),
-        is_nested_(!is_gguf && is_nested(tensors)),
+        nesting_(is_gguf ? Nesting::none : find_nesting(tensors)),
         int4_(int4),
         ternary_(ternary),
         weights_(weights) {
     for (const io::Tensor& tensor : tensors) {
       by_name_[tensor.name] = &tensor;
+      if (!is_of_text(nesting_, tensor.name)) continue;
       weights.stored_bytes += int64_t(tensor.data.size());
       int64_t n = 1;
       for (const int64_t dim : tensor.shape) n *= dim;
@@ -39,8 +40,7 @@ class Binder {
 
   std::string name(const tensor_names::Name& n, int layer) const {
     if (is_gguf_) return fmt::format(fmt::runtime(n.gguf), layer);
-    const std::string own = fmt::format(fmt::runtime(n.hf), layer);
-    return is_nested_ ? nested_name(own) : own;
+    return nested_name(nesting_, fmt::format(fmt::runtime(n.hf), layer));
   }
   Linear matrix(const tensor_names::Name& n, int layer, int64_t n_out, int64_t n_in) {
     if (int4_ != io::Int4Layout::none && packed(n, layer, "qweight")) return int4_matrix(n, layer, n_out, n_in);
@@ -388,7 +388,8 @@ class Binder {
     else if (n_problems_ == kShown + 1) problems_ += "\n  ...";
   }
 
-  bool is_gguf_, is_nested_;
+  bool is_gguf_;
+  Nesting nesting_;
   io::Int4Layout int4_;
   TernaryLayout ternary_;
   Weights& weights_;
@@ -534,14 +535,49 @@ void bind_attention(const Config& c, Binder& b, int i, LayerWeights& layer) {
   if (c.sub_norm) layer.attn_sub_norm = b.vector(n::kAttnSubNorm, i, c.q_dim());
 }
 
+LayerWeights bind_layer(const Config& c, Binder& b, int i) {
+  namespace n = tensor_names;
+  const Arch& arch = arch_of(c);
+  LayerWeights layer;
+  const auto norm = [&](const n::Name& name) { return b.norm(name, i, c.d_model, arch.norms_plus_one); };
+  const auto projection = [&](const n::Name& name, int64_t n_out, int64_t n_in) {
+    return c.ternary ? b.ternary_matrix(name, i, n_out, n_in) : b.matrix(name, i, n_out, n_in);
+  };
+  if (c.norms != NormPlace::after) {
+    layer.attn_norm = norm(n::kAttnNorm);
+    layer.ffn_norm = norm(c.norms == NormPlace::both        ? n::kFfnNormBetween
+                          : arch.ffn_norm_is_post_attention ? n::kAttnPostNorm
+                                                            : n::kFfnNorm);
+  }
+  if (c.norms != NormPlace::before) {
+    layer.attn_post_norm = norm(n::kAttnPostNorm);
+    layer.ffn_post_norm = norm(n::kFfnPostNorm);
+  }
+  if (c.has_delta(i)) bind_delta(c, b, i, layer);
+  else if (c.kv_rank > 0) bind_latent(c, b, i, layer);
+  else bind_attention(c, b, i, layer);
+  if (c.sub_norm) layer.ffn_sub_norm = b.vector(n::kFfnSubNorm, i, c.d_ff);
+  if (c.has_experts(i)) {
+    if (arch.gpt_oss) bind_oss_experts(c, b, i, layer);
+    else bind_experts(c, b, i, layer);
+    return layer;
+  }
+  if (arch.fused) {
+    const std::vector<Linear> parts = b.fused(n::kGateUp, i, {c.d_ff, c.d_ff}, c.d_model);
+    layer.gate = parts[0];
+    layer.up = parts[1];
+  } else {
+    layer.gate = projection(n::kGate, c.d_ff, c.d_model);
+    layer.up = projection(n::kUp, c.d_ff, c.d_model);
+  }
+  layer.down = projection(n::kDown, c.d_model, c.d_ff);
+  return layer;
+}
+
 Status bind_tensors(const Config& c, Binder& b, Weights& w, std::string_view where) {
   namespace n = tensor_names;
   w.embedding = b.matrix(n::kEmbedding, 0, c.vocab_size, c.d_model);
-  const Arch& arch = arch_of(c);
-  const auto norm = [&](const n::Name& name, int layer, int64_t size) {
-    return b.norm(name, layer, size, arch.norms_plus_one);
-  };
-  w.output_norm = norm(n::kOutputNorm, 0, c.d_model);
+  w.output_norm = b.norm(n::kOutputNorm, 0, c.d_model, arch_of(c).norms_plus_one);
   w.output = c.tied_output ? w.embedding : b.matrix(n::kOutput, 0, c.vocab_size, c.d_model);
   const RopeScaling& scaling = c.rope_scaling;
   if (!scaling.long_factors.empty()) {
@@ -553,39 +589,7 @@ Status bind_tensors(const Config& c, Binder& b, Weights& w, std::string_view whe
   } else {
     w.rope_factors = b.vector(n::kRopeFactors, 0, c.rope_dim / 2, false);
   }
-  const auto projection = [&](const n::Name& name, int layer, int64_t n_out, int64_t n_in) {
-    return c.ternary ? b.ternary_matrix(name, layer, n_out, n_in) : b.matrix(name, layer, n_out, n_in);
-  };
-  for (int i = 0; i < c.n_layers; ++i) {
-    LayerWeights& layer = w.layers.emplace_back();
-    if (c.norms != NormPlace::after) {
-      layer.attn_norm = norm(n::kAttnNorm, i, c.d_model);
-      layer.ffn_norm = norm(c.norms == NormPlace::both        ? n::kFfnNormBetween
-                            : arch.ffn_norm_is_post_attention ? n::kAttnPostNorm
-                                                              : n::kFfnNorm,
-                            i, c.d_model);
-    }
-    if (c.norms != NormPlace::before) {
-      layer.attn_post_norm = norm(n::kAttnPostNorm, i, c.d_model);
-      layer.ffn_post_norm = norm(n::kFfnPostNorm, i, c.d_model);
-    }
-    if (c.has_delta(i)) bind_delta(c, b, i, layer);
-    else if (c.kv_rank > 0) bind_latent(c, b, i, layer);
-    else bind_attention(c, b, i, layer);
-    if (c.sub_norm) layer.ffn_sub_norm = b.vector(n::kFfnSubNorm, i, c.d_ff);
-    if (c.has_experts(i)) {
-      if (arch.gpt_oss) bind_oss_experts(c, b, i, layer);
-      else bind_experts(c, b, i, layer);
-    } else if (arch.fused) {
-      const std::vector<Linear> parts = b.fused(n::kGateUp, i, {c.d_ff, c.d_ff}, c.d_model);
-      layer.gate = parts[0];
-      layer.up = parts[1];
-    } else {
-      layer.gate = projection(n::kGate, i, c.d_ff, c.d_model);
-      layer.up = projection(n::kUp, i, c.d_ff, c.d_model);
-    }
-    if (!c.has_experts(i)) layer.down = projection(n::kDown, i, c.d_model, c.d_ff);
-  }
+  for (int i = 0; i < c.n_layers; ++i) w.layers.push_back(bind_layer(c, b, i));
   RIDGE_TRY_STATUS(b.finish(where));
   for (const auto* factors : {&w.rope_factors, &w.long_rope_factors})
     for (const float factor : *factors)
@@ -732,14 +736,57 @@ void pack_weights(CpuContext& context, Weights& weights) {
   for_each_matrix(weights, [&](Linear& m, std::string_view) { pack(context, m, weights.buffers); });
 }
 
-Result<MtpHead> load_mtp_head(CpuContext& context, const Config& c, const Weights& model, std::string path) {
+namespace {
+
+/// What a head of its own file calls its tensors, with the names of a model of one layer for those of its layer.
+std::vector<io::Tensor> own_head_tensors(const Weights& model) {
+  constexpr std::string_view kHead = "mtp.", kLayer = "mtp.layers.";
+  if (const auto* gguf = std::get_if<io::GgufFile>(&model.source)) return gguf->gguf.tensors;
+  std::vector<io::Tensor> tensors;
+  if (const auto* directory = std::get_if<io::HfDirectory>(&model.source))
+    for (const io::Tensor& tensor : directory->tensors)
+      if (tensor.name.starts_with(kHead)) {
+        tensors.push_back(tensor);
+        if (tensor.name.starts_with(kLayer)) tensors.back().name.replace(0, kHead.size(), "model.");
+      }
+  return tensors;
+}
+
+/// The head in the model's own file; false where there is none.
+Result<bool> load_own_head(Config c, const Weights& model, MtpHead& head) {
+  namespace n = tensor_names;
+  const std::vector<io::Tensor> tensors = own_head_tensors(model);
+  const bool is_gguf = std::holds_alternative<io::GgufFile>(model.source);
+  Binder b(tensors, is_gguf, head.weights);
+  const int layer = is_gguf ? c.n_layers : 0;
+  if (!b.has(b.name(n::kNextJoin, layer))) return false;
+  if (c.arch != "qwen35" || c.has_delta(c.n_layers - 1))
+    return fail(ErrorKind::usage, "an MTP head in the model's own file is read for qwen35 only, not for {}", c.arch);
+  for (const std::string& more :
+       {b.name(n::kAttnNorm, layer + 1), fmt::format("blk.{}.nextn.embed_tokens.weight", layer),
+        fmt::format("blk.{}.nextn.shared_head_head.weight", layer), std::string("mtp.embed_tokens.weight"),
+        std::string("mtp.lm_head.weight")})
+    if (b.has(more)) return fail(ErrorKind::usage, "the MTP head has {} (not supported)", more);
+  c.delta = {};  // the head attends
+  const auto norm = [&](const n::Name& name) { return b.norm(name, layer, c.d_model, arch_of(c).norms_plus_one); };
+  head.after_norm = true;
+  head.embedding_norm = norm(n::kNextEmbeddingNorm);
+  head.hidden_norm = norm(n::kNextHiddenNorm);
+  head.join = b.matrix(n::kNextJoin, layer, c.d_model, 2 * int64_t(c.d_model));
+  head.weights.output_norm = norm(n::kNextOutputNorm);
+  head.weights.layers.push_back(bind_layer(c, b, layer));
+  RIDGE_TRY_STATUS(b.finish("the MTP head"));
+  return true;
+}
+
+/// The head of a plain model in a safetensors file.
+Status load_separate_head(const Config& c, const Weights& model, std::string path, MtpHead& head) {
   if (c.qkv_bias || c.o_bias || c.qk_norm || c.sink_logits || c.sub_norm || c.norms != NormPlace::before ||
       c.has_experts(c.n_layers - 1))
     return fail(ErrorKind::usage, "MTP heads are read for plain layers only, not for {}", c.arch);
   if (const auto* directory = std::get_if<io::HfDirectory>(&model.source); directory && path.empty())
     path = directory->path / "mtp.safetensors";
   if (path.empty()) return fail(ErrorKind::usage, "the model's file has no MTP head (give the file of the head)");
-  MtpHead head;
   io::HfDirectory& source = head.weights.source.emplace<io::HfDirectory>();
   RIDGE_TRY(io::MappedFile file, io::MappedFile::open(path));
   source.files.push_back(std::move(file));
@@ -764,11 +811,25 @@ Result<MtpHead> load_mtp_head(CpuContext& context, const Config& c, const Weight
   layer.up = matrix("layer.mlp.up_proj.weight", c.d_ff, c.d_model);
   layer.down = matrix("layer.mlp.down_proj.weight", c.d_model, c.d_ff);
   RIDGE_TRY_STATUS(b.finish(path));
-  std::vector<AlignedBuffer>& buffers = head.weights.buffers;
-  for (Linear* m : {&head.join, &layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down}) {
-    *m = encoded(*m, model.layers.back().q.format, buffers);
-    pack(context, *m, buffers);
+  const WeightFormat* const format = model.layers.back().q.format;
+  for (Linear* m : {&head.join, &layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down})
+    *m = encoded(*m, format, head.weights.buffers);
+  return {};
+}
+
+}  // namespace
+
+Result<MtpHead> load_mtp_head(CpuContext& context, const Config& c, const Weights& model, std::string path) {
+  MtpHead head;
+  bool own = false;
+  if (path.empty()) {
+    RIDGE_TRY(own, load_own_head(c, model, head));
   }
+  if (!own) RIDGE_TRY_STATUS(load_separate_head(c, model, std::move(path), head));
+  std::vector<AlignedBuffer>& buffers = head.weights.buffers;
+  LayerWeights& layer = head.weights.layers[0];
+  for (Linear* m : {&head.join, &layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down})
+    pack(context, *m, buffers);
   head.weights.embedding = model.embedding;
   head.weights.output = model.output;
   return head;

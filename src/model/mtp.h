@@ -3,7 +3,7 @@
 //     x = join concat(norm(embedding of token t+1), norm(h_t)),   h_t: what the model's last layer gave
 //     y = one layer over the x of positions 0 to t,               logits = output norm(y), of token t+2
 //
-// The embedding and the output matrix are the model's.
+// The embedding and the output matrix are the model's. In Qwen3.5 h_t is what the norm behind the model's last layer gave.
 #pragma once
 
 #include "model/weights.h"
@@ -14,12 +14,14 @@ struct MtpHead {
   std::vector<float> embedding_norm, hidden_norm;  // [d_model]
   Linear join;                                     // [d_model, 2 d_model]
   Weights weights;                                 // one layer, and the norm behind it
+  bool after_norm = false;                         // hidden states are those behind the model's norm, and the head's
 };
 
-/// Reads the head of a model from a safetensors file; an empty path is mtp.safetensors in the model's Hugging Face
-/// directory. The model's layers must be plain: attention without biases or norms of heads, a dense feed-forward. Its
-/// matrices get the format of the model's, where that has an encoder, and panels as by pack_weights(). `model` must outlive
-/// the head.
+/// Reads the head of a model from a safetensors file. An empty path is the head in a qwen35 model's own file (mtp.* of a
+/// Hugging Face directory, the block behind the last one of a GGUF file), else mtp.safetensors in the directory. Beside a
+/// head of its own file, the model's layers must be plain: attention without biases or norms of heads, a dense
+/// feed-forward; the head's matrices get the format of the model's, where that has an encoder. All get panels as by
+/// pack_weights(). `model` must outlive the head.
 Result<MtpHead> load_mtp_head(CpuContext& context, const Config& config, const Weights& model, std::string path);
 
 }  // namespace ridge

@@ -43,7 +43,9 @@ int ModelPlan::d_ff() const {
 }
 
 int ModelPlan::first_attention() const {
-  const auto attends = [](const LayerPlan& layer) { return layer.mixer == MixerKind::attention; };
+  const auto attends = [](const LayerPlan& layer) {
+    return layer.mixer == MixerKind::attention || layer.mixer == MixerKind::latent;
+  };
   const auto found = std::ranges::find_if(layers, attends);
   RIDGE_CHECK(found != layers.end(), "none of {} layers attends", layers.size());
   return int(found - layers.begin());
@@ -121,7 +123,7 @@ ModelPlan make_plan(const Config& c, std::span<const float> rope_factors, std::s
                      .biases = c.expert_biases,
                      .choice_bias = c.sigmoid_router,
                      .shared = c.d_ff_shared > 0,
-                     .shared_gate = !c.sigmoid_router};
+                     .shared_gate = c.kv_rank == 0};
   }
   return plan;
 }

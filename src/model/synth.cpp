@@ -364,7 +364,7 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec)
         expert.down_bias = vector(c.d_model, 0, 0.01f);
       }
       if (c.d_ff_shared == 0) continue;
-      if (!c.sigmoid_router) layer.shared_gate = vector(c.d_model, 0, float(1 / std::sqrt(double(c.d_model))));
+      if (c.kv_rank == 0) layer.shared_gate = vector(c.d_model, 0, float(1 / std::sqrt(double(c.d_model))));
     }
     const int d_ff = c.has_experts(i) ? c.d_ff_shared : c.d_ff;
     layer.gate = matrix(d_ff, c.d_model, false);

@@ -119,7 +119,8 @@ std::string kv_line(Engine& engine, const LaneOptions& lane) {
   const auto layers = layer_configs(session_options(lane.kv, lane.n_ctx, 0), engine.plan());
   const KvReport report = kv_report(*engine.open_host_memory(layers, 1, 1), lane.n_ctx);
   const int64_t f16 = f16_bytes_per_token(engine);
-  return fmt::format("{}, {} bytes a token (f16: {}, ratio {:.2f})", kv_text(lane.kv), report.bytes_per_token(), f16,
+  return fmt::format("{}{}, {} bytes a token (f16: {}, ratio {:.2f})", kv_text(lane.kv),
+                     engine.info().n_cached_sides == 1 ? ", one row for K and V" : "", report.bytes_per_token(), f16,
                      double(f16) / double(report.bytes_per_token()));
 }
 

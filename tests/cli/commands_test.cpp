@@ -85,6 +85,14 @@ TEST(Run, LayersOfTheirOwnAreShownReadBackFromTheCache) {
   EXPECT_THAT(outcome.err, HasSubstr("cache    layers 2: K i8r absmax (10 bits), V rotor-4"));
 }
 
+TEST(Run, ALatentRowIsKAndV) {
+  const Outcome outcome =
+      run_ridge({"run", "-m", "synth:tiny-latent", "--prompt-ids", "5,6,7", "-n", "4", "-ctk", "q8_0", "-ctv", "q8_0"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr("cache    one row for K and V, q8_0 absmax (8.5 bits)"));
+  EXPECT_THAT(outcome.err, Not(HasSubstr("(0 bits)")));
+}
+
 TEST(Run, ASavedCacheGoesOnWithTheNextPrompt) {
   const TempDir dir;
   const std::string state = (dir / "state.kv").native();

@@ -211,6 +211,35 @@ TEST(KvState, FieldsThatLieAreRefusedByNameThoughTheChecksumsAreRight) {
   EXPECT_THAT(with(k + kStateSide + 4 * kDim, -1.0f), HasSubstr("head scale 0 is -1"));
 }
 
+TEST(KvState, FilesBeforeHadamardPartsChangedAreReadWhereTheirPartsAreTheSame) {
+  const KvPolicy rotated{.rotation = Rotation::hadamard, .window = 0};
+  for (const auto& [head_dim, policy, same] : {std::tuple(64, rotated, true),
+                                               {128, rotated, true},
+                                               {80, rotated, false},
+                                               {96, rotated, false},
+                                               {192, rotated, false},
+                                               {96, KvPolicy{.rotation = Rotation::planar, .window = 0}, true},
+                                               {96, KvPolicy{.window = 0}, true}}) {
+    const KvSideConfig plain{*find_kv_format("f32"), {}};
+    const std::vector<KvLayerConfig> layers = {{plain, {*find_kv_format("f16"), policy}, 1, head_dim}};
+    Pool pool(layers), restored(layers);
+    pool.append(40, 5);
+    std::vector<std::byte> file = pool.file();
+    EXPECT_EQ(file[8], std::byte(2)) << "the version that is written";
+    file[8] = std::byte(1);
+    sign_state(file);
+    const std::string refused = restored.restore(file);
+    if (same) {
+      EXPECT_EQ(refused, "") << head_dim;
+      EXPECT_EQ(restored.rows(), pool.rows());
+    } else {
+      EXPECT_THAT(refused,
+                  HasSubstr(fmt::format("V of layer 0: version 1 rotated rows of {} in other parts", head_dim)));
+      EXPECT_EQ(restored.pool->length(restored.seq), 0);
+    }
+  }
+}
+
 TEST(KvState, WhatDiffersIsNamed) {
   const SmallState state;
   const auto refused_by = [&](const std::vector<KvLayerConfig>& layers, int n_ctx = kContext) {

@@ -107,6 +107,60 @@ TEST_P(Parity, WrittenGguf) {
   expect_golden(Model::load(path.native()), GetParam().golden);
 }
 
+/// The model as the text model inside another, as published directories of Gemma 3 and Mistral Small 3 have it.
+class Nested : public Parity {
+ protected:
+  /// Writes a directory whose tensors are called as `outside` says, beside some of a vision tower, and whose configuration
+  /// is in text_config without the keys that mean transformers' defaults.
+  void write(const std::filesystem::path& to, bool outside) const {
+    std::filesystem::create_directory(to);
+    Json text = read_json(directory_ / "config.json");
+    for (const char* key : {"tie_word_embeddings", "rope_local_base_freq", "hidden_activation",
+                            "sliding_window_pattern", "max_position_embeddings", "rms_norm_eps", "architectures"})
+      if (key != std::string("rms_norm_eps") || text[key] == 1e-6) text.erase(key);
+    if (GetParam().name == "gemma3") text.erase("rope_theta");
+    const Json config{{"model_type", GetParam().name == "gemma3" ? "gemma3" : "mistral3"},
+                      {"text_config", text},
+                      {"vision_config", {{"hidden_size", 16}}}};
+    std::ofstream(to / "config.json") << config;
+    for (const char* name : {"tokenizer.json", "tokenizer_config.json"})
+      std::filesystem::copy_file(directory_ / name, to / name);
+    const io::HfDirectory model = io::open_hf_directory(directory_).or_throw();
+    std::vector<io::SafetensorsSpec> specs;
+    for (const io::Tensor& t : model.tensors) {
+      const bool in_model = t.name.starts_with("model.");
+      specs.push_back({outside    ? "language_model." + t.name
+                       : in_model ? "model.language_model." + t.name.substr(6)
+                                  : t.name,
+                       t.format, t.shape});
+    }
+    const size_t n_text = specs.size();
+    const std::string front = outside ? "" : "model.";
+    for (const char* name :
+         {"vision_tower.patch_embed.weight", "multi_modal_projector.linear.weight", "visual.norm.weight"})
+      specs.push_back({front + name, *find_weight_format("f32"), {2}});
+    io::write_safetensors(to / "model.safetensors", specs, [&](size_t i, const io::SafetensorsSink& sink) {
+      return sink(i < n_text ? model.tensors[i].data : std::as_bytes(std::span("1234567", 8)));
+    }).or_throw();
+  }
+};
+
+TEST_P(Nested, LoadsAndIsWrittenAsItsTextModel) {
+  for (const bool outside : {false, true}) {
+    const TempDir dir;
+    write(dir / "model", outside);
+    const Model model = Model::load((dir / "model").native());
+    expect_golden(model, {});
+    EXPECT_EQ(model.info().n_params, Model::load(directory_.native()).info().n_params) << "of the text model";
+    const auto written =
+        convert_to_gguf((dir / "model").native(), dir / "written.gguf", *find_weight_format("f32").or_throw(), nullptr);
+    ASSERT_TRUE(written) << written.error().message;
+    expect_golden(Model::load((dir / "written.gguf").native()), {});
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Models, Nested, testing::Values(Case{"gemma3"}, Case{"mistral"}),
+                         [](const auto& of) { return of.param.name; });
+
 const Golden kShort{.ids = "input_ids_short", .logits = "logits_short", .greedy = ""};
 INSTANTIATE_TEST_SUITE_P(
     Models, Parity,

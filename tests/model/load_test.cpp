@@ -1,4 +1,5 @@
 // Loading: files whose configuration or tensors lie are refused with the field's name; honest conversions load again.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <array>
@@ -104,7 +105,8 @@ TEST(Load, AbsurdMetadataIsRefusedByName) {
       {"llama.feed_forward_length", uint64_t(173), "blk.0.ffn_gate.weight is [172, 64], expected [173, 64]"},
       {"general.architecture", std::string("mamba"),
        "architecture 'mamba' is not supported (there are: llama, mistral, qwen2, qwen3, qwen2moe, qwen3moe, qwen3next, "
-       "qwen35, qwen35moe, gpt-oss, deepseek2, granite, phi3, olmo2, gemma3, bitnet-b1.58, bitnet-25, bitnet)"},
+       "qwen35, qwen35moe, gpt-oss, deepseek2, deepseek_v2, granite, phi3, olmo2, gemma3, bitnet-b1.58, bitnet-25, "
+       "bitnet)"},
       {"general.architecture", uint64_t(3), "general.architecture"},
   };
   for (const Case& c : cases) {
@@ -303,6 +305,47 @@ TEST(Config, LayersOfTheDeltaRuleHaveAPeriodAndMayBeNested) {
     ASSERT_FALSE(config) << more;
     EXPECT_NE(config.error().message.find(expected), std::string::npos) << config.error().message;
   }
+}
+
+TEST(Config, ATextModelInsideAnotherMayLeaveOutDefaults) {
+  // The text_config of gemma-3-4b-it has nothing else.
+  const Config gemma =
+      config_from_hf(R"({"model_type":"gemma3","text_config":{"hidden_size":2560,"intermediate_size":10240,)"
+                     R"("model_type":"gemma3_text","num_hidden_layers":34,"rope_scaling":{"factor":8.0,)"
+                     R"("rope_type":"linear"},"sliding_window":1024},"vision_config":{}})",
+                     "config.json")
+          .or_throw();
+  EXPECT_EQ(gemma.arch, "gemma3");
+  EXPECT_EQ(gemma.vocab_size, 262208);
+  EXPECT_EQ(gemma.n_heads, 8);
+  EXPECT_EQ(gemma.n_kv_heads, 4);
+  EXPECT_EQ(gemma.head_dim, 256);
+  EXPECT_EQ(gemma.n_ctx_train, 131072);
+  EXPECT_EQ(gemma.rope_theta, 1e6f);
+  EXPECT_EQ(gemma.rope_scaling.kind, RopeScaling::Kind::linear);
+  EXPECT_EQ(gemma.window, 1024);
+  EXPECT_EQ(gemma.window_period, 6);
+  EXPECT_EQ(gemma.window_rope_theta, 1e4f);
+  EXPECT_EQ(gemma.attention_scale, 1 / 16.0f);
+  EXPECT_TRUE(gemma.tied_output);
+
+  const auto mistral = [](std::string_view text) {
+    return config_from_hf(R"({"model_type":"mistral3","text_config":{)" + std::string(text) + "}}", "config.json");
+  };
+  const Config small = mistral(R"("model_type":"mistral","head_dim":128,"hidden_size":5120,"vocab_size":131072,)"
+                               R"("intermediate_size":32768,"num_hidden_layers":40,"rms_norm_eps":1e-05,)"
+                               R"("rope_theta":1000000000.0,"sliding_window":null)")
+                           .or_throw();
+  EXPECT_EQ(small.arch, "llama");
+  EXPECT_EQ(small.n_heads, 32);
+  EXPECT_EQ(small.n_kv_heads, 8);
+  EXPECT_EQ(small.window, 0) << "null is no window";
+  EXPECT_FALSE(small.tied_output);
+  EXPECT_EQ(mistral("").or_throw().window, 4096) << "and nothing is the default";
+  const Result<Config> other = mistral(R"("model_type":"ministral3")");
+  ASSERT_FALSE(other);
+  EXPECT_THAT(other.error().message,
+              testing::HasSubstr(R"(text_config has model_type "ministral3" (supported in mistral3: mistral))"));
 }
 
 TEST(Config, NumbersOfExpertsAreChecked) {

@@ -108,6 +108,21 @@ TEST(ChooseExperts, FromTheBestGroupsByBiasedSigmoids) {
   }
 }
 
+/// DeepSeek-V2's rule: a group is as good as its best expert, though two of another add up to more.
+TEST(ChooseExperts, FromTheGroupsOfTheBestUnderASoftmax) {
+  CpuContext context(1);
+  const std::vector<float> scores{1.9f, 1.8f, 2, -9, -9, 1.7f};  // groups of two
+  std::vector<Route> routes(2);
+  choose_experts(context, View2<const float>(scores.data(), 1, 6),
+                 {.n_used = 2, .n_groups = 3, .n_groups_used = 1, .scale = 3}, nullptr, routes);
+  double total = 0;
+  for (const float s : scores) total += std::exp(double(s));
+  EXPECT_EQ(routes[0].expert, 2);
+  EXPECT_EQ(routes[1].expert, 3);
+  EXPECT_NEAR(routes[0].weight, 3 * std::exp(2.0) / total, 1e-6);
+  EXPECT_NEAR(routes[1].weight, 3 * std::exp(-9.0) / total, 1e-6);
+}
+
 TEST(ChooseExperts, SigmoidsOfNothingStayFinite) {
   CpuContext context(1);
   const std::vector<float> scores{-200, -200, -200, -200};

@@ -193,6 +193,38 @@ TEST_F(SchedulerTest, TheSamePromptAgainComputesOneToken) {
   EXPECT_EQ(second->text_, first->text_);
 }
 
+/// A state cannot go back to where two prompts part: the sequence begins at a checkpoint and computes the rest.
+TEST_F(SchedulerTest, AModelWithStatesReusesPrefixesWithoutATrace) {
+  Engine delta("synth:tiny-delta", {});
+  const std::vector<int32_t> shared = random_prompt(99, 300);
+  std::vector<std::vector<int32_t>> prompts;
+  for (const int n_shared : {300, 300, 200, 300}) {
+    std::vector<int32_t> prompt(shared.begin(), shared.begin() + n_shared);
+    const std::vector<int32_t> tail = random_prompt(prompts.size(), 20);
+    prompt.insert(prompt.end(), tail.begin(), tail.end());
+    prompts.push_back(std::move(prompt));
+  }
+  prompts.push_back(prompts[1]);  // once more
+  std::vector<std::string> fresh;
+  for (const std::vector<int32_t>& prompt : prompts) {
+    Scheduler scheduler(delta, options("f16"));
+    const auto heard = send(scheduler, request(prompt, 20, 0));
+    heard->wait();
+    EXPECT_EQ(heard->usage_.n_cached, 0);
+    fresh.push_back(heard->text_);
+  }
+  Scheduler scheduler(delta, options("f16"));
+  const int cached[] = {0, 256, 128, 256, 256};  // the checkpoint behind a whole prompt cannot go back by a token
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    const auto heard = send(scheduler, request(prompts[i], 20, 0));
+    heard->wait();
+    EXPECT_EQ(heard->text_, fresh[i]) << "request " << i;
+    EXPECT_NE(heard->text_, "");
+    EXPECT_EQ(heard->usage_.n_cached, cached[i]) << "request " << i;
+  }
+  expect_nothing_held(scheduler);
+}
+
 TEST_F(SchedulerTest, WhenPagesEndTheYoungestWaitAndNobodyNotices) {
   SchedulerOptions small = options("f16", 384);
   small.max_lanes = 1;

@@ -16,6 +16,8 @@ struct Arch {
   std::string_view hf_class;  ///< architectures[0] of config.json
   std::string_view
       hf_outer;  ///< model_type of a config.json that has this one's as text_config, beside a vision tower's
+  std::string_view hf_defaults =
+      "{}";                  ///< JSON: what a config.json that leaves out a key means, as transformers has it
   std::string_view same_as;  ///< the architecture that it is another name of, and is written as; else empty
   RopePairs gguf_pairs;   ///< pair convention of the rows in a GGUF file (HF files have halves, latent ones neighbours)
   bool qkv_bias = false;  ///< q, k and v have biases by default (config.json's attention_bias decides where given)
@@ -30,9 +32,10 @@ struct Arch {
   bool norms_plus_one = false;              ///< a norm of a Hugging Face file multiplies by 1 + w
   bool embedding_root = false;              ///< embedded tokens are multiplied by sqrt(d_model)
   bool ffn_norm_is_post_attention = false;  ///< so a GGUF file calls the norm in front of the feed-forward
-  bool gpt_oss = false;  ///< biases of o, router and experts, sink logits, and experts of several in one tensor
-  bool latent = false;   ///< latent attention, a sigmoid router with groups, dense layers in front
-  bool experts = false;  ///< feed-forwards are experts where the file has some
+  bool gpt_oss = false;         ///< biases of o, router and experts, sink logits, and experts of several in one tensor
+  bool latent = false;          ///< latent attention, a router with groups, dense layers in front
+  bool sigmoid_router = false;  ///< Config::sigmoid_router of a Hugging Face directory
+  bool experts = false;         ///< feed-forwards are experts where the file has some
   bool experts_renormalised = false;  ///< Config::experts_renormalised where the file does not say
   int window_period = 0;              ///< Config::window_period where the file does not say
   float window_rope_theta = 0;        ///< likewise
@@ -71,10 +74,17 @@ inline int64_t cycled_head(const DeltaShape& d, int64_t i) {
   return i % d.n_key_heads * (d.n_value_heads / d.n_key_heads) + i / d.n_key_heads;
 }
 
-/// Whether tensors of a Hugging Face file are those of a text model inside another.
-bool is_nested(std::span<const io::Tensor> tensors);
-/// "model.NAME" as such files call it.
-std::string nested_name(std::string_view name);
+/// How a Hugging Face file calls the tensors of its text model.
+enum class Nesting : uint8_t {
+  none,     ///< model.X, lm_head.weight
+  inside,   ///< model.language_model.X, lm_head.weight
+  outside,  ///< language_model.model.X, language_model.lm_head.weight: written before transformers 4.52
+};
+Nesting find_nesting(std::span<const io::Tensor> tensors);
+/// A name of Nesting::none as such files have it.
+std::string nested_name(Nesting nesting, std::string_view name);
+/// Whether a tensor of such a file belongs to the text model, rather than to a vision tower or to what joins both.
+bool is_of_text(Nesting nesting, std::string_view name);
 
 /// Every tensor a model of this family may have.
 namespace tensor_names {
@@ -160,6 +170,11 @@ inline constexpr Name kDeltaDecay{"blk.{}.ssm_a", "model.layers.{}.linear_attn.A
 inline constexpr Name kDeltaDtBias{"blk.{}.ssm_dt.bias", "model.layers.{}.linear_attn.dt_bias"};
 inline constexpr Name kDeltaNorm{"blk.{}.ssm_norm.weight", "model.layers.{}.linear_attn.norm.weight"};
 inline constexpr Name kDeltaOut{"blk.{}.ssm_out.weight", "model.layers.{}.linear_attn.out_proj.weight"};
+// Of the head for the token after the next one: a block behind the last one, in Hugging Face files under mtp.layers.0.
+inline constexpr Name kNextJoin{"blk.{}.nextn.eh_proj.weight", "mtp.fc.weight"};
+inline constexpr Name kNextEmbeddingNorm{"blk.{}.nextn.enorm.weight", "mtp.pre_fc_norm_embedding.weight"};
+inline constexpr Name kNextHiddenNorm{"blk.{}.nextn.hnorm.weight", "mtp.pre_fc_norm_hidden.weight"};
+inline constexpr Name kNextOutputNorm{"blk.{}.nextn.shared_head_norm.weight", "mtp.norm.weight"};
 inline constexpr Name kFfnSubNorm{"blk.{}.ffn_sub_norm.weight", "model.layers.{}.mlp.ffn_sub_norm.weight"};
 inline constexpr Name kDown{"blk.{}.ffn_down.weight", "model.layers.{}.mlp.down_proj.weight"};
 inline constexpr Name kRopeFactors{"rope_freqs.weight", ""};

@@ -83,8 +83,10 @@ Status read_latent(const Keys& keys, Config& c, std::string_view where) {
   RIDGE_TRY(c.q_rank, keys.integer_or("attention.q_lora_rank", 0));
   RIDGE_TRY(c.rope_dim, keys.integer("rope.dimension_count"));
   c.nope_dim = query_dim - c.rope_dim;
-  RIDGE_TRY(const int gate, keys.integer_or("expert_gating_func", 0));
-  if (gate != 2) return bad_file("{}: expert_gating_func is {} (supported: 2, a sigmoid)", where, gate);
+  RIDGE_TRY(const int gate, keys.integer_or("expert_gating_func", 1));  // older files of V2 do not say
+  if (gate != 1 && gate != 2)
+    return bad_file("{}: expert_gating_func is {} (supported: 1, a softmax, and 2, a sigmoid)", where, gate);
+  c.sigmoid_router = gate == 2;
   RIDGE_TRY(const int n_nextn, keys.integer_or("nextn_predict_layers", 0));
   if (n_nextn > 0) return bad_file("{}: nextn_predict_layers is {} (not supported)", where, n_nextn);
   RIDGE_TRY(const int n_shared, keys.integer_or("expert_shared_count", 0));
@@ -111,7 +113,7 @@ void set_latent(const Config& c, const auto& set) {
   set("attention.value_length_mla", uint64_t(c.value_dim));
   set("attention.kv_lora_rank", uint64_t(c.kv_rank));
   if (c.q_rank > 0) set("attention.q_lora_rank", uint64_t(c.q_rank));
-  set("expert_gating_func", uint64_t(2));
+  set("expert_gating_func", uint64_t(c.sigmoid_router ? 2 : 1));
   set("expert_shared_count", uint64_t(c.d_ff_shared / c.d_ff_expert));
   set("expert_group_count", uint64_t(c.n_expert_groups));
   set("expert_group_used_count", uint64_t(c.n_groups_used));

@@ -92,24 +92,32 @@ Result<RopeScaling> rope_scaling(const Fields& f, int n_ctx_train, int original_
   return s;
 }
 
-/// DeepSeek-V3's experts.
-Status read_grouped_experts(const Fields& f, Config& c, std::string_view where) {
+/// The experts of DeepSeek-V2 and V3.
+Status read_grouped_experts(const Fields& f, const Arch& arch, Config& c, std::string_view where) {
   RIDGE_TRY(c.n_experts, f.integer("n_routed_experts"));
   if (c.n_experts < 1) return bad_file("{}: n_routed_experts is {}, expected 1 or more", where, c.n_experts);
   RIDGE_TRY(c.n_experts_used, f.integer("num_experts_per_tok"));
   RIDGE_TRY(c.d_ff_expert, f.integer("moe_intermediate_size"));
   RIDGE_TRY(const int n_shared, f.integer_or("n_shared_experts", 0));
   c.d_ff_shared = int(std::min<int64_t>(int64_t(n_shared) * c.d_ff_expert, 1 << 30));
-  RIDGE_TRY(c.experts_renormalised, f.flag_or("norm_topk_prob", true));
-  RIDGE_TRY(c.n_expert_groups, f.integer_or("n_group", 1));
-  RIDGE_TRY(c.n_groups_used, f.integer_or("topk_group", 1));
+  RIDGE_TRY(c.experts_renormalised, f.flag_or("norm_topk_prob", arch.experts_renormalised));
+  // V2's own code and transformers differ there.
+  if (c.experts_renormalised && !arch.sigmoid_router)
+    return bad_file("{}: norm_topk_prob is true (supported with a softmax: false)", where);
+  const std::string_view scores = arch.sigmoid_router ? "sigmoid" : "softmax";
+  const std::string_view groups = arch.sigmoid_router ? "noaux_tc" : "group_limited_greedy";
+  RIDGE_TRY(const std::string scoring, f.text_or("scoring_func", std::string(scores)));
+  RIDGE_TRY(const std::string method, f.text_or("topk_method", arch.sigmoid_router ? "noaux_tc" : "greedy"));
+  const bool greedy = !arch.sigmoid_router && method == "greedy";
+  if (scoring != scores) return bad_file("{}: scoring_func is '{}' (supported: {})", where, scoring, scores);
+  if (method != groups && !greedy) return bad_file("{}: topk_method is '{}' (supported: {})", where, method, groups);
+  RIDGE_TRY(const int n_groups, f.integer_or("n_group", 1));
+  RIDGE_TRY(const int n_used, f.integer_or("topk_group", 1));
+  c.n_expert_groups = greedy ? 1 : n_groups;
+  c.n_groups_used = greedy ? 1 : n_used;
   RIDGE_TRY(c.expert_scale, f.number_or("routed_scaling_factor", 1.0f));
   RIDGE_TRY(const int n_dense, f.integer_or("first_k_dense_replace", 0));
   for (int i = 0; i < std::min(n_dense, c.n_layers); ++i) c.dense_layers.push_back(i);
-  for (const auto& [key, value] : {std::pair("scoring_func", "sigmoid"), {"topk_method", "noaux_tc"}}) {
-    RIDGE_TRY(const std::string found, f.text_or(key, value));
-    if (found != value) return bad_file("{}: {} is '{}' (supported: {})", where, key, found, value);
-  }
   RIDGE_TRY(const int every, f.integer_or("moe_layer_freq", 1));
   if (every != 1) return bad_file("{}: moe_layer_freq is {} (supported: 1)", where, every);
   return {};
@@ -146,7 +154,7 @@ Status read_score_factor(const Fields& f, RopeScaling& s, std::string_view where
 }
 
 Status read_experts(const Fields& f, const Arch& arch, Config& c, std::string_view where) {
-  if (arch.latent) return read_grouped_experts(f, c, where);
+  if (arch.latent) return read_grouped_experts(f, arch, c, where);
   const char* const count = arch.gpt_oss ? "num_local_experts" : "num_experts";
   RIDGE_TRY(c.n_experts, f.integer(count));
   if (c.n_experts < 1) return bad_file("{}: {} is {}, expected 1 or more", where, count, c.n_experts);
@@ -218,7 +226,10 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
     if (!json.contains("text_config") || !json["text_config"].is_object())
       return bad_file("{}: text_config is not an object", where);
     io::Json text = json["text_config"];
-    text["model_type"] = a.hf_type;
+    if (!text.contains("model_type")) text["model_type"] = a.hf_type;
+    if (text["model_type"] != a.hf_type)
+      return bad_file("{}: text_config has model_type {} (supported in {}: {})", where, text["model_type"].dump(),
+                      a.hf_outer, a.hf_type);
     if (constexpr const char* kTied = "tie_word_embeddings"; !text.contains(kTied) && json.contains(kTied))
       text[kTied] = json[kTied];
     json = std::move(text);
@@ -236,6 +247,9 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
     known += (known.empty() ? "" : ", ") + std::string(a.hf_type);
   }
   if (!arch) return bad_file("{}: model_type '{}' is not supported (there are: {})", where, type, known);
+  const io::Json defaults = io::Json::parse(arch->hf_defaults);
+  for (const auto& [key, value] : defaults.items())
+    if (!json.contains(key)) json[key] = value;
 
   Config c;
   RIDGE_TRY(c.n_layers, f.integer("num_hidden_layers"));
@@ -254,10 +268,12 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
   RIDGE_TRY(c.qkv_bias, f.flag_or("attention_bias", arch->qkv_bias));
   RIDGE_TRY(const bool mlp_bias, f.flag_or("mlp_bias", false));
   RIDGE_TRY(const bool sliding, f.flag_or("use_sliding_window", false));
+  RIDGE_TRY(const bool both_ways, f.flag_or("use_bidirectional_attention", false));
   const char* const activation_key = f.has("hidden_activation") ? "hidden_activation" : "hidden_act";
   RIDGE_TRY(const std::string activation, f.text_or(activation_key, std::string(activation_name(arch->activation))));
   if (mlp_bias) return bad_file("{}: mlp_bias is true (not supported)", where);
   if (sliding) return bad_file("{}: use_sliding_window is true (not supported)", where);
+  if (both_ways) return bad_file("{}: use_bidirectional_attention is true (not supported)", where);
   for (const char* key : {"attn_logit_softcapping", "final_logit_softcapping"})
     if (f.has(key)) return bad_file("{}: {} is {} (not supported)", where, key, f.at(key).dump());
   RIDGE_TRY(c.window, arch->windowed ? f.integer_or("sliding_window", 0) : Result<int>(0));

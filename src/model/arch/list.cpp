@@ -13,6 +13,10 @@ std::span<const Arch> arch_list() {
       {.name = "mistral",
        .hf_type = "mistral",
        .hf_class = "MistralForCausalLM",
+       .hf_outer = "mistral3",
+       .hf_defaults = R"({"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096,
+                          "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336,
+                          "num_hidden_layers": 32, "num_attention_heads": 32})",
        .same_as = "llama",
        .gguf_pairs = RopePairs::interleaved,
        .windowed = true},
@@ -90,8 +94,17 @@ std::span<const Arch> arch_list() {
        .hf_class = "DeepseekV3ForCausalLM",
        .gguf_pairs = RopePairs::interleaved,
        .latent = true,
+       .sigmoid_router = true,
        .experts = true,
        .experts_renormalised = true},
+      // deepseek2 with a softmax in the router.
+      {.name = "deepseek_v2",
+       .hf_type = "deepseek_v2",
+       .hf_class = "DeepseekV2ForCausalLM",
+       .same_as = "deepseek2",
+       .gguf_pairs = RopePairs::interleaved,
+       .latent = true,
+       .experts = true},
       {.name = "granite",
        .hf_type = "granite",
        .hf_class = "GraniteForCausalLM",
@@ -113,6 +126,11 @@ std::span<const Arch> arch_list() {
       {.name = "gemma3",
        .hf_type = "gemma3_text",
        .hf_class = "Gemma3ForCausalLM",
+       .hf_outer = "gemma3",
+       .hf_defaults = R"({"vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216,
+                          "num_hidden_layers": 26, "num_attention_heads": 8, "num_key_value_heads": 4,
+                          "head_dim": 256, "max_position_embeddings": 131072, "rope_theta": 1000000.0,
+                          "query_pre_attn_scalar": 256, "sliding_window": 4096, "tie_word_embeddings": true})",
        .gguf_pairs = RopePairs::halves,
        .qk_norm = true,
        .activation = Activation::gelu_tanh,
@@ -144,7 +162,7 @@ void use_arch(const Arch& arch, Config& c) {
   c.qk_norm = arch.qk_norm;
   c.qk_norm_whole = arch.qk_norm_whole;
   c.sub_norm = c.ternary = arch.bitnet;
-  c.sigmoid_router = arch.latent;
+  c.sigmoid_router = arch.sigmoid_router;
   c.o_bias = c.sink_logits = c.expert_biases = arch.gpt_oss;
   c.attention_gate = arch.delta;
   if (arch.embedding_root) c.embedding_scale = std::sqrt(float(c.d_model));
@@ -171,14 +189,25 @@ DeltaRows::DeltaRows(const DeltaShape& d) {
   take(a, 2 * ratio, ratio, ratio);
 }
 
-constexpr std::string_view kModel = "model.", kNested = "model.language_model.";
+constexpr std::string_view kModel = "model.", kInside = "model.language_model.", kOutside = "language_model.";
 
-bool is_nested(std::span<const io::Tensor> tensors) {
-  return std::ranges::any_of(tensors, [](const io::Tensor& tensor) { return tensor.name.starts_with(kNested); });
+Nesting find_nesting(std::span<const io::Tensor> tensors) {
+  for (const io::Tensor& tensor : tensors) {
+    if (tensor.name.starts_with(kInside)) return Nesting::inside;
+    if (tensor.name.starts_with(kOutside)) return Nesting::outside;
+  }
+  return Nesting::none;
 }
 
-std::string nested_name(std::string_view name) {
-  return name.starts_with(kModel) ? std::string(kNested).append(name.substr(kModel.size())) : std::string(name);
+std::string nested_name(Nesting nesting, std::string_view name) {
+  if (nesting == Nesting::outside) return std::string(kOutside).append(name);
+  if (nesting == Nesting::none || !name.starts_with(kModel)) return std::string(name);
+  return std::string(kInside).append(name.substr(kModel.size()));
+}
+
+bool is_of_text(Nesting nesting, std::string_view name) {
+  return nesting == Nesting::none || name == tensor_names::kOutput.hf ||
+         name.starts_with(nesting == Nesting::inside ? kInside : kOutside);
 }
 
 std::string_view activation_name(Activation activation) {

@@ -15,14 +15,14 @@ constexpr float kOut = -std::numeric_limits<float>::infinity();
 /// Values of all experts but those of the best groups become kOut.
 void keep_best_groups(const ExpertRule& rule, std::span<float> values) {
   const size_t size = values.size() / size_t(rule.n_groups);
-  std::vector<std::pair<float, size_t>> groups;  // minus the sum of the two largest values: the best in front
+  std::vector<std::pair<float, size_t>> groups;  // minus the group's value: the best in front
   for (size_t g = 0; g < size_t(rule.n_groups); ++g) {
     float best = kOut, second = size == 1 ? 0 : kOut;
     for (const float value : values.subspan(g * size, size)) {
       second = std::max(second, std::min(best, value));
       best = std::max(best, value);
     }
-    groups.emplace_back(-(best + second), g);
+    groups.emplace_back(rule.sigmoid ? -(best + second) : -best, g);
   }
   std::ranges::sort(groups);
   for (size_t i = size_t(rule.n_groups_used); i < groups.size(); ++i)
