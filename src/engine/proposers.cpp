@@ -91,10 +91,13 @@ class DraftProposer final : public Proposer {
 }  // namespace
 
 std::unique_ptr<Proposer> make_lookup_proposer() { return std::make_unique<LookupProposer>(); }
+ProposerMaker draft_proposers(const Model& target, const Model& draft, const SessionOptions& options, double p_min) {
+  check_vocabularies(target.engine(), draft.engine());
+  return [&target, &draft, options, p_min] { return std::make_unique<DraftProposer>(target, draft, options, p_min); };
+}
 std::unique_ptr<Proposer> make_draft_proposer(const Model& target, const Model& draft, const SessionOptions& options,
                                               double p_min) {
-  check_vocabularies(target.engine(), draft.engine());
-  return std::make_unique<DraftProposer>(target, draft, options, p_min);
+  return draft_proposers(target, draft, options, p_min)();
 }
 
 }  // namespace ridge

@@ -66,6 +66,8 @@ void SpecCost::add(int n_proposed, double seconds) {
   }
 }
 
+double SpecCost::extra() const { return n_extra_ > 0 ? extra_ : plain_ / 8; }
+
 int SpecCost::paid(int n_proposed, double proposing) const {
   return n_proposed == 0 && n_plain_ > 0 && proposing > kVain * plain_ ? 1 : n_proposed;
 }

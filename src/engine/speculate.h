@@ -39,7 +39,8 @@ using ProposerMaker = std::function<std::unique_ptr<Proposer>()>;
 /// What followed the longest earlier place that ends as the text does.
 std::unique_ptr<Proposer> make_lookup_proposer();
 /// The likeliest tokens by a smaller model, over a session of its own, up to one whose probability is below p_min.
-/// `target` and `draft` must outlive the proposer. Throws usage when the vocabularies differ.
+/// `target` and `draft` must outlive the proposers. Throws usage when the vocabularies differ.
+ProposerMaker draft_proposers(const Model& target, const Model& draft, const SessionOptions& options, double p_min = 0);
 std::unique_ptr<Proposer> make_draft_proposer(const Model& target, const Model& draft, const SessionOptions& options,
                                               double p_min = 0);
 /// The head of `target` for the tokens after the next one (model/mtp.h), with a cache of its own; it knows the text from
@@ -66,7 +67,7 @@ class SpecCost {
   /// What counts as proposals of a step whose proposer took so long: one in vain, where it was long for nothing.
   int paid(int n_proposed, double proposing) const;
   double plain() const { return plain_; }  ///< seconds; 0: not measured yet
-  double extra() const { return extra_; }  ///< seconds a proposal
+  double extra() const;                    ///< seconds a proposal; thought to be few until they are measured
   /// Whether a step without proposals should be measured next.
   bool stale() const;
 

@@ -4,13 +4,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 
-#include "base/rng.h"
 #include "cases/golden_logits.h"
+#include "cases/mtp_head.h"
 #include "cases/paths.h"
 #include "cases/reference_data.h"
 #include "cases/temp_dir.h"
-#include "io/safetensors.h"
+#include "io/mapped_file.h"
 #include "ridge/engine.h"
 
 namespace ridge {
@@ -91,39 +92,13 @@ const char* const kPrompts[] = {
     "The species was first described by"};
 
 struct Coverage {
-  int n_prompts, n_tokens;
-  std::string head;  // file of an MTP head; empty: none
+  std::vector<std::string> prompts;
+  int n_tokens;
+  std::string head;                   // file of an MTP head; empty: none
+  std::vector<const char*> of_draft;  // caches of the draft and of the head
 };
 
-/// A file of an MTP head with random weights for this model, without the tensor `missing`.
-std::string write_random_head(const TempDir& directory, const ModelInfo& m, std::string_view missing = {}) {
-  const int64_t d = m.d_model, q = int64_t(m.n_heads) * m.head_dim, kv = int64_t(m.n_kv_heads) * m.head_dim;
-  const std::pair<const char*, std::vector<int64_t>> shapes[] = {{"enorm.weight", {d}},
-                                                                 {"hnorm.weight", {d}},
-                                                                 {"eh_proj.weight", {d, 2 * d}},
-                                                                 {"shared_head_norm.weight", {d}},
-                                                                 {"layer.input_layernorm.weight", {d}},
-                                                                 {"layer.post_attention_layernorm.weight", {d}},
-                                                                 {"layer.self_attn.q_proj.weight", {q, d}},
-                                                                 {"layer.self_attn.k_proj.weight", {kv, d}},
-                                                                 {"layer.self_attn.v_proj.weight", {kv, d}},
-                                                                 {"layer.self_attn.o_proj.weight", {d, q}},
-                                                                 {"layer.mlp.gate_proj.weight", {m.d_ff, d}},
-                                                                 {"layer.mlp.up_proj.weight", {m.d_ff, d}},
-                                                                 {"layer.mlp.down_proj.weight", {d, m.d_ff}}};
-  std::vector<io::SafetensorsSpec> specs;
-  for (const auto& [name, shape] : shapes)
-    if (name != missing) specs.push_back({name, *find_weight_format("f32"), shape});
-  Rng rng(7);
-  const std::filesystem::path path = directory / "head.safetensors";
-  io::write_safetensors(path, specs, [&](size_t i, const io::SafetensorsSink& sink) {
-    std::vector<float> values;
-    for (int64_t n = specs[i].shape[0] * (specs[i].shape.size() > 1 ? specs[i].shape[1] : 1); n > 0; --n)
-      values.push_back(0.1f * float(rng.normal()));
-    return sink(std::as_bytes(std::span(values)));
-  }).or_throw();
-  return path.native();
-}
+std::vector<std::string> few_prompts(size_t n) { return {kPrompts, kPrompts + n}; }
 
 /// The trained head of the reference model, where the reference data is.
 std::string reference_head() {
@@ -142,9 +117,9 @@ void expect_identical_texts(const Model& model, const Coverage& coverage) {
   int64_t n_accepted = 0, n_rejected = 0;
   for (const auto& [cache, centre] : caches)
     for (const float temperature : {0.0f, 0.8f})
-      for (int i = 0; i < coverage.n_prompts; ++i) {
+      for (size_t i = 0; i < coverage.prompts.size(); ++i) {
         const SessionOptions options = session_of(cache, centre, 512);
-        const std::vector<int32_t> prompt = model.tokenize(kPrompts[size_t(i) % std::size(kPrompts)]);
+        const std::vector<int32_t> prompt = model.tokenize(coverage.prompts[i]);
         const GenerateOptions generation{
             .max_tokens = coverage.n_tokens,
             .sampler = {.temperature = temperature, .repeat_penalty = i % 2 == 1 ? 1.1f : 1.0f, .seed = uint64_t(i)}};
@@ -159,10 +134,11 @@ void expect_identical_texts(const Model& model, const Coverage& coverage) {
         };
         check(std::make_unique<KnownText>(whole_text(prompt, plain)), kMaxSpecDepth, "known text");
         check(make_lookup_proposer(), 5, "lookup");
-        check(make_draft_proposer(model, model, session_of("rotor-3", true, 512)), 3, "draft");
-        for (const char* of_head : {"f16", "rotor-3"})
-          if (!coverage.head.empty())
-            check(make_mtp_proposer(model, coverage.head, session_of(of_head, of_head[0] == 'r', 512)), 3, "mtp");
+        for (const char* of_draft : coverage.of_draft) {
+          const SessionOptions own = session_of(of_draft, of_draft[0] == 'r', 512);
+          check(make_draft_proposer(model, model, own), 3, "draft");
+          if (!coverage.head.empty()) check(make_mtp_proposer(model, coverage.head, own), 3, "mtp");
+        }
       }
   EXPECT_GT(n_accepted, 0);
   EXPECT_GT(n_rejected, 0);
@@ -170,16 +146,31 @@ void expect_identical_texts(const Model& model, const Coverage& coverage) {
 
 TEST(Speculation, TextsOfASmallModelAreIdentical) {
   const TempDir directory;
-  expect_identical_texts(tiny(), {2, 120, write_random_head(directory, tiny().info())});
+  expect_identical_texts(tiny(),
+                         {few_prompts(2), 120, write_random_head(directory, tiny().info()), {"f16", "rotor-3"}});
 }
 
 #ifdef NDEBUG
 TEST(Speculation, TextsOfTheReferenceModelAreIdentical) {
-  expect_identical_texts(reference(), {2, 64, reference_head()});
+  expect_identical_texts(reference(), {few_prompts(2), 40, reference_head(), {"f16", "q8_0", "rotor-3"}});
 }
 #endif
 TEST(SpeculationSlow, TextsOfTheReferenceModelAreIdentical) {
-  expect_identical_texts(reference(), {8, 128, reference_head()});
+  expect_identical_texts(reference(), {few_prompts(8), 128, reference_head(), {"rotor-3"}});
+}
+
+/// Hours of work: RIDGE_SPEC_PROMPTS=200 asks for 256 tokens behind so many prompts from the shipped text.
+TEST(SpeculationSlow, TextsBehindManyPromptsAreIdentical) {
+  const char* const wanted = std::getenv("RIDGE_SPEC_PROMPTS");
+  if (!wanted) GTEST_SKIP() << "set RIDGE_SPEC_PROMPTS=200 to run it";
+  const std::string text = io::read_text_file(RIDGE_SOURCE_DIR "/models/wikitext-2-excerpt.txt", 64 << 20).or_throw();
+  const size_t n = std::stoul(wanted), length = 200;
+  Coverage coverage{{}, 256, reference_head(), {"f16", "q8_0", "rotor-3"}};
+  for (size_t i = 0; i < n; ++i) {
+    const size_t at = text.find(' ', (text.size() - 4 * length) * i / n) + 1;
+    coverage.prompts.push_back(text.substr(at, text.find(' ', at + length) - at));
+  }
+  expect_identical_texts(reference(), coverage);
 }
 
 TEST(Speculation, AStopStringAndALimitEndTheTextInsideAcceptedTokens) {
