@@ -16,6 +16,9 @@ constexpr double kNewPlain = 1.0 / 8, kNewExtra = 1.0 / 4, kNewHolds = 1.0 / 8;
 constexpr double kMargin = 1.1;
 /// Proposals of a try, and steps without proposals before the first try again and at most.
 constexpr int kTryDepth = 2, kFirstDistance = 16, kMostDistance = 512;
+/// The same where not even proposals that always hold would pay: a draft that reads the text again for each try costs
+/// more than it can tell.
+constexpr int kHopelessDistance = 256;
 /// Part of a step from which on a proposer that found nothing has cost something.
 constexpr double kVain = 0.02;
 /// Steps after which the time of a step without proposals is measured again.
@@ -93,9 +96,8 @@ void SpecDepth::add(int n_asked, int n_proposed, int n_accepted, const SpecCost&
   }
   const double price = kMargin * n_texts * cost.extra() / cost.plain();  // in tokens of steps without proposals
   if (holds_ > price) resting_ = false, n_plain_ = 0;
-  else if (!resting_) rest(kFirstDistance);
-  // Where not even proposals that always hold would pay, there is little to try.
-  else rest(std::max(kFirstDistance, price < 1 ? 2 * distance_ : 8 * distance_));
+  else if (price >= 1) rest(std::max(kHopelessDistance, 2 * distance_));
+  else rest(resting_ ? std::max(kFirstDistance, 2 * distance_) : kFirstDistance);
 }
 
 std::vector<int> spec_depths(const SpecCost& cost, int n_texts, std::span<const SpecDepth* const> texts, int most) {
@@ -103,7 +105,7 @@ std::vector<int> spec_depths(const SpecCost& cost, int n_texts, std::span<const 
   if (cost.stale()) return depths;
   std::vector<double> gains(texts.size());  // tokens that one more proposal promises
   for (size_t i = 0; i < texts.size(); ++i) {
-    if (texts[i]->tries()) depths[i] = std::min(most, kTryDepth);
+    if (texts[i]->tries()) depths[i] = texts[i]->late() ? 1 : std::min(most, kTryDepth);
     if (!texts[i]->resting()) gains[i] = texts[i]->holds();
   }
   double tokens = n_texts, seconds = cost.plain();

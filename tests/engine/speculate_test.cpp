@@ -389,7 +389,8 @@ TEST(SpecDepth, FollowsWhatPays) {
   EXPECT_LT(relative_seconds(6, 1000), 0.75) << "six of ten hold";
   EXPECT_LT(relative_seconds(0, 1000), 1.02) << "none holds";
   EXPECT_LT(relative_seconds(0, 256), 1.03) << "none holds in a short text";
-  EXPECT_LT(relative_seconds(6, 1000, 1e-2), 1.03) << "a proposal costs a step";
+  EXPECT_LT(relative_seconds(6, 256, 1e-2), 1.02) << "a proposal costs a step";
+  EXPECT_LT(relative_seconds(2, 256, 3e-3), 1.03) << "two of ten hold, a proposal costs a third of a step";
   EXPECT_LT(relative_seconds(10, 4000, 1e-3, 4), 0.5) << "four texts: 36 tokens for 42 ms";
   EXPECT_LT(relative_seconds(3, 4000, 3e-3, 4), 1.03) << "a proposal promises less than the texts' tokens cost";
 }
