@@ -3,6 +3,7 @@
 
 #include "cli/options.h"
 #include "cli/speaker.h"
+#include "cli/spec_flags.h"
 
 namespace ridge::cli {
 
@@ -10,6 +11,7 @@ struct ChatFlags {
   ModelFlags model;
   ContextFlags context;
   KvFlags kv;
+  SpecFlags spec;
   OutputFlags output;
   std::string system, topic;
   std::vector<std::string> debate;  ///< both sides; empty: a conversation

@@ -12,7 +12,10 @@ class Conversation {
   Conversation(const ChatFlags& flags, const ChatModel& chat)
       : flags_(flags),
         chat_(chat),
-        speaker_(chat, flags.speaker(chat.model())),
+        proposers_(open_proposers(flags.spec, flags.model, chat.model(), flags.speaker(chat.model()).n_ctx,
+                                  flags.context.ubatch())),
+        speculation_(open_speculation(flags.spec, proposers_)),
+        speaker_(chat, speaker_options()),
         reader_(flags.no_history ? "" : history_path()) {
     set_system(flags.system);
   }
@@ -25,6 +28,11 @@ class Conversation {
     void (Conversation::*action)(const std::string& argument);
   };
   static std::span<const Row> rows();
+  SpeakerOptions speaker_options() const {
+    SpeakerOptions options = flags_.speaker(chat_.model());
+    options.speculation = speculation_.get();
+    return options;
+  }
 
   /// What a command answers; beside JSON on stdout it goes to stderr.
   template <class... Args>
@@ -56,6 +64,8 @@ class Conversation {
 
   const ChatFlags& flags_;
   const ChatModel& chat_;
+  const Proposers proposers_;
+  const std::unique_ptr<Speculation> speculation_;
   Speaker speaker_;
   LineReader reader_;
   text::Json messages_ = text::Json::array();
@@ -145,6 +155,11 @@ void Conversation::stats(const std::string&) {
   const KvReport kv = session.kv_report();
   say("prompts  {} tokens read, {:.1f} tok/s\n", n_read_, tokens_per_second(n_read_, read_seconds_));
   say("answers  {} tokens, {:.1f} tok/s\n", n_written_, tokens_per_second(n_decoded_, decode_seconds_));
+  if (speculation_) {
+    const SpecReport& spec = speculation_->report();
+    say("spec     {}: {} steps, {} proposed, {} accepted, {:.2f} tokens a step\n", flags_.spec.type, spec.n_steps,
+        spec.n_proposed, spec.n_accepted, spec.tokens_per_step());
+  }
   say("cache    {}: {} of {} tokens, {} bytes; {}\n", kv_text(speaker_.kv()), session.n_past(), kv.n_ctx,
       kv.bytes_per_token() * session.n_past() + kv.k.fixed_bytes + kv.v.fixed_bytes, speaker_.cache_cost());
 }

@@ -2,18 +2,24 @@
 #include <memory>
 
 #include "cli/bench.h"
+#include "cli/spec_flags.h"
+#include "io/mapped_file.h"
 #include "lab/model/bench.h"
+#include "lab/model/bench_spec.h"
 
 namespace ridge::cli {
 namespace {
 
 constexpr int kMaxCount = 1 << 24;
+constexpr uint64_t kMaxTextBytes = 64 << 20;
 
 struct BenchFlags {
   ModelFlags device;
   OutputFlags output;
   std::vector<std::string> models, n_prompt, n_gen, prompt_gen, n_depth, n_batch, n_ubatch, n_threads, type_k, type_v;
-  std::string list, format = "md";
+  std::string list, format = "md", text;
+  SpecFlags spec;
+  float temperature = 0;
   int repeats = 5;
   bool no_warm_up = false, real_prefill = false, no_check = false;
   int64_t seed = 42;
@@ -63,8 +69,63 @@ lab::BenchParams read_params(const BenchFlags& flags) {
   return params;
 }
 
+/// Generation with and without speculation, behind prompts of a text.
+int bench_speculation(const BenchFlags& flags, const lab::BenchParams& decode) {
+  flags.spec.check(flags.device.device);
+  if (flags.text.empty()) bad_flag("--spec-type", "proposals need a real text", "add --text FILE");
+  if (!flags.prompt_gen.empty() || !flags.n_depth.empty() || flags.real_prefill)
+    bad_flag("--spec-type", "the prompt is the depth", "leave out -pg, -d and --real-prefill");
+  if (decode.n_ubatch.size() > 1 || decode.n_threads.size() > 1 || !flags.n_batch.empty())
+    bad_flag("--spec-type", "one -ub and one -t make the rows", "leave out the lists and -b");
+  if (std::ranges::count(decode.n_prompt, 0) + std::ranges::count(decode.n_gen, 0) +
+          std::ranges::count(decode.n_gen, 1) >
+      0)
+    bad_flag("--spec-type", "a test has a prompt and two tokens or more behind it", "give -p 512 -n 128");
+  ModelFlags target = flags.device;
+  target.n_threads = decode.n_threads[0];
+  std::vector<std::unique_ptr<Proposers>> opened;  // models and heads outlive the rows of their target
+  lab::SpecBenchParams params{.models = decode.models,
+                              .text = io::read_text_file(flags.text, kMaxTextBytes).or_throw(),
+                              .text_name = flags.text,
+                              .n_prompt = decode.n_prompt,
+                              .n_gen = decode.n_gen,
+                              .kv = decode.kv,
+                              .n_ubatch = decode.n_ubatch[0],
+                              .repeats = decode.repeats,
+                              .depth = flags.spec.depth,
+                              .warm_up = decode.warm_up,
+                              .check = decode.check,
+                              .temperature = flags.temperature,
+                              .seed = decode.seed,
+                              .load = target.load_options(),
+                              .type = flags.spec.type,
+                              .draft_model = flags.spec.draft_model,
+                              .draft_kv = kv_text(flags.spec.cache())};
+  params.open = [&](const Model& model, int n_ctx) {
+    opened.push_back(std::make_unique<Proposers>(open_proposers(flags.spec, target, model, n_ctx, params.n_ubatch)));
+    return opened.back()->make;
+  };
+  BenchOutput output(flags.output, flags.format, lab::spec_markdown_head(), true);
+  lab::SpecBenchHooks hooks;
+  output.attach(hooks);
+  hooks.on_row = [&](const lab::SpecBenchRow& row) {
+    output.add(lab::spec_markdown_line(row, params), lab::spec_fields(row, params));
+  };
+  hooks.on_failed = [&](const lab::SpecBenchRow& row) {
+    if (row.same_text) return output.failed(row.name(), row.check);
+    output.clear();
+    fmt::print(stderr, "error: {}: the text with {} differs from the one without; no speed is given for it\n",
+               row.name(), params.type);
+  };
+  return output.finish(lab::run_spec_bench(params, hooks));
+}
+
 int bench(const BenchFlags& flags) {
   const lab::BenchParams params = read_params(flags);
+  if (flags.spec.on()) return bench_speculation(flags, params);
+  flags.spec.check(flags.device.device);
+  if (!flags.text.empty() || flags.temperature != 0)
+    bad_flag(flags.text.empty() ? "--temp" : "--text", "tokens are random here", "add --spec-type lookup");
   check_device(flags.device.device);
   BenchOutput output(flags.output, flags.format, lab::bench_markdown_head(), true);
   lab::BenchHooks hooks;
@@ -103,6 +164,9 @@ Action declare_bench_decode(CLI::App& app) {
   app.add_flag("--real-prefill", f.real_prefill, "reach the depth by running a prompt, not with random cache rows");
   app.add_flag("--no-check", f.no_check, "do not compare with the reference kernels; rows say so");
   add_whole(app, "--seed", f.seed, 0, INT64_MAX, "seed of tokens and cache rows");
+  add_spec_flags(app, f.spec);
+  add_text(app, "--text", f.text, "FILE", "with --spec-type: the text that prompts are cut from");
+  add_real(app, "--temp", f.temperature, 0, 100, "with --spec-type: temperature; greedy texts may loop");
   in_group(app, "Output");
   add_text(app, "-o,--output", f.format, "FORMAT", "md, csv, json, jsonl or sql, to stdout");
   add_output_flags(app, f.output, true);

@@ -75,10 +75,14 @@ Action declare_chat(CLI::App& app) {
   add_sampler_flags(app, f.sampler, f.seed);
   add_context_flags(app, f.context, "context in tokens; 0: what the model was trained for");
   add_kv_flags(app, f.kv);
+  add_spec_flags(app, f.spec);
   add_output_flags(app, f.output, false);
   return [flags] {
     if (flags->seed < 0) flags->seed = int64_t(std::random_device{}());
     if (flags->debate.size() != 0 && flags->debate.size() != 2) bad_flag("--debate", "takes two sides, A and B");
+    flags->spec.check(flags->model.device);
+    if (!flags->debate.empty() && flags->spec.on())
+      bad_flag("--debate", "its sides do not speculate", "leave out --spec-type");
     install_chat_interrupts();
     return flags->debate.empty() ? run_conversation(*flags) : run_debate(*flags);
   };

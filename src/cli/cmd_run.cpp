@@ -13,20 +13,13 @@
 #include "cli/options.h"
 #include "cli/prompt_cache.h"
 #include "cli/prompt_ids.h"
-#include "engine/speculate.h"
+#include "cli/spec_flags.h"
 #include "io/mapped_file.h"
 #include "lab/store/machine.h"
 #include "lab/store/results.h"
 
 namespace ridge::cli {
 namespace {
-
-struct SpecFlags {
-  std::string type = "none", draft_model, draft_kv = "f16";
-  int depth = 8;
-
-  bool on() const { return type != "none"; }
-};
 
 struct RunFlags {
   ModelFlags model;
@@ -51,8 +44,6 @@ std::string read_prompt(const RunFlags& flags) {
   return flags.file == "-" ? read_stdin() : io::read_text_file(flags.file, kMaxPromptBytes).or_throw();
 }
 
-constexpr std::string_view kSpecTypes[] = {"none", "lookup", "draft", "mtp"};
-
 void check_flags(const RunFlags& flags) {
   if (flags.has_prompt + !flags.file.empty() + !flags.ids.empty() != 1)
     throw Error(ErrorKind::usage,
@@ -62,16 +53,8 @@ void check_flags(const RunFlags& flags) {
   if (!flags.system.empty() && !flags.chat) bad_flag("--system", "only a chat has a system prompt", "add --chat");
   if (!flags.prompt_cache.empty() && !flags.load_state.empty())
     bad_flag("--prompt-cache", "--load-state already fills the cache", "leave out one of them");
-  const SpecFlags& spec = flags.spec;
-  if (std::ranges::find(kSpecTypes, spec.type) == std::end(kSpecTypes))
-    bad_flag("--spec-type", fmt::format("expects {}, found '{}'", fmt::join(kSpecTypes, ", "), spec.type));
-  if (spec.on() && flags.model.device != "cpu")
-    bad_flag("--spec-type", "speculation runs on the CPU", "use --device cpu, or leave it out");
-  if (spec.type == "draft" && spec.draft_model.empty())
-    bad_flag("--spec-type", "draft needs a second model", "add --draft-model MODEL");
-  if (!spec.draft_model.empty() && spec.type != "draft" && spec.type != "mtp")
-    bad_flag("--draft-model", "only --spec-type draft and mtp have a model of their own", "add --spec-type draft");
-  if (spec.type == "mtp" && (!flags.load_state.empty() || !flags.prompt_cache.empty()))
+  flags.spec.check(flags.model.device);
+  if (flags.spec.type == "mtp" && (!flags.load_state.empty() || !flags.prompt_cache.empty()))
     bad_flag("--spec-type", "mtp must read the whole text", "leave out --load-state and --prompt-cache");
   if (flags.bare && flags.output.json) bad_flag("--bare", "--json has the same and more", "leave out one of them");
 }
@@ -211,32 +194,6 @@ int fill_prompt_cache(const PromptCache& cache, Session& session, const Model& m
   return n_held;
 }
 
-/// Speculation and the model that it may run.
-struct Speculator {
-  std::unique_ptr<Model> draft;
-  std::unique_ptr<Speculation> speculation;
-};
-
-std::optional<Speculator> open_speculation(const RunFlags& flags, const Model& model, int n_ctx) {
-  if (!flags.spec.on()) return {};
-  Speculator opened;
-  std::unique_ptr<Proposer> proposer;
-  const SessionOptions options =
-      session_options(parse_kv_choice(flags.spec.draft_kv).or_throw(), n_ctx, flags.context.ubatch());
-  if (flags.spec.type == "lookup") {
-    proposer = make_lookup_proposer();
-  } else if (flags.spec.type == "mtp") {
-    proposer = make_mtp_proposer(model, flags.spec.draft_model, options);
-  } else {
-    ModelFlags of_draft = flags.model;
-    of_draft.model = flags.spec.draft_model;
-    opened.draft = std::make_unique<Model>(load_model(of_draft));
-    proposer = make_draft_proposer(model, *opened.draft, options);
-  }
-  opened.speculation = std::make_unique<Speculation>(std::move(proposer), flags.spec.depth);
-  return opened;
-}
-
 int run(const RunFlags& flags) {
   const KvChoice kv = flags.kv.choice();
   check_flags(flags);
@@ -258,8 +215,9 @@ int run(const RunFlags& flags) {
                 prompt.size(), n_ctx,
                 session.n_past() > 0 ? fmt::format(" with {} of them used", session.n_past()) : "");
   AnswerOptions options{.generate = generate, .n_step = flags.context.ubatch(), .ids = !model.info().has_tokenizer};
-  const std::optional<Speculator> spec = open_speculation(flags, model, n_ctx);
-  Speculation* const speculation = spec ? spec->speculation.get() : nullptr;
+  const Proposers proposers = open_proposers(flags.spec, flags.model, model, n_ctx, flags.context.ubatch());
+  const std::unique_ptr<Speculation> spec = open_speculation(flags.spec, proposers);
+  Speculation* const speculation = spec.get();
   session.speculate(speculation);
   const PromptCache cache{flags.prompt_cache};
   std::string cache_line;
@@ -331,13 +289,7 @@ Action declare_run(CLI::App& app) {
   add_text(app, "--save-state", f.save_state, "FILE", "write the cache to this file at the end");
   add_context_flags(app, f.context, "context in tokens; 0: what the model was trained for");
   add_kv_flags(app, f.kv);
-  in_group(app, "Speculation");
-  add_text(app, "--spec-type", f.spec.type, "TYPE",
-           "who guesses next tokens, several a step, same text: none, lookup, draft, mtp");
-  add_whole(app, "--spec-depth", f.spec.depth, 1, kMaxSpecDepth, "most tokens guessed a step; fewer where fewer pay");
-  add_text(app, "--draft-model", f.spec.draft_model, "MODEL",
-           "for draft: the smaller model (-md); for mtp: the file of the head");
-  add_text(app, "--draft-kv-quant", f.spec.draft_kv, "KV", "the cache of the smaller model or of the head");
+  add_spec_flags(app, f.spec);
   add_output_flags(app, f.output, false);
   app.add_flag("--bare", f.bare,
                "print ids, then prompt tokens, generated tokens, prefill tok/s, decode tok/s; nothing else");

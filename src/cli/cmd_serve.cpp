@@ -7,6 +7,7 @@
 #include "cli/interrupt.h"
 #include "cli/options.h"
 #include "cli/serve_flags.h"
+#include "cli/spec_flags.h"
 #include "engine/engine.h"
 #include "io/mapped_file.h"
 #include "serve/server.h"
@@ -22,6 +23,7 @@ struct ServeFlags {
   ModelFlags model;
   KvFlags kv;
   SchedulerFlags scheduler;
+  SpecFlags spec;
   std::string host = "127.0.0.1", alias, key, key_file, state_dir;
   std::vector<std::string> hosts, origins;
   int port = 8080, n_pools = 1, patience = 30;
@@ -90,6 +92,7 @@ void print_start(const ServeFlags& flags, Engine& engine, const serve::Scheduler
 
 int serve_model(const ServeFlags& flags) {
   flags.kv.choice();  // refuses nonsense before the model is read
+  flags.spec.check(flags.model.device);
   check_device(flags.model.device);
   allow_many_files();
   serve::ServerOptions options{.http = {.host = flags.host,
@@ -107,6 +110,7 @@ int serve_model(const ServeFlags& flags) {
 
   // What the server answers with must outlive it.
   std::optional<Model> model;
+  Proposers proposers;
   const std::unique_ptr<serve::Server> server = serve::Server::open(options).or_throw();
   if (!flags.output.quiet)
     log_line(fmt::format("listening on {}:{}, loading {}", flags.host, server->port(), flags.model.model));
@@ -114,7 +118,10 @@ int serve_model(const ServeFlags& flags) {
   const bool base_model = chat_template.named.empty();
   model.emplace(load_model(flags.model));
   Engine& engine = model->engine();
-  const serve::SchedulerOptions scheduler = flags.scheduler.options(engine, flags.kv.choice(), flags.n_pools);
+  serve::SchedulerOptions scheduler = flags.scheduler.options(engine, flags.kv.choice(), flags.n_pools);
+  proposers = open_proposers(flags.spec, flags.model, *model, scheduler.lane.n_ctx, scheduler.lane.batch_tokens);
+  scheduler.lane.proposers = proposers.make;
+  scheduler.lane.spec_depth = flags.spec.depth;
   server->serve(engine, flags.alias.empty() ? engine.info().name : flags.alias, std::move(chat_template), scheduler);
   print_start(flags, engine, scheduler, base_model, server->port());
 
@@ -155,6 +162,7 @@ Action declare_serve(CLI::App& app) {
   add_text(app, "--state-dir", f.state_dir, "FOLDER",
            "keep prefixes here when the server ends, and read them at start");
   add_kv_flags(app, f.kv);
+  add_spec_flags(app, f.spec);
   in_group(app, "Output");
   app.add_flag("--log-prompts", f.log_prompts, "write prompts to the log");
   add_output_flags(app, f.output, false);

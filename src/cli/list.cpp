@@ -28,6 +28,7 @@ std::span<const Command> commands() {
        "(kv_quant). /kv, /slots and /metrics show what happens. docs/serving.md has every field. Ctrl-C ends it "
        "cleanly.",
        "ridge serve -m models/ridge-ref-q8_0.gguf --kv-quant rotor-3\n"
+       "ridge serve -m model.gguf --spec-type draft --draft-model small.gguf\n"
        "ridge serve -m model.gguf --device cuda --host 0.0.0.0 --api-key-file keys.txt --ctx-size 32768",
        declare_serve},
       {"chat", "talk with a model, or let two talk",
@@ -108,7 +109,9 @@ std::span<const Command> commands() {
        "(512-4096*2); tests are the cross product. Each cache configuration is compared with the reference kernels "
        "before it is timed: a wrong one gets no speed row and the command ends with 3.",
        "ridge bench decode -m synth:qwen2.5-1.5b@weights=q4_0 -p 0 -n 32 -d 0,4096 --kv f16,q8_0,rotor-3\n"
-       "ridge bench decode -m model.gguf -ctk f16,q8_0 -ctv f16 -o jsonl --results results/decode.jsonl",
+       "ridge bench decode -m model.gguf -ctk f16,q8_0 -ctv f16 -o jsonl --results results/decode.jsonl\n"
+       "ridge bench decode -m models/ridge-ref-q8_0.gguf --spec-type lookup --text models/wikitext-2-excerpt.txt -n "
+       "128",
        declare_bench_decode},
       {"bench batch", "prefill and decode speed of several sequences at once",
        "Flags and columns are llama-batched-bench's, ours appended. For every number of sequences (-npl) the prompts "

@@ -13,10 +13,25 @@ namespace {
 constexpr int kMaxTokens = 1 << 26;
 constexpr int kMaxThreads = 1024;
 
+/// Other spellings of long flags.
 constexpr std::pair<std::string_view, std::string_view> kLongShorts[] = {
-    {"-ctk", "--cache-type-k"}, {"-ctv", "--cache-type-v"}, {"-ub", "--ubatch-size"}, {"-pg", "--prompt-gen"},
-    {"-dev", "--device"},       {"-npp", "--n-prompt"},     {"-ntg", "--n-gen"},      {"-npl", "--n-parallel"},
-    {"-np", "--parallel"},      {"-md", "--draft-model"},
+    {"-ctk", "--cache-type-k"},
+    {"-ctv", "--cache-type-v"},
+    {"-ub", "--ubatch-size"},
+    {"-pg", "--prompt-gen"},
+    {"-dev", "--device"},
+    {"-npp", "--n-prompt"},
+    {"-ntg", "--n-gen"},
+    {"-npl", "--n-parallel"},
+    {"-np", "--parallel"},
+    {"-md", "--draft-model"},
+    {"-ctkd", "--cache-type-k-draft"},
+    {"-ctvd", "--cache-type-v-draft"},
+    {"--spec-draft-n-max", "--spec-depth"},
+    {"--kv-quant-draft", "--draft-kv-quant"},
+    {"--model-draft", "--draft-model"},
+    {"--spec-draft-type-k", "--cache-type-k-draft"},
+    {"--spec-draft-type-v", "--cache-type-v-draft"},
 };
 
 /// What messages from below the command line call a field, and the flag that sets it.
@@ -59,7 +74,7 @@ constexpr Habit kHabits[] = {
     {"-hf", "--hf-repo", "Ridge downloads nothing", "download the model, then -m FILE or -m DIRECTORY"},
     {"-mu", "--model-url", "Ridge downloads nothing", "download the model, then -m FILE or -m DIRECTORY"},
     {"-md", "--model-draft", "a draft model is a way of speculation",
-     "use ridge run --spec-type draft --draft-model MODEL"},
+     "use --spec-type draft --draft-model MODEL with ridge run, chat or serve"},
     {"-np", "--parallel", "Ridge runs one sequence here", "leave it out"},
     {"-tb", "--threads-batch", "prompts and decode have the same threads", "use -t N"},
     {"-s", "", "the seed has no short name", "use --seed N"},
@@ -127,6 +142,11 @@ void in_group(CLI::App& app, const std::string& group) { app.option_defaults()->
 CLI::Option* add_text(CLI::App& app, const std::string& names, std::string& value, const std::string& type,
                       const std::string& help) {
   return app.add_option(names, value, help)->type_name(type)->default_str(value);
+}
+
+CLI::Option* add_text(CLI::App& app, const std::string& names, std::optional<std::string>& value,
+                      const std::string& type, const std::string& help) {
+  return add_parsed(app, names, type, help, [&value](const std::string&, const std::string& text) { value = text; });
 }
 
 template <class Whole>
@@ -266,19 +286,16 @@ KvChoice KvFlags::choice() const {
 
 void add_kv_flags(CLI::App& app, KvFlags& flags) {
   in_group(app, "KV cache");
-  const auto text = [&app](const std::string& names, std::optional<std::string>& value, const std::string& type,
-                           const std::string& help) {
-    add_parsed(app, names, type, help, [&value](const std::string&, const std::string& found) { value = found; });
-  };
-  text("--kv-quant", flags.quant, "KV",
-       "format of both sides, or K/V (`ridge info` lists them): rotor-3, q8_0/rotor-3:scale=lsq");
-  text("--cache-type-k", flags.type_k, "FORMAT", "format of K (-ctk), over --kv-quant");
-  text("--cache-type-v", flags.type_v, "FORMAT", "format of V (-ctv), over --kv-quant");
-  text("--kv-layers", flags.layers, "LAYERS:KV",
-       "layers with formats of their own: 0-1,26-27:q8_0/q8_0; more after ';'");
-  text("--kv-rotation", flags.rotation, "NAME", "rotation of compressed rows: hadamard, planar, none");
-  text("--kv-center", flags.centre, "on|off", "subtract per-channel means before compressing");
-  text("--kv-scale", flags.scale, "RULE", "how scales are chosen: absmax, norm, lsq, unbiased, as the format offers");
+  add_text(app, "--kv-quant", flags.quant, "KV",
+           "format of both sides, or K/V (`ridge info` lists them): rotor-3, q8_0/rotor-3:scale=lsq");
+  add_text(app, "--cache-type-k", flags.type_k, "FORMAT", "format of K (-ctk), over --kv-quant");
+  add_text(app, "--cache-type-v", flags.type_v, "FORMAT", "format of V (-ctv), over --kv-quant");
+  add_text(app, "--kv-layers", flags.layers, "LAYERS:KV",
+           "layers with formats of their own: 0-1,26-27:q8_0/q8_0; more after ';'");
+  add_text(app, "--kv-rotation", flags.rotation, "NAME", "rotation of compressed rows: hadamard, planar, none");
+  add_text(app, "--kv-center", flags.centre, "on|off", "subtract per-channel means before compressing");
+  add_text(app, "--kv-scale", flags.scale, "RULE",
+           "how scales are chosen: absmax, norm, lsq, unbiased, as the format offers");
   add_whole(app, "--kv-window", flags.window, 0, kMaxTokens, "newest tokens kept in f16 (rotor formats: in i8r)");
   add_whole(app, "--kv-sinks", flags.sinks, 0, kMaxTokens, "first tokens kept in f16");
 }
@@ -300,10 +317,10 @@ std::vector<std::string> normalize_args(const CLI::App& root, const std::vector<
     only_values = arg == "--";
     const size_t equals = arg.find('=');
     std::string name = arg.substr(0, equals);
+    if (name.starts_with("--")) std::replace(name.begin(), name.end(), '_', '-');
     if (const std::string_view long_name = find_in(kLongShorts, name);
         !long_name.empty() && app->get_option_no_throw(std::string(long_name)))
       name = long_name;
-    if (name.starts_with("--")) std::replace(name.begin(), name.end(), '_', '-');
     refuse_habit(*app, name);
     const CLI::Option* option = app->get_option_no_throw(name);
     value_next = equals == std::string::npos && option && option->get_items_expected_min() > 0;

@@ -24,6 +24,8 @@ void in_group(CLI::App& app, const std::string& group);
 /// Declare `names` (CLI11 form, "-n,--n-predict"); a value that is there is shown in help as the default.
 CLI::Option* add_text(CLI::App& app, const std::string& names, std::string& value, const std::string& type,
                       const std::string& help);
+CLI::Option* add_text(CLI::App& app, const std::string& names, std::optional<std::string>& value,
+                      const std::string& type, const std::string& help);
 /// A bounded number: int, int64_t or std::optional<int>; float or double.
 template <class Whole>
 CLI::Option* add_whole(CLI::App& app, const std::string& names, Whole& value, int64_t min, int64_t max,

@@ -19,6 +19,7 @@ Speaker::Speaker(const ChatModel& chat, const SpeakerOptions& options)
     : chat_(chat),
       options_(options),
       session_(std::make_unique<Session>(chat.model(), session_options(options.kv, options.n_ctx, options.n_ubatch))) {
+  session_->speculate(options.speculation);
   for (const std::string& stop : chat.stops(options.names)) options_.generate.stop.push_back(stop);
 }
 
@@ -71,6 +72,7 @@ GenerateResult Speaker::say(text::Json& messages, int& n_dropped,
 
 void Speaker::change_cache(const KvChoice& kv) {
   auto next = std::make_unique<Session>(chat_.model(), session_options(kv, options_.n_ctx, options_.n_ubatch));
+  next->speculate(options_.speculation);
   const int n = read_tokens(*next, chat_.model(), held_, options_.n_ubatch);
   session_ = std::move(next);
   held_.resize(size_t(n));

@@ -4,6 +4,7 @@
 #include "cli/answer.h"
 #include "cli/chat_model.h"
 #include "engine/kv_choice.h"
+#include "engine/speculate.h"
 
 namespace ridge::cli {
 
@@ -12,6 +13,7 @@ struct SpeakerOptions {
   int n_ctx = 0, n_ubatch = 0;
   GenerateOptions generate;  ///< stops of the model's own are added
   PlainNames names = {};
+  Speculation* speculation = nullptr;  ///< null: none; must outlive the speaker
 };
 
 class Speaker {

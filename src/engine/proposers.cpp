@@ -49,8 +49,8 @@ void check_vocabularies(Engine& target, Engine& draft) {
 
 class DraftProposer final : public Proposer {
  public:
-  DraftProposer(const Model& target, const Model& draft, const SessionOptions& options)
-      : vocab_size_(target.info().vocab_size), session_(draft, options) {}
+  DraftProposer(const Model& target, const Model& draft, const SessionOptions& options, double p_min)
+      : vocab_size_(target.info().vocab_size), p_min_(p_min), session_(draft, options) {}
 
   std::vector<int32_t> propose(std::span<const int32_t> text, int n) override {
     const int n_text = int(text.size());
@@ -66,7 +66,7 @@ class DraftProposer final : public Proposer {
     held_.assign(text.begin(), text.end());
     for (;;) {
       const auto token = int32_t(std::ranges::max_element(logits) - logits.begin());
-      if (token >= vocab_size_) break;
+      if (token >= vocab_size_ || (p_min_ > 0 && best_probability(logits) < p_min_)) break;
       proposals.push_back(token);
       if (ssize(proposals) == n) break;
       logits = session_.decode(token);
@@ -83,6 +83,7 @@ class DraftProposer final : public Proposer {
   }
 
   int vocab_size_;
+  double p_min_;
   Session session_;
   std::vector<int32_t> held_;  // tokens of the session
 };
@@ -90,9 +91,13 @@ class DraftProposer final : public Proposer {
 }  // namespace
 
 std::unique_ptr<Proposer> make_lookup_proposer() { return std::make_unique<LookupProposer>(); }
-std::unique_ptr<Proposer> make_draft_proposer(const Model& target, const Model& draft, const SessionOptions& options) {
+ProposerMaker draft_proposers(const Model& target, const Model& draft, const SessionOptions& options, double p_min) {
   check_vocabularies(target.engine(), draft.engine());
-  return std::make_unique<DraftProposer>(target, draft, options);
+  return [&target, &draft, options, p_min] { return std::make_unique<DraftProposer>(target, draft, options, p_min); };
+}
+std::unique_ptr<Proposer> make_draft_proposer(const Model& target, const Model& draft, const SessionOptions& options,
+                                              double p_min) {
+  return draft_proposers(target, draft, options, p_min)();
 }
 
 }  // namespace ridge

@@ -127,13 +127,7 @@ int Session::draw(const SamplerOptions& options, std::span<const int32_t> recent
 }
 
 void Session::speculate(Speculation* speculation) {
-  if (speculation && impl_->engine.on_device())
-    throw_error(ErrorKind::usage, "speculation runs on the CPU, not on {} (leave it out)", impl_->engine.info().device);
-  const auto keeps_state = [](const LayerPlan& layer) { return layer.mixer == MixerKind::delta; };
-  if (speculation && std::ranges::any_of(impl_->engine.plan().layers, keeps_state))
-    throw_error(ErrorKind::usage,
-                "a model whose layers keep a state does not speculate: wrong guesses cannot be taken "
-                "back (leave speculation out)");
+  if (speculation) check_speculates(impl_->engine);
   impl_->speculation = speculation;
 }
 

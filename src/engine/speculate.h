@@ -19,6 +19,8 @@ namespace ridge {
 /// Most proposals of a step; an exact trim takes back twice as many.
 inline constexpr int kMaxSpecDepth = 16;
 
+class Engine;
+
 class Proposer {
  public:
   virtual ~Proposer() = default;
@@ -31,36 +33,76 @@ class Proposer {
   virtual void observe(std::span<const int32_t> /*tokens*/, int /*first*/, View2<const float> /*hidden*/) {}
 };
 
+/// Makes a proposer for one text; what proposers share is loaded once.
+using ProposerMaker = std::function<std::unique_ptr<Proposer>()>;
+
 /// What followed the longest earlier place that ends as the text does.
 std::unique_ptr<Proposer> make_lookup_proposer();
-/// The likeliest tokens by a smaller model, over a session of its own. `target` and `draft` must outlive the proposer.
-/// Throws usage when the vocabularies differ.
-std::unique_ptr<Proposer> make_draft_proposer(const Model& target, const Model& draft, const SessionOptions& options);
-/// The head of `target` for the tokens after the next one (model/mtp.h), with a cache of its own; the session that
-/// speculates must have read the whole text. `path`: as load_mtp_head() takes it. Throws Error.
-std::unique_ptr<Proposer> make_mtp_proposer(const Model& target, const std::string& path,
-                                            const SessionOptions& options);
+/// The likeliest tokens by a smaller model, over a session of its own, up to one whose probability is below p_min.
+/// `target` and `draft` must outlive the proposers. Throws usage when the vocabularies differ.
+ProposerMaker draft_proposers(const Model& target, const Model& draft, const SessionOptions& options, double p_min = 0);
+std::unique_ptr<Proposer> make_draft_proposer(const Model& target, const Model& draft, const SessionOptions& options,
+                                              double p_min = 0);
+/// The head of `target` for the tokens after the next one (model/mtp.h), with a cache of its own; it knows the text from
+/// where it first observed the target. `path`: as load_mtp_head() takes it. `target` must outlive the proposers. Throws
+/// Error.
+ProposerMaker mtp_proposers(const Model& target, const std::string& path, const SessionOptions& options,
+                            double p_min = 0);
+std::unique_ptr<Proposer> make_mtp_proposer(const Model& target, const std::string& path, const SessionOptions& options,
+                                            double p_min = 0);
 
-/// How many tokens to propose, by how many proposals held and what steps took: the number that promises most tokens a
-/// second. Where none pays, proposals end, and are tried again at growing distances.
-class SpecDepth {
+/// The probability of the likeliest token.
+double best_probability(std::span<const float> logits);
+
+/// Throws usage for a model that cannot take proposals back, or whose text would change.
+void check_speculates(const Engine& engine);
+/// At most n: as many proposals as fit behind the next token of the sequence and can be taken back exactly.
+int most_proposals(const SequencePool& pool, SeqId seq, int n);
+
+/// What steps of so many texts take: without proposals, and more for each of them.
+class SpecCost {
  public:
-  explicit SpecDepth(int most) : most_(most) {}
-  /// Proposals to ask for in the next step.
-  int next() const;
-  /// A step took so long, proposing included; of its proposals the first n_accepted held.
-  void add(int n_proposed, int n_accepted, double seconds);
+  /// A step with so many proposals took so long, proposing included.
+  void add(int n_proposed, double seconds);
+  /// What counts as proposals of a step whose proposer took so long: one in vain, where it was long for nothing.
+  int paid(int n_proposed, double proposing) const;
+  double plain() const { return plain_; }  ///< seconds; 0: not measured yet
+  double extra() const;                    ///< seconds a proposal; thought to be few until they are measured
+  /// Whether a step without proposals should be measured next.
+  bool stale() const;
 
  private:
-  int best() const;
-
-  int most_;
-  double plain_ = 0;    // seconds of a step without proposals; 0: not measured yet
-  double extra_ = 0;    // seconds that a proposal adds
-  double holds_ = 0.6;  // probability that a proposal holds whose predecessors do
-  int n_plain_ = 0;     // steps since the last proposals
-  int distance_ = 16;   // such steps in front of the next try
+  double plain_ = 0, extra_ = 0;
+  int n_plain_ = 0, n_extra_ = 0;  // measurements
+  int age_ = 0;                    // steps since the last one without proposals
 };
+
+/// How many proposals for one text hold, and whether they pay. Where they do not, they end, and are tried again at
+/// growing distances, in two steps: in the first one the proposer catches up with the text.
+class SpecDepth {
+ public:
+  /// n_asked proposals were wanted in a step of n_texts, n_proposed came (SpecCost::paid()), and the first n_accepted
+  /// held; `cost` knows of the step.
+  void add(int n_asked, int n_proposed, int n_accepted, const SpecCost& cost, int n_texts);
+  /// Probability that a proposal holds whose predecessors do.
+  double holds() const { return holds_; }
+  bool resting() const { return resting_; }
+  /// Whether it is time to try again.
+  bool tries() const { return resting_ && n_plain_ >= distance_; }
+  /// Whether the proposer must read first what came without it: such a step says nothing about cost.
+  bool late() const { return late_; }
+
+ private:
+  void rest(int distance);
+
+  double holds_ = 0.6;
+  bool resting_ = true, late_ = true;
+  int n_plain_ = 0, distance_ = 0;  // steps without proposals, and how many of them before the next try
+};
+
+/// Proposals to ask for in the next step of n_texts, for each of those that have a proposer: as many as promise most
+/// tokens a second.
+std::vector<int> spec_depths(const SpecCost& cost, int n_texts, std::span<const SpecDepth* const> texts, int most);
 
 struct SpecReport {
   int64_t n_steps = 0, n_proposed = 0, n_accepted = 0;
@@ -97,6 +139,8 @@ class Speculation {
   std::unique_ptr<Proposer> proposer_;
   int most_;
   bool adaptive_;
+  SpecCost cost_;
+  SpecDepth depth_;
   SpecReport report_;
 };
 

@@ -245,17 +245,22 @@ Json Answer::logprobs_json(const Choice& choice, size_t first) const {
 }
 
 Json Answer::usage_json() const {
-  int64_t prompt = 0, cached = 0, generated = 0;
+  int64_t prompt = 0, cached = 0, generated = 0, proposed = 0, accepted = 0;
   for (size_t i = 0; i < choices_.size(); ++i) {
     const Usage& u = choices_[i].usage;
     // A prompt counts once, whatever the number of its choices.
     if (i % size_t(request_.n_choices) == 0) prompt += u.n_prompt, cached += u.n_cached;
     generated += u.n_generated;
+    proposed += u.n_proposed;
+    accepted += u.n_accepted;
   }
   Json usage = {{"prompt_tokens", prompt},
                 {"completion_tokens", generated},
                 {"total_tokens", prompt + generated},
                 {"prompt_tokens_details", {{"cached_tokens", cached}}}};
+  if (proposed > 0)
+    usage["completion_tokens_details"] = {{"accepted_prediction_tokens", accepted},
+                                          {"rejected_prediction_tokens", proposed - accepted}};
   if (request_.clamped) usage["max_tokens_clamped"] = true;
   return usage;
 }

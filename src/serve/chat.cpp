@@ -54,6 +54,7 @@ void read_sampling(const ApiModel& model, const Json& body, ApiRequest& request)
   request.options.ignore_eos = f.flag("ignore_eos").value_or(false);
   request.n_choices = int(f.whole("n", 1, model.max_choices).value_or(1));
   request.kv = f.text("kv_quant").value_or("");
+  request.speculative = f.flag("speculative");
   if (request.kv == "auto") refuse("kv_quant", "auto is not supported yet (name a format, or leave the field out)");
   if (const Json* bias = f.find("logit_bias")) {
     if (!bias->is_object()) refuse("logit_bias", "not an object of token ids and numbers");
@@ -294,6 +295,7 @@ GenerationRequest ApiRequest::choice(size_t p, int i) const {
   r.prompt = prompts[p];
   r.message_ends = message_ends;
   r.kv = kv;
+  r.speculative = speculative;
   r.options = options;
   r.options.sampler.seed += uint64_t(i);
   r.presence_penalty = presence_penalty;

@@ -47,6 +47,7 @@ struct ApiRequest {
   text::OutputParser::Options output;         ///< of a chat
   bool clamped = false;                       ///< max_tokens does not fit behind a prompt
   std::string kv;
+  std::optional<bool> speculative;
   int key = 0;
 
   /// The request of choice i of prompt p.

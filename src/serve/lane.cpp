@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <thread>
 
 #include "engine/kv_options.h"
@@ -70,9 +71,14 @@ SamplerOptions Job::next_sampler() const {
 std::vector<int32_t> Job::recent() const {
   const SamplerOptions& options = request.options.sampler;
   if (options.repeat_penalty == 1) return {};
+  std::vector<int32_t> tokens = text();
+  tokens.erase(tokens.begin(), tokens.end() - std::min<ptrdiff_t>(ssize(tokens), options.repeat_last_n));
+  return tokens;
+}
+
+std::vector<int32_t> Job::text() const {
   std::vector<int32_t> tokens = request.prompt;
   tokens.insert(tokens.end(), result.tokens.begin(), result.tokens.end());
-  tokens.erase(tokens.begin(), tokens.end() - std::min<ptrdiff_t>(ssize(tokens), options.repeat_last_n));
   return tokens;
 }
 
@@ -139,6 +145,12 @@ void Lane::start(std::unique_ptr<Job> job) {
   std::erase_if(job->stops, [&](int n) { return n < kLeastPrefix || n <= hit.n || n > job->n_prompt(); });
   std::ranges::sort(job->stops);
   job->stops.erase(std::ranges::unique(job->stops).begin(), job->stops.end());
+  if (options_.proposers && job->request.speculative.value_or(true)) try {
+      job->proposer = options_.proposers();
+    } catch (const Error& error) {
+      // Without memory for a draft's cache the text is the same, and slower.
+      if (error.kind() != ErrorKind::no_memory) throw;
+    }
   jobs_.push_back(std::move(job));
 }
 
@@ -195,19 +207,84 @@ std::vector<Lane::Row> Lane::plan_step() {
   return rows;
 }
 
+bool Lane::propose(std::span<Row> rows) {
+  std::vector<const SpecDepth*> depths;
+  std::vector<Row*> guessed;
+  bool prompts = false;
+  for (Row& row : rows) {
+    row.job->proposals.clear();
+    prompts = prompts || !row.job->decodes();
+    if (row.job->proposer) guessed.push_back(&row), depths.push_back(&row.job->depth);
+  }
+  // Beside the tokens of prompts every row takes its full time.
+  if (guessed.empty() || prompts) return false;
+  std::vector<int> wanted(guessed.size(), options_.spec_depth);
+  if (options_.spec_adaptive) wanted = spec_depths(costs_[rows.size()], int(rows.size()), depths, options_.spec_depth);
+  int left = options_.batch_tokens - int(rows.size());
+  for (size_t i = 0; i < guessed.size(); ++i) {
+    Job& job = *guessed[i]->job;
+    const int room = job.request.options.max_tokens - int(job.result.tokens.size()) - 1;
+    const int n = most_proposals(*pool_, job.seq, std::min({wanted[i], left, room}));
+    if (n <= 0) continue;
+    const Clock::time_point start = Clock::now();
+    job.proposals = job.proposer->propose(job.text(), n);
+    guessed[i]->proposing = seconds_since(start);
+    guessed[i]->n_asked = n;
+    // Nobody is parked for a guess.
+    if (!pool_->reserve(job.seq, 1 + int(job.proposals.size()))) job.proposals.clear();
+    guessed[i]->n_tokens += int(job.proposals.size());
+    left -= int(job.proposals.size());
+  }
+  return true;
+}
+
+void Lane::learn(std::span<const Row> rows, double seconds) {
+  SpecCost& cost = costs_[rows.size()];
+  std::vector<int> paid;
+  bool late = false;
+  for (const Row& row : rows) {
+    paid.push_back(cost.paid(int(row.job->proposals.size()), row.proposing));
+    late = late || (paid.back() > 0 && row.job->depth.late());
+  }
+  if (!late) cost.add(std::accumulate(paid.begin(), paid.end(), 0), seconds);
+  for (size_t i = 0; i < rows.size(); ++i)
+    if (rows[i].job->proposer)
+      rows[i].job->depth.add(rows[i].n_asked, paid[i], rows[i].n_accepted, cost, int(rows.size()));
+}
+
+void Lane::observe(std::span<const Row> rows, std::span<const int32_t> tokens) {
+  const View2<const float> hidden = outputs_->hidden();
+  size_t first = 0;
+  for (const Row& row : rows) {
+    const auto n = size_t(row.n_tokens);
+    if (row.job->proposer && row.job->proposer->wants_hidden())
+      row.job->proposer->observe(
+          tokens.subspan(first, n), pool_->length(row.job->seq) - row.n_tokens,
+          View2<const float>(hidden.data + int64_t(first) * hidden.cols, row.n_tokens, hidden.cols));
+    first += n;
+  }
+}
+
 void Lane::step(PartClock& clock, const std::function<bool()>& go_on) {
   unpark();
   const Clock::time_point start = last_step_ = Clock::now();
-  const std::vector<Row> rows = plan_step();
+  std::vector<Row> rows = plan_step();
   if (rows.empty()) return;
+  const bool speculates = propose(rows);
   std::vector<SeqTokens> seqs;
   std::vector<int32_t> tokens;
   StepRecord record;
-  bool draws = false;
-  for (const auto& [job, n] : rows) {
+  bool draws = false, verifies = false, hidden = false;
+  for (const Row& row : rows) {
+    Job* const job = row.job;
+    const int n = row.n_tokens;
     seqs.push_back({job->seq, n});
+    hidden = hidden || (job->proposer && job->proposer->wants_hidden());
     if (job->decodes()) {
       tokens.push_back(job->result.tokens.back());
+      tokens.insert(tokens.end(), job->proposals.begin(), job->proposals.end());
+      verifies = verifies || n > 1;
+      record.n_proposed += n - 1;
       ++record.n_decode;
     } else {
       tokens.insert(tokens.end(), job->request.prompt.begin() + job->n_done,
@@ -217,10 +294,19 @@ void Lane::step(PartClock& clock, const std::function<bool()>& go_on) {
     draws = draws || job->n_done + n >= job->n_prompt();
   }
   clock.charge(record, StepPart::planning);
-  engine_.backend().run({tokens, seqs, draws ? LogitRows::last : LogitRows::none}, *pool_, *outputs_);
+  engine_.backend().run({.tokens = tokens,
+                         .seqs = seqs,
+                         .logits = verifies ? LogitRows::all
+                                   : draws  ? LogitRows::last
+                                            : LogitRows::none,
+                         .hidden = hidden},
+                        *pool_, *outputs_);
+  if (hidden) observe(rows, tokens);
   clock.charge(record, StepPart::model);
-  for (const auto& [job, n] : rows) {
+  for (const Row& row : rows) {
+    Job* const job = row.job;
     if (job->decodes()) continue;
+    const int n = row.n_tokens;
     job->n_done += n;
     if (std::ranges::binary_search(job->stops, job->n_done)) prefixes_.keep(job->seq, job->hashes[size_t(job->n_done)]);
     if (!job->decodes()) continue;
@@ -235,6 +321,7 @@ void Lane::step(PartClock& clock, const std::function<bool()>& go_on) {
   } else {
     if (draws) draw_on_host(rows, record, clock);
     record.seconds = seconds_since(start);
+    if (speculates) learn(rows, record.seconds);
     count_step(record);
   }
   sweep();
@@ -251,20 +338,31 @@ void Lane::count_step(const StepRecord& record) {
   mix(seconds_a_prompt_token_, of_prompts / record.n_prompt_tokens);
 }
 
-void Lane::draw_on_host(std::span<const Row> rows, StepRecord& record, PartClock& clock) {
+void Lane::draw_on_host(std::span<Row> rows, StepRecord& record, PartClock& clock) {
   const View2<const float> logits = outputs_->logits();
   clock.charge(record, StepPart::model);  // a device is waited for here
-  for (size_t i = 0; i < rows.size(); ++i) {
-    Job& job = *rows[i].job;
+  int64_t next = 0;                       // row of the logits
+  for (Row& row : rows) {
+    Job& job = *row.job;
+    const auto n_proposed = int(job.proposals.size());
+    int64_t at = std::exchange(next, next + 1 + n_proposed);
     if (!job.decodes()) continue;
+    job.usage.n_proposed += n_proposed;
     try {
-      const int32_t token = sample(job, logits.row(int64_t(i)));
-      clock.charge(record, StepPart::sampling);
-      take(job, token);
+      // A guess holds if it is what would have been drawn; behind the first wrong one, and behind the end, nothing counts.
+      for (;; ++row.n_accepted, ++job.usage.n_accepted, ++at) {
+        const int32_t token = sample(job, logits.row(at));
+        clock.charge(record, StepPart::sampling);
+        take(job, token);
+        if (job.ended || row.n_accepted == n_proposed || token != job.proposals[size_t(row.n_accepted)]) break;
+      }
     } catch (const Error& error) {
       // A grammar that became too ambiguous ends its own text only.
       end(job, FinishReason::failed, error.what());
     }
+    if (n_proposed > 0)
+      pool_->trim(job.seq, pool_->length(job.seq) - n_proposed + row.n_accepted, TrimMode::exact).or_throw();
+    record.n_accepted += row.n_accepted;
     clock.charge(record, StepPart::events);
   }
 }

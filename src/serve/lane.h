@@ -2,9 +2,11 @@
 #pragma once
 
 #include <chrono>
+#include <map>
 
 #include "engine/engine.h"
 #include "engine/kv_choice.h"
+#include "engine/speculate.h"
 #include "engine/token_stream.h"
 #include "serve/metrics.h"
 #include "serve/prefix_cache.h"
@@ -25,6 +27,9 @@ struct LaneOptions {
   int64_t swap_bytes = 0;        ///< of host memory for parked sequences
   int batch_tokens = 0;          ///< most tokens of a step
   double max_stall_seconds = 0;  ///< time that a step's prompts may take while other sequences decode
+  ProposerMaker proposers = {};  ///< one a request; null: no speculation
+  int spec_depth = 0;            ///< most proposals of a sequence in a step
+  bool spec_adaptive = true;     ///< fewer where fewer pay
   uint64_t prefix_secret = 0;    ///< of the hashes of prefixes: nobody who lacks it finds two prompts with one hash
 };
 
@@ -50,6 +55,8 @@ struct Job {
   /// Settings of the next draw, and the tokens that its penalty knows.
   SamplerOptions next_sampler() const;
   std::vector<int32_t> recent() const;
+  /// The prompt and what was generated.
+  std::vector<int32_t> text() const;
 
   const uint64_t id;
   GenerationRequest request;
@@ -65,6 +72,10 @@ struct Job {
   TokenStream::OnText on_text;
   TokenStream stream;
   std::vector<TokenLogprob> logprobs;  ///< not handed on yet
+
+  std::unique_ptr<Proposer> proposer;  ///< null: the text gets none
+  SpecDepth depth;
+  std::vector<int32_t> proposals;  ///< of the step
 
   Usage usage;
   const Clock::time_point arrived = Clock::now();
@@ -105,6 +116,8 @@ class Lane {
   struct Row {
     Job* job;
     int n_tokens;
+    int n_asked = 0, n_accepted = 0;  // proposals that were wanted, and those that held
+    double proposing = 0;             // seconds
   };
   /// Brings parked jobs back, the oldest first, while there is room.
   void unpark();
@@ -112,8 +125,14 @@ class Lane {
   /// when the job itself was parked.
   bool make_room(Job& job, int n);
   std::vector<Row> plan_step();
+  /// Adds proposals to the rows, as many as pay. False for a step that takes none.
+  bool propose(std::span<Row> rows);
+  /// What the step says about cost and proposals.
+  void learn(std::span<const Row> rows, double seconds);
+  /// Hands the hidden states of the step to proposers that want them.
+  void observe(std::span<const Row> rows, std::span<const int32_t> tokens);
   void count_step(const StepRecord& record);
-  void draw_on_host(std::span<const Row> rows, StepRecord& record, PartClock& clock);
+  void draw_on_host(std::span<Row> rows, StepRecord& record, PartClock& clock);
   void draw_on_device(std::span<const Row> rows, const std::function<bool()>& go_on, StepRecord record,
                       Clock::time_point start, PartClock& clock);
   int32_t sample(Job& job, std::span<const float> logits);
@@ -129,6 +148,7 @@ class Lane {
   PrefixCache prefixes_;
   std::unique_ptr<Outputs> outputs_;
   std::vector<std::unique_ptr<Job>> jobs_;  // the oldest first
+  std::map<size_t, SpecCost> costs_;        // of steps by their sequences
   std::vector<float> logits_;               // a row that penalties or a constraint change
   // What steps take, averaged over the newest ones: those that only decode, and a token of a prompt beside them.
   double decode_seconds_ = 0, seconds_a_prompt_token_ = 0;

@@ -38,6 +38,8 @@ void Totals::count_end(FinishReason reason, const Usage& usage, double seconds) 
 void Totals::count_step(const StepRecord& record) {
   ++steps;
   decode_rows += record.n_decode;
+  proposed_tokens += record.n_proposed;
+  accepted_tokens += record.n_accepted;
   step_seconds += record.seconds;
   for (size_t i = 0; i < kStepParts.size(); ++i) part_seconds[i] += record.parts[i];
   step.observe(record.seconds);

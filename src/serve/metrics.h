@@ -37,6 +37,7 @@ inline constexpr std::array<std::string_view, 4> kStepParts = {"planning", "mode
 struct StepRecord {
   double seconds = 0;
   int n_decode = 0, n_prompt_tokens = 0;
+  int n_proposed = 0, n_accepted = 0;             ///< of speculation
   std::array<double, kStepParts.size()> parts{};  ///< seconds; planning starts before the step: requests start in it
 };
 
@@ -60,6 +61,7 @@ struct Totals {
   int64_t prompt_tokens = 0;  ///< computed
   int64_t cached_tokens = 0;  ///< of prompts, found in the cache
   int64_t generated_tokens = 0;
+  int64_t proposed_tokens = 0, accepted_tokens = 0;  ///< of speculation
   int64_t steps = 0, decode_rows = 0, parked = 0;
   double step_seconds = 0;
   std::array<double, kStepParts.size()> part_seconds{};

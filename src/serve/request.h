@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -35,7 +36,8 @@ struct GenerationRequest {
   std::vector<std::pair<int32_t, float>> logit_bias;
   int n_top_logprobs = -1;  ///< alternatives of every token; -1: no log probabilities at all
   std::unique_ptr<Constraint> constraint;
-  int key = 0;  ///< whose request: turns are shared out fairly among keys
+  std::optional<bool> speculative;  ///< whether proposals are made; unset: where the server has a proposer
+  int key = 0;                      ///< whose request: turns are shared out fairly among keys
 
   /// Whether logits must come to the host before a token is drawn.
   bool needs_logits() const {
@@ -56,6 +58,7 @@ struct Usage {
   int n_prompt = 0;
   int n_cached = 0;  ///< tokens of the prompt that were not computed again
   int n_generated = 0;
+  int n_proposed = 0, n_accepted = 0;  ///< of speculation; accepted tokens are generated ones
   double queue_seconds = 0, prompt_seconds = 0, decode_seconds = 0;
 };
 

@@ -27,6 +27,7 @@ std::vector<Job*> by_turn(std::span<const std::unique_ptr<Job>> waiting, const s
 
 Scheduler::Scheduler(Engine& engine, const SchedulerOptions& options)
     : engine_(engine), options_(options), default_kv_(kv_text(options.lane.kv)) {
+  if (options.lane.proposers) check_speculates(engine);
   known_kv_.push_back(default_kv_);
   lane(default_kv_);
   thread_ = std::thread([this] { run(); });
@@ -60,6 +61,8 @@ Status Scheduler::know_kv(const std::string& kv) {
 Result<std::vector<uint64_t>> Scheduler::submit(std::vector<Submission> submissions,
                                                 const std::function<void()>& on_queued) {
   for (auto& [request, listener] : submissions) {
+    if (request.speculative.value_or(false) && !options_.lane.proposers)
+      return wrong_field("speculative", "this server has no proposer (start it with --spec-type lookup, draft or mtp)");
     if (request.kv.empty()) continue;
     RIDGE_TRY(request.kv, checked_kv(request.kv));
   }

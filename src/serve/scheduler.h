@@ -23,7 +23,8 @@ struct SchedulerOptions {
 
 class Scheduler {
  public:
-  /// Opens the pool of the default formats. `engine` must outlive it. Throws Error.
+  /// Opens the pool of the default formats. `engine` must outlive it. Throws Error, usage for proposers of a model that
+  /// cannot take proposals back.
   Scheduler(Engine& engine, const SchedulerOptions& options);
   ~Scheduler();
 

@@ -186,7 +186,7 @@ Json slots_json(Scheduler& scheduler, int64_t n_steps) {
     double seconds = 0;
     int64_t generated = 0, prompt = 0;
     for (auto step = totals.recent.rbegin(); step != totals.recent.rend() && seconds < 1; ++step)
-      seconds += step->seconds, generated += step->n_decode, prompt += step->n_prompt_tokens;
+      seconds += step->seconds, generated += step->n_decode + step->n_accepted, prompt += step->n_prompt_tokens;
     const bool idle = running.empty() || seconds == 0;
     const StepRecord last = totals.recent.empty() || idle ? StepRecord() : totals.recent.back();
     json = {{"queue", s.n_waiting()},
@@ -208,6 +208,8 @@ Json slots_json(Scheduler& scheduler, int64_t n_steps) {
               {"prompt_tokens", totals.prompt_tokens},
               {"cached_tokens", totals.cached_tokens},
               {"generated_tokens", totals.generated_tokens},
+              {"proposed_tokens", totals.proposed_tokens},
+              {"accepted_tokens", totals.accepted_tokens},
               {"steps", totals.steps},
               {"decode_rows", totals.decode_rows},
               {"step_seconds", totals.step_seconds}}}};
@@ -243,6 +245,8 @@ std::string metrics_text(Scheduler& scheduler, const http::Counts& counts) {
     add("counter", "prompt_tokens_total", "Tokens of prompts that were computed.", double(t.prompt_tokens));
     add("counter", "cached_tokens_total", "Tokens of prompts that were in the cache.", double(t.cached_tokens));
     add("counter", "generated_tokens_total", "Tokens that were generated.", double(t.generated_tokens));
+    add("counter", "proposed_tokens_total", "Tokens that were guessed ahead.", double(t.proposed_tokens));
+    add("counter", "accepted_tokens_total", "Guessed tokens that held.", double(t.accepted_tokens));
     add("counter", "steps_total", "Steps of the model.", double(t.steps));
     add("counter", "decode_rows_total", "Decoding sequences, summed over steps.", double(t.decode_rows));
     add("counter", "parked_total", "Times that a sequence left the cache for want of pages.", double(t.parked));

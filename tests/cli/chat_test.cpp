@@ -56,6 +56,23 @@ TEST(Chat, ACacheThatStaysGivesTheAnswersOfOneThatWasReadAnew) {
   EXPECT_GT(answers(second)[0]["n_read"], answers(first)[1]["n_read"]);
 }
 
+TEST(Chat, SpeculationLeavesTheConversation) {
+  const std::string typed = "Once upon a time, a time, a time\nAnd then\n/regen\n/kv rotor-3\nSo\n/undo\nWhy\n/stats\n";
+  const std::vector<std::string> flags{"-n", "40", "--temp", "0.7", "--seed", "4"};
+  const Outcome plain = chat(typed, flags);
+  ASSERT_EQ(plain.code, 0) << plain.err;
+  const auto talk = [](const std::string& out) { return out.substr(0, out.find("prompts  ")); };
+  for (std::vector<std::string> spec : {std::vector<std::string>{"--spec-type", "lookup"},
+                                        {"--spec-type", "draft", "-md", kTinyModel, "-ctkd", "rotor-3"}}) {
+    const std::string type = spec[1];
+    spec.insert(spec.end(), flags.begin(), flags.end());
+    const Outcome outcome = chat(typed, spec);
+    EXPECT_EQ(talk(outcome.out), talk(plain.out)) << outcome.err;
+    EXPECT_THAT(outcome.out, HasSubstr("spec     " + type + ": ")) << "in /stats";
+  }
+  EXPECT_THAT(plain.out, Not(HasSubstr("spec     ")));
+}
+
 TEST(Chat, RegenDrawsAnotherAnswerToTheSamePrompt) {
   const Outcome outcome = chat("Once\n/regen\n", {"--json", "--temp", "1.5", "--seed", "5"});
   const std::vector<json> rows = answers(outcome);

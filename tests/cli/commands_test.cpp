@@ -56,8 +56,11 @@ TEST(Run, SpeculationLeavesTheTextAndCountsWhatItDid) {
   for (const char* temperature : {"0", "0.8"}) {
     const std::vector<std::string> flags{"-n", "150", "--temp", temperature, "--seed", "3"};
     const std::string text = run_ridge(greedy(flags)).out;
-    for (std::vector<std::string> spec : {std::vector<std::string>{"--spec-type", "lookup"},
-                                          {"--spec-type", "draft", "-md", kTinyModel, "--draft-kv-quant", "rotor-3"}}) {
+    for (std::vector<std::string> spec :
+         {std::vector<std::string>{"--spec-type", "lookup"},
+          {"--spec-type", "draft", "-md", kTinyModel, "--draft-kv-quant", "rotor-3"},
+          {"--spec-type", "draft", "-md", kTinyModel, "--kv_quant_draft", "rotor-3", "-ctkd", "f16",
+           "--spec-draft-type-v", "rotor-4", "--spec-draft-n-max", "4", "--spec-draft-p-min", "0.3"}}) {
       spec.insert(spec.end(), flags.begin(), flags.end());
       const Outcome outcome = run_ridge(greedy(spec));
       EXPECT_EQ(outcome.out, text) << outcome.err;

@@ -311,6 +311,42 @@ constexpr const char* kTemplate =
     "{% if tools %}{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}Write <tool_call>\\n{...}\\n</tool_call>.\n"
     "{% endif %}{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant] ";
 
+TEST_F(ApiTest, SpeculationIsCountedAndMayBeLeftOut) {
+  const Json body = {{"prompt", "Once upon a time there was a girl, a girl, a girl, a girl"},
+                     {"max_tokens", 150},
+                     {"temperature", 0},
+                     {"ignore_eos", true}};
+  open();
+  const Json plain = ok("/v1/completions", body);
+  EXPECT_FALSE(plain["usage"].contains("completion_tokens_details"));
+  Json asks = body;
+  asks["speculative"] = true;
+  const Json error = refused("/v1/completions", asks.dump(), 400);
+  EXPECT_EQ(error["param"], "speculative");
+  EXPECT_THAT(error["message"].get<std::string>(), HasSubstr("--spec-type"));
+  asks["speculative"] = "yes";
+  EXPECT_EQ(refused("/v1/completions", asks.dump(), 400)["param"], "speculative");
+
+  SchedulerOptions options = scheduler_options();
+  options.lane.proposers = make_lookup_proposer;
+  options.lane.spec_depth = 8;
+  options.lane.spec_adaptive = false;
+  open({}, options);
+  const Json with = ok("/v1/completions", body);
+  EXPECT_EQ(with["choices"][0]["text"], plain["choices"][0]["text"]);
+  const Json details = with["usage"]["completion_tokens_details"];
+  EXPECT_GT(details["accepted_prediction_tokens"], 0);
+  asks["speculative"] = false;
+  const Json without = ok("/v1/completions", asks);
+  EXPECT_EQ(without["choices"][0]["text"], plain["choices"][0]["text"]);
+  EXPECT_FALSE(without["usage"].contains("completion_tokens_details"));
+  const std::string metrics = client().get("/metrics").or_throw().body;
+  const int accepted = details["accepted_prediction_tokens"], rejected = details["rejected_prediction_tokens"];
+  EXPECT_THAT(metrics, HasSubstr(fmt::format("\nridge_accepted_tokens_total {}\n", accepted)));
+  EXPECT_THAT(metrics, HasSubstr(fmt::format("\nridge_proposed_tokens_total {}\n", accepted + rejected)));
+  EXPECT_EQ(get("/slots")["totals"]["accepted_tokens"], accepted);
+}
+
 TEST_F(ApiTest, StructuredAnswersAreValidAtAnyTemperature) {
   open();
   const Json schema = {{"type", "object"},

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "base/rng.h"
+#include "cases/mtp_head.h"
 #include "cases/paths.h"
 
 namespace ridge::serve {
@@ -366,6 +367,186 @@ TEST_F(SchedulerTest, AConstraintHolds) {
   EXPECT_EQ(heard->reason_, FinishReason::stop);
   ASSERT_EQ(heard->logprobs_.size(), 10u);
   for (const TokenLogprob& t : heard->logprobs_) EXPECT_EQ(t.token % 2, 0);
+}
+
+/// Goes on as one of the texts that it was told, with every seventh token wrong.
+class KnownTexts final : public Proposer {
+ public:
+  explicit KnownTexts(const std::vector<std::vector<int32_t>>& texts) : texts_(texts) {}
+  std::vector<int32_t> propose(std::span<const int32_t> text, int n) override {
+    std::vector<int32_t> proposals;
+    for (const std::vector<int32_t>& known : texts_)
+      if (proposals.empty() && known.size() > text.size() &&
+          std::ranges::equal(std::span(known).first(text.size()), text))
+        for (size_t i = text.size(); ssize(proposals) < n && i < known.size(); ++i)
+          proposals.push_back(i % 7 == 3 ? (known[i] + 1) % 8 : known[i]);
+    return proposals;
+  }
+
+ private:
+  const std::vector<std::vector<int32_t>>& texts_;
+};
+
+class LeavesAtTheThird final : public Heard {
+ public:
+  bool on_text(std::string_view text, std::span<const TokenLogprob> logprobs) override {
+    Heard::on_text(text, logprobs);
+    return ++n_ < 3;
+  }
+
+ private:
+  int n_ = 0;
+};
+
+/// Requests of all kinds: greedy, sampled, with a penalty, with logits on the host.
+GenerationRequest varied(GenerationRequest r, int i) {
+  if (i % 3 == 0) r.options.sampler.temperature = 0;
+  if (i % 4 == 1) r.options.sampler.repeat_penalty = 1.1f;
+  if (i % 4 == 2) r.frequency_penalty = 0.5f;
+  return r;
+}
+
+TEST_F(SchedulerTest, SpeculationLeavesEveryText) {
+  static const Model model = Model::load(RIDGE_SOURCE_DIR "/models/stories260K.gguf");
+  const TempDir directory;
+  const std::string head = write_random_head(directory, model.info());
+  const auto cache = session_options(parse_kv_choice("rotor-3").or_throw(), 512, 0);
+  const auto send_all = [&](Scheduler& scheduler, bool tell) {
+    std::vector<std::shared_ptr<Heard>> all;
+    for (int i = 0; i < 10; ++i) {
+      GenerationRequest r = varied(request(random_prompt(uint64_t(i), 5 + 17 * i), 60, 0.8f, uint64_t(i)), i);
+      if (tell) r.n_top_logprobs = 0;
+      if (i == 9) r.speculative = false;
+      all.push_back(send(scheduler, std::move(r)));
+    }
+    for (const auto& heard : all) heard->wait();
+    return all;
+  };
+  for (const char* kv : {"f16", "rotor-3"}) {
+    Scheduler plain(engine(), options(kv));
+    const auto expected = send_all(plain, true);
+    std::vector<std::vector<int32_t>> texts;
+    for (int i = 0; i < 10; ++i) {
+      texts.push_back(random_prompt(uint64_t(i), 5 + 17 * i));
+      for (const TokenLogprob& t : expected[size_t(i)]->logprobs_) texts.back().push_back(t.token);
+    }
+    const std::pair<const char*, ProposerMaker> makers[] = {
+        {"known texts", [&] { return std::make_unique<KnownTexts>(texts); }},
+        {"lookup", make_lookup_proposer},
+        {"draft", draft_proposers(model, model, cache)},
+        {"mtp", mtp_proposers(model, head, cache)}};
+    for (const auto& [name, make] : makers)
+      for (const bool adaptive : {false, true}) {
+        SchedulerOptions o = options(kv);
+        o.lane.proposers = make;
+        o.lane.spec_depth = 5;
+        o.lane.spec_adaptive = adaptive;
+        Scheduler scheduler(engine(), o);
+        int64_t n_accepted = 0;
+        // The second time prompts come from the cache.
+        for (const int round : {0, 1}) {
+          const auto heard = send_all(scheduler, false);
+          for (size_t i = 0; i < heard.size(); ++i) {
+            EXPECT_EQ(heard[i]->text_, expected[i]->text_)
+                << name << " " << kv << " request " << i << " round " << round;
+            EXPECT_EQ(heard[i]->usage_.n_generated, 60);
+            EXPECT_LE(heard[i]->usage_.n_accepted, heard[i]->usage_.n_proposed);
+            n_accepted += heard[i]->usage_.n_accepted;
+          }
+          EXPECT_EQ(heard[9]->usage_.n_proposed, 0) << "it asked for none";
+        }
+        if (!adaptive && name != std::string("mtp")) EXPECT_GT(n_accepted, 0) << name;  // a random head guesses nothing
+        scheduler.inspect([&](Scheduler& s) { EXPECT_EQ(s.totals().accepted_tokens, n_accepted); });
+        expect_nothing_held(scheduler);
+      }
+  }
+}
+
+TEST_F(SchedulerTest, EndsInsideAcceptedTokens) {
+  const std::vector<int32_t> prompt = random_prompt(3, 30);
+  const auto ask = [&](Scheduler& scheduler, int max_tokens, const std::string& stop) {
+    GenerationRequest r = request(prompt, max_tokens, 0);
+    if (!stop.empty()) r.options.stop = {stop};
+    r.n_top_logprobs = 0;
+    const auto heard = send(scheduler, std::move(r));
+    heard->wait();
+    return heard;
+  };
+  SchedulerOptions o = options("rotor-3", 96);  // 66 tokens behind the prompt fill the context
+  Scheduler plain(engine(), o);
+  const auto whole = ask(plain, -1, "");
+  ASSERT_EQ(whole->usage_.n_generated, 66);
+  std::vector<std::vector<int32_t>> texts(1, prompt);
+  for (const TokenLogprob& t : whole->logprobs_) texts[0].push_back(t.token);
+  texts[0].insert(texts[0].end(), 20, 7);  // proposals do not end with the text
+  o.lane.proposers = [&] { return std::make_unique<KnownTexts>(texts); };
+  o.lane.spec_depth = kMaxSpecDepth;
+  o.lane.spec_adaptive = false;
+  Scheduler scheduler(engine(), o);
+  const auto full = ask(scheduler, -1, "");
+  EXPECT_EQ(full->text_, whole->text_);
+  EXPECT_EQ(full->reason_, FinishReason::length);
+  EXPECT_EQ(full->usage_.n_generated, 66);
+  for (int n = 1; n < 20; ++n) {
+    const auto limited = ask(scheduler, n, ""), limited_plain = ask(plain, n, "");
+    EXPECT_EQ(limited->text_, limited_plain->text_) << n;
+    EXPECT_EQ(limited->usage_.n_generated, n);
+    const std::string stop = whole->text_.substr(size_t(2 * n), 3);
+    const auto stopped = ask(scheduler, -1, stop), stopped_plain = ask(plain, -1, stop);
+    EXPECT_EQ(stopped->text_, stopped_plain->text_) << stop;
+    EXPECT_EQ(stopped->reason_, FinishReason::stop);
+    EXPECT_EQ(stopped->usage_.n_generated, stopped_plain->usage_.n_generated);
+    EXPECT_EQ(stopped->logprobs_.size(), stopped_plain->logprobs_.size()) << "nothing is drawn behind the end";
+  }
+  // A client that leaves is found gone in the middle of a step.
+  const auto gone = std::make_shared<LeavesAtTheThird>();
+  ASSERT_TRUE(scheduler.submit(request(prompt, 60, 0), gone));
+  gone->wait();
+  EXPECT_EQ(gone->reason_, FinishReason::cancelled);
+  EXPECT_EQ(gone->usage_.n_generated, 3);
+  expect_nothing_held(scheduler);
+}
+
+TEST_F(SchedulerTest, ProposalsParkNobodyAndSurviveParking) {
+  SchedulerOptions small = options("f16", 384);
+  small.max_lanes = 1;
+  small.lane.checkpoint_every = 100000;
+  std::vector<std::string> alone;
+  for (const bool crowd : {false, true}) {
+    if (crowd) {  // four pages: one sequence of 384 tokens and a little
+      Totals totals;
+      Lane lane(engine(), small.lane, totals);
+      const KvMemory& memory = lane.pool().memory();
+      small.lane.kv_bytes = 4 * memory.page_bytes() + memory.n_slots() * memory.slot_bytes();
+      small.lane.proposers = make_lookup_proposer;
+      small.lane.spec_depth = kMaxSpecDepth;
+      small.lane.spec_adaptive = false;
+    }
+    Scheduler scheduler(engine(), small);
+    std::vector<std::shared_ptr<Heard>> all;
+    for (int i = 0; i < 4; ++i) all.push_back(send(scheduler, request(random_prompt(uint64_t(i), 30), 300, 0)));
+    for (size_t i = 0; i < all.size(); ++i) {
+      all[i]->wait();
+      if (!crowd) alone.push_back(all[i]->text_);
+      EXPECT_EQ(all[i]->text_, alone[i]);
+      if (crowd) EXPECT_GT(all[i]->usage_.n_accepted, 0);
+    }
+    scheduler.inspect([&](Scheduler& s) { EXPECT_EQ(s.totals().parked > 0, crowd); });
+    expect_nothing_held(scheduler);
+  }
+}
+
+TEST_F(SchedulerTest, SpeculationThatIsNotThereIsRefused) {
+  Scheduler scheduler(engine(), options("f16"));
+  GenerationRequest r = request(random_prompt(1, 10), 4);
+  r.speculative = true;
+  const auto refused = scheduler.submit(std::move(r), std::make_shared<Heard>());
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().field, "speculative");
+  Engine with_state("synth:tiny-delta", {});
+  SchedulerOptions o = options("f16");
+  o.lane.proposers = make_lookup_proposer;
+  EXPECT_THROW(Scheduler(with_state, o), Error);
 }
 
 TEST_F(SchedulerTest, StopsUnderLoad) {

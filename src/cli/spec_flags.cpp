@@ -1,0 +1,73 @@
+#include "cli/spec_flags.h"
+
+namespace ridge::cli {
+namespace {
+
+constexpr std::string_view kSpecTypes[] = {"none", "lookup", "draft", "mtp"};
+
+}  // namespace
+
+void SpecFlags::check(const std::string& device) const {
+  if (std::ranges::find(kSpecTypes, type) == std::end(kSpecTypes))
+    bad_flag("--spec-type", fmt::format("expects {}, found '{}'", fmt::join(kSpecTypes, ", "), type));
+  if (on() && device != "cpu")
+    bad_flag("--spec-type", "speculation runs on the CPU", "use --device cpu, or leave it out");
+  if (type == "draft" && draft_model.empty())
+    bad_flag("--spec-type", "draft needs a second model", "add --draft-model MODEL");
+  const bool runs_a_model = type == "draft" || type == "mtp";
+  const auto refuse = [&](bool given, std::string_view flag, const std::string& what) {
+    if (given && !runs_a_model) bad_flag(flag, "only --spec-type draft and mtp have " + what, "add --spec-type draft");
+  };
+  refuse(!draft_model.empty(), "--draft-model", "a model of their own");
+  refuse(p_min > 0, "--spec-draft-p-min", "probabilities");
+  refuse(draft_k.has_value(), "--cache-type-k-draft", "a cache of their own");
+  refuse(draft_v.has_value(), "--cache-type-v-draft", "a cache of their own");
+  cache();
+}
+
+KvChoice SpecFlags::cache() const {
+  KvChoice choice = parse_kv_choice(draft_kv).or_throw();
+  if (draft_k) choice.k = parse_kv_side(*draft_k).or_throw();
+  if (draft_v) choice.v = parse_kv_side(*draft_v).or_throw();
+  return choice;
+}
+
+void add_spec_flags(CLI::App& app, SpecFlags& flags) {
+  in_group(app, "Speculation");
+  add_text(app, "--spec-type", flags.type, "TYPE",
+           "who guesses next tokens, several a step, same text: none, lookup, draft, mtp");
+  add_whole(app, "--spec-depth", flags.depth, 1, kMaxSpecDepth,
+            "most tokens guessed a step, fewer where fewer pay (--spec-draft-n-max)");
+  add_real(app, "--spec-draft-p-min", flags.p_min, 0, 1, "draft and mtp: guess no token less probable than this");
+  add_text(app, "--draft-model", flags.draft_model, "MODEL",
+           "for draft: the smaller model (-md); for mtp: the file of the head");
+  add_text(app, "--draft-kv-quant", flags.draft_kv, "KV",
+           "the cache of the smaller model or of the head (--kv-quant-draft)");
+  add_text(app, "--cache-type-k-draft", flags.draft_k, "FORMAT", "format of its K (-ctkd), over --draft-kv-quant");
+  add_text(app, "--cache-type-v-draft", flags.draft_v, "FORMAT", "format of its V (-ctvd), over --draft-kv-quant");
+}
+
+Proposers open_proposers(const SpecFlags& flags, const ModelFlags& of_target, const Model& target, int n_ctx,
+                         int n_ubatch) {
+  Proposers opened;
+  if (!flags.on()) return opened;
+  check_speculates(target.engine());
+  const SessionOptions options = session_options(flags.cache(), n_ctx, n_ubatch);
+  if (flags.type == "lookup") {
+    opened.make = make_lookup_proposer;
+  } else if (flags.type == "mtp") {
+    opened.make = mtp_proposers(target, flags.draft_model, options, flags.p_min);
+  } else {
+    ModelFlags of_draft = of_target;
+    of_draft.model = flags.draft_model;
+    opened.draft = std::make_unique<Model>(load_model(of_draft));
+    opened.make = draft_proposers(target, *opened.draft, options, flags.p_min);
+  }
+  return opened;
+}
+
+std::unique_ptr<Speculation> open_speculation(const SpecFlags& flags, const Proposers& proposers) {
+  return flags.on() ? std::make_unique<Speculation>(proposers.make(), flags.depth) : nullptr;
+}
+
+}  // namespace ridge::cli

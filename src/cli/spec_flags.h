@@ -1,0 +1,35 @@
+// Flags of speculation, and who guesses by them: `ridge run`, `chat`, `serve` and `bench decode`.
+#pragma once
+
+#include "cli/options.h"
+#include "engine/speculate.h"
+
+namespace ridge::cli {
+
+struct SpecFlags {
+  std::string type = "none", draft_model, draft_kv = "f16";
+  std::optional<std::string> draft_k, draft_v;
+  int depth = 8;
+  double p_min = 0;
+
+  bool on() const { return type != "none"; }
+  /// Refuses nonsense before a model is read. `device`: where the target runs.
+  void check(const std::string& device) const;
+  /// The cache of the smaller model or of the head.
+  KvChoice cache() const;
+};
+void add_spec_flags(CLI::App& app, SpecFlags& flags);
+
+/// The proposers of a model, and the smaller model that they may run.
+struct Proposers {
+  std::unique_ptr<Model> draft;
+  ProposerMaker make;
+};
+/// `of_target` are the flags of the target; the smaller model runs where it does. Both models must outlive the proposers.
+Proposers open_proposers(const SpecFlags& flags, const ModelFlags& of_target, const Model& target, int n_ctx,
+                         int n_ubatch);
+
+/// Null without speculation.
+std::unique_ptr<Speculation> open_speculation(const SpecFlags& flags, const Proposers& proposers);
+
+}  // namespace ridge::cli
