@@ -12,6 +12,9 @@ namespace ridge {
 /// A sequence that brings more new tokens to a step than this is a prompt: its queries share the tiles that they read.
 inline constexpr int kShortTokens = 16;
 
+/// Widest latent rows that a device serves.
+inline constexpr int kMostLatentDim = 768;
+
 /// One layer's attention for sequences that bring n_new tokens each.
 struct DeviceAttentionProblem {
   KvLayerConfig layer;
@@ -25,7 +28,7 @@ struct DeviceAttentionVariant {
 /// Worst to best; op/attn/attn_cuda.h has the kernels.
 std::span<const DeviceAttentionVariant> device_attention_variants();
 
-/// The best row that supports the problem; there always is one up to head_dim 256.
+/// The best row that supports the problem; there always is one up to head_dim 256, or of latent rows up to kMostLatentDim.
 const DeviceAttentionVariant& choose_device_attention(const DeviceAttentionProblem& p);
 
 }  // namespace ridge
