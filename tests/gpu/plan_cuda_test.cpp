@@ -194,7 +194,7 @@ TEST_F(PlanCuda, Experts) {
 /// Latent attention, dense layers in front of experts; queries of two matrices or of one.
 TEST_F(PlanCuda, LatentRows) {
   const auto scaled = [](ModelPlan& plan, Weights&) {
-    for (LayerPlan& layer : plan.layers) layer.attention.scale *= 1.5f;
+    for (LayerPlan& layer : plan.layers) layer.attention.scale *= 4;
   };
   check("tiny-latent@weights=f32", scaled, kFloats);
   const auto one_matrix = [](ModelPlan& plan, Weights& weights) {

@@ -111,7 +111,7 @@ void prefill_attn(gpu::StreamHandle stream, const DeviceAttention& a, const Pref
 void rows_attn(gpu::StreamHandle stream, const DeviceAttention& a, const AttnBlock* blocks, int n_blocks);
 int rows_attn_queries();
 
-/// Attention in floats over latent rows of any format, up to kMostLatentDim (device_attention.h) wide: one kv head (a.k; a.v is not read), whose rows are K and V of all
+/// Attention in floats over latent rows of any format, up to kMostLatentDim (latent_dim.h) wide: one kv head (a.k; a.v is not read), whose rows are K and V of all
 /// n_heads. a.out [rows of the step, n_heads, n_out] gets the first n_out values of each head's output. Positions are cut
 /// into parts by the number of rows and heads alone, so that a recorded launch serves every depth; parts are put
 /// together in their order: results do not depend on timing. `scratch` has latent_attn_scratch_bytes() of as many rows.

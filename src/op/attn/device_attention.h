@@ -5,15 +5,13 @@
 #include <span>
 #include <string_view>
 
+#include "op/attn/latent_dim.h"
 #include "op/cache/layout.h"
 
 namespace ridge {
 
 /// A sequence that brings more new tokens to a step than this is a prompt: its queries share the tiles that they read.
 inline constexpr int kShortTokens = 16;
-
-/// Widest latent rows that a device serves.
-inline constexpr int kMostLatentDim = 768;
 
 /// One layer's attention for sequences that bring n_new tokens each.
 struct DeviceAttentionProblem {

@@ -6,7 +6,7 @@
 
 #include "gpu/tensor.h"
 #include "op/attn/attn_cuda.h"
-#include "op/attn/device_attention.h"
+#include "op/attn/latent_dim.h"
 #include "op/cache/exact_rows.h"
 #include "op/cache/rotate_warp.h"
 

@@ -9,7 +9,7 @@
 
 #include "base/host_device.h"
 #include "gpu/device.h"
-#include "op/experts/route.h"
+#include "op/experts/rule.h"
 #include "op/gemv/bricks_cuda.h"
 #include "op/gemv/expert_packs.h"
 
