@@ -213,10 +213,11 @@ TEST_F(PlanCuda, LatentRows) {
   check("tiny-latent@weights=f32", scaled, 2e-4, "q8_0");
 }
 
-TEST_F(PlanCuda, KernelsOfExpertsHaveNames) {
+TEST_F(PlanCuda, KernelsHaveNames) {
   CpuContext context(1, Isa::scalar);
   for (const auto& [spec, name] : {std::pair{"tiny-oss@layers=1@weights=f32", "experts=rows"},
-                                   {"tiny-oss@layers=1@weights=q8_0", "experts=bricks"}}) {
+                                   {"tiny-oss@layers=1@weights=q8_0", "experts=bricks"},
+                                   {"tiny-latent@layers=1@weights=f32", "attention=latent"}}) {
     const LoadedModel model = make_synth_model(context, spec).or_throw();
     const ModelPlan plan = make_plan(model.config);
     const auto layers = layer_configs({.n_ctx = 64}, plan);
