@@ -1,8 +1,8 @@
 // Latent rows and other rows too wide for a thread: a warp a row, in shared memory. Formats whose rows are blocks one after
-// another are coded by all lanes, others by one, with the host's own code either way.
+// another and i8r are coded by all lanes, others by one with the host's own code.
 #include "op/cache/append_kernels.h"
+#include "op/cache/exact_rows.h"
 #include "op/cache/rotate_warp.h"
-#include "op/cache/store_row.h"
 
 namespace ridge {
 namespace {
@@ -18,30 +18,103 @@ __device__ bool is_one_of(int format) {
   return ((format == number_of<F>(KvFormatTypes())) || ...);
 }
 
-/// code_row() by a warp. Returns how many values the lane has saturated.
+/// Formats whose rows are blocks one after another.
+__device__ bool is_in_blocks(int format) { return is_one_of<KvF32, KvF16, KvBf16, KvQ8_0, KvQ4_0>(format); }
+
+/// encode_row() by a warp. Returns how many values the lane has saturated. The row is there for all lanes.
+__device__ int encode_in_warp(int format, int dim, int64_t row_bytes, const KvCoding& coding, int lane,
+                              const float* row, std::byte* to) {
+  int saturated = 0;
+  if (is_in_blocks(format)) {
+    for (int first = kPiece * lane; first < dim; first += 32 * kPiece)
+      saturated += encode_row(format, KvFormatTypes(), row + first, min(kPiece, dim - first), coding,
+                              to + first * row_bytes / dim);
+  } else if (format == kNumberOfI8r && coding.scale != KvScale::lsq) {  // as encode_int8() with rule absmax
+    float top = 0;
+    for (int d = lane; d < dim; d += 32) top = fmaxf(top, fabsf(saturate_f16(row[d], saturated)));
+    const float scale = gpu::warp_max(top) / 127.0f, inverse = scale > 1e-38f ? 1.0f / scale : 0.0f;
+    int counted = 0;
+    for (int d = lane; d < dim; d += 32)
+      to[d] = std::byte(int8_t(fminf(fmaxf(roundf(saturate_f16(row[d], counted) * inverse), -127.0f), 127.0f)));
+    if (lane == 0) tile_rows::store16(to + dim, f32_to_f16(scale));
+  } else if (lane == 0) {
+    saturated = encode_row(format, KvFormatTypes(), row, dim, coding, to);
+  }
+  __syncwarp();
+  return saturated;
+}
+
+/// decode_row() by a warp.
+__device__ void decode_in_warp(int format, int dim, int64_t row_bytes, const KvCoding& coding, int lane,
+                               const std::byte* from, float* row) {
+  if (is_in_blocks(format)) {
+    for (int first = kPiece * lane; first < dim; first += 32 * kPiece)
+      decode_row(format, KvFormatTypes(), from + first * row_bytes / dim, min(kPiece, dim - first), coding,
+                 row + first);
+  } else if (format == kNumberOfI8r) {
+    const float scale = f16_to_f32(tile_rows::load16(from + dim));
+    for (int d = lane; d < dim; d += 32) row[d] = float(int8_t(from[d])) * scale;
+  } else if (lane == 0) {
+    decode_row(format, KvFormatTypes(), from, dim, coding, row);
+  }
+  __syncwarp();
+}
+
+/// Codes a row into its page. Returns how many values the lane has saturated.
 __device__ int code_row_in_warp(const KvTiles& t, const StepRow& of, const int32_t* pages, int head, int position,
                                 int lane, const float* row, float* room) {
-  if (!is_one_of<KvF32, KvF16, KvBf16, KvQ8_0, KvQ4_0>(t.format))
-    return lane == 0 ? code_row(t, of, pages, head, position, row, room) : 0;
   std::byte* const to = t.coded_row(pages, head, position);
   const KvCoding coding = t.coding(of.slot, head);
-  int saturated = 0;
+  const int saturated = encode_in_warp(t.format, t.head_dim, t.row_bytes, coding, lane, row, to);
+  decode_in_warp(t.format, t.head_dim, t.row_bytes, coding, lane, to, room);
   float norm2 = 0, error2 = 0;
-  for (int first = kPiece * lane; first < t.head_dim; first += 32 * kPiece) {
-    const int n = min(kPiece, t.head_dim - first);
-    std::byte* const piece = to + first * t.row_bytes / t.head_dim;
-    saturated += encode_row(t.format, KvFormatTypes(), row + first, n, coding, piece);
-    decode_row(t.format, KvFormatTypes(), piece, n, coding, room + first);
-    for (int d = first; d < first + n; ++d) {
-      const float error = row[d] - room[d];
-      norm2 += row[d] * row[d];
-      error2 += error * error;
-    }
+  for (int d = lane; d < t.head_dim; d += 32) {
+    const float error = row[d] - room[d];
+    norm2 += row[d] * row[d];
+    error2 += error * error;
   }
   norm2 = gpu::warp_sum(norm2);
   error2 = gpu::warp_sum(error2);
   if (lane == 0) add_counts(t.counts[pages[position / kPagePositions]], norm2, error2);
   return saturated;
+}
+
+/// A format of exact rows, with the bytes of a row.
+struct ExactFormat {
+  int number;
+  int64_t row_bytes;
+  KvCoding coding;
+
+  __device__ ExactFormat(const KvTiles& t, int position)
+      : number(exact_format(t, position)),
+        row_bytes(number == t.recent && position >= t.n_sinks ? t.recent_row_bytes : 2 * int64_t(t.head_dim)),
+        coding{.scale = own_scale(number, KvFormatTypes())} {}
+};
+
+/// A row in cache space to its place, of kv head 0: as tiles of rows take it (append_rows_exact.cu), by a warp.
+__device__ void store_row_in_warp(const KvTiles& t, const StepRow& of, const int32_t* pages, int lane, float* row,
+                                  float* room) {
+  const int position = of.position, dim = t.head_dim;
+  const bool at_once = t.retention.window == 0 && position >= t.retention.calibration;
+  const ExactFormat exact(t, position);
+  const auto round = [&] {
+    auto* const coded = reinterpret_cast<std::byte*>(room);
+    const int saturated = encode_in_warp(exact.number, dim, exact.row_bytes, exact.coding, lane, row, coded);
+    decode_in_warp(exact.number, dim, exact.row_bytes, {}, lane, coded, row);
+    return saturated;
+  };
+  int saturated = 0;
+  if (position < t.retention.calibration) round();
+  if (t.centre) {  // zero until it is set
+    const float* const centre = t.centre_of(of.slot, 0);
+    for (int d = lane; d < dim; d += 32) row[d] -= centre[d];
+    __syncwarp();
+  }
+  if (t.ring_tiles > 0 || t.n_sinks > 0) saturated += round();
+  if (position < t.n_sinks || (t.ring_tiles > 0 && !at_once))
+    encode_in_warp(exact.number, dim, exact.row_bytes, exact.coding, lane, row, exact_row(t, of, 0, position));
+  if (at_once) saturated += code_row_in_warp(t, of, pages, 0, position, lane, row, room);
+  add_saturated(t.saturated, saturated);
 }
 
 /// row[i] /= the root mean square of row [n], times weight[i].
@@ -81,10 +154,7 @@ __global__ void __launch_bounds__(32) append_latent_kernel(const LatentAppend a)
     return;
   }
   const int32_t* const pages = a.rows.pages + int64_t(of.slot) * a.rows.page_pitch;
-  float* const room = room_behind(row, width);
-  if (t.ring_tiles == 0 && t.n_sinks == 0)  // nothing is exact
-    add_saturated(t.saturated, code_row_in_warp(t, of, pages, 0, of.position, lane, row, room));
-  else if (lane == 0) store_row(t, of, pages, 0, row, room);
+  store_row_in_warp(t, of, pages, lane, row, room_behind(row, width));
 }
 
 /// Blocks: (row of the span, side and kv head, spans in turn). A warp.
@@ -103,8 +173,8 @@ __global__ void __launch_bounds__(32) leaving_wide_rows_kernel(const LeavingTile
     const StepRow of{.slot = span.slot, .ring = span.ring};
     const int32_t* const pages = a.pages + int64_t(span.slot) * a.page_pitch;
     __syncwarp();  // the row of the span before has been used
-    if (lane == 0) read_exact_row<true>(t, of, head, position, row);
-    __syncwarp();
+    const ExactFormat exact(t, position);
+    decode_in_warp(exact.number, t.head_dim, exact.row_bytes, {}, lane, exact_row(t, of, head, position), row);
     add_saturated(t.saturated, code_row_in_warp(t, of, pages, head, position, lane, row, room_behind(row, t.head_dim)));
   }
 }

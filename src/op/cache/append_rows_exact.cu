@@ -1,7 +1,7 @@
 // New rows into tiles of rows, and rows that leave their window: a thread a row, with the host's own code. For formats
 // and head sizes that have no order for tensor cores.
 #include "op/cache/append_kernels.h"
-#include "op/cache/store_row.h"
+#include "op/cache/exact_rows.h"
 
 namespace ridge {
 namespace {
@@ -31,6 +31,39 @@ __device__ void turn_row(int n_pairs, bool halves, const float* cosines, const f
   }
 }
 
+/// Codes a row into its page. Returns how many values were saturated.
+__device__ int code_row(const KvTiles& t, const StepRow& of, const int32_t* pages, int head, int position,
+                        const float* row) {
+  std::byte* const to = t.coded_row(pages, head, position);
+  const KvCoding coding = t.coding(of.slot, head);
+  const int saturated = encode_row(t.format, KvFormatTypes(), row, t.head_dim, coding, to);
+  float decoded[kMaxDeviceHeadDim], norm2 = 0, error2 = 0;
+  decode_row(t.format, KvFormatTypes(), to, t.head_dim, coding, decoded);
+  for (int d = 0; d < t.head_dim; ++d) {
+    const float error = row[d] - decoded[d];
+    norm2 += row[d] * row[d];
+    error2 += error * error;
+  }
+  add_counts(t.counts[pages[position / kPagePositions]], norm2, error2);
+  return saturated;
+}
+
+/// A row of K or V after RoPE to its place.
+__device__ void store_row(const KvTiles& t, const StepRow& of, const int32_t* pages, int head, float* row) {
+  const int position = of.position;
+  const bool at_once = t.retention.window == 0 && position >= t.retention.calibration;
+  int saturated = 0;
+  if (position < t.retention.calibration) round_to_exact(t, position, row);
+  if (t.centre) {  // zero until it is set
+    const float* const centre = t.centre_of(of.slot, head);
+    for (int d = 0; d < t.head_dim; ++d) row[d] -= centre[d];
+  }
+  if (t.ring_tiles > 0 || t.n_sinks > 0) saturated += round_to_exact(t, position, row);
+  if (position < t.n_sinks || (t.ring_tiles > 0 && !at_once)) write_exact_row<true>(t, of, head, position, row);
+  if (at_once) saturated += code_row(t, of, pages, head, position, row);
+  add_saturated(t.saturated, saturated);
+}
+
 /// Blocks: (32 rows of the step, head of Q, K and V).
 __global__ void __launch_bounds__(kRows) append_rows_kernel(const DeviceAppend a) {
   float* const room = gpu::dynamic_shared<float>();
@@ -55,8 +88,7 @@ __global__ void __launch_bounds__(kRows) append_rows_kernel(const DeviceAppend a
     if (role != 2) turn_row(a.n_pairs, a.rope_halves, a.cosines + angles, a.sines + angles, row);
     const KvTiles& t = role == 2 ? a.v_tiles : a.k_tiles;
     t.rotation.forward(row);
-    float room_of_row[kMaxDeviceHeadDim];
-    if (role != 0) store_row(t, of, a.rows.pages + int64_t(of.slot) * a.rows.page_pitch, head, row, room_of_row);
+    if (role != 0) store_row(t, of, a.rows.pages + int64_t(of.slot) * a.rows.page_pitch, head, row);
   }
   __syncwarp();
   if (role != 0) return;
@@ -78,10 +110,9 @@ __global__ void __launch_bounds__(kTilePositions) leaving_rows_kernel(const Leav
     const int position = t.retention.coded_end(span.n_past) + int(blockIdx.x) * kTilePositions + int(threadIdx.x);
     if (position >= t.retention.coded_end(span.n)) continue;
     const StepRow of{.slot = span.slot, .ring = span.ring};
-    float row[kMaxDeviceHeadDim], decoded[kMaxDeviceHeadDim];
+    float row[kMaxDeviceHeadDim];
     read_exact_row<true>(t, of, head, position, row);
-    add_saturated(t.saturated,
-                  code_row(t, of, a.pages + int64_t(span.slot) * a.page_pitch, head, position, row, decoded));
+    add_saturated(t.saturated, code_row(t, of, a.pages + int64_t(span.slot) * a.page_pitch, head, position, row));
   }
 }
 

@@ -57,9 +57,10 @@ __device__ __forceinline__ int exact_format(const KvTiles& t, int position) {
   return position < t.n_sinks || t.ring_tiles == 0 ? kNumberOfF16 : t.recent;
 }
 
-/// What a row reads as while it is exact. Returns how many values were saturated. `coded` has room for 4 head_dim bytes.
-__device__ inline int round_to_exact(const KvTiles& t, int position, float* row, std::byte* coded) {
+/// What a row reads as while it is exact. Returns how many values were saturated.
+__device__ inline int round_to_exact(const KvTiles& t, int position, float* row) {
   const int format = exact_format(t, position);
+  std::byte coded[4 * kMaxDeviceHeadDim];
   const int saturated =
       encode_row(format, KvFormatTypes(), row, t.head_dim, {.scale = own_scale(format, KvFormatTypes())}, coded);
   decode_row(format, KvFormatTypes(), coded, t.head_dim, {}, row);
