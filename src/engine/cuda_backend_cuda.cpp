@@ -113,11 +113,28 @@ class CudaBackend final : public Backend {
   std::vector<std::unique_ptr<DrawingRoom>> rooms_;
 };
 
+/// Refuses rules of wide rows that the kernels here cannot run.
+void check_wide_rows(const KvLayerConfig& layer) {
+  if (layer.head_dim <= kMaxDeviceHeadDim) return;
+  if (layer.k.policy.rounding == KvRounding::weighted)
+    throw_error(
+        ErrorKind::usage,
+        "a CUDA device rounds rows of up to {} values weighted, latent rows of this model have {} (set rounding "
+        "nearest, or use the CPU)",
+        kMaxDeviceHeadDim, layer.head_dim);
+  if (!can_calibrate(KvLayout(layer, true, false).tiles))
+    throw_error(ErrorKind::usage,
+                "{} cache: this device has too little shared memory to calibrate rows of {} values (use a format that "
+                "needs no calibration, or the CPU)",
+                layer.k.format->name, layer.head_dim);
+}
+
 std::unique_ptr<KvMemory> CudaBackend::open_memory(std::span<const KvLayerConfig> layers,
                                                    std::span<const KvMetricView> metrics, int n_pages, int n_slots) {
   gpu::use_device(runner_.device());
   int64_t needed = 4 * int64_t(n_slots) * n_pages;
   for (const KvLayerConfig& layer : layers) {
+    check_wide_rows(layer);
     const KvLayouts layouts(layer, device_tiles(layer).ok);
     for (const KvLayout* l : {&layouts.k, &layouts.v}) needed += n_pages * l->page_bytes() + n_slots * l->slot_bytes();
   }
@@ -182,7 +199,8 @@ std::vector<std::string> CudaBackend::kernels(const KvLayerConfig& layer) const 
 /// Refuses models that the kernels here cannot run.
 void check_supported(const ModelPlan& plan) {
   for (const LayerPlan& layer : plan.layers) {
-    if (layer.mixer != MixerKind::attention)
+    const bool is_latent = layer.mixer == MixerKind::latent;
+    if (layer.mixer != MixerKind::attention && !is_latent)
       throw_error(ErrorKind::usage, "a CUDA device does not compute mixer {} (use the CPU)", mixer_name(layer.mixer));
     const ExpertsPlan& experts = layer.experts;
     if (layer.feed_forward != FeedForwardKind::dense && layer.feed_forward != FeedForwardKind::experts)
@@ -192,15 +210,11 @@ void check_supported(const ModelPlan& plan) {
       throw_error(ErrorKind::usage,
                   "a CUDA device runs up to {} experts a layer and {} a token, this model has {} and {} (use the CPU)",
                   kMostExperts, kMostUsedExperts, experts.n_experts, experts.rule.n_used);
-    if (experts.rule.sigmoid || (experts.shared && !experts.shared_gate))
-      throw_error(ErrorKind::usage, "a CUDA device does not compute a router of sigmoids (use the CPU)");
-    if (experts.rule.n_groups > 1 && !experts.rule.sigmoid)
-      throw_error(ErrorKind::usage, "a CUDA device does not compute groups of experts under a softmax (use the CPU)");
     if (layer.attention.gate)
       throw_error(ErrorKind::usage, "a CUDA device does not compute a gate of the attention's output (use the CPU)");
-    if (layer.attention.head_dim > 256)
-      throw_error(ErrorKind::usage, "a CUDA device runs head_dim up to 256, this model has {} (use the CPU)",
-                  layer.attention.head_dim);
+    if (const int most = is_latent ? kMostLatentDim : kMaxDeviceHeadDim; layer.attention.head_dim > most)
+      throw_error(ErrorKind::usage, "a CUDA device runs {} up to {}, this model has {} (use the CPU)",
+                  is_latent ? "latent rows" : "head_dim", most, layer.attention.head_dim);
   }
 }
 

@@ -21,8 +21,12 @@ struct CudaLayer {
   // Empty where the model has none.
   gpu::Buffer attn_norm, q_norm, k_norm, attn_sub_norm, attn_post_norm, ffn_norm, ffn_sub_norm, ffn_post_norm,
       sink_logits;
-  DeviceProduct qkv, o, gate_up, down;           // gate_up and down: of the shared expert, where there are experts
-  gpu::Buffer router, router_bias, shared_gate;  // router: float32 [n_experts, d_model]
+  DeviceProduct qkv, o, gate_up, down;  // gate_up and down: of the shared expert, where there are experts
+  // Of latent attention, whose qkv is q_a (or q) and kv_a. k_b and v_b of the heads as of experts: all take part.
+  gpu::Buffer q_a_norm, kv_a_norm;
+  DeviceProduct q_b;
+  DeviceExpertProduct k_b, v_b;
+  gpu::Buffer router, router_bias, choice_bias, shared_gate;  // router: float32 [n_experts, d_model]
   DeviceExpertProduct expert_gate_up, expert_down;
 };
 
@@ -51,6 +55,18 @@ struct CudaModel {
   std::vector<CudaLayer> layers;
   gpu::Buffer output_norm;  // over the plan's divisor of logits
   DeviceProduct output;
+};
+
+/// Where activations of a latent layer lie in Room::latent, in floats, for n tokens.
+struct LatentRoom {
+  LatentRoom(const LayerPlan& layer, int64_t n);
+  int64_t low = 0;       ///< [n, q_rank]
+  int64_t q = 0;         ///< [n, n_heads, query_dim]
+  int64_t nope = 0;      ///< [n, n_heads, nope_dim]
+  int64_t absorbed = 0;  ///< [n, n_heads, rank]
+  int64_t kv = 0;        ///< [n, head_dim]
+  int64_t values = 0;    ///< [n, n_heads, value_dim]
+  int64_t end = 0;
 };
 
 class CudaOutputs final : public Outputs {
@@ -122,6 +138,7 @@ class CudaRunner {
     // Of experts: their normed input, and rows of a token's experts.
     gpu::Buffer h, scores, expert_weights, expert_numbers, packs, expert_gate, expert_up, expert_out, shared;
     gpu::Buffer attn_scratch, k_ring, v_ring;
+    gpu::Buffer latent, head_packs;  // of latent attention: LatentRoom, and the packs of all heads
     ProductScratch products;
 
     std::vector<const void*> places() const;
@@ -141,6 +158,9 @@ class CudaRunner {
              DrawingRoom* room);
   void begin(const StepPlan& step, DeviceKvMemory& memory);
   void attend(int layer, const StepPlan& step, DeviceKvMemory& memory, bool overlap);
+  void attend_latent(int layer, const StepPlan& step, DeviceKvMemory& memory, bool overlap);
+  LatentAppend latent_append(int layer, int64_t n, const StepRows& rows, const KvTiles& tiles, int64_t angles) const;
+  void upload_head_packs(int64_t n);
   void attend_slice(int layer, const StepPlan& step, const StepSlice& slice, DeviceKvMemory& memory, bool overlap);
   void feed_forward(int layer, int64_t n, bool overlap);
   void dense(int layer, const ProductCall& in, const ProductCall& out);
@@ -162,6 +182,7 @@ class CudaRunner {
   Room room_;
   int n_ctx_ = 0;                    // of the pool of the step that runs
   std::vector<StepRow> rows_there_;  // contents of room_.rows once all queued work has run
+  int64_t packs_there_ = 0;          // tokens that room_.head_packs is for
   std::map<std::vector<int64_t>, Recorded> recorded_;
   OnBlock on_block_;
 };

@@ -10,7 +10,10 @@ struct ProductParts {
   bool glu = false;
 };
 ProductParts one(const Linear& m, const std::vector<float>* bias = nullptr) { return {{&m}, {bias}}; }
-ProductParts qkv_of(const LayerWeights& l) { return {{&l.q, &l.k, &l.v}, {&l.q_bias, &l.k_bias, &l.v_bias}}; }
+ProductParts qkv_of(const LayerWeights& l) {
+  if (!l.k_b.empty()) return {{l.q_b.n_out > 0 ? &l.q_a : &l.q, &l.kv_a}, {nullptr, nullptr}};
+  return {{&l.q, &l.k, &l.v}, {&l.q_bias, &l.k_bias, &l.v_bias}};
+}
 ProductParts gate_up_of(const LayerWeights& l, Activation activation) {
   return {{&l.gate, &l.up}, {nullptr, nullptr}, is_fused(activation)};
 }
@@ -22,6 +25,7 @@ struct ExpertParts {
   std::vector<std::vector<const Linear*>> matrices;
   std::vector<std::vector<const std::vector<float>*>> biases;
 
+  ExpertParts() : matrices(1), biases(1) {}
   ExpertParts(const LayerWeights& l,
               std::initializer_list<std::pair<Linear ExpertWeights::*, std::vector<float> ExpertWeights::*>> roles) {
     for (const auto& [matrix, bias] : roles) {
@@ -38,6 +42,14 @@ ExpertParts expert_gate_up_of(const LayerWeights& l) {
   return {l, {{&ExpertWeights::gate, &ExpertWeights::gate_bias}, {&ExpertWeights::up, &ExpertWeights::up_bias}}};
 }
 ExpertParts expert_down_of(const LayerWeights& l) { return {l, {{&ExpertWeights::down, &ExpertWeights::down_bias}}}; }
+
+/// k_b or v_b of a latent layer's heads.
+ExpertParts heads_of(const std::vector<Linear>& matrices) {
+  ExpertParts parts;
+  for (const Linear& m : matrices) parts.matrices.back().push_back(&m);
+  parts.biases.back().assign(matrices.size(), nullptr);
+  return parts;
+}
 
 std::vector<float> as_floats(const Linear& m) {
   RIDGE_CHECK(m.rows != nullptr, "a router of {} x {} has no rows", m.n_out, m.n_in);
@@ -82,6 +94,14 @@ CudaModel::CudaModel(const gpu::Stream& stream, const ModelPlan& plan, const Wei
     layer.ffn_post_norm = vector(from.ffn_post_norm);
     layer.qkv = product(qkv_of(from));
     layer.o = product(one(from.o, &from.o_bias));
+    if (plan.layers[i].mixer == MixerKind::latent) {
+      layer.q_a_norm = vector(from.q_a_norm);
+      layer.kv_a_norm = vector(from.kv_a_norm);
+      if (from.q_b.n_out > 0) layer.q_b = product(one(from.q_b));
+      const ExpertParts k_b = heads_of(from.k_b), v_b = heads_of(from.v_b);
+      layer.k_b = DeviceExpertProduct(stream, k_b.matrices, k_b.biases);
+      layer.v_b = DeviceExpertProduct(stream, v_b.matrices, v_b.biases);
+    }
     if (has_dense(plan.layers[i])) {
       layer.gate_up = product(gate_up_of(from, plan.layers[i].dense.activation));
       layer.down = product(one(from.down));
@@ -92,6 +112,7 @@ CudaModel::CudaModel(const gpu::Stream& stream, const ModelPlan& plan, const Wei
     layer.expert_down = DeviceExpertProduct(stream, down.matrices, down.biases);
     layer.router = vector(as_floats(from.router));
     layer.router_bias = vector(from.router_bias);
+    layer.choice_bias = vector(from.choice_bias);
     layer.shared_gate = vector(from.shared_gate);
   }
   stream.synchronize();
@@ -108,6 +129,11 @@ int64_t CudaModel::upload_bytes(const ModelPlan& plan, const Weights& weights, c
     kept += bytes.kept;
     packing = std::max(packing, bytes.packing);
   };
+  const auto add_experts = [&](const ExpertParts& parts) {
+    const auto [of_product, of_packing] = DeviceExpertProduct::bytes_of(parts.matrices, parts.biases);
+    kept += of_product;
+    packing = std::max(packing, of_packing);
+  };
   add_vectors({&weights.output_norm});
   add_product(one(weights.output));
   for (size_t i = 0; i < weights.layers.size(); ++i) {
@@ -116,18 +142,21 @@ int64_t CudaModel::upload_bytes(const ModelPlan& plan, const Weights& weights, c
                  &l.ffn_post_norm, &l.sink_logits});
     add_product(qkv_of(l));
     add_product(one(l.o, &l.o_bias));
+    if (plan.layers[i].mixer == MixerKind::latent) {
+      add_vectors({&l.q_a_norm, &l.kv_a_norm});
+      if (l.q_b.n_out > 0) add_product(one(l.q_b));
+      add_experts(heads_of(l.k_b));
+      add_experts(heads_of(l.v_b));
+    }
     if (has_dense(plan.layers[i])) {
       add_product(gate_up_of(l, plan.layers[i].dense.activation));
       add_product(one(l.down));
     }
     if (plan.layers[i].feed_forward != FeedForwardKind::experts) continue;
-    for (const ExpertParts& parts : {expert_gate_up_of(l), expert_down_of(l)}) {
-      const auto [of_product, of_packing] = DeviceExpertProduct::bytes_of(parts.matrices, parts.biases);
-      kept += of_product;
-      packing = std::max(packing, of_packing);
-    }
+    add_experts(expert_gate_up_of(l));
+    add_experts(expert_down_of(l));
     kept += 4 * l.router.n_out * l.router.n_in;
-    add_vectors({&l.router_bias, &l.shared_gate});
+    add_vectors({&l.router_bias, &l.choice_bias, &l.shared_gate});
   }
   return kept + packing;
 }
@@ -136,7 +165,8 @@ int64_t CudaModel::step_bytes(const ModelPlan& plan) const {
   int64_t sum = output.bytes();
   for (size_t i = 0; i < layers.size(); ++i) {
     const CudaLayer& l = layers[i];
-    for (const DeviceProduct* p : {&l.qkv, &l.o, &l.gate_up, &l.down}) sum += p->bytes();
+    for (const DeviceProduct* p : {&l.qkv, &l.q_b, &l.o, &l.gate_up, &l.down}) sum += p->bytes();
+    sum += l.k_b.bytes() + l.v_b.bytes();
     const ExpertsPlan& e = plan.layers[i].experts;
     if (e.n_experts > 0)
       sum += l.router.bytes() + (l.expert_gate_up.bytes() + l.expert_down.bytes()) / e.n_experts * e.rule.n_used;

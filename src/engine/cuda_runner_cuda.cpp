@@ -69,6 +69,7 @@ std::vector<const void*> CudaRunner::Room::places() const {
   for (const gpu::Buffer* b : {&tokens, &rows, &spans, &blocks, &n_spans, &logit_rows, &cosines, &sines, &x, &qkv, &q,
                                &attn, &ff, &logit_x, &block, &attn_scratch, &k_ring, &v_ring})
     places.push_back(b->as<void>());
+  for (const gpu::Buffer* b : {&latent, &head_packs}) places.push_back(b->as<void>());
   for (const void* place : products.places()) places.push_back(place);
   return places;
 }
@@ -103,6 +104,7 @@ void CudaRunner::make_room(const StepPlan& step, const DeviceKvMemory& memory) {
   r.ff.ensure(2 * n * plan_.d_ff());  // gate and up, where they are not one product
   if (!std::ranges::all_of(plan_.layers, adds_at_once)) r.block.ensure(n * plan_.d_model);
   for (const LayerPlan& layer : plan_.layers) {
+    if (layer.mixer == MixerKind::latent) r.latent.ensure(LatentRoom(layer, n).end);
     const ExpertsPlan& e = layer.experts;
     if (layer.feed_forward != FeedForwardKind::experts) continue;
     const ExpertChoice choice{.n_tokens = n, .n_experts = e.n_experts, .n_used = e.rule.n_used};
@@ -120,6 +122,8 @@ void CudaRunner::make_room(const StepPlan& step, const DeviceKvMemory& memory) {
   for (const StepSlice& slice : step.slices)
     for (int layer = 0; layer < memory.n_layers(); ++layer) {
       const AttentionPlan& a = plan_.layers[size_t(layer)].attention;
+      if (plan_.layers[size_t(layer)].mixer == MixerKind::latent)
+        r.attn_scratch.ensure<std::byte>(latent_attn_scratch_bytes(slice.n_rows, a.n_heads, a.head_dim));
       if (!slice.is_long && memory.in_fragments(layer))
         r.attn_scratch.ensure<std::byte>(
             tile_attn_scratch_bytes(slice.n_rows, a.n_heads, a.n_kv_heads, a.head_dim, tile_attn_blocks()));
@@ -140,6 +144,7 @@ void CudaRunner::upload(const StepPlan& step, std::span<const int32_t> tokens) {
     fill(stream_, room_.rows, step.rows);
     rows_there_ = step.rows;
   }
+  upload_head_packs(std::max<int64_t>(step.n_tokens, ssize(step.rows)));
   fill(stream_, room_.blocks, step.blocks);
   if (!step.logits_in_order) fill(stream_, room_.logit_rows, step.logit_rows);
   if (step.recorded) return;
@@ -184,6 +189,7 @@ void CudaRunner::attend_slice(int i, const StepPlan& step, const StepSlice& slic
                               bool overlap) {
   const AttentionPlan& plan = plan_.layers[size_t(i)].attention;
   const CudaLayer& layer = model_.layers[size_t(i)];
+  const bool is_latent = plan_.layers[size_t(i)].mixer == MixerKind::latent;
   const StepRows rows = rows_of(slice, memory);
   const StepSpan* const spans = room_.spans.as<StepSpan>() + slice.first_span;
   const int32_t* const n_spans = room_.n_spans.as<int32_t>() + (&slice - step.slices.data());
@@ -209,29 +215,31 @@ void CudaRunner::attend_slice(int i, const StepPlan& step, const StepSlice& slic
     const gpu::OpRange range(
         [&] { return cache_op("append", own[0], own[1], i, kv_append_work(own[0], own[1], slice.n_rows)); });
     if (slice.is_long) copy_ring_tiles(stream_, own, sides, spans, slice.n_spans, RingCopy::in);
-    device_append(stream_, {.rows = rows,
-                            .n_heads = plan.n_heads,
-                            .k_tiles = sides[0],
-                            .v_tiles = sides[1],
-                            .q = q,
-                            .k = k,
-                            .v = v,
-                            .q_pitch = plan.q_dim(),
-                            .k_pitch = plan.kv_dim(),
-                            .v_pitch = plan.kv_dim(),
-                            .q_norm = head_norm ? layer.q_norm.as<float>() : nullptr,
-                            .k_norm = head_norm ? layer.k_norm.as<float>() : nullptr,
-                            .norm_eps = plan_.norm_eps,
-                            .cosines = room_.cosines.as<float>() + angles,
-                            .sines = room_.sines.as<float>() + angles,
-                            .n_pairs = rope.n_pairs,
-                            .rope_halves = rope.halves,
-                            .q_out = room_.q.as<float>(),
-                            .overlap = overlap && in_fragments});
+    if (is_latent) device_append_latent(stream_, latent_append(i, n, rows, sides[0], angles));
+    else
+      device_append(stream_, {.rows = rows,
+                              .n_heads = plan.n_heads,
+                              .k_tiles = sides[0],
+                              .v_tiles = sides[1],
+                              .q = q,
+                              .k = k,
+                              .v = v,
+                              .q_pitch = plan.q_dim(),
+                              .k_pitch = plan.kv_dim(),
+                              .v_pitch = plan.kv_dim(),
+                              .q_norm = head_norm ? layer.q_norm.as<float>() : nullptr,
+                              .k_norm = head_norm ? layer.k_norm.as<float>() : nullptr,
+                              .norm_eps = plan_.norm_eps,
+                              .cosines = room_.cosines.as<float>() + angles,
+                              .sines = room_.sines.as<float>() + angles,
+                              .n_pairs = rope.n_pairs,
+                              .rope_halves = rope.halves,
+                              .q_out = room_.q.as<float>(),
+                              .overlap = overlap && in_fragments});
     if (slice.calibrates)
       for (const KvTiles& side : sides) device_calibrate(stream_, side, rows);
     if (!step.recorded)
-      encode_leaving(stream_, {.n_sides = 2,
+      encode_leaving(stream_, {.n_sides = is_latent ? 1 : 2,
                                .pair = {sides[0], sides[1]},
                                .in_fragments = in_fragments,
                                .weighs = sides[0].metric || sides[1].metric,
@@ -257,6 +265,8 @@ void CudaRunner::attend_slice(int i, const StepPlan& step, const StepSlice& slic
                                   .v = sides[1],
                                   .q = room_.q.as<float>(),
                                   .out = room_.attn.as<float>()};
+  if (is_latent)
+    return latent_attn(stream_, attention, plan_.layers[size_t(i)].latent.rank, room_.attn_scratch.as<std::byte>());
   if (in_fragments && !slice.is_long)
     return tile_attn(stream_, attention, room_.attn_scratch.as<std::byte>(), {.overlap = overlap});
   const int group = plan.n_heads / plan.n_kv_heads;
@@ -368,7 +378,7 @@ void CudaRunner::experts(int i, int64_t n, bool overlap) {
     }
     device_router(stream_, choice, plan_.d_model, h, layer.router.as<float>(),
                   e.biases ? layer.router_bias.as<float>() : nullptr);
-    device_choose_experts(stream_, choice, e.rule.renormalised);
+    device_choose_experts(stream_, choice, e.rule, e.choice_bias ? layer.choice_bias.as<float>() : nullptr);
   }
   {
     const int64_t bytes = layer.expert_gate_up.bytes() + layer.expert_down.bytes();
@@ -407,7 +417,7 @@ void CudaRunner::experts(int i, int64_t n, bool overlap) {
                                  .y = r.expert_out.as<float>(),
                                  .shared = e.shared ? r.shared.as<float>() : nullptr,
                                  .h = h,
-                                 .gate = layer.shared_gate.as<float>(),
+                                 .gate = e.shared_gate ? layer.shared_gate.as<float>() : nullptr,
                                  .add = out.output == ProductOutput::add,
                                  .out = out.y[0]});
   }
@@ -439,7 +449,7 @@ void CudaRunner::queue(const StepPlan& step, DeviceKvMemory& memory, const int32
     show_block(i, Block::mixer, step.n_tokens);
     switch (plan_.layers[size_t(i)].mixer) {
       case MixerKind::attention: attend(i, step, memory, overlap); break;
-      case MixerKind::latent:
+      case MixerKind::latent: attend_latent(i, step, memory, overlap); break;
       case MixerKind::delta: break;  // refused when the model was opened
     }
     show_block(i, Block::feed_forward, step.n_tokens);

@@ -106,6 +106,7 @@ class Planner {
   /// The blocks of kernels for many queries: of prompts, and of everything where tiles hold rows.
   void add_blocks(const std::vector<KvSpan>& spans, StepSlice& slice) {
     for (int layer = 0; layer < memory_.n_layers(); ++layer) {
+      if (model_.layers[size_t(layer)].mixer == MixerKind::latent) continue;  // a block a row
       const bool rows = !memory_.in_fragments(layer);
       if (!rows && !slice.is_long) continue;
       const AttentionPlan& attention = model_.layers[size_t(layer)].attention;

@@ -29,7 +29,8 @@ DeviceOptions parse_device_kernels(std::span<const std::string> kernels) {
 void check_device_kernels(const Weights& weights, const ForcedKernels& forced) {
   std::set<std::string> used;
   for_each_matrix(weights, [&](const Linear& m, std::string_view name) {
-    if (name == "router" || name.starts_with("expert ")) return;  // op/experts: kernels of their own, for every format
+    // op/experts: kernels of their own, for every format
+    if (name == "router" || name.starts_with("expert ") || name == "k_b" || name == "v_b") return;
     for (const int64_t n_tokens : {int64_t(1), kFewTokens + 1}) used.insert(chosen_kernel(m, name, n_tokens, forced));
   });
   for (const auto& [op, names] : forced)

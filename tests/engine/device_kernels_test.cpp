@@ -42,6 +42,9 @@ TEST(DeviceKernels, LaunchIsAnOptionOfItsOwn) {
 TEST(DeviceKernels, AFormatWithoutKernelsIsRefusedByTheNameOfItsMatrix) {
   EXPECT_EQ(refusal(weights_of("int4_g128", "q6_k"), {}), "");
   EXPECT_THAT(refusal(weights_of("f16", "tq2_0"), {}), AllOf(HasSubstr("matrix output"), HasSubstr("tq2_0")));
+  Weights latent = weights_of("f16", "f16");  // matrices of its heads are experts', of any format
+  latent.layers[0].k_b = latent.layers[0].v_b = {weights_of("tq2_0", "f16").layers[0].q};
+  EXPECT_EQ(refusal(latent, {}), "");
 }
 
 TEST(DeviceKernels, EveryMatrixRunsAForcedKernelAndEveryForcedKernelRuns) {

@@ -130,7 +130,10 @@ class Twins {
  private:
   std::vector<KvMetricView> views() const {
     std::vector<KvMetricView> views;
-    for (const std::vector<float>& metric : metrics_) views.push_back({metric, metric});
+    for (size_t i = 0; i < metrics_.size(); ++i) {
+      views.push_back({metrics_[i], metrics_[i]});
+      if (layers_[i].v_is_k) views.back().v = {};
+    }
     return views;
   }
   std::unique_ptr<HostKvMemory> host_memory(int n_pages, int n_slots) const {
@@ -252,6 +255,31 @@ TEST_F(AppendCuda, RowsHoldTheHostsBits) {
   // Formats of tiles at a head_dim that has none.
   for (const auto& [name, layer] : fragment_layers(96))
     if (device_tiles(layer).ok == false && layer.n_kv_heads == 2) steps(std::string(name) + " of 96", {layer}, true);
+}
+
+/// Rows that are K and V in one: those that a thread holds, and wider ones.
+TEST_F(AppendCuda, LatentRowsHoldTheHostsBits) {
+  const KvPolicy window{Rotation::hadamard, false, 32, 4, KvScale::none, KvRounding::nearest, "i8r"};
+  const auto layer_of = [](const KvSideConfig& both, int dim) {
+    KvLayerConfig layer{both, both, 1, dim};
+    layer.v_is_k = true;
+    return layer;
+  };
+  for (const int dim : {96, 128}) {
+    for (const KvFormat& format : kv_formats()) {
+      ASSERT_FALSE(device_tiles(layer_of(side(format.name.data()), dim)).ok) << format.name;
+      steps(std::string(format.name) + " of " + std::to_string(dim), {layer_of(side(format.name.data()), dim)}, false);
+    }
+  }
+  KvPolicy nearest = side("rotor-3").policy;
+  nearest.rounding = KvRounding::nearest;
+  for (const auto& [name, both] : {std::pair{"f16", side("f16")},
+                                   {"bf16", side("bf16", {Rotation::hadamard})},
+                                   {"q8_0", side("q8_0")},
+                                   {"q4_0 with a window", side("q4_0", window)},
+                                   {"p8 with sinks", side("p8", {Rotation::planar, false, 0, 5})},
+                                   {"rotor-3", side("rotor-3", nearest)}})
+    steps(std::string(name) + " of 576", {layer_of(both, 576)}, name == std::string_view("q8_0"));
 }
 
 TEST_F(AppendCuda, WideRows) {

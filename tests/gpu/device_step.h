@@ -14,7 +14,8 @@ inline ModelPlan plan_of(std::span<const KvLayerConfig> layers, int group) {
   ModelPlan plan;
   for (const KvLayerConfig& layer : layers)
     plan.layers.push_back(
-        {.attention = {
+        {.mixer = layer.v_is_k ? MixerKind::latent : MixerKind::attention,
+         .attention = {
              .n_heads = layer.n_kv_heads * group, .n_kv_heads = layer.n_kv_heads, .head_dim = layer.head_dim}});
   return plan;
 }
@@ -85,21 +86,33 @@ class DeviceStep {
           sides[s].ring_tiles = slice.ring_tiles;
         }
       if (slice.is_long) copy_ring_tiles(stream_, own, sides, spans, slice.n_spans, RingCopy::in);
-      device_append(stream_, {.rows = rows,
-                              .n_heads = own[0].n_kv_heads * group,
-                              .k_tiles = sides[0],
-                              .v_tiles = sides[1],
-                              .q = q.as<float>(),
-                              .k = k.as<float>(),
-                              .v = v.as<float>(),
-                              .q_pitch = kv_width * group,
-                              .k_pitch = kv_width,
-                              .v_pitch = kv_width,
-                              .q_out = q_out.as<float>()});
+      const bool is_latent = own[1].n_kv_heads == 0;
+      if (is_latent)  // whole rows are latent values
+        device_append_latent(stream_, {.rows = rows,
+                                       .n_heads = group,
+                                       .tiles = sides[0],
+                                       .rank = own[0].head_dim,
+                                       .query_dim = own[0].head_dim,
+                                       .absorbed = q.as<float>(),
+                                       .q = q.as<float>(),
+                                       .kv = k.as<float>(),
+                                       .q_out = q_out.as<float>()});
+      else
+        device_append(stream_, {.rows = rows,
+                                .n_heads = own[0].n_kv_heads * group,
+                                .k_tiles = sides[0],
+                                .v_tiles = sides[1],
+                                .q = q.as<float>(),
+                                .k = k.as<float>(),
+                                .v = v.as<float>(),
+                                .q_pitch = kv_width * group,
+                                .k_pitch = kv_width,
+                                .v_pitch = kv_width,
+                                .q_out = q_out.as<float>()});
       if (slice.calibrates)
         for (const KvTiles& side : sides) device_calibrate(stream_, side, rows);
       if (!plan_.recorded)
-        encode_leaving(stream_, {.n_sides = 2,
+        encode_leaving(stream_, {.n_sides = is_latent ? 1 : 2,
                                  .pair = {sides[0], sides[1]},
                                  .in_fragments = memory_.in_fragments(layer),
                                  .weighs = sides[0].metric || sides[1].metric,

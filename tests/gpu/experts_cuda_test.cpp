@@ -57,37 +57,68 @@ TEST_F(ExpertsCuda, ScoresAreTheRouters) {
     }
 }
 
+/// Rules of softmax routers and of sigmoid ones, and both with groups, some of one expert, and a scale.
+std::vector<std::pair<int, ExpertRule>> choice_rules() {
+  std::vector<std::pair<int, ExpertRule>> rules;
+  for (const auto& [n_experts, n_used] : {std::pair{1, 1}, {6, 2}, {32, 32}, {40, 3}, {128, 8}, {1000, 10}})
+    for (const bool renormalised : {false, true})
+      for (const bool sigmoid : {false, true})
+        rules.push_back({n_experts, {.n_used = n_used, .renormalised = renormalised, .sigmoid = sigmoid}});
+  for (const auto& [n_experts, n_groups, n_groups_used] :
+       {std::tuple{8, 4, 2}, {256, 8, 4}, {40, 40, 5}, {99, 33, 2}, {1024, 512, 4}})
+    for (const bool sigmoid : {false, true})
+      rules.push_back({n_experts,
+                       {.n_used = std::min(8, n_experts / n_groups * n_groups_used),
+                        .renormalised = n_experts % 2 == 0,
+                        .sigmoid = sigmoid,
+                        .n_groups = n_groups,
+                        .n_groups_used = n_groups_used,
+                        .scale = 2.5f}});
+  return rules;
+}
+
 /// Ties go to the lower number; packs have every slot once, of one expert each.
 TEST_F(ExpertsCuda, ChoicesAreTheReferences) {
   for (const int n_tokens : {1, 2, 9, 150})
-    for (const auto& [n_experts, n_used] : {std::pair{1, 1}, {6, 2}, {32, 32}, {40, 3}, {128, 8}, {1000, 10}})
-      for (const bool renormalised : {false, true}) {
-        std::vector<float> scores = normal_floats(7, n_tokens * n_experts, 2);
-        for (size_t i = 0; i < scores.size(); i += 3) scores[i] = std::round(scores[i]);  // ties
-        std::vector<Route> routes(size_t(n_tokens * n_used));
-        CpuContext context(1);
-        choose_experts(context, {scores.data(), n_tokens, n_experts}, {.n_used = n_used, .renormalised = renormalised},
-                       nullptr, routes);
-        const Choice c = room_for(n_tokens, n_experts, n_used);
-        set_scores(c, scores);
-        device_choose_experts(stream(), c.of, renormalised);
-        const auto experts = down(c.of.experts, c.of.n_slots());
-        const auto weights = down(c.of.weights, c.of.n_slots());
-        for (size_t i = 0; i < routes.size(); ++i) {
-          ASSERT_EQ(experts[i], routes[i].expert) << n_tokens << " tokens, " << n_experts << " experts, slot " << i;
-          // exp by 2 ulp on each side, of the weight and of what it is divided by.
-          ASSERT_NEAR(weights[i], routes[i].weight, 12 * 0x1p-24 * routes[i].weight);
-        }
-        std::vector<int> seen(routes.size());
-        for (const ExpertPack& pack : down(c.of.packs, c.of.n_packs())) {
-          ASSERT_TRUE(pack.n >= 0 && pack.n <= (n_tokens == 1 ? 1 : ExpertPack::kMost));
-          for (int i = 0; i < pack.n; ++i) {
-            seen.at(size_t(pack.slots[i])) += 1;
-            ASSERT_EQ(experts[size_t(pack.slots[i])], pack.expert);
-          }
-        }
-        ASSERT_EQ(std::ranges::count(seen, 1), ssize(seen)) << n_tokens << " tokens, " << n_experts << " experts";
+    for (const auto& [n_experts, rule] : choice_rules()) {
+      const int n_used = rule.n_used;
+      std::vector<float> scores = normal_floats(7, n_tokens * n_experts, 2), bias = normal_floats(8, n_experts, 0.3);
+      for (size_t i = 0; i < scores.size(); i += 3) scores[i] = std::round(scores[i]);  // ties
+      for (size_t i = 0; i < bias.size(); i += 2) bias[i] = 0;
+      const gpu::Buffer device_bias = up(bias);
+      std::vector<Route> routes(size_t(n_tokens * n_used));
+      CpuContext context(1);
+      choose_experts(context, {scores.data(), n_tokens, n_experts}, rule, rule.sigmoid ? bias.data() : nullptr, routes);
+      const Choice c = room_for(n_tokens, n_experts, n_used);
+      set_scores(c, scores);
+      device_choose_experts(stream(), c.of, rule, rule.sigmoid ? device_bias.as<float>() : nullptr);
+      const auto experts = down(c.of.experts, c.of.n_slots());
+      const auto weights = down(c.of.weights, c.of.n_slots());
+      for (size_t i = 0; i < routes.size(); ++i) {
+        ASSERT_EQ(experts[i], routes[i].expert)
+            << n_tokens << " tokens, " << n_experts << " experts, " << rule.n_groups << " groups, slot " << i;
+        // exp by 2 ulp on each side, of the weight and of what it is divided by; 1 + exp and the division of a sigmoid.
+        ASSERT_NEAR(weights[i], routes[i].weight, (rule.sigmoid ? 20 : 12) * 0x1p-24 * routes[i].weight);
       }
+      std::vector<int> seen(routes.size());
+      for (const ExpertPack& pack : down(c.of.packs, c.of.n_packs())) {
+        ASSERT_TRUE(pack.n >= 0 && pack.n <= (n_tokens == 1 ? 1 : ExpertPack::kMost));
+        for (int i = 0; i < pack.n; ++i) {
+          seen.at(size_t(pack.slots[i])) += 1;
+          ASSERT_EQ(experts[size_t(pack.slots[i])], pack.expert);
+        }
+      }
+      ASSERT_EQ(std::ranges::count(seen, 1), ssize(seen)) << n_tokens << " tokens, " << n_experts << " experts";
+    }
+}
+
+/// Sigmoids that are all 0 leave weights of 0.
+TEST_F(ExpertsCuda, VeryLowScoresHaveNoWeight) {
+  const Choice c = room_for(1, 6, 2);
+  set_scores(c, std::vector<float>(6, -200.0f));
+  device_choose_experts(stream(), c.of, {.n_used = 2, .renormalised = true, .sigmoid = true}, nullptr);
+  EXPECT_EQ(down(c.of.weights, 2), std::vector<float>(2, 0.0f));
+  EXPECT_EQ(down(c.of.experts, 2), (std::vector<int32_t>{0, 1}));
 }
 
 /// Scores that are no numbers, as rows of nobody may have them, choose some experts.
@@ -96,7 +127,7 @@ TEST_F(ExpertsCuda, AnyScoresChooseExperts) {
   std::vector<float> scores(12, NAN);
   scores[7] = INFINITY;
   set_scores(c, scores);
-  device_choose_experts(stream(), c.of, true);
+  device_choose_experts(stream(), c.of, {.n_used = 3, .renormalised = true}, nullptr);
   for (const int32_t expert : down(c.of.experts, c.of.n_slots())) EXPECT_TRUE(expert >= 0 && expert < 6) << expert;
 }
 
@@ -135,7 +166,7 @@ TEST_F(ExpertsCuda, ProductsAreWithinTheirRounding) {
         for (const bool shares : {true, false}) {
           const Choice c = room_for(n_tokens, kExperts, kUsed);
           set_scores(c, normal_floats(5, n_tokens * kExperts));
-          device_choose_experts(stream(), c.of, true);
+          device_choose_experts(stream(), c.of, {.n_used = kUsed, .renormalised = true}, nullptr);
           const auto experts = down(c.of.experts, c.of.n_slots());
           const auto x = normal_floats(4, (shares ? n_tokens : c.of.n_slots()) * n_in);
           const gpu::Buffer dx = up(x), guarded[2] = {up(std::vector<float>(size_t(c.of.n_slots() * n_out + 1), 7.0f)),
@@ -182,7 +213,7 @@ TEST_F(ExpertsCuda, SumsAreTheReferences) {
              before = normal_floats(6, kTokens * kN);
   const gpu::Buffer dw = up(weights), dy = up(y), ds = up(shared), dh = up(h), dg = up(gate);
   for (const bool add : {false, true})
-    for (const bool with_shared : {false, true}) {
+    for (const auto& [with_shared, with_gate] : {std::pair{false, true}, {true, true}, {true, false}}) {
       const gpu::Buffer out = up(before);
       device_sum_experts(stream(), {.n_tokens = kTokens,
                                     .n = kN,
@@ -191,7 +222,7 @@ TEST_F(ExpertsCuda, SumsAreTheReferences) {
                                     .y = dy.as<float>(),
                                     .shared = with_shared ? ds.as<float>() : nullptr,
                                     .h = dh.as<float>(),
-                                    .gate = dg.as<float>(),
+                                    .gate = with_gate ? dg.as<float>() : nullptr,
                                     .add = add,
                                     .out = out.as<float>()});
       const auto got = down(out.as<float>(), kTokens * kN);
@@ -204,7 +235,7 @@ TEST_F(ExpertsCuda, SumsAreTheReferences) {
           const auto take = [&](double value) { sum += value, size += std::abs(value); };
           for (int k = 0; k < kUsed; ++k)
             take(double(weights[size_t(t * kUsed + k)]) * y[size_t((t * kUsed + k) * kN + i)]);
-          if (with_shared) take(shared[at] / (1 + std::exp(-dot)));
+          if (with_shared) take(with_gate ? shared[at] / (1 + std::exp(-dot)) : shared[at]);
           ASSERT_NEAR(got[at], sum, (kUsed + 3) * 0x1p-24 * size) << t << " " << i;
         }
       }

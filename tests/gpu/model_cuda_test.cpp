@@ -154,7 +154,7 @@ TEST_F(ModelCuda, ModelsOfManyArchitecturesAreTheReferences) {
   const auto data = reference_data();
   if (!data) GTEST_SKIP() << "reference models are not here (set RIDGE_DATA)";
   for (const char* name : {"mistral", "llama3", "mistral_swa", "granite", "phi3", "phi3_longrope", "olmo2", "gemma3",
-                           "qwen3_moe", "qwen3_moe_dense", "qwen2_moe", "gpt_oss", "gpt_oss_mxfp4"}) {
+                           "qwen3_moe", "qwen3_moe_dense", "qwen2_moe", "gpt_oss", "gpt_oss_mxfp4", "deepseek_v3"}) {
     const std::string path = (*data / "parity/models" / name).native();
     const Model cpu = Model::load(path, {.n_threads = 2, .isa = "scalar"}),
                 device = Model::load(path, {.device = "cuda"});
@@ -249,8 +249,8 @@ TEST_F(RaggedCuda, StepsOverTilesAreTheReferences) {
 
 /// Windows, two ropes, norms around blocks and GeGLU; experts; sink logits, biases and experts. A layer of each kind.
 TEST_F(RaggedCuda, StepsOfOtherArchitecturesAreTheReferences) {
-  for (const char* spec :
-       {"synth:tiny-gemma@layers=6@weights=f32", "synth:tiny-experts@weights=f32", "synth:tiny-oss@weights=f32"})
+  for (const char* spec : {"synth:tiny-gemma@layers=6@weights=f32", "synth:tiny-experts@weights=f32",
+                           "synth:tiny-oss@weights=f32", "synth:tiny-latent@weights=f32"})
     check(spec, "f32", "f32", 1e-10);
 }
 
@@ -398,7 +398,6 @@ TEST_F(ModelCuda, RefusesWhatItDoesNotDo) {
   refused("synth:tiny", {.device = "cuda", .isa = "avx2"}, ErrorKind::usage, "isa");
   refused("synth:tiny", {.device = "cuda", .kernels = {"gemv=ref"}}, ErrorKind::usage, "gemv");
   refused("synth:tiny-64@weights=tq2_0", {.device = "cuda"}, ErrorKind::usage, "tq2_0");
-  refused("synth:tiny-latent", {.device = "cuda"}, ErrorKind::usage, "mixer latent");
   refused("synth:tiny-delta", {.device = "cuda"}, ErrorKind::usage, "mixer delta");
   const Model model = Model::load("synth:tiny", {.device = "cuda"});
   EXPECT_THROW(model.engine().backend().watch([](auto&&...) {}, {}), Error);

@@ -158,29 +158,66 @@ TEST_F(PlanCuda, Experts) {
     };
     check(spec, change, kFloats);
   }
-  // A shared expert: the feed-forward of another model.
-  CpuContext context(1, Isa::scalar);
-  const LoadedModel dense = make_synth_model(context, "tiny@weights=f32").or_throw();
+  // Sigmoids with a bias of the choice, groups and a scale.
   check(
       "tiny-experts@weights=f32",
       [&](ModelPlan& plan, Weights& weights) {
         for (size_t i = 0; i < plan.layers.size(); ++i) {
-          LayerWeights& layer = weights.layers[i];
-          layer.gate = dense.weights.layers[i].gate;
-          layer.up = dense.weights.layers[i].up;
-          layer.down = dense.weights.layers[i].down;
-          layer.shared_gate = values_near(i, plan.d_model, 0, 0.1);
-          plan.layers[i].dense.d_ff = dense.config.d_ff;
-          plan.layers[i].experts.shared = true;
+          ExpertsPlan& e = plan.layers[i].experts;
+          e.rule = {.n_used = 2, .renormalised = true, .sigmoid = true, .n_groups = 2, .n_groups_used = 1, .scale = 3};
+          e.choice_bias = true;
+          weights.layers[i].choice_bias = values_near(i, e.n_experts, 0, 0.2);
         }
       },
       kFloats);
+  // A shared expert: the feed-forward of another model.
+  CpuContext context(1, Isa::scalar);
+  const LoadedModel dense = make_synth_model(context, "tiny@weights=f32").or_throw();
+  for (const bool gated : {true, false})
+    check(
+        "tiny-experts@weights=f32",
+        [&](ModelPlan& plan, Weights& weights) {
+          for (size_t i = 0; i < plan.layers.size(); ++i) {
+            LayerWeights& layer = weights.layers[i];
+            layer.gate = dense.weights.layers[i].gate;
+            layer.up = dense.weights.layers[i].up;
+            layer.down = dense.weights.layers[i].down;
+            if (gated) layer.shared_gate = values_near(i, plan.d_model, 0, 0.1);
+            plan.layers[i].dense.d_ff = dense.config.d_ff;
+            plan.layers[i].experts.shared = true;
+            plan.layers[i].experts.shared_gate = gated;
+          }
+        },
+        kFloats);
 }
 
-TEST_F(PlanCuda, KernelsOfExpertsHaveNames) {
+/// Latent attention, dense layers in front of experts; queries of two matrices or of one.
+TEST_F(PlanCuda, LatentRows) {
+  const auto scaled = [](ModelPlan& plan, Weights&) {
+    for (LayerPlan& layer : plan.layers) layer.attention.scale *= 4;
+  };
+  check("tiny-latent@weights=f32", scaled, kFloats);
+  const auto one_matrix = [](ModelPlan& plan, Weights& weights) {
+    for (size_t i = 0; i < plan.layers.size(); ++i) {
+      LatentPlan& l = plan.layers[i].latent;
+      LayerWeights& layer = weights.layers[i];
+      l.q_rank = 0;
+      layer.q = weights.embedding;
+      layer.q.n_out = int64_t(plan.layers[i].attention.n_heads) * l.query_dim();
+      layer.q_a = layer.q_b = {};
+    }
+  };
+  check("tiny-latent@weights=f32", one_matrix, kFloats);
+  // A choice of experts that is close may be another one.
+  check("tiny-latent@weights=f16", scaled, 2e-4, "f16");
+  check("tiny-latent@weights=f32", scaled, 2e-4, "q8_0");
+}
+
+TEST_F(PlanCuda, KernelsHaveNames) {
   CpuContext context(1, Isa::scalar);
   for (const auto& [spec, name] : {std::pair{"tiny-oss@layers=1@weights=f32", "experts=rows"},
-                                   {"tiny-oss@layers=1@weights=q8_0", "experts=bricks"}}) {
+                                   {"tiny-oss@layers=1@weights=q8_0", "experts=bricks"},
+                                   {"tiny-latent@layers=1@weights=f32", "attention=latent"}}) {
     const LoadedModel model = make_synth_model(context, spec).or_throw();
     const ModelPlan plan = make_plan(model.config);
     const auto layers = layer_configs({.n_ctx = 64}, plan);
@@ -221,11 +258,38 @@ TEST_F(PlanCuda, WhatADeviceDoesNotRunIsRefusedByName) {
     }
   };
   refused([](ModelPlan& plan, Weights&) { plan.layers[0].attention.head_dim = 320; }, "head_dim up to 256");
+  refused(
+      [](ModelPlan& plan, Weights&) {
+        plan.layers[0].mixer = MixerKind::latent;
+        plan.layers[0].attention.head_dim = 800;
+      },
+      "latent rows up to 768");
   refused([](ModelPlan& plan, Weights&) { plan.layers[0].experts.rule.n_used = 33; },
           "1024 experts a layer and 32 a token");
-  refused([](ModelPlan& plan, Weights&) { plan.layers[0].experts.rule.sigmoid = true; }, "a router of sigmoids");
   refused([](ModelPlan&, Weights& weights) { weights.layers[0].experts[3].up.scale = 2; },
           "experts of one format, shape and scale");
+}
+
+/// Rounding that kernels of wide rows do not know.
+TEST_F(PlanCuda, WeightedRoundingOfWideLatentRowsIsRefusedByName) {
+  CpuContext context(1, Isa::scalar);
+  const LoadedModel model = make_synth_model(context, "tiny-latent@layers=1@weights=f32").or_throw();
+  const ModelPlan plan = make_plan(model.config);
+  ModelPlan wide = plan;
+  wide.layers[0].attention.head_dim = 576;
+  const auto backend = make_cuda_backend(0, plan, model.weights, {});
+  const auto layers_of = [&](const char* rounding) {
+    const KvSideOptions side{.format = "rotor-3", .rounding = rounding};
+    return layer_configs({.n_ctx = 64, .k = side, .v = side}, wide);
+  };
+  EXPECT_NE(backend->open_memory(layers_of("nearest"), {}, 1, 1), nullptr);
+  try {
+    backend->open_memory(layers_of("weighted"), {}, 1, 1);
+    ADD_FAILURE() << "weighted rounding of 576 values is not refused";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::usage) << error.what();
+    EXPECT_THAT(error.what(), testing::HasSubstr("rows of up to 256 values weighted"));
+  }
 }
 
 /// Layers with a rope of their own, of other pairs; contexts beyond the border take the one for long ones.

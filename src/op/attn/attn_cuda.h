@@ -6,9 +6,9 @@
 // over the newest positions only where the tiles have an attention window: tiles before it are not read. A sink logit is
 // the score of one more key of a head, without a value.
 //
-// A query sees a row coded or exact by its own position. There are three kernels: decode (each query on its own over
-// packed tiles), prefill (many queries of a sequence, tiles turned to halves as they come) and rows (any format in
-// floats). device_attention.h says which serves what.
+// A query sees a row coded or exact by its own position. There are four kernels: decode (each query on its own over
+// packed tiles), prefill (many queries of a sequence, tiles turned to halves as they come), rows (any format in
+// floats) and latent (rows that are K and V in one). device_attention.h says which serves what.
 #pragma once
 
 #include <cstddef>
@@ -110,5 +110,12 @@ void prefill_attn(gpu::StreamHandle stream, const DeviceAttention& a, const Pref
 /// Attention in floats over tiles of rows of any format, as rows_attn_queries() cuts it.
 void rows_attn(gpu::StreamHandle stream, const DeviceAttention& a, const AttnBlock* blocks, int n_blocks);
 int rows_attn_queries();
+
+/// Attention in floats over latent rows of any format, up to kMostLatentDim (latent_dim.h) wide: one kv head (a.k; a.v is not read), whose rows are K and V of all
+/// n_heads. a.out [rows of the step, n_heads, n_out] gets the first n_out values of each head's output. Positions are cut
+/// into parts by the number of rows and heads alone, so that a recorded launch serves every depth; parts are put
+/// together in their order: results do not depend on timing. `scratch` has latent_attn_scratch_bytes() of as many rows.
+void latent_attn(gpu::StreamHandle stream, const DeviceAttention& a, int n_out, std::byte* scratch);
+int64_t latent_attn_scratch_bytes(int n_rows, int n_heads, int head_dim);
 
 }  // namespace ridge

@@ -5,7 +5,15 @@ namespace {
 
 constexpr int kMostHeadDim = 256;
 
+Support latent_support(const DeviceAttentionProblem& p) {
+  if (!p.layer.v_is_k) return {false, "K and V have rows of their own"};
+  if (p.layer.head_dim > kMostLatentDim)
+    return {false, fmt::format("rows of {} values are wider than {}", p.layer.head_dim, kMostLatentDim)};
+  return {};
+}
+
 Support rows_support(const DeviceAttentionProblem& p) {
+  if (p.layer.v_is_k) return {false, "latent rows"};
   if (p.layer.head_dim > kMostHeadDim)
     return {false, fmt::format("head_dim {} is larger than {}", p.layer.head_dim, kMostHeadDim)};
   return {};
@@ -25,6 +33,7 @@ Support tiles_support(const DeviceAttentionProblem& p) {
 
 std::span<const DeviceAttentionVariant> device_attention_variants() {
   static constexpr DeviceAttentionVariant kVariants[] = {
+      {"latent", latent_support},
       {"rows", rows_support},
       {"prefill", prefill_support},
       {"tiles", tiles_support},

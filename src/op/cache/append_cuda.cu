@@ -4,6 +4,7 @@
 
 #include "gpu/launch.h"
 #include "op/cache/append_kernels.h"
+#include "op/cache/exact_rows.h"
 
 namespace ridge {
 namespace {
@@ -55,7 +56,7 @@ __global__ void copy_ring_kernel(const RingSides sides, const StepSpan* spans, R
   const bool in = direction == RingCopy::in;
   const int last = ((in ? span.n_past : span.n) - 1) / kTilePositions;  // none of an empty sequence
   const int tile = last - int(blockIdx.x), head = int(blockIdx.y) % n_kv_heads;
-  if (int(blockIdx.x) >= own.ring_tiles) return;
+  if (int(blockIdx.x) >= own.ring_tiles || head >= own.n_kv_heads) return;
   if ((in && span.n_past == 0) || tile < r.coded_end(span.n_past) / kTilePositions) return;
   auto* const own_tile = reinterpret_cast<uint4*>(own.ring_tile(span.slot, head, tile));
   auto* const step_tile = reinterpret_cast<uint4*>(of_step.ring_tile(span.ring, head, tile));
@@ -84,8 +85,9 @@ void device_append(gpu::StreamHandle stream, const DeviceAppend& a) {
 }
 
 void encode_leaving(gpu::StreamHandle stream, const LeavingTiles& a) {
-  if (a.n_sides == 0 || a.most_spans == 0 || a.most_tiles == 0) return;
+  if (a.n_sides == 0 || a.n_kv_heads == 0 || a.most_spans == 0 || a.most_tiles == 0) return;
   if (a.in_fragments) encode_leaving_tiles(stream, a);
+  else if (a.head_dim > kMaxDeviceHeadDim) encode_leaving_wide_rows(stream, a);
   else encode_leaving_rows(stream, a);
 }
 

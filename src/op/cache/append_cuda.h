@@ -11,6 +11,9 @@
 
 namespace ridge {
 
+/// Largest head_dim of rows that a thread holds alone. Wider ones are latent rows.
+inline constexpr int kMaxDeviceHeadDim = 256;
+
 struct DeviceAppend {
   StepRows rows;
   int n_heads = 0;  ///< query heads
@@ -36,6 +39,29 @@ struct DeviceAppend {
 /// the rest. Rows of a sequence that completes calibration come with no later ones: device_calibrate() follows.
 void device_append(gpu::StreamHandle stream, const DeviceAppend& a);
 
+/// Latent rows (model/plan.h, LatentPlan): a row of K is [norm(kv latent), rope part], a query of a head its absorbed
+/// latent part with the rope part behind it; width = rank + rope_dim is K's head_dim. V has no rows.
+struct LatentAppend {
+  StepRows rows;
+  int n_heads = 0;
+  KvTiles tiles;  ///< of K, with one kv head; tiles of rows
+  int rank = 0;
+  int query_dim = 0;                ///< of a head of `q`, whose last width - rank values are the rope part
+  const float* absorbed = nullptr;  ///< [rows of the step, n_heads, rank]
+  const float* q = nullptr;         ///< [rows of the step, n_heads, query_dim]
+  const float* kv = nullptr;        ///< [rows of the step, width]
+  const float* norm = nullptr;      ///< [rank]; null without
+  float norm_eps = 0;
+  const float* cosines = nullptr;  ///< [rows.n, n_pairs]
+  const float* sines = nullptr;
+  int n_pairs = 0;
+  bool rope_halves = false;
+  float* q_out = nullptr;  ///< [rows of the step, n_heads, width], in cache space
+};
+void device_append_latent(gpu::StreamHandle stream, const LatentAppend& a);
+
+/// Whether the current device has the shared memory to calibrate a side.
+bool can_calibrate(const KvTiles& side);
 /// Sets the centres and the scales of heads of `side`, from the exact rows of the sequences in `rows`, each of which has
 /// just come to kCalibration positions, and moves those rows to the centre.
 void device_calibrate(gpu::StreamHandle stream, const KvTiles& side, const StepRows& rows);

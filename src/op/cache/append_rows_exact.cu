@@ -12,6 +12,10 @@ constexpr int kRows = 32;
 __device__ int pitch_of(int head_dim) { return head_dim | 1; }
 size_t shared_bytes(int head_dim) { return size_t(kRows) * size_t(head_dim | 1) * sizeof(float); }
 
+size_t calibration_bytes(const KvTiles& side) {
+  return size_t(side.retention.calibration) * size_t(side.head_dim | 1) * sizeof(float);
+}
+
 __device__ void norm_row(int dim, const float* weight, float eps, float* row) {
   double sum = 0;
   for (int d = 0; d < dim; ++d) sum += double(row[d]) * row[d];
@@ -137,12 +141,12 @@ __global__ void __launch_bounds__(kMaxDeviceHeadDim) calibrate_kernel(const KvTi
   }
   if (!t.centre) return;
   __syncthreads();
-  if (thread < dim) {
+  for (int d = thread; d < dim; d += int(blockDim.x)) {
     double sum = 0;
-    for (int p = first; p < last; ++p) sum += rows[p * pitch + thread];
+    for (int p = first; p < last; ++p) sum += rows[p * pitch + d];
     const float centre = float(sum / n);
-    t.centre[slot_head * dim + thread] = centre;
-    for (int p = 0; p < last; ++p) rows[p * pitch + thread] += -1.0f * centre;
+    t.centre[slot_head * dim + d] = centre;
+    for (int p = 0; p < last; ++p) rows[p * pitch + d] += -1.0f * centre;
   }
   __syncthreads();
   for (int p = thread; p < last; p += int(blockDim.x)) write_exact_row<kInRows>(t, of, head, p, rows + p * pitch);
@@ -165,9 +169,11 @@ void encode_leaving_rows(gpu::StreamHandle stream, const LeavingTiles& a) {
               a);
 }
 
+bool can_calibrate(const KvTiles& side) { return calibration_bytes(side) <= size_t(gpu::most_shared_bytes()); }
+
 void device_calibrate(gpu::StreamHandle stream, const KvTiles& side, const StepRows& rows) {
-  if (side.retention.calibration == 0 || rows.n == 0) return;
-  const size_t shared = size_t(side.retention.calibration) * size_t(side.head_dim | 1) * sizeof(float);
+  if (side.retention.calibration == 0 || rows.n == 0 || side.n_kv_heads == 0) return;
+  const size_t shared = calibration_bytes(side);
   const auto kernel = side.kind == TileKind::rows ? calibrate_kernel<true> : calibrate_kernel<false>;
   gpu::allow_shared_bytes("calibration", kernel, shared);
   gpu::launch("calibration", kernel,

@@ -5,14 +5,12 @@
 
 #include "format/kv_types.h"
 #include "gpu/launch.h"
+#include "op/cache/append_cuda.h"
 #include "op/cache/step_rows.h"
 #include "op/cache/tile_rows.h"
 #include "op/cache/tiles.h"
 
 namespace ridge {
-
-/// Largest head_dim that kernels hold rows of.
-inline constexpr int kMaxDeviceHeadDim = 256;
 
 /// Row code of every format, one function each: the stack of a kernel holds the largest frame, not all of them.
 template <class F>

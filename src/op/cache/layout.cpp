@@ -75,6 +75,7 @@ int pages_for(const KvRetention& retention, int n) {
 }
 
 Support device_tiles(const KvLayerConfig& layer) {
+  if (layer.v_is_k) return {false, "latent rows"};
   if (layer.head_dim != 64 && layer.head_dim != 128 && layer.head_dim != 256)
     return {false, fmt::format("head_dim {} is not 64, 128 or 256", layer.head_dim)};
   for (const bool is_k : {true, false}) {

@@ -1,4 +1,4 @@
-// The rotations (rotate.h) of a row that a warp holds in registers. Device code.
+// The rotations (rotate.h) of a row that a warp holds in registers, or in shared memory. Device code.
 #pragma once
 
 #include "gpu/launch.h"
@@ -62,6 +62,38 @@ __device__ __forceinline__ void rotate_row(const RotationView& r, const Rotation
 template <int kPer>
 __device__ __forceinline__ void rotate_row(const RotationView& r, bool forward, int lane, float (&x)[kPer]) {
   rotate_row(r, RotationRow<kPer>(r, lane), forward, lane, x);
+}
+
+/// row [head_dim] in memory that the warp shares <- R row, or R^T row when not `forward`: RotationView's operations on
+/// every element in its order, at any head_dim. All lanes; the row is whole before and after.
+__device__ inline void rotate_shared_row(const RotationView& r, bool forward, int lane, float* row) {
+  if (r.kind == Rotation::none) return;
+  __syncwarp();
+  if (r.kind == Rotation::planar) {
+    for (int i = 2 * lane; i < r.head_dim; i += 64) {
+      const float c = r.table[i], s = forward ? r.table[i + 1] : -r.table[i + 1], a = row[i], b = row[i + 1];
+      row[i] = a * c - b * s;
+      row[i + 1] = a * s + b * c;
+    }
+    __syncwarp();
+    return;
+  }
+  for (int i = lane; forward && i < r.head_dim; i += 32) row[i] *= r.table[i];
+  __syncwarp();
+  for (int first = 0, part; first < r.head_dim; first += part) {
+    part = hadamard_part(r.head_dim, first);
+    for (int half = 1; half < part; half *= 2) {
+      for (int i = lane; i < part / 2; i += 32) {
+        float* const low = row + first + i / half * 2 * half + i % half;
+        const float a = low[0], b = low[half];
+        low[0] = a + b;
+        low[half] = a - b;
+      }
+      __syncwarp();
+    }
+  }
+  for (int i = lane; !forward && i < r.head_dim; i += 32) row[i] *= r.table[i];
+  __syncwarp();
 }
 
 }  // namespace ridge

@@ -21,28 +21,60 @@ __global__ void router_kernel(int n_experts, int64_t n_in, const float* x, const
   if (lane == 0) scores[token * n_experts + expert] = bias ? sum + bias[expert] : sum;
 }
 
-/// A warp a token; lane i keeps the i-th likeliest expert. `single`: every slot becomes a pack.
-__global__ void choose_kernel(const ExpertChoice c, bool renormalised, bool single) {
+/// Values of all experts but those of the best groups become -infinity, as the host's keep_best_groups() has it. A warp;
+/// sums [n_groups] is room for how good the groups are.
+__device__ void keep_best_groups(int n_experts, const ExpertRule& rule, int lane, float* values, float* sums) {
+  const int size = n_experts / rule.n_groups;
+  for (int g = lane; g < rule.n_groups; g += 32) {
+    float best = -INFINITY, second = size == 1 ? 0.0f : -INFINITY;
+    for (int i = 0; i < size; ++i) {
+      const float value = values[g * size + i];
+      second = fmaxf(second, fminf(best, value));
+      best = fmaxf(best, value);
+    }
+    sums[g] = rule.sigmoid ? best + second : best;
+  }
+  __syncwarp();
+  for (int g = lane; g < rule.n_groups; g += 32) {
+    int better = 0;
+    for (int other = 0; other < rule.n_groups; ++other)
+      better += sums[other] > sums[g] || (sums[other] == sums[g] && other < g);
+    if (better < rule.n_groups_used) continue;
+    for (int i = 0; i < size; ++i) values[g * size + i] = -INFINITY;
+  }
+  __syncwarp();
+}
+
+/// A warp a token; lane i keeps the i-th best expert. `single`: every slot becomes a pack.
+__global__ void choose_kernel(const ExpertChoice c, const ExpertRule rule, const float* bias, bool single) {
   const int lane = int(threadIdx.x) % 32;
   const int64_t token = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32;
   if (token >= c.n_tokens) return;
   const float* const scores = c.scores + token * c.n_experts;
+  float* const values = gpu::dynamic_shared<float>() + int(threadIdx.x) / 32 * (c.n_experts + rule.n_groups);
   float top = -INFINITY;
   for (int e = lane; e < c.n_experts; e += 32) top = fmaxf(top, scores[e]);
   top = gpu::warp_max(top);
+  const auto weight_of = [&](int e) { return rule.sigmoid ? 1 / (1 + expf(-scores[e])) : expf(scores[e] - top); };
   double all = 0, chosen = 0;
-  for (int e = lane; e < c.n_experts; e += 32) all += expf(scores[e] - top);
+  for (int e = lane; e < c.n_experts; e += 32) {
+    const float weight = weight_of(e);
+    all += weight;
+    values[e] = bias ? weight + bias[e] : weight;
+  }
   all = gpu::warp_sum(all);
+  __syncwarp();
+  if (rule.n_groups > 1) keep_best_groups(c.n_experts, rule, lane, values, values + c.n_experts);
 
   float own_weight = 0, last = INFINITY;
   int own = 0, last_expert = -1;
   for (int i = 0; i < c.n_used; ++i) {
-    float best = -1;
+    float best = -INFINITY;
     int at = c.n_experts;
     for (int e = lane; e < c.n_experts; e += 32) {
-      const float weight = expf(scores[e] - top);
-      const bool follows = weight < last || (weight == last && e > last_expert);
-      if (follows && weight > best) best = weight, at = e;
+      const float value = values[e];
+      const bool follows = value < last || (value == last && e > last_expert);
+      if (follows && value > best) best = value, at = e;
     }
     for (int step = 16; step > 0; step /= 2) {
       const float other = __shfl_xor_sync(gpu::kAllLanes, best, step);
@@ -50,9 +82,10 @@ __global__ void choose_kernel(const ExpertChoice c, bool renormalised, bool sing
       if (other > best || (other == best && other_at < at)) best = other, at = other_at;
     }
     at = min(at, c.n_experts - 1);  // scores that are no numbers
-    chosen += best;
+    const float weight = weight_of(at);
+    chosen += weight;
     last = best, last_expert = at;
-    if (lane == i) own_weight = best, own = at;
+    if (lane == i) own_weight = weight, own = at;
   }
   int rank = 0;
   for (int i = 0; i < c.n_used; ++i) {
@@ -61,7 +94,9 @@ __global__ void choose_kernel(const ExpertChoice c, bool renormalised, bool sing
   }
   if (lane >= c.n_used) return;
   const int64_t slot = token * c.n_used + rank;
-  c.weights[slot] = float(own_weight / (renormalised ? chosen : all));
+  double total = rule.renormalised ? chosen : rule.sigmoid ? 1.0 : all;
+  if (!(total > 0)) total = 1;  // sigmoids of very low scores: all weights are 0
+  c.weights[slot] = float(own_weight / total * rule.scale);
   c.experts[slot] = own;
   if (single) c.packs[slot] = {own, 1, {int32_t(slot)}};
 }
@@ -104,8 +139,8 @@ __global__ void __launch_bounds__(kPackThreads) pack_kernel(const ExpertChoice c
 __global__ void sum_kernel(const ExpertSum s) {
   const int64_t token = blockIdx.x;
   const float* const y = s.y + token * s.n_used * s.n;
-  float share = 0;
-  if (s.shared) {
+  float share = 1;
+  if (s.shared && s.gate) {
     double dot = 0;
     for (int64_t i = threadIdx.x; i < s.n; i += kThreads) dot += double(s.h[token * s.n + i]) * s.gate[i];
     share = float(1 / (1 + exp(-gpu::block_sum<kThreads>(dot))));
@@ -134,10 +169,13 @@ void device_router(gpu::StreamHandle stream, const ExpertChoice& choice, int64_t
   if (bias) device_add_bias(stream, choice.n_tokens, choice.n_experts, choice.scores, bias);
 }
 
-void device_choose_experts(gpu::StreamHandle stream, const ExpertChoice& choice, bool renormalised) {
+void device_choose_experts(gpu::StreamHandle stream, const ExpertChoice& choice, const ExpertRule& rule,
+                           const float* bias) {
   const bool single = choice.n_tokens == 1;
+  const size_t shared = sizeof(float) * size_t(kWarps * (choice.n_experts + rule.n_groups));
+  gpu::allow_shared_bytes("choice of experts", choose_kernel, shared);
   gpu::launch("choice of experts", choose_kernel,
-              {unsigned(gpu::ceil_div(choice.n_tokens, kWarps)), kThreads, 0, stream}, choice, renormalised, single);
+              {unsigned(gpu::ceil_div(choice.n_tokens, kWarps)), kThreads, shared, stream}, choice, rule, bias, single);
   if (!single) gpu::launch("packs of experts", pack_kernel, {1, kPackThreads, 0, stream}, choice);
 }
 

@@ -9,6 +9,7 @@
 
 #include "base/host_device.h"
 #include "gpu/device.h"
+#include "op/experts/rule.h"
 #include "op/gemv/bricks_cuda.h"
 #include "op/gemv/expert_packs.h"
 
@@ -40,8 +41,9 @@ struct ExpertChoice {
 void device_router(gpu::StreamHandle stream, const ExpertChoice& choice, int64_t n_in, const float* x, const float* w,
                    const float* bias);
 
-/// Experts, weights and packs of the scores, as choose_experts (route.h) defines them.
-void device_choose_experts(gpu::StreamHandle stream, const ExpertChoice& choice, bool renormalised);
+/// Experts, weights and packs of the scores, as choose_experts (route.h) defines them; bias [n_experts] or null.
+void device_choose_experts(gpu::StreamHandle stream, const ExpertChoice& choice, const ExpertRule& rule,
+                           const float* bias);
 
 /// Matrices of one role of all experts, or two roles with the same input (gate and up). Formats in bricks go through
 /// tensor cores with activations in two planes (gemv's "bricks"), all others through rows that are decoded as they come.
@@ -96,7 +98,7 @@ struct ExpertRows {
 void device_expert_rows(gpu::StreamHandle stream, const ExpertRows& w, const ExpertCall& call, float* y);
 
 /// What a token's experts give, together: sum of weights [n_tokens, n_used] times y [n_tokens, n_used, n], in order of
-/// the experts' number, plus sigmoid(<gate, h>) times `shared` where that is not null.
+/// the experts' number, plus sigmoid(<gate, h>) times `shared` where that is not null; without a gate `shared` itself.
 struct ExpertSum {
   int64_t n_tokens = 0, n = 0;
   int n_used = 0;
@@ -104,7 +106,7 @@ struct ExpertSum {
   const float* y = nullptr;
   const float* shared = nullptr;  ///< [n_tokens, n]
   const float* h = nullptr;       ///< [n_tokens, n]
-  const float* gate = nullptr;    ///< [n]
+  const float* gate = nullptr;    ///< [n] or null
   bool add = false;               ///< to `out`, or in its place
   float* out = nullptr;           ///< [n_tokens, n]
 };

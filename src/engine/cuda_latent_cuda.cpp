@@ -1,0 +1,114 @@
+// Latent attention on a device: queries are absorbed into the latent space, what attention gives is expanded from there.
+#include "engine/cuda_model.h"
+#include "op/norm_rope/norm_rope_cuda.h"
+
+namespace ridge {
+
+LatentRoom::LatentRoom(const LayerPlan& layer, int64_t n) {
+  const LatentPlan& l = layer.latent;
+  const int64_t heads = n * layer.attention.n_heads;
+  const auto take = [&](int64_t& at, int64_t size) {
+    at = end;
+    end += (size + 31) / 32 * 32;  // vector loads
+  };
+  take(low, n * l.q_rank);
+  take(q, heads * l.query_dim());
+  take(nope, heads * l.nope_dim);
+  take(absorbed, heads * l.rank);
+  take(kv, n * layer.attention.head_dim);
+  take(values, heads * l.value_dim);
+}
+
+/// Every token goes through the matrices of all heads: slot t n_heads + h is head h of token t.
+void CudaRunner::upload_head_packs(int64_t n) {
+  const auto is_latent = [](const LayerPlan& layer) { return layer.mixer == MixerKind::latent; };
+  const auto found = std::ranges::find_if(plan_.layers, is_latent);  // a model's latent layers have as many heads
+  if (found == plan_.layers.end() || packs_there_ == n) return;
+  const int n_heads = found->attention.n_heads;
+  const int most = n == 1 ? 1 : ExpertPack::kMost;
+  std::vector<ExpertPack> packs;
+  for (int head = 0; head < n_heads; ++head)
+    for (int64_t first = 0; first < n; first += most) {
+      ExpertPack& pack = packs.emplace_back();
+      pack.expert = head;
+      for (; pack.n < most && first + pack.n < n; ++pack.n)
+        pack.slots[pack.n] = int32_t((first + pack.n) * n_heads + head);
+    }
+  gpu::upload(stream_, room_.head_packs.ensure<ExpertPack>(ssize(packs)), packs.data(),
+              ssize(packs) * int64_t(sizeof(ExpertPack)));
+  packs_there_ = n;
+}
+
+LatentAppend CudaRunner::latent_append(int i, int64_t n, const StepRows& rows, const KvTiles& tiles,
+                                       int64_t angles) const {
+  const LayerPlan& plan = plan_.layers[size_t(i)];
+  const CudaRope& rope = model_.ropes[size_t(plan_.rope_of(plan.attention, n_ctx_))];
+  const LatentRoom at(plan, n);
+  const float* const room = room_.latent.as<float>();
+  return {.rows = rows,
+          .n_heads = plan.attention.n_heads,
+          .tiles = tiles,
+          .rank = plan.latent.rank,
+          .query_dim = plan.latent.query_dim(),
+          .absorbed = room + at.absorbed,
+          .q = room + at.q,
+          .kv = room + at.kv,
+          .norm = model_.layers[size_t(i)].kv_a_norm.as<float>(),
+          .norm_eps = plan_.norm_eps,
+          .cosines = room_.cosines.as<float>() + angles,
+          .sines = room_.sines.as<float>() + angles,
+          .n_pairs = rope.n_pairs,
+          .rope_halves = rope.halves,
+          .q_out = room_.q.as<float>()};
+}
+
+void CudaRunner::attend_latent(int i, const StepPlan& step, DeviceKvMemory& memory, bool overlap) {
+  const LayerPlan& plan = plan_.layers[size_t(i)];
+  const LatentPlan& l = plan.latent;
+  const CudaLayer& layer = model_.layers[size_t(i)];
+  const int64_t n = std::max<int64_t>(step.n_tokens, ssize(step.rows)), n_heads = plan.attention.n_heads;
+  const LatentRoom at(plan, n);
+  float* const room = room_.latent.as<float>();
+  ProductCall call = block_in(i, n, layer.attn_norm, overlap);
+  call.y[0] = room + (l.q_rank > 0 ? at.low : at.q);
+  call.y[1] = room + at.kv;
+  layer.qkv.run(stream_, call, room_.products);
+  if (l.q_rank > 0)
+    layer.q_b.run(stream_,
+                  {.n_tokens = n,
+                   .x = room + at.low,
+                   .norm_weight = layer.q_a_norm.as<float>(),
+                   .norm_eps = plan_.norm_eps,
+                   .y = {room + at.q},
+                   .overlap = overlap,
+                   .layer = i},
+                  room_.products);
+  const auto of_heads = [&](const DeviceExpertProduct& product, int64_t n_out, const float* x, float* y) {
+    const gpu::OpRange range([&] {
+      return gpu::LoggedOp{.op = "heads",
+                           .layer = i,
+                           .read_bytes = product.bytes(),
+                           .write_bytes = 4 * n * n_heads * n_out,
+                           .flops = 2 * n * n_heads * l.rank * (l.nope_dim + l.value_dim - n_out)};
+    });
+    const ExpertCall heads{.packs = room_.head_packs.as<ExpertPack>(),
+                           .n_packs = n_heads * (n == 1 ? 1 : (n + ExpertPack::kMost - 1) / ExpertPack::kMost),
+                           .most = n == 1 ? 1 : ExpertPack::kMost,
+                           .x = x,
+                           .y = {y}};
+    product.run(stream_, heads);
+  };
+  {
+    const gpu::OpRange range([&] { return gpu::LoggedOp{.op = "other", .layer = i}; });
+    device_copy_columns(stream_, n * n_heads, l.nope_dim, room + at.q, l.query_dim(), room + at.nope);
+  }
+  of_heads(layer.k_b, l.rank, room + at.nope, room + at.absorbed);
+  for (const StepSlice& slice : step.slices) attend_slice(i, step, slice, memory, overlap);
+  of_heads(layer.v_b, l.value_dim, room_.attn.as<float>(), room + at.values);
+  call = block_out(i, n, overlap);
+  call.x = room + at.values;
+  layer.o.run(stream_, call, room_.products);
+  end_block(i, n, layer.attn_post_norm);
+}
+
+}  // namespace ridge
