@@ -47,6 +47,10 @@ std::vector<RowScore> CudaOutputs::take_scores() {
 
 namespace {
 
+bool has_delta(const ModelPlan& plan) {
+  return std::ranges::any_of(plan.layers, [](const LayerPlan& layer) { return layer.mixer == MixerKind::delta; });
+}
+
 /// Steps that feed themselves, one token a sequence.
 class CudaDrawing final : public Drawing {
  public:
@@ -67,7 +71,8 @@ class CudaDrawing final : public Drawing {
   bool read(int64_t step, std::span<int32_t> tokens) override { return room_.ring.read(step, tokens); }
   bool idle() override { return runner_.stream().idle(); }
   void finish() override { runner_.stream().synchronize(); }
-  int most_ahead() const override { return DrawingRoom::kSlots; }
+  /// States cannot go back by surplus steps.
+  int most_ahead() const override { return has_delta(runner_.plan()) ? 1 : DrawingRoom::kSlots; }
 
  private:
   CudaRunner& runner_;
@@ -157,8 +162,8 @@ std::vector<std::string> CudaBackend::kernels(const KvLayerConfig& layer) const 
     }
   };
   const CudaModel& model = runner_.model();
-  const DeviceProduct* const all[] = {&model.layers[0].qkv, &model.layers[0].gate_up, &model.layers[0].down,
-                                      &model.output};
+  const DeviceProduct* const all[] = {&model.layers[0].qkv, &model.layers[0].delta.qkv_z, &model.layers[0].gate_up,
+                                      &model.layers[0].down, &model.output};
   for (const DeviceProduct* product : all) {
     add(few, product->kernels(1));
     add(many, product->kernels(kFewTokens + 1));
@@ -175,6 +180,7 @@ std::vector<std::string> CudaBackend::kernels(const KvLayerConfig& layer) const 
     add(of_experts, layer_of.expert_gate_up.kernels());
     add(of_experts, layer_of.expert_down.kernels());
   }
+  if (has_delta(runner_.plan())) names.push_back("delta=columns");
   if (!of_experts.empty()) names.push_back("experts=" + of_experts);
   return names;
 }
@@ -182,7 +188,7 @@ std::vector<std::string> CudaBackend::kernels(const KvLayerConfig& layer) const 
 /// Refuses models that the kernels here cannot run.
 void check_supported(const ModelPlan& plan) {
   for (const LayerPlan& layer : plan.layers) {
-    if (layer.mixer != MixerKind::attention)
+    if (layer.mixer != MixerKind::attention && layer.mixer != MixerKind::delta)
       throw_error(ErrorKind::usage, "a CUDA device does not compute mixer {} (use the CPU)", mixer_name(layer.mixer));
     const ExpertsPlan& experts = layer.experts;
     if (layer.feed_forward != FeedForwardKind::dense && layer.feed_forward != FeedForwardKind::experts)
@@ -194,8 +200,14 @@ void check_supported(const ModelPlan& plan) {
                   kMostExperts, kMostUsedExperts, experts.n_experts, experts.rule.n_used);
     if (experts.rule.sigmoid || (experts.shared && !experts.shared_gate))
       throw_error(ErrorKind::usage, "a CUDA device does not compute a router of sigmoids (use the CPU)");
-    if (layer.attention.gate)
-      throw_error(ErrorKind::usage, "a CUDA device does not compute a gate of the attention's output (use the CPU)");
+    if (layer.attention.gate && layer.attention.qk_norm_whole)
+      throw_error(ErrorKind::usage,
+                  "a CUDA device does not compute a gate of the attention's output with a norm of all query heads "
+                  "together (use the CPU)");
+    if (layer.delta.key_dim > kMostDeltaKeys)
+      throw_error(ErrorKind::usage,
+                  "a CUDA device runs keys of the delta rule of up to {} values, this model has {} (use the CPU)",
+                  kMostDeltaKeys, layer.delta.key_dim);
     if (layer.attention.head_dim > 256)
       throw_error(ErrorKind::usage, "a CUDA device runs head_dim up to 256, this model has {} (use the CPU)",
                   layer.attention.head_dim);

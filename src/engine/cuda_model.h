@@ -17,11 +17,19 @@
 
 namespace ridge {
 
+/// Of a layer with the gated delta rule.
+struct CudaDelta {
+  DeviceProduct qkv_z, a_b;
+  gpu::Buffer conv, decay, dt_bias, norm;
+};
+
 struct CudaLayer {
   // Empty where the model has none.
   gpu::Buffer attn_norm, q_norm, k_norm, attn_sub_norm, attn_post_norm, ffn_norm, ffn_sub_norm, ffn_post_norm,
       sink_logits;
-  DeviceProduct qkv, o, gate_up, down;           // gate_up and down: of the shared expert, where there are experts
+  DeviceProduct qkv, o, gate_up, down;  // gate_up and down: of the shared expert, where there are experts
+                                        // q with a gate: the queries of all heads, then their gates
+  CudaDelta delta;
   gpu::Buffer router, router_bias, shared_gate;  // router: float32 [n_experts, d_model]
   DeviceExpertProduct expert_gate_up, expert_down;
 };
@@ -122,6 +130,7 @@ class CudaRunner {
     // Of experts: their normed input, and rows of a token's experts.
     gpu::Buffer h, scores, expert_weights, expert_numbers, packs, expert_gate, expert_up, expert_out, shared;
     gpu::Buffer attn_scratch, k_ring, v_ring;
+    gpu::Buffer sequences, delta;  // of the delta rule: DeltaSpans; its matrices, one behind another
     ProductScratch products;
 
     std::vector<const void*> places() const;
@@ -142,6 +151,7 @@ class CudaRunner {
   void begin(const StepPlan& step, DeviceKvMemory& memory);
   void attend(int layer, const StepPlan& step, DeviceKvMemory& memory, bool overlap);
   void attend_slice(int layer, const StepPlan& step, const StepSlice& slice, DeviceKvMemory& memory, bool overlap);
+  void mix_delta(int layer, const StepPlan& step, DeviceKvMemory& memory, bool overlap);
   void feed_forward(int layer, int64_t n, bool overlap);
   void dense(int layer, const ProductCall& in, const ProductCall& out);
   void experts(int layer, int64_t n, bool overlap);
@@ -160,8 +170,9 @@ class CudaRunner {
   gpu::Stream stream_;
   CudaModel model_;
   Room room_;
-  int n_ctx_ = 0;                    // of the pool of the step that runs
-  std::vector<StepRow> rows_there_;  // contents of room_.rows once all queued work has run
+  int n_ctx_ = 0;                           // of the pool of the step that runs
+  std::vector<StepRow> rows_there_;         // contents of room_.rows once all queued work has run
+  std::vector<DeltaSpan> sequences_there_;  // and of room_.sequences
   std::map<std::vector<int64_t>, Recorded> recorded_;
   OnBlock on_block_;
 };
