@@ -145,7 +145,7 @@ void CudaRunner::upload(const StepPlan& step, std::span<const int32_t> tokens) {
     fill(stream_, room_.rows, step.rows);
     rows_there_ = step.rows;
   }
-  if (sequences_there_ != step.sequences) {
+  if (room_.delta.bytes() > 0 && sequences_there_ != step.sequences) {
     fill(stream_, room_.sequences, step.sequences);
     sequences_there_ = step.sequences;
   }
