@@ -10,7 +10,7 @@ void CudaRunner::mix_delta(int i, const StepPlan& step, DeviceKvMemory& memory, 
   const CudaLayer& layer = model_.layers[size_t(i)];
   const int64_t n = std::max<int64_t>(step.n_tokens, ssize(step.rows));
   // One row leaves no gaps between the matrices, and qkv and z are joint, where widths are multiples of 4.
-  const auto matrix = [at = room_.delta.as<float>(), n](int64_t width) mutable {
+  auto matrix = [at = room_.delta.as<float>(), n](int64_t width) mutable {
     return std::exchange(at, at + (n * width + 3) / 4 * 4);
   };
   float *const qkv = matrix(plan.channels()), *const z = matrix(plan.values()), *const a = matrix(plan.n_value_heads),
