@@ -257,6 +257,11 @@ TEST_F(RaggedCuda, StepsOfOtherArchitecturesAreTheReferences) {
     check(spec, "f32", "f32", 1e-10);
 }
 
+/// States beside a cache that calibrates and codes in the middle of steps.
+TEST_F(RaggedCuda, StepsOfStatesBesideCodedRowsAreTheReferences) {
+  check("synth:tiny-delta@layers=2@weights=f32", "rotor-3", "q4_0", 2e-4);
+}
+
 /// The same of weights in bricks and rows. A token whose choice of experts is close may take another one: the bound is
 /// that of caches that are coded.
 TEST_F(RaggedCuda, StepsOfPackedExpertsAreTheReferences) {
