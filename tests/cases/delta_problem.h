@@ -1,7 +1,6 @@
 // Layers of the gated delta rule for tests, and what they give in double.
 #pragma once
 
-#include <algorithm>
 #include <cmath>
 
 #include "base/rng.h"
@@ -46,15 +45,8 @@ struct DeltaProblem {
   std::vector<float> conv, decay, dt_bias, states, qkv, a, b, out;
 };
 
-/// What errors of a layer are measured by: |k| and |q| behind the convolution at least, a value of v and a column of a
-/// state, as a vector, at most.
-struct DeltaSizes {
-  double key = 1e30, value = 0, column = 0;
-};
-
 /// The formulas in double, one value head and one token after another. Returns out and leaves the states in `p`.
-inline std::vector<double> delta_oracle(DeltaProblem& p, std::span<const KvSpan> spans, DeltaSizes* sizes = nullptr) {
-  DeltaSizes seen;
+inline std::vector<double> delta_oracle(DeltaProblem& p, std::span<const KvSpan> spans) {
   const DeltaShape& s = p.shape;
   const auto at = [](const std::vector<float>& v, int64_t i) { return double(v[size_t(i)]); };
   std::vector<double> out(p.out.size());
@@ -77,28 +69,23 @@ inline std::vector<double> delta_oracle(DeltaProblem& p, std::span<const KvSpan>
                             *const v = &x[size_t(2 * s.keys() + head * s.value_dim)];
         double qq = 1e-6, kk = 1e-6;
         for (int i = 0; i < s.key_dim; ++i) qq += q[i] * q[i], kk += k[i] * k[i];
-        seen.key = std::min({seen.key, std::sqrt(kk), std::sqrt(qq)});
         const double gate = at(p.a, t * s.n_value_heads + head) + at(p.dt_bias, head);
         const double keep = std::exp(at(p.decay, head) * std::log(1 + std::exp(gate)));
         const double beta = 1 / (1 + std::exp(-at(p.b, t * s.n_value_heads + head)));
         for (int j = 0; j < s.value_dim; ++j) {
           const auto entry = [&](int i) -> float& { return state[(int64_t(head) * s.key_dim + i) * s.value_dim + j]; };
-          double known = 0, sum = 0, square = 0;
+          double known = 0, sum = 0;
           for (int i = 0; i < s.key_dim; ++i) known += keep * entry(i) * k[i] / std::sqrt(kk);
           for (int i = 0; i < s.key_dim; ++i) {
             const double now = keep * entry(i) + k[i] / std::sqrt(kk) * beta * (v[j] - known);
             entry(i) = float(now);
             sum += now * q[i] / std::sqrt(qq * s.key_dim);
-            square += now * now;
           }
-          seen.value = std::max(seen.value, std::abs(v[j]));
-          seen.column = std::max(seen.column, std::sqrt(square));
           out[size_t(t * s.values() + head * s.value_dim + j)] = sum;
         }
       }
     }
   }
-  if (sizes) *sizes = seen;
   return out;
 }
 

@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "base/metrics.h"
 #include "cases/delta_problem.h"
 #include "gpu/device_data.h"
 #include "op/norm_rope/norm_rope.h"
@@ -40,12 +41,6 @@ class DeltaCuda : public OnDevice {
   }
 };
 
-double largest(const std::vector<float>& values) {
-  double most = 0;
-  for (const float x : values) most = std::max(most, double(std::abs(x)));
-  return most;
-}
-
 /// Ragged sequences in any order of slots, an empty span, and rows and a slot of nobody.
 TEST_F(DeltaCuda, StepsAreTheReferences) {
   std::vector<DeltaShape> shapes(std::begin(kDeltaShapes), std::end(kDeltaShapes));
@@ -58,28 +53,20 @@ TEST_F(DeltaCuda, StepsAreTheReferences) {
     of_host.pop_back();
     DeltaProblem ours(shape, 40, 11, 4);
     std::fill(ours.out.begin(), ours.out.end(), 7.0f);
-    DeltaProblem theirs = ours, exact = ours;
+    const DeltaProblem before = ours;
+    DeltaProblem theirs = ours;
     run(ours, spans);
     CpuContext context(1, Isa::scalar);
     theirs.run(context, of_host);
-    DeltaSizes sizes;
-    delta_oracle(exact, of_host, &sizes);
-
-    // Of each side. An input behind the convolution; a unit key or query, as a vector; what a token adds to a column. The
-    // rule never lengthens a column's error: it scales by at most 1 and shrinks along the key.
-    const double input = (shape.kernel + 8) * kRounding * shape.kernel * largest(exact.conv) *
-                         std::max(largest(exact.qkv), largest(exact.states));
-    const double key = 2 * std::sqrt(shape.key_dim) * input / sizes.key + 8 * kRounding;
-    const double token = input + (sizes.value + 2 * sizes.column) * (key + (shape.key_dim + 12) * kRounding);
-    const double state = 34 * token, out = state + sizes.column * (key + shape.key_dim * kRounding);
-    for (size_t i = 0; i < ours.out.size(); ++i)
-      ASSERT_NEAR(ours.out[i], theirs.out[i], 2 * out) << "key_dim " << shape.key_dim << ", value " << i;
-    for (size_t i = 0; i < ours.states.size(); ++i)
-      ASSERT_NEAR(ours.states[i], theirs.states[i], 2 * state) << "key_dim " << shape.key_dim << ", state " << i;
+    // An input behind the convolution is off by some 8 roundings, a unit key by as many and those of its length, a token's
+    // change by those of a sum over keys, sqrt(200) at most: 30 in all. The rule never lengthens an error, those of 34
+    // tokens add up as a random walk: 175 roundings, 1e-5.
+    EXPECT_LT(compare(ours.out, theirs.out).nmse, 1e-10) << "key_dim " << shape.key_dim;
+    EXPECT_LT(compare(ours.states, theirs.states).nmse, 1e-10) << "key_dim " << shape.key_dim;
     const auto of_slot_2 = [&](const DeltaProblem& p) {
       return std::vector(p.states.begin() + 2 * shape.state_values(), p.states.begin() + 3 * shape.state_values());
     };
-    EXPECT_EQ(of_slot_2(ours), of_slot_2(exact)) << "a slot of nobody";
+    EXPECT_EQ(of_slot_2(ours), of_slot_2(before)) << "a slot of nobody";
     EXPECT_EQ(ours.out[size_t(shape.values())], 7.0f) << "a row of nobody";
   }
 }

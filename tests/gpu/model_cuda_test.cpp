@@ -352,6 +352,12 @@ TEST_F(ModelCuda, StatesAreTheSameBitsHoweverTheyMove) {
   EXPECT_FALSE(device.pool->trim(a, 41, TrimMode::exact)) << "a state does not go back";
   ASSERT_TRUE(device.pool->trim(a, 0, TrimMode::exact));
   EXPECT_EQ(device.run(prompt, {&whole, 1}), of_prompt) << "begins with zeros";
+  const SeqId filled[] = {device.open(), device.open()};
+  for (const SeqId seq : filled) device.pool->fill(seq, 200, 7).or_throw();
+  const auto of_filled = device.run(3, filled[0]);
+  EXPECT_TRUE(std::ranges::all_of(of_filled, [](float x) { return std::isfinite(x); }));
+  EXPECT_NE(of_filled, device.run(3, device.open())) << "a filled state holds something";
+  EXPECT_EQ(device.run(3, filled[1]), of_filled);
   // Token by token from zeros.
   ASSERT_TRUE(device.pool->trim(a, 0, TrimMode::exact));
   std::vector<float> one_by_one;
