@@ -47,6 +47,10 @@ std::vector<RowScore> CudaOutputs::take_scores() {
 
 namespace {
 
+bool has_delta(const ModelPlan& plan) {
+  return std::ranges::any_of(plan.layers, [](const LayerPlan& layer) { return layer.mixer == MixerKind::delta; });
+}
+
 /// Steps that feed themselves, one token a sequence.
 class CudaDrawing final : public Drawing {
  public:
@@ -67,7 +71,8 @@ class CudaDrawing final : public Drawing {
   bool read(int64_t step, std::span<int32_t> tokens) override { return room_.ring.read(step, tokens); }
   bool idle() override { return runner_.stream().idle(); }
   void finish() override { runner_.stream().synchronize(); }
-  int most_ahead() const override { return DrawingRoom::kSlots; }
+  /// States cannot go back by surplus steps.
+  int most_ahead() const override { return has_delta(runner_.plan()) ? 1 : DrawingRoom::kSlots; }
 
  private:
   CudaRunner& runner_;
@@ -174,8 +179,8 @@ std::vector<std::string> CudaBackend::kernels(const KvLayerConfig& layer) const 
     }
   };
   const CudaModel& model = runner_.model();
-  const DeviceProduct* const all[] = {&model.layers[0].qkv, &model.layers[0].gate_up, &model.layers[0].down,
-                                      &model.output};
+  const DeviceProduct* const all[] = {&model.layers[0].qkv, &model.layers[0].delta.qkv_z, &model.layers[0].gate_up,
+                                      &model.layers[0].down, &model.output};
   for (const DeviceProduct* product : all) {
     add(few, product->kernels(1));
     add(many, product->kernels(kFewTokens + 1));
@@ -192,6 +197,7 @@ std::vector<std::string> CudaBackend::kernels(const KvLayerConfig& layer) const 
     add(of_experts, layer_of.expert_gate_up.kernels());
     add(of_experts, layer_of.expert_down.kernels());
   }
+  if (has_delta(runner_.plan())) names.push_back("delta=columns");
   if (!of_experts.empty()) names.push_back("experts=" + of_experts);
   return names;
 }
@@ -200,8 +206,6 @@ std::vector<std::string> CudaBackend::kernels(const KvLayerConfig& layer) const 
 void check_supported(const ModelPlan& plan) {
   for (const LayerPlan& layer : plan.layers) {
     const bool is_latent = layer.mixer == MixerKind::latent;
-    if (layer.mixer != MixerKind::attention && !is_latent)
-      throw_error(ErrorKind::usage, "a CUDA device does not compute mixer {} (use the CPU)", mixer_name(layer.mixer));
     const ExpertsPlan& experts = layer.experts;
     if (layer.feed_forward != FeedForwardKind::dense && layer.feed_forward != FeedForwardKind::experts)
       throw_error(ErrorKind::usage, "a CUDA device does not compute feed-forward {} (use the CPU)",
@@ -210,11 +214,17 @@ void check_supported(const ModelPlan& plan) {
       throw_error(ErrorKind::usage,
                   "a CUDA device runs up to {} experts a layer and {} a token, this model has {} and {} (use the CPU)",
                   kMostExperts, kMostUsedExperts, experts.n_experts, experts.rule.n_used);
-    if (layer.attention.gate)
-      throw_error(ErrorKind::usage, "a CUDA device does not compute a gate of the attention's output (use the CPU)");
     if (const int most = is_latent ? kMostLatentDim : kMaxDeviceHeadDim; layer.attention.head_dim > most)
       throw_error(ErrorKind::usage, "a CUDA device runs {} up to {}, this model has {} (use the CPU)",
                   is_latent ? "latent rows" : "head_dim", most, layer.attention.head_dim);
+    if (layer.attention.gate && layer.attention.qk_norm_whole)
+      throw_error(ErrorKind::usage,
+                  "a CUDA device does not compute a gate of the attention's output with a norm of all query heads "
+                  "together (use the CPU)");
+    if (layer.delta.key_dim > kMostDeltaKeys)
+      throw_error(ErrorKind::usage,
+                  "a CUDA device runs keys of the delta rule of up to {} values, this model has {} (use the CPU)",
+                  kMostDeltaKeys, layer.delta.key_dim);
   }
 }
 

@@ -17,11 +17,19 @@
 
 namespace ridge {
 
+/// Of a layer with the gated delta rule.
+struct CudaDelta {
+  DeviceProduct qkv_z, a_b;
+  gpu::Buffer conv, decay, dt_bias, norm;
+};
+
 struct CudaLayer {
   // Empty where the model has none.
   gpu::Buffer attn_norm, q_norm, k_norm, attn_sub_norm, attn_post_norm, ffn_norm, ffn_sub_norm, ffn_post_norm,
       sink_logits;
   DeviceProduct qkv, o, gate_up, down;  // gate_up and down: of the shared expert, where there are experts
+                                        // q with a gate: the queries of all heads, then their gates
+  CudaDelta delta;
   // Of latent attention, whose qkv is q_a (or q) and kv_a. k_b and v_b of the heads as of experts: all take part.
   gpu::Buffer q_a_norm, kv_a_norm;
   DeviceProduct q_b;
@@ -139,6 +147,7 @@ class CudaRunner {
     gpu::Buffer h, scores, expert_weights, expert_numbers, packs, expert_gate, expert_up, expert_out, shared;
     gpu::Buffer attn_scratch, k_ring, v_ring;
     gpu::Buffer latent, head_packs;  // of latent attention: LatentRoom, and the packs of all heads
+    gpu::Buffer sequences, delta;    // of the delta rule: DeltaSpans; its matrices, one behind another
     ProductScratch products;
 
     std::vector<const void*> places() const;
@@ -162,6 +171,7 @@ class CudaRunner {
   LatentAppend latent_append(int layer, int64_t n, const StepRows& rows, const KvTiles& tiles, int64_t angles) const;
   void upload_head_packs(int64_t n);
   void attend_slice(int layer, const StepPlan& step, const StepSlice& slice, DeviceKvMemory& memory, bool overlap);
+  void mix_delta(int layer, const StepPlan& step, DeviceKvMemory& memory, bool overlap);
   void feed_forward(int layer, int64_t n, bool overlap);
   void dense(int layer, const ProductCall& in, const ProductCall& out);
   void experts(int layer, int64_t n, bool overlap);
@@ -180,9 +190,10 @@ class CudaRunner {
   gpu::Stream stream_;
   CudaModel model_;
   Room room_;
-  int n_ctx_ = 0;                    // of the pool of the step that runs
-  std::vector<StepRow> rows_there_;  // contents of room_.rows once all queued work has run
-  int64_t packs_there_ = 0;          // tokens that room_.head_packs is for
+  int n_ctx_ = 0;                           // of the pool of the step that runs
+  std::vector<StepRow> rows_there_;         // contents of room_.rows once all queued work has run
+  std::vector<DeltaSpan> sequences_there_;  // and of room_.sequences
+  int64_t packs_there_ = 0;                 // tokens that room_.head_packs is for
   std::map<std::vector<int64_t>, Recorded> recorded_;
   OnBlock on_block_;
 };

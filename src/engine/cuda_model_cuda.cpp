@@ -14,9 +14,34 @@ ProductParts qkv_of(const LayerWeights& l) {
   if (!l.k_b.empty()) return {{l.q_b.n_out > 0 ? &l.q_a : &l.q, &l.kv_a}, {nullptr, nullptr}};
   return {{&l.q, &l.k, &l.v}, {&l.q_bias, &l.k_bias, &l.v_bias}};
 }
+ProductParts qkv_z_of(const DeltaWeights& d) { return {{&d.qkv, &d.z}, {nullptr, nullptr}}; }
+ProductParts a_b_of(const DeltaWeights& d) { return {{&d.a, &d.b}, {nullptr, nullptr}}; }
 ProductParts gate_up_of(const LayerWeights& l, Activation activation) {
   return {{&l.gate, &l.up}, {nullptr, nullptr}, is_fused(activation)};
 }
+
+/// The query projection; where heads have gates, with the rows of all queries in front of those of all gates.
+struct QueryRows {
+  QueryRows(const LayerWeights& l, const AttentionPlan& a) : q(l.q), bias(l.q_bias) {
+    if (!a.gate) return;
+    const auto sort = [&](const auto* from, int64_t row, auto* to) {
+      for (int64_t head = 0; head < a.n_heads; ++head)
+        for (const int64_t gate : {0, 1})
+          std::copy_n(from + (2 * head + gate) * a.head_dim * row, a.head_dim * row,
+                      to + (gate * a.n_heads + head) * a.head_dim * row);
+    };
+    RIDGE_CHECK(q.rows != nullptr && q.n_out == a.q_rows(), "a query projection of {} rows", q.n_out);
+    rows.resize(size_t(q.bytes()));
+    sort(l.q.rows, q.format->row_bytes(q.n_in), rows.data());
+    q.rows = rows.data();
+    if (!bias.empty()) sort(l.q_bias.data(), 1, bias.data());
+  }
+  QueryRows(const QueryRows&) = delete;
+
+  Linear q;
+  std::vector<float> bias;
+  std::vector<std::byte> rows;
+};
 
 bool has_dense(const LayerPlan& layer) { return layer.feed_forward == FeedForwardKind::dense || layer.experts.shared; }
 
@@ -92,7 +117,19 @@ CudaModel::CudaModel(const gpu::Stream& stream, const ModelPlan& plan, const Wei
     layer.ffn_norm = vector(from.ffn_norm);
     layer.ffn_sub_norm = vector(from.ffn_sub_norm);
     layer.ffn_post_norm = vector(from.ffn_post_norm);
-    layer.qkv = product(qkv_of(from));
+    if (plan.layers[i].mixer == MixerKind::delta) {
+      layer.delta = {.qkv_z = product(qkv_z_of(from.delta)),
+                     .a_b = product(a_b_of(from.delta)),
+                     .conv = vector(from.delta.conv),
+                     .decay = vector(from.delta.decay),
+                     .dt_bias = vector(from.delta.dt_bias),
+                     .norm = vector(from.delta.norm)};
+    } else if (plan.layers[i].mixer == MixerKind::latent) {
+      layer.qkv = product(qkv_of(from));
+    } else {
+      const QueryRows queries(from, plan.layers[i].attention);
+      layer.qkv = product({{&queries.q, &from.k, &from.v}, {&queries.bias, &from.k_bias, &from.v_bias}});
+    }
     layer.o = product(one(from.o, &from.o_bias));
     if (plan.layers[i].mixer == MixerKind::latent) {
       layer.q_a_norm = vector(from.q_a_norm);
@@ -140,7 +177,13 @@ int64_t CudaModel::upload_bytes(const ModelPlan& plan, const Weights& weights, c
     const LayerWeights& l = weights.layers[i];
     add_vectors({&l.attn_norm, &l.q_norm, &l.k_norm, &l.attn_sub_norm, &l.attn_post_norm, &l.ffn_norm, &l.ffn_sub_norm,
                  &l.ffn_post_norm, &l.sink_logits});
-    add_product(qkv_of(l));
+    if (plan.layers[i].mixer == MixerKind::delta) {
+      add_vectors({&l.delta.conv, &l.delta.decay, &l.delta.dt_bias, &l.delta.norm});
+      add_product(qkv_z_of(l.delta));
+      add_product(a_b_of(l.delta));
+    } else {
+      add_product(qkv_of(l));
+    }
     add_product(one(l.o, &l.o_bias));
     if (plan.layers[i].mixer == MixerKind::latent) {
       add_vectors({&l.q_a_norm, &l.kv_a_norm});
@@ -165,7 +208,8 @@ int64_t CudaModel::step_bytes(const ModelPlan& plan) const {
   int64_t sum = output.bytes();
   for (size_t i = 0; i < layers.size(); ++i) {
     const CudaLayer& l = layers[i];
-    for (const DeviceProduct* p : {&l.qkv, &l.q_b, &l.o, &l.gate_up, &l.down}) sum += p->bytes();
+    for (const DeviceProduct* p : {&l.qkv, &l.q_b, &l.delta.qkv_z, &l.delta.a_b, &l.o, &l.gate_up, &l.down})
+      sum += p->bytes();
     sum += l.k_b.bytes() + l.v_b.bytes();
     const ExpertsPlan& e = plan.layers[i].experts;
     if (e.n_experts > 0)

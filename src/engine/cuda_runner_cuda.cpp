@@ -66,6 +66,7 @@ std::vector<const void*> CudaRunner::Room::places() const {
   for (const gpu::Buffer* b :
        {&h, &scores, &expert_weights, &expert_numbers, &packs, &expert_gate, &expert_up, &expert_out, &shared})
     places.push_back(b->as<void>());
+  for (const gpu::Buffer* b : {&sequences, &delta}) places.push_back(b->as<void>());
   for (const gpu::Buffer* b : {&tokens, &rows, &spans, &blocks, &n_spans, &logit_rows, &cosines, &sines, &x, &qkv, &q,
                                &attn, &ff, &logit_x, &block, &attn_scratch, &k_ring, &v_ring})
     places.push_back(b->as<void>());
@@ -98,13 +99,16 @@ void CudaRunner::make_room(const StepPlan& step, const DeviceKvMemory& memory) {
   r.cosines.ensure(std::max<int64_t>(1, n_angles));
   r.sines.ensure(std::max<int64_t>(1, n_angles));
   r.x.ensure(n * plan_.d_model);
-  r.qkv.ensure(n * (plan_.q_dim() + 2 * plan_.kv_dim()));
   r.q.ensure(n * plan_.q_dim());
   r.attn.ensure(n * plan_.q_dim());
   r.ff.ensure(2 * n * plan_.d_ff());  // gate and up, where they are not one product
   if (!std::ranges::all_of(plan_.layers, adds_at_once)) r.block.ensure(n * plan_.d_model);
+  r.sequences.ensure<DeltaSpan>(ssize(step.sequences));
   for (const LayerPlan& layer : plan_.layers) {
     if (layer.mixer == MixerKind::latent) r.latent.ensure(LatentRoom(layer, n).end);
+    r.qkv.ensure(n * (layer.attention.q_rows() + 2 * layer.attention.kv_dim()));
+    const DeltaPlan& d = layer.delta;
+    if (layer.mixer == MixerKind::delta) r.delta.ensure(2 * n * (d.channels() + d.values() + d.n_value_heads) + 24);
     const ExpertsPlan& e = layer.experts;
     if (layer.feed_forward != FeedForwardKind::experts) continue;
     const ExpertChoice choice{.n_tokens = n, .n_experts = e.n_experts, .n_used = e.rule.n_used};
@@ -122,6 +126,7 @@ void CudaRunner::make_room(const StepPlan& step, const DeviceKvMemory& memory) {
   for (const StepSlice& slice : step.slices)
     for (int layer = 0; layer < memory.n_layers(); ++layer) {
       const AttentionPlan& a = plan_.layers[size_t(layer)].attention;
+      if (a.n_heads == 0) continue;
       if (plan_.layers[size_t(layer)].mixer == MixerKind::latent)
         r.attn_scratch.ensure<std::byte>(latent_attn_scratch_bytes(slice.n_rows, a.n_heads, a.head_dim));
       if (!slice.is_long && memory.in_fragments(layer))
@@ -145,6 +150,10 @@ void CudaRunner::upload(const StepPlan& step, std::span<const int32_t> tokens) {
     rows_there_ = step.rows;
   }
   upload_head_packs(std::max<int64_t>(step.n_tokens, ssize(step.rows)));
+  if (room_.delta.bytes() > 0 && sequences_there_ != step.sequences) {
+    fill(stream_, room_.sequences, step.sequences);
+    sequences_there_ = step.sequences;
+  }
   fill(stream_, room_.blocks, step.blocks);
   if (!step.logits_in_order) fill(stream_, room_.logit_rows, step.logit_rows);
   if (step.recorded) return;
@@ -204,8 +213,8 @@ void CudaRunner::attend_slice(int i, const StepPlan& step, const StepSlice& slic
       t.ring_tiles = slice.ring_tiles;
     }
 
-  // [n, q_dim], [n, kv_dim], [n, kv_dim]: for one row joint.
-  const float *q = room_.qkv.as<float>(), *k = q + n * plan.q_dim(), *v = k + n * plan.kv_dim();
+  // [n, q_rows], [n, kv_dim], [n, kv_dim]: for one row joint.
+  const float *q = room_.qkv.as<float>(), *k = q + n * plan.q_rows(), *v = k + n * plan.kv_dim();
   const auto rope_index = size_t(plan_.rope_of(plan, n_ctx_));
   const CudaRope& rope = model_.ropes[rope_index];
   int64_t angles = int64_t(slice.first_row) * rope.n_pairs;
@@ -224,7 +233,7 @@ void CudaRunner::attend_slice(int i, const StepPlan& step, const StepSlice& slic
                               .q = q,
                               .k = k,
                               .v = v,
-                              .q_pitch = plan.q_dim(),
+                              .q_pitch = plan.q_rows(),
                               .k_pitch = plan.kv_dim(),
                               .v_pitch = plan.kv_dim(),
                               .q_norm = head_norm ? layer.q_norm.as<float>() : nullptr,
@@ -282,7 +291,7 @@ void CudaRunner::attend(int i, const StepPlan& step, DeviceKvMemory& memory, boo
   const AttentionPlan& plan = plan_.layers[size_t(i)].attention;
   const CudaLayer& layer = model_.layers[size_t(i)];
   const int64_t n = std::max<int64_t>(step.n_tokens, ssize(step.rows));
-  float *q = room_.qkv.as<float>(), *k = q + n * plan.q_dim(), *v = k + n * plan.kv_dim();
+  float *q = room_.qkv.as<float>(), *k = q + n * plan.q_rows(), *v = k + n * plan.kv_dim();
   ProductCall call = block_in(i, n, layer.attn_norm, overlap);
   std::ranges::copy(std::array{q, k, v}, call.y);
   layer.qkv.run(stream_, call, room_.products);
@@ -292,6 +301,10 @@ void CudaRunner::attend(int i, const StepPlan& step, DeviceKvMemory& memory, boo
     device_rms_norm(stream_, n, plan.kv_dim(), k, layer.k_norm.as<float>(), plan_.norm_eps, k);
   }
   for (const StepSlice& slice : step.slices) attend_slice(i, step, slice, memory, overlap);
+  if (plan.gate) {
+    const gpu::OpRange range([&] { return small_op("gate", n * plan.q_rows(), i); });
+    device_sigmoid_gate(stream_, n, plan.q_dim(), q + plan.q_dim(), plan.q_rows(), room_.attn.as<float>());
+  }
   call = block_out(i, n, overlap);
   call.x = room_.attn.as<float>();
   call.norm_weight = plan.out_norm ? layer.attn_sub_norm.as<float>() : nullptr;
@@ -449,8 +462,8 @@ void CudaRunner::queue(const StepPlan& step, DeviceKvMemory& memory, const int32
     show_block(i, Block::mixer, step.n_tokens);
     switch (plan_.layers[size_t(i)].mixer) {
       case MixerKind::attention: attend(i, step, memory, overlap); break;
+      case MixerKind::delta: mix_delta(i, step, memory, overlap); break;
       case MixerKind::latent: attend_latent(i, step, memory, overlap); break;
-      case MixerKind::delta: break;  // refused when the model was opened
     }
     show_block(i, Block::feed_forward, step.n_tokens);
     switch (plan_.layers[size_t(i)].feed_forward) {

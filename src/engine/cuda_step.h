@@ -8,6 +8,7 @@
 #include "model/plan.h"
 #include "op/attn/attn_cuda.h"
 #include "op/cache/device_memory.h"
+#include "op/delta/delta_cuda.h"
 
 namespace ridge {
 
@@ -41,7 +42,10 @@ struct StepPlan {
   std::vector<StepRow> rows;
   std::vector<StepSpan> spans;
   std::vector<AttnBlock> blocks;
-  std::vector<int32_t> n_spans;     ///< of each slice
+  std::vector<int32_t> n_spans;  ///< of each slice
+  std::vector<DeltaSpan>
+      sequences;        ///< not cut; of a recorded step as many as rows, behind those of the batch empty ones
+  int most_tokens = 1;  ///< of one sequence
   std::vector<int32_t> logit_rows;  ///< rows of the step's matrices that get logits
   bool logits_in_order = false;     ///< they are all rows, in order
   int n_leaving = 0;                ///< sequences of a recorded step of which some tile leaves

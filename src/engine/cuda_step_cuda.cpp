@@ -15,7 +15,8 @@ constexpr int kMostRecordedRows = 256;
 template <class Visit>
 void for_each_retention(const DeviceKvMemory& memory, const Visit& visit) {
   for (int layer = 0; layer < memory.n_layers(); ++layer)
-    for (const bool is_k : {true, false}) visit(memory.tiles(layer, is_k));
+    for (const bool is_k : {true, false})
+      if (const KvTiles& tiles = memory.tiles(layer, is_k); tiles.n_kv_heads > 0) visit(tiles);
 }
 
 /// Tiles of a ring that holds all rows which queries of the span may see exact.
@@ -66,6 +67,8 @@ class Planner {
     int row = 0;
     for (const SeqTokens& tokens : batch_.seqs) {
       const KvSpan whole = pool_.span(tokens.seq, row, tokens.n_tokens);
+      plan_.sequences.push_back({.first = row, .n = tokens.n_tokens, .slot = whole.slot});
+      plan_.most_tokens = std::max(plan_.most_tokens, tokens.n_tokens);
       row += tokens.n_tokens;
       const std::vector<KvSpan> parts = cut_span(whole, INT_MAX, pool_.calibrates(tokens.seq));
       if (rounds_.size() < parts.size()) rounds_.resize(parts.size());
@@ -110,6 +113,7 @@ class Planner {
       const bool rows = !memory_.in_fragments(layer);
       if (!rows && !slice.is_long) continue;
       const AttentionPlan& attention = model_.layers[size_t(layer)].attention;
+      if (attention.n_kv_heads == 0) continue;
       const int group = attention.n_heads / attention.n_kv_heads;
       PrefillPlan prefill = rows ? PrefillPlan{} : prefill_attn_plan(attention.head_dim);
       prefill.window = attention.window;
@@ -140,6 +144,7 @@ class Planner {
     const int padded = padded_rows(slice.n_rows);
     for (int row = slice.n_rows; row < padded; ++row) plan_.rows.push_back({.row = row});
     slice.n_rows = padded;
+    plan_.sequences.resize(size_t(padded));
   }
 
   void add_logit_rows() {

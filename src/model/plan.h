@@ -43,6 +43,7 @@ struct AttentionPlan {
   bool gate = false;           ///< the result times sigmoid(gate x); each head's gate is projected behind its query
 
   int q_dim() const { return n_heads * head_dim; }
+  int q_rows() const { return (gate ? 2 : 1) * q_dim(); }  ///< of the query projection
   int kv_dim() const { return n_kv_heads * head_dim; }
 };
 

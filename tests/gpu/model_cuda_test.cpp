@@ -4,6 +4,7 @@
 #include "base/metrics.h"
 #include "cases/paths.h"
 #include "cases/reference_data.h"
+#include "cases/temp_dir.h"
 #include "engine/engine.h"
 #include "gpu/device_data.h"
 #include "gpu/launch_log.h"
@@ -148,13 +149,23 @@ TEST_F(ModelCuda, AShippedModelGivesTheReferencesLogits) {
   EXPECT_LT(compare(all_logits(device, tokens, "f32", "f32"), all_logits(cpu, tokens, "f32", "f32")).nmse, 1e-9);
 }
 
+/// Latent rows behind a router of groups under a softmax.
+TEST_F(ModelCuda, DeepSeekV2GivesTheReferencesLogits) {
+  const std::string path = RIDGE_SOURCE_DIR "/tests/golden/deepseek-v2";
+  const Model cpu = Model::load(path, {.n_threads = 2, .isa = "scalar"}),
+              device = Model::load(path, {.device = "cuda"});
+  const auto tokens = tokens_of(40, cpu.info().vocab_size, 3);
+  EXPECT_LT(compare(all_logits(device, tokens, "f32", "f32"), all_logits(cpu, tokens, "f32", "f32")).nmse, 1e-8);
+}
+
 /// Tiny models of every architecture whose logits tests/engine/parity_test.cpp holds to other implementations'. Weights in
 /// bf16 meet activations of 16 bits; a context beyond LongRoPE's border, and one within it.
 TEST_F(ModelCuda, ModelsOfManyArchitecturesAreTheReferences) {
   const auto data = reference_data();
   if (!data) GTEST_SKIP() << "reference models are not here (set RIDGE_DATA)";
   for (const char* name : {"mistral", "llama3", "mistral_swa", "granite", "phi3", "phi3_longrope", "olmo2", "gemma3",
-                           "qwen3_moe", "qwen3_moe_dense", "qwen2_moe", "gpt_oss", "gpt_oss_mxfp4", "deepseek_v3"}) {
+                           "qwen3_moe", "qwen3_moe_dense", "qwen2_moe", "gpt_oss", "gpt_oss_mxfp4", "deepseek_v3",
+                           "qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen3_5_mtp"}) {
     const std::string path = (*data / "parity/models" / name).native();
     const Model cpu = Model::load(path, {.n_threads = 2, .isa = "scalar"}),
                 device = Model::load(path, {.device = "cuda"});
@@ -247,11 +258,18 @@ TEST_F(RaggedCuda, StepsOverTilesAreTheReferences) {
   check("synth:tiny-64@layers=1@weights=f32", "rotor-3", "q4_0", 2e-4);
 }
 
-/// Windows, two ropes, norms around blocks and GeGLU; experts; sink logits, biases and experts. A layer of each kind.
+/// Windows, two ropes, norms around blocks and GeGLU; experts; sink logits, biases and experts; latent rows;
+/// states and gated attention. A layer of each kind.
 TEST_F(RaggedCuda, StepsOfOtherArchitecturesAreTheReferences) {
-  for (const char* spec : {"synth:tiny-gemma@layers=6@weights=f32", "synth:tiny-experts@weights=f32",
-                           "synth:tiny-oss@weights=f32", "synth:tiny-latent@weights=f32"})
+  for (const char* spec :
+       {"synth:tiny-gemma@layers=6@weights=f32", "synth:tiny-experts@weights=f32", "synth:tiny-oss@weights=f32",
+        "synth:tiny-latent@weights=f32", "synth:tiny-delta@layers=2@weights=f32"})
     check(spec, "f32", "f32", 1e-10);
+}
+
+/// States beside a cache that calibrates and codes in the middle of steps.
+TEST_F(RaggedCuda, StepsOfStatesBesideCodedRowsAreTheReferences) {
+  check("synth:tiny-delta@layers=2@weights=f32", "rotor-3", "q4_0", 2e-4);
 }
 
 /// The same of weights in bricks and rows. A token whose choice of experts is close may take another one: the bound is
@@ -299,6 +317,104 @@ TEST_F(ModelCuda, StepsAreTheSameBitsHoweverTheyRun) {
   device.run(1, forks[1]);
   device.pool->unpark(a).or_throw();
   EXPECT_EQ(device.run(5, a), after) << "after a rest in host memory";
+}
+
+/// States move on where they are: however a step runs, in forks and checkpoints, after a reset and a rest in host memory.
+TEST_F(ModelCuda, StatesAreTheSameBitsHoweverTheyMove) {
+  Running device("synth:tiny-delta@layers=2@weights=f32", {.device = "cuda"}, "f32", "f32");
+  const auto prompt = tokens_of(40, 512, 1);
+  const SeqTokens whole{device.open(), int(prompt.size())};
+  const SeqId a = whole.seq;
+  const auto of_prompt = device.run(prompt, {&whole, 1});
+  const CheckpointId checkpoint = device.pool->checkpoint(a).or_throw();
+  std::vector<SeqId> forks;
+  for (int i = 0; i < 3; ++i) forks.push_back(device.pool->fork(a, whole.n_tokens).or_throw());
+  const auto queued = device.run(3, a);
+  EXPECT_EQ(device.run(3, forks[0]), queued) << "recorded";
+  EXPECT_EQ(device.run(3, forks[1]), queued) << "replayed";
+  const auto next = device.run(4, a);
+  EXPECT_NE(next, queued);
+  // Another step of two rows as one that was recorded: of one sequence, and of two.
+  for (int turn = 0; turn < 3; ++turn) {
+    const SeqId b = device.pool->open(checkpoint).or_throw(), c = device.pool->open(checkpoint).or_throw();
+    const SeqTokens two{b, 2}, each[] = {{b, 1}, {c, 1}};
+    const auto rows = device.run(std::array{3, 4}, {&two, 1});
+    EXPECT_LT(compare(rows,
+                      [&] {
+                        auto both = queued;
+                        both.insert(both.end(), next.begin(), next.end());
+                        return both;
+                      }())
+                  .nmse,
+              1e-10)
+        << "turn " << turn;
+    const auto last = device.run(std::array{5, 3}, each);
+    EXPECT_LT(compare(std::vector(last.begin() + 512, last.end()), queued).nmse, 1e-10) << "turn " << turn;
+    device.pool->close(b);
+    device.pool->close(c);
+  }
+  device.pool->park(forks[0]);
+  device.run(1, forks[2]);
+  device.pool->unpark(forks[0]).or_throw();
+  EXPECT_EQ(device.run(4, forks[0]), next) << "after a rest in host memory";
+  const SeqId again = device.pool->open(checkpoint).or_throw();
+  EXPECT_EQ(device.run(3, again), queued) << "from a checkpoint";
+  EXPECT_FALSE(device.pool->trim(a, 41, TrimMode::exact)) << "a state does not go back";
+  ASSERT_TRUE(device.pool->trim(a, 0, TrimMode::exact));
+  EXPECT_EQ(device.run(prompt, {&whole, 1}), of_prompt) << "begins with zeros";
+  const SeqId filled[] = {device.open(), device.open()};
+  for (const SeqId seq : filled) device.pool->fill(seq, 200, 7).or_throw();
+  const auto of_filled = device.run(3, filled[0]);
+  EXPECT_TRUE(std::ranges::all_of(of_filled, [](float x) { return std::isfinite(x); }));
+  EXPECT_NE(of_filled, device.run(3, device.open())) << "a filled state holds something";
+  EXPECT_EQ(device.run(3, filled[1]), of_filled);
+  // Token by token from zeros.
+  ASSERT_TRUE(device.pool->trim(a, 0, TrimMode::exact));
+  std::vector<float> one_by_one;
+  for (const int32_t token : prompt) {
+    const auto row = device.run(token, a);
+    one_by_one.insert(one_by_one.end(), row.begin(), row.end());
+  }
+  EXPECT_LT(compare(one_by_one, of_prompt).nmse, 1e-10) << "a prompt is its tokens";
+}
+
+/// Drawing leaves no surplus behind, which a state could not forget; the state file is the CPU's.
+TEST_F(ModelCuda, DrawingKeepsTheStatesOfWhatWasTaken) {
+  const TempDir dir;
+  const char* spec = "synth:tiny-delta@layers=2@weights=f32";
+  const Model cpu = Model::load(spec, {.n_threads = 1, .isa = "scalar"}),
+              device = Model::load(spec, {.device = "cuda"});
+  const auto prompt = tokens_of(9, 512, 1);
+  SamplerOptions greedy;
+  greedy.temperature = 0;
+  std::vector<int32_t> drawn[2];
+  std::vector<float> after[2];
+  const auto take = [](std::vector<int32_t>& tokens, size_t n) {
+    return [&tokens, n](int32_t token) {
+      tokens.push_back(token);
+      return tokens.size() < n;
+    };
+  };
+  Session on_host(cpu, {.n_ctx = 64, .k = {.format = "f32"}, .v = {.format = "f32"}}),
+      on_device(device, {.n_ctx = 64, .k = {.format = "f32"}, .v = {.format = "f32"}});
+  EXPECT_THAT(on_device.kernels(), testing::Contains("delta=columns"));
+  int i = 0;
+  for (Session* session : {&on_host, &on_device}) {
+    session->prefill(prompt);
+    EXPECT_EQ(session->draw(greedy, prompt, 1000, take(drawn[i], 6)), 6);
+    EXPECT_EQ(session->n_past(), 14);
+    const auto logits = session->decode(drawn[i].back());
+    after[i++].assign(logits.begin(), logits.end());
+  }
+  EXPECT_EQ(drawn[1], drawn[0]);
+  EXPECT_LT(compare(after[1], after[0]).nmse, 1e-10);
+  const std::string path = (dir / "state").native();
+  on_device.save(path);
+  on_host.restore(path);
+  EXPECT_LT(compare(on_host.decode(1), on_device.decode(1)).nmse, 1e-10);
+  on_host.save(path);
+  on_device.restore(path);
+  EXPECT_LT(compare(on_host.decode(2), on_device.decode(2)).nmse, 1e-10);
 }
 
 /// Steps of many sequences are filled up with rows of nobody; what a sequence gets does not depend on where it stands.
@@ -398,7 +514,6 @@ TEST_F(ModelCuda, RefusesWhatItDoesNotDo) {
   refused("synth:tiny", {.device = "cuda", .isa = "avx2"}, ErrorKind::usage, "isa");
   refused("synth:tiny", {.device = "cuda", .kernels = {"gemv=ref"}}, ErrorKind::usage, "gemv");
   refused("synth:tiny-64@weights=tq2_0", {.device = "cuda"}, ErrorKind::usage, "tq2_0");
-  refused("synth:tiny-delta", {.device = "cuda"}, ErrorKind::usage, "mixer delta");
   const Model model = Model::load("synth:tiny", {.device = "cuda"});
   EXPECT_THROW(model.engine().backend().watch([](auto&&...) {}, {}), Error);
 }

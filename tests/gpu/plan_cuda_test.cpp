@@ -1,6 +1,7 @@
 // What plans may ask of a layer, on the device against the CPU's reference kernels: tiny models whose plan is changed.
 #include <gmock/gmock.h>
 
+#include <deque>
 #include <functional>
 
 #include "base/metrics.h"
@@ -243,6 +244,60 @@ TEST_F(PlanCuda, ExpertsInMxfp4) {
       kHalves, "f16");
 }
 
+/// Random rows in the place of a matrix's; `kept` owns them.
+Linear random_matrix(uint64_t seed, int64_t n_out, int64_t n_in, std::deque<std::vector<float>>& kept) {
+  kept.push_back(normal_floats(seed, n_out * n_in, 0.1));
+  return {.format = find_weight_format("f32").or_throw(),
+          .n_out = n_out,
+          .n_in = n_in,
+          .rows = reinterpret_cast<const std::byte*>(kept.back().data())};
+}
+
+/// Keys and values of other widths than the model's, heads that share keys either way, convolutions of other lengths.
+TEST_F(PlanCuda, ShapesOfTheDeltaRule) {
+  for (const DeltaShape& shape : {DeltaShape{1, 3, 24, 40, 2}, {2, 4, 70, 8, 5, true}}) {
+    std::deque<std::vector<float>> kept;
+    const auto change = [&](ModelPlan& plan, Weights& weights) {
+      plan.layers[0].delta = shape;
+      LayerWeights& layer = weights.layers[0];
+      DeltaWeights& d = layer.delta;
+      d.qkv = random_matrix(1, shape.channels(), plan.d_model, kept);
+      d.z = random_matrix(2, shape.values(), plan.d_model, kept);
+      d.a = random_matrix(3, shape.n_value_heads, plan.d_model, kept);
+      d.b = random_matrix(4, shape.n_value_heads, plan.d_model, kept);
+      d.conv = normal_floats(5, shape.kernel * shape.channels(), 0.5);
+      d.decay = std::vector<float>(size_t(shape.n_value_heads), -0.1f);
+      d.dt_bias = normal_floats(6, shape.n_value_heads);
+      d.norm = values_near(7, shape.value_dim, 1, 0.1);
+      layer.o = random_matrix(8, plan.d_model, shape.values(), kept);
+    };
+    check("tiny-delta@layers=2@weights=f32", change, kFloats);
+  }
+}
+
+/// Bricks; the rows of gates are sorted as they lie in the file. The change is that of the scores.
+TEST_F(PlanCuda, PackedWeightsOfTheDeltaRule) {
+  const auto change = [](ModelPlan& plan, Weights&) { plan.layers[1].attention.scale *= 4; };
+  for (const char* weights : {"f16", "q8_0"})
+    check(fmt::format("tiny-delta@layers=2@weights={}", weights).c_str(), change, kHalves);
+}
+
+/// Over rows and tiles.
+TEST_F(PlanCuda, GatesOfAttention) {
+  std::deque<std::vector<float>> kept;
+  const auto change = [&](ModelPlan& plan, Weights& weights) {
+    LayerWeights& layer = weights.layers[0];
+    AttentionPlan& a = plan.layers[0].attention;
+    a.gate = a.qkv_bias = true;
+    layer.q = random_matrix(1, a.q_rows(), plan.d_model, kept);
+    layer.q_bias = normal_floats(2, a.q_rows());
+    layer.k_bias = normal_floats(3, a.kv_dim());
+    layer.v_bias = normal_floats(4, a.kv_dim());
+  };
+  check("tiny@weights=f32", change, kFloats);
+  check("tiny-64@layers=1@weights=f32", change, kHalves, "f16");
+}
+
 TEST_F(PlanCuda, WhatADeviceDoesNotRunIsRefusedByName) {
   const auto refused = [](const Change& change, const char* named) {
     CpuContext context(1, Isa::scalar);
@@ -264,6 +319,14 @@ TEST_F(PlanCuda, WhatADeviceDoesNotRunIsRefusedByName) {
         plan.layers[0].attention.head_dim = 800;
       },
       "latent rows up to 768");
+  refused(
+      [](ModelPlan& plan, Weights&) {
+        AttentionPlan& a = plan.layers[0].attention;
+        a.gate = a.qk_norm = a.qk_norm_whole = true;
+      },
+      "a norm of all query heads together");
+  refused([](ModelPlan& plan, Weights&) { plan.layers[0].delta.key_dim = 257; },
+          "up to 256 values, this model has 257");
   refused([](ModelPlan& plan, Weights&) { plan.layers[0].experts.rule.n_used = 33; },
           "1024 experts a layer and 32 a token");
   refused([](ModelPlan&, Weights& weights) { weights.layers[0].experts[3].up.scale = 2; },

@@ -29,6 +29,7 @@ class DeviceKvMemory final : public KvMemory {
   uint64_t serial() const { return serial_; }
   /// As kernels read and write a side.
   const KvTiles& tiles(int layer, bool is_k) const { return side(layer, is_k).tiles; }
+  float* states(int layer) const { return side(layer, true).state.as<float>(); }  ///< [n_slots, state_values]
   bool in_fragments(int layer) const { return tiles(layer, true).kind != TileKind::rows; }
   std::span<const SideGroup> groups() const { return groups_; }
   const Retentions& retentions() const { return retentions_; }
@@ -58,12 +59,13 @@ class DeviceKvMemory final : public KvMemory {
     Side(const gpu::Stream& stream, int layer, const KvLayout& layout, std::span<const float> metric_of_model,
          int n_pages, int n_slots);
     int64_t bytes() const {
-      return pages.bytes() + ring.bytes() + sinks.bytes() + centre.bytes() + head_scale.bytes() + counts.bytes();
+      return pages.bytes() + ring.bytes() + sinks.bytes() + centre.bytes() + head_scale.bytes() + state.bytes() +
+             counts.bytes();
     }
 
     KvLayout layout;
     KvTiles tiles;
-    gpu::Buffer pages, ring, sinks, centre, head_scale, metric, rotation, counts;
+    gpu::Buffer pages, ring, sinks, centre, head_scale, state, metric, rotation, counts;
   };
   struct Parts {
     gpu::Buffer list;  // CachePart
@@ -74,6 +76,7 @@ class DeviceKvMemory final : public KvMemory {
 
   const Side& side(int layer, bool is_k) const { return sides_[side_index(layer, is_k)]; }
   void fill_in_fragments(const Side& side, const SequencePlace& place, uint64_t seed);
+  void fill_state(int layer, const SequencePlace& place, uint64_t seed);
   void fill_rows(int layer, const SequencePlace& place, uint64_t seed);
 
   const gpu::Stream& stream_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "base/rng.h"
 #include "op/cache/host_memory.h"
 #include "op/cache/rotation.h"
 #include "op/cache/tile_formats.h"
@@ -32,6 +33,7 @@ DeviceKvMemory::Side::Side(const gpu::Stream& stream, int layer, const KvLayout&
       sinks(of.sinks_bytes() > 0 ? n_slots * of.sinks_bytes() + kPadBytes : 0),
       centre(n_slots * of.centre_bytes()),
       head_scale(n_slots * of.head_scale_bytes()),
+      state(n_slots * of.state_bytes()),
       counts(n_pages * int64_t(sizeof(PageCounts))) {
   const RowRotation turn(of.config.policy.rotation, layer, tiles.head_dim);
   rotation = gpu::to_device(stream, turn.table());
@@ -78,8 +80,9 @@ DeviceKvMemory::DeviceKvMemory(const gpu::Stream& stream, std::span<const KvLaye
       for (std::vector<CachePart>* parts : {&of_slot, &slot_floats}) {
         add(*parts, s.centre, of.centre_bytes());
         add(*parts, s.head_scale, of.head_scale_bytes());
+        add(*parts, s.state, of.state_bytes());
       }
-      retentions_.add(of.tiles.retention);
+      if (of.tiles.n_kv_heads > 0) retentions_.add(of.tiles.retention);
     }
   const auto put = [&](Parts& to, const std::vector<CachePart>& parts) {
     to = {gpu::to_device(stream, std::span<const CachePart>(parts)), int(parts.size())};
@@ -92,6 +95,7 @@ DeviceKvMemory::DeviceKvMemory(const gpu::Stream& stream, std::span<const KvLaye
   std::vector<std::vector<KvTiles>> members;
   for (const Side& s : sides_) {
     const KvTiles& t = s.tiles;
+    if (t.n_kv_heads == 0) continue;
     const auto same = [&](const SideGroup& g) {
       return g.in_fragments == (t.kind != TileKind::rows) && g.n_kv_heads == t.n_kv_heads && g.head_dim == t.head_dim;
     };
@@ -152,14 +156,16 @@ struct DeviceKvMemory::HostSide {
         ring(size_t(of.layout.ring_bytes())),
         sinks(size_t(of.layout.sinks_bytes())),
         centre(size_t(of.layout.centre_bytes() / 4)),
-        head_scale(size_t(of.layout.head_scale_bytes() / 4)) {}
+        head_scale(size_t(of.layout.head_scale_bytes() / 4)),
+        state(size_t(of.layout.state_values)) {}
 
   SideBytes bytes() {
     SideBytes bytes{.pages = {},
                     .sinks = sinks.data(),
                     .ring = ring.data(),
                     .centre = centre.data(),
-                    .head_scale = head_scale.data()};
+                    .head_scale = head_scale.data(),
+                    .state = state.data()};
     for (size_t i = 0; i < place.pages.size(); ++i)
       bytes.pages.push_back(pages.data() + int64_t(i) * side.layout.page_bytes());
     return bytes;
@@ -176,12 +182,13 @@ struct DeviceKvMemory::HostSide {
     move(side.tiles.sinks + place.slot * l.sinks_bytes(), sinks.data(), l.sinks_bytes());
     move(side.tiles.centre + place.slot * (l.centre_bytes() / 4), centre.data(), l.centre_bytes());
     move(side.tiles.head_scale + place.slot * (l.head_scale_bytes() / 4), head_scale.data(), l.head_scale_bytes());
+    move(side.state.as<float>() + place.slot * l.state_values, state.data(), l.state_bytes());
   }
 
   const Side& side;
   const SequencePlace& place;
   std::vector<std::byte> pages, ring, sinks;
-  std::vector<float> centre, head_scale;
+  std::vector<float> centre, head_scale, state;
 };
 
 SideImage DeviceKvMemory::read_side(int layer, bool is_k, const SequencePlace& place) {
@@ -215,6 +222,15 @@ void DeviceKvMemory::fill_in_fragments(const Side& s, const SequencePlace& place
                     t.sinks + place.slot * s.layout.sinks_bytes());
 }
 
+void DeviceKvMemory::fill_state(int layer, const SequencePlace& place, uint64_t seed) {
+  const int64_t n = layout(layer, true).state_values;
+  Rng rng(seed);
+  std::vector<float> values(static_cast<size_t>(n));
+  for (float& x : values) x = float(rng.uniform() * 0.346 - 0.173);  // as the host has it
+  gpu::upload(stream_, states(layer) + place.slot * n, values.data(), 4 * n);
+  stream_.synchronize();
+}
+
 /// One page of rows as the host fills it, and copies.
 void DeviceKvMemory::fill_rows(int layer, const SequencePlace& place, uint64_t seed) {
   KvLayerConfig config{layout(layer, true).config, layout(layer, false).config, tiles(layer, true).n_kv_heads,
@@ -240,6 +256,10 @@ void DeviceKvMemory::fill_rows(int layer, const SequencePlace& place, uint64_t s
 void DeviceKvMemory::fill(const SequencePlace& place, uint64_t seed) {
   for (int layer = 0; layer < n_layers(); ++layer) {
     const uint64_t own_seed = seed + 6 * uint64_t(layer) * uint64_t(n_pages() + 1);
+    if (layout(layer, true).state_values > 0) {
+      fill_state(layer, place, own_seed);
+      continue;
+    }
     if (!in_fragments(layer)) {
       fill_rows(layer, place, own_seed);
       continue;

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "base/host_device.h"
+
 namespace ridge {
 
 /// Numbers of one layer.
@@ -13,14 +15,14 @@ struct DeltaShape {
   int kernel = 0;           ///< tokens that a row of the convolution sees, its own among them
   bool keys_cycle = false;  ///< value head i reads key head i mod n_key_heads; else i / (n_value_heads / n_key_heads)
 
-  int64_t keys() const { return int64_t(n_key_heads) * key_dim; }
-  int64_t values() const { return int64_t(n_value_heads) * value_dim; }
+  RIDGE_HD int64_t keys() const { return int64_t(n_key_heads) * key_dim; }
+  RIDGE_HD int64_t values() const { return int64_t(n_value_heads) * value_dim; }
   /// Columns of q, k and v together, which go through the convolution.
-  int64_t channels() const { return 2 * keys() + values(); }
+  RIDGE_HD int64_t channels() const { return 2 * keys() + values(); }
   /// float32 values that a sequence remembers: a matrix [key_dim, value_dim] for every value head, then the last
   /// [kernel - 1, channels] inputs of the convolution. All zero at the start.
-  int64_t state_values() const { return values() * key_dim + (kernel - 1) * channels(); }
-  int key_head(int value_head) const {
+  RIDGE_HD int64_t state_values() const { return values() * key_dim + (kernel - 1) * channels(); }
+  RIDGE_HD int key_head(int value_head) const {
     return keys_cycle ? value_head % n_key_heads : value_head / (n_value_heads / n_key_heads);
   }
 };

@@ -62,6 +62,11 @@ __global__ void clamped_swiglu_kernel(int64_t n, float* gate, const float* up) {
   gate[i] = g / (1 + expf(-kGain * g)) * (u + 1);
 }
 
+__global__ void sigmoid_gate_kernel(int64_t total, int64_t n, const float* gate, int64_t pitch, float* x) {
+  const int64_t i = element();
+  if (i < total) x[i] /= 1 + expf(-gate[i / n * pitch + i % n]);
+}
+
 __global__ void add_kernel(int64_t n, float* x, const float* y, float factor) {
   const int64_t i = element();
   if (i < n) x[i] = fmaf(factor, y[i], x[i]);
@@ -104,6 +109,12 @@ void device_gelu_glu(gpu::StreamHandle stream, int64_t n, float* gate, const flo
 
 void device_clamped_swiglu(gpu::StreamHandle stream, int64_t n, float* gate, const float* up) {
   gpu::launch("clamped_swiglu", clamped_swiglu_kernel, {blocks(n), kThreads, 0, stream}, n, gate, up);
+}
+
+void device_sigmoid_gate(gpu::StreamHandle stream, int64_t n_rows, int64_t n, const float* gate, int64_t pitch,
+                         float* x) {
+  gpu::launch("sigmoid_gate", sigmoid_gate_kernel, {blocks(n_rows * n), kThreads, 0, stream}, n_rows * n, n, gate,
+              pitch, x);
 }
 
 void device_add(gpu::StreamHandle stream, int64_t n, float* x, const float* y, float factor) {

@@ -23,6 +23,10 @@ void device_gelu_glu(gpu::StreamHandle stream, int64_t n, float* gate, const flo
 /// gate = g sigmoid(1.702 g) (u + 1) over n values, clamped as clamped_swiglu
 void device_clamped_swiglu(gpu::StreamHandle stream, int64_t n, float* gate, const float* up);
 
+/// x[r] *= sigmoid(gate[r]) over rows of n; rows of `gate` are `pitch` values apart.
+void device_sigmoid_gate(gpu::StreamHandle stream, int64_t n_rows, int64_t n, const float* gate, int64_t pitch,
+                         float* x);
+
 /// x += factor y over n values
 void device_add(gpu::StreamHandle stream, int64_t n, float* x, const float* y, float factor = 1);
 

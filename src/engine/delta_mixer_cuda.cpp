@@ -1,0 +1,57 @@
+// x += output(norm(delta(qkv x)) silu(z x)) on a device.
+#include <utility>
+
+#include "engine/cuda_model.h"
+
+namespace ridge {
+
+void CudaRunner::mix_delta(int i, const StepPlan& step, DeviceKvMemory& memory, bool overlap) {
+  const DeltaPlan& plan = plan_.layers[size_t(i)].delta;
+  const CudaLayer& layer = model_.layers[size_t(i)];
+  const int64_t n = std::max<int64_t>(step.n_tokens, ssize(step.rows));
+  // One row leaves no gaps between the matrices, and qkv and z are joint, where widths are multiples of 4.
+  auto matrix = [at = room_.delta.as<float>(), n](int64_t width) mutable {
+    return std::exchange(at, at + (n * width + 3) / 4 * 4);
+  };
+  float *const qkv = matrix(plan.channels()), *const z = matrix(plan.values()), *const a = matrix(plan.n_value_heads),
+               *const b = matrix(plan.n_value_heads), *const mixed = matrix(plan.channels()),
+               *const out = matrix(plan.values());
+  ProductCall call = block_in(i, n, layer.attn_norm, overlap);
+  call.y[0] = qkv, call.y[1] = z;
+  layer.delta.qkv_z.run(stream_, call, room_.products);
+  call.y[0] = a, call.y[1] = b;
+  layer.delta.a_b.run(stream_, call, room_.products);
+  {
+    const gpu::OpRange range([&] {
+      int64_t n_sequences = 0;
+      for (const DeltaSpan& span : step.sequences) n_sequences += span.n > 0;
+      const int64_t states = 4 * n_sequences * plan.state_values();
+      return gpu::LoggedOp{.op = "delta",
+                           .layer = i,
+                           .read_bytes = 4 * step.n_tokens * plan.channels() + states,
+                           .write_bytes = 4 * step.n_tokens * plan.values() + states,
+                           .flops = 7 * step.n_tokens * plan.values() * plan.key_dim};
+    });
+    device_gated_delta(stream_, {.shape = plan,
+                                 .conv = layer.delta.conv.as<float>(),
+                                 .decay = layer.delta.decay.as<float>(),
+                                 .dt_bias = layer.delta.dt_bias.as<float>(),
+                                 .spans = room_.sequences.as<DeltaSpan>(),
+                                 .n_spans = int(step.sequences.size()),
+                                 .most = step.most_tokens,
+                                 .states = memory.states(i),
+                                 .qkv = qkv,
+                                 .a = a,
+                                 .b = b,
+                                 .mixed = mixed,
+                                 .out = out});
+    device_normed_gate(stream_, n * plan.n_value_heads, plan.value_dim, out, layer.delta.norm.as<float>(),
+                       plan_.norm_eps, z);
+  }
+  call = block_out(i, n, overlap);
+  call.x = z;
+  layer.o.run(stream_, call, room_.products);
+  end_block(i, n, layer.attn_post_norm);
+}
+
+}  // namespace ridge
