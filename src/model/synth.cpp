@@ -1,5 +1,7 @@
 // Synthetic models: random weights at the true shapes of well-known models, so that speed can be measured without them.
 #include <cmath>
+#include <map>
+#include <tuple>
 
 #include "base/rng.h"
 #include "model/arch/arch.h"
@@ -251,10 +253,12 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec)
   Weights& w = model.weights;
   Rng rng(1);
 
+  std::map<std::tuple<const WeightFormat*, int64_t, double>, NoiseSource> noises;  // encoding one takes milliseconds
   // Rows are kept only where a kernel reads them: embeddings are looked up row by row, panels serve the products.
   const auto matrix_of = [&](const WeightFormat& f, int64_t n_out, int64_t n_in, bool keep_rows,
                              double gain = 1) -> Linear {
-    const NoiseSource noise(f, n_in, gain);
+    const auto at = std::tuple(&f, n_in, gain);
+    const NoiseSource& noise = noises.try_emplace(at, f, n_in, gain).first->second;
     Linear m{.format = &f, .n_out = n_out, .n_in = n_in};
     if (f.tail_bytes > 0) m.scale = float(gain / std::sqrt(double(n_in))), m.int8_activations = true;
     AlignedBuffer rows(m.bytes());

@@ -213,10 +213,14 @@ BenchCheck BenchReference::compare(const Model& model, const CheckCase& of, uint
       worst = {fmt::format("{} of layer {}, step of {}", block, layer, n), nmse, bound, finite};
     };
     for (const int layer : layers) {
-      // A score is off by the query's relative error times its own mean square.
-      const double s2 = score2.at(layer);
-      const double own[2] = {kProduct * (2 + 2 * s2) + (kQuery + levels) * s2 + kWeight + levels,
-                             4 * kProduct};  // gate and up, their product, and down
+      // A score is off by the query's relative error times its own mean square. The delta rule has no scores: what it
+      // adds is off by the errors of q, of k (which stands twice in a change of the state), v, z, both gates and the
+      // output product.
+      const bool attends = engine.plan().layers[size_t(layer)].mixer != MixerKind::delta;
+      const double s2 = attends ? score2.at(layer) : 0;
+      const double of_mixer =
+          attends ? kProduct * (2 + 2 * s2) + (kQuery + levels) * s2 + kWeight + levels : 8 * kProduct;
+      const double own[2] = {of_mixer, 4 * kProduct};  // gate and up, their product, and down
       for (const Block block : {Block::mixer, Block::feed_forward}) {
         const bool is_mixer = block == Block::mixer;
         const std::pair<int, Block> at{layer, block},
