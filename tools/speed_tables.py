@@ -188,16 +188,16 @@ def whole_models(device):
 
 
 def prompts(device):
-    """Tokens a second of whole prompts, by model, length, batch and cache."""
+    """Tokens a second of whole prompts, by model, length, tokens cached before, batch and cache."""
     last = {}
     for r in rows(f"decode-{device}.jsonl"):
         if r.get("n_prompt", 0) > 0 and r.get("n_gen") == 0:
-            last[(r["model_filename"], r["n_prompt"], r["n_ubatch"], r["type_k"], r["type_v"])] = r
+            last[(r["model_filename"], r["n_prompt"], r["n_depth"], r["n_ubatch"], r["type_k"], r["type_v"])] = r
     if not last:
         return NO_ROWS
-    out = ["| model | tokens | a step (`-ub`) | cache | tok/s |", "|---|---:|---:|---|---:|"]
-    for (model, n, ubatch, k, v), r in sorted(last.items()):
-        out.append(f"| {model} | {n} | {ubatch} | {k if k == v else k + '/' + v} | {r['avg_ts']:.0f} ± {r['stddev_ts']:.0f} |")
+    out = ["| model | tokens | behind | a step (`-ub`) | cache | tok/s |", "|---|---:|---:|---:|---|---:|"]
+    for (model, n, depth, ubatch, k, v), r in sorted(last.items()):
+        out.append(f"| {model} | {n} | {depth} | {ubatch} | {k if k == v else k + '/' + v} | {r['avg_ts']:.0f} ± {r['stddev_ts']:.0f} |")
     return out
 
 
