@@ -3,6 +3,7 @@
 #include "engine/cuda_model.h"
 #include "gpu/device_query.h"
 #include "op/attn/device_attention.h"
+#include "op/delta/chunks_cuda.h"
 #include "op/score/score_cuda.h"
 
 namespace ridge {
@@ -197,7 +198,11 @@ std::vector<std::string> CudaBackend::kernels(const KvLayerConfig& layer) const 
     add(of_experts, layer_of.expert_gate_up.kernels());
     add(of_experts, layer_of.expert_down.kernels());
   }
-  if (has_delta(runner_.plan())) names.push_back("delta=columns");
+  for (const LayerPlan& of : runner_.plan().layers) {
+    if (of.mixer != MixerKind::delta) continue;
+    names.push_back(has_delta_chunks(of.delta) ? "delta=columns+chunks" : "delta=columns");
+    break;
+  }
   if (!of_experts.empty()) names.push_back("experts=" + of_experts);
   return names;
 }

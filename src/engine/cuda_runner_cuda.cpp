@@ -108,7 +108,9 @@ void CudaRunner::make_room(const StepPlan& step, const DeviceKvMemory& memory) {
     if (layer.mixer == MixerKind::latent) r.latent.ensure(LatentRoom(layer, n).end);
     r.qkv.ensure(n * (layer.attention.q_rows() + 2 * layer.attention.kv_dim()));
     const DeltaPlan& d = layer.delta;
-    if (layer.mixer == MixerKind::delta) r.delta.ensure(2 * n * (d.channels() + d.values() + d.n_value_heads) + 24);
+    if (layer.mixer == MixerKind::delta)
+      r.delta.ensure(2 * n * (d.channels() + d.values() + d.n_value_heads) + 24 +
+                     step.n_delta_chunks * d.n_value_heads * kDeltaChunkFloats);
     const ExpertsPlan& e = layer.experts;
     if (layer.feed_forward != FeedForwardKind::experts) continue;
     const ExpertChoice choice{.n_tokens = n, .n_experts = e.n_experts, .n_used = e.rule.n_used};

@@ -68,6 +68,11 @@ class Planner {
     for (const SeqTokens& tokens : batch_.seqs) {
       const KvSpan whole = pool_.span(tokens.seq, row, tokens.n_tokens);
       plan_.sequences.push_back({.first = row, .n = tokens.n_tokens, .slot = whole.slot});
+      if (tokens.n_tokens >= kDeltaChunk) {
+        plan_.sequences.back().chunk = plan_.n_delta_chunks;
+        plan_.n_delta_chunks += (tokens.n_tokens + kDeltaChunk - 1) / kDeltaChunk;
+        plan_.n_chunked += 1;
+      }
       plan_.most_tokens = std::max(plan_.most_tokens, tokens.n_tokens);
       row += tokens.n_tokens;
       const std::vector<KvSpan> parts = cut_span(whole, INT_MAX, pool_.calibrates(tokens.seq));

@@ -44,7 +44,9 @@ void CudaRunner::mix_delta(int i, const StepPlan& step, DeviceKvMemory& memory, 
                                  .a = a,
                                  .b = b,
                                  .mixed = mixed,
-                                 .out = out});
+                                 .out = out,
+                                 .n_chunked = step.n_chunked,
+                                 .chunks = matrix(0)});
     device_normed_gate(stream_, n * plan.n_value_heads, plan.value_dim, out, layer.delta.norm.as<float>(),
                        plan_.norm_eps, z);
   }

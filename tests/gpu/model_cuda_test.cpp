@@ -397,7 +397,7 @@ TEST_F(ModelCuda, DrawingKeepsTheStatesOfWhatWasTaken) {
   };
   Session on_host(cpu, {.n_ctx = 64, .k = {.format = "f32"}, .v = {.format = "f32"}}),
       on_device(device, {.n_ctx = 64, .k = {.format = "f32"}, .v = {.format = "f32"}});
-  EXPECT_THAT(on_device.kernels(), testing::Contains("delta=columns"));
+  EXPECT_THAT(on_device.kernels(), testing::Contains("delta=columns+chunks"));
   int i = 0;
   for (Session* session : {&on_host, &on_device}) {
     session->prefill(prompt);

@@ -4,7 +4,10 @@
 
 #include <cstring>
 
+#include "base/metrics.h"
+#include "cases/delta_chunks.h"
 #include "cases/delta_problem.h"
+#include "op/delta/kernels.h"
 
 namespace ridge {
 namespace {
@@ -43,6 +46,56 @@ TEST_P(GatedDelta, TheCutOfAPromptAndThreadsChangeNoBit) {
     EXPECT_EQ(std::memcmp(whole.out.data(), cut.out.data(), 4 * whole.out.size()), 0);
     EXPECT_EQ(std::memcmp(whole.states.data(), cut.states.data(), 4 * whole.states.size()), 0);
   }
+}
+
+template <class Real>
+DeltaHead<Real> head_of_tokens(int n, int keys, int values) {
+  Rng rng(uint64_t(n + keys));
+  DeltaHead<Real> h{.n = n, .keys = keys, .values = values};
+  const auto unit = [&](std::vector<Real>& to) {  // keys and queries have a direction in common
+    std::vector<double> x(static_cast<size_t>(keys));
+    double length = 0;
+    for (double& e : x) e = rng.normal() + 0.7, length += e * e;
+    for (const double e : x) to.push_back(Real(float(e / std::sqrt(length))));
+  };
+  for (int t = 0; t < n; ++t) {
+    unit(h.q);
+    unit(h.k);
+    for (int j = 0; j < values; ++j) h.v.push_back(Real(float(rng.normal())));
+    h.keep.push_back(Real(float(std::exp(t % 17 == 5 ? -40.0 : -0.2 * std::abs(rng.normal())))));
+    h.beta.push_back(Real(float(1 / (1 + std::exp(-3 * rng.normal())))));
+  }
+  for (int i = 0; i < keys * values; ++i) h.state.push_back(Real(float(rng.normal())));
+  return h;
+}
+
+/// Out and state of the chunked form in Real, as errors of those of the rule token by token.
+template <class Real>
+double error_of_chunks(int n, int chunk, int keys, int values) {
+  DeltaHead<Real> ours = head_of_tokens<Real>(n, keys, values);
+  DeltaHead<float> theirs = head_of_tokens<float>(n, keys, values);
+  const std::vector<Real> out = delta_by_chunks(ours, chunk);
+  std::vector<float> got(out.begin(), out.end()), expected(got.size());
+  for (int t = 0; t < n; ++t)
+    delta_step_ref(keys, values, theirs.keep[size_t(t)], theirs.beta[size_t(t)], &theirs.q[size_t(t * keys)],
+                   &theirs.k[size_t(t * keys)], &theirs.v[size_t(t * values)], theirs.state.data(),
+                   &expected[size_t(t * values)]);
+  got.insert(got.end(), ours.state.begin(), ours.state.end());
+  expected.insert(expected.end(), theirs.state.begin(), theirs.state.end());
+  return compare(got, expected).nmse;
+}
+
+/// The rule rounds a state's entries once a token, to 2^-24 / sqrt(3) of them, and never lengthens an error: n tokens add up
+/// as a random walk. In floats a change has beside that the roundings of sums over keys and over a chunk's tokens, twice.
+TEST(DeltaChunks, AreTheRule) {
+  for (const int keys : {16, 128})
+    for (const int n : {1, 31, 64, 65, 150})
+      for (const int chunk : {1, 32, 64}) {
+        const double of_states = n / 3.0 * 0x1p-48;
+        EXPECT_LT(error_of_chunks<double>(n, chunk, keys, 5), of_states) << n << " by " << chunk;
+        EXPECT_LT(error_of_chunks<float>(n, chunk, keys, 5), of_states * (1 + 2 * (keys + chunk)))
+            << n << " by " << chunk;
+      }
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // Tokens go through the matrix of a value head one by one. A block has some of its columns, which do not meet: a few
 // lanes share a column, and its values stay in their registers from the first token of a sequence to its last.
-#include "gpu/launch.h"
-#include "op/delta/delta_cuda.h"
+#include "op/delta/chunks_cuda.h"
+#include "op/delta/tail_cuda.h"
 
 namespace ridge {
 namespace {
@@ -14,17 +14,6 @@ constexpr int kBatch = 16;  ///< tokens whose keys and queries are in shared mem
 constexpr int kConvThreads = 256, kConvRows = 8;
 
 __device__ float silu(float x) { return x / (1 + expf(-x)); }
-
-/// The last inputs of the convolution in a sequence's state: [kernel - 1, channels].
-__device__ float* tail_of(const DeviceDelta& d, const DeltaSpan& span) {
-  return d.states + span.slot * d.shape.state_values() + d.shape.values() * d.shape.key_dim;
-}
-
-/// Input of the convolution at row `at` of a span, below 0: before its first.
-__device__ float input_at(const DeviceDelta& d, const DeltaSpan& span, const float* tail, int at, int64_t channel) {
-  const int64_t channels = d.shape.channels();
-  return at < 0 ? tail[(at + d.shape.kernel - 1) * channels + channel] : d.qkv[(span.first + at) * channels + channel];
-}
 
 /// Blocks: (channels, spans, rows).
 __global__ void conv_kernel(const DeviceDelta d) {
@@ -67,7 +56,7 @@ __global__ void __launch_bounds__(kThreads) state_kernel(const DeviceDelta d) {
   __shared__ float values[kBatch][kColumns], keeps[kBatch], betas[kBatch];
   const DeltaShape& s = d.shape;
   const DeltaSpan span = d.spans[blockIdx.z];
-  if (span.n == 0) return;
+  if (span.n == 0 || (d.n_chunked > 0 && span.chunk >= 0)) return;
   const int thread = int(threadIdx.x), head = int(blockIdx.x), first_column = int(blockIdx.y) * kColumns;
   const int part = thread % kParts, own = thread / kParts, column = first_column + own;
   const bool inside = column < s.value_dim;
@@ -139,13 +128,7 @@ __global__ void __launch_bounds__(kThreads) state_kernel(const DeviceDelta d) {
   each_entry([](float entry, float* at) {
     if (at) *at = entry;
   });
-
-  // Nobody reads the tail any more: the blocks of a span move it on together.
-  float* const tail = tail_of(d, span);
-  const int n_tail = s.kernel - 1;
-  const int64_t block = int64_t(blockIdx.y) * gridDim.x + blockIdx.x, step = int64_t(gridDim.x) * gridDim.y * kThreads;
-  for (int64_t c = block * kThreads + thread; c < channels; c += step)
-    for (int i = 0; i < n_tail; ++i) tail[i * channels + c] = input_at(d, span, tail, span.n - n_tail + i, c);
+  move_tail(d, span);
 }
 
 /// A warp a row.
@@ -171,10 +154,14 @@ void launch_state(gpu::StreamHandle stream, const DeviceDelta& d) {
 
 }  // namespace
 
-void device_gated_delta(gpu::StreamHandle stream, const DeviceDelta& d) {
+void device_gated_delta(gpu::StreamHandle stream, const DeviceDelta& delta) {
+  DeviceDelta d = delta;
+  if (!has_delta_chunks(d.shape)) d.n_chunked = 0;
   const dim3 blocks(unsigned(gpu::ceil_div(d.shape.channels(), kConvThreads)), unsigned(d.n_spans),
                     unsigned(gpu::ceil_div(d.most, kConvRows)));
   gpu::launch("delta convolution", conv_kernel, {blocks, kConvThreads, 0, stream}, d);
+  if (d.n_chunked > 0) device_delta_chunks(stream, d);
+  if (d.n_chunked == d.n_spans) return;
   if (d.shape.key_dim <= 16) launch_state<1>(stream, d);
   else if (d.shape.key_dim <= 32) launch_state<2>(stream, d);
   else if (d.shape.key_dim <= 64) launch_state<4>(stream, d);

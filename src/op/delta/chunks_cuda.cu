@@ -1,0 +1,436 @@
+#include "op/delta/chunks_cuda.h"
+
+#include "gpu/tensor.h"
+#include "op/delta/tail_cuda.h"
+
+namespace ridge {
+namespace {
+
+constexpr int kThreads = 128, kWarps = kThreads / 32;
+constexpr int kTokens = kDeltaChunk, kSteps = kTokens / 16;
+constexpr int kMostKeys = 128;         ///< a state of more does not fit into the registers of its warps
+constexpr int kColumns = 16 * kWarps;  ///< of a state, that a block has: 16 a warp
+
+// --- Matrices of tensor cores ---
+//
+// Indices go in groups of 16, two tiles of 8 columns: column n of the even tile is index 2n, of the odd one 2n + 1. Lane
+// 4 r + c then has four indices in a row, 4 c to 4 c + 3, of sums and of both factors: sums are a left factor as they are.
+// A right factor, and a left one in memory, has rows of quads: four values, as (hi of two, lo of two) twice.
+
+__device__ __forceinline__ void split(float a, float b, uint32_t& hi, uint32_t& lo) {
+  hi = gpu::pack_bf16(a, b);
+  lo = gpu::pack_bf16(a - gpu::bf16_to_float(uint16_t(hi)), b - gpu::bf16_to_float(uint16_t(hi >> 16)));
+}
+__device__ __forceinline__ uint4 quad_of(float4 x) {
+  uint4 quad;
+  split(x.x, x.y, quad.x, quad.y);
+  split(x.z, x.w, quad.z, quad.w);
+  return quad;
+}
+
+/// Sums [16, 16] of a warp: rows r and r + 8.
+struct Sums {
+  float even[4], odd[4];
+
+  /// Index 4 c + i of row r (low) or r + 8.
+  __device__ __forceinline__ float& at(int high, int i) { return (i % 2 ? odd : even)[2 * high + i / 2]; }
+};
+
+/// A left factor [16, 16].
+struct Left {
+  uint32_t hi[4], lo[4];
+
+  __device__ __forceinline__ explicit Left(Sums& of) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) split(of.at(i % 2, i / 2 * 2), of.at(i % 2, i / 2 * 2 + 1), hi[i], lo[i]);
+  }
+  /// Rows r and r + 8.
+  __device__ __forceinline__ Left(uint4 low, uint4 high)
+      : hi{low.x, high.x, low.z, high.z}, lo{low.y, high.y, low.w, high.w} {}
+};
+
+__device__ __forceinline__ void multiply(float (&sums)[4], const Left& left, uint4 right) {
+  gpu::mma_bf16(sums, left.hi, right.x, right.z);
+  gpu::mma_bf16(sums, left.hi, right.y, right.w);
+  gpu::mma_bf16(sums, left.lo, right.x, right.z);
+}
+
+/// Where a quad of a row is in shared memory: the rows that a warp reads at once lie in different banks.
+__device__ __forceinline__ int place(int row, int n_quads, int quad) {
+  return row * n_quads + (quad ^ ((row & 12) >> 1) ^ ((row & 2) << 1));
+}
+
+/// The rows of a right factor as a warp reads them: row 2 r of the first 16 and quad c of their first group, and where the
+/// quad of the other groups is that are odd. All else of place() is known when code is compiled.
+template <int kQuads>
+struct RightRows {
+  const uint4 *even, *odd;
+
+  __device__ __forceinline__ RightRows(const uint4* rows, int r, int c)
+      : even(rows + place(2 * r, kQuads, c)), odd(rows + place(2 * r, kQuads, 4 + c)) {}
+  /// Of row 2 r (+ 1 where `next`) of 16 and a group of 16 columns.
+  __device__ __forceinline__ uint4 at(int step, int group, bool next) const {
+    return (group % 2 ? odd : even)[(16 * step + next) * kQuads + group / 2 * 8];
+  }
+};
+
+// --- What chunks are, before states are known ---
+
+/// Of a chunk and a value head.
+struct Chunk {
+  uint4 solve[kTokens * kTokens / 4];   ///< T in quads; quads behind the diagonal group are not set
+  uint4 scores[kTokens * kTokens / 4];  ///< P
+  float keeps[kTokens];                 ///< c_t
+  float rests[kTokens];                 ///< c_C / c_t
+  float betas[kTokens];
+};
+static_assert(sizeof(Chunk) == 4 * kDeltaChunkFloats);
+
+__device__ Chunk& chunk_of(const DeviceDelta& d, const DeltaSpan& span, int i, int head) {
+  const int64_t at = (int64_t(span.chunk) + i) * d.shape.n_value_heads + head;
+  return *reinterpret_cast<Chunk*>(d.chunks + at * kDeltaChunkFloats);
+}
+
+__device__ const uint4* quads_at(const DeviceDelta& d, int64_t row, int64_t channel) {
+  return reinterpret_cast<const uint4*>(d.mixed + row * d.shape.channels() + channel);
+}
+
+/// Queries and keys to their lengths, as quads in their place. A warp a head's vector; blocks: (vectors, spans).
+__global__ void __launch_bounds__(kThreads) length_kernel(const DeviceDelta d) {
+  const DeltaSpan span = d.spans[blockIdx.y];
+  const DeltaShape& s = d.shape;
+  const int lane = int(threadIdx.x) % 32, n_vectors = 2 * s.n_key_heads;
+  const int64_t vector = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32, row = vector / n_vectors;
+  if (span.chunk < 0 || row >= span.n) return;
+  const int i = int(vector % n_vectors);
+  float* const x = d.mixed + (span.first + row) * s.channels() + int64_t(i) * s.key_dim;
+  double sum = 0;
+  for (int e = lane; e < s.key_dim; e += 32) sum += double(x[e]) * x[e];
+  const float scale = i < s.n_key_heads ? 1 / sqrtf(float(s.key_dim)) : 1;
+  const float by = float(scale / sqrt(gpu::warp_sum(sum) + 1e-6));
+  for (int q = lane; q < s.key_dim / 4; q += 32) {
+    const float4 of = reinterpret_cast<const float4*>(x)[q];
+    reinterpret_cast<uint4*>(x)[q] = quad_of({of.x * by, of.y * by, of.z * by, of.w * by});
+  }
+}
+
+/// Blocks: (value heads, chunks of the longest span, spans).
+__global__ void __launch_bounds__(kThreads) chunk_kernel(const DeviceDelta d) {
+  __shared__ __align__(16) float triangle[kTokens][kTokens + 4], inverse[kTokens][kTokens + 4];
+  __shared__ double gates[kTokens], logs[kTokens];
+  __shared__ float betas[kTokens];
+  const DeltaShape& s = d.shape;
+  const DeltaSpan span = d.spans[blockIdx.z];
+  const int from = int(blockIdx.y) * kTokens, n = min(kTokens, span.n - from);
+  if (span.chunk < 0 || n <= 0) return;
+  const int thread = int(threadIdx.x), warp = thread / 32, r = thread % 32 / 4, c = thread % 4, head = int(blockIdx.x);
+  const int64_t first = span.first + from, key = int64_t(s.key_head(head)) * s.key_dim;
+  Chunk& chunk = chunk_of(d, span, int(blockIdx.y), head);
+
+  if (thread < kTokens) {  // in double, as the reference
+    const int64_t at = (first + thread) * s.n_value_heads + head;
+    const double x = thread < n ? double(d.a[at]) + d.dt_bias[head] : 0;
+    gates[thread] = thread < n ? d.decay[head] * (x > 20 ? x : log1p(exp(x))) : 0;
+    betas[thread] = thread < n ? float(1 / (1 + exp(-double(d.b[at])))) : 0;
+  }
+  __syncthreads();
+  if (thread < kTokens) {
+    double log = 0;
+    for (int i = 0; i <= thread; ++i) log += gates[i];
+    logs[thread] = log;
+  }
+  __syncthreads();
+  if (thread < kTokens) {
+    chunk.keeps[thread] = float(exp(logs[thread]));
+    chunk.rests[thread] = float(exp(logs[kTokens - 1] - logs[thread]));
+    chunk.betas[thread] = betas[thread];
+  }
+
+  // Keys with keys from the first rows on, queries with keys from the last on: warps have as much to do.
+  const auto row_quad = [&](int row, int64_t channel, int quad) {
+    return row < n ? quads_at(d, first + row, channel)[quad] : make_uint4(0, 0, 0, 0);
+  };
+  for (int job = warp; job < 2 * kSteps; job += kWarps) {
+    const bool of_keys = job < kSteps;
+    const int tile = of_keys ? job : 2 * kSteps - 1 - job;
+    const int64_t left_channel = of_keys ? s.keys() + key : key;
+    Sums sums[kSteps] = {};
+    for (int j = 0; j < s.key_dim / 16; ++j) {
+      const int quad = 4 * j + c;
+      const Left left(row_quad(16 * tile + r, left_channel, quad), row_quad(16 * tile + r + 8, left_channel, quad));
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step)
+        if (step <= tile) {
+          multiply(sums[step].even, left, row_quad(16 * step + 2 * r, s.keys() + key, quad));
+          multiply(sums[step].odd, left, row_quad(16 * step + 2 * r + 1, s.keys() + key, quad));
+        }
+    }
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+      if (step <= tile)
+#pragma unroll
+        for (int high = 0; high < 2; ++high) {
+          const int t = 16 * tile + r + 8 * high, i = 16 * step + 4 * c;
+          const auto decayed = [&](int e, bool sees) {
+            return sees ? sums[step].at(high, e) * expf(float(logs[t] - logs[i + e])) : 0;
+          };
+          if (of_keys)
+            *reinterpret_cast<float4*>(&triangle[t][i]) =
+                make_float4(betas[t] * decayed(0, i < t), betas[t] * decayed(1, i + 1 < t),
+                            betas[t] * decayed(2, i + 2 < t), betas[t] * decayed(3, i + 3 < t));
+          else
+            chunk.scores[(t * kTokens + i) / 4] =
+                quad_of({decayed(0, i <= t), decayed(1, i + 1 <= t), decayed(2, i + 2 <= t), decayed(3, i + 3 <= t)});
+        }
+  }
+  __syncthreads();
+
+  // A column of the inverse a thread, by forward substitution.
+  if (thread < kTokens) {
+    for (int t = 0; t < kTokens; ++t) inverse[t][thread] = t == thread;
+    for (int t = 1; t < kTokens; ++t) {
+      float parts[4] = {};
+      for (int i = 0; i < t; i += 4) {
+        const float4 of = *reinterpret_cast<const float4*>(&triangle[t][i]);
+        parts[0] = fmaf(of.x, inverse[i][thread], parts[0]);
+        parts[1] = fmaf(of.y, inverse[i + 1][thread], parts[1]);
+        parts[2] = fmaf(of.z, inverse[i + 2][thread], parts[2]);
+        parts[3] = fmaf(of.w, inverse[i + 3][thread], parts[3]);
+      }
+      inverse[t][thread] -= (parts[0] + parts[1]) + (parts[2] + parts[3]);
+    }
+  }
+  __syncthreads();
+  for (int i = thread; i < kTokens * kTokens / 4; i += kThreads) {
+    const int row = i / (kTokens / 4), quad = i % (kTokens / 4);
+    chunk.solve[i] = quad_of(*reinterpret_cast<const float4*>(&inverse[row][4 * quad]));
+  }
+}
+
+// --- Chunk by chunk through the states ---
+
+/// What a block has of a chunk in shared memory; rows of quads by place().
+template <int kKeys>
+struct Stage {
+  uint4 keys[kTokens * kKeys / 4], queries[kTokens * kKeys / 4];
+  Chunk chunk;
+};
+
+/// The block begins to copy chunk `i` of a span; what is missing is 0.
+template <int kKeys>
+__device__ void start_chunk(const DeviceDelta& d, const DeltaSpan& span, int i, int head, Stage<kKeys>& to) {
+  constexpr int kQuads = kKeys / 4, kTokenQuads = kTokens / 4;
+  const DeltaShape& s = d.shape;
+  const int n = span.n - i * kTokens, thread = int(threadIdx.x);
+  const int64_t key = int64_t(s.key_head(head)) * s.key_dim;
+#pragma unroll 1  // addresses of all turns would fill the registers
+  for (int at = thread; at < kTokens * kQuads; at += kThreads) {
+    const int row = at / kQuads, quad = at % kQuads, in = place(row, kQuads, quad);
+    if (row < n && 4 * quad < s.key_dim) {
+      const uint4* const from = quads_at(d, span.first + i * kTokens + row, key) + quad;
+      gpu::copy_async16(&to.queries[in], from);
+      gpu::copy_async16(&to.keys[in], from + s.keys() / 4);
+    } else {
+      to.queries[in] = to.keys[in] = make_uint4(0, 0, 0, 0);
+    }
+  }
+  const Chunk& chunk = chunk_of(d, span, i, head);
+#pragma unroll 1
+  for (int at = thread; at < kTokens * kTokenQuads; at += kThreads) {
+    const int row = at / kTokenQuads, quad = at % kTokenQuads, in = place(row, kTokenQuads, quad);
+    if (quad / 4 > row / 16) continue;
+    gpu::copy_async16(&to.chunk.solve[in], &chunk.solve[at]);
+    gpu::copy_async16(&to.chunk.scores[in], &chunk.scores[at]);
+  }
+  if (thread < 3 * kTokenQuads) gpu::copy_async16(to.chunk.keeps + 4 * thread, chunk.keeps + 4 * thread);
+}
+
+/// Four factors in a row.
+__device__ __forceinline__ void load4(const float* from, float (&to)[4]) {
+  const float4 of = *reinterpret_cast<const float4*>(from);
+  to[0] = of.x, to[1] = of.y, to[2] = of.z, to[3] = of.w;
+}
+
+/// Both sums += state right^T over keys: rows of the right factors, one a token, in shared memory.
+template <int kKeys>
+__device__ __forceinline__ void multiply_state(Sums (&of_keys)[kSteps], Sums (&of_queries)[kSteps],
+                                               Sums (&state)[kKeys / 16], const uint4* keys, const uint4* queries,
+                                               int r, int c) {
+  const RightRows<kKeys / 4> key_rows(keys, r, c), query_rows(queries, r, c);
+#pragma unroll
+  for (int j = 0; j < kKeys / 16; ++j) {
+    const Left left(state[j]);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      multiply(of_keys[step].even, left, key_rows.at(step, j, false));
+      multiply(of_keys[step].odd, left, key_rows.at(step, j, true));
+      multiply(of_queries[step].even, left, query_rows.at(step, j, false));
+      multiply(of_queries[step].odd, left, query_rows.at(step, j, true));
+    }
+  }
+}
+
+/// sums += left right^T over tokens up to each sum's own: rows of `right` in shared memory.
+__device__ __forceinline__ void multiply_below(Sums (&sums)[kSteps], Sums (&left_sums)[kSteps], const uint4* right,
+                                               int r, int c) {
+  const RightRows<kTokens / 4> rows(right, r, c);
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) {
+    const Left left(left_sums[i]);
+#pragma unroll
+    for (int step = i; step < kSteps; ++step) {
+      multiply(sums[step].even, left, rows.at(step, i, false));
+      multiply(sums[step].odd, left, rows.at(step, i, true));
+    }
+  }
+}
+
+/// Visits this lane's sums [16 columns, tokens] with their addresses in rows of tokens, or nullptr outside: `at` is that
+/// of the first, `n` rows and `n_columns` columns from there on are inside. Addresses that are made one from another need
+/// few registers.
+template <int kGroups, class T, class Visit>
+__device__ __forceinline__ void each_value(Sums (&of)[kGroups], T* at, int64_t pitch, int n, int n_columns,
+                                           const Visit& visit) {
+#pragma unroll
+  for (int step = 0; step < kGroups; ++step) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      visit(of[step].at(0, e), 16 * step + e < n && n_columns > 0 ? at : nullptr);
+      visit(of[step].at(1, e), 16 * step + e < n && n_columns > 8 ? at + 8 : nullptr);
+      at += pitch;
+    }
+    at += 12 * pitch;
+  }
+}
+
+/// A warp has 16 columns of a value head's state, transposed, as sums: [16 columns, keys]. So are U, R and out:
+/// [16 columns, tokens]. Blocks: (value heads, columns, spans).
+template <int kKeys>
+__global__ void __launch_bounds__(kThreads) chunked_state_kernel(const DeviceDelta d, int n_stages) {
+  constexpr int kGroups = kKeys / 16, kQuads = kKeys / 4;
+  auto* const stages = gpu::dynamic_shared<Stage<kKeys>>();
+  const DeltaShape& s = d.shape;
+  const DeltaSpan span = d.spans[blockIdx.z];
+  if (span.chunk < 0) return;
+  const int lane = int(threadIdx.x) % 32, r = lane / 4, c = lane % 4, head = int(blockIdx.x);
+  const int column = int(blockIdx.y) * kColumns + int(threadIdx.x) / 32 * 16 + r;  // and 8 behind it
+  const int64_t value = int64_t(head) * s.value_dim;
+  // Read again at the end: addresses of the whole state would not fit beside it.
+  Sums state[kGroups];
+  const auto each_entry = [&](const auto& visit) {
+    float* const matrix = d.states + d.spans[blockIdx.z].slot * s.state_values() + value * s.key_dim;
+    each_value(state, matrix + int64_t(4 * c) * s.value_dim + column, s.value_dim, s.key_dim - 4 * c,
+               s.value_dim - column, visit);
+  };
+  each_entry([](float& entry, const float* at) { entry = at ? *at : 0; });
+
+  const int n_chunks = (span.n + kTokens - 1) / kTokens;
+  if (n_stages > 1) start_chunk(d, span, 0, head, stages[0]);
+  gpu::copy_commit();
+  for (int i = 0; i < n_chunks; ++i) {
+    const Stage<kKeys>& stage = stages[i % n_stages];
+    const int next = i + n_stages - 1;
+    if (next < n_chunks) start_chunk(d, span, next, head, stages[next % n_stages]);
+    gpu::copy_commit();
+    if (n_stages > 1) gpu::copy_wait<1>();
+    else gpu::copy_wait<0>();
+    __syncthreads();
+    const int n = span.n - i * kTokens - 4 * c, n_columns = s.value_dim - column;
+    const int64_t row = span.first + int64_t(i) * kTokens + 4 * c;
+    Sums change[kSteps];  // values at first, asked for before they are needed
+    each_value(change, d.mixed + row * s.channels() + 2 * s.keys() + value + column, s.channels(), n, n_columns,
+               [](float& to, const float* at) { to = at ? *at : 0; });
+    Sums known[kSteps] = {}, out[kSteps] = {};
+    multiply_state<kKeys>(known, out, state, stage.keys, stage.queries, r, c);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      float keeps[4], betas[4];
+      load4(stage.chunk.keeps + 16 * step + 4 * c, keeps);
+      load4(stage.chunk.betas + 16 * step + 4 * c, betas);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        float &v = change[step].at(e / 4, e % 4), &of = known[step].at(e / 4, e % 4);
+        of = betas[e % 4] * (v - keeps[e % 4] * of);
+        v = 0;
+        out[step].at(e / 4, e % 4) *= keeps[e % 4];
+      }
+    }
+    multiply_below(change, known, stage.chunk.solve, r, c);
+    multiply_below(out, change, stage.chunk.scores, r, c);
+    each_value(out, d.out + row * s.values() + value + column, s.values(), n, n_columns, [](float of, float* at) {
+      if (at) *at = of;
+    });
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      float rests[4];
+      load4(stage.chunk.rests + 16 * step + 4 * c, rests);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        change[step].at(e / 4, e % 4) *= rests[e % 4];
+      }
+    }
+
+    const float keep = stage.chunk.keeps[kTokens - 1];
+    // As place() has tokens 4 c and 4 c + 1 in even groups and 4 c + 2 and 4 c + 3 in odd ones, and the other way round.
+    const uint2* turned[2];
+#pragma unroll
+    for (int odd = 0; odd < 2; ++odd)
+      turned[odd] = reinterpret_cast<const uint2*>(&stage.keys[place(4 * c, kQuads, 4 * odd + r / 2)]) + r % 2;
+#pragma unroll
+    for (int j = 0; j < kGroups; ++j)
+#pragma unroll
+      for (int e = 0; e < 8; ++e) state[j].at(e / 4, e % 4) *= keep;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const Left left(change[step]);
+#pragma unroll
+      for (int j = 0; j < kGroups; ++j) {
+        // Keys 16 j + 2 r and the next one, of tokens 4 c to 4 c + 3: hi and lo of both.
+        uint2 of[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) of[e] = turned[(j + e / 2) % 2][((16 * step + e) * kQuads + j / 2 * 8) * 2];
+        const auto joined = [&](uint32_t halves) {
+          return make_uint4(gpu::select_bytes(of[0].x, of[1].x, halves), gpu::select_bytes(of[0].y, of[1].y, halves),
+                            gpu::select_bytes(of[2].x, of[3].x, halves), gpu::select_bytes(of[2].y, of[3].y, halves));
+        };
+        multiply(state[j].even, left, joined(0x5410));
+        multiply(state[j].odd, left, joined(0x7632));
+      }
+    }
+    __syncthreads();  // all have read the stage
+  }
+  each_entry([](float entry, float* at) {
+    if (at) *at = entry;
+  });
+  move_tail(d, span);
+}
+
+template <int kKeys>
+void launch_chunks(gpu::StreamHandle stream, const DeviceDelta& d) {
+  const unsigned heads = unsigned(d.shape.n_value_heads), spans = unsigned(d.n_spans);
+  gpu::launch("delta chunks", chunk_kernel,
+              {{heads, unsigned(gpu::ceil_div(d.most, kTokens)), spans}, kThreads, 0, stream}, d);
+  constexpr int kBytes = int(sizeof(Stage<kKeys>));
+  const int most_bytes = d.shared_bytes > 0 ? d.shared_bytes : gpu::most_shared_bytes();
+  const int n_stages = 2 * kBytes <= most_bytes ? 2 : 1;
+  const auto kernel = chunked_state_kernel<kKeys>;
+  gpu::allow_shared_bytes("delta states by chunks", kernel, size_t(n_stages * kBytes));
+  const unsigned slices = unsigned(gpu::ceil_div(d.shape.value_dim, kColumns));
+  gpu::launch("delta states by chunks", kernel, {{heads, slices, spans}, kThreads, size_t(n_stages * kBytes), stream},
+              d, n_stages);
+}
+
+}  // namespace
+
+bool has_delta_chunks(const DeltaShape& shape) {
+  return shape.key_dim % 16 == 0 && shape.key_dim <= kMostKeys && shape.value_dim % 4 == 0;
+}
+
+void device_delta_chunks(gpu::StreamHandle stream, const DeviceDelta& d) {
+  const auto blocks = unsigned(gpu::ceil_div(int64_t(d.most) * 2 * d.shape.n_key_heads, kWarps));
+  gpu::launch("delta lengths", length_kernel, {{blocks, unsigned(d.n_spans)}, kThreads, 0, stream}, d);
+  if (d.shape.key_dim <= 64) launch_chunks<64>(stream, d);
+  else launch_chunks<kMostKeys>(stream, d);
+}
+
+}  // namespace ridge

@@ -1,0 +1,30 @@
+// The last inputs of the convolution in a sequence's state. Device code.
+#pragma once
+
+#include "gpu/launch.h"
+#include "op/delta/delta_cuda.h"
+
+namespace ridge {
+
+/// [kernel - 1, channels]
+__device__ inline float* tail_of(const DeviceDelta& d, const DeltaSpan& span) {
+  return d.states + span.slot * d.shape.state_values() + d.shape.values() * d.shape.key_dim;
+}
+
+/// Input of the convolution at row `at` of a span, below 0: before its first.
+__device__ inline float input_at(const DeviceDelta& d, const DeltaSpan& span, const float* tail, int at,
+                                 int64_t channel) {
+  const int64_t channels = d.shape.channels();
+  return at < 0 ? tail[(at + d.shape.kernel - 1) * channels + channel] : d.qkv[(span.first + at) * channels + channel];
+}
+
+/// The blocks of a span, in x and y, move its tail on together. Nobody reads it any more.
+__device__ inline void move_tail(const DeviceDelta& d, const DeltaSpan& span) {
+  float* const tail = tail_of(d, span);
+  const int n_tail = d.shape.kernel - 1;
+  const int64_t channels = d.shape.channels(), block = int64_t(blockIdx.y) * gridDim.x + blockIdx.x;
+  for (int64_t c = block * blockDim.x + threadIdx.x; c < channels; c += int64_t(gridDim.x) * gridDim.y * blockDim.x)
+    for (int i = 0; i < n_tail; ++i) tail[i * channels + c] = input_at(d, span, tail, span.n - n_tail + i, c);
+}
+
+}  // namespace ridge
