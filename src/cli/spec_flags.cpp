@@ -7,11 +7,9 @@ constexpr std::string_view kSpecTypes[] = {"none", "lookup", "draft", "mtp"};
 
 }  // namespace
 
-void SpecFlags::check(const std::string& device) const {
+void SpecFlags::check() const {
   if (std::ranges::find(kSpecTypes, type) == std::end(kSpecTypes))
     bad_flag("--spec-type", fmt::format("expects {}, found '{}'", fmt::join(kSpecTypes, ", "), type));
-  if (on() && device != "cpu")
-    bad_flag("--spec-type", "speculation runs on the CPU", "use --device cpu, or leave it out");
   if (type == "draft" && draft_model.empty())
     bad_flag("--spec-type", "draft needs a second model", "add --draft-model MODEL");
   const bool runs_a_model = type == "draft" || type == "mtp";
@@ -35,7 +33,8 @@ KvChoice SpecFlags::cache() const {
 void add_spec_flags(CLI::App& app, SpecFlags& flags) {
   in_group(app, "Speculation");
   add_text(app, "--spec-type", flags.type, "TYPE",
-           "who guesses next tokens, several a step, same text: none, lookup, draft, mtp");
+           "who guesses next tokens, several a step, same text: none, lookup, draft, mtp (draft-mtp)")
+      ->transform([](const std::string& type) { return type == "draft-mtp" ? std::string("mtp") : type; });
   add_whole(app, "--spec-depth", flags.depth, 1, kMaxSpecDepth,
             "most tokens guessed a step, fewer where fewer pay (--spec-draft-n-max)");
   add_real(app, "--spec-draft-p-min", flags.p_min, 0, 1, "draft and mtp: guess no token less probable than this");
@@ -51,7 +50,6 @@ Proposers open_proposers(const SpecFlags& flags, const ModelFlags& of_target, co
                          int n_ubatch) {
   Proposers opened;
   if (!flags.on()) return opened;
-  check_speculates(target.engine());
   const SessionOptions options = session_options(flags.cache(), n_ctx, n_ubatch);
   if (flags.type == "lookup") {
     opened.make = make_lookup_proposer;

@@ -13,8 +13,8 @@ struct SpecFlags {
   double p_min = 0;
 
   bool on() const { return type != "none"; }
-  /// Refuses nonsense before a model is read. `device`: where the target runs.
-  void check(const std::string& device) const;
+  /// Refuses nonsense before a model is read.
+  void check() const;
   /// The cache of the smaller model or of the head.
   KvChoice cache() const;
 };

@@ -770,9 +770,9 @@ Result<bool> load_own_head(Config c, const Weights& model, MtpHead& head) {
   c.delta = {};  // the head attends
   const auto norm = [&](const n::Name& name) { return b.norm(name, layer, c.d_model, arch_of(c).norms_plus_one); };
   head.after_norm = true;
-  head.embedding_norm = norm(n::kNextEmbeddingNorm);
-  head.hidden_norm = norm(n::kNextHiddenNorm);
-  head.join = b.matrix(n::kNextJoin, layer, c.d_model, 2 * int64_t(c.d_model));
+  head.weights.join_embedding_norm = norm(n::kNextEmbeddingNorm);
+  head.weights.join_hidden_norm = norm(n::kNextHiddenNorm);
+  head.weights.join = b.matrix(n::kNextJoin, layer, c.d_model, 2 * int64_t(c.d_model));
   head.weights.output_norm = norm(n::kNextOutputNorm);
   head.weights.layers.push_back(bind_layer(c, b, layer));
   RIDGE_TRY_STATUS(b.finish("the MTP head"));
@@ -796,9 +796,9 @@ Status load_separate_head(const Config& c, const Weights& model, std::string pat
     return b.matrix({"", name}, 0, n_out, n_in);
   };
   const auto norm = [&](std::string_view name) { return b.vector({"", name}, 0, c.d_model); };
-  head.embedding_norm = norm("enorm.weight");
-  head.hidden_norm = norm("hnorm.weight");
-  head.join = matrix("eh_proj.weight", c.d_model, 2 * int64_t(c.d_model));
+  head.weights.join_embedding_norm = norm("enorm.weight");
+  head.weights.join_hidden_norm = norm("hnorm.weight");
+  head.weights.join = matrix("eh_proj.weight", c.d_model, 2 * int64_t(c.d_model));
   head.weights.output_norm = norm("shared_head_norm.weight");
   LayerWeights& layer = head.weights.layers.emplace_back();
   layer.attn_norm = norm("layer.input_layernorm.weight");
@@ -812,7 +812,7 @@ Status load_separate_head(const Config& c, const Weights& model, std::string pat
   layer.down = matrix("layer.mlp.down_proj.weight", c.d_model, c.d_ff);
   RIDGE_TRY_STATUS(b.finish(path));
   const WeightFormat* const format = model.layers.back().q.format;
-  for (Linear* m : {&head.join, &layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down})
+  for (Linear* m : {&head.weights.join, &layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down})
     *m = encoded(*m, format, head.weights.buffers);
   return {};
 }
@@ -821,6 +821,16 @@ Status load_separate_head(const Config& c, const Weights& model, std::string pat
 
 Result<MtpHead> load_mtp_head(CpuContext& context, const Config& c, const Weights& model, std::string path) {
   MtpHead head;
+  if (model.head && path.empty()) {  // its matrices stay the model's
+    head.weights.join = model.head->join;
+    head.weights.join_embedding_norm = model.head->join_embedding_norm;
+    head.weights.join_hidden_norm = model.head->join_hidden_norm;
+    head.weights.layers = model.head->layers;
+    head.weights.output_norm = model.head->output_norm;
+    head.weights.embedding = model.embedding;
+    head.weights.output = model.output;
+    return head;
+  }
   bool own = false;
   if (path.empty()) {
     RIDGE_TRY(own, load_own_head(c, model, head));
@@ -828,7 +838,7 @@ Result<MtpHead> load_mtp_head(CpuContext& context, const Config& c, const Weight
   if (!own) RIDGE_TRY_STATUS(load_separate_head(c, model, std::move(path), head));
   std::vector<AlignedBuffer>& buffers = head.weights.buffers;
   LayerWeights& layer = head.weights.layers[0];
-  for (Linear* m : {&head.join, &layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down})
+  for (Linear* m : {&head.weights.join, &layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down})
     pack(context, *m, buffers);
   head.weights.embedding = model.embedding;
   head.weights.output = model.output;

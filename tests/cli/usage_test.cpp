@@ -75,7 +75,6 @@ INSTANTIATE_TEST_SUITE_P(
         Wrong{run_with({"-md", "small.gguf"}), 2, "--draft-model: only --spec-type draft and mtp"},
         Wrong{run_with({"--spec-type", "draft"}), 2, "--spec-type: draft needs a second model"},
         Wrong{run_with({"--spec-type", "guess"}), 2, "--spec-type: expects none, lookup, draft, mtp"},
-        Wrong{run_with({"--spec-type", "lookup", "--device", "cuda"}), 2, "--spec-type: speculation runs on"},
         Wrong{run_with({"--spec-depth", "17"}), 2, "--spec-depth"},
         Wrong{run_with({"--spec-draft-n-max", "17"}), 2, "--spec-depth: expects"},
         Wrong{run_with({"--spec-draft-p-min", "0.5"}), 2, "--spec-draft-p-min: only --spec-type draft and mtp"},
@@ -87,8 +86,6 @@ INSTANTIATE_TEST_SUITE_P(
         Wrong{{"chat", "-m", kTinyModel, "-md", "small.gguf"}, 2, "--draft-model: only --spec-type draft and mtp"},
         Wrong{{"chat", "-m", kTinyModel, "--spec-type", "lookup", "--debate", "A", "B"}, 2, "--debate: its sides"},
         Wrong{{"serve", "-m", kTinyModel, "--spec-type", "draft"}, 2, "--spec-type: draft needs a second model"},
-        Wrong{
-            {"serve", "-m", kTinyModel, "--spec-type", "lookup", "--device", "cuda"}, 2, "speculation runs on the CPU"},
         Wrong{{"bench", "decode", "-m", kTinyModel, "--spec-type", "lookup"}, 2, "add --text FILE"},
         Wrong{{"bench", "decode", "-m", kTinyModel, "--text", kTinyModel}, 2, "--text: tokens are random here"},
         Wrong{{"bench", "decode", "-m", kTinyModel, "--temp", "1"}, 2, "--temp: tokens are random here"},
