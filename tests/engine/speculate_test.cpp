@@ -336,11 +336,117 @@ TEST(Speculation, RefusesADraftWithOtherTokensAndAWrongDepth) {
             std::string::npos);
 }
 
-TEST(Speculation, RefusesAModelWithAState) {
-  const Model model = Model::load("synth:tiny-delta");
-  Session session(model, {.n_ctx = 64});
-  Speculation speculation(make_lookup_proposer(), 4);
-  EXPECT_NE(error_of([&] { session.speculate(&speculation); }).find("keep a state"), std::string::npos);
+/// What a session of token ids drew, and what its cache and states give then.
+struct Ids {
+  std::vector<int32_t> tokens;  // the prompt's too
+  int n_past = 0;
+  std::vector<float> next;
+};
+
+Ids draw_ids(const Model& model, const SessionOptions& options, const SamplerOptions& sampler,
+             std::span<const int32_t> prompt, int n, Speculation* speculation) {
+  Session session(model, options);
+  session.prefill(prompt.first(1));  // a session that holds something takes its speculation all the same
+  session.speculate(speculation);
+  session.prefill(prompt.subspan(1));
+  Ids ids{{prompt.begin(), prompt.end()}, 0, {}};
+  session.draw(sampler, prompt, 1000, [&](int32_t token) {  // ends anywhere in a step
+    ids.tokens.push_back(token);
+    return ssize(ids.tokens) < ssize(prompt) + n;
+  });
+  ids.n_past = session.n_past();
+  const std::span<const float> logits = session.decode(ids.tokens.back());
+  ids.next.assign(logits.begin(), logits.end());
+  return ids;
+}
+
+TEST(Speculation, TextsOfModelsWithStatesAreIdentical) {
+  const Model model = Model::load("synth:tiny-delta@mtp=1"), draft = Model::load("synth:tiny");
+  std::vector<int32_t> prompt;
+  for (int i = 0; i < 45; ++i) prompt.push_back((37 * (i % 9) + 11) % 512);
+  SpecReport all;
+  for (const auto& [cache, centre] : {std::pair("f16", false), {"q8_0", false}, {"rotor-3", false}, {"rotor-3", true}})
+    for (const float temperature : {0.0f, 0.8f})
+      for (const int n : {57, 60, 70}) {
+        const SessionOptions options = session_of(cache, centre, 512);
+        const SamplerOptions sampler{.temperature = temperature, .seed = uint64_t(n)};
+        const Ids plain = draw_ids(model, options, sampler, prompt, n, nullptr);
+        const auto check = [&](std::unique_ptr<Proposer> proposer, int depth, bool adaptive, const char* name) {
+          Speculation speculation(std::move(proposer), depth, adaptive);
+          const Ids ids = draw_ids(model, options, sampler, prompt, n, &speculation);
+          const std::string where = fmt::format("{}, cache {}, temperature {}, {} tokens", name, cache, temperature, n);
+          EXPECT_EQ(ids.tokens, plain.tokens) << where;
+          EXPECT_EQ(ids.n_past, plain.n_past) << where;
+          EXPECT_EQ(ids.next, plain.next) << where;
+          all.n_accepted += speculation.report().n_accepted;
+          all.n_proposed += speculation.report().n_proposed;
+        };
+        std::vector<int32_t> told = plain.tokens;
+        told.insert(told.end(), 20, 7);  // proposals do not end with the text
+        check(std::make_unique<KnownText>(told), kMaxSpecDepth, false, "known text");
+        check(std::make_unique<KnownText>(told), kMaxSpecDepth, true, "known text, as many as pay");
+        check(make_lookup_proposer(), 4, false, "lookup");
+        check(make_draft_proposer(model, draft, session_of("f16", false, 512)), 3, false, "draft");
+        check(make_mtp_proposer(model, "", session_of("f16", false, 512)), 3, false, "mtp");
+      }
+  EXPECT_GT(all.n_accepted, 500);
+  EXPECT_GT(all.n_proposed, all.n_accepted);
+}
+
+TEST(SpeculationSlow, TextsOfQwensOwnHeadAreIdentical) {
+  const auto data = reference_data();
+  if (!data) GTEST_SKIP() << "reference models are not here (set RIDGE_DATA)";
+  const Model model = Model::load((*data / "parity/models/qwen3_5_mtp").native());
+  std::vector<int32_t> prompt;
+  for (int i = 0; i < 20; ++i) prompt.push_back((7 * i * i + 3) % model.info().vocab_size);
+  for (const float temperature : {0.0f, 0.8f}) {
+    const SessionOptions options = session_of("f16", false, 128);
+    const SamplerOptions sampler{.temperature = temperature, .seed = 3};
+    const Ids plain = draw_ids(model, options, sampler, prompt, 40, nullptr);
+    Speculation speculation(make_mtp_proposer(model, "", options), 2, false);
+    const Ids ids = draw_ids(model, options, sampler, prompt, 40, &speculation);
+    EXPECT_EQ(ids.tokens, plain.tokens);
+    EXPECT_EQ(ids.next, plain.next);
+    EXPECT_GT(speculation.report().n_proposed, 0);
+  }
+}
+
+TEST(Speculation, RefusesADraftWithAState) {
+  const Model target = Model::load("synth:tiny"), draft = Model::load("synth:tiny-delta");
+  EXPECT_NE(error_of([&] { make_draft_proposer(target, draft, {.n_ctx = 64}); }).find("keep a state"),
+            std::string::npos);
+}
+
+TEST(Speculation, TheCacheOfAProposerTakesWhatWasSaid) {
+  const Model model = Model::load("synth:tiny@mtp=1");
+  for (const char* cache : {"f16", "q8_0", "rotor-3"})
+    for (const int n_ctx : {100, 1000}) {
+      const SessionOptions options = session_of(cache, cache[0] == 'r', n_ctx);
+      const ProposerMaker draft = draft_proposers(model, model, options), head = mtp_proposers(model, "", options);
+      EXPECT_EQ(draft()->bytes(), draft.bytes) << cache << " " << n_ctx;
+      EXPECT_EQ(head()->bytes(), head.bytes) << cache << " " << n_ctx;
+      EXPECT_GT(draft.bytes, head.bytes) << "two layers, and one";
+    }
+  EXPECT_EQ(ProposerMaker(make_lookup_proposer).bytes, 0);
+}
+
+TEST(Speculation, ForcedProposalsHoldAsOftenAsTheyShall) {
+  const Model model = Model::load("synth:tiny@mtp=1");
+  const SessionOptions options = session_of("rotor-3", false, 1200);
+  std::vector<int32_t> prompt(10, 3);
+  for (const double share : {0.0, 0.7, 1.0}) {
+    Speculation speculation(make_mtp_proposer(model, "", options), 3, false);
+    speculation.force(share, 5);
+    Session session(model, options);
+    session.speculate(&speculation);
+    session.fill(100, 1);
+    speculation.proposer().fill(std::vector<int32_t>(100, 3), 1);
+    session.prefill(prompt);
+    EXPECT_EQ(session.draw({.temperature = 0}, std::vector<int32_t>(110, 3), 1000, [](int32_t) { return true; }), 1000);
+    const SpecReport& report = speculation.report();
+    EXPECT_NEAR(report.tokens_per_step(), 1 + share + share * share + share * share * share, 0.15) << share;
+    EXPECT_EQ(report.n_steps + report.n_accepted, 999);
+  }
 }
 
 TEST(Speculation, RefusesAHeadThatDoesNotFit) {
