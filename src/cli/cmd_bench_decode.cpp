@@ -89,25 +89,26 @@ int bench_speculation(const BenchFlags& flags, const lab::BenchParams& decode) {
   ModelFlags target = flags.device;
   target.n_threads = decode.n_threads[0];
   std::vector<std::unique_ptr<Proposers>> opened;  // models and heads outlive the rows of their target
-  lab::SpecBenchParams params{.models = decode.models,
-                              .text = flags.text.empty() ? "" : io::read_text_file(flags.text, kMaxTextBytes).or_throw(),
-                              .text_name = flags.text.empty() ? "random tokens" : flags.text,
-                              .n_prompt = decode.n_prompt,
-                              .n_gen = decode.n_gen,
-                              .n_depth = decode.n_depth,
-                              .kv = decode.kv,
-                              .n_ubatch = decode.n_ubatch[0],
-                              .repeats = decode.repeats,
-                              .depth = flags.spec.depth,
-                              .warm_up = decode.warm_up,
-                              .check = decode.check,
-                              .temperature = flags.temperature,
-                              .forced_accept = forced ? std::optional(flags.forced_accept) : std::nullopt,
-                              .seed = decode.seed,
-                              .load = target.load_options(),
-                              .type = flags.spec.type,
-                              .draft_model = flags.spec.draft_model,
-                              .draft_kv = kv_text(flags.spec.cache())};
+  lab::SpecBenchParams params{
+      .models = decode.models,
+      .text = flags.text.empty() ? "" : io::read_text_file(flags.text, kMaxTextBytes).or_throw(),
+      .text_name = flags.text.empty() ? "random tokens" : flags.text,
+      .n_prompt = decode.n_prompt,
+      .n_gen = decode.n_gen,
+      .n_depth = decode.n_depth,
+      .kv = decode.kv,
+      .n_ubatch = decode.n_ubatch[0],
+      .repeats = decode.repeats,
+      .depth = flags.spec.depth,
+      .warm_up = decode.warm_up,
+      .check = decode.check,
+      .temperature = flags.temperature,
+      .forced_accept = forced ? std::optional(flags.forced_accept) : std::nullopt,
+      .seed = decode.seed,
+      .load = target.load_options(),
+      .type = flags.spec.type,
+      .draft_model = flags.spec.draft_model,
+      .draft_kv = kv_text(flags.spec.cache())};
   params.open = [&](const Model& model, int n_ctx) {
     opened.push_back(std::make_unique<Proposers>(open_proposers(flags.spec, target, model, n_ctx, params.n_ubatch)));
     return opened.back()->make;

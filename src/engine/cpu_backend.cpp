@@ -145,7 +145,8 @@ void CpuBackend::embed(std::span<const int32_t> tokens, View2<float> x) {
 /// x: embeddings of the tokens; becomes what the layer of an MTP head reads.
 void CpuBackend::join(View2<const float> hidden, View2<float> x) {
   const int64_t n = x.rows, d = x.cols;
-  RIDGE_CHECK(hidden.rows == n && hidden.cols == d, "hidden states [{}, {}] for {} tokens", hidden.rows, hidden.cols, n);
+  RIDGE_CHECK(hidden.rows == n && hidden.cols == d, "hidden states [{}, {}] for {} tokens", hidden.rows, hidden.cols,
+              n);
   const View2<float> both = matrix(joined_, n, 2 * d), states = matrix(normed_, n, d);
   rms_norm(context_, hidden, weights_.join_hidden_norm.data(), plan_.norm_eps, states);
   rms_norm(context_, x, weights_.join_embedding_norm.data(), plan_.norm_eps, x);

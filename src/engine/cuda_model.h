@@ -155,7 +155,7 @@ class CudaRunner {
     gpu::Buffer cosines, sines;  // of each rope
     gpu::Buffer x, qkv, q, attn, ff, logit_x;
     gpu::Buffer join, hidden;  // of an MTP head: embeddings, and the hidden states that they are joined with
-    gpu::Buffer block;  // what a block gives, before it is normed or scaled
+    gpu::Buffer block;         // what a block gives, before it is normed or scaled
     // Of experts: their normed input, and rows of a token's experts.
     gpu::Buffer h, scores, expert_weights, expert_numbers, packs, expert_gate, expert_up, expert_out, shared;
     gpu::Buffer attn_scratch, k_ring, v_ring;

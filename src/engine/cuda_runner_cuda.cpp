@@ -67,8 +67,9 @@ std::vector<const void*> CudaRunner::Room::places() const {
        {&h, &scores, &expert_weights, &expert_numbers, &packs, &expert_gate, &expert_up, &expert_out, &shared})
     places.push_back(b->as<void>());
   for (const gpu::Buffer* b : {&sequences, &delta}) places.push_back(b->as<void>());
-  for (const gpu::Buffer* b : {&tokens, &rows, &spans, &blocks, &n_spans, &logit_rows, &cosines, &sines, &x, &qkv, &q,
-                               &attn, &ff, &logit_x, &block, &attn_scratch, &k_ring, &v_ring, &join, &hidden})
+  for (const gpu::Buffer* b :
+       {&tokens, &rows, &spans, &blocks,  &n_spans, &logit_rows,   &cosines, &sines,  &x,    &qkv,
+        &q,      &attn, &ff,    &logit_x, &block,   &attn_scratch, &k_ring,  &v_ring, &join, &hidden})
     places.push_back(b->as<void>());
   for (const gpu::Buffer* b : {&latent, &head_packs}) places.push_back(b->as<void>());
   for (const void* place : products.places()) places.push_back(place);

@@ -87,7 +87,7 @@ Engine::Engine(const std::string& path, const LoadOptions& options)
   // A device reads rows as stored, so the CPU packs nothing for it.
   if (!device_) pack_weights(context_, weights);
   backend_ = device_ ? make_cuda_backend(*device_, plan_, weights, options.kernels)
-                        : make_cpu_backend(context_, plan_, weights);
+                     : make_cpu_backend(context_, plan_, weights);
   info_ = describe(path, loaded_, context_);
   if (device_) {
     info_.device = backend_->name();

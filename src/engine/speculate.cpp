@@ -250,7 +250,8 @@ int Speculation::draw(const Target& target, const SamplerOptions& options, std::
     back.keep(step, 1 + n_accepted);
     const int n_paid = cost_.paid(n_proposed, std::chrono::duration<double>(proposing).count());
     const bool timed = !engine.on_device() || cost_.recorded(n_proposed);
-    if (timed && (n_paid == 0 || !depth_.late())) cost_.add(n_paid, std::chrono::duration<double>(Clock::now() - start).count());
+    if (timed && (n_paid == 0 || !depth_.late()))
+      cost_.add(n_paid, std::chrono::duration<double>(Clock::now() - start).count());
     depth_.add(n, n_paid, n_accepted, cost_, 1);
     ++report_.n_steps;
     report_.n_proposed += n_proposed;

@@ -188,8 +188,8 @@ Status apply_options(std::string_view spec, SynthPlan& plan) {
                     plan.config.delta_period);
       plan.config.n_layers = int(n);
     } else {
-      return fail(ErrorKind::usage, "unknown synth: option '{}' (there are: layers=N, weights=FORMAT, head=FORMAT, mtp=1)",
-                  option);
+      return fail(ErrorKind::usage,
+                  "unknown synth: option '{}' (there are: layers=N, weights=FORMAT, head=FORMAT, mtp=1)", option);
     }
   }
   return {};
@@ -215,8 +215,10 @@ Result<SynthPlan> plan_synth_model(std::string_view spec) {
     plan.config.tied_output = false;
   }
   if (plan.mtp && plan.config.has_delta(plan.config.n_layers - 1))
-    return fail(ErrorKind::usage, "synth: with {} layers the last one keeps a state, an MTP head attends (another "
-                "number of layers)", plan.config.n_layers);
+    return fail(ErrorKind::usage,
+                "synth: with {} layers the last one keeps a state, an MTP head attends (another "
+                "number of layers)",
+                plan.config.n_layers);
   return plan;
 }
 

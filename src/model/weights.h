@@ -75,7 +75,7 @@ struct Weights {
   std::vector<float> rope_factors;       // [rope_dim / 2] or empty; of LongRoPE: for a short context
   std::vector<float> long_rope_factors;  // of LongRoPE: for a long context; else empty
   // Of an MTP head (model/mtp.h), whose layer reads embeddings joined with hidden states; else without rows.
-  Linear join;                                          // [d_model, 2 d_model]
+  Linear join;                                               // [d_model, 2 d_model]
   std::vector<float> join_embedding_norm, join_hidden_norm;  // [d_model]
 
   // Owners of what the Linears point into.

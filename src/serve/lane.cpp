@@ -94,15 +94,15 @@ Lane::Lane(Engine& engine, const LaneOptions& options, Totals& totals)
         const int n_pages = pages_that_fit(*engine.open_host_memory(layers, 1, 1), options, n_slots);
         const int needed = std::max(1, pages_for(layers, options.n_ctx));
         if (n_pages < needed)
-          throw_error(
-              ErrorKind::no_memory,
-              "a {} cache of {:.2f} GiB holds {} pages of 128 tokens beside {} slots{}, one sequence of {} tokens needs "
-              "{} (a larger --kv-gib, fewer --parallel or a smaller --ctx-size)",
-              kv_text(options.kv), double(options.kv_bytes) / (1 << 30), n_pages, n_slots,
-              options.proposer_bytes() > 0
-                  ? fmt::format(" and {:.2f} GiB of proposers", double(options.proposer_bytes()) / (1 << 30))
-                  : "",
-              options.n_ctx, needed);
+          throw_error(ErrorKind::no_memory,
+                      "a {} cache of {:.2f} GiB holds {} pages of 128 tokens beside {} slots{}, one sequence of {} "
+                      "tokens needs "
+                      "{} (a larger --kv-gib, fewer --parallel or a smaller --ctx-size)",
+                      kv_text(options.kv), double(options.kv_bytes) / (1 << 30), n_pages, n_slots,
+                      options.proposer_bytes() > 0
+                          ? fmt::format(" and {:.2f} GiB of proposers", double(options.proposer_bytes()) / (1 << 30))
+                          : "",
+                      options.n_ctx, needed);
         // More pages than all sequences can fill serve nobody.
         const int64_t most = int64_t(needed) * n_slots;
         return engine.open_pool(layers, int(std::min<int64_t>(n_pages, most)), n_slots, options.n_ctx);

@@ -119,9 +119,9 @@ class Lane {
   struct Row {
     Job* job;
     int n_tokens;
-    int n_asked = 0, n_accepted = 0;  // proposals that were wanted, and those that held
-    double proposing = 0;             // seconds
-    int32_t last = 0;                 // token of a decoding job in front of the proposals
+    int n_asked = 0, n_accepted = 0;     // proposals that were wanted, and those that held
+    double proposing = 0;                // seconds
+    int32_t last = 0;                    // token of a decoding job in front of the proposals
     std::optional<CheckpointId> before;  // where layers keep states: in front of the step
   };
   /// Brings parked jobs back, the oldest first, while there is room.

@@ -326,9 +326,27 @@ TEST(Bench, EveryOutputFormIsWellFormed) {
 }
 
 TEST(Bench, ForcedAcceptanceNeedsNoText) {
-  const Outcome outcome = run_ridge({"bench", "decode", "-m", "synth:tiny@mtp=1", "--spec-type", "draft-mtp",
-                                     "--force-accept", "0.5", "-d", "0,64", "-p", "8", "-n", "8", "-r", "1", "--quiet",
-                                     "-o", "json", "-ctkd", "q8_0"});
+  const Outcome outcome = run_ridge({"bench",
+                                     "decode",
+                                     "-m",
+                                     "synth:tiny@mtp=1",
+                                     "--spec-type",
+                                     "draft-mtp",
+                                     "--force-accept",
+                                     "0.5",
+                                     "-d",
+                                     "0,64",
+                                     "-p",
+                                     "8",
+                                     "-n",
+                                     "8",
+                                     "-r",
+                                     "1",
+                                     "--quiet",
+                                     "-o",
+                                     "json",
+                                     "-ctkd",
+                                     "q8_0"});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   const json rows = json::parse(outcome.out);
   ASSERT_EQ(rows.size(), 2u) << rows;

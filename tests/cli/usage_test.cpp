@@ -89,7 +89,8 @@ INSTANTIATE_TEST_SUITE_P(
         Wrong{{"bench", "decode", "-m", kTinyModel, "--spec-type", "lookup"}, 2, "add --text FILE"},
         Wrong{{"bench", "decode", "-m", kTinyModel, "--text", kTinyModel}, 2, "--text: tokens are random here"},
         Wrong{{"bench", "decode", "-m", kTinyModel, "--force-accept", "0.5"}, 2, "--force-accept: nothing is proposed"},
-        Wrong{{"bench", "decode", "-m", kTinyModel, "--spec-type", "lookup", "--force-accept", "2"}, 2, "--force-accept"},
+        Wrong{
+            {"bench", "decode", "-m", kTinyModel, "--spec-type", "lookup", "--force-accept", "2"}, 2, "--force-accept"},
         Wrong{run_with({"--spec-type", "draft-mtp"}), 2, "has no MTP head"},
         Wrong{{"bench", "decode", "-m", kTinyModel, "--temp", "1"}, 2, "--temp: tokens are random here"},
         Wrong{{"bench", "decode", "-m", kTinyModel, "--spec-type", "lookup", "--text", kTinyModel, "-d", "9"},

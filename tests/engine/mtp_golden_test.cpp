@@ -84,7 +84,8 @@ TEST_F(MtpHeadOfQwen, QuantizeKeepsIt) {
 }
 
 /// What the head of a model guesses behind prefixes of a text.
-std::vector<std::vector<int32_t>> guesses_of(const Model& model, const std::string& head, std::span<const int32_t> text) {
+std::vector<std::vector<int32_t>> guesses_of(const Model& model, const std::string& head,
+                                             std::span<const int32_t> text) {
   const SessionOptions options{.n_ctx = 128, .k = {.format = "f32"}, .v = {.format = "f32"}};
   auto mtp = make_mtp_proposer(model, head, options);
   Proposer& proposer = *mtp;
@@ -111,7 +112,8 @@ TEST(MtpHeadOfAPlainModel, QuantizeWritesItIntoTheFile) {
   ASSERT_TRUE(convert_to_gguf((dir / "a.gguf").native(), dir / "b.gguf", *format, nullptr));
   const Model of_directory = Model::load(directory.native());
   const std::vector<int32_t> text = of_directory.tokenize(
-      "The river rises in the mountains and flows to the north, where it meets the sea near the old city and its port.");
+      "The river rises in the mountains and flows to the north, where it meets the sea near the old city and its "
+      "port.");
   ASSERT_GT(text.size(), 20u);
   const auto expected = guesses_of(of_directory, "", text);
   for (const char* file : {"a.gguf", "b.gguf"}) {

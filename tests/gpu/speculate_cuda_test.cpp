@@ -90,6 +90,28 @@ TEST_F(SpeculationCuda, TextsAreThoseOfSingleTokens) {
   EXPECT_GT(all.n_proposed, all.n_accepted);
 }
 
+/// States go back to the checkpoint of the step.
+TEST_F(SpeculationCuda, TextsOfModelsWithStatesAreThoseOfSingleTokens) {
+  const Model model = Model::load("synth:tiny-delta@layers=2@weights=f32@mtp=1", {.device = "cuda"});
+  std::vector<int32_t> prompt;
+  for (int i = 0; i < 20; ++i) prompt.push_back((37 * (i % 9) + 11) % 512);
+  const SamplerOptions greedy{.temperature = 0};
+  const Text plain = draw_text(model, session_of("f16"), greedy, prompt, 24, nullptr);
+  SpecReport all;
+  const auto check = [&](std::unique_ptr<Proposer> proposer, int depth, const char* name) {
+    Speculation speculation(std::move(proposer), depth, false);
+    const Text text = draw_text(model, session_of("f16"), greedy, prompt, 24, &speculation);
+    EXPECT_EQ(text.tokens, plain.tokens) << name;
+    EXPECT_EQ(text.next, plain.next) << name;
+    all.n_accepted += speculation.report().n_accepted;
+    all.n_proposed += speculation.report().n_proposed;
+  };
+  check(std::make_unique<KnownText>(plain.tokens), 6, "known text");
+  check(make_mtp_proposer(model, "", session_of("q8_0")), 2, "mtp");
+  EXPECT_GT(all.n_accepted, 10);
+  EXPECT_GT(all.n_proposed, all.n_accepted);
+}
+
 /// The head on a device guesses what the CPU's head does.
 TEST_F(SpeculationCuda, TheHeadGuessesWhatTheCpusDoes) {
   const TempDir directory;

@@ -551,8 +551,7 @@ TEST_F(SchedulerTest, SpeculationLeavesEveryTextOfAModelWithStates) {
   const auto send_all = [&](Scheduler& scheduler, bool tell) {
     std::vector<std::shared_ptr<Heard>> all;
     for (int i = 0; i < 6; ++i) {
-      GenerationRequest r =
-          varied(request(random_prompt(uint64_t(i), 5 + 37 * i), 30 + 3 * i, 0.8f, uint64_t(i)), i);
+      GenerationRequest r = varied(request(random_prompt(uint64_t(i), 5 + 37 * i), 30 + 3 * i, 0.8f, uint64_t(i)), i);
       if (tell) r.n_top_logprobs = 0;
       all.push_back(send(scheduler, std::move(r)));
     }

@@ -66,7 +66,8 @@ class SpecRunner {
   double generate(std::span<const int32_t> prompt, int repeat, bool speculates, std::vector<int32_t>& tokens) {
     std::optional<Speculation> speculation;
     if (speculates) speculation.emplace(proposer(repeat), params_.depth);
-    if (speculates && params_.forced_accept) speculation->force(*params_.forced_accept, params_.seed + uint64_t(repeat));
+    if (speculates && params_.forced_accept)
+      speculation->force(*params_.forced_accept, params_.seed + uint64_t(repeat));
     session_.speculate(speculates ? &*speculation : nullptr);
     session_.reset();
     if (row_.n_depth > 0) {
@@ -204,8 +205,7 @@ int run_spec_bench(const SpecBenchParams& params, const SpecBenchHooks& hooks) {
       if (hooks.on_status) hooks.on_status(kv_text(row.kv) + " " + row.name(), done, total);
       ++done;
       if (reference)
-        row.check =
-            reference->compare(model, {row.kv, row.n_depth + row.n_prompt}, params.seed, params.check_bound);
+        row.check = reference->compare(model, {row.kv, row.n_depth + row.n_prompt}, params.seed, params.check_bound);
       if (stopped()) return n_failed;
       row.failed = params.check && !row.check.passed;
       if (!row.failed && !time_row(model, params, text, row, stopped)) return n_failed;

@@ -36,7 +36,7 @@ struct SpecBenchRow : ModelBenchRow {
   std::vector<double> seconds, plain_seconds;  ///< of each repetition, with and without speculation
   std::vector<double> repeated;                ///< repeated_share() of each text
   SpecReport spec;                             ///< of all repetitions
-  std::optional<int> texts_differ = 0;  ///< repetitions; none where acceptance is forced
+  std::optional<int> texts_differ = 0;         ///< repetitions; none where acceptance is forced
   bool failed = false;
 
   std::string name() const;
