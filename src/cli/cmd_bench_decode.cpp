@@ -107,8 +107,10 @@ int bench_speculation(const BenchFlags& flags, const lab::BenchParams& decode) {
       .seed = decode.seed,
       .load = target.load_options(),
       .type = flags.spec.type,
+      .sampling = flags.spec.sampling,
       .draft_model = flags.spec.draft_model,
-      .draft_kv = kv_text(flags.spec.cache())};
+      .draft_kv = kv_text(flags.spec.cache()),
+      .sampling = flags.spec.sampling};
   params.open = [&](const Model& model, int n_ctx) {
     opened.push_back(std::make_unique<Proposers>(open_proposers(flags.spec, target, model, n_ctx, params.n_ubatch)));
     return opened.back()->make;
@@ -177,7 +179,7 @@ Action declare_bench_decode(CLI::App& app) {
   add_text(app, "--text", f.text, "FILE", "with --spec-type: the text that prompts are cut from");
   add_real(app, "--temp", f.temperature, 0, 100, "with --spec-type: temperature; greedy texts may loop");
   add_real(app, "--force-accept", f.forced_accept, 0, 1,
-           "with --spec-type: the probability that a proposal counts as right, for speed alone; -1: the model decides");
+           "with --spec-type: how probably a proposal counts as right, for speed alone; -1: the model says");
   in_group(app, "Output");
   add_text(app, "-o,--output", f.format, "FORMAT", "md, csv, json, jsonl or sql, to stdout");
   add_output_flags(app, f.output, true);

@@ -7,7 +7,7 @@
 namespace ridge::cli {
 
 struct SpecFlags {
-  std::string type = "none", draft_model, draft_kv = "f16";
+  std::string type = "none", draft_model, draft_kv = "f16", sampling = "exact";
   std::optional<std::string> draft_k, draft_v;
   int depth = 8;
   double p_min = 0;

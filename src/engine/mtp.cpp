@@ -77,6 +77,20 @@ class MtpProposer final : public Proposer {
   }
 
   std::vector<int32_t> propose(std::span<const int32_t> text, int n) override {
+    return guess(text, n, [&](auto) { return likeliest(); });
+  }
+  std::vector<int32_t> draw(std::span<const int32_t> text, int n, const SamplerOptions& options, Rng& rng,
+                            std::vector<Distribution>& probabilities) override {
+    probabilities.clear();
+    const PickToken pick = drawn_pick(text, options, p_min_, rng, probabilities);
+    return guess(text, n,
+                 [&](std::span<const int32_t> proposals) { return pick(outputs_->logits().row(0), proposals); });
+  }
+
+ private:
+  /// `pick` takes a token of the head's last step.
+  std::vector<int32_t> guess(std::span<const int32_t> text, int n,
+                             const std::function<std::optional<int32_t>(std::span<const int32_t>)>& pick) {
     const int n_text = int(text.size()) - first_;
     n = std::min(n, n_ctx_ - n_text + 2);
     if (n_text <= kCalibration) n = std::min(n, kCalibration + 1 - n_text);  // proposals set no centre
@@ -93,7 +107,7 @@ class MtpProposer final : public Proposer {
         norm_rows(model_->head.weights.output_norm, input_);
         run({&proposals.back(), 1}, LogitRows::last);
       }
-      const std::optional<int32_t> token = likeliest();
+      const std::optional<int32_t> token = pick(proposals);
       if (!token) break;
       proposals.push_back(*token);
     }
@@ -101,8 +115,6 @@ class MtpProposer final : public Proposer {
     text_.pop_back();
     return proposals;
   }
-
- private:
   /// What the head takes of hidden states [n, d_model].
   void norm_rows(const std::vector<float>& weight, std::span<float> states) {
     if (!model_->head.after_norm) return;

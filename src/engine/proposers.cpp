@@ -56,6 +56,28 @@ class DraftProposer final : public Proposer {
         session_(draft, options) {}
 
   std::vector<int32_t> propose(std::span<const int32_t> text, int n) override {
+    if (p_min_ == 0 && on_device_) return guess(text, n, nullptr);
+    return guess(text, n, [&](std::span<const float> logits, std::span<const int32_t>) -> std::optional<int32_t> {
+      if (p_min_ > 0 && best_probability(logits) < p_min_) return {};
+      return int32_t(std::ranges::max_element(logits) - logits.begin());
+    });
+  }
+  std::vector<int32_t> draw(std::span<const int32_t> text, int n, const SamplerOptions& options, Rng& rng,
+                            std::vector<Distribution>& probabilities) override {
+    probabilities.clear();
+    return guess(text, n, drawn_pick(text, options, p_min_, rng, probabilities));
+  }
+  int64_t bytes() const override {
+    const KvReport report = session_.kv_report();
+    return report.k.allocated_bytes + report.v.allocated_bytes;
+  }
+  void fill(std::span<const int32_t> text, uint64_t seed) override {
+    session_.fill(int(text.size()), seed);
+    held_.assign(text.begin(), text.end());
+  }
+
+ private:
+  std::vector<int32_t> guess(std::span<const int32_t> text, int n, const PickToken& pick) {
     const int n_text = int(text.size());
     n = std::min(n, session_.n_ctx() - n_text + 1);
     // Centres and scales of the draft's cache must not be set by proposals, which are taken back.
@@ -67,7 +89,7 @@ class DraftProposer final : public Proposer {
     else forget(size_t(known));
     std::span<const float> logits = session_.prefill(text.subspan(held_.size()));
     held_.assign(text.begin(), text.end());
-    if (p_min_ == 0 && on_device_) {  // its logits stay there
+    if (!pick) {  // the likeliest tokens of a device, whose logits stay there
       session_.draw({.temperature = 0}, {}, n, [&](int32_t token) {
         if (token < vocab_size_) proposals.push_back(token);
         return token < vocab_size_;
@@ -77,26 +99,16 @@ class DraftProposer final : public Proposer {
       return proposals;
     }
     for (;;) {
-      const auto token = int32_t(std::ranges::max_element(logits) - logits.begin());
-      if (token >= vocab_size_ || (p_min_ > 0 && best_probability(logits) < p_min_)) break;
-      proposals.push_back(token);
+      const std::optional<int32_t> token = pick(logits, proposals);
+      if (!token || *token >= vocab_size_) break;
+      proposals.push_back(*token);
       if (ssize(proposals) == n) break;
-      logits = session_.decode(token);
-      held_.push_back(token);
+      logits = session_.decode(*token);
+      held_.push_back(*token);
     }
     return proposals;
   }
 
-  int64_t bytes() const override {
-    const KvReport report = session_.kv_report();
-    return report.k.allocated_bytes + report.v.allocated_bytes;
-  }
-  void fill(std::span<const int32_t> text, uint64_t seed) override {
-    session_.fill(int(text.size()), seed);
-    held_.assign(text.begin(), text.end());
-  }
-
- private:
   void forget(size_t n) {
     if (n == held_.size()) return;
     session_.truncate(int(n));
@@ -111,6 +123,18 @@ class DraftProposer final : public Proposer {
 };
 
 }  // namespace
+
+PickToken drawn_pick(std::span<const int32_t> text, const SamplerOptions& options, double p_min, Rng& rng,
+                     std::vector<Distribution>& probabilities) {
+  return [=, &rng, &probabilities](std::span<const float> logits,
+                                   std::span<const int32_t> proposals) -> std::optional<int32_t> {
+    if (p_min > 0 && best_probability(logits) < p_min) return {};
+    std::vector<int32_t> recent(text.begin(), text.end());
+    recent.insert(recent.end(), proposals.begin(), proposals.end());
+    probabilities.push_back(distribution_of(options, logits, recent));
+    return draw_from(probabilities.back(), rng);
+  };
+}
 
 std::unique_ptr<Proposer> make_lookup_proposer() { return std::make_unique<LookupProposer>(); }
 ProposerMaker draft_proposers(const Model& target, const Model& draft, const SessionOptions& options, double p_min) {

@@ -122,8 +122,13 @@ namespace {
 /// they are; on the host rows behind a wrong guess cost nothing.
 class RowDrawer {
  public:
-  RowDrawer(Engine& engine, Outputs& outputs, const SamplerOptions& options, std::span<const int32_t> text)
-      : engine_(engine), outputs_(outputs), options_(options), sampler_(options, engine.plan().vocab_size) {
+  RowDrawer(Engine& engine, Outputs& outputs, const SamplerOptions& options, std::span<const int32_t> text,
+            bool on_host)
+      : engine_(engine),
+        outputs_(outputs),
+        options_(options),
+        sampler_(options, engine.plan().vocab_size),
+        on_host_(on_host) {
     sampler_.accept(text);
   }
 
@@ -135,7 +140,7 @@ class RowDrawer {
   }
   /// A step ran the last token of `text` and these proposals.
   void ran(std::span<const int32_t> text, std::span<const int32_t> proposals) {
-    if (!engine_.on_device()) return;
+    if (on_host_) return;
     std::vector<SamplerOptions> samplers(proposals.size() + 1, options_);
     std::vector<std::vector<int32_t>> recent(samplers.size());
     for (size_t i = 0; i < samplers.size(); ++i) {
@@ -150,14 +155,17 @@ class RowDrawer {
   /// Row i of it, in order.
   int32_t row(size_t i) {
     ++options_.first_draw;
-    return engine_.on_device() ? tokens_[i] : sampler_.sample(outputs_.logits().row(int64_t(i)));
+    return on_host_ ? sampler_.sample(outputs_.logits().row(int64_t(i))) : tokens_[i];
   }
+  /// The token of a row that was not drawn here.
+  void take(int32_t token) { sampler_.accept({&token, 1}); }
 
  private:
   Engine& engine_;
   Outputs& outputs_;
   SamplerOptions options_;  // of the next draw
   Sampler sampler_;         // of the host
+  bool on_host_;
   std::vector<int32_t> tokens_;
 };
 
@@ -209,7 +217,10 @@ int Speculation::draw(const Target& target, const SamplerOptions& options, std::
   auto& [engine, pool, seq, outputs] = target;
   if (n_max <= 0) return 0;
   std::vector<int32_t> known(text.begin(), text.end()), step, drawn;
-  RowDrawer drawer(engine, outputs, options, text);
+  const bool rejects = rejects_ && options.temperature > 0;
+  Rng rng(splitmix64(options.seed));
+  std::vector<Distribution> probabilities;
+  RowDrawer drawer(engine, outputs, options, text, rejects || !engine.on_device());
   drawn.push_back(drawer.first());
   StepBack back(target);
   for (int n_taken = 0;;) {
@@ -230,7 +241,9 @@ int Speculation::draw(const Target& target, const SamplerOptions& options, std::
     const int wanted = adaptive_ ? spec_depths(cost_, 1, one, most_)[0] : most_;
     const int n = most_proposals(pool, seq, std::min(wanted, n_max - n_taken - 1));
     step.assign(1, known.back());
-    if (n > 0) std::ranges::copy(proposer_->propose(known, n), std::back_inserter(step));
+    if (n > 0)
+      std::ranges::copy(rejects ? proposer_->draw(known, n, options, rng, probabilities) : proposer_->propose(known, n),
+                        std::back_inserter(step));
     const Clock::duration proposing = Clock::now() - start;
     const SeqTokens tokens{seq, int(step.size())};
     back.begin(step.size() > 1);
@@ -241,6 +254,17 @@ int Speculation::draw(const Target& target, const SamplerOptions& options, std::
     if (batch.hidden) observe(step, n_past, outputs);
     drawn.clear();
     for (size_t i = 0; i < step.size(); ++i) {
+      if (rejects && i + 1 < step.size()) {
+        std::vector<int32_t> recent = known;
+        recent.insert(recent.end(), step.begin() + 1, step.begin() + 1 + ptrdiff_t(i));
+        const Distribution p = distribution_of(options, outputs.logits().row(int64_t(i)), recent);
+        const double ratio = probability_of(p, step[i + 1]) / probability_of(probabilities[i], step[i + 1]);
+        const bool holds = rng.uniform() < ratio;
+        drawn.push_back(holds ? step[i + 1] : draw_from(residual(p, probabilities[i]), rng));
+        drawer.take(drawn.back());
+        if (!holds) break;
+        continue;
+      }
       drawn.push_back(drawer.row(i));
       if (i + 1 == step.size()) break;
       if (forced_ ? luck_.uniform() >= *forced_ : drawn.back() != step[i + 1]) break;

@@ -20,6 +20,7 @@
 
 #include "base/rng.h"
 #include "engine/backend.h"
+#include "engine/distribution.h"
 
 namespace ridge {
 
@@ -33,6 +34,11 @@ class Proposer {
   virtual ~Proposer() = default;
   /// Up to n (1 or more) tokens that may follow `text`, the tokens of the sequence so far; none where nothing is known.
   virtual std::vector<int32_t> propose(std::span<const int32_t> text, int n) = 0;
+  /// The same, each token drawn from its probabilities by the settings of the text; nothing where it has none.
+  virtual std::vector<int32_t> draw(std::span<const int32_t> /*text*/, int /*n*/, const SamplerOptions& /*options*/,
+                                    Rng& /*rng*/, std::vector<Distribution>& /*probabilities*/) {
+    return {};
+  }
   /// Whether observe() is to be called.
   virtual bool wants_hidden() const { return false; }
   /// The target ran these tokens from position `first` on, hidden [n_tokens, d_model]. What was known of these positions
@@ -43,6 +49,13 @@ class Proposer {
   /// Of the cache of its own.
   virtual int64_t bytes() const { return 0; }
 };
+
+/// The next proposal behind others, from a proposer's logits; none to end them.
+using PickToken =
+    std::function<std::optional<int32_t>(std::span<const float> logits, std::span<const int32_t> proposals)>;
+/// What Proposer::draw() picks behind `text`, up to one whose likeliest token is less probable than p_min.
+PickToken drawn_pick(std::span<const int32_t> text, const SamplerOptions& options, double p_min, Rng& rng,
+                     std::vector<Distribution>& probabilities);
 
 /// Makes a proposer for one text; what proposers share is loaded once.
 struct ProposerMaker : std::function<std::unique_ptr<Proposer>()> {
@@ -147,6 +160,10 @@ class Speculation {
   /// From here on every proposal counts as right with this probability, and the text is that of the proposals: for
   /// benchmarks of models whose text means nothing.
   void force(double share, uint64_t seed) { forced_ = share, luck_ = Rng(seed); }
+  /// From here on texts of a temperature above 0 take drawn proposals by rejection sampling: each with probability
+  /// min(1, p / q), in place of a wrong one a token of what is left of p. Tokens have the same probabilities as without
+  /// proposals; the text is another one.
+  void reject() { rejects_ = true; }
   Proposer& proposer() { return *proposer_; }
   bool wants_hidden() const { return proposer_->wants_hidden(); }
   /// The target ran these tokens from position `first` on.
@@ -158,7 +175,7 @@ class Speculation {
  private:
   std::unique_ptr<Proposer> proposer_;
   int most_;
-  bool adaptive_;
+  bool adaptive_, rejects_ = false;
   std::optional<double> forced_;
   Rng luck_{0};
   SpecCost cost_;

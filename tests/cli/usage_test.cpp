@@ -92,6 +92,12 @@ INSTANTIATE_TEST_SUITE_P(
         Wrong{
             {"bench", "decode", "-m", kTinyModel, "--spec-type", "lookup", "--force-accept", "2"}, 2, "--force-accept"},
         Wrong{run_with({"--spec-type", "draft-mtp"}), 2, "has no MTP head"},
+        Wrong{run_with({"--spec-type", "lookup", "--spec-sampling", "reject"}), 2, "--spec-sampling: only --spec-type"},
+        Wrong{run_with({"--spec-type", "draft", "-md", kTinyModel, "--spec-sampling", "x"}), 2,
+              "expects exact, reject"},
+        Wrong{{"serve", "-m", kTinyModel, "--spec-type", "draft", "-md", kTinyModel, "--spec-sampling", "reject"},
+              2,
+              "--spec-sampling: a server's texts"},
         Wrong{{"bench", "decode", "-m", kTinyModel, "--temp", "1"}, 2, "--temp: tokens are random here"},
         Wrong{{"bench", "decode", "-m", kTinyModel, "--spec-type", "lookup", "--text", kTinyModel, "-d", "9"},
               2,

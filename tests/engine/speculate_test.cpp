@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
+#include <map>
 
 #include "cases/golden_logits.h"
 #include "cases/mtp_head.h"
@@ -428,6 +430,76 @@ TEST(Speculation, TheCacheOfAProposerTakesWhatWasSaid) {
       EXPECT_GT(draft.bytes, head.bytes) << "two layers, and one";
     }
   EXPECT_EQ(ProposerMaker(make_lookup_proposer).bytes, 0);
+}
+
+TEST(Distribution, IsWhatTheSamplerDrawsFrom) {
+  const std::vector<float> logits = {1.0f, 3.0f, 2.5f, -4.0f, 2.9f, 0.5f};
+  const std::vector<int32_t> recent = {1};
+  for (const SamplerOptions& options : {SamplerOptions{.temperature = 0.7f, .top_k = 4, .repeat_penalty = 1.5f},
+                                        SamplerOptions{.temperature = 1.5f, .top_k = 0, .top_p = 1, .min_p = 0}}) {
+    const Distribution p = distribution_of(options, logits, recent);
+    Sampler sampler(options, int(logits.size()));
+    constexpr int kDraws = 20000;
+    std::vector<int> count(logits.size()), own(logits.size());
+    Rng rng(3);
+    for (int i = 0; i < kDraws; ++i) {
+      SamplerOptions next = options;
+      next.seed = 7, next.first_draw = uint64_t(i);
+      Sampler one(next, int(logits.size()));
+      one.accept(recent);
+      ++count[size_t(one.sample(logits))];
+      ++own[size_t(draw_from(p, rng))];
+    }
+    double sum = 0;
+    for (size_t token = 0; token < logits.size(); ++token) {
+      const double expected = probability_of(p, int32_t(token));
+      const double five_sigma = 5 * std::sqrt(expected * (1 - expected) / kDraws);
+      EXPECT_NEAR(double(count[token]) / kDraws, expected, five_sigma) << token;
+      EXPECT_NEAR(double(own[token]) / kDraws, expected, five_sigma) << token;
+      sum += expected;
+    }
+    EXPECT_NEAR(sum, 1, 1e-12);
+  }
+}
+
+/// Tokens are as probable as without proposals, whatever the draft thinks, and more proposals hold.
+TEST(Speculation, RejectionKeepsTheProbabilities) {
+  const Model target = Model::load("synth:tiny"), draft = Model::load("synth:tiny@layers=1");
+  const SessionOptions options = session_of("f16", false, 32);
+  const std::vector<int32_t> prompt = {5, 17, 301, 44, 5, 17};
+  SamplerOptions sampler{.temperature = 1.2f, .top_k = 6, .top_p = 1, .min_p = 0};
+  Session plain(target, options), with(target, options);
+  Speculation speculation(make_draft_proposer(target, draft, options), 2, false);
+  speculation.reject();
+  with.speculate(&speculation);
+  constexpr int kTexts = 3000, kTokens = 4;  // the first one comes from the prompt's step
+  std::map<std::pair<int, int32_t>, std::array<int, 2>> count;
+  for (int i = 0; i < kTexts; ++i) {
+    sampler.seed = uint64_t(i) + 1;
+    for (Session* session : {&plain, &with}) {
+      session->reset();
+      session->prefill(prompt);
+      int at = 0;
+      session->draw(sampler, prompt, kTokens, [&](int32_t token) {
+        // The second token only depends on the first; later ones are counted over all.
+        ++count[{at++, token}][session == &with];
+        return true;
+      });
+    }
+  }
+  EXPECT_GT(speculation.report().n_accepted, kTexts / 20);
+  EXPECT_GT(speculation.report().n_proposed, speculation.report().n_accepted);
+  int n_seen = 0;
+  for (const auto& [place, n] : count) {
+    const double mean = 0.5 * (n[0] + n[1]);
+    if (place.first == 0) {
+      EXPECT_EQ(n[0], n[1]) << "drawn from the prompt's step, exactly";
+    } else if (mean > 50) {
+      EXPECT_NEAR(n[0], n[1], 5 * std::sqrt(2 * mean)) << "token " << place.second << " at " << place.first;
+      ++n_seen;
+    }
+  }
+  EXPECT_GT(n_seen, 10);
 }
 
 TEST(Speculation, ForcedProposalsHoldAsOftenAsTheyShall) {

@@ -68,6 +68,7 @@ class SpecRunner {
     if (speculates) speculation.emplace(proposer(repeat), params_.depth);
     if (speculates && params_.forced_accept)
       speculation->force(*params_.forced_accept, params_.seed + uint64_t(repeat));
+    if (speculates && params_.sampling == "reject") speculation->reject();
     session_.speculate(speculates ? &*speculation : nullptr);
     session_.reset();
     if (row_.n_depth > 0) {
@@ -143,7 +144,7 @@ namespace {
 /// Times one row. False when asked to stop.
 bool time_row(const Model& model, const SpecBenchParams& params, std::span<const int32_t> text, SpecBenchRow& row,
               const std::function<bool()>& stopped) {
-  if (params.forced_accept) row.texts_differ.reset();
+  if (params.forced_accept || params.sampling == "reject") row.texts_differ.reset();
   SpecRunner runner(model, params, text, row);
   if (params.warm_up) {
     runner.run(0);
@@ -242,6 +243,7 @@ Row spec_fields(const SpecBenchRow& row, const SpecBenchParams& params) {
   f["temperature"] = params.temperature;
   f["spec_type"] = params.type;
   f["spec_depth"] = params.depth;
+  f["spec_sampling"] = params.sampling;
   f["draft_model"] = params.draft_model;
   f["draft_kv"] = params.draft_kv;
   f["spec_steps"] = row.spec.n_steps;

@@ -26,6 +26,7 @@ struct SpecBenchParams {
   uint64_t seed = 42;
   LoadOptions load;
   std::string type, draft_model, draft_kv;  ///< for the rows
+  std::string sampling = "exact";           ///< or reject: texts are not compared
   /// Proposers of a model whose texts have at most n_ctx tokens.
   std::function<ProposerMaker(const Model& model, int n_ctx)> open;
 };
@@ -36,7 +37,7 @@ struct SpecBenchRow : ModelBenchRow {
   std::vector<double> seconds, plain_seconds;  ///< of each repetition, with and without speculation
   std::vector<double> repeated;                ///< repeated_share() of each text
   SpecReport spec;                             ///< of all repetitions
-  std::optional<int> texts_differ = 0;         ///< repetitions; none where acceptance is forced
+  std::optional<int> texts_differ = 0;         ///< repetitions; none where acceptance is forced, or by rejection
   bool failed = false;
 
   std::string name() const;
