@@ -52,8 +52,8 @@ struct ModelInfo {
 
 class Model {
  public:
-  /// `path`: a GGUF file (first shard), a Hugging Face directory, or `synth:SHAPE[@layers=N][@weights=FORMAT]` for
-  /// random weights at a true shape (see synth_shapes()).
+  /// `path`: a GGUF file (first shard), a Hugging Face directory, or `synth:SHAPE[@layers=N][@weights=FORMAT][@mtp=1]`
+  /// for random weights at a true shape (see synth_shapes()), with an MTP head.
   static Model load(const std::string& path, const LoadOptions& options = {});
   Model(Model&&) noexcept;
   Model& operator=(Model&&) noexcept;

@@ -20,6 +20,9 @@ struct BenchFlags {
   std::string list, format = "md", text;
   SpecFlags spec;
   float temperature = 0;
+  double forced_accept = -1;
+
+  bool forced() const { return forced_accept >= 0; }
   int repeats = 5;
   bool no_warm_up = false, real_prefill = false, no_check = false;
   int64_t seed = 42;
@@ -71,10 +74,12 @@ lab::BenchParams read_params(const BenchFlags& flags) {
 
 /// Generation with and without speculation, behind prompts of a text.
 int bench_speculation(const BenchFlags& flags, const lab::BenchParams& decode) {
-  flags.spec.check(flags.device.device);
-  if (flags.text.empty()) bad_flag("--spec-type", "proposals need a real text", "add --text FILE");
-  if (!flags.prompt_gen.empty() || !flags.n_depth.empty() || flags.real_prefill)
-    bad_flag("--spec-type", "the prompt is the depth", "leave out -pg, -d and --real-prefill");
+  flags.spec.check();
+  const bool forced = flags.forced();
+  if (flags.text.empty() && !forced)
+    bad_flag("--spec-type", "proposals need a real text", "add --text FILE, or --force-accept 0.7 for speed alone");
+  if (!flags.prompt_gen.empty() || (!flags.n_depth.empty() && !forced) || flags.real_prefill)
+    bad_flag("--spec-type", "the prompt is the depth", "leave out -pg, -d and --real-prefill, or add --force-accept");
   if (decode.n_ubatch.size() > 1 || decode.n_threads.size() > 1 || !flags.n_batch.empty())
     bad_flag("--spec-type", "one -ub and one -t make the rows", "leave out the lists and -b");
   if (std::ranges::count(decode.n_prompt, 0) + std::ranges::count(decode.n_gen, 0) +
@@ -84,23 +89,28 @@ int bench_speculation(const BenchFlags& flags, const lab::BenchParams& decode) {
   ModelFlags target = flags.device;
   target.n_threads = decode.n_threads[0];
   std::vector<std::unique_ptr<Proposers>> opened;  // models and heads outlive the rows of their target
-  lab::SpecBenchParams params{.models = decode.models,
-                              .text = io::read_text_file(flags.text, kMaxTextBytes).or_throw(),
-                              .text_name = flags.text,
-                              .n_prompt = decode.n_prompt,
-                              .n_gen = decode.n_gen,
-                              .kv = decode.kv,
-                              .n_ubatch = decode.n_ubatch[0],
-                              .repeats = decode.repeats,
-                              .depth = flags.spec.depth,
-                              .warm_up = decode.warm_up,
-                              .check = decode.check,
-                              .temperature = flags.temperature,
-                              .seed = decode.seed,
-                              .load = target.load_options(),
-                              .type = flags.spec.type,
-                              .draft_model = flags.spec.draft_model,
-                              .draft_kv = kv_text(flags.spec.cache())};
+  lab::SpecBenchParams params{
+      .models = decode.models,
+      .text = flags.text.empty() ? "" : io::read_text_file(flags.text, kMaxTextBytes).or_throw(),
+      .text_name = flags.text.empty() ? "random tokens" : flags.text,
+      .n_prompt = decode.n_prompt,
+      .n_gen = decode.n_gen,
+      .n_depth = decode.n_depth,
+      .kv = decode.kv,
+      .n_ubatch = decode.n_ubatch[0],
+      .repeats = decode.repeats,
+      .depth = flags.spec.depth,
+      .warm_up = decode.warm_up,
+      .check = decode.check,
+      .temperature = flags.temperature,
+      .forced_accept = forced ? std::optional(flags.forced_accept) : std::nullopt,
+      .seed = decode.seed,
+      .load = target.load_options(),
+      .type = flags.spec.type,
+      .sampling = flags.spec.sampling,
+      .draft_model = flags.spec.draft_model,
+      .draft_kv = kv_text(flags.spec.cache()),
+      .sampling = flags.spec.sampling};
   params.open = [&](const Model& model, int n_ctx) {
     opened.push_back(std::make_unique<Proposers>(open_proposers(flags.spec, target, model, n_ctx, params.n_ubatch)));
     return opened.back()->make;
@@ -112,7 +122,7 @@ int bench_speculation(const BenchFlags& flags, const lab::BenchParams& decode) {
     output.add(lab::spec_markdown_line(row, params), lab::spec_fields(row, params));
   };
   hooks.on_failed = [&](const lab::SpecBenchRow& row) {
-    if (row.same_text) return output.failed(row.name(), row.check);
+    if (row.texts_differ.value_or(0) == 0) return output.failed(row.name(), row.check);
     output.clear();
     fmt::print(stderr, "error: {}: the text with {} differs from the one without; no speed is given for it\n",
                row.name(), params.type);
@@ -123,9 +133,10 @@ int bench_speculation(const BenchFlags& flags, const lab::BenchParams& decode) {
 int bench(const BenchFlags& flags) {
   const lab::BenchParams params = read_params(flags);
   if (flags.spec.on()) return bench_speculation(flags, params);
-  flags.spec.check(flags.device.device);
+  flags.spec.check();
   if (!flags.text.empty() || flags.temperature != 0)
     bad_flag(flags.text.empty() ? "--temp" : "--text", "tokens are random here", "add --spec-type lookup");
+  if (flags.forced()) bad_flag("--force-accept", "nothing is proposed", "add --spec-type lookup");
   check_device(flags.device.device);
   BenchOutput output(flags.output, flags.format, lab::bench_markdown_head(), true);
   lab::BenchHooks hooks;
@@ -167,6 +178,8 @@ Action declare_bench_decode(CLI::App& app) {
   add_spec_flags(app, f.spec);
   add_text(app, "--text", f.text, "FILE", "with --spec-type: the text that prompts are cut from");
   add_real(app, "--temp", f.temperature, 0, 100, "with --spec-type: temperature; greedy texts may loop");
+  add_real(app, "--force-accept", f.forced_accept, 0, 1,
+           "with --spec-type: how probably a proposal counts as right, for speed alone; -1: the model says");
   in_group(app, "Output");
   add_text(app, "-o,--output", f.format, "FORMAT", "md, csv, json, jsonl or sql, to stdout");
   add_output_flags(app, f.output, true);

@@ -80,7 +80,7 @@ Action declare_chat(CLI::App& app) {
   return [flags] {
     if (flags->seed < 0) flags->seed = int64_t(std::random_device{}());
     if (flags->debate.size() != 0 && flags->debate.size() != 2) bad_flag("--debate", "takes two sides, A and B");
-    flags->spec.check(flags->model.device);
+    flags->spec.check();
     if (!flags->debate.empty() && flags->spec.on())
       bad_flag("--debate", "its sides do not speculate", "leave out --spec-type");
     install_chat_interrupts();

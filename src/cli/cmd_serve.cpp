@@ -65,6 +65,7 @@ void print_start(const ServeFlags& flags, Engine& engine, const serve::Scheduler
                               {"device", info.device},
                               {"kv_quant", kv_text(options.lane.kv)},
                               {"kv_bytes", options.lane.kv_bytes},
+                              {"proposer_bytes", options.lane.proposer_bytes()},
                               {"parallel", options.lane.max_seqs},
                               {"n_ctx", options.lane.n_ctx}};
     fmt::print("{}\n", json.dump(-1, ' ', false, serve::Json::error_handler_t::replace));
@@ -74,6 +75,13 @@ void print_start(const ServeFlags& flags, Engine& engine, const serve::Scheduler
   fmt::print("model    {} ({}, {}), {}\n", info.name, info.arch, info.weight_format, device_text(info));
   fmt::print("cache    {}; {:.2f} GiB for {} sequences of {} tokens\n", serve::kv_line(engine, options.lane),
              double(options.lane.kv_bytes) / kGib, options.lane.max_seqs, options.lane.n_ctx);
+  if (flags.spec.on())
+    fmt::print("spec     {}, up to {} tokens a step{}\n", flags.spec.type, options.lane.spec_depth,
+               options.lane.proposer_bytes() > 0
+                   ? fmt::format("; {:.2f} GiB of the cache for {} caches of {:.2f} GiB",
+                                 double(options.lane.proposer_bytes()) / kGib, options.lane.max_seqs,
+                                 double(options.lane.proposers.bytes) / kGib)
+                   : "");
   if (!engine.has_tokenizer()) {
     fmt::print("note     this model has no tokenizer: prompts and answers of /v1/completions are token ids\n");
   } else if (base_model) {
@@ -92,7 +100,9 @@ void print_start(const ServeFlags& flags, Engine& engine, const serve::Scheduler
 
 int serve_model(const ServeFlags& flags) {
   flags.kv.choice();  // refuses nonsense before the model is read
-  flags.spec.check(flags.model.device);
+  flags.spec.check();
+  if (flags.spec.sampling != "exact")
+    bad_flag("--spec-sampling", "a server's texts are those without guesses", "leave it out");
   check_device(flags.model.device);
   allow_many_files();
   serve::ServerOptions options{.http = {.host = flags.host,
@@ -118,9 +128,11 @@ int serve_model(const ServeFlags& flags) {
   const bool base_model = chat_template.named.empty();
   model.emplace(load_model(flags.model));
   Engine& engine = model->engine();
-  serve::SchedulerOptions scheduler = flags.scheduler.options(engine, flags.kv.choice(), flags.n_pools);
-  proposers = open_proposers(flags.spec, flags.model, *model, scheduler.lane.n_ctx, scheduler.lane.batch_tokens);
-  scheduler.lane.proposers = proposers.make;
+  const auto open = [&](const serve::LaneOptions& lane) {
+    proposers = open_proposers(flags.spec, flags.model, *model, lane.n_ctx, lane.batch_tokens);
+    return proposers.make;
+  };
+  serve::SchedulerOptions scheduler = flags.scheduler.options(engine, flags.kv.choice(), flags.n_pools, open);
   scheduler.lane.spec_depth = flags.spec.depth;
   server->serve(engine, flags.alias.empty() ? engine.info().name : flags.alias, std::move(chat_template), scheduler);
   print_start(flags, engine, scheduler, base_model, server->port());

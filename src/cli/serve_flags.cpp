@@ -12,14 +12,16 @@ int64_t default_kv_bytes(Engine& engine, const serve::LaneOptions& lane, int n_p
   const auto layers = layer_configs(session_options(lane.kv, lane.n_ctx, 0), engine.plan());
   const auto memory = engine.open_host_memory(layers, 1, 1);
   const int64_t all = int64_t(pages_for(layers, lane.n_ctx)) * lane.max_seqs * memory->page_bytes() +
-                      int64_t(lane.max_seqs + lane.n_checkpoints) * memory->slot_bytes();
+                      int64_t(lane.max_seqs + lane.n_checkpoints) * memory->slot_bytes() + lane.proposer_bytes();
   const double part = engine.on_device() ? 0.8 : 0.25;
   return std::min(all * n_pools, int64_t(part * double(engine.backend().free_bytes())));
 }
 
 }  // namespace
 
-serve::SchedulerOptions SchedulerFlags::options(Engine& engine, const KvChoice& kv, int n_pools) const {
+serve::SchedulerOptions SchedulerFlags::options(
+    Engine& engine, const KvChoice& kv, int n_pools,
+    const std::function<ProposerMaker(const serve::LaneOptions& lane)>& proposers) const {
   constexpr double kBytesOfGib = double(1 << 30);
   const bool device = engine.on_device();
   serve::LaneOptions lane{.kv = kv};
@@ -30,6 +32,7 @@ serve::SchedulerOptions SchedulerFlags::options(Engine& engine, const KvChoice& 
   lane.batch_tokens = batch_tokens > 0 ? batch_tokens : device ? 2048 : 512;
   lane.max_stall_seconds = 1e-3 * stall_ms;
   lane.swap_bytes = int64_t(swap_gib * kBytesOfGib);
+  if (proposers) lane.proposers = proposers(lane);
   lane.kv_bytes = kv_gib > 0 ? int64_t(kv_gib * kBytesOfGib) : default_kv_bytes(engine, lane, n_pools);
   return {.lane = lane, .max_queue = queue, .max_lanes = n_pools};
 }

@@ -7,11 +7,11 @@ constexpr std::string_view kSpecTypes[] = {"none", "lookup", "draft", "mtp"};
 
 }  // namespace
 
-void SpecFlags::check(const std::string& device) const {
+void SpecFlags::check() const {
   if (std::ranges::find(kSpecTypes, type) == std::end(kSpecTypes))
     bad_flag("--spec-type", fmt::format("expects {}, found '{}'", fmt::join(kSpecTypes, ", "), type));
-  if (on() && device != "cpu")
-    bad_flag("--spec-type", "speculation runs on the CPU", "use --device cpu, or leave it out");
+  if (sampling != "exact" && sampling != "reject")
+    bad_flag("--spec-sampling", fmt::format("expects exact, reject, found '{}'", sampling));
   if (type == "draft" && draft_model.empty())
     bad_flag("--spec-type", "draft needs a second model", "add --draft-model MODEL");
   const bool runs_a_model = type == "draft" || type == "mtp";
@@ -19,6 +19,7 @@ void SpecFlags::check(const std::string& device) const {
     if (given && !runs_a_model) bad_flag(flag, "only --spec-type draft and mtp have " + what, "add --spec-type draft");
   };
   refuse(!draft_model.empty(), "--draft-model", "a model of their own");
+  refuse(sampling == "reject", "--spec-sampling", "probabilities");
   refuse(p_min > 0, "--spec-draft-p-min", "probabilities");
   refuse(draft_k.has_value(), "--cache-type-k-draft", "a cache of their own");
   refuse(draft_v.has_value(), "--cache-type-v-draft", "a cache of their own");
@@ -35,10 +36,13 @@ KvChoice SpecFlags::cache() const {
 void add_spec_flags(CLI::App& app, SpecFlags& flags) {
   in_group(app, "Speculation");
   add_text(app, "--spec-type", flags.type, "TYPE",
-           "who guesses next tokens, several a step, same text: none, lookup, draft, mtp");
+           "who guesses next tokens, several a step, same text: none, lookup, draft, mtp (draft-mtp)")
+      ->transform([](const std::string& type) { return type == "draft-mtp" ? std::string("mtp") : type; });
   add_whole(app, "--spec-depth", flags.depth, 1, kMaxSpecDepth,
             "most tokens guessed a step, fewer where fewer pay (--spec-draft-n-max)");
   add_real(app, "--spec-draft-p-min", flags.p_min, 0, 1, "draft and mtp: guess no token less probable than this");
+  add_text(app, "--spec-sampling", flags.sampling, "RULE",
+           "exact: the text without guesses; reject: another one, as probable, of more guesses");
   add_text(app, "--draft-model", flags.draft_model, "MODEL",
            "for draft: the smaller model (-md); for mtp: the file of the head");
   add_text(app, "--draft-kv-quant", flags.draft_kv, "KV",
@@ -51,7 +55,6 @@ Proposers open_proposers(const SpecFlags& flags, const ModelFlags& of_target, co
                          int n_ubatch) {
   Proposers opened;
   if (!flags.on()) return opened;
-  check_speculates(target.engine());
   const SessionOptions options = session_options(flags.cache(), n_ctx, n_ubatch);
   if (flags.type == "lookup") {
     opened.make = make_lookup_proposer;
@@ -67,7 +70,10 @@ Proposers open_proposers(const SpecFlags& flags, const ModelFlags& of_target, co
 }
 
 std::unique_ptr<Speculation> open_speculation(const SpecFlags& flags, const Proposers& proposers) {
-  return flags.on() ? std::make_unique<Speculation>(proposers.make(), flags.depth) : nullptr;
+  if (!flags.on()) return nullptr;
+  auto speculation = std::make_unique<Speculation>(proposers.make(), flags.depth);
+  if (flags.sampling == "reject") speculation->reject();
+  return speculation;
 }
 
 }  // namespace ridge::cli

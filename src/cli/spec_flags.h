@@ -7,14 +7,14 @@
 namespace ridge::cli {
 
 struct SpecFlags {
-  std::string type = "none", draft_model, draft_kv = "f16";
+  std::string type = "none", draft_model, draft_kv = "f16", sampling = "exact";
   std::optional<std::string> draft_k, draft_v;
   int depth = 8;
   double p_min = 0;
 
   bool on() const { return type != "none"; }
-  /// Refuses nonsense before a model is read. `device`: where the target runs.
-  void check(const std::string& device) const;
+  /// Refuses nonsense before a model is read.
+  void check() const;
   /// The cache of the smaller model or of the head.
   KvChoice cache() const;
 };

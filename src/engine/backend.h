@@ -23,9 +23,9 @@ class Outputs {
   virtual int64_t n_rows() const = 0;
   /// On the host, [n_rows, vocab_size]; valid until the next step that writes here.
   virtual View2<const float> logits() = 0;
-  /// What the last layer gave, in front of the output's norm, [n_tokens, d_model], where the batch asked for it; on the
-  /// host, of steps of the CPU only.
-  virtual View2<const float> hidden() { return {}; }
+  /// What the last layer gave, in front of the output's norm, on the host, [n_tokens, d_model], where the batch asked for
+  /// it; valid as logits() are.
+  virtual View2<const float> hidden() = 0;
   /// Compares the rows with those of `base` (null: none), where they are; targets [n_rows]. Results queue up in order
   /// until take_scores().
   virtual void score(Outputs* base, std::span<const int32_t> targets) = 0;
@@ -68,6 +68,10 @@ class Backend {
   virtual std::unique_ptr<Drawing> start_drawing(std::span<const SeqId> seqs, SequencePool& pool, Outputs& outputs,
                                                  std::span<const SamplerOptions> samplers,
                                                  std::span<const std::vector<int32_t>> recent) = 0;
+  /// A token of every row of `outputs`, drawn where the rows are: of row i by samplers[i], whose penalty knows recent[i].
+  /// A penalty may change the rows.
+  virtual std::vector<int32_t> draw(Outputs& outputs, std::span<const SamplerOptions> samplers,
+                                    std::span<const std::vector<int32_t>> recent) = 0;
 
   virtual std::string name() const = 0;           ///< "cpu", "cuda:0 NVIDIA H200"
   virtual int64_t step_weight_bytes() const = 0;  ///< what a decode step reads of the weights, as held there

@@ -19,7 +19,8 @@ struct Batch {
   std::span<const int32_t> tokens;  ///< [n_tokens], sequence after sequence; ids are valid
   std::span<const SeqTokens> seqs;  ///< each sequence once; their tokens add up to n_tokens
   LogitRows logits = LogitRows::last;
-  bool hidden = false;  ///< keep the hidden state of every token, for Outputs::hidden()
+  bool hidden = false;             ///< keep the hidden state of every token, for Outputs::hidden()
+  View2<const float> joined = {};  ///< of an MTP head (Weights::join): hidden states on the host, [n_tokens, d_model]
 
   /// Rows of logits: one a sequence or one a token, in the batch's order.
   int64_t n_logits() const {

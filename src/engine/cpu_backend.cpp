@@ -72,6 +72,8 @@ class CpuBackend final : public Backend {
   std::unique_ptr<Drawing> start_drawing(std::span<const SeqId> seqs, SequencePool& pool, Outputs& outputs,
                                          std::span<const SamplerOptions> samplers,
                                          std::span<const std::vector<int32_t>> recent) override;
+  std::vector<int32_t> draw(Outputs& outputs, std::span<const SamplerOptions> samplers,
+                            std::span<const std::vector<int32_t>> recent) override;
   std::string name() const override { return "cpu"; }
   int64_t step_weight_bytes() const override;
   int64_t free_bytes() const override { return INT64_MAX; }
@@ -88,6 +90,7 @@ class CpuBackend final : public Backend {
     return {buffer.ensure<float>(rows * cols), rows, cols};
   }
   void embed(std::span<const int32_t> tokens, View2<float> x);
+  void join(View2<const float> hidden, View2<float> x);
   void attend(int layer, const Rows& rows, HostKvMemory& memory);
   void attend_rows(int layer, const Rows& rows, HostKvMemory& memory, View2<float> v);
   void attend_latent(int layer, const Rows& rows, HostKvMemory& memory);
@@ -101,7 +104,7 @@ class CpuBackend final : public Backend {
   const ModelPlan& plan_;
   const Weights& weights_;
   AlignedBuffer x_, h_, q_, attn_, k_, v_, gate_, up_;  // grow with the largest step
-  AlignedBuffer latent_q_, latent_v_;
+  AlignedBuffer latent_q_, latent_v_, joined_, normed_;
   AlignedBuffer q_gate_, delta_qkv_, delta_z_, delta_a_, delta_b_, delta_out_;
   AlignedBuffer scores_, expert_x_, expert_y_, expert_sum_;
   std::vector<Route> routes_;
@@ -137,6 +140,21 @@ void CpuBackend::embed(std::span<const int32_t> tokens, View2<float> x) {
     if (embedding.scale != 1)
       for (float& value : x.row(t)) value *= embedding.scale;
   }
+}
+
+/// x: embeddings of the tokens; becomes what the layer of an MTP head reads.
+void CpuBackend::join(View2<const float> hidden, View2<float> x) {
+  const int64_t n = x.rows, d = x.cols;
+  RIDGE_CHECK(hidden.rows == n && hidden.cols == d, "hidden states [{}, {}] for {} tokens", hidden.rows, hidden.cols,
+              n);
+  const View2<float> both = matrix(joined_, n, 2 * d), states = matrix(normed_, n, d);
+  rms_norm(context_, hidden, weights_.join_hidden_norm.data(), plan_.norm_eps, states);
+  rms_norm(context_, x, weights_.join_embedding_norm.data(), plan_.norm_eps, x);
+  for (int64_t t = 0; t < n; ++t) {
+    std::ranges::copy(x.row(t), both.row(t).begin());
+    std::ranges::copy(states.row(t), both.row(t).begin() + d);
+  }
+  linear(context_, weights_.join, both, x);
 }
 
 /// RMSNorm of every head of x with one weight [head_dim], or of all of them together with [n_heads * head_dim].
@@ -367,6 +385,7 @@ void CpuBackend::run(const Batch& batch, SequencePool& pool, Outputs& outputs) {
   const Rows rows = rows_of(n);
   embed(batch.tokens, rows.x);
   if (plan_.embedding_scale != 1) scale(context_, rows.x, plan_.embedding_scale);
+  if (weights_.join.format) join(batch.joined, rows.x);
   // What a block reads, and what it adds to the residual stream.
   const auto before = [&](const LayerPlan& layer, const std::vector<float>& norm) {
     if (layer.norms == NormPlace::after) std::copy_n(rows.x.data, rows.x.rows * rows.x.cols, rows.h.data);
@@ -481,6 +500,19 @@ std::unique_ptr<Drawing> CpuBackend::start_drawing(std::span<const SeqId> seqs, 
                                                    std::span<const SamplerOptions> samplers,
                                                    std::span<const std::vector<int32_t>> recent) {
   return std::make_unique<CpuDrawing>(*this, seqs, pool, outputs, samplers, recent, plan_.vocab_size);
+}
+
+std::vector<int32_t> CpuBackend::draw(Outputs& outputs, std::span<const SamplerOptions> samplers,
+                                      std::span<const std::vector<int32_t>> recent) {
+  const View2<const float> logits = outputs.logits();
+  RIDGE_CHECK(logits.rows == ssize(samplers), "{} samplers for {} rows", samplers.size(), logits.rows);
+  std::vector<int32_t> tokens;
+  for (size_t i = 0; i < samplers.size(); ++i) {
+    Sampler sampler(samplers[i], plan_.vocab_size);
+    sampler.accept(recent[i]);
+    tokens.push_back(sampler.sample(logits.row(int64_t(i))));
+  }
+  return tokens;
 }
 
 }  // namespace

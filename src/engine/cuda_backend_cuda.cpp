@@ -16,6 +16,14 @@ View2<const float> CudaOutputs::logits() {
   return {host, n_rows_, vocab_size_};
 }
 
+View2<const float> CudaOutputs::hidden() {
+  gpu::use_device(device_);
+  float* const host = host_hidden_.ensure(std::max<int64_t>(1, n_hidden_ * d_model_));
+  gpu::download(stream_, host, hidden_.as<void>(), 4 * n_hidden_ * d_model_);
+  stream_.synchronize();
+  return {host, n_hidden_, d_model_};
+}
+
 void CudaOutputs::score(Outputs* base, std::span<const int32_t> targets) {
   gpu::use_device(device_);
   const auto* other = static_cast<CudaOutputs*>(base);
@@ -105,6 +113,8 @@ class CudaBackend final : public Backend {
   std::unique_ptr<Drawing> start_drawing(std::span<const SeqId> seqs, SequencePool& pool, Outputs& outputs,
                                          std::span<const SamplerOptions> samplers,
                                          std::span<const std::vector<int32_t>> recent) override;
+  std::vector<int32_t> draw(Outputs& outputs, std::span<const SamplerOptions> samplers,
+                            std::span<const std::vector<int32_t>> recent) override;
   std::string name() const override { return name_; }
   int64_t step_weight_bytes() const override { return runner_.model().step_bytes(runner_.plan()); }
   int64_t free_bytes() const override {
@@ -114,9 +124,13 @@ class CudaBackend final : public Backend {
   std::vector<std::string> kernels(const KvLayerConfig& layer) const override;
 
  private:
+  static constexpr int kRowsAtOnce = 32;  // samplers of draw(): each has room for a vocabulary
+
   const std::string name_;
   CudaRunner runner_;
   std::vector<std::unique_ptr<DrawingRoom>> rooms_;
+  std::optional<DeviceSampler> row_sampler_;
+  gpu::Buffer row_tokens_;
 };
 
 /// Refuses rules of wide rows that the kernels here cannot run.
@@ -168,6 +182,26 @@ std::unique_ptr<Drawing> CudaBackend::start_drawing(std::span<const SeqId> seqs,
   for (int i = 0; i < n; ++i) room.sampler.set(runner_.stream(), i, samplers[size_t(i)], recent[size_t(i)]);
   room.ring.reset(runner_.stream());
   return std::make_unique<CudaDrawing>(runner_, room, seqs, pool, rows);
+}
+
+std::vector<int32_t> CudaBackend::draw(Outputs& outputs, std::span<const SamplerOptions> samplers,
+                                       std::span<const std::vector<int32_t>> recent) {
+  gpu::use_device(runner_.device());
+  auto& rows = static_cast<CudaOutputs&>(outputs);
+  const auto n = ssize(samplers);
+  RIDGE_CHECK(rows.n_rows() == n, "{} samplers for {} rows", n, rows.n_rows());
+  if (!row_sampler_) row_sampler_.emplace(kRowsAtOnce, runner_.plan().vocab_size);
+  auto* const drawn = row_tokens_.ensure<int32_t>(n);
+  for (int64_t first = 0; first < n; first += kRowsAtOnce) {
+    const int count = int(std::min<int64_t>(n - first, kRowsAtOnce));
+    for (int i = 0; i < count; ++i)
+      row_sampler_->set(runner_.stream(), i, samplers[size_t(first + i)], recent[size_t(first + i)]);
+    row_sampler_->sample(runner_.stream(), count, rows.on_device() + first * runner_.plan().vocab_size, drawn + first);
+  }
+  std::vector<int32_t> tokens(samplers.size());
+  gpu::download(runner_.stream(), tokens.data(), drawn, 4 * n);
+  runner_.stream().synchronize();
+  return tokens;
 }
 
 std::vector<std::string> CudaBackend::kernels(const KvLayerConfig& layer) const {

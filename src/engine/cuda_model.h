@@ -61,6 +61,9 @@ struct CudaModel {
   std::vector<CudaRope> ropes;
   DeviceRows embedding;  // [vocab_size, d_model], in its format; its scale has the plan's
   std::vector<CudaLayer> layers;
+  // Of an MTP head: the halves of the join that take embeddings and hidden states, normed by these; else empty.
+  DeviceProduct join_embedding, join_hidden;
+  gpu::Buffer join_embedding_norm, join_hidden_norm;
   gpu::Buffer output_norm;  // over the plan's divisor of logits
   DeviceProduct output;
 };
@@ -84,6 +87,7 @@ class CudaOutputs final : public Outputs {
 
   int64_t n_rows() const override { return n_rows_; }
   View2<const float> logits() override;
+  View2<const float> hidden() override;
   void score(Outputs* base, std::span<const int32_t> targets) override;
   std::vector<RowScore> take_scores() override;
 
@@ -93,13 +97,21 @@ class CudaOutputs final : public Outputs {
     return rows_.ensure(padded * vocab_size_);
   }
   float* on_device() const { return rows_.as<float>(); }
+  /// Copies x [n, d_model], which the next step overwrites.
+  void keep_hidden(const gpu::Buffer& x, int64_t n, int d_model) {
+    n_hidden_ = n;
+    d_model_ = d_model;
+    gpu::copy(stream_, hidden_.ensure(n * d_model), x.as<void>(), 4 * n * d_model);
+  }
 
  private:
   const gpu::Stream& stream_;
   const int device_, vocab_size_;
   gpu::Buffer rows_;  // [.., vocab_size]
   int64_t n_rows_ = 0;
-  gpu::PinnedBuffer host_;
+  gpu::Buffer hidden_;  // [n_hidden_, d_model_]
+  int64_t n_hidden_ = 0, d_model_ = 0;
+  gpu::PinnedBuffer host_, host_hidden_;
   gpu::Buffer scores_, targets_;
   int64_t n_scores_ = 0;
 };
@@ -142,7 +154,8 @@ class CudaRunner {
     gpu::Buffer tokens, rows, spans, blocks, n_spans, logit_rows;
     gpu::Buffer cosines, sines;  // of each rope
     gpu::Buffer x, qkv, q, attn, ff, logit_x;
-    gpu::Buffer block;  // what a block gives, before it is normed or scaled
+    gpu::Buffer join, hidden;  // of an MTP head: embeddings, and the hidden states that they are joined with
+    gpu::Buffer block;         // what a block gives, before it is normed or scaled
     // Of experts: their normed input, and rows of a token's experts.
     gpu::Buffer h, scores, expert_weights, expert_numbers, packs, expert_gate, expert_up, expert_out, shared;
     gpu::Buffer attn_scratch, k_ring, v_ring;
@@ -160,12 +173,13 @@ class CudaRunner {
     gpu::LaunchLog log;  // of the run that was recorded; a replay adds it to the thread's launch log
   };
 
-  void upload(const StepPlan& step, std::span<const int32_t> tokens);
+  void upload(const StepPlan& step, std::span<const int32_t> tokens, View2<const float> joined);
   void make_room(const StepPlan& step, const DeviceKvMemory& memory);
   /// The forward pass: everything that a step launches.
   void queue(const StepPlan& step, DeviceKvMemory& memory, const int32_t* tokens, float* logits, int64_t n_logits,
              DrawingRoom* room);
   void begin(const StepPlan& step, DeviceKvMemory& memory);
+  void embed(const int32_t* tokens, int64_t n);
   void attend(int layer, const StepPlan& step, DeviceKvMemory& memory, bool overlap);
   void attend_latent(int layer, const StepPlan& step, DeviceKvMemory& memory, bool overlap);
   LatentAppend latent_append(int layer, int64_t n, const StepRows& rows, const KvTiles& tiles, int64_t angles) const;

@@ -1,5 +1,7 @@
 #include "engine/cuda_model.h"
 
+#include <cstring>
+
 namespace ridge {
 namespace {
 
@@ -40,6 +42,35 @@ struct QueryRows {
 
   Linear q;
   std::vector<float> bias;
+  std::vector<std::byte> rows;
+};
+
+/// Columns of an MTP head's join: the first half takes embeddings, the second one hidden states.
+struct JoinHalf {
+  JoinHalf(const Linear& join, int half) : columns(join) {
+    const int64_t n_in = join.n_in / 2, row_bytes = join.format->row_bytes(join.n_in);
+    columns.n_in = n_in;
+    RIDGE_CHECK(join.rows != nullptr, "a join of {} x {} has no rows", join.n_out, join.n_in);
+    const bool cuts_blocks = n_in % join.format->group != 0;
+    if (cuts_blocks) columns.format = weight_format_of_gguf(0);  // as floats
+    const int64_t half_bytes = columns.format->row_bytes(n_in);
+    rows.resize(size_t(columns.bytes()));
+    std::vector<float> row(size_t(join.n_in), 0.0f);
+    for (int64_t i = 0; i < join.n_out; ++i) {
+      const std::byte* const from = join.rows + i * row_bytes;
+      std::byte* const to = rows.data() + i * half_bytes;
+      if (!cuts_blocks) {
+        std::copy_n(from + half * half_bytes, half_bytes, to);
+      } else {
+        join.format->decode(from, join.n_in, row.data());
+        std::memcpy(to, row.data() + half * n_in, size_t(half_bytes));
+      }
+    }
+    columns.rows = rows.data();
+  }
+  JoinHalf(const JoinHalf&) = delete;
+
+  Linear columns;
   std::vector<std::byte> rows;
 };
 
@@ -105,6 +136,12 @@ CudaModel::CudaModel(const gpu::Stream& stream, const ModelPlan& plan, const Wei
   for (float& weight : norm) weight /= plan.logit_divisor;
   output_norm = vector(norm);
   output = product(one(weights.output));
+  if (weights.join.format) {
+    join_embedding = product(one(JoinHalf(weights.join, 0).columns));
+    join_hidden = product(one(JoinHalf(weights.join, 1).columns));
+    join_embedding_norm = vector(weights.join_embedding_norm);
+    join_hidden_norm = vector(weights.join_hidden_norm);
+  }
   for (size_t i = 0; i < weights.layers.size(); ++i) {
     const LayerWeights& from = weights.layers[i];
     CudaLayer& layer = layers.emplace_back();
@@ -173,6 +210,9 @@ int64_t CudaModel::upload_bytes(const ModelPlan& plan, const Weights& weights, c
   };
   add_vectors({&weights.output_norm});
   add_product(one(weights.output));
+  if (weights.join.format)
+    for (const int half : {0, 1}) add_product(one(JoinHalf(weights.join, half).columns));
+  add_vectors({&weights.join_embedding_norm, &weights.join_hidden_norm});
   for (size_t i = 0; i < weights.layers.size(); ++i) {
     const LayerWeights& l = weights.layers[i];
     add_vectors({&l.attn_norm, &l.q_norm, &l.k_norm, &l.attn_sub_norm, &l.attn_post_norm, &l.ffn_norm, &l.ffn_sub_norm,
@@ -205,7 +245,7 @@ int64_t CudaModel::upload_bytes(const ModelPlan& plan, const Weights& weights, c
 }
 
 int64_t CudaModel::step_bytes(const ModelPlan& plan) const {
-  int64_t sum = output.bytes();
+  int64_t sum = output.bytes() + join_embedding.bytes() + join_hidden.bytes();
   for (size_t i = 0; i < layers.size(); ++i) {
     const CudaLayer& l = layers[i];
     for (const DeviceProduct* p : {&l.qkv, &l.q_b, &l.delta.qkv_z, &l.delta.a_b, &l.o, &l.gate_up, &l.down})

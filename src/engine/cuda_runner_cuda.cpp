@@ -67,8 +67,9 @@ std::vector<const void*> CudaRunner::Room::places() const {
        {&h, &scores, &expert_weights, &expert_numbers, &packs, &expert_gate, &expert_up, &expert_out, &shared})
     places.push_back(b->as<void>());
   for (const gpu::Buffer* b : {&sequences, &delta}) places.push_back(b->as<void>());
-  for (const gpu::Buffer* b : {&tokens, &rows, &spans, &blocks, &n_spans, &logit_rows, &cosines, &sines, &x, &qkv, &q,
-                               &attn, &ff, &logit_x, &block, &attn_scratch, &k_ring, &v_ring})
+  for (const gpu::Buffer* b :
+       {&tokens, &rows, &spans, &blocks,  &n_spans, &logit_rows,   &cosines, &sines,  &x,    &qkv,
+        &q,      &attn, &ff,    &logit_x, &block,   &attn_scratch, &k_ring,  &v_ring, &join, &hidden})
     places.push_back(b->as<void>());
   for (const gpu::Buffer* b : {&latent, &head_packs}) places.push_back(b->as<void>());
   for (const void* place : products.places()) places.push_back(place);
@@ -99,6 +100,10 @@ void CudaRunner::make_room(const StepPlan& step, const DeviceKvMemory& memory) {
   r.cosines.ensure(std::max<int64_t>(1, n_angles));
   r.sines.ensure(std::max<int64_t>(1, n_angles));
   r.x.ensure(n * plan_.d_model);
+  if (model_.join_hidden.bytes() > 0) {
+    r.join.ensure(n * plan_.d_model);
+    r.hidden.ensure(n * plan_.d_model);
+  }
   r.q.ensure(n * plan_.q_dim());
   r.attn.ensure(n * plan_.q_dim());
   r.ff.ensure(2 * n * plan_.d_ff());  // gate and up, where they are not one product
@@ -145,7 +150,12 @@ void CudaRunner::make_room(const StepPlan& step, const DeviceKvMemory& memory) {
     }
 }
 
-void CudaRunner::upload(const StepPlan& step, std::span<const int32_t> tokens) {
+void CudaRunner::upload(const StepPlan& step, std::span<const int32_t> tokens, View2<const float> joined) {
+  if (model_.join_hidden.bytes() > 0) {
+    RIDGE_CHECK(joined.rows == step.n_tokens && joined.cols == plan_.d_model, "hidden states [{}, {}] for {} tokens",
+                joined.rows, joined.cols, step.n_tokens);
+    gpu::upload(stream_, room_.hidden.as<void>(), joined.data, 4 * joined.rows * joined.cols);
+  }
   if (!tokens.empty()) gpu::upload(stream_, room_.tokens.as<void>(), tokens.data(), 4 * ssize(tokens));
   if (!same_rows(rows_there_, step.rows)) {
     fill(stream_, room_.rows, step.rows);
@@ -161,6 +171,26 @@ void CudaRunner::upload(const StepPlan& step, std::span<const int32_t> tokens) {
   if (step.recorded) return;
   fill(stream_, room_.spans, step.spans);
   fill(stream_, room_.n_spans, step.n_spans);
+}
+
+/// Embeddings; of an MTP head what its layer reads.
+void CudaRunner::embed(const int32_t* tokens, int64_t n) {
+  const bool joins = model_.join_hidden.bytes() > 0;
+  {
+    const gpu::OpRange range([&] { return small_op("embed", n * plan_.d_model); });
+    device_embed(stream_, n, tokens, model_.embedding, (joins ? room_.join : room_.x).as<float>());
+  }
+  if (!joins) return;
+  ProductCall call{.n_tokens = n,
+                   .x = room_.join.as<float>(),
+                   .norm_weight = model_.join_embedding_norm.as<float>(),
+                   .norm_eps = plan_.norm_eps,
+                   .y = {room_.x.as<float>()}};
+  model_.join_embedding.run(stream_, call, room_.products);
+  call.x = room_.hidden.as<float>();
+  call.norm_weight = model_.join_hidden_norm.as<float>();
+  call.output = ProductOutput::add;
+  model_.join_hidden.run(stream_, call, room_.products);
 }
 
 /// Angles of the rows, tiles that leave, and the embedding. It comes last: a plain launch, so that its successors find
@@ -456,10 +486,7 @@ void CudaRunner::queue(const StepPlan& step, DeviceKvMemory& memory, const int32
   // A recorded step's launches start while the one before drains; what the host does in between shall stay in between.
   const bool overlap = step.recorded && options_.overlap && !on_block_;
   begin(step, memory);
-  {
-    const gpu::OpRange range([&] { return small_op("embed", n * plan_.d_model); });
-    device_embed(stream_, n, tokens, model_.embedding, room_.x.as<float>());
-  }
+  embed(tokens, n);
   for (int i = 0; i < ssize(plan_.layers); ++i) {
     show_block(i, Block::mixer, step.n_tokens);
     switch (plan_.layers[size_t(i)].mixer) {
@@ -512,7 +539,7 @@ void CudaRunner::run(const Batch& batch, SequencePool& pool, CudaOutputs& output
       step.logits_in_order && n_logits > 0 ? std::max<int64_t>(n_logits, ssize(step.rows)) : n_logits;
   float* const logits = outputs.make_room(n_logits, padded);
   make_room(step, memory);
-  upload(step, room ? std::span<const int32_t>() : batch.tokens);
+  upload(step, room ? std::span<const int32_t>() : batch.tokens, batch.joined);
   const int32_t* const tokens = (room ? room->tokens : room_.tokens).as<int32_t>();
   const auto queue_all = [&] { queue(step, memory, tokens, logits, padded, room); };
   if (!step.recorded) {
@@ -532,6 +559,7 @@ void CudaRunner::run(const Batch& batch, SequencePool& pool, CudaOutputs& output
     if (recorded_.size() >= kMostGraphs && !recorded_.contains(key)) recorded_.clear();
     replay(recorded_[key], logits, queue_all);
   }
+  if (batch.hidden) outputs.keep_hidden(room_.x, step.n_tokens, plan_.d_model);
   if (room)
     for (StepRow& row : rows_there_) row.position += 1;
   for (const SeqTokens& tokens_of : batch.seqs) pool.advance(tokens_of.seq, tokens_of.n_tokens);

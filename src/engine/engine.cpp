@@ -71,11 +71,11 @@ std::optional<int> parse_device(std::string_view device) {
 Engine::Engine(const std::string& path, const LoadOptions& options)
     : context_(checked_threads(options.n_threads),
                parse_device(options.device) ? Isa::scalar : find_isa(options.isa).or_throw()),
-      on_device_(parse_device(options.device).has_value()) {
+      device_(parse_device(options.device)) {
   const auto start = std::chrono::steady_clock::now();
-  if (on_device_ && !options.isa.empty())
+  if (device_ && !options.isa.empty())
     throw Error(ErrorKind::usage, "isa chooses kernels of the CPU: leave it out with device cuda");
-  if (!on_device_)
+  if (!device_)
     for (const std::string& choice : options.kernels) force_kernel(kernel_tables(), choice, context_.forced);
   constexpr std::string_view kSynth = "synth:";
   loaded_ = path.starts_with(kSynth) ? make_synth_model(context_, path.substr(kSynth.size())).or_throw()
@@ -85,11 +85,11 @@ Engine::Engine(const std::string& path, const LoadOptions& options)
     for_each_matrix(weights, [](Linear& m, std::string_view) { m.int8_activations = false; });
   plan_ = make_plan(loaded_.config, weights.rope_factors, weights.long_rope_factors);
   // A device reads rows as stored, so the CPU packs nothing for it.
-  if (!on_device_) pack_weights(context_, weights);
-  backend_ = on_device_ ? make_cuda_backend(*parse_device(options.device), plan_, weights, options.kernels)
-                        : make_cpu_backend(context_, plan_, weights);
+  if (!device_) pack_weights(context_, weights);
+  backend_ = device_ ? make_cuda_backend(*device_, plan_, weights, options.kernels)
+                     : make_cpu_backend(context_, plan_, weights);
   info_ = describe(path, loaded_, context_);
-  if (on_device_) {
+  if (device_) {
     info_.device = backend_->name();
     info_.isa.clear();
     info_.decode_weight_bytes = backend_->step_weight_bytes();

@@ -16,7 +16,9 @@ class Engine {
   const Config& config() const { return loaded_.config; }
   const ModelPlan& plan() const { return plan_; }
   Weights& weights() { return loaded_.weights; }
-  bool on_device() const { return on_device_; }
+  bool on_device() const { return device_.has_value(); }
+  /// The number of the CUDA device, if it runs there.
+  std::optional<int> device() const { return device_; }
   /// Throws usage when there is none.
   const io::Tokenizer& tokenizer() const;
   bool has_tokenizer() const { return loaded_.tokenizer.has_value(); }
@@ -42,7 +44,7 @@ class Engine {
   ModelPlan plan_;
   ModelInfo info_;
   std::optional<KvMetric> kv_metric_;
-  bool on_device_ = false;
+  std::optional<int> device_;
   std::unique_ptr<Backend> backend_;
 };
 

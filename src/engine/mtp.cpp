@@ -1,5 +1,5 @@
-// The proposer that runs a model's MTP head: a model of one layer on a backend of its own, whose input is joined from
-// embeddings and the target's hidden states in front of the layer.
+// The proposer that runs a model's MTP head: a model of one layer on a backend of its own, where the model runs. Hidden
+// states of the model come and go through the host.
 #include <algorithm>
 
 #include "engine/engine.h"
@@ -22,30 +22,44 @@ std::vector<KvLayerConfig> layers_of_head(const SessionOptions& options, const M
   return layers;
 }
 
+/// What the texts of a model share: the head, and the backend that runs it where the model runs.
+struct MtpModel {
+  MtpModel(Engine& of, MtpHead loaded) : target(of), head(std::move(loaded)), plan(plan_of_head(of.plan())) {
+    // A device holds the embedding and the output matrix once more for it.
+    backend = of.device() ? make_cuda_backend(*of.device(), plan, head.weights, {})
+                          : make_cpu_backend(of.context(), plan, head.weights);
+  }
+
+  Engine& target;
+  MtpHead head;
+  ModelPlan plan;
+  std::unique_ptr<Backend> backend;
+};
+
 class MtpProposer final : public Proposer {
  public:
-  MtpProposer(Engine& target, std::shared_ptr<const MtpHead> head, const SessionOptions& options, double p_min)
-      : context_(target.context()),
-        head_(std::move(head)),
-        target_norm_(target.weights().output_norm),
-        plan_(plan_of_head(target.plan())),
-        n_ctx_(options.n_ctx),
-        p_min_(p_min) {
-    backend_ = make_cpu_backend(context_, plan_, head_->weights);
-    backend_->watch({}, [this](int, Block block, View2<float> x) {
-      if (block == Block::mixer) join(x);
-    });
+  MtpProposer(std::shared_ptr<MtpModel> model, const SessionOptions& options, double p_min)
+      : model_(std::move(model)), plan_(model_->plan), n_ctx_(options.n_ctx), p_min_(p_min) {
     const std::vector<KvLayerConfig> layers = layers_of_head(options, plan_);
     pool_ = std::make_unique<SequencePool>(
-        backend_->open_memory(layers, {}, std::max(1, pages_for(layers, n_ctx_)), 1), [layers](int n_pages) {
+        model_->backend->open_memory(layers, {}, std::max(1, pages_for(layers, n_ctx_)), 1), [layers](int n_pages) {
           return std::make_unique<HostKvMemory>(layers, std::span<const KvMetricView>(), nullptr, n_pages, 1);
         });
     pool_->set_n_ctx(n_ctx_);
     seq_ = pool_->open().or_throw();
-    outputs_ = backend_->make_outputs();
+    outputs_ = model_->backend->make_outputs();
   }
 
   bool wants_hidden() const override { return true; }
+  int64_t bytes() const override { return pool_->memory().allocated_bytes(); }
+
+  void fill(std::span<const int32_t> text, uint64_t seed) override {
+    text_.assign(text.begin(), text.end());
+    first_ = 0;
+    const int n_read = int(text_.size()) - 1;
+    pool_->fill(seq_, n_read, seed).or_throw();
+    hidden_.assign(size_t(plan_.d_model), 1.0f);
+  }
 
   void observe(std::span<const int32_t> tokens, int first, View2<const float> hidden) override {
     // What the head has read does not go back, and a gap cannot be read: it begins anew there. RoPE knows distances
@@ -57,12 +71,26 @@ class MtpProposer final : public Proposer {
     forget(first - first_);
     text_.insert(text_.end(), tokens.begin(), tokens.end());
     hidden_.insert(hidden_.end(), hidden.data, hidden.data + hidden.rows * hidden.cols);
-    norm_rows(target_norm_, std::span(hidden_).last(size_t(hidden.rows * hidden.cols)));
+    norm_rows(model_->target.weights().output_norm, std::span(hidden_).last(size_t(hidden.rows * hidden.cols)));
     // Prompts are read as they come; the rows of short steps may still turn out to be of wrong proposals.
     if (tokens.size() > size_t(kMaxSpecDepth) + 1) read(LogitRows::none);
   }
 
   std::vector<int32_t> propose(std::span<const int32_t> text, int n) override {
+    return guess(text, n, [&](auto) { return likeliest(); });
+  }
+  std::vector<int32_t> draw(std::span<const int32_t> text, int n, const SamplerOptions& options, Rng& rng,
+                            std::vector<Distribution>& probabilities) override {
+    probabilities.clear();
+    const PickToken pick = drawn_pick(text, options, p_min_, rng, probabilities);
+    return guess(text, n,
+                 [&](std::span<const int32_t> proposals) { return pick(outputs_->logits().row(0), proposals); });
+  }
+
+ private:
+  /// `pick` takes a token of the head's last step.
+  std::vector<int32_t> guess(std::span<const int32_t> text, int n,
+                             const std::function<std::optional<int32_t>(std::span<const int32_t>)>& pick) {
     const int n_text = int(text.size()) - first_;
     n = std::min(n, n_ctx_ - n_text + 2);
     if (n_text <= kCalibration) n = std::min(n, kCalibration + 1 - n_text);  // proposals set no centre
@@ -76,42 +104,43 @@ class MtpProposer final : public Proposer {
         const View2<const float> last = outputs_->hidden();
         const std::span<const float> row = last.row(last.rows - 1);
         input_.assign(row.begin(), row.end());
-        norm_rows(head_->weights.output_norm, input_);
+        norm_rows(model_->head.weights.output_norm, input_);
         run({&proposals.back(), 1}, LogitRows::last);
       }
-      const std::span<const float> logits = outputs_->logits().row(0);
-      if (p_min_ > 0 && best_probability(logits) < p_min_) break;
-      proposals.push_back(int32_t(std::ranges::max_element(logits) - logits.begin()));
+      const std::optional<int32_t> token = pick(proposals);
+      if (!token) break;
+      proposals.push_back(*token);
     }
     pool_->trim(seq_, n_text - 1, TrimMode::exact).or_throw();
     text_.pop_back();
     return proposals;
   }
-
- private:
   /// What the head takes of hidden states [n, d_model].
   void norm_rows(const std::vector<float>& weight, std::span<float> states) {
-    if (!head_->after_norm) return;
+    if (!model_->head.after_norm) return;
     const View2<float> rows(states.data(), ssize(states) / plan_.d_model, plan_.d_model);
-    rms_norm(context_, rows, weight.data(), plan_.norm_eps, rows);
-  }
-  /// x: embeddings of the tokens; becomes what the layer reads.
-  void join(View2<float> x) {
-    const int64_t n = x.rows, d = x.cols;
-    const View2<float> both(joined_.ensure<float>(2 * n * d), n, 2 * d), states(normed_.ensure<float>(n * d), n, d);
-    rms_norm(context_, View2<const float>(input_.data(), n, d), head_->hidden_norm.data(), plan_.norm_eps, states);
-    rms_norm(context_, x, head_->embedding_norm.data(), plan_.norm_eps, x);
-    for (int64_t t = 0; t < n; ++t) {
-      std::ranges::copy(x.row(t), both.row(t).begin());
-      std::ranges::copy(states.row(t), both.row(t).begin() + d);
-    }
-    linear(context_, head_->join, both, x);
+    rms_norm(model_->target.context(), rows, weight.data(), plan_.norm_eps, rows);
   }
   void run(std::span<const int32_t> tokens, LogitRows rows) {
     const SeqTokens of_seq{seq_, int(tokens.size())};
     pool_->reserve(seq_, of_seq.n_tokens).or_throw();
-    backend_->run({.tokens = tokens, .seqs = {&of_seq, 1}, .logits = rows, .hidden = rows != LogitRows::none}, *pool_,
-                  *outputs_);
+    model_->backend->run({.tokens = tokens,
+                          .seqs = {&of_seq, 1},
+                          .logits = rows,
+                          .hidden = rows != LogitRows::none,
+                          .joined = {input_.data(), of_seq.n_tokens, plan_.d_model}},
+                         *pool_, *outputs_);
+  }
+  /// Of the last step; none where it is less probable than p_min.
+  std::optional<int32_t> likeliest() {
+    if (p_min_ == 0 && model_->target.on_device()) {  // logits stay there
+      const SamplerOptions greedy{.temperature = 0};
+      const std::vector<int32_t> none;
+      return model_->backend->draw(*outputs_, {&greedy, 1}, {&none, 1})[0];
+    }
+    const std::span<const float> logits = outputs_->logits().row(0);
+    if (p_min_ > 0 && best_probability(logits) < p_min_) return {};
+    return int32_t(std::ranges::max_element(logits) - logits.begin());
   }
   /// Reads the positions whose next token is known.
   void read(LogitRows rows) {
@@ -132,17 +161,13 @@ class MtpProposer final : public Proposer {
     hidden_.resize(size_t(n - pool_->length(seq_)) * size_t(plan_.d_model));
   }
 
-  CpuContext& context_;
-  std::shared_ptr<const MtpHead> head_;
-  const std::vector<float>& target_norm_;
-  ModelPlan plan_;
+  std::shared_ptr<MtpModel> model_;
+  const ModelPlan& plan_;
   int n_ctx_;
   double p_min_;
-  std::unique_ptr<Backend> backend_;
   std::unique_ptr<SequencePool> pool_;
   SeqId seq_{};
   std::unique_ptr<Outputs> outputs_;
-  AlignedBuffer joined_, normed_;
   int first_ = 0;              // position of the target where the head begins
   std::vector<int32_t> text_;  // tokens that the target ran from there on
   std::vector<float> hidden_;  // of the positions of text_ that the head did not read
@@ -153,9 +178,13 @@ class MtpProposer final : public Proposer {
 
 ProposerMaker mtp_proposers(const Model& target, const std::string& path, const SessionOptions& options, double p_min) {
   Engine& engine = target.engine();
-  const auto head = std::make_shared<const MtpHead>(
-      load_mtp_head(engine.context(), engine.config(), engine.weights(), path).or_throw());
-  return [&engine, head, options, p_min] { return std::make_unique<MtpProposer>(engine, head, options, p_min); };
+  const auto model = std::make_shared<MtpModel>(
+      engine, load_mtp_head(engine.context(), engine.config(), engine.weights(), path).or_throw());
+  ProposerMaker make = [model, options, p_min] { return std::make_unique<MtpProposer>(model, options, p_min); };
+  const std::vector<KvLayerConfig> layers = layers_of_head(options, model->plan);
+  make.bytes =
+      model->backend->open_memory(layers, {}, 1, 1)->bytes_with_pages(std::max(1, pages_for(layers, options.n_ctx)));
+  return make;
 }
 
 std::unique_ptr<Proposer> make_mtp_proposer(const Model& target, const std::string& path, const SessionOptions& options,

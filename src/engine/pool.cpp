@@ -235,6 +235,20 @@ void SequencePool::release(CheckpointId checkpoint) {
   std::erase_if(retained_, [&](const auto& entry) { return entry.second.checkpoint == checkpoint; });
 }
 
+void SequencePool::restore(SeqId seq, CheckpointId checkpoint) {
+  Sequence& s = sequence(seq);
+  const Sequence& from = checkpoint_of(checkpoint);
+  RIDGE_CHECK(!s.parked, "sequence {} is parked", int(seq));
+  for (const int32_t page : from.pages) ++holders_[size_t(page)];
+  drop_pages(s, 0);
+  s.n = from.n;
+  s.calibrated = from.calibrated;
+  s.pages = from.pages;
+  s.ring_first = from.ring_first;
+  memory_->copy_slot(from.slot, s.slot);
+  memory_->set_pages(s.slot, 0, s.pages);
+}
+
 void SequencePool::retain(CheckpointId checkpoint, uint64_t key) {
   checkpoint_of(checkpoint);
   if (const auto old = find(key); old && *old != checkpoint) release(*old);

@@ -70,6 +70,8 @@ class SequencePool {
 
   Result<CheckpointId> checkpoint(SeqId seq);
   void release(CheckpointId checkpoint);
+  /// The sequence becomes, bit for bit, what it was at the checkpoint, which stays.
+  void restore(SeqId seq, CheckpointId checkpoint);
   /// Names a checkpoint so that find() gives it and evict() may release it; the pool owns it from here.
   void retain(CheckpointId checkpoint, uint64_t key);
   std::optional<CheckpointId> find(uint64_t key);
@@ -100,6 +102,8 @@ class SequencePool {
   KvSpan span(SeqId seq, int first_row, int n_rows) const;
   /// Whether the step that reaches kCalibration positions sets the sequence's centre and scales.
   bool calibrates(SeqId seq) const { return calibrates_ && !sequence(seq).calibrated; }
+  /// Whether layers keep states, which do not go back (trim()).
+  bool has_states() const { return has_states_; }
   int slot(SeqId seq) const { return sequence(seq).slot; }
   std::span<const int32_t> pages(SeqId seq) const { return sequence(seq).pages; }
   /// Marks n positions as held, of rows that are valid but not of any text: benchmarks.

@@ -50,9 +50,34 @@ void check_vocabularies(Engine& target, Engine& draft) {
 class DraftProposer final : public Proposer {
  public:
   DraftProposer(const Model& target, const Model& draft, const SessionOptions& options, double p_min)
-      : vocab_size_(target.info().vocab_size), p_min_(p_min), session_(draft, options) {}
+      : vocab_size_(target.info().vocab_size),
+        p_min_(p_min),
+        on_device_(draft.engine().on_device()),
+        session_(draft, options) {}
 
   std::vector<int32_t> propose(std::span<const int32_t> text, int n) override {
+    if (p_min_ == 0 && on_device_) return guess(text, n, nullptr);
+    return guess(text, n, [&](std::span<const float> logits, std::span<const int32_t>) -> std::optional<int32_t> {
+      if (p_min_ > 0 && best_probability(logits) < p_min_) return {};
+      return int32_t(std::ranges::max_element(logits) - logits.begin());
+    });
+  }
+  std::vector<int32_t> draw(std::span<const int32_t> text, int n, const SamplerOptions& options, Rng& rng,
+                            std::vector<Distribution>& probabilities) override {
+    probabilities.clear();
+    return guess(text, n, drawn_pick(text, options, p_min_, rng, probabilities));
+  }
+  int64_t bytes() const override {
+    const KvReport report = session_.kv_report();
+    return report.k.allocated_bytes + report.v.allocated_bytes;
+  }
+  void fill(std::span<const int32_t> text, uint64_t seed) override {
+    session_.fill(int(text.size()), seed);
+    held_.assign(text.begin(), text.end());
+  }
+
+ private:
+  std::vector<int32_t> guess(std::span<const int32_t> text, int n, const PickToken& pick) {
     const int n_text = int(text.size());
     n = std::min(n, session_.n_ctx() - n_text + 1);
     // Centres and scales of the draft's cache must not be set by proposals, which are taken back.
@@ -64,18 +89,26 @@ class DraftProposer final : public Proposer {
     else forget(size_t(known));
     std::span<const float> logits = session_.prefill(text.subspan(held_.size()));
     held_.assign(text.begin(), text.end());
+    if (!pick) {  // the likeliest tokens of a device, whose logits stay there
+      session_.draw({.temperature = 0}, {}, n, [&](int32_t token) {
+        if (token < vocab_size_) proposals.push_back(token);
+        return token < vocab_size_;
+      });
+      // All but the last one that was drawn are in the cache.
+      held_.insert(held_.end(), proposals.begin(), proposals.begin() + (session_.n_past() - n_text));
+      return proposals;
+    }
     for (;;) {
-      const auto token = int32_t(std::ranges::max_element(logits) - logits.begin());
-      if (token >= vocab_size_ || (p_min_ > 0 && best_probability(logits) < p_min_)) break;
-      proposals.push_back(token);
+      const std::optional<int32_t> token = pick(logits, proposals);
+      if (!token || *token >= vocab_size_) break;
+      proposals.push_back(*token);
       if (ssize(proposals) == n) break;
-      logits = session_.decode(token);
-      held_.push_back(token);
+      logits = session_.decode(*token);
+      held_.push_back(*token);
     }
     return proposals;
   }
 
- private:
   void forget(size_t n) {
     if (n == held_.size()) return;
     session_.truncate(int(n));
@@ -84,16 +117,39 @@ class DraftProposer final : public Proposer {
 
   int vocab_size_;
   double p_min_;
+  bool on_device_;
   Session session_;
   std::vector<int32_t> held_;  // tokens of the session
 };
 
 }  // namespace
 
+PickToken drawn_pick(std::span<const int32_t> text, const SamplerOptions& options, double p_min, Rng& rng,
+                     std::vector<Distribution>& probabilities) {
+  return [=, &rng, &probabilities](std::span<const float> logits,
+                                   std::span<const int32_t> proposals) -> std::optional<int32_t> {
+    if (p_min > 0 && best_probability(logits) < p_min) return {};
+    std::vector<int32_t> recent(text.begin(), text.end());
+    recent.insert(recent.end(), proposals.begin(), proposals.end());
+    probabilities.push_back(distribution_of(options, logits, recent));
+    return draw_from(probabilities.back(), rng);
+  };
+}
+
 std::unique_ptr<Proposer> make_lookup_proposer() { return std::make_unique<LookupProposer>(); }
 ProposerMaker draft_proposers(const Model& target, const Model& draft, const SessionOptions& options, double p_min) {
   check_vocabularies(target.engine(), draft.engine());
-  return [&target, &draft, options, p_min] { return std::make_unique<DraftProposer>(target, draft, options, p_min); };
+  const auto keeps_state = [](const LayerPlan& layer) { return layer.mixer == MixerKind::delta; };
+  if (std::ranges::any_of(draft.engine().plan().layers, keeps_state))
+    throw Error(ErrorKind::usage, four_parts("a draft model must take its guesses back", draft.info().path,
+                                             "its layers keep a state", "use another draft, or --spec-type lookup"));
+  ProposerMaker make = [&target, &draft, options, p_min] {
+    return std::make_unique<DraftProposer>(target, draft, options, p_min);
+  };
+  const auto layers = layer_configs(options, draft.engine().plan());
+  const int n_ctx = options.n_ctx > 0 ? options.n_ctx : draft.info().n_ctx_train;
+  make.bytes = draft.engine().open_pool(layers, 1, 1)->memory().bytes_with_pages(std::max(1, pages_for(layers, n_ctx)));
+  return make;
 }
 std::unique_ptr<Proposer> make_draft_proposer(const Model& target, const Model& draft, const SessionOptions& options,
                                               double p_min) {

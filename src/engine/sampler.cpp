@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "base/result.h"
+#include "engine/distribution.h"
 #include "op/sample/rule.h"
 #include "ridge/engine.h"
 
@@ -40,7 +41,65 @@ void filter(const SampleRule& rule, float best, std::vector<uint64_t>& keys) {
   std::erase_if(keys, below_floor);
 }
 
+/// Step 1 of the rule.
+std::vector<uint64_t> penalised_keys(const SampleRule& rule, std::span<const float> logits, std::vector<int32_t> seen) {
+  std::vector<uint64_t> keys(logits.size());
+  for (size_t i = 0; i < logits.size(); ++i) keys[i] = sample_key(logits[i], uint32_t(i));
+  std::sort(seen.begin(), seen.end());
+  seen.erase(std::unique(seen.begin(), seen.end()), seen.end());
+  for (const int32_t token : seen) {
+    if (token < 0 || token >= ssize(logits)) continue;
+    keys[size_t(token)] = sample_key(penalised(logits[size_t(token)], rule.repeat_penalty), uint32_t(token));
+  }
+  return keys;
+}
+
 }  // namespace
+
+Distribution distribution_of(const SamplerOptions& options, std::span<const float> logits,
+                             std::span<const int32_t> recent) {
+  const SampleRule rule = sample_rule(options);
+  const std::span<const int32_t> seen = recent.last(std::min(recent.size(), size_t(rule.repeat_last_n)));
+  std::vector<uint64_t> keys = penalised_keys(rule, logits, {seen.begin(), seen.end()});
+  const uint64_t chosen = *std::max_element(keys.begin(), keys.end());
+  const float best = key_logit(chosen);
+  if (!std::isfinite(best)) return {{int32_t(key_id(chosen)), 1.0}};
+  if (has_filter(rule)) filter(rule, best, keys);
+  Distribution distribution;
+  double sum = 0;
+  for (const uint64_t key : keys)
+    if (const uint64_t weight = sample_weight(best - key_logit(key), rule.exponent); weight > 0) {
+      distribution.emplace_back(int32_t(key_id(key)), double(weight));
+      sum += double(weight);
+    }
+  for (auto& [token, probability] : distribution) probability /= sum;
+  return distribution;
+}
+
+int32_t draw_from(const Distribution& distribution, Rng& rng) {
+  double left = rng.uniform();
+  for (const auto& [token, probability] : distribution)
+    if ((left -= probability) < 0) return token;
+  return distribution.back().first;
+}
+
+double probability_of(const Distribution& distribution, int32_t token) {
+  const auto found = std::ranges::find(distribution, token, &Distribution::value_type::first);
+  return found == distribution.end() ? 0 : found->second;
+}
+
+Distribution residual(const Distribution& p, const Distribution& q) {
+  Distribution left;
+  double sum = 0;
+  for (const auto& [token, probability] : p)
+    if (const double more = probability - probability_of(q, token); more > 0) {
+      left.emplace_back(token, more);
+      sum += more;
+    }
+  if (left.empty()) return p;
+  for (auto& [token, probability] : left) probability /= sum;
+  return left;
+}
 
 struct Sampler::Impl {
   SampleRule rule;
@@ -75,17 +134,7 @@ int32_t Sampler::sample(std::span<const float> logits) {
   const SampleRule& rule = impl_->rule;
   RIDGE_CHECK(int(logits.size()) == impl_->vocab_size, "{} logits for a vocabulary of {}", logits.size(),
               impl_->vocab_size);
-  std::vector<uint64_t> keys(logits.size());
-  for (size_t i = 0; i < logits.size(); ++i) keys[i] = sample_key(logits[i], uint32_t(i));
-
-  std::deque<int32_t> seen = impl_->recent;
-  std::sort(seen.begin(), seen.end());
-  seen.erase(std::unique(seen.begin(), seen.end()), seen.end());
-  for (const int32_t token : seen) {
-    if (token < 0 || token >= impl_->vocab_size) continue;
-    keys[size_t(token)] = sample_key(penalised(logits[size_t(token)], rule.repeat_penalty), uint32_t(token));
-  }
-
+  std::vector<uint64_t> keys = penalised_keys(rule, logits, {impl_->recent.begin(), impl_->recent.end()});
   uint64_t chosen = *std::max_element(keys.begin(), keys.end());
   const float best = key_logit(chosen);
   const uint64_t random = random_number(rule.seed, impl_->step);

@@ -75,6 +75,15 @@ struct Session::Impl {
       first += n;
     }
   }
+  /// A step with guesses keeps a checkpoint of states, and shares the pages that it codes into.
+  void make_room_for_checkpoint() {
+    if (!pool->has_states() || pool->memory().n_slots() > 1) return;
+    const int n_pages = pool->memory().n_pages() + pages_for(layers, kPagePositions) + 1;
+    const SequenceImage image = pool->save(seq);
+    pool.reset();
+    pool = engine.open_pool(layers, n_pages, 2, n_ctx);
+    seq = pool->load(image).or_throw();
+  }
   /// The sequence becomes the image, which check_image() accepts.
   void replace(const SequenceImage& image) {
     pool->close(seq);
@@ -115,7 +124,7 @@ int Session::draw(const SamplerOptions& options, std::span<const int32_t> recent
                   const std::function<bool(int32_t)>& on_token) {
   Impl& s = *impl_;
   if (s.speculation)
-    return s.speculation->draw({s.engine.backend(), *s.pool, s.seq, *s.outputs}, options, recent, n_max, on_token);
+    return s.speculation->draw({s.engine, *s.pool, s.seq, *s.outputs}, options, recent, n_max, on_token);
   const std::vector<int32_t> known(recent.begin(), recent.end());
   const std::unique_ptr<Drawing> drawing =
       s.engine.backend().start_drawing({&s.seq, 1}, *s.pool, *s.outputs, {&options, 1}, {&known, 1});
@@ -127,7 +136,7 @@ int Session::draw(const SamplerOptions& options, std::span<const int32_t> recent
 }
 
 void Session::speculate(Speculation* speculation) {
-  if (speculation) check_speculates(impl_->engine);
+  if (speculation) impl_->make_room_for_checkpoint();
   impl_->speculation = speculation;
 }
 

@@ -39,16 +39,6 @@ double best_probability(std::span<const float> logits) {
   return 1 / sum;
 }
 
-void check_speculates(const Engine& engine) {
-  if (engine.on_device())
-    throw_error(ErrorKind::usage, "speculation runs on the CPU, not on {} (leave it out)", engine.info().device);
-  const auto keeps_state = [](const LayerPlan& layer) { return layer.mixer == MixerKind::delta; };
-  if (std::ranges::any_of(engine.plan().layers, keeps_state))
-    throw_error(ErrorKind::usage,
-                "a model whose layers keep a state does not speculate: wrong guesses cannot be taken "
-                "back (leave speculation out)");
-}
-
 int most_proposals(const SequencePool& pool, SeqId seq, int n) {
   const int n_past = pool.length(seq);
   n = std::min(n, pool.n_ctx() - n_past - 1);
@@ -126,23 +116,121 @@ Speculation::Speculation(std::unique_ptr<Proposer> proposer, int most, bool adap
     throw_wrong_field("spec_depth", "spec_depth is {}, expected 1 to {}", most, kMaxSpecDepth);
 }
 
+namespace {
+
+/// Draws from the rows of one text's steps as Session::draw() would. A device draws all rows of a step at once, where
+/// they are; on the host rows behind a wrong guess cost nothing.
+class RowDrawer {
+ public:
+  RowDrawer(Engine& engine, Outputs& outputs, const SamplerOptions& options, std::span<const int32_t> text,
+            bool on_host)
+      : engine_(engine),
+        outputs_(outputs),
+        options_(options),
+        sampler_(options, engine.plan().vocab_size),
+        on_host_(on_host) {
+    sampler_.accept(text);
+  }
+
+  /// From the last row of the step in front.
+  int32_t first() {
+    const View2<const float> logits = outputs_.logits();
+    ++options_.first_draw;
+    return sampler_.sample(logits.row(logits.rows - 1));
+  }
+  /// A step ran the last token of `text` and these proposals.
+  void ran(std::span<const int32_t> text, std::span<const int32_t> proposals) {
+    if (on_host_) return;
+    std::vector<SamplerOptions> samplers(proposals.size() + 1, options_);
+    std::vector<std::vector<int32_t>> recent(samplers.size());
+    for (size_t i = 0; i < samplers.size(); ++i) {
+      samplers[i].first_draw += i;
+      if (options_.repeat_penalty == 1) continue;
+      const auto n_text = std::min(text.size(), size_t(options_.repeat_last_n));
+      recent[i].assign(text.end() - ptrdiff_t(n_text), text.end());
+      recent[i].insert(recent[i].end(), proposals.begin(), proposals.begin() + ptrdiff_t(i));
+    }
+    tokens_ = engine_.backend().draw(outputs_, samplers, recent);
+  }
+  /// Row i of it, in order.
+  int32_t row(size_t i) {
+    ++options_.first_draw;
+    return on_host_ ? sampler_.sample(outputs_.logits().row(int64_t(i))) : tokens_[i];
+  }
+  /// The token of a row that was not drawn here.
+  void take(int32_t token) { sampler_.accept({&token, 1}); }
+
+ private:
+  Engine& engine_;
+  Outputs& outputs_;
+  SamplerOptions options_;  // of the next draw
+  Sampler sampler_;         // of the host
+  bool on_host_;
+  std::vector<int32_t> tokens_;
+};
+
+/// Takes back tokens of one text's newest step.
+class StepBack {
+ public:
+  explicit StepBack(const Speculation::Target& target) : target_(target) {}
+  StepBack(const StepBack&) = delete;
+  ~StepBack() { release(); }
+
+  /// In front of a step.
+  void begin(bool speculates) {
+    release();
+    if (speculates && target_.pool.has_states()) before_ = target_.pool.checkpoint(target_.seq).or_throw();
+    n_before_ = target_.pool.length(target_.seq);
+  }
+  /// The sequence keeps the first n tokens of the step, whose tokens were `step`; 1 or more.
+  void keep(std::span<const int32_t> step, int n) {
+    auto& [engine, pool, seq, outputs] = target_;
+    if (pool.length(seq) == n_before_ + n) return;
+    if (!before_) {
+      pool.trim(seq, n_before_ + n, TrimMode::exact).or_throw();
+      return;
+    }
+    pool.restore(seq, *before_);
+    const SeqTokens again{seq, n};
+    pool.reserve(seq, n).or_throw();
+    engine.backend().run({.tokens = step.first(size_t(n)), .seqs = {&again, 1}, .logits = LogitRows::none}, pool,
+                         outputs);
+    outputs.logits();  // waits for a device: the time is this step's
+  }
+
+ private:
+  void release() {
+    if (before_) target_.pool.release(*before_);
+    before_.reset();
+  }
+
+  Speculation::Target target_;
+  std::optional<CheckpointId> before_;
+  int n_before_ = 0;
+};
+
+}  // namespace
+
 int Speculation::draw(const Target& target, const SamplerOptions& options, std::span<const int32_t> text, int n_max,
                       const std::function<bool(int32_t)>& on_token) {
   using Clock = std::chrono::steady_clock;
-  auto& [backend, pool, seq, outputs] = target;
+  auto& [engine, pool, seq, outputs] = target;
   if (n_max <= 0) return 0;
   std::vector<int32_t> known(text.begin(), text.end()), step, drawn;
-  Sampler sampler(options, int(outputs.logits().cols));
-  sampler.accept(text);
-  drawn.push_back(sampler.sample(outputs.logits().row(outputs.logits().rows - 1)));
+  const bool rejects = rejects_ && options.temperature > 0;
+  Rng rng(splitmix64(options.seed));
+  std::vector<Distribution> probabilities;
+  RowDrawer drawer(engine, outputs, options, text, rejects || !engine.on_device());
+  drawn.push_back(drawer.first());
+  StepBack back(target);
   for (int n_taken = 0;;) {
     for (size_t i = 0; i < drawn.size(); ++i) {
       ++n_taken;
       known.push_back(drawn[i]);
       if (on_token(drawn[i])) continue;
-      const int n_surplus = int(drawn.size() - 1 - i);
-      pool.trim(seq, pool.length(seq) - n_surplus, TrimMode::exact).or_throw();
-      report_.n_accepted -= n_surplus;
+      if (i + 1 == drawn.size()) return n_taken;
+      back.keep(step, int(i) + 1);
+      report_.n_accepted -= int(drawn.size() - 1 - i);
       return n_taken;
     }
     const int n_past = pool.length(seq);
@@ -153,21 +241,41 @@ int Speculation::draw(const Target& target, const SamplerOptions& options, std::
     const int wanted = adaptive_ ? spec_depths(cost_, 1, one, most_)[0] : most_;
     const int n = most_proposals(pool, seq, std::min(wanted, n_max - n_taken - 1));
     step.assign(1, known.back());
-    if (n > 0) std::ranges::copy(proposer_->propose(known, n), std::back_inserter(step));
+    if (n > 0)
+      std::ranges::copy(rejects ? proposer_->draw(known, n, options, rng, probabilities) : proposer_->propose(known, n),
+                        std::back_inserter(step));
     const Clock::duration proposing = Clock::now() - start;
     const SeqTokens tokens{seq, int(step.size())};
+    back.begin(step.size() > 1);
     pool.reserve(seq, tokens.n_tokens).or_throw();
     const Batch batch{.tokens = step, .seqs = {&tokens, 1}, .logits = LogitRows::all, .hidden = wants_hidden()};
-    backend.run(batch, pool, outputs);
+    engine.backend().run(batch, pool, outputs);
+    drawer.ran(known, std::span(step).subspan(1));
     if (batch.hidden) observe(step, n_past, outputs);
-    const View2<const float> logits = outputs.logits();
     drawn.clear();
-    for (size_t i = 0; i < step.size() && (i == 0 || drawn.back() == step[i]); ++i)
-      drawn.push_back(sampler.sample(logits.row(int64_t(i))));
+    for (size_t i = 0; i < step.size(); ++i) {
+      if (rejects && i + 1 < step.size()) {
+        std::vector<int32_t> recent = known;
+        recent.insert(recent.end(), step.begin() + 1, step.begin() + 1 + ptrdiff_t(i));
+        const Distribution p = distribution_of(options, outputs.logits().row(int64_t(i)), recent);
+        const double ratio = probability_of(p, step[i + 1]) / probability_of(probabilities[i], step[i + 1]);
+        const bool holds = rng.uniform() < ratio;
+        drawn.push_back(holds ? step[i + 1] : draw_from(residual(p, probabilities[i]), rng));
+        drawer.take(drawn.back());
+        if (!holds) break;
+        continue;
+      }
+      drawn.push_back(drawer.row(i));
+      if (i + 1 == step.size()) break;
+      if (forced_ ? luck_.uniform() >= *forced_ : drawn.back() != step[i + 1]) break;
+      drawn.back() = step[i + 1];
+    }
     const int n_proposed = tokens.n_tokens - 1, n_accepted = int(drawn.size()) - 1;
-    pool.trim(seq, n_past + 1 + n_accepted, TrimMode::exact).or_throw();
+    back.keep(step, 1 + n_accepted);
     const int n_paid = cost_.paid(n_proposed, std::chrono::duration<double>(proposing).count());
-    if (n_paid == 0 || !depth_.late()) cost_.add(n_paid, std::chrono::duration<double>(Clock::now() - start).count());
+    const bool timed = !engine.on_device() || cost_.recorded(n_proposed);
+    if (timed && (n_paid == 0 || !depth_.late()))
+      cost_.add(n_paid, std::chrono::duration<double>(Clock::now() - start).count());
     depth_.add(n, n_paid, n_accepted, cost_, 1);
     ++report_.n_steps;
     report_.n_proposed += n_proposed;

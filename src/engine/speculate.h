@@ -2,17 +2,25 @@
 //
 // A proposer guesses what comes next. One step runs the last token and the guesses; every position is drawn from the
 // model's own logits with the text's own random numbers, as without guesses, and a guess holds if it equals the draw in
-// front of it. What follows the first wrong guess is trimmed, exactly. A row's bits do not depend on the rows that come
-// with it (decision 0007), so the text is the same, greedy or sampled.
+// front of it. What follows the first wrong guess is trimmed, exactly. On the CPU a row's bits do not depend on the rows
+// that come with it (decision 0007), so the text is the same, greedy or sampled. On a device a row rounds otherwise in a
+// larger step: where two tokens are about as likely the text may go on otherwise.
+//
+// States (Gated DeltaNet) do not go back by trimming: a step with guesses keeps a checkpoint in front of it. Where a guess
+// does not hold the sequence begins again there, and the tokens that stay run again.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
+#include "base/rng.h"
 #include "engine/backend.h"
+#include "engine/distribution.h"
 
 namespace ridge {
 
@@ -26,15 +34,34 @@ class Proposer {
   virtual ~Proposer() = default;
   /// Up to n (1 or more) tokens that may follow `text`, the tokens of the sequence so far; none where nothing is known.
   virtual std::vector<int32_t> propose(std::span<const int32_t> text, int n) = 0;
+  /// The same, each token drawn from its probabilities by the settings of the text; nothing where it has none.
+  virtual std::vector<int32_t> draw(std::span<const int32_t> /*text*/, int /*n*/, const SamplerOptions& /*options*/,
+                                    Rng& /*rng*/, std::vector<Distribution>& /*probabilities*/) {
+    return {};
+  }
   /// Whether observe() is to be called.
   virtual bool wants_hidden() const { return false; }
   /// The target ran these tokens from position `first` on, hidden [n_tokens, d_model]. What was known of these positions
   /// and later ones is void.
   virtual void observe(std::span<const int32_t> /*tokens*/, int /*first*/, View2<const float> /*hidden*/) {}
+  /// Pretends to have read the text, which Session::fill() pretends to hold: for benchmarks.
+  virtual void fill(std::span<const int32_t> /*text*/, uint64_t /*seed*/) {}
+  /// Of the cache of its own.
+  virtual int64_t bytes() const { return 0; }
 };
 
+/// The next proposal behind others, from a proposer's logits; none to end them.
+using PickToken =
+    std::function<std::optional<int32_t>(std::span<const float> logits, std::span<const int32_t> proposals)>;
+/// What Proposer::draw() picks behind `text`, up to one whose likeliest token is less probable than p_min.
+PickToken drawn_pick(std::span<const int32_t> text, const SamplerOptions& options, double p_min, Rng& rng,
+                     std::vector<Distribution>& probabilities);
+
 /// Makes a proposer for one text; what proposers share is loaded once.
-using ProposerMaker = std::function<std::unique_ptr<Proposer>()>;
+struct ProposerMaker : std::function<std::unique_ptr<Proposer>()> {
+  using function::function;
+  int64_t bytes = 0;  ///< what Proposer::bytes() of each will be
+};
 
 /// What followed the longest earlier place that ends as the text does.
 std::unique_ptr<Proposer> make_lookup_proposer();
@@ -54,14 +81,15 @@ std::unique_ptr<Proposer> make_mtp_proposer(const Model& target, const std::stri
 /// The probability of the likeliest token.
 double best_probability(std::span<const float> logits);
 
-/// Throws usage for a model that cannot take proposals back, or whose text would change.
-void check_speculates(const Engine& engine);
 /// At most n: as many proposals as fit behind the next token of the sequence and can be taken back exactly.
 int most_proposals(const SequencePool& pool, SeqId seq, int n);
 
 /// What steps of so many texts take: without proposals, and more for each of them.
 class SpecCost {
  public:
+  /// Counts a step with so many proposals. Whether a device has run such a step often enough: it queues the first one
+  /// launch by launch, and records the second one.
+  bool recorded(int n_proposed) { return ++n_runs_[n_proposed] > 2; }
   /// A step with so many proposals took so long, proposing included.
   void add(int n_proposed, double seconds);
   /// What counts as proposals of a step whose proposer took so long: one in vain, where it was long for nothing.
@@ -75,6 +103,7 @@ class SpecCost {
   double plain_ = 0, extra_ = 0;
   int n_plain_ = 0, n_extra_ = 0;  // measurements
   int age_ = 0;                    // steps since the last one without proposals
+  std::map<int, int> n_runs_;      // by proposals
 };
 
 /// How many proposals for one text hold, and whether they pay. Where they do not, they end, and are tried again at
@@ -115,7 +144,7 @@ class Speculation {
  public:
   /// Where the text is: `outputs` has the logits after its last token.
   struct Target {
-    Backend& backend;
+    Engine& engine;
     SequencePool& pool;
     SeqId seq;
     Outputs& outputs;
@@ -128,6 +157,14 @@ class Speculation {
   /// As Session::draw(); `text` are the tokens of the sequence.
   int draw(const Target& target, const SamplerOptions& options, std::span<const int32_t> text, int n_max,
            const std::function<bool(int32_t)>& on_token);
+  /// From here on every proposal counts as right with this probability, and the text is that of the proposals: for
+  /// benchmarks of models whose text means nothing.
+  void force(double share, uint64_t seed) { forced_ = share, luck_ = Rng(seed); }
+  /// From here on texts of a temperature above 0 take drawn proposals by rejection sampling: each with probability
+  /// min(1, p / q), in place of a wrong one a token of what is left of p. Tokens have the same probabilities as without
+  /// proposals; the text is another one.
+  void reject() { rejects_ = true; }
+  Proposer& proposer() { return *proposer_; }
   bool wants_hidden() const { return proposer_->wants_hidden(); }
   /// The target ran these tokens from position `first` on.
   void observe(std::span<const int32_t> tokens, int first, Outputs& outputs) {
@@ -138,7 +175,9 @@ class Speculation {
  private:
   std::unique_ptr<Proposer> proposer_;
   int most_;
-  bool adaptive_;
+  bool adaptive_, rejects_ = false;
+  std::optional<double> forced_;
+  Rng luck_{0};
   SpecCost cost_;
   SpecDepth depth_;
   SpecReport report_;

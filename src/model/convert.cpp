@@ -6,6 +6,7 @@
 
 #include "io/int4_packed.h"
 #include "model/arch/arch.h"
+#include "model/mtp.h"
 #include "model/weights.h"
 
 namespace ridge {
@@ -192,9 +193,9 @@ std::vector<float> rope_factors(const Config& config) {
   return factors;
 }
 
-/// Whether a block behind the last one is written: the head of qwen35 (model/mtp.h).
+/// Whether a block behind the last one is written: the head of qwen35, or of plain layers (model/mtp.h).
 bool has_head(const io::HfDirectory& directory, const Config& c) {
-  return c.arch == "qwen35" && directory.find(tensor_names::kNextJoin.hf) &&
+  return (c.arch == "qwen35" || takes_plain_head(c)) && directory.find(tensor_names::kNextJoin.hf) &&
          !directory.find("mtp.embed_tokens.weight") && !directory.find("mtp.layers.1.input_layernorm.weight");
 }
 
@@ -402,18 +403,21 @@ Result<std::vector<Fallback>> convert_to_gguf(const std::string& in, const std::
   if (std::filesystem::equivalent(in, out, error))
     return fail(ErrorKind::usage, "{}: input and output are the same file (name another output)", in);
   // Loading first checks every tensor against the configuration, so nothing half-right is converted.
-  RIDGE_TRY(const LoadedModel model, load_model(in));
+  RIDGE_TRY(LoadedModel model, load_model(in));
   RIDGE_TRY_STATUS(check_type(model.config, type));
   std::vector<Job> jobs;
   std::deque<io::Tensor> codes;  // what jobs point to that is in no file
   std::map<std::string, io::GgufValue, std::less<>> metadata;
-  if (const auto* directory = std::get_if<io::HfDirectory>(&model.weights.source)) {
+  if (auto* directory = std::get_if<io::HfDirectory>(&model.weights.source)) {
     RIDGE_TRY(const io::Int4Layout packed, io::int4_layout(directory->config_json, in));
     if (packed != io::Int4Layout::none)
       return bad_file("{}: its weights are packed to 4 bits already (quantize the original weights)", in);
     Config config = model.config;
     for (const Arch& arch : arch_list())
       if (arch.name == config.arch) config.rope_pairs = arch.gguf_pairs;
+    const std::filesystem::path head = directory->path / "mtp.safetensors";
+    if (takes_plain_head(config) && !arch_of(config).fused && std::filesystem::exists(head, error))
+      RIDGE_TRY_STATUS(add_head_file(*directory, head));
     RIDGE_TRY(jobs, hf_jobs(*directory, config, model.weights, codes, in));
     metadata = config_metadata(config);
     if (has_head(*directory, config)) {

@@ -730,6 +730,19 @@ Linear encoded(const Linear& m, const WeightFormat* format, std::vector<AlignedB
   return to;
 }
 
+/// Heads whose RoPE turns halves of a row, with the rows in the order of neighbouring pairs.
+Linear interleaved(const Linear& m, int64_t head_dim, std::vector<AlignedBuffer>& buffers) {
+  Linear to = m;
+  const int64_t row_bytes = m.format->row_bytes(m.n_in);
+  std::byte* const rows = buffers.emplace_back(m.bytes()).data();
+  for (int64_t i = 0; i < m.n_out; ++i) {
+    const int64_t in_head = i % head_dim, from = i - in_head + in_head % 2 * (head_dim / 2) + in_head / 2;
+    std::copy_n(m.rows + from * row_bytes, row_bytes, rows + i * row_bytes);
+  }
+  to.rows = rows;
+  return to;
+}
+
 }  // namespace
 
 void pack_weights(CpuContext& context, Weights& weights) {
@@ -760,8 +773,10 @@ Result<bool> load_own_head(Config c, const Weights& model, MtpHead& head) {
   Binder b(tensors, is_gguf, head.weights);
   const int layer = is_gguf ? c.n_layers : 0;
   if (!b.has(b.name(n::kNextJoin, layer))) return false;
-  if (c.arch != "qwen35" || c.has_delta(c.n_layers - 1))
-    return fail(ErrorKind::usage, "an MTP head in the model's own file is read for qwen35 only, not for {}", c.arch);
+  const bool plain = takes_plain_head(c);
+  if (!plain && (c.arch != "qwen35" || c.has_delta(c.n_layers - 1)))
+    return fail(ErrorKind::usage,
+                "an MTP head in the model's own file is read for qwen35 and plain layers only, not for {}", c.arch);
   for (const std::string& more :
        {b.name(n::kAttnNorm, layer + 1), fmt::format("blk.{}.nextn.embed_tokens.weight", layer),
         fmt::format("blk.{}.nextn.shared_head_head.weight", layer), std::string("mtp.embed_tokens.weight"),
@@ -769,10 +784,10 @@ Result<bool> load_own_head(Config c, const Weights& model, MtpHead& head) {
     if (b.has(more)) return fail(ErrorKind::usage, "the MTP head has {} (not supported)", more);
   c.delta = {};  // the head attends
   const auto norm = [&](const n::Name& name) { return b.norm(name, layer, c.d_model, arch_of(c).norms_plus_one); };
-  head.after_norm = true;
-  head.embedding_norm = norm(n::kNextEmbeddingNorm);
-  head.hidden_norm = norm(n::kNextHiddenNorm);
-  head.join = b.matrix(n::kNextJoin, layer, c.d_model, 2 * int64_t(c.d_model));
+  head.after_norm = !plain;
+  head.weights.join_embedding_norm = norm(n::kNextEmbeddingNorm);
+  head.weights.join_hidden_norm = norm(n::kNextHiddenNorm);
+  head.weights.join = b.matrix(n::kNextJoin, layer, c.d_model, 2 * int64_t(c.d_model));
   head.weights.output_norm = norm(n::kNextOutputNorm);
   head.weights.layers.push_back(bind_layer(c, b, layer));
   RIDGE_TRY_STATUS(b.finish("the MTP head"));
@@ -781,8 +796,7 @@ Result<bool> load_own_head(Config c, const Weights& model, MtpHead& head) {
 
 /// The head of a plain model in a safetensors file.
 Status load_separate_head(const Config& c, const Weights& model, std::string path, MtpHead& head) {
-  if (c.qkv_bias || c.o_bias || c.qk_norm || c.sink_logits || c.sub_norm || c.norms != NormPlace::before ||
-      c.has_experts(c.n_layers - 1))
+  if (!takes_plain_head(c))
     return fail(ErrorKind::usage, "MTP heads are read for plain layers only, not for {}", c.arch);
   if (const auto* directory = std::get_if<io::HfDirectory>(&model.source); directory && path.empty())
     path = directory->path / "mtp.safetensors";
@@ -796,9 +810,9 @@ Status load_separate_head(const Config& c, const Weights& model, std::string pat
     return b.matrix({"", name}, 0, n_out, n_in);
   };
   const auto norm = [&](std::string_view name) { return b.vector({"", name}, 0, c.d_model); };
-  head.embedding_norm = norm("enorm.weight");
-  head.hidden_norm = norm("hnorm.weight");
-  head.join = matrix("eh_proj.weight", c.d_model, 2 * int64_t(c.d_model));
+  head.weights.join_embedding_norm = norm("enorm.weight");
+  head.weights.join_hidden_norm = norm("hnorm.weight");
+  head.weights.join = matrix("eh_proj.weight", c.d_model, 2 * int64_t(c.d_model));
   head.weights.output_norm = norm("shared_head_norm.weight");
   LayerWeights& layer = head.weights.layers.emplace_back();
   layer.attn_norm = norm("layer.input_layernorm.weight");
@@ -812,15 +826,53 @@ Status load_separate_head(const Config& c, const Weights& model, std::string pat
   layer.down = matrix("layer.mlp.down_proj.weight", c.d_model, c.d_ff);
   RIDGE_TRY_STATUS(b.finish(path));
   const WeightFormat* const format = model.layers.back().q.format;
-  for (Linear* m : {&head.join, &layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down})
+  for (Linear* m : {&head.weights.join, &layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down})
     *m = encoded(*m, format, head.weights.buffers);
+  if (c.rope_pairs == RopePairs::interleaved) {  // of a GGUF file; the head's are halves
+    layer.q = interleaved(layer.q, c.head_dim, head.weights.buffers);
+    layer.k = interleaved(layer.k, c.head_dim, head.weights.buffers);
+  }
   return {};
 }
 
 }  // namespace
 
+bool takes_plain_head(const Config& c) {
+  return !c.qkv_bias && !c.o_bias && !c.qk_norm && !c.sink_logits && !c.sub_norm && c.norms == NormPlace::before &&
+         !c.has_experts(c.n_layers - 1) && !c.has_delta(c.n_layers - 1) && c.kv_rank == 0;
+}
+
+Status add_head_file(io::HfDirectory& directory, const std::filesystem::path& path) {
+  namespace n = tensor_names;
+  RIDGE_TRY(io::MappedFile file, io::MappedFile::open(path));
+  directory.files.push_back(std::move(file));
+  RIDGE_TRY(std::vector<io::Tensor> tensors, io::parse_safetensors(directory.files.back().bytes(), path.native()));
+  constexpr std::string_view kLayer = "layer.";
+  const std::pair<std::string_view, std::string_view> names[] = {{"eh_proj.weight", n::kNextJoin.hf},
+                                                                 {"enorm.weight", n::kNextEmbeddingNorm.hf},
+                                                                 {"hnorm.weight", n::kNextHiddenNorm.hf},
+                                                                 {"shared_head_norm.weight", n::kNextOutputNorm.hf}};
+  for (io::Tensor& tensor : tensors) {
+    if (tensor.name.starts_with(kLayer)) tensor.name.replace(0, kLayer.size(), "mtp.layers.0.");
+    for (const auto& [own, name] : names)
+      if (tensor.name == own) tensor.name = name;
+    directory.tensors.push_back(std::move(tensor));
+  }
+  return {};
+}
+
 Result<MtpHead> load_mtp_head(CpuContext& context, const Config& c, const Weights& model, std::string path) {
   MtpHead head;
+  if (model.head && path.empty()) {  // its matrices stay the model's
+    head.weights.join = model.head->join;
+    head.weights.join_embedding_norm = model.head->join_embedding_norm;
+    head.weights.join_hidden_norm = model.head->join_hidden_norm;
+    head.weights.layers = model.head->layers;
+    head.weights.output_norm = model.head->output_norm;
+    head.weights.embedding = model.embedding;
+    head.weights.output = model.output;
+    return head;
+  }
   bool own = false;
   if (path.empty()) {
     RIDGE_TRY(own, load_own_head(c, model, head));
@@ -828,7 +880,7 @@ Result<MtpHead> load_mtp_head(CpuContext& context, const Config& c, const Weight
   if (!own) RIDGE_TRY_STATUS(load_separate_head(c, model, std::move(path), head));
   std::vector<AlignedBuffer>& buffers = head.weights.buffers;
   LayerWeights& layer = head.weights.layers[0];
-  for (Linear* m : {&head.join, &layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down})
+  for (Linear* m : {&head.weights.join, &layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down})
     pack(context, *m, buffers);
   head.weights.embedding = model.embedding;
   head.weights.output = model.output;

@@ -11,17 +11,20 @@
 namespace ridge {
 
 struct MtpHead {
-  std::vector<float> embedding_norm, hidden_norm;  // [d_model]
-  Linear join;                                     // [d_model, 2 d_model]
-  Weights weights;                                 // one layer, and the norm behind it
-  bool after_norm = false;                         // hidden states are those behind the model's norm, and the head's
+  Weights weights;          // the join, one layer, and the norm behind it
+  bool after_norm = false;  // hidden states are those behind the model's norm, and the head's
 };
 
-/// Reads the head of a model from a safetensors file. An empty path is the head in a qwen35 model's own file (mtp.* of a
-/// Hugging Face directory, the block behind the last one of a GGUF file), else mtp.safetensors in the directory. Beside a
-/// head of its own file, the model's layers must be plain: attention without biases or norms of heads, a dense
-/// feed-forward; the head's matrices get the format of the model's, where that has an encoder. All get panels as by
+/// Reads the head of a model from a safetensors file. An empty path is the random head of a `synth:...@mtp=1` model, or the
+/// head in the model's own file (mtp.* of a Hugging Face directory, the block behind the last one of a GGUF file), else
+/// mtp.safetensors in the directory. But for qwen35 and synth: models, layers must be plain (takes_plain_head()). The
+/// matrices of a head of its own file get the format of the model's, where that has an encoder. All get panels as by
 /// pack_weights(). `model` must outlive the head.
 Result<MtpHead> load_mtp_head(CpuContext& context, const Config& config, const Weights& model, std::string path);
+
+/// Whether layers are plain: attention without biases or norms of heads, a dense feed-forward.
+bool takes_plain_head(const Config& config);
+/// Adds the tensors of a head's own file to a directory's, under the names that a head in the model's files has.
+Status add_head_file(io::HfDirectory& directory, const std::filesystem::path& path);
 
 }  // namespace ridge

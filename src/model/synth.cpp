@@ -177,6 +177,9 @@ Status apply_options(std::string_view spec, SynthPlan& plan) {
       RIDGE_TRY(plan.format, find_weight_format(value));
     } else if (key == "head") {
       RIDGE_TRY(plan.head, find_weight_format(value));
+    } else if (key == "mtp") {
+      if (value != "0" && value != "1") return fail(ErrorKind::usage, "synth: option mtp={} is not 0 or 1", value);
+      plan.mtp = value == "1";
     } else if (key == "layers") {
       char* rest = nullptr;
       const long n = std::strtol(value.c_str(), &rest, 10);
@@ -187,8 +190,8 @@ Status apply_options(std::string_view spec, SynthPlan& plan) {
                     plan.config.delta_period);
       plan.config.n_layers = int(n);
     } else {
-      return fail(ErrorKind::usage, "unknown synth: option '{}' (there are: layers=N, weights=FORMAT, head=FORMAT)",
-                  option);
+      return fail(ErrorKind::usage,
+                  "unknown synth: option '{}' (there are: layers=N, weights=FORMAT, head=FORMAT, mtp=1)", option);
     }
   }
   return {};
@@ -213,6 +216,11 @@ Result<SynthPlan> plan_synth_model(std::string_view spec) {
       return fail(ErrorKind::usage, "synth: a head of {} columns cannot be {}", plan.config.d_model, plan.head->name);
     plan.config.tied_output = false;
   }
+  if (plan.mtp && plan.config.has_delta(plan.config.n_layers - 1))
+    return fail(ErrorKind::usage,
+                "synth: with {} layers the last one keeps a state, an MTP head attends (another "
+                "number of layers)",
+                plan.config.n_layers);
   return plan;
 }
 
@@ -251,6 +259,7 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec)
   model.config = plan.config;
   const Config& c = model.config;
   Weights& w = model.weights;
+  Weights* into = &w;  // what is made now: the model, then the MTP head
   Rng rng(1);
 
   std::map<std::tuple<const WeightFormat*, int64_t, double>, NoiseSource> noises;  // encoding one takes milliseconds
@@ -264,17 +273,17 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec)
     AlignedBuffer rows(m.bytes());
     noise.fill(rows.data(), m.bytes(), rng);
     if (wants_panels(f, n_in, context.isa)) {
-      AlignedBuffer& panels = w.buffers.emplace_back(panel_bytes(f, n_out, n_in));
+      AlignedBuffer& panels = into->buffers.emplace_back(panel_bytes(f, n_out, n_in));
       pack_panels(context, f, n_out, n_in, rows.data(), panels.data());
       m.panels = panels.data();
       if (!keep_rows) rows = AlignedBuffer();
     }
     if (rows.bytes() > 0) {
       m.rows = rows.data();
-      w.buffers.push_back(std::move(rows));
+      into->buffers.push_back(std::move(rows));
     }
-    w.stored_bytes += m.bytes();
-    w.n_params += n_out * n_in;
+    into->stored_bytes += m.bytes();
+    into->n_params += n_out * n_in;
     return m;
   };
   const auto matrix = [&](int64_t n_out, int64_t n_in, bool keep_rows, bool projection = true, double gain = 1) {
@@ -286,8 +295,8 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec)
   const auto vector = [&](int64_t n, float centre, float spread) {
     std::vector<float> values(size_t(n), 0.0f);
     for (float& v : values) v = centre + spread * float(rng.normal());
-    w.stored_bytes += 4 * n;
-    w.n_params += n;
+    into->stored_bytes += 4 * n;
+    into->n_params += n;
     return values;
   };
 
@@ -312,8 +321,8 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec)
       layer.v_bias = vector(c.kv_dim(), 0, 0.1f);
     }
   };
-  for (int i = 0; i < c.n_layers; ++i) {
-    LayerWeights& layer = w.layers.emplace_back();
+  const auto add_layer = [&](int i) {
+    LayerWeights& layer = into->layers.emplace_back();
     if (c.norms != NormPlace::after) layer.attn_norm = vector(c.d_model, 1, 0.05f);
     if (c.norms != NormPlace::before) {  // blocks give rows of variance 1 then: as small as the others' beside x
       layer.attn_post_norm = vector(c.d_model, float(branch_gain), 0.05f * float(branch_gain));
@@ -367,13 +376,24 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec)
         expert.up_bias = vector(c.d_ff_expert, 0, 0.1f);
         expert.down_bias = vector(c.d_model, 0, 0.01f);
       }
-      if (c.d_ff_shared == 0) continue;
+      if (c.d_ff_shared == 0) return;
       if (c.kv_rank == 0) layer.shared_gate = vector(c.d_model, 0, float(1 / std::sqrt(double(c.d_model))));
     }
     const int d_ff = c.has_experts(i) ? c.d_ff_shared : c.d_ff;
     layer.gate = matrix(d_ff, c.d_model, false);
     layer.up = matrix(d_ff, c.d_model, false);
     layer.down = matrix(c.d_model, d_ff, false, true, branch_gain);
+  };
+  for (int i = 0; i < c.n_layers; ++i) add_layer(i);
+  if (plan.mtp) {
+    const auto head = std::make_shared<Weights>();
+    into = head.get();
+    head->join = matrix(c.d_model, 2 * c.d_model, false, false);
+    head->join_embedding_norm = vector(c.d_model, 1, 0.05f);
+    head->join_hidden_norm = vector(c.d_model, 1, 0.05f);
+    head->output_norm = w.output_norm;
+    add_layer(c.n_layers - 1);
+    w.head = head;
   }
   return model;
 }

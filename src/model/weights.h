@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <variant>
@@ -73,10 +74,14 @@ struct Weights {
   Linear output;                         // [vocab_size, d_model]; the embedding when tied
   std::vector<float> rope_factors;       // [rope_dim / 2] or empty; of LongRoPE: for a short context
   std::vector<float> long_rope_factors;  // of LongRoPE: for a long context; else empty
+  // Of an MTP head (model/mtp.h), whose layer reads embeddings joined with hidden states; else without rows.
+  Linear join;                                               // [d_model, 2 d_model]
+  std::vector<float> join_embedding_norm, join_hidden_norm;  // [d_model]
 
   // Owners of what the Linears point into.
   std::variant<std::monostate, io::GgufFile, io::HfDirectory> source;
   std::vector<AlignedBuffer> buffers;
+  std::shared_ptr<const Weights> head;           // of a synth: model with an MTP head: its join, its layer and its norm
   const WeightFormat* ternary_source = nullptr;  // on-disk format of matrices repacked to i2_s; null: none were
   int64_t stored_bytes = 0;                      // all weight tensors as stored
   int64_t n_params = 0;
@@ -101,12 +106,13 @@ int64_t decode_matrix_bytes(const Weights& weights, int n_used);
 /// norms and biases are copied.
 Result<LoadedModel> load_model(const std::string& path);
 
-/// What SHAPE[@layers=N][@weights=FORMAT][@head=FORMAT] (without the "synth:" prefix) asks for, before any of it is
+/// What SHAPE[@layers=N][@weights=FORMAT][@head=FORMAT][@mtp=1] (without the "synth:" prefix) asks for, before any of it is
 /// made.
 struct SynthPlan {
   Config config;
   const WeightFormat* format = nullptr;
   const WeightFormat* head = nullptr;  ///< of an output matrix of its own; null: as the shape has it
+  bool mtp = false;                    ///< with a random MTP head
 
   const WeightFormat& head_format() const;
   /// The format of a matrix of rows of n_in: where the plan's does not fit, f16. `projection`: one of a layer's.
@@ -116,8 +122,8 @@ struct SynthPlan {
 };
 Result<SynthPlan> plan_synth_model(std::string_view spec);
 
-/// Random weights at a true shape: SHAPE[@layers=N][@weights=FORMAT][@head=FORMAT]. `spec` is without the "synth:"
-/// prefix.
+/// Random weights at a true shape: SHAPE[@layers=N][@weights=FORMAT][@head=FORMAT][@mtp=1]. `spec` is without the
+/// "synth:" prefix.
 Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec);
 std::vector<std::string> synth_shape_names();
 /// Hyper-parameters of SHAPE alone, without weights; usage error listing the shapes there are.

@@ -34,8 +34,8 @@ FinishReason finish_reason(StopReason reason) {
 }
 
 int pages_that_fit(const KvMemory& one_page, const LaneOptions& options, int n_slots) {
-  return int(
-      std::clamp<int64_t>((options.kv_bytes - n_slots * one_page.slot_bytes()) / one_page.page_bytes(), 0, 1 << 24));
+  const int64_t bytes = options.kv_bytes - n_slots * one_page.slot_bytes() - options.proposer_bytes();
+  return int(std::clamp<int64_t>(bytes / one_page.page_bytes(), 0, 1 << 24));
 }
 
 }  // namespace
@@ -88,15 +88,21 @@ Lane::Lane(Engine& engine, const LaneOptions& options, Totals& totals)
       totals_(totals),
       pool_([&] {
         const auto layers = layer_configs(session_options(options.kv, options.n_ctx, 0), engine.plan());
-        const int n_slots = options.max_seqs + options.n_checkpoints;
+        const auto keeps_state = [](const LayerPlan& layer) { return layer.mixer == MixerKind::delta; };
+        const bool takes_back = options.proposers && std::ranges::any_of(engine.plan().layers, keeps_state);
+        const int n_slots = options.max_seqs * (takes_back ? 2 : 1) + options.n_checkpoints;
         const int n_pages = pages_that_fit(*engine.open_host_memory(layers, 1, 1), options, n_slots);
         const int needed = std::max(1, pages_for(layers, options.n_ctx));
         if (n_pages < needed)
-          throw_error(
-              ErrorKind::no_memory,
-              "a {} cache of {:.2f} GiB holds {} pages of 128 tokens beside {} slots, one sequence of {} tokens needs "
-              "{} (a larger --kv-gib, fewer --parallel or a smaller --ctx-size)",
-              kv_text(options.kv), double(options.kv_bytes) / (1 << 30), n_pages, n_slots, options.n_ctx, needed);
+          throw_error(ErrorKind::no_memory,
+                      "a {} cache of {:.2f} GiB holds {} pages of 128 tokens beside {} slots{}, one sequence of {} "
+                      "tokens needs "
+                      "{} (a larger --kv-gib, fewer --parallel or a smaller --ctx-size)",
+                      kv_text(options.kv), double(options.kv_bytes) / (1 << 30), n_pages, n_slots,
+                      options.proposer_bytes() > 0
+                          ? fmt::format(" and {:.2f} GiB of proposers", double(options.proposer_bytes()) / (1 << 30))
+                          : "",
+                      options.n_ctx, needed);
         // More pages than all sequences can fill serve nobody.
         const int64_t most = int64_t(needed) * n_slots;
         return engine.open_pool(layers, int(std::min<int64_t>(n_pages, most)), n_slots, options.n_ctx);
@@ -230,8 +236,12 @@ bool Lane::propose(std::span<Row> rows) {
     job.proposals = job.proposer->propose(job.text(), n);
     guessed[i]->proposing = seconds_since(start);
     guessed[i]->n_asked = n;
+    if (job.proposals.empty()) continue;
+    if (pool_->has_states())
+      if (const auto before = pool_->checkpoint(job.seq)) guessed[i]->before = *before;
     // Nobody is parked for a guess.
-    if (!pool_->reserve(job.seq, 1 + int(job.proposals.size()))) job.proposals.clear();
+    if ((pool_->has_states() && !guessed[i]->before) || !pool_->reserve(job.seq, 1 + int(job.proposals.size())))
+      job.proposals.clear();
     guessed[i]->n_tokens += int(job.proposals.size());
     left -= int(job.proposals.size());
   }
@@ -246,7 +256,9 @@ void Lane::learn(std::span<const Row> rows, double seconds) {
     paid.push_back(cost.paid(int(row.job->proposals.size()), row.proposing));
     late = late || (paid.back() > 0 && row.job->depth.late());
   }
-  if (!late) cost.add(std::accumulate(paid.begin(), paid.end(), 0), seconds);
+  const int n_paid = std::accumulate(paid.begin(), paid.end(), 0);
+  const bool timed = !engine_.on_device() || cost.recorded(n_paid);
+  if (timed && !late) cost.add(n_paid, seconds);
   for (size_t i = 0; i < rows.size(); ++i)
     if (rows[i].job->proposer)
       rows[i].job->depth.add(rows[i].n_asked, paid[i], rows[i].n_accepted, cost, int(rows.size()));
@@ -275,13 +287,13 @@ void Lane::step(PartClock& clock, const std::function<bool()>& go_on) {
   std::vector<int32_t> tokens;
   StepRecord record;
   bool draws = false, verifies = false, hidden = false;
-  for (const Row& row : rows) {
+  for (Row& row : rows) {
     Job* const job = row.job;
     const int n = row.n_tokens;
     seqs.push_back({job->seq, n});
     hidden = hidden || (job->proposer && job->proposer->wants_hidden());
     if (job->decodes()) {
-      tokens.push_back(job->result.tokens.back());
+      tokens.push_back(row.last = job->result.tokens.back());
       tokens.insert(tokens.end(), job->proposals.begin(), job->proposals.end());
       verifies = verifies || n > 1;
       record.n_proposed += n - 1;
@@ -316,10 +328,10 @@ void Lane::step(PartClock& clock, const std::function<bool()>& go_on) {
   clock.charge(record, StepPart::planning);
   const bool on_host =
       !engine_.on_device() || std::ranges::any_of(rows, [](const Row& row) { return row.job->request.needs_logits(); });
-  if (draws && !on_host) {
+  if (draws && !on_host && !speculates) {
     draw_on_device(rows, go_on, record, start, clock);
   } else {
-    if (draws) draw_on_host(rows, record, clock);
+    if (draws) take_rows(rows, on_host ? std::vector<int32_t>() : draw_all(rows), record, clock);
     record.seconds = seconds_since(start);
     if (speculates) learn(rows, record.seconds);
     count_step(record);
@@ -338,8 +350,25 @@ void Lane::count_step(const StepRecord& record) {
   mix(seconds_a_prompt_token_, of_prompts / record.n_prompt_tokens);
 }
 
-void Lane::draw_on_host(std::span<Row> rows, StepRecord& record, PartClock& clock) {
-  const View2<const float> logits = outputs_->logits();
+std::vector<int32_t> Lane::draw_all(std::span<const Row> rows) {
+  std::vector<SamplerOptions> samplers;
+  std::vector<std::vector<int32_t>> recent;
+  for (const Row& row : rows) {
+    const Job& job = *row.job;
+    for (size_t i = 0; i <= job.proposals.size(); ++i) {
+      samplers.push_back(job.next_sampler());
+      samplers.back().first_draw += i;
+      recent.push_back(job.recent());
+      // The device looks at the newest of them.
+      if (samplers.back().repeat_penalty != 1)
+        recent.back().insert(recent.back().end(), job.proposals.begin(), job.proposals.begin() + ptrdiff_t(i));
+    }
+  }
+  return engine_.backend().draw(*outputs_, samplers, recent);
+}
+
+void Lane::take_rows(std::span<Row> rows, std::span<const int32_t> drawn, StepRecord& record, PartClock& clock) {
+  const View2<const float> logits = drawn.empty() ? outputs_->logits() : View2<const float>();
   clock.charge(record, StepPart::model);  // a device is waited for here
   int64_t next = 0;                       // row of the logits
   for (Row& row : rows) {
@@ -351,7 +380,7 @@ void Lane::draw_on_host(std::span<Row> rows, StepRecord& record, PartClock& cloc
     try {
       // A guess holds if it is what would have been drawn; behind the first wrong one, and behind the end, nothing counts.
       for (;; ++row.n_accepted, ++job.usage.n_accepted, ++at) {
-        const int32_t token = sample(job, logits.row(at));
+        const int32_t token = drawn.empty() ? sample(job, logits.row(at)) : drawn[size_t(at)];
         clock.charge(record, StepPart::sampling);
         take(job, token);
         if (job.ended || row.n_accepted == n_proposed || token != job.proposals[size_t(row.n_accepted)]) break;
@@ -360,11 +389,36 @@ void Lane::draw_on_host(std::span<Row> rows, StepRecord& record, PartClock& cloc
       // A grammar that became too ambiguous ends its own text only.
       end(job, FinishReason::failed, error.what());
     }
-    if (n_proposed > 0)
-      pool_->trim(job.seq, pool_->length(job.seq) - n_proposed + row.n_accepted, TrimMode::exact).or_throw();
     record.n_accepted += row.n_accepted;
     clock.charge(record, StepPart::events);
   }
+  take_back(rows);
+  clock.charge(record, StepPart::model);
+}
+
+void Lane::take_back(std::span<Row> rows) {
+  std::vector<SeqTokens> seqs;
+  std::vector<int32_t> tokens;
+  for (Row& row : rows) {
+    const Job& job = *row.job;
+    const int n_wrong = int(job.proposals.size()) - row.n_accepted, n_kept = 1 + row.n_accepted;
+    if (!row.before) {
+      if (n_wrong > 0) pool_->trim(job.seq, pool_->length(job.seq) - n_wrong, TrimMode::exact).or_throw();
+      continue;
+    }
+    if (n_wrong > 0) {
+      pool_->restore(job.seq, *row.before);
+      seqs.push_back({job.seq, n_kept});
+      // The last token of the text in front of the step, and the proposals that held.
+      tokens.push_back(row.last);
+      tokens.insert(tokens.end(), job.proposals.begin(), job.proposals.begin() + row.n_accepted);
+    }
+    pool_->release(*row.before);
+  }
+  if (seqs.empty()) return;
+  for (const SeqTokens& again : seqs) pool_->reserve(again.seq, again.n_tokens).or_throw();
+  engine_.backend().run({.tokens = tokens, .seqs = seqs, .logits = LogitRows::none}, *pool_, *outputs_);
+  outputs_->logits();  // waits for a device: the time is this step's
 }
 
 /// Draws where the logits are. While all sequences decode, the device goes on with the tokens it drew, a few steps ahead
@@ -379,7 +433,7 @@ void Lane::draw_on_device(std::span<const Row> rows, const std::function<bool()>
     seqs.push_back(row.job->seq);
     samplers.push_back(row.job->next_sampler());
     recent.push_back(row.job->recent());
-    steady = steady && row.job->decodes();
+    steady = steady && row.job->decodes() && !row.job->proposer;
   }
   const std::unique_ptr<Drawing> drawing = engine_.backend().start_drawing(seqs, *pool_, *outputs_, samplers, recent);
   const int ahead = std::min(kStepsAhead, drawing->most_ahead());

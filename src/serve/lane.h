@@ -23,7 +23,7 @@ struct LaneOptions {
   int max_seqs = 0;              ///< sequences that run at a time
   int n_checkpoints = 0;         ///< slots beside those of the running sequences
   int checkpoint_every = 0;      ///< tokens of a prompt between checkpoints
-  int64_t kv_bytes = 0;          ///< of pages and slots
+  int64_t kv_bytes = 0;          ///< of pages and slots, and of the caches of proposers
   int64_t swap_bytes = 0;        ///< of host memory for parked sequences
   int batch_tokens = 0;          ///< most tokens of a step
   double max_stall_seconds = 0;  ///< time that a step's prompts may take while other sequences decode
@@ -31,6 +31,9 @@ struct LaneOptions {
   int spec_depth = 0;            ///< most proposals of a sequence in a step
   bool spec_adaptive = true;     ///< fewer where fewer pay
   uint64_t prefix_secret = 0;    ///< of the hashes of prefixes: nobody who lacks it finds two prompts with one hash
+
+  /// Caches of the proposers of all sequences that run at a time.
+  int64_t proposer_bytes() const { return max_seqs * proposers.bytes; }
 };
 
 /// What a sequence is doing.
@@ -116,8 +119,10 @@ class Lane {
   struct Row {
     Job* job;
     int n_tokens;
-    int n_asked = 0, n_accepted = 0;  // proposals that were wanted, and those that held
-    double proposing = 0;             // seconds
+    int n_asked = 0, n_accepted = 0;     // proposals that were wanted, and those that held
+    double proposing = 0;                // seconds
+    int32_t last = 0;                    // token of a decoding job in front of the proposals
+    std::optional<CheckpointId> before;  // where layers keep states: in front of the step
   };
   /// Brings parked jobs back, the oldest first, while there is room.
   void unpark();
@@ -131,8 +136,13 @@ class Lane {
   void learn(std::span<const Row> rows, double seconds);
   /// Hands the hidden states of the step to proposers that want them.
   void observe(std::span<const Row> rows, std::span<const int32_t> tokens);
+  /// Takes back proposals that do not hold.
+  void take_back(std::span<Row> rows);
   void count_step(const StepRecord& record);
-  void draw_on_host(std::span<Row> rows, StepRecord& record, PartClock& clock);
+  /// The tokens of every row of a step's logits, drawn where they are.
+  std::vector<int32_t> draw_all(std::span<const Row> rows);
+  /// Takes what `drawn` has, or what the host draws where it is empty; trims proposals that do not hold.
+  void take_rows(std::span<Row> rows, std::span<const int32_t> drawn, StepRecord& record, PartClock& clock);
   void draw_on_device(std::span<const Row> rows, const std::function<bool()>& go_on, StepRecord record,
                       Clock::time_point start, PartClock& clock);
   int32_t sample(Job& job, std::span<const float> logits);

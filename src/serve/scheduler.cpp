@@ -27,7 +27,6 @@ std::vector<Job*> by_turn(std::span<const std::unique_ptr<Job>> waiting, const s
 
 Scheduler::Scheduler(Engine& engine, const SchedulerOptions& options)
     : engine_(engine), options_(options), default_kv_(kv_text(options.lane.kv)) {
-  if (options.lane.proposers) check_speculates(engine);
   known_kv_.push_back(default_kv_);
   lane(default_kv_);
   thread_ = std::thread([this] { run(); });

@@ -23,8 +23,7 @@ struct SchedulerOptions {
 
 class Scheduler {
  public:
-  /// Opens the pool of the default formats. `engine` must outlive it. Throws Error, usage for proposers of a model that
-  /// cannot take proposals back.
+  /// Opens the pool of the default formats. `engine` must outlive it. Throws Error.
   Scheduler(Engine& engine, const SchedulerOptions& options);
   ~Scheduler();
 

@@ -325,6 +325,38 @@ TEST(Bench, EveryOutputFormIsWellFormed) {
   EXPECT_THAT(out("sql"), HasSubstr("INSERT INTO llama_bench ("));
 }
 
+TEST(Bench, ForcedAcceptanceNeedsNoText) {
+  const Outcome outcome = run_ridge({"bench",
+                                     "decode",
+                                     "-m",
+                                     "synth:tiny@mtp=1",
+                                     "--spec-type",
+                                     "draft-mtp",
+                                     "--force-accept",
+                                     "0.5",
+                                     "-d",
+                                     "0,64",
+                                     "-p",
+                                     "8",
+                                     "-n",
+                                     "8",
+                                     "-r",
+                                     "1",
+                                     "--quiet",
+                                     "-o",
+                                     "json",
+                                     "-ctkd",
+                                     "q8_0"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  const json rows = json::parse(outcome.out);
+  ASSERT_EQ(rows.size(), 2u) << rows;
+  EXPECT_EQ(rows[1]["spec_type"], "mtp") << "draft-mtp is another name of it";
+  EXPECT_EQ(rows[1]["forced_accept"], 0.5);
+  EXPECT_EQ(rows[1]["n_depth"], 64);
+  EXPECT_EQ(rows[1]["draft_kv"], "q8_0/f16");
+  EXPECT_TRUE(rows[1]["texts_differ"].is_null());
+}
+
 TEST(Bench, BatchesHaveTheKnownColumnsAndStoredRows) {
   TempDir dir;
   const std::string file = (dir / "rows.jsonl").native();

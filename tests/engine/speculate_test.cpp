@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
+#include <map>
 
 #include "cases/golden_logits.h"
 #include "cases/mtp_head.h"
@@ -336,11 +338,187 @@ TEST(Speculation, RefusesADraftWithOtherTokensAndAWrongDepth) {
             std::string::npos);
 }
 
-TEST(Speculation, RefusesAModelWithAState) {
-  const Model model = Model::load("synth:tiny-delta");
-  Session session(model, {.n_ctx = 64});
-  Speculation speculation(make_lookup_proposer(), 4);
-  EXPECT_NE(error_of([&] { session.speculate(&speculation); }).find("keep a state"), std::string::npos);
+/// What a session of token ids drew, and what its cache and states give then.
+struct Ids {
+  std::vector<int32_t> tokens;  // the prompt's too
+  int n_past = 0;
+  std::vector<float> next;
+};
+
+Ids draw_ids(const Model& model, const SessionOptions& options, const SamplerOptions& sampler,
+             std::span<const int32_t> prompt, int n, Speculation* speculation) {
+  Session session(model, options);
+  session.prefill(prompt.first(1));  // a session that holds something takes its speculation all the same
+  session.speculate(speculation);
+  session.prefill(prompt.subspan(1));
+  Ids ids{{prompt.begin(), prompt.end()}, 0, {}};
+  session.draw(sampler, prompt, 1000, [&](int32_t token) {  // ends anywhere in a step
+    ids.tokens.push_back(token);
+    return ssize(ids.tokens) < ssize(prompt) + n;
+  });
+  ids.n_past = session.n_past();
+  const std::span<const float> logits = session.decode(ids.tokens.back());
+  ids.next.assign(logits.begin(), logits.end());
+  return ids;
+}
+
+TEST(Speculation, TextsOfModelsWithStatesAreIdentical) {
+  const Model model = Model::load("synth:tiny-delta@mtp=1"), draft = Model::load("synth:tiny");
+  std::vector<int32_t> prompt;
+  for (int i = 0; i < 45; ++i) prompt.push_back((37 * (i % 9) + 11) % 512);
+  SpecReport all;
+  for (const auto& [cache, centre] : {std::pair("f16", false), {"q8_0", false}, {"rotor-3", false}, {"rotor-3", true}})
+    for (const float temperature : {0.0f, 0.8f})
+      for (const int n : {57, 60, 70}) {
+        const SessionOptions options = session_of(cache, centre, 512);
+        const SamplerOptions sampler{.temperature = temperature, .seed = uint64_t(n)};
+        const Ids plain = draw_ids(model, options, sampler, prompt, n, nullptr);
+        const auto check = [&](std::unique_ptr<Proposer> proposer, int depth, bool adaptive, const char* name) {
+          Speculation speculation(std::move(proposer), depth, adaptive);
+          const Ids ids = draw_ids(model, options, sampler, prompt, n, &speculation);
+          const std::string where = fmt::format("{}, cache {}, temperature {}, {} tokens", name, cache, temperature, n);
+          EXPECT_EQ(ids.tokens, plain.tokens) << where;
+          EXPECT_EQ(ids.n_past, plain.n_past) << where;
+          EXPECT_EQ(ids.next, plain.next) << where;
+          all.n_accepted += speculation.report().n_accepted;
+          all.n_proposed += speculation.report().n_proposed;
+        };
+        std::vector<int32_t> told = plain.tokens;
+        told.insert(told.end(), 20, 7);  // proposals do not end with the text
+        check(std::make_unique<KnownText>(told), kMaxSpecDepth, false, "known text");
+        check(std::make_unique<KnownText>(told), kMaxSpecDepth, true, "known text, as many as pay");
+        check(make_lookup_proposer(), 4, false, "lookup");
+        check(make_draft_proposer(model, draft, session_of("f16", false, 512)), 3, false, "draft");
+        check(make_mtp_proposer(model, "", session_of("f16", false, 512)), 3, false, "mtp");
+      }
+  EXPECT_GT(all.n_accepted, 500);
+  EXPECT_GT(all.n_proposed, all.n_accepted);
+}
+
+TEST(SpeculationSlow, TextsOfQwensOwnHeadAreIdentical) {
+  const auto data = reference_data();
+  if (!data) GTEST_SKIP() << "reference models are not here (set RIDGE_DATA)";
+  const Model model = Model::load((*data / "parity/models/qwen3_5_mtp").native());
+  std::vector<int32_t> prompt;
+  for (int i = 0; i < 20; ++i) prompt.push_back((7 * i * i + 3) % model.info().vocab_size);
+  for (const float temperature : {0.0f, 0.8f}) {
+    const SessionOptions options = session_of("f16", false, 128);
+    const SamplerOptions sampler{.temperature = temperature, .seed = 3};
+    const Ids plain = draw_ids(model, options, sampler, prompt, 40, nullptr);
+    Speculation speculation(make_mtp_proposer(model, "", options), 2, false);
+    const Ids ids = draw_ids(model, options, sampler, prompt, 40, &speculation);
+    EXPECT_EQ(ids.tokens, plain.tokens);
+    EXPECT_EQ(ids.next, plain.next);
+    EXPECT_GT(speculation.report().n_proposed, 0);
+  }
+}
+
+TEST(Speculation, RefusesADraftWithAState) {
+  const Model target = Model::load("synth:tiny"), draft = Model::load("synth:tiny-delta");
+  EXPECT_NE(error_of([&] { make_draft_proposer(target, draft, {.n_ctx = 64}); }).find("keep a state"),
+            std::string::npos);
+}
+
+TEST(Speculation, TheCacheOfAProposerTakesWhatWasSaid) {
+  const Model model = Model::load("synth:tiny@mtp=1");
+  for (const char* cache : {"f16", "q8_0", "rotor-3"})
+    for (const int n_ctx : {100, 1000}) {
+      const SessionOptions options = session_of(cache, cache[0] == 'r', n_ctx);
+      const ProposerMaker draft = draft_proposers(model, model, options), head = mtp_proposers(model, "", options);
+      EXPECT_EQ(draft()->bytes(), draft.bytes) << cache << " " << n_ctx;
+      EXPECT_EQ(head()->bytes(), head.bytes) << cache << " " << n_ctx;
+      EXPECT_GT(draft.bytes, head.bytes) << "two layers, and one";
+    }
+  EXPECT_EQ(ProposerMaker(make_lookup_proposer).bytes, 0);
+}
+
+TEST(Distribution, IsWhatTheSamplerDrawsFrom) {
+  const std::vector<float> logits = {1.0f, 3.0f, 2.5f, -4.0f, 2.9f, 0.5f};
+  const std::vector<int32_t> recent = {1};
+  for (const SamplerOptions& options : {SamplerOptions{.temperature = 0.7f, .top_k = 4, .repeat_penalty = 1.5f},
+                                        SamplerOptions{.temperature = 1.5f, .top_k = 0, .top_p = 1, .min_p = 0}}) {
+    const Distribution p = distribution_of(options, logits, recent);
+    Sampler sampler(options, int(logits.size()));
+    constexpr int kDraws = 20000;
+    std::vector<int> count(logits.size()), own(logits.size());
+    Rng rng(3);
+    for (int i = 0; i < kDraws; ++i) {
+      SamplerOptions next = options;
+      next.seed = 7, next.first_draw = uint64_t(i);
+      Sampler one(next, int(logits.size()));
+      one.accept(recent);
+      ++count[size_t(one.sample(logits))];
+      ++own[size_t(draw_from(p, rng))];
+    }
+    double sum = 0;
+    for (size_t token = 0; token < logits.size(); ++token) {
+      const double expected = probability_of(p, int32_t(token));
+      const double five_sigma = 5 * std::sqrt(expected * (1 - expected) / kDraws);
+      EXPECT_NEAR(double(count[token]) / kDraws, expected, five_sigma) << token;
+      EXPECT_NEAR(double(own[token]) / kDraws, expected, five_sigma) << token;
+      sum += expected;
+    }
+    EXPECT_NEAR(sum, 1, 1e-12);
+  }
+}
+
+/// Tokens are as probable as without proposals, whatever the draft thinks, and more proposals hold.
+TEST(Speculation, RejectionKeepsTheProbabilities) {
+  const Model target = Model::load("synth:tiny"), draft = Model::load("synth:tiny@layers=1");
+  const SessionOptions options = session_of("f16", false, 32);
+  const std::vector<int32_t> prompt = {5, 17, 301, 44, 5, 17};
+  SamplerOptions sampler{.temperature = 1.2f, .top_k = 6, .top_p = 1, .min_p = 0};
+  Session plain(target, options), with(target, options);
+  Speculation speculation(make_draft_proposer(target, draft, options), 2, false);
+  speculation.reject();
+  with.speculate(&speculation);
+  constexpr int kTexts = 3000, kTokens = 4;  // the first one comes from the prompt's step
+  std::map<std::pair<int, int32_t>, std::array<int, 2>> count;
+  for (int i = 0; i < kTexts; ++i) {
+    sampler.seed = uint64_t(i) + 1;
+    for (Session* session : {&plain, &with}) {
+      session->reset();
+      session->prefill(prompt);
+      int at = 0;
+      session->draw(sampler, prompt, kTokens, [&](int32_t token) {
+        // The second token only depends on the first; later ones are counted over all.
+        ++count[{at++, token}][session == &with];
+        return true;
+      });
+    }
+  }
+  EXPECT_GT(speculation.report().n_accepted, kTexts / 20);
+  EXPECT_GT(speculation.report().n_proposed, speculation.report().n_accepted);
+  int n_seen = 0;
+  for (const auto& [place, n] : count) {
+    const double mean = 0.5 * (n[0] + n[1]);
+    if (place.first == 0) {
+      EXPECT_EQ(n[0], n[1]) << "drawn from the prompt's step, exactly";
+    } else if (mean > 50) {
+      EXPECT_NEAR(n[0], n[1], 5 * std::sqrt(2 * mean)) << "token " << place.second << " at " << place.first;
+      ++n_seen;
+    }
+  }
+  EXPECT_GT(n_seen, 10);
+}
+
+TEST(Speculation, ForcedProposalsHoldAsOftenAsTheyShall) {
+  const Model model = Model::load("synth:tiny@mtp=1");
+  const SessionOptions options = session_of("rotor-3", false, 1200);
+  std::vector<int32_t> prompt(10, 3);
+  for (const double share : {0.0, 0.7, 1.0}) {
+    Speculation speculation(make_mtp_proposer(model, "", options), 3, false);
+    speculation.force(share, 5);
+    Session session(model, options);
+    session.speculate(&speculation);
+    session.fill(100, 1);
+    speculation.proposer().fill(std::vector<int32_t>(100, 3), 1);
+    session.prefill(prompt);
+    EXPECT_EQ(session.draw({.temperature = 0}, std::vector<int32_t>(110, 3), 1000, [](int32_t) { return true; }), 1000);
+    const SpecReport& report = speculation.report();
+    EXPECT_NEAR(report.tokens_per_step(), 1 + share + share * share + share * share * share, 0.15) << share;
+    EXPECT_EQ(report.n_steps + report.n_accepted, 999);
+  }
 }
 
 TEST(Speculation, RefusesAHeadThatDoesNotFit) {

@@ -30,7 +30,7 @@ TEST(SpecBench, BothWaysAreTimedOverOneText) {
   EXPECT_EQ(run_spec_bench(params, hooks), 0);
   ASSERT_EQ(rows.size(), 2u);
   for (const SpecBenchRow& row : rows) {
-    EXPECT_TRUE(row.check.passed && row.same_text);
+    EXPECT_TRUE(row.check.passed);
     EXPECT_EQ(row.seconds.size(), 2u);
     EXPECT_EQ(row.plain_seconds.size(), 2u);
     EXPECT_EQ(row.spec.n_steps + row.spec.n_accepted, 2 * 29) << "the first token comes from the prompt's step";
@@ -40,6 +40,8 @@ TEST(SpecBench, BothWaysAreTimedOverOneText) {
     EXPECT_NEAR(f["accepted_per_step"].get<double>(), double(row.spec.n_accepted) / double(row.spec.n_steps), 1e-12);
     EXPECT_NEAR(f["speedup"].get<double>(), f["avg_ts"].get<double>() / f["plain_avg_ts"].get<double>(), 1e-9);
     EXPECT_EQ(f["samples_ts"].size(), 2u);
+    EXPECT_EQ(f["texts_differ"], 0);
+    EXPECT_TRUE(f["forced_accept"].is_null());
     EXPECT_EQ(f["samples_repeated_share"].size(), 2u);
     EXPECT_NE(spec_markdown_line(row, params).find("| lookup | pp40+tg30 |"), std::string::npos);
   }
@@ -53,6 +55,35 @@ TEST(SpecBench, TheShareOfTextThatRepeatsIsOfEightTokens) {
   for (int i = 0; i < 16; ++i) tokens.push_back(i);
   EXPECT_EQ(repeated_share(tokens), 9.0 / 32) << "tokens 7 to 15 of the second time";
   EXPECT_EQ(repeated_share(std::vector<int32_t>(32, 5)), 24.0 / 32) << "a loop of one token";
+}
+
+TEST(SpecBench, ForcedAcceptanceIsTimedOnRandomTokensAtADepth) {
+  SpecBenchParams params = tiny();
+  params.models = {"synth:tiny@mtp=1"};
+  params.text.clear();
+  params.n_depth = {0, 200};
+  params.kv = parse_kv_list("rotor-3").or_throw();
+  params.forced_accept = 0.8;
+  std::vector<SpecBenchRow> rows;
+  SpecBenchHooks hooks;
+  hooks.on_row = [&](const SpecBenchRow& row) { rows.push_back(row); };
+  for (const char* type : {"lookup", "mtp"}) {
+    params.type = type;
+    if (params.type == "mtp")
+      params.open = [](const Model& model, int n_ctx) { return mtp_proposers(model, "", {.n_ctx = n_ctx}); };
+    rows.clear();
+    EXPECT_EQ(run_spec_bench(params, hooks), 0);
+    ASSERT_EQ(rows.size(), 2u);
+    for (const SpecBenchRow& row : rows) {
+      const Row f = spec_fields(row, params);
+      EXPECT_EQ(f["forced_accept"], 0.8);
+      EXPECT_TRUE(f["texts_differ"].is_null()) << "not compared";
+      EXPECT_EQ(f["n_depth"], row.n_depth);
+      EXPECT_EQ(row.spec.n_steps + row.spec.n_accepted, 2 * 29);
+      const std::string name = row.n_depth > 0 ? "forced 0.8 | pp40+tg30 @ d200 |" : "forced 0.8 | pp40+tg30 |";
+      EXPECT_NE(spec_markdown_line(row, params).find(name), std::string::npos);
+    }
+  }
 }
 
 TEST(SpecBench, RefusesWhatHasNoRealText) {

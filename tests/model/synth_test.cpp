@@ -27,6 +27,26 @@ TEST(SynthPlan, RefusesHeadsThatCannotBe) {
   EXPECT_NE(plan_synth_model("tiny@tail=1").error().message.find("head=FORMAT"), std::string::npos);
 }
 
+TEST(SynthPlan, AnMtpHeadIsOneLayerMoreBehindAJoin) {
+  CpuContext context(1, Isa::scalar);
+  for (const char* shape : {"tiny", "tiny-delta", "tiny-64"}) {
+    const LoadedModel plain = make_synth_model(context, shape).or_throw(),
+                      with = make_synth_model(context, std::string(shape) + "@mtp=1").or_throw();
+    EXPECT_EQ(plain.weights.head, nullptr);
+    EXPECT_EQ(with.weights.n_params, plain.weights.n_params) << "the model's";
+    const Weights& head = *with.weights.head;
+    const int64_t d = with.config.d_model;
+    EXPECT_EQ(head.join.n_out, d);
+    EXPECT_EQ(head.join.n_in, 2 * d);
+    ASSERT_EQ(head.layers.size(), 1u);
+    EXPECT_EQ(head.layers[0].q.n_out, with.weights.layers.back().q.n_out);
+    EXPECT_EQ(head.layers[0].down.n_in, with.weights.layers.back().down.n_in);
+    EXPECT_EQ(ssize(head.output_norm), d);
+  }
+  EXPECT_NE(plan_synth_model("tiny@mtp=2").error().message.find("not 0 or 1"), std::string::npos);
+  EXPECT_NE(plan_synth_model("tiny-delta@layers=3@mtp=1").error().message.find("keeps a state"), std::string::npos);
+}
+
 TEST(SynthPlan, HybridShapesHaveTheParametersThatTheirNamesSay) {
   for (const auto& [shape, billions] : {std::pair("qwen3.6-27b", 27), {"qwen3.6-35b-a3b", 35}}) {
     Config c = plan_synth_model(shape).or_throw().config;

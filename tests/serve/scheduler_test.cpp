@@ -543,10 +543,78 @@ TEST_F(SchedulerTest, SpeculationThatIsNotThereIsRefused) {
   const auto refused = scheduler.submit(std::move(r), std::make_shared<Heard>());
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().field, "speculative");
-  Engine with_state("synth:tiny-delta", {});
+}
+
+/// States go back to checkpoints of steps; prefixes are kept and found as without.
+TEST_F(SchedulerTest, SpeculationLeavesEveryTextOfAModelWithStates) {
+  const Model model = Model::load("synth:tiny-delta@mtp=1");
+  const auto send_all = [&](Scheduler& scheduler, bool tell) {
+    std::vector<std::shared_ptr<Heard>> all;
+    for (int i = 0; i < 6; ++i) {
+      GenerationRequest r = varied(request(random_prompt(uint64_t(i), 5 + 37 * i), 30 + 3 * i, 0.8f, uint64_t(i)), i);
+      if (tell) r.n_top_logprobs = 0;
+      all.push_back(send(scheduler, std::move(r)));
+    }
+    for (const auto& heard : all) heard->wait();
+    return all;
+  };
+  for (const char* kv : {"f16", "rotor-3"}) {
+    Scheduler plain(model.engine(), options(kv));
+    const auto expected = send_all(plain, true);
+    std::vector<std::vector<int32_t>> texts;
+    for (int i = 0; i < 6; ++i) {
+      texts.push_back(random_prompt(uint64_t(i), 5 + 37 * i));
+      for (const TokenLogprob& t : expected[size_t(i)]->logprobs_) texts.back().push_back(t.token);
+    }
+    const std::pair<const char*, ProposerMaker> makers[] = {
+        {"known texts", [&] { return std::make_unique<KnownTexts>(texts); }},
+        {"mtp", mtp_proposers(model, "", session_options(parse_kv_choice("q8_0").or_throw(), 512, 0))}};
+    for (const auto& [name, make] : makers)
+      for (const bool adaptive : {false, true}) {
+        SchedulerOptions o = options(kv);
+        o.lane.proposers = make;
+        o.lane.spec_depth = 5;
+        o.lane.spec_adaptive = adaptive;
+        Scheduler scheduler(model.engine(), o);
+        int64_t n_accepted = 0;
+        for (const int round : {0, 1}) {
+          const auto heard = send_all(scheduler, false);
+          for (size_t i = 0; i < heard.size(); ++i) {
+            EXPECT_EQ(heard[i]->text_, expected[i]->text_)
+                << name << " " << kv << " request " << i << " round " << round;
+            n_accepted += heard[i]->usage_.n_accepted;
+          }
+        }
+        if (!adaptive && name == std::string("known texts")) EXPECT_GT(n_accepted, 50);
+        expect_nothing_held(scheduler);
+      }
+  }
+}
+
+/// What is said of the pool's bytes includes the caches of proposers, of all sequences that run at a time.
+TEST_F(SchedulerTest, CachesOfProposersArePartOfTheBytes) {
+  const Model model = Model::load("synth:tiny@mtp=1");
+  const ProposerMaker make = mtp_proposers(model, "", session_options(parse_kv_choice("f16").or_throw(), 512, 0));
   SchedulerOptions o = options("f16");
-  o.lane.proposers = make_lookup_proposer;
-  EXPECT_THROW(Scheduler(with_state, o), Error);
+  o.max_lanes = 1;
+  o.lane.kv_bytes = int64_t(6) << 20;
+  Totals totals;
+  Lane plain(model.engine(), o.lane, totals);
+  o.lane.proposers = make;
+  Lane lane(model.engine(), o.lane, totals);
+  const PoolReport with = lane.pool().report(), without = plain.pool().report();
+  EXPECT_EQ(o.lane.proposer_bytes(), 8 * make()->bytes());
+  EXPECT_LE(with.allocated_bytes + o.lane.proposer_bytes(), o.lane.kv_bytes + with.page_bytes);
+  EXPECT_LT(with.n_pages, without.n_pages);
+  EXPECT_GE(with.n_pages + 1, without.n_pages - int(o.lane.proposer_bytes() / with.page_bytes));
+  o.lane.kv_bytes = o.lane.proposer_bytes();
+  try {
+    Lane(model.engine(), o.lane, totals);
+    ADD_FAILURE() << "no room for pages";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::no_memory);
+    EXPECT_THAT(error.what(), testing::HasSubstr("of proposers"));
+  }
 }
 
 TEST_F(SchedulerTest, StopsUnderLoad) {

@@ -11,6 +11,29 @@ namespace {
 
 constexpr int kRepeat = 8;  // tokens that are no chance
 
+/// Proposes random tokens where a proposer knows nothing: forced acceptance wants proposals.
+class FilledProposer final : public Proposer {
+ public:
+  FilledProposer(std::unique_ptr<Proposer> proposer, int vocab_size, uint64_t seed)
+      : proposer_(std::move(proposer)), vocab_size_(vocab_size), rng_(seed) {}
+  std::vector<int32_t> propose(std::span<const int32_t> text, int n) override {
+    std::vector<int32_t> proposals = proposer_->propose(text, n);
+    while (ssize(proposals) < n) proposals.push_back(int32_t(rng_.next() % uint64_t(vocab_size_)));
+    return proposals;
+  }
+  bool wants_hidden() const override { return proposer_->wants_hidden(); }
+  void observe(std::span<const int32_t> tokens, int first, View2<const float> hidden) override {
+    proposer_->observe(tokens, first, hidden);
+  }
+  void fill(std::span<const int32_t> text, uint64_t seed) override { proposer_->fill(text, seed); }
+  int64_t bytes() const override { return proposer_->bytes(); }
+
+ private:
+  std::unique_ptr<Proposer> proposer_;
+  int vocab_size_;
+  Rng rng_;
+};
+
 /// One test: a session for each way of generating, and the places of the text.
 class SpecRunner {
  public:
@@ -18,8 +41,11 @@ class SpecRunner {
       : params_(params),
         text_(text),
         row_(row),
-        session_(model, session_options(row.kv, row.n_prompt + row.n_gen, params.n_ubatch)),
-        make_(params.open(model, row.n_prompt + row.n_gen)) {
+        vocab_size_(model.info().vocab_size),
+        session_(model, session_options(row.kv, row.n_depth + row.n_prompt + row.n_gen, params.n_ubatch)),
+        make_(params.open(model, row.n_depth + row.n_prompt + row.n_gen)) {
+    Rng rng(params.seed);
+    held_ = random_tokens(model, row.n_depth, rng);
     row.cache = session_.kv_report();
     row.kernels = session_.kernels();
   }
@@ -32,22 +58,31 @@ class SpecRunner {
       std::vector<int32_t>& tokens = speculates ? spec : plain;
       (speculates ? row_.seconds : row_.plain_seconds).push_back(generate(prompt, repeat, speculates, tokens));
     }
-    row_.same_text = row_.same_text && plain == spec;
+    if (row_.texts_differ) *row_.texts_differ += plain != spec;
     row_.repeated.push_back(repeated_share(plain));
   }
 
  private:
   double generate(std::span<const int32_t> prompt, int repeat, bool speculates, std::vector<int32_t>& tokens) {
     std::optional<Speculation> speculation;
-    if (speculates) speculation.emplace(make_(), params_.depth);
+    if (speculates) speculation.emplace(proposer(repeat), params_.depth);
+    if (speculates && params_.forced_accept)
+      speculation->force(*params_.forced_accept, params_.seed + uint64_t(repeat));
+    if (speculates && params_.sampling == "reject") speculation->reject();
     session_.speculate(speculates ? &*speculation : nullptr);
     session_.reset();
+    if (row_.n_depth > 0) {
+      session_.fill(row_.n_depth, params_.seed);
+      if (speculates) speculation->proposer().fill(held_, params_.seed);
+    }
     session_.prefill(prompt);
+    std::vector<int32_t> known = held_;
+    known.insert(known.end(), prompt.begin(), prompt.end());
     SamplerOptions sampler;
     sampler.temperature = params_.temperature;
     sampler.seed = params_.seed + uint64_t(repeat);
     const auto start = std::chrono::steady_clock::now();
-    session_.draw(sampler, prompt, row_.n_gen, [&](int32_t token) {
+    session_.draw(sampler, known, row_.n_gen, [&](int32_t token) {
       tokens.push_back(token);
       return true;
     });
@@ -61,9 +96,17 @@ class SpecRunner {
     return seconds.count();
   }
 
+  std::unique_ptr<Proposer> proposer(int repeat) const {
+    std::unique_ptr<Proposer> made = make_();
+    if (!params_.forced_accept) return made;
+    return std::make_unique<FilledProposer>(std::move(made), vocab_size_, params_.seed + uint64_t(repeat));
+  }
+
   const SpecBenchParams& params_;
   std::span<const int32_t> text_;
   SpecBenchRow& row_;
+  int vocab_size_;
+  std::vector<int32_t> held_;  // what the cache is said to hold in front of the prompt
   Session session_;
   ProposerMaker make_;
 };
@@ -84,7 +127,9 @@ double repeated_share(std::span<const int32_t> tokens) {
   return tokens.empty() ? 0 : double(n) / double(tokens.size());
 }
 
-std::string SpecBenchRow::name() const { return fmt::format("pp{}+tg{}", n_prompt, n_gen); }
+std::string SpecBenchRow::name() const {
+  return fmt::format("pp{}+tg{}{}", n_prompt, n_gen, n_depth > 0 ? fmt::format(" @ d{}", n_depth) : "");
+}
 MeanDeviation SpecBenchRow::rate(const std::vector<double>& of) const {
   std::vector<double> samples;
   for (const double s : of) samples.push_back((n_gen - 1) / s);
@@ -94,57 +139,88 @@ double SpecBenchRow::mean_repeated() const {
   return repeated.empty() ? 0 : std::accumulate(repeated.begin(), repeated.end(), 0.0) / double(repeated.size());
 }
 
+namespace {
+
+/// Times one row. False when asked to stop.
+bool time_row(const Model& model, const SpecBenchParams& params, std::span<const int32_t> text, SpecBenchRow& row,
+              const std::function<bool()>& stopped) {
+  if (params.forced_accept || params.sampling == "reject") row.texts_differ.reset();
+  SpecRunner runner(model, params, text, row);
+  if (params.warm_up) {
+    runner.run(0);
+    row.seconds.clear(), row.plain_seconds.clear(), row.repeated.clear();
+    row.spec = {};
+    if (row.texts_differ) row.texts_differ = 0;
+  }
+  for (int i = 0; i < params.repeats; ++i) {
+    runner.run(i);
+    if (stopped()) return false;
+  }
+  row.date = utc_now();
+  return true;
+}
+
+/// What prompts are cut from.
+std::vector<int32_t> text_of(const Model& model, const SpecBenchParams& params) {
+  const int n_longest = *std::ranges::max_element(params.n_prompt);
+  if (params.forced_accept && params.text.empty()) {
+    Rng rng(params.seed);
+    return random_tokens(model, 2 * n_longest, rng);
+  }
+  if (!model.info().has_tokenizer)
+    throw_error(ErrorKind::usage,
+                "{} has no tokenizer: proposals need a real text (use a trained model, or force acceptance)",
+                model.info().path);
+  std::vector<int32_t> text = model.tokenize(params.text, false);
+  if (ssize(text) < n_longest)
+    throw_error(ErrorKind::usage, "{} has {} tokens, a prompt of {} was asked for (a longer text)", params.text_name,
+                text.size(), n_longest);
+  return text;
+}
+
+}  // namespace
+
 int run_spec_bench(const SpecBenchParams& params, const SpecBenchHooks& hooks) {
   int n_failed = 0, done = 0;
-  const int total = int(params.models.size() * params.kv.size() * params.n_prompt.size() * params.n_gen.size());
+  const int total = int(params.models.size() * params.kv.size() * params.n_prompt.size() * params.n_gen.size() *
+                        params.n_depth.size());
   const auto stopped = [&] { return hooks.stop && hooks.stop(); };
   for (const std::string& path : params.models) {
     if (hooks.on_status) hooks.on_status("loading " + path, done, total);
     std::optional<BenchReference> reference;
     if (params.check) reference.emplace(path);
     const Model model = Model::load(path, params.load);
-    if (!model.info().has_tokenizer)
-      throw_error(ErrorKind::usage, "{} has no tokenizer: proposals need a real text (use a trained model)", path);
-    const std::vector<int32_t> text = model.tokenize(params.text, false);
-    for (const KvChoice& kv : params.kv)
-      for (const int n_prompt : params.n_prompt)
-        for (const int n_gen : params.n_gen) {
-          if (ssize(text) < n_prompt)
-            throw_error(ErrorKind::usage, "{} has {} tokens, a prompt of {} was asked for (a longer text)",
-                        params.text_name, text.size(), n_prompt);
-          SpecBenchRow row;
-          row.model = model.info();
-          row.kv = kv;
-          row.n_prompt = n_prompt;
-          row.n_gen = n_gen;
-          if (hooks.on_status) hooks.on_status(kv_text(kv) + " " + row.name(), done, total);
-          ++done;
-          if (reference) row.check = reference->compare(model, {kv, n_prompt}, params.seed, params.check_bound);
-          if (stopped()) return n_failed;
-          if (!params.check || row.check.passed) {
-            SpecRunner runner(model, params, text, row);
-            if (params.warm_up) {
-              runner.run(0);
-              row.seconds.clear(), row.plain_seconds.clear(), row.repeated.clear();
-              row.spec = {};
-            }
-            for (int i = 0; i < params.repeats; ++i) {
-              runner.run(i);
-              if (stopped()) return n_failed;
-            }
-            row.date = utc_now();
+    const bool on_device = model.engine().on_device();
+    const std::vector<int32_t> text = text_of(model, params);
+    std::vector<SpecBenchRow> rows;
+    for (const int n_depth : params.n_depth)
+      for (const KvChoice& kv : params.kv)
+        for (const int n_prompt : params.n_prompt)
+          for (const int n_gen : params.n_gen) {
+            SpecBenchRow& row = rows.emplace_back();
+            row.model = model.info();
+            row.kv = kv;
+            row.n_prompt = n_prompt, row.n_gen = n_gen, row.n_depth = n_depth;
           }
-          const bool failed = (params.check && !row.check.passed) || !row.same_text;
-          n_failed += failed;
-          const auto& tell = failed ? hooks.on_failed : hooks.on_row;
-          if (tell) tell(row);
-        }
+    for (SpecBenchRow& row : rows) {
+      if (hooks.on_status) hooks.on_status(kv_text(row.kv) + " " + row.name(), done, total);
+      ++done;
+      if (reference)
+        row.check = reference->compare(model, {row.kv, row.n_depth + row.n_prompt}, params.seed, params.check_bound);
+      if (stopped()) return n_failed;
+      row.failed = params.check && !row.check.passed;
+      if (!row.failed && !time_row(model, params, text, row, stopped)) return n_failed;
+      row.failed = row.failed || (!on_device && row.texts_differ.value_or(0) > 0);
+      n_failed += row.failed;
+      const auto& tell = row.failed ? hooks.on_failed : hooks.on_row;
+      if (tell) tell(row);
+    }
   }
   return n_failed;
 }
 
 Row spec_fields(const SpecBenchRow& row, const SpecBenchParams& params) {
-  const BenchTest test{.n_ubatch = params.n_ubatch, .kv = row.kv, .n_gen = row.n_gen};
+  const BenchTest test{.n_ubatch = params.n_ubatch, .kv = row.kv, .n_depth = row.n_depth, .n_gen = row.n_gen};
   const Row known = bench_fields({row, test, {}}, {.seed = params.seed});
   const auto copy = [&](Row& f, std::initializer_list<const char*> names) {
     for (const char* name : names) f[name] = known.at(name);
@@ -162,10 +238,12 @@ Row spec_fields(const SpecBenchRow& row, const SpecBenchParams& params) {
   f["test"] = row.name();
   f["n_prompt"] = row.n_prompt;
   f["n_gen"] = row.n_gen;
+  f["n_depth"] = row.n_depth;
   f["text"] = params.text_name;
   f["temperature"] = params.temperature;
   f["spec_type"] = params.type;
   f["spec_depth"] = params.depth;
+  f["spec_sampling"] = params.sampling;
   f["draft_model"] = params.draft_model;
   f["draft_kv"] = params.draft_kv;
   f["spec_steps"] = row.spec.n_steps;
@@ -183,7 +261,8 @@ Row spec_fields(const SpecBenchRow& row, const SpecBenchParams& params) {
   f["samples_ts"] = samples(row.seconds);
   f["plain_samples_ts"] = samples(row.plain_seconds);
   f["samples_repeated_share"] = row.repeated;
-  f["same_text"] = row.same_text;
+  f["texts_differ"] = row.texts_differ ? Row(*row.texts_differ) : Row(nullptr);
+  f["forced_accept"] = params.forced_accept ? number(*params.forced_accept) : Row(nullptr);
   copy(f, {"kv_k", "kv_v", "kv_bytes_per_token", "checked", "check_error", "check_bound", "check_what", "kernels",
            "device", "isa", "compiler", "seed", "command"});
   return f;
@@ -191,15 +270,19 @@ Row spec_fields(const SpecBenchRow& row, const SpecBenchParams& params) {
 
 std::string spec_markdown_head() {
   return "| kv | proposer | test | t/s without | t/s with | ratio | accepted a step | proposed | accepted | text that "
-         "repeats | checked (NMSE) |\n"
-         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |";
+         "repeats | texts that differ | checked (NMSE) |\n"
+         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |";
 }
 
 std::string spec_markdown_line(const SpecBenchRow& row, const SpecBenchParams& params) {
-  return fmt::format("| {} | {} | {} | {} | {} | {:.2f} | {:.2f} | {} | {} | {:.0f} % | {} |", kv_text(row.kv),
-                     params.type, row.name(), rate_text(row.rate(row.plain_seconds)), rate_text(row.rate(row.seconds)),
+  const std::string type =
+      params.forced_accept ? fmt::format("{}, forced {:.4g}", params.type, *params.forced_accept) : params.type;
+  return fmt::format("| {} | {} | {} | {} | {} | {:.2f} | {:.2f} | {} | {} | {:.0f} % | {} | {} |", kv_text(row.kv),
+                     type, row.name(), rate_text(row.rate(row.plain_seconds)), rate_text(row.rate(row.seconds)),
                      row.speedup(), row.spec.tokens_per_step() - 1, row.spec.n_proposed, row.spec.n_accepted,
-                     100 * row.mean_repeated(), row.check.done ? fmt::format("ok {:.1e}", row.check.nmse) : "off");
+                     100 * row.mean_repeated(),
+                     row.texts_differ ? fmt::format("{} of {}", *row.texts_differ, row.seconds.size()) : "not compared",
+                     row.check.done ? fmt::format("ok {:.1e}", row.check.nmse) : "off");
 }
 
 }  // namespace ridge::lab

@@ -1,9 +1,11 @@
 // bench decode --spec-type: generation with and without speculation, in turns, behind prompts of a real text.
 //
 // Every repetition takes its prompt from another place of the text, reads it into empty caches and generates twice, once
-// each way; the second repetition begins with the other way. The tokens must be equal: a test whose texts differ fails.
+// each way; the second repetition begins with the other way. On the CPU the tokens must be equal: a test whose texts
+// differ fails. On a device rows count the repetitions whose texts differ.
 // The time is the generation's, proposing included. Greedy texts of small models fall into loops, which every proposer
-// knows: rows say which part of each text repeats.
+// knows: rows say which part of each text repeats. With forced acceptance texts mean nothing and are not compared: prompts
+// may be random tokens behind random cache rows, as in bench decode.
 #pragma once
 
 #include "engine/speculate.h"
@@ -13,27 +15,30 @@ namespace ridge::lab {
 
 struct SpecBenchParams {
   std::vector<std::string> models;
-  std::string text, text_name;  ///< what prompts are cut from, and the file it came from
-  std::vector<int> n_prompt{512}, n_gen{128};
+  std::string text, text_name;  ///< what prompts are cut from, and the file it came from; empty: random tokens
+  std::vector<int> n_prompt{512}, n_gen{128}, n_depth{0};
   std::vector<KvChoice> kv{KvChoice{}};
   int n_ubatch = 512, repeats = 5, depth = 8;
   bool warm_up = true, check = true;
   std::optional<double> check_bound;
   float temperature = 0;
+  std::optional<double> forced_accept;  ///< probability that a proposal counts as right
   uint64_t seed = 42;
   LoadOptions load;
   std::string type, draft_model, draft_kv;  ///< for the rows
+  std::string sampling = "exact";           ///< or reject: texts are not compared
   /// Proposers of a model whose texts have at most n_ctx tokens.
   std::function<ProposerMaker(const Model& model, int n_ctx)> open;
 };
 
 struct SpecBenchRow : ModelBenchRow {
   KvChoice kv;
-  int n_prompt = 0, n_gen = 0;
+  int n_prompt = 0, n_gen = 0, n_depth = 0;
   std::vector<double> seconds, plain_seconds;  ///< of each repetition, with and without speculation
   std::vector<double> repeated;                ///< repeated_share() of each text
   SpecReport spec;                             ///< of all repetitions
-  bool same_text = true;
+  std::optional<int> texts_differ = 0;         ///< repetitions; none where acceptance is forced, or by rejection
+  bool failed = false;
 
   std::string name() const;
   /// Tokens a second of a repetition; the first token comes from the prompt's step.
@@ -46,8 +51,8 @@ using SpecBenchHooks = ModelBenchHooks<SpecBenchRow>;
 /// The share of tokens that end eight tokens which stood in the text before.
 double repeated_share(std::span<const int32_t> tokens);
 
-/// Runs everything in order. Returns the number of rows whose check failed, or whose texts differ. Throws usage for a
-/// model without a tokenizer and a text that is too short.
+/// Runs everything in order. Returns the number of rows whose check failed, or whose texts differ on the CPU. Throws usage
+/// for a text that is too short, and without forced acceptance for a model without a tokenizer.
 int run_spec_bench(const SpecBenchParams& params, const SpecBenchHooks& hooks);
 
 /// The fields of bench decode's rows that say what ran where, then those of this bench. kind: "spec".

@@ -147,7 +147,7 @@ Result<Config> config_from_gguf(const io::Gguf& gguf, std::string_view where) {
   RIDGE_TRY(c.n_layers, keys.integer("block_count"));
   // Layers that predict further tokens are the last blocks; nothing runs them.
   RIDGE_TRY(const int n_predict, keys.integer_or("nextn_predict_layers", 0));
-  if (arch->delta) c.n_layers -= n_predict;
+  if (!arch->latent) c.n_layers -= n_predict;
   if (c.n_layers < 1) return bad_file("{}: n_layers is {}, expected 1 to 1024", where, c.n_layers);
   RIDGE_TRY(c.d_model, keys.integer("embedding_length"));
   const bool own_d_ff = !arch->experts || keys.has("feed_forward_length");

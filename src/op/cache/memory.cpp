@@ -80,6 +80,11 @@ int64_t KvMemory::overhead_bytes(int layer, bool is_k) const {
   return kPadBytes * (1 + (l.ring_bytes() > 0) + (l.sinks_bytes() > 0)) + n_pages_ * int64_t(sizeof(PageCounts));
 }
 
+int64_t KvMemory::bytes_with_pages(int n) const {
+  RIDGE_CHECK(n_pages_ == 1, "a memory of {} pages says nothing about one", n_pages_);
+  return allocated_bytes() + (n - 1) * (page_bytes_ + 2 * n_layers() * int64_t(sizeof(PageCounts)));
+}
+
 int64_t side_image_bytes(const KvLayout& layout, int n, int ring_first) {
   const KvTiles& t = layout.tiles;
   const int64_t sinks = std::min(t.n_sinks, n), coded = std::max<int64_t>(0, t.retention.coded_end(n) - sinks);

@@ -54,6 +54,8 @@ class KvMemory {
   /// Padding behind rows, and counts.
   int64_t overhead_bytes(int layer, bool is_k) const;
   int64_t allocated_bytes() const;
+  /// What allocated_bytes() of such a memory with n pages is; this one has one page.
+  int64_t bytes_with_pages(int n) const;
 
   /// A slot as an empty sequence needs it: no centre, no scales of heads.
   virtual void clear_slot(int slot) = 0;

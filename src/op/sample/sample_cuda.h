@@ -40,12 +40,17 @@ class DeviceSampler {
     bool penalty = false;  ///< one launch more
     bool operator==(const Needs&) const = default;
   };
-  Needs needs() const;
+  Needs needs() const { return needs(n_seq_); }
+  Needs needs(int n) const;  ///< of the first n sequences
 
   /// Draws the next token of every sequence: logits [n_seq, vocab_size] to tokens [n_seq], both on the device. With a
   /// penalty it is applied to `logits` in place. Tokens go into `ring` (of n_seq sequences), if given, too. Kernels
   /// overlap with earlier launches of the stream and wait for them.
-  void sample(gpu::StreamHandle stream, float* logits, int32_t* tokens, const gpu::TokenRingView& ring = {});
+  void sample(gpu::StreamHandle stream, float* logits, int32_t* tokens, const gpu::TokenRingView& ring = {}) {
+    sample(stream, n_seq_, logits, tokens, ring);
+  }
+  /// The same of the first n sequences.
+  void sample(gpu::StreamHandle stream, int n, float* logits, int32_t* tokens, const gpu::TokenRingView& ring = {});
 
  private:
   int n_seq_, vocab_size_, n_blocks_;

@@ -440,26 +440,27 @@ void DeviceSampler::set(gpu::StreamHandle stream, int seq, const SamplerOptions&
                          state.rule.repeat_last_n != 0};
 }
 
-DeviceSampler::Needs DeviceSampler::needs() const {
+DeviceSampler::Needs DeviceSampler::needs(int n) const {
   Needs all;
-  for (const Needs& one : needs_) {
+  for (const Needs& one : std::span(needs_).first(size_t(n))) {
     all.kind = std::max(all.kind, one.kind);
     all.penalty = all.penalty || one.penalty;
   }
   return all;
 }
 
-void DeviceSampler::sample(gpu::StreamHandle stream, float* logits, int32_t* tokens, const gpu::TokenRingView& ring) {
-  if (ring.words && ring.n_seq != n_seq_)
-    throw Error(ErrorKind::failure, "a token ring of " + std::to_string(ring.n_seq) + " sequences for samplers of " +
-                                        std::to_string(n_seq_));
+void DeviceSampler::sample(gpu::StreamHandle stream, int n, float* logits, int32_t* tokens,
+                           const gpu::TokenRingView& ring) {
+  if (n < 1 || n > n_seq_ || (ring.words && ring.n_seq != n))
+    throw Error(ErrorKind::failure, "a token ring of " + std::to_string(ring.n_seq) + " sequences for " +
+                                        std::to_string(n) + " samplers of " + std::to_string(n_seq_));
   const Batch batch = {vocab_size_,           logits,          states_.as<State>(),
                        partial_.as<Sum>(),    bins_.as<Sum>(), listed_.as<Sum>(),
                        recent_.as<int32_t>(), tokens,          ring};
   const auto grid = [&](int n_blocks, size_t shared_bytes) {
-    return gpu::Grid{dim3(unsigned(n_blocks), unsigned(n_seq_)), kThreads, shared_bytes, stream, true};
+    return gpu::Grid{dim3(unsigned(n_blocks), unsigned(n)), kThreads, shared_bytes, stream, true};
   };
-  const Needs all = needs();
+  const Needs all = needs(n);
   if (all.penalty) gpu::launch("sample_penalise", penalise, grid(1, 0), batch, logits);
   gpu::launch("sample_best", find_best, grid(n_blocks_, 0), batch);
   if (all.kind >= SampleKind::plain)

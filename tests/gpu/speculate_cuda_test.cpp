@@ -1,0 +1,180 @@
+// Speculation on a device: the text of steps of one token, through every proposer and cache. The model's floats round
+// otherwise in larger steps, by far less than its tokens are apart.
+#include "engine/speculate.h"
+
+#include "cases/mtp_head.h"
+#include "engine/engine.h"
+#include "gpu/device_data.h"
+
+namespace ridge {
+namespace {
+
+class SpeculationCuda : public OnDevice {};
+
+/// Proposes the text that it was told, with every seventh token wrong.
+class KnownText final : public Proposer {
+ public:
+  explicit KnownText(std::vector<int32_t> text) : text_(std::move(text)) {}
+  std::vector<int32_t> propose(std::span<const int32_t> text, int n) override {
+    std::vector<int32_t> proposals;
+    for (size_t i = text.size(); ssize(proposals) < n && i < text_.size(); ++i)
+      proposals.push_back(i % 7 == 3 ? (text_[i] + 1) % 8 : text_[i]);
+    return proposals;
+  }
+
+ private:
+  std::vector<int32_t> text_;
+};
+
+SessionOptions session_of(const std::string& cache, int n_ctx = 192) {
+  return {.n_ctx = n_ctx, .k = {.format = cache}, .v = {.format = cache}};
+}
+
+struct Text {
+  std::vector<int32_t> tokens;  // the prompt's too
+  int n_past = 0;
+  int32_t next = 0;  // the likeliest token behind one more step: what the cache holds
+};
+
+Text draw_text(const Model& model, const SessionOptions& options, const SamplerOptions& sampler,
+               std::span<const int32_t> prompt, int n, Speculation* speculation) {
+  Session session(model, options);
+  session.speculate(speculation);
+  session.prefill(prompt);
+  Text text{{prompt.begin(), prompt.end()}, 0, 0};
+  const int n_drawn = session.draw(sampler, prompt, n, [&](int32_t token) {
+    text.tokens.push_back(token);
+    return true;
+  });
+  EXPECT_EQ(n_drawn, n);
+  text.n_past = session.n_past();
+  const std::span<const float> logits = session.decode(text.tokens.back());
+  text.next = int32_t(std::ranges::max_element(logits) - logits.begin());
+  return text;
+}
+
+TEST_F(SpeculationCuda, TextsAreThoseOfSingleTokens) {
+  const TempDir directory;
+  const Model model = Model::load("synth:tiny@layers=1@weights=f32", {.device = "cuda"});
+  const std::string head = write_random_head(directory, model.info());
+  const SamplerOptions greedy{.temperature = 0}, sampled{.temperature = 0.8f, .repeat_penalty = 1.1f, .seed = 5};
+  struct Case {
+    const char* cache;
+    int n_prompt;
+    SamplerOptions sampler;
+    const char* of_draft;
+  };
+  // At 64 positions rotor-3's centre is set, at 128 a tile leaves its window.
+  const Case cases[] = {{"f16", 20, greedy, "rotor-3"},
+                        {"f16", 20, sampled, "f16"},
+                        {"q8_0", 20, greedy, "q8_0"},
+                        {"rotor-3", 50, greedy, "f16"},
+                        {"rotor-3", 112, sampled, "rotor-3"}};
+  constexpr int kTokens = 24;
+  SpecReport all;
+  for (const auto& [cache, n_prompt, sampler, of_draft] : cases) {
+    std::vector<int32_t> prompt;
+    for (int i = 0; i < n_prompt; ++i) prompt.push_back((37 * (i % 9) + 11) % 512);
+    const Text plain = draw_text(model, session_of(cache), sampler, prompt, kTokens, nullptr);
+    const auto check = [&, n_past = n_prompt, with = cache, of = sampler](std::unique_ptr<Proposer> proposer, int depth,
+                                                                          const char* name) {
+      Speculation speculation(std::move(proposer), depth, false);
+      const Text text = draw_text(model, session_of(with), of, prompt, kTokens, &speculation);
+      const std::string where = fmt::format("{} over {} behind {}, temperature {}", name, with, n_past, of.temperature);
+      EXPECT_EQ(text.tokens, plain.tokens) << where;
+      EXPECT_EQ(text.n_past, plain.n_past) << where;
+      EXPECT_EQ(text.next, plain.next) << where;
+      const SpecReport& report = speculation.report();
+      EXPECT_EQ(report.n_steps + report.n_accepted, kTokens - 1) << where;
+      all.n_accepted += report.n_accepted;
+      all.n_proposed += report.n_proposed;
+    };
+    check(std::make_unique<KnownText>(plain.tokens), kMaxSpecDepth, "known text");
+    check(make_lookup_proposer(), 4, "lookup");
+    check(make_draft_proposer(model, model, session_of(of_draft), sampler.temperature > 0 ? 1e-6 : 0), 3, "draft");
+    check(make_mtp_proposer(model, head, session_of(of_draft)), 3, "mtp");
+  }
+  EXPECT_GT(all.n_accepted, 80);
+  EXPECT_GT(all.n_proposed, all.n_accepted);
+}
+
+/// States go back to the checkpoint of the step.
+TEST_F(SpeculationCuda, TextsOfModelsWithStatesAreThoseOfSingleTokens) {
+  const Model model = Model::load("synth:tiny-delta@layers=2@weights=f32@mtp=1", {.device = "cuda"});
+  std::vector<int32_t> prompt;
+  for (int i = 0; i < 20; ++i) prompt.push_back((37 * (i % 9) + 11) % 512);
+  const SamplerOptions greedy{.temperature = 0};
+  const Text plain = draw_text(model, session_of("f16"), greedy, prompt, 24, nullptr);
+  SpecReport all;
+  const auto check = [&](std::unique_ptr<Proposer> proposer, int depth, const char* name) {
+    Speculation speculation(std::move(proposer), depth, false);
+    const Text text = draw_text(model, session_of("f16"), greedy, prompt, 24, &speculation);
+    EXPECT_EQ(text.tokens, plain.tokens) << name;
+    EXPECT_EQ(text.next, plain.next) << name;
+    all.n_accepted += speculation.report().n_accepted;
+    all.n_proposed += speculation.report().n_proposed;
+  };
+  check(std::make_unique<KnownText>(plain.tokens), 6, "known text");
+  check(make_mtp_proposer(model, "", session_of("q8_0")), 2, "mtp");
+  EXPECT_GT(all.n_accepted, 10);
+  EXPECT_GT(all.n_proposed, all.n_accepted);
+}
+
+/// The head on a device guesses what the CPU's head does.
+TEST_F(SpeculationCuda, TheHeadGuessesWhatTheCpusDoes) {
+  const TempDir directory;
+  const Model cpu = Model::load("synth:tiny@layers=1@weights=f32", {.n_threads = 1, .isa = "scalar"}),
+              device = Model::load("synth:tiny@layers=1@weights=f32", {.device = "cuda"});
+  const std::string file = write_random_head(directory, cpu.info());
+  std::vector<int32_t> text;
+  for (int i = 0; i < 50; ++i) text.push_back((53 * i * i + 7) % 512);
+  for (const double p_min : {0.0, 1e-9}) {
+    std::vector<std::vector<int32_t>> guesses;
+    for (const Model* model : {&cpu, &device}) {
+      auto mtp = make_mtp_proposer(*model, file, session_of("f32"), p_min);
+      Proposer& head = *mtp;
+      Speculation speculation(std::move(mtp), 1);
+      Session session(*model, session_of("f32"));
+      session.speculate(&speculation);
+      std::vector<int32_t>& of_model = guesses.emplace_back();
+      for (const int n : {30, 31, 33, 49}) {  // a prompt, and short steps
+        session.prefill(std::span(text).subspan(size_t(session.n_past()), size_t(n - session.n_past())));
+        for (const int32_t token : head.propose(std::span(text).first(size_t(n) + 1), 4)) of_model.push_back(token);
+      }
+      EXPECT_GT(head.bytes(), 0);
+    }
+    EXPECT_EQ(guesses[0].size(), 16u);
+    EXPECT_EQ(guesses[1], guesses[0]);
+  }
+}
+
+/// Rows drawn where they are: the host's tokens, more rows than samplers.
+TEST_F(SpeculationCuda, RowsAreDrawnAsOnTheHost) {
+  Engine engine("synth:tiny@layers=1@weights=f32", {.device = "cuda"});
+  const auto layers = layer_configs(session_of("f32"), engine.plan());
+  const auto pool = engine.open_pool(layers, 2, 1);
+  const auto outputs = engine.backend().make_outputs();
+  const SeqTokens all{pool->open().or_throw(), 70};
+  std::vector<int32_t> tokens;
+  for (int i = 0; i < all.n_tokens; ++i) tokens.push_back((31 * i + 5) % 512);
+  pool->reserve(all.seq, all.n_tokens).or_throw();
+  engine.backend().run({.tokens = tokens, .seqs = {&all, 1}, .logits = LogitRows::all}, *pool, *outputs);
+  std::vector<SamplerOptions> samplers;
+  std::vector<std::vector<int32_t>> recent;
+  std::vector<int32_t> expected;
+  const View2<const float> logits = outputs->logits();
+  for (int i = 0; i < all.n_tokens; ++i) {
+    samplers.push_back({.temperature = i % 3 == 0 ? 0.0f : 0.9f,
+                        .repeat_penalty = i % 2 == 0 ? 1.0f : 1.3f,
+                        .seed = 9,
+                        .first_draw = uint64_t(i)});
+    recent.push_back({tokens[size_t(i)], 7});
+    Sampler sampler(samplers.back(), 512);
+    sampler.accept(recent.back());
+    expected.push_back(sampler.sample(logits.row(i)));
+  }
+  EXPECT_EQ(engine.backend().draw(*outputs, samplers, recent), expected);
+}
+
+}  // namespace
+}  // namespace ridge
