@@ -10,6 +10,7 @@
 #include "cli/answer.h"
 #include "cli/chat_model.h"
 #include "cli/interrupt.h"
+#include "cli/kv_auto.h"
 #include "cli/options.h"
 #include "cli/prompt_cache.h"
 #include "cli/prompt_ids.h"
@@ -34,9 +35,10 @@ struct RunFlags {
   int64_t seed = -1;
   std::vector<std::string> stop;
   bool ignore_eos = false, special = false;
-  std::string load_state, save_state, prompt_cache;
+  std::string load_state, save_state, prompt_cache, decision = ".";
 
   bool quiet() const { return output.quiet || bare; }
+  bool auto_kv() const { return kv.quant == "auto"; }
 };
 
 std::string read_prompt(const RunFlags& flags) {
@@ -56,6 +58,8 @@ void check_flags(const RunFlags& flags) {
   flags.spec.check(flags.model.device);
   if (flags.spec.type == "mtp" && (!flags.load_state.empty() || !flags.prompt_cache.empty()))
     bad_flag("--spec-type", "mtp must read the whole text", "leave out --load-state and --prompt-cache");
+  if (flags.auto_kv() && (!flags.load_state.empty() || !flags.prompt_cache.empty()))
+    bad_flag("--kv-quant", "auto may choose another cache than a saved one has", "name the saved cache's format");
   if (flags.bare && flags.output.json) bad_flag("--bare", "--json has the same and more", "leave out one of them");
 }
 
@@ -157,8 +161,8 @@ void print_end(const Session& session, const GenerateResult& result, const RunFl
     fmt::print(stderr, "context full: all {} tokens are used (raise --ctx-size, or set -n)\n", kv.n_ctx);
 }
 
-lab::Row result_row(const RunFlags& flags, const Model& model, const Session& session, const GenerateResult& result,
-                    uint64_t seed, const Speculation* spec) {
+lab::Row result_row(const RunFlags& flags, const Model& model, const Session& session, const KvChoice& choice,
+                    const GenerateResult& result, uint64_t seed, const Speculation* spec) {
   const KvReport kv = session.kv_report();
   lab::Row row;
   row["model"] = model.info().path;
@@ -177,7 +181,7 @@ lab::Row result_row(const RunFlags& flags, const Model& model, const Session& se
     row["spec_proposed"] = spec->report().n_proposed;
     row["spec_accepted"] = spec->report().n_accepted;
   }
-  row["kv"] = kv_text(flags.kv.choice());
+  row["kv"] = kv_text(choice);
   row["kv_bytes_per_token"] = kv.bytes_per_token();
   row["n_ctx"] = kv.n_ctx;
   row["kernels"] = session.kernels();
@@ -195,7 +199,9 @@ int fill_prompt_cache(const PromptCache& cache, Session& session, const Model& m
 }
 
 int run(const RunFlags& flags) {
-  const KvChoice kv = flags.kv.choice();
+  if (flags.auto_kv() && flags.kv.refines_quant())
+    bad_flag("--kv-quant", "auto chooses the whole cache", "leave out the other flags of the cache");
+  KvChoice kv = flags.auto_kv() ? KvChoice() : flags.kv.choice();
   check_flags(flags);
   check_device(flags.model.device);
   const Model model = load_model(flags.model);
@@ -206,6 +212,13 @@ int run(const RunFlags& flags) {
   if (prompt.empty())
     throw Error(ErrorKind::usage, "the prompt is empty and this model adds no BOS token (give some text)");
   const int n_ctx = flags.context.n_ctx == 0 ? model.info().n_ctx_train : flags.context.n_ctx;
+  std::string decision_line;
+  if (flags.auto_kv()) {
+    const int64_t most = int64_t(prompt.size()) + (flags.n_predict < 0 ? n_ctx : flags.n_predict);
+    AutoChoice choice = choose_by_record(model, flags.decision, int(std::min<int64_t>(n_ctx, most)));
+    kv = std::move(choice.kv);
+    decision_line = std::move(choice.says);
+  }
   Session session(model, session_options(kv, n_ctx, flags.context.ubatch()));
   if (!flags.load_state.empty()) session.restore(flags.load_state);
   if (prompt.size() >= size_t(n_ctx - session.n_past()))
@@ -224,6 +237,7 @@ int run(const RunFlags& flags) {
   if (!cache.path.empty()) options.n_held = cache.load(session, prompt, cache_line);
   if (!flags.quiet()) {
     print_start(flags, model, session, int(prompt.size()), generate.sampler.seed);
+    if (!decision_line.empty()) fmt::print(stderr, "auto     {}\n", decision_line);
     if (!cache_line.empty()) fmt::print(stderr, "{}\n", cache_line);
   }
   const int n_cached = options.n_held;
@@ -247,7 +261,7 @@ int run(const RunFlags& flags) {
   }
   if (stream && !result.text.empty() && !result.text.ends_with('\n') && isatty(STDOUT_FILENO)) fmt::print("\n");
   if (flags.output.json)
-    fmt::print("{}\n", result_row(flags, model, session, result, generate.sampler.seed, speculation)
+    fmt::print("{}\n", result_row(flags, model, session, kv, result, generate.sampler.seed, speculation)
                            .dump(2, ' ', false, lab::Row::error_handler_t::replace));
   if (flags.bare)
     fmt::print("{}\n{} {} {:.2f} {:.2f}\n", fmt::join(result.tokens, " "), result.n_prompt, result.tokens.size(),
@@ -289,6 +303,8 @@ Action declare_run(CLI::App& app) {
   add_text(app, "--save-state", f.save_state, "FILE", "write the cache to this file at the end");
   add_context_flags(app, f.context, "context in tokens; 0: what the model was trained for");
   add_kv_flags(app, f.kv);
+  add_text(app, "--decision", f.decision, "PATH",
+           "of --kv-quant auto: the record of ridge decide, or the directory it is in");
   add_spec_flags(app, f.spec);
   add_output_flags(app, f.output, false);
   app.add_flag("--bare", f.bare,

@@ -91,6 +91,8 @@ struct KvFlags {
   std::optional<int> window, sinks;
 
   bool any() const;
+  /// Whether a flag changes what --kv-quant names.
+  bool refines_quant() const;
   KvChoice choice() const;
 };
 void add_kv_flags(CLI::App& app, KvFlags& flags);
