@@ -646,6 +646,8 @@ std::vector<std::string> quick_decision(const std::string& model, const std::fil
           "5",
           "--max-seconds",
           "0.02",
+          "--roof-mib",
+          "16",
           "--no-check",
           "--eval-ctx",
           "64",

@@ -25,9 +25,11 @@ DecisionParams quick(const std::string& model) {
           .repeats = 5,
           .samples = 5,
           .max_seconds = 0.02,
+          .roof_mib = 16,
           .eval_ctx = 64,
           .eval_chunks = 2,
-          .memory_bytes = int64_t(8) << 30};
+          .memory_bytes = int64_t(8) << 30,
+          .check = false};
 }
 
 /// The benches of the rows that a call measures, each once, in order.
@@ -74,10 +76,13 @@ TEST(Decide, ATrainedModelGetsAllRowsOnce) {
 
 TEST(Decide, RandomWeightsHaveNoQuality) {
   const TempDir dir;
-  const DecisionParams params = quick("synth:tiny-64");
+  DecisionParams params = quick("synth:tiny-64");
+  params.check = true;
   const Model model = Model::load(params.model, params.place);
   Store store = Store::open(dir / "lab.db", true).or_throw();
   EXPECT_THAT(benches_of(model, params, store), ElementsAre("plan", "attention", "service"));
+  for (const Row& row : store.rows().or_throw())
+    if (text_in(row["cell"], "bench") == "service") EXPECT_EQ(row["checked"], true);
   const DecisionRecord record = decide(store.rows().or_throw(), ask(model, params), params.candidates, {});
   EXPECT_EQ(record.candidates[0].gates[3].verdict, GateVerdict::none);
   EXPECT_EQ(record.choice, "f16");

@@ -40,8 +40,11 @@ class Measurer {
   }
 
   void attention() {
-    SweepSpec spec{
-        .name = "decide", .samples = params_.samples, .max_seconds = params_.max_seconds, .seed = params_.seed};
+    SweepSpec spec{.name = "decide",
+                   .samples = params_.samples,
+                   .max_seconds = params_.max_seconds,
+                   .roof_mib = params_.roof_mib,
+                   .seed = params_.seed};
     const auto add_shape = [&](const HeadShape& shape, const std::vector<int>& depths) {
       for (const int depth : depths) {
         const SweepCell cell{.bench = "attention",

@@ -23,10 +23,11 @@ struct DecisionParams {
   int repeats = 5;                                  ///< of requests, of each format
   int samples = 40;                                 ///< of an attention cell
   double max_seconds = 2;                           ///< that an attention cell's samples take
-  std::string text;                                 ///< what quality is measured on; empty: it is not
-  int eval_ctx = 0, eval_chunks = 20;               ///< windows of the text; 0: 1024, at most the trained context
-  int64_t memory_bytes = 0;                         ///< of gate 6
-  bool check = true;                                ///< against the reference kernels, before requests are timed
+  int roof_mib = 0;                    ///< buffer of the read roof of attention; 0: as bench bandwidth chooses
+  std::string text;                    ///< what quality is measured on; empty: it is not
+  int eval_ctx = 0, eval_chunks = 20;  ///< windows of the text; 0: 1024, at most the trained context
+  int64_t memory_bytes = 0;            ///< of gate 6
+  bool check = true;                   ///< against the reference kernels, before requests are timed
   uint64_t seed = 42;
 };
 

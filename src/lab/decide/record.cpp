@@ -1,5 +1,6 @@
 #include "lab/decide/record.h"
 
+#define XXH_INLINE_ALL
 #include <xxhash.h>
 
 #include <cmath>
@@ -126,7 +127,7 @@ GateResult parse_gate(const io::Json& json, const std::string& name, std::string
   f.get("name", gate.name);
   f.get("verdict", verdict);
   f.get("why", gate.why);
-  gate.numbers = Row::parse(f.object("numbers").dump());
+  f.object("numbers");  // parse_record() takes them in the order of the file
   f.get("noise", gate.noise);
   f.get("rows", gate.rows);
   f.get("commands", gate.commands);
@@ -220,6 +221,10 @@ Result<DecisionRecord> parse_record(std::string_view text, std::string_view wher
   f.get("date", r.date);
   f.get("command", r.command);
   if (!problem.empty()) return bad_file("{}: {}", where, problem);
+  const Row in_order = Row::parse(text);
+  for (size_t i = 0; i < r.candidates.size(); ++i)
+    for (size_t j = 0; j < r.candidates[i].gates.size(); ++j)
+      r.candidates[i].gates[j].numbers = in_order["candidates"][i]["gates"][j]["numbers"];
   if (const auto choice = parse_kv_choice(r.choice); !choice)
     return bad_file("{}: choice: {}", where, choice.error().message);
   return r;
@@ -270,7 +275,7 @@ std::string record_page(const DecisionRecord& r) {
         fmt::format("\n{}: {}{}\n", c.kv, c.on ? fmt::format("ON from {} tokens: ", c.from_depth) : "opt-in: ", c.why);
     for (const GateResult& g : c.gates) {
       page += fmt::format("  {} {:<10} {}: {}\n", g.number, gate_verdict_name(g.verdict), g.name, g.why);
-      if (!g.numbers.empty()) page += fmt::format("      numbers   {}\n", json_text(g.numbers));
+      if (g.number <= 3 && g.noise > 0) page += fmt::format("      noise     {:.1f} %\n", 100 * g.noise);
       if (!g.rows.empty()) page += fmt::format("      rows      {}\n", fmt::join(g.rows, " "));
       for (const std::string& command : g.commands) page += fmt::format("      by        {}\n", command);
     }
