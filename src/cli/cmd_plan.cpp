@@ -32,7 +32,10 @@ struct Planned {
   std::optional<double> tokens_per_second;
 };
 
-std::string mib_text(int64_t bytes) { return fmt::format("{:.1f} MiB", double(bytes) / 1048576); }
+std::string planned_size(int64_t bytes) {
+  return bytes < 1 << 20 ? fmt::format("{:.1f} KiB", double(bytes) / 1024)
+                         : fmt::format("{:.1f} MiB", double(bytes) / 1048576);
+}
 
 int64_t memory_of(const PlanFlags& flags) {
   if (flags.memory_gib > 0) return int64_t(flags.memory_gib * kGib);
@@ -70,15 +73,15 @@ void print_plans(const std::vector<Planned>& plans) {
   for (const lab::PlanPart& part : plans[0].plan.parts) {
     // Parts that no format here has.
     if (std::ranges::all_of(plans, [&](const Planned& of) { return of.plan.of(part.name) == 0; })) continue;
-    line(part.name, [&](const Planned& of) { return mib_text(of.plan.of(part.name)); });
+    line(part.name, [&](const Planned& of) { return planned_size(of.plan.of(part.name)); });
   }
   const int n_sessions = plans[0].plan.n_sessions, n_ctx = plans[0].plan.n_ctx;
-  line("total", [](const Planned& of) { return mib_text(of.plan.total()); });
+  line("total", [](const Planned& of) { return planned_size(of.plan.total()); });
   line("fits", [](const Planned& of) { return of.fits ? "yes" : "NO"; });
   line(fmt::format("largest context of {} session{}", n_sessions, n_sessions == 1 ? "" : "s"),
        [](const Planned& of) { return of.largest_context; });
   line(fmt::format("most sessions of {} tokens", n_ctx), [](const Planned& of) { return of.most_sessions; });
-  line("a decode step reads", [](const Planned& of) { return mib_text(of.plan.step_bytes()); });
+  line("a decode step reads", [](const Planned& of) { return planned_size(of.plan.step_bytes()); });
   if (plans[0].tokens_per_second)
     line("tokens/s at most", [](const Planned& of) { return fmt::format("{:.1f}", *of.tokens_per_second); });
 }
@@ -86,13 +89,13 @@ void print_plans(const std::vector<Planned>& plans) {
 void print_check(const lab::MemoryPlan& plan, const lab::PlanCheck& check) {
   fmt::print("\n| {} | planned | found | difference |\n| --- | ---: | ---: | ---: |\n", kv_text(plan.kv));
   const auto line = [](const std::string& name, int64_t planned, int64_t found) {
-    fmt::print("| {} | {} | {} | {:+} B |\n", name, mib_text(planned), mib_text(found), found - planned);
+    fmt::print("| {} | {} | {} | {:+} B |\n", name, planned_size(planned), planned_size(found), found - planned);
   };
   for (const lab::PlanPart& part : check.found)
     if (part.bytes > 0 || plan.of(part.name) > 0) line(part.name, plan.of(part.name), part.bytes);
   line("total", plan.total(), check.total());
   fmt::print("difference {:.3f} % of what was found; resident memory grew by {}\n", 100 * check.difference(plan),
-             mib_text(check.resident_bytes));
+             planned_size(check.resident_bytes));
 }
 
 lab::Row check_row(const lab::MemoryPlan& plan, const lab::PlanCheck& check) {

@@ -35,10 +35,9 @@ struct RunFlags {
   int64_t seed = -1;
   std::vector<std::string> stop;
   bool ignore_eos = false, special = false;
-  std::string load_state, save_state, prompt_cache, decision = ".";
+  std::string load_state, save_state, prompt_cache;
 
   bool quiet() const { return output.quiet || bare; }
-  bool auto_kv() const { return kv.quant == "auto"; }
 };
 
 std::string read_prompt(const RunFlags& flags) {
@@ -58,7 +57,7 @@ void check_flags(const RunFlags& flags) {
   flags.spec.check(flags.model.device);
   if (flags.spec.type == "mtp" && (!flags.load_state.empty() || !flags.prompt_cache.empty()))
     bad_flag("--spec-type", "mtp must read the whole text", "leave out --load-state and --prompt-cache");
-  if (flags.auto_kv() && (!flags.load_state.empty() || !flags.prompt_cache.empty()))
+  if (flags.kv.is_auto() && (!flags.load_state.empty() || !flags.prompt_cache.empty()))
     bad_flag("--kv-quant", "auto may choose another cache than a saved one has", "name the saved cache's format");
   if (flags.bare && flags.output.json) bad_flag("--bare", "--json has the same and more", "leave out one of them");
 }
@@ -199,9 +198,7 @@ int fill_prompt_cache(const PromptCache& cache, Session& session, const Model& m
 }
 
 int run(const RunFlags& flags) {
-  if (flags.auto_kv() && flags.kv.refines_quant())
-    bad_flag("--kv-quant", "auto chooses the whole cache", "leave out the other flags of the cache");
-  KvChoice kv = flags.auto_kv() ? KvChoice() : flags.kv.choice();
+  check_kv_flags(flags.kv);
   check_flags(flags);
   check_device(flags.model.device);
   const Model model = load_model(flags.model);
@@ -212,13 +209,8 @@ int run(const RunFlags& flags) {
   if (prompt.empty())
     throw Error(ErrorKind::usage, "the prompt is empty and this model adds no BOS token (give some text)");
   const int n_ctx = flags.context.n_ctx == 0 ? model.info().n_ctx_train : flags.context.n_ctx;
-  std::string decision_line;
-  if (flags.auto_kv()) {
-    const int64_t most = int64_t(prompt.size()) + (flags.n_predict < 0 ? n_ctx : flags.n_predict);
-    AutoChoice choice = choose_by_record(model, flags.decision, int(std::min<int64_t>(n_ctx, most)));
-    kv = std::move(choice.kv);
-    decision_line = std::move(choice.says);
-  }
+  const int64_t most = int64_t(prompt.size()) + (flags.n_predict < 0 ? n_ctx : flags.n_predict);
+  const KvChoice kv = choice_for(flags.kv, model, int(std::min<int64_t>(n_ctx, most)), flags.quiet());
   Session session(model, session_options(kv, n_ctx, flags.context.ubatch()));
   if (!flags.load_state.empty()) session.restore(flags.load_state);
   if (prompt.size() >= size_t(n_ctx - session.n_past()))
@@ -237,7 +229,6 @@ int run(const RunFlags& flags) {
   if (!cache.path.empty()) options.n_held = cache.load(session, prompt, cache_line);
   if (!flags.quiet()) {
     print_start(flags, model, session, int(prompt.size()), generate.sampler.seed);
-    if (!decision_line.empty()) fmt::print(stderr, "auto     {}\n", decision_line);
     if (!cache_line.empty()) fmt::print(stderr, "{}\n", cache_line);
   }
   const int n_cached = options.n_held;
@@ -303,8 +294,7 @@ Action declare_run(CLI::App& app) {
   add_text(app, "--save-state", f.save_state, "FILE", "write the cache to this file at the end");
   add_context_flags(app, f.context, "context in tokens; 0: what the model was trained for");
   add_kv_flags(app, f.kv);
-  add_text(app, "--decision", f.decision, "PATH",
-           "of --kv-quant auto: the record of ridge decide, or the directory it is in");
+  add_decision_flag(app, f.kv);
   add_spec_flags(app, f.spec);
   add_output_flags(app, f.output, false);
   app.add_flag("--bare", f.bare,

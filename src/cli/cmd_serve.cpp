@@ -5,6 +5,7 @@
 
 #include "base/build_info.h"
 #include "cli/interrupt.h"
+#include "cli/kv_auto.h"
 #include "cli/options.h"
 #include "cli/serve_flags.h"
 #include "cli/spec_flags.h"
@@ -91,7 +92,7 @@ void print_start(const ServeFlags& flags, Engine& engine, const serve::Scheduler
 }
 
 int serve_model(const ServeFlags& flags) {
-  flags.kv.choice();  // refuses nonsense before the model is read
+  check_kv_flags(flags.kv);  // refuses nonsense before the model is read
   flags.spec.check(flags.model.device);
   check_device(flags.model.device);
   allow_many_files();
@@ -118,7 +119,9 @@ int serve_model(const ServeFlags& flags) {
   const bool base_model = chat_template.named.empty();
   model.emplace(load_model(flags.model));
   Engine& engine = model->engine();
-  serve::SchedulerOptions scheduler = flags.scheduler.options(engine, flags.kv.choice(), flags.n_pools);
+  const int n_ctx = flags.scheduler.n_ctx > 0 ? flags.scheduler.n_ctx : engine.info().n_ctx_train;
+  const KvChoice kv = choice_for(flags.kv, *model, n_ctx, flags.output.quiet);
+  serve::SchedulerOptions scheduler = flags.scheduler.options(engine, kv, flags.n_pools);
   proposers = open_proposers(flags.spec, flags.model, *model, scheduler.lane.n_ctx, scheduler.lane.batch_tokens);
   scheduler.lane.proposers = proposers.make;
   scheduler.lane.spec_depth = flags.spec.depth;
@@ -162,6 +165,7 @@ Action declare_serve(CLI::App& app) {
   add_text(app, "--state-dir", f.state_dir, "FOLDER",
            "keep prefixes here when the server ends, and read them at start");
   add_kv_flags(app, f.kv);
+  add_decision_flag(app, f.kv);
   add_spec_flags(app, f.spec);
   in_group(app, "Output");
   app.add_flag("--log-prompts", f.log_prompts, "write prompts to the log");

@@ -24,4 +24,22 @@ AutoChoice choose_by_record(const Model& model, const std::filesystem::path& whe
           fmt::format("{} for up to {} tokens, by {}: {}", kv, n, path.native(), record->sentence)};
 }
 
+void add_decision_flag(CLI::App& app, KvFlags& flags) {
+  add_text(app, "--decision", flags.decision, "PATH",
+           "of --kv-quant auto: the record of ridge decide, or the directory it is in");
+}
+
+void check_kv_flags(const KvFlags& flags) {
+  if (!flags.is_auto()) flags.choice();
+  else if (flags.refines_quant())
+    bad_flag("--kv-quant", "auto chooses the whole cache", "leave out the other flags of the cache");
+}
+
+KvChoice choice_for(const KvFlags& flags, const Model& model, int n, bool quiet) {
+  if (!flags.is_auto()) return flags.choice();
+  AutoChoice choice = choose_by_record(model, flags.decision, n);
+  if (!quiet) fmt::print(stderr, "auto     {}\n", choice.says);
+  return std::move(choice.kv);
+}
+
 }  // namespace ridge::cli

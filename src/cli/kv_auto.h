@@ -4,8 +4,7 @@
 #include <filesystem>
 #include <string>
 
-#include "engine/kv_choice.h"
-#include "ridge/engine.h"
+#include "cli/options.h"
 
 namespace ridge::cli {
 
@@ -17,5 +16,12 @@ struct AutoChoice {
 /// For a sequence that may reach n tokens. `where` is a record, or a directory that holds the model's; f16 where there
 /// is none, or it is damaged or of another model, machine or build. It never throws for a record.
 AutoChoice choose_by_record(const Model& model, const std::filesystem::path& where, int n);
+
+/// --decision, in the caller's group.
+void add_decision_flag(CLI::App& app, KvFlags& flags);
+/// Refuses nonsense before a model is read.
+void check_kv_flags(const KvFlags& flags);
+/// The cache that the flags name; of `auto` what the record says, with a line on stderr unless `quiet`.
+KvChoice choice_for(const KvFlags& flags, const Model& model, int n, bool quiet);
 
 }  // namespace ridge::cli

@@ -41,6 +41,29 @@ class Steps {
     linear(weights_.output, step.n_logits);
     logits_.ensure(4 * int64_t(step.n_logits) * plan_.vocab_size);
   }
+  /// Making the forms of weighted rounding (model/kv_metric.cpp).
+  void metric() {
+    for (size_t i = 0; i < plan_.layers.size(); ++i) {
+      const LayerWeights& w = weights_.layers[i];
+      const AttentionPlan& a = plan_.layers[i].attention;
+      const LatentPlan& l = plan_.layers[i].latent;
+      const int64_t n = samples(plan_.d_model);
+      if (plan_.layers[i].mixer == MixerKind::attention) {
+        columns(w.q);
+        columns(w.o);
+        floats_by(a.head_dim, n, a.head_dim);
+      } else if (plan_.layers[i].mixer == MixerKind::latent) {
+        const Linear& q = l.q_rank > 0 ? w.q_b : w.q;
+        linear(q, samples(q.n_in));
+        for (const Linear& m : w.k_b) linear(m, samples(q.n_in));
+        floats_by(a.head_dim, samples(q.n_in), a.head_dim);
+        columns(w.o);
+        for (const Linear& m : w.v_b) columns(m);
+        floats_by(l.rank, l.value_dim, n);
+        floats_by(a.head_dim, n, a.head_dim);
+      }
+    }
+  }
   PlannedBuffers sum() const {
     PlannedBuffers all;
     for (const Grown& buffer : rows_) all.activations += buffer.bytes;
@@ -99,6 +122,19 @@ class Steps {
     }
     if (!w.gate.format) return;
     for (const Linear* m : {&w.gate, &w.up, &w.down}) linear(*m, n);
+  }
+
+  static int64_t samples(int64_t n) {
+    const int64_t step = std::max<int64_t>(1, n / 1024);
+    return (n + step - 1) / step;
+  }
+  /// A matrix of floats times n rows.
+  void floats_by(int64_t n_out, int64_t n_in, int64_t n) {
+    linear({.format = find_weight_format("f32").or_throw(), .n_out = n_out, .n_in = n_in}, n);
+  }
+  /// A matrix of which only panels will be there: its columns are products.
+  void columns(const Linear& w) {
+    if (!w.rows && !w.int8_activations && packed_bytes(w, isa_) > 0) linear(w, std::min<int64_t>(256, w.n_in));
   }
 
   void linear(const Linear& w, int64_t n) {
@@ -165,6 +201,10 @@ class Steps {
 PlannedBuffers plan_step_buffers(const ModelPlan& plan, const Weights& weights, std::span<const KvLayerConfig> layers,
                                  Isa isa, int n_threads, std::span<const StepShape> steps) {
   Steps all(plan, weights, layers, isa, n_threads);
+  const auto weighted = [](const KvLayerConfig& layer) {
+    return layer.k.policy.rounding == KvRounding::weighted || layer.v.policy.rounding == KvRounding::weighted;
+  };
+  if (std::ranges::any_of(layers, weighted)) all.metric();
   for (const StepShape& step : steps) all.run(step);
   return all.sum();
 }

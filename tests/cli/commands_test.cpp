@@ -689,6 +689,10 @@ TEST(Decide, WritesARecordThatAutoObeys) {
   EXPECT_THAT(auto_line(record, kTinyModel),
               ContainsRegex("auto     f16: .*for the model with hash .*ridge decide -m"));
   EXPECT_THAT(auto_line(record, model, {"-t", "1"}), HasSubstr("number of threads"));
+  const Outcome chat = run_ridge(
+      {"chat", "-m", model, "-n", "2", "-c", "64", "--kv-quant", "auto", "--decision", record}, {.input = "Hello\n"});
+  EXPECT_EQ(chat.code, 0) << chat.err;
+  EXPECT_THAT(chat.err, ContainsRegex("auto     (f16|rotor-3) for up to 64 tokens"));
   EXPECT_THAT(auto_line(dir.path().native(), kTinyModel), HasSubstr("auto     f16: there is no record"));
   std::string edited = slurp(record);
   edited.replace(edited.find("\"n_sessions\": 1"), 15, "\"n_sessions\": 2");
@@ -714,7 +718,7 @@ TEST(Decide, RefusesFlagsThatMakeNoSense) {
       "do not fit into a context of 64");
   refused({"run", "-m", kTinyModel, "-p", "a", "--kv-quant", "auto", "-ctk", "q8_0"}, "auto chooses the whole cache");
   refused({"run", "-m", kTinyModel, "-p", "a", "--kv-quant", "auto", "--prompt-cache", store}, "--kv-quant");
-  refused({"chat", "-m", kTinyModel, "--kv-quant", "auto"}, "auto");
+  refused({"eval", "ppl", "-m", kTinyModel, "-f", kTinyModel, "--kv-quant", "auto"}, "auto");
   EXPECT_EQ(dir.names().size(), 0u);
 }
 

@@ -236,7 +236,7 @@ TEST(Record, ChoosesTheFastestThatIsOnAndSaysSo) {
   EXPECT_EQ(none.choice, "f16");
   EXPECT_THAT(none.sentence, HasSubstr("Stay with f16."));
   EXPECT_THAT(none.sentence, HasSubstr("rotor-3 is opt-in: gate 3 FAIL."));
-  EXPECT_THAT(record_page(record), HasSubstr("by        ridge sweep"));
+  EXPECT_THAT(record_page(record), HasSubstr("measured by\n  ridge sweep\n"));
 }
 
 TEST(Record, ComesBackFromItsFile) {

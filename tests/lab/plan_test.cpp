@@ -24,7 +24,7 @@ TEST(Plan, EveryPartIsWhatTheEngineAllocates) {
   for (const char* path :
        {"synth:tiny", "synth:tiny-64@weights=q8_0", "synth:tiny-64@weights=q4_k@head=q8_0", "synth:tiny-bitnet",
         "synth:tiny-gemma", "synth:tiny-latent", "synth:tiny-delta", "synth:tiny-experts", "synth:tiny-oss", kStories})
-    for (const char* kv : {"f16", "q8_0:window=32:sinks=4"})
+    for (const char* kv : {"f16", "q8_0:window=32:sinks=4", "rotor-3"})
       for (const char* isa : {"scalar", "avx2", ""}) {
         const std::string_view name(path);
         if (name == kStories && std::string_view(kv) != "f16") continue;  // heads of 8 values

@@ -215,7 +215,8 @@ GateResult attention_gate(std::span<const Row> rows, const DecisionQuestion& q, 
   if (std::ranges::any_of(points, at_least)) return of.end(true, points_text(points));
   // A speed-up that counts could hide here.
   for (const Point& p : points)
-    if (const Verdict& v = p.verdict; v.answer == Verdict::Answer::none && !(v.noise < limits.attention_speedup - 1))
+    if (const Verdict& v = p.verdict; v.answer == Verdict::Answer::none &&
+                                      !(v.noise < limits.attention_speedup - 1 && v.high < limits.attention_speedup))
       return of.none(fmt::format("at {}: {}", p.depth, v.why_none));
   return of.end(false, fmt::format("never {:g}x: {}", limits.attention_speedup, points_text(points)));
 }

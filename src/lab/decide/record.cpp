@@ -4,6 +4,7 @@
 #include <xxhash.h>
 
 #include <cmath>
+#include <set>
 
 #include "engine/kv_choice.h"
 #include "io/json.h"
@@ -270,6 +271,7 @@ std::string record_page(const DecisionRecord& r) {
       r.sentence, s.model_path, s.model_hash, s.synthetic ? ", random weights" : "", s.device_name, s.device,
       s.n_threads > 0 ? fmt::format(", {} threads, {}", s.n_threads, s.isa) : "", s.build, r.date, r.n_ctx,
       r.n_sessions, r.n_sessions == 1 ? "" : "s");
+  std::set<std::string> commands;
   for (const CandidateRecord& c : r.candidates) {
     page +=
         fmt::format("\n{}: {}{}\n", c.kv, c.on ? fmt::format("ON from {} tokens: ", c.from_depth) : "opt-in: ", c.why);
@@ -277,9 +279,11 @@ std::string record_page(const DecisionRecord& r) {
       page += fmt::format("  {} {:<10} {}: {}\n", g.number, gate_verdict_name(g.verdict), g.name, g.why);
       if (g.number <= 3 && g.noise > 0) page += fmt::format("      noise     {:.1f} %\n", 100 * g.noise);
       if (!g.rows.empty()) page += fmt::format("      rows      {}\n", fmt::join(g.rows, " "));
-      for (const std::string& command : g.commands) page += fmt::format("      by        {}\n", command);
+      commands.insert(g.commands.begin(), g.commands.end());
     }
   }
+  if (!commands.empty()) page += "\nmeasured by\n";
+  for (const std::string& command : commands) page += fmt::format("  {}\n", command);
   return page;
 }
 
