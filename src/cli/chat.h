@@ -20,6 +20,8 @@ struct ChatFlags {
   int64_t seed = -1;
   bool no_history = false;
 
+  /// Of a model's sessions.
+  int n_ctx(const Model& model) const;
   /// Of a model that is loaded; `seed` is the one in force.
   SpeakerOptions speaker(const Model& model) const;
 };

@@ -4,6 +4,7 @@
 
 #include "cli/chat.h"
 #include "cli/interrupt.h"
+#include "cli/kv_auto.h"
 
 namespace ridge::cli {
 namespace {
@@ -88,7 +89,7 @@ bool take_turn(Debater& self, Debater& other, const ChatFlags& flags) {
 }  // namespace
 
 int run_debate(const ChatFlags& flags) {
-  flags.kv.choice();  // refuses nonsense before a model is read
+  check_kv_flags(flags.kv);  // refuses nonsense before a model is read
   Side a = parse_side(flags.debate[0], "A"), b = parse_side(flags.debate[1], "B");
   if (a.name == b.name) a.name += " 1", b.name += " 2";
   std::vector<Side> sides = {a, b};
@@ -112,8 +113,8 @@ int run_debate(const ChatFlags& flags) {
     first.messages.push_back(
         message_of("user", flags.topic.empty() ? "Please begin." : "Please begin: " + flags.topic));
   if (!flags.output.quiet)
-    fmt::print(stderr, "models   {}, cache {}: {}\n", models.size(), kv_text(flags.kv.choice()),
-               first.speaker->cache_cost());
+    fmt::print(stderr, "models   {}, cache {}: {}\n", models.size(),
+               flags.kv.is_auto() ? "auto" : kv_text(flags.kv.choice()), first.speaker->cache_cost());
   for (int turn = 0; turn < flags.n_turns && !interrupted(); ++turn)
     if (turn % 2 == 0 ? !take_turn(first, second, flags) : !take_turn(second, first, flags)) break;
   return interrupted() ? int(ErrorKind::interrupted) : 0;

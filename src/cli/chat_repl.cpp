@@ -2,6 +2,7 @@
 #include "cli/chat.h"
 #include "cli/chat_file.h"
 #include "cli/interrupt.h"
+#include "cli/kv_auto.h"
 #include "cli/line_reader.h"
 
 namespace ridge::cli {
@@ -12,8 +13,8 @@ class Conversation {
   Conversation(const ChatFlags& flags, const ChatModel& chat)
       : flags_(flags),
         chat_(chat),
-        proposers_(open_proposers(flags.spec, flags.model, chat.model(), flags.speaker(chat.model()).n_ctx,
-                                  flags.context.ubatch())),
+        proposers_(
+            open_proposers(flags.spec, flags.model, chat.model(), flags.n_ctx(chat.model()), flags.context.ubatch())),
         speculation_(open_speculation(flags.spec, proposers_)),
         speaker_(chat, speaker_options()),
         reader_(flags.no_history ? "" : history_path()) {
@@ -249,7 +250,7 @@ int Conversation::run() {
 }  // namespace
 
 int run_conversation(const ChatFlags& flags) {
-  flags.kv.choice();  // refuses nonsense before the model is read
+  check_kv_flags(flags.kv);  // refuses nonsense before the model is read
   if (flags.model.model.empty()) bad_flag("--model", "a model is needed", "ridge chat -m MODEL");
   const Model model = load_model(flags.model);
   const ChatModel chat(model);

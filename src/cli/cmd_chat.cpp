@@ -7,12 +7,15 @@
 #include <random>
 
 #include "cli/interrupt.h"
+#include "cli/kv_auto.h"
 
 namespace ridge::cli {
 
+int ChatFlags::n_ctx(const Model& of) const { return context.n_ctx == 0 ? of.info().n_ctx_train : context.n_ctx; }
+
 SpeakerOptions ChatFlags::speaker(const Model& of) const {
-  SpeakerOptions options{.kv = kv.choice(),
-                         .n_ctx = context.n_ctx == 0 ? of.info().n_ctx_train : context.n_ctx,
+  SpeakerOptions options{.kv = choice_for(kv, of, n_ctx(of), output.quiet),
+                         .n_ctx = n_ctx(of),
                          .n_ubatch = context.ubatch(),
                          .generate = {.max_tokens = n_predict, .sampler = sampler}};
   options.generate.sampler.seed = uint64_t(seed);
@@ -75,6 +78,7 @@ Action declare_chat(CLI::App& app) {
   add_sampler_flags(app, f.sampler, f.seed);
   add_context_flags(app, f.context, "context in tokens; 0: what the model was trained for");
   add_kv_flags(app, f.kv);
+  add_decision_flag(app, f.kv);
   add_spec_flags(app, f.spec);
   add_output_flags(app, f.output, false);
   return [flags] {

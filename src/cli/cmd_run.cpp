@@ -10,6 +10,7 @@
 #include "cli/answer.h"
 #include "cli/chat_model.h"
 #include "cli/interrupt.h"
+#include "cli/kv_auto.h"
 #include "cli/options.h"
 #include "cli/prompt_cache.h"
 #include "cli/prompt_ids.h"
@@ -56,6 +57,8 @@ void check_flags(const RunFlags& flags) {
   flags.spec.check();
   if (flags.spec.type == "mtp" && (!flags.load_state.empty() || !flags.prompt_cache.empty()))
     bad_flag("--spec-type", "mtp must read the whole text", "leave out --load-state and --prompt-cache");
+  if (flags.kv.is_auto() && (!flags.load_state.empty() || !flags.prompt_cache.empty()))
+    bad_flag("--kv-quant", "auto may choose another cache than a saved one has", "name the saved cache's format");
   if (flags.bare && flags.output.json) bad_flag("--bare", "--json has the same and more", "leave out one of them");
 }
 
@@ -157,8 +160,8 @@ void print_end(const Session& session, const GenerateResult& result, const RunFl
     fmt::print(stderr, "context full: all {} tokens are used (raise --ctx-size, or set -n)\n", kv.n_ctx);
 }
 
-lab::Row result_row(const RunFlags& flags, const Model& model, const Session& session, const GenerateResult& result,
-                    uint64_t seed, const Speculation* spec) {
+lab::Row result_row(const RunFlags& flags, const Model& model, const Session& session, const KvChoice& choice,
+                    const GenerateResult& result, uint64_t seed, const Speculation* spec) {
   const KvReport kv = session.kv_report();
   lab::Row row;
   row["model"] = model.info().path;
@@ -177,7 +180,7 @@ lab::Row result_row(const RunFlags& flags, const Model& model, const Session& se
     row["spec_proposed"] = spec->report().n_proposed;
     row["spec_accepted"] = spec->report().n_accepted;
   }
-  row["kv"] = kv_text(flags.kv.choice());
+  row["kv"] = kv_text(choice);
   row["kv_bytes_per_token"] = kv.bytes_per_token();
   row["n_ctx"] = kv.n_ctx;
   row["kernels"] = session.kernels();
@@ -195,7 +198,7 @@ int fill_prompt_cache(const PromptCache& cache, Session& session, const Model& m
 }
 
 int run(const RunFlags& flags) {
-  const KvChoice kv = flags.kv.choice();
+  check_kv_flags(flags.kv);
   check_flags(flags);
   check_device(flags.model.device);
   const Model model = load_model(flags.model);
@@ -206,6 +209,8 @@ int run(const RunFlags& flags) {
   if (prompt.empty())
     throw Error(ErrorKind::usage, "the prompt is empty and this model adds no BOS token (give some text)");
   const int n_ctx = flags.context.n_ctx == 0 ? model.info().n_ctx_train : flags.context.n_ctx;
+  const int64_t most = int64_t(prompt.size()) + (flags.n_predict < 0 ? n_ctx : flags.n_predict);
+  const KvChoice kv = choice_for(flags.kv, model, int(std::min<int64_t>(n_ctx, most)), flags.quiet());
   Session session(model, session_options(kv, n_ctx, flags.context.ubatch()));
   if (!flags.load_state.empty()) session.restore(flags.load_state);
   if (prompt.size() >= size_t(n_ctx - session.n_past()))
@@ -247,7 +252,7 @@ int run(const RunFlags& flags) {
   }
   if (stream && !result.text.empty() && !result.text.ends_with('\n') && isatty(STDOUT_FILENO)) fmt::print("\n");
   if (flags.output.json)
-    fmt::print("{}\n", result_row(flags, model, session, result, generate.sampler.seed, speculation)
+    fmt::print("{}\n", result_row(flags, model, session, kv, result, generate.sampler.seed, speculation)
                            .dump(2, ' ', false, lab::Row::error_handler_t::replace));
   if (flags.bare)
     fmt::print("{}\n{} {} {:.2f} {:.2f}\n", fmt::join(result.tokens, " "), result.n_prompt, result.tokens.size(),
@@ -289,6 +294,7 @@ Action declare_run(CLI::App& app) {
   add_text(app, "--save-state", f.save_state, "FILE", "write the cache to this file at the end");
   add_context_flags(app, f.context, "context in tokens; 0: what the model was trained for");
   add_kv_flags(app, f.kv);
+  add_decision_flag(app, f.kv);
   add_spec_flags(app, f.spec);
   add_output_flags(app, f.output, false);
   app.add_flag("--bare", f.bare,

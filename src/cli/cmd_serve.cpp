@@ -5,6 +5,7 @@
 
 #include "base/build_info.h"
 #include "cli/interrupt.h"
+#include "cli/kv_auto.h"
 #include "cli/options.h"
 #include "cli/serve_flags.h"
 #include "cli/spec_flags.h"
@@ -99,7 +100,7 @@ void print_start(const ServeFlags& flags, Engine& engine, const serve::Scheduler
 }
 
 int serve_model(const ServeFlags& flags) {
-  flags.kv.choice();  // refuses nonsense before the model is read
+  check_kv_flags(flags.kv);  // refuses nonsense before the model is read
   flags.spec.check();
   if (flags.spec.sampling != "exact")
     bad_flag("--spec-sampling", "a server's texts are those without guesses", "leave it out");
@@ -132,7 +133,9 @@ int serve_model(const ServeFlags& flags) {
     proposers = open_proposers(flags.spec, flags.model, *model, lane.n_ctx, lane.batch_tokens);
     return proposers.make;
   };
-  serve::SchedulerOptions scheduler = flags.scheduler.options(engine, flags.kv.choice(), flags.n_pools, open);
+  const int n_ctx = flags.scheduler.n_ctx > 0 ? flags.scheduler.n_ctx : engine.info().n_ctx_train;
+  const KvChoice kv = choice_for(flags.kv, *model, n_ctx, flags.output.quiet);
+  serve::SchedulerOptions scheduler = flags.scheduler.options(engine, kv, flags.n_pools, open);
   scheduler.lane.spec_depth = flags.spec.depth;
   server->serve(engine, flags.alias.empty() ? engine.info().name : flags.alias, std::move(chat_template), scheduler);
   print_start(flags, engine, scheduler, base_model, server->port());
@@ -174,6 +177,7 @@ Action declare_serve(CLI::App& app) {
   add_text(app, "--state-dir", f.state_dir, "FOLDER",
            "keep prefixes here when the server ends, and read them at start");
   add_kv_flags(app, f.kv);
+  add_decision_flag(app, f.kv);
   add_spec_flags(app, f.spec);
   in_group(app, "Output");
   app.add_flag("--log-prompts", f.log_prompts, "write prompts to the log");

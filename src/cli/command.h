@@ -52,6 +52,8 @@ Action declare_compare(CLI::App& app);
 Action declare_sweep(CLI::App& app);
 Action declare_results_export(CLI::App& app);
 Action declare_results_import(CLI::App& app);
+Action declare_plan(CLI::App& app);
+Action declare_decide(CLI::App& app);
 Action declare_profile(CLI::App& app);
 Action declare_quantize(CLI::App& app);
 Action declare_info(CLI::App& app);

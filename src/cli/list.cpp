@@ -197,6 +197,32 @@ std::span<const Command> commands() {
        "Adds the rows of a --results file, or of another store's export, to a store. Rows that are there already are "
        "left alone.",
        "ridge results import results/decode-cpu.jsonl --store lab.db", declare_results_import},
+      {"plan", "what memory a model and its caches take, before loading",
+       "Counts every byte from the configuration and the headers of tensors: weights as the device holds them, K and V "
+       "of "
+       "--sessions sequences of -c tokens, states, activations, scratch, logits. A column a cache format: what fits, "
+       "the "
+       "largest context and the most sessions that would, what a decode step reads, and the tokens a second that a "
+       "read roof allows. --check loads the model, runs the plan's steps, compares component by component, and ends "
+       "with 3 beyond 1 %. When no format fits the command ends with 5.",
+       "ridge plan -m model.gguf -c 32768 --sessions 4\n"
+       "ridge plan -m synth:llama-3.1-70b@weights=int4_g128 -c 131072 --memory-gib 80 --kv f16,rotor-3 --roof-gbs "
+       "3300\n"
+       "ridge plan -m models/ridge-ref-q8_0.gguf -c 4096 --sessions 2 --kv f16,rotor-3 --check",
+       declare_plan},
+      {"decide", "which cache format pays here, with the evidence",
+       "Measures what the store does not have yet: attention of the model's heads up to the context and of 64/8/128, "
+       "whole requests (prompt and generated tokens) in turns with f16, perplexity and KL divergence token by token, "
+       "the "
+       "plan. Then six gates judge every candidate (PASS, FAIL or NO VERDICT), and a record beside the store says "
+       "which "
+       "format to use from how many tokens on, for run --kv-quant auto. The same command again measures what is "
+       "missing. "
+       "docs/deciding.md has the gates.",
+       "ridge decide -m model.gguf -c 16384 -f wiki.test.raw --store lab.db\n"
+       "ridge decide -m model.gguf -c 32768 --sessions 8 --candidates rotor-3,q8_0/rotor-3 -f text.txt --store lab.db\n"
+       "ridge decide --show decision-0123456789abcdef.json",
+       declare_decide},
       {"profile", "where the time of a decode step goes, op by op",
        "Attributes decode steps (or, with -p, a prompt's chunk) to ops on the CPU and to kernels on a GPU: time, "
        "share, declared bytes, GB/s, percent of the read bandwidth measured in the same run, and what bounds each. "

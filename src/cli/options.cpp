@@ -257,8 +257,10 @@ void add_context_flags(CLI::App& app, ContextFlags& flags, const std::string& ct
             "tokens per prefill step (-ub); 0: 512, `run` on a GPU: 2048");
 }
 
-bool KvFlags::any() const {
-  return quant || type_k || type_v || rotation || centre || scale || layers || window || sinks;
+bool KvFlags::any() const { return quant || refines_quant(); }
+
+bool KvFlags::refines_quant() const {
+  return type_k || type_v || rotation || centre || scale || layers || window || sinks;
 }
 
 KvChoice KvFlags::choice() const {

@@ -89,8 +89,12 @@ void add_context_flags(CLI::App& app, ContextFlags& flags, const std::string& ct
 struct KvFlags {
   std::optional<std::string> quant, type_k, type_v, rotation, centre, scale, layers;
   std::optional<int> window, sinks;
+  std::string decision = ".";  ///< of commands that know --kv-quant auto (kv_auto.h)
 
+  bool is_auto() const { return quant == "auto"; }
   bool any() const;
+  /// Whether a flag changes what --kv-quant names.
+  bool refines_quant() const;
   KvChoice choice() const;
 };
 void add_kv_flags(CLI::App& app, KvFlags& flags);

@@ -30,6 +30,8 @@ class Outputs {
   /// until take_scores().
   virtual void score(Outputs* base, std::span<const int32_t> targets) = 0;
   virtual std::vector<RowScore> take_scores() = 0;
+  /// Of its buffers; 0: not counted.
+  virtual int64_t bytes() const { return 0; }
 };
 
 /// Steps of a fixed set of sequences that feed themselves: step 0 draws a token a sequence from logits that are there,
@@ -48,6 +50,12 @@ enum class Block : uint8_t { mixer, feed_forward, output };
 /// Called with the residual stream [n, d_model] in front of each block, which it may change: checks give every block of
 /// two engines the same input.
 using OnBlock = std::function<void(int layer, Block block, View2<float> x)>;
+
+/// Bytes of what steps work in, beside weights, caches and logits.
+struct StepBuffers {
+  int64_t activations = 0;  ///< rows of the step's tokens
+  int64_t scratch = 0;      ///< what kernels use within a call
+};
 
 class Backend {
  public:
@@ -76,6 +84,8 @@ class Backend {
   virtual std::string name() const = 0;           ///< "cpu", "cuda:0 NVIDIA H200"
   virtual int64_t step_weight_bytes() const = 0;  ///< what a decode step reads of the weights, as held there
   virtual int64_t free_bytes() const = 0;         ///< memory that can still be allocated
+  /// Buffers that steps have made grow so far; zeros: not counted.
+  virtual StepBuffers step_buffers() const { return {}; }
   /// "op=kernel" of a decode step and of a prompt over such a cache.
   virtual std::vector<std::string> kernels(const KvLayerConfig& layer) const = 0;
 };
@@ -88,5 +98,8 @@ std::unique_ptr<Backend> make_cpu_backend(CpuContext& context, const ModelPlan& 
 /// when the weights cannot fit, usage for kinds of the plan and kernels that a device lacks.
 std::unique_ptr<Backend> make_cuda_backend(int device, const ModelPlan& plan, const Weights& weights,
                                            std::span<const std::string> kernels);
+/// Device memory that uploading the model takes, packing included. Throws Error: no_device without CUDA, usage for
+/// kinds and formats that devices lack.
+int64_t cuda_weight_bytes(const ModelPlan& plan, const Weights& weights, std::span<const std::string> kernels);
 
 }  // namespace ridge

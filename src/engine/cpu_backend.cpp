@@ -28,6 +28,7 @@ class CpuOutputs final : public Outputs {
   }
   void score(Outputs* base, std::span<const int32_t> targets) override;
   std::vector<RowScore> take_scores() override { return std::exchange(scores_, {}); }
+  int64_t bytes() const override { return buffer_.bytes() + hidden_buffer_.bytes(); }
   /// Room for logits [n, vocab_size].
   View2<float> make_room(int64_t n, int vocab_size) {
     return rows_ = {buffer_.ensure<float>(n * vocab_size), n, vocab_size};
@@ -77,6 +78,7 @@ class CpuBackend final : public Backend {
   std::string name() const override { return "cpu"; }
   int64_t step_weight_bytes() const override;
   int64_t free_bytes() const override { return INT64_MAX; }
+  StepBuffers step_buffers() const override;
   std::vector<std::string> kernels(const KvLayerConfig& layer) const override;
 
  private:
@@ -441,6 +443,17 @@ int64_t CpuBackend::step_weight_bytes() const {
   int n_used = 0;
   for (const LayerPlan& layer : plan_.layers) n_used = std::max(n_used, layer.experts.rule.n_used);
   return decode_matrix_bytes(weights_, n_used);
+}
+
+StepBuffers CpuBackend::step_buffers() const {
+  StepBuffers sum;
+  for (const AlignedBuffer* buffer :
+       {&x_,       &h_,         &q_,        &attn_,     &k_,         &v_,         &gate_,
+        &up_,      &latent_q_,  &latent_v_, &q_gate_,   &delta_qkv_, &delta_z_,   &delta_a_,
+        &delta_b_, &delta_out_, &scores_,   &expert_x_, &expert_y_,  &expert_sum_})
+    sum.activations += buffer->bytes();
+  for (const AlignedBuffer& buffer : context_.scratch) sum.scratch += buffer.bytes();
+  return sum;
 }
 
 std::vector<std::string> CpuBackend::kernels(const KvLayerConfig& layer) const {

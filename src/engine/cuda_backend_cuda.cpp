@@ -289,4 +289,11 @@ std::unique_ptr<Backend> make_cuda_backend(int device, const ModelPlan& plan, co
                                        plan, weights, options);
 }
 
+int64_t cuda_weight_bytes(const ModelPlan& plan, const Weights& weights, std::span<const std::string> kernels) {
+  const DeviceOptions options = parse_device_kernels(kernels);
+  check_supported(plan);
+  check_device_kernels(weights, options.kernels);
+  return CudaModel::upload_bytes(plan, weights, options.kernels);
+}
+
 }  // namespace ridge

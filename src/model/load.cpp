@@ -700,20 +700,20 @@ void for_each_matrix(const Weights& w, const std::function<void(const Linear&, s
   for_each_matrix(const_cast<Weights&>(w), [&](Linear& m, std::string_view name) { fn(m, name); });
 }
 
+int64_t packed_bytes(const Linear& m, Isa isa) {
+  if (wants_ternary_panels(m, isa)) return ternary_panel_bytes(m.n_out, m.n_in);
+  return wants_panels(*m.format, m.n_in, isa) ? panel_bytes(*m.format, m.n_out, m.n_in) : 0;
+}
+
 namespace {
 
 void pack(CpuContext& context, Linear& m, std::vector<AlignedBuffer>& buffers) {
-  if (m.panels) return;
-  if (wants_ternary_panels(m, context.isa)) {
-    AlignedBuffer& buffer = buffers.emplace_back(ternary_panel_bytes(m.n_out, m.n_in));
-    pack_ternary_panels(context, m.n_out, m.n_in, m.rows, buffer.data());
-    m.panels = buffer.data();
-    return;
-  }
-  if (!wants_panels(*m.format, m.n_in, context.isa)) return;
-  AlignedBuffer& buffer = buffers.emplace_back(panel_bytes(*m.format, m.n_out, m.n_in));
-  pack_panels(context, *m.format, m.n_out, m.n_in, m.rows, buffer.data());
-  m.panels = buffer.data();
+  const int64_t bytes = packed_bytes(m, context.isa);
+  if (m.panels || bytes == 0) return;
+  std::byte* const panels = buffers.emplace_back(bytes).data();
+  if (wants_ternary_panels(m, context.isa)) pack_ternary_panels(context, m.n_out, m.n_in, m.rows, panels);
+  else pack_panels(context, *m.format, m.n_out, m.n_in, m.rows, panels);
+  m.panels = panels;
 }
 
 /// The matrix in another format, in a buffer of its own; as it is where the format has no encoder or no such rows.

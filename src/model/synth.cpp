@@ -253,7 +253,7 @@ int64_t SynthPlan::decode_matrix_bytes() const {
   return bytes;
 }
 
-Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec) {
+Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec, bool shapes_only) {
   RIDGE_TRY(const SynthPlan plan, plan_synth_model(spec));
   LoadedModel model;
   model.config = plan.config;
@@ -266,10 +266,13 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec)
   // Rows are kept only where a kernel reads them: embeddings are looked up row by row, panels serve the products.
   const auto matrix_of = [&](const WeightFormat& f, int64_t n_out, int64_t n_in, bool keep_rows,
                              double gain = 1) -> Linear {
-    const auto at = std::tuple(&f, n_in, gain);
-    const NoiseSource& noise = noises.try_emplace(at, f, n_in, gain).first->second;
     Linear m{.format = &f, .n_out = n_out, .n_in = n_in};
     if (f.tail_bytes > 0) m.scale = float(gain / std::sqrt(double(n_in))), m.int8_activations = true;
+    into->stored_bytes += m.bytes();
+    into->n_params += n_out * n_in;
+    if (shapes_only) return m;
+    const auto at = std::tuple(&f, n_in, gain);
+    const NoiseSource& noise = noises.try_emplace(at, f, n_in, gain).first->second;
     AlignedBuffer rows(m.bytes());
     noise.fill(rows.data(), m.bytes(), rng);
     if (wants_panels(f, n_in, context.isa)) {
@@ -282,8 +285,6 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec)
       m.rows = rows.data();
       into->buffers.push_back(std::move(rows));
     }
-    into->stored_bytes += m.bytes();
-    into->n_params += n_out * n_in;
     return m;
   };
   const auto matrix = [&](int64_t n_out, int64_t n_in, bool keep_rows, bool projection = true, double gain = 1) {

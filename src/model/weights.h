@@ -123,13 +123,15 @@ struct SynthPlan {
 Result<SynthPlan> plan_synth_model(std::string_view spec);
 
 /// Random weights at a true shape: SHAPE[@layers=N][@weights=FORMAT][@head=FORMAT][@mtp=1]. `spec` is without the
-/// "synth:" prefix.
-Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec);
+/// "synth:" prefix. `shapes_only`: matrices have formats and shapes, but neither rows nor panels.
+Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec, bool shapes_only = false);
 std::vector<std::string> synth_shape_names();
 /// Hyper-parameters of SHAPE alone, without weights; usage error listing the shapes there are.
 Result<Config> synth_config(std::string_view shape);
 
 /// Packs into panels every matrix whose format has a panel kernel for this ISA.
 void pack_weights(CpuContext& context, Weights& weights);
+/// Bytes of a matrix's panels; 0 where it gets none.
+int64_t packed_bytes(const Linear& m, Isa isa);
 
 }  // namespace ridge

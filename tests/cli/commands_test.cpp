@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cases/paths.h"
+#include "cases/temp_dir.h"
 #include "cli/program.h"
 
 namespace ridge {
@@ -620,6 +621,137 @@ TEST(Explain, CoversEveryOperation) {
     EXPECT_EQ(outcome.code, 0) << op;
     EXPECT_THAT(outcome.out, HasSubstr("chosen")) << op;
   }
+}
+
+TEST(Plan, CountsShowsAndChecks) {
+  const Outcome outcome = run_ridge({"plan", "-m", "synth:tiny-64@weights=q8_0", "-c", "1000", "--sessions", "2",
+                                     "--kv", "f16,rotor-3", "--check", "--roof-gbs", "10"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  for (const char* text : {"| KV cache | f16 | rotor-3 |", "| fits | yes | yes |", "| KV K coded |",
+                           "| tokens/s at most |", "| rotor-3 | planned | found |", "% of what was found"})
+    EXPECT_THAT(outcome.out, HasSubstr(text));
+  const Outcome no_roof = run_ridge({"plan", "-m", kTinyModel});
+  EXPECT_EQ(no_roof.code, 0) << no_roof.err;
+  EXPECT_THAT(no_roof.err, HasSubstr("ridge bench bandwidth"));
+  EXPECT_THAT(no_roof.out, Not(HasSubstr("tokens/s")));
+  const json rows = json::parse(
+      run_ridge({"plan", "-m", "synth:llama-3.1-70b", "-c", "8192", "--kv", "f16", "--memory-gib", "200", "--json"})
+          .out);
+  EXPECT_EQ(rows.at(0).at("fits"), true);
+  EXPECT_GT(rows[0]["total_bytes"], int64_t(130) << 30);  // of which nothing was allocated
+  EXPECT_TRUE(rows[0]["tokens_per_second"].is_null());
+}
+
+TEST(Plan, RefusesWhatDoesNotFitWithWhatWould) {
+  const Outcome outcome = run_ridge({"plan", "-m", "synth:llama-3.1-8b", "-c", "131072", "--sessions", "4", "--kv",
+                                     "f16,q8_0", "--memory-gib", "20"});
+  EXPECT_EQ(outcome.code, 5);
+  EXPECT_THAT(outcome.out, HasSubstr("| fits | NO | NO |"));
+  EXPECT_THAT(outcome.err, ContainsRegex("no plan fits in 20.00 GiB; what fits: f16: [0-9]+ tokens in 4 sessions"));
+  EXPECT_EQ(run_ridge({"plan", "-m", kTinyModel, "--kv", "f17"}).code, 2);
+  EXPECT_EQ(run_ridge({"plan", "-m", kTinyModel, "--roof-file", "no such file"}).code, 2);
+  EXPECT_EQ(run_ridge({"plan", "-m", kTinyModel, "--device", "cuda"}).code, 6);
+}
+
+/// A decision in seconds; the record's file.
+std::vector<std::string> quick_decision(const std::string& model, const std::filesystem::path& store) {
+  return {"decide",
+          "-m",
+          model,
+          "-c",
+          "256",
+          "--candidates",
+          "rotor-3",
+          "--store",
+          store.native(),
+          "--depths",
+          "256",
+          "--target-depths",
+          "256",
+          "--prompts",
+          "40",
+          "-n",
+          "8",
+          "-r",
+          "5",
+          "--samples",
+          "5",
+          "--max-seconds",
+          "0.02",
+          "--roof-mib",
+          "16",
+          "--no-check",
+          "--eval-ctx",
+          "64",
+          "--chunks",
+          "1",
+          "-f",
+          RIDGE_SOURCE_DIR "/models/wikitext-2-excerpt.txt"};
+}
+
+TEST(Decide, WritesARecordThatAutoObeys) {
+  const TempDir dir;
+  const std::string model = RIDGE_SOURCE_DIR "/models/ridge-ref-q8_0.gguf";
+  const Outcome first = run_ridge(quick_decision(model, dir / "lab.db"));
+  ASSERT_EQ(first.code, 0) << first.err;
+  EXPECT_THAT(first.out, ContainsRegex("1 (PASS|FAIL|NO VERDICT) +attention of"));
+  EXPECT_THAT(first.err, Not(HasSubstr(" 0 rows measured")));
+  const Outcome second = run_ridge(quick_decision(model, dir / "lab.db"));
+  EXPECT_THAT(second.err, HasSubstr(" 0 rows measured"));
+  std::string record;
+  for (const std::string& name : dir.names())
+    if (name.starts_with("decision-")) record = (dir / name).native();
+  ASSERT_NE(record, "");
+  EXPECT_EQ(run_ridge({"decide", "--show", record}).out, second.out);
+  EXPECT_EQ(run_ridge({"decide", "--show", record, "--json"}).out, slurp(record));
+
+  const auto auto_line = [&](const std::string& where, const std::string& of_model,
+                             std::vector<std::string> more = {}) {
+    std::vector<std::string> args{"run", "-m",     of_model, "-p",         "One",  "-n",         "2",  "-c",
+                                  "64",  "--temp", "0",      "--kv-quant", "auto", "--decision", where};
+    args.insert(args.end(), more.begin(), more.end());
+    const Outcome outcome = run_ridge(args);
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    const size_t at = outcome.err.find("auto     ");
+    return at == std::string::npos ? outcome.err : outcome.err.substr(at, outcome.err.find('\n', at) - at);
+  };
+  for (const std::string& where : {dir.path().native(), record})
+    EXPECT_THAT(auto_line(where, model),
+                ContainsRegex("auto     (f16|rotor-3) for up to [0-9]+ tokens, by .*decision-"));
+  EXPECT_THAT(auto_line(record, kTinyModel),
+              ContainsRegex("auto     f16: .*for the model with hash .*ridge decide -m"));
+  EXPECT_THAT(auto_line(record, model, {"-t", "1"}), HasSubstr("number of threads"));
+  const Outcome chat = run_ridge(
+      {"chat", "-m", model, "-n", "2", "-c", "64", "--kv-quant", "auto", "--decision", record}, {.input = "Hello\n"});
+  EXPECT_EQ(chat.code, 0) << chat.err;
+  EXPECT_THAT(chat.err, ContainsRegex("auto     (f16|rotor-3) for up to 64 tokens"));
+  EXPECT_THAT(auto_line(dir.path().native(), kTinyModel), HasSubstr("auto     f16: there is no record"));
+  std::string edited = slurp(record);
+  edited.replace(edited.find("\"n_sessions\": 1"), 15, "\"n_sessions\": 2");
+  const std::string lie = dir.write("edited.json", edited).native();
+  EXPECT_THAT(auto_line(lie, model), HasSubstr("it was edited or cut"));
+  EXPECT_EQ(run_ridge({"decide", "--show", lie}).code, 4);
+}
+
+TEST(Decide, RefusesFlagsThatMakeNoSense) {
+  const TempDir dir;
+  const std::string store = (dir / "lab.db").native();
+  const auto refused = [&](std::vector<std::string> args, const char* why) {
+    const Outcome outcome = run_ridge(args);
+    EXPECT_EQ(outcome.code, 2) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr(why));
+  };
+  refused({"decide", "--store", store}, "--model: is required");
+  refused({"decide", "-m", kTinyModel}, "--store: is required");
+  refused({"decide", "-m", kTinyModel, "--store", store, "--candidates", "f16"}, "--candidates");
+  refused({"decide", "-m", kTinyModel, "--store", store, "--candidates", "f17"}, "f17");
+  refused(
+      {"decide", "-m", kTinyModel, "--store", store, "-c", "64", "--prompts", "60", "-n", "8", "--candidates", "f32"},
+      "do not fit into a context of 64");
+  refused({"run", "-m", kTinyModel, "-p", "a", "--kv-quant", "auto", "-ctk", "q8_0"}, "auto chooses the whole cache");
+  refused({"run", "-m", kTinyModel, "-p", "a", "--kv-quant", "auto", "--prompt-cache", store}, "--kv-quant");
+  refused({"eval", "ppl", "-m", kTinyModel, "-f", kTinyModel, "--kv-quant", "auto"}, "auto");
+  EXPECT_EQ(dir.names().size(), 0u);
 }
 
 }  // namespace

@@ -15,19 +15,6 @@ std::optional<int64_t> whole_of(const Row& object, const char* name) {
   return found != object.end() && found->is_number_integer() ? std::optional(found->get<int64_t>()) : std::nullopt;
 }
 
-/// Times of single calls or repeats; the unit cancels in ratios.
-std::vector<double> samples_of(const Row& row) {
-  std::vector<double> samples;
-  for (const char* name : {"samples_us", "samples_ns"}) {
-    const auto found = row.find(name);
-    if (found == row.end() || !found->is_array()) continue;
-    for (const Row& value : *found)
-      if (value.is_number()) samples.push_back(value.get<double>());
-    break;
-  }
-  return samples;
-}
-
 /// The rows of one format (and kernel) at one x.
 struct Cell {
   const Row* row = nullptr;
@@ -102,7 +89,7 @@ CrossoverPoint point_at(int64_t x, const std::map<std::string, Cell>& cells, con
     const auto found = cells.find(label);
     return found == cells.end() ? Cell{} : found->second;
   };
-  const auto times = [](const Row* row) { return row ? samples_of(*row) : std::vector<double>(); };
+  const auto times = [](const Row* row) { return row ? samples_in(*row) : std::vector<double>(); };
   const Cell a = cell(baseline), b = cell(format);
   CrossoverPoint point{.x = x};
   for (const auto& [label, row] : {std::pair(baseline, a.row), std::pair(format, b.row)}) {

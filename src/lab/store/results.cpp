@@ -57,6 +57,18 @@ double number_in(const Row& row, const char* field) {
   return found != row.end() && found->is_number() ? found->get<double>() : NAN;
 }
 
+std::vector<double> samples_in(const Row& row) {
+  std::vector<double> samples;
+  for (const char* name : {"samples_us", "samples_ns"}) {
+    const auto found = row.find(name);
+    if (found == row.end() || !found->is_array()) continue;
+    for (const Row& value : *found)
+      if (value.is_number()) samples.push_back(value.get<double>());
+    break;
+  }
+  return samples;
+}
+
 std::string json_text(const Row& row, int indent) {
   return row.dump(indent, ' ', false, Row::error_handler_t::replace);
 }

@@ -19,6 +19,9 @@ Row number(double value);
 std::string text_in(const Row& row, const char* field);
 double number_in(const Row& row, const char* field);
 
+/// Times of single calls or repeats of a stored row, in its own unit; none where it has none.
+std::vector<double> samples_in(const Row& row);
+
 /// JSON on one line, or indented; bytes that are no UTF-8 are replaced.
 std::string json_text(const Row& row, int indent = -1);
 

@@ -1,0 +1,193 @@
+// ridge plan: what a model, its caches and its steps take of memory, before anything is loaded.
+#include <algorithm>
+#include <memory>
+
+#include "base/thread_pool.h"
+#include "cli/options.h"
+#include "engine/device_name.h"
+#include "gpu/device_query.h"
+#include "lab/decide/plan.h"
+#include "lab/store/machine.h"
+
+namespace ridge::cli {
+namespace {
+
+constexpr double kGib = double(1 << 30);
+
+struct PlanFlags {
+  ModelFlags model;
+  OutputFlags output;
+  int n_ctx = 0, n_sessions = 1, n_ubatch = 0;
+  std::string list, roof_file;
+  double memory_gib = 0, roof_gb_s = 0;
+  bool check = false;
+};
+
+/// A plan and what follows from it.
+struct Planned {
+  lab::MemoryPlan plan;
+  bool fits = false;
+  int largest_context = 0;
+  int64_t most_sessions = 0;
+  std::optional<double> tokens_per_second;
+};
+
+std::string planned_size(int64_t bytes) {
+  return bytes < 1 << 20 ? fmt::format("{:.1f} KiB", double(bytes) / 1024)
+                         : fmt::format("{:.1f} MiB", double(bytes) / 1048576);
+}
+
+int64_t memory_of(const PlanFlags& flags) {
+  if (flags.memory_gib > 0) return int64_t(flags.memory_gib * kGib);
+  if (const std::optional<int> device = parse_device(flags.model.device))
+    return int64_t(gpu::query_devices().devices.at(size_t(*device)).memory_bytes);
+  return lab::machine_info().available_bytes;
+}
+
+std::optional<double> roof_of(const PlanFlags& flags, const LoadOptions& place) {
+  if (flags.roof_gb_s > 0) return flags.roof_gb_s;
+  if (flags.roof_file.empty()) return std::nullopt;
+  if (!std::filesystem::exists(flags.roof_file))
+    bad_flag("--roof-file", flags.roof_file + " is not there", "make it: ridge bench bandwidth --results FILE");
+  return lab::stored_roof_gb_s(lab::read_rows(flags.roof_file).or_throw(), place);
+}
+
+lab::Row planned_row(const lab::PlannedModel& model, const Planned& of, int64_t memory) {
+  lab::Row row = lab::to_row(model, of.plan);
+  row["memory_bytes"] = memory;
+  row["fits"] = of.fits;
+  row["largest_context"] = of.largest_context;
+  row["most_sessions"] = of.most_sessions;
+  row["tokens_per_second"] = of.tokens_per_second ? lab::number(*of.tokens_per_second) : lab::Row(nullptr);
+  return row;
+}
+
+void print_plans(const std::vector<Planned>& plans) {
+  const auto line = [&](const std::string& name, const auto& cell) {
+    fmt::print("| {} |", name);
+    for (const Planned& of : plans) fmt::print(" {} |", cell(of));
+    fmt::print("\n");
+  };
+  line("KV cache", [](const Planned& of) { return kv_text(of.plan.kv); });
+  line("---", [](const Planned&) { return "---:"; });
+  for (const lab::PlanPart& part : plans[0].plan.parts) {
+    // Parts that no format here has.
+    if (std::ranges::all_of(plans, [&](const Planned& of) { return of.plan.of(part.name) == 0; })) continue;
+    line(part.name, [&](const Planned& of) { return planned_size(of.plan.of(part.name)); });
+  }
+  const int n_sessions = plans[0].plan.n_sessions, n_ctx = plans[0].plan.n_ctx;
+  line("total", [](const Planned& of) { return planned_size(of.plan.total()); });
+  line("fits", [](const Planned& of) { return of.fits ? "yes" : "NO"; });
+  line(fmt::format("largest context of {} session{}", n_sessions, n_sessions == 1 ? "" : "s"),
+       [](const Planned& of) { return of.largest_context; });
+  line(fmt::format("most sessions of {} tokens", n_ctx), [](const Planned& of) { return of.most_sessions; });
+  line("a decode step reads", [](const Planned& of) { return planned_size(of.plan.step_bytes()); });
+  if (plans[0].tokens_per_second)
+    line("tokens/s at most", [](const Planned& of) { return fmt::format("{:.1f}", *of.tokens_per_second); });
+}
+
+void print_check(const lab::MemoryPlan& plan, const lab::PlanCheck& check) {
+  fmt::print("\n| {} | planned | found | difference |\n| --- | ---: | ---: | ---: |\n", kv_text(plan.kv));
+  const auto line = [](const std::string& name, int64_t planned, int64_t found) {
+    fmt::print("| {} | {} | {} | {:+} B |\n", name, planned_size(planned), planned_size(found), found - planned);
+  };
+  for (const lab::PlanPart& part : check.found)
+    if (part.bytes > 0 || plan.of(part.name) > 0) line(part.name, plan.of(part.name), part.bytes);
+  line("total", plan.total(), check.total());
+  fmt::print("difference {:.3f} % of what was found; resident memory grew by {}\n", 100 * check.difference(plan),
+             planned_size(check.resident_bytes));
+}
+
+lab::Row check_row(const lab::MemoryPlan& plan, const lab::PlanCheck& check) {
+  lab::Row row{{"found", lab::Row::object()},
+               {"found_bytes", check.total()},
+               {"difference", lab::number(check.difference(plan))},
+               {"resident_bytes", check.resident_bytes}};
+  for (const lab::PlanPart& part : check.found) row["found"][part.name] = part.bytes;
+  return row;
+}
+
+[[noreturn]] void refuse(const std::vector<Planned>& plans, int64_t memory) {
+  std::string largest;
+  for (const Planned& of : plans)
+    largest +=
+        fmt::format("{}{}: {} tokens in {} session{}, or {} session{} of {}", largest.empty() ? "" : "; ",
+                    kv_text(of.plan.kv), of.largest_context, of.plan.n_sessions, of.plan.n_sessions == 1 ? "" : "s",
+                    of.most_sessions, of.most_sessions == 1 ? "" : "s", of.plan.n_ctx);
+  throw_error(ErrorKind::no_memory, "no plan fits in {:.2f} GiB; what fits: {}", double(memory) / kGib, largest);
+}
+
+int run_plan(const PlanFlags& flags) {
+  check_device(flags.model.device);
+  lab::ResultsFile results = lab::ResultsFile::open(flags.output.results).or_throw();
+  const lab::PlannedModel model = lab::plan_model(flags.model.model, flags.model.load_options());
+  const int n_ctx = flags.n_ctx > 0 ? flags.n_ctx : model.config().n_ctx_train;
+  if (flags.check && model.on_device())
+    bad_flag("--check", "what a GPU's driver allocates is not counted yet", "use --device cpu");
+  const int64_t memory = memory_of(flags);
+  const std::optional<double> roof = roof_of(flags, model.place);
+  std::vector<Planned> plans;
+  for (const KvChoice& kv : flags.list.empty() ? lab::planned_formats(model) : parse_kv_list(flags.list).or_throw()) {
+    Planned of{.plan = lab::plan_memory(model, kv, n_ctx, flags.n_sessions, flags.n_ubatch)};
+    of.fits = of.plan.total() <= memory;
+    of.largest_context = lab::largest_context(model, kv, flags.n_sessions, flags.n_ubatch, memory);
+    of.most_sessions = lab::most_sessions(model, kv, n_ctx, flags.n_ubatch, memory);
+    if (roof) of.tokens_per_second = of.plan.tokens_per_second(*roof);
+    plans.push_back(std::move(of));
+  }
+
+  lab::Row rows = lab::Row::array();
+  for (const Planned& of : plans) rows.push_back(planned_row(model, of, memory));
+  if (!flags.output.json) {
+    if (!flags.output.quiet)
+      fmt::print(stderr, "plan     {} ({}) on {}, {} session{} of {} tokens, {:.2f} GiB of memory\n",
+                 model.config().name, model.config().arch, flags.model.device, flags.n_sessions,
+                 flags.n_sessions == 1 ? "" : "s", n_ctx, double(memory) / kGib);
+    print_plans(plans);
+    if (!roof && !flags.output.quiet)
+      fmt::print(stderr,
+                 "no tokens/s: the read roof of this machine is not known (measure it: ridge bench bandwidth --results "
+                 "FILE, then give --roof-file FILE or --roof-gbs X)\n");
+  }
+  bool within = true;
+  // Without a list only the first format is loaded.
+  const size_t n_checked = !flags.check ? 0 : flags.list.empty() ? 1 : plans.size();
+  for (size_t i = 0; i < n_checked; ++i) {
+    if (!plans[i].fits) continue;
+    const lab::PlanCheck check = lab::check_plan(flags.model.model, plans[i].plan, flags.model.load_options());
+    within &= check.difference(plans[i].plan) <= lab::kPlanTolerance;
+    rows[i].update(check_row(plans[i].plan, check));
+    if (!flags.output.json) print_check(plans[i].plan, check);
+  }
+  for (lab::Row& row : rows) {
+    row.update(lab::provenance(model.place.n_threads, 0));
+    results.add(row);
+  }
+  if (flags.output.json) fmt::print("{}\n", lab::json_text(rows, 2));
+  if (std::ranges::none_of(plans, &Planned::fits)) refuse(plans, memory);
+  if (within) return 0;
+  fmt::print(stderr, "error: the plan is off by more than {:g} %\n", 100 * lab::kPlanTolerance);
+  return int(ErrorKind::gate);
+}
+
+}  // namespace
+
+Action declare_plan(CLI::App& app) {
+  const auto flags = std::make_shared<PlanFlags>();
+  PlanFlags& f = *flags;
+  add_model_flag(app, f.model, true);
+  add_device_flags(app, f.model);
+  in_group(app, "Plan");
+  add_whole(app, "-c,--ctx-size", f.n_ctx, 0, 1 << 26, "tokens of each session; 0: what the model was trained for");
+  add_whole(app, "--sessions", f.n_sessions, 1, 65536, "sequences in memory at once");
+  add_whole(app, "--ubatch-size", f.n_ubatch, 0, 65536, "tokens per prefill step (-ub); 0: 512, on a GPU 2048");
+  add_text(app, "--kv", f.list, "LIST", "comma list of caches; left out: f16, q8_0, p8, rotor-4, rotor-3, q4_0");
+  add_real(app, "--memory-gib", f.memory_gib, 0, 1e6, "GiB that may be used; 0: what is available here (GPU: all)");
+  add_real(app, "--roof-gbs", f.roof_gb_s, 0, 1e6, "read bandwidth in GB/s (10^9) that tokens/s follow from");
+  add_text(app, "--roof-file", f.roof_file, "FILE", "rows of ridge bench bandwidth: the newest of this machine counts");
+  app.add_flag("--check", f.check, "load the model, run the plan's steps, compare with what was allocated");
+  add_output_flags(app, f.output, true);
+  return [flags] { return run_plan(*flags); };
+}
+
+}  // namespace ridge::cli

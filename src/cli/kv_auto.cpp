@@ -1,0 +1,45 @@
+#include "cli/kv_auto.h"
+
+#include "lab/decide/measure.h"
+
+namespace ridge::cli {
+
+AutoChoice choose_by_record(const Model& model, const std::filesystem::path& where, int n) {
+  const lab::RecordSubject here = lab::subject_of(model);
+  std::error_code error;
+  const bool is_directory = std::filesystem::is_directory(where, error);
+  const std::filesystem::path path = is_directory ? lab::record_path(where, here.model_hash) : where;
+  const auto f16 = [&](const std::string& why) {
+    return AutoChoice{{},
+                      fmt::format("f16: {} (ridge decide -m {} --store FILE makes a record, --decision names it)", why,
+                                  model.info().path)};
+  };
+  if (!std::filesystem::exists(path, error)) return f16(fmt::format("there is no record {}", path.native()));
+  const auto record = lab::read_record(path);
+  if (!record) return f16(record.error().message);
+  if (const std::string why = lab::why_not_for(*record, here); !why.empty())
+    return f16(fmt::format("{}: {}", path.native(), why));
+  const std::string kv = lab::choice_at(*record, n);
+  return {parse_kv_choice(kv).or_throw(),
+          fmt::format("{} for up to {} tokens, by {}: {}", kv, n, path.native(), record->sentence)};
+}
+
+void add_decision_flag(CLI::App& app, KvFlags& flags) {
+  add_text(app, "--decision", flags.decision, "PATH",
+           "of --kv-quant auto: the record of ridge decide, or the directory it is in");
+}
+
+void check_kv_flags(const KvFlags& flags) {
+  if (!flags.is_auto()) flags.choice();
+  else if (flags.refines_quant())
+    bad_flag("--kv-quant", "auto chooses the whole cache", "leave out the other flags of the cache");
+}
+
+KvChoice choice_for(const KvFlags& flags, const Model& model, int n, bool quiet) {
+  if (!flags.is_auto()) return flags.choice();
+  AutoChoice choice = choose_by_record(model, flags.decision, n);
+  if (!quiet) fmt::print(stderr, "auto     {}\n", choice.says);
+  return std::move(choice.kv);
+}
+
+}  // namespace ridge::cli

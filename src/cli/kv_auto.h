@@ -1,0 +1,27 @@
+// --kv-quant auto: the cache that a decision record names for this model and machine.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "cli/options.h"
+
+namespace ridge::cli {
+
+struct AutoChoice {
+  KvChoice kv;
+  std::string says;  ///< for people: what was chosen and by which record, or why f16 and what to do
+};
+
+/// For a sequence that may reach n tokens. `where` is a record, or a directory that holds the model's; f16 where there
+/// is none, or it is damaged or of another model, machine or build. It never throws for a record.
+AutoChoice choose_by_record(const Model& model, const std::filesystem::path& where, int n);
+
+/// --decision, in the caller's group.
+void add_decision_flag(CLI::App& app, KvFlags& flags);
+/// Refuses nonsense before a model is read.
+void check_kv_flags(const KvFlags& flags);
+/// The cache that the flags name; of `auto` what the record says, with a line on stderr unless `quiet`.
+KvChoice choice_for(const KvFlags& flags, const Model& model, int n, bool quiet);
+
+}  // namespace ridge::cli

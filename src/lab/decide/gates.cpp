@@ -1,0 +1,395 @@
+#include "lab/decide/gates.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "lab/store/compare.h"
+#include "lab/store/store.h"
+
+namespace ridge::lab {
+namespace {
+
+constexpr const char* kBaseline = "f16";
+
+/// What a gate has seen: rows, commands, and the first reason why it cannot judge.
+class Case {
+ public:
+  Case(std::span<const Row> rows, int gate_number, std::string name) : rows_(rows) {
+    gate.number = gate_number;
+    gate.name = std::move(name);
+  }
+  const Row* find(const Row& cell) {
+    const Evidence evidence = find_evidence(rows_, cell);
+    if (!evidence.row) {
+      if (missing_.empty()) missing_ = evidence.why;
+      return nullptr;
+    }
+    gate.rows.push_back(row_id(*evidence.row));
+    const std::string command = text_in(*evidence.row, "command");
+    if (!command.empty() && std::ranges::find(gate.commands, command) == gate.commands.end())
+      gate.commands.push_back(command);
+    return evidence.row;
+  }
+  bool complete() const { return missing_.empty(); }
+  GateResult none(std::string why = {}) {
+    gate.why = why.empty() ? missing_ : std::move(why);
+    return gate;
+  }
+  GateResult end(bool pass, std::string why) {
+    gate.verdict = pass ? GateVerdict::pass : GateVerdict::fail;
+    gate.why = std::move(why);
+    return gate;
+  }
+
+  GateResult gate;
+
+ private:
+  std::span<const Row> rows_;
+  std::string missing_;
+};
+
+/// A format against f16 at one depth.
+struct Point {
+  int depth = 0;
+  Verdict verdict;
+
+  bool faster() const { return verdict.answer == Verdict::Answer::faster; }
+  /// Nothing beyond the budget can hide in the noise.
+  bool decided() const { return verdict.answer != Verdict::Answer::none || verdict.noise <= verdict.budget; }
+};
+
+/// Comparisons at every depth for which cell(depth, kv, control) has rows.
+template <class Cell>
+std::vector<Point> compare(Case& of, const std::vector<int>& depths, const std::string& kv, double budget,
+                           const Cell& cell) {
+  std::vector<Point> points;
+  for (const int depth : depths) {
+    const Row *a = of.find(cell(depth, kBaseline, false)), *again = of.find(cell(depth, kBaseline, true)),
+              *b = of.find(cell(depth, kv, false));
+    if (!a || !again || !b) continue;
+    points.push_back({depth, judge(samples_in(*a), samples_in(*again), samples_in(*b), budget)});
+    const Verdict& v = points.back().verdict;
+    of.gate.noise = std::max(of.gate.noise, std::isnan(v.noise) ? 0 : v.noise);
+    of.gate.numbers["depths"].push_back({{"depth", depth}, {"comparison", to_row(v)}});
+  }
+  return points;
+}
+
+std::string points_text(const std::vector<Point>& points) {
+  std::string text;
+  for (const Point& p : points)
+    text += fmt::format("{}{} at {}", text.empty() ? "" : ", ", ratio_text(p.verdict), p.depth);
+  return text;
+}
+
+/// The depth from which on every point is faster; nothing when the last one is not.
+std::optional<int> faster_from(const std::vector<Point>& points) {
+  std::optional<int> from;
+  for (size_t i = points.size(); i-- > 0 && points[i].faster();) from = points[i].depth;
+  return from;
+}
+
+std::string depths_text(const std::vector<int>& depths) { return fmt::format("{}", fmt::join(depths, ", ")); }
+
+}  // namespace
+
+std::vector<int> sweep_depths(int n_ctx) {
+  std::set<int> depths{n_ctx};
+  for (int depth = n_ctx / 2; depth >= 512 && depths.size() < 6; depth /= 2) depths.insert(depth);
+  for (const int needed : {8192, 16384})
+    if (needed < n_ctx) depths.insert(needed);
+  return {depths.begin(), depths.end()};
+}
+
+Row place_of(const RecordSubject& s) {
+  Row place;
+  place["device"] = s.device;
+  place["device_name"] = s.device_name;
+  place["n_threads"] = s.n_threads;
+  if (s.device == "cpu") place["isa"] = s.isa;
+  place["build"] = s.build;
+  return place;
+}
+
+Row attention_cell(const DecisionQuestion& q, const HeadShape& shape, int depth, std::string_view kv, bool control) {
+  Row cell{{"bench", "attention"},
+           {"n_heads", shape.n_heads},
+           {"n_kv_heads", shape.n_kv_heads},
+           {"head_dim", shape.head_dim},
+           {"batch", 1},
+           {"depth", depth},
+           {"format", kv},
+           {"kernel", "best"}};
+  if (control) cell["control"] = true;
+  cell.update(place_of(q.subject));
+  return cell;
+}
+
+namespace {
+
+Row model_cell(const DecisionQuestion& q, const char* bench, std::string_view kv) {
+  Row cell{{"bench", bench}, {"model_hash", q.subject.model_hash}, {"format", kv}};
+  cell.update(place_of(q.subject));
+  return cell;
+}
+
+}  // namespace
+
+Row service_cell(const DecisionQuestion& q, int n_prompt, std::string_view kv, bool control) {
+  Row cell = model_cell(q, "service", kv);
+  cell["n_prompt"] = n_prompt;
+  cell["n_gen"] = q.n_gen;
+  if (control) cell["control"] = true;
+  return cell;
+}
+
+Row quality_cell(const DecisionQuestion& q, std::string_view kv) {
+  Row cell = model_cell(q, "quality", kv);
+  cell["n_ctx"] = q.eval_ctx;
+  cell["chunks"] = q.eval_chunks;
+  cell["corpus"] = q.corpus;
+  return cell;
+}
+
+Row plan_cell(const DecisionQuestion& q, std::string_view kv) {
+  Row cell = model_cell(q, "plan", kv);
+  cell["n_ctx"] = q.n_ctx;
+  cell["n_sessions"] = q.n_sessions;
+  return cell;
+}
+
+Evidence find_evidence(std::span<const Row> rows, const Row& cell) {
+  // What may tell a row of somebody else from one that is not there, and how to say it.
+  constexpr std::pair<const char*, const char*> kOwners[] = {{"model_hash", "of another model"},
+                                                             {"device_name", "of another machine"},
+                                                             {"device", "of another device"},
+                                                             {"n_threads", "with another number of threads"},
+                                                             {"isa", "with kernels of another instruction set"},
+                                                             {"build", "of another build"}};
+  const auto strange = [&](const Row& of) -> std::string {
+    for (const auto& [field, what] : kOwners)
+      if (cell.contains(field) && (!of.contains(field) || of[field] != cell[field]))
+        return fmt::format("{} ({})", what, of.contains(field) ? json_text(of[field]) : "not said");
+    return {};
+  };
+  const auto asked = [&](const Row& of) {
+    if (of.contains("control") != cell.contains("control")) return false;
+    for (const auto& [field, value] : cell.items()) {
+      const bool is_owner = std::ranges::any_of(kOwners, [&](const auto& owner) { return field == owner.first; });
+      if (!is_owner && (!of.contains(field) || of[field] != value)) return false;
+    }
+    return true;
+  };
+  Row what = cell;
+  for (const auto& [field, _] : kOwners) what.erase(field);
+  Evidence evidence{.why = "no row of " + json_text(what)};
+  for (size_t i = rows.size(); i-- > 0;) {
+    const auto of = rows[i].find("cell");
+    if (of == rows[i].end() || !of->is_object() || !asked(*of)) continue;
+    if (const std::string other = strange(*of); !other.empty()) {
+      evidence.why = fmt::format("the row of {} is {}", json_text(what), other);
+      continue;
+    }
+    if (row_state(rows[i]) != "done")
+      return {nullptr, fmt::format("{}: {}", json_text(what), text_in(rows[i], "reason"))};
+    return {&rows[i], {}};
+  }
+  return evidence;
+}
+
+GateResult attention_gate(std::span<const Row> rows, const DecisionQuestion& q, const std::string& kv,
+                          const GateThresholds& limits) {
+  Case of(
+      rows, 1,
+      fmt::format("attention of {}/{}/{} up to {}", q.shape.n_heads, q.shape.n_kv_heads, q.shape.head_dim, q.n_ctx));
+  for (const int needed : {8192, 16384})
+    if (needed <= q.n_ctx && std::ranges::find(q.depths, needed) == q.depths.end())
+      return of.none(fmt::format("the sweep of {} has no depth of {}", depths_text(q.depths), needed));
+  const auto points =
+      compare(of, q.depths, kv, limits.effect_budget, [&](int depth, std::string_view format, bool control) {
+        return attention_cell(q, q.shape, depth, format, control);
+      });
+  if (!of.complete()) return of.none();
+  const auto at_least = [&](const Point& p) { return p.faster() && p.verdict.ratio >= limits.attention_speedup; };
+  if (std::ranges::any_of(points, at_least)) return of.end(true, points_text(points));
+  // A speed-up that counts could hide here.
+  for (const Point& p : points)
+    if (const Verdict& v = p.verdict; v.answer == Verdict::Answer::none &&
+                                      !(v.noise < limits.attention_speedup - 1 && v.high < limits.attention_speedup))
+      return of.none(fmt::format("at {}: {}", p.depth, v.why_none));
+  return of.end(false, fmt::format("never {:g}x: {}", limits.attention_speedup, points_text(points)));
+}
+
+GateResult target_gate(std::span<const Row> rows, const DecisionQuestion& q, const std::string& kv,
+                       const GateThresholds& limits) {
+  Case of(rows, 2, fmt::format("crossover of {}/{}/{}", q.target.n_heads, q.target.n_kv_heads, q.target.head_dim));
+  const auto points =
+      compare(of, q.target_depths, kv, limits.effect_budget, [&](int depth, std::string_view format, bool control) {
+        return attention_cell(q, q.target, depth, format, control);
+      });
+  if (!of.complete() || points.empty()) return of.none(points.empty() && of.complete() ? "no depth was asked" : "");
+  if (const std::optional<int> from = faster_from(points)) {
+    of.gate.numbers["faster_from"] = *from;
+    return of.end(true, fmt::format("faster from {}: {}", *from, points_text(points)));
+  }
+  const Point& last = points.back();
+  if (!last.decided()) return of.none(fmt::format("at {}: {}", last.depth, last.verdict.why_none));
+  return of.end(false, fmt::format("not faster at {}: {}", last.depth, points_text(points)));
+}
+
+GateResult service_gate(std::span<const Row> rows, const DecisionQuestion& q, const std::string& kv,
+                        const GateThresholds& limits) {
+  Case of(rows, 3, fmt::format("requests of {} + {} tokens", depths_text(q.prompts), q.n_gen));
+  const auto points = compare(
+      of, q.prompts, kv, limits.effect_budget,
+      [&](int n_prompt, std::string_view format, bool control) { return service_cell(q, n_prompt, format, control); });
+  if (!of.complete() || points.empty()) return of.none(points.empty() && of.complete() ? "no prompt was asked" : "");
+  const Point& last = points.back();
+  of.gate.numbers["speedup"] = number(last.verdict.ratio);
+  if (const std::optional<int> from = faster_from(points)) {
+    of.gate.numbers["faster_from"] = *from;
+    return of.end(true, fmt::format("faster from {}: {}", *from, points_text(points)));
+  }
+  if (!last.decided()) return of.none(fmt::format("at {}: {}", last.depth, last.verdict.why_none));
+  return of.end(false, fmt::format("not faster at {}: {}", last.depth, points_text(points)));
+}
+
+GateResult quality_gate(std::span<const Row> rows, const DecisionQuestion& q, const std::string& kv,
+                        const GateThresholds& limits) {
+  Case of(rows, 4, fmt::format("quality token by token, {} windows of {}", q.eval_chunks, q.eval_ctx));
+  if (q.subject.synthetic)
+    return of.none(
+        "random weights say nothing about quality (a trained model of this family can give a hint: "
+        "ridge eval kld --path decode)");
+  const Row* row = of.find(quality_cell(q, kv));
+  if (!row) return of.none();
+  const auto value = [&](const char* field, const char* part) {
+    return row->contains(field) && (*row)[field].is_object() ? number_in((*row)[field], part) : NAN;
+  };
+  const double rise = value("difference", "value"), rise_error = value("difference", "error");
+  const Row kld_row = row->contains("kld") && (*row)["kld"].is_object() ? (*row)["kld"].value("mean", Row()) : Row();
+  const double kld = kld_row.is_object() ? number_in(kld_row, "value") : NAN,
+               kld_error = kld_row.is_object() ? number_in(kld_row, "error") : NAN;
+  of.gate.numbers = {{"ppl_rise", number(rise)},
+                     {"ppl_rise_error", number(rise_error)},
+                     {"kld", number(kld)},
+                     {"kld_error", number(kld_error)},
+                     {"ppl_base", number(value("ppl_base", "value"))}};
+  of.gate.noise = rise_error;
+  if (text_in(*row, "path") != "decode") return of.none("the row is not of the decode path");
+  if (!std::isfinite(rise) || !std::isfinite(rise_error) || !std::isfinite(kld) || !std::isfinite(kld_error))
+    return of.none("the row has no perplexity, divergence or errors of both");
+  const std::string text =
+      fmt::format("perplexity {:+.4f} ± {:.4f} (limit {:+g}), mean KLD {:.5f} ± {:.5f} (limit {:g})", rise, rise_error,
+                  limits.ppl_rise, kld, kld_error, limits.kld);
+  // Two standard errors on either side of a limit decide; between them nothing does.
+  if (rise - 2 * rise_error > limits.ppl_rise || kld - 2 * kld_error > limits.kld) return of.end(false, text);
+  if (rise + 2 * rise_error > limits.ppl_rise || kld + 2 * kld_error > limits.kld)
+    return of.none("the errors reach a limit: " + text);
+  return of.end(true, text);
+}
+
+GateResult bound_gate(std::span<const Row> rows, const DecisionQuestion& q, const std::string& kv,
+                      const GateThresholds& limits) {
+  Case of(rows, 5, "what binds attention");
+  if (q.target_depths.empty() || q.depths.empty()) return of.none("no depth was asked");
+  struct Bound {
+    const Row *f16, *format;
+  };
+  const auto find = [&](const HeadShape& shape, int depth) {
+    return Bound{of.find(attention_cell(q, shape, depth, kBaseline, false)),
+                 of.find(attention_cell(q, shape, depth, kv, false))};
+  };
+  const Bound target = find(q.target, q.target_depths.back()), own = find(q.shape, q.depths.back());
+  if (!of.complete()) return of.none();
+  const auto numbers = [&](const Bound& b) {
+    const double bytes = number_in(*b.format, "read_bytes");
+    return Row{{"share_of_roof", number(number_in(*b.format, "pct_of_roof") / 100)},
+               {"share_of_roof_f16", number(number_in(*b.f16, "pct_of_roof") / 100)},
+               {"operations_a_byte", number(number_in(*b.format, "flops") / bytes)},
+               {"speedup_by_bytes", number(number_in(*b.f16, "read_bytes") / bytes)},
+               {"speedup", number(number_in(*b.f16, "median_us") / number_in(*b.format, "median_us"))}};
+  };
+  of.gate.numbers["target"] = numbers(target);
+  of.gate.numbers["own"] = numbers(own);
+  const double share = number_in(*target.format, "pct_of_roof") / 100,
+               of_own = number_in(*own.format, "pct_of_roof") / 100;
+  if (!std::isfinite(share) || !std::isfinite(of_own)) return of.none("a row has no share of the read roof");
+  if (!target.format->value("cold", false))
+    return of.none("the target's data stayed in a cache: memory is no roof for it");
+  const auto bound = [&](double of_roof) { return of_roof >= limits.bound_share ? "memory" : "arithmetic"; };
+  return of.end(share >= limits.bound_share,
+                fmt::format("target bound by {} ({:.0f} % of the read roof), the model's shape by {} ({:.0f} %)",
+                            bound(share), 100 * share, bound(of_own), 100 * of_own));
+}
+
+GateResult memory_gate(std::span<const Row> rows, const DecisionQuestion& q, const std::string& kv) {
+  Case of(rows, 6, fmt::format("memory for {} session{} of {}", q.n_sessions, q.n_sessions == 1 ? "" : "s", q.n_ctx));
+  const Row *f16 = of.find(plan_cell(q, kBaseline)), *format = of.find(plan_cell(q, kv));
+  if (!f16 || !format) return of.none();
+  const double memory = number_in(*format, "memory_bytes"), bytes = number_in(*format, "total_bytes"),
+               f16_bytes = number_in(*f16, "total_bytes");
+  if (!(memory > 0) || !(bytes > 0) || !(f16_bytes > 0)) return of.none("a plan's row has no bytes");
+  of.gate.numbers = {{"total_bytes", number(bytes)},
+                     {"total_bytes_f16", number(f16_bytes)},
+                     {"memory_bytes", number(memory)},
+                     {"f16_fits", f16_bytes <= memory}};
+  return of.end(bytes <= memory, fmt::format("{} of {}; f16 needs {}{}", bytes_text(bytes), bytes_text(memory),
+                                             bytes_text(f16_bytes), f16_bytes <= memory ? "" : " and does not fit"));
+}
+
+CandidateRecord judge_candidate(std::span<const Row> rows, const DecisionQuestion& q, const std::string& kv,
+                                const GateThresholds& limits) {
+  CandidateRecord c{.kv = kv,
+                    .gates = {attention_gate(rows, q, kv, limits), target_gate(rows, q, kv, limits),
+                              service_gate(rows, q, kv, limits), quality_gate(rows, q, kv, limits),
+                              bound_gate(rows, q, kv, limits), memory_gate(rows, q, kv)}};
+  const auto passes = [&](int gate) { return c.gates[size_t(gate - 1)].verdict == GateVerdict::pass; };
+  const Row &service = c.gates[2].numbers, &memory = c.gates[5].numbers;
+  if (const double speedup = number_in(service, "speedup"); speedup > 0) c.speedup = speedup;
+  std::string not_passed;
+  for (const int gate : {1, 2, 3, 4})
+    if (!passes(gate))
+      not_passed += fmt::format("{}gate {} {}", not_passed.empty() ? "" : ", ", gate,
+                                gate_verdict_name(c.gates[size_t(gate - 1)].verdict));
+  if (not_passed.empty()) {
+    c.on = true;
+    c.from_depth = int(number_in(service, "faster_from"));
+    c.why = fmt::format("gates 1 to 4 pass; requests are {:.2f}x as fast as with f16", c.speedup);
+  } else if (passes(4) && passes(6) && !memory.value("f16_fits", true)) {
+    c.on = true;
+    c.why = fmt::format("f16 does not fit, and quality passes ({})", not_passed);
+  } else {
+    c.why = not_passed;
+  }
+  return c;
+}
+
+DecisionRecord decide(std::span<const Row> rows, const DecisionQuestion& q, const std::vector<std::string>& candidates,
+                      const GateThresholds& limits) {
+  DecisionRecord record{.subject = q.subject,
+                        .n_ctx = q.n_ctx,
+                        .n_sessions = q.n_sessions,
+                        .thresholds = limits,
+                        .date = utc_now(),
+                        .command = command_line()};
+  const CandidateRecord* best = nullptr;
+  for (const std::string& kv : candidates) record.candidates.push_back(judge_candidate(rows, q, kv, limits));
+  for (const CandidateRecord& c : record.candidates)
+    if (c.on && (!best || c.speedup > best->speedup)) best = &c;
+  if (!best) {
+    record.sentence = "Stay with f16.";
+    for (const CandidateRecord& c : record.candidates)
+      record.sentence += fmt::format(" {} is opt-in: {}.", c.kv, c.why);
+    return record;
+  }
+  record.choice = best->kv;
+  record.from_depth = best->from_depth;
+  record.sentence = best->from_depth > 0 ? fmt::format("Use {} from {} tokens on", best->kv, best->from_depth)
+                                         : fmt::format("Use {}", best->kv);
+  record.sentence += fmt::format(": {}. Quality: {}.", best->why, best->gates[3].why);
+  return record;
+}
+
+}  // namespace ridge::lab

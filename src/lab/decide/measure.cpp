@@ -1,0 +1,254 @@
+#include "lab/decide/measure.h"
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+
+#include "engine/device_name.h"
+#include "engine/kv_state.h"
+#include "gpu/device_query.h"
+#include "lab/decide/plan.h"
+#include "lab/model/bench.h"
+#include "lab/quality/quality_report.h"
+#include "lab/store/sweep.h"
+
+namespace ridge::lab {
+namespace {
+
+constexpr const char* kReferenceFormat = "f16";
+
+/// The cells of a question, with what is stored.
+class Measurer {
+ public:
+  Measurer(const Model& model, const DecisionParams& params, const DecisionQuestion& question, Store& store,
+           const DecisionHooks& hooks)
+      : model_(model), params_(params), q_(question), store_(store), hooks_(hooks) {
+    formats_ = {kReferenceFormat};
+    formats_.insert(formats_.end(), params.candidates.begin(), params.candidates.end());
+  }
+
+  void plans() {
+    std::optional<PlannedModel> planned;
+    for (const std::string& kv : formats_) {
+      const Row cell = plan_cell(q_, kv);
+      if (is_stored(cell)) continue;
+      if (!planned) planned = plan_model(params_.model, params_.place);
+      Row row = to_row(*planned, plan_memory(*planned, parse_kv_choice(kv).or_throw(), q_.n_ctx, q_.n_sessions, 0));
+      row["memory_bytes"] = params_.memory_bytes;
+      add(cell, std::move(row));
+    }
+  }
+
+  void attention() {
+    SweepSpec spec{.name = "decide",
+                   .samples = params_.samples,
+                   .max_seconds = params_.max_seconds,
+                   .roof_mib = params_.roof_mib,
+                   .seed = params_.seed};
+    const auto add_shape = [&](const HeadShape& shape, const std::vector<int>& depths) {
+      for (const int depth : depths) {
+        const SweepCell cell{.bench = "attention",
+                             .shape = {shape.n_heads, shape.n_kv_heads},
+                             .head_dim = shape.head_dim,
+                             .depth = depth,
+                             .kernel = "best"};
+        for (size_t i = 0; i <= formats_.size(); ++i) {
+          spec.cells.push_back(cell);
+          spec.cells.back().format = formats_[i % formats_.size()];
+          spec.cells.back().control = i == formats_.size();
+        }
+      }
+    };
+    add_shape(q_.shape, q_.depths);
+    add_shape(q_.target, q_.target_depths);
+    const SweepTarget target{
+        .device = params_.place.device, .n_threads = q_.subject.n_threads, .isa = params_.place.isa};
+    const SweepPlan plan = plan_sweep(spec, target, store_.rows().or_throw());
+    SweepHooks hooks{.stop = hooks_.stop, .on_status = hooks_.on_status};
+    hooks.on_row = [&](const PlannedCell&, const Row& row) { say(row); };
+    run_sweep(spec, plan, op_kernels(), store_, hooks);
+  }
+
+  void requests() {
+    std::optional<BenchReference> reference;
+    for (const int n_prompt : q_.prompts) {
+      // Formats of a prompt are compared: they are measured in one run, or all again.
+      bool all_stored = is_stored(service_cell(q_, n_prompt, kReferenceFormat, true));
+      for (const std::string& kv : formats_) all_stored &= is_stored(service_cell(q_, n_prompt, kv, false));
+      if (all_stored || stopped()) continue;
+      if (params_.check && !reference) {
+        status("the reference of " + params_.model);
+        reference.emplace(params_.model);
+      }
+      requests_of(n_prompt, reference ? &*reference : nullptr);
+    }
+  }
+
+  void quality() {
+    if (params_.text.empty() || q_.subject.synthetic) return;
+    const Corpus corpus = read_corpus(model_, params_.text);
+    EvalOptions options = eval_options();
+    for (const std::string& kv : params_.candidates)
+      if (!is_stored(quality_cell(q_, kv))) options.candidates.push_back(parse_kv_choice(kv).or_throw());
+    if (options.candidates.empty() || stopped()) return;
+    status("perplexity and divergence, token by token");
+    const EvalResult result = evaluate(model_, corpus, options, {.stop = hooks_.stop});
+    if (!result.complete()) return;
+    for (const CandidateResult& candidate : result.candidates)
+      add(quality_cell(q_, kv_text(candidate.kv)), to_row(result, candidate));
+  }
+
+  EvalOptions eval_options() const {
+    return {.n_ctx = q_.eval_ctx,
+            .max_chunks = params_.eval_chunks,
+            .device = params_.place.device,
+            .path = EvalPath::decode,
+            .against_base = true};
+  }
+
+ private:
+  bool stopped() const { return hooks_.stop && hooks_.stop(); }
+  void status(const std::string& what) const {
+    if (hooks_.on_status) hooks_.on_status(what);
+  }
+  void say(const Row& row) const {
+    if (hooks_.on_row) hooks_.on_row(row);
+  }
+  bool is_stored(const Row& cell) const { return find_evidence(store_.rows().or_throw(), cell).row != nullptr; }
+  void add(const Row& cell, Row row) {
+    const Row from = provenance(q_.subject.n_threads, params_.seed);
+    for (const auto& [field, value] : from.items())
+      if (!row.contains(field)) row[field] = value;
+    row["cell"] = cell;
+    store_.add(row);
+    say(row);
+  }
+
+  /// Seconds of one request: the prompt, then n_gen tokens, in a new session.
+  double request(const BenchTest& test, std::span<const int32_t> prompt, int n_gen) const {
+    Session session(model_, session_options(test.kv, test.n_ctx(), test.n_ubatch));
+    SamplerOptions greedy;
+    greedy.temperature = 0;
+    const auto start = std::chrono::steady_clock::now();
+    session.prefill(prompt);
+    session.draw(greedy, prompt, n_gen, [&](int32_t) { return !stopped(); });
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
+
+  void requests_of(int n_prompt, BenchReference* reference) {
+    BenchParams bench;
+    bench.models = {params_.model};
+    bench.repeats = params_.repeats;
+    bench.seed = params_.seed;
+    bench.real_prefill = true;
+    std::vector<BenchRow> rows;  // f16, the candidates, f16 again
+    for (size_t i = 0; i <= formats_.size(); ++i) {
+      BenchRow& row = rows.emplace_back();
+      row.model = model_.info();
+      row.test.kv = parse_kv_choice(formats_[i % formats_.size()]).or_throw();
+      row.test.n_prompt = n_prompt;
+      row.test.n_gen = q_.n_gen;
+      Session session(model_, session_options(row.test.kv, row.test.n_ctx(), 0));
+      row.cache = session.kv_report();
+      row.kernels = session.kernels();
+      if (!reference) continue;
+      status("check of " + row.test.text());
+      row.check = i < formats_.size()
+                      ? reference->compare(model_, {.kv = row.test.kv, .depth = n_prompt}, params_.seed, {})
+                      : rows[0].check;
+    }
+    Rng rng(params_.seed);
+    for (int repeat = -1; repeat < params_.repeats; ++repeat) {  // the first is to warm up
+      const std::vector<int32_t> prompt = random_tokens(model_, n_prompt, rng);
+      for (BenchRow& row : rows) {
+        if (row.check.done && !row.check.passed) continue;
+        status(repeat < 0 ? "warming up " + row.test.text() : fmt::format("{}, {}", row.test.text(), repeat + 1));
+        const double seconds = request(row.test, prompt, repeat < 0 ? 1 : q_.n_gen);
+        if (stopped()) return;
+        if (repeat >= 0) row.seconds.push_back(seconds);
+      }
+    }
+    for (size_t i = 0; i < rows.size(); ++i) {
+      rows[i].date = utc_now();
+      Row row = bench_fields(rows[i], bench);
+      row["kind"] = "service";
+      if (rows[i].check.done && !rows[i].check.passed) {
+        row["state"] = "failed";
+        row["reason"] =
+            fmt::format("NMSE {:.3g} over {:.3g} ({})", rows[i].check.nmse, rows[i].check.bound, rows[i].check.what);
+      }
+      add(service_cell(q_, n_prompt, formats_[i % formats_.size()], i == formats_.size()), std::move(row));
+    }
+  }
+
+  const Model& model_;
+  const DecisionParams& params_;
+  const DecisionQuestion& q_;
+  Store& store_;
+  const DecisionHooks& hooks_;
+  std::vector<std::string> formats_;
+};
+
+}  // namespace
+
+RecordSubject subject_of(const Model& model) {
+  const ModelInfo& info = model.info();
+  Engine& engine = model.engine();
+  RecordSubject subject{.model_path = info.path,
+                        .model_hash = fmt::format("{:016x}", model_hash(engine.config(), engine.weights(), 0)),
+                        .synthetic = info.path.starts_with("synth:"),
+                        .device = engine.on_device() ? "cuda" : "cpu",
+                        .isa = info.isa,
+                        .build = build_identity()};
+  if (engine.on_device()) {
+    subject.device_name = info.device.substr(info.device.find(' ') + 1);
+  } else {
+    subject.device_name = machine_info().cpu_model;
+    subject.n_threads = info.n_threads;
+  }
+  return subject;
+}
+
+DecisionQuestion ask(const Model& model, const DecisionParams& params) {
+  const ModelPlan& plan = model.engine().plan();
+  const LayerPlan& layer = plan.layers[size_t(plan.first_attention())];
+  if (layer.mixer == MixerKind::latent)
+    throw Error(ErrorKind::usage, "latent attention has no bench yet: nothing can be decided for this model");
+  const AttentionPlan& a = layer.attention;
+  DecisionQuestion q{.subject = subject_of(model),
+                     .n_ctx = params.n_ctx > 0 ? params.n_ctx : model.info().n_ctx_train,
+                     .n_sessions = params.n_sessions,
+                     .shape = {a.n_heads, a.n_kv_heads, a.head_dim},
+                     .depths = params.depths,
+                     .target_depths = params.target_depths,
+                     .prompts = params.prompts,
+                     .n_gen = params.n_gen};
+  if (q.depths.empty()) q.depths = sweep_depths(q.n_ctx);
+  if (q.target_depths.empty()) q.target_depths = {4096, 8192, 16384, 32768};
+  if (q.n_gen == 0) q.n_gen = std::clamp(q.n_ctx / 4, 1, 1024);
+  if (q.prompts.empty()) q.prompts = {std::min(4096, q.n_ctx - q.n_gen)};
+  for (std::vector<int>* list : {&q.depths, &q.target_depths, &q.prompts}) std::ranges::sort(*list);
+  if (q.prompts.front() < 1 || q.prompts.back() > q.n_ctx - q.n_gen)
+    throw_error(ErrorKind::usage, "prompts of {} and {} generated tokens do not fit into a context of {}",
+                q.prompts.back(), q.n_gen, q.n_ctx);
+  for (const std::string& kv : params.candidates)
+    layer_configs(session_options(parse_kv_choice(kv).or_throw(), q.n_ctx, 0), plan);
+  q.eval_ctx = params.eval_ctx > 0 ? params.eval_ctx : std::min(1024, model.info().n_ctx_train);
+  if (params.text.empty() || q.subject.synthetic) return q;
+  const Corpus corpus = read_corpus(model, params.text);
+  EvalOptions options{.n_ctx = q.eval_ctx, .max_chunks = params.eval_chunks, .path = EvalPath::decode};
+  q.eval_chunks = plan_evaluation(model, corpus, options).windows.n_chunks;
+  q.corpus = fmt::format("{:016x}", corpus.xxh64);
+  return q;
+}
+
+void measure_missing(const Model& model, const DecisionParams& params, const DecisionQuestion& question, Store& store,
+                     const DecisionHooks& hooks) {
+  Measurer measurer(model, params, question, store, hooks);
+  measurer.plans();
+  measurer.attention();
+  measurer.requests();
+  measurer.quality();
+}
+
+}  // namespace ridge::lab

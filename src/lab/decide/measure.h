@@ -1,0 +1,47 @@
+// Measures what the gates want and the store does not have: attention sweeps, whole requests, quality on the decode
+// path, plans. Rows are stored as they come, so that a second call goes on where the first one ended.
+#pragma once
+
+#include <functional>
+
+#include "lab/decide/gates.h"
+#include "lab/store/store.h"
+#include "ridge/engine.h"
+
+namespace ridge::lab {
+
+/// The model as records have it.
+RecordSubject subject_of(const Model& model);
+
+struct DecisionParams {
+  std::string model;
+  LoadOptions place;
+  std::vector<std::string> candidates;              ///< as kv_text() writes them, without f16
+  int n_ctx = 0, n_sessions = 1;                    ///< n_ctx 0: what the model was trained for
+  std::vector<int> depths, target_depths, prompts;  ///< empty: chosen by the context
+  int n_gen = 0;                                    ///< 0: 1024, at most a quarter of the context
+  int repeats = 5;                                  ///< of requests, of each format
+  int samples = 40;                                 ///< of an attention cell
+  double max_seconds = 2;                           ///< that an attention cell's samples take
+  int roof_mib = 0;                    ///< buffer of the read roof of attention; 0: as bench bandwidth chooses
+  std::string text;                    ///< what quality is measured on; empty: it is not
+  int eval_ctx = 0, eval_chunks = 20;  ///< windows of the text; 0: 1024, at most the trained context
+  int64_t memory_bytes = 0;            ///< of gate 6
+  bool check = true;                   ///< against the reference kernels, before requests are timed
+  uint64_t seed = 42;
+};
+
+struct DecisionHooks {
+  std::function<bool()> stop;
+  std::function<void(const std::string& what)> on_status;
+  std::function<void(const Row& row)> on_row;  ///< after it was stored
+};
+
+/// What is asked of this model: everything that was left open is chosen. Throws usage for what the model cannot do.
+DecisionQuestion ask(const Model& model, const DecisionParams& params);
+
+/// Measures missing cells. After a `stop` unfinished cells have no rows.
+void measure_missing(const Model& model, const DecisionParams& params, const DecisionQuestion& question, Store& store,
+                     const DecisionHooks& hooks);
+
+}  // namespace ridge::lab

@@ -1,0 +1,349 @@
+#include "lab/decide/plan.h"
+
+#include <unistd.h>
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <numeric>
+
+#include "base/rng.h"
+#include "base/thread_pool.h"
+#include "engine/cpu_step_buffers.h"
+#include "engine/device_name.h"
+#include "gpu/device_query.h"
+#include "lab/store/machine.h"
+
+namespace ridge::lab {
+namespace {
+
+constexpr int kHostUbatch = 512, kDeviceUbatch = 2048, kMostContext = 1 << 26;
+constexpr const char* kMatrices = "weights";
+constexpr const char* kEmbedding = "embedding";
+constexpr const char* kVectors = "norms and biases";
+constexpr const char* kPageLists = "page lists";
+constexpr const char* kMetrics = "rounding metrics";
+constexpr const char* kActivations = "activations";
+constexpr const char* kScratch = "kernel scratch";
+constexpr const char* kLogits = "logits";
+/// Of the pool, a page: its number among the free ones, its holders, its place in a sequence's list.
+constexpr int64_t kPoolBytesOfPage = 3 * sizeof(int32_t);
+
+int64_t sum_of(const std::vector<PlanPart>& parts) {
+  return std::accumulate(parts.begin(), parts.end(), int64_t(0),
+                         [](int64_t sum, const PlanPart& part) { return sum + part.bytes; });
+}
+
+/// Of the model, wherever its bytes are: what is held, not what the file has.
+struct WeightBytes {
+  int64_t matrices = 0;   ///< panels, and rows where kernels read rows
+  int64_t embedding = 0;  ///< its rows
+  int64_t vectors = 0;
+};
+
+int64_t vector_bytes(const Weights& w) {
+  int64_t values = ssize(w.output_norm) + ssize(w.rope_factors) + ssize(w.long_rope_factors);
+  for (const LayerWeights& l : w.layers) {
+    for (const auto* v :
+         {&l.attn_norm,     &l.delta.conv,     &l.delta.decay, &l.delta.dt_bias, &l.delta.norm, &l.q_bias,
+          &l.k_bias,        &l.v_bias,         &l.q_norm,      &l.k_norm,        &l.q_a_norm,   &l.kv_a_norm,
+          &l.attn_sub_norm, &l.attn_post_norm, &l.o_bias,      &l.sink_logits,   &l.ffn_norm,   &l.ffn_sub_norm,
+          &l.ffn_post_norm, &l.router_bias,    &l.choice_bias, &l.shared_gate})
+      values += ssize(*v);
+    for (const ExpertWeights& e : l.experts) values += ssize(e.gate_bias) + ssize(e.up_bias) + ssize(e.down_bias);
+  }
+  return 4 * values;
+}
+
+bool in_buffers(const Weights& w, const Linear& m) {
+  return std::ranges::any_of(w.buffers, [&](const AlignedBuffer& buffer) {
+    return m.rows >= buffer.data() && m.rows < buffer.data() + buffer.bytes();
+  });
+}
+
+/// What loading will make of the matrices on the CPU.
+WeightBytes planned_weights(const PlannedModel& model) {
+  const Weights& w = model.loaded.weights;
+  const bool tied = model.config().tied_output;
+  WeightBytes sum{.embedding = w.embedding.bytes(), .vectors = vector_bytes(w)};
+  // Rows that panels have replaced are dropped: a shape never keeps them, a mapping's pages go when memory is short.
+  for_each_matrix(w, [&](const Linear& m, std::string_view) {
+    const int64_t panels = packed_bytes(m, model.isa);
+    const bool is_embedding = tied && &m == &w.output;
+    const bool keeps_rows = panels == 0 || (model.is_shape ? m.int8_activations : in_buffers(w, m));
+    sum.matrices += panels + (keeps_rows && !is_embedding ? m.bytes() : 0);
+  });
+  if (model.is_shape && !tied) sum.matrices += packed_bytes(w.embedding, model.isa);
+  return sum;
+}
+
+/// What loading has made of them: all buffers, and rows in a mapping that kernels read.
+WeightBytes found_weights(const Weights& w, bool tied) {
+  WeightBytes sum{.embedding = w.embedding.bytes(), .vectors = vector_bytes(w)};
+  for (const AlignedBuffer& buffer : w.buffers) sum.matrices += buffer.bytes();
+  if (in_buffers(w, w.embedding)) sum.matrices -= w.embedding.bytes();
+  for_each_matrix(w, [&](const Linear& m, std::string_view) {
+    const bool is_embedding = tied && &m == &w.output;
+    if (!m.panels && !is_embedding && !in_buffers(w, m)) sum.matrices += m.bytes();
+  });
+  return sum;
+}
+
+std::string side_name(bool is_k, std::string_view what) { return fmt::format("KV {} {}", is_k ? "K" : "V", what); }
+
+/// Parts of the caches of n_sessions sequences, in the order of a plan.
+void add_kv(const PlannedModel& model, std::span<const KvLayerConfig> layers, int n_pages, int n_slots,
+            MemoryPlan& plan) {
+  int64_t lists = kPoolBytesOfPage * n_pages, metrics = 0, of_metrics = 0;
+  for (const bool is_k : {true, false}) {
+    int64_t coded = 0, ring = 0, sinks = 0, centres = 0, states = 0;
+    for (const KvLayerConfig& config : layers) {
+      const KvLayout layout(config, is_k, model.on_device() && device_tiles(config).ok);
+      coded += n_pages * layout.page_bytes();
+      ring += n_slots * layout.ring_bytes();
+      sinks += n_slots * layout.sinks_bytes();
+      centres += n_slots * (layout.centre_bytes() + layout.head_scale_bytes());
+      states += n_slots * layout.state_bytes();
+      lists += n_pages * int64_t(sizeof(PageCounts));
+      const int64_t form = 4 * int64_t(config.n_kv_heads) * config.head_dim * config.head_dim;
+      if (config.n_kv_heads > 0) of_metrics += is_k || !config.v_is_k ? form : 0;
+      if (layout.config.policy.rounding == KvRounding::weighted) metrics += layout.tiles.n_kv_heads > 0 ? form : 0;
+    }
+    plan.parts.push_back({side_name(is_k, "coded"), coded});
+    plan.parts.push_back({side_name(is_k, "recent"), ring});
+    plan.parts.push_back({side_name(is_k, "sinks"), sinks});
+    plan.parts.push_back({side_name(is_k, "centres"), centres});
+    if (is_k) plan.parts.push_back({"states", states});
+  }
+  plan.parts.push_back({kPageLists, lists});
+  // The model's own forms beside those of the sides, turned into cache space.
+  plan.parts.push_back({kMetrics, metrics > 0 ? metrics + of_metrics : 0});
+}
+
+int ubatch_of(const PlannedModel& model, int n_ubatch, int n_ctx) {
+  return std::min(n_ctx, n_ubatch > 0 ? n_ubatch : model.on_device() ? kDeviceUbatch : kHostUbatch);
+}
+
+std::vector<KvLayerConfig> layers_of(const PlannedModel& model, const KvChoice& kv, int n_ctx) {
+  return layer_configs(session_options(kv, n_ctx, 0), model.plan);
+}
+
+/// The steps that a plan is for: one of a prompt, one of all sequences at the end of their contexts.
+std::vector<StepShape> planned_steps(int n_ctx, int n_sessions, int n_ubatch) {
+  return {{.n_tokens = n_ubatch}, {.n_seqs = n_sessions, .n_past = n_ctx - 1, .n_logits = n_sessions}};
+}
+
+int64_t resident_bytes() {
+  std::ifstream file("/proc/self/statm");
+  int64_t all = 0, resident = 0;
+  file >> all >> resident;
+  return resident * sysconf(_SC_PAGESIZE);
+}
+
+}  // namespace
+
+int64_t MemoryPlan::total() const { return sum_of(parts); }
+int64_t PlanCheck::total() const { return sum_of(found); }
+
+int64_t MemoryPlan::of(std::string_view name) const {
+  for (const PlanPart& part : parts)
+    if (part.name == name) return part.bytes;
+  return 0;
+}
+
+double PlanCheck::difference(const MemoryPlan& plan) const {
+  return std::abs(double(total() - plan.total())) / double(total());
+}
+
+PlannedModel plan_model(const std::string& path, const LoadOptions& place) {
+  constexpr std::string_view kSynth = "synth:";
+  PlannedModel model{.place = place, .is_shape = path.starts_with(kSynth)};
+  if (parse_device(place.device)) {
+    if (!place.isa.empty())
+      throw Error(ErrorKind::usage, "isa chooses kernels of the CPU: leave it out with device cuda");
+  } else {
+    model.isa = std::min(detect_isa(), find_isa(place.isa).or_throw());
+    if (place.n_threads == 0) model.place.n_threads = available_processors();
+  }
+  CpuContext context(1, model.isa);
+  model.loaded = model.is_shape ? make_synth_model(context, path.substr(kSynth.size()), true).or_throw()
+                                : load_model(path).or_throw();
+  model.plan = make_plan(model.config(), model.loaded.weights.rope_factors, model.loaded.weights.long_rope_factors);
+  return model;
+}
+
+MemoryPlan plan_memory(const PlannedModel& model, const KvChoice& kv, int n_ctx, int n_sessions, int n_ubatch) {
+  const Weights& w = model.loaded.weights;
+  const std::vector<KvLayerConfig> layers = layers_of(model, kv, n_ctx);
+  MemoryPlan plan{.kv = kv,
+                  .n_ctx = n_ctx,
+                  .n_sessions = n_sessions,
+                  .n_ubatch = ubatch_of(model, n_ubatch, n_ctx),
+                  .step_weight_bytes = decode_matrix_bytes(w, model.config().n_experts_used)};
+  if (model.on_device()) {
+    plan.parts.push_back({kMatrices, cuda_weight_bytes(model.plan, w, model.place.kernels)});
+  } else {
+    const WeightBytes weights = planned_weights(model);
+    plan.parts = {{kMatrices, weights.matrices}, {kEmbedding, weights.embedding}, {kVectors, weights.vectors}};
+  }
+  const int pages = std::max(1, pages_for(layers, n_ctx));
+  add_kv(model, layers, pages * n_sessions, n_sessions, plan);
+  for (const KvLayerConfig& config : layers)
+    for (const bool is_k : {true, false}) {
+      const KvLayout layout(config, is_k, model.on_device() && device_tiles(config).ok);
+      plan.session_bytes += pages * layout.page_bytes() + layout.slot_bytes();
+      plan.step_kv_bytes += n_sessions * (kv_read_bytes(layout.tiles, n_ctx) + layout.state_bytes());
+    }
+  if (model.on_device()) return plan;
+  const PlannedBuffers buffers = plan_step_buffers(model.plan, w, layers, model.isa, model.place.n_threads,
+                                                   planned_steps(n_ctx, n_sessions, plan.n_ubatch));
+  plan.parts.push_back({kActivations, buffers.activations});
+  plan.parts.push_back({kScratch, buffers.scratch});
+  plan.parts.push_back({kLogits, buffers.logits});
+  return plan;
+}
+
+namespace {
+
+/// The largest n in [0, most] that fits; `fits` holds up to some n and not beyond.
+template <class Fits>
+int64_t largest(int64_t most, const Fits& fits) {
+  int64_t low = 0;
+  for (int64_t step = int64_t(1) << 40; step > 0; step /= 2)
+    if (low + step <= most && fits(low + step)) low += step;
+  return low;
+}
+
+}  // namespace
+
+int largest_context(const PlannedModel& model, const KvChoice& kv, int n_sessions, int n_ubatch, int64_t memory) {
+  const int64_t most = std::min<int64_t>(kMostContext, int64_t(INT32_MAX) / n_sessions * kPagePositions);
+  return int(
+      largest(most, [&](int64_t n) { return plan_memory(model, kv, int(n), n_sessions, n_ubatch).total() <= memory; }));
+}
+
+int64_t most_sessions(const PlannedModel& model, const KvChoice& kv, int n_ctx, int n_ubatch, int64_t memory) {
+  // Pages of all sequences are numbered in 32 bits.
+  const int64_t most = INT32_MAX / std::max(1, pages_for(layers_of(model, kv, n_ctx), n_ctx));
+  return largest(most, [&](int64_t n) { return plan_memory(model, kv, n_ctx, int(n), n_ubatch).total() <= memory; });
+}
+
+std::vector<KvChoice> planned_formats(const PlannedModel& model) {
+  std::vector<KvChoice> choices;
+  for (const char* name : {"f16", "q8_0", "p8", "rotor-4", "rotor-3", "q4_0"}) {
+    const KvChoice kv = parse_kv_choice(name).or_throw();
+    const int group = find_kv_format(name).or_throw()->group;
+    if (std::ranges::all_of(model.plan.layers,
+                            [&](const LayerPlan& layer) { return layer.attention.head_dim % group == 0; }))
+      choices.push_back(kv);
+  }
+  return choices;
+}
+
+PlanCheck check_plan(const std::string& path, const MemoryPlan& plan, const LoadOptions& place) {
+  if (parse_device(place.device))
+    throw Error(ErrorKind::usage, "what a GPU's driver allocates is not counted yet (use --device cpu)");
+  const int64_t before = resident_bytes();
+  Engine engine(path, place);
+  const std::vector<KvLayerConfig> layers = layer_configs(session_options(plan.kv, plan.n_ctx, 0), engine.plan());
+  const int n_pages = std::max(1, pages_for(layers, plan.n_ctx)) * plan.n_sessions;
+  const auto pool = engine.open_pool(layers, n_pages, plan.n_sessions, plan.n_ctx);
+  const auto outputs = engine.backend().make_outputs();
+  Rng rng(1);
+  std::vector<int32_t> tokens;
+  const auto run = [&](std::span<const SeqTokens> seqs) {
+    tokens.clear();
+    for (const SeqTokens& of : seqs) {
+      pool->reserve(of.seq, of.n_tokens).or_throw();
+      for (int i = 0; i < of.n_tokens; ++i) tokens.push_back(int32_t(rng.next() % uint64_t(engine.plan().vocab_size)));
+    }
+    engine.backend().run({.tokens = tokens, .seqs = seqs, .logits = LogitRows::last}, *pool, *outputs);
+  };
+  const SeqTokens prompt{pool->open().or_throw(), plan.n_ubatch};
+  run({&prompt, 1});
+  pool->close(prompt.seq);
+  std::vector<SeqTokens> all;
+  for (int i = 0; i < plan.n_sessions; ++i) {
+    all.push_back({pool->open().or_throw(), 1});
+    pool->fill(all.back().seq, plan.n_ctx - 1, uint64_t(i)).or_throw();
+  }
+  run(all);
+
+  PlanCheck check{.resident_bytes = resident_bytes() - before};
+  const WeightBytes weights = found_weights(engine.weights(), engine.config().tied_output);
+  check.found = {{kMatrices, weights.matrices}, {kEmbedding, weights.embedding}, {kVectors, weights.vectors}};
+  // A side's allocation is one number: its parts are those of its layout, and the pages' what is left.
+  const KvMemory& memory = pool->memory();
+  const auto& host = static_cast<const HostKvMemory&>(memory);
+  int64_t lists = kPoolBytesOfPage * memory.n_pages(), metrics = 0;
+  for (const bool is_k : {true, false}) {
+    int64_t coded = 0, ring = 0, sinks = 0, centres = 0, states = 0;
+    for (int i = 0; i < memory.n_layers(); ++i) {
+      const KvLayout& layout = memory.layout(i, is_k);
+      const int64_t n = memory.n_slots(), counts = memory.n_pages() * int64_t(sizeof(PageCounts));
+      ring += n * layout.ring_bytes();
+      sinks += n * layout.sinks_bytes();
+      centres += n * (layout.centre_bytes() + layout.head_scale_bytes());
+      states += n * layout.state_bytes();
+      coded += memory.allocated_bytes(i, is_k) - n * layout.slot_bytes() - counts;
+      lists += counts;
+      const KvTiles& t = host.tiles(i, is_k);
+      if (t.metric) metrics += 4 * int64_t(t.n_kv_heads) * t.head_dim * t.head_dim;
+    }
+    check.found.push_back({side_name(is_k, "coded"), coded});
+    check.found.push_back({side_name(is_k, "recent"), ring});
+    check.found.push_back({side_name(is_k, "sinks"), sinks});
+    check.found.push_back({side_name(is_k, "centres"), centres});
+    if (is_k) check.found.push_back({"states", states});
+  }
+  if (const KvMetric* of_model = engine.kv_metric(layers)) metrics += 4 * (ssize(of_model->k) + ssize(of_model->v));
+  const StepBuffers buffers = engine.backend().step_buffers();
+  check.found.push_back({kPageLists, lists});
+  check.found.push_back({kMetrics, metrics});
+  check.found.push_back({kActivations, buffers.activations});
+  check.found.push_back({kScratch, buffers.scratch});
+  check.found.push_back({kLogits, outputs->bytes()});
+  return check;
+}
+
+std::optional<double> stored_roof_gb_s(std::span<const Row> rows, const LoadOptions& place) {
+  const std::optional<int> device = parse_device(place.device);
+  const gpu::DeviceReport gpus = device ? gpu::query_devices() : gpu::DeviceReport();
+  const MachineInfo machine = machine_info();
+  std::optional<double> roof;
+  std::string newest;
+  for (const Row& row : rows) {
+    if (text_in(row, "kind") != (device ? "bandwidth-device" : "bandwidth") || text_in(row, "date") < newest) continue;
+    double found = NAN;
+    if (device) {
+      if (size_t(*device) < gpus.devices.size() && text_in(row, "device_name") == gpus.devices[size_t(*device)].name)
+        found = number_in(row, "read_roof_gb_s");
+    } else if (text_in(row, "cpu") == machine.cpu_model && number_in(row, "n_threads") == place.n_threads) {
+      // Its best repeat, as other tenants only ever take away.
+      for (const Row& stream : row.value("streams", Row::array()))
+        if (text_in(stream, "name") == "read") found = number_in(stream, "max_gb_s");
+    }
+    if (!(found > 0)) continue;
+    roof = found;
+    newest = text_in(row, "date");
+  }
+  return roof;
+}
+
+Row to_row(const PlannedModel& model, const MemoryPlan& plan) {
+  Row row{{"kind", "plan"},
+          {"model_name", model.config().name},
+          {"device", model.place.device},
+          {"kv", kv_text(plan.kv)},
+          {"n_ctx", plan.n_ctx},
+          {"n_sessions", plan.n_sessions},
+          {"n_ubatch", plan.n_ubatch},
+          {"parts", Row::object()},
+          {"total_bytes", plan.total()},
+          {"session_bytes", plan.session_bytes},
+          {"step_weight_bytes", plan.step_weight_bytes},
+          {"step_kv_bytes", plan.step_kv_bytes}};
+  for (const PlanPart& part : plan.parts) row["parts"][part.name] = part.bytes;
+  return row;
+}
+
+}  // namespace ridge::lab

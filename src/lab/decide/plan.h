@@ -1,0 +1,85 @@
+// What a model, its caches and its steps take of memory, and what a decode step must read: counted from the
+// configuration and the headers of tensors, before anything is loaded.
+//
+// The plan is that of one pool: S sequences of CTX positions, steps of n_ubatch tokens while a prompt runs, then steps
+// of a token a sequence. Not in it: draft models and MTP heads, prefixes that a server keeps, lists of a few bytes a
+// token, the program itself; on a GPU also activations, scratch and graphs.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+#include "engine/kv_choice.h"
+#include "lab/store/results.h"
+
+namespace ridge::lab {
+
+/// A model as a plan sees it. Matrices of a file stay in their mapping and are not read, but for those that loading
+/// converts (BitNet's, packed 4-bit and MXFP4 of Hugging Face directories); of a shape there are none.
+struct PlannedModel {
+  LoadedModel loaded;
+  ModelPlan plan;
+  LoadOptions place;  ///< device, threads (counted) and kernels
+  Isa isa = Isa::scalar;
+  bool is_shape = false;
+
+  bool on_device() const { return place.device != "cpu"; }
+  const Config& config() const { return loaded.config; }
+};
+/// Throws Error as Model::load() does.
+PlannedModel plan_model(const std::string& path, const LoadOptions& place);
+
+/// One component.
+struct PlanPart {
+  std::string name;
+  int64_t bytes = 0;
+};
+
+struct MemoryPlan {
+  KvChoice kv;
+  int n_ctx = 0, n_sessions = 0, n_ubatch = 0;
+  std::vector<PlanPart> parts;    ///< the same names in every plan of a device
+  int64_t session_bytes = 0;      ///< one more sequence of n_ctx positions
+  int64_t step_weight_bytes = 0;  ///< that a decode step reads
+  int64_t step_kv_bytes = 0;      ///< of all sequences, when they hold n_ctx positions
+
+  int64_t total() const;
+  int64_t of(std::string_view name) const;
+  int64_t step_bytes() const { return step_weight_bytes + step_kv_bytes; }
+  /// Tokens a second of all sequences together, when they hold n_ctx positions and reading is all that takes time.
+  double tokens_per_second(double read_gb_s) const { return 1e9 * n_sessions * read_gb_s / double(step_bytes()); }
+};
+
+/// Throws usage for a cache that the model cannot have; n_ubatch 0: 512, on a GPU 2048.
+MemoryPlan plan_memory(const PlannedModel& model, const KvChoice& kv, int n_ctx, int n_sessions, int n_ubatch);
+
+/// The largest context of n_sessions sequences, and the largest number of sequences of n_ctx positions, that fit; 0
+/// where not even one does. Contexts end at 2^26.
+int largest_context(const PlannedModel& model, const KvChoice& kv, int n_sessions, int n_ubatch, int64_t memory);
+int64_t most_sessions(const PlannedModel& model, const KvChoice& kv, int n_ctx, int n_ubatch, int64_t memory);
+
+/// Formats that a plan shows when none are named: f16 and those of the shelf's that the model can have.
+std::vector<KvChoice> planned_formats(const PlannedModel& model);
+
+/// What was allocated for a plan, component by component, and the process's resident memory.
+struct PlanCheck {
+  std::vector<PlanPart> found;  ///< by the names of the plan's parts
+  int64_t resident_bytes = 0;   ///< the process after the steps less the process before loading
+
+  int64_t total() const;
+  /// |found - planned| / found, of the totals.
+  double difference(const MemoryPlan& plan) const;
+};
+inline constexpr double kPlanTolerance = 0.01;
+/// Loads the model on the CPU, opens a pool, fills its sequences, runs a prompt's step and a step of all sequences, and
+/// counts what the buffers hold. Throws usage for a device: there nothing is counted yet.
+PlanCheck check_plan(const std::string& path, const MemoryPlan& plan, const LoadOptions& place);
+
+/// The read roof of this machine, from the newest row of `ridge bench bandwidth` among these; nothing without one.
+std::optional<double> stored_roof_gb_s(std::span<const Row> rows, const LoadOptions& place);
+
+Row to_row(const PlannedModel& model, const MemoryPlan& plan);
+
+}  // namespace ridge::lab

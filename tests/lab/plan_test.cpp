@@ -1,0 +1,125 @@
+// Plans against what the engine allocates, and the answers that follow from them.
+#include "lab/decide/plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/thread_pool.h"
+#include "cases/paths.h"
+#include "lab/store/machine.h"
+
+namespace ridge::lab {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr const char* kReference = RIDGE_SOURCE_DIR "/models/ridge-ref-q8_0.gguf";
+constexpr const char* kStories = RIDGE_SOURCE_DIR "/models/stories260K.gguf";
+
+MemoryPlan plan_of(const PlannedModel& model, const char* kv, int n_ctx, int n_sessions) {
+  return plan_memory(model, parse_kv_choice(kv).or_throw(), n_ctx, n_sessions, 0);
+}
+
+TEST(Plan, EveryPartIsWhatTheEngineAllocates) {
+  for (const char* path :
+       {"synth:tiny", "synth:tiny-64@weights=q8_0", "synth:tiny-64@weights=q4_k@head=q8_0", "synth:tiny-bitnet",
+        "synth:tiny-gemma", "synth:tiny-latent", "synth:tiny-delta", "synth:tiny-experts", "synth:tiny-oss", kStories})
+    for (const char* kv : {"f16", "q8_0:window=32:sinks=4", "rotor-3"})
+      for (const char* isa : {"scalar", "avx2", ""}) {
+        const std::string_view name(path);
+        if (name == kStories && std::string_view(kv) != "f16") continue;  // heads of 8 values
+        // Scalar kernels take their time: for rows and for ternary codes once each.
+        if (find_isa(isa).or_throw() == Isa::scalar && name != "synth:tiny" && name != "synth:tiny-bitnet") continue;
+        if (find_isa(isa).or_throw() > detect_isa()) continue;
+        const LoadOptions place{.n_threads = 2, .isa = isa};
+        const PlannedModel model = plan_model(path, place);
+        const MemoryPlan plan = plan_of(model, kv, path == kStories ? 300 : 700, 3);
+        const PlanCheck check = check_plan(path, plan, place);
+        SCOPED_TRACE(fmt::format("{} {} {}", path, kv, isa));
+        EXPECT_LE(check.difference(plan), kPlanTolerance);
+        ASSERT_EQ(check.found.size(), plan.parts.size());
+        for (const PlanPart& part : check.found) {
+          // Padding behind rows is not planned; how many tokens an expert gets depends on the tokens.
+          const bool loose = part.name.starts_with("KV") || model.config().n_experts > 0;
+          EXPECT_NEAR(double(part.bytes), double(plan.of(part.name)), loose ? 4096 + 0.3 * double(part.bytes) : 0)
+              << part.name;
+        }
+        EXPECT_GT(plan.of("KV K coded"), 0);
+        EXPECT_GT(plan.of("activations"), 0);
+      }
+}
+
+TEST(Plan, ATrainedModelAndWeightedRounding) {
+  const PlannedModel model = plan_model(kReference, {});
+  for (const char* kv : {"f16", "rotor-3", "rotor-4/q8_0"}) {
+    const MemoryPlan plan = plan_of(model, kv, 2000, 2);
+    const PlanCheck check = check_plan(kReference, plan, {});
+    EXPECT_LE(check.difference(plan), kPlanTolerance) << kv;
+    EXPECT_GT(check.resident_bytes, plan.of("weights") / 2) << kv;
+  }
+}
+
+TEST(Plan, AWrongPlanIsFound) {
+  MemoryPlan plan = plan_of(plan_model("synth:tiny", {}), "f16", 2048, 2);
+  plan.parts[0].bytes += plan.total() / 50;
+  EXPECT_GT(check_plan("synth:tiny", plan, {}).difference(plan), kPlanTolerance);
+}
+
+TEST(Plan, TheLargestThatFitsFitsAndTheNextDoesNot) {
+  const PlannedModel model = plan_model("synth:qwen2.5-1.5b@weights=q4_0", {});
+  constexpr int64_t kMemory = int64_t(4) << 30;
+  for (const KvChoice& kv : planned_formats(model)) {
+    const auto total = [&](int n_ctx, int64_t n) { return plan_memory(model, kv, n_ctx, int(n), 0).total(); };
+    const int n_ctx = largest_context(model, kv, 2, 0, kMemory);
+    EXPECT_LE(total(n_ctx, 2), kMemory);
+    EXPECT_GT(total(n_ctx + 1, 2), kMemory);
+    const int64_t n = most_sessions(model, kv, 8192, 0, kMemory);
+    EXPECT_LE(total(8192, n), kMemory);
+    EXPECT_GT(total(8192, n + 1), kMemory);
+  }
+  const KvChoice f16;
+  EXPECT_EQ(largest_context(model, f16, 1, 0, 1 << 20), 0);
+  EXPECT_EQ(most_sessions(model, f16, 8192, 0, 1 << 20), 0);
+  EXPECT_GT(largest_context(model, parse_kv_choice("rotor-3").or_throw(), 2, 0, kMemory),
+            3 * largest_context(model, f16, 2, 0, kMemory));
+}
+
+TEST(Plan, AStepReadsWhatASessionSays) {
+  const PlannedModel model = plan_model("synth:tiny-64", {});
+  const Model loaded = Model::load("synth:tiny-64");
+  for (const char* kv : {"f16", "rotor-3"}) {
+    Session session(loaded, session_options(parse_kv_choice(kv).or_throw(), 1000, 0));
+    session.fill(999, 1);
+    const MemoryPlan plan = plan_of(model, kv, 1000, 1);
+    EXPECT_EQ(plan.step_bytes(), session.decode_read_bytes()) << kv;
+    EXPECT_DOUBLE_EQ(plan.tokens_per_second(1), 1e9 / double(plan.step_bytes()));
+    EXPECT_EQ(plan_of(model, kv, 1000, 5).step_kv_bytes, 5 * plan.step_kv_bytes);
+  }
+}
+
+TEST(Plan, TheNewestRoofOfThisMachineCounts) {
+  const LoadOptions place{.n_threads = 2};
+  const auto row = [](const std::string& cpu, int n_threads, const char* date, double gb_s) {
+    return Row{{"kind", "bandwidth"},
+               {"cpu", cpu},
+               {"n_threads", n_threads},
+               {"date", date},
+               {"streams", {{{"name", "write"}, {"max_gb_s", 1}}, {{"name", "read"}, {"max_gb_s", gb_s}}}}};
+  };
+  const std::string here = machine_info().cpu_model;
+  std::vector<Row> rows{row("another", 2, "2026-03", 10), row(here, 1, "2026-03", 20)};
+  EXPECT_FALSE(stored_roof_gb_s(rows, place));
+  rows.push_back(row(here, 2, "2026-02", 30));
+  rows.push_back(row(here, 2, "2026-01", 40));
+  EXPECT_EQ(stored_roof_gb_s(rows, place), 30);
+}
+
+TEST(Plan, RefusesWhatAModelCannotHave) {
+  const PlannedModel model = plan_model("synth:tiny", {});
+  EXPECT_THROW(plan_of(model, "rotor-3:window=33", 100, 1), Error);
+  EXPECT_THROW(plan_model("synth:none", {}), Error);
+  EXPECT_THROW(check_plan("synth:tiny", plan_of(model, "f16", 100, 1), {.device = "cuda"}), Error);
+}
+
+}  // namespace
+}  // namespace ridge::lab
