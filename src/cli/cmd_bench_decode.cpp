@@ -107,10 +107,8 @@ int bench_speculation(const BenchFlags& flags, const lab::BenchParams& decode) {
       .seed = decode.seed,
       .load = target.load_options(),
       .type = flags.spec.type,
-      .sampling = flags.spec.sampling,
       .draft_model = flags.spec.draft_model,
-      .draft_kv = kv_text(flags.spec.cache()),
-      .sampling = flags.spec.sampling};
+      .draft_kv = kv_text(flags.spec.cache())};
   params.open = [&](const Model& model, int n_ctx) {
     opened.push_back(std::make_unique<Proposers>(open_proposers(flags.spec, target, model, n_ctx, params.n_ubatch)));
     return opened.back()->make;
