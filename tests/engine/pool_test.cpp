@@ -572,5 +572,49 @@ TEST(SequencePool, RandomRowsFillPagesAndGoAgain) {
   EXPECT_EQ(pool->length(a), 0);
 }
 
+/// Sequences of 4,000 tokens that a pool takes until it refuses one, each with a checkpoint.
+int sequences_to_the_brim(const std::vector<KvLayerConfig>& layers, int n_pages, int n_slots) {
+  SequencePool pool(memory_of(layers, n_pages, n_slots), SequencePool::HostTwin());
+  for (int n = 0;; ++n) {
+    const Result<SeqId> seq = pool.open();
+    if (!seq || !pool.fill(*seq, 4000, uint64_t(n)) || !pool.checkpoint(*seq)) return n;
+  }
+}
+
+/// What a compressed cache is for: with the bytes of eight f16 sequences rotor-3 holds 4.5 times as many by pages, and
+/// four times as many with rings, sinks and a checkpoint of each counted.
+TEST(SequencePool, ABudgetHoldsFourTimesTheSequencesOfF16) {
+  const auto layers_of = [](const char* format) {
+    KvSideConfig of =
+        side(format, find_kv_format(format).or_throw()->policy.window, find_kv_format(format).or_throw()->policy.sinks);
+    return std::vector<KvLayerConfig>{{of, of, 8, 128}};
+  };
+  const auto f16 = layers_of("f16"), rotor = layers_of("rotor-3");
+  const auto page_bytes = [](const auto& layers) { return memory_of(layers, 1, 1)->page_bytes(); };
+  const auto slot_bytes = [](const auto& layers) { return memory_of(layers, 1, 1)->slot_bytes(); };
+  const int pages = (4000 + 127) / 128;  // of a sequence
+
+  const int64_t by_pages = 8 * pages * page_bytes(f16);
+  const auto held_by_pages = [&](const auto& layers) {
+    const int n_pages = int(by_pages / page_bytes(layers));
+    return sequences_to_the_brim(layers, n_pages, 2 * (n_pages / pages + 1));
+  };
+  const int f16_by_pages = held_by_pages(f16), rotor_by_pages = held_by_pages(rotor);
+  EXPECT_EQ(f16_by_pages, 8);
+  EXPECT_GE(rotor_by_pages, 4.5 * f16_by_pages);
+
+  const int64_t all = 8 * (pages * page_bytes(f16) + 2 * slot_bytes(f16));
+  const auto held = [&](const auto& layers) {
+    const int n = int(all / (pages * page_bytes(layers) + 2 * slot_bytes(layers)));
+    EXPECT_LE(n * (pages * memory_of(layers, 1, 1)->page_bytes() + 2 * slot_bytes(layers)), all);
+    return sequences_to_the_brim(layers, n * pages, 2 * n);
+  };
+  const int f16_held = held(f16), rotor_held = held(rotor);
+  EXPECT_EQ(f16_held, 8);
+  EXPECT_GE(rotor_held, 4 * f16_held);
+  RecordProperty("sequences", fmt::format("by pages {} and {}, by all bytes {} and {}", f16_by_pages, rotor_by_pages,
+                                          f16_held, rotor_held));
+}
+
 }  // namespace
 }  // namespace ridge
