@@ -193,21 +193,20 @@ std::vector<float> rope_factors(const Config& config) {
   return factors;
 }
 
-/// Whether a block behind the last one is written: the head of qwen35, or of plain layers (model/mtp.h).
-bool has_head(const io::HfDirectory& directory, const Config& c) {
-  return (c.arch == "qwen35" || takes_plain_head(c)) && directory.find(tensor_names::kNextJoin.hf) &&
-         !directory.find("mtp.embed_tokens.weight") && !directory.find("mtp.layers.1.input_layernorm.weight");
-}
-
-/// The jobs of an HF directory, in GGUF names and order.
+/// The jobs of an HF directory, in GGUF names and order. `head`: the model's, or nullptr; it becomes a block behind the
+/// last one.
 Result<std::vector<Job>> hf_jobs(const io::HfDirectory& directory, const Config& c, const Weights& weights,
-                                 std::deque<io::Tensor>& experts, std::string_view where) {
+                                 const MtpHead* head, std::deque<io::Tensor>& experts, std::string_view where) {
   const Nesting nesting = find_nesting(directory.tensors);
+  const Arch& arch = arch_of(c);
+  const auto layer_of = [&](int layer) -> const LayerWeights& {
+    return layer == c.n_layers ? head->weights.layers[0] : weights.layers[size_t(layer)];
+  };
   const bool permute = c.rope_pairs == RopePairs::interleaved;
   std::vector<Job> jobs;
   std::string missing;
   const auto push = [&](const tensor_names::Name& name, int layer, bool required, int pair_heads = 0) {
-    const bool of_head = layer == c.n_layers && name.hf.starts_with("model.");
+    const bool of_head = layer == c.n_layers && name.hf.starts_with("model.") && !arch.latent;
     const std::string hf_name = of_head ? fmt::format("mtp.layers.0{}", name.hf.substr(name.hf.find("{}") + 2))
                                         : nested_name(nesting, fmt::format(fmt::runtime(name.hf), layer));
     const io::Tensor* source = directory.find(hf_name);
@@ -217,7 +216,6 @@ Result<std::vector<Job>> hf_jobs(const io::HfDirectory& directory, const Config&
     jobs.back().pair_heads = permute ? pair_heads : 0;
   };
   namespace n = tensor_names;
-  const Arch& arch = arch_of(c);
   const auto push_norm = [&](const tensor_names::Name& name, int layer, bool required) {
     if (!required) return;
     push(name, layer, true);
@@ -235,12 +233,12 @@ Result<std::vector<Job>> hf_jobs(const io::HfDirectory& directory, const Config&
   };
   const auto push_experts = [&](const tensor_names::Name& name, int layer, Linear ExpertWeights::*matrix) {
     std::vector<Linear> all;
-    for (const ExpertWeights& expert : weights.layers[size_t(layer)].experts) all.push_back(expert.*matrix);
+    for (const ExpertWeights& expert : layer_of(layer).experts) all.push_back(expert.*matrix);
     push_stacked(name, layer, all);
   };
   const auto push_expert_biases = [&](const tensor_names::Name& name, int layer,
                                       std::vector<float> ExpertWeights::*bias) {
-    const std::vector<ExpertWeights>& all = weights.layers[size_t(layer)].experts;
+    const std::vector<ExpertWeights>& all = layer_of(layer).experts;
     Job& job = jobs.emplace_back();
     job.spec = {.name = fmt::format(fmt::runtime(name.gguf), layer), .shape = {ssize(all), ssize(all[0].*bias)}};
     for (const ExpertWeights& expert : all)
@@ -291,7 +289,13 @@ Result<std::vector<Job>> hf_jobs(const io::HfDirectory& directory, const Config&
   push(n::kEmbedding, 0, true);
   push_norm(n::kOutputNorm, 0, true);
   push(n::kOutput, 0, !c.tied_output);
-  for (int i = 0; i < c.n_layers + (has_head(directory, c) ? 1 : 0); ++i) {
+  for (int i = 0; i < c.n_layers + (head ? 1 : 0); ++i) {
+    if (i == c.n_layers) {
+      const n::NextNames& names = n::next_names(arch);
+      push(names.join, i, true);
+      for (const auto& name : {names.embedding_norm, names.hidden_norm, names.output_norm}) push_norm(name, i, true);
+      for (const auto& name : {names.embedding, names.output}) push(name, i, false);
+    }
     push_norm(n::kAttnNorm, i, c.norms != NormPlace::after);
     const bool attends = i == c.n_layers || !c.has_delta(i);
     if (!attends) push_delta(i);
@@ -301,7 +305,7 @@ Result<std::vector<Job>> hf_jobs(const io::HfDirectory& directory, const Config&
       for (const auto& name : {n::kQA, n::kQANorm, n::kQB}) push(name, i, c.q_rank > 0);
       push(n::kKvA, i, true);
       push(n::kKvANorm, i, true);
-      const LayerWeights& layer = weights.layers[size_t(i)];
+      const LayerWeights& layer = layer_of(i);
       push_stacked(n::kLatentK, i, layer.k_b);
       push_stacked(n::kLatentV, i, layer.v_b);
     } else {
@@ -355,9 +359,6 @@ Result<std::vector<Job>> hf_jobs(const io::HfDirectory& directory, const Config&
     push(n::kUp, i, !arch.fused);
     push(n::kFfnSubNorm, i, c.sub_norm);
     push(n::kDown, i, true);
-    if (i < c.n_layers) continue;
-    push(n::kNextJoin, i, true);
-    for (const auto& name : {n::kNextEmbeddingNorm, n::kNextHiddenNorm, n::kNextOutputNorm}) push_norm(name, i, true);
   }
   if (!missing.empty()) return bad_file("{}: tensors are missing:{}", where, missing);
   for (const auto& [name, factors] : {std::pair(n::kShortRopeFactors, &c.rope_scaling.short_factors),
@@ -406,6 +407,7 @@ Result<std::vector<Fallback>> convert_to_gguf(const std::string& in, const std::
   RIDGE_TRY(LoadedModel model, load_model(in));
   RIDGE_TRY_STATUS(check_type(model.config, type));
   std::vector<Job> jobs;
+  std::optional<MtpHead> head;
   std::deque<io::Tensor> codes;  // what jobs point to that is in no file
   std::map<std::string, io::GgufValue, std::less<>> metadata;
   if (auto* directory = std::get_if<io::HfDirectory>(&model.weights.source)) {
@@ -415,12 +417,13 @@ Result<std::vector<Fallback>> convert_to_gguf(const std::string& in, const std::
     Config config = model.config;
     for (const Arch& arch : arch_list())
       if (arch.name == config.arch) config.rope_pairs = arch.gguf_pairs;
-    const std::filesystem::path head = directory->path / "mtp.safetensors";
-    if (takes_plain_head(config) && !arch_of(config).fused && std::filesystem::exists(head, error))
-      RIDGE_TRY_STATUS(add_head_file(*directory, head));
-    RIDGE_TRY(jobs, hf_jobs(*directory, config, model.weights, codes, in));
+    const std::filesystem::path head_file = directory->path / "mtp.safetensors";
+    if (takes_plain_head(config) && !arch_of(config).fused && std::filesystem::exists(head_file, error))
+      RIDGE_TRY_STATUS(add_head_file(*directory, head_file));
+    RIDGE_TRY(head, read_own_mtp_head(model.config, model.weights));
+    RIDGE_TRY(jobs, hf_jobs(*directory, config, model.weights, head ? &*head : nullptr, codes, in));
     metadata = config_metadata(config);
-    if (has_head(*directory, config)) {
+    if (head) {
       metadata[config.arch + ".block_count"] = uint64_t(config.n_layers + 1);
       metadata[config.arch + ".nextn_predict_layers"] = uint64_t(1);
     }

@@ -182,6 +182,10 @@ class Binder {
     return experts;
   }
   bool has(const std::string& tensor_name) const { return by_name_.contains(tensor_name); }
+  /// Whether a Hugging Face file has a tensor for each expert.
+  bool has_experts_apart(const tensor_names::Name& n, int layer) const {
+    return has(nested_name(nesting_, fmt::format(fmt::runtime(n.hf), layer, 0)));
+  }
   /// Every `step`-th row from `first` on of n_experts matrices in MXFP4 as checkpoints have it: codes [n_experts, n_rows,
   /// n_in / 32, 16] with weights 2 i and 2 i + 1 in byte i, exponents [n_experts, n_rows, n_in / 32].
   std::vector<Linear> expert_mxfp4(const tensor_names::Name& n, int layer, std::vector<int64_t> shape, int64_t first,
@@ -428,7 +432,7 @@ void bind_oss_experts(const Config& c, Binder& b, int i, LayerWeights& layer) {
 
 void bind_experts(const Config& c, Binder& b, int i, LayerWeights& layer) {
   namespace n = tensor_names;
-  const bool stacked = arch_of(c).experts_stacked && !b.is_gguf();
+  const bool stacked = arch_of(c).experts_stacked && !b.is_gguf() && !b.has_experts_apart(n::kExpertDown, i);
   const int64_t n_all = c.n_experts, n_ff = c.d_ff_expert;
   layer.router = b.matrix(n::kRouter, i, c.n_experts, c.d_model);
   const auto all = [&](const n::Name& name, int64_t n_out, int64_t n_in) {
@@ -751,47 +755,17 @@ void pack_weights(CpuContext& context, Weights& weights) {
 
 namespace {
 
-/// What a head of its own file calls its tensors, with the names of a model of one layer for those of its layer.
+/// What a head of its own file calls its tensors, with the names of a model of one layer for those under mtp.layers.0.
 std::vector<io::Tensor> own_head_tensors(const Weights& model) {
   constexpr std::string_view kHead = "mtp.", kLayer = "mtp.layers.";
   if (const auto* gguf = std::get_if<io::GgufFile>(&model.source)) return gguf->gguf.tensors;
   std::vector<io::Tensor> tensors;
-  if (const auto* directory = std::get_if<io::HfDirectory>(&model.source))
-    for (const io::Tensor& tensor : directory->tensors)
-      if (tensor.name.starts_with(kHead)) {
-        tensors.push_back(tensor);
-        if (tensor.name.starts_with(kLayer)) tensors.back().name.replace(0, kHead.size(), "model.");
-      }
+  for (const io::Tensor& tensor : std::get<io::HfDirectory>(model.source).tensors)
+    if (tensor.name.starts_with(kHead)) {
+      tensors.push_back(tensor);
+      if (tensor.name.starts_with(kLayer)) tensors.back().name.replace(0, kHead.size(), "model.");
+    }
   return tensors;
-}
-
-/// The head in the model's own file; false where there is none.
-Result<bool> load_own_head(Config c, const Weights& model, MtpHead& head) {
-  namespace n = tensor_names;
-  const std::vector<io::Tensor> tensors = own_head_tensors(model);
-  const bool is_gguf = std::holds_alternative<io::GgufFile>(model.source);
-  Binder b(tensors, is_gguf, head.weights);
-  const int layer = is_gguf ? c.n_layers : 0;
-  if (!b.has(b.name(n::kNextJoin, layer))) return false;
-  const bool plain = takes_plain_head(c);
-  if (!plain && (c.arch != "qwen35" || c.has_delta(c.n_layers - 1)))
-    return fail(ErrorKind::usage,
-                "an MTP head in the model's own file is read for qwen35 and plain layers only, not for {}", c.arch);
-  for (const std::string& more :
-       {b.name(n::kAttnNorm, layer + 1), fmt::format("blk.{}.nextn.embed_tokens.weight", layer),
-        fmt::format("blk.{}.nextn.shared_head_head.weight", layer), std::string("mtp.embed_tokens.weight"),
-        std::string("mtp.lm_head.weight")})
-    if (b.has(more)) return fail(ErrorKind::usage, "the MTP head has {} (not supported)", more);
-  c.delta = {};  // the head attends
-  const auto norm = [&](const n::Name& name) { return b.norm(name, layer, c.d_model, arch_of(c).norms_plus_one); };
-  head.after_norm = !plain;
-  head.weights.join_embedding_norm = norm(n::kNextEmbeddingNorm);
-  head.weights.join_hidden_norm = norm(n::kNextHiddenNorm);
-  head.weights.join = b.matrix(n::kNextJoin, layer, c.d_model, 2 * int64_t(c.d_model));
-  head.weights.output_norm = norm(n::kNextOutputNorm);
-  head.weights.layers.push_back(bind_layer(c, b, layer));
-  RIDGE_TRY_STATUS(b.finish("the MTP head"));
-  return true;
 }
 
 /// The head of a plain model in a safetensors file.
@@ -848,10 +822,10 @@ Status add_head_file(io::HfDirectory& directory, const std::filesystem::path& pa
   directory.files.push_back(std::move(file));
   RIDGE_TRY(std::vector<io::Tensor> tensors, io::parse_safetensors(directory.files.back().bytes(), path.native()));
   constexpr std::string_view kLayer = "layer.";
-  const std::pair<std::string_view, std::string_view> names[] = {{"eh_proj.weight", n::kNextJoin.hf},
-                                                                 {"enorm.weight", n::kNextEmbeddingNorm.hf},
-                                                                 {"hnorm.weight", n::kNextHiddenNorm.hf},
-                                                                 {"shared_head_norm.weight", n::kNextOutputNorm.hf}};
+  const std::pair<std::string_view, std::string_view> names[] = {{"eh_proj.weight", n::kNext.join.hf},
+                                                                 {"enorm.weight", n::kNext.embedding_norm.hf},
+                                                                 {"hnorm.weight", n::kNext.hidden_norm.hf},
+                                                                 {"shared_head_norm.weight", n::kNext.output_norm.hf}};
   for (io::Tensor& tensor : tensors) {
     if (tensor.name.starts_with(kLayer)) tensor.name.replace(0, kLayer.size(), "mtp.layers.0.");
     for (const auto& [own, name] : names)
@@ -859,6 +833,41 @@ Status add_head_file(io::HfDirectory& directory, const std::filesystem::path& pa
     directory.tensors.push_back(std::move(tensor));
   }
   return {};
+}
+
+Result<std::optional<MtpHead>> read_own_mtp_head(const Config& config, const Weights& model) {
+  namespace n = tensor_names;
+  const Arch& arch = arch_of(config);
+  const n::NextNames& names = n::next_names(arch);
+  const auto* const directory = std::get_if<io::HfDirectory>(&model.source);
+  const bool is_gguf = std::holds_alternative<io::GgufFile>(model.source), under_mtp = directory && !arch.latent;
+  std::optional<MtpHead> head;
+  const bool plain = takes_plain_head(config);
+  if ((!directory && !is_gguf) || (!arch.latent && !arch.delta && !plain)) return head;
+  io::Int4Layout int4 = io::Int4Layout::none;
+  if (directory) {
+    RIDGE_TRY(int4, io::int4_layout(directory->config_json, directory->path.native()));
+  }
+  const std::vector<io::Tensor> tensors = under_mtp || is_gguf ? own_head_tensors(model) : directory->tensors;
+  head.emplace();
+  Binder b(tensors, is_gguf, head->weights, int4);
+  const int layer = under_mtp ? 0 : config.n_layers;
+  if (!b.has(b.name(names.embedding_norm, layer))) return std::optional<MtpHead>();
+  if (b.has(b.name(n::kAttnNorm, layer + 1)))
+    return fail(ErrorKind::usage, "the model's file has an MTP head of several layers (not supported)");
+  Config c = config;
+  c.delta = {};  // the head attends, and has experts where the model has some
+  c.dense_layers = {};
+  const auto norm = [&](const n::Name& name) { return b.norm(name, layer, c.d_model, arch.norms_plus_one); };
+  head->after_norm = arch.delta;
+  head->own_ends = b.has(b.name(names.embedding, layer)) || b.has(b.name(names.output, layer));
+  head->weights.join_embedding_norm = norm(names.embedding_norm);
+  head->weights.join_hidden_norm = norm(names.hidden_norm);
+  head->weights.join = b.matrix(names.join, layer, c.d_model, 2 * int64_t(c.d_model));
+  head->weights.output_norm = norm(names.output_norm);
+  head->weights.layers.push_back(bind_layer(c, b, layer));
+  RIDGE_TRY_STATUS(b.finish("the MTP head"));
+  return head;
 }
 
 Result<MtpHead> load_mtp_head(CpuContext& context, const Config& c, const Weights& model, std::string path) {
@@ -873,10 +882,16 @@ Result<MtpHead> load_mtp_head(CpuContext& context, const Config& c, const Weight
     head.weights.output = model.output;
     return head;
   }
-  bool own = false;
+  std::optional<MtpHead> own;
   if (path.empty()) {
-    RIDGE_TRY(own, load_own_head(c, model, head));
+    RIDGE_TRY(own, read_own_mtp_head(c, model));
   }
+  if (own && !takes_plain_head(c) && (c.arch != "qwen35" || c.has_delta(c.n_layers - 1)))
+    return fail(ErrorKind::usage,
+                "an MTP head in the model's own file is run for qwen35 and plain layers only, not for {}", c.arch);
+  if (own && own->own_ends)
+    return fail(ErrorKind::usage, "the MTP head has an embedding or an output matrix of its own (not supported)");
+  if (own) head = std::move(*own);
   if (!own) RIDGE_TRY_STATUS(load_separate_head(c, model, std::move(path), head));
   std::vector<AlignedBuffer>& buffers = head.weights.buffers;
   LayerWeights& layer = head.weights.layers[0];

@@ -6,6 +6,8 @@
 // The embedding and the output matrix are the model's. In Qwen3.5 h_t is what the norm behind the model's last layer gave.
 #pragma once
 
+#include <optional>
+
 #include "model/weights.h"
 
 namespace ridge {
@@ -13,7 +15,14 @@ namespace ridge {
 struct MtpHead {
   Weights weights;          // the join, one layer, and the norm behind it
   bool after_norm = false;  // hidden states are those behind the model's norm, and the head's
+  bool own_ends = false;    // the file has an embedding or an output matrix of the head's, which nothing reads
 };
+
+/// The head in the model's own file, of the architectures that `ridge quantize` keeps heads of: Qwen3.5 and Qwen3-Next,
+/// with and without experts, and plain layers (mtp.* of a Hugging Face directory), DeepSeek-V3 (the layer behind the last
+/// one), and of their GGUF files the block behind the last one. Matrices are as the file has them. Nothing where there is
+/// no head.
+Result<std::optional<MtpHead>> read_own_mtp_head(const Config& config, const Weights& model);
 
 /// Reads the head of a model from a safetensors file. An empty path is the random head of a `synth:...@mtp=1` model, or the
 /// head in the model's own file (mtp.* of a Hugging Face directory, the block behind the last one of a GGUF file), else

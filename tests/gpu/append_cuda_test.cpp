@@ -253,8 +253,10 @@ TEST_F(AppendCuda, RowsHoldTheHostsBits) {
     for (const bool outliers : {false, replaces_nan}) steps(name, {layer}, outliers);
   }
   // Formats of tiles at a head_dim that has none.
-  for (const auto& [name, layer] : fragment_layers(96))
-    if (device_tiles(layer).ok == false && layer.n_kv_heads == 2) steps(std::string(name) + " of 96", {layer}, true);
+  for (const int dim : {96, 192})
+    for (const auto& [name, layer] : fragment_layers(dim))
+      if (device_tiles(layer).ok == false && layer.n_kv_heads == 2)
+        steps(fmt::format("{} of {}", name, dim), {layer}, true);
 }
 
 /// Rows that are K and V in one: those that a thread holds, and wider ones.

@@ -170,11 +170,26 @@ inline constexpr Name kDeltaDecay{"blk.{}.ssm_a", "model.layers.{}.linear_attn.A
 inline constexpr Name kDeltaDtBias{"blk.{}.ssm_dt.bias", "model.layers.{}.linear_attn.dt_bias"};
 inline constexpr Name kDeltaNorm{"blk.{}.ssm_norm.weight", "model.layers.{}.linear_attn.norm.weight"};
 inline constexpr Name kDeltaOut{"blk.{}.ssm_out.weight", "model.layers.{}.linear_attn.out_proj.weight"};
-// Of the head for the token after the next one: a block behind the last one, in Hugging Face files under mtp.layers.0.
-inline constexpr Name kNextJoin{"blk.{}.nextn.eh_proj.weight", "mtp.fc.weight"};
-inline constexpr Name kNextEmbeddingNorm{"blk.{}.nextn.enorm.weight", "mtp.pre_fc_norm_embedding.weight"};
-inline constexpr Name kNextHiddenNorm{"blk.{}.nextn.hnorm.weight", "mtp.pre_fc_norm_hidden.weight"};
-inline constexpr Name kNextOutputNorm{"blk.{}.nextn.shared_head_norm.weight", "mtp.norm.weight"};
+/// Of the head for the token after the next one: a block behind the last one, with these beside a layer's tensors.
+struct NextNames {
+  Name join, embedding_norm, hidden_norm, output_norm;
+  Name embedding, output;  ///< of its own, where it has them
+};
+/// In Hugging Face files under mtp., its layer under mtp.layers.0.
+inline constexpr NextNames kNext{{"blk.{}.nextn.eh_proj.weight", "mtp.fc.weight"},
+                                 {"blk.{}.nextn.enorm.weight", "mtp.pre_fc_norm_embedding.weight"},
+                                 {"blk.{}.nextn.hnorm.weight", "mtp.pre_fc_norm_hidden.weight"},
+                                 {"blk.{}.nextn.shared_head_norm.weight", "mtp.norm.weight"},
+                                 {"blk.{}.nextn.embed_tokens.weight", "mtp.embed_tokens.weight"},
+                                 {"blk.{}.nextn.shared_head_head.weight", "mtp.lm_head.weight"}};
+/// In DeepSeek-V3's all under model.layers.N, N being the number of layers.
+inline constexpr NextNames kNextBehind{{kNext.join.gguf, "model.layers.{}.eh_proj.weight"},
+                                       {kNext.embedding_norm.gguf, "model.layers.{}.enorm.weight"},
+                                       {kNext.hidden_norm.gguf, "model.layers.{}.hnorm.weight"},
+                                       {kNext.output_norm.gguf, "model.layers.{}.shared_head.norm.weight"},
+                                       {kNext.embedding.gguf, "model.layers.{}.embed_tokens.weight"},
+                                       {kNext.output.gguf, "model.layers.{}.shared_head.head.weight"}};
+inline const NextNames& next_names(const Arch& arch) { return arch.latent ? kNextBehind : kNext; }
 inline constexpr Name kFfnSubNorm{"blk.{}.ffn_sub_norm.weight", "model.layers.{}.mlp.ffn_sub_norm.weight"};
 inline constexpr Name kDown{"blk.{}.ffn_down.weight", "model.layers.{}.mlp.down_proj.weight"};
 inline constexpr Name kRopeFactors{"rope_freqs.weight", ""};

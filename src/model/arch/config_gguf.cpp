@@ -87,8 +87,6 @@ Status read_latent(const Keys& keys, Config& c, std::string_view where) {
   if (gate != 1 && gate != 2)
     return bad_file("{}: expert_gating_func is {} (supported: 1, a softmax, and 2, a sigmoid)", where, gate);
   c.sigmoid_router = gate == 2;
-  RIDGE_TRY(const int n_nextn, keys.integer_or("nextn_predict_layers", 0));
-  if (n_nextn > 0) return bad_file("{}: nextn_predict_layers is {} (not supported)", where, n_nextn);
   RIDGE_TRY(const int n_shared, keys.integer_or("expert_shared_count", 0));
   c.d_ff_shared = int(std::min<int64_t>(int64_t(n_shared) * c.d_ff_expert, 1 << 30));
   RIDGE_TRY(c.n_expert_groups, keys.integer_or("expert_group_count", 1));
@@ -147,7 +145,7 @@ Result<Config> config_from_gguf(const io::Gguf& gguf, std::string_view where) {
   RIDGE_TRY(c.n_layers, keys.integer("block_count"));
   // Layers that predict further tokens are the last blocks; nothing runs them.
   RIDGE_TRY(const int n_predict, keys.integer_or("nextn_predict_layers", 0));
-  if (!arch->latent) c.n_layers -= n_predict;
+  c.n_layers -= n_predict;
   if (c.n_layers < 1) return bad_file("{}: n_layers is {}, expected 1 to 1024", where, c.n_layers);
   RIDGE_TRY(c.d_model, keys.integer("embedding_length"));
   const bool own_d_ff = !arch->experts || keys.has("feed_forward_length");
