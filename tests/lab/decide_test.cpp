@@ -15,7 +15,7 @@ using testing::HasSubstr;
 
 DecisionParams quick(const std::string& model) {
   return {.model = model,
-          .place = {.n_threads = 2},
+          .place = {.n_threads = 1},
           .candidates = {"rotor-3"},
           .n_ctx = 256,
           .depths = {128, 256},
