@@ -6,7 +6,7 @@
 #include "cli/interrupt.h"
 #include "cli/options.h"
 #include "lab/decide/measure.h"
-#include "lab/store/machine.h"
+#include "lab/decide/plan.h"
 
 namespace ridge::cli {
 namespace {
@@ -38,7 +38,8 @@ lab::DecisionParams params_of(const DecideFlags& flags) {
   read_numbers("--depths", flags.depths, 1, 1 << 24, params.depths);
   read_numbers("--target-depths", flags.target_depths, 1, 1 << 24, params.target_depths);
   read_numbers("--prompts", flags.prompts, 1, 1 << 24, params.prompts);
-  params.memory_bytes = flags.memory_gib > 0 ? int64_t(flags.memory_gib * kGib) : lab::machine_info().available_bytes;
+  params.memory_bytes = int64_t(flags.memory_gib * kGib);
+  params.available_bytes = lab::usable_memory(params.place);
   params.check = !flags.no_check;
   return params;
 }
@@ -47,6 +48,7 @@ int decide(const DecideFlags& flags) {
   if (!flags.show.empty()) return show(lab::read_record(flags.show).or_throw(), flags.output.json);
   if (flags.model.model.empty()) bad_flag("--model", "is required", "or --show RECORD");
   if (flags.store.empty()) bad_flag("--store", "is required", "name a file for the rows; the record comes beside it");
+  check_device(flags.model.device);
   const lab::DecisionParams params = params_of(flags);
   const Model model = load_model(flags.model);
   const lab::DecisionQuestion question = lab::ask(model, params);

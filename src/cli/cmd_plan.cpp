@@ -2,12 +2,8 @@
 #include <algorithm>
 #include <memory>
 
-#include "base/thread_pool.h"
 #include "cli/options.h"
-#include "engine/device_name.h"
-#include "gpu/device_query.h"
 #include "lab/decide/plan.h"
-#include "lab/store/machine.h"
 
 namespace ridge::cli {
 namespace {
@@ -35,13 +31,6 @@ struct Planned {
 std::string planned_size(int64_t bytes) {
   return bytes < 1 << 20 ? fmt::format("{:.1f} KiB", double(bytes) / 1024)
                          : fmt::format("{:.1f} MiB", double(bytes) / 1048576);
-}
-
-int64_t memory_of(const PlanFlags& flags) {
-  if (flags.memory_gib > 0) return int64_t(flags.memory_gib * kGib);
-  if (const std::optional<int> device = parse_device(flags.model.device))
-    return int64_t(gpu::query_devices().devices.at(size_t(*device)).memory_bytes);
-  return lab::machine_info().available_bytes;
 }
 
 std::optional<double> roof_of(const PlanFlags& flags, const LoadOptions& place) {
@@ -124,7 +113,7 @@ int run_plan(const PlanFlags& flags) {
   const int n_ctx = flags.n_ctx > 0 ? flags.n_ctx : model.config().n_ctx_train;
   if (flags.check && model.on_device())
     bad_flag("--check", "what a GPU's driver allocates is not counted yet", "use --device cpu");
-  const int64_t memory = memory_of(flags);
+  const int64_t memory = flags.memory_gib > 0 ? int64_t(flags.memory_gib * kGib) : lab::usable_memory(model.place);
   const std::optional<double> roof = roof_of(flags, model.place);
   std::vector<Planned> plans;
   for (const KvChoice& kv : flags.list.empty() ? lab::planned_formats(model) : parse_kv_list(flags.list).or_throw()) {

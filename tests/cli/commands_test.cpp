@@ -680,6 +680,8 @@ std::vector<std::string> quick_decision(const std::string& model, const std::fil
           "0.02",
           "--roof-mib",
           "16",
+          "-t",
+          "1",
           "--no-check",
           "--eval-ctx",
           "64",
@@ -707,8 +709,8 @@ TEST(Decide, WritesARecordThatAutoObeys) {
 
   const auto auto_line = [&](const std::string& where, const std::string& of_model,
                              std::vector<std::string> more = {}) {
-    std::vector<std::string> args{"run", "-m",     of_model, "-p",         "One",  "-n",         "2",  "-c",
-                                  "64",  "--temp", "0",      "--kv-quant", "auto", "--decision", where};
+    std::vector<std::string> args{"run",    "-m", of_model,     "-p",   "One",        "-n",  "2",  "-c", "64",
+                                  "--temp", "0",  "--kv-quant", "auto", "--decision", where, "-t", "1"};
     args.insert(args.end(), more.begin(), more.end());
     const Outcome outcome = run_ridge(args);
     EXPECT_EQ(outcome.code, 0) << outcome.err;
@@ -720,9 +722,10 @@ TEST(Decide, WritesARecordThatAutoObeys) {
                 ContainsRegex("auto     (f16|rotor-3) for up to [0-9]+ tokens, by .*decision-"));
   EXPECT_THAT(auto_line(record, kTinyModel),
               ContainsRegex("auto     f16: .*for the model with hash .*ridge decide -m"));
-  EXPECT_THAT(auto_line(record, model, {"-t", "1"}), HasSubstr("number of threads"));
-  const Outcome chat = run_ridge(
-      {"chat", "-m", model, "-n", "2", "-c", "64", "--kv-quant", "auto", "--decision", record}, {.input = "Hello\n"});
+  EXPECT_THAT(auto_line(record, model, {"-t", "2"}), HasSubstr("number of threads"));
+  const Outcome chat =
+      run_ridge({"chat", "-m", model, "-n", "2", "-c", "64", "-t", "1", "--kv-quant", "auto", "--decision", record},
+                {.input = "Hello\n"});
   EXPECT_EQ(chat.code, 0) << chat.err;
   EXPECT_THAT(chat.err, ContainsRegex("auto     (f16|rotor-3) for up to 64 tokens"));
   EXPECT_THAT(auto_line(dir.path().native(), kTinyModel), HasSubstr("auto     f16: there is no record"));

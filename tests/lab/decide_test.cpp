@@ -15,7 +15,7 @@ using testing::HasSubstr;
 
 DecisionParams quick(const std::string& model) {
   return {.model = model,
-          .place = {.n_threads = 2},
+          .place = {.n_threads = 1},
           .candidates = {"rotor-3"},
           .n_ctx = 256,
           .depths = {128, 256},
@@ -70,6 +70,9 @@ TEST(Decide, ATrainedModelGetsAllRowsOnce) {
   // One more candidate: its own rows, and the requests that it is compared in.
   params.candidates.push_back("q8_0");
   EXPECT_THAT(benches_of(model, params, store), ElementsAre("plan", "attention", "service", "quality"));
+  params.memory_bytes = int64_t(1) << 20;  // a question of its own
+  EXPECT_THAT(benches_of(model, params, store), ElementsAre("plan"));
+  EXPECT_EQ(memory_gate(store.rows().or_throw(), ask(model, params), "rotor-3").verdict, GateVerdict::fail);
   params.prompts = {20, 40};
   EXPECT_THAT(benches_of(model, params, store), ElementsAre("service"));
 }
@@ -81,8 +84,10 @@ TEST(Decide, RandomWeightsHaveNoQuality) {
   const Model model = Model::load(params.model, params.place);
   Store store = Store::open(dir / "lab.db", true).or_throw();
   EXPECT_THAT(benches_of(model, params, store), ElementsAre("plan", "attention", "service"));
-  for (const Row& row : store.rows().or_throw())
-    if (text_in(row["cell"], "bench") == "service") EXPECT_EQ(row["checked"], true);
+  for (const Row& row : store.rows().or_throw()) {
+    const bool is_service = text_in(row["cell"], "bench") == "service";
+    EXPECT_EQ(row.value("checked", false), is_service || row["cell"]["bench"] == "attention");
+  }
   const DecisionRecord record = decide(store.rows().or_throw(), ask(model, params), params.candidates, {});
   EXPECT_EQ(record.candidates[0].gates[3].verdict, GateVerdict::none);
   EXPECT_EQ(record.choice, "f16");

@@ -156,6 +156,7 @@ Row plan_cell(const DecisionQuestion& q, std::string_view kv) {
   Row cell = model_cell(q, "plan", kv);
   cell["n_ctx"] = q.n_ctx;
   cell["n_sessions"] = q.n_sessions;
+  cell["memory"] = q.memory_bytes > 0 ? Row(q.memory_bytes) : Row("available");
   return cell;
 }
 

@@ -25,6 +25,7 @@ struct DecisionQuestion {
   int n_gen = 0;
   int eval_ctx = 0, eval_chunks = 0;  ///< windows of the quality run
   std::string corpus;                 ///< xxh64 of its text
+  int64_t memory_bytes = 0;           ///< that may be used; 0: what was available when the plan was stored
 };
 
 /// Depths of an attention sweep up to n_ctx: 8k and 16k where they are within, n_ctx and halves of it.

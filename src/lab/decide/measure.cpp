@@ -34,7 +34,7 @@ class Measurer {
       if (is_stored(cell)) continue;
       if (!planned) planned = plan_model(params_.model, params_.place);
       Row row = to_row(*planned, plan_memory(*planned, parse_kv_choice(kv).or_throw(), q_.n_ctx, q_.n_sessions, 0));
-      row["memory_bytes"] = params_.memory_bytes;
+      row["memory_bytes"] = q_.memory_bytes > 0 ? q_.memory_bytes : params_.available_bytes;
       add(cell, std::move(row));
     }
   }
@@ -222,7 +222,8 @@ DecisionQuestion ask(const Model& model, const DecisionParams& params) {
                      .depths = params.depths,
                      .target_depths = params.target_depths,
                      .prompts = params.prompts,
-                     .n_gen = params.n_gen};
+                     .n_gen = params.n_gen,
+                     .memory_bytes = params.memory_bytes};
   if (q.depths.empty()) q.depths = sweep_depths(q.n_ctx);
   if (q.target_depths.empty()) q.target_depths = {4096, 8192, 16384, 32768};
   if (q.n_gen == 0) q.n_gen = std::clamp(q.n_ctx / 4, 1, 1024);

@@ -26,7 +26,8 @@ struct DecisionParams {
   int roof_mib = 0;                    ///< buffer of the read roof of attention; 0: as bench bandwidth chooses
   std::string text;                    ///< what quality is measured on; empty: it is not
   int eval_ctx = 0, eval_chunks = 20;  ///< windows of the text; 0: 1024, at most the trained context
-  int64_t memory_bytes = 0;            ///< of gate 6
+  int64_t memory_bytes = 0;            ///< of gate 6; 0: what is available
+  int64_t available_bytes = 0;         ///< before the model was loaded
   bool check = true;                   ///< against the reference kernels, before requests are timed
   uint64_t seed = 42;
 };

@@ -227,6 +227,12 @@ int64_t most_sessions(const PlannedModel& model, const KvChoice& kv, int n_ctx, 
   return largest(most, [&](int64_t n) { return plan_memory(model, kv, n_ctx, int(n), n_ubatch).total() <= memory; });
 }
 
+int64_t usable_memory(const LoadOptions& place) {
+  const std::optional<int> device = parse_device(place.device);
+  if (!device) return machine_info().available_bytes;
+  return int64_t(gpu::query_devices().devices.at(size_t(*device)).memory_bytes);
+}
+
 std::vector<KvChoice> planned_formats(const PlannedModel& model) {
   std::vector<KvChoice> choices;
   for (const char* name : {"f16", "q8_0", "p8", "rotor-4", "rotor-3", "q4_0"}) {

@@ -60,6 +60,9 @@ MemoryPlan plan_memory(const PlannedModel& model, const KvChoice& kv, int n_ctx,
 int largest_context(const PlannedModel& model, const KvChoice& kv, int n_sessions, int n_ubatch, int64_t memory);
 int64_t most_sessions(const PlannedModel& model, const KvChoice& kv, int n_ctx, int n_ubatch, int64_t memory);
 
+/// Bytes that a model may use: what is available on the machine now, of a GPU all that it has.
+int64_t usable_memory(const LoadOptions& place);
+
 /// Formats that a plan shows when none are named: f16 and those of the shelf's that the model can have.
 std::vector<KvChoice> planned_formats(const PlannedModel& model);
 
