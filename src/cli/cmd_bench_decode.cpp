@@ -107,7 +107,6 @@ int bench_speculation(const BenchFlags& flags, const lab::BenchParams& decode) {
       .seed = decode.seed,
       .load = target.load_options(),
       .type = flags.spec.type,
-      .sampling = flags.spec.sampling,
       .draft_model = flags.spec.draft_model,
       .draft_kv = kv_text(flags.spec.cache()),
       .sampling = flags.spec.sampling};
