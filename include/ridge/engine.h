@@ -174,7 +174,7 @@ class Session {
   int draw(const SamplerOptions& options, std::span<const int32_t> recent, int n_max,
            const std::function<bool(int32_t)>& on_token);
   /// From here on steps of draw() take several tokens where guesses hold (engine/speculate.h), to the same text and the
-  /// same cache; null ends it. `recent` is then the text that guesses go by. Throws usage on a device.
+  /// same cache, but for a device's rounding; null ends it. `recent` is then the text that guesses go by.
   void speculate(Speculation* speculation);
   /// Forgets all tokens and calibration.
   void reset();

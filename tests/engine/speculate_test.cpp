@@ -464,7 +464,8 @@ TEST(Distribution, IsWhatTheSamplerDrawsFrom) {
 
 /// Tokens are as probable as without proposals, whatever the draft thinks, and more proposals hold.
 TEST(Speculation, RejectionKeepsTheProbabilities) {
-  const Model target = Model::load("synth:tiny"), draft = Model::load("synth:tiny@layers=1");
+  const Model target = Model::load("synth:tiny", {.n_threads = 1}),
+              draft = Model::load("synth:tiny@layers=1", {.n_threads = 1});
   const SessionOptions options = session_of("f16", false, 32);
   const std::vector<int32_t> prompt = {5, 17, 301, 44, 5, 17};
   SamplerOptions sampler{.temperature = 1.2f, .top_k = 6, .top_p = 1, .min_p = 0};
