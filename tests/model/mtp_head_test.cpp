@@ -110,7 +110,7 @@ std::vector<std::vector<float>> contents(const MtpHead& head) {
   std::vector<std::vector<float>> all = {head.weights.join_embedding_norm,
                                          head.weights.join_hidden_norm,
                                          head.weights.output_norm,
-                                         decoded(head.join),
+                                         decoded(head.weights.join),
                                          layer.attn_norm,
                                          layer.ffn_norm,
                                          layer.q_norm,
