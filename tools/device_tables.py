@@ -86,6 +86,15 @@ def bitnet():
     return out
 
 
+def hybrid():
+    out = ["| K/V cache | bits at 4k | mean KLD | same top % | PPL - f16 |", "|---|---:|---:|---:|---:|"]
+    for r in rows("kv-hybrid.jsonl"):
+        kld, rise, top = r["kld"]["mean"], r["difference"], r["same_top"]
+        out.append(f"| {r['kv']} | {r['effective_bits_4k']:.2f} | {kld['value']:.6f} ± {kld['error']:.6f} | {100 * top['value']:.2f} ± {100 * top['error']:.2f} "
+                   f"| {rise['value']:+.3f} ± {rise['error']:.3f} |")
+    return out
+
+
 def gate():
     found = rows("gpu-gate.jsonl")
     whole = next(r for r in found if r["kind"] == "gpu_gate")
@@ -125,6 +134,7 @@ TABLES = {
     "attention-tried-cuda": attention_tried,
     "planes-cuda": planes,
     "ppl-bitnet": bitnet,
+    "kv-hybrid": hybrid,
     "sanitizers-cuda": sanitizers,
     "gate-cuda": gate,
     "step-variants-cuda": variants,
