@@ -407,7 +407,8 @@ GenerationRequest varied(GenerationRequest r, int i) {
 }
 
 TEST_F(SchedulerTest, SpeculationLeavesEveryText) {
-  static const Model model = Model::load(RIDGE_SOURCE_DIR "/models/stories260K.gguf");
+  // One thread: two models' threads that wait for each other on a busy machine take minutes.
+  static const Model model = Model::load(RIDGE_SOURCE_DIR "/models/stories260K.gguf", {.n_threads = 1});
   const TempDir directory;
   const std::string head = write_random_head(directory, model.info());
   const auto cache = session_options(parse_kv_choice("rotor-3").or_throw(), 512, 0);
@@ -423,7 +424,7 @@ TEST_F(SchedulerTest, SpeculationLeavesEveryText) {
     return all;
   };
   for (const char* kv : {"f16", "rotor-3"}) {
-    Scheduler plain(engine(), options(kv));
+    Scheduler plain(model.engine(), options(kv));
     const auto expected = send_all(plain, true);
     std::vector<std::vector<int32_t>> texts;
     for (int i = 0; i < 10; ++i) {
@@ -441,7 +442,7 @@ TEST_F(SchedulerTest, SpeculationLeavesEveryText) {
         o.lane.proposers = make;
         o.lane.spec_depth = 5;
         o.lane.spec_adaptive = adaptive;
-        Scheduler scheduler(engine(), o);
+        Scheduler scheduler(model.engine(), o);
         int64_t n_accepted = 0;
         // The second time prompts come from the cache.
         for (const int round : {0, 1}) {
@@ -547,7 +548,7 @@ TEST_F(SchedulerTest, SpeculationThatIsNotThereIsRefused) {
 
 /// States go back to checkpoints of steps; prefixes are kept and found as without.
 TEST_F(SchedulerTest, SpeculationLeavesEveryTextOfAModelWithStates) {
-  const Model model = Model::load("synth:tiny-delta@mtp=1");
+  const Model model = Model::load("synth:tiny-delta@mtp=1", {.n_threads = 1});
   const auto send_all = [&](Scheduler& scheduler, bool tell) {
     std::vector<std::shared_ptr<Heard>> all;
     for (int i = 0; i < 6; ++i) {
