@@ -456,7 +456,9 @@ TEST_F(SchedulerTest, SpeculationLeavesEveryText) {
           }
           EXPECT_EQ(heard[9]->usage_.n_proposed, 0) << "it asked for none";
         }
-        if (!adaptive && name != std::string("mtp")) EXPECT_GT(n_accepted, 0) << name;  // a random head guesses nothing
+        if (!adaptive && name != std::string("mtp")) {  // a random head guesses nothing
+          EXPECT_GT(n_accepted, 0) << name;
+        }
         scheduler.inspect([&](Scheduler& s) { EXPECT_EQ(s.totals().accepted_tokens, n_accepted); });
         expect_nothing_held(scheduler);
       }
@@ -530,7 +532,9 @@ TEST_F(SchedulerTest, ProposalsParkNobodyAndSurviveParking) {
       all[i]->wait();
       if (!crowd) alone.push_back(all[i]->text_);
       EXPECT_EQ(all[i]->text_, alone[i]);
-      if (crowd) EXPECT_GT(all[i]->usage_.n_accepted, 0);
+      if (crowd) {
+        EXPECT_GT(all[i]->usage_.n_accepted, 0);
+      }
     }
     scheduler.inspect([&](Scheduler& s) { EXPECT_EQ(s.totals().parked > 0, crowd); });
     expect_nothing_held(scheduler);
@@ -586,7 +590,9 @@ TEST_F(SchedulerTest, SpeculationLeavesEveryTextOfAModelWithStates) {
             n_accepted += heard[i]->usage_.n_accepted;
           }
         }
-        if (!adaptive && name == std::string("known texts")) EXPECT_GT(n_accepted, 50);
+        if (!adaptive && name == std::string("known texts")) {
+          EXPECT_GT(n_accepted, 50);
+        }
         expect_nothing_held(scheduler);
       }
   }
