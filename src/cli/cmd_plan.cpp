@@ -8,8 +8,6 @@
 namespace ridge::cli {
 namespace {
 
-constexpr double kGib = double(1 << 30);
-
 struct PlanFlags {
   ModelFlags model;
   OutputFlags output;

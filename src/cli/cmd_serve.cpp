@@ -17,7 +17,6 @@
 namespace ridge::cli {
 namespace {
 
-constexpr double kGib = double(1 << 30);
 constexpr uint64_t kMaxKeyBytes = 1 << 20;
 
 struct ServeFlags {

@@ -12,6 +12,8 @@
 
 namespace ridge::cli {
 
+inline constexpr double kGib = double(1 << 30);
+
 /// Usage error about one flag: "--flag: why (next)".
 [[noreturn]] void bad_flag(std::string_view flag, const std::string& why, std::string_view next = {});
 

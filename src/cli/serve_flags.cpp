@@ -22,7 +22,6 @@ int64_t default_kv_bytes(Engine& engine, const serve::LaneOptions& lane, int n_p
 serve::SchedulerOptions SchedulerFlags::options(
     Engine& engine, const KvChoice& kv, int n_pools,
     const std::function<ProposerMaker(const serve::LaneOptions& lane)>& proposers) const {
-  constexpr double kBytesOfGib = double(1 << 30);
   const bool device = engine.on_device();
   serve::LaneOptions lane{.kv = kv};
   lane.n_ctx = n_ctx > 0 ? n_ctx : engine.info().n_ctx_train;
@@ -31,9 +30,9 @@ serve::SchedulerOptions SchedulerFlags::options(
   lane.checkpoint_every = checkpoint_every;
   lane.batch_tokens = batch_tokens > 0 ? batch_tokens : device ? 2048 : 512;
   lane.max_stall_seconds = 1e-3 * stall_ms;
-  lane.swap_bytes = int64_t(swap_gib * kBytesOfGib);
+  lane.swap_bytes = int64_t(swap_gib * kGib);
   if (proposers) lane.proposers = proposers(lane);
-  lane.kv_bytes = kv_gib > 0 ? int64_t(kv_gib * kBytesOfGib) : default_kv_bytes(engine, lane, n_pools);
+  lane.kv_bytes = kv_gib > 0 ? int64_t(kv_gib * kGib) : default_kv_bytes(engine, lane, n_pools);
   return {.lane = lane, .max_queue = queue, .max_lanes = n_pools};
 }
 
