@@ -214,7 +214,7 @@ std::vector<std::string> CudaBackend::kernels(const KvLayerConfig& layer) const 
     }
   };
   const CudaModel& model = runner_.model();
-  const DeviceProduct* const all[] = {&model.layers[0].qkv, &model.layers[0].delta.qkv_z, &model.layers[0].gate_up,
+  const DeviceProduct* const all[] = {&model.layers[0].qkv, &model.layers[0].delta.in, &model.layers[0].gate_up,
                                       &model.layers[0].down, &model.output};
   for (const DeviceProduct* product : all) {
     add(few, product->kernels(1));
@@ -260,10 +260,10 @@ void check_supported(const ModelPlan& plan) {
       throw_error(ErrorKind::usage,
                   "a CUDA device does not compute a gate of the attention's output with a norm of all query heads "
                   "together (use the CPU)");
-    if (layer.delta.key_dim > kMostDeltaKeys)
+    if (layer.delta.key_dim > kMostDeltaKeys || layer.delta.value_dim > kMostDeltaValues)
       throw_error(ErrorKind::usage,
-                  "a CUDA device runs keys of the delta rule of up to {} values, this model has {} (use the CPU)",
-                  kMostDeltaKeys, layer.delta.key_dim);
+                  "a CUDA device runs heads of the delta rule of up to {}x{}, this model has {}x{} (use the CPU)",
+                  kMostDeltaKeys, kMostDeltaValues, layer.delta.key_dim, layer.delta.value_dim);
   }
 }
 

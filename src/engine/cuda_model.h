@@ -19,7 +19,7 @@ namespace ridge {
 
 /// Of a layer with the gated delta rule.
 struct CudaDelta {
-  DeviceProduct qkv_z, a_b;
+  DeviceProduct in;  // qkv, z, a and b
   gpu::Buffer conv, decay, dt_bias, norm;
 };
 
@@ -160,7 +160,8 @@ class CudaRunner {
     gpu::Buffer h, scores, expert_weights, expert_numbers, packs, expert_gate, expert_up, expert_out, shared;
     gpu::Buffer attn_scratch, k_ring, v_ring;
     gpu::Buffer latent, head_packs;  // of latent attention: LatentRoom, and the packs of all heads
-    gpu::Buffer sequences, delta;    // of the delta rule: DeltaSpans; its matrices, one behind another
+    // Of the delta rule: DeltaSpans; its matrices, one behind another; DeviceDelta::counters.
+    gpu::Buffer sequences, delta, delta_counters;
     ProductScratch products;
 
     std::vector<const void*> places() const;

@@ -16,8 +16,9 @@ ProductParts qkv_of(const LayerWeights& l) {
   if (!l.k_b.empty()) return {{l.q_b.n_out > 0 ? &l.q_a : &l.q, &l.kv_a}, {nullptr, nullptr}};
   return {{&l.q, &l.k, &l.v}, {&l.q_bias, &l.k_bias, &l.v_bias}};
 }
-ProductParts qkv_z_of(const DeltaWeights& d) { return {{&d.qkv, &d.z}, {nullptr, nullptr}}; }
-ProductParts a_b_of(const DeltaWeights& d) { return {{&d.a, &d.b}, {nullptr, nullptr}}; }
+ProductParts delta_in_of(const DeltaWeights& d) {
+  return {{&d.qkv, &d.z, &d.a, &d.b}, {nullptr, nullptr, nullptr, nullptr}};
+}
 ProductParts gate_up_of(const LayerWeights& l, Activation activation) {
   return {{&l.gate, &l.up}, {nullptr, nullptr}, is_fused(activation)};
 }
@@ -155,8 +156,7 @@ CudaModel::CudaModel(const gpu::Stream& stream, const ModelPlan& plan, const Wei
     layer.ffn_sub_norm = vector(from.ffn_sub_norm);
     layer.ffn_post_norm = vector(from.ffn_post_norm);
     if (plan.layers[i].mixer == MixerKind::delta) {
-      layer.delta = {.qkv_z = product(qkv_z_of(from.delta)),
-                     .a_b = product(a_b_of(from.delta)),
+      layer.delta = {.in = product(delta_in_of(from.delta)),
                      .conv = vector(from.delta.conv),
                      .decay = vector(from.delta.decay),
                      .dt_bias = vector(from.delta.dt_bias),
@@ -219,8 +219,7 @@ int64_t CudaModel::upload_bytes(const ModelPlan& plan, const Weights& weights, c
                  &l.ffn_post_norm, &l.sink_logits});
     if (plan.layers[i].mixer == MixerKind::delta) {
       add_vectors({&l.delta.conv, &l.delta.decay, &l.delta.dt_bias, &l.delta.norm});
-      add_product(qkv_z_of(l.delta));
-      add_product(a_b_of(l.delta));
+      add_product(delta_in_of(l.delta));
     } else {
       add_product(qkv_of(l));
     }
@@ -248,7 +247,7 @@ int64_t CudaModel::step_bytes(const ModelPlan& plan) const {
   int64_t sum = output.bytes() + join_embedding.bytes() + join_hidden.bytes();
   for (size_t i = 0; i < layers.size(); ++i) {
     const CudaLayer& l = layers[i];
-    for (const DeviceProduct* p : {&l.qkv, &l.q_b, &l.delta.qkv_z, &l.delta.a_b, &l.o, &l.gate_up, &l.down})
+    for (const DeviceProduct* p : {&l.qkv, &l.q_b, &l.delta.in, &l.o, &l.gate_up, &l.down})
       sum += p->bytes();
     sum += l.k_b.bytes() + l.v_b.bytes();
     const ExpertsPlan& e = plan.layers[i].experts;

@@ -66,7 +66,7 @@ std::vector<const void*> CudaRunner::Room::places() const {
   for (const gpu::Buffer* b :
        {&h, &scores, &expert_weights, &expert_numbers, &packs, &expert_gate, &expert_up, &expert_out, &shared})
     places.push_back(b->as<void>());
-  for (const gpu::Buffer* b : {&sequences, &delta}) places.push_back(b->as<void>());
+  for (const gpu::Buffer* b : {&sequences, &delta, &delta_counters}) places.push_back(b->as<void>());
   for (const gpu::Buffer* b :
        {&tokens, &rows, &spans, &blocks,  &n_spans, &logit_rows,   &cosines, &sines,  &x,    &qkv,
         &q,      &attn, &ff,    &logit_x, &block,   &attn_scratch, &k_ring,  &v_ring, &join, &hidden})
@@ -113,9 +113,11 @@ void CudaRunner::make_room(const StepPlan& step, const DeviceKvMemory& memory) {
     if (layer.mixer == MixerKind::latent) r.latent.ensure(LatentRoom(layer, n).end);
     r.qkv.ensure(n * (layer.attention.q_rows() + 2 * layer.attention.kv_dim()));
     const DeltaPlan& d = layer.delta;
-    if (layer.mixer == MixerKind::delta)
+    if (layer.mixer == MixerKind::delta) {
       r.delta.ensure(2 * n * (d.channels() + d.values() + d.n_value_heads) + 24 +
                      step.n_delta_chunks * d.n_value_heads * kDeltaChunkFloats);
+      r.delta_counters.ensure<uint32_t>(ssize(step.sequences) * d.n_key_heads);
+    }
     const ExpertsPlan& e = layer.experts;
     if (layer.feed_forward != FeedForwardKind::experts) continue;
     const ExpertChoice choice{.n_tokens = n, .n_experts = e.n_experts, .n_used = e.rule.n_used};

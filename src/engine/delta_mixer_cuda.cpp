@@ -1,4 +1,6 @@
 // x += output(norm(delta(qkv x)) silu(z x)) on a device.
+#include <algorithm>
+#include <array>
 #include <utility>
 
 #include "engine/cuda_model.h"
@@ -9,7 +11,7 @@ void CudaRunner::mix_delta(int i, const StepPlan& step, DeviceKvMemory& memory, 
   const DeltaPlan& plan = plan_.layers[size_t(i)].delta;
   const CudaLayer& layer = model_.layers[size_t(i)];
   const int64_t n = std::max<int64_t>(step.n_tokens, ssize(step.rows));
-  // One row leaves no gaps between the matrices, and qkv and z are joint, where widths are multiples of 4.
+  // One row leaves no gaps between the matrices, so that the first four are joint, where widths are multiples of 4.
   auto matrix = [at = room_.delta.as<float>(), n](int64_t width) mutable {
     return std::exchange(at, at + (n * width + 3) / 4 * 4);
   };
@@ -17,10 +19,8 @@ void CudaRunner::mix_delta(int i, const StepPlan& step, DeviceKvMemory& memory, 
                *const b = matrix(plan.n_value_heads), *const mixed = matrix(plan.channels()),
                *const out = matrix(plan.values());
   ProductCall call = block_in(i, n, layer.attn_norm, overlap);
-  call.y[0] = qkv, call.y[1] = z;
-  layer.delta.qkv_z.run(stream_, call, room_.products);
-  call.y[0] = a, call.y[1] = b;
-  layer.delta.a_b.run(stream_, call, room_.products);
+  std::ranges::copy(std::array{qkv, z, a, b}, call.y);
+  layer.delta.in.run(stream_, call, room_.products);
   {
     const gpu::OpRange range([&] {
       int64_t n_sequences = 0;
@@ -36,19 +36,22 @@ void CudaRunner::mix_delta(int i, const StepPlan& step, DeviceKvMemory& memory, 
                                  .conv = layer.delta.conv.as<float>(),
                                  .decay = layer.delta.decay.as<float>(),
                                  .dt_bias = layer.delta.dt_bias.as<float>(),
+                                 .norm = layer.delta.norm.as<float>(),
+                                 .norm_eps = plan_.norm_eps,
                                  .spans = room_.sequences.as<DeltaSpan>(),
                                  .n_spans = int(step.sequences.size()),
                                  .most = step.most_tokens,
                                  .states = memory.states(i),
                                  .qkv = qkv,
+                                 .z = z,
                                  .a = a,
                                  .b = b,
+                                 .counters = room_.delta_counters.as<uint32_t>(),
+                                 .overlap = overlap,
+                                 .n_chunked = step.n_chunked,
                                  .mixed = mixed,
                                  .out = out,
-                                 .n_chunked = step.n_chunked,
                                  .chunks = matrix(0)});
-    device_normed_gate(stream_, n * plan.n_value_heads, plan.value_dim, out, layer.delta.norm.as<float>(),
-                       plan_.norm_eps, z);
   }
   call = block_out(i, n, overlap);
   call.x = z;

@@ -35,7 +35,7 @@ struct ProductCall {
   const float* norm_weight = nullptr;  ///< [n_in]: x is RMS-normalised first; may be null
   float norm_eps = 0;
   ProductOutput output = ProductOutput::store;  ///< a GLU takes two matrices, gate and up, and has one output
-  float* y[3] = {};  ///< [n_tokens, n_out] of each matrix. One token: y[i + 1] = y[i] + n_out saves a copy
+  float* y[4] = {};  ///< [n_tokens, n_out] of each matrix. One token: y[i + 1] = y[i] + n_out saves a copy
   bool overlap = false;
   int layer = -1;  ///< for the launch log
 };
@@ -46,7 +46,7 @@ struct ProductBytes {
   int64_t packing = 0;  ///< beside them while it is made
 };
 
-/// Up to three matrices of one width, with the kernels of device_linear.h. Matrices of one packing and format share a
+/// Up to four matrices of one width, with the kernels of device_linear.h. Matrices of one packing and format share a
 /// launch.
 class DeviceProduct {
  public:

@@ -39,7 +39,7 @@ void apply_glu(gpu::StreamHandle stream, ProductOutput output, int64_t n, float*
 
 void DeviceProduct::plan(std::span<const Linear* const> matrices, std::span<const std::vector<float>* const> biases,
                          bool glu, const ForcedKernels& forced) {
-  RIDGE_CHECK(matrices.size() <= 3 && (!glu || matrices.size() == 2) && biases.size() == matrices.size(),
+  RIDGE_CHECK(matrices.size() <= 4 && (!glu || matrices.size() == 2) && biases.size() == matrices.size(),
               "{} matrices, {} biases", matrices.size(), biases.size());
   n_in_ = matrices[0]->n_in;
   glu_ = glu;

@@ -402,7 +402,10 @@ __global__ void __launch_bounds__(kThreads) chunked_state_kernel(const DeviceDel
   each_entry([](float entry, float* at) {
     if (at) *at = entry;
   });
-  move_tail(d, span);
+  const int64_t block = int64_t(blockIdx.y) * gridDim.x + blockIdx.x;  // the blocks of a span move its tail on together
+  for (int64_t channel = block * kThreads + threadIdx.x; channel < s.channels();
+       channel += int64_t(gridDim.x) * gridDim.y * kThreads)
+    move_tail(d, span, channel);
 }
 
 template <int kKeys>

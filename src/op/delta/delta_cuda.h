@@ -8,8 +8,9 @@
 
 namespace ridge {
 
-/// DeltaShape::key_dim of layers that a device runs, at most.
+/// DeltaShape::key_dim and value_dim of layers that a device runs, at most.
 inline constexpr int kMostDeltaKeys = 256;
+inline constexpr int kMostDeltaValues = 256;
 
 /// Tokens of a chunk. Sequences with as many new tokens or more go through their states chunk by chunk (chunks_cuda.h),
 /// others token by token.
@@ -30,26 +31,28 @@ struct DeviceDelta {
   const float* conv = nullptr;     ///< [kernel, channels]
   const float* decay = nullptr;    ///< [n_value_heads]
   const float* dt_bias = nullptr;  ///< [n_value_heads]
+  const float* norm = nullptr;     ///< [value_dim]
+  float norm_eps = 0;
   const DeltaSpan* spans = nullptr;
   int n_spans = 0;
   int most = 0;             ///< rows of one span, at most
   float* states = nullptr;  ///< [n_slots, state_values], read and written
-  /// Matrices [rows of the step]: qkv, mixed [channels]; a, b [n_value_heads]; out [values]
+  /// Matrices [rows of the step]: qkv [channels]; z [values]; a, b [n_value_heads]
   const float* qkv = nullptr;
+  float* z = nullptr;  ///< read and written: silu(z) times the rule's output, normed over each head
   const float* a = nullptr;
   const float* b = nullptr;
-  float* mixed = nullptr;  ///< qkv after the convolution and silu
-  float* out = nullptr;
-  int n_chunked = 0;        ///< spans with chunks
+  uint32_t* counters = nullptr;  ///< [n_spans, n_key_heads], zero between launches
+  bool overlap = false;          ///< programmatic dependent launch, without chunks
+  // Of spans with chunks alone.
+  int n_chunked = 0;        ///< how many there are
   int shared_bytes = 0;     ///< that a block may have; 0: what the device gives
+  float* mixed = nullptr;   ///< [rows of the step, channels]: qkv after the convolution and silu
+  float* out = nullptr;     ///< [rows of the step, values]: the rule's output
   float* chunks = nullptr;  ///< [chunks of the step, n_value_heads, kDeltaChunkFloats], aligned to 16 bytes
 };
-/// Two launches, or up to five with chunks. Token by token, results are the same bits however a prompt is cut and whatever
-/// else is in the step; by chunks they are near those.
+/// One launch for the spans that go token by token, five for those with chunks. Token by token, results are the same bits
+/// however a prompt is cut and whatever else is in the step; by chunks they are near those.
 void device_gated_delta(gpu::StreamHandle stream, const DeviceDelta& d);
-
-/// z[r] = silu(z[r]) * x[r] / sqrt(mean(x[r]^2) + eps) * weight over rows of n
-void device_normed_gate(gpu::StreamHandle stream, int64_t n_rows, int64_t n, const float* x, const float* weight,
-                        float eps, float* z);
 
 }  // namespace ridge

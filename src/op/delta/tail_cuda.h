@@ -18,13 +18,12 @@ __device__ inline float input_at(const DeviceDelta& d, const DeltaSpan& span, co
   return at < 0 ? tail[(at + d.shape.kernel - 1) * channels + channel] : d.qkv[(span.first + at) * channels + channel];
 }
 
-/// The blocks of a span, in x and y, move its tail on together. Nobody reads it any more.
-__device__ inline void move_tail(const DeviceDelta& d, const DeltaSpan& span) {
+/// Moves a channel of the tail on. Nobody reads it any more.
+__device__ inline void move_tail(const DeviceDelta& d, const DeltaSpan& span, int64_t channel) {
   float* const tail = tail_of(d, span);
   const int n_tail = d.shape.kernel - 1;
-  const int64_t channels = d.shape.channels(), block = int64_t(blockIdx.y) * gridDim.x + blockIdx.x;
-  for (int64_t c = block * blockDim.x + threadIdx.x; c < channels; c += int64_t(gridDim.x) * gridDim.y * blockDim.x)
-    for (int i = 0; i < n_tail; ++i) tail[i * channels + c] = input_at(d, span, tail, span.n - n_tail + i, c);
+  for (int i = 0; i < n_tail; ++i)
+    tail[i * d.shape.channels() + channel] = input_at(d, span, tail, span.n - n_tail + i, channel);
 }
 
 }  // namespace ridge

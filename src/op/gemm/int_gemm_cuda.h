@@ -13,7 +13,7 @@
 
 namespace ridge {
 
-inline constexpr int kMostIntParts = 3;
+inline constexpr int kMostIntParts = 4;
 
 /// What a block sums at a time: 128 rows times 64 tokens, 128 times 128, 256 times 128. Tests and measurements may
 /// choose.
