@@ -34,8 +34,9 @@ struct CudaLayer {
   gpu::Buffer q_a_norm, kv_a_norm;
   DeviceProduct q_b;
   DeviceExpertProduct k_b, v_b;
-  gpu::Buffer router, router_bias, choice_bias, shared_gate;  // router: float32 [n_experts, d_model]
+  gpu::Buffer router, router_bias, choice_bias;  // router: float32 [n_experts, d_model], behind it the shared expert's gate
   DeviceExpertProduct expert_gate_up, expert_down;
+  bool joins_shared = false;  // the shared expert is the last one of both, beside gate_up and down: for few tokens
 };
 
 struct CudaRope {
@@ -157,7 +158,8 @@ class CudaRunner {
     gpu::Buffer join, hidden;  // of an MTP head: embeddings, and the hidden states that they are joined with
     gpu::Buffer block;         // what a block gives, before it is normed or scaled
     // Of experts: their normed input, and rows of a token's experts.
-    gpu::Buffer h, scores, expert_weights, expert_numbers, packs, expert_gate, expert_up, expert_out, shared;
+    gpu::Buffer h, scores, expert_weights, expert_numbers, packs, expert_gate, expert_up, expert_out, shared,
+        router_counters;
     gpu::Buffer attn_scratch, k_ring, v_ring;
     gpu::Buffer latent, head_packs;  // of latent attention: LatentRoom, and the packs of all heads
     // Of the delta rule: DeltaSpans; its matrices, one behind another; DeviceDelta::counters.

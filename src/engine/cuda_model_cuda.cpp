@@ -77,28 +77,55 @@ struct JoinHalf {
 
 bool has_dense(const LayerPlan& layer) { return layer.feed_forward == FeedForwardKind::dense || layer.experts.shared; }
 
+/// Whether the shared expert is like the others, so that it can be one more of them.
+bool joins_shared(const LayerPlan& plan, const LayerWeights& l) {
+  const ExpertsPlan& e = plan.experts;
+  const auto equal = [](const Linear& a, const Linear& b) {
+    return a.format == b.format && a.n_out == b.n_out && a.scale == b.scale && !a.int8_activations;
+  };
+  return e.shared && !e.biases && e.activation == plan.dense.activation && e.n_experts < kMostExperts &&
+         e.rule.n_used < kMostUsedExperts && equal(l.gate, l.experts[0].gate) && equal(l.up, l.experts[0].up) &&
+         equal(l.down, l.experts[0].down);
+}
+
 /// The arguments of a DeviceExpertProduct.
 struct ExpertParts {
   std::vector<std::vector<const Linear*>> matrices;
   std::vector<std::vector<const std::vector<float>*>> biases;
+  bool glu = false;
 
   ExpertParts() : matrices(1), biases(1) {}
-  ExpertParts(const LayerWeights& l,
-              std::initializer_list<std::pair<Linear ExpertWeights::*, std::vector<float> ExpertWeights::*>> roles) {
-    for (const auto& [matrix, bias] : roles) {
+  /// A role is a matrix and its bias of every expert, and the matrix of the shared one, which counts where it joins.
+  struct Role {
+    Linear ExpertWeights::*matrix;
+    std::vector<float> ExpertWeights::*bias;
+    Linear LayerWeights::*shared;
+  };
+  ExpertParts(const LayerPlan& plan, const LayerWeights& l, std::initializer_list<Role> roles)
+      : glu(roles.size() == 2) {
+    static const std::vector<float> kNoBias;
+    for (const Role& role : roles) {
       auto& of_role = matrices.emplace_back();
       auto& biases_of_role = biases.emplace_back();
       for (const ExpertWeights& expert : l.experts) {
-        of_role.push_back(&(expert.*matrix));
-        biases_of_role.push_back(&(expert.*bias));
+        of_role.push_back(&(expert.*role.matrix));
+        biases_of_role.push_back(&(expert.*role.bias));
       }
+      if (!joins_shared(plan, l)) continue;
+      of_role.push_back(&(l.*role.shared));
+      biases_of_role.push_back(&kNoBias);
     }
   }
 };
-ExpertParts expert_gate_up_of(const LayerWeights& l) {
-  return {l, {{&ExpertWeights::gate, &ExpertWeights::gate_bias}, {&ExpertWeights::up, &ExpertWeights::up_bias}}};
+ExpertParts expert_gate_up_of(const LayerPlan& plan, const LayerWeights& l) {
+  return {plan,
+          l,
+          {{&ExpertWeights::gate, &ExpertWeights::gate_bias, &LayerWeights::gate},
+           {&ExpertWeights::up, &ExpertWeights::up_bias, &LayerWeights::up}}};
 }
-ExpertParts expert_down_of(const LayerWeights& l) { return {l, {{&ExpertWeights::down, &ExpertWeights::down_bias}}}; }
+ExpertParts expert_down_of(const LayerPlan& plan, const LayerWeights& l) {
+  return {plan, l, {{&ExpertWeights::down, &ExpertWeights::down_bias, &LayerWeights::down}}};
+}
 
 /// k_b or v_b of a latent layer's heads.
 ExpertParts heads_of(const std::vector<Linear>& matrices) {
@@ -181,13 +208,15 @@ CudaModel::CudaModel(const gpu::Stream& stream, const ModelPlan& plan, const Wei
       layer.down = product(one(from.down));
     }
     if (plan.layers[i].feed_forward != FeedForwardKind::experts) continue;
-    const ExpertParts gate_up = expert_gate_up_of(from), down = expert_down_of(from);
-    layer.expert_gate_up = DeviceExpertProduct(stream, gate_up.matrices, gate_up.biases);
+    const ExpertParts gate_up = expert_gate_up_of(plan.layers[i], from), down = expert_down_of(plan.layers[i], from);
+    layer.expert_gate_up = DeviceExpertProduct(stream, gate_up.matrices, gate_up.biases, gate_up.glu);
     layer.expert_down = DeviceExpertProduct(stream, down.matrices, down.biases);
-    layer.router = vector(as_floats(from.router));
+    layer.joins_shared = joins_shared(plan.layers[i], from);
+    std::vector<float> router = as_floats(from.router);
+    router.insert(router.end(), from.shared_gate.begin(), from.shared_gate.end());
+    layer.router = vector(router);
     layer.router_bias = vector(from.router_bias);
     layer.choice_bias = vector(from.choice_bias);
-    layer.shared_gate = vector(from.shared_gate);
   }
   stream.synchronize();
 }
@@ -204,7 +233,7 @@ int64_t CudaModel::upload_bytes(const ModelPlan& plan, const Weights& weights, c
     packing = std::max(packing, bytes.packing);
   };
   const auto add_experts = [&](const ExpertParts& parts) {
-    const auto [of_product, of_packing] = DeviceExpertProduct::bytes_of(parts.matrices, parts.biases);
+    const auto [of_product, of_packing] = DeviceExpertProduct::bytes_of(parts.matrices, parts.biases, parts.glu);
     kept += of_product;
     packing = std::max(packing, of_packing);
   };
@@ -235,8 +264,8 @@ int64_t CudaModel::upload_bytes(const ModelPlan& plan, const Weights& weights, c
       add_product(one(l.down));
     }
     if (plan.layers[i].feed_forward != FeedForwardKind::experts) continue;
-    add_experts(expert_gate_up_of(l));
-    add_experts(expert_down_of(l));
+    add_experts(expert_gate_up_of(plan.layers[i], l));
+    add_experts(expert_down_of(plan.layers[i], l));
     kept += 4 * l.router.n_out * l.router.n_in;
     add_vectors({&l.router_bias, &l.choice_bias, &l.shared_gate});
   }
@@ -252,7 +281,8 @@ int64_t CudaModel::step_bytes(const ModelPlan& plan) const {
     sum += l.k_b.bytes() + l.v_b.bytes();
     const ExpertsPlan& e = plan.layers[i].experts;
     if (e.n_experts > 0)
-      sum += l.router.bytes() + (l.expert_gate_up.bytes() + l.expert_down.bytes()) / e.n_experts * e.rule.n_used;
+      sum += l.router.bytes() +
+             (l.expert_gate_up.bytes() + l.expert_down.bytes()) / (e.n_experts + l.joins_shared) * e.rule.n_used;
   }
   return sum;
 }

@@ -6,6 +6,7 @@
 #include "gpu/device_data.h"
 #include "op/experts/route.h"
 #include "op/linear.h"
+#include "op/norm_rope/norm_rope.h"
 
 namespace ridge {
 namespace {
@@ -16,10 +17,10 @@ class ExpertsCuda : public OnDevice {
     gpu::Buffer scores, weights, experts, packs;
     ExpertChoice of;
   };
-  Choice room_for(int64_t n_tokens, int n_experts, int n_used) const {
+  Choice room_for(int64_t n_tokens, int n_experts, int n_used, bool shared = false) const {
     Choice c;
-    c.of = {.n_tokens = n_tokens, .n_experts = n_experts, .n_used = n_used};
-    c.scores = gpu::Buffer(4 * n_tokens * n_experts);
+    c.of = {.n_tokens = n_tokens, .n_experts = n_experts, .n_used = n_used, .shared = shared};
+    c.scores = gpu::Buffer(4 * n_tokens * c.of.n_scores());
     c.weights = gpu::Buffer(4 * c.of.n_slots());
     c.experts = gpu::Buffer(4 * c.of.n_slots());
     c.packs = gpu::Buffer(c.of.n_packs() * int64_t(sizeof(ExpertPack)));
@@ -41,9 +42,22 @@ TEST_F(ExpertsCuda, ScoresAreTheRouters) {
       const auto x = normal_floats(1, n_tokens * n_in), w = normal_floats(2, n_experts * n_in),
                  bias = normal_floats(3, n_experts);
       const Choice c = room_for(n_tokens, n_experts, 2);
-      const gpu::Buffer dx = up(x), dw = up(w), db = up(bias);
-      device_router(stream(), c.of, n_in, dx.as<float>(), dw.as<float>(), db.as<float>());
+      const gpu::Buffer dx = up(x), dw = up(w), db = up(bias), counters(4 * kFewRoutedTokens);
+      device_route(stream(), c.of,
+                   {.rule = {.n_used = 2, .renormalised = true},
+                    .n_in = n_in,
+                    .x = dx.as<float>(),
+                    .w = dw.as<float>(),
+                    .bias = db.as<float>(),
+                    .counters = counters.as<uint32_t>()});
       const auto got = down(c.of.scores, n_tokens * n_experts);
+      for (const uint32_t counter : down(counters.as<uint32_t>(), kFewRoutedTokens)) ASSERT_EQ(counter, 0u);
+      std::vector<Route> routes(size_t(n_tokens * 2));
+      CpuContext context(1);
+      choose_experts(context, {const_cast<float*>(got.data()), n_tokens, n_experts}, {.n_used = 2, .renormalised = true},
+                     nullptr, routes);
+      const auto experts = down(c.of.experts, c.of.n_slots());
+      for (size_t i = 0; i < routes.size(); ++i) ASSERT_EQ(experts[i], routes[i].expert) << n_tokens << " slot " << i;
       for (int t = 0; t < n_tokens; ++t)
         for (int e = 0; e < n_experts; ++e) {
           double sum = bias[size_t(e)], size = std::abs(sum);
@@ -54,6 +68,63 @@ TEST_F(ExpertsCuda, ScoresAreTheRouters) {
           // n_in fused steps and a bias, each off by half an ulp of a partial sum.
           ASSERT_NEAR(got[size_t(t * n_experts + e)], sum, (n_in + 1) * 0x1p-24 * size) << n_tokens << " " << e;
         }
+    }
+}
+
+/// A norm in front, and a shared expert behind the others, with the sigmoid of its gate as weight or with weight 1.
+TEST_F(ExpertsCuda, NormsAndSharedExpertsAreTheReferences) {
+  constexpr int kExperts = 37, kUsed = 3, kIn = 130;
+  constexpr float kEps = 1e-6f;
+  for (const int n_tokens : {1, 5, 24})
+    for (const bool gates : {true, false}) {
+      std::vector<float> x = normal_floats(1, n_tokens * kIn, 3);
+      const auto norm = normal_floats(2, kIn), w = normal_floats(3, (kExperts + 1) * kIn);
+      const Choice c = room_for(n_tokens, kExperts, kUsed, true);
+      const gpu::Buffer dx = up(x), dn = up(norm), dw = up(w), h(4 * ssize(x)), counters(4 * kFewRoutedTokens);
+      device_route(stream(), c.of,
+                   {.rule = {.n_used = kUsed, .renormalised = true},
+                    .n_in = kIn,
+                    .x = dx.as<float>(),
+                    .norm_weight = dn.as<float>(),
+                    .norm_eps = kEps,
+                    .h = h.as<float>(),
+                    .w = dw.as<float>(),
+                    .gates_shared = gates,
+                    .counters = counters.as<uint32_t>(),
+                    .overlap = true});
+      CpuContext context(1);
+      const View2<float> rows(x.data(), n_tokens, kIn);
+      rms_norm(context, rows, norm.data(), kEps, rows);
+      const auto normed = down(h.as<float>(), ssize(x));
+      for (size_t i = 0; i < x.size(); ++i) ASSERT_NEAR(normed[i], x[i], 4 * 0x1p-24 * std::abs(x[i]));
+      const auto scores = down(c.of.scores, n_tokens * (kExperts + 1));
+      const auto weights = down(c.of.weights, c.of.n_slots());
+      const auto experts = down(c.of.experts, c.of.n_slots());
+      std::vector<float> of_token;
+      for (int t = 0; t < n_tokens; ++t) {
+        for (int e = 0; e < kExperts + gates; ++e) {
+          double sum = 0, size = 0;
+          for (int i = 0; i < kIn; ++i) {
+            const double product = double(normed[size_t(t * kIn + i)]) * w[size_t(e * kIn + i)];
+            sum += product, size += std::abs(product);
+          }
+          ASSERT_NEAR(scores[size_t(t * (kExperts + 1) + e)], sum, (kIn + 1) * 0x1p-24 * size);
+        }
+        of_token.assign(&scores[size_t(t * (kExperts + 1))], &scores[size_t(t * (kExperts + 1) + kExperts)]);
+        std::vector<Route> routes(kUsed);
+        choose_experts(context, {of_token.data(), 1, kExperts}, {.n_used = kUsed, .renormalised = true}, nullptr, routes);
+        const auto slot = size_t(t * (kUsed + 1));
+        for (size_t i = 0; i < kUsed; ++i) {
+          ASSERT_EQ(experts[slot + i], routes[i].expert);
+          ASSERT_NEAR(weights[slot + i], routes[i].weight, 12 * 0x1p-24 * routes[i].weight);
+        }
+        ASSERT_EQ(experts[slot + kUsed], kExperts);
+        const double gate = scores[size_t(t * (kExperts + 1) + kExperts)], weight = gates ? 1 / (1 + std::exp(-gate)) : 1;
+        ASSERT_NEAR(weights[slot + kUsed], weight, 6 * 0x1p-24 * weight);
+      }
+      int seen = 0;
+      for (const ExpertPack& pack : down(c.of.packs, c.of.n_packs())) seen += pack.n;
+      ASSERT_EQ(seen, n_tokens * (kUsed + 1));
     }
 }
 
@@ -91,7 +162,8 @@ TEST_F(ExpertsCuda, ChoicesAreTheReferences) {
       choose_experts(context, {scores.data(), n_tokens, n_experts}, rule, rule.sigmoid ? bias.data() : nullptr, routes);
       const Choice c = room_for(n_tokens, n_experts, n_used);
       set_scores(c, scores);
-      device_choose_experts(stream(), c.of, rule, rule.sigmoid ? device_bias.as<float>() : nullptr);
+      device_choose_experts(stream(), c.of,
+                            {.rule = rule, .choice_bias = rule.sigmoid ? device_bias.as<float>() : nullptr});
       const auto experts = down(c.of.experts, c.of.n_slots());
       const auto weights = down(c.of.weights, c.of.n_slots());
       for (size_t i = 0; i < routes.size(); ++i) {
@@ -116,7 +188,7 @@ TEST_F(ExpertsCuda, ChoicesAreTheReferences) {
 TEST_F(ExpertsCuda, VeryLowScoresHaveNoWeight) {
   const Choice c = room_for(1, 6, 2);
   set_scores(c, std::vector<float>(6, -200.0f));
-  device_choose_experts(stream(), c.of, {.n_used = 2, .renormalised = true, .sigmoid = true}, nullptr);
+  device_choose_experts(stream(), c.of, {.rule = {.n_used = 2, .renormalised = true, .sigmoid = true}});
   EXPECT_EQ(down(c.of.weights, 2), std::vector<float>(2, 0.0f));
   EXPECT_EQ(down(c.of.experts, 2), (std::vector<int32_t>{0, 1}));
 }
@@ -127,7 +199,7 @@ TEST_F(ExpertsCuda, AnyScoresChooseExperts) {
   std::vector<float> scores(12, NAN);
   scores[7] = INFINITY;
   set_scores(c, scores);
-  device_choose_experts(stream(), c.of, {.n_used = 3, .renormalised = true}, nullptr);
+  device_choose_experts(stream(), c.of, {.rule = {.n_used = 3, .renormalised = true}});
   for (const int32_t expert : down(c.of.experts, c.of.n_slots())) EXPECT_TRUE(expert >= 0 && expert < 6) << expert;
 }
 
@@ -166,7 +238,7 @@ TEST_F(ExpertsCuda, ProductsAreWithinTheirRounding) {
         for (const bool shares : {true, false}) {
           const Choice c = room_for(n_tokens, kExperts, kUsed);
           set_scores(c, normal_floats(5, n_tokens * kExperts));
-          device_choose_experts(stream(), c.of, {.n_used = kUsed, .renormalised = true}, nullptr);
+          device_choose_experts(stream(), c.of, {.rule = {.n_used = kUsed, .renormalised = true}});
           const auto experts = down(c.of.experts, c.of.n_slots());
           const auto x = normal_floats(4, (shares ? n_tokens : c.of.n_slots()) * n_in);
           const gpu::Buffer dx = up(x), guarded[2] = {up(std::vector<float>(size_t(c.of.n_slots() * n_out + 1), 7.0f)),
@@ -204,6 +276,109 @@ TEST_F(ExpertsCuda, ProductsAreWithinTheirRounding) {
         }
     }
   }
+}
+
+double activated(BrickGlu glu, double g, double u) {
+  switch (glu) {
+    case BrickGlu::silu: return g / (1 + std::exp(-g)) * u;
+    case BrickGlu::relu2: return g < 0 ? 0 : g * g * u;
+    case BrickGlu::gelu_tanh: return 0.5 * g * (1 + std::tanh(std::sqrt(2 / M_PI) * (g + 0.044715 * g * g * g))) * u;
+    case BrickGlu::clamped_swiglu: break;
+  }
+  g = std::min(g, 7.0), u = std::clamp(u, -7.0, 7.0);
+  return g / (1 + std::exp(-1.702 * g)) * (u + 1);
+}
+
+/// Gate and up in one launch, with biases and every activation; then the sum over a token's experts as one row, with
+/// biases, which equals weighted products of the experts one by one. Whole and odd widths.
+TEST_F(ExpertsCuda, GatedProductsAndSumsAreThoseOfSingleExperts) {
+  constexpr int kExperts = 5, kUsed = 2;
+  for (const char* name : {"int4_g128", "q8_0", "mxfp4", "q4_k", "bf16"})
+    for (const auto& [d_model, d_ff] : {std::pair{256, 512}, {512, 256}, {256, 768}}) {
+      const WeightFormat& format = *find_weight_format(name).or_throw();
+      Rng rng(3);
+      std::vector<std::vector<std::byte>> rows;
+      std::vector<std::vector<float>> biases;
+      std::vector<Linear> matrices[3];
+      std::vector<const Linear*> of_role[3];
+      std::vector<const std::vector<float>*> biases_of_role[3];
+      for (int role = 0; role < 3; ++role)
+        for (int e = 0; e < kExperts; ++e) {
+          const int64_t n_out = role < 2 ? d_ff : d_model, n_in = role < 2 ? d_model : d_ff;
+          const auto blocks = random_blocks(format, rng, 1 / std::sqrt(double(n_in)), n_out * n_in);
+          rows.emplace_back(blocks.begin(), blocks.end());
+          biases.push_back(normal_floats(uint64_t(role * 10 + e), n_out));
+          matrices[role].push_back({.format = &format, .n_out = n_out, .n_in = n_in});
+        }
+      for (size_t i = 0; i < rows.size(); ++i) {
+        Linear& m = matrices[i / kExperts][i % kExperts];
+        m.rows = rows[i].data();
+        of_role[i / kExperts].push_back(&m);
+        biases_of_role[i / kExperts].push_back(&biases[i]);
+      }
+      const std::span all(of_role);
+      const std::span all_biases(biases_of_role);
+      const DeviceExpertProduct apart(stream(), all.first(2), all_biases.first(2)),
+          gated(stream(), all.first(2), all_biases.first(2), true), last(stream(), all.last(1), all_biases.last(1));
+      EXPECT_EQ(gated.bytes(), DeviceExpertProduct::bytes_of(all.first(2), all_biases.first(2), true)[0]);
+      EXPECT_FALSE(apart.is_gated());
+      ASSERT_TRUE(gated.is_gated() && last.can_sum());
+      for (const int n_tokens : {1, 3}) {
+        const Choice c = room_for(n_tokens, kExperts, kUsed);
+        set_scores(c, normal_floats(5, n_tokens * kExperts));
+        device_choose_experts(stream(), c.of, {.rule = {.n_used = kUsed, .renormalised = true}});
+        const gpu::Buffer dx = up(normal_floats(4, n_tokens * d_model)), gate(4 * c.of.n_slots() * d_ff),
+                          of_up(4 * c.of.n_slots() * d_ff), of_both(4 * c.of.n_slots() * d_ff),
+                          single(4 * c.of.n_slots() * d_model);
+        ExpertCall call{.packs = c.of.packs,
+                        .n_packs = c.of.n_packs(),
+                        .most = n_tokens == 1 ? 1 : ExpertPack::kMost,
+                        .x = dx.as<float>(),
+                        .share = kUsed,
+                        .y = {gate.as<float>(), of_up.as<float>()}};
+        apart.run(stream(), call);
+        const auto g = down(gate.as<float>(), c.of.n_slots() * d_ff), u = down(of_up.as<float>(), c.of.n_slots() * d_ff);
+        call.y[0] = of_both.as<float>(), call.y[1] = nullptr;
+        call.overlap = true;
+        for (const BrickGlu glu : {BrickGlu::relu2, BrickGlu::gelu_tanh, BrickGlu::clamped_swiglu, BrickGlu::silu}) {
+          call.glu = glu;
+          gated.run(stream(), call);
+          const auto got = down(of_both.as<float>(), c.of.n_slots() * d_ff);
+          for (size_t i = 0; i < got.size(); ++i) {
+            const double expected = activated(glu, g[i], u[i]);
+            // Sums of other warps' shares, to some 2^-20 of rows of size 1 or so: slopes of the activations are below 8.
+            ASSERT_NEAR(got[i], expected, 1e-4 * (1 + std::abs(expected))) << name << " " << i;
+          }
+        }
+        call.x = of_both.as<float>();
+        call.share = 1;
+        call.y[0] = single.as<float>();
+        last.run(stream(), call);
+        const auto y = down(single.as<float>(), c.of.n_slots() * d_model);
+        const auto weights = down(c.of.weights, c.of.n_slots());
+        for (const bool add : {false, true}) {
+          const gpu::Buffer out = up(std::vector<float>(size_t(n_tokens * d_model + 1), 0.5f));
+          last.run_sum(stream(), {.n_tokens = n_tokens,
+                                  .n_slots = kUsed,
+                                  .experts = c.of.experts,
+                                  .weights = c.of.weights,
+                                  .x = of_both.as<float>(),
+                                  .add = add,
+                                  .y = out.as<float>(),
+                                  .overlap = true});
+          const auto got = down(out.as<float>(), n_tokens * d_model + 1);
+          EXPECT_EQ(got.back(), 0.5f) << name << " wrote past its end";
+          for (int t = 0; t < n_tokens; ++t)
+            for (int i = 0; i < d_model; ++i) {
+              double sum = add ? 0.5 : 0;
+              for (int k = 0; k < kUsed; ++k)
+                sum += double(weights[size_t(t * kUsed + k)]) * y[size_t((t * kUsed + k) * d_model + i)];
+              ASSERT_NEAR(got[size_t(t * d_model + i)], sum, (format.name == "bf16" ? 1e-3 : 2e-5) * (1 + std::abs(sum)))
+                  << name << " " << d_ff << " token " << t << " row " << i;
+            }
+        }
+      }
+    }
 }
 
 TEST_F(ExpertsCuda, SumsAreTheReferences) {

@@ -326,7 +326,7 @@ TEST_F(PlanCuda, WhatADeviceDoesNotRunIsRefusedByName) {
       },
       "a norm of all query heads together");
   refused([](ModelPlan& plan, Weights&) { plan.layers[0].delta.key_dim = 257; },
-          "up to 256 values, this model has 257");
+          "up to 256x256, this model has 257x");
   refused([](ModelPlan& plan, Weights&) { plan.layers[0].experts.rule.n_used = 33; },
           "1024 experts a layer and 32 a token");
   refused([](ModelPlan&, Weights& weights) { weights.layers[0].experts[3].up.scale = 2; },

@@ -8,7 +8,7 @@
 namespace ridge {
 
 void DeviceExpertProduct::plan(std::span<const std::vector<const Linear*>> matrices,
-                               std::span<const std::vector<const std::vector<float>*>> biases) {
+                               std::span<const std::vector<const std::vector<float>*>> biases, bool glu) {
   RIDGE_CHECK(matrices.size() == biases.size() && matrices.size() <= 2 && !matrices[0].empty(),
               "{} roles of experts, {} with biases", matrices.size(), biases.size());
   n_in_ = matrices[0][0]->n_in;
@@ -34,16 +34,17 @@ void DeviceExpertProduct::plan(std::span<const std::vector<const Linear*>> matri
     group.count += 1;
     group.row_bytes += n_experts_ * first.bytes();
     if (!format) continue;
+    const bool paired = glu && group.count == 2;
     std::vector<int64_t> n_out;
-    for (size_t i = group.first; i <= r; ++i) n_out.push_back(roles_[i].n_out);
-    group.bricks = plan_brick_matrix(*format, n_in_, n_out);
+    for (size_t i = group.first; i <= r - paired; ++i) n_out.push_back(roles_[i].n_out);
+    group.bricks = plan_brick_matrix(*format, n_in_, n_out, paired);
   }
 }
 
 DeviceExpertProduct::DeviceExpertProduct(const gpu::Stream& stream,
                                          std::span<const std::vector<const Linear*>> matrices,
-                                         std::span<const std::vector<const std::vector<float>*>> biases) {
-  plan(matrices, biases);
+                                         std::span<const std::vector<const std::vector<float>*>> biases, bool glu) {
+  plan(matrices, biases, glu);
   for (size_t r = 0; r < roles_.size(); ++r) {
     Role& role = roles_[r];
     if (role.bias_bytes == 0) continue;
@@ -64,14 +65,15 @@ DeviceExpertProduct::DeviceExpertProduct(const gpu::Stream& stream,
       stream.synchronize();
       continue;
     }
-    const BrickMatrix one =
-        make_brick_matrix(g.bricks.format, n_in_, std::span(g.bricks.n_out, size_t(g.bricks.n_parts)));
+    const BrickMatrix one = make_brick_matrix(g.bricks.format, n_in_,
+                                              std::span(g.bricks.n_out, size_t(g.bricks.n_parts)), g.bricks.paired);
     const int64_t bytes = one.bytes();
     g.bricks.data = gpu::Buffer(n_experts_ * bytes);
     for (int64_t e = 0; e < n_experts_; ++e) {
-      for (size_t i = 0; i < g.count; ++i) {
-        const DeviceRows rows = upload_rows(stream, *matrices[g.first + i][size_t(e)]);
-        device_fill_bricks(stream, one, int(i), 0, one.n_out[i], rows.blocks.as<void>());
+      for (int i = 0; i < one.n_parts; ++i) {
+        const DeviceRows rows = upload_rows(stream, *matrices[g.first + size_t(i)][size_t(e)]);
+        const DeviceRows up = one.paired ? upload_rows(stream, *matrices[g.first + 1][size_t(e)]) : DeviceRows();
+        device_fill_bricks(stream, one, i, 0, one.n_out[i], rows.blocks.as<void>(), up.blocks.as<void>());
         stream.synchronize();
       }
       gpu::copy(stream, g.bricks.data.as<std::byte>() + e * bytes, one.data.as<void>(), bytes);
@@ -88,9 +90,10 @@ int64_t DeviceExpertProduct::bytes() const {
 }
 
 std::array<int64_t, 2> DeviceExpertProduct::bytes_of(std::span<const std::vector<const Linear*>> matrices,
-                                                     std::span<const std::vector<const std::vector<float>*>> biases) {
+                                                     std::span<const std::vector<const std::vector<float>*>> biases,
+                                                     bool glu) {
   DeviceExpertProduct product;
-  product.plan(matrices, biases);
+  product.plan(matrices, biases, glu);
   int64_t packing = 0;
   for (const Group& g : product.groups_)
     if (g.in_bricks) packing = std::max(packing, g.bricks.bytes() + g.row_bytes / product.n_experts_);
@@ -111,6 +114,11 @@ void DeviceExpertProduct::run(gpu::StreamHandle stream, const ExpertCall& call) 
     if (g.in_bricks) device_expert_gemv(stream, g.bricks, call, biases, y);
     else device_expert_rows(stream, {g.format, n_in_, roles_[g.first].n_out, g.rows.as<void>(), biases[0]}, call, y[0]);
   }
+}
+
+void DeviceExpertProduct::run_sum(gpu::StreamHandle stream, const ExpertSumCall& call) const {
+  RIDGE_CHECK(can_sum(), "a sum over experts in {} groups", groups_.size());
+  device_expert_sum_gemv(stream, groups_[0].bricks, call, roles_[0].bias.as<float>());
 }
 
 }  // namespace ridge

@@ -24,44 +24,71 @@ inline constexpr int kMostUsedExperts = 32;  ///< of a token
 struct ExpertChoice {
   int64_t n_tokens = 0;
   int n_experts = 0, n_used = 0;
-  float* scores = nullptr;     ///< [n_tokens, n_experts]
-  float* weights = nullptr;    ///< [n_tokens, n_used]
-  int32_t* experts = nullptr;  ///< [n_tokens, n_used], rising for each token
+  bool shared = false;         ///< every token takes expert n_experts too
+  float* scores = nullptr;     ///< [n_tokens, n_scores]
+  float* weights = nullptr;    ///< [n_tokens, n_chosen]
+  int32_t* experts = nullptr;  ///< [n_tokens, n_chosen], rising for each token
   ExpertPack* packs = nullptr;
 
-  RIDGE_HD int64_t n_slots() const { return n_tokens * n_used; }
+  RIDGE_HD int n_chosen() const { return n_used + shared; }
+  RIDGE_HD int n_scores() const { return n_experts + shared; }
+  RIDGE_HD int64_t n_slots() const { return n_tokens * n_chosen(); }
   /// Room for packs; those that are not needed have no slots. Of one token every slot is a pack.
   RIDGE_HD int64_t n_packs() const {
-    const int64_t full = n_slots() / ExpertPack::kMost + n_experts;
+    const int64_t full = n_slots() / ExpertPack::kMost + n_scores();
     return n_slots() < full ? n_slots() : full;
   }
 };
 
-/// scores = x w^T + bias in floats: x [n_tokens, n_in], w [n_experts, n_in], bias [n_experts] or null.
-void device_router(gpu::StreamHandle stream, const ExpertChoice& choice, int64_t n_in, const float* x, const float* w,
-                   const float* bias);
+/// The most tokens that device_route() takes in one launch (two for more than one).
+inline constexpr int64_t kFewRoutedTokens = 24;
 
-/// Experts, weights and packs of the scores, as choose_experts (route.h) defines them; bias [n_experts] or null.
-void device_choose_experts(gpu::StreamHandle stream, const ExpertChoice& choice, const ExpertRule& rule,
-                           const float* bias);
+/// What a router reads. Pointers are device memory.
+struct ExpertRouter {
+  ExpertRule rule;
+  int64_t n_in = 0;
+  const float* x = nullptr;            ///< [n_tokens, n_in]
+  const float* norm_weight = nullptr;  ///< [n_in]: h = x RMS-normalised; null: h = x
+  float norm_eps = 0;
+  float* h = nullptr;  ///< [n_tokens, n_in], written where there is a norm
+  /// [n_scores, n_in]. The row of a shared expert, which has no bias, is the gate of its weight: sigmoid of the score.
+  const float* w = nullptr;
+  const float* bias = nullptr;         ///< [n_experts], of scores; or null
+  const float* choice_bias = nullptr;  ///< [n_experts], as in choose_experts (route.h); or null
+  bool gates_shared = true;            ///< else the shared expert's weight is 1
+  uint32_t* counters = nullptr;        ///< [kFewRoutedTokens], zero between launches
+  bool overlap = false;                ///< programmatic dependent launch
+};
+/// scores = h w^T + bias in floats; experts, weights and packs of the scores, as choose_experts (route.h) defines them.
+/// More than kFewRoutedTokens tokens have no shared expert here.
+void device_route(gpu::StreamHandle stream, const ExpertChoice& choice, const ExpertRouter& router);
+/// The choice alone.
+void device_choose_experts(gpu::StreamHandle stream, const ExpertChoice& choice, const ExpertRouter& router);
 
 /// Matrices of one role of all experts, or two roles with the same input (gate and up). Formats in bricks go through
 /// tensor cores with activations in two planes (gemv's "bricks"), all others through rows that are decoded as they come.
 class DeviceExpertProduct {
  public:
   DeviceExpertProduct() = default;
-  /// matrices[r], biases[r]: of role r, one an expert; biases empty or null where there are none. Throws Error: usage for
-  /// experts of different formats or shapes and for ternary ones with int8 activations; no_memory.
+  /// matrices[r], biases[r]: of role r, one an expert; biases empty or null where there are none. `glu`: the roles are gate
+  /// and up, whose product ends in the activation where is_gated(). Throws Error: usage for experts of different formats or
+  /// shapes and for ternary ones with int8 activations; no_memory.
   DeviceExpertProduct(const gpu::Stream& stream, std::span<const std::vector<const Linear*>> matrices,
-                      std::span<const std::vector<const std::vector<float>*>> biases);
+                      std::span<const std::vector<const std::vector<float>*>> biases, bool glu = false);
 
   void run(gpu::StreamHandle stream, const ExpertCall& call) const;
+  /// Gate and up are bricks of one format.
+  bool is_gated() const { return groups_.size() == 1 && groups_[0].bricks.paired; }
+  /// Of one role: whether run_sum() serves.
+  bool can_sum() const { return roles_.size() == 1 && groups_[0].in_bricks; }
+  void run_sum(gpu::StreamHandle stream, const ExpertSumCall& call) const;
   int64_t bytes() const;  ///< of all experts
   /// "bricks" or "rows" of each launch.
   std::vector<std::string_view> kernels() const;
   /// What a product would keep, and what packing it needs beside that.
   static std::array<int64_t, 2> bytes_of(std::span<const std::vector<const Linear*>> matrices,
-                                         std::span<const std::vector<const std::vector<float>*>> biases);
+                                         std::span<const std::vector<const std::vector<float>*>> biases,
+                                         bool glu = false);
 
  private:
   struct Role {
@@ -80,7 +107,7 @@ class DeviceExpertProduct {
     gpu::Buffer rows;       ///< blocks as in the file, expert after expert
   };
   void plan(std::span<const std::vector<const Linear*>> matrices,
-            std::span<const std::vector<const std::vector<float>*>> biases);
+            std::span<const std::vector<const std::vector<float>*>> biases, bool glu);
 
   int64_t n_in_ = 0, n_experts_ = 0;
   std::vector<Role> roles_;
@@ -109,7 +136,9 @@ struct ExpertSum {
   const float* gate = nullptr;    ///< [n] or null
   bool add = false;               ///< to `out`, or in its place
   float* out = nullptr;           ///< [n_tokens, n]
+  bool overlap = false;           ///< programmatic dependent launch
 };
+/// For steps that ExpertSumCall does not serve: many tokens, rows without bricks.
 void device_sum_experts(gpu::StreamHandle stream, const ExpertSum& sum);
 
 }  // namespace ridge

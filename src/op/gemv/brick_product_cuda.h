@@ -2,10 +2,12 @@
 // For *.cu files only.
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 
 #include "op/gemv/brick_formats_cuda.h"
 #include "op/gemv/half_gemv_cuda.h"
+#include "op/norm_rope/glu_cuda.h"
 
 namespace ridge::bricks {
 
@@ -170,7 +172,7 @@ struct Outputs {
   int rows_per_tile;
   int64_t first_tile[kMostBrickParts];
   int64_t n_out[kMostBrickParts];
-  const float* bias[kMostBrickParts];
+  const float* bias[kMostBrickParts];  ///< of each part; of experts' gate and up
   float* y[kMostBrickParts];
   bool paired, residual;
   BrickGlu glu;
@@ -185,16 +187,22 @@ inline Outputs make_outputs(const BrickMatrix& w, const BrickCall& call) {
   for (int i = 0; i < w.n_parts; ++i) {
     out.first_tile[i] = w.first_tile(i);
     out.n_out[i] = w.n_out[i];
-    out.bias[i] = call.bias[i];
     out.y[i] = call.y[i];
   }
+  std::copy_n(call.bias, kMostBrickParts, out.bias);
   return out;
 }
 
 /// What becomes of a gate and an up.
 __device__ inline float gated(BrickGlu glu, float gate, float up) {
   const float positive = gate < 0 ? 0 : gate;  // keeps NaN
-  return (glu == BrickGlu::silu ? gate / (1.0f + expf(-gate)) : positive * positive) * up;
+  switch (glu) {
+    case BrickGlu::silu: return gate / (1.0f + expf(-gate)) * up;
+    case BrickGlu::relu2: return positive * positive * up;
+    case BrickGlu::gelu_tanh: return gelu_of(gate) * up;
+    case BrickGlu::clamped_swiglu: return clamped_swiglu_of(gate, up);
+  }
+  return 0;
 }
 
 }  // namespace ridge::bricks

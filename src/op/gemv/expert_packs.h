@@ -13,14 +13,31 @@ struct alignas(32) ExpertPack {
   int32_t slots[kMost] = {};
 };
 
-/// What a product over chosen experts reads and writes, one launch without overlap. Pointers are device memory.
+/// What becomes of gate g and up u of a pair: silu(g) u, max(g, 0)^2 u, gelu(g) u (tanh form), or gpt-oss's clamped form.
+enum class BrickGlu : uint8_t { silu, relu2, gelu_tanh, clamped_swiglu };
+
+/// What a product over chosen experts reads and writes. Pointers are device memory.
 struct ExpertCall {
   const ExpertPack* packs = nullptr;
   int64_t n_packs = 0;
   int most = 1;              ///< slots of a pack: 1 or ExpertPack::kMost
   const float* x = nullptr;  ///< slot s reads row s / share of n_in values
   int share = 1;
-  float* y[2] = {};  ///< [slots, n_out] of each matrix
+  float* y[2] = {};  ///< [slots, n_out] of each matrix; a gated product has the first one only
+  BrickGlu glu = BrickGlu::silu;
+  bool overlap = false;  ///< programmatic dependent launch
+};
+
+/// The sum of what a token's experts give, each times its weight. Pointers are device memory.
+struct ExpertSumCall {
+  int64_t n_tokens = 0;
+  int n_slots = 0;                   ///< of a token
+  const int32_t* experts = nullptr;  ///< [n_tokens, n_slots]
+  const float* weights = nullptr;    ///< [n_tokens, n_slots]
+  const float* x = nullptr;          ///< [n_tokens, n_slots, n_in]
+  bool add = false;                  ///< to y, or in its place
+  float* y = nullptr;                ///< [n_tokens, n_out]
+  bool overlap = false;              ///< programmatic dependent launch
 };
 
 }  // namespace ridge

@@ -20,6 +20,9 @@ using namespace bricks;
 
 constexpr int kMostWarps = 8;
 
+/// What a row of blocks multiplies: the matrix, that of a pack's expert, or the experts of a token as one long row.
+enum class GemvOf { matrix, packs, chain };
+
 struct GemvPlan {
   const uint8_t* bricks;
   int n_tiles, bricks_per_tile, n_tokens, n_in;
@@ -34,9 +37,13 @@ struct GemvPlan {
   double one_by_n_in;
   bool pairs;  ///< x can be read two values at a time
   Outputs out;
-  const ExpertPack* packs;  ///< of experts: a row of blocks each
-  int share;                ///< slots of a row of x
   int64_t expert_bytes;
+  const ExpertPack* packs;  ///< one for each row of blocks
+  int share;                ///< slots of a row of x
+  // Of a chain: what ExpertSumCall has, and the bricks of an expert's tile. n_in is that of an expert.
+  const int32_t* experts;
+  const float* weights;
+  int n_slots, expert_bricks;
 };
 
 template <class F>
@@ -49,9 +56,9 @@ template <class F, int kTokens>
 constexpr int kBrickX = kBrickBlocks<F>* kTokens*(2 * 64 + F::kSums * int(sizeof(XSum<F>)));
 
 /// A warp's x for its bricks first .. first + n - 1 of a tile: planes [32 columns][2 kTokens][4], behind them sums
-/// [32 columns][kSums][kTokens]. Token t is row row_of(t) of x. Returns 1 / scale of token lane % 4. Adds up squares of
-/// x, if there is a norm and they are wanted.
-template <class F, int kTokens, bool kPairs, class RowOf>
+/// [32 columns][kSums][kTokens]. Token t is row row_of(t) of x; of a chain row_of(0) is the token's first slot. Returns
+/// 1 / scale of token lane % 4. Adds up squares of x, if there is a norm and they are wanted.
+template <class F, int kTokens, bool kPairs, GemvOf kOf, class RowOf>
 __device__ float stage_x(const GemvPlan& p, const RowOf& row_of, int k_warp, int first, int n, uint4* planes,
                          bool want_squares, double (&squares)[kTokens]) {
   constexpr int kBrickUnits = 4 * kBrickBlocks<F>;  // of eight values of a token, a lane's words
@@ -68,21 +75,25 @@ __device__ float stage_x(const GemvPlan& p, const RowOf& row_of, int k_warp, int
 #pragma unroll
     for (int i = 0; i < kUnits; ++i) {
       if (from + 32 * i >= n_units) break;
-      const int unit = from + 32 * i + lane, brick = (first + unit / kBrickUnits) * p.k_warps + k_warp;
+      const int unit = from + 32 * i + lane, of_tile = (first + unit / kBrickUnits) * p.k_warps + k_warp;
+      const int slot = kOf == GemvOf::chain ? of_tile / p.expert_bricks : 0, brick = of_tile - slot * p.expert_bricks;
       const int k = brick * F::kColumns + unit % kBrickUnits / 4 * 32 + 2 * (unit % 4);
+      float weight = 1;
+      if (kOf == GemvOf::chain && unit < n_units) weight = p.weights[row_of(0) + slot];
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int at = k + 8 * e;
         const bool exists = unit < n_units && at < p.n_in, second = at + 1 < p.n_in;
         weights[i][e] = exists && p.norm_weight ? load_pair(p.norm_weight + at, second) : float2{1, 1};
+        if constexpr (kOf == GemvOf::chain) weights[i][e] = {weight, weight};
 #pragma unroll
         for (int t = 0; t < kTokens; ++t) {
-          const float2 pair = exists ? load_pair(p.x + row_of(t) * p.n_in + at, second) : float2{0, 0};
+          const float2 pair = exists ? load_pair(p.x + (row_of(t) + slot) * p.n_in + at, second) : float2{0, 0};
           values[i][t][2 * e] = pair.x, values[i][t][2 * e + 1] = pair.y;
         }
       }
     }
-    if (!p.norm_weight) return;
+    if (kOf != GemvOf::chain && !p.norm_weight) return;
 #pragma unroll
     for (int i = 0; i < kUnits; ++i) {
       if (from + 32 * i >= n_units) break;
@@ -91,7 +102,7 @@ __device__ float stage_x(const GemvPlan& p, const RowOf& row_of, int k_warp, int
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
           float& value = values[i][t][e];
-          if (count) squares[t] += double(value) * value;
+          if (kOf != GemvOf::chain && count) squares[t] += double(value) * value;
           value *= e % 2 == 0 ? weights[i][e / 2].x : weights[i][e / 2].y;
         }
     }
@@ -157,20 +168,25 @@ struct Output {
   float* y = nullptr;  ///< nowhere when null
   float bias = 0, old = 0;
 
-  /// `token`: of the outputs; `expert`: of the biases.
-  __device__ Output(const Outputs& out, int tile, int token, int row, int expert, bool exists) {
+  /// `token`: of the outputs; bias_of(biases, n_out, row) where there are biases. The lower half of a pair's rows are the
+  /// up's, which have a bias and no place.
+  template <class BiasOf>
+  __device__ Output(const Outputs& out, int tile, int token, int row, const BiasOf& bias_of, bool exists) {
     if (!exists) return;
     int part = 0;
     while (part + 1 < out.n_parts && tile >= out.first_tile[part + 1]) ++part;
-    const int64_t at = int64_t(tile - out.first_tile[part]) * out.rows_per_tile + row, n_out = out.n_out[part];
-    if (row >= out.rows_per_tile || at >= n_out) return;
+    const bool is_up = out.paired && row >= out.rows_per_tile;
+    const int64_t at = int64_t(tile - out.first_tile[part]) * out.rows_per_tile + row - (is_up ? out.rows_per_tile : 0),
+                  n_out = out.n_out[part];
+    if (at >= n_out) return;
+    if (const float* const biases = out.bias[is_up ? 1 : part]) bias = bias_of(biases, n_out, at);
+    if (is_up) return;
     y = out.y[part] + token * n_out + at;
-    if (out.bias[part]) bias = out.bias[part][expert * n_out + at];
     if (out.residual) old = *y;
   }
 };
 
-template <class F, int kTokens, bool kExperts>
+template <class F, int kTokens, GemvOf kOf>
 __global__ void __launch_bounds__(kMostWarps * 32, 2) gemv_kernel(const GemvPlan p) {
   constexpr int kStages = F::kGemvStages, kBlocks = kBrickBlocks<F>, kTileSums = 16 * kTokens;
   __shared__ double squares_of[kTokens][kMostWarps];
@@ -178,12 +194,26 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2) gemv_kernel(const GemvPlan
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, n_warps = int(blockDim.x) / 32;
   const int group = warp >= p.k_warps ? warp / p.k_warps : 0, k_warp = warp - group * p.k_warps;
   const int n_mine = p.warp_bricks + (k_warp < p.longer_warps);  // bricks of a tile
-  const ExpertPack* const pack = kExperts ? p.packs + blockIdx.y : nullptr;
-  const int n_tokens = kExperts ? pack->n : p.n_tokens, expert = kExperts ? pack->expert : 0;
-  if (kExperts && n_tokens == 0) return;
+  constexpr bool kPacks = kOf == GemvOf::packs, kChain = kOf == GemvOf::chain;
+  if constexpr (kOf != GemvOf::matrix) {  // the grid before chose the experts
+    gpu::let_next_grid_start();
+    gpu::wait_for_previous_grid();
+  }
+  const ExpertPack* const pack = kPacks ? p.packs + blockIdx.y : nullptr;
+  const int n_tokens = kPacks ? pack->n : p.n_tokens, expert = kPacks ? pack->expert : 0;
+  if (kPacks && n_tokens == 0) return;
+  const int64_t first_slot = kChain ? int64_t(blockIdx.y) * p.n_slots : 0;
   const auto row_of = [&](int t) {
-    if constexpr (kExperts) return int64_t(pack->slots[min(t, n_tokens - 1)] / p.share);
+    if constexpr (kPacks) return int64_t(pack->slots[min(t, n_tokens - 1)] / p.share);
+    else if constexpr (kChain) return first_slot;
     else return min(t, n_tokens - 1);
+  };
+  const auto bias_of = [&](const float* biases, int64_t n_out, int64_t at) {
+    if constexpr (!kChain) return biases[expert * n_out + at];
+    float sum = 0;
+    for (int slot = 0; slot < p.n_slots; ++slot)
+      sum = fmaf(p.weights[first_slot + slot], biases[p.experts[first_slot + slot] * n_out + at], sum);
+    return sum;
   };
   const auto tile_of = [&](int round, int of_group) {
     return ((round << p.row_shift) + of_group) * int(gridDim.x) + int(blockIdx.x);
@@ -193,6 +223,12 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2) gemv_kernel(const GemvPlan
   // The ring, and the brick that comes into it next. Bricks are in the order of batches, phases, tiles.
   uint8_t* const ring = shared + warp * kStages * F::kBytes;
   const auto address = [&](int round, int brick) {
+    if constexpr (kChain) {
+      const int of_tile = brick * p.k_warps + k_warp, slot = min(of_tile / p.expert_bricks, p.n_slots - 1);
+      return p.bricks + p.experts[first_slot + slot] * p.expert_bytes +
+             (int64_t(tile_of(round, group)) * p.expert_bricks + of_tile - slot * p.expert_bricks) * F::kBytes +
+             lane * 16;
+    }
     return p.bricks + expert * p.expert_bytes +
            (int64_t(tile_of(round, group)) * p.bricks_per_tile + brick * p.k_warps + k_warp) * F::kBytes + lane * 16;
   };
@@ -205,7 +241,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2) gemv_kernel(const GemvPlan
 #pragma unroll
       for (int i = 0; i < F::kBytes / 16; i += 32)
         if (i + 32 <= F::kBytes / 16 || i + lane < F::kBytes / 16) gpu::copy_async16(to + i * 16, from + i * 16);
-      from += p.k_warps * F::kBytes;
+      if constexpr (!kChain) from += p.k_warps * F::kBytes;
       if (++fed_brick == fed_end) {
         if (++fed_round == fed_last) {
           fed_phase = fed_end;
@@ -217,18 +253,21 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2) gemv_kernel(const GemvPlan
           fed_round = fed_batch;
         }
         fed_brick = fed_phase;
-        from = address(fed_round, fed_brick);
+        if constexpr (!kChain) from = address(fed_round, fed_brick);
       }
+      if constexpr (kChain) from = address(fed_round, fed_brick);
     }
     gpu::copy_commit();
   };
   for (int stage = 0; stage < kStages - 1; ++stage) feed(stage);
-  gpu::let_next_grid_start();
-  if (p.norm_weight)  // nobody waits for it yet
-    for (int i = lane; i < n_mine * kBlocks; i += 32)
-      if (const int k = (i / kBlocks * p.k_warps + k_warp) * F::kColumns + i % kBlocks * 32; k < p.n_in)
-        gpu::prefetch(p.norm_weight + k);
-  gpu::wait_for_previous_grid();
+  if constexpr (kOf == GemvOf::matrix) {
+    gpu::let_next_grid_start();
+    if (p.norm_weight)  // nobody waits for it yet
+      for (int i = lane; i < n_mine * kBlocks; i += 32)
+        if (const int k = (i / kBlocks * p.k_warps + k_warp) * F::kColumns + i % kBlocks * 32; k < p.n_in)
+          gpu::prefetch(p.norm_weight + k);
+    gpu::wait_for_previous_grid();
+  }
 
   // Lanes of columns that no token has read another one's: what they multiply ends in columns that nobody looks at.
   const int r = lane / 4, c = lane % 4, column = min(r, 2 * kTokens - 1);
@@ -249,15 +288,16 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2) gemv_kernel(const GemvPlan
       const int at = 32 * item + lane, slot = at / kTileSums, token = at / 16 % kTokens;
       const int tile = tile_of(first + (slot >> p.row_shift), slot & ((1 << p.row_shift) - 1));
       const bool exists = at < n_outputs && tile < p.n_tiles && token < n_tokens;
-      return Output(p.out, tile, kExperts && exists ? pack->slots[token] : token, at % 16, expert, exists);
+      const int row = kPacks && exists ? pack->slots[token] : kChain ? int(blockIdx.y) : token;
+      return Output(p.out, tile, row, at % 16, bias_of, exists);
     };
     Output output = output_of(warp);
 
     for (int phase = 0; phase < n_mine; phase += p.phase_bricks) {
       const int n = min(p.phase_bricks, n_mine - phase);
       if (first == 0 || n < n_mine)
-        inverse = p.pairs ? stage_x<F, kTokens, true>(p, row_of, k_warp, phase, n, planes, first == 0, squares)
-                          : stage_x<F, kTokens, false>(p, row_of, k_warp, phase, n, planes, first == 0, squares);
+        inverse = p.pairs ? stage_x<F, kTokens, true, kOf>(p, row_of, k_warp, phase, n, planes, first == 0, squares)
+                          : stage_x<F, kTokens, false, kOf>(p, row_of, k_warp, phase, n, planes, first == 0, squares);
       for (int round = first; round < last; ++round) {
         float sum[1][1][4] = {};
         const uint4* words = planes + column * 4 + c;
@@ -303,6 +343,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2) gemv_kernel(const GemvPlan
         for (int w = 0; w < p.k_warps; ++w) value += part[w * kTileSums];
       value *= factor;
       if (p.out.paired) {
+        value += output.bias;
         const float up = __shfl_down_sync(gpu::kAllLanes, value, 8);
         if (output.y) *output.y = gated(p.out.glu, value, up);
       } else if (output.y) {
@@ -319,11 +360,12 @@ struct Launch {
   int n_blocks, n_threads, shared_bytes;
 };
 
+/// A row of the weights has `n_chained` times what the matrix has.
 template <class F, int kTokens>
-Launch plan_launch(const BrickMatrix& w, const BrickCall& call) {
+Launch plan_launch(const BrickMatrix& w, const BrickCall& call, int n_chained = 1) {
   Launch launch{};
   GemvPlan& p = launch.plan;
-  const int64_t n_tiles = w.n_tiles(), per_tile = w.bricks_per_tile();
+  const int64_t n_tiles = w.n_tiles(), per_tile = n_chained * w.bricks_per_tile();
   expect(n_tiles * per_tile < INT32_MAX / 2 && call.n_tokens * w.n_in < INT32_MAX / 2, "gemv: too many rows");
   p = {.bricks = w.data.as<uint8_t>(),
        .n_tiles = int(n_tiles),
@@ -367,9 +409,10 @@ Launch plan_launch(const BrickMatrix& w, const BrickCall& call) {
 template <class F, int kTokens>
 void launch_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const BrickCall& call) {
   const Launch launch = plan_launch<F, kTokens>(w, call);
-  gpu::allow_shared_bytes("shared memory of gemv", gemv_kernel<F, kTokens, false>, size_t(launch.shared_bytes));
+  const auto kernel = gemv_kernel<F, kTokens, GemvOf::matrix>;
+  gpu::allow_shared_bytes("shared memory of gemv", kernel, size_t(launch.shared_bytes));
   gpu::launch(
-      "gemv", gemv_kernel<F, kTokens, false>,
+      "gemv", kernel,
       {unsigned(launch.n_blocks), unsigned(launch.n_threads), size_t(launch.shared_bytes), stream, call.overlap},
       launch.plan);
 }
@@ -380,13 +423,30 @@ void launch_experts(gpu::StreamHandle stream, const BrickMatrix& w, const BrickC
   Launch launch = plan_launch<F, kTokens>(w, call);
   launch.plan.share = experts.share;
   launch.plan.expert_bytes = w.bytes();
-  gpu::allow_shared_bytes("shared memory of gemv", gemv_kernel<F, kTokens, true>, size_t(launch.shared_bytes));
+  const auto kernel = gemv_kernel<F, kTokens, GemvOf::packs>;
+  gpu::allow_shared_bytes("shared memory of gemv", kernel, size_t(launch.shared_bytes));
   for (int64_t first = 0; first < experts.n_packs; first += kMostPacks) {
     launch.plan.packs = experts.packs + first;
     const dim3 blocks(unsigned(launch.n_blocks), unsigned(std::min(kMostPacks, experts.n_packs - first)));
-    gpu::launch("gemv of experts", gemv_kernel<F, kTokens, true>,
-                {blocks, unsigned(launch.n_threads), size_t(launch.shared_bytes), stream}, launch.plan);
+    gpu::launch("gemv of experts", kernel,
+                {blocks, unsigned(launch.n_threads), size_t(launch.shared_bytes), stream, experts.overlap},
+                launch.plan);
   }
+}
+
+template <class F>
+void launch_chain(gpu::StreamHandle stream, const BrickMatrix& w, const BrickCall& call, const ExpertSumCall& sum) {
+  Launch launch = plan_launch<F, 1>(w, call, sum.n_slots);
+  launch.plan.expert_bytes = w.bytes();
+  launch.plan.experts = sum.experts;
+  launch.plan.weights = sum.weights;
+  launch.plan.n_slots = sum.n_slots;
+  launch.plan.expert_bricks = int(w.bricks_per_tile());
+  const auto kernel = gemv_kernel<F, 1, GemvOf::chain>;
+  gpu::allow_shared_bytes("shared memory of gemv", kernel, size_t(launch.shared_bytes));
+  const dim3 blocks(unsigned(launch.n_blocks), unsigned(sum.n_tokens));
+  gpu::launch("gemv of experts' sum", kernel,
+              {blocks, unsigned(launch.n_threads), size_t(launch.shared_bytes), stream, sum.overlap}, launch.plan);
 }
 
 }  // namespace
@@ -421,16 +481,28 @@ void device_few_half_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const 
 
 void device_expert_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const ExpertCall& experts,
                         const float* const* biases, float* const* y) {
-  BrickCall call{.n_tokens = experts.most, .x = experts.x};
-  for (int i = 0; i < w.n_parts; ++i) call.bias[i] = biases[i], call.y[i] = y[i];
+  BrickCall call{.n_tokens = experts.most, .x = experts.x, .glu = experts.glu};
+  for (int i = 0; i < w.n_parts; ++i) call.y[i] = y[i];
   // Two blocks fit on a multiprocessor; what experts need in all is shared out evenly.
   call.n_blocks = int(std::max<int64_t>(1, 2 * gpu::multiprocessors() / experts.n_packs));
   check_call(w, call);
+  for (int i = 0; i < w.n_parts * (w.paired ? 2 : 1); ++i) call.bias[i] = biases[i];
   with_format(w.format, [&](auto f) {
     using F = decltype(f);
     if (experts.most == 1) launch_experts<F, 1>(stream, w, call, experts);
     else launch_experts<F, ExpertPack::kMost>(stream, w, call, experts);
   });
+}
+
+void device_expert_sum_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const ExpertSumCall& sum,
+                            const float* bias) {
+  BrickCall call{.n_tokens = 1, .x = sum.x, .residual = sum.add};
+  call.y[0] = sum.y;
+  call.bias[0] = bias;
+  call.n_blocks = int(std::max<int64_t>(1, (sum.n_tokens > 1 ? 2 : 1) * gpu::multiprocessors() / sum.n_tokens));
+  expect(w.n_parts == 1 && !w.paired && sum.n_tokens < 65536, "sum of experts: one part, and tokens of a grid");
+  check_call(w, call);
+  with_format(w.format, [&](auto f) { launch_chain<decltype(f)>(stream, w, call, sum); });
 }
 
 }  // namespace ridge

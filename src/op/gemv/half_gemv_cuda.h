@@ -10,9 +10,6 @@
 
 namespace ridge {
 
-/// What becomes of gate g and up u of a paired matrix: silu(g) u, or max(g, 0)^2 u.
-enum class BrickGlu { silu, relu2 };
-
 /// One product. Every pointer is device memory.
 struct BrickCall {
   int64_t n_tokens = 0;
@@ -21,7 +18,7 @@ struct BrickCall {
   float norm_eps = 0;
   const float* bias[kMostBrickParts] = {};  ///< [n_out] of each part, added to the result; or nullptr; not when paired
   bool residual = false;                    ///< the result is added to y; not when paired
-  BrickGlu glu = BrickGlu::silu;            ///< for paired matrices
+  BrickGlu glu = BrickGlu::silu;            ///< for paired matrices: silu or relu2
   float* y[kMostBrickParts] = {};           ///< [n_tokens, n_out] of each part
   int n_blocks = 0;                         ///< of the launch; 0 is one for each multiprocessor
   bool overlap = false;  ///< programmatic dependent launch: weights are read while the grid before this one ends
@@ -35,8 +32,13 @@ inline constexpr int kMostFewTokens = 4;
 void device_few_half_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const BrickCall& call);
 
 /// The same of the packs' tokens, each past the bricks of its expert: `w` says what one expert is, its data holds all of
-/// them one after another. Of each part: bias [n_experts, n_out] or null, y [slots, n_out].
+/// them one after another. Of each part, or of gate and up: bias [n_experts, n_out] or null. Of each part: y [slots, n_out].
 void device_expert_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const ExpertCall& call,
                         const float* const* biases, float* const* y);
+
+/// The sum over a token's experts, as one product: the rows of its experts lie one behind another, and so do its x, each
+/// times its weight. `w` as above, of one part; bias [n_experts, n_out] or null.
+void device_expert_sum_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const ExpertSumCall& call,
+                            const float* bias);
 
 }  // namespace ridge

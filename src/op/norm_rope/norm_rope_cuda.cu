@@ -1,4 +1,5 @@
 #include "gpu/launch.h"
+#include "op/norm_rope/glu_cuda.h"
 #include "op/norm_rope/norm_rope_cuda.h"
 
 namespace ridge {
@@ -47,19 +48,12 @@ __global__ void relu2_glu_kernel(int64_t n, float* gate, const float* up) {
 
 __global__ void gelu_glu_kernel(int64_t n, float* gate, const float* up) {
   const int64_t i = element();
-  if (i >= n) return;
-  constexpr float kRoot = 0.7978845608028654f;  // sqrt(2 / pi)
-  const float g = gate[i];
-  gate[i] = 0.5f * g * (1 + tanhf(kRoot * (g + 0.044715f * g * g * g))) * up[i];
+  if (i < n) gate[i] = gelu_of(gate[i]) * up[i];
 }
 
 __global__ void clamped_swiglu_kernel(int64_t n, float* gate, const float* up) {
   const int64_t i = element();
-  if (i >= n) return;
-  constexpr float kLimit = 7, kGain = 1.702f;
-  const float g = gate[i] > kLimit ? kLimit : gate[i];  // keeps NaN
-  const float u = up[i] > kLimit ? kLimit : up[i] < -kLimit ? -kLimit : up[i];
-  gate[i] = g / (1 + expf(-kGain * g)) * (u + 1);
+  if (i < n) gate[i] = clamped_swiglu_of(gate[i], up[i]);
 }
 
 __global__ void sigmoid_gate_kernel(int64_t total, int64_t n, const float* gate, int64_t pitch, float* x) {
