@@ -260,6 +260,11 @@ void check_supported(const ModelPlan& plan) {
       throw_error(ErrorKind::usage,
                   "a CUDA device does not compute a gate of the attention's output with a norm of all query heads "
                   "together (use the CPU)");
+    if (layer.delta.kernel > kMostDeltaTaps)
+      throw_error(
+          ErrorKind::usage,
+          "a CUDA device runs convolutions of up to {} tokens in the delta rule, this model has {} (use the CPU)",
+          kMostDeltaTaps, layer.delta.kernel);
     if (layer.delta.key_dim > kMostDeltaKeys || layer.delta.value_dim > kMostDeltaValues)
       throw_error(ErrorKind::usage,
                   "a CUDA device runs heads of the delta rule of up to {}x{}, this model has {}x{} (use the CPU)",

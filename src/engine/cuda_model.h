@@ -34,7 +34,8 @@ struct CudaLayer {
   gpu::Buffer q_a_norm, kv_a_norm;
   DeviceProduct q_b;
   DeviceExpertProduct k_b, v_b;
-  gpu::Buffer router, router_bias, choice_bias;  // router: float32 [n_experts, d_model], behind it the shared expert's gate
+  gpu::Buffer router, router_bias,
+      choice_bias;  // router: float32 [n_experts, d_model], behind it the shared expert's gate
   DeviceExpertProduct expert_gate_up, expert_down;
   bool joins_shared = false;  // the shared expert is the last one of both, beside gate_up and down: for few tokens
 };
@@ -50,6 +51,11 @@ struct CudaRope {
 constexpr bool is_fused(Activation activation) {
   return activation == Activation::silu || activation == Activation::relu2;
 }
+
+/// gate = activation(gate) * up over n values.
+void activate(gpu::StreamHandle stream, Activation activation, int64_t n, float* gate, const float* up);
+/// For the launch log: an op on rows that stay in the device's cache.
+gpu::LoggedOp small_op(std::string_view op, int64_t n_floats, int layer = -1);
 
 /// The weights of a plan's layers.
 struct CudaModel {
@@ -159,7 +165,7 @@ class CudaRunner {
     gpu::Buffer block;         // what a block gives, before it is normed or scaled
     // Of experts: their normed input, and rows of a token's experts.
     gpu::Buffer h, scores, expert_weights, expert_numbers, packs, expert_gate, expert_up, expert_out, shared,
-        router_counters;
+        router_counters, expert_counts, areas, area_experts, area_columns;  // the last three: ExpertGroups
     gpu::Buffer attn_scratch, k_ring, v_ring;
     gpu::Buffer latent, head_packs;  // of latent attention: LatentRoom, and the packs of all heads
     // Of the delta rule: DeltaSpans; its matrices, one behind another; DeviceDelta::counters.
@@ -192,6 +198,8 @@ class CudaRunner {
   void feed_forward(int layer, int64_t n, bool overlap);
   void dense(int layer, const ProductCall& in, const ProductCall& out);
   void experts(int layer, int64_t n, bool overlap);
+  void few_experts(int layer, const ExpertChoice& choice, const ProductCall& in, const ProductCall& out);
+  void sum_experts(int layer, const ExpertChoice& choice, const ProductCall& in, const ProductCall& out);
   /// What a block's first product reads of the residual stream, and where its last one leaves what the block gives.
   ProductCall block_in(int layer, int64_t n, const gpu::Buffer& norm, bool overlap) const;
   ProductCall block_out(int layer, int64_t n, bool overlap) const;

@@ -11,13 +11,6 @@ namespace ridge {
 namespace {
 
 constexpr size_t kMostGraphs = 64;
-/// More tokens share experts, whose weights packs read once.
-constexpr int64_t kMostSummedTokens = 4;
-
-/// For the launch log: an op on rows that stay in the device's cache.
-gpu::LoggedOp small_op(std::string_view op, int64_t n_floats, int layer = -1) {
-  return {.op = op, .layer = layer, .read_bytes = 4 * n_floats, .write_bytes = 4 * n_floats};
-}
 
 template <class T>
 const T* fill(const gpu::Stream& stream, gpu::Buffer& buffer, const std::vector<T>& values) {
@@ -45,7 +38,18 @@ gpu::LoggedOp cache_op(std::string_view op, const KvTiles& k, const KvTiles& v, 
 /// Whether a block's last product adds to the residual stream itself.
 bool adds_at_once(const LayerPlan& layer) { return layer.norms == NormPlace::before && layer.residual_scale == 1; }
 
-/// gate = activation(gate) * up over n values
+int next_power_of_two(int n) {
+  int power = 1;
+  while (power < n) power *= 2;
+  return n == 0 ? 0 : power;
+}
+
+}  // namespace
+
+gpu::LoggedOp small_op(std::string_view op, int64_t n_floats, int layer) {
+  return {.op = op, .layer = layer, .read_bytes = 4 * n_floats, .write_bytes = 4 * n_floats};
+}
+
 void activate(gpu::StreamHandle stream, Activation activation, int64_t n, float* gate, const float* up) {
   switch (activation) {
     case Activation::silu: return device_swiglu(stream, n, gate, up);
@@ -55,30 +59,11 @@ void activate(gpu::StreamHandle stream, Activation activation, int64_t n, float*
   }
 }
 
-/// The same as the end of a product.
-BrickGlu glu_of(Activation activation) {
-  switch (activation) {
-    case Activation::silu: return BrickGlu::silu;
-    case Activation::relu2: return BrickGlu::relu2;
-    case Activation::gelu_tanh: return BrickGlu::gelu_tanh;
-    case Activation::clamped_swiglu: break;
-  }
-  return BrickGlu::clamped_swiglu;
-}
-
-int next_power_of_two(int n) {
-  int power = 1;
-  while (power < n) power *= 2;
-  return n == 0 ? 0 : power;
-}
-
-}  // namespace
-
 std::vector<const void*> CudaRunner::Room::places() const {
   std::vector<const void*> places;
   for (const gpu::Buffer* b :
        {&h, &scores, &expert_weights, &expert_numbers, &packs, &expert_gate, &expert_up, &expert_out, &shared,
-        &router_counters})
+        &router_counters, &expert_counts, &areas, &area_experts, &area_columns})
     places.push_back(b->as<void>());
   for (const gpu::Buffer* b : {&sequences, &delta, &delta_counters}) places.push_back(b->as<void>());
   for (const gpu::Buffer* b :
@@ -134,14 +119,17 @@ void CudaRunner::make_room(const StepPlan& step, const DeviceKvMemory& memory) {
     }
     const ExpertsPlan& e = layer.experts;
     if (layer.feed_forward != FeedForwardKind::experts) continue;
-    const ExpertChoice choice{
-        .n_tokens = n, .n_experts = e.n_experts, .n_used = e.rule.n_used, .shared = e.shared};
+    const ExpertChoice choice{.n_tokens = n, .n_experts = e.n_experts, .n_used = e.rule.n_used, .shared = e.shared};
     r.h.ensure(n * plan_.d_model);
     r.router_counters.ensure<uint32_t>(kFewRoutedTokens);
     r.scores.ensure(n * choice.n_scores());
     r.expert_weights.ensure(choice.n_slots());
     r.expert_numbers.ensure<int32_t>(choice.n_slots());
     r.packs.ensure<ExpertPack>(choice.n_packs());
+    r.expert_counts.ensure<int32_t>(choice.n_scores());
+    r.areas.ensure<int32_t>(1);
+    r.area_experts.ensure<int32_t>(choice.n_areas());
+    r.area_columns.ensure<int32_t>(choice.n_areas() * kGroupColumns);
     r.expert_gate.ensure(choice.n_slots() * e.d_ff);
     r.expert_up.ensure(choice.n_slots() * e.d_ff);
     r.expert_out.ensure(choice.n_slots() * plan_.d_model);
@@ -417,105 +405,6 @@ void CudaRunner::dense(int i, const ProductCall& in, const ProductCall& out) {
   call.x = gate;
   call.norm_weight = plan.down_norm ? layer.ffn_sub_norm.as<float>() : nullptr;
   layer.down.run(stream_, call, room_.products);
-}
-
-/// A token goes through its experts alone: all of them together are rows of products over packs of tokens. Of few tokens
-/// the shared expert is one more of them, where it is like them, and the products of one token's experts are added up as
-/// one long row.
-void CudaRunner::experts(int i, int64_t n, bool overlap) {
-  const LayerPlan& plan = plan_.layers[size_t(i)];
-  const ExpertsPlan& e = plan.experts;
-  const CudaLayer& layer = model_.layers[size_t(i)];
-  Room& r = room_;
-  const bool normed = plan.norms != NormPlace::after, joins = layer.joins_shared && n <= kFewRoutedTokens;
-  const ExpertChoice choice{.n_tokens = n,
-                            .n_experts = e.n_experts,
-                            .n_used = e.rule.n_used,
-                            .shared = joins,
-                            .scores = r.scores.as<float>(),
-                            .weights = r.expert_weights.as<float>(),
-                            .experts = r.expert_numbers.as<int32_t>(),
-                            .packs = r.packs.as<ExpertPack>()};
-  const float* const h = (normed ? r.h : r.x).as<float>();
-  const float* const router = layer.router.as<float>();
-  {
-    const gpu::OpRange range([&] { return small_op("route", n * plan_.d_model, i); });
-    device_route(stream_, choice,
-                 {.rule = e.rule,
-                  .n_in = plan_.d_model,
-                  .x = r.x.as<float>(),
-                  .norm_weight = normed ? layer.ffn_norm.as<float>() : nullptr,
-                  .norm_eps = plan_.norm_eps,
-                  .h = r.h.as<float>(),
-                  .w = router,
-                  .bias = e.biases ? layer.router_bias.as<float>() : nullptr,
-                  .choice_bias = e.choice_bias ? layer.choice_bias.as<float>() : nullptr,
-                  .gates_shared = e.shared_gate,
-                  .counters = r.router_counters.as<uint32_t>(),
-                  .overlap = overlap});
-  }
-  const ProductCall out = block_out(i, n, overlap);
-  const bool adds = out.output == ProductOutput::add;
-  const bool sums = n <= kMostSummedTokens && layer.expert_down.can_sum() && joins == e.shared;
-  {
-    const int64_t bytes = layer.expert_gate_up.bytes() + layer.expert_down.bytes(),
-                  n_experts = e.n_experts + layer.joins_shared;
-    const gpu::OpRange range([&] {
-      return gpu::LoggedOp{.op = "experts",
-                           .layer = i,
-                           .read_bytes = bytes / n_experts * std::min<int64_t>(n_experts, choice.n_slots()),
-                           .flops = 6 * choice.n_slots() * e.d_ff * plan_.d_model};
-    });
-    ExpertCall call{.packs = choice.packs,
-                    .n_packs = choice.n_packs(),
-                    .most = n == 1 ? 1 : ExpertPack::kMost,
-                    .x = h,
-                    .share = choice.n_chosen(),
-                    .y = {r.expert_gate.as<float>(), r.expert_up.as<float>()},
-                    .glu = glu_of(e.activation),
-                    .overlap = overlap};
-    layer.expert_gate_up.run(stream_, call);
-    if (!layer.expert_gate_up.is_gated())
-      activate(stream_, e.activation, choice.n_slots() * e.d_ff, call.y[0], call.y[1]);
-    if (sums) {
-      layer.expert_down.run_sum(stream_, {.n_tokens = n,
-                                          .n_slots = choice.n_chosen(),
-                                          .experts = choice.experts,
-                                          .weights = choice.weights,
-                                          .x = call.y[0],
-                                          .add = adds,
-                                          .y = out.y[0],
-                                          .overlap = overlap && layer.expert_gate_up.is_gated()});
-    } else {
-      call.x = call.y[0];
-      call.share = 1;
-      call.y[0] = r.expert_out.as<float>();
-      call.overlap = false;
-      layer.expert_down.run(stream_, call);
-    }
-  }
-  if (sums) return end_block(i, n, layer.ffn_post_norm);
-  if (e.shared && !joins) {
-    ProductCall in{.n_tokens = n, .x = h, .overlap = overlap, .layer = i}, of_shared = out;
-    of_shared.output = ProductOutput::store;
-    of_shared.y[0] = r.shared.as<float>();
-    dense(i, in, of_shared);
-  }
-  {
-    const gpu::OpRange range([&] { return small_op("experts", choice.n_slots() * plan_.d_model, i); });
-    device_sum_experts(stream_, {.n_tokens = n,
-                                 .n = plan_.d_model,
-                                 .n_used = choice.n_chosen(),
-                                 .weights = choice.weights,
-                                 .y = r.expert_out.as<float>(),
-                                 .shared = e.shared && !joins ? r.shared.as<float>() : nullptr,
-                                 .h = h,
-                                 .gate = e.shared_gate ? router + int64_t(e.n_experts) * plan_.d_model : nullptr,
-                                 .add = adds,
-                                 .out = out.y[0],
-                                 .overlap = overlap});
-  }
-  end_block(i, n, layer.ffn_post_norm);
 }
 
 /// Hands the residual stream to whoever watches, and takes it back.

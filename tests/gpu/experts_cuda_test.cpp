@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "base/metrics.h"
 #include "gpu/device_data.h"
 #include "op/experts/route.h"
 #include "op/linear.h"
@@ -54,8 +55,8 @@ TEST_F(ExpertsCuda, ScoresAreTheRouters) {
       for (const uint32_t counter : down(counters.as<uint32_t>(), kFewRoutedTokens)) ASSERT_EQ(counter, 0u);
       std::vector<Route> routes(size_t(n_tokens * 2));
       CpuContext context(1);
-      choose_experts(context, {const_cast<float*>(got.data()), n_tokens, n_experts}, {.n_used = 2, .renormalised = true},
-                     nullptr, routes);
+      choose_experts(context, {const_cast<float*>(got.data()), n_tokens, n_experts},
+                     {.n_used = 2, .renormalised = true}, nullptr, routes);
       const auto experts = down(c.of.experts, c.of.n_slots());
       for (size_t i = 0; i < routes.size(); ++i) ASSERT_EQ(experts[i], routes[i].expert) << n_tokens << " slot " << i;
       for (int t = 0; t < n_tokens; ++t)
@@ -112,14 +113,16 @@ TEST_F(ExpertsCuda, NormsAndSharedExpertsAreTheReferences) {
         }
         of_token.assign(&scores[size_t(t * (kExperts + 1))], &scores[size_t(t * (kExperts + 1) + kExperts)]);
         std::vector<Route> routes(kUsed);
-        choose_experts(context, {of_token.data(), 1, kExperts}, {.n_used = kUsed, .renormalised = true}, nullptr, routes);
+        choose_experts(context, {of_token.data(), 1, kExperts}, {.n_used = kUsed, .renormalised = true}, nullptr,
+                       routes);
         const auto slot = size_t(t * (kUsed + 1));
         for (size_t i = 0; i < kUsed; ++i) {
           ASSERT_EQ(experts[slot + i], routes[i].expert);
           ASSERT_NEAR(weights[slot + i], routes[i].weight, 12 * 0x1p-24 * routes[i].weight);
         }
         ASSERT_EQ(experts[slot + kUsed], kExperts);
-        const double gate = scores[size_t(t * (kExperts + 1) + kExperts)], weight = gates ? 1 / (1 + std::exp(-gate)) : 1;
+        const double gate = scores[size_t(t * (kExperts + 1) + kExperts)],
+                     weight = gates ? 1 / (1 + std::exp(-gate)) : 1;
         ASSERT_NEAR(weights[slot + kUsed], weight, 6 * 0x1p-24 * weight);
       }
       int seen = 0;
@@ -337,7 +340,8 @@ TEST_F(ExpertsCuda, GatedProductsAndSumsAreThoseOfSingleExperts) {
                         .share = kUsed,
                         .y = {gate.as<float>(), of_up.as<float>()}};
         apart.run(stream(), call);
-        const auto g = down(gate.as<float>(), c.of.n_slots() * d_ff), u = down(of_up.as<float>(), c.of.n_slots() * d_ff);
+        const auto g = down(gate.as<float>(), c.of.n_slots() * d_ff),
+                   u = down(of_up.as<float>(), c.of.n_slots() * d_ff);
         call.y[0] = of_both.as<float>(), call.y[1] = nullptr;
         call.overlap = true;
         for (const BrickGlu glu : {BrickGlu::relu2, BrickGlu::gelu_tanh, BrickGlu::clamped_swiglu, BrickGlu::silu}) {
@@ -355,7 +359,11 @@ TEST_F(ExpertsCuda, GatedProductsAndSumsAreThoseOfSingleExperts) {
         call.y[0] = single.as<float>();
         last.run(stream(), call);
         const auto y = down(single.as<float>(), c.of.n_slots() * d_model);
-        const auto weights = down(c.of.weights, c.of.n_slots());
+        const auto weights = down(c.of.weights, c.of.n_slots()), act = down(of_both.as<float>(), c.of.n_slots() * d_ff);
+        const auto experts = down(c.of.experts, c.of.n_slots());
+        std::vector<std::vector<float>> decoded;
+        for (const Linear& m : matrices[2])
+          format.decode(m.rows, d_model * d_ff, decoded.emplace_back(size_t(d_model * d_ff)).data());
         for (const bool add : {false, true}) {
           const gpu::Buffer out = up(std::vector<float>(size_t(n_tokens * d_model + 1), 0.5f));
           last.run_sum(stream(), {.n_tokens = n_tokens,
@@ -370,15 +378,115 @@ TEST_F(ExpertsCuda, GatedProductsAndSumsAreThoseOfSingleExperts) {
           EXPECT_EQ(got.back(), 0.5f) << name << " wrote past its end";
           for (int t = 0; t < n_tokens; ++t)
             for (int i = 0; i < d_model; ++i) {
-              double sum = add ? 0.5 : 0;
-              for (int k = 0; k < kUsed; ++k)
-                sum += double(weights[size_t(t * kUsed + k)]) * y[size_t((t * kUsed + k) * d_model + i)];
-              ASSERT_NEAR(got[size_t(t * d_model + i)], sum, (format.name == "bf16" ? 1e-3 : 2e-5) * (1 + std::abs(sum)))
+              double sum = add ? 0.5 : 0, size = sum, top = 0, w_size = 0;
+              for (int k = 0; k < kUsed; ++k) {
+                const auto slot = size_t(t * kUsed + k);
+                sum += double(weights[slot]) * y[slot * size_t(d_model) + size_t(i)];
+                const float* const row = &decoded[size_t(experts[slot])][size_t(i * d_ff)];
+                for (int j = 0; j < d_ff; ++j) {
+                  const double of_x = std::abs(double(weights[slot]) * act[slot * size_t(d_ff) + size_t(j)]);
+                  size += std::abs(row[j]) * of_x, w_size += std::abs(row[j]), top = std::max(top, of_x);
+                }
+              }
+              // Of both ways, as of single products.
+              const double planes = format.name == "bf16" ? 0x1p-15 : 0x1p-21;
+              const double bound = 2 * ((2 * kUsed * d_ff * 0x1p-24 + planes) * size + 0x1p-23 * w_size * top);
+              ASSERT_NEAR(got[size_t(t * d_model + i)], sum, bound)
                   << name << " " << d_ff << " token " << t << " row " << i;
             }
         }
       }
     }
+}
+
+/// Every slot once, in areas of its expert, whatever the experts' shares.
+TEST_F(ExpertsCuda, GroupsHaveEverySlotOnce) {
+  for (const int n_tokens : {25, 150})
+    for (const auto& [n_experts, n_used] : {std::pair{3, 2}, {40, 3}, {256, 8}}) {
+      const Choice c = room_for(n_tokens, n_experts, n_used);
+      std::vector<float> scores = normal_floats(7, n_tokens * n_experts, 2);
+      for (int t = 0; t < n_tokens; ++t) scores[size_t(t * n_experts + 1)] = 9;  // everybody's
+      set_scores(c, scores);
+      device_choose_experts(stream(), c.of, {.rule = {.n_used = n_used, .renormalised = true}});
+      const gpu::Buffer counts(4 * n_experts), n_areas(4), of(4 * c.of.n_areas()),
+          columns(4 * kGroupColumns * c.of.n_areas());
+      device_group_experts(stream(), c.of, counts.as<int32_t>(),
+                           {c.of.n_areas(), n_areas.as<int32_t>(), of.as<int32_t>(), columns.as<int32_t>()});
+      const auto experts = down(c.of.experts, c.of.n_slots());
+      const int n = down(n_areas.as<int32_t>(), 1)[0];
+      ASSERT_LE(n, c.of.n_areas());
+      const auto of_area = down(of.as<int32_t>(), n), slots = down(columns.as<int32_t>(), n * kGroupColumns);
+      std::vector<int> seen(experts.size());
+      for (size_t i = 0; i < slots.size(); ++i) {
+        if (slots[i] < 0) continue;
+        ASSERT_EQ(experts.at(size_t(slots[i])), of_area[i / kGroupColumns]);
+        seen[size_t(slots[i])] += 1;
+      }
+      ASSERT_EQ(std::ranges::count(seen, 1), ssize(seen));
+    }
+}
+
+/// Gate and up with biases and activation, then down, of many tokens: those of packs, but for x as halves.
+TEST_F(ExpertsCuda, ProductsOfGroupsAreThoseOfPacks) {
+  constexpr int kExperts = 5, kUsed = 2, kTokens = 50, kModel = 256, kFf = 192 + 64;
+  for (const char* name : {"int4_g128", "q8_0", "mxfp4", "q4_k"}) {
+    const WeightFormat& format = *find_weight_format(name).or_throw();
+    Rng rng(3);
+    std::vector<std::vector<std::byte>> rows;
+    std::vector<std::vector<float>> biases;
+    std::vector<Linear> matrices[2];
+    std::vector<const Linear*> of_role[2];
+    std::vector<const std::vector<float>*> biases_of_role[2];
+    for (int role = 0; role < 2; ++role)
+      for (int e = 0; e < kExperts; ++e) {
+        const auto blocks = random_blocks(format, rng, 1 / std::sqrt(double(kModel)), kFf * kModel);
+        rows.emplace_back(blocks.begin(), blocks.end());
+        biases.push_back(normal_floats(uint64_t(role * 10 + e), kFf));
+        matrices[role].push_back({.format = &format, .n_out = kFf, .n_in = kModel});
+      }
+    for (size_t i = 0; i < rows.size(); ++i) {
+      Linear& m = matrices[i / kExperts][i % kExperts];
+      m.rows = rows[i].data();
+      of_role[i / kExperts].push_back(&m);
+      biases_of_role[i / kExperts].push_back(&biases[i]);
+    }
+    const std::span all(of_role);
+    const std::span all_biases(biases_of_role);
+    const DeviceExpertProduct gated(stream(), all, all_biases, true),
+        plain(stream(), all.first(1), all_biases.first(1)), apart(stream(), all, all_biases);
+    ASSERT_TRUE(gated.can_group() && plain.can_group() && !apart.can_group());
+    const Choice c = room_for(kTokens, kExperts, kUsed);
+    set_scores(c, normal_floats(5, kTokens * kExperts));
+    device_choose_experts(stream(), c.of, {.rule = {.n_used = kUsed, .renormalised = true}});
+    const gpu::Buffer counts(4 * kExperts), n_areas(4), of(4 * c.of.n_areas()),
+        columns(4 * kGroupColumns * c.of.n_areas());
+    const ExpertGroups groups{c.of.n_areas(), n_areas.as<int32_t>(), of.as<int32_t>(), columns.as<int32_t>()};
+    device_group_experts(stream(), c.of, counts.as<int32_t>(), groups);
+    const auto x = normal_floats(4, kTokens * kModel);
+    const gpu::Buffer dx = up(x), a(4 * c.of.n_slots() * kFf), b(4 * c.of.n_slots() * kFf);
+    gpu::Buffer scratch;
+    const auto experts = down(c.of.experts, c.of.n_slots());
+    for (const DeviceExpertProduct* product : {&plain, &gated})
+      for (const BrickGlu glu : {BrickGlu::clamped_swiglu, BrickGlu::silu}) {
+        product->run(stream(), {.packs = c.of.packs,
+                                .n_packs = c.of.n_packs(),
+                                .most = ExpertPack::kMost,
+                                .x = dx.as<float>(),
+                                .share = kUsed,
+                                .y = {a.as<float>()},
+                                .glu = glu});
+        product->run_groups(
+            stream(), {.groups = groups, .x = dx.as<float>(), .share = kUsed, .glu = glu, .y = b.as<float>()}, scratch);
+        const auto of_packs = down(a.as<float>(), c.of.n_slots() * kFf),
+                   got = down(b.as<float>(), c.of.n_slots() * kFf);
+        // x off by 2^-12 of it, random signs, over rows of size about 1: some 2^-12, six times as much with a tail; the
+        // activations' slopes and the other factor are below 8.
+        for (size_t i = 0; i < got.size(); ++i)
+          ASSERT_NEAR(got[i], of_packs[i], (product == &plain ? 6 : 48) * 0x1p-12 * (1 + std::abs(of_packs[i])))
+              << name << " slot " << i / kFf << " row " << i % kFf;
+        EXPECT_LT(compare(got, of_packs).nmse, 0x1p-22) << name;
+      }
+  }
 }
 
 TEST_F(ExpertsCuda, SumsAreTheReferences) {

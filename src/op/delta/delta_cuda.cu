@@ -1,6 +1,8 @@
 // Tokens go through the matrix of a value head one by one. A block has a head: a few lanes share a column of the matrix,
 // whose values stay in their registers from the first token of a sequence to its last. The same block makes what the rule
 // reads, the convolution of the head's columns, and norms and gates what the rule gives.
+#include <algorithm>
+
 #include "gpu/tensor.h"
 #include "op/delta/chunks_cuda.h"
 #include "op/delta/tail_cuda.h"
@@ -10,7 +12,7 @@ namespace {
 
 constexpr int kParts = 4;  ///< lanes of a column; lane i has every fourth group of four keys, from the i-th on
 constexpr int kGroupKeys = 4 * kParts;
-constexpr int kBatch = 8;  ///< tokens whose keys and queries are in shared memory at a time
+constexpr int kBatch = 4;  ///< tokens whose keys and queries are in shared memory at a time
 constexpr int kConvThreads = 256, kConvRows = 8;
 constexpr int kGateThreads = 128;
 
@@ -20,8 +22,8 @@ __device__ float silu(float x) { return x / (1 + expf(-x)); }
 __device__ float mixed_at(const DeviceDelta& d, const DeltaSpan& span, const float* tail, int t, int64_t channel) {
   float sum = 0;
   for (int k = 0; k < d.shape.kernel; ++k)
-    sum = fmaf(d.conv[k * d.shape.channels() + channel],
-               input_at(d, span, tail, t + k - d.shape.kernel + 1, channel), sum);
+    sum = fmaf(d.conv[k * d.shape.channels() + channel], input_at(d, span, tail, t + k - d.shape.kernel + 1, channel),
+               sum);
   return silu(sum);
 }
 
@@ -72,13 +74,47 @@ __device__ float column_sum(const float (&parts)[4]) {
   return sum;
 }
 
-/// Blocks: (value heads, spans), of at least kParts threads a column.
+/// A channel of the convolution in a thread's registers: its weights and the inputs before the next token.
+struct Taps {
+  float weights[kMostDeltaTaps], inputs[kMostDeltaTaps - 1];
+
+  /// Weights, and the inputs in front of the span. The last weight is on the token itself.
+  __device__ void load(const DeviceDelta& d, const float* tail, int64_t channel) {
+    const int64_t channels = d.shape.channels();
+#pragma unroll
+    for (int k = 0; k < kMostDeltaTaps; ++k) {
+      const int row = k - kMostDeltaTaps + d.shape.kernel;
+      weights[k] = row >= 0 ? d.conv[row * channels + channel] : 0;
+      if (k + 1 < kMostDeltaTaps) inputs[k] = row >= 0 ? tail[row * channels + channel] : 0;
+    }
+  }
+  /// The convolution and silu at a token of this input. Taps that are not there add nothing.
+  __device__ float next(float input) {
+    float sum = 0;
+#pragma unroll
+    for (int k = 0; k + 1 < kMostDeltaTaps; ++k) {
+      sum = fmaf(weights[k], inputs[k], sum);
+      inputs[k] = k + 2 < kMostDeltaTaps ? inputs[k + 1] : input;
+    }
+    return silu(fmaf(weights[kMostDeltaTaps - 1], input, sum));
+  }
+  /// The inputs before the next span.
+  __device__ void store(const DeviceDelta& d, float* tail, int64_t channel) const {
+#pragma unroll
+    for (int k = 0; k + 1 < kMostDeltaTaps; ++k)
+      if (const int row = k - kMostDeltaTaps + d.shape.kernel; row >= 0)
+        tail[row * d.shape.channels() + channel] = inputs[k];
+  }
+};
+
+/// Blocks: (value heads, spans), of at least kParts threads a column, and half a thread a channel of the head: its queries,
+/// keys and values. All that is read from memory in one place is asked for together: most of the time is latency.
 template <int kGroups, int kMostThreads>
 __global__ void __launch_bounds__(kMostThreads) state_kernel(const DeviceDelta d) {
   constexpr int kKeys = kGroups * kGroupKeys;
   __shared__ __align__(16) float keys[kBatch][kKeys];
   __shared__ __align__(16) float queries[kBatch][kKeys];
-  __shared__ float values[kBatch][kMostThreads / kParts], gates[kBatch][kMostThreads / kParts];
+  __shared__ float values[kBatch][kMostDeltaValues], gates[kBatch][kMostDeltaValues];
   __shared__ float keeps[kBatch], betas[kBatch];
   __shared__ bool is_last;
   gpu::let_next_grid_start();
@@ -90,20 +126,22 @@ __global__ void __launch_bounds__(kMostThreads) state_kernel(const DeviceDelta d
   const bool inside = column < s.value_dim;
   const int64_t channels = s.channels(), key = int64_t(s.key_head(head)) * s.key_dim,
                 value = int64_t(head) * s.value_dim;
-  const float* const tail = tail_of(d, span);
+  float* const tail = tail_of(d, span);
 
-  // The head's channels: its queries, keys and values. What the step does not write is asked for before the wait: the
-  // state, the inputs before this step and the weights of the convolution.
+  // What the step does not write is read before the wait: the inputs before this step and the state.
   const int n_channels = 2 * s.key_dim + s.value_dim;
   const auto channel_of = [&](int i) {
-    return i < s.key_dim ? key + i : i < 2 * s.key_dim ? s.keys() + key + i - s.key_dim
-                                                       : 2 * s.keys() + value + i - 2 * s.key_dim;
+    return i < s.key_dim       ? key + i
+           : i < 2 * s.key_dim ? s.keys() + key + i - s.key_dim
+                               : 2 * s.keys() + value + i - 2 * s.key_dim;
   };
-  for (int i = 8 * thread; i < n_channels; i += 8 * n_threads)
-    for (int k = 0; k < s.kernel; ++k) {
-      gpu::prefetch(d.conv + k * channels + channel_of(i));
-      if (k + 1 < s.kernel) gpu::prefetch(tail + k * channels + channel_of(i));
-    }
+  Taps taps[2];
+  const auto each_channel = [&](const auto& visit) {  // (j, its number in the block)
+#pragma unroll
+    for (int j = 0; j < 2; ++j)
+      if (const int i = thread + j * n_threads; i < n_channels) visit(j, i);
+  };
+  each_channel([&](int j, int i) { taps[j].load(d, tail, channel_of(i)); });
   float* const state = d.states + span.slot * s.state_values() + value * s.key_dim + column;
   float matrix[kGroups][4];
   const auto each_entry = [&](const auto& visit) {
@@ -116,43 +154,46 @@ __global__ void __launch_bounds__(kMostThreads) state_kernel(const DeviceDelta d
       }
   };
   each_entry([](float& entry, const float* at) { entry = at ? *at : 0; });
+  const double dt_bias = d.dt_bias[head], decay = d.decay[head];
   gpu::wait_for_previous_grid();
 
-  bool arrived = false;
   for (int from = 0; from < span.n; from += kBatch) {
     const int n = min(kBatch, span.n - from);
     const int64_t row = span.first + from;
-    __syncthreads();  // the batch before has been read
-    for (int i = thread; i < n * n_channels; i += n_threads) {
-      const int t = i / n_channels, c = i % n_channels;
-      const float x = mixed_at(d, span, tail, from + t, channel_of(c));
-      (c < s.key_dim ? queries[t][c] : c < 2 * s.key_dim ? keys[t][c - s.key_dim] : values[t][c - 2 * s.key_dim]) = x;
+    float inputs[2][kBatch], z[kBatch];
+#pragma unroll
+    for (int t = 0; t < kBatch; ++t) {
+      if (t >= n) break;
+      each_channel([&](int j, int i) { inputs[j][t] = d.qkv[(row + t) * channels + channel_of(i)]; });
+      z[t] = thread < s.value_dim ? d.z[(row + t) * s.values() + value + thread] : 0;
     }
-    for (int i = thread; i < n * s.value_dim; i += n_threads) {
-      const int t = i / s.value_dim, c = i % s.value_dim;
-      gates[t][c] = silu(d.z[(row + t) * s.values() + value + c]);
+    __syncthreads();  // the batch before has been used
+    // In double, as the reference; a warp of its own each.
+    if (const int t = thread - 32; t >= 0 && t < n) {
+      const double x = d.a[(row + t) * s.n_value_heads + head] + dt_bias;
+      keeps[t] = float(exp(decay * (x > 20 ? x : log1p(exp(x)))));
     }
-    if (n_threads - 1 - thread < n) {  // in double, as the reference
-      const int t = n_threads - 1 - thread;
-      const int64_t at = (row + t) * s.n_value_heads + head;
-      const double x = double(d.a[at]) + d.dt_bias[head];
-      keeps[t] = float(exp(d.decay[head] * (x > 20 ? x : log1p(exp(x)))));
-      betas[t] = float(1 / (1 + exp(-double(d.b[at]))));
+    if (thread < n) betas[thread] = float(1 / (1 + exp(-double(d.b[(row + thread) * s.n_value_heads + head]))));
+#pragma unroll
+    for (int t = 0; t < kBatch; ++t) {
+      if (t >= n) break;
+      each_channel([&](int j, int i) {
+        const float x = taps[j].next(inputs[j][t]);
+        (i < s.key_dim ? queries[t][i] : i < 2 * s.key_dim ? keys[t][i - s.key_dim] : values[t][i - 2 * s.key_dim]) = x;
+      });
+      if (thread < s.value_dim) gates[t][thread] = silu(z[t]);
     }
     __syncthreads();
-    // The last block of a key head moves the inputs of its queries and keys on: no other one reads them any more.
-    if (!arrived && (from + n >= s.kernel - 1 || from + n == span.n)) {
-      arrived = true;
-      if (thread == 0) {
-        uint32_t& counter = d.counters[blockIdx.y * unsigned(s.n_key_heads) + unsigned(s.key_head(head))];
-        __threadfence();
-        is_last = atomicAdd(&counter, 1u) == unsigned(s.n_value_heads / s.n_key_heads) - 1;
-        if (is_last) counter = 0;
-      }
-    }
     for (int i = warp; i < 2 * n; i += n_warps) {
       if (i % 2 == 0) normalise<kKeys>(queries[i / 2], s.key_dim, 1 / sqrtf(float(s.key_dim)));
       else normalise<kKeys>(keys[i / 2], s.key_dim, 1);
+    }
+    // The last block of a key head moves the inputs of its queries and keys on: no other one reads them any more.
+    if (from == 0 && thread == n_threads - 1) {
+      uint32_t& counter = d.counters[blockIdx.y * unsigned(s.n_key_heads) + unsigned(s.key_head(head))];
+      __threadfence();
+      is_last = atomicAdd(&counter, 1u) == unsigned(s.n_value_heads / s.n_key_heads) - 1;
+      if (is_last) counter = 0;
     }
     __syncthreads();
     for (int t = 0; t < n; ++t) {
@@ -190,12 +231,15 @@ __global__ void __launch_bounds__(kMostThreads) state_kernel(const DeviceDelta d
   each_entry([](float entry, float* at) {
     if (at) *at = entry;
   });
-  for (int i = thread + (is_last ? 0 : 2 * s.key_dim); i < n_channels; i += n_threads) move_tail(d, span, channel_of(i));
+  each_channel([&](int j, int i) {
+    if (is_last || i >= 2 * s.key_dim) taps[j].store(d, tail, channel_of(i));
+  });
 }
 
 template <int kGroups>
 void launch_state(gpu::StreamHandle stream, const DeviceDelta& d) {
-  const int n_threads = int(gpu::ceil_div(kParts * d.shape.value_dim, 32)) * 32;
+  const int needed = std::max({kParts * d.shape.value_dim, d.shape.key_dim + (d.shape.value_dim + 1) / 2, 64});
+  const int n_threads = int(gpu::ceil_div(needed, 32)) * 32;
   const dim3 blocks(unsigned(d.shape.n_value_heads), unsigned(d.n_spans));
   const auto kernel = n_threads <= 512 ? state_kernel<kGroups, 512> : state_kernel<kGroups, kParts * kMostDeltaValues>;
   gpu::launch("delta states", kernel, {blocks, unsigned(n_threads), 0, stream, d.overlap}, d);

@@ -8,9 +8,10 @@
 
 namespace ridge {
 
-/// DeltaShape::key_dim and value_dim of layers that a device runs, at most.
+/// DeltaShape::key_dim, value_dim and kernel of layers that a device runs, at most.
 inline constexpr int kMostDeltaKeys = 256;
 inline constexpr int kMostDeltaValues = 256;
+inline constexpr int kMostDeltaTaps = 6;
 
 /// Tokens of a chunk. Sequences with as many new tokens or more go through their states chunk by chunk (chunks_cuda.h),
 /// others token by token.

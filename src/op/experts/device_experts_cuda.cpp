@@ -65,8 +65,8 @@ DeviceExpertProduct::DeviceExpertProduct(const gpu::Stream& stream,
       stream.synchronize();
       continue;
     }
-    const BrickMatrix one = make_brick_matrix(g.bricks.format, n_in_,
-                                              std::span(g.bricks.n_out, size_t(g.bricks.n_parts)), g.bricks.paired);
+    const BrickMatrix one =
+        make_brick_matrix(g.bricks.format, n_in_, std::span(g.bricks.n_out, size_t(g.bricks.n_parts)), g.bricks.paired);
     const int64_t bytes = one.bytes();
     g.bricks.data = gpu::Buffer(n_experts_ * bytes);
     for (int64_t e = 0; e < n_experts_; ++e) {
@@ -103,6 +103,7 @@ std::array<int64_t, 2> DeviceExpertProduct::bytes_of(std::span<const std::vector
 std::vector<std::string_view> DeviceExpertProduct::kernels() const {
   std::vector<std::string_view> names;
   for (const Group& g : groups_) names.push_back(g.in_bricks ? "bricks" : "rows");
+  if (can_group()) names.push_back("groups");
   return names;
 }
 
@@ -114,6 +115,13 @@ void DeviceExpertProduct::run(gpu::StreamHandle stream, const ExpertCall& call) 
     if (g.in_bricks) device_expert_gemv(stream, g.bricks, call, biases, y);
     else device_expert_rows(stream, {g.format, n_in_, roles_[g.first].n_out, g.rows.as<void>(), biases[0]}, call, y[0]);
   }
+}
+
+void DeviceExpertProduct::run_groups(gpu::StreamHandle stream, ExpertGroupCall call, gpu::Buffer& scratch) const {
+  RIDGE_CHECK(can_group(), "experts of many tokens in {} groups", groups_.size());
+  for (size_t i = 0; i < roles_.size(); ++i) call.biases[i] = roles_[i].bias.as<float>();
+  scratch.ensure<std::byte>(expert_gemm_scratch_bytes(groups_[0].bricks, call.groups.most_areas));
+  device_expert_gemm(stream, groups_[0].bricks, call, scratch);
 }
 
 void DeviceExpertProduct::run_sum(gpu::StreamHandle stream, const ExpertSumCall& call) const {

@@ -10,8 +10,8 @@
 namespace ridge {
 namespace {
 
-constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kRouteThreads = 128;
+constexpr int kThreads = 256;
+constexpr int kRouteThreads = 256;
 constexpr int kPackThreads = 1024;
 
 /// Values of all experts but those of the best groups become -infinity, as the host's keep_best_groups() has it. A warp;
@@ -38,79 +38,99 @@ __device__ void keep_best_groups(int n_experts, const ExpertRule& rule, int lane
   __syncwarp();
 }
 
-/// What a warp needs of shared memory for a choice, in floats.
-__host__ __device__ int choice_room(const ExpertChoice& c, const ExpertRule& rule) { return c.n_experts + rule.n_groups; }
+/// What a choice needs of shared memory, in floats.
+__host__ __device__ int choice_room(const ExpertChoice& c, const ExpertRule& rule) {
+  return c.n_experts + rule.n_groups;
+}
 
-/// The choice of a token. A warp: lane i keeps the i-th best expert. `single`: every slot becomes a pack.
+/// The largest of a block's values, in every thread.
+__device__ float block_max(float value) {
+  __shared__ float parts[kRouteThreads / 32];
+  value = gpu::warp_max(value);
+  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = value;
+  __syncthreads();
+  for (const float part : parts) value = fmaxf(value, part);
+  return value;
+}
+
+/// The choice of a token, by a block: of every expert how many are better. `single`: every slot becomes a pack.
 __device__ void choose(const ExpertChoice& c, const ExpertRouter& r, int64_t token, bool single, float* values) {
+  constexpr int kMine = kMostExperts / kRouteThreads;
+  __shared__ float weights[kMostUsedExperts];
+  __shared__ int picked[kMostUsedExperts];
   const ExpertRule& rule = r.rule;
-  const int lane = int(threadIdx.x) % 32;
+  const int thread = int(threadIdx.x);
   const float* const scores = c.scores + token * c.n_scores();
-  float top = -INFINITY;
-  for (int e = lane; e < c.n_experts; e += 32) top = fmaxf(top, __ldcg(scores + e));
-  top = gpu::warp_max(top);
-  const auto weight_of = [&](int e) {
-    const float score = __ldcg(scores + e);
-    return rule.sigmoid ? 1 / (1 + expf(-score)) : expf(score - top);
+  float of_mine[kMine], bias_of_mine[kMine], top = -INFINITY;
+  const auto each = [&](const auto& visit) {
+#pragma unroll
+    for (int i = 0; i < kMine; ++i)
+      if (const int e = thread + i * kRouteThreads; e < c.n_experts) visit(i, e);
   };
-  double all = 0, chosen = 0;
-  for (int e = lane; e < c.n_experts; e += 32) {
-    const float weight = weight_of(e);
+  each([&](int i, int e) {
+    of_mine[i] = __ldcg(scores + e);
+    bias_of_mine[i] = r.choice_bias ? r.choice_bias[e] : 0;
+  });
+  if (!rule.sigmoid) {
+    each([&](int i, int) { top = fmaxf(top, of_mine[i]); });
+    top = block_max(top);
+  }
+  double all = 0;
+  each([&](int i, int e) {
+    float& weight = of_mine[i];
+    weight = rule.sigmoid ? 1 / (1 + expf(-weight)) : expf(weight - top);
     all += weight;
-    values[e] = r.choice_bias ? weight + r.choice_bias[e] : weight;
+    const float value = r.choice_bias ? weight + bias_of_mine[i] : weight;
+    values[e] = value == value ? value : -INFINITY;  // scores that are no numbers come last
+  });
+  if (!rule.sigmoid && !rule.renormalised) all = gpu::block_sum<kRouteThreads>(all);
+  __syncthreads();
+  if (rule.n_groups > 1) {
+    if (thread < 32) keep_best_groups(c.n_experts, rule, thread, values, values + c.n_experts);
+    __syncthreads();
   }
-  all = gpu::warp_sum(all);
-  __syncwarp();
-  if (rule.n_groups > 1) keep_best_groups(c.n_experts, rule, lane, values, values + c.n_experts);
-
-  float own_weight = 0, last = INFINITY;
-  int own = 0, last_expert = -1;
-  for (int i = 0; i < c.n_used; ++i) {
-    float best = -INFINITY;
-    int at = c.n_experts;
-    for (int e = lane; e < c.n_experts; e += 32) {
-      const float value = values[e];
-      const bool follows = value < last || (value == last && e > last_expert);
-      if (follows && value > best) best = value, at = e;
+  int better[kMine] = {};
+#pragma unroll 4
+  for (int other = 0; other < c.n_experts; ++other) {
+    const float value = values[other];
+    each([&](int i, int e) { better[i] += value > values[e] || (value == values[e] && other < e); });
+  }
+  each([&](int i, int e) {
+    if (better[i] < c.n_used) picked[better[i]] = e, weights[better[i]] = of_mine[i];
+  });
+  __syncthreads();
+  if (thread >= c.n_chosen()) return;
+  int own = c.n_experts, rank = thread < c.n_used ? 0 : c.n_used;
+  float weight = 1;
+  if (thread < c.n_used) {
+    own = picked[thread];
+    double chosen = 0;
+    for (int i = 0; i < c.n_used; ++i) {
+      chosen += weights[i];
+      rank += picked[i] < own;
     }
-    for (int step = 16; step > 0; step /= 2) {
-      const float other = __shfl_xor_sync(gpu::kAllLanes, best, step);
-      const int other_at = __shfl_xor_sync(gpu::kAllLanes, at, step);
-      if (other > best || (other == best && other_at < at)) best = other, at = other_at;
-    }
-    at = min(at, c.n_experts - 1);  // scores that are no numbers
-    last = best, last_expert = at;
-    if (lane == i) own = at;
+    double total = rule.renormalised ? chosen : rule.sigmoid ? 1.0 : all;
+    if (!(total > 0)) total = 1;  // sigmoids of very low scores: all weights are 0
+    weight = float(weights[thread] / total * rule.scale);
+  } else if (r.gates_shared) {
+    weight = 1 / (1 + expf(-__ldcg(scores + c.n_experts)));
   }
-  if (lane < c.n_used) own_weight = weight_of(own);
-  for (int i = 0; i < c.n_used; ++i) chosen += __shfl_sync(gpu::kAllLanes, own_weight, i);
-  int rank = 0;
-  for (int i = 0; i < c.n_used; ++i) {
-    const int other = __shfl_sync(gpu::kAllLanes, own, i);
-    rank += other < own || (other == own && i < lane);
-  }
-  if (c.shared && lane == c.n_used) own = c.n_experts, rank = c.n_used;
-  if (lane >= c.n_chosen()) return;
   const int64_t slot = token * c.n_chosen() + rank;
-  double total = rule.renormalised ? chosen : rule.sigmoid ? 1.0 : all;
-  if (!(total > 0)) total = 1;  // sigmoids of very low scores: all weights are 0
-  float weight = float(own_weight / total * rule.scale);
-  if (own == c.n_experts) weight = r.gates_shared ? 1 / (1 + expf(-__ldcg(scores + own))) : 1;
   c.weights[slot] = weight;
   c.experts[slot] = own;
   if (single) c.packs[slot] = {own, 1, {int32_t(slot)}};
 }
 
-/// A warp a token.
-__global__ void choose_kernel(const ExpertChoice c, const ExpertRouter r, bool single) {
-  const int warp = int(threadIdx.x) / 32;
-  const int64_t token = int64_t(blockIdx.x) * kWarps + warp;
-  if (token < c.n_tokens)
-    choose(c, r, token, single, gpu::dynamic_shared<float>() + warp * choice_room(c, r.rule));
+/// A block a token.
+__global__ void __launch_bounds__(kRouteThreads)
+    choose_kernel(const ExpertChoice c, const ExpertRouter r, bool single) {
+  choose(c, r, blockIdx.x, single, gpu::dynamic_shared<float>());
 }
 
 /// Norm, scores and choice of few tokens: a warp a score, and the last block of a token chooses. Blocks: (scores, tokens).
+/// What is read from memory is asked for in batches: most of the time is latency.
 __global__ void __launch_bounds__(kRouteThreads) route_kernel(const ExpertChoice c, const ExpertRouter r, bool single) {
+  constexpr int kAtOnce = 8;
   __shared__ bool is_last;
   float* const h = gpu::dynamic_shared<float>();
   const int thread = int(threadIdx.x), lane = thread % 32;
@@ -121,40 +141,54 @@ __global__ void __launch_bounds__(kRouteThreads) route_kernel(const ExpertChoice
   gpu::let_next_grid_start();
   if (row < n_rows)
     for (int64_t i = 32 * lane; i < r.n_in; i += 32 * 32) gpu::prefetch(w + i);
-  if (r.norm_weight)
-    for (int64_t i = 32 * thread; i < r.n_in; i += 32 * kRouteThreads) gpu::prefetch(r.norm_weight + i);
+  float norm[kAtOnce] = {}, values[kAtOnce] = {};
+  const auto batch = [&](int64_t from, const float* of, float(&to)[kAtOnce]) {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+      if (const int64_t at = from + i * kRouteThreads + thread; at < r.n_in) to[i] = of[at];
+  };
+  if (r.norm_weight) batch(0, r.norm_weight, norm);
   gpu::wait_for_previous_grid();
 
-  const float* const x = r.x + token * r.n_in;
   double sum = 0;
-  for (int64_t i = thread; i < r.n_in; i += kRouteThreads) {
-    h[i] = x[i];
-    sum += double(h[i]) * h[i];
+  for (int64_t from = 0; from < r.n_in; from += kAtOnce * kRouteThreads) {
+    batch(from, r.x + token * r.n_in, values);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+      if (const int64_t at = from + i * kRouteThreads + thread; at < r.n_in) {
+        h[at] = values[i];
+        sum += double(values[i]) * values[i];
+      }
   }
   if (r.norm_weight) {  // as device_rms_norm()
     const double factor = 1.0 / sqrt(gpu::block_sum<kRouteThreads>(sum) / double(r.n_in) + r.norm_eps);
-    for (int64_t i = thread; i < r.n_in; i += kRouteThreads) {
-      h[i] = float(h[i] * factor * r.norm_weight[i]);
-      if (blockIdx.x == 0) r.h[token * r.n_in + i] = h[i];
+    for (int64_t from = 0; from < r.n_in; from += kAtOnce * kRouteThreads) {
+      if (from > 0) batch(from, r.norm_weight, norm);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i)
+        if (const int64_t at = from + i * kRouteThreads + thread; at < r.n_in) {
+          h[at] = float(h[at] * factor * norm[i]);
+          if (blockIdx.x == 0) r.h[token * r.n_in + at] = h[at];
+        }
     }
   }
   __syncthreads();
   if (row < n_rows) {
     float score = 0;
-#pragma unroll 16
+#pragma unroll 32
     for (int64_t i = lane; i < r.n_in; i += 32) score = fmaf(w[i], h[i], score);
     score = gpu::warp_sum(score);
     if (r.bias && row < c.n_experts) score += r.bias[row];
     if (lane == 0) c.scores[token * c.n_scores() + row] = score;
   }
-  __threadfence();
   __syncthreads();
   if (thread == 0) {
+    __threadfence();
     is_last = atomicAdd(r.counters + token, 1u) == gridDim.x - 1;
     if (is_last) r.counters[token] = 0;
   }
   __syncthreads();
-  if (!is_last || thread >= 32) return;
+  if (!is_last) return;
   __threadfence();
   choose(c, r, token, single, h);
 }
@@ -214,7 +248,8 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(const ExpertSum s) {
 }
 
 void pack(gpu::StreamHandle stream, const ExpertChoice& choice) {
-  if (choice.n_tokens > 1) gpu::launch("packs of experts", pack_kernel, {1, kPackThreads, 0, stream}, choice);
+  if (choice.n_tokens > 1 && choice.packs)
+    gpu::launch("packs of experts", pack_kernel, {1, kPackThreads, 0, stream}, choice);
 }
 
 }  // namespace
@@ -240,11 +275,9 @@ void device_route(gpu::StreamHandle stream, const ExpertChoice& choice, const Ex
 }
 
 void device_choose_experts(gpu::StreamHandle stream, const ExpertChoice& choice, const ExpertRouter& router) {
-  const size_t shared = sizeof(float) * size_t(kWarps * choice_room(choice, router.rule));
-  gpu::allow_shared_bytes("choice of experts", choose_kernel, shared);
-  gpu::launch("choice of experts", choose_kernel,
-              {unsigned(gpu::ceil_div(choice.n_tokens, kWarps)), kThreads, shared, stream}, choice, router,
-              choice.n_tokens == 1);
+  const size_t shared = sizeof(float) * size_t(choice_room(choice, router.rule));
+  gpu::launch("choice of experts", choose_kernel, {unsigned(choice.n_tokens), kRouteThreads, shared, stream}, choice,
+              router, choice.n_tokens == 1);
   pack(stream, choice);
 }
 

@@ -10,6 +10,7 @@
 #include "base/host_device.h"
 #include "gpu/device.h"
 #include "op/experts/rule.h"
+#include "op/gemm/expert_gemm_cuda.h"
 #include "op/gemv/bricks_cuda.h"
 #include "op/gemv/expert_packs.h"
 
@@ -24,11 +25,11 @@ inline constexpr int kMostUsedExperts = 32;  ///< of a token
 struct ExpertChoice {
   int64_t n_tokens = 0;
   int n_experts = 0, n_used = 0;
-  bool shared = false;         ///< every token takes expert n_experts too
-  float* scores = nullptr;     ///< [n_tokens, n_scores]
-  float* weights = nullptr;    ///< [n_tokens, n_chosen]
-  int32_t* experts = nullptr;  ///< [n_tokens, n_chosen], rising for each token
-  ExpertPack* packs = nullptr;
+  bool shared = false;          ///< every token takes expert n_experts too
+  float* scores = nullptr;      ///< [n_tokens, n_scores]
+  float* weights = nullptr;     ///< [n_tokens, n_chosen]
+  int32_t* experts = nullptr;   ///< [n_tokens, n_chosen], rising for each token
+  ExpertPack* packs = nullptr;  ///< may be null for many tokens
 
   RIDGE_HD int n_chosen() const { return n_used + shared; }
   RIDGE_HD int n_scores() const { return n_experts + shared; }
@@ -36,6 +37,11 @@ struct ExpertChoice {
   /// Room for packs; those that are not needed have no slots. Of one token every slot is a pack.
   RIDGE_HD int64_t n_packs() const {
     const int64_t full = n_slots() / ExpertPack::kMost + n_scores();
+    return n_slots() < full ? n_slots() : full;
+  }
+  /// Room for areas of groups.
+  int64_t n_areas() const {
+    const int64_t full = n_slots() / kGroupColumns + n_scores();
     return n_slots() < full ? n_slots() : full;
   }
 };
@@ -65,6 +71,10 @@ void device_route(gpu::StreamHandle stream, const ExpertChoice& choice, const Ex
 /// The choice alone.
 void device_choose_experts(gpu::StreamHandle stream, const ExpertChoice& choice, const ExpertRouter& router);
 
+/// The groups of a choice. counts [n_scores] is room. Two launches.
+void device_group_experts(gpu::StreamHandle stream, const ExpertChoice& choice, int32_t* counts,
+                          const ExpertGroups& groups);
+
 /// Matrices of one role of all experts, or two roles with the same input (gate and up). Formats in bricks go through
 /// tensor cores with activations in two planes (gemv's "bricks"), all others through rows that are decoded as they come.
 class DeviceExpertProduct {
@@ -82,8 +92,15 @@ class DeviceExpertProduct {
   /// Of one role: whether run_sum() serves.
   bool can_sum() const { return roles_.size() == 1 && groups_[0].in_bricks; }
   void run_sum(gpu::StreamHandle stream, const ExpertSumCall& call) const;
+  /// Whether run_groups() serves: one role, or is_gated(), in bricks that many tokens have a product for.
+  bool can_group() const {
+    return groups_.size() == 1 && groups_[0].in_bricks && groups_[0].bricks.n_parts == 1 &&
+           has_expert_gemm(groups_[0].bricks.format);
+  }
+  /// Biases are the product's own. Scratch grows as needed.
+  void run_groups(gpu::StreamHandle stream, ExpertGroupCall call, gpu::Buffer& scratch) const;
   int64_t bytes() const;  ///< of all experts
-  /// "bricks" or "rows" of each launch.
+  /// "bricks" or "rows" of each launch; "groups" where many tokens have can_group().
   std::vector<std::string_view> kernels() const;
   /// What a product would keep, and what packing it needs beside that.
   static std::array<int64_t, 2> bytes_of(std::span<const std::vector<const Linear*>> matrices,

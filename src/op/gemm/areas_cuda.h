@@ -31,6 +31,15 @@ struct Shape {
   static constexpr int kValues = kTiles * kColumnTiles * 4;  // sums of a thread
 };
 
+/// Columns of several matrices: all columns of an area belong to one expert, whose tiles lie behind those of the expert
+/// before. How many areas there are is known on the device only.
+struct Groups {
+  const int32_t* n_column_areas;
+  const int32_t* experts;  ///< of column areas
+  const int32_t* columns;  ///< [column areas, S::kAreaColumns]: the slot of each, -1: none
+  int64_t expert_bytes;
+};
+
 struct Plan {
   const uint8_t* tiles;  ///< [n_tiles][steps_per_area][F::kBytes]
   int n_tiles, steps_per_area;
@@ -40,6 +49,7 @@ struct Plan {
   int x_blocks;        ///< of a whole row of x
   uint32_t* counters;  ///< an area's, zero between launches
   void* slots;         ///< [block][the first of its areas, the last][S::kValues][kThreads] sums
+  Groups groups;       ///< of a grouped product; n_column_areas and n_areas are then the most there may be
 
   __device__ int n_steps() const { return n_areas * steps_per_area; }
   __device__ int first_step(int64_t block) const { return int(block * n_steps() / gridDim.x); }
@@ -67,20 +77,26 @@ int64_t word_bytes(const Plan& p) {
   return int64_t(p.n_column_areas) * S::kAreaColumnTiles * p.x_blocks * 512;
 }
 
-/// A step, counted up without divisions: areas of the same rows follow one another.
+/// A step, counted up without divisions: areas of the same rows follow one another, of groups those of the same columns,
+/// which are the ones that read the same x.
+template <bool kGrouped>
 struct Step {
-  int brick, column_area, row_area;
+  int brick, minor, major;
 
+  __device__ static int n_minor(const Plan& p) { return kGrouped ? p.n_areas / p.n_column_areas : p.n_column_areas; }
   __device__ Step(const Plan& p, int step)
       : brick(step % p.steps_per_area),
-        column_area(step / p.steps_per_area % p.n_column_areas),
-        row_area(step / p.steps_per_area / p.n_column_areas) {}
+        minor(step / p.steps_per_area % n_minor(p)),
+        major(step / p.steps_per_area / n_minor(p)) {}
+  __device__ int column_area() const { return kGrouped ? major : minor; }
+  __device__ int row_area() const { return kGrouped ? minor : major; }
+  __device__ int area(const Plan& p) const { return major * n_minor(p) + minor; }
   __device__ void advance(const Plan& p) {
     if (++brick < p.steps_per_area) return;
     brick = 0;
-    if (++column_area < p.n_column_areas) return;
-    column_area = 0;
-    ++row_area;
+    if (++minor < n_minor(p)) return;
+    minor = 0;
+    ++major;
   }
 };
 
@@ -110,16 +126,17 @@ __device__ void copy_pieces(uint8_t* to, const uint8_t* from, int64_t stride, in
   }
 }
 
-template <class F, class S>
-__device__ void load_tiles(const Plan& p, const Step& step, uint8_t* to) {
-  const int tile = step.row_area * S::kAreaTiles, n_tiles = p.n_tiles - tile;
+template <class F, class S, bool kGrouped>
+__device__ void load_tiles(const Plan& p, const Step<kGrouped>& step, uint8_t* to) {
+  const int tile = step.row_area() * S::kAreaTiles, n_tiles = p.n_tiles - tile;
   const uint8_t* from = p.tiles + (int64_t(tile) * p.steps_per_area + step.brick) * F::kBytes;
+  if constexpr (kGrouped) from += p.groups.experts[step.column_area()] * p.groups.expert_bytes;
   copy_pieces<F::kBytes, S::kAreaTiles>(to, from, int64_t(p.steps_per_area) * F::kBytes, n_tiles);
 }
-template <class F, class S>
-__device__ void load_x(const Plan& p, const Step& step, uint8_t* to) {
+template <class F, class S, bool kGrouped>
+__device__ void load_x(const Plan& p, const Step<kGrouped>& step, uint8_t* to) {
   constexpr int kBlocks = F::kBlocks, kTiles = S::kAreaColumnTiles;
-  const int64_t block = int64_t(step.column_area) * kTiles * p.x_blocks + step.brick * kBlocks;
+  const int64_t block = int64_t(step.column_area()) * kTiles * p.x_blocks + step.brick * kBlocks;
   copy_pieces<kBlocks * 512, kTiles>(to + kWordsAt<F, S>, reinterpret_cast<const uint8_t*>(p.words + block * 32),
                                      int64_t(p.x_blocks) * 512, kTiles);
   if constexpr (F::kSums > 0)
@@ -275,9 +292,18 @@ __device__ void store_sums(const Outputs& out, int n_tiles, int first_tile, int6
   }
 }
 
-/// What a block does; product as store_sums() takes it.
-template <class F, class S, class Product>
-__device__ void run(const Plan& p, const Outputs& out, const Product& product) {
+/// What a block does. store(step, first_tile, first_column, sum) takes a warp's sums of an area that is complete, and may
+/// use them up.
+template <class F, class S, bool kGrouped, class Store>
+__device__ void run_areas(const Plan& of, const Store& store) {
+  using Step = areas::Step<kGrouped>;
+  Plan p = of;
+  if constexpr (kGrouped) {
+    gpu::let_next_grid_start();
+    gpu::wait_for_previous_grid();
+    p.n_areas = p.n_areas / p.n_column_areas * *p.groups.n_column_areas;
+    p.n_column_areas = *p.groups.n_column_areas;
+  }
   constexpr int kRing = kSteps<F, S>, kBlocks = F::kBlocks, kBytes = kStepBytes<F, S>;
   auto* const ring = gpu::dynamic_shared<uint8_t>();
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
@@ -287,8 +313,10 @@ __device__ void run(const Plan& p, const Outputs& out, const Product& product) {
   Step now(p, start), next = now;
   for (int i = 0; i < kRing - 1; ++i, next.advance(p))
     if (start + i < end) load_tiles<F, S>(p, next, ring + i * kBytes);
-  gpu::let_next_grid_start();
-  gpu::wait_for_previous_grid();
+  if constexpr (!kGrouped) {
+    gpu::let_next_grid_start();
+    gpu::wait_for_previous_grid();
+  }
   next = now;
   for (int i = 0; i < kRing - 1; ++i, next.advance(p)) {
     if (start + i < end) load_x<F, S>(p, next, ring + i * kBytes);
@@ -318,17 +346,25 @@ __device__ void run(const Plan& p, const Outputs& out, const Product& product) {
     stage = stage + 1 == kRing ? 0 : stage + 1;
 
     if (now.brick + 1 < p.steps_per_area && step + 1 < end) continue;
-    const int area = now.row_area * p.n_column_areas + now.column_area;
+    const int area = now.area(p);
     const bool whole = now.brick + 1 == p.steps_per_area && area * p.steps_per_area >= start;
     if (whole || gather_parts<S>(p, area, start, sum)) {
-      const int first_tile = now.row_area * S::kAreaTiles + row_warp * S::kTiles;
-      const int first_column = 8 * (now.column_area * S::kAreaColumnTiles + column_warp * S::kColumnTiles);
-      store_sums<S>(out, p.n_tiles, first_tile, first_column, sum, product);
+      const int first_tile = now.row_area() * S::kAreaTiles + row_warp * S::kTiles;
+      const int first_column = 8 * (now.column_area() * S::kAreaColumnTiles + column_warp * S::kColumnTiles);
+      store(now, first_tile, first_column, sum);
     }
 #pragma unroll
     for (int i = 0; i < S::kValues; ++i) (&sum[0][0][0])[i] = 0;
   }
   gpu::copy_wait<0>();
+}
+
+/// The areas of one matrix; product as store_sums() takes it.
+template <class F, class S, class Product>
+__device__ void run(const Plan& p, const Outputs& out, const Product& product) {
+  run_areas<F, S, false>(p, [&](const Step<false>&, int first_tile, int first_column, auto& sum) {
+    store_sums<S>(out, p.n_tiles, first_tile, first_column, sum, product);
+  });
 }
 
 }  // namespace ridge::areas

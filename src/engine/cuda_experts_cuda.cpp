@@ -1,0 +1,150 @@
+// x += the sum of a token's experts and, where there is one, the shared expert, on a device.
+#include <algorithm>
+
+#include "engine/cuda_model.h"
+
+namespace ridge {
+namespace {
+
+/// More tokens share experts, whose weights packs read once.
+constexpr int64_t kMostSummedTokens = 4;
+
+BrickGlu glu_of(Activation activation) {
+  switch (activation) {
+    case Activation::silu: return BrickGlu::silu;
+    case Activation::relu2: return BrickGlu::relu2;
+    case Activation::gelu_tanh: return BrickGlu::gelu_tanh;
+    case Activation::clamped_swiglu: break;
+  }
+  return BrickGlu::clamped_swiglu;
+}
+
+/// Whether the products of a token's experts are added up as one long row.
+bool sums_at_once(const CudaLayer& layer, const ExpertsPlan& plan, const ExpertChoice& choice) {
+  return choice.n_tokens <= kMostSummedTokens && layer.expert_down.can_sum() && choice.shared == plan.shared;
+}
+
+}  // namespace
+
+/// A token goes through its experts alone: all of them together are rows of products. Of few tokens the shared expert is
+/// one more expert, where it is like the others. Many tokens are grouped by expert, few are packs.
+void CudaRunner::experts(int i, int64_t n, bool overlap) {
+  const LayerPlan& plan = plan_.layers[size_t(i)];
+  const ExpertsPlan& e = plan.experts;
+  const CudaLayer& layer = model_.layers[size_t(i)];
+  Room& r = room_;
+  const bool normed = plan.norms != NormPlace::after, few = n <= kFewRoutedTokens;
+  const bool groups = !few && layer.expert_gate_up.can_group() && layer.expert_down.can_group();
+  const ExpertChoice choice{.n_tokens = n,
+                            .n_experts = e.n_experts,
+                            .n_used = e.rule.n_used,
+                            .shared = layer.joins_shared && few,
+                            .scores = r.scores.as<float>(),
+                            .weights = r.expert_weights.as<float>(),
+                            .experts = r.expert_numbers.as<int32_t>(),
+                            .packs = groups ? nullptr : r.packs.as<ExpertPack>()};
+  ExpertGroupCall of_groups{.groups = {.most_areas = choice.n_areas(),
+                                       .n_areas = r.areas.as<int32_t>(),
+                                       .experts = r.area_experts.as<int32_t>(),
+                                       .columns = r.area_columns.as<int32_t>()},
+                            .x = (normed ? r.h : r.x).as<float>(),
+                            .share = choice.n_chosen(),
+                            .glu = glu_of(e.activation),
+                            .y = r.expert_gate.as<float>()};
+  const ProductCall in{.n_tokens = n, .x = of_groups.x, .overlap = overlap, .layer = i}, out = block_out(i, n, overlap);
+  {
+    const gpu::OpRange range([&] { return small_op("route", n * plan_.d_model, i); });
+    device_route(stream_, choice,
+                 {.rule = e.rule,
+                  .n_in = plan_.d_model,
+                  .x = r.x.as<float>(),
+                  .norm_weight = normed ? layer.ffn_norm.as<float>() : nullptr,
+                  .norm_eps = plan_.norm_eps,
+                  .h = r.h.as<float>(),
+                  .w = layer.router.as<float>(),
+                  .bias = e.biases ? layer.router_bias.as<float>() : nullptr,
+                  .choice_bias = e.choice_bias ? layer.choice_bias.as<float>() : nullptr,
+                  .gates_shared = e.shared_gate,
+                  .counters = r.router_counters.as<uint32_t>(),
+                  .overlap = overlap});
+    if (groups) device_group_experts(stream_, choice, r.expert_counts.as<int32_t>(), of_groups.groups);
+  }
+  {
+    const gpu::OpRange range([&] {
+      const int64_t bytes = layer.expert_gate_up.bytes() + layer.expert_down.bytes(),
+                    n_experts = e.n_experts + layer.joins_shared;
+      return gpu::LoggedOp{.op = "experts",
+                           .layer = i,
+                           .read_bytes = bytes / n_experts * std::min<int64_t>(n_experts, choice.n_slots()),
+                           .flops = 6 * choice.n_slots() * e.d_ff * plan_.d_model};
+    });
+    if (groups) {
+      layer.expert_gate_up.run_groups(stream_, of_groups, r.products.bricks);
+      of_groups.x = of_groups.y;
+      of_groups.share = 1;
+      of_groups.y = r.expert_out.as<float>();
+      layer.expert_down.run_groups(stream_, of_groups, r.products.bricks);
+    } else {
+      few_experts(i, choice, in, out);
+    }
+  }
+  sum_experts(i, choice, in, out);
+  end_block(i, n, layer.ffn_post_norm);
+}
+
+void CudaRunner::few_experts(int i, const ExpertChoice& choice, const ProductCall& in, const ProductCall& out) {
+  const ExpertsPlan& e = plan_.layers[size_t(i)].experts;
+  const CudaLayer& layer = model_.layers[size_t(i)];
+  ExpertCall call{.packs = choice.packs,
+                  .n_packs = choice.n_packs(),
+                  .most = choice.n_tokens == 1 ? 1 : ExpertPack::kMost,
+                  .x = in.x,
+                  .share = choice.n_chosen(),
+                  .y = {room_.expert_gate.as<float>(), room_.expert_up.as<float>()},
+                  .glu = glu_of(e.activation),
+                  .overlap = in.overlap};
+  layer.expert_gate_up.run(stream_, call);
+  const bool gated = layer.expert_gate_up.is_gated();
+  if (!gated) activate(stream_, e.activation, choice.n_slots() * e.d_ff, call.y[0], call.y[1]);
+  if (sums_at_once(layer, e, choice))
+    return layer.expert_down.run_sum(stream_, {.n_tokens = choice.n_tokens,
+                                               .n_slots = choice.n_chosen(),
+                                               .experts = choice.experts,
+                                               .weights = choice.weights,
+                                               .x = call.y[0],
+                                               .add = out.output == ProductOutput::add,
+                                               .y = out.y[0],
+                                               .overlap = in.overlap});
+  call.x = call.y[0];
+  call.share = 1;
+  call.y[0] = room_.expert_out.as<float>();
+  layer.expert_down.run(stream_, call);
+}
+
+void CudaRunner::sum_experts(int i, const ExpertChoice& choice, const ProductCall& in, const ProductCall& out) {
+  const ExpertsPlan& e = plan_.layers[size_t(i)].experts;
+  const CudaLayer& layer = model_.layers[size_t(i)];
+  if (sums_at_once(layer, e, choice)) return;
+  const bool adds_shared = e.shared && !choice.shared;
+  if (adds_shared) {
+    ProductCall of_shared = out;
+    of_shared.output = ProductOutput::store;
+    of_shared.y[0] = room_.shared.as<float>();
+    dense(i, in, of_shared);
+  }
+  const gpu::OpRange range([&] { return small_op("experts", choice.n_slots() * plan_.d_model, i); });
+  device_sum_experts(stream_,
+                     {.n_tokens = choice.n_tokens,
+                      .n = plan_.d_model,
+                      .n_used = choice.n_chosen(),
+                      .weights = choice.weights,
+                      .y = room_.expert_out.as<float>(),
+                      .shared = adds_shared ? room_.shared.as<float>() : nullptr,
+                      .h = in.x,
+                      .gate = e.shared_gate ? layer.router.as<float>() + int64_t(e.n_experts) * plan_.d_model : nullptr,
+                      .add = out.output == ProductOutput::add,
+                      .out = out.y[0],
+                      .overlap = in.overlap});
+}
+
+}  // namespace ridge

@@ -1,0 +1,166 @@
+// Device code of products of many rows with weights in bricks: x in the order of B fragments, and bricks as areas_cuda.h
+// takes them. For *.cu files only.
+#pragma once
+
+#include "op/gemm/areas_cuda.h"
+#include "op/gemv/brick_product_cuda.h"
+
+namespace ridge::bricks {
+namespace {
+
+/// x as the product reads it: words [column tile of 8][32 columns of k][lane] of 16 bytes, sums of x over 32 / kSums
+/// columns of k [column tile][32 columns of k][kSums][8] (zero in the low plane's columns), and 1 / scale of
+/// each token.
+struct PlanesOfX {
+  uint4* words;
+  float* sums;
+  float* inverse_scale;
+  int blocks;  ///< of 32 columns of k
+  int planes;
+};
+
+struct XPlan {
+  int n_tokens, n_in;
+  const int32_t* columns;  ///< [blocks of the launch]: the slot of a column of groups, -1: none; or null: one a token
+  int share;               ///< slots of a row of x
+  const int32_t* n_areas;  ///< how many areas of `area_columns` columns there are
+  int area_columns;
+  const float* x;
+  const float* norm_weight;
+  float norm_eps;
+  double one_by_n_in;
+  bool pairs;  ///< x can be read two values at a time
+  PlanesOfX to;
+};
+
+constexpr int kPlanesThreads = 512;  // few tokens are few blocks, whose time is all latency
+
+/// A block a token, and one for each column that only fills up an area. A thread takes eight values at a time,
+/// the words of a lane.
+template <class F>
+__global__ void __launch_bounds__(kPlanesThreads) planes_kernel(const XPlan p) {
+  constexpr int kUnits = 2;  // of a thread under way together
+  __shared__ float largest_of[kPlanesThreads / 32];
+  __shared__ double squares_of[kPlanesThreads / 32];
+  gpu::let_next_grid_start();
+  const int token = int(blockIdx.x), n_units = p.to.blocks * 4, lane = int(threadIdx.x) % 32;
+  gpu::wait_for_previous_grid();
+  bool exists = token < p.n_tokens;
+  int64_t row = token;
+  if (p.columns) {
+    if (token >= *p.n_areas * p.area_columns) return;
+    exists = p.columns[token] >= 0;
+    row = exists ? p.columns[token] / p.share : 0;
+  }
+  const float* const x = p.x + row * p.n_in;
+
+  float values[kUnits][8];
+  double squares = 0;
+  const auto load = [&](int from, bool count) {
+    float weights[kUnits][8];
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i) {
+      const int unit = from + i * kPlanesThreads + int(threadIdx.x), k = unit / 4 * 32 + unit % 4 * 2;
+#pragma unroll
+      for (int e = 0; e < 8; e += 2) {
+        const int at = k + 4 * e;
+        const bool first = exists && at < p.n_in, second = exists && at + 1 < p.n_in;
+        float2 value = {0, 0}, weight = {1, 1};
+        if (p.pairs) {
+          if (first) value = *reinterpret_cast<const float2*>(x + at);
+          if (first && p.norm_weight) weight = *reinterpret_cast<const float2*>(p.norm_weight + at);
+        } else {
+          if (first) value.x = x[at];
+          if (second) value.y = x[at + 1];
+          if (first && p.norm_weight) weight.x = p.norm_weight[at];
+          if (second && p.norm_weight) weight.y = p.norm_weight[at + 1];
+        }
+        values[i][e] = value.x, values[i][e + 1] = value.y;
+        weights[i][e] = weight.x, weights[i][e + 1] = weight.y;
+      }
+    }
+    if (!p.norm_weight) return;
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i)
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        if (count) squares += double(values[i][e]) * values[i][e];
+        values[i][e] *= weights[i][e];
+      }
+  };
+  float largest = 0;
+  for (int from = 0; from < n_units; from += kUnits * kPlanesThreads) {
+    load(from, true);
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i)
+#pragma unroll
+      for (int e = 0; e < 8; ++e) largest = fmaxf(largest, fabsf(values[i][e]));
+  }
+  largest = gpu::warp_max(largest);
+  if (p.norm_weight) squares = gpu::warp_sum(squares);
+  if (lane == 0) largest_of[threadIdx.x / 32] = largest, squares_of[threadIdx.x / 32] = squares;
+  __syncthreads();
+  for (const float part : largest_of) largest = fmaxf(largest, part);
+  const float scale = plane_scale(largest);
+  if (exists && threadIdx.x == 0) {
+    double all = 0;
+    for (const double part : squares_of) all += part;
+    const float factor = p.norm_weight ? 1.0f / sqrtf(float(all * p.one_by_n_in + p.norm_eps)) : 1.0f;
+    p.to.inverse_scale[token] = factor / scale;
+  }
+
+  const int column = token * p.to.planes;
+  uint4* const words = p.to.words + int64_t(column / 8) * p.to.blocks * 32 + column % 8 * 4;
+  float* const sums = p.to.sums + int64_t(column / 8) * p.to.blocks * F::kSums * 8 + column % 8;
+  for (int from = 0; from < n_units; from += kUnits * kPlanesThreads) {
+    if (n_units > kUnits * kPlanesThreads) load(from, false);  // or they are there still
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i) {
+      const int unit = from + i * kPlanesThreads + int(threadIdx.x), block = unit / 4, c = unit % 4;
+      uint4 high, low;
+      float2 halves = split_values<F::kBfloat>(values[i], scale, high, low);
+      // Sums of one plane are of what it holds: a code's zero-point meets the same x as the code.
+      if (p.to.planes == 1) halves = {plane_sum<F::kBfloat>(high.x, high.y), plane_sum<F::kBfloat>(high.z, high.w)};
+      float of_x[2] = {F::kSums == 2 ? halves.x : halves.x + halves.y, halves.y};
+#pragma unroll
+      for (int j = 0; j < F::kSums; ++j) {
+        of_x[j] += __shfl_xor_sync(gpu::kAllLanes, of_x[j], 1);
+        of_x[j] += __shfl_xor_sync(gpu::kAllLanes, of_x[j], 2);
+      }
+      if (unit >= n_units) continue;
+      words[block * 32 + c] = high;
+      if (p.to.planes == 2) words[block * 32 + 4 + c] = low;
+#pragma unroll
+      for (int j = 0; j < F::kSums; ++j) {
+        if (c != j) continue;
+        sums[(block * F::kSums + j) * 8] = of_x[j] * F::kSumFactor;
+        if (p.to.planes == 2) sums[(block * F::kSums + j) * 8 + 1] = 0;
+      }
+    }
+  }
+}
+
+/// Bricks as areas take them.
+template <class Format>
+struct Bricks {
+  using Value = float;
+  static constexpr int kBytes = Format::kBytes, kBlocks = Format::kColumns / 32;
+  static constexpr int kSums = Format::kSums;
+
+  template <int kTiles, int kColumnTiles, class Words, class Sums>
+  __device__ static void multiply(float (&sum)[kTiles][kColumnTiles][4], const uint8_t* tiles, int lane,
+                                  const Words& words, const Sums& sums) {
+    bricks::multiply<Format>(sum, tiles, lane, words, [&](int k32, int n, int i) {
+      const float2 of_x = sums(k32, n, i);
+      if constexpr (Format::kHasStart) {
+        constexpr float kLower = Format::kLower;
+        return float4{of_x.x, of_x.y, kLower * of_x.x, kLower * of_x.y};
+      } else {
+        return of_x;
+      }
+    });
+  }
+};
+
+}  // namespace
+}  // namespace ridge::bricks

@@ -1,0 +1,151 @@
+#include "op/gemm/expert_gemm_cuda.h"
+
+#include <algorithm>
+
+#include "op/gemm/brick_areas_cuda.h"
+
+namespace ridge {
+namespace {
+
+using namespace bricks;
+
+constexpr int kThreads = areas::kThreads;
+
+using Area = areas::Shape<8, 1, kGroupColumns / 8>;
+
+struct GroupPlan {
+  areas::Plan areas;
+  const float* factors;    ///< of columns
+  const float* biases[2];  ///< [n_experts, n_out], of the part or of gate and up; or null
+  float* y;                ///< [slots, n_out]
+  int64_t n_out;
+  bool paired;
+  BrickGlu glu;
+};
+
+template <class F>
+__global__ void __launch_bounds__(kThreads, 1) expert_gemm_kernel(const GroupPlan p) {
+  areas::run_areas<Bricks<F>, Area, true>(
+      p.areas, [&](const areas::Step<true>& step, int first_tile, int first_column, auto& sum) {
+        static_assert(Area::kTiles == 1);
+        if (first_tile >= p.areas.n_tiles) return;
+        const int lane = int(threadIdx.x) % 32, r = lane / 4, c = lane % 4;
+        const int64_t biases_at = p.areas.groups.experts[step.column_area()] * p.n_out;
+        const int64_t rows[2] = {p.paired ? int64_t(first_tile) * 8 + r : int64_t(first_tile) * 16 + r,
+                                 p.paired ? int64_t(first_tile) * 8 + r : int64_t(first_tile) * 16 + r + 8};
+        float biases[2] = {};
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+          if (const float* const of = p.biases[p.paired ? half : 0]; of && rows[half] < p.n_out)
+            biases[half] = of[biases_at + rows[half]];
+#pragma unroll
+        for (int n = 0; n < Area::kColumnTiles; ++n)
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const int column = first_column + 8 * n + 2 * c + i;
+            const int slot = p.areas.groups.columns[column];
+            if (slot < 0) continue;
+            const float factor = p.factors[column];
+            const float values[2] = {sum[0][n][i] * (1 / F::kUnit) * factor + biases[0],
+                                     sum[0][n][2 + i] * (1 / F::kUnit / F::kLower) * factor + biases[1]};
+            float* const y = p.y + slot * p.n_out;
+            if (p.paired) {
+              if (rows[0] < p.n_out) y[rows[0]] = gated(p.glu, values[0], values[1]);
+            } else {
+#pragma unroll
+              for (int half = 0; half < 2; ++half)
+                if (rows[half] < p.n_out) y[rows[half]] = values[half];
+            }
+          }
+      });
+}
+
+struct Launch {
+  XPlan x;
+  GroupPlan product;
+  int64_t n_columns;
+  int n_blocks;
+  int64_t slots_at, words_at, sums_at, scales_at, scratch_bytes;
+};
+
+template <class F>
+Launch plan_launch(const BrickMatrix& w, int64_t most_areas) {
+  expect(w.n_parts == 1, "experts of many tokens: one part, or gate and up in one");
+  Launch launch{};
+  const int64_t n_columns = most_areas * kGroupColumns;
+  areas::Plan& p = launch.product.areas;
+  p = areas::plan_areas<Bricks<F>, Area>(w.data.as<void>(), w.n_tiles(), w.bricks_per_tile(), n_columns);
+  expect(p.n_areas <= kCounters && p.n_areas * w.bricks_per_tile() < INT32_MAX / 2,
+         "experts of many tokens: too many rows");
+  p.groups.expert_bytes = w.bytes();
+  launch.n_columns = n_columns;
+  launch.n_blocks = int(std::min<int64_t>(gpu::multiprocessors(), p.n_areas * w.bricks_per_tile()));
+  launch.slots_at = 4 * kCounters;
+  launch.words_at = launch.slots_at + areas::slot_bytes<Area>(launch.n_blocks);
+  launch.sums_at = launch.words_at + areas::word_bytes<Area>(p);
+  launch.scales_at = launch.sums_at + n_columns * p.x_blocks * F::kSums * 4;
+  launch.scratch_bytes = launch.scales_at + 4 * n_columns;
+  return launch;
+}
+
+template <class F>
+void launch_product(gpu::StreamHandle stream, const BrickMatrix& w, const ExpertGroupCall& call,
+                    const gpu::Buffer& scratch) {
+  Launch launch = plan_launch<F>(w, call.groups.most_areas);
+  check_scratch(scratch, launch.scratch_bytes);
+  auto* const base = scratch.as<uint8_t>();
+  GroupPlan& p = launch.product;
+  auto* const words = reinterpret_cast<uint4*>(base + launch.words_at);
+  auto* const sums = reinterpret_cast<float*>(base + launch.sums_at);
+  auto* const factors = reinterpret_cast<float*>(base + launch.scales_at);
+  launch.x = {.n_tokens = int(launch.n_columns),
+              .n_in = int(w.n_in),
+              .columns = call.groups.columns,
+              .share = call.share,
+              .n_areas = call.groups.n_areas,
+              .area_columns = kGroupColumns,
+              .x = call.x,
+              .one_by_n_in = 1.0 / double(w.n_in),
+              .pairs = readable_in_pairs(w, {.x = call.x}),
+              .to = {words, sums, factors, p.areas.x_blocks, 1}};
+  gpu::launch("planes of experts", planes_kernel<F>, {unsigned(launch.n_columns), kPlanesThreads, 0, stream}, launch.x);
+  p.areas.counters = scratch.as<uint32_t>();
+  p.areas.slots = base + launch.slots_at;
+  p.areas.words = words;
+  p.areas.sums = sums;
+  p.areas.groups.n_column_areas = call.groups.n_areas;
+  p.areas.groups.experts = call.groups.experts;
+  p.areas.groups.columns = call.groups.columns;
+  p.factors = factors;
+  std::copy_n(call.biases, 2, p.biases);
+  p.y = call.y;
+  p.n_out = w.n_out[0];
+  p.paired = w.paired;
+  p.glu = call.glu;
+  constexpr size_t kBytes = areas::kSharedBytes<Bricks<F>, Area>;
+  static_assert(kBytes <= gpu::kHopperSharedBytes - 1024);
+  const auto kernel = expert_gemm_kernel<F>;
+  gpu::allow_shared_bytes("shared memory of experts' products", kernel, kBytes);
+  gpu::launch("tensor_gemm of experts", kernel, {unsigned(launch.n_blocks), kThreads, kBytes, stream, true}, p);
+}
+
+}  // namespace
+
+bool has_expert_gemm(BrickFormat format) { return format != BrickFormat::bf16; }  // one plane of it has 8 bits of x
+
+int64_t expert_gemm_scratch_bytes(const BrickMatrix& w, int64_t most_areas) {
+  return with_format(w.format, [&](auto f) { return plan_launch<decltype(f)>(w, most_areas).scratch_bytes; });
+}
+
+void device_expert_gemm(gpu::StreamHandle stream, const BrickMatrix& w, const ExpertGroupCall& call,
+                        const gpu::Buffer& scratch) {
+  expect(call.x && call.y && w.data.bytes() > 0 && call.groups.most_areas > 0,
+         "experts of many tokens: no x or weights");
+  expect(has_expert_gemm(w.format), "experts of many tokens: a format without halves");
+  with_format(w.format, [&](auto f) {
+    using F = decltype(f);
+    if constexpr (!F::kBfloat) launch_product<F>(stream, w, call, scratch);
+  });
+}
+
+}  // namespace ridge

@@ -1,0 +1,42 @@
+// Products of many tokens with chosen experts in bricks, on half-precision tensor cores.
+#pragma once
+
+#include <cstdint>
+
+#include "op/gemv/bricks_cuda.h"
+#include "op/gemv/expert_packs.h"
+
+namespace ridge {
+
+/// Columns of an area, which belong to one expert.
+inline constexpr int kGroupColumns = 32;
+
+/// The slots of a step by expert, in areas of kGroupColumns columns. Pointers are device memory.
+struct ExpertGroups {
+  int64_t most_areas = 0;      ///< there may be
+  int32_t* n_areas = nullptr;  ///< how many there are
+  int32_t* experts = nullptr;  ///< [most_areas]
+  int32_t* columns = nullptr;  ///< [most_areas, kGroupColumns]: slots of the area's expert; -1: none
+};
+
+struct ExpertGroupCall {
+  ExpertGroups groups;
+  const float* x = nullptr;  ///< slot s reads row s / share of n_in values
+  int share = 1;
+  const float* biases[2] = {};  ///< [n_experts, n_out], of the part or of gate and up; or null
+  BrickGlu glu = BrickGlu::silu;
+  float* y = nullptr;  ///< [slots, n_out]
+};
+
+/// Whether bricks of a format have such products: x is rounded to halves, in one plane (device_tensor_gemm()).
+bool has_expert_gemm(BrickFormat format);
+
+/// Bytes of scratch, as brick_scratch_bytes() has it.
+int64_t expert_gemm_scratch_bytes(const BrickMatrix& w, int64_t most_areas);
+
+/// y = x W^T of the experts' slots. `w` says what one expert is, one part, plain or paired; its data holds all experts one
+/// after another. Two launches.
+void device_expert_gemm(gpu::StreamHandle stream, const BrickMatrix& w, const ExpertGroupCall& call,
+                        const gpu::Buffer& scratch);
+
+}  // namespace ridge
