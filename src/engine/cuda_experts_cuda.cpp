@@ -43,7 +43,8 @@ void CudaRunner::experts(int i, int64_t n, bool overlap) {
                             .weights = r.expert_weights.as<float>(),
                             .experts = r.expert_numbers.as<int32_t>(),
                             .packs = groups ? nullptr : r.packs.as<ExpertPack>()};
-  ExpertGroupCall of_groups{.groups = {.most_areas = choice.n_areas(),
+  ExpertGroupCall of_groups{.groups = {.width = choice.group_columns(),
+                                       .most_areas = choice.n_areas(),
                                        .n_areas = r.areas.as<int32_t>(),
                                        .experts = r.area_experts.as<int32_t>(),
                                        .columns = r.area_columns.as<int32_t>()},

@@ -129,7 +129,7 @@ void CudaRunner::make_room(const StepPlan& step, const DeviceKvMemory& memory) {
     r.expert_counts.ensure<int32_t>(choice.n_scores());
     r.areas.ensure<int32_t>(1);
     r.area_experts.ensure<int32_t>(choice.n_areas());
-    r.area_columns.ensure<int32_t>(choice.n_areas() * kGroupColumns);
+    r.area_columns.ensure<int32_t>(choice.n_areas() * choice.group_columns());
     r.expert_gate.ensure(choice.n_slots() * e.d_ff);
     r.expert_up.ensure(choice.n_slots() * e.d_ff);
     r.expert_out.ensure(choice.n_slots() * plan_.d_model);

@@ -408,18 +408,18 @@ TEST_F(ExpertsCuda, GroupsHaveEverySlotOnce) {
       for (int t = 0; t < n_tokens; ++t) scores[size_t(t * n_experts + 1)] = 9;  // everybody's
       set_scores(c, scores);
       device_choose_experts(stream(), c.of, {.rule = {.n_used = n_used, .renormalised = true}});
-      const gpu::Buffer counts(4 * n_experts), n_areas(4), of(4 * c.of.n_areas()),
-          columns(4 * kGroupColumns * c.of.n_areas());
+      const int width = c.of.group_columns();
+      const gpu::Buffer counts(4 * n_experts), n_areas(4), of(4 * c.of.n_areas()), columns(4 * width * c.of.n_areas());
       device_group_experts(stream(), c.of, counts.as<int32_t>(),
-                           {c.of.n_areas(), n_areas.as<int32_t>(), of.as<int32_t>(), columns.as<int32_t>()});
+                           {width, c.of.n_areas(), n_areas.as<int32_t>(), of.as<int32_t>(), columns.as<int32_t>()});
       const auto experts = down(c.of.experts, c.of.n_slots());
       const int n = down(n_areas.as<int32_t>(), 1)[0];
       ASSERT_LE(n, c.of.n_areas());
-      const auto of_area = down(of.as<int32_t>(), n), slots = down(columns.as<int32_t>(), n * kGroupColumns);
+      const auto of_area = down(of.as<int32_t>(), n), slots = down(columns.as<int32_t>(), n * width);
       std::vector<int> seen(experts.size());
       for (size_t i = 0; i < slots.size(); ++i) {
         if (slots[i] < 0) continue;
-        ASSERT_EQ(experts.at(size_t(slots[i])), of_area[i / kGroupColumns]);
+        ASSERT_EQ(experts.at(size_t(slots[i])), of_area[i / size_t(width)]);
         seen[size_t(slots[i])] += 1;
       }
       ASSERT_EQ(std::ranges::count(seen, 1), ssize(seen));
@@ -428,8 +428,9 @@ TEST_F(ExpertsCuda, GroupsHaveEverySlotOnce) {
 
 /// Gate and up with biases and activation, then down, of many tokens: those of packs, but for x as halves.
 TEST_F(ExpertsCuda, ProductsOfGroupsAreThoseOfPacks) {
-  constexpr int kExperts = 5, kUsed = 2, kTokens = 50, kModel = 256, kFf = 192 + 64;
-  for (const char* name : {"int4_g128", "q8_0", "mxfp4", "q4_k"}) {
+  constexpr int kExperts = 5, kUsed = 2, kModel = 256, kFf = 192 + 64;
+  for (const auto& [name, kTokens] :
+       {std::pair{"int4_g128", 50}, {"int4_g128", 150}, {"q8_0", 50}, {"mxfp4", 50}, {"q4_k", 50}}) {
     const WeightFormat& format = *find_weight_format(name).or_throw();
     Rng rng(3);
     std::vector<std::vector<std::byte>> rows;
@@ -459,8 +460,9 @@ TEST_F(ExpertsCuda, ProductsOfGroupsAreThoseOfPacks) {
     set_scores(c, normal_floats(5, kTokens * kExperts));
     device_choose_experts(stream(), c.of, {.rule = {.n_used = kUsed, .renormalised = true}});
     const gpu::Buffer counts(4 * kExperts), n_areas(4), of(4 * c.of.n_areas()),
-        columns(4 * kGroupColumns * c.of.n_areas());
-    const ExpertGroups groups{c.of.n_areas(), n_areas.as<int32_t>(), of.as<int32_t>(), columns.as<int32_t>()};
+        columns(4 * c.of.group_columns() * c.of.n_areas());
+    const ExpertGroups groups{c.of.group_columns(), c.of.n_areas(), n_areas.as<int32_t>(), of.as<int32_t>(),
+                              columns.as<int32_t>()};
     device_group_experts(stream(), c.of, counts.as<int32_t>(), groups);
     const auto x = normal_floats(4, kTokens * kModel);
     const gpu::Buffer dx = up(x), a(4 * c.of.n_slots() * kFf), b(4 * c.of.n_slots() * kFf);

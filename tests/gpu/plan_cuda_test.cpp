@@ -217,7 +217,7 @@ TEST_F(PlanCuda, LatentRows) {
 TEST_F(PlanCuda, KernelsHaveNames) {
   CpuContext context(1, Isa::scalar);
   for (const auto& [spec, name] : {std::pair{"tiny-oss@layers=1@weights=f32", "experts=rows"},
-                                   {"tiny-oss@layers=1@weights=q8_0", "experts=bricks"},
+                                   {"tiny-oss@layers=1@weights=q8_0", "experts=bricks+groups"},
                                    {"tiny-latent@layers=1@weights=f32", "attention=latent"}}) {
     const LoadedModel model = make_synth_model(context, spec).or_throw();
     const ModelPlan plan = make_plan(model.config);
@@ -325,8 +325,7 @@ TEST_F(PlanCuda, WhatADeviceDoesNotRunIsRefusedByName) {
         a.gate = a.qk_norm = a.qk_norm_whole = true;
       },
       "a norm of all query heads together");
-  refused([](ModelPlan& plan, Weights&) { plan.layers[0].delta.key_dim = 257; },
-          "up to 256x256, this model has 257x");
+  refused([](ModelPlan& plan, Weights&) { plan.layers[0].delta.key_dim = 257; }, "up to 256x256, this model has 257x");
   refused([](ModelPlan& plan, Weights&) { plan.layers[0].experts.rule.n_used = 33; },
           "1024 experts a layer and 32 a token");
   refused([](ModelPlan&, Weights& weights) { weights.layers[0].experts[3].up.scale = 2; },

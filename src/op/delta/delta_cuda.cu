@@ -12,7 +12,6 @@ namespace {
 
 constexpr int kParts = 4;  ///< lanes of a column; lane i has every fourth group of four keys, from the i-th on
 constexpr int kGroupKeys = 4 * kParts;
-constexpr int kBatch = 4;  ///< tokens whose keys and queries are in shared memory at a time
 constexpr int kConvThreads = 256, kConvRows = 8;
 constexpr int kGateThreads = 128;
 
@@ -35,16 +34,6 @@ __global__ void conv_kernel(const DeviceDelta d) {
   const int first = int(blockIdx.z) * kConvRows, end = min(span.n, first + kConvRows);
   for (int t = first; t < end; ++t)
     d.mixed[(span.first + t) * channels + c] = mixed_at(d, span, tail_of(d, span), t, c);
-}
-
-/// A warp: x / |x| times `factor` in its place, and zeros up to kKeys.
-template <int kKeys>
-__device__ void normalise(float* x, int n, float factor) {
-  const int lane = int(threadIdx.x) % 32;
-  double sum = 0;
-  for (int i = lane; i < n; i += 32) sum += double(x[i]) * x[i];
-  const float by = float(factor / sqrt(gpu::warp_sum(sum) + 1e-6));
-  for (int i = lane; i < kKeys; i += 32) x[i] = i < n ? x[i] * by : 0;
 }
 
 /// A warp: z[i] = gate[i] x[i] / sqrt(mean(x^2) + eps) weight[i]
@@ -107,41 +96,47 @@ struct Taps {
   }
 };
 
+/// A warp: factor / |x|
+__device__ float by_length(const float* x, int n, float factor) {
+  double sum = 0;
+  for (int i = int(threadIdx.x) % 32; i < n; i += 32) sum += double(x[i]) * x[i];
+  return float(factor / sqrt(gpu::warp_sum(sum) + 1e-6));
+}
+
 /// Blocks: (value heads, spans), of at least kParts threads a column, and half a thread a channel of the head: its queries,
-/// keys and values. All that is read from memory in one place is asked for together: most of the time is latency.
+/// keys and values. Most of the time is latency: what is read from memory in one place is asked for together, the next
+/// token's inputs while this one is computed, and the code is short, because a launch finds none of it near.
 template <int kGroups, int kMostThreads>
 __global__ void __launch_bounds__(kMostThreads) state_kernel(const DeviceDelta d) {
   constexpr int kKeys = kGroups * kGroupKeys;
-  __shared__ __align__(16) float keys[kBatch][kKeys];
-  __shared__ __align__(16) float queries[kBatch][kKeys];
-  __shared__ float values[kBatch][kMostDeltaValues], gates[kBatch][kMostDeltaValues];
-  __shared__ float keeps[kBatch], betas[kBatch];
+  __shared__ __align__(16) float keys[kKeys];
+  __shared__ __align__(16) float queries[kKeys];
+  __shared__ float values[kMostDeltaValues], outs[kMostDeltaValues], gates[2][kMostDeltaValues];
+  __shared__ float query_factor, key_factor, keep, beta;
   __shared__ bool is_last;
   gpu::let_next_grid_start();
   const DeltaShape& s = d.shape;
   const DeltaSpan span = d.spans[blockIdx.y];
   if (span.n == 0 || (d.n_chunked > 0 && span.chunk >= 0)) return gpu::wait_for_previous_grid();
-  const int thread = int(threadIdx.x), n_threads = int(blockDim.x), warp = thread / 32, n_warps = n_threads / 32;
+  const int thread = int(threadIdx.x), n_threads = int(blockDim.x), warp = thread / 32, lane = thread % 32;
   const int head = int(blockIdx.x), part = thread % kParts, column = thread / kParts;
   const bool inside = column < s.value_dim;
-  const int64_t channels = s.channels(), key = int64_t(s.key_head(head)) * s.key_dim,
-                value = int64_t(head) * s.value_dim;
+  const int64_t key = int64_t(s.key_head(head)) * s.key_dim, value = int64_t(head) * s.value_dim;
   float* const tail = tail_of(d, span);
 
   // What the step does not write is read before the wait: the inputs before this step and the state.
   const int n_channels = 2 * s.key_dim + s.value_dim;
-  const auto channel_of = [&](int i) {
-    return i < s.key_dim       ? key + i
-           : i < 2 * s.key_dim ? s.keys() + key + i - s.key_dim
-                               : 2 * s.keys() + value + i - 2 * s.key_dim;
-  };
-  Taps taps[2];
-  const auto each_channel = [&](const auto& visit) {  // (j, its number in the block)
+  const auto each_channel = [&](const auto& visit) {  // (0 or 1, number in the block, channel)
 #pragma unroll
     for (int j = 0; j < 2; ++j)
-      if (const int i = thread + j * n_threads; i < n_channels) visit(j, i);
+      if (const int i = thread + j * n_threads; i < n_channels)
+        visit(j, i,
+              i < s.key_dim       ? key + i
+              : i < 2 * s.key_dim ? s.keys() + key + i - s.key_dim
+                                  : 2 * s.keys() + value + i - 2 * s.key_dim);
   };
-  each_channel([&](int j, int i) { taps[j].load(d, tail, channel_of(i)); });
+  Taps taps[2];
+  each_channel([&](int j, int, int64_t channel) { taps[j].load(d, tail, channel); });
   float* const state = d.states + span.slot * s.state_values() + value * s.key_dim + column;
   float matrix[kGroups][4];
   const auto each_entry = [&](const auto& visit) {
@@ -154,91 +149,91 @@ __global__ void __launch_bounds__(kMostThreads) state_kernel(const DeviceDelta d
       }
   };
   each_entry([](float& entry, const float* at) { entry = at ? *at : 0; });
-  const double dt_bias = d.dt_bias[head], decay = d.decay[head];
+  for (int i = s.key_dim + thread; i < kKeys; i += n_threads) keys[i] = queries[i] = 0;
+  const bool of_keep = warp == 2;  // warp 3 makes beta
+  const float dt_bias = d.dt_bias[head], decay = d.decay[head];
+  const float* const gate_inputs = (of_keep ? d.a : d.b) + head;
   gpu::wait_for_previous_grid();
 
-  for (int from = 0; from < span.n; from += kBatch) {
-    const int n = min(kBatch, span.n - from);
-    const int64_t row = span.first + from;
-    float inputs[2][kBatch], z[kBatch];
-#pragma unroll
-    for (int t = 0; t < kBatch; ++t) {
-      if (t >= n) break;
-      each_channel([&](int j, int i) { inputs[j][t] = d.qkv[(row + t) * channels + channel_of(i)]; });
-      z[t] = thread < s.value_dim ? d.z[(row + t) * s.values() + value + thread] : 0;
+  float inputs[2] = {}, z = 0, gate_input = 0;
+  const auto ask_for = [&](int64_t row) {
+    each_channel([&](int j, int, int64_t channel) { inputs[j] = d.qkv[row * s.channels() + channel]; });
+    if (thread < s.value_dim) z = d.z[row * s.values() + value + thread];
+    gate_input = gate_inputs[row * s.n_value_heads];
+  };
+  ask_for(span.first);
+#pragma unroll 1
+  for (int t = 0; t < span.n; ++t) {
+    const int64_t row = span.first + t;
+    float* const gate = gates[t % 2];
+    each_channel([&](int j, int i, int64_t) {
+      const float x = taps[j].next(inputs[j]);
+      (i < s.key_dim ? queries + i : i < 2 * s.key_dim ? keys + i - s.key_dim : values + i - 2 * s.key_dim)[0] = x;
+    });
+    if (thread < s.value_dim) gate[thread] = silu(z);
+    if ((warp == 2 || warp == 3) && lane == 0) {  // in double, as the reference
+      const double x = double(gate_input) + (of_keep ? dt_bias : 0);
+      const double e = exp(of_keep ? x : -x);
+      if (of_keep) keep = float(exp(decay * (x > 20 ? x : log1p(e))));
+      else beta = float(1 / (1 + e));
     }
-    __syncthreads();  // the batch before has been used
-    // In double, as the reference; a warp of its own each.
-    if (const int t = thread - 32; t >= 0 && t < n) {
-      const double x = d.a[(row + t) * s.n_value_heads + head] + dt_bias;
-      keeps[t] = float(exp(decay * (x > 20 ? x : log1p(exp(x)))));
-    }
-    if (thread < n) betas[thread] = float(1 / (1 + exp(-double(d.b[(row + thread) * s.n_value_heads + head]))));
-#pragma unroll
-    for (int t = 0; t < kBatch; ++t) {
-      if (t >= n) break;
-      each_channel([&](int j, int i) {
-        const float x = taps[j].next(inputs[j][t]);
-        (i < s.key_dim ? queries[t][i] : i < 2 * s.key_dim ? keys[t][i - s.key_dim] : values[t][i - 2 * s.key_dim]) = x;
-      });
-      if (thread < s.value_dim) gates[t][thread] = silu(z[t]);
-    }
+    if (t + 1 < span.n) ask_for(row + 1);
     __syncthreads();
-    for (int i = warp; i < 2 * n; i += n_warps) {
-      if (i % 2 == 0) normalise<kKeys>(queries[i / 2], s.key_dim, 1 / sqrtf(float(s.key_dim)));
-      else normalise<kKeys>(keys[i / 2], s.key_dim, 1);
+    if (warp < 2) {
+      const bool of_query = warp == 0;
+      const float factor =
+          by_length(of_query ? queries : keys, s.key_dim, of_query ? 1 / sqrtf(float(s.key_dim)) : 1.0f);
+      if (lane == 0) (of_query ? query_factor : key_factor) = factor;
     }
     // The last block of a key head moves the inputs of its queries and keys on: no other one reads them any more.
-    if (from == 0 && thread == n_threads - 1) {
+    if (t == 0 && thread == n_threads - 1) {
       uint32_t& counter = d.counters[blockIdx.y * unsigned(s.n_key_heads) + unsigned(s.key_head(head))];
       __threadfence();
       is_last = atomicAdd(&counter, 1u) == unsigned(s.n_value_heads / s.n_key_heads) - 1;
       if (is_last) counter = 0;
     }
     __syncthreads();
-    for (int t = 0; t < n; ++t) {
-      const auto* const k = reinterpret_cast<const float4*>(keys[t]) + part;
-      const auto* const q = reinterpret_cast<const float4*>(queries[t]) + part;
-      const float keep = keeps[t], x = inside ? values[t][column] : 0;
-      float known[4] = {}, sums[4] = {};
+    const auto* const k = reinterpret_cast<const float4*>(keys) + part;
+    const auto* const q = reinterpret_cast<const float4*>(queries) + part;
+    const float by_key = key_factor, by_query = query_factor, kept = keep;
+    float known[4] = {}, sums[4] = {};
 #pragma unroll
-      for (int g = 0; g < kGroups; ++g) {
-        const float4 of = k[g * kParts];
-        known[0] = fmaf(matrix[g][0], of.x, known[0]);
-        known[1] = fmaf(matrix[g][1], of.y, known[1]);
-        known[2] = fmaf(matrix[g][2], of.z, known[2]);
-        known[3] = fmaf(matrix[g][3], of.w, known[3]);
-      }
-      const float change = betas[t] * (x - keep * column_sum(known));
-#pragma unroll
-      for (int g = 0; g < kGroups; ++g) {
-        const float4 of = k[g * kParts], by = q[g * kParts];
-        const float changes[4] = {of.x * change, of.y * change, of.z * change, of.w * change};
-        const float query[4] = {by.x, by.y, by.z, by.w};
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          matrix[g][e] = fmaf(keep, matrix[g][e], changes[e]);
-          sums[e] = fmaf(matrix[g][e], query[e], sums[e]);
-        }
-      }
-      const float sum = column_sum(sums);  // the lanes of the column have read its value
-      if (part == 0 && inside) values[t][column] = sum;
+    for (int g = 0; g < kGroups; ++g) {
+      const float4 of = k[g * kParts];
+      known[0] = fmaf(matrix[g][0], of.x * by_key, known[0]);
+      known[1] = fmaf(matrix[g][1], of.y * by_key, known[1]);
+      known[2] = fmaf(matrix[g][2], of.z * by_key, known[2]);
+      known[3] = fmaf(matrix[g][3], of.w * by_key, known[3]);
     }
+    const float change = beta * ((inside ? values[column] : 0) - kept * column_sum(known));
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      const float4 of = k[g * kParts], by = q[g * kParts];
+      const float changes[4] = {of.x * by_key * change, of.y * by_key * change, of.z * by_key * change,
+                                of.w * by_key * change};
+      const float query[4] = {by.x * by_query, by.y * by_query, by.z * by_query, by.w * by_query};
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        matrix[g][e] = fmaf(kept, matrix[g][e], changes[e]);
+        sums[e] = fmaf(matrix[g][e], query[e], sums[e]);
+      }
+    }
+    const float sum = column_sum(sums);
+    if (part == 0 && inside) outs[column] = sum;
     __syncthreads();
-    for (int t = warp; t < n; t += n_warps)
-      normed_gate(s.value_dim, values[t], gates[t], d.norm, d.norm_eps, d.z + (row + t) * s.values() + value);
+    if (warp == 0) normed_gate(s.value_dim, outs, gate, d.norm, d.norm_eps, d.z + row * s.values() + value);
   }
   each_entry([](float entry, float* at) {
     if (at) *at = entry;
   });
-  each_channel([&](int j, int i) {
-    if (is_last || i >= 2 * s.key_dim) taps[j].store(d, tail, channel_of(i));
+  each_channel([&](int j, int i, int64_t channel) {
+    if (is_last || i >= 2 * s.key_dim) taps[j].store(d, tail, channel);
   });
 }
 
 template <int kGroups>
 void launch_state(gpu::StreamHandle stream, const DeviceDelta& d) {
-  const int needed = std::max({kParts * d.shape.value_dim, d.shape.key_dim + (d.shape.value_dim + 1) / 2, 64});
+  const int needed = std::max({kParts * d.shape.value_dim, d.shape.key_dim + (d.shape.value_dim + 1) / 2, 4 * 32});
   const int n_threads = int(gpu::ceil_div(needed, 32)) * 32;
   const dim3 blocks(unsigned(d.shape.n_value_heads), unsigned(d.n_spans));
   const auto kernel = n_threads <= 512 ? state_kernel<kGroups, 512> : state_kernel<kGroups, kParts * kMostDeltaValues>;

@@ -120,7 +120,7 @@ void DeviceExpertProduct::run(gpu::StreamHandle stream, const ExpertCall& call) 
 void DeviceExpertProduct::run_groups(gpu::StreamHandle stream, ExpertGroupCall call, gpu::Buffer& scratch) const {
   RIDGE_CHECK(can_group(), "experts of many tokens in {} groups", groups_.size());
   for (size_t i = 0; i < roles_.size(); ++i) call.biases[i] = roles_[i].bias.as<float>();
-  scratch.ensure<std::byte>(expert_gemm_scratch_bytes(groups_[0].bricks, call.groups.most_areas));
+  scratch.ensure<std::byte>(expert_gemm_scratch_bytes(groups_[0].bricks, call.groups));
   device_expert_gemm(stream, groups_[0].bricks, call, scratch);
 }
 

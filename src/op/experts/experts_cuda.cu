@@ -38,9 +38,9 @@ __device__ void keep_best_groups(int n_experts, const ExpertRule& rule, int lane
   __syncwarp();
 }
 
-/// What a choice needs of shared memory, in floats.
+/// What a choice needs of shared memory, in floats: weights, values in whole groups of four, and room for groups.
 __host__ __device__ int choice_room(const ExpertChoice& c, const ExpertRule& rule) {
-  return c.n_experts + rule.n_groups;
+  return 8 * ((c.n_experts + 3) / 4) + rule.n_groups;
 }
 
 /// The largest of a block's values, in every thread.
@@ -53,51 +53,55 @@ __device__ float block_max(float value) {
   return value;
 }
 
-/// The choice of a token, by a block: of every expert how many are better. `single`: every slot becomes a pack.
-__device__ void choose(const ExpertChoice& c, const ExpertRouter& r, int64_t token, bool single, float* values) {
-  constexpr int kMine = kMostExperts / kRouteThreads;
-  __shared__ float weights[kMostUsedExperts];
+/// The choice of a token, by a block: an expert is taken when fewer than n_used are better. `single`: every slot becomes a
+/// pack. room: choice_room() floats, aligned to 16 bytes.
+__device__ void choose(const ExpertChoice& c, const ExpertRouter& r, int64_t token, bool single, float* room) {
+  __shared__ float weights_of[kMostUsedExperts];
   __shared__ int picked[kMostUsedExperts];
   const ExpertRule& rule = r.rule;
-  const int thread = int(threadIdx.x);
+  const int thread = int(threadIdx.x), n_fours = (c.n_experts + 3) / 4;
+  float *const values = room, *const weights = room + 4 * n_fours;
   const float* const scores = c.scores + token * c.n_scores();
-  float of_mine[kMine], bias_of_mine[kMine], top = -INFINITY;
-  const auto each = [&](const auto& visit) {
-#pragma unroll
-    for (int i = 0; i < kMine; ++i)
-      if (const int e = thread + i * kRouteThreads; e < c.n_experts) visit(i, e);
-  };
-  each([&](int i, int e) {
-    of_mine[i] = __ldcg(scores + e);
-    bias_of_mine[i] = r.choice_bias ? r.choice_bias[e] : 0;
-  });
+  float top = 0;
   if (!rule.sigmoid) {
-    each([&](int i, int) { top = fmaxf(top, of_mine[i]); });
+    top = -INFINITY;
+    for (int e = thread; e < c.n_experts; e += kRouteThreads) top = fmaxf(top, __ldcg(scores + e));
     top = block_max(top);
   }
   double all = 0;
-  each([&](int i, int e) {
-    float& weight = of_mine[i];
-    weight = rule.sigmoid ? 1 / (1 + expf(-weight)) : expf(weight - top);
+#pragma unroll 1
+  for (int e = thread; e < 4 * n_fours; e += kRouteThreads) {
+    float weight = 0, value = -INFINITY;  // of those that only fill up
+    if (e < c.n_experts) {
+      const float score = __ldcg(scores + e), power = expf(rule.sigmoid ? -score : score - top);
+      weight = rule.sigmoid ? 1 / (1 + power) : power;
+      value = r.choice_bias ? weight + r.choice_bias[e] : weight;
+    }
     all += weight;
-    const float value = r.choice_bias ? weight + bias_of_mine[i] : weight;
+    weights[e] = weight;
     values[e] = value == value ? value : -INFINITY;  // scores that are no numbers come last
-  });
+  }
   if (!rule.sigmoid && !rule.renormalised) all = gpu::block_sum<kRouteThreads>(all);
   __syncthreads();
   if (rule.n_groups > 1) {
-    if (thread < 32) keep_best_groups(c.n_experts, rule, thread, values, values + c.n_experts);
+    if (thread < 32) keep_best_groups(c.n_experts, rule, thread, values, weights + 4 * n_fours);
     __syncthreads();
   }
-  int better[kMine] = {};
+#pragma unroll 1
+  for (int e = thread; e < c.n_experts; e += kRouteThreads) {
+    const float own = values[e];
+    int better = 0;
+    const auto count = [&](int four, auto counts) {
+      const float4 of = reinterpret_cast<const float4*>(values)[four];
+      better += counts(of.x, 0) + counts(of.y, 1) + counts(of.z, 2) + counts(of.w, 3);
+    };
 #pragma unroll 4
-  for (int other = 0; other < c.n_experts; ++other) {
-    const float value = values[other];
-    each([&](int i, int e) { better[i] += value > values[e] || (value == values[e] && other < e); });
+    for (int four = 0; four < e / 4; ++four) count(four, [&](float other, int) { return other >= own; });
+    count(e / 4, [&](float other, int i) { return other > own || (other == own && e / 4 * 4 + i < e); });
+#pragma unroll 4
+    for (int four = e / 4 + 1; four < n_fours; ++four) count(four, [&](float other, int) { return other > own; });
+    if (better < c.n_used) picked[better] = e, weights_of[better] = weights[e];
   }
-  each([&](int i, int e) {
-    if (better[i] < c.n_used) picked[better[i]] = e, weights[better[i]] = of_mine[i];
-  });
   __syncthreads();
   if (thread >= c.n_chosen()) return;
   int own = c.n_experts, rank = thread < c.n_used ? 0 : c.n_used;
@@ -106,12 +110,12 @@ __device__ void choose(const ExpertChoice& c, const ExpertRouter& r, int64_t tok
     own = picked[thread];
     double chosen = 0;
     for (int i = 0; i < c.n_used; ++i) {
-      chosen += weights[i];
+      chosen += weights_of[i];
       rank += picked[i] < own;
     }
     double total = rule.renormalised ? chosen : rule.sigmoid ? 1.0 : all;
     if (!(total > 0)) total = 1;  // sigmoids of very low scores: all weights are 0
-    weight = float(weights[thread] / total * rule.scale);
+    weight = float(weights_of[thread] / total * rule.scale);
   } else if (r.gates_shared) {
     weight = 1 / (1 + expf(-__ldcg(scores + c.n_experts)));
   }

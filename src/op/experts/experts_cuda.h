@@ -39,9 +39,10 @@ struct ExpertChoice {
     const int64_t full = n_slots() / ExpertPack::kMost + n_scores();
     return n_slots() < full ? n_slots() : full;
   }
-  /// Room for areas of groups.
+  /// Columns of areas of groups, and room for them.
+  int group_columns() const { return n_slots() < 48 * n_experts ? kFewGroupColumns : kManyGroupColumns; }
   int64_t n_areas() const {
-    const int64_t full = n_slots() / kGroupColumns + n_scores();
+    const int64_t full = n_slots() / group_columns() + n_scores();
     return n_slots() < full ? n_slots() : full;
   }
 };

@@ -7,7 +7,7 @@ namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 
-__device__ int areas_of(int n_slots) { return (n_slots + kGroupColumns - 1) / kGroupColumns; }
+__device__ int areas_of(int n_slots, int width) { return (n_slots + width - 1) / width; }
 
 __global__ void __launch_bounds__(kThreads) count_kernel(const ExpertChoice c, int32_t* counts) {
   int n = 0;
@@ -21,12 +21,12 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ int found[kWarps];
   const int expert = int(blockIdx.x), thread = int(threadIdx.x), warp = thread / 32, lane = thread % 32;
   int before = 0;
-  for (int e = thread; e < expert; e += kThreads) before += areas_of(counts[e]);
-  const int first = int(gpu::block_sum<kThreads>(before)), n_areas = areas_of(counts[expert]);
+  for (int e = thread; e < expert; e += kThreads) before += areas_of(counts[e], groups.width);
+  const int first = int(gpu::block_sum<kThreads>(before)), n_areas = areas_of(counts[expert], groups.width);
   if (thread == 0 && expert == int(gridDim.x) - 1) *groups.n_areas = first + n_areas;
   for (int i = thread; i < n_areas; i += kThreads) groups.experts[first + i] = expert;
-  int32_t* const columns = groups.columns + int64_t(first) * kGroupColumns;
-  for (int i = counts[expert] + thread; i < n_areas * kGroupColumns; i += kThreads) columns[i] = -1;
+  int32_t* const columns = groups.columns + int64_t(first) * groups.width;
+  for (int i = counts[expert] + thread; i < n_areas * groups.width; i += kThreads) columns[i] = -1;
 
   int n = 0;  // slots in order: those of threads before, of warps before
   for (int64_t from = 0; from < c.n_slots(); from += kThreads) {

@@ -44,6 +44,7 @@ struct Plan {
   const uint8_t* tiles;  ///< [n_tiles][steps_per_area][F::kBytes]
   int n_tiles, steps_per_area;
   int n_column_areas, n_areas;
+  int n_blocks;        ///< that have steps: those of the launch, and no more than there are steps
   const uint4* words;  ///< of x
   const float* sums;
   int x_blocks;        ///< of a whole row of x
@@ -52,7 +53,7 @@ struct Plan {
   Groups groups;       ///< of a grouped product; n_column_areas and n_areas are then the most there may be
 
   __device__ int n_steps() const { return n_areas * steps_per_area; }
-  __device__ int first_step(int64_t block) const { return int(block * n_steps() / gridDim.x); }
+  __device__ int first_step(int64_t block) const { return int(block * n_steps() / n_blocks); }
 };
 
 /// The areas of n_tiles tiles times n_columns columns.
@@ -149,7 +150,7 @@ __device__ void load_x(const Plan& p, const Step<kGrouped>& step, uint8_t* to) {
 template <class S, class Value>
 __device__ bool gather_parts(const Plan& p, int area, int start, Value (&sum)[S::kTiles][S::kColumnTiles][4]) {
   const int n_steps = p.n_steps(), first = area * p.steps_per_area, last = first + p.steps_per_area - 1;
-  const auto owner = [&](int step) { return int((int64_t(step + 1) * gridDim.x - 1) / n_steps); };
+  const auto owner = [&](int step) { return int((int64_t(step + 1) * p.n_blocks - 1) / n_steps); };
   const auto slot = [&](int64_t block, bool is_first_area) {
     return static_cast<Value*>(p.slots) + (block * 2 + (is_first_area ? 0 : 1)) * S::kValues * kThreads + threadIdx.x;
   };
@@ -298,11 +299,14 @@ template <class F, class S, bool kGrouped, class Store>
 __device__ void run_areas(const Plan& of, const Store& store) {
   using Step = areas::Step<kGrouped>;
   Plan p = of;
+  p.n_blocks = int(gridDim.x);
   if constexpr (kGrouped) {
     gpu::let_next_grid_start();
     gpu::wait_for_previous_grid();
     p.n_areas = p.n_areas / p.n_column_areas * *p.groups.n_column_areas;
     p.n_column_areas = *p.groups.n_column_areas;
+    p.n_blocks = min(p.n_blocks, p.n_steps());
+    if (int(blockIdx.x) >= p.n_blocks) return;
   }
   constexpr int kRing = kSteps<F, S>, kBlocks = F::kBlocks, kBytes = kStepBytes<F, S>;
   auto* const ring = gpu::dynamic_shared<uint8_t>();

@@ -11,7 +11,9 @@ using namespace bricks;
 
 constexpr int kThreads = areas::kThreads;
 
-using Area = areas::Shape<8, 1, kGroupColumns / 8>;
+using FewColumns = areas::Shape<8, 1, kFewGroupColumns / 8>;
+using ManyColumns = areas::Shape<4, 2, kManyGroupColumns / 16>;
+static_assert(ManyColumns::kAreaColumns == kManyGroupColumns);
 
 struct GroupPlan {
   areas::Plan areas;
@@ -23,40 +25,43 @@ struct GroupPlan {
   BrickGlu glu;
 };
 
-template <class F>
+template <class F, class Area>
 __global__ void __launch_bounds__(kThreads, 1) expert_gemm_kernel(const GroupPlan p) {
   areas::run_areas<Bricks<F>, Area, true>(
-      p.areas, [&](const areas::Step<true>& step, int first_tile, int first_column, auto& sum) {
-        static_assert(Area::kTiles == 1);
-        if (first_tile >= p.areas.n_tiles) return;
+      p.areas, [&](const areas::Step<true>& step, int first_of_tiles, int first_column, auto& sum) {
         const int lane = int(threadIdx.x) % 32, r = lane / 4, c = lane % 4;
         const int64_t biases_at = p.areas.groups.experts[step.column_area()] * p.n_out;
-        const int64_t rows[2] = {p.paired ? int64_t(first_tile) * 8 + r : int64_t(first_tile) * 16 + r,
-                                 p.paired ? int64_t(first_tile) * 8 + r : int64_t(first_tile) * 16 + r + 8};
-        float biases[2] = {};
 #pragma unroll
-        for (int half = 0; half < 2; ++half)
-          if (const float* const of = p.biases[p.paired ? half : 0]; of && rows[half] < p.n_out)
-            biases[half] = of[biases_at + rows[half]];
+        for (int m = 0; m < Area::kTiles; ++m) {
+          const int first_tile = first_of_tiles + m;
+          if (first_tile >= p.areas.n_tiles) return;
+          const int64_t rows[2] = {p.paired ? int64_t(first_tile) * 8 + r : int64_t(first_tile) * 16 + r,
+                                   p.paired ? int64_t(first_tile) * 8 + r : int64_t(first_tile) * 16 + r + 8};
+          float biases[2] = {};
 #pragma unroll
-        for (int n = 0; n < Area::kColumnTiles; ++n)
+          for (int half = 0; half < 2; ++half)
+            if (const float* const of = p.biases[p.paired ? half : 0]; of && rows[half] < p.n_out)
+              biases[half] = of[biases_at + rows[half]];
 #pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            const int column = first_column + 8 * n + 2 * c + i;
-            const int slot = p.areas.groups.columns[column];
-            if (slot < 0) continue;
-            const float factor = p.factors[column];
-            const float values[2] = {sum[0][n][i] * (1 / F::kUnit) * factor + biases[0],
-                                     sum[0][n][2 + i] * (1 / F::kUnit / F::kLower) * factor + biases[1]};
-            float* const y = p.y + slot * p.n_out;
-            if (p.paired) {
-              if (rows[0] < p.n_out) y[rows[0]] = gated(p.glu, values[0], values[1]);
-            } else {
+          for (int n = 0; n < Area::kColumnTiles; ++n)
 #pragma unroll
-              for (int half = 0; half < 2; ++half)
-                if (rows[half] < p.n_out) y[rows[half]] = values[half];
+            for (int i = 0; i < 2; ++i) {
+              const int column = first_column + 8 * n + 2 * c + i;
+              const int slot = p.areas.groups.columns[column];
+              if (slot < 0) continue;
+              const float factor = p.factors[column];
+              const float values[2] = {sum[m][n][i] * (1 / F::kUnit) * factor + biases[0],
+                                       sum[m][n][2 + i] * (1 / F::kUnit / F::kLower) * factor + biases[1]};
+              float* const y = p.y + slot * p.n_out;
+              if (p.paired) {
+                if (rows[0] < p.n_out) y[rows[0]] = gated(p.glu, values[0], values[1]);
+              } else {
+#pragma unroll
+                for (int half = 0; half < 2; ++half)
+                  if (rows[half] < p.n_out) y[rows[half]] = values[half];
+              }
             }
-          }
+        }
       });
 }
 
@@ -68,11 +73,11 @@ struct Launch {
   int64_t slots_at, words_at, sums_at, scales_at, scratch_bytes;
 };
 
-template <class F>
-Launch plan_launch(const BrickMatrix& w, int64_t most_areas) {
+template <class F, class Area>
+Launch plan_launch(const BrickMatrix& w, const ExpertGroups& groups) {
   expect(w.n_parts == 1, "experts of many tokens: one part, or gate and up in one");
   Launch launch{};
-  const int64_t n_columns = most_areas * kGroupColumns;
+  const int64_t n_columns = groups.most_areas * Area::kAreaColumns;
   areas::Plan& p = launch.product.areas;
   p = areas::plan_areas<Bricks<F>, Area>(w.data.as<void>(), w.n_tiles(), w.bricks_per_tile(), n_columns);
   expect(p.n_areas <= kCounters && p.n_areas * w.bricks_per_tile() < INT32_MAX / 2,
@@ -88,10 +93,10 @@ Launch plan_launch(const BrickMatrix& w, int64_t most_areas) {
   return launch;
 }
 
-template <class F>
+template <class F, class Area>
 void launch_product(gpu::StreamHandle stream, const BrickMatrix& w, const ExpertGroupCall& call,
                     const gpu::Buffer& scratch) {
-  Launch launch = plan_launch<F>(w, call.groups.most_areas);
+  Launch launch = plan_launch<F, Area>(w, call.groups);
   check_scratch(scratch, launch.scratch_bytes);
   auto* const base = scratch.as<uint8_t>();
   GroupPlan& p = launch.product;
@@ -103,7 +108,7 @@ void launch_product(gpu::StreamHandle stream, const BrickMatrix& w, const Expert
               .columns = call.groups.columns,
               .share = call.share,
               .n_areas = call.groups.n_areas,
-              .area_columns = kGroupColumns,
+              .area_columns = Area::kAreaColumns,
               .x = call.x,
               .one_by_n_in = 1.0 / double(w.n_in),
               .pairs = readable_in_pairs(w, {.x = call.x}),
@@ -124,17 +129,28 @@ void launch_product(gpu::StreamHandle stream, const BrickMatrix& w, const Expert
   p.glu = call.glu;
   constexpr size_t kBytes = areas::kSharedBytes<Bricks<F>, Area>;
   static_assert(kBytes <= gpu::kHopperSharedBytes - 1024);
-  const auto kernel = expert_gemm_kernel<F>;
+  const auto kernel = expert_gemm_kernel<F, Area>;
   gpu::allow_shared_bytes("shared memory of experts' products", kernel, kBytes);
   gpu::launch("tensor_gemm of experts", kernel, {unsigned(launch.n_blocks), kThreads, kBytes, stream, true}, p);
+}
+
+/// Calls f(format, shape of areas).
+template <class Function>
+auto with_kernel(const BrickMatrix& w, const ExpertGroups& groups, const Function& f) {
+  expect(groups.most_areas > 0 && (groups.width == kFewGroupColumns || groups.width == kManyGroupColumns),
+         "experts of many tokens: areas");
+  return with_format(w.format, [&](auto format) {
+    return groups.width == kFewGroupColumns ? f(format, FewColumns()) : f(format, ManyColumns());
+  });
 }
 
 }  // namespace
 
 bool has_expert_gemm(BrickFormat format) { return format != BrickFormat::bf16; }  // one plane of it has 8 bits of x
 
-int64_t expert_gemm_scratch_bytes(const BrickMatrix& w, int64_t most_areas) {
-  return with_format(w.format, [&](auto f) { return plan_launch<decltype(f)>(w, most_areas).scratch_bytes; });
+int64_t expert_gemm_scratch_bytes(const BrickMatrix& w, const ExpertGroups& groups) {
+  return with_kernel(w, groups,
+                     [&](auto f, auto s) { return plan_launch<decltype(f), decltype(s)>(w, groups).scratch_bytes; });
 }
 
 void device_expert_gemm(gpu::StreamHandle stream, const BrickMatrix& w, const ExpertGroupCall& call,
@@ -142,9 +158,9 @@ void device_expert_gemm(gpu::StreamHandle stream, const BrickMatrix& w, const Ex
   expect(call.x && call.y && w.data.bytes() > 0 && call.groups.most_areas > 0,
          "experts of many tokens: no x or weights");
   expect(has_expert_gemm(w.format), "experts of many tokens: a format without halves");
-  with_format(w.format, [&](auto f) {
+  with_kernel(w, call.groups, [&](auto f, auto s) {
     using F = decltype(f);
-    if constexpr (!F::kBfloat) launch_product<F>(stream, w, call, scratch);
+    if constexpr (!F::kBfloat) launch_product<F, decltype(s)>(stream, w, call, scratch);
   });
 }
 

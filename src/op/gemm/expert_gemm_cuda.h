@@ -8,15 +8,16 @@
 
 namespace ridge {
 
-/// Columns of an area, which belong to one expert.
-inline constexpr int kGroupColumns = 32;
+/// Columns of an area, which belong to one expert, when an expert has few slots or many.
+inline constexpr int kFewGroupColumns = 32, kManyGroupColumns = 128;
 
-/// The slots of a step by expert, in areas of kGroupColumns columns. Pointers are device memory.
+/// The slots of a step by expert, in areas of some columns. Pointers are device memory.
 struct ExpertGroups {
+  int width = 0;               ///< columns of an area: one of the two above
   int64_t most_areas = 0;      ///< there may be
   int32_t* n_areas = nullptr;  ///< how many there are
   int32_t* experts = nullptr;  ///< [most_areas]
-  int32_t* columns = nullptr;  ///< [most_areas, kGroupColumns]: slots of the area's expert; -1: none
+  int32_t* columns = nullptr;  ///< [most_areas, width]: slots of the area's expert; -1: none
 };
 
 struct ExpertGroupCall {
@@ -32,7 +33,7 @@ struct ExpertGroupCall {
 bool has_expert_gemm(BrickFormat format);
 
 /// Bytes of scratch, as brick_scratch_bytes() has it.
-int64_t expert_gemm_scratch_bytes(const BrickMatrix& w, int64_t most_areas);
+int64_t expert_gemm_scratch_bytes(const BrickMatrix& w, const ExpertGroups& groups);
 
 /// y = x W^T of the experts' slots. `w` says what one expert is, one part, plain or paired; its data holds all experts one
 /// after another. Two launches.

@@ -19,6 +19,7 @@ using namespace bricks;
 // Shares of x that are too large for shared memory are staged in phases, over and over for each batch.
 
 constexpr int kMostWarps = 8;
+constexpr int64_t kLargeBytes = 32 << 20;  ///< of a product whose blocks must not share a processor
 
 /// What a row of blocks multiplies: the matrix, that of a pack's expert, or the experts of a token as one long row.
 enum class GemvOf { matrix, packs, chain };
@@ -408,7 +409,10 @@ Launch plan_launch(const BrickMatrix& w, const BrickCall& call, int n_chained = 
 
 template <class F, int kTokens>
 void launch_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const BrickCall& call) {
-  const Launch launch = plan_launch<F, kTokens>(w, call);
+  Launch launch = plan_launch<F, kTokens>(w, call);
+  // Large products: more than half of what a Hopper multiprocessor has, as areas_cuda.h explains.
+  if (w.bytes() > kLargeBytes && gpu::most_shared_bytes() > 2 * launch.shared_bytes)
+    launch.shared_bytes = std::max(launch.shared_bytes, gpu::most_shared_bytes() / 2 + 1024);
   const auto kernel = gemv_kernel<F, kTokens, GemvOf::matrix>;
   gpu::allow_shared_bytes("shared memory of gemv", kernel, size_t(launch.shared_bytes));
   gpu::launch(
