@@ -203,7 +203,7 @@ TEST(KvState, FieldsThatLieAreRefusedByNameThoughTheChecksumsAreRight) {
   EXPECT_THAT(with(k + 48, uint32_t(67)), HasSubstr("ring_first is 67 of 66"));
   EXPECT_THAT(with(k + 48, uint32_t(1)), HasSubstr("ring_first is 1, expected 2 to 66"));
   EXPECT_THAT(with(v + 48, uint32_t(1)), HasSubstr("V of layer 0: ring_first is 1, expected 0 to 0"));
-  EXPECT_THAT(with(k + 52, uint32_t(1)), HasSubstr("a reserved field 1"));
+  EXPECT_THAT(with(k + 52, uint32_t(1)), HasSubstr("coded_first is 1, expected 0 to 0"));
   EXPECT_THAT(with(k + 56, int64_t(-1)), HasSubstr("saturated is -1"));
   EXPECT_THAT(with(k + 64, k_payload - 1), HasSubstr("payload of"));
   EXPECT_THAT(with(k + 64, ~uint64_t(0)), HasSubstr("payload of"));
