@@ -112,7 +112,7 @@ class CpuBackend final : public Backend {
   std::vector<Route> routes_;
   // Of the step that runs: angles of each rope, and the new tokens in parts that append and attention take.
   std::vector<RopeAngles> angles_;
-  int n_ctx_ = 0;  // of the sequences
+  int n_ctx_ = 0;                                         // of the sequences
   std::vector<std::vector<KvSpan>> parts_[kPageClasses];  // with the pages of each class
   std::vector<KvSpan> spans_;                             // not cut
   OnAttention on_attention_;

@@ -126,8 +126,8 @@ std::unique_ptr<HostKvMemory> Engine::open_host_memory(std::span<const KvLayerCo
   return std::make_unique<HostKvMemory>(layers, metric_views(metric, int(layers.size())), round, n_pages, n_slots);
 }
 
-std::unique_ptr<SequencePool> Engine::open_pool(std::span<const KvLayerConfig> layers, PageNumbers n_pages,
-                                                int n_slots, int n_ctx) {
+std::unique_ptr<SequencePool> Engine::open_pool(std::span<const KvLayerConfig> layers, PageNumbers n_pages, int n_slots,
+                                                int n_ctx) {
   auto memory = backend_->open_memory(layers, metric_views(kv_metric(layers), int(layers.size())), n_pages, n_slots);
   auto host_twin = [this, configs = std::vector(layers.begin(), layers.end())](int n) {
     return open_host_memory(configs, n, 1);

@@ -114,7 +114,8 @@ int SequencePool::list_length(PageClass of, int n) const {
 
 int SequencePool::first_needed(int n) const {
   int first = n;
-  for_each_side(PageClass::sliding, [&](const KvLayout& l) { first = std::min(first, ridge::first_needed(l.tiles, n)); });
+  for_each_side(PageClass::sliding,
+                [&](const KvLayout& l) { first = std::min(first, ridge::first_needed(l.tiles, n)); });
   return first;
 }
 
@@ -189,8 +190,8 @@ std::optional<std::string> SequencePool::given_back_at(const Sequence& s, int n)
   const int first = s[PageClass::sliding].first;
   if (first == 0 || first_needed(n) >= first) return {};
   return fmt::format(
-      "sliding layers gave back the rows of positions {} to {} (at most {} positions back are held; open a checkpoint, or "
-      "begin again at 0)",
+      "sliding layers gave back the rows of positions {} to {} (at most {} positions back are held; open a checkpoint, "
+      "or begin again at 0)",
       first_needed(n), first - 1, kSpareRows);
 }
 
@@ -243,9 +244,10 @@ Result<TrimReport> SequencePool::shift(SeqId seq, int first, int n_removed,
   const int n = s.n - n_removed, held = s[PageClass::sliding].first;
   const int held_after = held <= first ? held : std::max(first, held - n_removed);
   if (held_after > 0 && first_needed(n) < held_after)
-    return fail(ErrorKind::usage,
-                "cannot drop {} of {} positions: at {} positions sliding layers see rows that they gave back (begin again)",
-                n_removed, s.n, n);
+    return fail(
+        ErrorKind::usage,
+        "cannot drop {} of {} positions: at {} positions sliding layers see rows that they gave back (begin again)",
+        n_removed, s.n, n);
   RIDGE_TRY_STATUS(rewrite(s, [&](HostKvMemory& memory, const SequencePlace& place) {
     move_rows_down(memory, place, first, n_removed, turn);
     s.n = n;
@@ -447,9 +449,8 @@ Status SequencePool::check_image(const SequenceImage& image) const {
   for (size_t i = 0; i < n_sides(); ++i) {
     const SideImage& of_side = image.sides[i];
     const auto check = [&]() -> Status {
-      RIDGE_TRY_STATUS(
-          check_side_state(side(i), image.n, of_side.ring_first, image.calibrated && side(i).calibrates(),
-                           of_side.coded_first));
+      RIDGE_TRY_STATUS(check_side_state(side(i), image.n, of_side.ring_first, image.calibrated && side(i).calibrates(),
+                                        of_side.coded_first));
       if (page_class_of(side(i).tiles) == PageClass::sliding && of_side.coded_first != first)
         return bad_file("coded_first is {}, another sliding layer has {}", of_side.coded_first, first);
       const int64_t expected = side_image_bytes(side(i), image.n, of_side.ring_first, of_side.coded_first);
@@ -499,8 +500,8 @@ Status SequencePool::unpark(SeqId seq) {
 KvSpan SequencePool::span(SeqId seq, int first_row, int n_rows, PageClass of) const {
   const Sequence& s = sequence(seq);
   const std::vector<int32_t>& pages = s[of].pages;
-  RIDGE_CHECK(!s.parked && int(pages.size()) >= list_length(of, s.n + n_rows), "{} rows of sequence {} are not reserved",
-              n_rows, int(seq));
+  RIDGE_CHECK(!s.parked && int(pages.size()) >= list_length(of, s.n + n_rows),
+              "{} rows of sequence {} are not reserved", n_rows, int(seq));
   return {.first_row = first_row, .n_rows = n_rows, .n_past = s.n, .slot = s.slot, .pages = pages.data()};
 }
 

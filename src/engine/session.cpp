@@ -23,8 +23,7 @@ struct Session::Impl {
   Impl(Engine& of, const SessionOptions& options)
       : engine(of),
         n_ctx(checked("n_ctx", options.n_ctx == 0 ? of.config().n_ctx_train : options.n_ctx, 1 << 26)),
-        n_ubatch(std::min(n_ctx, checked("n_ubatch",
-                                         options.n_ubatch != 0 ? options.n_ubatch : of.default_ubatch(),
+        n_ubatch(std::min(n_ctx, checked("n_ubatch", options.n_ubatch != 0 ? options.n_ubatch : of.default_ubatch(),
                                          of.backend().max_tokens()))),
         layers(layer_configs(options, of.plan())),
         pool(of.open_pool(layers, pool_pages(layers, n_ctx, 1, n_ubatch), 1, n_ctx)),

@@ -52,8 +52,8 @@ PageNumbers pages_that_fit(const KvMemory& one_page, std::span<const KvLayerConf
     if (sliding < one.sliding) return {0, 0};
   }
   // Without full layers their number is only the length of lists.
-  const int64_t full = of_full > 0 ? (bytes - sliding * of_sliding) / of_full : all.full;
-  return {int(std::clamp<int64_t>(full, 0, all.full)), int(std::max<int64_t>(sliding, 1))};
+  const int64_t full = of_full > 0 ? (bytes - sliding * of_sliding) / of_full : one.full;
+  return {int(std::clamp<int64_t>(full, 0, std::min(all.full, 1 << 24))), int(std::max<int64_t>(sliding, 1))};
 }
 
 }  // namespace
@@ -114,16 +114,16 @@ Lane::Lane(Engine& engine, const LaneOptions& options, Totals& totals)
         const PageNumbers one = pool_pages(layers, options.n_ctx, 1, options.batch_tokens);
         const auto gib = [](int64_t bytes) { return double(bytes) / (1 << 30); };
         if (n_pages.full < one.full)
-          throw_error(ErrorKind::no_memory,
-                      "a {} cache of {:.2f} GiB is too small: pages of one sequence of {} tokens need {:.2f} GiB beside "
-                      "{:.2f} GiB of {} slots{} (a larger --kv-gib, fewer --parallel or a smaller --ctx-size)",
-                      kv_text(options.kv), gib(options.kv_bytes), options.n_ctx,
-                      gib(one.full * one_page->page_bytes(PageClass::full) +
-                          one.sliding * one_page->page_bytes(PageClass::sliding)),
-                      gib(n_slots * one_page->slot_bytes()), n_slots,
-                      options.proposer_bytes() > 0
-                          ? fmt::format(" and {:.2f} GiB of proposers", gib(options.proposer_bytes()))
-                          : "");
+          throw_error(
+              ErrorKind::no_memory,
+              "a {} cache of {:.2f} GiB is too small: pages of one sequence of {} tokens need {:.2f} GiB beside "
+              "{:.2f} GiB of {} slots{} (a larger --kv-gib, fewer --parallel or a smaller --ctx-size)",
+              kv_text(options.kv), gib(options.kv_bytes), options.n_ctx,
+              gib(one.full * one_page->page_bytes(PageClass::full) +
+                  one.sliding * one_page->page_bytes(PageClass::sliding)),
+              gib(n_slots * one_page->slot_bytes()), n_slots,
+              options.proposer_bytes() > 0 ? fmt::format(" and {:.2f} GiB of proposers", gib(options.proposer_bytes()))
+                                           : "");
         return engine.open_pool(layers, n_pages, n_slots, options.n_ctx);
       }()),
       prefixes_(*pool_),
@@ -469,8 +469,7 @@ void Lane::draw_on_device(std::span<const Row> rows, const std::function<bool()>
   drawing->launch(n_launched++);
   for (; n_read < n_launched; ++n_read) {
     steady = steady && go_on();
-    while (steady && n_launched - n_read < ahead && pool_->has_free(int(rows.size())))
-      drawing->launch(n_launched++);
+    while (steady && n_launched - n_read < ahead && pool_->has_free(int(rows.size()))) drawing->launch(n_launched++);
     while (!drawing->read(n_read, tokens)) {
       if (drawing->idle() && !drawing->read(n_read, tokens))
         throw Error(ErrorKind::failure, "the device ended a step without its tokens");

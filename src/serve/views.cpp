@@ -288,8 +288,7 @@ std::string metrics_text(Scheduler& scheduler, const http::Counts& counts) {
     const auto add_pages = [&](std::string_view name, std::string_view kv, const PageReport& p) {
       const int used = p.n_pages - p.pages_free - p.pages_shared - p.pages_of_checkpoints;
       const int n[] = {p.pages_free, used, p.pages_shared, p.pages_of_checkpoints};
-      for (int i = 0; i < 4; ++i)
-        text += fmt::format("{}{{kv=\"{}\",state=\"{}\"}} {}\n", name, kv, kPages[i], n[i]);
+      for (int i = 0; i < 4; ++i) text += fmt::format("{}{{kv=\"{}\",state=\"{}\"}} {}\n", name, kv, kPages[i], n[i]);
     };
     text += "# HELP ridge_kv_pages Pages of 128 tokens by state.\n# TYPE ridge_kv_pages gauge\n";
     for (const auto& [kv, lane] : s.lanes()) add_pages("ridge_kv_pages", kv, lane->pool().report());

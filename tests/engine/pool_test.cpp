@@ -53,7 +53,9 @@ std::unique_ptr<HostKvMemory> memory_of(const std::vector<KvLayerConfig>& layers
   return std::make_unique<HostKvMemory>(layers, std::span<const KvMetricView>(), nullptr, n_pages, n_slots);
 }
 
-bool is_of(const KvLayerConfig& layer, PageClass of) { return (layer.attention_window > 0) == (of == PageClass::sliding); }
+bool is_of(const KvLayerConfig& layer, PageClass of) {
+  return (layer.attention_window > 0) == (of == PageClass::sliding);
+}
 /// Of layers that have only one.
 PageClass class_of(const std::vector<KvLayerConfig>& layers) {
   return layers[0].attention_window > 0 ? PageClass::sliding : PageClass::full;

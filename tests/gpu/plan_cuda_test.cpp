@@ -162,15 +162,16 @@ TEST_F(PlanCuda, PagesBehindWindowsAreTakenByOthers) {
     bool all;  // layers slide
     double bound;
   };
-  for (const Case& c : {Case{"tiny@weights=f32", "f32", false, kFloats},
-                        Case{"tiny-64@layers=2@weights=f32", "f16", false, kHalves},
-                        Case{"tiny-64@layers=1@weights=f32", "rotor-3", true, 2e-4}}) {
+  for (const Case& c :
+       {Case{"tiny@weights=f32", "f32", false, kFloats}, Case{"tiny-64@layers=2@weights=f32", "f16", false, kHalves},
+        Case{"tiny-64@layers=1@weights=f32", "rotor-3", true, 2e-4}}) {
     CpuContext context(2, Isa::scalar);
     LoadedModel model = make_synth_model(context, c.spec).or_throw();
     ModelPlan plan = make_plan(model.config);
     for (size_t i = 0; i < plan.layers.size(); ++i) plan.layers[i].attention.window = c.all || i == 0 ? 21 : 0;
     constexpr int kMost = 170, kContext = 512;
-    const auto layers = layer_configs({.n_ctx = kContext, .k = {.format = c.format}, .v = {.format = c.format}}, plan);
+    auto layers = layer_configs({.n_ctx = kContext, .k = {.format = c.format}, .v = {.format = c.format}}, plan);
+    for (KvLayerConfig& layer : layers) layer.k.policy.rounding = layer.v.policy.rounding = KvRounding::nearest;
     const PageNumbers bound = pool_pages(layers, kContext, 2, kMost);
     EXPECT_LT(bound.sliding, bound.full);
     Pools cpu(make_cpu_backend(context, plan, model.weights), layers, bound.full),

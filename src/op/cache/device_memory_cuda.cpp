@@ -101,8 +101,8 @@ DeviceKvMemory::DeviceKvMemory(const gpu::Stream& stream, std::span<const KvLaye
     const KvTiles& t = s.tiles;
     if (t.n_kv_heads == 0) continue;
     const auto same = [&](const SideGroup& g) {
-      return g.in_fragments == (t.kind != TileKind::rows) && g.n_kv_heads == t.n_kv_heads &&
-             g.head_dim == t.head_dim && g.pages == page_class_of(t);
+      return g.in_fragments == (t.kind != TileKind::rows) && g.n_kv_heads == t.n_kv_heads && g.head_dim == t.head_dim &&
+             g.pages == page_class_of(t);
     };
     const auto found = std::ranges::find_if(groups_, same);
     const auto at = size_t(found - groups_.begin());

@@ -81,8 +81,7 @@ void move_rows_down(HostKvMemory& memory, const SequencePlace& place, int first,
             move_centre(head, -1);
           }
           PageCounts ignored;
-          if (becomes_coded)
-            *t.saturated += unsigned(encode_row(t, place.slot, pages, head, to, row.data(), ignored));
+          if (becomes_coded) *t.saturated += unsigned(encode_row(t, place.slot, pages, head, to, row.data(), ignored));
           else write_exact_row(t, place.slot, head, to, row.data());
         }
     }
