@@ -25,16 +25,8 @@ constexpr const char* kMetrics = "rounding metrics";
 constexpr const char* kActivations = "activations";
 constexpr const char* kScratch = "kernel scratch";
 constexpr const char* kLogits = "logits";
-/// Of the pool, a page: its number among the free ones and its holders; and a place in a sequence's list, which pages that
-/// are given back keep.
-int64_t page_list_bytes(std::span<const KvLayerConfig> layers, PageNumbers n_pages) {
-  int64_t entries = 0;
-  for (const PageClass of : {PageClass::full, PageClass::sliding}) {
-    const auto is_of = [&](const KvLayerConfig& l) { return (l.attention_window > 0) == (of == PageClass::sliding); };
-    if (std::ranges::any_of(layers, is_of)) entries += 2 * int64_t(n_pages[of]) + n_pages.full;
-  }
-  return entries * int64_t(sizeof(int32_t));
-}
+/// Of the pool, a page: its number among the free ones, its holders, its place in a sequence's list.
+constexpr int64_t kPoolBytesOfPage = 3 * sizeof(int32_t);
 
 int64_t sum_of(const std::vector<PlanPart>& parts) {
   return std::accumulate(parts.begin(), parts.end(), int64_t(0),
@@ -97,6 +89,16 @@ WeightBytes found_weights(const Weights& w, bool tied) {
 }
 
 std::string side_name(bool is_k, std::string_view what) { return fmt::format("KV {} {}", is_k ? "K" : "V", what); }
+
+/// Pages that were given back keep their places in lists.
+int64_t page_list_bytes(std::span<const KvLayerConfig> layers, PageNumbers n_pages) {
+  const auto slides = [](const KvLayerConfig& layer) { return layer.attention_window > 0; };
+  int64_t bytes = 0;
+  if (!std::ranges::all_of(layers, slides)) bytes += kPoolBytesOfPage * n_pages.full;
+  if (std::ranges::any_of(layers, slides))
+    bytes += kPoolBytesOfPage * n_pages.sliding + int64_t(sizeof(int32_t)) * (n_pages.full - n_pages.sliding);
+  return bytes;
+}
 
 /// Parts of the caches of n_sessions sequences, in the order of a plan.
 void add_kv(const PlannedModel& model, std::span<const KvLayerConfig> layers, PageNumbers n_pages, int n_slots,
