@@ -190,10 +190,12 @@ class Session {
   /// Forgets all but the first n tokens. Bit-identical to never having gone further as long as the exact rows that the
   /// shorter sequence needs are still held: always without a window, and for up to 32 tokens with one. Beyond that
   /// coded rows stand in for exact ones. Throws usage below 64 tokens when a centre or scales of heads were set at 64
-  /// (0 is allowed).
+  /// (0 is allowed), and where layers with a sliding window would see rows again that they gave back: these are held for
+  /// up to 32 tokens back.
   void truncate(int n);
   /// Makes room: forgets n_discard tokens after the first n_keep and moves the later ones down, K turned to the new
-  /// positions by RoPE. Lossy: rows are rounded again, coded K rows decoded and coded again.
+  /// positions by RoPE. Lossy: rows are rounded again, coded K rows decoded and coded again. Throws usage where layers
+  /// with a sliding window would see rows that they gave back.
   void shift(int n_keep, int n_discard);
 
   /// Pretends that `n` tokens are cached, with valid rows of no text in every layer, made quickly: for benchmarks.

@@ -11,7 +11,9 @@ namespace {
 int64_t default_kv_bytes(Engine& engine, const serve::LaneOptions& lane, int n_pools) {
   const auto layers = layer_configs(session_options(lane.kv, lane.n_ctx, 0), engine.plan());
   const auto memory = engine.open_host_memory(layers, 1, 1);
-  const int64_t all = int64_t(pages_for(layers, lane.n_ctx)) * lane.max_seqs * memory->page_bytes() +
+  const PageNumbers pages = pool_pages(layers, lane.n_ctx, lane.max_seqs, lane.batch_tokens);
+  const int64_t all = pages.full * memory->page_bytes(PageClass::full) +
+                      pages.sliding * memory->page_bytes(PageClass::sliding) +
                       int64_t(lane.max_seqs + lane.n_checkpoints) * memory->slot_bytes() + lane.proposer_bytes();
   const double part = engine.on_device() ? 0.8 : 0.25;
   return std::min(all * n_pools, int64_t(part * double(engine.backend().free_bytes())));

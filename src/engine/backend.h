@@ -63,7 +63,8 @@ class Backend {
 
   /// Memory for a pool. Throws Error: no_memory, or usage for a cache that the backend cannot hold.
   virtual std::unique_ptr<KvMemory> open_memory(std::span<const KvLayerConfig> layers,
-                                                std::span<const KvMetricView> metrics, int n_pages, int n_slots) = 0;
+                                                std::span<const KvMetricView> metrics, PageNumbers n_pages,
+                                                int n_slots) = 0;
   virtual std::unique_ptr<Outputs> make_outputs() = 0;
 
   /// Appends the batch's tokens; pages must be reserved. At most max_tokens() tokens. Queues work or runs it.

@@ -59,7 +59,7 @@ class CpuBackend final : public Backend {
       : context_(context), plan_(plan), weights_(weights) {}
 
   std::unique_ptr<KvMemory> open_memory(std::span<const KvLayerConfig> layers, std::span<const KvMetricView> metrics,
-                                        int n_pages, int n_slots) override {
+                                        PageNumbers n_pages, int n_slots) override {
     const RoundRow round = metrics.empty() ? nullptr : select_round_row(context_, layers[0].head_dim);
     return std::make_unique<HostKvMemory>(layers, metrics, round, n_pages, n_slots);
   }
@@ -112,9 +112,9 @@ class CpuBackend final : public Backend {
   std::vector<Route> routes_;
   // Of the step that runs: angles of each rope, and the new tokens in parts that append and attention take.
   std::vector<RopeAngles> angles_;
-  int n_ctx_ = 0;  // of the sequences
-  std::vector<std::vector<KvSpan>> parts_;
-  std::vector<KvSpan> spans_;  // the same not cut
+  int n_ctx_ = 0;                                         // of the sequences
+  std::vector<std::vector<KvSpan>> parts_[kPageClasses];  // with the pages of each class
+  std::vector<KvSpan> spans_;                             // not cut
   OnAttention on_attention_;
   OnBlock on_block_;
 };
@@ -172,7 +172,7 @@ void CpuBackend::attend_rows(int layer, const Rows& rows, HostKvMemory& memory, 
   const AttentionPlan& a = plan.attention;
   const bool v_is_k = plan.mixer == MixerKind::latent;
   if (on_attention_) on_attention_(layer, rows.q, rows.k, v);
-  for (const std::vector<KvSpan>& spans : parts_) {
+  for (const std::vector<KvSpan>& spans : parts_[size_t(memory.page_class(layer))]) {
     kv_append(context_, memory.tiles(layer, true), memory.tiles(layer, false), spans, rows.k, v);
     attention(context_, {.n_heads = a.n_heads,
                          .scale = a.scale,
@@ -369,15 +369,19 @@ void CpuBackend::run(const Batch& batch, SequencePool& pool, Outputs& outputs) {
   for (int i = 0; i < memory.n_layers(); ++i)
     most_rows = std::min(most_rows, most_rows_at_once(memory.tiles(i, true), memory.tiles(i, false)));
   std::vector<int32_t> positions;
-  parts_.clear();
+  for (auto& parts : parts_) parts.clear();
   spans_.clear();
   for (const SeqTokens& tokens : batch.seqs) {
     const KvSpan whole = pool.span(tokens.seq, int(positions.size()), tokens.n_tokens);
     spans_.push_back(whole);
     for (int i = 0; i < tokens.n_tokens; ++i) positions.push_back(whole.n_past + i);
-    const std::vector<KvSpan> cut = cut_span(whole, most_rows, pool.calibrates(tokens.seq));
-    if (parts_.size() < cut.size()) parts_.resize(cut.size());
-    for (size_t i = 0; i < cut.size(); ++i) parts_[i].push_back(cut[i]);
+    for (const PageClass of : memory.page_classes()) {
+      const KvSpan own = pool.span(tokens.seq, whole.first_row, tokens.n_tokens, of);
+      const std::vector<KvSpan> cut = cut_span(own, most_rows, pool.calibrates(tokens.seq));
+      std::vector<std::vector<KvSpan>>& parts = parts_[size_t(of)];
+      if (parts.size() < cut.size()) parts.resize(cut.size());
+      for (size_t i = 0; i < cut.size(); ++i) parts[i].push_back(cut[i]);
+    }
   }
   RIDGE_CHECK(ssize(positions) == n, "{} tokens, sequences bring {}", n, positions.size());
   angles_.clear();

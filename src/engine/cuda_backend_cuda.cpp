@@ -98,7 +98,7 @@ class CudaBackend final : public Backend {
       : name_(std::move(name)), runner_(device, plan, weights, options) {}
 
   std::unique_ptr<KvMemory> open_memory(std::span<const KvLayerConfig> layers, std::span<const KvMetricView> metrics,
-                                        int n_pages, int n_slots) override;
+                                        PageNumbers n_pages, int n_slots) override;
   std::unique_ptr<Outputs> make_outputs() override {
     return std::make_unique<CudaOutputs>(runner_.stream(), runner_.device(), runner_.plan().vocab_size);
   }
@@ -150,13 +150,15 @@ void check_wide_rows(const KvLayerConfig& layer) {
 }
 
 std::unique_ptr<KvMemory> CudaBackend::open_memory(std::span<const KvLayerConfig> layers,
-                                                   std::span<const KvMetricView> metrics, int n_pages, int n_slots) {
+                                                   std::span<const KvMetricView> metrics, PageNumbers n_pages,
+                                                   int n_slots) {
   gpu::use_device(runner_.device());
-  int64_t needed = 4 * int64_t(n_slots) * n_pages;
+  int64_t needed = 4 * int64_t(n_slots) * n_pages.full;
   for (const KvLayerConfig& layer : layers) {
     check_wide_rows(layer);
     const KvLayouts layouts(layer, device_tiles(layer).ok);
-    for (const KvLayout* l : {&layouts.k, &layouts.v}) needed += n_pages * l->page_bytes() + n_slots * l->slot_bytes();
+    for (const KvLayout* l : {&layouts.k, &layouts.v})
+      needed += n_pages[page_class_of(l->tiles)] * l->page_bytes() + n_slots * l->slot_bytes();
   }
   if (const int64_t free = gpu::free_bytes(); needed > free)
     throw_error(ErrorKind::no_memory,

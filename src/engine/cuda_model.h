@@ -207,7 +207,7 @@ class CudaRunner {
   void end_block(int layer, int64_t n, const gpu::Buffer& post_norm);
   void show_block(int layer, Block block, int64_t n);
   void replay(Recorded& step, const float* logits, const std::function<void()>& queue);
-  StepRows rows_of(const StepSlice& slice, const DeviceKvMemory& memory) const;
+  StepRows rows_of(const StepSlice& slice, const DeviceKvMemory& memory, PageClass pages) const;
 
   const int device_;
   const ModelPlan plan_;

@@ -78,11 +78,11 @@ std::vector<const void*> CudaRunner::Room::places() const {
 CudaRunner::CudaRunner(int device, const ModelPlan& plan, const Weights& weights, const DeviceOptions& options)
     : device_(device), plan_(plan), options_(options), model_(stream_, plan_, weights, options.kernels) {}
 
-StepRows CudaRunner::rows_of(const StepSlice& slice, const DeviceKvMemory& memory) const {
+StepRows CudaRunner::rows_of(const StepSlice& slice, const DeviceKvMemory& memory, PageClass pages) const {
   return {.n = slice.n_rows,
           .most = slice.most,
           .rows = room_.rows.as<StepRow>() + slice.first_row,
-          .pages = memory.page_table(),
+          .pages = memory.page_table(pages),
           .page_pitch = memory.n_pages()};
 }
 
@@ -203,8 +203,7 @@ void CudaRunner::embed(const int32_t* tokens, int64_t n) {
 /// all the others' results in memory however early they start.
 void CudaRunner::begin(const StepPlan& step, DeviceKvMemory& memory) {
   const auto n_rows = ssize(step.rows);
-  const StepRows rows{
-      .n = int(n_rows), .rows = room_.rows.as<StepRow>(), .pages = memory.page_table(), .page_pitch = memory.n_pages()};
+  const StepRows rows{.n = int(n_rows), .rows = room_.rows.as<StepRow>()};  // their pages are not looked at
   {
     const gpu::OpRange range([&] { return small_op("rope", n_rows * plan_.ropes[0].frequency.size()); });
     int64_t at = 0;
@@ -227,7 +226,7 @@ void CudaRunner::begin(const StepPlan& step, DeviceKvMemory& memory) {
                                .spans = room_.spans.as<StepSpan>(),
                                .n_spans = room_.n_spans.as<int32_t>(),
                                .most_spans = next_power_of_two(step.n_leaving),
-                               .pages = memory.page_table(),
+                               .pages = memory.page_table(group.pages),
                                .page_pitch = memory.n_pages()});
   }
 }
@@ -237,7 +236,7 @@ void CudaRunner::attend_slice(int i, const StepPlan& step, const StepSlice& slic
   const AttentionPlan& plan = plan_.layers[size_t(i)].attention;
   const CudaLayer& layer = model_.layers[size_t(i)];
   const bool is_latent = plan_.layers[size_t(i)].mixer == MixerKind::latent;
-  const StepRows rows = rows_of(slice, memory);
+  const StepRows rows = rows_of(slice, memory, memory.page_class(i));
   const StepSpan* const spans = room_.spans.as<StepSpan>() + slice.first_span;
   const int32_t* const n_spans = room_.n_spans.as<int32_t>() + (&slice - step.slices.data());
   const bool in_fragments = memory.in_fragments(i);
@@ -296,8 +295,8 @@ void CudaRunner::attend_slice(int i, const StepPlan& step, const StepSlice& slic
                                .n_spans = n_spans,
                                .most_spans = slice.n_spans,
                                .most_tiles = slice.leaving_tiles,
-                               .pages = memory.page_table(),
-                               .page_pitch = memory.n_pages()});
+                               .pages = rows.pages,
+                               .page_pitch = rows.page_pitch});
     if (slice.is_long) copy_ring_tiles(stream_, own, sides, spans, slice.n_spans, RingCopy::out);
   }
   const gpu::OpRange range([&] {

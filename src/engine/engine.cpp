@@ -119,14 +119,14 @@ std::vector<KvMetricView> metric_views(const KvMetric* metric, int n_layers) {
   return views;
 }
 
-std::unique_ptr<HostKvMemory> Engine::open_host_memory(std::span<const KvLayerConfig> layers, int n_pages,
+std::unique_ptr<HostKvMemory> Engine::open_host_memory(std::span<const KvLayerConfig> layers, PageNumbers n_pages,
                                                        int n_slots) {
   const KvMetric* const metric = kv_metric(layers);
   const RoundRow round = metric ? select_round_row(context_, layers[0].head_dim) : nullptr;
   return std::make_unique<HostKvMemory>(layers, metric_views(metric, int(layers.size())), round, n_pages, n_slots);
 }
 
-std::unique_ptr<SequencePool> Engine::open_pool(std::span<const KvLayerConfig> layers, int n_pages, int n_slots,
+std::unique_ptr<SequencePool> Engine::open_pool(std::span<const KvLayerConfig> layers, PageNumbers n_pages, int n_slots,
                                                 int n_ctx) {
   auto memory = backend_->open_memory(layers, metric_views(kv_metric(layers), int(layers.size())), n_pages, n_slots);
   auto host_twin = [this, configs = std::vector(layers.begin(), layers.end())](int n) {

@@ -17,6 +17,9 @@ class Engine {
   const ModelPlan& plan() const { return plan_; }
   Weights& weights() { return loaded_.weights; }
   bool on_device() const { return device_.has_value(); }
+  /// Tokens of a prompt's step unless told otherwise. The products of a GPU gain from more tokens; on a CPU more only
+  /// take memory.
+  int default_ubatch() const { return on_device() ? 2048 : 512; }
   /// The number of the CUDA device, if it runs there.
   std::optional<int> device() const { return device_; }
   /// Throws usage when there is none.
@@ -29,10 +32,11 @@ class Engine {
 
   /// A pool over caches of these layers (layer_configs()) with so many pages and slots, for sequences of at most n_ctx
   /// positions (0: not said). Throws Error.
-  std::unique_ptr<SequencePool> open_pool(std::span<const KvLayerConfig> layers, int n_pages, int n_slots,
+  std::unique_ptr<SequencePool> open_pool(std::span<const KvLayerConfig> layers, PageNumbers n_pages, int n_slots,
                                           int n_ctx = 0);
   /// Memory on the host for such caches, whatever the backend: checks and studies.
-  std::unique_ptr<HostKvMemory> open_host_memory(std::span<const KvLayerConfig> layers, int n_pages, int n_slots);
+  std::unique_ptr<HostKvMemory> open_host_memory(std::span<const KvLayerConfig> layers, PageNumbers n_pages,
+                                                 int n_slots);
   /// What weighted rounding needs for such caches, made once a model; null when no side rounds so.
   const KvMetric* kv_metric(std::span<const KvLayerConfig> layers);
   /// Turns a K row of the model by n positions, of a layer and a context of n_ctx: what SequencePool::shift() wants.

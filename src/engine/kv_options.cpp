@@ -1,6 +1,7 @@
 #include "engine/kv_options.h"
 
 #include <algorithm>
+#include <climits>
 
 #include "op/cache/rotation.h"
 
@@ -66,6 +67,38 @@ int pages_for(std::span<const KvLayerConfig> layers, int n) {
     for (const bool is_k : {true, false})
       most = std::max(most, ridge::pages_for(KvLayout(layer, is_k, false).tiles.retention, n));
   return most;
+}
+
+int most_sliding_pages(std::span<const KvLayerConfig> layers) {
+  std::vector<KvTiles> sides;
+  int last = 0;  // a length from which on the number repeats, every kPagePositions
+  for (const KvLayerConfig& layer : layers)
+    for (const bool is_k : {true, false}) {
+      const KvTiles t = KvLayout(layer, is_k, false).tiles;
+      if (page_class_of(t) == PageClass::full) continue;
+      last = std::max(last, kCalibration + t.attention_window + t.retention.window + kSpareRows);
+      sides.push_back(t);
+    }
+  int most = 0;
+  for (int n = 0; !sides.empty() && n <= last + 2 * kPagePositions; ++n) {
+    int first = n, pages = 0;
+    for (const KvTiles& t : sides) {
+      first = std::min(first, first_needed(t, std::max(0, n - kSpareRows)));
+      pages = std::max(pages, pages_for(t.retention, n + 1));
+    }
+    most = std::max(most, pages - first / kPagePositions);
+  }
+  return most;
+}
+
+PageNumbers pool_pages(std::span<const KvLayerConfig> layers, int n_ctx, int n_seqs, int n_step) {
+  const int64_t full = std::max<int64_t>(1, pages_for(layers, n_ctx)) * n_seqs;
+  // s tokens of a sequence bring a page beyond those of one token for every 128 of the other s - 1, rounded up. Steps of
+  // proposals are as long as going back reaches.
+  const int64_t in_step = (std::max(n_step, kSpareRows) + (kPagePositions - 2) * int64_t(n_seqs)) / kPagePositions;
+  const int64_t sliding = int64_t(most_sliding_pages(layers)) * n_seqs + in_step;
+  return {int(std::min<int64_t>(full, INT_MAX)),
+          int(std::clamp<int64_t>(sliding, 1, std::min<int64_t>(full, INT_MAX)))};
 }
 
 int64_t kv_read_bytes(const KvMemory& memory, int n) {

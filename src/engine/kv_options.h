@@ -10,8 +10,13 @@ namespace ridge {
 /// The formats' policies with the options over them. Throws usage when that cannot work for the model.
 std::vector<KvLayerConfig> layer_configs(const SessionOptions& options, const ModelPlan& plan);
 
-/// Pages of one sequence of n positions.
+/// Pages of one sequence of n positions, were none given back.
 int pages_for(std::span<const KvLayerConfig> layers, int n);
+/// Pages for n_seqs sequences of n_ctx positions and steps of n_step tokens in all: sliding layers hold what queries see,
+/// and in a step what it brings. 1 of each class at least.
+PageNumbers pool_pages(std::span<const KvLayerConfig> layers, int n_ctx, int n_seqs, int n_step);
+/// Pages that a sequence of any length holds of sliding layers, one token a step, at most; 0 without such layers.
+int most_sliding_pages(std::span<const KvLayerConfig> layers);
 
 KvReport kv_report(KvMemory& memory, int n_ctx);
 

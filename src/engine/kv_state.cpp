@@ -39,7 +39,7 @@ struct SideHeader {
   uint8_t rotation, scale, centre, calibrated;
   uint32_t rounding;
   uint32_t window, sinks, ring_first;
-  uint32_t zero;
+  uint32_t coded_first;
   int64_t saturated;
   uint64_t payload_bytes;
   uint64_t xxh64;  // of the header before it, then the payload
@@ -83,7 +83,6 @@ std::string difference(const SideHeader& found, const SideHeader& own) {
     return fmt::format("rounding {}, this cache has {}", found.rounding, own.rounding);
   if (std::memcmp(found.recent, own.recent, sizeof own.recent) != 0)
     return fmt::format("window format {}, this cache has {}", text_of(found.recent), text_of(own.recent));
-  if (found.zero != 0) return fmt::format("a reserved field {}, this build knows 0", found.zero);
   return {};
 }
 
@@ -110,9 +109,10 @@ Result<SideImage> check_side(const KvLayout& layout, int n, uint32_t version, bo
   if (header.ring_first > uint32_t(n)) return bad_file("ring_first is {} of {} positions", header.ring_first, n);
   if (header.calibrated > 1) return bad_file("calibrated is {}", header.calibrated);
   if (header.saturated < 0) return bad_file("saturated is {}", header.saturated);
-  SideImage side{.ring_first = int(header.ring_first)};
-  RIDGE_TRY_STATUS(check_side_state(layout, n, side.ring_first, header.calibrated == 1));
-  const auto expected = uint64_t(side_image_bytes(layout, n, side.ring_first));
+  if (header.coded_first > uint32_t(n)) return bad_file("coded_first is {} of {} positions", header.coded_first, n);
+  SideImage side{.ring_first = int(header.ring_first), .bytes = {}, .coded_first = int(header.coded_first)};
+  RIDGE_TRY_STATUS(check_side_state(layout, n, side.ring_first, header.calibrated == 1, side.coded_first));
+  const auto expected = uint64_t(side_image_bytes(layout, n, side.ring_first, side.coded_first));
   if (header.payload_bytes != expected)
     return bad_file("payload of {} bytes, expected {}", header.payload_bytes, expected);
   if (rest.size() < expected) return bad_file("the file ends inside its rows");
@@ -228,6 +228,7 @@ Status save_kv_state(const KvMemory& memory, const SequenceImage& image, uint64_
     SideHeader side = side_header(layout.config);
     side.calibrated = image.calibrated && layout.calibrates();
     side.ring_first = uint32_t(of_side.ring_first);
+    side.coded_first = uint32_t(of_side.coded_first);
     side.payload_bytes = of_side.bytes.size();
     side.xxh64 = hash_of(side, of_side.bytes.data());
     RIDGE_TRY_STATUS(file.write(as_text(side)));

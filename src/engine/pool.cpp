@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <climits>
+#include <numeric>
 #include <utility>
 
 #include "op/cache/rewrite.h"
@@ -21,12 +22,16 @@ int ring_first_at(const KvLayout& layout, int n, int before) {
 }  // namespace
 
 SequencePool::SequencePool(std::unique_ptr<KvMemory> memory, HostTwin host_twin)
-    : memory_(std::move(memory)), host_twin_(std::move(host_twin)), holders_(size_t(memory_->n_pages()), 0) {
+    : memory_(std::move(memory)), host_twin_(std::move(host_twin)) {
   for (size_t i = 0; i < n_sides(); ++i) {
     calibrates_ = calibrates_ || side(i).calibrates();
     has_states_ = has_states_ || side(i).state_values > 0;
+    slides_ = slides_ || page_class_of(side(i).tiles) == PageClass::sliding;
   }
-  for (int page = memory_->n_pages(); page-- > 0;) free_pages_.push_back(page);
+  for (const PageClass of : classes()) {
+    holders_[size_t(of)].assign(size_t(memory_->n_pages(of)), 0);
+    for (int page = memory_->n_pages(of); page-- > 0;) free_pages_[size_t(of)].push_back(page);
+  }
   for (int slot = memory_->n_slots(); slot-- > 0;) free_slots_.push_back(slot);
 }
 
@@ -60,18 +65,58 @@ Result<int> SequencePool::take_slot() {
   return slot;
 }
 
-int32_t SequencePool::take_page() {
-  RIDGE_CHECK(!free_pages_.empty(), "no page is free");
-  const int32_t page = free_pages_.back();
-  free_pages_.pop_back();
-  holders_[size_t(page)] = 1;
-  memory_->clear_counts(page);
+int32_t SequencePool::take_page(PageClass of) {
+  std::vector<int32_t>& free = free_pages_[size_t(of)];
+  RIDGE_CHECK(!free.empty(), "no page is free");
+  const int32_t page = free.back();
+  free.pop_back();
+  holders_[size_t(of)][size_t(page)] = 1;
+  memory_->clear_counts(of, page);
   return page;
 }
 
-void SequencePool::drop_pages(Sequence& s, size_t keep) {
-  for (; s.pages.size() > keep; s.pages.pop_back())
-    if (--holders_[size_t(s.pages.back())] == 0) free_pages_.push_back(s.pages.back());
+void SequencePool::drop_page(PageClass of, int32_t& page) {
+  if (page != kNoPage && --holders_[size_t(of)][size_t(page)] == 0) free_pages_[size_t(of)].push_back(page);
+  page = kNoPage;
+}
+
+void SequencePool::drop_pages(Sequence& s, int n) {
+  for (const PageClass of : classes()) {
+    PageList& list = s[of];
+    for (const auto keep = size_t(list_length(of, n)); list.pages.size() > keep; list.pages.pop_back())
+      drop_page(of, list.pages.back());
+    if (list.pages.empty()) list.first = 0;
+  }
+}
+
+/// What no query can see any more, were the sequence to go back by kSpareRows.
+void SequencePool::give_back(Sequence& s) {
+  PageList& list = s[PageClass::sliding];
+  const int first = first_kept(s.n);
+  if (first <= list.first) return;
+  for (int i = list.first / kPagePositions; i < first / kPagePositions; ++i)
+    drop_page(PageClass::sliding, list.pages[size_t(i)]);
+  list.first = first;
+}
+
+template <class Visit>
+void SequencePool::for_each_side(PageClass of, const Visit& visit) const {
+  for (int layer = 0; layer < memory_->n_layers(); ++layer)
+    if (memory_->page_class(layer) == of)
+      for (const bool is_k : {true, false}) visit(memory_->layout(layer, is_k));
+}
+
+int SequencePool::list_length(PageClass of, int n) const {
+  int most = 0;
+  for_each_side(of, [&](const KvLayout& l) { most = std::max(most, ridge::pages_for(l.tiles.retention, n)); });
+  return most;
+}
+
+int SequencePool::first_needed(int n) const {
+  int first = n;
+  for_each_side(PageClass::sliding,
+                [&](const KvLayout& l) { first = std::min(first, ridge::first_needed(l.tiles, n)); });
+  return first;
 }
 
 void SequencePool::drop(Sequence& s) {
@@ -94,10 +139,13 @@ Result<SequencePool::Sequence> SequencePool::copy_of(const Sequence& from, int n
   s.n = n;
   s.calibrated = from.calibrated;
   s.ring_first = from.ring_first;
-  s.pages.assign(from.pages.begin(), from.pages.begin() + std::min<ptrdiff_t>(pages_for(n), ssize(from.pages)));
-  for (const int32_t page : s.pages) ++holders_[size_t(page)];
   memory_->copy_slot(from.slot, s.slot);
-  memory_->set_pages(s.slot, 0, s.pages);
+  for (const PageClass of : classes()) {
+    PageList& list = s[of] = from[of];
+    list.pages.resize(std::min(size_t(list_length(of, n)), list.pages.size()));
+    for (const int32_t page : list.held()) ++holders_[size_t(of)][size_t(page)];
+    memory_->set_pages(of, s.slot, 0, list.pages);
+  }
   return s;
 }
 
@@ -126,6 +174,7 @@ std::optional<std::string> SequencePool::inexact_at(const Sequence& s, int n) co
   if (s.calibrated && n < kCalibration)
     return fmt::format("the centre was set at {} positions (open a checkpoint of {} positions instead)", kCalibration,
                        n);
+  if (auto given_back = given_back_at(s, n)) return given_back;
   for (size_t i = 0; i < n_sides(); ++i) {
     const KvTiles& t = side(i).tiles;
     if (t.ring_tiles > 0 && t.retention.coded_end(n) < n && t.retention.coded_end(n) < s.ring_first[i])
@@ -135,6 +184,15 @@ std::optional<std::string> SequencePool::inexact_at(const Sequence& s, int n) co
           t.retention.coded_end(n), s.ring_first[i] - 1, kSpareRows);
   }
   return {};
+}
+
+std::optional<std::string> SequencePool::given_back_at(const Sequence& s, int n) const {
+  const int first = s[PageClass::sliding].first;
+  if (first == 0 || first_needed(n) >= first) return {};
+  return fmt::format(
+      "sliding layers gave back the rows of positions {} to {} (at most {} positions back are held; open a checkpoint, "
+      "or begin again at 0)",
+      first_needed(n), first - 1, kSpareRows);
 }
 
 Result<SeqId> SequencePool::fork(SeqId seq, int n) {
@@ -156,7 +214,7 @@ Result<TrimReport> SequencePool::trim(SeqId seq, int n, TrimMode mode) {
     return report;
   }
   if (const auto why = inexact_at(s, n)) {
-    if (mode == TrimMode::exact || has_states_ || (s.calibrated && n < kCalibration))
+    if (mode == TrimMode::exact || has_states_ || (s.calibrated && n < kCalibration) || given_back_at(s, n))
       return fail(ErrorKind::usage, "cannot go back to {} of {} positions: {}", n, s.n, *why);
     report.exact = false;
     RIDGE_TRY_STATUS(rewrite(s, [&](HostKvMemory& memory, const SequencePlace& place) {
@@ -165,7 +223,7 @@ Result<TrimReport> SequencePool::trim(SeqId seq, int n, TrimMode mode) {
     }));
   }
   s.n = n;
-  drop_pages(s, size_t(pages_for(n)));
+  drop_pages(s, n);
   return report;
 }
 
@@ -182,9 +240,18 @@ Result<TrimReport> SequencePool::shift(SeqId seq, int first, int n_removed,
   if (has_states_)
     return fail(ErrorKind::usage, "cannot drop {} of {} positions: the model's states hold all of them (begin again)",
                 n_removed, s.n);
+  // Sliding layers hold rows from `held` on; those in front of `first` stay where they are.
+  const int n = s.n - n_removed, held = s[PageClass::sliding].first;
+  const int held_after = held <= first ? held : std::max(first, held - n_removed);
+  if (held_after > 0 && first_needed(n) < held_after)
+    return fail(
+        ErrorKind::usage,
+        "cannot drop {} of {} positions: at {} positions sliding layers see rows that they gave back (begin again)",
+        n_removed, s.n, n);
   RIDGE_TRY_STATUS(rewrite(s, [&](HostKvMemory& memory, const SequencePlace& place) {
     move_rows_down(memory, place, first, n_removed, turn);
-    s.n -= n_removed;
+    s.n = n;
+    s[PageClass::sliding].first = held_after;
     for (size_t i = 0; i < n_sides(); ++i)
       s.ring_first[i] = ring_first_at(side(i), s.n, side(i).tiles.retention.coded_end(s.n));
   }));
@@ -192,35 +259,58 @@ Result<TrimReport> SequencePool::shift(SeqId seq, int first, int n_removed,
 }
 
 Status SequencePool::rewrite(Sequence& s, const std::function<void(HostKvMemory&, const SequencePlace&)>& change) {
-  const std::unique_ptr<HostKvMemory> host = host_twin_(std::max<int>(1, int(s.pages.size())));
-  std::vector<int32_t> pages(s.pages.size());
-  for (size_t i = 0; i < pages.size(); ++i) pages[i] = int32_t(i);
-  host->write(memory_->read(place(s), s.calibrated), {0, s.n, pages, s.ring_first});
-  const int n = s.n;
+  // Pages in order, and one for each that was given back: rows may move there.
+  size_t n_pages = 1;
+  for (const PageClass of : classes()) n_pages = std::max(n_pages, s[of].pages.size());
+  const std::unique_ptr<HostKvMemory> host = host_twin_(int(n_pages));
+  std::vector<int32_t> pages(n_pages);
+  std::iota(pages.begin(), pages.end(), 0);
+  const int &n = s.n, &first = s[PageClass::sliding].first;
+  const auto there = [&] { return SequencePlace{0, n, pages, s.ring_first, pages, first}; };
+  host->write(memory_->read(place(s), s.calibrated), there());
+  const int n_before = n, first_before = first;
   const std::vector<int> ring_first = s.ring_first;
-  change(*host, {0, s.n, pages, s.ring_first});
-  const Status status = put(s, host->read({0, s.n, pages, s.ring_first}, s.calibrated));
-  if (!status) s.n = n, s.ring_first = ring_first;
+  change(*host, there());
+  const SequenceImage image = host->read(there(), s.calibrated);
+  s.n = n_before, s[PageClass::sliding].first = first_before;
+  const Status status = put(s, image);
+  if (!status) s.ring_first = ring_first;
   return status;
 }
 
 /// Gives s the image's contents, on pages of its own.
 Status SequencePool::put(Sequence& s, const SequenceImage& image) {
-  const size_t needed = size_t(pages_for(image.n));
-  size_t own = 0;
-  for (const int32_t page : s.pages) own += holders_[size_t(page)] == 1;
-  if (needed > free_pages_.size() + own)
-    return fail(ErrorKind::usage, "{} positions need {} pages, {} are free", image.n, needed, free_pages_.size() + own);
+  PageNumbers needed(0);
+  int first[kPageClasses] = {};
+  for (const PageClass of : classes()) {
+    if (of == PageClass::sliding) first[size_t(of)] = std::max(first_kept(image.n), coded_first(image));
+    needed[of] = list_length(of, image.n) - first[size_t(of)] / kPagePositions;
+    size_t own = 0;
+    for (const int32_t page : s[of].held()) own += holders_[size_t(of)][size_t(page)] == 1;
+    if (const size_t free = free_pages_[size_t(of)].size() + own; size_t(needed[of]) > free)
+      return fail(ErrorKind::usage, "{} positions need {} pages, {} are free", image.n, needed[of], free);
+  }
   drop_pages(s, 0);
-  while (s.pages.size() < needed) s.pages.push_back(take_page());
   s.n = image.n;
   s.calibrated = image.calibrated;
   s.ring_first.clear();
   for (const SideImage& of_side : image.sides) s.ring_first.push_back(of_side.ring_first);
+  for (const PageClass of : classes()) {
+    PageList& list = s[of];
+    list.first = first[size_t(of)];
+    list.pages.assign(size_t(list.first / kPagePositions), kNoPage);
+    for (int i = 0; i < needed[of]; ++i) list.pages.push_back(take_page(of));
+  }
   memory_->clear_slot(s.slot);
   memory_->write(image, place(s));
-  memory_->set_pages(s.slot, 0, s.pages);
+  for (const PageClass of : classes()) memory_->set_pages(of, s.slot, 0, s[of].pages);
   return {};
+}
+
+int SequencePool::coded_first(const SequenceImage& image) const {
+  int first = 0;
+  for (const SideImage& side : image.sides) first = std::max(first, side.coded_first);
+  return first;
 }
 
 Result<CheckpointId> SequencePool::checkpoint(SeqId seq) {
@@ -239,14 +329,17 @@ void SequencePool::restore(SeqId seq, CheckpointId checkpoint) {
   Sequence& s = sequence(seq);
   const Sequence& from = checkpoint_of(checkpoint);
   RIDGE_CHECK(!s.parked, "sequence {} is parked", int(seq));
-  for (const int32_t page : from.pages) ++holders_[size_t(page)];
+  for (const PageClass of : classes())
+    for (const int32_t page : from[of].held()) ++holders_[size_t(of)][size_t(page)];
   drop_pages(s, 0);
   s.n = from.n;
   s.calibrated = from.calibrated;
-  s.pages = from.pages;
   s.ring_first = from.ring_first;
   memory_->copy_slot(from.slot, s.slot);
-  memory_->set_pages(s.slot, 0, s.pages);
+  for (const PageClass of : classes()) {
+    s[of] = from[of];
+    memory_->set_pages(of, s.slot, 0, s[of].pages);
+  }
 }
 
 void SequencePool::retain(CheckpointId checkpoint, uint64_t key) {
@@ -276,48 +369,64 @@ bool SequencePool::evict() {
   return true;
 }
 
-int SequencePool::pages_for(int n) const {
-  int most = 0;
-  for (size_t i = 0; i < n_sides(); ++i) most = std::max(most, ridge::pages_for(side(i).tiles.retention, n));
-  return most;
+PageNumbers SequencePool::pages_for(int n) const {
+  PageNumbers pages(0);
+  for (const PageClass of : classes())
+    pages[of] = list_length(of, n) - (of == PageClass::sliding ? first_kept(n) / kPagePositions : 0);
+  return pages;
+}
+
+bool SequencePool::has_free(PageNumbers n) const {
+  return std::ranges::all_of(classes(), [&](PageClass of) { return ssize(free_pages_[size_t(of)]) >= n[of]; });
 }
 
 Status SequencePool::reserve(SeqId seq, int n) {
   Sequence& s = sequence(seq);
   RIDGE_CHECK(!s.parked && n >= 0, "reserving {} positions of sequence {}", n, int(seq));
-  const int after = s.n + n, needed = pages_for(after);
-  // Pages that this step codes into: from the first position that some side codes.
-  int first_coded = INT_MAX;
-  for (size_t i = 0; i < n_sides(); ++i) {
-    const KvRetention& r = side(i).tiles.retention;
-    if (r.coded_end(after) > r.coded_end(s.n)) first_coded = std::min(first_coded, r.coded_end(s.n));
+  const int after = s.n + n;
+  std::vector<size_t> shared[kPageClasses];
+  for (const PageClass of : classes()) {
+    const PageList& list = s[of];
+    // Pages that this step codes into: from the first position that some side codes.
+    int first_coded = INT_MAX;
+    for_each_side(of, [&](const KvLayout& l) {
+      const KvRetention& r = l.tiles.retention;
+      if (r.coded_end(after) > r.coded_end(s.n)) first_coded = std::min(first_coded, r.coded_end(s.n));
+    });
+    first_coded = std::max(first_coded, list.first);  // further behind in a sequence that fill() makes
+    for (size_t i = size_t(first_coded / kPagePositions); i < list.pages.size(); ++i)
+      if (holders_[size_t(of)][size_t(list.pages[i])] > 1) shared[size_t(of)].push_back(i);
+    const size_t missing =
+        size_t(std::max(0, list_length(of, after) - int(list.pages.size()))) + shared[size_t(of)].size();
+    if (const size_t free = free_pages_[size_t(of)].size(); missing > free)
+      return fail(ErrorKind::usage, "{} more positions need {} pages, {} are free", n, missing, free);
   }
-  std::vector<size_t> shared;
-  for (size_t i = size_t(first_coded / kPagePositions); i < s.pages.size(); ++i)
-    if (holders_[size_t(s.pages[i])] > 1) shared.push_back(i);
-  const size_t missing = size_t(std::max(0, needed - int(s.pages.size()))) + shared.size();
-  if (missing > free_pages_.size())
-    return fail(ErrorKind::usage, "{} more positions need {} pages, {} are free", n, missing, free_pages_.size());
-  for (const size_t i : shared) {
-    const int32_t page = take_page();
-    memory_->copy_page(s.pages[i], page);
-    --holders_[size_t(s.pages[i])];
-    s.pages[i] = page;
-    memory_->set_pages(s.slot, int(i), {&s.pages[i], 1});
+  for (const PageClass of : classes()) {
+    PageList& list = s[of];
+    for (const size_t i : shared[size_t(of)]) {
+      const int32_t page = take_page(of);
+      memory_->copy_page(of, list.pages[i], page);
+      drop_page(of, list.pages[i]);
+      list.pages[i] = page;
+      memory_->set_pages(of, s.slot, int(i), {&list.pages[i], 1});
+    }
+    const size_t before = list.pages.size();
+    for (const auto needed = size_t(list_length(of, after)); list.pages.size() < needed;)
+      list.pages.push_back(take_page(of));
+    if (list.pages.size() > before)
+      memory_->set_pages(of, s.slot, int(before), std::span<const int32_t>(list.pages).subspan(before));
   }
-  const size_t before = s.pages.size();
-  while (int(s.pages.size()) < needed) s.pages.push_back(take_page());
-  if (s.pages.size() > before)
-    memory_->set_pages(s.slot, int(before), std::span<const int32_t>(s.pages).subspan(before));
   return {};
 }
 
 void SequencePool::advance(SeqId seq, int n) {
   Sequence& s = sequence(seq);
   s.n += n;
-  RIDGE_CHECK(int(s.pages.size()) >= pages_for(s.n), "{} positions on {} pages", s.n, s.pages.size());
+  for (const PageClass of : classes())
+    RIDGE_CHECK(int(s[of].pages.size()) >= list_length(of, s.n), "{} positions on {} pages", s.n, s[of].pages.size());
   s.calibrated = s.calibrated || (calibrates_ && s.n >= kCalibration);
   for (size_t i = 0; i < n_sides(); ++i) s.ring_first[i] = ring_first_at(side(i), s.n, s.ring_first[i]);
+  if (slides_) give_back(s);
 }
 
 SequenceImage SequencePool::save(SeqId seq) {
@@ -336,12 +445,15 @@ SequenceImage SequencePool::save(SeqId seq, std::span<const int> layers) {
 
 Status SequencePool::check_image(const SequenceImage& image) const {
   if (image.sides.size() != n_sides()) return bad_file("{} sides, this pool has {}", image.sides.size(), n_sides());
+  const int first = coded_first(image);
   for (size_t i = 0; i < n_sides(); ++i) {
     const SideImage& of_side = image.sides[i];
     const auto check = [&]() -> Status {
-      RIDGE_TRY_STATUS(
-          check_side_state(side(i), image.n, of_side.ring_first, image.calibrated && side(i).calibrates()));
-      const int64_t expected = side_image_bytes(side(i), image.n, of_side.ring_first);
+      RIDGE_TRY_STATUS(check_side_state(side(i), image.n, of_side.ring_first, image.calibrated && side(i).calibrates(),
+                                        of_side.coded_first));
+      if (page_class_of(side(i).tiles) == PageClass::sliding && of_side.coded_first != first)
+        return bad_file("coded_first is {}, another sliding layer has {}", of_side.coded_first, first);
+      const int64_t expected = side_image_bytes(side(i), image.n, of_side.ring_first, of_side.coded_first);
       if (ssize(of_side.bytes) != expected) return bad_file("{} bytes, expected {}", of_side.bytes.size(), expected);
       return check_side_floats(side(i), of_side.bytes.data());
     };
@@ -375,49 +487,69 @@ void SequencePool::park(SeqId seq) {
 Status SequencePool::unpark(SeqId seq) {
   Sequence& s = sequence(seq);
   if (!s.parked) return {};
-  const size_t needed = size_t(pages_for(s.parked->n));
-  if (needed > free_pages_.size())
-    return fail(ErrorKind::usage, "{} parked positions need {} pages, {} are free", s.parked->n, needed,
-                free_pages_.size());
+  const PageNumbers needed = pages_for(s.parked->n);
+  for (const PageClass of : classes())
+    if (const size_t free = free_pages_[size_t(of)].size(); size_t(needed[of]) > free)
+      return fail(ErrorKind::usage, "{} parked positions need {} pages, {} are free", s.parked->n, needed[of], free);
   RIDGE_TRY(s.slot, take_slot());
   const SequenceImage image = std::move(*s.parked);
   s.parked.reset();
   return put(s, image);
 }
 
-KvSpan SequencePool::span(SeqId seq, int first_row, int n_rows) const {
+KvSpan SequencePool::span(SeqId seq, int first_row, int n_rows, PageClass of) const {
   const Sequence& s = sequence(seq);
-  RIDGE_CHECK(!s.parked && int(s.pages.size()) >= pages_for(s.n + n_rows), "{} rows of sequence {} are not reserved",
-              n_rows, int(seq));
-  return {.first_row = first_row, .n_rows = n_rows, .n_past = s.n, .slot = s.slot, .pages = s.pages.data()};
+  const std::vector<int32_t>& pages = s[of].pages;
+  RIDGE_CHECK(!s.parked && int(pages.size()) >= list_length(of, s.n + n_rows),
+              "{} rows of sequence {} are not reserved", n_rows, int(seq));
+  return {.first_row = first_row, .n_rows = n_rows, .n_past = s.n, .slot = s.slot, .pages = pages.data()};
 }
 
 Status SequencePool::fill(SeqId seq, int n, uint64_t seed) {
   reset(seq);
-  RIDGE_TRY_STATUS(reserve(seq, n));
+  Sequence& s = sequence(seq);
+  if (slides_) {
+    PageList& list = s[PageClass::sliding];
+    list.first = first_kept(n);
+    list.pages.assign(size_t(list.first / kPagePositions), kNoPage);
+  }
+  if (Status status = reserve(seq, n); !status) {
+    drop_pages(s, 0);
+    return status;
+  }
   advance(seq, n);
-  memory_->fill(place(sequence(seq)), seed);
+  memory_->fill(place(s), seed);
   return {};
 }
 
-PoolReport SequencePool::report() const {
-  PoolReport report{.n_pages = memory_->n_pages(),
-                    .pages_free = int(free_pages_.size()),
-                    .n_slots = memory_->n_slots(),
-                    .slots_free = int(free_slots_.size()),
-                    .sequences = int(std::ranges::count_if(sequences_, &Sequence::open)),
-                    .checkpoints = int(std::ranges::count_if(checkpoints_, &Sequence::open)),
-                    .page_bytes = memory_->page_bytes(),
-                    .slot_bytes = memory_->slot_bytes(),
-                    .allocated_bytes = memory_->allocated_bytes()};
-  std::vector<bool> of_sequence(holders_.size(), false);
+PageReport SequencePool::report(PageClass of) const {
+  const std::vector<int>& holders = holders_[size_t(of)];
+  PageReport report{.n_pages = int(holders.size()),
+                    .pages_free = int(free_pages_[size_t(of)].size()),
+                    .page_bytes = memory_->page_bytes(of)};
+  std::vector<bool> of_sequence(holders.size(), false);
   for (const Sequence& s : sequences_)
-    for (const int32_t page : s.pages) of_sequence[size_t(page)] = true;
-  for (size_t page = 0; page < holders_.size(); ++page)
-    if (of_sequence[page]) report.pages_shared += holders_[page] > 1;
-    else report.pages_of_checkpoints += holders_[page] > 0;
+    for (const int32_t page : s[of].held()) of_sequence[size_t(page)] = true;
+  for (size_t page = 0; page < holders.size(); ++page)
+    if (of_sequence[page]) report.pages_shared += holders[page] > 1;
+    else report.pages_of_checkpoints += holders[page] > 0;
+  return report;
+}
+
+PoolReport SequencePool::report() const {
+  PoolReport report;
+  static_cast<PageReport&>(report) = this->report(classes()[0]);
+  if (classes().size() > 1) report.sliding = this->report(PageClass::sliding);
+  report.n_slots = memory_->n_slots();
+  report.slots_free = int(free_slots_.size());
+  report.sequences = int(std::ranges::count_if(sequences_, &Sequence::open));
+  report.checkpoints = int(std::ranges::count_if(checkpoints_, &Sequence::open));
+  report.slot_bytes = memory_->slot_bytes();
   report.used_bytes = (report.n_pages - report.pages_free) * report.page_bytes +
                       (report.n_slots - report.slots_free) * report.slot_bytes;
+  if (const auto& sliding = report.sliding)
+    report.used_bytes += (sliding->n_pages - sliding->pages_free) * sliding->page_bytes;
+  report.allocated_bytes = memory_->allocated_bytes();
   return report;
 }
 

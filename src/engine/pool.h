@@ -1,11 +1,13 @@
 // What sequences remember: pages of coded rows that sequences share, and a slot for each.
 //
-// A page is kPagePositions positions of all layers, K and V. Its holders, sequences and checkpoints, are counted. A page
-// with several holders is never written: reserve() gives the sequence that is about to code into it a copy. A slot is the
-// part of a sequence with a fixed size: sinks, ring, centres and scales of heads. A checkpoint is a slot of its own with a
+// A page is kPagePositions positions of all layers of a class, K and V: full layers, or sliding ones (PageClass). Its
+// holders, sequences and checkpoints, are counted. A page with several holders is never written: reserve() gives the
+// sequence that is about to code into it a copy. Pages of sliding layers are given back when no query can see them any
+// more, one of a sequence that goes back by up to kSpareRows included. A slot is the part of a sequence with a fixed size: sinks, ring, centres and scales of heads. A checkpoint is a slot of its own with a
 // length and a list of pages; a sequence opened from it goes on exactly where it was made.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <optional>
@@ -30,13 +32,20 @@ struct TrimReport {
   int coded_positions = 0;  ///< of the window that read as coded
 };
 
-struct PoolReport {
+/// Pages of one class.
+struct PageReport {
   int n_pages = 0, pages_free = 0;
   int pages_shared = 0;          ///< held by a sequence and by others
   int pages_of_checkpoints = 0;  ///< held by checkpoints only
+  int64_t page_bytes = 0;        ///< of one
+};
+
+/// Pages of full layers, or of a model's only class.
+struct PoolReport : PageReport {
+  std::optional<PageReport> sliding;  ///< of sliding layers, beside full ones
   int n_slots = 0, slots_free = 0, sequences = 0, checkpoints = 0;
-  int64_t page_bytes = 0, slot_bytes = 0;  ///< of one
-  int64_t used_bytes = 0;                  ///< pages and slots with a holder
+  int64_t slot_bytes = 0;  ///< of one
+  int64_t used_bytes = 0;  ///< pages and slots with a holder
   int64_t allocated_bytes = 0;
 };
 
@@ -59,13 +68,14 @@ class SequencePool {
   Result<SeqId> fork(SeqId seq, int n);
   /// Goes back to n positions. Exact for up to kSpareRows positions, and further where no window has moved on. Below the
   /// calibration length only 0 is exact once a centre or scales are set. A sequence with states goes back to 0 only,
-  /// in either mode: states have forgotten how they were (checkpoint() keeps them).
+  /// in either mode: states have forgotten how they were (checkpoint() keeps them). So does one whose sliding layers gave
+  /// back pages that it would see again.
   Result<TrimReport> trim(SeqId seq, int n, TrimMode mode);
   /// Forgets all positions, the centre and the scales.
   void reset(SeqId seq);
   /// Drops positions [first, first + n_removed) and moves the later ones down; `turn` takes a K row [head_dim] of the
   /// model to its new position (RoPE). Lossy: moved K rows are decoded, turned and coded again. Usage error where layers
-  /// have states, unless all positions are dropped: a state cannot forget some of them.
+  /// have states, or sliding layers would see what they gave back, unless all positions are dropped.
   Result<TrimReport> shift(SeqId seq, int first, int n_removed, const std::function<void(int layer, float* row)>& turn);
 
   Result<CheckpointId> checkpoint(SeqId seq);
@@ -99,13 +109,16 @@ class SequencePool {
 
   int length(SeqId seq) const { return sequence(seq).n; }
   /// New tokens of a sequence as ops take them: rows first_row, ... of a step.
-  KvSpan span(SeqId seq, int first_row, int n_rows) const;
+  KvSpan span(SeqId seq, int first_row, int n_rows) const { return span(seq, first_row, n_rows, classes()[0]); }
+  KvSpan span(SeqId seq, int first_row, int n_rows, PageClass of) const;
   /// Whether the step that reaches kCalibration positions sets the sequence's centre and scales.
   bool calibrates(SeqId seq) const { return calibrates_ && !sequence(seq).calibrated; }
   /// Whether layers keep states, which do not go back (trim()).
   bool has_states() const { return has_states_; }
   int slot(SeqId seq) const { return sequence(seq).slot; }
-  std::span<const int32_t> pages(SeqId seq) const { return sequence(seq).pages; }
+  /// Pages that a sequence holds.
+  std::span<const int32_t> pages(SeqId seq) const { return pages(seq, classes()[0]); }
+  std::span<const int32_t> pages(SeqId seq, PageClass of) const { return sequence(seq)[of].held(); }
   /// Marks n positions as held, of rows that are valid but not of any text: benchmarks.
   Status fill(SeqId seq, int n, uint64_t seed);
   /// Positions that one of its sequences may reach; 0: not said. What LongRoPE's factors are chosen by.
@@ -114,18 +127,29 @@ class SequencePool {
   KvMemory& memory() { return *memory_; }
   const KvMemory& memory() const { return *memory_; }
   PoolReport report() const;
-  /// Pages that a sequence of n positions needs.
-  int pages_for(int n) const;
+  /// Pages that a sequence of n positions holds between steps.
+  PageNumbers pages_for(int n) const;
+  /// Whether so many pages of each class are free.
+  bool has_free(PageNumbers n) const;
 
  private:
+  /// Of one class: page i has positions i * kPagePositions and on.
+  struct PageList {
+    std::vector<int32_t> pages;  // kNoPage where given back
+    int first = 0;               // rows are held from this position on
+    std::span<const int32_t> held() const { return std::span(pages).subspan(size_t(first / kPagePositions)); }
+  };
   struct Sequence {
     bool open = false;
     int slot = -1;
     int n = 0;
     bool calibrated = false;
-    std::vector<int32_t> pages;
+    PageList lists[kPageClasses];
     std::vector<int> ring_first;  // [2 n_layers]
     std::optional<SequenceImage> parked;
+
+    const PageList& operator[](PageClass of) const { return lists[size_t(of)]; }
+    PageList& operator[](PageClass of) { return lists[size_t(of)]; }
   };
   struct Retained {
     CheckpointId checkpoint;
@@ -137,15 +161,34 @@ class SequencePool {
   const Sequence& checkpoint_of(CheckpointId id) const;
   const KvLayout& side(size_t i) const { return memory_->layout(int(i / 2), i % 2 == 0); }
   size_t n_sides() const { return 2 * size_t(memory_->n_layers()); }
-  SequencePlace place(const Sequence& s) const { return {s.slot, s.n, s.pages, s.ring_first}; }
+  std::span<const PageClass> classes() const { return memory_->page_classes(); }
+  SequencePlace place(const Sequence& s) const {
+    const PageList& sliding = s[PageClass::sliding];
+    return {s.slot, s.n, s[PageClass::full].pages, s.ring_first, sliding.pages, sliding.first};
+  }
+  /// Calls visit(layout) for the sides of a class.
+  template <class Visit>
+  void for_each_side(PageClass of, const Visit& visit) const;
+  /// Pages for positions [0, n), given back or not; the first position that sliding layers need at n positions.
+  int list_length(PageClass of, int n) const;
+  int first_needed(int n) const;
+  /// The first position that they keep at n positions: of a page.
+  int first_kept(int n) const { return first_needed(std::max(0, n - kSpareRows)) / kPagePositions * kPagePositions; }
   /// Null when going back to n positions is exact, else why not.
   std::optional<std::string> inexact_at(const Sequence& s, int n) const;
+  /// Null when sliding layers hold what n positions need.
+  std::optional<std::string> given_back_at(const Sequence& s, int n) const;
   Result<Sequence> copy_of(const Sequence& from, int n);
   Result<int> take_slot();
-  int32_t take_page();
-  void drop_pages(Sequence& s, size_t keep);
+  int32_t take_page(PageClass of);
+  void drop_page(PageClass of, int32_t& page);
+  /// Keeps the lists' pages of positions [0, n).
+  void drop_pages(Sequence& s, int n);
+  void give_back(Sequence& s);
   void drop(Sequence& s);
   Status put(Sequence& s, const SequenceImage& image);
+  int coded_first(const SequenceImage& image) const;  // of sliding layers
+  PageReport report(PageClass of) const;
   /// Takes the sequence through host memory: change(memory, place) rewrites rows there and sets n and ring_first of s.
   Status rewrite(Sequence& s, const std::function<void(HostKvMemory& memory, const SequencePlace& place)>& change);
   static int keep(std::vector<Sequence>& list, Sequence s);
@@ -153,10 +196,10 @@ class SequencePool {
   int n_ctx_ = 0;
   std::unique_ptr<KvMemory> memory_;
   HostTwin host_twin_;
-  bool calibrates_ = false, has_states_ = false;
+  bool calibrates_ = false, has_states_ = false, slides_ = false;
   std::vector<Sequence> sequences_, checkpoints_;
-  std::vector<int32_t> free_pages_;
-  std::vector<int> holders_;  // [n_pages]
+  std::vector<int32_t> free_pages_[kPageClasses];
+  std::vector<int> holders_[kPageClasses];  // [n_pages]
   std::vector<int> free_slots_;
   std::map<uint64_t, Retained> retained_;
   uint64_t uses_ = 0;

@@ -111,7 +111,12 @@ class DraftProposer final : public Proposer {
 
   void forget(size_t n) {
     if (n == held_.size()) return;
-    session_.truncate(int(n));
+    try {
+      session_.truncate(int(n));
+    } catch (const Error&) {  // sliding layers gave back what n tokens see
+      session_.reset();
+      n = 0;
+    }
     held_.resize(n);
   }
 
@@ -148,7 +153,11 @@ ProposerMaker draft_proposers(const Model& target, const Model& draft, const Ses
   };
   const auto layers = layer_configs(options, draft.engine().plan());
   const int n_ctx = options.n_ctx > 0 ? options.n_ctx : draft.info().n_ctx_train;
-  make.bytes = draft.engine().open_pool(layers, 1, 1)->memory().bytes_with_pages(std::max(1, pages_for(layers, n_ctx)));
+  const int n_ubatch = options.n_ubatch > 0 ? options.n_ubatch : draft.engine().default_ubatch();
+  make.bytes = draft.engine()
+                   .open_pool(layers, 1, 1)
+                   ->memory()
+                   .bytes_with_pages(pool_pages(layers, n_ctx, 1, std::min(n_ctx, n_ubatch)));
   return make;
 }
 std::unique_ptr<Proposer> make_draft_proposer(const Model& target, const Model& draft, const SessionOptions& options,

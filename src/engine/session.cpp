@@ -9,9 +9,6 @@
 namespace ridge {
 namespace {
 
-/// Tokens of a prompt's step by default. The products of a GPU gain from more tokens; on a CPU more only take
-/// memory.
-constexpr int kHostUbatch = 512, kDeviceUbatch = 2048;
 /// Tokens that a device may be ahead of the host: one step hides the host's work on a token, another one its hiccups.
 constexpr int kStepsAhead = 3;
 
@@ -26,13 +23,10 @@ struct Session::Impl {
   Impl(Engine& of, const SessionOptions& options)
       : engine(of),
         n_ctx(checked("n_ctx", options.n_ctx == 0 ? of.config().n_ctx_train : options.n_ctx, 1 << 26)),
-        n_ubatch(std::min(n_ctx, checked("n_ubatch",
-                                         options.n_ubatch != 0 ? options.n_ubatch
-                                         : of.on_device()      ? kDeviceUbatch
-                                                               : kHostUbatch,
+        n_ubatch(std::min(n_ctx, checked("n_ubatch", options.n_ubatch != 0 ? options.n_ubatch : of.default_ubatch(),
                                          of.backend().max_tokens()))),
         layers(layer_configs(options, of.plan())),
-        pool(of.open_pool(layers, std::max(1, pages_for(layers, n_ctx)), 1, n_ctx)),
+        pool(of.open_pool(layers, pool_pages(layers, n_ctx, 1, n_ubatch), 1, n_ctx)),
         seq(pool->open().or_throw()),
         outputs(of.backend().make_outputs()) {}
 
@@ -78,7 +72,9 @@ struct Session::Impl {
   /// A step with guesses keeps a checkpoint of states, and shares the pages that it codes into.
   void make_room_for_checkpoint() {
     if (!pool->has_states() || pool->memory().n_slots() > 1) return;
-    const int n_pages = pool->memory().n_pages() + pages_for(layers, kPagePositions) + 1;
+    const int more = pages_for(layers, kPagePositions) + 1;
+    PageNumbers n_pages = pool_pages(layers, n_ctx, 1, n_ubatch);
+    n_pages.full += more, n_pages.sliding += more;
     const SequenceImage image = pool->save(seq);
     pool.reset();
     pool = engine.open_pool(layers, n_pages, 2, n_ctx);

@@ -33,9 +33,27 @@ FinishReason finish_reason(StopReason reason) {
                                                                                 : FinishReason::stop;
 }
 
-int pages_that_fit(const KvMemory& one_page, const LaneOptions& options, int n_slots) {
+/// Pages that the budget holds beside slots and proposers, and no more than serve all slots. Sliding layers get what
+/// sequences of n_ctx tokens need beside their full layers' pages; shorter sequences need more of them, up to a half of
+/// the bytes. Fewer full pages than one sequence needs: the budget is too small.
+PageNumbers pages_that_fit(const KvMemory& one_page, std::span<const KvLayerConfig> layers, const LaneOptions& options,
+                           int n_slots) {
   const int64_t bytes = options.kv_bytes - n_slots * one_page.slot_bytes() - options.proposer_bytes();
-  return int(std::clamp<int64_t>(bytes / one_page.page_bytes(), 0, 1 << 24));
+  const int64_t of_full = one_page.page_bytes(PageClass::full), of_sliding = one_page.page_bytes(PageClass::sliding);
+  const PageNumbers one = pool_pages(layers, options.n_ctx, 1, options.batch_tokens),
+                    all = pool_pages(layers, options.n_ctx, n_slots, options.batch_tokens);
+  const int64_t each = std::min(one.full, most_sliding_pages(layers)), in_step = one.sliding - each;
+  int64_t sliding = 0;
+  if (of_sliding > 0) {
+    const int64_t whole = (bytes - in_step * of_sliding) / (one.full * of_full + each * of_sliding);
+    const int64_t wanted = std::min(options.max_seqs * each, bytes / 2 / of_sliding);
+    sliding = std::min<int64_t>(in_step + std::max(whole * each, wanted), all.sliding);
+    sliding = std::min(sliding, (bytes - one.full * of_full) / of_sliding);
+    if (sliding < one.sliding) return {0, 0};
+  }
+  // Without full layers their number is only the length of lists.
+  const int64_t full = of_full > 0 ? (bytes - sliding * of_sliding) / of_full : one.full;
+  return {int(std::clamp<int64_t>(full, 0, std::min(all.full, 1 << 24))), int(std::max<int64_t>(sliding, 1))};
 }
 
 }  // namespace
@@ -91,21 +109,22 @@ Lane::Lane(Engine& engine, const LaneOptions& options, Totals& totals)
         const auto keeps_state = [](const LayerPlan& layer) { return layer.mixer == MixerKind::delta; };
         const bool takes_back = options.proposers && std::ranges::any_of(engine.plan().layers, keeps_state);
         const int n_slots = options.max_seqs * (takes_back ? 2 : 1) + options.n_checkpoints;
-        const int n_pages = pages_that_fit(*engine.open_host_memory(layers, 1, 1), options, n_slots);
-        const int needed = std::max(1, pages_for(layers, options.n_ctx));
-        if (n_pages < needed)
-          throw_error(ErrorKind::no_memory,
-                      "a {} cache of {:.2f} GiB holds {} pages of 128 tokens beside {} slots{}, one sequence of {} "
-                      "tokens needs "
-                      "{} (a larger --kv-gib, fewer --parallel or a smaller --ctx-size)",
-                      kv_text(options.kv), double(options.kv_bytes) / (1 << 30), n_pages, n_slots,
-                      options.proposer_bytes() > 0
-                          ? fmt::format(" and {:.2f} GiB of proposers", double(options.proposer_bytes()) / (1 << 30))
-                          : "",
-                      options.n_ctx, needed);
-        // More pages than all sequences can fill serve nobody.
-        const int64_t most = int64_t(needed) * n_slots;
-        return engine.open_pool(layers, int(std::min<int64_t>(n_pages, most)), n_slots, options.n_ctx);
+        const std::unique_ptr<HostKvMemory> one_page = engine.open_host_memory(layers, 1, 1);
+        const PageNumbers n_pages = pages_that_fit(*one_page, layers, options, n_slots);
+        const PageNumbers one = pool_pages(layers, options.n_ctx, 1, options.batch_tokens);
+        const auto gib = [](int64_t bytes) { return double(bytes) / (1 << 30); };
+        if (n_pages.full < one.full)
+          throw_error(
+              ErrorKind::no_memory,
+              "a {} cache of {:.2f} GiB is too small: pages of one sequence of {} tokens need {:.2f} GiB beside "
+              "{:.2f} GiB of {} slots{} (a larger --kv-gib, fewer --parallel or a smaller --ctx-size)",
+              kv_text(options.kv), gib(options.kv_bytes), options.n_ctx,
+              gib(one.full * one_page->page_bytes(PageClass::full) +
+                  one.sliding * one_page->page_bytes(PageClass::sliding)),
+              gib(n_slots * one_page->slot_bytes()), n_slots,
+              options.proposer_bytes() > 0 ? fmt::format(" and {:.2f} GiB of proposers", gib(options.proposer_bytes()))
+                                           : "");
+        return engine.open_pool(layers, n_pages, n_slots, options.n_ctx);
       }()),
       prefixes_(*pool_),
       outputs_(engine.backend().make_outputs()) {}
@@ -115,10 +134,14 @@ Admission Lane::admit(const Job& job) {
   if (jobs_.empty()) return Admission::now;
   if (std::ranges::any_of(jobs_, [](const auto& other) { return other->parked; })) return Admission::no_room;
   // Pages and swap together hold everybody, however long the texts become: whoever starts can end.
-  int64_t most = pool_->pages_for(job.most_tokens());
-  for (const auto& other : jobs_) most += pool_->pages_for(other->most_tokens());
-  const PoolReport all = pool_->report();
-  if (most > all.n_pages + options_.swap_bytes / all.page_bytes) return Admission::no_room;
+  int64_t swapped = 0;
+  const KvMemory& memory = pool_->memory();
+  for (const PageClass of : memory.page_classes()) {
+    int64_t most = pool_->pages_for(job.most_tokens())[of];
+    for (const auto& other : jobs_) most += pool_->pages_for(other->most_tokens())[of];
+    swapped += std::max<int64_t>(0, most - memory.n_pages(of)) * memory.page_bytes(of);
+  }
+  if (swapped > options_.swap_bytes) return Admission::no_room;
   for (const auto& other : jobs_) {
     if (other->decodes() || other->ended) continue;
     const auto& a = other->request.prompt;
@@ -133,8 +156,10 @@ Admission Lane::admit(const Job& job) {
   int cached = 0;
   for (int n = job.n_prompt(); n > 0 && cached == 0; --n)
     if (pool_->find(job.hashes[size_t(n)])) cached = n;
-  const int needed = pool_->pages_for(job.n_prompt() + 1) - std::max(0, pool_->pages_for(cached) - 1) + 1;
-  while (pool_->report().pages_free < needed)
+  PageNumbers needed = pool_->pages_for(job.n_prompt() + 1);
+  needed.full += 1 - std::max(0, pool_->pages_for(cached).full - 1);
+  needed.sliding += 1;
+  while (!pool_->has_free(needed))
     if (!pool_->evict()) return Admission::no_room;
   return Admission::now;
 }
@@ -165,10 +190,11 @@ void Lane::unpark() {
     if (!job->parked) continue;
     const int n_running = int(std::ranges::count_if(jobs_, [](const auto& other) { return !other->parked; }));
     // Room for everybody's next page too: a job that comes back and goes at once helps nobody.
-    const int needed = pool_->pages_for(pool_->length(job->seq)) + 1 + n_running;
-    while (pool_->report().pages_free < needed && pool_->evict()) {
+    PageNumbers needed = pool_->pages_for(pool_->length(job->seq));
+    needed.full += 1 + n_running, needed.sliding += 1 + n_running;
+    while (!pool_->has_free(needed) && pool_->evict()) {
     }
-    if (pool_->report().pages_free < needed && n_running > 0) return;
+    if (!pool_->has_free(needed) && n_running > 0) return;
     while (!pool_->unpark(job->seq))
       if (!pool_->evict()) return;
     job->parked = false;
@@ -443,8 +469,7 @@ void Lane::draw_on_device(std::span<const Row> rows, const std::function<bool()>
   drawing->launch(n_launched++);
   for (; n_read < n_launched; ++n_read) {
     steady = steady && go_on();
-    while (steady && n_launched - n_read < ahead && pool_->report().pages_free >= int(rows.size()))
-      drawing->launch(n_launched++);
+    while (steady && n_launched - n_read < ahead && pool_->has_free(int(rows.size()))) drawing->launch(n_launched++);
     while (!drawing->read(n_read, tokens)) {
       if (drawing->idle() && !drawing->read(n_read, tokens))
         throw Error(ErrorKind::failure, "the device ended a step without its tokens");

@@ -36,19 +36,26 @@ struct Quality {
   }
 };
 
-Json layers_json(Lane& lane, KvDetail detail) {
-  KvMemory& memory = lane.pool().memory();
+/// Pages of a class that running sequences hold.
+std::vector<int32_t> held_pages(Lane& lane, PageClass of) {
   std::vector<int32_t> pages;
   for (const auto& job : lane.jobs())
     if (!job->parked) {
-      const auto held = lane.pool().pages(job->seq);
+      const auto held = lane.pool().pages(job->seq, of);
       pages.insert(pages.end(), held.begin(), held.end());
     }
   std::ranges::sort(pages);
   pages.erase(std::ranges::unique(pages).begin(), pages.end());
+  return pages;
+}
+
+Json layers_json(Lane& lane, KvDetail detail) {
+  KvMemory& memory = lane.pool().memory();
+  const std::vector<int32_t> of_class[] = {held_pages(lane, PageClass::full), held_pages(lane, PageClass::sliding)};
   Json layers = Json::array();
   for (int layer = 0; layer < memory.n_layers(); ++layer) {
     Json entry = {{"layer", layer}};
+    const std::vector<int32_t>& pages = of_class[size_t(memory.page_class(layer))];
     for (const bool is_k : {true, false}) {
       const std::vector<PageCounts> all_pages = memory.counts(layer, is_k);
       Quality all;
@@ -72,26 +79,43 @@ Json layers_json(Lane& lane, KvDetail detail) {
   return layers;
 }
 
+Json pages_json(const PageReport& pages) {
+  const int cached = pages.pages_of_checkpoints;
+  return {{"total", pages.n_pages},
+          {"free", pages.pages_free},
+          {"used", pages.n_pages - pages.pages_free - cached - pages.pages_shared},
+          {"shared", pages.pages_shared},
+          {"cached", cached}};
+}
+
 Json pool_json(Scheduler& scheduler, Lane& lane, KvDetail detail) {
   const PoolReport pool = lane.pool().report();
   Json json =
       report_json(kv_report(lane.pool().memory(), lane.options().n_ctx), f16_bytes_per_token(scheduler.engine()));
-  const int cached = pool.pages_of_checkpoints;
-  json["pages"] = {{"total", pool.n_pages},
-                   {"free", pool.pages_free},
-                   {"used", pool.n_pages - pool.pages_free - cached - pool.pages_shared},
-                   {"shared", pool.pages_shared},
-                   {"cached", cached}};
+  json["pages"] = pages_json(pool);
+  if (pool.sliding) json["sliding_pages"] = pages_json(*pool.sliding);
   json["slots"] = {{"total", pool.n_slots}, {"free", pool.slots_free}};
   json["sequences"] = pool.sequences;
   json["checkpoints"] = pool.checkpoints;
   json["page_tokens"] = kPagePositions;
   json["page_bytes"] = pool.page_bytes;
+  if (pool.sliding) json["sliding_page_bytes"] = pool.sliding->page_bytes;
   json["slot_bytes"] = pool.slot_bytes;
   json["used_bytes"] = pool.used_bytes;
   json["allocated_bytes"] = pool.allocated_bytes;
-  json["f16_bytes"] =
-      int64_t(pool.n_pages - pool.pages_free) * kPagePositions * f16_bytes_per_token(scheduler.engine());
+  const KvMemory& memory = lane.pool().memory();
+  int64_t values[kPageClasses] = {};  // of a position
+  for (int layer = 0; layer < memory.n_layers(); ++layer)
+    for (const bool is_k : {true, false}) {
+      const KvTiles& t = memory.layout(layer, is_k).tiles;
+      values[size_t(page_class_of(t))] += int64_t(t.n_kv_heads) * t.head_dim;
+    }
+  int64_t f16_bytes = 0;
+  for (const PageClass of : memory.page_classes()) {
+    const PageReport& pages = of == PageClass::sliding && pool.sliding ? *pool.sliding : pool;
+    f16_bytes += int64_t(pages.n_pages - pages.pages_free) * kPagePositions * 2 * values[size_t(of)];
+  }
+  json["f16_bytes"] = f16_bytes;
   json["tokens"] = held_tokens(lane);
   if (detail != KvDetail::none) json["layers"] = layers_json(lane, detail);
   return json;
@@ -261,14 +285,17 @@ std::string metrics_text(Scheduler& scheduler, const http::Counts& counts) {
     add("gauge", "requests_parked", "Requests whose cache is in host memory.", double(parked));
     add("gauge", "requests_waiting", "Requests in the queue.", double(s.n_waiting()));
     constexpr std::string_view kPages[] = {"free", "used", "shared", "cached"};
-    text += "# HELP ridge_kv_pages Pages of 128 tokens by state.\n# TYPE ridge_kv_pages gauge\n";
-    for (const auto& [kv, lane] : s.lanes()) {
-      const PoolReport p = lane->pool().report();
+    const auto add_pages = [&](std::string_view name, std::string_view kv, const PageReport& p) {
       const int used = p.n_pages - p.pages_free - p.pages_shared - p.pages_of_checkpoints;
       const int n[] = {p.pages_free, used, p.pages_shared, p.pages_of_checkpoints};
-      for (int i = 0; i < 4; ++i)
-        text += fmt::format("ridge_kv_pages{{kv=\"{}\",state=\"{}\"}} {}\n", kv, kPages[i], n[i]);
-    }
+      for (int i = 0; i < 4; ++i) text += fmt::format("{}{{kv=\"{}\",state=\"{}\"}} {}\n", name, kv, kPages[i], n[i]);
+    };
+    text += "# HELP ridge_kv_pages Pages of 128 tokens by state.\n# TYPE ridge_kv_pages gauge\n";
+    for (const auto& [kv, lane] : s.lanes()) add_pages("ridge_kv_pages", kv, lane->pool().report());
+    text += "# HELP ridge_kv_sliding_pages Those of sliding layers, beside full ones.\n";
+    text += "# TYPE ridge_kv_sliding_pages gauge\n";
+    for (const auto& [kv, lane] : s.lanes())
+      if (const PoolReport p = lane->pool().report(); p.sliding) add_pages("ridge_kv_sliding_pages", kv, *p.sliding);
     text += "# HELP ridge_kv_bytes Bytes of pages and slots in use.\n# TYPE ridge_kv_bytes gauge\n";
     for (const auto& [kv, lane] : s.lanes())
       text += fmt::format("ridge_kv_bytes{{kv=\"{}\"}} {}\n", kv, lane->pool().report().used_bytes);

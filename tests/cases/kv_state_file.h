@@ -47,14 +47,14 @@ inline void sign_state(std::vector<std::byte>& file) {
   }
 }
 
-/// All that attention reads of a sequence.
+/// All that attention of the next query reads of a sequence.
 inline std::vector<float> read_back(SequencePool& pool, SeqId seq) {
   auto& memory = static_cast<HostKvMemory&>(pool.memory());
   std::vector<float> out;
-  const KvSpan at = pool.span(seq, 0, 0);
   for (int i = 0; i < 2 * memory.n_layers(); ++i) {
     const KvTiles& t = memory.tiles(i / 2, i % 2 == 0);
-    for (int p = 0; p < at.n_past; ++p)
+    const KvSpan at = pool.span(seq, 0, 0, memory.page_class(i / 2));
+    for (int p = t.first_seen(at.n_past + 1); p < at.n_past; ++p)
       for (int h = 0; h < t.n_kv_heads; ++h) {
         out.resize(out.size() + size_t(t.head_dim));
         read_cached_row(t, at, h, p, at.n_past, &*out.end() - t.head_dim);

@@ -72,7 +72,8 @@ struct Pool {
           Rng rng(seed * 1000003 + uint64_t(pool->length(seq) + i) * 97 + uint64_t(2 * layer + (&values == rows)));
           for (int64_t c = 0; c < width; ++c) values.push_back(float(rng.normal() + (c % k.head_dim == 3 ? 6 : 0)));
         }
-      for (const KvSpan& span : cut_span(pool->span(seq, 0, n), most_rows_at_once(k, v), pool->calibrates(seq)))
+      const KvSpan whole = pool->span(seq, 0, n, memory.page_class(layer));
+      for (const KvSpan& span : cut_span(whole, most_rows_at_once(k, v), pool->calibrates(seq)))
         kv_append(context, k, v, {&span, 1}, {rows[0].data(), n, width}, {rows[1].data(), n, width});
     }
     pool->advance(seq, n);
@@ -117,6 +118,47 @@ TEST(KvState, ComesBackBitForBitAndGoesOnAsIfNothingHadHappened) {
     EXPECT_EQ(restored.rows(), original.rows()) << n;
     EXPECT_EQ(restored.file(), original.file()) << n;
   }
+}
+
+/// Files of sliding layers have the rows that a sequence holds, and say from which position on.
+TEST(KvState, SlidingLayersBeginWhereTheirRowsAreHeld) {
+  std::vector<KvLayerConfig> layers = {
+      {side("f16"), side("q8_0", {Rotation::hadamard, true, 32, 4, KvScale::absmax}), 1, kDim, 50},
+      {side("f16"), side("f16"), 1, kDim}};
+  Pool original(layers), restored(layers);
+  original.append(390, 1);
+  const std::vector<std::byte> file = original.file();
+  ASSERT_EQ(restored.restore(file), "");
+  EXPECT_EQ(restored.rows(), original.rows());
+  EXPECT_EQ(restored.file(), file);
+  const auto with = [&](size_t at, uint32_t value) {
+    std::vector<std::byte> changed = file;
+    std::memcpy(&changed[at], &value, sizeof value);
+    sign_state(changed);
+    return restored.restore(changed);
+  };
+  // Of 390 positions a sequence of 358 sees those from 309 on: the third page begins at 256.
+  const size_t coded_first = kStateHeader + 52;
+  uint32_t found = 0;
+  std::memcpy(&found, &file[coded_first], sizeof found);
+  EXPECT_EQ(found, 256);
+  EXPECT_THAT(with(coded_first, 400), HasSubstr("coded_first is 400 of 390 positions"));
+  EXPECT_THAT(with(coded_first, 342), HasSubstr("K of layer 0: coded_first is 342, expected 0 to 341"));
+  EXPECT_THAT(with(coded_first, uint32_t(-1)), HasSubstr("coded_first"));
+  EXPECT_THAT(with(coded_first, 0), HasSubstr("payload of"));
+  for (Pool* pool : {&original, &restored}) {
+    pool->pool->trim(pool->seq, 358, TrimMode::exact).or_throw();
+    pool->append(100, 3);
+  }
+  EXPECT_EQ(restored.rows(), original.rows());
+
+  // A file of a build that gave nothing back: the same but for the rows behind the window.
+  std::vector<KvLayerConfig> full = layers;
+  full[0].attention_window = 0;
+  Pool before(full);
+  before.append(390, 1);
+  ASSERT_EQ(restored.restore(before.file()), "");
+  EXPECT_EQ(restored.file(), file);
 }
 
 TEST(KvState, EveryPairOfFormats) {
@@ -203,7 +245,7 @@ TEST(KvState, FieldsThatLieAreRefusedByNameThoughTheChecksumsAreRight) {
   EXPECT_THAT(with(k + 48, uint32_t(67)), HasSubstr("ring_first is 67 of 66"));
   EXPECT_THAT(with(k + 48, uint32_t(1)), HasSubstr("ring_first is 1, expected 2 to 66"));
   EXPECT_THAT(with(v + 48, uint32_t(1)), HasSubstr("V of layer 0: ring_first is 1, expected 0 to 0"));
-  EXPECT_THAT(with(k + 52, uint32_t(1)), HasSubstr("a reserved field 1"));
+  EXPECT_THAT(with(k + 52, uint32_t(1)), HasSubstr("coded_first is 1, expected 0 to 0"));
   EXPECT_THAT(with(k + 56, int64_t(-1)), HasSubstr("saturated is -1"));
   EXPECT_THAT(with(k + 64, k_payload - 1), HasSubstr("payload of"));
   EXPECT_THAT(with(k + 64, ~uint64_t(0)), HasSubstr("payload of"));

@@ -11,6 +11,7 @@
 #include <numeric>
 
 #include "base/rng.h"
+#include "engine/kv_options.h"
 #include "op/cache/append.h"
 
 namespace ridge {
@@ -35,20 +36,40 @@ std::vector<KvLayerConfig> mixed_layers() {
           {side("rotor-3", 96, 4, true), side("rotor-4", 32, 4), kHeads, kDim},
           {side("q8_0", 0, 0, true), side("rotor-3s", 64, 0), kHeads, kDim}};
 }
+/// A full layer between two sliding ones, of which one codes rows that no query sees any more.
+std::vector<KvLayerConfig> sliding_layers() {
+  return {{side("rotor-3", 96, 4, true), side("q8_0", 0, 5), kHeads, kDim, 150},
+          {side("f16", 0, 0), side("rotor-4", 32, 4), kHeads, kDim},
+          {side("f16", 0, 0), side("rotor-3s", 64, 0), kHeads, kDim, 40}};
+}
+/// Nothing but one kind of sliding layers.
+std::vector<KvLayerConfig> only_sliding_layers() {
+  return {{side("f16", 0, 0), side("q8_0", 0, 0), kHeads, kDim, 100}};
+}
 /// No side codes anything late: going back is exact however far.
 std::vector<KvLayerConfig> plain_layers() { return {{side("f16", 0, 0), side("q8_0", 0, 0), kHeads, kDim}}; }
 
-std::unique_ptr<HostKvMemory> memory_of(const std::vector<KvLayerConfig>& layers, int n_pages, int n_slots) {
+std::unique_ptr<HostKvMemory> memory_of(const std::vector<KvLayerConfig>& layers, PageNumbers n_pages, int n_slots) {
   return std::make_unique<HostKvMemory>(layers, std::span<const KvMetricView>(), nullptr, n_pages, n_slots);
 }
 
+bool is_of(const KvLayerConfig& layer, PageClass of) {
+  return (layer.attention_window > 0) == (of == PageClass::sliding);
+}
+/// Of layers that have only one.
+PageClass class_of(const std::vector<KvLayerConfig>& layers) {
+  return layers[0].attention_window > 0 ? PageClass::sliding : PageClass::full;
+}
+
 /// Bytes of a page and of a slot from the formats' rows alone.
-int64_t page_formula(const std::vector<KvLayerConfig>& layers) {
+int64_t page_formula(const std::vector<KvLayerConfig>& layers, PageClass of) {
   int64_t bytes = 0;
   for (const KvLayerConfig& layer : layers)
-    for (const bool is_k : {true, false}) bytes += kHeads * 128 * layer.side(is_k).format->row_bytes(kDim);
+    for (const bool is_k : {true, false})
+      if (is_of(layer, of)) bytes += kHeads * 128 * layer.side(is_k).format->row_bytes(kDim);
   return bytes;
 }
+int64_t page_formula(const std::vector<KvLayerConfig>& layers) { return page_formula(layers, class_of(layers)); }
 int64_t slot_formula(const std::vector<KvLayerConfig>& layers) {
   int64_t bytes = 0;
   for (const KvLayerConfig& layer : layers)
@@ -62,23 +83,30 @@ int64_t slot_formula(const std::vector<KvLayerConfig>& layers) {
     }
   return bytes;
 }
-/// Pages of a sequence with n positions.
-int pages_formula(const std::vector<KvLayerConfig>& layers, int n) {
-  int most = 0;
+/// Positions of n that are coded.
+int coded_formula(const KvSideConfig& s, int n) {
+  const int window = s.policy.window, tile = window > 0 ? 32 : 1;
+  const bool waits = (s.policy.centre || s.format->head_scale) && n < 64;
+  return waits || n < window ? 0 : (n - window) / tile * tile;
+}
+/// Pages of a sequence that has grown to n positions, of one class. Sliding layers hold what the next query sees and what
+/// is coded next, were the sequence 32 positions shorter, and the rest of the pages that these are in.
+int pages_formula(const std::vector<KvLayerConfig>& layers, int n, PageClass of) {
+  const int back = std::max(0, n - 32);
+  int most = 0, first = back;
   for (const KvLayerConfig& layer : layers)
     for (const bool is_k : {true, false}) {
-      const KvSideConfig& s = layer.side(is_k);
-      const int window = s.policy.window, tile = window > 0 ? 32 : 1;
-      const bool waits = (s.policy.centre || s.format->head_scale) && n < 64;
-      const int coded = waits || n < window ? 0 : (n - window) / tile * tile;
-      most = std::max(most, (coded + 127) / 128);
+      if (!is_of(layer, of)) continue;
+      most = std::max(most, (coded_formula(layer.side(is_k), n) + 127) / 128);
+      const int seen = std::max(0, back + 1 - layer.attention_window);
+      first = std::min({first, of == PageClass::sliding ? seen : 0, coded_formula(layer.side(is_k), back)});
     }
-  return most;
+  return most - (of == PageClass::sliding ? first / 128 : 0);
 }
 
 class Pool {
  public:
-  Pool(std::vector<KvLayerConfig> layers, int n_pages, int n_slots)
+  Pool(std::vector<KvLayerConfig> layers, PageNumbers n_pages, int n_slots)
       : layers_(std::move(layers)),
         pool_(memory_of(layers_, n_pages, n_slots), [this](int n) { return memory_of(layers_, n, 1); }) {}
 
@@ -94,19 +122,20 @@ class Pool {
     append(seq, text, n).or_throw();
     return seq;
   }
-  /// Every row as a query behind the last position reads it.
+  /// Every row that a query behind the last position sees, as it reads it.
   std::vector<float> rows(SeqId seq) {
-    const KvSpan span = pool_.span(seq, 0, 0);
     const auto& memory = static_cast<const HostKvMemory&>(pool_.memory());
     std::vector<float> all;
     std::vector<float> row(kDim);
     for (int layer = 0; layer < memory.n_layers(); ++layer)
       for (const bool is_k : {true, false})
-        for (int head = 0; head < kHeads; ++head)
-          for (int p = 0; p < span.n_past; ++p) {
+        for (int head = 0; head < kHeads; ++head) {
+          const KvSpan span = pool_.span(seq, 0, 0, memory.page_class(layer));
+          for (int p = memory.tiles(layer, is_k).first_seen(span.n_past + 1); p < span.n_past; ++p) {
             read_cached_row(memory.tiles(layer, is_k), span, head, p, span.n_past, row.data());
             all.insert(all.end(), row.begin(), row.end());
           }
+        }
     return all;
   }
   /// Everything a sequence or a checkpoint can hold is counted as it should be.
@@ -125,14 +154,32 @@ class Pool {
       for (const bool is_k : {true, false}) padding += pool_.memory().overhead_bytes(layer, is_k);
     EXPECT_EQ(r.allocated_bytes, r.n_pages * page_formula(layers_) + r.n_slots * slot_formula(layers_) + padding);
   }
-  int pages(int n) const { return pages_formula(layers_, n); }
+  /// The same of sequences that have grown to these lengths and share nothing.
+  void check_grown(const std::vector<int>& lengths, const char* where) {
+    const PoolReport r = pool_.report();
+    const auto n_slots = ssize(lengths);
+    int64_t bytes = n_slots * slot_formula(layers_);
+    for (const PageClass of : pool_.memory().page_classes()) {
+      const PageReport& p = of == PageClass::sliding && r.sliding ? *r.sliding : r;
+      int pages = 0;
+      for (const int n : lengths) pages += pages_formula(layers_, n, of);
+      EXPECT_EQ(p.n_pages - p.pages_free, pages) << where;
+      EXPECT_EQ(p.page_bytes, page_formula(layers_, of)) << where;
+      EXPECT_EQ(p.pages_shared + p.pages_of_checkpoints, 0) << where;
+      bytes += pages * page_formula(layers_, of);
+    }
+    EXPECT_EQ(r.used_bytes, bytes) << where;
+    EXPECT_EQ(r.n_slots - r.slots_free, n_slots) << where;
+  }
+  int pages(int n) const { return pages_formula(layers_, n, class_of(layers_)); }
+  int sliding_pages(int n) const { return pages_formula(layers_, n, PageClass::sliding); }
 
  private:
   Status append_step(SeqId seq, uint64_t text, int n) {
     RIDGE_TRY_STATUS(pool_.reserve(seq, n));
     const auto& memory = static_cast<const HostKvMemory&>(pool_.memory());
-    const KvSpan whole = pool_.span(seq, 0, n);
     for (int layer = 0; layer < memory.n_layers(); ++layer) {
+      const KvSpan whole = pool_.span(seq, 0, n, memory.page_class(layer));
       std::vector<float> k, v;
       for (int i = 0; i < n; ++i) {
         Rng rng((text * 4096 + uint64_t(whole.n_past + i)) * 64 + uint64_t(layer));
@@ -570,6 +617,140 @@ TEST(SequencePool, RandomRowsFillPagesAndGoAgain) {
   EXPECT_EQ(pool.rows(a), rows);
   EXPECT_TRUE(is_refused(pool->fill(a, 1000, 7), "1000 more positions need 8 pages, 4 are free"));
   EXPECT_EQ(pool->length(a), 0);
+}
+
+TEST(SequencePool, RandomRowsOfSlidingLayersFillTheirWindow) {
+  for (const auto& layers : {sliding_layers(), only_sliding_layers()}) {
+    Pool pool(layers, {16, 3}, 2);
+    const SeqId seq = pool->open().or_throw();
+    if (layers.size() > 1) {
+      EXPECT_TRUE(is_refused(pool->fill(seq, 4000, 7), "4000 more positions need 32 pages, 16 are free"));
+      pool.check_grown({0}, "refused");
+    }
+    for (const int n : {100, 1300, 1301}) {
+      pool->fill(seq, n, 7).or_throw();
+      pool.check_grown({n}, "filled");
+      for (const float x : pool.rows(seq)) ASSERT_TRUE(std::isfinite(x));
+    }
+    pool.append(seq, 1, 200).or_throw();
+    pool.check_grown({1501}, "gone on");
+  }
+}
+
+TEST(SequencePool, SlidingLayersHoldTheirWindowHoweverLongTheText) {
+  for (const auto& layers : {sliding_layers(), only_sliding_layers()}) {
+    constexpr int kLength = 1500, kStep = 40;
+    const PageNumbers n_pages = pool_pages(layers, kLength, 2, 2 * kStep);
+    EXPECT_LT(n_pages.sliding, n_pages.full / 2);
+    Pool pool(layers, n_pages, 2);
+    const SeqId a = pool->open().or_throw(), b = pool->open().or_throw();
+    int most = 0;
+    for (int n = 0; n < kLength; n += kStep) {
+      pool.append(a, 1, kStep, kStep).or_throw();
+      pool.append(b, 2, kStep / 2, kStep).or_throw();
+      pool.check_grown({n + kStep, (n + kStep) / 2}, "growing");
+      most = std::max(most, int(pool->pages(a, PageClass::sliding).size()));
+    }
+    EXPECT_LE(most, most_sliding_pages(layers));
+    // A window of 150 and 32 positions back: on pages of 128 there are three at most.
+    EXPECT_LE(most, 3);
+    Pool alone(layers, n_pages.full, 1);
+    const SeqId at_once = alone->open().or_throw();
+    alone.append(at_once, 1, pool->length(a), kLength + kStep).or_throw();  // nothing is given back before the end
+    EXPECT_EQ(pool.rows(a), alone.rows(at_once));
+    pool->close(a);
+    pool->close(b);
+    pool.check_grown({}, "closed");
+  }
+}
+
+TEST(SequencePool, SlidingLayersGoBackByTheSpareRowsAndNoFurther) {
+  for (const auto& layers : {sliding_layers(), only_sliding_layers()}) {
+    Pool pool(layers, 16, 2), alone(layers, 16, 1);
+    for (const int n : {180, 290, 320, 321, 416, 800})
+      for (const int back : {1, 16, 31, 32}) {
+        const SeqId seq = pool.open(1, n), expected = alone.open(1, n - back);
+        EXPECT_TRUE(pool->trim(seq, n - back, TrimMode::exact).or_throw().exact);
+        EXPECT_EQ(pool.rows(seq), alone.rows(expected)) << n << " back " << back;
+        pool.append(seq, 2, 300).or_throw();
+        alone.append(expected, 2, 300).or_throw();
+        EXPECT_EQ(pool.rows(seq), alone.rows(expected)) << n << " back " << back << ", gone on";
+        pool->close(seq);
+        alone->close(expected);
+      }
+    const SeqId seq = pool.open(1, 900);
+    const std::vector<float> before = pool.rows(seq);
+    for (const TrimMode mode : {TrimMode::exact, TrimMode::coded_window})
+      EXPECT_TRUE(is_refused(pool->trim(seq, 400, mode), "sliding layers gave back"));
+    EXPECT_TRUE(is_refused(pool->fork(seq, 400), "sliding layers gave back"));
+    EXPECT_EQ(pool.rows(seq), before);
+    pool.check_grown({900}, "refused");
+    EXPECT_TRUE(pool->trim(seq, 0, TrimMode::exact).or_throw().exact);
+    pool.check_grown({0}, "empty");
+  }
+}
+
+TEST(SequencePool, CheckpointsForksAndImagesHoldTheWindowOfTheirLength) {
+  for (const auto& layers : {sliding_layers(), only_sliding_layers()}) {
+    Pool pool(layers, 24, 4), alone(layers, 16, 2);
+    const SeqId seq = pool.open(1, 500);
+    const std::vector<float> at_500 = pool.rows(seq);
+    const CheckpointId checkpoint = pool->checkpoint(seq).or_throw();
+    const SeqId fork = pool->fork(seq, 480).or_throw();
+    pool.append(seq, 1, 600).or_throw();  // all that the checkpoint sees is behind the window
+    pool.append(fork, 2, 600).or_throw();
+    const SeqId expected = alone.open(1, 480);
+    alone.append(expected, 2, 600).or_throw();
+    EXPECT_EQ(pool.rows(fork), alone.rows(expected));
+    pool->close(fork);
+    alone->close(expected);
+
+    const SeqId again = pool->open(checkpoint).or_throw();
+    EXPECT_EQ(pool.rows(again), at_500);
+    const SequenceImage image = pool->save(again);
+    const SeqId loaded = alone->load(image).or_throw();
+    EXPECT_EQ(alone.rows(loaded), at_500);
+    alone.check_grown({500}, "loaded");
+    pool->park(again);
+    pool->unpark(again).or_throw();
+    EXPECT_TRUE(pool->trim(again, 468, TrimMode::exact).or_throw().exact) << "parked with its spare rows";
+    pool->close(again);
+    pool->restore(seq, checkpoint);
+    EXPECT_EQ(pool.rows(seq), at_500);
+    pool.append(seq, 1, 100).or_throw();
+    alone.append(loaded, 1, 100).or_throw();
+    EXPECT_EQ(pool.rows(seq), alone.rows(loaded));
+    pool->release(checkpoint);
+    pool.check_grown({600}, "released");
+
+    // An image may have all rows, as those of versions that gave none back: the pool takes what it would hold.
+    std::vector<KvLayerConfig> full = layers;
+    for (KvLayerConfig& layer : full) layer.attention_window = 0;
+    Pool whole(full, 16, 1);
+    const SeqId old = pool->load(whole->save(whole.open(1, 500))).or_throw();
+    EXPECT_EQ(pool.rows(old), at_500);
+    pool.check_grown({600, 500}, "an image of all rows");
+    SequenceImage wrong = image;
+    wrong.sides[0].coded_first += 256;
+    EXPECT_THAT(pool->load(wrong).error().message, HasSubstr("coded_first"));
+    wrong = image;
+    wrong.sides[1].coded_first = 0;
+    EXPECT_THAT(pool->load(wrong).error().message, HasSubstr("another sliding layer has"));
+  }
+}
+
+TEST(SequencePool, AShiftOfSlidingLayersKeepsWhatTheyHold) {
+  Pool pool(only_sliding_layers(), 16, 1);
+  const SeqId seq = pool.open(1, 600);
+  const std::vector<float> before = pool.rows(seq);
+  EXPECT_TRUE(is_refused(pool->shift(seq, 4, 550, [](int, float*) {}), "gave back"));
+  EXPECT_EQ(pool.rows(seq), before);
+  pool->shift(seq, 4, 205, [](int, float*) {}).or_throw();
+  EXPECT_EQ(pool->length(seq), 395);
+  EXPECT_EQ(pool.rows(seq), before) << "f16 rows that are not turned, q8_0 codes as they are";
+  EXPECT_EQ(ssize(pool->pages(seq)), pool.sliding_pages(395));
+  pool.append(seq, 2, 300).or_throw();
+  pool.check_grown({695}, "gone on");
 }
 
 /// Sequences of 4,000 tokens that a pool takes until it refuses one, each with a checkpoint.

@@ -19,6 +19,7 @@ namespace ridge {
 namespace {
 
 constexpr int kMaxLength = 420;  // tokens of a sequence
+constexpr PageClass kClasses[] = {PageClass::full, PageClass::sliding};
 
 int from_environment(const char* name, int otherwise) {
   const char* const text = std::getenv(name);
@@ -38,6 +39,7 @@ struct Timeline {
   std::vector<std::vector<float>> rows;
   int most = 0;           // longest since exact rows were last replaced
   int replaced_at = 0;    // its length then
+  int first = 0;          // sliding layers hold rows from this position on
   bool is_lossy = false;  // shifted, or cut further back than exact rows reach: no text gives these rows
 
   int n() const { return int(tokens.size()); }
@@ -60,13 +62,14 @@ struct Timeline {
     events.push_back({exact ? Event::Kind::trim_exact : Event::Kind::trim_coded, length});
     if (!exact) lose_rows();
   }
-  void shift(int first, int count) {
-    cut(first, count);
+  void shift(int at, int count) {
+    cut(at, count);
     if (n() == 0) {
       *this = {};
       return;
     }
-    events.push_back({Event::Kind::shift, first, count});
+    events.push_back({Event::Kind::shift, at, count});
+    if (first > at) first = std::max(at, first - count);
     lose_rows();
   }
 
@@ -82,6 +85,7 @@ struct Case {
   LoadOptions crowd, alone;     // engines of the ragged steps and of the reference
   std::vector<std::string> kv;  // of each layer, as typed in lists
   int n_sequences, n_steps;
+  int prompt = 150;             // the longest piece of a text in a step
   bool one_token_each = false;  // prompts are cut into single tokens on both sides
 };
 
@@ -127,7 +131,11 @@ class Ragged {
     while (!sequences_.empty() && !testing::Test::HasFailure()) close(sequences_.begin()->first);
     while (!checkpoints_.empty()) release(checkpoints_.begin()->first);
     check_bytes();
-    EXPECT_EQ(pool_->report().pages_free, pool_->report().n_pages);
+    const PoolReport report = pool_->report();
+    EXPECT_EQ(report.pages_free, report.n_pages);
+    if (report.sliding) {
+      EXPECT_EQ(report.sliding->pages_free, report.sliding->n_pages);
+    }
     EXPECT_EQ(pool_->report().slots_free, pool_->report().n_slots);
     EXPECT_EQ(pool_->report().used_bytes, 0);
     EXPECT_GT(n_verified_, 0);
@@ -136,7 +144,7 @@ class Ragged {
  private:
   struct Kept {
     Timeline timeline;
-    std::vector<int32_t> pages;
+    std::vector<int32_t> pages[kPageClasses];
     std::optional<uint64_t> key;
   };
 
@@ -220,8 +228,11 @@ class Ragged {
   void checkpoint(SeqId seq) {
     const auto made = pool_->checkpoint(seq);
     if (!made) return make_room();
-    const auto pages = pool_->pages(seq);
-    Kept& kept = checkpoints_[*made] = {sequences_[seq], {pages.begin(), pages.end()}, {}};
+    Kept& kept = checkpoints_[*made] = {.timeline = sequences_[seq], .pages = {}, .key = {}};
+    for (const PageClass of : kClasses) {
+      const auto pages = pool_->pages(seq, of);
+      kept.pages[size_t(of)].assign(pages.begin(), pages.end());
+    }
     if (!chance(0.7)) return;
     kept.key = uint64_t(below(3));
     std::erase_if(checkpoints_, [&](const auto& c) { return c.first != *made && c.second.key == kept.key; });
@@ -293,7 +304,7 @@ class Ragged {
         continue;
       }
       const double size = rng_.uniform();
-      const int most = case_.one_token_each || size < 0.4 ? 1 : size < 0.7 ? 16 : 150;
+      const int most = case_.one_token_each || size < 0.4 ? 1 : size < 0.7 ? 16 : case_.prompt;
       const int n = 1 + below(std::min(most, kMaxLength - timeline.n()));
       if (const Status room = pool_->reserve(seq, n); !room) {
         EXPECT_THAT(room.error().message, testing::HasSubstr("pages, "));
@@ -392,50 +403,78 @@ class Ragged {
     for (const KvLayerConfig& layer : layers_)
       for (const bool is_k : {true, false}) visit(layer, layer.side(is_k));
   }
-  /// Pages of a sequence with n positions, from the rule of retention alone.
-  int pages(int n) const {
+  static PageClass class_of(const KvLayerConfig& layer) {
+    return layer.attention_window > 0 ? PageClass::sliding : PageClass::full;
+  }
+  static int coded(const KvSideConfig& side, int n) {
+    const int window = side.policy.window, tile = window > 0 ? 32 : 1;
+    const bool waits = (side.policy.centre || side.format->head_scale) && n < 64;
+    return waits || n < window ? 0 : (n - window) / tile * tile;
+  }
+  /// Pages of n positions, from the rule of retention alone.
+  int pages(int n, PageClass of) const {
     int most = 0;
-    for_each_side([&](const KvLayerConfig&, const KvSideConfig& side) {
-      const int window = side.policy.window, tile = window > 0 ? 32 : 1;
-      const bool waits = (side.policy.centre || side.format->head_scale) && n < 64;
-      const int coded = waits || n < window ? 0 : (n - window) / tile * tile;
-      most = std::max(most, (coded + 127) / 128);
+    for_each_side([&](const KvLayerConfig& layer, const KvSideConfig& side) {
+      if (class_of(layer) == of) most = std::max(most, (coded(side, n) + 127) / 128);
     });
     return most;
   }
+  int pages(int n) const { return std::max(pages(n, PageClass::full), pages(n, PageClass::sliding)); }
+  /// Of n positions sliding layers keep those that the next query sees or that are coded next, were it 32 back, and the
+  /// rest of their page.
+  int kept_from(int n) const {
+    const int back = std::max(0, n - 32);
+    int first = back;
+    for_each_side([&](const KvLayerConfig& layer, const KvSideConfig& side) {
+      if (class_of(layer) == PageClass::sliding)
+        first = std::min({first, std::max(0, back + 1 - layer.attention_window), coded(side, back)});
+    });
+    return first / 128 * 128;
+  }
   void check_bytes() {
     if (testing::Test::HasFailure()) return;
-    int64_t page_bytes = 0, slot_bytes = 0;
+    for (auto& [seq, timeline] : sequences_) timeline.first = std::max(timeline.first, kept_from(timeline.n()));
+    int64_t page_bytes[kPageClasses] = {}, slot_bytes = 0;
     for_each_side([&](const KvLayerConfig& layer, const KvSideConfig& side) {
       const int dim = layer.head_dim, heads = layer.v_is_k && &side == &layer.v ? 0 : layer.n_kv_heads;
       const bool calibrates = side.policy.centre || side.format->head_scale;
       const int ring = side.policy.window > 0 ? side.policy.window + 32 + 32 : calibrates ? 64 : 0;
-      page_bytes += heads * 128 * side.format->row_bytes(dim);
+      page_bytes[size_t(class_of(layer))] += heads * 128 * side.format->row_bytes(dim);
       slot_bytes += heads * (ring * side.recent().row_bytes(dim) + 2 * side.policy.sinks * dim);
       if (&side == &layer.k) slot_bytes += 4 * layer.state_values;
       slot_bytes += 4 * heads * ((side.policy.centre ? dim : 0) + (side.format->head_scale ? 1 : 0));
     });
-    std::map<int32_t, int> holders;
+    const PoolReport r = pool_->report();
     int slots = int(checkpoints_.size());
     for (const auto& [seq, timeline] : sequences_) {
       ASSERT_EQ(pool_->length(seq), timeline.n());
-      ASSERT_EQ(int(pool_->pages(seq).size()), pool_->is_parked(seq) ? 0 : pages(timeline.n()));
       slots += !pool_->is_parked(seq);
-      for (const int32_t page : pool_->pages(seq)) ++holders[page];
     }
-    const auto by_sequences = holders;
-    for (const auto& [id, kept] : checkpoints_)
-      for (const int32_t page : kept.pages) ++holders[page];
-    const PoolReport r = pool_->report();
-    const auto used = int(holders.size());
+    int64_t used_bytes = slots * slot_bytes;
+    for (const PageClass of : kClasses) {
+      if (std::ranges::none_of(layers_, [&](const KvLayerConfig& layer) { return class_of(layer) == of; })) continue;
+      std::map<int32_t, int> holders;
+      for (const auto& [seq, timeline] : sequences_) {
+        const int given_back = of == PageClass::sliding ? timeline.first / 128 : 0;
+        ASSERT_EQ(int(pool_->pages(seq, of).size()), pool_->is_parked(seq) ? 0 : pages(timeline.n(), of) - given_back);
+        for (const int32_t page : pool_->pages(seq, of)) ++holders[page];
+      }
+      const auto by_sequences = holders;
+      for (const auto& [id, kept] : checkpoints_)
+        for (const int32_t page : kept.pages[size_t(of)]) ++holders[page];
+      const PageReport& pages = of == PageClass::sliding && r.sliding ? *r.sliding : r;
+      const auto used = int(holders.size());
+      ASSERT_EQ(pages.n_pages - pages.pages_free, used) << "step " << step_;
+      ASSERT_EQ(pages.pages_shared,
+                std::ranges::count_if(by_sequences, [&](auto& h) { return holders.at(h.first) > 1; }))
+          << "step " << step_;
+      ASSERT_EQ(pages.pages_of_checkpoints, ssize(holders) - ssize(by_sequences)) << "step " << step_;
+      used_bytes += used * page_bytes[size_t(of)];
+    }
     ASSERT_EQ(r.sequences, ssize(sequences_)) << "step " << step_;
     ASSERT_EQ(r.checkpoints, ssize(checkpoints_)) << "step " << step_;
-    ASSERT_EQ(r.n_pages - r.pages_free, used) << "step " << step_;
-    ASSERT_EQ(r.pages_shared, std::ranges::count_if(by_sequences, [&](auto& h) { return holders.at(h.first) > 1; }))
-        << "step " << step_;
-    ASSERT_EQ(r.pages_of_checkpoints, ssize(holders) - ssize(by_sequences)) << "step " << step_;
     ASSERT_EQ(r.n_slots - r.slots_free, slots) << "step " << step_;
-    ASSERT_EQ(r.used_bytes, used * page_bytes + slots * slot_bytes) << "step " << step_;
+    ASSERT_EQ(r.used_bytes, used_bytes) << "step " << step_;
   }
 
   Case case_;
@@ -527,6 +566,20 @@ TEST_P(RaggedModels, ACrowdChangesNothing) {
             .n_sequences = 4,
             .n_steps = 24},
            11);
+}
+
+/// Pages behind a window are given back and taken by others.
+TEST(Ragged, SlidingLayers) {
+  for (const char* model : {"synth:tiny-gemma@weights=q8_0", "synth:tiny-oss@weights=f16"})
+    for (const int prompt : {20, 300})
+      run_case({.model = model,
+                .crowd = {.n_threads = 2},
+                .alone = {.n_threads = 1},
+                .kv = {"f16/q8_0:window=32:sinks=3", "rotor-3:window=64", "q8_0:centre=on"},
+                .n_sequences = 4,
+                .n_steps = 120,
+                .prompt = prompt},
+               uint64_t(prompt));
 }
 
 /// One row a token is K and V.

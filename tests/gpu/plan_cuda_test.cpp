@@ -135,6 +135,70 @@ TEST_F(PlanCuda, Activations) {
   }
 }
 
+/// Two sequences that take each other's pages of sliding layers, in prompts and recorded steps, on a device whose pool
+/// has no more pages than the bound; the CPU's has all it likes.
+TEST_F(PlanCuda, PagesBehindWindowsAreTakenByOthers) {
+  struct Pools {
+    Pools(std::unique_ptr<Backend> of, const std::vector<KvLayerConfig>& layers, PageNumbers n_pages)
+        : backend(std::move(of)), pool(backend->open_memory(layers, {}, n_pages, 2), {}) {
+      for (SeqId& seq : seqs) seq = pool.open().or_throw();
+    }
+    std::vector<float> run(std::span<const int32_t> tokens, std::span<const int> of_each) {
+      std::vector<SeqTokens> step;
+      for (size_t i = 0; i < 2; ++i)
+        if (of_each[i] > 0) step.push_back({seqs[i], of_each[i]});
+      for (const SeqTokens& s : step) pool.reserve(s.seq, s.n_tokens).or_throw();
+      backend->run({.tokens = tokens, .seqs = step, .logits = LogitRows::last}, pool, *outputs);
+      const View2<const float> rows = outputs->logits();
+      return {rows.data, rows.data + rows.rows * rows.cols};
+    }
+    std::unique_ptr<Backend> backend;
+    SequencePool pool;
+    std::unique_ptr<Outputs> outputs = backend->make_outputs();
+    SeqId seqs[2] = {};
+  };
+  struct Case {
+    const char *spec, *format;
+    bool all;  // layers slide
+    double bound;
+  };
+  for (const Case& c :
+       {Case{"tiny@weights=f32", "f32", false, kFloats}, Case{"tiny-64@layers=2@weights=f32", "f16", false, kHalves},
+        Case{"tiny-64@layers=1@weights=f32", "rotor-3", true, 2e-4}}) {
+    CpuContext context(2, Isa::scalar);
+    LoadedModel model = make_synth_model(context, c.spec).or_throw();
+    ModelPlan plan = make_plan(model.config);
+    for (size_t i = 0; i < plan.layers.size(); ++i) plan.layers[i].attention.window = c.all || i == 0 ? 21 : 0;
+    constexpr int kMost = 170, kContext = 512;
+    auto layers = layer_configs({.n_ctx = kContext, .k = {.format = c.format}, .v = {.format = c.format}}, plan);
+    for (KvLayerConfig& layer : layers) layer.k.policy.rounding = layer.v.policy.rounding = KvRounding::nearest;
+    const PageNumbers bound = pool_pages(layers, kContext, 2, kMost);
+    EXPECT_LT(bound.sliding, bound.full);
+    Pools cpu(make_cpu_backend(context, plan, model.weights), layers, bound.full),
+        device(make_cuda_backend(0, plan, model.weights, {}), layers, bound);
+    Rng rng(11);
+    const int steps[][2] = {{150, 1}, {3, 150}, {1, 1}, {1, 1}, {1, 1}, {110, 0}, {1, 140}, {1, 1}, {16, 1}, {1, 1}};
+    for (const auto& of_each : steps) {
+      std::vector<int32_t> tokens;
+      for (int i = 0; i < of_each[0] + of_each[1]; ++i)
+        tokens.push_back(int32_t(rng.next() % uint64_t(plan.vocab_size)));
+      const auto expected = cpu.run(tokens, of_each), got = device.run(tokens, of_each);
+      EXPECT_LT(compare(got, expected).nmse, c.bound) << c.spec << ", step of " << of_each[0] << " and " << of_each[1];
+      for (const SeqId seq : device.seqs)
+        EXPECT_LE(ssize(device.pool.pages(seq, PageClass::sliding)), most_sliding_pages(layers));
+    }
+    // Back by 20, and on where the device has left it.
+    const int n = device.pool.length(device.seqs[0]) - 20;
+    for (Pools* pools : {&cpu, &device}) pools->pool.trim(pools->seqs[0], n, TrimMode::exact).or_throw();
+    const SequenceImage image = device.pool.save(device.seqs[0]);
+    cpu.pool.close(cpu.seqs[0]);
+    cpu.seqs[0] = cpu.pool.load(image).or_throw();
+    const std::vector<int32_t> tokens(33, 5);
+    const int of_each[] = {33, 0};
+    EXPECT_LT(compare(device.run(tokens, of_each), cpu.run(tokens, of_each)).nmse, c.bound) << c.spec << ", taken over";
+  }
+}
+
 /// Every layer slides, or one of two; with sink logits; over rows, tiles and caches with exact rows.
 TEST_F(PlanCuda, AttentionWindowsAndSinkLogits) {
   const auto change = [](ModelPlan& plan, Weights& weights) {

@@ -109,6 +109,9 @@ class SchedulerTest : public testing::Test {
     EXPECT_EQ(r.sequences, 0);
     EXPECT_EQ(r.n_slots - r.slots_free, r.checkpoints) << "slots of closed sequences come back";
     EXPECT_EQ(r.n_pages - r.pages_free, r.pages_of_checkpoints) << "pages of closed sequences come back";
+    if (const auto& s = r.sliding) {
+      EXPECT_EQ(s->n_pages - s->pages_free, s->pages_of_checkpoints) << "those of sliding layers too";
+    }
   }
 };
 
@@ -251,6 +254,51 @@ TEST_F(SchedulerTest, WhenPagesEndTheYoungestWaitAndNobodyNotices) {
     }
     scheduler.inspect([&](Scheduler& s) { EXPECT_EQ(s.totals().parked > 0, crowd); });
     expect_nothing_held(scheduler);
+  }
+}
+
+/// Pages of two kinds, of which either may end first: checkpoints go, the youngest wait, and the texts stay.
+TEST_F(SchedulerTest, SlidingLayersDivideTheBytesAndNobodyNotices) {
+  for (const char* model : {"synth:tiny-gemma@weights=q8_0", "synth:tiny-oss@weights=f16"}) {
+    Engine sliding(model, {.n_threads = 2});
+    SchedulerOptions o = options("f16", 480);
+    o.max_lanes = 1;
+    const auto layers = layer_configs(session_options(o.lane.kv, o.lane.n_ctx, 0), sliding.plan());
+    const PageNumbers one = pool_pages(layers, o.lane.n_ctx, 1, o.lane.batch_tokens);
+    const auto memory = sliding.open_host_memory(layers, 1, 1);
+    const auto bytes = [&](double n) {
+      return 32 * memory->slot_bytes() + int64_t(n * double(one.full * memory->page_bytes(PageClass::full) +
+                                                            one.sliding * memory->page_bytes(PageClass::sliding)));
+    };
+    const std::vector<int32_t> shared = random_prompt(99, 200);
+    std::vector<std::string> alone;
+    for (const double room : {32.0, 1.0, 1.7}) {
+      o.lane.kv_bytes = bytes(room);
+      Scheduler scheduler(sliding, o);
+      std::vector<std::shared_ptr<Heard>> all;
+      for (int i = 0; i < 6; ++i) {
+        std::vector<int32_t> prompt(shared.begin(), shared.begin() + (i % 2 == 0 ? 200 : 40));
+        const std::vector<int32_t> tail = random_prompt(uint64_t(i), 30);
+        prompt.insert(prompt.end(), tail.begin(), tail.end());
+        all.push_back(send(scheduler, request(prompt, 220, 1.0f, uint64_t(i))));
+      }
+      for (size_t i = 0; i < all.size(); ++i) {
+        all[i]->wait();
+        EXPECT_EQ(all[i]->reason_, FinishReason::length) << all[i]->error_;
+        if (room == 32) alone.push_back(all[i]->text_);
+        EXPECT_EQ(all[i]->text_, alone[i]) << model << ", request " << i << ", room for " << room;
+      }
+      const PoolReport r = report(scheduler);
+      ASSERT_TRUE(r.sliding);
+      EXPECT_LE(r.n_pages * r.page_bytes + r.sliding->n_pages * r.sliding->page_bytes + r.n_slots * r.slot_bytes,
+                o.lane.kv_bytes);
+      EXPECT_GE(r.n_pages, one.full);
+      EXPECT_GE(r.sliding->n_pages, one.sliding);
+      expect_nothing_held(scheduler);
+    }
+    o.lane.kv_bytes = bytes(1) - 1;
+    Totals totals;
+    EXPECT_THROW(Lane(sliding, o.lane, totals), Error);
   }
 }
 

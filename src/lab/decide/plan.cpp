@@ -90,20 +90,31 @@ WeightBytes found_weights(const Weights& w, bool tied) {
 
 std::string side_name(bool is_k, std::string_view what) { return fmt::format("KV {} {}", is_k ? "K" : "V", what); }
 
+/// Pages that were given back keep their places in lists.
+int64_t page_list_bytes(std::span<const KvLayerConfig> layers, PageNumbers n_pages) {
+  const auto slides = [](const KvLayerConfig& layer) { return layer.attention_window > 0; };
+  int64_t bytes = 0;
+  if (!std::ranges::all_of(layers, slides)) bytes += kPoolBytesOfPage * n_pages.full;
+  if (std::ranges::any_of(layers, slides))
+    bytes += kPoolBytesOfPage * n_pages.sliding + int64_t(sizeof(int32_t)) * (n_pages.full - n_pages.sliding);
+  return bytes;
+}
+
 /// Parts of the caches of n_sessions sequences, in the order of a plan.
-void add_kv(const PlannedModel& model, std::span<const KvLayerConfig> layers, int n_pages, int n_slots,
+void add_kv(const PlannedModel& model, std::span<const KvLayerConfig> layers, PageNumbers n_pages, int n_slots,
             MemoryPlan& plan) {
-  int64_t lists = kPoolBytesOfPage * n_pages, metrics = 0, of_metrics = 0;
+  int64_t lists = page_list_bytes(layers, n_pages), metrics = 0, of_metrics = 0;
   for (const bool is_k : {true, false}) {
     int64_t coded = 0, ring = 0, sinks = 0, centres = 0, states = 0;
     for (const KvLayerConfig& config : layers) {
       const KvLayout layout(config, is_k, model.on_device() && device_tiles(config).ok);
-      coded += n_pages * layout.page_bytes();
+      const int n = n_pages[page_class_of(layout.tiles)];
+      coded += n * layout.page_bytes();
       ring += n_slots * layout.ring_bytes();
       sinks += n_slots * layout.sinks_bytes();
       centres += n_slots * (layout.centre_bytes() + layout.head_scale_bytes());
       states += n_slots * layout.state_bytes();
-      lists += n_pages * int64_t(sizeof(PageCounts));
+      lists += n * int64_t(sizeof(PageCounts));
       const int64_t form = 4 * int64_t(config.n_kv_heads) * config.head_dim * config.head_dim;
       if (config.n_kv_heads > 0) of_metrics += is_k || !config.v_is_k ? form : 0;
       if (layout.config.policy.rounding == KvRounding::weighted) metrics += layout.tiles.n_kv_heads > 0 ? form : 0;
@@ -185,12 +196,13 @@ MemoryPlan plan_memory(const PlannedModel& model, const KvChoice& kv, int n_ctx,
     const WeightBytes weights = planned_weights(model);
     plan.parts = {{kMatrices, weights.matrices}, {kEmbedding, weights.embedding}, {kVectors, weights.vectors}};
   }
-  const int pages = std::max(1, pages_for(layers, n_ctx));
-  add_kv(model, layers, pages * n_sessions, n_sessions, plan);
+  add_kv(model, layers, pool_pages(layers, n_ctx, n_sessions, plan.n_ubatch), n_sessions, plan);
+  const PageNumbers pages = {std::max(1, pages_for(layers, n_ctx)), most_sliding_pages(layers)};
   for (const KvLayerConfig& config : layers)
     for (const bool is_k : {true, false}) {
       const KvLayout layout(config, is_k, model.on_device() && device_tiles(config).ok);
-      plan.session_bytes += pages * layout.page_bytes() + layout.slot_bytes();
+      const int n = std::min(pages.full, pages[page_class_of(layout.tiles)]);
+      plan.session_bytes += n * layout.page_bytes() + layout.slot_bytes();
       plan.step_kv_bytes += n_sessions * (kv_read_bytes(layout.tiles, n_ctx) + layout.state_bytes());
     }
   if (model.on_device()) return plan;
@@ -251,7 +263,7 @@ PlanCheck check_plan(const std::string& path, const MemoryPlan& plan, const Load
   const int64_t before = resident_bytes();
   Engine engine(path, place);
   const std::vector<KvLayerConfig> layers = layer_configs(session_options(plan.kv, plan.n_ctx, 0), engine.plan());
-  const int n_pages = std::max(1, pages_for(layers, plan.n_ctx)) * plan.n_sessions;
+  const PageNumbers n_pages = pool_pages(layers, plan.n_ctx, plan.n_sessions, plan.n_ubatch);
   const auto pool = engine.open_pool(layers, n_pages, plan.n_sessions, plan.n_ctx);
   const auto outputs = engine.backend().make_outputs();
   Rng rng(1);
@@ -280,12 +292,12 @@ PlanCheck check_plan(const std::string& path, const MemoryPlan& plan, const Load
   // A side's allocation is one number: its parts are those of its layout, and the pages' what is left.
   const KvMemory& memory = pool->memory();
   const auto& host = static_cast<const HostKvMemory&>(memory);
-  int64_t lists = kPoolBytesOfPage * memory.n_pages(), metrics = 0;
+  int64_t lists = page_list_bytes(layers, n_pages), metrics = 0;
   for (const bool is_k : {true, false}) {
     int64_t coded = 0, ring = 0, sinks = 0, centres = 0, states = 0;
     for (int i = 0; i < memory.n_layers(); ++i) {
       const KvLayout& layout = memory.layout(i, is_k);
-      const int64_t n = memory.n_slots(), counts = memory.n_pages() * int64_t(sizeof(PageCounts));
+      const int64_t n = memory.n_slots(), counts = memory.n_pages(memory.page_class(i)) * int64_t(sizeof(PageCounts));
       ring += n * layout.ring_bytes();
       sinks += n * layout.sinks_bytes();
       centres += n * (layout.centre_bytes() + layout.head_scale_bytes());

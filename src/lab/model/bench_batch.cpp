@@ -25,21 +25,24 @@ double seconds_after(BatchClock::time_point start) {
 std::vector<KvLayerConfig> batch_layers(const Engine& engine, const BatchTest& test) {
   return layer_configs(session_options(test.kv, test.longest(), 1), engine.plan());
 }
-int64_t batch_pages(std::span<const KvLayerConfig> layers, const BatchTest& test) {
-  int64_t pages = 0;
-  for (const int n : test.n_prompt) pages += std::max(1, pages_for(layers, n + test.n_gen));
+/// Steps bring n_step tokens in all.
+PageNumbers batch_pages(std::span<const KvLayerConfig> layers, const BatchTest& test, int n_step) {
+  PageNumbers pages = pool_pages(layers, test.longest(), test.n_seq(), n_step);
+  pages.full = 0;
+  for (const int n : test.n_prompt) pages.full += std::max(1, pages_for(layers, n + test.n_gen));
+  pages.sliding = std::min(pages.full, pages.sliding);
   return pages;
 }
 
 /// Refuses a test whose caches do not fit.
-void check_memory(Engine& engine, const BatchTest& test, bool fill) {
+void check_memory(Engine& engine, const BatchTest& test, bool fill, int n_ubatch) {
   const auto layers = batch_layers(engine, test);
-  const int64_t n_pages = batch_pages(layers, test);
+  const PageNumbers n_pages = batch_pages(layers, test, n_ubatch);
   int64_t needed = 0;
   for (const KvLayerConfig& layer : layers)
     for (const bool is_k : {true, false}) {
       const KvLayout layout(layer, is_k, engine.on_device() && device_tiles(layer).ok);
-      needed += n_pages * layout.page_bytes() + test.n_seq() * layout.slot_bytes();
+      needed += n_pages[page_class_of(layout.tiles)] * layout.page_bytes() + test.n_seq() * layout.slot_bytes();
     }
   needed += 4 * int64_t(test.n_seq()) * engine.plan().vocab_size;
   const int64_t free = engine.on_device() ? engine.backend().free_bytes() : machine_info().available_bytes;
@@ -63,7 +66,7 @@ class BatchRunner {
         rng_(params.seed) {
     const auto layers = batch_layers(engine_, test);
     kernels = engine_.backend().kernels(layers[size_t(engine_.plan().first_attention())]);
-    pool_ = engine_.open_pool(layers, int(batch_pages(layers, test)), test.n_seq());
+    pool_ = engine_.open_pool(layers, batch_pages(layers, test, n_ubatch), test.n_seq());
     outputs_ = engine_.backend().make_outputs();
     for (int i = 0; i < test.n_seq(); ++i) seqs_.push_back(pool_->open().or_throw());
   }
@@ -251,9 +254,9 @@ int run_batch_bench(const BatchParams& params, const BatchHooks& hooks) {
   if (stopped()) return n_failed;
   const Model model = Model::load(params.model, params.load);
   Engine& engine = model.engine();
-  for (const BatchTest& test : tests) check_memory(engine, test, params.fill);
   const int standard = engine.on_device() ? kDeviceStep : kHostStep;
   const int n_ubatch = std::min(params.n_ubatch > 0 ? params.n_ubatch : standard, engine.backend().max_tokens());
+  for (const BatchTest& test : tests) check_memory(engine, test, params.fill, n_ubatch);
   for (const BatchTest& test : tests) {
     step(test.text(params.fill));
     BatchRow row;

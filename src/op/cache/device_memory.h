@@ -11,8 +11,9 @@ namespace ridge {
 
 struct KvMetricView;
 
-/// Sides with one kind of order, one head_dim and as many kv heads: what one launch can code.
+/// Sides with one kind of order, one class of pages, one head_dim and as many kv heads: what one launch can code.
 struct SideGroup {
+  PageClass pages = PageClass::full;
   bool in_fragments = false, weighs = false;
   int n_kv_heads = 0, head_dim = 0, n_sides = 0;
   gpu::Buffer tiles;  ///< [n_sides] KvTiles
@@ -23,7 +24,7 @@ class DeviceKvMemory final : public KvMemory {
   /// On the current device; `stream` outlives the memory. `metrics` has an entry a layer, or none where nothing rounds
   /// weighted. Throws Error no_memory.
   DeviceKvMemory(const gpu::Stream& stream, std::span<const KvLayerConfig> layers,
-                 std::span<const KvMetricView> metrics, int n_pages, int n_slots);
+                 std::span<const KvMetricView> metrics, PageNumbers n_pages, int n_slots);
 
   /// No other memory of this process has or had the same.
   uint64_t serial() const { return serial_; }
@@ -33,7 +34,9 @@ class DeviceKvMemory final : public KvMemory {
   bool in_fragments(int layer) const { return tiles(layer, true).kind != TileKind::rows; }
   std::span<const SideGroup> groups() const { return groups_; }
   const Retentions& retentions() const { return retentions_; }
-  const int32_t* page_table() const { return page_table_.as<int32_t>(); }  ///< [n_slots, n_pages]
+  /// Lists of pages of every slot's sequence, [n_slots, n_pages()]; of the first class that has layers.
+  const int32_t* page_table(PageClass of) const { return of_class(of).table.as<int32_t>(); }
+  const int32_t* page_table() const { return page_table(page_classes()[0]); }
 
   /// The bytes of a row in its format, for checks: of a coded row the place is a page, else a slot.
   enum class RowForm : uint8_t { coded, recent, sink };
@@ -43,9 +46,12 @@ class DeviceKvMemory final : public KvMemory {
   int64_t allocated_bytes(int layer, bool is_k) const override;
   void clear_slot(int slot) override;
   void copy_slot(int from, int to) override;
-  void copy_page(int from, int to) override;
-  void clear_counts(int page) override;
-  void set_pages(int slot, int first, std::span<const int32_t> pages) override;
+  using KvMemory::clear_counts;
+  using KvMemory::copy_page;
+  using KvMemory::set_pages;
+  void copy_page(PageClass of, int from, int to) override;
+  void clear_counts(PageClass of, int page) override;
+  void set_pages(PageClass of, int slot, int first, std::span<const int32_t> pages) override;
   SideImage read_side(int layer, bool is_k, const SequencePlace& place) override;
   void write(const SequenceImage& image, const SequencePlace& place) override;
   /// Codes at random, in no time.
@@ -72,8 +78,13 @@ class DeviceKvMemory final : public KvMemory {
     int n = 0;
     const CachePart* get() const { return list.as<CachePart>(); }
   };
+  struct OfClass {
+    gpu::Buffer table;
+    Parts page, counts;
+  };
   struct HostSide;
 
+  const OfClass& of_class(PageClass of) const { return of_class_[size_t(of)]; }
   const Side& side(int layer, bool is_k) const { return sides_[side_index(layer, is_k)]; }
   void fill_in_fragments(const Side& side, const SequencePlace& place, uint64_t seed);
   void fill_state(int layer, const SequencePlace& place, uint64_t seed);
@@ -83,8 +94,8 @@ class DeviceKvMemory final : public KvMemory {
   const uint64_t serial_;
   std::vector<Side> sides_;  // [2 n_layers]
   gpu::Buffer saturated_;    // [2 n_layers]
-  gpu::Buffer page_table_;
-  Parts of_page_, of_slot_, counts_, slot_floats_;
+  OfClass of_class_[kPageClasses];
+  Parts of_slot_, slot_floats_;
   std::vector<SideGroup> groups_;
   Retentions retentions_;
 };

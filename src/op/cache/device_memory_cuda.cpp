@@ -54,13 +54,12 @@ DeviceKvMemory::Side::Side(const gpu::Stream& stream, int layer, const KvLayout&
 }
 
 DeviceKvMemory::DeviceKvMemory(const gpu::Stream& stream, std::span<const KvLayerConfig> layers,
-                               std::span<const KvMetricView> metrics, int n_pages, int n_slots)
+                               std::span<const KvMetricView> metrics, PageNumbers n_pages, int n_slots)
     : KvMemory(layers, true, n_pages, n_slots),
       stream_(stream),
       serial_(++n_memories),
-      saturated_(int64_t(2 * layers.size() * sizeof(unsigned long long))),
-      page_table_(4 * int64_t(n_slots) * n_pages) {
-  std::vector<CachePart> of_page, of_slot, counts, slot_floats;
+      saturated_(int64_t(2 * layers.size() * sizeof(unsigned long long))) {
+  std::vector<CachePart> of_page[kPageClasses], counts[kPageClasses], of_slot, slot_floats;
   const auto add = [](std::vector<CachePart>& parts, const gpu::Buffer& buffer, int64_t bytes) {
     if (bytes > 0) parts.push_back({buffer.as<void>(), bytes});
   };
@@ -70,11 +69,12 @@ DeviceKvMemory::DeviceKvMemory(const gpu::Stream& stream, std::span<const KvLaye
       const KvLayout& of = layout(layer, is_k);
       Side& s = sides_.emplace_back(stream, rotation_layer(layers, layer), of,
                                     metrics.empty() ? std::span<const float>() : metrics[size_t(layer)].side(is_k),
-                                    n_pages, n_slots);
+                                    n_pages[page_class(layer)], n_slots);
       s.tiles.saturated = saturated_.as<unsigned long long>() + (sides_.size() - 1);
-      add(of_page, s.pages, of.page_bytes());
-      add(of_page, s.counts, sizeof(PageCounts));
-      add(counts, s.counts, sizeof(PageCounts));
+      const auto its_class = size_t(page_class(layer));
+      add(of_page[its_class], s.pages, of.page_bytes());
+      add(of_page[its_class], s.counts, sizeof(PageCounts));
+      add(counts[its_class], s.counts, sizeof(PageCounts));
       add(of_slot, s.ring, of.ring_bytes());
       add(of_slot, s.sinks, of.sinks_bytes());
       for (std::vector<CachePart>* parts : {&of_slot, &slot_floats}) {
@@ -87,9 +87,13 @@ DeviceKvMemory::DeviceKvMemory(const gpu::Stream& stream, std::span<const KvLaye
   const auto put = [&](Parts& to, const std::vector<CachePart>& parts) {
     to = {gpu::to_device(stream, std::span<const CachePart>(parts)), int(parts.size())};
   };
-  put(of_page_, of_page);
+  for (const PageClass its_class : page_classes()) {
+    OfClass& own = of_class_[size_t(its_class)];
+    own.table = gpu::Buffer(4 * int64_t(n_slots) * n_pages.full);
+    put(own.page, of_page[size_t(its_class)]);
+    put(own.counts, counts[size_t(its_class)]);
+  }
   put(of_slot_, of_slot);
-  put(counts_, counts);
   put(slot_floats_, slot_floats);
 
   std::vector<std::vector<KvTiles>> members;
@@ -97,12 +101,14 @@ DeviceKvMemory::DeviceKvMemory(const gpu::Stream& stream, std::span<const KvLaye
     const KvTiles& t = s.tiles;
     if (t.n_kv_heads == 0) continue;
     const auto same = [&](const SideGroup& g) {
-      return g.in_fragments == (t.kind != TileKind::rows) && g.n_kv_heads == t.n_kv_heads && g.head_dim == t.head_dim;
+      return g.in_fragments == (t.kind != TileKind::rows) && g.n_kv_heads == t.n_kv_heads && g.head_dim == t.head_dim &&
+             g.pages == page_class_of(t);
     };
     const auto found = std::ranges::find_if(groups_, same);
     const auto at = size_t(found - groups_.begin());
     if (found == groups_.end()) {
       SideGroup& group = groups_.emplace_back();
+      group.pages = page_class_of(t);
       group.in_fragments = t.kind != TileKind::rows;
       group.n_kv_heads = t.n_kv_heads;
       group.head_dim = t.head_dim;
@@ -138,12 +144,18 @@ int64_t DeviceKvMemory::allocated_bytes(int layer, bool is_k) const { return sid
 
 void DeviceKvMemory::clear_slot(int slot) { device_clear_parts(stream_, slot_floats_.get(), slot_floats_.n, slot); }
 void DeviceKvMemory::copy_slot(int from, int to) { device_copy_parts(stream_, of_slot_.get(), of_slot_.n, from, to); }
-void DeviceKvMemory::copy_page(int from, int to) { device_copy_parts(stream_, of_page_.get(), of_page_.n, from, to); }
-void DeviceKvMemory::clear_counts(int page) { device_clear_parts(stream_, counts_.get(), counts_.n, page); }
+void DeviceKvMemory::copy_page(PageClass of, int from, int to) {
+  const Parts& parts = of_class(of).page;
+  device_copy_parts(stream_, parts.get(), parts.n, from, to);
+}
+void DeviceKvMemory::clear_counts(PageClass of, int page) {
+  const Parts& parts = of_class(of).counts;
+  device_clear_parts(stream_, parts.get(), parts.n, page);
+}
 
-void DeviceKvMemory::set_pages(int slot, int first, std::span<const int32_t> pages) {
+void DeviceKvMemory::set_pages(PageClass of, int slot, int first, std::span<const int32_t> pages) {
   RIDGE_CHECK(first + int(pages.size()) <= n_pages(), "{} pages after {} of {}", pages.size(), first, n_pages());
-  gpu::upload(stream_, page_table_.as<int32_t>() + int64_t(slot) * n_pages() + first, pages.data(),
+  gpu::upload(stream_, of_class(of).table.as<int32_t>() + int64_t(slot) * n_pages() + first, pages.data(),
               4 * int64_t(pages.size()));
 }
 
@@ -152,7 +164,8 @@ struct DeviceKvMemory::HostSide {
   HostSide(const Side& of, const SequencePlace& at)
       : side(of),
         place(at),
-        pages(place.pages.size() * size_t(of.layout.page_bytes())),
+        held(place.held_pages_of(page_class_of(of.tiles))),
+        pages(held.size() * size_t(of.layout.page_bytes())),
         ring(size_t(of.layout.ring_bytes())),
         sinks(size_t(of.layout.sinks_bytes())),
         centre(size_t(of.layout.centre_bytes() / 4)),
@@ -166,7 +179,8 @@ struct DeviceKvMemory::HostSide {
                     .centre = centre.data(),
                     .head_scale = head_scale.data(),
                     .state = state.data()};
-    for (size_t i = 0; i < place.pages.size(); ++i)
+    bytes.pages.resize(place.pages_of(page_class_of(side.tiles)).size() - held.size(), nullptr);
+    for (size_t i = 0; i < held.size(); ++i)
       bytes.pages.push_back(pages.data() + int64_t(i) * side.layout.page_bytes());
     return bytes;
   }
@@ -174,8 +188,8 @@ struct DeviceKvMemory::HostSide {
   template <class Move>
   void for_each_piece(const Move& move) {
     const KvLayout& l = side.layout;
-    for_each_run(place.pages, [&](size_t first, int64_t n) {
-      move(side.tiles.pages + place.pages[first] * l.page_bytes(), pages.data() + int64_t(first) * l.page_bytes(),
+    for_each_run(held, [&](size_t first, int64_t n) {
+      move(side.tiles.pages + held[first] * l.page_bytes(), pages.data() + int64_t(first) * l.page_bytes(),
            n * l.page_bytes());
     });
     move(side.tiles.ring + place.slot * l.ring_bytes(), ring.data(), l.ring_bytes());
@@ -187,6 +201,7 @@ struct DeviceKvMemory::HostSide {
 
   const Side& side;
   const SequencePlace& place;
+  const std::span<const int32_t> held;
   std::vector<std::byte> pages, ring, sinks;
   std::vector<float> centre, head_scale, state;
 };
@@ -197,13 +212,15 @@ SideImage DeviceKvMemory::read_side(int layer, bool is_k, const SequencePlace& p
   host.for_each_piece(
       [&](const void* device, void* here, int64_t bytes) { gpu::download(stream_, here, device, bytes); });
   stream_.synchronize();
-  return image_of_side(of.layout, host.bytes(), place.n, place.ring_first[side_index(layer, is_k)]);
+  return image_of_side(of.layout, host.bytes(), place.n, place.ring_first[side_index(layer, is_k)],
+                       place.first_of(page_class(layer)));
 }
 
 void DeviceKvMemory::write(const SequenceImage& image, const SequencePlace& place) {
   for (size_t i = 0; i < sides_.size(); ++i) {
     HostSide host(sides_[i], place);
-    write_side(sides_[i].layout, image.sides[i].bytes.data(), image.n, image.sides[i].ring_first, host.bytes());
+    write_side(sides_[i].layout, image.sides[i].bytes.data(), image.n, image.sides[i].ring_first, host.bytes(),
+               image.sides[i].coded_first);
     host.for_each_piece(
         [&](void* device, const void* here, int64_t bytes) { gpu::upload(stream_, device, here, bytes); });
     stream_.synchronize();
@@ -213,9 +230,10 @@ void DeviceKvMemory::write(const SequenceImage& image, const SequencePlace& plac
 void DeviceKvMemory::fill_in_fragments(const Side& s, const SequencePlace& place, uint64_t seed) {
   const KvTiles& t = s.tiles;
   const int64_t of_page = int64_t(t.n_kv_heads) * kPageTiles, of_ring = int64_t(t.n_kv_heads) * t.ring_tiles;
-  for_each_run(place.pages, [&](size_t first, int64_t n) {
+  const std::span<const int32_t> held = place.held_pages_of(page_class_of(t));
+  for_each_run(held, [&](size_t first, int64_t n) {
     device_fill_tiles(stream_, t.kind, t.head_dim, n * of_page, seed + 3 * first,
-                      t.pages + place.pages[first] * s.layout.page_bytes());
+                      t.pages + held[first] * s.layout.page_bytes());
   });
   device_fill_tiles(stream_, t.recent_kind, t.head_dim, of_ring, seed + 1, t.ring + place.slot * s.layout.ring_bytes());
   device_fill_tiles(stream_, TileKind::f16, t.head_dim, t.n_sinks > 0 ? t.n_kv_heads : 0, seed + 2,
@@ -243,7 +261,7 @@ void DeviceKvMemory::fill_rows(int layer, const SequencePlace& place, uint64_t s
   for (const bool is_k : {true, false}) {
     const KvTiles &from = host.tiles(0, is_k), &to = tiles(layer, is_k);
     const KvLayout& l = layout(layer, is_k);
-    for (const int32_t at : place.pages)
+    for (const int32_t at : place.held_pages_of(page_class(layer)))
       gpu::upload(stream_, to.pages + at * l.page_bytes(), from.pages, l.page_bytes());
     gpu::upload(stream_, to.ring + place.slot * l.ring_bytes(), from.ring, l.ring_bytes());
     gpu::upload(stream_, to.sinks + place.slot * l.sinks_bytes(), from.sinks, l.sinks_bytes());
@@ -277,7 +295,7 @@ PageCounts DeviceKvMemory::counts(int layer, bool is_k, int page) {
 }
 
 std::vector<PageCounts> DeviceKvMemory::counts(int layer, bool is_k) {
-  std::vector<PageCounts> counts(static_cast<size_t>(n_pages()));
+  std::vector<PageCounts> counts(static_cast<size_t>(n_pages(page_class(layer))));
   gpu::download(stream_, counts.data(), tiles(layer, is_k).counts, int64_t(counts.size() * sizeof(PageCounts)));
   stream_.synchronize();
   return counts;

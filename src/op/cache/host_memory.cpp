@@ -67,7 +67,8 @@ HostKvMemory::Side::Side(int layer, const KvLayout& of, std::span<const float> m
 
 SideBytes HostKvMemory::Side::bytes(const SequencePlace& place) const {
   SideBytes bytes;
-  for (const int32_t page : place.pages) bytes.pages.push_back(tiles.pages + page * layout.page_bytes());
+  for (const int32_t page : place.pages_of(page_class_of(tiles)))
+    bytes.pages.push_back(page == kNoPage ? nullptr : tiles.pages + page * layout.page_bytes());
   bytes.sinks = tiles.sinks + place.slot * layout.sinks_bytes();
   bytes.ring = tiles.ring + place.slot * layout.ring_bytes();
   if (tiles.centre) bytes.centre = tiles.centre + place.slot * layout.centre_bytes() / 4;
@@ -77,14 +78,14 @@ SideBytes HostKvMemory::Side::bytes(const SequencePlace& place) const {
 }
 
 HostKvMemory::HostKvMemory(std::span<const KvLayerConfig> layers, std::span<const KvMetricView> metrics, RoundRow round,
-                           int n_pages, int n_slots)
+                           PageNumbers n_pages, int n_slots)
     : KvMemory(layers, false, n_pages, n_slots) {
   sides_.reserve(2 * layers.size());
   for (int layer = 0; layer < n_layers(); ++layer)
     for (const bool is_k : {true, false})
       sides_.emplace_back(rotation_layer(layers, layer), layout(layer, is_k),
                           metrics.empty() ? std::span<const float>() : metrics[size_t(layer)].side(is_k), round,
-                          n_pages, n_slots);
+                          n_pages[page_class(layer)], n_slots);
   for (Side& side : sides_) side.tiles.saturated = &side.saturated;
 }
 
@@ -116,27 +117,30 @@ void HostKvMemory::copy_slot(int from, int to) {
   }
 }
 
-void HostKvMemory::copy_page(int from, int to) {
+void HostKvMemory::copy_page(PageClass of, int from, int to) {
   for (Side& side : sides_) {
+    if (page_class_of(side.tiles) != of) continue;
     const int64_t bytes = side.layout.page_bytes();
     std::memcpy(side.tiles.pages + to * bytes, side.tiles.pages + from * bytes, size_t(bytes));
     side.counts[size_t(to)] = side.counts[size_t(from)];
   }
 }
 
-void HostKvMemory::clear_counts(int page) {
-  for (Side& side : sides_) side.counts[size_t(page)] = {};
+void HostKvMemory::clear_counts(PageClass of, int page) {
+  for (Side& side : sides_)
+    if (page_class_of(side.tiles) == of) side.counts[size_t(page)] = {};
 }
 
 SideImage HostKvMemory::read_side(int layer, bool is_k, const SequencePlace& place) {
   const Side& of = side(layer, is_k);
-  return image_of_side(of.layout, of.bytes(place), place.n, place.ring_first[side_index(layer, is_k)]);
+  return image_of_side(of.layout, of.bytes(place), place.n, place.ring_first[side_index(layer, is_k)],
+                       place.first_of(page_class(layer)));
 }
 
 void HostKvMemory::write(const SequenceImage& image, const SequencePlace& place) {
   for (size_t i = 0; i < sides_.size(); ++i)
     write_side(sides_[i].layout, image.sides[i].bytes.data(), image.n, image.sides[i].ring_first,
-               sides_[i].bytes(place));
+               sides_[i].bytes(place), image.sides[i].coded_first);
 }
 
 void HostKvMemory::fill(const SequencePlace& place, uint64_t seed) {
@@ -158,13 +162,13 @@ void HostKvMemory::fill(const SequencePlace& place, uint64_t seed) {
     for (int64_t j = 0; j < side.layout.state_values; ++j)
       side.states()[place.slot * side.layout.state_values + j] = float(rng.uniform() * 0.346 - 0.173);
     // One page of rows; the other pages are copies.
-    if (place.pages.empty()) continue;
-    PageCounts& counts = t.counts[place.pages[0]];
+    const std::span<const int32_t> pages = place.held_pages_of(page_class_of(t));
+    if (pages.empty()) continue;
+    PageCounts& counts = t.counts[pages[0]];
     for (int head = 0; head < t.n_kv_heads; ++head)
-      for (int p = 0; p < kPagePositions; ++p)
-        encode_row(t, place.slot, place.pages.data(), head, p, random_row(), counts);
-    for (const int32_t page : place.pages.subspan(1)) {
-      std::memcpy(t.pages + page * side.layout.page_bytes(), t.pages + place.pages[0] * side.layout.page_bytes(),
+      for (int p = 0; p < kPagePositions; ++p) encode_row(t, place.slot, pages.data(), head, p, random_row(), counts);
+    for (const int32_t page : pages.subspan(1)) {
+      std::memcpy(t.pages + page * side.layout.page_bytes(), t.pages + pages[0] * side.layout.page_bytes(),
                   size_t(side.layout.page_bytes()));
       t.counts[page] = counts;
     }

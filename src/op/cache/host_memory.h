@@ -25,7 +25,7 @@ class HostKvMemory final : public KvMemory {
   /// `metrics` has an entry a layer, or none where nothing rounds weighted; `round` is the kernel for it. Throws Error
   /// no_memory.
   HostKvMemory(std::span<const KvLayerConfig> layers, std::span<const KvMetricView> metrics, RoundRow round,
-               int n_pages, int n_slots);
+               PageNumbers n_pages, int n_slots);
 
   /// As ops read and write a side; good as long as this object.
   const KvTiles& tiles(int layer, bool is_k) const { return sides_[side_index(layer, is_k)].tiles; }
@@ -36,9 +36,12 @@ class HostKvMemory final : public KvMemory {
   int64_t allocated_bytes(int layer, bool is_k) const override;
   void clear_slot(int slot) override;
   void copy_slot(int from, int to) override;
-  void copy_page(int from, int to) override;
-  void clear_counts(int page) override;
-  void set_pages(int, int, std::span<const int32_t>) override {}
+  using KvMemory::clear_counts;
+  using KvMemory::copy_page;
+  using KvMemory::set_pages;
+  void copy_page(PageClass of, int from, int to) override;
+  void clear_counts(PageClass of, int page) override;
+  void set_pages(PageClass, int, int, std::span<const int32_t>) override {}
   SideImage read_side(int layer, bool is_k, const SequencePlace& place) override;
   void write(const SequenceImage& image, const SequencePlace& place) override;
   void fill(const SequencePlace& place, uint64_t seed) override;

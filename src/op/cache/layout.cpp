@@ -74,6 +74,8 @@ int pages_for(const KvRetention& retention, int n) {
   return (retention.coded_end(n) + kPagePositions - 1) / kPagePositions;
 }
 
+int first_needed(const KvTiles& t, int n) { return std::min(t.first_seen(n + 1), t.retention.coded_end(n)); }
+
 Support device_tiles(const KvLayerConfig& layer) {
   if (layer.v_is_k) return {false, "latent rows"};
   if (layer.head_dim != 64 && layer.head_dim != 128 && layer.head_dim != 256)

@@ -78,6 +78,17 @@ struct KvLayouts {
 /// Pages that hold the coded rows of n positions.
 int pages_for(const KvRetention& retention, int n);
 
+/// Layers share pages with those whose queries see as far: all positions, or the newest ones only (sliding layers, which
+/// give pages back). A page of a class holds its positions of all layers of the class.
+enum class PageClass : uint8_t { full, sliding };
+inline constexpr int kPageClasses = 2;
+inline PageClass page_class_of(const KvTiles& tiles) {
+  return tiles.attention_window > 0 ? PageClass::sliding : PageClass::full;
+}
+/// The first position whose page a sequence of n positions needs for going on: what the next query sees coded, and what
+/// is coded next.
+int first_needed(const KvTiles& tiles, int n);
+
 /// Whether a device holds the layer's tiles in the order of tensor cores, or why it holds rows: the fast kernels are for
 /// head_dims of 64, 128 and 256 and code rows either as they come or when their tile leaves a window.
 Support device_tiles(const KvLayerConfig& layer);

@@ -1,5 +1,6 @@
 #include "op/cache/memory.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -14,9 +15,10 @@ void write_row(const TileRowsForm& form, const KvTiles& t, std::byte* tile, int 
   else write_tile_row(form.format, row, t.is_k, p, t.head_dim, tile);
 }
 
-/// Calls visit(form, tile, position) for every row of an image, in its order.
+/// Calls visit(form, tile, position) for every row of an image, in its order; tile is null where the page is given back.
 template <class Visit>
-void for_each_row(const KvLayout& layout, const SideBytes& side, int n, int ring_first, const Visit& visit) {
+void for_each_row(const KvLayout& layout, const SideBytes& side, int n, int ring_first, int coded_first,
+                  const Visit& visit) {
   const KvTiles& t = layout.tiles;
   const int sinks = std::min(t.n_sinks, n), coded_end = t.retention.coded_end(n);
   const TileRowsForm sink = sink_form(t), recent = recent_form(t), coded = coded_form(t);
@@ -26,11 +28,11 @@ void for_each_row(const KvLayout& layout, const SideBytes& side, int n, int ring
       for (int p = std::max(ring_first, sinks); p < n; ++p)
         visit(recent,
               side.ring + (int64_t(head) * t.ring_tiles + p / kTilePositions % t.ring_tiles) * t.ring_tile_bytes, p);
-    for (int p = sinks; p < coded_end; ++p)
-      visit(coded,
-            side.pages[size_t(p / kPagePositions)] +
-                (int64_t(head) * kPageTiles + p / kTilePositions % kPageTiles) * t.tile_bytes,
+    for (int p = std::max(sinks, coded_first); p < coded_end; ++p) {
+      std::byte* const page = side.pages[size_t(p / kPagePositions)];
+      visit(coded, page ? page + (int64_t(head) * kPageTiles + p / kTilePositions % kPageTiles) * t.tile_bytes : page,
             p);
+    }
   }
 }
 
@@ -49,16 +51,30 @@ void read_row(const TileRowsForm& form, const KvTiles& t, const std::byte* tile,
   else read_tile_row(form.format, tile, t.is_k, p, t.head_dim, row);
 }
 
-KvMemory::KvMemory(std::span<const KvLayerConfig> layers, bool fragments, int n_pages, int n_slots)
+KvMemory::KvMemory(std::span<const KvLayerConfig> layers, bool fragments, PageNumbers n_pages, int n_slots)
     : n_pages_(n_pages), n_slots_(n_slots) {
   for (const KvLayerConfig& layer : layers) layouts_.emplace_back(layer, fragments && device_tiles(layer).ok);
-  RIDGE_CHECK(!layouts_.empty() && n_pages > 0 && n_slots > 0, "{} layers, {} pages, {} slots", layouts_.size(),
-              n_pages, n_slots);
+  RIDGE_CHECK(!layouts_.empty() && n_pages.full > 0 && n_pages.sliding > 0 && n_slots > 0,
+              "{} layers, {} and {} pages, {} slots", layouts_.size(), n_pages.full, n_pages.sliding, n_slots);
+  for (const PageClass of : {PageClass::full, PageClass::sliding}) {
+    const auto is_of = [&](const KvLayouts& layer) { return page_class_of(layer.k.tiles) == of; };
+    if (std::ranges::any_of(layouts_, is_of)) classes_.push_back(of);
+  }
   for (const KvLayouts& layer : layouts_)
     for (const bool is_k : {true, false}) {
-      page_bytes_ += layer.side(is_k).page_bytes();
+      page_bytes_[size_t(page_class_of(layer.k.tiles))] += layer.side(is_k).page_bytes();
       slot_bytes_ += layer.side(is_k).slot_bytes();
     }
+}
+
+void KvMemory::copy_page(int from, int to) {
+  for (const PageClass of : classes_) copy_page(of, from, to);
+}
+void KvMemory::clear_counts(int page) {
+  for (const PageClass of : classes_) clear_counts(of, page);
+}
+void KvMemory::set_pages(int slot, int first, std::span<const int32_t> pages) {
+  for (const PageClass of : classes_) set_pages(of, slot, first, pages);
 }
 
 SequenceImage KvMemory::read(const SequencePlace& place, bool calibrated) {
@@ -77,23 +93,30 @@ int64_t KvMemory::allocated_bytes() const {
 
 int64_t KvMemory::overhead_bytes(int layer, bool is_k) const {
   const KvLayout& l = layout(layer, is_k);
-  return kPadBytes * (1 + (l.ring_bytes() > 0) + (l.sinks_bytes() > 0)) + n_pages_ * int64_t(sizeof(PageCounts));
+  return kPadBytes * (1 + (l.ring_bytes() > 0) + (l.sinks_bytes() > 0)) +
+         n_pages_[page_class(layer)] * int64_t(sizeof(PageCounts));
 }
 
-int64_t KvMemory::bytes_with_pages(int n) const {
-  RIDGE_CHECK(n_pages_ == 1, "a memory of {} pages says nothing about one", n_pages_);
-  return allocated_bytes() + (n - 1) * (page_bytes_ + 2 * n_layers() * int64_t(sizeof(PageCounts)));
+int64_t KvMemory::bytes_with_pages(PageNumbers n) const {
+  RIDGE_CHECK(n_pages_.full == 1 && n_pages_.sliding == 1, "a memory of {} and {} pages says nothing about one",
+              n_pages_.full, n_pages_.sliding);
+  int64_t bytes = allocated_bytes();
+  for (int layer = 0; layer < n_layers(); ++layer)
+    for (const bool is_k : {true, false})
+      bytes += (n[page_class(layer)] - 1) * (layout(layer, is_k).page_bytes() + int64_t(sizeof(PageCounts)));
+  return bytes;
 }
 
-int64_t side_image_bytes(const KvLayout& layout, int n, int ring_first) {
+int64_t side_image_bytes(const KvLayout& layout, int n, int ring_first, int coded_first) {
   const KvTiles& t = layout.tiles;
-  const int64_t sinks = std::min(t.n_sinks, n), coded = std::max<int64_t>(0, t.retention.coded_end(n) - sinks);
+  const int64_t sinks = std::min(t.n_sinks, n),
+                coded = std::max<int64_t>(0, t.retention.coded_end(n) - std::max<int64_t>(sinks, coded_first));
   const int64_t recent = t.ring_tiles > 0 ? std::max<int64_t>(0, n - std::max<int64_t>(ring_first, sinks)) : 0;
   return layout.centre_bytes() + layout.head_scale_bytes() + layout.state_bytes() +
          t.n_kv_heads * (sinks * 2 * t.head_dim + recent * t.recent_row_bytes + coded * t.row_bytes);
 }
 
-Status check_side_state(const KvLayout& layout, int n, int ring_first, bool calibrated) {
+Status check_side_state(const KvLayout& layout, int n, int ring_first, bool calibrated, int coded_first) {
   const bool must = layout.calibrates() && n >= kCalibration;
   if (calibrated ? !layout.calibrates() || n == 0 : must)
     return bad_file("calibrated is {} at {} positions", calibrated, n);
@@ -103,6 +126,9 @@ Status check_side_state(const KvLayout& layout, int n, int ring_first, bool cali
             most = has_ring ? std::max(least, layout.tiles.retention.coded_end(n)) : 0;
   if (ring_first < least || ring_first > most)
     return bad_file("ring_first is {}, expected {} to {}", ring_first, least, most);
+  const int needed = page_class_of(layout.tiles) == PageClass::sliding ? first_needed(layout.tiles, n) : 0;
+  if (coded_first < 0 || coded_first > needed)
+    return bad_file("coded_first is {}, expected 0 to {}", coded_first, needed);
   return {};
 }
 
@@ -126,7 +152,8 @@ Status check_side_floats(const KvLayout& layout, const std::byte* bytes) {
   return {};
 }
 
-void read_side(const KvLayout& layout, const SideBytes& from, int n, int ring_first, std::byte* image) {
+void read_side(const KvLayout& layout, const SideBytes& from, int n, int ring_first, std::byte* image,
+               int coded_first) {
   const auto floats = [&](const float* values, int64_t bytes) {
     if (bytes > 0) std::memcpy(image, values, size_t(bytes));
     image += bytes;
@@ -134,13 +161,16 @@ void read_side(const KvLayout& layout, const SideBytes& from, int n, int ring_fi
   floats(from.centre, layout.centre_bytes());
   floats(from.head_scale, layout.head_scale_bytes());
   floats(from.state, layout.state_bytes());
-  for_each_row(layout, from, n, ring_first, [&](const TileRowsForm& form, const std::byte* tile, int position) {
+  const auto read = [&](const TileRowsForm& form, const std::byte* tile, int position) {
+    RIDGE_CHECK(tile, "the page of position {} is given back", position);
     read_row(form, layout.tiles, tile, position, image);
     image += form.row_bytes;
-  });
+  };
+  for_each_row(layout, from, n, ring_first, coded_first, read);
 }
 
-void write_side(const KvLayout& layout, const std::byte* image, int n, int ring_first, const SideBytes& to) {
+void write_side(const KvLayout& layout, const std::byte* image, int n, int ring_first, const SideBytes& to,
+                int coded_first) {
   const auto floats = [&](float* values, int64_t bytes) {
     if (bytes > 0) std::memcpy(values, image, size_t(bytes));
     image += bytes;
@@ -148,15 +178,17 @@ void write_side(const KvLayout& layout, const std::byte* image, int n, int ring_
   floats(to.centre, layout.centre_bytes());
   floats(to.head_scale, layout.head_scale_bytes());
   floats(to.state, layout.state_bytes());
-  for_each_row(layout, to, n, ring_first, [&](const TileRowsForm& form, std::byte* tile, int position) {
-    write_row(form, layout.tiles, tile, position, image);
+  const auto write = [&](const TileRowsForm& form, std::byte* tile, int position) {
+    if (tile) write_row(form, layout.tiles, tile, position, image);
     image += form.row_bytes;
-  });
+  };
+  for_each_row(layout, to, n, ring_first, coded_first, write);
 }
 
-SideImage image_of_side(const KvLayout& layout, const SideBytes& from, int n, int ring_first) {
-  SideImage image{ring_first, std::vector<std::byte>(size_t(side_image_bytes(layout, n, ring_first)))};
-  read_side(layout, from, n, ring_first, image.bytes.data());
+SideImage image_of_side(const KvLayout& layout, const SideBytes& from, int n, int ring_first, int coded_first) {
+  SideImage image{ring_first, std::vector<std::byte>(size_t(side_image_bytes(layout, n, ring_first, coded_first))),
+                  coded_first};
+  read_side(layout, from, n, ring_first, image.bytes.data(), coded_first);
   return image;
 }
 

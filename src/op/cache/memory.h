@@ -9,21 +9,42 @@
 
 namespace ridge {
 
+/// Numbers of pages, of each class.
+struct PageNumbers {
+  PageNumbers(int of_each) : full(of_each), sliding(of_each) {}
+  PageNumbers(int of_full, int of_sliding) : full(of_full), sliding(of_sliding) {}
+  int operator[](PageClass of) const { return of == PageClass::full ? full : sliding; }
+  int& operator[](PageClass of) { return of == PageClass::full ? full : sliding; }
+
+  int full, sliding;
+};
+/// In a sequence's list of pages: given back.
+inline constexpr int32_t kNoPage = -1;
+
 /// Where a sequence is and how far its exact rows reach.
 struct SequencePlace {
   int slot = 0;
   int n = 0;                        ///< positions held
-  std::span<const int32_t> pages;   ///< enough for the coded rows of every side
+  std::span<const int32_t> pages;   ///< of full layers: enough for the coded rows of every side
   std::span<const int> ring_first;  ///< [2 n_layers], K and V of each layer: the ring holds positions [ring_first, n)
+  std::span<const int32_t> sliding_pages = {};  ///< of sliding layers; kNoPage where they are given back
+  int sliding_first = 0;                        ///< their coded rows are held from this position on
+
+  std::span<const int32_t> pages_of(PageClass of) const { return of == PageClass::full ? pages : sliding_pages; }
+  int first_of(PageClass of) const { return of == PageClass::full ? 0 : sliding_first; }
+  std::span<const int32_t> held_pages_of(PageClass of) const {
+    return pages_of(of).subspan(size_t(first_of(of) / kPagePositions));
+  }
 };
 
 /// One side of one layer of a sequence as bytes that are the same for every device: centre [n_kv_heads, head_dim] and
 /// head scales [n_kv_heads] as f32 where the side has them, and its state; then for every kv head its f16 sinks, the rows in the ring
-/// from ring_first on and the coded rows, each in order of position and in the layout that the format defines. A sink
-/// is held as a sink only.
+/// from ring_first on and the coded rows from coded_first on, each in order of position and in the layout that the format
+/// defines. A sink is held as a sink only.
 struct SideImage {
   int ring_first = 0;
   std::vector<std::byte> bytes;
+  int coded_first = 0;  ///< above 0 in sliding layers only, all alike
 };
 /// A sequence in host memory, for files, parking and moves between pools and devices: bit for bit what it was.
 struct SequenceImage {
@@ -32,9 +53,10 @@ struct SequenceImage {
   std::vector<SideImage> sides;  ///< [2 n_layers], K and V of each layer
 };
 /// Bytes of the image of a side with n positions.
-int64_t side_image_bytes(const KvLayout& layout, int n, int ring_first);
-/// Whether the exact rows [ring_first, n) can be those of a side that holds n positions, and `calibrated` its state.
-Status check_side_state(const KvLayout& layout, int n, int ring_first, bool calibrated);
+int64_t side_image_bytes(const KvLayout& layout, int n, int ring_first, int coded_first = 0);
+/// Whether the exact rows [ring_first, n) and the coded ones from coded_first on can be those of a side that holds n
+/// positions, and `calibrated` its state.
+Status check_side_state(const KvLayout& layout, int n, int ring_first, bool calibrated, int coded_first = 0);
 /// Centre, head scales and state at the front of a side's bytes must be finite, scales not negative.
 Status check_side_floats(const KvLayout& layout, const std::byte* bytes);
 
@@ -44,27 +66,37 @@ class KvMemory {
 
   int n_layers() const { return int(layouts_.size()); }
   const KvLayout& layout(int layer, bool is_k) const { return layouts_[size_t(layer)].side(is_k); }
-  int n_pages() const { return n_pages_; }
+  PageClass page_class(int layer) const { return page_class_of(layout(layer, true).tiles); }
+  /// Classes that have layers: one, or both.
+  std::span<const PageClass> page_classes() const { return classes_; }
+  int n_pages(PageClass of) const { return n_pages_[of]; }
+  /// Of full layers: also the most pages in a sequence's list, of whatever class.
+  int n_pages() const { return n_pages_.full; }
   int n_slots() const { return n_slots_; }
-  /// Bytes of one page and of one slot, over all layers.
-  int64_t page_bytes() const { return page_bytes_; }
+  /// Bytes of one page of a class, of one page of each and of one slot, over all layers.
+  int64_t page_bytes(PageClass of) const { return page_bytes_[size_t(of)]; }
+  int64_t page_bytes() const { return page_bytes_[0] + page_bytes_[1]; }
   int64_t slot_bytes() const { return slot_bytes_; }
   /// What the allocator gave one side: its pages and slots, and overhead_bytes().
   virtual int64_t allocated_bytes(int layer, bool is_k) const = 0;
   /// Padding behind rows, and counts.
   int64_t overhead_bytes(int layer, bool is_k) const;
   int64_t allocated_bytes() const;
-  /// What allocated_bytes() of such a memory with n pages is; this one has one page.
-  int64_t bytes_with_pages(int n) const;
+  /// What allocated_bytes() of such a memory with as many pages is; this one has one page of each class.
+  int64_t bytes_with_pages(PageNumbers n) const;
 
   /// A slot as an empty sequence needs it: no centre, no scales of heads.
   virtual void clear_slot(int slot) = 0;
   virtual void copy_slot(int from, int to) = 0;
-  virtual void copy_page(int from, int to) = 0;
+  virtual void copy_page(PageClass of, int from, int to) = 0;
   /// A page that is taken for new rows: its counts start again.
-  virtual void clear_counts(int page) = 0;
+  virtual void clear_counts(PageClass of, int page) = 0;
   /// Entries first, first + 1, ... of a slot's list of pages, where a device has lists of its own.
-  virtual void set_pages(int slot, int first, std::span<const int32_t> pages) = 0;
+  virtual void set_pages(PageClass of, int slot, int first, std::span<const int32_t> pages) = 0;
+  /// The same in all classes: caches of one layer, or of lists that are alike.
+  void copy_page(int from, int to);
+  void clear_counts(int page);
+  void set_pages(int slot, int first, std::span<const int32_t> pages);
 
   SequenceImage read(const SequencePlace& place, bool calibrated);
   virtual SideImage read_side(int layer, bool is_k, const SequencePlace& place) = 0;
@@ -74,7 +106,7 @@ class KvMemory {
   virtual void fill(const SequencePlace& place, uint64_t seed) = 0;
 
   virtual PageCounts counts(int layer, bool is_k, int page) = 0;
-  /// Of all pages, [n_pages]: one copy from a device.
+  /// Of all pages of the layer's class: one copy from a device.
   virtual std::vector<PageCounts> counts(int layer, bool is_k) = 0;
   /// Values that were clamped while coding, since the memory was made.
   virtual int64_t saturated(int layer, bool is_k) = 0;
@@ -87,26 +119,30 @@ class KvMemory {
   }
   static constexpr int64_t kPadBytes = 64;  ///< kernels may read this far past the last row
   /// `fragments`: tiles are in the order of tensor cores where kernels have one (device_tiles()).
-  KvMemory(std::span<const KvLayerConfig> layers, bool fragments, int n_pages, int n_slots);
+  KvMemory(std::span<const KvLayerConfig> layers, bool fragments, PageNumbers n_pages, int n_slots);
 
   std::vector<KvLayouts> layouts_;
-  const int n_pages_, n_slots_;
-  int64_t page_bytes_ = 0, slot_bytes_ = 0;
+  const PageNumbers n_pages_;
+  const int n_slots_;
+  std::vector<PageClass> classes_;
+  int64_t page_bytes_[kPageClasses] = {}, slot_bytes_ = 0;
 };
 
 /// A side's pages and slot of one sequence in host memory, in the order of its layout.
 struct SideBytes {
-  std::vector<std::byte*> pages;
+  std::vector<std::byte*> pages;  ///< null: given back
   std::byte* sinks = nullptr;
   std::byte* ring = nullptr;
   float* centre = nullptr;
   float* head_scale = nullptr;
   float* state = nullptr;
 };
-/// The image's bytes from a side's bytes, and back.
-void read_side(const KvLayout& layout, const SideBytes& from, int n, int ring_first, std::byte* image);
-void write_side(const KvLayout& layout, const std::byte* image, int n, int ring_first, const SideBytes& to);
-SideImage image_of_side(const KvLayout& layout, const SideBytes& from, int n, int ring_first);
+/// The image's bytes from a side's bytes, and back: rows of pages that are null are left out.
+void read_side(const KvLayout& layout, const SideBytes& from, int n, int ring_first, std::byte* image,
+               int coded_first = 0);
+void write_side(const KvLayout& layout, const std::byte* image, int n, int ring_first, const SideBytes& to,
+                int coded_first = 0);
+SideImage image_of_side(const KvLayout& layout, const SideBytes& from, int n, int ring_first, int coded_first = 0);
 
 /// How the rows of one kind of a side's tiles are held.
 struct TileRowsForm {

@@ -9,7 +9,8 @@ namespace ridge {
 namespace {
 
 void decode_coded(const KvTiles& t, const SequencePlace& place, int head, int position, float* row) {
-  kv_formats()[size_t(t.format)].decode(t.coded_row(place.pages.data(), head, position), t.head_dim,
+  const std::span<const int32_t> pages = place.pages_of(page_class_of(t));
+  kv_formats()[size_t(t.format)].decode(t.coded_row(pages.data(), head, position), t.head_dim,
                                         t.coding(place.slot, head), row);
 }
 
@@ -41,6 +42,8 @@ void move_rows_down(HostKvMemory& memory, const SequencePlace& place, int first,
       const KvTiles& t = memory.tiles(layer, is_k);
       const KvLayout& layout = memory.layout(layer, is_k);
       const int old_ring_first = place.ring_first[size_t(2 * layer + !is_k)], coded_end = t.retention.coded_end(n);
+      const int32_t* const pages = place.pages_of(page_class_of(t)).data();
+      const int old_first = place.first_of(page_class_of(t));  // earlier rows are given back
       // Rows move to lower positions in order, so coded rows can be read where they are; ring slots cannot.
       std::vector<std::byte> old_ring(t.ring + place.slot * layout.ring_bytes(),
                                       t.ring + (place.slot + 1) * layout.ring_bytes());
@@ -62,9 +65,10 @@ void move_rows_down(HostKvMemory& memory, const SequencePlace& place, int first,
         for (int to = 0; to < n; ++to) {
           const int from = to < first ? to : to + n_removed;
           const bool turned = is_k && from != to, becomes_coded = to >= t.n_sinks && to < coded_end;
-          std::byte* const home = becomes_coded ? t.coded_row(place.pages.data(), head, to) : nullptr;
+          if (!is_exact(from) && from < old_first) continue;
+          std::byte* const home = becomes_coded ? t.coded_row(pages, head, to) : nullptr;
           if (becomes_coded && !turned && !is_exact(from)) {
-            std::memmove(home, t.coded_row(place.pages.data(), head, from), size_t(t.row_bytes));
+            std::memmove(home, t.coded_row(pages, head, from), size_t(t.row_bytes));
             continue;
           }
           if (is_exact(from)) read_exact_row(old, 0, head, from, row.data());
@@ -77,8 +81,7 @@ void move_rows_down(HostKvMemory& memory, const SequencePlace& place, int first,
             move_centre(head, -1);
           }
           PageCounts ignored;
-          if (becomes_coded)
-            *t.saturated += unsigned(encode_row(t, place.slot, place.pages.data(), head, to, row.data(), ignored));
+          if (becomes_coded) *t.saturated += unsigned(encode_row(t, place.slot, pages, head, to, row.data(), ignored));
           else write_exact_row(t, place.slot, head, to, row.data());
         }
     }
