@@ -97,7 +97,6 @@ int decide(const DecideFlags& flags) {
     // What it finds is measured with the candidates; the allocation of the budget is one of them.
     const lab::SearchRecord found = lab::search(store.rows().or_throw(), question, *searched);
     params.quality_caches = lab::searched_caches(found);
-    std::erase(params.quality_caches, "f16");
     const std::string of_budget = lab::budget_cache(found);
     if (!of_budget.empty() && of_budget != "f16" &&
         std::ranges::find(params.candidates, of_budget) == params.candidates.end())
