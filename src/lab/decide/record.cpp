@@ -200,6 +200,8 @@ SearchPoint parse_point(const io::Json& json, const std::string& name, std::stri
   SearchPoint point;
   RecordFields f(json, name + ".", problem);
   f.get("kv", point.kv);
+  if (const auto kv = parse_kv_choice(point.kv); !kv && problem.empty())
+    problem = fmt::format("{}.kv: {}", name, kv.error().message);
   f.get("kld_limit", point.kld_limit);
   f.get("bits_limit", point.bits_limit);
   f.get("bits", point.bits);
