@@ -6,6 +6,7 @@
 #include "cli/bench.h"
 #include "cli/interrupt.h"
 #include "cli/options.h"
+#include "cli/report.h"
 #include "lab/decide/measure.h"
 #include "lab/decide/plan.h"
 
@@ -16,7 +17,7 @@ struct DecideFlags {
   ModelFlags model;
   OutputFlags output;
   lab::DecisionParams params;
-  std::string candidates = "q8_0,p8,rotor-4,rotor-3", store, show;
+  std::string candidates = "q8_0,p8,rotor-4,rotor-3", store, show, page;
   std::vector<std::string> depths, target_depths, prompts;
   std::string search_sides = "rotor-3s,rotor-3,rotor-4,q8_0", bits = "3.25,3.5,3.75,4,4.25";
   double memory_gib = 0;
@@ -76,7 +77,11 @@ lab::DecisionParams params_of(const DecideFlags& flags) {
 }
 
 int decide(const DecideFlags& flags) {
-  if (!flags.show.empty()) return show(lab::read_record(flags.show).or_throw(), flags.output.json);
+  if (flags.show.empty() && !flags.page.empty()) bad_flag("--page", "is of a record", "add --show RECORD");
+  if (!flags.show.empty()) {
+    const lab::DecisionRecord record = lab::read_record(flags.show).or_throw();
+    return flags.page.empty() ? show(record, flags.output.json) : draw_decision(flags.show, flags.page, flags.output);
+  }
   if (flags.model.model.empty()) bad_flag("--model", "is required", "or --show RECORD");
   if (flags.store.empty()) bad_flag("--store", "is required", "name a file for the rows; the record comes beside it");
   check_device(flags.model.device);
@@ -141,6 +146,7 @@ Action declare_decide(CLI::App& app) {
   add_text(app, "-f,--file", p.text, "FILE", "text that quality is measured on; left out: gate 4 has no verdict");
   add_real(app, "--memory-gib", f.memory_gib, 0, 1e6, "GiB that may be used (gate 6); 0: what is available here");
   add_text(app, "--show", f.show, "RECORD", "only print this record");
+  add_text(app, "--page", f.page, "DIR", "of --show: draw the record as a page of the report, decision.html in DIR");
   app.add_flag("--only-quality", p.only_quality, "measure nothing that other processes disturb: no times");
   in_group(app, "Search");
   add_text(app, "--search", p.search_text, "FILE",
