@@ -49,6 +49,7 @@ void read_search(const DecideFlags& flags, lab::DecisionParams& params) {
   if (params.text.empty()) bad_flag("--search", "is verified on a text that it does not see", "name that text with -f");
   for (const std::string& text : split(flags.search_sides, ',')) {
     const std::string side = kv_side_text(parse_kv_side(text).or_throw());
+    if (side == lab::kFloorSide) bad_flag("--search-sides", "f32 is what the floor is measured with", "name others");
     if (side != "f16" && std::ranges::find(params.search_sides, side) == params.search_sides.end())
       params.search_sides.push_back(side);
   }

@@ -106,7 +106,7 @@ class Measurer {
   void sensitivity(const SearchQuestion& s) {
     std::vector<std::string> missing;
     for (const SearchItem& item : s.items)
-      for (const std::string& side : s.sides)
+      for (const std::string& side : sides_alone(s))
         if (const std::string kv = side_alone(item.layer, item.is_k, side); !is_stored(sensitivity_cell(q_, s, kv)))
           missing.push_back(kv);
     if (missing.empty()) return;

@@ -19,16 +19,20 @@ constexpr const char* kExactSide = "f16";
 
 KvSideOptions side_of(const std::string& text) { return parse_kv_side(text).or_throw(); }
 
-/// Divergences of a question's sides alone, [item][format, then f16: 0].
-using Sensitivities = std::vector<std::vector<double>>;
+/// Of a question's sides alone.
+struct Sensitivities {
+  std::vector<std::vector<double>> added;  ///< [item][format, then f16: 0], what a format adds to the floor
+  std::vector<double> floor;               ///< [item]
+  double most_floor() const { return floor.empty() ? 0 : *std::ranges::max_element(floor); }
+};
 
 /// Nothing where a row is missing: then `why` says which.
 std::optional<Sensitivities> sensitivities(std::span<const Row> rows, const DecisionQuestion& q,
                                            const SearchQuestion& s, std::string& why) {
   Sensitivities all;
   for (const SearchItem& item : s.items) {
-    std::vector<double>& of = all.emplace_back();
-    for (const std::string& side : s.sides) {
+    std::vector<double> of;
+    for (const std::string& side : sides_alone(s)) {
       const Evidence evidence = find_evidence(rows, sensitivity_cell(q, s, side_alone(item.layer, item.is_k, side)));
       const double kld = evidence.row ? number_in(*evidence.row, "kld_mean") : NAN;
       if (!(kld >= 0)) {
@@ -37,7 +41,11 @@ std::optional<Sensitivities> sensitivities(std::span<const Row> rows, const Deci
       }
       of.push_back(kld);
     }
-    of.push_back(0);
+    const double floor = of.back();  // sides_alone() has it last
+    for (double& kld : of) kld = std::max(kld - floor, 0.0);
+    of.back() = 0;
+    all.added.push_back(std::move(of));
+    all.floor.push_back(floor);
   }
   return all;
 }
@@ -70,11 +78,13 @@ double bits_of(const SearchQuestion& s, double bytes) { return 8 * bytes / s.val
 /// What formats take and are expected to cost.
 SearchPoint point_of(const SearchQuestion& s, const Sensitivities& kld, const std::vector<int>& formats) {
   SearchPoint point{.kv = allocation_text(s, formats)};
-  double bytes = 0;
+  double bytes = 0, floor = 0;
   for (size_t i = 0; i < s.items.size(); ++i) {
     bytes += s.items[i].bytes[size_t(formats[i])];
-    point.predicted += kld[i][size_t(formats[i])];
+    point.predicted += kld.added[i][size_t(formats[i])];
+    if (size_t(formats[i]) < s.sides.size()) floor = std::max(floor, kld.floor[i]);
   }
+  point.predicted += floor;
   point.bits = bits_of(s, bytes);
   return point;
 }
@@ -83,9 +93,9 @@ std::optional<SearchPoint> within_budget(const SearchQuestion& s, const Sensitiv
   std::vector<std::vector<AllocationOption>> items;
   for (size_t i = 0; i < s.items.size(); ++i) {
     items.emplace_back();
-    for (size_t f = 0; f < kld[i].size(); ++f) items.back().push_back({s.items[i].bytes[f], kld[i][f]});
+    for (size_t f = 0; f < kld.added[i].size(); ++f) items.back().push_back({s.items[i].bytes[f], kld.added[i][f]});
   }
-  const auto found = allocate(items, s.kld_budget);
+  const auto found = allocate(items, s.kld_budget - kld.most_floor());
   if (!found) return std::nullopt;
   SearchPoint point = point_of(s, kld, found->options);
   point.kld_limit = s.kld_budget;
@@ -96,7 +106,7 @@ std::optional<SearchPoint> within_bits(const SearchQuestion& s, const Sensitivit
   std::vector<std::vector<AllocationOption>> items;
   for (size_t i = 0; i < s.items.size(); ++i) {
     items.emplace_back();
-    for (size_t f = 0; f < kld[i].size(); ++f) items.back().push_back({kld[i][f], s.items[i].bytes[f]});
+    for (size_t f = 0; f < kld.added[i].size(); ++f) items.back().push_back({kld.added[i][f], s.items[i].bytes[f]});
   }
   const auto found = allocate(items, bits * s.values / 8);
   if (!found) return std::nullopt;
@@ -202,6 +212,12 @@ std::string side_alone(int layer, bool is_k, const std::string& side) {
   KvLayerOptions own{.first = layer, .last = layer, .k = {}, .v = {}};
   (is_k ? own.k : own.v) = side_of(side);
   return kv_text({.k = {}, .v = {}, .layers = {own}});
+}
+
+std::vector<std::string> sides_alone(const SearchQuestion& s) {
+  std::vector<std::string> sides = s.sides;
+  sides.emplace_back(kFloorSide);
+  return sides;
 }
 
 Row sensitivity_cell(const DecisionQuestion& q, const SearchQuestion& s, const std::string& kv) {

@@ -2,8 +2,10 @@
 // divergence when it alone is coded, then the exact choice of formats within a budget, then its divergence on a text that
 // it was not searched on.
 //
-// The divergence of a cache is taken to be the sum of those of its sides. That is so for small independent errors: the
-// divergence is quadratic in them, and products of independent ones vanish in the mean. Whether it holds is measured.
+// The divergence of a cache is taken to be the sum of what its sides add to a floor. That is so for small independent
+// errors: the divergence is quadratic in them, and products of independent ones vanish in the mean. The floor is what any
+// change at all costs where activations are rounded to integers: a side alone in f32 shows it, and several changes do not
+// add it twice. Whether the sum holds is measured.
 #pragma once
 
 #include "lab/decide/gates.h"
@@ -28,6 +30,10 @@ struct SearchQuestion {
   std::vector<double> bits;        ///< limits of allocations with the least divergence, rising
 };
 
+/// The side that shows the floor: it changes next to nothing.
+inline constexpr const char* kFloorSide = "f32";
+/// What must be measured of a side alone: the formats and the floor.
+std::vector<std::string> sides_alone(const SearchQuestion& s);
 /// Divergence of a side alone: prefill path, the other sides and layers in f16.
 std::string side_alone(int layer, bool is_k, const std::string& side);
 Row sensitivity_cell(const DecisionQuestion& q, const SearchQuestion& s, const std::string& kv);
