@@ -223,6 +223,57 @@ def needle():
     return out
 
 
+def search_points():
+    """Allocations by layer and side beside pairs for all layers, by rising bits."""
+    if not (ROOT / "results" / "kv-search.jsonl").exists():
+        return NO_ROWS
+    found = [r for r in rows("kv-search.jsonl") if r["kind"] == "search_point"]
+    found.sort(key=lambda r: (not r["uniform"], r["bits"]))
+    out = ["| limit | K/V cache | bits | expected KLD | mean KLD | the line there | below the line | verdict |", "|---|---|---:|---:|---:|---:|---:|---|"]
+    for r in found:
+        kld, line = r["kld"], r["line"]
+        if r["uniform"]:
+            out.append(f"| one pair | {r['kv']} | {r['bits']:.3f} | {r['predicted_kld']:.5f} | {estimate(kld, 5)} | | | |")
+            continue
+        error = (kld["error"] ** 2 + line["error"] ** 2) ** 0.5
+        out.append(f"| {r['limit']} | `{r['kv']}` | {r['bits']:.3f} | {r['predicted_kld']:.5f} | {estimate(kld, 5)} | {estimate(line, 5)} |"
+                   f" {estimate({'value': line['value'] - kld['value'], 'error': error}, 5)} ({100 * (1 - kld['value'] / line['value']):.0f} %) | {r['verdict']} |")
+    return out
+
+
+def search_sides():
+    """Sensitivities: a line a layer, a column a side and format."""
+    if not (ROOT / "results" / "kv-search.jsonl").exists():
+        return NO_ROWS
+    cells = {}
+    for r in rows("kv-search.jsonl"):
+        if r["kind"] != "sensitivity":
+            continue
+        layer, pair = r["kv"].split(";")[1].split(":", 1)
+        k, v = pair.split("/")
+        cells[int(layer), "K" if v == "f16" else "V", k if v == "f16" else v] = r
+    columns = list(dict.fromkeys((side, kv) for _, side, kv in cells))
+    columns.sort(key=lambda c: c[0])
+    out = ["| layer |" + "".join(f" {side} {kv} |" for side, kv in columns) + " scored tokens |", "|---:|" + "---:|" * (len(columns) + 1)]
+    for layer in sorted({layer for layer, _, _ in cells}):
+        of_layer = [cells[layer, side, kv] for side, kv in columns]
+        out.append(f"| {layer} |" + "".join(f" {1000 * r['kld_mean']:.3f} ± {1000 * r['kld_error']:.3f} |" for r in of_layer) + f" {of_layer[0]['tokens_scored']} |")
+    return out
+
+
+def probe():
+    """A line a probe, a column a cache; the last row of each cache."""
+    if not (ROOT / "results" / "kv-probe.jsonl").exists():
+        return NO_ROWS
+    found = list({r["kv"]: r for r in rows("kv-probe.jsonl")}.values())
+    out = ["| probe |" + "".join(f" {r['kv']} |" for r in found), "|---|" + "---|" * len(found)]
+    for i, line in enumerate(found[0]["probes"]):
+        lines = [r["probes"][i] for r in found]
+        same = len({(p["verdict"], p["says"]) for p in lines}) == 1
+        out.append(f"| {line['name']} |" + "".join(f" {p['verdict']}{'' if same and p['verdict'] == 'NOT APPLICABLE' and n else ': ' + p['says']} |" for n, p in enumerate(lines)))
+    return out
+
+
 def attention():
     found = studied("kv-attention.jsonl", ("model", "weight_format", "n_ctx", "n_windows", "kv"))
     if not found:
@@ -284,6 +335,9 @@ TABLES = {
     "kv-divergence": divergence,
     "kv-needle": needle,
     "kv-attention": attention,
+    "kv-search": search_points,
+    "kv-search-sides": search_sides,
+    "kv-probe": probe,
     "perplexity": perplexity,
     "bandwidth-cpu": bandwidth,
     "summary": summary,

@@ -1,10 +1,12 @@
 // ridge decide: which cache format pays for a model on this machine, with the evidence.
+#include <charconv>
 #include <memory>
 
 #include "base/progress.h"
 #include "cli/bench.h"
 #include "cli/interrupt.h"
 #include "cli/options.h"
+#include "cli/report.h"
 #include "lab/decide/measure.h"
 #include "lab/decide/plan.h"
 
@@ -15,8 +17,9 @@ struct DecideFlags {
   ModelFlags model;
   OutputFlags output;
   lab::DecisionParams params;
-  std::string candidates = "q8_0,p8,rotor-4,rotor-3", store, show;
+  std::string candidates = "q8_0,p8,rotor-4,rotor-3", store, show, page;
   std::vector<std::string> depths, target_depths, prompts;
+  std::string search_sides = "rotor-3s,rotor-3,rotor-4,q8_0", bits = "3.25,3.5,3.75,4,4.25";
   double memory_gib = 0;
   bool no_check = false;
 };
@@ -25,6 +28,35 @@ struct DecideFlags {
 int show(const lab::DecisionRecord& record, bool json) {
   fmt::print("{}", json ? lab::record_text(record) : lab::record_page(record));
   return 0;
+}
+
+std::vector<double> bit_limits(const std::string& text) {
+  std::vector<double> limits;
+  for (const std::string& part : split(text, ',')) {
+    double value = 0;
+    const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), value);
+    if (part.empty()) continue;
+    if (error != std::errc() || end != part.data() + part.size() || !(value > 0 && value <= 64))
+      bad_flag("--bits", fmt::format("expects numbers of bits from 0 to 64, found '{}'", part));
+    limits.push_back(value);
+  }
+  return limits;
+}
+
+/// What --search and its refinements say.
+void read_search(const DecideFlags& flags, lab::DecisionParams& params) {
+  if (params.search_text.empty()) return;
+  if (params.text.empty()) bad_flag("--search", "is verified on a text that it does not see", "name that text with -f");
+  for (const std::string& text : split(flags.search_sides, ',')) {
+    const std::string side = kv_side_text(parse_kv_side(text).or_throw());
+    if (side == lab::kFloorSide) bad_flag("--search-sides", "f32 is what the floor is measured with", "name others");
+    if (side != "f16" && std::ranges::find(params.search_sides, side) == params.search_sides.end())
+      params.search_sides.push_back(side);
+  }
+  if (params.search_sides.empty()) bad_flag("--search-sides", "f16 is always among them", "name another");
+  params.search_bits = bit_limits(flags.bits);
+  if (params.search_bits.empty() && params.kld_budget == 0)
+    bad_flag("--bits", "a search needs a limit", "give --bits or --kld-budget");
 }
 
 lab::DecisionParams params_of(const DecideFlags& flags) {
@@ -41,17 +73,24 @@ lab::DecisionParams params_of(const DecideFlags& flags) {
   params.memory_bytes = int64_t(flags.memory_gib * kGib);
   params.available_bytes = lab::usable_memory(params.place);
   params.check = !flags.no_check;
+  read_search(flags, params);
   return params;
 }
 
 int decide(const DecideFlags& flags) {
-  if (!flags.show.empty()) return show(lab::read_record(flags.show).or_throw(), flags.output.json);
+  if (flags.show.empty() && !flags.page.empty()) bad_flag("--page", "is of a record", "add --show RECORD");
+  if (!flags.show.empty()) {
+    const lab::DecisionRecord record = lab::read_record(flags.show).or_throw();
+    return flags.page.empty() ? show(record, flags.output.json) : draw_decision(flags.show, flags.page, flags.output);
+  }
   if (flags.model.model.empty()) bad_flag("--model", "is required", "or --show RECORD");
   if (flags.store.empty()) bad_flag("--store", "is required", "name a file for the rows; the record comes beside it");
   check_device(flags.model.device);
-  const lab::DecisionParams params = params_of(flags);
+  lab::DecisionParams params = params_of(flags);
   const Model model = load_model(flags.model);
   const lab::DecisionQuestion question = lab::ask(model, params);
+  std::optional<lab::SearchQuestion> searched;
+  if (!params.search_text.empty()) searched = lab::ask_search(model, params, question);
   lab::Store store = lab::Store::open(flags.store, true).or_throw();
   Progress progress("decide", !flags.output.quiet);
   int n_new = 0;
@@ -59,6 +98,16 @@ int decide(const DecideFlags& flags) {
   hooks.stop = interrupted;
   hooks.on_status = [&](const std::string& what) { progress.set(0, 0, what); };
   hooks.on_row = [&](const lab::Row&) { ++n_new; };
+  if (searched) {
+    lab::measure_sensitivity(model, params, question, *searched, store, hooks);
+    // What it finds is measured with the candidates; the allocation of the budget is one of them.
+    const lab::SearchRecord found = lab::search(store.rows().or_throw(), question, *searched);
+    params.quality_caches = lab::searched_caches(found);
+    const std::string of_budget = lab::budget_cache(found);
+    if (!of_budget.empty() && of_budget != "f16" &&
+        std::ranges::find(params.candidates, of_budget) == params.candidates.end())
+      params.candidates.push_back(of_budget);
+  }
   lab::measure_missing(model, params, question, store, hooks);
   progress.clear();
   if (!flags.output.quiet) fmt::print(stderr, "decide   {} rows measured, in {}\n", n_new, flags.store);
@@ -66,7 +115,15 @@ int decide(const DecideFlags& flags) {
     fmt::print(stderr, "interrupted: the same command goes on from here\n");
     return int(ErrorKind::interrupted);
   }
-  const lab::DecisionRecord record = lab::decide(store.rows().or_throw(), question, params.candidates, {});
+  const std::vector<lab::Row> rows = store.rows().or_throw();
+  lab::DecisionRecord record = lab::decide(rows, question, params.candidates, {});
+  if (searched) {
+    lab::add_search(record, lab::search(rows, question, *searched));
+    for (lab::Row& row : lab::search_rows(question, *record.search)) {
+      row.update(lab::provenance(question.subject.n_threads, params.seed));
+      store.add(row);
+    }
+  }
   const std::filesystem::path path =
       lab::record_path(std::filesystem::path(flags.store).parent_path(), question.subject.model_hash);
   lab::write_record(record, path);
@@ -90,6 +147,16 @@ Action declare_decide(CLI::App& app) {
   add_text(app, "-f,--file", p.text, "FILE", "text that quality is measured on; left out: gate 4 has no verdict");
   add_real(app, "--memory-gib", f.memory_gib, 0, 1e6, "GiB that may be used (gate 6); 0: what is available here");
   add_text(app, "--show", f.show, "RECORD", "only print this record");
+  add_text(app, "--page", f.page, "DIR", "of --show: draw the record as a page of the report, decision.html in DIR");
+  app.add_flag("--only-quality", p.only_quality, "measure nothing that other processes disturb: no times");
+  in_group(app, "Search");
+  add_text(app, "--search", p.search_text, "FILE",
+           "search formats of layers and sides on this text, and verify them on that of -f");
+  add_text(app, "--search-sides", f.search_sides, "LIST", "formats that a side of a layer may have, beside f16");
+  add_whole(app, "--search-chunks", p.search_chunks, 1, 1 << 20, "windows of the searched text, at most");
+  add_real(app, "--kld-budget", p.kld_budget, 0, 100,
+           "nats of mean KL divergence: the fewest bits within them become a candidate; 0: no budget");
+  add_text(app, "--bits", f.bits, "LIST", "bits a value: the least divergence within each of them is found");
   in_group(app, "Size");
   add_list(app, "--depths", f.depths, "", "cached tokens of gate 1; left out: up to the context");
   add_list(app, "--target-depths", f.target_depths, "", "cached tokens of gate 2; left out: 4096 to 32768");

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <memory>
 
-#include "cli/options.h"
+#include "cli/spec_flags.h"
 #include "lab/decide/plan.h"
 
 namespace ridge::cli {
@@ -10,6 +10,7 @@ namespace {
 
 struct PlanFlags {
   ModelFlags model;
+  SpecFlags spec;
   OutputFlags output;
   int n_ctx = 0, n_sessions = 1, n_ubatch = 0;
   std::string list, roof_file;
@@ -106,19 +107,23 @@ lab::Row check_row(const lab::MemoryPlan& plan, const lab::PlanCheck& check) {
 
 int run_plan(const PlanFlags& flags) {
   check_device(flags.model.device);
+  flags.spec.check();
   lab::ResultsFile results = lab::ResultsFile::open(flags.output.results).or_throw();
   const lab::PlannedModel model = lab::plan_model(flags.model.model, flags.model.load_options());
   const int n_ctx = flags.n_ctx > 0 ? flags.n_ctx : model.config().n_ctx_train;
   if (flags.check && model.on_device())
     bad_flag("--check", "what a GPU's driver allocates is not counted yet", "use --device cpu");
+  std::shared_ptr<const lab::PlannedDraft> draft;
+  if (flags.spec.on())
+    draft = lab::plan_draft(model, flags.spec.type, flags.spec.draft_model, flags.spec.cache(), flags.spec.depth);
   const int64_t memory = flags.memory_gib > 0 ? int64_t(flags.memory_gib * kGib) : lab::usable_memory(model.place);
   const std::optional<double> roof = roof_of(flags, model.place);
   std::vector<Planned> plans;
   for (const KvChoice& kv : flags.list.empty() ? lab::planned_formats(model) : parse_kv_list(flags.list).or_throw()) {
-    Planned of{.plan = lab::plan_memory(model, kv, n_ctx, flags.n_sessions, flags.n_ubatch)};
+    Planned of{.plan = lab::plan_memory(model, kv, n_ctx, flags.n_sessions, flags.n_ubatch, draft)};
     of.fits = of.plan.total() <= memory;
-    of.largest_context = lab::largest_context(model, kv, flags.n_sessions, flags.n_ubatch, memory);
-    of.most_sessions = lab::most_sessions(model, kv, n_ctx, flags.n_ubatch, memory);
+    of.largest_context = lab::largest_context(model, kv, flags.n_sessions, flags.n_ubatch, memory, draft);
+    of.most_sessions = lab::most_sessions(model, kv, n_ctx, flags.n_ubatch, memory, draft);
     if (roof) of.tokens_per_second = of.plan.tokens_per_second(*roof);
     plans.push_back(std::move(of));
   }
@@ -173,6 +178,7 @@ Action declare_plan(CLI::App& app) {
   add_real(app, "--roof-gbs", f.roof_gb_s, 0, 1e6, "read bandwidth in GB/s (10^9) that tokens/s follow from");
   add_text(app, "--roof-file", f.roof_file, "FILE", "rows of ridge bench bandwidth: the newest of this machine counts");
   app.add_flag("--check", f.check, "load the model, run the plan's steps, compare with what was allocated");
+  add_spec_flags(app, f.spec);
   add_output_flags(app, f.output, true);
   return [flags] { return run_plan(*flags); };
 }

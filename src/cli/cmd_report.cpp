@@ -9,7 +9,7 @@
 #include <memory>
 
 #include "base/result.h"
-#include "cli/options.h"
+#include "cli/report.h"
 
 namespace ridge::cli {
 namespace {
@@ -57,6 +57,13 @@ int run_to_end(const std::vector<std::string>& args) {
   return WEXITSTATUS(status);
 }
 
+std::vector<std::string> report_call(const std::string& out, const OutputFlags& output) {
+  std::vector<std::string> args{"python3", report_script().native(), "-o", out};
+  if (output.json) args.emplace_back("--json");
+  if (output.quiet) args.emplace_back("--quiet");
+  return args;
+}
+
 int report(ReportFlags flags) {
   if (flags.results.empty() && flags.stores.empty()) {
     if (!std::filesystem::is_directory("results"))
@@ -64,16 +71,20 @@ int report(ReportFlags flags) {
                "name files or directories of rows, or --store");
     flags.results.emplace_back("results");
   }
-  std::vector<std::string> args{"python3", report_script().native(), "-o", flags.out};
+  std::vector<std::string> args = report_call(flags.out, flags.output);
   // One word each: a name that begins with a dash stays a name.
   for (const std::string& path : flags.results) args.push_back("--results=" + path);
   for (const std::string& path : flags.stores) args.push_back("--store=" + path);
-  if (flags.output.json) args.emplace_back("--json");
-  if (flags.output.quiet) args.emplace_back("--quiet");
   return run_to_end(args);
 }
 
 }  // namespace
+
+int draw_decision(const std::string& record, const std::string& out, const OutputFlags& output) {
+  std::vector<std::string> args = report_call(out, output);
+  args.push_back("--decision=" + record);
+  return run_to_end(args);
+}
 
 Action declare_report(CLI::App& app) {
   const auto flags = std::make_shared<ReportFlags>();

@@ -39,6 +39,7 @@ Action declare_eval_kld(CLI::App& app);
 Action declare_eval_matrix(CLI::App& app);
 Action declare_eval_divergence(CLI::App& app);
 Action declare_eval_needle(CLI::App& app);
+Action declare_eval_probe(CLI::App& app);
 Action declare_eval_attention(CLI::App& app);
 Action declare_eval_logits(CLI::App& app);
 Action declare_bench_decode(CLI::App& app);

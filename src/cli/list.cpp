@@ -87,6 +87,15 @@ std::span<const Command> commands() {
        "ridge eval needle -m model.gguf -f wiki.test.raw -c 2048 --kv f16,q8_0,rotor-3\n"
        "ridge eval needle -m model.gguf -f wiki.test.raw --depths 9 --trials 32 --needle 24 --cue 12",
        declare_eval_needle},
+      {"eval probe", "what a person would notice of a cache",
+       "Next tokens behind 128 to 57344 others (likeliest token, ten likeliest, their log-probabilities, "
+       "Jensen-Shannon "
+       "divergence), needles, JSON and code, the same text twice, the same text from a kept prefix: each against the "
+       "base's own and with limits. PASS, FAIL, NO VERDICT where errors reach a limit, NOT APPLICABLE beyond the "
+       "trained context or where the base itself finds nothing. A FAIL ends the command with 3.",
+       "ridge eval probe -m model.gguf -f wiki.test.raw\n"
+       "ridge eval probe -m model.gguf -f wiki.test.raw --kv q8_0,rotor-3 --prompts 32 --results probe.jsonl",
+       declare_eval_probe},
       {"eval attention", "what caches do to the attention output itself",
        "Takes the model's own queries, keys and values on a text through each cache and compares the attention output "
        "and the scores with the exact ones, in double precision: relative L2, cosine, norm ratio, RMS error of the "
@@ -218,9 +227,11 @@ std::span<const Command> commands() {
        "which "
        "format to use from how many tokens on, for run --kv-quant auto. The same command again measures what is "
        "missing. "
-       "docs/deciding.md has the gates.",
+       "--search looks for formats by layer and side, --only-quality leaves out all times. docs/deciding.md has the "
+       "gates.",
        "ridge decide -m model.gguf -c 16384 -f wiki.test.raw --store lab.db\n"
        "ridge decide -m model.gguf -c 32768 --sessions 8 --candidates rotor-3,q8_0/rotor-3 -f text.txt --store lab.db\n"
+       "ridge decide -m model.gguf -f wiki.test.raw --search wiki.valid.raw --kld-budget 0.002 --store lab.db\n"
        "ridge decide --show decision-0123456789abcdef.json",
        declare_decide},
       {"profile", "where the time of a decode step goes, op by op",

@@ -452,9 +452,9 @@ int64_t CpuBackend::step_weight_bytes() const {
 StepBuffers CpuBackend::step_buffers() const {
   StepBuffers sum;
   for (const AlignedBuffer* buffer :
-       {&x_,       &h_,         &q_,        &attn_,     &k_,         &v_,         &gate_,
-        &up_,      &latent_q_,  &latent_v_, &q_gate_,   &delta_qkv_, &delta_z_,   &delta_a_,
-        &delta_b_, &delta_out_, &scores_,   &expert_x_, &expert_y_,  &expert_sum_})
+       {&x_,        &h_,        &q_,        &attn_,       &k_,       &v_,       &gate_,    &up_,
+        &latent_q_, &latent_v_, &q_gate_,   &delta_qkv_,  &delta_z_, &delta_a_, &delta_b_, &delta_out_,
+        &scores_,   &expert_x_, &expert_y_, &expert_sum_, &joined_,  &normed_})
     sum.activations += buffer->bytes();
   for (const AlignedBuffer& buffer : context_.scratch) sum.scratch += buffer.bytes();
   return sum;

@@ -33,6 +33,11 @@ class Steps {
          {int64_t(plan_.d_model), int64_t(plan_.d_model), int64_t(plan_.q_dim()), int64_t(plan_.q_dim()),
           int64_t(plan_.kv_dim()), int64_t(plan_.kv_dim()), int64_t(plan_.d_ff()), int64_t(plan_.d_ff())})
       floats(n * width);
+    if (weights_.join.format) {  // an MTP head: embeddings beside hidden states, and these normed
+      rows_[kJoin].ensure(4 * n * 2 * plan_.d_model);
+      rows_[kJoin + 1].ensure(4 * n * plan_.d_model);
+      linear(weights_.join, n);
+    }
     for (size_t i = 0; i < plan_.layers.size(); ++i) {
       next_ = kRows;
       layer(i, n, step);
@@ -73,7 +78,7 @@ class Steps {
   }
 
  private:
-  static constexpr size_t kRows = 8, kMixer = kRows + 8, kBuffers = kMixer + 4;
+  static constexpr size_t kRows = 8, kMixer = kRows + 8, kJoin = kMixer + 4, kBuffers = kJoin + 2;
 
   /// The next buffer of the step's rows, in the order they are asked for; layers share those behind the first eight.
   void floats(int64_t n) { rows_[next_++].ensure(4 * n); }

@@ -7,6 +7,7 @@
 #include "cases/paths.h"
 #include "cases/temp_dir.h"
 #include "cli/program.h"
+#include "lab/decide/record.h"
 
 namespace ridge {
 namespace {
@@ -706,6 +707,11 @@ TEST(Decide, WritesARecordThatAutoObeys) {
   ASSERT_NE(record, "");
   EXPECT_EQ(run_ridge({"decide", "--show", record}).out, second.out);
   EXPECT_EQ(run_ridge({"decide", "--show", record, "--json"}).out, slurp(record));
+  const Outcome page = run_ridge({"decide", "--show", record, "--page", (dir / "page").native()});
+  EXPECT_THAT(page.code, testing::AnyOf(0, 6)) << page.err;  // 6: no matplotlib
+  if (page.code == 0) {
+    EXPECT_THAT(slurp(dir / "page/decision.html"), HasSubstr("What to type"));
+  }
 
   const auto auto_line = [&](const std::string& where, const std::string& of_model,
                              std::vector<std::string> more = {}) {
@@ -736,6 +742,55 @@ TEST(Decide, WritesARecordThatAutoObeys) {
   EXPECT_EQ(run_ridge({"decide", "--show", lie}).code, 4);
 }
 
+TEST(Decide, SearchesByLayerAndSideAndAutoTakesWhatARecordSays) {
+  const TempDir dir;
+  const std::string model = RIDGE_SOURCE_DIR "/models/ridge-ref-q8_0.gguf";
+  std::vector<std::string> args = quick_decision(model, dir / "lab.db");
+  args.insert(args.end(), {"--search", RIDGE_SOURCE_DIR "/docs/ARCHITECTURE.md", "--search-sides", "rotor-3",
+                           "--search-chunks", "1", "--bits", "8", "--only-quality"});
+  const Outcome outcome = run_ridge(args);
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("search   on "));
+  EXPECT_THAT(outcome.out, ContainsRegex("bits <= 8 +(PASS|FAIL|NO VERDICT) .*: mean KLD"));
+  EXPECT_THAT(outcome.out, HasSubstr("1 NO VERDICT attention of"));
+  const Outcome rows =
+      run_ridge({"results", "export", "--store", (dir / "lab.db").native(), "--kind", "search_point", "--quiet"});
+  EXPECT_THAT(rows.out, HasSubstr("\"limit\":\"bits <= 8\""));
+
+  // A record whose choice differs by layer and side.
+  std::string path;
+  for (const std::string& name : dir.names())
+    if (name.starts_with("decision-")) path = (dir / name).native();
+  lab::DecisionRecord record = lab::read_record(path).or_throw();
+  record.choice = "rotor-3;0-1:q8_0/rotor-4;7:rotor-4/q8_0";
+  lab::write_record(record, path);
+  const std::string state = (dir / "state").native();
+  const Outcome run = run_ridge({"run", "-m", model, "-p", "One", "-n", "2", "-c", "64", "--temp", "0", "-t", "1",
+                                 "--kv-quant", "auto", "--decision", path, "--save-state", state});
+  EXPECT_EQ(run.code, 0) << run.err;
+  EXPECT_THAT(run.err, HasSubstr("auto     rotor-3;0-1:q8_0/rotor-4;7:rotor-4/q8_0 for up to"));
+  // The file of its session names the formats: another cache does not take it.
+  const auto restored = [&](const char* kv) {
+    return run_ridge({"run", "-m", model, "-p", " two", "-n", "1", "-c", "64", "--temp", "0", "-t", "1", "--kv-quant",
+                      "rotor-3", "--kv-layers", kv, "--load-state", state});
+  };
+  EXPECT_EQ(restored("0-1:q8_0/rotor-4;7:rotor-4/q8_0").code, 0);
+  const Outcome other = restored("0-1:q8_0/rotor-4;7:rotor-4/rotor-4");
+  EXPECT_EQ(other.code, 4);
+  EXPECT_THAT(other.err, HasSubstr("q8_0"));
+}
+
+TEST(Plan, CountsADraftAndRefusesOneThatNobodyRuns) {
+  const Outcome outcome =
+      run_ridge({"plan", "-m", "synth:tiny-64", "-c", "500", "--kv", "f16", "--spec-type", "draft", "--draft-model",
+                 "synth:tiny-64@layers=1", "--draft-kv-quant", "q8_0", "--spec-depth", "3", "--check"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, ContainsRegex("draft KV . [0-9.]+ KiB"));
+  EXPECT_THAT(outcome.out, HasSubstr("| draft weights |"));
+  EXPECT_EQ(run_ridge({"plan", "-m", kTinyModel, "--draft-model", kTinyModel}).code, 2);
+  EXPECT_EQ(run_ridge({"plan", "-m", kTinyModel, "--spec-type", "mtp"}).code, 2);
+}
+
 TEST(Decide, RefusesFlagsThatMakeNoSense) {
   const TempDir dir;
   const std::string store = (dir / "lab.db").native();
@@ -748,6 +803,15 @@ TEST(Decide, RefusesFlagsThatMakeNoSense) {
   refused({"decide", "-m", kTinyModel}, "--store: is required");
   refused({"decide", "-m", kTinyModel, "--store", store, "--candidates", "f16"}, "--candidates");
   refused({"decide", "-m", kTinyModel, "--store", store, "--candidates", "f17"}, "f17");
+  refused({"decide", "-m", kTinyModel, "--store", store, "--search", kTinyModel}, "name that text with -f");
+  refused({"decide", "-m", kTinyModel, "--store", store, "-f", kTinyModel, "--search", kTinyModel, "--bits", "3,x"},
+          "--bits");
+  refused({"decide", "-m", kTinyModel, "--store", store, "-f", kTinyModel, "--search", kTinyModel, "--bits", ""},
+          "a search needs a limit");
+  refused(
+      {"decide", "-m", kTinyModel, "--store", store, "-f", kTinyModel, "--search", kTinyModel, "--search-sides", "f32"},
+      "--search-sides");
+  refused({"decide", "--page", store}, "add --show RECORD");
   refused(
       {"decide", "-m", kTinyModel, "--store", store, "-c", "64", "--prompts", "60", "-n", "8", "--candidates", "f32"},
       "do not fit into a context of 64");

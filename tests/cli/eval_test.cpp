@@ -45,6 +45,27 @@ TEST_F(EvalCommands, MatrixPrintsATableAndStoresARowPerCache) {
   EXPECT_EQ(n, 3);
 }
 
+TEST_F(EvalCommands, ProbePrintsALineAProbeAndFailsWithTheGatesCode) {
+  std::string text;
+  for (int i = 0; i < 40; ++i) text += "Once upon a time, there was a little girl named Lily. She loved the park. ";
+  const std::string path = dir_.write("long.txt", text).native();
+  const std::vector<std::string> args{"eval", "probe",    "-m", kTinyModel,    "-f", path, "--prompts",
+                                      "1",    "--trials", "1",  "--positions", "16", "-n", "8"};
+  const auto with = [&](const char* kv) {
+    std::vector<std::string> all = args;
+    all.insert(all.end(), {"--kv", kv});
+    return run_ridge(all);
+  };
+  const Outcome f16 = with("f16");
+  EXPECT_EQ(f16.code, 0) << f16.err;
+  EXPECT_THAT(f16.out, HasSubstr("| next token, short, 128 tokens | PASS: 100.0 %, 1.000, 0.0000, 0.00000 |"));
+  EXPECT_THAT(f16.out, HasSubstr("| next token, 2-8k, 2048 tokens | NOT APPLICABLE: the model was trained for 128"));
+  EXPECT_THAT(f16.out, HasSubstr("| greedy text twice | PASS: 8 tokens, equal bits |"));
+  const Outcome destroyed = with("rotor-3u:window=0:sinks=0");
+  EXPECT_EQ(destroyed.code, 3) << destroyed.err << destroyed.out;
+  EXPECT_THAT(destroyed.out, HasSubstr("| next token, short, 128 tokens | FAIL: "));
+}
+
 TEST_F(EvalCommands, MatrixJsonlHasOneRowPerLine) {
   const Outcome outcome = eval({"matrix", "-f", text_, "--kv", "f16,f32", "-o", "jsonl", "--quiet"});
   ASSERT_EQ(outcome.code, 0) << outcome.err;

@@ -4,6 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <fstream>
+
 #include "cases/paths.h"
 #include "cases/temp_dir.h"
 
@@ -60,7 +63,7 @@ TEST(Decide, ATrainedModelGetsAllRowsOnce) {
   const std::vector<GateResult>& gates = record.candidates[0].gates;
   for (const GateResult& gate : gates) {
     EXPECT_THAT(gate.why, testing::Not(HasSubstr("no row"))) << gate.name;
-    EXPECT_FALSE(gate.rows.empty()) << gate.name;
+    EXPECT_EQ(gate.rows.empty(), gate.number == 7) << gate.name;  // no prompt of 4096 was asked
   }
   EXPECT_EQ(gates[5].verdict, GateVerdict::pass);
   EXPECT_LT(gates[3].numbers["kld"].get<double>(), 0.1);
@@ -75,6 +78,54 @@ TEST(Decide, ATrainedModelGetsAllRowsOnce) {
   EXPECT_EQ(memory_gate(store.rows().or_throw(), ask(model, params), "rotor-3").verdict, GateVerdict::fail);
   params.prompts = {20, 40};
   EXPECT_THAT(benches_of(model, params, store), ElementsAre("service"));
+}
+
+TEST(Decide, ASearchMeasuresEverySideOnceAndVerifiesElsewhere) {
+  const TempDir dir;
+  DecisionParams params = quick(RIDGE_SOURCE_DIR "/models/ridge-ref-q8_0.gguf");
+  params.text = RIDGE_SOURCE_DIR "/models/wikitext-2-excerpt.txt";
+  params.search_text = RIDGE_SOURCE_DIR "/docs/ARCHITECTURE.md";
+  params.search_sides = {"rotor-3"};
+  params.search_chunks = 1;
+  params.search_bits = {8};
+  params.only_quality = true;
+  const Model model = Model::load(params.model, params.place);
+  Store store = Store::open(dir / "lab.db", true).or_throw();
+  const DecisionQuestion q = ask(model, params);
+  const SearchQuestion s = ask_search(model, params, q);
+  ASSERT_EQ(s.items.size(), 16u);
+  EXPECT_EQ(s.items[0].bytes.size(), 2u);
+  EXPECT_EQ(s.items[0].bytes[1], 256.0 * 2 * 256);  // f16 rows of 2 heads of 128, 256 positions
+  EXPECT_LT(s.items[0].bytes[0], s.items[0].bytes[1]);
+  int n = 0;
+  const DecisionHooks hooks{.on_row = [&](const Row&) { ++n; }};
+  measure_sensitivity(model, params, q, s, store, hooks);
+  EXPECT_EQ(n, 32);  // rotor-3 and the floor
+  measure_sensitivity(model, params, q, s, store, hooks);
+  EXPECT_EQ(n, 32);
+  const SearchRecord found = search(store.rows().or_throw(), q, s);
+  ASSERT_EQ(found.points.size(), 1u) << found.why;
+  EXPECT_LE(found.points[0].bits, 8);
+  EXPECT_EQ(found.points[0].verdict, GateVerdict::none);  // not measured yet
+  params.quality_caches = searched_caches(found);
+  n = 0;
+  measure_missing(model, params, q, store, hooks);
+  EXPECT_EQ(n, 2 + int(params.quality_caches.size()) + 1 -
+                   int(std::ranges::count(params.quality_caches, "rotor-3")));  // plans; quality
+  EXPECT_TRUE(std::isfinite(search(store.rows().or_throw(), q, s).points[0].line));
+
+  // A text cannot verify what was searched on it, under any name.
+  params.search_text = params.text;
+  EXPECT_THROW(ask_search(model, params, q), Error);
+  std::ifstream file(params.text);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  dir.write("part.txt", "Another beginning. " + text.substr(0, text.size() / 2));
+  params.search_text = (dir / "part.txt").native();
+  params.search_chunks = 2;
+  EXPECT_THROW(ask_search(model, params, q), Error);
+  params.search_text = RIDGE_SOURCE_DIR "/docs/ARCHITECTURE.md";
+  params.text.clear();
+  EXPECT_THROW(ask_search(model, params, q), Error);
 }
 
 TEST(Decide, RandomWeightsHaveNoQuality) {

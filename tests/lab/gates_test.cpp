@@ -89,7 +89,8 @@ struct Evidences {
 
 std::string verdicts(const CandidateRecord& candidate) {
   std::string text;
-  for (const GateResult& gate : candidate.gates) text += "-PF"[size_t(gate.verdict)];
+  for (const GateResult& gate : candidate.gates)
+    if (gate.number <= 6) text += "-PF"[size_t(gate.verdict)];
   return text;
 }
 
@@ -217,6 +218,86 @@ TEST(Gates, DataInACacheSaysNothingAboutMemory) {
   EXPECT_EQ(verdicts(judge_candidate(rows, of.q, kFormat, {})), "PPPP-P");
 }
 
+TEST(Gates, LayersThatDifferAreMeasuredByThemselves) {
+  // Three layers of rotor-3, one of f16: the mean of what their attention takes.
+  const char* mixed = "rotor-3;3:f16";
+  Evidences of;
+  of.q.attention_layers = {0, 1, 2, 3};
+  EXPECT_EQ(layer_caches(of.q, kFormat).size(), 1u);
+  const auto caches = layer_caches(of.q, mixed);
+  ASSERT_THAT(caches, SizeIs(2));
+  EXPECT_EQ(caches[0], (std::pair<std::string, double>("f16", 0.25)));
+  EXPECT_EQ(caches[1], (std::pair<std::string, double>("rotor-3", 0.75)));
+  const GateResult gate = attention_gate(of.rows(), of.q, mixed, {});
+  EXPECT_EQ(gate.verdict, GateVerdict::pass) << gate.why;
+  const double ratio = gate.numbers["depths"][0]["comparison"]["ratio"].get<double>();
+  EXPECT_NEAR(ratio, 1 / (0.25 + 0.75 / 1.3), 0.005);
+  EXPECT_THAT(gate.rows, SizeIs(12));  // f16 twice, and both kinds of layers, at three depths
+  // Bytes are f16's 2000 in one of four layers, 500 in the others.
+  const GateResult bound = bound_gate(of.rows(), of.q, mixed, {});
+  EXPECT_NEAR(bound.numbers["target"]["speedup_by_bytes"].get<double>(), 2000 / (0.25 * 2000 + 0.75 * 500), 1e-9);
+  // A kind of layer without rows decides nothing, whatever the others have.
+  EXPECT_EQ(attention_gate(of.rows(), of.q, "rotor-3;3:rotor-4", {}).verdict, GateVerdict::none);
+}
+
+/// Rows of requests that tell prompts from tokens, `prompt` and `decode` times as fast as f16's.
+std::vector<Row> promotion_rows(const DecisionQuestion& q, double prompt, double decode, double spread = 0.002) {
+  std::vector<Row> rows;
+  const auto add = [&](const char* kv, bool control, double of_prompt, double of_decode, uint64_t seed) {
+    Rng rng(seed);
+    Row row{{"kind", "service"}, {"cell", service_cell(q, kPromotionPrompt, kv, control)}};
+    for (int i = 0; i < 9; ++i) {
+      row["prompt_seconds"].push_back(of_prompt * (1 + spread * rng.normal()));
+      row["decode_seconds"].push_back(of_decode * (1 + spread * rng.normal()));
+    }
+    rows.push_back(std::move(row));
+  };
+  add("f16", false, 4, 10, 1);
+  add("f16", true, 4, 10, 2);
+  add(kFormat, false, 4 / prompt, 10 / decode, 3);
+  return rows;
+}
+
+TEST(Gates, PromotionLooksAtPromptsAndTokens) {
+  const DecisionQuestion q = question();
+  const auto verdict = [&](double prompt, double decode, double spread = 0.002, bool both = true) {
+    return promotion_gate(promotion_rows(q, prompt, decode, spread), q, kFormat, {.promotion_both = both}).verdict;
+  };
+  EXPECT_EQ(verdict(1.1, 1.0), GateVerdict::pass);
+  EXPECT_EQ(verdict(1.1, 0.95), GateVerdict::fail);
+  EXPECT_EQ(verdict(1.02, 1.2), GateVerdict::fail);
+  EXPECT_EQ(verdict(1.02, 1.2, 0.002, false), GateVerdict::pass);  // one is enough where the limits say so
+  EXPECT_EQ(verdict(1.02, 0.9, 0.002, false), GateVerdict::fail);
+  EXPECT_EQ(verdict(1.05, 1.0), GateVerdict::none);      // at the limit
+  EXPECT_EQ(verdict(1.3, 1.0, 0.1), GateVerdict::none);  // noise hides 2 %
+  EXPECT_EQ(verdict(1.1, 0.5, 0.1), GateVerdict::fail);  // but not this
+}
+
+TEST(Gates, PromotionWantsItsOwnRows) {
+  DecisionQuestion q = question();
+  const std::vector<Row> all = promotion_rows(q, 1.2, 1.1);
+  for (size_t i = 0; i < all.size(); ++i) {
+    std::vector<Row> rows = all;
+    rows.erase(rows.begin() + int64_t(i));
+    EXPECT_EQ(promotion_gate(rows, q, kFormat, {}).verdict, GateVerdict::none);
+    rows = all;
+    rows[i].erase("prompt_seconds");
+    EXPECT_THAT(promotion_gate(rows, q, kFormat, {}).why, HasSubstr("do not tell the prompt's time"));
+    rows = all;
+    rows[i]["state"] = "failed";
+    rows[i]["reason"] = "NMSE";
+    EXPECT_EQ(promotion_gate(rows, q, kFormat, {}).verdict, GateVerdict::none);
+  }
+  // Requests with other prompts; and it never flips a format.
+  q.prompts = {1024};
+  EXPECT_THAT(promotion_gate(all, q, kFormat, {}).why, HasSubstr("have no prompt of 4096"));
+  std::vector<Row> rows = Evidences().rows();
+  const CandidateRecord c = judge_candidate(rows, question(), kFormat, {});
+  ASSERT_THAT(c.gates, SizeIs(7));
+  EXPECT_EQ(c.gates[6].verdict, GateVerdict::none);
+  EXPECT_TRUE(c.on);
+}
+
 TEST(Gates, SweepsReachTheContext) {
   EXPECT_THAT(sweep_depths(512), testing::ElementsAre(512));
   EXPECT_THAT(sweep_depths(300), testing::ElementsAre(300));
@@ -264,7 +345,7 @@ TEST(Record, AnEditedOrCutOneIsRefused) {
   };
   EXPECT_THAT(refused(replaced("\"verdict\": \"PASS\"", "\"verdict\": \"FAIL\"")), HasSubstr("it was edited or cut"));
   EXPECT_THAT(refused(replaced("\"from_depth\": 1024", "\"from_depth\": 1")), HasSubstr("it was edited or cut"));
-  EXPECT_THAT(refused(replaced("\"version\": 1", "\"version\": 2")), HasSubstr("version 2"));
+  EXPECT_THAT(refused(replaced("\"version\": 2", "\"version\": 3")), HasSubstr("version 3"));
   EXPECT_THAT(refused(replaced("ridge-decision", "ridge-decisioN")), HasSubstr("not a decision record"));
   EXPECT_NE(refused(text.substr(0, text.size() / 2)), "accepted");
   for (const char* other : {"", "[]", "{}", "1", "{\"format\":\"ridge-decision\"}"})

@@ -59,6 +59,51 @@ TEST(Plan, ATrainedModelAndWeightedRounding) {
   }
 }
 
+/// A plan with somebody who guesses, against what is allocated; every part by name.
+void expect_draft(const char* path, const char* type, const char* draft_path, const char* kv) {
+  SCOPED_TRACE(fmt::format("{} {} {} {}", path, type, draft_path, kv));
+  const LoadOptions place{.n_threads = 2};
+  const PlannedModel model = plan_model(path, place);
+  const auto draft = plan_draft(model, type, draft_path, parse_kv_choice(kv).or_throw(), 4);
+  const KvChoice f16;
+  const MemoryPlan with = plan_memory(model, f16, 700, 3, 0, draft), without = plan_memory(model, f16, 700, 3, 0);
+  const PlanCheck check = check_plan(path, with, place);
+  EXPECT_LE(check.difference(with), kPlanTolerance);
+  ASSERT_EQ(check.found.size(), with.parts.size());
+  for (const PlanPart& part : check.found)
+    EXPECT_NEAR(double(part.bytes), double(with.of(part.name)), 4096 + 0.02 * double(part.bytes)) << part.name;
+  for (const char* name : {"draft weights", "draft KV", "draft buffers"}) {
+    EXPECT_GT(with.of(name), 0) << name;
+    EXPECT_EQ(without.of(name), 0) << name;
+  }
+  // Guesses are rows of logits: four more of every session.
+  EXPECT_NEAR(double(with.of("logits")), 5.0 * double(without.of("logits")),
+              type == std::string_view("mtp") ? double(with.of("logits")) : 8);
+  EXPECT_GT(with.session_bytes, without.session_bytes);
+  EXPECT_LT(largest_context(model, f16, 3, 0, with.total(), draft), largest_context(model, f16, 3, 0, with.total()));
+}
+
+TEST(Plan, CountsWhoGuesses) {
+  expect_draft("synth:tiny-64@weights=q8_0", "draft", "synth:tiny-64@layers=1", "f16");
+  expect_draft("synth:tiny-64@weights=q8_0", "draft", "synth:tiny-64@layers=1", "q8_0:window=32:sinks=4");
+  expect_draft("synth:tiny-64@mtp=1", "mtp", "", "f16");
+  expect_draft("synth:tiny-64@mtp=1@weights=q8_0", "mtp", "", "rotor-3");
+  // Lookups hold nothing, but the model's steps are larger.
+  const PlannedModel model = plan_model("synth:tiny", {});
+  const auto lookup = plan_draft(model, "lookup", "", {}, 4);
+  const MemoryPlan with = plan_memory(model, {}, 700, 2, 0, lookup), without = plan_memory(model, {}, 700, 2, 0);
+  EXPECT_EQ(with.parts.size(), without.parts.size());
+  EXPECT_GT(with.of("logits"), without.of("logits"));
+  EXPECT_EQ(check_plan("synth:tiny", with, {}).difference(with) <= kPlanTolerance, true);
+  // A lie about the draft's cache is found.
+  const auto draft = plan_draft(model, "draft", "synth:tiny@layers=1", {}, 4);
+  MemoryPlan wrong = plan_memory(model, {}, 4096, 3, 0, draft);
+  for (PlanPart& part : wrong.parts)
+    if (part.name == "draft KV") part.bytes /= 2;
+  EXPECT_GT(check_plan("synth:tiny", wrong, {}).difference(wrong), kPlanTolerance);
+  EXPECT_THROW(plan_draft(model, "mtp", "", {}, 4), Error);  // no head
+}
+
 TEST(Plan, AWrongPlanIsFound) {
   MemoryPlan plan = plan_of(plan_model("synth:tiny", {}), "f16", 2048, 2);
   plan.parts[0].bytes += plan.total() / 50;

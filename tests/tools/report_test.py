@@ -17,6 +17,7 @@ sys.dont_write_bytecode = True
 sys.path.insert(0, str(TOOL.parent))
 import attribution  # noqa: E402
 import claims  # noqa: E402
+import decision  # noqa: E402
 import decode  # noqa: E402
 import machine  # noqa: E402
 import ops  # noqa: E402
@@ -24,6 +25,7 @@ import page  # noqa: E402
 import quality  # noqa: E402
 import regime  # noqa: E402
 import rows as reader  # noqa: E402
+import search  # noqa: E402
 import sections  # noqa: E402
 
 HERE = {"cpu": "Some CPU", "n_threads": 2, "date": "2026-01-02T00:00:00Z", "build_commit": "abc", "command": "ridge bench gemv"}
@@ -48,6 +50,15 @@ def kld(kv, value, rise, **more):
             "difference": {"value": rise}, "same_top": {"value": 0.9}, **HERE, **more}
 
 
+def point(kv, bits, value, **more):
+    return {"kind": "search_point", "model": "m", "uniform": False, "limit": f"bits <= {bits:g}", "kv": kv, "bits": bits, "predicted_kld": value,
+            "kld": {"value": value, "error": 0.02 * value}, "line": {"value": 0.004, "error": 0.0001}, "verdict": "PASS", "searched_on": "valid.txt", **HERE, **more}
+
+
+def pair(kv, bits, value, **more):
+    return point(kv, bits, value, **{"uniform": True, "limit": "", "line": {"value": None, "error": None}, "verdict": "", **more})
+
+
 def bandwidth(read, **more):
     return {"kind": "bandwidth", "kernel": "stream", "streams": [{"name": "read", "median_gb_s": read, "lower_quartile_gb_s": read, "upper_quartile_gb_s": read, "max_gb_s": read * 1.1},
                                                                  {"name": "copy", "median_gb_s": 9.0}], **HERE, **more}
@@ -60,7 +71,8 @@ def profile(parts, step_us, **more):
 PARTS = [{"name": "linear 64x32 q4_0", "op": "gemv", "us": 60.0, "flops": 1000, "read_bytes": 500, "write_bytes": 1, "bound": "memory"},
          {"name": "scores", "op": "attention", "us": 30.0}]
 GOOD = [bandwidth(30.0), *[gemv("f16", b, 100.0) for b in (1, 2, 4)], gemv("q4_0", 1, 50.0), gemv("q4_0", 2, 100.0), gemv("q4_0", 4, 200.0), profile(PARTS, 100.0),
-        step(10.0, "f16", 0), step(20.0, "q8_0", 0), kld("f16", 0.0, 0.0), kld("q4_0", 0.01, 0.3), kld("rotor-3", 0.001, 0.1)]
+        step(10.0, "f16", 0), step(20.0, "q8_0", 0), kld("f16", 0.0, 0.0), kld("q4_0", 0.01, 0.3), kld("rotor-3", 0.001, 0.1),
+        pair("rotor-3", 3.25, 0.004), pair("rotor-4", 4.25, 0.001), point("rotor-3;7:rotor-4", 3.5, 0.0015)]
 # Each of these once broke something like this, or could.
 HOSTILE = [
     {}, {"kind": None}, {"kind": 7}, {"kind": "op"}, {"kind": EVIL, "command": EVIL, "date": EVIL}, {"n_gen": 1, "avg_ts": "fast"}, {"n_gen": 1, "avg_ts": None, "checked": True},
@@ -70,6 +82,8 @@ HOSTILE = [
     kld(EVIL, 0.1, None, model_name=EVIL), kld("p8", -0.1, 1e308), kld("p8", math.nan, 1.0), kld("q8_0", 1e-300, 0.0, kv_k=None, kv_v=[]), kld("f32", 1e300, 0.0),
     bandwidth(10.0, streams="none"), bandwidth(10.0, streams=[None, {}, {"name": 3, "median_gb_s": 4}, {"name": EVIL, "median_gb_s": 1e-9}], cpu=EVIL),
     bandwidth(10.0, rates=[{"number": "int8", "kernel": "vnni", "median_gop_s": 0.5}, {"number": "f16", "median_gop_s": None}, 4], caches=[{"name": "read-l1", "median_gb_s": 1e9}], cpu="Other"),
+    pair(EVIL, 3.5, 0.1), point(EVIL, 3.5, -1, verdict=EVIL, limit=EVIL), point("rotor-3", 3.5, 1e300, kld=None), point("rotor-3", -1, 0.1), point("f16", 16, math.nan, line=[]),
+    point("q8_0", 8.5, 0.0, model=EVIL, uniform="yes"),
     profile([{"name": EVIL, "op": EVIL, "us": 3.0}], 1.0, model=EVIL), profile([], 5.0), profile(PARTS, None), profile([{"us": 1e-9}], 1e9, depth=None), profile("parts", 4.0),
 ]
 
@@ -165,7 +179,7 @@ class Drawn(InFolder):
         (figures / "batch.svg").write_bytes(drawn["batch.svg"].replace(b"#", b"#0", 1))
         self.assertIn("batch.svg", again("--check").stderr)
         again()
-        self.rows(GOOD[:-1] + [kld("rotor-3", 0.002, 0.1)])
+        self.rows([r for r in GOOD if r.get("kv") != "rotor-3" or r["kind"] != "eval_kld"] + [kld("rotor-3", 0.002, 0.1)])
         stale = again("--check")
         self.assertEqual(stale.returncode, 1)
         self.assertIn("quality.csv, quality.svg (", stale.stderr)
@@ -175,6 +189,78 @@ class Drawn(InFolder):
         done = run("--results", self.rows(GOOD), "-o", self.folder / "out", PYTHONPATH=str(self.folder), RIDGE_REPORT_RETRIED="1")
         self.assertEqual(done.returncode, 6)
         self.assertIn("apt-get install --no-install-recommends python3-matplotlib", done.stderr)
+
+
+def comparison(ratio, verdict):
+    return {"verdict": verdict, "ratio": ratio, "ratio_low_95": ratio * 0.99, "ratio_high_95": ratio * 1.01, "noise": 0.01}
+
+
+def gate(number, name, verdict, points=()):
+    numbers = {"depths": [{"depth": depth, "comparison": comparison(ratio, said)} for depth, ratio, said in points]} if points else {}
+    return {"number": number, "name": name, "verdict": verdict, "why": f"why {number}", "numbers": numbers, "noise": 0.0, "rows": [], "commands": ["ridge decide -m m"]}
+
+
+def record(**more):
+    gates = [gate(1, "attention of 8/2/128 up to 4096", "PASS", [(2048, 0.98, "NO VERDICT"), (4096, 1.2, "FASTER")]),
+             gate(3, "requests of 4096 + 1024 tokens", "FAIL", [(4096, 0.9, "SLOWER")]), gate(4, "quality token by token", "NO VERDICT")]
+    found = {"path": "valid.txt", "points": [{"kv": "rotor-3;7:rotor-4", "kld_limit": 0.002, "bits_limit": 0, "bits": 3.5, "predicted": 0.0015, "kld": 0.0016,
+                                              "kld_error": 1e-5, "line": 0.003, "line_error": 1e-5, "verdict": "PASS", "why": "", "rows": []}],
+             "uniform": [{"kv": kv, "bits": bits, "predicted": kld, "kld": kld, "kld_error": 1e-5, "verdict": "NO VERDICT"} for kv, bits, kld in
+                         (("rotor-3", 3.25, 0.004), ("rotor-4", 4.25, 0.001))]}
+    return {"format": "ridge-decision", "version": 2, "subject": {"model_path": "my model.gguf", "model_hash": "aa", "device": "cpu", "device_name": "Some CPU", "build": "abc"},
+            "n_ctx": 4096, "n_sessions": 1, "thresholds": {}, "candidates": [{"kv": "rotor-3", "gates": gates, "on": False, "from_depth": 0, "speedup": 0.9, "why": "gate 3 FAIL"}],
+            "search": found, "choice": "rotor-3;7:rotor-4", "from_depth": 2048, "sentence": "Use it.", "date": "2026-01-02T00:00:00Z", "command": "ridge decide", "xxh64": "0", **more}
+
+
+class Decision(InFolder):
+    def page(self, content):
+        path = self.folder / "decision.json"
+        path.write_text(json.dumps(content))
+        done = run("--decision", path, "-o", self.folder / "out", "--json")
+        if done.returncode == 6:
+            self.skipTest("no matplotlib")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        found, html_text = Page(), (self.folder / "out" / "decision.html").read_text()
+        found.feed(html_text)
+        self.assertEqual((found.scripts, found.handlers, found.links), (0, [], []))
+        return json.loads(done.stdout), html_text
+
+    def test_the_page_says_what_to_use_what_to_type_and_why(self):
+        said, text = self.page(record())
+        self.assertEqual(said["figures"], ["decision", "search"])
+        self.assertIn("<h1>Use rotor-3;7:rotor-4</h1>", text)
+        self.assertIn("ridge run -m &#x27;my model.gguf&#x27; --kv-quant &#x27;rotor-3;7:rotor-4&#x27;   # from 2048 tokens on", text)
+        self.assertIn("<span class=good>PASS</span><br><small>why 1</small>", text)
+        self.assertIn("<span class=bad>FAIL</span><br><small>why 3</small>", text)
+        self.assertIn("run again, measures what is missing", text)
+        self.assertIn("1 of 1 allocations lie below the line", text)
+        self.assertEqual(text.count("<svg "), 2)
+
+    def test_crossovers_are_the_comparisons_of_gates_1_to_3(self):
+        found = decision.crossovers(record())
+        self.assertEqual([(d["gate"], d["depth"], d["speedup"]) for d in found], [(1, 2048, 0.98), (1, 4096, 1.2), (3, 4096, 0.9)])
+
+    def test_a_record_without_times_or_a_search_has_a_page_too(self):
+        said, text = self.page(record(candidates=[], search=None, choice="f16", from_depth=0))
+        self.assertEqual(said["figures"], [])
+        self.assertIn("Stay with f16", text)
+        self.assertIn("No times are in this record", text)
+
+    def test_hostile_records_neither_break_nor_get_in(self):
+        evil = [gate(EVIL, EVIL, EVIL), gate(1, EVIL, "PASS", [(EVIL, 1, "FASTER"), (-1, 1, "FASTER"), (64, math.inf, EVIL), (64, 2.0, EVIL)]), None, 7]
+        for content in (record(subject=EVIL, sentence=EVIL, choice=EVIL, candidates=[{"kv": EVIL, "gates": evil, "why": EVIL, "on": EVIL}, None]),
+                        record(candidates="none", search=EVIL, n_ctx=EVIL, command=EVIL), record(search={"points": [{"kv": EVIL, "bits": 3, "kld": 1}, 3], "uniform": EVIL})):
+            _, text = self.page(content)
+            self.assertNotIn("<script", text)
+
+    def test_refuses_what_is_no_record(self):
+        for content, said in (("{", "no JSON"), ("[]", "not a decision record"), ('{"format": "ridge-decision", "version": 1}', "version 1"), ("[" * 100000, "no JSON")):
+            path = self.folder / "r.json"
+            path.write_text(content)
+            done = run("--decision", path, "-o", self.folder / "out")
+            self.assertEqual((done.returncode, said in done.stderr), (4, True), done.stderr)
+        self.assertEqual(run("--decision", self.folder / "absent", "-o", self.folder / "out").returncode, 4)
+        self.assertEqual(run("--decision", path, "--results", path, "-o", self.folder / "out").returncode, 2)
 
 
 class Files(InFolder):
@@ -280,6 +366,12 @@ class Data(unittest.TestCase):
         models = "abcdefghijklmnopqrstuvwxyz"  # in any other order one in 26 passes
         found = quality.data([kld("f16", 0.0, 0.0), *[step(10.0, "f16", 100, model_filename=m) for m in models]])
         self.assertEqual(found[0]["tok_s_model"], "z")
+
+    def test_search_has_the_newest_row_of_each_limit_and_pair(self):
+        found = search.data([pair("rotor-3", 3.25, 0.004), point("a", 3.5, 0.002, date="2026-01-01T00:00:00Z"), point("b", 3.5, 0.001), point("c", 3.75, 0.1, kld=None)])
+        self.assertEqual([(d["kv"], d["uniform"]) for d in found], [("rotor-3", 1), ("b", 0)])
+        self.assertIn("1 of 1 allocations lie below the line", search.sentence(found))
+        self.assertIn("0 of 1 allocations", search.sentence(search.data([pair("rotor-3", 3.25, 0.004), point("a", 3.5, 0.005, verdict="FAIL")])))
 
     def test_findings_put_losses_beside_wins(self):
         rows = GOOD + [gemv("i2_s", b, 300.0) for b in (1, 2)]

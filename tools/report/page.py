@@ -202,6 +202,15 @@ def quality_table(lines, look):
                                                                        lambda d: d["tok_s_vs_f16"])], lines) + note + "</details>"
 
 
+def search_table(lines, look):
+    error = lambda value, e: "" if value is None else amount(value) + ("" if e is None else f" ± {amount(e, 2)}")
+    return "<details><summary>Every allocation as a table</summary>" + table([
+        ("limit", lambda d: d["limit"] or "one pair for all layers", None), ("cache", lambda d: Markup(f"<code>{esc(d['kv'])}</code>"), None),
+        ("bits", lambda d: f"{d['bits']:.3f}", lambda d: d["bits"]), ("mean KLD", lambda d: error(d["kld"], d["kld_error"]), lambda d: d["kld"]),
+        ("the line", lambda d: error(d["line"], d["line_error"]), lambda d: d["line"]), ("expected", lambda d: amount(d["predicted_kld"]), lambda d: d["predicted_kld"]),
+        ("verdict", lambda d: Markup(f'<span class={ {"PASS": "good", "FAIL": "bad"}.get(d["verdict"], "how") }>{esc(d["verdict"])}</span>'), None)], lines) + "</details>"
+
+
 def regime_table(lines, look, what):
     said = regime.sentences(lines, what)
     items = "".join(f"<li>{esc(s)}</li>" for s in said)
@@ -238,6 +247,7 @@ TABLES = {
     "batch": lambda lines, look, rows: regime_table(lines, look, "batch"),
     "depth": lambda lines, look, rows: regime_table(lines, look, "depth"),
     "quality": lambda lines, look, rows: quality_table(lines, look),
+    "search": lambda lines, look, rows: search_table(lines, look),
 }
 
 

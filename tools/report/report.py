@@ -2,6 +2,7 @@
 """Draws stored rows: CSV, SVG and PNG files and one HTML page. `ridge report` calls it; it needs matplotlib and nothing else.
 
   report.py [--results PATH]... [--store FILE]... -o DIR [--json] [--quiet]
+  report.py --decision RECORD -o DIR [--json] [--quiet]   decision.html: the page of one record of ridge decide
   report.py --results DIR --figures DIR [--check]   the figures of the documents: NAME.csv and NAME.svg; --check compares
 
 Exit codes are ridge's: 0 ok, 1 failure (a stale figure too), 2 usage, 4 a file that holds no rows as it should, 6 without matplotlib.
@@ -17,6 +18,7 @@ import sys
 
 sys.dont_write_bytecode = True  # the folder may be read-only, or a source tree
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import search  # noqa: E402
 from rows import BadFile, read_all  # noqa: E402
 from sections import SECTIONS, to_csv  # noqa: E402
 
@@ -92,6 +94,30 @@ def report(args, rows):
     return 0
 
 
+def decision_page(args):
+    import decision
+    record = decision.read(args.decision)
+    look = load_look()
+    make_folder(args.out)
+    figures = {}
+    for name, lines, fields, draw_lines in (("decision", decision.crossovers(record), decision.FIELDS, decision.draw),
+                                            ("search", decision.search_lines(record), search.FIELDS, search.draw)):
+        for suffix in (".csv", ".svg"):
+            (args.out / (name + suffix)).unlink(missing_ok=True)
+        if not lines:
+            continue
+        figure = draw_lines(lines, look)
+        svg = figure.svg(digest(to_csv(lines, fields)))
+        figure.close()
+        figures[name] = svg[svg.index("<svg"):]
+        write(args.out / f"{name}.csv", to_csv(lines, fields))
+        write(args.out / f"{name}.svg", svg)
+    path = args.out / "decision.html"
+    write(path, decision.render(record, figures.get("decision"), figures.get("search")))
+    print(json.dumps({"page": str(path), "figures": sorted(figures)}) if args.json else path)
+    return 0
+
+
 def documents(args, rows):
     """Writes or checks the documents' figures. Data is compared as CSV; pictures byte for byte only if drawn by the same matplotlib."""
     data = {s.name: s.data(rows) for s in SECTIONS}
@@ -141,15 +167,19 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--results", action="append", default=[], metavar="PATH", help="a .jsonl file or a directory of them")
     parser.add_argument("--store", action="append", default=[], metavar="FILE", help="a store of ridge sweep")
+    parser.add_argument("--decision", type=pathlib.Path, metavar="RECORD", help="a record of ridge decide")
     parser.add_argument("-o", "--out", type=pathlib.Path, metavar="DIR")
     parser.add_argument("--figures", type=pathlib.Path, metavar="DIR")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quiet", action="store_true")
     args = parser.parse_args()
-    if (args.out is None) == (args.figures is None) or not (args.results or args.store):
-        parser.error("name rows with --results or --store, and one of -o DIR and --figures DIR")
+    has_rows = bool(args.results or args.store)
+    if (args.out is None) == (args.figures is None) or has_rows == bool(args.decision) or (args.decision and args.figures):
+        parser.error("name rows with --results or --store, and one of -o DIR and --figures DIR; or --decision RECORD and -o DIR")
     try:
+        if args.decision:
+            return decision_page(args)
         rows = read_all(args.results, args.store)
         return documents(args, rows) if args.figures else report(args, rows)
     except BadFile as error:

@@ -93,13 +93,18 @@ def whole(row, *path):
     return int(value) if value is not None and value >= 0 and value == int(value) else None
 
 
-def text(row, *path, default=""):
+def whole_text(row, *path, default=""):
+    """A text of any length, without what XML cannot hold."""
     value = row
     for key in path:
         value = value.get(key) if isinstance(value, dict) else None
     if not isinstance(value, str):
         return default
-    value = re.sub(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]", " ", value).strip()  # XML cannot hold these
+    return re.sub(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]", " ", value).strip() or default
+
+
+def text(row, *path, default=""):
+    value = whole_text(row, *path, default=default)
     return (value if len(value) <= MAX_TEXT else value[:MAX_TEXT] + "…") or default
 
 

@@ -11,6 +11,7 @@ import machine
 import quality
 import regime
 import roofline
+import search
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +45,8 @@ SECTIONS = [
     Section("quality", quality.TITLE, quality.COMMAND, quality.FIELDS, quality.data, lambda lines, look, rows: quality.draw(lines, look),
             quality.sentence, f"Down and left is better. Hollow circles fail the gate (perplexity at most +{quality.GATE} above f16); area is speed relative to "
             "f16 where it was measured (on the model and depth that the table names)."),
+    Section("search", search.TITLE, search.COMMAND, search.FIELDS, search.data, lambda lines, look, rows: search.draw(lines, look), search.sentence,
+            "Down and left is better. Green points lie below the line of the best uniform pairs by more than two standard errors of the difference."),
 ]
 
 

@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
+#include <map>
 #include <set>
 
+#include "engine/kv_choice.h"
 #include "lab/store/compare.h"
 #include "lab/store/store.h"
 
@@ -31,6 +34,17 @@ class Case {
       gate.commands.push_back(command);
     return evidence.row;
   }
+  /// Attention of a cache; where layers differ the mean over them, of rows of each kind.
+  const Row* attention(const DecisionQuestion& q, const HeadShape& shape, int depth, const std::string& kv,
+                       bool control) {
+    const auto caches = layer_caches(q, kv);
+    if (caches.size() == 1) return find(attention_cell(q, shape, depth, caches[0].first, control));
+    std::vector<std::pair<const Row*, double>> of_layers;
+    for (const auto& [cache, share] : caches)
+      of_layers.emplace_back(find(attention_cell(q, shape, depth, cache, control)), share);
+    if (std::ranges::any_of(of_layers, [](const auto& of) { return !of.first; })) return nullptr;
+    return &means_.emplace_back(mean_row(of_layers));
+  }
   bool complete() const { return missing_.empty(); }
   GateResult none(std::string why = {}) {
     gate.why = why.empty() ? missing_ : std::move(why);
@@ -45,7 +59,29 @@ class Case {
   GateResult gate;
 
  private:
+  /// Layers follow one another: times, bytes and flops are means by share, the roof's share one by time.
+  static Row mean_row(const std::vector<std::pair<const Row*, double>>& of_layers) {
+    double us = 0, roof_us = 0, bytes = 0, flops = 0;
+    bool cold = true;
+    std::vector<double> samples;
+    for (const auto& [row, share] : of_layers) {
+      const double of_layer = share * number_in(*row, "median_us");
+      us += of_layer;
+      roof_us += of_layer * number_in(*row, "pct_of_roof");
+      bytes += share * number_in(*row, "read_bytes");
+      flops += share * number_in(*row, "flops");
+      cold &= row->value("cold", false);
+      const std::vector<double> of_row = samples_in(*row);
+      if (row == of_layers[0].first) samples.resize(of_row.size());
+      samples.resize(std::min(samples.size(), of_row.size()));
+      for (size_t i = 0; i < samples.size(); ++i) samples[i] += share * of_row[i];
+    }
+    return {{"samples_us", samples},       {"median_us", number(us)}, {"pct_of_roof", number(roof_us / us)},
+            {"read_bytes", number(bytes)}, {"flops", number(flops)},  {"cold", cold}};
+  }
+
   std::span<const Row> rows_;
+  std::deque<Row> means_;
   std::string missing_;
 };
 
@@ -59,14 +95,13 @@ struct Point {
   bool decided() const { return verdict.answer != Verdict::Answer::none || verdict.noise <= verdict.budget; }
 };
 
-/// Comparisons at every depth for which cell(depth, kv, control) has rows.
-template <class Cell>
+/// Comparisons at every depth for which find(depth, kv, control) has rows.
+template <class Find>
 std::vector<Point> compare(Case& of, const std::vector<int>& depths, const std::string& kv, double budget,
-                           const Cell& cell) {
+                           const Find& find) {
   std::vector<Point> points;
   for (const int depth : depths) {
-    const Row *a = of.find(cell(depth, kBaseline, false)), *again = of.find(cell(depth, kBaseline, true)),
-              *b = of.find(cell(depth, kv, false));
+    const Row *a = find(depth, kBaseline, false), *again = find(depth, kBaseline, true), *b = find(depth, kv, false);
     if (!a || !again || !b) continue;
     points.push_back({depth, judge(samples_in(*a), samples_in(*again), samples_in(*b), budget)});
     const Verdict& v = points.back().verdict;
@@ -124,6 +159,21 @@ Row attention_cell(const DecisionQuestion& q, const HeadShape& shape, int depth,
   if (control) cell["control"] = true;
   cell.update(place_of(q.subject));
   return cell;
+}
+
+std::vector<std::pair<std::string, double>> layer_caches(const DecisionQuestion& q, const std::string& kv) {
+  const KvChoice choice = parse_kv_choice(kv).or_throw();
+  if (choice.layers.empty() || q.attention_layers.empty()) return {{kv, 1}};
+  std::map<std::string, int> count;
+  for (const int layer : q.attention_layers) {
+    KvChoice of_layer{.k = choice.k, .v = choice.v, .layers = {}};
+    for (const KvLayerOptions& own : choice.layers)
+      if (own.first <= layer && layer <= own.last) of_layer.k = own.k, of_layer.v = own.v;
+    ++count[kv_text(of_layer)];
+  }
+  std::vector<std::pair<std::string, double>> caches;
+  for (const auto& [cache, n] : count) caches.emplace_back(cache, double(n) / double(q.attention_layers.size()));
+  return caches;
 }
 
 namespace {
@@ -208,8 +258,8 @@ GateResult attention_gate(std::span<const Row> rows, const DecisionQuestion& q, 
     if (needed <= q.n_ctx && std::ranges::find(q.depths, needed) == q.depths.end())
       return of.none(fmt::format("the sweep of {} has no depth of {}", depths_text(q.depths), needed));
   const auto points =
-      compare(of, q.depths, kv, limits.effect_budget, [&](int depth, std::string_view format, bool control) {
-        return attention_cell(q, q.shape, depth, format, control);
+      compare(of, q.depths, kv, limits.effect_budget, [&](int depth, const std::string& format, bool control) {
+        return of.attention(q, q.shape, depth, format, control);
       });
   if (!of.complete()) return of.none();
   const auto at_least = [&](const Point& p) { return p.faster() && p.verdict.ratio >= limits.attention_speedup; };
@@ -226,8 +276,8 @@ GateResult target_gate(std::span<const Row> rows, const DecisionQuestion& q, con
                        const GateThresholds& limits) {
   Case of(rows, 2, fmt::format("crossover of {}/{}/{}", q.target.n_heads, q.target.n_kv_heads, q.target.head_dim));
   const auto points =
-      compare(of, q.target_depths, kv, limits.effect_budget, [&](int depth, std::string_view format, bool control) {
-        return attention_cell(q, q.target, depth, format, control);
+      compare(of, q.target_depths, kv, limits.effect_budget, [&](int depth, const std::string& format, bool control) {
+        return of.attention(q, q.target, depth, format, control);
       });
   if (!of.complete() || points.empty()) return of.none(points.empty() && of.complete() ? "no depth was asked" : "");
   if (const std::optional<int> from = faster_from(points)) {
@@ -242,9 +292,10 @@ GateResult target_gate(std::span<const Row> rows, const DecisionQuestion& q, con
 GateResult service_gate(std::span<const Row> rows, const DecisionQuestion& q, const std::string& kv,
                         const GateThresholds& limits) {
   Case of(rows, 3, fmt::format("requests of {} + {} tokens", depths_text(q.prompts), q.n_gen));
-  const auto points = compare(
-      of, q.prompts, kv, limits.effect_budget,
-      [&](int n_prompt, std::string_view format, bool control) { return service_cell(q, n_prompt, format, control); });
+  const auto points =
+      compare(of, q.prompts, kv, limits.effect_budget, [&](int n_prompt, const std::string& format, bool control) {
+        return of.find(service_cell(q, n_prompt, format, control));
+      });
   if (!of.complete() || points.empty()) return of.none(points.empty() && of.complete() ? "no prompt was asked" : "");
   const Point& last = points.back();
   of.gate.numbers["speedup"] = number(last.verdict.ratio);
@@ -299,8 +350,7 @@ GateResult bound_gate(std::span<const Row> rows, const DecisionQuestion& q, cons
     const Row *f16, *format;
   };
   const auto find = [&](const HeadShape& shape, int depth) {
-    return Bound{of.find(attention_cell(q, shape, depth, kBaseline, false)),
-                 of.find(attention_cell(q, shape, depth, kv, false))};
+    return Bound{of.attention(q, shape, depth, kBaseline, false), of.attention(q, shape, depth, kv, false)};
   };
   const Bound target = find(q.target, q.target_depths.back()), own = find(q.shape, q.depths.back());
   if (!of.complete()) return of.none();
@@ -340,12 +390,67 @@ GateResult memory_gate(std::span<const Row> rows, const DecisionQuestion& q, con
                                              bytes_text(f16_bytes), f16_bytes <= memory ? "" : " and does not fit"));
 }
 
+namespace {
+
+/// Whether B is at least `limit` times as fast: what noise may hide decides nothing.
+GateVerdict at_least(const Verdict& v, double limit) {
+  // `ratio` and its noise, in parts of it: both ends must lie on one side of the limit.
+  const double low = std::min(v.low, v.ratio * (1 - v.noise)), high = std::max(v.high, v.ratio * (1 + v.noise));
+  if (!std::isfinite(low) || !std::isfinite(high) || std::min({v.n_a, v.n_again, v.n_b}) < kFewestSamples)
+    return GateVerdict::none;
+  if (low >= limit) return GateVerdict::pass;
+  return high < limit ? GateVerdict::fail : GateVerdict::none;
+}
+
+}  // namespace
+
+GateResult promotion_gate(std::span<const Row> rows, const DecisionQuestion& q, const std::string& kv,
+                          const GateThresholds& limits) {
+  Case of(rows, 7, fmt::format("promotion: prompts of {}, then {} tokens", kPromotionPrompt, q.n_gen));
+  if (std::ranges::find(q.prompts, kPromotionPrompt) == q.prompts.end())
+    return of.none(fmt::format("requests of {} have no prompt of {}", depths_text(q.prompts), kPromotionPrompt));
+  const auto row = [&](std::string_view format, bool control) {
+    return of.find(service_cell(q, kPromotionPrompt, format, control));
+  };
+  const Row *a = row(kBaseline, false), *again = row(kBaseline, true), *b = row(kv, false);
+  if (!a || !again || !b) return of.none();
+  GateVerdict verdicts[2];
+  std::string text;
+  const std::pair<const char*, double> parts[] = {{"prompt", limits.promotion_prompt},
+                                                  {"decode", limits.promotion_decode}};
+  for (size_t i = 0; i < 2; ++i) {
+    const auto& [part, limit] = parts[i];
+    const auto seconds = [&](const Row& from) {
+      std::vector<double> values;
+      for (const Row& value : from.value(fmt::format("{}_seconds", part), Row::array()))
+        if (value.is_number()) values.push_back(value.get<double>());
+      return values;
+    };
+    const std::vector<double> of_a = seconds(*a), of_again = seconds(*again), of_b = seconds(*b);
+    if (of_a.empty() || of_again.empty() || of_b.empty())
+      return of.none(fmt::format("the rows do not tell the {}'s time from the rest", part));
+    const Verdict v = judge(of_a, of_again, of_b, 0);
+    verdicts[i] = at_least(v, limit);
+    of.gate.numbers[part] = to_row(v);
+    of.gate.noise = std::max(of.gate.noise, std::isnan(v.noise) ? 0 : v.noise);
+    text += fmt::format("{}{} {} (limit {:g}x, {})", text.empty() ? "" : ", ", part, ratio_text(v), limit,
+                        gate_verdict_name(verdicts[i]));
+  }
+  const auto [prompt, decode] = verdicts;
+  const auto both = [&](GateVerdict verdict) { return prompt == verdict && decode == verdict; };
+  const auto either = [&](GateVerdict verdict) { return prompt == verdict || decode == verdict; };
+  const bool pass = limits.promotion_both ? both(GateVerdict::pass) : either(GateVerdict::pass);
+  const bool fail = limits.promotion_both ? either(GateVerdict::fail) : both(GateVerdict::fail);
+  return pass || fail ? of.end(pass, text) : of.none(text);
+}
+
 CandidateRecord judge_candidate(std::span<const Row> rows, const DecisionQuestion& q, const std::string& kv,
                                 const GateThresholds& limits) {
-  CandidateRecord c{.kv = kv,
-                    .gates = {attention_gate(rows, q, kv, limits), target_gate(rows, q, kv, limits),
-                              service_gate(rows, q, kv, limits), quality_gate(rows, q, kv, limits),
-                              bound_gate(rows, q, kv, limits), memory_gate(rows, q, kv)}};
+  CandidateRecord c{
+      .kv = kv,
+      .gates = {attention_gate(rows, q, kv, limits), target_gate(rows, q, kv, limits),
+                service_gate(rows, q, kv, limits), quality_gate(rows, q, kv, limits), bound_gate(rows, q, kv, limits),
+                memory_gate(rows, q, kv), promotion_gate(rows, q, kv, limits)}};
   const auto passes = [&](int gate) { return c.gates[size_t(gate - 1)].verdict == GateVerdict::pass; };
   const Row &service = c.gates[2].numbers, &memory = c.gates[5].numbers;
   if (const double speedup = number_in(service, "speedup"); speedup > 0) c.speedup = speedup;

@@ -1,4 +1,5 @@
-// The six gates of a compressed cache format, and the rule that turns it on: pure functions from stored rows.
+// The six gates of a compressed cache format, the rule that turns it on, and the promotion gate beside them: pure
+// functions from stored rows.
 //
 // A gate takes evidence from rows of this machine, build and, where it matters, model only. Evidence that is missing,
 // of others, or noisier than the effect gives NO VERDICT, with the reason; never PASS, and never FAIL.
@@ -26,6 +27,7 @@ struct DecisionQuestion {
   int eval_ctx = 0, eval_chunks = 0;  ///< windows of the quality run
   std::string corpus;                 ///< xxh64 of its text
   int64_t memory_bytes = 0;           ///< that may be used; 0: what was available when the plan was stored
+  std::vector<int> attention_layers;  ///< of the model, for caches whose layers differ
 };
 
 /// Depths of an attention sweep up to n_ctx: 8k and 16k where they are within, n_ctx and halves of it.
@@ -38,6 +40,10 @@ Row quality_cell(const DecisionQuestion& q, std::string_view kv);
 Row plan_cell(const DecisionQuestion& q, std::string_view kv);
 /// The fields of a cell that say where and by which build it was measured.
 Row place_of(const RecordSubject& subject);
+
+/// The caches of all layers that a cache is made of, and the share of layers of each: one with share 1 where no layer
+/// differs. Attention is measured of each, as a layer runs by itself.
+std::vector<std::pair<std::string, double>> layer_caches(const DecisionQuestion& q, const std::string& kv);
 
 /// A row of a cell, or why there is none that counts.
 struct Evidence {
@@ -57,8 +63,12 @@ GateResult quality_gate(std::span<const Row> rows, const DecisionQuestion& q, co
 GateResult bound_gate(std::span<const Row> rows, const DecisionQuestion& q, const std::string& kv,
                       const GateThresholds& limits);
 GateResult memory_gate(std::span<const Row> rows, const DecisionQuestion& q, const std::string& kv);
+/// Gate 7, of the packed-K seed: prompts of 4096 tokens and decode behind them against f16. The flip rule ignores it.
+inline constexpr int kPromotionPrompt = 4096;
+GateResult promotion_gate(std::span<const Row> rows, const DecisionQuestion& q, const std::string& kv,
+                          const GateThresholds& limits);
 
-/// All gates and the flip rule: on if 1, 2, 3 and 4 pass; or if 4 and 6 pass and f16 does not fit.
+/// All gates and the flip rule, by the first six: on if 1, 2, 3 and 4 pass; or if 4 and 6 pass and f16 does not fit.
 CandidateRecord judge_candidate(std::span<const Row> rows, const DecisionQuestion& q, const std::string& kv,
                                 const GateThresholds& limits);
 /// All candidates, and the choice among those that are on: the fastest in gate 3.

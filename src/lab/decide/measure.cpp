@@ -16,6 +16,7 @@ namespace ridge::lab {
 namespace {
 
 constexpr const char* kReferenceFormat = "f16";
+constexpr size_t kQualityGroup = 8;  // caches beside one base: a stop loses these
 
 /// The cells of a question, with what is stored.
 class Measurer {
@@ -40,6 +41,11 @@ class Measurer {
   }
 
   void attention() {
+    // A cache whose layers differ is measured layer by layer.
+    std::vector<std::string> kinds;
+    for (const std::string& kv : formats_)
+      for (const auto& [kind, _] : layer_caches(q_, kv))
+        if (std::ranges::find(kinds, kind) == kinds.end()) kinds.push_back(kind);
     SweepSpec spec{.name = "decide",
                    .samples = params_.samples,
                    .max_seconds = params_.max_seconds,
@@ -52,10 +58,10 @@ class Measurer {
                              .head_dim = shape.head_dim,
                              .depth = depth,
                              .kernel = "best"};
-        for (size_t i = 0; i <= formats_.size(); ++i) {
+        for (size_t i = 0; i <= kinds.size(); ++i) {
           spec.cells.push_back(cell);
-          spec.cells.back().format = formats_[i % formats_.size()];
-          spec.cells.back().control = i == formats_.size();
+          spec.cells.back().format = kinds[i % kinds.size()];
+          spec.cells.back().control = i == kinds.size();
         }
       }
     };
@@ -86,16 +92,36 @@ class Measurer {
 
   void quality() {
     if (params_.text.empty() || q_.subject.synthetic) return;
-    const Corpus corpus = read_corpus(model_, params_.text);
-    EvalOptions options = eval_options();
-    for (const std::string& kv : params_.candidates)
-      if (!is_stored(quality_cell(q_, kv))) options.candidates.push_back(parse_kv_choice(kv).or_throw());
-    if (options.candidates.empty() || stopped()) return;
-    status("perplexity and divergence, token by token");
-    const EvalResult result = evaluate(model_, corpus, options, {.stop = hooks_.stop});
-    if (!result.complete()) return;
-    for (const CandidateResult& candidate : result.candidates)
-      add(quality_cell(q_, kv_text(candidate.kv)), to_row(result, candidate));
+    std::vector<std::string> missing;
+    for (const auto* list : {&params_.candidates, &params_.quality_caches})
+      for (const std::string& kv : *list)
+        if (!is_stored(quality_cell(q_, kv)) && std::ranges::find(missing, kv) == missing.end()) missing.push_back(kv);
+    if (missing.empty()) return;
+    evaluate_groups(params_.text, eval_options(), missing, "quality, token by token",
+                    [&](const EvalResult& result, const CandidateResult& candidate) {
+                      add(quality_cell(q_, kv_text(candidate.kv)), to_row(result, candidate));
+                    });
+  }
+
+  void sensitivity(const SearchQuestion& s) {
+    std::vector<std::string> missing;
+    for (const SearchItem& item : s.items)
+      for (const std::string& side : sides_alone(s))
+        if (const std::string kv = side_alone(item.layer, item.is_k, side); !is_stored(sensitivity_cell(q_, s, kv)))
+          missing.push_back(kv);
+    if (missing.empty()) return;
+    const EvalOptions options{
+        .n_ctx = s.n_ctx, .max_chunks = s.chunks, .device = params_.place.device, .against_base = true};
+    evaluate_groups(params_.search_text, options, missing, "sides alone",
+                    [&](const EvalResult& result, const CandidateResult& candidate) {
+                      const Estimate kld = candidate.scores.pair.means().kld;
+                      Row row = identity(result, candidate.kv);
+                      row["kind"] = "sensitivity";
+                      row["kld_mean"] = number(kld.value);
+                      row["kld_error"] = number(kld.error);
+                      row["tokens_scored"] = candidate.scores.pair.count();
+                      add(sensitivity_cell(q_, s, kv_text(candidate.kv)), std::move(row));
+                    });
   }
 
   EvalOptions eval_options() const {
@@ -115,6 +141,21 @@ class Measurer {
     if (hooks_.on_row) hooks_.on_row(row);
   }
   bool is_stored(const Row& cell) const { return find_evidence(store_.rows().or_throw(), cell).row != nullptr; }
+  /// Some caches at a time beside f16; take(result, candidate) of groups that are complete.
+  template <class Take>
+  void evaluate_groups(const std::string& text, EvalOptions options, const std::vector<std::string>& caches,
+                       const char* what, const Take& take) {
+    const Corpus corpus = read_corpus(model_, text);
+    for (size_t begin = 0; begin < caches.size() && !stopped(); begin += kQualityGroup) {
+      const size_t end = std::min(caches.size(), begin + kQualityGroup);
+      options.candidates.clear();
+      for (size_t i = begin; i < end; ++i) options.candidates.push_back(parse_kv_choice(caches[i]).or_throw());
+      status(fmt::format("{}: {} of {}", what, begin, caches.size()));
+      const EvalResult result = evaluate(model_, corpus, options, {.stop = hooks_.stop});
+      if (!result.complete()) return;
+      for (const CandidateResult& candidate : result.candidates) take(result, candidate);
+    }
+  }
   void add(const Row& cell, Row row) {
     const Row from = provenance(q_.subject.n_threads, params_.seed);
     for (const auto& [field, value] : from.items())
@@ -124,15 +165,20 @@ class Measurer {
     say(row);
   }
 
-  /// Seconds of one request: the prompt, then n_gen tokens, in a new session.
-  double request(const BenchTest& test, std::span<const int32_t> prompt, int n_gen) const {
+  struct Request {
+    double prompt = 0, decode = 0;  ///< seconds
+  };
+  /// One request: the prompt, then n_gen tokens, in a new session.
+  Request request(const BenchTest& test, std::span<const int32_t> prompt, int n_gen) const {
     Session session(model_, session_options(test.kv, test.n_ctx(), test.n_ubatch));
     SamplerOptions greedy;
     greedy.temperature = 0;
     const auto start = std::chrono::steady_clock::now();
     session.prefill(prompt);
+    const auto prompt_end = std::chrono::steady_clock::now();
     session.draw(greedy, prompt, n_gen, [&](int32_t) { return !stopped(); });
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    const auto seconds = [](auto from, auto to) { return std::chrono::duration<double>(to - from).count(); };
+    return {seconds(start, prompt_end), seconds(prompt_end, std::chrono::steady_clock::now())};
   }
 
   void requests_of(int n_prompt, BenchReference* reference) {
@@ -157,21 +203,29 @@ class Measurer {
                       ? reference->compare(model_, {.kv = row.test.kv, .depth = n_prompt}, params_.seed, {})
                       : rows[0].check;
     }
+    std::vector<std::vector<Request>> requests(rows.size());
     Rng rng(params_.seed);
     for (int repeat = -1; repeat < params_.repeats; ++repeat) {  // the first is to warm up
       const std::vector<int32_t> prompt = random_tokens(model_, n_prompt, rng);
-      for (BenchRow& row : rows) {
+      for (size_t i = 0; i < rows.size(); ++i) {
+        BenchRow& row = rows[i];
         if (row.check.done && !row.check.passed) continue;
         status(repeat < 0 ? "warming up " + row.test.text() : fmt::format("{}, {}", row.test.text(), repeat + 1));
-        const double seconds = request(row.test, prompt, repeat < 0 ? 1 : q_.n_gen);
+        const Request took = request(row.test, prompt, repeat < 0 ? 1 : q_.n_gen);
         if (stopped()) return;
-        if (repeat >= 0) row.seconds.push_back(seconds);
+        if (repeat < 0) continue;
+        row.seconds.push_back(took.prompt + took.decode);
+        requests[i].push_back(took);
       }
     }
     for (size_t i = 0; i < rows.size(); ++i) {
       rows[i].date = utc_now();
       Row row = bench_fields(rows[i], bench);
       row["kind"] = "service";
+      for (const Request& of : requests[i]) {
+        row["prompt_seconds"].push_back(number(of.prompt));
+        row["decode_seconds"].push_back(number(of.decode));
+      }
       if (rows[i].check.done && !rows[i].check.passed) {
         row["state"] = "failed";
         row["reason"] =
@@ -224,6 +278,9 @@ DecisionQuestion ask(const Model& model, const DecisionParams& params) {
                      .prompts = params.prompts,
                      .n_gen = params.n_gen,
                      .memory_bytes = params.memory_bytes};
+  for (size_t i = 0; i < plan.layers.size(); ++i)
+    if (plan.layers[i].attention.n_kv_heads > 0 && plan.layers[i].mixer != MixerKind::delta)
+      q.attention_layers.push_back(int(i));
   if (q.depths.empty()) q.depths = sweep_depths(q.n_ctx);
   if (q.target_depths.empty()) q.target_depths = {4096, 8192, 16384, 32768};
   if (q.n_gen == 0) q.n_gen = std::clamp(q.n_ctx / 4, 1, 1024);
@@ -243,12 +300,62 @@ DecisionQuestion ask(const Model& model, const DecisionParams& params) {
   return q;
 }
 
+SearchQuestion ask_search(const Model& model, const DecisionParams& params, const DecisionQuestion& q) {
+  if (q.subject.synthetic)
+    throw Error(ErrorKind::usage, "random weights say nothing about quality: a search needs a trained model");
+  if (params.text.empty())
+    throw Error(ErrorKind::usage, "a search is verified on a text that it does not see (-f names it)");
+  const ModelPlan& plan = model.engine().plan();
+  const Corpus searched = read_corpus(model, params.search_text), held_out = read_corpus(model, params.text);
+  const EvalOptions options{.n_ctx = q.eval_ctx, .max_chunks = params.search_chunks};
+  SearchQuestion s{.path = params.search_text,
+                   .corpus = fmt::format("{:016x}", searched.xxh64),
+                   .n_ctx = q.eval_ctx,
+                   .chunks = plan_evaluation(model, searched, options).windows.n_chunks,
+                   .sides = params.search_sides,
+                   .kld_budget = params.kld_budget,
+                   .bits = params.search_bits};
+  const auto part = [](const Corpus& of, int n_ctx, int chunks) {
+    return std::span(of.tokens).first(size_t(n_ctx) * size_t(chunks));
+  };
+  if (const auto at =
+          shared_run(part(searched, s.n_ctx, s.chunks), part(held_out, q.eval_ctx, q.eval_chunks), kSharedRun))
+    throw_error(ErrorKind::usage,
+                "{} has {} tokens from token {} on that {} has too: a search is verified on a text that it did not "
+                "see (name another for -f or --search, or fewer windows)",
+                params.text, kSharedRun, *at, params.search_text);
+  // Bytes of every side in every format, f16 last.
+  std::vector<std::string> formats = s.sides;
+  formats.emplace_back(kReferenceFormat);
+  for (const int layer : q.attention_layers)
+    for (const bool is_k : {true, false}) s.items.push_back({.layer = layer, .is_k = is_k, .bytes = {}});
+  for (const std::string& format : formats) {
+    const auto layers = layer_configs(session_options(parse_kv_choice(format).or_throw(), q.n_ctx, 0), plan);
+    for (SearchItem& item : s.items) {
+      const KvLayout layout(layers[size_t(item.layer)], item.is_k, false);
+      item.bytes.push_back(
+          double(kv_read_bytes(layout.tiles, q.n_ctx) + layout.centre_bytes() + layout.head_scale_bytes()));
+    }
+  }
+  for (const SearchItem& item : s.items) {
+    const AttentionPlan& a = plan.layers[size_t(item.layer)].attention;
+    s.values += double(a.n_kv_heads) * a.head_dim * q.n_ctx;
+  }
+  std::ranges::sort(s.bits);
+  return s;
+}
+
+void measure_sensitivity(const Model& model, const DecisionParams& params, const DecisionQuestion& question,
+                         const SearchQuestion& asked, Store& store, const DecisionHooks& hooks) {
+  Measurer(model, params, question, store, hooks).sensitivity(asked);
+}
+
 void measure_missing(const Model& model, const DecisionParams& params, const DecisionQuestion& question, Store& store,
                      const DecisionHooks& hooks) {
   Measurer measurer(model, params, question, store, hooks);
   measurer.plans();
-  measurer.attention();
-  measurer.requests();
+  if (!params.only_quality) measurer.attention();
+  if (!params.only_quality) measurer.requests();
   measurer.quality();
 }
 

@@ -25,6 +25,9 @@ constexpr const char* kMetrics = "rounding metrics";
 constexpr const char* kActivations = "activations";
 constexpr const char* kScratch = "kernel scratch";
 constexpr const char* kLogits = "logits";
+constexpr const char* kDraftWeights = "draft weights";
+constexpr const char* kDraftCache = "draft KV";
+constexpr const char* kDraftBuffers = "draft buffers";
 /// Of the pool, a page: its number among the free ones, its holders, its place in a sequence's list.
 constexpr int64_t kPoolBytesOfPage = 3 * sizeof(int32_t);
 
@@ -138,9 +141,90 @@ std::vector<KvLayerConfig> layers_of(const PlannedModel& model, const KvChoice& 
   return layer_configs(session_options(kv, n_ctx, 0), model.plan);
 }
 
+/// New tokens of a sequence in a decode step: the one that was drawn, and the guesses behind it.
+int step_tokens(const PlannedDraft* draft, int n_ctx) { return std::min(n_ctx, draft ? draft->depth + 1 : 1); }
+
 /// The steps that a plan is for: one of a prompt, one of all sequences at the end of their contexts.
-std::vector<StepShape> planned_steps(int n_ctx, int n_sessions, int n_ubatch) {
-  return {{.n_tokens = n_ubatch}, {.n_seqs = n_sessions, .n_past = n_ctx - 1, .n_logits = n_sessions}};
+std::vector<StepShape> planned_steps(int n_ctx, int n_sessions, int n_ubatch, int n_step) {
+  return {{.n_tokens = n_ubatch},
+          {.n_seqs = n_sessions, .n_tokens = n_step, .n_past = n_ctx - n_step, .n_logits = n_sessions * n_step}};
+}
+
+bool keeps_hidden(const PlannedDraft* draft) { return draft && draft->type == "mtp"; }
+/// Of Outputs: hidden states of a prompt's step, as its buffer grows.
+int64_t hidden_bytes(int64_t n_tokens, int d_model) { return 4 * n_tokens * d_model * 3 / 2; }
+
+/// The head is a layer as the model's last one. Nearest rounding: the weighted one would need a metric of the head.
+ModelPlan plan_of_head(const ModelPlan& target) {
+  ModelPlan plan = target;
+  plan.layers.assign(1, target.layers.back());
+  return plan;
+}
+std::vector<KvLayerConfig> draft_layers(const PlannedDraft& draft, int n_ctx) {
+  if (draft.model) return layer_configs(session_options(draft.kv, n_ctx, 0), draft.model->plan);
+  std::vector<KvLayerConfig> layers = layer_configs(session_options(draft.kv, n_ctx, 0), draft.head_plan);
+  for (KvLayerConfig& layer : layers) layer.k.policy.rounding = layer.v.policy.rounding = KvRounding::nearest;
+  return layers;
+}
+
+/// Matrices and vectors of a head; the embedding and the output matrix are the model's.
+int64_t head_bytes(const MtpHead& head, bool is_shape, Isa isa) {
+  const Weights& w = head.weights;
+  int64_t bytes = vector_bytes(w) + 4 * (ssize(w.join_embedding_norm) + ssize(w.join_hidden_norm));
+  const auto add = [&](const Linear& m) {
+    const int64_t panels = packed_bytes(m, isa);
+    const bool keeps_rows = panels == 0 || (is_shape ? m.int8_activations : in_buffers(w, m));
+    bytes += panels + (keeps_rows ? m.bytes() : 0);
+  };
+  add(w.join);
+  for_each_matrix(w, [&](const Linear& m, std::string_view) {
+    if (&m != &w.output) add(m);
+  });
+  return bytes;
+}
+/// The same as it was loaded.
+int64_t found_head_bytes(const MtpHead& head, const Weights& target) {
+  const Weights& w = head.weights;
+  int64_t bytes = vector_bytes(w) + 4 * (ssize(w.join_embedding_norm) + ssize(w.join_hidden_norm));
+  const Weights& owner = w.buffers.empty() && target.head ? *target.head : w;  // a shape's head stays the model's
+  for (const AlignedBuffer& buffer : owner.buffers) bytes += buffer.bytes();
+  const auto add = [&](const Linear& m) { bytes += !m.panels && !in_buffers(owner, m) ? m.bytes() : 0; };
+  add(w.join);
+  for_each_matrix(w, [&](const Linear& m, std::string_view) {
+    if (&m != &w.output) add(m);
+  });
+  return bytes;
+}
+
+/// Adds what guessing takes: weights, caches of all sessions, and on the CPU buffers of steps and rows of logits.
+void add_draft(const PlannedModel& target, const PlannedDraft& draft, MemoryPlan& plan) {
+  const std::vector<KvLayerConfig> layers = draft_layers(draft, plan.n_ctx);
+  const PlannedModel& runs_as = draft.model ? *draft.model : target;
+  const int pages = std::max(1, pages_for(layers, plan.n_ctx));
+  MemoryPlan cache;
+  add_kv(runs_as, layers, pages, 1, cache);
+  // Every session has a pool of its own; a model's own forms of rounding are made once.
+  const int64_t metrics = cache.of(kMetrics), of_session = cache.total() - metrics;
+  const ModelPlan& of = draft.model ? draft.model->plan : draft.head_plan;
+  const Weights& w = draft.model ? draft.model->loaded.weights : draft.head.weights;
+  int64_t weights = 0;
+  if (target.on_device()) {
+    weights = cuda_weight_bytes(of, w, draft.model ? draft.model->place.kernels : std::vector<std::string>());
+  } else if (draft.model) {
+    const WeightBytes bytes = planned_weights(*draft.model);
+    weights = bytes.matrices + bytes.embedding + bytes.vectors;
+  } else {
+    weights = head_bytes(draft.head, target.is_shape, target.isa);
+  }
+  plan.parts.push_back({kDraftWeights, weights});
+  plan.parts.push_back({kDraftCache, plan.n_sessions * of_session + metrics});
+  plan.session_bytes += of_session;
+  if (target.on_device()) return;
+  const PlannedBuffers buffers = plan_step_buffers(of, w, layers, target.isa, target.place.n_threads,
+                                                   planned_steps(plan.n_ctx, 1, plan.n_ubatch, 1));
+  // A head runs in the model's own scratch.
+  const int64_t shared = draft.model ? buffers.scratch : hidden_bytes(1, of.d_model) * plan.n_sessions;
+  plan.parts.push_back({kDraftBuffers, buffers.activations + shared + plan.n_sessions * buffers.logits});
 }
 
 int64_t resident_bytes() {
@@ -182,10 +266,33 @@ PlannedModel plan_model(const std::string& path, const LoadOptions& place) {
   return model;
 }
 
-MemoryPlan plan_memory(const PlannedModel& model, const KvChoice& kv, int n_ctx, int n_sessions, int n_ubatch) {
+std::shared_ptr<const PlannedDraft> plan_draft(const PlannedModel& target, const std::string& type,
+                                               const std::string& path, const KvChoice& kv, int depth) {
+  const auto draft = std::make_shared<PlannedDraft>();
+  draft->type = type;
+  draft->path = path;
+  draft->depth = depth;
+  draft->kv = kv;
+  if (type == "draft") {
+    draft->model = plan_model(path, target.place);
+    if (draft->model->config().vocab_size > target.config().vocab_size)
+      throw_error(ErrorKind::usage, "the draft model {} has a vocabulary of {}, the model one of {}", path,
+                  draft->model->config().vocab_size, target.config().vocab_size);
+  }
+  if (type == "mtp") {
+    CpuContext context(1, target.isa);
+    draft->head = load_mtp_head(context, target.config(), target.loaded.weights, path).or_throw();
+    draft->head_plan = plan_of_head(target.plan);
+  }
+  return draft;
+}
+
+MemoryPlan plan_memory(const PlannedModel& model, const KvChoice& kv, int n_ctx, int n_sessions, int n_ubatch,
+                       std::shared_ptr<const PlannedDraft> draft) {
   const Weights& w = model.loaded.weights;
   const std::vector<KvLayerConfig> layers = layers_of(model, kv, n_ctx);
   MemoryPlan plan{.kv = kv,
+                  .draft = std::move(draft),
                   .n_ctx = n_ctx,
                   .n_sessions = n_sessions,
                   .n_ubatch = ubatch_of(model, n_ubatch, n_ctx),
@@ -205,12 +312,18 @@ MemoryPlan plan_memory(const PlannedModel& model, const KvChoice& kv, int n_ctx,
       plan.session_bytes += n * layout.page_bytes() + layout.slot_bytes();
       plan.step_kv_bytes += n_sessions * (kv_read_bytes(layout.tiles, n_ctx) + layout.state_bytes());
     }
-  if (model.on_device()) return plan;
-  const PlannedBuffers buffers = plan_step_buffers(model.plan, w, layers, model.isa, model.place.n_threads,
-                                                   planned_steps(n_ctx, n_sessions, plan.n_ubatch));
-  plan.parts.push_back({kActivations, buffers.activations});
-  plan.parts.push_back({kScratch, buffers.scratch});
-  plan.parts.push_back({kLogits, buffers.logits});
+  const PlannedDraft* const guesses = plan.draft.get();
+  const bool has_cache = guesses && guesses->type != "lookup";
+  if (!model.on_device()) {
+    const PlannedBuffers buffers =
+        plan_step_buffers(model.plan, w, layers, model.isa, model.place.n_threads,
+                          planned_steps(n_ctx, n_sessions, plan.n_ubatch, step_tokens(guesses, n_ctx)));
+    plan.parts.push_back({kActivations, buffers.activations});
+    plan.parts.push_back({kScratch, buffers.scratch});
+    const int64_t hidden = keeps_hidden(guesses) ? hidden_bytes(plan.n_ubatch, model.plan.d_model) : 0;
+    plan.parts.push_back({kLogits, buffers.logits + hidden});
+  }
+  if (has_cache) add_draft(model, *guesses, plan);
   return plan;
 }
 
@@ -227,16 +340,19 @@ int64_t largest(int64_t most, const Fits& fits) {
 
 }  // namespace
 
-int largest_context(const PlannedModel& model, const KvChoice& kv, int n_sessions, int n_ubatch, int64_t memory) {
+int largest_context(const PlannedModel& model, const KvChoice& kv, int n_sessions, int n_ubatch, int64_t memory,
+                    const std::shared_ptr<const PlannedDraft>& draft) {
   const int64_t most = std::min<int64_t>(kMostContext, int64_t(INT32_MAX) / n_sessions * kPagePositions);
-  return int(
-      largest(most, [&](int64_t n) { return plan_memory(model, kv, int(n), n_sessions, n_ubatch).total() <= memory; }));
+  return int(largest(
+      most, [&](int64_t n) { return plan_memory(model, kv, int(n), n_sessions, n_ubatch, draft).total() <= memory; }));
 }
 
-int64_t most_sessions(const PlannedModel& model, const KvChoice& kv, int n_ctx, int n_ubatch, int64_t memory) {
+int64_t most_sessions(const PlannedModel& model, const KvChoice& kv, int n_ctx, int n_ubatch, int64_t memory,
+                      const std::shared_ptr<const PlannedDraft>& draft) {
   // Pages of all sequences are numbered in 32 bits.
   const int64_t most = INT32_MAX / std::max(1, pages_for(layers_of(model, kv, n_ctx), n_ctx));
-  return largest(most, [&](int64_t n) { return plan_memory(model, kv, n_ctx, int(n), n_ubatch).total() <= memory; });
+  return largest(most,
+                 [&](int64_t n) { return plan_memory(model, kv, n_ctx, int(n), n_ubatch, draft).total() <= memory; });
 }
 
 int64_t usable_memory(const LoadOptions& place) {
@@ -257,6 +373,97 @@ std::vector<KvChoice> planned_formats(const PlannedModel& model) {
   return choices;
 }
 
+namespace {
+
+/// Bytes of a pool's caches with its lists.
+int64_t found_kv(const SequencePool& pool) {
+  return pool.memory().allocated_bytes() + kPoolBytesOfPage * pool.memory().n_pages();
+}
+
+/// What proposers of all sessions hold after a prompt and a step, on a backend that they share.
+struct FoundDraft {
+  int64_t cache = 0, buffers = 0;
+};
+template <class OpenPool>
+FoundDraft run_draft(Backend& backend, const MemoryPlan& plan, const ModelPlan& of, const OpenPool& open_pool) {
+  FoundDraft found;
+  const bool is_head = keeps_hidden(plan.draft.get());
+  std::vector<float> hidden(is_head ? size_t(plan.n_ubatch) * size_t(of.d_model) : 0, 1.0f);
+  std::vector<std::unique_ptr<Outputs>> outputs;
+  for (int i = 0; i < plan.n_sessions; ++i) {
+    const std::unique_ptr<SequencePool> pool = open_pool();
+    outputs.push_back(backend.make_outputs());
+    SeqId seq = pool->open().or_throw();
+    const auto step = [&](int n_tokens) {
+      const std::vector<int32_t> tokens(size_t(n_tokens), 1);
+      const SeqTokens of_seq{seq, n_tokens};
+      pool->reserve(seq, n_tokens).or_throw();
+      const bool last = !is_head || n_tokens == 1;
+      backend.run({.tokens = tokens,
+                   .seqs = {&of_seq, 1},
+                   .logits = last ? LogitRows::last : LogitRows::none,
+                   .hidden = is_head && last,
+                   .joined = {hidden.data(), is_head ? n_tokens : 0, of.d_model}},
+                  *pool, *outputs.back());
+    };
+    if (i == 0) {
+      step(plan.n_ubatch);
+      pool->close(seq);
+      seq = pool->open().or_throw();
+    }
+    pool->fill(seq, plan.n_ctx - 1, 1).or_throw();
+    step(1);
+    found.cache += found_kv(*pool);
+  }
+  for (const auto& of_session : outputs) found.buffers += of_session->bytes();
+  found.buffers += backend.step_buffers().activations + (is_head ? 0 : backend.step_buffers().scratch);
+  return found;
+}
+
+/// The rounding forms of an engine's model and of a pool over it.
+int64_t found_metrics(Engine& engine, std::span<const KvLayerConfig> layers, const SequencePool& pool) {
+  const auto& host = static_cast<const HostKvMemory&>(pool.memory());
+  int64_t bytes = 0;
+  for (const bool is_k : {true, false})
+    for (int i = 0; i < pool.memory().n_layers(); ++i)
+      if (const KvTiles& t = host.tiles(i, is_k); t.metric)
+        bytes += 4 * int64_t(t.n_kv_heads) * t.head_dim * t.head_dim;
+  if (const KvMetric* of_model = engine.kv_metric(layers)) bytes += 4 * (ssize(of_model->k) + ssize(of_model->v));
+  return bytes;
+}
+
+void check_draft(Engine& target, const MemoryPlan& plan, const LoadOptions& place, PlanCheck& check) {
+  const PlannedDraft& draft = *plan.draft;
+  const std::vector<KvLayerConfig> layers = draft_layers(draft, plan.n_ctx);
+  const int n_pages = std::max(1, pages_for(layers, plan.n_ctx));
+  FoundDraft found;
+  int64_t weights = 0;
+  if (draft.model) {
+    Engine engine(draft.path, place);
+    const auto open = [&] { return engine.open_pool(layers, n_pages, 1, plan.n_ctx); };
+    found = run_draft(engine.backend(), plan, engine.plan(), open);
+    found.cache += found_metrics(engine, layers, *open());
+    const WeightBytes bytes = found_weights(engine.weights(), engine.config().tied_output);
+    weights = bytes.matrices + bytes.embedding + bytes.vectors;
+  } else {
+    const MtpHead head = load_mtp_head(target.context(), target.config(), target.weights(), draft.path).or_throw();
+    const auto backend = make_cpu_backend(target.context(), draft.head_plan, head.weights);
+    found = run_draft(*backend, plan, draft.head_plan, [&] {
+      auto pool = std::make_unique<SequencePool>(backend->open_memory(layers, {}, n_pages, 1), [&layers](int n) {
+        return std::make_unique<HostKvMemory>(layers, std::span<const KvMetricView>(), nullptr, n, 1);
+      });
+      pool->set_n_ctx(plan.n_ctx);
+      return pool;
+    });
+    weights = found_head_bytes(head, target.weights());
+  }
+  check.found.push_back({kDraftWeights, weights});
+  check.found.push_back({kDraftCache, found.cache});
+  check.found.push_back({kDraftBuffers, found.buffers});
+}
+
+}  // namespace
+
 PlanCheck check_plan(const std::string& path, const MemoryPlan& plan, const LoadOptions& place) {
   if (parse_device(place.device))
     throw Error(ErrorKind::usage, "what a GPU's driver allocates is not counted yet (use --device cpu)");
@@ -268,23 +475,25 @@ PlanCheck check_plan(const std::string& path, const MemoryPlan& plan, const Load
   const auto outputs = engine.backend().make_outputs();
   Rng rng(1);
   std::vector<int32_t> tokens;
-  const auto run = [&](std::span<const SeqTokens> seqs) {
+  const auto run = [&](std::span<const SeqTokens> seqs, LogitRows rows) {
     tokens.clear();
     for (const SeqTokens& of : seqs) {
       pool->reserve(of.seq, of.n_tokens).or_throw();
       for (int i = 0; i < of.n_tokens; ++i) tokens.push_back(int32_t(rng.next() % uint64_t(engine.plan().vocab_size)));
     }
-    engine.backend().run({.tokens = tokens, .seqs = seqs, .logits = LogitRows::last}, *pool, *outputs);
+    engine.backend().run({.tokens = tokens, .seqs = seqs, .logits = rows, .hidden = keeps_hidden(plan.draft.get())},
+                         *pool, *outputs);
   };
   const SeqTokens prompt{pool->open().or_throw(), plan.n_ubatch};
-  run({&prompt, 1});
+  run({&prompt, 1}, LogitRows::last);
   pool->close(prompt.seq);
   std::vector<SeqTokens> all;
+  const int n_step = step_tokens(plan.draft.get(), plan.n_ctx);
   for (int i = 0; i < plan.n_sessions; ++i) {
-    all.push_back({pool->open().or_throw(), 1});
-    pool->fill(all.back().seq, plan.n_ctx - 1, uint64_t(i)).or_throw();
+    all.push_back({pool->open().or_throw(), n_step});
+    pool->fill(all.back().seq, plan.n_ctx - n_step, uint64_t(i)).or_throw();
   }
-  run(all);
+  run(all, LogitRows::all);
 
   PlanCheck check{.resident_bytes = resident_bytes() - before};
   const WeightBytes weights = found_weights(engine.weights(), engine.config().tied_output);
@@ -320,6 +529,7 @@ PlanCheck check_plan(const std::string& path, const MemoryPlan& plan, const Load
   check.found.push_back({kActivations, buffers.activations});
   check.found.push_back({kScratch, buffers.scratch});
   check.found.push_back({kLogits, outputs->bytes()});
+  if (plan.draft && plan.draft->type != "lookup") check_draft(engine, plan, place, check);
   return check;
 }
 
@@ -361,6 +571,11 @@ Row to_row(const PlannedModel& model, const MemoryPlan& plan) {
           {"step_weight_bytes", plan.step_weight_bytes},
           {"step_kv_bytes", plan.step_kv_bytes}};
   for (const PlanPart& part : plan.parts) row["parts"][part.name] = part.bytes;
+  if (plan.draft)
+    row["draft"] = {{"type", plan.draft->type},
+                    {"path", plan.draft->path},
+                    {"depth", plan.draft->depth},
+                    {"kv", kv_text(plan.draft->kv)}};
   return row;
 }
 

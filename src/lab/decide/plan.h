@@ -2,10 +2,11 @@
 // configuration and the headers of tensors, before anything is loaded.
 //
 // The plan is that of one pool: S sequences of CTX positions, steps of n_ubatch tokens while a prompt runs, then steps
-// of a token a sequence. Not in it: draft models and MTP heads, prefixes that a server keeps, lists of a few bytes a
-// token, the program itself; on a GPU also activations, scratch and graphs.
+// of a token a sequence, or of so many as a smaller model or an MTP head guesses and one more. Not in it: prefixes that a
+// server keeps, lists of a few bytes a token, the program itself; on a GPU also activations, scratch and graphs.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "engine/engine.h"
 #include "engine/kv_choice.h"
 #include "lab/store/results.h"
+#include "model/mtp.h"
 
 namespace ridge::lab {
 
@@ -31,6 +33,20 @@ struct PlannedModel {
 /// Throws Error as Model::load() does.
 PlannedModel plan_model(const std::string& path, const LoadOptions& place);
 
+/// Who guesses tokens beside the model, as --spec-type has it: "lookup", "draft" (a smaller model) or "mtp" (a head of the
+/// model's). Every session has a cache of its own there.
+struct PlannedDraft {
+  std::string type, path;
+  int depth = 0;  ///< most tokens guessed a step
+  KvChoice kv;
+  std::optional<PlannedModel> model;  ///< of draft
+  MtpHead head;                       ///< of mtp, as loaded; of a shape its matrices have no rows
+  ModelPlan head_plan;
+};
+/// Reads the smaller model as plan_model() does, and loads the head. Throws Error.
+std::shared_ptr<const PlannedDraft> plan_draft(const PlannedModel& target, const std::string& type,
+                                               const std::string& path, const KvChoice& kv, int depth);
+
 /// One component.
 struct PlanPart {
   std::string name;
@@ -39,6 +55,7 @@ struct PlanPart {
 
 struct MemoryPlan {
   KvChoice kv;
+  std::shared_ptr<const PlannedDraft> draft;  ///< null: nobody guesses
   int n_ctx = 0, n_sessions = 0, n_ubatch = 0;
   std::vector<PlanPart> parts;    ///< the same names in every plan of a device
   int64_t session_bytes = 0;      ///< one more sequence of n_ctx positions
@@ -53,12 +70,15 @@ struct MemoryPlan {
 };
 
 /// Throws usage for a cache that the model cannot have; n_ubatch 0: 512, on a GPU 2048.
-MemoryPlan plan_memory(const PlannedModel& model, const KvChoice& kv, int n_ctx, int n_sessions, int n_ubatch);
+MemoryPlan plan_memory(const PlannedModel& model, const KvChoice& kv, int n_ctx, int n_sessions, int n_ubatch,
+                       std::shared_ptr<const PlannedDraft> draft = nullptr);
 
 /// The largest context of n_sessions sequences, and the largest number of sequences of n_ctx positions, that fit; 0
 /// where not even one does. Contexts end at 2^26.
-int largest_context(const PlannedModel& model, const KvChoice& kv, int n_sessions, int n_ubatch, int64_t memory);
-int64_t most_sessions(const PlannedModel& model, const KvChoice& kv, int n_ctx, int n_ubatch, int64_t memory);
+int largest_context(const PlannedModel& model, const KvChoice& kv, int n_sessions, int n_ubatch, int64_t memory,
+                    const std::shared_ptr<const PlannedDraft>& draft = nullptr);
+int64_t most_sessions(const PlannedModel& model, const KvChoice& kv, int n_ctx, int n_ubatch, int64_t memory,
+                      const std::shared_ptr<const PlannedDraft>& draft = nullptr);
 
 /// Bytes that a model may use: what is available on the machine now, of a GPU all that it has.
 int64_t usable_memory(const LoadOptions& place);
@@ -76,7 +96,7 @@ struct PlanCheck {
   double difference(const MemoryPlan& plan) const;
 };
 inline constexpr double kPlanTolerance = 0.01;
-/// Loads the model on the CPU, opens a pool, fills its sequences, runs a prompt's step and a step of all sequences, and
+/// Loads the model on the CPU, and who guesses, opens pools, fills their sequences, runs prompts and decode steps, and
 /// counts what the buffers hold. Throws usage for a device: there nothing is counted yet.
 PlanCheck check_plan(const std::string& path, const MemoryPlan& plan, const LoadOptions& place);
 

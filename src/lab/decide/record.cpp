@@ -16,7 +16,7 @@ namespace ridge::lab {
 namespace {
 
 constexpr const char* kFormat = "ridge-decision";
-constexpr int kRecordVersion = 1;
+constexpr int kRecordVersion = 2;
 constexpr uint64_t kMaxRecordBytes = 1 << 24;
 
 std::string hex_hash(std::string_view text) { return fmt::format("{:016x}", XXH64(text.data(), text.size(), 0)); }
@@ -56,7 +56,43 @@ Row to_row(const GateThresholds& t) {
           {"effect_budget", t.effect_budget},
           {"ppl_rise", t.ppl_rise},
           {"kld", t.kld},
-          {"bound_share", t.bound_share}};
+          {"bound_share", t.bound_share},
+          {"promotion_prompt", t.promotion_prompt},
+          {"promotion_decode", t.promotion_decode},
+          {"promotion_both", t.promotion_both}};
+}
+
+Row to_row(const SearchPoint& p) {
+  return {{"kv", p.kv},
+          {"kld_limit", number(p.kld_limit)},
+          {"bits_limit", number(p.bits_limit)},
+          {"bits", number(p.bits)},
+          {"predicted", number(p.predicted)},
+          {"kld", number(p.kld)},
+          {"kld_error", number(p.kld_error)},
+          {"line", number(p.line)},
+          {"line_error", number(p.line_error)},
+          {"verdict", gate_verdict_name(p.verdict)},
+          {"why", p.why},
+          {"rows", p.rows}};
+}
+
+Row to_row(const std::vector<SearchPoint>& points) {
+  Row rows = Row::array();
+  for (const SearchPoint& point : points) rows.push_back(to_row(point));
+  return rows;
+}
+
+Row to_row(const std::optional<SearchRecord>& s) {
+  if (!s) return nullptr;
+  return {{"path", s->path},
+          {"corpus", s->corpus},
+          {"n_ctx", s->n_ctx},
+          {"chunks", s->chunks},
+          {"sides", s->sides},
+          {"points", to_row(s->points)},
+          {"uniform", to_row(s->uniform)},
+          {"why", s->why}};
 }
 
 /// Fields of an object that must be there and of a type; the first that is not is remembered.
@@ -92,6 +128,10 @@ class RecordFields {
       else refuse(field, "texts");
     });
   }
+  bool is_null(const char* field) {
+    const io::Json* value = find(field);
+    return value && value->is_null();
+  }
   const io::Json& object(const char* field) {
     static const io::Json kNone = io::Json::object();
     const io::Json* value = find(field);
@@ -120,21 +160,25 @@ class RecordFields {
   std::string& problem_;
 };
 
+void parse_verdict(RecordFields& f, const std::string& name, GateVerdict& to, std::string& problem) {
+  std::string verdict;
+  f.get("verdict", verdict);
+  for (const GateVerdict known : {GateVerdict::none, GateVerdict::pass, GateVerdict::fail})
+    if (verdict == gate_verdict_name(known)) to = known, verdict.clear();
+  if (!verdict.empty() && problem.empty()) problem = fmt::format("{}.verdict is '{}'", name, verdict);
+}
+
 GateResult parse_gate(const io::Json& json, const std::string& name, std::string& problem) {
   GateResult gate;
   RecordFields f(json, name + ".", problem);
-  std::string verdict;
   f.get("number", gate.number);
   f.get("name", gate.name);
-  f.get("verdict", verdict);
+  parse_verdict(f, name, gate.verdict, problem);
   f.get("why", gate.why);
   f.object("numbers");  // parse_record() takes them in the order of the file
   f.get("noise", gate.noise);
   f.get("rows", gate.rows);
   f.get("commands", gate.commands);
-  for (const GateVerdict known : {GateVerdict::none, GateVerdict::pass, GateVerdict::fail})
-    if (verdict == gate_verdict_name(known)) gate.verdict = known, verdict.clear();
-  if (!verdict.empty() && problem.empty()) problem = fmt::format("{}.verdict is '{}'", name, verdict);
   return gate;
 }
 
@@ -152,7 +196,47 @@ CandidateRecord parse_candidate(const io::Json& json, const std::string& name, s
   return candidate;
 }
 
+SearchPoint parse_point(const io::Json& json, const std::string& name, std::string& problem) {
+  SearchPoint point;
+  RecordFields f(json, name + ".", problem);
+  f.get("kv", point.kv);
+  if (const auto kv = parse_kv_choice(point.kv); !kv && problem.empty())
+    problem = fmt::format("{}.kv: {}", name, kv.error().message);
+  f.get("kld_limit", point.kld_limit);
+  f.get("bits_limit", point.bits_limit);
+  f.get("bits", point.bits);
+  f.get("predicted", point.predicted);
+  f.get("kld", point.kld);
+  f.get("kld_error", point.kld_error);
+  f.get("line", point.line);
+  f.get("line_error", point.line_error);
+  parse_verdict(f, name, point.verdict, problem);
+  f.get("why", point.why);
+  f.get("rows", point.rows);
+  return point;
+}
+
+SearchRecord parse_search(const io::Json& json, std::string& problem) {
+  SearchRecord search;
+  RecordFields f(json, "search.", problem);
+  f.get("path", search.path);
+  f.get("corpus", search.corpus);
+  f.get("n_ctx", search.n_ctx);
+  f.get("chunks", search.chunks);
+  f.get("sides", search.sides);
+  for (const auto& [field, list] : {std::pair{"points", &search.points}, std::pair{"uniform", &search.uniform}})
+    f.each(field,
+           [&](const io::Json& point, const std::string& of) { list->push_back(parse_point(point, of, problem)); });
+  f.get("why", search.why);
+  return search;
+}
+
 }  // namespace
+
+std::string limit_text(const SearchPoint& point) {
+  if (point.kld_limit > 0) return fmt::format("KLD <= {:g}", point.kld_limit);
+  return point.bits_limit > 0 ? fmt::format("bits <= {:g}", point.bits_limit) : "";
+}
 
 std::string_view gate_verdict_name(GateVerdict verdict) {
   constexpr std::string_view kNames[] = {"NO VERDICT", "PASS", "FAIL"};
@@ -164,17 +248,10 @@ std::string row_id(const Row& row) { return hex_hash(cell_key(row)); }
 std::string record_text(const DecisionRecord& r) {
   Row candidates = Row::array();
   for (const CandidateRecord& candidate : r.candidates) candidates.push_back(to_row(candidate));
-  Row row{{"format", kFormat},
-          {"version", kRecordVersion},
-          {"subject", to_row(r.subject)},
-          {"n_ctx", r.n_ctx},
-          {"n_sessions", r.n_sessions},
-          {"thresholds", to_row(r.thresholds)},
-          {"candidates", candidates},
-          {"choice", r.choice},
-          {"from_depth", r.from_depth},
-          {"sentence", r.sentence},
-          {"date", r.date},
+  Row row{{"format", kFormat},          {"version", kRecordVersion},  {"subject", to_row(r.subject)},
+          {"n_ctx", r.n_ctx},           {"n_sessions", r.n_sessions}, {"thresholds", to_row(r.thresholds)},
+          {"candidates", candidates},   {"search", to_row(r.search)}, {"choice", r.choice},
+          {"from_depth", r.from_depth}, {"sentence", r.sentence},     {"date", r.date},
           {"command", r.command}};
   // Through text, as a reader will see it.
   row["xxh64"] = checksum(io::Json::parse(json_text(row)));
@@ -213,9 +290,13 @@ Result<DecisionRecord> parse_record(std::string_view text, std::string_view wher
   thresholds.get("ppl_rise", r.thresholds.ppl_rise);
   thresholds.get("kld", r.thresholds.kld);
   thresholds.get("bound_share", r.thresholds.bound_share);
+  thresholds.get("promotion_prompt", r.thresholds.promotion_prompt);
+  thresholds.get("promotion_decode", r.thresholds.promotion_decode);
+  thresholds.get("promotion_both", r.thresholds.promotion_both);
   f.each("candidates", [&](const io::Json& candidate, const std::string& name) {
     r.candidates.push_back(parse_candidate(candidate, name, problem));
   });
+  if (!f.is_null("search")) r.search = parse_search(f.object("search"), problem);
   f.get("choice", r.choice);
   f.get("from_depth", r.from_depth);
   f.get("sentence", r.sentence);
@@ -277,10 +358,22 @@ std::string record_page(const DecisionRecord& r) {
         fmt::format("\n{}: {}{}\n", c.kv, c.on ? fmt::format("ON from {} tokens: ", c.from_depth) : "opt-in: ", c.why);
     for (const GateResult& g : c.gates) {
       page += fmt::format("  {} {:<10} {}: {}\n", g.number, gate_verdict_name(g.verdict), g.name, g.why);
-      if (g.number <= 3 && g.noise > 0) page += fmt::format("      noise     {:.1f} %\n", 100 * g.noise);
+      if ((g.number <= 3 || g.number == 7) && g.noise > 0)
+        page += fmt::format("      noise     {:.1f} %\n", 100 * g.noise);
       if (!g.rows.empty()) page += fmt::format("      rows      {}\n", fmt::join(g.rows, " "));
       commands.insert(g.commands.begin(), g.commands.end());
     }
+  }
+  if (r.search) {
+    const SearchRecord& found = *r.search;
+    page += fmt::format("\nsearch   on {} ({} windows of {}){}\n", found.path, found.chunks, found.n_ctx,
+                        found.why.empty() ? "" : ": " + found.why);
+    for (const SearchPoint& p : found.points)
+      page += fmt::format("  {:<13} {:<10} {}: {}; expected {:.5f}\n", limit_text(p), gate_verdict_name(p.verdict),
+                          p.kv, p.why, p.predicted);
+    for (const SearchPoint& p : found.uniform)
+      page += fmt::format("  {:<13} {:.2f} bits  {}: mean KLD {:.5f} ± {:.5f}; expected {:.5f}\n", "uniform", p.bits,
+                          p.kv, p.kld, p.kld_error, p.predicted);
   }
   if (!commands.empty()) page += "\nmeasured by\n";
   for (const std::string& command : commands) page += fmt::format("  {}\n", command);

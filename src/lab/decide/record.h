@@ -2,7 +2,9 @@
 // that `--kv-quant auto` obeys (docs/formats/decision-record.md).
 #pragma once
 
+#include <cmath>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -51,6 +53,33 @@ struct GateThresholds {
   double ppl_rise = 0.25;          ///< gate 4, absolute
   double kld = 0.02;               ///< gate 4, mean, in nats
   double bound_share = 0.6;        ///< gate 5, of the read roof
+  double promotion_prompt = 1.05;  ///< gate 7: prompts of 4096 tokens, so many times as fast as with f16
+  double promotion_decode = 0.98;  ///< gate 7: generated tokens, so many times as fast as with f16
+  bool promotion_both = true;      ///< gate 7 wants both, not one of them
+};
+
+/// A cache of a search, or a uniform pair that it is compared with.
+struct SearchPoint {
+  std::string kv;
+  double kld_limit = 0, bits_limit = 0;  ///< what it was searched within; 0: not this
+  double bits = 0;                       ///< of a value, at the decision's context
+  double predicted = 0;                  ///< mean divergence: the sum of those of its sides
+  double kld = NAN, kld_error = NAN;     ///< measured on the decision's text
+  double line = NAN, line_error = NAN;   ///< between the best uniform pairs, at so many bits
+  GateVerdict verdict = GateVerdict::none;
+  std::string why;
+  std::vector<std::string> rows;
+};
+/// "KLD <= 0.002" or "bits <= 3.5"; empty for a uniform pair.
+std::string limit_text(const SearchPoint& point);
+
+/// Formats by layer and side, found on one text and measured on another.
+struct SearchRecord {
+  std::string path, corpus;   ///< the text that was searched on, and its xxh64
+  int n_ctx = 0, chunks = 0;  ///< its windows
+  std::vector<std::string> sides;
+  std::vector<SearchPoint> points, uniform;
+  std::string why;  ///< why there are no points, or fewer than asked
 };
 
 struct DecisionRecord {
@@ -58,6 +87,7 @@ struct DecisionRecord {
   int n_ctx = 0, n_sessions = 0;
   GateThresholds thresholds;
   std::vector<CandidateRecord> candidates;
+  std::optional<SearchRecord> search;
   std::string choice = "f16";  ///< format to use from `from_depth` tokens on
   int from_depth = 0;
   std::string sentence;  ///< for a person

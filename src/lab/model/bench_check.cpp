@@ -27,10 +27,10 @@ constexpr int kTokens = 1 + 4 + 24;
 constexpr double kRounded = 4;
 
 /// Residual streams in front of blocks, by layer.
-using Streams = std::map<std::pair<int, Block>, std::vector<float>>;
+using StepStreams = std::map<std::pair<int, Block>, std::vector<float>>;
 /// The same behind the blocks of a reference, from the same inputs.
 struct Passed {
-  Streams behind;
+  StepStreams behind;
   std::vector<float> logits;
 };
 
@@ -122,7 +122,7 @@ double largest_score2(View2<const float> q, int head_dim, float scale) {
 
 /// Runs a step of the reference's layers, each block on its own input: `inputs` of the model's layers.
 Passed pass(Sequences& reference, std::span<const int32_t> tokens, std::span<const int> layers, int n_layers,
-            const Streams& inputs, const OnAttention& on_attention) {
+            const StepStreams& inputs, const OnAttention& on_attention) {
   Passed passed;
   reference.backend.watch(on_attention, [&](int i, Block block, View2<float> x) {
     const std::vector<float> behind(x.data, x.data + x.rows * x.cols);
@@ -184,7 +184,7 @@ BenchCheck BenchReference::compare(const Model& model, const CheckCase& of, uint
   Rng rng(seed);
   for (const int n : kSteps) {
     const std::vector<int32_t> tokens = random_tokens(model, n * of.n_seq, rng);
-    Streams inputs, rounded_inputs;
+    StepStreams inputs, rounded_inputs;
     engine.backend().watch(nullptr, [&](int layer, Block block, View2<float> x) {
       if (chosen.contains(layer) || chosen.contains(layer - 1))
         inputs[{layer, block}].assign(x.data, x.data + x.rows * x.cols);

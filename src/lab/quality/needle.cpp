@@ -85,7 +85,16 @@ NeedleProbe make_probe(std::span<const int32_t> text, std::span<const int32_t> n
   return probe;
 }
 
-void score_probe(Timeline& timeline, const NeedleProbe& probe, NeedleScore& score) {
+std::vector<NeedleProbe> make_probes(const Model& model, const Corpus& corpus, const NeedleOptions& options,
+                                     std::optional<double> depth) {
+  const auto bos = model.info().add_bos ? model.bos() : std::nullopt;
+  std::vector<NeedleProbe> probes;
+  for (const Trial& trial : make_trials(model, corpus, options))
+    probes.push_back(make_probe(trial.text, trial.needle, options.copies, options.cue, options.n_ctx, depth, bos));
+  return probes;
+}
+
+void score_probe(Timeline& timeline, const NeedleProbe& probe, NeedleScore& score, std::vector<bool>* found_tokens) {
   const std::span<const int32_t> tokens(probe.tokens);
   const auto first = size_t(probe.first_answer);
   timeline.reset();
@@ -98,6 +107,7 @@ void score_probe(Timeline& timeline, const NeedleProbe& probe, NeedleScore& scor
     const bool found = facts.top == tokens[i];
     score.nll.add(nll(logits, facts, tokens[i]));
     score.top.add(found);
+    if (found_tokens) found_tokens->push_back(found);
     all = all && found;
   }
   score.exact.add(all);
