@@ -111,6 +111,7 @@ struct ForcedCase {
   int n_prompt, depth, n_ctx;
   SamplerOptions sampler;
   bool centre = false;
+  int n_unseen = 0;  // tokens of the prompt that the head does not see
 };
 
 /// Stops at token 13 of the first round, puts five tokens behind it, and goes on to the end of the context or 24 tokens.
@@ -120,11 +121,15 @@ Forced force_text(const Model& model, const std::string& head, const ForcedCase&
   SessionOptions options = session_of(c.cache, c.n_ctx);
   options.k.centre = c.centre;
   Session session(model, options);
-  session.speculate(&speculation);
-  std::vector<int32_t> prompt;
+  std::vector<int32_t> prompt, known;
   for (int i = 0; i < c.n_prompt; ++i) prompt.push_back((37 * (i % 9) + 11) % 512);
+  if (c.n_unseen > 0) {
+    known.assign(prompt.begin(), prompt.begin() + c.n_unseen);
+    prompt.erase(prompt.begin(), prompt.begin() + c.n_unseen);
+    session.prefill(known);
+  }
+  session.speculate(&speculation);
   Forced text;
-  std::vector<int32_t> known;
   SamplerOptions sampler = c.sampler;
   for (const int n : {100, 24}) {
     session.prefill(prompt);
@@ -164,7 +169,8 @@ TEST_F(SpeculationCuda, StepsQueuedAheadAreThoseOfTheHost) {
                               {"rotor-3", "f16", 50, 3, 256, greedy, true},
                               {"rotor-3", "rotor-3", 150, 7, 256, sampled},
                               {"rotor-3", "q8_0", 112, 15, 150, greedy},
-                              {"f16", "f16", 30, 5, 60, sampled}};
+                              {"f16", "f16", 30, 5, 60, sampled},
+                              {"f16", "f16", 40, 3, 256, greedy, false, 33}};
   for (const ForcedCase& c : cases) {
     const std::string where = fmt::format("{} and {} behind {} by {}, temperature {}", c.cache, c.of_head, c.n_prompt,
                                           c.depth, c.sampler.temperature);
