@@ -101,8 +101,6 @@ void print_start(const ServeFlags& flags, Engine& engine, const serve::Scheduler
 int serve_model(const ServeFlags& flags) {
   check_kv_flags(flags.kv);  // refuses nonsense before the model is read
   flags.spec.check();
-  if (flags.spec.on() && flags.model.device != "cpu")
-    bad_flag("--spec-type", "a server speculates on the CPU", "use --device cpu, or leave it out");
   if (flags.spec.sampling != "exact")
     bad_flag("--spec-sampling", "a server's texts are those without guesses", "leave it out");
   check_device(flags.model.device);

@@ -42,6 +42,45 @@ class Drawing : public DeviceSteps {
   virtual int most_ahead() const = 0;
 };
 
+class Backend;
+
+/// The MTP head that proposes behind a text on the text's own device. It has read the text, but for the last token.
+struct DeviceDraft {
+  Backend& backend;
+  SequencePool& pool;
+  SeqId seq{};
+  Outputs& outputs;  ///< of its newest step, whose last token's logits are one row
+  int first = 0;     ///< position of the text where its cache begins
+};
+
+/// A text whose steps propose, verify and go on by themselves.
+struct GuessedText {
+  SequencePool& pool;
+  SeqId seq{};
+  Outputs& outputs;
+  int32_t last = 0;                 ///< token of the text, the only one that is not in the cache
+  const SamplerOptions& sampler;    ///< of the next draw
+  std::span<const int32_t> recent;  ///< what its penalty knows
+  /// As ForcedProposals of op/sample/sample_cuda.h, and proposals that chance has decided on before.
+  double forced_share = -1;
+  uint64_t forced_seed = 0, n_forced = 0;
+  /// Proposals of the next step, 0 to kMostDeviceProposals. The context must have room for them behind those of all
+  /// queued steps.
+  std::function<int()> depth;
+};
+inline constexpr int kMostDeviceProposals = 15;
+
+/// Steps that can be queued before the tokens of earlier ones are known: each proposes, verifies, and goes on with the
+/// tokens that hold. read() gives kMostDeviceProposals + 2 numbers, how many tokens there are and these, and moves the
+/// pools' lengths on.
+class Guessing : public DeviceSteps {
+ public:
+  /// Behind finish(): the text keeps the first n_kept tokens of the step that was read last. Steps that were not read
+  /// are taken back, exactly where all steps that were not read before that one have kSpareRows rows together. Returns
+  /// the model's hidden states of the tokens which that step put into the cache for good, [n_kept, d_model].
+  virtual std::vector<float> leave(int n_kept) = 0;
+};
+
 /// Called before each layer's attention on the host's rows: q [n, n_heads * head_dim], k and v [n, n_kv_heads * head_dim],
 /// after RoPE and before the cache.
 using OnAttention = std::function<void(int layer, View2<const float> q, View2<const float> k, View2<const float> v)>;
@@ -77,6 +116,10 @@ class Backend {
   virtual std::unique_ptr<Drawing> start_drawing(std::span<const SeqId> seqs, SequencePool& pool, Outputs& outputs,
                                                  std::span<const SamplerOptions> samplers,
                                                  std::span<const std::vector<int32_t>> recent) = 0;
+  /// Null where a backend cannot: the host then goes between proposing and verifying.
+  virtual std::unique_ptr<Guessing> start_guessing(const GuessedText& /*text*/, const DeviceDraft& /*draft*/) {
+    return nullptr;
+  }
   /// A token of every row of `outputs`, drawn where the rows are: of row i by samplers[i], whose penalty knows recent[i].
   /// A penalty may change the rows.
   virtual std::vector<int32_t> draw(Outputs& outputs, std::span<const SamplerOptions> samplers,

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "engine/cuda_guessing.h"
 #include "engine/cuda_model.h"
 #include "gpu/device_query.h"
 #include "op/attn/device_attention.h"
@@ -113,6 +114,7 @@ class CudaBackend final : public Backend {
   std::unique_ptr<Drawing> start_drawing(std::span<const SeqId> seqs, SequencePool& pool, Outputs& outputs,
                                          std::span<const SamplerOptions> samplers,
                                          std::span<const std::vector<int32_t>> recent) override;
+  std::unique_ptr<Guessing> start_guessing(const GuessedText& text, const DeviceDraft& draft) override;
   std::vector<int32_t> draw(Outputs& outputs, std::span<const SamplerOptions> samplers,
                             std::span<const std::vector<int32_t>> recent) override;
   std::string name() const override { return name_; }
@@ -129,6 +131,7 @@ class CudaBackend final : public Backend {
   const std::string name_;
   CudaRunner runner_;
   std::vector<std::unique_ptr<DrawingRoom>> rooms_;
+  std::unique_ptr<GuessRoom> guess_room_;
   std::optional<DeviceSampler> row_sampler_;
   gpu::Buffer row_tokens_;
 };
@@ -184,6 +187,17 @@ std::unique_ptr<Drawing> CudaBackend::start_drawing(std::span<const SeqId> seqs,
   for (int i = 0; i < n; ++i) room.sampler.set(runner_.stream(), i, samplers[size_t(i)], recent[size_t(i)]);
   room.ring.reset(runner_.stream());
   return std::make_unique<CudaDrawing>(runner_, room, seqs, pool, rows);
+}
+
+std::unique_ptr<Guessing> CudaBackend::start_guessing(const GuessedText& text, const DeviceDraft& draft) {
+  auto* const head = dynamic_cast<CudaBackend*>(&draft.backend);
+  if (!head || head->runner_.device() != runner_.device() || runner_.is_watched() || head->runner_.is_watched() ||
+      has_delta(runner_.plan()))
+    return nullptr;
+  gpu::use_device(runner_.device());
+  if (!guess_room_) guess_room_ = std::make_unique<GuessRoom>(runner_.plan().vocab_size);
+  if (guess_room_->taken) return nullptr;
+  return std::make_unique<CudaGuessing>(runner_, head->runner_, *guess_room_, text, draft);
 }
 
 std::vector<int32_t> CudaBackend::draw(Outputs& outputs, std::span<const SamplerOptions> samplers,

@@ -138,16 +138,42 @@ struct DrawingRoom {
   gpu::Buffer tokens;
 };
 
+/// Where a step of one sequence reads what changes from step to step.
+struct StepInputs {
+  int32_t* tokens = nullptr;      ///< [n_tokens]
+  StepRow* rows = nullptr;        ///< [n_rows]
+  int n_rows = 0;                 ///< with padding
+  int32_t* logit_rows = nullptr;  ///< [1]; null where all rows have logits, or none has
+  float* hidden = nullptr;        ///< [n_tokens, d_model] of an MTP head
+};
+/// Inputs that kernels write, of a short step whose place only the device knows.
+struct FedInputs {
+  int reach = 0;  ///< position that the sequence may come to
+  std::function<void(const StepInputs&)> write;
+};
+
 /// Runs steps on one device: queues the launches of a step, or replays them as a graph.
 class CudaRunner {
  public:
   CudaRunner(int device, const ModelPlan& plan, const Weights& weights, const DeviceOptions& options);
 
   /// Tokens come from the batch, or are those drawn last where `room` is given; it draws the next ones from the logits.
-  void run(const Batch& batch, SequencePool& pool, CudaOutputs& outputs, DrawingRoom* room);
+  void run(const Batch& batch, SequencePool& pool, CudaOutputs& outputs, DrawingRoom* room) {
+    run(batch, pool, outputs, room, nullptr);
+  }
+  /// A step of one sequence; `batch` says how many tokens it has. Pages must be reserved for all that it may come to; the
+  /// pool's length stays.
+  void run_fed(const Batch& batch, SequencePool& pool, CudaOutputs& outputs, const FedInputs& inputs) {
+    run(batch, pool, outputs, nullptr, &inputs);
+  }
   /// Draws from logits that are there.
   void draw(const CudaOutputs& outputs, DrawingRoom& room);
   void watch(OnBlock on_block) { on_block_ = std::move(on_block); }
+  bool is_watched() const { return on_block_ != nullptr; }
+  /// Of the newest step, on the device until the next one: what the last layer gave [n_tokens, d_model], and the rows of it
+  /// that got logits.
+  const float* hidden() const { return room_.x.as<float>(); }
+  const float* logit_hidden() const { return logit_hidden_; }
 
   const gpu::Stream& stream() const { return stream_; }
   const ModelPlan& plan() const { return plan_; }
@@ -182,7 +208,10 @@ class CudaRunner {
     gpu::LaunchLog log;  // of the run that was recorded; a replay adds it to the thread's launch log
   };
 
+  void run(const Batch& batch, SequencePool& pool, CudaOutputs& outputs, DrawingRoom* room, const FedInputs* fed);
   void upload(const StepPlan& step, std::span<const int32_t> tokens, View2<const float> joined);
+  void take(const StepPlan& step, const FedInputs& fed);
+  void upload_lists(const StepPlan& step);
   void make_room(const StepPlan& step, const DeviceKvMemory& memory);
   /// The forward pass: everything that a step launches.
   void queue(const StepPlan& step, DeviceKvMemory& memory, const int32_t* tokens, float* logits, int64_t n_logits,
@@ -215,6 +244,7 @@ class CudaRunner {
   gpu::Stream stream_;
   CudaModel model_;
   Room room_;
+  const float* logit_hidden_ = nullptr;
   int n_ctx_ = 0;                           // of the pool of the step that runs
   std::vector<StepRow> rows_there_;         // contents of room_.rows once all queued work has run
   std::vector<DeltaSpan> sequences_there_;  // and of room_.sequences

@@ -167,13 +167,32 @@ void CudaRunner::upload(const StepPlan& step, std::span<const int32_t> tokens, V
     fill(stream_, room_.rows, step.rows);
     rows_there_ = step.rows;
   }
+  if (!step.logits_in_order) fill(stream_, room_.logit_rows, step.logit_rows);
+  upload_lists(step);
+}
+
+/// The same of a step whose inputs kernels write.
+void CudaRunner::take(const StepPlan& step, const FedInputs& fed) {
+  RIDGE_CHECK(step.recorded && (step.logits_in_order || step.logit_rows.size() <= 1),
+              "a step of {} rows that the device places", step.n_tokens);
+  const bool asks = !step.logits_in_order && !step.logit_rows.empty();
+  fed.write({.tokens = room_.tokens.as<int32_t>(),
+             .rows = room_.rows.as<StepRow>(),
+             .n_rows = int(step.rows.size()),
+             .logit_rows = asks ? room_.logit_rows.ensure<int32_t>(1) : nullptr,
+             .hidden = room_.hidden.as<float>()});
+  rows_there_.clear();
+  upload_lists(step);
+}
+
+/// What depends on the shape of a step.
+void CudaRunner::upload_lists(const StepPlan& step) {
   upload_head_packs(std::max<int64_t>(step.n_tokens, ssize(step.rows)));
   if (room_.delta.bytes() > 0 && sequences_there_ != step.sequences) {
     fill(stream_, room_.sequences, step.sequences);
     sequences_there_ = step.sequences;
   }
   fill(stream_, room_.blocks, step.blocks);
-  if (!step.logits_in_order) fill(stream_, room_.logit_rows, step.logit_rows);
   if (step.recorded) return;
   fill(stream_, room_.spans, step.spans);
   fill(stream_, room_.n_spans, step.n_spans);
@@ -464,11 +483,12 @@ void CudaRunner::queue(const StepPlan& step, DeviceKvMemory& memory, const int32
   device_next_position(stream_, int(ssize(step.rows)), room_.rows.as<StepRow>());
 }
 
-void CudaRunner::run(const Batch& batch, SequencePool& pool, CudaOutputs& outputs, DrawingRoom* room) {
+void CudaRunner::run(const Batch& batch, SequencePool& pool, CudaOutputs& outputs, DrawingRoom* room,
+                     const FedInputs* fed) {
   gpu::use_device(device_);
   auto& memory = static_cast<DeviceKvMemory&>(pool.memory());
   n_ctx_ = pool.n_ctx();
-  StepPlan step = plan_step(batch, pool, memory, plan_);
+  StepPlan step = plan_step(batch, pool, memory, plan_, fed ? fed->reach : 0);
   step.recorded = step.recorded && !on_block_;
   const int64_t n_logits = ssize(step.logit_rows);
   // Padding rows get logits too, where all rows do: nobody reads them.
@@ -476,7 +496,8 @@ void CudaRunner::run(const Batch& batch, SequencePool& pool, CudaOutputs& output
       step.logits_in_order && n_logits > 0 ? std::max<int64_t>(n_logits, ssize(step.rows)) : n_logits;
   float* const logits = outputs.make_room(n_logits, padded);
   make_room(step, memory);
-  upload(step, room ? std::span<const int32_t>() : batch.tokens, batch.joined);
+  if (fed) take(step, *fed);
+  else upload(step, room ? std::span<const int32_t>() : batch.tokens, batch.joined);
   const int32_t* const tokens = (room ? room->tokens : room_.tokens).as<int32_t>();
   const auto queue_all = [&] { queue(step, memory, tokens, logits, padded, room); };
   if (!step.recorded) {
@@ -496,9 +517,11 @@ void CudaRunner::run(const Batch& batch, SequencePool& pool, CudaOutputs& output
     if (recorded_.size() >= kMostGraphs && !recorded_.contains(key)) recorded_.clear();
     replay(recorded_[key], logits, queue_all);
   }
+  logit_hidden_ = (step.logits_in_order ? room_.x : room_.logit_x).as<float>();
   if (batch.hidden) outputs.keep_hidden(room_.x, step.n_tokens, plan_.d_model);
   if (room)
     for (StepRow& row : rows_there_) row.position += 1;
+  if (fed) return;
   for (const SeqTokens& tokens_of : batch.seqs) pool.advance(tokens_of.seq, tokens_of.n_tokens);
 }
 

@@ -53,7 +53,9 @@ struct StepPlan {
 };
 
 /// The plan of a batch whose pages are reserved. Recorded steps are filled up with padding rows to padded_rows().
-StepPlan plan_step(const Batch& batch, const SequencePool& pool, const DeviceKvMemory& memory, const ModelPlan& model);
+/// `reach`: position that a sequence may come to, where it may be further than the pool knows.
+StepPlan plan_step(const Batch& batch, const SequencePool& pool, const DeviceKvMemory& memory, const ModelPlan& model,
+                   int reach = 0);
 /// Graphs are kept for numbers of rows in steps, so that there are few of them; 0 when there are too many rows.
 int padded_rows(int n);
 

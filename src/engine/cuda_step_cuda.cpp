@@ -42,8 +42,8 @@ int leaving_tiles_of(const DeviceKvMemory& memory, const KvSpan& span) {
 
 class Planner {
  public:
-  Planner(const Batch& batch, const SequencePool& pool, const DeviceKvMemory& memory, const ModelPlan& model)
-      : batch_(batch), pool_(pool), memory_(memory), model_(model) {}
+  Planner(const Batch& batch, const SequencePool& pool, const DeviceKvMemory& memory, const ModelPlan& model, int reach)
+      : batch_(batch), pool_(pool), memory_(memory), model_(model), reach_(reach) {}
 
   StepPlan plan() {
     plan_.n_tokens = ssize(batch_.tokens);
@@ -101,7 +101,9 @@ class Planner {
       slice.n_rows += span.n_rows;
       slice.most = std::max(slice.most, span.n_rows);
       slice.ring_tiles = std::max(slice.ring_tiles, ring_tiles_for(memory_, span));
-      const int leaving = leaving_tiles_of(memory_, span);
+      KvSpan far = span;
+      far.n_rows = std::max(span.n_rows, reach_ - span.n_past);
+      const int leaving = leaving_tiles_of(memory_, far);
       slice.leaving_tiles = std::max(slice.leaving_tiles, leaving);
       plan_.n_leaving += leaving > 0;
     }
@@ -167,6 +169,7 @@ class Planner {
   const SequencePool& pool_;
   const DeviceKvMemory& memory_;
   const ModelPlan& model_;
+  const int reach_;
   StepPlan plan_;
   std::vector<std::vector<KvSpan>> rounds_;
 };
@@ -179,8 +182,9 @@ int padded_rows(int n) {
   return n <= kMostRecordedRows ? (n + 31) / 32 * 32 : 0;
 }
 
-StepPlan plan_step(const Batch& batch, const SequencePool& pool, const DeviceKvMemory& memory, const ModelPlan& model) {
-  return Planner(batch, pool, memory, model).plan();
+StepPlan plan_step(const Batch& batch, const SequencePool& pool, const DeviceKvMemory& memory, const ModelPlan& model,
+                   int reach) {
+  return Planner(batch, pool, memory, model, reach).plan();
 }
 
 }  // namespace ridge

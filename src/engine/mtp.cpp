@@ -79,6 +79,20 @@ class MtpProposer final : public Proposer {
   std::vector<int32_t> propose(std::span<const int32_t> text, int n) override {
     return guess(text, n, [&](auto) { return likeliest(); });
   }
+  std::optional<DeviceDraft> on_device(std::span<const int32_t> text) override {
+    // Models whose heads read normed states keep states themselves, and go back by checkpoints.
+    if (p_min_ > 0 || !model_->target.on_device() || model_->head.after_norm || !knows(text)) return {};
+    const int n_text = int(text.size()) - first_;
+    if (pool_->calibrates(seq_) && n_text <= kCalibration) return {};  // proposals set no centre
+    read_up_to(text);
+    text_.pop_back();
+    return DeviceDraft{*model_->backend, *pool_, seq_, *outputs_, first_};
+  }
+  void leave_device(std::span<const int32_t> text) override {
+    const auto read = text.subspan(size_t(first_), size_t(pool_->length(seq_)));
+    text_.assign(read.begin(), read.end());
+    hidden_.clear();
+  }
   std::vector<int32_t> draw(std::span<const int32_t> text, int n, const SamplerOptions& options, Rng& rng,
                             std::vector<Distribution>& probabilities) override {
     probabilities.clear();
@@ -93,12 +107,11 @@ class MtpProposer final : public Proposer {
                              const std::function<std::optional<int32_t>(std::span<const int32_t>)>& pick) {
     const int n_text = int(text.size()) - first_;
     n = std::min(n, n_ctx_ - n_text + 2);
-    if (n_text <= kCalibration) n = std::min(n, kCalibration + 1 - n_text);  // proposals set no centre
+    if (pool_->calibrates(seq_) && n_text <= kCalibration)
+      n = std::min(n, kCalibration + 1 - n_text);  // proposals set no centre
     std::vector<int32_t> proposals;
-    if (n <= 0 || ssize(text_) < n_text - 1 || n_text - 1 <= pool_->length(seq_)) return proposals;
-    forget(n_text - 1);
-    text_.push_back(text.back());
-    read(LogitRows::last);
+    if (n <= 0 || !knows(text)) return proposals;
+    read_up_to(text);
     while (ssize(proposals) < n) {
       if (!proposals.empty()) {  // the head's own hidden state stands for the target's
         const View2<const float> last = outputs_->hidden();
@@ -114,6 +127,17 @@ class MtpProposer final : public Proposer {
     pool_->trim(seq_, n_text - 1, TrimMode::exact).or_throw();
     text_.pop_back();
     return proposals;
+  }
+  /// Whether the target has run what the head must read of the text, whose last token it has not run.
+  bool knows(std::span<const int32_t> text) const {
+    const int n_run = int(text.size()) - first_ - 1;
+    return ssize(text_) >= n_run && n_run > pool_->length(seq_);
+  }
+  /// The head's last step is then that of the newest position whose next token is known.
+  void read_up_to(std::span<const int32_t> text) {
+    forget(int(text.size()) - first_ - 1);
+    text_.push_back(text.back());
+    read(LogitRows::last);
   }
   /// What the head takes of hidden states [n, d_model].
   void norm_rows(const std::vector<float>& weight, std::span<float> states) {

@@ -429,6 +429,12 @@ void SequencePool::advance(SeqId seq, int n) {
   if (slides_) give_back(s);
 }
 
+void SequencePool::advance(SeqId seq, int n, int n_kept) {
+  RIDGE_CHECK(n_kept >= 0 && n_kept <= n && !calibrates(seq) && !has_states_, "{} of {} tokens stay", n_kept, n);
+  advance(seq, n);
+  sequence(seq).n -= n - n_kept;
+}
+
 SequenceImage SequencePool::save(SeqId seq) {
   const Sequence& s = sequence(seq);
   return s.parked ? *s.parked : memory_->read(place(s), s.calibrated);

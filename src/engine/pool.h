@@ -94,6 +94,8 @@ class SequencePool {
   Status reserve(SeqId seq, int n);
   /// n tokens were appended to all layers.
   void advance(SeqId seq, int n);
+  /// The same; the first n_kept of them stay. Pages stay too, for steps that are under way.
+  void advance(SeqId seq, int n, int n_kept);
 
   /// The sequence as bytes, and a sequence made of bytes that check_image() accepts.
   SequenceImage save(SeqId seq);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <deque>
 
 #include "engine/engine.h"
 
@@ -23,6 +24,8 @@ constexpr int kHopelessDistance = 256;
 constexpr double kVain = 0.02;
 /// Steps after which the time of a step without proposals is measured again.
 constexpr int kPlainAge = 64;
+/// Steps that a device may be ahead of the tokens that were handed on.
+constexpr int kStepsAhead = 3;
 
 /// What a new measurement makes of a mean of n. A step that waited for the machine says little about steps: `most` is
 /// the most that counts.
@@ -157,6 +160,8 @@ class RowDrawer {
     ++options_.first_draw;
     return on_host_ ? sampler_.sample(outputs_.logits().row(int64_t(i))) : tokens_[i];
   }
+  /// Settings of the next draw.
+  const SamplerOptions& next() const { return options_; }
   /// The token of a row that was not drawn here.
   void take(int32_t token) { sampler_.accept({&token, 1}); }
 
@@ -235,6 +240,9 @@ int Speculation::draw(const Target& target, const SamplerOptions& options, std::
     }
     const int n_past = pool.length(seq);
     if (n_taken == n_max || n_past == pool.n_ctx()) return n_taken;
+    if (!rejects)
+      if (const auto n_ahead = draw_ahead(target, drawer.next(), known, n_max - n_taken, on_token))
+        return n_taken + *n_ahead;
 
     const Clock::time_point start = Clock::now();
     const SpecDepth* const one[] = {&depth_};
@@ -267,7 +275,8 @@ int Speculation::draw(const Target& target, const SamplerOptions& options, std::
       }
       drawn.push_back(drawer.row(i));
       if (i + 1 == step.size()) break;
-      if (forced_ ? luck_.uniform() >= *forced_ : drawn.back() != step[i + 1]) break;
+      if (forced_ ? Rng(luck_seed_ + n_forced_++ * kSplitmixStep).uniform() >= *forced_ : drawn.back() != step[i + 1])
+        break;
       drawn.back() = step[i + 1];
     }
     const int n_proposed = tokens.n_tokens - 1, n_accepted = int(drawn.size()) - 1;
@@ -281,6 +290,87 @@ int Speculation::draw(const Target& target, const SamplerOptions& options, std::
     report_.n_proposed += n_proposed;
     report_.n_accepted += n_accepted;
   }
+}
+
+std::optional<int> Speculation::draw_ahead(const Target& target, const SamplerOptions& options,
+                                           std::vector<int32_t>& known, int n_max,
+                                           const std::function<bool(int32_t)>& on_token) {
+  using Clock = std::chrono::steady_clock;
+  auto& [engine, pool, seq, outputs] = target;
+  if (!engine.on_device() || pool.has_states() || pool.calibrates(seq)) return {};
+  const std::optional<DeviceDraft> draft = proposer_->on_device(known);
+  if (!draft) return {};
+
+  const int most = std::min(most_, kMostDeviceProposals);
+  struct Queued {
+    int n_proposed;
+    Clock::time_point at;
+  };
+  std::deque<Queued> queued;
+  int limit = 0, usual = 0;  // proposals that have room, and those of the newest step that was no measurement
+  const auto depth = [&] {
+    const SpecDepth* const one[] = {&depth_};
+    int n = adaptive_ ? spec_depths(cost_, 1, one, most)[0] : most;
+    // One step to measure is enough.
+    const auto is_plain = [](const Queued& step) { return step.n_proposed == 0; };
+    if (adaptive_ && cost_.stale() && std::ranges::any_of(queued, is_plain)) n = usual;
+    else if (!adaptive_ || !cost_.stale()) usual = n;
+    queued.push_back({std::min(n, limit), Clock::now()});
+    return queued.back().n_proposed;
+  };
+  const std::unique_ptr<Guessing> steps = engine.backend().start_guessing({.pool = pool,
+                                                                           .seq = seq,
+                                                                           .outputs = outputs,
+                                                                           .last = known.back(),
+                                                                           .sampler = options,
+                                                                           .recent = known,
+                                                                           .forced_share = forced_.value_or(-1),
+                                                                           .forced_seed = luck_seed_,
+                                                                           .n_forced = n_forced_,
+                                                                           .depth = depth},
+                                                                          *draft);
+  RIDGE_CHECK(steps, "the model's device does not run its head");
+  // All that may have to be taken back exactly, when text ends.
+  RunAhead run_ahead(*steps, kMostDeviceProposals + 2, std::min(kStepsAhead, kSpareRows / (most + 1)));
+  Clock::time_point last = Clock::now();
+  int n_taken = 0, n_kept = 0;
+  bool more = true;
+  while (more && n_taken < n_max && pool.length(seq) < pool.n_ctx()) {
+    // As many steps as have room if all proposals hold.
+    const int room = std::min(n_max - n_taken, pool.n_ctx() - pool.length(seq));
+    limit = std::min(most, room - 1);
+    run_ahead.run(std::max(1, room / (most + 1)), [&](std::span<const int32_t> numbers) {
+      const std::span<const int32_t> tokens = numbers.subspan(1, size_t(numbers[0]));
+      const Clock::time_point now = Clock::now(), start = std::max(last, queued.front().at);
+      count(queued.front().n_proposed, int(tokens.size()) - 1, std::chrono::duration<double>(now - start).count());
+      last = now;
+      queued.pop_front();
+      for (n_kept = 0; more && n_kept < ssize(tokens); ++n_kept) {
+        ++n_taken;
+        known.push_back(tokens[size_t(n_kept)]);
+        more = on_token(known.back());
+      }
+      report_.n_accepted -= int(tokens.size()) - n_kept;
+      return more;
+    });
+  }
+  const std::vector<float> hidden = steps->leave(n_kept);
+  // The step's tokens are those in front of what it drew.
+  const int n_before = pool.length(seq) - n_kept;
+  proposer_->leave_device(std::span(known).first(size_t(n_before) + 1));
+  proposer_->observe(std::span(known).subspan(size_t(n_before), size_t(n_kept)), n_before,
+                     View2<const float>(hidden.data(), n_kept, engine.plan().d_model));
+  return n_taken;
+}
+
+void Speculation::count(int n_proposed, int n_accepted, double seconds) {
+  if (cost_.recorded(n_proposed) && (n_proposed == 0 || !depth_.late())) cost_.add(n_proposed, seconds);
+  depth_.add(n_proposed, n_proposed, n_accepted, cost_, 1);
+  ++report_.n_steps;
+  ++report_.n_ahead;
+  report_.n_proposed += n_proposed;
+  report_.n_accepted += n_accepted;
+  n_forced_ += uint64_t(std::min(n_proposed, n_accepted + 1));
 }
 
 }  // namespace ridge

@@ -39,6 +39,11 @@ class Proposer {
                                     Rng& /*rng*/, std::vector<Distribution>& /*probabilities*/) {
     return {};
   }
+  /// What the device's own loop proposes with behind `text`, whose last token the target has not run: that loop then
+  /// moves the proposer's cache. Nothing where propose() must be asked.
+  virtual std::optional<DeviceDraft> on_device(std::span<const int32_t> /*text*/) { return {}; }
+  /// The loop has ended; `text` is what it was when the last step began. observe() follows for that step.
+  virtual void leave_device(std::span<const int32_t> /*text*/) {}
   /// Whether observe() is to be called.
   virtual bool wants_hidden() const { return false; }
   /// The target ran these tokens from position `first` on, hidden [n_tokens, d_model]. What was known of these positions
@@ -135,6 +140,7 @@ std::vector<int> spec_depths(const SpecCost& cost, int n_texts, std::span<const 
 
 struct SpecReport {
   int64_t n_steps = 0, n_proposed = 0, n_accepted = 0;
+  int64_t n_ahead = 0;  ///< steps that a device ran without the host between proposing and verifying
   /// Tokens that a step gave.
   double tokens_per_step() const { return n_steps > 0 ? 1 + double(n_accepted) / double(n_steps) : 0; }
 };
@@ -159,7 +165,7 @@ class Speculation {
            const std::function<bool(int32_t)>& on_token);
   /// From here on every proposal counts as right with this probability, and the text is that of the proposals: for
   /// benchmarks of models whose text means nothing.
-  void force(double share, uint64_t seed) { forced_ = share, luck_ = Rng(seed); }
+  void force(double share, uint64_t seed) { forced_ = share, luck_seed_ = seed, n_forced_ = 0; }
   /// From here on texts of a temperature above 0 take drawn proposals by rejection sampling: each with probability
   /// min(1, p / q), in place of a wrong one a token of what is left of p. Tokens have the same probabilities as without
   /// proposals; the text is another one.
@@ -173,11 +179,18 @@ class Speculation {
   const SpecReport& report() const { return report_; }
 
  private:
+  /// The rest of draw(), behind `known`, in steps that a device queues ahead of their tokens. Tokens that were handed on;
+  /// nothing where the host must go between proposing and verifying.
+  std::optional<int> draw_ahead(const Target& target, const SamplerOptions& options, std::vector<int32_t>& known,
+                                int n_max, const std::function<bool(int32_t)>& on_token);
+  /// Counts a step of draw_ahead().
+  void count(int n_proposed, int n_accepted, double seconds);
+
   std::unique_ptr<Proposer> proposer_;
   int most_;
   bool adaptive_, rejects_ = false;
   std::optional<double> forced_;
-  Rng luck_{0};
+  uint64_t luck_seed_ = 0, n_forced_ = 0;  // proposals that chance has decided on
   SpecCost cost_;
   SpecDepth depth_;
   SpecReport report_;

@@ -60,6 +60,9 @@ bool Event::done() const {
   return true;
 }
 void Event::synchronize() const { check(cudaEventSynchronize(event_.get()), "event wait"); }
+void Event::hold(StreamHandle stream) const {
+  check(cudaStreamWaitEvent(stream, event_.get(), 0), "stream waiting for an event");
+}
 double Event::microseconds_since(const Event& start) const {
   float ms = 0;
   check(cudaEventElapsedTime(&ms, start.event_.get(), event_.get()), "event time");

@@ -127,7 +127,10 @@ Lane::Lane(Engine& engine, const LaneOptions& options, Totals& totals)
         return engine.open_pool(layers, n_pages, n_slots, options.n_ctx);
       }()),
       prefixes_(*pool_),
-      outputs_(engine.backend().make_outputs()) {}
+      outputs_(engine.backend().make_outputs()) {
+  RIDGE_CHECK(options_.max_seqs > 0 && options_.checkpoint_every > 0, "{} sequences, checkpoints every {} tokens",
+              options_.max_seqs, options_.checkpoint_every);
+}
 
 Admission Lane::admit(const Job& job) {
   if (int(jobs_.size()) >= options_.max_seqs) return Admission::no_room;
@@ -164,7 +167,13 @@ Admission Lane::admit(const Job& job) {
   return Admission::now;
 }
 
-void Lane::start(std::unique_ptr<Job> job) {
+void Lane::start(std::unique_ptr<Job>&& job) {
+  if (options_.proposers && job->request.speculative.value_or(true)) try {
+      job->proposer = options_.proposers();
+    } catch (const Error& error) {
+      // Without memory for a draft's cache the text is the same, and slower.
+      if (error.kind() != ErrorKind::no_memory) throw;
+    }
   const PrefixCache::Hit hit = prefixes_.open(job->hashes).or_throw();
   job->seq = hit.seq;
   job->n_done = job->usage.n_cached = hit.n;
@@ -176,12 +185,6 @@ void Lane::start(std::unique_ptr<Job> job) {
   std::erase_if(job->stops, [&](int n) { return n < kLeastPrefix || n <= hit.n || n > job->n_prompt(); });
   std::ranges::sort(job->stops);
   job->stops.erase(std::ranges::unique(job->stops).begin(), job->stops.end());
-  if (options_.proposers && job->request.speculative.value_or(true)) try {
-      job->proposer = options_.proposers();
-    } catch (const Error& error) {
-      // Without memory for a draft's cache the text is the same, and slower.
-      if (error.kind() != ErrorKind::no_memory) throw;
-    }
   jobs_.push_back(std::move(job));
 }
 

@@ -22,7 +22,7 @@ struct LaneOptions {
   int n_ctx = 0;                 ///< most tokens of a sequence
   int max_seqs = 0;              ///< sequences that run at a time
   int n_checkpoints = 0;         ///< slots beside those of the running sequences
-  int checkpoint_every = 0;      ///< tokens of a prompt between checkpoints
+  int checkpoint_every = 0;      ///< tokens of a prompt between checkpoints, 1 or more
   int64_t kv_bytes = 0;          ///< of pages and slots, and of the caches of proposers
   int64_t swap_bytes = 0;        ///< of host memory for parked sequences
   int batch_tokens = 0;          ///< most tokens of a step
@@ -106,7 +106,8 @@ class Lane {
   }
 
   Admission admit(const Job& job);
-  void start(std::unique_ptr<Job> job);
+  /// Takes the job. Where this throws the caller still has it, and the pool is as it was.
+  void start(std::unique_ptr<Job>&& job);
   /// Runs one step, on a device several while nothing changes and go_on() says so, and hands on what was drawn. Jobs that
   /// end leave. `clock` started with the planning.
   void step(PartClock& clock, const std::function<bool()>& go_on);

@@ -86,7 +86,6 @@ INSTANTIATE_TEST_SUITE_P(
         Wrong{{"chat", "-m", kTinyModel, "-md", "small.gguf"}, 2, "--draft-model: only --spec-type draft and mtp"},
         Wrong{{"chat", "-m", kTinyModel, "--spec-type", "lookup", "--debate", "A", "B"}, 2, "--debate: its sides"},
         Wrong{{"serve", "-m", kTinyModel, "--spec-type", "draft"}, 2, "--spec-type: draft needs a second model"},
-        Wrong{{"serve", "-m", kTinyModel, "--spec-type", "lookup", "--device", "cuda"}, 2, "speculates on the CPU"},
         Wrong{{"bench", "decode", "-m", kTinyModel, "--spec-type", "lookup"}, 2, "add --text FILE"},
         Wrong{{"bench", "decode", "-m", kTinyModel, "--text", kTinyModel}, 2, "--text: tokens are random here"},
         Wrong{{"bench", "decode", "-m", kTinyModel, "--force-accept", "0.5"}, 2, "--force-accept: nothing is proposed"},

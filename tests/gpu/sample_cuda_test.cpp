@@ -239,6 +239,85 @@ TEST_F(SampleCuda, ASamplerSetAnewGoesOnWithTheNextDraw) {
   }
 }
 
+/// Rows of steps with proposals, some of them right: the tokens that one sampler draws from the rows one by one.
+TEST_F(SampleCuda, RowsOfProposalsAreDrawnAsOneText) {
+  constexpr int kVocab = 200, kRows = 6, kSteps = 12;
+  const SamplerOptions greedy{.temperature = 0, .repeat_penalty = 1.4f, .repeat_last_n = 4};
+  SamplerOptions penal = options(0.9f, 20, 0.9f, 0.02f, 8);
+  penal.repeat_penalty = 1.3f;
+  penal.repeat_last_n = 7;
+  for (const SamplerOptions& o : {kPlain, greedy, penal}) {
+    Rng rng(3);
+    std::vector<float> rows;  // of position i: what a model would say there, whatever the text
+    for (int i = 0; i < (kSteps * kRows + kRows) * kVocab; ++i) rows.push_back(2 * float(rng.normal()));
+    const std::vector<int32_t> recent{5, 9, 11, 5, 2};
+    Sampler one(o, kVocab);
+    one.accept(recent);
+    std::vector<int32_t> expected;
+    for (int i = 0; i < kSteps * kRows; ++i)
+      expected.push_back(one.sample(std::span(rows).subspan(size_t(i * kVocab), kVocab)));
+
+    DeviceSampler sampler(kMostVerifiedRows + 1, kVocab);
+    for (int i = 0; i <= kMostVerifiedRows; ++i) sampler.set(stream(), i, o, recent);
+    gpu::TokenRing ring(kMostVerifiedRows + 1, kSteps);
+    ring.reset(stream());
+    const gpu::Buffer text = up(std::vector<DeviceText>(1)), drawn = up(std::vector<int32_t>(kRows));
+    gpu::Buffer logits;
+    std::vector<int32_t> tokens;
+    for (int step = 0; step < kSteps; ++step) {
+      // The first step % 7 proposals are right, none of the others.
+      auto state = down(text.as<DeviceText>(), 1);
+      const int n_past = state[0].n_past;
+      EXPECT_EQ(n_past, ssize(tokens));
+      for (int i = 1; i < kRows; ++i) {
+        const int32_t right = expected[size_t(n_past + i - 1)];
+        state[0].next[i] = i <= step % 7 ? right : (right + 1) % kVocab;
+      }
+      gpu::upload(stream(), text.as<void>(), state.data(), sizeof(DeviceText));
+      logits = up(std::vector<float>(rows.begin() + n_past * kVocab, rows.begin() + (n_past + kRows) * kVocab));
+      sampler.spread(stream(), kRows, text.as<DeviceText>());
+      sampler.sample(stream(), kRows, logits.as<float>(), drawn.as<int32_t>());
+      sampler.verify(stream(), kRows, drawn.as<int32_t>(), {}, text.as<DeviceText>(), ring.view());
+      stream().synchronize();
+      std::vector<int32_t> numbers(kMostVerifiedRows + 1);
+      ASSERT_TRUE(ring.read(step, numbers));
+      EXPECT_EQ(numbers[0], 1 + std::min(step % 7, kRows - 1));
+      tokens.insert(tokens.end(), numbers.begin() + 1, numbers.begin() + 1 + numbers[0]);
+      state = down(text.as<DeviceText>(), 1);
+      EXPECT_EQ(state[0].n_before, n_past);
+      EXPECT_EQ(state[0].n_drawn, numbers[0]);
+      EXPECT_EQ(state[0].next[0], tokens.back());
+    }
+    expected.resize(tokens.size());
+    EXPECT_EQ(tokens, expected) << "temperature " << o.temperature;
+  }
+}
+
+/// Proposals that hold by chance hold as often as the share says, and the text is theirs.
+TEST_F(SampleCuda, ForcedProposalsFollowTheirRandomNumbers) {
+  constexpr int kVocab = 50, kRows = 4;
+  const std::vector<float> rows(kRows * kVocab, 0.0f);  // the best is token 0
+  DeviceSampler sampler(kMostVerifiedRows + 1, kVocab);
+  gpu::TokenRing ring(kMostVerifiedRows + 1, 4);
+  ring.reset(stream());
+  DeviceText begin;
+  for (int i = 1; i < kRows; ++i) begin.next[i] = 10 + i;
+  const gpu::Buffer text = up(std::vector<DeviceText>{begin}), drawn = up(std::vector<int32_t>(kRows)),
+                    logits = up(rows);
+  Rng rng(21);
+  for (int step = 0; step < 40; ++step) {
+    sampler.spread(stream(), kRows, text.as<DeviceText>());
+    sampler.sample(stream(), kRows, logits.as<float>(), drawn.as<int32_t>());
+    sampler.verify(stream(), kRows, drawn.as<int32_t>(), {0.6, 21}, text.as<DeviceText>(), ring.view());
+    stream().synchronize();
+    std::vector<int32_t> numbers(kMostVerifiedRows + 1), expected;
+    while (ssize(expected) + 1 < kRows && rng.uniform() < 0.6) expected.push_back(11 + int32_t(expected.size()));
+    expected.push_back(0);
+    ASSERT_TRUE(ring.read(step, numbers));
+    EXPECT_EQ(std::vector<int32_t>(numbers.begin() + 1, numbers.begin() + 1 + numbers[0]), expected) << step;
+  }
+}
+
 TEST_F(SampleCuda, PenaltyLooksBackAsTheCpu) {
   constexpr int kVocab = 40;
   const auto logits = normal_floats(31, kVocab, 1);

@@ -98,6 +98,111 @@ TEST_F(SpeculationCuda, TextsAreThoseOfSingleTokens) {
   EXPECT_GT(all.n_proposed, all.n_accepted);
 }
 
+/// What two rounds of a text gave by forced acceptance: the text is the head's, so that its states are seen too.
+struct Forced {
+  std::vector<int32_t> tokens;
+  std::vector<int> n_past;
+  int32_t next = 0;
+  SpecReport report;
+};
+struct ForcedCase {
+  const char* cache;
+  const char* of_head;
+  int n_prompt, depth, n_ctx;
+  SamplerOptions sampler;
+  bool centre = false;
+  int n_unseen = 0;  // tokens of the prompt that the head does not see
+};
+
+/// Stops at token 13 of the first round, puts five tokens behind it, and goes on to the end of the context or 24 tokens.
+Forced force_text(const Model& model, const std::string& head, const ForcedCase& c, double p_min) {
+  Speculation speculation(make_mtp_proposer(model, head, session_of(c.of_head, c.n_ctx), p_min), c.depth, false);
+  speculation.force(0.75, 11);
+  SessionOptions options = session_of(c.cache, c.n_ctx);
+  options.k.centre = c.centre;
+  Session session(model, options);
+  std::vector<int32_t> prompt, known;
+  for (int i = 0; i < c.n_prompt; ++i) prompt.push_back((37 * (i % 9) + 11) % 512);
+  if (c.n_unseen > 0) {
+    known.assign(prompt.begin(), prompt.begin() + c.n_unseen);
+    prompt.erase(prompt.begin(), prompt.begin() + c.n_unseen);
+    session.prefill(known);
+  }
+  session.speculate(&speculation);
+  Forced text;
+  SamplerOptions sampler = c.sampler;
+  for (const int n : {100, 24}) {
+    session.prefill(prompt);
+    known.insert(known.end(), prompt.begin(), prompt.end());
+    const size_t before = text.tokens.size();
+    session.draw(sampler, known, n, [&](int32_t token) {
+      text.tokens.push_back(token);
+      known.push_back(token);
+      return text.tokens.size() != 13;
+    });
+    sampler.first_draw += text.tokens.size() - before;
+    text.n_past.push_back(session.n_past());
+    prompt = {known.back(), 5, 6, 7, 8};
+    known.pop_back();
+  }
+  text.report = speculation.report();
+  if (session.n_past() < session.n_ctx()) {
+    const std::span<const float> logits = session.decode(prompt[0]);
+    text.next = int32_t(std::ranges::max_element(logits) - logits.begin());
+  }
+  return text;
+}
+
+/// Steps that a device queues ahead: proposals, acceptance, draws, places and both caches are those of the loop in which the
+/// host goes between, for all depths, over ends of windows, of texts and of the context.
+TEST_F(SpeculationCuda, StepsQueuedAheadAreThoseOfTheHost) {
+  const TempDir directory;
+  const Model model = Model::load("synth:tiny@layers=1@weights=f32", {.device = "cuda"});
+  const std::string head = write_random_head(directory, model.info());
+  const SamplerOptions greedy{.temperature = 0}, sampled{.temperature = 0.8f, .repeat_penalty = 1.1f, .seed = 5},
+      looks_back_little{
+          .temperature = 1, .top_k = 0, .top_p = 1, .min_p = 0, .repeat_penalty = 1.5f, .repeat_last_n = 3};
+  // At 64 positions the centre is set, at 96, 128 and 160 tiles leave their windows.
+  const ForcedCase cases[] = {{"f16", "f16", 20, 1, 256, greedy},
+                              {"q8_0", "f16", 20, 9, 256, sampled},
+                              {"f16", "rotor-3", 70, 15, 256, looks_back_little},
+                              {"rotor-3", "f16", 50, 3, 256, greedy, true},
+                              {"rotor-3", "rotor-3", 150, 7, 256, sampled},
+                              {"rotor-3", "q8_0", 112, 15, 150, greedy},
+                              {"f16", "f16", 30, 5, 60, sampled},
+                              {"f16", "f16", 40, 3, 256, greedy, false, 33}};
+  for (const ForcedCase& c : cases) {
+    const std::string where = fmt::format("{} and {} behind {} by {}, temperature {}", c.cache, c.of_head, c.n_prompt,
+                                          c.depth, c.sampler.temperature);
+    // A bound of the probability that nothing is below is the host's to see.
+    const Forced expected = force_text(model, head, c, 1e-30), text = force_text(model, head, c, 0);
+    EXPECT_EQ(text.tokens, expected.tokens) << where;
+    EXPECT_EQ(text.n_past, expected.n_past) << where;
+    EXPECT_EQ(text.next, expected.next) << where;
+    EXPECT_EQ(text.report.n_steps, expected.report.n_steps) << where;
+    EXPECT_EQ(text.report.n_proposed, expected.report.n_proposed) << where;
+    EXPECT_EQ(text.report.n_accepted, expected.report.n_accepted) << where;
+    EXPECT_EQ(expected.report.n_ahead, 0);
+    EXPECT_EQ(text.report.n_ahead < text.report.n_steps, c.centre) << where;
+    EXPECT_GT(text.report.n_ahead, 0) << where;
+  }
+}
+
+/// Depths that follow what pays change from step to step.
+TEST_F(SpeculationCuda, DepthsChangeBetweenStepsQueuedAhead) {
+  const TempDir directory;
+  const Model model = Model::load("synth:tiny@layers=1@weights=f32", {.device = "cuda"});
+  const std::string head = write_random_head(directory, model.info());
+  std::vector<int32_t> prompt(20, 3);
+  const Text plain = draw_text(model, session_of("f16"), {.temperature = 0}, prompt, 90, nullptr);
+  Speculation speculation(make_mtp_proposer(model, head, session_of("f16")), 8);
+  const Text text = draw_text(model, session_of("f16"), {.temperature = 0}, prompt, 90, &speculation);
+  EXPECT_EQ(text.tokens, plain.tokens);
+  EXPECT_EQ(text.n_past, plain.n_past);
+  EXPECT_EQ(text.next, plain.next);
+  EXPECT_EQ(speculation.report().n_ahead, speculation.report().n_steps);
+}
+
 /// States go back to the checkpoint of the step.
 TEST_F(SpeculationCuda, TextsOfModelsWithStatesAreThoseOfSingleTokens) {
   const Model model = Model::load("synth:tiny-delta@layers=2@weights=f32@mtp=1", {.device = "cuda"});

@@ -712,6 +712,27 @@ class Saboteur : public Heard {
   const bool cancels_;
 };
 
+/// A request whose proposer cannot be made ends alone; its job, slot and pages are given back.
+TEST_F(SchedulerTest, AProposerThatFailsEndsItsOwnRequest) {
+  SchedulerOptions o = options("f16");
+  int n_made = 0;
+  o.lane.proposers = [&]() -> std::unique_ptr<Proposer> {
+    if (++n_made == 2) throw_error(ErrorKind::failure, "no proposer today");
+    return make_lookup_proposer();
+  };
+  o.lane.spec_depth = 2;
+  Scheduler scheduler(engine(), o);
+  for (const bool fails : {false, true, false}) {
+    const auto heard = send(scheduler, request(random_prompt(1, 20), 8));
+    heard->wait();
+    EXPECT_EQ(heard->reason_, fails ? FinishReason::failed : FinishReason::length) << heard->error_;
+    if (fails) {
+      EXPECT_EQ(heard->error_, "no proposer today");
+    }
+  }
+  expect_nothing_held(scheduler);
+}
+
 TEST_F(SchedulerTest, AFailureEndsEveryRequestAndIsSaid) {
   // In a step, and while a request that was cancelled is taken out.
   for (const bool cancels : {false, true}) {

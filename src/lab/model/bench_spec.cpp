@@ -21,6 +21,8 @@ class FilledProposer final : public Proposer {
     while (ssize(proposals) < n) proposals.push_back(int32_t(rng_.next() % uint64_t(vocab_size_)));
     return proposals;
   }
+  std::optional<DeviceDraft> on_device(std::span<const int32_t> text) override { return proposer_->on_device(text); }
+  void leave_device(std::span<const int32_t> text) override { proposer_->leave_device(text); }
   bool wants_hidden() const override { return proposer_->wants_hidden(); }
   void observe(std::span<const int32_t> tokens, int first, View2<const float> hidden) override {
     proposer_->observe(tokens, first, hidden);
@@ -90,6 +92,7 @@ class SpecRunner {
     session_.speculate(nullptr);
     if (speculates) {
       row_.spec.n_steps += speculation->report().n_steps;
+      row_.spec.n_ahead += speculation->report().n_ahead;
       row_.spec.n_proposed += speculation->report().n_proposed;
       row_.spec.n_accepted += speculation->report().n_accepted;
     }
@@ -247,6 +250,7 @@ Row spec_fields(const SpecBenchRow& row, const SpecBenchParams& params) {
   f["draft_model"] = params.draft_model;
   f["draft_kv"] = params.draft_kv;
   f["spec_steps"] = row.spec.n_steps;
+  f["spec_steps_ahead"] = row.spec.n_ahead;
   f["spec_proposed"] = row.spec.n_proposed;
   f["spec_accepted"] = row.spec.n_accepted;
   f["accepted_per_step"] = row.spec.n_steps > 0 ? number(row.spec.tokens_per_step() - 1) : Row(nullptr);

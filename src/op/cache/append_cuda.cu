@@ -1,10 +1,12 @@
 #include "op/cache/append_cuda.h"
 
 #include <algorithm>
+#include <string>
 
 #include "gpu/launch.h"
 #include "op/cache/append_kernels.h"
 #include "op/cache/exact_rows.h"
+#include "ridge/error.h"
 
 namespace ridge {
 namespace {
@@ -40,6 +42,15 @@ __global__ void list_leaving_kernel(StepRows rows, Retentions retentions, StepSp
 __global__ void next_position_kernel(int n, StepRow* rows) {
   const int i = int(blockIdx.x * blockDim.x + threadIdx.x);
   if (i < n) rows[i].position += 1;
+}
+
+/// One warp.
+__global__ void text_rows_kernel(TextRows a) {
+  const int i = int(threadIdx.x), n = a.n_valid ? min(*a.n_valid, a.n) : a.n;
+  const int32_t first = *a.base + a.offset;
+  if (i < a.n_padded) a.rows[i] = i < n ? StepRow{i, first + i, a.slot, a.slot} : StepRow{i, 0, -1, -1};
+  if (i < a.n) a.tokens[i] = a.from[i < n ? i : n - 1];
+  if (i == 0 && a.last_row) *a.last_row = n - 1;
 }
 
 struct RingSides {
@@ -107,6 +118,12 @@ void device_list_leaving(gpu::StreamHandle stream, const StepRows& rows, const R
 void device_next_position(gpu::StreamHandle stream, int n, StepRow* rows) {
   gpu::launch("next position", next_position_kernel, {unsigned(gpu::ceil_div(n, kThreads)), kThreads, 0, stream}, n,
               rows);
+}
+
+void device_text_rows(gpu::StreamHandle stream, const TextRows& a) {
+  if (a.n < 1 || a.n > a.n_padded || a.n_padded > 32)
+    throw Error(ErrorKind::failure, "a step of " + std::to_string(a.n) + " rows of a text");
+  gpu::launch("text rows", text_rows_kernel, {1, 32, 0, stream}, a);
 }
 
 void copy_ring_tiles(gpu::StreamHandle stream, std::span<const KvTiles, 2> own, std::span<const KvTiles, 2> of_step,

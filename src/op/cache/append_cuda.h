@@ -106,6 +106,22 @@ void device_list_leaving(gpu::StreamHandle stream, const StepRows& rows, const R
 /// The position of every row += 1.
 void device_next_position(gpu::StreamHandle stream, int n, StepRow* rows);
 
+/// What a step of one sequence reads where its place in a text is device data. Pointers to device memory.
+struct TextRows {
+  const int32_t* base = nullptr;  ///< position of the first row, less `offset`
+  int offset = 0;
+  const int32_t* n_valid = nullptr;  ///< rows that there are, at most n; null: n
+  int n = 0;
+  int n_padded = 0;               ///< rows to write; those behind the valid ones are padding
+  int slot = 0;                   ///< of the sequence
+  const int32_t* from = nullptr;  ///< tokens of the valid rows
+  StepRow* rows = nullptr;        ///< [n_padded]
+  int32_t* tokens = nullptr;      ///< [n]
+  int32_t* last_row = nullptr;    ///< gets the number of the last valid row; null: nobody asks
+};
+/// Writes rows and tokens. Up to 32 rows.
+void device_text_rows(gpu::StreamHandle stream, const TextRows& a);
+
 /// The ring of a step has the exact rows of a prompt that is too long for its sequence's own: the same kind of rows, more
 /// tiles, a slot a span (StepSpan::ring).
 enum class RingCopy : uint8_t {

@@ -19,6 +19,25 @@ enum class SampleKind : uint8_t {
   filtered,  ///< 3: with top_k, top_p or min_p
 };
 
+/// Most rows of a step that verifies proposals: the last token of a text and the proposals behind it.
+inline constexpr int kMostVerifiedRows = 16;
+
+/// Where a text is whose steps propose, verify and go on without the host; in device memory.
+struct DeviceText {
+  int32_t n_past = 0;                     ///< tokens in the model's cache
+  int32_t n_before = 0;                   ///< the same before the step that was verified last
+  int32_t n_drawn = 0;                    ///< tokens that it gave: n_past - n_before
+  int32_t drawn[kMostVerifiedRows] = {};  ///< these; the last one is not in the cache
+  int32_t next[kMostVerifiedRows] = {};   ///< of the next step: the last token of the text, and proposals
+  uint64_t n_forced = 0;                  ///< proposals that chance has decided on
+};
+
+/// For benchmarks: proposals count as right by chance, and the text is theirs.
+struct ForcedProposals {
+  double share = -1;  ///< of those that are right; below 0: they hold if they are what was drawn
+  uint64_t seed = 0;
+};
+
 /// Tokens the penalty can look back on a device.
 inline constexpr int kMaxDevicePenaltyTokens = 1024;
 
@@ -33,6 +52,15 @@ class DeviceSampler {
   /// ids outside the vocabulary are passed over). Queued; not while recording. Throws usage when the penalty looks
   /// back further than kMaxDevicePenaltyTokens.
   void set(gpu::StreamHandle stream, int seq, const SamplerOptions& options, std::span<const int32_t> recent = {});
+
+  /// The text that the last sampler draws goes on by a step of several rows: queues sampler i, of the first n, to stand
+  /// where the last one would behind i proposals (text->next + 1). All have been set alike.
+  void spread(gpu::StreamHandle stream, int n, const DeviceText* text);
+  /// `drawn` [n] are what the first n samplers drew from the rows of such a step. Queued: drawn tokens are taken up to the
+  /// first one that its proposal is not; text and last sampler go on behind them. `ring` (of kMostVerifiedRows + 1
+  /// sequences) gets their number, then they.
+  void verify(gpu::StreamHandle stream, int n, const int32_t* drawn, const ForcedProposals& forced, DeviceText* text,
+              const gpu::TokenRingView& ring);
 
   /// What sample() launches for the settings so far; starts as greedy without penalty.
   struct Needs {

@@ -400,6 +400,60 @@ __global__ void __launch_bounds__(kThreads, 2) draw_listed(Batch batch) {
   emit(batch, state, int32_t(key_id(chosen)));
 }
 
+/// One block a sampler.
+__global__ void __launch_bounds__(kThreads, 2)
+    spread_sampler(State* states, int32_t* recents, int last, const DeviceText* text) {
+  const int i = int(blockIdx.x);
+  const State& from = states[last];
+  State& to = states[i];
+  const uint32_t window = from.rule.repeat_last_n;
+  const Sum n_recent = from.n_recent;
+  const int32_t* known = recents + int64_t(last) * kMaxDevicePenaltyTokens;
+  int32_t* recent = recents + int64_t(i) * kMaxDevicePenaltyTokens;
+  for (unsigned at = threadIdx.x; at < window; at += kThreads) recent[at] = known[at];
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  to.step = from.step + (from.rule.exponent != 0 ? Sum(i) : 0);
+  to.n_recent = n_recent + (window != 0 ? Sum(i) : 0);
+  if (window == 0) return;
+  for (int j = 0; j < i; ++j) recent[(n_recent + Sum(j)) % window] = text->next[1 + j];
+}
+
+/// One warp.
+__global__ void verify_kernel(State* last, int32_t* recent, int n, const int32_t* drawn, ForcedProposals forced,
+                              DeviceText* text, gpu::TokenRingView ring) {
+  __shared__ int32_t tokens[kMostVerifiedRows + 1];  // their number, then they
+  if (threadIdx.x == 0) {
+    int n_drawn = 0;
+    for (bool more = true; more;) {
+      int32_t token = drawn[n_drawn];
+      more = n_drawn + 1 < n;
+      if (more && forced.share >= 0) {
+        more = double(random_number(forced.seed, text->n_forced) >> 11) * 0x1p-53 < forced.share;
+        text->n_forced += 1;
+        if (more) token = text->next[n_drawn + 1];
+      } else if (more) {
+        more = token == text->next[n_drawn + 1];
+      }
+      tokens[++n_drawn] = token;
+    }
+    tokens[0] = n_drawn;
+    text->n_before = text->n_past;
+    text->n_past += n_drawn;
+    text->n_drawn = n_drawn;
+    text->next[0] = tokens[n_drawn];
+    const uint32_t window = last->rule.repeat_last_n;
+    for (int i = 0; i < n_drawn; ++i) {
+      text->drawn[i] = tokens[i + 1];
+      if (last->rule.exponent != 0) ++last->step;
+      if (window != 0) recent[last->n_recent++ % window] = tokens[i + 1];
+    }
+    for (int i = n_drawn; i < kMostVerifiedRows; ++i) tokens[i + 1] = 0;
+  }
+  __syncthreads();
+  if (int(threadIdx.x) < ring.n_seq) gpu::put_token(ring, int(threadIdx.x), tokens[threadIdx.x]);
+}
+
 }  // namespace
 
 DeviceSampler::DeviceSampler(int n_seq, int vocab_size)
@@ -467,6 +521,22 @@ void DeviceSampler::sample(gpu::StreamHandle stream, int n, float* logits, int32
     gpu::launch("sample_weigh", weigh, grid(n_blocks_, 2 * kBins * sizeof(unsigned)), batch);
   if (all.kind >= SampleKind::filtered)
     gpu::launch("sample_draw", draw_listed, grid(n_blocks_, kMaxSorted * sizeof(Sum)), batch);
+}
+
+void DeviceSampler::spread(gpu::StreamHandle stream, int n, const DeviceText* text) {
+  if (n < 1 || n >= n_seq_)
+    throw Error(ErrorKind::failure, "spreading a sampler over " + std::to_string(n) + " of " + std::to_string(n_seq_));
+  gpu::launch("sample_spread", spread_sampler, {unsigned(n), kThreads, 0, stream}, states_.as<State>(),
+              recent_.as<int32_t>(), n_seq_ - 1, text);
+}
+
+void DeviceSampler::verify(gpu::StreamHandle stream, int n, const int32_t* drawn, const ForcedProposals& forced,
+                           DeviceText* text, const gpu::TokenRingView& ring) {
+  if (n < 1 || n > kMostVerifiedRows || ring.n_seq != kMostVerifiedRows + 1)
+    throw Error(ErrorKind::failure,
+                "verifying " + std::to_string(n) + " rows into a ring of " + std::to_string(ring.n_seq));
+  gpu::launch("sample_verify", verify_kernel, {1, 32, 0, stream}, states_.as<State>() + (n_seq_ - 1),
+              recent_.as<int32_t>() + int64_t(n_seq_ - 1) * kMaxDevicePenaltyTokens, n, drawn, forced, text, ring);
 }
 
 }  // namespace ridge

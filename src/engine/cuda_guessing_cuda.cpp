@@ -1,0 +1,183 @@
+#include "engine/cuda_guessing.h"
+
+#include <algorithm>
+
+#include "engine/speculate.h"
+#include "op/attn/device_attention.h"
+
+namespace ridge {
+
+static_assert(kMostVerifiedRows == kMostDeviceProposals + 1 && kMostVerifiedRows <= kShortTokens);
+
+GuessRoom::GuessRoom(int vocab_size)
+    : sampler(kMostVerifiedRows + 1, vocab_size),
+      head_sampler(1, vocab_size),
+      ring(kMostVerifiedRows + 1, DrawingRoom::kSlots),
+      text(sizeof(DeviceText)),
+      drawn(4 * kMostVerifiedRows) {}
+
+CudaGuessing::CudaGuessing(CudaRunner& model, CudaRunner& head, GuessRoom& room, const GuessedText& text,
+                           const DeviceDraft& draft)
+    : model_(model),
+      head_(head),
+      room_(room),
+      text_(text),
+      draft_(draft),
+      outputs_(static_cast<CudaOutputs&>(text.outputs)),
+      head_outputs_(static_cast<CudaOutputs&>(draft.outputs)),
+      forced_{text.forced_share, text.forced_seed},
+      n_before_(text.pool.length(text.seq)),
+      some_(kMostVerifiedRows) {
+  gpu::use_device(model.device());
+  const gpu::Stream& stream = model_.stream();
+  stream.synchronize();
+  head_.stream().synchronize();
+  room_.taken = true;
+  room_.hidden.ensure(int64_t(GuessRoom::kSlots) * kMostVerifiedRows * model_.plan().d_model);
+  for (int i = 0; i <= kMostVerifiedRows; ++i) room_.sampler.set(stream, i, text.sampler, text.recent);
+  room_.ring.reset(stream);
+  DeviceText begin{.n_past = n_before_, .n_before = n_before_, .n_forced = text.n_forced};
+  begin.next[0] = text.last;
+  gpu::upload(stream, device_text(), &begin, sizeof begin);
+  stream.synchronize();
+  room_.model_done.record(stream);
+}
+
+float* CudaGuessing::hidden_of(int64_t step) const {
+  return room_.hidden.as<float>() + step % GuessRoom::kSlots * kMostVerifiedRows * model_.plan().d_model;
+}
+
+int CudaGuessing::reach() const { return queued_.empty() ? text_.pool.length(text_.seq) : queued_.back().reach; }
+
+void CudaGuessing::launch(int64_t step) {
+  gpu::use_device(model_.device());
+  const int n = text_.depth();
+  RIDGE_CHECK(n >= 0 && n <= kMostDeviceProposals && ssize(queued_) + 2 <= GuessRoom::kSlots,
+              "{} proposals behind {} steps", n, queued_.size());
+  room_.model_done.hold(head_.stream());
+  if (step > 0) read_drawn(step, n > 0);
+  if (n > 0) propose(n);
+  room_.head_done.record(head_.stream());
+  room_.head_done.hold(model_.stream());
+  verify(step, n);
+  room_.model_done.record(model_.stream());
+}
+
+void CudaGuessing::run_head(int n, int reach, LogitRows logits, const std::function<void(const StepInputs&)>& write) {
+  SequencePool& pool = draft_.pool;
+  pool.reserve(draft_.seq, std::max(n, reach - pool.length(draft_.seq))).or_throw();
+  const SeqTokens tokens{draft_.seq, n};
+  head_.run_fed({.tokens = std::span(some_).first(size_t(n)), .seqs = {&tokens, 1}, .logits = logits}, pool,
+                head_outputs_, {reach, write});
+}
+
+void CudaGuessing::copy_hidden(int n, const float* from, float* to) {
+  gpu::copy(head_.stream(), to, from, 4 * int64_t(n) * model_.plan().d_model);
+}
+
+void CudaGuessing::read_drawn(int64_t step, bool proposes) {
+  const int n = 1 + (queued_.empty() ? last_ : queued_.back()).n_proposed;
+  run_head(n, reach() - draft_.first, proposes ? LogitRows::last : LogitRows::none, [&](const StepInputs& to) {
+    copy_hidden(n, hidden_of(step - 1), to.hidden);
+    const DeviceText* text = device_text();
+    device_text_rows(head_.stream(), {.base = &text->n_before,
+                                      .offset = -draft_.first,
+                                      .n_valid = &text->n_drawn,
+                                      .n = n,
+                                      .n_padded = to.n_rows,
+                                      .slot = draft_.pool.slot(draft_.seq),
+                                      .from = text->drawn,
+                                      .rows = to.rows,
+                                      .tokens = to.tokens,
+                                      .last_row = to.logit_rows});
+  });
+}
+
+void CudaGuessing::propose(int n) {
+  DeviceText* const text = device_text();
+  for (int i = 1; i <= n; ++i) {
+    if (i > 1)
+      run_head(1, reach() - draft_.first + i - 1, LogitRows::last, [&](const StepInputs& to) {
+        copy_hidden(1, head_.logit_hidden(), to.hidden);
+        device_text_rows(head_.stream(), {.base = &text->n_past,
+                                          .offset = i - 2 - draft_.first,
+                                          .n = 1,
+                                          .n_padded = to.n_rows,
+                                          .slot = draft_.pool.slot(draft_.seq),
+                                          .from = text->next + i - 1,
+                                          .rows = to.rows,
+                                          .tokens = to.tokens});
+      });
+    room_.head_sampler.sample(head_.stream(), 1, head_outputs_.on_device(), text->next + i);
+  }
+}
+
+void CudaGuessing::verify(int64_t step, int n_proposed) {
+  const gpu::Stream& stream = model_.stream();
+  DeviceText* const text = device_text();
+  const int n = 1 + n_proposed, before = reach();
+  text_.pool.reserve(text_.seq, before + n - text_.pool.length(text_.seq)).or_throw();
+  const SeqTokens tokens{text_.seq, n};
+  model_.run_fed({.tokens = std::span(some_).first(size_t(n)), .seqs = {&tokens, 1}, .logits = LogitRows::all},
+                 text_.pool, outputs_, {before + n, [&](const StepInputs& to) {
+                                          device_text_rows(stream, {.base = &text->n_past,
+                                                                    .n = n,
+                                                                    .n_padded = to.n_rows,
+                                                                    .slot = text_.pool.slot(text_.seq),
+                                                                    .from = text->next,
+                                                                    .rows = to.rows,
+                                                                    .tokens = to.tokens});
+                                        }});
+  gpu::copy(stream, hidden_of(step), model_.hidden(), 4 * int64_t(n) * model_.plan().d_model);
+  auto* const drawn = room_.drawn.as<int32_t>();
+  room_.sampler.spread(stream, n, text);
+  room_.sampler.sample(stream, n, outputs_.on_device(), drawn);
+  room_.sampler.verify(stream, n, drawn, forced_, text, room_.ring.view());
+  queued_.push_back({.n_proposed = n_proposed,
+                     .reach = before + n,
+                     .head_reach = before - draft_.first + std::max(0, n_proposed - 1)});
+}
+
+bool CudaGuessing::read(int64_t step, std::span<int32_t> tokens) {
+  if (!room_.ring.read(step, tokens)) return false;
+  if (step < n_read_) return true;
+  SequencePool& head_pool = draft_.pool;
+  // The head has read what the step before gave, and its own proposals, which it forgets.
+  const int head_length = head_pool.length(draft_.seq), n_head_kept = last_.n_held;
+  head_pool.advance(draft_.seq, std::max(n_head_kept, queued_.front().head_reach - head_length), n_head_kept);
+  last_ = queued_.front();
+  queued_.pop_front();
+  ++n_read_;
+  last_.n_held = tokens[0];
+  RIDGE_CHECK(last_.n_held >= 1 && last_.n_held <= 1 + last_.n_proposed, "{} tokens of {} proposals", last_.n_held,
+              last_.n_proposed);
+  n_before_ = text_.pool.length(text_.seq);
+  text_.pool.advance(text_.seq, 1 + last_.n_proposed, last_.n_held);
+  return true;
+}
+
+void CudaGuessing::finish() {
+  model_.stream().synchronize();
+  head_.stream().synchronize();
+}
+
+std::vector<float> CudaGuessing::leave(int n_kept) {
+  gpu::use_device(model_.device());
+  RIDGE_CHECK(n_read_ > 0 && n_kept >= 1 && n_kept <= last_.n_held, "{} of {} tokens stay", n_kept, last_.n_held);
+  SequencePool &pool = text_.pool, &head_pool = draft_.pool;
+  const int head_length = head_pool.length(draft_.seq);
+  if (!queued_.empty()) {
+    const Step& far = queued_.back();
+    pool.advance(text_.seq, far.reach - pool.length(text_.seq), 0);
+    head_pool.advance(draft_.seq, std::max(0, far.head_reach - head_length), 0);
+    queued_.clear();
+  }
+  pool.trim(text_.seq, n_before_ + n_kept, TrimMode::exact).or_throw();
+  head_pool.trim(draft_.seq, head_length, TrimMode::exact).or_throw();
+  std::vector<float> hidden(size_t(n_kept) * size_t(model_.plan().d_model));
+  gpu::download(model_.stream(), hidden.data(), hidden_of(n_read_ - 1), ssize(hidden) * 4);
+  model_.stream().synchronize();
+  return hidden;
+}
+
+}  // namespace ridge

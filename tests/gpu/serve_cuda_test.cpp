@@ -1,0 +1,100 @@
+// Requests on a device: the scheduler's texts with proposals are those without.
+#include <condition_variable>
+
+#include "gpu/device_data.h"
+#include "serve/scheduler.h"
+
+namespace ridge::serve {
+namespace {
+
+class ServeCuda : public OnDevice {};
+
+class Heard : public Listener {
+ public:
+  bool on_text(std::string_view text, std::span<const TokenLogprob>) override {
+    text_ += text;
+    return true;
+  }
+  void on_end(FinishReason reason, const Usage& usage, const std::string& error) override {
+    const std::lock_guard lock(mutex_);
+    EXPECT_EQ(reason, FinishReason::length) << error;
+    usage_ = usage;
+    ended_ = true;
+    changed_.notify_all();
+  }
+  void wait() {
+    std::unique_lock lock(mutex_);
+    ASSERT_TRUE(changed_.wait_for(lock, std::chrono::minutes(5), [this] { return ended_; }));
+  }
+  std::string text_;
+  Usage usage_;
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool ended_ = false;
+};
+
+/// Three requests with a penalty, logits on the host, and neither; the last one beside a prompt of its own length.
+std::vector<std::shared_ptr<Heard>> texts_of(Engine& engine, const ProposerMaker& make) {
+  SchedulerOptions options{.lane = {.kv = parse_kv_choice("f16").or_throw(),
+                                    .n_ctx = 128,
+                                    .max_seqs = 3,
+                                    .checkpoint_every = 64,
+                                    .kv_bytes = int64_t(8) << 20,
+                                    .batch_tokens = 64,
+                                    .max_stall_seconds = 1,
+                                    .proposers = make,
+                                    .spec_depth = 3,
+                                    .spec_adaptive = false},
+                           .max_queue = 8};
+  Scheduler scheduler(engine, options);
+  std::vector<std::shared_ptr<Heard>> all;
+  std::vector<Scheduler::Submission> submissions;
+  for (int i = 0; i < 3; ++i) {
+    GenerationRequest request;
+    for (int t = 0; t < 9 + 7 * i; ++t) request.prompt.push_back((31 * (t % 5) + 17 * i + 3) % 512);
+    request.options = {.max_tokens = 14, .ignore_eos = true, .sampler = {.temperature = 0.5f * float(i), .seed = 4}};
+    if (i == 0) request.options.sampler.repeat_penalty = 1.2f;
+    if (i == 1) request.frequency_penalty = 0.5f;
+    all.push_back(std::make_shared<Heard>());
+    submissions.push_back({std::move(request), all.back()});
+  }
+  // The second one needs logits: alone, so that the others are drawn on the device.
+  auto second = std::move(submissions[1]);
+  submissions.erase(submissions.begin() + 1);
+  EXPECT_TRUE(scheduler.submit(std::move(submissions)));
+  all[0]->wait();
+  all[2]->wait();
+  EXPECT_TRUE(scheduler.submit(std::move(second.request), second.listener));
+  all[1]->wait();
+  scheduler.inspect([&](Scheduler& s) { EXPECT_EQ(s.lanes().begin()->second->pool().report().sequences, 0); });
+  return all;
+}
+
+TEST_F(ServeCuda, SpeculationLeavesEveryText) {
+  // A draft must not keep states.
+  const char* const kSpecs[] = {"synth:tiny@layers=1@weights=f32@mtp=1", "synth:tiny-delta@layers=2@weights=f32@mtp=1"};
+  for (const char* spec : kSpecs) {
+    const Model model = Model::load(spec, {.device = "cuda"});
+    const auto plain = texts_of(model.engine(), {});
+    const ProposerMaker lookup = make_lookup_proposer;
+    const ProposerMaker head = mtp_proposers(model, "", {.n_ctx = 128});
+    std::vector<const ProposerMaker*> makers{&lookup, &head};
+    ProposerMaker draft;
+    if (spec == kSpecs[0]) draft = draft_proposers(model, model, {.n_ctx = 128}), makers.push_back(&draft);
+    for (const ProposerMaker* make : makers) {
+      const auto with = texts_of(model.engine(), *make);
+      for (size_t i = 0; i < with.size(); ++i) {
+        EXPECT_EQ(with[i]->text_, plain[i]->text_) << spec << ", request " << i;
+        EXPECT_EQ(with[i]->usage_.n_generated, 14);
+        if (make != &lookup) {
+          EXPECT_GT(with[i]->usage_.n_proposed, 0) << i;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ridge::serve
