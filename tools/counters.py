@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Hardware counters of a GPU's kernels, as rows: bytes of memory, hits in L2, shares of pipes, why warps wait.
 
-  tools/counters.py --kernel REGEX [--skip N] [--count N] [--label TEXT] --results FILE -- COMMAND...
+  tools/counters.py --kernel REGEX [--skip N] [--count N] [--label TEXT] [--build COMMIT] --results FILE -- COMMAND...
 
 Runs COMMAND under Nsight Compute (`ncu`, part of the CUDA toolkit), which repeats each kernel it measures several times, so
 that the command's own times mean nothing. Needs the right to read counters: without it ncu says ERR_NVGPUCTRPERM, and this
@@ -45,7 +45,7 @@ def number(text):
         return None
 
 
-def rows_of(text, label, command):
+def rows_of(text, label, build, command):
     """Rows of what `ncu --csv --page raw` prints: a line of names, a line of units, a line a kernel."""
     lines = text.splitlines()
     start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
@@ -56,7 +56,7 @@ def rows_of(text, label, command):
         if not record["ID"]:  # units
             continue
         values = {name: number(value) for name, value in record.items() if value}
-        row = {"kind": "counters", "label": label, "kernel": record["Kernel Name"].split("<")[0].split("(")[0].strip(),
+        row = {"kind": "counters", "label": label, "build_commit": build, "kernel": re.split(r"[ :]+", re.split(r"[<(](?!unnamed)", record["Kernel Name"])[0].strip())[-1],
                "command": " ".join(command), "test_time": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")}
         for field, (name, factor) in SINGLE.items():
             value = values.get(name)
@@ -75,6 +75,7 @@ def main():
     parser.add_argument("--skip", type=int, default=0, help="matching launches before the first one that is measured")
     parser.add_argument("--count", type=int, default=1, help="launches that are measured")
     parser.add_argument("--label", default="", help="what the rows are of")
+    parser.add_argument("--build", default="", help="the commit that COMMAND was built from")
     parser.add_argument("--results", required=True, type=pathlib.Path, help="rows are appended to this file")
     parser.add_argument("command", nargs="+", help="what to run, behind --")
     flags = parser.parse_args()
@@ -87,7 +88,7 @@ def main():
     for section in SECTIONS:
         call += ["--section", section]
     run = subprocess.run(call + flags.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    rows = rows_of(run.stdout, flags.label, flags.command)
+    rows = rows_of(run.stdout, flags.label, flags.build, flags.command)
     if not rows:
         print(run.stdout[-3000:], file=sys.stderr)
         denied = "ERR_NVGPUCTRPERM" in run.stdout

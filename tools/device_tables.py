@@ -128,7 +128,27 @@ def stages():
     return out
 
 
+STALLS = {"long_scoreboard": "memory", "short_scoreboard": "shared memory", "wait": "the instruction before", "math_pipe_throttle": "a busy pipe",
+          "not_selected": "another warp", "barrier": "a barrier", "no_instruction": "instructions", "selected": "nothing: it issues",
+          "dispatch_stall": "dispatch", "mio_throttle": "the queue of loads", "branch_resolving": "a branch", "imc_miss": "constants",
+          "lg_throttle": "the queue of loads"}
+
+
+def counters():
+    """What binds a kernel: bytes of memory, shares of pipes, and what its warps wait for."""
+    out = ["| what | kernel | us | read MB | % of memory's rate | hits in L2 % | ALU % | FMA % | load/store % | tensor % | warps wait for |", "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---|"]
+    for r in rows("counters-cuda.jsonl"):
+        pipes = r["pipe_pct"]
+        tensor = max((v for name, v in pipes.items() if name.startswith("tensor")), default=0)
+        stalls = sorted(r["stall_pct"].items(), key=lambda s: -s[1])[:3]
+        why = ", ".join(f"{STALLS.get(name, name)} {pct:.0f} %" for name, pct in stalls)
+        out.append(f"| {r['label']} | `{r['kernel']}` | {r['us']:.1f} | {r['dram_read_bytes'] / 1e6:.1f} | {r['dram_pct']:.0f} | {r['l2_hit_pct']:.0f} |"
+                   + "".join(f" {pipes.get(pipe, 0):.0f} |" for pipe in ("alu", "fma", "lsu")) + f" {tensor:.0f} | {why} |")
+    return out
+
+
 TABLES = {
+    "counters-cuda": counters,
     "ternary-cuda": ternary,
     "append-cuda": append,
     "attention-tried-cuda": attention_tried,
