@@ -108,7 +108,7 @@ void launch_product(gpu::StreamHandle stream, const BrickMatrix& w, const Expert
               .columns = call.groups.columns,
               .share = call.share,
               .n_areas = call.groups.n_areas,
-              .area_columns = Area::kAreaColumns,
+              .area_columns = call.groups.width,
               .x = call.x,
               .one_by_n_in = 1.0 / double(w.n_in),
               .pairs = readable_in_pairs(w, {.x = call.x}),
