@@ -41,8 +41,8 @@ class CudaGuessing final : public Guessing {
  private:
   /// A step that is queued or was read last.
   struct Step {
-    int n_proposed = 0, n_held = 0;
-    int reach = 0, head_reach = 0;  // positions that the model and the head may have come to, once it has run
+    int n_proposed = 0;
+    int n_held = 0;  // tokens that it gave
   };
 
   DeviceText* device_text() const { return room_.text.as<DeviceText>(); }

@@ -47,7 +47,11 @@ float* CudaGuessing::hidden_of(int64_t step) const {
   return room_.hidden.as<float>() + step % GuessRoom::kSlots * kMostVerifiedRows * model_.plan().d_model;
 }
 
-int CudaGuessing::reach() const { return queued_.empty() ? text_.pool.length(text_.seq) : queued_.back().reach; }
+int CudaGuessing::reach() const {
+  int n = text_.pool.length(text_.seq);
+  for (const Step& step : queued_) n += 1 + step.n_proposed;
+  return n;
+}
 
 void CudaGuessing::launch(int64_t step) {
   gpu::use_device(model_.device());
@@ -133,9 +137,7 @@ void CudaGuessing::verify(int64_t step, int n_proposed) {
   room_.sampler.spread(stream, n, text);
   room_.sampler.sample(stream, n, outputs_.on_device(), drawn);
   room_.sampler.verify(stream, n, drawn, forced_, text, room_.ring.view());
-  queued_.push_back({.n_proposed = n_proposed,
-                     .reach = before + n,
-                     .head_reach = before - draft_.first + std::max(0, n_proposed - 1)});
+  queued_.push_back({.n_proposed = n_proposed});
 }
 
 bool CudaGuessing::read(int64_t step, std::span<int32_t> tokens) {
@@ -143,8 +145,8 @@ bool CudaGuessing::read(int64_t step, std::span<int32_t> tokens) {
   if (step < n_read_) return true;
   SequencePool& head_pool = draft_.pool;
   // The head has read what the step before gave, and its own proposals, which it forgets.
-  const int head_length = head_pool.length(draft_.seq), n_head_kept = last_.n_held;
-  head_pool.advance(draft_.seq, std::max(n_head_kept, queued_.front().head_reach - head_length), n_head_kept);
+  const int n_heard = last_.n_held, n_own = std::max(0, queued_.front().n_proposed - 1);
+  head_pool.advance(draft_.seq, n_heard + n_own, n_heard);
   last_ = queued_.front();
   queued_.pop_front();
   ++n_read_;
@@ -167,9 +169,9 @@ std::vector<float> CudaGuessing::leave(int n_kept) {
   SequencePool &pool = text_.pool, &head_pool = draft_.pool;
   const int head_length = head_pool.length(draft_.seq);
   if (!queued_.empty()) {
-    const Step& far = queued_.back();
-    pool.advance(text_.seq, far.reach - pool.length(text_.seq), 0);
-    head_pool.advance(draft_.seq, std::max(0, far.head_reach - head_length), 0);
+    const int far = reach(), n_unread = queued_.back().n_proposed > 0 ? 2 : 1;  // of the last step, by the head
+    pool.advance(text_.seq, far - pool.length(text_.seq), 0);
+    head_pool.advance(draft_.seq, far - n_unread - draft_.first - head_length, 0);
     queued_.clear();
   }
   pool.trim(text_.seq, n_before_ + n_kept, TrimMode::exact).or_throw();

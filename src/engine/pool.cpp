@@ -430,7 +430,8 @@ void SequencePool::advance(SeqId seq, int n) {
 }
 
 void SequencePool::advance(SeqId seq, int n, int n_kept) {
-  RIDGE_CHECK(n_kept >= 0 && n_kept <= n && !calibrates(seq) && !has_states_, "{} of {} tokens stay", n_kept, n);
+  RIDGE_CHECK(n_kept >= 0 && n_kept <= n && n - n_kept <= kSpareRows && !calibrates(seq) && !has_states_,
+              "{} of {} tokens stay", n_kept, n);
   advance(seq, n);
   sequence(seq).n -= n - n_kept;
 }

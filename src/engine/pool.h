@@ -94,7 +94,8 @@ class SequencePool {
   Status reserve(SeqId seq, int n);
   /// n tokens were appended to all layers.
   void advance(SeqId seq, int n);
-  /// The same; the first n_kept of them stay. Pages stay too, for steps that are under way.
+  /// The same; the first n_kept of them stay, the others are kSpareRows at most. Their pages stay for steps under way, until
+  /// a trim() to the sequence's length. Not before calibration, nor where layers have states.
   void advance(SeqId seq, int n, int n_kept);
 
   /// The sequence as bytes, and a sequence made of bytes that check_image() accepts.

@@ -293,6 +293,24 @@ TEST(SequencePool, WithoutAWindowEveryTrimIsExact) {
   EXPECT_EQ(pool.rows(seq), alone.rows(expected));
 }
 
+/// A step under way may have come further than the tokens of it that stay; pages stay until a trim.
+TEST(SequencePool, OfAStepThatWentFurtherTheFirstTokensStay) {
+  Pool pool({{side("rotor-3", 64, 0), side("rotor-3", 64, 0), kHeads, kDim}}, 8, 1);
+  const SeqId seq = pool.open(1, 200);
+  const size_t n_pages = pool->pages(seq).size();
+  pool->reserve(seq, 32).or_throw();
+  pool->advance(seq, 32, 2);
+  EXPECT_EQ(pool->length(seq), 202);
+  EXPECT_GT(pool->pages(seq).size(), n_pages) << "steps under way code into them";
+  pool->reserve(seq, 30).or_throw();
+  pool->advance(seq, 30, 0);
+  pool->trim(seq, 202, TrimMode::exact).or_throw();
+  EXPECT_EQ(pool->pages(seq).size(), n_pages);
+  pool->trim(seq, 200, TrimMode::exact).or_throw();
+  pool->reserve(seq, 33).or_throw();
+  EXPECT_THROW(pool->advance(seq, 33, 0), Error) << "the ring would have lost rows";
+}
+
 TEST(SequencePool, FurtherBackTheWindowReadsAsCodedAndTheReportSaysSo) {
   Pool pool(mixed_layers(), 8, 2);
   const SeqId seq = pool.open(1, 500);
