@@ -39,7 +39,7 @@ struct Timeline {
   std::vector<std::vector<float>> rows;
   int most = 0;           // longest since exact rows were last replaced
   int replaced_at = 0;    // its length then
-  int first = 0;          // sliding layers hold rows from this position on
+  int held_from = 0;      // sliding layers hold rows from this position on
   bool is_lossy = false;  // shifted, or cut further back than exact rows reach: no text gives these rows
 
   int n() const { return int(tokens.size()); }
@@ -69,7 +69,7 @@ struct Timeline {
       return;
     }
     events.push_back({Event::Kind::shift, at, count});
-    if (first > at) first = std::max(at, first - count);
+    if (held_from > at) held_from = std::max(at, held_from - count);
     lose_rows();
   }
 
@@ -433,7 +433,7 @@ class Ragged {
   }
   void check_bytes() {
     if (testing::Test::HasFailure()) return;
-    for (auto& [seq, timeline] : sequences_) timeline.first = std::max(timeline.first, kept_from(timeline.n()));
+    for (auto& [seq, timeline] : sequences_) timeline.held_from = std::max(timeline.held_from, kept_from(timeline.n()));
     int64_t page_bytes[kPageClasses] = {}, slot_bytes = 0;
     for_each_side([&](const KvLayerConfig& layer, const KvSideConfig& side) {
       const int dim = layer.head_dim, heads = layer.v_is_k && &side == &layer.v ? 0 : layer.n_kv_heads;
@@ -455,7 +455,7 @@ class Ragged {
       if (std::ranges::none_of(layers_, [&](const KvLayerConfig& layer) { return class_of(layer) == of; })) continue;
       std::map<int32_t, int> holders;
       for (const auto& [seq, timeline] : sequences_) {
-        const int given_back = of == PageClass::sliding ? timeline.first / 128 : 0;
+        const int given_back = of == PageClass::sliding ? timeline.held_from / 128 : 0;
         ASSERT_EQ(int(pool_->pages(seq, of).size()), pool_->is_parked(seq) ? 0 : pages(timeline.n(), of) - given_back);
         for (const int32_t page : pool_->pages(seq, of)) ++holders[page];
       }
