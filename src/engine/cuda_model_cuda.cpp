@@ -276,8 +276,7 @@ int64_t CudaModel::step_bytes(const ModelPlan& plan) const {
   int64_t sum = output.bytes() + join_embedding.bytes() + join_hidden.bytes();
   for (size_t i = 0; i < layers.size(); ++i) {
     const CudaLayer& l = layers[i];
-    for (const DeviceProduct* p : {&l.qkv, &l.q_b, &l.delta.in, &l.o, &l.gate_up, &l.down})
-      sum += p->bytes();
+    for (const DeviceProduct* p : {&l.qkv, &l.q_b, &l.delta.in, &l.o, &l.gate_up, &l.down}) sum += p->bytes();
     sum += l.k_b.bytes() + l.v_b.bytes();
     const ExpertsPlan& e = plan.layers[i].experts;
     if (e.n_experts > 0)

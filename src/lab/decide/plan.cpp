@@ -200,9 +200,8 @@ int64_t found_head_bytes(const MtpHead& head, const Weights& target) {
 void add_draft(const PlannedModel& target, const PlannedDraft& draft, MemoryPlan& plan) {
   const std::vector<KvLayerConfig> layers = draft_layers(draft, plan.n_ctx);
   const PlannedModel& runs_as = draft.model ? *draft.model : target;
-  const int pages = std::max(1, pages_for(layers, plan.n_ctx));
   MemoryPlan cache;
-  add_kv(runs_as, layers, pages, 1, cache);
+  add_kv(runs_as, layers, pool_pages(layers, plan.n_ctx, 1, plan.n_ubatch), 1, cache);
   // Every session has a pool of its own; a model's own forms of rounding are made once.
   const int64_t metrics = cache.of(kMetrics), of_session = cache.total() - metrics;
   const ModelPlan& of = draft.model ? draft.model->plan : draft.head_plan;
@@ -376,8 +375,10 @@ std::vector<KvChoice> planned_formats(const PlannedModel& model) {
 namespace {
 
 /// Bytes of a pool's caches with its lists.
-int64_t found_kv(const SequencePool& pool) {
-  return pool.memory().allocated_bytes() + kPoolBytesOfPage * pool.memory().n_pages();
+int64_t found_kv(const SequencePool& pool, std::span<const KvLayerConfig> layers) {
+  const KvMemory& memory = pool.memory();
+  const PageNumbers n_pages = {memory.n_pages(PageClass::full), memory.n_pages(PageClass::sliding)};
+  return memory.allocated_bytes() + page_list_bytes(layers, n_pages);
 }
 
 /// What proposers of all sessions hold after a prompt and a step, on a backend that they share.
@@ -385,7 +386,8 @@ struct FoundDraft {
   int64_t cache = 0, buffers = 0;
 };
 template <class OpenPool>
-FoundDraft run_draft(Backend& backend, const MemoryPlan& plan, const ModelPlan& of, const OpenPool& open_pool) {
+FoundDraft run_draft(Backend& backend, const MemoryPlan& plan, const ModelPlan& of,
+                     std::span<const KvLayerConfig> layers, const OpenPool& open_pool) {
   FoundDraft found;
   const bool is_head = keeps_hidden(plan.draft.get());
   std::vector<float> hidden(is_head ? size_t(plan.n_ubatch) * size_t(of.d_model) : 0, 1.0f);
@@ -413,7 +415,7 @@ FoundDraft run_draft(Backend& backend, const MemoryPlan& plan, const ModelPlan& 
     }
     pool->fill(seq, plan.n_ctx - 1, 1).or_throw();
     step(1);
-    found.cache += found_kv(*pool);
+    found.cache += found_kv(*pool, layers);
   }
   for (const auto& of_session : outputs) found.buffers += of_session->bytes();
   found.buffers += backend.step_buffers().activations + (is_head ? 0 : backend.step_buffers().scratch);
@@ -435,20 +437,20 @@ int64_t found_metrics(Engine& engine, std::span<const KvLayerConfig> layers, con
 void check_draft(Engine& target, const MemoryPlan& plan, const LoadOptions& place, PlanCheck& check) {
   const PlannedDraft& draft = *plan.draft;
   const std::vector<KvLayerConfig> layers = draft_layers(draft, plan.n_ctx);
-  const int n_pages = std::max(1, pages_for(layers, plan.n_ctx));
+  const PageNumbers n_pages = pool_pages(layers, plan.n_ctx, 1, plan.n_ubatch);
   FoundDraft found;
   int64_t weights = 0;
   if (draft.model) {
     Engine engine(draft.path, place);
     const auto open = [&] { return engine.open_pool(layers, n_pages, 1, plan.n_ctx); };
-    found = run_draft(engine.backend(), plan, engine.plan(), open);
+    found = run_draft(engine.backend(), plan, engine.plan(), layers, open);
     found.cache += found_metrics(engine, layers, *open());
     const WeightBytes bytes = found_weights(engine.weights(), engine.config().tied_output);
     weights = bytes.matrices + bytes.embedding + bytes.vectors;
   } else {
     const MtpHead head = load_mtp_head(target.context(), target.config(), target.weights(), draft.path).or_throw();
     const auto backend = make_cpu_backend(target.context(), draft.head_plan, head.weights);
-    found = run_draft(*backend, plan, draft.head_plan, [&] {
+    found = run_draft(*backend, plan, draft.head_plan, layers, [&] {
       auto pool = std::make_unique<SequencePool>(backend->open_memory(layers, {}, n_pages, 1), [&layers](int n) {
         return std::make_unique<HostKvMemory>(layers, std::span<const KvMetricView>(), nullptr, n, 1);
       });

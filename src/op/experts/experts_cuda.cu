@@ -38,9 +38,10 @@ __device__ void keep_best_groups(int n_experts, const ExpertRule& rule, int lane
   __syncwarp();
 }
 
-/// What a choice needs of shared memory, in floats: weights, values in whole groups of four, and room for groups.
+/// What a choice needs of shared memory, in floats: values, weights and room for groups, each in whole fours, as loads of
+/// four may read them.
 __host__ __device__ int choice_room(const ExpertChoice& c, const ExpertRule& rule) {
-  return 8 * ((c.n_experts + 3) / 4) + rule.n_groups;
+  return 8 * ((c.n_experts + 3) / 4) + (rule.n_groups + 3) / 4 * 4;
 }
 
 /// The largest of a block's values, in every thread.
