@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "http/auth.h"
+#include "http/request_reader.h"
 #include "http/sse.h"
 #include "http/url.h"
 
@@ -23,6 +24,36 @@ TEST(Target, TextThatIsNotUtf8IsRefused) {
     EXPECT_FALSE(percent_decoded(bad, false)) << bad;
   for (const char* good : {"%C2%80", "%E0%A0%80", "%ED%9F%BF", "%EE%80%80", "%F0%90%80%80", "%F4%8F%BF%BF"})
     EXPECT_TRUE(percent_decoded(good, false)) << good;
+}
+
+/// What a reader says of a head, then of a body that comes in three pieces.
+std::string chunked(std::string_view body, size_t first, size_t second) {
+  const Limits limits;
+  RequestReader reader(limits);
+  reader.feed("POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n");
+  EXPECT_EQ(reader.step(), RequestReader::Step::head);
+  auto step = RequestReader::Step::more;
+  for (const auto piece : {body.substr(0, first), body.substr(first, second - first), body.substr(second)})
+    if (step == RequestReader::Step::more) reader.feed(piece), step = reader.step();
+  if (step == RequestReader::Step::refused) return fmt::format("{}", reader.status());
+  return step == RequestReader::Step::whole ? reader.take().body : "more";
+}
+
+TEST(RequestReader, ChunksAreTheSameHoweverTheyAreCut) {
+  const std::pair<const char*, const char*> bodies[] = {{"0\r\n\r\n", ""},
+                                                        {"00\r\n\r\n", ""},
+                                                        {"0;a=b\r\n\r\n", ""},
+                                                        {"1\r\n0\r\n0\r\n\r\n", "0"},
+                                                        {"3\r\n0\r\n\r\n0\r\n\r\n", "0\r\n"},
+                                                        {"2\r\nab\r\n1\r\nc\r\n0\r\n\r\n", "abc"},
+                                                        {"0\r\nA: b\r\n\r\n", ""},
+                                                        {"0\r\nContent-Length: 7\r\n\r\n", "400"},
+                                                        {"3\r\nabcd\r\n0\r\n\r\n", "400"},
+                                                        {"\r\n\r\n", "400"}};
+  for (const auto& [body, expected] : bodies)
+    for (size_t second = 0; second <= strlen(body); ++second)
+      for (size_t first = 0; first <= second; ++first)
+        EXPECT_EQ(chunked(body, first, second), expected) << body << " cut at " << first << " and " << second;
 }
 
 TEST(Url, IsTakenApart) {
