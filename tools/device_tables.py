@@ -147,7 +147,17 @@ def counters():
     return out
 
 
+def expert_profiles():
+    """The eight longest parts of each stored profile."""
+    out = ["| model | what | part | kernel | launches | us | share | % of roof |", "|---|---|---|---|---:|---:|---:|---:|"]
+    for r in rows("profile-experts-cuda.jsonl"):
+        for p in r["parts"][:8]:
+            out.append(f"| {r['model']} {r['weight_format']} | {r['what']} | {p['part']} | {p['kernel']} | {p['launches']} | {p['us']:.1f} | {p['share']} | {p['pct_of_roof'].replace(' %', '')} |")
+    return out
+
+
 TABLES = {
+    "profile-experts-cuda": expert_profiles,
     "counters-cuda": counters,
     "ternary-cuda": ternary,
     "append-cuda": append,

@@ -48,4 +48,34 @@ def speculation():
     return out
 
 
-TABLES = {"spec-cpu": speculation, "crowd-cuda": crowd, "serve-load": load, "mask-cost": mask_cost}
+def speculation_cuda():
+    """A step's cost is what the ratio and the tokens a step leave: a proposer that guesses for nothing costs verification alone."""
+    out = ["| machine | model | who guesses | guesses a step | right | cache | depth | tok/s without | with | ratio | accepted a step | a step with guesses, in steps without |",
+           "|---|---|---|---:|---:|---|---:|---:|---:|---:|---:|---:|"]
+    for r in map(json.loads, (RESULTS / "checks" / "spec-cuda.jsonl").read_text().splitlines()):
+        model = r["model_filename"].removeprefix("synth:").split("@")[0]
+        kv = r["type_k"] if r["type_k"] == r["type_v"] else f"{r['type_k']}/{r['type_v']}"
+        out.append(f"| {r['gpu_info']} | {model} int4_g128 | {r['spec_type']} | {r['spec_depth']} | {r['forced_accept']:g} | {kv} | {r['n_depth']} | {r['plain_avg_ts']:.0f} | {r['avg_ts']:.0f} "
+                   f"| {r['speedup']:.2f} | {r['accepted_per_step']:.2f} | {(1 + r['accepted_per_step']) / r['speedup']:.2f} |")
+    return out
+
+
+def decisions():
+    """Verdicts of stored decision records (docs/formats/decision-record.md), a line a candidate."""
+    paths = sorted((RESULTS / "decisions").glob("*.json"))
+    out = ["| model | machine | cache | 1 crossover | 2 target | 3 requests | 4 quality | 5 bound | 6 memory | 7 promotion | requests, times f16 | decided |",
+           "|---|---|---|---|---|---|---|---|---|---|---:|---|"]
+    for record in (json.loads(path.read_text()) for path in paths):
+        who = record["subject"]
+        machine = f"{who['device_name']}, {who['n_threads']} threads, {who['build'].split(',')[0]}"
+        for candidate in record["candidates"]:
+            verdicts = {gate["number"]: gate["verdict"] for gate in candidate["gates"]}
+            on = f"on from {candidate['from_depth']} tokens" if candidate["on"] else "off"
+            speedup = f"{candidate['speedup']:.2f}" if candidate["speedup"] else ""
+            name = pathlib.Path(who["model_path"]).name
+            out.append(f"| {name} | {machine} | {candidate['kv']} | " + " | ".join(verdicts.get(i, "") for i in range(1, 8)) + f" | {speedup} | {on} |")
+        out.append(f"| | | | | | | | | | | | {record['sentence']} |")
+    return out
+
+
+TABLES = {"decisions": decisions, "spec-cpu": speculation, "spec-cuda": speculation_cuda, "crowd-cuda": crowd, "serve-load": load, "mask-cost": mask_cost}

@@ -177,13 +177,22 @@ std::optional<std::string> SequencePool::inexact_at(const Sequence& s, int n) co
   if (auto given_back = given_back_at(s, n)) return given_back;
   for (size_t i = 0; i < n_sides(); ++i) {
     const KvTiles& t = side(i).tiles;
-    if (t.ring_tiles > 0 && t.retention.coded_end(n) < n && t.retention.coded_end(n) < s.ring_first[i])
+    const int first = std::max(t.retention.coded_end(n), t.n_sinks), last = std::min(n, s.ring_first[i]);
+    if (t.ring_tiles > 0 && first < last)
       return fmt::format(
           "the exact rows of positions {} to {} are gone (at most {} positions back are exact; open a checkpoint, or "
           "allow coded rows in the window)",
-          t.retention.coded_end(n), s.ring_first[i] - 1, kSpareRows);
+          first, last - 1, kSpareRows);
   }
   return {};
+}
+
+void SequencePool::begin_rings(Sequence& s) {
+  for (size_t i = 0; i < n_sides(); ++i) {
+    const KvTiles& t = side(i).tiles;
+    const int coded_end = t.retention.coded_end(s.n);
+    if (t.ring_tiles > 0 && coded_end < s.n) s.ring_first[i] = std::min(s.ring_first[i], coded_end);
+  }
 }
 
 std::optional<std::string> SequencePool::given_back_at(const Sequence& s, int n) const {
@@ -202,6 +211,7 @@ Result<SeqId> SequencePool::fork(SeqId seq, int n) {
   if (const auto why = inexact_at(from, n))
     return fail(ErrorKind::usage, "cannot fork at {} of {}: {}", n, from.n, *why);
   RIDGE_TRY(Sequence s, copy_of(from, n));
+  begin_rings(s);
   return SeqId(keep(sequences_, std::move(s)));
 }
 
@@ -223,6 +233,7 @@ Result<TrimReport> SequencePool::trim(SeqId seq, int n, TrimMode mode) {
     }));
   }
   s.n = n;
+  begin_rings(s);
   drop_pages(s, n);
   return report;
 }

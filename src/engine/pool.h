@@ -179,6 +179,8 @@ class SequencePool {
   int first_kept(int n) const { return first_needed(std::max(0, n - kSpareRows)) / kPagePositions * kPagePositions; }
   /// Null when going back to n positions is exact, else why not.
   std::optional<std::string> inexact_at(const Sequence& s, int n) const;
+  /// Where a window came to consist of sinks alone, its ring goes on from here, whatever it held of later positions.
+  void begin_rings(Sequence& s);
   /// Null when sliding layers hold what n positions need.
   std::optional<std::string> given_back_at(const Sequence& s, int n) const;
   Result<Sequence> copy_of(const Sequence& from, int n);

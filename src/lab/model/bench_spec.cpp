@@ -45,7 +45,9 @@ class SpecRunner {
         row_(row),
         vocab_size_(model.info().vocab_size),
         session_(model, session_options(row.kv, row.n_depth + row.n_prompt + row.n_gen, params.n_ubatch)),
-        make_(params.open(model, row.n_depth + row.n_prompt + row.n_gen)) {
+        make_(params.open(model, row.n_depth + row.n_prompt + row.n_gen)),
+        speculation_(proposer(), params.depth) {
+    if (params.sampling == "reject") speculation_.reject();
     Rng rng(params.seed);
     held_ = random_tokens(model, row.n_depth, rng);
     row.cache = session_.kv_report();
@@ -66,16 +68,13 @@ class SpecRunner {
 
  private:
   double generate(std::span<const int32_t> prompt, int repeat, bool speculates, std::vector<int32_t>& tokens) {
-    std::optional<Speculation> speculation;
-    if (speculates) speculation.emplace(proposer(repeat), params_.depth);
-    if (speculates && params_.forced_accept)
-      speculation->force(*params_.forced_accept, params_.seed + uint64_t(repeat));
-    if (speculates && params_.sampling == "reject") speculation->reject();
-    session_.speculate(speculates ? &*speculation : nullptr);
+    if (params_.forced_accept) speculation_.force(*params_.forced_accept, params_.seed + uint64_t(repeat));
+    session_.speculate(speculates ? &speculation_ : nullptr);
+    const SpecReport before = speculation_.report();
     session_.reset();
     if (row_.n_depth > 0) {
       session_.fill(row_.n_depth, params_.seed);
-      if (speculates) speculation->proposer().fill(held_, params_.seed);
+      if (speculates) speculation_.proposer().fill(held_, params_.seed);
     }
     session_.prefill(prompt);
     std::vector<int32_t> known = held_;
@@ -90,19 +89,18 @@ class SpecRunner {
     });
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
     session_.speculate(nullptr);
-    if (speculates) {
-      row_.spec.n_steps += speculation->report().n_steps;
-      row_.spec.n_ahead += speculation->report().n_ahead;
-      row_.spec.n_proposed += speculation->report().n_proposed;
-      row_.spec.n_accepted += speculation->report().n_accepted;
-    }
+    const SpecReport& after = speculation_.report();
+    row_.spec.n_steps += after.n_steps - before.n_steps;
+    row_.spec.n_ahead += after.n_ahead - before.n_ahead;
+    row_.spec.n_proposed += after.n_proposed - before.n_proposed;
+    row_.spec.n_accepted += after.n_accepted - before.n_accepted;
     return seconds.count();
   }
 
-  std::unique_ptr<Proposer> proposer(int repeat) const {
+  std::unique_ptr<Proposer> proposer() const {
     std::unique_ptr<Proposer> made = make_();
     if (!params_.forced_accept) return made;
-    return std::make_unique<FilledProposer>(std::move(made), vocab_size_, params_.seed + uint64_t(repeat));
+    return std::make_unique<FilledProposer>(std::move(made), vocab_size_, params_.seed);
   }
 
   const SpecBenchParams& params_;
@@ -112,6 +110,8 @@ class SpecRunner {
   std::vector<int32_t> held_;  // what the cache is said to hold in front of the prompt
   Session session_;
   ProposerMaker make_;
+  Speculation
+      speculation_;  // of all texts, as a chat's: what steps cost and how many proposals hold is known from the second one on
 };
 
 std::string rate_text(const MeanDeviation& rate) {
