@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
 #include <map>
 
@@ -162,13 +163,19 @@ TEST(SpeculationSlow, TextsOfTheReferenceModelAreIdentical) {
 }
 
 /// Hours of work: RIDGE_SPEC_PROMPTS=200 asks for 256 tokens behind so many prompts from the shipped text.
+/// RIDGE_SPEC_PART=3/12 takes every twelfth prompt from the fourth on, so that twelve processes share the work.
 TEST(SpeculationSlow, TextsBehindManyPromptsAreIdentical) {
   const char* const wanted = std::getenv("RIDGE_SPEC_PROMPTS");
   if (!wanted) GTEST_SKIP() << "set RIDGE_SPEC_PROMPTS=200 to run it";
   const std::string text = io::read_text_file(RIDGE_SOURCE_DIR "/models/wikitext-2-excerpt.txt", 64 << 20).or_throw();
   const size_t n = std::stoul(wanted), length = 200;
+  unsigned part = 0, n_parts = 1;
+  if (const char* const of = std::getenv("RIDGE_SPEC_PART")) {
+    ASSERT_EQ(std::sscanf(of, "%u/%u", &part, &n_parts), 2) << "RIDGE_SPEC_PART is PART/PARTS, as 3/12";
+    ASSERT_LT(part, n_parts);
+  }
   Coverage coverage{{}, 256, reference_head(), {"f16", "q8_0", "rotor-3"}};
-  for (size_t i = 0; i < n; ++i) {
+  for (size_t i = part; i < n; i += n_parts) {
     const size_t at = text.find(' ', (text.size() - 4 * length) * i / n) + 1;
     coverage.prompts.push_back(text.substr(at, text.find(' ', at + length) - at));
   }
