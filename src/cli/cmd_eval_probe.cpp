@@ -76,9 +76,11 @@ Action declare_eval_probe(CLI::App& app) {
   add_text(app, "--base", f.base, "KV", "the cache that the others are to agree with");
   lab::ProbeDraft& draft = f.options.draft;
   in_group(app, "Guessed tokens");
-  add_text(app, "--spec-type", f.spec_type, "TYPE", "who guesses: none, lookup, mtp; left out: the model's MTP head, if any");
+  add_text(app, "--spec-type", f.spec_type, "TYPE",
+           "who guesses: none, lookup, mtp; left out: the model's MTP head, if any");
   add_text(app, "--draft-model", f.head, "FILE", "of mtp: the file of the head");
-  add_text(app, "--draft-base", f.draft_base, "KV", "the cache whose texts are guessed, and whose acceptance is the measure");
+  add_text(app, "--draft-base", f.draft_base, "KV",
+           "the cache whose texts are guessed, and whose acceptance is the measure");
   add_whole(app, "--spec-depth", draft.depth, 1, kMaxSpecDepth, "tokens guessed a step, always");
   add_whole(app, "--draft-texts", draft.n_texts, 1, 1 << 20, "texts, of 128 prompt tokens each");
   add_whole(app, "--draft-tokens", draft.n_generate, 1, 1 << 20, "greedy tokens of each of them");

@@ -138,15 +138,15 @@ TEST_F(ProbeRun, AcceptanceIsOfStepsAtTheSamePlaces) {
   options.limits.bands.clear();
   options.limits.needle_contexts.clear();
   options.draft = {.type = "mtp", .why_not = {}, .open = [](const Model& target, int n_ctx) {
-    return mtp_proposers(target, "", {.n_ctx = n_ctx});
-  }};
+                     return mtp_proposers(target, "", {.n_ctx = n_ctx});
+                   }};
   options.draft.n_texts = 4;
   options.draft.n_generate = 50;
   options.candidates = parse_kv_list("q8_0,f16,rotor-3u:window=0:sinks=0").or_throw();
   std::vector<ProbeLine> lines;
   run_probe(model(), corpus, options, {.on_result = [&](const ProbeResult& result) {
-    lines.push_back(line(result, "draft acceptance, mtp, 4 a step"));
-  }});
+              lines.push_back(line(result, "draft acceptance, mtp, 4 a step"));
+            }});
   ASSERT_EQ(lines.size(), 3u);
   EXPECT_EQ(lines[0].verdict, ProbeVerdict::pass) << "q8_0 against itself";
   EXPECT_EQ(lines[0].numbers["lost"]["value"], 0);
@@ -161,15 +161,16 @@ TEST_F(ProbeRun, AcceptanceIsOfStepsAtTheSamePlaces) {
   options.draft = {.why_not = "the model has no MTP head"};
   options.candidates.resize(1);
   run_probe(model(), corpus, options, {.on_result = [&](const ProbeResult& result) {
-    EXPECT_EQ(line(result, "draft acceptance").verdict, ProbeVerdict::not_applicable);
-    EXPECT_THAT(line(result, "draft acceptance").says, HasSubstr("no MTP head"));
-  }});
+              EXPECT_EQ(line(result, "draft acceptance").verdict, ProbeVerdict::not_applicable);
+              EXPECT_THAT(line(result, "draft acceptance").says, HasSubstr("no MTP head"));
+            }});
 }
 
 /// Guesses what is likeliest with another model's session: all of it holds.
 class Oracle final : public Proposer {
  public:
-  Oracle(const Model& model, const KvChoice& kv, int n_wrong) : session_(model, session_options(kv, 512, 0)), n_wrong_(n_wrong) {}
+  Oracle(const Model& model, const KvChoice& kv, int n_wrong)
+      : session_(model, session_options(kv, 512, 0)), n_wrong_(n_wrong) {}
   std::vector<int32_t> propose(std::span<const int32_t> text, int n) override {
     session_.reset();
     std::span<const float> logits = session_.prefill(text);
@@ -190,8 +191,9 @@ class Oracle final : public Proposer {
 TEST_F(ProbeRun, AcceptanceCountsUpToTheFirstWrongGuess) {
   for (const char* name : {"stories", "tiny-delta"}) {
     // Of the second one layers keep states, which go back by checkpoints.
-    const Model of = Model::load(name == std::string("stories") ? RIDGE_SOURCE_DIR "/models/stories260K.gguf" : "synth:tiny-delta",
-                                 {.n_threads = 1});
+    const Model of =
+        Model::load(name == std::string("stories") ? RIDGE_SOURCE_DIR "/models/stories260K.gguf" : "synth:tiny-delta",
+                    {.n_threads = 1});
     Rng rng(3);
     std::vector<int32_t> prompt, text;
     for (int i = 0; i < 100; ++i) (i < 70 ? prompt : text).push_back(int32_t(rng.next() % 200) + 3);

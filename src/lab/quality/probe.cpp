@@ -369,8 +369,12 @@ class Probes {
     constexpr int kFewestSteps = 30;  // errors of fewer say little
     const Estimate lost = loss.mean();
     const std::string of_base = kv_text(options_.draft.base);
-    line.numbers = {{"accepted", to_row(here)},   {"accepted_base", to_row(base)}, {"lost", to_row(lost)},
-                    {"steps", loss.count()},      {"base", of_base},               {"depth", options_.draft.depth},
+    line.numbers = {{"accepted", to_row(here)},
+                    {"accepted_base", to_row(base)},
+                    {"lost", to_row(lost)},
+                    {"steps", loss.count()},
+                    {"base", of_base},
+                    {"depth", options_.draft.depth},
                     {"limit", options_.limits.draft_loss}};
     if (loss.count() == 0) {
       line.verdict = ProbeVerdict::not_applicable;
