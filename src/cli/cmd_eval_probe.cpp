@@ -1,5 +1,6 @@
 // ridge eval probe: what a person would notice of a cache.
 #include "cli/eval.h"
+#include "lab/quality/acceptance.h"
 #include "lab/quality/probe.h"
 
 namespace ridge::cli {
@@ -7,22 +8,53 @@ namespace {
 
 struct ProbeFlags {
   StudyFlags study{.list = "f16,q8_0,rotor-4,rotor-3"};
-  std::string base = "f16";
+  std::string base = "f16", spec_type, head, draft_base = "q8_0";
   lab::ProbeOptions options;
 };
 
+/// Who guesses: by its own head where nothing else was said.
+lab::ProbeDraft draft_of(const ProbeFlags& flags, const Model& model) {
+  lab::ProbeDraft draft = flags.options.draft;
+  draft.base = parse_kv_choice(flags.draft_base).or_throw();
+  draft.type = flags.spec_type.empty() ? "mtp" : flags.spec_type;
+  draft.why_not.clear();
+  if (draft.type == "none") {
+    draft.why_not = "not asked";
+  } else if (draft.type == "lookup") {
+    draft.open = [](const Model&, int) -> ProposerMaker { return make_lookup_proposer; };
+  } else if (flags.spec_type.empty() && flags.head.empty() && !lab::has_mtp_head(model)) {
+    draft.why_not = "the model has no MTP head";
+  } else {
+    draft.open = [head = flags.head](const Model& target, int n_ctx) {
+      return mtp_proposers(target, head, {.n_ctx = n_ctx});
+    };
+  }
+  return draft;
+}
+
+void check_spec(const ProbeFlags& flags) {
+  constexpr std::string_view kTypes[] = {"", "none", "lookup", "mtp"};
+  if (std::ranges::find(kTypes, flags.spec_type) == std::end(kTypes))
+    bad_flag("--spec-type", fmt::format("expects none, lookup, mtp, found '{}'", flags.spec_type));
+  if (!flags.head.empty() && !flags.spec_type.empty() && flags.spec_type != "mtp")
+    bad_flag("--draft-model", "only --spec-type mtp has a head", "leave it out");
+}
+
 int probe(const ProbeFlags& flags) {
+  check_spec(flags);
   lab::ProbeOptions options = flags.options;
   options.base = parse_kv_choice(flags.base).or_throw();
   bool failed = false;
   const auto run = [&](const Model& model, const lab::Corpus& corpus, const lab::ProbeOptions& asked,
                        const lab::ProbeHooks& hooks) {
+    lab::ProbeOptions drafted = asked;
+    drafted.draft = draft_of(flags, model);
     lab::ProbeHooks noting = hooks;
     noting.on_result = [&](const lab::ProbeResult& result) {
       for (const lab::ProbeLine& line : result.lines) failed |= line.verdict == lab::ProbeVerdict::fail;
       hooks.on_result(result);
     };
-    lab::run_probe(model, corpus, asked, noting);
+    lab::run_probe(model, corpus, drafted, noting);
   };
   const int code = run_study<lab::ProbeResult>(flags.study, "eval_probe", "prompts", options, run, lab::probe_table);
   return code == 0 && failed ? int(ErrorKind::gate) : code;
@@ -42,6 +74,16 @@ Action declare_eval_probe(CLI::App& app) {
   add_list_flag(app, f.study.list, f.study.list);
   in_group(app, "KV cache");
   add_text(app, "--base", f.base, "KV", "the cache that the others are to agree with");
+  lab::ProbeDraft& draft = f.options.draft;
+  in_group(app, "Guessed tokens");
+  add_text(app, "--spec-type", f.spec_type, "TYPE",
+           "who guesses: none, lookup, mtp; left out: the model's MTP head, if any");
+  add_text(app, "--draft-model", f.head, "FILE", "of mtp: the file of the head");
+  add_text(app, "--draft-base", f.draft_base, "KV",
+           "the cache whose texts are guessed, and whose acceptance is the measure");
+  add_whole(app, "--spec-depth", draft.depth, 1, kMaxSpecDepth, "tokens guessed a step, always");
+  add_whole(app, "--draft-texts", draft.n_texts, 1, 1 << 20, "texts, of 128 prompt tokens each");
+  add_whole(app, "--draft-tokens", draft.n_generate, 1, 1 << 20, "greedy tokens of each of them");
   add_output_flags(app, f.study.output, true);
   return [flags] { return probe(*flags); };
 }

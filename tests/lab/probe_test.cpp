@@ -1,6 +1,8 @@
 // The probes: what numbers mean, limits that hold, and caches that must fail them.
 #include "lab/quality/probe.h"
 
+#include "lab/quality/acceptance.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -125,6 +127,88 @@ TEST_F(ProbeRun, ADestroyedCacheFails) {
   // It is destroyed in the same way every time.
   EXPECT_EQ(line(results[0], "greedy text twice").verdict, ProbeVerdict::pass);
   EXPECT_EQ(line(results[0], "kept prefix or none").verdict, ProbeVerdict::pass);
+}
+
+TEST_F(ProbeRun, AcceptanceIsOfStepsAtTheSamePlaces) {
+  ASSERT_TRUE(has_mtp_head(model()));
+  ASSERT_FALSE(has_mtp_head(Model::load("synth:tiny")));
+  EXPECT_TRUE(has_mtp_head(Model::load("synth:tiny@mtp=1")));
+  const Corpus corpus = read_corpus(model(), RIDGE_SOURCE_DIR "/models/wikitext-2-excerpt.txt");
+  ProbeOptions options{.n_prompts = 1, .n_positions = 4, .n_generate = 4};
+  options.limits.bands.clear();
+  options.limits.needle_contexts.clear();
+  options.draft = {.type = "mtp", .why_not = {}, .open = [](const Model& target, int n_ctx) {
+                     return mtp_proposers(target, "", {.n_ctx = n_ctx});
+                   }};
+  options.draft.n_texts = 4;
+  options.draft.n_generate = 50;
+  options.candidates = parse_kv_list("q8_0,f16,rotor-3u:window=0:sinks=0").or_throw();
+  std::vector<ProbeLine> lines;
+  run_probe(model(), corpus, options, {.on_result = [&](const ProbeResult& result) {
+              lines.push_back(line(result, "draft acceptance, mtp, 4 a step"));
+            }});
+  ASSERT_EQ(lines.size(), 3u);
+  EXPECT_EQ(lines[0].verdict, ProbeVerdict::pass) << "q8_0 against itself";
+  EXPECT_EQ(lines[0].numbers["lost"]["value"], 0);
+  EXPECT_EQ(lines[0].numbers["steps"], 4 * 10) << "a place every five tokens";
+  EXPECT_EQ(lines[0].numbers["proposed"], 4 * 10 * 4);
+  const double of_q8 = lines[0].numbers["accepted"]["value"].get<double>();
+  EXPECT_GT(of_q8, 0.3) << "the head was trained";
+  EXPECT_NEAR(lines[1].numbers["accepted"]["value"].get<double>(), of_q8, 0.1);
+  // Without scales nothing holds that q8_0 would write.
+  EXPECT_EQ(lines[2].verdict, ProbeVerdict::fail) << lines[2].says;
+  // Nobody who guesses is no failure, and neither is it a pass.
+  options.draft = {.why_not = "the model has no MTP head"};
+  options.candidates.resize(1);
+  run_probe(model(), corpus, options, {.on_result = [&](const ProbeResult& result) {
+              EXPECT_EQ(line(result, "draft acceptance").verdict, ProbeVerdict::not_applicable);
+              EXPECT_THAT(line(result, "draft acceptance").says, HasSubstr("no MTP head"));
+            }});
+}
+
+/// Guesses what is likeliest with another model's session: all of it holds.
+class Oracle final : public Proposer {
+ public:
+  Oracle(const Model& model, const KvChoice& kv, int n_wrong)
+      : session_(model, session_options(kv, 512, 0)), n_wrong_(n_wrong) {}
+  std::vector<int32_t> propose(std::span<const int32_t> text, int n) override {
+    session_.reset();
+    std::span<const float> logits = session_.prefill(text);
+    std::vector<int32_t> tokens;
+    for (int i = 0; i < n; ++i) {
+      tokens.push_back(int32_t(std::ranges::max_element(logits) - logits.begin()));
+      if (i + n_wrong_ >= n) tokens.back() ^= 1;
+      logits = session_.decode(tokens.back());
+    }
+    return tokens;
+  }
+
+ private:
+  Session session_;
+  int n_wrong_;
+};
+
+TEST_F(ProbeRun, AcceptanceCountsUpToTheFirstWrongGuess) {
+  for (const char* name : {"stories", "tiny-delta"}) {
+    // Of the second one layers keep states, which go back by checkpoints.
+    const Model of =
+        Model::load(name == std::string("stories") ? RIDGE_SOURCE_DIR "/models/stories260K.gguf" : "synth:tiny-delta",
+                    {.n_threads = 1});
+    Rng rng(3);
+    std::vector<int32_t> prompt, text;
+    for (int i = 0; i < 100; ++i) (i < 70 ? prompt : text).push_back(int32_t(rng.next() % 200) + 3);
+    const KvChoice kv;
+    AcceptanceRun run(of, kv, 100, 3);
+    for (const int n_wrong : {0, 1, 3}) {
+      Oracle oracle(of, kv, n_wrong);
+      const auto steps = run.along(oracle, prompt, text);
+      ASSERT_EQ(steps.size(), 8u);
+      for (const AcceptanceStep& step : steps) {
+        EXPECT_EQ(step.n_proposed, 3);
+        EXPECT_EQ(step.n_accepted, 3 - n_wrong) << name;
+      }
+    }
+  }
 }
 
 TEST_F(ProbeRun, AStopHandsNothingHalfOver) {

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "engine/engine.h"
+#include "lab/quality/acceptance.h"
 #include "lab/quality/divergence.h"
 #include "lab/quality/needle.h"
 #include "lab/quality/quality_report.h"
@@ -79,6 +80,13 @@ struct CanaryGroup {
   std::vector<Canary> canaries;
 };
 
+/// Texts that tokens are guessed along, and how many hold with the cache that others are compared with.
+struct DraftTexts {
+  std::string why_not;
+  std::vector<std::vector<int32_t>> prompts, texts;
+  std::vector<std::vector<AcceptanceStep>> base;
+};
+
 class Probes {
  public:
   Probes(const Model& model, const Corpus& corpus, const ProbeOptions& options, const ProbeHooks& hooks)
@@ -146,14 +154,26 @@ class Probes {
     };
     add_canaries("JSON canary", kJson);
     add_canaries("code canary", kCode);
+    plan_draft();
     const int n_prompt = std::min({512, trained() / 2, int(corpus_.tokens.size())});
     equality_prompt_ = pick_prompts(corpus_.tokens, 1, n_prompt, bos_).or_throw().front();
     int64_t of_a_cache = 2;
     for (const DepthProbe& of : depths_) of_a_cache += ssize(of.prompts);
     for (const NeedleProbes& of : needles_) of_a_cache += ssize(of.probes);
     for (const CanaryGroup& group : canaries_) of_a_cache += group.why_not.empty() ? ssize(group.canaries) : 0;
+    of_a_cache += ssize(draft_.prompts);
     total_ = of_a_cache * (1 + ssize(options_.candidates)) - 2;
   }
+  void plan_draft() {
+    const ProbeDraft& asked = options_.draft;
+    draft_.why_not = asked.why_not;
+    if (draft_.why_not.empty()) draft_.why_not = too_long(draft_tokens() + asked.depth + 1);
+    if (draft_.why_not.empty()) draft_.why_not = why_not(asked.n_prompt);
+    if (!draft_.why_not.empty()) return;
+    draft_.prompts = pick_prompts(corpus_.tokens, asked.n_texts, asked.n_prompt, bos_).or_throw();
+    proposers_ = asked.open(model_, draft_tokens() + asked.depth + 1);
+  }
+  int draft_tokens() const { return options_.draft.n_prompt + options_.draft.n_generate; }
   std::string too_long(int n) const {
     return n > trained() ? fmt::format("{} tokens, the model was trained for {}", n, trained()) : std::string();
   }
@@ -208,6 +228,18 @@ class Probes {
         canary.base = greedy_tokens(timeline, canary.prompt, options_.n_generate);
         if (!advance()) return false;
       }
+    return read_draft_base();
+  }
+  bool read_draft_base() {
+    if (draft_.prompts.empty()) return true;
+    const ProbeDraft& asked = options_.draft;
+    SessionTimeline timeline = open(asked.base, draft_tokens());
+    AcceptanceRun run(model_, asked.base, draft_tokens(), asked.depth);
+    for (const std::vector<int32_t>& prompt : draft_.prompts) {
+      draft_.texts.push_back(greedy_tokens(timeline, prompt, asked.n_generate));
+      draft_.base.push_back(run.along(*proposers_(), prompt, draft_.texts.back()));
+      if (!advance()) return false;
+    }
     return true;
   }
 
@@ -219,6 +251,7 @@ class Probes {
       if (!needle(kv, of, result)) return false;
     for (const CanaryGroup& group : canaries_)
       if (!canary(kv, group, result)) return false;
+    if (!draft(kv, result)) return false;
     result.lines.push_back(deterministic(kv));
     if (!advance()) return false;
     result.lines.push_back(kept_prefix(kv));
@@ -303,6 +336,56 @@ class Probes {
     return true;
   }
 
+  bool draft(const KvChoice& kv, ProbeResult& result) {
+    const ProbeDraft& asked = options_.draft;
+    ProbeLine line{.name = "draft acceptance", .says = {}};
+    if (!draft_.why_not.empty()) {
+      line.verdict = ProbeVerdict::not_applicable;
+      line.says = draft_.why_not;
+    } else {
+      line.name += fmt::format(", {}, {} a step", asked.type, asked.depth);
+      AcceptanceRun run(model_, kv, draft_tokens(), asked.depth);
+      MeanStat here, base, loss;  // of steps, which are the same ones
+      int64_t n_proposed = 0;
+      for (size_t i = 0; i < draft_.texts.size(); ++i) {
+        const auto steps = run.along(*proposers_(), draft_.prompts[i], draft_.texts[i]);
+        const std::vector<AcceptanceStep>& of_base = draft_.base[i];
+        RIDGE_CHECK(steps.size() == of_base.size(), "{} steps, {} with the base", steps.size(), of_base.size());
+        for (size_t j = 0; j < steps.size(); ++j) {
+          const double holds = double(steps[j].n_accepted) / steps[j].n_proposed,
+                       holds_base = double(of_base[j].n_accepted) / of_base[j].n_proposed;
+          n_proposed += steps[j].n_proposed;
+          here.add(holds), base.add(holds_base), loss.add(holds_base - holds);
+        }
+        if (!advance()) return false;
+      }
+      judge_draft(line, here.mean(), base.mean(), loss);
+      line.numbers["proposed"] = n_proposed;
+    }
+    result.lines.push_back(std::move(line));
+    return true;
+  }
+  void judge_draft(ProbeLine& line, const Estimate& here, const Estimate& base, const MeanStat& loss) const {
+    constexpr int kFewestSteps = 30;  // errors of fewer say little
+    const Estimate lost = loss.mean();
+    const std::string of_base = kv_text(options_.draft.base);
+    line.numbers = {{"accepted", to_row(here)},
+                    {"accepted_base", to_row(base)},
+                    {"lost", to_row(lost)},
+                    {"steps", loss.count()},
+                    {"base", of_base},
+                    {"depth", options_.draft.depth},
+                    {"limit", options_.limits.draft_loss}};
+    if (loss.count() == 0) {
+      line.verdict = ProbeVerdict::not_applicable;
+      line.says = "nothing was proposed";
+      return;
+    }
+    if (loss.count() >= kFewestSteps)
+      line.verdict = judge_share({1 - lost.value, lost.error}, 1 - options_.limits.draft_loss);
+    line.says = fmt::format("{:.1f} % hold, {} {:.1f} %", 100 * here.value, of_base, 100 * base.value);
+  }
+
   struct Greedy {
     std::vector<int32_t> tokens;
     std::vector<float> logits;  // of all steps
@@ -356,6 +439,8 @@ class Probes {
   std::vector<DepthProbe> depths_;
   std::vector<NeedleProbes> needles_;
   std::vector<CanaryGroup> canaries_;
+  DraftTexts draft_;
+  ProposerMaker proposers_;
   std::vector<int32_t> equality_prompt_;
   int64_t done_ = 0, total_ = 0;
 };

@@ -1,9 +1,11 @@
 // What a person would notice: whether a cache keeps the next token near and far, finds what was said long ago, goes on
-// with JSON and code as f16 does, says the same twice, and the same with and without a kept prefix.
+// with JSON and code as f16 does, lets as many guessed tokens hold as q8_0 does, says the same twice, and the same with
+// and without a kept prefix.
 //
 // Bands and limits are data. What lies beyond a model's trained context is not applicable, never passed.
 #pragma once
 
+#include "engine/speculate.h"
 #include "lab/quality/engine_timelines.h"
 #include "lab/quality/quality.h"
 
@@ -25,6 +27,20 @@ struct ProbeLimits {
   std::vector<int> needle_contexts{0, 8192, 16384, 32768, 57344};  ///< 0: the trained one
   double needle_loss = 0.05;  ///< share of a needle's tokens that f16 finds and the cache does not, at most
   double canary = 0.90;       ///< share of f16's tokens of JSON and code that the cache would write too, at least
+  double draft_loss = 0.10;   ///< share of guessed tokens that hold with q8_0 and not with the cache, at most
+};
+
+/// Guessed tokens: steps of a fixed depth along greedy texts of `base` (lab/quality/acceptance.h).
+struct ProbeDraft {
+  std::string type;     ///< who guesses: "mtp", "lookup"
+  std::string why_not;  ///< not applicable: nobody guesses
+  /// Proposers of texts of at most n_ctx tokens; where `why_not` is empty.
+  std::function<ProposerMaker(const Model& model, int n_ctx)> open;
+  KvChoice base{.k = {.format = "q8_0"}, .v = {.format = "q8_0"}, .layers = {}};
+  int depth = 4;        ///< proposals a step
+  int n_texts = 32;     ///< texts, evenly spread prompts
+  int n_prompt = 128;   ///< tokens in front of each
+  int n_generate = 64;  ///< tokens of each
 };
 
 struct ProbeOptions {
@@ -35,6 +51,7 @@ struct ProbeOptions {
   uint64_t seed = 42;
   std::string device = "cpu";
   KvChoice base;
+  ProbeDraft draft{.why_not = "nobody guesses tokens"};
   ProbeLimits limits;
   std::vector<KvChoice> candidates;
 };
