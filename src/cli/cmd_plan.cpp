@@ -82,6 +82,11 @@ void print_check(const lab::MemoryPlan& plan, const lab::PlanCheck& check) {
   for (const lab::PlanPart& part : check.found)
     if (part.bytes > 0 || plan.of(part.name) > 0) line(part.name, plan.of(part.name), part.bytes);
   line("total", plan.total(), check.total());
+  if (check.driver_bytes > 0) {
+    fmt::print("difference {:.3f} % of what was found; the driver counts {} in use\n", 100 * check.difference(plan),
+               planned_size(check.driver_bytes));
+    return;
+  }
   fmt::print("difference {:.3f} % of what was found; resident memory grew by {}\n", 100 * check.difference(plan),
              planned_size(check.resident_bytes));
 }
@@ -90,6 +95,7 @@ lab::Row check_row(const lab::MemoryPlan& plan, const lab::PlanCheck& check) {
   lab::Row row{{"found", lab::Row::object()},
                {"found_bytes", check.total()},
                {"difference", lab::number(check.difference(plan))},
+               {"driver_bytes", check.driver_bytes},
                {"resident_bytes", check.resident_bytes}};
   for (const lab::PlanPart& part : check.found) row["found"][part.name] = part.bytes;
   return row;
@@ -111,8 +117,6 @@ int run_plan(const PlanFlags& flags) {
   lab::ResultsFile results = lab::ResultsFile::open(flags.output.results).or_throw();
   const lab::PlannedModel model = lab::plan_model(flags.model.model, flags.model.load_options());
   const int n_ctx = flags.n_ctx > 0 ? flags.n_ctx : model.config().n_ctx_train;
-  if (flags.check && model.on_device())
-    bad_flag("--check", "what a GPU's driver allocates is not counted yet", "use --device cpu");
   std::shared_ptr<const lab::PlannedDraft> draft;
   if (flags.spec.on())
     draft = lab::plan_draft(model, flags.spec.type, flags.spec.draft_model, flags.spec.cache(), flags.spec.depth);

@@ -168,6 +168,7 @@ std::unique_ptr<KvMemory> CudaBackend::open_memory(std::span<const KvLayerConfig
                 "{}: the KV cache needs {:.1f} GiB, {:.1f} GiB are free (a smaller n_ctx, fewer sequences or a cache "
                 "format of fewer bits)",
                 name_, double(needed) / (1 << 30), double(free) / (1 << 30));
+  const gpu::MemoryLabel label(gpu::MemoryOf::cache);
   return std::make_unique<DeviceKvMemory>(runner_.stream(), layers, metrics, n_pages, n_slots);
 }
 
@@ -175,6 +176,7 @@ std::unique_ptr<Drawing> CudaBackend::start_drawing(std::span<const SeqId> seqs,
                                                     std::span<const SamplerOptions> samplers,
                                                     std::span<const std::vector<int32_t>> recent) {
   gpu::use_device(runner_.device());
+  const gpu::MemoryLabel label(gpu::MemoryOf::sampling);
   const int n = int(seqs.size());
   auto& rows = static_cast<CudaOutputs&>(outputs);
   RIDGE_CHECK(rows.n_rows() == n, "drawing from {} rows of {} sequences", rows.n_rows(), n);
@@ -195,6 +197,7 @@ std::unique_ptr<Guessing> CudaBackend::start_guessing(const GuessedText& text, c
       has_delta(runner_.plan()))
     return nullptr;
   gpu::use_device(runner_.device());
+  const gpu::MemoryLabel label(gpu::MemoryOf::sampling);
   if (!guess_room_) guess_room_ = std::make_unique<GuessRoom>(runner_.plan().vocab_size);
   if (guess_room_->taken) return nullptr;
   return std::make_unique<CudaGuessing>(runner_, head->runner_, *guess_room_, text, draft);
@@ -203,6 +206,7 @@ std::unique_ptr<Guessing> CudaBackend::start_guessing(const GuessedText& text, c
 std::vector<int32_t> CudaBackend::draw(Outputs& outputs, std::span<const SamplerOptions> samplers,
                                        std::span<const std::vector<int32_t>> recent) {
   gpu::use_device(runner_.device());
+  const gpu::MemoryLabel label(gpu::MemoryOf::sampling);
   auto& rows = static_cast<CudaOutputs&>(outputs);
   const auto n = ssize(samplers);
   RIDGE_CHECK(rows.n_rows() == n, "{} samplers for {} rows", n, rows.n_rows());
@@ -306,6 +310,7 @@ std::unique_ptr<Backend> make_cuda_backend(int device, const ModelPlan& plan, co
         ErrorKind::no_memory,
         "device cuda:{}: the weights need {:.1f} GiB there, {:.1f} GiB are free (use a smaller model or the CPU)",
         device, double(needed) / (1 << 30), double(free) / (1 << 30));
+  const gpu::MemoryLabel label(gpu::MemoryOf::weights);
   return std::make_unique<CudaBackend>(device, fmt::format("cuda:{} {}", device, report.devices[size_t(device)].name),
                                        plan, weights, options);
 }

@@ -32,7 +32,7 @@ void CudaRunner::experts(int i, int64_t n, bool overlap) {
   const LayerPlan& plan = plan_.layers[size_t(i)];
   const ExpertsPlan& e = plan.experts;
   const CudaLayer& layer = model_.layers[size_t(i)];
-  Room& r = room_;
+  StepRoom<gpu::Buffer>& r = room_;
   const bool normed = plan.norms != NormPlace::after, few = n <= kFewRoutedTokens;
   const bool groups = !few && layer.expert_gate_up.can_group() && layer.expert_down.can_group();
   const ExpertChoice choice{.n_tokens = n,
@@ -80,11 +80,11 @@ void CudaRunner::experts(int i, int64_t n, bool overlap) {
                            .flops = 6 * choice.n_slots() * e.d_ff * plan_.d_model};
     });
     if (groups) {
-      layer.expert_gate_up.run_groups(stream_, of_groups, r.products.bricks);
+      layer.expert_gate_up.run_groups(stream_, of_groups, products_.bricks);
       of_groups.x = of_groups.y;
       of_groups.share = 1;
       of_groups.y = r.expert_out.as<float>();
-      layer.expert_down.run_groups(stream_, of_groups, r.products.bricks);
+      layer.expert_down.run_groups(stream_, of_groups, products_.bricks);
     } else {
       few_experts(i, choice, in, out);
     }

@@ -34,6 +34,7 @@ void CudaRunner::upload_head_packs(int64_t n) {
       for (; pack.n < most && first + pack.n < n; ++pack.n)
         pack.slots[pack.n] = int32_t((first + pack.n) * n_heads + head);
     }
+  const gpu::MemoryLabel label(gpu::MemoryOf::activations);
   gpu::upload(stream_, room_.head_packs.ensure<ExpertPack>(ssize(packs)), packs.data(),
               ssize(packs) * int64_t(sizeof(ExpertPack)));
   packs_there_ = n;
@@ -72,7 +73,7 @@ void CudaRunner::attend_latent(int i, const StepPlan& step, DeviceKvMemory& memo
   ProductCall call = block_in(i, n, layer.attn_norm, overlap);
   call.y[0] = room + (l.q_rank > 0 ? at.low : at.q);
   call.y[1] = room + at.kv;
-  layer.qkv.run(stream_, call, room_.products);
+  layer.qkv.run(stream_, call, products_);
   if (l.q_rank > 0)
     layer.q_b.run(stream_,
                   {.n_tokens = n,
@@ -82,7 +83,7 @@ void CudaRunner::attend_latent(int i, const StepPlan& step, DeviceKvMemory& memo
                    .y = {room + at.q},
                    .overlap = overlap,
                    .layer = i},
-                  room_.products);
+                  products_);
   const auto of_heads = [&](const DeviceExpertProduct& product, int64_t n_out, const float* x, float* y) {
     const gpu::OpRange range([&] {
       return gpu::LoggedOp{.op = "heads",
@@ -107,7 +108,7 @@ void CudaRunner::attend_latent(int i, const StepPlan& step, DeviceKvMemory& memo
   of_heads(layer.v_b, l.value_dim, room_.attn.as<float>(), room + at.values);
   call = block_out(i, n, overlap);
   call.x = room + at.values;
-  layer.o.run(stream_, call, room_.products);
+  layer.o.run(stream_, call, products_);
   end_block(i, n, layer.attn_post_norm);
 }
 

@@ -10,6 +10,7 @@
 #include "engine/device_kernels.h"
 #include "gpu/graph.h"
 #include "gpu/launch_log.h"
+#include "gpu/memory_use.h"
 #include "op/device_product.h"
 #include "op/experts/experts_cuda.h"
 #include "op/gemv/rows_cuda.h"
@@ -59,7 +60,11 @@ gpu::LoggedOp small_op(std::string_view op, int64_t n_floats, int layer = -1);
 
 /// The weights of a plan's layers.
 struct CudaModel {
+  CudaModel() = default;
   CudaModel(const gpu::Stream& stream, const ModelPlan& plan, const Weights& weights, const ForcedKernels& forced);
+  /// A model as the constructor makes it, without device memory. Of matrices formats and shapes count.
+  static CudaModel planned(const ModelPlan& plan, const Weights& weights, const ForcedKernels& forced,
+                           gpu::Allocations& all);
   /// What the weights take of the device, and what packing the largest product needs beside them.
   static int64_t upload_bytes(const ModelPlan& plan, const Weights& weights, const ForcedKernels& forced);
   /// What a step of one token reads of the matrices.
@@ -101,6 +106,7 @@ class CudaOutputs final : public Outputs {
   /// Room for `padded` rows on the device, n of which are asked for.
   float* make_room(int64_t n, int64_t padded) {
     n_rows_ = n;
+    const gpu::MemoryLabel label(gpu::MemoryOf::logits);
     return rows_.ensure(padded * vocab_size_);
   }
   float* on_device() const { return rows_.as<float>(); }
@@ -108,6 +114,7 @@ class CudaOutputs final : public Outputs {
   void keep_hidden(const gpu::Buffer& x, int64_t n, int d_model) {
     n_hidden_ = n;
     d_model_ = d_model;
+    const gpu::MemoryLabel label(gpu::MemoryOf::logits);
     gpu::copy(stream_, hidden_.ensure(n * d_model), x.as<void>(), 4 * n * d_model);
   }
 
@@ -122,6 +129,72 @@ class CudaOutputs final : public Outputs {
   gpu::Buffer scores_, targets_;
   int64_t n_scores_ = 0;
 };
+
+/// Activations of a step [n_tokens, ..], and its plan on the device. Grown on demand.
+template <class Buffer>
+struct StepRoom {
+  Buffer tokens, rows, spans, blocks, n_spans, logit_rows;
+  Buffer cosines, sines;  // of each rope
+  Buffer x, qkv, q, attn, ff, logit_x;
+  Buffer join, hidden;  // of an MTP head: embeddings, and the hidden states that they are joined with
+  Buffer block;         // what a block gives, before it is normed or scaled
+  // Of experts: their normed input, and rows of a token's experts.
+  Buffer h, scores, expert_weights, expert_numbers, packs, expert_gate, expert_up, expert_out, shared, router_counters,
+      expert_counts, areas, area_experts, area_columns;  // the last three: ExpertGroups
+  Buffer attn_scratch, k_ring, v_ring;
+  Buffer latent, head_packs;  // of latent attention: LatentRoom, and the packs of all heads
+  // Of the delta rule: DeltaSpans; its matrices, one behind another; DeviceDelta::counters.
+  Buffer sequences, delta, delta_counters;
+
+  /// Calls visit() with every buffer.
+  template <class Visit>
+  void for_each(const Visit& visit) const {
+    for (const Buffer* b : {&tokens,
+                            &rows,
+                            &spans,
+                            &blocks,
+                            &n_spans,
+                            &logit_rows,
+                            &cosines,
+                            &sines,
+                            &x,
+                            &qkv,
+                            &q,
+                            &attn,
+                            &ff,
+                            &logit_x,
+                            &join,
+                            &hidden,
+                            &block,
+                            &h,
+                            &scores,
+                            &expert_weights,
+                            &expert_numbers,
+                            &packs,
+                            &expert_gate,
+                            &expert_up,
+                            &expert_out,
+                            &shared,
+                            &router_counters,
+                            &expert_counts,
+                            &areas,
+                            &area_experts,
+                            &area_columns,
+                            &attn_scratch,
+                            &k_ring,
+                            &v_ring,
+                            &latent,
+                            &head_packs,
+                            &sequences,
+                            &delta,
+                            &delta_counters})
+      visit(*b);
+  }
+};
+/// Makes a room large enough for a step of `plan` over a cache: DeviceKvMemory, or PlannedSides.
+template <class Buffer, class Memory>
+void make_step_room(StepRoom<Buffer>& room, const StepPlan& step, const ModelPlan& plan, bool joins,
+                    const Memory& memory);
 
 /// What a recorded step draws with: tokens that it starts from, and its samplers.
 struct DrawingRoom {
@@ -182,24 +255,7 @@ class CudaRunner {
   int device() const { return device_; }
 
  private:
-  /// Activations of a step [n_tokens, ..], and its plan on the device. Grown on demand.
-  struct Room {
-    gpu::Buffer tokens, rows, spans, blocks, n_spans, logit_rows;
-    gpu::Buffer cosines, sines;  // of each rope
-    gpu::Buffer x, qkv, q, attn, ff, logit_x;
-    gpu::Buffer join, hidden;  // of an MTP head: embeddings, and the hidden states that they are joined with
-    gpu::Buffer block;         // what a block gives, before it is normed or scaled
-    // Of experts: their normed input, and rows of a token's experts.
-    gpu::Buffer h, scores, expert_weights, expert_numbers, packs, expert_gate, expert_up, expert_out, shared,
-        router_counters, expert_counts, areas, area_experts, area_columns;  // the last three: ExpertGroups
-    gpu::Buffer attn_scratch, k_ring, v_ring;
-    gpu::Buffer latent, head_packs;  // of latent attention: LatentRoom, and the packs of all heads
-    // Of the delta rule: DeltaSpans; its matrices, one behind another; DeviceDelta::counters.
-    gpu::Buffer sequences, delta, delta_counters;
-    ProductScratch products;
-
-    std::vector<const void*> places() const;
-  };
+  std::vector<const void*> places() const;
   /// A step as it was recorded; queued launch by launch the first time, when buffers still grow.
   struct Recorded {
     bool ran = false;
@@ -212,7 +268,6 @@ class CudaRunner {
   void upload(const StepPlan& step, std::span<const int32_t> tokens, View2<const float> joined);
   void take(const StepPlan& step, const FedInputs& fed);
   void upload_lists(const StepPlan& step);
-  void make_room(const StepPlan& step, const DeviceKvMemory& memory);
   /// The forward pass: everything that a step launches.
   void queue(const StepPlan& step, DeviceKvMemory& memory, const int32_t* tokens, float* logits, int64_t n_logits,
              DrawingRoom* room);
@@ -243,7 +298,8 @@ class CudaRunner {
   const DeviceOptions options_;
   gpu::Stream stream_;
   CudaModel model_;
-  Room room_;
+  StepRoom<gpu::Buffer> room_;
+  ProductScratch products_;
   const float* logit_hidden_ = nullptr;
   int n_ctx_ = 0;                           // of the pool of the step that runs
   std::vector<StepRow> rows_there_;         // contents of room_.rows once all queued work has run

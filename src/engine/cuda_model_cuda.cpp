@@ -46,6 +46,15 @@ struct QueryRows {
   std::vector<std::byte> rows;
 };
 
+/// The matrix that a half of a join is: as blocks, or as floats where a half cuts blocks.
+Linear half_of(const Linear& join) {
+  Linear half = join;
+  half.n_in = join.n_in / 2;
+  half.rows = nullptr;
+  if (half.n_in % join.format->group != 0) half.format = weight_format_of_gguf(0);
+  return half;
+}
+
 /// Columns of an MTP head's join: the first half takes embeddings, the second one hidden states.
 struct JoinHalf {
   JoinHalf(const Linear& join, int half) : columns(join) {
@@ -240,7 +249,7 @@ int64_t CudaModel::upload_bytes(const ModelPlan& plan, const Weights& weights, c
   add_vectors({&weights.output_norm});
   add_product(one(weights.output));
   if (weights.join.format)
-    for (const int half : {0, 1}) add_product(one(JoinHalf(weights.join, half).columns));
+    for (int half = 0; half < 2; ++half) add_product(one(half_of(weights.join)));
   add_vectors({&weights.join_embedding_norm, &weights.join_hidden_norm});
   for (size_t i = 0; i < weights.layers.size(); ++i) {
     const LayerWeights& l = weights.layers[i];
@@ -270,6 +279,64 @@ int64_t CudaModel::upload_bytes(const ModelPlan& plan, const Weights& weights, c
     add_vectors({&l.router_bias, &l.choice_bias, &l.shared_gate});
   }
   return kept + packing;
+}
+
+CudaModel CudaModel::planned(const ModelPlan& plan, const Weights& weights, const ForcedKernels& forced,
+                             gpu::Allocations& all) {
+  CudaModel model;
+  const auto vectors = [&](std::initializer_list<const std::vector<float>*> of) {
+    for (const auto* values : of) all.add(4 * ssize(*values));
+  };
+  const auto product = [&](const ProductParts& parts) {
+    DeviceProduct planned = DeviceProduct::planned(parts.matrices, parts.biases, parts.glu, forced);
+    planned.add_to(all);
+    return planned;
+  };
+  const auto experts = [&](const ExpertParts& parts) {
+    DeviceExpertProduct planned = DeviceExpertProduct::planned(parts.matrices, parts.biases, parts.glu);
+    planned.add_to(all);
+    return planned;
+  };
+  for (const Rope& rope : plan.ropes) all.add(8 * ssize(rope.frequency));
+  all.add(weights.embedding.bytes());
+  vectors({&weights.output_norm, &weights.join_embedding_norm, &weights.join_hidden_norm});
+  model.output = product(one(weights.output));
+  if (weights.join.format) {
+    const Linear half = half_of(weights.join);
+    model.join_embedding = product(one(half));
+    model.join_hidden = product(one(half));
+  }
+  for (size_t i = 0; i < weights.layers.size(); ++i) {
+    const LayerWeights& l = weights.layers[i];
+    const LayerPlan& of = plan.layers[i];
+    CudaLayer& layer = model.layers.emplace_back();
+    vectors({&l.attn_norm, &l.q_norm, &l.k_norm, &l.attn_sub_norm, &l.attn_post_norm, &l.ffn_norm, &l.ffn_sub_norm,
+             &l.ffn_post_norm, &l.sink_logits});
+    if (of.mixer == MixerKind::delta) {
+      vectors({&l.delta.conv, &l.delta.decay, &l.delta.dt_bias, &l.delta.norm});
+      layer.delta.in = product(delta_in_of(l.delta));
+    } else {
+      layer.qkv = product(qkv_of(l));
+    }
+    layer.o = product(one(l.o, &l.o_bias));
+    if (of.mixer == MixerKind::latent) {
+      vectors({&l.q_a_norm, &l.kv_a_norm});
+      if (l.q_b.n_out > 0) layer.q_b = product(one(l.q_b));
+      layer.k_b = experts(heads_of(l.k_b));
+      layer.v_b = experts(heads_of(l.v_b));
+    }
+    if (has_dense(of)) {
+      layer.gate_up = product(gate_up_of(l, of.dense.activation));
+      layer.down = product(one(l.down));
+    }
+    if (of.feed_forward != FeedForwardKind::experts) continue;
+    layer.expert_gate_up = experts(expert_gate_up_of(of, l));
+    layer.expert_down = experts(expert_down_of(of, l));
+    layer.joins_shared = joins_shared(of, l);
+    all.add(4 * (l.router.n_out * l.router.n_in + ssize(l.shared_gate)));
+    vectors({&l.router_bias, &l.choice_bias});
+  }
+  return model;
 }
 
 int64_t CudaModel::step_bytes(const ModelPlan& plan) const {

@@ -59,21 +59,88 @@ void activate(gpu::StreamHandle stream, Activation activation, int64_t n, float*
   }
 }
 
-std::vector<const void*> CudaRunner::Room::places() const {
+std::vector<const void*> CudaRunner::places() const {
   std::vector<const void*> places;
-  for (const gpu::Buffer* b :
-       {&h, &scores, &expert_weights, &expert_numbers, &packs, &expert_gate, &expert_up, &expert_out, &shared,
-        &router_counters, &expert_counts, &areas, &area_experts, &area_columns})
-    places.push_back(b->as<void>());
-  for (const gpu::Buffer* b : {&sequences, &delta, &delta_counters}) places.push_back(b->as<void>());
-  for (const gpu::Buffer* b :
-       {&tokens, &rows, &spans, &blocks,  &n_spans, &logit_rows,   &cosines, &sines,  &x,    &qkv,
-        &q,      &attn, &ff,    &logit_x, &block,   &attn_scratch, &k_ring,  &v_ring, &join, &hidden})
-    places.push_back(b->as<void>());
-  for (const gpu::Buffer* b : {&latent, &head_packs}) places.push_back(b->as<void>());
-  for (const void* place : products.places()) places.push_back(place);
+  room_.for_each([&](const gpu::Buffer& buffer) { places.push_back(buffer.as<void>()); });
+  for (const void* place : products_.places()) places.push_back(place);
   return places;
 }
+
+template <class Buffer, class Memory>
+void make_step_room(StepRoom<Buffer>& r, const StepPlan& step, const ModelPlan& plan, bool joins,
+                    const Memory& memory) {
+  const int64_t n = std::max<int64_t>(step.n_tokens, ssize(step.rows));
+  r.tokens.template ensure<int32_t>(n);
+  r.rows.template ensure<StepRow>(ssize(step.rows));
+  r.spans.template ensure<StepSpan>(std::max<int64_t>(n, ssize(step.spans)));
+  r.n_spans.template ensure<int32_t>(ssize(step.slices));
+  r.blocks.template ensure<AttnBlock>(ssize(step.blocks));
+  int64_t n_angles = 0;
+  for (const Rope& rope : plan.ropes) n_angles += n * ssize(rope.frequency);
+  r.cosines.ensure(std::max<int64_t>(1, n_angles));
+  r.sines.ensure(std::max<int64_t>(1, n_angles));
+  r.x.ensure(n * plan.d_model);
+  if (joins) {
+    r.join.ensure(n * plan.d_model);
+    r.hidden.ensure(n * plan.d_model);
+  }
+  r.q.ensure(n * plan.q_dim());
+  r.attn.ensure(n * plan.q_dim());
+  r.ff.ensure(2 * n * plan.d_ff());  // gate and up, where they are not one product
+  if (!std::ranges::all_of(plan.layers, adds_at_once)) r.block.ensure(n * plan.d_model);
+  r.sequences.template ensure<DeltaSpan>(ssize(step.sequences));
+  for (const LayerPlan& layer : plan.layers) {
+    if (layer.mixer == MixerKind::latent) r.latent.ensure(LatentRoom(layer, n).end);
+    r.qkv.ensure(n * (layer.attention.q_rows() + 2 * layer.attention.kv_dim()));
+    const DeltaPlan& d = layer.delta;
+    if (layer.mixer == MixerKind::delta) {
+      r.delta.ensure(2 * n * (d.channels() + d.values() + d.n_value_heads) + 24 +
+                     step.n_delta_chunks * d.n_value_heads * kDeltaChunkFloats);
+      r.delta_counters.template ensure<uint32_t>(ssize(step.sequences) * d.n_key_heads);
+    }
+    const ExpertsPlan& e = layer.experts;
+    if (layer.feed_forward != FeedForwardKind::experts) continue;
+    const ExpertChoice choice{.n_tokens = n, .n_experts = e.n_experts, .n_used = e.rule.n_used, .shared = e.shared};
+    r.h.ensure(n * plan.d_model);
+    r.router_counters.template ensure<uint32_t>(kFewRoutedTokens);
+    r.scores.ensure(n * choice.n_scores());
+    r.expert_weights.ensure(choice.n_slots());
+    r.expert_numbers.template ensure<int32_t>(choice.n_slots());
+    r.packs.template ensure<ExpertPack>(choice.n_packs());
+    r.expert_counts.template ensure<int32_t>(choice.n_scores());
+    r.areas.template ensure<int32_t>(1);
+    r.area_experts.template ensure<int32_t>(choice.n_areas());
+    r.area_columns.template ensure<int32_t>(choice.n_areas() * choice.group_columns());
+    r.expert_gate.ensure(choice.n_slots() * e.d_ff);
+    r.expert_up.ensure(choice.n_slots() * e.d_ff);
+    r.expert_out.ensure(choice.n_slots() * plan.d_model);
+    if (e.shared) r.shared.ensure(n * plan.d_model);
+  }
+  if (!step.logits_in_order) r.logit_x.ensure(ssize(step.logit_rows) * plan.d_model);
+  for (const StepSlice& slice : step.slices)
+    for (int layer = 0; layer < memory.n_layers(); ++layer) {
+      const AttentionPlan& a = plan.layers[size_t(layer)].attention;
+      if (a.n_heads == 0) continue;
+      if (plan.layers[size_t(layer)].mixer == MixerKind::latent)
+        r.attn_scratch.template ensure<std::byte>(latent_attn_scratch_bytes(slice.n_rows, a.n_heads, a.head_dim));
+      if (!slice.is_long && memory.in_fragments(layer))
+        r.attn_scratch.template ensure<std::byte>(
+            tile_attn_scratch_bytes(slice.n_rows, a.n_heads, a.n_kv_heads, a.head_dim, tile_attn_blocks()));
+      if (!slice.is_long) continue;
+      for (const auto& [key, blocks] : slice.blocks)
+        r.attn_scratch.template ensure<std::byte>(prefill_attn_scratch_bytes(blocks.part_rows, key[0], a.head_dim));
+      const auto ring = [&](Buffer& buffer, const KvTiles& t) {
+        buffer.template ensure<std::byte>(int64_t(slice.n_spans) * t.n_kv_heads * slice.ring_tiles * t.ring_tile_bytes +
+                                          64);
+      };
+      ring(r.k_ring, memory.tiles(layer, true));
+      ring(r.v_ring, memory.tiles(layer, false));
+    }
+}
+
+template void make_step_room(StepRoom<gpu::Buffer>&, const StepPlan&, const ModelPlan&, bool, const DeviceKvMemory&);
+template void make_step_room(StepRoom<gpu::PlannedBuffer>&, const StepPlan&, const ModelPlan&, bool,
+                             const PlannedSides&);
 
 CudaRunner::CudaRunner(int device, const ModelPlan& plan, const Weights& weights, const DeviceOptions& options)
     : device_(device), plan_(plan), options_(options), model_(stream_, plan_, weights, options.kernels) {}
@@ -84,76 +151,6 @@ StepRows CudaRunner::rows_of(const StepSlice& slice, const DeviceKvMemory& memor
           .rows = room_.rows.as<StepRow>() + slice.first_row,
           .pages = memory.page_table(pages),
           .page_pitch = memory.n_pages()};
-}
-
-void CudaRunner::make_room(const StepPlan& step, const DeviceKvMemory& memory) {
-  const int64_t n = std::max<int64_t>(step.n_tokens, ssize(step.rows));
-  Room& r = room_;
-  r.tokens.ensure<int32_t>(n);
-  r.rows.ensure<StepRow>(ssize(step.rows));
-  r.spans.ensure<StepSpan>(std::max<int64_t>(n, ssize(step.spans)));
-  r.n_spans.ensure<int32_t>(ssize(step.slices));
-  r.blocks.ensure<AttnBlock>(ssize(step.blocks));
-  int64_t n_angles = 0;
-  for (const CudaRope& rope : model_.ropes) n_angles += n * rope.n_pairs;
-  r.cosines.ensure(std::max<int64_t>(1, n_angles));
-  r.sines.ensure(std::max<int64_t>(1, n_angles));
-  r.x.ensure(n * plan_.d_model);
-  if (model_.join_hidden.bytes() > 0) {
-    r.join.ensure(n * plan_.d_model);
-    r.hidden.ensure(n * plan_.d_model);
-  }
-  r.q.ensure(n * plan_.q_dim());
-  r.attn.ensure(n * plan_.q_dim());
-  r.ff.ensure(2 * n * plan_.d_ff());  // gate and up, where they are not one product
-  if (!std::ranges::all_of(plan_.layers, adds_at_once)) r.block.ensure(n * plan_.d_model);
-  r.sequences.ensure<DeltaSpan>(ssize(step.sequences));
-  for (const LayerPlan& layer : plan_.layers) {
-    if (layer.mixer == MixerKind::latent) r.latent.ensure(LatentRoom(layer, n).end);
-    r.qkv.ensure(n * (layer.attention.q_rows() + 2 * layer.attention.kv_dim()));
-    const DeltaPlan& d = layer.delta;
-    if (layer.mixer == MixerKind::delta) {
-      r.delta.ensure(2 * n * (d.channels() + d.values() + d.n_value_heads) + 24 +
-                     step.n_delta_chunks * d.n_value_heads * kDeltaChunkFloats);
-      r.delta_counters.ensure<uint32_t>(ssize(step.sequences) * d.n_key_heads);
-    }
-    const ExpertsPlan& e = layer.experts;
-    if (layer.feed_forward != FeedForwardKind::experts) continue;
-    const ExpertChoice choice{.n_tokens = n, .n_experts = e.n_experts, .n_used = e.rule.n_used, .shared = e.shared};
-    r.h.ensure(n * plan_.d_model);
-    r.router_counters.ensure<uint32_t>(kFewRoutedTokens);
-    r.scores.ensure(n * choice.n_scores());
-    r.expert_weights.ensure(choice.n_slots());
-    r.expert_numbers.ensure<int32_t>(choice.n_slots());
-    r.packs.ensure<ExpertPack>(choice.n_packs());
-    r.expert_counts.ensure<int32_t>(choice.n_scores());
-    r.areas.ensure<int32_t>(1);
-    r.area_experts.ensure<int32_t>(choice.n_areas());
-    r.area_columns.ensure<int32_t>(choice.n_areas() * choice.group_columns());
-    r.expert_gate.ensure(choice.n_slots() * e.d_ff);
-    r.expert_up.ensure(choice.n_slots() * e.d_ff);
-    r.expert_out.ensure(choice.n_slots() * plan_.d_model);
-    if (e.shared) r.shared.ensure(n * plan_.d_model);
-  }
-  if (!step.logits_in_order) r.logit_x.ensure(ssize(step.logit_rows) * plan_.d_model);
-  for (const StepSlice& slice : step.slices)
-    for (int layer = 0; layer < memory.n_layers(); ++layer) {
-      const AttentionPlan& a = plan_.layers[size_t(layer)].attention;
-      if (a.n_heads == 0) continue;
-      if (plan_.layers[size_t(layer)].mixer == MixerKind::latent)
-        r.attn_scratch.ensure<std::byte>(latent_attn_scratch_bytes(slice.n_rows, a.n_heads, a.head_dim));
-      if (!slice.is_long && memory.in_fragments(layer))
-        r.attn_scratch.ensure<std::byte>(
-            tile_attn_scratch_bytes(slice.n_rows, a.n_heads, a.n_kv_heads, a.head_dim, tile_attn_blocks()));
-      if (!slice.is_long) continue;
-      for (const auto& [key, blocks] : slice.blocks)
-        r.attn_scratch.ensure<std::byte>(prefill_attn_scratch_bytes(blocks.part_rows, key[0], a.head_dim));
-      const auto ring = [&](gpu::Buffer& buffer, const KvTiles& t) {
-        buffer.ensure<std::byte>(int64_t(slice.n_spans) * t.n_kv_heads * slice.ring_tiles * t.ring_tile_bytes + 64);
-      };
-      ring(r.k_ring, memory.tiles(layer, true));
-      ring(r.v_ring, memory.tiles(layer, false));
-    }
 }
 
 void CudaRunner::upload(const StepPlan& step, std::span<const int32_t> tokens, View2<const float> joined) {
@@ -211,11 +208,11 @@ void CudaRunner::embed(const int32_t* tokens, int64_t n) {
                    .norm_weight = model_.join_embedding_norm.as<float>(),
                    .norm_eps = plan_.norm_eps,
                    .y = {room_.x.as<float>()}};
-  model_.join_embedding.run(stream_, call, room_.products);
+  model_.join_embedding.run(stream_, call, products_);
   call.x = room_.hidden.as<float>();
   call.norm_weight = model_.join_hidden_norm.as<float>();
   call.output = ProductOutput::add;
-  model_.join_hidden.run(stream_, call, room_.products);
+  model_.join_hidden.run(stream_, call, products_);
 }
 
 /// Angles of the rows, tiles that leave, and the embedding. It comes last: a plain launch, so that its successors find
@@ -350,7 +347,7 @@ void CudaRunner::attend(int i, const StepPlan& step, DeviceKvMemory& memory, boo
   float *q = room_.qkv.as<float>(), *k = q + n * plan.q_rows(), *v = k + n * plan.kv_dim();
   ProductCall call = block_in(i, n, layer.attn_norm, overlap);
   std::ranges::copy(std::array{q, k, v}, call.y);
-  layer.qkv.run(stream_, call, room_.products);
+  layer.qkv.run(stream_, call, products_);
   if (plan.qk_norm_whole) {
     const gpu::OpRange range([&] { return small_op("norm", n * (plan.q_dim() + plan.kv_dim()), i); });
     device_rms_norm(stream_, n, plan.q_dim(), q, layer.q_norm.as<float>(), plan_.norm_eps, q);
@@ -364,7 +361,7 @@ void CudaRunner::attend(int i, const StepPlan& step, DeviceKvMemory& memory, boo
   call = block_out(i, n, overlap);
   call.x = room_.attn.as<float>();
   call.norm_weight = plan.out_norm ? layer.attn_sub_norm.as<float>() : nullptr;
-  layer.o.run(stream_, call, room_.products);
+  layer.o.run(stream_, call, products_);
   end_block(i, n, layer.attn_post_norm);
 }
 
@@ -414,7 +411,7 @@ void CudaRunner::dense(int i, const ProductCall& in, const ProductCall& out) {
   if (fused) call.output = plan.activation == Activation::relu2 ? ProductOutput::relu2_glu : ProductOutput::silu_glu;
   call.y[0] = gate;
   call.y[1] = fused ? nullptr : up;
-  layer.gate_up.run(stream_, call, room_.products);
+  layer.gate_up.run(stream_, call, products_);
   if (!fused) {
     const gpu::OpRange range([&] { return small_op("activation", 2 * in.n_tokens * plan.d_ff, i); });
     activate(stream_, plan.activation, in.n_tokens * plan.d_ff, gate, up);
@@ -422,7 +419,7 @@ void CudaRunner::dense(int i, const ProductCall& in, const ProductCall& out) {
   call = out;
   call.x = gate;
   call.norm_weight = plan.down_norm ? layer.ffn_sub_norm.as<float>() : nullptr;
-  layer.down.run(stream_, call, room_.products);
+  layer.down.run(stream_, call, products_);
 }
 
 /// Hands the residual stream to whoever watches, and takes it back.
@@ -472,7 +469,7 @@ void CudaRunner::queue(const StepPlan& step, DeviceKvMemory& memory, const int32
                        .norm_eps = plan_.norm_eps,
                        .y = {logits},
                        .overlap = overlap && step.logits_in_order},
-                      room_.products);
+                      products_);
   }
   if (!room) return;
   {
@@ -495,7 +492,12 @@ void CudaRunner::run(const Batch& batch, SequencePool& pool, CudaOutputs& output
   const int64_t padded =
       step.logits_in_order && n_logits > 0 ? std::max<int64_t>(n_logits, ssize(step.rows)) : n_logits;
   float* const logits = outputs.make_room(n_logits, padded);
-  make_room(step, memory);
+  {
+    const gpu::MemoryLabel label(gpu::MemoryOf::activations);
+    make_step_room(room_, step, plan_, model_.join_hidden.bytes() > 0, memory);
+    if (step.logit_rows.size() > 0 && !step.logits_in_order) room_.logit_rows.ensure<int32_t>(ssize(step.logit_rows));
+  }
+  const gpu::MemoryLabel label(gpu::MemoryOf::scratch);
   if (fed) take(step, *fed);
   else upload(step, room ? std::span<const int32_t>() : batch.tokens, batch.joined);
   const int32_t* const tokens = (room ? room->tokens : room_.tokens).as<int32_t>();
@@ -534,7 +536,7 @@ void CudaRunner::replay(Recorded& step, const float* logits, const std::function
     queue();
   };
   const auto places = [&] {
-    std::vector<const void*> now = room_.places();
+    std::vector<const void*> now = this->places();
     now.push_back(logits);
     return now;
   };

@@ -52,6 +52,22 @@ struct StepPlan {
   int n_leaving = 0;                      ///< sequences of a recorded step of which some tile leaves
 };
 
+/// A cache as plan_step() looks at it: rules and sizes of its sides, no memory.
+struct PlannedSides {
+  explicit PlannedSides(std::span<const KvLayerConfig> layers);
+
+  int n_layers() const { return int(sides.size() / 2); }
+  const KvTiles& tiles(int layer, bool is_k) const { return sides[2 * size_t(layer) + !is_k]; }
+  bool in_fragments(int layer) const { return tiles(layer, true).kind != TileKind::rows; }
+
+  std::vector<KvTiles> sides;  ///< K and V of each layer
+  bool calibrates = false;
+};
+/// The plan of a step of n_seqs sequences with n_tokens behind n_past each, with lists as long as those of such a batch.
+/// Sequences with a past are calibrated.
+StepPlan plan_shape(int n_seqs, int n_tokens, int n_past, LogitRows logits, const PlannedSides& sides,
+                    const ModelPlan& model);
+
 /// The plan of a batch whose pages are reserved. Recorded steps are filled up with padding rows to padded_rows().
 /// `reach`: position that a sequence may come to, where it may be further than the pool knows.
 StepPlan plan_step(const Batch& batch, const SequencePool& pool, const DeviceKvMemory& memory, const ModelPlan& model,

@@ -12,15 +12,16 @@ namespace {
 constexpr int kMostRecordedRows = 256;
 
 /// All rules of retention of a cache.
-template <class Visit>
-void for_each_retention(const DeviceKvMemory& memory, const Visit& visit) {
+template <class Memory, class Visit>
+void for_each_retention(const Memory& memory, const Visit& visit) {
   for (int layer = 0; layer < memory.n_layers(); ++layer)
     for (const bool is_k : {true, false})
       if (const KvTiles& tiles = memory.tiles(layer, is_k); tiles.n_kv_heads > 0) visit(tiles);
 }
 
 /// Tiles of a ring that holds all rows which queries of the span may see exact.
-int ring_tiles_for(const DeviceKvMemory& memory, const KvSpan& span) {
+template <class Memory>
+int ring_tiles_for(const Memory& memory, const KvSpan& span) {
   int most = 0;
   for_each_retention(memory, [&](const KvTiles& t) {
     if (t.ring_tiles > 0)
@@ -30,7 +31,8 @@ int ring_tiles_for(const DeviceKvMemory& memory, const KvSpan& span) {
   return most;
 }
 
-int leaving_tiles_of(const DeviceKvMemory& memory, const KvSpan& span) {
+template <class Memory>
+int leaving_tiles_of(const Memory& memory, const KvSpan& span) {
   int most = 0;
   for_each_retention(memory, [&](const KvTiles& t) {
     if (t.ring_tiles == 0 || (t.retention.window == 0 && span.n_past >= t.retention.calibration)) return;
@@ -40,9 +42,11 @@ int leaving_tiles_of(const DeviceKvMemory& memory, const KvSpan& span) {
   return most;
 }
 
+/// Of a pool and its memory, or of numbers alone.
+template <class Pool, class Memory>
 class Planner {
  public:
-  Planner(const Batch& batch, const SequencePool& pool, const DeviceKvMemory& memory, const ModelPlan& model, int reach)
+  Planner(const Batch& batch, const Pool& pool, const Memory& memory, const ModelPlan& model, int reach)
       : batch_(batch), pool_(pool), memory_(memory), model_(model), reach_(reach) {}
 
   StepPlan plan() {
@@ -166,15 +170,41 @@ class Planner {
   }
 
   const Batch& batch_;
-  const SequencePool& pool_;
-  const DeviceKvMemory& memory_;
+  const Pool& pool_;
+  const Memory& memory_;
   const ModelPlan& model_;
   const int reach_;
   StepPlan plan_;
   std::vector<std::vector<KvSpan>> rounds_;
 };
 
+/// Sequences that are all at the same place.
+struct PlannedPool {
+  int n_past = 0;
+  bool calibrating = false;
+
+  KvSpan span(SeqId, int row, int n) const { return {.first_row = row, .n_rows = n, .n_past = n_past}; }
+  bool calibrates(SeqId) const { return calibrating; }
+};
+
 }  // namespace
+
+PlannedSides::PlannedSides(std::span<const KvLayerConfig> layers) {
+  for (const KvLayerConfig& layer : layers)
+    for (const bool is_k : {true, false}) {
+      const KvLayout layout(layer, is_k, device_tiles(layer).ok);
+      sides.push_back(layout.tiles);
+      calibrates = calibrates || layout.calibrates();
+    }
+}
+
+StepPlan plan_shape(int n_seqs, int n_tokens, int n_past, LogitRows logits, const PlannedSides& sides,
+                    const ModelPlan& model) {
+  const std::vector<int32_t> tokens(size_t(n_seqs) * size_t(n_tokens));
+  const std::vector<SeqTokens> seqs(size_t(n_seqs), SeqTokens{SeqId{}, n_tokens});
+  const PlannedPool pool{n_past, sides.calibrates && n_past == 0};
+  return Planner(Batch{.tokens = tokens, .seqs = seqs, .logits = logits}, pool, sides, model, 0).plan();
+}
 
 int padded_rows(int n) {
   if (n <= 8) return n;

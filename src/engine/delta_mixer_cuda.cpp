@@ -20,7 +20,7 @@ void CudaRunner::mix_delta(int i, const StepPlan& step, DeviceKvMemory& memory, 
                *const out = matrix(plan.values());
   ProductCall call = block_in(i, n, layer.attn_norm, overlap);
   std::ranges::copy(std::array{qkv, z, a, b}, call.y);
-  layer.delta.in.run(stream_, call, room_.products);
+  layer.delta.in.run(stream_, call, products_);
   {
     const gpu::OpRange range([&] {
       int64_t n_sequences = 0;
@@ -55,7 +55,7 @@ void CudaRunner::mix_delta(int i, const StepPlan& step, DeviceKvMemory& memory, 
   }
   call = block_out(i, n, overlap);
   call.x = z;
-  layer.o.run(stream_, call, room_.products);
+  layer.o.run(stream_, call, products_);
   end_block(i, n, layer.attn_post_norm);
 }
 

@@ -1,8 +1,11 @@
 #include "gpu/device.h"
 
+#include <mutex>
 #include <string>
+#include <unordered_map>
 
 #include "gpu/launch.h"
+#include "gpu/memory_use.h"
 #include "ridge/error.h"
 
 namespace ridge::gpu {
@@ -20,7 +23,35 @@ ErrorKind kind_of(cudaError_t code) {
   }
 }
 
+thread_local MemoryOf label = MemoryOf::other;
+
+/// Live allocations. Never destroyed: buffers of static lifetime may be released after it.
+struct Ledger {
+  std::mutex mutex;
+  std::unordered_map<void*, std::pair<int64_t, MemoryOf>> live;
+  std::array<Allocations, kMemoryUses> use;
+};
+Ledger& ledger() {
+  static auto* const the_only = new Ledger;  // NOLINT: see above
+  return *the_only;
+}
+
 }  // namespace
+
+MemoryLabel::MemoryLabel(MemoryOf what) : before_(label) { label = what; }
+MemoryLabel::~MemoryLabel() { label = before_; }
+
+std::array<Allocations, kMemoryUses> memory_use() {
+  const std::scoped_lock lock(ledger().mutex);
+  return ledger().use;
+}
+
+DriverMemory driver_memory() {
+  check(cudaDeviceSynchronize(), "synchronize");
+  size_t free = 0, total = 0;
+  check(cudaMemGetInfo(&free, &total), "memory query");
+  return {int64_t(free), int64_t(total)};
+}
 
 void check(cudaError_t code, const char* what) {
   if (code == cudaSuccess) return;
@@ -63,9 +94,23 @@ void* DeviceMemory::allocate(int64_t bytes) {
   // cudaMemset works on the default stream, which ours do not wait for.
   check(cudaMemset(data, 0, size_t(bytes)), "memset");
   check(cudaDeviceSynchronize(), "memset");
+  Ledger& l = ledger();
+  const std::scoped_lock lock(l.mutex);
+  l.live[data] = {bytes, label};
+  l.use[size_t(label)].add(bytes);
   return data;
 }
-void DeviceMemory::release(void* data) { cudaFree(data); }
+void DeviceMemory::release(void* data) {
+  {
+    Ledger& l = ledger();
+    const std::scoped_lock lock(l.mutex);
+    if (const auto found = l.live.find(data); found != l.live.end()) {
+      l.use[size_t(found->second.second)].take_back(found->second.first);
+      l.live.erase(found);
+    }
+  }
+  cudaFree(data);
+}
 
 void* PinnedMemory::allocate(int64_t bytes) {
   void* data = nullptr;

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "gpu/memory_use.h"
 #include "op/device_linear.h"
 #include "op/gemv/half_gemv_cuda.h"
 #include "op/gemv/int_gemv_cuda.h"
@@ -24,6 +25,15 @@ struct ProductScratch {
   std::array<const void*, 6> places() const {
     return {bricks.as<void>(), ints.data.as<void>(), ints.counters.as<void>(),
             normed.as<void>(), joint.as<void>(),     up.as<void>()};
+  }
+};
+
+/// The same of products that are only planned.
+struct PlannedScratch {
+  gpu::PlannedBuffer bricks, ints, counters, normed, joint, up;
+
+  void add_to(gpu::Allocations& all) const {
+    for (const gpu::PlannedBuffer* b : {&bricks, &ints, &counters, &normed, &joint, &up}) all.add(b->size);
   }
 };
 
@@ -56,7 +66,19 @@ class DeviceProduct {
   DeviceProduct(const gpu::Stream& stream, std::span<const Linear* const> matrices,
                 std::span<const std::vector<float>* const> biases, bool glu, const ForcedKernels& forced);
 
+  /// As the constructor makes it, without device memory: it cannot run. Throws as product_bytes() does.
+  static DeviceProduct planned(std::span<const Linear* const> matrices,
+                               std::span<const std::vector<float>* const> biases, bool glu,
+                               const ForcedKernels& forced) {
+    DeviceProduct product;
+    product.plan(matrices, biases, glu, forced);
+    return product;
+  }
   void run(gpu::StreamHandle stream, const ProductCall& call, ProductScratch& scratch) const;
+  /// What run() makes of its scratch. Of the call the number of tokens, the norm and the output count.
+  void plan_scratch(const ProductCall& call, PlannedScratch& scratch) const;
+  /// What allocations hold bytes().
+  void add_to(gpu::Allocations& all) const;
   /// What a product reads of the matrices and biases.
   int64_t bytes() const;
   /// Names of device_linear_variants(), one for each launch.

@@ -142,6 +142,49 @@ DeviceProduct::DeviceProduct(const gpu::Stream& stream, std::span<const Linear* 
   RIDGE_CHECK(held == bytes(), "{} bytes of weights are held, {} were planned", held, bytes());
 }
 
+void DeviceProduct::add_to(gpu::Allocations& all) const {
+  all.add(bias_bytes_);
+  for (const Group& g : groups_) {
+    all.add(g.bricks.bytes());
+    all.add(g.ints.tile_bytes());
+    all.add(g.ints.row_scale_bytes());
+    all.add(g.floats_bytes);
+  }
+}
+
+void DeviceProduct::plan_scratch(const ProductCall& call, PlannedScratch& scratch) const {
+  const int64_t n = call.n_tokens;
+  const bool apart = glu_ && groups_.size() > 1;
+  if (apart) scratch.up.ensure(n * n_out_[1]);
+  for (const Group& g : groups_) {
+    switch (g.few->packing) {
+      case DevicePacking::floats:
+        if (call.norm_weight) scratch.normed.ensure(n * n_in_);
+        if (!apart && call.output == ProductOutput::add) scratch.up.ensure(n * n_out_[size_t(g.first)]);
+        break;
+      case DevicePacking::bricks: {
+        const BrickCall c{.n_tokens = n, .norm_weight = call.norm_weight};
+        const bool tensor = g.kernel(n).planes == 1;
+        scratch.bricks.ensure<std::byte>(tensor ? tensor_gemm_scratch_bytes(g.bricks, c, 1)
+                                                : brick_scratch_bytes(g.bricks, c));
+        break;
+      }
+      case DevicePacking::ints:
+        if (n > kFewTokens) {
+          const IntGemmScratch of = int_gemm_scratch_bytes(g.ints, n);
+          scratch.ints.ensure<std::byte>(of.data);
+          scratch.counters.ensure<std::byte>(of.counters);
+          break;
+        }
+        // One row leaves no gap between the parts.
+        if (n > 1 && !g.gated && g.count > 1) scratch.joint.ensure(n * g.ints.n_out);
+        scratch.ints.ensure<std::byte>(
+            int_gemv_scratch_bytes(g.ints, std::min<int64_t>(n, kIntColumns / g.kernel(n).planes), g.kernel(n).planes));
+        break;
+    }
+  }
+}
+
 int64_t DeviceProduct::rows() const { return std::accumulate(n_out_.begin(), n_out_.end(), int64_t(0)); }
 
 int64_t DeviceProduct::bytes() const {

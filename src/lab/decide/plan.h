@@ -3,7 +3,7 @@
 //
 // The plan is that of one pool: S sequences of CTX positions, steps of n_ubatch tokens while a prompt runs, then steps
 // of a token a sequence, or of so many as a smaller model or an MTP head guesses and one more. Not in it: prefixes that a
-// server keeps, lists of a few bytes a token, the program itself; on a GPU also activations, scratch and graphs.
+// server keeps, lists of a few bytes a token, the program itself.
 #pragma once
 
 #include <memory>
@@ -89,6 +89,7 @@ std::vector<KvChoice> planned_formats(const PlannedModel& model);
 /// What was allocated for a plan, component by component, and the process's resident memory.
 struct PlanCheck {
   std::vector<PlanPart> found;  ///< by the names of the plan's parts
+  int64_t driver_bytes = 0;     ///< of a device: used there by its driver's number, context and all
   int64_t resident_bytes = 0;   ///< the process after the steps less the process before loading
 
   int64_t total() const;
@@ -96,8 +97,8 @@ struct PlanCheck {
   double difference(const MemoryPlan& plan) const;
 };
 inline constexpr double kPlanTolerance = 0.01;
-/// Loads the model on the CPU, and who guesses, opens pools, fills their sequences, runs prompts and decode steps, and
-/// counts what the buffers hold. Throws usage for a device: there nothing is counted yet.
+/// Loads the model, and who guesses, opens pools, fills their sequences, runs prompts and decode steps, and counts what the
+/// buffers hold; of a device beside the driver's number of what is used there, which other processes count in.
 PlanCheck check_plan(const std::string& path, const MemoryPlan& plan, const LoadOptions& place);
 
 /// The read roof of this machine, from the newest row of `ridge bench bandwidth` among these; nothing without one.

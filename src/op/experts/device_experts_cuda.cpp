@@ -82,6 +82,15 @@ DeviceExpertProduct::DeviceExpertProduct(const gpu::Stream& stream,
   }
 }
 
+void DeviceExpertProduct::add_to(gpu::Allocations& all) const {
+  for (const Role& role : roles_) all.add(role.bias_bytes);
+  for (const Group& g : groups_) all.add(g.bytes(n_experts_));
+}
+
+int64_t DeviceExpertProduct::group_scratch_bytes(const ExpertGroups& groups) const {
+  return expert_gemm_scratch_bytes(groups_[0].bricks, groups);
+}
+
 int64_t DeviceExpertProduct::bytes() const {
   int64_t sum = 0;
   for (const Role& role : roles_) sum += role.bias_bytes;

@@ -9,6 +9,7 @@
 
 #include "base/host_device.h"
 #include "gpu/device.h"
+#include "gpu/memory_use.h"
 #include "op/experts/rule.h"
 #include "op/gemm/expert_gemm_cuda.h"
 #include "op/gemv/bricks_cuda.h"
@@ -87,6 +88,16 @@ class DeviceExpertProduct {
   DeviceExpertProduct(const gpu::Stream& stream, std::span<const std::vector<const Linear*>> matrices,
                       std::span<const std::vector<const std::vector<float>*>> biases, bool glu = false);
 
+  /// As the constructor makes it, without device memory: it cannot run.
+  static DeviceExpertProduct planned(std::span<const std::vector<const Linear*>> matrices,
+                                     std::span<const std::vector<const std::vector<float>*>> biases, bool glu = false) {
+    DeviceExpertProduct product;
+    product.plan(matrices, biases, glu);
+    return product;
+  }
+  /// What allocations hold bytes(), and what run_groups() makes of its scratch.
+  void add_to(gpu::Allocations& all) const;
+  int64_t group_scratch_bytes(const ExpertGroups& groups) const;
   void run(gpu::StreamHandle stream, const ExpertCall& call) const;
   /// Gate and up are bricks of one format.
   bool is_gated() const { return groups_.size() == 1 && groups_[0].bricks.paired; }

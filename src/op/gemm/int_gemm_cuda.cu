@@ -307,6 +307,21 @@ IntArea choose_area(const IntWeights& w, int64_t n_tokens, int64_t blocks) {
   return middle <= large ? IntArea::middle : IntArea::large;
 }
 
+template <IntKind kKind, class S>
+IntGemmScratch scratch_of(const IntWeights& w, int64_t n_tokens) {
+  const areas::Plan p = areas::plan_areas<StepsOf<kKind>, S>(nullptr, w.n_row_tiles(), w.n_groups(), n_tokens);
+  const int n_blocks = int(std::min<int64_t>(gpu::multiprocessors(), p.n_areas * w.n_groups()));
+  return {areas::slot_bytes<S>(n_blocks) + areas::word_bytes<S>(p) + 4 * n_tokens, 4 * int64_t(p.n_areas)};
+}
+template <IntKind kKind>
+IntGemmScratch scratch_of(const IntWeights& w, int64_t n_tokens) {
+  switch (choose_area(w, n_tokens, gpu::multiprocessors())) {
+    case IntArea::small: return scratch_of<kKind, Small>(w, n_tokens);
+    case IntArea::middle: return scratch_of<kKind, Middle>(w, n_tokens);
+    default: return scratch_of<kKind, Large>(w, n_tokens);
+  }
+}
+
 template <IntKind kKind>
 void launch_product(gpu::StreamHandle stream, const IntWeights& w, const IntGemmCall& call, IntScratch& scratch) {
   const int blocks = call.n_blocks > 0 ? call.n_blocks : gpu::multiprocessors();
@@ -318,6 +333,12 @@ void launch_product(gpu::StreamHandle stream, const IntWeights& w, const IntGemm
 }
 
 }  // namespace
+
+IntGemmScratch int_gemm_scratch_bytes(const IntWeights& w, int64_t n_tokens) {
+  if (w.n_out == 0 || n_tokens == 0) return {};
+  return w.kind == IntKind::ternary ? scratch_of<IntKind::ternary>(w, n_tokens)
+                                    : scratch_of<IntKind::int4_g128>(w, n_tokens);
+}
 
 void device_int_gemm(gpu::StreamHandle stream, const IntWeights& w, const IntGemmCall& call, IntScratch& scratch) {
   check_operands(w, call);

@@ -34,6 +34,12 @@ struct IntGemmCall {
   bool overlap = false;  ///< programmatic dependent launch
 };
 
+/// What such a product of any area makes of IntScratch on this device.
+struct IntGemmScratch {
+  int64_t data = 0, counters = 0;
+};
+IntGemmScratch int_gemm_scratch_bytes(const IntWeights& w, int64_t n_tokens);
+
 /// Queues two launches, x in the order of fragments and the product. Throws Error(failure) for operands that do not fit
 /// together. A block asks for nearly all shared memory that Hopper has; Error on devices with less.
 void device_int_gemm(gpu::StreamHandle stream, const IntWeights& w, const IntGemmCall& call, IntScratch& scratch);

@@ -53,6 +53,12 @@ void check_operands(const IntWeights& w, const IntCall& call, const IntPlan& pla
   require(plan.row_warps == 0 || (plan.warps % plan.row_warps == 0 && !plan.quantize_inside), "the plan with chunks");
 }
 
+/// Of activations that a kernel before quantises: values, and scales.
+std::array<int64_t, 2> image_bytes(const IntWeights& weights, const IntPlan& plan, int columns) {
+  const auto rounded = [](int64_t bytes) { return (bytes + 255) / 256 * 256; };
+  return {rounded(int_column_pitch(plan, columns) * weights.n_in), rounded(weights.n_groups() * 32 * plan.tiles_of_8)};
+}
+
 /// At most kIntColumns columns.
 void run_part(gpu::StreamHandle stream, const IntWeights& weights, const IntCall& call, const IntPlan& plan,
               IntScratch& scratch) {
@@ -68,9 +74,7 @@ void run_part(gpu::StreamHandle stream, const IntWeights& weights, const IntCall
                            n_tokens, call.output}};
   const bool ternary = weights.kind == IntKind::ternary;
   if (!plan.quantize_inside) {
-    const auto rounded = [](int64_t bytes) { return (bytes + 255) / 256 * 256; };
-    const int64_t value_bytes = rounded(int_column_pitch(plan, columns) * weights.n_in),
-                  scale_bytes = rounded(n_groups * 32 * plan.tiles_of_8);
+    const auto [value_bytes, scale_bytes] = image_bytes(weights, plan, columns);
     auto* const data = scratch.data.ensure<uint8_t>(value_bytes + scale_bytes + 4 * n_tokens);
     job.image = {data, reinterpret_cast<float*>(data + value_bytes),
                  reinterpret_cast<float*>(data + value_bytes + scale_bytes)};
@@ -103,6 +107,13 @@ void in_parts(const IntWeights& w, const IntCall& call, const Run& run) {
 }
 
 }  // namespace
+
+int64_t int_gemv_scratch_bytes(const IntWeights& w, int64_t n_tokens, int planes) {
+  const IntPlan plan = plan_int_gemv(w.kind, w.n_row_tiles(), w.n_in, int(n_tokens), planes, this_device());
+  if (w.n_out == 0 || plan.quantize_inside) return 0;
+  const auto [values, scales] = image_bytes(w, plan, int(n_tokens) * planes);
+  return values + scales + 4 * n_tokens;
+}
 
 void device_int_gemv(gpu::StreamHandle stream, const IntWeights& w, const IntCall& call, IntScratch& scratch) {
   if (w.n_out == 0) return;

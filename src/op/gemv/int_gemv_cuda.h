@@ -78,6 +78,9 @@ struct IntScratch {
   std::map<std::array<int64_t, 5>, IntPlan> plans;
 };
 
+/// What such a product makes of IntScratch::data on this device, of at most kIntColumns columns.
+int64_t int_gemv_scratch_bytes(const IntWeights& w, int64_t n_tokens, int planes);
+
 /// Queues the product of `w` and call.x. Throws Error(failure) for operands that do not fit together.
 void device_int_gemv(gpu::StreamHandle stream, const IntWeights& w, const IntCall& call, IntScratch& scratch);
 /// The same with a plan for min(n_tokens, kIntColumns / planes) tokens.

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "gpu/device.h"
+#include "gpu/memory_use.h"
 #include "gpu/token_ring.h"
 #include "op/sample/rule.h"
 
@@ -47,6 +48,9 @@ inline constexpr int kMaxDevicePenaltyTokens = 1024;
 class DeviceSampler {
  public:
   DeviceSampler(int n_seq, int vocab_size);
+
+  /// What such a sampler allocates.
+  static gpu::Allocations bytes_of(int n_seq, int vocab_size);
 
   /// Starts sequence `seq` anew: settings (in Sampler's ranges), step 0, and the tokens the penalty knows (the prompt;
   /// ids outside the vocabulary are passed over). Queued; not while recording. Throws usage when the penalty looks

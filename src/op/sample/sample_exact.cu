@@ -471,6 +471,17 @@ DeviceSampler::DeviceSampler(int n_seq, int vocab_size)
                                         std::to_string(vocab_size));
 }
 
+gpu::Allocations DeviceSampler::bytes_of(int n_seq, int vocab_size) {
+  const int64_t n = n_seq;
+  gpu::Allocations all;
+  all.add(n * int64_t(sizeof(State)));
+  all.add(n * gpu::ceil_div(vocab_size, kSlice) * int64_t(sizeof(Sum)));
+  all.add(n * kBins * int64_t(sizeof(Sum)));
+  all.add(n * vocab_size * int64_t(sizeof(Sum)));
+  all.add(n * kMaxDevicePenaltyTokens * 4);
+  return all;
+}
+
 void DeviceSampler::set(gpu::StreamHandle stream, int seq, const SamplerOptions& options,
                         std::span<const int32_t> recent) {
   if (seq < 0 || seq >= n_seq_)

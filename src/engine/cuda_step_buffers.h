@@ -1,0 +1,39 @@
+// What a device holds of a model and what its steps make grow: cuda_runner_cuda.cpp followed without running it, by the
+// same formulas.
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "engine/cpu_step_buffers.h"
+#include "gpu/memory_use.h"
+
+namespace ridge {
+
+struct DeviceBuffers {
+  gpu::Allocations weights;
+  int64_t packing = 0;           ///< beside the weights while they are loaded
+  gpu::Allocations activations;  ///< with lists of the steps, rings of prompts and partial results of attention
+  gpu::Allocations scratch;      ///< of products
+  gpu::Allocations logits;       ///< Outputs
+  gpu::Allocations sampling;     ///< of steps that draw by themselves
+  int64_t n_graph_nodes = 0;     ///< of recorded steps: an upper bound
+};
+/// What steps want beside logits.
+struct DeviceWishes {
+  bool draws = false;         ///< the last of them draws by itself: a token a sequence
+  bool keeps_hidden = false;  ///< steps of prompts leave hidden states
+};
+
+/// After these steps, in this order, on a device that no other model's steps share buffers with. Matrices need formats and
+/// shapes only; Weights::join as loaded. Steps of more than kMostStepTokens tokens are as large as that. Throws Error:
+/// no_device without CUDA or a device, usage for kinds and formats that devices lack.
+DeviceBuffers plan_device_buffers(const ModelPlan& plan, const Weights& weights, std::span<const KvLayerConfig> layers,
+                                  std::span<const std::string> kernels, std::span<const StepShape> steps,
+                                  const DeviceWishes& wishes);
+inline constexpr int kMostStepTokens = 1 << 15;
+
+/// Device memory of a pool's caches: what DeviceKvMemory allocates.
+gpu::Allocations plan_device_cache(std::span<const KvLayerConfig> layers, PageNumbers n_pages, int n_slots);
+
+}  // namespace ridge

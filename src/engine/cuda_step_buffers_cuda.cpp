@@ -1,0 +1,157 @@
+#include "engine/cuda_step_buffers.h"
+
+#include "engine/cuda_model.h"
+#include "op/attn/device_attention.h"
+#include "op/cache/rotation.h"
+
+namespace ridge {
+namespace {
+
+/// Launches of a layer's mixer and feed-forward, of any kind, at most; and of a step beside its layers.
+constexpr int64_t kMostLayerLaunches = 16, kMostOtherLaunches = 16;
+
+class Steps {
+ public:
+  Steps(const ModelPlan& plan, const CudaModel& model, std::span<const KvLayerConfig> layers)
+      : plan_(plan), model_(model), sides_(layers) {}
+
+  void run(const StepShape& shape, bool keeps_hidden) {
+    const int n_seqs = std::max(1, std::min(shape.n_seqs, kMostStepTokens / shape.n_tokens));
+    const LogitRows rows = shape.n_logits == 0                               ? LogitRows::none
+                           : shape.n_logits >= shape.n_seqs * shape.n_tokens ? LogitRows::all
+                                                                             : LogitRows::last;
+    const StepPlan step = plan_shape(n_seqs, shape.n_tokens, shape.n_past, rows, sides_, plan_);
+    make_step_room(room_, step, plan_, model_.join_hidden.bytes() > 0, sides_);
+    const int64_t n = std::max<int64_t>(step.n_tokens, ssize(step.rows)), n_logits = ssize(step.logit_rows);
+    for (const LayerPlan& layer : plan_.layers)
+      if (layer.mixer == MixerKind::latent) {
+        const int64_t most = n == 1 ? 1 : ExpertPack::kMost;
+        room_.head_packs.ensure<ExpertPack>(layer.attention.n_heads * ((n + most - 1) / most));
+      }
+    if (!step.logits_in_order && n_logits > 0) room_.logit_rows.ensure<int32_t>(n_logits);
+    products(n);
+    const int64_t padded =
+        step.logits_in_order && n_logits > 0 ? std::max<int64_t>(n_logits, ssize(step.rows)) : n_logits;
+    rows_.ensure(padded * plan_.vocab_size);
+    if (padded > 0) model_.output.plan_scratch(call(padded, true), scratch_);
+    if (keeps_hidden) hidden_.ensure(step.n_tokens * plan_.d_model);
+    if (step.recorded)
+      all.n_graph_nodes = std::max(all.n_graph_nodes, kMostOtherLaunches + kMostLayerLaunches * ssize(plan_.layers));
+  }
+  /// Lists that the padding of recorded steps makes longer than tokens are in the room already.
+  void draw(int n) {
+    all.sampling.add(DeviceSampler::bytes_of(n, plan_.vocab_size));
+    all.sampling.add(4 * int64_t(n));                            // counters of the token ring
+    all.sampling.add(4 * int64_t(std::max(n, padded_rows(n))));  // tokens
+  }
+  DeviceBuffers sum() {
+    room_.for_each([&](const gpu::PlannedBuffer& buffer) { all.activations.add(buffer.size); });
+    scratch_.add_to(all.scratch);
+    all.logits.add(rows_.size);
+    all.logits.add(hidden_.size);
+    return all;
+  }
+
+  DeviceBuffers all;
+
+ private:
+  static ProductCall call(int64_t n, bool normed, ProductOutput output = ProductOutput::store) {
+    static constexpr float kNorm = 1;  // that there is one
+    return {.n_tokens = n, .norm_weight = normed ? &kNorm : nullptr, .output = output};
+  }
+
+  void products(int64_t n) {
+    if (model_.join_hidden.bytes() > 0) {
+      model_.join_embedding.plan_scratch(call(n, true), scratch_);
+      model_.join_hidden.plan_scratch(call(n, true, ProductOutput::add), scratch_);
+    }
+    for (size_t i = 0; i < plan_.layers.size(); ++i) {
+      const LayerPlan& layer = plan_.layers[i];
+      const CudaLayer& of = model_.layers[i];
+      const bool normed = layer.norms != NormPlace::after;
+      const auto out =
+          layer.norms == NormPlace::before && layer.residual_scale == 1 ? ProductOutput::add : ProductOutput::store;
+      if (layer.mixer == MixerKind::delta) of.delta.in.plan_scratch(call(n, normed), scratch_);
+      else of.qkv.plan_scratch(call(n, normed), scratch_);
+      if (of.q_b.bytes() > 0) of.q_b.plan_scratch(call(n, true), scratch_);
+      of.o.plan_scratch(call(n, layer.attention.out_norm, out), scratch_);
+      const bool few = n <= kFewRoutedTokens, has_experts = layer.feed_forward == FeedForwardKind::experts;
+      // A shared expert that joins the others of few tokens has no products of its own then.
+      if (of.gate_up.bytes() > 0 && !(has_experts && of.joins_shared && few)) {
+        of.gate_up.plan_scratch(call(n, normed && !has_experts), scratch_);
+        of.down.plan_scratch(call(n, layer.dense.down_norm, has_experts ? ProductOutput::store : out), scratch_);
+      }
+      if (!has_experts || few || !of.expert_gate_up.can_group() || !of.expert_down.can_group()) continue;
+      const ExpertsPlan& e = layer.experts;
+      const ExpertChoice choice{.n_tokens = n, .n_experts = e.n_experts, .n_used = e.rule.n_used};
+      const ExpertGroups groups{.width = choice.group_columns(), .most_areas = choice.n_areas()};
+      for (const DeviceExpertProduct* product : {&of.expert_gate_up, &of.expert_down})
+        scratch_.bricks.ensure<std::byte>(product->group_scratch_bytes(groups));
+    }
+  }
+
+  const ModelPlan& plan_;
+  const CudaModel& model_;
+  const PlannedSides sides_;
+  StepRoom<gpu::PlannedBuffer> room_;
+  PlannedScratch scratch_;
+  gpu::PlannedBuffer rows_, hidden_;
+};
+
+}  // namespace
+
+DeviceBuffers plan_device_buffers(const ModelPlan& plan, const Weights& weights, std::span<const KvLayerConfig> layers,
+                                  std::span<const std::string> kernels, std::span<const StepShape> steps,
+                                  const DeviceWishes& wishes) {
+  const int64_t upload = cuda_weight_bytes(plan, weights, kernels);  // refuses what a device does not run
+  const DeviceOptions options = parse_device_kernels(kernels);
+  gpu::Allocations held;
+  const CudaModel model = CudaModel::planned(plan, weights, options.kernels, held);
+  Steps all(plan, model, layers);
+  for (const StepShape& step : steps) all.run(step, wishes.keeps_hidden);
+  if (wishes.draws) all.draw(std::min(steps.back().n_seqs, kMostStepTokens));
+  DeviceBuffers sum = all.sum();
+  sum.weights = held;
+  sum.packing = upload - held.bytes;
+  return sum;
+}
+
+gpu::Allocations plan_device_cache(std::span<const KvLayerConfig> layers, PageNumbers n_pages, int n_slots) {
+  constexpr int64_t kPad = 64, kPart = sizeof(CachePart);
+  gpu::Allocations all;
+  int64_t n_sides[kPageClasses] = {}, n_coded_sides[kPageClasses] = {}, slot_parts = 0, float_parts = 0;
+  for (size_t i = 0; i < layers.size(); ++i)
+    for (const bool is_k : {true, false}) {
+      const KvLayout l(layers[i], is_k, device_tiles(layers[i]).ok);
+      const PageClass pages = page_class_of(l.tiles);
+      const int64_t n = n_pages[pages], n_coded = n * l.page_bytes();
+      all.add(n_coded + kPad);
+      if (l.ring_bytes() > 0) all.add(n_slots * l.ring_bytes() + kPad);
+      if (l.sinks_bytes() > 0) all.add(n_slots * l.sinks_bytes() + kPad);
+      for (const int64_t bytes : {l.centre_bytes(), l.head_scale_bytes(), l.state_bytes()}) all.add(n_slots * bytes);
+      all.add(n * int64_t(sizeof(PageCounts)));
+      const int layer = layers[i].layer >= 0 ? layers[i].layer : int(i);
+      all.add(4 * ssize(RowRotation(l.config.policy.rotation, layer, l.tiles.head_dim).table()));
+      if (l.config.policy.rounding == KvRounding::weighted)
+        all.add(4 * int64_t(l.tiles.n_kv_heads) * l.tiles.head_dim * l.tiles.head_dim);
+      if (l.tiles.n_kv_heads > 0) all.add(int64_t(sizeof(KvTiles)));  // in a list of a group
+      n_sides[size_t(pages)] += 1;
+      n_coded_sides[size_t(pages)] += l.page_bytes() > 0;
+      for (const int64_t bytes :
+           {l.ring_bytes(), l.sinks_bytes(), l.centre_bytes(), l.head_scale_bytes(), l.state_bytes()})
+        slot_parts += bytes > 0;
+      for (const int64_t bytes : {l.centre_bytes(), l.head_scale_bytes(), l.state_bytes()}) float_parts += bytes > 0;
+    }
+  for (size_t i = 0; i < kPageClasses; ++i) {
+    if (n_sides[i] == 0) continue;
+    all.add(4 * int64_t(n_slots) * n_pages.full);
+    all.add((n_coded_sides[i] + n_sides[i]) * kPart);  // pages and their counts
+    all.add(n_sides[i] * kPart);
+  }
+  all.add(slot_parts * kPart);
+  all.add(float_parts * kPart);
+  all.add(16 * ssize(layers));
+  return all;
+}
+
+}  // namespace ridge

@@ -1,0 +1,57 @@
+// Plans of a device's memory against what is allocated there, component by component.
+#include <gmock/gmock.h>
+
+#include "gpu/device_data.h"
+#include "lab/decide/plan.h"
+
+namespace ridge::lab {
+namespace {
+
+class DevicePlanCuda : public OnDevice {};
+
+/// Parts of the driver have no truth in an emulation: components that the engine allocates are compared.
+void expect_parts(const char* path, const char* kv, int n_sessions, const char* type = "") {
+  SCOPED_TRACE(fmt::format("{} {} {} {}", path, kv, n_sessions, type));
+  const LoadOptions place{.device = "cuda"};
+  const PlannedModel model = plan_model(path, place);
+  std::shared_ptr<const PlannedDraft> draft;
+  if (*type) draft = plan_draft(model, type, std::string_view(type) == "draft" ? path : "", {}, 3);
+  const MemoryPlan plan = plan_memory(model, parse_kv_choice(kv).or_throw(), 200, n_sessions, 70, draft);
+  const PlanCheck check = check_plan(path, plan, place);
+  ASSERT_EQ(check.found.size(), plan.parts.size());
+  for (const PlanPart& part : check.found) {
+    if (part.name.ends_with("driver") || part.name == "driver context") continue;
+    EXPECT_EQ(part.bytes, plan.of(part.name)) << part.name;
+  }
+  for (const char* name : {"weights", "activations", "logits"}) EXPECT_GT(plan.of(name), 0) << name;
+}
+
+TEST_F(DevicePlanCuda, EveryPartIsWhatIsAllocated) {
+  for (const char* path : {"synth:tiny-64@layers=1@weights=int4_g128", "synth:tiny-64@layers=1@weights=q8_0",
+                           "synth:tiny-experts@layers=1@weights=q8_0", "synth:tiny-oss@layers=1@weights=f32",
+                           "synth:tiny-latent@layers=2@weights=f16", "synth:tiny-delta@layers=2@weights=q8_0"})
+    for (const char* kv : {"f16", "rotor-3:rounding=nearest"}) expect_parts(path, kv, 1);
+  expect_parts("synth:tiny-64@layers=1@weights=q8_0", "rotor-3:rounding=nearest", 3);
+  expect_parts("synth:tiny-gemma@layers=2@weights=f32", "f16", 3);
+}
+
+TEST_F(DevicePlanCuda, CountsWhoGuesses) {
+  expect_parts("synth:tiny-64@layers=1@mtp=1@weights=q8_0", "f16", 1, "mtp");
+  expect_parts("synth:tiny-64@layers=1@mtp=1@weights=q8_0", "f16", 3, "mtp");
+  expect_parts("synth:tiny-64@layers=1@weights=q8_0", "f16", 2, "draft");
+  expect_parts("synth:tiny-64@layers=1@weights=q8_0", "f16", 2, "lookup");
+}
+
+TEST_F(DevicePlanCuda, WhatDoesNotFitIsSaidWithTheLargestThatDoes) {
+  const PlannedModel model = plan_model("synth:tiny-64@weights=q8_0", {.device = "cuda"});
+  const auto total = [&](int n_ctx, int n) { return plan_memory(model, {}, n_ctx, n, 0).total(); };
+  const int64_t memory = total(4096, 2);
+  const int n_ctx = largest_context(model, {}, 2, 0, memory);
+  EXPECT_GE(n_ctx, 4096);
+  EXPECT_LE(total(n_ctx, 2), memory);
+  EXPECT_GT(total(2 * n_ctx, 2), memory);
+  EXPECT_EQ(largest_context(model, {}, 2, 0, int64_t(256) << 20), 0) << "less than the driver's context";
+}
+
+}  // namespace
+}  // namespace ridge::lab
