@@ -72,7 +72,7 @@ class MpiTransport final : public Transport {
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   std::vector<int> exchange(std::span<const BytesOut> to, std::span<const BytesIn> from, double seconds) override;
-  [[noreturn]] void abort(int code) override {
+  void abort(int code) override {
     std::fflush(nullptr);
     MPI_Abort(comm_, code);
     std::_Exit(code);

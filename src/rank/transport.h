@@ -22,8 +22,8 @@ class Transport {
   /// exchanged after that. Throws Error(failure) when a message has another size than expected.
   virtual std::vector<int> exchange(std::span<const BytesOut> to, std::span<const BytesIn> from, double seconds) = 0;
 
-  /// Ends every rank of the job with this exit code.
-  [[noreturn]] virtual void abort(int code) = 0;
+  /// Ends every rank of the job with this exit code; does not return.
+  virtual void abort(int code) = 0;
 };
 
 }  // namespace ridge

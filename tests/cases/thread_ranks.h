@@ -59,7 +59,7 @@ class ThreadTransport final : public Transport {
         late.push_back(r);
     return late;
   }
-  [[noreturn]] void abort(int code) override { throw_error(ErrorKind::failure, "abort with {}", code); }
+  void abort(int code) override { throw_error(ErrorKind::failure, "abort with {}", code); }
 
  private:
   ThreadMail& mail_;
