@@ -43,7 +43,8 @@ struct RunFlags {
 
 std::string read_prompt(const RunFlags& flags) {
   if (flags.has_prompt) return flags.prompt;
-  if (flags.file == "-" && joined_ranks()) return joined_ranks()->from_first(joined_ranks()->is_first() ? read_stdin() : "");
+  if (flags.file == "-" && joined_ranks())
+    return joined_ranks()->from_first(joined_ranks()->is_first() ? read_stdin() : "");
   return flags.file == "-" ? read_stdin() : io::read_text_file(flags.file, kMaxPromptBytes).or_throw();
 }
 
@@ -212,7 +213,8 @@ int run(const RunFlags& flags) {
   GenerateOptions generate{
       .max_tokens = flags.n_predict, .stop = flags.stop, .ignore_eos = flags.ignore_eos, .sampler = flags.sampler};
   generate.sampler.seed = flags.seed >= 0 ? uint64_t(flags.seed) : std::random_device{}();
-  if (joined_ranks()) generate.sampler.seed = std::stoull(joined_ranks()->from_first(std::to_string(generate.sampler.seed)));
+  if (joined_ranks())
+    generate.sampler.seed = std::stoull(joined_ranks()->from_first(std::to_string(generate.sampler.seed)));
   const std::vector<int32_t> prompt = prompt_tokens(flags, model, generate.stop);
   if (prompt.empty())
     throw Error(ErrorKind::usage, "the prompt is empty and this model adds no BOS token (give some text)");

@@ -114,8 +114,8 @@ class CpuBackend final : public Backend {
   CpuContext& context_;
   const ModelPlan& plan_;
   const Weights& weights_;
-  Ranks* const ranks_;             // null: this process has the whole model
-  const ModelSlice* const slice_;  // of ranks_
+  Ranks* const ranks_;                                  // null: this process has the whole model
+  const ModelSlice* const slice_;                       // of ranks_
   AlignedBuffer x_, h_, q_, attn_, k_, v_, gate_, up_;  // grow with the largest step
   AlignedBuffer latent_q_, latent_v_, joined_, normed_;
   AlignedBuffer q_gate_, delta_qkv_, delta_z_, delta_a_, delta_b_, delta_out_;
@@ -522,7 +522,7 @@ StepBuffers CpuBackend::step_buffers() const {
   for (const AlignedBuffer* buffer :
        {&x_,        &h_,        &q_,        &attn_,       &k_,       &v_,       &gate_,    &up_,
         &latent_q_, &latent_v_, &q_gate_,   &delta_qkv_,  &delta_z_, &delta_a_, &delta_b_, &delta_out_,
-        &scores_,   &expert_x_, &expert_y_, &expert_sum_, &joined_,  &normed_,    &whole_,   &columns_})
+        &scores_,   &expert_x_, &expert_y_, &expert_sum_, &joined_,  &normed_,  &whole_,   &columns_})
     sum.activations += buffer->bytes();
   for (const AlignedBuffer& buffer : context_.scratch) sum.scratch += buffer.bytes();
   return sum;

@@ -127,10 +127,11 @@ const KvMetric* Engine::kv_metric(std::span<const KvLayerConfig> layers) {
   };
   if (std::ranges::none_of(layers, weighted)) return nullptr;
   if (slice_ && (slice_->gathers || slice_->kv_copies > 1 || loaded_.config.qk_norm_whole))
-    throw_error(ErrorKind::usage,
-                "--tp {}: weighted rounding needs all query heads of a KV head and their output columns on one rank (use "
-                "another rounding, or fewer ranks)",
-                slice_->size);
+    throw_error(
+        ErrorKind::usage,
+        "--tp {}: weighted rounding needs all query heads of a KV head and their output columns on one rank (use "
+        "another rounding, or fewer ranks)",
+        slice_->size);
   if (!kv_metric_) kv_metric_ = make_kv_metric(context_, loaded_.config, loaded_.weights, plan_.ropes[0]);
   return &*kv_metric_;
 }

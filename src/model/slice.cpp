@@ -19,8 +19,7 @@ Result<std::vector<int64_t>> column_borders(std::string_view what, int64_t n, in
   int64_t unit = std::lcm(group, kRows);
   if (n / unit < size) unit = group;
   if (n / unit < size)
-    return refused(size, what,
-                   fmt::format("has {} columns in blocks of {}: fewer blocks than ranks", n, group));
+    return refused(size, what, fmt::format("has {} columns in blocks of {}: fewer blocks than ranks", n, group));
   return slice_borders(n, unit, size);
 }
 
@@ -42,9 +41,9 @@ Status check_kinds(const Config& c, const Weights& weights, int size) {
   if (!has_rows)
     return refused(size, "a synth: model", "has no rows to cut, only panels (use --isa scalar, or a model of a file)");
   if (c.n_heads % size != 0 || (c.n_kv_heads % size != 0 && size % c.n_kv_heads != 0))
-    return refused(size, "attention",
-                   fmt::format("has {} heads and {} KV heads, which {} ranks do not share evenly", c.n_heads,
-                               c.n_kv_heads, size));
+    return refused(
+        size, "attention",
+        fmt::format("has {} heads and {} KV heads, which {} ranks do not share evenly", c.n_heads, c.n_kv_heads, size));
   if (c.n_experts > 0 && c.n_experts < size)
     return refused(size, "the model", fmt::format("has {} experts: fewer than ranks", c.n_experts));
   return {};
@@ -108,8 +107,7 @@ Result<ModelSlice> plan_slice(const Config& c, const Weights& weights, int rank,
   if (!slice.gathers && o_columns % o_group != 0)
     return refused(size, "the output projection",
                    fmt::format("has {} columns a rank in blocks of {}", o_columns, o_group));
-  const int64_t group =
-      slice.gathers ? 1 : common_group(weights, [](const LayerWeights& layer) { return layer.down; });
+  const int64_t group = slice.gathers ? 1 : common_group(weights, [](const LayerWeights& layer) { return layer.down; });
   if (c.n_experts == 0 || !c.dense_layers.empty()) {
     RIDGE_TRY(slice.ff, column_borders("the feed-forward", c.d_ff, group, size));
   }

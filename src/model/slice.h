@@ -13,11 +13,12 @@ namespace ridge {
 /// Rank r of `size` has [borders[r], borders[r + 1]) of each of these.
 struct ModelSlice {
   int rank = 0, size = 1;
-  int kv_copies = 1;                           ///< consecutive ranks that have the same kv heads
-  bool gathers = false;                        ///< o and down are cut between rows
-  std::vector<int64_t> q, kv;                  ///< columns of queries and attention, and of k: [size + 1]
-  std::vector<int64_t> ff, shared;             ///< columns of the dense feed-forward, of the shared expert; or empty
-  std::vector<int64_t> experts, vocab, model;  ///< numbers of experts, rows of the output, columns of the residual stream
+  int kv_copies = 1;                ///< consecutive ranks that have the same kv heads
+  bool gathers = false;             ///< o and down are cut between rows
+  std::vector<int64_t> q, kv;       ///< columns of queries and attention, and of k: [size + 1]
+  std::vector<int64_t> ff, shared;  ///< columns of the dense feed-forward, of the shared expert; or empty
+  std::vector<int64_t> experts, vocab,
+      model;  ///< numbers of experts, rows of the output, columns of the residual stream
 
   int64_t first(const std::vector<int64_t>& borders) const { return borders[size_t(rank)]; }
   int64_t count(const std::vector<int64_t>& borders) const { return borders[size_t(rank) + 1] - first(borders); }

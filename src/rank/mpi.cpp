@@ -129,8 +129,8 @@ std::vector<int> MpiTransport::exchange(std::span<const BytesOut> to, std::span<
       MPI_Get_count(&status, MPI_BYTE, &count);
       const size_t expected = from[size_t(peers[i])].size();
       if (size_t(count) != expected)
-        throw_error(ErrorKind::failure, "rank {} sent {} bytes, expected {}: it runs other steps than rank {}", peers[i],
-                    count, expected, rank_);
+        throw_error(ErrorKind::failure, "rank {} sent {} bytes, expected {}: it runs other steps than rank {}",
+                    peers[i], count, expected, rank_);
     }
     if (spin < kSpins) continue;
     std::this_thread::yield();

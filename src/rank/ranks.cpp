@@ -38,7 +38,8 @@ void Ranks::exchange(std::string_view what, double seconds) {
   if (late.empty()) return;
   std::string names;
   for (const int r : late) names += (names.empty() ? "" : ", ") + name(r);
-  throw_error(ErrorKind::failure, "{}: no answer from {} within {:g} s: {} (look at that process; --rank-timeout waits longer)",
+  throw_error(ErrorKind::failure,
+              "{}: no answer from {} within {:g} s: {} (look at that process; --rank-timeout waits longer)",
               name(rank()), names, seconds, what);
 }
 
@@ -85,8 +86,7 @@ void Ranks::gather_columns(View2<const float> own, std::span<const int64_t> bord
   for (int r = 0; r < size(); ++r) from_[size_t(r)] = room_in(part(r).data, n * width(r));
   exchange("columns of a matrix", timeout_s_);
   for (int r = 0; r < size(); ++r)
-    for (int64_t t = 0; t < n; ++t)
-      std::ranges::copy(part(r).row(t), whole.row(t).begin() + borders[size_t(r)]);
+    for (int64_t t = 0; t < n; ++t) std::ranges::copy(part(r).row(t), whole.row(t).begin() + borders[size_t(r)]);
 }
 
 std::vector<std::string> Ranks::gather(const std::string& own, double seconds) {

@@ -51,7 +51,7 @@ class Ranks {
   std::unique_ptr<Transport> transport_;
   double timeout_s_;
   std::vector<std::string> names_;
-  std::vector<BytesOut> to_;    // of the exchange that is being made
+  std::vector<BytesOut> to_;  // of the exchange that is being made
   std::vector<BytesIn> from_;
   AlignedBuffer parts_, packed_;
 };

@@ -106,15 +106,16 @@ TEST_P(TensorParallelParity, RanksComputeTheGoldenLogits) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, TensorParallelParity,
-                         testing::Values("mistral", "mistral_swa", "llama3", "granite", "phi3", "phi3_longrope", "olmo2",
-                                         "gemma3", "qwen3_moe", "qwen3_moe_dense", "qwen2_moe", "gpt_oss",
+                         testing::Values("mistral", "mistral_swa", "llama3", "granite", "phi3", "phi3_longrope",
+                                         "olmo2", "gemma3", "qwen3_moe", "qwen3_moe_dense", "qwen2_moe", "gpt_oss",
                                          "gpt_oss_mxfp4", "deepseek_v3"),
                          [](const auto& of) { return of.param; });
 
 TEST(TensorParallel, StatesOfTheDeltaRuleAreRefusedByName) {
   const auto data = reference_data();
   if (!data) GTEST_SKIP() << "reference models are not here (set RIDGE_DATA)";
-  for (const char* name : {"qwen3_5", "qwen3_5_moe", "qwen3_next"}) on_ranks(2, [&](Ranks& ranks) {
+  for (const char* name : {"qwen3_5", "qwen3_5_moe", "qwen3_next"})
+    on_ranks(2, [&](Ranks& ranks) {
       try {
         const Engine engine((*data / "parity/models" / name).native(), {.n_threads = 1}, &ranks);
         ADD_FAILURE() << name;
@@ -125,7 +126,7 @@ TEST(TensorParallel, StatesOfTheDeltaRuleAreRefusedByName) {
     });
 }
 
-const std::vector<int32_t> kIds{1, 403, 407, 261, 378, 411, 277, 299, 265, 302, 305, 286, 412, 426, 396, 272, 410,
+const std::vector<int32_t> kIds{1,   403, 407, 261, 378, 411, 277, 299, 265, 302, 305, 286, 412, 426, 396, 272, 410,
                                 413, 286, 302, 270, 355, 432, 262, 381, 300, 285, 347, 273, 260, 410, 288, 315, 290};
 
 std::vector<int32_t> within(int vocab_size) {

@@ -24,7 +24,8 @@ std::vector<float> values_of(int rank, int64_t n) {
 
 TEST(Ranks, SumsAreThoseOfTheOrderOfRanksOnEveryRank) {
   for (const int n_ranks : {1, 2, 3, 4, 7})
-    for (const int64_t n : {int64_t(0), int64_t(1), int64_t(5), int64_t(300), kSplitSum - 1, kSplitSum, kSplitSum + 3}) {
+    for (const int64_t n :
+         {int64_t(0), int64_t(1), int64_t(5), int64_t(300), kSplitSum - 1, kSplitSum, kSplitSum + 3}) {
       std::vector<float> expected = values_of(0, n);
       for (int r = 1; r < n_ranks; ++r) {
         const std::vector<float> more = values_of(r, n);
