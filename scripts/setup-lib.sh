@@ -24,7 +24,9 @@ packages_of() {
                  ccache: wanted ccache' ;;
     test) echo 'libgtest-dev: header gtest/gtest.h
                 libgmock-dev: header gmock/gmock.h
-                python3: command python3' ;;
+                python3: command python3
+                libopenmpi-dev: command mpicxx
+                openmpi-bin: command mpirun' ;;
     lint) echo 'git: command git
                 clang-format-14: command clang-format-14
                 shellcheck: command shellcheck' ;;

@@ -1,11 +1,14 @@
 #include "cli/options.h"
 
+#include <unistd.h>
+
 #include <charconv>
 #include <span>
 
 #include "base/result.h"
 #include "engine/device_name.h"
 #include "gpu/device_query.h"
+#include "rank/mpi.h"
 
 namespace ridge::cli {
 namespace {
@@ -77,6 +80,7 @@ constexpr Habit kHabits[] = {
      "use --spec-type draft --draft-model MODEL with ridge run, chat or serve"},
     {"-np", "--parallel", "Ridge runs one sequence here", "leave it out"},
     {"-tb", "--threads-batch", "prompts and decode have the same threads", "use -t N"},
+    {"", "--tp", "this command does not run over ranks", "use ridge run or ridge eval ppl"},
     {"-s", "", "the seed has no short name", "use --seed N"},
 };
 
@@ -201,7 +205,9 @@ void add_output_flags(CLI::App& app, OutputFlags& flags, bool with_results) {
 
 std::string device_text(const ModelInfo& info) {
   if (info.device != "cpu") return info.device;
-  return fmt::format("CPU {}, {} thread{}", info.isa, info.n_threads, info.n_threads == 1 ? "" : "s");
+  const Ranks* const ranks = joined_ranks();
+  return fmt::format("CPU {}, {} thread{}{}", info.isa, info.n_threads, info.n_threads == 1 ? "" : "s",
+                     ranks ? fmt::format(" a rank, {} ranks", ranks->size()) : "");
 }
 
 void add_model_flag(CLI::App& app, ModelFlags& flags, bool required) {
@@ -222,6 +228,54 @@ void add_device_flags(CLI::App& app, ModelFlags& flags) {
   add_place_flags(app, flags);
   add_repeatable(app, "--kernel", flags.kernels, "OP=NAME",
                  "force a kernel, OP=NAME (repeatable; see `ridge explain`)");
+}
+
+void add_rank_flags(CLI::App& app) {
+  in_group(app, "Ranks");
+  app.add_option("--tp", "ranks that hold the model together: start them as mpirun -np N ridge ... --tp N")
+      ->type_name("N")
+      ->default_str("1");
+  app.add_option("--rank-timeout", "longest time to wait for another rank; loading may take ten times as long")
+      ->type_name("SECONDS")
+      ->default_str("60");
+}
+
+namespace {
+
+/// What all ranks must have been asked for: the words without the model, whose bytes are compared when it is there.
+std::string asked_for(const std::vector<std::string>& words) {
+  std::string text;
+  for (size_t i = 0; i < words.size(); ++i) {
+    if (words[i] == "-m" || words[i] == "--model") ++i;
+    else if (!words[i].starts_with("-m=") && !words[i].starts_with("--model=")) text += words[i] + " ";
+  }
+  for (char** variable = environ; *variable; ++variable)
+    if (const std::string_view of = *variable; of.starts_with("RIDGE_") && !of.starts_with("RIDGE_MODEL="))
+      text += fmt::format("{} ", of);
+  return text;
+}
+
+}  // namespace
+
+bool join_ranks(CLI::App& app, const std::vector<std::string>& words) {
+  const CLI::Option* const tp = app.get_option_no_throw("--tp");
+  if (!tp || tp->count() == 0) return false;
+  const auto n = int(parse_whole("--tp", tp->results().back(), 1, 64));
+  if (n == 1) return false;
+  const CLI::Option* const timeout = app.get_option("--rank-timeout");
+  const int64_t seconds =
+      timeout->count() == 0 ? 60 : parse_whole("--rank-timeout", timeout->results().back(), 1, 86400);
+  Ranks& ranks = join_mpi(n, double(seconds));
+  ranks.require_same("the command line", asked_for(words), "give every rank the same flags", double(seconds));
+  if (ranks.is_first()) return true;
+  if (!std::freopen("/dev/null", "w", stdout)) throw Error(ErrorKind::failure, "cannot open /dev/null");
+  for (const auto& [flag, value] : {std::pair("--quiet", "true"), {"--results", ""}})
+    if (CLI::Option* const option = app.get_option_no_throw(flag)) {
+      option->clear();
+      option->add_result(value);
+      option->run_callback();
+    }
+  return true;
 }
 
 void check_device(const std::string& device) {

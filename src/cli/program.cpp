@@ -1,8 +1,10 @@
 #include "cli/program.h"
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <new>
+#include <thread>
 
 #include "base/build_info.h"
 #include "cli/interrupt.h"
@@ -10,6 +12,7 @@
 #include "io/mapped_file.h"
 #include "io/text.h"
 #include "lab/store/results.h"
+#include "rank/mpi.h"
 #include "ridge/error.h"
 
 namespace ridge::cli {
@@ -181,6 +184,12 @@ std::string usage_message(const CLI::App& root, const CLI::ParseError& error, co
 
 int report(ErrorKind kind, std::string_view message) {
   std::fflush(stdout);
+  if (Ranks* const ranks = joined_ranks()) {
+    // What all ranks meet, the first one says, and ends them all; others speak when it has not done so.
+    if (!ranks->is_first()) std::this_thread::sleep_for(std::chrono::seconds(2));
+    fmt::print(stderr, "error: {}{}\n", ranks->is_first() ? "" : ranks->name(ranks->rank()) + ": ", message);
+    ranks->abort(int(kind));
+  }
   fmt::print(stderr, "error: {}\n", message);
   return int(kind);
 }
@@ -206,7 +215,11 @@ int parse_and_run(CLI::App& root, const std::vector<std::string>& args,
   } catch (const CLI::ParseError& error) {
     return report(ErrorKind::usage, usage_message(root, error, words));
   }
-  return actions.at(&parsed_app(root))();
+  const CLI::App& app = parsed_app(root);
+  join_ranks(const_cast<CLI::App&>(app), words);
+  const int code = actions.at(&app)();
+  leave_mpi();
+  return code;
 }
 
 }  // namespace

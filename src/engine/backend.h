@@ -16,6 +16,9 @@
 
 namespace ridge {
 
+class Ranks;
+struct ModelSlice;
+
 /// Logits of a step, kept until the next step that writes here.
 class Outputs {
  public:
@@ -135,8 +138,10 @@ class Backend {
 };
 
 /// The backend of the CPU. `context`, `plan` and `weights` must outlive it. Refuses kinds of the plan that it does not
-/// compute.
-std::unique_ptr<Backend> make_cpu_backend(CpuContext& context, const ModelPlan& plan, const Weights& weights);
+/// compute. With `ranks`, which must outlive it too, plan and weights are this rank's `slice` of a model: all ranks run the
+/// same steps, and all get the same logits.
+std::unique_ptr<Backend> make_cpu_backend(CpuContext& context, const ModelPlan& plan, const Weights& weights,
+                                          Ranks* ranks = nullptr, const ModelSlice* slice = nullptr);
 /// The backend of a CUDA device: uploads a model. `plan` and `weights` need live no longer than the call, `kernels` are
 /// "op=name" choices. Throws Error: no_device without CUDA or without this device, no_memory before anything is copied
 /// when the weights cannot fit, usage for kinds of the plan and kernels that a device lacks.

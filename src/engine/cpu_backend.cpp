@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "engine/backend.h"
+#include "model/slice.h"
 #include "op/attn/attn.h"
 #include "op/cache/append.h"
 #include "op/cache/rounding.h"
@@ -12,6 +13,7 @@
 #include "op/experts/route.h"
 #include "op/score/score.h"
 #include "op/trace.h"
+#include "rank/ranks.h"
 
 namespace ridge {
 namespace {
@@ -55,8 +57,8 @@ void CpuOutputs::score(Outputs* base, std::span<const int32_t> targets) {
 
 class CpuBackend final : public Backend {
  public:
-  CpuBackend(CpuContext& context, const ModelPlan& plan, const Weights& weights)
-      : context_(context), plan_(plan), weights_(weights) {}
+  CpuBackend(CpuContext& context, const ModelPlan& plan, const Weights& weights, Ranks* ranks, const ModelSlice* slice)
+      : context_(context), plan_(plan), weights_(weights), ranks_(ranks), slice_(slice) {}
 
   std::unique_ptr<KvMemory> open_memory(std::span<const KvLayerConfig> layers, std::span<const KvMetricView> metrics,
                                         PageNumbers n_pages, int n_slots) override {
@@ -101,14 +103,24 @@ class CpuBackend final : public Backend {
   void experts(int layer, const Rows& rows);
   void activate(Activation activation, View2<float> gate, View2<const float> up);
   void norm_heads(View2<float> x, const std::vector<float>& weight);
+  /// h = w norm(x), without the norm where `norm` is null. Of several ranks, x is this one's part of the columns, and h a
+  /// summand; or the whole product where w is cut between rows.
+  void project(const Linear& w, const std::vector<float>* norm, View2<float> x, const std::vector<int64_t>* borders,
+               View2<float> h);
+  void sum_ranks(View2<float> h);
+  View2<float> gather_columns(View2<const float> own, const std::vector<int64_t>& borders, View2<float> whole);
+  void norm_whole(View2<float> x, const std::vector<float>& weight, bool is_k);
 
   CpuContext& context_;
   const ModelPlan& plan_;
   const Weights& weights_;
+  Ranks* const ranks_;                                  // null: this process has the whole model
+  const ModelSlice* const slice_;                       // of ranks_
   AlignedBuffer x_, h_, q_, attn_, k_, v_, gate_, up_;  // grow with the largest step
   AlignedBuffer latent_q_, latent_v_, joined_, normed_;
   AlignedBuffer q_gate_, delta_qkv_, delta_z_, delta_a_, delta_b_, delta_out_;
   AlignedBuffer scores_, expert_x_, expert_y_, expert_sum_;
+  AlignedBuffer whole_, columns_;  // of all ranks; of this one
   std::vector<Route> routes_;
   // Of the step that runs: angles of each rope, and the new tokens in parts that append and attention take.
   std::vector<RopeAngles> angles_;
@@ -166,6 +178,52 @@ void CpuBackend::norm_heads(View2<float> x, const std::vector<float>& weight) {
   rms_norm(context_, heads, weight.data(), plan_.norm_eps, heads);
 }
 
+/// What ranks exchange: n floats go to each of the others, and come.
+Work exchange_work(const Ranks& ranks, int64_t n_sent, int64_t n_received) {
+  return {4 * n_received, 4 * n_sent * (ranks.size() - 1), 0};
+}
+
+/// Adds what each rank has of the block's output.
+void CpuBackend::sum_ranks(View2<float> h) {
+  if (!ranks_ || slice_->gathers) return;
+  const int64_t n = h.rows * h.cols;
+  const TracedOp traced(context_, "all_reduce", {}, exchange_work(*ranks_, n, n * (ranks_->size() - 1)));
+  ranks_->all_reduce({h.data, size_t(n)});
+}
+
+View2<float> CpuBackend::gather_columns(View2<const float> own, const std::vector<int64_t>& borders,
+                                        View2<float> whole) {
+  const int64_t n = own.rows;
+  const TracedOp traced(context_, "gather", {}, exchange_work(*ranks_, n * own.cols, n * (whole.cols - own.cols)));
+  ranks_->gather_columns(own, borders, whole);
+  return whole;
+}
+
+/// RMSNorm of all heads of x together, of which ranks have parts; several ranks may have the same heads of k.
+void CpuBackend::norm_whole(View2<float> x, const std::vector<float>& weight, bool is_k) {
+  if (!ranks_) return norm_heads(x, weight);
+  const std::vector<int64_t>& borders = is_k ? slice_->kv : slice_->q;
+  const int64_t n = x.rows, n_copies = is_k ? slice_->kv_copies : 1, n_parts = slice_->size / n_copies;
+  const View2<float> whole = gather_columns(x, borders, matrix(whole_, n, borders.back()));
+  for (int64_t t = 0; t < n; ++t)
+    for (int64_t part = 1; part < n_parts; ++part)
+      std::copy_n(&whole(t, part * n_copies * x.cols), x.cols, &whole(t, part * x.cols));
+  const View2<float> heads(whole.data, n, n_parts * x.cols, whole.stride);
+  rms_norm(context_, heads, weight.data(), plan_.norm_eps, heads);
+  for (int64_t t = 0; t < n; ++t) std::copy_n(&heads(t, slice_->rank / n_copies * x.cols), x.cols, &x(t, 0));
+}
+
+void CpuBackend::project(const Linear& w, const std::vector<float>* norm, View2<float> x,
+                         const std::vector<int64_t>* borders, View2<float> h) {
+  const bool gathers = ranks_ && slice_->gathers;
+  if (gathers) x = gather_columns(x, *borders, matrix(whole_, x.rows, borders->back()));
+  if (norm) rms_norm(context_, x, norm->data(), plan_.norm_eps, x);
+  if (!gathers) return linear(context_, w, x, h);
+  const View2<float> own = matrix(columns_, x.rows, w.n_out);
+  linear(context_, w, x, own);
+  gather_columns(own, slice_->model, h);
+}
+
 /// rows.attn = what queries rows.q make of the caches, grown by rows.k and v.
 void CpuBackend::attend_rows(int layer, const Rows& rows, HostKvMemory& memory, View2<float> v) {
   const LayerPlan& plan = plan_.layers[size_t(layer)];
@@ -201,7 +259,10 @@ void CpuBackend::attend(int layer, const Rows& rows, HostKvMemory& memory) {
   for (int64_t t = 0; t < q_gate.rows; ++t)
     for (int h = 0; h < a.n_heads; ++h)
       std::copy_n(&q_gate(t, 2 * h * a.head_dim), a.head_dim, &rows.q(t, h * a.head_dim));
-  if (a.qk_norm) {
+  if (a.qk_norm_whole) {
+    norm_whole(rows.q, w.q_norm, false);
+    norm_whole(rows.k, w.k_norm, true);
+  } else if (a.qk_norm) {
     norm_heads(rows.q, w.q_norm);
     norm_heads(rows.k, w.k_norm);
   }
@@ -213,8 +274,7 @@ void CpuBackend::attend(int layer, const Rows& rows, HostKvMemory& memory) {
     for (int h = 0; h < a.n_heads; ++h)
       for (int i = 0; i < a.head_dim; ++i)
         rows.attn(t, h * a.head_dim + i) /= 1 + std::exp(-q_gate(t, (2 * h + 1) * a.head_dim + i));
-  if (a.out_norm) rms_norm(context_, rows.attn, w.attn_sub_norm.data(), plan_.norm_eps, rows.attn);
-  linear(context_, w.o, rows.attn, rows.h);
+  project(w.o, a.out_norm ? &w.attn_sub_norm : nullptr, rows.attn, slice_ ? &slice_->q : nullptr, rows.h);
   if (a.o_bias) add_bias(context_, rows.h, w.o_bias.data());
 }
 
@@ -301,8 +361,7 @@ void CpuBackend::feed_forward(int layer, const Rows& rows) {
   linear(context_, w.gate, rows.h, gate);
   linear(context_, w.up, rows.h, up);
   activate(d.activation, gate, up);
-  if (d.down_norm) rms_norm(context_, gate, w.ffn_sub_norm.data(), plan_.norm_eps, gate);
-  linear(context_, w.down, gate, rows.h);
+  project(w.down, d.down_norm ? &w.ffn_sub_norm : nullptr, gate, slice_ ? &slice_->ff : nullptr, rows.h);
 }
 
 /// rows.h = what the experts of each row make of rows.h. An expert takes all its rows at once, and the experts add to a row
@@ -324,8 +383,9 @@ void CpuBackend::experts(int layer, const Rows& rows) {
   std::fill_n(sum.data, n * plan_.d_model, 0.0f);
   std::vector<std::vector<int64_t>> of_expert(size_t(e.n_experts));  // routes, token by token
   for (int64_t i = 0; i < ssize(routes_); ++i) of_expert[size_t(routes_[size_t(i)].expert)].push_back(i);
-  for (size_t expert = 0; expert < of_expert.size(); ++expert) {
-    const std::vector<int64_t>& of = of_expert[expert];
+  const size_t first = slice_ ? size_t(slice_->first(slice_->experts)) : 0;  // of those that are here
+  for (size_t expert = 0; expert < w.experts.size(); ++expert) {
+    const std::vector<int64_t>& of = of_expert[first + expert];
     if (of.empty()) continue;
     const auto m = ssize(of);
     const View2<float> x = taken.slice(0, m), y = given.slice(0, m), gate(rows.gate.data, m, e.d_ff),
@@ -412,6 +472,7 @@ void CpuBackend::run(const Batch& batch, SequencePool& pool, Outputs& outputs) {
       case MixerKind::latent: attend_latent(i, rows, memory); break;
       case MixerKind::delta: mix_delta(i, rows, memory); break;
     }
+    sum_ranks(rows.h);
     after(layer, w.attn_post_norm);
     if (on_block_) on_block_(i, Block::feed_forward, rows.x);
     before(layer, w.ffn_norm);
@@ -419,6 +480,7 @@ void CpuBackend::run(const Batch& batch, SequencePool& pool, Outputs& outputs) {
       case FeedForwardKind::dense: feed_forward(i, rows); break;
       case FeedForwardKind::experts: experts(i, rows); break;
     }
+    sum_ranks(rows.h);
     after(layer, w.ffn_post_norm);
   }
   if (context_.trace) context_.trace->layer = -1;
@@ -439,14 +501,20 @@ void CpuBackend::run(const Batch& batch, SequencePool& pool, Outputs& outputs) {
   }
   const View2<float> normed = rows.h.slice(0, n_logits);
   rms_norm(context_, rows.x.slice(0, n_logits), weights_.output_norm.data(), plan_.norm_eps, normed);
-  linear(context_, weights_.output, normed, logits);
+  if (ranks_) {
+    const View2<float> own = matrix(columns_, n_logits, weights_.output.n_out);
+    linear(context_, weights_.output, normed, own);
+    gather_columns(own, slice_->vocab, logits);
+  } else {
+    linear(context_, weights_.output, normed, logits);
+  }
   if (plan_.logit_divisor != 1) scale(context_, logits, 1 / plan_.logit_divisor);
 }
 
 int64_t CpuBackend::step_weight_bytes() const {
   int n_used = 0;
   for (const LayerPlan& layer : plan_.layers) n_used = std::max(n_used, layer.experts.rule.n_used);
-  return decode_matrix_bytes(weights_, n_used);
+  return decode_matrix_bytes(weights_, slice_ ? (n_used + slice_->size - 1) / slice_->size : n_used);
 }
 
 StepBuffers CpuBackend::step_buffers() const {
@@ -454,7 +522,7 @@ StepBuffers CpuBackend::step_buffers() const {
   for (const AlignedBuffer* buffer :
        {&x_,        &h_,        &q_,        &attn_,       &k_,       &v_,       &gate_,    &up_,
         &latent_q_, &latent_v_, &q_gate_,   &delta_qkv_,  &delta_z_, &delta_a_, &delta_b_, &delta_out_,
-        &scores_,   &expert_x_, &expert_y_, &expert_sum_, &joined_,  &normed_})
+        &scores_,   &expert_x_, &expert_y_, &expert_sum_, &joined_,  &normed_,  &whole_,   &columns_})
     sum.activations += buffer->bytes();
   for (const AlignedBuffer& buffer : context_.scratch) sum.scratch += buffer.bytes();
   return sum;
@@ -534,14 +602,16 @@ std::vector<int32_t> CpuBackend::draw(Outputs& outputs, std::span<const SamplerO
 
 }  // namespace
 
-std::unique_ptr<Backend> make_cpu_backend(CpuContext& context, const ModelPlan& plan, const Weights& weights) {
+std::unique_ptr<Backend> make_cpu_backend(CpuContext& context, const ModelPlan& plan, const Weights& weights,
+                                          Ranks* ranks, const ModelSlice* slice) {
+  RIDGE_CHECK(!ranks == !slice, "ranks without a slice, or a slice without ranks");
   for (const LayerPlan& layer : plan.layers) {
     if (layer.mixer != MixerKind::attention && layer.mixer != MixerKind::latent && layer.mixer != MixerKind::delta)
       throw_error(ErrorKind::usage, "the CPU does not compute mixer {}", mixer_name(layer.mixer));
     if (layer.feed_forward != FeedForwardKind::dense && layer.feed_forward != FeedForwardKind::experts)
       throw_error(ErrorKind::usage, "the CPU does not compute feed-forward {}", feed_forward_name(layer.feed_forward));
   }
-  return std::make_unique<CpuBackend>(context, plan, weights);
+  return std::make_unique<CpuBackend>(context, plan, weights, ranks, slice);
 }
 
 }  // namespace ridge

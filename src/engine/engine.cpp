@@ -6,6 +6,7 @@
 #include <map>
 
 #include "engine/device_name.h"
+#include "engine/kv_state.h"
 #include "op/cache/rounding.h"
 #include "op/kernel_tables.h"
 
@@ -18,7 +19,8 @@ int checked_threads(int n) {
   return n;
 }
 
-ModelInfo describe(const std::string& path, LoadedModel& model, const CpuContext& context) {
+/// `n_ranks` share the experts that a token takes.
+ModelInfo describe(const std::string& path, LoadedModel& model, const CpuContext& context, int n_ranks) {
   const Config& c = model.config;
   ModelInfo info{.path = path,
                  .name = c.name,
@@ -47,7 +49,7 @@ ModelInfo describe(const std::string& path, LoadedModel& model, const CpuContext
     const bool repacked = m.int8_activations && model.weights.ternary_source;
     by_format[repacked ? model.weights.ternary_source->name : m.format->name] += m.n_out * m.n_in;
   });
-  info.decode_weight_bytes = decode_matrix_bytes(model.weights, c.n_experts_used);
+  info.decode_weight_bytes = decode_matrix_bytes(model.weights, (c.n_experts_used + n_ranks - 1) / n_ranks);
   const auto most =
       std::max_element(by_format.begin(), by_format.end(), [](auto& a, auto& b) { return a.second < b.second; });
   info.weight_format = most->first;
@@ -68,13 +70,27 @@ std::optional<int> parse_device(std::string_view device) {
   return index;
 }
 
-Engine::Engine(const std::string& path, const LoadOptions& options)
-    : context_(checked_threads(options.n_threads),
+/// Compares the model with that of the other ranks, and keeps this one's part of it.
+void Engine::take_slice() {
+  constexpr double kMoreForLoading = 10;  // files come from disks of different speed
+  const uint64_t hash = model_hash(loaded_.config, loaded_.weights, loaded_.config.n_ctx_train);
+  const double seconds = kMoreForLoading * ranks_->timeout_s();
+  ranks_->require_same("the model", fmt::format("{:016x}", hash), "give every rank the same file", seconds);
+  ranks_->require_same("the instruction set", std::string(isa_name(context_.isa)),
+                       "add --isa with the least of them: ranks must round alike", seconds);
+  slice_ = plan_slice(loaded_.config, loaded_.weights, ranks_->rank(), ranks_->size()).or_throw();
+  apply_slice(*slice_, loaded_.config, loaded_.weights);
+}
+
+Engine::Engine(const std::string& path, const LoadOptions& options, Ranks* ranks)
+    : ranks_(ranks),
+      context_(checked_threads(options.n_threads),
                parse_device(options.device) ? Isa::scalar : find_isa(options.isa).or_throw()),
       device_(parse_device(options.device)) {
   const auto start = std::chrono::steady_clock::now();
   if (device_ && !options.isa.empty())
     throw Error(ErrorKind::usage, "isa chooses kernels of the CPU: leave it out with device cuda");
+  if (device_ && ranks_) throw Error(ErrorKind::usage, "--tp: ranks run on the CPU (use --device cpu)");
   if (!device_)
     for (const std::string& choice : options.kernels) force_kernel(kernel_tables(), choice, context_.forced);
   constexpr std::string_view kSynth = "synth:";
@@ -83,12 +99,13 @@ Engine::Engine(const std::string& path, const LoadOptions& options)
   Weights& weights = loaded_.weights;
   if (options.float_activations)
     for_each_matrix(weights, [](Linear& m, std::string_view) { m.int8_activations = false; });
+  if (ranks_) take_slice();
   plan_ = make_plan(loaded_.config, weights.rope_factors, weights.long_rope_factors);
   // A device reads rows as stored, so the CPU packs nothing for it.
   if (!device_) pack_weights(context_, weights);
   backend_ = device_ ? make_cuda_backend(*device_, plan_, weights, options.kernels)
-                     : make_cpu_backend(context_, plan_, weights);
-  info_ = describe(path, loaded_, context_);
+                     : make_cpu_backend(context_, plan_, weights, ranks_, slice());
+  info_ = describe(path, loaded_, context_, ranks_ ? ranks_->size() : 1);
   if (device_) {
     info_.device = backend_->name();
     info_.isa.clear();
@@ -109,6 +126,12 @@ const KvMetric* Engine::kv_metric(std::span<const KvLayerConfig> layers) {
     return layer.k.policy.rounding == KvRounding::weighted || layer.v.policy.rounding == KvRounding::weighted;
   };
   if (std::ranges::none_of(layers, weighted)) return nullptr;
+  if (slice_ && (slice_->gathers || slice_->kv_copies > 1 || loaded_.config.qk_norm_whole))
+    throw_error(
+        ErrorKind::usage,
+        "--tp {}: weighted rounding needs all query heads of a KV head and their output columns on one rank (use "
+        "another rounding, or fewer ranks)",
+        slice_->size);
   if (!kv_metric_) kv_metric_ = make_kv_metric(context_, loaded_.config, loaded_.weights, plan_.ropes[0]);
   return &*kv_metric_;
 }

@@ -4,18 +4,24 @@
 
 #include "engine/backend.h"
 #include "engine/kv_options.h"
+#include "model/slice.h"
+#include "rank/ranks.h"
 
 namespace ridge {
 
 class Engine {
  public:
-  /// As Model::load(). Throws Error.
-  Engine(const std::string& path, const LoadOptions& options);
+  /// As Model::load(). Throws Error. With `ranks`, which must outlive it, this is one rank's slice of the model: all of
+  /// them load it and make the same calls from here on. Config, plan and info are the slice's.
+  Engine(const std::string& path, const LoadOptions& options, Ranks* ranks = nullptr);
 
   const ModelInfo& info() const { return info_; }
   const Config& config() const { return loaded_.config; }
   const ModelPlan& plan() const { return plan_; }
   Weights& weights() { return loaded_.weights; }
+  /// Null where this process has the whole model.
+  Ranks* ranks() const { return ranks_; }
+  const ModelSlice* slice() const { return slice_ ? &*slice_ : nullptr; }
   bool on_device() const { return device_.has_value(); }
   /// Tokens of a prompt's step unless told otherwise. The products of a GPU gain from more tokens; on a CPU more only
   /// take memory.
@@ -43,8 +49,12 @@ class Engine {
   void turn_key(int layer, int n_ctx, int n_positions, float* row);
 
  private:
+  void take_slice();
+
+  Ranks* const ranks_;
   CpuContext context_;
   LoadedModel loaded_;
+  std::optional<ModelSlice> slice_;
   ModelPlan plan_;
   ModelInfo info_;
   std::optional<KvMetric> kv_metric_;

@@ -1,5 +1,6 @@
 // The public Model: a thin front of Engine.
 #include "engine/engine.h"
+#include "rank/mpi.h"
 
 namespace ridge {
 
@@ -9,7 +10,10 @@ Model& Model::operator=(Model&&) noexcept = default;
 Model::~Model() = default;
 
 Model Model::load(const std::string& path, const LoadOptions& options) {
-  return Model(std::make_unique<Engine>(path, options));
+  Ranks* const ranks = joined_ranks();
+  LoadOptions own = options;
+  if (ranks && own.n_threads == 0) own.n_threads = processors_of_rank();
+  return Model(std::make_unique<Engine>(path, own, ranks));
 }
 
 const ModelInfo& Model::info() const { return engine_->info(); }

@@ -17,6 +17,11 @@ int checked(std::string_view field, int value, int most) {
   return value;
 }
 
+/// What a rank's own part of the work is not enough for.
+void refuse_ranks(const Engine& engine, std::string_view what) {
+  if (engine.ranks()) throw_error(ErrorKind::usage, "{} by several ranks is not supported (leave out --tp)", what);
+}
+
 }  // namespace
 
 struct Session::Impl {
@@ -140,12 +145,14 @@ void Session::reset() { impl_->pool->reset(impl_->seq); }
 
 void Session::save(const std::string& path) const {
   Impl& s = *impl_;
+  refuse_ranks(s.engine, "saving a state");
   save_kv_state(s.pool->memory(), s.pool->save(s.seq), model_hash(s.engine.config(), s.engine.weights(), s.n_ctx), path)
       .or_throw();
 }
 
 void Session::restore(const std::string& path) {
   Impl& s = *impl_;
+  refuse_ranks(s.engine, "going on from a saved state");
   const io::MappedFile file = io::MappedFile::open(path).or_throw();
   s.replace(
       read_kv_state(*s.pool, s.n_ctx, model_hash(s.engine.config(), s.engine.weights(), s.n_ctx), file.bytes(), path)

@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "base/result.h"
+#include "rank/mpi.h"
 
 namespace ridge::lab {
 namespace {
@@ -189,6 +190,14 @@ Check check_program(const Surroundings& here, const char* name, const char* comm
   return {name, Finding::note, fmt::format("not found: no {}", serves), advice};
 }
 
+Check check_ranks() {
+  const std::string version = mpi_version();
+  if (version.empty())
+    return {"ranks", Finding::note, "this build has no MPI: no --tp; NCCL: not built",
+            "apt-get install libopenmpi-dev openmpi-bin, then configure and build again"};
+  return {"ranks", Finding::ok, version + ", of CPU ranks; NCCL: not built", ""};
+}
+
 }  // namespace
 
 std::string_view finding_name(Finding finding) {
@@ -200,6 +209,7 @@ std::vector<Check> examine(const Surroundings& here) {
                             check_load(here),   check_clocks(here),    check_timer(here),
                             check_memory(here), check_pages(here),     check_ceilings(here)};
   for (Check& check : examine_gpu(here)) checks.push_back(std::move(check));
+  checks.push_back(check_ranks());
   checks.push_back(check_program(here, "matplotlib",
                                  "python3 -c 'import matplotlib as m; print(m.__version__)' 2> /dev/null || "
                                  "/usr/bin/python3 -c 'import matplotlib as m; print(m.__version__)' 2> /dev/null",

@@ -1,0 +1,42 @@
+// The part of a model that one of several ranks has: heads, columns of the feed-forward, experts, rows of the output
+// matrix. q, k, v, gate and up are cut between their rows; o and down between their columns, where blocks of the weight
+// format begin, so that a rank's product is a summand of the whole one; the embedding and norms are on every rank.
+//
+// Where o and down read a whole row, because a norm stands in front or activations are rounded to int8 by row (BitNet),
+// they are cut between their rows: ranks exchange what they read, and the columns that each of them makes.
+#pragma once
+
+#include "model/weights.h"
+
+namespace ridge {
+
+/// Rank r of `size` has [borders[r], borders[r + 1]) of each of these.
+struct ModelSlice {
+  int rank = 0, size = 1;
+  int kv_copies = 1;                ///< consecutive ranks that have the same kv heads
+  bool gathers = false;             ///< o and down are cut between rows
+  std::vector<int64_t> q, kv;       ///< columns of queries and attention, and of k: [size + 1]
+  std::vector<int64_t> ff, shared;  ///< columns of the dense feed-forward, of the shared expert; or empty
+  std::vector<int64_t> experts, vocab,
+      model;  ///< numbers of experts, rows of the output, columns of the residual stream
+
+  int64_t first(const std::vector<int64_t>& borders) const { return borders[size_t(rank)]; }
+  int64_t count(const std::vector<int64_t>& borders) const { return borders[size_t(rank) + 1] - first(borders); }
+};
+
+/// Borders of n things in `size` nearly equal parts that begin at multiples of `unit`; a part may be empty.
+std::vector<int64_t> slice_borders(int64_t n, int64_t unit, int size);
+
+/// Rows [first, first + count) of a matrix, where they are.
+Linear row_slice(const Linear& m, int64_t first, int64_t count);
+/// Columns [first, first + count) of a matrix, both multiples of the format's group, copied into a buffer.
+Linear column_slice(const Linear& m, int64_t first, int64_t count, std::vector<AlignedBuffer>& buffers);
+
+/// How a model that was just loaded lies on `size` ranks, as rank `rank` sees it. Fails with usage, naming what cannot be
+/// cut: kinds of layers, numbers of heads, blocks that do not end where a part does.
+Result<ModelSlice> plan_slice(const Config& config, const Weights& weights, int rank, int size);
+/// Makes configuration and weights those of the slice. n_params, stored_bytes, vocab_size and n_experts stay the whole
+/// model's. What all ranks together add once (biases of o and of experts' outputs) is zero on all ranks but one.
+void apply_slice(const ModelSlice& slice, Config& config, Weights& weights);
+
+}  // namespace ridge

@@ -1,0 +1,233 @@
+#include "rank/mpi.h"
+
+#include "base/result.h"
+
+#if RIDGE_HAS_MPI
+#include <mpi.h>
+#define XXH_INLINE_ALL
+#include <sched.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <chrono>
+#include <climits>
+#include <condition_variable>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "base/build_info.h"
+#include "base/thread_pool.h"
+
+namespace ridge {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// MPI's own collectives wait for ever. While one of these lives the process ends after its time, saying why.
+class Deadline {
+ public:
+  Deadline(double seconds, std::string message)
+      : thread_([this, seconds, message = std::move(message)] {
+          std::unique_lock lock(mutex_);
+          if (done_.wait_for(lock, std::chrono::duration<double>(seconds), [this] { return over_; })) return;
+          fmt::print(stderr, "error: {}\n", message);
+          std::_Exit(int(ErrorKind::failure));
+        }) {}
+  ~Deadline() {
+    {
+      const std::lock_guard lock(mutex_);
+      over_ = true;
+    }
+    done_.notify_one();
+    thread_.join();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable done_;
+  bool over_ = false;
+  std::thread thread_;
+};
+
+void check_mpi(int code, std::string_view what) {
+  if (code == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING] = {};
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  throw_error(ErrorKind::failure, "MPI: {}: {}", what, std::string_view(text, size_t(length)));
+}
+
+class MpiTransport final : public Transport {
+ public:
+  MpiTransport() {
+    check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &comm_), "a communicator");
+    check_mpi(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "its errors");
+    MPI_Comm_rank(comm_, &rank_);
+    MPI_Comm_size(comm_, &size_);
+  }
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  std::vector<int> exchange(std::span<const BytesOut> to, std::span<const BytesIn> from, double seconds) override;
+  void abort(int code) override {
+    std::fflush(nullptr);
+    MPI_Abort(comm_, code);
+    std::_Exit(code);
+  }
+
+ private:
+  MPI_Comm comm_ = MPI_COMM_NULL;
+  int rank_ = 0, size_ = 0;
+};
+
+/// A message's size as MPI counts it.
+int count_of(size_t bytes) {
+  if (bytes > size_t(INT_MAX))
+    throw_error(ErrorKind::usage, "{} bytes are too many for one message (use a smaller -ub)", bytes);
+  return int(bytes);
+}
+
+std::vector<int> MpiTransport::exchange(std::span<const BytesOut> to, std::span<const BytesIn> from, double seconds) {
+  constexpr int kTag = 1, kSpins = 1000;
+  std::vector<MPI_Request> requests;
+  std::vector<int> peers;  // of each request
+  const auto add = [&](int peer, MPI_Request request) {
+    requests.push_back(request);
+    peers.push_back(peer);
+  };
+  MPI_Request request = MPI_REQUEST_NULL;
+  for (int r = 0; r < size_; ++r)
+    if (r != rank_ && !from[size_t(r)].empty()) {
+      const BytesIn bytes = from[size_t(r)];
+      check_mpi(MPI_Irecv(bytes.data(), count_of(bytes.size()), MPI_BYTE, r, kTag, comm_, &request), "receiving");
+      add(r, request);
+    }
+  const size_t n_receives = requests.size();
+  for (int r = 0; r < size_; ++r)
+    if (r != rank_ && !to[size_t(r)].empty()) {
+      const BytesOut bytes = to[size_t(r)];
+      check_mpi(MPI_Isend(bytes.data(), count_of(bytes.size()), MPI_BYTE, r, kTag, comm_, &request), "sending");
+      add(r, request);
+    }
+  // MPI moves messages on only while it is asked: this thread asks, and lets others run once it has waited a while.
+  const Clock::time_point start = Clock::now();
+  std::vector<int> late;
+  size_t n_open = requests.size();
+  for (int64_t spin = 0; n_open > 0; ++spin) {
+    for (size_t i = 0; i < requests.size(); ++i) {
+      if (requests[i] == MPI_REQUEST_NULL) continue;
+      int done = 0;
+      MPI_Status status;
+      check_mpi(MPI_Test(&requests[i], &done, &status), fmt::format("a message of rank {}", peers[i]));
+      if (!done) continue;
+      --n_open;
+      if (i >= n_receives) continue;
+      int count = 0;
+      MPI_Get_count(&status, MPI_BYTE, &count);
+      const size_t expected = from[size_t(peers[i])].size();
+      if (size_t(count) != expected)
+        throw_error(ErrorKind::failure, "rank {} sent {} bytes, expected {}: it runs other steps than rank {}",
+                    peers[i], count, expected, rank_);
+    }
+    if (spin < kSpins) continue;
+    std::this_thread::yield();
+    if (std::chrono::duration<double>(Clock::now() - start).count() < seconds) continue;
+    for (size_t i = 0; i < requests.size(); ++i)
+      if (requests[i] != MPI_REQUEST_NULL && std::ranges::count(late, peers[i]) == 0) late.push_back(peers[i]);
+    break;
+  }
+  std::ranges::sort(late);
+  return late;
+}
+
+/// Which processors this process may use, on which machine: ranks with the same text share them.
+std::string processors_text(const std::string& host) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  sched_getaffinity(0, sizeof set, &set);
+  return host + std::string(reinterpret_cast<const char*>(&set), sizeof set);
+}
+
+/// Version and bytes of this program's file.
+std::string program_text() {
+  const BuildInfo& build = build_info();
+  std::ifstream file("/proc/self/exe", std::ios::binary);
+  std::vector<char> block(1 << 20);
+  uint64_t hash = 0;
+  while (file.read(block.data(), std::streamsize(block.size())), file.gcount() > 0)
+    hash = XXH64(block.data(), size_t(file.gcount()), hash);
+  return fmt::format("ridge {} ({}, {:016x})", build.version, build.commit, hash);
+}
+
+std::unique_ptr<Ranks> world;
+int n_processors = 0;
+
+}  // namespace
+
+std::string mpi_version() {
+  char text[MPI_MAX_LIBRARY_VERSION_STRING] = {};
+  int length = 0;
+  MPI_Get_library_version(text, &length);
+  const std::string all(text, size_t(length));
+  return all.substr(0, all.find(','));
+}
+
+Ranks& join_mpi(int n, double timeout_s) {
+  RIDGE_CHECK(!world, "a process joins one job");
+  constexpr std::string_view kHow = "start it as mpirun -np N ridge ... --tp N";
+  if (!std::getenv("OMPI_COMM_WORLD_SIZE") && !std::getenv("PMIX_RANK") && !std::getenv("PMI_RANK"))
+    throw_error(ErrorKind::usage, "--tp {}: this process is alone: no MPI job started it ({})", n, kHow);
+  {
+    const Deadline deadline(timeout_s, fmt::format("the job's other ranks had not started after {:g} s (look at their "
+                                                   "machines; --rank-timeout waits longer)",
+                                                   timeout_s));
+    int provided = 0;
+    check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided), "start");
+  }
+  world = std::make_unique<Ranks>(std::make_unique<MpiTransport>(), timeout_s);
+  char host[256] = {};
+  gethostname(host, sizeof host - 1);
+  world->set_names(world->gather(fmt::format("rank {} (host {}, process {})", world->rank(), host, getpid())));
+  if (world->size() != n)
+    throw_error(ErrorKind::usage, "--tp {}: the job has {} rank{} ({})", n, world->size(),
+                world->size() == 1 ? "" : "s", kHow);
+  world->require_same("the program", program_text(), "give every machine the same file", timeout_s);
+  const std::vector<std::string> places = world->gather(processors_text(host));
+  const auto sharing = int(std::ranges::count(places, places[size_t(world->rank())]));
+  n_processors = std::max(1, available_processors() / sharing);
+  return *world;
+}
+
+void leave_mpi() {
+  if (!world) return;
+  const Deadline deadline(world->timeout_s(), world->name(world->rank()) + ": other ranks did not end");
+  world.reset();
+  MPI_Finalize();
+}
+
+Ranks* joined_ranks() { return world.get(); }
+int processors_of_rank() { return n_processors; }
+
+}  // namespace ridge
+
+#else
+
+namespace ridge {
+
+std::string mpi_version() { return {}; }
+Ranks& join_mpi(int n, double) {
+  throw_error(ErrorKind::no_device,
+              "--tp {}: this build has no MPI (apt-get install libopenmpi-dev openmpi-bin, then configure with "
+              "-DRIDGE_MPI=ON and build again)",
+              n);
+}
+Ranks* joined_ranks() { return nullptr; }
+int processors_of_rank() { return 1; }
+void leave_mpi() {}
+
+}  // namespace ridge
+
+#endif

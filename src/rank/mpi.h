@@ -1,0 +1,28 @@
+// Ranks as processes of an MPI job: one that `mpirun -np N ridge ...` started, on one machine or several.
+#pragma once
+
+#include <string>
+
+#include "rank/ranks.h"
+
+namespace ridge {
+
+/// The library's name and version; empty where this build has no MPI.
+std::string mpi_version();
+
+/// Makes this process a rank of its job, which must have n ranks of the same program. Once a process; the ranks live to
+/// the process's end. Throws Error: no_device without MPI in this build, usage when the job has another number of ranks or
+/// a rank runs another build. When other ranks have not started within `timeout_s`, the process says so and ends with
+/// exit code 1.
+Ranks& join_mpi(int n, double timeout_s);
+
+/// The ranks that this process joined; null when it is alone.
+Ranks* joined_ranks();
+
+/// Processors for each rank: those that this process may use, shared with ranks that may use the same.
+int processors_of_rank();
+
+/// Leaves the job in good order: every rank calls it. Nothing for a process that is alone.
+void leave_mpi();
+
+}  // namespace ridge

@@ -1,0 +1,122 @@
+#include "rank/ranks.h"
+
+#include <algorithm>
+
+#include "base/result.h"
+
+namespace ridge {
+namespace {
+
+/// First of n things that are rank r's of `size` nearly equal parts.
+int64_t first_of(int64_t n, int r, int size) { return n * r / size; }
+
+template <class T>
+BytesOut bytes_of(const T* first, int64_t n) {
+  return std::as_bytes(std::span(first, size_t(n)));
+}
+template <class T>
+BytesIn room_in(T* first, int64_t n) {
+  return std::as_writable_bytes(std::span(first, size_t(n)));
+}
+
+}  // namespace
+
+Ranks::Ranks(std::unique_ptr<Transport> transport, double timeout_s)
+    : transport_(std::move(transport)), timeout_s_(timeout_s), to_(size_t(size())), from_(size_t(size())) {
+  RIDGE_CHECK(size() > 0 && rank() >= 0 && rank() < size(), "rank {} of {}", rank(), size());
+}
+
+std::string Ranks::name(int rank) const {
+  return size_t(rank) < names_.size() ? names_[size_t(rank)] : fmt::format("rank {}", rank);
+}
+
+/// Makes the exchange that to_ and from_ describe, and clears them.
+void Ranks::exchange(std::string_view what, double seconds) {
+  const std::vector<int> late = transport_->exchange(to_, from_, seconds);
+  std::ranges::fill(to_, BytesOut());
+  std::ranges::fill(from_, BytesIn());
+  if (late.empty()) return;
+  std::string names;
+  for (const int r : late) names += (names.empty() ? "" : ", ") + name(r);
+  throw_error(ErrorKind::failure,
+              "{}: no answer from {} within {:g} s: {} (look at that process; --rank-timeout waits longer)",
+              name(rank()), names, seconds, what);
+}
+
+void Ranks::send_to_all(BytesOut bytes) { std::ranges::fill(to_, bytes); }
+
+void Ranks::all_reduce(std::span<float> values) {
+  const int64_t n = ssize(values);
+  const bool split = n >= kSplitSum && size() > 2;
+  // Sums of the values [first, first + count) are made here, of parts that lie behind each other by rank.
+  const int64_t first = split ? first_of(n, rank(), size()) : 0,
+                count = split ? first_of(n, rank() + 1, size()) - first : n;
+  float* const parts = parts_.ensure<float>(count * size());
+  for (int r = 0; r < size(); ++r) {
+    const int64_t of_r = split ? first_of(n, r, size()) : 0, to_r = split ? first_of(n, r + 1, size()) : n;
+    to_[size_t(r)] = bytes_of(values.data() + of_r, to_r - of_r);
+    from_[size_t(r)] = room_in(parts + r * count, count);
+  }
+  exchange("a sum of a layer", timeout_s_);
+  float* const sums = values.data() + first;
+  std::copy_n(sums, count, parts + rank() * count);
+  std::copy_n(parts, count, sums);
+  for (int r = 1; r < size(); ++r)
+    for (int64_t i = 0; i < count; ++i) sums[i] += parts[r * count + i];
+  if (!split) return;
+  send_to_all(bytes_of(sums, count));
+  for (int r = 0; r < size(); ++r) {
+    const int64_t of_r = first_of(n, r, size());
+    from_[size_t(r)] = room_in(values.data() + of_r, first_of(n, r + 1, size()) - of_r);
+  }
+  exchange("the sums of a layer", timeout_s_);
+}
+
+void Ranks::gather_columns(View2<const float> own, std::span<const int64_t> borders, View2<float> whole) {
+  const int64_t n = own.rows;
+  RIDGE_CHECK(ssize(borders) == size() + 1 && own.cols == borders[size_t(rank()) + 1] - borders[size_t(rank())] &&
+                  whole.rows == n && whole.cols == borders.back(),
+              "columns [{}, {}] of [{}, {}]", n, own.cols, whole.rows, whole.cols);
+  const auto width = [&](int r) { return borders[size_t(r) + 1] - borders[size_t(r)]; };
+  float* const parts = parts_.ensure<float>(n * whole.cols);  // rank after rank
+  const auto part = [&](int r) { return View2<float>(parts + n * borders[size_t(r)], n, width(r)); };
+  const View2<float> packed = part(rank());
+  for (int64_t t = 0; t < n; ++t) std::ranges::copy(own.row(t), packed.row(t).begin());
+  send_to_all(bytes_of(packed.data, n * packed.cols));
+  for (int r = 0; r < size(); ++r) from_[size_t(r)] = room_in(part(r).data, n * width(r));
+  exchange("columns of a matrix", timeout_s_);
+  for (int r = 0; r < size(); ++r)
+    for (int64_t t = 0; t < n; ++t) std::ranges::copy(part(r).row(t), whole.row(t).begin() + borders[size_t(r)]);
+}
+
+std::vector<std::string> Ranks::gather(const std::string& own, double seconds) {
+  const auto n_own = int64_t(own.size());
+  std::vector<int64_t> sizes(size_t(size()), n_own);
+  send_to_all(bytes_of(&n_own, 1));
+  for (int r = 0; r < size(); ++r)
+    if (r != rank()) from_[size_t(r)] = room_in(&sizes[size_t(r)], 1);
+  exchange("a text's size", seconds);
+  std::vector<std::string> all(size_t(size()), own);
+  send_to_all(bytes_of(own.data(), n_own));
+  for (int r = 0; r < size(); ++r) {
+    if (r == rank()) continue;
+    all[size_t(r)].resize(size_t(sizes[size_t(r)]));
+    from_[size_t(r)] = room_in(all[size_t(r)].data(), sizes[size_t(r)]);
+  }
+  exchange("a text", seconds);
+  return all;
+}
+
+std::string Ranks::from_first(const std::string& own) { return gather(is_first() ? own : "").front(); }
+
+void Ranks::barrier() { gather(""); }
+
+void Ranks::require_same(std::string_view what, const std::string& text, std::string_view next, double seconds) {
+  const std::vector<std::string> texts = gather(text, seconds);
+  for (int r = 1; r < size(); ++r)
+    if (texts[size_t(r)] != texts[0])
+      throw_error(ErrorKind::usage, "{} of {} is {}, that of {} is {} ({})", what, name(r), texts[size_t(r)], name(0),
+                  texts[0], next);
+}
+
+}  // namespace ridge

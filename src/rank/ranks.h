@@ -1,0 +1,63 @@
+// The ranks that hold one model together: each has a slice of its matrices (model/slice.h) and runs the same steps. What
+// they make of a step is added, or put side by side, here: every rank gets the same bits, so that ranks that do the same
+// with them stay together without further messages.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/aligned.h"
+#include "base/view.h"
+#include "rank/transport.h"
+
+namespace ridge {
+
+/// Not thread-safe. Whoever waits for another rank longer than the time limit throws Error(failure) naming that rank.
+class Ranks {
+ public:
+  Ranks(std::unique_ptr<Transport> transport, double timeout_s);
+
+  int rank() const { return transport_->rank(); }
+  int size() const { return transport_->size(); }
+  bool is_first() const { return rank() == 0; }
+  double timeout_s() const { return timeout_s_; }
+
+  /// values = sum over ranks of their values, added in the order of ranks: ((v0 + v1) + v2) + ...
+  void all_reduce(std::span<float> values);
+  /// whole [n, borders.back()]: columns [borders[r], borders[r + 1]) are `own` [n, ..] of rank r.
+  void gather_columns(View2<const float> own, std::span<const int64_t> borders, View2<float> whole);
+  /// What each rank gave, by rank.
+  std::vector<std::string> gather(const std::string& own, double seconds);
+  std::vector<std::string> gather(const std::string& own) { return gather(own, timeout_s_); }
+  /// What the first rank gave.
+  std::string from_first(const std::string& own);
+  /// Returns when every rank is here.
+  void barrier();
+  /// Throws Error(usage) on every rank when a rank gave another text than the first one: "WHAT of rank 1 (...) is B,
+  /// that of rank 0 (...) is A (NEXT)". Waits so many seconds for ranks that are late.
+  void require_same(std::string_view what, const std::string& text, std::string_view next, double seconds);
+
+  /// From here on messages call the ranks by these names: "rank 1 (host b, process 4711)".
+  void set_names(std::vector<std::string> names) { names_ = std::move(names); }
+  std::string name(int rank) const;
+
+  void abort(int code) { transport_->abort(code); }
+
+ private:
+  void exchange(std::string_view what, double seconds);
+  void send_to_all(BytesOut bytes);
+
+  std::unique_ptr<Transport> transport_;
+  double timeout_s_;
+  std::vector<std::string> names_;
+  std::vector<BytesOut> to_;  // of the exchange that is being made
+  std::vector<BytesIn> from_;
+  AlignedBuffer parts_, packed_;
+};
+
+/// Floats from which on all_reduce() adds a part of the values on each rank and sends the sums around; below every rank
+/// adds all values, which takes one exchange in place of two.
+inline constexpr int64_t kSplitSum = 16384;
+
+}  // namespace ridge

@@ -1,0 +1,93 @@
+#!/usr/bin/env python3
+"""Runs `ridge --tp` as processes under mpirun: equal text, a killed rank, a stopped one, a late one, another model.
+
+Usage: ranks_test.py RIDGE MODELS   exits 77 where there is no mpirun or the build has no MPI
+"""
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
+LIMIT_S = 60
+
+
+def children_of_ranks(marker):
+    """Ids of processes of this test's ridge with `marker` on their command line."""
+    found = []
+    for entry in pathlib.Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if words[0].endswith(b"ridge") and marker.encode() in words:
+            found.append(int(entry.name))
+    return sorted(found)
+
+
+def run(words):
+    return subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+
+
+def expect(what, holds, outcome):
+    if not holds:
+        sys.exit(f"FAILED: {what}\ncode {outcome.returncode}\n{outcome.stdout}\n{outcome.stderr}")
+    print("ok  ", what)
+
+
+def hurt(ridge, model, sign, marker):
+    """Sends a signal to one rank of two in the middle of a long text; mpirun's outcome and the seconds it then took."""
+    words = MPIRUN + ["-np", "2", ridge, "run", "-m", model, "-p", "Once", "-n", "3000", "--ignore-eos", "--seed", marker,
+                      "--tp", "2", "--rank-timeout", "3", "--quiet"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
+        begin = time.monotonic()
+        while len(children_of_ranks(marker)) < 2 and time.monotonic() - begin < LIMIT_S:
+            time.sleep(0.1)
+        time.sleep(2)
+        os.kill(children_of_ranks(marker)[-1], sign)
+        start = time.monotonic()
+        out, err = job.communicate(timeout=LIMIT_S)
+        seconds = time.monotonic() - start
+    return subprocess.CompletedProcess(words, job.returncode, out, err), seconds
+
+
+def main():
+    ridge, models = sys.argv[1], pathlib.Path(sys.argv[2])
+    model, other = str(models / "ridge-ref-q8_0.gguf"), str(models / "stories260K.gguf")
+    alone = run([ridge, "run", "-m", other, "-p", "Once", "-n", "2", "--tp", "2"])
+    if shutil.which("mpirun") is None or alone.returncode == 6:
+        print("skipped: no mpirun, or a build without MPI (apt-get install libopenmpi-dev openmpi-bin)")
+        return 77
+    expect("a process alone is no job: usage", alone.returncode == 2 and "mpirun -np N" in alone.stderr, alone)
+
+    text = ["run", "-m", model, "-p", "The capital of France is", "-n", "16", "--temp", "0", "--isa", "scalar", "--quiet"]
+    expected = run([ridge] + text)
+    for n in ("2", "4"):
+        got = run(MPIRUN + ["-np", n, ridge] + text + ["--tp", n])
+        expect(f"{n} ranks write one rank's text, once", got.returncode == 0 and got.stdout.strip() == expected.stdout.strip(), got)
+
+    late = run(MPIRUN + ["-np", "1", ridge] + text + ["--tp", "2", ":", "-np", "1", "sh", "-c", 'sleep 3; exec "$@"',
+                                                      "sh", ridge] + text + ["--tp", "2"])
+    expect("a rank that starts late is waited for", late.stdout.strip() == expected.stdout.strip(), late)
+    second = text.copy()
+    second[second.index(model)] = other
+    got = run(MPIRUN + ["-np", "1", ridge] + text + ["--tp", "2", ":", "-np", "1", ridge] + second + ["--tp", "2"])
+    expect("another model is named", got.returncode == 2 and "the model of rank 1" in got.stderr, got)
+
+    for sign, marker in ((signal.SIGKILL, "77001"), (signal.SIGSTOP, "77002")):
+        got, seconds = hurt(ridge, model, sign, marker)
+        expect(f"{sign.name}: the job ends in bounded time", got.returncode != 0 and seconds < 30, got)
+        if sign == signal.SIGSTOP:
+            expect("the rank that hangs is named", "no answer from rank" in got.stderr, got)
+        time.sleep(1)
+        expect(f"{sign.name}: no process is left", not children_of_ranks(marker), got)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

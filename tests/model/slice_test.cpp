@@ -1,0 +1,158 @@
+#include "model/slice.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <numeric>
+
+#include "base/rng.h"
+
+namespace ridge {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+std::vector<float> decoded(const Linear& m) {
+  std::vector<float> values(size_t(m.n_out * m.n_in), 0.0f);
+  for (int64_t row = 0; row < m.n_out; ++row)
+    m.format->decode(m.rows + row * m.format->row_bytes(m.n_in), m.n_in, values.data() + row * m.n_in);
+  return values;
+}
+
+/// A random matrix [n_out, n_in] of a format.
+struct RandomMatrix {
+  RandomMatrix(const WeightFormat& format, int64_t n_out, int64_t n_in) {
+    Rng rng(7);
+    blocks = random_blocks(format, rng, 0.5, n_out * n_in);
+    m = {.format = &format, .n_out = n_out, .n_in = n_in, .rows = blocks.data(), .scale = 0.75f};
+    m.int8_activations = format.tail_bytes > 0;
+  }
+  std::vector<std::byte> blocks;
+  Linear m;
+};
+
+TEST(Slice, BordersCoverEverythingInOrder) {
+  EXPECT_THAT(slice_borders(10, 1, 4), ElementsAre(0, 2, 5, 7, 10));
+  EXPECT_THAT(slice_borders(96, 32, 2), ElementsAre(0, 32, 96));
+  EXPECT_THAT(slice_borders(100, 16, 2), ElementsAre(0, 48, 100));
+  EXPECT_THAT(slice_borders(16, 16, 3), ElementsAre(0, 0, 0, 16));
+}
+
+TEST(Slice, RowsAndColumnsOfEveryFormatAreThoseOfTheWhole) {
+  for (const WeightFormat& format : weight_formats()) {
+    const int64_t group = format.group, n_in = 4 * group, n_out = 24;
+    const RandomMatrix random(format, n_out, n_in);
+    const std::vector<float> whole = decoded(random.m);
+    const Linear rows = row_slice(random.m, 5, 16);
+    EXPECT_EQ(decoded(rows), std::vector<float>(whole.begin() + 5 * n_in, whole.begin() + 21 * n_in)) << format.name;
+    std::vector<AlignedBuffer> buffers;
+    const Linear columns = column_slice(random.m, group, 2 * group, buffers);
+    const std::vector<float> part = decoded(columns);
+    EXPECT_EQ(columns.n_in, 2 * group);
+    EXPECT_EQ(columns.scale, random.m.scale);
+    for (int64_t row = 0; row < n_out; ++row)
+      for (int64_t i = 0; i < 2 * group; ++i)
+        ASSERT_EQ(part[size_t(row * 2 * group + i)], whole[size_t(row * n_in + group + i)]) << format.name;
+    EXPECT_THROW(column_slice(random.m, 0, n_in + group, buffers), Error) << format.name;
+    if (group > 1) {
+      EXPECT_THROW(column_slice(random.m, 1, group, buffers), Error) << format.name;
+    }
+  }
+}
+
+/// Products of column slices add up to the product of the whole. With u = 2^-24, any order of adding n rounded products in
+/// float is within n u / (1 - n u) sum |w x| of the exact sum (Higham, Accuracy and Stability, 3.1): the two orders are
+/// within twice that of each other. A kernel that rounds activations to int8 does so by groups of 32 columns, which no
+/// slice cuts, and so to the same values.
+TEST(Slice, ProductsOfColumnsAddUpToTheWholeProduct) {
+  for (const Isa isa : {Isa::scalar, Isa::avx2, Isa::avx512}) {
+    if (isa > detect_isa()) continue;
+    CpuContext context(1, isa);
+    for (const WeightFormat& format : weight_formats()) {
+      if (format.tail_bytes > 0) continue;  // whole rows meet int8 activations: never cut between columns
+      const int64_t unit = std::lcm<int64_t>(format.group, 16), n_in = 5 * unit, n_out = 33;
+      RandomMatrix random(format, n_out, n_in);
+      Weights weights;
+      std::vector<float> x(size_t(n_in), 0.0f), y(size_t(n_out), 0.0f), sum(size_t(n_out), 0.0f);
+      Rng rng(9);
+      for (float& value : x) value = float(rng.normal());
+      linear(context, random.m, View2<const float>(x.data(), 1, n_in), View2<float>(y.data(), 1, n_out));
+      const std::vector<int64_t> borders = slice_borders(n_in, unit, 3);
+      for (size_t r = 0; r < 3; ++r) {
+        const int64_t first = borders[r], count = borders[r + 1] - first;
+        const Linear part = column_slice(random.m, first, count, weights.buffers);
+        std::vector<float> of_part(size_t(n_out), 0.0f);
+        linear(context, part, View2<const float>(x.data() + first, 1, count), View2<float>(of_part.data(), 1, n_out));
+        for (size_t i = 0; i < sum.size(); ++i) sum[i] += of_part[i];
+      }
+      const std::vector<float> values = decoded(random.m);
+      const double nu = double(n_in + 3) * 0x1p-24, gamma = nu / (1 - nu);
+      for (int64_t row = 0; row < n_out; ++row) {
+        double magnitude = 0;
+        for (int64_t i = 0; i < n_in; ++i) magnitude += std::abs(double(values[size_t(row * n_in + i)]) * x[size_t(i)]);
+        magnitude *= random.m.scale;
+        EXPECT_NEAR(sum[size_t(row)], y[size_t(row)], 2 * gamma * magnitude)
+            << format.name << " " << isa_name(isa) << " row " << row;
+      }
+    }
+  }
+}
+
+/// A model of one layer in which every number divides, by default.
+LoadedModel one_layer(CpuContext& context, const std::string& spec) {
+  return make_synth_model(context, spec).or_throw();
+}
+
+std::string refusal(const LoadedModel& model, int size) {
+  const Result<ModelSlice> slice = plan_slice(model.config, model.weights, 0, size);
+  if (slice) return "";
+  EXPECT_EQ(slice.error().kind, ErrorKind::usage);
+  return slice.error().message;
+}
+
+TEST(Slice, WhatCannotBeCutIsRefusedByName) {
+  CpuContext context(1, Isa::scalar);
+  LoadedModel model = one_layer(context, "llama-3.2-1b@layers=1@weights=q4_k");
+  EXPECT_EQ(refusal(model, 2), "");
+  EXPECT_THAT(refusal(model, 3), HasSubstr("32 heads and 8 KV heads, which 3 ranks do not share evenly"));
+  EXPECT_THAT(refusal(model, 16), HasSubstr("the output projection has 128 columns a rank in blocks of 256"));
+  model.config.delta.n_key_heads = 2;
+  EXPECT_THAT(refusal(model, 2), HasSubstr("gated delta rule"));
+  model.config.delta.n_key_heads = 0;
+  model.config.n_experts = 1;
+  EXPECT_THAT(refusal(model, 2), HasSubstr("1 experts: fewer than ranks"));
+}
+
+TEST(Slice, AllSlicesTogetherAreTheModel) {
+  CpuContext context(1, Isa::scalar);
+  for (const int size : {2, 4, 16}) {
+    int64_t heads = 0, ff = 0, vocab = 0, bytes = 0;
+    int64_t shared = 0;  // bytes that every rank reads
+    for (int rank = 0; rank < size; ++rank) {
+      LoadedModel model = one_layer(context, "llama-3.2-1b@layers=1@weights=q8_0");
+      if (rank == 0) shared = decode_matrix_bytes(model.weights, 0);
+      const ModelSlice slice = plan_slice(model.config, model.weights, rank, size).or_throw();
+      apply_slice(slice, model.config, model.weights);
+      heads += model.config.n_heads;
+      ff += model.config.d_ff;
+      vocab += model.weights.output.n_out;
+      bytes += decode_matrix_bytes(model.weights, 0);
+      EXPECT_EQ(model.config.n_kv_heads, std::max(1, 8 / size));
+      EXPECT_EQ(model.config.vocab_size, 128256);
+      EXPECT_EQ(slice.kv_copies, std::max(1, size / 8));
+      EXPECT_EQ(model.weights.layers[0].o.n_in, 2048 / size);
+      EXPECT_EQ(model.weights.layers[0].down.n_in, model.config.d_ff);
+    }
+    EXPECT_EQ(heads, 32);
+    EXPECT_EQ(ff, 8192);
+    EXPECT_EQ(vocab, 128256);
+    // K and V of 8 heads are on 16 ranks twice: 1/2 of 2 * 512 rows of 2048 in q8_0.
+    const int64_t twice = size == 16 ? 2 * 512 * (2048 / 32 * 34) : 0;
+    EXPECT_EQ(bytes, shared + twice) << size;
+  }
+}
+
+}  // namespace
+}  // namespace ridge
