@@ -695,7 +695,8 @@ int64_t decode_matrix_bytes(const Weights& w, int n_used) {
   for (const LayerWeights& layer : w.layers)
     if (!layer.experts.empty()) {
       const ExpertWeights& one = layer.experts[0];
-      bytes -= std::max<int64_t>(0, ssize(layer.experts) - n_used) * (one.gate.bytes() + one.up.bytes() + one.down.bytes());
+      bytes -=
+          std::max<int64_t>(0, ssize(layer.experts) - n_used) * (one.gate.bytes() + one.up.bytes() + one.down.bytes());
     }
   return bytes;
 }
