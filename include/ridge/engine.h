@@ -21,12 +21,15 @@ class Engine;
 class Speculation;
 
 struct LoadOptions {
-  std::string device = "cpu";        ///< "cpu" or "cuda[:N]"; a missing device is an error, not a reason to use the CPU
+  /// "cpu", "cuda[:N]", or "cuda:N,M,...": devices that share the model. A missing device is an error, not a reason to use
+  /// the CPU.
+  std::string device = "cpu";
   int n_threads = 0;                 ///< 0: one per available processor
   std::string isa;                   ///< limit: "scalar", "avx2", "avx512"; empty: the best this processor runs
   std::vector<std::string> kernels;  ///< "op=name" each: force a kernel, see `ridge explain`; on a device gemv=, gemm=,
                                      ///< launch=plain or launch=overlap
   bool float_activations = false;    ///< BitNet: keep activations in float, to compare with references
+  double rank_timeout_s = 60;        ///< of several devices: longest time that one may wait for another in a step
 };
 
 /// What a loaded model is; every number is exact.

@@ -23,7 +23,7 @@ struct ExplainFlags {
   std::string op, shape, format, isa, device = "cpu";
   int n_keys = 4096, n_tokens = 1;
 
-  bool on_device() const { return parse_device(device).has_value(); }
+  bool on_device() const { return !parse_devices(device).empty(); }
 };
 
 struct Verdict {

@@ -212,13 +212,14 @@ std::string device_text(const ModelInfo& info) {
 
 void add_model_flag(CLI::App& app, ModelFlags& flags, bool required) {
   in_group(app, "Model");
-  add_text(app, "-m,--model", flags.model, "MODEL",
-           "GGUF file, Hugging Face folder, or synth:SHAPE[@layers=N][@weights=FORMAT][@head=FORMAT][@mtp=1]")
+  add_text(
+      app, "-m,--model", flags.model, "MODEL",
+      "GGUF file, Hugging Face folder, or synth:SHAPE[@layers=N][@weights=FORMAT][@head=FORMAT][@mtp=1][@distinct=N]")
       ->required(required);
 }
 
 void add_place_flags(CLI::App& app, ModelFlags& flags) {
-  add_text(app, "--device", flags.device, "NAME", "cpu or cuda[:N] (-dev)");
+  add_text(app, "--device", flags.device, "NAME", "cpu, cuda[:N], or cuda:N,M,... to share a model (-dev)");
   add_whole(app, "-t,--threads", flags.n_threads, 0, kMaxThreads, "threads; 0: one per processor");
   add_text(app, "--isa", flags.isa, "NAME", "highest instruction set to use: scalar, avx2, avx512");
 }
@@ -279,10 +280,10 @@ bool join_ranks(CLI::App& app, const std::vector<std::string>& words) {
 }
 
 void check_device(const std::string& device) {
-  const std::optional<int> index = parse_device(device);
-  if (!index) return;
+  const std::vector<int> numbers = parse_devices(device);
+  if (numbers.empty()) return;
   const gpu::DeviceReport report = gpu::query_devices();
-  if (size_t(*index) < report.devices.size()) return;
+  if (size_t(std::ranges::max(numbers)) < report.devices.size()) return;
   const std::string why = report.devices.empty() ? report.why_none : fmt::format("there are {}", report.devices.size());
   throw Error(ErrorKind::no_device,
               four_parts(fmt::format("device {} is not available", device), "--device", why, "use --device cpu"));

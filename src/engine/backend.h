@@ -41,8 +41,16 @@ class Outputs {
 /// each later step appends the tokens drawn last and draws again. The pool's lengths advance when a step is queued.
 class Drawing : public DeviceSteps {
  public:
+  Drawing(std::span<const SeqId> seqs, SequencePool& pool);
+  void launch(int64_t step) final;
+  /// Queues step number `step`, whose pages are reserved; the pool's lengths stay.
+  virtual void queue(int64_t step) = 0;
   /// Steps that may be queued whose tokens were not read.
   virtual int most_ahead() const = 0;
+
+ protected:
+  SequencePool& pool_;
+  std::vector<SeqTokens> seqs_;  // one token each
 };
 
 class Backend;
@@ -110,14 +118,21 @@ class Backend {
   virtual std::unique_ptr<Outputs> make_outputs() = 0;
 
   /// Appends the batch's tokens; pages must be reserved. At most max_tokens() tokens. Queues work or runs it.
-  virtual void run(const Batch& batch, SequencePool& pool, Outputs& outputs) = 0;
+  void run(const Batch& batch, SequencePool& pool, Outputs& outputs);
+  /// The same in `memory`: the pool says where sequences are, and its lengths stay.
+  virtual void step(const Batch& batch, const SequencePool& pool, KvMemory& memory, Outputs& outputs) = 0;
   virtual int max_tokens() const = 0;
   /// Watches the steps to come; null to stop watching.
   virtual void watch(OnAttention on_attention, OnBlock on_block) = 0;
 
   /// `outputs` has one row a sequence, of its last token. Rows of `recent` are what each sequence's penalty knows.
-  virtual std::unique_ptr<Drawing> start_drawing(std::span<const SeqId> seqs, SequencePool& pool, Outputs& outputs,
-                                                 std::span<const SamplerOptions> samplers,
+  std::unique_ptr<Drawing> start_drawing(std::span<const SeqId> seqs, SequencePool& pool, Outputs& outputs,
+                                         std::span<const SamplerOptions> samplers,
+                                         std::span<const std::vector<int32_t>> recent) {
+    return start_drawing(seqs, pool, pool.memory(), outputs, samplers, recent);
+  }
+  virtual std::unique_ptr<Drawing> start_drawing(std::span<const SeqId> seqs, SequencePool& pool, KvMemory& memory,
+                                                 Outputs& outputs, std::span<const SamplerOptions> samplers,
                                                  std::span<const std::vector<int32_t>> recent) = 0;
   /// Null where a backend cannot: the host then goes between proposing and verifying.
   virtual std::unique_ptr<Guessing> start_guessing(const GuessedText& /*text*/, const DeviceDraft& /*draft*/) {
@@ -128,6 +143,8 @@ class Backend {
   virtual std::vector<int32_t> draw(Outputs& outputs, std::span<const SamplerOptions> samplers,
                                     std::span<const std::vector<int32_t>> recent) = 0;
 
+  /// Makes the calling thread work on the backend's device, for calls of its memory.
+  virtual void use() const {}
   virtual std::string name() const = 0;           ///< "cpu", "cuda:0 NVIDIA H200"
   virtual int64_t step_weight_bytes() const = 0;  ///< what a decode step reads of the weights, as held there
   virtual int64_t free_bytes() const = 0;         ///< memory that can still be allocated
@@ -147,6 +164,11 @@ std::unique_ptr<Backend> make_cpu_backend(CpuContext& context, const ModelPlan& 
 /// when the weights cannot fit, usage for kinds of the plan and kernels that a device lacks.
 std::unique_ptr<Backend> make_cuda_backend(int device, const ModelPlan& plan, const Weights& weights,
                                            std::span<const std::string> kernels);
+/// The backend of several CUDA devices that share a model, a thread each: uploads a slice to every one. A kernel that
+/// waits for another device longer than `timeout_s` gives up, and the step throws Error(failure) naming that device.
+/// Throws as the other does; usage for what cannot be cut into slices.
+std::unique_ptr<Backend> make_cuda_backend(std::span<const int> devices, const Config& config, const Weights& weights,
+                                           std::span<const std::string> kernels, double timeout_s);
 /// Device memory that uploading the model takes, packing included. Throws Error: no_device without CUDA, usage for
 /// kinds and formats that devices lack.
 int64_t cuda_weight_bytes(const ModelPlan& plan, const Weights& weights, std::span<const std::string> kernels);

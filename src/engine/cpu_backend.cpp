@@ -66,14 +66,14 @@ class CpuBackend final : public Backend {
     return std::make_unique<HostKvMemory>(layers, metrics, round, n_pages, n_slots);
   }
   std::unique_ptr<Outputs> make_outputs() override { return std::make_unique<CpuOutputs>(context_); }
-  void run(const Batch& batch, SequencePool& pool, Outputs& outputs) override;
+  void step(const Batch& batch, const SequencePool& pool, KvMemory& memory, Outputs& outputs) override;
   int max_tokens() const override { return 1 << 16; }
   void watch(OnAttention on_attention, OnBlock on_block) override {
     on_attention_ = std::move(on_attention);
     on_block_ = std::move(on_block);
   }
-  std::unique_ptr<Drawing> start_drawing(std::span<const SeqId> seqs, SequencePool& pool, Outputs& outputs,
-                                         std::span<const SamplerOptions> samplers,
+  std::unique_ptr<Drawing> start_drawing(std::span<const SeqId> seqs, SequencePool& pool, KvMemory& memory,
+                                         Outputs& outputs, std::span<const SamplerOptions> samplers,
                                          std::span<const std::vector<int32_t>> recent) override;
   std::vector<int32_t> draw(Outputs& outputs, std::span<const SamplerOptions> samplers,
                             std::span<const std::vector<int32_t>> recent) override;
@@ -383,7 +383,7 @@ void CpuBackend::experts(int layer, const Rows& rows) {
   std::fill_n(sum.data, n * plan_.d_model, 0.0f);
   std::vector<std::vector<int64_t>> of_expert(size_t(e.n_experts));  // routes, token by token
   for (int64_t i = 0; i < ssize(routes_); ++i) of_expert[size_t(routes_[size_t(i)].expert)].push_back(i);
-  const size_t first = slice_ ? size_t(slice_->first(slice_->experts)) : 0;  // of those that are here
+  const size_t first = slice_ ? size_t(slice_->first_expert()) : 0;  // of those that are here
   for (size_t expert = 0; expert < w.experts.size(); ++expert) {
     const std::vector<int64_t>& of = of_expert[first + expert];
     if (of.empty()) continue;
@@ -421,10 +421,10 @@ void CpuBackend::experts(int layer, const Rows& rows) {
   std::copy_n(sum.data, n * plan_.d_model, rows.h.data);
 }
 
-void CpuBackend::run(const Batch& batch, SequencePool& pool, Outputs& outputs) {
+void CpuBackend::step(const Batch& batch, const SequencePool& pool, KvMemory& kv_memory, Outputs& outputs) {
   const auto n = int64_t(batch.tokens.size());
   RIDGE_CHECK(n > 0 && n <= max_tokens(), "{} tokens in a step", n);
-  auto& memory = static_cast<HostKvMemory&>(pool.memory());
+  auto& memory = static_cast<HostKvMemory&>(kv_memory);
   int most_rows = INT_MAX;
   for (int i = 0; i < memory.n_layers(); ++i)
     most_rows = std::min(most_rows, most_rows_at_once(memory.tiles(i, true), memory.tiles(i, false)));
@@ -485,7 +485,6 @@ void CpuBackend::run(const Batch& batch, SequencePool& pool, Outputs& outputs) {
   }
   if (context_.trace) context_.trace->layer = -1;
   if (on_block_) on_block_(int(plan_.layers.size()), Block::output, rows.x);
-  for (const SeqTokens& tokens : batch.seqs) pool.advance(tokens.seq, tokens.n_tokens);
 
   if (batch.hidden) static_cast<CpuOutputs&>(outputs).keep_hidden(rows.x);
   const int64_t n_logits = batch.n_logits();
@@ -514,7 +513,7 @@ void CpuBackend::run(const Batch& batch, SequencePool& pool, Outputs& outputs) {
 int64_t CpuBackend::step_weight_bytes() const {
   int n_used = 0;
   for (const LayerPlan& layer : plan_.layers) n_used = std::max(n_used, layer.experts.rule.n_used);
-  return decode_matrix_bytes(weights_, slice_ ? (n_used + slice_->size - 1) / slice_->size : n_used);
+  return decode_matrix_bytes(weights_, slice_ ? slice_->experts_used(n_used) : n_used);
 }
 
 StepBuffers CpuBackend::step_buffers() const {
@@ -547,19 +546,14 @@ std::vector<std::string> CpuBackend::kernels(const KvLayerConfig& layer) const {
 /// Steps that feed themselves run when they are queued.
 class CpuDrawing final : public Drawing {
  public:
-  CpuDrawing(CpuBackend& backend, std::span<const SeqId> seqs, SequencePool& pool, Outputs& outputs,
+  CpuDrawing(CpuBackend& backend, std::span<const SeqId> seqs, SequencePool& pool, KvMemory& memory, Outputs& outputs,
              std::span<const SamplerOptions> samplers, std::span<const std::vector<int32_t>> recent, int vocab_size)
-      : backend_(backend), pool_(pool), outputs_(outputs), tokens_(seqs.size()) {
-    for (size_t i = 0; i < seqs.size(); ++i) {
-      seqs_.push_back({seqs[i], 1});
-      samplers_.emplace_back(samplers[i], vocab_size).accept(recent[i]);
-    }
+      : Drawing(seqs, pool), backend_(backend), memory_(memory), outputs_(outputs), tokens_(seqs.size()) {
+    for (size_t i = 0; i < seqs.size(); ++i) samplers_.emplace_back(samplers[i], vocab_size).accept(recent[i]);
   }
-  void launch(int64_t step) override {
-    if (step > 0) {
-      for (const SeqTokens& tokens : seqs_) pool_.reserve(tokens.seq, 1).or_throw();
-      backend_.run({.tokens = tokens_, .seqs = seqs_, .logits = LogitRows::last}, pool_, outputs_);
-    }
+  void queue(int64_t step) override {
+    if (step > 0)
+      backend_.step({.tokens = tokens_, .seqs = seqs_, .logits = LogitRows::last}, pool_, memory_, outputs_);
     const View2<const float> logits = outputs_.logits();
     RIDGE_CHECK(logits.rows == ssize(tokens_), "drawing from {} rows of {} sequences", logits.rows, tokens_.size());
     for (size_t i = 0; i < tokens_.size(); ++i) tokens_[i] = samplers_[i].sample(logits.row(int64_t(i)));
@@ -574,17 +568,16 @@ class CpuDrawing final : public Drawing {
 
  private:
   CpuBackend& backend_;
-  SequencePool& pool_;
+  KvMemory& memory_;
   Outputs& outputs_;
-  std::vector<SeqTokens> seqs_;
   std::vector<int32_t> tokens_;
   std::vector<Sampler> samplers_;
 };
 
-std::unique_ptr<Drawing> CpuBackend::start_drawing(std::span<const SeqId> seqs, SequencePool& pool, Outputs& outputs,
-                                                   std::span<const SamplerOptions> samplers,
+std::unique_ptr<Drawing> CpuBackend::start_drawing(std::span<const SeqId> seqs, SequencePool& pool, KvMemory& memory,
+                                                   Outputs& outputs, std::span<const SamplerOptions> samplers,
                                                    std::span<const std::vector<int32_t>> recent) {
-  return std::make_unique<CpuDrawing>(*this, seqs, pool, outputs, samplers, recent, plan_.vocab_size);
+  return std::make_unique<CpuDrawing>(*this, seqs, pool, memory, outputs, samplers, recent, plan_.vocab_size);
 }
 
 std::vector<int32_t> CpuBackend::draw(Outputs& outputs, std::span<const SamplerOptions> samplers,

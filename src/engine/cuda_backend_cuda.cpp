@@ -65,18 +65,16 @@ bool has_delta(const ModelPlan& plan) {
 class CudaDrawing final : public Drawing {
  public:
   CudaDrawing(CudaRunner& runner, DrawingRoom& room, std::span<const SeqId> seqs, SequencePool& pool,
-              CudaOutputs& outputs)
-      : runner_(runner), room_(room), pool_(pool), outputs_(outputs), unread_(seqs.size()) {
-    for (const SeqId seq : seqs) seqs_.push_back({seq, 1});
+              DeviceKvMemory& memory, CudaOutputs& outputs)
+      : Drawing(seqs, pool), runner_(runner), room_(room), memory_(memory), outputs_(outputs), unread_(seqs.size()) {
     room_.taken = true;
   }
   ~CudaDrawing() override { room_.taken = false; }
 
-  void launch(int64_t step) override {
+  void queue(int64_t step) override {
     if (step == 0) return runner_.draw(outputs_, room_);
-    for (const SeqTokens& tokens : seqs_) pool_.reserve(tokens.seq, 1).or_throw();
     // The tokens are on the device; the host's copy gives their number.
-    runner_.run({.tokens = unread_, .seqs = seqs_, .logits = LogitRows::last}, pool_, outputs_, &room_);
+    runner_.run({.tokens = unread_, .seqs = seqs_, .logits = LogitRows::last}, pool_, memory_, outputs_, &room_);
   }
   bool read(int64_t step, std::span<int32_t> tokens) override { return room_.ring.read(step, tokens); }
   bool idle() override { return runner_.stream().idle(); }
@@ -87,36 +85,37 @@ class CudaDrawing final : public Drawing {
  private:
   CudaRunner& runner_;
   DrawingRoom& room_;
-  SequencePool& pool_;
+  DeviceKvMemory& memory_;
   CudaOutputs& outputs_;
-  std::vector<SeqTokens> seqs_;
   std::vector<int32_t> unread_;
 };
 
 class CudaBackend final : public Backend {
  public:
-  CudaBackend(int device, std::string name, const ModelPlan& plan, const Weights& weights, const DeviceOptions& options)
-      : name_(std::move(name)), runner_(device, plan, weights, options) {}
+  CudaBackend(int device, std::string name, const ModelPlan& plan, const Weights& weights, const DeviceOptions& options,
+              std::optional<CudaRank> rank)
+      : name_(std::move(name)), runner_(device, plan, weights, options, std::move(rank)) {}
 
   std::unique_ptr<KvMemory> open_memory(std::span<const KvLayerConfig> layers, std::span<const KvMetricView> metrics,
                                         PageNumbers n_pages, int n_slots) override;
   std::unique_ptr<Outputs> make_outputs() override {
     return std::make_unique<CudaOutputs>(runner_.stream(), runner_.device(), runner_.plan().vocab_size);
   }
-  void run(const Batch& batch, SequencePool& pool, Outputs& outputs) override {
-    runner_.run(batch, pool, static_cast<CudaOutputs&>(outputs), nullptr);
+  void step(const Batch& batch, const SequencePool& pool, KvMemory& memory, Outputs& outputs) override {
+    runner_.run(batch, pool, static_cast<DeviceKvMemory&>(memory), static_cast<CudaOutputs&>(outputs), nullptr);
   }
   int max_tokens() const override { return 1 << 15; }
   void watch(OnAttention on_attention, OnBlock on_block) override {
     RIDGE_CHECK(!on_attention, "the rows of a device's attention cannot be watched");
     runner_.watch(std::move(on_block));
   }
-  std::unique_ptr<Drawing> start_drawing(std::span<const SeqId> seqs, SequencePool& pool, Outputs& outputs,
-                                         std::span<const SamplerOptions> samplers,
+  std::unique_ptr<Drawing> start_drawing(std::span<const SeqId> seqs, SequencePool& pool, KvMemory& memory,
+                                         Outputs& outputs, std::span<const SamplerOptions> samplers,
                                          std::span<const std::vector<int32_t>> recent) override;
   std::unique_ptr<Guessing> start_guessing(const GuessedText& text, const DeviceDraft& draft) override;
   std::vector<int32_t> draw(Outputs& outputs, std::span<const SamplerOptions> samplers,
                             std::span<const std::vector<int32_t>> recent) override;
+  void use() const override { gpu::use_device(runner_.device()); }
   std::string name() const override { return name_; }
   int64_t step_weight_bytes() const override { return runner_.model().step_bytes(runner_.plan()); }
   int64_t free_bytes() const override {
@@ -172,8 +171,8 @@ std::unique_ptr<KvMemory> CudaBackend::open_memory(std::span<const KvLayerConfig
   return std::make_unique<DeviceKvMemory>(runner_.stream(), layers, metrics, n_pages, n_slots);
 }
 
-std::unique_ptr<Drawing> CudaBackend::start_drawing(std::span<const SeqId> seqs, SequencePool& pool, Outputs& outputs,
-                                                    std::span<const SamplerOptions> samplers,
+std::unique_ptr<Drawing> CudaBackend::start_drawing(std::span<const SeqId> seqs, SequencePool& pool, KvMemory& memory,
+                                                    Outputs& outputs, std::span<const SamplerOptions> samplers,
                                                     std::span<const std::vector<int32_t>> recent) {
   gpu::use_device(runner_.device());
   const gpu::MemoryLabel label(gpu::MemoryOf::sampling);
@@ -188,7 +187,7 @@ std::unique_ptr<Drawing> CudaBackend::start_drawing(std::span<const SeqId> seqs,
   runner_.stream().synchronize();
   for (int i = 0; i < n; ++i) room.sampler.set(runner_.stream(), i, samplers[size_t(i)], recent[size_t(i)]);
   room.ring.reset(runner_.stream());
-  return std::make_unique<CudaDrawing>(runner_, room, seqs, pool, rows);
+  return std::make_unique<CudaDrawing>(runner_, room, seqs, pool, static_cast<DeviceKvMemory&>(memory), rows);
 }
 
 std::unique_ptr<Guessing> CudaBackend::start_guessing(const GuessedText& text, const DeviceDraft& draft) {
@@ -292,16 +291,26 @@ void check_supported(const ModelPlan& plan) {
   }
 }
 
+/// Refuses what several devices do not share.
+void check_shared(const ModelPlan& plan) {
+  for (const LayerPlan& layer : plan.layers)
+    if (layer.attention.qk_norm_whole)
+      throw_error(ErrorKind::usage,
+                  "several CUDA devices do not share a norm of all query heads together (use one device, or --tp with "
+                  "the CPU)");
+}
+
 }  // namespace
 
 std::unique_ptr<Backend> make_cuda_backend(int device, const ModelPlan& plan, const Weights& weights,
-                                           std::span<const std::string> kernels) {
+                                           std::span<const std::string> kernels, std::optional<CudaRank> rank) {
   const DeviceOptions options = parse_device_kernels(kernels);
   const gpu::DeviceReport report = gpu::query_devices();
   if (device < 0 || size_t(device) >= report.devices.size())
     throw_error(ErrorKind::no_device, "device cuda:{} is not available: {} (use the CPU)", device,
                 report.devices.empty() ? report.why_none : fmt::format("there are {} devices", report.devices.size()));
   check_supported(plan);
+  if (rank) check_shared(plan);
   check_device_kernels(weights, options.kernels);
   gpu::use_device(device);
   const int64_t needed = CudaModel::upload_bytes(plan, weights, options.kernels), free = gpu::free_bytes();
@@ -312,7 +321,12 @@ std::unique_ptr<Backend> make_cuda_backend(int device, const ModelPlan& plan, co
         device, double(needed) / (1 << 30), double(free) / (1 << 30));
   const gpu::MemoryLabel label(gpu::MemoryOf::weights);
   return std::make_unique<CudaBackend>(device, fmt::format("cuda:{} {}", device, report.devices[size_t(device)].name),
-                                       plan, weights, options);
+                                       plan, weights, options, std::move(rank));
+}
+
+std::unique_ptr<Backend> make_cuda_backend(int device, const ModelPlan& plan, const Weights& weights,
+                                           std::span<const std::string> kernels) {
+  return make_cuda_backend(device, plan, weights, kernels, std::nullopt);
 }
 
 int64_t cuda_weight_bytes(const ModelPlan& plan, const Weights& weights, std::span<const std::string> kernels) {

@@ -90,7 +90,7 @@ void CudaRunner::experts(int i, int64_t n, bool overlap) {
     }
   }
   sum_experts(i, choice, in, out);
-  end_block(i, n, layer.ffn_post_norm);
+  end_block(i, n, layer.ffn_post_norm, overlap);
 }
 
 void CudaRunner::few_experts(int i, const ExpertChoice& choice, const ProductCall& in, const ProductCall& out) {

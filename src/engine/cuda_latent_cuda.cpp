@@ -109,7 +109,7 @@ void CudaRunner::attend_latent(int i, const StepPlan& step, DeviceKvMemory& memo
   call = block_out(i, n, overlap);
   call.x = room + at.values;
   layer.o.run(stream_, call, products_);
-  end_block(i, n, layer.attn_post_norm);
+  end_block(i, n, layer.attn_post_norm, overlap);
 }
 
 }  // namespace ridge

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <optional>
 
 #include "engine/backend.h"
 #include "engine/cuda_step.h"
@@ -11,6 +12,8 @@
 #include "gpu/graph.h"
 #include "gpu/launch_log.h"
 #include "gpu/memory_use.h"
+#include "model/slice.h"
+#include "op/collective/collective_cuda.h"
 #include "op/device_product.h"
 #include "op/experts/experts_cuda.h"
 #include "op/gemv/rows_cuda.h"
@@ -143,6 +146,8 @@ struct StepRoom {
       expert_counts, areas, area_experts, area_columns;  // the last three: ExpertGroups
   Buffer attn_scratch, k_ring, v_ring;
   Buffer latent, head_packs;  // of latent attention: LatentRoom, and the packs of all heads
+  Buffer own_logits;          // of several ranks: [rows, rows of the output matrix here]
+  Buffer whole, columns;      // where ranks exchange columns: what a product reads, and what it makes here
   // Of the delta rule: DeltaSpans; its matrices, one behind another; DeviceDelta::counters.
   Buffer sequences, delta, delta_counters;
 
@@ -185,6 +190,9 @@ struct StepRoom {
                             &v_ring,
                             &latent,
                             &head_packs,
+                            &own_logits,
+                            &whole,
+                            &columns,
                             &sequences,
                             &delta,
                             &delta_counters})
@@ -225,19 +233,40 @@ struct FedInputs {
   std::function<void(const StepInputs&)> write;
 };
 
+/// What one of several devices that hold a model together knows of the others.
+struct CudaRank {
+  DeviceRank* link = nullptr;
+  ModelSlice slice;
+  /// Returns when all ranks have come. Between here and the end of a step no rank allocates: kernels that wait for
+  /// another device would wait for an allocation that waits for them.
+  std::function<void()> meet;
+
+  bool is_first() const { return slice.rank == 0; }
+};
+
+/// As make_cuda_backend() of backend.h; with `rank`, plan and weights are this device's slice of a model.
+std::unique_ptr<Backend> make_cuda_backend(int device, const ModelPlan& plan, const Weights& weights,
+                                           std::span<const std::string> kernels, std::optional<CudaRank> rank);
+
+/// Scratch of the products of a step of n tokens with n_logits rows of logits.
+void plan_products(const ModelPlan& plan, const CudaModel& model, int64_t n, int64_t n_logits, PlannedScratch& scratch);
+
 /// Runs steps on one device: queues the launches of a step, or replays them as a graph.
 class CudaRunner {
  public:
-  CudaRunner(int device, const ModelPlan& plan, const Weights& weights, const DeviceOptions& options);
+  /// With `rank`, plan and weights are this device's slice of a model.
+  CudaRunner(int device, const ModelPlan& plan, const Weights& weights, const DeviceOptions& options,
+             std::optional<CudaRank> rank = {});
 
   /// Tokens come from the batch, or are those drawn last where `room` is given; it draws the next ones from the logits.
-  void run(const Batch& batch, SequencePool& pool, CudaOutputs& outputs, DrawingRoom* room) {
-    run(batch, pool, outputs, room, nullptr);
+  /// The pool's lengths stay.
+  void run(const Batch& batch, const SequencePool& pool, DeviceKvMemory& memory, CudaOutputs& outputs,
+           DrawingRoom* room) {
+    run(batch, pool, memory, outputs, room, nullptr);
   }
-  /// A step of one sequence; `batch` says how many tokens it has. Pages must be reserved for all that it may come to; the
-  /// pool's length stays.
+  /// A step of one sequence; `batch` says how many tokens it has. Pages must be reserved for all that it may come to.
   void run_fed(const Batch& batch, SequencePool& pool, CudaOutputs& outputs, const FedInputs& inputs) {
-    run(batch, pool, outputs, nullptr, &inputs);
+    run(batch, pool, static_cast<DeviceKvMemory&>(pool.memory()), outputs, nullptr, &inputs);
   }
   /// Draws from logits that are there.
   void draw(const CudaOutputs& outputs, DrawingRoom& room);
@@ -264,7 +293,8 @@ class CudaRunner {
     gpu::LaunchLog log;  // of the run that was recorded; a replay adds it to the thread's launch log
   };
 
-  void run(const Batch& batch, SequencePool& pool, CudaOutputs& outputs, DrawingRoom* room, const FedInputs* fed);
+  void run(const Batch& batch, const SequencePool& pool, DeviceKvMemory& memory, CudaOutputs& outputs,
+           DrawingRoom* room, const FedInputs* fed);
   void upload(const StepPlan& step, std::span<const int32_t> tokens, View2<const float> joined);
   void take(const StepPlan& step, const FedInputs& fed);
   void upload_lists(const StepPlan& step);
@@ -288,14 +318,21 @@ class CudaRunner {
   ProductCall block_in(int layer, int64_t n, const gpu::Buffer& norm, bool overlap) const;
   ProductCall block_out(int layer, int64_t n, bool overlap) const;
   /// Adds to the residual stream what block_out() has not.
-  void end_block(int layer, int64_t n, const gpu::Buffer& post_norm);
+  void end_block(int layer, int64_t n, const gpu::Buffer& post_norm, bool overlap);
   void show_block(int layer, Block block, int64_t n);
+  /// Of several ranks: all columns of what a block's last product reads, where it is cut between rows; else x.
+  const float* gather_input(const float* x, int64_t n, const std::vector<int64_t>& borders);
+  /// Of several ranks: makes what each has of a block's result the whole.
+  void join_block(int layer, int64_t n, bool overlap);
+  void make_rank_room(int64_t n, int64_t n_logits);
+  bool gathers() const { return rank_ && rank_->slice.gathers; }
   void replay(Recorded& step, const float* logits, const std::function<void()>& queue);
   StepRows rows_of(const StepSlice& slice, const DeviceKvMemory& memory, PageClass pages) const;
 
   const int device_;
   const ModelPlan plan_;
   const DeviceOptions options_;
+  const std::optional<CudaRank> rank_;
   gpu::Stream stream_;
   CudaModel model_;
   StepRoom<gpu::Buffer> room_;

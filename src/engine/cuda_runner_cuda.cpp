@@ -11,6 +11,7 @@ namespace ridge {
 namespace {
 
 constexpr size_t kMostGraphs = 64;
+const std::vector<int64_t> kNoBorders;
 
 template <class T>
 const T* fill(const gpu::Stream& stream, gpu::Buffer& buffer, const std::vector<T>& values) {
@@ -142,8 +143,13 @@ template void make_step_room(StepRoom<gpu::Buffer>&, const StepPlan&, const Mode
 template void make_step_room(StepRoom<gpu::PlannedBuffer>&, const StepPlan&, const ModelPlan&, bool,
                              const PlannedSides&);
 
-CudaRunner::CudaRunner(int device, const ModelPlan& plan, const Weights& weights, const DeviceOptions& options)
-    : device_(device), plan_(plan), options_(options), model_(stream_, plan_, weights, options.kernels) {}
+CudaRunner::CudaRunner(int device, const ModelPlan& plan, const Weights& weights, const DeviceOptions& options,
+                       std::optional<CudaRank> rank)
+    : device_(device),
+      plan_(plan),
+      options_(options),
+      rank_(std::move(rank)),
+      model_(stream_, plan_, weights, options.kernels) {}
 
 StepRows CudaRunner::rows_of(const StepSlice& slice, const DeviceKvMemory& memory, PageClass pages) const {
   return {.n = slice.n_rows,
@@ -359,10 +365,10 @@ void CudaRunner::attend(int i, const StepPlan& step, DeviceKvMemory& memory, boo
     device_sigmoid_gate(stream_, n, plan.q_dim(), q + plan.q_dim(), plan.q_rows(), room_.attn.as<float>());
   }
   call = block_out(i, n, overlap);
-  call.x = room_.attn.as<float>();
+  call.x = gather_input(room_.attn.as<float>(), n, rank_ ? rank_->slice.q : kNoBorders);
   call.norm_weight = plan.out_norm ? layer.attn_sub_norm.as<float>() : nullptr;
   layer.o.run(stream_, call, products_);
-  end_block(i, n, layer.attn_post_norm);
+  end_block(i, n, layer.attn_post_norm, overlap);
 }
 
 ProductCall CudaRunner::block_in(int i, int64_t n, const gpu::Buffer& norm, bool overlap) const {
@@ -376,17 +382,46 @@ ProductCall CudaRunner::block_in(int i, int64_t n, const gpu::Buffer& norm, bool
 }
 
 ProductCall CudaRunner::block_out(int i, int64_t n, bool overlap) const {
-  const bool adds = adds_at_once(plan_.layers[size_t(i)]);
-  return {.n_tokens = n,
-          .norm_eps = plan_.norm_eps,
-          .output = adds ? ProductOutput::add : ProductOutput::store,
-          .y = {(adds ? room_.x : room_.block).as<float>()},
-          .overlap = overlap,
-          .layer = i};
+  ProductCall call{.n_tokens = n,
+                   .norm_eps = plan_.norm_eps,
+                   .output = ProductOutput::store,
+                   .y = {room_.block.as<float>()},
+                   .overlap = overlap,
+                   .layer = i};
+  if (gathers()) {
+    call.y[0] = room_.columns.as<float>();
+  } else if (adds_at_once(plan_.layers[size_t(i)])) {  // of several ranks, one adds to the residual stream
+    call.y[0] = room_.x.as<float>();
+    if (!rank_ || rank_->is_first()) call.output = ProductOutput::add;
+  }
+  return call;
 }
 
-void CudaRunner::end_block(int i, int64_t n, const gpu::Buffer& post_norm) {
+const float* CudaRunner::gather_input(const float* x, int64_t n, const std::vector<int64_t>& borders) {
+  if (!gathers()) return x;
+  const gpu::OpRange range([&] { return small_op("gather", n * borders.back()); });
+  auto* const whole = room_.whole.as<float>();
+  rank_->link->gather_columns(stream_, x, n, borders, whole);
+  return whole;
+}
+
+void CudaRunner::join_block(int i, int64_t n, bool overlap) {
+  const bool at_once = adds_at_once(plan_.layers[size_t(i)]);
+  const int64_t n_values = n * plan_.d_model;
+  if (gathers()) {
+    const gpu::OpRange range([&] { return small_op("gather", n_values, i); });
+    auto* const block = room_.block.as<float>();
+    rank_->link->gather_columns(stream_, room_.columns.as<float>(), n, rank_->slice.model, block);
+    if (at_once) device_add(stream_, n_values, room_.x.as<float>(), block, 1);
+  } else {
+    const gpu::OpRange range([&] { return small_op("all_reduce", n_values, i); });
+    rank_->link->all_reduce(stream_, (at_once ? room_.x : room_.block).as<float>(), n_values, overlap);
+  }
+}
+
+void CudaRunner::end_block(int i, int64_t n, const gpu::Buffer& post_norm, bool overlap) {
   const LayerPlan& layer = plan_.layers[size_t(i)];
+  if (rank_) join_block(i, n, overlap);
   if (adds_at_once(layer)) return;
   const gpu::OpRange range([&] { return small_op("residual", n * plan_.d_model, i); });
   auto *x = room_.x.as<float>(), *block = room_.block.as<float>();
@@ -398,7 +433,7 @@ void CudaRunner::end_block(int i, int64_t n, const gpu::Buffer& post_norm) {
 void CudaRunner::feed_forward(int i, int64_t n, bool overlap) {
   const CudaLayer& layer = model_.layers[size_t(i)];
   dense(i, block_in(i, n, layer.ffn_norm, overlap), block_out(i, n, overlap));
-  end_block(i, n, layer.ffn_post_norm);
+  end_block(i, n, layer.ffn_post_norm, overlap);
 }
 
 /// The gated feed-forward: `in` lacks its output, `out` its input.
@@ -417,7 +452,7 @@ void CudaRunner::dense(int i, const ProductCall& in, const ProductCall& out) {
     activate(stream_, plan.activation, in.n_tokens * plan.d_ff, gate, up);
   }
   call = out;
-  call.x = gate;
+  call.x = gather_input(gate, in.n_tokens, rank_ ? rank_->slice.ff : kNoBorders);
   call.norm_weight = plan.down_norm ? layer.ffn_sub_norm.as<float>() : nullptr;
   layer.down.run(stream_, call, products_);
 }
@@ -467,9 +502,13 @@ void CudaRunner::queue(const StepPlan& step, DeviceKvMemory& memory, const int32
                        .x = x,
                        .norm_weight = model_.output_norm.as<float>(),
                        .norm_eps = plan_.norm_eps,
-                       .y = {logits},
+                       .y = {rank_ ? room_.own_logits.as<float>() : logits},
                        .overlap = overlap && step.logits_in_order},
                       products_);
+    if (rank_) {
+      const gpu::OpRange range([&] { return small_op("gather", n_logits * plan_.vocab_size); });
+      rank_->link->gather_columns(stream_, room_.own_logits.as<float>(), n_logits, rank_->slice.vocab, logits);
+    }
   }
   if (!room) return;
   {
@@ -480,10 +519,9 @@ void CudaRunner::queue(const StepPlan& step, DeviceKvMemory& memory, const int32
   device_next_position(stream_, int(ssize(step.rows)), room_.rows.as<StepRow>());
 }
 
-void CudaRunner::run(const Batch& batch, SequencePool& pool, CudaOutputs& outputs, DrawingRoom* room,
-                     const FedInputs* fed) {
+void CudaRunner::run(const Batch& batch, const SequencePool& pool, DeviceKvMemory& memory, CudaOutputs& outputs,
+                     DrawingRoom* room, const FedInputs* fed) {
   gpu::use_device(device_);
-  auto& memory = static_cast<DeviceKvMemory&>(pool.memory());
   n_ctx_ = pool.n_ctx();
   StepPlan step = plan_step(batch, pool, memory, plan_, fed ? fed->reach : 0);
   step.recorded = step.recorded && !on_block_;
@@ -496,11 +534,13 @@ void CudaRunner::run(const Batch& batch, SequencePool& pool, CudaOutputs& output
     const gpu::MemoryLabel label(gpu::MemoryOf::activations);
     make_step_room(room_, step, plan_, model_.join_hidden.bytes() > 0, memory);
     if (step.logit_rows.size() > 0 && !step.logits_in_order) room_.logit_rows.ensure<int32_t>(ssize(step.logit_rows));
+    if (rank_) make_rank_room(std::max<int64_t>(step.n_tokens, ssize(step.rows)), padded);
   }
   const gpu::MemoryLabel label(gpu::MemoryOf::scratch);
   if (fed) take(step, *fed);
   else upload(step, room ? std::span<const int32_t>() : batch.tokens, batch.joined);
   const int32_t* const tokens = (room ? room->tokens : room_.tokens).as<int32_t>();
+  if (rank_) rank_->meet();
   const auto queue_all = [&] { queue(step, memory, tokens, logits, padded, room); };
   if (!step.recorded) {
     queue_all();
@@ -523,8 +563,21 @@ void CudaRunner::run(const Batch& batch, SequencePool& pool, CudaOutputs& output
   if (batch.hidden) outputs.keep_hidden(room_.x, step.n_tokens, plan_.d_model);
   if (room)
     for (StepRow& row : rows_there_) row.position += 1;
-  if (fed) return;
-  for (const SeqTokens& tokens_of : batch.seqs) pool.advance(tokens_of.seq, tokens_of.n_tokens);
+}
+
+/// Buffers that steps of several ranks have beside others, and the products' scratch.
+void CudaRunner::make_rank_room(int64_t n, int64_t n_logits) {
+  const ModelSlice& slice = rank_->slice;
+  room_.own_logits.ensure(n_logits * slice.count(slice.vocab));
+  if (slice.gathers) {
+    room_.whole.ensure(n * std::max(slice.q.back(), slice.ff.back()));
+    room_.columns.ensure(n * slice.count(slice.model));
+    room_.block.ensure(n * plan_.d_model);
+  }
+  const gpu::MemoryLabel label(gpu::MemoryOf::scratch);
+  PlannedScratch planned;
+  plan_products(plan_, model_, n, n_logits, planned);
+  products_.make_room(planned);
 }
 
 /// Runs a step that may have been recorded. Recorded steps name the memory that they ran in: when that has grown since,

@@ -29,11 +29,10 @@ class Steps {
         room_.head_packs.ensure<ExpertPack>(layer.attention.n_heads * ((n + most - 1) / most));
       }
     if (!step.logits_in_order && n_logits > 0) room_.logit_rows.ensure<int32_t>(n_logits);
-    products(n);
     const int64_t padded =
         step.logits_in_order && n_logits > 0 ? std::max<int64_t>(n_logits, ssize(step.rows)) : n_logits;
     rows_.ensure(padded * plan_.vocab_size);
-    if (padded > 0) model_.output.plan_scratch(call(padded, true), scratch_);
+    plan_products(plan_, model_, n, padded, scratch_);
     if (keeps_hidden) hidden_.ensure(step.n_tokens * plan_.d_model);
     if (step.recorded)
       all.n_graph_nodes = std::max(all.n_graph_nodes, kMostOtherLaunches + kMostLayerLaunches * ssize(plan_.layers));
@@ -55,41 +54,6 @@ class Steps {
   DeviceBuffers all;
 
  private:
-  static ProductCall call(int64_t n, bool normed, ProductOutput output = ProductOutput::store) {
-    static constexpr float kNorm = 1;  // that there is one
-    return {.n_tokens = n, .norm_weight = normed ? &kNorm : nullptr, .output = output};
-  }
-
-  void products(int64_t n) {
-    if (model_.join_hidden.bytes() > 0) {
-      model_.join_embedding.plan_scratch(call(n, true), scratch_);
-      model_.join_hidden.plan_scratch(call(n, true, ProductOutput::add), scratch_);
-    }
-    for (size_t i = 0; i < plan_.layers.size(); ++i) {
-      const LayerPlan& layer = plan_.layers[i];
-      const CudaLayer& of = model_.layers[i];
-      const bool normed = layer.norms != NormPlace::after;
-      const auto out =
-          layer.norms == NormPlace::before && layer.residual_scale == 1 ? ProductOutput::add : ProductOutput::store;
-      if (layer.mixer == MixerKind::delta) of.delta.in.plan_scratch(call(n, normed), scratch_);
-      else of.qkv.plan_scratch(call(n, normed), scratch_);
-      if (of.q_b.bytes() > 0) of.q_b.plan_scratch(call(n, true), scratch_);
-      of.o.plan_scratch(call(n, layer.attention.out_norm, out), scratch_);
-      const bool few = n <= kFewRoutedTokens, has_experts = layer.feed_forward == FeedForwardKind::experts;
-      // A shared expert that joins the others of few tokens has no products of its own then.
-      if (of.gate_up.bytes() > 0 && !(has_experts && of.joins_shared && few)) {
-        of.gate_up.plan_scratch(call(n, normed && !has_experts), scratch_);
-        of.down.plan_scratch(call(n, layer.dense.down_norm, has_experts ? ProductOutput::store : out), scratch_);
-      }
-      if (!has_experts || few || !of.expert_gate_up.can_group() || !of.expert_down.can_group()) continue;
-      const ExpertsPlan& e = layer.experts;
-      const ExpertChoice choice{.n_tokens = n, .n_experts = e.n_experts, .n_used = e.rule.n_used};
-      const ExpertGroups groups{.width = choice.group_columns(), .most_areas = choice.n_areas()};
-      for (const DeviceExpertProduct* product : {&of.expert_gate_up, &of.expert_down})
-        scratch_.bricks.ensure<std::byte>(product->group_scratch_bytes(groups));
-    }
-  }
-
   const ModelPlan& plan_;
   const CudaModel& model_;
   const PlannedSides sides_;
@@ -98,7 +62,45 @@ class Steps {
   gpu::PlannedBuffer rows_, hidden_;
 };
 
+/// What plan_scratch() looks at.
+ProductCall call(int64_t n, bool normed, ProductOutput output = ProductOutput::store) {
+  static constexpr float kNorm = 1;  // that there is one
+  return {.n_tokens = n, .norm_weight = normed ? &kNorm : nullptr, .output = output};
+}
+
 }  // namespace
+
+void plan_products(const ModelPlan& plan, const CudaModel& model, int64_t n, int64_t n_logits,
+                   PlannedScratch& scratch) {
+  if (model.join_hidden.bytes() > 0) {
+    model.join_embedding.plan_scratch(call(n, true), scratch);
+    model.join_hidden.plan_scratch(call(n, true, ProductOutput::add), scratch);
+  }
+  for (size_t i = 0; i < plan.layers.size(); ++i) {
+    const LayerPlan& layer = plan.layers[i];
+    const CudaLayer& of = model.layers[i];
+    const bool normed = layer.norms != NormPlace::after;
+    const auto out =
+        layer.norms == NormPlace::before && layer.residual_scale == 1 ? ProductOutput::add : ProductOutput::store;
+    if (layer.mixer == MixerKind::delta) of.delta.in.plan_scratch(call(n, normed), scratch);
+    else of.qkv.plan_scratch(call(n, normed), scratch);
+    if (of.q_b.bytes() > 0) of.q_b.plan_scratch(call(n, true), scratch);
+    of.o.plan_scratch(call(n, layer.attention.out_norm, out), scratch);
+    const bool few = n <= kFewRoutedTokens, has_experts = layer.feed_forward == FeedForwardKind::experts;
+    // A shared expert that joins the others of few tokens has no products of its own then.
+    if (of.gate_up.bytes() > 0 && !(has_experts && of.joins_shared && few)) {
+      of.gate_up.plan_scratch(call(n, normed && !has_experts), scratch);
+      of.down.plan_scratch(call(n, layer.dense.down_norm, has_experts ? ProductOutput::store : out), scratch);
+    }
+    if (!has_experts || few || !of.expert_gate_up.can_group() || !of.expert_down.can_group()) continue;
+    const ExpertsPlan& e = layer.experts;
+    const ExpertChoice choice{.n_tokens = n, .n_experts = e.n_experts, .n_used = e.rule.n_used};
+    const ExpertGroups groups{.width = choice.group_columns(), .most_areas = choice.n_areas()};
+    for (const DeviceExpertProduct* product : {&of.expert_gate_up, &of.expert_down})
+      scratch.bricks.ensure<std::byte>(product->group_scratch_bytes(groups));
+  }
+  if (n_logits > 0) model.output.plan_scratch(call(n_logits, true), scratch);
+}
 
 DeviceBuffers plan_device_buffers(const ModelPlan& plan, const Weights& weights, std::span<const KvLayerConfig> layers,
                                   std::span<const std::string> kernels, std::span<const StepShape> steps,

@@ -56,7 +56,7 @@ void CudaRunner::mix_delta(int i, const StepPlan& step, DeviceKvMemory& memory, 
   call = block_out(i, n, overlap);
   call.x = z;
   layer.o.run(stream_, call, products_);
-  end_block(i, n, layer.attn_post_norm);
+  end_block(i, n, layer.attn_post_norm, overlap);
 }
 
 }  // namespace ridge

@@ -3,10 +3,13 @@
 
 #include <optional>
 #include <string_view>
+#include <vector>
 
 namespace ridge {
 
 /// The number N of "cuda[:N]", nothing for "cpu"; throws usage on other texts.
 std::optional<int> parse_device(std::string_view device);
+/// The numbers of "cuda[:N[,M...]]", each once; none for "cpu". Throws usage on other texts.
+std::vector<int> parse_devices(std::string_view devices);
 
 }  // namespace ridge

@@ -19,8 +19,7 @@ int checked_threads(int n) {
   return n;
 }
 
-/// `n_ranks` share the experts that a token takes.
-ModelInfo describe(const std::string& path, LoadedModel& model, const CpuContext& context, int n_ranks) {
+ModelInfo describe(const std::string& path, LoadedModel& model, const CpuContext& context, const ModelSlice* slice) {
   const Config& c = model.config;
   ModelInfo info{.path = path,
                  .name = c.name,
@@ -49,7 +48,8 @@ ModelInfo describe(const std::string& path, LoadedModel& model, const CpuContext
     const bool repacked = m.int8_activations && model.weights.ternary_source;
     by_format[repacked ? model.weights.ternary_source->name : m.format->name] += m.n_out * m.n_in;
   });
-  info.decode_weight_bytes = decode_matrix_bytes(model.weights, (c.n_experts_used + n_ranks - 1) / n_ranks);
+  info.decode_weight_bytes =
+      decode_matrix_bytes(model.weights, slice ? slice->experts_used(c.n_experts_used) : c.n_experts_used);
   const auto most =
       std::max_element(by_format.begin(), by_format.end(), [](auto& a, auto& b) { return a.second < b.second; });
   info.weight_format = most->first;
@@ -58,16 +58,33 @@ ModelInfo describe(const std::string& path, LoadedModel& model, const CpuContext
 
 }  // namespace
 
-std::optional<int> parse_device(std::string_view device) {
-  if (device == "cpu") return std::nullopt;
-  int index = 0;
-  if (device != "cuda") {
-    const std::string_view digits = device.substr(std::min<size_t>(device.size(), 5));
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), index);
-    if (!device.starts_with("cuda:") || error != std::errc() || end != digits.data() + digits.size() || index < 0)
-      throw_error(ErrorKind::usage, "device: expects cpu or cuda[:N], found '{}'", device);
+std::vector<int> parse_devices(std::string_view devices) {
+  constexpr std::string_view kPrefix = "cuda:";
+  if (devices == "cpu") return {};
+  if (devices == "cuda") return {0};
+  std::vector<int> numbers;
+  bool ok = devices.starts_with(kPrefix);
+  for (const char* at = devices.data() + kPrefix.size(); ok;) {
+    const char* const last = devices.data() + devices.size();
+    int number = -1;
+    const auto [end, error] = std::from_chars(at, last, number);
+    ok =
+        error == std::errc() && number >= 0 && (end == last || *end == ',') && std::ranges::count(numbers, number) == 0;
+    numbers.push_back(number);
+    if (end == last) break;
+    at = end + 1;
   }
-  return index;
+  if (!ok)
+    throw_error(ErrorKind::usage, "device: expects cpu or cuda[:N], or cuda:N,M,... with each device once, found '{}'",
+                devices);
+  return numbers;
+}
+
+std::optional<int> parse_device(std::string_view device) {
+  const std::vector<int> numbers = parse_devices(device);
+  if (numbers.size() > 1)
+    throw_error(ErrorKind::usage, "device: expects cpu or cuda[:N], one device, found '{}'", device);
+  return numbers.empty() ? std::nullopt : std::optional(numbers[0]);
 }
 
 /// Compares the model with that of the other ranks, and keeps this one's part of it.
@@ -85,15 +102,22 @@ void Engine::take_slice() {
 Engine::Engine(const std::string& path, const LoadOptions& options, Ranks* ranks)
     : ranks_(ranks),
       context_(checked_threads(options.n_threads),
-               parse_device(options.device) ? Isa::scalar : find_isa(options.isa).or_throw()),
-      device_(parse_device(options.device)) {
+               parse_devices(options.device).empty() ? find_isa(options.isa).or_throw() : Isa::scalar),
+      devices_(parse_devices(options.device)) {
   const auto start = std::chrono::steady_clock::now();
-  if (device_ && !options.isa.empty())
+  if (on_device() && !options.isa.empty())
     throw Error(ErrorKind::usage, "isa chooses kernels of the CPU: leave it out with device cuda");
-  if (device_ && ranks_) throw Error(ErrorKind::usage, "--tp: ranks run on the CPU (use --device cpu)");
-  if (!device_)
+  if (on_device() && ranks_)
+    throw Error(ErrorKind::usage, "--tp: ranks of MPI run on the CPU (several GPUs of one machine: --device cuda:0,1)");
+  if (!on_device())
     for (const std::string& choice : options.kernels) force_kernel(kernel_tables(), choice, context_.forced);
   constexpr std::string_view kSynth = "synth:";
+  if (!on_device() && path.starts_with(kSynth) &&
+      plan_synth_model(path.substr(kSynth.size())).or_throw().n_distinct > 0)
+    throw_error(ErrorKind::usage,
+                "{}: distinct=N is for devices, which hold every layer by itself (a CPU would read layers from its "
+                "caches: leave it out)",
+                path);
   loaded_ = path.starts_with(kSynth) ? make_synth_model(context_, path.substr(kSynth.size())).or_throw()
                                      : load_model(path).or_throw();
   Weights& weights = loaded_.weights;
@@ -102,11 +126,13 @@ Engine::Engine(const std::string& path, const LoadOptions& options, Ranks* ranks
   if (ranks_) take_slice();
   plan_ = make_plan(loaded_.config, weights.rope_factors, weights.long_rope_factors);
   // A device reads rows as stored, so the CPU packs nothing for it.
-  if (!device_) pack_weights(context_, weights);
-  backend_ = device_ ? make_cuda_backend(*device_, plan_, weights, options.kernels)
-                     : make_cpu_backend(context_, plan_, weights, ranks_, slice());
-  info_ = describe(path, loaded_, context_, ranks_ ? ranks_->size() : 1);
-  if (device_) {
+  if (!on_device()) pack_weights(context_, weights);
+  if (devices_.size() > 1)
+    backend_ = make_cuda_backend(devices_, loaded_.config, weights, options.kernels, options.rank_timeout_s);
+  else if (on_device()) backend_ = make_cuda_backend(devices_[0], plan_, weights, options.kernels);
+  else backend_ = make_cpu_backend(context_, plan_, weights, ranks_, slice());
+  info_ = describe(path, loaded_, context_, slice());
+  if (on_device()) {
     info_.device = backend_->name();
     info_.isa.clear();
     info_.decode_weight_bytes = backend_->step_weight_bytes();

@@ -22,12 +22,14 @@ class Engine {
   /// Null where this process has the whole model.
   Ranks* ranks() const { return ranks_; }
   const ModelSlice* slice() const { return slice_ ? &*slice_ : nullptr; }
-  bool on_device() const { return device_.has_value(); }
+  bool on_device() const { return !devices_.empty(); }
   /// Tokens of a prompt's step unless told otherwise. The products of a GPU gain from more tokens; on a CPU more only
   /// take memory.
   int default_ubatch() const { return on_device() ? 2048 : 512; }
-  /// The number of the CUDA device, if it runs there.
-  std::optional<int> device() const { return device_; }
+  /// The number of the CUDA device, if it runs there; of several, that of the first.
+  std::optional<int> device() const { return devices_.empty() ? std::nullopt : std::optional(devices_[0]); }
+  /// Numbers of the CUDA devices that share the model; none on the CPU.
+  std::span<const int> devices() const { return devices_; }
   /// Throws usage when there is none.
   const io::Tokenizer& tokenizer() const;
   bool has_tokenizer() const { return loaded_.tokenizer.has_value(); }
@@ -58,7 +60,7 @@ class Engine {
   ModelPlan plan_;
   ModelInfo info_;
   std::optional<KvMetric> kv_metric_;
-  std::optional<int> device_;
+  const std::vector<int> devices_;
   std::unique_ptr<Backend> backend_;
 };
 

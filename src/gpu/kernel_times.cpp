@@ -74,6 +74,7 @@ std::mutex records_mutex;
 std::vector<KernelTime> records;
 uint64_t origin_ns = 0;  // of the first record: doubles keep nanoseconds from there
 std::atomic<size_t> n_lost{0};
+std::atomic<uint32_t> recorded_device{0};
 
 void CUPTIAPI give_buffer(uint8_t** buffer, size_t* size, size_t* max_records) {
   *buffer = static_cast<uint8_t*>(std::aligned_alloc(kAlignment, kBufferBytes));
@@ -88,6 +89,7 @@ void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t* buffer, s
     if (record->kind != CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL) continue;
     // Later releases only append to this layout.
     const auto* kernel = reinterpret_cast<const CUpti_ActivityKernel9*>(record);
+    if (kernel->deviceId != recorded_device) continue;
     if (origin_ns == 0) origin_ns = kernel->start;
     const auto since_origin_us = [](uint64_t ns) { return double(int64_t(ns - origin_ns)) * 1e-3; };
     records.push_back({kernel->name ? kernel->name : "", since_origin_us(kernel->start), since_origin_us(kernel->end)});
@@ -99,8 +101,9 @@ void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t* buffer, s
 
 }  // namespace
 
-KernelTimes::KernelTimes() {
+KernelTimes::KernelTimes(int device) {
   const Library& l = library();
+  recorded_device = uint32_t(device);
   check(l.register_callbacks(give_buffer, take_buffer), "timing of kernels");
   check(l.enable(CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL), "timing of kernels");
   const std::lock_guard lock(records_mutex);
@@ -126,7 +129,7 @@ std::vector<KernelTime> KernelTimes::take() {
 #else
 namespace ridge::gpu {
 
-KernelTimes::KernelTimes() {
+KernelTimes::KernelTimes(int) {
 #ifdef RIDGE_CUDA
   const char* const why =
       "kernels cannot be timed: this build did not find cupti.h (install the CUDA toolkit's CUPTI and build again)";

@@ -12,11 +12,11 @@ struct KernelTime {
   double start_us = 0, end_us = 0;
 };
 
-/// Records every kernel of this process while it lives; one at a time. Make it before the graphs it should see into.
+/// Records every kernel of this process on one device while it lives; one at a time. Make it before the graphs it should see into.
 /// Throws Error: no_device in a build without CUDA or CUPTI, or where the library is not found, with what to install.
 class KernelTimes {
  public:
-  KernelTimes();
+  explicit KernelTimes(int device);
   ~KernelTimes();
   KernelTimes(const KernelTimes&) = delete;
   KernelTimes& operator=(const KernelTimes&) = delete;

@@ -44,8 +44,6 @@ Status check_kinds(const Config& c, const Weights& weights, int size) {
     return refused(
         size, "attention",
         fmt::format("has {} heads and {} KV heads, which {} ranks do not share evenly", c.n_heads, c.n_kv_heads, size));
-  if (c.n_experts > 0 && c.n_experts < size)
-    return refused(size, "the model", fmt::format("has {} experts: fewer than ranks", c.n_experts));
   return {};
 }
 
@@ -100,7 +98,6 @@ Result<ModelSlice> plan_slice(const Config& c, const Weights& weights, int rank,
   slice.model = slice_borders(c.d_model, kRows, size);
   slice.vocab = slice_borders(c.vocab_size, kRows, size);
   if (c.vocab_size < kRows * size) slice.vocab = slice_borders(c.vocab_size, 1, size);
-  slice.experts = slice_borders(c.n_experts, 1, size);
 
   const int64_t o_columns = c.value_width() / size;
   const int64_t o_group = common_group(weights, [](const LayerWeights& layer) { return layer.o; });
@@ -113,6 +110,15 @@ Result<ModelSlice> plan_slice(const Config& c, const Weights& weights, int rank,
   }
   if (c.d_ff_shared > 0) {
     RIDGE_TRY(slice.shared, column_borders("the shared expert", c.d_ff_shared, group, size));
+  }
+  if (c.n_experts > 0) {
+    const int64_t expert_group = common_group(
+        weights, [](const LayerWeights& layer) { return layer.experts.empty() ? Linear() : layer.experts[0].down; });
+    auto columns = column_borders("an expert", c.d_ff_expert, expert_group, size);
+    if (columns) slice.expert_ff = std::move(columns).or_throw();
+    else if (c.n_experts < size)
+      return refused(size, "the model", fmt::format("has {} experts: fewer than ranks", c.n_experts));
+    else slice.experts = slice_borders(c.n_experts, 1, size);
   }
   return slice;
 }
@@ -155,11 +161,39 @@ void slice_feed_forward(const ModelSlice& slice, const std::vector<int64_t>& ff,
                                : column_slice(layer.down, slice.first(ff), slice.count(ff), buffers);
   }
   if (layer.experts.empty()) return;
-  const auto first = layer.experts.begin() + slice.first(slice.experts);
-  layer.experts = std::vector<ExpertWeights>(first, first + slice.count(slice.experts));
+  if (!slice.experts.empty()) {
+    const auto first = layer.experts.begin() + slice.first(slice.experts);
+    layer.experts = std::vector<ExpertWeights>(first, first + slice.count(slice.experts));
+    return;
+  }
+  const int64_t first = slice.first(slice.expert_ff), count = slice.count(slice.expert_ff);
+  for (ExpertWeights& expert : layer.experts) {
+    expert.gate = row_slice(expert.gate, first, count);
+    expert.up = row_slice(expert.up, first, count);
+    expert.down = column_slice(expert.down, first, count, buffers);
+    keep(expert.gate_bias, first, count);
+    keep(expert.up_bias, first, count);
+    drop_unless(slice.rank == 0, expert.down_bias);
+  }
 }
 
 }  // namespace
+
+Weights view_of(const Weights& whole) {
+  Weights view;
+  view.embedding = whole.embedding;
+  view.layers = whole.layers;
+  view.output_norm = whole.output_norm;
+  view.output = whole.output;
+  view.rope_factors = whole.rope_factors;
+  view.long_rope_factors = whole.long_rope_factors;
+  view.head = whole.head;
+  view.join = whole.join;
+  view.ternary_source = whole.ternary_source;
+  view.stored_bytes = whole.stored_bytes;
+  view.n_params = whole.n_params;
+  return view;
+}
 
 void apply_slice(const ModelSlice& slice, Config& c, Weights& weights) {
   const Config whole = c;
@@ -172,6 +206,7 @@ void apply_slice(const ModelSlice& slice, Config& c, Weights& weights) {
   c.n_kv_heads = std::max(1, c.n_kv_heads / slice.size);
   if (!slice.ff.empty()) c.d_ff = int(slice.count(slice.ff));
   if (!slice.shared.empty()) c.d_ff_shared = int(slice.count(slice.shared));
+  if (!slice.expert_ff.empty()) c.d_ff_expert = int(slice.count(slice.expert_ff));
 }
 
 }  // namespace ridge

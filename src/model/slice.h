@@ -17,9 +17,15 @@ struct ModelSlice {
   bool gathers = false;             ///< o and down are cut between rows
   std::vector<int64_t> q, kv;       ///< columns of queries and attention, and of k: [size + 1]
   std::vector<int64_t> ff, shared;  ///< columns of the dense feed-forward, of the shared expert; or empty
-  std::vector<int64_t> experts, vocab,
-      model;  ///< numbers of experts, rows of the output, columns of the residual stream
+  /// Columns of every expert, so that ranks have the same work whichever experts a token takes; where the blocks of the
+  /// weight format are too few for that, numbers of whole experts. The other one is empty, and both without experts.
+  std::vector<int64_t> expert_ff, experts;
+  std::vector<int64_t> vocab, model;  ///< rows of the output, columns of the residual stream
 
+  /// Of a layer's n experts those that the rank has.
+  int64_t first_expert() const { return experts.empty() ? 0 : first(experts); }
+  /// Of the experts that a token takes, as many as the matrices of this rank are worth at most.
+  int experts_used(int n_used) const { return experts.empty() ? n_used : (n_used + size - 1) / size; }
   int64_t first(const std::vector<int64_t>& borders) const { return borders[size_t(rank)]; }
   int64_t count(const std::vector<int64_t>& borders) const { return borders[size_t(rank) + 1] - first(borders); }
 };
@@ -35,6 +41,8 @@ Linear column_slice(const Linear& m, int64_t first, int64_t count, std::vector<A
 /// How a model that was just loaded lies on `size` ranks, as rank `rank` sees it. Fails with usage, naming what cannot be
 /// cut: kinds of layers, numbers of heads, blocks that do not end where a part does.
 Result<ModelSlice> plan_slice(const Config& config, const Weights& weights, int rank, int size);
+/// The same matrices and vectors, whose bytes stay with `whole`, to make a slice of.
+Weights view_of(const Weights& whole);
 /// Makes configuration and weights those of the slice. n_params, stored_bytes, vocab_size and n_experts stay the whole
 /// model's. What all ranks together add once (biases of o and of experts' outputs) is zero on all ranks but one.
 void apply_slice(const ModelSlice& slice, Config& config, Weights& weights);

@@ -1,6 +1,7 @@
 // Synthetic models: random weights at the true shapes of well-known models, so that speed can be measured without them.
 #include <cmath>
 #include <map>
+#include <optional>
 #include <tuple>
 
 #include "base/rng.h"
@@ -165,6 +166,18 @@ Result<Config> synth_config(std::string_view name) {
 
 namespace {
 
+std::optional<int> number_of_layers(const std::string& text) {
+  char* rest = nullptr;
+  const long n = std::strtol(text.c_str(), &rest, 10);
+  if (text.empty() || *rest || n < 1 || n > 1024) return std::nullopt;
+  return int(n);
+}
+
+/// Whether two layers have matrices of the same shapes and formats.
+bool are_alike(const Config& c, int a, int b) {
+  return c.has_delta(a) == c.has_delta(b) && c.has_experts(a) == c.has_experts(b);
+}
+
 Status apply_options(std::string_view spec, SynthPlan& plan) {
   while (!spec.empty()) {
     const size_t end = std::min(spec.find('@'), spec.size());
@@ -181,17 +194,20 @@ Status apply_options(std::string_view spec, SynthPlan& plan) {
       if (value != "0" && value != "1") return fail(ErrorKind::usage, "synth: option mtp={} is not 0 or 1", value);
       plan.mtp = value == "1";
     } else if (key == "layers") {
-      char* rest = nullptr;
-      const long n = std::strtol(value.c_str(), &rest, 10);
-      if (value.empty() || *rest || n < 1 || n > 1024)
-        return fail(ErrorKind::usage, "synth: option layers={} is not a number from 1 to 1024", value);
-      if (n < plan.config.delta_period)
+      const std::optional<int> n = number_of_layers(value);
+      if (!n) return fail(ErrorKind::usage, "synth: option layers={} is not a number from 1 to 1024", value);
+      if (*n < plan.config.delta_period)
         return fail(ErrorKind::usage, "synth: option layers={} leaves no layer of {} that attends", value,
                     plan.config.delta_period);
-      plan.config.n_layers = int(n);
+      plan.config.n_layers = *n;
+    } else if (key == "distinct") {
+      const std::optional<int> n = number_of_layers(value);
+      if (!n) return fail(ErrorKind::usage, "synth: option distinct={} is not a number from 1 to 1024", value);
+      plan.n_distinct = *n;
     } else {
       return fail(ErrorKind::usage,
-                  "unknown synth: option '{}' (there are: layers=N, weights=FORMAT, head=FORMAT, mtp=1)", option);
+                  "unknown synth: option '{}' (there are: layers=N, weights=FORMAT, head=FORMAT, mtp=1, distinct=N)",
+                  option);
     }
   }
   return {};
@@ -216,6 +232,12 @@ Result<SynthPlan> plan_synth_model(std::string_view spec) {
       return fail(ErrorKind::usage, "synth: a head of {} columns cannot be {}", plan.config.d_model, plan.head->name);
     plan.config.tied_output = false;
   }
+  for (int i = plan.n_distinct; plan.n_distinct > 0 && i < plan.config.n_layers; ++i)
+    if (!are_alike(plan.config, i, i % plan.n_distinct))
+      return fail(ErrorKind::usage,
+                  "synth: with {} distinct layers layer {} would be like layer {}, which is of another "
+                  "kind (another number)",
+                  plan.n_distinct, i, i % plan.n_distinct);
   if (plan.mtp && plan.config.has_delta(plan.config.n_layers - 1))
     return fail(ErrorKind::usage,
                 "synth: with {} layers the last one keeps a state, an MTP head attends (another "
@@ -385,7 +407,19 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec,
     layer.up = matrix(d_ff, c.d_model, false);
     layer.down = matrix(c.d_model, d_ff, false, true, branch_gain);
   };
-  for (int i = 0; i < c.n_layers; ++i) add_layer(i);
+  std::vector<std::pair<int64_t, int64_t>> sizes;  // bytes and parameters of each layer
+  for (int i = 0; i < c.n_layers; ++i) {
+    const std::pair before(w.stored_bytes, w.n_params);
+    if (plan.n_distinct == 0 || i < plan.n_distinct) {
+      add_layer(i);
+      sizes.emplace_back(w.stored_bytes - before.first, w.n_params - before.second);
+    } else {
+      const auto of = size_t(i % plan.n_distinct);
+      w.layers.push_back(LayerWeights(w.layers[of]));
+      w.stored_bytes += sizes[of].first;
+      w.n_params += sizes[of].second;
+    }
+  }
   if (plan.mtp) {
     const auto head = std::make_shared<Weights>();
     into = head.get();

@@ -106,13 +106,16 @@ int64_t decode_matrix_bytes(const Weights& weights, int n_used);
 /// norms and biases are copied.
 Result<LoadedModel> load_model(const std::string& path);
 
-/// What SHAPE[@layers=N][@weights=FORMAT][@head=FORMAT][@mtp=1] (without the "synth:" prefix) asks for, before any of it is
+/// What SHAPE[@layers=N][@weights=FORMAT][@head=FORMAT][@mtp=1][@distinct=N] (without the "synth:" prefix) asks for, before any of it is
 /// made.
 struct SynthPlan {
   Config config;
   const WeightFormat* format = nullptr;
   const WeightFormat* head = nullptr;  ///< of an output matrix of its own; null: as the shape has it
   bool mtp = false;                    ///< with a random MTP head
+  /// > 0: so many layers have matrices of their own in host memory, the others those of these in turn. For devices, which
+  /// copy every layer's: a model may then be larger than host memory.
+  int n_distinct = 0;
 
   const WeightFormat& head_format() const;
   /// The format of a matrix of rows of n_in: where the plan's does not fit, f16. `projection`: one of a layer's.
@@ -122,7 +125,7 @@ struct SynthPlan {
 };
 Result<SynthPlan> plan_synth_model(std::string_view spec);
 
-/// Random weights at a true shape: SHAPE[@layers=N][@weights=FORMAT][@head=FORMAT][@mtp=1]. `spec` is without the
+/// Random weights at a true shape: SHAPE[@layers=N][@weights=FORMAT][@head=FORMAT][@mtp=1][@distinct=N]. `spec` is without the
 /// "synth:" prefix. `shapes_only`: matrices have formats and shapes, but neither rows nor panels.
 Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec, bool shapes_only = false);
 std::vector<std::string> synth_shape_names();

@@ -15,6 +15,15 @@
 
 namespace ridge {
 
+/// Scratch of products that are only planned.
+struct PlannedScratch {
+  gpu::PlannedBuffer bricks, ints, counters, normed, joint, up;
+
+  void add_to(gpu::Allocations& all) const {
+    for (const gpu::PlannedBuffer* b : {&bricks, &ints, &counters, &normed, &joint, &up}) all.add(b->size);
+  }
+};
+
 /// Memory that products of one stream share. What is captured in a graph must have run once with the same scratch
 /// before, and is good for as long as places() stays what it was: larger products take new memory and free the old.
 struct ProductScratch {
@@ -22,18 +31,18 @@ struct ProductScratch {
   IntScratch ints;
   gpu::Buffer normed, joint, up;
 
+  /// At least as much as is planned.
+  void make_room(const PlannedScratch& planned) {
+    bricks.ensure<std::byte>(planned.bricks.size);
+    ints.data.ensure<std::byte>(planned.ints.size);
+    ints.counters.ensure<std::byte>(planned.counters.size);
+    normed.ensure<std::byte>(planned.normed.size);
+    joint.ensure<std::byte>(planned.joint.size);
+    up.ensure<std::byte>(planned.up.size);
+  }
   std::array<const void*, 6> places() const {
     return {bricks.as<void>(), ints.data.as<void>(), ints.counters.as<void>(),
             normed.as<void>(), joint.as<void>(),     up.as<void>()};
-  }
-};
-
-/// The same of products that are only planned.
-struct PlannedScratch {
-  gpu::PlannedBuffer bricks, ints, counters, normed, joint, up;
-
-  void add_to(gpu::Allocations& all) const {
-    for (const gpu::PlannedBuffer* b : {&bricks, &ints, &counters, &normed, &joint, &up}) all.add(b->size);
   }
 };
 

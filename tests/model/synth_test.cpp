@@ -47,6 +47,21 @@ TEST(SynthPlan, AnMtpHeadIsOneLayerMoreBehindAJoin) {
   EXPECT_NE(plan_synth_model("tiny-delta@layers=3@mtp=1").error().message.find("keeps a state"), std::string::npos);
 }
 
+TEST(SynthPlan, LayersThatAreNotDistinctShareMatrices) {
+  CpuContext context(1, Isa::scalar);
+  const LoadedModel plain = make_synth_model(context, "tiny@layers=5@weights=f16").or_throw(),
+                    shared = make_synth_model(context, "tiny@layers=5@weights=f16@distinct=2").or_throw();
+  EXPECT_EQ(shared.weights.stored_bytes, plain.weights.stored_bytes);
+  EXPECT_EQ(shared.weights.n_params, plain.weights.n_params);
+  ASSERT_EQ(shared.weights.layers.size(), 5u);
+  EXPECT_EQ(shared.weights.layers[4].down.rows, shared.weights.layers[0].down.rows);
+  EXPECT_NE(shared.weights.layers[3].down.rows, shared.weights.layers[0].down.rows);
+  EXPECT_EQ(shared.weights.layers[3].attn_norm, shared.weights.layers[1].attn_norm);
+  EXPECT_NE(plan_synth_model("tiny@distinct=0").error().message.find("1 to 1024"), std::string::npos);
+  EXPECT_NE(plan_synth_model("tiny-delta@distinct=1").error().message.find("another kind"), std::string::npos);
+  EXPECT_TRUE(plan_synth_model("tiny-delta@distinct=2"));
+}
+
 TEST(SynthPlan, HybridShapesHaveTheParametersThatTheirNamesSay) {
   for (const auto& [shape, billions] : {std::pair("qwen3.6-27b", 27), {"qwen3.6-35b-a3b", 35}}) {
     Config c = plan_synth_model(shape).or_throw().config;

@@ -83,7 +83,7 @@ Row bench_fields(const BenchRow& row, const BenchParams& params) {
   f["type_v"] = row.cache.v.format;
   f["n_gpu_layers"] = on_device(row) ? row.model.n_layers : 0;
   f["n_cpu_moe"] = 0;
-  f["split_mode"] = "none";
+  f["split_mode"] = row.model.device.find(',') == std::string::npos ? "none" : "row";
   f["main_gpu"] = 0;
   f["no_kv_offload"] = false;
   f["flash_attn"] = true;

@@ -149,14 +149,16 @@ double rate_of(std::span<const RateResult> rates, std::string_view number) {
 }
 
 ProfileRoofs measure_roofs(const ProfileParams& params, const ProfileHooks& hooks) {
-  const Roof roof = measure_roof({.device = params.load.device,
+  // Of several devices the first one is profiled.
+  const std::vector<int> devices = parse_devices(params.load.device);
+  const Roof roof = measure_roof({.device = devices.empty() ? "cpu" : fmt::format("cuda:{}", devices[0]),
                                   .n_threads = params.load.n_threads,
                                   .isa = params.load.isa,
                                   .rates = true,
                                   .stop = hooks.stop});
   return {.read_gb_s = roof.read_gb_s,
           .int8_gop_s = rate_of(roof.rates, "int8"),
-          .float_gop_s = rate_of(roof.rates, parse_device(params.load.device) ? "f16" : "f32"),
+          .float_gop_s = rate_of(roof.rates, devices.empty() ? "f32" : "f16"),
           .cache_bytes = roof.llc_bytes};
 }
 
@@ -194,7 +196,7 @@ std::optional<Profile> run_profile(const ProfileParams& params, const ProfileHoo
   } else {
     std::vector<gpu::KernelTime> kernels;
     if (!runner.run_device(nullptr, nullptr, kernels, untraced, profile)) return std::nullopt;
-    gpu::KernelTimes times;  // from here on everything is recorded
+    gpu::KernelTimes times(parse_devices(params.load.device)[0]);  // from here on everything is recorded
     gpu::LaunchLog log;
     std::vector<double> traced_walls;
     if (!runner.run_device(&log, &times, kernels, traced_walls, profile)) return std::nullopt;

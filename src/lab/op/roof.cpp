@@ -17,13 +17,19 @@ double roof_seconds() {
 }  // namespace
 
 Roof measure_roof(const RoofOptions& options) {
-  if (const std::optional<int> device = parse_device(options.device)) {
-    DeviceCeilings ceilings = measure_device_ceilings({.device = *device,
-                                                       .max_seconds = roof_seconds(),
-                                                       .read_only = true,
-                                                       .rates = options.rates,
-                                                       .stop = options.stop});
-    return {ceilings.read_gb_s(), int64_t(ceilings.device.l2_bytes), std::move(ceilings.rates)};
+  if (const std::vector<int> devices = parse_devices(options.device); !devices.empty()) {
+    Roof roof;
+    for (const int device : devices) {
+      DeviceCeilings ceilings = measure_device_ceilings({.device = device,
+                                                         .max_seconds = roof_seconds(),
+                                                         .read_only = true,
+                                                         .rates = options.rates,
+                                                         .stop = options.stop});
+      roof.read_gb_s += ceilings.read_gb_s();
+      roof.llc_bytes += int64_t(ceilings.device.l2_bytes);
+      roof.rates = std::move(ceilings.rates);
+    }
+    return roof;
   }
   Ceilings ceilings = measure_ceilings({.n_threads = options.n_threads,
                                         .isa = options.isa,

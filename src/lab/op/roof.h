@@ -6,7 +6,7 @@
 namespace ridge::lab {
 
 struct RoofOptions {
-  std::string device = "cpu";  ///< "cpu" or "cuda[:N]"
+  std::string device = "cpu";  ///< "cpu", "cuda[:N]" or "cuda:N,M,..."
   int n_threads = 0;           ///< of the CPU
   std::string isa;             ///< of the CPU: limit, empty for the best
   bool rates = false;          ///< multiply-adds too
@@ -14,9 +14,9 @@ struct RoofOptions {
 };
 
 struct Roof {
-  double read_gb_s = 0;
+  double read_gb_s = 0;           ///< of all devices together
   int64_t llc_bytes = 0;          ///< last-level cache in front of that memory
-  std::vector<RateResult> rates;  ///< when they were asked for
+  std::vector<RateResult> rates;  ///< when they were asked for; of one device
 };
 
 /// Takes some three seconds, or fewer where RIDGE_ROOF_SECONDS says so, as tests do; three reads are the least.

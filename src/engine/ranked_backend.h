@@ -1,0 +1,62 @@
+// A model on several ranks of one process: each has a slice of the weights (model/slice.h), the cache of its own heads and
+// a thread. Everything above (sessions, drawing, the server, benches) sees one backend and one memory.
+#pragma once
+
+#include <condition_variable>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "engine/backend.h"
+#include "model/slice.h"
+#include "op/cache/image_parts.h"
+
+namespace ridge {
+
+/// One thread a rank; rank 0 runs on the caller's.
+class RankThreads {
+ public:
+  explicit RankThreads(int n_ranks);
+  ~RankThreads();
+  RankThreads(const RankThreads&) = delete;
+  RankThreads& operator=(const RankThreads&) = delete;
+
+  int n_ranks() const { return int(threads_.size()) + 1; }
+  /// Calls body(rank) on every rank's thread and returns when all have ended. Throws what a rank threw, the lowest one's.
+  /// Not reentrant.
+  void for_all(const std::function<void(int)>& body);
+  /// Within body(): returns when every rank has come here; throws Error(failure) when one of them will not.
+  void meet();
+
+ private:
+  void work(int rank);
+  void serve(int rank);
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  const std::function<void(int)>* body_ = nullptr;
+  uint64_t region_ = 0, meeting_ = 0;  // numbers of the newest ones
+  int n_running_ = 0, n_met_ = 0;
+  bool failed_ = false, stop_ = false;
+  std::vector<std::exception_ptr> errors_;
+  std::vector<std::thread> threads_;
+};
+
+/// What the ranks of one model share.
+struct RankedParts {
+  std::shared_ptr<RankThreads> threads;
+  std::vector<std::unique_ptr<Backend>> ranks;
+  std::vector<std::vector<SidePart>> sides;  ///< of each rank, K and V of each layer
+  bool on_device = false;
+  std::string name;
+  std::function<void()> check;        ///< throws when a rank was waited for in vain
+  std::shared_ptr<void> keeps_alive;  ///< what the ranks work with
+};
+std::unique_ptr<Backend> make_ranked_backend(RankedParts parts);
+/// The kv heads that a rank has, of K and V of each layer: an entry of RankedParts::sides.
+std::vector<SidePart> sides_of(const ModelSlice& slice, const Config& whole, const Config& own);
+
+}  // namespace ridge

@@ -1,0 +1,152 @@
+// Models that two devices share, against the CPU's reference kernels and against one device.
+#include <gmock/gmock.h>
+
+#include "base/metrics.h"
+#include "engine/engine.h"
+#include "gpu/device_data.h"
+#include "gpu/device_query.h"
+
+namespace ridge {
+namespace {
+
+class RanksCuda : public OnDevice {
+ protected:
+  void SetUp() override {
+    OnDevice::SetUp();
+    if (IsSkipped()) return;
+    if (gpu::query_devices().devices.size() < 2) GTEST_SKIP() << "one device is here";
+  }
+};
+const LoadOptions kTwo{.device = "cuda:0,1", .rank_timeout_s = 20};
+
+std::vector<int32_t> tokens_of(int n, int vocab, uint64_t seed) {
+  Rng rng(seed);
+  std::vector<int32_t> tokens;
+  for (int i = 0; i < n; ++i) tokens.push_back(int32_t(rng.next() % uint64_t(vocab)));
+  return tokens;
+}
+
+/// Logits of every position, the first three quarters as a prompt, the rest token by token.
+std::vector<float> all_logits(const Model& model, const std::vector<int32_t>& tokens, const char* k, const char* v) {
+  Session session(model, {.n_ctx = int(tokens.size()), .n_ubatch = 23, .k = {.format = k}, .v = {.format = v}});
+  std::vector<float> all;
+  const size_t prompt = tokens.size() * 3 / 4;
+  const int64_t vocab = model.info().vocab_size;
+  session.prefill(std::span(tokens).first(prompt),
+                  [&](int, int n, const float* rows) { all.insert(all.end(), rows, rows + n * vocab); });
+  for (size_t i = prompt; i < tokens.size(); ++i) {
+    const auto row = session.decode(tokens[i]);
+    all.insert(all.end(), row.begin(), row.end());
+  }
+  return all;
+}
+
+/// Ranks add the same products in another order, so the bounds are those of one device (model_cuda_test.cpp).
+struct Shared {
+  const char *spec, *k, *v;
+  double bound;
+  int n = 40;
+};
+class RanksCudaModels : public RanksCuda, public testing::WithParamInterface<Shared> {};
+
+TEST_P(RanksCudaModels, LogitsAreTheReferences) {
+  const Shared& of = GetParam();
+  const Model cpu = Model::load(of.spec, {.n_threads = 2, .isa = "scalar"}), devices = Model::load(of.spec, kTwo);
+  EXPECT_THAT(devices.info().device, testing::StartsWith("cuda:0,1 "));
+  const auto tokens = tokens_of(of.n, cpu.info().vocab_size, 1);
+  EXPECT_LT(compare(all_logits(devices, tokens, of.k, of.v), all_logits(cpu, tokens, of.k, of.v)).nmse, of.bound);
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, RanksCudaModels,
+                         testing::Values(Shared{"synth:tiny@weights=f32", "f32", "f32", 1e-10},
+                                         Shared{"synth:tiny-64@weights=f16", "rotor-3", "rotor-3", 2e-4, 150},
+                                         Shared{"synth:tiny-64@weights=int4_g128", "q8_0", "q4_0", 2e-4},
+                                         Shared{"synth:tiny-gemma@weights=f32", "f32", "f32", 1e-9, 90},
+                                         Shared{"synth:tiny-experts@weights=f32", "f32", "f32", 1e-9},
+                                         Shared{"synth:tiny-oss@weights=f32", "f32", "f32", 1e-9, 60},
+                                         Shared{"synth:tiny-latent@weights=f32", "f32", "f32", 1e-9},
+                                         Shared{"synth:tiny-bitnet", "f16", "f16", 1e-3}));
+
+/// Steps that feed themselves on both devices: the text of one device, and what it leaves in the cache.
+TEST_F(RanksCuda, DrawsOneDevicesTokens) {
+  const char* spec = "synth:tiny@weights=f32";
+  const Model one = Model::load(spec, {.device = "cuda"}), two = Model::load(spec, kTwo);
+  const auto prompt = tokens_of(61, one.info().vocab_size, 1);
+  SamplerOptions greedy, sampled;
+  greedy.temperature = 0;
+  sampled.seed = 7;
+  for (const SamplerOptions& options : {greedy, sampled}) {
+    std::vector<std::vector<int32_t>> drawn;
+    for (const Model* model : {&one, &two}) {
+      Session session(*model, {.n_ctx = 100, .n_ubatch = 23, .k = {.format = "f32"}, .v = {.format = "f32"}});
+      session.prefill(prompt);
+      std::vector<int32_t>& tokens = drawn.emplace_back();
+      const auto take = [&](size_t n) {
+        return [&tokens, n](int32_t token) {
+          tokens.push_back(token);
+          return tokens.size() < n;
+        };
+      };
+      EXPECT_EQ(session.draw(options, prompt, 1000, take(5)), 5);
+      EXPECT_EQ(session.n_past(), 65);
+      session.decode(tokens.back());
+      EXPECT_EQ(session.draw(options, prompt, 10, take(1000)), 10);
+    }
+    EXPECT_EQ(drawn[0], drawn[1]) << "temperature " << options.temperature;
+  }
+}
+
+/// Sequences of a pool that two devices hold together: bytes that one device takes over, and steps of any mixture.
+TEST_F(RanksCuda, SequencesMoveBetweenOneDeviceAndTwo) {
+  const char* spec = "synth:tiny-64@layers=1@weights=f32";
+  for (const char* format : {"f16", "rotor-3"}) {
+    Engine one(spec, {.device = "cuda"}), two(spec, kTwo);
+    const std::vector<KvLayerConfig> layers =
+        layer_configs({.n_ctx = 256, .k = {.format = format}, .v = {.format = format}}, one.plan());
+    const auto of_one = one.open_pool(layers, 12, 4), of_two = two.open_pool(layers, 12, 4);
+    const auto outputs_one = one.backend().make_outputs(), outputs_two = two.backend().make_outputs();
+    const auto run = [](Engine& engine, SequencePool& pool, Outputs& outputs, std::span<const SeqTokens> seqs,
+                        std::span<const int32_t> tokens) {
+      for (const SeqTokens& s : seqs) pool.reserve(s.seq, s.n_tokens).or_throw();
+      engine.backend().run({.tokens = tokens, .seqs = seqs, .logits = LogitRows::all}, pool, outputs);
+      const View2<const float> logits = outputs.logits();
+      return std::vector<float>(logits.data, logits.data + logits.rows * logits.cols);
+    };
+    const SeqId a = of_two->open().or_throw(), b = of_two->open().or_throw();
+    ASSERT_EQ(of_one->open().or_throw(), a);
+    ASSERT_EQ(of_one->open().or_throw(), b);
+    for (const auto& [n_a, n_b] : {std::pair(1, 20), {130, 1}, {1, 1}, {1, 1}, {1, 1}, {3, 2}, {1, 1}}) {
+      const std::vector<SeqTokens> seqs{{a, n_a}, {b, n_b}};
+      const auto tokens = tokens_of(n_a + n_b, 512, uint64_t(n_a));
+      EXPECT_LT(
+          compare(run(two, *of_two, *outputs_two, seqs, tokens), run(one, *of_one, *outputs_one, seqs, tokens)).nmse,
+          2e-4)
+          << format << ", " << n_a << " and " << n_b << " tokens";
+    }
+    const SequenceImage image = of_two->save(a);
+    of_one->close(a);
+    ASSERT_EQ(of_one->load(image).or_throw(), a);
+    const SeqId back = of_two->load(of_one->save(a)).or_throw();
+    const std::vector<SeqTokens> again{{back, 1}}, first{{a, 1}};
+    const std::vector<int32_t> token{9};
+    const auto expected = run(two, *of_two, *outputs_two, first, token);
+    EXPECT_EQ(run(two, *of_two, *outputs_two, again, token), expected) << format << ": moved there and back";
+    EXPECT_LT(compare(run(one, *of_one, *outputs_one, first, token), expected).nmse, 2e-4) << format;
+  }
+}
+
+TEST_F(RanksCuda, WhatDevicesDoNotShareIsRefusedByName) {
+  const auto message_of = [](const std::string& spec, const std::string& device) -> std::string {
+    try {
+      Model::load(spec, {.device = device});
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "loaded";
+  };
+  EXPECT_THAT(message_of("synth:tiny", "cuda:0,0"), testing::HasSubstr("each device once"));
+  EXPECT_THAT(message_of("synth:tiny", "cuda:0,99"), testing::HasSubstr("cuda:99 is not available"));
+}
+
+}  // namespace
+}  // namespace ridge
