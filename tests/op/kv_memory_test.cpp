@@ -5,7 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "cases/attn_data.h"
+#include "cases/host_cache.h"
 #include "op/cache/tile_formats.h"
 
 namespace ridge {
@@ -14,60 +14,8 @@ namespace {
 using testing::HasSubstr;
 constexpr int kHeads = 2, kDim = 64, kLength = 150;
 
-/// A layer for every format: as its own policy has it on K's side, with everything on V's.
-std::vector<KvLayerConfig> all_layers() {
-  std::vector<KvLayerConfig> layers;
-  for (const KvFormat& format : kv_formats())
-    layers.push_back({side_of(format, format.policy), side_of(format, kFullPolicy), kHeads, kDim});
-  layers.push_back({side_of(kv("q8_0"), {.sinks = 5}), side_of(kv("rotor-3"), {.centre = true}), kHeads, kDim});
-  return layers;
-}
-
-struct Host {
-  HostKvMemory memory;
-  std::vector<int32_t> pages;
-  std::vector<int> ring_first;
-  int n = 0;
-
-  Host(std::span<const KvLayerConfig> layers, std::vector<int32_t> page_list)
-      : memory(layers, {}, nullptr, 4, 3), pages(std::move(page_list)), ring_first(2 * layers.size(), 0) {}
-
-  /// Tokens n .. n + count of every layer into slot 1.
-  void append(int count, uint64_t seed) {
-    static CpuContext context(1);
-    bool calibrates = false;
-    for (int layer = 0; layer < memory.n_layers(); ++layer) {
-      const KvTiles &k = memory.tiles(layer, true), &v = memory.tiles(layer, false);
-      calibrates = n < kCalibration && (k.retention.calibration > 0 || v.retention.calibration > 0);
-      std::vector<float> rows = random_floats(seed + uint64_t(layer), 2 * count * kHeads * kDim);
-      const int64_t half = int64_t(rows.size()) / 2, width = kHeads * kDim;
-      const KvSpan whole{.n_rows = count, .n_past = n, .slot = 1, .pages = pages.data()};
-      for (const KvSpan& span : cut_span(whole, most_rows_at_once(k, v), calibrates))
-        kv_append(context, k, v, {&span, 1}, {rows.data(), count, width}, {rows.data() + half, count, width});
-    }
-    n += count;
-    // As far back as a ring holds whole tiles.
-    for (size_t i = 0; i < ring_first.size(); ++i) {
-      const KvLayout& layout = memory.layout(int(i / 2), i % 2 == 0);
-      const bool window = layout.tiles.retention.window > 0;
-      ring_first[i] = layout.tiles.ring_tiles == 0 ? 0
-                      : window || n < kCalibration ? std::max(0, (n + 31) / 32 * 32 - layout.ring_rows())
-                                                   : n;
-    }
-  }
-  SequencePlace place() const { return {1, n, pages, ring_first}; }
-  SequenceImage image() { return memory.read(place(), n >= kCalibration); }
-};
-
-bool same_bytes(const SequenceImage& a, const SequenceImage& b) {
-  return a.n == b.n && a.calibrated == b.calibrated &&
-         std::ranges::equal(a.sides, b.sides, [](const auto& x, const auto& y) {
-           return x.ring_first == y.ring_first && x.bytes == y.bytes;
-         });
-}
-
 TEST(SequenceImage, HoldsEveryRowInTheOrderOfItsHeader) {
-  const std::vector<KvLayerConfig> layers = all_layers();
+  const std::vector<KvLayerConfig> layers = all_layers(kHeads, kDim);
   Host host(layers, {2, 0});
   host.append(kLength, 1);
   const SequenceImage image = host.image();
@@ -96,7 +44,7 @@ TEST(SequenceImage, HoldsEveryRowInTheOrderOfItsHeader) {
 }
 
 TEST(SequenceImage, ComesBackBitForBitElsewhereAndGoesOnAsIfNothingHadHappened) {
-  const std::vector<KvLayerConfig> layers = all_layers();
+  const std::vector<KvLayerConfig> layers = all_layers(kHeads, kDim);
   for (const int n : {1, 3, 40, 63, 64, 100, kLength}) {
     Host original(layers, {2, 0}), other(layers, {1, 3});
     original.append(n, 1);
@@ -177,7 +125,7 @@ TEST(SequenceImage, StatesThatCannotBeAreRefused) {
 }
 
 TEST(HostKvMemory, AllocatesWhatTheFormulaSaysAndItsPadding) {
-  const std::vector<KvLayerConfig> layers = all_layers();
+  const std::vector<KvLayerConfig> layers = all_layers(kHeads, kDim);
   const HostKvMemory memory(layers, {}, nullptr, 4, 3);
   int64_t overhead = 0, page = 0, slot = 0;
   for (int layer = 0; layer < memory.n_layers(); ++layer)
@@ -194,7 +142,7 @@ TEST(HostKvMemory, AllocatesWhatTheFormulaSaysAndItsPadding) {
 }
 
 TEST(HostKvMemory, AClearedSlotForgetsItsCalibration) {
-  const std::vector<KvLayerConfig> layers = all_layers();
+  const std::vector<KvLayerConfig> layers = all_layers(kHeads, kDim);
   Host used(layers, {0, 1}), fresh(layers, {0, 1});
   used.append(100, 5);
   used.memory.clear_slot(1);
@@ -204,7 +152,7 @@ TEST(HostKvMemory, AClearedSlotForgetsItsCalibration) {
 }
 
 TEST(HostKvMemory, CopiesOfSlotsAndPagesAreTheSequenceAndCountsStartAgain) {
-  const std::vector<KvLayerConfig> layers = all_layers();
+  const std::vector<KvLayerConfig> layers = all_layers(kHeads, kDim);
   Host host(layers, {2, 0});
   host.append(kLength, 7);
   const SequenceImage image = host.image();
@@ -221,7 +169,7 @@ TEST(HostKvMemory, CopiesOfSlotsAndPagesAreTheSequenceAndCountsStartAgain) {
 }
 
 TEST(HostKvMemory, FilledSequencesAreValidAndTheSameForASeed) {
-  const std::vector<KvLayerConfig> layers = all_layers();
+  const std::vector<KvLayerConfig> layers = all_layers(kHeads, kDim);
   Host a(layers, {2, 0}), b(layers, {1, 3}), c(layers, {1, 3});
   for (Host* host : {&a, &b, &c}) {
     host->n = 250;
