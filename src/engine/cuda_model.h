@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 
 #include "engine/backend.h"
 #include "engine/cuda_step.h"
@@ -338,10 +339,11 @@ class CudaRunner {
   StepRoom<gpu::Buffer> room_;
   ProductScratch products_;
   const float* logit_hidden_ = nullptr;
-  int n_ctx_ = 0;                           // of the pool of the step that runs
-  std::vector<StepRow> rows_there_;         // contents of room_.rows once all queued work has run
-  std::vector<DeltaSpan> sequences_there_;  // and of room_.sequences
-  int64_t packs_there_ = 0;                 // tokens that room_.head_packs is for
+  int n_ctx_ = 0;                                  // of the pool of the step that runs
+  std::vector<StepRow> rows_there_;                // contents of room_.rows once all queued work has run
+  std::vector<DeltaSpan> sequences_there_;         // and of room_.sequences
+  int64_t packs_there_ = 0;                        // tokens that room_.head_packs is for
+  std::set<std::pair<int64_t, int64_t>> planned_;  // tokens and rows of logits of steps whose scratch is there
   std::map<std::vector<int64_t>, Recorded> recorded_;
   OnBlock on_block_;
 };

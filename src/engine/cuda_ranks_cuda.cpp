@@ -1,6 +1,7 @@
 // Several CUDA devices as the ranks of one model: slices of the weights, a device, a stream and a thread each, and the
 // links between the devices.
 #include "engine/cuda_model.h"
+#include "engine/cuda_step_buffers.h"
 #include "engine/ranked_backend.h"
 
 namespace ridge {
@@ -23,9 +24,13 @@ std::unique_ptr<Backend> make_cuda_backend(std::span<const int> devices, const C
                                            std::span<const std::string> kernels, double timeout_s) {
   const int n_ranks = int(devices.size());
   const auto threads = std::make_shared<RankThreads>(n_ranks);
-  const auto group = std::make_shared<DeviceGroup>(devices, parse_device_kernels(kernels).kernels, timeout_s);
+  const auto group = std::make_shared<DeviceGroup>(
+      devices, DeviceGroupOptions{.forced = parse_device_kernels(kernels).kernels,
+                                  .timeout_s = timeout_s,
+                                  .most_floats = int64_t(kMostStepTokens) * config.d_model});
   RankedParts parts{.threads = threads, .on_device = true, .keeps_alive = group};
   parts.check = [group] { group->rank(0).check(); };
+  parts.end = [group] { group->end(); };
   parts.ranks.resize(size_t(n_ranks));
   parts.sides.resize(size_t(n_ranks));
   threads->for_all([&](int rank) {

@@ -401,7 +401,7 @@ const float* CudaRunner::gather_input(const float* x, int64_t n, const std::vect
   if (!gathers()) return x;
   const gpu::OpRange range([&] { return small_op("gather", n * borders.back()); });
   auto* const whole = room_.whole.as<float>();
-  rank_->link->gather_columns(stream_, x, n, borders, whole);
+  rank_->link->gather_columns(stream_, x, n, borders, whole, false);
   return whole;
 }
 
@@ -411,7 +411,7 @@ void CudaRunner::join_block(int i, int64_t n, bool overlap) {
   if (gathers()) {
     const gpu::OpRange range([&] { return small_op("gather", n_values, i); });
     auto* const block = room_.block.as<float>();
-    rank_->link->gather_columns(stream_, room_.columns.as<float>(), n, rank_->slice.model, block);
+    rank_->link->gather_columns(stream_, room_.columns.as<float>(), n, rank_->slice.model, block, false);
     if (at_once) device_add(stream_, n_values, room_.x.as<float>(), block, 1);
   } else {
     const gpu::OpRange range([&] { return small_op("all_reduce", n_values, i); });
@@ -507,7 +507,7 @@ void CudaRunner::queue(const StepPlan& step, DeviceKvMemory& memory, const int32
                       products_);
     if (rank_) {
       const gpu::OpRange range([&] { return small_op("gather", n_logits * plan_.vocab_size); });
-      rank_->link->gather_columns(stream_, room_.own_logits.as<float>(), n_logits, rank_->slice.vocab, logits);
+      rank_->link->gather_columns(stream_, room_.own_logits.as<float>(), n_logits, rank_->slice.vocab, logits, false);
     }
   }
   if (!room) return;
@@ -574,10 +574,11 @@ void CudaRunner::make_rank_room(int64_t n, int64_t n_logits) {
     room_.columns.ensure(n * slice.count(slice.model));
     room_.block.ensure(n * plan_.d_model);
   }
+  if (!planned_.emplace(n, n_logits).second) return;
   const gpu::MemoryLabel label(gpu::MemoryOf::scratch);
-  PlannedScratch planned;
-  plan_products(plan_, model_, n, n_logits, planned);
-  products_.make_room(planned);
+  PlannedScratch scratch;
+  plan_products(plan_, model_, n, n_logits, scratch);
+  products_.make_room(scratch);
 }
 
 /// Runs a step that may have been recorded. Recorded steps name the memory that they ran in: when that has grown since,

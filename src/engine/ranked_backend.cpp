@@ -4,7 +4,7 @@
 
 namespace ridge {
 
-RankThreads::RankThreads(int n_ranks) : errors_(size_t(n_ranks)) {
+RankThreads::RankThreads(int n_ranks) {
   for (int rank = 1; rank < n_ranks; ++rank) threads_.emplace_back([this, rank] { serve(rank); });
 }
 
@@ -18,13 +18,14 @@ RankThreads::~RankThreads() {
 }
 
 void RankThreads::work(int rank) {
+  std::exception_ptr error;
   try {
     (*body_)(rank);
   } catch (...) {
-    errors_[size_t(rank)] = std::current_exception();
+    error = std::current_exception();
   }
   const std::scoped_lock lock(mutex_);
-  if (errors_[size_t(rank)]) failed_ = true;
+  if (!error_) error_ = error;
   --n_running_;
   changed_.notify_all();
 }
@@ -47,8 +48,7 @@ void RankThreads::for_all(const std::function<void(int)>& body) {
     body_ = &body;
     n_running_ = n_ranks();
     n_met_ = 0;
-    failed_ = false;
-    std::ranges::fill(errors_, nullptr);
+    error_ = nullptr;
     ++region_;
   }
   changed_.notify_all();
@@ -57,8 +57,7 @@ void RankThreads::for_all(const std::function<void(int)>& body) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return n_running_ == 0; });
   }
-  for (const std::exception_ptr& error : errors_)
-    if (error) std::rethrow_exception(error);
+  if (error_) std::rethrow_exception(error_);
 }
 
 void RankThreads::meet() {
@@ -70,11 +69,23 @@ void RankThreads::meet() {
     changed_.notify_all();
     return;
   }
-  changed_.wait(lock, [&] { return failed_ || meeting_ != meeting; });
+  changed_.wait(lock, [&] { return error_ || meeting_ != meeting; });
   if (meeting_ == meeting) throw Error(ErrorKind::failure, "another rank of this model failed in the same step");
 }
 
 namespace {
+
+/// Queues a step on every rank; the others' kernels do not wait for one that fails.
+void step_all(const RankedParts& parts, const std::function<void(size_t)>& queue) {
+  parts.threads->for_all([&](int rank) {
+    try {
+      queue(size_t(rank));
+    } catch (...) {
+      parts.end();
+      throw;
+    }
+  });
+}
 
 /// The caches of all ranks as one: a rank has its own kv heads.
 class RankedMemory final : public KvMemory {
@@ -249,7 +260,7 @@ class RankedDrawing final : public Drawing {
     });
   }
   void queue(int64_t step) override {
-    for_all([&](size_t r) { ranks_[r]->queue(step); });
+    step_all(parts_, [&](size_t r) { ranks_[r]->queue(step); });
   }
   bool read(int64_t step, std::span<int32_t> tokens) override {
     const bool came = ranks_[0]->read(step, tokens);
@@ -297,8 +308,8 @@ class RankedBackend final : public Backend {
   void step(const Batch& batch, const SequencePool& pool, KvMemory& memory, Outputs& outputs) override {
     auto& of_memory = static_cast<RankedMemory&>(memory);
     auto& of_outputs = static_cast<RankedOutputs&>(outputs);
-    parts_.threads->for_all(
-        [&](int rank) { parts_.ranks[size_t(rank)]->step(batch, pool, of_memory.rank(rank), of_outputs.rank(rank)); });
+    step_all(parts_,
+             [&](size_t r) { parts_.ranks[r]->step(batch, pool, of_memory.rank(int(r)), of_outputs.rank(int(r))); });
     parts_.check();
   }
   int max_tokens() const override { return parts_.ranks[0]->max_tokens(); }

@@ -25,8 +25,8 @@ class RankThreads {
   RankThreads& operator=(const RankThreads&) = delete;
 
   int n_ranks() const { return int(threads_.size()) + 1; }
-  /// Calls body(rank) on every rank's thread and returns when all have ended. Throws what a rank threw, the lowest one's.
-  /// Not reentrant.
+  /// Calls body(rank) on every rank's thread and returns when all have ended. Throws what a rank threw first. Not
+  /// reentrant.
   void for_all(const std::function<void(int)>& body);
   /// Within body(): returns when every rank has come here; throws Error(failure) when one of them will not.
   void meet();
@@ -40,8 +40,8 @@ class RankThreads {
   const std::function<void(int)>* body_ = nullptr;
   uint64_t region_ = 0, meeting_ = 0;  // numbers of the newest ones
   int n_running_ = 0, n_met_ = 0;
-  bool failed_ = false, stop_ = false;
-  std::vector<std::exception_ptr> errors_;
+  bool stop_ = false;
+  std::exception_ptr error_;  // the first of the region
   std::vector<std::thread> threads_;
 };
 
@@ -53,6 +53,7 @@ struct RankedParts {
   bool on_device = false;
   std::string name;
   std::function<void()> check;        ///< throws when a rank was waited for in vain
+  std::function<void()> end;          ///< a rank has failed: ends the others' waits for it
   std::shared_ptr<void> keeps_alive;  ///< what the ranks work with
 };
 std::unique_ptr<Backend> make_ranked_backend(RankedParts parts);
