@@ -5,12 +5,13 @@
 
 #if defined(RIDGE_CUDA) && __has_include(<cupti.h>)
 #include <cupti.h>
-#include <dlfcn.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <mutex>
+
+#include "gpu/shared_library.h"
 
 namespace ridge::gpu {
 namespace {
@@ -29,34 +30,26 @@ struct Library {
   decltype(&cuptiGetResultString) result_string = nullptr;
 };
 
-template <class Function>
-void find(void* handle, const char* name, Function& function) {
-  function = reinterpret_cast<Function>(dlsym(handle, name));
-  if (!function) throw_error(ErrorKind::no_device, "libcupti has no {} (is it another release?)", name);
-}
-
 const Library& library() {
   static const Library library = [] {
     Library l;
-    std::string tried;
-    for (const char* name : {"libcupti.so.13", "libcupti.so.12", "libcupti.so", "/usr/local/cuda/lib64/libcupti.so",
-                             "/usr/local/cuda/extras/CUPTI/lib64/libcupti.so"}) {
-      l.handle = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-      if (l.handle) break;
-      tried += fmt::format(" {}", name);
-    }
+    constexpr const char* kNames[] = {"libcupti.so.13", "libcupti.so.12", "libcupti.so",
+                                      "/usr/local/cuda/lib64/libcupti.so",
+                                      "/usr/local/cuda/extras/CUPTI/lib64/libcupti.so"};
+    l.handle = open_library(kNames);
     if (!l.handle)
       throw_error(ErrorKind::no_device,
-                  "kernels cannot be timed: CUPTI was not found (tried{}); it comes with the CUDA toolkit: install it "
+                  "kernels cannot be timed: CUPTI was not found (tried {}); it comes with the CUDA toolkit: install it "
                   "or add its folder to LD_LIBRARY_PATH",
-                  tried);
-    find(l.handle, "cuptiActivityRegisterCallbacks", l.register_callbacks);
-    find(l.handle, "cuptiActivityEnable", l.enable);
-    find(l.handle, "cuptiActivityDisable", l.disable);
-    find(l.handle, "cuptiActivityFlushAll", l.flush);
-    find(l.handle, "cuptiActivityGetNextRecord", l.next_record);
-    find(l.handle, "cuptiActivityGetNumDroppedRecords", l.dropped);
-    find(l.handle, "cuptiGetResultString", l.result_string);
+                  fmt::join(kNames, " "));
+    const auto find = [&](const char* name, auto& function) { find_function(l.handle, "libcupti", name, function); };
+    find("cuptiActivityRegisterCallbacks", l.register_callbacks);
+    find("cuptiActivityEnable", l.enable);
+    find("cuptiActivityDisable", l.disable);
+    find("cuptiActivityFlushAll", l.flush);
+    find("cuptiActivityGetNextRecord", l.next_record);
+    find("cuptiActivityGetNumDroppedRecords", l.dropped);
+    find("cuptiGetResultString", l.result_string);
     return l;
   }();
   return library;

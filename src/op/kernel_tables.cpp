@@ -5,6 +5,7 @@
 #include "op/attn/attn.h"
 #include "op/attn/device_attention.h"
 #include "op/cache/rounding.h"
+#include "op/collective/collective.h"
 #include "op/delta/delta.h"
 #include "op/device_linear.h"
 #include "op/norm_rope/norm_rope.h"
@@ -33,6 +34,12 @@ KernelTable device_linear_table(int64_t n_tokens) {
   return table;
 }
 
+KernelTable collective_table(std::string_view op, std::span<const CollectiveVariant> variants) {
+  KernelTable table{op, true, {}};
+  for (const CollectiveVariant& variant : variants) table.kernels.push_back({variant.name});
+  return table;
+}
+
 }  // namespace
 
 std::vector<KernelTable> kernel_tables() {
@@ -48,6 +55,8 @@ std::vector<KernelTable> device_kernel_tables() {
   return {device_linear_table(1),
           device_linear_table(kFewTokens + 1),
           attention,
+          collective_table("all_reduce", all_reduce_variants(1)),
+          collective_table("gather_columns", gather_columns_variants()),
           {"launch", true, {{"plain"}, {"overlap"}}}};
 }
 

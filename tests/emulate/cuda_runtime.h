@@ -6,6 +6,10 @@
 // blocks is shuffled, shared memory starts as NaN, asynchronous copies land only when they are waited for, and device
 // memory ends at a page that nobody may touch and is closed when it is freed. It says nothing about time. Missing:
 // anything where a block waits for another one that has not begun.
+//
+// There are several devices, which threads of the host work on at the same time, each with a state of its own here. A
+// kernel may wait for packets (gpu/packet.h) of another device: while all threads of a block do, further blocks of its grid
+// begin. Such a kernel may not use static shared memory, which the blocks of a host thread have in common.
 #pragma once
 
 #include <cmath>
@@ -21,7 +25,7 @@
 #define __host__
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
-#define __shared__ static
+#define __shared__ static thread_local
 #define __constant__ static
 #define __grid_constant__
 #define __align__(n) __attribute__((aligned(n)))
@@ -54,8 +58,8 @@ RIDGE_VECTOR(double, double, 8)
 #undef RIDGE_VECTOR
 
 /// Of the running fiber.
-inline uint3 threadIdx, blockIdx;
-inline dim3 blockDim, gridDim;
+inline constinit thread_local uint3 threadIdx{}, blockIdx{};
+inline constinit thread_local dim3 blockDim, gridDim;
 
 namespace emulate {
 
@@ -74,6 +78,11 @@ void wait_copies(int groups_left);
 /// thread waits for it. A second one that starts before ends the program.
 void start_piece(unsigned long long* arrival, void* to, const void* from, int bytes);
 void wait_for_piece(unsigned long long* arrival, unsigned phase);
+
+/// A packet is under way until this host thread has nothing better to do, or its grid ends.
+void send_packet(uint4* at, uint4 packet);
+/// The calling thread looks again later for what another device sends.
+void wait_for_packet();
 
 void run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& thread);
 /// Runs `work` now, or records it when the stream is being captured.
@@ -108,6 +117,7 @@ inline int __syncthreads_and(int value) { return emulate::sync_block_and(value);
 inline int __syncthreads_or(int value) { return !emulate::sync_block_and(!value); }
 inline void __threadfence() {}
 inline void __threadfence_block() {}
+inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
 namespace emulate {
 template <class T>
@@ -272,6 +282,7 @@ enum cudaError_t {
   cudaErrorInvalidDevice = 101,
   cudaErrorNoKernelImageForDevice = 209,
   cudaErrorNotReady = 600,
+  cudaErrorPeerAccessAlreadyEnabled = 704,
   cudaErrorStreamCaptureUnsupported = 900,
   cudaErrorDevicesUnavailable = 46
 };
@@ -283,6 +294,7 @@ enum cudaDeviceAttr {
   cudaDevAttrL2CacheSize,
   cudaDevAttrComputeCapabilityMajor
 };
+enum cudaDeviceP2PAttr { cudaDevP2PAttrNativeAtomicSupported };
 enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal };
 inline constexpr unsigned cudaStreamNonBlocking = 1;
 inline constexpr unsigned cudaEventDefault = 0, cudaEventDisableTiming = 2;
@@ -311,6 +323,9 @@ cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device);
 cudaError_t cudaDeviceGetPCIBusId(char* id, int bytes, int device);
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
+cudaError_t cudaDeviceCanAccessPeer(int* can, int from, int to);
+cudaError_t cudaDeviceGetP2PAttribute(int* value, cudaDeviceP2PAttr attribute, int from, int to);
+cudaError_t cudaDeviceEnablePeerAccess(int to, unsigned flags);
 cudaError_t cudaSetDevice(int device);
 cudaError_t cudaGetDevice(int* device);
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total);

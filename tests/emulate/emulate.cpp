@@ -5,11 +5,14 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <deque>
 #include <map>
 #include <memory>
+#include <mutex>
+#include <thread>
 #include <vector>
 
 #include "cuda_runtime.h"
@@ -46,22 +49,41 @@ struct Warp {
   uint64_t generation = 0;
 };
 
-struct Block {
+struct alignas(128) Shared {
+  unsigned char bytes[kSharedBytes];
+};
+
+struct BlockState {
+  uint3 index;
   std::vector<Warp> warps;
-  int n_alive = 0, arrived = 0;
+  std::vector<size_t> order;  // of warps
+  int n_threads = 0, n_alive = 0, arrived = 0;
   uint64_t generation = 0;
   bool all = true, all_result = true;
-  uint64_t progress = 0;  // moves with every barrier passed and every fiber ended
+  uint64_t progress = 0;        // moves with every barrier passed and every fiber ended
+  bool waits_for_peer = false;  // in this turn a fiber looked for a packet in vain
   std::map<unsigned long long*, Copy> pieces;
   const std::function<void()>* thread = nullptr;
 };
 
-std::vector<std::unique_ptr<Fiber>> fibers;
-Block block;
-Fiber* running = nullptr;
-jmp_buf scheduler;
-alignas(128) unsigned char shared[kSharedBytes];
-uint64_t random_state = 0x9E3779B97F4A7C15u;
+/// A block that runs, or room for one: fibers and memory serve one block after another.
+struct Block : BlockState {
+  std::vector<std::unique_ptr<Fiber>> fibers;
+  std::unique_ptr<Shared> shared{new Shared};
+};
+
+struct Packet {
+  uint4* at;
+  uint4 words;
+};
+
+// Of the host thread that works on a device.
+constinit thread_local Block* block = nullptr;
+constinit thread_local Fiber* running = nullptr;
+thread_local jmp_buf scheduler;
+constinit thread_local uint64_t random_state = 0x9E3779B97F4A7C15u;
+thread_local std::vector<std::unique_ptr<Block>> idle_blocks;
+thread_local std::vector<Packet> packets;  // under way
 
 uint64_t next_random() {
   random_state ^= random_state << 13;
@@ -76,10 +98,10 @@ void yield() {
 /// A fiber outlives its block and runs a thread of the next one.
 void entry() {
   for (;;) {
-    (*block.thread)();
+    (*block->thread)();
     running->done = true;
-    --block.n_alive;
-    ++block.progress;
+    --block->n_alive;
+    ++block->progress;
     yield();
   }
 }
@@ -98,68 +120,92 @@ void resume(Fiber& fiber) {
   setcontext(&fiber.first);
 }
 
-void run_block(dim3 grid, dim3 dim, size_t shared_bytes, uint3 index, const std::function<void()>& thread) {
+std::unique_ptr<Block> begin_block(dim3 dim, size_t shared_bytes, uint3 index, const std::function<void()>& thread) {
+  if (idle_blocks.empty()) idle_blocks.push_back(std::make_unique<Block>());
+  std::unique_ptr<Block> begun = std::move(idle_blocks.back());
+  idle_blocks.pop_back();
   const unsigned n = dim.x * dim.y * dim.z;
-  while (fibers.size() < n) fibers.push_back(std::make_unique<Fiber>());
-  block = Block{};
-  blockIdx = index;
-  blockDim = dim;
-  gridDim = grid;
-  block.thread = &thread;
-  block.n_alive = int(n);
-  block.warps.resize((n + 31) / 32);
+  Block& b = *begun;
+  static_cast<BlockState&>(b) = {};
+  while (b.fibers.size() < n) b.fibers.push_back(std::make_unique<Fiber>());
+  b.index = index;
+  b.thread = &thread;
+  b.n_threads = b.n_alive = int(n);
+  b.warps.resize((n + 31) / 32);
   for (unsigned i = 0; i < n; ++i) {
-    Fiber& fiber = *fibers[i];
+    Fiber& fiber = *b.fibers[i];
     fiber.done = false;
     fiber.copies.assign(1, {});
     fiber.thread = {i % dim.x, i / dim.x % dim.y, i / dim.x / dim.y};
-    block.warps[i / 32].fibers.push_back(int(i));
+    b.warps[i / 32].fibers.push_back(int(i));
   }
-  std::memset(shared, 0xFF, shared_bytes);  // NaN, -1
+  for (size_t w = 0; w < b.warps.size(); ++w) b.order.push_back(w);
+  std::memset(b.shared->bytes, 0xFF, shared_bytes);  // NaN, -1
+  return begun;
+}
 
-  std::vector<size_t> order(block.warps.size());
-  for (size_t w = 0; w < order.size(); ++w) order[w] = w;
-  while (block.n_alive > 0) {
-    const uint64_t before = block.progress;
-    for (size_t w = order.size(); w > 1; --w) std::swap(order[w - 1], order[next_random() % w]);
-    for (const size_t w : order)
-      for (const int i : block.warps[w].fibers)
-        if (!fibers[size_t(i)]->done) resume(*fibers[size_t(i)]);
-    if (block.progress == before) fail("deadlock: the threads of a block wait for different things");
-  }
-  for (unsigned i = 0; i < n; ++i)
-    for (const auto& group : fibers[i]->copies)
+/// Lets every thread of the block run until it waits or ends. False when all of them waited for packets.
+bool run_on(Block& b) {
+  block = &b;
+  blockIdx = b.index;
+  const uint64_t before = b.progress;
+  b.waits_for_peer = false;
+  for (size_t w = b.order.size(); w > 1; --w) std::swap(b.order[w - 1], b.order[next_random() % w]);
+  for (const size_t w : b.order)
+    for (const int i : b.warps[w].fibers)
+      if (!b.fibers[size_t(i)]->done) resume(*b.fibers[size_t(i)]);
+  if (b.progress != before) return true;
+  if (!b.waits_for_peer) fail("deadlock: the threads of a block wait for different things");
+  return false;
+}
+
+void end_block(std::unique_ptr<Block> ended) {
+  for (int i = 0; i < ended->n_threads; ++i)
+    for (const auto& group : ended->fibers[size_t(i)]->copies)
       if (!group.empty()) fail("a thread ended with copies it never waited for");
+  idle_blocks.push_back(std::move(ended));
+}
+
+/// Some of the packets that are under way arrive, or all, in any order.
+void deliver(bool all) {
+  for (size_t i = packets.size(); i > 1; --i) std::swap(packets[i - 1], packets[next_random() % i]);
+  for (size_t n = all ? packets.size() : (packets.size() + 1) / 2; n > 0; --n) {
+    const Packet packet = packets.back();
+    packets.pop_back();
+    for (unsigned uint4::*word : {&uint4::x, &uint4::y, &uint4::z})
+      std::atomic_ref(packet.at->*word).store(packet.words.*word, std::memory_order_relaxed);
+    std::atomic_ref(packet.at->w).store(packet.words.w, std::memory_order_release);
+  }
 }
 
 }  // namespace
 
-void* dynamic_shared() { return shared; }
+void* dynamic_shared() { return block->shared->bytes; }
 
 void sync_block() { (void)sync_block_and(1); }
 
 int sync_block_and(int value) {
-  block.all = block.all && value != 0;
-  const uint64_t generation = block.generation;
-  ++block.arrived;
+  block->all = block->all && value != 0;
+  const uint64_t generation = block->generation;
+  ++block->arrived;
   // Threads that have returned do not count, as on a GPU.
-  while (block.generation == generation) {
-    if (block.arrived >= block.n_alive) {
-      block.all_result = block.all;
-      block.all = true;
-      block.arrived = 0;
-      ++block.generation;
-      ++block.progress;
+  while (block->generation == generation) {
+    if (block->arrived >= block->n_alive) {
+      block->all_result = block->all;
+      block->all = true;
+      block->arrived = 0;
+      ++block->generation;
+      ++block->progress;
       break;
     }
     yield();
   }
-  return block.all_result;
+  return block->all_result;
 }
 
 void warp_collective(void* slot, void (*combine)(void* const* slots)) {
   const unsigned index = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
-  Warp& warp = block.warps[index / 32];
+  Warp& warp = block->warps[index / 32];
   if (warp.fibers.size() != 32) fail("a warp collective in a warp of less than 32 threads");
   warp.slots[index % 32] = slot;
   const uint64_t generation = warp.generation;
@@ -167,7 +213,7 @@ void warp_collective(void* slot, void (*combine)(void* const* slots)) {
     combine(warp.slots.data());
     warp.arrived = 0;
     ++warp.generation;
-    ++block.progress;
+    ++block->progress;
     return;
   }
   while (warp.generation == generation) yield();
@@ -191,32 +237,61 @@ void wait_copies(int groups_left) {
 void start_piece(unsigned long long* arrival, void* to, const void* from, int bytes) {
   if (reinterpret_cast<uintptr_t>(to) % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0 || bytes % 16 != 0)
     fail("a piece that is not aligned to 16 bytes");
-  if (!block.pieces.emplace(arrival, Copy{to, from, bytes}).second) fail("a piece whose predecessor nobody waited for");
+  if (!block->pieces.emplace(arrival, Copy{to, from, bytes}).second)
+    fail("a piece whose predecessor nobody waited for");
 }
 void wait_for_piece(unsigned long long* arrival, unsigned phase) {
   while (*arrival % 2 == phase) {
-    const auto at = block.pieces.find(arrival);
-    if (at == block.pieces.end()) {  // the lane that starts it has not come so far
+    const auto at = block->pieces.find(arrival);
+    if (at == block->pieces.end()) {  // the lane that starts it has not come so far
       yield();
       continue;
     }
     const Copy piece = at->second;
-    block.pieces.erase(at);
+    block->pieces.erase(at);
     std::memcpy(piece.to, piece.from, size_t(piece.bytes));
     ++*arrival;
-    ++block.progress;
+    ++block->progress;
   }
+}
+
+void send_packet(uint4* at, uint4 packet) {
+  if (reinterpret_cast<uintptr_t>(at) % 16 != 0) fail("a packet that is not aligned to 16 bytes");
+  packets.push_back({at, packet});
+}
+void wait_for_packet() {
+  block->waits_for_peer = true;
+  yield();
 }
 
 void run_grid(dim3 grid, dim3 dim, size_t shared_bytes, const std::function<void()>& thread) {
   if (shared_bytes > kSharedBytes) fail("more shared memory than a block may have");
   if (dim.x * dim.y * dim.z > 1024 || grid.y > 65535 || grid.z > 65535) fail("a grid no GPU takes");
+  blockDim = dim;
+  gridDim = grid;
   // Blocks come in any order: which one is the last to arrive somewhere must not matter.
   std::vector<uint32_t> order(size_t(grid.x) * grid.y * grid.z);
   for (size_t i = 0; i < order.size(); ++i) order[i] = uint32_t(i);
   for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[next_random() % i]);
-  for (const uint32_t i : order)
-    run_block(grid, dim, shared_bytes, {i % grid.x, i / grid.x % grid.y, i / grid.x / grid.y}, thread);
+  std::vector<std::unique_ptr<Block>> begun;
+  size_t n_begun = 0;
+  for (bool stuck = true; n_begun < order.size() || !begun.empty();) {
+    if (stuck && n_begun < order.size()) {
+      const uint32_t i = order[n_begun++];
+      begun.push_back(begin_block(dim, shared_bytes, {i % grid.x, i / grid.x % grid.y, i / grid.x / grid.y}, thread));
+    } else if (stuck) {
+      deliver(false);
+      std::this_thread::yield();  // to the other devices
+    }
+    stuck = true;
+    for (auto& b : begun) {
+      if (run_on(*b)) stuck = false;
+      if (b->n_alive == 0) end_block(std::move(b));
+    }
+    std::erase(begun, nullptr);
+    if (begun.empty()) stuck = true;
+  }
+  deliver(true);
 }
 
 }  // namespace emulate
@@ -242,7 +317,9 @@ void emulate::on_stream(void* stream, std::function<void()> work) {
 
 namespace {
 
-int n_captures = 0;
+constexpr int kDevices = 8;
+constinit thread_local int current_device = 0, n_captures = 0;
+std::atomic<bool> peers[kDevices][kDevices];
 
 /// Memory in pages of its own: reading or writing past its end, or after it was freed, ends the program at that place.
 struct Pages {
@@ -265,6 +342,7 @@ struct Pages {
 
 /// What is allocated, and the last of what was. Never destroyed: buffers with static storage are freed at the end.
 struct Memory {
+  std::mutex mutex;
   std::map<void*, Pages> used;
   std::deque<Pages> freed;
 };
@@ -278,9 +356,9 @@ constexpr size_t kMostFreed = 8192;  // maps of a process are limited
 
 cudaError_t cudaDriverGetVersion(int* version) { return *version = 13000, cudaSuccess; }
 cudaError_t cudaRuntimeGetVersion(int* version) { return *version = 13000, cudaSuccess; }
-cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
+cudaError_t cudaGetDeviceCount(int* count) { return *count = kDevices, cudaSuccess; }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
-  if (device != 0) return cudaErrorInvalidDevice;
+  if (device < 0 || device >= kDevices) return cudaErrorInvalidDevice;
   *p = {.name = "emulated",
         .major = 9,
         .minor = 0,
@@ -302,8 +380,17 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
                                                             : int(p.sharedMemPerBlockOptin);
   return cudaSuccess;
 }
-cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidDevice; }
-cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
+cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) { return *can = 1, cudaSuccess; }
+cudaError_t cudaDeviceGetP2PAttribute(int* value, cudaDeviceP2PAttr, int, int) { return *value = 1, cudaSuccess; }
+cudaError_t cudaDeviceEnablePeerAccess(int to, unsigned) {
+  if (to < 0 || to >= kDevices || to == current_device) return cudaErrorInvalidDevice;
+  return peers[current_device][to].exchange(true) ? cudaErrorPeerAccessAlreadyEnabled : cudaSuccess;
+}
+cudaError_t cudaSetDevice(int device) {
+  if (device < 0 || device >= kDevices) return cudaErrorInvalidDevice;
+  return current_device = device, cudaSuccess;
+}
+cudaError_t cudaGetDevice(int* device) { return *device = current_device, cudaSuccess; }
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   *free = *total = size_t(4) << 30;
   return cudaSuccess;
@@ -317,13 +404,16 @@ cudaError_t cudaMalloc(void** data, size_t bytes) {
   if (!pages.first) return cudaErrorMemoryAllocation;
   *data = pages.first + (pages.bytes - aligned);
   std::memset(*data, 0xFF, aligned);
-  memory().used[*data] = pages;
+  Memory& m = memory();
+  const std::scoped_lock lock(m.mutex);
+  m.used[*data] = pages;
   return cudaSuccess;
 }
 cudaError_t cudaFree(void* data) {
   if (data == nullptr) return cudaSuccess;
   if (n_captures > 0) return cudaErrorStreamCaptureUnsupported;
   Memory& m = memory();
+  const std::scoped_lock lock(m.mutex);
   const auto found = m.used.find(data);
   if (found == m.used.end()) return cudaErrorInvalidValue;
   found->second.close();

@@ -1,0 +1,32 @@
+// What devices that hold a model together do with one another's results, as tables: sums (all_reduce) and columns put side
+// by side (gather_columns). What the rows say of themselves needs neither a device nor CUDA; collective_cuda.h runs them.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "op/cpu.h"
+
+namespace ridge {
+
+/// Floats (1 MiB) up to which a sum is one-shot: every rank then sends all its values to each other rank. NCCL sends less
+/// when there are more than two, and pipelines what is large. Where one becomes faster than the other is a figure of the
+/// link: `ridge bench collective` measures it.
+inline constexpr int64_t kOneShotFloats = 1 << 18;
+
+/// The links between the devices.
+struct CollectiveProblem {
+  std::string why_no_peers;  ///< why devices cannot write to each other's memory; empty when they can
+  std::string why_no_nccl;   ///< why NCCL cannot be used; empty when it can
+};
+
+struct CollectiveVariant {
+  std::string_view name;
+  Support (*supports)(const CollectiveProblem& p);
+};
+/// Worst to best for so many floats.
+std::span<const CollectiveVariant> all_reduce_variants(int64_t n_floats);
+std::span<const CollectiveVariant> gather_columns_variants();
+
+}  // namespace ridge

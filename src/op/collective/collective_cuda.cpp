@@ -1,0 +1,167 @@
+#include "op/collective/collective_cuda.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <climits>
+#include <cstring>
+#include <thread>
+
+#include "gpu/device_query.h"
+#include "gpu/memory_use.h"
+#include "gpu/peer.h"
+
+namespace ridge {
+namespace {
+
+/// Blocks that run at once on the smallest of the devices.
+int most_blocks(std::span<const int> devices) {
+  const gpu::DeviceReport report = gpu::query_devices();
+  int fewest = INT_MAX;
+  for (const int device : devices) {
+    if (device < 0 || size_t(device) >= report.devices.size())
+      throw_error(ErrorKind::no_device, "device cuda:{} is not available: {}", device,
+                  report.devices.empty() ? report.why_none : fmt::format("there are {}", report.devices.size()));
+    fewest = std::min(fewest, report.devices[size_t(device)].n_processors);
+  }
+  return fewest * kOneShotBlocks;
+}
+
+uint32_t load(uint32_t& word) { return std::atomic_ref(word).load(std::memory_order_acquire); }
+
+ColumnBorders column_borders(int n_ranks, int64_t n_rows, std::span<const int64_t> borders) {
+  RIDGE_CHECK(int(borders.size()) == n_ranks + 1 && borders.front() == 0 && std::ranges::is_sorted(borders) &&
+                  n_rows >= 0 && n_rows * borders.back() < INT32_MAX,
+              "{} rows of {} columns of {} ranks", n_rows, borders.empty() ? 0 : borders.back(), n_ranks);
+  ColumnBorders result;
+  std::ranges::transform(borders, result.at, [](int64_t border) { return int(border); });
+  result.n_rows = int(n_rows);
+  return result;
+}
+
+}  // namespace
+
+DeviceGroup::DeviceGroup(std::span<const int> devices, const DeviceGroupOptions& options)
+    : devices_(devices.begin(), devices.end()), options_(options) {
+  std::vector<int> sorted = devices_;
+  std::ranges::sort(sorted);
+  if (size() < 2 || size() > kMostDeviceRanks || std::ranges::adjacent_find(sorted) != sorted.end())
+    throw_error(ErrorKind::usage, "a model is held by 2 to {} different devices, not by cuda:{}", kMostDeviceRanks,
+                fmt::join(devices_, ","));
+  const int n_blocks = most_blocks(devices);
+  links_.why_no_peers = gpu::open_peer_access(devices);
+  links_.why_no_nccl = gpu::why_no_nccl();
+  const auto is_nccl = [](const CollectiveVariant& row) { return row.name == "nccl"; };
+  if (is_nccl(all_reduce_row(1)) || is_nccl(all_reduce_row(options.most_floats)) || is_nccl(gather_row()))
+    nccl_ = std::make_unique<gpu::Nccl>(devices);
+
+  end_words_ = gpu::PinnedBuffer(sizeof(OneShotEnd));
+  std::memset(end_words_.as<void>(), 0, sizeof(OneShotEnd));
+  const gpu::MemoryLabel label(gpu::MemoryOf::scratch);
+  const int64_t inbox_bytes = links_.why_no_peers.empty() ? one_shot_inbox_bytes(n_blocks) : 0;
+  for (int r = 0; r < size(); ++r) {
+    const gpu::OnDeviceScope scope(devices[size_t(r)]);
+    DeviceRank& rank = *ranks_.emplace_back(new DeviceRank);
+    rank.group_ = this;
+    rank.device_ = devices[size_t(r)];
+    rank.state_ = gpu::Buffer(one_shot_state_bytes(n_blocks));
+    rank.inbox_ = gpu::Buffer(inbox_bytes * size());
+    rank.one_shot_ = {.rank = r,
+                      .n_ranks = size(),
+                      .n_blocks = n_blocks,
+                      .state = rank.state_.as<uint32_t>(),
+                      .end = end_words_.as<OneShotEnd>(),
+                      .timeout_ns = uint64_t(options.timeout_s * 1e9)};
+  }
+  if (inbox_bytes == 0) return;
+  for (int to = 0; to < size(); ++to)
+    for (int from = 0; from < size(); ++from) {
+      std::byte* const inbox = ranks_[size_t(to)]->inbox_.as<std::byte>() + from * inbox_bytes;
+      ranks_[size_t(to)]->one_shot_.inbox[from] = inbox;
+      ranks_[size_t(from)]->one_shot_.outbox[to] = inbox;
+    }
+}
+
+DeviceGroup::~DeviceGroup() = default;
+
+std::string DeviceGroup::name(int r) const { return fmt::format("rank {} (cuda:{})", r, devices_.at(size_t(r))); }
+
+const CollectiveVariant& DeviceGroup::all_reduce_row(int64_t n_floats) const {
+  return select_row(options_.forced, "all_reduce", all_reduce_variants(n_floats),
+                    [&](const CollectiveVariant& row) { return row.supports(links_); });
+}
+const CollectiveVariant& DeviceGroup::gather_row() const {
+  return select_row(options_.forced, "gather_columns", gather_columns_variants(),
+                    [&](const CollectiveVariant& row) { return row.supports(links_); });
+}
+
+void DeviceGroup::end() {
+  std::atomic_ref(end_words_.as<OneShotEnd>()->all).store(1, std::memory_order_release);
+  if (nccl_) nccl_->abort();
+}
+
+void DeviceGroup::check() const {
+  OneShotEnd& end = *end_words_.as<OneShotEnd>();
+  if (load(end.all) == 0) return;
+  const uint32_t waiting = load(end.waiting), missing = load(end.missing);
+  if (waiting == 0 || missing == 0) throw_error(ErrorKind::failure, "the ranks were ended: one of them failed");
+  throw_error(ErrorKind::failure,
+              "{}: no answer from {} within {:g} s: a sum or gather (did it fail before? "
+              "--rank-timeout waits longer)",
+              name(int(waiting) - 1), name(int(missing) - 1), options_.timeout_s);
+}
+
+void DeviceRank::all_reduce(gpu::StreamHandle stream, float* values, int64_t n, bool overlap) {
+  RIDGE_CHECK(n >= 0 && n <= group_->options_.most_floats, "a sum of {} floats in a group made for {}", n,
+              group_->options_.most_floats);
+  if (n == 0) return;
+  if (all_reduce_kernel(n) == "nccl") group_->nccl_->all_reduce(rank(), stream, values, n);
+  else one_shot_sum(stream, one_shot_, values, n, overlap);
+}
+
+void DeviceRank::gather_columns(gpu::StreamHandle stream, const float* own, int64_t n_rows,
+                                std::span<const int64_t> borders, float* whole, bool overlap) {
+  const ColumnBorders columns = column_borders(size(), n_rows, borders);
+  if (n_rows * borders.back() == 0) return;
+  if (gather_columns_kernel() == "one-shot") return one_shot_gather(stream, one_shot_, own, columns, whole, overlap);
+  float* const all = parts_.ensure<float>(n_rows * borders.back());
+  std::vector<float*> parts;
+  std::vector<int64_t> counts;
+  for (int r = 0; r < size(); ++r) {
+    parts.push_back(all + n_rows * borders[size_t(r)]);
+    counts.push_back(n_rows * (borders[size_t(r) + 1] - borders[size_t(r)]));
+  }
+  group_->nccl_->gather(rank(), stream, own, parts, counts);
+  place_columns(stream, size(), all, columns, whole);
+}
+
+std::string_view DeviceRank::all_reduce_kernel(int64_t n) const { return group_->all_reduce_row(n).name; }
+std::string_view DeviceRank::gather_columns_kernel() const { return group_->gather_row().name; }
+
+void DeviceRank::check() const {
+  group_->check();
+  if (group_->nccl_) group_->nccl_->check(rank());
+}
+
+void DeviceRank::synchronize(const gpu::Stream& stream) const {
+  using Clock = std::chrono::steady_clock;
+  if (!group_->nccl_) {
+    stream.synchronize();
+    return check();
+  }
+  const Clock::time_point start = Clock::now();
+  while (!stream.idle()) {
+    check();
+    if (std::chrono::duration<double>(Clock::now() - start).count() > group_->options_.timeout_s) {
+      group_->end();
+      throw_error(ErrorKind::failure,
+                  "{}: another rank did not come to a sum of NCCL within {:g} s (did it fail "
+                  "before? --rank-timeout waits longer)",
+                  group_->name(rank()), group_->options_.timeout_s);
+    }
+    std::this_thread::yield();
+  }
+  check();
+}
+
+}  // namespace ridge
