@@ -14,6 +14,7 @@ FOLDERS = {  # of results/NAME*.jsonl
     "ppl": ("src/format", "src/op", "src/model", "src/engine"),
     "profile": MODEL,
     "serve": (*MODEL, "src/serve"),
+    "op": ("src/format", "src/op"),
     "sweep": ("src/format", "src/op"),
 }
 
