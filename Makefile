@@ -1,6 +1,6 @@
 # The front door. Every target is one line; the work is in CMakePresets.json and scripts/.
 .DEFAULT_GOAL := help
-.PHONY: help build test debug tsan fuzz cuda gpu-gate hip-check demo env bench profile sweep roofline reproduce report fmt tidy lint docs ci clean
+.PHONY: help build test debug tsan fuzz cuda gpu-gate hip-check demo serve env bench profile sweep roofline reproduce report fmt tidy lint docs ci clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18

@@ -22,6 +22,18 @@ MODELS = {
 # How the model of a row says so; the bar of ternary weights is one with a head of 8 bits.
 OPTION_OF = {"int4_g128": "weights=int4_g128", "f16": "weights=f16", "i2_s": "head=q8_0"}
 
+# Bars of a later date: rotor-3 at every length, prompts, hybrid and expert models, many sequences, steps that verify guesses.
+ROTOR_MICROSECONDS = {(64, 8, 1, 512): 7.7, (64, 8, 1, 4096): 8.2, (64, 8, 1, 32768): 12.9, (64, 8, 1, 131072): 32, (64, 8, 8, 32768): 60}
+AGAINST_F16 = {(20, 5, 16384, "rotor-3"): 1.8, (16, 2, 102400, "rotor-3"): 2.6, (40, 8, 20480, "rotor-3"): 2, (64, 8, 131072, "p8/q4_0"): 2.7}
+PROMPTS_AGAINST_F16 = {"qwen2.5-1.5b": 0.9, "llama-3.1-8b": 0.9}
+LATER_MODELS = {  # (model, option, depth, cache)
+    ("qwen2.5-1.5b", "weights=int4_g128", 0, "f16"): 1800, ("llama-3.1-8b", "weights=int4_g128", 0, "f16"): 780,
+    ("bitnet-2b-4t", "head=q8_0", 0, "f16"): 1200, ("gpt-oss-20b", "weights=mxfp4", 0, "f16"): 350,
+    ("qwen3.6-35b-a3b", "weights=int4_g128", 0, "f16"): 450,
+}
+# llama.cpp's Q4_0 with an f16 cache on an H200, by sequences behind prompts of 2048 tokens; the bar is twice that.
+LLAMA_BATCHES = {"llama-3.1-8b": {1: 311, 4: 847, 16: 1799, 64: 3395}, "qwen2.5-1.5b": {1: 587, 4: 1742, 16: 3320, 64: 6601}}
+
 
 def at_most(what, bar, us):
     return what, f"<= {bar:g} us", None if us is None else f"{us:.2f} us", us is not None and us <= bar
@@ -107,13 +119,87 @@ def models():
                    None if speed_of is None else f"{speed_of:.0f} tok/s", speed_of is not None and speed_of >= bar)
 
 
+def later():
+    axes = ("n_heads", "n_kv_heads", "head_dim", "n_seq", "n_keys")
+    measured = speed.ops("cuda", "attention", axes, "kv")
+
+    def us(heads, kv_heads, n_seq, keys, kv):
+        r = measured.get((heads, kv_heads, 128, n_seq, keys), {}).get(kv)
+        return r["median_us"] if r else None
+
+    def ratio(a, b):
+        return None if a is None or b is None else a / b
+
+    for (heads, kv_heads, n_seq, keys), bar in ROTOR_MICROSECONDS.items():
+        yield at_most(f"attention {heads}/{kv_heads}, {n_seq} x {keys}: rotor-3", bar, us(heads, kv_heads, n_seq, keys, "rotor-3"))
+    for (heads, kv_heads, keys, kv), bar in AGAINST_F16.items():
+        yield at_least(f"attention {heads}/{kv_heads} x {keys}: {kv} against our f16", bar,
+                       ratio(us(heads, kv_heads, 1, keys, "f16"), us(heads, kv_heads, 1, keys, kv)))
+    for r in speed.rows("checks/append-cuda.jsonl"):
+        if r["kv"] == "rotor-3" and r["n_seq"] == 1 and r["n_new"] == 1:
+            yield at_most(f"append of a layer, {r['n_kv_heads']} kv heads: rotor-3", 1.2, r["median_us"])
+
+    rows = {}
+    for r in speed.rows("decode-cuda.jsonl", "sweep-cuda.jsonl"):
+        if "n_gen" in r and r["type_k"] == r["type_v"]:
+            rows[(r["model_filename"], r["n_prompt"], r["n_gen"] > 0, r["n_depth"], r["type_k"])] = r
+
+    def row_of(model, option, n_prompt, depth, kv):
+        return next((r for (name, n, gen, d, k), r in rows.items()
+                     if model in name and option in name and (n, gen, d, k) == (n_prompt, n_prompt == 0, depth, kv)), None)
+
+    def rate(*of):
+        r = row_of(*of)
+        return r["avg_ts"] if r else None
+
+    for model, bar in PROMPTS_AGAINST_F16.items():
+        of = (model, "weights=int4_g128", 4096, 0)
+        yield at_least(f"{model} int4_g128, prompt of 4096: rotor-3 against f16", bar, ratio(rate(*of, "rotor-3"), rate(*of, "f16")))
+    of = ("qwen2.5-1.5b", "weights=int4_g128", 0, 0)
+    yield at_least("qwen2.5-1.5b int4_g128, decode at depth 0: rotor-3 against f16", 0.95, ratio(rate(*of, "rotor-3"), rate(*of, "f16")))
+    for (model, option, depth, kv), bar in LATER_MODELS.items():
+        ts = rate(model, option, 0, depth, kv)
+        weights = next(name for name, of in (*OPTION_OF.items(), ("mxfp4", "weights=mxfp4")) if of == option)
+        yield f"{model} {weights}, {kv} cache, depth {depth}", f">= {bar} tok/s", None if ts is None else f"{ts:.0f} tok/s", ts is not None and ts >= bar
+    dense = row_of("qwen3.6-27b", "weights=int4_g128", 0, 0, "f16")
+    yield at_least("qwen3.6-27b int4_g128, depth 0: share of the read roof", 65, dense["pct_of_roof"] if dense else None, " %")
+    hybrid = ("qwen3.6-35b-a3b", "weights=int4_g128", 0)
+    yield at_least("qwen3.6-35b-a3b int4_g128: rotor-3 behind 32768 against depth 0", 0.75, ratio(rate(*hybrid, 32768, "rotor-3"), rate(*hybrid, 0, "rotor-3")))
+    yield from batches()
+    yield from verification()
+
+
+def batches():
+    found = {}
+    for r in speed.rows("batch-cuda.jsonl"):
+        if r["type_k"] == r["type_v"]:
+            found[(r["model_filename"].removeprefix("synth:").split("@")[0], r["test"].split("+")[0], r["n_seq"], r["type_k"])] = r["speed_tg"]
+    for model, peers in LLAMA_BATCHES.items():
+        for n, theirs in peers.items():
+            ours = found.get((model, "pp2048", n, "f16"))
+            yield at_least(f"{model} int4_g128, {n} sequence{'s' if n > 1 else ''} behind 2048 tokens, f16 cache, against llama.cpp", 2, ours and ours / theirs)
+    f16, rotor = (found.get(("llama-3.1-8b", "fill8192", 64, kv)) for kv in ("f16", "rotor-3"))
+    yield at_least("llama-3.1-8b int4_g128, 64 sequences behind 8192 tokens: rotor-3 against f16", 1.8, rotor / f16 if f16 and rotor else None)
+    one, many = (found.get(("qwen3.6-35b-a3b", "pp128", n, "f16")) for n in (1, 16))
+    yield at_least("qwen3.6-35b-a3b int4_g128: 16 sequences against 1", 5, many / one if one and many else None)
+
+
+def verification():
+    """A step of one token and three guesses that cost nothing to make, in steps of one token."""
+    for r in speed.rows("checks/spec-cuda.jsonl"):
+        if r["spec_type"] == "lookup" and r["spec_depth"] == 3 and r["forced_accept"] == 1:
+            steps = (1 + r["accepted_per_step"]) / r["speedup"]
+            model = r["model_filename"].removeprefix("synth:").split("@")[0]
+            yield f"{model} int4_g128, {r['type_k']} cache, depth {r['n_depth']}: 4 tokens against 1", "<= 1.25x", f"{steps:.2f}x", steps <= 1.25
+
+
 def table():
-    bars = [*attention(), *int4(), *models()]
+    bars = [*attention(), *int4(), *models(), *later()]
     known = [b for b in bars if b[2] is not None]
     if not known:
         return speed.NO_ROWS
     out = [f"{sum(b[3] for b in known)} of {len(known)} measured bars are met; {len(bars) - len(known)} have no row.", "",
            "| bar | wanted | measured | |", "|---|---:|---:|---|"]
-    for what, wanted, measured, met in known:
-        out.append(f"| {what} | {wanted} | {measured} | {'met' if met else '**missed**'} |")
+    for what, wanted, measured, met in bars:
+        out.append(f"| {what} | {wanted} | {measured or 'no row'} | {'met' if met else '**missed**' if measured else ''} |")
     return out

@@ -162,6 +162,17 @@ def parts(device, model, kv, depth):
     return out
 
 
+def coding_share():
+    """What taking rows into the cache, coding them among it, costs of a prompt on the CPU."""
+    out = ["| model | cache | prompt | threads | processes waiting on the machine | append, % of the step | attention % | products % |", "|---|---|---:|---:|---:|---:|---:|---:|"]
+    for r in rows("checks/coding-share-cpu.jsonl"):
+        share = {}
+        for p in r["parts"]:
+            share[p["op"]] = share.get(p["op"], 0) + 100 * p["us"] / r["step_us"]
+        out.append(f"| {r['model']} | {r['kv']} | {r['n_tokens']} | {r['n_threads']} | {r['load_1min']:.0f} | {share['append']:.1f} | {share['attention']:.1f} | {share['gemm']:.1f} |")
+    return out
+
+
 def whole_models(device):
     """Decode of whole models by depth, beside llama.cpp where it was measured on the same kind of device."""
     found = [r for r in rows(f"decode-{device}.jsonl", f"sweep-{device}.jsonl") if r.get("n_gen", 0) > 0 and r.get("n_prompt") == 0]
@@ -261,6 +272,7 @@ TABLES = {
     **{f"crossovers-{device}": lambda device=device: crossovers(device) for device in ("cpu", "cuda")},
     **{f"models-{device}": lambda device=device: whole_models(device) for device in ("cpu", "cuda")},
     "prompts-cuda": lambda: prompts("cuda"),
+    "coding-share-cpu": coding_share,
     "parts-cpu": lambda: parts("cpu", "qwen2.5-1.5b", "rotor-3", 4096),
     "parts-cuda": lambda: parts("cuda", "qwen2.5-1.5b", "rotor-3", 4096),
 }

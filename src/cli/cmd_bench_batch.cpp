@@ -2,6 +2,7 @@
 #include <memory>
 
 #include "cli/bench.h"
+#include "cli/kv_auto.h"
 #include "lab/model/bench_batch.h"
 
 namespace ridge::cli {
@@ -13,7 +14,7 @@ struct BatchFlags {
   ModelFlags model;
   OutputFlags output;
   std::vector<std::string> n_prompt, n_gen, n_parallel;
-  std::string lengths, kv = "f16", format = "md";
+  std::string lengths, kv = "f16", decision = ".", format = "md";
   int n_ubatch = 0, repeats = 1;
   bool fill = false, no_warm_up = false, no_check = false;
   int64_t seed = 42;
@@ -32,7 +33,9 @@ lab::BatchParams read_batch_params(const BatchFlags& flags) {
   }
   read_numbers("-ntg", flags.n_gen, 0, kMostTokens, params.n_gen);
   read_numbers("-npl", flags.n_parallel, 1, kMostSequences, params.n_parallel);
-  params.kv = parse_kv_list(flags.kv).or_throw();
+  KvListOrAuto caches = read_kv_or_auto(flags.kv, flags.decision, flags.output.quiet);
+  params.kv = std::move(caches.kv);
+  params.by_record = std::move(caches.by_record);
   params.n_ubatch = flags.n_ubatch;
   params.fill = flags.fill;
   params.repeats = flags.repeats;
@@ -71,7 +74,8 @@ Action declare_bench_batch(CLI::App& app) {
   add_list(app, "--n-parallel", f.n_parallel, "1,4,16,64", "sequences at a time (-npl)");
   add_text(app, "--lengths", f.lengths, "A-B|LIST",
            "prompts of different lengths: A-B spreads them evenly over the sequences, a list is dealt in turn");
-  add_text(app, "--kv", f.kv, "LIST", "cache formats, one test each: f16,q8_0/rotor-3,rotor-3;0-1+27:q8_0");
+  add_text(app, "--kv", f.kv, "LIST", "cache formats, one test each: f16,q8_0/rotor-3,rotor-3;0-1+27:q8_0,auto");
+  add_decision_flag(app, f.decision);
   app.add_flag("--fill", f.fill, "random cache rows instead of running the prompts; rows say so");
   add_whole(app, "--ubatch-size", f.n_ubatch, 0, 65536, "most tokens of a prompts' step (-ub); 0: 512, on a GPU 2048");
   add_whole(app, "-r,--repetitions", f.repeats, 1, 100000, "times each test runs");

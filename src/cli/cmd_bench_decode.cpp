@@ -2,6 +2,7 @@
 #include <memory>
 
 #include "cli/bench.h"
+#include "cli/kv_auto.h"
 #include "cli/spec_flags.h"
 #include "io/mapped_file.h"
 #include "lab/model/bench.h"
@@ -17,7 +18,7 @@ struct BenchFlags {
   ModelFlags device;
   OutputFlags output;
   std::vector<std::string> models, n_prompt, n_gen, prompt_gen, n_depth, n_batch, n_ubatch, n_threads, type_k, type_v;
-  std::string list, format = "md", text;
+  std::string list, decision = ".", format = "md", text;
   SpecFlags spec;
   float temperature = 0;
   double forced_accept = -1;
@@ -35,16 +36,16 @@ std::vector<KvSideOptions> read_sides(const std::vector<std::string>& texts) {
   return sides;
 }
 
-std::vector<KvChoice> read_kv(const BenchFlags& flags) {
+KvListOrAuto read_kv(const BenchFlags& flags) {
   if (!flags.list.empty()) {
     if (!flags.type_k.empty() || !flags.type_v.empty())
       bad_flag("--kv", "does not go with -ctk and -ctv", "write K/V into the list");
-    return parse_kv_list(flags.list).or_throw();
+    return read_kv_or_auto(flags.list, flags.decision, flags.output.quiet);
   }
   std::vector<KvChoice> choices;
   for (const KvSideOptions& k : read_sides(flags.type_k))
     for (const KvSideOptions& v : read_sides(flags.type_v)) choices.push_back({k, v});
-  return choices;
+  return {choices, {}};
 }
 
 lab::BenchParams read_params(const BenchFlags& flags) {
@@ -58,7 +59,9 @@ lab::BenchParams read_params(const BenchFlags& flags) {
   read_numbers("-ub", flags.n_ubatch, 1, 65536, params.n_ubatch);
   read_numbers("-t", flags.n_threads, 0, 1024, params.n_threads);
   for (const std::string& pair : flags.prompt_gen) params.prompt_gen.push_back(lab::parse_prompt_gen(pair).or_throw());
-  params.kv = read_kv(flags);
+  KvListOrAuto caches = read_kv(flags);
+  params.kv = std::move(caches.kv);
+  params.by_record = std::move(caches.by_record);
   params.repeats = flags.repeats;
   params.warm_up = !flags.no_warm_up;
   params.real_prefill = flags.real_prefill;
@@ -75,6 +78,7 @@ lab::BenchParams read_params(const BenchFlags& flags) {
 /// Generation with and without speculation, behind prompts of a text.
 int bench_speculation(const BenchFlags& flags, const lab::BenchParams& decode) {
   flags.spec.check();
+  if (decode.by_record) bad_flag("--kv", "auto does not go with --spec-type", "name the cache that the record chose");
   const bool forced = flags.forced();
   if (flags.text.empty() && !forced)
     bad_flag("--spec-type", "proposals need a real text", "add --text FILE, or --force-accept 0.7 for speed alone");
@@ -167,7 +171,9 @@ Action declare_bench_decode(CLI::App& app) {
   add_list(app, "-t,--threads", f.n_threads, "0", "threads; 0: one per processor");
   add_list(app, "--cache-type-k", f.type_k, "f16", "formats of K, FORMAT[:OPTION...] (-ctk)");
   add_list(app, "--cache-type-v", f.type_v, "f16", "formats of V (-ctv); crossed with K");
-  add_text(app, "--kv", f.list, "LIST", "pairs instead of the cross product: f16,q8_0/rotor-3,rotor-3;0-1+27:q8_0");
+  add_text(app, "--kv", f.list, "LIST",
+           "pairs instead of the cross product: f16,q8_0/rotor-3,rotor-3;0-1+27:q8_0,auto");
+  add_decision_flag(app, f.decision);
   add_whole(app, "-r,--repetitions", f.repeats, 1, 100000, "times each test runs");
   app.add_flag("--no-warmup", f.no_warm_up, "skip the run before the timed ones");
   app.add_flag("--real-prefill", f.real_prefill, "reach the depth by running a prompt, not with random cache rows");

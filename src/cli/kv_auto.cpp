@@ -28,6 +28,9 @@ void add_decision_flag(CLI::App& app, KvFlags& flags) {
   add_text(app, "--decision", flags.decision, "PATH",
            "of --kv-quant auto: the record of ridge decide, or the directory it is in");
 }
+void add_decision_flag(CLI::App& app, std::string& decision) {
+  add_text(app, "--decision", decision, "PATH", "of --kv auto: the record of ridge decide, or the directory it is in");
+}
 
 void check_kv_flags(const KvFlags& flags) {
   if (!flags.is_auto()) flags.choice();
@@ -40,6 +43,21 @@ KvChoice choice_for(const KvFlags& flags, const Model& model, int n, bool quiet)
   AutoChoice choice = choose_by_record(model, flags.decision, n);
   if (!quiet) fmt::print(stderr, "auto     {}\n", choice.says);
   return std::move(choice.kv);
+}
+
+KvListOrAuto read_kv_or_auto(const std::string& list, const std::string& decision, bool quiet) {
+  std::vector<std::string> named = split(list, ',');
+  const size_t n_auto = std::erase(named, "auto");
+  if (n_auto > 1) bad_flag("--kv", "auto is in the list twice", "name it once: it is one cache of the record");
+  KvListOrAuto read;
+  if (!named.empty()) read.kv = parse_kv_list(fmt::format("{}", fmt::join(named, ","))).or_throw();
+  if (n_auto == 1)
+    read.by_record = [decision, quiet](const Model& model, int n_tokens) {
+      AutoChoice choice = choose_by_record(model, decision, n_tokens);
+      if (!quiet) fmt::print(stderr, "auto     {}\n", choice.says);
+      return std::move(choice.kv);
+    };
+  return read;
 }
 
 }  // namespace ridge::cli

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "cli/options.h"
+#include "lab/model/bench_params.h"
 
 namespace ridge::cli {
 
@@ -23,5 +24,15 @@ void add_decision_flag(CLI::App& app, KvFlags& flags);
 void check_kv_flags(const KvFlags& flags);
 /// The cache that the flags name; of `auto` what the record says, with a line on stderr unless `quiet`.
 KvChoice choice_for(const KvFlags& flags, const Model& model, int n, bool quiet);
+
+/// A list of caches, as benches take it, that may have `auto` in it: the others, and who chooses the one of `auto` (empty
+/// where the list has none). Each choice is told by a line on stderr unless `quiet`. Throws usage.
+struct KvListOrAuto {
+  std::vector<KvChoice> kv;
+  lab::KvByRecord by_record;
+};
+KvListOrAuto read_kv_or_auto(const std::string& list, const std::string& decision, bool quiet);
+/// --decision of such a bench.
+void add_decision_flag(CLI::App& app, std::string& decision);
 
 }  // namespace ridge::cli

@@ -778,6 +778,24 @@ TEST(Decide, SearchesByLayerAndSideAndAutoTakesWhatARecordSays) {
   const Outcome other = restored("0-1:q8_0/rotor-4;7:rotor-4/rotor-4");
   EXPECT_EQ(other.code, 4);
   EXPECT_THAT(other.err, HasSubstr("q8_0"));
+
+  // Benches ask it once a test: f16 for shorter texts than those it is on for.
+  record.from_depth = 100;
+  lab::write_record(record, path);
+  const std::vector<std::string> asks{"--kv", "q8_0,auto", "--decision", path, "-r", "1", "-t", "1", "--no-check"};
+  std::vector<std::string> decode{"bench", "decode", "-m", model, "-p", "0", "-n", "2", "-d", "0,128", "-o", "jsonl"};
+  decode.insert(decode.end(), asks.begin(), asks.end());
+  const Outcome by_depth = run_ridge(decode);
+  EXPECT_EQ(by_depth.code, 0) << by_depth.err;
+  EXPECT_EQ(std::ranges::count(by_depth.out, '\n'), 4) << "two caches at two depths";
+  EXPECT_THAT(by_depth.err, HasSubstr("auto     f16 for up to 2 tokens"));
+  EXPECT_THAT(by_depth.err, HasSubstr("auto     rotor-3;0-1:q8_0/rotor-4;7:rotor-4/q8_0 for up to 130 tokens"));
+  std::vector<std::string> batch{"bench", "batch", "-m", model, "-npp", "8,120", "-ntg", "4", "-npl", "2"};
+  batch.insert(batch.end(), asks.begin(), asks.end());
+  const Outcome by_length = run_ridge(batch);
+  EXPECT_EQ(by_length.code, 0) << by_length.err;
+  EXPECT_THAT(by_length.out, HasSubstr("\n| f16 | 8 | 4 | 2 |"));
+  EXPECT_THAT(by_length.out, HasSubstr("\n| rotor-3;0-1:q8_0/rotor-4;7:rotor-4/q8_0 | 120 | 4 | 2 |"));
 }
 
 TEST(Plan, CountsADraftAndRefusesOneThatNobodyRuns) {
@@ -818,6 +836,9 @@ TEST(Decide, RefusesFlagsThatMakeNoSense) {
   refused({"run", "-m", kTinyModel, "-p", "a", "--kv-quant", "auto", "-ctk", "q8_0"}, "auto chooses the whole cache");
   refused({"run", "-m", kTinyModel, "-p", "a", "--kv-quant", "auto", "--prompt-cache", store}, "--kv-quant");
   refused({"eval", "ppl", "-m", kTinyModel, "-f", kTinyModel, "--kv-quant", "auto"}, "auto");
+  refused({"bench", "decode", "-m", kTinyModel, "--kv", "auto,f16,auto"}, "in the list twice");
+  refused({"bench", "decode", "-m", kTinyModel, "--kv", "auto", "--spec-type", "lookup", "--force-accept", "1"},
+          "does not go with --spec-type");
   EXPECT_EQ(dir.names().size(), 0u);
 }
 

@@ -44,6 +44,10 @@ TEST(BenchParams, TestsAreTheCrossProductAndNamedAsKnown) {
   EXPECT_EQ(tests[3].name(), "pp512 @ d4096");
   EXPECT_EQ(tests[3].n_ctx(), 4608);
   EXPECT_EQ(kv_text(tests[6].kv), "q8_0");
+  params.by_record = [](const Model&, int) { return KvChoice{}; };
+  const auto with_record = bench_tests(params);
+  ASSERT_EQ(with_record.size(), 3u * 2 * 3);
+  for (size_t i = 0; i < with_record.size(); ++i) EXPECT_EQ(with_record[i].by_record, i >= tests.size()) << i;
 }
 
 TEST(Bench, MeanAndSampleDeviation) {

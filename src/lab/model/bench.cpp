@@ -156,7 +156,8 @@ int run_bench(const BenchParams& params, const BenchHooks& hooks) {
       if (stopped()) return n_failed;
       const Model model = Model::load(
           path, {.device = params.device, .n_threads = n_threads, .isa = params.isa, .kernels = params.kernels});
-      for (const BenchTest& test : tests) {
+      for (BenchTest test : tests) {
+        if (test.by_record) test.kv = params.by_record(model, test.n_ctx());
         step(test.text());
         BenchRow row;
         row.model = model.info();

@@ -222,15 +222,19 @@ std::string BatchTest::name(bool fill) const {
 
 std::vector<BatchTest> batch_tests(const BatchParams& params) {
   std::vector<BatchTest> tests;
-  for (const KvChoice& kv : params.kv)
+  const auto add = [&](const KvChoice& kv, bool by_record) {
     for (const PromptLengths& lengths : params.n_prompt)
       for (const int n_gen : params.n_gen)
-        for (const int n_seq : params.n_parallel) tests.push_back({kv, lengths.text(), lengths.of(n_seq), n_gen});
+        for (const int n_seq : params.n_parallel)
+          tests.push_back({kv, lengths.text(), lengths.of(n_seq), n_gen, by_record});
+  };
+  for (const KvChoice& kv : params.kv) add(kv, false);
+  if (params.by_record) add({}, true);
   return tests;
 }
 
 int run_batch_bench(const BatchParams& params, const BatchHooks& hooks) {
-  const std::vector<BatchTest> tests = batch_tests(params);
+  std::vector<BatchTest> tests = batch_tests(params);
   const int total = int(tests.size()) + (params.check ? 1 : 0);
   int n_failed = 0, done = 0;
   const auto stopped = [&] { return hooks.stop && hooks.stop(); };
@@ -256,6 +260,8 @@ int run_batch_bench(const BatchParams& params, const BatchHooks& hooks) {
   Engine& engine = model.engine();
   const int standard = engine.on_device() ? kDeviceStep : kHostStep;
   const int n_ubatch = std::min(params.n_ubatch > 0 ? params.n_ubatch : standard, engine.backend().max_tokens());
+  for (BatchTest& test : tests)
+    if (test.by_record) test.kv = params.by_record(model, test.longest());
   for (const BatchTest& test : tests) check_memory(engine, test, params.fill, n_ubatch);
   for (const BatchTest& test : tests) {
     step(test.text(params.fill));

@@ -28,8 +28,9 @@ struct BatchParams {
   std::vector<PromptLengths> n_prompt{{{512}}};
   std::vector<int> n_gen{128}, n_parallel{1, 4, 16, 64};
   std::vector<KvChoice> kv{KvChoice{}};
-  int n_ubatch = 0;   ///< most tokens of a step of prompts; 0: 512, on a GPU 2048
-  bool fill = false;  ///< random cache rows stand for the prompts, which do not run
+  KvByRecord by_record;  ///< as of BenchParams
+  int n_ubatch = 0;      ///< most tokens of a step of prompts; 0: 512, on a GPU 2048
+  bool fill = false;     ///< random cache rows stand for the prompts, which do not run
   int repeats = 1;
   bool warm_up = true, check = true;
   std::optional<double> check_bound;
@@ -42,6 +43,7 @@ struct BatchTest {
   std::string prompt_text;    ///< "512", "128-8192"
   std::vector<int> n_prompt;  ///< of every sequence
   int n_gen = 0;
+  bool by_record = false;  ///< `kv` is what the record says, once the model is loaded
 
   int n_seq() const { return int(n_prompt.size()); }
   int64_t prompt_tokens() const;

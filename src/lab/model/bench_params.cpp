@@ -73,10 +73,13 @@ std::vector<BenchTest> bench_tests(const BenchParams& params) {
   std::vector<BenchTest> tests;
   for (const int n_batch : params.n_batch)
     for (const int n_ubatch : params.n_ubatch)
-      for (const KvChoice& kv : params.kv)
+      for (size_t i = 0; i < params.kv.size() + (params.by_record ? 1 : 0); ++i)
         for (const int n_depth : params.n_depth) {
+          const bool by_record = i == params.kv.size();
+          const KvChoice kv = by_record ? KvChoice{} : params.kv[i];
           const auto add = [&](int n_prompt, int n_gen) {
-            if (n_prompt > 0 || n_gen > 0) tests.push_back({n_batch, n_ubatch, kv, n_depth, n_prompt, n_gen});
+            if (n_prompt > 0 || n_gen > 0)
+              tests.push_back({n_batch, n_ubatch, kv, n_depth, n_prompt, n_gen, by_record});
           };
           for (const int n_prompt : params.n_prompt) add(n_prompt, 0);
           for (const int n_gen : params.n_gen) add(0, n_gen);

@@ -1,6 +1,7 @@
 // Which tests a benchmark runs: llama-bench's lists, ranges and cross product.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -21,12 +22,16 @@ struct PromptGen {
 };
 Result<PromptGen> parse_prompt_gen(std::string_view text);
 
+/// The cache that a decision record names for a model and a text of up to n tokens.
+using KvByRecord = std::function<KvChoice(const Model& model, int n_tokens)>;
+
 struct BenchParams {
   std::vector<std::string> models;
   std::vector<int> n_prompt{512}, n_gen{128}, n_depth{0}, n_batch{2048}, n_ubatch{512};
   std::vector<int> n_threads{0};  ///< 0: one per processor
   std::vector<PromptGen> prompt_gen;
   std::vector<KvChoice> kv{KvChoice{}};
+  KvByRecord by_record;  ///< set: one more cache, behind the others, that every test asks for when its model is loaded
   int repeats = 5;
   bool warm_up = true;
   bool real_prefill = false;  ///< reach the depth by running a prompt instead of random rows
@@ -43,6 +48,7 @@ struct BenchTest {
   int n_batch = 0, n_ubatch = 0;
   KvChoice kv;
   int n_depth = 0, n_prompt = 0, n_gen = 0;
+  bool by_record = false;  ///< `kv` is what the record says, once the model is loaded
 
   /// pp512, tg128, pp512+tg128, each with " @ d4096" at a depth.
   std::string name() const;
