@@ -48,6 +48,7 @@ Action declare_bench_serve(CLI::App& app);
 Action declare_bench_attention(CLI::App& app);
 Action declare_bench_gemv(CLI::App& app);
 Action declare_bench_append(CLI::App& app);
+Action declare_bench_collective(CLI::App& app);
 Action declare_bench_bandwidth(CLI::App& app);
 Action declare_compare(CLI::App& app);
 Action declare_sweep(CLI::App& app);

@@ -174,6 +174,17 @@ std::span<const Command> commands() {
        "ridge bench append --heads 64/8 --kv f16,rotor-3 --batch 1,8\n"
        "ridge bench append --heads 64/8 --kv q8_0 --new 1,32",
        declare_bench_append},
+      {"bench collective", "sums over ranks: GPUs of one machine, or CPU ranks over MPI",
+       "Every rank gives so many bytes of floats and gets the sum. The result is checked on every rank before it is "
+       "timed "
+       "and again after. GPUs: one process, a thread each, calls in recorded graphs; one-shot writes into the other "
+       "GPUs' "
+       "memory, nccl is NVIDIA's library. CPU: ranks of an MPI job. GB/s is what a rank must at least send; the link's "
+       "rate "
+       "is that of large copies in the same run.",
+       "ridge bench collective --device cuda:0,1 --kernel all\n"
+       "mpirun -np 2 --bind-to none ridge bench collective --tp 2 --bytes 4096,65536",
+       declare_bench_collective},
       {"bench bandwidth", "the ceilings: bandwidth of memory and caches, multiply-adds",
        "Streams over buffers of at least 4 x the last-level cache, reads of what caches hold, and multiply-adds in "
        "registers, with our own kernels. The read figure is the roof that decode is held against; a ridge point is the "

@@ -12,4 +12,7 @@ std::optional<int> parse_device(std::string_view device);
 /// The numbers of "cuda[:N[,M...]]", each once; none for "cpu". Throws usage on other texts.
 std::vector<int> parse_devices(std::string_view devices);
 
+/// The numbers of "cuda[:N[,M...]]", in order, none for "cpu"; throws usage on other texts, and for a device named twice.
+std::vector<int> parse_devices(std::string_view devices);
+
 }  // namespace ridge

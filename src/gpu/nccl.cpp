@@ -1,5 +1,6 @@
 #include "gpu/nccl.h"
 
+#include "gpu/launch_log.h"
 #include "gpu/shared_library.h"
 
 extern "C" {
@@ -107,6 +108,7 @@ ncclComm* Nccl::comm(int rank) const {
 
 void Nccl::all_reduce(int rank, StreamHandle stream, float* values, int64_t n) {
   check_nccl(loaded().library.all_reduce(values, values, size_t(n), kFloat32, kSum, comm(rank), stream), "sum");
+  log_launch("nccl_all_reduce");  // it is one kernel
 }
 
 void Nccl::gather(int rank, StreamHandle stream, const float* own, std::span<float* const> parts,
@@ -117,6 +119,7 @@ void Nccl::gather(int rank, StreamHandle stream, const float* own, std::span<flo
   for (size_t r = 0; r < parts.size(); ++r)
     check_nccl(l.broadcast(own, parts[r], size_t(counts[r]), kFloat32, int(r), to, stream), "gather");
   check_nccl(l.group_end(), "gather");
+  log_launch("nccl_gather");
 }
 
 void Nccl::check(int rank) const {

@@ -89,6 +89,12 @@ void Ranks::gather_columns(View2<const float> own, std::span<const int64_t> bord
     for (int64_t t = 0; t < n; ++t) std::ranges::copy(part(r).row(t), whole.row(t).begin() + borders[size_t(r)]);
 }
 
+void Ranks::send(int from, int to, BytesOut bytes, BytesIn room) {
+  if (rank() == from) to_[size_t(to)] = bytes;
+  if (rank() == to) from_[size_t(from)] = room;
+  exchange("bytes of one rank for another", timeout_s_);
+}
+
 std::vector<std::string> Ranks::gather(const std::string& own, double seconds) {
   const auto n_own = int64_t(own.size());
   std::vector<int64_t> sizes(size_t(size()), n_own);

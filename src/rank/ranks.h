@@ -27,6 +27,8 @@ class Ranks {
   void all_reduce(std::span<float> values);
   /// whole [n, borders.back()]: columns [borders[r], borders[r + 1]) are `own` [n, ..] of rank r.
   void gather_columns(View2<const float> own, std::span<const int64_t> borders, View2<float> whole);
+  /// Rank `to` gets in `room` the `bytes` of rank `from`, equally many; all ranks call it.
+  void send(int from, int to, BytesOut bytes, BytesIn room);
   /// What each rank gave, by rank.
   std::vector<std::string> gather(const std::string& own, double seconds);
   std::vector<std::string> gather(const std::string& own) { return gather(own, timeout_s_); }

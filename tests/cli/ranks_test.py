@@ -3,6 +3,7 @@
 
 Usage: ranks_test.py RIDGE MODELS   exits 77 where there is no mpirun or the build has no MPI
 """
+import json
 import os
 import pathlib
 import shutil
@@ -78,6 +79,13 @@ def main():
     second[second.index(model)] = other
     got = run(MPIRUN + ["-np", "1", ridge] + text + ["--tp", "2", ":", "-np", "1", ridge] + second + ["--tp", "2"])
     expect("another model is named", got.returncode == 2 and "the model of rank 1" in got.stderr, got)
+
+    bench = ["bench", "collective", "--bytes", "4096,400000", "-r", "3", "--max-seconds", "1", "--roof-size", "1", "-o", "jsonl",
+             "--quiet"]
+    got = run(MPIRUN + ["-np", "3", ridge] + bench + ["--tp", "3"])
+    rows = [json.loads(line) for line in got.stdout.splitlines()]
+    expect("sums of three ranks are timed, once", got.returncode == 0 and [row["bytes"] for row in rows] == [4096, 400000]
+           and all(row["checked"] and row["n_ranks"] == 3 and len(row["samples_us"]) == 3 for row in rows), got)
 
     for sign, marker in ((signal.SIGKILL, "77001"), (signal.SIGSTOP, "77002")):
         got, seconds = hurt(ridge, model, sign, marker)

@@ -159,7 +159,12 @@ INSTANTIATE_TEST_SUITE_P(
         Wrong{{"bench", "gemv", "--shape", "64x100", "--weights", "int4_g128"}, 2, "100 does not divide"},
         Wrong{{"bench", "gemv", "--weights", "q9"}, 2, "q9"},
         Wrong{{"bench", "gemv", "--seq", "5"}, 2, "unknown flag '--seq'"},
-        Wrong{{"bench", "append", "-o", "csv"}, 2, "md, json or jsonl"}));
+        Wrong{{"bench", "append", "-o", "csv"}, 2, "md, json or jsonl"},
+        Wrong{{"bench", "collective"}, 2, "one process has nothing to add"},
+        Wrong{{"bench", "collective", "--device", "cuda:0"}, 6, "device cuda:0 is not available"},
+        Wrong{{"bench", "collective", "-dev", "cuda:0,1"}, 6, "device cuda:0 is not available"},
+        Wrong{{"bench", "collective", "--device", "cuda:1,1"}, 2, "names 1 twice"},
+        Wrong{{"bench", "collective", "--bytes", "4096,6"}, 2, "--bytes: 6 bytes are not of whole floats"}));
 
 INSTANTIATE_TEST_SUITE_P(
     Files, Usage,

@@ -22,6 +22,15 @@ std::vector<float> values_of(int rank, int64_t n) {
   return values;
 }
 
+TEST(Ranks, OneSendsBytesToAnother) {
+  on_ranks(3, [](Ranks& ranks) {
+    std::vector<float> values = values_of(ranks.rank(), 77);
+    const std::span<float> all(values);
+    ranks.send(2, 0, std::as_bytes(all), std::as_writable_bytes(all));
+    EXPECT_EQ(values, values_of(ranks.rank() == 0 ? 2 : ranks.rank(), 77)) << ranks.rank();
+  });
+}
+
 TEST(Ranks, SumsAreThoseOfTheOrderOfRanksOnEveryRank) {
   for (const int n_ranks : {1, 2, 3, 4, 7})
     for (const int64_t n :

@@ -1,0 +1,91 @@
+// ridge bench collective: sums over ranks, checked and held against their link.
+#include <memory>
+
+#include "cli/bench.h"
+#include "engine/device_name.h"
+#include "lab/op/collective_bench.h"
+#include "rank/mpi.h"
+
+namespace ridge::cli {
+namespace {
+
+constexpr int kMaxBytes = 1 << 30;
+
+struct CollectiveFlags {
+  OutputFlags output;
+  std::string device = "cpu", format = "md";
+  std::vector<std::string> bytes, kernels;
+  int repeats = 60, max_seconds = 10, roof_mib = 0;
+  int64_t seed = 42;
+};
+
+lab::CollectiveBenchParams read_params(const CollectiveFlags& flags) {
+  lab::CollectiveBenchParams params;
+  std::vector<int> bytes;
+  read_numbers("--bytes", flags.bytes, 4, kMaxBytes, bytes);
+  params.bytes.assign(bytes.begin(), bytes.end());
+  if (!flags.kernels.empty()) params.kernels = split(joined(flags.kernels), ',');
+  params.devices = parse_devices(flags.device);
+  params.replays = flags.repeats;
+  params.max_seconds = flags.max_seconds;
+  params.roof_bytes = int64_t(flags.roof_mib) << 20;
+  params.seed = uint64_t(flags.seed);
+  lab::collective_sizes(params);  // refuses impossible ones before a device is looked for
+  return params;
+}
+
+void check_places(const lab::CollectiveBenchParams& params) {
+  for (const int device : params.devices) check_device(fmt::format("cuda:{}", device));
+  if (params.devices.empty() && !joined_ranks())
+    bad_flag("--device", "one process has nothing to add",
+             "name several GPUs, --device cuda:0,1, or start ranks: mpirun -np N ridge bench collective --tp N");
+  if (params.devices.size() == 1) bad_flag("--device", "one GPU has nothing to add", "name several, --device cuda:0,1");
+  if (!params.devices.empty() && joined_ranks()) bad_flag("--tp", "GPUs are ranks of one process", "leave out --tp");
+  if (params.devices.empty() && !params.kernels.empty())
+    bad_flag("--kernel", "CPU ranks have one way to add", "leave it out");
+}
+
+int bench_collective(const CollectiveFlags& flags) {
+  const lab::CollectiveBenchParams params = read_params(flags);
+  check_places(params);
+  BenchOutput output(flags.output, flags.format, lab::collective_markdown_head());
+  lab::CollectiveHooks hooks;
+  output.attach(hooks);
+  hooks.on_row = [&](const lab::CollectiveRow& row) {
+    output.add(lab::collective_markdown_line(row), lab::collective_fields(row, params), !row.failed());
+  };
+  hooks.on_skipped = [&](const std::string&, const std::string& why) {
+    output.clear();
+    if (!flags.output.quiet) fmt::print(stderr, "{}\n", why);
+  };
+  const int n_failed = params.devices.empty() ? lab::run_collective_bench_on_cpu(*joined_ranks(), params, hooks)
+                                              : lab::run_collective_bench_on_gpus(params, hooks);
+  const int code = output.finish(n_failed);
+  if (n_failed > 0)
+    fmt::print(stderr, "error: {} row{} failed the check and got no times\n", n_failed, n_failed == 1 ? "" : "s");
+  return code;
+}
+
+}  // namespace
+
+Action declare_bench_collective(CLI::App& app) {
+  const auto flags = std::make_shared<CollectiveFlags>();
+  CollectiveFlags& f = *flags;
+  in_group(app, "Problems");
+  add_list(app, "--bytes", f.bytes, "4096 to 8388608", "bytes of a rank, whole floats");
+  add_text(app, "--device", f.device, "NAMES", "GPUs that are the ranks: cuda:0,1; or cpu (-dev)");
+  add_rank_flags(app);
+  in_group(app, "Run");
+  add_repeatable(app, "--kernel", f.kernels, "NAME", "of GPUs, timed in turns: one-shot, nccl; all: every one that can",
+                 "what models take");
+  add_whole(app, "-r,--repeat", f.repeats, 1, 100000, "samples of many calls; on GPUs replays of a graph of calls");
+  add_whole(app, "--max-seconds", f.max_seconds, 1, 3600, "samples end after this long a size, five at least");
+  add_whole(app, "--roof-size", f.roof_mib, 0, 1 << 14, "MiB of a copy for the link's rate; 0: 256, of the CPU 32");
+  add_whole(app, "--seed", f.seed, 0, INT64_MAX, "seed of the data");
+  in_group(app, "Output");
+  add_text(app, "-o,--output", f.format, "FORMAT", "md, json or jsonl, to stdout");
+  add_output_flags(app, f.output, true);
+  return [flags] { return bench_collective(*flags); };
+}
+
+}  // namespace ridge::cli

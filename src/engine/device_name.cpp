@@ -1,0 +1,28 @@
+#include "engine/device_name.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "base/result.h"
+
+namespace ridge {
+
+std::vector<int> parse_devices(std::string_view devices) {
+  if (devices == "cpu") return {};
+  if (devices == "cuda") return {0};
+  std::vector<int> indices;
+  const std::string_view list = devices.starts_with("cuda:") ? devices.substr(5) : "";
+  for (size_t at = 0, end = 0; at <= list.size(); at = end + 1) {
+    end = std::min(list.find(',', at), list.size());
+    int index = -1;
+    const auto [stop, error] = std::from_chars(list.data() + at, list.data() + end, index);
+    if (error != std::errc() || stop != list.data() + end || index < 0)
+      throw_error(ErrorKind::usage, "device: expects cpu, cuda[:N] or cuda:N,M,... for several, found '{}'", devices);
+    if (std::ranges::find(indices, index) != indices.end())
+      throw_error(ErrorKind::usage, "device: '{}' names {} twice", devices, index);
+    indices.push_back(index);
+  }
+  return indices;
+}
+
+}  // namespace ridge
