@@ -133,10 +133,10 @@ const std::string kOneKvHead = "--tp 4: attention has 2 heads and 1 KV heads, wh
                   kTwoKvHeads = "--tp 4: attention has 2 heads and 2 KV heads, which 4 ranks do not share evenly";
 INSTANTIATE_TEST_SUITE_P(
     Models, TensorParallelParity,
-    testing::Values(Shared{"mistral"}, Shared{"mistral_swa"}, Shared{"llama3"}, Shared{"granite", kTwoKvHeads},
-                    Shared{"phi3", kTwoKvHeads}, Shared{"phi3_longrope", kTwoKvHeads}, Shared{"olmo2"},
-                    Shared{"gemma3"}, Shared{"qwen3_moe"}, Shared{"qwen3_moe_dense"}, Shared{"qwen2_moe"},
-                    Shared{"gpt_oss"}, Shared{"gpt_oss_mxfp4"}, Shared{"deepseek_v3"}, Shared{"qwen3_5", kTwoKeyHeads},
+    testing::Values(Shared{"mistral"}, Shared{"mistral_swa"}, Shared{"llama3"}, Shared{"granite", kOneKvHead},
+                    Shared{"phi3", kOneKvHead}, Shared{"phi3_longrope", kTwoKvHeads}, Shared{"olmo2"}, Shared{"gemma3"},
+                    Shared{"qwen3_moe"}, Shared{"qwen3_moe_dense"}, Shared{"qwen2_moe"}, Shared{"gpt_oss"},
+                    Shared{"gpt_oss_mxfp4"}, Shared{"deepseek_v3"}, Shared{"qwen3_5", kTwoKeyHeads},
                     Shared{"qwen3_5", kTwoKeyHeads, "model-f32.gguf"}, Shared{"qwen3_5_moe", kTwoKeyHeads},
                     Shared{"qwen3_5_moe", kTwoKeyHeads, "model-bf16.gguf"}, Shared{"qwen3_5_mtp", kTwoKeyHeads},
                     Shared{"qwen3_next", kTwoKeyHeads}, Shared{"qwen3_next", kTwoKeyHeads, "model-bf16.gguf"}),
