@@ -57,10 +57,8 @@ void check_flags(const RunFlags& flags) {
   if (!flags.system.empty() && !flags.chat) bad_flag("--system", "only a chat has a system prompt", "add --chat");
   if (!flags.prompt_cache.empty() && !flags.load_state.empty())
     bad_flag("--prompt-cache", "--load-state already fills the cache", "leave out one of them");
-  if (joined_ranks() && (flags.spec.on() || flags.kv.is_auto() || !flags.load_state.empty() ||
-                         !flags.save_state.empty() || !flags.prompt_cache.empty()))
-    bad_flag("--tp", "ranks have no speculation, no --kv-quant auto and no files of caches",
-             "leave out --spec-type, auto, --load-state, --save-state and --prompt-cache");
+  if (joined_ranks() && (flags.spec.on() || flags.kv.is_auto()))
+    bad_flag("--tp", "ranks have no speculation and no --kv-quant auto", "leave out --spec-type and auto");
   flags.spec.check();
   if (flags.spec.type == "mtp" && (!flags.load_state.empty() || !flags.prompt_cache.empty()))
     bad_flag("--spec-type", "mtp must read the whole text", "leave out --load-state and --prompt-cache");

@@ -10,6 +10,7 @@
 #include "io/json.h"
 #include "io/mapped_file.h"
 #include "io/pending_file.h"
+#include "rank/mpi.h"
 
 namespace ridge::cli {
 namespace {
@@ -41,6 +42,25 @@ Result<std::vector<int32_t>> read_ids(const std::string& state) {
   return ids;
 }
 
+/// The ids of the file, or why there are none. Of several ranks the first one reads, and what it found holds for all.
+Result<std::vector<int32_t>> held_ids(const std::string& path) {
+  const auto read = [&]() -> Result<std::vector<int32_t>> {
+    std::error_code ignored;
+    if (!std::filesystem::exists(path, ignored)) return bad_file("{} does not exist yet", path);
+    return read_ids(path);
+  };
+  Ranks* const ranks = joined_ranks();
+  if (!ranks) return read();
+  io::Json found;
+  if (ranks->is_first()) {
+    if (const auto ids = read(); ids) found["ids"] = *ids;
+    else found["why"] = ids.error().message;
+  }
+  found = io::Json::parse(ranks->from_first(found.dump()));
+  if (found.contains("why")) return bad_file("{}", found["why"].get<std::string>());
+  return found["ids"].get<std::vector<int32_t>>();
+}
+
 }  // namespace
 
 int PromptCache::load(Session& session, std::span<const int32_t> prompt, std::string& says) const {
@@ -49,9 +69,7 @@ int PromptCache::load(Session& session, std::span<const int32_t> prompt, std::st
     says = fmt::format("prompt cache: begins afresh: {}", why);
     return 0;
   };
-  std::error_code ignored;
-  if (!std::filesystem::exists(path, ignored)) return afresh(path + " does not exist yet");
-  const Result<std::vector<int32_t>> ids = read_ids(path);
+  const Result<std::vector<int32_t>> ids = held_ids(path);
   if (!ids) return afresh(ids.error().message);
   const size_t n_same = size_t(std::ranges::mismatch(*ids, prompt).in1 - ids->begin());
   const int n = int(std::min(n_same, prompt.size() - 1));
@@ -73,6 +91,7 @@ int PromptCache::load(Session& session, std::span<const int32_t> prompt, std::st
 
 void PromptCache::save(const Session& session, std::span<const int32_t> tokens) const {
   session.save(path);
+  if (joined_ranks() && !joined_ranks()->is_first()) return;
   const io::Json ids = {{"version", kIdsVersion},
                         {"state_xxh64", state_checksum(path).or_throw()},
                         {"tokens", std::vector<int32_t>(tokens.begin(), tokens.end())}};

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
+#include <climits>
 #include <map>
 
 #include "engine/device_name.h"
@@ -90,13 +91,21 @@ std::optional<int> parse_device(std::string_view device) {
 /// Compares the model with that of the other ranks, and keeps this one's part of it.
 void Engine::take_slice() {
   constexpr double kMoreForLoading = 10;  // files come from disks of different speed
-  const uint64_t hash = model_hash(loaded_.config, loaded_.weights, loaded_.config.n_ctx_train);
+  const Config& c = loaded_.config;
+  short_hash_ = model_hash(c, loaded_.weights, 0);
+  long_hash_ = model_hash(c, loaded_.weights, INT_MAX);
   const double seconds = kMoreForLoading * ranks_->timeout_s();
-  ranks_->require_same("the model", fmt::format("{:016x}", hash), "give every rank the same file", seconds);
+  ranks_->require_same("the model", fmt::format("{:016x}", hash(c.n_ctx_train)), "give every rank the same file",
+                       seconds);
   ranks_->require_same("the instruction set", std::string(isa_name(context_.isa)),
                        "add --isa with the least of them: ranks must round alike", seconds);
-  slice_ = plan_slice(loaded_.config, loaded_.weights, ranks_->rank(), ranks_->size()).or_throw();
+  slice_ = plan_slice(c, loaded_.weights, ranks_->rank(), ranks_->size()).or_throw();
   apply_slice(*slice_, loaded_.config, loaded_.weights);
+}
+
+uint64_t Engine::hash(int n_ctx) const {
+  if (!ranks_) return model_hash(loaded_.config, loaded_.weights, n_ctx);
+  return n_ctx > loaded_.config.rope_scaling.original_context ? long_hash_ : short_hash_;
 }
 
 Engine::Engine(const std::string& path, const LoadOptions& options, Ranks* ranks)

@@ -47,6 +47,8 @@ class Engine {
                                                  int n_slots);
   /// What weighted rounding needs for such caches, made once a model; null when no side rounds so.
   const KvMetric* kv_metric(std::span<const KvLayerConfig> layers);
+  /// model_hash() of the whole model, for sequences of at most n_ctx positions.
+  uint64_t hash(int n_ctx) const;
   /// Turns a K row of the model by n positions, of a layer and a context of n_ctx: what SequencePool::shift() wants.
   void turn_key(int layer, int n_ctx, int n_positions, float* row);
 
@@ -57,6 +59,7 @@ class Engine {
   CpuContext context_;
   LoadedModel loaded_;
   std::optional<ModelSlice> slice_;
+  uint64_t short_hash_ = 0, long_hash_ = 0;  // of the model before it was cut, by the context that it is for
   ModelPlan plan_;
   ModelInfo info_;
   std::optional<KvMetric> kv_metric_;

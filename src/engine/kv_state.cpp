@@ -125,14 +125,19 @@ Result<SideImage> check_side(const KvLayout& layout, int n, uint32_t version, bo
 }
 
 /// Of the first layer with heads: others may have a state.
-const KvTiles& first_heads(const KvMemory& memory) {
-  int layer = 0;
-  while (layer + 1 < memory.n_layers() && memory.layout(layer, true).tiles.n_kv_heads == 0) ++layer;
-  return memory.layout(layer, true).tiles;
+const KvTiles& first_heads(std::span<const KvLayouts> layouts) {
+  size_t layer = 0;
+  while (layer + 1 < layouts.size() && layouts[layer].k.tiles.n_kv_heads == 0) ++layer;
+  return layouts[layer].k.tiles;
 }
 
-Status check_header(const FileHeader& header, const KvMemory& memory, int n_ctx, uint64_t model, size_t file_bytes) {
-  const KvTiles& k = first_heads(memory);
+Failure refused(std::string_view file, std::string_view where, const Failure& why) {
+  return fail(why.kind, "cannot restore: {}: {}{}", file, where, why.message);
+}
+
+Status check_header(const FileHeader& header, std::span<const KvLayouts> layouts, int n_ctx, uint64_t model,
+                    size_t file_bytes) {
+  const KvTiles& k = first_heads(layouts);
   const auto same = [](std::string_view field, uint64_t found, uint64_t expected) -> Status {
     if (found == expected) return {};
     return bad_file("{} is {}, this cache has {}", field, found, expected);
@@ -142,7 +147,7 @@ Status check_header(const FileHeader& header, const KvMemory& memory, int n_ctx,
     return bad_file("version {} is not supported (this build reads versions {} and {})", header.version, kEqualParts,
                     kVersion);
   if (header.xxh64 != hash_of(header)) return bad_file("checksum of the header differs: the file is damaged");
-  RIDGE_TRY_STATUS(same("n_layers", header.n_layers, uint64_t(memory.n_layers())));
+  RIDGE_TRY_STATUS(same("n_layers", header.n_layers, layouts.size()));
   RIDGE_TRY_STATUS(same("n_kv_heads", header.n_kv_heads, uint64_t(k.n_kv_heads)));
   RIDGE_TRY_STATUS(same("head_dim", header.head_dim, uint64_t(k.head_dim)));
   if (header.model_hash != model)
@@ -204,14 +209,14 @@ uint64_t model_hash(const Config& c, const Weights& weights, int n_ctx) {
   return hash;
 }
 
-Status save_kv_state(const KvMemory& memory, const SequenceImage& image, uint64_t model_hash,
+Status save_kv_state(std::span<const KvLayouts> layouts, const SequenceImage& image, uint64_t model_hash,
                      const std::filesystem::path& path) {
   FileHeader header{};
   std::memcpy(header.magic, kMagic, sizeof kMagic);
   header.version = kVersion;
-  header.n_layers = uint32_t(memory.n_layers());
-  header.n_kv_heads = uint32_t(first_heads(memory).n_kv_heads);
-  header.head_dim = uint32_t(first_heads(memory).head_dim);
+  header.n_layers = uint32_t(layouts.size());
+  header.n_kv_heads = uint32_t(first_heads(layouts).n_kv_heads);
+  header.head_dim = uint32_t(first_heads(layouts).head_dim);
   header.n_past = uint32_t(image.n);
   header.rotation_seed = kRotationSeed;
   header.model_hash = model_hash;
@@ -223,7 +228,7 @@ Status save_kv_state(const KvMemory& memory, const SequenceImage& image, uint64_
   RIDGE_TRY_STATUS(file.create());
   RIDGE_TRY_STATUS(file.write(as_text(header)));
   for (size_t i = 0; i < image.sides.size(); ++i) {
-    const KvLayout& layout = memory.layout(int(i / 2), i % 2 == 0);
+    const KvLayout& layout = layouts[i / 2].side(i % 2 == 0);
     const SideImage& of_side = image.sides[i];
     SideHeader side = side_header(layout.config);
     side.calibrated = image.calibrated && layout.calibrates();
@@ -237,29 +242,31 @@ Status save_kv_state(const KvMemory& memory, const SequenceImage& image, uint64_
   return file.commit();
 }
 
-Result<SequenceImage> read_kv_state(const SequencePool& pool, int n_ctx, uint64_t model_hash,
+Result<SequenceImage> read_kv_state(std::span<const KvLayouts> layouts, int n_ctx, uint64_t model_hash,
                                     std::span<const std::byte> file, std::string_view name) {
-  const auto refused = [&](std::string_view where, const Failure& why) {
-    return fail(why.kind, "cannot restore: {}: {}{}", name, where, why.message);
-  };
-  const KvMemory& memory = pool.memory();
   FileHeader header;
   if (file.size() < sizeof header)
-    return refused("", bad_file("{} bytes are too few for a KV state file", file.size()));
+    return refused(name, "", bad_file("{} bytes are too few for a KV state file", file.size()));
   std::memcpy(&header, file.data(), sizeof header);
-  if (const Status status = check_header(header, memory, n_ctx, model_hash, file.size()); !status)
-    return refused("", status.error());
+  if (const Status status = check_header(header, layouts, n_ctx, model_hash, file.size()); !status)
+    return refused(name, "", status.error());
 
   SequenceImage image{.n = int(header.n_past), .calibrated = false};
   std::span<const std::byte> rest = file.subspan(sizeof header);
-  for (int layer = 0; layer < memory.n_layers(); ++layer)
+  for (size_t layer = 0; layer < layouts.size(); ++layer)
     for (const bool is_k : {true, false}) {
-      Result<SideImage> side = check_side(memory.layout(layer, is_k), image.n, header.version, image.calibrated, rest);
-      if (!side) return refused(fmt::format("{} of layer {}: ", is_k ? "K" : "V", layer), side.error());
+      Result<SideImage> side = check_side(layouts[layer].side(is_k), image.n, header.version, image.calibrated, rest);
+      if (!side) return refused(name, fmt::format("{} of layer {}: ", is_k ? "K" : "V", layer), side.error());
       image.sides.push_back(std::move(side).or_throw());
     }
-  if (!rest.empty()) return refused("", bad_file("{} bytes after the last layer", rest.size()));
-  if (const Status status = pool.check_image(image); !status) return refused("", status.error());
+  if (!rest.empty()) return refused(name, "", bad_file("{} bytes after the last layer", rest.size()));
+  return image;
+}
+
+Result<SequenceImage> read_kv_state(const SequencePool& pool, int n_ctx, uint64_t model_hash,
+                                    std::span<const std::byte> file, std::string_view name) {
+  RIDGE_TRY(SequenceImage image, read_kv_state(pool.memory().layouts(), n_ctx, model_hash, file, name));
+  if (const Status status = pool.check_image(image); !status) return refused(name, "", status.error());
   return image;
 }
 

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "engine/engine.h"
-#include "engine/kv_state.h"
+#include "engine/rank_state.h"
 #include "engine/speculate.h"
 #include "io/mapped_file.h"
 
@@ -15,11 +15,6 @@ constexpr int kStepsAhead = 3;
 int checked(std::string_view field, int value, int most) {
   if (value < 1 || value > most) throw_error(ErrorKind::usage, "{} {} is out of range (1 to {})", field, value, most);
   return value;
-}
-
-/// What a rank's own part of the work is not enough for.
-void refuse_ranks(const Engine& engine, std::string_view what) {
-  if (engine.ranks()) throw_error(ErrorKind::usage, "{} by several ranks is not supported (leave out --tp)", what);
 }
 
 }  // namespace
@@ -85,6 +80,7 @@ struct Session::Impl {
     pool = engine.open_pool(layers, n_pages, 2, n_ctx);
     seq = pool->load(image).or_throw();
   }
+  RankCaches rank_caches() const { return {*engine.ranks(), *engine.slice(), layers}; }
   /// The sequence becomes the image, which check_image() accepts.
   void replace(const SequenceImage& image) {
     pool->close(seq);
@@ -145,18 +141,23 @@ void Session::reset() { impl_->pool->reset(impl_->seq); }
 
 void Session::save(const std::string& path) const {
   Impl& s = *impl_;
-  refuse_ranks(s.engine, "saving a state");
-  save_kv_state(s.pool->memory(), s.pool->save(s.seq), model_hash(s.engine.config(), s.engine.weights(), s.n_ctx), path)
-      .or_throw();
+  const uint64_t hash = s.engine.hash(s.n_ctx);
+  SequenceImage image = s.pool->save(s.seq);
+  const Status saved = s.engine.ranks() ? save_kv_state(s.rank_caches(), std::move(image), hash, path)
+                                        : save_kv_state(s.pool->memory().layouts(), image, hash, path);
+  saved.or_throw();
 }
 
 void Session::restore(const std::string& path) {
   Impl& s = *impl_;
-  refuse_ranks(s.engine, "going on from a saved state");
+  const uint64_t hash = s.engine.hash(s.n_ctx);
+  if (s.engine.ranks()) {
+    const SequenceImage own = read_kv_state(s.rank_caches(), s.n_ctx, hash, path).or_throw();
+    s.pool->check_image(own).or_throw();
+    return s.replace(own);
+  }
   const io::MappedFile file = io::MappedFile::open(path).or_throw();
-  s.replace(
-      read_kv_state(*s.pool, s.n_ctx, model_hash(s.engine.config(), s.engine.weights(), s.n_ctx), file.bytes(), path)
-          .or_throw());
+  s.replace(read_kv_state(*s.pool, s.n_ctx, hash, file.bytes(), path).or_throw());
 }
 
 void Session::copy_from(const Session& other) {

@@ -4,6 +4,9 @@
 #include <cstring>
 #include <numeric>
 
+#include "model/delta_part.h"
+#include "model/plan.h"
+
 namespace ridge {
 namespace {
 
@@ -23,18 +26,37 @@ Result<std::vector<int64_t>> column_borders(std::string_view what, int64_t n, in
   return slice_borders(n, unit, size);
 }
 
-/// Least common multiple of the groups of the layers' matrices.
+/// Least common multiple of the groups of the layers' matrices; pick() gives null where a layer has none.
 template <class Pick>
 int64_t common_group(const Weights& weights, const Pick& pick) {
   int64_t group = 1;
   for (const LayerWeights& layer : weights.layers)
-    if (const Linear& m = pick(layer); m.format) group = std::lcm(group, int64_t(m.format->group));
+    if (const Linear* const m = pick(layer); m && m->format) group = std::lcm(group, int64_t(m->format->group));
   return group;
 }
 
+bool has_delta(const LayerWeights& layer) { return layer.delta.qkv.format; }
+
+/// Whether a rank's columns of the output projections end where blocks do.
+Status check_outputs(const Config& c, const Weights& weights, int size) {
+  const auto refuse = [&](std::string_view what, int64_t n, int64_t group) {
+    return refused(size, what, fmt::format("has {} columns a rank in blocks of {}", n, group));
+  };
+  const int64_t columns = c.value_width() / size,
+                group = common_group(weights, [](const LayerWeights&l) { return has_delta(l) ? nullptr : &l.o; });
+  if (columns % group != 0) return refuse("the output projection", columns, group);
+  if (c.delta.n_key_heads == 0) return {};
+  const int64_t of_delta = common_group(weights, [](const LayerWeights& l) { return has_delta(l) ? &l.o : nullptr; });
+  for (const Extent& extent : delta_part(c.delta, 0, size).values)
+    if (extent.count % of_delta != 0)
+      return refuse("the output projection of the gated delta rule", extent.count, of_delta);
+  return {};
+}
+
 Status check_kinds(const Config& c, const Weights& weights, int size) {
-  if (c.delta.n_key_heads > 0)
-    return refused(size, "the gated delta rule", "is not cut into slices: its states belong to one rank");
+  if (c.delta.n_key_heads % size != 0)
+    return refused(size, "the gated delta rule",
+                   fmt::format("has {} key heads, which {} ranks do not share evenly", c.delta.n_key_heads, size));
   if (weights.head || weights.join.format) return refused(size, "an MTP head", "is not cut into slices");
   bool has_rows = true;
   for_each_matrix(weights, [&](const Linear& m, std::string_view) { has_rows = has_rows && m.rows; });
@@ -47,9 +69,16 @@ Status check_kinds(const Config& c, const Weights& weights, int size) {
   return {};
 }
 
-void keep(std::vector<float>& values, int64_t first, int64_t count) {
+void keep(std::vector<float>& values, std::span<const Extent> extents) {
   if (values.empty()) return;
-  values = std::vector<float>(values.begin() + first, values.begin() + first + count);
+  std::vector<float> kept;
+  for (const Extent& extent : extents)
+    kept.insert(kept.end(), values.begin() + extent.first, values.begin() + extent.end());
+  values = std::move(kept);
+}
+void keep(std::vector<float>& values, int64_t first, int64_t count) {
+  const Extent extent{first, count};
+  keep(values, {&extent, 1});
 }
 
 void drop_unless(bool has, std::vector<float>& values) {
@@ -73,23 +102,48 @@ Linear row_slice(const Linear& m, int64_t first, int64_t count) {
   return part;
 }
 
-Linear column_slice(const Linear& m, int64_t first, int64_t count, std::vector<AlignedBuffer>& buffers) {
+Linear row_slice(const Linear& m, std::span<const Extent> rows, std::vector<AlignedBuffer>& buffers) {
+  if (rows.size() == 1) return row_slice(m, rows[0].first, rows[0].count);
+  Linear all = m;
+  all.n_out = 0;
+  for (const Extent& extent : rows) all.n_out += extent.count;
+  std::byte* to = buffers.emplace_back(all.bytes()).data();
+  all.rows = to;
+  for (const Extent& extent : rows) {
+    const Linear part = row_slice(m, extent.first, extent.count);
+    to = std::copy_n(part.rows, part.bytes(), to);
+  }
+  return all;
+}
+
+Linear column_slice(const Linear& m, std::span<const Extent> columns, std::vector<AlignedBuffer>& buffers) {
   const int64_t group = m.format->group;
-  RIDGE_CHECK(m.rows && first % group == 0 && count % group == 0 && first + count <= m.n_in,
-              "columns {} to {} of {} in blocks of {}", first, first + count, m.n_in, group);
   Linear part = m;
-  part.n_in = count;
-  std::byte* const to = buffers.emplace_back(part.bytes()).data();
-  const int64_t from_bytes = m.format->row_bytes(m.n_in), to_bytes = m.format->row_bytes(count);
-  for (int64_t row = 0; row < m.n_out; ++row)
-    std::memcpy(to + row * to_bytes, m.rows + row * from_bytes + m.format->row_bytes(first), size_t(to_bytes));
+  part.n_in = 0;
+  for (const Extent& extent : columns) {
+    RIDGE_CHECK(m.rows && extent.first % group == 0 && extent.count % group == 0 && extent.end() <= m.n_in,
+                "columns {} to {} of {} in blocks of {}", extent.first, extent.end(), m.n_in, group);
+    part.n_in += extent.count;
+  }
+  std::byte* to = buffers.emplace_back(part.bytes()).data();
   part.rows = to;
+  const int64_t row_bytes = m.format->row_bytes(m.n_in);
+  for (int64_t row = 0; row < m.n_out; ++row)
+    for (const Extent& extent : columns)
+      to = std::copy_n(m.rows + row * row_bytes + m.format->row_bytes(extent.first), m.format->row_bytes(extent.count),
+                       to);
   return part;
+}
+
+Linear column_slice(const Linear& m, int64_t first, int64_t count, std::vector<AlignedBuffer>& buffers) {
+  const Extent extent{first, count};
+  return column_slice(m, {&extent, 1}, buffers);
 }
 
 Result<ModelSlice> plan_slice(const Config& c, const Weights& weights, int rank, int size) {
   RIDGE_TRY_STATUS(check_kinds(c, weights, size));
   ModelSlice slice{.rank = rank, .size = size};
+  slice.whole = c;
   slice.gathers = c.sub_norm || c.ternary;
   slice.kv_copies = std::max(1, size / c.n_kv_heads);
   slice.q = slice_borders(c.q_dim(), c.q_dim() / size, size);
@@ -99,12 +153,9 @@ Result<ModelSlice> plan_slice(const Config& c, const Weights& weights, int rank,
   slice.vocab = slice_borders(c.vocab_size, kRows, size);
   if (c.vocab_size < kRows * size) slice.vocab = slice_borders(c.vocab_size, 1, size);
 
-  const int64_t o_columns = c.value_width() / size;
-  const int64_t o_group = common_group(weights, [](const LayerWeights& layer) { return layer.o; });
-  if (!slice.gathers && o_columns % o_group != 0)
-    return refused(size, "the output projection",
-                   fmt::format("has {} columns a rank in blocks of {}", o_columns, o_group));
-  const int64_t group = slice.gathers ? 1 : common_group(weights, [](const LayerWeights& layer) { return layer.down; });
+  if (!slice.gathers) RIDGE_TRY_STATUS(check_outputs(c, weights, size));
+  const int64_t group =
+      slice.gathers ? 1 : common_group(weights, [](const LayerWeights& layer) { return &layer.down; });
   if (c.n_experts == 0 || !c.dense_layers.empty()) {
     RIDGE_TRY(slice.ff, column_borders("the feed-forward", c.d_ff, group, size));
   }
@@ -125,9 +176,9 @@ Result<ModelSlice> plan_slice(const Config& c, const Weights& weights, int rank,
 
 namespace {
 
-/// Heads of the layer's mixer.
-void slice_mixer(const ModelSlice& slice, const Config& whole, LayerWeights& layer,
-                 std::vector<AlignedBuffer>& buffers) {
+/// Heads of a layer that attends.
+void slice_attention(const ModelSlice& slice, LayerWeights& layer, std::vector<AlignedBuffer>& buffers) {
+  const Config& whole = slice.whole;
   const int64_t n_heads = whole.n_heads / slice.size, first_head = slice.rank * n_heads;
   const int64_t q_rows = whole.q_rows() / whole.n_heads;  // of a head
   if (whole.kv_rank > 0) {
@@ -149,6 +200,25 @@ void slice_mixer(const ModelSlice& slice, const Config& whole, LayerWeights& lay
   layer.o = slice.gathers ? row_slice(layer.o, slice.first(slice.model), slice.count(slice.model))
                           : column_slice(layer.o, slice.rank * columns, columns, buffers);
   drop_unless(slice.rank == 0, layer.o_bias);
+}
+
+/// Heads of a layer of the gated delta rule.
+void slice_delta(const DeltaPart& part, const DeltaShape& whole, LayerWeights& layer,
+                 std::vector<AlignedBuffer>& buffers) {
+  DeltaWeights& w = layer.delta;
+  w.qkv = row_slice(w.qkv, part.channels, buffers);
+  w.z = row_slice(w.z, part.values, buffers);
+  w.a = row_slice(w.a, part.heads, buffers);
+  w.b = row_slice(w.b, part.heads, buffers);
+  keep(w.decay, part.heads);
+  keep(w.dt_bias, part.heads);
+  std::vector<float> conv;  // [kernel, channels]
+  for (int64_t row = 0; row < whole.kernel; ++row) {
+    const float* const first = w.conv.data() + row * whole.channels();
+    for (const Extent& extent : part.channels) conv.insert(conv.end(), first + extent.first, first + extent.end());
+  }
+  w.conv = std::move(conv);
+  layer.o = column_slice(layer.o, part.values, buffers);
 }
 
 /// Columns of the dense feed-forward or of the shared expert; whole experts.
@@ -196,17 +266,47 @@ Weights view_of(const Weights& whole) {
 }
 
 void apply_slice(const ModelSlice& slice, Config& c, Weights& weights) {
-  const Config whole = c;
+  const Config& whole = slice.whole;
+  std::optional<DeltaPart> delta;
+  RIDGE_CHECK(whole.delta.n_key_heads == 0 || !slice.gathers, "the output projection of {} is not cut between rows",
+              mixer_name(MixerKind::delta));
+  if (whole.delta.n_key_heads > 0) delta = delta_part(whole.delta, slice.rank, slice.size);
   for (size_t i = 0; i < weights.layers.size(); ++i) {
-    slice_mixer(slice, whole, weights.layers[i], weights.buffers);
-    slice_feed_forward(slice, whole.has_experts(int(i)) ? slice.shared : slice.ff, weights.layers[i], weights.buffers);
+    LayerWeights& layer = weights.layers[i];
+    if (whole.has_delta(int(i))) slice_delta(*delta, whole.delta, layer, weights.buffers);
+    else slice_attention(slice, layer, weights.buffers);
+    slice_feed_forward(slice, whole.has_experts(int(i)) ? slice.shared : slice.ff, layer, weights.buffers);
   }
   weights.output = row_slice(weights.output, slice.first(slice.vocab), slice.count(slice.vocab));
   c.n_heads /= slice.size;
   c.n_kv_heads = std::max(1, c.n_kv_heads / slice.size);
+  if (delta) c.delta = delta->shape;
   if (!slice.ff.empty()) c.d_ff = int(slice.count(slice.ff));
   if (!slice.shared.empty()) c.d_ff_shared = int(slice.count(slice.shared));
   if (!slice.expert_ff.empty()) c.d_ff_expert = int(slice.count(slice.expert_ff));
+}
+
+std::vector<SidePart> side_parts(const ModelSlice& slice, int rank) {
+  const Config& whole = slice.whole;
+  const int64_t n_heads = std::max(1, whole.n_kv_heads / slice.size);
+  const Extent heads{rank / slice.kv_copies * n_heads, n_heads};
+  std::vector<SidePart> parts;
+  for (int i = 0; i < whole.n_layers; ++i)
+    for (const bool is_k : {true, false}) {
+      SidePart& part = parts.emplace_back();
+      if (!whole.has_delta(i)) part.heads = is_k || whole.kv_rank == 0 ? heads : Extent();
+      else if (is_k) part.state = delta_part(whole.delta, rank, slice.size).state;
+    }
+  return parts;
+}
+
+std::vector<KvLayerConfig> whole_layers(const ModelSlice& slice, std::span<const KvLayerConfig> own) {
+  std::vector<KvLayerConfig> layers(own.begin(), own.end());
+  for (KvLayerConfig& layer : layers) {
+    if (layer.n_kv_heads > 0) layer.n_kv_heads = slice.whole.n_kv_heads;
+    if (layer.state_values > 0) layer.state_values = slice.whole.delta.state_values();
+  }
+  return layers;
 }
 
 }  // namespace ridge

@@ -1,18 +1,22 @@
 // The part of a model that one of several ranks has: heads, columns of the feed-forward, experts, rows of the output
 // matrix. q, k, v, gate and up are cut between their rows; o and down between their columns, where blocks of the weight
-// format begin, so that a rank's product is a summand of the whole one; the embedding and norms are on every rank.
+// format begin, so that a rank's product is a summand of the whole one; the embedding and norms are on every rank. Of the
+// gated delta rule a rank has key heads and the value heads that read them (delta_part.h).
 //
 // Where o and down read a whole row, because a norm stands in front or activations are rounded to int8 by row (BitNet),
 // they are cut between their rows: ranks exchange what they read, and the columns that each of them makes.
 #pragma once
 
+#include "base/extent.h"
 #include "model/weights.h"
+#include "op/cache/image_parts.h"
 
 namespace ridge {
 
 /// Rank r of `size` has [borders[r], borders[r + 1]) of each of these.
 struct ModelSlice {
   int rank = 0, size = 1;
+  Config whole;                     ///< of the model before it was cut
   int kv_copies = 1;                ///< consecutive ranks that have the same kv heads
   bool gathers = false;             ///< o and down are cut between rows
   std::vector<int64_t> q, kv;       ///< columns of queries and attention, and of k: [size + 1]
@@ -35,7 +39,10 @@ std::vector<int64_t> slice_borders(int64_t n, int64_t unit, int size);
 
 /// Rows [first, first + count) of a matrix, where they are.
 Linear row_slice(const Linear& m, int64_t first, int64_t count);
-/// Columns [first, first + count) of a matrix, both multiples of the format's group, copied into a buffer.
+/// Rows of a matrix, one extent after the other: where they are, or copied into a buffer when there are several extents.
+Linear row_slice(const Linear& m, std::span<const Extent> rows, std::vector<AlignedBuffer>& buffers);
+/// Columns of a matrix, one extent after the other, each of whole groups of the format, copied into a buffer.
+Linear column_slice(const Linear& m, std::span<const Extent> columns, std::vector<AlignedBuffer>& buffers);
 Linear column_slice(const Linear& m, int64_t first, int64_t count, std::vector<AlignedBuffer>& buffers);
 
 /// How a model that was just loaded lies on `size` ranks, as rank `rank` sees it. Fails with usage, naming what cannot be
@@ -46,5 +53,10 @@ Weights view_of(const Weights& whole);
 /// Makes configuration and weights those of the slice. n_params, stored_bytes, vocab_size and n_experts stay the whole
 /// model's. What all ranks together add once (biases of o and of experts' outputs) is zero on all ranks but one.
 void apply_slice(const ModelSlice& slice, Config& config, Weights& weights);
+
+/// What a rank has of every side of the model's caches, [2 n_layers]: kv heads, and values of states.
+std::vector<SidePart> side_parts(const ModelSlice& slice, int rank);
+/// The layers of the whole model's caches of those of a rank, whose formats they have.
+std::vector<KvLayerConfig> whole_layers(const ModelSlice& slice, std::span<const KvLayerConfig> own);
 
 }  // namespace ridge

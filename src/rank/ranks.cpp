@@ -95,22 +95,38 @@ void Ranks::send(int from, int to, BytesOut bytes, BytesIn room) {
   exchange("bytes of one rank for another", timeout_s_);
 }
 
-std::vector<std::string> Ranks::gather(const std::string& own, double seconds) {
-  const auto n_own = int64_t(own.size());
-  std::vector<int64_t> sizes(size_t(size()), n_own);
-  send_to_all(bytes_of(&n_own, 1));
-  for (int r = 0; r < size(); ++r)
+std::vector<std::string> Ranks::trade(std::span<const BytesOut> to, double seconds, int64_t most) {
+  RIDGE_CHECK(ssize(to) == size() && most > 0, "{} texts for {} ranks", to.size(), size());
+  std::vector<int64_t> given, sizes(to.size());
+  for (const BytesOut& text : to) given.push_back(ssize(text));
+  for (int r = 0; r < size(); ++r) {
+    to_[size_t(r)] = bytes_of(&given[size_t(r)], 1);
     if (r != rank()) from_[size_t(r)] = room_in(&sizes[size_t(r)], 1);
+  }
   exchange("a text's size", seconds);
-  std::vector<std::string> all(size_t(size()), own);
-  send_to_all(bytes_of(own.data(), n_own));
+  const BytesOut own = to[size_t(rank())];
+  std::vector<std::string> all(to.size());
+  all[size_t(rank())].assign(reinterpret_cast<const char*>(own.data()), own.size());
+  int64_t longest = 0;
   for (int r = 0; r < size(); ++r) {
     if (r == rank()) continue;
     all[size_t(r)].resize(size_t(sizes[size_t(r)]));
-    from_[size_t(r)] = room_in(all[size_t(r)].data(), sizes[size_t(r)]);
+    longest = std::max({longest, sizes[size_t(r)], given[size_t(r)]});
   }
-  exchange("a text", seconds);
+  for (int64_t first = 0; first < longest; first += most) {
+    for (int r = 0; r < size(); ++r) {
+      if (r == rank()) continue;
+      const int64_t n_to = given[size_t(r)] - first, n_from = sizes[size_t(r)] - first;
+      if (n_to > 0) to_[size_t(r)] = to[size_t(r)].subspan(size_t(first), size_t(std::min(n_to, most)));
+      if (n_from > 0) from_[size_t(r)] = room_in(all[size_t(r)].data() + first, std::min(n_from, most));
+    }
+    exchange("a text", seconds);
+  }
   return all;
+}
+
+std::vector<std::string> Ranks::gather(const std::string& own, double seconds) {
+  return trade(std::vector<BytesOut>(size_t(size()), bytes_of(own.data(), ssize(own))), seconds);
 }
 
 std::string Ranks::from_first(const std::string& own) { return gather(is_first() ? own : "").front(); }

@@ -32,6 +32,9 @@ class Ranks {
   /// What each rank gave, by rank.
   std::vector<std::string> gather(const std::string& own, double seconds);
   std::vector<std::string> gather(const std::string& own) { return gather(own, timeout_s_); }
+  /// Sends to[r] to rank r, whatever its size, and gives what each rank sent here, by rank; the own text among them.
+  /// Nobody sends more than `most` bytes at a time.
+  std::vector<std::string> trade(std::span<const BytesOut> to, double seconds, int64_t most = kMostBytes);
   /// What the first rank gave.
   std::string from_first(const std::string& own);
   /// Returns when every rank is here.
@@ -47,6 +50,8 @@ class Ranks {
   void abort(int code) { transport_->abort(code); }
 
  private:
+  static constexpr int64_t kMostBytes = int64_t(1) << 30;  // a message's size is an int in MPI
+
   void exchange(std::string_view what, double seconds);
   void send_to_all(BytesOut bytes);
 

@@ -83,10 +83,8 @@ std::string StateDir::load(Engine& engine, Lane& lane) const {
     if (pool.report().slots_free < 2) break;
     const auto read = [&]() -> Status {
       RIDGE_TRY(const io::MappedFile file, io::MappedFile::open(path));
-      RIDGE_TRY(
-          const SequenceImage image,
-          read_kv_state(pool, lane.options().n_ctx, model_hash(engine.config(), engine.weights(), lane.options().n_ctx),
-                        file.bytes(), path.string()));
+      RIDGE_TRY(const SequenceImage image, read_kv_state(pool, lane.options().n_ctx, engine.hash(lane.options().n_ctx),
+                                                         file.bytes(), path.string()));
       RIDGE_TRY(const SeqId seq, pool.load(image));
       if (auto checkpoint = pool.checkpoint(seq)) pool.retain(*checkpoint, *hex(path.stem().string()));
       pool.close(seq);
@@ -110,8 +108,8 @@ std::string StateDir::save(Engine& engine, Lane& lane) const {
     std::erase(old, path);
     const auto seq = pool.open(*pool.find(key));
     if (!seq) return fmt::format("prefixes not saved: {}", seq.error().message);
-    const Status saved = save_kv_state(pool.memory(), pool.save(*seq),
-                                       model_hash(engine.config(), engine.weights(), lane.options().n_ctx), path);
+    const Status saved =
+        save_kv_state(pool.memory().layouts(), pool.save(*seq), engine.hash(lane.options().n_ctx), path);
     pool.close(*seq);
     if (!saved) return fmt::format("prefixes not saved: {}", saved.error().message);
     ++n;

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
@@ -57,6 +58,37 @@ def hurt(ridge, model, sign, marker):
     return subprocess.CompletedProcess(words, job.returncode, out, err), seconds
 
 
+def check_states(ridge, model, folder):
+    """Files of caches under mpirun: one rank writes, all go on, and the number of ranks may change."""
+    def ask(n, prompt, flags):
+        words = [ridge, "run", "-m", model, "-p", prompt, "-n", "8", "--temp", "0", "--isa", "scalar", "--quiet"] + flags
+        return run(words if n == 1 else MPIRUN + ["-np", str(n)] + words + ["--tp", str(n)])
+
+    for kv in ("f16", "rotor-3:rounding=nearest"):
+        cache = ["--kv-quant", kv]
+        states = {n: str(folder / f"{n}-{kv[:5]}.kv") for n in (1, 2)}
+        for n, state in states.items():
+            got = ask(n, "The capital of France is", cache + ["--save-state", state])
+            expect(f"{n} ranks write the state of a {kv} cache", got.returncode == 0 and os.path.exists(state), got)
+        expected = ask(1, " and", cache + ["--load-state", states[1]])
+        for writers, readers in ((2, 1), (2, 4), (2, 2), (1, 4)):
+            got = ask(readers, " and", cache + ["--load-state", states[writers]])
+            expect(f"a {kv} state of {writers} goes on with {readers}", got.returncode == 0 and got.stdout.strip() == expected.stdout.strip(), got)
+    got = ask(2, " and", ["--load-state", states[2]])
+    expect("a state of another cache is refused once", got.returncode == 4 and got.stderr.count("this cache has f16") == 1, got)
+
+    held = str(folder / "prompt.kv")
+    prompt = ["-p", "The capital of France is the biggest city", "-n", "4", "--temp", "0", "--isa", "scalar"]
+    lines = []
+    for n in (2, 4, 1):
+        words = [ridge, "run", "-m", model] + prompt + ["--prompt-cache", held]
+        got = run(words if n == 1 else MPIRUN + ["-np", str(n)] + words + ["--tp", str(n)])
+        lines.append(next((line for line in got.stderr.splitlines() if line.startswith("prompt cache")), ""))
+        expect(f"a prompt cache with {n} ranks", got.returncode == 0, got)
+    expect("it begins afresh, and is found by other numbers of ranks",
+           "begins afresh" in lines[0] and all(" tokens from " in line for line in lines[1:]), got)
+
+
 def main():
     ridge, models = sys.argv[1], pathlib.Path(sys.argv[2])
     model, other = str(models / "ridge-ref-q8_0.gguf"), str(models / "stories260K.gguf")
@@ -86,6 +118,9 @@ def main():
     rows = [json.loads(line) for line in got.stdout.splitlines()]
     expect("sums of three ranks are timed, once", got.returncode == 0 and [row["bytes"] for row in rows] == [4096, 400000]
            and all(row["checked"] and row["n_ranks"] == 3 and len(row["samples_us"]) == 3 for row in rows), got)
+
+    with tempfile.TemporaryDirectory() as folder:
+        check_states(ridge, model, pathlib.Path(folder))
 
     for sign, marker in ((signal.SIGKILL, "77001"), (signal.SIGSTOP, "77002")):
         got, seconds = hurt(ridge, model, sign, marker)

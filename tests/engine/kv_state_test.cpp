@@ -82,7 +82,7 @@ struct Pool {
   std::vector<std::byte> file() {
     const TempDir dir;
     const auto path = dir.path() / "state.kv";
-    save_kv_state(pool->memory(), pool->save(seq), kModel, path).or_throw();
+    save_kv_state(pool->memory().layouts(), pool->save(seq), kModel, path).or_throw();
     const io::MappedFile mapped = io::MappedFile::open(path).or_throw();
     return {mapped.bytes().begin(), mapped.bytes().end()};
   }
@@ -322,7 +322,7 @@ TEST(KvState, TheFuzzSeedsAreMadeHere) {
     const auto path = std::filesystem::path(RIDGE_SOURCE_DIR) / "tests/fuzz/corpus/kv_state" / fmt::format("n{}", n);
     if (std::getenv("RIDGE_BLESS")) {
       std::filesystem::create_directories(path.parent_path());
-      save_kv_state(pool.pool->memory(), pool.pool->save(pool.seq), kModel, path).or_throw();
+      save_kv_state(pool.pool->memory().layouts(), pool.pool->save(pool.seq), kModel, path).or_throw();
     }
     const io::MappedFile file = io::MappedFile::open(path).or_throw();
     EXPECT_EQ(restored.restore(file.bytes()), "") << "the committed seeds are still read";

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "base/rng.h"
+#include "model/delta_part.h"
 
 namespace ridge {
 namespace {
@@ -55,6 +56,16 @@ TEST(Slice, RowsAndColumnsOfEveryFormatAreThoseOfTheWhole) {
     for (int64_t row = 0; row < n_out; ++row)
       for (int64_t i = 0; i < 2 * group; ++i)
         ASSERT_EQ(part[size_t(row * 2 * group + i)], whole[size_t(row * n_in + group + i)]) << format.name;
+    const std::vector<Extent> extents = {{3 * group, group}, {0, group}}, swapped = {{20, 4}, {1, 2}};
+    const std::vector<float> picked = decoded(column_slice(random.m, extents, buffers));
+    for (int64_t row = 0; row < n_out; ++row)
+      for (int64_t i = 0; i < group; ++i) {
+        ASSERT_EQ(picked[size_t(row * 2 * group + i)], whole[size_t(row * n_in + 3 * group + i)]) << format.name;
+        ASSERT_EQ(picked[size_t(row * 2 * group + group + i)], whole[size_t(row * n_in + i)]) << format.name;
+      }
+    std::vector<float> some(whole.begin() + 20 * n_in, whole.end());
+    some.insert(some.end(), whole.begin() + n_in, whole.begin() + 3 * n_in);
+    EXPECT_EQ(decoded(row_slice(random.m, swapped, buffers)), some) << format.name;
     EXPECT_THROW(column_slice(random.m, 0, n_in + group, buffers), Error) << format.name;
     if (group > 1) {
       EXPECT_THROW(column_slice(random.m, 1, group, buffers), Error) << format.name;
@@ -118,11 +129,95 @@ TEST(Slice, WhatCannotBeCutIsRefusedByName) {
   EXPECT_EQ(refusal(model, 2), "");
   EXPECT_THAT(refusal(model, 3), HasSubstr("32 heads and 8 KV heads, which 3 ranks do not share evenly"));
   EXPECT_THAT(refusal(model, 16), HasSubstr("the output projection has 128 columns a rank in blocks of 256"));
-  model.config.delta.n_key_heads = 2;
-  EXPECT_THAT(refusal(model, 2), HasSubstr("gated delta rule"));
-  model.config.delta.n_key_heads = 0;
   model.config.n_experts = 1;
   EXPECT_THAT(refusal(model, 2), HasSubstr("1 experts: fewer than ranks"));
+}
+
+TEST(Slice, LayersOfTheDeltaRuleAreRefusedByName) {
+  CpuContext context(1, Isa::scalar);
+  EXPECT_THAT(refusal(one_layer(context, "tiny-delta@weights=f16"), 4),
+              HasSubstr("the gated delta rule has 2 key heads, which 4 ranks do not share evenly"));
+  // 64 values of 2 heads a rank, in pieces that the other rank's lie between or not.
+  LoadedModel blocks = one_layer(context, "tiny-delta@weights=q8_0");
+  blocks.config.d_ff_shared = 64;
+  EXPECT_EQ(refusal(blocks, 2), "");
+  blocks.config.delta.value_dim = 16;
+  blocks.config.delta.keys_cycle = true;
+  EXPECT_THAT(refusal(blocks, 2), HasSubstr("gated delta rule has 16 columns a rank in blocks of 32"));
+}
+
+/// Numbers of `extents` in their order.
+std::vector<int64_t> numbers(std::span<const Extent> extents) {
+  std::vector<int64_t> all;
+  for (const Extent& extent : extents)
+    for (int64_t i = extent.first; i < extent.end(); ++i) all.push_back(i);
+  return all;
+}
+
+/// A rank's head reads the key head of the rank that is the key head of the whole, and remembers its matrix and the
+/// inputs of its channels; all ranks together have everything once.
+TEST(Slice, PartsOfTheDeltaRuleReadTheirOwnKeyHeads) {
+  for (const bool cycle : {false, true})
+    for (const int size : {1, 2, 4}) {
+      const DeltaShape whole{
+          .n_key_heads = 4, .n_value_heads = 12, .key_dim = 3, .value_dim = 5, .kernel = 4, .keys_cycle = cycle};
+      std::vector<int64_t> heads, channels, state;
+      for (int rank = 0; rank < size; ++rank) {
+        const DeltaPart part = delta_part(whole, rank, size);
+        const std::vector<int64_t> own = numbers(part.heads), of_channels = numbers(part.channels);
+        ASSERT_EQ(ssize(own), part.shape.n_value_heads);
+        ASSERT_EQ(ssize(of_channels), part.shape.channels());
+        ASSERT_EQ(ssize(numbers(part.state)), part.shape.state_values());
+        for (int j = 0; j < part.shape.n_value_heads; ++j) {
+          const int64_t key = whole.key_head(int(own[size_t(j)])), own_key = part.shape.key_head(j);
+          EXPECT_EQ(key, rank * part.shape.n_key_heads + own_key) << cycle << size;
+          EXPECT_EQ(of_channels[size_t(own_key * 3)], key * 3) << "its q";
+          EXPECT_EQ(of_channels[size_t(part.shape.keys() + own_key * 3)], whole.keys() + key * 3) << "its k";
+          EXPECT_EQ(of_channels[size_t(2 * part.shape.keys() + j * 5)], 2 * whole.keys() + own[size_t(j)] * 5);
+          EXPECT_EQ(numbers(part.values)[size_t(j * 5)], own[size_t(j)] * 5);
+          EXPECT_EQ(numbers(part.state)[size_t(j * 15)], own[size_t(j)] * 15) << "its matrix";
+        }
+        // The last of the three rows of inputs of the convolution.
+        EXPECT_EQ(numbers(part.state).back(), 12 * 15 + 2 * whole.channels() + of_channels.back());
+        for (const auto& [to, from] : {std::pair(&heads, own), {&channels, of_channels}, {&state, numbers(part.state)}})
+          to->insert(to->end(), from.begin(), from.end());
+      }
+      for (auto* const all : {&heads, &channels, &state}) std::ranges::sort(*all);
+      for (const auto& [all, n] :
+           {std::pair(&heads, int64_t(12)), {&channels, whole.channels()}, {&state, whole.state_values()}}) {
+        std::vector<int64_t> every(static_cast<size_t>(n));
+        std::iota(every.begin(), every.end(), 0);
+        EXPECT_EQ(*all, every) << cycle << size;
+      }
+    }
+}
+
+TEST(Slice, PartsOfCachesAreTheHeadsOfTheWeights) {
+  CpuContext context(1, Isa::scalar);
+  const LoadedModel model = one_layer(context, "llama-3.2-1b@layers=1@weights=q8_0");
+  for (const int size : {2, 16}) {
+    const ModelSlice slice = plan_slice(model.config, model.weights, 0, size).or_throw();
+    for (int rank = 0; rank < size; ++rank) {
+      const std::vector<SidePart> parts = side_parts(slice, rank);
+      ASSERT_EQ(parts.size(), 2u);
+      for (const SidePart& part : parts) {
+        EXPECT_EQ(part.heads.count, std::max(1, 8 / size));
+        EXPECT_EQ(part.heads.first, size == 2 ? 4 * rank : rank / 2);
+        EXPECT_TRUE(part.state.empty());
+      }
+    }
+  }
+  const LoadedModel latent = one_layer(context, "tiny-latent@weights=f16");
+  const std::vector<SidePart> rows = side_parts(plan_slice(latent.config, latent.weights, 0, 2).or_throw(), 1);
+  EXPECT_EQ(rows[0].heads.count, 1);
+  EXPECT_EQ(rows[1].heads.count, 0) << "the rows of K serve as V";
+  const LoadedModel delta = one_layer(context, "tiny-delta@weights=f16");
+  const ModelSlice slice = plan_slice(delta.config, delta.weights, 0, 2).or_throw();
+  const std::vector<SidePart> states = side_parts(slice, 1);
+  EXPECT_EQ(states[0].heads.count, 0);
+  EXPECT_EQ(ssize(numbers(states[0].state)), delta.config.delta.state_values() / 2);
+  EXPECT_TRUE(states[1].state.empty());
+  EXPECT_EQ(states[2].heads.count, 1) << "a layer that attends";
 }
 
 TEST(Slice, AllSlicesTogetherAreTheModel) {

@@ -70,6 +70,20 @@ TEST(Ranks, TextsOfEveryLength) {
   });
 }
 
+TEST(Ranks, TextsForEachRankComeInPieces) {
+  for (const int64_t most : {1, 7, 1000})
+    on_ranks(3, [&](Ranks& ranks) {
+      std::vector<std::string> texts;
+      for (int to = 0; to < 3; ++to) texts.push_back(std::string(size_t(20 * ranks.rank() + to), char('a' + to)));
+      std::vector<BytesOut> bytes;
+      for (const std::string& text : texts) bytes.push_back(std::as_bytes(std::span(text)));
+      const size_t own = size_t(ranks.rank());
+      const char letter = char('a' + ranks.rank());
+      EXPECT_THAT(ranks.trade(bytes, 60, most),
+                  ElementsAre(std::string(own, letter), std::string(20 + own, letter), std::string(40 + own, letter)));
+    });
+}
+
 TEST(Ranks, ADifferenceNamesTheRank) {
   on_ranks(3, [](Ranks& ranks) {
     ranks.set_names({"rank 0 (a)", "rank 1 (b)", "rank 2 (c)"});

@@ -249,7 +249,7 @@ RecordSubject subject_of(const Model& model) {
   const ModelInfo& info = model.info();
   Engine& engine = model.engine();
   RecordSubject subject{.model_path = info.path,
-                        .model_hash = fmt::format("{:016x}", model_hash(engine.config(), engine.weights(), 0)),
+                        .model_hash = fmt::format("{:016x}", engine.hash(0)),
                         .synthetic = info.path.starts_with("synth:"),
                         .device = engine.on_device() ? "cuda" : "cpu",
                         .isa = info.isa,

@@ -66,6 +66,7 @@ class KvMemory {
 
   int n_layers() const { return int(layouts_.size()); }
   const KvLayout& layout(int layer, bool is_k) const { return layouts_[size_t(layer)].side(is_k); }
+  std::span<const KvLayouts> layouts() const { return layouts_; }
   PageClass page_class(int layer) const { return page_class_of(layout(layer, true).tiles); }
   /// Classes that have layers: one, or both.
   std::span<const PageClass> page_classes() const { return classes_; }
