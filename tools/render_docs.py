@@ -144,6 +144,18 @@ def integers():
     return side_by_side("kv-integers", ("floats", "integers"), lambda r: "floats" if "split-avx512" in r["command"] else "integers")
 
 
+def spot():
+    """Caches measured before the engine's core was made anew, and after."""
+    before = {r["kv"]: r for r in rows("checks/kv-integers.jsonl") if "split-avx512" not in r["command"]}
+    out = ["| cache | mean KLD, before | mean KLD, now | same top %, before | same top %, now | PPL, before | PPL, now |", "|---|" + 6 * "---:|"]
+    for r in rows("checks/kv-spot.jsonl"):
+        pair = [before[r["kv"]], r]
+        top = [f"{100 * of['same_top']['value']:.2f} ± {100 * of['same_top']['error']:.2f}" for of in pair]
+        out.append(f"| {r['kv']} | " + " | ".join(estimate(of["kld"]["mean"], 6) for of in pair) + f" | {' | '.join(top)} | "
+                   + " | ".join(f"{of['ppl']['value']:.3f}" for of in pair) + " |")
+    return out
+
+
 def attention_kernels():
     """One layer's attention by both kernels of the CPU."""
     found, heads = {}, []
@@ -330,6 +342,7 @@ TABLES = {
     "kv-matrix-runs": matrix_runs,
     "kv-device": devices,
     "kv-integers": integers,
+    "kv-spot": spot,
     "attention-kernels-cpu": attention_kernels,
     "kv-curve": curve,
     "kv-divergence": divergence,
