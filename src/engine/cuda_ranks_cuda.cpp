@@ -39,7 +39,7 @@ std::unique_ptr<Backend> make_cuda_backend(std::span<const int> devices, const C
     Weights own_weights = view_of(weights);
     apply_slice(slice, own, own_weights);
     const ModelPlan plan = make_plan(own, weights.rope_factors, weights.long_rope_factors);
-    parts.sides[size_t(rank)] = sides_of(slice, config, own);
+    parts.sides[size_t(rank)] = side_parts(slice, rank);
     parts.ranks[size_t(rank)] = make_cuda_backend(
         devices[size_t(rank)], plan, own_weights, kernels,
         CudaRank{.link = &group->rank(rank), .slice = slice, .meet = [t = threads.get()] { t->meet(); }});

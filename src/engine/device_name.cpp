@@ -17,12 +17,20 @@ std::vector<int> parse_devices(std::string_view devices) {
     int index = -1;
     const auto [stop, error] = std::from_chars(list.data() + at, list.data() + end, index);
     if (error != std::errc() || stop != list.data() + end || index < 0)
-      throw_error(ErrorKind::usage, "device: expects cpu, cuda[:N] or cuda:N,M,... for several, found '{}'", devices);
+      throw_error(ErrorKind::usage, "device: expects cpu or cuda[:N], or cuda:N,M,... for several, found '{}'",
+                  devices);
     if (std::ranges::find(indices, index) != indices.end())
       throw_error(ErrorKind::usage, "device: '{}' names {} twice", devices, index);
     indices.push_back(index);
   }
   return indices;
+}
+
+std::optional<int> parse_device(std::string_view device) {
+  const std::vector<int> indices = parse_devices(device);
+  if (indices.size() > 1)
+    throw_error(ErrorKind::usage, "device: expects cpu or cuda[:N], one device, found '{}'", device);
+  return indices.empty() ? std::nullopt : std::optional(indices[0]);
 }
 
 }  // namespace ridge

@@ -1,7 +1,6 @@
 #include "engine/engine.h"
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <climits>
 #include <map>
@@ -59,35 +58,6 @@ ModelInfo describe(const std::string& path, LoadedModel& model, const CpuContext
 
 }  // namespace
 
-std::vector<int> parse_devices(std::string_view devices) {
-  constexpr std::string_view kPrefix = "cuda:";
-  if (devices == "cpu") return {};
-  if (devices == "cuda") return {0};
-  std::vector<int> numbers;
-  bool ok = devices.starts_with(kPrefix);
-  for (const char* at = devices.data() + kPrefix.size(); ok;) {
-    const char* const last = devices.data() + devices.size();
-    int number = -1;
-    const auto [end, error] = std::from_chars(at, last, number);
-    ok =
-        error == std::errc() && number >= 0 && (end == last || *end == ',') && std::ranges::count(numbers, number) == 0;
-    numbers.push_back(number);
-    if (end == last) break;
-    at = end + 1;
-  }
-  if (!ok)
-    throw_error(ErrorKind::usage, "device: expects cpu or cuda[:N], or cuda:N,M,... with each device once, found '{}'",
-                devices);
-  return numbers;
-}
-
-std::optional<int> parse_device(std::string_view device) {
-  const std::vector<int> numbers = parse_devices(device);
-  if (numbers.size() > 1)
-    throw_error(ErrorKind::usage, "device: expects cpu or cuda[:N], one device, found '{}'", device);
-  return numbers.empty() ? std::nullopt : std::optional(numbers[0]);
-}
-
 /// Compares the model with that of the other ranks, and keeps this one's part of it.
 void Engine::take_slice() {
   constexpr double kMoreForLoading = 10;  // files come from disks of different speed
@@ -121,12 +91,6 @@ Engine::Engine(const std::string& path, const LoadOptions& options, Ranks* ranks
   if (!on_device())
     for (const std::string& choice : options.kernels) force_kernel(kernel_tables(), choice, context_.forced);
   constexpr std::string_view kSynth = "synth:";
-  if (!on_device() && path.starts_with(kSynth) &&
-      plan_synth_model(path.substr(kSynth.size())).or_throw().n_distinct > 0)
-    throw_error(ErrorKind::usage,
-                "{}: distinct=N is for devices, which hold every layer by itself (a CPU would read layers from its "
-                "caches: leave it out)",
-                path);
   loaded_ = path.starts_with(kSynth) ? make_synth_model(context_, path.substr(kSynth.size())).or_throw()
                                      : load_model(path).or_throw();
   Weights& weights = loaded_.weights;

@@ -380,11 +380,6 @@ void RankedBackend::watch(OnAttention on_attention, OnBlock on_block) {
 
 }  // namespace
 
-std::vector<SidePart> sides_of(const ModelSlice& slice, const Config& whole, const Config& own) {
-  const Extent heads{.first = slice.rank / slice.kv_copies * int64_t(own.n_kv_heads), .count = own.n_kv_heads};
-  return std::vector<SidePart>(2 * size_t(whole.n_layers), SidePart{.heads = heads, .state = {}});
-}
-
 std::unique_ptr<Backend> make_ranked_backend(RankedParts parts) {
   RIDGE_CHECK(parts.ranks.size() > 1 && parts.threads->n_ranks() == int(parts.ranks.size()), "{} ranks, {} threads",
               parts.ranks.size(), parts.threads->n_ranks());

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "engine/backend.h"
-#include "model/slice.h"
 #include "op/cache/image_parts.h"
 
 namespace ridge {
@@ -49,7 +48,7 @@ class RankThreads {
 struct RankedParts {
   std::shared_ptr<RankThreads> threads;
   std::vector<std::unique_ptr<Backend>> ranks;
-  std::vector<std::vector<SidePart>> sides;  ///< of each rank, K and V of each layer
+  std::vector<std::vector<SidePart>> sides;  ///< of each rank, K and V of each layer: side_parts() of model/slice.h
   bool on_device = false;
   std::string name;
   std::function<void()> check;        ///< throws when a rank was waited for in vain
@@ -57,7 +56,5 @@ struct RankedParts {
   std::shared_ptr<void> keeps_alive;  ///< what the ranks work with
 };
 std::unique_ptr<Backend> make_ranked_backend(RankedParts parts);
-/// The kv heads that a rank has, of K and V of each layer: an entry of RankedParts::sides.
-std::vector<SidePart> sides_of(const ModelSlice& slice, const Config& whole, const Config& own);
 
 }  // namespace ridge

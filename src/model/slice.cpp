@@ -1,7 +1,7 @@
 #include "model/slice.h"
 
 #include <algorithm>
-#include <cstring>
+#include <map>
 #include <numeric>
 
 #include "model/delta_part.h"
@@ -164,7 +164,7 @@ Result<ModelSlice> plan_slice(const Config& c, const Weights& weights, int rank,
   }
   if (c.n_experts > 0) {
     const int64_t expert_group = common_group(
-        weights, [](const LayerWeights& layer) { return layer.experts.empty() ? Linear() : layer.experts[0].down; });
+        weights, [](const LayerWeights& layer) { return layer.experts.empty() ? nullptr : &layer.experts[0].down; });
     auto columns = column_borders("an expert", c.d_ff_expert, expert_group, size);
     if (columns) slice.expert_ff = std::move(columns).or_throw();
     else if (c.n_experts < size)
@@ -221,7 +221,7 @@ void slice_delta(const DeltaPart& part, const DeltaShape& whole, LayerWeights& l
   layer.o = column_slice(layer.o, part.values, buffers);
 }
 
-/// Columns of the dense feed-forward or of the shared expert; whole experts.
+/// Columns of the dense feed-forward, of the shared expert and of all experts, or whole experts.
 void slice_feed_forward(const ModelSlice& slice, const std::vector<int64_t>& ff, LayerWeights& layer,
                         std::vector<AlignedBuffer>& buffers) {
   if (layer.gate.format) {
@@ -271,8 +271,13 @@ void apply_slice(const ModelSlice& slice, Config& c, Weights& weights) {
   RIDGE_CHECK(whole.delta.n_key_heads == 0 || !slice.gathers, "the output projection of {} is not cut between rows",
               mixer_name(MixerKind::delta));
   if (whole.delta.n_key_heads > 0) delta = delta_part(whole.delta, slice.rank, slice.size);
+  std::map<const std::byte*, size_t> first_with;  // rows of an output projection: layers may share all matrices
   for (size_t i = 0; i < weights.layers.size(); ++i) {
     LayerWeights& layer = weights.layers[i];
+    if (const auto [same, is_new] = first_with.emplace(layer.o.rows, i); !is_new) {
+      layer = LayerWeights(weights.layers[same->second]);
+      continue;
+    }
     if (whole.has_delta(int(i))) slice_delta(*delta, whole.delta, layer, weights.buffers);
     else slice_attention(slice, layer, weights.buffers);
     slice_feed_forward(slice, whole.has_experts(int(i)) ? slice.shared : slice.ff, layer, weights.buffers);

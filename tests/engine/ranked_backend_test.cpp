@@ -81,7 +81,7 @@ struct CpuRanks {
       apply_slice(own.slice, own.config, own.weights);
       own.plan = make_plan(own.config, own.weights.rope_factors, own.weights.long_rope_factors);
       parts.ranks.push_back(make_cpu_backend(own.context, own.plan, own.weights, &own.ranks, &own.slice));
-      parts.sides.push_back(sides_of(own.slice, whole.config(), own.config));
+      parts.sides.push_back(side_parts(own.slice, r));
     }
     backend = make_ranked_backend(std::move(parts));
   }

@@ -144,7 +144,7 @@ TEST_F(RanksCuda, WhatDevicesDoNotShareIsRefusedByName) {
     }
     return "loaded";
   };
-  EXPECT_THAT(message_of("synth:tiny", "cuda:0,0"), testing::HasSubstr("each device once"));
+  EXPECT_THAT(message_of("synth:tiny", "cuda:0,0"), testing::HasSubstr("names 0 twice"));
   EXPECT_THAT(message_of("synth:tiny", "cuda:0,99"), testing::HasSubstr("cuda:99 is not available"));
 }
 

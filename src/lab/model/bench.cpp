@@ -141,6 +141,7 @@ int run_bench(const BenchParams& params, const BenchHooks& hooks) {
     ++done;
   };
   for (const std::string& path : params.models) {
+    check_layers_are_distinct(path, params.device);
     status("loading " + path);
     std::optional<BenchReference> reference;
     if (params.check) {

@@ -245,6 +245,7 @@ int run_batch_bench(const BatchParams& params, const BatchHooks& hooks) {
     status(what);
     ++done;
   };
+  check_layers_are_distinct(params.model, params.load.device);
   status("loading " + params.model);
   std::optional<BenchReference> reference;
   if (params.check) {

@@ -190,6 +190,7 @@ int run_spec_bench(const SpecBenchParams& params, const SpecBenchHooks& hooks) {
   const auto stopped = [&] { return hooks.stop && hooks.stop(); };
   for (const std::string& path : params.models) {
     if (hooks.on_status) hooks.on_status("loading " + path, done, total);
+    check_layers_are_distinct(path, params.load.device);
     std::optional<BenchReference> reference;
     if (params.check) reference.emplace(path);
     const Model model = Model::load(path, params.load);

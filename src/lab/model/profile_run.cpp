@@ -176,6 +176,7 @@ std::optional<Profile> run_profile(const ProfileParams& params, const ProfileHoo
     if (hooks.on_status) hooks.on_status(what, 0, params.n_steps);
   };
   const auto stopped = [&] { return hooks.stop && hooks.stop(); };
+  check_layers_are_distinct(params.model, params.load.device);
   status("read bandwidth");
   Profile profile;
   profile.roofs = measure_roofs(params, hooks);
