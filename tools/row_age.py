@@ -9,6 +9,7 @@ MODEL = ("src/format", "src/op", "src/model", "src/engine")
 FOLDERS = {  # of results/NAME*.jsonl
     "bandwidth": ("src/op/stream", "src/op/rate"),
     "batch": MODEL,
+    "collective": ("src/op/collective", "src/rank"),
     "decode": MODEL,
     "kv": ("src/format", "src/op/attn", "src/op/cache", "src/model", "src/engine"),
     "ppl": ("src/format", "src/op", "src/model", "src/engine"),
