@@ -18,6 +18,8 @@ def measurement(row):
               "n_prompt", "n_gen", "n_depth", "depth", "phase", "n_tokens", "n_windows", "n_seq", "prompts", "n_prompts", "prompt_tokens", "n_generate", "needle", "cue")
     if "cell" in row:
         return json.dumps({k: v for k, v in row["cell"].items() if k != "build"}, sort_keys=True)
+    if row.get("kind") == "collective":
+        return json.dumps([row.get(f) for f in ("kind", "kernel", "n_ranks", "bytes", "device", "device_name")])
     if row.get("kind") == "crossover":
         series = {k: v for k, v in row["series"].items() if k not in ("build", "device_name", "n_threads", "isa")}
         return json.dumps([row["kind"], row["format"], row["baseline"], row["axis"], series], sort_keys=True)

@@ -10,6 +10,7 @@ CACHE = ("src/format", "src/op/attn", "src/op/cache")
 FOLDERS = {  # of results/NAME*.jsonl
     "bandwidth": ("src/op/stream", "src/op/rate"),
     "batch": MODEL,
+    "collective": ("src/op/collective", "src/rank"),
     "decode": MODEL,
     "kv": (*CACHE, "src/model", "src/engine"),
     "ppl": MODEL,

@@ -1,4 +1,4 @@
-// query_devices() of a build without CUDA; device_query.cu takes its place under RIDGE_CUDA.
+// query_devices() and why_no_links() of a build without CUDA; device_query.cu takes its place under RIDGE_CUDA.
 #include "gpu/device_query.h"
 
 namespace ridge::gpu {
@@ -8,5 +8,7 @@ DeviceReport query_devices() {
   report.why_none = "built without CUDA (configure with -DRIDGE_CUDA=ON)";
   return report;
 }
+
+std::string why_no_links() { return {}; }
 
 }  // namespace ridge::gpu

@@ -1,7 +1,11 @@
 // query_devices() through the CUDA runtime. Creates no context, so it costs no device memory.
 #include <cuda_runtime.h>
 
+#include <numeric>
+
 #include "gpu/device_query.h"
+#include "gpu/peer.h"
+#include "ridge/error.h"
 
 namespace ridge::gpu {
 
@@ -30,6 +34,16 @@ DeviceReport query_devices() {
   if (report.devices.empty())
     report.why_none = count == 0 ? "the driver lists none" : "none of the listed devices answers";
   return report;
+}
+
+std::string why_no_links() {
+  std::vector<int> devices(query_devices().devices.size());
+  std::iota(devices.begin(), devices.end(), 0);
+  try {
+    return why_no_packets(devices);
+  } catch (const Error& error) {
+    return error.what();
+  }
 }
 
 }  // namespace ridge::gpu

@@ -7,7 +7,7 @@ namespace {
 
 std::string device_name(int device) { return "cuda:" + std::to_string(device); }
 
-std::string why_no_access(int from, int to) {
+std::string why_no_packets(int from, int to) {
   int can = 0, atomic = 0;
   check(cudaDeviceCanAccessPeer(&can, from, to), "peer access");
   if (!can) return device_name(from) + " cannot reach the memory of " + device_name(to);
@@ -28,11 +28,16 @@ int current_device() {
 OnDeviceScope::OnDeviceScope(int device) : before_(current_device()) { use_device(device); }
 OnDeviceScope::~OnDeviceScope() { cudaSetDevice(before_); }
 
-std::string open_peer_access(std::span<const int> devices) {
+std::string why_no_packets(std::span<const int> devices) {
   for (const int from : devices)
     for (const int to : devices)
       if (from != to)
-        if (std::string why = why_no_access(from, to); !why.empty()) return why;
+        if (std::string why = why_no_packets(from, to); !why.empty()) return why;
+  return {};
+}
+
+std::string open_peer_access(std::span<const int> devices) {
+  if (std::string why = why_no_packets(devices); !why.empty()) return why;
   for (const int from : devices) {
     const OnDeviceScope scope(from);
     for (const int to : devices) {

@@ -193,6 +193,20 @@ TEST_F(Doctor, AGpuInOrder) {
   expect("gpu ceilings", Finding::ok, "4500 GB/s");
 }
 
+TEST_F(Doctor, SeveralGpusHaveALinkAndNccl) {
+  with_gpu();
+  here.gpus.devices.push_back(here.gpus.devices.front());
+  here.nccl = "2.28.9";
+  expect("gpu ranks", Finding::ok, "each other's memory; NCCL 2.28.9");
+  here.why_no_links = "cuda:0 cannot reach the memory of cuda:1";
+  expect("gpu ranks", Finding::note, "NCCL 2.28.9 alone: cuda:0 cannot reach");
+  here.nccl.clear();
+  here.why_no_nccl = "NCCL was not found";
+  expect("gpu ranks", Finding::note, "cannot hold a model together: cuda:0 cannot reach", "NCCL was not found");
+  here.why_no_links.clear();
+  expect("gpu ranks", Finding::note, "no NCCL for large sums", "NCCL was not found");
+}
+
 TEST_F(Doctor, AGpuHeldBackSlicedOrBusy) {
   with_gpu();
   answers["nvidia-smi --query"] = "0x0000000000000004, 60, 0, Enabled";

@@ -40,6 +40,11 @@ class MergeRows(unittest.TestCase):
         new = [row("q8_0", 8, "b", "two")]
         self.assertEqual(self.merge(old, new), [old[1], old[2], new[0]])
 
+    def test_sums_over_ranks_differ_by_kernel_ranks_and_bytes(self):
+        row = lambda kernel, n, size, build: {"kind": "collective", "kernel": kernel, "n_ranks": n, "bytes": size, "build_commit": build}
+        old = [row("nccl", 2, 4096, "a"), row("one-shot", 2, 4096, "a"), row("nccl", 4, 4096, "a"), row("nccl", 2, 8192, "a")]
+        self.assertEqual(self.merge(old, [row("nccl", 2, 4096, "b")]), [*old[1:], row("nccl", 2, 4096, "b")])
+
     def test_a_model_counts_by_its_name_and_not_its_place(self):
         row = lambda place: {"kind": "profile", "model": place, "model_name": "m", "depth": 0}
         self.assertEqual(self.merge([row("a/m")], [row("b/m")]), [row("b/m")])

@@ -193,9 +193,9 @@ Check check_program(const Surroundings& here, const char* name, const char* comm
 Check check_ranks() {
   const std::string version = mpi_version();
   if (version.empty())
-    return {"ranks", Finding::note, "this build has no MPI: no --tp; NCCL: not built",
+    return {"ranks", Finding::note, "this build has no MPI: no --tp",
             "apt-get install libopenmpi-dev openmpi-bin, then configure and build again"};
-  return {"ranks", Finding::ok, version + ", of CPU ranks; NCCL: not built", ""};
+  return {"ranks", Finding::ok, version + ", of CPU ranks", ""};
 }
 
 }  // namespace

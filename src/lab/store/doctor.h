@@ -43,6 +43,9 @@ struct Surroundings {
   std::string sanitizer;   ///< this program was built with; empty for none
   double busy_others = 0;  ///< processors that other processes kept busy while nothing of ours ran
   gpu::DeviceReport gpus;
+  std::string why_no_links;  ///< of several GPUs: gpu::why_no_links()
+  std::string nccl;          ///< its version; empty where it cannot be used ...
+  std::string why_no_nccl;   ///< ... and why
   std::vector<Row> rows;     ///< of earlier runs, on any machine
   std::string rows_trouble;  ///< why some could not be read
 };

@@ -87,6 +87,18 @@ Check check_device_ceilings(const Surroundings& here) {
           "ridge bench bandwidth --device cuda --results results/bandwidth-cuda.jsonl"};
 }
 
+/// What several GPUs that hold a model together add by.
+Check check_gpu_ranks(const Surroundings& here) {
+  const std::string& why_no_links = here.why_no_links;
+  const std::string nccl = here.nccl.empty() ? "no NCCL" : "NCCL " + here.nccl;
+  if (why_no_links.empty() && !here.nccl.empty())
+    return {"gpu ranks", Finding::ok, "GPUs write to each other's memory; " + nccl, ""};
+  if (why_no_links.empty())
+    return {"gpu ranks", Finding::note, "GPUs write to each other's memory; no NCCL for large sums", here.why_no_nccl};
+  if (!here.nccl.empty()) return {"gpu ranks", Finding::note, nccl + " alone: " + why_no_links, ""};
+  return {"gpu ranks", Finding::note, "GPUs cannot hold a model together: " + why_no_links, here.why_no_nccl};
+}
+
 }  // namespace
 
 std::vector<Check> examine_gpu(const Surroundings& here) {
@@ -110,6 +122,7 @@ std::vector<Check> examine_gpu(const Surroundings& here) {
   for (Check& check : check_state(here)) checks.push_back(std::move(check));
   checks.push_back(check_counters(here));
   checks.push_back(check_device_ceilings(here));
+  if (gpus.devices.size() > 1) checks.push_back(check_gpu_ranks(here));
   if (const auto nvcc = here.ask("PATH=$PATH:/usr/local/cuda/bin; nvcc --version 2> /dev/null | grep release"))
     checks.push_back({"toolkit", Finding::ok, *nvcc, ""});
   else

@@ -6,6 +6,7 @@
 #include <sstream>
 #include <thread>
 
+#include "gpu/nccl.h"
 #include "lab/store/doctor.h"
 
 namespace ridge::lab {
@@ -84,6 +85,11 @@ Surroundings look_around(const std::vector<std::filesystem::path>& results) {
   here.sanitizer = sanitizer_name();
   here.busy_others = busy_processors(std::max(1, int(std::thread::hardware_concurrency())));
   here.gpus = gpu::query_devices();
+  if (here.gpus.devices.size() > 1) {
+    here.why_no_links = gpu::why_no_links();
+    here.nccl = gpu::nccl_version();
+    here.why_no_nccl = gpu::why_no_nccl();
+  }
   for (const std::filesystem::path& file : files_of(results)) {
     Result<std::vector<Row>> rows = read_rows(file);
     if (!rows) here.rows_trouble = rows.error().message;
