@@ -123,6 +123,18 @@ TEST(OpBenchCpu, AttentionOverEveryFormatPasses) {
   EXPECT_GE(found.rows.size(), 2 * params.kv.size());
 }
 
+/// Rows of a pool come round, and what the rounding of weights errs by with them; heads differ in how sharp they look.
+TEST(OpBenchCpu, AttentionBehindManyRepeatedRowsPasses) {
+  OpBenchParams params = small(Op::attention);
+  params.heads = {{14, 2}};
+  params.seq = {8192, 32768};
+  params.batch = {1};
+  params.kv = parse_kv_list("p8/q4_0,f16/q4_0").or_throw();
+  const Found found = run(params);
+  expect_timed(found);
+  EXPECT_EQ(found.rows.size(), 4u);
+}
+
 void expect_right(const Found& found) {
   EXPECT_EQ(found.n_failed, 0);
   for (const OpRow& row : found.rows)

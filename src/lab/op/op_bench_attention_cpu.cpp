@@ -126,42 +126,55 @@ class AttentionCpu : public CpuOpRun {
     bound_ = error;
   }
 
-  /// Bound of the NMSE that int_rounding() adds: four times its mean, taken from head 0. A query off by d in every
-  /// value moves a score by d |k| scale, levels off by e move it by e |q| |k| scale / sqrt(head_dim): that is the
-  /// relative error of a weight and, since keys err each their own way, of the output. Weights are off by two roundings
-  /// (their own and what a neighbour passed on) to steps of the largest of 64 keys.
+  /// Bound of the NMSE that int_rounding() adds: four times its mean over the heads of the first sequence. A query off by
+  /// d in every value moves a score by d |k| scale, levels off by e move it by e |q| |k| scale / sqrt(head_dim): that is
+  /// the relative error of a weight and, since keys err each their own way, of the output. Weights are off by two
+  /// roundings (their own and what a neighbour passed on) to steps of the largest of 64 keys.
   double rounding_bound(const KvSpan& all, std::span<const float> q) const {
-    const HeadRows k(caches_.tiles(true), all, 0), v(caches_.tiles(false), all, 0);
     const auto product = [](std::span<const float> a, std::span<const float> b) {
       return std::inner_product(a.begin(), a.end(), b.begin(), 0.0);
     };
-    const double dim = p_.head_dim, scale = 1 / std::sqrt(dim);
-    const auto head = q.first(size_t(p_.head_dim));
-    double query_top = 0, top = -INFINITY, total = 0, k_square = 0, v_square = 0, steps = 0;
-    for (const float x : head) query_top = std::max(query_top, std::abs(double(x)));
-    std::vector<double> p;
-    for (int i = 0; i < p_.n_keys; ++i) {
-      const auto key = k.pool.row(k.slot[size_t(i)]), value = v.pool.row(v.slot[size_t(i)]);
-      top = std::max(top, p.emplace_back(product(head, key) * scale));
-      k_square += product(key, key) / p_.n_keys, v_square += product(value, value) / dim / p_.n_keys;
-    }
-    for (double& x : p) total += x = std::exp(x - top);
-    for (size_t i = 0; i < p.size(); i += 64) {
-      const size_t n = std::min<size_t>(64, p.size() - i);
-      steps += double(n) * std::pow(*std::max_element(&p[i], &p[i] + n) / total, 2);
-    }
+    const size_t dim = size_t(p_.head_dim);
+    const double scale = 1 / std::sqrt(double(dim));
     const IntRounding exact{INFINITY, INFINITY, 0};
     const IntRounding rk = int_rounding(*p_.k.format, p_.head_dim).value_or(exact),
                       rv = int_rounding(*p_.v.format, p_.head_dim).value_or(exact);
-    const double scores =
-        k_square * scale * scale *
-        (std::pow(query_top / rk.query_steps, 2) / 12 + std::pow(rk.level_error, 2) * product(head, head) / dim);
-    const double values = steps / 6 / std::pow(rv.weight_steps, 2) * v_square / product(reference_, reference_) *
-                          double(reference_.size()) *
-                          // Rows repeat: after a pool's worth of tiles the same weights meet the same places again, and
-                          // what they err by no longer averages out.
-                          std::max(1.0, double(p_.n_keys) / (64.0 * RowPool::kRows));
-    return 4 * (scores + std::pow(rv.level_error, 2) + values);
+    double of_scores = 0, of_values = 0, squares = 0;  // squared errors of outputs, and the outputs
+    std::vector<double> p(size_t(p_.n_keys));
+    for (int head = 0; head < p_.n_heads; ++head) {
+      const int kv_head = head / (p_.n_heads / p_.n_kv_heads);
+      const HeadRows k(caches_.tiles(true), all, kv_head), v(caches_.tiles(false), all, kv_head);
+      const auto query = q.subspan(size_t(head) * dim, dim),
+                 out = std::span<const float>(reference_).subspan(size_t(head) * dim, dim);
+      std::vector<double> score, k_squares, v_squares;  // of the pools' rows, which many positions share
+      for (int row = 0; row < k.pool.n_rows(); ++row) {
+        score.push_back(product(query, k.pool.row(row)) * scale);
+        k_squares.push_back(product(k.pool.row(row), k.pool.row(row)));
+      }
+      for (int row = 0; row < v.pool.n_rows(); ++row) v_squares.push_back(product(v.pool.row(row), v.pool.row(row)));
+      double query_top = 0, top = -INFINITY, total = 0, k_square = 0, v_square = 0, steps = 0;
+      for (const float x : query) query_top = std::max(query_top, std::abs(double(x)));
+      for (size_t i = 0; i < p.size(); ++i) {
+        top = std::max(top, p[i] = score[size_t(k.slot[i])]);
+        k_square += k_squares[size_t(k.slot[i])] / p_.n_keys, v_square += v_squares[size_t(v.slot[i])] / p_.n_keys;
+      }
+      for (double& x : p) total += x = std::exp(x - top);
+      for (size_t i = 0; i < p.size(); i += 64) {
+        const size_t n = std::min<size_t>(64, p.size() - i);
+        steps += double(n) * std::pow(*std::max_element(&p[i], &p[i] + n) / total, 2);
+      }
+      const double square = product(out, out);
+      of_scores += square * k_square * scale * scale *
+                   (std::pow(query_top / rk.query_steps, 2) / 12 +
+                    std::pow(rk.level_error, 2) * product(query, query) / double(dim));
+      of_values += steps / 6 / std::pow(rv.weight_steps, 2) * v_square;
+      squares += square;
+    }
+    // Rows repeat, and then the same weights err alike again, which no longer averages out: by 16 bits when a tile has the
+    // same rows again, by 8 bits, where every 16th key passes its error on through all tiles, after a pool of such keys.
+    const double stride = rv.weight_steps > 255 ? 64 : 16;
+    of_values *= std::max(1.0, double(p_.n_keys) / (stride * RowPool::kRows));
+    return 4 * ((of_scores + of_values) / squares + std::pow(rv.level_error, 2));
   }
 
   OpProblem p_;

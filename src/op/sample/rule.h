@@ -9,8 +9,7 @@
 //   4. top_p keeps the best until their weights at temperature 1 reach top_p of those kept by 3; always one
 //   5. min_p keeps logits >= best + log_min_p
 //   6. the remaining tokens get their weights at the temperature, in order: best first if 3, 4 or 5 is on, else by id.
-//   Chosen is
-//      the first one whose running sum exceeds multiply_high(random_number(seed, step), sum of all).
+//      The first one whose running sum exceeds multiply_high(random_number(seed, step), sum of all) is chosen.
 //
 // Each call but a greedy one uses up one step.
 #pragma once
