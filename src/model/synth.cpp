@@ -38,6 +38,7 @@ constexpr Shape kShapes[] = {
     {"llama-3.2-1b", "llama", 16, 32, 8, 64, 2048, 8192, 128256, 131072, 5e5f, false, true},
     {"llama-3.1-8b", "llama", 32, 32, 8, 128, 4096, 14336, 128256, 131072, 5e5f, false, false},
     {"llama-3.1-70b", "llama", 80, 64, 8, 128, 8192, 28672, 128256, 131072, 5e5f, false, false},
+    {"llama-3.1-405b", "llama", 126, 128, 8, 128, 16384, 53248, 128256, 131072, 5e5f, false, false},
     {"mistral-small-24b", "llama", 40, 32, 8, 128, 5120, 32768, 131072, 32768, 1e8f, false, false},
     {"phi-4-mini", "phi3", 32, 24, 8, 128, 3072, 8192, 200064, 131072, 1e4f, false, true, 96},
     {"gemma-3-27b", "gemma3", 62, 32, 16, 128, 5376, 21504, 262208, 131072, 1e6f, false, true, 128, 1024, 0, 0, 0,
