@@ -163,7 +163,7 @@ void DeviceProduct::plan_scratch(const ProductCall& call, PlannedScratch& scratc
         if (!apart && call.output == ProductOutput::add) scratch.up.ensure(n * n_out_[size_t(g.first)]);
         break;
       case DevicePacking::bricks: {
-        const BrickCall c{.n_tokens = n, .norm_weight = call.norm_weight};
+        const BrickCall c{.n_tokens = std::min(n, most_brick_tokens(g.bricks)), .norm_weight = call.norm_weight};
         const bool tensor = g.kernel(n).planes == 1;
         scratch.bricks.ensure<std::byte>(tensor ? tensor_gemm_scratch_bytes(g.bricks, c, 1)
                                                 : brick_scratch_bytes(g.bricks, c));
@@ -232,20 +232,23 @@ void DeviceProduct::run(gpu::StreamHandle stream, const Group& g, const ProductC
 
 void DeviceProduct::run_bricks(gpu::StreamHandle stream, const Group& g, const ProductCall& call,
                                ProductScratch& scratch) const {
-  BrickCall c{.n_tokens = call.n_tokens, .x = call.x, .norm_weight = call.norm_weight, .norm_eps = call.norm_eps};
+  BrickCall c{.norm_weight = call.norm_weight, .norm_eps = call.norm_eps};
   c.residual = call.output == ProductOutput::add;
   c.glu = call.output == ProductOutput::relu2_glu ? BrickGlu::relu2 : BrickGlu::silu;
   c.overlap = call.overlap;
-  for (int i = 0; i < g.bricks.n_parts; ++i) {
-    c.y[i] = call.y[g.first + i];
-    c.bias[i] = biases_[size_t(g.first + i)];
-  }
-  if (g.kernel(call.n_tokens).planes == 1) {
-    scratch.bricks.ensure<std::byte>(tensor_gemm_scratch_bytes(g.bricks, c, 1));
-    device_tensor_gemm(stream, g.bricks, c, 1, scratch.bricks);
-  } else {
-    scratch.bricks.ensure<std::byte>(brick_scratch_bytes(g.bricks, c));
-    device_half_gemv(stream, g.bricks, c, scratch.bricks);
+  const bool tensor = g.kernel(call.n_tokens).planes == 1;
+  const int64_t most = most_brick_tokens(g.bricks);
+  for (int64_t first = 0; first < call.n_tokens; first += most) {
+    c.n_tokens = std::min(most, call.n_tokens - first);
+    c.x = call.x + first * n_in_;
+    for (int i = 0; i < g.bricks.n_parts; ++i) {
+      c.y[i] = call.y[g.first + i] ? call.y[g.first + i] + first * n_out_[size_t(g.first + i)] : nullptr;
+      c.bias[i] = biases_[size_t(g.first + i)];
+    }
+    scratch.bricks.ensure<std::byte>(tensor ? tensor_gemm_scratch_bytes(g.bricks, c, 1)
+                                            : brick_scratch_bytes(g.bricks, c));
+    if (tensor) device_tensor_gemm(stream, g.bricks, c, 1, scratch.bricks);
+    else device_half_gemv(stream, g.bricks, c, scratch.bricks);
   }
 }
 

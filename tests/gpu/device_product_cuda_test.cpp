@@ -160,6 +160,22 @@ TEST_F(DeviceProductCuda, EveryFormatAtEveryBatch) {
   }
 }
 
+/// As many rows as a vocabulary has, for as many tokens as a step may bring: the product runs in parts.
+TEST_F(DeviceProductCuda, ScratchOfManyTokensIsThatOfAPart) {
+  for (const char* format : {"q4_k", "f16", "mxfp4"}) {
+    const Linear m{.format = find_weight_format(format).or_throw(), .n_out = 151936, .n_in = 1536};
+    const std::vector<const Linear*> matrices{&m};
+    const std::vector<const std::vector<float>*> biases{nullptr};
+    const DeviceProduct product = DeviceProduct::planned(matrices, biases, false, {});
+    PlannedScratch some, more, most;
+    product.plan_scratch({.n_tokens = 1024}, some);
+    product.plan_scratch({.n_tokens = 1 << 14}, more);
+    product.plan_scratch({.n_tokens = 1 << 15}, most);
+    EXPECT_LT(some.bricks.size, more.bricks.size) << format;
+    EXPECT_EQ(more.bricks.size, most.bricks.size) << format;
+  }
+}
+
 TEST_F(DeviceProductCuda, ForcedKernelsHaveTheirOwnRounding) {
   const std::tuple<const char*, const char*, const char*, int64_t> cases[] = {{"int4_g128", "gemv", "int-1plane", 3},
                                                                               {"f16", "gemm", "bricks-2planes", 70},

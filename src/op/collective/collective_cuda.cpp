@@ -87,7 +87,7 @@ DeviceGroup::~DeviceGroup() = default;
 std::string DeviceGroup::name(int r) const { return fmt::format("rank {} (cuda:{})", r, devices_.at(size_t(r))); }
 
 const CollectiveVariant& DeviceGroup::all_reduce_row(int64_t n_floats) const {
-  return select_row(options_.forced, "all_reduce", all_reduce_variants(n_floats),
+  return select_row(options_.forced, "all_reduce", all_reduce_variants(n_floats * (size() - 1)),
                     [&](const CollectiveVariant& row) { return row.supports(links_); });
 }
 const CollectiveVariant& DeviceGroup::gather_row() const {

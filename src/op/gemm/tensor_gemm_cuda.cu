@@ -137,6 +137,11 @@ void launch_product(gpu::StreamHandle stream, const BrickMatrix& w, const BrickC
 
 }  // namespace
 
+int64_t most_brick_tokens(const BrickMatrix& w) {
+  constexpr int64_t kAreaTokens = Columns128::kAreaColumns / 2;  // of two planes
+  return std::max<int64_t>(1, kCounters / gpu::ceil_div(w.n_tiles(), Columns128::kAreaTiles)) * kAreaTokens;
+}
+
 int64_t tensor_gemm_scratch_bytes(const BrickMatrix& w, const BrickCall& call, int planes) {
   return with_format(w.format, [&](auto f) {
     return with_shape(w, call, planes,

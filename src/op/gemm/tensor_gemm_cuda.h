@@ -24,6 +24,8 @@ int64_t brick_scratch_bytes(const BrickMatrix& w, const BrickCall& call);
 void device_half_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const BrickCall& call,
                       const gpu::Buffer& scratch);
 
+/// Tokens of a call at most: an area of the result has a counter.
+int64_t most_brick_tokens(const BrickMatrix& w);
 /// Bytes of scratch, as brick_scratch_bytes() has it.
 int64_t tensor_gemm_scratch_bytes(const BrickMatrix& w, const BrickCall& call, int planes);
 
