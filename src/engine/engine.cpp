@@ -37,6 +37,7 @@ ModelInfo describe(const std::string& path, LoadedModel& model, const CpuContext
                  .n_ctx_train = c.n_ctx_train,
                  .n_cached_sides = c.kv_rank > 0 ? 1 : 2,
                  .n_cached_layers = c.n_cached_layers(),
+                 .n_ranks = n_ranks,
                  .tied_output = c.tied_output,
                  .n_params = model.weights.n_params,
                  .weight_bytes = model.weights.stored_bytes,
