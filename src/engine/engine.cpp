@@ -104,8 +104,11 @@ Engine::Engine(const std::string& path, const LoadOptions& options, Ranks* ranks
   if (!device_)
     for (const std::string& choice : options.kernels) force_kernel(kernel_tables(), choice, context_.forced);
   constexpr std::string_view kSynth = "synth:";
-  loaded_ = path.starts_with(kSynth) ? make_synth_model(context_, path.substr(kSynth.size())).or_throw()
-                                     : load_model(path).or_throw();
+  const bool is_synth = path.starts_with(kSynth);
+  loaded_ = is_synth ? make_synth_model(context_, path.substr(kSynth.size()),
+                                        ranks_ ? SynthMatrices::rows : SynthMatrices::packed)
+                           .or_throw()
+                     : load_model(path).or_throw();
   Weights& weights = loaded_.weights;
   if (options.float_activations)
     for_each_matrix(weights, [](Linear& m, std::string_view) { m.int8_activations = false; });
@@ -113,6 +116,7 @@ Engine::Engine(const std::string& path, const LoadOptions& options, Ranks* ranks
   plan_ = make_plan(loaded_.config, weights.rope_factors, weights.long_rope_factors);
   // A device reads rows as stored, so the CPU packs nothing for it.
   if (!device_) pack_weights(context_, weights);
+  if (is_synth && ranks_) drop_packed_rows(weights);  // as those of a whole synth: model
   backend_ = device_ ? make_cuda_backend(*device_, plan_, weights, options.kernels)
                      : make_cpu_backend(context_, plan_, weights, ranks_, slice());
   info_ = describe(path, loaded_, context_, ranks_ ? ranks_->size() : 1);

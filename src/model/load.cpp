@@ -750,6 +750,20 @@ Linear interleaved(const Linear& m, int64_t head_dim, std::vector<AlignedBuffer>
 
 }  // namespace
 
+void drop_packed_rows(Weights& weights) {
+  std::vector<const std::byte*> used = {weights.embedding.rows};
+  for_each_matrix(weights, [&](Linear& m, std::string_view) {
+    if (m.panels && !m.int8_activations) m.rows = nullptr;
+    for (const std::byte* const bytes : {m.rows, m.panels})
+      if (bytes) used.push_back(bytes);
+  });
+  std::ranges::sort(used);
+  std::erase_if(weights.buffers, [&](const AlignedBuffer& buffer) {
+    const auto first = std::ranges::lower_bound(used, static_cast<const std::byte*>(buffer.data()));
+    return first == used.end() || *first >= buffer.data() + buffer.bytes();
+  });
+}
+
 void pack_weights(CpuContext& context, Weights& weights) {
   for_each_matrix(weights, [&](Linear& m, std::string_view) { pack(context, m, weights.buffers); });
 }

@@ -1,7 +1,7 @@
 #include "model/slice.h"
 
 #include <algorithm>
-#include <cstring>
+#include <map>
 #include <numeric>
 
 #include "model/delta_part.h"
@@ -170,8 +170,29 @@ Result<ModelSlice> plan_slice(const Config& c, const Weights& weights, int rank,
 
 namespace {
 
+/// Copies of parts of matrices. Layers that share a matrix share its copy.
+struct Copies {
+  std::vector<AlignedBuffer>& buffers;
+  std::map<const std::byte*, Linear> made;  // by where the whole matrix begins, which is cut in one way only
+
+  template <class Cut>
+  Linear once(const Linear& m, const Cut& cut) {
+    const auto known = made.find(m.rows);
+    return known != made.end() ? known->second : made[m.rows] = cut();
+  }
+  Linear rows(const Linear& m, std::span<const Extent> extents) {
+    return once(m, [&] { return row_slice(m, extents, buffers); });
+  }
+  Linear columns(const Linear& m, std::span<const Extent> extents) {
+    return once(m, [&] { return column_slice(m, extents, buffers); });
+  }
+  Linear columns(const Linear& m, int64_t first, int64_t count) {
+    return once(m, [&] { return column_slice(m, first, count, buffers); });
+  }
+};
+
 /// Heads of a layer that attends.
-void slice_attention(const ModelSlice& slice, LayerWeights& layer, std::vector<AlignedBuffer>& buffers) {
+void slice_attention(const ModelSlice& slice, LayerWeights& layer, Copies& copies) {
   const Config& whole = slice.whole;
   const int64_t n_heads = whole.n_heads / slice.size, first_head = slice.rank * n_heads;
   const int64_t q_rows = whole.q_rows() / whole.n_heads;  // of a head
@@ -192,18 +213,17 @@ void slice_attention(const ModelSlice& slice, LayerWeights& layer, std::vector<A
   }
   const int64_t columns = whole.value_width() / slice.size;
   layer.o = slice.gathers ? row_slice(layer.o, slice.first(slice.model), slice.count(slice.model))
-                          : column_slice(layer.o, slice.rank * columns, columns, buffers);
+                          : copies.columns(layer.o, slice.rank * columns, columns);
   drop_unless(slice.rank == 0, layer.o_bias);
 }
 
 /// Heads of a layer of the gated delta rule.
-void slice_delta(const DeltaPart& part, const DeltaShape& whole, LayerWeights& layer,
-                 std::vector<AlignedBuffer>& buffers) {
+void slice_delta(const DeltaPart& part, const DeltaShape& whole, LayerWeights& layer, Copies& copies) {
   DeltaWeights& w = layer.delta;
-  w.qkv = row_slice(w.qkv, part.channels, buffers);
-  w.z = row_slice(w.z, part.values, buffers);
-  w.a = row_slice(w.a, part.heads, buffers);
-  w.b = row_slice(w.b, part.heads, buffers);
+  w.qkv = copies.rows(w.qkv, part.channels);
+  w.z = copies.rows(w.z, part.values);
+  w.a = copies.rows(w.a, part.heads);
+  w.b = copies.rows(w.b, part.heads);
   keep(w.decay, part.heads);
   keep(w.dt_bias, part.heads);
   std::vector<float> conv;  // [kernel, channels]
@@ -212,17 +232,16 @@ void slice_delta(const DeltaPart& part, const DeltaShape& whole, LayerWeights& l
     for (const Extent& extent : part.channels) conv.insert(conv.end(), first + extent.first, first + extent.end());
   }
   w.conv = std::move(conv);
-  layer.o = column_slice(layer.o, part.values, buffers);
+  layer.o = copies.columns(layer.o, part.values);
 }
 
 /// Columns of the dense feed-forward or of the shared expert; whole experts.
-void slice_feed_forward(const ModelSlice& slice, const std::vector<int64_t>& ff, LayerWeights& layer,
-                        std::vector<AlignedBuffer>& buffers) {
+void slice_feed_forward(const ModelSlice& slice, const std::vector<int64_t>& ff, LayerWeights& layer, Copies& copies) {
   if (layer.gate.format) {
     layer.gate = row_slice(layer.gate, slice.first(ff), slice.count(ff));
     layer.up = row_slice(layer.up, slice.first(ff), slice.count(ff));
     layer.down = slice.gathers ? row_slice(layer.down, slice.first(slice.model), slice.count(slice.model))
-                               : column_slice(layer.down, slice.first(ff), slice.count(ff), buffers);
+                               : copies.columns(layer.down, slice.first(ff), slice.count(ff));
   }
   if (layer.experts.empty()) return;
   const auto first = layer.experts.begin() + slice.first(slice.experts);
@@ -237,11 +256,12 @@ void apply_slice(const ModelSlice& slice, Config& c, Weights& weights) {
   RIDGE_CHECK(whole.delta.n_key_heads == 0 || !slice.gathers, "the output projection of {} is not cut between rows",
               mixer_name(MixerKind::delta));
   if (whole.delta.n_key_heads > 0) delta = delta_part(whole.delta, slice.rank, slice.size);
+  Copies copies{weights.buffers, {}};
   for (size_t i = 0; i < weights.layers.size(); ++i) {
     LayerWeights& layer = weights.layers[i];
-    if (whole.has_delta(int(i))) slice_delta(*delta, whole.delta, layer, weights.buffers);
-    else slice_attention(slice, layer, weights.buffers);
-    slice_feed_forward(slice, whole.has_experts(int(i)) ? slice.shared : slice.ff, layer, weights.buffers);
+    if (whole.has_delta(int(i))) slice_delta(*delta, whole.delta, layer, copies);
+    else slice_attention(slice, layer, copies);
+    slice_feed_forward(slice, whole.has_experts(int(i)) ? slice.shared : slice.ff, layer, copies);
   }
   weights.output = row_slice(weights.output, slice.first(slice.vocab), slice.count(slice.vocab));
   c.n_heads /= slice.size;

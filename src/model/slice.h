@@ -42,7 +42,7 @@ Linear column_slice(const Linear& m, int64_t first, int64_t count, std::vector<A
 /// How a model that was just loaded lies on `size` ranks, as rank `rank` sees it. Fails with usage, naming what cannot be
 /// cut: kinds of layers, numbers of heads, blocks that do not end where a part does.
 Result<ModelSlice> plan_slice(const Config& config, const Weights& weights, int rank, int size);
-/// Makes configuration and weights those of the slice. n_params, stored_bytes, vocab_size and n_experts stay the whole
+/// Makes configuration and weights those of the slice. Matrices of several layers with the same rows stay one in memory. n_params, stored_bytes, vocab_size and n_experts stay the whole
 /// model's. What all ranks together add once (biases of o and of experts' outputs) is zero on all ranks but one.
 void apply_slice(const ModelSlice& slice, Config& config, Weights& weights);
 

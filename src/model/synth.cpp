@@ -37,6 +37,7 @@ constexpr Shape kShapes[] = {
     {"llama-3.2-1b", "llama", 16, 32, 8, 64, 2048, 8192, 128256, 131072, 5e5f, false, true},
     {"llama-3.1-8b", "llama", 32, 32, 8, 128, 4096, 14336, 128256, 131072, 5e5f, false, false},
     {"llama-3.1-70b", "llama", 80, 64, 8, 128, 8192, 28672, 128256, 131072, 5e5f, false, false},
+    {"llama-3.1-405b", "llama", 126, 128, 8, 128, 16384, 53248, 128256, 131072, 5e5f, false, false},
     {"mistral-small-24b", "llama", 40, 32, 8, 128, 5120, 32768, 131072, 32768, 1e8f, false, false},
     {"phi-4-mini", "phi3", 32, 24, 8, 128, 3072, 8192, 200064, 131072, 1e4f, false, true, 96},
     {"gemma-3-27b", "gemma3", 62, 32, 16, 128, 5376, 21504, 262208, 131072, 1e6f, false, true, 128, 1024, 0, 0, 0,
@@ -180,6 +181,9 @@ Status apply_options(std::string_view spec, SynthPlan& plan) {
     } else if (key == "mtp") {
       if (value != "0" && value != "1") return fail(ErrorKind::usage, "synth: option mtp={} is not 0 or 1", value);
       plan.mtp = value == "1";
+    } else if (key == "shared") {
+      if (value != "0" && value != "1") return fail(ErrorKind::usage, "synth: option shared={} is not 0 or 1", value);
+      plan.shared = value == "1";
     } else if (key == "layers") {
       char* rest = nullptr;
       const long n = std::strtol(value.c_str(), &rest, 10);
@@ -191,7 +195,8 @@ Status apply_options(std::string_view spec, SynthPlan& plan) {
       plan.config.n_layers = int(n);
     } else {
       return fail(ErrorKind::usage,
-                  "unknown synth: option '{}' (there are: layers=N, weights=FORMAT, head=FORMAT, mtp=1)", option);
+                  "unknown synth: option '{}' (there are: layers=N, weights=FORMAT, head=FORMAT, mtp=1, shared=1)",
+                  option);
     }
   }
   return {};
@@ -244,8 +249,8 @@ int64_t SynthPlan::decode_matrix_bytes() const {
                  c.n_heads * (matrix(c.kv_rank, c.nope_dim) + matrix(c.value_dim, c.kv_rank));
   const int64_t delta = matrix(c.delta.channels() + c.delta.values() + 2 * c.delta.n_value_heads, c.d_model) +
                         matrix(c.d_model, c.delta.values()),
-                shared = c.d_ff_shared > 0 ? gated(c.d_ff_shared) : 0,
-                experts = c.n_experts_used * gated(c.d_ff_expert) + shared + 4 * c.n_experts * c.d_model;
+                of_all = c.d_ff_shared > 0 ? gated(c.d_ff_shared) : 0,
+                experts = c.n_experts_used * gated(c.d_ff_expert) + of_all + 4 * c.n_experts * c.d_model;
   const Linear output{.format = &head_format(), .n_out = c.vocab_size, .n_in = c.d_model};
   int64_t bytes = output.bytes();
   for (int i = 0; i < c.n_layers; ++i)
@@ -253,7 +258,7 @@ int64_t SynthPlan::decode_matrix_bytes() const {
   return bytes;
 }
 
-Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec, bool shapes_only) {
+Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec, SynthMatrices matrices) {
   RIDGE_TRY(const SynthPlan plan, plan_synth_model(spec));
   LoadedModel model;
   model.config = plan.config;
@@ -270,12 +275,12 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec,
     if (f.tail_bytes > 0) m.scale = float(gain / std::sqrt(double(n_in))), m.int8_activations = true;
     into->stored_bytes += m.bytes();
     into->n_params += n_out * n_in;
-    if (shapes_only) return m;
+    if (matrices == SynthMatrices::shapes) return m;
     const auto at = std::tuple(&f, n_in, gain);
     const NoiseSource& noise = noises.try_emplace(at, f, n_in, gain).first->second;
     AlignedBuffer rows(m.bytes());
     noise.fill(rows.data(), m.bytes(), rng);
-    if (wants_panels(f, n_in, context.isa)) {
+    if (matrices == SynthMatrices::packed && wants_panels(f, n_in, context.isa)) {
       AlignedBuffer& panels = into->buffers.emplace_back(panel_bytes(f, n_out, n_in));
       pack_panels(context, f, n_out, n_in, rows.data(), panels.data());
       m.panels = panels.data();
@@ -385,7 +390,24 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec,
     layer.up = matrix(d_ff, c.d_model, false);
     layer.down = matrix(c.d_model, d_ff, false, true, branch_gain);
   };
-  for (int i = 0; i < c.n_layers; ++i) add_layer(i);
+  // Of each kind of layer the first one, with what it added to the model's counts.
+  struct Made {
+    int layer;
+    int64_t bytes, params;
+  };
+  std::map<std::pair<bool, bool>, Made> made;
+  for (int i = 0; i < c.n_layers; ++i) {
+    const std::pair kind(c.has_delta(i), c.has_experts(i));
+    if (const auto like = made.find(kind); plan.shared && like != made.end()) {
+      w.layers.push_back(w.layers[size_t(like->second.layer)]);
+      w.stored_bytes += like->second.bytes;
+      w.n_params += like->second.params;
+      continue;
+    }
+    const int64_t bytes = w.stored_bytes, params = w.n_params;
+    add_layer(i);
+    made.try_emplace(kind, Made{i, w.stored_bytes - bytes, w.n_params - params});
+  }
   if (plan.mtp) {
     const auto head = std::make_shared<Weights>();
     into = head.get();

@@ -303,8 +303,9 @@ PlannedModel plan_model(const std::string& path, const LoadOptions& place) {
     if (place.n_threads == 0) model.place.n_threads = available_processors();
   }
   CpuContext context(1, model.isa);
-  model.loaded = model.is_shape ? make_synth_model(context, path.substr(kSynth.size()), true).or_throw()
-                                : load_model(path).or_throw();
+  model.loaded = model.is_shape
+                     ? make_synth_model(context, path.substr(kSynth.size()), SynthMatrices::shapes).or_throw()
+                     : load_model(path).or_throw();
   model.plan = make_plan(model.config(), model.loaded.weights.rope_factors, model.loaded.weights.long_rope_factors);
   return model;
 }
