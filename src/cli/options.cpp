@@ -260,7 +260,7 @@ std::string asked_for(const std::vector<std::string>& words) {
 
 bool join_ranks(CLI::App& app, const std::vector<std::string>& words) {
   const CLI::Option* const tp = app.get_option_no_throw("--tp");
-  if (!tp || tp->count() == 0) return false;
+  if (!tp || tp->count() == 0 || !app.get_option_no_throw("--rank-timeout")) return false;  // a plan runs alone
   const auto n = int(parse_whole("--tp", tp->results().back(), 1, 64));
   if (n == 1) return false;
   const CLI::Option* const timeout = app.get_option("--rank-timeout");

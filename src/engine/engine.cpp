@@ -116,7 +116,8 @@ Engine::Engine(const std::string& path, const LoadOptions& options, Ranks* ranks
   plan_ = make_plan(loaded_.config, weights.rope_factors, weights.long_rope_factors);
   // A device reads rows as stored, so the CPU packs nothing for it.
   if (!device_) pack_weights(context_, weights);
-  if (is_synth && ranks_) drop_packed_rows(weights);  // as those of a whole synth: model
+  // Those of a synth: model, as of a whole one; those of BitNet, of which a rank has a part and nothing reads them.
+  if (slice_ && (is_synth || slice_->gathers)) drop_unread_rows(weights);
   backend_ = device_ ? make_cuda_backend(*device_, plan_, weights, options.kernels)
                      : make_cpu_backend(context_, plan_, weights, ranks_, slice());
   info_ = describe(path, loaded_, context_, ranks_ ? ranks_->size() : 1);

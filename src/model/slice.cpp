@@ -59,7 +59,7 @@ Status check_kinds(const Config& c, const Weights& weights, int size) {
                    fmt::format("has {} key heads, which {} ranks do not share evenly", c.delta.n_key_heads, size));
   if (weights.head || weights.join.format) return refused(size, "an MTP head", "is not cut into slices");
   bool has_rows = true;
-  for_each_matrix(weights, [&](const Linear& m, std::string_view) { has_rows = has_rows && m.rows; });
+  for_each_matrix(weights, [&](const Linear& m, std::string_view) { has_rows = has_rows && (m.rows || !m.panels); });
   if (!has_rows)
     return refused(size, "a synth: model", "has no rows to cut, only panels (use --isa scalar, or a model of a file)");
   if (c.n_heads % size != 0 || (c.n_kv_heads % size != 0 && size % c.n_kv_heads != 0))
@@ -97,9 +97,10 @@ std::vector<int64_t> slice_borders(int64_t n, int64_t unit, int size) {
 }
 
 Linear row_slice(const Linear& m, int64_t first, int64_t count) {
-  RIDGE_CHECK(m.rows && first >= 0 && first + count <= m.n_out, "rows {} to {} of {}", first, first + count, m.n_out);
+  RIDGE_CHECK(!m.panels && first >= 0 && first + count <= m.n_out, "rows {} to {} of {}", first, first + count,
+              m.n_out);
   Linear part = m;
-  part.rows += first * m.format->row_bytes(m.n_in);
+  if (m.rows) part.rows += first * m.format->row_bytes(m.n_in);
   part.n_out = count;
   return part;
 }
@@ -173,21 +174,30 @@ namespace {
 /// Copies of parts of matrices. Layers that share a matrix share its copy.
 struct Copies {
   std::vector<AlignedBuffer>& buffers;
-  std::map<const std::byte*, Linear> made;  // by where the whole matrix begins, which is cut in one way only
+  bool shapes_only;
+  std::map<const std::byte*, Linear> made = {};  // by where the whole matrix begins, which is cut in one way only
 
   template <class Cut>
-  Linear once(const Linear& m, const Cut& cut) {
+  Linear once(const Linear& m, std::span<const Extent> extents, int64_t Linear::*side, const Cut& cut) {
+    if (shapes_only) {
+      Linear part = m;
+      part.rows = nullptr;
+      part.*side = 0;
+      for (const Extent& extent : extents) part.*side += extent.count;
+      return part;
+    }
     const auto known = made.find(m.rows);
     return known != made.end() ? known->second : made[m.rows] = cut();
   }
   Linear rows(const Linear& m, std::span<const Extent> extents) {
-    return once(m, [&] { return row_slice(m, extents, buffers); });
+    return once(m, extents, &Linear::n_out, [&] { return row_slice(m, extents, buffers); });
   }
   Linear columns(const Linear& m, std::span<const Extent> extents) {
-    return once(m, [&] { return column_slice(m, extents, buffers); });
+    return once(m, extents, &Linear::n_in, [&] { return column_slice(m, extents, buffers); });
   }
   Linear columns(const Linear& m, int64_t first, int64_t count) {
-    return once(m, [&] { return column_slice(m, first, count, buffers); });
+    const Extent extent{first, count};
+    return columns(m, std::span(&extent, 1));
   }
 };
 
@@ -250,13 +260,13 @@ void slice_feed_forward(const ModelSlice& slice, const std::vector<int64_t>& ff,
 
 }  // namespace
 
-void apply_slice(const ModelSlice& slice, Config& c, Weights& weights) {
+void apply_slice(const ModelSlice& slice, Config& c, Weights& weights, bool shapes_only) {
   const Config& whole = slice.whole;
   std::optional<DeltaPart> delta;
   RIDGE_CHECK(whole.delta.n_key_heads == 0 || !slice.gathers, "the output projection of {} is not cut between rows",
               mixer_name(MixerKind::delta));
   if (whole.delta.n_key_heads > 0) delta = delta_part(whole.delta, slice.rank, slice.size);
-  Copies copies{weights.buffers, {}};
+  Copies copies{weights.buffers, shapes_only};
   for (size_t i = 0; i < weights.layers.size(); ++i) {
     LayerWeights& layer = weights.layers[i];
     if (whole.has_delta(int(i))) slice_delta(*delta, whole.delta, layer, copies);

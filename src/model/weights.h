@@ -139,8 +139,9 @@ Result<Config> synth_config(std::string_view shape);
 
 /// Packs into panels every matrix whose format has a panel kernel for this ISA.
 void pack_weights(CpuContext& context, Weights& weights);
-/// Forgets rows whose panels serve every product, and frees the buffers that nothing points into.
-void drop_packed_rows(Weights& weights);
+/// Forgets rows whose panels serve every product, moves rows that are a part of a buffer into one of their own, and frees
+/// the buffers that nothing points into: a rank holds no more than its slice.
+void drop_unread_rows(Weights& weights);
 /// Bytes of a matrix's panels; 0 where it gets none.
 int64_t packed_bytes(const Linear& m, Isa isa);
 

@@ -70,7 +70,7 @@ TEST(SynthPlan, RowsForSlicesArePackedLater) {
     EXPECT_FALSE(m.panels) << name;
   });
   pack_weights(context, rows.weights);
-  drop_packed_rows(rows.weights);
+  drop_unread_rows(rows.weights);
   int64_t packed = rows.weights.embedding.bytes(), held = 0;
   for_each_matrix(rows.weights, [&](const Linear& m, std::string_view name) {
     EXPECT_EQ(m.panels != nullptr, packed_bytes(m, context.isa) > 0) << name;
