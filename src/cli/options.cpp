@@ -212,9 +212,8 @@ std::string device_text(const ModelInfo& info) {
 
 void add_model_flag(CLI::App& app, ModelFlags& flags, bool required) {
   in_group(app, "Model");
-  add_text(
-      app, "-m,--model", flags.model, "MODEL",
-      "GGUF file, Hugging Face folder, or synth:SHAPE[@layers=N][@weights=FORMAT][@head=FORMAT][@mtp=1][@shared=1]")
+  add_text(app, "-m,--model", flags.model, "MODEL",
+           "GGUF file, Hugging Face folder, or synth:SHAPE[@layers=N][@weights=FORMAT][@head=FORMAT][@mtp=1]")
       ->required(required);
 }
 
