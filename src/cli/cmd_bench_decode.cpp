@@ -7,6 +7,7 @@
 #include "io/mapped_file.h"
 #include "lab/model/bench.h"
 #include "lab/model/bench_spec.h"
+#include "rank/mpi.h"
 
 namespace ridge::cli {
 namespace {
@@ -134,6 +135,7 @@ int bench_speculation(const BenchFlags& flags, const lab::BenchParams& decode) {
 
 int bench(const BenchFlags& flags) {
   const lab::BenchParams params = read_params(flags);
+  if (flags.spec.on() && joined_ranks()) bad_flag("--tp", "ranks have no speculation", "leave out --spec-type");
   if (flags.spec.on()) return bench_speculation(flags, params);
   flags.spec.check();
   if (!flags.text.empty() || flags.temperature != 0)
@@ -161,6 +163,7 @@ Action declare_bench_decode(CLI::App& app) {
   add_text(app, "--device", f.device.device, "NAME", "cpu, cuda[:N], or cuda:N,M,... to share a model (-dev)");
   add_text(app, "--isa", f.device.isa, "NAME", "highest instruction set to use: scalar, avx2, avx512");
   add_repeatable(app, "--kernel", f.device.kernels, "OP=NAME", "force a kernel, OP=NAME (repeatable)");
+  add_rank_flags(app);
   in_group(app, "Tests");
   add_list(app, "-p,--n-prompt", f.n_prompt, "512", "prompt tokens; 0: no prompt test");
   add_list(app, "-n,--n-gen", f.n_gen, "128", "tokens to decode; 0: no decode test");

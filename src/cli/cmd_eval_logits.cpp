@@ -6,6 +6,7 @@
 #include "io/safetensors.h"
 #include "io/text.h"
 #include "io/token_ids_file.h"
+#include "rank/mpi.h"
 
 namespace ridge::cli {
 namespace {
@@ -66,7 +67,9 @@ int write_logits(const LogitsFlags& flags) {
     return {};
   };
   const auto start = std::chrono::steady_clock::now();
-  io::write_safetensors(flags.out, tensors, payload).or_throw();
+  if (Ranks* const ranks = joined_ranks(); ranks && !ranks->is_first())
+    run_ids(session, ids, path, [](int, const float*) {});
+  else io::write_safetensors(flags.out, tensors, payload).or_throw();
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   progress.clear();
   if (flags.output.json) {
@@ -87,6 +90,7 @@ Action declare_eval_logits(CLI::App& app) {
   LogitsFlags& f = *flags;
   add_model_flag(app, f.model, true);
   add_device_flags(app, f.model);
+  add_rank_flags(app);
   in_group(app, "Tokens");
   add_text(app, "--ids", f.ids, "FILE",
            "token ids: safetensors, input_ids I32 or I64 [T] or [1, T], or JSON {\"input_ids\": [..]}, [..]")

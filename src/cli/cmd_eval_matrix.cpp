@@ -3,6 +3,7 @@
 #include "cli/eval.h"
 #include "cli/interrupt.h"
 #include "lab/quality/matrix.h"
+#include "rank/mpi.h"
 
 namespace ridge::cli {
 namespace {
@@ -24,6 +25,13 @@ std::vector<lab::Row> stored_rows(const MatrixFlags& flags) {
   return {};
 }
 
+/// Of several ranks only the first one has a file of results; all go on from its rows.
+std::vector<lab::Row> rows_for_all(std::vector<lab::Row> rows) {
+  Ranks* const ranks = joined_ranks();
+  if (!ranks) return rows;
+  return lab::Row::parse(ranks->from_first(lab::json_text(lab::Row(rows), -1))).get<std::vector<lab::Row>>();
+}
+
 void print_rows(const std::vector<lab::Row>& rows, const std::string& format) {
   const auto dump = [](const lab::Row& row, int indent) { return lab::json_text(row, indent); };
   if (format == "md") fmt::print("{}", lab::matrix_table(rows));
@@ -39,7 +47,7 @@ int matrix(const MatrixFlags& flags) {
   lab::EvalOptions options = eval_options(flags.text);
   if (!flags.list.empty()) options.candidates = parse_kv_list(flags.list).or_throw();
   options.base = parse_kv_choice(flags.base).or_throw();
-  const std::vector<lab::Row> stored = stored_rows(flags);
+  const std::vector<lab::Row> stored = rows_for_all(stored_rows(flags));
   lab::ResultsFile results = lab::ResultsFile::open(flags.output.results).or_throw();
   const Model model = load_model(flags.text.model);
   if (flags.list.empty() && flags.each_layer.empty()) options.candidates = lab::default_matrix(model.info().head_dim);
@@ -83,6 +91,7 @@ Action declare_eval_matrix(CLI::App& app) {
   const auto flags = std::make_shared<MatrixFlags>();
   MatrixFlags& f = *flags;
   add_text_flags(app, f.text);
+  add_rank_flags(app);
   app.get_option("--file")->required();
   in_group(app, "KV cache");
   add_text(app, "--kv", f.list, "LIST",

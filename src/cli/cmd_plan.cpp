@@ -12,7 +12,7 @@ struct PlanFlags {
   ModelFlags model;
   SpecFlags spec;
   OutputFlags output;
-  int n_ctx = 0, n_sessions = 1, n_ubatch = 0;
+  int n_ctx = 0, n_sessions = 1, n_ubatch = 0, n_ranks = 1;
   std::string list, roof_file;
   double memory_gib = 0, roof_gb_s = 0;
   bool check = false;
@@ -114,8 +114,11 @@ lab::Row check_row(const lab::MemoryPlan& plan, const lab::PlanCheck& check) {
 int run_plan(const PlanFlags& flags) {
   check_device(flags.model.device);
   flags.spec.check();
+  if (flags.n_ranks > 1 && (flags.spec.on() || flags.check))
+    bad_flag("--tp", "ranks have no speculation, and a check would need all of them",
+             "leave out --spec-type and --check");
   lab::ResultsFile results = lab::ResultsFile::open(flags.output.results).or_throw();
-  const lab::PlannedModel model = lab::plan_model(flags.model.model, flags.model.load_options());
+  const lab::PlannedModel model = lab::plan_model(flags.model.model, flags.model.load_options(), flags.n_ranks);
   const int n_ctx = flags.n_ctx > 0 ? flags.n_ctx : model.config().n_ctx_train;
   std::shared_ptr<const lab::PlannedDraft> draft;
   if (flags.spec.on())
@@ -136,9 +139,10 @@ int run_plan(const PlanFlags& flags) {
   for (const Planned& of : plans) rows.push_back(planned_row(model, of, memory));
   if (!flags.output.json) {
     if (!flags.output.quiet)
-      fmt::print(stderr, "plan     {} ({}) on {}, {} session{} of {} tokens, {:.2f} GiB of memory\n",
-                 model.config().name, model.config().arch, flags.model.device, flags.n_sessions,
-                 flags.n_sessions == 1 ? "" : "s", n_ctx, double(memory) / kGib);
+      fmt::print(stderr, "plan     {} ({}) on {}{}, {} session{} of {} tokens, {:.2f} GiB of memory\n",
+                 model.config().name, model.config().arch,
+                 flags.n_ranks > 1 ? fmt::format("one of {} ranks, ", flags.n_ranks) : "", flags.model.device,
+                 flags.n_sessions, flags.n_sessions == 1 ? "" : "s", n_ctx, double(memory) / kGib);
     print_plans(plans);
     if (!roof && !flags.output.quiet)
       fmt::print(stderr,
@@ -174,6 +178,7 @@ Action declare_plan(CLI::App& app) {
   add_model_flag(app, f.model, true);
   add_device_flags(app, f.model);
   in_group(app, "Plan");
+  add_whole(app, "--tp", f.n_ranks, 1, 64, "ranks that hold the model together: the plan is that of one");
   add_whole(app, "-c,--ctx-size", f.n_ctx, 0, 1 << 26, "tokens of each session; 0: what the model was trained for");
   add_whole(app, "--sessions", f.n_sessions, 1, 65536, "sequences in memory at once");
   add_whole(app, "--ubatch-size", f.n_ubatch, 0, 65536, "tokens per prefill step (-ub); 0: 512, on a GPU 2048");

@@ -212,9 +212,8 @@ std::string device_text(const ModelInfo& info) {
 
 void add_model_flag(CLI::App& app, ModelFlags& flags, bool required) {
   in_group(app, "Model");
-  add_text(
-      app, "-m,--model", flags.model, "MODEL",
-      "GGUF file, Hugging Face folder, or synth:SHAPE[@layers=N][@weights=FORMAT][@head=FORMAT][@mtp=1][@distinct=N]")
+  add_text(app, "-m,--model", flags.model, "MODEL",
+           "GGUF file, Hugging Face folder, or synth:SHAPE[@layers=N][@weights=FORMAT][@head=FORMAT][@mtp=1]")
       ->required(required);
 }
 
@@ -260,7 +259,7 @@ std::string asked_for(const std::vector<std::string>& words) {
 
 bool join_ranks(CLI::App& app, const std::vector<std::string>& words) {
   const CLI::Option* const tp = app.get_option_no_throw("--tp");
-  if (!tp || tp->count() == 0) return false;
+  if (!tp || tp->count() == 0 || !app.get_option_no_throw("--rank-timeout")) return false;  // a plan runs alone
   const auto n = int(parse_whole("--tp", tp->results().back(), 1, 64));
   if (n == 1) return false;
   const CLI::Option* const timeout = app.get_option("--rank-timeout");
@@ -268,14 +267,19 @@ bool join_ranks(CLI::App& app, const std::vector<std::string>& words) {
       timeout->count() == 0 ? 60 : parse_whole("--rank-timeout", timeout->results().back(), 1, 86400);
   Ranks& ranks = join_mpi(n, double(seconds));
   ranks.require_same("the command line", asked_for(words), "give every rank the same flags", double(seconds));
+  const auto set = [&](const std::string& flag, const std::string& value) {
+    CLI::Option* const option = app.get_option_no_throw(flag);
+    if (!option) return;
+    option->clear();
+    option->add_result(value);
+    option->run_callback();
+  };
+  if (const CLI::Option* const threads = app.get_option_no_throw("--threads"); threads && threads->count() == 0)
+    set("--threads", std::to_string(processors_of_rank()));
   if (ranks.is_first()) return true;
   if (!std::freopen("/dev/null", "w", stdout)) throw Error(ErrorKind::failure, "cannot open /dev/null");
-  for (const auto& [flag, value] : {std::pair("--quiet", "true"), {"--results", ""}})
-    if (CLI::Option* const option = app.get_option_no_throw(flag)) {
-      option->clear();
-      option->add_result(value);
-      option->run_callback();
-    }
+  set("--quiet", "true");
+  for (const char* const file : {"--results", "--trace", "--save-base"}) set(file, "");
   return true;
 }
 

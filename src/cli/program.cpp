@@ -139,9 +139,9 @@ std::string closest(const CLI::App& app, const std::string& unknown) {
   size_t best_distance = 1 + std::min<size_t>(3, unknown.size() / 3);
   const auto offer = [&](const std::string& word) {
     const size_t distance = edit_distance(unknown.substr(0, 64), word);
-    // Letters are left out more often than added.
-    if (distance < best_distance || (distance == best_distance && !best.empty() && word.size() > best.size()))
-      best = word, best_distance = distance;
+    // Of words as near the longer one: a letter is left out more easily than typed.
+    const bool is_likelier = distance == best_distance && !best.empty() && word.size() > best.size();
+    if (distance < best_distance || is_likelier) best = word, best_distance = distance;
   };
   for (const CLI::Option* option : app.get_options())
     for (const std::string& name : option->get_lnames()) offer("--" + name);

@@ -24,8 +24,9 @@ constexpr int64_t kIntQueryBytes = 2 * 640, kIntThreadBytes = 19520, kIntSumsByt
 
 class Steps {
  public:
-  Steps(const ModelPlan& plan, const Weights& weights, std::span<const KvLayerConfig> layers, Isa isa, int n_threads)
-      : plan_(plan), weights_(weights), layers_(layers), isa_(isa), n_threads_(n_threads) {}
+  Steps(const ModelPlan& plan, const Weights& weights, std::span<const KvLayerConfig> layers, Isa isa, int n_threads,
+        const ModelSlice* slice)
+      : plan_(plan), weights_(weights), layers_(layers), isa_(isa), n_threads_(n_threads), slice_(slice) {}
 
   void run(const StepShape& step) {
     const int64_t n = int64_t(step.n_seqs) * step.n_tokens;
@@ -44,6 +45,7 @@ class Steps {
     }
     next_ = 0;
     linear(weights_.output, step.n_logits);
+    if (slice_) columns_.ensure(4 * int64_t(step.n_logits) * weights_.output.n_out);
     logits_.ensure(4 * int64_t(step.n_logits) * plan_.vocab_size);
   }
   /// Making the forms of weighted rounding (model/kv_metric.cpp).
@@ -72,6 +74,7 @@ class Steps {
   PlannedBuffers sum() const {
     PlannedBuffers all;
     for (const Grown& buffer : rows_) all.activations += buffer.bytes;
+    all.activations += whole_.bytes + columns_.bytes;
     for (const Grown& buffer : scratch_) all.scratch += buffer.bytes;
     all.logits = logits_.bytes;
     return all;
@@ -91,6 +94,8 @@ class Steps {
       case MixerKind::attention:
         if (a.gate) rows_[kRows].ensure(8 * n * a.q_dim());
         for (const Linear* m : {&w.q, &w.k, &w.v}) linear(*m, n);
+        if (slice_ && a.qk_norm_whole)
+          for (const auto* of_all : {&slice_->q, &slice_->kv}) whole_.ensure(4 * n * of_all->back());
         attend(layers_[i], a.n_heads, step);
         break;
       case MixerKind::latent: {
@@ -115,7 +120,7 @@ class Steps {
         break;
       }
     }
-    linear(w.o, n);
+    project(w.o, slice_ ? &slice_->q : nullptr, n);
     if (layer.feed_forward == FeedForwardKind::experts) {
       const ExpertsPlan& e = layer.experts;
       next_ = kMixer;
@@ -126,7 +131,16 @@ class Steps {
       for (const Linear* m : {&w.experts[0].gate, &w.experts[0].up, &w.experts[0].down}) linear(*m, share);
     }
     if (!w.gate.format) return;
-    for (const Linear* m : {&w.gate, &w.up, &w.down}) linear(*m, n);
+    for (const Linear* m : {&w.gate, &w.up}) linear(*m, n);
+    project(w.down, slice_ ? &slice_->ff : nullptr, n);
+  }
+  /// A product of rows that ranks put together and whose columns they exchange, where they are cut so.
+  void project(const Linear& w, const std::vector<int64_t>* borders, int64_t n) {
+    if (slice_ && slice_->gathers) {
+      whole_.ensure(4 * n * borders->back());
+      columns_.ensure(4 * n * w.n_out);
+    }
+    linear(w, n);
   }
 
   static int64_t samples(int64_t n) {
@@ -197,15 +211,16 @@ class Steps {
   const std::span<const KvLayerConfig> layers_;
   const Isa isa_;
   const int64_t n_threads_;
+  const ModelSlice* const slice_;  // null: the whole model
   size_t next_ = 0;
-  Grown rows_[kBuffers], scratch_[3], logits_;
+  Grown rows_[kBuffers], scratch_[3], logits_, whole_, columns_;
 };
 
 }  // namespace
 
 PlannedBuffers plan_step_buffers(const ModelPlan& plan, const Weights& weights, std::span<const KvLayerConfig> layers,
-                                 Isa isa, int n_threads, std::span<const StepShape> steps) {
-  Steps all(plan, weights, layers, isa, n_threads);
+                                 Isa isa, int n_threads, std::span<const StepShape> steps, const ModelSlice* slice) {
+  Steps all(plan, weights, layers, isa, n_threads, slice);
   const auto weighted = [](const KvLayerConfig& layer) {
     return layer.k.policy.rounding == KvRounding::weighted || layer.v.policy.rounding == KvRounding::weighted;
   };

@@ -35,6 +35,7 @@ ModelInfo describe(const std::string& path, LoadedModel& model, const CpuContext
                  .n_ctx_train = c.n_ctx_train,
                  .n_cached_sides = c.kv_rank > 0 ? 1 : 2,
                  .n_cached_layers = c.n_cached_layers(),
+                 .n_ranks = slice ? slice->size : 1,
                  .tied_output = c.tied_output,
                  .n_params = model.weights.n_params,
                  .weight_bytes = model.weights.stored_bytes,
@@ -91,8 +92,11 @@ Engine::Engine(const std::string& path, const LoadOptions& options, Ranks* ranks
   if (!on_device())
     for (const std::string& choice : options.kernels) force_kernel(kernel_tables(), choice, context_.forced);
   constexpr std::string_view kSynth = "synth:";
-  loaded_ = path.starts_with(kSynth) ? make_synth_model(context_, path.substr(kSynth.size())).or_throw()
-                                     : load_model(path).or_throw();
+  const bool is_synth = path.starts_with(kSynth);
+  loaded_ = is_synth ? make_synth_model(context_, path.substr(kSynth.size()),
+                                        ranks_ ? SynthMatrices::rows : SynthMatrices::packed)
+                           .or_throw()
+                     : load_model(path).or_throw();
   Weights& weights = loaded_.weights;
   if (options.float_activations)
     for_each_matrix(weights, [](Linear& m, std::string_view) { m.int8_activations = false; });
@@ -100,6 +104,8 @@ Engine::Engine(const std::string& path, const LoadOptions& options, Ranks* ranks
   plan_ = make_plan(loaded_.config, weights.rope_factors, weights.long_rope_factors);
   // A device reads rows as stored, so the CPU packs nothing for it.
   if (!on_device()) pack_weights(context_, weights);
+  // Those of a synth: model, as of a whole one; those of BitNet, of which a rank has a part and nothing reads them.
+  if (slice_ && (is_synth || slice_->gathers)) drop_unread_rows(weights);
   if (devices_.size() > 1)
     backend_ = make_cuda_backend(devices_, loaded_.config, weights, options.kernels, options.rank_timeout_s);
   else if (on_device()) backend_ = make_cuda_backend(devices_[0], plan_, weights, options.kernels);

@@ -52,6 +52,18 @@ RankCaches::RankCaches(Ranks& of, const ModelSlice& slice, std::span<const KvLay
   for (const KvLayerConfig& layer : whole_layers(slice, own)) whole.emplace_back(layer, false);
 }
 
+RankCaches RankCaches::of_layers(std::span<const int> layers) const {
+  RankCaches some = *this;
+  some.whole.clear();
+  for (std::vector<SidePart>& of_rank : some.parts) of_rank.clear();
+  for (const int layer : layers) {
+    some.whole.push_back(whole[size_t(layer)]);
+    for (size_t r = 0; r < parts.size(); ++r)
+      for (const int side : {0, 1}) some.parts[r].push_back(parts[r][size_t(2 * layer + side)]);
+  }
+  return some;
+}
+
 std::optional<SequenceImage> gather_image(const RankCaches& caches, SequenceImage own) {
   Ranks& ranks = caches.ranks;
   std::vector<SequenceImage> images(size_t(ranks.size()), {.n = own.n, .calibrated = own.calibrated, .sides = {}});

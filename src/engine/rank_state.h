@@ -14,6 +14,9 @@ namespace ridge {
 struct RankCaches {
   RankCaches(Ranks& of, const ModelSlice& slice, std::span<const KvLayerConfig> own);
 
+  /// The same of some layers only, in this order: of images that SequencePool::save() makes of them.
+  RankCaches of_layers(std::span<const int> layers) const;
+
   Ranks& ranks;
   std::vector<std::vector<SidePart>> parts;  ///< by rank
   std::vector<KvLayouts> whole;

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <deque>
 #include <filesystem>
+#include <map>
 
 #include "format/i2_s.h"
 #include "format/int4_g128.h"
@@ -749,6 +750,40 @@ Linear interleaved(const Linear& m, int64_t head_dim, std::vector<AlignedBuffer>
 }
 
 }  // namespace
+
+void drop_unread_rows(Weights& weights) {
+  const auto is_in = [](const AlignedBuffer& buffer, const std::byte* bytes) {
+    return bytes >= buffer.data() && bytes < buffer.data() + buffer.bytes();
+  };
+  std::map<const std::byte*, int64_t> sizes;  // of buffers, by where they begin
+  for (const AlignedBuffer& buffer : weights.buffers)
+    if (!is_in(buffer, weights.embedding.rows)) sizes[buffer.data()] = buffer.bytes();
+  std::map<const std::byte*, const std::byte*> moved;  // layers may share rows
+  std::vector<const std::byte*> used = {weights.embedding.rows};
+  for_each_matrix(weights, [&](Linear& m, std::string_view) {
+    if (m.panels) m.rows = nullptr;
+    const auto behind = sizes.upper_bound(m.rows);
+    if (m.rows && behind != sizes.begin()) {
+      const auto& [first, bytes] = *std::prev(behind);
+      if (m.rows < first + bytes && m.bytes() < bytes) {
+        const std::byte*& to = moved[m.rows];
+        if (!to) {
+          AlignedBuffer& own = weights.buffers.emplace_back(m.bytes());
+          std::copy_n(m.rows, m.bytes(), own.data());
+          to = own.data();
+        }
+        m.rows = to;
+      }
+    }
+    for (const std::byte* const bytes : {m.rows, m.panels})
+      if (bytes) used.push_back(bytes);
+  });
+  std::ranges::sort(used);
+  std::erase_if(weights.buffers, [&](const AlignedBuffer& buffer) {
+    const auto first = std::ranges::lower_bound(used, static_cast<const std::byte*>(buffer.data()));
+    return first == used.end() || *first >= buffer.data() + buffer.bytes();
+  });
+}
 
 void pack_weights(CpuContext& context, Weights& weights) {
   for_each_matrix(weights, [&](Linear& m, std::string_view) { pack(context, m, weights.buffers); });

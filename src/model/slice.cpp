@@ -59,7 +59,7 @@ Status check_kinds(const Config& c, const Weights& weights, int size) {
                    fmt::format("has {} key heads, which {} ranks do not share evenly", c.delta.n_key_heads, size));
   if (weights.head || weights.join.format) return refused(size, "an MTP head", "is not cut into slices");
   bool has_rows = true;
-  for_each_matrix(weights, [&](const Linear& m, std::string_view) { has_rows = has_rows && m.rows; });
+  for_each_matrix(weights, [&](const Linear& m, std::string_view) { has_rows = has_rows && (m.rows || !m.panels); });
   if (!has_rows)
     return refused(size, "a synth: model", "has no rows to cut, only panels (use --isa scalar, or a model of a file)");
   if (c.n_heads % size != 0 || (c.n_kv_heads % size != 0 && size % c.n_kv_heads != 0))
@@ -95,9 +95,10 @@ std::vector<int64_t> slice_borders(int64_t n, int64_t unit, int size) {
 }
 
 Linear row_slice(const Linear& m, int64_t first, int64_t count) {
-  RIDGE_CHECK(m.rows && first >= 0 && first + count <= m.n_out, "rows {} to {} of {}", first, first + count, m.n_out);
+  RIDGE_CHECK(!m.panels && first >= 0 && first + count <= m.n_out, "rows {} to {} of {}", first, first + count,
+              m.n_out);
   Linear part = m;
-  part.rows += first * m.format->row_bytes(m.n_in);
+  if (m.rows) part.rows += first * m.format->row_bytes(m.n_in);
   part.n_out = count;
   return part;
 }
@@ -176,8 +177,38 @@ Result<ModelSlice> plan_slice(const Config& c, const Weights& weights, int rank,
 
 namespace {
 
+/// Copies of parts of matrices. Layers that share a matrix share its copy.
+struct Copies {
+  std::vector<AlignedBuffer>& buffers;
+  bool shapes_only;
+  std::map<const std::byte*, Linear> made = {};  // by where the whole matrix begins, which is cut in one way only
+
+  template <class Cut>
+  Linear once(const Linear& m, std::span<const Extent> extents, int64_t Linear::*side, const Cut& cut) {
+    if (shapes_only) {
+      Linear part = m;
+      part.rows = nullptr;
+      part.*side = 0;
+      for (const Extent& extent : extents) part.*side += extent.count;
+      return part;
+    }
+    const auto known = made.find(m.rows);
+    return known != made.end() ? known->second : made[m.rows] = cut();
+  }
+  Linear rows(const Linear& m, std::span<const Extent> extents) {
+    return once(m, extents, &Linear::n_out, [&] { return row_slice(m, extents, buffers); });
+  }
+  Linear columns(const Linear& m, std::span<const Extent> extents) {
+    return once(m, extents, &Linear::n_in, [&] { return column_slice(m, extents, buffers); });
+  }
+  Linear columns(const Linear& m, int64_t first, int64_t count) {
+    const Extent extent{first, count};
+    return columns(m, std::span(&extent, 1));
+  }
+};
+
 /// Heads of a layer that attends.
-void slice_attention(const ModelSlice& slice, LayerWeights& layer, std::vector<AlignedBuffer>& buffers) {
+void slice_attention(const ModelSlice& slice, LayerWeights& layer, Copies& copies) {
   const Config& whole = slice.whole;
   const int64_t n_heads = whole.n_heads / slice.size, first_head = slice.rank * n_heads;
   const int64_t q_rows = whole.q_rows() / whole.n_heads;  // of a head
@@ -198,18 +229,17 @@ void slice_attention(const ModelSlice& slice, LayerWeights& layer, std::vector<A
   }
   const int64_t columns = whole.value_width() / slice.size;
   layer.o = slice.gathers ? row_slice(layer.o, slice.first(slice.model), slice.count(slice.model))
-                          : column_slice(layer.o, slice.rank * columns, columns, buffers);
+                          : copies.columns(layer.o, slice.rank * columns, columns);
   drop_unless(slice.rank == 0, layer.o_bias);
 }
 
 /// Heads of a layer of the gated delta rule.
-void slice_delta(const DeltaPart& part, const DeltaShape& whole, LayerWeights& layer,
-                 std::vector<AlignedBuffer>& buffers) {
+void slice_delta(const DeltaPart& part, const DeltaShape& whole, LayerWeights& layer, Copies& copies) {
   DeltaWeights& w = layer.delta;
-  w.qkv = row_slice(w.qkv, part.channels, buffers);
-  w.z = row_slice(w.z, part.values, buffers);
-  w.a = row_slice(w.a, part.heads, buffers);
-  w.b = row_slice(w.b, part.heads, buffers);
+  w.qkv = copies.rows(w.qkv, part.channels);
+  w.z = copies.rows(w.z, part.values);
+  w.a = copies.rows(w.a, part.heads);
+  w.b = copies.rows(w.b, part.heads);
   keep(w.decay, part.heads);
   keep(w.dt_bias, part.heads);
   std::vector<float> conv;  // [kernel, channels]
@@ -218,17 +248,16 @@ void slice_delta(const DeltaPart& part, const DeltaShape& whole, LayerWeights& l
     for (const Extent& extent : part.channels) conv.insert(conv.end(), first + extent.first, first + extent.end());
   }
   w.conv = std::move(conv);
-  layer.o = column_slice(layer.o, part.values, buffers);
+  layer.o = copies.columns(layer.o, part.values);
 }
 
 /// Columns of the dense feed-forward, of the shared expert and of all experts, or whole experts.
-void slice_feed_forward(const ModelSlice& slice, const std::vector<int64_t>& ff, LayerWeights& layer,
-                        std::vector<AlignedBuffer>& buffers) {
+void slice_feed_forward(const ModelSlice& slice, const std::vector<int64_t>& ff, LayerWeights& layer, Copies& copies) {
   if (layer.gate.format) {
     layer.gate = row_slice(layer.gate, slice.first(ff), slice.count(ff));
     layer.up = row_slice(layer.up, slice.first(ff), slice.count(ff));
     layer.down = slice.gathers ? row_slice(layer.down, slice.first(slice.model), slice.count(slice.model))
-                               : column_slice(layer.down, slice.first(ff), slice.count(ff), buffers);
+                               : copies.columns(layer.down, slice.first(ff), slice.count(ff));
   }
   if (layer.experts.empty()) return;
   if (!slice.experts.empty()) {
@@ -240,7 +269,7 @@ void slice_feed_forward(const ModelSlice& slice, const std::vector<int64_t>& ff,
   for (ExpertWeights& expert : layer.experts) {
     expert.gate = row_slice(expert.gate, first, count);
     expert.up = row_slice(expert.up, first, count);
-    expert.down = column_slice(expert.down, first, count, buffers);
+    expert.down = copies.columns(expert.down, first, count);
     keep(expert.gate_bias, first, count);
     keep(expert.up_bias, first, count);
     drop_unless(slice.rank == 0, expert.down_bias);
@@ -265,22 +294,18 @@ Weights view_of(const Weights& whole) {
   return view;
 }
 
-void apply_slice(const ModelSlice& slice, Config& c, Weights& weights) {
+void apply_slice(const ModelSlice& slice, Config& c, Weights& weights, bool shapes_only) {
   const Config& whole = slice.whole;
   std::optional<DeltaPart> delta;
   RIDGE_CHECK(whole.delta.n_key_heads == 0 || !slice.gathers, "the output projection of {} is not cut between rows",
               mixer_name(MixerKind::delta));
   if (whole.delta.n_key_heads > 0) delta = delta_part(whole.delta, slice.rank, slice.size);
-  std::map<const std::byte*, size_t> first_with;  // rows of an output projection: layers may share all matrices
+  Copies copies{weights.buffers, shapes_only};
   for (size_t i = 0; i < weights.layers.size(); ++i) {
     LayerWeights& layer = weights.layers[i];
-    if (const auto [same, is_new] = first_with.emplace(layer.o.rows, i); !is_new) {
-      layer = LayerWeights(weights.layers[same->second]);
-      continue;
-    }
-    if (whole.has_delta(int(i))) slice_delta(*delta, whole.delta, layer, weights.buffers);
-    else slice_attention(slice, layer, weights.buffers);
-    slice_feed_forward(slice, whole.has_experts(int(i)) ? slice.shared : slice.ff, layer, weights.buffers);
+    if (whole.has_delta(int(i))) slice_delta(*delta, whole.delta, layer, copies);
+    else slice_attention(slice, layer, copies);
+    slice_feed_forward(slice, whole.has_experts(int(i)) ? slice.shared : slice.ff, layer, copies);
   }
   weights.output = row_slice(weights.output, slice.first(slice.vocab), slice.count(slice.vocab));
   c.n_heads /= slice.size;

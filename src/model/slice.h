@@ -50,9 +50,10 @@ Linear column_slice(const Linear& m, int64_t first, int64_t count, std::vector<A
 Result<ModelSlice> plan_slice(const Config& config, const Weights& weights, int rank, int size);
 /// The same matrices and vectors, whose bytes stay with `whole`, to make a slice of.
 Weights view_of(const Weights& whole);
-/// Makes configuration and weights those of the slice. n_params, stored_bytes, vocab_size and n_experts stay the whole
+/// Makes configuration and weights those of the slice. Matrices of several layers with the same rows stay one in memory. n_params, stored_bytes, vocab_size and n_experts stay the whole
 /// model's. What all ranks together add once (biases of o and of experts' outputs) is zero on all ranks but one.
-void apply_slice(const ModelSlice& slice, Config& config, Weights& weights);
+/// `shapes_only`: what would be copied gets no rows.
+void apply_slice(const ModelSlice& slice, Config& config, Weights& weights, bool shapes_only = false);
 
 /// What a rank has of every side of the model's caches, [2 n_layers]: kv heads, and values of states.
 std::vector<SidePart> side_parts(const ModelSlice& slice, int rank);

@@ -1,7 +1,6 @@
 // Synthetic models: random weights at the true shapes of well-known models, so that speed can be measured without them.
 #include <cmath>
 #include <map>
-#include <optional>
 #include <tuple>
 
 #include "base/rng.h"
@@ -167,18 +166,6 @@ Result<Config> synth_config(std::string_view name) {
 
 namespace {
 
-std::optional<int> number_of_layers(const std::string& text) {
-  char* rest = nullptr;
-  const long n = std::strtol(text.c_str(), &rest, 10);
-  if (text.empty() || *rest || n < 1 || n > 1024) return std::nullopt;
-  return int(n);
-}
-
-/// Whether two layers have matrices of the same shapes and formats.
-bool are_alike(const Config& c, int a, int b) {
-  return c.has_delta(a) == c.has_delta(b) && c.has_experts(a) == c.has_experts(b);
-}
-
 Status apply_options(std::string_view spec, SynthPlan& plan) {
   while (!spec.empty()) {
     const size_t end = std::min(spec.find('@'), spec.size());
@@ -194,20 +181,21 @@ Status apply_options(std::string_view spec, SynthPlan& plan) {
     } else if (key == "mtp") {
       if (value != "0" && value != "1") return fail(ErrorKind::usage, "synth: option mtp={} is not 0 or 1", value);
       plan.mtp = value == "1";
+    } else if (key == "shared") {
+      if (value != "0" && value != "1") return fail(ErrorKind::usage, "synth: option shared={} is not 0 or 1", value);
+      plan.shared = value == "1";
     } else if (key == "layers") {
-      const std::optional<int> n = number_of_layers(value);
-      if (!n) return fail(ErrorKind::usage, "synth: option layers={} is not a number from 1 to 1024", value);
-      if (*n < plan.config.delta_period)
+      char* rest = nullptr;
+      const long n = std::strtol(value.c_str(), &rest, 10);
+      if (value.empty() || *rest || n < 1 || n > 1024)
+        return fail(ErrorKind::usage, "synth: option layers={} is not a number from 1 to 1024", value);
+      if (n < plan.config.delta_period)
         return fail(ErrorKind::usage, "synth: option layers={} leaves no layer of {} that attends", value,
                     plan.config.delta_period);
-      plan.config.n_layers = *n;
-    } else if (key == "distinct") {
-      const std::optional<int> n = number_of_layers(value);
-      if (!n) return fail(ErrorKind::usage, "synth: option distinct={} is not a number from 1 to 1024", value);
-      plan.n_distinct = *n;
+      plan.config.n_layers = int(n);
     } else {
       return fail(ErrorKind::usage,
-                  "unknown synth: option '{}' (there are: layers=N, weights=FORMAT, head=FORMAT, mtp=1, distinct=N)",
+                  "unknown synth: option '{}' (there are: layers=N, weights=FORMAT, head=FORMAT, mtp=1, shared=1)",
                   option);
     }
   }
@@ -233,12 +221,6 @@ Result<SynthPlan> plan_synth_model(std::string_view spec) {
       return fail(ErrorKind::usage, "synth: a head of {} columns cannot be {}", plan.config.d_model, plan.head->name);
     plan.config.tied_output = false;
   }
-  for (int i = plan.n_distinct; plan.n_distinct > 0 && i < plan.config.n_layers; ++i)
-    if (!are_alike(plan.config, i, i % plan.n_distinct))
-      return fail(ErrorKind::usage,
-                  "synth: with {} distinct layers layer {} would be like layer {}, which is of another "
-                  "kind (another number)",
-                  plan.n_distinct, i, i % plan.n_distinct);
   if (plan.mtp && plan.config.has_delta(plan.config.n_layers - 1))
     return fail(ErrorKind::usage,
                 "synth: with {} layers the last one keeps a state, an MTP head attends (another "
@@ -267,8 +249,8 @@ int64_t SynthPlan::decode_matrix_bytes() const {
                  c.n_heads * (matrix(c.kv_rank, c.nope_dim) + matrix(c.value_dim, c.kv_rank));
   const int64_t delta = matrix(c.delta.channels() + c.delta.values() + 2 * c.delta.n_value_heads, c.d_model) +
                         matrix(c.d_model, c.delta.values()),
-                shared = c.d_ff_shared > 0 ? gated(c.d_ff_shared) : 0,
-                experts = c.n_experts_used * gated(c.d_ff_expert) + shared + 4 * c.n_experts * c.d_model;
+                of_all = c.d_ff_shared > 0 ? gated(c.d_ff_shared) : 0,
+                experts = c.n_experts_used * gated(c.d_ff_expert) + of_all + 4 * c.n_experts * c.d_model;
   const Linear output{.format = &head_format(), .n_out = c.vocab_size, .n_in = c.d_model};
   int64_t bytes = output.bytes();
   for (int i = 0; i < c.n_layers; ++i)
@@ -276,7 +258,7 @@ int64_t SynthPlan::decode_matrix_bytes() const {
   return bytes;
 }
 
-Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec, bool shapes_only) {
+Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec, SynthMatrices matrices) {
   RIDGE_TRY(const SynthPlan plan, plan_synth_model(spec));
   LoadedModel model;
   model.config = plan.config;
@@ -293,12 +275,12 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec,
     if (f.tail_bytes > 0) m.scale = float(gain / std::sqrt(double(n_in))), m.int8_activations = true;
     into->stored_bytes += m.bytes();
     into->n_params += n_out * n_in;
-    if (shapes_only) return m;
+    if (matrices == SynthMatrices::shapes) return m;
     const auto at = std::tuple(&f, n_in, gain);
     const NoiseSource& noise = noises.try_emplace(at, f, n_in, gain).first->second;
     AlignedBuffer rows(m.bytes());
     noise.fill(rows.data(), m.bytes(), rng);
-    if (wants_panels(f, n_in, context.isa)) {
+    if (matrices == SynthMatrices::packed && wants_panels(f, n_in, context.isa)) {
       AlignedBuffer& panels = into->buffers.emplace_back(panel_bytes(f, n_out, n_in));
       pack_panels(context, f, n_out, n_in, rows.data(), panels.data());
       m.panels = panels.data();
@@ -408,18 +390,23 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec,
     layer.up = matrix(d_ff, c.d_model, false);
     layer.down = matrix(c.d_model, d_ff, false, true, branch_gain);
   };
-  std::vector<std::pair<int64_t, int64_t>> sizes;  // bytes and parameters of each layer
+  // Of each kind of layer the first one, with what it added to the model's counts.
+  struct Made {
+    int layer;
+    int64_t bytes, params;
+  };
+  std::map<std::pair<bool, bool>, Made> made;
   for (int i = 0; i < c.n_layers; ++i) {
-    const std::pair before(w.stored_bytes, w.n_params);
-    if (plan.n_distinct == 0 || i < plan.n_distinct) {
-      add_layer(i);
-      sizes.emplace_back(w.stored_bytes - before.first, w.n_params - before.second);
-    } else {
-      const auto of = size_t(i % plan.n_distinct);
-      w.layers.push_back(LayerWeights(w.layers[of]));
-      w.stored_bytes += sizes[of].first;
-      w.n_params += sizes[of].second;
+    const std::pair kind(c.has_delta(i), c.has_experts(i));
+    if (const auto like = made.find(kind); plan.shared && like != made.end()) {
+      w.layers.push_back(w.layers[size_t(like->second.layer)]);
+      w.stored_bytes += like->second.bytes;
+      w.n_params += like->second.params;
+      continue;
     }
+    const int64_t bytes = w.stored_bytes, params = w.n_params;
+    add_layer(i);
+    made.try_emplace(kind, Made{i, w.stored_bytes - bytes, w.n_params - params});
   }
   if (plan.mtp) {
     const auto head = std::make_shared<Weights>();

@@ -106,16 +106,14 @@ int64_t decode_matrix_bytes(const Weights& weights, int n_used);
 /// norms and biases are copied.
 Result<LoadedModel> load_model(const std::string& path);
 
-/// What SHAPE[@layers=N][@weights=FORMAT][@head=FORMAT][@mtp=1][@distinct=N] (without the "synth:" prefix) asks for, before any of it is
+/// What SHAPE[@layers=N][@weights=FORMAT][@head=FORMAT][@mtp=1][@shared=1] (without the "synth:" prefix) asks for, before any of it is
 /// made.
 struct SynthPlan {
   Config config;
   const WeightFormat* format = nullptr;
   const WeightFormat* head = nullptr;  ///< of an output matrix of its own; null: as the shape has it
   bool mtp = false;                    ///< with a random MTP head
-  /// > 0: so many layers have matrices of their own in host memory, the others those of these in turn. For devices, which
-  /// copy every layer's: a model may then be larger than host memory.
-  int n_distinct = 0;
+  bool shared = false;                 ///< layers of a kind are one layer in memory: for devices, which copy each
 
   const WeightFormat& head_format() const;
   /// The format of a matrix of rows of n_in: where the plan's does not fit, f16. `projection`: one of a layer's.
@@ -125,15 +123,25 @@ struct SynthPlan {
 };
 Result<SynthPlan> plan_synth_model(std::string_view spec);
 
-/// Random weights at a true shape: SHAPE[@layers=N][@weights=FORMAT][@head=FORMAT][@mtp=1][@distinct=N]. `spec` is without the
-/// "synth:" prefix. `shapes_only`: matrices have formats and shapes, but neither rows nor panels.
-Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec, bool shapes_only = false);
+/// What there is of the matrices of a synth: model.
+enum class SynthMatrices : uint8_t {
+  packed,  ///< panels where kernels want them, else rows
+  rows,    ///< rows, to be cut before they are packed
+  shapes,  ///< formats and shapes alone
+};
+/// Random weights at a true shape: SHAPE[@layers=N][@weights=FORMAT][@head=FORMAT][@mtp=1][@shared=1]. `spec` is without
+/// the "synth:" prefix.
+Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec,
+                                     SynthMatrices matrices = SynthMatrices::packed);
 std::vector<std::string> synth_shape_names();
 /// Hyper-parameters of SHAPE alone, without weights; usage error listing the shapes there are.
 Result<Config> synth_config(std::string_view shape);
 
 /// Packs into panels every matrix whose format has a panel kernel for this ISA.
 void pack_weights(CpuContext& context, Weights& weights);
+/// Forgets rows whose panels serve every product, moves rows that are a part of a buffer into one of their own, and frees
+/// the buffers that nothing points into: a rank holds no more than its slice.
+void drop_unread_rows(Weights& weights);
 /// Bytes of a matrix's panels; 0 where it gets none.
 int64_t packed_bytes(const Linear& m, Isa isa);
 

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""Runs `ridge --tp` as processes under mpirun: equal text, a killed rank, a stopped one, a late one, another model.
+"""Runs `ridge --tp` as processes under mpirun: equal text, files of caches, benches and evaluations, and faults: ranks that
+are killed, stopped, late or missing, that have another program, file or flags, or too few companions.
 
 Usage: ranks_test.py RIDGE MODELS   exits 77 where there is no mpirun or the build has no MPI
 """
+import array
 import json
 import os
 import pathlib
@@ -42,7 +44,7 @@ def expect(what, holds, outcome):
     print("ok  ", what)
 
 
-def hurt(ridge, model, sign, marker):
+def hurt(ridge, model, sign, marker, victim):
     """Sends a signal to one rank of two in the middle of a long text; mpirun's outcome and the seconds it then took."""
     words = MPIRUN + ["-np", "2", ridge, "run", "-m", model, "-p", "Once", "-n", "3000", "--ignore-eos", "--seed", marker,
                       "--tp", "2", "--rank-timeout", "3", "--quiet"]
@@ -51,11 +53,92 @@ def hurt(ridge, model, sign, marker):
         while len(children_of_ranks(marker)) < 2 and time.monotonic() - begin < LIMIT_S:
             time.sleep(0.1)
         time.sleep(2)
-        os.kill(children_of_ranks(marker)[-1], sign)
+        os.kill(children_of_ranks(marker)[victim], sign)
         start = time.monotonic()
         out, err = job.communicate(timeout=LIMIT_S)
         seconds = time.monotonic() - start
     return subprocess.CompletedProcess(words, job.returncode, out, err), seconds
+
+
+def check_differences(ridge, text, model, other):
+    """Ranks that are not alike end before the first step, with the first difference and whose it is."""
+    def together(second, second_ridge=ridge):
+        begin = time.monotonic()
+        got = run(MPIRUN + ["-np", "1", ridge] + text + ["--tp", "2", "--rank-timeout", "5", ":", "-np", "1", second_ridge] +
+                  second + ["--tp", "2", "--rank-timeout", "5"])
+        expect("    within 30 s, without a text", time.monotonic() - begin < 30 and not got.stdout.strip(), got)
+        return got
+
+    second = [other if word == model else word for word in text]
+    got = together(second)
+    expect("another model is named", got.returncode == 2 and "the model of rank 1" in got.stderr, got)
+    got = together([model + ".gone" if word == model else word for word in text])
+    expect("a model that one rank does not have is named", got.returncode != 0 and ".gone" in got.stderr, got)
+    got = together(["17" if word == "16" else word for word in text])
+    expect("other flags are named", got.returncode == 2 and "the command line of rank 1" in got.stderr, got)
+    with tempfile.TemporaryDirectory() as folder:
+        changed = str(shutil.copy(ridge, pathlib.Path(folder) / "ridge"))
+        with open(changed, "ab") as file:
+            file.write(b"another build")
+        got = together(text, changed)
+        expect("another program is named", got.returncode == 2 and "the program of rank 1" in got.stderr, got)
+    begin = time.monotonic()
+    got = run(MPIRUN + ["-np", "1", ridge] + text + ["--tp", "2", "--rank-timeout", "3", ":", "-np", "1", "sleep", "50"])
+    expect("a rank that never starts is not waited for", time.monotonic() - begin < 30 and got.returncode != 0 and
+           "the job's other ranks had not started after 3 s" in got.stderr, got)
+
+
+def check_measures(ridge, model, corpus, folder):
+    """Commands that measure: the first rank prints one result and writes one file."""
+    def ask(words, n=2):
+        words = [ridge] + words
+        return run(words if n == 1 else MPIRUN + ["-np", str(n)] + words + ["--tp", str(n)])
+
+    rows = folder / "rows.jsonl"
+    got = ask(["bench", "decode", "-m", model, "-p", "8", "-n", "4", "-r", "1", "-o", "json", "--results", str(rows)])
+    shown = json.loads(got.stdout) if got.returncode == 0 else []
+    expect("a bench of 2 ranks is checked, shown and stored once",
+           len(shown) == 2 and all(row["checked"] and row["n_ranks"] == 2 for row in shown) and
+           len(rows.read_text().splitlines()) == 2, got)
+    got = ask(["bench", "batch", "-m", model, "-npp", "8", "-ntg", "4", "-npl", "2", "-o", "json"])
+    shown = json.loads(got.stdout) if got.returncode == 0 else []
+    expect("so is one of a batch", len(shown) == 1 and shown[0]["checked"] and shown[0]["n_ranks"] == 2, got)
+    trace = folder / "trace.json"
+    got = ask(["profile", "-m", model, "-r", "2", "--json", "--trace", str(trace)])
+    row = json.loads(got.stdout) if got.returncode == 0 else {"parts": []}
+    parts = {part["op"]: part["calls"] for part in row["parts"]}
+    expect("a profile has two sums a layer and one gather", parts.get("all_reduce") == 16 and parts.get("gather") == 1 and
+           json.loads(trace.read_text())["traceEvents"], got)
+
+    base = folder / "base.kld"
+    windows = ["-m", model, "-f", str(corpus), "-c", "64", "--chunks", "1", "--isa", "scalar"]
+    means = []
+    for n in (1, 2):
+        got = ask(["eval", "kld"] + windows + ["--kv", "q8_0", "--json", "--save-base", str(base)], n)
+        means.append(json.loads(got.stdout) if got.returncode == 0 else [])
+    expect("divergences of 2 ranks are near those of one", len(means[0]) == 2 == len(means[1]) and
+           abs(means[0][1]["ppl_base"]["value"] - means[1][1]["ppl_base"]["value"]) < 0.01 and base.exists(), got)
+    got = ask(["eval", "kld"] + windows + ["--kv", "q8_0", "--json", "--base", str(base)])
+    expect("a base file of 2 ranks is read by 2", got.returncode == 0 and len(json.loads(got.stdout)) == 2, got)
+    matrix = ["eval", "matrix"] + windows + ["--kv", "q8_0,p8", "--json", "--results", str(folder / "matrix.jsonl")]
+    for _ in range(2):  # the second one finds rows, where the build has a commit
+        got = ask(matrix)
+        expect("a matrix of 2 ranks has a row a cache", got.returncode == 0 and len(json.loads(got.stdout)) == 3, got)
+    ids = folder / "ids.json"
+    ids.write_text("[1, 2, 3, 4, 5]")
+    logits = {}
+    for n in (1, 2):
+        out = folder / f"logits-{n}.safetensors"
+        got = ask(["eval", "logits", "-m", model, "--ids", str(ids), "-o", str(out), "--isa", "scalar", "--quiet"], n)
+        data = out.read_bytes()
+        n_header = int.from_bytes(data[:8], "little")
+        begin, end = json.loads(data[8:8 + n_header])["logits"]["data_offsets"]
+        logits[n] = array.array("f", data[8 + n_header + begin:8 + n_header + end])
+    worst = max(abs(a - b) for a, b in zip(logits[1], logits[2]))
+    expect("logits of 2 ranks are those of one but for the order of sums", len(logits[1]) == len(logits[2]) and
+           worst < 1e-3, got)
+    got = ask(["bench", "decode", "-m", model, "--spec-type", "lookup", "--force-accept", "0.5"])
+    expect("speculation is refused by name", got.returncode == 2 and "ranks have no speculation" in got.stderr, got)
 
 
 def check_states(ridge, model, folder):
@@ -104,13 +187,13 @@ def main():
         got = run(MPIRUN + ["-np", n, ridge] + text + ["--tp", n])
         expect(f"{n} ranks write one rank's text, once", got.returncode == 0 and got.stdout.strip() == expected.stdout.strip(), got)
 
+    for n, says in ((1, "the job has 1 rank "), (3, "the job has 3 ranks ")):
+        got = run(MPIRUN + ["-np", str(n), ridge] + text + ["--tp", "2"])
+        expect(f"{n} ranks of 2 are usage", got.returncode == 2 and says in got.stderr and not got.stdout.strip(), got)
     late = run(MPIRUN + ["-np", "1", ridge] + text + ["--tp", "2", ":", "-np", "1", "sh", "-c", 'sleep 3; exec "$@"',
                                                       "sh", ridge] + text + ["--tp", "2"])
     expect("a rank that starts late is waited for", late.stdout.strip() == expected.stdout.strip(), late)
-    second = text.copy()
-    second[second.index(model)] = other
-    got = run(MPIRUN + ["-np", "1", ridge] + text + ["--tp", "2", ":", "-np", "1", ridge] + second + ["--tp", "2"])
-    expect("another model is named", got.returncode == 2 and "the model of rank 1" in got.stderr, got)
+    check_differences(ridge, text, model, other)
 
     bench = ["bench", "collective", "--bytes", "4096,400000", "-r", "3", "--max-seconds", "1", "--roof-size", "1", "-o", "jsonl",
              "--quiet"]
@@ -121,10 +204,13 @@ def main():
 
     with tempfile.TemporaryDirectory() as folder:
         check_states(ridge, model, pathlib.Path(folder))
+        check_measures(ridge, model, models / "wikitext-2-excerpt.txt", pathlib.Path(folder))
 
-    for sign, marker in ((signal.SIGKILL, "77001"), (signal.SIGSTOP, "77002")):
-        got, seconds = hurt(ridge, model, sign, marker)
-        expect(f"{sign.name}: the job ends in bounded time", got.returncode != 0 and seconds < 30, got)
+    for sign, marker, victim in ((signal.SIGKILL, "77001", 1), (signal.SIGKILL, "77003", 0), (signal.SIGSTOP, "77002", 1)):
+        got, seconds = hurt(ridge, model, sign, marker, victim)
+        expect(f"{sign.name} of process {victim}: the job ends in bounded time", got.returncode != 0 and seconds < 30, got)
+        if sign == signal.SIGKILL:
+            expect("the signal is named", "signal 9" in got.stderr or "no answer from rank" in got.stderr, got)
         if sign == signal.SIGSTOP:
             expect("the rank that hangs is named", "no answer from rank" in got.stderr, got)
         time.sleep(1)

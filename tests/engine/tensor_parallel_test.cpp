@@ -180,6 +180,24 @@ TEST(TensorParallel, BitNetIsBitForBitThatOfOneProcess) {
   }
 }
 
+/// Shapes are made as rows, cut, then packed for the processor's own kernels: the panels of a whole one are packed at once.
+TEST(TensorParallel, ShapesAreCutBeforeTheyArePacked) {
+  for (const std::string shape : {"tiny-64@weights=f32", "tiny-64@weights=f32@shared=1", "tiny-experts@weights=f32",
+                                  "tiny-delta@weights=f32", "tiny-latent@weights=f32", "tiny-bitnet"}) {
+    const std::string path = "synth:" + shape;
+    Engine alone(path, {});
+    const std::vector<int32_t> ids = within(alone.info().vocab_size);
+    const Answer expected = answer_of(alone, ids, 8, "f32"), answer = answer_of_ranks(2, path, ids, 8);
+    ASSERT_EQ(answer.decoded.size(), expected.decoded.size());
+    double worst = 0;
+    for (size_t i = 0; i < expected.decoded.size(); ++i)
+      worst = std::max({worst, std::abs(double(answer.decoded[i]) - expected.decoded[i]),
+                        std::abs(double(answer.prompt[i]) - expected.prompt[i])});
+    EXPECT_LT(worst, shape == "tiny-bitnet" ? 1e-30 : kBound) << shape;
+    EXPECT_EQ(answer.greedy, expected.greedy) << shape;
+  }
+}
+
 TEST(TensorParallel, AnotherModelOrInstructionSetIsNoticed) {
   const std::string path = RIDGE_SOURCE_DIR "/models/stories260K.gguf";
   on_ranks(2, [&](Ranks& ranks) {

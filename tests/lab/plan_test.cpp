@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "cases/thread_ranks.h"
+
 #include "base/thread_pool.h"
 #include "cases/paths.h"
 #include "lab/store/machine.h"
@@ -47,6 +49,30 @@ TEST(Plan, EveryPartIsWhatTheEngineAllocates) {
         EXPECT_GT(plan.of("KV K coded"), 0);
         EXPECT_GT(plan.of("activations"), 0);
       }
+}
+
+/// What each rank of several allocates; the plan is that of the last one. What ranks exchange is not in it.
+TEST(Plan, OfRanksIsWhatARankAllocates) {
+  if (detect_isa() == Isa::scalar) GTEST_SKIP() << "scalar kernels read rows where they are in the whole model";
+  for (const char* path : {"synth:tiny-64@weights=q8_0", "synth:tiny-64@weights=q4_0@head=q8_0", "synth:tiny-bitnet",
+                           "synth:tiny-delta", "synth:tiny-latent", kReference}) {
+    const LoadOptions place{.n_threads = 1};
+    const MemoryPlan plan = plan_of(plan_model(path, place, 2), "f16", 700, 3);
+    PlanCheck check;
+    on_ranks(2, [&](Ranks& ranks) {
+      const PlanCheck own = check_plan(path, plan, place, &ranks);
+      if (ranks.rank() == 1) check = own;
+    });
+    SCOPED_TRACE(path);
+    EXPECT_LE(check.difference(plan), kPlanTolerance);
+    ASSERT_EQ(check.found.size(), plan.parts.size());
+    for (const PlanPart& part : check.found) {
+      const bool loose = part.name.starts_with("KV") || std::string_view(path) == "synth:tiny-delta";
+      EXPECT_NEAR(double(part.bytes), double(plan.of(part.name)), loose ? 4096 + 0.3 * double(part.bytes) : 0)
+          << part.name;
+    }
+    EXPECT_LT(plan.total(), plan_of(plan_model(path, place), "f16", 700, 3).total());
+  }
 }
 
 TEST(Plan, ATrainedModelAndWeightedRounding) {

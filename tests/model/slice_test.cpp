@@ -220,6 +220,28 @@ TEST(Slice, PartsOfCachesAreTheHeadsOfTheWeights) {
   EXPECT_EQ(states[2].heads.count, 1) << "a layer that attends";
 }
 
+/// Layers of a shape that are one in memory stay one when they are cut.
+TEST(Slice, LayersThatShareRowsShareTheirSlices) {
+  CpuContext context(1, Isa::scalar);
+  for (const std::string shape : {"tiny", "tiny-delta"}) {
+    LoadedModel model = one_layer(context, shape + "@layers=8@weights=f16@shared=1");
+    const size_t n_buffers = model.weights.buffers.size();
+    const ModelSlice slice = plan_slice(model.config, model.weights, 1, 2).or_throw();
+    apply_slice(slice, model.config, model.weights);
+    // Every other layer has the delta rule: a copy of qkv; of both kinds o, the shared expert's down and all experts'.
+    const bool delta = shape == "tiny-delta";
+    const size_t n_experts = size_t(model.config.n_experts);
+    EXPECT_EQ(model.weights.buffers.size(), n_buffers + (delta ? 1 + 2 * (2 + n_experts) : 2)) << shape;
+    const auto& layers = model.weights.layers;
+    const size_t period = delta ? 2 : 1;
+    for (size_t i = period; i < layers.size(); ++i) {
+      EXPECT_EQ(layers[i].o.rows, layers[i - period].o.rows);
+      EXPECT_EQ(layers[i].down.rows, layers[i - period].down.rows);
+      EXPECT_EQ(layers[i].delta.qkv.rows, layers[i - period].delta.qkv.rows);
+    }
+  }
+}
+
 TEST(Slice, AllSlicesTogetherAreTheModel) {
   CpuContext context(1, Isa::scalar);
   for (const int size : {2, 4, 16}) {

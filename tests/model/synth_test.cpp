@@ -47,19 +47,44 @@ TEST(SynthPlan, AnMtpHeadIsOneLayerMoreBehindAJoin) {
   EXPECT_NE(plan_synth_model("tiny-delta@layers=3@mtp=1").error().message.find("keeps a state"), std::string::npos);
 }
 
-TEST(SynthPlan, LayersThatAreNotDistinctShareMatrices) {
+TEST(SynthPlan, LayersThatAreOneInMemoryCountAsMany) {
   CpuContext context(1, Isa::scalar);
-  const LoadedModel plain = make_synth_model(context, "tiny@layers=5@weights=f16").or_throw(),
-                    shared = make_synth_model(context, "tiny@layers=5@weights=f16@distinct=2").or_throw();
-  EXPECT_EQ(shared.weights.stored_bytes, plain.weights.stored_bytes);
-  EXPECT_EQ(shared.weights.n_params, plain.weights.n_params);
-  ASSERT_EQ(shared.weights.layers.size(), 5u);
-  EXPECT_EQ(shared.weights.layers[4].down.rows, shared.weights.layers[0].down.rows);
-  EXPECT_NE(shared.weights.layers[3].down.rows, shared.weights.layers[0].down.rows);
-  EXPECT_EQ(shared.weights.layers[3].attn_norm, shared.weights.layers[1].attn_norm);
-  EXPECT_NE(plan_synth_model("tiny@distinct=0").error().message.find("1 to 1024"), std::string::npos);
-  EXPECT_NE(plan_synth_model("tiny-delta@distinct=1").error().message.find("another kind"), std::string::npos);
-  EXPECT_TRUE(plan_synth_model("tiny-delta@distinct=2"));
+  for (const std::string shape : {"tiny@layers=6", "tiny-delta@layers=6", "tiny-latent@layers=4"}) {
+    const LoadedModel apart = make_synth_model(context, shape).or_throw(),
+                      shared = make_synth_model(context, shape + "@shared=1").or_throw();
+    EXPECT_EQ(shared.weights.n_params, apart.weights.n_params) << shape;
+    EXPECT_EQ(shared.weights.stored_bytes, apart.weights.stored_bytes) << shape;
+    EXPECT_EQ(decode_matrix_bytes(shared.weights, 2), decode_matrix_bytes(apart.weights, 2)) << shape;
+    EXPECT_LT(shared.weights.buffers.size(), apart.weights.buffers.size()) << shape;
+    EXPECT_EQ(shared.weights.layers.size(), apart.weights.layers.size());
+    EXPECT_EQ(shared.weights.layers[3].o.rows, shared.weights.layers[1].o.rows) << shape;
+  }
+  EXPECT_NE(plan_synth_model("tiny@shared=yes").error().message.find("shared=yes is not 0 or 1"), std::string::npos);
+}
+
+TEST(SynthPlan, RowsForSlicesArePackedLater) {
+  CpuContext context(1, detect_isa());
+  LoadedModel rows = make_synth_model(context, "tiny@weights=q8_0", SynthMatrices::rows).or_throw();
+  for_each_matrix(rows.weights, [](const Linear& m, std::string_view name) {
+    EXPECT_TRUE(m.rows) << name;
+    EXPECT_FALSE(m.panels) << name;
+  });
+  pack_weights(context, rows.weights);
+  drop_unread_rows(rows.weights);
+  int64_t packed = rows.weights.embedding.bytes(), held = 0;
+  for_each_matrix(rows.weights, [&](const Linear& m, std::string_view name) {
+    EXPECT_EQ(m.panels != nullptr, packed_bytes(m, context.isa) > 0) << name;
+    EXPECT_NE(m.panels != nullptr, m.rows != nullptr) << name;
+    packed += m.panels ? packed_bytes(m, context.isa) : &m == &rows.weights.output ? 0 : m.bytes();
+  });
+  for (const AlignedBuffer& buffer : rows.weights.buffers) held += buffer.bytes();
+  EXPECT_EQ(held, packed);
+}
+
+TEST(SynthPlan, TheLargestShapeHasTheParametersThatItsNameSays) {
+  const SynthPlan all = plan_synth_model("llama-3.1-405b@weights=q8_0").or_throw();
+  const double weights = double(all.decode_matrix_bytes()) / 34 * 32 + double(all.config.vocab_size) * 16384;
+  EXPECT_NEAR(weights / 1e9, 405.8, 0.1);
 }
 
 TEST(SynthPlan, HybridShapesHaveTheParametersThatTheirNamesSay) {

@@ -80,10 +80,13 @@ WeightBytes planned_weights(const PlannedModel& model) {
   for_each_matrix(w, [&](const Linear& m, std::string_view) {
     const int64_t panels = packed_bytes(m, model.isa);
     const bool is_embedding = tied && &m == &w.output;
-    const bool keeps_rows = panels == 0 || (model.is_shape ? m.int8_activations : in_buffers(w, m));
+    // A rank drops rows that are packed, of shapes and of BitNet; of others it keeps the columns that it copied.
+    const bool drops = model.slice && (model.is_shape || model.slice->gathers);
+    const bool in_memory = model.is_shape ? m.int8_activations : in_buffers(w, m) || !m.rows;
+    const bool keeps_rows = panels == 0 || (!drops && in_memory);
     sum.matrices += panels + (keeps_rows && !is_embedding ? m.bytes() : 0);
   });
-  if (model.is_shape && !tied) sum.matrices += packed_bytes(w.embedding, model.isa);
+  if (model.is_shape && !tied && !model.slice) sum.matrices += packed_bytes(w.embedding, model.isa);
   return sum;
 }
 
@@ -292,7 +295,7 @@ double PlanCheck::difference(const MemoryPlan& plan) const {
   return std::abs(double(total() - plan.total())) / double(total());
 }
 
-PlannedModel plan_model(const std::string& path, const LoadOptions& place) {
+PlannedModel plan_model(const std::string& path, const LoadOptions& place, int n_ranks) {
   constexpr std::string_view kSynth = "synth:";
   PlannedModel model{.place = place, .is_shape = path.starts_with(kSynth)};
   if (parse_device(place.device)) {
@@ -303,8 +306,14 @@ PlannedModel plan_model(const std::string& path, const LoadOptions& place) {
     if (place.n_threads == 0) model.place.n_threads = available_processors();
   }
   CpuContext context(1, model.isa);
-  model.loaded = model.is_shape ? make_synth_model(context, path.substr(kSynth.size()), true).or_throw()
-                                : load_model(path).or_throw();
+  model.loaded = model.is_shape
+                     ? make_synth_model(context, path.substr(kSynth.size()), SynthMatrices::shapes).or_throw()
+                     : load_model(path).or_throw();
+  if (n_ranks > 1) {
+    // Parts are nearly equal, and the last one has what is left over.
+    model.slice = plan_slice(model.config(), model.loaded.weights, n_ranks - 1, n_ranks).or_throw();
+    apply_slice(*model.slice, model.loaded.config, model.loaded.weights, true);
+  }
   model.plan = make_plan(model.config(), model.loaded.weights.rope_factors, model.loaded.weights.long_rope_factors);
   return model;
 }
@@ -330,6 +339,16 @@ std::shared_ptr<const PlannedDraft> plan_draft(const PlannedModel& target, const
   return draft;
 }
 
+namespace {
+
+/// That a token takes on one rank, were they shared evenly.
+int experts_of_rank(const PlannedModel& model) {
+  const int n_used = model.config().n_experts_used;
+  return model.slice ? model.slice->experts_used(n_used) : n_used;
+}
+
+}  // namespace
+
 MemoryPlan plan_memory(const PlannedModel& model, const KvChoice& kv, int n_ctx, int n_sessions, int n_ubatch,
                        std::shared_ptr<const PlannedDraft> draft) {
   const Weights& w = model.loaded.weights;
@@ -339,7 +358,7 @@ MemoryPlan plan_memory(const PlannedModel& model, const KvChoice& kv, int n_ctx,
                   .n_ctx = n_ctx,
                   .n_sessions = n_sessions,
                   .n_ubatch = ubatch_of(model, n_ubatch, n_ctx),
-                  .step_weight_bytes = decode_matrix_bytes(w, model.config().n_experts_used)};
+                  .step_weight_bytes = decode_matrix_bytes(w, experts_of_rank(model))};
   DeviceBuffers buffers;
   if (model.on_device()) {
     // A step of sequences is at most kMostStepTokens long; the others of many sessions follow it.
@@ -366,7 +385,8 @@ MemoryPlan plan_memory(const PlannedModel& model, const KvChoice& kv, int n_ctx,
   if (!model.on_device()) {
     const PlannedBuffers of_cpu =
         plan_step_buffers(model.plan, w, layers, model.isa, model.place.n_threads,
-                          planned_steps(n_ctx, n_sessions, plan.n_ubatch, step_tokens(guesses, n_ctx)));
+                          planned_steps(n_ctx, n_sessions, plan.n_ubatch, step_tokens(guesses, n_ctx)),
+                          model.slice ? &*model.slice : nullptr);
     plan.parts.push_back({kActivations, of_cpu.activations});
     plan.parts.push_back({kScratch, of_cpu.scratch});
     const int64_t hidden = keeps_hidden(guesses) ? hidden_bytes(plan.n_ubatch, model.plan.d_model) : 0;
@@ -696,10 +716,10 @@ PlanCheck check_device_plan(const std::string& path, const MemoryPlan& plan, con
 
 }  // namespace
 
-PlanCheck check_plan(const std::string& path, const MemoryPlan& plan, const LoadOptions& place) {
+PlanCheck check_plan(const std::string& path, const MemoryPlan& plan, const LoadOptions& place, Ranks* ranks) {
   if (parse_device(place.device)) return check_device_plan(path, plan, place);
   const int64_t before = resident_bytes();
-  Engine engine(path, place);
+  Engine engine(path, place, ranks);
   const std::vector<KvLayerConfig> layers = layer_configs(session_options(plan.kv, plan.n_ctx, 0), engine.plan());
   const PageNumbers n_pages = pool_pages(layers, plan.n_ctx, plan.n_sessions, plan.n_ubatch);
   const auto pool = engine.open_pool(layers, n_pages, plan.n_sessions, plan.n_ctx);
@@ -801,6 +821,7 @@ Row to_row(const PlannedModel& model, const MemoryPlan& plan) {
           {"session_bytes", plan.session_bytes},
           {"step_weight_bytes", plan.step_weight_bytes},
           {"step_kv_bytes", plan.step_kv_bytes}};
+  if (model.slice) row["n_ranks"] = model.slice->size;
   for (const PlanPart& part : plan.parts) row["parts"][part.name] = part.bytes;
   if (plan.draft)
     row["draft"] = {{"type", plan.draft->type},

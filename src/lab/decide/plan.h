@@ -26,12 +26,13 @@ struct PlannedModel {
   LoadOptions place;  ///< device, threads (counted) and kernels
   Isa isa = Isa::scalar;
   bool is_shape = false;
+  std::optional<ModelSlice> slice;  ///< of the rank with the largest part, where several hold the model
 
   bool on_device() const { return place.device != "cpu"; }
   const Config& config() const { return loaded.config; }
 };
-/// Throws Error as Model::load() does.
-PlannedModel plan_model(const std::string& path, const LoadOptions& place);
+/// Of one of n_ranks ranks. Throws Error as Model::load() does.
+PlannedModel plan_model(const std::string& path, const LoadOptions& place, int n_ranks = 1);
 
 /// Who guesses tokens beside the model, as --spec-type has it: "lookup", "draft" (a smaller model) or "mtp" (a head of the
 /// model's). Every session has a cache of its own there.
@@ -98,8 +99,9 @@ struct PlanCheck {
 };
 inline constexpr double kPlanTolerance = 0.01;
 /// Loads the model, and who guesses, opens pools, fills their sequences, runs prompts and decode steps, and counts what the
-/// buffers hold; of a device beside the driver's number of what is used there, which other processes count in.
-PlanCheck check_plan(const std::string& path, const MemoryPlan& plan, const LoadOptions& place);
+/// buffers hold; of a device beside the driver's number of what is used there, which other processes count in. With `ranks`
+/// all of them call it, and each counts its own.
+PlanCheck check_plan(const std::string& path, const MemoryPlan& plan, const LoadOptions& place, Ranks* ranks = nullptr);
 
 /// The read roof of this machine, from the newest row of `ridge bench bandwidth` among these; nothing without one.
 std::optional<double> stored_roof_gb_s(std::span<const Row> rows, const LoadOptions& place);

@@ -89,10 +89,10 @@ std::vector<BenchTest> bench_tests(const BenchParams& params) {
 }
 
 void check_layers_are_distinct(const std::string& model, std::string_view device) {
-  if (device == "cpu" && model.starts_with("synth:") && model.find("@distinct=") != std::string::npos)
+  if (device == "cpu" && model.starts_with("synth:") && model.find("@shared=1") != std::string::npos)
     throw_error(
         ErrorKind::usage,
-        "{}: distinct=N is for devices, which hold every layer by itself; a CPU would read the shared layers from "
+        "{}: shared=1 is for devices, which hold every layer by itself; a CPU would read the shared layers from "
         "its caches (leave it out)",
         model);
 }

@@ -43,7 +43,7 @@ struct BenchParams {
   std::vector<std::string> kernels;
 };
 
-/// Throws usage for a synth: model with distinct=N on the CPU, which would read shared layers from its caches.
+/// Throws usage for a synth: model with shared=1 on the CPU, which would read shared layers from its caches.
 void check_layers_are_distinct(const std::string& model, std::string_view device);
 
 /// One line of the table.

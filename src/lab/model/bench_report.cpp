@@ -127,6 +127,7 @@ Row bench_fields(const BenchRow& row, const BenchParams& params) {
   f["check_what"] = row.check.what;
   f["kernels"] = fmt::format("{}", fmt::join(row.kernels, " "));
   f["device"] = row.model.device;
+  if (row.model.n_ranks > 1) f["n_ranks"] = row.model.n_ranks;
   f["isa"] = row.model.isa;
   f["compiler"] = build.compiler;
   f["seed"] = params.seed;

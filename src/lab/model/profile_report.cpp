@@ -63,6 +63,7 @@ Row profile_fields(const Profile& p, const ProfileParams& params) {
         {"pct_of_roof", number(percent(step_gb_s(p), p.roofs.read_gb_s))},
         {"counted", p.counted},
         {"parts", Row::array()}};
+  if (p.model.n_ranks > 1) f["n_ranks"] = p.model.n_ranks;
   for (const ProfilePart& part : a.parts)
     f["parts"].push_back({{"name", part.name()},
                           {"op", part.op},
