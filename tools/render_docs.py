@@ -13,6 +13,7 @@ import sys
 
 import bars
 import device_tables
+import gate_tables
 import row_age
 import serve_tables
 import speed_tables
@@ -357,6 +358,7 @@ TABLES = {
     **speed_tables.TABLES,
     **device_tables.TABLES,
     **serve_tables.TABLES,
+    **gate_tables.TABLES,
     "bars-cuda": bars.table,
     "row-age": row_age.table,
 }

@@ -16,6 +16,7 @@ FOLDERS = {  # of results/NAME*.jsonl
     "ppl": MODEL,
     "profile": MODEL,
     "serve": (*MODEL, "src/serve"),
+    "service": (*MODEL, "src/serve"),
 }
 OPS = {  # of rows of single ops, in sweep-*.jsonl and op-*.jsonl
     "attention": CACHE,
