@@ -156,7 +156,47 @@ def expert_profiles():
     return out
 
 
+def results(name):
+    path = CHECKS.parent / name
+    return [json.loads(line) for line in path.read_text().splitlines() if line.strip()] if path.exists() else []
+
+
+def collectives():
+    cells, link = {}, 0
+    for r in results("collective-cuda.jsonl"):
+        cells.setdefault((r["n_ranks"], r["bytes"]), {})[r["kernel"]] = r
+        link = r["link_gb_s"]
+    out = ["| GPUs | bytes | NCCL us | one-shot us | one-shot GB/s | % of the link |", "|---:|---:|---:|---:|---:|---:|"]
+    for (n, size), cell in cells.items():
+        one = cell["one-shot"]
+        out.append(f"| {n} | {size} | {cell['nccl']['median_us']:.2f} | {one['median_us']:.2f} | {one['gb_s']:.1f} | {one['pct_of_link']:.0f} |")
+    return out + ["", f"The link: {link:.0f} GB/s in one direction, a large copy between the GPUs of the same run."]
+
+
+def ranks():
+    """Decode of one model on one GPU and on several, in one run."""
+    cells = {}
+    for r in results("ranks-cuda.jsonl"):
+        model = r["model_filename"].removeprefix("synth:").replace("@weights=", " ").replace("@shared=1", "")
+        kv = r["type_k"] if r["type_k"] == r["type_v"] else f"{r['type_k']}/{r['type_v']}"
+        batch = r.get("kind") == "batch"
+        what = (f"{r['n_seq']} sequences x {r['n_prompt'][0]}" if batch else f"a token @ d{r['n_depth']}")
+        n = r["devices"].count(",") + 1 if "devices" in r else r["device"].split(" ")[0].count(",") + 1
+        gpu = r.get("gpu_info") or r["device"].split(" ", 1)[1]
+        cells.setdefault((gpu, model, what, kv), {})[n] = (r["speed_tg"] if batch else r["avg_ts"], r["checked"])
+    counts = sorted({n for cell in cells.values() for n in cell})
+    out = ["| machine | model | what | cache |" + "".join(f" {n} GPU{'s' if n > 1 else ''}, tok/s |" for n in counts) + " times one |",
+           "|---|---|---|---|" + "---:|" * (len(counts) + 1)]
+    for (gpu, model, what, kv), cell in cells.items():
+        speeds = "".join(f" {cell[n][0]:.{1 if cell[n][0] < 1000 else 0}f}{'' if cell[n][1] else ' (off)'} |" if n in cell else " |" for n in counts)
+        ratio = f"{cell[counts[-1]][0] / cell[1][0]:.2f}" if 1 in cell and counts[-1] in cell else ""
+        out.append(f"| {gpu} | {model} | {what} | {kv} |{speeds} {ratio} |")
+    return out
+
+
 TABLES = {
+    "collective-cuda": collectives,
+    "ranks-cuda": ranks,
     "profile-experts-cuda": expert_profiles,
     "counters-cuda": counters,
     "ternary-cuda": ternary,

@@ -14,6 +14,7 @@ FOLDERS = {  # of results/NAME*.jsonl
     "decode": MODEL,
     "kv": (*CACHE, "src/model", "src/engine"),
     "ppl": MODEL,
+    "ranks": (*MODEL, "src/rank"),
     "profile": MODEL,
     "serve": (*MODEL, "src/serve"),
     "service": (*MODEL, "src/serve"),

@@ -105,9 +105,7 @@ void DeviceGroup::check() const {
   if (load(end.all) == 0) return;
   const uint32_t waiting = load(end.waiting), missing = load(end.missing);
   if (waiting == 0 || missing == 0) throw_error(ErrorKind::failure, "the ranks were ended: one of them failed");
-  throw_error(ErrorKind::failure,
-              "{}: no answer from {} within {:g} s: a sum or gather (did it fail before? "
-              "--rank-timeout waits longer)",
+  throw_error(ErrorKind::failure, "{}: no answer from {} within {:g} s: a sum or gather (did it fail before?)",
               name(int(waiting) - 1), name(int(missing) - 1), options_.timeout_s);
 }
 
@@ -155,8 +153,7 @@ void DeviceRank::synchronize(const gpu::Stream& stream) const {
     if (std::chrono::duration<double>(Clock::now() - start).count() > group_->options_.timeout_s) {
       group_->end();
       throw_error(ErrorKind::failure,
-                  "{}: another rank did not come to a sum of NCCL within {:g} s (did it fail "
-                  "before? --rank-timeout waits longer)",
+                  "{}: another rank did not come to a sum of NCCL within {:g} s (did it fail before?)",
                   group_->name(rank()), group_->options_.timeout_s);
     }
     std::this_thread::yield();
