@@ -65,6 +65,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, RanksCudaModels,
                                          Shared{"synth:tiny-experts@weights=f32", "f32", "f32", 1e-9},
                                          Shared{"synth:tiny-oss@weights=f32", "f32", "f32", 1e-9, 60},
                                          Shared{"synth:tiny-latent@weights=f32", "f32", "f32", 1e-9},
+                                         Shared{"synth:tiny-delta@weights=f32", "f32", "f32", 1e-9, 60},
                                          Shared{"synth:tiny-bitnet", "f16", "f16", 1e-3}));
 
 /// Steps that feed themselves on both devices: the text of one device, and what it leaves in the cache.
