@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "cli/spec_flags.h"
+#include "engine/device_name.h"
 #include "lab/decide/plan.h"
 
 namespace ridge::cli {
@@ -114,11 +115,18 @@ lab::Row check_row(const lab::MemoryPlan& plan, const lab::PlanCheck& check) {
 int run_plan(const PlanFlags& flags) {
   check_device(flags.model.device);
   flags.spec.check();
-  if (flags.n_ranks > 1 && (flags.spec.on() || flags.check))
-    bad_flag("--tp", "ranks have no speculation, and a check would need all of them",
+  const auto n_devices = int(parse_devices(flags.model.device).size());
+  if (n_devices > 1 && flags.n_ranks > 1)
+    bad_flag("--tp", "several devices are ranks themselves", "leave out --tp, or name one device");
+  const int n_ranks = std::max(flags.n_ranks, n_devices);
+  if (n_ranks > 1 && (flags.spec.on() || flags.check))
+    bad_flag(n_devices > 1 ? "--device" : "--tp",
+             "a plan of one rank has no speculation, and a check would need all ranks",
              "leave out --spec-type and --check");
   lab::ResultsFile results = lab::ResultsFile::open(flags.output.results).or_throw();
-  const lab::PlannedModel model = lab::plan_model(flags.model.model, flags.model.load_options(), flags.n_ranks);
+  LoadOptions place = flags.model.load_options();
+  if (n_devices > 1) place.device = fmt::format("cuda:{}", parse_devices(place.device).back());
+  const lab::PlannedModel model = lab::plan_model(flags.model.model, place, n_ranks);
   const int n_ctx = flags.n_ctx > 0 ? flags.n_ctx : model.config().n_ctx_train;
   std::shared_ptr<const lab::PlannedDraft> draft;
   if (flags.spec.on())
@@ -140,9 +148,8 @@ int run_plan(const PlanFlags& flags) {
   if (!flags.output.json) {
     if (!flags.output.quiet)
       fmt::print(stderr, "plan     {} ({}) on {}{}, {} session{} of {} tokens, {:.2f} GiB of memory\n",
-                 model.config().name, model.config().arch,
-                 flags.n_ranks > 1 ? fmt::format("one of {} ranks, ", flags.n_ranks) : "", flags.model.device,
-                 flags.n_sessions, flags.n_sessions == 1 ? "" : "s", n_ctx, double(memory) / kGib);
+                 model.config().name, model.config().arch, n_ranks > 1 ? fmt::format("one of {} ranks, ", n_ranks) : "",
+                 model.place.device, flags.n_sessions, flags.n_sessions == 1 ? "" : "s", n_ctx, double(memory) / kGib);
     print_plans(plans);
     if (!roof && !flags.output.quiet)
       fmt::print(stderr,
@@ -178,7 +185,8 @@ Action declare_plan(CLI::App& app) {
   add_model_flag(app, f.model, true);
   add_device_flags(app, f.model);
   in_group(app, "Plan");
-  add_whole(app, "--tp", f.n_ranks, 1, 64, "ranks that hold the model together: the plan is that of one");
+  add_whole(app, "--tp", f.n_ranks, 1, 64,
+            "ranks that hold the model together: the plan is that of one, as of several devices");
   add_whole(app, "-c,--ctx-size", f.n_ctx, 0, 1 << 26, "tokens of each session; 0: what the model was trained for");
   add_whole(app, "--sessions", f.n_sessions, 1, 65536, "sequences in memory at once");
   add_whole(app, "--ubatch-size", f.n_ubatch, 0, 65536, "tokens per prefill step (-ub); 0: 512, on a GPU 2048");
