@@ -20,20 +20,19 @@ namespace ridge {
 struct ProductScratch {
   gpu::Buffer bricks;
   IntScratch ints;
-  gpu::Buffer normed, joint, up;
+  gpu::Buffer normed, up;
 
-  std::array<const void*, 6> places() const {
-    return {bricks.as<void>(), ints.data.as<void>(), ints.counters.as<void>(),
-            normed.as<void>(), joint.as<void>(),     up.as<void>()};
+  std::array<const void*, 5> places() const {
+    return {bricks.as<void>(), ints.data.as<void>(), ints.counters.as<void>(), normed.as<void>(), up.as<void>()};
   }
 };
 
 /// The same of products that are only planned.
 struct PlannedScratch {
-  gpu::PlannedBuffer bricks, ints, counters, normed, joint, up;
+  gpu::PlannedBuffer bricks, ints, counters, normed, up;
 
   void add_to(gpu::Allocations& all) const {
-    for (const gpu::PlannedBuffer* b : {&bricks, &ints, &counters, &normed, &joint, &up}) all.add(b->size);
+    for (const gpu::PlannedBuffer* b : {&bricks, &ints, &counters, &normed, &up}) all.add(b->size);
   }
 };
 
@@ -45,7 +44,7 @@ struct ProductCall {
   const float* norm_weight = nullptr;  ///< [n_in]: x is RMS-normalised first; may be null
   float norm_eps = 0;
   ProductOutput output = ProductOutput::store;  ///< a GLU takes two matrices, gate and up, and has one output
-  float* y[4] = {};  ///< [n_tokens, n_out] of each matrix. One token: y[i + 1] = y[i] + n_out saves a copy
+  float* y[4] = {};  ///< [n_tokens, n_out] of each matrix
   bool overlap = false;
   int layer = -1;  ///< for the launch log
 };
