@@ -44,7 +44,7 @@ struct ProductCall {
   const float* norm_weight = nullptr;  ///< [n_in]: x is RMS-normalised first; may be null
   float norm_eps = 0;
   ProductOutput output = ProductOutput::store;  ///< a GLU takes two matrices, gate and up, and has one output
-  float* y[4] = {};  ///< [n_tokens, n_out] of each matrix
+  float* y[4] = {};                             ///< [n_tokens, n_out] of each matrix
   bool overlap = false;
   int layer = -1;  ///< for the launch log
 };

@@ -10,9 +10,9 @@ namespace {
 
 constexpr int kQuantizeWarps = 16;
 
-constexpr int kQuantizeGroups = 64;
+/// A block makes so many groups of one token, one a warp; ternary, all of them.
+constexpr int kQuantizeGroups = kQuantizeWarps;
 
-/// A block makes a part of one token's columns; ternary, all of them.
 template <IntKind kKind>
 __global__ void __launch_bounds__(32 * kQuantizeWarps) quantize_kernel(IntTokens tokens, IntImage image) {
   __shared__ float tops[kQuantizeWarps];
