@@ -17,10 +17,10 @@ namespace ridge {
 
 /// Scratch of products that are only planned.
 struct PlannedScratch {
-  gpu::PlannedBuffer bricks, ints, counters, normed, joint, up;
+  gpu::PlannedBuffer bricks, ints, counters, normed, up;
 
   void add_to(gpu::Allocations& all) const {
-    for (const gpu::PlannedBuffer* b : {&bricks, &ints, &counters, &normed, &joint, &up}) all.add(b->size);
+    for (const gpu::PlannedBuffer* b : {&bricks, &ints, &counters, &normed, &up}) all.add(b->size);
   }
 };
 
@@ -29,7 +29,7 @@ struct PlannedScratch {
 struct ProductScratch {
   gpu::Buffer bricks;
   IntScratch ints;
-  gpu::Buffer normed, joint, up;
+  gpu::Buffer normed, up;
 
   /// At least as much as is planned.
   void make_room(const PlannedScratch& planned) {
@@ -37,12 +37,10 @@ struct ProductScratch {
     ints.data.ensure<std::byte>(planned.ints.size);
     ints.counters.ensure<std::byte>(planned.counters.size);
     normed.ensure<std::byte>(planned.normed.size);
-    joint.ensure<std::byte>(planned.joint.size);
     up.ensure<std::byte>(planned.up.size);
   }
-  std::array<const void*, 6> places() const {
-    return {bricks.as<void>(), ints.data.as<void>(), ints.counters.as<void>(),
-            normed.as<void>(), joint.as<void>(),     up.as<void>()};
+  std::array<const void*, 5> places() const {
+    return {bricks.as<void>(), ints.data.as<void>(), ints.counters.as<void>(), normed.as<void>(), up.as<void>()};
   }
 };
 
@@ -54,7 +52,7 @@ struct ProductCall {
   const float* norm_weight = nullptr;  ///< [n_in]: x is RMS-normalised first; may be null
   float norm_eps = 0;
   ProductOutput output = ProductOutput::store;  ///< a GLU takes two matrices, gate and up, and has one output
-  float* y[4] = {};  ///< [n_tokens, n_out] of each matrix. One token: y[i + 1] = y[i] + n_out saves a copy
+  float* y[4] = {};                             ///< [n_tokens, n_out] of each matrix
   bool overlap = false;
   int layer = -1;  ///< for the launch log
 };

@@ -176,8 +176,6 @@ void DeviceProduct::plan_scratch(const ProductCall& call, PlannedScratch& scratc
           scratch.counters.ensure<std::byte>(of.counters);
           break;
         }
-        // One row leaves no gap between the parts.
-        if (n > 1 && !g.gated && g.count > 1) scratch.joint.ensure(n * g.ints.n_out);
         scratch.ints.ensure<std::byte>(
             int_gemv_scratch_bytes(g.ints, std::min<int64_t>(n, kIntColumns / g.kernel(n).planes), g.kernel(n).planes));
         break;
@@ -260,35 +258,24 @@ void DeviceProduct::run_ints(gpu::StreamHandle stream, const Group& g, const Pro
                            : call.output == ProductOutput::silu_glu ? IntOutput::silu_glu
                                                                     : IntOutput::relu2_glu;
   const float* const bias = biases_[size_t(g.first)];  // of the group's matrices, one after another, as its rows are
-  const int n_parts = g.gated ? 1 : g.count;
-  if (n > kFewTokens) {
-    IntGemmCall c{.n_tokens = n, .x = call.x, .norm_weight = call.norm_weight, .norm_eps = call.norm_eps};
+  const auto fill = [&](auto c) {
     c.bias = bias;
     c.output = output;
-    c.n_parts = n_parts;
-    for (int i = 0; i < n_parts; ++i) {
+    c.n_parts = g.gated ? 1 : g.count;
+    for (int i = 0; i < c.n_parts; ++i) {
       c.n_out[i] = n_out_[size_t(g.first + i)];
       c.y[i] = call.y[g.first + i];
     }
     c.overlap = call.overlap;
-    device_int_gemm(stream, g.ints, c, scratch.ints);
-    return;
+    return c;
+  };
+  if (n > kFewTokens) {
+    const IntGemmCall c{.n_tokens = n, .x = call.x, .norm_weight = call.norm_weight, .norm_eps = call.norm_eps};
+    return device_int_gemm(stream, g.ints, fill(c), scratch.ints);
   }
   IntCall c{.n_tokens = n, .x = call.x, .norm_weight = call.norm_weight, .norm_eps = call.norm_eps};
   c.planes = g.kernel(n).planes;
-  c.output = output;
-  c.bias = bias;
-  c.overlap = call.overlap;
-  bool joint = true;  // outputs lie behind one another as the rows do
-  for (int i = g.first; i + 1 < g.first + n_parts; ++i)
-    joint = joint && n == 1 && call.y[i + 1] == call.y[i] + n_out_[size_t(i)];
-  RIDGE_CHECK(joint || call.output == ProductOutput::store, "a joint product of {} tokens is stored", n);
-  c.y = joint ? call.y[g.first] : scratch.joint.ensure(n * g.ints.n_out);
-  device_int_gemv(stream, g.ints, c, scratch.ints);
-  if (joint) return;
-  int64_t at = 0;
-  for (int i = g.first; i < g.first + n_parts; at += n_out_[size_t(i++)])
-    device_copy_columns(stream, n, n_out_[size_t(i)], c.y + at, g.ints.n_out, call.y[i]);
+  device_int_gemv(stream, g.ints, fill(c), scratch.ints);
 }
 
 void DeviceProduct::run_floats(gpu::StreamHandle stream, const Group& g, const ProductCall& call,

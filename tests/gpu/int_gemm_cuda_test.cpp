@@ -210,7 +210,8 @@ TEST_F(IntGemmCuda, TernaryIsTheProductOfAFewTokens) {
                      .norm_eps = kEps,
                      .bias = c.bias ? bias.as<float>() : nullptr,
                      .output = c.output,
-                     .y = y.as<float>()},
+                     .n_out = {w.n_out},
+                     .y = {y.as<float>()}},
                     scratch_);
     const Floats expected = down(y.as<float>(), int64_t(o.y.size())), got = run(w, c, o);
     if (!c.norm) {

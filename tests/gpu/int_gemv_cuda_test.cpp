@@ -145,7 +145,8 @@ class IntGemvCuda : public OnDevice {
                             .planes = c.planes,
                             .bias = c.bias ? bias.as<float>() : nullptr,
                             .output = c.output,
-                            .y = y.as<float>() + kGuards};
+                            .n_out = {w.n_out},
+                            .y = {y.as<float>() + kGuards}};
       if (c.plan) device_int_gemv(stream(), w, call, *c.plan, scratch_);
       else device_int_gemv(stream(), w, call, scratch_);
       result = down(y.as<float>(), int64_t(guarded.size()));
@@ -316,6 +317,44 @@ TEST_F(IntGemvCuda, Int4EveryPlan) {
                   .output = IntOutput::add,
                   .plan = plan},
                  10);
+}
+
+TEST_F(IntGemvCuda, PartsAreRowsOfTheWhole) {
+  // Borders inside tiles of rows; whatever kernel and output, the bits are those of one part.
+  const Int4Matrix m(100, 640, 31);
+  const TernaryMatrix t(100, 640, 0.5f, 32);
+  const int64_t n_out[] = {37, 3, 24, 36};
+  const IntWeights weights[] = {pack({&m}), pack({&t})};
+  for (const IntWeights& w : weights)
+    for (const int n_tokens : {1, 3, 8, 16, 70})
+      for (const IntOutput output : {IntOutput::store, IntOutput::add})
+        for (const bool joint : {false, true}) {  // parts with gaps, and behind one another
+          const Case c = {.n_tokens = n_tokens, .bias = true, .output = output};
+          const Operands o(c, 640, 100, 33);
+          const Floats whole = run(w, c, o);
+          const gpu::Buffer x = up(o.x), bias = up(o.bias);
+          IntCall call = {.n_tokens = n_tokens, .x = x.as<float>(), .bias = bias.as<float>(), .output = output};
+          call.n_parts = 4;
+          Floats before;
+          int64_t first[4], row = 0;
+          for (int i = 0; i < 4; row += n_out[i++]) {
+            first[i] = ssize(before);
+            for (int token = 0; token < n_tokens; ++token)
+              for (int64_t at = 0; at < n_out[i]; ++at) before.push_back(o.y[size_t(token * 100 + row + at)]);
+            if (!joint) before.insert(before.end(), 5, kGuard);
+          }
+          const gpu::Buffer y = up(before);
+          for (int i = 0; i < 4; ++i) call.n_out[i] = n_out[i], call.y[i] = y.as<float>() + first[i];
+          device_int_gemv(stream(), w, call, scratch_);
+          const Floats got = down(y.as<float>(), ssize(before));
+          row = 0;
+          Floats expected = before;
+          for (int i = 0; i < 4; row += n_out[i++])
+            for (int token = 0; token < n_tokens; ++token)
+              for (int64_t at = 0; at < n_out[i]; ++at)
+                expected[size_t(first[i] + token * n_out[i] + at)] = whole[size_t(token * 100 + row + at)];
+          ASSERT_TRUE(same_bits(got, expected)) << int(w.kind) << " " << n_tokens << " " << joint;
+        }
 }
 
 TEST_F(IntGemvCuda, TinyAndZeroActivations) {
@@ -492,10 +531,14 @@ TEST_F(IntGemvCuda, RefusesOperandsThatDoNotFit) {
   const auto call = [&](const IntWeights& weights, IntCall c) {
     c.n_tokens = 1;
     if (!c.x) c.x = x.as<float>();
-    c.y = y.as<float>();
+    if (c.n_out[0] == 0) c.n_out[0] = weights.n_out;
+    c.y[0] = y.as<float>();
     device_int_gemv(stream(), weights, c, scratch_);
   };
   EXPECT_NO_THROW(call(w, {}));
+  EXPECT_THROW(call(w, {.n_out = {15}}), Error);
+  EXPECT_THROW(call(w, {.n_parts = 5, .n_out = {16}}), Error);
+  EXPECT_THROW(call(pair, {.output = IntOutput::silu_glu, .n_parts = 2, .n_out = {8, 8}}), Error);
   EXPECT_NO_THROW(call(pair, {.output = IntOutput::silu_glu}));
   EXPECT_THROW(call(pair, {}), Error);
   EXPECT_THROW(call(w, {.output = IntOutput::silu_glu}), Error);

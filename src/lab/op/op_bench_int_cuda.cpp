@@ -35,7 +35,12 @@ class GemvInt : public OpRun {
 
   void queue(gpu::StreamHandle stream, int set) override {
     device_int_gemv(stream, weights_[size_t(set)],
-                    {.n_tokens = p_.n_tokens, .x = x_.at(set), .planes = planes_, .y = y_.at(set), .overlap = overlap_},
+                    {.n_tokens = p_.n_tokens,
+                     .x = x_.at(set),
+                     .planes = planes_,
+                     .n_out = {p_.n_out},
+                     .y = {y_.at(set)},
+                     .overlap = overlap_},
                     scratch_);
   }
 

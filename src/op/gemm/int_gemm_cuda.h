@@ -13,8 +13,6 @@
 
 namespace ridge {
 
-inline constexpr int kMostIntParts = 4;
-
 /// What a block sums at a time: 128 rows times 64 tokens, 128 times 128, 256 times 128. Tests and measurements may
 /// choose.
 enum class IntArea : uint8_t { any, small, middle, large };

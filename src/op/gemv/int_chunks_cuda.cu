@@ -69,10 +69,10 @@ __global__ void __launch_bounds__(kThreads, 1) int_chunks_kernel(const __grid_co
         gpu::copy_async16(chunk_scales + buffer * chunk_groups * 8 * kTiles + i,
                           w.job.image.scales + begin * 8 * kTiles + i);
   };
-  auto* const factors = reinterpret_cast<float*>(shared + w.job.at.factors);
-  for (int t = int(threadIdx.x); t < n_tokens; t += int(blockDim.x)) factors[t] = w.job.image.factors[t];
   copy_chunk(0, 0);
   gpu::copy_commit();
+  auto* const factors = reinterpret_cast<float*>(shared + w.job.at.factors);
+  for (int t = int(threadIdx.x); t < n_tokens; t += int(blockDim.x)) factors[t] = w.job.image.factors[t];
   gpu::copy_wait<0>();
 
   auto* const sums_at = reinterpret_cast<Sum*>(shared + w.job.at.sums);

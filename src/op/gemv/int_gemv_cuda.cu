@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <numeric>
 #include <string>
 
 #include "op/gemv/int_kernels_cuda.h"
@@ -9,9 +10,9 @@ namespace {
 
 constexpr int kQuantizeWarps = 16;
 
-constexpr int kQuantizeGroups = 64;
+/// A block makes so many groups of one token, one a warp; ternary, all of them.
+constexpr int kQuantizeGroups = kQuantizeWarps;
 
-/// A block makes a part of one token's columns; ternary, all of them.
 template <IntKind kKind>
 __global__ void __launch_bounds__(32 * kQuantizeWarps) quantize_kernel(IntTokens tokens, IntImage image) {
   __shared__ float tops[kQuantizeWarps];
@@ -44,6 +45,9 @@ void check_operands(const IntWeights& w, const IntCall& call, const IntPlan& pla
   const bool gated = call.output == IntOutput::silu_glu || call.output == IntOutput::relu2_glu;
   require(gated == w.gated, "the output does not suit the packing of the weights");
   require(!gated || !call.bias, "a bias of gated weights");
+  require(call.n_parts >= 1 && call.n_parts <= (gated ? 1 : kMostIntParts), "parts");
+  require(std::accumulate(call.n_out, call.n_out + call.n_parts, int64_t(0)) == w.n_out && w.n_out < INT32_MAX,
+          "parts that are not the weights' rows");
   require(call.planes == 1 || (call.planes == 2 && w.kind == IntKind::int4_g128), "planes");
   require(aligned16(call.x) && aligned16(call.norm_weight), "x or the norm's weight is not aligned to 16 bytes");
   require(w.n_in <= int64_t(1) << 17, "rows so long that integer sums could overflow");
@@ -70,8 +74,20 @@ void run_part(gpu::StreamHandle stream, const IntWeights& weights, const IntCall
                 .tokens = {call.x, call.norm_weight, call.norm_eps, n_tokens, call.planes, int(n_groups),
                            int_column_pitch(plan, columns), 8 * plan.tiles_of_8},
                 .at = int_shared(weights.kind, plan, weights.n_in, n_tokens, call.planes),
-                .target = {weights.row_scale.as<float>(), call.bias, call.y, weights.n_out, int(weights.n_row_tiles()),
-                           n_tokens, call.output}};
+                .target = {.row_scale = weights.row_scale.as<float>(),
+                           .bias = call.bias,
+                           .n_parts = 0,
+                           .n_out = weights.n_out,
+                           .n_row_tiles = int(weights.n_row_tiles()),
+                           .n_tokens = n_tokens,
+                           .output = call.output}};
+  IntTarget& target = job.target;
+  for (int i = 0; i < call.n_parts; ++i) {
+    const bool joins = i > 0 && n_tokens == 1 && call.y[i] == call.y[i - 1] + call.n_out[i - 1];
+    if (!joins) target.y[target.n_parts++] = call.y[i];
+    int& end = target.first_row[target.n_parts];
+    end = (joins ? end : target.first_row[target.n_parts - 1]) + int(call.n_out[i]);
+  }
   const bool ternary = weights.kind == IntKind::ternary;
   if (!plan.quantize_inside) {
     const auto [value_bytes, scale_bytes] = image_bytes(weights, plan, columns);
@@ -101,7 +117,7 @@ void in_parts(const IntWeights& w, const IntCall& call, const Run& run) {
     IntCall part = call;
     part.n_tokens = std::min(most, call.n_tokens - first);
     part.x += first * w.n_in;
-    part.y += first * w.n_out;
+    for (int i = 0; i < call.n_parts; ++i) part.y[i] += first * call.n_out[i];
     run(part);
   }
 }

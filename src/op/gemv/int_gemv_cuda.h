@@ -25,16 +25,20 @@ enum class IntOutput : uint8_t {
   relu2_glu  ///< y = max(p of gate, 0)^2 * p of up; gated weights
 };
 
+inline constexpr int kMostIntParts = 4;
+
 struct IntCall {
   int64_t n_tokens = 0;
   const float* x = nullptr;            ///< [n_tokens, n_in], aligned to 16 bytes
   const float* norm_weight = nullptr;  ///< [n_in], aligned to 16 bytes: x is RMS-normalised first. May be null
   float norm_eps = 0;
   int planes = 1;               ///< of int4_g128, 1 or 2
-  const float* bias = nullptr;  ///< [n_out]; may be null, and is with gated weights
+  const float* bias = nullptr;  ///< [n_out of all parts]; may be null, and is with gated weights
   IntOutput output = IntOutput::store;
-  float* y = nullptr;    ///< [n_tokens, n_out]; apart from x
-  bool overlap = false;  ///< programmatic dependent launch: weights are fetched while the grid before ends
+  int n_parts = 1;                    ///< outputs, one for each matrix or one for them all; 1 with gated weights
+  int64_t n_out[kMostIntParts] = {};  ///< of each, IntWeights::n_out together
+  float* y[kMostIntParts] = {};       ///< [n_tokens, n_out] of each; apart from x
+  bool overlap = false;               ///< programmatic dependent launch: weights are fetched while the grid before ends
 };
 
 /// How a product is spread over the device. plan_int_gemv() chooses; measurements and tests may choose otherwise.

@@ -10,7 +10,7 @@ namespace {
 constexpr int least_slots(IntKind kind) { return kind == IntKind::ternary ? 24 : 12; }
 /// Most groups of activations that every block quantises for itself, of one token and of several: what more would cost,
 /// a kernel before costs.
-constexpr int64_t kMostInside = 224, kMostInsideOfSeveral = 64;
+constexpr int64_t kMostInside = 224, kMostInsideOfSeveral = 24;
 /// Rows of at most so many slots go to two blocks a processor, whose beginnings and ends overlap, unless a processor
 /// has more than kMostOfTwo slots.
 constexpr int64_t kShortRow = 32, kMostOfTwo = 512;

@@ -17,6 +17,29 @@ struct Work {
   IntDivisor row_slots, n_tokens;
 };
 
+/// A block copies an image of n_values and n_scales vectors. Its loads queue behind the block's weights, so as many as
+/// there is room for are under way at a time.
+__device__ void copy_image(const IntImage& from, const IntImage& to, int n_values, int n_scales, int n_tokens) {
+  constexpr int kHeld = 8;
+  const int thread = int(threadIdx.x), n_threads = int(blockDim.x);
+  const auto* const values = reinterpret_cast<const uint4*>(from.values);
+  const auto* const scales = reinterpret_cast<const float4*>(from.scales);
+  const float factor = thread < n_tokens ? from.factors[thread] : 0.0f;  // there are no more tokens than threads
+  const float4 scale = thread < n_scales ? scales[thread] : float4();
+  for (int first = thread; first < n_values; first += kHeld * n_threads) {
+    uint4 held[kHeld];
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i)
+      if (first + i * n_threads < n_values) held[i] = values[first + i * n_threads];
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i)
+      if (first + i * n_threads < n_values) reinterpret_cast<uint4*>(to.values)[first + i * n_threads] = held[i];
+  }
+  if (thread < n_tokens) to.factors[thread] = factor;
+  if (thread < n_scales) reinterpret_cast<float4*>(to.scales)[thread] = scale;
+  for (int i = thread + n_threads; i < n_scales; i += n_threads) reinterpret_cast<float4*>(to.scales)[i] = scales[i];
+}
+
 /// kOne: int4_g128 and a single token, which every block quantises; kTiles is 1.
 template <IntKind kKind, int kTiles, int kDepth, bool kOne>
 __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 2 : 1) int_stream_kernel(const __grid_constant__ Work w) {
@@ -71,16 +94,8 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 2 : 1) int_stream_kern
     gpu::wait_for_previous_grid();  // for warps that had nothing to quantise
   } else if (w.job.image.values) {
     gpu::wait_for_previous_grid();
-    const auto* values = reinterpret_cast<const uint4*>(w.job.image.values);
-    const auto* scales = reinterpret_cast<const float4*>(w.job.image.scales);
-#pragma unroll 4
-    for (int i = int(threadIdx.x); i < n_groups * column_pitch * (kIntGroup / 16); i += int(blockDim.x))
-      reinterpret_cast<uint4*>(mine.values)[i] = values[i];
-    if constexpr (kKind == IntKind::int4_g128)
-#pragma unroll 2
-      for (int i = int(threadIdx.x); i < n_groups * 2 * kTiles; i += int(blockDim.x))
-        reinterpret_cast<float4*>(mine.scales)[i] = scales[i];
-    for (int t = int(threadIdx.x); t < n_tokens; t += int(blockDim.x)) mine.factors[t] = w.job.image.factors[t];
+    copy_image(w.job.image, mine, n_groups * column_pitch * (kIntGroup / 16),
+               kKind == IntKind::int4_g128 ? n_groups * 2 * kTiles : 0, n_tokens);
     __syncthreads();
   } else {
     quantize_tokens<kKind>(w.job.tokens, 0, n_tokens, 0, n_groups, mine, shared + w.job.at.squares,

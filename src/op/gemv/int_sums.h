@@ -10,10 +10,23 @@ namespace ridge {
 struct IntTarget {
   const float* row_scale;  // ternary
   const float* bias;
-  float* y;
-  int64_t n_out;
+  float* y[kMostIntParts];
+  int first_row[kMostIntParts + 1];  // of every part, and the end of the last
+  int n_parts;
+  int64_t n_out;  // of all parts
   int n_row_tiles, n_tokens;
   IntOutput output;
+
+  /// Row `row` of a token.
+  __device__ float* place(int64_t token, int64_t row) const {
+    if (n_parts == 1) return y[0] + token * n_out + row;
+    int part = 0;
+#pragma unroll
+    for (int i = 1; i < kMostIntParts; ++i)
+      if (i < n_parts && row >= first_row[i]) part = i;
+    const int first = first_row[part];
+    return y[part] + token * (first_row[part + 1] - first) + row - first;
+  }
 };
 
 /// A launch, whichever kernel it takes.
@@ -162,7 +175,7 @@ __device__ Ends load_ends(const IntTarget& w, int tile, int token, int row) {
   const int64_t at = int64_t(tile) * kIntTileRows + row;
   if (at >= w.n_out) return ends;
   if (w.bias) ends.bias = w.bias[at];
-  if (w.output == IntOutput::add) ends.y = w.y[token * w.n_out + at];
+  if (w.output == IntOutput::add) ends.y = *w.place(token, at);
   return ends;
 }
 
@@ -183,13 +196,13 @@ __device__ void write_outputs(const IntTarget& w, int tile, int token, int row, 
     if (w.output == IntOutput::relu2_glu) gate = __fmul_rn(gate, gate);
     else if (kKind == IntKind::ternary) gate = p / (1.0f + expf(-p));
     else gate = p * gpu::fast_reciprocal(1.0f + gpu::fast_exp2(-1.44269504f * p));
-    w.y[token * w.n_out + at] = __fmul_rn(gate, up);
+    *w.place(token, at) = __fmul_rn(gate, up);
     return;
   }
   const int64_t at = int64_t(tile) * kIntTileRows + row;
   if (at >= w.n_out || token >= w.n_tokens) return;
   if (w.bias) p = __fadd_rn(p, ends.bias);
-  w.y[token * w.n_out + at] = w.output == IntOutput::add ? __fadd_rn(ends.y, p) : p;
+  *w.place(token, at) = w.output == IntOutput::add ? __fadd_rn(ends.y, p) : p;
 }
 
 }  // namespace ridge
