@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 
 CHECKS = pathlib.Path(__file__).resolve().parent.parent / "results" / "checks"
 
@@ -173,11 +174,12 @@ def collectives():
     return out + ["", f"The link: {link:.0f} GB/s in one direction, a large copy between the GPUs of the same run."]
 
 
-def ranks():
+def ranks(name="ranks-cuda.jsonl"):
     """Decode of one model on one GPU and on several, in one run."""
     cells = {}
-    for r in results("ranks-cuda.jsonl"):
-        model = r["model_filename"].removeprefix("synth:").replace("@weights=", " ").replace("@shared=1", "")
+    for r in results(name):
+        # Builds before @shared=1 had @distinct=N for layers that are one in host memory.
+        model = re.sub("@(shared|distinct)=[0-9]+", "", r["model_filename"].removeprefix("synth:").replace("@weights=", " "))
         kv = r["type_k"] if r["type_k"] == r["type_v"] else f"{r['type_k']}/{r['type_v']}"
         batch = r.get("kind") == "batch"
         what = (f"{r['n_seq']} sequences x {r['n_prompt'][0]}" if batch else f"a token @ d{r['n_depth']}")
@@ -197,6 +199,7 @@ def ranks():
 TABLES = {
     "collective-cuda": collectives,
     "ranks-cuda": ranks,
+    "ranks-tried-cuda": lambda: ranks("checks/ranks-tried-cuda.jsonl"),
     "profile-experts-cuda": expert_profiles,
     "counters-cuda": counters,
     "ternary-cuda": ternary,

@@ -378,8 +378,10 @@ TEST_F(CollectiveCuda, WithNcclTooARankThatDoesNotComeEndsTheWait) {
   const auto group = this->group(2, {.forced = {{"all_reduce", "nccl"}}, .timeout_s = 1});
   const auto start = std::chrono::steady_clock::now();
   on_ranks(*group, [&](DeviceRank& rank, const gpu::Stream& stream) {
+    const GuardedFloats values(stream, values_of(rank.rank(), 1000, 1));
+    rank.all_reduce(stream, values.data(), 1000, true);  // the first one connects the ranks, which the host waits for
+    rank.synchronize(stream);
     if (rank.rank() == 1) return;
-    const GuardedFloats values(stream, values_of(0, 1000, 1));
     rank.all_reduce(stream, values.data(), 1000, true);
     EXPECT_THAT(failure_of([&] { rank.synchronize(stream); }), HasSubstr("within 1 s"));
   });

@@ -10,10 +10,10 @@
 
 namespace ridge {
 
-/// Floats (4 MiB) that a rank sends in all, up to which a sum is one-shot: every rank then sends all its values to each
-/// other rank. NCCL pipelines what is large. Between two H200s one-shot takes 23 us for 4 MiB and NCCL 32, for 8 MiB both
-/// 46 (`ridge bench collective`).
-inline constexpr int64_t kOneShotFloats = 1 << 20;
+/// Floats (1 MiB) that a rank sends in all, up to which a sum is one-shot: every rank then sends all its values to each
+/// other rank. By itself one-shot is faster up to 4 MiB between two H200s (`ridge bench collective`); in a model sums of 2 MiB
+/// made steps slower than NCCL's do (docs/decisions/0012).
+inline constexpr int64_t kOneShotFloats = 1 << 18;
 
 /// The links between the devices.
 struct CollectiveProblem {

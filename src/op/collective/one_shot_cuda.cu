@@ -71,9 +71,8 @@ __device__ __forceinline__ bool receive(const Call& call, int from, uint32_t (&w
 
 __global__ void __launch_bounds__(kOneShotThreads, kOneShotBlocks)
     sum_kernel(const __grid_constant__ OneShotRank rank, float* values, int n) {
-  // Before the wait: the product behind asks for its weights while the one in front ends and packets are under way.
-  gpu::let_next_grid_start();
   gpu::wait_for_previous_grid();
+  gpu::let_next_grid_start();  // not before the wait: docs/decisions/0012
   const Call call = begin_call(rank);
   const int first = 3 * (int(blockIdx.x) * kOneShotThreads + int(threadIdx.x)), count = min(n - first, 3);
   if (count > 0 && !call.failed) {
