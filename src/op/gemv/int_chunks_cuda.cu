@@ -81,14 +81,18 @@ __global__ void __launch_bounds__(kThreads, 1) int_chunks_kernel(const __grid_co
   const int token_shift = planes == 2 ? 2 : 3;  // of the tokens in eight columns
   int buffer = 0;
   for (int row = 0; row < n_rows; row += row_warps) {
-    // At the end, eight columns at a time, half a warp adds up the 16 sums of a token in a tile of rows.
-    const int out_row = lane % 16, n_items = min(row_warps, n_rows - row) << token_shift;
-    const auto ends_of = [&](int n, int item) {
-      const int at = item & ((1 << token_shift) - 1), token = (n << token_shift) + at;
-      return item < n_items ? load_ends<kKind>(w.job.target, first_row + row + (item >> token_shift), token, out_row)
-                            : Ends{};
+    // At the end, kIntEndTokens at a time, half a warp adds up the sums of four tokens in a tile of rows.
+    const int out_row = lane % 16, rows_here = min(row_warps, n_rows - row);
+    Ends ends[kIntEnds];
+    const auto load_all = [&](int item, int first_token, int quad_bits) {
+      const int token = first_token + kIntEnds * (item & ((1 << quad_bits) - 1));
+#pragma unroll
+      for (int i = 0; i < kIntEnds; ++i)
+        ends[i] = item >> quad_bits < rows_here
+                      ? load_ends<kKind>(w.job.target, first_row + row + (item >> quad_bits), token + i, out_row)
+                      : Ends{};
     };
-    Ends ahead = ends_of(0, 2 * warp + lane / 16);
+    load_all(2 * warp + lane / 16, 0, quad_bits_of(n_tokens));
 
     Sums<kKind, kTiles> sums;
     int slot = row + row_warp < n_rows ? k_warp : row_slots;  // none
@@ -122,28 +126,35 @@ __global__ void __launch_bounds__(kThreads, 1) int_chunks_kernel(const __grid_co
       buffer ^= 1;
     }
 
-    // Sums lie twice: a warp is at most one eight ahead of the slowest.
-    for (int n = 0; n < n_tiles; ++n) {
-      const int first_token = n << token_shift, n_here = min(1 << token_shift, n_tokens - first_token);
-      Sum* const eight_sums = sums_at + n % 2 * int(blockDim.x / 32) * 8 * kIntSumPitch;
+    for (int first_token = 0; first_token < n_tokens; first_token += kIntEndTokens) {
+      if (first_token > 0) __syncthreads();  // in front of a row's first sums are those of its chunks
+      const int n_here = min(kIntEndTokens, n_tokens - first_token), quad_bits = quad_bits_of(n_here);
 #pragma unroll
-      for (int i = 0; i < kTiles; ++i)
-        if (i == n) store_eight(sums.of[i], planes, n_here, lane, eight_sums + warp * 8 * kIntSumPitch);
-      Ends ends = ahead;
-      ahead = ends_of(n + 1, 2 * warp + lane / 16);
+      for (int i = 0; i < kTiles; ++i) {
+        const int token = (i << token_shift) - first_token;
+        if (token >= 0 && token < n_here)
+          store_eight(sums.of[i], planes, n_here - token, lane,
+                      sums_at + (warp * kIntEndTokens + token) * kIntSumPitch);
+      }
       __syncthreads();
-      for (int first = 2 * warp; first < n_items; first += int(blockDim.x / 16)) {  // the same for all lanes
-        const int item = first + lane / 16, of = item >> token_shift, at = item - (of << token_shift);
-        const bool real = item < n_items && at < n_here;
-        const int token = real ? first_token + at : n_tokens, tile = first_row + row + of;
-        if (first != 2 * warp) ends = ends_of(n, item);
-        float p = 0;
-        if (real) {
-          Sum sum = 0;
-          for (int k = 0; k < k_warps; ++k) sum += eight_sums[((k * row_warps + of) * 8 + at) * kIntSumPitch + out_row];
-          p = product(sum, factors[token], ends.row_scale);
+      for (int first = 2 * warp; first < rows_here << quad_bits;
+           first += int(blockDim.x / 16)) {  // the same for a warp
+        const int item = first + lane / 16, of = item >> quad_bits, at = kIntEnds * (item & ((1 << quad_bits) - 1));
+        if (first != 2 * warp || first_token > 0) load_all(item, first_token, quad_bits);
+        Sum sum[kIntEnds] = {};
+        if (of < rows_here)
+#pragma unroll 2
+          for (int k = 0; k < k_warps; ++k)
+#pragma unroll
+            for (int i = 0; i < kIntEnds; ++i)  // of tokens that are not there, something
+              sum[i] += sums_at[((k * row_warps + of) * kIntEndTokens + at + i) * kIntSumPitch + out_row];
+#pragma unroll
+        for (int i = 0; i < kIntEnds; ++i) {
+          const bool real = of < rows_here && at + i < n_here;
+          const int token = real ? first_token + at + i : n_tokens;
+          const float p = real ? product(sum[i], factors[token], ends[i].row_scale) : 0.0f;
+          write_outputs<kKind>(w.job.target, first_row + row + of, token, out_row, p, ends[i]);
         }
-        write_outputs<kKind>(w.job.target, tile, token, out_row, p, ends);
       }
     }
   }

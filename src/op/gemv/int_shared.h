@@ -10,6 +10,8 @@ constexpr int int_slot_groups(IntKind kind) { return kind == IntKind::ternary ? 
 
 /// Floats from one token's 16 sums to the next: the lanes of a warp then write to different banks.
 inline constexpr int kIntSumPitch = 20;
+/// Tokens whose sums a pass of chunks ends at a time.
+inline constexpr int kIntEndTokens = 16;
 /// Slots of each warp in a chunk of activations, and in its ring then.
 inline constexpr int kIntChunkSteps = 4;
 
@@ -22,7 +24,7 @@ constexpr int int_column_pitch(const IntPlan& plan, int n_columns) {
 struct IntShared {
   int values;   ///< [groups][column pitch][128] int8, in the order of int_tokens.h; of a row, or of two chunks
   int scales;   ///< [groups][8 tiles_of_8] float
-  int sums;     ///< float or int32: stream [warps + rows][tokens][kIntSumPitch]; chunks [2][warps][8][kIntSumPitch]
+  int sums;     ///< float or int32, [kIntSumPitch] of: stream [warps + rows][tokens]; chunks [warps][kIntEndTokens]
   int squares;  ///< ternary: [tokens][warps] double; int4_g128: [tokens][warps][32] float
   int tops;     ///< [tokens][warps] float
   int factors;  ///< [tokens] float
@@ -45,7 +47,7 @@ constexpr IntShared int_shared(IntKind kind, const IntPlan& plan, int64_t n_in, 
   take(plan.warps * depth * int_slot_groups(kind) * int_tile_bytes(kind));  // the rings
   s.values = take(groups * int_column_pitch(plan, n_tokens * planes) * kIntGroup);
   s.scales = take(groups * 8 * plan.tiles_of_8 * 4);
-  s.sums = take((chunks ? 2 * plan.warps * 8 : int64_t(plan.warps + plan.rows) * n_tokens) * kIntSumPitch * 4);
+  s.sums = take((chunks ? plan.warps * kIntEndTokens : int64_t(plan.warps + plan.rows) * n_tokens) * kIntSumPitch * 4);
   const int64_t n_inside = plan.quantize_inside ? n_tokens : 0;
   s.squares = take(n_inside * plan.warps * (ternary ? 8 : 32 * 4));
   s.tops = take(n_inside * (ternary ? plan.warps * 4 : 0));

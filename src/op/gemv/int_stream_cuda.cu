@@ -153,6 +153,36 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 2 : 1) int_stream_kern
   }
   __syncthreads();
 
+  // Several tokens at a time, in fewer rounds; one eight of ternary columns has no registers for it.
+  if constexpr (!kOne && (kKind == IntKind::int4_g128 || kTiles > 1))
+    if (n_items > 2 * n_warps) {
+      const int quad_bits = quad_bits_of(n_tokens);
+      for (int first = 2 * warp; first < n_rows << quad_bits; first += 2 * n_warps) {  // the same for all lanes
+        const int quad = first + lane / 16, of_row = quad >> quad_bits, tile = first_row + of_row;
+        const int at = kIntEnds * (quad & ((1 << quad_bits) - 1)), n_here = of_row < n_rows ? n_tokens - at : 0;
+        Ends all[kIntEnds];
+        Sum sum[kIntEnds] = {};
+#pragma unroll
+        for (int k = 0; k < kIntEnds; ++k)
+          all[k] = k < n_here ? load_ends<kKind>(w.job.target, tile, at + k, out_row) : Ends{};
+        if (n_here > 0) {
+          const Sum* part = sums_at + ((first_warp[of_row] + of_row) * n_tokens + at) * kIntSumPitch + out_row;
+          const int n_parts = last_warp[of_row] - first_warp[of_row] + 1;
+#pragma unroll 2
+          for (int i = 0; i < n_parts; ++i)
+#pragma unroll
+            for (int k = 0; k < kIntEnds; ++k)
+              if (k < n_here) sum[k] += part[(i * n_tokens + k) * kIntSumPitch];
+        }
+#pragma unroll
+        for (int k = 0; k < kIntEnds; ++k) {
+          const float p = k < n_here ? product(sum[k], mine.factors[at + k], all[k].row_scale) : 0.0f;
+          write_outputs<kKind>(w.job.target, tile, k < n_here ? at + k : n_tokens, out_row, p, all[k]);
+        }
+      }
+      return;
+    }
+
   for (int first = 2 * warp; first < n_items; first += 2 * n_warps) {  // the same for all lanes
     if (first != 2 * warp) {
       item = first + lane / 16, item_row = kOne ? item : w.n_tokens.quotient(item);

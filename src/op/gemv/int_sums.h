@@ -161,6 +161,12 @@ __device__ void store_eight(const Sum (&of)[4], int planes, int n_tokens, int la
 
 // --- The end of a tile ---
 
+/// Tokens of a row that half a warp ends at a time, where there are many: an end is a chain of loads from shared memory.
+inline constexpr int kIntEnds = 4;
+
+/// Of up to 16 tokens: 1, 2 or 4 times kIntEnds, as so many bits.
+__device__ inline int quad_bits_of(int n_tokens) { return n_tokens > 2 * kIntEnds ? 2 : n_tokens > kIntEnds; }
+
 /// What an output needs of device memory besides its sum; asked for before the sum is made.
 struct Ends {
   float row_scale, bias, y;
