@@ -157,6 +157,30 @@ def expert_profiles():
     return out
 
 
+INT_PRODUCTS_TRIED = {
+    "base": "as it was: Q, K and V copied out of one buffer, a block's activations loaded in turn",
+    "new": "outputs written in place, all loads of activations under way at once, a kernel in front from 25 groups on, ends of four tokens at a time (kept)",
+    "paced2": "that, a block's weights in two pieces until activations have come",
+    "paced3": "the same in three",
+    "split2": "kept, and two blocks of a cluster share a row's groups",
+    "split4": "the same with four",
+}
+
+
+def int_products_tried():
+    """The four products of a layer in a chain on an H200; several turns are averaged."""
+    cells = {}
+    for r in rows("int-products-tried-cuda.jsonl"):
+        if r["problem"] == "layer" and r["machine"] == "NVIDIA H200":
+            cells.setdefault(r["variant"], {}).setdefault(r["what"], []).append(r["us_by_tokens"])
+    tokens = ("1", "2", "4", "8", "16")
+    out = ["| variant |" + "".join(f" {shape}, {n} |" for shape in ("1.5B", "8B") for n in tokens), "|---|" + "---:|" * (2 * len(tokens))]
+    for variant, how in INT_PRODUCTS_TRIED.items():
+        mean = lambda shape, n: sum(turn[n] for turn in cells[variant][shape]) / len(cells[variant][shape])
+        out.append(f"| {how} |" + "".join(f" {mean(shape, n):.1f} |" for shape in ("1.5B", "8B") for n in tokens))
+    return out
+
+
 def results(name):
     path = CHECKS.parent / name
     return [json.loads(line) for line in path.read_text().splitlines() if line.strip()] if path.exists() else []
@@ -198,6 +222,7 @@ def ranks(name="ranks-cuda.jsonl"):
 
 TABLES = {
     "collective-cuda": collectives,
+    "int-products-tried-cuda": int_products_tried,
     "ranks-cuda": ranks,
     "ranks-tried-cuda": lambda: ranks("checks/ranks-tried-cuda.jsonl"),
     "profile-experts-cuda": expert_profiles,
