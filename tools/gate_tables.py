@@ -60,15 +60,6 @@ def baselines():
     return out
 
 
-def sampling():
-    """Decode of the same prompt, greedy and drawn."""
-    found = [r for r in rows("checks/baselines-cuda.jsonl") if r["kind"] == "sampling"]
-    if not found:
-        return NO_ROWS
-    out = ["| model | temperature | tokens | tok/s |", "|---|---:|---:|---:|"]
-    return out + [f"| {r['model']} | {r['temperature']:g} | {r['n_decoded']} | {r['decode_tok_s']:.0f} |" for r in found]
-
-
 def plans():
     """A line a configuration: total as planned, and as the driver counts it."""
     found = [r for r in rows("checks/plan-cuda.jsonl") if r.get("found")]
@@ -95,4 +86,4 @@ def real_text():
     return out
 
 
-TABLES = {"service": service, "baselines": baselines, "sampling": sampling, "plan-cuda": plans, "spec-text-cuda": real_text}
+TABLES = {"service": service, "baselines": baselines, "plan-cuda": plans, "spec-text-cuda": real_text}
