@@ -8,34 +8,12 @@
 #include "engine/engine.h"
 #include "gpu/device_data.h"
 #include "gpu/launch_log.h"
+#include "gpu/model_data.h"
 
 namespace ridge {
 namespace {
 
 class ModelCuda : public OnDevice {};
-
-std::vector<int32_t> tokens_of(int n, int vocab, uint64_t seed) {
-  Rng rng(seed);
-  std::vector<int32_t> tokens;
-  for (int i = 0; i < n; ++i) tokens.push_back(int32_t(rng.next() % uint64_t(vocab)));
-  return tokens;
-}
-
-/// Logits of every position, the first part as a prompt in batches, the rest token by token.
-std::vector<float> all_logits(const Model& model, const std::vector<int32_t>& tokens, const char* k, const char* v,
-                              int n_ubatch = 23) {
-  Session session(model, {.n_ctx = int(tokens.size()), .n_ubatch = n_ubatch, .k = {.format = k}, .v = {.format = v}});
-  std::vector<float> all;
-  const size_t prompt = tokens.size() * 3 / 4;
-  const int64_t vocab = model.info().vocab_size;
-  session.prefill(std::span(tokens).first(prompt),
-                  [&](int, int n, const float* rows) { all.insert(all.end(), rows, rows + n * vocab); });
-  for (size_t i = prompt; i < tokens.size(); ++i) {
-    const auto row = session.decode(tokens[i]);
-    all.insert(all.end(), row.begin(), row.end());
-  }
-  return all;
-}
 
 TEST_F(ModelCuda, LogitsAreTheReferencesWithEveryCacheFormat) {
   for (const char* spec : {"synth:tiny@weights=f32", "synth:tiny@weights=q8_0", "synth:tiny@weights=bf16"}) {

@@ -5,6 +5,7 @@
 #include "engine/engine.h"
 #include "gpu/device_data.h"
 #include "gpu/device_query.h"
+#include "gpu/model_data.h"
 
 namespace ridge {
 namespace {
@@ -18,28 +19,6 @@ class RanksCuda : public OnDevice {
   }
 };
 const LoadOptions kTwo{.device = "cuda:0,1", .rank_timeout_s = 20};
-
-std::vector<int32_t> tokens_of(int n, int vocab, uint64_t seed) {
-  Rng rng(seed);
-  std::vector<int32_t> tokens;
-  for (int i = 0; i < n; ++i) tokens.push_back(int32_t(rng.next() % uint64_t(vocab)));
-  return tokens;
-}
-
-/// Logits of every position, the first three quarters as a prompt, the rest token by token.
-std::vector<float> all_logits(const Model& model, const std::vector<int32_t>& tokens, const char* k, const char* v) {
-  Session session(model, {.n_ctx = int(tokens.size()), .n_ubatch = 23, .k = {.format = k}, .v = {.format = v}});
-  std::vector<float> all;
-  const size_t prompt = tokens.size() * 3 / 4;
-  const int64_t vocab = model.info().vocab_size;
-  session.prefill(std::span(tokens).first(prompt),
-                  [&](int, int n, const float* rows) { all.insert(all.end(), rows, rows + n * vocab); });
-  for (size_t i = prompt; i < tokens.size(); ++i) {
-    const auto row = session.decode(tokens[i]);
-    all.insert(all.end(), row.begin(), row.end());
-  }
-  return all;
-}
 
 /// Ranks add the same products in another order, so the bounds are those of one device (model_cuda_test.cpp).
 struct Shared {
