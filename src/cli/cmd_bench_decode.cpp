@@ -67,6 +67,7 @@ lab::BenchParams read_params(const BenchFlags& flags) {
   params.warm_up = !flags.no_warm_up;
   params.real_prefill = flags.real_prefill;
   params.check = !flags.no_check;
+  params.temperature = flags.temperature;
   params.seed = uint64_t(flags.seed);
   params.device = flags.device.device;
   params.isa = flags.device.isa;
@@ -138,8 +139,7 @@ int bench(const BenchFlags& flags) {
   if (flags.spec.on() && joined_ranks()) bad_flag("--tp", "ranks have no speculation", "leave out --spec-type");
   if (flags.spec.on()) return bench_speculation(flags, params);
   flags.spec.check();
-  if (!flags.text.empty() || flags.temperature != 0)
-    bad_flag(flags.text.empty() ? "--temp" : "--text", "tokens are random here", "add --spec-type lookup");
+  if (!flags.text.empty()) bad_flag("--text", "tokens are random here", "add --spec-type lookup");
   if (flags.forced()) bad_flag("--force-accept", "nothing is proposed", "add --spec-type lookup");
   check_device(flags.device.device);
   BenchOutput output(flags.output, flags.format, lab::bench_markdown_head(), true);
@@ -182,9 +182,9 @@ Action declare_bench_decode(CLI::App& app) {
   app.add_flag("--real-prefill", f.real_prefill, "reach the depth by running a prompt, not with random cache rows");
   app.add_flag("--no-check", f.no_check, "do not compare with the reference kernels; rows say so");
   add_whole(app, "--seed", f.seed, 0, INT64_MAX, "seed of tokens and cache rows");
+  add_real(app, "--temp", f.temperature, 0, 100, "temperature; above 0 a row's time includes drawing, on the CPU too");
   add_spec_flags(app, f.spec);
   add_text(app, "--text", f.text, "FILE", "with --spec-type: the text that prompts are cut from");
-  add_real(app, "--temp", f.temperature, 0, 100, "with --spec-type: temperature; greedy texts may loop");
   add_real(app, "--force-accept", f.forced_accept, 0, 1,
            "with --spec-type: how probably a proposal counts as right, for speed alone; -1: the model says");
   in_group(app, "Output");

@@ -30,13 +30,12 @@ Result<uint64_t> file_type(const QuantizeType& type) {
 }
 
 /// Whether a mix gives this tensor the better format: the output matrix (the embedding when tied), and attn_v and
-/// ffn_down in the first and last eighth of the layers and every third between.
+/// ffn_down of some layers.
 bool wants_better(std::string_view name, const Config& c) {
   if (name == tensor_names::kOutput.gguf) return true;
   if (name == tensor_names::kEmbedding.gguf) return c.tied_output;
   for (int i = 0; i < c.n_layers; ++i) {
-    const bool chosen = i < c.n_layers / 8 || i >= 7 * c.n_layers / 8 || (i - c.n_layers / 8) % 3 == 2;
-    if (!chosen) continue;
+    if (!gets_better(i, c.n_layers)) continue;
     for (const auto& n : {tensor_names::kV, tensor_names::kDown})
       if (name == fmt::format(fmt::runtime(n.gguf), i)) return true;
   }
@@ -372,6 +371,10 @@ Result<std::vector<Job>> hf_jobs(const io::HfDirectory& directory, const Config&
 }
 
 }  // namespace
+
+bool gets_better(int layer, int n_layers) {
+  return layer < n_layers / 8 || layer >= 7 * n_layers / 8 || (layer - n_layers / 8) % 3 == 2;
+}
 
 Result<QuantizeType> find_quantize_type(std::string_view name) {
   for (const Mix& mix : kMixes) {

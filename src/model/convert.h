@@ -17,6 +17,9 @@ struct QuantizeType {
   const WeightFormat* format;
   const WeightFormat* better;  ///< of a mix: the output matrix, and attn_v and ffn_down of about half the layers
 };
+/// Whether attn_v and ffn_down of this layer get the better format: the first and last eighth of the layers and every
+/// third between.
+bool gets_better(int layer, int n_layers);
 /// By name; the failure lists the names there are.
 Result<QuantizeType> find_quantize_type(std::string_view name);
 std::string quantize_type_names();

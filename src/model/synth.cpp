@@ -5,6 +5,7 @@
 
 #include "base/rng.h"
 #include "model/arch/arch.h"
+#include "model/convert.h"
 #include "model/weights.h"
 #include "op/gemv/panels.h"
 
@@ -175,7 +176,13 @@ Status apply_options(std::string_view spec, SynthPlan& plan) {
     const std::string_view key = option.substr(0, equals);
     const std::string value(equals == std::string_view::npos ? "" : option.substr(equals + 1));
     if (key == "weights") {
-      RIDGE_TRY(plan.format, find_weight_format(value));
+      const Result<QuantizeType> mix = find_quantize_type(value);
+      if (mix && mix->format != mix->better) {
+        plan.format = mix->format;
+        plan.better = mix->better;
+      } else {
+        RIDGE_TRY(plan.format, find_weight_format(value));
+      }
     } else if (key == "head") {
       RIDGE_TRY(plan.head, find_weight_format(value));
     } else if (key == "mtp") {
@@ -229,32 +236,41 @@ Result<SynthPlan> plan_synth_model(std::string_view spec) {
   return plan;
 }
 
-const WeightFormat& SynthPlan::head_format() const { return head ? *head : format_of(config.d_model, false); }
+const WeightFormat& SynthPlan::head_format() const { return head ? *head : format_of(config.d_model, false, true); }
 
-const WeightFormat& SynthPlan::format_of(int64_t n_in, bool projection) const {
-  const bool ternary = format->tail_bytes > 0;  // i2_s: projections only, as in its models
-  return n_in % format->group == 0 && (projection || !ternary) ? *format : *weight_format_of_gguf(1);
+const WeightFormat& SynthPlan::format_of(int64_t n_in, bool projection, bool preferred) const {
+  const WeightFormat& f = preferred && better ? *better : *format;
+  const bool ternary = f.tail_bytes > 0;  // i2_s: projections only, as in its models
+  return n_in % f.group == 0 && (projection || !ternary) ? f : *weight_format_of_gguf(1);
 }
 
 int64_t SynthPlan::decode_matrix_bytes() const {
-  const auto matrix = [&](int64_t n_out, int64_t n_in, bool projection = true) {
-    return Linear{.format = &format_of(n_in, projection), .n_out = n_out, .n_in = n_in}.bytes();
-  };
   const Config& c = config;
-  const auto gated = [&](int d_ff) { return matrix(2 * d_ff, c.d_model) + matrix(c.d_model, d_ff); };
-  int64_t attention = matrix(c.d_model, c.value_width());
-  if (c.kv_rank == 0) attention += matrix(c.q_rows() + 2 * c.kv_dim(), c.d_model);
-  else
-    attention += matrix(c.q_rank + c.kv_dim(), c.d_model) + matrix(c.n_heads * c.query_dim(), c.q_rank) +
-                 c.n_heads * (matrix(c.kv_rank, c.nope_dim) + matrix(c.value_dim, c.kv_rank));
-  const int64_t delta = matrix(c.delta.channels() + c.delta.values() + 2 * c.delta.n_value_heads, c.d_model) +
-                        matrix(c.d_model, c.delta.values()),
-                of_all = c.d_ff_shared > 0 ? gated(c.d_ff_shared) : 0,
-                experts = c.n_experts_used * gated(c.d_ff_expert) + of_all + 4 * c.n_experts * c.d_model;
-  const Linear output{.format = &head_format(), .n_out = c.vocab_size, .n_in = c.d_model};
-  int64_t bytes = output.bytes();
-  for (int i = 0; i < c.n_layers; ++i)
-    bytes += (c.has_delta(i) ? delta : attention) + (c.has_experts(i) ? experts : gated(c.d_ff));
+  const auto layer_bytes = [&](int layer) {
+    const auto matrix = [&](int64_t n_out, int64_t n_in, bool preferred = false) {
+      const WeightFormat& f = format_of(n_in, true, preferred && gets_better(layer, c.n_layers));
+      return Linear{.format = &f, .n_out = n_out, .n_in = n_in}.bytes();
+    };
+    const auto gated = [&](int d_ff, bool preferred = false) {
+      return matrix(2 * d_ff, c.d_model) + matrix(c.d_model, d_ff, preferred);
+    };
+    int64_t bytes = 0;
+    if (c.has_delta(layer))
+      bytes = matrix(c.delta.channels() + c.delta.values() + 2 * c.delta.n_value_heads, c.d_model) +
+              matrix(c.d_model, c.delta.values());
+    else if (c.kv_rank > 0)
+      bytes = matrix(c.q_rank + c.kv_dim(), c.d_model) + matrix(c.n_heads * c.query_dim(), c.q_rank) +
+              c.n_heads * (matrix(c.kv_rank, c.nope_dim) + matrix(c.value_dim, c.kv_rank)) +
+              matrix(c.d_model, c.value_width());
+    else
+      bytes = matrix(c.q_rows() + c.kv_dim(), c.d_model) + matrix(c.kv_dim(), c.d_model, true) +
+              matrix(c.d_model, c.value_width());
+    if (!c.has_experts(layer)) return bytes + gated(c.d_ff, true);
+    if (c.d_ff_shared > 0) bytes += gated(c.d_ff_shared, true);
+    return bytes + c.n_experts_used * gated(c.d_ff_expert) + 4 * c.n_experts * c.d_model;
+  };
+  int64_t bytes = Linear{.format = &head_format(), .n_out = c.vocab_size, .n_in = c.d_model}.bytes();
+  for (int i = 0; i < c.n_layers; ++i) bytes += layer_bytes(i);
   return bytes;
 }
 
@@ -295,6 +311,10 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec,
   const auto matrix = [&](int64_t n_out, int64_t n_in, bool keep_rows, bool projection = true, double gain = 1) {
     return matrix_of(plan.format_of(n_in, projection), n_out, n_in, keep_rows, gain);
   };
+  // attn_v and ffn_down: a mix has a better format for them in some layers.
+  const auto preferred = [&](int layer, int64_t n_out, int64_t n_in, double gain = 1) {
+    return matrix_of(plan.format_of(n_in, true, gets_better(layer, c.n_layers)), n_out, n_in, false, gain);
+  };
   // As in trained models, what a block adds is small beside the residual stream: the embedding has variance 1, all
   // blocks together add about as much, and a small difference stays small.
   const double branch_gain = 1 / std::sqrt(2.0 * c.n_layers);
@@ -306,20 +326,21 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec,
     return values;
   };
 
-  w.embedding = matrix(c.vocab_size, c.d_model, true, false, std::sqrt(double(c.d_model)) / c.embedding_scale);
+  w.embedding = matrix_of(plan.format_of(c.d_model, false, c.tied_output), c.vocab_size, c.d_model, true,
+                          std::sqrt(double(c.d_model)) / c.embedding_scale);
   w.output = c.tied_output ? w.embedding : matrix_of(plan.head_format(), c.vocab_size, c.d_model, false);
   w.output_norm = vector(c.d_model, 1, 0.05f);
   if (c.tied_output)  // logits of variance 1; signs, so that the model does not say each token again
     for (float& v : w.output_norm)
       v *= (rng.next() % 2 == 0 ? 1.0f : -1.0f) * c.embedding_scale / std::sqrt(float(c.d_model));
-  const auto add_attention = [&](LayerWeights& layer) {
+  const auto add_attention = [&](LayerWeights& layer, int i) {
     if (c.qk_norm) {
       layer.q_norm = vector(c.qk_norm_whole ? c.q_dim() : c.head_dim, 1, 0.05f);
       layer.k_norm = vector(c.qk_norm_whole ? c.kv_dim() : c.head_dim, 1, 0.05f);
     }
     layer.q = matrix(c.q_rows(), c.d_model, false);
     layer.k = matrix(c.kv_dim(), c.d_model, false);
-    layer.v = matrix(c.kv_dim(), c.d_model, false);
+    layer.v = preferred(i, c.kv_dim(), c.d_model);
     layer.o = matrix(c.d_model, c.q_dim(), false, true, branch_gain);
     if (c.qkv_bias) {
       layer.q_bias = vector(c.q_rows(), 0, 0.1f);
@@ -359,7 +380,7 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec,
       }
       layer.o = matrix(c.d_model, c.value_width(), false, true, branch_gain);
     } else {
-      add_attention(layer);
+      add_attention(layer, i);
     }
     if (c.sub_norm) {
       layer.attn_sub_norm = vector(c.q_dim(), 1, 0.05f);
@@ -388,16 +409,16 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec,
     const int d_ff = c.has_experts(i) ? c.d_ff_shared : c.d_ff;
     layer.gate = matrix(d_ff, c.d_model, false);
     layer.up = matrix(d_ff, c.d_model, false);
-    layer.down = matrix(c.d_model, d_ff, false, true, branch_gain);
+    layer.down = preferred(i, c.d_model, d_ff, branch_gain);
   };
   // Of each kind of layer the first one, with what it added to the model's counts.
   struct Made {
     int layer;
     int64_t bytes, params;
   };
-  std::map<std::pair<bool, bool>, Made> made;
+  std::map<std::tuple<bool, bool, bool>, Made> made;
   for (int i = 0; i < c.n_layers; ++i) {
-    const std::pair kind(c.has_delta(i), c.has_experts(i));
+    const std::tuple kind(c.has_delta(i), c.has_experts(i), plan.better && gets_better(i, c.n_layers));
     if (const auto like = made.find(kind); plan.shared && like != made.end()) {
       w.layers.push_back(w.layers[size_t(like->second.layer)]);
       w.stored_bytes += like->second.bytes;

@@ -111,13 +111,15 @@ Result<LoadedModel> load_model(const std::string& path);
 struct SynthPlan {
   Config config;
   const WeightFormat* format = nullptr;
-  const WeightFormat* head = nullptr;  ///< of an output matrix of its own; null: as the shape has it
-  bool mtp = false;                    ///< with a random MTP head
-  bool shared = false;                 ///< layers of a kind are one layer in memory: for devices, which copy each
+  const WeightFormat* better = nullptr;  ///< of a mix: as QuantizeType of model/convert.h; else as `format`
+  const WeightFormat* head = nullptr;    ///< of an output matrix of its own; null: as the shape has it
+  bool mtp = false;                      ///< with a random MTP head
+  bool shared = false;                   ///< layers of a kind are one layer in memory: for devices, which copy each
 
   const WeightFormat& head_format() const;
   /// The format of a matrix of rows of n_in: where the plan's does not fit, f16. `projection`: one of a layer's.
-  const WeightFormat& format_of(int64_t n_in, bool projection) const;
+  /// `preferred`: one that gets the better format of a mix.
+  const WeightFormat& format_of(int64_t n_in, bool projection, bool preferred = false) const;
   /// What a decode step reads of the matrices, norms and biases left out.
   int64_t decode_matrix_bytes() const;
 };

@@ -75,6 +75,9 @@ TEST(Results, WhatIsNotANumberIsNull) {
 TEST(Results, CommandLinesAreQuotedForAShell) {
   set_command_line({"ridge", "run", "-p", "it's a test", ""});
   EXPECT_EQ(command_line(), "ridge run -p 'it'\\''s a test' ''");
+  set_command_line(
+      {"/opt/bin/ridge", "sweep", "--store", "/tmp/a/lab.db", "-m", "/m/a.gguf", "--results", "/tmp/r.jsonl"});
+  EXPECT_EQ(command_line(), "ridge sweep --store lab.db -m /m/a.gguf --results r.jsonl");
   set_command_line({});
 }
 

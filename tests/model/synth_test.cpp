@@ -47,6 +47,26 @@ TEST(SynthPlan, AnMtpHeadIsOneLayerMoreBehindAJoin) {
   EXPECT_NE(plan_synth_model("tiny-delta@layers=3@mtp=1").error().message.find("keeps a state"), std::string::npos);
 }
 
+TEST(SynthPlan, AMixGivesSomeMatricesItsBetterFormat) {
+  CpuContext context(1, Isa::scalar);
+  const SynthPlan plan = plan_synth_model("tiny-64@layers=8@weights=q4_k_m").or_throw();
+  const Weights w = make_synth_model(context, "tiny-64@layers=8@weights=q4_k_m").or_throw().weights;
+  std::string better;
+  for (const LayerWeights& layer : w.layers) {
+    EXPECT_EQ(layer.q.format->name, "q4_k");
+    EXPECT_EQ(layer.gate.format->name, "q4_k");
+    EXPECT_EQ(layer.v.format, layer.down.format);
+    better += layer.v.format->name == "q6_k" ? '6' : '4';
+  }
+  EXPECT_EQ(better, "64464466");  // the first and the last eighth, every third between
+  EXPECT_EQ(w.embedding.format->name, "q6_k") << "it is the output matrix, too";
+  EXPECT_EQ(plan.decode_matrix_bytes(), decode_matrix_bytes(w, 0));
+  const SynthPlan same = plan_synth_model("tiny-64@layers=8@weights=q4_k").or_throw();
+  EXPECT_LT(same.decode_matrix_bytes(), plan.decode_matrix_bytes());
+  const Weights shared = make_synth_model(context, "tiny-64@layers=8@weights=q4_k_m@shared=1").or_throw().weights;
+  for (size_t i = 0; i < 8; ++i) EXPECT_EQ(shared.layers[i].down.format, w.layers[i].down.format) << i;
+}
+
 TEST(SynthPlan, LayersThatAreOneInMemoryCountAsMany) {
   CpuContext context(1, Isa::scalar);
   for (const std::string shape : {"tiny@layers=6", "tiny-delta@layers=6", "tiny-latent@layers=4"}) {

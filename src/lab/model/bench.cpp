@@ -36,12 +36,13 @@ class BenchRunner {
     const auto start = Clock::now();
     for (size_t first = 0; first < prompt.size(); first += size_t(test_.n_batch))
       session_.prefill(std::span(prompt).subspan(first, std::min(prompt.size() - first, size_t(test_.n_batch))));
-    if (on_device_ && n_gen > 0) {
-      // The first step makes logits; then steps feed themselves, greedily, and the host looks on.
+    if ((on_device_ || params_.temperature > 0) && n_gen > 0) {
+      // The first step makes logits; then steps feed themselves, and the host looks on.
       session_.decode(steps[0]);
-      SamplerOptions greedy;
-      greedy.temperature = 0;
-      if (n_gen > 1) session_.draw(greedy, {}, n_gen, [&](int32_t) { return !stopped(); });
+      SamplerOptions sampler;
+      sampler.temperature = params_.temperature;
+      sampler.seed = params_.seed;
+      if (n_gen > 1) session_.draw(sampler, {}, n_gen, [&](int32_t) { return !stopped(); });
     } else {
       for (const int32_t token : steps) {
         session_.decode(token);

@@ -2,8 +2,8 @@
 //
 // A row of a decode test says how many bytes a step must read (the ops' declared work), the rate that gives, and the
 // share of the machine's read bandwidth, measured by our own kernel in the same run. Above 100 % the byte count is
-// wrong, or the working set stays in the last-level cache: then the row says so. Tokenizing and sampling are outside
-// the time.
+// wrong, or the working set stays in the last-level cache: then the row says so. Tokenizing is outside the time, and so is
+// drawing on the CPU, but with a temperature.
 #pragma once
 
 #include <functional>

@@ -131,6 +131,7 @@ Row bench_fields(const BenchRow& row, const BenchParams& params) {
   f["isa"] = row.model.isa;
   f["compiler"] = build.compiler;
   f["seed"] = params.seed;
+  if (params.temperature > 0) f["temperature"] = params.temperature;
   f["command"] = command_line();
   return f;
 }

@@ -88,9 +88,11 @@ std::string utc_now() {
 
 void set_command_line(const std::vector<std::string>& args) {
   std::string line;
-  for (const std::string& arg : args) {
-    if (!line.empty()) line += ' ';
-    line += shell_quoted(arg);
+  for (size_t i = 0; i < args.size(); ++i) {
+    // Where the program and the rows lie on this machine says nothing to a reader.
+    const bool is_place = i == 0 || args[i - 1] == "--results" || args[i - 1] == "--store";
+    if (i > 0) line += ' ';
+    line += shell_quoted(is_place ? std::filesystem::path(args[i]).filename().string() : args[i]);
   }
   stored_command_line() = std::move(line);
 }

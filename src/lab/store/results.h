@@ -31,7 +31,8 @@ std::string bytes_text(double bytes);
 /// UTC, "2026-07-28T12:34:56Z".
 std::string utc_now();
 
-/// The command line, quoted for a shell where needed; set once by main.
+/// The command line, quoted for a shell where needed; set once by main. Of the program and of the files of --results and
+/// --store it keeps the names, without their directories.
 void set_command_line(const std::vector<std::string>& args);
 const std::string& command_line();
 
