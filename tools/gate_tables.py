@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import statistics
 
 RESULTS = pathlib.Path(__file__).resolve().parent.parent / "results"
@@ -70,7 +71,8 @@ def plans():
         gaps = {part: r["found"][part] - planned for part, planned in r["parts"].items() if part in r["found"]}
         worst = max(gaps, key=lambda part: abs(gaps[part]))
         says = f"{worst} {gaps[worst] / 1e6:+.2f} MB" if gaps[worst] else "none"
-        out.append(f"| {r['model_name']} | {r['kv']} | {r['n_ctx']} | {r['n_sessions']} | {r['total_bytes'] / 1e6:.1f} | {r['found_bytes'] / 1e6:.1f} | {100 * r['difference']:.2f} | {says} |")
+        model = re.search("synth:([^ ]*)", r["command"])[1].replace("@weights=", " ")
+        out.append(f"| {model} | {r['kv']} | {r['n_ctx']} | {r['n_sessions']} | {r['total_bytes'] / 1e6:.1f} | {r['found_bytes'] / 1e6:.1f} | {100 * r['difference']:.2f} | {says} |")
     return out
 
 

@@ -212,6 +212,37 @@ def prompts(device):
     return out
 
 
+def files():
+    """Whole models in the formats of the files that people have, beside int4_g128 of the same run."""
+    weights = ("int4_g128", "q4_k_m", "q6_k")
+    speeds = {}
+    for r in rows("decode-cuda.jsonl"):
+        model, _, kind = r["model_filename"].removeprefix("synth:").partition("@weights=")
+        if kind not in weights or r["n_depth"] not in (0, 8192):
+            continue
+        test = "prompt of 512" if r["n_prompt"] == 512 and r["n_gen"] == 0 and r["n_ubatch"] == 512 else "generation" if r["n_prompt"] == 0 else None
+        if test:
+            speeds.setdefault((model, test, r["n_depth"], r["type_k"]), {})[kind] = r["avg_ts"]
+    out = ["| model | what | behind | cache |" + "".join(f" {w} tok/s |" for w in weights) + " q4_k_m, times int4_g128 |", "|---|---|---:|---|" + "---:|" * 4]
+    for (model, test, depth, kv), by in sorted(speeds.items()):
+        if not {"q4_k_m", "int4_g128"} <= by.keys():
+            continue
+        out.append(f"| {model} | {test} | {depth} | {kv} |" + "".join(f" {by[w]:.0f} |" if w in by else " |" for w in weights) + f" {by['q4_k_m'] / by['int4_g128']:.2f} |")
+    return out
+
+
+def sampling():
+    """Decode that draws by chance behind top-k and top-p, beside greedy decode of the same run."""
+    speeds = {}
+    for r in rows("checks/sampling-cuda.jsonl"):
+        speeds.setdefault(r["model_filename"], {}).setdefault(r.get("temperature", 0) > 0, []).append(r["avg_ts"])
+    out = ["| model | greedy, tok/s | at temperature 0.8, tok/s | times greedy | us a token more |", "|---|---:|---:|---:|---:|"]
+    for model, by in speeds.items():
+        greedy, drawn = (sum(by[key]) / len(by[key]) for key in (False, True))
+        out.append(f"| {model} | {greedy:.0f} | {drawn:.0f} | {drawn / greedy:.3f} | {1e6 / drawn - 1e6 / greedy:.1f} |")
+    return out
+
+
 def decode_speeds(device):
     """{(model, cache): {depth: tokens a second}} of decode rows."""
     speeds = {}
@@ -272,6 +303,8 @@ TABLES = {
     **{f"crossovers-{device}": lambda device=device: crossovers(device) for device in ("cpu", "cuda")},
     **{f"models-{device}": lambda device=device: whole_models(device) for device in ("cpu", "cuda")},
     "prompts-cuda": lambda: prompts("cuda"),
+    "files-cuda": files,
+    "sampling-cuda": sampling,
     "coding-share-cpu": coding_share,
     "parts-cpu": lambda: parts("cpu", "qwen2.5-1.5b", "rotor-3", 4096),
     "parts-cuda": lambda: parts("cuda", "qwen2.5-1.5b", "rotor-3", 4096),
