@@ -502,7 +502,18 @@ TEST_F(AttentionCuda, TilesOfStepsOfManySequences) {
   check(c, Kernel::tiles);
   c.v = side("q4_0", kWindow);
   check(c, Kernel::tiles);
-  // More rows than lanes.
+  // Tokens that share a pass, up to eight, until one sees another tile coded.
+  for (const int group : {1, 3, 4}) {
+    c.group = group;
+    c.sequences = {{250, 9}, {90, 2}, {0, 6}};
+    for (const char* name : {"f16", "rotor-3"}) {
+      c.k = c.v = side(name, kCentred);
+      check(c, Kernel::tiles);
+    }
+  }
+  // More rows than lanes, and tokens of one sequence on both sides of the 32nd.
+  c.sequences = {{20, 29}, {130, 8}};
+  check(c, Kernel::tiles);
   c.sequences.assign(40, {33, 1});
   c.sequences[7] = {300, 1};
   check(c, Kernel::tiles);

@@ -44,7 +44,8 @@ struct TileAttnPlan {
 
 /// Decode attention over tiles in the order of tensor cores. Two kernels: the first cuts the tiles of every (query, kv
 /// head) into parts, by positions read on the device, so that one recorded launch serves every depth and any mix of
-/// lengths; the second puts a head's parts together in the order of positions: results do not depend on timing.
+/// lengths; the second puts a head's parts together in the order of positions: results do not depend on timing. Tokens of
+/// one sequence share a pass over the cache while their heads of a kv head fit into the eight rows of a product.
 ///
 /// Scores are integer products (int8, 4-bit and 3-bit caches) of 15-bit queries, or half products of 22-bit queries;
 /// weights of V likewise, each tile under its own largest weight. Against exact arithmetic on what the tiles hold: a

@@ -38,11 +38,13 @@ __global__ void __launch_bounds__(32 * kJoinWarps) attn_join_kernel(const Device
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
   const int head = int(blockIdx.x), row = int(blockIdx.y);
   const int kv_head = head / cut.group, in_group = head - kv_head * cut.group;
-  const int list = kv_head * cut.head_groups + in_group / kHeads, r = in_group % kHeads;
+  const int list = kv_head * cut.head_groups + in_group / kHeads;
 
-  gpu::let_next_grid_start();
-  const Parts parts = find_parts(a, cut, true, [&](const Parts& p) { return p.row == row; });  // positions are older
+  gpu::let_next_grid_start();  // positions are older
+  const Parts parts =
+      find_parts(a, cut, true, [&](const Parts& p) { return p.row <= row && row < p.row + p.n_tokens; });
   if (parts.of.slot < 0) return;
+  const int token = row - parts.row, r = token * cut.group + in_group % kHeads;
   const RotationRow<kPer> table(a.v.rotation, lane);
   gpu::wait_for_previous_grid();
   const int64_t stride = int64_t(cut.lists) * part_floats(kDim);
@@ -102,7 +104,7 @@ __global__ void __launch_bounds__(32 * kJoinWarps) attn_join_kernel(const Device
     if (a.v.centre) x[j] += a.v.centre_of(parts.of.slot, kv_head)[lane + 32 * j];
   }
   rotate_row(a.v.rotation, table, false, lane, x);
-  float* const out = a.out + (int64_t(parts.of.row) * a.n_heads + head) * kDim;
+  float* const out = a.out + (int64_t(parts.of.row + token) * a.n_heads + head) * kDim;
 #pragma unroll
   for (int j = 0; j < kPer; ++j) out[lane + 32 * j] = x[j];
 }
@@ -176,6 +178,7 @@ void tile_attn(gpu::StreamHandle stream, const DeviceAttention& a, std::byte* sc
   cut.budget = budget_of(a.rows.n, cut.lists, plan.blocks > 0 ? plan.blocks : tile_attn_blocks());
   cut.group = a.group();
   cut.head_groups = int(gpu::ceil_div(cut.group, kHeads));
+  cut.pass = a.k.attention_window > 0 ? 1 : int(std::bit_floor(unsigned(std::max(1, kHeads / cut.group))));
   // A part keeps all warps busy, unless the plan says otherwise; where warps take single tiles of short parts, four: at
   // 512 positions more blocks gain more than sums of more parts cost.
   const int busy = kernel.tiles_at_a_time > 1 ? 4 : room.warps;

@@ -22,6 +22,7 @@ struct Cut {
   int lists = 0;        ///< of a row: kv heads x groups of eight query heads
   int group = 1;        ///< query heads of a kv head
   int head_groups = 1;  ///< of up to eight
+  int pass = 1;         ///< tokens whose heads fit into eight rows: they share a pass over the cache; a power of two
   int budget = 0;       ///< parts of a list when there is one row
   int least_shift = 0;  ///< a part has 1 << least_shift tiles at least
   int stages = 2;       ///< of a warp's ring
@@ -57,10 +58,14 @@ struct Units {
   }
 };
 
-/// Parts of every list of one row; they are `first * lists + list`, `(first + 1) * lists + list` and so on.
+/// Parts of every list of one pass; they are `first * lists + list`, `(first + 1) * lists + list` and so on.
 struct Parts {
-  int row = 0, first = 0, n = 0;  ///< row: in the list of rows
-  StepRow of;
+  int row = 0, first = 0, n = 0;  ///< row: of the pass's first token in the list of rows
+  int n_tokens = 1;
+  StepRow of;  ///< its first token
+
+  /// Positions that the last token sees.
+  __device__ int n_keys() const { return of.slot < 0 ? 0 : of.position + n_tokens; }
 };
 
 __device__ __forceinline__ int n_keys_of(const StepRow& row) { return row.slot < 0 ? 0 : row.position + 1; }
@@ -72,24 +77,52 @@ __device__ __forceinline__ int parts_of(const Cut& cut, int n_units, int all_uni
   return max(1, min(share, n_units >> cut.least_shift));
 }
 
-/// The row that is_it(parts) wants. Whole warps, all lanes alike.
+/// Units of the pass that begins with row from + lane, and how many tokens it has; 0 where none begins. Tokens of a pass
+/// are neighbours of one sequence for which the same tiles are coded and the same sinks exist, so each sees what it would
+/// see alone. Whole warps.
+struct Pass {
+  int n_units = 0, n_tokens = 1;
+
+  __device__ Pass(const DeviceAttention& a, const Cut& cut, bool window, int from) {
+    const int lane = int(threadIdx.x) % 32, i = from + lane;
+    const StepRow row = i < a.rows.n ? a.rows.rows[i] : StepRow{};
+    const Units units(a, n_keys_of(row), window);
+    n_units = units.n_units;
+    if (cut.pass == 1 || a.rows.most == 1) return;
+    const auto grows_by = [&](int value, int step) { return value - __shfl_up_sync(gpu::kAllLanes, value, 1) == step; };
+    bool follows = row.slot >= 0 && lane > 0;
+    follows &= grows_by(row.slot, 0);
+    follows &= grows_by(row.row, 1);
+    follows &= grows_by(row.position, 1);
+    follows &= grows_by(units.k_coded, 0);
+    follows &= grows_by(units.v_coded, 0);
+    follows &= grows_by(units.n_sinks, 0);
+    const unsigned begins = __ballot_sync(gpu::kAllLanes, !follows), until_here = ~0u >> (31 - lane);
+    const int begin = 31 - __clz(int(begins & until_here)), next = __ffs(int(begins & ~until_here)) - 1;
+    n_tokens = min(cut.pass, (next < 0 ? 32 : next) - lane);
+    n_units = (lane - begin) % cut.pass == 0 ? Units(a, n_keys_of(row) + n_tokens - 1, window).n_units : 0;
+  }
+};
+
+/// The pass that is_it(parts) wants. Whole warps, all lanes alike.
 template <class IsIt>
 __device__ __forceinline__ Parts find_parts(const DeviceAttention& a, const Cut& cut, bool window, const IsIt& is_it) {
   const StepRow* const rows = a.rows.rows;
   if (a.rows.n == 1) {
     const StepRow row = rows[0];
     const int n_units = Units(a, n_keys_of(row), window).n_units;
-    return {0, 0, parts_of(cut, n_units, n_units), row};
+    return {0, 0, parts_of(cut, n_units, n_units), 1, row};
   }
   const int lane = int(threadIdx.x) % 32;
   int all = 0;
-  for (int from = 0; from < a.rows.n; from += 32)
-    all += from + lane < a.rows.n ? Units(a, n_keys_of(rows[from + lane]), window).n_units : 0;
+  for (int from = 0; from < a.rows.n; from += 32) all += Pass(a, cut, window, from).n_units;
   all = gpu::warp_sum(all);
   Parts mine;
   for (int from = 0, before = 0; from < a.rows.n; from += 32) {
+    const Pass pass(a, cut, window, from);
     mine.row = from + lane;
-    mine.n = mine.row < a.rows.n ? parts_of(cut, Units(a, n_keys_of(rows[mine.row]), window).n_units, all) : 0;
+    mine.n_tokens = pass.n_tokens;
+    mine.n = pass.n_units > 0 ? parts_of(cut, pass.n_units, all) : 0;
     int until = mine.n;
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
@@ -98,11 +131,11 @@ __device__ __forceinline__ Parts find_parts(const DeviceAttention& a, const Cut&
     }
     mine.first = before + until - mine.n;
     before += __shfl_sync(gpu::kAllLanes, until, 31);
-    const unsigned found = __ballot_sync(gpu::kAllLanes, mine.row < a.rows.n && is_it(mine));
+    const unsigned found = __ballot_sync(gpu::kAllLanes, mine.n > 0 && is_it(mine));
     if (found) {
       const int at = __ffs(int(found)) - 1;
       return {from + at, __shfl_sync(gpu::kAllLanes, mine.first, at), __shfl_sync(gpu::kAllLanes, mine.n, at),
-              rows[from + at]};
+              __shfl_sync(gpu::kAllLanes, mine.n_tokens, at), rows[from + at]};
     }
   }
   return {};
@@ -173,10 +206,11 @@ __device__ __forceinline__ void exact_values(TileKind kind, const std::byte* til
   else tile_values<TileKind::int8_row, kDim>(tile, levels, weights, factor, lane, out);
 }
 
-/// Scores of positions that the query does not see, or sees as sinks, become -infinity.
-__device__ __forceinline__ void mask(const Units& units, int t, bool sinks, int lane, float (&scores)[8]) {
+/// Scores of positions that the lane's query does not see, or sees as sinks, become -infinity. `later`: tokens of the
+/// pass behind its own.
+__device__ __forceinline__ void mask(const Units& units, int later, int t, bool sinks, int lane, float (&scores)[8]) {
   const int from = max(t == 0 ? units.n_sinks : 0, units.seen - (sinks ? 0 : t * kTilePositions));
-  const int to = sinks ? units.n_sinks : units.n - t * kTilePositions;
+  const int to = sinks ? units.n_sinks : units.n - later - t * kTilePositions;
   if (from <= 0 && to >= kTilePositions) return;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
@@ -290,7 +324,10 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
       find_parts(a, cut, kWindow, [&](const Parts& p) { return row >= p.first && row < p.first + p.n; });
   const int part = row - parts.first;
   if (part >= parts.n || parts.of.slot < 0) return;
-  const Units units(a, n_keys_of(parts.of), kWindow);
+  const Units units(a, parts.n_keys(), kWindow);
+  // Rows of scores are heads of the first token, then of the next one.
+  const bool one_token = parts.n_tokens == 1;  // a division takes as long as a load
+  const int n_rows = n_heads * parts.n_tokens, later = one_token ? 0 : max(0, parts.n_tokens - 1 - lane / 4 / n_heads);
   // Of all steps of kTiles units a part takes `least`, the first `longer` parts one more.
   const int n_steps = (units.n_units + kTiles - 1) / kTiles;
   const int least = int(unsigned(n_steps) / unsigned(parts.n)), longer = n_steps - least * parts.n;
@@ -363,9 +400,10 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
   const RotorBytes levels;
   const QueryForms forms = query_forms(a.k.kind, a.k.recent_kind, a.k.ring_tiles > 0, units.n_sinks > 0);
   for (int r = warp; r < kHeads; r += warps) {
-    const float* const q = a.q + (int64_t(parts.of.row) * a.n_heads + first_head + r) * kDim + lane;
+    const int token = one_token ? 0 : r / n_heads, head = first_head + r - token * n_heads;
+    const float* const q = a.q + (int64_t(parts.of.row + token) * a.n_heads + head) * kDim + lane;
 #pragma unroll
-    for (int j = 0; j < kPer; ++j) x[j] = r < n_heads ? q[32 * j] * (a.scale * 1.44269504f) : 0.0f;
+    for (int j = 0; j < kPer; ++j) x[j] = r < n_rows ? q[32 * j] * (a.scale * 1.44269504f) : 0.0f;
     put_query<kDim>(queries, r, x, forms, lane);
   }
   __syncthreads();
@@ -383,7 +421,7 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
       __syncwarp();
     }
     exact_scores<kK, kDim>(kind, tile, queries, levels, lane, scores[0]);
-    mask(units, t, sinks, lane, scores[0]);
+    mask(units, later, t, sinks, lane, scores[0]);
     const float worth = state.take(scores);
     tile = v.at(sinks ? 0 : t, sinks, units.v_coded, kind);
     if (own_v) {
@@ -409,9 +447,9 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
       for (int n = 0; n < kTiles; ++n)
         scores_of<kK, kDim>(k_kind, tile + n * k_bytes, queries, levels, lane, scores[n]);
     }
-    if (t == 0 || t == units.first_tile || t + kTiles > units.n / kTilePositions)
+    if (t == 0 || t == units.first_tile || t + kTiles > (units.n + 1 - parts.n_tokens) / kTilePositions)
 #pragma unroll
-      for (int n = 0; n < kTiles; ++n) mask(units, t + n, false, lane, scores[n]);
+      for (int n = 0; n < kTiles; ++n) mask(units, later, t + n, false, lane, scores[n]);
     const float worth = state.take(scores);
     if constexpr (kTiles > 1)
       tile_values<TileKind(kV), kDim, kTiles>(tile + kTiles * k_bytes, levels, scores, worth, lane, state.out);
@@ -422,7 +460,7 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
   gpu::copy_wait<0>();
   __syncthreads();
   const int busy = min(warps, alone ? last - first : last > streamed ? warps : (streamed - first) / kTiles);
-  store_part<kDim>(state, {reinterpret_cast<float*>(room)}, busy, n_heads,
+  store_part<kDim>(state, {reinterpret_cast<float*>(room)}, busy, n_rows,
                    cut.parts + (int64_t(row) * cut.lists + list) * part_floats(kDim));
 }
 

@@ -1,6 +1,7 @@
 #include "op/gemv/half_gemv_cuda.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <type_traits>
 
 #include "op/gemv/brick_product_cuda.h"
@@ -18,7 +19,8 @@ using namespace bricks;
 //
 // Shares of x that are too large for shared memory are staged in phases, over and over for each batch.
 
-constexpr int kMostWarps = 8;
+constexpr int kMostWarps = 16;
+constexpr int kFewWarps = 8;  ///< of blocks that share a processor, or whose share of x is too large for more
 constexpr int64_t kLargeBytes = 32 << 20;  ///< of a product whose blocks must not share a processor
 
 /// What a row of blocks multiplies: the matrix, that of a pack's expert, or the experts of a token as one long row.
@@ -188,7 +190,7 @@ struct Output {
 };
 
 template <class F, int kTokens, GemvOf kOf>
-__global__ void __launch_bounds__(kMostWarps * 32, 2) gemv_kernel(const GemvPlan p) {
+__global__ void __launch_bounds__(kMostWarps * 32, 1) gemv_kernel(const GemvPlan p) {
   constexpr int kStages = F::kGemvStages, kBlocks = kBrickBlocks<F>, kTileSums = 16 * kTokens;
   __shared__ double squares_of[kTokens][kMostWarps];
   auto* const shared = gpu::dynamic_shared<uint8_t>();
@@ -361,9 +363,10 @@ struct Launch {
   int n_blocks, n_threads, shared_bytes;
 };
 
-/// A row of the weights has `n_chained` times what the matrix has.
+/// A row of the weights has `n_chained` times what the matrix has. With more than kFewWarps warps there may be no room
+/// for x: phases are of 0 bricks then.
 template <class F, int kTokens>
-Launch plan_launch(const BrickMatrix& w, const BrickCall& call, int n_chained = 1) {
+Launch cut(const BrickMatrix& w, const BrickCall& call, int n_chained, int most_warps) {
   Launch launch{};
   GemvPlan& p = launch.plan;
   const int64_t n_tiles = w.n_tiles(), per_tile = n_chained * w.bricks_per_tile();
@@ -380,11 +383,11 @@ Launch plan_launch(const BrickMatrix& w, const BrickCall& call, int n_chained = 
        .pairs = readable_in_pairs(w, call),
        .out = make_outputs(w, call)};
   const int blocks = call.n_blocks > 0 ? call.n_blocks : gpu::multiprocessors();
-  int most = int(gpu::ceil_div(per_tile, kMostWarps));  // bricks of a warp
+  int most = int(gpu::ceil_div(per_tile, most_warps));  // bricks of a warp
   p.k_warps = int(gpu::ceil_div(per_tile, most));
   p.warp_bricks = p.bricks_per_tile / p.k_warps;
   p.longer_warps = p.bricks_per_tile % p.k_warps;
-  while (p.k_warps << (p.row_shift + 1) <= kMostWarps && int64_t(blocks) << (p.row_shift + 1) <= n_tiles) ++p.row_shift;
+  while (p.k_warps << (p.row_shift + 1) <= most_warps && int64_t(blocks) << (p.row_shift + 1) <= n_tiles) ++p.row_shift;
   const int n_warps = p.k_warps << p.row_shift;
   launch.n_threads = 32 * n_warps;
   launch.n_blocks = int(std::min<int64_t>(blocks, n_tiles));
@@ -397,9 +400,8 @@ Launch plan_launch(const BrickMatrix& w, const BrickCall& call, int n_chained = 
   p.phase_bricks = most;
   if (room < p.batch * sums_of_round + most * x_of_brick) {
     p.batch = std::clamp(room / 4 / sums_of_round, 1, std::min(8, p.n_rounds));
-    const int fit = (room - p.batch * sums_of_round) / x_of_brick;
-    expect(fit > 0, "gemv: this device has too little shared memory per block");
-    p.phase_bricks = int(gpu::ceil_div(most, gpu::ceil_div(most, fit)));
+    const int fit = std::max(0, room - p.batch * sums_of_round) / x_of_brick;
+    p.phase_bricks = fit > 0 ? int(gpu::ceil_div(most, gpu::ceil_div(most, fit))) : 0;
   }
   p.planes_at = n_warps * F::kGemvStages * F::kBytes;
   p.sums_at = p.planes_at + p.phase_bricks * x_of_brick;
@@ -407,11 +409,25 @@ Launch plan_launch(const BrickMatrix& w, const BrickCall& call, int n_chained = 
   return launch;
 }
 
+/// Many warps where all of x fits beside their rings; not for experts, two of whose blocks share a processor.
+template <class F, int kTokens>
+Launch plan_launch(const BrickMatrix& w, const BrickCall& call, int n_chained = 1) {
+  static const int x_warps = getenv("X_WARPS") ? atoi(getenv("X_WARPS")) : kMostWarps;
+  if (call.n_blocks == 0) {
+    const Launch launch = cut<F, kTokens>(w, call, n_chained, x_warps);
+    if (launch.plan.phase_bricks >= launch.plan.warp_bricks + (launch.plan.longer_warps > 0)) return launch;
+  }
+  const Launch launch = cut<F, kTokens>(w, call, n_chained, kFewWarps);
+  expect(launch.plan.phase_bricks > 0, "gemv: this device has too little shared memory per block");
+  return launch;
+}
+
 template <class F, int kTokens>
 void launch_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const BrickCall& call) {
   Launch launch = plan_launch<F, kTokens>(w, call);
   // Large products: more than half of what a Hopper multiprocessor has, as areas_cuda.h explains.
-  if (w.bytes() > kLargeBytes && gpu::most_shared_bytes() > 2 * launch.shared_bytes)
+  static const int x_alone = getenv("X_ALONE") ? atoi(getenv("X_ALONE")) : 0;
+  if ((x_alone == 0 ? w.bytes() > kLargeBytes : x_alone == 1) && gpu::most_shared_bytes() > 2 * launch.shared_bytes)
     launch.shared_bytes = std::max(launch.shared_bytes, gpu::most_shared_bytes() / 2 + 1024);
   const auto kernel = gemv_kernel<F, kTokens, GemvOf::matrix>;
   gpu::allow_shared_bytes("shared memory of gemv", kernel, size_t(launch.shared_bytes));
