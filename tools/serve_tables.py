@@ -48,6 +48,19 @@ def speculation():
     return out
 
 
+def speculation_texts():
+    """A line a proposer and pair of caches, over both temperatures."""
+    out = ["| who guesses | cache | cache of the draft or head | prompts | texts | tokens | tokens that differ | guesses that hold %, greedy | at 0.8 |", "|---|---|---|---:|---:|---:|---:|---:|---:|"]
+    lines = {}
+    for r in map(json.loads, (RESULTS / "checks" / "speculation-text.jsonl").read_text().splitlines()):
+        lines.setdefault((r["proposer"], r["kv"], r["draft_kv"]), []).append(r)
+    for (proposer, kv, draft_kv), found in lines.items():
+        held = {r["temperature"]: f"{100 * r['accepted'] / r['proposed']:.0f}" for r in found}
+        total = {name: sum(r[name] for r in found) for name in ("prompts", "tokens", "differing_tokens")}
+        out.append(f"| {proposer} | {kv} | {draft_kv} | {found[0]['prompts']} | {total['prompts']} | {total['tokens']} | {total['differing_tokens']} | {held[0]} | {held[0.8]} |")
+    return out
+
+
 def speculation_cuda():
     """A step's cost is what the ratio and the tokens a step leave: a proposer that guesses for nothing costs verification alone."""
     out = ["| machine | model | who guesses | guesses a step | right | cache | depth | tok/s without | with | ratio | accepted a step | a step with guesses, in steps without |",
@@ -78,4 +91,4 @@ def decisions():
     return out
 
 
-TABLES = {"decisions": decisions, "spec-cpu": speculation, "spec-cuda": speculation_cuda, "crowd-cuda": crowd, "serve-load": load, "mask-cost": mask_cost}
+TABLES = {"decisions": decisions, "spec-cpu": speculation, "spec-cuda": speculation_cuda, "speculation-text": speculation_texts, "crowd-cuda": crowd, "serve-load": load, "mask-cost": mask_cost}

@@ -11,6 +11,7 @@
 #include <ctime>
 #include <fstream>
 #include <map>
+#include <set>
 #include <tuple>
 
 #include "base/build_info.h"
@@ -280,6 +281,63 @@ TEST(Speculation, AStopStringAndALimitEndTheTextInsideAcceptedTokens) {
                    generate_text(tiny(), options, prompt, each, nullptr), fmt::format("ended at {}", n));
     }
   }
+}
+
+/// What a proposer was asked and shown; it proposes the text that it was told from token `from` on, and nonsense before.
+class Watched final : public Proposer {
+ public:
+  Watched(std::vector<int32_t> text, size_t from) : text_(std::move(text)), from_(from) {}
+  std::vector<int32_t> propose(std::span<const int32_t> text, int n) override {
+    asked.push_back(text.size());
+    std::vector<int32_t> proposals;
+    for (size_t i = text.size(); ssize(proposals) < n && i < text_.size(); ++i)
+      proposals.push_back(text.size() < from_ ? (text_[i] + 1) % 8 : text_[i]);
+    return proposals;
+  }
+  bool wants_hidden() const override { return true; }
+  void observe(std::span<const int32_t> tokens, int first, View2<const float> hidden) override {
+    EXPECT_EQ(hidden.rows, ssize(tokens));
+    for (size_t i = 0; i < tokens.size(); ++i) seen.insert(size_t(first) + i);
+    if (lost_) begins.push_back(size_t(first));
+    lost_ = false;
+  }
+  void lose_track() override { lost_ = true; }
+
+  std::vector<size_t> asked;   // lengths of the text
+  std::set<size_t> seen;       // positions
+  std::vector<size_t> begins;  // of what was observed behind lose_track()
+
+ private:
+  std::vector<int32_t> text_;
+  size_t from_;
+  bool lost_ = false;
+};
+
+/// Between tries the target leaves no hidden states and nobody asks the proposer, which hears of the gap before the next try.
+TEST(Speculation, ATextAtRestGoesOnWithoutItsProposer) {
+  const SessionOptions options = session_of("f16", false, 2048);
+  const std::vector<int32_t> prompt = tiny().tokenize("Once upon a time");
+  const GenerateOptions generation{.max_tokens = 1500, .ignore_eos = true, .sampler = {.seed = 3}};
+  const Text plain = generate_text(tiny(), options, prompt, generation, nullptr);
+  const size_t n_prompt = prompt.size(), guessable = 300;
+  auto made = std::make_unique<Watched>(whole_text(prompt, plain), guessable);
+  Watched& proposer = *made;
+  Speculation speculation(std::move(made), 4);
+  expect_equal(generate_text(tiny(), options, prompt, generation, &speculation), plain, "watched");
+
+  EXPECT_TRUE(proposer.seen.contains(0) && proposer.seen.contains(n_prompt - 1)) << "the prompt is read";
+  std::vector<size_t> begins;
+  for (const size_t at : proposer.seen)
+    if (at > 0 && !proposer.seen.contains(at - 1)) begins.push_back(at);
+  EXPECT_FALSE(begins.empty()) << "no rest";
+  EXPECT_EQ(proposer.begins, begins);
+  EXPECT_LT(proposer.seen.size(), 1000u);
+  // In front of every try the target ran positions that were seen, and one token that it has not run.
+  for (const size_t length : proposer.asked)
+    for (size_t at = length - 1 - std::min<size_t>(length - 1, kHeardPositions); at < length - 1; ++at)
+      EXPECT_TRUE(proposer.seen.contains(at)) << at << " in front of " << length;
+  EXPECT_GT(proposer.asked.back(), guessable) << "proposals are tried again";
+  EXPECT_GT(speculation.report().n_accepted, 0);
 }
 
 TEST(Speculation, AnEndTokenEndsTheTextInsideAcceptedTokens) {
@@ -601,7 +659,7 @@ TEST(Speculation, ForcedProposalsHoldAsOftenAsTheyShall) {
     Session session(model, options);
     session.speculate(&speculation);
     session.fill(100, 1);
-    speculation.proposer().fill(std::vector<int32_t>(100, 3), 1);
+    speculation.fill(std::vector<int32_t>(100, 3), 1);
     session.prefill(prompt);
     EXPECT_EQ(session.draw({.temperature = 0}, std::vector<int32_t>(110, 3), 1000, [](int32_t) { return true; }), 1000);
     const SpecReport& report = speculation.report();
@@ -643,7 +701,8 @@ double relative_seconds(int holds, int n_tokens, double extra = 1e-3, int n_text
     for (size_t i = 0; i < depths.size(); ++i) {
       int n_held = 0;
       while (n_held < asked[i] && (7 * n_tried++) % 10 < holds) ++n_held;
-      depths[i].add(asked[i], asked[i], n_held, cost, n_texts);
+      // Each text loses by its own proposals.
+      depths[i].add(asked[i], asked[i], n_held, cost, n_texts, 0.01 + asked[i] * extra);
       n += 1 + n_held;
     }
     seconds += took;
@@ -662,6 +721,42 @@ TEST(SpecDepth, FollowsWhatPays) {
   EXPECT_LT(relative_seconds(3, 4000, 3e-3, 4), 1.03) << "a proposal promises less than the texts' tokens cost";
 }
 
+/// A device's text: 10 ms a step at rest, 13 where the proposer listens, 4 more a proposal, 20 to begin and to end a rest.
+/// Proposals hold from token `from` on. Seconds for tokens `first` to `last`, over those of steps at rest.
+double relative_seconds_of_device(int from, int first, int last) {
+  SpecCost cost;
+  SpecDepth depth;
+  const SpecDepth* const one[] = {&depth};
+  double seconds = 0;
+  int n_counted = 0;
+  for (int n = 0; n < last;) {
+    double took = 0;
+    int n_tokens = depth.alone(true);
+    if (n_tokens > 0) {
+      for (int i = 0; i < n_tokens; ++i) cost.add_resting(0.01);
+      depth.rested(n_tokens, 2);
+      took = 0.02 + n_tokens * 0.01;
+    } else {
+      const int asked = spec_depths(cost, 1, one, 8)[0], held = n >= from ? asked : 0;
+      took = 0.013 + asked * 0.004;
+      if (asked == 0 || !depth.late()) cost.add(asked, took);
+      depth.add(asked, asked, held, cost, 1, took);
+      n_tokens = 1 + held;
+    }
+    if (n >= first) seconds += took, n_counted += n_tokens;
+    n += n_tokens;
+  }
+  return seconds / (0.01 * n_counted);
+}
+
+TEST(SpecDepth, TriesLoseLittleOfTheRestsBetweenThem) {
+  EXPECT_LT(relative_seconds_of_device(10000, 0, 4000), 1.03) << "none holds, the first try included";
+  EXPECT_LT(relative_seconds_of_device(10000, 1000, 8000), 1.03) << "none holds";
+  EXPECT_GT(relative_seconds_of_device(10000, 1000, 8000), 1) << "it is tried again";
+  EXPECT_LT(relative_seconds_of_device(0, 0, 1000), 0.6) << "all hold";
+  EXPECT_LT(relative_seconds_of_device(1500, 3000, 4000), 0.6) << "all hold by then: the rest has ended";
+}
+
 TEST(SpecDepth, ATextWhoseProposalsHoldGetsThemAll) {
   SpecCost cost;
   cost.add(0, 0.01);
@@ -671,8 +766,8 @@ TEST(SpecDepth, ATextWhoseProposalsHoldGetsThemAll) {
   for (int i = 0; i < 25; ++i) {
     const std::vector<int> asked = spec_depths(cost, 2, texts, 4);
     if (!good.late() && asked[0] + asked[1] > 0) cost.add(asked[0] + asked[1], 0.01 + 2e-3 * (asked[0] + asked[1]));
-    good.add(asked[0], asked[0], asked[0], cost, 2);
-    bad.add(asked[1], asked[1], 0, cost, 2);
+    good.add(asked[0], asked[0], asked[0], cost, 2, 0.01 + 2e-3 * asked[0]);
+    bad.add(asked[1], asked[1], 0, cost, 2, 0.01 + 2e-3 * asked[1]);
   }
   EXPECT_EQ(spec_depths(cost, 2, texts, 4), (std::vector<int>{4, 0}));
   EXPECT_TRUE(bad.resting());
@@ -685,10 +780,10 @@ TEST(SpecDepth, OneSlowStepDoesNotEndProposals) {
   cost.add(0, 0.01);
   for (int i = 0; i < 20; ++i) {
     if (!depth.late()) cost.add(2, 0.012);
-    depth.add(2, 2, 2, cost, 1);
+    depth.add(2, 2, 2, cost, 1, 0.012);
   }
   cost.add(2, 5);
-  depth.add(2, 2, 2, cost, 1);
+  depth.add(2, 2, 2, cost, 1, 5);
   EXPECT_GT(spec_depths(cost, 1, one, 4)[0], 0);
 }
 
@@ -701,7 +796,7 @@ TEST(SpecDepth, AStepWithoutProposalsIsMeasuredAgain) {
   int n = 0;
   for (; n < 200 && !cost.stale(); ++n) {
     cost.add(1, 0.0101);
-    depth.add(1, 1, 1, cost, 1);
+    depth.add(1, 1, 1, cost, 1, 0.0101);
   }
   EXPECT_TRUE(n > 30 && n < 200) << n;
   EXPECT_EQ(spec_depths(cost, 1, one, 4)[0], 0);
