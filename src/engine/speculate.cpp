@@ -15,15 +15,15 @@ namespace {
 constexpr double kNewPlain = 1.0 / 8, kNewExtra = 1.0 / 4, kNewHolds = 1.0 / 8;
 /// What a proposal must promise over what it costs, since both are estimates.
 constexpr double kMargin = 1.1;
-/// Proposals of a try, and steps without proposals before the first try again and at most.
-constexpr int kTryDepth = 2, kFirstDistance = 16, kMostDistance = 1024;
-/// What tries may lose, of the steps between them.
+/// Proposals of a try, and steps without proposals before the first try again and at most: text may change. They are the
+/// most at once where not even proposals that always hold would pay.
+constexpr int kTryDepth = 2, kFirstDistance = 16, kMostDistance = 256;
+/// What tries may lose, of the steps between them, and the most steps for that.
 constexpr double kMostLost = 0.02;
-/// Most that a step counts as having lost, in steps at rest: it may have waited for the machine.
-constexpr double kMostLostStep = 8;
-/// The same where not even proposals that always hold would pay: a draft that reads the text again for each try costs
-/// more than it can tell.
-constexpr int kHopelessDistance = 256;
+constexpr int kLongestDistance = 1024;
+/// Most that a step counts as having lost, a proposal in it, and one in which a draft reads what came without it, in steps
+/// at rest: it may have waited for the machine.
+constexpr double kMostLostStep = 2, kMostLostLate = 8;
 /// Part of a step from which on a proposer that found nothing has cost something.
 constexpr double kVain = 0.02;
 /// Steps after which the time of a step without proposals is measured again.
@@ -95,13 +95,15 @@ bool SpecCost::stale() const { return n_plain_ == 0 || age_ >= kPlainAge; }
 void SpecDepth::rest(int distance) {
   resting_ = late_ = true;
   n_plain_ = 0;
-  distance_ = int(std::min(std::max(double(distance), lost_ / kMostLost), double(kMostDistance)));
+  distance_ = std::max(std::min(distance, kMostDistance), int(std::min(lost_ / kMostLost, double(kLongestDistance))));
   lost_ = 0;
 }
 
 void SpecDepth::add(int n_asked, int n_proposed, int n_accepted, const SpecCost& cost, int n_texts, double seconds) {
-  if (seconds > 0 && cost.plain() > 0)
-    lost_ += n_texts * std::min(seconds / cost.plain() - 1, kMostLostStep) - n_accepted;
+  if (seconds > 0 && cost.plain() > 0) {
+    const double most = late_ && n_proposed > 0 ? kMostLostLate : kMostLostStep * std::max(1, n_proposed);
+    lost_ += n_texts * std::min(seconds / cost.plain() - 1, most) - n_accepted;
+  }
   if (n_asked == 0) {
     if (++n_plain_ >= kFirstDistance && !resting_) rest(kFirstDistance);
     return;
@@ -114,7 +116,7 @@ void SpecDepth::add(int n_asked, int n_proposed, int n_accepted, const SpecCost&
   }
   const double price = kMargin * n_texts * cost.extra() / cost.plain();  // in tokens of steps without proposals
   if (holds_ > price) resting_ = false, n_plain_ = 0;
-  else if (price >= 1) rest(std::max(kHopelessDistance, 2 * distance_));
+  else if (price >= 1) rest(kMostDistance);
   else rest(resting_ ? std::max(kFirstDistance, 2 * distance_) : kFirstDistance);
 }
 
@@ -314,7 +316,7 @@ void Speculation::draw_alone(const Target& target, Course& text, int n) {
     const Clock::time_point now = Clock::now();
     if (++n_drawn > kUnsteady) cost_.add_resting(seconds_of(now - last));
     else if (n_drawn == kUnsteady)
-      lost = std::clamp(seconds_of(now - start) / cost_.plain() - kUnsteady, 0.0, kMostLostStep);
+      lost = std::clamp(seconds_of(now - start) / cost_.plain() - kUnsteady, 0.0, kMostLostLate);
     const bool more = text.take(token);
     last = engine.on_device() ? now : Clock::now();  // a device works on while the token is handed on
     return more;
