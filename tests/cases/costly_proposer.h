@@ -10,16 +10,17 @@ namespace ridge {
 
 class CostlyProposer final : public Proposer {
  public:
-  /// Counts in `n_seen` the steps that it observes.
-  explicit CostlyProposer(int& n_seen) : n_seen_(n_seen) {}
+  /// Counts in `n_seen` the steps that it observes. `ms`: of a guess, many times a step.
+  CostlyProposer(int ms, int& n_seen) : time_(ms), n_seen_(n_seen) {}
   std::vector<int32_t> propose(std::span<const int32_t> text, int n) override {
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    std::this_thread::sleep_for(time_);
     return std::vector<int32_t>(size_t(n), text.back());
   }
   bool wants_hidden() const override { return true; }
   void observe(std::span<const int32_t>, int, View2<const float>) override { ++n_seen_; }
 
  private:
+  std::chrono::milliseconds time_;
   int& n_seen_;
 };
 

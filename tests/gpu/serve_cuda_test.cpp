@@ -104,7 +104,7 @@ TEST_F(ServeCuda, TextsAtRestAreDrawnAhead) {
   const Model model = Model::load("synth:tiny@layers=1@weights=f32@mtp=1", {.device = "cuda"});
   constexpr int kTokens = 50;
   int n_seen = 0;
-  const ProposerMaker make = [&] { return std::make_unique<CostlyProposer>(n_seen); };
+  const ProposerMaker make = [&] { return std::make_unique<CostlyProposer>(300, n_seen); };
   const auto plain = texts_of(model.engine(), {}, true, kTokens), with = texts_of(model.engine(), make, true, kTokens);
   for (size_t i = 0; i < with.size(); ++i) {
     EXPECT_EQ(with[i]->text_, plain[i]->text_) << i;

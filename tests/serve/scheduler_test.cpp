@@ -597,7 +597,7 @@ TEST_F(SchedulerTest, TextsAtRestLeaveNoHiddenStates) {
   int n_seen = 0;
   for (const bool speculates : {false, true}) {
     if (speculates) {
-      o.lane.proposers = [&] { return std::make_unique<CostlyProposer>(n_seen); };
+      o.lane.proposers = [&] { return std::make_unique<CostlyProposer>(20, n_seen); };
       o.lane.spec_depth = 4;
     }
     Scheduler scheduler(engine(), o);
