@@ -40,11 +40,24 @@ def crowd():
     return out
 
 
-def speculation():
+def speculation(name="spec-cpu.jsonl"):
     out = ["| text | who guesses | temperature | cache | tok/s without | with | ratio | accepted a step | generated text that repeats % |", "|---|---|---:|---|---:|---:|---:|---:|---:|"]
-    for r in map(json.loads, (RESULTS / "checks" / "spec-cpu.jsonl").read_text().splitlines()):
+    for r in map(json.loads, (RESULTS / "checks" / name).read_text().splitlines()):
         out.append(f"| {r['text']} | {r['spec_type']} | {r['temperature']:g} | {r['type_k']} | {r['plain_avg_ts']:.0f} ± {r['plain_stddev_ts']:.0f} | {r['avg_ts']:.0f} ± {r['stddev_ts']:.0f} "
                    f"| {r['speedup']:.2f} | {r['accepted_per_step']:.2f} | {100 * r['repeated_share']:.0f} |")
+    return out
+
+
+def speculation_texts():
+    """A line a proposer and pair of caches, over both temperatures."""
+    out = ["| who guesses | cache | cache of the draft or head | prompts | texts | tokens | tokens that differ | guesses that hold %, greedy | at 0.8 |", "|---|---|---|---:|---:|---:|---:|---:|---:|"]
+    lines = {}
+    for r in map(json.loads, (RESULTS / "checks" / "speculation-text.jsonl").read_text().splitlines()):
+        lines.setdefault((r["proposer"], r["kv"], r["draft_kv"]), []).append(r)
+    for (proposer, kv, draft_kv), found in lines.items():
+        held = {r["temperature"]: f"{100 * r['accepted'] / r['proposed']:.0f}" for r in found}
+        total = {name: sum(r[name] for r in found) for name in ("prompts", "tokens", "differing_tokens")}
+        out.append(f"| {proposer} | {kv} | {draft_kv} | {found[0]['prompts']} | {total['prompts']} | {total['tokens']} | {total['differing_tokens']} | {held[0]} | {held[0.8]} |")
     return out
 
 
@@ -81,4 +94,4 @@ def decisions():
     return out
 
 
-TABLES = {"decisions": decisions, "spec-cpu": speculation, "spec-cuda": speculation_cuda, "crowd-cuda": crowd, "serve-load": load, "mask-cost": mask_cost}
+TABLES = {"decisions": decisions, "spec-cpu": speculation, "spec-rest-cpu": lambda: speculation("spec-rest-cpu.jsonl"), "spec-cuda": speculation_cuda, "speculation-text": speculation_texts, "crowd-cuda": crowd, "serve-load": load, "mask-cost": mask_cost}

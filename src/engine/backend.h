@@ -55,6 +55,12 @@ class Drawing : public DeviceSteps {
 
 class Backend;
 
+/// Draws up to n tokens behind the logits of `outputs`, one row of the sequence, a few steps ahead of the tokens that it
+/// hands on. The cache then has all of them but the last one. Returns how many were handed on: fewer where on_token
+/// returned false. `recent` is what the penalty knows.
+int draw_tokens(Backend& backend, SequencePool& pool, SeqId seq, Outputs& outputs, const SamplerOptions& sampler,
+                std::span<const int32_t> recent, int n, const std::function<bool(int32_t)>& on_token);
+
 /// The MTP head that proposes behind a text on the text's own device. It has read the text, but for the last token.
 struct DeviceDraft {
   Backend& backend;

@@ -76,6 +76,8 @@ class MtpProposer final : public Proposer {
     if (tokens.size() > size_t(kMaxSpecDepth) + 1) read(LogitRows::none);
   }
 
+  void lose_track() override { forget(0); }
+
   std::vector<int32_t> propose(std::span<const int32_t> text, int n) override {
     return guess(text, n, [&](auto) { return likeliest(); });
   }

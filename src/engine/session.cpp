@@ -9,9 +9,6 @@
 namespace ridge {
 namespace {
 
-/// Tokens that a device may be ahead of the host: one step hides the host's work on a token, another one its hiccups.
-constexpr int kStepsAhead = 3;
-
 int checked(std::string_view field, int value, int most) {
   if (value < 1 || value > most) throw_error(ErrorKind::usage, "{} {} is out of range (1 to {})", field, value, most);
   return value;
@@ -35,7 +32,7 @@ struct Session::Impl {
     const SeqTokens of_seq{seq, int(tokens.size())};
     pool->reserve(seq, of_seq.n_tokens).or_throw();
     const Batch batch{
-        .tokens = tokens, .seqs = {&of_seq, 1}, .logits = rows, .hidden = speculation && speculation->wants_hidden()};
+        .tokens = tokens, .seqs = {&of_seq, 1}, .logits = rows, .hidden = speculation && speculation->asks_hidden()};
     const int first = n_past();
     engine.backend().run(batch, *pool, *outputs);
     if (batch.hidden) speculation->observe(tokens, first, *outputs);
@@ -122,14 +119,8 @@ int Session::draw(const SamplerOptions& options, std::span<const int32_t> recent
   Impl& s = *impl_;
   if (s.speculation)
     return s.speculation->draw({s.engine, *s.pool, s.seq, *s.outputs}, options, recent, n_max, on_token);
-  const std::vector<int32_t> known(recent.begin(), recent.end());
-  const std::unique_ptr<Drawing> drawing =
-      s.engine.backend().start_drawing({&s.seq, 1}, *s.pool, *s.outputs, {&options, 1}, {&known, 1});
-  RunAhead run_ahead(*drawing, 1, std::min(kStepsAhead, drawing->most_ahead()));
-  const RunAheadResult result = run_ahead.run(std::min(n_max, n_ctx() - n_past() + 1),
-                                              [&](std::span<const int32_t> tokens) { return on_token(tokens[0]); });
-  s.pool->trim(s.seq, s.n_past() - int(result.n_launched - result.n_taken), TrimMode::exact).or_throw();
-  return int(result.n_taken);
+  return draw_tokens(s.engine.backend(), *s.pool, s.seq, *s.outputs, options, recent,
+                     std::min(n_max, n_ctx() - n_past() + 1), on_token);
 }
 
 void Session::speculate(Speculation* speculation) {

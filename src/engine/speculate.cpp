@@ -15,17 +15,26 @@ namespace {
 constexpr double kNewPlain = 1.0 / 8, kNewExtra = 1.0 / 4, kNewHolds = 1.0 / 8;
 /// What a proposal must promise over what it costs, since both are estimates.
 constexpr double kMargin = 1.1;
-/// Proposals of a try, and steps without proposals before the first try again and at most.
-constexpr int kTryDepth = 2, kFirstDistance = 16, kMostDistance = 512;
-/// The same where not even proposals that always hold would pay: a draft that reads the text again for each try costs
-/// more than it can tell.
-constexpr int kHopelessDistance = 256;
+/// Proposals of a try, and steps without proposals before the first try again and at most: text may change. They are the
+/// most at once where not even proposals that always hold would pay.
+constexpr int kTryDepth = 2, kFirstDistance = 16, kMostDistance = 256;
+/// What tries may lose, of the steps between them, and the most steps for that.
+constexpr double kMostLost = 0.02;
+constexpr int kLongestDistance = 1024;
+/// Most that a step counts as having lost, a proposal in it, and one in which a draft reads what came without it, in steps
+/// at rest: it may have waited for the machine.
+constexpr double kMostLostStep = 2, kMostLostLate = 8;
 /// Part of a step from which on a proposer that found nothing has cost something.
 constexpr double kVain = 0.02;
 /// Steps after which the time of a step without proposals is measured again.
 constexpr int kPlainAge = 64;
 /// Steps that a device may be ahead of the tokens that were handed on.
 constexpr int kStepsAhead = 3;
+/// Steps at the begin of a rest whose time says nothing: a device queues and records them first.
+constexpr int kUnsteady = 2;
+
+using Clock = std::chrono::steady_clock;
+double seconds_of(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
 
 /// What a new measurement makes of a mean of n. A step that waited for the machine says little about steps: `most` is
 /// the most that counts.
@@ -51,15 +60,28 @@ int most_proposals(const SequencePool& pool, SeqId seq, int n) {
 
 void SpecCost::add(int n_proposed, double seconds) {
   if (n_proposed == 0) {
-    plain_ = mean_of(plain_, n_plain_, seconds, n_plain_ > 0 ? 2 * plain_ : seconds, kNewPlain);
-    ++n_plain_;
+    if (rested_) heard_ = std::max(1.0, mean_of(heard_, n_heard_++, seconds / plain_, 2, kNewPlain));
+    else add_plain(seconds / heard_);
     age_ = 0;
   } else {
+    rested_ = false;
     // A step cannot cost less for its proposals; one that waited says little.
     extra_ = std::max(0.0, mean_of(extra_, n_extra_, (seconds - plain_) / n_proposed, 2 * plain_, kNewExtra));
     ++n_extra_;
     ++age_;
   }
+}
+
+void SpecCost::add_resting(double seconds) {
+  add_plain(seconds);
+  ++n_rests_;
+  rested_ = true;
+  age_ = 0;
+}
+
+void SpecCost::add_plain(double seconds) {
+  plain_ = mean_of(plain_, n_plain_, seconds, n_plain_ > 0 ? 2 * plain_ : seconds, kNewPlain);
+  ++n_plain_;
 }
 
 double SpecCost::extra() const { return n_extra_ > 0 ? extra_ : plain_ / 8; }
@@ -73,10 +95,15 @@ bool SpecCost::stale() const { return n_plain_ == 0 || age_ >= kPlainAge; }
 void SpecDepth::rest(int distance) {
   resting_ = late_ = true;
   n_plain_ = 0;
-  distance_ = std::min(distance, kMostDistance);
+  distance_ = std::max(std::min(distance, kMostDistance), int(std::min(lost_ / kMostLost, double(kLongestDistance))));
+  lost_ = 0;
 }
 
-void SpecDepth::add(int n_asked, int n_proposed, int n_accepted, const SpecCost& cost, int n_texts) {
+void SpecDepth::add(int n_asked, int n_proposed, int n_accepted, const SpecCost& cost, int n_texts, double seconds) {
+  if (seconds > 0 && cost.plain() > 0) {
+    const double most = late_ && n_proposed > 0 ? kMostLostLate : kMostLostStep * std::max(1, n_proposed);
+    lost_ += n_texts * std::min(seconds / cost.plain() - 1, most) - n_accepted;
+  }
   if (n_asked == 0) {
     if (++n_plain_ >= kFirstDistance && !resting_) rest(kFirstDistance);
     return;
@@ -89,7 +116,7 @@ void SpecDepth::add(int n_asked, int n_proposed, int n_accepted, const SpecCost&
   }
   const double price = kMargin * n_texts * cost.extra() / cost.plain();  // in tokens of steps without proposals
   if (holds_ > price) resting_ = false, n_plain_ = 0;
-  else if (price >= 1) rest(std::max(kHopelessDistance, 2 * distance_));
+  else if (price >= 1) rest(kMostDistance);
   else rest(resting_ ? std::max(kFirstDistance, 2 * distance_) : kFirstDistance);
 }
 
@@ -127,19 +154,15 @@ class RowDrawer {
  public:
   RowDrawer(Engine& engine, Outputs& outputs, const SamplerOptions& options, std::span<const int32_t> text,
             bool on_host)
-      : engine_(engine),
-        outputs_(outputs),
-        options_(options),
-        sampler_(options, engine.plan().vocab_size),
-        on_host_(on_host) {
-    sampler_.accept(text);
+      : engine_(engine), outputs_(outputs), options_(options), on_host_(on_host) {
+    go_on(text, 0);
   }
 
   /// From the last row of the step in front.
   int32_t first() {
     const View2<const float> logits = outputs_.logits();
     ++options_.first_draw;
-    return sampler_.sample(logits.row(logits.rows - 1));
+    return sampler_->sample(logits.row(logits.rows - 1));
   }
   /// A step ran the last token of `text` and these proposals.
   void ran(std::span<const int32_t> text, std::span<const int32_t> proposals) {
@@ -158,34 +181,38 @@ class RowDrawer {
   /// Row i of it, in order.
   int32_t row(size_t i) {
     ++options_.first_draw;
-    return on_host_ ? sampler_.sample(outputs_.logits().row(int64_t(i))) : tokens_[i];
+    return on_host_ ? sampler_->sample(outputs_.logits().row(int64_t(i))) : tokens_[i];
   }
   /// Settings of the next draw.
   const SamplerOptions& next() const { return options_; }
+  /// Others drew the last n tokens of `text`.
+  void go_on(std::span<const int32_t> text, int n) {
+    options_.first_draw += uint64_t(n);
+    sampler_.emplace(options_, engine_.plan().vocab_size);
+    sampler_->accept(text.last(std::min(text.size(), size_t(options_.repeat_last_n))));
+  }
   /// The token of a row that was not drawn here.
-  void take(int32_t token) { sampler_.accept({&token, 1}); }
+  void take(int32_t token) { sampler_->accept({&token, 1}); }
 
  private:
   Engine& engine_;
   Outputs& outputs_;
-  SamplerOptions options_;  // of the next draw
-  Sampler sampler_;         // of the host
+  SamplerOptions options_;          // of the next draw
+  std::optional<Sampler> sampler_;  // of the host
   bool on_host_;
   std::vector<int32_t> tokens_;
 };
 
-/// Takes back tokens of one text's newest step.
+/// Takes back tokens of a step, in front of which it is made.
 class StepBack {
  public:
-  explicit StepBack(const Speculation::Target& target) : target_(target) {}
+  StepBack(const Speculation::Target& target, bool speculates)
+      : target_(target), n_before_(target.pool.length(target.seq)) {
+    if (speculates && target.pool.has_states()) before_ = target.pool.checkpoint(target.seq).or_throw();
+  }
   StepBack(const StepBack&) = delete;
-  ~StepBack() { release(); }
-
-  /// In front of a step.
-  void begin(bool speculates) {
-    release();
-    if (speculates && target_.pool.has_states()) before_ = target_.pool.checkpoint(target_.seq).or_throw();
-    n_before_ = target_.pool.length(target_.seq);
+  ~StepBack() {
+    if (before_) target_.pool.release(*before_);
   }
   /// The sequence keeps the first n tokens of the step, whose tokens were `step`; 1 or more.
   void keep(std::span<const int32_t> step, int n) {
@@ -204,102 +231,161 @@ class StepBack {
   }
 
  private:
-  void release() {
-    if (before_) target_.pool.release(*before_);
-    before_.reset();
-  }
-
   Speculation::Target target_;
+  int n_before_;
   std::optional<CheckpointId> before_;
-  int n_before_ = 0;
 };
 
 }  // namespace
 
-int Speculation::draw(const Target& target, const SamplerOptions& options, std::span<const int32_t> text, int n_max,
-                      const std::function<bool(int32_t)>& on_token) {
-  using Clock = std::chrono::steady_clock;
-  auto& [engine, pool, seq, outputs] = target;
-  if (n_max <= 0) return 0;
-  std::vector<int32_t> known(text.begin(), text.end()), step, drawn;
-  const bool rejects = rejects_ && options.temperature > 0;
-  Rng rng(splitmix64(options.seed));
-  std::vector<Distribution> probabilities;
-  RowDrawer drawer(engine, outputs, options, text, rejects || !engine.on_device());
-  drawn.push_back(drawer.first());
-  StepBack back(target);
-  for (int n_taken = 0;;) {
-    for (size_t i = 0; i < drawn.size(); ++i) {
-      ++n_taken;
-      known.push_back(drawn[i]);
-      if (on_token(drawn[i])) continue;
-      if (i + 1 == drawn.size()) return n_taken;
-      back.keep(step, int(i) + 1);
-      report_.n_accepted -= int(drawn.size() - 1 - i);
-      return n_taken;
-    }
-    const int n_past = pool.length(seq);
-    if (n_taken == n_max || n_past == pool.n_ctx()) return n_taken;
-    if (!rejects)
-      if (const auto n_ahead = draw_ahead(target, drawer.next(), known, n_max - n_taken, on_token))
-        return n_taken + *n_ahead;
+/// A text on its way.
+struct Speculation::Course {
+  RowDrawer drawer;
+  std::vector<int32_t> known;  // the tokens so far; the cache has all but the last one
+  int n_left;                  // tokens that may come
+  const std::function<bool(int32_t)>& on_token;
+  bool more = true;
+  /// With rejection sampling: the settings of the text, and of the newest proposals what they were drawn from.
+  const SamplerOptions* rejects;
+  Rng rng;
+  std::vector<Distribution> probabilities = {};
 
-    const Clock::time_point start = Clock::now();
-    const SpecDepth* const one[] = {&depth_};
-    const int wanted = adaptive_ ? spec_depths(cost_, 1, one, most_)[0] : most_;
-    const int n = most_proposals(pool, seq, std::min(wanted, n_max - n_taken - 1));
-    step.assign(1, known.back());
-    if (n > 0)
-      std::ranges::copy(rejects ? proposer_->draw(known, n, options, rng, probabilities) : proposer_->propose(known, n),
-                        std::back_inserter(step));
-    const Clock::duration proposing = Clock::now() - start;
-    const SeqTokens tokens{seq, int(step.size())};
-    back.begin(step.size() > 1);
-    pool.reserve(seq, tokens.n_tokens).or_throw();
-    const Batch batch{.tokens = step, .seqs = {&tokens, 1}, .logits = LogitRows::all, .hidden = wants_hidden()};
-    engine.backend().run(batch, pool, outputs);
-    drawer.ran(known, std::span(step).subspan(1));
-    if (batch.hidden) observe(step, n_past, outputs);
-    drawn.clear();
-    for (size_t i = 0; i < step.size(); ++i) {
-      if (rejects && i + 1 < step.size()) {
-        std::vector<int32_t> recent = known;
-        recent.insert(recent.end(), step.begin() + 1, step.begin() + 1 + ptrdiff_t(i));
-        const Distribution p = distribution_of(options, outputs.logits().row(int64_t(i)), recent);
-        const double ratio = probability_of(p, step[i + 1]) / probability_of(probabilities[i], step[i + 1]);
-        const bool holds = rng.uniform() < ratio;
-        drawn.push_back(holds ? step[i + 1] : draw_from(residual(p, probabilities[i]), rng));
-        drawer.take(drawn.back());
-        if (!holds) break;
-        continue;
-      }
-      drawn.push_back(drawer.row(i));
-      if (i + 1 == step.size()) break;
-      if (forced_ ? Rng(luck_seed_ + n_forced_++ * kSplitmixStep).uniform() >= *forced_ : drawn.back() != step[i + 1])
-        break;
-      drawn.back() = step[i + 1];
-    }
-    const int n_proposed = tokens.n_tokens - 1, n_accepted = int(drawn.size()) - 1;
-    back.keep(step, 1 + n_accepted);
-    const int n_paid = cost_.paid(n_proposed, std::chrono::duration<double>(proposing).count());
-    const bool timed = !engine.on_device() || cost_.recorded(n_proposed);
-    if (timed && (n_paid == 0 || !depth_.late()))
-      cost_.add(n_paid, std::chrono::duration<double>(Clock::now() - start).count());
-    depth_.add(n, n_paid, n_accepted, cost_, 1);
-    ++report_.n_steps;
-    report_.n_proposed += n_proposed;
-    report_.n_accepted += n_accepted;
+  bool take(int32_t token) {
+    known.push_back(token);
+    --n_left;
+    more = on_token(token) && n_left > 0;
+    return more;
   }
+};
+
+struct Speculation::Step {
+  int n_asked = 0, n_proposed = 0, n_accepted = 0;
+  int n_paid = 0;         // SpecCost::paid()
+  double seconds = 0;     // that the step took
+  double since_last = 0;  // and that passed since the one before
+};
+
+void Speculation::fill(std::span<const int32_t> text, uint64_t seed) {
+  missed_ = false;
+  proposer_->fill(text, seed);
 }
 
-std::optional<int> Speculation::draw_ahead(const Target& target, const SamplerOptions& options,
-                                           std::vector<int32_t>& known, int n_max,
-                                           const std::function<bool(int32_t)>& on_token) {
-  using Clock = std::chrono::steady_clock;
+bool Speculation::asks_hidden() {
+  const bool asks = proposer_->wants_hidden() && alone() == 0;
+  missed_ = missed_ || !asks;
+  return asks;
+}
+
+void Speculation::observe(std::span<const int32_t> tokens, int first, Outputs& outputs) {
+  if (missed_) proposer_->lose_track();
+  missed_ = false;
+  proposer_->observe(tokens, first, outputs.hidden());
+}
+
+int Speculation::draw(const Target& target, const SamplerOptions& options, std::span<const int32_t> text, int n_max,
+                      const std::function<bool(int32_t)>& on_token) {
   auto& [engine, pool, seq, outputs] = target;
-  if (!engine.on_device() || pool.has_states() || pool.calibrates(seq)) return {};
-  const std::optional<DeviceDraft> draft = proposer_->on_device(known);
-  if (!draft) return {};
+  if (n_max <= 0) return 0;
+  const bool rejects = rejects_ && options.temperature > 0;
+  Course course{.drawer = {engine, outputs, options, text, rejects || !engine.on_device()},
+                .known = {text.begin(), text.end()},
+                .n_left = n_max,
+                .on_token = on_token,
+                .rejects = rejects ? &options : nullptr,
+                .rng = Rng(splitmix64(options.seed))};
+  course.take(course.drawer.first());
+  while (course.more && pool.length(seq) < pool.n_ctx()) {
+    if (const int n = alone(); n > 0) draw_alone(target, course, n);
+    else if (rejects || !draw_ahead(target, course)) draw_step(target, course);
+  }
+  return n_max - course.n_left;
+}
+
+void Speculation::draw_alone(const Target& target, Course& text, int n) {
+  auto& [engine, pool, seq, outputs] = target;
+  missed_ = true;
+  const Clock::time_point start = Clock::now();
+  const SeqTokens one{seq, 1};
+  pool.reserve(seq, 1).or_throw();
+  engine.backend().run({.tokens = std::span(text.known).last(1), .seqs = {&one, 1}}, pool, outputs);
+  n = std::min({n, text.n_left, pool.n_ctx() - pool.length(seq) + 1});
+  int n_drawn = 0;
+  double lost = 0;
+  Clock::time_point last;
+  draw_tokens(engine.backend(), pool, seq, outputs, text.drawer.next(), text.known, n, [&](int32_t token) {
+    const Clock::time_point now = Clock::now();
+    if (++n_drawn > kUnsteady) cost_.add_resting(seconds_of(now - last));
+    else if (n_drawn == kUnsteady)
+      lost = std::clamp(seconds_of(now - start) / cost_.plain() - kUnsteady, 0.0, kMostLostLate);
+    const bool more = text.take(token);
+    last = engine.on_device() ? now : Clock::now();  // a device works on while the token is handed on
+    return more;
+  });
+  text.drawer.go_on(text.known, n_drawn);
+  depth_.rested(n_drawn, lost);
+  report_.n_steps += n_drawn;
+  if (engine.on_device()) report_.n_ahead += n_drawn;
+}
+
+void Speculation::draw_step(const Target& target, Course& text) {
+  auto& [engine, pool, seq, outputs] = target;
+  const Clock::time_point start = Clock::now();
+  const SpecDepth* const one[] = {&depth_};
+  const int wanted = adaptive_ ? spec_depths(cost_, 1, one, most_)[0] : most_;
+  const int n_past = pool.length(seq), n = most_proposals(pool, seq, std::min(wanted, text.n_left - 1));
+  std::vector<int32_t> step(1, text.known.back()), drawn;
+  if (n > 0)
+    std::ranges::copy(text.rejects ? proposer_->draw(text.known, n, *text.rejects, text.rng, text.probabilities)
+                                   : proposer_->propose(text.known, n),
+                      std::back_inserter(step));
+  const Clock::duration proposing = Clock::now() - start;
+  const SeqTokens tokens{seq, int(step.size())};
+  StepBack back(target, step.size() > 1);
+  pool.reserve(seq, tokens.n_tokens).or_throw();
+  const Batch batch{.tokens = step, .seqs = {&tokens, 1}, .logits = LogitRows::all, .hidden = asks_hidden()};
+  engine.backend().run(batch, pool, outputs);
+  text.drawer.ran(text.known, std::span(step).subspan(1));
+  if (batch.hidden) observe(step, n_past, outputs);
+  for (size_t i = 0; i < step.size(); ++i) {
+    if (text.rejects && i + 1 < step.size()) {
+      std::vector<int32_t> recent = text.known;
+      recent.insert(recent.end(), step.begin() + 1, step.begin() + 1 + ptrdiff_t(i));
+      const Distribution p = distribution_of(*text.rejects, outputs.logits().row(int64_t(i)), recent),
+                         &q = text.probabilities[i];
+      const double ratio = probability_of(p, step[i + 1]) / probability_of(q, step[i + 1]);
+      const bool holds = text.rng.uniform() < ratio;
+      drawn.push_back(holds ? step[i + 1] : draw_from(residual(p, q), text.rng));
+      text.drawer.take(drawn.back());
+      if (!holds) break;
+      continue;
+    }
+    drawn.push_back(text.drawer.row(i));
+    if (i + 1 == step.size()) break;
+    if (forced_ ? Rng(luck_seed_ + n_forced_++ * kSplitmixStep).uniform() >= *forced_ : drawn.back() != step[i + 1])
+      break;
+    drawn.back() = step[i + 1];
+  }
+  const int n_proposed = tokens.n_tokens - 1, n_accepted = int(drawn.size()) - 1;
+  back.keep(step, 1 + n_accepted);
+  const double seconds = seconds_of(Clock::now() - start);
+  learn({.n_asked = n,
+         .n_proposed = n_proposed,
+         .n_accepted = n_accepted,
+         .n_paid = cost_.paid(n_proposed, seconds_of(proposing)),
+         .seconds = seconds,
+         .since_last = seconds},
+        engine.on_device());
+  size_t n_taken = 1;
+  while (text.take(drawn[n_taken - 1]) && n_taken < drawn.size()) ++n_taken;
+  back.keep(step, int(n_taken));
+  report_.n_accepted -= int(drawn.size() - n_taken);
+}
+
+bool Speculation::draw_ahead(const Target& target, Course& text) {
+  auto& [engine, pool, seq, outputs] = target;
+  if (!engine.on_device() || pool.has_states() || pool.calibrates(seq) || missed_) return false;
+  const std::optional<DeviceDraft> draft = proposer_->on_device(text.known);
+  if (!draft) return false;
 
   const int most = std::min(most_, kMostDeviceProposals);
   struct Queued {
@@ -318,12 +404,13 @@ std::optional<int> Speculation::draw_ahead(const Target& target, const SamplerOp
     queued.push_back({std::min(n, limit), Clock::now()});
     return queued.back().n_proposed;
   };
+  Clock::time_point last = Clock::now();
   const std::unique_ptr<Guessing> steps = engine.backend().start_guessing({.pool = pool,
                                                                            .seq = seq,
                                                                            .outputs = outputs,
-                                                                           .last = known.back(),
-                                                                           .sampler = options,
-                                                                           .recent = known,
+                                                                           .last = text.known.back(),
+                                                                           .sampler = text.drawer.next(),
+                                                                           .recent = text.known,
                                                                            .forced_share = forced_.value_or(-1),
                                                                            .forced_seed = luck_seed_,
                                                                            .n_forced = n_forced_,
@@ -332,45 +419,53 @@ std::optional<int> Speculation::draw_ahead(const Target& target, const SamplerOp
   RIDGE_CHECK(steps, "the model's device does not run its head");
   // All that may have to be taken back exactly, when text ends.
   RunAhead run_ahead(*steps, kMostDeviceProposals + 2, std::min(kStepsAhead, kSpareRows / (most + 1)));
-  Clock::time_point last = Clock::now();
-  int n_taken = 0, n_kept = 0;
-  bool more = true;
-  while (more && n_taken < n_max && pool.length(seq) < pool.n_ctx()) {
-    // As many steps as have room if all proposals hold.
-    const int room = std::min(n_max - n_taken, pool.n_ctx() - pool.length(seq));
+  const size_t n_known = text.known.size();
+  int n_kept = 0;
+  while (text.more && alone() == 0 && pool.length(seq) < pool.n_ctx()) {
+    // As many steps as have room if all proposals hold. Those of a try come one by one: each decides on the next.
+    const int room = std::min(text.n_left, pool.n_ctx() - pool.length(seq));
     limit = std::min(most, room - 1);
-    run_ahead.run(std::max(1, room / (most + 1)), [&](std::span<const int32_t> numbers) {
+    int n_steps = std::max(1, room / (most + 1));
+    if (adaptive_ && depth_.resting()) n_steps = std::min(n_steps, std::max(1, depth_.alone(false)));
+    run_ahead.run(n_steps, [&](std::span<const int32_t> numbers) {
       const std::span<const int32_t> tokens = numbers.subspan(1, size_t(numbers[0]));
       const Clock::time_point now = Clock::now(), start = std::max(last, queued.front().at);
-      count(queued.front().n_proposed, int(tokens.size()) - 1, std::chrono::duration<double>(now - start).count());
+      const int n_proposed = queued.front().n_proposed, n_accepted = int(tokens.size()) - 1;
+      learn({.n_asked = n_proposed,
+             .n_proposed = n_proposed,
+             .n_accepted = n_accepted,
+             .n_paid = n_proposed,
+             .seconds = seconds_of(now - start),
+             .since_last = seconds_of(now - last)},
+            true);
+      ++report_.n_ahead;
+      n_forced_ += uint64_t(std::min(n_proposed, n_accepted + 1));
       last = now;
       queued.pop_front();
-      for (n_kept = 0; more && n_kept < ssize(tokens); ++n_kept) {
-        ++n_taken;
-        known.push_back(tokens[size_t(n_kept)]);
-        more = on_token(known.back());
-      }
+      n_kept = 1;
+      while (text.take(tokens[size_t(n_kept) - 1]) && n_kept < ssize(tokens)) ++n_kept;
       report_.n_accepted -= int(tokens.size()) - n_kept;
-      return more;
+      return text.more && alone() == 0;
     });
   }
   const std::vector<float> hidden = steps->leave(n_kept);
+  text.drawer.go_on(text.known, int(text.known.size() - n_known));
   // The step's tokens are those in front of what it drew.
   const int n_before = pool.length(seq) - n_kept;
-  proposer_->leave_device(std::span(known).first(size_t(n_before) + 1));
-  proposer_->observe(std::span(known).subspan(size_t(n_before), size_t(n_kept)), n_before,
+  proposer_->leave_device(std::span(text.known).first(size_t(n_before) + 1));
+  proposer_->observe(std::span(text.known).subspan(size_t(n_before), size_t(n_kept)), n_before,
                      View2<const float>(hidden.data(), n_kept, engine.plan().d_model));
-  return n_taken;
+  return true;
 }
 
-void Speculation::count(int n_proposed, int n_accepted, double seconds) {
-  if (cost_.recorded(n_proposed) && (n_proposed == 0 || !depth_.late())) cost_.add(n_proposed, seconds);
-  depth_.add(n_proposed, n_proposed, n_accepted, cost_, 1);
+void Speculation::learn(const Step& step, bool on_device) {
+  const bool timed = !on_device || cost_.recorded(step.n_proposed);
+  if (timed && (step.n_paid == 0 || !depth_.late())) cost_.add(step.n_paid, step.seconds);
+  depth_.add(step.n_asked, step.n_paid, step.n_accepted, cost_, 1, timed ? step.since_last : 0);
+  if (on_device && cost_.wants_rest()) depth_.pause();
   ++report_.n_steps;
-  ++report_.n_ahead;
-  report_.n_proposed += n_proposed;
-  report_.n_accepted += n_accepted;
-  n_forced_ += uint64_t(std::min(n_proposed, n_accepted + 1));
+  report_.n_proposed += step.n_proposed;
+  report_.n_accepted += step.n_accepted;
 }
 
 }  // namespace ridge

@@ -10,6 +10,7 @@
 // does not hold the sequence begins again there, and the tokens that stay run again.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -26,6 +27,9 @@ namespace ridge {
 
 /// Most proposals of a step; an exact trim takes back twice as many.
 inline constexpr int kMaxSpecDepth = 16;
+/// Positions that a proposer of hidden states sees before it is tried again: behind one position alone the trained head
+/// of ridge-ref guesses one token of ten, behind 8 and more every second one, as behind the whole text.
+inline constexpr int kHeardPositions = 16;
 
 class Engine;
 
@@ -49,6 +53,8 @@ class Proposer {
   /// The target ran these tokens from position `first` on, hidden [n_tokens, d_model]. What was known of these positions
   /// and later ones is void.
   virtual void observe(std::span<const int32_t> /*tokens*/, int /*first*/, View2<const float> /*hidden*/) {}
+  /// The target went on unobserved, maybe with another text: what was observed so far is void.
+  virtual void lose_track() {}
   /// Pretends to have read the text, which Session::fill() pretends to hold: for benchmarks.
   virtual void fill(std::span<const int32_t> /*text*/, uint64_t /*seed*/) {}
   /// Of the cache of its own.
@@ -97,27 +103,44 @@ class SpecCost {
   bool recorded(int n_proposed) { return ++n_runs_[n_proposed] > 2; }
   /// A step with so many proposals took so long, proposing included.
   void add(int n_proposed, double seconds);
+  /// A step of a text at rest did: nothing was proposed, and nothing kept for a proposer.
+  void add_resting(double seconds);
+  /// Whether such a step is still to be measured for what steps without proposals take now.
+  bool wants_rest() const { return n_plain_ > 0 && n_rests_ == 0 && stale(); }
   /// What counts as proposals of a step whose proposer took so long: one in vain, where it was long for nothing.
   int paid(int n_proposed, double proposing) const;
-  double plain() const { return plain_; }  ///< seconds; 0: not measured yet
+  double plain() const { return plain_; }  ///< seconds at rest; 0: not measured yet
   double extra() const;                    ///< seconds a proposal; thought to be few until they are measured
   /// Whether a step without proposals should be measured next.
   bool stale() const;
 
  private:
+  void add_plain(double seconds);
+
   double plain_ = 0, extra_ = 0;
-  int n_plain_ = 0, n_extra_ = 0;  // measurements
-  int age_ = 0;                    // steps since the last one without proposals
-  std::map<int, int> n_runs_;      // by proposals
+  double heard_ = 1;  // what a step without proposals takes that the proposer sees, in steps at rest
+  int n_plain_ = 0, n_extra_ = 0, n_rests_ = 0, n_heard_ = 0;  // measurements
+  bool rested_ = false;                                        // since the last step with proposals
+  int age_ = 0;                                                // steps since the last one without proposals
+  std::map<int, int> n_runs_;                                  // by proposals
 };
 
 /// How many proposals for one text hold, and whether they pay. Where they do not, they end, and are tried again at
-/// growing distances, in two steps: in the first one the proposer catches up with the text.
+/// growing distances, in two steps: in the first one the proposer catches up with the text. The distance is such that what
+/// the tries lose is a small part of it.
 class SpecDepth {
  public:
   /// n_asked proposals were wanted in a step of n_texts, n_proposed came (SpecCost::paid()), and the first n_accepted
-  /// held; `cost` knows of the step.
-  void add(int n_asked, int n_proposed, int n_accepted, const SpecCost& cost, int n_texts);
+  /// held; `cost` knows of the step, which took `seconds` (0: they say nothing).
+  void add(int n_asked, int n_proposed, int n_accepted, const SpecCost& cost, int n_texts, double seconds);
+  /// n steps were run alone(). To begin with them took `lost` steps at rest.
+  void rested(int n, double lost = 0) { n_plain_ += n, lost_ += lost; }
+  /// Steps that the text goes on for without its proposer. One that `listens` sees the last steps in front of a try.
+  int alone(bool listens) const {
+    return resting_ ? std::max(0, distance_ - n_plain_ - (listens ? kHeardPositions : 0)) : 0;
+  }
+  /// Rests for a while, to measure what that takes.
+  void pause() { rest(2 * kHeardPositions); }
   /// Probability that a proposal holds whose predecessors do.
   double holds() const { return holds_; }
   bool resting() const { return resting_; }
@@ -132,6 +155,7 @@ class SpecDepth {
   double holds_ = 0.6;
   bool resting_ = true, late_ = true;
   int n_plain_ = 0, distance_ = 0;  // steps without proposals, and how many of them before the next try
+  double lost_ = 0;                 // steps at rest that steps since the last rest took longer than their tokens
 };
 
 /// Proposals to ask for in the next step of n_texts, for each of those that have a proposer: as many as promise most
@@ -170,25 +194,33 @@ class Speculation {
   /// min(1, p / q), in place of a wrong one a token of what is left of p. Tokens have the same probabilities as without
   /// proposals; the text is another one.
   void reject() { rejects_ = true; }
-  Proposer& proposer() { return *proposer_; }
-  bool wants_hidden() const { return proposer_->wants_hidden(); }
+  /// As Proposer::fill().
+  void fill(std::span<const int32_t> text, uint64_t seed);
+  /// Whether the next step is to keep hidden states for observe(). Where not, the proposer misses the step's tokens.
+  bool asks_hidden();
   /// The target ran these tokens from position `first` on.
-  void observe(std::span<const int32_t> tokens, int first, Outputs& outputs) {
-    proposer_->observe(tokens, first, outputs.hidden());
-  }
+  void observe(std::span<const int32_t> tokens, int first, Outputs& outputs);
   const SpecReport& report() const { return report_; }
 
  private:
-  /// The rest of draw(), behind `known`, in steps that a device queues ahead of their tokens. Tokens that were handed on;
-  /// nothing where the host must go between proposing and verifying.
-  std::optional<int> draw_ahead(const Target& target, const SamplerOptions& options, std::vector<int32_t>& known,
-                                int n_max, const std::function<bool(int32_t)>& on_token);
-  /// Counts a step of draw_ahead().
-  void count(int n_proposed, int n_accepted, double seconds);
+  struct Course;
+  struct Step;
+  /// Steps that the text goes on for without its proposer.
+  int alone() const { return adaptive_ ? depth_.alone(proposer_->wants_hidden()) : 0; }
+  /// Draws n tokens, or up to the text's end, as without speculation.
+  void draw_alone(const Target& target, Course& text, int n);
+  /// One step in which the host goes between proposing and verifying.
+  void draw_step(const Target& target, Course& text);
+  /// Draws up to the text's end or its next rest, in steps that a device queues ahead of their tokens. False, and
+  /// nothing happened, where the host must go between proposing and verifying.
+  bool draw_ahead(const Target& target, Course& text);
+  /// What a step says about cost and proposals.
+  void learn(const Step& step, bool on_device);
 
   std::unique_ptr<Proposer> proposer_;
   int most_;
   bool adaptive_, rejects_ = false;
+  bool missed_ = false;  // tokens, since the proposer observed some
   std::optional<double> forced_;
   uint64_t luck_seed_ = 0, n_forced_ = 0;  // proposals that chance has decided on
   SpecCost cost_;

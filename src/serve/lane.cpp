@@ -1,6 +1,7 @@
 #include "serve/lane.h"
 
 #include <algorithm>
+#include <climits>
 #include <cmath>
 #include <numeric>
 #include <thread>
@@ -242,6 +243,21 @@ std::vector<Lane::Row> Lane::plan_step() {
   return rows;
 }
 
+bool Lane::listens(const Job& job) const { return job.proposer && job.proposer->wants_hidden() && alone(job) == 0; }
+
+int Lane::alone(std::span<const Row> rows) const {
+  int n = INT_MAX;
+  for (const Row& row : rows)
+    if (!row.job->decodes()) n = 0;
+    else if (row.job->proposer) n = std::min(n, alone(*row.job));
+  return n == INT_MAX ? 0 : n;
+}
+
+void Lane::rest(std::span<const Row> rows, std::optional<double> seconds) {
+  if (seconds) costs_[rows.size()].add_resting(*seconds);
+  for (const Row& row : rows) row.job->depth.rested(1);
+}
+
 bool Lane::propose(std::span<Row> rows) {
   std::vector<const SpecDepth*> depths;
   std::vector<Row*> guessed;
@@ -252,7 +268,7 @@ bool Lane::propose(std::span<Row> rows) {
     if (row.job->proposer) guessed.push_back(&row), depths.push_back(&row.job->depth);
   }
   // Beside the tokens of prompts every row takes its full time.
-  if (guessed.empty() || prompts) return false;
+  if (guessed.empty() || prompts || alone(rows) > 0) return false;
   std::vector<int> wanted(guessed.size(), options_.spec_depth);
   if (options_.spec_adaptive) wanted = spec_depths(costs_[rows.size()], int(rows.size()), depths, options_.spec_depth);
   int left = options_.batch_tokens - int(rows.size());
@@ -288,9 +304,12 @@ void Lane::learn(std::span<const Row> rows, double seconds) {
   const int n_paid = std::accumulate(paid.begin(), paid.end(), 0);
   const bool timed = !engine_.on_device() || cost.recorded(n_paid);
   if (timed && !late) cost.add(n_paid, seconds);
+  // Each text answers for its part of what proposals took.
+  const double plain = cost.plain();
   for (size_t i = 0; i < rows.size(); ++i)
     if (rows[i].job->proposer)
-      rows[i].job->depth.add(rows[i].n_asked, paid[i], rows[i].n_accepted, cost, int(rows.size()));
+      rows[i].job->depth.add(rows[i].n_asked, paid[i], rows[i].n_accepted, cost, int(rows.size()),
+                             timed && paid[i] > 0 ? plain + (seconds - plain) * paid[i] / n_paid : 0);
 }
 
 void Lane::observe(std::span<const Row> rows, std::span<const int32_t> tokens) {
@@ -298,10 +317,13 @@ void Lane::observe(std::span<const Row> rows, std::span<const int32_t> tokens) {
   size_t first = 0;
   for (const Row& row : rows) {
     const auto n = size_t(row.n_tokens);
-    if (row.job->proposer && row.job->proposer->wants_hidden())
+    if (listens(*row.job)) {
+      if (row.job->missed) row.job->proposer->lose_track();
+      row.job->missed = false;
       row.job->proposer->observe(
           tokens.subspan(first, n), pool_->length(row.job->seq) - row.n_tokens,
           View2<const float>(hidden.data + int64_t(first) * hidden.cols, row.n_tokens, hidden.cols));
+    }
     first += n;
   }
 }
@@ -311,7 +333,7 @@ void Lane::step(PartClock& clock, const std::function<bool()>& go_on) {
   const Clock::time_point start = last_step_ = Clock::now();
   std::vector<Row> rows = plan_step();
   if (rows.empty()) return;
-  const bool speculates = propose(rows);
+  const bool speculates = propose(rows), rests = alone(rows) > 0;
   std::vector<SeqTokens> seqs;
   std::vector<int32_t> tokens;
   StepRecord record;
@@ -320,7 +342,8 @@ void Lane::step(PartClock& clock, const std::function<bool()>& go_on) {
     Job* const job = row.job;
     const int n = row.n_tokens;
     seqs.push_back({job->seq, n});
-    hidden = hidden || (job->proposer && job->proposer->wants_hidden());
+    if (listens(*job)) hidden = true;
+    else job->missed = true;
     if (job->decodes()) {
       tokens.push_back(row.last = job->result.tokens.back());
       tokens.insert(tokens.end(), job->proposals.begin(), job->proposals.end());
@@ -363,6 +386,7 @@ void Lane::step(PartClock& clock, const std::function<bool()>& go_on) {
     if (draws) take_rows(rows, on_host ? std::vector<int32_t>() : draw_all(rows), record, clock);
     record.seconds = seconds_since(start);
     if (speculates) learn(rows, record.seconds);
+    if (rests) rest(rows, record.seconds);
     count_step(record);
   }
   sweep();
@@ -458,11 +482,12 @@ void Lane::draw_on_device(std::span<const Row> rows, const std::function<bool()>
   std::vector<SamplerOptions> samplers;
   std::vector<std::vector<int32_t>> recent;
   bool steady = true;
+  const int n_alone = alone(rows);
   for (const Row& row : rows) {
     seqs.push_back(row.job->seq);
     samplers.push_back(row.job->next_sampler());
     recent.push_back(row.job->recent());
-    steady = steady && row.job->decodes() && !row.job->proposer;
+    steady = steady && row.job->decodes() && (!row.job->proposer || n_alone > 0);
   }
   const std::unique_ptr<Drawing> drawing = engine_.backend().start_drawing(seqs, *pool_, *outputs_, samplers, recent);
   const int ahead = std::min(kStepsAhead, drawing->most_ahead());
@@ -472,7 +497,9 @@ void Lane::draw_on_device(std::span<const Row> rows, const std::function<bool()>
   drawing->launch(n_launched++);
   for (; n_read < n_launched; ++n_read) {
     steady = steady && go_on();
-    while (steady && n_launched - n_read < ahead && pool_->has_free(int(rows.size()))) drawing->launch(n_launched++);
+    while (steady && n_launched - n_read < ahead && (n_alone == 0 || n_launched < n_alone) &&
+           pool_->has_free(int(rows.size())))
+      drawing->launch(n_launched++);
     while (!drawing->read(n_read, tokens)) {
       if (drawing->idle() && !drawing->read(n_read, tokens))
         throw Error(ErrorKind::failure, "the device ended a step without its tokens");
@@ -487,6 +514,8 @@ void Lane::draw_on_device(std::span<const Row> rows, const std::function<bool()>
     }
     clock.charge(record, StepPart::events);
     record.seconds = seconds_since(start);
+    // The first steps are queued and recorded, which takes longer.
+    if (n_alone > 0) rest(rows, n_read < 2 ? std::optional<double>() : record.seconds);
     count_step(record);
     start = Clock::now();
     record = {.n_decode = int(rows.size())};

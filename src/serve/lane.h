@@ -78,6 +78,7 @@ struct Job {
 
   std::unique_ptr<Proposer> proposer;  ///< null: the text gets none
   SpecDepth depth;
+  bool missed = false;             ///< tokens, since the proposer observed some
   std::vector<int32_t> proposals;  ///< of the step
 
   Usage usage;
@@ -131,6 +132,16 @@ class Lane {
   /// when the job itself was parked.
   bool make_room(Job& job, int n);
   std::vector<Row> plan_step();
+  /// As SpecDepth::alone(); 0 without a proposer.
+  int alone(const Job& job) const {
+    return job.proposer && options_.spec_adaptive ? job.depth.alone(job.proposer->wants_hidden()) : 0;
+  }
+  /// Whether the job's proposer is to observe its next tokens.
+  bool listens(const Job& job) const;
+  /// Steps that all of these go on for as if there were no proposers; 0 where there are none.
+  int alone(std::span<const Row> rows) const;
+  /// Counts such a step; where it took `seconds`, as such steps do.
+  void rest(std::span<const Row> rows, std::optional<double> seconds);
   /// Adds proposals to the rows, as many as pay. False for a step that takes none.
   bool propose(std::span<Row> rows);
   /// What the step says about cost and proposals.

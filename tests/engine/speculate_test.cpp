@@ -1,14 +1,20 @@
 // Speculation: the same text as without, whatever is proposed; ends inside accepted tokens; when proposals end.
 #include "engine/speculate.h"
 
+#include <fmt/chrono.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
+#include <fstream>
 #include <map>
+#include <set>
+#include <tuple>
 
+#include "base/build_info.h"
 #include "cases/golden_logits.h"
 #include "cases/mtp_head.h"
 #include "cases/paths.h"
@@ -94,55 +100,82 @@ const char* const kPrompts[] = {
     "It was released as a single in",
     "The species was first described by"};
 
+struct Cache {
+  const char* format;
+  bool centre;
+};
+
 struct Coverage {
   std::vector<std::string> prompts;
   int n_tokens;
-  std::string head;                   // file of an MTP head; empty: none
+  std::string head;                   // file of an MTP head; empty: the model's own
   std::vector<const char*> of_draft;  // caches of the draft and of the head
+  std::vector<Cache> caches{{"f16", false}, {"rotor-3", false}, {"rotor-3", true}};
+  const Model* draft = nullptr;  // null: the model itself
+  bool ignore_eos = false;
+  uint64_t first_seed = 0;  // of the first prompt, counted on
 };
 
 std::vector<std::string> few_prompts(size_t n) { return {kPrompts, kPrompts + n}; }
 
-/// The trained head of the reference model, where the reference data is.
-std::string reference_head() {
-  const auto data = reference_data();
-  return data ? *data / "models/ridge-ref/mtp.safetensors" : std::filesystem::path();
+/// Who proposed, the cache, the cache of the draft or of the head ("": none), the temperature.
+using Combination = std::tuple<std::string, std::string, std::string, float>;
+struct Tally {
+  int64_t n_prompts = 0, n_tokens = 0, n_differing = 0, n_proposed = 0, n_accepted = 0;
+};
+using Tallies = std::map<Combination, Tally>;
+
+int64_t count_differing(std::span<const int32_t> actual, std::span<const int32_t> expected) {
+  const size_t n = std::max(actual.size(), expected.size());
+  int64_t n_differing = 0;
+  for (size_t i = 0; i < n; ++i) n_differing += i >= actual.size() || i >= expected.size() || actual[i] != expected[i];
+  return n_differing;
 }
 
 /// Every proposer over the caches, greedy and sampled; the prompts and tokens of the coverage.
-void expect_identical_texts(const Model& model, const Coverage& coverage) {
-  struct Cache {
-    const char* format;
-    bool centre;
-  };
-  std::vector<Cache> caches{{"f16", false}, {"rotor-3", false}, {"rotor-3", true}};
-  if (model.info().head_dim % 32 == 0) caches.push_back({"q8_0", false});
-  int64_t n_accepted = 0, n_rejected = 0;
-  for (const auto& [cache, centre] : caches)
+void expect_identical_texts(const Model& model, const Coverage& coverage, Tallies& tallies) {
+  for (const auto& [cache, centre] : coverage.caches)
     for (const float temperature : {0.0f, 0.8f})
       for (size_t i = 0; i < coverage.prompts.size(); ++i) {
+        const uint64_t seed = coverage.first_seed + i;
         const SessionOptions options = session_of(cache, centre, 512);
         const std::vector<int32_t> prompt = model.tokenize(coverage.prompts[i]);
         const GenerateOptions generation{
             .max_tokens = coverage.n_tokens,
-            .sampler = {.temperature = temperature, .repeat_penalty = i % 2 == 1 ? 1.1f : 1.0f, .seed = uint64_t(i)}};
+            .ignore_eos = coverage.ignore_eos,
+            .sampler = {.temperature = temperature, .repeat_penalty = seed % 2 == 1 ? 1.1f : 1.0f, .seed = seed}};
         const Text plain = generate_text(model, options, prompt, generation, nullptr);
-        const auto check = [&](std::unique_ptr<Proposer> proposer, int depth, const char* name) {
+        const std::string of_target = std::string(cache) + (centre ? " centred" : "");
+        const auto check = [&](std::unique_ptr<Proposer> proposer, int depth, const char* name, const char* of_draft) {
           Speculation speculation(std::move(proposer), depth, false);
-          expect_equal(generate_text(model, options, prompt, generation, &speculation), plain,
-                       fmt::format("{}, cache {}{}, temperature {}, prompt {}", name, cache, centre ? " centred" : "",
-                                   temperature, i));
-          n_accepted += speculation.report().n_accepted;
-          n_rejected += speculation.report().n_proposed - speculation.report().n_accepted;
+          const Text text = generate_text(model, options, prompt, generation, &speculation);
+          expect_equal(text, plain,
+                       fmt::format("{}, caches {} and {}, temperature {}, prompt {}", name, of_target, of_draft,
+                                   temperature, seed));
+          Tally& tally = tallies[{name, of_target, of_draft, temperature}];
+          ++tally.n_prompts;
+          tally.n_tokens += ssize(plain.result.tokens);
+          tally.n_differing += count_differing(text.result.tokens, plain.result.tokens);
+          tally.n_proposed += speculation.report().n_proposed;
+          tally.n_accepted += speculation.report().n_accepted;
         };
-        check(std::make_unique<KnownText>(whole_text(prompt, plain)), kMaxSpecDepth, "known text");
-        check(make_lookup_proposer(), 5, "lookup");
+        check(std::make_unique<KnownText>(whole_text(prompt, plain)), kMaxSpecDepth, "known text", "");
+        check(make_lookup_proposer(), 5, "lookup", "");
         for (const char* of_draft : coverage.of_draft) {
           const SessionOptions own = session_of(of_draft, of_draft[0] == 'r', 512);
-          check(make_draft_proposer(model, model, own), 3, "draft");
-          if (!coverage.head.empty()) check(make_mtp_proposer(model, coverage.head, own), 3, "mtp");
+          check(make_draft_proposer(model, coverage.draft ? *coverage.draft : model, own), 3, "draft", of_draft);
+          check(make_mtp_proposer(model, coverage.head, own), 3, "mtp", of_draft);
         }
       }
+}
+void expect_identical_texts(const Model& model, const Coverage& coverage) {
+  Tallies tallies;
+  expect_identical_texts(model, coverage, tallies);
+  int64_t n_accepted = 0, n_rejected = 0;
+  for (const auto& [combination, tally] : tallies) {
+    n_accepted += tally.n_accepted;
+    n_rejected += tally.n_proposed - tally.n_accepted;
+  }
   EXPECT_GT(n_accepted, 0);
   EXPECT_GT(n_rejected, 0);
 }
@@ -153,33 +186,82 @@ TEST(Speculation, TextsOfASmallModelAreIdentical) {
                          {few_prompts(2), 120, write_random_head(directory, tiny().info()), {"f16", "rotor-3"}});
 }
 
+const std::vector<Cache> kReferenceCaches{{"f16", false}, {"rotor-3", false}, {"rotor-3", true}, {"q8_0", false}};
+
 #ifdef NDEBUG
 TEST(Speculation, TextsOfTheReferenceModelAreIdentical) {
-  expect_identical_texts(reference(), {few_prompts(2), 40, reference_head(), {"f16", "q8_0", "rotor-3"}});
+  expect_identical_texts(reference(), {few_prompts(2), 40, "", {"f16", "q8_0", "rotor-3"}, kReferenceCaches});
 }
 #endif
 TEST(SpeculationSlow, TextsOfTheReferenceModelAreIdentical) {
-  expect_identical_texts(reference(), {few_prompts(8), 128, reference_head(), {"rotor-3"}});
+  expect_identical_texts(reference(), {few_prompts(8), 128, "", {"rotor-3"}, kReferenceCaches});
 }
 
-/// Hours of work: RIDGE_SPEC_PROMPTS=200 asks for 256 tokens behind so many prompts from the shipped text.
+/// Rows of the tallies, as results/checks/speculation-text.jsonl has them.
+void write_rows(const std::string& path, const Tallies& tallies, const std::string& draft, const std::string& command) {
+  std::ofstream file(path);
+  for (const auto& [combination, tally] : tallies) {
+    const auto& [proposer, kv, draft_kv, temperature] = combination;
+    const Json row{{"kind", "speculation_text"},
+                   {"build_commit", build_info().commit},
+                   {"date", fmt::format("{:%FT%TZ}", fmt::gmtime(std::time(nullptr)))},
+                   {"command", command},
+                   {"model", "models/ridge-ref-q8_0.gguf"},
+                   {"draft_model", proposer == "draft" ? draft : ""},
+                   {"proposer", proposer},
+                   {"kv", kv},
+                   {"draft_kv", draft_kv},
+                   {"temperature", std::round(temperature * 10) / 10.0},
+                   {"prompts", tally.n_prompts},
+                   {"tokens", tally.n_tokens},
+                   {"differing_tokens", tally.n_differing},
+                   {"proposed", tally.n_proposed},
+                   {"accepted", tally.n_accepted}};
+    file << row.dump() << '\n';
+  }
+  ASSERT_TRUE(file.good()) << path;
+}
+
+/// Hours of work: RIDGE_SPEC_PROMPTS=200 asks for 256 tokens behind so many prompts from the shipped text, by one thread.
 /// RIDGE_SPEC_PART=3/12 takes every twelfth prompt from the fourth on, so that twelve processes share the work.
+/// RIDGE_SPEC_ROWS=FILE has the counts, written again behind every prompt. ridge-bitnet is the draft where the reference
+/// data is, else the model itself.
 TEST(SpeculationSlow, TextsBehindManyPromptsAreIdentical) {
-  const char* const wanted = std::getenv("RIDGE_SPEC_PROMPTS");
-  if (!wanted) GTEST_SKIP() << "set RIDGE_SPEC_PROMPTS=200 to run it";
+  const auto env = [](const char* name) {
+    const char* const value = std::getenv(name);
+    return std::string(value ? value : "");
+  };
+  const std::string wanted = env("RIDGE_SPEC_PROMPTS"), of = env("RIDGE_SPEC_PART"), rows = env("RIDGE_SPEC_ROWS");
+  if (wanted.empty()) GTEST_SKIP() << "set RIDGE_SPEC_PROMPTS=200 to run it";
   const std::string text = io::read_text_file(RIDGE_SOURCE_DIR "/models/wikitext-2-excerpt.txt", 64 << 20).or_throw();
   const size_t n = std::stoul(wanted), length = 200;
   unsigned part = 0, n_parts = 1;
-  if (const char* const of = std::getenv("RIDGE_SPEC_PART")) {
-    ASSERT_EQ(std::sscanf(of, "%u/%u", &part, &n_parts), 2) << "RIDGE_SPEC_PART is PART/PARTS, as 3/12";
+  if (!of.empty()) {
+    ASSERT_EQ(std::sscanf(of.c_str(), "%u/%u", &part, &n_parts), 2) << "RIDGE_SPEC_PART is PART/PARTS, as 3/12";
     ASSERT_LT(part, n_parts);
   }
-  Coverage coverage{{}, 256, reference_head(), {"f16", "q8_0", "rotor-3"}};
+  const LoadOptions one_thread{.n_threads = 1};
+  const Model model = Model::load(RIDGE_SOURCE_DIR "/models/ridge-ref-q8_0.gguf", one_thread);
+  std::optional<Model> draft;
+  if (const auto data = reference_data()) draft = Model::load((*data / "models/ridge-bitnet").string(), one_thread);
+  Coverage coverage{{""},
+                    256,
+                    "",
+                    {"f16", "q8_0", "rotor-3"},
+                    {{"f16", false}, {"q8_0", false}, {"rotor-3", false}},
+                    draft ? &*draft : nullptr,
+                    true};
+  Tallies tallies;
   for (size_t i = part; i < n; i += n_parts) {
     const size_t at = text.find(' ', (text.size() - 4 * length) * i / n) + 1;
-    coverage.prompts.push_back(text.substr(at, text.find(' ', at + length) - at));
+    coverage.prompts[0] = text.substr(at, text.find(' ', at + length) - at);
+    coverage.first_seed = i;
+    expect_identical_texts(model, coverage, tallies);
+    if (!rows.empty())
+      write_rows(rows, tallies, draft ? "ridge-bitnet" : "ridge-ref",
+                 fmt::format("RIDGE_SPEC_PROMPTS={}{} test_engine --gtest_filter=SpeculationSlow.TextsBehindMany*",
+                             wanted, of.empty() ? "" : " RIDGE_SPEC_PART=" + of));
   }
-  expect_identical_texts(reference(), coverage);
 }
 
 TEST(Speculation, AStopStringAndALimitEndTheTextInsideAcceptedTokens) {
@@ -199,6 +281,63 @@ TEST(Speculation, AStopStringAndALimitEndTheTextInsideAcceptedTokens) {
                    generate_text(tiny(), options, prompt, each, nullptr), fmt::format("ended at {}", n));
     }
   }
+}
+
+/// What a proposer was asked and shown; it proposes the text that it was told from token `from` on, and nonsense before.
+class Watched final : public Proposer {
+ public:
+  Watched(std::vector<int32_t> text, size_t from) : text_(std::move(text)), from_(from) {}
+  std::vector<int32_t> propose(std::span<const int32_t> text, int n) override {
+    asked.push_back(text.size());
+    std::vector<int32_t> proposals;
+    for (size_t i = text.size(); ssize(proposals) < n && i < text_.size(); ++i)
+      proposals.push_back(text.size() < from_ ? (text_[i] + 1) % 8 : text_[i]);
+    return proposals;
+  }
+  bool wants_hidden() const override { return true; }
+  void observe(std::span<const int32_t> tokens, int first, View2<const float> hidden) override {
+    EXPECT_EQ(hidden.rows, ssize(tokens));
+    for (size_t i = 0; i < tokens.size(); ++i) seen.insert(size_t(first) + i);
+    if (lost_) begins.push_back(size_t(first));
+    lost_ = false;
+  }
+  void lose_track() override { lost_ = true; }
+
+  std::vector<size_t> asked;   // lengths of the text
+  std::set<size_t> seen;       // positions
+  std::vector<size_t> begins;  // of what was observed behind lose_track()
+
+ private:
+  std::vector<int32_t> text_;
+  size_t from_;
+  bool lost_ = false;
+};
+
+/// Between tries the target leaves no hidden states and nobody asks the proposer, which hears of the gap before the next try.
+TEST(Speculation, ATextAtRestGoesOnWithoutItsProposer) {
+  const SessionOptions options = session_of("f16", false, 2048);
+  const std::vector<int32_t> prompt = tiny().tokenize("Once upon a time");
+  const GenerateOptions generation{.max_tokens = 1500, .ignore_eos = true, .sampler = {.seed = 3}};
+  const Text plain = generate_text(tiny(), options, prompt, generation, nullptr);
+  const size_t n_prompt = prompt.size(), guessable = 300;
+  auto made = std::make_unique<Watched>(whole_text(prompt, plain), guessable);
+  Watched& proposer = *made;
+  Speculation speculation(std::move(made), 4);
+  expect_equal(generate_text(tiny(), options, prompt, generation, &speculation), plain, "watched");
+
+  EXPECT_TRUE(proposer.seen.contains(0) && proposer.seen.contains(n_prompt - 1)) << "the prompt is read";
+  std::vector<size_t> begins;
+  for (const size_t at : proposer.seen)
+    if (at > 0 && !proposer.seen.contains(at - 1)) begins.push_back(at);
+  EXPECT_FALSE(begins.empty()) << "no rest";
+  EXPECT_EQ(proposer.begins, begins);
+  EXPECT_LT(proposer.seen.size(), 1000u);
+  // In front of every try the target ran positions that were seen, and one token that it has not run.
+  for (const size_t length : proposer.asked)
+    for (size_t at = length - 1 - std::min<size_t>(length - 1, kHeardPositions); at < length - 1; ++at)
+      EXPECT_TRUE(proposer.seen.contains(at)) << at << " in front of " << length;
+  EXPECT_GT(proposer.asked.back(), guessable) << "proposals are tried again";
+  EXPECT_GT(speculation.report().n_accepted, 0);
 }
 
 TEST(Speculation, AnEndTokenEndsTheTextInsideAcceptedTokens) {
@@ -520,7 +659,7 @@ TEST(Speculation, ForcedProposalsHoldAsOftenAsTheyShall) {
     Session session(model, options);
     session.speculate(&speculation);
     session.fill(100, 1);
-    speculation.proposer().fill(std::vector<int32_t>(100, 3), 1);
+    speculation.fill(std::vector<int32_t>(100, 3), 1);
     session.prefill(prompt);
     EXPECT_EQ(session.draw({.temperature = 0}, std::vector<int32_t>(110, 3), 1000, [](int32_t) { return true; }), 1000);
     const SpecReport& report = speculation.report();
@@ -562,7 +701,8 @@ double relative_seconds(int holds, int n_tokens, double extra = 1e-3, int n_text
     for (size_t i = 0; i < depths.size(); ++i) {
       int n_held = 0;
       while (n_held < asked[i] && (7 * n_tried++) % 10 < holds) ++n_held;
-      depths[i].add(asked[i], asked[i], n_held, cost, n_texts);
+      // Each text loses by its own proposals.
+      depths[i].add(asked[i], asked[i], n_held, cost, n_texts, 0.01 + asked[i] * extra);
       n += 1 + n_held;
     }
     seconds += took;
@@ -581,6 +721,42 @@ TEST(SpecDepth, FollowsWhatPays) {
   EXPECT_LT(relative_seconds(3, 4000, 3e-3, 4), 1.03) << "a proposal promises less than the texts' tokens cost";
 }
 
+/// A device's text: 10 ms a step at rest, 13 where the proposer listens, 4 more a proposal, 20 to begin and to end a rest.
+/// Proposals hold from token `from` on. Seconds for tokens `first` to `last`, over those of steps at rest.
+double relative_seconds_of_device(int from, int first, int last) {
+  SpecCost cost;
+  SpecDepth depth;
+  const SpecDepth* const one[] = {&depth};
+  double seconds = 0;
+  int n_counted = 0;
+  for (int n = 0; n < last;) {
+    double took = 0;
+    int n_tokens = depth.alone(true);
+    if (n_tokens > 0) {
+      for (int i = 0; i < n_tokens; ++i) cost.add_resting(0.01);
+      depth.rested(n_tokens, 2);
+      took = 0.02 + n_tokens * 0.01;
+    } else {
+      const int asked = spec_depths(cost, 1, one, 8)[0], held = n >= from ? asked : 0;
+      took = 0.013 + asked * 0.004;
+      if (asked == 0 || !depth.late()) cost.add(asked, took);
+      depth.add(asked, asked, held, cost, 1, took);
+      n_tokens = 1 + held;
+    }
+    if (n >= first) seconds += took, n_counted += n_tokens;
+    n += n_tokens;
+  }
+  return seconds / (0.01 * n_counted);
+}
+
+TEST(SpecDepth, TriesLoseLittleOfTheRestsBetweenThem) {
+  EXPECT_LT(relative_seconds_of_device(10000, 0, 4000), 1.03) << "none holds, the first try included";
+  EXPECT_LT(relative_seconds_of_device(10000, 1000, 8000), 1.03) << "none holds";
+  EXPECT_GT(relative_seconds_of_device(10000, 1000, 8000), 1) << "it is tried again";
+  EXPECT_LT(relative_seconds_of_device(0, 0, 1000), 0.6) << "all hold";
+  EXPECT_LT(relative_seconds_of_device(1500, 3000, 4000), 0.6) << "all hold by then: the rest has ended";
+}
+
 TEST(SpecDepth, ATextWhoseProposalsHoldGetsThemAll) {
   SpecCost cost;
   cost.add(0, 0.01);
@@ -590,8 +766,8 @@ TEST(SpecDepth, ATextWhoseProposalsHoldGetsThemAll) {
   for (int i = 0; i < 25; ++i) {
     const std::vector<int> asked = spec_depths(cost, 2, texts, 4);
     if (!good.late() && asked[0] + asked[1] > 0) cost.add(asked[0] + asked[1], 0.01 + 2e-3 * (asked[0] + asked[1]));
-    good.add(asked[0], asked[0], asked[0], cost, 2);
-    bad.add(asked[1], asked[1], 0, cost, 2);
+    good.add(asked[0], asked[0], asked[0], cost, 2, 0.01 + 2e-3 * asked[0]);
+    bad.add(asked[1], asked[1], 0, cost, 2, 0.01 + 2e-3 * asked[1]);
   }
   EXPECT_EQ(spec_depths(cost, 2, texts, 4), (std::vector<int>{4, 0}));
   EXPECT_TRUE(bad.resting());
@@ -604,10 +780,10 @@ TEST(SpecDepth, OneSlowStepDoesNotEndProposals) {
   cost.add(0, 0.01);
   for (int i = 0; i < 20; ++i) {
     if (!depth.late()) cost.add(2, 0.012);
-    depth.add(2, 2, 2, cost, 1);
+    depth.add(2, 2, 2, cost, 1, 0.012);
   }
   cost.add(2, 5);
-  depth.add(2, 2, 2, cost, 1);
+  depth.add(2, 2, 2, cost, 1, 5);
   EXPECT_GT(spec_depths(cost, 1, one, 4)[0], 0);
 }
 
@@ -620,7 +796,7 @@ TEST(SpecDepth, AStepWithoutProposalsIsMeasuredAgain) {
   int n = 0;
   for (; n < 200 && !cost.stale(); ++n) {
     cost.add(1, 0.0101);
-    depth.add(1, 1, 1, cost, 1);
+    depth.add(1, 1, 1, cost, 1, 0.0101);
   }
   EXPECT_TRUE(n > 30 && n < 200) << n;
   EXPECT_EQ(spec_depths(cost, 1, one, 4)[0], 0);

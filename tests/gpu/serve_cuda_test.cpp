@@ -1,6 +1,7 @@
 // Requests on a device: the scheduler's texts with proposals are those without.
 #include <condition_variable>
 
+#include "cases/costly_proposer.h"
 #include "gpu/device_data.h"
 #include "serve/scheduler.h"
 
@@ -36,7 +37,8 @@ class Heard : public Listener {
 };
 
 /// Three requests with a penalty, logits on the host, and neither; the last one beside a prompt of its own length.
-std::vector<std::shared_ptr<Heard>> texts_of(Engine& engine, const ProposerMaker& make) {
+std::vector<std::shared_ptr<Heard>> texts_of(Engine& engine, const ProposerMaker& make, bool adaptive = false,
+                                             int n_tokens = 14) {
   SchedulerOptions options{.lane = {.kv = parse_kv_choice("f16").or_throw(),
                                     .n_ctx = 128,
                                     .max_seqs = 3,
@@ -46,7 +48,7 @@ std::vector<std::shared_ptr<Heard>> texts_of(Engine& engine, const ProposerMaker
                                     .max_stall_seconds = 1,
                                     .proposers = make,
                                     .spec_depth = 3,
-                                    .spec_adaptive = false},
+                                    .spec_adaptive = adaptive},
                            .max_queue = 8};
   Scheduler scheduler(engine, options);
   std::vector<std::shared_ptr<Heard>> all;
@@ -54,7 +56,8 @@ std::vector<std::shared_ptr<Heard>> texts_of(Engine& engine, const ProposerMaker
   for (int i = 0; i < 3; ++i) {
     GenerationRequest request;
     for (int t = 0; t < 9 + 7 * i; ++t) request.prompt.push_back((31 * (t % 5) + 17 * i + 3) % 512);
-    request.options = {.max_tokens = 14, .ignore_eos = true, .sampler = {.temperature = 0.5f * float(i), .seed = 4}};
+    request.options = {
+        .max_tokens = n_tokens, .ignore_eos = true, .sampler = {.temperature = 0.5f * float(i), .seed = 4}};
     if (i == 0) request.options.sampler.repeat_penalty = 1.2f;
     if (i == 1) request.frequency_penalty = 0.5f;
     all.push_back(std::make_shared<Heard>());
@@ -94,6 +97,21 @@ TEST_F(ServeCuda, SpeculationLeavesEveryText) {
       }
     }
   }
+}
+
+/// At rest the device draws ahead as without proposers, which observe no more of the texts.
+TEST_F(ServeCuda, TextsAtRestAreDrawnAhead) {
+  const Model model = Model::load("synth:tiny@layers=1@weights=f32@mtp=1", {.device = "cuda"});
+  constexpr int kTokens = 50;
+  int n_seen = 0;
+  const ProposerMaker make = [&] { return std::make_unique<CostlyProposer>(300, n_seen); };
+  const auto plain = texts_of(model.engine(), {}, true, kTokens), with = texts_of(model.engine(), make, true, kTokens);
+  for (size_t i = 0; i < with.size(); ++i) {
+    EXPECT_EQ(with[i]->text_, plain[i]->text_) << i;
+    EXPECT_GT(with[i]->usage_.n_proposed, 0) << i;
+  }
+  EXPECT_GE(n_seen, 3) << "the prompts";
+  EXPECT_LT(n_seen, 3 * kTokens / 2) << "half of all steps";
 }
 
 /// Two devices that share the model, the head whole on the first one: the texts of one device, with proposals and without.

@@ -200,7 +200,8 @@ TEST_F(SpeculationCuda, DepthsChangeBetweenStepsQueuedAhead) {
   EXPECT_EQ(text.tokens, plain.tokens);
   EXPECT_EQ(text.n_past, plain.n_past);
   EXPECT_EQ(text.next, plain.next);
-  EXPECT_EQ(speculation.report().n_ahead, speculation.report().n_steps);
+  // Behind a rest one step goes through the host. A rest and the positions heard behind it are 17 steps or more.
+  EXPECT_GE(speculation.report().n_ahead, speculation.report().n_steps - 90 / (kHeardPositions + 1));
 }
 
 /// States go back to the checkpoint of the step.

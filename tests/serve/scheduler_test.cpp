@@ -8,6 +8,7 @@
 #include <set>
 
 #include "base/rng.h"
+#include "cases/costly_proposer.h"
 #include "cases/mtp_head.h"
 #include "cases/paths.h"
 
@@ -587,6 +588,31 @@ TEST_F(SchedulerTest, ProposalsParkNobodyAndSurviveParking) {
     scheduler.inspect([&](Scheduler& s) { EXPECT_EQ(s.totals().parked > 0, crowd); });
     expect_nothing_held(scheduler);
   }
+}
+
+/// Where proposals do not pay texts go on without their proposers, which observe no more of them.
+TEST_F(SchedulerTest, TextsAtRestLeaveNoHiddenStates) {
+  SchedulerOptions o = options("rotor-3", 384);
+  std::vector<std::string> plain;
+  int n_seen = 0;
+  for (const bool speculates : {false, true}) {
+    if (speculates) {
+      o.lane.proposers = [&] { return std::make_unique<CostlyProposer>(20, n_seen); };
+      o.lane.spec_depth = 4;
+    }
+    Scheduler scheduler(engine(), o);
+    std::vector<std::shared_ptr<Heard>> all;
+    for (int i = 0; i < 2; ++i) all.push_back(send(scheduler, request(random_prompt(uint64_t(i), 30), 240, 0)));
+    for (size_t i = 0; i < all.size(); ++i) {
+      all[i]->wait();
+      if (!speculates) plain.push_back(all[i]->text_);
+      EXPECT_EQ(all[i]->text_, plain[i]);
+      EXPECT_EQ(all[i]->usage_.n_proposed > 0, speculates);
+    }
+    expect_nothing_held(scheduler);
+  }
+  EXPECT_GE(n_seen, 2) << "the prompts";
+  EXPECT_LT(n_seen, 240) << "half of all steps";
 }
 
 TEST_F(SchedulerTest, SpeculationThatIsNotThereIsRefused) {

@@ -27,6 +27,7 @@ class FilledProposer final : public Proposer {
   void observe(std::span<const int32_t> tokens, int first, View2<const float> hidden) override {
     proposer_->observe(tokens, first, hidden);
   }
+  void lose_track() override { proposer_->lose_track(); }
   void fill(std::span<const int32_t> text, uint64_t seed) override { proposer_->fill(text, seed); }
   int64_t bytes() const override { return proposer_->bytes(); }
 
@@ -74,7 +75,7 @@ class SpecRunner {
     session_.reset();
     if (row_.n_depth > 0) {
       session_.fill(row_.n_depth, params_.seed);
-      if (speculates) speculation_.proposer().fill(held_, params_.seed);
+      if (speculates) speculation_.fill(held_, params_.seed);
     }
     session_.prefill(prompt);
     std::vector<int32_t> known = held_;
