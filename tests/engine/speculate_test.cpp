@@ -317,7 +317,8 @@ class Watched final : public Proposer {
 TEST(Speculation, ATextAtRestGoesOnWithoutItsProposer) {
   const SessionOptions options = session_of("f16", false, 2048);
   const std::vector<int32_t> prompt = tiny().tokenize("Once upon a time");
-  const GenerateOptions generation{.max_tokens = 1500, .ignore_eos = true, .sampler = {.seed = 3}};
+  const GenerateOptions generation{
+      .max_tokens = 1500, .ignore_eos = true, .sampler = {.repeat_penalty = 1.2f, .seed = 3}};
   const Text plain = generate_text(tiny(), options, prompt, generation, nullptr);
   const size_t n_prompt = prompt.size(), guessable = 300;
   auto made = std::make_unique<Watched>(whole_text(prompt, plain), guessable);
