@@ -1,7 +1,6 @@
 #include "op/gemv/half_gemv_cuda.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <type_traits>
 
 #include "op/gemv/brick_product_cuda.h"
@@ -412,9 +411,8 @@ Launch cut(const BrickMatrix& w, const BrickCall& call, int n_chained, int most_
 /// Many warps where all of x fits beside their rings; not for experts, two of whose blocks share a processor.
 template <class F, int kTokens>
 Launch plan_launch(const BrickMatrix& w, const BrickCall& call, int n_chained = 1) {
-  static const int x_warps = getenv("X_WARPS") ? atoi(getenv("X_WARPS")) : kMostWarps;
   if (call.n_blocks == 0) {
-    const Launch launch = cut<F, kTokens>(w, call, n_chained, x_warps);
+    const Launch launch = cut<F, kTokens>(w, call, n_chained, kMostWarps);
     if (launch.plan.phase_bricks >= launch.plan.warp_bricks + (launch.plan.longer_warps > 0)) return launch;
   }
   const Launch launch = cut<F, kTokens>(w, call, n_chained, kFewWarps);
@@ -426,8 +424,7 @@ template <class F, int kTokens>
 void launch_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const BrickCall& call) {
   Launch launch = plan_launch<F, kTokens>(w, call);
   // Large products: more than half of what a Hopper multiprocessor has, as areas_cuda.h explains.
-  static const int x_alone = getenv("X_ALONE") ? atoi(getenv("X_ALONE")) : 0;
-  if ((x_alone == 0 ? w.bytes() > kLargeBytes : x_alone == 1) && gpu::most_shared_bytes() > 2 * launch.shared_bytes)
+  if (w.bytes() > kLargeBytes && gpu::most_shared_bytes() > 2 * launch.shared_bytes)
     launch.shared_bytes = std::max(launch.shared_bytes, gpu::most_shared_bytes() / 2 + 1024);
   const auto kernel = gemv_kernel<F, kTokens, GemvOf::matrix>;
   gpu::allow_shared_bytes("shared memory of gemv", kernel, size_t(launch.shared_bytes));
