@@ -30,6 +30,7 @@ struct LoadOptions {
                                      ///< launch=plain or launch=overlap
   bool float_activations = false;    ///< BitNet: keep activations in float, to compare with references
   double rank_timeout_s = 60;        ///< of several devices: longest time that one may wait for another in a step
+  bool whole = false;                ///< in a process that is a rank of a job: the whole model here, not a slice of it
 };
 
 /// What a loaded model is; every number is exact.
@@ -41,7 +42,8 @@ struct ModelInfo {
   int n_layers = 0, n_heads = 0, n_kv_heads = 0, head_dim = 0, d_model = 0, d_ff = 0, vocab_size = 0, n_ctx_train = 0;
   int n_cached_sides = 2;   ///< rows of a token and kv head: K and V; 1 where one row is both
   int n_cached_layers = 0;  ///< with rows in the cache; the others keep a state of fixed size
-  int n_ranks = 1;          ///< that hold the model together: heads, d_ff, threads and a step's bytes are those of one
+  int n_ranks = 1;          ///< that hold the model together: heads, d_ff, threads and a step's bytes are those of one,
+                            ///< but where the first rank has the command
   bool tied_output = false;
   int64_t n_params = 0;
   int64_t weight_bytes = 0;         ///< all weight tensors as stored

@@ -5,6 +5,7 @@
 #include "cli/chat.h"
 #include "cli/interrupt.h"
 #include "cli/kv_auto.h"
+#include "rank/mpi.h"
 
 namespace ridge::cli {
 namespace {
@@ -101,6 +102,8 @@ int run_debate(const ChatFlags& flags) {
     if (side.model_path.empty())
       bad_flag("--debate", fmt::format("{} has no model", side.name), "give -m MODEL, or a model in its place");
     if (chats.empty() || side.model_path != sides[0].model_path) {
+      if (!chats.empty() && joined_ranks())
+        bad_flag("--tp", "ranks share one model, and this debate has two", "give both sides one model");
       ModelFlags model = flags.model;
       model.model = side.model_path;
       models.push_back(std::make_unique<Model>(load_model(model)));

@@ -4,6 +4,7 @@
 #include "cli/interrupt.h"
 #include "cli/kv_auto.h"
 #include "cli/line_reader.h"
+#include "rank/mpi.h"
 
 namespace ridge::cli {
 namespace {
@@ -235,6 +236,7 @@ int Conversation::run() {
         answer_messages();
       }
     } catch (const Error& error) {
+      if (joined_ranks() && joined_ranks()->failed()) throw;
       // A message that cannot be answered is no part of the conversation.
       messages_ = before;
       std::fflush(stdout);

@@ -136,7 +136,8 @@ int bench_speculation(const BenchFlags& flags, const lab::BenchParams& decode) {
 
 int bench(const BenchFlags& flags) {
   const lab::BenchParams params = read_params(flags);
-  if (flags.spec.on() && joined_ranks()) bad_flag("--tp", "ranks have no speculation", "leave out --spec-type");
+  if (flags.spec.on() && joined_ranks())
+    bad_flag("--tp", "benches of ranks have no speculation", "leave out --spec-type");
   if (flags.spec.on()) return bench_speculation(flags, params);
   flags.spec.check();
   if (!flags.text.empty()) bad_flag("--text", "tokens are random here", "add --spec-type lookup");

@@ -43,8 +43,8 @@ struct RunFlags {
 
 std::string read_prompt(const RunFlags& flags) {
   if (flags.has_prompt) return flags.prompt;
-  if (flags.file == "-" && joined_ranks())
-    return joined_ranks()->from_first(joined_ranks()->is_first() ? read_stdin() : "");
+  if (Ranks* const ranks = ranks_alike(); ranks && flags.file == "-")
+    return ranks->from_first(ranks->is_first() ? read_stdin() : "");
   return flags.file == "-" ? read_stdin() : io::read_text_file(flags.file, kMaxPromptBytes).or_throw();
 }
 
@@ -57,8 +57,6 @@ void check_flags(const RunFlags& flags) {
   if (!flags.system.empty() && !flags.chat) bad_flag("--system", "only a chat has a system prompt", "add --chat");
   if (!flags.prompt_cache.empty() && !flags.load_state.empty())
     bad_flag("--prompt-cache", "--load-state already fills the cache", "leave out one of them");
-  if (joined_ranks() && (flags.spec.on() || flags.kv.is_auto()))
-    bad_flag("--tp", "ranks have no speculation and no --kv-quant auto", "leave out --spec-type and auto");
   flags.spec.check();
   if (flags.spec.type == "mtp" && (!flags.load_state.empty() || !flags.prompt_cache.empty()))
     bad_flag("--spec-type", "mtp must read the whole text", "leave out --load-state and --prompt-cache");
@@ -69,7 +67,7 @@ void check_flags(const RunFlags& flags) {
 
 /// The prompt as tokens; adds what else ends the answer to a chat.
 std::vector<int32_t> prompt_tokens(const RunFlags& flags, const Model& model, std::vector<std::string>& stops) {
-  if (flags.ids == "-" && joined_ranks()) bad_flag("--prompt-ids", "only the first rank has a stdin", "give a file");
+  if (flags.ids == "-" && ranks_alike()) bad_flag("--prompt-ids", "only the first rank has a stdin", "give a file");
   if (!flags.ids.empty()) return read_prompt_ids(flags.ids);
   const std::string text = read_prompt(flags);
   // A prompt that goes on from a saved cache does not begin a text.
@@ -211,8 +209,8 @@ int run(const RunFlags& flags) {
   GenerateOptions generate{
       .max_tokens = flags.n_predict, .stop = flags.stop, .ignore_eos = flags.ignore_eos, .sampler = flags.sampler};
   generate.sampler.seed = flags.seed >= 0 ? uint64_t(flags.seed) : std::random_device{}();
-  if (joined_ranks())
-    generate.sampler.seed = std::stoull(joined_ranks()->from_first(std::to_string(generate.sampler.seed)));
+  if (Ranks* const ranks = ranks_alike())
+    generate.sampler.seed = std::stoull(ranks->from_first(std::to_string(generate.sampler.seed)));
   const std::vector<int32_t> prompt = prompt_tokens(flags, model, generate.stop);
   if (prompt.empty())
     throw Error(ErrorKind::usage, "the prompt is empty and this model adds no BOS token (give some text)");

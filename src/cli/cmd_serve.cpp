@@ -11,6 +11,7 @@
 #include "cli/spec_flags.h"
 #include "engine/engine.h"
 #include "io/mapped_file.h"
+#include "rank/mpi.h"
 #include "serve/server.h"
 #include "serve/views.h"
 
@@ -18,6 +19,7 @@ namespace ridge::cli {
 namespace {
 
 constexpr uint64_t kMaxKeyBytes = 1 << 20;
+constexpr int kPatience = 30;  // seconds
 
 struct ServeFlags {
   ModelFlags model;
@@ -26,7 +28,8 @@ struct ServeFlags {
   SpecFlags spec;
   std::string host = "127.0.0.1", alias, key, key_file, state_dir;
   std::vector<std::string> hosts, origins;
-  int port = 8080, n_pools = 1, patience = 30;
+  int port = 8080, n_pools = 1;
+  std::optional<int> patience;
   bool log_prompts = false;
   OutputFlags output;
 };
@@ -142,7 +145,14 @@ int serve_model(const ServeFlags& flags) {
   while (!interrupted() && server->failure().empty()) std::this_thread::sleep_for(std::chrono::milliseconds(50));
   const std::string failure = server->failure();
   if (!flags.output.quiet) log_line(failure.empty() ? "stopping" : "the engine failed: " + failure);
-  server->stop(flags.patience);
+  int patience = flags.patience.value_or(kPatience);
+  if (Ranks* const ranks = joined_ranks(); ranks && !flags.patience) {
+    // mpirun kills the ranks a second after it asked them to end, as it does when one of them has died.
+    constexpr double kMostSeconds = 0.5;
+    ranks->limit_waits(kMostSeconds);
+    patience = 0;
+  }
+  server->stop(patience);
   if (!failure.empty()) throw Error(ErrorKind::failure, failure);
   if (!flags.output.quiet) log_line("stopped");
   return 0;
@@ -155,6 +165,7 @@ Action declare_serve(CLI::App& app) {
   ServeFlags& f = *flags;
   add_model_flag(app, f.model, true);
   add_device_flags(app, f.model);
+  add_rank_flags(app);
   in_group(app, "Network");
   add_text(app, "--host", f.host, "ADDRESS", "address to listen on");
   add_whole(app, "--port", f.port, 0, 65535, "port; 0: any free one, printed");
@@ -168,7 +179,9 @@ Action declare_serve(CLI::App& app) {
   in_group(app, "Requests");
   add_text(app, "-a,--alias", f.alias, "NAME", "name of the model in the API");
   add_request_flags(app, f.scheduler);
-  add_whole(app, "--patience", f.patience, 0, 86400, "seconds that answers under way get at the end");
+  add_whole(app, "--patience", f.patience, 0, 86400,
+            "seconds that answers under way get at the end; of ranks over MPI 0 unless given")
+      ->default_str(std::to_string(kPatience));
   in_group(app, "Memory");
   add_memory_flags(app, f.scheduler);
   add_whole(app, "--kv-pools", f.n_pools, 1, 16,

@@ -35,6 +35,7 @@ void handle(void (*handler)(int), int flags) {
 // SA_RESETHAND: the second Ctrl-C meets the default, which kills.
 void install_interrupt_handler() { handle(on_interrupt, SA_RESTART | int(SA_RESETHAND)); }
 bool interrupted() { return pressed != 0; }
+void ignore_interrupts() { handle(SIG_IGN, SA_RESTART); }
 
 // SA_RESTART: a Ctrl-C in the middle of a write must not lose text. poll, where the input is waited for, still ends.
 void install_chat_interrupts() { handle(on_chat_interrupt, SA_RESTART); }

@@ -8,6 +8,8 @@ void install_interrupt_handler();
 /// Whether Ctrl-C was pressed; cheap enough to ask every token.
 bool interrupted();
 
+/// From here on neither Ctrl-C nor SIGTERM does anything: another process says when this one ends.
+void ignore_interrupts();
 /// From here on Ctrl-C, and SIGTERM, say nothing, and a poll that waits returns EINTR; the third Ctrl-C that nobody
 /// looked at kills.
 void install_chat_interrupts();

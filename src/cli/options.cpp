@@ -80,7 +80,7 @@ constexpr Habit kHabits[] = {
      "use --spec-type draft --draft-model MODEL with ridge run, chat or serve"},
     {"-np", "--parallel", "Ridge runs one sequence here", "leave it out"},
     {"-tb", "--threads-batch", "prompts and decode have the same threads", "use -t N"},
-    {"", "--tp", "this command does not run over ranks", "use ridge run or ridge eval ppl"},
+    {"", "--tp", "this command does not run over ranks", "use ridge run, chat, serve or eval ppl"},
     {"-s", "", "the seed has no short name", "use --seed N"},
 };
 
@@ -242,31 +242,48 @@ void add_rank_flags(CLI::App& app) {
 
 namespace {
 
-/// What all ranks must have been asked for: the words without the model, whose bytes are compared when it is there.
-std::string asked_for(const std::vector<std::string>& words) {
+/// What all ranks must have been asked for. Ranks that are led load the model that the first one names; else it is left out,
+/// and its bytes are compared when it is there. Keys of clients are nobody else's.
+std::string asked_for(const std::vector<std::string>& words, bool led) {
+  const auto is_left_out = [&](std::string_view flag) {
+    return flag == "--api-key" || (!led && (flag == "-m" || flag == "--model"));
+  };
   std::string text;
   for (size_t i = 0; i < words.size(); ++i) {
-    if (words[i] == "-m" || words[i] == "--model") ++i;
-    else if (!words[i].starts_with("-m=") && !words[i].starts_with("--model=")) text += words[i] + " ";
+    if (is_left_out(words[i])) ++i;
+    else if (!is_left_out(std::string_view(words[i]).substr(0, words[i].find('=')))) text += words[i] + " ";
   }
   for (char** variable = environ; *variable; ++variable)
-    if (const std::string_view of = *variable; of.starts_with("RIDGE_") && !of.starts_with("RIDGE_MODEL="))
+    if (const std::string_view of = *variable;
+        of.starts_with("RIDGE_") && !of.starts_with("RIDGE_API_KEY=") && (led || !of.starts_with("RIDGE_MODEL=")))
       text += fmt::format("{} ", of);
   return text;
 }
 
+bool is_led(const CLI::App& app) {
+  const auto value_of = [&](const std::string& flag) -> std::string {
+    const CLI::Option* const option = app.get_option_no_throw(flag);
+    return option && option->count() > 0 ? option->results().back() : "";
+  };
+  if (app.get_name() == "serve" || app.get_name() == "chat") return true;
+  const std::string spec = value_of("--spec-type");
+  return app.get_name() == "run" && ((!spec.empty() && spec != "none") || value_of("--kv-quant") == "auto");
+}
+
 }  // namespace
 
-bool join_ranks(CLI::App& app, const std::vector<std::string>& words) {
+void join_ranks(CLI::App& app, const std::vector<std::string>& words) {
   const CLI::Option* const tp = app.get_option_no_throw("--tp");
-  if (!tp || tp->count() == 0 || !app.get_option_no_throw("--rank-timeout")) return false;  // a plan runs alone
+  if (!tp || tp->count() == 0 || !app.get_option_no_throw("--rank-timeout")) return;  // a plan runs alone
   const auto n = int(parse_whole("--tp", tp->results().back(), 1, 64));
-  if (n == 1) return false;
+  if (n == 1) return;
   const CLI::Option* const timeout = app.get_option("--rank-timeout");
   const int64_t seconds =
       timeout->count() == 0 ? 60 : parse_whole("--rank-timeout", timeout->results().back(), 1, 86400);
+  const bool led = is_led(app);
   Ranks& ranks = join_mpi(n, double(seconds));
-  ranks.require_same("the command line", asked_for(words), "give every rank the same flags", double(seconds));
+  ranks.require_same("the command line", asked_for(words, led), "give every rank the same flags", double(seconds));
+  if (led) return ranks.be_led();
   const auto set = [&](const std::string& flag, const std::string& value) {
     CLI::Option* const option = app.get_option_no_throw(flag);
     if (!option) return;
@@ -276,11 +293,10 @@ bool join_ranks(CLI::App& app, const std::vector<std::string>& words) {
   };
   if (const CLI::Option* const threads = app.get_option_no_throw("--threads"); threads && threads->count() == 0)
     set("--threads", std::to_string(processors_of_rank()));
-  if (ranks.is_first()) return true;
+  if (ranks.is_first()) return;
   if (!std::freopen("/dev/null", "w", stdout)) throw Error(ErrorKind::failure, "cannot open /dev/null");
   set("--quiet", "true");
   for (const char* const file : {"--results", "--trace", "--save-base"}) set(file, "");
-  return true;
 }
 
 void check_device(const std::string& device) {

@@ -60,9 +60,10 @@ struct ModelFlags {
   int n_threads = 0;
   std::string isa;
   std::vector<std::string> kernels;
+  bool whole = false;  ///< as LoadOptions has it
 
   LoadOptions load_options() const {
-    return {.device = device, .n_threads = n_threads, .isa = isa, .kernels = kernels};
+    return {.device = device, .n_threads = n_threads, .isa = isa, .kernels = kernels, .whole = whole};
   }
 };
 void add_model_flag(CLI::App& app, ModelFlags& flags, bool required);
@@ -72,8 +73,9 @@ void add_device_flags(CLI::App& app, ModelFlags& flags);
 /// --tp, --rank-timeout: for commands whose processes may be ranks of one job. join_ranks() reads them.
 void add_rank_flags(CLI::App& app);
 /// With --tp N above 1: makes this process a rank before the command's action runs. Ranks but the first print nothing and
-/// write no rows. Returns whether it is one. Throws Error as join_mpi() does.
-bool join_ranks(CLI::App& app, const std::vector<std::string>& words);
+/// write no rows. Of commands whose steps hang on clients, people or clocks (serve, chat, run with speculation or a cache
+/// chosen by a record) the first rank has the command and leads the others (engine/lead.h). Throws Error as join_mpi() does.
+void join_ranks(CLI::App& app, const std::vector<std::string>& words);
 /// Refuses a device that this build or this machine does not have: exit code 6.
 void check_device(const std::string& device);
 Model load_model(const ModelFlags& flags);

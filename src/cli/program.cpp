@@ -9,6 +9,7 @@
 #include "base/build_info.h"
 #include "cli/interrupt.h"
 #include "cli/options.h"
+#include "engine/lead.h"
 #include "io/mapped_file.h"
 #include "io/text.h"
 #include "lab/store/results.h"
@@ -202,6 +203,20 @@ int finish_output(int code) {
   return report(ErrorKind::failure, "cannot write the output: stdout: the device is full or closed");
 }
 
+/// Runs the command; on a rank that is led what the first rank says, and only that ends it.
+int run_as_rank(const Action& action) {
+  Ranks* const ranks = joined_ranks();
+  if (!ranks || !ranks->led()) return action();
+  if (ranks->is_first()) {
+    const int code = action();
+    lead_end(*ranks);
+    return code;
+  }
+  ignore_interrupts();
+  follow(*ranks);
+  return 0;
+}
+
 int parse_and_run(CLI::App& root, const std::vector<std::string>& args,
                   const std::map<const CLI::App*, Action>& actions) {
   const std::vector<std::string> words =
@@ -219,7 +234,7 @@ int parse_and_run(CLI::App& root, const std::vector<std::string>& args,
   }
   const CLI::App& app = parsed_app(root);
   join_ranks(const_cast<CLI::App&>(app), words);
-  const int code = actions.at(&app)();
+  const int code = run_as_rank(actions.at(&app));
   leave_mpi();
   return code;
 }

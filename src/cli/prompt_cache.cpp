@@ -49,7 +49,7 @@ Result<std::vector<int32_t>> held_ids(const std::string& path) {
     if (!std::filesystem::exists(path, ignored)) return bad_file("{} does not exist yet", path);
     return read_ids(path);
   };
-  Ranks* const ranks = joined_ranks();
+  Ranks* const ranks = ranks_alike();
   if (!ranks) return read();
   io::Json found;
   if (ranks->is_first()) {
@@ -91,7 +91,7 @@ int PromptCache::load(Session& session, std::span<const int32_t> prompt, std::st
 
 void PromptCache::save(const Session& session, std::span<const int32_t> tokens) const {
   session.save(path);
-  if (joined_ranks() && !joined_ranks()->is_first()) return;
+  if (ranks_alike() && !ranks_alike()->is_first()) return;
   const io::Json ids = {{"version", kIdsVersion},
                         {"state_xxh64", state_checksum(path).or_throw()},
                         {"tokens", std::vector<int32_t>(tokens.begin(), tokens.end())}};

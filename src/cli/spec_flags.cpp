@@ -63,6 +63,7 @@ Proposers open_proposers(const SpecFlags& flags, const ModelFlags& of_target, co
   } else {
     ModelFlags of_draft = of_target;
     of_draft.model = flags.draft_model;
+    of_draft.whole = true;
     opened.draft = std::make_unique<Model>(load_model(of_draft));
     opened.make = draft_proposers(target, *opened.draft, options, flags.p_min);
   }

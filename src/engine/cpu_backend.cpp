@@ -543,11 +543,10 @@ std::vector<std::string> CpuBackend::kernels(const KvLayerConfig& layer) const {
   return names;
 }
 
-/// Steps that feed themselves run when they are queued.
-class CpuDrawing final : public Drawing {
+class HostDrawing final : public Drawing {
  public:
-  CpuDrawing(CpuBackend& backend, std::span<const SeqId> seqs, SequencePool& pool, KvMemory& memory, Outputs& outputs,
-             std::span<const SamplerOptions> samplers, std::span<const std::vector<int32_t>> recent, int vocab_size)
+  HostDrawing(Backend& backend, std::span<const SeqId> seqs, SequencePool& pool, KvMemory& memory, Outputs& outputs,
+              std::span<const SamplerOptions> samplers, std::span<const std::vector<int32_t>> recent, int vocab_size)
       : Drawing(seqs, pool), backend_(backend), memory_(memory), outputs_(outputs), tokens_(seqs.size()) {
     for (size_t i = 0; i < seqs.size(); ++i) samplers_.emplace_back(samplers[i], vocab_size).accept(recent[i]);
   }
@@ -567,7 +566,7 @@ class CpuDrawing final : public Drawing {
   int most_ahead() const override { return 1; }
 
  private:
-  CpuBackend& backend_;
+  Backend& backend_;
   KvMemory& memory_;
   Outputs& outputs_;
   std::vector<int32_t> tokens_;
@@ -577,7 +576,7 @@ class CpuDrawing final : public Drawing {
 std::unique_ptr<Drawing> CpuBackend::start_drawing(std::span<const SeqId> seqs, SequencePool& pool, KvMemory& memory,
                                                    Outputs& outputs, std::span<const SamplerOptions> samplers,
                                                    std::span<const std::vector<int32_t>> recent) {
-  return std::make_unique<CpuDrawing>(*this, seqs, pool, memory, outputs, samplers, recent, plan_.vocab_size);
+  return draw_on_host(*this, seqs, pool, memory, outputs, samplers, recent, plan_.vocab_size);
 }
 
 std::vector<int32_t> CpuBackend::draw(Outputs& outputs, std::span<const SamplerOptions> samplers,
@@ -594,6 +593,12 @@ std::vector<int32_t> CpuBackend::draw(Outputs& outputs, std::span<const SamplerO
 }
 
 }  // namespace
+
+std::unique_ptr<Drawing> draw_on_host(Backend& backend, std::span<const SeqId> seqs, SequencePool& pool,
+                                      KvMemory& memory, Outputs& outputs, std::span<const SamplerOptions> samplers,
+                                      std::span<const std::vector<int32_t>> recent, int vocab_size) {
+  return std::make_unique<HostDrawing>(backend, seqs, pool, memory, outputs, samplers, recent, vocab_size);
+}
 
 std::unique_ptr<Backend> make_cpu_backend(CpuContext& context, const ModelPlan& plan, const Weights& weights,
                                           Ranks* ranks, const ModelSlice* slice) {

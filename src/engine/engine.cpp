@@ -7,8 +7,10 @@
 
 #include "engine/device_name.h"
 #include "engine/kv_state.h"
+#include "engine/lead.h"
 #include "op/cache/rounding.h"
 #include "op/kernel_tables.h"
+#include "rank/mpi.h"
 
 namespace ridge {
 namespace {
@@ -16,7 +18,7 @@ namespace {
 int checked_threads(int n) {
   if (n < 0 || n > 1024)
     throw_error(ErrorKind::usage, "n_threads {} is out of range (1 to 1024, 0: one per processor)", n);
-  return n;
+  return n == 0 && joined_ranks() ? processors_of_rank() : n;
 }
 
 ModelInfo describe(const std::string& path, LoadedModel& model, const CpuContext& context, const ModelSlice* slice) {
@@ -59,7 +61,7 @@ ModelInfo describe(const std::string& path, LoadedModel& model, const CpuContext
 
 }  // namespace
 
-/// Compares the model with that of the other ranks, and keeps this one's part of it.
+/// Compares the model with that of the other ranks, and keeps this one's part of it, or the whole to lead with.
 void Engine::take_slice() {
   constexpr double kMoreForLoading = 10;  // files come from disks of different speed
   const Config& c = loaded_.config;
@@ -71,11 +73,11 @@ void Engine::take_slice() {
   ranks_->require_same("the instruction set", std::string(isa_name(context_.isa)),
                        "add --isa with the least of them: ranks must round alike", seconds);
   slice_ = plan_slice(c, loaded_.weights, ranks_->rank(), ranks_->size()).or_throw();
-  apply_slice(*slice_, loaded_.config, loaded_.weights);
+  if (!leads()) apply_slice(*slice_, loaded_.config, loaded_.weights);
 }
 
 uint64_t Engine::hash(int n_ctx) const {
-  if (!ranks_) return model_hash(loaded_.config, loaded_.weights, n_ctx);
+  if (!ranks()) return model_hash(loaded_.config, loaded_.weights, n_ctx);
   return n_ctx > loaded_.config.rope_scaling.original_context ? long_hash_ : short_hash_;
 }
 
@@ -91,6 +93,7 @@ Engine::Engine(const std::string& path, const LoadOptions& options, Ranks* ranks
     throw Error(ErrorKind::usage, "--tp: ranks of MPI run on the CPU (several GPUs of one machine: --device cuda:0,1)");
   if (!on_device())
     for (const std::string& choice : options.kernels) force_kernel(kernel_tables(), choice, context_.forced);
+  if (leads()) lead_load(*ranks_, path, options);
   constexpr std::string_view kSynth = "synth:";
   const bool is_synth = path.starts_with(kSynth);
   loaded_ = is_synth ? make_synth_model(context_, path.substr(kSynth.size()),
@@ -102,15 +105,17 @@ Engine::Engine(const std::string& path, const LoadOptions& options, Ranks* ranks
     for_each_matrix(weights, [](Linear& m, std::string_view) { m.int8_activations = false; });
   if (ranks_) take_slice();
   plan_ = make_plan(loaded_.config, weights.rope_factors, weights.long_rope_factors);
-  // A device reads rows as stored, so the CPU packs nothing for it.
-  if (!on_device()) pack_weights(context_, weights);
+  // A device reads rows as stored, so the CPU packs nothing for it. Who leads packs its slice alone.
+  if (!on_device() && !leads()) pack_weights(context_, weights);
   // Those of a synth: model, as of a whole one; those of BitNet, of which a rank has a part and nothing reads them.
-  if (slice_ && (is_synth || slice_->gathers)) drop_unread_rows(weights);
+  if (slice() && (is_synth || slice_->gathers)) drop_unread_rows(weights);
   if (devices_.size() > 1)
     backend_ = make_cuda_backend(devices_, loaded_.config, weights, options.kernels, options.rank_timeout_s);
   else if (on_device()) backend_ = make_cuda_backend(devices_[0], plan_, weights, options.kernels);
+  else if (leads()) backend_ = make_leading_backend(context_, loaded_.config, weights, *slice_, *ranks_);
   else backend_ = make_cpu_backend(context_, plan_, weights, ranks_, slice());
   info_ = describe(path, loaded_, context_, slice());
+  if (leads()) info_.n_ranks = ranks_->size();
   if (on_device()) {
     info_.device = backend_->name();
     info_.isa.clear();

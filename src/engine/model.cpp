@@ -10,10 +10,7 @@ Model& Model::operator=(Model&&) noexcept = default;
 Model::~Model() = default;
 
 Model Model::load(const std::string& path, const LoadOptions& options) {
-  Ranks* const ranks = joined_ranks();
-  LoadOptions own = options;
-  if (ranks && own.n_threads == 0) own.n_threads = processors_of_rank();
-  return Model(std::make_unique<Engine>(path, own, ranks));
+  return Model(std::make_unique<Engine>(path, options, options.whole ? nullptr : joined_ranks()));
 }
 
 const ModelInfo& Model::info() const { return engine_->info(); }

@@ -25,7 +25,8 @@ std::vector<KvLayerConfig> layers_of_head(const SessionOptions& options, const M
 /// What the texts of a model share: the head, and the backend that runs it where the model runs.
 struct MtpModel {
   MtpModel(Engine& of, MtpHead loaded) : target(of), head(std::move(loaded)), plan(plan_of_head(of.plan())) {
-    // A device holds the embedding and the output matrix once more for it.
+    // A device holds the embedding and the output matrix once more for it; so does a rank that leads, in panels.
+    if (!of.on_device()) pack_weights(of.context(), head.weights);
     backend = of.device() ? make_cuda_backend(*of.device(), plan, head.weights, {})
                           : make_cpu_backend(of.context(), plan, head.weights);
   }

@@ -540,6 +540,21 @@ Status SequencePool::fill(SeqId seq, int n, uint64_t seed) {
   return {};
 }
 
+SeqId SequencePool::follow(int slot, int n, bool calibrates,
+                           const std::function<std::span<const int32_t>(PageClass)>& pages) {
+  if (ssize(sequences_) <= slot) sequences_.resize(size_t(slot) + 1);
+  Sequence& s = sequences_[size_t(slot)];
+  s.open = true;
+  s.slot = slot;
+  s.n = n;
+  s.calibrated = !calibrates;
+  for (const PageClass of : classes()) {
+    const std::span<const int32_t> held = pages(of);
+    s[of].pages.assign(held.begin(), held.end());
+  }
+  return SeqId(slot);
+}
+
 PageReport SequencePool::report(PageClass of) const {
   const std::vector<int>& holders = holders_[size_t(of)];
   PageReport report{.n_pages = int(holders.size()),

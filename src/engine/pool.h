@@ -127,6 +127,9 @@ class SequencePool {
   /// Positions that one of its sequences may reach; 0: not said. What LongRoPE's factors are chosen by.
   int n_ctx() const { return n_ctx_; }
   void set_n_ctx(int n) { n_ctx_ = n; }
+  /// Of a pool that follows another one (lead.h): the sequence in this slot is where that one has it, for span(), slot()
+  /// and calibrates(). Takes nothing.
+  SeqId follow(int slot, int n, bool calibrates, const std::function<std::span<const int32_t>(PageClass)>& pages);
   KvMemory& memory() { return *memory_; }
   const KvMemory& memory() const { return *memory_; }
   PoolReport report() const;

@@ -7,10 +7,6 @@
 namespace ridge {
 namespace {
 
-/// Files come from disks of different speed: messages behind one wait longer than those of a step.
-constexpr double kMoreForFiles = 10;
-double file_seconds(const Ranks& ranks) { return kMoreForFiles * ranks.timeout_s(); }
-
 /// What all parts of an image have in common.
 struct Begin {
   int n, calibrated;
@@ -46,6 +42,11 @@ Status status_of_first(Ranks& ranks, const Status& own) {
 }
 
 }  // namespace
+
+double file_seconds(const Ranks& ranks) {
+  constexpr double kMoreForFiles = 10;
+  return kMoreForFiles * ranks.timeout_s();
+}
 
 RankCaches::RankCaches(Ranks& of, const ModelSlice& slice, std::span<const KvLayerConfig> own) : ranks(of) {
   for (int r = 0; r < of.size(); ++r) parts.push_back(side_parts(slice, r));

@@ -10,6 +10,9 @@
 
 namespace ridge {
 
+/// How long ranks wait for what stands behind a file, or behind a whole cache: disks and memories differ in speed.
+double file_seconds(const Ranks& ranks);
+
 /// What ranks have of the caches: `own` are this rank's layers.
 struct RankCaches {
   RankCaches(Ranks& of, const ModelSlice& slice, std::span<const KvLayerConfig> own);

@@ -96,22 +96,9 @@ class RankedMemory final : public KvMemory {
     RIDGE_CHECK(parts.sides[0].size() == 2 * layers.size(), "a cache of {} layers, ranks know of {}", layers.size(),
                 parts.sides[0].size() / 2);
     parts.threads->for_all([&](int rank) {
-      std::vector<KvLayerConfig> own(layers.begin(), layers.end());
-      std::vector<KvMetricView> own_metrics(metrics.begin(), metrics.end());
-      for (size_t i = 0; i < own.size(); ++i) {
-        const SidePart& part = parts.sides[size_t(rank)][2 * i];
-        own[i].n_kv_heads = int(part.heads.count);
-        own[i].state_values = 0;
-        for (const Extent& values : part.state) own[i].state_values += values.count;
-        if (own_metrics.empty()) continue;
-        const auto of_heads = [&](std::span<const float>& form) {
-          const size_t of_head = form.size() / size_t(layers[i].n_kv_heads);
-          form = form.subspan(size_t(part.heads.first) * of_head, size_t(part.heads.count) * of_head);
-        };
-        of_heads(own_metrics[i].k);
-        of_heads(own_metrics[i].v);
-      }
-      ranks_[size_t(rank)] = parts.ranks[size_t(rank)]->open_memory(own, own_metrics, n_pages, n_slots);
+      const std::vector<SidePart>& sides = parts.sides[size_t(rank)];
+      ranks_[size_t(rank)] = parts.ranks[size_t(rank)]->open_memory(
+          layers_of_part(layers, sides), metrics_of_part(layers, metrics, sides), n_pages, n_slots);
     });
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
       const auto has_same = [&](size_t before) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "engine/backend.h"
+#include "model/slice.h"
 #include "op/cache/image_parts.h"
 
 namespace ridge {

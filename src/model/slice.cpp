@@ -330,6 +330,30 @@ std::vector<SidePart> side_parts(const ModelSlice& slice, int rank) {
   return parts;
 }
 
+std::vector<KvLayerConfig> layers_of_part(std::span<const KvLayerConfig> whole, std::span<const SidePart> part) {
+  std::vector<KvLayerConfig> layers(whole.begin(), whole.end());
+  for (size_t i = 0; i < layers.size(); ++i) {
+    layers[i].n_kv_heads = int(part[2 * i].heads.count);
+    layers[i].state_values = 0;
+    for (const Extent& values : part[2 * i].state) layers[i].state_values += values.count;
+  }
+  return layers;
+}
+
+std::vector<KvMetricView> metrics_of_part(std::span<const KvLayerConfig> whole, std::span<const KvMetricView> metrics,
+                                          std::span<const SidePart> part) {
+  std::vector<KvMetricView> own(metrics.begin(), metrics.end());
+  for (size_t i = 0; i < own.size(); ++i) {
+    const Extent& heads = part[2 * i].heads;
+    for (std::span<const float>* form : {&own[i].k, &own[i].v}) {
+      if (form->empty()) continue;
+      const size_t of_head = form->size() / size_t(whole[i].n_kv_heads);
+      *form = form->subspan(size_t(heads.first) * of_head, size_t(heads.count) * of_head);
+    }
+  }
+  return own;
+}
+
 std::vector<KvLayerConfig> whole_layers(const ModelSlice& slice, std::span<const KvLayerConfig> own) {
   std::vector<KvLayerConfig> layers(own.begin(), own.end());
   for (KvLayerConfig& layer : layers) {

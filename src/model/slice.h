@@ -9,6 +9,7 @@
 
 #include "base/extent.h"
 #include "model/weights.h"
+#include "op/cache/host_memory.h"
 #include "op/cache/image_parts.h"
 
 namespace ridge {
@@ -57,6 +58,11 @@ void apply_slice(const ModelSlice& slice, Config& config, Weights& weights, bool
 
 /// What a rank has of every side of the model's caches, [2 n_layers]: kv heads, and values of states.
 std::vector<SidePart> side_parts(const ModelSlice& slice, int rank);
+/// The caches of a rank, and what weighted rounding needs of them, of those of the whole model: `part` are the rank's sides,
+/// K and V of each of these layers. No metrics: none.
+std::vector<KvLayerConfig> layers_of_part(std::span<const KvLayerConfig> whole, std::span<const SidePart> part);
+std::vector<KvMetricView> metrics_of_part(std::span<const KvLayerConfig> whole, std::span<const KvMetricView> metrics,
+                                          std::span<const SidePart> part);
 /// The layers of the whole model's caches of those of a rank, whose formats they have.
 std::vector<KvLayerConfig> whole_layers(const ModelSlice& slice, std::span<const KvLayerConfig> own);
 

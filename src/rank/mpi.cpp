@@ -6,10 +6,12 @@
 #include <mpi.h>
 #define XXH_INLINE_ALL
 #include <sched.h>
+#include <signal.h>
 #include <unistd.h>
 #include <xxhash.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <climits>
 #include <condition_variable>
@@ -72,6 +74,13 @@ class MpiTransport final : public Transport {
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   std::vector<int> exchange(std::span<const BytesOut> to, std::span<const BytesIn> from, double seconds) override;
+  /// Processes of the ranks that are on this machine, by rank; 0 for the others.
+  void know_processes(std::vector<pid_t> processes) { processes_ = std::move(processes); }
+  bool has_ended(int rank) const override {
+    const pid_t process = size_t(rank) < processes_.size() ? processes_[size_t(rank)] : 0;
+    return process > 0 && kill(process, 0) != 0 && errno == ESRCH;
+  }
+  void limit_waits(double seconds) override { most_seconds_ = seconds; }
   void abort(int code) override {
     std::fflush(nullptr);
     MPI_Abort(comm_, code);
@@ -81,6 +90,8 @@ class MpiTransport final : public Transport {
  private:
   MPI_Comm comm_ = MPI_COMM_NULL;
   int rank_ = 0, size_ = 0;
+  std::vector<pid_t> processes_;
+  std::atomic<double> most_seconds_ = kNoLimit;
 };
 
 /// A message's size as MPI counts it.
@@ -92,6 +103,9 @@ int count_of(size_t bytes) {
 
 std::vector<int> MpiTransport::exchange(std::span<const BytesOut> to, std::span<const BytesIn> from, double seconds) {
   constexpr int kTag = 1, kSpins = 1000;
+  constexpr double kLook = 0.05;  // seconds between looks at processes that are waited for
+  constexpr double kIdle = 0.02;  // seconds after which whoever waits for work sleeps between looks
+  constexpr std::chrono::milliseconds kIdleSleep{1};
   std::vector<MPI_Request> requests;
   std::vector<int> peers;  // of each request
   const auto add = [&](int peer, MPI_Request request) {
@@ -116,6 +130,12 @@ std::vector<int> MpiTransport::exchange(std::span<const BytesOut> to, std::span<
   const Clock::time_point start = Clock::now();
   std::vector<int> late;
   size_t n_open = requests.size();
+  double next_look = kLook;
+  const auto add_late = [&](const auto& is_late) {
+    for (size_t i = 0; i < requests.size(); ++i)
+      if (requests[i] != MPI_REQUEST_NULL && is_late(peers[i]) && std::ranges::count(late, peers[i]) == 0)
+        late.push_back(peers[i]);
+  };
   for (int64_t spin = 0; n_open > 0; ++spin) {
     for (size_t i = 0; i < requests.size(); ++i) {
       if (requests[i] == MPI_REQUEST_NULL) continue;
@@ -133,11 +153,15 @@ std::vector<int> MpiTransport::exchange(std::span<const BytesOut> to, std::span<
                     peers[i], count, expected, rank_);
     }
     if (spin < kSpins) continue;
-    std::this_thread::yield();
-    if (std::chrono::duration<double>(Clock::now() - start).count() < seconds) continue;
-    for (size_t i = 0; i < requests.size(); ++i)
-      if (requests[i] != MPI_REQUEST_NULL && std::ranges::count(late, peers[i]) == 0) late.push_back(peers[i]);
-    break;
+    const double waited = std::chrono::duration<double>(Clock::now() - start).count();
+    if (seconds == kNoLimit && waited > kIdle) std::this_thread::sleep_for(kIdleSleep);
+    else std::this_thread::yield();
+    if (waited > next_look) {
+      next_look = waited + kLook;
+      add_late([&](int peer) { return has_ended(peer); });
+    }
+    if (late.empty() && waited >= std::min<double>(seconds, most_seconds_)) add_late([](int) { return true; });
+    if (!late.empty()) break;
   }
   std::ranges::sort(late);
   return late;
@@ -160,6 +184,17 @@ std::string program_text() {
   while (file.read(block.data(), std::streamsize(block.size())), file.gcount() > 0)
     hash = XXH64(block.data(), size_t(file.gcount()), hash);
   return fmt::format("ridge {} ({}, {:016x})", build.version, build.commit, hash);
+}
+
+/// Processes of ranks by what each rank said, "HOST PROCESS": of this host alone, where their numbers mean something.
+std::vector<pid_t> processes_here(const std::vector<std::string>& said, const std::string& host) {
+  std::vector<pid_t> processes;
+  for (const std::string& of_rank : said) {
+    const size_t space = of_rank.rfind(' ');
+    const pid_t process = of_rank.substr(0, space) == host ? pid_t(std::stol(of_rank.substr(space))) : 0;
+    processes.push_back(process > 0 && kill(process, 0) == 0 ? process : 0);  // not in another container
+  }
+  return processes;
 }
 
 std::unique_ptr<Ranks> world;
@@ -185,12 +220,21 @@ Ranks& join_mpi(int n, double timeout_s) {
                                                    "machines; --rank-timeout waits longer)",
                                                    timeout_s));
     int provided = 0;
-    check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided), "start");
+    check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "start");
+    if (provided < MPI_THREAD_SERIALIZED)
+      throw_error(
+          ErrorKind::no_device,
+          "{}: only one thread may call this MPI, and a server has another one for its steps (install an MPI with "
+          "MPI_THREAD_SERIALIZED)",
+          mpi_version());
   }
-  world = std::make_unique<Ranks>(std::make_unique<MpiTransport>(), timeout_s);
+  auto transport = std::make_unique<MpiTransport>();
+  MpiTransport& mpi = *transport;
+  world = std::make_unique<Ranks>(std::move(transport), timeout_s);
   char host[256] = {};
   gethostname(host, sizeof host - 1);
   world->set_names(world->gather(fmt::format("rank {} (host {}, process {})", world->rank(), host, getpid())));
+  mpi.know_processes(processes_here(world->gather(fmt::format("{} {}", host, getpid())), host));
   if (world->size() != n)
     throw_error(ErrorKind::usage, "--tp {}: the job has {} rank{} ({})", n, world->size(),
                 world->size() == 1 ? "" : "s", kHow);
@@ -209,6 +253,7 @@ void leave_mpi() {
 }
 
 Ranks* joined_ranks() { return world.get(); }
+Ranks* ranks_alike() { return world && !world->led() ? world.get() : nullptr; }
 int processors_of_rank() { return n_processors; }
 
 }  // namespace ridge
@@ -225,6 +270,7 @@ Ranks& join_mpi(int n, double) {
               n);
 }
 Ranks* joined_ranks() { return nullptr; }
+Ranks* ranks_alike() { return nullptr; }
 int processors_of_rank() { return 1; }
 void leave_mpi() {}
 

@@ -18,6 +18,8 @@ Ranks& join_mpi(int n, double timeout_s);
 
 /// The ranks that this process joined; null when it is alone.
 Ranks* joined_ranks();
+/// The same where every rank has the command; null where the first one leads.
+Ranks* ranks_alike();
 
 /// Processors for each rank: those that this process may use, shared with ranks that may use the same.
 int processors_of_rank();

@@ -32,15 +32,28 @@ std::string Ranks::name(int rank) const {
 
 /// Makes the exchange that to_ and from_ describe, and clears them.
 void Ranks::exchange(std::string_view what, double seconds) {
-  const std::vector<int> late = transport_->exchange(to_, from_, seconds);
+  if (!failure_.empty()) throw Error(ErrorKind::failure, failure_);
+  std::vector<int> late;
+  try {
+    late = transport_->exchange(to_, from_, seconds);
+  } catch (const Error& error) {
+    failure_ = error.what();
+    throw;
+  }
   std::ranges::fill(to_, BytesOut());
   std::ranges::fill(from_, BytesIn());
   if (late.empty()) return;
-  std::string names;
-  for (const int r : late) names += (names.empty() ? "" : ", ") + name(r);
-  throw_error(ErrorKind::failure,
-              "{}: no answer from {} within {:g} s: {} (look at that process; --rank-timeout waits longer)",
-              name(rank()), names, seconds, what);
+  std::string names, ended;
+  for (const int r : late) {
+    names += (names.empty() ? "" : ", ") + name(r);
+    if (transport_->has_ended(r)) ended += (ended.empty() ? "" : ", ") + name(r);
+  }
+  failure_ =
+      ended.empty()
+          ? fmt::format("{}: no answer from {} within {:g} s: {} (look at that process; --rank-timeout waits longer)",
+                        name(rank()), names, std::min<double>(seconds, most_seconds_), what)
+          : fmt::format("{}: {} has ended: {} (look at what that process said last)", name(rank()), ended, what);
+  throw Error(ErrorKind::failure, failure_);
 }
 
 void Ranks::send_to_all(BytesOut bytes) { std::ranges::fill(to_, bytes); }
@@ -130,6 +143,24 @@ std::vector<std::string> Ranks::gather(const std::string& own, double seconds) {
 }
 
 std::string Ranks::from_first(const std::string& own) { return gather(is_first() ? own : "").front(); }
+
+void Ranks::tell(const std::string& text) {
+  const int64_t size = ssize(text);
+  send_to_all(bytes_of(&size, 1));
+  exchange("the size of the first rank's next call", timeout_s_);
+  send_to_all(bytes_of(text.data(), size));
+  exchange("the first rank's next call", timeout_s_);
+}
+
+std::string Ranks::hear() {
+  int64_t size = 0;
+  from_[0] = room_in(&size, 1);
+  exchange("the first rank's next call", kNoLimit);
+  std::string text(size_t(size), '\0');
+  from_[0] = room_in(text.data(), size);
+  exchange("the first rank's next call", timeout_s_);
+  return text;
+}
 
 void Ranks::barrier() { gather(""); }
 

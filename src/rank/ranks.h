@@ -3,6 +3,7 @@
 // with them stay together without further messages.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,7 +14,8 @@
 
 namespace ridge {
 
-/// Not thread-safe. Whoever waits for another rank longer than the time limit throws Error(failure) naming that rank.
+/// Not thread-safe. Whoever waits for another rank longer than the time limit, or for one that has ended, throws
+/// Error(failure) naming that rank; nothing is exchanged after that, every call throws.
 class Ranks {
  public:
   Ranks(std::unique_ptr<Transport> transport, double timeout_s);
@@ -37,6 +39,10 @@ class Ranks {
   std::vector<std::string> trade(std::span<const BytesOut> to, double seconds, int64_t most = kMostBytes);
   /// What the first rank gave.
   std::string from_first(const std::string& own);
+  /// The first rank sends a text to all others.
+  void tell(const std::string& text);
+  /// The others wait for it, however long.
+  std::string hear();
   /// Returns when every rank is here.
   void barrier();
   /// Throws Error(usage) on every rank when a rank gave another text than the first one: "WHAT of rank 1 (...) is B,
@@ -47,6 +53,17 @@ class Ranks {
   void set_names(std::vector<std::string> names) { names_ = std::move(names); }
   std::string name(int rank) const;
 
+  /// Only the first rank has the command, and tells the others what to do (engine/lead.h). Said before a model is loaded.
+  void be_led() { led_ = true; }
+  bool led() const { return led_; }
+  /// Whether a rank was waited for in vain.
+  bool failed() const { return !failure_.empty(); }
+
+  /// As Transport has it.
+  void limit_waits(double seconds) {
+    most_seconds_ = seconds;
+    transport_->limit_waits(seconds);
+  }
   void abort(int code) { transport_->abort(code); }
 
  private:
@@ -57,6 +74,9 @@ class Ranks {
 
   std::unique_ptr<Transport> transport_;
   double timeout_s_;
+  bool led_ = false;
+  std::string failure_;  // what ended all exchanges
+  std::atomic<double> most_seconds_ = kNoLimit;
   std::vector<std::string> names_;
   std::vector<BytesOut> to_;  // of the exchange that is being made
   std::vector<BytesIn> from_;

@@ -10,6 +10,9 @@ namespace ridge {
 using BytesOut = std::span<const std::byte>;
 using BytesIn = std::span<std::byte>;
 
+/// Seconds for whoever waits for work to come: no limit, and no hurry.
+inline constexpr double kNoLimit = 1e8;
+
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -21,6 +24,11 @@ class Transport {
   /// ranks whose bytes had not come, or had not been taken, after `seconds`: none when all is well; nothing else can be
   /// exchanged after that. Throws Error(failure) when a message has another size than expected.
   virtual std::vector<int> exchange(std::span<const BytesOut> to, std::span<const BytesIn> from, double seconds) = 0;
+
+  /// Whether a rank's process is known to be gone. exchange() does not wait for it any longer.
+  virtual bool has_ended(int /*rank*/) const { return false; }
+  /// From here on no exchange waits longer than so many seconds: the job is being ended. Any thread may call it.
+  virtual void limit_waits(double /*seconds*/) {}
 
   /// Ends every rank of the job with this exit code; does not return.
   virtual void abort(int code) = 0;

@@ -70,6 +70,15 @@ TEST(Ranks, TextsOfEveryLength) {
   });
 }
 
+TEST(Ranks, TheFirstOneTellsTheOthers) {
+  on_ranks(3, [](Ranks& ranks) {
+    for (const std::string& text : {std::string("one"), std::string(), std::string(100000, 'x')}) {
+      if (ranks.is_first()) ranks.tell(text);
+      else EXPECT_EQ(ranks.hear(), text) << ranks.rank();
+    }
+  });
+}
+
 TEST(Ranks, TextsForEachRankComeInPieces) {
   for (const int64_t most : {1, 7, 1000})
     on_ranks(3, [&](Ranks& ranks) {
@@ -112,6 +121,7 @@ TEST(Ranks, WhoDoesNotComeIsNamedWithinTheTime) {
           EXPECT_EQ(error.kind(), ErrorKind::failure);
           EXPECT_THAT(error.what(), HasSubstr("no answer from rank 1 within 0.2 s"));
         }
+        EXPECT_THROW(ranks.barrier(), Error) << "nothing is exchanged any more";
         EXPECT_LT(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), 30);
       },
       0.2);

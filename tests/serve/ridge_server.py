@@ -23,11 +23,11 @@ def check(condition, message):
 
 
 class RidgeServer:
-    """Runs until stop() or kill(); as a context it is killed at the end."""
+    """Runs until stop() or kill(); as a context it is killed at the end. `launcher`: words in front of the program's."""
 
-    def __init__(self, program, model, *flags, start_seconds=300):
+    def __init__(self, program, model, *flags, launcher=()):
         self.log = tempfile.NamedTemporaryFile(prefix="ridge-serve-", suffix=".log")
-        self.process = subprocess.Popen([program, "serve", "-m", str(model), "--port", "0", *map(str, flags)], text=True,
+        self.process = subprocess.Popen([*launcher, program, "serve", "-m", str(model), "--port", "0", *map(str, flags)], text=True,
                                         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self.log)
         self.start_lines = []
         for line in self.process.stdout:  # the last line that it prints says how to call it from Python

@@ -1,0 +1,158 @@
+// The other ranks: they do what the first one says, with their slice of the model.
+#include <algorithm>
+#include <map>
+
+#include "engine/calls.h"
+#include "engine/engine.h"
+#include "engine/lead.h"
+#include "engine/rank_state.h"
+
+namespace ridge {
+namespace {
+
+/// A memory of the rank's own heads. Its pool decides nothing: sequences are where the first rank's pool has them.
+struct Followed {
+  RankCaches caches;
+  std::unique_ptr<SequencePool> pool;
+  std::vector<std::vector<int32_t>> pages[kPageClasses];  // of each slot
+
+  KvMemory& memory() { return pool->memory(); }
+};
+
+class Follower {
+ public:
+  explicit Follower(Ranks& ranks) : ranks_(ranks) {}
+  void run() {
+    for (;;)
+      for (CallReader calls(ranks_.hear()); !calls.done();) {
+        const Call call = calls.get<Call>();
+        if (call == Call::end) return;
+        if (call == Call::load) load(calls);
+        else if (call == Call::open_memory) open(calls);
+        else if (call == Call::close_memory) memories_.erase(calls.get<int>());
+        else do_with(memories_.at(calls.get<int>()), call, calls);
+      }
+  }
+
+ private:
+  void load(CallReader& calls);
+  void open(CallReader& calls);
+  void do_with(Followed& of, Call call, CallReader& calls);
+  void step(Followed& of, CallReader& calls);
+
+  Ranks& ranks_;
+  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<Outputs> outputs_;
+  std::map<int, Followed> memories_;
+};
+
+void Follower::load(CallReader& calls) {
+  RIDGE_CHECK(!engine_, "ranks that are led share one model");
+  const std::string path = calls.get_text();
+  LoadOptions options{.isa = calls.get_text()};
+  options.n_threads = calls.get<int>(), options.float_activations = calls.get<bool>();
+  for (int64_t n = calls.get<int64_t>(); n > 0; --n) options.kernels.push_back(calls.get_text());
+  engine_ = std::make_unique<Engine>(path, options, &ranks_);
+  outputs_ = engine_->backend().make_outputs();
+}
+
+void Follower::open(CallReader& calls) {
+  const int number = calls.get<int>();
+  const int n_full = calls.get<int>(), n_sliding = calls.get<int>(), n_slots = calls.get<int>();
+  std::vector<KvLayerConfig> whole;
+  for (const LayerCall& layer : calls.get_all<LayerCall>()) whole.push_back(layer_of(layer));
+  const std::vector<KvLayerConfig> layers = layers_of_part(whole, side_parts(*engine_->slice(), ranks_.rank()));
+  Status status;
+  try {
+    Followed of{{ranks_, *engine_->slice(), layers}, engine_->open_pool(layers, {n_full, n_sliding}, n_slots), {}};
+    for (auto& of_class : of.pages) of_class.resize(size_t(n_slots));
+    memories_.emplace(number, std::move(of));
+  } catch (const Error& error) {
+    status = Failure{error.kind(), error.what()};
+  }
+  agree_on_memory(ranks_, status);
+}
+
+void Follower::do_with(Followed& of, Call call, CallReader& calls) {
+  KvMemory& memory = of.memory();
+  switch (call) {
+    case Call::clear_slot: return memory.clear_slot(calls.get<int>());
+    case Call::copy_slot: {
+      const int from = calls.get<int>(), to = calls.get<int>();
+      return memory.copy_slot(from, to);
+    }
+    case Call::copy_page: {
+      const auto of_class = calls.get<PageClass>();
+      const int from = calls.get<int>(), to = calls.get<int>();
+      return memory.copy_page(of_class, from, to);
+    }
+    case Call::clear_counts: {
+      const auto of_class = calls.get<PageClass>();
+      return memory.clear_counts(of_class, calls.get<int>());
+    }
+    case Call::set_pages: {
+      std::vector<std::vector<int32_t>>& of_class = of.pages[size_t(calls.get<PageClass>())];
+      std::vector<int32_t>& list = of_class[size_t(calls.get<int>())];
+      const auto first = size_t(calls.get<int>());
+      const std::vector<int32_t> pages = calls.get_all<int32_t>();
+      list.resize(std::max(list.size(), first + pages.size()), kNoPage);
+      std::ranges::copy(pages, list.begin() + ptrdiff_t(first));
+      return;
+    }
+    case Call::read_side: {
+      const int layer = calls.get<int>();
+      const bool is_k = calls.get<bool>();
+      const HeardPlace heard = calls.get_place();
+      const SideImage own = memory.read_side(layer, is_k, heard.place);
+      std::vector<BytesOut> to(size_t(ranks_.size()));
+      to[0] = own.bytes;
+      ranks_.trade(to, file_seconds(ranks_));
+      return;
+    }
+    case Call::write: {
+      const HeardPlace heard = calls.get_place();
+      return memory.write(scatter_image(of.caches, nullptr), heard.place);
+    }
+    case Call::fill: {
+      const auto seed = calls.get<uint64_t>();
+      const HeardPlace heard = calls.get_place();
+      return memory.fill(heard.place, seed + uint64_t(ranks_.rank()));
+    }
+    case Call::counts: {
+      const int layer = calls.get<int>();
+      const std::vector<PageCounts> counts = memory.counts(layer, calls.get<bool>());
+      ranks_.gather({reinterpret_cast<const char*>(counts.data()), counts.size() * sizeof(PageCounts)});
+      return;
+    }
+    case Call::saturated: {
+      const int layer = calls.get<int>();
+      const int64_t n = memory.saturated(layer, calls.get<bool>());
+      ranks_.gather({reinterpret_cast<const char*>(&n), sizeof n});
+      return;
+    }
+    case Call::step: return step(of, calls);
+    case Call::end:
+    case Call::load:
+    case Call::open_memory:
+    case Call::close_memory: break;
+  }
+  RIDGE_CHECK(false, "call {}", int(call));
+}
+
+void Follower::step(Followed& of, CallReader& calls) {
+  of.pool->set_n_ctx(calls.get<int>());
+  const auto logits = calls.get<LogitRows>();
+  const std::vector<int32_t> tokens = calls.get_all<int32_t>();
+  std::vector<SeqTokens> seqs;
+  for (const StepCall& s : calls.get_all<StepCall>()) {
+    const auto pages_of = [&](PageClass c) -> std::span<const int32_t> { return of.pages[size_t(c)][size_t(s.slot)]; };
+    seqs.push_back({of.pool->follow(s.slot, s.n_past, s.calibrates, pages_of), s.n_tokens});
+  }
+  engine_->backend().step({.tokens = tokens, .seqs = seqs, .logits = logits}, *of.pool, of.memory(), *outputs_);
+}
+
+}  // namespace
+
+void follow(Ranks& ranks) { Follower(ranks).run(); }
+
+}  // namespace ridge

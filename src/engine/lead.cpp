@@ -1,0 +1,310 @@
+// The first of several ranks: a backend and a memory that stand for those of all.
+#include "engine/lead.h"
+
+#include <algorithm>
+
+#include "engine/calls.h"
+#include "engine/rank_state.h"
+
+namespace ridge {
+namespace {
+
+/// What the leading backend and its memories share.
+struct Lead {
+  Ranks& ranks;
+  const ModelSlice& slice;
+  std::vector<std::vector<SidePart>> sides;  // by rank
+  CallWriter calls;                          // of memory, for the next message
+  int n_memories = 0;                        // opened so far
+
+  void send() { ranks.tell(calls.take()); }
+};
+
+/// The caches of all ranks as one. It has all heads; each rank has its own.
+class LeadingMemory final : public KvMemory {
+ public:
+  LeadingMemory(Lead& lead, Backend& backend, std::span<const KvLayerConfig> layers,
+                std::span<const KvMetricView> metrics, PageNumbers n_pages, int n_slots)
+      : KvMemory(layers, false, n_pages, n_slots),
+        lead_(lead),
+        number_(lead.n_memories++),
+        caches_(lead.ranks, lead.slice, layers) {
+    std::vector<LayerCall> calls;
+    for (const KvLayerConfig& layer : layers) calls.push_back(call_of(layer));
+    call(Call::open_memory, n_pages.full, n_pages.sliding, n_slots);
+    lead_.calls.put_all<LayerCall>(calls);
+    lead_.send();
+    const std::vector<SidePart>& sides = lead_.sides[0];
+    Status status;
+    try {
+      own_ =
+          backend.open_memory(layers_of_part(layers, sides), metrics_of_part(layers, metrics, sides), n_pages, n_slots);
+    } catch (const Error& error) {
+      status = Failure{error.kind(), error.what(), std::string(error.field())};
+    }
+    try {
+      agree_on_memory(lead_.ranks, status);
+    } catch (...) {
+      call(Call::close_memory);
+      throw;
+    }
+  }
+  ~LeadingMemory() override { call(Call::close_memory); }
+
+  KvMemory& own() { return *own_; }
+  int number() const { return number_; }
+
+  using KvMemory::allocated_bytes;
+  /// All ranks have as many heads and values of states.
+  int64_t allocated_bytes(int layer, bool is_k) const override {
+    return lead_.ranks.size() * own_->allocated_bytes(layer, is_k);
+  }
+  void clear_slot(int slot) override {
+    call(Call::clear_slot, slot);
+    own_->clear_slot(slot);
+  }
+  void copy_slot(int from, int to) override {
+    call(Call::copy_slot, from, to);
+    own_->copy_slot(from, to);
+  }
+  using KvMemory::clear_counts;
+  using KvMemory::copy_page;
+  using KvMemory::set_pages;
+  void copy_page(PageClass of, int from, int to) override {
+    call(Call::copy_page, of, from, to);
+    own_->copy_page(of, from, to);
+  }
+  void clear_counts(PageClass of, int page) override {
+    call(Call::clear_counts, of, page);
+    own_->clear_counts(of, page);
+  }
+  void set_pages(PageClass of, int slot, int first, std::span<const int32_t> pages) override {
+    call(Call::set_pages, of, slot, first);
+    lead_.calls.put_all(pages);
+    own_->set_pages(of, slot, first, pages);
+  }
+
+  SideImage read_side(int layer, bool is_k, const SequencePlace& place) override {
+    call(Call::read_side, layer, is_k);
+    lead_.calls.put_place(place);
+    lead_.send();
+    SideImage own = own_->read_side(layer, is_k, place);
+    std::vector<BytesOut> to(lead_.sides.size());
+    to[0] = own.bytes;
+    std::vector<SideImage> images;
+    std::vector<SidePart> parts;
+    for (const std::string& bytes : lead_.ranks.trade(to, file_seconds(lead_.ranks))) {
+      const auto of_rank = std::as_bytes(std::span(bytes));
+      images.push_back({own.ring_first, {of_rank.begin(), of_rank.end()}, own.coded_first});
+    }
+    for (const auto& sides : lead_.sides) parts.push_back(sides[side_index(layer, is_k)]);
+    return join_sides(layout(layer, is_k), place.n, images, parts);
+  }
+  void write(const SequenceImage& image, const SequencePlace& place) override {
+    call(Call::write);
+    lead_.calls.put_place(place);
+    lead_.send();
+    own_->write(scatter_image(caches_, &image), place);
+  }
+  void fill(const SequencePlace& place, uint64_t seed) override {
+    call(Call::fill, seed);
+    lead_.calls.put_place(place);
+    own_->fill(place, seed);
+  }
+
+  PageCounts counts(int layer, bool is_k, int page) override { return counts(layer, is_k)[size_t(page)]; }
+  std::vector<PageCounts> counts(int layer, bool is_k) override {
+    std::vector<PageCounts> sums(size_t(n_pages(page_class(layer))));
+    call(Call::counts, layer, is_k);
+    const std::vector<PageCounts> own = own_->counts(layer, is_k);
+    for_all_once(own, [&](std::span<const PageCounts> of_rank) {
+      for (size_t i = 0; i < sums.size(); ++i) {
+        sums[i].norm2 += of_rank[i].norm2;
+        sums[i].error2 += of_rank[i].error2;
+      }
+    });
+    return sums;
+  }
+  int64_t saturated(int layer, bool is_k) override {
+    int64_t sum = 0;
+    call(Call::saturated, layer, is_k);
+    for_all_once(std::vector{own_->saturated(layer, is_k)},
+                 [&](std::span<const int64_t> of_rank) { sum += of_rank[0]; });
+    return sum;
+  }
+
+ private:
+  template <class... Values>
+  void call(Call what, const Values&... values) {
+    lead_.calls.put(what);
+    lead_.calls.put(number_);
+    (lead_.calls.put(values), ...);
+  }
+  /// Sends the call that was put, and visits what each rank answers; of ranks with the same heads the first.
+  template <class T, class Visit>
+  void for_all_once(const std::vector<T>& own, const Visit& visit) {
+    lead_.send();
+    const std::string text(reinterpret_cast<const char*>(own.data()), own.size() * sizeof(T));
+    const std::vector<std::string> all = lead_.ranks.gather(text);
+    for (size_t rank = 0; rank < all.size(); rank += size_t(lead_.slice.kv_copies)) {
+      RIDGE_CHECK(all[rank].size() == text.size(), "{} bytes of rank {}, expected {}", all[rank].size(), rank,
+                  text.size());
+      std::vector<T> values(own.size());
+      std::memcpy(values.data(), all[rank].data(), text.size());
+      visit(std::span<const T>(values));
+    }
+  }
+
+  Lead& lead_;
+  const int number_;
+  const RankCaches caches_;
+  std::unique_ptr<KvMemory> own_;
+};
+
+/// The first rank's slice, and the others through it.
+class LeadingBackend final : public Backend {
+ public:
+  LeadingBackend(CpuContext& context, const Config& config, const Weights& weights, const ModelSlice& slice,
+                 Ranks& ranks)
+      : lead_{.ranks = ranks, .slice = slice, .sides = {}, .calls = {}},
+        config_(config),
+        weights_(view_of(weights)),
+        whole_step_bytes_(decode_matrix_bytes(weights, config.n_experts_used)) {
+    for (int r = 0; r < ranks.size(); ++r) lead_.sides.push_back(side_parts(slice, r));
+    apply_slice(slice, config_, weights_);
+    plan_ = make_plan(config_, weights_.rope_factors, weights_.long_rope_factors);
+    pack_weights(context, weights_);
+    drop_unread_rows(weights_);
+    own_ = make_cpu_backend(context, plan_, weights_, &ranks, &slice);
+  }
+
+  std::unique_ptr<KvMemory> open_memory(std::span<const KvLayerConfig> layers, std::span<const KvMetricView> metrics,
+                                        PageNumbers n_pages, int n_slots) override {
+    return std::make_unique<LeadingMemory>(lead_, *own_, layers, metrics, n_pages, n_slots);
+  }
+  std::unique_ptr<Outputs> make_outputs() override { return own_->make_outputs(); }
+  void step(const Batch& batch, const SequencePool& pool, KvMemory& memory, Outputs& outputs) override {
+    auto& of_all = static_cast<LeadingMemory&>(memory);
+    std::vector<StepCall> seqs;
+    for (const auto& [seq, n_tokens] : batch.seqs)
+      seqs.push_back({pool.slot(seq), pool.length(seq), n_tokens, pool.calibrates(seq)});
+    CallWriter& calls = lead_.calls;
+    calls.put(Call::step), calls.put(of_all.number()), calls.put(pool.n_ctx()), calls.put(batch.logits);
+    calls.put_all(batch.tokens), calls.put_all<StepCall>(seqs);
+    lead_.send();
+    own_->step(batch, pool, of_all.own(), outputs);
+  }
+  int max_tokens() const override { return own_->max_tokens(); }
+  void watch(OnAttention on_attention, OnBlock on_block) override {
+    if (on_attention || on_block)
+      throw Error(ErrorKind::usage, "steps cannot be watched where the first rank leads the others");
+  }
+  /// Every rank has the logits; the tokens of the next step go with its call.
+  std::unique_ptr<Drawing> start_drawing(std::span<const SeqId> seqs, SequencePool& pool, KvMemory& memory,
+                                         Outputs& outputs, std::span<const SamplerOptions> samplers,
+                                         std::span<const std::vector<int32_t>> recent) override {
+    return draw_on_host(*this, seqs, pool, memory, outputs, samplers, recent, plan_.vocab_size);
+  }
+  std::vector<int32_t> draw(Outputs& outputs, std::span<const SamplerOptions> samplers,
+                            std::span<const std::vector<int32_t>> recent) override {
+    return own_->draw(outputs, samplers, recent);
+  }
+  std::string name() const override { return own_->name(); }
+  int64_t step_weight_bytes() const override { return whole_step_bytes_; }
+  int64_t free_bytes() const override { return own_->free_bytes(); }
+  StepBuffers step_buffers() const override { return own_->step_buffers(); }
+  std::vector<std::string> kernels(const KvLayerConfig& layer) const override {
+    const SidePart& k = lead_.sides[0][2 * size_t(plan_.first_attention())];
+    return own_->kernels(layers_of_part({&layer, 1}, {&k, 1})[0]);
+  }
+
+ private:
+  Lead lead_;
+  Config config_;
+  Weights weights_;
+  ModelPlan plan_;
+  int64_t whole_step_bytes_;
+  std::unique_ptr<Backend> own_;
+};
+
+}  // namespace
+
+void lead_load(Ranks& ranks, const std::string& path, const LoadOptions& options) {
+  CallWriter calls;
+  const auto put_text = [&](const std::string& text) { calls.put_all(std::span<const char>(text)); };
+  calls.put(Call::load);
+  put_text(path), put_text(options.isa);
+  calls.put(options.n_threads), calls.put(options.float_activations), calls.put(ssize(options.kernels));
+  for (const std::string& kernel : options.kernels) put_text(kernel);
+  ranks.tell(calls.take());
+}
+
+std::unique_ptr<Backend> make_leading_backend(CpuContext& context, const Config& config, const Weights& weights,
+                                              const ModelSlice& slice, Ranks& ranks) {
+  RIDGE_CHECK(ranks.is_first() && slice.rank == 0, "rank {} leads", ranks.rank());
+  return std::make_unique<LeadingBackend>(context, config, weights, slice, ranks);
+}
+
+void lead_end(Ranks& ranks) {
+  CallWriter calls;
+  calls.put(Call::end);
+  ranks.tell(calls.take());
+}
+
+void agree_on_memory(Ranks& ranks, const Status& own) {
+  std::string text;
+  if (!own) text = fmt::format("{}:{}", int(own.error().kind), own.error().message);
+  const std::vector<std::string> all = ranks.gather(text, file_seconds(ranks));
+  if (!ranks.is_first()) return;
+  for (int r = 0; r < ranks.size(); ++r) {
+    const std::string& said = all[size_t(r)];
+    if (said.empty()) continue;
+    const size_t colon = said.find(':');
+    throw_error(ErrorKind(std::stoi(said)), "{}: {}", ranks.name(r), said.substr(colon + 1));
+  }
+}
+
+LayerCall call_of(const KvLayerConfig& layer) {
+  const auto number = [](const KvFormat& format) { return int(&format - kv_formats().data()); };
+  const auto side = [&](const KvSideConfig& of) {
+    return LayerCall::Side{.format = number(*of.format),
+                           .recent = number(of.recent()),
+                           .window = of.policy.window,
+                           .sinks = of.policy.sinks,
+                           .rotation = of.policy.rotation,
+                           .scale = of.policy.scale,
+                           .rounding = of.policy.rounding,
+                           .centre = of.policy.centre};
+  };
+  return {.k = side(layer.k),
+          .v = side(layer.v),
+          .n_kv_heads = layer.n_kv_heads,
+          .head_dim = layer.head_dim,
+          .attention_window = layer.attention_window,
+          .layer = layer.layer,
+          .state_values = layer.state_values,
+          .v_is_k = layer.v_is_k};
+}
+
+KvLayerConfig layer_of(const LayerCall& call) {
+  const auto side = [&](const LayerCall::Side& of) {
+    return KvSideConfig{.format = &kv_formats()[size_t(of.format)],
+                        .policy = {.rotation = of.rotation,
+                                   .centre = of.centre,
+                                   .window = of.window,
+                                   .sinks = of.sinks,
+                                   .scale = of.scale,
+                                   .rounding = of.rounding,
+                                   .recent = kv_formats()[size_t(of.recent)].name}};
+  };
+  return {.k = side(call.k),
+          .v = side(call.v),
+          .n_kv_heads = call.n_kv_heads,
+          .head_dim = call.head_dim,
+          .attention_window = call.attention_window,
+          .state_values = call.state_values,
+          .layer = call.layer,
+          .v_is_k = call.v_is_k};
+}
+
+}  // namespace ridge

@@ -1,0 +1,30 @@
+// Ranks that are led: the first one has the command (its clients, its clock, its terminal), the pool of sequences and a
+// backend that stands for all ranks. The others follow: they hear what to do with their slice of the model and with the
+// cache of their own heads, do it, and wait for more. A call that only changes memory goes with the next one that needs
+// all ranks, so a step is one message: what pages and slots became since the last one, its tokens, and where their
+// sequences are (decision 0013).
+#pragma once
+
+#include "engine/backend.h"
+#include "model/slice.h"
+#include "rank/ranks.h"
+
+namespace ridge {
+
+/// Tells the others to load the model that the first rank is about to load: one a job.
+void lead_load(Ranks& ranks, const std::string& path, const LoadOptions& options);
+/// The backend of all ranks, on the first one, whose slice is cut from the whole model here. All that is referred to must
+/// outlive it.
+std::unique_ptr<Backend> make_leading_backend(CpuContext& context, const Config& config, const Weights& weights,
+                                              const ModelSlice& slice, Ranks& ranks);
+/// Ends follow() on the others.
+void lead_end(Ranks& ranks);
+
+/// What the other ranks do. Throws Error where something fails here, or the first rank has ended.
+void follow(Ranks& ranks);
+
+/// The cache of a rank's own heads could be opened, or why not: said to all, by rank. What failed anywhere is thrown on
+/// the first rank, with the name of the rank, and nothing elsewhere.
+void agree_on_memory(Ranks& ranks, const Status& own);
+
+}  // namespace ridge
