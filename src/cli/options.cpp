@@ -81,6 +81,7 @@ constexpr Habit kHabits[] = {
     {"-np", "--parallel", "Ridge runs one sequence here", "leave it out"},
     {"-tb", "--threads-batch", "prompts and decode have the same threads", "use -t N"},
     {"", "--tp", "this command does not run over ranks", "use ridge run or ridge eval ppl"},
+    {"", "--pp", "this command does not run over ranks", "use ridge run or ridge eval ppl"},
     {"-s", "", "the seed has no short name", "use --seed N"},
 };
 
@@ -206,8 +207,9 @@ void add_output_flags(CLI::App& app, OutputFlags& flags, bool with_results) {
 std::string device_text(const ModelInfo& info) {
   if (info.device != "cpu") return info.device;
   const Ranks* const ranks = joined_ranks();
+  const std::string stages = info.n_stages > 1 ? fmt::format(" in {} stages", info.n_stages) : "";
   return fmt::format("CPU {}, {} thread{}{}", info.isa, info.n_threads, info.n_threads == 1 ? "" : "s",
-                     ranks ? fmt::format(" a rank, {} ranks", ranks->size()) : "");
+                     ranks ? fmt::format(" a rank, {} ranks{}", ranks->size(), stages) : "");
 }
 
 void add_model_flag(CLI::App& app, ModelFlags& flags, bool required) {
@@ -235,6 +237,9 @@ void add_rank_flags(CLI::App& app) {
   app.add_option("--tp", "ranks that hold the model together: start them as mpirun -np N ridge ... --tp N")
       ->type_name("N")
       ->default_str("1");
+  app.add_option("--pp", "stages that the layers are split over, each of --tp ranks: start N times M processes")
+      ->type_name("M")
+      ->default_str("1");
   app.add_option("--rank-timeout", "longest time to wait for another rank; loading may take ten times as long")
       ->type_name("SECONDS")
       ->default_str("60");
@@ -258,14 +263,23 @@ std::string asked_for(const std::vector<std::string>& words) {
 }  // namespace
 
 bool join_ranks(CLI::App& app, const std::vector<std::string>& words) {
-  const CLI::Option* const tp = app.get_option_no_throw("--tp");
-  if (!tp || tp->count() == 0 || !app.get_option_no_throw("--rank-timeout")) return false;  // a plan runs alone
-  const auto n = int(parse_whole("--tp", tp->results().back(), 1, 64));
-  if (n == 1) return false;
-  const CLI::Option* const timeout = app.get_option("--rank-timeout");
-  const int64_t seconds =
-      timeout->count() == 0 ? 60 : parse_whole("--rank-timeout", timeout->results().back(), 1, 86400);
-  Ranks& ranks = join_mpi(n, double(seconds));
+  if (!app.get_option_no_throw("--rank-timeout")) return false;  // a plan runs alone
+  const auto number = [&](const char* flag, int64_t most, int64_t left_out) {
+    const CLI::Option* const option = app.get_option(flag);
+    return option->count() == 0 ? left_out : parse_whole(flag, option->results().back(), 1, most);
+  };
+  const bool is_asked = app.get_option("--tp")->count() + app.get_option("--pp")->count() > 0;
+  const auto tp = int(number("--tp", 64, 1)), pp = int(number("--pp", 64, 1));
+  if (!is_asked || (tp * pp == 1 && !in_mpi_job())) return false;
+  const CLI::Option* const device = app.get_option_no_throw("--device");
+  if (pp > 1 && device && device->count() > 0 && !parse_devices(device->results().back()).empty())
+    bad_flag("--pp", "layers are not split over groups of GPUs", "leave it out: --device cuda:0,1 shares every layer");
+  const int64_t seconds = number("--rank-timeout", 86400, 60);
+  Ranks& ranks = join_mpi(tp, pp, double(seconds));
+  if (tp * pp == 1) {
+    leave_mpi();
+    return false;
+  }
   ranks.require_same("the command line", asked_for(words), "give every rank the same flags", double(seconds));
   const auto set = [&](const std::string& flag, const std::string& value) {
     CLI::Option* const option = app.get_option_no_throw(flag);

@@ -167,7 +167,7 @@ TEST(Ranks, RanksOfDifferentStepsAreNoticed) {
 TEST(Mpi, AProcessAloneIsNoJob) {
   EXPECT_EQ(joined_ranks(), nullptr);
   try {
-    join_mpi(2, 1);
+    join_mpi(2, 1, 1);
     ADD_FAILURE() << "a rank of nothing";
   } catch (const Error& error) {
     if (mpi_version().empty()) {
