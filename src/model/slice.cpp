@@ -87,7 +87,9 @@ void drop_unless(bool has, std::vector<float>& values) {
 
 }  // namespace
 
-int ModelSlice::stage_of(int layer) const { return int(std::ranges::upper_bound(layers, layer) - layers.begin()) - 1; }
+int ModelSlice::stage_of(int layer) const {
+  return n_stages == 1 ? 0 : int(std::ranges::upper_bound(layers, layer) - layers.begin()) - 1;
+}
 
 std::vector<int64_t> slice_borders(int64_t n, int64_t unit, int size) {
   const int64_t n_units = (n + unit - 1) / unit;
