@@ -44,6 +44,7 @@ struct ModelInfo {
   int n_cached_layers = 0;  ///< with rows in the cache; the others keep a state of fixed size
   int n_ranks = 1;          ///< that hold the model together: heads, d_ff, threads and a step's bytes are those of one,
                             ///< but where the first rank has the command
+  int n_stages = 1;         ///< of ranks, over which the layers are split: cached layers and bytes are those of one
   bool tied_output = false;
   int64_t n_params = 0;
   int64_t weight_bytes = 0;         ///< all weight tensors as stored

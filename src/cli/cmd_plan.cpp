@@ -13,7 +13,7 @@ struct PlanFlags {
   ModelFlags model;
   SpecFlags spec;
   OutputFlags output;
-  int n_ctx = 0, n_sessions = 1, n_ubatch = 0, n_ranks = 1;
+  int n_ctx = 0, n_sessions = 1, n_ubatch = 0, tp = 1, pp = 1;
   std::string list, roof_file;
   double memory_gib = 0, roof_gb_s = 0;
   bool check = false;
@@ -112,21 +112,33 @@ lab::Row check_row(const lab::MemoryPlan& plan, const lab::PlanCheck& check) {
   throw_error(ErrorKind::no_memory, "no plan fits in {:.2f} GiB; what fits: {}", double(memory) / kGib, largest);
 }
 
+/// "one of 4 ranks, layers 14 to 27, "
+std::string rank_text(const lab::PlannedModel& model) {
+  if (!model.slice) return "";
+  const Extent& here = model.config().here;
+  const std::string layers = here.count > 0 ? fmt::format("layers {} to {}, ", here.first, here.end() - 1) : "";
+  return fmt::format("one of {} ranks, {}", model.slice->n_ranks(), layers);
+}
+
 int run_plan(const PlanFlags& flags) {
   check_device(flags.model.device);
   flags.spec.check();
   const auto n_devices = int(parse_devices(flags.model.device).size());
-  if (n_devices > 1 && flags.n_ranks > 1)
+  if (n_devices > 1 && flags.tp > 1)
     bad_flag("--tp", "several devices are ranks themselves", "leave out --tp, or name one device");
-  const int n_ranks = std::max(flags.n_ranks, n_devices);
+  if (n_devices > 0 && flags.pp > 1)
+    bad_flag("--pp", "layers are not split over groups of GPUs", "leave it out: --device cuda:0,1 shares every layer");
+  const int n_ranks = std::max(flags.tp * flags.pp, n_devices);
   if (n_ranks > 1 && (flags.spec.on() || flags.check))
-    bad_flag(n_devices > 1 ? "--device" : "--tp",
+    bad_flag(n_devices > 1  ? "--device"
+             : flags.tp > 1 ? "--tp"
+                            : "--pp",
              "a plan of one rank has no speculation, and a check would need all ranks",
              "leave out --spec-type and --check");
   lab::ResultsFile results = lab::ResultsFile::open(flags.output.results).or_throw();
   LoadOptions place = flags.model.load_options();
   if (n_devices > 1) place.device = fmt::format("cuda:{}", parse_devices(place.device).back());
-  const lab::PlannedModel model = lab::plan_model(flags.model.model, place, n_ranks);
+  const lab::PlannedModel model = lab::plan_model(flags.model.model, place, n_ranks, flags.pp);
   const int n_ctx = flags.n_ctx > 0 ? flags.n_ctx : model.config().n_ctx_train;
   std::shared_ptr<const lab::PlannedDraft> draft;
   if (flags.spec.on())
@@ -148,8 +160,8 @@ int run_plan(const PlanFlags& flags) {
   if (!flags.output.json) {
     if (!flags.output.quiet)
       fmt::print(stderr, "plan     {} ({}) on {}{}, {} session{} of {} tokens, {:.2f} GiB of memory\n",
-                 model.config().name, model.config().arch, n_ranks > 1 ? fmt::format("one of {} ranks, ", n_ranks) : "",
-                 model.place.device, flags.n_sessions, flags.n_sessions == 1 ? "" : "s", n_ctx, double(memory) / kGib);
+                 model.config().name, model.config().arch, rank_text(model), model.place.device, flags.n_sessions,
+                 flags.n_sessions == 1 ? "" : "s", n_ctx, double(memory) / kGib);
     print_plans(plans);
     if (!roof && !flags.output.quiet)
       fmt::print(stderr,
@@ -185,8 +197,10 @@ Action declare_plan(CLI::App& app) {
   add_model_flag(app, f.model, true);
   add_device_flags(app, f.model);
   in_group(app, "Plan");
-  add_whole(app, "--tp", f.n_ranks, 1, 64,
+  add_whole(app, "--tp", f.tp, 1, 64,
             "ranks that hold the model together: the plan is that of one, as of several devices");
+  add_whole(app, "--pp", f.pp, 1, 64,
+            "stages that the layers are split over, each of --tp ranks; the largest is planned");
   add_whole(app, "-c,--ctx-size", f.n_ctx, 0, 1 << 26, "tokens of each session; 0: what the model was trained for");
   add_whole(app, "--sessions", f.n_sessions, 1, 65536, "sequences in memory at once");
   add_whole(app, "--ubatch-size", f.n_ubatch, 0, 65536, "tokens per prefill step (-ub); 0: 512, on a GPU 2048");

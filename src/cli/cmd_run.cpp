@@ -126,8 +126,9 @@ void print_start(const RunFlags& flags, const Model& model, const Session& sessi
   fmt::print(stderr, "weights  {:.1f} MiB {}, {:.2f} M parameters; a decode step reads {:.1f} MiB\n",
              mib(info.weight_bytes), info.weight_format, double(info.n_params) / 1e6, mib(info.decode_weight_bytes));
   for (const std::string& line : cache_lines(kv)) fmt::print(stderr, "cache    {}\n", line);
+  // The first of several ranks may have layers without rows alone.
   fmt::print(stderr, "         {} bytes/token (f16: {}, ratio {:.2f}), {:.1f} MiB for {} tokens\n",
-             kv.bytes_per_token(), f16_bytes, double(f16_bytes) / double(kv.bytes_per_token()),
+             kv.bytes_per_token(), f16_bytes, double(f16_bytes) / double(std::max<int64_t>(1, kv.bytes_per_token())),
              mib(kv.k.allocated_bytes + kv.v.allocated_bytes), kv.n_ctx);
   fmt::print(stderr, "kernels  {}\n", fmt::join(session.kernels(), " "));
   fmt::print(stderr, "context  {} tokens{}, prompt {}\n", kv.n_ctx,

@@ -81,6 +81,7 @@ constexpr Habit kHabits[] = {
     {"-np", "--parallel", "Ridge runs one sequence here", "leave it out"},
     {"-tb", "--threads-batch", "prompts and decode have the same threads", "use -t N"},
     {"", "--tp", "this command does not run over ranks", "use ridge run, chat, serve or eval ppl"},
+    {"", "--pp", "this command does not run over ranks", "use ridge run or ridge eval ppl"},
     {"-s", "", "the seed has no short name", "use --seed N"},
 };
 
@@ -206,8 +207,9 @@ void add_output_flags(CLI::App& app, OutputFlags& flags, bool with_results) {
 std::string device_text(const ModelInfo& info) {
   if (info.device != "cpu") return info.device;
   const Ranks* const ranks = joined_ranks();
+  const std::string stages = info.n_stages > 1 ? fmt::format(" in {} stages", info.n_stages) : "";
   return fmt::format("CPU {}, {} thread{}{}", info.isa, info.n_threads, info.n_threads == 1 ? "" : "s",
-                     ranks ? fmt::format(" a rank, {} ranks", ranks->size()) : "");
+                     ranks ? fmt::format(" a rank, {} ranks{}", ranks->size(), stages) : "");
 }
 
 void add_model_flag(CLI::App& app, ModelFlags& flags, bool required) {
@@ -234,6 +236,9 @@ void add_rank_flags(CLI::App& app) {
   in_group(app, "Ranks");
   app.add_option("--tp", "ranks that hold the model together: start them as mpirun -np N ridge ... --tp N")
       ->type_name("N")
+      ->default_str("1");
+  app.add_option("--pp", "stages that the layers are split over, each of --tp ranks: start N times M processes")
+      ->type_name("M")
       ->default_str("1");
   app.add_option("--rank-timeout", "longest time to wait for another rank; loading may take ten times as long")
       ->type_name("SECONDS")
@@ -273,15 +278,26 @@ bool is_led(const CLI::App& app) {
 }  // namespace
 
 void join_ranks(CLI::App& app, const std::vector<std::string>& words) {
-  const CLI::Option* const tp = app.get_option_no_throw("--tp");
-  if (!tp || tp->count() == 0 || !app.get_option_no_throw("--rank-timeout")) return;  // a plan runs alone
-  const auto n = int(parse_whole("--tp", tp->results().back(), 1, 64));
-  if (n == 1) return;
-  const CLI::Option* const timeout = app.get_option("--rank-timeout");
-  const int64_t seconds =
-      timeout->count() == 0 ? 60 : parse_whole("--rank-timeout", timeout->results().back(), 1, 86400);
+  if (!app.get_option_no_throw("--rank-timeout")) return;  // a plan runs alone
+  const auto number = [&](const char* flag, int64_t most, int64_t left_out) {
+    const CLI::Option* const option = app.get_option_no_throw(flag);
+    return option && option->count() > 0 ? parse_whole(flag, option->results().back(), 1, most) : left_out;
+  };
+  const auto is_given = [&](const char* flag) {
+    const CLI::Option* const option = app.get_option_no_throw(flag);
+    return option && option->count() > 0;
+  };
+  const auto tp = int(number("--tp", 64, 1)), pp = int(number("--pp", 64, 1));
+  if ((!is_given("--tp") && !is_given("--pp")) || (tp * pp == 1 && !in_mpi_job())) return;
+  const CLI::Option* const device = app.get_option_no_throw("--device");
+  if (pp > 1 && device && device->count() > 0 && !parse_devices(device->results().back()).empty())
+    bad_flag("--pp", "layers are not split over groups of GPUs", "leave it out: --device cuda:0,1 shares every layer");
   const bool led = is_led(app);
-  Ranks& ranks = join_mpi(n, double(seconds));
+  if (pp > 1 && led)
+    bad_flag("--pp", "chat, serve, speculation and a cache by record do not run over stages", "use --tp alone");
+  const int64_t seconds = number("--rank-timeout", 86400, 60);
+  Ranks& ranks = join_mpi(tp, pp, double(seconds));
+  if (tp * pp == 1) return leave_mpi();
   ranks.require_same("the command line", asked_for(words, led), "give every rank the same flags", double(seconds));
   if (led) return ranks.be_led();
   const auto set = [&](const std::string& flag, const std::string& value) {

@@ -58,7 +58,10 @@ void CpuOutputs::score(Outputs* base, std::span<const int32_t> targets) {
 class CpuBackend final : public Backend {
  public:
   CpuBackend(CpuContext& context, const ModelPlan& plan, const Weights& weights, Ranks* ranks, const ModelSlice* slice)
-      : context_(context), plan_(plan), weights_(weights), ranks_(ranks), slice_(slice) {}
+      : context_(context), plan_(plan), weights_(weights), ranks_(ranks), slice_(slice) {
+    if (ranks_ && ranks_->n_stages() > 1) own_stage_ = ranks_->of_stage();
+    stage_ = own_stage_ ? own_stage_.get() : ranks_;
+  }
 
   std::unique_ptr<KvMemory> open_memory(std::span<const KvLayerConfig> layers, std::span<const KvMetricView> metrics,
                                         PageNumbers n_pages, int n_slots) override {
@@ -108,7 +111,11 @@ class CpuBackend final : public Backend {
   void project(const Linear& w, const std::vector<float>* norm, View2<float> x, const std::vector<int64_t>* borders,
                View2<float> h);
   void sum_ranks(View2<float> h);
-  View2<float> gather_columns(View2<const float> own, const std::vector<int64_t>& borders, View2<float> whole);
+  View2<float> gather_columns(Ranks& ranks, View2<const float> own, const std::vector<int64_t>& borders,
+                              View2<float> whole);
+  int stage_of(int layer) const { return slice_ ? slice_->stage_of(layer) : 0; }
+  void hand_on(int from, int to, View2<float> x);
+  void hand_to_all(int from, View2<float> x);
   void norm_whole(View2<float> x, const std::vector<float>& weight, bool is_k);
 
   CpuContext& context_;
@@ -116,6 +123,8 @@ class CpuBackend final : public Backend {
   const Weights& weights_;
   Ranks* const ranks_;                                  // null: this process has the whole model
   const ModelSlice* const slice_;                       // of ranks_
+  std::unique_ptr<Ranks> own_stage_;                    // where there are several stages
+  Ranks* stage_ = nullptr;                              // those of ranks_ that have the same layers
   AlignedBuffer x_, h_, q_, attn_, k_, v_, gate_, up_;  // grow with the largest step
   AlignedBuffer latent_q_, latent_v_, joined_, normed_;
   AlignedBuffer q_gate_, delta_qkv_, delta_z_, delta_a_, delta_b_, delta_out_;
@@ -142,7 +151,7 @@ CpuBackend::Rows CpuBackend::rows_of(int64_t n) {
           .up = matrix(up_, n, plan_.d_ff())};
 }
 
-/// x[t] = row tokens[t] of the embedding.
+/// x[t] = row tokens[t] of the embedding, scaled.
 void CpuBackend::embed(std::span<const int32_t> tokens, View2<float> x) {
   const Linear& embedding = weights_.embedding;
   const int64_t row_bytes = embedding.format->row_bytes(embedding.n_in), n = ssize(tokens);
@@ -154,6 +163,7 @@ void CpuBackend::embed(std::span<const int32_t> tokens, View2<float> x) {
     if (embedding.scale != 1)
       for (float& value : x.row(t)) value *= embedding.scale;
   }
+  if (plan_.embedding_scale != 1) scale(context_, x, plan_.embedding_scale);
 }
 
 /// x: embeddings of the tokens; becomes what the layer of an MTP head reads.
@@ -185,18 +195,34 @@ Work exchange_work(const Ranks& ranks, int64_t n_sent, int64_t n_received) {
 
 /// Adds what each rank has of the block's output.
 void CpuBackend::sum_ranks(View2<float> h) {
-  if (!ranks_ || slice_->gathers) return;
+  if (!ranks_ || stage_->size() == 1 || slice_->gathers) return;
   const int64_t n = h.rows * h.cols;
-  const TracedOp traced(context_, "all_reduce", {}, exchange_work(*ranks_, n, n * (ranks_->size() - 1)));
-  ranks_->all_reduce({h.data, size_t(n)});
+  const TracedOp traced(context_, "all_reduce", {}, exchange_work(*stage_, n, n * (stage_->size() - 1)));
+  stage_->all_reduce({h.data, size_t(n)});
 }
 
-View2<float> CpuBackend::gather_columns(View2<const float> own, const std::vector<int64_t>& borders,
+View2<float> CpuBackend::gather_columns(Ranks& ranks, View2<const float> own, const std::vector<int64_t>& borders,
                                         View2<float> whole) {
   const int64_t n = own.rows;
-  const TracedOp traced(context_, "gather", {}, exchange_work(*ranks_, n * own.cols, n * (whole.cols - own.cols)));
-  ranks_->gather_columns(own, borders, whole);
+  const TracedOp traced(context_, "gather", {}, exchange_work(ranks, n * own.cols, n * (whole.cols - own.cols)));
+  ranks.gather_columns(own, borders, whole);
   return whole;
+}
+
+/// The residual stream passes a border: each rank of stage `to` gets it from the rank of stage `from` in its place.
+void CpuBackend::hand_on(int from, int to, View2<float> x) {
+  if (from == to || (slice_->stage != from && slice_->stage != to)) return;
+  const std::span<float> values(x.data, size_t(x.rows * x.cols));
+  const int64_t bytes = ssize(std::as_bytes(values));
+  const bool sends = slice_->stage == from;
+  const TracedOp traced(context_, "border", {}, {sends ? 0 : bytes, sends ? bytes : 0, 0});
+  // Stages up to `from` compute meanwhile, each for as long as ranks wait for one another.
+  ranks_->send(slice_->rank_in(from), slice_->rank_in(to), std::as_bytes(values), std::as_writable_bytes(values),
+               (from + 1) * ranks_->timeout_s());
+}
+
+void CpuBackend::hand_to_all(int from, View2<float> x) {
+  for (int to = 0; slice_ && to < slice_->n_stages; ++to) hand_on(from, to, x);
 }
 
 /// RMSNorm of all heads of x together, of which ranks have parts; several ranks may have the same heads of k.
@@ -204,7 +230,7 @@ void CpuBackend::norm_whole(View2<float> x, const std::vector<float>& weight, bo
   if (!ranks_) return norm_heads(x, weight);
   const std::vector<int64_t>& borders = is_k ? slice_->kv : slice_->q;
   const int64_t n = x.rows, n_copies = is_k ? slice_->kv_copies : 1, n_parts = slice_->size / n_copies;
-  const View2<float> whole = gather_columns(x, borders, matrix(whole_, n, borders.back()));
+  const View2<float> whole = gather_columns(*stage_, x, borders, matrix(whole_, n, borders.back()));
   for (int64_t t = 0; t < n; ++t)
     for (int64_t part = 1; part < n_parts; ++part)
       std::copy_n(&whole(t, part * n_copies * x.cols), x.cols, &whole(t, part * x.cols));
@@ -216,12 +242,12 @@ void CpuBackend::norm_whole(View2<float> x, const std::vector<float>& weight, bo
 void CpuBackend::project(const Linear& w, const std::vector<float>* norm, View2<float> x,
                          const std::vector<int64_t>* borders, View2<float> h) {
   const bool gathers = ranks_ && slice_->gathers;
-  if (gathers) x = gather_columns(x, *borders, matrix(whole_, x.rows, borders->back()));
+  if (gathers) x = gather_columns(*stage_, x, *borders, matrix(whole_, x.rows, borders->back()));
   if (norm) rms_norm(context_, x, norm->data(), plan_.norm_eps, x);
   if (!gathers) return linear(context_, w, x, h);
   const View2<float> own = matrix(columns_, x.rows, w.n_out);
   linear(context_, w, x, own);
-  gather_columns(own, slice_->model, h);
+  gather_columns(*stage_, own, slice_->model, h);
 }
 
 /// rows.attn = what queries rows.q make of the caches, grown by rows.k and v.
@@ -449,8 +475,8 @@ void CpuBackend::step(const Batch& batch, const SequencePool& pool, KvMemory& kv
   n_ctx_ = pool.n_ctx();
 
   const Rows rows = rows_of(n);
-  embed(batch.tokens, rows.x);
-  if (plan_.embedding_scale != 1) scale(context_, rows.x, plan_.embedding_scale);
+  int stage = 0;  // the one that has the residual stream
+  if (!slice_ || slice_->stage == stage) embed(batch.tokens, rows.x);
   if (weights_.join.format) join(batch.joined, rows.x);
   // What a block reads, and what it adds to the residual stream.
   const auto before = [&](const LayerPlan& layer, const std::vector<float>& norm) {
@@ -461,32 +487,48 @@ void CpuBackend::step(const Batch& batch, const SequencePool& pool, KvMemory& kv
     if (layer.norms != NormPlace::before) rms_norm(context_, rows.h, norm.data(), plan_.norm_eps, rows.h);
     add(context_, rows.x, rows.h, layer.residual_scale);
   };
+  // Who watches sees every block on every rank.
+  const auto show = [&](int layer, Block block) {
+    if (!on_block_) return;
+    hand_to_all(stage, rows.x);
+    on_block_(layer, block, rows.x);
+  };
   for (int i = 0; i < ssize(plan_.layers); ++i) {
     if (context_.trace) context_.trace->layer = i;
-    if (on_block_) on_block_(i, Block::mixer, rows.x);
+    show(i, Block::mixer);
+    hand_on(stage, stage_of(i), rows.x);
+    stage = stage_of(i);
+    const bool is_here = !slice_ || slice_->stage == stage;
     const LayerPlan& layer = plan_.layers[size_t(i)];
     const LayerWeights& w = weights_.layers[size_t(i)];
-    before(layer, w.attn_norm);
-    switch (layer.mixer) {
-      case MixerKind::attention: attend(i, rows, memory); break;
-      case MixerKind::latent: attend_latent(i, rows, memory); break;
-      case MixerKind::delta: mix_delta(i, rows, memory); break;
+    if (is_here) {
+      before(layer, w.attn_norm);
+      switch (layer.mixer) {
+        case MixerKind::attention: attend(i, rows, memory); break;
+        case MixerKind::latent: attend_latent(i, rows, memory); break;
+        case MixerKind::delta: mix_delta(i, rows, memory); break;
+      }
+      sum_ranks(rows.h);
+      after(layer, w.attn_post_norm);
     }
-    sum_ranks(rows.h);
-    after(layer, w.attn_post_norm);
-    if (on_block_) on_block_(i, Block::feed_forward, rows.x);
-    before(layer, w.ffn_norm);
-    switch (layer.feed_forward) {
-      case FeedForwardKind::dense: feed_forward(i, rows); break;
-      case FeedForwardKind::experts: experts(i, rows); break;
+    show(i, Block::feed_forward);
+    if (is_here) {
+      before(layer, w.ffn_norm);
+      switch (layer.feed_forward) {
+        case FeedForwardKind::dense: feed_forward(i, rows); break;
+        case FeedForwardKind::experts: experts(i, rows); break;
+      }
+      sum_ranks(rows.h);
+      after(layer, w.ffn_post_norm);
     }
-    sum_ranks(rows.h);
-    after(layer, w.ffn_post_norm);
   }
   if (context_.trace) context_.trace->layer = -1;
-  if (on_block_) on_block_(int(plan_.layers.size()), Block::output, rows.x);
+  show(int(plan_.layers.size()), Block::output);
 
-  if (batch.hidden) static_cast<CpuOutputs&>(outputs).keep_hidden(rows.x);
+  if (batch.hidden) {
+    hand_to_all(stage, rows.x);
+    static_cast<CpuOutputs&>(outputs).keep_hidden(rows.x);
+  }
   const int64_t n_logits = batch.n_logits();
   const View2<float> logits = static_cast<CpuOutputs&>(outputs).make_room(n_logits, plan_.vocab_size);
   if (n_logits == 0) return;
@@ -498,12 +540,13 @@ void CpuBackend::step(const Batch& batch, const SequencePool& pool, KvMemory& kv
       std::ranges::copy(row, rows.x.row(to++).begin());
     }
   }
-  const View2<float> normed = rows.h.slice(0, n_logits);
-  rms_norm(context_, rows.x.slice(0, n_logits), weights_.output_norm.data(), plan_.norm_eps, normed);
+  const View2<float> last = rows.x.slice(0, n_logits), normed = rows.h.slice(0, n_logits);
+  hand_to_all(stage, last);
+  rms_norm(context_, last, weights_.output_norm.data(), plan_.norm_eps, normed);
   if (ranks_) {
     const View2<float> own = matrix(columns_, n_logits, weights_.output.n_out);
     linear(context_, weights_.output, normed, own);
-    gather_columns(own, slice_->vocab, logits);
+    gather_columns(*ranks_, own, slice_->vocab, logits);
   } else {
     linear(context_, weights_.output, normed, logits);
   }
@@ -528,16 +571,18 @@ StepBuffers CpuBackend::step_buffers() const {
 }
 
 std::vector<std::string> CpuBackend::kernels(const KvLayerConfig& layer) const {
-  const LayerWeights& first = weights_.layers[0];
+  const LayerWeights& first = weights_.layers[slice_ ? size_t(slice_->layers[size_t(slice_->stage)]) : 0];
   const Linear& matrix = first.experts.empty() ? first.gate : first.experts[0].gate;
-  const AttentionProblem problem(layer, plan_.layers[size_t(plan_.first_attention())].attention.n_heads, 1);
   const auto name = [&](std::string_view op, const auto& variants, const auto&... of) {
     return fmt::format("{}={}", op, select_variant(context_, op, variants, of...).name);
   };
   std::vector<std::string> names{name("gemv", gemv_variants(), matrix), name("gemm", gemm_variants(), matrix),
-                                 name("attention", attention_variants(), problem.get()),
                                  name("norm_rope", norm_rope_variants()),
                                  name("kv_round", kv_round_variants(), layer.head_dim)};
+  if (layer.n_kv_heads > 0) {  // else other ranks have the layer
+    const AttentionProblem problem(layer, plan_.layers[size_t(plan_.first_attention())].attention.n_heads, 1);
+    names.insert(names.begin() + 2, name("attention", attention_variants(), problem.get()));
+  }
   const auto is_delta = [](const LayerPlan& of) { return of.mixer == MixerKind::delta; };
   if (std::ranges::any_of(plan_.layers, is_delta)) names.push_back(name("delta", delta_variants()));
   return names;

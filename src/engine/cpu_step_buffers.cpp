@@ -41,7 +41,7 @@ class Steps {
     }
     for (size_t i = 0; i < plan_.layers.size(); ++i) {
       next_ = kRows;
-      layer(i, n, step);
+      if (weights_.layers[i].o.format) layer(i, n, step);  // else other ranks have it
     }
     next_ = 0;
     linear(weights_.output, step.n_logits);
@@ -55,6 +55,7 @@ class Steps {
       const AttentionPlan& a = plan_.layers[i].attention;
       const LatentPlan& l = plan_.layers[i].latent;
       const int64_t n = samples(plan_.d_model);
+      if (!w.o.format) continue;
       if (plan_.layers[i].mixer == MixerKind::attention) {
         columns(w.q);
         columns(w.o);

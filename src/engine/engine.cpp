@@ -37,7 +37,8 @@ ModelInfo describe(const std::string& path, LoadedModel& model, const CpuContext
                  .n_ctx_train = c.n_ctx_train,
                  .n_cached_sides = c.kv_rank > 0 ? 1 : 2,
                  .n_cached_layers = c.n_cached_layers(),
-                 .n_ranks = slice ? slice->size : 1,
+                 .n_ranks = slice ? slice->n_ranks() : 1,
+                 .n_stages = slice ? slice->n_stages : 1,
                  .tied_output = c.tied_output,
                  .n_params = model.weights.n_params,
                  .weight_bytes = model.weights.stored_bytes,
@@ -72,7 +73,7 @@ void Engine::take_slice() {
                        seconds);
   ranks_->require_same("the instruction set", std::string(isa_name(context_.isa)),
                        "add --isa with the least of them: ranks must round alike", seconds);
-  slice_ = plan_slice(c, loaded_.weights, ranks_->rank(), ranks_->size()).or_throw();
+  slice_ = plan_slice(c, loaded_.weights, ranks_->rank(), ranks_->size(), ranks_->n_stages()).or_throw();
   if (!leads()) apply_slice(*slice_, loaded_.config, loaded_.weights);
 }
 
@@ -109,6 +110,7 @@ Engine::Engine(const std::string& path, const LoadOptions& options, Ranks* ranks
   if (!on_device() && !leads()) pack_weights(context_, weights);
   // Those of a synth: model, as of a whole one; those of BitNet, of which a rank has a part and nothing reads them.
   if (slice() && (is_synth || slice_->gathers)) drop_unread_rows(weights);
+  else if (slice()) drop_unread_buffers(weights);
   if (devices_.size() > 1)
     backend_ = make_cuda_backend(devices_, loaded_.config, weights, options.kernels, options.rank_timeout_s);
   else if (on_device()) backend_ = make_cuda_backend(devices_[0], plan_, weights, options.kernels);
@@ -136,7 +138,7 @@ const KvMetric* Engine::kv_metric(std::span<const KvLayerConfig> layers) {
     return layer.k.policy.rounding == KvRounding::weighted || layer.v.policy.rounding == KvRounding::weighted;
   };
   if (std::ranges::none_of(layers, weighted)) return nullptr;
-  if (slice_ && (slice_->gathers || slice_->kv_copies > 1 || loaded_.config.qk_norm_whole))
+  if (slice_ && slice_->size > 1 && (slice_->gathers || slice_->kv_copies > 1 || loaded_.config.qk_norm_whole))
     throw_error(
         ErrorKind::usage,
         "--tp {}: weighted rounding needs all query heads of a KV head and their output columns on one rank (use "

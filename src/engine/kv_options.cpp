@@ -33,7 +33,8 @@ KvLayerConfig layer_config(const KvSideOptions& k, const KvSideOptions& v, const
                              .n_kv_heads = a.n_kv_heads,
                              .head_dim = a.head_dim,
                              .attention_window = a.window,
-                             .state_values = layer.mixer == MixerKind::delta ? layer.delta.state_values() : 0,
+                             .state_values = layer.delta.state_values(),
+                             .state_elsewhere = layer.mixer == MixerKind::delta && layer.delta.n_key_heads == 0,
                              .v_is_k = latent};
   if (const std::string differs = kv_side_difference(config.v, config.k); latent && !differs.empty())
     throw_error(ErrorKind::usage, "latent rows are K and V in one: V cannot have {} (give both sides the same cache)",

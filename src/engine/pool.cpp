@@ -25,7 +25,7 @@ SequencePool::SequencePool(std::unique_ptr<KvMemory> memory, HostTwin host_twin)
     : memory_(std::move(memory)), host_twin_(std::move(host_twin)) {
   for (size_t i = 0; i < n_sides(); ++i) {
     calibrates_ = calibrates_ || side(i).calibrates();
-    has_states_ = has_states_ || side(i).state_values > 0;
+    has_states_ = has_states_ || side(i).state_values > 0 || side(i).state_elsewhere;
     slides_ = slides_ || page_class_of(side(i).tiles) == PageClass::sliding;
   }
   for (const PageClass of : classes()) {

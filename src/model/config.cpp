@@ -35,6 +35,12 @@ double llama3_frequency(const RopeScaling& s, double frequency) {
 
 bool Config::has_experts(int layer) const { return n_experts > 0 && !std::ranges::binary_search(dense_layers, layer); }
 
+int Config::n_cached_layers() const {
+  int n = 0;
+  for (int i = 0; i < n_layers; ++i) n += has_layer(i) && !has_delta(i);
+  return n;
+}
+
 Rope make_rope(const Config& config, const float* factors) {
   const RopeScaling& s = config.rope_scaling;
   Rope rope{.pairs = config.rope_pairs, .magnitude = 1};

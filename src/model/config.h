@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "base/extent.h"
 #include "op/delta/shape.h"
 #include "op/norm_rope/norm_rope.h"
 
@@ -88,6 +89,7 @@ struct Config {
   Activation activation = Activation::silu;
   bool sub_norm = false;  // bitnet: RMSNorm in front of the output and the down projection
   bool ternary = false;   // bitnet: projections are ternary and take int8 activations
+  Extent here;            // of a rank of one of several stages: its layers, as the others have no weights; count 0: all
 
   int q_dim() const { return n_heads * head_dim; }
   int kv_dim() const { return n_kv_heads * head_dim; }
@@ -97,7 +99,8 @@ struct Config {
   /// Rows of the query projection.
   int q_rows() const { return (attention_gate ? 2 : 1) * q_dim(); }
   bool has_experts(int layer) const;
-  int n_cached_layers() const { return delta.n_key_heads > 0 ? n_layers / delta_period : n_layers; }
+  bool has_layer(int layer) const { return here.count == 0 || (layer >= here.first && layer < here.end()); }
+  int n_cached_layers() const;
   bool has_delta(int layer) const { return delta.n_key_heads > 0 && layer % delta_period < delta_period - 1; }
   bool slides(int layer) const {
     return window > 0 && (window_period == 0 || layer % window_period < window_period - 1);

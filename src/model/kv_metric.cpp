@@ -210,21 +210,22 @@ std::vector<double> latent_form(CpuContext& context, const Config& c, const Laye
 KvMetric make_kv_metric(CpuContext& context, const Config& c, const Weights& weights, const Rope& rope) {
   KvMetric metric{.n_kv_heads = c.n_kv_heads, .head_dim = c.head_dim};
   const int64_t dim = c.head_dim, size = dim * dim;
-  metric.k.resize(size_t(c.n_layers * c.n_kv_heads * size));
-  if (c.kv_rank == 0) metric.v.resize(metric.k.size());
   for (int i = 0; i < c.n_layers; ++i) {
     const LayerWeights& layer = weights.layers[size_t(i)];
-    metric.attends.push_back(!c.has_delta(i));
-    if (c.has_delta(i)) continue;
+    metric.attends.push_back(c.has_layer(i) && !c.has_delta(i));
+    if (!metric.attends.back()) continue;
+    const auto first = ssize(metric.k);
+    metric.k.resize(size_t(first + c.n_kv_heads * size));
     if (c.kv_rank > 0) {
-      store_form(latent_form(context, c, layer, rope), dim, metric.k.data() + i * size);
+      store_form(latent_form(context, c, layer, rope), dim, metric.k.data() + first);
       continue;
     }
+    metric.v.resize(metric.k.size());
     std::vector<float> q_rows, o_rows;
     const Linear q = with_rows(context, layer.q, q_rows), o = with_rows(context, layer.o, o_rows);
     const std::vector<std::vector<double>> values = value_forms(context, c, o);
     for (int h = 0; h < c.n_kv_heads; ++h) {
-      const int64_t at = (int64_t(i) * c.n_kv_heads + h) * size;
+      const int64_t at = first + h * size;
       store_form(key_form(context, c, layer, q, rope, h), dim, metric.k.data() + at);
       store_form(values[size_t(h)], dim, metric.v.data() + at);
     }

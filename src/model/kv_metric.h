@@ -11,6 +11,7 @@
 // would be seen. A latent row is read as K and as V: its metric is the sum of both, each of mean diagonal 1. Nothing changes for the reader of the cache: the metric costs nothing per cached token.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "model/weights.h"
@@ -19,15 +20,16 @@ namespace ridge {
 
 struct KvMetric {
   int n_kv_heads = 0, head_dim = 0;
-  // [n_layers, n_kv_heads, head_dim, head_dim], symmetric, mean diagonal 1, not rotated; v empty with latent rows.
+  // [layers that attend here, n_kv_heads, head_dim, head_dim], symmetric, mean diagonal 1, not rotated; v empty with
+  // latent rows.
   std::vector<float> k, v;
-  std::vector<bool> attends;  // [n_layers]
+  std::vector<bool> attends;  // [n_layers]; false where other ranks have the layer
 
   /// The forms of one layer, [n_kv_heads, head_dim, head_dim]; none where it does not attend, and of a V without rows.
   std::span<const float> layer(bool is_k, int i) const {
-    if (!is_k && v.empty()) return {};
-    const size_t size = attends[size_t(i)] ? size_t(n_kv_heads) * size_t(head_dim) * size_t(head_dim) : 0;
-    return std::span(is_k ? k : v).subspan(size_t(i) * size, size);
+    if ((!is_k && v.empty()) || !attends[size_t(i)]) return {};
+    const size_t size = size_t(n_kv_heads) * size_t(head_dim) * size_t(head_dim);
+    return std::span(is_k ? k : v).subspan(size_t(std::count(attends.begin(), attends.begin() + i, true)) * size, size);
   }
 };
 

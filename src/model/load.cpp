@@ -659,6 +659,7 @@ Result<LoadedModel> load_model(const std::string& path) {
 
 void for_each_matrix(Weights& w, const std::function<void(Linear&, std::string_view)>& fn) {
   for (LayerWeights& layer : w.layers) {
+    if (!layer.o.format) continue;  // other ranks have it
     if (layer.delta.qkv.format) {
       fn(layer.delta.qkv, "delta qkv");
       fn(layer.delta.z, "delta z");
@@ -759,7 +760,6 @@ void drop_unread_rows(Weights& weights) {
   for (const AlignedBuffer& buffer : weights.buffers)
     if (!is_in(buffer, weights.embedding.rows)) sizes[buffer.data()] = buffer.bytes();
   std::map<const std::byte*, const std::byte*> moved;  // layers may share rows
-  std::vector<const std::byte*> used = {weights.embedding.rows};
   for_each_matrix(weights, [&](Linear& m, std::string_view) {
     if (m.panels) m.rows = nullptr;
     const auto behind = sizes.upper_bound(m.rows);
@@ -775,6 +775,13 @@ void drop_unread_rows(Weights& weights) {
         m.rows = to;
       }
     }
+  });
+  drop_unread_buffers(weights);
+}
+
+void drop_unread_buffers(Weights& weights) {
+  std::vector<const std::byte*> used = {weights.embedding.rows};
+  for_each_matrix(weights, [&](Linear& m, std::string_view) {
     for (const std::byte* const bytes : {m.rows, m.panels})
       if (bytes) used.push_back(bytes);
   });

@@ -13,6 +13,13 @@ int widest(const ModelPlan& plan, const Width& width) {
   return most;
 }
 
+/// What other ranks have takes no room here: no heads, no states, no columns.
+void leave_out(LayerPlan& layer) {
+  layer.attention.n_heads = layer.attention.n_kv_heads = 0;
+  layer.delta = {};
+  layer.dense.d_ff = layer.experts.d_ff = 0;
+}
+
 }  // namespace
 
 std::string mixer_name(MixerKind kind) {
@@ -125,6 +132,8 @@ ModelPlan make_plan(const Config& c, std::span<const float> rope_factors, std::s
                      .shared = c.d_ff_shared > 0,
                      .shared_gate = c.kv_rank == 0};
   }
+  for (int i = 0; i < c.n_layers; ++i)
+    if (!c.has_layer(i)) leave_out(plan.layers[size_t(i)]);
   return plan;
 }
 

@@ -85,7 +85,7 @@ struct ExpertsPlan {
 /// x += s mixer(norm(x)); x += s feed_forward(norm(x)); norms in front of a block, behind it, or both.
 struct LayerPlan {
   MixerKind mixer = MixerKind::attention;
-  AttentionPlan attention;  ///< without heads in a delta layer
+  AttentionPlan attention;  ///< without heads in a delta layer, and in a layer that other ranks have
   LatentPlan latent;
   DeltaPlan delta;
   FeedForwardKind feed_forward = FeedForwardKind::dense;

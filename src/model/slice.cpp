@@ -87,6 +87,10 @@ void drop_unless(bool has, std::vector<float>& values) {
 
 }  // namespace
 
+int ModelSlice::stage_of(int layer) const {
+  return n_stages == 1 ? 0 : int(std::ranges::upper_bound(layers, layer) - layers.begin()) - 1;
+}
+
 std::vector<int64_t> slice_borders(int64_t n, int64_t unit, int size) {
   const int64_t n_units = (n + unit - 1) / unit;
   std::vector<int64_t> borders;
@@ -141,20 +145,25 @@ Linear column_slice(const Linear& m, int64_t first, int64_t count, std::vector<A
   return column_slice(m, {&extent, 1}, buffers);
 }
 
-Result<ModelSlice> plan_slice(const Config& c, const Weights& weights, int rank, int size) {
+Result<ModelSlice> plan_slice(const Config& c, const Weights& weights, int rank, int n_ranks, int n_stages) {
+  const int size = n_ranks / n_stages;
+  RIDGE_CHECK(size * n_stages == n_ranks && rank >= 0 && rank < n_ranks, "rank {} of {} in {} stages", rank, n_ranks,
+              n_stages);
   RIDGE_TRY_STATUS(check_kinds(c, weights, size));
-  ModelSlice slice{.rank = rank, .size = size};
+  if (c.n_layers < n_stages)
+    return fail(ErrorKind::usage, "--pp {}: the model has {} layers: fewer than stages", n_stages, c.n_layers);
+  ModelSlice slice{.rank = rank % size, .size = size, .stage = rank / size, .n_stages = n_stages};
   slice.whole = c;
-  slice.gathers = c.sub_norm || c.ternary;
+  slice.layers = slice_borders(c.n_layers, 1, n_stages);
+  slice.gathers = size > 1 && (c.sub_norm || c.ternary);
   slice.kv_copies = std::max(1, size / c.n_kv_heads);
   slice.q = slice_borders(c.q_dim(), c.q_dim() / size, size);
   const int64_t kv_width = c.n_kv_heads >= size ? c.kv_dim() / size : c.head_dim;
   for (int r = 0; r <= size; ++r) slice.kv.push_back(r * kv_width);
   slice.model = slice_borders(c.d_model, kRows, size);
-  slice.vocab = slice_borders(c.vocab_size, kRows, size);
-  if (c.vocab_size < kRows * size) slice.vocab = slice_borders(c.vocab_size, 1, size);
+  slice.vocab = slice_borders(c.vocab_size, c.vocab_size < kRows * n_ranks ? 1 : kRows, n_ranks);
 
-  if (!slice.gathers) RIDGE_TRY_STATUS(check_outputs(c, weights, size));
+  if (size > 1 && !slice.gathers) RIDGE_TRY_STATUS(check_outputs(c, weights, size));
   const int64_t group =
       slice.gathers ? 1 : common_group(weights, [](const LayerWeights& layer) { return &layer.down; });
   if (c.n_experts == 0 || !c.dense_layers.empty()) {
@@ -303,11 +312,14 @@ void apply_slice(const ModelSlice& slice, Config& c, Weights& weights, bool shap
   Copies copies{weights.buffers, shapes_only};
   for (size_t i = 0; i < weights.layers.size(); ++i) {
     LayerWeights& layer = weights.layers[i];
+    if (!slice.has_layer(int(i))) layer = {};
+    if (!slice.has_layer(int(i)) || slice.size == 1) continue;
     if (whole.has_delta(int(i))) slice_delta(*delta, whole.delta, layer, copies);
     else slice_attention(slice, layer, copies);
     slice_feed_forward(slice, whole.has_experts(int(i)) ? slice.shared : slice.ff, layer, copies);
   }
-  weights.output = row_slice(weights.output, slice.first(slice.vocab), slice.count(slice.vocab));
+  weights.output = row_slice(weights.output, slice.own_vocab().first, slice.own_vocab().count);
+  if (slice.n_stages > 1) c.here = ModelSlice::part_of(slice.layers, slice.stage);
   c.n_heads /= slice.size;
   c.n_kv_heads = std::max(1, c.n_kv_heads / slice.size);
   if (delta) c.delta = delta->shape;
@@ -319,13 +331,15 @@ void apply_slice(const ModelSlice& slice, Config& c, Weights& weights, bool shap
 std::vector<SidePart> side_parts(const ModelSlice& slice, int rank) {
   const Config& whole = slice.whole;
   const int64_t n_heads = std::max(1, whole.n_kv_heads / slice.size);
-  const Extent heads{rank / slice.kv_copies * n_heads, n_heads};
+  const int in_stage = rank % slice.size;
+  const Extent heads{in_stage / slice.kv_copies * n_heads, n_heads};
   std::vector<SidePart> parts;
   for (int i = 0; i < whole.n_layers; ++i)
     for (const bool is_k : {true, false}) {
       SidePart& part = parts.emplace_back();
+      if (slice.stage_of(i) != rank / slice.size) continue;
       if (!whole.has_delta(i)) part.heads = is_k || whole.kv_rank == 0 ? heads : Extent();
-      else if (is_k) part.state = delta_part(whole.delta, rank, slice.size).state;
+      else if (is_k) part.state = delta_part(whole.delta, in_stage, slice.size).state;
     }
   return parts;
 }
@@ -355,10 +369,12 @@ std::vector<KvMetricView> metrics_of_part(std::span<const KvLayerConfig> whole, 
 }
 
 std::vector<KvLayerConfig> whole_layers(const ModelSlice& slice, std::span<const KvLayerConfig> own) {
+  const Config& whole = slice.whole;
+  RIDGE_CHECK(ssize(own) == whole.n_layers, "caches of {} layers of {}", own.size(), whole.n_layers);
   std::vector<KvLayerConfig> layers(own.begin(), own.end());
-  for (KvLayerConfig& layer : layers) {
-    if (layer.n_kv_heads > 0) layer.n_kv_heads = slice.whole.n_kv_heads;
-    if (layer.state_values > 0) layer.state_values = slice.whole.delta.state_values();
+  for (int i = 0; i < whole.n_layers; ++i) {
+    layers[size_t(i)].n_kv_heads = whole.has_delta(i) ? 0 : whole.n_kv_heads;
+    layers[size_t(i)].state_values = whole.has_delta(i) ? whole.delta.state_values() : 0;
   }
   return layers;
 }

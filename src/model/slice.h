@@ -5,6 +5,10 @@
 //
 // Where o and down read a whole row, because a norm stands in front or activations are rounded to int8 by row (BitNet),
 // they are cut between their rows: ranks exchange what they read, and the columns that each of them makes.
+//
+// Ranks may form stages, each of which has some layers: layer i of n is in the stage s for which
+// s n / S <= i < (s + 1) n / S, rounded down. Within a stage its layers are cut as above; the output matrix is cut between
+// all ranks.
 #pragma once
 
 #include "base/extent.h"
@@ -14,10 +18,12 @@
 
 namespace ridge {
 
-/// Rank r of `size` has [borders[r], borders[r + 1]) of each of these.
+/// Rank r of `size` in a stage has [borders[r], borders[r + 1]) of each of these.
 struct ModelSlice {
-  int rank = 0, size = 1;
+  int rank = 0, size = 1;           ///< in the stage
+  int stage = 0, n_stages = 1;      ///< rank r of stage s is rank s * size + r of all
   Config whole;                     ///< of the model before it was cut
+  std::vector<int64_t> layers;      ///< stage s has [layers[s], layers[s + 1]): [n_stages + 1]
   int kv_copies = 1;                ///< consecutive ranks that have the same kv heads
   bool gathers = false;             ///< o and down are cut between rows
   std::vector<int64_t> q, kv;       ///< columns of queries and attention, and of k: [size + 1]
@@ -25,14 +31,24 @@ struct ModelSlice {
   /// Columns of every expert, so that ranks have the same work whichever experts a token takes; where the blocks of the
   /// weight format are too few for that, numbers of whole experts. The other one is empty, and both without experts.
   std::vector<int64_t> expert_ff, experts;
-  std::vector<int64_t> vocab, model;  ///< rows of the output, columns of the residual stream
+  std::vector<int64_t> model;  ///< columns of the residual stream
+  std::vector<int64_t> vocab;  ///< rows of the output, of all ranks: [n_ranks() + 1]
 
+  int n_ranks() const { return size * n_stages; }
+  /// Number of the rank of a stage that has this one's place there.
+  int rank_in(int of_stage) const { return of_stage * size + rank; }
+  int stage_of(int layer) const;
+  bool has_layer(int layer) const { return stage_of(layer) == stage; }
+  Extent own_vocab() const { return part_of(vocab, rank_in(stage)); }
   /// Of a layer's n experts those that the rank has.
   int64_t first_expert() const { return experts.empty() ? 0 : first(experts); }
   /// Of the experts that a token takes, as many as the matrices of this rank are worth at most.
   int experts_used(int n_used) const { return experts.empty() ? n_used : (n_used + size - 1) / size; }
-  int64_t first(const std::vector<int64_t>& borders) const { return borders[size_t(rank)]; }
-  int64_t count(const std::vector<int64_t>& borders) const { return borders[size_t(rank) + 1] - first(borders); }
+  int64_t first(const std::vector<int64_t>& borders) const { return part_of(borders, rank).first; }
+  int64_t count(const std::vector<int64_t>& borders) const { return part_of(borders, rank).count; }
+  static Extent part_of(const std::vector<int64_t>& borders, int i) {
+    return {borders[size_t(i)], borders[size_t(i) + 1] - borders[size_t(i)]};
+  }
 };
 
 /// Borders of n things in `size` nearly equal parts that begin at multiples of `unit`; a part may be empty.
@@ -46,9 +62,10 @@ Linear row_slice(const Linear& m, std::span<const Extent> rows, std::vector<Alig
 Linear column_slice(const Linear& m, std::span<const Extent> columns, std::vector<AlignedBuffer>& buffers);
 Linear column_slice(const Linear& m, int64_t first, int64_t count, std::vector<AlignedBuffer>& buffers);
 
-/// How a model that was just loaded lies on `size` ranks, as rank `rank` sees it. Fails with usage, naming what cannot be
-/// cut: kinds of layers, numbers of heads, blocks that do not end where a part does.
-Result<ModelSlice> plan_slice(const Config& config, const Weights& weights, int rank, int size);
+/// How a model that was just loaded lies on `n_ranks` ranks in `n_stages` stages, as rank `rank` of all sees it. Fails with
+/// usage, naming what cannot be cut: kinds of layers, numbers of heads, blocks that do not end where a part does, fewer
+/// layers than stages.
+Result<ModelSlice> plan_slice(const Config& config, const Weights& weights, int rank, int n_ranks, int n_stages = 1);
 /// The same matrices and vectors, whose bytes stay with `whole`, to make a slice of.
 Weights view_of(const Weights& whole);
 /// Makes configuration and weights those of the slice. Matrices of several layers with the same rows stay one in memory. n_params, stored_bytes, vocab_size and n_experts stay the whole
@@ -56,7 +73,7 @@ Weights view_of(const Weights& whole);
 /// `shapes_only`: what would be copied gets no rows.
 void apply_slice(const ModelSlice& slice, Config& config, Weights& weights, bool shapes_only = false);
 
-/// What a rank has of every side of the model's caches, [2 n_layers]: kv heads, and values of states.
+/// What a rank, of all, has of every side of the model's caches, [2 n_layers]: kv heads, and values of states.
 std::vector<SidePart> side_parts(const ModelSlice& slice, int rank);
 /// The caches of a rank, and what weighted rounding needs of them, of those of the whole model: `part` are the rank's sides,
 /// K and V of each of these layers. No metrics: none.

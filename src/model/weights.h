@@ -144,6 +144,8 @@ void pack_weights(CpuContext& context, Weights& weights);
 /// Forgets rows whose panels serve every product, moves rows that are a part of a buffer into one of their own, and frees
 /// the buffers that nothing points into: a rank holds no more than its slice.
 void drop_unread_rows(Weights& weights);
+/// Frees the buffers that nothing points into: what loading converted of layers that other ranks have.
+void drop_unread_buffers(Weights& weights);
 /// Bytes of a matrix's panels; 0 where it gets none.
 int64_t packed_bytes(const Linear& m, Isa isa);
 

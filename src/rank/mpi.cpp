@@ -2,6 +2,18 @@
 
 #include "base/result.h"
 
+namespace ridge {
+namespace {
+
+/// What was asked for: "--tp 2", "--pp 2" or "--tp 2 --pp 2".
+std::string flags_text(int tp, int pp) {
+  if (pp == 1) return fmt::format("--tp {}", tp);
+  return tp == 1 ? fmt::format("--pp {}", pp) : fmt::format("--tp {} --pp {}", tp, pp);
+}
+
+}  // namespace
+}  // namespace ridge
+
 #if RIDGE_HAS_MPI
 #include <mpi.h>
 #define XXH_INLINE_ALL
@@ -210,11 +222,15 @@ std::string mpi_version() {
   return all.substr(0, all.find(','));
 }
 
-Ranks& join_mpi(int n, double timeout_s) {
+bool in_mpi_job() { return std::getenv("OMPI_COMM_WORLD_SIZE") || std::getenv("PMIX_RANK") || std::getenv("PMI_RANK"); }
+
+Ranks& join_mpi(int tp, int pp, double timeout_s) {
   RIDGE_CHECK(!world, "a process joins one job");
-  constexpr std::string_view kHow = "start it as mpirun -np N ridge ... --tp N";
-  if (!std::getenv("OMPI_COMM_WORLD_SIZE") && !std::getenv("PMIX_RANK") && !std::getenv("PMI_RANK"))
-    throw_error(ErrorKind::usage, "--tp {}: this process is alone: no MPI job started it ({})", n, kHow);
+  const int n = tp * pp;
+  const std::string_view how = pp == 1 ? "start it as mpirun -np N ridge ... --tp N"
+                                       : "start it as mpirun -np N ridge ... --tp T --pp P, where N is T times P";
+  if (!in_mpi_job())
+    throw_error(ErrorKind::usage, "{}: this process is alone: no MPI job started it ({})", flags_text(tp, pp), how);
   {
     const Deadline deadline(timeout_s, fmt::format("the job's other ranks had not started after {:g} s (look at their "
                                                    "machines; --rank-timeout waits longer)",
@@ -236,8 +252,9 @@ Ranks& join_mpi(int n, double timeout_s) {
   world->set_names(world->gather(fmt::format("rank {} (host {}, process {})", world->rank(), host, getpid())));
   mpi.know_processes(processes_here(world->gather(fmt::format("{} {}", host, getpid())), host));
   if (world->size() != n)
-    throw_error(ErrorKind::usage, "--tp {}: the job has {} rank{} ({})", n, world->size(),
-                world->size() == 1 ? "" : "s", kHow);
+    throw_error(ErrorKind::usage, "{}: the job has {} rank{} ({})", flags_text(tp, pp), world->size(),
+                world->size() == 1 ? "" : "s", how);
+  world->set_stages(pp);
   world->require_same("the program", program_text(), "give every machine the same file", timeout_s);
   const std::vector<std::string> places = world->gather(processors_text(host));
   const auto sharing = int(std::ranges::count(places, places[size_t(world->rank())]));
@@ -263,11 +280,12 @@ int processors_of_rank() { return n_processors; }
 namespace ridge {
 
 std::string mpi_version() { return {}; }
-Ranks& join_mpi(int n, double) {
+bool in_mpi_job() { return false; }
+Ranks& join_mpi(int tp, int pp, double) {
   throw_error(ErrorKind::no_device,
-              "--tp {}: this build has no MPI (apt-get install libopenmpi-dev openmpi-bin, then configure with "
+              "{}: this build has no MPI (apt-get install libopenmpi-dev openmpi-bin, then configure with "
               "-DRIDGE_MPI=ON and build again)",
-              n);
+              flags_text(tp, pp));
 }
 Ranks* joined_ranks() { return nullptr; }
 Ranks* ranks_alike() { return nullptr; }

@@ -19,11 +19,48 @@ BytesIn room_in(T* first, int64_t n) {
   return std::as_writable_bytes(std::span(first, size_t(n)));
 }
 
+/// Some ranks that follow each other, numbered from 0.
+class PartTransport final : public Transport {
+ public:
+  PartTransport(Transport& whole, int first, int size) : whole_(whole), first_(first), size_(size) {}
+  int rank() const override { return whole_.rank() - first_; }
+  int size() const override { return size_; }
+  std::vector<int> exchange(std::span<const BytesOut> to, std::span<const BytesIn> from, double seconds) override {
+    std::vector<BytesOut> to_all(size_t(whole_.size()));
+    std::vector<BytesIn> from_all(size_t(whole_.size()));
+    std::ranges::copy(to, to_all.begin() + first_);
+    std::ranges::copy(from, from_all.begin() + first_);
+    std::vector<int> late = whole_.exchange(to_all, from_all, seconds);
+    for (int& rank : late) rank -= first_;
+    return late;
+  }
+  bool has_ended(int rank) const override { return whole_.has_ended(first_ + rank); }
+  void limit_waits(double seconds) override { whole_.limit_waits(seconds); }
+  void abort(int code) override { whole_.abort(code); }
+
+ private:
+  Transport& whole_;
+  const int first_, size_;
+};
+
 }  // namespace
 
 Ranks::Ranks(std::unique_ptr<Transport> transport, double timeout_s)
     : transport_(std::move(transport)), timeout_s_(timeout_s), to_(size_t(size())), from_(size_t(size())) {
   RIDGE_CHECK(size() > 0 && rank() >= 0 && rank() < size(), "rank {} of {}", rank(), size());
+}
+
+void Ranks::set_stages(int n) {
+  if (n < 1 || size() % n != 0)
+    throw_error(ErrorKind::usage, "--pp {}: {} ranks do not make {} stages of equally many", n, size(), n);
+  n_stages_ = n;
+}
+
+std::unique_ptr<Ranks> Ranks::of_stage() const {
+  const int n = size() / n_stages_, first = rank() / n * n;
+  auto part = std::make_unique<Ranks>(std::make_unique<PartTransport>(*transport_, first, n), timeout_s_);
+  for (int r = first; r < first + n; ++r) part->names_.push_back(name(r));
+  return part;
 }
 
 std::string Ranks::name(int rank) const {
@@ -102,10 +139,10 @@ void Ranks::gather_columns(View2<const float> own, std::span<const int64_t> bord
     for (int64_t t = 0; t < n; ++t) std::ranges::copy(part(r).row(t), whole.row(t).begin() + borders[size_t(r)]);
 }
 
-void Ranks::send(int from, int to, BytesOut bytes, BytesIn room) {
+void Ranks::send(int from, int to, BytesOut bytes, BytesIn room, double seconds) {
   if (rank() == from) to_[size_t(to)] = bytes;
   if (rank() == to) from_[size_t(from)] = room;
-  exchange("bytes of one rank for another", timeout_s_);
+  exchange("bytes of one rank for another", seconds);
 }
 
 std::vector<std::string> Ranks::trade(std::span<const BytesOut> to, double seconds, int64_t most) {

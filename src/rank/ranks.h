@@ -25,12 +25,20 @@ class Ranks {
   bool is_first() const { return rank() == 0; }
   double timeout_s() const { return timeout_s_; }
 
+  /// Stages that the model's layers are split over, in order: `--pp`. Ranks of a stage follow each other, and each stage
+  /// has as many. Throws usage where they do not share the ranks evenly.
+  void set_stages(int n);
+  int n_stages() const { return n_stages_; }
+  /// The ranks of this rank's stage among themselves. Valid while this object is; not to be used at the same time.
+  std::unique_ptr<Ranks> of_stage() const;
+
   /// values = sum over ranks of their values, added in the order of ranks: ((v0 + v1) + v2) + ...
   void all_reduce(std::span<float> values);
   /// whole [n, borders.back()]: columns [borders[r], borders[r + 1]) are `own` [n, ..] of rank r.
   void gather_columns(View2<const float> own, std::span<const int64_t> borders, View2<float> whole);
-  /// Rank `to` gets in `room` the `bytes` of rank `from`, equally many; all ranks call it.
-  void send(int from, int to, BytesOut bytes, BytesIn room);
+  /// Rank `to` gets in `room` the `bytes` of rank `from`, equally many; other ranks may call it, for nothing.
+  void send(int from, int to, BytesOut bytes, BytesIn room, double seconds);
+  void send(int from, int to, BytesOut bytes, BytesIn room) { send(from, to, bytes, room, timeout_s_); }
   /// What each rank gave, by rank.
   std::vector<std::string> gather(const std::string& own, double seconds);
   std::vector<std::string> gather(const std::string& own) { return gather(own, timeout_s_); }
@@ -77,6 +85,7 @@ class Ranks {
   bool led_ = false;
   std::string failure_;  // what ended all exchanges
   std::atomic<double> most_seconds_ = kNoLimit;
+  int n_stages_ = 1;
   std::vector<std::string> names_;
   std::vector<BytesOut> to_;  // of the exchange that is being made
   std::vector<BytesIn> from_;

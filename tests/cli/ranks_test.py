@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs `ridge --tp` as processes under mpirun: equal text, files of caches, benches and evaluations, and faults: ranks that
+"""Runs `ridge --tp` and `--pp` as processes under mpirun: equal text, files of caches, benches and evaluations, and faults: ranks that
 are killed, stopped, late or missing, that have another program, file or flags, or too few companions.
 
 Usage: ranks_test.py RIDGE MODELS   exits 77 where there is no mpirun or the build has no MPI
@@ -44,13 +44,13 @@ def expect(what, holds, outcome):
     print("ok  ", what)
 
 
-def hurt(ridge, model, sign, marker, victim):
-    """Sends a signal to one rank of two in the middle of a long text; mpirun's outcome and the seconds it then took."""
-    words = MPIRUN + ["-np", "2", ridge, "run", "-m", model, "-p", "Once", "-n", "3000", "--ignore-eos", "--seed", marker,
-                      "--tp", "2", "--rank-timeout", "3", "--quiet"]
+def hurt(ridge, model, sign, marker, victim, n=2, shared=("--tp", "2")):
+    """Sends a signal to one of n ranks in the middle of a long text; mpirun's outcome and the seconds it then took."""
+    words = MPIRUN + ["-np", str(n), ridge, "run", "-m", model, "-p", "Once", "-n", "3000", "--ignore-eos", "--seed", marker,
+                      *shared, "--rank-timeout", "3", "--quiet"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
         begin = time.monotonic()
-        while len(children_of_ranks(marker)) < 2 and time.monotonic() - begin < LIMIT_S:
+        while len(children_of_ranks(marker)) < n and time.monotonic() - begin < LIMIT_S:
             time.sleep(0.1)
         time.sleep(2)
         os.kill(children_of_ranks(marker)[victim], sign)
@@ -86,6 +86,13 @@ def check_differences(ridge, text, model, other):
     got = run(MPIRUN + ["-np", "1", ridge] + text + ["--tp", "2", "--rank-timeout", "3", ":", "-np", "1", "sleep", "50"])
     expect("a rank that never starts is not waited for", time.monotonic() - begin < 30 and got.returncode != 0 and
            "the job's other ranks had not started after 3 s" in got.stderr, got)
+
+
+def logits_in(path):
+    data = path.read_bytes()
+    n_header = int.from_bytes(data[:8], "little")
+    begin, end = json.loads(data[8:8 + n_header])["logits"]["data_offsets"]
+    return array.array("f", data[8 + n_header + begin:8 + n_header + end])
 
 
 def check_measures(ridge, model, corpus, folder):
@@ -130,10 +137,7 @@ def check_measures(ridge, model, corpus, folder):
     for n in (1, 2):
         out = folder / f"logits-{n}.safetensors"
         got = ask(["eval", "logits", "-m", model, "--ids", str(ids), "-o", str(out), "--isa", "scalar", "--quiet"], n)
-        data = out.read_bytes()
-        n_header = int.from_bytes(data[:8], "little")
-        begin, end = json.loads(data[8:8 + n_header])["logits"]["data_offsets"]
-        logits[n] = array.array("f", data[8 + n_header + begin:8 + n_header + end])
+        logits[n] = logits_in(out)
     worst = max(abs(a - b) for a, b in zip(logits[1], logits[2]))
     expect("logits of 2 ranks are those of one but for the order of sums", len(logits[1]) == len(logits[2]) and
            worst < 1e-3, got)
@@ -172,6 +176,71 @@ def check_states(ridge, model, folder):
            "begins afresh" in lines[0] and all(" tokens from " in line for line in lines[1:]), got)
 
 
+def check_stages(ridge, model, corpus, folder):
+    """Layers split over stages: what one process says, and files that go on with any layout."""
+    jobs = {"alone": (1, []), "tp": (2, ["--tp", "2"]), "pp": (2, ["--pp", "2"]), "both": (4, ["--tp", "2", "--pp", "2"])}
+
+    def ask(job, words):
+        n, flags = jobs[job]
+        return run([ridge] + words if n == 1 else MPIRUN + ["-np", str(n), ridge] + words + flags)
+
+    text = ["run", "-m", model, "-n", "8", "--temp", "0", "--isa", "scalar", "--quiet"]
+    first, then = text + ["-p", "The capital of France is"], text + ["-p", " and"]
+    states = {job: str(folder / f"stages-{job}.kv") for job in jobs}
+    written = {job: ask(job, first + ["--save-state", states[job]]) for job in jobs}
+    expected = ask("alone", then + ["--load-state", states["alone"]])
+    for job in ("pp", "both"):
+        expect(f"{job}: one rank's text, once", written[job].returncode == 0 and
+               written[job].stdout.strip() == written["alone"].stdout.strip(), written[job])
+    expect("a state of stages is that of one process, byte for byte",
+           pathlib.Path(states["pp"]).read_bytes() == pathlib.Path(states["alone"]).read_bytes(), written["pp"])
+    for writer, reader in (("tp", "pp"), ("pp", "both"), ("both", "alone"), ("alone", "pp")):
+        got = ask(reader, then + ["--load-state", states[writer]])
+        expect(f"a state of {writer} goes on with {reader}", got.returncode == 0 and
+               got.stdout.strip() == expected.stdout.strip(), got)
+
+    ids = folder / "stage-ids.json"
+    ids.write_text("[1, 2, 3, 4, 5]")
+    logits = {}
+    for job in ("alone", "pp"):
+        out = folder / f"stages-{job}.safetensors"
+        got = ask(job, ["eval", "logits", "-m", model, "--ids", str(ids), "-o", str(out), "--quiet"])
+        logits[job] = logits_in(out) if got.returncode == 0 else None
+    expect("logits of stages are those of one process, bit for bit", logits["alone"] == logits["pp"], got)
+
+    values = {}
+    for job in ("alone", "pp"):
+        got = ask(job, ["eval", "kld", "-m", model, "-f", str(corpus), "-c", "64", "--chunks", "1", "--kv", "q8_0", "--json"])
+        values[job] = [(row["ppl"], row["kld"]) for row in json.loads(got.stdout)] if got.returncode == 0 else None
+    expect("divergences of stages are those of one process", values["alone"] == values["pp"], got)
+
+    got = ask("both", ["bench", "decode", "-m", model, "-p", "8", "-n", "4", "-r", "1", "-o", "json"])
+    rows = json.loads(got.stdout) if got.returncode == 0 else []
+    expect("a bench of stages is checked, and its rows say so", len(rows) == 2 and
+           all(row["checked"] and row["n_ranks"] == 4 and row["pp"] == 2 for row in rows), got)
+    got = ask("pp", ["bench", "batch", "-m", model, "-npp", "8", "-ntg", "4", "-npl", "2", "-o", "json"])
+    rows = json.loads(got.stdout) if got.returncode == 0 else []
+    expect("so is one of a batch", len(rows) == 1 and rows[0]["checked"] and rows[0]["pp"] == 2, got)
+    got = ask("both", ["profile", "-m", model, "-r", "2", "--json"])
+    parts = {part["op"]: part["calls"] for part in (json.loads(got.stdout) if got.returncode == 0 else {"parts": []})["parts"]}
+    expect("a profile has the border, and the sums of the first stage", parts.get("border") == 2 and
+           parts.get("all_reduce") == 8 and parts.get("gather") == 1, got)
+    got = ask("alone", ["plan", "-m", model, "--tp", "2", "--pp", "2", "-c", "256", "--kv", "f16", "--json"])
+    row = json.loads(got.stdout)[0] if got.returncode == 0 else {}
+    expect("a plan of stages", row.get("n_ranks") == 4 and row.get("pp") == 2, got)
+
+    got = run([ridge] + first + ["--pp", "2"])
+    expect("a process alone has no stages", got.returncode == 2 and "--pp 2: this process is alone" in got.stderr, got)
+    got = run(MPIRUN + ["-np", "3", ridge] + first + ["--tp", "2", "--pp", "2"])
+    expect("3 ranks of 4 are usage", got.returncode == 2 and "--tp 2 --pp 2: the job has 3 ranks" in got.stderr, got)
+    got = run(MPIRUN + ["-np", "2", ridge] + first + ["--tp", "1", "--pp", "1"])
+    expect("2 ranks of 1 are usage", got.returncode == 2 and "--tp 1: the job has 2 ranks" in got.stderr, got)
+    got = run(MPIRUN + ["-np", "1", ridge] + first + ["--pp", "2", ":", "-np", "1", ridge] + first + ["--tp", "2"])
+    expect("ranks of another layout are named", got.returncode == 2 and "the command line of rank 1" in got.stderr, got)
+    got = run([ridge] + first + ["--pp", "2", "--device", "cuda:0,1"])
+    expect("stages of GPUs are refused by name", got.returncode == 2 and "groups of GPUs" in got.stderr, got)
+
+
 def main():
     ridge, models = sys.argv[1], pathlib.Path(sys.argv[2])
     model, other = str(models / "ridge-ref-q8_0.gguf"), str(models / "stories260K.gguf")
@@ -205,9 +274,13 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         check_states(ridge, model, pathlib.Path(folder))
         check_measures(ridge, model, models / "wikitext-2-excerpt.txt", pathlib.Path(folder))
+        check_stages(ridge, model, models / "wikitext-2-excerpt.txt", pathlib.Path(folder))
 
-    for sign, marker, victim in ((signal.SIGKILL, "77001", 1), (signal.SIGKILL, "77003", 0), (signal.SIGSTOP, "77002", 1)):
-        got, seconds = hurt(ridge, model, sign, marker, victim)
+    pairs = (4, ("--tp", "2", "--pp", "2"))  # ranks 2 and 3 are the second stage
+    for sign, marker, victim, *job in ((signal.SIGKILL, "77001", 1), (signal.SIGKILL, "77003", 0),
+                                       (signal.SIGSTOP, "77002", 1), (signal.SIGKILL, "77004", 3, *pairs),
+                                       (signal.SIGSTOP, "77005", 2, *pairs)):
+        got, seconds = hurt(ridge, model, sign, marker, victim, *job)
         expect(f"{sign.name} of process {victim}: the job ends in bounded time", got.returncode != 0 and seconds < 30, got)
         if sign == signal.SIGKILL:
             expect("the signal is named", "signal 9" in got.stderr or "no answer from rank" in got.stderr, got)

@@ -82,9 +82,20 @@ struct Holder {
   std::unique_ptr<Outputs> outputs;
 };
 
-void on(int n, const std::function<void(Ranks*)>& body) {
-  if (n == 1) return body(nullptr);
-  on_ranks(n, [&](Ranks& ranks) { body(&ranks); });
+/// How many ranks, in how many stages.
+struct Layout {
+  Layout(int of_ranks, int of_stages = 1) : n_ranks(of_ranks), n_stages(of_stages) {}
+  int tp() const { return n_ranks / n_stages; }
+  std::string text() const { return fmt::format("{} ranks in {} stages", n_ranks, n_stages); }
+  int n_ranks, n_stages;
+};
+
+void on(Layout layout, const std::function<void(Ranks*)>& body) {
+  if (layout.n_ranks == 1) return body(nullptr);
+  on_ranks(layout.n_ranks, [&](Ranks& ranks) {
+    ranks.set_stages(layout.n_stages);
+    body(&ranks);
+  });
 }
 
 std::vector<std::byte> bytes_of(const std::filesystem::path& path) {
@@ -94,11 +105,11 @@ std::vector<std::byte> bytes_of(const std::filesystem::path& path) {
 
 /// Computes n_tokens with `writers` ranks and goes on with every number of `readers`. Where ranks add in another order, the
 /// rows are those of the writers: what readers make of them differs by the rounding of three tokens (the bound of
-/// parity_test.cpp).
-void expect_moves(const std::string& path, const std::string& kv, int n_tokens, int writers,
-                  std::initializer_list<int> readers) {
+/// parity_test.cpp). Stages add nothing.
+void expect_moves(const std::string& path, const std::string& kv, int n_tokens, Layout writers,
+                  std::initializer_list<Layout> readers) {
   constexpr double kBound = 1e-4;
-  SCOPED_TRACE(fmt::format("{} {} of {} tokens by {} ranks", path, kv, n_tokens, writers));
+  SCOPED_TRACE(fmt::format("{} {} of {} tokens by {}", path, kv, n_tokens, writers.text()));
   const TempDir dir;
   std::vector<float> expected;
   on(writers, [&](Ranks* ranks) {
@@ -108,8 +119,8 @@ void expect_moves(const std::string& path, const std::string& kv, int n_tokens, 
     const std::vector<float> logits = holder.go_on();
     if (!ranks || ranks->is_first()) expected = logits;
   });
-  for (const int n : readers) {
-    on(n, [&](Ranks* ranks) {
+  for (const Layout& layout : readers) {
+    on(layout, [&](Ranks* ranks) {
       Holder holder(path, kv, ranks);
       holder.load(dir / "state.kv");
       holder.save(dir / "again.kv");
@@ -117,13 +128,13 @@ void expect_moves(const std::string& path, const std::string& kv, int n_tokens, 
       ASSERT_EQ(logits.size(), expected.size());
       double worst = 0;
       for (size_t i = 0; i < logits.size(); ++i) worst = std::max(worst, std::abs(double(logits[i]) - expected[i]));
-      if (n == writers) {
-        EXPECT_EQ(worst, 0);
+      if (layout.tp() == writers.tp()) {
+        EXPECT_EQ(worst, 0) << layout.text();
       } else {
-        EXPECT_LT(worst, kBound) << n << " ranks";
+        EXPECT_LT(worst, kBound) << layout.text();
       }
     });
-    EXPECT_EQ(bytes_of(dir / "again.kv"), bytes_of(dir / "state.kv")) << n << " ranks";
+    EXPECT_EQ(bytes_of(dir / "again.kv"), bytes_of(dir / "state.kv")) << layout.text();
   }
 }
 
@@ -152,6 +163,17 @@ TEST_F(RankState, OfSlidingLayersLatentRowsAndStatesDoesSoToo) {
     expect_moves(model(name), "f16", 100, 2, {1, 2});
     expect_moves(model(name), "f16", 100, 1, {2});
   }
+}
+
+TEST_F(RankState, MovesBetweenStages) {
+  const Layout stages(2, 2), pairs(4, 2);
+  for (const char* kv : {"f16", "rotor-3s:rounding=nearest:centre=on", "rotor-3:rounding=weighted"})
+    expect_moves(model("mistral"), kv, 150, stages, {1, 2, stages, pairs, Layout(3, 3)});
+  expect_moves(model("mistral"), "q8_0", 150, pairs, {1, 2, stages});
+  expect_moves(model("mistral_swa"), "f16", 150, 2, {stages, pairs});
+  expect_moves(model("deepseek_v3"), "f16", 100, 1, {stages, pairs});
+  expect_moves(model("qwen3_5"), "f16", 100, Layout(4, 4), {1, 2, pairs});  // the last stage has no state
+  expect_moves(model("qwen3_next"), "f16", 100, pairs, {1, 2, stages});
 }
 
 TEST_F(RankState, OfAnotherModelIsRefusedOnEveryRank) {

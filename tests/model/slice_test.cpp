@@ -41,6 +41,28 @@ TEST(Slice, BordersCoverEverythingInOrder) {
   EXPECT_THAT(slice_borders(16, 16, 3), ElementsAre(0, 0, 0, 16));
 }
 
+TEST(Slice, StagesHaveLayersInOrderAndCachesOfTheirOwn) {
+  ModelSlice slice{.rank = 1, .size = 2, .stage = 1, .n_stages = 2};
+  slice.whole.n_layers = 5;
+  slice.whole.n_kv_heads = 4;
+  slice.layers = slice_borders(5, 1, 2);
+  std::vector<int> stages;
+  for (int layer = 0; layer < 5; ++layer) stages.push_back(slice.stage_of(layer));
+  EXPECT_THAT(stages, ElementsAre(0, 0, 1, 1, 1));
+  EXPECT_EQ(slice.n_ranks(), 4);
+  EXPECT_EQ(slice.rank_in(0), 1);
+  EXPECT_EQ(slice.rank_in(1), 3);
+  for (int rank = 0; rank < 4; ++rank) {
+    const std::vector<SidePart> parts = side_parts(slice, rank);
+    ASSERT_EQ(parts.size(), 10u);
+    for (int side = 0; side < 10; ++side) {
+      const bool is_there = (side / 2 < 2) == (rank < 2);
+      EXPECT_EQ(parts[size_t(side)].heads.first, is_there ? rank % 2 * 2 : 0) << rank << " " << side;
+      EXPECT_EQ(parts[size_t(side)].heads.count, is_there ? 2 : 0) << rank << " " << side;
+    }
+  }
+}
+
 TEST(Slice, RowsAndColumnsOfEveryFormatAreThoseOfTheWhole) {
   for (const WeightFormat& format : weight_formats()) {
     const int64_t group = format.group, n_in = 4 * group, n_out = 24;

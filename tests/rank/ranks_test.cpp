@@ -93,6 +93,47 @@ TEST(Ranks, TextsForEachRankComeInPieces) {
     });
 }
 
+TEST(Ranks, OfAStageAddAmongThemselves) {
+  on_ranks(6, [](Ranks& ranks) {
+    ranks.set_names({"a", "b", "c", "d", "e", "f"});
+    ranks.set_stages(2);
+    const std::unique_ptr<Ranks> part = ranks.of_stage();
+    Ranks& stage = *part;
+    const int first = ranks.rank() / 3 * 3;
+    EXPECT_EQ(stage.size(), 3);
+    EXPECT_EQ(stage.rank(), ranks.rank() - first);
+    EXPECT_EQ(stage.name(1), first == 0 ? "b" : "e");
+    std::vector<float> values = {float(ranks.rank()), 1};
+    stage.all_reduce(values);
+    EXPECT_THAT(values, ElementsAre(3 * first + 3, 3));
+    values[0] = float(ranks.rank());
+    ranks.send(2, 5, std::as_bytes(std::span(values)), std::as_writable_bytes(std::span(values)), 60);
+    EXPECT_EQ(values[0], ranks.rank() == 5 ? 2 : ranks.rank());
+    ranks.all_reduce(values);
+    EXPECT_EQ(values[0], 0 + 1 + 2 + 3 + 4 + 2);
+    EXPECT_THROW(ranks.set_stages(4), Error);
+  });
+}
+
+TEST(Ranks, OfAStageNameWhoDoesNotCome) {
+  on_ranks(
+      4,
+      [](Ranks& ranks) {
+        ranks.set_names({"a", "b", "c", "d"});
+        ranks.set_stages(2);
+        if (ranks.rank() != 2) return;
+        const std::unique_ptr<Ranks> stage = ranks.of_stage();
+        std::vector<float> values(8, 1.0f);
+        try {
+          stage->all_reduce(values);
+          ADD_FAILURE() << "a rank that is not there has added";
+        } catch (const Error& error) {
+          EXPECT_THAT(error.what(), HasSubstr("c: no answer from d within"));
+        }
+      },
+      0.2);
+}
+
 TEST(Ranks, ADifferenceNamesTheRank) {
   on_ranks(3, [](Ranks& ranks) {
     ranks.set_names({"rank 0 (a)", "rank 1 (b)", "rank 2 (c)"});
@@ -137,7 +178,7 @@ TEST(Ranks, RanksOfDifferentStepsAreNoticed) {
 TEST(Mpi, AProcessAloneIsNoJob) {
   EXPECT_EQ(joined_ranks(), nullptr);
   try {
-    join_mpi(2, 1);
+    join_mpi(2, 1, 1);
     ADD_FAILURE() << "a rank of nothing";
   } catch (const Error& error) {
     if (mpi_version().empty()) {

@@ -295,7 +295,34 @@ double PlanCheck::difference(const MemoryPlan& plan) const {
   return std::abs(double(total() - plan.total())) / double(total());
 }
 
-PlannedModel plan_model(const std::string& path, const LoadOptions& place, int n_ranks) {
+namespace {
+
+/// The part of the model that the last rank of a stage has: parts are nearly equal, and the last one has what is left over.
+ModelSlice last_slice(const LoadedModel& model, int n_ranks, int n_stages, int stage) {
+  const int last = (stage + 1) * n_ranks / n_stages - 1;
+  return plan_slice(model.config, model.weights, last, n_ranks, n_stages).or_throw();
+}
+
+/// The stage whose matrices take most.
+ModelSlice largest_slice(const LoadedModel& model, int n_ranks, int n_stages) {
+  int64_t most = -1;
+  ModelSlice largest;
+  for (int stage = 0; stage < n_stages; ++stage) {
+    ModelSlice slice = last_slice(model, n_ranks, n_stages, stage);
+    Config config = model.config;
+    Weights weights = view_of(model.weights);
+    apply_slice(slice, config, weights, true);
+    const int64_t bytes = decode_matrix_bytes(weights, config.n_experts);
+    if (bytes < most) continue;
+    most = bytes;
+    largest = std::move(slice);
+  }
+  return largest;
+}
+
+}  // namespace
+
+PlannedModel plan_model(const std::string& path, const LoadOptions& place, int n_ranks, int n_stages) {
   constexpr std::string_view kSynth = "synth:";
   PlannedModel model{.place = place, .is_shape = path.starts_with(kSynth)};
   if (parse_device(place.device)) {
@@ -310,8 +337,7 @@ PlannedModel plan_model(const std::string& path, const LoadOptions& place, int n
                      ? make_synth_model(context, path.substr(kSynth.size()), SynthMatrices::shapes).or_throw()
                      : load_model(path).or_throw();
   if (n_ranks > 1) {
-    // Parts are nearly equal, and the last one has what is left over.
-    model.slice = plan_slice(model.config(), model.loaded.weights, n_ranks - 1, n_ranks).or_throw();
+    model.slice = largest_slice(model.loaded, n_ranks, n_stages);
     apply_slice(*model.slice, model.loaded.config, model.loaded.weights, true);
   }
   model.plan = make_plan(model.config(), model.loaded.weights.rope_factors, model.loaded.weights.long_rope_factors);
@@ -821,7 +847,8 @@ Row to_row(const PlannedModel& model, const MemoryPlan& plan) {
           {"session_bytes", plan.session_bytes},
           {"step_weight_bytes", plan.step_weight_bytes},
           {"step_kv_bytes", plan.step_kv_bytes}};
-  if (model.slice) row["n_ranks"] = model.slice->size;
+  if (model.slice) row["n_ranks"] = model.slice->n_ranks();
+  if (model.slice && model.slice->n_stages > 1) row["pp"] = model.slice->n_stages;
   for (const PlanPart& part : plan.parts) row["parts"][part.name] = part.bytes;
   if (plan.draft)
     row["draft"] = {{"type", plan.draft->type},

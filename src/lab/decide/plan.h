@@ -31,8 +31,9 @@ struct PlannedModel {
   bool on_device() const { return place.device != "cpu"; }
   const Config& config() const { return loaded.config; }
 };
-/// Of one of n_ranks ranks. Throws Error as Model::load() does.
-PlannedModel plan_model(const std::string& path, const LoadOptions& place, int n_ranks = 1);
+/// Of one of n_ranks ranks in n_stages stages: the last one of the stage whose layers take most. Throws Error as
+/// Model::load() does.
+PlannedModel plan_model(const std::string& path, const LoadOptions& place, int n_ranks = 1, int n_stages = 1);
 
 /// Who guesses tokens beside the model, as --spec-type has it: "lookup", "draft" (a smaller model) or "mtp" (a head of the
 /// model's). Every session has a cache of its own there.

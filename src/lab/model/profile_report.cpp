@@ -64,6 +64,7 @@ Row profile_fields(const Profile& p, const ProfileParams& params) {
         {"counted", p.counted},
         {"parts", Row::array()}};
   if (p.model.n_ranks > 1) f["n_ranks"] = p.model.n_ranks;
+  if (p.model.n_stages > 1) f["pp"] = p.model.n_stages;
   for (const ProfilePart& part : a.parts)
     f["parts"].push_back({{"name", part.name()},
                           {"op", part.op},

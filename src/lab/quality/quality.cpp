@@ -139,6 +139,7 @@ Row subject(std::string_view kind, const ModelInfo& model, const Corpus& corpus,
   row["device"] = device;
   row["device_name"] = model.device;
   if (model.n_ranks > 1) row["n_ranks"] = model.n_ranks;
+  if (model.n_stages > 1) row["pp"] = model.n_stages;
   row["build_commit"] = build_info().commit;
   row["corpus"] = corpus.path;
   row["corpus_bytes"] = corpus.bytes;
@@ -158,7 +159,8 @@ double EvalResult::bits_per_byte(const CandidateResult& candidate) const {
 
 double EvalResult::effective_bits_4k(const CandidateResult& candidate) const {
   const double values = double(model.n_cached_sides) * model.n_cached_layers * model.n_kv_heads * model.head_dim * 4096;
-  return 8 * double(candidate.cache.k.held_bytes_4k + candidate.cache.v.held_bytes_4k) / values;
+  const double bytes = double(candidate.cache.k.held_bytes_4k + candidate.cache.v.held_bytes_4k);
+  return values > 0 ? 8 * bytes / values : 0;  // of ranks the first one's, which may have layers without rows alone
 }
 
 std::string EvalResult::base_name() const {

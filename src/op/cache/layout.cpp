@@ -35,6 +35,7 @@ KvSideConfig default_kv_side(const KvFormat& format, bool is_k, bool k_has_bias)
 KvLayout::KvLayout(const KvLayerConfig& layer, bool is_k, bool in_fragments) : config(layer.side(is_k)) {
   const int head_dim = layer.head_dim;
   if (is_k) state_values = layer.state_values;
+  if (is_k) state_elsewhere = layer.state_elsewhere;
   tiles.format = format_number(*config.format);
   tiles.recent = format_number(config.recent());
   tiles.is_k = is_k;

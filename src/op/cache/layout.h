@@ -27,9 +27,10 @@ struct KvLayerConfig {
   KvSideConfig k, v;
   int n_kv_heads = 0;
   int head_dim = 0;
-  int attention_window = 0;  ///< as KvTiles has it
-  int64_t state_values = 0;  ///< float32 values of a state of fixed size, zero at the start; the K side has it
-  int layer = -1;            ///< of the model, whose rotation both sides take; -1: its place in the list of layers
+  int attention_window = 0;      ///< as KvTiles has it
+  int64_t state_values = 0;      ///< float32 values of a state of fixed size, zero at the start; the K side has it
+  bool state_elsewhere = false;  ///< other ranks have its state: sequences are bound by it here too
+  int layer = -1;                ///< of the model, whose rotation both sides take; -1: its place in the list of layers
 
   bool v_is_k = false;  ///< the rows of K serve as V too: V has no rows of its own, and the settings of K
 
@@ -46,6 +47,7 @@ struct KvLayout {
   KvSideConfig config;
   KvTiles tiles;  ///< rules and sizes; its pointers are null
   int64_t state_values = 0;
+  bool state_elsewhere = false;
 
   bool calibrates() const { return tiles.retention.calibration > 0; }
   int ring_rows() const { return tiles.ring_tiles * kTilePositions; }
