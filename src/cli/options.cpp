@@ -81,7 +81,7 @@ constexpr Habit kHabits[] = {
     {"-np", "--parallel", "Ridge runs one sequence here", "leave it out"},
     {"-tb", "--threads-batch", "prompts and decode have the same threads", "use -t N"},
     {"", "--tp", "this command does not run over ranks", "use ridge run, chat, serve or eval ppl"},
-    {"", "--pp", "this command does not run over ranks", "use ridge run or ridge eval ppl"},
+    {"", "--pp", "this command does not split layers over ranks", "use ridge run or eval ppl, or --tp"},
     {"-s", "", "the seed has no short name", "use --seed N"},
 };
 
@@ -232,14 +232,15 @@ void add_device_flags(CLI::App& app, ModelFlags& flags) {
                  "force a kernel, OP=NAME (repeatable; see `ridge explain`)");
 }
 
-void add_rank_flags(CLI::App& app) {
+void add_rank_flags(CLI::App& app, bool has_stages) {
   in_group(app, "Ranks");
   app.add_option("--tp", "ranks that hold the model together: start them as mpirun -np N ridge ... --tp N")
       ->type_name("N")
       ->default_str("1");
-  app.add_option("--pp", "stages that the layers are split over, each of --tp ranks: start N times M processes")
-      ->type_name("M")
-      ->default_str("1");
+  if (has_stages)
+    app.add_option("--pp", "stages that the layers are split over, each of --tp ranks: start N times M processes")
+        ->type_name("M")
+        ->default_str("1");
   app.add_option("--rank-timeout", "longest time to wait for another rank; loading may take ten times as long")
       ->type_name("SECONDS")
       ->default_str("60");
@@ -293,8 +294,7 @@ void join_ranks(CLI::App& app, const std::vector<std::string>& words) {
   if (pp > 1 && device && device->count() > 0 && !parse_devices(device->results().back()).empty())
     bad_flag("--pp", "layers are not split over groups of GPUs", "leave it out: --device cuda:0,1 shares every layer");
   const bool led = is_led(app);
-  if (pp > 1 && led)
-    bad_flag("--pp", "chat, serve, speculation and a cache by record do not run over stages", "use --tp alone");
+  if (pp > 1 && led) bad_flag("--pp", "speculation and a cache by record do not run over stages", "use --tp alone");
   const int64_t seconds = number("--rank-timeout", 86400, 60);
   Ranks& ranks = join_mpi(tp, pp, double(seconds));
   if (tp * pp == 1) return leave_mpi();

@@ -71,7 +71,7 @@ void add_model_flag(CLI::App& app, ModelFlags& flags, bool required);
 void add_place_flags(CLI::App& app, ModelFlags& flags);
 void add_device_flags(CLI::App& app, ModelFlags& flags);
 /// --tp, --pp, --rank-timeout: for commands whose processes may be ranks of one job. join_ranks() reads them.
-void add_rank_flags(CLI::App& app);
+void add_rank_flags(CLI::App& app, bool has_stages = true);
 /// With --tp N or --pp M above 1: makes this process a rank before the command's action runs. Ranks but the first print
 /// nothing and write no rows. Of commands whose steps hang on clients, people or clocks (serve, chat, run with speculation
 /// or a cache chosen by a record) the first rank has the command and leads the others (engine/lead.h). Throws Error as join_mpi()
