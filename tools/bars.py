@@ -186,9 +186,9 @@ def batches():
 
 def verification():
     """A step of one token and three guesses that cost nothing to make, in steps of one token."""
-    for r in speed.rows("checks/spec-cuda.jsonl"):
+    for r in speed.last_guesses():
         if r["spec_type"] == "lookup" and r["spec_depth"] == 3 and r["forced_accept"] == 1:
-            steps = (1 + r["accepted_per_step"]) / r["speedup"]
+            steps = speed.verified_step(r)
             model = r["model_filename"].removeprefix("synth:").split("@")[0]
             yield f"{model} int4_g128, {r['type_k']} cache, depth {r['n_depth']}: 4 tokens against 1", "<= 1.25x", f"{steps:.2f}x", steps <= 1.25
 

@@ -181,6 +181,25 @@ def int_products_tried():
     return out
 
 
+BRICKS_TRIED = {"w8a0": "8 warps; large products alone on their processors (as it was)", "w8a1": "8 warps, all products alone",
+                "w16a0": "16 warps where x fits; large products alone (kept)", "w16a1": "16 warps where x fits, all products alone"}
+
+
+def bricks_tried():
+    """Products and models by blocks of so many warps; turns are averaged."""
+    cells = {}
+    for r in rows("bricks-tried-cuda.jsonl"):
+        what = r["model"].removeprefix("synth:").replace("@shared=1", "").replace("@weights=", " ") if "model" in r else f"{r['n_out']}x{r['n_in']} {r['weights']}, {r['n_tokens']}"
+        cells.setdefault(what, {}).setdefault(r["variant"], []).append(r["avg_ts"] if "model" in r else r["median_us"])
+    columns = [f"{shape} {kind}, {n}" for shape in ("17920x1536", "1536x8960", "28672x4096") for kind, n in (("q4_k", 1), ("q4_k", 4), ("f16", 1))]
+    columns += ["qwen2.5-1.5b q4_k_m", "llama-3.1-8b q4_k_m", "qwen2.5-1.5b f16"]
+    out = ["| blocks |" + "".join(f" {c} |" for c in columns), "|---|" + "---:|" * len(columns)]
+    for variant, how in BRICKS_TRIED.items():
+        mean = lambda what: sum(cells[what][variant]) / len(cells[what][variant])
+        out.append(f"| {how} |" + "".join(f" {mean(c):.{1 if 'x' in c else 0}f} |" for c in columns))
+    return out
+
+
 def results(name):
     path = CHECKS.parent / name
     return [json.loads(line) for line in path.read_text().splitlines() if line.strip()] if path.exists() else []
@@ -223,6 +242,7 @@ def ranks(name="ranks-cuda.jsonl"):
 TABLES = {
     "collective-cuda": collectives,
     "int-products-tried-cuda": int_products_tried,
+    "bricks-tried-cuda": bricks_tried,
     "ranks-cuda": ranks,
     "ranks-tried-cuda": lambda: ranks("checks/ranks-tried-cuda.jsonl"),
     "profile-experts-cuda": expert_profiles,

@@ -81,9 +81,9 @@ def real_text():
     found = rows("checks/spec-text-cuda.jsonl")
     if not found:
         return NO_ROWS
-    out = ["| text | who guesses | temperature | cache | tok/s without | with | ratio | accepted a step | generated text that repeats % | texts that differ |", "|---|---|---:|---|---:|---:|---:|---:|---:|---:|"]
+    out = ["| text | tokens | who guesses | temperature | cache | tok/s without | with | ratio | accepted a step | generated text that repeats % | texts that differ |", "|---|---:|---|---:|---|---:|---:|---:|---:|---:|---:|"]
     for r in found:
-        out.append(f"| {r['text']} | {r['spec_type']} | {r['temperature']:g} | {r['type_k']} | {r['plain_avg_ts']:.0f} ± {r['plain_stddev_ts']:.0f} | {r['avg_ts']:.0f} ± {r['stddev_ts']:.0f} |"
+        out.append(f"| {r['text']} | {r['n_gen']} | {r['spec_type']} | {r['temperature']:g} | {r['type_k']} | {r['plain_avg_ts']:.0f} ± {r['plain_stddev_ts']:.0f} | {r['avg_ts']:.0f} ± {r['stddev_ts']:.0f} |"
                    f" {r['speedup']:.2f} | {r['accepted_per_step']:.2f} | {100 * r['repeated_share']:.0f} | {r['texts_differ']} of {len(r['samples_ts'])} |")
     return out
 

@@ -3,6 +3,8 @@
 import json
 import pathlib
 
+import speed_tables
+
 RESULTS = pathlib.Path(__file__).resolve().parent.parent / "results"
 
 
@@ -65,14 +67,11 @@ def speculation_cuda():
     """A step's cost is what the ratio and the tokens a step leave: a proposer that guesses for nothing costs verification alone."""
     out = ["| machine | model | who guesses | guesses a step | right | cache | depth | tok/s without | with | ratio | accepted a step | a step with guesses, in steps without |",
            "|---|---|---|---:|---:|---|---:|---:|---:|---:|---:|---:|"]
-    last = {}
-    for r in map(json.loads, (RESULTS / "checks" / "spec-cuda.jsonl").read_text().splitlines()):
-        last[tuple(r[f] for f in ("gpu_info", "model_filename", "spec_type", "spec_depth", "forced_accept", "n_depth", "type_k", "type_v"))] = r
-    for r in sorted(last.values(), key=lambda r: (r["spec_type"], r["model_type"], r["spec_depth"], r["n_depth"])):
+    for r in speed_tables.last_guesses():
         model = r["model_filename"].removeprefix("synth:").split("@")[0]
         kv = r["type_k"] if r["type_k"] == r["type_v"] else f"{r['type_k']}/{r['type_v']}"
         out.append(f"| {r['gpu_info']} | {model} int4_g128 | {r['spec_type']} | {r['spec_depth']} | {r['forced_accept']:g} | {kv} | {r['n_depth']} | {r['plain_avg_ts']:.0f} | {r['avg_ts']:.0f} "
-                   f"| {r['speedup']:.2f} | {r['accepted_per_step']:.2f} | {(1 + r['accepted_per_step']) / r['speedup']:.2f} |")
+                   f"| {r['speedup']:.2f} | {r['accepted_per_step']:.2f} | {speed_tables.verified_step(r):.2f} |")
     return out
 
 

@@ -212,6 +212,22 @@ def prompts(device):
     return out
 
 
+def verified_step(r):
+    """A step with guesses in steps without: what a row's ratio leaves when its steps without guesses, in rests, cost one. Where guesses are forced
+    to be right every step has as many, else the row says only what its mixture of steps costs."""
+    cost = (r["spec_steps"] + r["spec_accepted"]) / r["speedup"]
+    guessing = r["spec_proposed"] / r["spec_depth"] if r["forced_accept"] == 1 else r["spec_steps"]
+    return (cost - (r["spec_steps"] - guessing)) / guessing
+
+
+def last_guesses():
+    """The newest row of each machine, model, proposer, depth and cache of checks/spec-cuda.jsonl."""
+    last = {}
+    for r in rows("checks/spec-cuda.jsonl"):
+        last[tuple(r[f] for f in ("gpu_info", "model_filename", "spec_type", "spec_depth", "forced_accept", "n_depth", "type_k", "type_v"))] = r
+    return sorted(last.values(), key=lambda r: (r["spec_type"], r["model_type"], r["spec_depth"], r["n_depth"]))
+
+
 def files():
     """Whole models in the formats of the files that people have, beside int4_g128 of the same run."""
     weights = ("int4_g128", "q4_k_m", "q6_k")
