@@ -211,6 +211,11 @@ inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
+inline unsigned __brev(unsigned x) {
+  unsigned reversed = 0;
+  for (int i = 0; i < 32; ++i) reversed |= (x >> i & 1u) << (31 - i);
+  return reversed;
+}
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(unsigned(x)); }
 
 template <class T, class U>

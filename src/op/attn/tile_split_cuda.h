@@ -83,7 +83,7 @@ __device__ __forceinline__ int parts_of(const Cut& cut, int n_units, int all_uni
 struct Pass {
   int n_units = 0, n_tokens = 1;
 
-  __device__ Pass(const DeviceAttention& a, const Cut& cut, bool window, int from) {
+  __device__ __forceinline__ Pass(const DeviceAttention& a, const Cut& cut, bool window, int from) {
     const int lane = int(threadIdx.x) % 32, i = from + lane;
     const StepRow row = i < a.rows.n ? a.rows.rows[i] : StepRow{};
     const Units units(a, n_keys_of(row), window);
@@ -98,7 +98,8 @@ struct Pass {
     follows &= grows_by(units.v_coded, 0);
     follows &= grows_by(units.n_sinks, 0);
     const unsigned begins = __ballot_sync(gpu::kAllLanes, !follows), until_here = ~0u >> (31 - lane);
-    const int begin = 31 - __clz(int(begins & until_here)), next = __ffs(int(begins & ~until_here)) - 1;
+    // The highest bit: HIP has a call in a library for counting zeros from above.
+    const int begin = 32 - __ffs(int(__brev(begins & until_here))), next = __ffs(int(begins & ~until_here)) - 1;
     n_tokens = min(cut.pass, (next < 0 ? 32 : next) - lane);
     n_units = (lane - begin) % cut.pass == 0 ? Units(a, n_keys_of(row) + n_tokens - 1, window).n_units : 0;
   }
