@@ -40,6 +40,9 @@ constexpr int kTokens = 520;
 #else
 constexpr int kTokens = 80;  // under sanitizers a token takes twenty times as long
 #endif
+/// Of them, in steps of one or two: past the window of rotor-3, whose rows are coded behind 96. Where a machine has fewer
+/// processors than the model has threads, a step takes milliseconds.
+constexpr size_t kFew = 170;
 
 class Invariance : public testing::TestWithParam<const char*> {};
 // Float weights, panels, super-blocks (rows of 256), and integers throughout.
@@ -63,8 +66,10 @@ TEST_P(Invariance, StepsOfEverySizeGiveTheBitsOfSingleTokens) {
     for (const std::string& cache : is_large ? std::vector<std::string>{"rotor-3"} : caches_of(one)) {
       const std::vector<float> expected = all_logits(one, cache, tokens, 0);
       for (const int step : is_large ? std::vector{2, 16} : std::vector{1, 2, 16, 17, 150, 512}) {
-        const std::vector<float> actual = all_logits(three, cache, tokens, step);
-        ASSERT_EQ(actual.size(), expected.size());
+        const size_t n = step > 2 ? tokens.size() : std::min(tokens.size(), kFew);
+        const std::vector<float> actual =
+            all_logits(three, cache, {tokens.begin(), tokens.begin() + ptrdiff_t(n)}, step);
+        ASSERT_EQ(actual.size(), expected.size() / tokens.size() * n);
         EXPECT_EQ(std::memcmp(actual.data(), expected.data(), 4 * actual.size()), 0)
             << isa << ", cache " << cache << ", steps of " << step;
       }
