@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "base/rng.h"
+#include "cases/pool_walk.h"
 #include "cases/thread_ranks.h"
 #include "engine/engine.h"
 #include "engine/kv_choice.h"
@@ -34,8 +34,7 @@ struct Case {
 };
 void PrintTo(const Case& of, std::ostream* out) { *out << of.name; }
 
-/// Sequences of a pool, and what happened to them.
-class Texts {
+class Texts final : public PoolWalk {
  public:
   Texts(const Case& of, Ranks& ranks) : engine_("synth:" + of.shape, {.n_threads = 1, .isa = "scalar"}, &ranks) {
     SessionOptions options{.n_ctx = kContext, .n_ubatch = 64};
@@ -45,83 +44,23 @@ class Texts {
     outputs_ = engine_.backend().make_outputs();
   }
 
-  /// A random operation; a line that says what was decided.
-  std::string step(Rng& rng) {
-    const uint64_t kind = rng.next() % 12, pick = rng.next(), amount = rng.next();
-    if (sequences_.empty() || kind == 0) return open(pick);
-    const size_t i = size_t(pick % sequences_.size());
-    const SeqId seq = sequences_[i];
-    const int n = pool_->length(seq);
-    const auto somewhere = [&](int most) { return int(amount % uint64_t(most + 1)); };
-    if (pool_->is_parked(seq)) return said("unpark", pool_->unpark(seq));
-    switch (kind) {
-      case 1: return kept("fork", pool_->fork(seq, std::max(0, n - somewhere(40))));
-      case 2: return said("trim", pool_->trim(seq, std::max(0, n - somewhere(40)), TrimMode::exact));
-      case 3: return said("coded", pool_->trim(seq, somewhere(n), TrimMode::coded_window));
-      case 4: return pool_->park(seq), said("park", Status());
-      case 5: {
-        const Result<CheckpointId> made = pool_->checkpoint(seq);
-        if (made) checkpoints_.push_back(*made);
-        return said("checkpoint", made);
-      }
-      case 6: {
-        if (checkpoints_.empty()) return "nothing";
-        const size_t c = size_t(amount % checkpoints_.size());
-        if (amount % 3 == 0) return pool_->restore(seq, checkpoints_[c]), said("restore", Status());
-        pool_->release(checkpoints_[c]);
-        checkpoints_.erase(checkpoints_.begin() + ptrdiff_t(c));
-        return said("release", Status());
-      }
-      case 7:
-        pool_->close(seq);
-        sequences_.erase(sequences_.begin() + ptrdiff_t(i));
-        return said("close", Status());
-      case 8: {
-        const int first = somewhere(n), removed = std::min(n - first, 10);
-        return said("shift", pool_->shift(seq, first, removed, [&](int layer, float* row) {
-          engine_.turn_key(layer, kContext, -removed, row);
-        }));
-      }
-      default: return said("append", append(seq, rng, 1 + somewhere(60)));
-    }
-  }
+  ~Texts() override { pool_.reset(); }  // the engine must outlive it
 
-  /// Pages and slots in use, how long sequences are, and what coding cost.
-  std::string state() {
-    const PoolReport r = pool_->report();
-    std::string text = fmt::format("{} {} {} {} {} {}:", r.pages_free, r.pages_shared, r.pages_of_checkpoints,
-                                   r.slots_free, r.sequences, r.checkpoints);
-    for (const SeqId seq : sequences_) text += fmt::format(" {}", pool_->length(seq));
-    return text;
-  }
-  /// Of all heads, on the first rank.
-  std::vector<SequenceImage> images() {
+  /// Images of all heads, on the first rank.
+  std::vector<SequenceImage> whole_images() {
     std::vector<SequenceImage> all;
-    for (const SeqId seq : sequences_) {
-      if (pool_->is_parked(seq)) continue;
-      std::optional<SequenceImage> image = pool_->save(seq);
+    for (SequenceImage& own : images()) {
+      std::optional<SequenceImage> image = std::move(own);
       if (engine_.ranks()) image = gather_image({*engine_.ranks(), *engine_.slice(), layers_}, std::move(*image));
       if (image) all.push_back(std::move(*image));
     }
     return all;
   }
   const std::vector<float>& logits() const { return logits_; }
-  SequencePool& pool() { return *pool_; }
 
  private:
-  std::string said(std::string_view what, const auto& result) {
-    return fmt::format("{}: {}", what, result ? "done" : result.error().message);
-  }
-  std::string kept(std::string_view what, const Result<SeqId>& made) {
-    if (made) sequences_.push_back(*made);
-    return said(what, made);
-  }
-  std::string open(uint64_t pick) {
-    if (checkpoints_.empty() || pick % 2 == 0) return kept("open", pool_->open());
-    return kept("open a checkpoint", pool_->open(checkpoints_[size_t(pick / 2 % checkpoints_.size())]));
-  }
   /// In one step with a token of another sequence.
-  Status append(SeqId seq, Rng& rng, int n) {
+  Status append(SeqId seq, uint64_t, Rng& rng, int n) override {
     std::vector<SeqTokens> seqs{{seq, n}};
     for (const SeqId other : sequences_)
       if (other != seq && !pool_->is_parked(other) && pool_->length(other) < kContext) {
@@ -140,21 +79,15 @@ class Texts {
     return {};
   }
 
+  void turn_key(int layer, int n_positions, float* row) override {
+    engine_.turn_key(layer, kContext, n_positions, row);
+  }
+
   Engine engine_;
   std::vector<KvLayerConfig> layers_;
-  std::unique_ptr<SequencePool> pool_;
   std::unique_ptr<Outputs> outputs_;
-  std::vector<SeqId> sequences_;
-  std::vector<CheckpointId> checkpoints_;
   std::vector<float> logits_;
 };
-
-bool same(const SequenceImage& a, const SequenceImage& b) {
-  return a.n == b.n && a.calibrated == b.calibrated &&
-         std::ranges::equal(a.sides, b.sides, [](const SideImage& x, const SideImage& y) {
-           return x.ring_first == y.ring_first && x.coded_first == y.coded_first && x.bytes == y.bytes;
-         });
-}
 
 /// After one operation.
 struct Moment {
@@ -169,7 +102,7 @@ std::vector<Moment> moments_of(Texts& texts) {
   for (int i = 0; i < kSteps; ++i) {
     const std::string line = texts.step(rng);
     all.push_back({line + " | " + texts.state(), texts.logits(), {}});
-    if (i % kEvery == 0) all.back().images = texts.images();
+    if (i % kEvery == 0) all.back().images = texts.whole_images();
   }
   return all;
 }

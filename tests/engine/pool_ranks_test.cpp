@@ -2,8 +2,8 @@
 // alone, and the parts of every sequence are, joined, what it holds there.
 #include <gtest/gtest.h>
 
-#include "base/rng.h"
 #include "cases/kv_state_file.h"
+#include "cases/pool_walk.h"
 #include "cases/temp_dir.h"
 #include "cases/thread_ranks.h"
 #include "engine/rank_state.h"
@@ -37,85 +37,17 @@ std::vector<KvLayerConfig> sliding_layers(int n) {
           {side("f16", 0, 0), side("q8_0", 0, 0), n, kDim, 40}};
 }
 
-/// Sequences over heads [first, first + n) of the model, told apart by their texts, and what happened to them.
-class Part {
+/// Sequences over heads [first, first + n) of the model, told apart by their texts.
+class Part final : public PoolWalk {
  public:
-  Part(const std::vector<KvLayerConfig>& layers, int first_head)
-      : layers_(layers), first_head_(first_head), pool_(host_pool(layers, {}, kPages, kSlots)) {}
-
-  /// A random operation; a line that says what was decided.
-  std::string step(Rng& rng) {
-    const uint64_t kind = rng.next() % 12, pick = rng.next(), amount = rng.next();
-    if (sequences_.empty() || kind == 0) return open(pick);
-    const size_t i = size_t(pick % sequences_.size());
-    const SeqId seq = sequences_[i];
-    const int n = pool_->length(seq);
-    const auto somewhere = [&](int most) { return int(amount % uint64_t(most + 1)); };
-    if (pool_->is_parked(seq)) return said("unpark", pool_->unpark(seq));
-    switch (kind) {
-      case 1: return kept("fork", pool_->fork(seq, std::max(0, n - somewhere(40))));
-      case 2: return said("trim", pool_->trim(seq, std::max(0, n - somewhere(40)), TrimMode::exact));
-      case 3: return said("trim", pool_->trim(seq, somewhere(n), TrimMode::coded_window));
-      case 4: return pool_->park(seq), said("park", Status());
-      case 5: {
-        const Result<CheckpointId> made = pool_->checkpoint(seq);
-        if (made) checkpoints_.push_back(*made);
-        return said("checkpoint", made);
-      }
-      case 6: {
-        if (checkpoints_.empty()) return said("nothing", Status());
-        const size_t c = size_t(amount % checkpoints_.size());
-        if (amount % 3 == 0) return kept("open a checkpoint", pool_->open(checkpoints_[c]));
-        if (amount % 3 == 1) return pool_->restore(seq, checkpoints_[c]), said("restore", Status());
-        pool_->release(checkpoints_[c]);
-        checkpoints_.erase(checkpoints_.begin() + ptrdiff_t(c));
-        return said("release", Status());
-      }
-      case 7:
-        pool_->close(seq);
-        sequences_.erase(sequences_.begin() + ptrdiff_t(i));
-        return said("close", Status());
-      case 8: {
-        const int first = somewhere(n), removed = std::min(n - first, 10);
-        return said("shift", pool_->shift(seq, first, removed, [](int, float* row) { std::swap(row[0], row[1]); }));
-      }
-      default: return said("append", append(seq, pick % 7, 1 + somewhere(60)));
-    }
+  Part(const std::vector<KvLayerConfig>& layers, int first_head) : first_head_(first_head) {
+    pool_ = host_pool(layers, {}, kPages, kSlots);
   }
-
-  /// Pages and slots in use, and the length of every sequence.
-  std::string state() const {
-    const PoolReport r = pool_->report();
-    std::string text = fmt::format("{} {} {} {} {} {}:", r.pages_free, r.pages_shared, r.pages_of_checkpoints,
-                                   r.slots_free, r.sequences, r.checkpoints);
-    for (const SeqId seq : sequences_) {
-      text += fmt::format(" {}", pool_->length(seq));
-      if (!pool_->is_parked(seq)) text += fmt::format("/{}/{}", pool_->slot(seq), fmt::join(pool_->pages(seq), ","));
-    }
-    return text;
-  }
-  std::vector<SequenceImage> images() {
-    std::vector<SequenceImage> all;
-    for (const SeqId seq : sequences_)
-      if (!pool_->is_parked(seq)) all.push_back(pool_->save(seq));
-    return all;
-  }
-  SequencePool& pool() { return *pool_; }
 
  private:
-  std::string said(std::string_view what, const auto& result) {
-    return fmt::format("{}: {}", what, result ? "done" : result.error().message);
-  }
-  std::string kept(std::string_view what, const Result<SeqId>& made) {
-    if (made) sequences_.push_back(*made);
-    return said(what, made);
-  }
-  std::string open(uint64_t pick) {
-    if (checkpoints_.empty() || pick % 2 == 0) return kept("open", pool_->open());
-    return kept("open a checkpoint", pool_->open(checkpoints_[size_t(pick / 2 % checkpoints_.size())]));
-  }
   /// Rows of a head depend on the text, the position, the layer and the head of the model.
-  Status append(SeqId seq, uint64_t text, int n) {
+  Status append(SeqId seq, uint64_t pick, Rng&, int n) override {
+    const uint64_t text = pick % 7;
     RIDGE_TRY_STATUS(pool_->reserve(seq, n));
     const auto& memory = static_cast<const HostKvMemory&>(pool_->memory());
     for (int layer = 0; layer < memory.n_layers(); ++layer) {
@@ -136,12 +68,10 @@ class Part {
     return {};
   }
 
+  void turn_key(int, int, float* row) override { std::swap(row[0], row[1]); }
+
   CpuContext context_{1};
-  std::vector<KvLayerConfig> layers_;
-  int first_head_;
-  std::unique_ptr<SequencePool> pool_;
-  std::vector<SeqId> sequences_;
-  std::vector<CheckpointId> checkpoints_;
+  const int first_head_;
 };
 
 using Layers = std::vector<KvLayerConfig> (*)(int n_kv_heads);
@@ -168,13 +98,6 @@ struct RankPart {
   RankCaches caches;
   Part part;
 };
-
-bool same(const SequenceImage& a, const SequenceImage& b) {
-  return a.n == b.n && a.calibrated == b.calibrated &&
-         std::ranges::equal(a.sides, b.sides, [](const SideImage& x, const SideImage& y) {
-           return x.ring_first == y.ring_first && x.coded_first == y.coded_first && x.bytes == y.bytes;
-         });
-}
 
 void expect_same_as_alone(int n_ranks, Layers layers, uint64_t seed) {
   constexpr int kSteps = 120, kEvery = 10;
