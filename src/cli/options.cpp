@@ -266,14 +266,16 @@ std::string asked_for(const std::vector<std::string>& words, bool led) {
   return text;
 }
 
+/// What was given for a flag last; nothing where it was left out or the command has no such flag.
+std::optional<std::string> given(const CLI::App& app, const std::string& flag) {
+  const CLI::Option* const option = app.get_option_no_throw(flag);
+  return option && option->count() > 0 ? std::optional(option->results().back()) : std::nullopt;
+}
+
 bool is_led(const CLI::App& app) {
-  const auto value_of = [&](const std::string& flag) -> std::string {
-    const CLI::Option* const option = app.get_option_no_throw(flag);
-    return option && option->count() > 0 ? option->results().back() : "";
-  };
   if (app.get_name() == "serve" || app.get_name() == "chat") return true;
-  const std::string spec = value_of("--spec-type");
-  return app.get_name() == "run" && ((!spec.empty() && spec != "none") || value_of("--kv-quant") == "auto");
+  return app.get_name() == "run" &&
+         (given(app, "--spec-type").value_or("none") != "none" || given(app, "--kv-quant") == "auto");
 }
 
 }  // namespace
@@ -281,17 +283,12 @@ bool is_led(const CLI::App& app) {
 void join_ranks(CLI::App& app, const std::vector<std::string>& words) {
   if (!app.get_option_no_throw("--rank-timeout")) return;  // a plan runs alone
   const auto number = [&](const char* flag, int64_t most, int64_t left_out) {
-    const CLI::Option* const option = app.get_option_no_throw(flag);
-    return option && option->count() > 0 ? parse_whole(flag, option->results().back(), 1, most) : left_out;
-  };
-  const auto is_given = [&](const char* flag) {
-    const CLI::Option* const option = app.get_option_no_throw(flag);
-    return option && option->count() > 0;
+    const std::optional<std::string> text = given(app, flag);
+    return text ? parse_whole(flag, *text, 1, most) : left_out;
   };
   const auto tp = int(number("--tp", 64, 1)), pp = int(number("--pp", 64, 1));
-  if ((!is_given("--tp") && !is_given("--pp")) || (tp * pp == 1 && !in_mpi_job())) return;
-  const CLI::Option* const device = app.get_option_no_throw("--device");
-  if (pp > 1 && device && device->count() > 0 && !parse_devices(device->results().back()).empty())
+  if ((!given(app, "--tp") && !given(app, "--pp")) || (tp * pp == 1 && !in_mpi_job())) return;
+  if (pp > 1 && !parse_devices(given(app, "--device").value_or("cpu")).empty())
     bad_flag("--pp", "layers are not split over groups of GPUs", "leave it out: --device cuda:0,1 shares every layer");
   const bool led = is_led(app);
   if (pp > 1 && led) bad_flag("--pp", "speculation and a cache by record do not run over stages", "use --tp alone");
@@ -307,8 +304,7 @@ void join_ranks(CLI::App& app, const std::vector<std::string>& words) {
     option->add_result(value);
     option->run_callback();
   };
-  if (const CLI::Option* const threads = app.get_option_no_throw("--threads"); threads && threads->count() == 0)
-    set("--threads", std::to_string(processors_of_rank()));
+  if (!given(app, "--threads")) set("--threads", std::to_string(processors_of_rank()));
   if (ranks.is_first()) return;
   if (!std::freopen("/dev/null", "w", stdout)) throw Error(ErrorKind::failure, "cannot open /dev/null");
   set("--quiet", "true");

@@ -3,12 +3,6 @@
 #include <algorithm>
 
 namespace ridge {
-namespace {
-
-/// Tokens that a device may be ahead of the host: one step hides the host's work on a token, another one its hiccups.
-constexpr int kStepsAhead = 3;
-
-}  // namespace
 
 void Backend::run(const Batch& batch, SequencePool& pool, Outputs& outputs) {
   step(batch, pool, pool.memory(), outputs);

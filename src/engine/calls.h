@@ -65,6 +65,7 @@ class CallWriter {
     put(ssize(values));
     text_.append(reinterpret_cast<const char*>(values.data()), values.size_bytes());
   }
+  void put_text(const std::string& text) { put_all(std::span<const char>(text)); }
   void put_place(const SequencePlace& place) {
     put(place.slot), put(place.n), put_all(place.pages), put_all(place.ring_first);
     put_all(place.sliding_pages), put(place.sliding_first);

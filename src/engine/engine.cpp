@@ -8,6 +8,7 @@
 #include "engine/device_name.h"
 #include "engine/kv_state.h"
 #include "engine/lead.h"
+#include "engine/rank_state.h"
 #include "op/cache/rounding.h"
 #include "op/kernel_tables.h"
 #include "rank/mpi.h"
@@ -64,11 +65,10 @@ ModelInfo describe(const std::string& path, LoadedModel& model, const CpuContext
 
 /// Compares the model with that of the other ranks, and keeps this one's part of it, or the whole to lead with.
 void Engine::take_slice() {
-  constexpr double kMoreForLoading = 10;  // files come from disks of different speed
   const Config& c = loaded_.config;
   short_hash_ = model_hash(c, loaded_.weights, 0);
   long_hash_ = model_hash(c, loaded_.weights, INT_MAX);
-  const double seconds = kMoreForLoading * ranks_->timeout_s();
+  const double seconds = file_seconds(*ranks_);
   ranks_->require_same("the model", fmt::format("{:016x}", hash(c.n_ctx_train)), "give every rank the same file",
                        seconds);
   ranks_->require_same("the instruction set", std::string(isa_name(context_.isa)),

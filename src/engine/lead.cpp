@@ -231,11 +231,9 @@ class LeadingBackend final : public Backend {
 
 void lead_load(Ranks& ranks, const std::string& path, const LoadOptions& options) {
   CallWriter calls;
-  const auto put_text = [&](const std::string& text) { calls.put_all(std::span<const char>(text)); };
-  calls.put(Call::load);
-  put_text(path), put_text(options.isa);
+  calls.put(Call::load), calls.put_text(path), calls.put_text(options.isa);
   calls.put(options.n_threads), calls.put(options.float_activations), calls.put(ssize(options.kernels));
-  for (const std::string& kernel : options.kernels) put_text(kernel);
+  for (const std::string& kernel : options.kernels) calls.put_text(kernel);
   ranks.tell(calls.take());
 }
 

@@ -23,6 +23,10 @@ class DeviceSteps {
   virtual void finish() = 0;
 };
 
+/// Steps that a device may be ahead of the tokens that were handed on: one hides the host's work on a token, another one
+/// its hiccups.
+inline constexpr int kStepsAhead = 3;
+
 struct RunAheadResult {
   int64_t n_taken = 0;     ///< steps whose tokens were handed on
   int64_t n_launched = 0;  ///< steps that ran: the caches hold n_launched - n_taken surplus ones, for the caller to cut

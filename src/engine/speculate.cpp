@@ -28,8 +28,6 @@ constexpr double kMostLostStep = 2, kMostLostLate = 8;
 constexpr double kVain = 0.02;
 /// Steps after which the time of a step without proposals is measured again.
 constexpr int kPlainAge = 64;
-/// Steps that a device may be ahead of the tokens that were handed on.
-constexpr int kStepsAhead = 3;
 /// Steps at the begin of a rest whose time says nothing: a device queues and records them first.
 constexpr int kUnsteady = 2;
 
@@ -266,20 +264,18 @@ struct Speculation::Step {
 };
 
 void Speculation::fill(std::span<const int32_t> text, uint64_t seed) {
-  missed_ = false;
+  listening_.catch_up();
   proposer_->fill(text, seed);
 }
 
 bool Speculation::asks_hidden() {
   const bool asks = proposer_->wants_hidden() && alone() == 0;
-  missed_ = missed_ || !asks;
+  if (!asks) listening_.miss();
   return asks;
 }
 
 void Speculation::observe(std::span<const int32_t> tokens, int first, Outputs& outputs) {
-  if (missed_) proposer_->lose_track();
-  missed_ = false;
-  proposer_->observe(tokens, first, outputs.hidden());
+  listening_.observe(*proposer_, tokens, first, outputs.hidden());
 }
 
 int Speculation::draw(const Target& target, const SamplerOptions& options, std::span<const int32_t> text, int n_max,
@@ -303,7 +299,7 @@ int Speculation::draw(const Target& target, const SamplerOptions& options, std::
 
 void Speculation::draw_alone(const Target& target, Course& text, int n) {
   auto& [engine, pool, seq, outputs] = target;
-  missed_ = true;
+  listening_.miss();
   const Clock::time_point start = Clock::now();
   const SeqTokens one{seq, 1};
   pool.reserve(seq, 1).or_throw();
@@ -383,7 +379,7 @@ void Speculation::draw_step(const Target& target, Course& text) {
 
 bool Speculation::draw_ahead(const Target& target, Course& text) {
   auto& [engine, pool, seq, outputs] = target;
-  if (!engine.on_device() || pool.has_states() || pool.calibrates(seq) || missed_) return false;
+  if (!engine.on_device() || pool.has_states() || pool.calibrates(seq) || listening_.missed()) return false;
   const std::optional<DeviceDraft> draft = proposer_->on_device(text.known);
   if (!draft) return false;
 

@@ -95,6 +95,25 @@ double best_probability(std::span<const float> logits);
 /// At most n: as many proposals as fit behind the next token of the sequence and can be taken back exactly.
 int most_proposals(const SequencePool& pool, SeqId seq, int n);
 
+/// What a proposer sees of its text. Steps at rest run unobserved; in front of the next observed one it is told so.
+class Listening {
+ public:
+  /// The target runs tokens that the proposer does not see.
+  void miss() { missed_ = true; }
+  /// The proposer knows the text again, in another way.
+  void catch_up() { missed_ = false; }
+  bool missed() const { return missed_; }
+  /// As Proposer::observe().
+  void observe(Proposer& proposer, std::span<const int32_t> tokens, int first, View2<const float> hidden) {
+    if (missed_) proposer.lose_track();
+    missed_ = false;
+    proposer.observe(tokens, first, hidden);
+  }
+
+ private:
+  bool missed_ = false;  // tokens, since the proposer observed some
+};
+
 /// What steps of so many texts take: without proposals, and more for each of them.
 class SpecCost {
  public:
@@ -220,7 +239,7 @@ class Speculation {
   std::unique_ptr<Proposer> proposer_;
   int most_;
   bool adaptive_, rejects_ = false;
-  bool missed_ = false;  // tokens, since the proposer observed some
+  Listening listening_;
   std::optional<double> forced_;
   uint64_t luck_seed_ = 0, n_forced_ = 0;  // proposals that chance has decided on
   SpecCost cost_;

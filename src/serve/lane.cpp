@@ -16,8 +16,6 @@ namespace {
 constexpr int kLeastPrefix = 64;
 /// Tokens of prompts in a step with decoding sequences, before any such step was timed.
 constexpr int kFirstChunk = 256, kLeastChunk = 64;
-/// Steps that a device may be ahead of the tokens that were handed on.
-constexpr int kStepsAhead = 3;
 
 TokenStream::OnText hand_on(Job& job) {
   return [&job](std::string_view text) {
@@ -317,13 +315,10 @@ void Lane::observe(std::span<const Row> rows, std::span<const int32_t> tokens) {
   size_t first = 0;
   for (const Row& row : rows) {
     const auto n = size_t(row.n_tokens);
-    if (listens(*row.job)) {
-      if (row.job->missed) row.job->proposer->lose_track();
-      row.job->missed = false;
-      row.job->proposer->observe(
-          tokens.subspan(first, n), pool_->length(row.job->seq) - row.n_tokens,
+    if (listens(*row.job))
+      row.job->listening.observe(
+          *row.job->proposer, tokens.subspan(first, n), pool_->length(row.job->seq) - row.n_tokens,
           View2<const float>(hidden.data + int64_t(first) * hidden.cols, row.n_tokens, hidden.cols));
-    }
     first += n;
   }
 }
@@ -343,7 +338,7 @@ void Lane::step(PartClock& clock, const std::function<bool()>& go_on) {
     const int n = row.n_tokens;
     seqs.push_back({job->seq, n});
     if (listens(*job)) hidden = true;
-    else job->missed = true;
+    else job->listening.miss();
     if (job->decodes()) {
       tokens.push_back(row.last = job->result.tokens.back());
       tokens.insert(tokens.end(), job->proposals.begin(), job->proposals.end());

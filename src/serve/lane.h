@@ -78,7 +78,7 @@ struct Job {
 
   std::unique_ptr<Proposer> proposer;  ///< null: the text gets none
   SpecDepth depth;
-  bool missed = false;             ///< tokens, since the proposer observed some
+  Listening listening;
   std::vector<int32_t> proposals;  ///< of the step
 
   Usage usage;

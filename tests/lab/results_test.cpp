@@ -78,6 +78,8 @@ TEST(Results, CommandLinesAreQuotedForAShell) {
   set_command_line(
       {"/opt/bin/ridge", "sweep", "--store", "/tmp/a/lab.db", "-m", "/m/a.gguf", "--results", "/tmp/r.jsonl"});
   EXPECT_EQ(command_line(), "ridge sweep --store lab.db -m /m/a.gguf --results r.jsonl");
+  set_command_line({"ridge", "profile", "--results=/tmp/r.jsonl", "--trace=/tmp/t.json"});
+  EXPECT_EQ(command_line(), "ridge profile --results=r.jsonl --trace=/tmp/t.json");
   set_command_line({});
 }
 

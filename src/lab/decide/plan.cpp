@@ -847,8 +847,7 @@ Row to_row(const PlannedModel& model, const MemoryPlan& plan) {
           {"session_bytes", plan.session_bytes},
           {"step_weight_bytes", plan.step_weight_bytes},
           {"step_kv_bytes", plan.step_kv_bytes}};
-  if (model.slice) row["n_ranks"] = model.slice->n_ranks();
-  if (model.slice && model.slice->n_stages > 1) row["pp"] = model.slice->n_stages;
+  if (model.slice) put_ranks(row, model.slice->n_ranks(), model.slice->n_stages);
   for (const PlanPart& part : plan.parts) row["parts"][part.name] = part.bytes;
   if (plan.draft)
     row["draft"] = {{"type", plan.draft->type},

@@ -317,8 +317,7 @@ Row batch_fields(const BatchRow& row, const BatchParams& params) {
   f["pct_of_roof"] = number(row.pct_of_roof());
   copy(f, {"in_cache", "kv_k", "kv_v", "kv_bytes_per_token", "checked", "check_error", "check_bound", "check_what",
            "kernels", "device", "isa", "compiler", "seed", "command"});
-  if (row.model.n_ranks > 1) f["n_ranks"] = row.model.n_ranks;
-  if (row.model.n_stages > 1) f["pp"] = row.model.n_stages;
+  put_ranks(f, row.model.n_ranks, row.model.n_stages);
   return f;
 }
 

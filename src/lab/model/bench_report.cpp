@@ -127,8 +127,7 @@ Row bench_fields(const BenchRow& row, const BenchParams& params) {
   f["check_what"] = row.check.what;
   f["kernels"] = fmt::format("{}", fmt::join(row.kernels, " "));
   f["device"] = row.model.device;
-  if (row.model.n_ranks > 1) f["n_ranks"] = row.model.n_ranks;
-  if (row.model.n_stages > 1) f["pp"] = row.model.n_stages;
+  put_ranks(f, row.model.n_ranks, row.model.n_stages);
   f["isa"] = row.model.isa;
   f["compiler"] = build.compiler;
   f["seed"] = params.seed;

@@ -63,8 +63,7 @@ Row profile_fields(const Profile& p, const ProfileParams& params) {
         {"pct_of_roof", number(percent(step_gb_s(p), p.roofs.read_gb_s))},
         {"counted", p.counted},
         {"parts", Row::array()}};
-  if (p.model.n_ranks > 1) f["n_ranks"] = p.model.n_ranks;
-  if (p.model.n_stages > 1) f["pp"] = p.model.n_stages;
+  put_ranks(f, p.model.n_ranks, p.model.n_stages);
   for (const ProfilePart& part : a.parts)
     f["parts"].push_back({{"name", part.name()},
                           {"op", part.op},

@@ -138,8 +138,7 @@ Row subject(std::string_view kind, const ModelInfo& model, const Corpus& corpus,
   row["weight_format"] = model.weight_format;
   row["device"] = device;
   row["device_name"] = model.device;
-  if (model.n_ranks > 1) row["n_ranks"] = model.n_ranks;
-  if (model.n_stages > 1) row["pp"] = model.n_stages;
+  put_ranks(row, model.n_ranks, model.n_stages);
   row["build_commit"] = build_info().commit;
   row["corpus"] = corpus.path;
   row["corpus_bytes"] = corpus.bytes;

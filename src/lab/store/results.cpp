@@ -73,6 +73,11 @@ std::string json_text(const Row& row, int indent) {
   return row.dump(indent, ' ', false, Row::error_handler_t::replace);
 }
 
+void put_ranks(Row& row, int n_ranks, int n_stages) {
+  if (n_ranks > 1) row["n_ranks"] = n_ranks;
+  if (n_stages > 1) row["pp"] = n_stages;
+}
+
 std::string bytes_text(double bytes) {
   return bytes >= 1e6 ? fmt::format("{:.1f} MB", bytes / 1e6) : fmt::format("{:.1f} KB", bytes / 1e3);
 }
@@ -90,9 +95,14 @@ void set_command_line(const std::vector<std::string>& args) {
   std::string line;
   for (size_t i = 0; i < args.size(); ++i) {
     // Where the program and the rows lie on this machine says nothing to a reader.
-    const bool is_place = i == 0 || args[i - 1] == "--results" || args[i - 1] == "--store";
+    const auto is_place = [](std::string_view flag) { return flag == "--results" || flag == "--store"; };
+    const auto name_of = [](const std::string& path) { return std::filesystem::path(path).filename().string(); };
+    std::string word = args[i];
+    if (i == 0 || is_place(args[i - 1])) word = name_of(word);
+    else if (const size_t end = word.find('='); end != std::string::npos && is_place(word.substr(0, end)))
+      word = word.substr(0, end + 1) + name_of(word.substr(end + 1));
     if (i > 0) line += ' ';
-    line += shell_quoted(is_place ? std::filesystem::path(args[i]).filename().string() : args[i]);
+    line += shell_quoted(word);
   }
   stored_command_line() = std::move(line);
 }

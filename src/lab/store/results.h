@@ -25,6 +25,9 @@ std::vector<double> samples_in(const Row& row);
 /// JSON on one line, or indented; bytes that are no UTF-8 are replaced.
 std::string json_text(const Row& row, int indent = -1);
 
+/// How many ranks hold the model, and in how many stages, where there are several.
+void put_ranks(Row& row, int n_ranks, int n_stages);
+
 /// "12.3 MB", "4.5 KB"; MB = 10^6.
 std::string bytes_text(double bytes);
 
