@@ -83,8 +83,9 @@ class MtpProposer final : public Proposer {
     return guess(text, n, [&](auto) { return likeliest(); });
   }
   std::optional<DeviceDraft> on_device(std::span<const int32_t> text) override {
-    // Models whose heads read normed states keep states themselves, and go back by checkpoints.
-    if (p_min_ > 0 || !model_->target.on_device() || model_->head.after_norm || !knows(text)) return {};
+    // Several devices have no head that all of them run. Models whose heads read normed states keep states themselves,
+    // and go back by checkpoints.
+    if (p_min_ > 0 || model_->target.devices().size() != 1 || model_->head.after_norm || !knows(text)) return {};
     const int n_text = int(text.size()) - first_;
     if (pool_->calibrates(seq_) && n_text <= kCalibration) return {};  // proposals set no centre
     read_up_to(text);
