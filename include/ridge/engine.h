@@ -24,6 +24,7 @@ struct LoadOptions {
   /// "cpu", "cuda[:N]", or "cuda:N,M,...": devices that share the model. A missing device is an error, not a reason to use
   /// the CPU.
   std::string device = "cpu";
+  int n_stages = 1;                  ///< of several devices: equal groups, in order, that have some of the layers each
   int n_threads = 0;                 ///< 0: one per available processor
   std::string isa;                   ///< limit: "scalar", "avx2", "avx512"; empty: the best this processor runs
   std::vector<std::string> kernels;  ///< "op=name" each: force a kernel, see `ridge explain`; on a device gemv=, gemm=,
@@ -44,7 +45,8 @@ struct ModelInfo {
   int n_cached_layers = 0;  ///< with rows in the cache; the others keep a state of fixed size
   int n_ranks = 1;          ///< that hold the model together: heads, d_ff, threads and a step's bytes are those of one,
                             ///< but where the first rank has the command
-  int n_stages = 1;         ///< of ranks, over which the layers are split: cached layers and bytes are those of one
+  int n_stages = 1;  ///< of ranks or devices, over which the layers are split; of ranks that are processes cached
+                     ///< layers and bytes are those of one
   bool tied_output = false;
   int64_t n_params = 0;
   int64_t weight_bytes = 0;         ///< all weight tensors as stored

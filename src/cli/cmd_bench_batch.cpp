@@ -68,7 +68,7 @@ Action declare_bench_batch(CLI::App& app) {
   BatchFlags& f = *flags;
   add_model_flag(app, f.model, true);
   add_device_flags(app, f.model);
-  add_rank_flags(app);
+  add_rank_flags(app, &f.model.n_stages);
   in_group(app, "Tests");
   add_list(app, "--n-prompt", f.n_prompt, "512", "tokens of each sequence's prompt (-npp)");
   add_list(app, "--n-gen", f.n_gen, "128", "steps that append a token to each sequence (-ntg)");

@@ -40,8 +40,6 @@ void check_places(const lab::CollectiveBenchParams& params) {
     bad_flag("--device", "one process has nothing to add",
              "name several GPUs, --device cuda:0,1, or start ranks: mpirun -np N ridge bench collective --tp N");
   if (params.devices.size() == 1) bad_flag("--device", "one GPU has nothing to add", "name several, --device cuda:0,1");
-  if (joined_ranks() && joined_ranks()->n_stages() > 1)
-    bad_flag("--pp", "a sum is one of all ranks", "leave it out: --tp N, where N is the number of ranks");
   if (!params.devices.empty() && joined_ranks()) bad_flag("--tp", "GPUs are ranks of one process", "leave out --tp");
   if (params.devices.empty() && !params.kernels.empty())
     bad_flag("--kernel", "CPU ranks have one way to add", "leave it out");
@@ -76,7 +74,7 @@ Action declare_bench_collective(CLI::App& app) {
   in_group(app, "Problems");
   add_list(app, "--bytes", f.bytes, "4096 to 8388608", "bytes of a rank, whole floats");
   add_text(app, "--device", f.device, "NAMES", "GPUs that are the ranks: cuda:0,1; or cpu (-dev)");
-  add_rank_flags(app);
+  add_rank_flags(app, nullptr);
   in_group(app, "Run");
   add_repeatable(app, "--kernel", f.kernels, "NAME", "of GPUs, timed in turns: one-shot, nccl; all: every one that can",
                  "what models take");

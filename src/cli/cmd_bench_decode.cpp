@@ -70,6 +70,7 @@ lab::BenchParams read_params(const BenchFlags& flags) {
   params.temperature = flags.temperature;
   params.seed = uint64_t(flags.seed);
   params.device = flags.device.device;
+  params.n_stages = flags.device.load_options().n_stages;
   params.isa = flags.device.isa;
   params.kernels = flags.device.kernels;
   if (lab::bench_tests(params).empty())
@@ -164,7 +165,7 @@ Action declare_bench_decode(CLI::App& app) {
   add_text(app, "--device", f.device.device, "NAME", "cpu, cuda[:N], or cuda:N,M,... to share a model (-dev)");
   add_text(app, "--isa", f.device.isa, "NAME", "highest instruction set to use: scalar, avx2, avx512");
   add_repeatable(app, "--kernel", f.device.kernels, "OP=NAME", "force a kernel, OP=NAME (repeatable)");
-  add_rank_flags(app);
+  add_rank_flags(app, &f.device.n_stages);
   in_group(app, "Tests");
   add_list(app, "-p,--n-prompt", f.n_prompt, "512", "prompt tokens; 0: no prompt test");
   add_list(app, "-n,--n-gen", f.n_gen, "128", "tokens to decode; 0: no decode test");

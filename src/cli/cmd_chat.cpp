@@ -61,7 +61,7 @@ Action declare_chat(CLI::App& app) {
   ChatFlags& f = *flags;
   add_model_flag(app, f.model, false);
   add_device_flags(app, f.model);
-  add_rank_flags(app, false);
+  add_rank_flags(app, &f.model.n_stages);
   in_group(app, "Conversation");
   add_text(app, "--system", f.system, "TEXT", "the system prompt");
   app.add_flag("--no-history", f.no_history, "read and write no history of typed lines");

@@ -113,7 +113,7 @@ Action declare(CLI::App& app, bool against_base) {
   EvalFlags& f = *flags;
   add_text_flags(app, f.text);
   if (!against_base) app.get_option("--file")->required();
-  add_rank_flags(app);
+  add_rank_flags(app, &f.text.model.n_stages);
   in_group(app, "KV cache");
   add_text(app, "--kv", f.list, "LIST",
            "comma list of caches: K or K/V[;LAYERS:K/V], options after ':' as rotor-3:planar:window=32");

@@ -90,7 +90,7 @@ Action declare_eval_logits(CLI::App& app) {
   LogitsFlags& f = *flags;
   add_model_flag(app, f.model, true);
   add_device_flags(app, f.model);
-  add_rank_flags(app);
+  add_rank_flags(app, &f.model.n_stages);
   in_group(app, "Tokens");
   add_text(app, "--ids", f.ids, "FILE",
            "token ids: safetensors, input_ids I32 or I64 [T] or [1, T], or JSON {\"input_ids\": [..]}, [..]")

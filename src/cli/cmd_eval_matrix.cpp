@@ -91,7 +91,7 @@ Action declare_eval_matrix(CLI::App& app) {
   const auto flags = std::make_shared<MatrixFlags>();
   MatrixFlags& f = *flags;
   add_text_flags(app, f.text);
-  add_rank_flags(app);
+  add_rank_flags(app, &f.text.model.n_stages);
   app.get_option("--file")->required();
   in_group(app, "KV cache");
   add_text(app, "--kv", f.list, "LIST",

@@ -121,13 +121,13 @@ std::string rank_text(const lab::PlannedModel& model) {
 }
 
 int run_plan(const PlanFlags& flags) {
+  const std::vector<int> devices = parse_devices(flags.model.device);
+  const auto n_devices = int(devices.size());
+  if (n_devices > 1) check_stages(devices, flags.pp);
   check_device(flags.model.device);
   flags.spec.check();
-  const auto n_devices = int(parse_devices(flags.model.device).size());
   if (n_devices > 1 && flags.tp > 1)
     bad_flag("--tp", "several devices are ranks themselves", "leave out --tp, or name one device");
-  if (n_devices > 0 && flags.pp > 1)
-    bad_flag("--pp", "layers are not split over groups of GPUs", "leave it out: --device cuda:0,1 shares every layer");
   const int n_ranks = std::max(flags.tp * flags.pp, n_devices);
   if (n_ranks > 1 && (flags.spec.on() || flags.check))
     bad_flag(n_devices > 1  ? "--device"
@@ -137,7 +137,7 @@ int run_plan(const PlanFlags& flags) {
              "leave out --spec-type and --check");
   lab::ResultsFile results = lab::ResultsFile::open(flags.output.results).or_throw();
   LoadOptions place = flags.model.load_options();
-  if (n_devices > 1) place.device = fmt::format("cuda:{}", parse_devices(place.device).back());
+  if (n_devices > 1) place.device = fmt::format("cuda:{}", devices.back());
   const lab::PlannedModel model = lab::plan_model(flags.model.model, place, n_ranks, flags.pp);
   const int n_ctx = flags.n_ctx > 0 ? flags.n_ctx : model.config().n_ctx_train;
   std::shared_ptr<const lab::PlannedDraft> draft;
@@ -151,7 +151,7 @@ int run_plan(const PlanFlags& flags) {
     of.fits = of.plan.total() <= memory;
     of.largest_context = lab::largest_context(model, kv, flags.n_sessions, flags.n_ubatch, memory, draft);
     of.most_sessions = lab::most_sessions(model, kv, n_ctx, flags.n_ubatch, memory, draft);
-    if (roof) of.tokens_per_second = of.plan.tokens_per_second(*roof);
+    if (roof) of.tokens_per_second = of.plan.tokens_per_second(*roof / flags.pp);  // stages follow one another
     plans.push_back(std::move(of));
   }
 
@@ -200,7 +200,7 @@ Action declare_plan(CLI::App& app) {
   add_whole(app, "--tp", f.tp, 1, 64,
             "ranks that hold the model together: the plan is that of one, as of several devices");
   add_whole(app, "--pp", f.pp, 1, 64,
-            "stages that the layers are split over, each of --tp ranks; the largest is planned");
+            "stages that the layers are split over, of ranks or of devices; the largest is planned");
   add_whole(app, "-c,--ctx-size", f.n_ctx, 0, 1 << 26, "tokens of each session; 0: what the model was trained for");
   add_whole(app, "--sessions", f.n_sessions, 1, 65536, "sequences in memory at once");
   add_whole(app, "--ubatch-size", f.n_ubatch, 0, 65536, "tokens per prefill step (-ub); 0: 512, on a GPU 2048");

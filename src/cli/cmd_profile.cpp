@@ -70,7 +70,7 @@ Action declare_profile(CLI::App& app) {
   ProfileFlags& f = *flags;
   add_model_flag(app, f.model, true);
   add_device_flags(app, f.model);
-  add_rank_flags(app);
+  add_rank_flags(app, &f.model.n_stages);
   add_kv_flags(app, f.kv);
   add_text(app, "--kv", f.list, "KV", "the cache as benches name it: rotor-3, q8_0/rotor-3:window=32");
   in_group(app, "Profile");

@@ -279,7 +279,7 @@ Action declare_run(CLI::App& app) {
   RunFlags& f = *flags;
   add_model_flag(app, f.model, true);
   add_device_flags(app, f.model);
-  add_rank_flags(app);
+  add_rank_flags(app, &f.model.n_stages);
   in_group(app, "Prompt");
   CLI::Option* prompt = add_text(app, "-p,--prompt", f.prompt, "TEXT", "the prompt");
   add_text(app, "-f,--file", f.file, "FILE", "read the prompt from a file; - is stdin");

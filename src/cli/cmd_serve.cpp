@@ -165,7 +165,7 @@ Action declare_serve(CLI::App& app) {
   ServeFlags& f = *flags;
   add_model_flag(app, f.model, true);
   add_device_flags(app, f.model);
-  add_rank_flags(app, false);
+  add_rank_flags(app, &f.model.n_stages);
   in_group(app, "Network");
   add_text(app, "--host", f.host, "ADDRESS", "address to listen on");
   add_whole(app, "--port", f.port, 0, 65535, "port; 0: any free one, printed");

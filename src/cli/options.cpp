@@ -205,9 +205,9 @@ void add_output_flags(CLI::App& app, OutputFlags& flags, bool with_results) {
 }
 
 std::string device_text(const ModelInfo& info) {
-  if (info.device != "cpu") return info.device;
-  const Ranks* const ranks = joined_ranks();
   const std::string stages = info.n_stages > 1 ? fmt::format(" in {} stages", info.n_stages) : "";
+  if (info.device != "cpu") return info.device + stages;
+  const Ranks* const ranks = joined_ranks();
   return fmt::format("CPU {}, {} thread{}{}", info.isa, info.n_threads, info.n_threads == 1 ? "" : "s",
                      ranks ? fmt::format(" a rank, {} ranks{}", ranks->size(), stages) : "");
 }
@@ -232,15 +232,25 @@ void add_device_flags(CLI::App& app, ModelFlags& flags) {
                  "force a kernel, OP=NAME (repeatable; see `ridge explain`)");
 }
 
-void add_rank_flags(CLI::App& app, bool has_stages) {
+LoadOptions ModelFlags::load_options() const {
+  const bool on_gpus = !parse_devices(device).empty();
+  return {.device = device,
+          .n_stages = on_gpus ? n_stages : 1,  // of CPUs stages are processes
+          .n_threads = n_threads,
+          .isa = isa,
+          .kernels = kernels,
+          .whole = whole};
+}
+
+void add_rank_flags(CLI::App& app, int* n_stages) {
   in_group(app, "Ranks");
   app.add_option("--tp", "ranks that hold the model together: start them as mpirun -np N ridge ... --tp N")
       ->type_name("N")
       ->default_str("1");
-  if (has_stages)
-    app.add_option("--pp", "stages that the layers are split over, each of --tp ranks: start N times M processes")
-        ->type_name("M")
-        ->default_str("1");
+  if (n_stages)
+    add_whole(app, "--pp", *n_stages, 1, 64,
+              "stages that the layers are split over: of GPUs, or each of --tp N ranks, N times M processes")
+        ->type_name("M");
   app.add_option("--rank-timeout", "longest time to wait for another rank; loading may take ten times as long")
       ->type_name("SECONDS")
       ->default_str("60");
@@ -288,10 +298,12 @@ void join_ranks(CLI::App& app, const std::vector<std::string>& words) {
   };
   const auto tp = int(number("--tp", 64, 1)), pp = int(number("--pp", 64, 1));
   if ((!given(app, "--tp") && !given(app, "--pp")) || (tp * pp == 1 && !in_mpi_job())) return;
-  if (pp > 1 && !parse_devices(given(app, "--device").value_or("cpu")).empty())
-    bad_flag("--pp", "layers are not split over groups of GPUs", "leave it out: --device cuda:0,1 shares every layer");
+  const bool on_gpus = !parse_devices(given(app, "--device").value_or("cpu")).empty();
+  if (on_gpus && tp == 1 && !in_mpi_job()) return check_stages(parse_devices(*given(app, "--device")), pp);
   const bool led = is_led(app);
-  if (pp > 1 && led) bad_flag("--pp", "speculation and a cache by record do not run over stages", "use --tp alone");
+  if (pp > 1 && led)
+    bad_flag("--pp", "serve, chat, speculation and a cache by record do not run over stages of processes",
+             "use --tp alone, or GPUs of one machine: --device cuda:0,1");
   const int64_t seconds = number("--rank-timeout", 86400, 60);
   Ranks& ranks = join_mpi(tp, pp, double(seconds));
   if (tp * pp == 1) return leave_mpi();

@@ -57,22 +57,22 @@ std::string device_text(const ModelInfo& info);
 struct ModelFlags {
   std::string model;
   std::string device = "cpu";
+  int n_stages = 1;  ///< --pp: of several devices or of ranks
   int n_threads = 0;
   std::string isa;
   std::vector<std::string> kernels;
   bool whole = false;  ///< as LoadOptions has it
 
-  LoadOptions load_options() const {
-    return {.device = device, .n_threads = n_threads, .isa = isa, .kernels = kernels, .whole = whole};
-  }
+  LoadOptions load_options() const;
 };
 void add_model_flag(CLI::App& app, ModelFlags& flags, bool required);
 /// --device, --threads, --isa, in the caller's group.
 void add_place_flags(CLI::App& app, ModelFlags& flags);
 void add_device_flags(CLI::App& app, ModelFlags& flags);
-/// --tp, --pp, --rank-timeout: for commands whose processes may be ranks of one job. join_ranks() reads them.
-void add_rank_flags(CLI::App& app, bool has_stages = true);
-/// With --tp N or --pp M above 1: makes this process a rank before the command's action runs. Ranks but the first print
+/// --tp, --rank-timeout, and --pp where its number has a place: for commands whose processes may be ranks of one job.
+/// join_ranks() reads them.
+void add_rank_flags(CLI::App& app, int* n_stages);
+/// With --tp N or --pp M above 1, but on GPUs of this process: makes this process a rank before the command's action runs. Ranks but the first print
 /// nothing and write no rows. Of commands whose steps hang on clients, people or clocks (serve, chat, run with speculation
 /// or a cache chosen by a record) the first rank has the command and leads the others (engine/lead.h). Throws Error as join_mpi()
 /// does.

@@ -174,11 +174,13 @@ std::unique_ptr<Drawing> draw_on_host(Backend& backend, std::span<const SeqId> s
 /// when the weights cannot fit, usage for kinds of the plan and kernels that a device lacks.
 std::unique_ptr<Backend> make_cuda_backend(int device, const ModelPlan& plan, const Weights& weights,
                                            std::span<const std::string> kernels);
-/// The backend of several CUDA devices that share a model, a thread each: uploads a slice to every one. A kernel that
-/// waits for another device longer than `timeout_s` gives up, and the step throws Error(failure) naming that device.
-/// Throws as the other does; usage for what cannot be cut into slices.
-std::unique_ptr<Backend> make_cuda_backend(std::span<const int> devices, const Config& config, const Weights& weights,
-                                           std::span<const std::string> kernels, double timeout_s);
+/// The backend of several CUDA devices that share a model, a thread each: uploads a slice to every one. The first of
+/// `n_stages` equal parts of them has the first layers, and so on. A kernel that waits for another device longer than
+/// `timeout_s` gives up, and the step throws Error(failure) naming that device. Throws as the other does; usage for what
+/// cannot be cut into slices.
+std::unique_ptr<Backend> make_cuda_backend(std::span<const int> devices, int n_stages, const Config& config,
+                                           const Weights& weights, std::span<const std::string> kernels,
+                                           double timeout_s);
 /// Device memory that uploading the model takes, packing included. Throws Error: no_device without CUDA, usage for
 /// kinds and formats that devices lack.
 int64_t cuda_weight_bytes(const ModelPlan& plan, const Weights& weights, std::span<const std::string> kernels);

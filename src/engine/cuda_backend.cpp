@@ -8,7 +8,7 @@ std::unique_ptr<Backend> make_cuda_backend(int device, const ModelPlan&, const W
               "device cuda:{} is not available: this program was built without CUDA (use the CPU)", device);
 }
 
-std::unique_ptr<Backend> make_cuda_backend(std::span<const int> devices, const Config&, const Weights&,
+std::unique_ptr<Backend> make_cuda_backend(std::span<const int> devices, int, const Config&, const Weights&,
                                            std::span<const std::string>, double) {
   throw_error(ErrorKind::no_device,
               "device cuda:{} is not available: this program was built without CUDA (use the CPU)", devices[0]);

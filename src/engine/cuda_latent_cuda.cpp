@@ -21,8 +21,8 @@ LatentRoom::LatentRoom(const LayerPlan& layer, int64_t n) {
 
 /// Every token goes through the matrices of all heads: slot t n_heads + h is head h of token t.
 void CudaRunner::upload_head_packs(int64_t n) {
-  const auto is_latent = [](const LayerPlan& layer) { return layer.mixer == MixerKind::latent; };
-  const auto found = std::ranges::find_if(plan_.layers, is_latent);  // a model's latent layers have as many heads
+  const auto is_here = [](const LayerPlan& of) { return of.mixer == MixerKind::latent && of.attention.n_heads > 0; };
+  const auto found = std::ranges::find_if(plan_.layers, is_here);  // a model's latent layers have as many heads
   if (found == plan_.layers.end() || packs_there_ == n) return;
   const int n_heads = found->attention.n_heads;
   const int most = n == 1 ? 1 : ExpertPack::kMost;

@@ -236,12 +236,16 @@ struct FedInputs {
 
 /// What one of several devices that hold a model together knows of the others.
 struct CudaRank {
-  DeviceRank* link = nullptr;
+  DeviceRank* all = nullptr;     ///< to all ranks
+  DeviceRank* stage = nullptr;   ///< to those of the same stage, if there are others
+  DeviceRank* before = nullptr;  ///< to the rank in this one's place in the stage before, if there is one
+  DeviceRank* after = nullptr;   ///< and in the stage behind
   ModelSlice slice;
   /// Returns when all ranks have come. Between here and the end of a step no rank allocates: kernels that wait for
   /// another device would wait for an allocation that waits for them.
   std::function<void()> meet;
 
+  /// In its stage.
   bool is_first() const { return slice.rank == 0; }
 };
 
@@ -304,6 +308,8 @@ class CudaRunner {
              DrawingRoom* room);
   void begin(const StepPlan& step, DeviceKvMemory& memory);
   void embed(const int32_t* tokens, int64_t n);
+  void mix(int layer, const StepPlan& step, DeviceKvMemory& memory, bool overlap);
+  void output(const StepPlan& step, float* logits, int64_t n_logits, bool overlap);
   void attend(int layer, const StepPlan& step, DeviceKvMemory& memory, bool overlap);
   void attend_latent(int layer, const StepPlan& step, DeviceKvMemory& memory, bool overlap);
   LatentAppend latent_append(int layer, int64_t n, const StepRows& rows, const KvTiles& tiles, int64_t angles) const;
@@ -321,6 +327,13 @@ class CudaRunner {
   /// Adds to the residual stream what block_out() has not.
   void end_block(int layer, int64_t n, const gpu::Buffer& post_norm, bool overlap);
   void show_block(int layer, Block block, int64_t n);
+  // Of several stages.
+  bool has_layer(int layer) const { return !rank_ || rank_->slice.has_layer(layer); }
+  /// The residual stream passes the border in front of a layer that begins a stage: the ranks of the stage before hand it
+  /// on to those in their places.
+  void pass_border(int layer, int64_t n);
+  /// All ranks get the residual stream of the stage that has the layer.
+  void hand_to_all(int layer, int64_t n);
   /// Of several ranks: all columns of what a block's last product reads, where it is cut between rows; else x.
   const float* gather_input(const float* x, int64_t n, const std::vector<int64_t>& borders);
   /// Of several ranks: makes what each has of a block's result the whole.

@@ -84,6 +84,9 @@ struct JoinHalf {
   std::vector<std::byte> rows;
 };
 
+/// Else ranks of another stage have the layer.
+bool is_here(const LayerWeights& layer) { return layer.o.format; }
+
 bool has_dense(const LayerPlan& layer) { return layer.feed_forward == FeedForwardKind::dense || layer.experts.shared; }
 
 /// Whether the shared expert is like the others, so that it can be one more of them.
@@ -172,7 +175,7 @@ CudaModel::CudaModel(const gpu::Stream& stream, const ModelPlan& plan, const Wei
   std::vector<float> norm = weights.output_norm;
   for (float& weight : norm) weight /= plan.logit_divisor;
   output_norm = vector(norm);
-  output = product(one(weights.output));
+  if (weights.output.n_out > 0) output = product(one(weights.output));
   if (weights.join.format) {
     join_embedding = product(one(JoinHalf(weights.join, 0).columns));
     join_hidden = product(one(JoinHalf(weights.join, 1).columns));
@@ -182,6 +185,7 @@ CudaModel::CudaModel(const gpu::Stream& stream, const ModelPlan& plan, const Wei
   for (size_t i = 0; i < weights.layers.size(); ++i) {
     const LayerWeights& from = weights.layers[i];
     CudaLayer& layer = layers.emplace_back();
+    if (!is_here(from)) continue;
     layer.attn_norm = vector(from.attn_norm);
     layer.q_norm = vector(from.q_norm);
     layer.k_norm = vector(from.k_norm);
@@ -247,12 +251,13 @@ int64_t CudaModel::upload_bytes(const ModelPlan& plan, const Weights& weights, c
     packing = std::max(packing, of_packing);
   };
   add_vectors({&weights.output_norm});
-  add_product(one(weights.output));
+  if (weights.output.n_out > 0) add_product(one(weights.output));
   if (weights.join.format)
     for (int half = 0; half < 2; ++half) add_product(one(half_of(weights.join)));
   add_vectors({&weights.join_embedding_norm, &weights.join_hidden_norm});
   for (size_t i = 0; i < weights.layers.size(); ++i) {
     const LayerWeights& l = weights.layers[i];
+    if (!is_here(l)) continue;
     add_vectors({&l.attn_norm, &l.q_norm, &l.k_norm, &l.attn_sub_norm, &l.attn_post_norm, &l.ffn_norm, &l.ffn_sub_norm,
                  &l.ffn_post_norm, &l.sink_logits});
     if (plan.layers[i].mixer == MixerKind::delta) {
@@ -300,7 +305,7 @@ CudaModel CudaModel::planned(const ModelPlan& plan, const Weights& weights, cons
   for (const Rope& rope : plan.ropes) all.add(8 * ssize(rope.frequency));
   all.add(weights.embedding.bytes());
   vectors({&weights.output_norm, &weights.join_embedding_norm, &weights.join_hidden_norm});
-  model.output = product(one(weights.output));
+  if (weights.output.n_out > 0) model.output = product(one(weights.output));
   if (weights.join.format) {
     const Linear half = half_of(weights.join);
     model.join_embedding = product(one(half));
@@ -310,6 +315,7 @@ CudaModel CudaModel::planned(const ModelPlan& plan, const Weights& weights, cons
     const LayerWeights& l = weights.layers[i];
     const LayerPlan& of = plan.layers[i];
     CudaLayer& layer = model.layers.emplace_back();
+    if (!is_here(l)) continue;
     vectors({&l.attn_norm, &l.q_norm, &l.k_norm, &l.attn_sub_norm, &l.attn_post_norm, &l.ffn_norm, &l.ffn_sub_norm,
              &l.ffn_post_norm, &l.sink_logits});
     if (of.mixer == MixerKind::delta) {

@@ -401,7 +401,7 @@ const float* CudaRunner::gather_input(const float* x, int64_t n, const std::vect
   if (!gathers()) return x;
   const gpu::OpRange range([&] { return small_op("gather", n * borders.back()); });
   auto* const whole = room_.whole.as<float>();
-  rank_->link->gather_columns(stream_, x, n, borders, whole, false);
+  rank_->stage->gather_columns(stream_, x, n, borders, whole, false);
   return whole;
 }
 
@@ -411,17 +411,17 @@ void CudaRunner::join_block(int i, int64_t n, bool overlap) {
   if (gathers()) {
     const gpu::OpRange range([&] { return small_op("gather", n_values, i); });
     auto* const block = room_.block.as<float>();
-    rank_->link->gather_columns(stream_, room_.columns.as<float>(), n, rank_->slice.model, block, false);
+    rank_->stage->gather_columns(stream_, room_.columns.as<float>(), n, rank_->slice.model, block, false);
     if (at_once) device_add(stream_, n_values, room_.x.as<float>(), block, 1);
   } else {
     const gpu::OpRange range([&] { return small_op("all_reduce", n_values, i); });
-    rank_->link->all_reduce(stream_, (at_once ? room_.x : room_.block).as<float>(), n_values, overlap);
+    rank_->stage->all_reduce(stream_, (at_once ? room_.x : room_.block).as<float>(), n_values, overlap);
   }
 }
 
 void CudaRunner::end_block(int i, int64_t n, const gpu::Buffer& post_norm, bool overlap) {
   const LayerPlan& layer = plan_.layers[size_t(i)];
-  if (rank_) join_block(i, n, overlap);
+  if (rank_ && rank_->stage) join_block(i, n, overlap);
   if (adds_at_once(layer)) return;
   const gpu::OpRange range([&] { return small_op("residual", n * plan_.d_model, i); });
   auto *x = room_.x.as<float>(), *block = room_.block.as<float>();
@@ -430,7 +430,28 @@ void CudaRunner::end_block(int i, int64_t n, const gpu::Buffer& post_norm, bool 
     device_add_normed(stream_, n, plan_.d_model, x, block, post_norm.as<float>(), plan_.norm_eps, layer.residual_scale);
 }
 
+void CudaRunner::pass_border(int i, int64_t n) {
+  if (!rank_ || i == 0 || rank_->slice.stage_of(i - 1) == rank_->slice.stage_of(i)) return;
+  DeviceRank* const link = has_layer(i) ? rank_->before : has_layer(i - 1) ? rank_->after : nullptr;
+  if (!link) return;
+  const gpu::OpRange range([&] { return small_op("border", n * plan_.d_model, i); });
+  const int64_t borders[] = {0, plan_.d_model, plan_.d_model};  // the stage before has all columns
+  auto* const x = room_.x.as<float>();
+  link->gather_columns(stream_, x, n, borders, x, false);
+}
+
+void CudaRunner::hand_to_all(int i, int64_t n) {
+  if (!rank_ || rank_->slice.n_stages == 1) return;
+  const ModelSlice& slice = rank_->slice;
+  const gpu::OpRange range([&] { return small_op("border", n * plan_.d_model); });
+  std::vector<int64_t> borders(size_t(slice.n_ranks()) + 1, 0);  // the first rank of that stage has all columns
+  std::fill(borders.begin() + slice.stage_of(i) * slice.size + 1, borders.end(), plan_.d_model);
+  auto* const x = room_.x.as<float>();
+  rank_->all->gather_columns(stream_, x, n, borders, x, false);
+}
+
 void CudaRunner::feed_forward(int i, int64_t n, bool overlap) {
+  if (plan_.layers[size_t(i)].feed_forward == FeedForwardKind::experts) return experts(i, n, overlap);
   const CudaLayer& layer = model_.layers[size_t(i)];
   dense(i, block_in(i, n, layer.ffn_norm, overlap), block_out(i, n, overlap));
   end_block(i, n, layer.ffn_post_norm, overlap);
@@ -460,6 +481,7 @@ void CudaRunner::dense(int i, const ProductCall& in, const ProductCall& out) {
 /// Hands the residual stream to whoever watches, and takes it back.
 void CudaRunner::show_block(int layer, Block block, int64_t n) {
   if (!on_block_) return;
+  hand_to_all(std::min(layer, int(plan_.layers.size()) - 1), n);
   std::vector<float> host(size_t(n * plan_.d_model));
   gpu::download(stream_, host.data(), room_.x.as<void>(), 4 * ssize(host));
   stream_.synchronize();
@@ -468,28 +490,17 @@ void CudaRunner::show_block(int layer, Block block, int64_t n) {
   stream_.synchronize();
 }
 
-void CudaRunner::queue(const StepPlan& step, DeviceKvMemory& memory, const int32_t* tokens, float* logits,
-                       int64_t n_logits, DrawingRoom* room) {
-  const int64_t n = std::max<int64_t>(step.n_tokens, ssize(step.rows));
-  // A recorded step's launches start while the one before drains; what the host does in between shall stay in between.
-  const bool overlap = step.recorded && options_.overlap && !on_block_;
-  begin(step, memory);
-  embed(tokens, n);
-  for (int i = 0; i < ssize(plan_.layers); ++i) {
-    show_block(i, Block::mixer, step.n_tokens);
-    switch (plan_.layers[size_t(i)].mixer) {
-      case MixerKind::attention: attend(i, step, memory, overlap); break;
-      case MixerKind::delta: mix_delta(i, step, memory, overlap); break;
-      case MixerKind::latent: attend_latent(i, step, memory, overlap); break;
-    }
-    show_block(i, Block::feed_forward, step.n_tokens);
-    switch (plan_.layers[size_t(i)].feed_forward) {
-      case FeedForwardKind::dense: feed_forward(i, n, overlap); break;
-      case FeedForwardKind::experts: experts(i, n, overlap); break;
-    }
+void CudaRunner::mix(int i, const StepPlan& step, DeviceKvMemory& memory, bool overlap) {
+  switch (plan_.layers[size_t(i)].mixer) {
+    case MixerKind::attention: return attend(i, step, memory, overlap);
+    case MixerKind::delta: return mix_delta(i, step, memory, overlap);
+    case MixerKind::latent: return attend_latent(i, step, memory, overlap);
   }
-  show_block(int(plan_.layers.size()), Block::output, step.n_tokens);
-  if (n_logits > 0) {
+}
+
+/// Of several ranks each makes the logits of its rows of the output matrix, if it has any, and gets all.
+void CudaRunner::output(const StepPlan& step, float* logits, int64_t n_logits, bool overlap) {
+  if (model_.output.bytes() > 0) {
     const float* x = room_.x.as<float>();
     if (!step.logits_in_order) {
       const gpu::OpRange range([&] { return small_op("other", n_logits * plan_.d_model); });
@@ -505,11 +516,28 @@ void CudaRunner::queue(const StepPlan& step, DeviceKvMemory& memory, const int32
                        .y = {rank_ ? room_.own_logits.as<float>() : logits},
                        .overlap = overlap && step.logits_in_order},
                       products_);
-    if (rank_) {
-      const gpu::OpRange range([&] { return small_op("gather", n_logits * plan_.vocab_size); });
-      rank_->link->gather_columns(stream_, room_.own_logits.as<float>(), n_logits, rank_->slice.vocab, logits, false);
-    }
   }
+  if (!rank_) return;
+  const gpu::OpRange range([&] { return small_op("gather", n_logits * plan_.vocab_size); });
+  rank_->all->gather_columns(stream_, room_.own_logits.as<float>(), n_logits, rank_->slice.vocab, logits, false);
+}
+
+void CudaRunner::queue(const StepPlan& step, DeviceKvMemory& memory, const int32_t* tokens, float* logits,
+                       int64_t n_logits, DrawingRoom* room) {
+  const int64_t n = std::max<int64_t>(step.n_tokens, ssize(step.rows));
+  // A recorded step's launches start while the one before drains; what the host does in between shall stay in between.
+  const bool overlap = step.recorded && options_.overlap && !on_block_;
+  begin(step, memory);
+  if (has_layer(0)) embed(tokens, n);
+  for (int i = 0; i < ssize(plan_.layers); ++i) {
+    pass_border(i, n);
+    show_block(i, Block::mixer, step.n_tokens);
+    if (has_layer(i)) mix(i, step, memory, overlap);
+    show_block(i, Block::feed_forward, step.n_tokens);
+    if (has_layer(i)) feed_forward(i, n, overlap);
+  }
+  show_block(int(plan_.layers.size()), Block::output, step.n_tokens);
+  if (n_logits > 0) output(step, logits, n_logits, overlap);
   if (!room) return;
   {
     const gpu::OpRange range([&] { return small_op("sample", n_logits * plan_.vocab_size); });
@@ -560,7 +588,10 @@ void CudaRunner::run(const Batch& batch, const SequencePool& pool, DeviceKvMemor
     replay(recorded_[key], logits, queue_all);
   }
   logit_hidden_ = (step.logits_in_order ? room_.x : room_.logit_x).as<float>();
-  if (batch.hidden) outputs.keep_hidden(room_.x, step.n_tokens, plan_.d_model);
+  if (batch.hidden) {
+    hand_to_all(int(plan_.layers.size()) - 1, step.n_tokens);
+    outputs.keep_hidden(room_.x, step.n_tokens, plan_.d_model);
+  }
   if (room)
     for (StepRow& row : rows_there_) row.position += 1;
 }
@@ -568,7 +599,7 @@ void CudaRunner::run(const Batch& batch, const SequencePool& pool, DeviceKvMemor
 /// Buffers that steps of several ranks have beside others, and the products' scratch.
 void CudaRunner::make_rank_room(int64_t n, int64_t n_logits) {
   const ModelSlice& slice = rank_->slice;
-  room_.own_logits.ensure(n_logits * slice.count(slice.vocab));
+  room_.own_logits.ensure(n_logits * slice.own_vocab().count);
   if (slice.gathers) {
     room_.whole.ensure(n * std::max(slice.q.back(), slice.ff.back()));
     room_.columns.ensure(n * slice.count(slice.model));

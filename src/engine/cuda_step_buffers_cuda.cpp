@@ -79,6 +79,7 @@ void plan_products(const ModelPlan& plan, const CudaModel& model, int64_t n, int
   for (size_t i = 0; i < plan.layers.size(); ++i) {
     const LayerPlan& layer = plan.layers[i];
     const CudaLayer& of = model.layers[i];
+    if (of.o.bytes() == 0) continue;  // ranks of another stage have it
     const bool normed = layer.norms != NormPlace::after;
     const auto out =
         layer.norms == NormPlace::before && layer.residual_scale == 1 ? ProductOutput::add : ProductOutput::store;
@@ -99,7 +100,7 @@ void plan_products(const ModelPlan& plan, const CudaModel& model, int64_t n, int
     for (const DeviceExpertProduct* product : {&of.expert_gate_up, &of.expert_down})
       scratch.bricks.ensure<std::byte>(product->group_scratch_bytes(groups));
   }
-  if (n_logits > 0) model.output.plan_scratch(call(n_logits, true), scratch);
+  if (n_logits > 0 && model.output.bytes() > 0) model.output.plan_scratch(call(n_logits, true), scratch);
 }
 
 DeviceBuffers plan_device_buffers(const ModelPlan& plan, const Weights& weights, std::span<const KvLayerConfig> layers,

@@ -33,4 +33,13 @@ std::optional<int> parse_device(std::string_view device) {
   return indices.empty() ? std::nullopt : std::optional(indices[0]);
 }
 
+void check_stages(std::span<const int> devices, int n_stages) {
+  const auto n_devices = ssize(devices);
+  if (n_stages == 1 || (n_stages > 1 && n_devices > 0 && n_devices % n_stages == 0)) return;
+  throw_error(ErrorKind::usage,
+              "--pp {}: {} device{} not form stages of as many devices each (name a multiple of {} as --device "
+              "cuda:0,1,..., or leave out --pp)",
+              n_stages, n_devices, n_devices == 1 ? " does" : "s do", n_stages);
+}
+
 }  // namespace ridge

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -11,5 +12,8 @@ namespace ridge {
 std::vector<int> parse_devices(std::string_view devices);
 /// The same where there may be one at most.
 std::optional<int> parse_device(std::string_view device);
+
+/// Refuses numbers of devices that do not form `n_stages` groups of as many each; usage.
+void check_stages(std::span<const int> devices, int n_stages);
 
 }  // namespace ridge

@@ -92,6 +92,7 @@ Engine::Engine(const std::string& path, const LoadOptions& options, Ranks* ranks
     throw Error(ErrorKind::usage, "isa chooses kernels of the CPU: leave it out with device cuda");
   if (on_device() && ranks_)
     throw Error(ErrorKind::usage, "--tp: ranks of MPI run on the CPU (several GPUs of one machine: --device cuda:0,1)");
+  check_stages(devices_, options.n_stages);
   if (!on_device())
     for (const std::string& choice : options.kernels) force_kernel(kernel_tables(), choice, context_.forced);
   if (leads()) lead_load(*ranks_, path, options);
@@ -112,7 +113,8 @@ Engine::Engine(const std::string& path, const LoadOptions& options, Ranks* ranks
   if (slice() && (is_synth || slice_->gathers)) drop_unread_rows(weights);
   else if (slice()) drop_unread_buffers(weights);
   if (devices_.size() > 1)
-    backend_ = make_cuda_backend(devices_, loaded_.config, weights, options.kernels, options.rank_timeout_s);
+    backend_ =
+        make_cuda_backend(devices_, options.n_stages, loaded_.config, weights, options.kernels, options.rank_timeout_s);
   else if (on_device()) backend_ = make_cuda_backend(devices_[0], plan_, weights, options.kernels);
   else if (leads()) backend_ = make_leading_backend(context_, loaded_.config, weights, *slice_, *ranks_);
   else backend_ = make_cpu_backend(context_, plan_, weights, ranks_, slice());
@@ -120,6 +122,7 @@ Engine::Engine(const std::string& path, const LoadOptions& options, Ranks* ranks
   if (leads()) info_.n_ranks = ranks_->size();
   if (on_device()) {
     info_.device = backend_->name();
+    info_.n_stages = options.n_stages;
     info_.isa.clear();
     info_.decode_weight_bytes = backend_->step_weight_bytes();
   }

@@ -102,9 +102,9 @@ class RankedMemory final : public KvMemory {
     });
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
       const auto has_same = [&](size_t before) {
-        return std::ranges::equal(
-            parts.sides[before], parts.sides[rank], {}, [](const SidePart& a) { return a.heads.first; },
-            [](const SidePart& a) { return a.heads.first; });
+        return std::ranges::equal(parts.sides[before], parts.sides[rank], [](const SidePart& a, const SidePart& b) {
+          return a.heads.first == b.heads.first && a.heads.count == b.heads.count;
+        });
       };
       if (rank == 0 || !has_same(rank - 1)) different_.push_back(rank);
     }
@@ -320,12 +320,21 @@ class RankedBackend final : public Backend {
     for (const auto& rank : parts_.ranks) sum += rank->step_weight_bytes();
     return sum;
   }
-  /// As much as the fullest rank has, on each.
+  /// As much as the fullest rank has room for its part of, by the kv heads that it has of the layers.
   int64_t free_bytes() const override {
-    int64_t least = INT64_MAX;
-    for (const auto& rank : parts_.ranks) least = std::min(least, rank->free_bytes());
+    const auto n_heads = [](const std::vector<SidePart>& sides) {
+      int64_t n = 0;
+      for (const SidePart& side : sides) n += side.heads.count;
+      return n;
+    };
+    int64_t all_heads = 0;
+    for (const auto& sides : parts_.sides) all_heads += n_heads(sides);
+    double least = double(INT64_MAX);
+    for (size_t r = 0; r < parts_.ranks.size(); ++r)
+      if (const int64_t own = n_heads(parts_.sides[r]); own > 0)
+        least = std::min(least, double(parts_.ranks[r]->free_bytes()) * double(all_heads) / double(own));
     use();
-    return least == INT64_MAX ? least : least * ssize(parts_.ranks);
+    return least < double(INT64_MAX) ? int64_t(least) : INT64_MAX;
   }
   StepBuffers step_buffers() const override {
     StepBuffers sum;

@@ -117,7 +117,8 @@ void Nccl::gather(int rank, StreamHandle stream, const float* own, std::span<flo
   ncclComm* const to = comm(rank);
   check_nccl(l.group_start(), "group");
   for (size_t r = 0; r < parts.size(); ++r)
-    check_nccl(l.broadcast(own, parts[r], size_t(counts[r]), kFloat32, int(r), to, stream), "gather");
+    if (counts[r] > 0)
+      check_nccl(l.broadcast(own, parts[r], size_t(counts[r]), kFloat32, int(r), to, stream), "gather");
   check_nccl(l.group_end(), "gather");
   log_launch("nccl_gather");
 }

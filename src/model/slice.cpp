@@ -145,14 +145,15 @@ Linear column_slice(const Linear& m, int64_t first, int64_t count, std::vector<A
   return column_slice(m, {&extent, 1}, buffers);
 }
 
-Result<ModelSlice> plan_slice(const Config& c, const Weights& weights, int rank, int n_ranks, int n_stages) {
+Result<ModelSlice> plan_slice(const Config& c, const Weights& weights, int rank, int n_ranks, int n_stages,
+                              ModelEnds ends) {
   const int size = n_ranks / n_stages;
   RIDGE_CHECK(size * n_stages == n_ranks && rank >= 0 && rank < n_ranks, "rank {} of {} in {} stages", rank, n_ranks,
               n_stages);
   RIDGE_TRY_STATUS(check_kinds(c, weights, size));
   if (c.n_layers < n_stages)
     return fail(ErrorKind::usage, "--pp {}: the model has {} layers: fewer than stages", n_stages, c.n_layers);
-  ModelSlice slice{.rank = rank % size, .size = size, .stage = rank / size, .n_stages = n_stages};
+  ModelSlice slice{.rank = rank % size, .size = size, .stage = rank / size, .n_stages = n_stages, .ends = ends};
   slice.whole = c;
   slice.layers = slice_borders(c.n_layers, 1, n_stages);
   slice.gathers = size > 1 && (c.sub_norm || c.ternary);
@@ -161,7 +162,9 @@ Result<ModelSlice> plan_slice(const Config& c, const Weights& weights, int rank,
   const int64_t kv_width = c.n_kv_heads >= size ? c.kv_dim() / size : c.head_dim;
   for (int r = 0; r <= size; ++r) slice.kv.push_back(r * kv_width);
   slice.model = slice_borders(c.d_model, kRows, size);
-  slice.vocab = slice_borders(c.vocab_size, c.vocab_size < kRows * n_ranks ? 1 : kRows, n_ranks);
+  const int n_parts = ends == ModelEnds::in_stages ? size : n_ranks;
+  slice.vocab = slice_borders(c.vocab_size, c.vocab_size < kRows * n_parts ? 1 : kRows, n_parts);
+  slice.vocab.insert(slice.vocab.begin(), size_t(n_ranks - n_parts), 0);
 
   if (size > 1 && !slice.gathers) RIDGE_TRY_STATUS(check_outputs(c, weights, size));
   const int64_t group =
@@ -318,6 +321,7 @@ void apply_slice(const ModelSlice& slice, Config& c, Weights& weights, bool shap
     else slice_attention(slice, layer, copies);
     slice_feed_forward(slice, whole.has_experts(int(i)) ? slice.shared : slice.ff, layer, copies);
   }
+  if (slice.ends == ModelEnds::in_stages && slice.stage > 0) weights.embedding = row_slice(weights.embedding, 0, 0);
   weights.output = row_slice(weights.output, slice.own_vocab().first, slice.own_vocab().count);
   if (slice.n_stages > 1) c.here = ModelSlice::part_of(slice.layers, slice.stage);
   c.n_heads /= slice.size;

@@ -7,8 +7,8 @@
 // they are cut between their rows: ranks exchange what they read, and the columns that each of them makes.
 //
 // Ranks may form stages, each of which has some layers: layer i of n is in the stage s for which
-// s n / S <= i < (s + 1) n / S, rounded down. Within a stage its layers are cut as above; the output matrix is cut between
-// all ranks.
+// s n / S <= i < (s + 1) n / S, rounded down. Within a stage its layers are cut as above. ModelEnds says who has the output
+// matrix.
 #pragma once
 
 #include "base/extent.h"
@@ -18,10 +18,17 @@
 
 namespace ridge {
 
+/// Who has the embedding and the output matrix of a model in stages.
+enum class ModelEnds : uint8_t {
+  everywhere,  ///< every rank the embedding, and a part of the output
+  in_stages    ///< the first stage the embedding, ranks of the last one parts of the output: as many as without stages
+};
+
 /// Rank r of `size` in a stage has [borders[r], borders[r + 1]) of each of these.
 struct ModelSlice {
-  int rank = 0, size = 1;           ///< in the stage
-  int stage = 0, n_stages = 1;      ///< rank r of stage s is rank s * size + r of all
+  int rank = 0, size = 1;       ///< in the stage
+  int stage = 0, n_stages = 1;  ///< rank r of stage s is rank s * size + r of all
+  ModelEnds ends = ModelEnds::everywhere;
   Config whole;                     ///< of the model before it was cut
   std::vector<int64_t> layers;      ///< stage s has [layers[s], layers[s + 1]): [n_stages + 1]
   int kv_copies = 1;                ///< consecutive ranks that have the same kv heads
@@ -65,7 +72,8 @@ Linear column_slice(const Linear& m, int64_t first, int64_t count, std::vector<A
 /// How a model that was just loaded lies on `n_ranks` ranks in `n_stages` stages, as rank `rank` of all sees it. Fails with
 /// usage, naming what cannot be cut: kinds of layers, numbers of heads, blocks that do not end where a part does, fewer
 /// layers than stages.
-Result<ModelSlice> plan_slice(const Config& config, const Weights& weights, int rank, int n_ranks, int n_stages = 1);
+Result<ModelSlice> plan_slice(const Config& config, const Weights& weights, int rank, int n_ranks, int n_stages = 1,
+                              ModelEnds ends = ModelEnds::everywhere);
 /// The same matrices and vectors, whose bytes stay with `whole`, to make a slice of.
 Weights view_of(const Weights& whole);
 /// Makes configuration and weights those of the slice. Matrices of several layers with the same rows stay one in memory. n_params, stored_bytes, vocab_size and n_experts stay the whole

@@ -237,8 +237,8 @@ def check_stages(ridge, model, corpus, folder):
     expect("2 ranks of 1 are usage", got.returncode == 2 and "--tp 1: the job has 2 ranks" in got.stderr, got)
     got = run(MPIRUN + ["-np", "1", ridge] + first + ["--pp", "2", ":", "-np", "1", ridge] + first + ["--tp", "2"])
     expect("ranks of another layout are named", got.returncode == 2 and "the command line of rank 1" in got.stderr, got)
-    got = run([ridge] + first + ["--pp", "2", "--device", "cuda:0,1"])
-    expect("stages of GPUs are refused by name", got.returncode == 2 and "groups of GPUs" in got.stderr, got)
+    got = run(MPIRUN + ["-np", "2", ridge] + first + ["--pp", "2", "--device", "cuda:0,1"])
+    expect("GPUs are no processes", got.returncode != 0 and ("ranks of MPI run on the CPU" in got.stderr or "not available" in got.stderr), got)
 
 
 def main():

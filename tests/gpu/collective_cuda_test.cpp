@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 
+#include <array>
 #include <bit>
 #include <chrono>
 #include <cmath>
@@ -289,6 +290,48 @@ TEST_F(CollectiveCuda, ARankThatDoesNotComeIsNamedInTime) {
     EXPECT_THAT(failure_of([&] { rank.check(); }), HasSubstr(name));
   });
   EXPECT_LT(seconds_since(start), 20);
+}
+
+/// Pairs of ranks beside two parts, whose sums come first: a rank of one part waits for one that itself waits.
+TEST_F(CollectiveCuda, WhoDoesNotComeIsNamedThroughRanksThatWait) {
+  if (n_devices_ < 4) GTEST_SKIP() << "there are " << n_devices_ << " devices";
+  const auto group = this->group(4, {.timeout_s = 1});
+  DeviceGroup& part = group->part(std::array{2, 3}, kOneShotFloats);
+  DeviceGroup& pair = group->part(std::array{0, 2}, 0);
+  on_ranks(*group, [&](DeviceRank& rank, const gpu::Stream& stream) {
+    const GuardedFloats values(stream, values_of(rank.rank(), 1000, 1));
+    if (rank.rank() == 0)
+      pair.rank(0).gather_columns(stream, values.data(), 10, std::array<int64_t, 3>{0, 100, 100}, values.data(), false);
+    if (rank.rank() == 2) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));  // rank 0 has waited longer when it gives up
+      part.rank(0).all_reduce(stream, values.data(), 1000, false);
+    }
+    if (rank.rank() % 2 == 1) return;
+    EXPECT_THAT(failure_of([&] { rank.synchronize(stream); }),
+                AllOf(HasSubstr(group->name(2) + ": no answer from " + group->name(3)), HasSubstr("within 1 s")));
+  });
+}
+
+TEST_F(CollectiveCuda, PartsOfAGroupAddAndGatherAmongThemselves) {
+  if (n_devices_ < 4) GTEST_SKIP() << "there are " << n_devices_ << " devices";
+  const auto group = this->group(4);
+  DeviceGroup *const halves[] = {&group->part(std::array{0, 1}, 1000), &group->part(std::array{2, 3}, 1000)},
+                     *const pairs[] = {&group->part(std::array{0, 2}, 0), &group->part(std::array{1, 3}, 0)};
+  EXPECT_EQ(halves[1]->name(0), group->name(2));
+  on_ranks(*group, [&](DeviceRank& rank, const gpu::Stream& stream) {
+    const int half = rank.rank() / 2, place = rank.rank() % 2;
+    for (int round = 0; round < 5; ++round) {
+      const GuardedFloats values(stream, values_of(rank.rank(), 1000, 4));
+      halves[half]->rank(place).all_reduce(stream, values.data(), 1000, true);
+      // The first half hands on what it has.
+      pairs[place]->rank(half).gather_columns(stream, values.data(), 10, std::array<int64_t, 3>{0, 100, 100},
+                                              values.data(), false);
+      rank.synchronize(stream);
+      const std::vector<float> first[] = {values_of(0, 1000, 4), values_of(1, 1000, 4)};
+      EXPECT_EQ(bits(values.down(stream)), bits(sum_of(first))) << group->name(rank.rank());
+      check_gather(*group, rank, stream, 2, std::array<int64_t, 5>{0, 10, 10, 300, 301});
+    }
+  });
 }
 
 TEST_F(CollectiveCuda, AFailedRankEndsTheOthersWaits) {

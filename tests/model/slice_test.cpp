@@ -242,6 +242,27 @@ TEST(Slice, PartsOfCachesAreTheHeadsOfTheWeights) {
   EXPECT_EQ(states[2].heads.count, 1) << "a layer that attends";
 }
 
+/// What the last stage makes of the output, its ranks make without stages.
+TEST(Slice, EndsInStagesAreOnTheFirstAndTheLastOne) {
+  CpuContext context(1, Isa::scalar);
+  const LoadedModel model = one_layer(context, "tiny@layers=2@weights=f16");
+  const auto slice_of = [&](int rank, ModelEnds ends) {
+    return plan_slice(model.config, model.weights, rank, 4, 2, ends).or_throw();
+  };
+  const auto alone = plan_slice(model.config, model.weights, 0, 2).or_throw();
+  EXPECT_THAT(slice_of(0, ModelEnds::everywhere).vocab, ElementsAre(0, 128, 256, 384, 512));
+  EXPECT_THAT(slice_of(0, ModelEnds::in_stages).vocab, ElementsAre(0, 0, 0, 256, 512));
+  EXPECT_THAT(alone.vocab, ElementsAre(0, 256, 512));
+  for (int rank = 0; rank < 4; ++rank) {
+    Config config = model.config;
+    Weights weights = view_of(model.weights);
+    apply_slice(slice_of(rank, ModelEnds::in_stages), config, weights);
+    EXPECT_EQ(weights.embedding.n_out, rank < 2 ? 512 : 0);
+    EXPECT_EQ(weights.output.n_out, rank < 2 ? 0 : 256);
+    EXPECT_EQ(weights.layers[0].o.format != nullptr, rank < 2);
+  }
+}
+
 /// Layers of a shape that are one in memory stay one when they are cut.
 TEST(Slice, LayersThatShareRowsShareTheirSlices) {
   CpuContext context(1, Isa::scalar);

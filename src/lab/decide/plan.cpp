@@ -298,21 +298,22 @@ double PlanCheck::difference(const MemoryPlan& plan) const {
 namespace {
 
 /// The part of the model that the last rank of a stage has: parts are nearly equal, and the last one has what is left over.
-ModelSlice last_slice(const LoadedModel& model, int n_ranks, int n_stages, int stage) {
+ModelSlice last_slice(const LoadedModel& model, int n_ranks, int n_stages, int stage, ModelEnds ends) {
   const int last = (stage + 1) * n_ranks / n_stages - 1;
-  return plan_slice(model.config, model.weights, last, n_ranks, n_stages).or_throw();
+  return plan_slice(model.config, model.weights, last, n_ranks, n_stages, ends).or_throw();
 }
 
 /// The stage whose matrices take most.
-ModelSlice largest_slice(const LoadedModel& model, int n_ranks, int n_stages) {
+ModelSlice largest_slice(const LoadedModel& model, int n_ranks, int n_stages, ModelEnds ends) {
   int64_t most = -1;
   ModelSlice largest;
   for (int stage = 0; stage < n_stages; ++stage) {
-    ModelSlice slice = last_slice(model, n_ranks, n_stages, stage);
+    ModelSlice slice = last_slice(model, n_ranks, n_stages, stage, ends);
     Config config = model.config;
     Weights weights = view_of(model.weights);
     apply_slice(slice, config, weights, true);
-    const int64_t bytes = decode_matrix_bytes(weights, config.n_experts);
+    int64_t bytes = decode_matrix_bytes(weights, config.n_experts);
+    if (ends == ModelEnds::in_stages) bytes += weights.embedding.bytes();
     if (bytes < most) continue;
     most = bytes;
     largest = std::move(slice);
@@ -337,7 +338,8 @@ PlannedModel plan_model(const std::string& path, const LoadOptions& place, int n
                      ? make_synth_model(context, path.substr(kSynth.size()), SynthMatrices::shapes).or_throw()
                      : load_model(path).or_throw();
   if (n_ranks > 1) {
-    model.slice = largest_slice(model.loaded, n_ranks, n_stages);
+    const ModelEnds ends = model.on_device() ? ModelEnds::in_stages : ModelEnds::everywhere;
+    model.slice = largest_slice(model.loaded, n_ranks, n_stages, ends);
     apply_slice(*model.slice, model.loaded.config, model.loaded.weights, true);
   }
   model.plan = make_plan(model.config(), model.loaded.weights.rope_factors, model.loaded.weights.long_rope_factors);

@@ -151,13 +151,18 @@ int run_bench(const BenchParams& params, const BenchHooks& hooks) {
     }
     for (const int n_threads : params.n_threads) {
       status("read bandwidth");
-      const Roof roof =
-          stopped()
-              ? Roof()
-              : measure_roof({.device = params.device, .n_threads = n_threads, .isa = params.isa, .stop = hooks.stop});
+      const Roof roof = stopped() ? Roof()
+                                  : measure_roof({.device = params.device,
+                                                  .n_stages = params.n_stages,
+                                                  .n_threads = n_threads,
+                                                  .isa = params.isa,
+                                                  .stop = hooks.stop});
       if (stopped()) return n_failed;
-      const Model model = Model::load(
-          path, {.device = params.device, .n_threads = n_threads, .isa = params.isa, .kernels = params.kernels});
+      const Model model = Model::load(path, {.device = params.device,
+                                             .n_stages = params.n_stages,
+                                             .n_threads = n_threads,
+                                             .isa = params.isa,
+                                             .kernels = params.kernels});
       for (BenchTest test : tests) {
         if (test.by_record) test.kv = params.by_record(model, test.n_ctx());
         step(test.text());

@@ -254,8 +254,11 @@ int run_batch_bench(const BatchParams& params, const BatchHooks& hooks) {
   }
   status("read bandwidth");
   if (stopped()) return n_failed;
-  const Roof roof = measure_roof(
-      {.device = params.load.device, .n_threads = params.load.n_threads, .isa = params.load.isa, .stop = hooks.stop});
+  const Roof roof = measure_roof({.device = params.load.device,
+                                  .n_stages = params.load.n_stages,
+                                  .n_threads = params.load.n_threads,
+                                  .isa = params.load.isa,
+                                  .stop = hooks.stop});
   if (stopped()) return n_failed;
   const Model model = Model::load(params.model, params.load);
   Engine& engine = model.engine();

@@ -40,6 +40,7 @@ struct BenchParams {
   float temperature = 0;              ///< above 0: steps draw their tokens, with the sampler's other defaults
   uint64_t seed = 42;
   std::string device = "cpu";
+  int n_stages = 1;  ///< of several devices
   std::string isa;
   std::vector<std::string> kernels;
 };

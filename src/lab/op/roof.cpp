@@ -25,7 +25,7 @@ Roof measure_roof(const RoofOptions& options) {
                                                          .read_only = true,
                                                          .rates = options.rates,
                                                          .stop = options.stop});
-      roof.read_gb_s += ceilings.read_gb_s();
+      roof.read_gb_s += ceilings.read_gb_s() / options.n_stages;
       roof.llc_bytes += int64_t(ceilings.device.l2_bytes);
       roof.rates = std::move(ceilings.rates);
     }

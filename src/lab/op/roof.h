@@ -7,6 +7,7 @@ namespace ridge::lab {
 
 struct RoofOptions {
   std::string device = "cpu";  ///< "cpu", "cuda[:N]" or "cuda:N,M,..."
+  int n_stages = 1;            ///< of several devices, which a step goes through one after another
   int n_threads = 0;           ///< of the CPU
   std::string isa;             ///< of the CPU: limit, empty for the best
   bool rates = false;          ///< multiply-adds too
@@ -14,7 +15,7 @@ struct RoofOptions {
 };
 
 struct Roof {
-  double read_gb_s = 0;           ///< of all devices together
+  double read_gb_s = 0;           ///< of all devices of a stage together
   int64_t llc_bytes = 0;          ///< last-level cache in front of that memory
   std::vector<RateResult> rates;  ///< when they were asked for; of one device
 };

@@ -5,7 +5,9 @@
 #include <chrono>
 #include <climits>
 #include <cstring>
+#include <numeric>
 #include <thread>
+#include <utility>
 
 #include "gpu/device_query.h"
 #include "gpu/memory_use.h"
@@ -42,36 +44,56 @@ ColumnBorders column_borders(int n_ranks, int64_t n_rows, std::span<const int64_
 }  // namespace
 
 DeviceGroup::DeviceGroup(std::span<const int> devices, const DeviceGroupOptions& options)
-    : devices_(devices.begin(), devices.end()), options_(options) {
+    : devices_(devices.begin(), devices.end()), numbers_(devices.size()), options_(options), whole_(this) {
   std::vector<int> sorted = devices_;
   std::ranges::sort(sorted);
   if (size() < 2 || size() > kMostDeviceRanks || std::ranges::adjacent_find(sorted) != sorted.end())
     throw_error(ErrorKind::usage, "a model is held by 2 to {} different devices, not by cuda:{}", kMostDeviceRanks,
                 fmt::join(devices_, ","));
-  const int n_blocks = most_blocks(devices);
+  most_blocks(devices);  // that all are there
+  std::iota(numbers_.begin(), numbers_.end(), 0);
   links_.why_no_peers = gpu::open_peer_access(devices);
   links_.why_no_nccl = gpu::why_no_nccl();
-  const auto is_nccl = [](const CollectiveVariant& row) { return row.name == "nccl"; };
-  if (is_nccl(all_reduce_row(1)) || is_nccl(all_reduce_row(options.most_floats)) || is_nccl(gather_row()))
-    nccl_ = std::make_unique<gpu::Nccl>(devices);
-
   end_words_ = gpu::PinnedBuffer(sizeof(OneShotEnd));
   std::memset(end_words_.as<void>(), 0, sizeof(OneShotEnd));
+  open();
+}
+
+DeviceGroup::DeviceGroup(DeviceGroup& whole, std::span<const int> ranks, int64_t most_floats)
+    : numbers_(ranks.begin(), ranks.end()), options_(whole.options_), whole_(&whole), links_(whole.links_) {
+  RIDGE_CHECK(whole.whole_ == &whole && ranks.size() >= 2, "a part of {} ranks", ranks.size());
+  for (const int r : ranks) devices_.push_back(whole.devices_.at(size_t(r)));
+  options_.most_floats = most_floats;
+  open();
+}
+
+DeviceGroup& DeviceGroup::part(std::span<const int> ranks, int64_t most_floats) {
+  return *parts_.emplace_back(new DeviceGroup(*this, ranks, most_floats));
+}
+
+/// Makes the ranks and their links.
+void DeviceGroup::open() {
+  const int n_blocks = most_blocks(devices_);
+  const auto is_nccl = [](const CollectiveVariant& row) { return row.name == "nccl"; };
+  if (is_nccl(all_reduce_row(1)) || is_nccl(all_reduce_row(options_.most_floats)) || is_nccl(gather_row()))
+    nccl_ = std::make_unique<gpu::Nccl>(devices_);
+
   const gpu::MemoryLabel label(gpu::MemoryOf::scratch);
   const int64_t inbox_bytes = links_.why_no_peers.empty() ? one_shot_inbox_bytes(n_blocks) : 0;
   for (int r = 0; r < size(); ++r) {
-    const gpu::OnDeviceScope scope(devices[size_t(r)]);
+    const gpu::OnDeviceScope scope(devices_[size_t(r)]);
     DeviceRank& rank = *ranks_.emplace_back(new DeviceRank);
     rank.group_ = this;
-    rank.device_ = devices[size_t(r)];
+    rank.device_ = devices_[size_t(r)];
     rank.state_ = gpu::Buffer(one_shot_state_bytes(n_blocks));
     rank.inbox_ = gpu::Buffer(inbox_bytes * size());
     rank.one_shot_ = {.rank = r,
                       .n_ranks = size(),
                       .n_blocks = n_blocks,
                       .state = rank.state_.as<uint32_t>(),
-                      .end = end_words_.as<OneShotEnd>(),
-                      .timeout_ns = uint64_t(options.timeout_s * 1e9)};
+                      .end = whole_->end_words_.as<OneShotEnd>(),
+                      .timeout_ns = uint64_t(options_.timeout_s * 1e9)};
+    std::ranges::copy(numbers_, rank.one_shot_.number);
   }
   if (inbox_bytes == 0) return;
   for (int to = 0; to < size(); ++to)
@@ -84,7 +106,9 @@ DeviceGroup::DeviceGroup(std::span<const int> devices, const DeviceGroupOptions&
 
 DeviceGroup::~DeviceGroup() = default;
 
-std::string DeviceGroup::name(int r) const { return fmt::format("rank {} (cuda:{})", r, devices_.at(size_t(r))); }
+std::string DeviceGroup::name(int r) const {
+  return fmt::format("rank {} (cuda:{})", numbers_.at(size_t(r)), devices_.at(size_t(r)));
+}
 
 const CollectiveVariant& DeviceGroup::all_reduce_row(int64_t n_floats) const {
   return select_row(options_.forced, "all_reduce", all_reduce_variants(n_floats * (size() - 1)),
@@ -96,17 +120,22 @@ const CollectiveVariant& DeviceGroup::gather_row() const {
 }
 
 void DeviceGroup::end() {
-  std::atomic_ref(end_words_.as<OneShotEnd>()->all).store(1, std::memory_order_release);
-  if (nccl_) nccl_->abort();
+  std::atomic_ref(whole_->end_words_.as<OneShotEnd>()->all).store(1, std::memory_order_release);
+  if (whole_->nccl_) whole_->nccl_->abort();
+  for (const auto& part : whole_->parts_)
+    if (part->nccl_) part->nccl_->abort();
 }
 
 void DeviceGroup::check() const {
-  OneShotEnd& end = *end_words_.as<OneShotEnd>();
+  OneShotEnd& end = *whole_->end_words_.as<OneShotEnd>();
   if (load(end.all) == 0) return;
-  const uint32_t waiting = load(end.waiting), missing = load(end.missing);
+  uint32_t waiting = load(end.waiting), missing = load(end.missing);
   if (waiting == 0 || missing == 0) throw_error(ErrorKind::failure, "the ranks were ended: one of them failed");
+  // Whom it waited for may be a rank of another part that waits itself: the last one of such a row is the one to name.
+  for (int i = 0; i < whole_->size() && load(end.waits_for[missing - 1]) != 0; ++i)
+    waiting = std::exchange(missing, load(end.waits_for[missing - 1]));
   throw_error(ErrorKind::failure, "{}: no answer from {} within {:g} s: a sum or gather (did it fail before?)",
-              name(int(waiting) - 1), name(int(missing) - 1), options_.timeout_s);
+              whole_->name(int(waiting) - 1), whole_->name(int(missing) - 1), options_.timeout_s);
 }
 
 void DeviceRank::all_reduce(gpu::StreamHandle stream, float* values, int64_t n, bool overlap) {
@@ -139,6 +168,8 @@ std::string_view DeviceRank::gather_columns_kernel() const { return group_->gath
 void DeviceRank::check() const {
   group_->check();
   if (group_->nccl_) group_->nccl_->check(rank());
+  for (const auto& part : group_->parts_)
+    if (part->nccl_) part->nccl_->check(0);
 }
 
 void DeviceRank::synchronize(const gpu::Stream& stream) const {

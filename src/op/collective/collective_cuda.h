@@ -77,6 +77,11 @@ class DeviceGroup {
   DeviceGroup(const DeviceGroup&) = delete;
   DeviceGroup& operator=(const DeviceGroup&) = delete;
 
+  /// Two or more of its ranks, in this order, as a group of their own, which this one keeps: other sums and columns by the
+  /// same kernels, of at most so many floats a sum. Their waits end together with all others, and messages have the
+  /// numbers of this group.
+  DeviceGroup& part(std::span<const int> ranks, int64_t most_floats);
+
   int size() const { return int(devices_.size()); }
   DeviceRank& rank(int r) { return *ranks_.at(size_t(r)); }
   /// "rank 1 (cuda:3)".
@@ -88,16 +93,20 @@ class DeviceGroup {
 
  private:
   friend class DeviceRank;
+  DeviceGroup(DeviceGroup& whole, std::span<const int> ranks, int64_t most_floats);
+  void open();
   const CollectiveVariant& all_reduce_row(int64_t n_floats) const;
   const CollectiveVariant& gather_row() const;
   void check() const;
 
-  const std::vector<int> devices_;
-  const DeviceGroupOptions options_;
+  std::vector<int> devices_, numbers_;  // numbers_: of its ranks in whole_
+  DeviceGroupOptions options_;
+  DeviceGroup* const whole_;  // itself, if it is no part
   CollectiveProblem links_;
-  gpu::PinnedBuffer end_words_;  // OneShotEnd
+  gpu::PinnedBuffer end_words_;  // OneShotEnd; of whole_
   std::vector<std::unique_ptr<DeviceRank>> ranks_;
   std::unique_ptr<gpu::Nccl> nccl_;
+  std::vector<std::unique_ptr<DeviceGroup>> parts_;
 };
 
 }  // namespace ridge

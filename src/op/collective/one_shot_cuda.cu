@@ -43,11 +43,16 @@ __device__ __forceinline__ void send(const Call& call, const uint32_t (&words)[3
 /// False when it did not come in time.
 __device__ __forceinline__ bool receive(const Call& call, int from, uint32_t (&words)[3]) {
   const uint4* const at = static_cast<const uint4*>(call.rank.inbox[from]) + call.place;
+  OneShotEnd* const end = call.rank.end;
+  const int own = call.rank.number[call.rank.rank];
+  const uint32_t missing = uint32_t(call.rank.number[from]) + 1;
   uint64_t start = 0;
+  bool is_long = false;
   for (int look = 1;; ++look) {
     const uint4 packet = gpu::load_packet(at);
     if (packet.w == call.stamp) {
       words[0] = packet.x, words[1] = packet.y, words[2] = packet.z;
+      if (is_long) gpu::store_host_word(&end->waits_for[own], 0);
       return true;
     }
     gpu::wait_a_little();
@@ -56,11 +61,12 @@ __device__ __forceinline__ bool receive(const Call& call, int from, uint32_t (&w
     const uint64_t now = gpu::clock_ns();
     if (start == 0) start = now;
     const bool late = now - start > call.rank.timeout_ns;
-    OneShotEnd* const end = call.rank.end;
+    is_long = now - start > call.rank.timeout_ns / 2;
+    if (is_long) gpu::store_host_word(&end->waits_for[own], missing);
     if (!late && gpu::load_host_word(&end->all) == 0) continue;
     if (late) {
-      gpu::store_host_word(&end->missing, uint32_t(from) + 1);
-      gpu::store_host_word(&end->waiting, uint32_t(call.rank.rank) + 1);
+      gpu::store_host_word(&end->missing, missing);
+      gpu::store_host_word(&end->waiting, uint32_t(own) + 1);
       __threadfence_system();
       gpu::store_host_word(&end->all, 1);
     }

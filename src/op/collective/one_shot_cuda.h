@@ -31,14 +31,16 @@ inline int64_t one_shot_state_bytes(int n_blocks) { return int64_t(4) * (1 + n_b
 
 /// How waits end that no packet ends, in host memory; zeroed.
 struct OneShotEnd {
-  uint32_t all;      ///< not 0: every wait gives up
-  uint32_t waiting;  ///< 1 + the rank whose wait ran out of time; sets `all`
-  uint32_t missing;  ///< 1 + the rank that it waited for
+  uint32_t all;                          ///< not 0: every wait gives up
+  uint32_t waiting;                      ///< 1 + number of the rank whose wait ran out of time; sets `all`
+  uint32_t missing;                      ///< 1 + number of the rank that it waited for
+  uint32_t waits_for[kMostDeviceRanks];  ///< by number: 1 + that of a rank waited for longer than half the time; or 0
 };
 
 /// One rank, as its kernels see it.
 struct OneShotRank {
   int rank = 0, n_ranks = 0, n_blocks = 0;
+  int number[kMostDeviceRanks] = {};         ///< by rank: what it is called in OneShotEnd
   void* outbox[kMostDeviceRanks] = {};       ///< by rank: where it has this rank's packets
   const void* inbox[kMostDeviceRanks] = {};  ///< by rank: its packets here
   uint32_t* state = nullptr;                 ///< on the device, zeroed: whether a wait has failed, calls by block
