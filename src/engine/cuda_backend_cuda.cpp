@@ -291,15 +291,6 @@ void check_supported(const ModelPlan& plan) {
   }
 }
 
-/// Refuses what several devices do not share.
-void check_shared(const ModelPlan& plan) {
-  for (const LayerPlan& layer : plan.layers)
-    if (layer.attention.qk_norm_whole)
-      throw_error(ErrorKind::usage,
-                  "several CUDA devices do not share a norm of all query heads together (use one device, or --tp with "
-                  "the CPU)");
-}
-
 }  // namespace
 
 std::unique_ptr<Backend> make_cuda_backend(int device, const ModelPlan& plan, const Weights& weights,
@@ -310,7 +301,6 @@ std::unique_ptr<Backend> make_cuda_backend(int device, const ModelPlan& plan, co
     throw_error(ErrorKind::no_device, "device cuda:{} is not available: {} (use the CPU)", device,
                 report.devices.empty() ? report.why_none : fmt::format("there are {} devices", report.devices.size()));
   check_supported(plan);
-  if (rank) check_shared(plan);
   check_device_kernels(weights, options.kernels);
   gpu::use_device(device);
   const int64_t needed = CudaModel::upload_bytes(plan, weights, options.kernels), free = gpu::free_bytes();

@@ -149,6 +149,7 @@ struct StepRoom {
   Buffer latent, head_packs;  // of latent attention: LatentRoom, and the packs of all heads
   Buffer own_logits;          // of several ranks: [rows, rows of the output matrix here]
   Buffer whole, columns;      // where ranks exchange columns: what a product reads, and what it makes here
+  Buffer squares;             // where ranks norm heads together: sums of the rows of q, then of k
   // Of the delta rule: DeltaSpans; its matrices, one behind another; DeviceDelta::counters.
   Buffer sequences, delta, delta_counters;
 
@@ -194,6 +195,7 @@ struct StepRoom {
                             &own_logits,
                             &whole,
                             &columns,
+                            &squares,
                             &sequences,
                             &delta,
                             &delta_counters})
@@ -311,6 +313,7 @@ class CudaRunner {
   void mix(int layer, const StepPlan& step, DeviceKvMemory& memory, bool overlap);
   void output(const StepPlan& step, float* logits, int64_t n_logits, bool overlap);
   void attend(int layer, const StepPlan& step, DeviceKvMemory& memory, bool overlap);
+  void norm_whole(int layer, int64_t n, float* q, float* k);
   void attend_latent(int layer, const StepPlan& step, DeviceKvMemory& memory, bool overlap);
   LatentAppend latent_append(int layer, int64_t n, const StepRows& rows, const KvTiles& tiles, int64_t angles) const;
   void upload_head_packs(int64_t n);

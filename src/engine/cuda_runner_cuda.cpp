@@ -346,6 +346,36 @@ void CudaRunner::attend_slice(int i, const StepPlan& step, const StepSlice& slic
   else rows_attn(stream_, attention, list, blocks.n);
 }
 
+/// RMSNorm of all heads of q together, and of k. Ranks of a stage have parts of them, and add up the squares; several may
+/// have the same heads of k, each equally many, so that the mean is the same.
+void CudaRunner::norm_whole(int i, int64_t n, float* q, float* k) {
+  const AttentionPlan& plan = plan_.layers[size_t(i)].attention;
+  const float *q_weight = model_.layers[size_t(i)].q_norm.as<float>(),
+              *k_weight = model_.layers[size_t(i)].k_norm.as<float>();
+  const int64_t q_dim = plan.q_dim(), kv_dim = plan.kv_dim();
+  if (!rank_ || !rank_->stage) {
+    const gpu::OpRange range([&] { return small_op("norm", n * (q_dim + kv_dim), i); });
+    device_rms_norm(stream_, n, q_dim, q, q_weight, plan_.norm_eps, q);
+    return device_rms_norm(stream_, n, kv_dim, k, k_weight, plan_.norm_eps, k);
+  }
+  const ModelSlice& slice = rank_->slice;
+  auto *q_sums = room_.squares.as<float>(), *k_sums = q_sums + n;
+  {
+    const gpu::OpRange range([&] { return small_op("norm", n * (q_dim + kv_dim), i); });
+    device_sum_squares(stream_, n, q_dim, q, q_sums);
+    device_sum_squares(stream_, n, kv_dim, k, k_sums);
+  }
+  {
+    const gpu::OpRange range([&] { return small_op("all_reduce", 2 * n, i); });
+    rank_->stage->all_reduce(stream_, q_sums, 2 * n, false);
+  }
+  const gpu::OpRange range([&] { return small_op("norm", n * (q_dim + kv_dim), i); });
+  device_rms_norm_part(stream_, n, q_dim, slice.size * q_dim, q_sums, q_weight + slice.first(slice.q), plan_.norm_eps,
+                       q);
+  device_rms_norm_part(stream_, n, kv_dim, slice.size * kv_dim, k_sums,
+                       k_weight + slice.rank / slice.kv_copies * kv_dim, plan_.norm_eps, k);
+}
+
 void CudaRunner::attend(int i, const StepPlan& step, DeviceKvMemory& memory, bool overlap) {
   const AttentionPlan& plan = plan_.layers[size_t(i)].attention;
   const CudaLayer& layer = model_.layers[size_t(i)];
@@ -354,11 +384,7 @@ void CudaRunner::attend(int i, const StepPlan& step, DeviceKvMemory& memory, boo
   ProductCall call = block_in(i, n, layer.attn_norm, overlap);
   std::ranges::copy(std::array{q, k, v}, call.y);
   layer.qkv.run(stream_, call, products_);
-  if (plan.qk_norm_whole) {
-    const gpu::OpRange range([&] { return small_op("norm", n * (plan.q_dim() + plan.kv_dim()), i); });
-    device_rms_norm(stream_, n, plan.q_dim(), q, layer.q_norm.as<float>(), plan_.norm_eps, q);
-    device_rms_norm(stream_, n, plan.kv_dim(), k, layer.k_norm.as<float>(), plan_.norm_eps, k);
-  }
+  if (plan.qk_norm_whole) norm_whole(i, n, q, k);
   for (const StepSlice& slice : step.slices) attend_slice(i, step, slice, memory, overlap);
   if (plan.gate) {
     const gpu::OpRange range([&] { return small_op("gate", n * plan.q_rows(), i); });
@@ -600,6 +626,7 @@ void CudaRunner::run(const Batch& batch, const SequencePool& pool, DeviceKvMemor
 void CudaRunner::make_rank_room(int64_t n, int64_t n_logits) {
   const ModelSlice& slice = rank_->slice;
   room_.own_logits.ensure(n_logits * slice.own_vocab().count);
+  if (slice.whole.qk_norm_whole) room_.squares.ensure(2 * n);
   if (slice.gathers) {
     room_.whole.ensure(n * std::max(slice.q.back(), slice.ff.back()));
     room_.columns.ensure(n * slice.count(slice.model));

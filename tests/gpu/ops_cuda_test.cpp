@@ -67,6 +67,35 @@ TEST_F(OpsCuda, RmsNormIsTheReference) {
   }
 }
 
+/// Two parts of rows, normed by the sum of both's squares as floats: it may be off by two roundings, its root by half of
+/// that.
+TEST_F(OpsCuda, RmsNormOfPartsIsThatOfTheWhole) {
+  constexpr int kRows = 5;
+  for (const int n : {8, 33, 1000}) {
+    const auto x = normal_floats(5, 2 * kRows * n, 3), weight = normal_floats(6, 2 * n);
+    std::vector<float> parts[2];
+    for (int r = 0; r < 2 * kRows; ++r)
+      parts[r % 2].insert(parts[r % 2].end(), x.begin() + r * n, x.begin() + (r + 1) * n);
+    const gpu::Buffer in[] = {up(parts[0]), up(parts[1])}, dw = up(weight), sums(4 * 2 * kRows);
+    for (int part = 0; part < 2; ++part)
+      device_sum_squares(stream(), kRows, n, in[part].as<float>(), sums.as<float>() + part * kRows);
+    device_add(stream(), kRows, sums.as<float>(), sums.as<float>() + kRows);
+    for (int part = 0; part < 2; ++part) {
+      device_rms_norm_part(stream(), kRows, n, 2 * n, sums.as<float>(), dw.as<float>() + part * n, 1e-5f,
+                           in[part].as<float>());
+      const auto y = down(in[part].as<float>(), kRows * n);
+      std::vector<float> expected(size_t(2 * n), 0.0f);
+      for (int r = 0; r < kRows; ++r) {
+        rms_norm_ref(&x[size_t(2 * r * n)], weight.data(), 1e-5f, 2 * n, expected.data());
+        for (int i = 0; i < n; ++i) {
+          const float whole = expected[size_t(part * n + i)];
+          ASSERT_NEAR(y[size_t(r * n + i)], whole, 1.5f * 0x1p-23f * std::abs(whole)) << n << ", part " << part;
+        }
+      }
+    }
+  }
+}
+
 /// x += factor norm(y) and x += factor y: the norm's float may be off by an ulp, the sum is one fused step here.
 TEST_F(OpsCuda, ScaledSumsAreTheReference) {
   constexpr int kRows = 3;

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 
 #include "base/metrics.h"
+#include "cases/reference_data.h"
 #include "engine/engine.h"
 #include "gpu/device_data.h"
 #include "gpu/device_query.h"
@@ -46,6 +47,25 @@ INSTANTIATE_TEST_SUITE_P(Shapes, RanksCudaModels,
                                          Shared{"synth:tiny-latent@weights=f32", "f32", "f32", 1e-9},
                                          Shared{"synth:tiny-delta@weights=f32", "f32", "f32", 1e-9, 60},
                                          Shared{"synth:tiny-bitnet", "f16", "f16", 1e-3}));
+
+/// OLMo 2 norms all heads of q, and of k, together: devices add up the squares of theirs, of four two have the same head
+/// of k. A float sum of squares moves a norm by less than 2^-22, its square is far below the bound of one device.
+TEST_F(RanksCuda, NormsOfAllHeadsTogetherAreTheReferences) {
+  const auto data = reference_data();
+  if (!data) GTEST_SKIP() << "reference models are not here (set RIDGE_DATA)";
+  const std::string path = (*data / "parity/models/olmo2").native();
+  const Model cpu = Model::load(path, {.n_threads = 2, .isa = "scalar"}), one = Model::load(path, {.device = "cuda"});
+  const auto tokens = tokens_of(60, cpu.info().vocab_size, 1);
+  const std::vector<float> expected = all_logits(cpu, tokens, "f32", "f32"),
+                           of_one = all_logits(one, tokens, "f32", "f32");
+  for (const auto& [n, devices] : {std::pair<size_t, const char*>(2, "cuda:0,1"), {4, "cuda:0,1,2,3"}}) {
+    if (gpu::query_devices().devices.size() < n) continue;
+    const Model shared = Model::load(path, {.device = devices, .rank_timeout_s = 20});
+    const std::vector<float> logits = all_logits(shared, tokens, "f32", "f32");
+    EXPECT_LT(compare(logits, expected).nmse, 1e-8) << devices;
+    EXPECT_LT(compare(logits, of_one).nmse, 1e-8) << devices;
+  }
+}
 
 /// Steps that feed themselves on both devices: the text of one device, and what it leaves in the cache.
 TEST_F(RanksCuda, DrawsOneDevicesTokens) {

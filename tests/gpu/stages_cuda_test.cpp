@@ -1,6 +1,7 @@
 // Models whose layers groups of devices share: the bits of one device, and of ranks without stages.
 #include <gmock/gmock.h>
 
+#include "cases/reference_data.h"
 #include "cases/temp_dir.h"
 #include "engine/engine.h"
 #include "engine/speculate.h"
@@ -60,6 +61,19 @@ INSTANTIATE_TEST_SUITE_P(Shapes, StagesOfRanksCuda,
                          testing::Values(Staged{"synth:tiny-64@weights=int4_g128", "rotor-3", 150},
                                          Staged{"synth:tiny-delta@weights=f32", "f16"},
                                          Staged{"synth:tiny-bitnet", "f16"}));
+
+/// Norms of all heads together, which ranks of a stage add up alone.
+TEST_F(StagesCuda, NormsOfAllHeadsTogetherAreThoseWithoutStages) {
+  const auto data = reference_data();
+  if (!data) GTEST_SKIP() << "reference models are not here (set RIDGE_DATA)";
+  const auto logits = [&](const LoadOptions& place) {
+    const Model model = Model::load((*data / "parity/models/olmo2").native(), place);
+    return all_logits(model, tokens_of(30, model.info().vocab_size, 1), "f16", "f16");
+  };
+  EXPECT_EQ(logits(kTwoStages), logits(kOne));
+  if (n_devices() < 4) return;
+  EXPECT_EQ(logits(kTwoStagesOfTwo), logits(kTwoRanks));
+}
 
 /// As many stages as layers, and a number of layers that stages do not share evenly.
 TEST_F(StagesCuda, ThreeStagesOfSevenLayers) {

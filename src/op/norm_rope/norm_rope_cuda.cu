@@ -12,11 +12,16 @@ unsigned blocks(int64_t n) { return unsigned(gpu::ceil_div(n, kThreads)); }
 
 __device__ int64_t element() { return int64_t(blockIdx.x) * kThreads + threadIdx.x; }
 
-/// 1 / the root mean square of a row; double where the reference is double.
-__device__ double norm_factor(int64_t n, const float* x, float eps) {
+/// Of a row; double where the reference is double.
+__device__ double sum_squares(int64_t n, const float* x) {
   double sum = 0;
   for (int64_t i = threadIdx.x; i < n; i += kThreads) sum += double(x[i]) * x[i];
-  return 1.0 / sqrt(gpu::block_sum<kThreads>(sum) / double(n) + eps);
+  return gpu::block_sum<kThreads>(sum);
+}
+
+/// 1 / the root mean square of a row.
+__device__ double norm_factor(int64_t n, const float* x, float eps) {
+  return 1.0 / sqrt(sum_squares(n, x) / double(n) + eps);
 }
 
 /// One block a row.
@@ -25,6 +30,18 @@ __global__ void rms_norm_kernel(int64_t n, const float* x, const float* weight, 
   y += int64_t(blockIdx.x) * n;
   const double factor = norm_factor(n, x, eps);
   for (int64_t i = threadIdx.x; i < n; i += kThreads) y[i] = float(x[i] * factor * weight[i]);
+}
+
+__global__ void sum_squares_kernel(int64_t n, const float* x, float* sums) {
+  const double sum = sum_squares(n, x + int64_t(blockIdx.x) * n);
+  if (threadIdx.x == 0) sums[blockIdx.x] = float(sum);
+}
+
+__global__ void rms_norm_part_kernel(int64_t n, int64_t n_whole, const float* sums, const float* weight, float eps,
+                                     float* x) {
+  x += int64_t(blockIdx.x) * n;
+  const double factor = 1.0 / sqrt(double(sums[blockIdx.x]) / double(n_whole) + eps);
+  for (int64_t i = threadIdx.x; i < n; i += kThreads) x[i] = float(x[i] * factor * weight[i]);
 }
 
 __global__ void add_normed_kernel(int64_t n, float* x, const float* y, const float* weight, float eps, float scale) {
@@ -86,6 +103,16 @@ __global__ void copy_columns_kernel(int64_t total, int64_t n, const float* x, in
 void device_rms_norm(gpu::StreamHandle stream, int64_t n_rows, int64_t n, const float* x, const float* weight,
                      float eps, float* y) {
   gpu::launch("rms_norm", rms_norm_kernel, {unsigned(n_rows), kThreads, 0, stream}, n, x, weight, eps, y);
+}
+
+void device_sum_squares(gpu::StreamHandle stream, int64_t n_rows, int64_t n, const float* x, float* sums) {
+  gpu::launch("sum_squares", sum_squares_kernel, {unsigned(n_rows), kThreads, 0, stream}, n, x, sums);
+}
+
+void device_rms_norm_part(gpu::StreamHandle stream, int64_t n_rows, int64_t n, int64_t n_whole, const float* sums,
+                          const float* weight, float eps, float* x) {
+  gpu::launch("rms_norm_part", rms_norm_part_kernel, {unsigned(n_rows), kThreads, 0, stream}, n, n_whole, sums, weight,
+              eps, x);
 }
 
 void device_swiglu(gpu::StreamHandle stream, int64_t n, float* gate, const float* up) {

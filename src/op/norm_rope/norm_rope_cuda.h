@@ -11,6 +11,13 @@ namespace ridge {
 void device_rms_norm(gpu::StreamHandle stream, int64_t n_rows, int64_t n, const float* x, const float* weight,
                      float eps, float* y);
 
+/// sums[r] = sum of x[r]^2 over rows of n
+void device_sum_squares(gpu::StreamHandle stream, int64_t n_rows, int64_t n, const float* x, float* sums);
+
+/// As device_rms_norm(), in place, of rows that are parts of ones of n_whole values, whose squares add up to sums[r].
+void device_rms_norm_part(gpu::StreamHandle stream, int64_t n_rows, int64_t n, int64_t n_whole, const float* sums,
+                          const float* weight, float eps, float* x);
+
 /// gate = silu(gate) * up over n values
 void device_swiglu(gpu::StreamHandle stream, int64_t n, float* gate, const float* up);
 
