@@ -117,15 +117,18 @@ TEST_F(ServeCuda, TextsAtRestAreDrawnAhead) {
 /// Two devices that share the model, the head whole on the first one: the texts of one device, with proposals and without.
 TEST_F(ServeCuda, TwoDevicesWriteTheTextsOfOne) {
   if (gpu::query_devices().devices.size() < 2) GTEST_SKIP() << "one device is here";
-  const char* const spec = "synth:tiny@layers=1@weights=f32@mtp=1";
-  const Model one = Model::load(spec, {.device = "cuda"}), two = Model::load(spec, {.device = "cuda:0,1"});
+  const char* const spec = "synth:tiny@weights=f32@mtp=1";
+  const Model one = Model::load(spec, {.device = "cuda"});
   const auto expected = texts_of(one.engine(), {});
-  const ProposerMaker lookup = make_lookup_proposer, head = mtp_proposers(two, "", {.n_ctx = 128});
-  for (const ProposerMaker& make : {ProposerMaker(), lookup, head}) {
-    const auto texts = texts_of(two.engine(), make);
-    for (size_t i = 0; i < texts.size(); ++i) {
-      EXPECT_EQ(texts[i]->text_, expected[i]->text_) << "request " << i;
-      EXPECT_EQ(texts[i]->usage_.n_generated, 14);
+  for (const int n_stages : {1, 2}) {
+    const Model two = Model::load(spec, {.device = "cuda:0,1", .n_stages = n_stages});
+    const ProposerMaker lookup = make_lookup_proposer, head = mtp_proposers(two, "", {.n_ctx = 128});
+    for (const ProposerMaker& make : {ProposerMaker(), lookup, head}) {
+      const auto texts = texts_of(two.engine(), make);
+      for (size_t i = 0; i < texts.size(); ++i) {
+        EXPECT_EQ(texts[i]->text_, expected[i]->text_) << "request " << i << ", stages: " << n_stages;
+        EXPECT_EQ(texts[i]->usage_.n_generated, 14);
+      }
     }
   }
 }
