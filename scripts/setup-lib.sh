@@ -83,9 +83,9 @@ need_packages() {
   fi
 }
 
-# run_tests PRESET: its ctest run, with a JUnit file for test_summary. Keeps ctest's exit status.
+# run_tests PRESET [OPTION...]: its ctest run, with a JUnit file for test_summary. Keeps ctest's exit status.
 run_tests() {
-  ctest --preset "$1" -j "$(nproc)" --output-junit "$PWD/build/$1/tests.xml"
+  ctest --preset "$1" -j "$(nproc)" --output-junit "$PWD/build/$1/tests.xml" "${@:2}"
 }
 
 # test_summary PRESET: one line about the last run_tests of that preset.

@@ -467,6 +467,42 @@ TEST(Speculation, LookupGoesOnAsTheLongestEarlierPlaceDid) {
   EXPECT_EQ(propose({1}, 4), (std::vector<int32_t>{}));
 }
 
+/// The places are kept between steps: texts that grow, are cut, and give way to others, of few tokens, against a walk over
+/// the whole text.
+TEST(Speculation, LookupFindsWhatAWalkOverTheTextFinds) {
+  const auto walk = [](const std::vector<int32_t>& text) {
+    size_t length = 2, next = 0;
+    for (size_t end = text.size() - 1; end > 0 && length < 16; --end) {
+      size_t equal = 0;
+      while (equal < std::min<size_t>(end, 16) && text[end - 1 - equal] == text[text.size() - 1 - equal]) ++equal;
+      if (equal > length) length = equal, next = end;
+    }
+    return next;
+  };
+  Rng rng(7);
+  size_t n_found = 0;
+  for (const int n_kinds : {1, 2, 3, 6}) {
+    const auto lookup = make_lookup_proposer();
+    std::vector<int32_t> text{0};
+    for (int step = 0; step < 2000; ++step) {
+      const uint64_t what = rng.next() % 100;
+      if (what == 0) text.resize(1 + rng.next() % text.size());
+      if (what == 1)
+        for (int32_t& token : text) token = int32_t(rng.next() % uint64_t(n_kinds));
+      for (uint64_t more = 1 + rng.next() % 3; more > 0; --more)
+        text.push_back(int32_t(rng.next() % uint64_t(n_kinds)));
+      const size_t next = walk(text);
+      const std::vector<int32_t> found = lookup->propose(text, 1);
+      ASSERT_EQ(found.empty(), next == 0) << step;
+      if (next > 0) {
+        ASSERT_EQ(found[0], text[next]) << step;
+      }
+      n_found += next > 0;
+    }
+  }
+  EXPECT_GT(n_found, 4000u);
+}
+
 std::string error_of(const auto& call) {
   try {
     call();

@@ -519,6 +519,32 @@ TEST_F(AttentionCuda, TilesOfStepsOfManySequences) {
   check(c, Kernel::tiles);
 }
 
+/// Two packs of heads that share a pass, where the cache is long: groups that fill the packs or do not, passes that end
+/// where another tile is coded, beside sequences of one token and shorter ones.
+TEST_F(AttentionCuda, PacksOfHeads) {
+  const std::pair<KvSideConfig, KvSideConfig> pairs[] = {{side("f16"), side("f16")},
+                                                         {side("f16", kSinks), side("f16", kSinks)},
+                                                         {side("bf16"), side("bf16")},
+                                                         {side("rotor-3"), side("rotor-3")}};
+  for (const int dim : {64, 128})
+    for (const auto& [k, v] : pairs)
+      for (const int group : {4, 6})
+        check({.k = k,
+               .v = v,
+               .dim = dim,
+               .n_kv_heads = 1,
+               .group = group,
+               .sequences = {{171, 4}},
+               .plan = {.blocks = 3, .long_rows = 8}},
+              Kernel::tiles);
+  Case c{.k = side("f16"), .v = side("f16"), .dim = 64, .n_kv_heads = 1, .plan = {.blocks = 5, .long_rows = 24}};
+  for (const int group : {1, 3, 5, 8, 9}) {
+    c.group = group;
+    c.sequences = {{250, 9}, {90, 2}, {300, 1}, {0, 6}, {33, 16}};
+    check(c, Kernel::tiles);
+  }
+}
+
 TEST_F(AttentionCuda, OutputsLeaveCacheSpace) {
   for (const int dim : {64, 128, 256})
     for (const Rotation rotation : {Rotation::hadamard, Rotation::planar})

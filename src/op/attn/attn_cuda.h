@@ -39,13 +39,15 @@ struct TileAttnPlan {
   int least_tiles = 0;   ///< tiles of a part at least, rounded down to a power of two; 0: what keeps its warps busy
   int warps = 0;         ///< of a block, at most 12; 0 lets the kernel choose
   int stages = 0;        ///< steps of tiles in a warp's ring, 2 to 4; 0: 2
+  int long_rows = 0;     ///< coded tiles x query heads of a kv head from which on a cache counts as long; 0: 2048
   bool overlap = false;  ///< programmatic dependent launch
 };
 
 /// Decode attention over tiles in the order of tensor cores. Two kernels: the first cuts the tiles of every (query, kv
 /// head) into parts, by positions read on the device, so that one recorded launch serves every depth and any mix of
 /// lengths; the second puts a head's parts together in the order of positions: results do not depend on timing. Tokens of
-/// one sequence share a pass over the cache while their heads of a kv head fit into the eight rows of a product.
+/// one sequence share a pass over the cache while their heads of a kv head fit into the eight rows of a product, or, over
+/// long caches of halves, into two products' rows.
 ///
 /// Scores are integer products (int8, 4-bit and 3-bit caches) of 15-bit queries, or half products of 22-bit queries;
 /// weights of V likewise, each tile under its own largest weight. Against exact arithmetic on what the tiles hold: a

@@ -44,11 +44,12 @@ __global__ void __launch_bounds__(32 * kJoinWarps) attn_join_kernel(const Device
   const Parts parts =
       find_parts(a, cut, true, [&](const Parts& p) { return p.row <= row && row < p.row + p.n_tokens; });
   if (parts.of.slot < 0) return;
-  const int token = row - parts.row, r = token * cut.group + in_group % kHeads;
+  const int token = row - parts.row, of_pass = token * cut.group + in_group % kHeads, r = of_pass % kHeads;
   const RotationRow<kPer> table(a.v.rotation, lane);
   gpu::wait_for_previous_grid();
-  const int64_t stride = int64_t(cut.lists) * part_floats(kDim);
-  const float* const first = cut.parts + (int64_t(parts.first) * cut.lists + list) * part_floats(kDim);
+  const int64_t stride = int64_t(cut.lists) * cut.packs * part_floats(kDim);
+  const float* const first =
+      cut.parts + ((int64_t(parts.first) * cut.lists + list) * cut.packs + of_pass / kHeads) * part_floats(kDim);
 
   // Values of the first parts are asked for before it is known what they are worth.
   float value[kBatch][kPer], own_top[kBatch];
@@ -135,7 +136,7 @@ int query_bytes(int head_dim) {
   return head_dim == 64 ? Queries<64>::kBytes : head_dim == 128 ? Queries<128>::kBytes : Queries<256>::kBytes;
 }
 /// For rings: 1 KiB is left for variables that are not dynamic.
-int most_room_bytes(int head_dim) { return gpu::most_shared_bytes() - 1024 - query_bytes(head_dim); }
+int most_room_bytes(int head_dim, int packs) { return gpu::most_shared_bytes() - 1024 - packs * query_bytes(head_dim); }
 
 const SplitKernel& kernel_for(TileKind k, TileKind v, int head_dim, bool window) {
   const auto kernels = head_dim == 64    ? split_kernels_64()
@@ -165,20 +166,26 @@ int64_t tile_attn_scratch_bytes(int n_rows, int n_heads, int n_kv_heads, int hea
   int64_t most = 0;
   const int lists = lists_of(n_heads, n_kv_heads);
   for (int n = 1; n <= n_rows; ++n) most = std::max(most, block_rows(n, budget_of(n, lists, blocks)));
-  return most * lists * part_floats(head_dim) * 4;
+  return most * lists * kMostPacks * part_floats(head_dim) * 4;
 }
 
 void tile_attn(gpu::StreamHandle stream, const DeviceAttention& a, std::byte* scratch, const TileAttnPlan& plan) {
   if (a.rows.n == 0) return;
   const int head_dim = a.k.head_dim;
   const SplitKernel& kernel = kernel_for(a.k.kind, a.v.kind, head_dim, a.k.attention_window > 0);
-  const Room room(kernel, a.k.kind, a.v.kind, head_dim, plan, most_room_bytes(head_dim));
+  const Room room(kernel, a.k.kind, a.v.kind, head_dim, plan, most_room_bytes(head_dim, kernel.packs));
   Cut cut;
   cut.lists = lists_of(a.n_heads, a.k.n_kv_heads);
   cut.budget = budget_of(a.rows.n, cut.lists, plan.blocks > 0 ? plan.blocks : tile_attn_blocks());
   cut.group = a.group();
   cut.head_groups = int(gpu::ceil_div(cut.group, kHeads));
-  cut.pass = a.k.attention_window > 0 ? 1 : int(std::bit_floor(unsigned(std::max(1, kHeads / cut.group))));
+  cut.packs = kernel.packs;
+  if (plan.long_rows > 0) cut.long_rows = plan.long_rows;
+  if (a.k.attention_window == 0) {
+    cut.pass = std::max(1, kHeads / cut.group);
+    cut.long_pass = std::max(1, cut.packs * kHeads / cut.group);
+    if (cut.group > kHeads) cut.long_pass = 1;  // a list has a part of a token's heads
+  }
   // A part keeps all warps busy, unless the plan says otherwise; where warps take single tiles of short parts, four: at
   // 512 positions more blocks gain more than sums of more parts cost.
   const int busy = kernel.tiles_at_a_time > 1 ? 4 : room.warps;
@@ -187,7 +194,7 @@ void tile_attn(gpu::StreamHandle stream, const DeviceAttention& a, std::byte* sc
   cut.stages = room.stages;
   cut.parts = reinterpret_cast<float*>(scratch);
   kernel.launch({dim3(unsigned(cut.lists), unsigned(block_rows(a.rows.n, cut.budget))), unsigned(32 * room.warps),
-                 size_t(query_bytes(head_dim) + room.bytes()), stream, plan.overlap},
+                 size_t(kernel.packs * query_bytes(head_dim) + room.bytes()), stream, plan.overlap},
                 a, cut);
   const auto join = head_dim == 64    ? attn_join_kernel<64>
                     : head_dim == 128 ? attn_join_kernel<128>

@@ -3,7 +3,8 @@
 // A warp holds scores of 8 query heads x 32 positions: lane 4 r + c has head r and positions 8 (i/2) + 2 c + i%2, i
 // 0..7. Queries and weights are the A operand: rows 0..7 are the heads, rows 8..15 the same heads once more with what
 // the first rounding left, so that the second plane costs nothing. The cache is the B operand, in registers as it lies
-// in memory or after a table look-up.
+// in memory or after a table look-up. Several packs of eight heads may meet the same operand: what it takes to load and
+// look up is then shared.
 #pragma once
 
 #include "gpu/tensor.h"
@@ -13,7 +14,7 @@
 
 namespace ridge::tiles {
 
-inline constexpr int kHeads = 8;  // query heads a warp works on together
+inline constexpr int kHeads = 8;  // query heads of a pack: rows of a product
 inline constexpr float kNever = -1e30f;
 
 /// Queries and weights in two planes of integers: x = 128 hi + lo, |x| <= kPlaneTop.
@@ -154,14 +155,15 @@ __device__ __forceinline__ void load_scales(const std::byte* tile, int block, in
 
 // --- Queries ---
 
-/// A operands of the 8 heads in shared memory, [step][lane][4 words]: integers (depth 32 a step), halves and bfloats
-/// (16).
+/// A operands of a pack in shared memory, [step][lane][4 words]: integers (depth 32 a step), halves and bfloats (16). Packs
+/// follow each other.
 template <int kDim>
 struct Queries {
   static constexpr int kIntBytes = kDim / 32 * 512, kHalfBytes = kDim / 16 * 512;
   static constexpr int kBytes = kIntBytes + 2 * kHalfBytes + 64;
   std::byte* base;
 
+  __device__ Queries pack(int p) const { return {base + p * kBytes}; }
   __device__ std::byte* ints() const { return base; }
   __device__ std::byte* halves(bool bf16) const { return base + kIntBytes + (bf16 ? kHalfBytes : 0); }
   __device__ float* scale() const { return reinterpret_cast<float*>(base + kIntBytes + 2 * kHalfBytes); }  // [8]
@@ -233,100 +235,112 @@ __device__ __forceinline__ void put_query(const Queries<kDim>& to, int r, const 
 
 // --- One tile ---
 
-/// Scores of the lane's eight positions, in powers of two.
-template <TileKind kKind, int kDim>
-__device__ __forceinline__ void tile_scores(const std::byte* tile, const Queries<kDim>& queries,
-                                            const RotorBytes& levels, int lane, float (&scores)[8]) {
-  const Groups<kKind, kDim> groups(tile, lane);
-  if constexpr (is_half(kKind)) {
-    const std::byte* fragments = queries.halves(kKind == TileKind::bf16);
-    float sums[4][4] = {};
-    unrolled<kDim / 32>([&]<int kStep>() {
-      const Quad<kKind> keys = groups.template quad<kStep>(levels);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        uint32_t a[4];
-        queries.step(fragments, 2 * kStep + half, lane, a);
-#pragma unroll
-        for (int t = 0; t < 4; ++t) {
-          if constexpr (kKind == TileKind::f16) gpu::mma_f16(sums[t], a, keys.b[t][2 * half], keys.b[t][2 * half + 1]);
-          else gpu::mma_bf16(sums[t], a, keys.b[t][2 * half], keys.b[t][2 * half + 1]);
-        }
-      }
-    });
-#pragma unroll
-    for (int i = 0; i < 8; ++i) scores[i] = sums[i / 2][i % 2] + sums[i / 2][2 + i % 2];
-  } else {
-    const float scale = queries.scale()[lane / 4] * unit_of(kKind);
-    float k_scales[8];
-    if constexpr (!has_blocks(kKind)) {
-      int sums[4][4] = {};
-      unrolled<kDim / 32>([&]<int kStep>() {
-        const Quad<kKind> keys = groups.template quad<kStep>(levels);
-        uint32_t a[4];
-        queries.step(queries.ints(), kStep, lane, a);
-#pragma unroll
-        for (int t = 0; t < 4; ++t) gpu::mma_s8(sums[t], a, keys.b[t][0], keys.b[t][1]);
-      });
-      load_scales<kKind, kDim>(tile, 0, lane % 4, k_scales);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        float sum = float(sums[i / 2][i % 2] * 128 + sums[i / 2][2 + i % 2]);
-        if (offset_of(kKind) != 0) sum += queries.sum()[lane / 4] * offset_of(kKind);
-        scores[i] = sum * (k_scales[i] * scale);
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) scores[i] = 0;
-      unrolled<kDim / 32>([&]<int kStep>() {
-        const Quad<kKind> keys = groups.template quad<kStep>(levels);
-        uint32_t a[4];
-        queries.step(queries.ints(), kStep, lane, a);
-        load_scales<kKind, kDim>(tile, kStep, lane % 4, k_scales);
-#pragma unroll
-        for (int t = 0; t < 4; ++t) {
-          int sums[4] = {};
-          gpu::mma_s8(sums, a, keys.b[t][0], keys.b[t][1]);
-#pragma unroll
-          for (int p = 0; p < 2; ++p)
-            scores[2 * t + p] = fmaf(float(sums[p] * 128 + sums[2 + p]), k_scales[2 * t + p], scores[2 * t + p]);
-        }
-      });
-#pragma unroll
-      for (int i = 0; i < 8; ++i) scores[i] *= scale;
-    }
-  }
-}
-
-/// The same of kTiles tiles of integers under one scale a position, one after another in memory.
-template <TileKind kKind, int kDim, int kTiles>
+/// Scores of the lane's eight positions in each of kTiles tiles, one after another in memory, in powers of two: tiles of
+/// integers under one scale a position.
+template <TileKind kKind, int kDim, int kTiles, int kPacks>
 __device__ __forceinline__ void scores_together(const std::byte* tiles, const Queries<kDim>& queries,
-                                                const RotorBytes& levels, int lane, float (&scores)[kTiles][8]) {
+                                                const RotorBytes& levels, int lane,
+                                                float (&scores)[kPacks][kTiles][8]) {
+  static_assert(!is_half(kKind) && !has_blocks(kKind));
   constexpr int kBytes = TileShape(kKind, kDim).bytes;
   Groups<kKind, kDim> groups[kTiles];
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) groups[n] = Groups<kKind, kDim>(tiles + n * kBytes, lane);
-  int sums[kTiles][4][4] = {};
+  int sums[kPacks][kTiles][4][4] = {};
   unrolled<kDim / 32>([&]<int kStep>() {
-    uint32_t a[4];
-    queries.step(queries.ints(), kStep, lane, a);
+    uint32_t a[kPacks][4];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) queries.pack(p).step(queries.pack(p).ints(), kStep, lane, a[p]);
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
       const Quad<kKind> keys = groups[n].template quad<kStep>(levels);
 #pragma unroll
-      for (int t = 0; t < 4; ++t) gpu::mma_s8(sums[n][t], a, keys.b[t][0], keys.b[t][1]);
+      for (int t = 0; t < 4; ++t)
+#pragma unroll
+        for (int p = 0; p < kPacks; ++p) gpu::mma_s8(sums[p][n][t], a[p], keys.b[t][0], keys.b[t][1]);
     }
   });
-  const float scale = queries.scale()[lane / 4] * unit_of(kKind);
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {
     float k_scales[8];
     load_scales<kKind, kDim>(tiles + n * kBytes, 0, lane % 4, k_scales);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      float sum = float(sums[n][i / 2][i % 2] * 128 + sums[n][i / 2][2 + i % 2]);
-      if (offset_of(kKind) != 0) sum += queries.sum()[lane / 4] * offset_of(kKind);
-      scores[n][i] = sum * (k_scales[i] * scale);
+    for (int p = 0; p < kPacks; ++p) {
+      const float scale = queries.pack(p).scale()[lane / 4] * unit_of(kKind);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        float sum = float(sums[p][n][i / 2][i % 2] * 128 + sums[p][n][i / 2][2 + i % 2]);
+        if (offset_of(kKind) != 0) sum += queries.pack(p).sum()[lane / 4] * offset_of(kKind);
+        scores[p][n][i] = sum * (k_scales[i] * scale);
+      }
+    }
+  }
+}
+
+/// The same of any kind, tile by tile where scores_together() does not serve.
+template <TileKind kKind, int kDim, int kTiles, int kPacks>
+__device__ __forceinline__ void tile_scores(const std::byte* tiles, const Queries<kDim>& queries,
+                                            const RotorBytes& levels, int lane, float (&scores)[kPacks][kTiles][8]) {
+  if constexpr (!is_half(kKind) && !has_blocks(kKind)) {
+    scores_together<kKind>(tiles, queries, levels, lane, scores);
+  } else {
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+      const std::byte* const tile = tiles + n * TileShape(kKind, kDim).bytes;
+      const Groups<kKind, kDim> groups(tile, lane);
+      if constexpr (is_half(kKind)) {
+        float sums[kPacks][4][4] = {};
+        unrolled<kDim / 32>([&]<int kStep>() {
+          const Quad<kKind> keys = groups.template quad<kStep>(levels);
+#pragma unroll
+          for (int half = 0; half < 2; ++half)
+#pragma unroll
+            for (int p = 0; p < kPacks; ++p) {
+              uint32_t a[4];
+              const Queries<kDim> pack = queries.pack(p);
+              pack.step(pack.halves(kKind == TileKind::bf16), 2 * kStep + half, lane, a);
+#pragma unroll
+              for (int t = 0; t < 4; ++t) {
+                if constexpr (kKind == TileKind::f16)
+                  gpu::mma_f16(sums[p][t], a, keys.b[t][2 * half], keys.b[t][2 * half + 1]);
+                else gpu::mma_bf16(sums[p][t], a, keys.b[t][2 * half], keys.b[t][2 * half + 1]);
+              }
+            }
+        });
+#pragma unroll
+        for (int p = 0; p < kPacks; ++p)
+#pragma unroll
+          for (int i = 0; i < 8; ++i) scores[p][n][i] = sums[p][i / 2][i % 2] + sums[p][i / 2][2 + i % 2];
+      } else {
+#pragma unroll
+        for (int p = 0; p < kPacks; ++p)
+#pragma unroll
+          for (int i = 0; i < 8; ++i) scores[p][n][i] = 0;
+        unrolled<kDim / 32>([&]<int kStep>() {
+          const Quad<kKind> keys = groups.template quad<kStep>(levels);
+          float k_scales[8];
+          load_scales<kKind, kDim>(tile, kStep, lane % 4, k_scales);
+#pragma unroll
+          for (int p = 0; p < kPacks; ++p) {
+            uint32_t a[4];
+            queries.pack(p).step(queries.pack(p).ints(), kStep, lane, a);
+#pragma unroll
+            for (int t = 0; t < 4; ++t) {
+              int sums[4] = {};
+              gpu::mma_s8(sums, a, keys.b[t][0], keys.b[t][1]);
+#pragma unroll
+              for (int i = 2 * t; i < 2 * t + 2; ++i)
+                scores[p][n][i] = fmaf(float(sums[i % 2] * 128 + sums[2 + i % 2]), k_scales[i], scores[p][n][i]);
+            }
+          }
+        });
+#pragma unroll
+        for (int p = 0; p < kPacks; ++p) {
+          const float scale = queries.pack(p).scale()[lane / 4] * unit_of(kKind);
+#pragma unroll
+          for (int i = 0; i < 8; ++i) scores[p][n][i] *= scale;
+        }
+      }
     }
   }
 }
@@ -386,119 +400,147 @@ __device__ __forceinline__ float weight_total(const uint32_t (&a)[kTiles][4]) {
   return quad_sum(float(128 * hi + lo));
 }
 
-/// out[e][p] += factor * sum over the positions of kTiles tiles, one after another in memory, of weight x V, channels
-/// 8 e + 2 c + p of head r. At most four tiles: integer sums stay below 2^22.
-template <TileKind kKind, int kDim, int kTiles = 1>
+/// out[pack][e][i] += factor[pack] * sum over the positions of kTiles tiles, one after another in memory, of weight x V,
+/// channels 8 e + 2 c + i of head r. At most four tiles: integer sums stay below 2^22.
+template <TileKind kKind, int kDim, int kTiles, int kPacks>
 __device__ __forceinline__ void tile_values(const std::byte* tiles, const RotorBytes& levels,
-                                            const float (&weights)[kTiles][8], float factor, int lane,
-                                            float (&out)[kDim / 8][2]) {
+                                            const float (&weights)[kPacks][kTiles][8], const float (&factor)[kPacks],
+                                            int lane, float (&out)[kPacks][kDim / 8][2]) {
   static_assert(kTiles <= 4);
   constexpr int kBytes = TileShape(kKind, kDim).bytes;
   if constexpr (is_half(kKind)) {
     static_assert(kTiles == 1);
     const Groups<kKind, kDim> groups(tiles, lane);
-    uint32_t a[2][4];  // [step of 16 positions]
+    uint32_t a[kPacks][2][4];  // [pack][step of 16 positions]
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float x = weights[0][2 * i], y = weights[0][2 * i + 1];
-      uint32_t hi, lo;
-      if constexpr (kKind == TileKind::f16) {
-        hi = gpu::pack_f16(x, y);
-        lo = gpu::pack_f16(x - gpu::half_to_float(uint16_t(hi)), y - gpu::half_to_float(uint16_t(hi >> 16)));
-      } else {
-        hi = gpu::pack_bf16(x, y);
-        lo = gpu::pack_bf16(x - gpu::bf16_to_float(uint16_t(hi)), y - gpu::bf16_to_float(uint16_t(hi >> 16)));
+    for (int pack = 0; pack < kPacks; ++pack)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float x = weights[pack][0][2 * i], y = weights[pack][0][2 * i + 1];
+        uint32_t hi, lo;
+        if constexpr (kKind == TileKind::f16) {
+          hi = gpu::pack_f16(x, y);
+          lo = gpu::pack_f16(x - gpu::half_to_float(uint16_t(hi)), y - gpu::half_to_float(uint16_t(hi >> 16)));
+        } else {
+          hi = gpu::pack_bf16(x, y);
+          lo = gpu::pack_bf16(x - gpu::bf16_to_float(uint16_t(hi)), y - gpu::bf16_to_float(uint16_t(hi >> 16)));
+        }
+        a[pack][i / 2][i % 2 * 2] = hi;
+        a[pack][i / 2][i % 2 * 2 + 1] = lo;
       }
-      a[i / 2][i % 2 * 2] = hi;
-      a[i / 2][i % 2 * 2 + 1] = lo;
-    }
     unrolled<kDim / 32>([&]<int kQuad>() {
       const Quad<kKind> values = groups.template quad<kQuad>(levels);
 #pragma unroll
-      for (int t = 0; t < 4; ++t) {
-        float sums[4] = {};
+      for (int t = 0; t < 4; ++t)
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          if constexpr (kKind == TileKind::f16)
-            gpu::mma_f16(sums, a[half], values.b[t][2 * half], values.b[t][2 * half + 1]);
-          else gpu::mma_bf16(sums, a[half], values.b[t][2 * half], values.b[t][2 * half + 1]);
+        for (int pack = 0; pack < kPacks; ++pack) {
+          float sums[4] = {};
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            if constexpr (kKind == TileKind::f16)
+              gpu::mma_f16(sums, a[pack][half], values.b[t][2 * half], values.b[t][2 * half + 1]);
+            else gpu::mma_bf16(sums, a[pack][half], values.b[t][2 * half], values.b[t][2 * half + 1]);
+          }
+#pragma unroll
+          for (int p = 0; p < 2; ++p) {
+            float& to = out[pack][4 * kQuad + t][p];
+            to = fmaf(sums[p] + sums[2 + p], factor[pack], to);
+          }
         }
-#pragma unroll
-        for (int p = 0; p < 2; ++p) out[4 * kQuad + t][p] = fmaf(sums[p] + sums[2 + p], factor, out[4 * kQuad + t][p]);
-      }
     });
   } else {
     Groups<kKind, kDim> groups[kTiles];
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) groups[n] = Groups<kKind, kDim>(tiles + n * kBytes, lane);
-    uint32_t a[kTiles][4];
-    float worth = 0, missing = 0;
+    uint32_t a[kPacks][kTiles][4];
+    float worth[kPacks], missing[kPacks] = {};
     unrolled<kDim / 32>([&]<int kQuad>() {
       if (has_blocks(kKind) || kQuad == 0) {
-        float scaled[kTiles][8];
+        float scales[kTiles][8];
 #pragma unroll
-        for (int n = 0; n < kTiles; ++n) {
-          load_scales<kKind, kDim>(tiles + n * kBytes, kQuad, lane % 4, scaled[n]);
+        for (int n = 0; n < kTiles; ++n) load_scales<kKind, kDim>(tiles + n * kBytes, kQuad, lane % 4, scales[n]);
 #pragma unroll
-          for (int i = 0; i < 8; ++i) scaled[n][i] *= weights[n][i];
+        for (int pack = 0; pack < kPacks; ++pack) {
+          float scaled[kTiles][8];
+#pragma unroll
+          for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+            for (int i = 0; i < 8; ++i) scaled[n][i] = scales[n][i] * weights[pack][n][i];
+          worth[pack] = weight_planes<kTiles>(scaled, a[pack]) * factor[pack] * unit_of(kKind);
+          if (offset_of(kKind) != 0) missing[pack] = weight_total<kTiles>(a[pack]) * offset_of(kKind);
         }
-        worth = weight_planes<kTiles>(scaled, a) * factor * unit_of(kKind);
-        if (offset_of(kKind) != 0) missing = weight_total<kTiles>(a) * offset_of(kKind);
       }
       // Sums begin at the bits of 1.5 * 2^23, so that they are floats as they come: conversions would be the
       // bottleneck.
-      int sums[4][4];
+      int sums[kPacks][4][4];
 #pragma unroll
       for (int n = 0; n < kTiles; ++n) {
         const Quad<kKind> values = groups[n].template quad<kQuad>(levels);
 #pragma unroll
-        for (int t = 0; t < 4; ++t) {
-          if (n == 0) gpu::mma_s8_from(kAsFloat, sums[t], a[n], values.b[t][0], values.b[t][1]);
-          else gpu::mma_s8(sums[t], a[n], values.b[t][0], values.b[t][1]);
-        }
+        for (int t = 0; t < 4; ++t)
+#pragma unroll
+          for (int pack = 0; pack < kPacks; ++pack) {
+            if (n == 0) gpu::mma_s8_from(kAsFloat, sums[pack][t], a[pack][n], values.b[t][0], values.b[t][1]);
+            else gpu::mma_s8(sums[pack][t], a[pack][n], values.b[t][0], values.b[t][1]);
+          }
       }
 #pragma unroll
-      for (int t = 0; t < 4; ++t)
+      for (int pack = 0; pack < kPacks; ++pack)
 #pragma unroll
-        for (int p = 0; p < 2; ++p) {
-          float& to = out[4 * kQuad + t][p];
-          to = fmaf(as_float(sums[t][p]), 128 * worth, to);
-          float low = as_float(sums[t][2 + p]);
-          if (offset_of(kKind) != 0) low += missing;
-          to = fmaf(low, worth, to);
-        }
+        for (int t = 0; t < 4; ++t)
+#pragma unroll
+          for (int p = 0; p < 2; ++p) {
+            float& to = out[pack][4 * kQuad + t][p];
+            to = fmaf(as_float(sums[pack][t][p]), 128 * worth[pack], to);
+            float low = as_float(sums[pack][t][2 + p]);
+            if (offset_of(kKind) != 0) low += missing[pack];
+            to = fmaf(low, worth[pack], to);
+          }
     });
   }
 }
 
-/// Running softmax of a warp: head r = lane / 4.
-template <int kDim>
+/// Running softmax of a warp: head r = lane / 4 of each pack.
+template <int kDim, int kPacks>
 struct State {
-  float top = kNever;  ///< what weights are relative to: the largest score so far, or up to kSlack below it
-  float total = 0;     ///< of the weights of this lane's positions
-  float out[kDim / 8][2] = {};
+  float top[kPacks];         ///< what weights are relative to: the largest score so far, or up to kSlack below it
+  float total[kPacks] = {};  ///< of the weights of this lane's positions
+  float out[kPacks][kDim / 8][2] = {};
 
   /// Scores are powers of two; sums may grow by 2^kSlack before they are scaled down.
   static constexpr float kSlack = 8;
 
-  /// Takes the scores of kTiles tiles in; they become weights under their own largest, whose worth is returned.
+  __device__ State() {
+#pragma unroll
+    for (int pack = 0; pack < kPacks; ++pack) top[pack] = kNever;
+  }
+
+  /// Takes the scores of kTiles tiles in; a pack's become weights under their own largest, which is worth `worth`.
   template <int kTiles>
-  __device__ __forceinline__ float take(float (&scores)[kTiles][8]) {
+  __device__ __forceinline__ void take(float (&scores)[kPacks][kTiles][8], float (&worth)[kPacks]) {
+#pragma unroll
+    for (int pack = 0; pack < kPacks; ++pack) worth[pack] = take_pack(pack, scores[pack]);
+  }
+
+ private:
+  template <int kTiles>
+  __device__ __forceinline__ float take_pack(int pack, float (&scores)[kTiles][8]) {
     float tile_top = kNever;
 #pragma unroll
     for (int n = 0; n < kTiles; ++n)
 #pragma unroll
       for (int i = 0; i < 8; ++i) tile_top = fmaxf(tile_top, scores[n][i]);
     tile_top = quad_max(tile_top);
-    if (__any_sync(gpu::kAllLanes, tile_top > top + kSlack)) {
-      const float new_top = tile_top > top + kSlack ? tile_top : top, shrink = gpu::fast_exp2(top - new_top);
+    if (__any_sync(gpu::kAllLanes, tile_top > top[pack] + kSlack)) {
+      const float new_top = tile_top > top[pack] + kSlack ? tile_top : top[pack],
+                  shrink = gpu::fast_exp2(top[pack] - new_top);
 #pragma unroll
       for (int e = 0; e < kDim / 8; ++e) {
-        out[e][0] *= shrink;
-        out[e][1] *= shrink;
+        out[pack][e][0] *= shrink;
+        out[pack][e][1] *= shrink;
       }
-      total *= shrink;
-      top = new_top;
+      total[pack] *= shrink;
+      top[pack] = new_top;
     }
     float sum = 0;
 #pragma unroll
@@ -508,31 +550,31 @@ struct State {
         scores[n][i] = gpu::fast_exp2(scores[n][i] - tile_top);
         sum += scores[n][i];
       }
-    const float worth = gpu::fast_exp2(tile_top - top);
-    total = fmaf(worth, sum, total);
+    const float worth = gpu::fast_exp2(tile_top - top[pack]);
+    total[pack] = fmaf(worth, sum, total[pack]);
     return worth;
   }
 };
 
 /// tile_scores() of a kind known at run time; every lane of the warp has the same.
-template <int kDim>
+template <int kDim, int kPacks>
 __device__ __forceinline__ void tile_scores(TileKind kind, const std::byte* tile, const Queries<kDim>& queries,
-                                            const RotorBytes& levels, int lane, float (&scores)[8]) {
+                                            const RotorBytes& levels, int lane, float (&scores)[kPacks][1][8]) {
   switch (kind) {
     case TileKind::rows: return;
-    case TileKind::f16: return tile_scores<TileKind::f16, kDim>(tile, queries, levels, lane, scores);
-    case TileKind::bf16: return tile_scores<TileKind::bf16, kDim>(tile, queries, levels, lane, scores);
-    case TileKind::int8_blocks: return tile_scores<TileKind::int8_blocks, kDim>(tile, queries, levels, lane, scores);
-    case TileKind::int8_row: return tile_scores<TileKind::int8_row, kDim>(tile, queries, levels, lane, scores);
-    case TileKind::q4: return tile_scores<TileKind::q4, kDim>(tile, queries, levels, lane, scores);
-    case TileKind::rotor4: return tile_scores<TileKind::rotor4, kDim>(tile, queries, levels, lane, scores);
-    case TileKind::rotor3: return tile_scores<TileKind::rotor3, kDim>(tile, queries, levels, lane, scores);
+    case TileKind::f16: return tile_scores<TileKind::f16>(tile, queries, levels, lane, scores);
+    case TileKind::bf16: return tile_scores<TileKind::bf16>(tile, queries, levels, lane, scores);
+    case TileKind::int8_blocks: return tile_scores<TileKind::int8_blocks>(tile, queries, levels, lane, scores);
+    case TileKind::int8_row: return tile_scores<TileKind::int8_row>(tile, queries, levels, lane, scores);
+    case TileKind::q4: return tile_scores<TileKind::q4>(tile, queries, levels, lane, scores);
+    case TileKind::rotor4: return tile_scores<TileKind::rotor4>(tile, queries, levels, lane, scores);
+    case TileKind::rotor3: return tile_scores<TileKind::rotor3>(tile, queries, levels, lane, scores);
   }
 }
-template <int kDim>
+template <int kDim, int kPacks>
 __device__ __forceinline__ void tile_values(TileKind kind, const std::byte* tile, const RotorBytes& levels,
-                                            const float (&weights)[1][8], float factor, int lane,
-                                            float (&out)[kDim / 8][2]) {
+                                            const float (&weights)[kPacks][1][8], const float (&factor)[kPacks],
+                                            int lane, float (&out)[kPacks][kDim / 8][2]) {
   switch (kind) {
     case TileKind::rows: return;
     case TileKind::f16: return tile_values<TileKind::f16, kDim>(tile, levels, weights, factor, lane, out);

@@ -1,7 +1,9 @@
 // The first of decode attention's two kernels: a part of a list's tiles to a partial result. Device code.
 //
-// A list is what eight query heads of a kv head read: one kv head's tiles. A block takes one part of one list; its
-// warps take tiles in turn, each through a ring of its own in shared memory, and put their results together at the end.
+// A list is what the query heads of a kv head read, up to eight of a token: one kv head's tiles. A block takes one part of
+// one list; its warps take tiles in turn, each through a ring of its own in shared memory, and put their results together
+// at the end. Tokens of one sequence share a pass over the tiles: their heads fill the rows of one pack of eight after the
+// other (kPacks).
 // The kinds of K and V are known to the compiler (kK, kV) or kAnyKind, which decides at every tile. Layers with a window
 // have kernels of their own (kWindow): others keep their registers.
 #pragma once
@@ -15,6 +17,10 @@
 namespace ridge::tiles {
 
 inline constexpr int kAnyKind = -1;
+inline constexpr int kMostPacks = 2;  // of a pass
+/// Coded tiles times query heads of a kv head from which on a pass has several packs: in front of that a pass more costs
+/// less than parts that take longer.
+inline constexpr int kLongRows = 2048;
 inline constexpr int kMostParts = 128;  // of a list: what a warp of the second kernel holds in registers
 
 /// How the launch is cut, decided on the host without knowing lengths.
@@ -22,14 +28,17 @@ struct Cut {
   int lists = 0;        ///< of a row: kv heads x groups of eight query heads
   int group = 1;        ///< query heads of a kv head
   int head_groups = 1;  ///< of up to eight
-  int pass = 1;         ///< tokens whose heads fit into eight rows: they share a pass over the cache; a power of two
+  int pass = 1;         ///< tokens that share a pass over the cache: their heads fit into one pack
+  int long_pass = 1;    ///< over a long one: into `packs`
   int budget = 0;       ///< parts of a list when there is one row
   int least_shift = 0;  ///< a part has 1 << least_shift tiles at least
   int stages = 2;       ///< of a warp's ring
+  int long_rows = kLongRows;
+  int packs = 1;  ///< that a part has room for
   float* parts = nullptr;
 };
 
-/// Floats of a partial result: top [8], total [8], out [8, head_dim].
+/// Floats of a pack's partial result: top [8], total [8], out [8, head_dim].
 constexpr int part_floats(int head_dim) { return kHeads * (head_dim + 2); }
 
 /// Tiles as a query reads them when the cache holds n positions: units first_tile .. n_tiles - 1 are tiles of positions,
@@ -81,14 +90,16 @@ __device__ __forceinline__ int parts_of(const Cut& cut, int n_units, int all_uni
 /// are neighbours of one sequence for which the same tiles are coded and the same sinks exist, so each sees what it would
 /// see alone. Whole warps.
 struct Pass {
+  StepRow row;
   int n_units = 0, n_tokens = 1;
 
   __device__ __forceinline__ Pass(const DeviceAttention& a, const Cut& cut, bool window, int from) {
     const int lane = int(threadIdx.x) % 32, i = from + lane;
-    const StepRow row = i < a.rows.n ? a.rows.rows[i] : StepRow{};
+    if (i < a.rows.n) row = a.rows.rows[i];
     const Units units(a, n_keys_of(row), window);
     n_units = units.n_units;
-    if (cut.pass == 1 || a.rows.most == 1) return;
+    if (cut.long_pass == 1 || a.rows.most == 1) return;
+    const int most = units.k_coded * cut.group >= cut.long_rows ? cut.long_pass : cut.pass;
     const auto grows_by = [&](int value, int step) { return value - __shfl_up_sync(gpu::kAllLanes, value, 1) == step; };
     bool follows = row.slot >= 0 && lane > 0;
     follows &= grows_by(row.slot, 0);
@@ -100,27 +111,27 @@ struct Pass {
     const unsigned begins = __ballot_sync(gpu::kAllLanes, !follows), until_here = ~0u >> (31 - lane);
     // The highest bit: HIP has a call in a library for counting zeros from above.
     const int begin = 32 - __ffs(int(__brev(begins & until_here))), next = __ffs(int(begins & ~until_here)) - 1;
-    n_tokens = min(cut.pass, (next < 0 ? 32 : next) - lane);
-    n_units = (lane - begin) % cut.pass == 0 ? Units(a, n_keys_of(row) + n_tokens - 1, window).n_units : 0;
+    n_tokens = min(most, (next < 0 ? 32 : next) - lane);
+    n_units = (lane - begin) % most == 0 ? Units(a, n_keys_of(row) + n_tokens - 1, window).n_units : 0;
   }
 };
 
 /// The pass that is_it(parts) wants. Whole warps, all lanes alike.
 template <class IsIt>
 __device__ __forceinline__ Parts find_parts(const DeviceAttention& a, const Cut& cut, bool window, const IsIt& is_it) {
-  const StepRow* const rows = a.rows.rows;
   if (a.rows.n == 1) {
-    const StepRow row = rows[0];
+    const StepRow row = a.rows.rows[0];
     const int n_units = Units(a, n_keys_of(row), window).n_units;
     return {0, 0, parts_of(cut, n_units, n_units), 1, row};
   }
   const int lane = int(threadIdx.x) % 32;
-  int all = 0;
-  for (int from = 0; from < a.rows.n; from += 32) all += Pass(a, cut, window, from).n_units;
+  const Pass of_first_rows(a, cut, window, 0);  // mostly all: what they are is not read twice
+  int all = of_first_rows.n_units;
+  for (int from = 32; from < a.rows.n; from += 32) all += Pass(a, cut, window, from).n_units;
   all = gpu::warp_sum(all);
   Parts mine;
   for (int from = 0, before = 0; from < a.rows.n; from += 32) {
-    const Pass pass(a, cut, window, from);
+    const Pass pass = from == 0 ? of_first_rows : Pass(a, cut, window, from);
     mine.row = from + lane;
     mine.n_tokens = pass.n_tokens;
     mine.n = pass.n_units > 0 ? parts_of(cut, pass.n_units, all) : 0;
@@ -135,8 +146,9 @@ __device__ __forceinline__ Parts find_parts(const DeviceAttention& a, const Cut&
     const unsigned found = __ballot_sync(gpu::kAllLanes, mine.n > 0 && is_it(mine));
     if (found) {
       const int at = __ffs(int(found)) - 1;
-      return {from + at, __shfl_sync(gpu::kAllLanes, mine.first, at), __shfl_sync(gpu::kAllLanes, mine.n, at),
-              __shfl_sync(gpu::kAllLanes, mine.n_tokens, at), rows[from + at]};
+      const auto of = [&](int value) { return __shfl_sync(gpu::kAllLanes, value, at); };
+      const StepRow row{of(pass.row.row), of(pass.row.position), of(pass.row.slot), of(pass.row.ring)};
+      return {from + at, of(mine.first), of(mine.n), of(mine.n_tokens), row};
     }
   }
   return {};
@@ -177,35 +189,47 @@ __device__ __forceinline__ void copy_tiles(std::byte* to, const std::byte* from,
   });
 }
 
-template <int kKind, int kDim>
-__device__ __forceinline__ void scores_of(TileKind kind, const std::byte* tile, const Queries<kDim>& queries,
-                                          const RotorBytes& levels, int lane, float (&scores)[8]) {
-  if constexpr (kKind == kAnyKind) tile_scores<kDim>(kind, tile, queries, levels, lane, scores);
-  else tile_scores<TileKind(kKind), kDim>(tile, queries, levels, lane, scores);
+template <int kKind, int kDim, int kTiles, int kPacks>
+__device__ __forceinline__ void scores_of(TileKind kind, const std::byte* tiles, const Queries<kDim>& queries,
+                                          const RotorBytes& levels, int lane, float (&scores)[kPacks][kTiles][8]) {
+  if constexpr (kKind == kAnyKind) tile_scores(kind, tiles, queries, levels, lane, scores);
+  else tile_scores<TileKind(kKind)>(tiles, queries, levels, lane, scores);
 }
-template <int kKind, int kDim>
-__device__ __forceinline__ void values_of(TileKind kind, const std::byte* tile, const RotorBytes& levels,
-                                          const float (&weights)[1][8], float factor, int lane,
-                                          float (&out)[kDim / 8][2]) {
-  if constexpr (kKind == kAnyKind) tile_values<kDim>(kind, tile, levels, weights, factor, lane, out);
-  else tile_values<TileKind(kKind), kDim>(tile, levels, weights, factor, lane, out);
+template <int kKind, int kDim, int kTiles, int kPacks>
+__device__ __forceinline__ void values_of(TileKind kind, const std::byte* tiles, const RotorBytes& levels,
+                                          const float (&weights)[kPacks][kTiles][8], const float (&factor)[kPacks],
+                                          int lane, float (&out)[kPacks][kDim / 8][2]) {
+  if constexpr (kKind == kAnyKind) tile_values<kDim>(kind, tiles, levels, weights, factor, lane, out);
+  else tile_values<TileKind(kKind), kDim>(tiles, levels, weights, factor, lane, out);
 }
-/// Of tiles outside the ring: of the side's own kind or exact, f16 or int8_row.
-template <int kKind, int kDim>
+/// Of a tile outside the ring: of the side's own kind or exact, f16 or int8_row.
+template <int kKind, int kDim, int kPacks>
 __device__ __forceinline__ void exact_scores(TileKind kind, const std::byte* tile, const Queries<kDim>& queries,
-                                             const RotorBytes& levels, int lane, float (&scores)[8]) {
-  if (kKind == kAnyKind || int(kind) == kKind) scores_of<kKind, kDim>(kind, tile, queries, levels, lane, scores);
-  else if (kind == TileKind::f16) tile_scores<TileKind::f16, kDim>(tile, queries, levels, lane, scores);
-  else tile_scores<TileKind::int8_row, kDim>(tile, queries, levels, lane, scores);
+                                             const RotorBytes& levels, int lane, float (&scores)[kPacks][1][8]) {
+  if (kKind == kAnyKind || int(kind) == kKind) scores_of<kKind>(kind, tile, queries, levels, lane, scores);
+  else if (kind == TileKind::f16) tile_scores<TileKind::f16>(tile, queries, levels, lane, scores);
+  else tile_scores<TileKind::int8_row>(tile, queries, levels, lane, scores);
 }
-template <int kKind, int kDim>
+template <int kKind, int kDim, int kPacks>
 __device__ __forceinline__ void exact_values(TileKind kind, const std::byte* tile, const RotorBytes& levels,
-                                             const float (&weights)[1][8], float factor, int lane,
-                                             float (&out)[kDim / 8][2]) {
+                                             const float (&weights)[kPacks][1][8], const float (&factor)[kPacks],
+                                             int lane, float (&out)[kPacks][kDim / 8][2]) {
   if (kKind == kAnyKind || int(kind) == kKind) values_of<kKind, kDim>(kind, tile, levels, weights, factor, lane, out);
   else if (kind == TileKind::f16) tile_values<TileKind::f16, kDim>(tile, levels, weights, factor, lane, out);
   else tile_values<TileKind::int8_row, kDim>(tile, levels, weights, factor, lane, out);
 }
+
+/// Tokens of the pass behind the one whose head is the lane's row of each pack.
+template <int kPacks>
+struct Later {
+  int at[kPacks];
+
+  __device__ Later(int n_tokens, int n_heads, int lane) {
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p)  // a division takes as long as a load
+      at[p] = n_tokens == 1 ? 0 : max(0, n_tokens - 1 - (kHeads * p + lane / 4) / n_heads);
+  }
+};
 
 /// Scores of positions that the lane's query does not see, or sees as sinks, become -infinity. `later`: tokens of the
 /// pass behind its own.
@@ -218,6 +242,14 @@ __device__ __forceinline__ void mask(const Units& units, int later, int t, bool 
     const int p = 8 * (i / 2) + 2 * (lane % 4) + i % 2;
     if (p < from || p >= to) scores[i] = -INFINITY;
   }
+}
+
+/// The same of tile n of kTiles, t, for all packs.
+template <int kTiles, int kPacks>
+__device__ __forceinline__ void mask(const Units& units, const Later<kPacks>& later, int t, int n, bool sinks, int lane,
+                                     float (&scores)[kPacks][kTiles][8]) {
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) mask(units, later.at[p], t, sinks, lane, scores[p][n]);
 }
 
 /// The warps' results, side by side in shared memory. Rows are 8 floats apart in banks: stores of a quarter warp and
@@ -234,19 +266,19 @@ struct WarpResults {
   static constexpr int bytes(int warps) { return 4 * (48 * kHeads + warps * kHeads * kPitch); }
 };
 
-/// Puts the results of the first `warps` warps together: a part in global memory. The whole block; at most 16 warps.
-template <int kDim>
-__device__ __forceinline__ void store_part(const State<kDim>& state, const WarpResults<kDim>& results, int warps,
-                                           int n_heads, float* part) {
+/// Puts a pack's results of the first `warps` warps together: a part in global memory. The whole block; at most 16 warps.
+template <int kDim, int kPacks>
+__device__ __forceinline__ void store_part(const State<kDim, kPacks>& state, int pack, const WarpResults<kDim>& results,
+                                           int warps, int n_heads, float* part) {
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
   if (warp < warps) {
     const int r = lane / 4, c = lane % 4;
-    const float total = quad_sum(state.total);
-    if (c == 0) results.tops()[warp * kHeads + r] = state.top, results.totals()[warp * kHeads + r] = total;
+    const float total = quad_sum(state.total[pack]);
+    if (c == 0) results.tops()[warp * kHeads + r] = state.top[pack], results.totals()[warp * kHeads + r] = total;
     float* const mine = results.out(warp, r);
 #pragma unroll
     for (int e = 0; e < kDim / 8; ++e)
-      *reinterpret_cast<float2*>(mine + 8 * e + 2 * c) = make_float2(state.out[e][0], state.out[e][1]);
+      *reinterpret_cast<float2*>(mine + 8 * e + 2 * c) = make_float2(state.out[pack][e][0], state.out[pack][e][1]);
   }
   __syncthreads();
   for (int at = int(threadIdx.x); at < 16 * kHeads; at += int(blockDim.x)) {
@@ -302,13 +334,21 @@ constexpr int most_warps() {
   return 12;
 }
 
+/// Packs of eight query heads that meet a tile as it is read. Halves are bound by memory, and a second pack costs little; of
+/// smaller formats it costs what a second pass does, or more: it leaves a warp too few registers.
+template <int kDim, int kK, int kV>
+constexpr int most_packs() {
+  return kDim <= 128 && kK != kAnyKind && kV != kAnyKind && is_half(TileKind(kK)) && is_half(TileKind(kV)) ? kMostPacks
+                                                                                                           : 1;
+}
+
 template <int kDim, int kK, int kV, bool kWindow>
 __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
     attn_split_kernel(const DeviceAttention a, const Cut cut) {
-  constexpr int kTiles = tiles_at_a_time<kDim, kK, kV>(), kPer = kDim / 32;
+  constexpr int kTiles = tiles_at_a_time<kDim, kK, kV>(), kPer = kDim / 32, kPacksOfPair = most_packs<kDim, kK, kV>();
   std::byte* const shared = gpu::dynamic_shared<std::byte>();
   const Queries<kDim> queries{shared};
-  std::byte* const room = shared + Queries<kDim>::kBytes;
+  std::byte* const room = shared + kPacksOfPair * Queries<kDim>::kBytes;
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, warps = int(blockDim.x) / 32;
   const TileKind k_kind = kK == kAnyKind ? a.k.kind : TileKind(kK), v_kind = kV == kAnyKind ? a.v.kind : TileKind(kV);
   const int k_bytes = TileShape(k_kind, kDim).bytes, v_bytes = TileShape(v_kind, kDim).bytes;
@@ -327,8 +367,7 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
   if (part >= parts.n || parts.of.slot < 0) return;
   const Units units(a, parts.n_keys(), kWindow);
   // Rows of scores are heads of the first token, then of the next one.
-  const bool one_token = parts.n_tokens == 1;  // a division takes as long as a load
-  const int n_rows = n_heads * parts.n_tokens, later = one_token ? 0 : max(0, parts.n_tokens - 1 - lane / 4 / n_heads);
+  const int n_rows = n_heads * parts.n_tokens;
   // Of all steps of kTiles units a part takes `least`, the first `longer` parts one more.
   const int n_steps = (units.n_units + kTiles - 1) / kTiles;
   const int least = int(unsigned(n_steps) / unsigned(parts.n)), longer = n_steps - least * parts.n;
@@ -397,78 +436,82 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
   }
   if (!waited) gpu::wait_for_previous_grid();
 
-  float x[kPer];
   const RotorBytes levels;
   const QueryForms forms = query_forms(a.k.kind, a.k.recent_kind, a.k.ring_tiles > 0, units.n_sinks > 0);
-  for (int r = warp; r < kHeads; r += warps) {
-    const int token = one_token ? 0 : r / n_heads, head = first_head + r - token * n_heads;
-    const float* const q = a.q + (int64_t(parts.of.row + token) * a.n_heads + head) * kDim + lane;
+  const auto attend = [&]<int kPacks>() __attribute__((always_inline)) {
+    const Later<kPacks> later(parts.n_tokens, n_heads, lane);
+    float x[kPer];
+    for (int r = warp; r < kPacks * kHeads; r += warps) {
+      const int token = parts.n_tokens == 1 ? 0 : r / n_heads, head = first_head + r - token * n_heads;
+      const float* const q = a.q + (int64_t(parts.of.row + token) * a.n_heads + head) * kDim + lane;
 #pragma unroll
-    for (int j = 0; j < kPer; ++j) x[j] = r < n_rows ? q[32 * j] * (a.scale * 1.44269504f) : 0.0f;
-    put_query<kDim>(queries, r, x, forms, lane);
-  }
-  __syncthreads();
+      for (int j = 0; j < kPer; ++j) x[j] = r < n_rows ? q[32 * j] * (a.scale * 1.44269504f) : 0.0f;
+      put_query<kDim>(queries.pack(r / kHeads), r % kHeads, x, forms, lane);
+    }
+    __syncthreads();
 
-  State<kDim> state;
+    State<kDim, kPacks> state;
+    float worth[kPacks];
 #pragma unroll 1  // from the last warp down: the first ones have most of the steps
-  for (int t = alone ? own : streamed + warps - 1 - warp; t < last; t += warps) {
-    const bool sinks = t == units.n_tiles;
-    TileKind kind;
-    float scores[1][8];
-    const std::byte* tile = k.at(sinks ? 0 : t, sinks, units.k_coded, kind);
-    if (own_v) {
-      tile = own_k;
-      gpu::copy_wait<1>();
+    for (int t = alone ? own : streamed + warps - 1 - warp; t < last; t += warps) {
+      const bool sinks = t == units.n_tiles;
+      TileKind kind;
+      float scores[kPacks][1][8];
+      const std::byte* tile = k.at(sinks ? 0 : t, sinks, units.k_coded, kind);
+      if (own_v) {
+        tile = own_k;
+        gpu::copy_wait<1>();
+        __syncwarp();
+      }
+      exact_scores<kK>(kind, tile, queries, levels, lane, scores);
+      mask(units, later, t, 0, sinks, lane, scores);
+      state.take(scores, worth);
+      tile = v.at(sinks ? 0 : t, sinks, units.v_coded, kind);
+      if (own_v) {
+        tile = own_v;
+        gpu::copy_wait<0>();
+        __syncwarp();
+      }
+      exact_values<kV, kDim>(kind, tile, levels, scores, worth, lane, state.out);
+    }
+    int stage = 0;
+    for (int t = first + kTiles * warp; t < streamed; t += kTiles * warps) {
+      feed(stage == 0 ? stages - 1 : stage - 1);
+      if (stages == 4) gpu::copy_wait<3>();
+      else if (stages == 3) gpu::copy_wait<2>();
+      else gpu::copy_wait<1>();
       __syncwarp();
-    }
-    exact_scores<kK, kDim>(kind, tile, queries, levels, lane, scores[0]);
-    mask(units, later, t, sinks, lane, scores[0]);
-    const float worth = state.take(scores);
-    tile = v.at(sinks ? 0 : t, sinks, units.v_coded, kind);
-    if (own_v) {
-      tile = own_v;
-      gpu::copy_wait<0>();
-      __syncwarp();
-    }
-    exact_values<kV, kDim>(kind, tile, levels, scores, worth, lane, state.out);
-  }
-  int stage = 0;
-  for (int t = first + kTiles * warp; t < streamed; t += kTiles * warps) {
-    feed(stage == 0 ? stages - 1 : stage - 1);
-    if (stages == 4) gpu::copy_wait<3>();
-    else if (stages == 3) gpu::copy_wait<2>();
-    else gpu::copy_wait<1>();
-    __syncwarp();
-    const std::byte* const tile = ring + stage * stage_bytes;
-    float scores[kTiles][8];
-    if constexpr (kTiles > 1 && !has_blocks(TileKind(kK))) {
-      scores_together<TileKind(kK), kDim, kTiles>(tile, queries, levels, lane, scores);
-    } else {
+      const std::byte* const tile = ring + stage * stage_bytes;
+      float scores[kPacks][kTiles][8];
+      scores_of<kK>(k_kind, tile, queries, levels, lane, scores);
+      if (t == 0 || t == units.first_tile || t + kTiles > (units.n + 1 - parts.n_tokens) / kTilePositions)
 #pragma unroll
-      for (int n = 0; n < kTiles; ++n)
-        scores_of<kK, kDim>(k_kind, tile + n * k_bytes, queries, levels, lane, scores[n]);
+        for (int n = 0; n < kTiles; ++n) mask(units, later, t + n, n, false, lane, scores);
+      state.take(scores, worth);
+      values_of<kV, kDim>(v_kind, tile + kTiles * k_bytes, levels, scores, worth, lane, state.out);
+      __syncwarp();  // all lanes have read the stage that is filled next
+      stage = stage + 1 == stages ? 0 : stage + 1;
     }
-    if (t == 0 || t == units.first_tile || t + kTiles > (units.n + 1 - parts.n_tokens) / kTilePositions)
+    gpu::copy_wait<0>();
+    __syncthreads();
+    const int busy = min(warps, alone ? last - first : last > streamed ? warps : (streamed - first) / kTiles);
 #pragma unroll
-      for (int n = 0; n < kTiles; ++n) mask(units, later, t + n, false, lane, scores[n]);
-    const float worth = state.take(scores);
-    if constexpr (kTiles > 1)
-      tile_values<TileKind(kV), kDim, kTiles>(tile + kTiles * k_bytes, levels, scores, worth, lane, state.out);
-    else values_of<kV, kDim>(v_kind, tile + k_bytes, levels, scores, worth, lane, state.out);
-    __syncwarp();  // all lanes have read the stage that is filled next
-    stage = stage + 1 == stages ? 0 : stage + 1;
-  }
-  gpu::copy_wait<0>();
-  __syncthreads();
-  const int busy = min(warps, alone ? last - first : last > streamed ? warps : (streamed - first) / kTiles);
-  store_part<kDim>(state, {reinterpret_cast<float*>(room)}, busy, n_rows,
-                   cut.parts + (int64_t(row) * cut.lists + list) * part_floats(kDim));
+    for (int pack = 0; pack < kPacks; ++pack) {
+      const int n_here = min(kHeads, n_rows - kHeads * pack);
+      if (n_here <= 0) break;
+      if (pack > 0) __syncthreads();
+      store_part<kDim>(state, pack, {reinterpret_cast<float*>(room)}, busy, n_here,
+                       cut.parts + ((int64_t(row) * cut.lists + list) * kPacksOfPair + pack) * part_floats(kDim));
+    }
+  };
+  if (kPacksOfPair > 1 && n_rows > kHeads) attend.template operator()<kPacksOfPair>();
+  else attend.template operator()<1>();
 }
 
 /// One of the kernels above, as the host sees it; k and v say nothing of the one for every pair.
 struct SplitKernel {
   TileKind k, v;
-  int most_warps, tiles_at_a_time;
+  int most_warps, tiles_at_a_time, packs;
   void (*launch)(const gpu::Grid& grid, const DeviceAttention& a, const Cut& cut);
 };
 
@@ -481,12 +524,17 @@ void launch_split(const gpu::Grid& grid, const DeviceAttention& a, const Cut& cu
 
 template <int kDim, TileKind kK, TileKind kV>
 constexpr SplitKernel split_kernel() {
-  return {kK, kV, most_warps<kDim, int(kK), int(kV)>(), tiles_at_a_time<kDim, int(kK), int(kV)>(),
-          launch_split<kDim, int(kK), int(kV), false>};
+  constexpr int kOfK = int(kK), kOfV = int(kV);
+  return {kK,
+          kV,
+          most_warps<kDim, kOfK, kOfV>(),
+          tiles_at_a_time<kDim, kOfK, kOfV>(),
+          most_packs<kDim, kOfK, kOfV>(),
+          launch_split<kDim, kOfK, kOfV, false>};
 }
 template <int kDim, bool kWindow>
 constexpr SplitKernel any_split_kernel() {
-  return {{}, {}, most_warps<kDim, kAnyKind, kAnyKind>(), 1, launch_split<kDim, kAnyKind, kAnyKind, kWindow>};
+  return {{}, {}, most_warps<kDim, kAnyKind, kAnyKind>(), 1, 1, launch_split<kDim, kAnyKind, kAnyKind, kWindow>};
 }
 
 /// Kernels for rows of head_dim values: pairs that are worth a kernel of their own, then the one for all, then the one

@@ -1,4 +1,4 @@
-// Proposers that need nothing of the target's hidden states: look-up in the text, and a second model.
+// The proposer that is a second, smaller model.
 #include <algorithm>
 
 #include "engine/engine.h"
@@ -6,26 +6,6 @@
 
 namespace ridge {
 namespace {
-
-class LookupProposer final : public Proposer {
- public:
-  std::vector<int32_t> propose(std::span<const int32_t> text, int n) override {
-    // Shorter ends are everywhere and say little; longer ones than the most are as good as that.
-    constexpr size_t kLeast = 3, kMost = 16;
-    size_t length = kLeast - 1, next = 0;
-    for (size_t end = text.size() - 1; end > 0 && length < kMost; --end) {
-      size_t equal = 0;
-      while (equal < std::min(end, kMost) && text[end - 1 - equal] == text[text.size() - 1 - equal]) ++equal;
-      if (equal > length) length = equal, next = end;
-    }
-    std::vector<int32_t> proposals;
-    if (next == 0) return proposals;
-    // Behind the text's end the proposals go on: a loop is shorter than they are.
-    for (size_t i = next; ssize(proposals) < n; ++i)
-      proposals.push_back(i < text.size() ? text[i] : proposals[i - text.size()]);
-    return proposals;
-  }
-};
 
 /// Throws usage unless a token id means the same in both models. Sizes may differ: embeddings are padded.
 void check_vocabularies(Engine& target, Engine& draft) {
@@ -141,7 +121,6 @@ PickToken drawn_pick(std::span<const int32_t> text, const SamplerOptions& option
   };
 }
 
-std::unique_ptr<Proposer> make_lookup_proposer() { return std::make_unique<LookupProposer>(); }
 ProposerMaker draft_proposers(const Model& target, const Model& draft, const SessionOptions& options, double p_min) {
   check_vocabularies(target.engine(), draft.engine());
   const auto keeps_state = [](const LayerPlan& layer) { return layer.mixer == MixerKind::delta; };
