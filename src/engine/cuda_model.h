@@ -236,7 +236,7 @@ struct FedInputs {
 
 /// What one of several devices that hold a model together knows of the others.
 struct CudaRank {
-  DeviceRank* link = nullptr;
+  DeviceLink* link = nullptr;
   ModelSlice slice;
   /// Returns when all ranks have come. Between here and the end of a step no rank allocates: kernels that wait for
   /// another device would wait for an allocation that waits for them.
