@@ -7,6 +7,7 @@
 
 #include "base/result.h"
 #include "engine/device_name.h"
+#include "engine/rank_device.h"
 #include "gpu/device_query.h"
 #include "rank/mpi.h"
 
@@ -205,8 +206,8 @@ void add_output_flags(CLI::App& app, OutputFlags& flags, bool with_results) {
 }
 
 std::string device_text(const ModelInfo& info) {
-  if (info.device != "cpu") return info.device;
   const Ranks* const ranks = joined_ranks();
+  if (info.device != "cpu") return ranks ? fmt::format("{}, one of {} ranks", info.device, ranks->size()) : info.device;
   const std::string stages = info.n_stages > 1 ? fmt::format(" in {} stages", info.n_stages) : "";
   return fmt::format("CPU {}, {} thread{}{}", info.isa, info.n_threads, info.n_threads == 1 ? "" : "s",
                      ranks ? fmt::format(" a rank, {} ranks{}", ranks->size(), stages) : "");
@@ -304,6 +305,9 @@ void join_ranks(CLI::App& app, const std::vector<std::string>& words) {
     option->add_result(value);
     option->run_callback();
   };
+  const std::string device = given(app, "--device").value_or("cpu");
+  const bool on_gpus = !parse_devices(device).empty() && app.get_name() != "collective";  // which refuses it
+  if (on_gpus) set("--device", fmt::format("cuda:{}", device_of_rank(ranks, device)));
   if (!given(app, "--threads")) set("--threads", std::to_string(processors_of_rank()));
   if (ranks.is_first()) return;
   if (!std::freopen("/dev/null", "w", stdout)) throw Error(ErrorKind::failure, "cannot open /dev/null");

@@ -263,6 +263,11 @@ def main():
                                                       "sh", ridge] + text + ["--tp", "2"])
     expect("a rank that starts late is waited for", late.stdout.strip() == expected.stdout.strip(), late)
     check_differences(ridge, text, model, other)
+    got = run(MPIRUN + ["-np", "2", ridge] + text[:-3] + ["--quiet", "--tp", "2", "--device", "cuda:0,1"])
+    expect("several GPUs for each process are refused", got.returncode == 2 and "every process has one GPU" in got.stderr, got)
+    if run([ridge] + text[:-3] + ["--device", "cuda"]).returncode == 6:  # no GPU, or a build without CUDA
+        got = run(MPIRUN + ["-np", "2", ridge] + text[:-3] + ["--quiet", "--tp", "2", "--device", "cuda"])
+        expect("a rank without a GPU is named", got.returncode == 6 and "rank 0 (" in got.stderr and "no GPU" in got.stderr, got)
 
     bench = ["bench", "collective", "--bytes", "4096,400000", "-r", "3", "--max-seconds", "1", "--roof-size", "1", "-o", "jsonl",
              "--quiet"]
