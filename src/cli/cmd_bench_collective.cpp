@@ -42,7 +42,8 @@ void check_places(const lab::CollectiveBenchParams& params) {
   if (params.devices.size() == 1) bad_flag("--device", "one GPU has nothing to add", "name several, --device cuda:0,1");
   if (joined_ranks() && joined_ranks()->n_stages() > 1)
     bad_flag("--pp", "a sum is one of all ranks", "leave it out: --tp N, where N is the number of ranks");
-  if (!params.devices.empty() && joined_ranks()) bad_flag("--tp", "GPUs are ranks of one process", "leave out --tp");
+  if (!params.devices.empty() && joined_ranks())
+    bad_flag("--tp", "sums of GPUs are timed in one process", "leave out --tp and mpirun: --device cuda:0,1");
   if (params.devices.empty() && !params.kernels.empty())
     bad_flag("--kernel", "CPU ranks have one way to add", "leave it out");
 }

@@ -235,7 +235,7 @@ void add_device_flags(CLI::App& app, ModelFlags& flags) {
 
 void add_rank_flags(CLI::App& app, bool has_stages) {
   in_group(app, "Ranks");
-  app.add_option("--tp", "ranks that hold the model together: start them as mpirun -np N ridge ... --tp N")
+  app.add_option("--tp", "ranks that hold the model, with --device cuda a GPU each: mpirun -np N ridge ... --tp N")
       ->type_name("N")
       ->default_str("1");
   if (has_stages)
