@@ -40,7 +40,8 @@ void check_places(const lab::CollectiveBenchParams& params) {
     bad_flag("--device", "one process has nothing to add",
              "name several GPUs, --device cuda:0,1, or start ranks: mpirun -np N ridge bench collective --tp N");
   if (params.devices.size() == 1) bad_flag("--device", "one GPU has nothing to add", "name several, --device cuda:0,1");
-  if (!params.devices.empty() && joined_ranks()) bad_flag("--tp", "GPUs are ranks of one process", "leave out --tp");
+  if (!params.devices.empty() && joined_ranks())
+    bad_flag("--tp", "sums of GPUs are timed in one process", "leave out --tp and mpirun: --device cuda:0,1");
   if (params.devices.empty() && !params.kernels.empty())
     bad_flag("--kernel", "CPU ranks have one way to add", "leave it out");
 }

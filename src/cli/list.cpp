@@ -29,7 +29,7 @@ std::span<const Command> commands() {
        "cleanly.",
        "ridge serve -m models/ridge-ref-q8_0.gguf --kv-quant rotor-3\n"
        "ridge serve -m model.gguf --spec-type draft --draft-model small.gguf\n"
-       "mpirun -np 2 --bind-to none ridge serve -m model.gguf --tp 2\n"
+       "mpirun -np 2 --bind-to none ridge serve -m model.gguf --tp 2 --device cuda\n"
        "ridge serve -m model.gguf --device cuda --host 0.0.0.0 --api-key-file keys.txt --ctx-size 32768",
        declare_serve},
       {"chat", "talk with a model, or let two talk",

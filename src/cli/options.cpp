@@ -7,6 +7,7 @@
 
 #include "base/result.h"
 #include "engine/device_name.h"
+#include "engine/rank_device.h"
 #include "gpu/device_query.h"
 #include "rank/mpi.h"
 
@@ -205,9 +206,10 @@ void add_output_flags(CLI::App& app, OutputFlags& flags, bool with_results) {
 }
 
 std::string device_text(const ModelInfo& info) {
-  const std::string stages = info.n_stages > 1 ? fmt::format(" in {} stages", info.n_stages) : "";
-  if (info.device != "cpu") return info.device + stages;
   const Ranks* const ranks = joined_ranks();
+  const std::string stages = info.n_stages > 1 ? fmt::format(" in {} stages", info.n_stages) : "";
+  if (info.device != "cpu")
+    return ranks ? fmt::format("{}, one of {} ranks", info.device, ranks->size()) : info.device + stages;
   return fmt::format("CPU {}, {} thread{}{}", info.isa, info.n_threads, info.n_threads == 1 ? "" : "s",
                      ranks ? fmt::format(" a rank, {} ranks{}", ranks->size(), stages) : "");
 }
@@ -244,7 +246,7 @@ LoadOptions ModelFlags::load_options() const {
 
 void add_rank_flags(CLI::App& app, int* n_stages) {
   in_group(app, "Ranks");
-  app.add_option("--tp", "ranks that hold the model together: start them as mpirun -np N ridge ... --tp N")
+  app.add_option("--tp", "ranks that hold the model, with --device cuda a GPU each: mpirun -np N ridge ... --tp N")
       ->type_name("N")
       ->default_str("1");
   if (n_stages)
@@ -298,8 +300,12 @@ void join_ranks(CLI::App& app, const std::vector<std::string>& words) {
   };
   const auto tp = int(number("--tp", 64, 1)), pp = int(number("--pp", 64, 1));
   if ((!given(app, "--tp") && !given(app, "--pp")) || (tp * pp == 1 && !in_mpi_job())) return;
-  const bool on_gpus = !parse_devices(given(app, "--device").value_or("cpu")).empty();
-  if (on_gpus && tp == 1 && !in_mpi_job()) return check_stages(parse_devices(*given(app, "--device")), pp);
+  const std::string device = given(app, "--device").value_or("cpu");
+  const std::vector<int> devices = parse_devices(device);
+  if (!devices.empty() && tp == 1 && !in_mpi_job()) return check_stages(devices, pp);
+  if (!devices.empty() && pp > 1)
+    bad_flag("--pp", "layers are not split over GPUs of several processes",
+             "leave it out, or run the GPUs of one machine in one process: --device cuda:0,1 --pp 2");
   const bool led = is_led(app);
   if (pp > 1 && led)
     bad_flag("--pp", "serve, chat, speculation and a cache by record do not run over stages of processes",
@@ -316,6 +322,8 @@ void join_ranks(CLI::App& app, const std::vector<std::string>& words) {
     option->add_result(value);
     option->run_callback();
   };
+  if (!devices.empty() && app.get_name() != "collective")  // which refuses it
+    set("--device", fmt::format("cuda:{}", device_of_rank(ranks, device)));
   if (!given(app, "--threads")) set("--threads", std::to_string(processors_of_rank()));
   if (ranks.is_first()) return;
   if (!std::freopen("/dev/null", "w", stdout)) throw Error(ErrorKind::failure, "cannot open /dev/null");

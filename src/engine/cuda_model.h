@@ -238,10 +238,10 @@ struct FedInputs {
 
 /// What one of several devices that hold a model together knows of the others.
 struct CudaRank {
-  DeviceRank* all = nullptr;     ///< to all ranks
-  DeviceRank* stage = nullptr;   ///< to those of the same stage, if there are others
-  DeviceRank* before = nullptr;  ///< to the rank in this one's place in the stage before, if there is one
-  DeviceRank* after = nullptr;   ///< and in the stage behind
+  DeviceLink* all = nullptr;     ///< to all ranks
+  DeviceLink* stage = nullptr;   ///< to those of the same stage, if there are others
+  DeviceLink* before = nullptr;  ///< to the rank in this one's place in the stage before, if there is one
+  DeviceLink* after = nullptr;   ///< and in the stage behind
   ModelSlice slice;
   /// Returns when all ranks have come. Between here and the end of a step no rank allocates: kernels that wait for
   /// another device would wait for an allocation that waits for them.

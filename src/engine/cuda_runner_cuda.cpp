@@ -458,7 +458,7 @@ void CudaRunner::end_block(int i, int64_t n, const gpu::Buffer& post_norm, bool 
 
 void CudaRunner::pass_border(int i, int64_t n) {
   if (!rank_ || i == 0 || rank_->slice.stage_of(i - 1) == rank_->slice.stage_of(i)) return;
-  DeviceRank* const link = has_layer(i) ? rank_->before : has_layer(i - 1) ? rank_->after : nullptr;
+  DeviceLink* const link = has_layer(i) ? rank_->before : has_layer(i - 1) ? rank_->after : nullptr;
   if (!link) return;
   const gpu::OpRange range([&] { return small_op("border", n * plan_.d_model, i); });
   const int64_t borders[] = {0, plan_.d_model, plan_.d_model};  // the stage before has all columns

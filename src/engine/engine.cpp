@@ -5,9 +5,11 @@
 #include <climits>
 #include <map>
 
+#include "engine/cuda_process_rank.h"
 #include "engine/device_name.h"
 #include "engine/kv_state.h"
 #include "engine/lead.h"
+#include "engine/rank_device.h"
 #include "engine/rank_state.h"
 #include "op/cache/rounding.h"
 #include "op/kernel_tables.h"
@@ -77,6 +79,16 @@ void Engine::take_slice() {
   if (!leads()) apply_slice(*slice_, loaded_.config, loaded_.weights);
 }
 
+/// The backend of this rank's slice. Who leads has cut it from the whole model, and packs it here.
+std::unique_ptr<Backend> Engine::make_rank(const ModelPlan& plan, Weights& weights, const LoadOptions& options) {
+  if (on_device()) return make_cuda_process_rank(devices_[0], plan, weights, options.kernels, *ranks_, *slice_);
+  if (leads()) {
+    pack_weights(context_, weights);
+    drop_unread_rows(weights);
+  }
+  return make_cpu_backend(context_, plan, weights, ranks_, &*slice_);
+}
+
 uint64_t Engine::hash(int n_ctx) const {
   if (!ranks()) return model_hash(loaded_.config, loaded_.weights, n_ctx);
   return n_ctx > loaded_.config.rope_scaling.original_context ? long_hash_ : short_hash_;
@@ -90,12 +102,11 @@ Engine::Engine(const std::string& path, const LoadOptions& options, Ranks* ranks
   const auto start = std::chrono::steady_clock::now();
   if (on_device() && !options.isa.empty())
     throw Error(ErrorKind::usage, "isa chooses kernels of the CPU: leave it out with device cuda");
-  if (on_device() && ranks_)
-    throw Error(ErrorKind::usage, "--tp: ranks of MPI run on the CPU (several GPUs of one machine: --device cuda:0,1)");
   check_stages(devices_, options.n_stages);
   if (!on_device())
     for (const std::string& choice : options.kernels) force_kernel(kernel_tables(), choice, context_.forced);
   if (leads()) lead_load(*ranks_, path, options);
+  if (on_device() && ranks_) devices_ = {device_of_rank(*ranks_, options.device)};
   constexpr std::string_view kSynth = "synth:";
   const bool is_synth = path.starts_with(kSynth);
   loaded_ = is_synth ? make_synth_model(context_, path.substr(kSynth.size()),
@@ -115,9 +126,12 @@ Engine::Engine(const std::string& path, const LoadOptions& options, Ranks* ranks
   if (devices_.size() > 1)
     backend_ =
         make_cuda_backend(devices_, options.n_stages, loaded_.config, weights, options.kernels, options.rank_timeout_s);
+  else if (leads())
+    backend_ = make_leading_backend(loaded_.config, weights, *slice_, *ranks_, on_device(),
+                                    [&](const ModelPlan& plan, Weights& own) { return make_rank(plan, own, options); });
+  else if (ranks_) backend_ = make_rank(plan_, weights, options);
   else if (on_device()) backend_ = make_cuda_backend(devices_[0], plan_, weights, options.kernels);
-  else if (leads()) backend_ = make_leading_backend(context_, loaded_.config, weights, *slice_, *ranks_);
-  else backend_ = make_cpu_backend(context_, plan_, weights, ranks_, slice());
+  else backend_ = make_cpu_backend(context_, plan_, weights);
   info_ = describe(path, loaded_, context_, slice());
   if (leads()) info_.n_ranks = ranks_->size();
   if (on_device()) {

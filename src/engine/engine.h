@@ -29,7 +29,7 @@ class Engine {
   int default_ubatch() const { return on_device() ? 2048 : 512; }
   /// The number of the CUDA device, if it runs there; of several, that of the first.
   std::optional<int> device() const { return devices_.empty() ? std::nullopt : std::optional(devices_[0]); }
-  /// Numbers of the CUDA devices that share the model; none on the CPU.
+  /// Numbers of this process's CUDA devices that share the model; none on the CPU.
   std::span<const int> devices() const { return devices_; }
   /// Throws usage when there is none.
   const io::Tokenizer& tokenizer() const;
@@ -56,6 +56,7 @@ class Engine {
  private:
   bool leads() const { return ranks_ && ranks_->led() && ranks_->is_first(); }
   void take_slice();
+  std::unique_ptr<Backend> make_rank(const ModelPlan& plan, Weights& weights, const LoadOptions& options);
 
   Ranks* const ranks_;
   CpuContext context_;
@@ -65,7 +66,7 @@ class Engine {
   ModelPlan plan_;
   ModelInfo info_;
   std::optional<KvMetric> kv_metric_;
-  const std::vector<int> devices_;
+  std::vector<int> devices_;
   std::unique_ptr<Backend> backend_;
 };
 

@@ -50,6 +50,7 @@ void Follower::load(CallReader& calls) {
   RIDGE_CHECK(!engine_, "ranks that are led share one model");
   const std::string path = calls.get_text();
   LoadOptions options{.isa = calls.get_text()};
+  options.device = calls.get_text();
   options.n_threads = calls.get<int>(), options.float_activations = calls.get<bool>();
   for (int64_t n = calls.get<int64_t>(); n > 0; --n) options.kernels.push_back(calls.get_text());
   engine_ = std::make_unique<Engine>(path, options, &ranks_);
@@ -91,10 +92,12 @@ void Follower::do_with(Followed& of, Call call, CallReader& calls) {
       return memory.clear_counts(of_class, calls.get<int>());
     }
     case Call::set_pages: {
-      std::vector<std::vector<int32_t>>& of_class = of.pages[size_t(calls.get<PageClass>())];
-      std::vector<int32_t>& list = of_class[size_t(calls.get<int>())];
+      const auto of_class = calls.get<PageClass>();
+      const int slot = calls.get<int>();
+      std::vector<int32_t>& list = of.pages[size_t(of_class)][size_t(slot)];
       const auto first = size_t(calls.get<int>());
       const std::vector<int32_t> pages = calls.get_all<int32_t>();
+      memory.set_pages(of_class, slot, int(first), pages);
       list.resize(std::max(list.size(), first + pages.size()), kNoPage);
       std::ranges::copy(pages, list.begin() + ptrdiff_t(first));
       return;

@@ -13,6 +13,7 @@ namespace {
 struct Lead {
   Ranks& ranks;
   const ModelSlice& slice;
+  const bool on_device;
   std::vector<std::vector<SidePart>> sides;  // by rank
   CallWriter calls;                          // of memory, for the next message
   int n_memories = 0;                        // opened so far
@@ -25,7 +26,7 @@ class LeadingMemory final : public KvMemory {
  public:
   LeadingMemory(Lead& lead, Backend& backend, std::span<const KvLayerConfig> layers,
                 std::span<const KvMetricView> metrics, PageNumbers n_pages, int n_slots)
-      : KvMemory(layers, false, n_pages, n_slots),
+      : KvMemory(layers, lead.on_device, n_pages, n_slots),
         lead_(lead),
         number_(lead.n_memories++),
         caches_(lead.ranks, lead.slice, layers) {
@@ -164,18 +165,16 @@ class LeadingMemory final : public KvMemory {
 /// The first rank's slice, and the others through it.
 class LeadingBackend final : public Backend {
  public:
-  LeadingBackend(CpuContext& context, const Config& config, const Weights& weights, const ModelSlice& slice,
-                 Ranks& ranks)
-      : lead_{.ranks = ranks, .slice = slice, .sides = {}, .calls = {}},
+  LeadingBackend(const Config& config, const Weights& weights, const ModelSlice& slice, Ranks& ranks, bool on_device,
+                 const MakeRank& make_own)
+      : lead_{.ranks = ranks, .slice = slice, .on_device = on_device, .sides = {}, .calls = {}},
         config_(config),
         weights_(view_of(weights)),
         whole_step_bytes_(decode_matrix_bytes(weights, config.n_experts_used)) {
     for (int r = 0; r < ranks.size(); ++r) lead_.sides.push_back(side_parts(slice, r));
     apply_slice(slice, config_, weights_);
     plan_ = make_plan(config_, weights_.rope_factors, weights_.long_rope_factors);
-    pack_weights(context, weights_);
-    drop_unread_rows(weights_);
-    own_ = make_cpu_backend(context, plan_, weights_, &ranks, &slice);
+    own_ = make_own(plan_, weights_);
   }
 
   std::unique_ptr<KvMemory> open_memory(std::span<const KvLayerConfig> layers, std::span<const KvMetricView> metrics,
@@ -209,9 +208,11 @@ class LeadingBackend final : public Backend {
                             std::span<const std::vector<int32_t>> recent) override {
     return own_->draw(outputs, samplers, recent);
   }
+  void use() const override { own_->use(); }
   std::string name() const override { return own_->name(); }
   int64_t step_weight_bytes() const override { return whole_step_bytes_; }
-  int64_t free_bytes() const override { return own_->free_bytes(); }
+  /// GPUs have as much each; ranks of the CPU are taken to share a machine.
+  int64_t free_bytes() const override { return own_->free_bytes() * (lead_.on_device ? lead_.ranks.size() : 1); }
   StepBuffers step_buffers() const override { return own_->step_buffers(); }
   std::vector<std::string> kernels(const KvLayerConfig& layer) const override {
     const SidePart& k = lead_.sides[0][2 * size_t(plan_.first_attention())];
@@ -231,16 +232,16 @@ class LeadingBackend final : public Backend {
 
 void lead_load(Ranks& ranks, const std::string& path, const LoadOptions& options) {
   CallWriter calls;
-  calls.put(Call::load), calls.put_text(path), calls.put_text(options.isa);
+  calls.put(Call::load), calls.put_text(path), calls.put_text(options.isa), calls.put_text(options.device);
   calls.put(options.n_threads), calls.put(options.float_activations), calls.put(ssize(options.kernels));
   for (const std::string& kernel : options.kernels) calls.put_text(kernel);
   ranks.tell(calls.take());
 }
 
-std::unique_ptr<Backend> make_leading_backend(CpuContext& context, const Config& config, const Weights& weights,
-                                              const ModelSlice& slice, Ranks& ranks) {
+std::unique_ptr<Backend> make_leading_backend(const Config& config, const Weights& weights, const ModelSlice& slice,
+                                              Ranks& ranks, bool on_device, const MakeRank& make_own) {
   RIDGE_CHECK(ranks.is_first() && slice.rank == 0, "rank {} leads", ranks.rank());
-  return std::make_unique<LeadingBackend>(context, config, weights, slice, ranks);
+  return std::make_unique<LeadingBackend>(config, weights, slice, ranks, on_device, make_own);
 }
 
 void lead_end(Ranks& ranks) {

@@ -79,7 +79,8 @@ namespace {
 void step_all(const RankedParts& parts, const std::function<void(size_t)>& queue) {
   parts.threads->for_all([&](int rank) {
     try {
-      queue(size_t(rank));
+      if (parts.step) parts.step([&] { queue(size_t(rank)); });
+      else queue(size_t(rank));
     } catch (...) {
       parts.end();
       throw;
@@ -140,6 +141,7 @@ class RankedMemory final : public KvMemory {
   SideImage read_side(int layer, bool is_k, const SequencePlace& place) override {
     std::vector<SideImage> parts(ranks_.size());
     for_all([&](KvMemory& m, size_t rank) { parts[rank] = m.read_side(layer, is_k, place); });
+    parts_.check();
     std::vector<SidePart> of_ranks;
     for (const auto& sides : parts_.sides) of_ranks.push_back(sides[side_index(layer, is_k)]);
     return join_sides(layout(layer, is_k), place.n, parts, of_ranks);
@@ -377,7 +379,7 @@ void RankedBackend::watch(OnAttention on_attention, OnBlock on_block) {
 }  // namespace
 
 std::unique_ptr<Backend> make_ranked_backend(RankedParts parts) {
-  RIDGE_CHECK(parts.ranks.size() > 1 && parts.threads->n_ranks() == int(parts.ranks.size()), "{} ranks, {} threads",
+  RIDGE_CHECK(!parts.ranks.empty() && parts.threads->n_ranks() == int(parts.ranks.size()), "{} ranks, {} threads",
               parts.ranks.size(), parts.threads->n_ranks());
   return std::make_unique<RankedBackend>(std::move(parts));
 }

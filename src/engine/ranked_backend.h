@@ -45,16 +45,17 @@ class RankThreads {
   std::vector<std::thread> threads_;
 };
 
-/// What the ranks of one model share.
+/// What the ranks of one model share, or those of them that this process has.
 struct RankedParts {
   std::shared_ptr<RankThreads> threads;
   std::vector<std::unique_ptr<Backend>> ranks;
   std::vector<std::vector<SidePart>> sides;  ///< of each rank, K and V of each layer: side_parts() of model/slice.h
   bool on_device = false;
   std::string name;
-  std::function<void()> check;        ///< throws when a rank was waited for in vain
-  std::function<void()> end;          ///< a rank has failed: ends the others' waits for it
-  std::shared_ptr<void> keeps_alive;  ///< what the ranks work with
+  std::function<void(const std::function<void()>& queue)> step;  ///< queues a step of a rank, for who watches; or null
+  std::function<void()> check;                                   ///< throws when a rank was waited for in vain
+  std::function<void()> end;                                     ///< a rank has failed: ends the others' waits for it
+  std::shared_ptr<void> keeps_alive;                             ///< what the ranks work with
 };
 std::unique_ptr<Backend> make_ranked_backend(RankedParts parts);
 

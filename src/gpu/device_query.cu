@@ -16,7 +16,8 @@ DeviceReport query_devices() {
   cudaRuntimeGetVersion(&report.runtime_version);
   int count = 0;
   if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess) {
-    report.why_none = std::string("CUDA says: ") + cudaGetErrorString(error);
+    report.why_none = "CUDA says: ";
+    report.why_none += cudaGetErrorString(error);
     return report;
   }
   for (int index = 0; index < count; ++index) {

@@ -67,6 +67,12 @@ std::string Ranks::name(int rank) const {
   return size_t(rank) < names_.size() ? names_[size_t(rank)] : fmt::format("rank {}", rank);
 }
 
+int Ranks::ended() const {
+  for (int r = 0; r < size(); ++r)
+    if (r != rank() && transport_->has_ended(r)) return r;
+  return -1;
+}
+
 /// Makes the exchange that to_ and from_ describe, and clears them.
 void Ranks::exchange(std::string_view what, double seconds) {
   if (!failure_.empty()) throw Error(ErrorKind::failure, failure_);

@@ -64,6 +64,8 @@ class Ranks {
   /// Only the first rank has the command, and tells the others what to do (engine/lead.h). Said before a model is loaded.
   void be_led() { led_ = true; }
   bool led() const { return led_; }
+  /// A rank whose process is known to be gone; -1: none. Any thread may ask.
+  int ended() const;
   /// Whether a rank was waited for in vain.
   bool failed() const { return !failure_.empty(); }
 

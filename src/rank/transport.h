@@ -25,7 +25,7 @@ class Transport {
   /// exchanged after that. Throws Error(failure) when a message has another size than expected.
   virtual std::vector<int> exchange(std::span<const BytesOut> to, std::span<const BytesIn> from, double seconds) = 0;
 
-  /// Whether a rank's process is known to be gone. exchange() does not wait for it any longer.
+  /// Whether a rank's process is known to be gone. exchange() does not wait for it any longer. Any thread may ask.
   virtual bool has_ended(int /*rank*/) const { return false; }
   /// From here on no exchange waits longer than so many seconds: the job is being ended. Any thread may call it.
   virtual void limit_waits(double /*seconds*/) {}

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
@@ -26,6 +27,9 @@ class ThreadMail {
     mail_[{from, to}].emplace_back(bytes.begin(), bytes.end());
     arrived_.notify_all();
   }
+  /// From here on a rank is taken for gone.
+  void end(int rank) { ended_ |= 1u << rank; }
+  bool has_ended(int rank) const { return (ended_ >> rank & 1u) != 0; }
   /// False when nothing came within the time.
   bool receive(int from, int to, BytesIn bytes, double seconds) {
     std::unique_lock lock(mutex_);
@@ -40,6 +44,7 @@ class ThreadMail {
 
  private:
   const int n_ranks_;
+  std::atomic<unsigned> ended_ = 0;
   std::mutex mutex_;
   std::condition_variable arrived_;
   std::map<std::pair<int, int>, std::vector<std::vector<std::byte>>> mail_;
@@ -59,6 +64,7 @@ class ThreadTransport final : public Transport {
         late.push_back(r);
     return late;
   }
+  bool has_ended(int rank) const override { return mail_.has_ended(rank); }
   void abort(int code) override { throw_error(ErrorKind::failure, "abort with {}", code); }
 
  private:

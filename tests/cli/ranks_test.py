@@ -238,7 +238,7 @@ def check_stages(ridge, model, corpus, folder):
     got = run(MPIRUN + ["-np", "1", ridge] + first + ["--pp", "2", ":", "-np", "1", ridge] + first + ["--tp", "2"])
     expect("ranks of another layout are named", got.returncode == 2 and "the command line of rank 1" in got.stderr, got)
     got = run(MPIRUN + ["-np", "2", ridge] + first + ["--pp", "2", "--device", "cuda:0,1"])
-    expect("GPUs are no processes", got.returncode != 0 and ("ranks of MPI run on the CPU" in got.stderr or "not available" in got.stderr), got)
+    expect("GPUs of processes form no stages", got.returncode == 2 and "layers are not split over GPUs of several processes" in got.stderr, got)
 
 
 def main():
@@ -263,6 +263,11 @@ def main():
                                                       "sh", ridge] + text + ["--tp", "2"])
     expect("a rank that starts late is waited for", late.stdout.strip() == expected.stdout.strip(), late)
     check_differences(ridge, text, model, other)
+    got = run(MPIRUN + ["-np", "2", ridge] + text[:-3] + ["--quiet", "--tp", "2", "--device", "cuda:0,1"])
+    expect("several GPUs for each process are refused", got.returncode == 2 and "every process has one GPU" in got.stderr, got)
+    if run([ridge] + text[:-3] + ["--device", "cuda"]).returncode == 6:  # no GPU, or a build without CUDA
+        got = run(MPIRUN + ["-np", "2", ridge] + text[:-3] + ["--quiet", "--tp", "2", "--device", "cuda"])
+        expect("a rank without a GPU is named", got.returncode == 6 and "rank 0 (" in got.stderr and "no GPU" in got.stderr, got)
 
     bench = ["bench", "collective", "--bytes", "4096,400000", "-r", "3", "--max-seconds", "1", "--roof-size", "1", "-o", "jsonl",
              "--quiet"]

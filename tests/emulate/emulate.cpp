@@ -16,16 +16,18 @@
 #include <vector>
 
 #include "cuda_runtime.h"
+#include "emulated_streams.h"
 
 namespace emulate {
-namespace {
 
-constexpr size_t kStackBytes = 256 << 10, kSharedBytes = 227 << 10;
-
-[[noreturn]] void fail(const char* what) {
+void fail(const char* what) {
   std::fprintf(stderr, "emulated GPU: %s\n", what);
   std::abort();
 }
+
+namespace {
+
+constexpr size_t kStackBytes = 256 << 10, kSharedBytes = 227 << 10;
 
 struct Copy {
   void* to;
@@ -298,27 +300,10 @@ void run_grid(dim3 grid, dim3 dim, size_t shared_bytes, const std::function<void
 
 // --- The runtime API ---
 
-struct CUgraph_st {
-  std::vector<std::function<void()>> work;
-};
-struct CUgraphExec_st : CUgraph_st {};
-struct CUstream_st {
-  std::unique_ptr<CUgraph_st> capture;
-};
-struct CUevent_st {
-  std::chrono::steady_clock::time_point at;
-};
-
-void emulate::on_stream(void* stream, std::function<void()> work) {
-  auto* s = static_cast<CUstream_st*>(stream);
-  if (s && s->capture) s->capture->work.push_back(std::move(work));
-  else work();
-}
-
 namespace {
 
 constexpr int kDevices = 8;
-constinit thread_local int current_device = 0, n_captures = 0;
+constinit thread_local int current_device = 0;
 std::atomic<bool> peers[kDevices][kDevices];
 
 /// Memory in pages of its own: reading or writing past its end, or after it was freed, ends the program at that place.
@@ -395,9 +380,12 @@ cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   *free = *total = size_t(4) << 30;
   return cudaSuccess;
 }
-cudaError_t cudaDeviceSynchronize() { return n_captures > 0 ? cudaErrorStreamCaptureUnsupported : cudaSuccess; }
+cudaError_t cudaDeviceSynchronize() {
+  if (emulate::captures()) return cudaErrorStreamCaptureUnsupported;
+  return emulate::drain(current_device), cudaSuccess;
+}
 cudaError_t cudaMalloc(void** data, size_t bytes) {
-  if (n_captures > 0) return cudaErrorStreamCaptureUnsupported;
+  if (emulate::captures()) return cudaErrorStreamCaptureUnsupported;
   if (bytes > size_t(4) << 30) return cudaErrorMemoryAllocation;
   const size_t aligned = (bytes + 255) / 256 * 256;
   const Pages pages = Pages::map(aligned);
@@ -411,7 +399,8 @@ cudaError_t cudaMalloc(void** data, size_t bytes) {
 }
 cudaError_t cudaFree(void* data) {
   if (data == nullptr) return cudaSuccess;
-  if (n_captures > 0) return cudaErrorStreamCaptureUnsupported;
+  if (emulate::captures()) return cudaErrorStreamCaptureUnsupported;
+  emulate::drain(current_device);
   Memory& m = memory();
   const std::scoped_lock lock(m.mutex);
   const auto found = m.used.find(data);
@@ -432,51 +421,22 @@ cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t st
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
   return cudaMemcpyAsync(to, from, bytes, kind, nullptr);
 }
-cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+/// Whether bytes belong to memory of this header: device memory, or page-locked.
+static bool is_allocated(const void* data) {
+  Memory& m = memory();
+  const std::scoped_lock lock(m.mutex);
+  const auto behind = m.used.upper_bound(const_cast<void*>(data));
+  if (behind == m.used.begin()) return false;
+  const Pages& pages = std::prev(behind)->second;
+  return data < pages.first + pages.bytes;
+}
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+  if (kind == cudaMemcpyHostToDevice && cudaStreamQuery(stream) == cudaErrorNotReady && !is_allocated(from)) {
+    const auto* const first = static_cast<const char*>(from);  // may be reused when this returns
+    emulate::on_stream(stream,
+                       [=, copy = std::vector<char>(first, first + bytes)] { std::memcpy(to, copy.data(), bytes); });
+    return cudaSuccess;
+  }
   emulate::on_stream(stream, [=] { std::memcpy(to, from, bytes); });
-  return cudaSuccess;
-}
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) { return *stream = new CUstream_st, cudaSuccess; }
-cudaError_t cudaStreamDestroy(cudaStream_t stream) { return delete stream, cudaSuccess; }
-cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  return stream && stream->capture ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
-}
-cudaError_t cudaStreamQuery(cudaStream_t stream) {
-  return stream && stream->capture ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
-}
-cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
-  if (stream->capture) return cudaErrorInvalidValue;
-  stream->capture = std::make_unique<CUgraph_st>();
-  ++n_captures;
-  return cudaSuccess;
-}
-cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
-  if (!stream->capture) return cudaErrorInvalidValue;
-  --n_captures;
-  return *graph = stream->capture.release(), cudaSuccess;
-}
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
-  return *exec = new CUgraphExec_st{*graph}, cudaSuccess;
-}
-cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return delete graph, cudaSuccess; }
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) { return delete exec, cudaSuccess; }
-cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
-  for (const auto& work : exec->work) emulate::on_stream(stream, work);
-  return cudaSuccess;
-}
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { return *event = new CUevent_st, cudaSuccess; }
-cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete event, cudaSuccess; }
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-  emulate::on_stream(stream, [event] { event->at = std::chrono::steady_clock::now(); });
-  return cudaSuccess;
-}
-cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
-cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
-// Work has run when it is queued.
-cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t, unsigned) {
-  return stream && stream->capture ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
-}
-cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to) {
-  *ms = std::chrono::duration<float, std::milli>(to->at - from->at).count();
   return cudaSuccess;
 }

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include "base/result.h"
+#include "gpu/device_query.h"
 
 namespace ridge::gpu {
 namespace {
@@ -17,6 +18,19 @@ TEST(Nccl, IsThereWithItsVersionOrSaysWhatToDo) {
   } else {
     EXPECT_EQ(nccl_version(), "");
     EXPECT_THAT(why, AnyOf(HasSubstr("LD_LIBRARY_PATH"), HasSubstr("install another"), HasSubstr("another release")));
+  }
+}
+
+TEST(Nccl, AProcessThatHasNoDeviceSaysSo) {
+  try {
+    const NcclId id = make_nccl_id();
+    EXPECT_NE(id, make_nccl_id());
+    const Nccl nccl(id, 0, 1);
+    EXPECT_FALSE(query_devices().devices.empty());
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), why_no_nccl().empty() ? ErrorKind::failure : ErrorKind::no_device);
+    EXPECT_THAT(error.what(), HasSubstr("NCCL"));
+    EXPECT_TRUE(query_devices().devices.empty() || !why_no_nccl().empty()) << error.what();
   }
 }
 

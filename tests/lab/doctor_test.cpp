@@ -7,6 +7,7 @@
 #include <map>
 
 #include "cases/temp_dir.h"
+#include "rank/mpi.h"
 
 namespace ridge::lab {
 namespace {
@@ -205,6 +206,17 @@ TEST_F(Doctor, SeveralGpusHaveALinkAndNccl) {
   expect("gpu ranks", Finding::note, "cannot hold a model together: cuda:0 cannot reach", "NCCL was not found");
   here.why_no_links.clear();
   expect("gpu ranks", Finding::note, "no NCCL for large sums", "NCCL was not found");
+}
+
+TEST_F(Doctor, RanksHaveAGpuEachByNccl) {
+  if (mpi_version().empty()) GTEST_SKIP() << "this build has no MPI";
+  expect("ranks", Finding::ok, ", of CPU ranks");
+  with_gpu();
+  here.nccl = "2.28.9";
+  expect("ranks", Finding::ok, ", of CPU ranks and, by NCCL 2.28.9, with a GPU each");
+  here.nccl.clear();
+  here.why_no_nccl = "NCCL was not found";
+  expect("ranks", Finding::note, "no NCCL for a GPU each", "NCCL was not found");
 }
 
 TEST_F(Doctor, AGpuHeldBackSlicedOrBusy) {

@@ -190,12 +190,16 @@ Check check_program(const Surroundings& here, const char* name, const char* comm
   return {name, Finding::note, fmt::format("not found: no {}", serves), advice};
 }
 
-Check check_ranks() {
+Check check_ranks(const Surroundings& here) {
   const std::string version = mpi_version();
   if (version.empty())
     return {"ranks", Finding::note, "this build has no MPI: no --tp",
             "apt-get install libopenmpi-dev openmpi-bin, then configure and build again"};
-  return {"ranks", Finding::ok, version + ", of CPU ranks", ""};
+  if (here.gpus.devices.empty()) return {"ranks", Finding::ok, version + ", of CPU ranks", ""};
+  if (here.nccl.empty())
+    return {"ranks", Finding::note, version + ", of CPU ranks; no NCCL for a GPU each", here.why_no_nccl};
+  return {"ranks", Finding::ok, fmt::format("{}, of CPU ranks and, by NCCL {}, with a GPU each", version, here.nccl),
+          ""};
 }
 
 }  // namespace
@@ -209,7 +213,7 @@ std::vector<Check> examine(const Surroundings& here) {
                             check_load(here),   check_clocks(here),    check_timer(here),
                             check_memory(here), check_pages(here),     check_ceilings(here)};
   for (Check& check : examine_gpu(here)) checks.push_back(std::move(check));
-  checks.push_back(check_ranks());
+  checks.push_back(check_ranks(here));
   checks.push_back(check_program(here, "matplotlib",
                                  "python3 -c 'import matplotlib as m; print(m.__version__)' 2> /dev/null || "
                                  "/usr/bin/python3 -c 'import matplotlib as m; print(m.__version__)' 2> /dev/null",

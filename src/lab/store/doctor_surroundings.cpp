@@ -85,8 +85,8 @@ Surroundings look_around(const std::vector<std::filesystem::path>& results) {
   here.sanitizer = sanitizer_name();
   here.busy_others = busy_processors(std::max(1, int(std::thread::hardware_concurrency())));
   here.gpus = gpu::query_devices();
-  if (here.gpus.devices.size() > 1) {
-    here.why_no_links = gpu::why_no_links();
+  if (here.gpus.devices.size() > 1) here.why_no_links = gpu::why_no_links();
+  if (!here.gpus.devices.empty()) {
     here.nccl = gpu::nccl_version();
     here.why_no_nccl = gpu::why_no_nccl();
   }

@@ -31,16 +31,6 @@ int most_blocks(std::span<const int> devices) {
 
 uint32_t load(uint32_t& word) { return std::atomic_ref(word).load(std::memory_order_acquire); }
 
-ColumnBorders column_borders(int n_ranks, int64_t n_rows, std::span<const int64_t> borders) {
-  RIDGE_CHECK(int(borders.size()) == n_ranks + 1 && borders.front() == 0 && std::ranges::is_sorted(borders) &&
-                  n_rows >= 0 && n_rows * borders.back() < INT32_MAX,
-              "{} rows of {} columns of {} ranks", n_rows, borders.empty() ? 0 : borders.back(), n_ranks);
-  ColumnBorders result;
-  std::ranges::transform(borders, result.at, [](int64_t border) { return int(border); });
-  result.n_rows = int(n_rows);
-  return result;
-}
-
 }  // namespace
 
 DeviceGroup::DeviceGroup(std::span<const int> devices, const DeviceGroupOptions& options)
@@ -151,15 +141,7 @@ void DeviceRank::gather_columns(gpu::StreamHandle stream, const float* own, int6
   const ColumnBorders columns = column_borders(size(), n_rows, borders);
   if (n_rows * borders.back() == 0) return;
   if (gather_columns_kernel() == "one-shot") return one_shot_gather(stream, one_shot_, own, columns, whole, overlap);
-  float* const all = parts_.ensure<float>(n_rows * borders.back());
-  std::vector<float*> parts;
-  std::vector<int64_t> counts;
-  for (int r = 0; r < size(); ++r) {
-    parts.push_back(all + n_rows * borders[size_t(r)]);
-    counts.push_back(n_rows * (borders[size_t(r) + 1] - borders[size_t(r)]));
-  }
-  group_->nccl_->gather(rank(), stream, own, parts, counts);
-  place_columns(stream, size(), all, columns, whole);
+  nccl_gather_.run(*group_->nccl_, rank(), stream, own, n_rows, borders, whole);
 }
 
 std::string_view DeviceRank::all_reduce_kernel(int64_t n) const { return group_->all_reduce_row(n).name; }

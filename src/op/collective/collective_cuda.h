@@ -11,6 +11,7 @@
 #include "gpu/device.h"
 #include "gpu/nccl.h"
 #include "op/collective/collective.h"
+#include "op/collective/device_link.h"
 #include "op/collective/one_shot_cuda.h"
 
 namespace ridge {
@@ -24,28 +25,19 @@ struct DeviceGroupOptions {
 
 class DeviceGroup;
 
-/// One device of several that hold a model together, seen from its own thread, which works on it (gpu::use_device()).
-///
-/// All ranks make the same calls in the same order, each on one stream. Calls are queued, and may be recorded into a graph.
-/// The grid before may still run where `overlap` says so (gpu::Grid).
-class DeviceRank {
+/// One device of this process, seen from its own thread.
+class DeviceRank final : public DeviceLink {
  public:
-  int rank() const { return one_shot_.rank; }
-  int size() const { return one_shot_.n_ranks; }
+  int rank() const override { return one_shot_.rank; }
+  int size() const override { return one_shot_.n_ranks; }
   int device() const { return device_; }
 
-  /// values [n] = sum over ranks, in place; the same bits on every rank. One-shot adds in the order of ranks:
-  /// ((v0 + v1) + v2) + ... n is at most most_floats of the group's options.
-  void all_reduce(gpu::StreamHandle stream, float* values, int64_t n, bool overlap);
-  /// whole [n_rows, borders.back()] on every rank: columns [borders[r], borders[r + 1]) are `own` [n_rows, ..] of rank r,
-  /// bit by bit. borders has size() + 1 entries, from 0 on; fewer than 2^31 floats in all. With NCCL a call that is
-  /// recorded must have been made once before by as many rows.
+  /// One-shot adds in the order of ranks: ((v0 + v1) + v2) + ...
+  void all_reduce(gpu::StreamHandle stream, float* values, int64_t n, bool overlap) override;
   void gather_columns(gpu::StreamHandle stream, const float* own, int64_t n_rows, std::span<const int64_t> borders,
-                      float* whole, bool overlap);
-
-  /// Names of collective.h.
-  std::string_view all_reduce_kernel(int64_t n) const;
-  std::string_view gather_columns_kernel() const;
+                      float* whole, bool overlap) override;
+  std::string_view all_reduce_kernel(int64_t n) const override;
+  std::string_view gather_columns_kernel() const override;
 
   /// Throws Error(failure) naming the rank that did not come, if a wait of any rank ran out of time; all ranks' waits have
   /// ended then, and results of what was queued mean nothing. Also when NCCL reports a failure, and after
@@ -63,7 +55,7 @@ class DeviceRank {
   int device_ = 0;
   OneShotRank one_shot_;
   gpu::Buffer state_, inbox_;
-  gpu::Buffer parts_;  // what NCCL gathers
+  NcclGather nccl_gather_;
 };
 
 /// One process, one thread a device.

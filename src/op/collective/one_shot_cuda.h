@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "gpu/device.h"
 
@@ -56,6 +57,8 @@ struct ColumnBorders {
   int at[kMostDeviceRanks + 1] = {};
   int n_rows = 0;
 };
+/// `borders` has n_ranks + 1 entries, from 0 on, in order.
+ColumnBorders column_borders(int n_ranks, int64_t n_rows, std::span<const int64_t> borders);
 /// whole [n_rows, borders.at[n_ranks]] of every rank's own [n_rows, ..], bits as they are; below 2^31 floats in all.
 void one_shot_gather(gpu::StreamHandle stream, const OneShotRank& rank, const float* own, const ColumnBorders& borders,
                      float* whole, bool overlap);
