@@ -37,6 +37,16 @@ std::vector<SidePart> own_sides(const ModelSlice& slice) {
   return sides;
 }
 
+/// Ranks whose GPUs do not come to a step have nothing more to say to each other.
+void or_fail(Ranks& ranks, const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    ranks.fail(error.what());
+    throw;
+  }
+}
+
 }  // namespace
 
 std::unique_ptr<Backend> make_cuda_process_rank(int device, const ModelPlan& plan, const Weights& weights,
@@ -56,8 +66,8 @@ std::unique_ptr<Backend> make_cuda_process_rank(int device, const ModelPlan& pla
                              .name = [&ranks](int rank) { return ranks.name(rank); },
                              .ended = [&ranks] { return ranks.ended(); }});
   RankedParts parts{.threads = std::make_shared<RankThreads>(1), .on_device = true, .keeps_alive = link};
-  parts.step = [link](const std::function<void()>& queue) { link->step(queue); };
-  parts.check = [link] { link->check(); };
+  parts.step = [link, &ranks](const std::function<void()>& queue) { or_fail(ranks, [&] { link->step(queue); }); };
+  parts.check = [link, &ranks] { or_fail(ranks, [&] { link->check(); }); };
   parts.end = [link] { link->end(); };
   parts.sides.push_back(own_sides(slice));
   parts.ranks.push_back(make_cuda_backend(

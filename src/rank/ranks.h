@@ -66,6 +66,10 @@ class Ranks {
   bool led() const { return led_; }
   /// A rank whose process is known to be gone; -1: none. Any thread may ask.
   int ended() const;
+  /// A rank was waited for in vain elsewhere (its GPU): nothing is exchanged after that.
+  void fail(const std::string& message) {
+    if (failure_.empty()) failure_ = message;
+  }
   /// Whether a rank was waited for in vain.
   bool failed() const { return !failure_.empty(); }
 

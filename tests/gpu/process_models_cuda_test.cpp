@@ -240,6 +240,7 @@ TEST_F(ProcessModelsCuda, ARankThatStopsIsNamed) {
         if (!ranks.is_first()) return run();
         EXPECT_THAT(message_of(run, ErrorKind::failure),
                     HasSubstr(is_gone ? "rank 1 has ended" : "rank 0: no answer from rank 1 within 3 s"));
+        EXPECT_TRUE(ranks.failed());
       });
     for (std::thread& thread : threads) thread.join();
   }

@@ -24,9 +24,12 @@ class ProcessRankCuda : public testing::Test {
     if (n_devices_ < 2) GTEST_SKIP() << "there are " << n_devices_ << " devices, two are needed";
     if (const std::string why = gpu::why_no_nccl(); !why.empty()) GTEST_SKIP() << why;
   }
-  using Body = std::function<void(ProcessRank&, const gpu::Stream&)>;
+  static constexpr int64_t kFloats = 100'003;
+  /// `values`: kFloats ones on the device.
+  using Body = std::function<void(ProcessRank&, const gpu::Stream&, float* values)>;
   /// Runs `body` as every one of n ranks, rank r on device r.
   static void on_processes(int n, const ProcessRankOptions& options, const Body& body) {
+    std::barrier everyone(n);  // threads have one driver: nobody allocates while a kernel waits
     const gpu::NcclId id = gpu::make_nccl_id();
     std::vector<std::thread> threads;
     for (int r = 0; r < n; ++r)
@@ -40,7 +43,11 @@ class ProcessRankCuda : public testing::Test {
           gpu::use_device(r);
           ProcessRank rank(id, own);
           const gpu::Stream stream;
-          body(rank, stream);
+          const std::vector<float> ones(size_t(kFloats), 1.0f);
+          const gpu::Buffer values = gpu::to_device(stream, std::span<const float>(ones));
+          stream.synchronize();
+          everyone.arrive_and_wait();
+          body(rank, stream, values.as<float>());
         } catch (const std::exception& error) {
           ADD_FAILURE() << "rank " << r << ": " << error.what();
         }
@@ -75,21 +82,18 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 
 TEST_F(ProcessRankCuda, SumsWholeNumbersInAnyOrder) {
   for (int n = 2; n <= std::min(n_devices_, 3); ++n) {
-    std::barrier everyone(n);
-    on_processes(n, {}, [&](ProcessRank& rank, const gpu::Stream& stream) {
+    on_processes(n, {}, [&](ProcessRank& rank, const gpu::Stream& stream, float* values) {
       EXPECT_EQ(rank.all_reduce_kernel(1), "nccl");
       EXPECT_EQ(rank.gather_columns_kernel(), "nccl");
-      const gpu::Buffer values(4 * 100'003);
-      everyone.arrive_and_wait();  // threads of one driver: nobody allocates while a kernel waits
-      for (const int64_t count : {1, 2, 1001, 100'003}) {
+      for (const int64_t count : {int64_t(1), int64_t(2), int64_t(1001), kFloats}) {
         std::vector<float> own, sum;
         for (int64_t i = 0; i < count; ++i) {
           own.push_back(float(i % 1000 + rank.rank()));
           sum.push_back(float(n * (i % 1000) + n * (n - 1) / 2));
         }
-        gpu::upload(stream, values.as<float>(), own.data(), 4 * count);
-        rank.step([&] { rank.all_reduce(stream, values.as<float>(), count, true); });
-        EXPECT_EQ(down(stream, values.as<float>(), count), sum) << count << " of " << n;
+        gpu::upload(stream, values, own.data(), 4 * count);
+        rank.step([&] { rank.all_reduce(stream, values, count, true); });
+        EXPECT_EQ(down(stream, values, count), sum) << count << " of " << n;
         rank.check();
       }
     });
@@ -121,7 +125,7 @@ TEST_F(ProcessRankCuda, ARecordedStepOutlivesLargerOnes) {
   const std::vector<int64_t> borders{0, 300, 517};
   const gpu::NcclId unused = gpu::make_nccl_id();
   EXPECT_NE(unused, gpu::make_nccl_id());
-  on_processes(2, {}, [&](ProcessRank& rank, const gpu::Stream& stream) {
+  on_processes(2, {}, [&](ProcessRank& rank, const gpu::Stream& stream, float*) {
     const int64_t width = borders[size_t(rank.rank()) + 1] - borders[size_t(rank.rank())];
     const gpu::Buffer one = to_device(stream, columns_of(rank.rank(), 1, width));
     const gpu::Buffer many = to_device(stream, columns_of(rank.rank(), kMany, width));
@@ -143,19 +147,19 @@ TEST_F(ProcessRankCuda, ARecordedStepOutlivesLargerOnes) {
 
 TEST_F(ProcessRankCuda, ARankThatDoesNotComeIsNamedInTime) {
   const auto start = std::chrono::steady_clock::now();
-  on_processes(2, {.timeout_s = 0.5, .ends_together = false}, [&](ProcessRank& rank, const gpu::Stream& stream) {
-    const gpu::Buffer values = to_device(stream, std::vector<float>(1000, 1.0f));
-    const auto sum = [&] { rank.step([&] { rank.all_reduce(stream, values.as<float>(), 1000, true); }); };
-    sum();
-    stream.synchronize();
-    if (rank.rank() == 1) return;
-    for (int i = 0; i < 20; ++i) sum();
-    stream.synchronize();  // returns although rank 1 never comes
-    for (int i = 0; i < 2; ++i)
-      EXPECT_THAT(failure_of([&] { rank.check(); }),
-                  AllOf(HasSubstr("rank 0: no answer from rank 1 within 0.5 s"), HasSubstr("--rank-timeout")));
-    EXPECT_THAT(failure_of(sum), HasSubstr("no answer from rank 1"));
-  });
+  on_processes(
+      2, {.timeout_s = 2, .ends_together = false}, [&](ProcessRank& rank, const gpu::Stream& stream, float* values) {
+        const auto sum = [&] { rank.step([&] { rank.all_reduce(stream, values, 1000, true); }); };
+        sum();
+        stream.synchronize();
+        if (rank.rank() == 1) return;
+        for (int i = 0; i < 20; ++i) sum();
+        stream.synchronize();  // returns although rank 1 never comes
+        for (int i = 0; i < 2; ++i)
+          EXPECT_THAT(failure_of([&] { rank.check(); }),
+                      AllOf(HasSubstr("rank 0: no answer from rank 1 within 2 s"), HasSubstr("--rank-timeout")));
+        EXPECT_THAT(failure_of(sum), HasSubstr("no answer from rank 1"));
+      });
   EXPECT_LT(seconds_since(start), 30);
 }
 
@@ -163,10 +167,9 @@ TEST_F(ProcessRankCuda, ARankWhoseProcessIsGoneIsNamedAtOnce) {
   std::atomic<int> gone = -1;
   const auto start = std::chrono::steady_clock::now();
   on_processes(2, {.timeout_s = 600, .ends_together = false, .ended = [&] { return gone.load(); }},
-               [&](ProcessRank& rank, const gpu::Stream& stream) {
-                 const gpu::Buffer values = to_device(stream, std::vector<float>(1000, 1.0f));
+               [&](ProcessRank& rank, const gpu::Stream& stream, float* values) {
                  if (rank.rank() == 1) return gone.store(1);
-                 rank.step([&] { rank.all_reduce(stream, values.as<float>(), 1000, true); });
+                 rank.step([&] { rank.all_reduce(stream, values, 1000, true); });
                  stream.synchronize();
                  EXPECT_THAT(failure_of([&] { rank.check(); }), HasSubstr("rank 1 has ended: a step that GPUs share"));
                });
@@ -174,38 +177,38 @@ TEST_F(ProcessRankCuda, ARankWhoseProcessIsGoneIsNamedAtOnce) {
 }
 
 TEST_F(ProcessRankCuda, ARankThatFailsEndsItsOwnWaits) {
-  on_processes(2, {.timeout_s = 600, .ends_together = false}, [&](ProcessRank& rank, const gpu::Stream& stream) {
-    const gpu::Buffer values = to_device(stream, std::vector<float>(1000, 1.0f));
-    if (rank.rank() == 1) return;
-    rank.all_reduce(stream, values.as<float>(), 1000, true);
-    rank.end();
-    stream.synchronize();
-    EXPECT_THAT(failure_of([&] { rank.check(); }), HasSubstr("one of them failed"));
-  });
+  on_processes(2, {.timeout_s = 600, .ends_together = false},
+               [&](ProcessRank& rank, const gpu::Stream& stream, float* values) {
+                 if (rank.rank() == 1) return;
+                 rank.all_reduce(stream, values, 1000, true);
+                 rank.end();
+                 stream.synchronize();
+                 EXPECT_THAT(failure_of([&] { rank.check(); }), HasSubstr("one of them failed"));
+               });
 }
 
-/// Long steps in a row are no hang: what ends counts.
-TEST_F(ProcessRankCuda, TimeRunsFromTheLastStepThatEnded) {
-  on_processes(2, {.timeout_s = 1, .ends_together = true}, [&](ProcessRank& rank, const gpu::Stream& stream) {
-    const gpu::Buffer values = to_device(stream, std::vector<float>(1000, 1.0f));
-    for (int i = 0; i < 6; ++i) {
-      if (rank.rank() == i % 2) std::this_thread::sleep_for(std::chrono::milliseconds(400));
-      rank.step([&] { rank.all_reduce(stream, values.as<float>(), 1000, true); });
-    }
-    EXPECT_EQ(down(stream, values.as<float>(), 1)[0], 64);
-    rank.check();
-  });
+/// Many steps that are queued ahead are no hang: time runs from the last one that ended.
+TEST_F(ProcessRankCuda, StepsThatEndOneByOneAreInTime) {
+  on_processes(2, {.timeout_s = 3, .ends_together = true},
+               [&](ProcessRank& rank, const gpu::Stream& stream, float* values) {
+                 for (int i = 0; i < 5; ++i) {
+                   if (rank.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(900));
+                   rank.step([&] { rank.all_reduce(stream, values, 1000, true); });
+                 }
+                 EXPECT_EQ(down(stream, values, 1)[0], 32);
+                 rank.check();
+               });
 }
 
 /// Whoever waits elsewhere, for work or in a call of NCCL, does not look: the process ends all the same.
 TEST_F(ProcessRankCuda, AProcessThatDoesNotLookEnds) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto run = [] {
-    on_processes(2, {.timeout_s = 0.5, .ends_together = false}, [&](ProcessRank& rank, const gpu::Stream& stream) {
-      const gpu::Buffer values = to_device(stream, std::vector<float>(1000, 1.0f));
-      if (rank.rank() == 0) rank.step([&] { rank.all_reduce(stream, values.as<float>(), 1000, true); });
-      std::this_thread::sleep_for(std::chrono::seconds(60));
-    });
+    on_processes(2, {.timeout_s = 0.5, .ends_together = false},
+                 [&](ProcessRank& rank, const gpu::Stream& stream, float* values) {
+                   if (rank.rank() == 0) rank.step([&] { rank.all_reduce(stream, values, 1000, true); });
+                   std::this_thread::sleep_for(std::chrono::seconds(60));
+                 });
   };
   EXPECT_EXIT(run(), testing::ExitedWithCode(1), "error: rank 0: no answer from rank 1 within 0.5 s");
 }
