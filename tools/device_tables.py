@@ -218,24 +218,32 @@ def collectives():
 
 
 def ranks(name="ranks-cuda.jsonl"):
-    """Decode of one model on one GPU and on several, in one run."""
+    """One model on one GPU and on two: of one process, of two processes, in two stages; in one run."""
+    ways = {"one": "1 GPU", "two": "2 GPUs", "processes": "2 processes", "stages": "2 stages"}
     cells = {}
     for r in results(name):
         # Builds before @shared=1 had @distinct=N for layers that are one in host memory.
         model = re.sub("@(shared|distinct)=[0-9]+", "", r["model_filename"].removeprefix("synth:").replace("@weights=", " "))
         kv = r["type_k"] if r["type_k"] == r["type_v"] else f"{r['type_k']}/{r['type_v']}"
         batch = r.get("kind") == "batch"
-        what = (f"{r['n_seq']} sequences x {r['n_prompt'][0]}" if batch else f"a token @ d{r['n_depth']}")
-        n = r["devices"].count(",") + 1 if "devices" in r else r["device"].split(" ")[0].count(",") + 1
+        what = (f"{r['n_seq']} sequences x {r['n_prompt'][0]}" if batch else f"a token @ d{r['n_depth']}" if r["n_gen"] else f"a prompt of {r['n_prompt']}")
+        if forced := re.search("--kernel all_reduce=([a-z-]+)", r["command"]):
+            what += f", sums by {forced[1]}"
+        several = "," in (r["devices"] if "devices" in r else r["device"].split(" ")[0])
+        way = "stages" if r.get("pp") else "processes" if r.get("n_ranks") else "two" if several else "one"
         gpu = r.get("gpu_info") or r["device"].split(" ", 1)[1]
-        cells.setdefault((gpu, model, what, kv), {})[n] = (r["speed_tg"] if batch else r["avg_ts"], r["checked"])
-    counts = sorted({n for cell in cells.values() for n in cell})
-    out = ["| machine | model | what | cache |" + "".join(f" {n} GPU{'s' if n > 1 else ''}, tok/s |" for n in counts) + " times one |",
-           "|---|---|---|---|" + "---:|" * (len(counts) + 1)]
+        cells.setdefault((gpu, model, what, kv), {})[way] = (r["speed_tg"] if batch else r["avg_ts"], r["checked"])
+    shown = [way for way in ways if any(way in cell for cell in cells.values())]
+    out = ["| machine | model | what | cache |" + "".join(f" {ways[way]}, tok/s |" + (" times one |" if way != "one" else "") for way in shown),
+           "|---|---|---|---|" + "---:|" * (2 * len(shown) - 1)]
     for (gpu, model, what, kv), cell in cells.items():
-        speeds = "".join(f" {cell[n][0]:.{1 if cell[n][0] < 1000 else 0}f}{'' if cell[n][1] else ' (off)'} |" if n in cell else " |" for n in counts)
-        ratio = f"{cell[counts[-1]][0] / cell[1][0]:.2f}" if 1 in cell and counts[-1] in cell else ""
-        out.append(f"| {gpu} | {model} | {what} | {kv} |{speeds} {ratio} |")
+        line = f"| {gpu} | {model} | {what} | {kv} |"
+        for way in shown:
+            speed, checked = cell.get(way, (None, True))
+            line += f" {speed:.{1 if speed < 1000 else 0}f}{'' if checked else ' (off)'} |" if speed else " |"
+            if way != "one":
+                line += f" {speed / cell['one'][0]:.2f} |" if speed and "one" in cell else " |"
+        out.append(line)
     return out
 
 
