@@ -53,6 +53,31 @@ def attention_tried():
     return out
 
 
+def packs_tried():
+    """Decode attention of four tokens of one text, by how many packs of eight heads share a pass; us, on one H100 and in one run but the last column."""
+    ways = {"one": "one", "two": "up to two", "three": "up to three", "by length": "by length"}
+    cells = {}
+    for r in rows("packs-tried-cuda.jsonl"):
+        cells.setdefault((f"{r['n_heads']}/{r['n_kv_heads']}", r["kv"], r["n_keys"]), {})[r["variant"]] = r["median_us"]
+    out = ["| heads | cache | positions |" + "".join(f" {how} |" for how in ways.values()), "|---|---|---:|" + "---:|" * len(ways)]
+    for (heads, kv, keys), cell in sorted(cells.items(), key=lambda c: (int(c[0][0].split("/")[0]), c[0][1], c[0][2])):
+        out.append(f"| {heads} | {kv} | {keys} |" + "".join(f" {cell[way]:.1f} |" if way in cell else " |" for way in ways))
+    return out
+
+
+def quantise_inside():
+    """Decode with three guesses that hold, by how many groups of activations of several tokens every block rounds for itself."""
+    models = [("qwen2.5-1.5b", "f16"), ("qwen2.5-1.5b", "rotor-3"), ("llama-3.1-8b", "rotor-3")]
+    cells = {}
+    for r in rows("quantise-inside-cuda.jsonl"):
+        model = r["model_filename"].removeprefix("synth:").split("@")[0]
+        cells.setdefault(r["most_inside_of_several"], {})[(model, r["type_k"])] = r["avg_ts"]
+    out = ["| groups at most |" + "".join(f" {m} {kv} |" for m, kv in models), "|---:|" + "---:|" * len(models)]
+    for most, cell in cells.items():
+        out.append(f"| {most}{' (kept)' if most == 24 else ''} |" + "".join(f" {cell[m]:.0f} |" for m in models))
+    return out
+
+
 def append():
     cells = {}
     for r in rows("append-cuda.jsonl"):
@@ -258,6 +283,8 @@ TABLES = {
     "ternary-cuda": ternary,
     "append-cuda": append,
     "attention-tried-cuda": attention_tried,
+    "packs-tried-cuda": packs_tried,
+    "quantise-inside-cuda": quantise_inside,
     "planes-cuda": planes,
     "ppl-bitnet": bitnet,
     "kv-hybrid": hybrid,
