@@ -63,6 +63,22 @@ def speculation_texts():
     return out
 
 
+def mtp_head():
+    """A line an evaluated set of texts: the head before its training and behind it."""
+    out = ["| prompts | temperature | counted | texts | proposals of 3 that hold %, before | after | tokens a step at 3 proposals, before | after | at 5, before | after |", "|---|---:|---|---:|---:|---:|---:|---:|---:|---:|"]
+    counted = {"with": "whole texts", "none": "texts without loops", "front": "up to the first repetition"}
+    pairs = {}
+    for r in map(json.loads, (RESULTS / "checks" / "mtp-head.jsonl").read_text().splitlines()):
+        if r["kind"] == "mtp_head":
+            pairs.setdefault((r["text"], r["temperature"], r["loops"]), {})[r["head"]] = r
+    for (text, temperature, loops), found in pairs.items():
+        before, after = found["before"], found["after"]
+        cells = [f"{100 * r['accepted_of_proposed']:.0f}" for r in (before, after)]
+        cells += [f"{r[name]:.2f}" for name in ("tokens_per_step_3", "tokens_per_step_5") for r in (before, after)]
+        out.append(f"| {text} | {temperature:g} | {counted[loops]} | {after['texts']} | {' | '.join(cells)} |")
+    return out
+
+
 def speculation_cuda():
     """A step's cost is what the ratio and the tokens a step leave: a proposer that guesses for nothing costs verification alone."""
     out = ["| machine | model | who guesses | guesses a step | right | cache | depth | tok/s without | with | ratio | accepted a step | a step with guesses, in steps without |",
@@ -93,4 +109,4 @@ def decisions():
     return out
 
 
-TABLES = {"decisions": decisions, "spec-cpu": speculation, "spec-rest-cpu": lambda: speculation("spec-rest-cpu.jsonl"), "spec-cuda": speculation_cuda, "speculation-text": speculation_texts, "crowd-cuda": crowd, "serve-load": load, "mask-cost": mask_cost}
+TABLES = {"decisions": decisions, "spec-cpu": speculation, "spec-rest-cpu": lambda: speculation("spec-rest-cpu.jsonl"), "spec-cuda": speculation_cuda, "speculation-text": speculation_texts, "mtp-head": mtp_head, "crowd-cuda": crowd, "serve-load": load, "mask-cost": mask_cost}

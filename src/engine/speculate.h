@@ -28,7 +28,7 @@ namespace ridge {
 /// Most proposals of a step; an exact trim takes back twice as many.
 inline constexpr int kMaxSpecDepth = 16;
 /// Positions that a proposer of hidden states sees before it is tried again: behind one position alone the trained head
-/// of ridge-ref guesses one token of ten, behind 8 and more every second one, as behind the whole text.
+/// of ridge-ref guesses one token of three, behind 16 every second one and more, nearly as behind the whole text.
 inline constexpr int kHeardPositions = 16;
 
 class Engine;
