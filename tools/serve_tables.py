@@ -42,9 +42,9 @@ def crowd():
     return out
 
 
-def speculation(name="spec-cpu.jsonl"):
+def speculation():
     out = ["| text | who guesses | temperature | cache | tok/s without | with | ratio | accepted a step | generated text that repeats % |", "|---|---|---:|---|---:|---:|---:|---:|---:|"]
-    for r in map(json.loads, (RESULTS / "checks" / name).read_text().splitlines()):
+    for r in map(json.loads, (RESULTS / "checks" / "spec-cpu.jsonl").read_text().splitlines()):
         out.append(f"| {r['text']} | {r['spec_type']} | {r['temperature']:g} | {r['type_k']} | {r['plain_avg_ts']:.0f} ± {r['plain_stddev_ts']:.0f} | {r['avg_ts']:.0f} ± {r['stddev_ts']:.0f} "
                    f"| {r['speedup']:.2f} | {r['accepted_per_step']:.2f} | {100 * r['repeated_share']:.0f} |")
     return out
@@ -109,4 +109,4 @@ def decisions():
     return out
 
 
-TABLES = {"decisions": decisions, "spec-cpu": speculation, "spec-rest-cpu": lambda: speculation("spec-rest-cpu.jsonl"), "spec-cuda": speculation_cuda, "speculation-text": speculation_texts, "mtp-head": mtp_head, "crowd-cuda": crowd, "serve-load": load, "mask-cost": mask_cost}
+TABLES = {"decisions": decisions, "spec-cpu": speculation, "spec-cuda": speculation_cuda, "speculation-text": speculation_texts, "mtp-head": mtp_head, "crowd-cuda": crowd, "serve-load": load, "mask-cost": mask_cost}
