@@ -190,7 +190,8 @@ def verification():
         if r["spec_type"] == "lookup" and r["spec_depth"] == 3 and r["forced_accept"] == 1:
             steps = speed.verified_step(r)
             model = r["model_filename"].removeprefix("synth:").split("@")[0]
-            yield f"{model} int4_g128, {r['type_k']} cache, depth {r['n_depth']}: 4 tokens against 1", "<= 1.25x", f"{steps:.2f}x", steps <= 1.25
+            gpu = r["gpu_info"].split()[1]
+            yield f"{model} int4_g128 on an {gpu}, {r['type_k']} cache, depth {r['n_depth']}: 4 tokens against 1", "<= 1.25x", f"{steps:.2f}x", steps <= 1.25
 
 
 def table():
