@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Hardware counters of a GPU's kernels, as rows: bytes of memory, hits in L2, shares of pipes, why warps wait.
 
-  tools/counters.py --kernel REGEX [--skip N] [--count N] [--label TEXT] [--build COMMIT] --results FILE -- COMMAND...
+  tools/counters.py --kernel REGEX [--skip N] [--count N] [--label TEXT] --build COMMIT --results FILE -- COMMAND...
 
 Runs COMMAND under Nsight Compute (`ncu`, part of the CUDA toolkit), which repeats each kernel it measures several times, so
 that the command's own times mean nothing. Needs the right to read counters: without it ncu says ERR_NVGPUCTRPERM, and this
@@ -14,6 +14,7 @@ import csv
 import datetime
 import io
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -45,6 +46,15 @@ def number(text):
         return None
 
 
+def gpu_name():
+    """The name of the first GPU; nothing where nvidia-smi does not say."""
+    try:
+        listed = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return listed.stdout.splitlines()[0].strip() if listed.returncode == 0 and listed.stdout else None
+
+
 def rows_of(text, label, build, command):
     """Rows of what `ncu --csv --page raw` prints: a line of names, a line of units, a line a kernel."""
     lines = text.splitlines()
@@ -57,7 +67,8 @@ def rows_of(text, label, build, command):
             continue
         values = {name: number(value) for name, value in record.items() if value}
         row = {"kind": "counters", "label": label, "build_commit": build, "kernel": re.split(r"[ :]+", re.split(r"[<(](?!unnamed)", record["Kernel Name"])[0].strip())[-1],
-               "command": " ".join(command), "test_time": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")}
+               "command": " ".join(command), "device_name": gpu_name(), "load_1min": os.getloadavg()[0],
+               "test_time": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")}
         for field, (name, factor) in SINGLE.items():
             value = values.get(name)
             row[field] = None if value is None else value * factor
@@ -75,7 +86,7 @@ def main():
     parser.add_argument("--skip", type=int, default=0, help="matching launches before the first one that is measured")
     parser.add_argument("--count", type=int, default=1, help="launches that are measured")
     parser.add_argument("--label", default="", help="what the rows are of")
-    parser.add_argument("--build", default="", help="the commit that COMMAND was built from")
+    parser.add_argument("--build", required=True, help="the commit that COMMAND was built from")
     parser.add_argument("--results", required=True, type=pathlib.Path, help="rows are appended to this file")
     parser.add_argument("command", nargs="+", help="what to run, behind --")
     flags = parser.parse_args()

@@ -41,9 +41,8 @@ std::optional<double> roof_of(const PlanFlags& flags, const LoadOptions& place) 
   return lab::stored_roof_gb_s(lab::read_rows(flags.roof_file).or_throw(), place);
 }
 
-lab::Row planned_row(const lab::PlannedModel& model, const Planned& of, int64_t memory) {
+lab::Row planned_row(const lab::PlannedModel& model, const Planned& of) {
   lab::Row row = lab::to_row(model, of.plan);
-  row["memory_bytes"] = memory;
   row["fits"] = of.fits;
   row["largest_context"] = of.largest_context;
   row["most_sessions"] = of.most_sessions;
@@ -156,7 +155,7 @@ int run_plan(const PlanFlags& flags) {
   }
 
   lab::Row rows = lab::Row::array();
-  for (const Planned& of : plans) rows.push_back(planned_row(model, of, memory));
+  for (const Planned& of : plans) rows.push_back(planned_row(model, of));
   if (!flags.output.json) {
     if (!flags.output.quiet)
       fmt::print(stderr, "plan     {} ({}) on {}{}, {} session{} of {} tokens, {:.2f} GiB of memory\n",
@@ -180,6 +179,7 @@ int run_plan(const PlanFlags& flags) {
   }
   for (lab::Row& row : rows) {
     row.update(lab::provenance(model.place.n_threads, 0));
+    row["memory_bytes"] = memory;  // of the device; provenance() has the machine's
     results.add(row);
   }
   if (flags.output.json) fmt::print("{}\n", lab::json_text(rows, 2));

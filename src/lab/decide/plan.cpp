@@ -849,6 +849,8 @@ Row to_row(const PlannedModel& model, const MemoryPlan& plan) {
           {"session_bytes", plan.session_bytes},
           {"step_weight_bytes", plan.step_weight_bytes},
           {"step_kv_bytes", plan.step_kv_bytes}};
+  if (const std::optional<int> device = parse_device(model.place.device))
+    row["device_name"] = gpu::query_devices().devices.at(size_t(*device)).name;
   if (model.slice) put_ranks(row, model.slice->n_ranks(), model.slice->n_stages);
   for (const PlanPart& part : plan.parts) row["parts"][part.name] = part.bytes;
   if (plan.draft)

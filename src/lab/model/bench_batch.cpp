@@ -301,7 +301,7 @@ Row batch_fields(const BatchRow& row, const BatchParams& params) {
   Row f;
   f["kind"] = "batch";
   copy(f, {"build_commit", "build_number", "cpu_info", "gpu_info", "backends", "model_filename", "model_type",
-           "model_size", "model_n_params", "n_ubatch", "n_threads", "type_k", "type_v", "test_time"});
+           "model_size", "model_n_params", "n_ubatch", "n_threads", "type_k", "type_v", "test_time", "load_1min"});
   f["test"] = row.test.name(row.fill);
   f["n_prompt"] = row.test.n_prompt;
   f["n_gen"] = row.test.n_gen;

@@ -111,6 +111,7 @@ Row bench_fields(const BenchRow& row, const BenchParams& params) {
     f["samples_ts"].push_back(number(double(row.n_tokens()) / seconds));
   }
   f["test"] = row.test.name();
+  f["load_1min"] = number(machine_info().load_1min);
   const std::string layers = row.cache.layers_differ() ? " layers=" + kv_text(row.test.kv) : "";
   f["kv_k"] = side_row(row.cache.k).get<std::string>() + layers;
   f["kv_v"] = side_row(row.cache.v).get<std::string>() + layers;

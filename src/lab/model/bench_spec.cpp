@@ -239,7 +239,7 @@ Row spec_fields(const SpecBenchRow& row, const SpecBenchParams& params) {
   Row f;
   f["kind"] = "spec";
   copy(f, {"build_commit", "build_number", "cpu_info", "gpu_info", "backends", "model_filename", "model_type",
-           "model_size", "model_n_params", "n_ubatch", "n_threads", "type_k", "type_v", "test_time"});
+           "model_size", "model_n_params", "n_ubatch", "n_threads", "type_k", "type_v", "test_time", "load_1min"});
   f["test"] = row.name();
   f["n_prompt"] = row.n_prompt;
   f["n_gen"] = row.n_gen;

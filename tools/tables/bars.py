@@ -1,9 +1,10 @@
-"""The bars for one H200 (why these: docs/benchmarks.md) against the stored rows, for render_docs.py.
+"""The targets of speed (docs/bars.md) against the stored rows.
 
-A bar is (what, wanted, measured, met): `measured` is None while no row says.
+A target is (card, what, wanted, measured, met): `measured` is None while no row says. Targets of int4 products ask for rows of the kernel that models run.
 """
 
-import speed_tables as speed
+from tables import serving, speed
+from tables.rows import cache, card, stored, table as markdown
 
 HEADS = ((20, 5), (64, 8), (12, 2))
 INT4_MICROSECONDS = {(57344, 8192): 62.5, (28672, 4096): 17.7, (8960, 1536): 3.5, (1536, 1536): 2.3}
@@ -19,10 +20,10 @@ MODELS = {
     ("llama-3.1-8b", "int4_g128", 131072, "f16"): (190,), ("llama-3.1-8b", "int4_g128", 131072, "rotor-3"): (420,),
     ("bitnet-2b-4t", "i2_s", 512, "f16"): (2400,),
 }
-# How the model of a row says so; the bar of ternary weights is one with a head of 8 bits.
+# How the model of a row says so; the target of ternary weights is one with a head of 8 bits.
 OPTION_OF = {"int4_g128": "weights=int4_g128", "f16": "weights=f16", "i2_s": "head=q8_0"}
 
-# Bars of a later date: rotor-3 at every length, prompts, hybrid and expert models, many sequences, steps that verify guesses.
+# Targets of a later date: rotor-3 at every length, prompts, hybrid and expert models, many sequences, steps that verify draft tokens.
 ROTOR_MICROSECONDS = {(64, 8, 1, 512): 7.7, (64, 8, 1, 4096): 8.2, (64, 8, 1, 32768): 12.9, (64, 8, 1, 131072): 32, (64, 8, 8, 32768): 60}
 AGAINST_F16 = {(20, 5, 16384, "rotor-3"): 1.8, (16, 2, 102400, "rotor-3"): 2.6, (40, 8, 20480, "rotor-3"): 2, (64, 8, 131072, "p8/q4_0"): 2.7}
 PROMPTS_AGAINST_F16 = {"qwen2.5-1.5b": 0.9, "llama-3.1-8b": 0.9}
@@ -31,8 +32,6 @@ LATER_MODELS = {  # (model, option, depth, cache)
     ("bitnet-2b-4t", "head=q8_0", 0, "f16"): 1200, ("gpt-oss-20b", "weights=mxfp4", 0, "f16"): 350,
     ("qwen3.6-35b-a3b", "weights=int4_g128", 0, "f16"): 450,
 }
-# llama.cpp's Q4_0 with an f16 cache on an H200, by sequences behind prompts of 2048 tokens; the bar is twice that.
-LLAMA_BATCHES = {"llama-3.1-8b": {1: 311, 4: 847, 16: 1799, 64: 3395}, "qwen2.5-1.5b": {1: 587, 4: 1742, 16: 3320, 64: 6601}}
 
 
 def at_most(what, bar, us):
@@ -108,7 +107,7 @@ def int4():
 
 def models():
     found = {}
-    for r in speed.rows("decode-cuda.jsonl", "sweep-cuda.jsonl"):
+    for r in stored("decode-cuda"):
         if r.get("n_gen", 0) > 0 and r.get("n_prompt") == 0 and r["type_k"] == r["type_v"]:
             found[(r["model_filename"], r["n_depth"], r["type_k"])] = r["avg_ts"]
     for (model, weights, depth, kv), bars in MODELS.items():
@@ -135,12 +134,12 @@ def later():
     for (heads, kv_heads, keys, kv), bar in AGAINST_F16.items():
         yield at_least(f"attention {heads}/{kv_heads} x {keys}: {kv} against our f16", bar,
                        ratio(us(heads, kv_heads, 1, keys, "f16"), us(heads, kv_heads, 1, keys, kv)))
-    for r in speed.rows("checks/append-cuda.jsonl"):
+    for r in stored("checks/append-cuda"):
         if r["kv"] == "rotor-3" and r["n_seq"] == 1 and r["n_new"] == 1:
             yield at_most(f"append of a layer, {r['n_kv_heads']} kv heads: rotor-3", 1.2, r["median_us"])
 
     rows = {}
-    for r in speed.rows("decode-cuda.jsonl", "sweep-cuda.jsonl"):
+    for r in stored("decode-cuda"):
         if "n_gen" in r and r["type_k"] == r["type_v"]:
             rows[(r["model_filename"], r["n_prompt"], r["n_gen"] > 0, r["n_depth"], r["type_k"])] = r
 
@@ -162,7 +161,7 @@ def later():
         weights = next(name for name, of in (*OPTION_OF.items(), ("mxfp4", "weights=mxfp4")) if of == option)
         yield f"{model} {weights}, {kv} cache, depth {depth}", f">= {bar} tok/s", None if ts is None else f"{ts:.0f} tok/s", ts is not None and ts >= bar
     dense = row_of("qwen3.6-27b", "weights=int4_g128", 0, 0, "f16")
-    yield at_least("qwen3.6-27b int4_g128, depth 0: share of the read roof", 65, dense["pct_of_roof"] if dense else None, " %")
+    yield at_least("qwen3.6-27b int4_g128, depth 0: share of measured memory bandwidth", 65, dense["pct_of_roof"] if dense else None, " %")
     hybrid = ("qwen3.6-35b-a3b", "weights=int4_g128", 0)
     yield at_least("qwen3.6-35b-a3b int4_g128: rotor-3 behind 32768 against depth 0", 0.75, ratio(rate(*hybrid, 32768, "rotor-3"), rate(*hybrid, 0, "rotor-3")))
     yield from batches()
@@ -171,13 +170,9 @@ def later():
 
 def batches():
     found = {}
-    for r in speed.rows("batch-cuda.jsonl"):
+    for r in stored("batch-cuda"):
         if r["type_k"] == r["type_v"]:
             found[(r["model_filename"].removeprefix("synth:").split("@")[0], r["test"].split("+")[0], r["n_seq"], r["type_k"])] = r["speed_tg"]
-    for model, peers in LLAMA_BATCHES.items():
-        for n, theirs in peers.items():
-            ours = found.get((model, "pp2048", n, "f16"))
-            yield at_least(f"{model} int4_g128, {n} sequence{'s' if n > 1 else ''} behind 2048 tokens, f16 cache, against llama.cpp", 2, ours and ours / theirs)
     f16, rotor = (found.get(("llama-3.1-8b", "fill8192", 64, kv)) for kv in ("f16", "rotor-3"))
     yield at_least("llama-3.1-8b int4_g128, 64 sequences behind 8192 tokens: rotor-3 against f16", 1.8, rotor / f16 if f16 and rotor else None)
     one, many = (found.get(("qwen3.6-35b-a3b", "pp128", n, "f16")) for n in (1, 16))
@@ -185,22 +180,21 @@ def batches():
 
 
 def verification():
-    """A step of one token and three guesses that cost nothing to make, in steps of one token."""
-    for r in speed.last_guesses():
+    """A step of one token and three draft tokens that cost nothing to make, in steps of one token."""
+    for r in serving.last_drafts():
         if r["spec_type"] == "lookup" and r["spec_depth"] == 3 and r["forced_accept"] == 1:
-            steps = speed.verified_step(r)
+            steps = serving.verified_step(r)
             model = r["model_filename"].removeprefix("synth:").split("@")[0]
-            gpu = r["gpu_info"].split()[1]
-            yield f"{model} int4_g128 on an {gpu}, {r['type_k']} cache, depth {r['n_depth']}: 4 tokens against 1", "<= 1.25x", f"{steps:.2f}x", steps <= 1.25
+            yield f"{model} int4_g128, {cache(r)} cache, depth {r['n_depth']}: 4 tokens against 1", "<= 1.25x", f"{steps:.2f}x", steps <= 1.25, card(r)
 
 
 def table():
-    bars = [*attention(), *int4(), *models(), *later()]
+    bars = [bar if len(bar) == 5 else (*bar, "H200") for bar in (*attention(), *int4(), *models(), *later())]
     known = [b for b in bars if b[2] is not None]
-    if not known:
-        return speed.NO_ROWS
-    out = [f"{sum(b[3] for b in known)} of {len(known)} measured bars are met; {len(bars) - len(known)} have no row.", "",
-           "| bar | wanted | measured | |", "|---|---:|---:|---|"]
-    for what, wanted, measured, met in bars:
-        out.append(f"| {what} | {wanted} | {measured or 'no row'} | {'met' if met else '**missed**' if measured else ''} |")
-    return out
+    met = sum(b[3] for b in known)
+    return [f"Met: {met} of {len(known)} measured targets. Missed: {len(known) - met}. Not measured: {len(bars) - len(known)}.", ""] + markdown(
+        ["card", "target", "wanted", "measured", "state"],
+        [[where, what, wanted, measured or "no row", "met" if met else "**missed**" if measured else ""] for what, wanted, measured, met, where in bars])
+
+
+TABLES = {"bars": table}

@@ -1,0 +1,76 @@
+"""Stored rows say where they come from, and the tables of the results say on what card they were measured.
+
+results/gaps.json counts the rows that leave a fact out, by file and fact. A file with more of them than it says fails here: new rows have none. A file with fewer fails too, so that the numbers only fall.
+"""
+import json
+import pathlib
+import re
+import sys
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(ROOT / "tools"))
+from tables import ages, rows  # noqa: E402
+
+WHOLE = {"kind": "op", "build_commit": "0123abcd", "command": "ridge bench gemv", "device": "cuda:0", "device_name": "NVIDIA H200", "date": "2026-11-26T00:00:00Z",
+         "load_1min": 0.1, "checked": True}
+
+
+def gaps_of(found):
+    counted = {}
+    for r in found:
+        for gap in ages.missing(r):
+            counted[gap] = counted.get(gap, 0) + 1
+    return counted
+
+
+class Rows(unittest.TestCase):
+    def test_new_rows_leave_nothing_out(self):
+        allowed = json.loads((ROOT / "results" / "gaps.json").read_text())
+        faults = []
+        for name in sorted({*ages.files(), *allowed}):
+            counted, known = gaps_of(rows.stored(name)), allowed.get(name, {})
+            for gap in sorted({*counted, *known}):
+                n, limit = counted.get(gap, 0), known.get(gap, 0)
+                if n > limit:
+                    faults.append(f"results/{name}.jsonl: {n} rows without '{gap}', known are {limit}: a new row leaves it out (measure again with a program that stores it)")
+                elif n < limit:
+                    faults.append(f"results/{name}.jsonl: {n} rows without '{gap}', results/gaps.json says {limit}: lower it to {n}")
+        self.assertEqual(faults, [])
+
+    def test_every_fact_is_asked_for(self):
+        self.assertEqual(ages.missing(WHOLE), [])
+        for fact, fields in (("build", ["build_commit"]), ("command", ["command"]), ("card", ["device_name"]), ("date", ["date"]), ("load", ["load_1min"]), ("checked", ["checked"])):
+            self.assertEqual(ages.missing({k: v for k, v in WHOLE.items() if k not in fields}), [fact])
+        self.assertEqual(ages.missing({**WHOLE, "checked": False}), ["unchecked"])
+        self.assertEqual(ages.missing({**WHOLE, "kind": "eval_kld", "checked": False}), ["unchecked"])
+        self.assertEqual(ages.missing({k: v for k, v in {**WHOLE, "kind": "eval_kld"}.items() if k != "checked"}), [])
+
+    def test_every_file_has_an_age_and_every_path_is_there(self):
+        for name in ages.files():
+            base = name.rpartition("/")[2]
+            if base.startswith(ages.TRIALS) or base.startswith("peers"):
+                continue
+            for op in {r.get("op", "") for r in rows.stored(name)}:
+                paths, _ = ages.watched(name, op)
+                self.assertTrue(paths, f"{name}: tools/tables/ages.py does not say which code decides about its rows")
+                for path in paths:
+                    self.assertTrue(any(ROOT.glob(path)), f"tools/tables/ages.py: {path} is not there")
+
+
+class Results(unittest.TestCase):
+    TEXT = (ROOT / "docs" / "results.md").read_text()
+
+    def test_the_page_stays_short(self):
+        self.assertLessEqual(len(self.TEXT.splitlines()), 450)
+
+    def test_every_table_begins_with_the_card(self):
+        tables = re.findall(r"^(\|.*\|)\n\|[-:|]+\|\n", self.TEXT, re.M)
+        self.assertGreater(len(tables), 15)
+        for head in tables:
+            self.assertEqual(head.split("|")[1].strip(), "card", head)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,173 @@
+"""What stored rows say about themselves, and whether the code that made them has changed since.
+
+A row names its build, command, card, date, the load of its machine, and whether its output was checked. `missing()` says what a row leaves out; the test
+tools/rows (tests/tools/rows_test.py) refuses new rows with gaps.
+"""
+
+import functools
+import re
+import subprocess
+
+from tables.rows import RESULTS, ROOT, card, stored, table
+
+# What decides about the numbers of a kind of rows. Files of the other kind of machine are left out.
+KERNELS = ("src/format", "src/op")
+ATTENTION = ("src/format", "src/op/attn", "src/op/cache")
+PRODUCTS = ("src/format", "src/op/gemv", "src/op/gemm", "src/op/linear*", "src/op/device_linear*", "src/op/device_product*")
+FORWARD = (*KERNELS, "src/model", "src/engine")
+PATHS = {
+    "ops": {"attention": ATTENTION, "gemv": PRODUCTS, "append": ("src/format", "src/op/cache"), "all_reduce": ("src/op/collective", "src/rank")},
+    "bandwidth": ("src/op/stream", "src/op/rate"),
+    "forward": FORWARD,
+    "quality": (*ATTENTION, "src/op/score", "src/model", "src/engine", "src/lab/quality"),
+    "ranks": (*FORWARD, "src/op/collective", "src/rank"),
+    "server": (*FORWARD, "src/serve"),
+    "speculation": (*FORWARD,),
+    "plan": ("src/lab/decide/plan*", "src/op/cache", "src/model", "src/engine"),
+    "grammar": ("src/grammar",),
+    "head": ("models/train_mtp_head.py",),
+}
+FILES = {  # the first part of a file's name that fits decides
+    "bandwidth": "bandwidth", "batch": "forward", "collective": "ops", "crossovers": "ops", "decode": "forward", "kv": "quality", "op": "ops", "ppl": "quality",
+    "profile": "forward", "ranks": "ranks", "serve": "server", "service": "server", "sweep": "ops", "append": "ops", "attention": "ops", "baselines": "ops",
+    "coding-share": "forward", "counters": "forward", "crowd": "server", "decisions": "forward", "int4-planes": "quality", "mask-cost": "grammar", "mtp-head": "head",
+    "plan": "plan", "sampling": "forward", "spec": "speculation", "speculation": "speculation", "ternary": "ops",
+}
+# Records of a choice: what was tried once, on builds that were not kept. They do not age.
+TRIALS = ("attention-tried", "bricks-tried", "int-products-tried", "packs-tried", "quantise-inside", "ranks-tried", "decode-chain", "decode-stages", "decode-variants",
+          "kv-spot", "kv-integers", "attention-kernels", "int4-planes")
+ONLY_CPU = ("*_avx2.cpp", "*_avx512.cpp", "cpu_*")
+ONLY_GPU = ("*_cuda.*", "*.cu", "cuda_*", "device_*")
+GPU_HEADERS = ("src/gpu/launch.h", "src/gpu/tensor.h", "src/gpu/dot_mma.h")
+CPU_HEADERS = ("src/op/simd",)
+
+# Kinds of rows that time nothing, or whose numbers are themselves the check of an output.
+UNTIMED = ("eval_", "sensitivity", "search_point", "plan", "counters", "crowd", "speculation_text", "mtp_head", "bandwidth", "serve", "mask_cost", "crossover")
+
+
+def is_timed(r):
+    return not str(r.get("kind", "")).startswith(UNTIMED)
+
+
+def build_of(r):
+    return r.get("build_commit") or r.get("build") or r.get("series", {}).get("build")
+
+
+def card_of(r):
+    series = r.get("series", {})  # of a crossover
+    return card({**r, "device_name": r.get("device_name") or series.get("device_name"), "n_threads": r.get("n_threads") or series.get("n_threads")})
+
+
+def missing(r):
+    """Which of the six facts a row leaves out; `unchecked` where it says that its output was not checked."""
+    facts = {
+        "build": build_of(r),
+        "command": r.get("command"),
+        "card": card_of(r) not in ("not recorded", "GPU, not recorded"),
+        "date": r.get("date") or r.get("test_time"),
+        "load": r.get("load_1min") is not None,
+        "checked": not is_timed(r) or "checked" in r,
+    }
+    gaps = [name for name, there in facts.items() if not there]
+    return gaps + (["unchecked"] if r.get("checked") is False else [])
+
+
+def files():
+    """Names of all stored files, without `.jsonl`, in results/ and results/checks/."""
+    return [path.relative_to(RESULTS).with_suffix("").as_posix() for path in sorted([*RESULTS.glob("*.jsonl"), *RESULTS.glob("checks/*.jsonl")])]
+
+
+def git(*arguments):
+    found = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True)
+    return found.stdout.strip() if found.returncode == 0 else None
+
+
+def watched(name, op):
+    """(paths that decide about rows of a file, patterns that are left out); nothing for files that do not age."""
+    base = name.rpartition("/")[2]
+    if base.startswith(TRIALS):
+        return (), ()
+    kind = next((FILES[base[:end]] for end in range(len(base), 0, -1) if base[:end] in FILES), None)
+    if kind is None:
+        return (), ()
+    paths = PATHS[kind]
+    if isinstance(paths, dict):
+        paths = paths.get(op, KERNELS)
+    if base.endswith("-cuda"):
+        return (*paths, *GPU_HEADERS), ONLY_CPU
+    return (*paths, *CPU_HEADERS), ONLY_GPU if base.endswith("-cpu") else ()
+
+
+def state(build, paths, left_out, known):
+    """`known` where the history does not reach the build: clones without history, and copies of the tree, cannot tell."""
+    if not paths:
+        return "a trial" if build else "no build"
+    if git("merge-base", "--is-ancestor", build.removesuffix("-dirty"), "HEAD") is None:
+        return known or "not in the history"
+    spec = [f":(glob){path}" if "*" in path else path for path in paths] + [f":(exclude,glob)**/{pattern}" for pattern in left_out]
+    changed = git("log", "--max-count=1", "--format=%h", f"{build.removesuffix('-dirty')}..HEAD", "--", *spec)
+    return "older than its code" if changed else "current"
+
+
+def groups():
+    """{(file, op, build, card): rows} of everything stored."""
+    found = {}
+    for name in files():
+        for r in stored(name):
+            build = re.search("[0-9a-f]{8}(-dirty)?", str(build_of(r)))
+            op = r.get("op", "") if "build_commit" in r else ""
+            found.setdefault((name, op, build[0] if build else "", card_of(r)), []).append(r)
+    return found
+
+
+def known_states():
+    """States as docs/rows.md has them, for a clone whose history cannot tell: {(card, rows, build): state}."""
+    lines = [[c.strip() for c in line.strip("|").split("|")] for line in (ROOT / "docs" / "rows.md").read_text().splitlines()]
+    return {tuple(cells[:3]): cells[6] for cells in lines if len(cells) == 7}
+
+
+@functools.cache
+def states():
+    """{(file, op, build, card): state}"""
+    known = known_states()
+    return {(name, op, build, where): state(build, *watched(name, op), known.get((where, f"{name}{', ' + op if op else ''}", build)))
+            for name, op, build, where in groups()}
+
+
+def table_of_rows():
+    lines = []
+    for (name, op, build, where), found in groups().items():
+        gaps = {}
+        for r in found:
+            for gap in missing(r):
+                gaps[gap] = gaps.get(gap, 0) + 1
+        dates = sorted(d[:10] for r in found if (d := r.get("date") or r.get("test_time")))
+        key = (where, f"{name}{', ' + op if op else ''}", build)
+        says = ", ".join(gap if n == len(found) else f"{gap} ({n})" for gap, n in gaps.items())
+        lines.append([*key, len(found), dates[-1] if dates else "", says, states()[name, op, build, where]])
+    return table(["card", "rows", "build", "number", "measured", "missing", "state"], lines)
+
+
+def summary():
+    """Rows by card: how many are current, and what they leave out."""
+    cards = {}
+    for (name, op, build, where), found in groups().items():
+        line = cards.setdefault(where, {"files": set(), "rows": 0, "current": 0, "trial": 0, "dates": [], "unchecked": 0, "no load": 0, "no command": 0, "no build": 0})
+        line["files"].add(name)
+        line["rows"] += len(found)
+        line["current"] += len(found) * (states()[name, op, build, where] == "current")
+        line["trial"] += len(found) * (states()[name, op, build, where] == "a trial")
+        for r in found:
+            gaps = missing(r)
+            line["unchecked"] += "unchecked" in gaps
+            for gap in ("load", "command", "build"):
+                line[f"no {gap}"] += gap in gaps
+            line["dates"].append((r.get("date") or r.get("test_time") or "")[:10])
+    lines = []
+    for where, line in sorted(cards.items(), key=lambda item: -item[1]["rows"]):
+        dates = sorted(d for d in line["dates"] if d)
+        lines.append([where, len(line["files"]), line["rows"], line["current"], line["trial"], f"{dates[0]} to {dates[-1]}" if dates else "not recorded", line["unchecked"], line["no load"], line["no command"], line["no build"]])
+    return table(["card", "files", "rows", "of these current", "trials", "measured", "unchecked", "without load", "without command", "without build"], lines)
+
+
+TABLES = {"row-age": table_of_rows, "row-summary": summary}

@@ -1,0 +1,237 @@
+"""Tables of what cache formats do to a model: divergence, perplexity, greedy text, needles, probes, formats by layer and side."""
+
+from tables.rows import card, estimate, last, percent, stored, table
+
+PPL_GATE = 0.25
+BARE = {"rotation", "window", "sinks", "centre", "scale", "rounding"}  # nothing but rotation, codes and a norm
+
+
+def options_of(kv):
+    """'rotor-3:planar:window=0' -> ('rotor-3', {'rotation', 'window'})."""
+    name, *options = kv.split(":")
+    return name, {o.split("=")[0] if "=" in o else "rotation" for o in options}
+
+
+def plain(kv):
+    return ":" not in kv
+
+
+def rotor_3_but(*fields):
+    """Caches of rotor-3 on both sides in which only these options may differ from the default."""
+    return lambda k, v, kv: k == v and options_of(k)[0] == "rotor-3" and options_of(k)[1] <= set(fields)
+
+
+# Which caches a part of the matrix shows, from (K, V, K/V as typed).
+PARTS = {
+    "both": lambda k, v, kv: plain(kv) and k == v,
+    "k": lambda k, v, kv: plain(kv) and v == "f16",
+    "v": lambda k, v, kv: plain(kv) and k == "f16",
+    "mixed": lambda k, v, kv: plain(kv) and ";" not in kv and k != v and "f16" not in (k, v),
+    "plain": lambda k, v, kv: plain(kv) and "f16/" not in kv and "/f16" not in kv,
+    "layer": lambda k, v, kv: kv.startswith("f16;"),
+    "split": lambda k, v, kv: ";" in kv and not kv.startswith("f16;") or kv in ("rotor-3", "rotor-4", "rotor-4/rotor-3"),
+    "rotation": lambda k, v, kv: rotor_3_but("rotation")(k, v, kv) or k == v and options_of(k)[1] == BARE,
+    "centring": rotor_3_but("centre"),
+    "window": rotor_3_but("window", "sinks", "recent"),
+    "rounding": rotor_3_but("rounding"),
+    "scale": lambda k, v, kv: k == v and options_of(k)[1] <= {"scale"},
+    "before": lambda k, v, kv: kv == "rotor-3" or "rounding=nearest" in k and "window=32" in k,
+}
+
+
+def sides(kv):
+    k, _, v = kv.partition("/")
+    return k, v or k
+
+
+def finished(name, *fields):
+    """Finished rows of a study, the last one of each cell."""
+    return last([r for r in stored(name) if r.get("chunks") == r.get("chunks_planned")],
+                *(fields or ("model", "weight_format", "path", "n_ctx", "base", "kv")))
+
+
+def weights(r):
+    return f"{r['model_name']} {r['weight_format']}"
+
+
+def matrix(part, path):
+    """One part of the rows of `ridge eval matrix`; runs in the order of the file, their caches beside each other."""
+    found = [r for r in finished("kv-matrix") if r["path"] == path and PARTS[part](*sides(r["kv"]), r["kv"])]
+    run = lambda r: (r["model_name"], r["n_ctx"])
+    if part == "scale":  # a format with one rule has nothing to compare
+        several = {options_of(sides(r["kv"])[0])[0] for r in found if "scale=" in r["kv"]}
+        found = [r for r in found if options_of(sides(r["kv"])[0])[0] in several]
+    alone = {"split": lambda r: ";" in r["kv"], "k": lambda r: r["kv"] != "f16", "v": lambda r: r["kv"] != "f16"}.get(part)
+    if alone:  # a run in which nothing was varied says nothing
+        varied = {run(r) for r in found if alone(r)}
+        found = [r for r in found if run(r) in varied]
+    order = list(dict.fromkeys(map(run, found)))
+    found.sort(key=lambda r: order.index(run(r)))
+    lines = []
+    for r in found:
+        rise = r["difference"]
+        lines.append([card(r), weights(r), r["n_ctx"], f"`{r['kv']}`" if ":" in r["kv"] else r["kv"],
+                      f"{r['kv_k']['bits_per_value']:g} / {r['kv_v']['bits_per_value']:g}", f"{r['effective_bits_4k']:.2f}",
+                      estimate(r["kld"]["mean"], 6), f"{r['kld']['percentiles']['99.0%']:.4f}", percent(r["same_top"]), f"{r['ppl']['value']:.3f}",
+                      f"{rise['value']:+.3f} ± {rise['error']:.3f} {'pass' if rise['value'] <= PPL_GATE else 'FAIL'}"])
+    return table(["card", "weights", "window", "K/V cache", "bits K / V", "bits at 4k", "mean KLD", "99 % KLD", "same top %", "PPL",
+                  f"PPL - f16 (gate +{PPL_GATE})"], lines)
+
+
+def hybrid():
+    return table(["card", "weights", "K/V cache", "bits at 4k", "mean KLD", "same top %", "PPL - f16"],
+                 [[card(r), weights(r), r["kv"], f"{r['effective_bits_4k']:.2f}", estimate(r["kld"]["mean"], 6), percent(r["same_top"]),
+                   f"{r['difference']['value']:+.3f} ± {r['difference']['error']:.3f}"] for r in stored("checks/kv-hybrid")])
+
+
+def runs():
+    """What the matrix was run on: one line per model, path and window."""
+    found = last(finished("kv-matrix"), "model_name", "weight_format", "path", "n_ctx", "device")
+    return table(["card", "weights", "text", "path", "windows", "scored tokens", "build"],
+                 [[card(r), weights(r), r["corpus"], r["path"], f"{r['chunks']} x {r['n_ctx']}", r["tokens_scored"], r["build_commit"]] for r in found])
+
+
+def side_by_side(pairs, names):
+    """Caches measured in two ways, (row, row) a cache: quality of each beside the other's."""
+    head = ["cache"] + [f"{what}, {name}" for what in ("mean KLD", "same top %", "PPL") for name in names]
+    lines = []
+    for pair in pairs:
+        lines.append([pair[0]["kv"], *(estimate(r["kld"]["mean"], 6) for r in pair), *(percent(r["same_top"]) for r in pair),
+                      *(f"{r['ppl']['value']:.3f}" for r in pair)])
+    return table(head, lines)
+
+
+def pairs_of(found, is_second):
+    by = {}
+    for r in found:
+        by.setdefault(r["kv"], {})[is_second(r)] = r
+    return [(pair[False], pair[True]) for pair in by.values() if len(pair) == 2]
+
+
+def devices():
+    """The same caches on the CPU and on a GPU."""
+    pairs = pairs_of(stored("checks/kv-device"), lambda r: r["device"] == "cuda")
+    return side_by_side(pairs, [card(r) for r in pairs[0]])
+
+
+def integers():
+    """The same caches by the CPU's kernel of floats and by that of integers."""
+    return side_by_side(pairs_of(stored("checks/kv-integers"), lambda r: "split-avx512" not in r["command"]), ("floats", "integers"))
+
+
+def spot():
+    """Caches measured before the engine's core was made anew, and after."""
+    before = {r["kv"]: r for r in stored("checks/kv-integers") if "split-avx512" not in r["command"]}
+    return side_by_side([(before[r["kv"]], r) for r in stored("checks/kv-spot")], ("before", "after"))
+
+
+def planes():
+    return table(["card", "int8 planes", "mean KLD", "same top %", "ln PPL ratio"],
+                 [[card(r), r["planes"], estimate(r["kld"]["mean"], 6), percent(r["same_top"]), estimate(r["ln_ratio"], 5)]
+                  for r in stored("checks/int4-planes-cuda")])
+
+
+def curve():
+    """Mean divergence by position in the window, prefill path, one format on both sides."""
+    found = [r for r in finished("kv-matrix")
+             if r["path"] == "prefill" and PARTS["both"](*sides(r["kv"]), r["kv"]) and r["kld"]["mean"]["value"] > 0]
+    parts = found[0]["kld_by_position"]
+    found = [r for r in found if [p["from"] for p in r["kld_by_position"]] == [p["from"] for p in parts]]
+    return table(["card", "weights", "K/V cache"] + [f"{p['from']} to {p['to'] - 1}" for p in parts],
+                 [[card(r), weights(r), r["kv"]] + [f"{p['kld']['value']:.5f}" for p in r["kld_by_position"]] for r in found])
+
+
+def divergence():
+    lines = []
+    for r in finished("kv-divergence", "model", "weight_format", "prompt_tokens", "n_generate", "base", "kv"):
+        first = r["first_difference"]
+        cell = lambda x: f"> {x:.0f}" if x >= r["n_generate"] else f"{x:.0f}"
+        lines.append([card(r), r["kv"], r["n_prompts"], f"{100 * r['identical']:.1f}", cell(first["median"]), cell(first["25%"]), cell(first["75%"]),
+                      f"{first['mean']['value']:.1f}"])
+    return table(["card", "K/V cache", "prompts", "identical %", "first difference: median", "25 %", "75 %", "mean (at least)"], lines)
+
+
+def needle():
+    found = finished("kv-needle", "model", "weight_format", "n_ctx", "needle", "cue", "kv")
+    cell = lambda s: f"{100 * s['tokens_found']['value']:.1f} % ({s['nll']['value']:.2f})"
+    return table(["card", "K/V cache", "context"] + [f"depth {100 * d['depth']:.0f} %" for d in found[0]["depths"]] + ["not planted"],
+                 [[card(r), r["kv"], r["n_ctx"]] + [cell(d) for d in (*r["depths"], r["absent"])] for r in found])
+
+
+def search_points():
+    """Formats by layer and side beside pairs for all layers, by rising bits."""
+    found = sorted((r for r in stored("kv-search") if r["kind"] == "search_point"), key=lambda r: (not r["uniform"], r["bits"]))
+    lines = []
+    for r in found:
+        kld, line = r["kld"], r["line"]
+        front = ["one pair" if r["uniform"] else r["limit"], r["kv"] if r["uniform"] else f"`{r['kv']}`", f"{r['bits']:.3f}", f"{r['predicted_kld']:.5f}", estimate(kld, 5)]
+        if not r["uniform"]:
+            below = {"value": line["value"] - kld["value"], "error": (kld["error"] ** 2 + line["error"] ** 2) ** 0.5}
+            front += [estimate(line, 5), f"{estimate(below, 5)} ({100 * (1 - kld['value'] / line['value']):.0f} %)", r["verdict"]]
+        lines.append(front + [""] * (8 - len(front)))
+    return table(["limit", "K/V cache", "bits", "expected KLD", "mean KLD", "the line there", "below the line", "verdict"], lines)
+
+
+def search_sides():
+    """Sensitivities: a line a layer, a column a side and format."""
+    cells = {}
+    for r in stored("kv-search"):
+        if r["kind"] == "sensitivity":
+            layer, pair = r["kv"].split(";")[1].split(":", 1)
+            k, v = pair.split("/")
+            cells[int(layer), "K" if v == "f16" else "V", k if v == "f16" else v] = r
+    columns = sorted(dict.fromkeys((side, kv) for _, side, kv in cells), key=lambda c: c[0])
+    lines = []
+    for layer in sorted({layer for layer, _, _ in cells}):
+        of_layer = [cells[layer, side, kv] for side, kv in columns]
+        lines.append([layer] + [f"{1000 * r['kld_mean']:.3f} ± {1000 * r['kld_error']:.3f}" for r in of_layer] + [of_layer[0]["tokens_scored"]])
+    return table(["layer"] + [f"{side} {kv}" for side, kv in columns] + ["scored tokens"], lines)
+
+
+def probe():
+    """A line a probe, a column a cache; the last row of each cache. Probes that no cache could run share a line."""
+    found = last(stored("kv-probe"), "kv")
+    lines, left_out = [], []
+    for i, of_probe in enumerate(found[0]["probes"]):
+        verdicts = [r["probes"][i] for r in found]
+        if all(p["verdict"] == "NOT APPLICABLE" for p in verdicts):
+            left_out.append(of_probe["name"])
+        else:
+            lines.append([of_probe["name"]] + [f"{p['verdict']}: {p['says']}" for p in verdicts])
+    out = table(["probe"] + [r["kv"] for r in found], lines)
+    return out + ["", f"NOT APPLICABLE, beyond the trained context: {'; '.join(left_out)}."] if left_out else out
+
+
+def attention():
+    figures = ["relative L2", "cosine", "norm ratio", "RMS logit error"]
+    lines = []
+    for r in finished("kv-attention", "model", "weight_format", "n_ctx", "n_windows", "kv"):
+        cells = [f"{e[f]:.4f}" for e in (r["attention"], r["attention_outlier"]) for f in ("relative_l2", "cosine", "norm_ratio", "rms_logit_error")]
+        lines.append([f"`{r['kv']}`" if ":" in r["kv"] else r["kv"]] + cells)
+    return table(["K/V cache", *figures, *(f"{f}, K outlier" for f in figures)], lines)
+
+
+def perplexity():
+    found = [(r, "prefill") for r in stored("ppl-cpu")] + [(r, r["path"]) for r in stored("checks/ppl-bitnet")]
+    return table(["card", "weights", "windows", "path", "cache", "PPL", "build"],
+                 [[card(r), weights(r), f"{r['chunks']} x {r['n_ctx']}", path, r["kv"], estimate(r["ppl"], 4), r["build_commit"]] for r, path in found])
+
+
+TABLES = {
+    **{f"kv-matrix-{part}": lambda part=part: matrix(part, "prefill") for part in PARTS if part != "plain"},
+    "kv-matrix-decode": lambda: matrix("plain", "decode"),
+    "kv-matrix-runs": runs,
+    "kv-hybrid": hybrid,
+    "kv-device": devices,
+    "kv-integers": integers,
+    "kv-spot": spot,
+    "planes-cuda": planes,
+    "kv-curve": curve,
+    "kv-divergence": divergence,
+    "kv-needle": needle,
+    "kv-attention": attention,
+    "kv-search": search_points,
+    "kv-search-sides": search_sides,
+    "kv-probe": probe,
+    "perplexity": perplexity,
+}

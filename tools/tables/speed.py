@@ -1,0 +1,348 @@
+"""Tables of speed: ceilings, single operations, whole models, batches, several GPUs, beside other engines on the same kind of card.
+
+results/peers-h200.jsonl holds what other engines took for the same work on one H200 (cold buffers, graph replays, medians).
+"""
+
+import re
+import statistics
+
+from tables.rows import cache, card, last, model, model_text, rate, stored, table
+
+CACHES = ("f16", "q8_0", "p8/q8_0", "p8/q4_0", "rotor-4", "rotor-3")
+WEIGHTS = ("f16", "q8_0", "q4_0", "int4_g128")
+F16_PEERS = ("FlashInfer f16", "cuDNN f16")
+# The kernel that models run int4_g128 with on a GPU has two int8 planes of activations. Rows of the kernel with one plane are shown nowhere.
+MODELS_INT4 = "int-2planes"
+
+
+def of_models(r, device, op):
+    """Whether a row is of the kernel that models run, checked, and neither a baseline nor a second measurement."""
+    cell = r.get("cell", {})
+    if r.get("kind") != "op" or "state" in r or r["op"] != op or not r["checked"] or r.get("median_us") is None:
+        return False
+    if cell.get("control") or cell.get("kernel", "best") != "best":
+        return False
+    return device == "cpu" or r.get("weight_format") != "int4_g128" or r["kernel"] == MODELS_INT4
+
+
+def ops(device, op, axes, format_field):
+    """{axes: {format: row}}; the last row counts."""
+    found = {}
+    int4 = [r for r in stored("checks/baselines-cuda") if r.get("weight_format") == "int4_g128"] if device == "cuda" else []
+    for r in stored(f"sweep-{device}", f"op-{device}") + int4:
+        if of_models(r, device, op):
+            found.setdefault(tuple(r[a] for a in axes), {})[r[format_field]] = r
+    return found
+
+
+def peers(op, axes):
+    """{axes: {peer: us}} on an H200."""
+    found = {}
+    for r in stored("peers-h200"):
+        if r["op"] == op:
+            found.setdefault(tuple(r[a] for a in axes), {})[r["peer"]] = r["us"]
+    return found
+
+
+def best_f16_peer(known, key):
+    """Microseconds of the fastest f16 attention of others; None where nobody was measured."""
+    return min((us for peer, us in known.get(key, {}).items() if peer in F16_PEERS), default=None)
+
+
+def timed(r, base):
+    """"12.3 (81 %, 2.9x)": microseconds, percent of measured memory bandwidth, how many times as fast as the base."""
+    text = f"{r['median_us']:.1f}" if r["median_us"] < 1000 else f"{r['median_us']:.0f}"
+    facts = [] if r.get("pct_of_roof") is None else [f"{r['pct_of_roof']:.0f} %" + ("" if r["cold"] else " warm")]
+    if base is not None and base is not r:
+        facts.append(f"{base['median_us'] / r['median_us']:.2f}x")
+    return text + (f" ({', '.join(facts)})" if facts else "")
+
+
+def attention(device):
+    """A line a problem, a column a cache; of a GPU also the fastest f16 attention of other libraries."""
+    axes = ("n_heads", "n_kv_heads", "head_dim", "n_seq", "n_keys")
+    measured = {key: cells for key, cells in ops(device, "attention", axes, "kv").items()
+                if key[4] in (512, 8192, 131072) or key[3] > 1 or key[:2] not in ((12, 2), (20, 5), (64, 8))}
+    known = peers("attention", axes) if device == "cuda" else {}
+    shelf = [kv for kv in CACHES if any(kv in cells for cells in measured.values())]
+    lines = []
+    for key in sorted(measured):
+        cells = measured[key]
+        line = [card(next(iter(cells.values()))), f"{key[0]}/{key[1]}/{key[2]}", f"{key[3]} x {key[4]}"]
+        line += [timed(cells[kv], cells.get("f16")) if kv in cells else "" for kv in shelf]
+        if known:
+            best = best_f16_peer(known, key)
+            line += [f"{best:.1f}" if best else "", f"{best / cells['rotor-3']['median_us']:.2f}x" if best and "rotor-3" in cells else ""]
+        lines.append(line)
+    return table(["card", "heads", "sequences x keys", *shelf] + (["fastest f16 of FlashInfer, cuDNN", "rotor-3 against it"] if known else []), lines)
+
+
+GEMV_SHAPES = ((1536, 1536), (8960, 1536), (1536, 8960), (28672, 4096), (57344, 8192))
+
+
+def gemv(device):
+    """A line a shape and weight format (or other library), a column a number of tokens. results/sweep-*.jsonl has more shapes."""
+    axes = ("n_out", "n_in", "n_tokens")
+    measured = ops(device, "gemv", axes, "weight_format")
+    known = peers("gemv", axes) if device == "cuda" else {}
+    tokens = sorted({key[2] for key in measured})
+    lines = []
+    for shape in [shape for shape in GEMV_SHAPES if any(key[:2] == shape for key in measured)]:
+        for kind in WEIGHTS:
+            cells = [measured.get((*shape, n), {}) for n in tokens]
+            if any(kind in c for c in cells):
+                where = card(next(c[kind] for c in cells if kind in c))
+                same_run = device == "cpu" or kind != "int4_g128"
+                lines.append([where, f"{shape[0]} x {shape[1]}", kind] + [timed(c[kind], c.get("f16") if same_run else None) if kind in c else "" for c in cells])
+        for peer in ("cuBLAS f16", "Marlin int4"):
+            us = [known.get((*shape, n), {}).get(peer) for n in tokens]
+            if any(us):
+                lines.append(["H200", f"{shape[0]} x {shape[1]}", f"*{peer}*"] + [f"{t:.1f}" if t else "" for t in us])
+    return table(["card", "n_out x n_in", "weights", *(f"{n} token{'s' if n > 1 else ''}" for n in tokens)], lines)
+
+
+def crossovers():
+    """From or up to where a format beats f16; sentences of `ridge sweep --crossovers`, a line a problem. Problems that every format wins throughout are counted only."""
+    problems, formats = {}, []
+    for r in stored("crossovers-cuda", "crossovers-cpu"):
+        answer, _, problem = r["sentence"].removeprefix(f"{r['format']} beats {r['baseline']} ").partition(" on ")
+        problem, _, name = problem.partition(": ")[0].partition(" (")
+        where = card({"device_name": name.rstrip(")")})
+        if where == "H200" and r["format"] == "int4_g128":  # measured with a kernel that models do not run
+            continue
+        problems.setdefault((where, problem), {})[r["format"]] = answer.partition(" in the measured range")[0].partition(", depth")[0]
+        if r["format"] not in formats:
+            formats.append(r["format"])
+    won = {}
+    for (where, _), by in problems.items():
+        won[where] = won.get(where, 0) + all(answer == "always" for answer in by.values())
+    lines = [[*key] + [by.get(f, "") for f in formats] for key, by in problems.items() if any(answer != "always" for answer in by.values())]
+    count = "; ".join(f"{where}: {n} of {sum(key[0] == where for key in problems)}" for where, n in won.items())
+    return table(["card", "operation", *formats], lines) + ["", f"Problems on which every compressed format beats f16 at every batch and depth measured: {count}."]
+
+
+def append():
+    cells = {}
+    for r in stored("checks/append-cuda"):
+        cells.setdefault((card(r), r["n_kv_heads"], r["n_seq"]), {})[r["kv"]] = r["median_us"]
+    formats = list(dict.fromkeys(kv for cell in cells.values() for kv in cell))
+    return table(["card", "KV heads", "sequences", *(f"{kv} us" for kv in formats)],
+                 [[*key] + [f"{cell[kv]:.2f}" if kv in cell else "" for kv in formats] for key, cell in cells.items()])
+
+
+def ceilings():
+    """The last row of `bench bandwidth` of each device, one line per figure; of several kernels that read memory the fastest."""
+    lines = []
+    for found in (stored("bandwidth-cuda")[-1], stored("bandwidth-cpu")[-1]):
+        def line(name, s, unit, ridge=""):
+            lines.append([card(found), name, f"{s['median_' + unit]:.1f}", f"{s['lower_quartile_' + unit]:.1f} to {s['upper_quartile_' + unit]:.1f}", ridge])
+        reads = [s for s in found["streams"] if re.match(r"read\b(?!-)", s["name"])]
+        fastest = max(reads, key=lambda s: s["median_gb_s"])
+        for s in found["streams"] + found.get("caches", []):
+            if s is fastest or s not in reads and not re.search("-nt|-driver", s["name"]):
+                line(f"{s['name']}, GB/s", s, "gb_s")
+        for s in found.get("rates", []):
+            if s["kernel"]:
+                line(f"{s['number']} multiply-adds, 10^9 operations/s", s, "gop_s", f"{s['ridge_op_per_byte']:.1f}")
+    return table(["card", "ceiling", "median", "quartiles", "operations a byte at the ridge"], lines)
+
+
+def profiles():
+    """Shares of a forward pass by operation, a line a pass; what is below half a percent everywhere is in `other`."""
+    found = last(stored("profile-cuda", "profile-cpu"), "device_name", "model", "weight_format", "kv", "depth", "phase", "n_tokens")
+    shares = []
+    for r in found:
+        share = {}
+        for p in r["parts"]:
+            share[p["op"]] = share.get(p["op"], 0) + 100 * p["us"] / r["step_us"]
+        shares.append(share)
+    total = {name: sum(s.get(name, 0) for s in shares) for share in shares for name in share}
+    names = [n for n in sorted(total, key=lambda n: -total[n]) if total[n] >= 0.5 * len(found)]
+    lines = []
+    for r, share in zip(found, shares):
+        step = f"prompt of {r['n_tokens']}" if r["phase"] == "prefill" else f"token at depth {r['depth']}"
+        lines.append([card(r), model_text(r["model"]), r["kv"], step, f"{r['step_us']:.0f}"] + [f"{share.get(n, 0):.1f}" for n in names]
+                     + [f"{sum(s for n, s in share.items() if n not in names):.1f}", f"{100 * r['gap_us'] / r['step_us']:.1f}", f"{r['pct_of_roof']:.0f}"])
+    return table(["card", "model", "cache", "forward pass", "us", *(f"{n} %" for n in names), "other %", "gaps %", "% of bandwidth"], lines)
+
+
+def coding_share():
+    """What coding rows into the cache costs of a prompt on the CPU."""
+    lines = []
+    for r in stored("checks/coding-share-cpu"):
+        share = {}
+        for p in r["parts"]:
+            share[p["op"]] = share.get(p["op"], 0) + 100 * p["us"] / r["step_us"]
+        lines.append([card(r), model_text(r["model"]), r["kv"], r["n_tokens"], f"{r['load_1min']:.0f}"] + [f"{share[op]:.1f}" for op in ("append", "attention", "gemm")])
+    return table(["card", "model", "cache", "prompt", "load of the machine", "append %", "attention %", "gemm %"], lines)
+
+
+def decode_speeds(device):
+    """{(card, model, cache): {depth: row}} of decode rows; the last row counts."""
+    found = {}
+    for r in stored(f"decode-{device}"):
+        if r.get("n_gen", 0) > 0 and r.get("n_prompt") == 0:
+            found.setdefault((card(r), r["model_filename"], cache(r)), {})[r["n_depth"]] = r
+    return found
+
+
+def models(device):
+    """A line a model and cache, a column a depth: tokens a second, and how many times as fast as with the f16 cache."""
+    speeds = decode_speeds(device)
+    depths = sorted({d for by in speeds.values() for d in by})
+    lines = []
+    for (where, name, kv), by in sorted(speeds.items(), key=lambda item: (*item[0][:2], item[0][2] != "f16", item[0][2])):
+        base = speeds.get((where, name, "f16"), {})
+        cells = []
+        for d in depths:
+            r = by.get(d)
+            times = f" ({r['avg_ts'] / base[d]['avg_ts']:.2f}x)" if r and kv != "f16" and d in base else ""
+            cells.append(f"{rate(r['avg_ts'])} ± {r['stddev_ts']:.1f}{times}" if r else "")
+        lines.append([where, model_text(name), kv] + cells + [f"{by[max(by)]['pct_of_roof']:.0f}"])
+    return table(["card", "model", "cache", *(f"depth {d}" for d in depths), "% of bandwidth, deepest"], lines)
+
+
+def llama_cpp():
+    """llama.cpp beside Ridge, f16 caches on both sides; same weights where both have the format."""
+    speeds = decode_speeds("cuda")
+    lines = []
+    for r in stored("peers-h200"):
+        if r["op"] != "decode" or r["kv"] != "f16":
+            continue
+        ours = "f16" if r["weight_format"] == "f16" else "int4_g128"
+        for (where, name, kv), by in speeds.items():
+            shape, weights, _ = model(name)
+            if where == card(r) and shape == r["model"] and (weights or "int4_g128") == ours and kv == "f16" and r["depth"] in by and weights:
+                row = by[r["depth"]]
+                lines.append([where, shape, r["depth"], f"{ours} ({'16' if ours == 'f16' else '4.125'} bits)", f"{r['weight_format']} ({'16' if ours == 'f16' else '4.5'} bits)",
+                              rate(row["avg_ts"]), r["tok_s"], f"{row['avg_ts'] / r['tok_s']:.2f}x", "yes" if ours == "f16" else "no"])
+    return table(["card", "model", "depth", "weights, Ridge", "weights, llama.cpp", "Ridge tok/s", "llama.cpp tok/s", "Ridge / llama.cpp", "same format"],
+                 sorted(lines, key=lambda line: line[-1] == "no"))
+
+
+def prompts(device):
+    """A line a model and cache; a column a length of the prompt and what stands before it. Of several `-ub` the largest counts."""
+    found, columns = {}, set()
+    for r in sorted(stored(f"decode-{device}"), key=lambda r: r["n_ubatch"]):
+        if r.get("n_prompt", 0) > 0 and r.get("n_gen") == 0:
+            column = (r["n_depth"], r["n_prompt"])
+            columns.add(column)
+            found.setdefault((card(r), model_text(r["model_filename"]), cache(r)), {})[column] = f"{r['avg_ts']:.0f} ({r['n_ubatch']})"
+    return table(["card", "model", "cache", *(f"{n} tokens" + (f" at depth {d}" if d else "") for d, n in sorted(columns))],
+                 [[*key] + [by.get(c, "") for c in sorted(columns)] for key, by in sorted(found.items())])
+
+
+def sampling():
+    """Decode that draws by chance behind top-k and top-p, beside greedy decode of the same run."""
+    speeds = {}
+    for r in stored("checks/sampling-cuda"):
+        speeds.setdefault((card(r), r["model_filename"]), {}).setdefault(r.get("temperature", 0) > 0, []).append(r["avg_ts"])
+    lines = []
+    for (where, name), by in speeds.items():
+        greedy, drawn = (statistics.mean(by[key]) for key in (False, True))
+        lines.append([where, model_text(name), f"{greedy:.0f}", f"{drawn:.0f}", f"{drawn / greedy:.3f}", f"{1e6 / drawn - 1e6 / greedy:.1f}"])
+    return table(["card", "model", "greedy, tok/s", "temperature 0.8, tok/s", "times greedy", "us a token more"], lines)
+
+
+def batches():
+    """A line a model, length of prompts and cache; a column a number of sequences. Prompts whose rows were filled with random codes say so."""
+    found, numbers = {}, set()
+    for r in stored("batch-cuda"):
+        before = r["test"].split("+")[0].removeprefix("pp").removeprefix("fill") + (" (filled)" if r["prompts"] != "run" else "")
+        numbers.add(r["n_seq"])
+        found.setdefault((card(r), model_text(r["model_filename"]), before, cache(r)), {})[r["n_seq"]] = r
+    lines = []
+    for key, by in sorted(found.items()):
+        base = found.get((*key[:3], "f16"), {})
+        cells = []
+        for n in sorted(numbers):
+            r = by.get(n)
+            times = f" ({r['speed_tg'] / base[n]['speed_tg']:.2f}x)" if r and key[3] != "f16" and n in base else ""
+            cells.append(f"{r['speed_tg']:.0f}{times}{'' if r.get('checked') else ' unchecked'}" if r else "")
+        deepest = by[max(by)]
+        lines.append([*key, *cells, f"{deepest['speed_pp']:.0f}" if deepest.get("speed_pp") else "", f"{deepest['pct_of_roof']:.0f}"])
+    return table(["card", "model", "prompts", "cache", *(f"{n} sequence{'s' if n > 1 else ''}" for n in sorted(numbers)), "prompts, tok/s", "% of bandwidth, last"], lines)
+
+
+STALLS = {"long_scoreboard": "memory", "short_scoreboard": "shared memory", "wait": "the instruction before", "math_pipe_throttle": "a busy pipe",
+          "not_selected": "another warp", "barrier": "a barrier", "no_instruction": "instructions", "selected": "nothing: it issues",
+          "dispatch_stall": "dispatch", "mio_throttle": "the queue of loads", "branch_resolving": "a branch", "imc_miss": "constants",
+          "lg_throttle": "the queue of loads"}
+
+
+def counters():
+    """What binds a kernel: bytes of memory, shares of pipes, and what its warps wait for."""
+    lines = []
+    for r in stored("checks/counters-cuda"):
+        pipes = r["pipe_pct"]
+        tensor = max((v for name, v in pipes.items() if name.startswith("tensor")), default=0)
+        stalls = sorted(r["stall_pct"].items(), key=lambda s: -s[1])[:2]
+        lines.append([card(r), r["label"], f"{r['us']:.1f}", f"{r['dram_read_bytes'] / 1e6:.1f}", f"{r['dram_pct']:.0f}"]
+                     + [f"{pipes.get(pipe, 0):.0f}" for pipe in ("alu", "fma", "lsu")] + [f"{tensor:.0f}", ", ".join(f"{STALLS.get(n, n)} {pct:.0f} %" for n, pct in stalls)])
+    return table(["card", "kernel", "us", "read MB", "% of memory's rate", "ALU %", "FMA %", "load/store %", "tensor %", "warps wait for"], lines)
+
+
+def collectives():
+    cells = {}
+    for r in stored("collective-cuda"):
+        cells.setdefault((card(r), r["n_ranks"], r["bytes"]), {})[r["kernel"]] = r
+    lines = []
+    for (where, n, size), cell in cells.items():
+        if size.bit_length() % 2 == 0:  # every second size
+            continue
+        one = cell["one-shot"]
+        lines.append([where, n, size, f"{cell['nccl']['median_us']:.2f}", f"{one['median_us']:.2f}", f"{one['gb_s']:.1f}", f"{one['pct_of_link']:.0f}"])
+    return table(["card", "GPUs", "bytes", "NCCL us", "one-shot us", "one-shot GB/s", "% of the link"], lines)
+
+
+def ranks(name="ranks-cuda"):
+    """One model on one GPU and on two: of one process, of two processes, in two stages; in one run. Every unchecked rate says so."""
+    ways = {"one": "1 GPU", "two": "2 GPUs", "processes": "2 processes", "stages": "2 stages"}
+    cells = {}
+    for r in stored(name):
+        batch = r.get("kind") == "batch"
+        what = f"{r['n_seq']} sequences x {r['n_prompt'][0]}" if batch else f"a token at depth {r['n_depth']}" if r["n_gen"] else f"a prompt of {r['n_prompt']}"
+        if forced := re.search("--kernel all_reduce=([a-z-]+)", r["command"]):
+            what += f", sums by {forced[1]}"
+        several = "," in (r["devices"] if "devices" in r else r["device"].split(" ")[0])
+        way = "stages" if r.get("pp") else "processes" if r.get("n_ranks") else "two" if several else "one"
+        shared = re.search("@(?:shared|distinct)=[0-9]+", r["model_filename"])
+        cells.setdefault((card(r), model_text(r["model_filename"]) + (f" `{shared[0]}`" if shared else ""), what, cache(r)), {})[way] = (r["speed_tg"] if batch else r["avg_ts"], r["checked"])
+    shown = [way for way in ways if any(way in cell for cell in cells.values())]
+    lines = []
+    for key, cell in cells.items():
+        line = [*key]
+        for way in shown:
+            speed, checked = cell.get(way, (None, True))
+            times = f" ({speed / cell['one'][0]:.2f}x)" if speed and way != "one" and "one" in cell else ""
+            line.append(f"{rate(speed)}{times}{'' if checked else ' unchecked'}" if speed else "")
+        lines.append(line)
+    return table(["card", "model", "what", "cache", *(f"{ways[way]}, tok/s" for way in shown)], lines)
+
+
+def ternary():
+    """Products of ternary weights; the first build of the file is the one that is kept."""
+    found = stored("checks/ternary-cuda")
+    kept = {(r["n_out"], r["n_in"], r["n_tokens"]): r for r in found if r["build_commit"] == found[0]["build_commit"]}
+    return table(["card", "n_out x n_in", "tokens", "us", "GB/s", "% of bandwidth"],
+                 [[card(r), f"{n_out} x {n_in}", n, f"{r['median_us']:.2f}", f"{r['gb_s']:.0f}", f"{r['pct_of_roof']:.0f}"] for (n_out, n_in, n), r in kept.items()])
+
+
+TABLES = {
+    **{f"{name}-{device}": lambda of=of, device=device: of(device)
+       for name, of in (("attention", attention), ("gemv", gemv), ("models", models))
+       for device in ("cpu", "cuda")},
+    "ceilings": ceilings,
+    "profiles": profiles,
+    "crossovers": crossovers,
+    "llama-cpp": llama_cpp,
+    "prompts-cuda": lambda: prompts("cuda"),
+    "sampling-cuda": sampling,
+    "coding-share-cpu": coding_share,
+    "batch-cuda": batches,
+    "append-cuda": append,
+    "ternary-cuda": ternary,
+    "counters-cuda": counters,
+    "collective-cuda": collectives,
+    "ranks-cuda": ranks,
+}

@@ -1,0 +1,170 @@
+"""Tables of the decision pages: what was tried, and the baselines that decided."""
+
+import statistics
+
+from tables import speed
+from tables.rows import card, stored, table
+
+ATTENTION = {
+    "91661c29": "two tiles a step through a ring of two stages (kept until the last row)",
+    "98fc8e3d": "pieces of two tiles in places of their own by bulk copies, sums of V once in four tiles",
+    "8c615f47": "pieces of four tiles by copies of lanes, weights relative to a largest score that is seldom raised; what is left over tile by tile",
+    "bde2b7c3": "like 8c615f47, in pieces of two tiles and two places",
+    "153e66f4": "pieces of four tiles, a last round of smaller ones",
+    "f3bf4609": "like 153e66f4, the first K of all warps before the rest",
+    "ac8baf46": "steps of two pieces of two tiles whose places are filled in turn, sums of V once in four tiles",
+    "f34d5182": "two tiles a step, look-up bytes pinned, 16 warps, short parts tile by tile",
+    "27694f30": "like f34d5182, with 12 warps and K of two tiles side by side",
+    "c4757734": "like 27694f30, with parts of four tiles at least (kept)",
+}
+INT_PRODUCTS = {
+    "base": "as it was: Q, K and V copied out of one buffer, a block's activations loaded in turn",
+    "new": "outputs written in place, all loads of activations under way at once, a kernel in front from 25 groups on, ends of four tokens at a time (kept)",
+    "paced2": "kept, and a block's weights in two pieces until activations have come",
+    "paced3": "kept, and a block's weights in three pieces",
+    "split2": "kept, and two blocks of a cluster share a row's groups",
+    "split4": "kept, and four blocks of a cluster share a row's groups",
+}
+BRICKS = {"w8a0": "8 warps; large products alone on their processors (as it was)", "w8a1": "8 warps, all products alone",
+          "w16a0": "16 warps where x fits; large products alone (kept)", "w16a1": "16 warps where x fits, all products alone"}
+
+
+def attention():
+    """Decode attention 64/8/128 of several builds; the first and the last were timed in one run."""
+    cells = {}
+    for r in stored("checks/attention-tried-cuda"):
+        if (r["n_heads"], r["n_kv_heads"]) == (64, 8):
+            cells.setdefault(r["build_commit"], {})[(r["kv"], r["n_seq"], r["n_keys"])] = r["median_us"]
+    columns = [("rotor-3", 1, 512), ("rotor-3", 1, 4096), ("rotor-3", 1, 32768), ("rotor-3", 1, 131072), ("rotor-3", 8, 32768),
+               ("rotor-4", 1, 131072), ("p8/q4_0", 1, 131072), ("f16", 1, 512), ("f16", 1, 131072)]
+    return table(["build", "how"] + [f"{kv} {n_seq} x {keys}" for kv, n_seq, keys in columns],
+                 [[build, how] + [f"{cells[build][c]:.1f}" if c in cells[build] else "" for c in columns] for build, how in ATTENTION.items()])
+
+
+def packs():
+    """Decode attention of four tokens of one text, by how many packs of eight heads share a pass; us, on one H100 and in one run but the last column."""
+    ways = {"one": "one", "two": "up to two", "three": "up to three", "by length": "by length"}
+    cells = {}
+    for r in stored("checks/packs-tried-cuda"):
+        cells.setdefault((r["n_heads"], f"{r['n_heads']}/{r['n_kv_heads']}", r["kv"], r["n_keys"]), {})[r["variant"]] = r["median_us"]
+    return table(["heads", "cache", "positions", *ways.values()],
+                 [[*key[1:]] + [f"{cell[way]:.1f}" if way in cell else "" for way in ways] for key, cell in sorted(cells.items())])
+
+
+def quantise_inside():
+    """Decode with three draft tokens that hold, by how many groups of activations of several tokens every block rounds for itself."""
+    models = [("qwen2.5-1.5b", "f16"), ("qwen2.5-1.5b", "rotor-3"), ("llama-3.1-8b", "rotor-3")]
+    cells = {}
+    for r in stored("checks/quantise-inside-cuda"):
+        cells.setdefault(r["most_inside_of_several"], {})[(r["model_filename"].removeprefix("synth:").split("@")[0], r["type_k"])] = r["avg_ts"]
+    return table(["groups at most"] + [f"{m} {kv}" for m, kv in models],
+                 [[f"{most}{' (kept)' if most == 24 else ''}"] + [f"{cell[m]:.0f}" for m in models] for most, cell in cells.items()])
+
+
+def int_products():
+    """The four products of a layer in a chain on an H200; several turns are averaged."""
+    cells = {}
+    for r in stored("checks/int-products-tried-cuda"):
+        if r["problem"] == "layer" and r["machine"] == "NVIDIA H200":
+            cells.setdefault(r["variant"], {}).setdefault(r["what"], []).append(r["us_by_tokens"])
+    columns = [(shape, n) for shape in ("1.5B", "8B") for n in ("1", "2", "4", "8", "16")]
+    return table(["variant"] + [f"{shape}, {n}" for shape, n in columns],
+                 [[how] + [f"{statistics.mean(turn[n] for turn in cells[variant][shape]):.1f}" for shape, n in columns] for variant, how in INT_PRODUCTS.items()])
+
+
+def bricks():
+    """Products and models by blocks of so many warps; turns are averaged."""
+    cells = {}
+    for r in stored("checks/bricks-tried-cuda"):
+        what = r["model"].removeprefix("synth:").replace("@shared=1", "").replace("@weights=", " ") if "model" in r else f"{r['n_out']}x{r['n_in']} {r['weights']}, {r['n_tokens']}"
+        cells.setdefault(what, {}).setdefault(r["variant"], []).append(r["avg_ts"] if "model" in r else r["median_us"])
+    columns = [f"{shape} {kind}, {n}" for shape in ("17920x1536", "1536x8960", "28672x4096") for kind, n in (("q4_k", 1), ("q4_k", 4), ("f16", 1))]
+    columns += ["qwen2.5-1.5b q4_k_m", "llama-3.1-8b q4_k_m", "qwen2.5-1.5b f16"]
+    return table(["blocks", *columns], [[how] + [f"{statistics.mean(cells[c][variant]):.{1 if 'x' in c else 0}f}" for c in columns] for variant, how in BRICKS.items()])
+
+
+def step_variants():
+    return table(["what", "variant", "cache, depth", "tok/s"],
+                 [[r["group"], r["what"] + (" (kept)" if r["base"] else ""), f"{r['kv']}, {r['depth']}", f"{r['avg_ts']:.0f} ± {r['stddev_ts']:.0f}"]
+                  for r in stored("checks/decode-variants-cuda")])
+
+
+def step_chain():
+    """Time from the end of the kernel before to a kernel's own end, in a layer of a step as it runs."""
+    found = stored("checks/decode-chain-cuda")
+    kernels = list(found[0]["end_to_end_us"])
+    lines = []
+    for r in found:
+        us = r["end_to_end_us"]
+        lines.append([f"{r['kv']}, {r['depth']}", r["shared_memory"], *(f"{us[k]:.2f}" for k in kernels), f"{sum(us.values()):.1f}"])
+    return table(["cache, depth", "shared memory split", *kernels, "layer us"], lines)
+
+
+def step_stages():
+    return table(["product", "before the wait", "from the wait to int8 activations", "sums", "ends"],
+                 [[r["product"], r["before_wait_cycles"], r["wait_to_int8_cycles"], r["sums_cycles"], r["end_cycles"]] for r in stored("checks/decode-stages-cuda")])
+
+
+def products():
+    """A line a problem and state of its buffers; a column a kernel, microseconds."""
+    problems, columns = {}, []
+    for r in stored("checks/baselines-cuda"):
+        if r["kind"] == "op" and r["op"] == "gemv" and r.get("median_us") is not None and r["kernel"] != "int":
+            column = f"{r['weight_format']}, `{r['kernel']}`"
+            problems.setdefault((card(r), f"{r['n_out']} x {r['n_in']}", r["n_tokens"], "cold" if r["cold"] else "warm"), {})[column] = r["median_us"]
+            if column not in columns:
+                columns.append(column)
+    return table(["card", "n_out x n_in", "tokens", "buffers", *columns], [[*key] + [f"{us[c]:.1f}" if c in us else "" for c in columns] for key, us in problems.items()])
+
+
+def baseline_attention():
+    """A line a problem and state of its buffers; a column a cache, microseconds. The published 3-bit kernel was ported and timed on the same kind of card."""
+    axes = ("n_heads", "n_kv_heads", "head_dim", "n_seq", "n_keys")
+    problems, columns = {}, []
+    for r in stored("checks/baselines-cuda"):
+        if r["kind"] == "op" and r["op"] == "attention" and r.get("median_us") is not None:
+            column = "rotor-3u, `rows`" if r["kv"] == "rotor-3u" else r["kv"]
+            problems.setdefault((card(r), tuple(r[a] for a in axes), "cold" if r["cold"] else "warm"), {})[column] = r["median_us"]
+            if column not in columns:
+                columns.append(column)
+    known = speed.peers("attention", axes)
+    lines = []
+    for (where, key, state), us in problems.items():
+        ported = known.get(key, {}).get("rocm-cpp PQ3, ported") if state == "cold" else None
+        lines.append([where, f"{key[0]}/{key[1]}/{key[2]} x {key[4]}", state] + [f"{us[c]:.1f}" if c in us else "" for c in columns] + [f"{ported:.0f}" if ported else ""])
+    return table(["card", "attention", "buffers", *columns, "published 3-bit kernel, ported"], lines)
+
+
+def attention_kernels():
+    """One layer's attention by both kernels of the CPU."""
+    found, heads = {}, []
+    for r in stored("checks/attention-kernels-cpu"):
+        shape = f"{r['n_heads']}/{r['n_kv_heads']}/{r['head_dim']}"
+        if shape not in heads:
+            heads.append(shape)
+        found.setdefault(r["kv"], {})[(shape, r["kernel"].split("-")[0])] = r
+    lines = []
+    for kv, by in found.items():
+        cells = []
+        for h in heads:
+            floats, ints = by.get((h, "split")), by.get((h, "int"))
+            cells.append(f"{floats['median_us']:.0f}" if floats else "")
+            cells += [f"{ints['median_us']:.0f}", f"{floats['median_us'] / ints['median_us']:.2f}x", f"{ints['check_error']:.1e}"] if ints else ["", "", ""]
+        lines.append([kv] + cells)
+    return table(["cache"] + [f"{h}: {what}" for h in heads for what in ("floats us", "integers us", "ratio", "NMSE")], lines)
+
+
+TABLES = {
+    "attention-tried-cuda": attention,
+    "packs-tried-cuda": packs,
+    "quantise-inside-cuda": quantise_inside,
+    "int-products-tried-cuda": int_products,
+    "bricks-tried-cuda": bricks,
+    "ranks-tried-cuda": lambda: speed.ranks("checks/ranks-tried-cuda"),
+    "step-variants-cuda": step_variants,
+    "step-chain-cuda": step_chain,
+    "step-stages-cuda": step_stages,
+    "baselines-cuda": products,
+    "baseline-attention-cuda": baseline_attention,
+    "attention-kernels-cpu": attention_kernels,
+}
