@@ -77,7 +77,7 @@ def attention(device):
     return table(["card", "heads", "sequences x keys", *shelf] + (["fastest f16 of FlashInfer, cuDNN", "rotor-3 against it"] if known else []), lines)
 
 
-GEMV_SHAPES = ((1536, 1536), (8960, 1536), (1536, 8960), (28672, 4096), (57344, 8192))
+GEMV_SHAPES = ((1536, 1536), (8960, 1536), (28672, 4096), (57344, 8192))
 
 
 def gemv(device):
@@ -139,10 +139,10 @@ def ceilings():
         reads = [s for s in found["streams"] if re.match(r"read\b(?!-)", s["name"])]
         fastest = max(reads, key=lambda s: s["median_gb_s"])
         for s in found["streams"] + found.get("caches", []):
-            if s is fastest or s not in reads and not re.search("-nt|-driver", s["name"]):
+            if s is fastest or s not in reads and not re.search("-nt|-driver|l1|l3", s["name"]):
                 line(f"{s['name']}, GB/s", s, "gb_s")
         for s in found.get("rates", []):
-            if s["kernel"]:
+            if s["kernel"] and s["number"] in ("f32", "int8", "bf16"):
                 line(f"{s['number']} multiply-adds, 10^9 operations/s", s, "gop_s", f"{s['ridge_op_per_byte']:.1f}")
     return table(["card", "ceiling", "median", "quartiles", "operations a byte at the ridge"], lines)
 
@@ -288,7 +288,7 @@ def collectives():
         cells.setdefault((card(r), r["n_ranks"], r["bytes"]), {})[r["kernel"]] = r
     lines = []
     for (where, n, size), cell in cells.items():
-        if size.bit_length() % 2 == 0:  # every second size
+        if size.bit_length() % 3 != 1:  # every third size
             continue
         one = cell["one-shot"]
         lines.append([where, n, size, f"{cell['nccl']['median_us']:.2f}", f"{one['median_us']:.2f}", f"{one['gb_s']:.1f}", f"{one['pct_of_link']:.0f}"])
