@@ -4,6 +4,7 @@
 #include "base/f16.h"
 #include "gpu/device_data.h"
 #include "lab/op/op_data.h"
+#include "op/device_linear.h"
 #include "op/gemm/cublaslt_cuda.h"
 #include "op/stream/stream_cuda.h"
 
@@ -105,9 +106,25 @@ TEST_F(OpBenchCuda, EveryProductKernelPasses) {
     params.weights.push_back(find_weight_format(name).or_throw());
   // Where there is cuBLASLt, its baselines too: cublaslt of f16, two-op of int4_g128.
   const size_t of_library = LibraryGemm::why_not().empty() ? 2 : 0;
-  // f32: one kernel; f16, bf16, q8_0: bricks with and without overlap; int4_g128: these and three of `int`; i2_s: two
-  // of `int`.
+  // f32: one kernel; f16, bf16, q8_0: bricks with and without overlap; int4_g128: these and three of integers; i2_s:
+  // ternary with and without overlap.
   expect_timed(run(params), 2 * (1 + 2 + 2 + 2 + 5 + 2 + of_library));
+}
+
+TEST_F(OpBenchCuda, WithoutANameTheKernelOfModelsIsTimed) {
+  OpBenchParams params = small(Op::gemv);
+  params.batch = {1};
+  for (const char* name : {"q8_0", "int4_g128", "i2_s"}) params.weights.push_back(find_weight_format(name).or_throw());
+  const Found found = run(params);
+  expect_timed(found, params.weights.size());
+  for (const OpRow& row : found.rows) {
+    const DeviceLinearProblem problem{{.format = row.problem.weights,
+                                       .n_out = row.problem.n_out,
+                                       .n_in = row.problem.n_in,
+                                       .int8_activations = row.problem.weights->name == "i2_s"},
+                                      row.problem.n_tokens};
+    EXPECT_EQ(row.kernel, choose_device_linear(problem, {}).name);
+  }
 }
 
 TEST_F(OpBenchCuda, WhatComesBeforeTheLibrarysProductIsRight) {

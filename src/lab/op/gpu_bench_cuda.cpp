@@ -9,8 +9,9 @@ namespace ridge::lab {
 std::span<const OpKernel> gpu_op_kernels() {
   static const std::vector<OpKernel> kernels = [] {
     std::vector<OpKernel> all = gpu_attention_kernels();
-    for (const OpKernel* kernel : {&kGemvTwoOp, &kGemvLibrary, &kGemvTiles, &kGemvBricksOverlap, &kGemvBricks,
-                                   &kGemvIntOverlap, &kGemvInt2Planes, &kGemvInt})
+    for (const OpKernel* kernel :
+         {&kGemvTwoOp, &kGemvLibrary, &kGemvTiles, &kGemvBricksOverlap, &kGemvBricks, &kGemvInt1Plane, &kGemvIntOverlap,
+          &kGemvInt2Planes, &kGemvTernaryOverlap, &kGemvTernary})
       all.push_back(*kernel);
     for (OpKernel& kernel : gpu_append_kernels()) all.push_back(std::move(kernel));
     return all;

@@ -1,6 +1,6 @@
-// int: device_int_gemv, integer products on tensor cores, for int4_g128 and ternary weights. int-2planes: activations
-// of about 15 bits instead of 8 (int4_g128). int-overlap: with programmatic dependent launch, each call's weights
-// fetched while the one before it ends.
+// device_int_gemv: integer products on tensor cores. Names are those of op/device_linear.cpp: int-2planes is what models
+// run int4_g128 with (activations of about 15 bits), int-1plane the coarser one (7 bits), ternary that of i2_s.
+// -overlap: with programmatic dependent launch, each call's weights fetched while the one before it ends.
 
 #include "lab/op/op_data.h"
 #include "lab/op/op_kernels.h"
@@ -77,10 +77,11 @@ int64_t set_bytes(const OpProblem& p) {
   return set_stride(tiles * (p.n_in / kIntGroup) * int_tile_bytes(kind_of(p))) + set_stride(64 * tiles) + set_of_xy(p);
 }
 
-template <bool kTernaryToo>
+template <IntKind kKind>
 Support supports(const OpProblem& p, const OpDevice&) {
-  const bool ok = p.weights->name == "int4_g128" || (kTernaryToo && p.weights->name == "i2_s");
-  return ok ? Support{} : Support{false, kTernaryToo ? "reads int4_g128 and i2_s only" : "reads int4_g128 only"};
+  const bool ternary = kKind == IntKind::ternary;
+  const bool ok = p.weights->name == (ternary ? "i2_s" : "int4_g128");
+  return ok ? Support{} : Support{false, ternary ? "reads i2_s only" : "reads int4_g128 only"};
 }
 
 template <int kPlanes, bool kOverlap>
@@ -90,8 +91,12 @@ std::unique_ptr<OpRun> open(const OpProblem& p, const gpu::Stream& stream, int n
 
 }  // namespace
 
-const OpKernel kGemvInt = {Op::gemv, "int", supports<true>, set_bytes, open<1, false>};
-const OpKernel kGemvIntOverlap = {Op::gemv, "int-overlap", supports<true>, set_bytes, open<1, true>};
-const OpKernel kGemvInt2Planes = {Op::gemv, "int-2planes", supports<false>, set_bytes, open<2, false>};
+constexpr auto kInt4 = supports<IntKind::int4_g128>, kTernary = supports<IntKind::ternary>;
+
+const OpKernel kGemvInt1Plane = {Op::gemv, "int-1plane", kInt4, set_bytes, open<1, false>};
+const OpKernel kGemvIntOverlap = {Op::gemv, "int-2planes-overlap", kInt4, set_bytes, open<2, true>};
+const OpKernel kGemvInt2Planes = {Op::gemv, "int-2planes", kInt4, set_bytes, open<2, false>};
+const OpKernel kGemvTernaryOverlap = {Op::gemv, "ternary-overlap", kTernary, set_bytes, open<1, true>};
+const OpKernel kGemvTernary = {Op::gemv, "ternary", kTernary, set_bytes, open<1, false>};
 
 }  // namespace ridge::lab
