@@ -107,7 +107,7 @@ int run_debate(const ChatFlags& flags) {
       ModelFlags model = flags.model;
       model.model = side.model_path;
       models.push_back(std::make_unique<Model>(load_model(model)));
-      chats.push_back(std::make_unique<ChatModel>(*models.back()));
+      chats.push_back(std::make_unique<ChatModel>(*models.back(), flags.model.chat_template));
     }
     chat_of.push_back(chats.back().get());
   }

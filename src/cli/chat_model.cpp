@@ -6,17 +6,17 @@ text::Json message_of(const std::string& role, const std::string& content) {
   return {{"role", role}, {"content", content}};
 }
 
-ChatModel::ChatModel(const Model& model) : model_(model) {
+ChatModel::ChatModel(const Model& model, const std::string& chat_template) : model_(model) {
   if (!model.info().has_tokenizer)
     throw_error(ErrorKind::usage, "{} has no tokenizer and cannot chat (ridge run --prompt-ids takes token ids)",
                 model.info().path);
-  template_ = serve::read_model_template(model.info().path);
+  template_ = serve::read_model_template(model.info().path, chat_template);
 }
 
 std::string ChatModel::prompt(const text::Json& messages, const PlainNames& names) const {
   if (has_template()) {
-    Result<std::string> rendered = serve::render_messages(model_.engine(), template_, messages);
-    if (!rendered) throw_error(ErrorKind::usage, "the chat template: {}", rendered.error().message);
+    Result<std::string> rendered = serve::render_conversation(model_.engine(), template_, {.messages = messages});
+    if (!rendered) throw Error(ErrorKind::usage, rendered.error().message);
     return std::move(*rendered);
   }
   text::Json named = messages;

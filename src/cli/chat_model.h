@@ -11,14 +11,16 @@ struct PlainNames {
   std::string user = "User", assistant = "Assistant";
 };
 
-/// Knows a model, which must outlive it, and reads its template. Throws Error for a template that cannot be read, and
-/// usage for a model without a tokenizer.
+/// Knows a model, which must outlive it, and reads its template, or the one of --chat-template. A template that cannot be
+/// read is a problem() of prompts. Throws usage for a model without a tokenizer.
 class ChatModel {
  public:
-  explicit ChatModel(const Model& model);
+  explicit ChatModel(const Model& model, const std::string& chat_template = {});
 
   const Model& model() const { return model_; }
-  bool has_template() const { return !template_.named.empty(); }
+  bool has_template() const { return !template_.plain(); }
+  /// Why the template cannot be used; empty: it can, or there is none.
+  const std::string& problem() const { return template_.problem; }
   /// The prompt whose continuation is the answer. Throws usage with the template's words when it refuses the messages.
   std::string prompt(const text::Json& messages, const PlainNames& names = {}) const;
   std::vector<int32_t> tokens(const std::string& text) const;

@@ -255,7 +255,7 @@ int run_conversation(const ChatFlags& flags) {
   check_kv_flags(flags.kv);  // refuses nonsense before the model is read
   if (flags.model.model.empty()) bad_flag("--model", "a model is needed", "ridge chat -m MODEL");
   const Model model = load_model(flags.model);
-  const ChatModel chat(model);
+  const ChatModel chat(model, flags.model.chat_template);
   return Conversation(flags, chat).run();
 }
 

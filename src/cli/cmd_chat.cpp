@@ -64,6 +64,7 @@ Action declare_chat(CLI::App& app) {
   add_rank_flags(app, &f.model.n_stages);
   in_group(app, "Conversation");
   add_text(app, "--system", f.system, "TEXT", "the system prompt");
+  add_template_flag(app, f.model);
   app.add_flag("--no-history", f.no_history, "read and write no history of typed lines");
   in_group(app, "Debate");
   app.add_option("--debate", f.debate, "two sides, each a system prompt or a model")

@@ -72,7 +72,7 @@ std::vector<int32_t> prompt_tokens(const RunFlags& flags, const Model& model, st
   const std::string text = read_prompt(flags);
   // A prompt that goes on from a saved cache does not begin a text.
   if (!flags.chat) return model.tokenize(text, flags.load_state.empty(), flags.special);
-  const ChatModel chat(model);
+  const ChatModel chat(model, flags.model.chat_template);
   if (!chat.has_template() && !flags.quiet())
     fmt::print(stderr, "chat     this model has no chat template: lines of \"User: ...\" and \"Assistant: ...\"\n");
   text::Json messages = text::Json::array();
@@ -288,6 +288,7 @@ Action declare_run(CLI::App& app) {
            "the prompt as token ids: 1,2,3, a file of ids, or - for stdin; nothing is added");
   app.add_flag("--chat", f.chat, "the prompt is a user's message: apply the chat template, end with the answer");
   add_text(app, "--system", f.system, "TEXT", "with --chat: the system prompt");
+  add_template_flag(app, f.model);
   add_text(app, "--prompt-cache", f.prompt_cache, "FILE",
            "take the prompt's begin from this cache, and write the prompt's cache to it (FILE and FILE.ids)");
   in_group(app, "Generation");

@@ -127,8 +127,11 @@ int serve_model(const ServeFlags& flags) {
   const std::unique_ptr<serve::Server> server = serve::Server::open(options).or_throw();
   if (!flags.output.quiet)
     log_line(fmt::format("listening on {}:{}, loading {}", flags.host, server->port(), flags.model.model));
-  serve::ModelTemplate chat_template = serve::read_model_template(flags.model.model);
-  const bool base_model = chat_template.named.empty();
+  serve::ModelTemplate chat_template = serve::read_model_template(flags.model.model, flags.model.chat_template);
+  const bool base_model = chat_template.plain();
+  if (!chat_template.problem.empty())
+    fmt::print(stderr, "warning: completions work, chats are refused: {} (--chat-template FILE|NAME gives another)\n",
+               chat_template.problem);
   model.emplace(load_model(flags.model));
   Engine& engine = model->engine();
   const auto open = [&](const serve::LaneOptions& lane) {
@@ -182,6 +185,7 @@ Action declare_serve(CLI::App& app) {
   add_whole(app, "--patience", f.patience, 0, 86400,
             "seconds that answers under way get at the end; of ranks over MPI 0 unless given")
       ->default_str(std::to_string(kPatience));
+  add_template_flag(app, f.model);
   in_group(app, "Memory");
   add_memory_flags(app, f.scheduler);
   add_whole(app, "--kv-pools", f.n_pools, 1, 16,

@@ -31,11 +31,12 @@ std::string key_of(const TopFlags& flags) {
   if (text.empty()) return "";
   const std::string_view where = from_file ? std::string_view(flags.key_file) : "--api-key";
   if (http::Keys::parse(text, where).or_throw().empty()) bad_flag("--api-key-file", flags.key_file + " holds no key");
-  for (const std::string_view line : text::split_lines(text)) {
-    const std::string_view key = text::strip(line, nullptr, true, true);
-    if (!key.empty() && key[0] != '#') return std::string(key);
-  }
-  return "";
+  std::string key;
+  text::each_line(text, [&](std::string_view line) {
+    line = text::strip(line, nullptr, true, true);
+    if (key.empty() && !line.empty() && line[0] != '#') key = line;
+  });
+  return key;
 }
 
 int print_json(const top::Target& target) {

@@ -221,6 +221,11 @@ void add_model_flag(CLI::App& app, ModelFlags& flags, bool required) {
       ->required(required);
 }
 
+void add_template_flag(CLI::App& app, ModelFlags& flags) {
+  add_text(app, "--chat-template", flags.chat_template, "FILE|NAME",
+           "chat template in place of the model's: a file, one of the model's by name, chatml, llama3, gemma, zephyr");
+}
+
 void add_place_flags(CLI::App& app, ModelFlags& flags) {
   add_text(app, "--device", flags.device, "NAME", "cpu, cuda[:N], or cuda:N,M,... to share a model (-dev)");
   add_whole(app, "-t,--threads", flags.n_threads, 0, kMaxThreads, "threads; 0: one per processor");

@@ -62,10 +62,13 @@ struct ModelFlags {
   std::string isa;
   std::vector<std::string> kernels;
   bool whole = false;  ///< as LoadOptions has it
+  std::string chat_template;  ///< of --chat-template
 
   LoadOptions load_options() const;
 };
 void add_model_flag(CLI::App& app, ModelFlags& flags, bool required);
+/// --chat-template, in the caller's group.
+void add_template_flag(CLI::App& app, ModelFlags& flags);
 /// --device, --threads, --isa, in the caller's group.
 void add_place_flags(CLI::App& app, ModelFlags& flags);
 void add_device_flags(CLI::App& app, ModelFlags& flags);

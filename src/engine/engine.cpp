@@ -150,6 +150,14 @@ const io::Tokenizer& Engine::tokenizer() const {
   return *loaded_.tokenizer;
 }
 
+std::vector<int32_t> Engine::tokenize(std::string_view text, bool add_special, bool parse_special) const {
+  std::vector<int32_t> ids = tokenizer().encode(text, add_special, parse_special);
+  const auto outside = std::ranges::find_if(ids, [&](int32_t id) { return id >= plan().vocab_size; });
+  if (outside == ids.end()) return ids;
+  throw_error(ErrorKind::usage, "the text has the token {} ({}), for which the embedding has no row (leave it out)",
+              io::in_quotes(tokenizer().piece(*outside, true)), *outside);
+}
+
 const KvMetric* Engine::kv_metric(std::span<const KvLayerConfig> layers) {
   const auto weighted = [](const KvLayerConfig& layer) {
     return layer.k.policy.rounding == KvRounding::weighted || layer.v.policy.rounding == KvRounding::weighted;

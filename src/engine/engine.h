@@ -34,6 +34,8 @@ class Engine {
   /// Throws usage when there is none.
   const io::Tokenizer& tokenizer() const;
   bool has_tokenizer() const { return loaded_.tokenizer.has_value(); }
+  /// Text as ids that the model can read. Throws usage for a token without a row in the embedding, with its name.
+  std::vector<int32_t> tokenize(std::string_view text, bool add_special, bool parse_special) const;
 
   Backend& backend() { return *backend_; }
   /// The CPU of this model: it runs everything, or the host's part of a device's work.

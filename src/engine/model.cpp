@@ -17,7 +17,7 @@ const ModelInfo& Model::info() const { return engine_->info(); }
 std::vector<std::string> synth_shapes() { return synth_shape_names(); }
 
 std::vector<int32_t> Model::tokenize(std::string_view text, bool add_special, bool parse_special) const {
-  return engine_->tokenizer().encode(text, add_special, parse_special);
+  return engine_->tokenize(text, add_special, parse_special);
 }
 std::string Model::piece(int32_t token, bool special) const { return engine_->tokenizer().piece(token, special); }
 std::string Model::detokenize(std::span<const int32_t> tokens, bool special) const {

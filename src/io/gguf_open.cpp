@@ -1,6 +1,8 @@
 // open_gguf(): a GGUF file on disk, or all the shards of a split one. Shards are named `NAME-00001-of-00003.gguf`
 // (from 1) and carry split.no (from 0), split.count and split.tensors.count; the first has the model's metadata.
+#include <algorithm>
 #include <charconv>
+#include <fstream>
 #include <optional>
 #include <unordered_set>
 
@@ -110,7 +112,55 @@ Result<GgufFile> open_shards(const std::filesystem::path& path, const ShardName&
   return merged;
 }
 
+bool is_gguf(const std::filesystem::path& path) {
+  char magic[4] = {};
+  std::ifstream(path, std::ios::binary).read(magic, sizeof(magic));
+  return std::string_view(magic, sizeof(magic)) == "GGUF";
+}
+
+/// The GGUF files of a folder, by their first bytes. A split model counts once.
+std::vector<std::filesystem::path> gguf_files(const std::filesystem::path& folder) {
+  std::vector<std::filesystem::path> found;
+  std::error_code error, ignored;
+  for (std::filesystem::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    const std::optional<ShardName> shard = shard_name(it->path().filename().native());
+    if (it->is_regular_file(ignored) && (!shard || shard->number == 1) && is_gguf(it->path()))
+      found.push_back(it->path());
+  }
+  std::ranges::sort(found);
+  return found;
+}
+
+/// "https://...", "hf.co/Org/Name" or "Org/Name": what programs that download take.
+bool names_a_download(std::string_view given) {
+  if (given.find("://") != given.npos || given.starts_with("hf.co/") || given.starts_with("huggingface.co/")) return true;
+  const size_t slash = given.find('/');
+  return slash != given.npos && slash > 0 && given[0] != '.' && given[0] != '~' && slash + 1 < given.size() &&
+         given.find('/', slash + 1) == given.npos && !given.ends_with(kExtension) &&
+         !std::filesystem::exists(given.substr(0, slash));
+}
+
 }  // namespace
+
+Result<std::filesystem::path> find_model(const std::filesystem::path& given) {
+  std::error_code ignored;
+  if (!std::filesystem::exists(given, ignored)) {
+    if (!names_a_download(given.native())) return given;  // whoever opens it says what is wrong
+    return fail(ErrorKind::usage, "{}: there is no such file, and Ridge downloads nothing ({})", given.native(),
+                "download the model, then -m FILE or -m DIRECTORY");
+  }
+  if (!std::filesystem::is_directory(given, ignored) || std::filesystem::exists(given / "config.json", ignored))
+    return given;
+  const std::vector<std::filesystem::path> found = gguf_files(given);
+  if (found.size() == 1) return found[0];
+  if (found.empty()) return given;
+  constexpr size_t kShown = 8;
+  std::string names;
+  for (size_t i = 0; i < std::min(found.size(), kShown); ++i)
+    names += (i > 0 ? ", " : "") + found[i].filename().string();
+  return fail(ErrorKind::usage, "{}: the folder has {} GGUF files ({}{}): name one of them", given.native(), found.size(),
+              names, found.size() > kShown ? ", ..." : "");
+}
 
 Result<GgufFile> open_gguf(const std::filesystem::path& path) {
   const std::optional<ShardName> name = shard_name(path.filename().native());

@@ -296,7 +296,7 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, bool add_special, 
 }
 
 std::string Tokenizer::piece(int32_t id, bool special) const {
-  RIDGE_CHECK(id >= 0 && id < vocab_size(), "piece: token {} of a vocabulary of {}", id, vocab_size());
+  if (id < 0 || id >= vocab_size()) return {};
   return is_hidden(impl_->type(size_t(id))) && !special ? std::string() : impl_->bytes[size_t(id)];
 }
 
@@ -306,6 +306,7 @@ std::string Tokenizer::decode(std::span<const int32_t> ids, bool special) const 
   bool run_begins = prefixed;
   for (const int32_t id : ids) {
     const std::string bytes = piece(id, special);
+    if (id < 0 || id >= vocab_size()) continue;
     const TokenType type = impl_->type(size_t(id));
     const bool matched = type == TokenType::control || type == TokenType::user_defined;
     text += std::string_view(bytes).substr(run_begins && !matched && bytes.starts_with(' ') ? 1 : 0);

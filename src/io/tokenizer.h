@@ -118,7 +118,7 @@ class Tokenizer {
   /// Error(usage) above 1 GiB.
   std::vector<int32_t> encode(std::string_view text, bool add_special, bool parse_special) const;
   /// Raw bytes of one token (may be part of a UTF-8 sequence). Control and unknown tokens give "" unless `special`.
-  /// Requires 0 <= id < vocab_size().
+  /// An id that no token has (embeddings are padded) gives "" too.
   std::string piece(int32_t id, bool special = false) const;
   /// Bytes of a whole sequence; spm drops the spaces that add_space_prefix put in front of each run of text. Returns
   /// what encode() was given unless the vocabulary lost it: no byte or U+2581 pieces, NFC, or a literal U+2581 with

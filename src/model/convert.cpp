@@ -4,6 +4,7 @@
 #include <cmath>
 #include <deque>
 
+#include "io/chat_templates.h"
 #include "io/int4_packed.h"
 #include "model/arch/arch.h"
 #include "model/mtp.h"
@@ -434,6 +435,10 @@ Result<std::vector<Fallback>> convert_to_gguf(const std::string& in, const std::
       return bad_file("{}: there is no tokenizer.json (a GGUF file carries its tokenizer; put it beside config.json)",
                       in);
     metadata.merge(io::tokenizer_metadata(model.tokenizer->spec()));
+    const io::ChatTemplates templates = io::chat_templates_of_directory(directory->path);
+    if (!templates.problem.empty())
+      return bad_file("{} (mend or remove the chat template: it would be lost)", templates.problem);
+    metadata.merge(io::chat_template_metadata(templates.named));
   } else {
     const io::Gguf& gguf = std::get<io::GgufFile>(model.weights.source).gguf;
     metadata = gguf.metadata;

@@ -1,6 +1,7 @@
 // convert_to_int4(): a Hugging Face directory in, the same directory with its matrices packed to 4 bits out.
 
 #include "format/int4_g128.h"
+#include "io/chat_templates.h"
 #include "io/int4_packed.h"
 #include "io/json.h"
 #include "io/pending_file.h"
@@ -119,6 +120,7 @@ Result<std::vector<Fallback>> convert_to_int4(const std::string& in, const fs::p
     fs::copy_file(directory->path / name, out / name, error);
     if (error) return fail(ErrorKind::failure, "cannot copy {} to {}: {}", name, out.native(), error.message());
   }
+  RIDGE_TRY_STATUS(io::copy_chat_templates(directory->path, out));
   int done = 0;
   const auto payload = [&](size_t i, const io::SafetensorsSink& sink) -> Status {
     RIDGE_TRY_STATUS(encode_part(parts[i], int4, sink));

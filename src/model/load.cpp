@@ -602,11 +602,22 @@ Status bind_tensors(const Config& c, Binder& b, Weights& w, std::string_view whe
   return {};
 }
 
-/// The embedding must have a row for every id the tokenizer can produce.
+/// The embedding must have a row for every id that plain text can become. Tokens that were added behind it (images of
+/// text-only models, padding) may lack one: such ids are never drawn, and refused in prompts.
 Status check_vocab(const io::Tokenizer& tokenizer, const Config& c, std::string_view where) {
-  if (tokenizer.vocab_size() <= c.vocab_size) return {};
-  return bad_file("{}: the tokenizer has {} tokens, the embedding {} rows", where, tokenizer.vocab_size(),
-                  c.vocab_size);
+  const io::TokenizerSpec& spec = tokenizer.spec();
+  for (int id = c.vocab_size; id < tokenizer.vocab_size(); ++id) {
+    const io::TokenType type = spec.types[size_t(id)];
+    const bool added = type == io::TokenType::control || type == io::TokenType::user_defined;
+    if (!added && type != io::TokenType::unused)
+      return bad_file("{}: the tokenizer has {} tokens, the embedding {} rows", where, tokenizer.vocab_size(),
+                      c.vocab_size);
+  }
+  for (const auto& [adds, id, name] : {std::tuple(spec.add_bos, spec.bos, "BOS"), {spec.add_eos, spec.eos, "EOS"}})
+    if (adds && id && *id >= c.vocab_size)
+      return bad_file("{}: the tokenizer adds its {} token {} to texts, but the embedding has {} rows", where, name, *id,
+                      c.vocab_size);
+  return {};
 }
 
 Result<LoadedModel> load_gguf(const std::string& path) {
@@ -653,8 +664,9 @@ Result<LoadedModel> load_hf(const std::string& path) {
 }  // namespace
 
 Result<LoadedModel> load_model(const std::string& path) {
+  RIDGE_TRY(const std::filesystem::path found, io::find_model(path));
   std::error_code error;
-  return std::filesystem::is_directory(path, error) ? load_hf(path) : load_gguf(path);
+  return std::filesystem::is_directory(found, error) ? load_hf(found.string()) : load_gguf(found.string());
 }
 
 void for_each_matrix(Weights& w, const std::function<void(Linear&, std::string_view)>& fn) {

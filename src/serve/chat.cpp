@@ -2,16 +2,11 @@
 
 #include <algorithm>
 #include <charconv>
-#include <filesystem>
 #include <random>
-
-#include "io/gguf.h"
-#include "io/mapped_file.h"
 
 namespace ridge::serve {
 namespace {
 
-constexpr uint64_t kMaxTemplateBytes = uint64_t(4) << 20;
 constexpr size_t kMaxStops = 16, kMaxPrompts = 128;
 constexpr int kMaxTopLogprobs = 20;
 constexpr size_t kMaxBias = 4096;
@@ -137,69 +132,28 @@ Json plain_messages(Json messages) {
   return messages;
 }
 
-std::optional<std::string> special_piece(const Engine& engine, std::optional<int32_t> id) {
-  if (!id) return {};
-  return engine.tokenizer().piece(*id, true);
+template <class T>
+T or_refuse(Result<T> made) {
+  if (made) return std::move(*made);
+  throw ApiError{.message = made.error().message, .param = "messages", .code = "template_error"};
 }
+
+text::ToolFormat calls_of(const ApiModel& model) { return or_refuse(format_of_calls(model.engine, model.chat_template)); }
 
 }  // namespace
 
-ModelTemplate read_model_template(const std::string& model_path) {
-  namespace fs = std::filesystem;
-  const fs::path path(model_path);
-  std::error_code ignored;
-  ModelTemplate result;
-  if (fs::is_directory(path, ignored)) {
-    if (fs::exists(path / "chat_template.jinja", ignored)) {
-      result.named = {{"default", io::read_text_file(path / "chat_template.jinja", kMaxTemplateBytes).or_throw()}};
-    } else if (fs::exists(path / "tokenizer_config.json", ignored)) {
-      const Json config =
-          Json::parse(io::read_text_file(path / "tokenizer_config.json", kMaxTemplateBytes).or_throw(), nullptr, false);
-      if (config.is_object() && config.contains("chat_template"))
-        result.named = text::named_templates(config["chat_template"]).or_throw();
-    }
-  } else if (path.extension() == ".gguf") {
-    const io::GgufFile file = io::open_gguf(path).or_throw();
-    const std::string key = "tokenizer.chat_template";
-    if (file.gguf.has(key)) result.named = {{"default", file.gguf.text(key).or_throw()}};
-    if (file.gguf.has(key + ".tool_use"))
-      result.named.push_back({"tool_use", file.gguf.text(key + ".tool_use").or_throw()});
-  }
-  for (const text::NamedTemplate& one : result.named) text::ChatTemplate::parse(one.source).or_throw();
-  return result;
-}
-
-Result<std::string> render_messages(const Engine& engine, const ModelTemplate& chat_template, const Json& messages,
-                                    const Json& tools, const Json& extra) {
-  if (chat_template.named.empty()) return text::plain_prompt(messages, true);
-  text::ChatInput input{.messages = messages, .tools = tools, .extra = extra};
-  const io::TokenizerSpec& spec = engine.tokenizer().spec();
-  input.bos_token = special_piece(engine, spec.bos);
-  input.eos_token = special_piece(engine, spec.eos);
-  const std::time_t now = std::time(nullptr);
-  localtime_r(&now, &input.now);
-  RIDGE_TRY(const text::NamedTemplate chosen, text::choose_template(chat_template.named, !tools.is_null()));
-  RIDGE_TRY(const text::ChatTemplate parsed, text::ChatTemplate::parse(chosen.source));
-  return parsed.render(input);
-}
-
 std::string render_chat(const ApiModel& model, const Json& body) {
-  const Json messages = plain_messages(messages_of(body));
-  const Json tools = tools_of(body);
+  Conversation c{.messages = plain_messages(messages_of(body)), .tools = tools_of(body)};
   if (!model.engine.has_tokenizer())
     throw ApiError{.message = "this model has no tokenizer: use /v1/completions with token ids"};
-  if (model.chat_template.named.empty() && !tools.is_null())
-    refuse("tools", "this model has no chat template, and so no tools");
-  Json extra = Json::object();
   if (const Json* more = Fields(body).find("chat_template_kwargs")) {
     if (!more->is_object()) refuse("chat_template_kwargs", "not an object");
-    extra = *more;
+    c.extra = *more;
   }
-  Result<std::string> prompt = render_messages(model.engine, model.chat_template, messages, tools, extra);
-  if (!prompt)
-    throw ApiError{
-        .message = "the chat template: " + prompt.error().message, .param = "messages", .code = "template_error"};
-  return std::move(*prompt);
+  // A model that may not call is not told how to.
+  if (const Json* choice = Fields(body).find("tool_choice"); choice && *choice == "none" && !c.tools.is_null())
+    if (calls_of(model) == text::ToolFormat::json) c.tools = nullptr;
+  return or_refuse(render_conversation(model.engine, model.chat_template, c));
 }
 
 ApiRequest read_chat_request(const ApiModel& model, const Json& body) {
@@ -209,9 +163,9 @@ ApiRequest read_chat_request(const ApiModel& model, const Json& body) {
   read_sampling(model, body, request);
   const Fields f(body);
   const std::string prompt = render_chat(model, body);
-  const bool has_template = !model.chat_template.named.empty();
+  const bool has_template = !model.chat_template.plain();
   // A template writes the special tokens itself.
-  request.prompts = {model.engine.tokenizer().encode(prompt, !has_template, has_template)};
+  request.prompts = {model.engine.tokenize(prompt, !has_template, has_template)};
   for (size_t i = 0; i < request.prompts[0].size(); ++i)
     if (model.engine.tokenizer().is_end(request.prompts[0][i])) request.message_ends.push_back(int(i) + 1);
   if (ssize(request.message_ends) > kMessageEnds)
@@ -221,13 +175,12 @@ ApiRequest read_chat_request(const ApiModel& model, const Json& body) {
   else if (f.whole("top_logprobs", 0, kMaxTopLogprobs).value_or(0) > 0) refuse("top_logprobs", "needs logprobs: true");
 
   const Json tools = tools_of(body);
-  if (!tools.is_null()) {
-    const auto chosen = text::choose_template(model.chat_template.named, true).or_throw();
-    request.output = {.format = text::detect_tool_format(chosen.source), .tools = tools};
-  }
-  request.constraint = model.structures->read(body, tools, request.output.format);
+  if (!tools.is_null()) request.output = {.format = calls_of(model), .tools = tools};
   const Json* choice = f.find("tool_choice");
   const bool wants_call = choice && *choice != "none" && *choice != "auto";
+  // DeepSeek's calls are no JSON as a whole: one that must come does without its marks.
+  if (wants_call && request.output.format == text::ToolFormat::deepseek) request.output.format = text::ToolFormat::json;
+  request.constraint = model.structures->read(body, tools, request.output.format);
   if (choice && *choice == "none") request.output.format = text::ToolFormat::none;
   if (f.flag("parallel_tool_calls") == false && !wants_call)
     refuse("parallel_tool_calls", "false is not supported (leave the field out)");
@@ -278,7 +231,7 @@ ApiRequest read_completion_request(const ApiModel& model, const Json& body) {
     } else {
       if (!p.is_string()) refuse("prompt", "a prompt is a text or a list of token ids");
       if (!model.engine.has_tokenizer()) refuse("prompt", "this model has no tokenizer: give token ids");
-      request.prompts.push_back(model.engine.tokenizer().encode(p.get_ref<const std::string&>(), true, false));
+      request.prompts.push_back(model.engine.tokenize(p.get_ref<const std::string&>(), true, false));
     }
     if (request.echo)
       request.prompt_texts.push_back(p.is_string() ? p.get<std::string>()

@@ -3,23 +3,10 @@
 
 #include "engine/engine.h"
 #include "serve/fields.h"
+#include "serve/model_template.h"
 #include "serve/structure.h"
-#include "text/chat_template.h"
-#include "text/tool_calls.h"
 
 namespace ridge::serve {
-
-/// The model's chat template, as its file or directory has it.
-struct ModelTemplate {
-  std::vector<text::NamedTemplate> named;  ///< empty: a base model, prompts are plain text
-};
-/// From tokenizer.chat_template of a GGUF file, or chat_template.jinja or tokenizer_config.json of a directory.
-/// Throws Error for a template that cannot be read.
-ModelTemplate read_model_template(const std::string& model_path);
-/// Messages as the text of a prompt that ends with the begin of the answer: by the template, or as plain text where there
-/// is none. `extra`: more variables of the template. A failure is what the template says.
-Result<std::string> render_messages(const Engine& engine, const ModelTemplate& chat_template, const Json& messages,
-                                    const Json& tools = nullptr, const Json& extra = Json::object());
 
 /// What requests are checked against.
 struct ApiModel {

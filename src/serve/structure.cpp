@@ -61,6 +61,21 @@ Json call_schema(const Json& tools, const std::string& only, const std::string& 
   return schema;
 }
 
+/// What stands around the JSON of a call that must come, and how the JSON calls the arguments.
+struct CallFrame {
+  std::string before, after, arguments = "arguments";
+};
+CallFrame call_frame(text::ToolFormat format) {
+  switch (format) {
+    case text::ToolFormat::tags:
+    case text::ToolFormat::xml: return {"<tool_call>\n", "\n</tool_call>"};  // parsers of xml read JSON there too
+    case text::ToolFormat::mistral: return {"[TOOL_CALLS][", "]"};
+    case text::ToolFormat::granite: return {"<|tool_call|>[", "]"};
+    case text::ToolFormat::llama: return {"", "", "parameters"};
+    default: return {};
+  }
+}
+
 std::string chosen_tool(const Json& choice) {
   if (choice == "required") return {};
   if (choice.is_object() && choice.value("type", "") == "function" && choice.contains("function") &&
@@ -135,12 +150,8 @@ Structures::Maker Structures::read(const Json& body, const Json& tools, text::To
   if (!call) return {};
   const std::string only = chosen_tool(*choice);
   if (tools.is_null()) refuse("tool_choice", "the request has no tools");
-  const bool tags = format == text::ToolFormat::tags;
-  if (!tags && format != text::ToolFormat::llama)
-    refuse("tool_choice", "only auto and none are supported with the way this model writes calls");
-  const Json schema = call_schema(tools, only, tags ? "arguments" : "parameters");
-  const char* before = tags ? "<tool_call>\n" : "";
-  const char* after = tags ? "\n</tool_call>" : "";
+  const auto [before, after, arguments] = call_frame(format);
+  const Json schema = call_schema(tools, only, arguments);
   return compile("tool_choice", before + schema.dump(-1, ' ', false, Json::error_handler_t::replace),
                  [&] { return grammar::grammar_of_schema(schema, before, after); });
 }

@@ -176,7 +176,7 @@ Json props_json(Scheduler& scheduler, const ApiModel& model) {
                {"kv_quant", scheduler.default_kv()},
                {"kv_pools", scheduler.options().max_lanes},
                {"template", !info.has_tokenizer                 ? "none"
-                            : model.chat_template.named.empty() ? "plain"
+                            : model.chat_template.plain()      ? "plain"
                                                                 : "model"},
                {"version", build_info().version},
                {"commit", build_info().commit}};

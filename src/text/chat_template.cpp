@@ -43,12 +43,22 @@ Value messages_value(jinja::Run& run, const Json& messages) {
   return run.list(std::move(items));
 }
 
+/// A message that a template or a value made, at most a screen of it.
+std::string shortened(std::string message) {
+  constexpr size_t kMost = 2000;
+  if (message.size() <= kMost) return message;
+  size_t end = kMost;
+  while (end > kMost - 4 && (uint8_t(message[end]) & 0xC0) == 0x80) --end;  // whole characters
+  return message.substr(0, end) + "...";
+}
+
 /// `work()`, with the Trouble that it may throw as a failure.
 template <class Work>
 auto guarded(Work work) -> Result<decltype(work())> {
   try {
     return work();
   } catch (jinja::Trouble& trouble) {
+    trouble.message = shortened(std::move(trouble.message));
     if (trouble.refused) return Failure{ErrorKind::usage, std::move(trouble.message), "messages"};
     if (trouble.line == 0) return bad_file("chat template: {}", trouble.message);
     return bad_file("chat template: line {}, column {}: {}", trouble.line, trouble.column, trouble.message);
@@ -86,30 +96,6 @@ Result<std::string> ChatTemplate::render(const ChatInput& input, const jinja::Li
       variables.emplace_back(item.key(), to_value(run, item.value()));
     return jinja::evaluate(run, *root_, std::move(variables));
   });
-}
-
-Result<std::vector<NamedTemplate>> named_templates(const Json& chat_template) {
-  if (chat_template.is_string()) return std::vector<NamedTemplate>{{"default", chat_template.get<std::string>()}};
-  std::vector<NamedTemplate> made;
-  const auto is_text = [](const Json& entry, const char* key) { return entry.contains(key) && entry[key].is_string(); };
-  if (!chat_template.is_array()) return bad_file("chat_template: neither a text nor a list of named templates");
-  for (const Json& entry : chat_template) {
-    if (!entry.is_object() || !is_text(entry, "name") || !is_text(entry, "template"))
-      return bad_file("chat_template: entry {} is not an object with the texts 'name' and 'template'", made.size());
-    made.push_back({entry["name"].get<std::string>(), entry["template"].get<std::string>()});
-  }
-  return made;
-}
-
-Result<NamedTemplate> choose_template(const std::vector<NamedTemplate>& templates, bool with_tools) {
-  std::string names;
-  const NamedTemplate* chosen = nullptr;
-  for (const NamedTemplate& t : templates) {
-    names += (names.empty() ? "" : ", ") + t.name;
-    if ((t.name == "default" && !chosen) || (t.name == "tool_use" && with_tools)) chosen = &t;
-  }
-  if (!chosen) return bad_file("chat_template: no template is called 'default'; there are: {}", names);
-  return *chosen;
 }
 
 std::string plain_prompt(const Json& messages, bool add_generation_prompt) {

@@ -47,16 +47,6 @@ class ChatTemplate {
 /// Did the template itself refuse the messages? The failure's message is then the template's, word for word.
 inline bool refused_by_template(const Failure& failure) { return failure.kind == ErrorKind::usage; }
 
-/// A template of a model that has several.
-struct NamedTemplate {
-  std::string name, source;
-};
-
-/// The templates in `chat_template` of a tokenizer_config.json: one text (named "default") or a list of names and texts.
-Result<std::vector<NamedTemplate>> named_templates(const Json& chat_template);
-/// "tool_use" for requests with tools if there is one, else "default", else a failure that names what there is.
-Result<NamedTemplate> choose_template(const std::vector<NamedTemplate>& templates, bool with_tools);
-
 /// A prompt for base models, which have no template: "Role: text" line by line. Texts of parts are joined; other parts,
 /// tools and calls are left out.
 std::string plain_prompt(const Json& messages, bool add_generation_prompt);

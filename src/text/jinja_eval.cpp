@@ -58,14 +58,10 @@ class Evaluator {
   /// Calls `work` one level deeper; what it throws gets the place of the innermost node.
   template <class Work>
   auto at(const Node& node, Work work) {
-    struct Level {
-      explicit Level(int& counter) : depth(++counter) {}
-      ~Level() { --depth; }
-      int& depth;
-    } const level(run_.depth);
+    const Level level(run_);
     try {
       run_.step();
-      if (run_.depth > run_.limits.depth) trouble("the template nests deeper than {} levels", run_.limits.depth);
+      level.check();
       return work();
     } catch (Trouble& trouble) {
       if (trouble.line == 0) trouble.line = node.line, trouble.column = node.column;
@@ -117,7 +113,7 @@ class Evaluator {
         std::string text = capture_inside(*node.kids[0]);
         return write(str(run_, filtered(*node.kids[1], std::move(text)))), Flow::next;
       }
-      case NodeKind::macro: return scope_->set(node.name, closure(node)), Flow::next;
+      case NodeKind::macro: return set(node.name, closure(node)), Flow::next;
       case NodeKind::call_block: return call_block(node), Flow::next;
       case NodeKind::with_block: return with_block(node);
       case NodeKind::break_loop: return Flow::broken;
@@ -154,7 +150,7 @@ class Evaluator {
     Loop* const loop = run_.loop(items);
     for (; loop->index < items->items.size(); ++loop->index) {
       const Inner scope(*this, scope_);
-      scope_->set("loop", {loop});
+      set("loop", {loop});
       assign(target, items->items[loop->index]);
       if (execute(*node.kids[3]) == Flow::broken) break;
     }
@@ -186,11 +182,15 @@ class Evaluator {
     return execute(*node.kids[0]);
   }
 
+  void set(std::string_view name, Value value) {
+    run_.take(sizeof(Scope::variables[0]));
+    run_.step(scope_->variables.size() / 4);
+    scope_->set(name, std::move(value));
+  }
+
   void assign(const Node& target, Value value) {
     if (target.kind == NodeKind::name) {
-      run_.take(sizeof(Scope::variables[0]));
-      run_.step(scope_->variables.size() / 8);
-      return scope_->set(target.name, std::move(value));
+      return set(target.name, std::move(value));
     }
     if (target.kind == NodeKind::attribute) {
       const Value object = evaluate(*target.kids[0]);
@@ -268,7 +268,7 @@ class Evaluator {
 
   Value variable(const std::string& name) {
     for (Scope* scope = scope_; scope != nullptr; scope = scope->parent) {
-      run_.step(scope->variables.size() / 8);
+      run_.step(scope->variables.size() / 4);
       if (const Value* const found = scope->find(name)) return *found;
     }
     if (const Native native = find_function(name)) return {Callable{name, nullptr, nullptr, native}};
@@ -326,6 +326,7 @@ class Evaluator {
         given.push_back(evaluate(kid));
         continue;
       }
+      run_.step(named.size() / 4);
       if (std::any_of(named.begin(), named.end(), [&](const auto& known) { return known.first == kid.name; }))
         trouble("argument '{}' is given twice", kid.name);
       named.emplace_back(kid.name, evaluate(*kid.kids[0]));
@@ -360,20 +361,21 @@ class Evaluator {
     if (given.size() > kids.size() - 1)
       trouble("macro '{}' takes {} arguments, not {}", callable.name, kids.size() - 1, given.size());
     for (const auto& [name, value] : named) {
+      run_.step(kids.size() / 4);
       const auto is_meant = [&, wanted = name](const auto& kid) { return kid->name == wanted; };
       const auto place = std::find_if(kids.begin() + 1, kids.end(), is_meant);
       if (place == kids.end()) trouble("macro '{}' has no parameter '{}'", callable.name, name);
       if (size_t(place - kids.begin()) <= given.size()) trouble("parameter '{}' is given twice", name);
     }
-    if (caller) scope_->set("caller", *caller);
+    if (caller) set("caller", *caller);
     for (size_t i = 1; i < kids.size(); ++i) {
       const auto is_named = [&](const auto& argument) { return argument.first == kids[i]->name; };
       const auto found = std::find_if(named.begin(), named.end(), is_named);
-      run_.take(sizeof(Scope::variables[0]));
-      if (i <= given.size()) scope_->set(kids[i]->name, given[i - 1]);
-      else if (found != named.end()) scope_->set(kids[i]->name, found->second);
-      else if (!kids[i]->kids.empty()) scope_->set(kids[i]->name, evaluate(*kids[i]->kids[0]));
-      else scope_->set(kids[i]->name, run_.undefined("parameter '{}' was not provided", kids[i]->name));
+      run_.step(named.size() / 4);
+      if (i <= given.size()) set(kids[i]->name, given[i - 1]);
+      else if (found != named.end()) set(kids[i]->name, found->second);
+      else if (!kids[i]->kids.empty()) set(kids[i]->name, evaluate(*kids[i]->kids[0]));
+      else set(kids[i]->name, run_.undefined("parameter '{}' was not provided", kids[i]->name));
     }
     return run_.text(capture(*kids[0]));
   }

@@ -18,11 +18,19 @@ Value as_method(Args& a, std::string_view method) {
   return made;
 }
 
+/// The elements that a filter goes through: counted, as it may make nothing of them.
+ListRef elements_of(Run& run, const Value& value) {
+  ListRef items = iterate(run, value);
+  run.step(4 * items->items.size());
+  return items;
+}
+
 /// "a.b.0": what jinja2's attribute getter reads from a value.
 Value get_path(Run& run, Value value, std::string_view path) {
   for (size_t begin = 0; begin <= path.size();) {
     const size_t end = std::min(path.find('.', begin), path.size());
     const std::string part(path.substr(begin, end - begin));
+    run.walk(part.size());
     int64_t index = 0;
     const auto [stop, error] = std::from_chars(part.data(), part.data() + part.size(), index);
     const bool number = error == std::errc() && stop == part.data() + part.size() && index >= 0;
@@ -57,7 +65,7 @@ Value apply(Args& a, Native (*find)(std::string_view), size_t index, const Value
 
 Value map(Args& a) {
   std::vector<Value> made;
-  const ListRef items = iterate(a.run, a.self);
+  const ListRef items = elements_of(a.run, a.self);
   if (!a.given.empty() || a.named.empty()) {
     for (const Value& item : items->items) made.push_back(apply(a, find_filter, 0, item));
     if (items->items.empty()) a.asked = a.given.size(), a.found_by_name = a.named.size();
@@ -74,7 +82,7 @@ Value map(Args& a) {
 
 Value pick(Args& a, bool wanted, bool by_attribute) {
   const std::string path = by_attribute ? a.text(0, "attribute") : "";
-  const ListRef items = iterate(a.run, a.self);
+  const ListRef items = elements_of(a.run, a.self);
   const size_t test = by_attribute ? 1 : 0;
   std::vector<Value> made;
   for (const Value& item : items->items) {
@@ -98,7 +106,7 @@ Value sort(Args& a) {
   const bool reverse = a.flag(0, "reverse"), case_sensitive = a.flag(1, "case_sensitive");
   const Attribute attribute(a, 2);
   std::vector<std::pair<Value, Value>> keyed;
-  const ListRef elements = iterate(a.run, a.self);
+  const ListRef elements = elements_of(a.run, a.self);
   for (const Value& item : elements->items)
     keyed.emplace_back(without_case(a.run, attribute.of(a.run, item), case_sensitive), item);
   sort_by_keys(a.run, keyed, reverse);
@@ -132,7 +140,7 @@ Value unique(Args& a) {
   const bool case_sensitive = a.flag(0, "case_sensitive");
   const Attribute attribute(a, 1);
   std::vector<Value> seen, made;
-  const ListRef elements = iterate(a.run, a.self);
+  const ListRef elements = elements_of(a.run, a.self);
   for (const Value& item : elements->items) {
     Value key = without_case(a.run, attribute.of(a.run, item), case_sensitive);
     if (std::any_of(seen.begin(), seen.end(), [&](const Value& v) { return equal(a.run, v, key); })) continue;
@@ -145,7 +153,7 @@ Value unique(Args& a) {
 Value extreme(Args& a, int sign) {
   const bool case_sensitive = a.flag(0, "case_sensitive");
   const Attribute attribute(a, 1);
-  const ListRef items = iterate(a.run, a.self);
+  const ListRef items = elements_of(a.run, a.self);
   if (items->items.empty()) return a.run.undefined("'{}' of an empty sequence", a.name);
   const Value* best = nullptr;
   Value best_key;
@@ -161,7 +169,7 @@ Value sum(Args& a) {
   const Attribute attribute(a, 0);
   const Value* const start = a.find(1, "start");
   Value total = start ? *start : Value{int64_t(0)};
-  const ListRef elements = iterate(a.run, a.self);
+  const ListRef elements = elements_of(a.run, a.self);
   for (const Value& item : elements->items) total = arithmetic(a.run, Operator::add, total, attribute.of(a.run, item));
   return total;
 }
@@ -172,7 +180,7 @@ Value join(Args& a) {
   const Attribute attribute(a, 1);
   Writer to(a.run);
   bool first = true;
-  const ListRef elements = iterate(a.run, a.self);
+  const ListRef elements = elements_of(a.run, a.self);
   for (const Value& item : elements->items) {
     if (!std::exchange(first, false)) to.add(between);
     write_str(to, attribute.of(a.run, item));
@@ -225,10 +233,14 @@ Value escape(Args& a) {
   if (a.self.text() && a.self.as<Text>()->safe && a.name != "forceescape") return a.self;
   constexpr std::string_view kCodes = "&<>'\"", kNames[] = {"&amp;", "&lt;", "&gt;", "&#39;", "&#34;"};
   Writer to(a.run);
-  for (const char c : str(a.run, a.self)) {
-    const size_t code = kCodes.find(c);
-    code == kCodes.npos ? to.add(1, c) : to.add(kNames[code]);
+  const std::string text = str(a.run, a.self);
+  a.run.walk(text.size());
+  size_t written = 0;
+  for (size_t at = 0; (at = text.find_first_of(kCodes, at)) != text.npos; written = ++at) {
+    to.add(std::string_view(text).substr(written, at - written));
+    to.add(kNames[kCodes.find(text[at])]);
   }
+  to.add(std::string_view(text).substr(written));
   return a.run.text(to.take(), true);
 }
 
@@ -246,26 +258,29 @@ Value indent(Args& a) {
   if (width && width->text()) in.add(*width->text());
   else if (!width || n) in.add(size_t(std::max<int64_t>(n ? *n : 4, 0)), ' ');
   else trouble("'indent' takes an integer or a str, not {}", type_name(*width));
+  a.run.walk(text_of(a).size());
   const std::string margin = in.take(), text = text_of(a) + "\n";
   Writer to(a.run);
   if (first_too) to.add(margin);
   bool first_line = true;
-  for (const std::string_view line : split_lines(text)) {
+  each_line(text, [&](std::string_view line) {
     if (!std::exchange(first_line, false)) {
       to.add("\n");
       if (blank_too || !line.empty()) to.add(margin);
     }
     to.add(line);
-  }
+  });
   return a.run.text(to.take(), a.self.as<Text>()->safe);
 }
 
 /// Words begin after white space and ( { [ < - as in jinja2.
 Value title(Args& a) {
   std::string out = lower(str(a.run, a.self));
-  for (size_t i = 0; i < out.size(); ++i)
-    if (i == 0 || std::string_view("-({[< \t\n\r\f\v").find(out[i - 1]) != std::string_view::npos)
-      out.replace(i, 1, upper(out.substr(i, 1)));
+  a.run.walk(out.size());
+  for (size_t i = 0; i < out.size(); ++i) {
+    const bool begins = i == 0 || std::string_view("-({[< \t\n\r\f\v").find(out[i - 1]) != std::string_view::npos;
+    if (begins && out[i] >= 'a' && out[i] <= 'z') out[i] = char(out[i] - 0x20);
+  }
   return a.run.text(std::move(out));
 }
 
@@ -280,10 +295,12 @@ Value replace(Args& a) {
 
 /// The number that a text holds, as Python's float(): white space around it and underscores between digits are fine.
 std::optional<double> parse_real(std::string_view text) {
-  std::string digits(strip(text, nullptr, true, true));
-  if (digits.starts_with('+') && !digits.starts_with("+-")) digits.erase(0, 1);
-  for (size_t i = 1; i + 1 < digits.size(); ++i)
-    if (digits[i] == '_' && isdigit(uint8_t(digits[i - 1])) && isdigit(uint8_t(digits[i + 1]))) digits.erase(i, 1);
+  text = strip(text, nullptr, true, true);
+  if (text.starts_with('+') && !text.starts_with("+-")) text.remove_prefix(1);
+  const auto is_digit = [&](size_t i) { return i < text.size() && text[i] >= '0' && text[i] <= '9'; };
+  std::string digits;
+  for (size_t i = 0; i < text.size(); ++i)
+    if (text[i] != '_' || i == 0 || !is_digit(i - 1) || !is_digit(i + 1)) digits += text[i];
   double value = 0;
   const auto [stop, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
   if (digits.empty() || error == std::errc::invalid_argument || stop != digits.data() + digits.size())
@@ -300,6 +317,7 @@ Value to_int(Args& a) {
   std::optional<double> real;
   if (a.self.as<double>()) real = *a.self.as<double>();
   if (a.self.text()) {
+    a.run.walk(2 * a.self.text()->size());
     std::string digits(strip(*a.self.text(), nullptr, true, true));
     if (base < 2 || base > 36) trouble("'int' takes bases from 2 to 36, not {}", base);
     const size_t sign = digits.starts_with('-') || digits.starts_with('+');
@@ -320,8 +338,10 @@ Value to_real(Args& a) {
   int64_t store = 0;
   if (const int64_t* const n = whole(defined(a.self), store)) return {double(*n)};
   if (a.self.as<double>()) return a.self;
-  if (a.self.text())
+  if (a.self.text()) {
+    a.run.walk(a.self.text()->size());
     if (const auto real = parse_real(*a.self.text())) return {*real};
+  }
   return otherwise_given ? *otherwise_given : Value{0.0};
 }
 

@@ -143,6 +143,7 @@ class Lexer {
       else if (is_digit(c)) read_number();
       else if (is_name(c)) {
         while (is_name(peek())) ++at_;
+        if (at_ - here > kMaxName) wrong(here, fmt::format("a name has more than {} bytes", kMaxName));
         put(TokenKind::name, std::string(source_.substr(here, at_ - here)), here);
       } else read_sign(brackets);
     }

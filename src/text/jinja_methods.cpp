@@ -1,6 +1,7 @@
 // Methods of strings, lists, dictionaries and loops. What Python's sandbox forbids (changing an object) is not here.
 #include <algorithm>
 
+#include "text/finder.h"
 #include "text/jinja_natives.h"
 #include "text/unicode.h"
 
@@ -15,64 +16,101 @@ Value strip_ends(Args& a, bool left, bool right) {
   const Value* const chars = a.find(0, "chars");
   if (chars && !defined(*chars).text() && !chars->as<None>())
     trouble("'{}' takes a str, not {}", a.name, type_name(*chars));
-  a.run.step(self(a).size() / 64);
+  a.run.walk(self(a).size() + (chars && chars->text() ? chars->text()->size() : 0));
   return made(a, strip(self(a), chars ? chars->text() : nullptr, left, right));
 }
 
+/// Parts of a text as values.
+struct Parts {
+  Args& args;
+  std::vector<Value> made = {};
+
+  void add(std::string_view part) {
+    args.run.take(sizeof(Value));
+    made.push_back(jinja::made(args, part));
+  }
+  Value list(ListKind kind = ListKind::list) { return args.run.list(std::move(made), kind); }
+};
+
 /// Parts of the text between white space, at most `most` cuts from one side.
-std::vector<std::string_view> words(std::string_view text, int64_t most, bool from_left) {
-  std::vector<std::string_view> parts;
+void add_words(Parts& parts, std::string_view text, int64_t most, bool from_left) {
   while (!(text = strip(text, nullptr, from_left, !from_left)).empty()) {
     size_t begin = 0, end = text.size();  // of the word at that side
-    for (size_t at = 0; at < end && most != int64_t(parts.size()); at += first_length(text.substr(at))) {
+    for (size_t at = 0; at < end && most != int64_t(parts.made.size()); at += first_length(text.substr(at))) {
       if (!is_space(first_code(text.substr(at)))) continue;
       if (from_left) end = at;
       else begin = at + first_length(text.substr(at));
     }
-    parts.push_back(text.substr(begin, end - begin));
+    parts.add(text.substr(begin, end - begin));
     text = from_left ? text.substr(end) : text.substr(0, begin);
   }
-  if (!from_left) std::reverse(parts.begin(), parts.end());
-  return parts;
+  if (!from_left) std::reverse(parts.made.begin(), parts.made.end());
 }
 
-std::vector<std::string_view> pieces(std::string_view text, std::string_view cut, int64_t most, bool from_left) {
+/// Hands `found` the text before each place where `cut` stands, at most `most` of them; returns the text behind the last.
+template <class Found>
+std::string_view each_piece(Run& run, std::string_view text, std::string_view cut, int64_t most, Found found) {
   if (cut.empty()) trouble("the separator is empty");
-  std::vector<std::string_view> parts;
-  while (most < 0 || most > int64_t(parts.size())) {
-    const size_t at = from_left ? text.find(cut) : text.rfind(cut);
+  run.walk(text.size() + cut.size());
+  if (cut.size() > text.size()) return text;
+  run.take(cut.size() * sizeof(uint32_t));
+  const Finder finder(cut);
+  for (; most != 0; --most) {
+    const size_t at = finder.find(text);
     if (at == text.npos) break;
-    parts.push_back(from_left ? text.substr(0, at) : text.substr(at + cut.size()));
-    text = from_left ? text.substr(at + cut.size()) : text.substr(0, at);
+    run.step();
+    found(text.substr(0, at));
+    text.remove_prefix(at + cut.size());
   }
-  parts.push_back(text);
-  if (!from_left) std::reverse(parts.begin(), parts.end());
-  return parts;
+  return text;
 }
 
-Value texts(Args& a, const std::vector<std::string_view>& parts, ListKind kind = ListKind::list) {
-  std::vector<Value> items;
-  for (const std::string_view part : parts) items.push_back(made(a, part));
-  return a.run.list(std::move(items), kind);
+void add_pieces_from_right(Parts& parts, std::string_view text, std::string_view cut, int64_t most) {
+  if (cut.empty()) trouble("the separator is empty");
+  Run& run = parts.args.run;
+  run.walk(text.size() + cut.size());
+  run.take(cut.size() * sizeof(uint32_t));
+  const Finder finder(cut, true);
+  for (; most != 0; --most) {
+    const size_t at = finder.find(text);
+    if (at == text.npos) break;
+    parts.add(text.substr(at + cut.size()));
+    text = text.substr(0, at);
+  }
+  parts.add(text);
+  std::reverse(parts.made.begin(), parts.made.end());
 }
 
 Value split(Args& a, bool from_left) {
   const Value* const cut = a.find(0, "sep");
   const int64_t most = a.integer(1, "maxsplit", -1);
   if (cut && !defined(*cut).text() && !cut->as<None>()) trouble("'{}' takes a str, not {}", a.name, type_name(*cut));
-  if (cut && cut->text()) return texts(a, pieces(self(a), *cut->text(), most, from_left));
+  Parts parts{a};
+  if (cut && cut->text() && from_left) {
+    parts.add(each_piece(a.run, self(a), *cut->text(), most, [&](std::string_view part) { parts.add(part); }));
+    return parts.list();
+  }
+  if (cut && cut->text()) return add_pieces_from_right(parts, self(a), *cut->text(), most), parts.list();
   // A word from the right looks at all of the text before it: counted as that.
-  if (!from_left)
-    a.run.step((most < 0 ? 1 : uint64_t(std::min<int64_t>(most, int64_t(self(a).size())))) * self(a).size() / 64);
-  return texts(a, words(self(a), most, from_left || most < 0));
+  a.run.walk((from_left || most < 0 ? 1 : uint64_t(std::min<int64_t>(most, int64_t(self(a).size())) + 1)) *
+             self(a).size());
+  return add_words(parts, self(a), most, from_left || most < 0), parts.list();
 }
 
 Value partition(Args& a, bool from_left) {
   const std::string cut = a.text(0, "sep");
-  std::vector<std::string_view> parts = pieces(self(a), cut, 1, from_left);
-  if (parts.size() == 1) parts.insert(from_left ? parts.end() : parts.begin(), 2, "");
-  else parts.insert(parts.begin() + 1, cut);
-  return texts(a, parts, ListKind::tuple);
+  if (cut.empty()) trouble("the separator is empty");
+  const std::string_view text = self(a);
+  const size_t at = find_text(a.run, text, cut, !from_left);
+  Parts parts{a};
+  if (at == text.npos) {
+    for (const std::string_view part : {from_left ? text : "", std::string_view(), from_left ? "" : text})
+      parts.add(part);
+  } else {
+    for (const std::string_view part : {text.substr(0, at), std::string_view(cut), text.substr(at + cut.size())})
+      parts.add(part);
+  }
+  return parts.list(ListKind::tuple);
 }
 
 /// startswith() and endswith(): a text or a tuple of texts.
@@ -80,6 +118,7 @@ Value at_end(Args& a, bool start) {
   const Value& what = a.need(0, "prefix");
   const auto matches = [&](const Value& v) {
     if (!defined(v).text()) trouble("'{}' takes a str or a tuple of them, not {}", a.name, type_name(v));
+    a.run.step(1 + std::min(self(a).size(), v.text()->size()) / 64);
     return start ? self(a).starts_with(*v.text()) : self(a).ends_with(*v.text());
   };
   const ListRef* many = what.as<ListRef>();
@@ -89,36 +128,42 @@ Value at_end(Args& a, bool start) {
 
 Value index_of(Args& a, bool from_left, bool must_be) {
   const std::string what = a.text(0, "sub");
-  a.run.step(self(a).size() / 64);
-  const size_t at = from_left ? self(a).find(what) : self(a).rfind(what);
-  if (at == std::string::npos && must_be) trouble("'{}': the text does not occur", a.name);
-  return {at == std::string::npos ? int64_t(-1) : int64_t(count_codes(std::string_view(self(a)).substr(0, at)))};
+  const std::string_view text = self(a);
+  const size_t at = what.empty() ? (from_left ? 0 : text.size()) : find_text(a.run, text, what, !from_left);
+  if (at == text.npos && must_be) trouble("'{}': the text does not occur", a.name);
+  if (at == text.npos) return {int64_t(-1)};
+  a.run.walk(at);
+  return {int64_t(count_codes(text.substr(0, at)))};
 }
 
 Value count(Args& a) {
   const std::string what = a.text(0, "sub");
   if (what.empty()) return {length(a.run, a.self) + 1};
-  return {int64_t(pieces(self(a), what, -1, true).size()) - 1};
+  int64_t n = 0;
+  each_piece(a.run, self(a), what, -1, [&](std::string_view) { ++n; });
+  return {n};
+}
+
+/// An empty text stands before every code point, and at the end.
+std::string replaced_between(Run& run, std::string_view text, std::string_view to, int64_t most) {
+  Writer out(run);
+  run.walk(text.size());
+  for (; most != 0 && !text.empty(); --most) {
+    out.add(to);
+    out.add(text.substr(0, first_length(text)));
+    text.remove_prefix(first_length(text));
+  }
+  if (most != 0) out.add(to);
+  out.add(text);
+  return out.take();
 }
 
 Value replace(Args& a) {
   const std::string from = a.text(0, "old"), to = a.text(1, "new");
-  int64_t most = a.integer(2, "count", -1);
+  const int64_t most = a.integer(2, "count", -1);
+  if (from.empty()) return made(a, replaced_between(a.run, self(a), to, most));
   Writer out(a.run);
-  std::string_view rest = self(a);
-  while (most != 0) {
-    const size_t at = rest.find(from);
-    if (at == rest.npos || (from.empty() && rest.empty())) break;
-    out.add(rest.substr(0, at));
-    out.add(to);
-    const size_t kept = from.empty() ? first_length(rest) : 0;  // an empty text stands before every code point
-    out.add(rest.substr(0, kept));
-    rest.remove_prefix(at + from.size() + kept);
-    if (most > 0) --most;
-    a.run.step();
-  }
-  if (from.empty() && most != 0) out.add(to);
-  out.add(rest);
+  out.add(each_piece(a.run, self(a), from, most, [&](std::string_view before) { out.add(before), out.add(to); }));
   return made(a, out.take());
 }
 
@@ -131,6 +176,7 @@ Value remove_end(Args& a, bool prefix) {
 
 Value join(Args& a) {
   const ListRef items = iterate(a.run, a.need(0, "iterable"));
+  a.run.step(items->items.size());
   for (const Value& item : items->items)
     if (!item.text()) trouble("'join' needs texts, not {}", type_name(item));
   const Value list{items};
@@ -143,11 +189,13 @@ bool is_digit(char c) { return c >= '0' && c <= '9'; }
 template <class Is>
 Value all_are(Args& a, Is is) {
   const std::string& text = self(a);
+  a.run.walk(text.size());
   return {!text.empty() && std::all_of(text.begin(), text.end(), is)};
 }
 
 /// Every word with a capital first letter, as str.title() does it: a word is a run of letters.
 Value title(Args& a) {
+  a.run.walk(self(a).size());
   std::string out = lower(self(a));
   for (size_t i = 0; i < out.size(); ++i)
     if (is_letter(out[i]) && (i == 0 || !(is_letter(out[i - 1]) || uint8_t(out[i - 1]) >= 0x80)))
@@ -161,7 +209,10 @@ Value capitalize(Args& a) {
 
 Value split_lines(Args& a) {
   if (a.flag(0, "keepends")) trouble("splitlines() does not keep line ends here");
-  return texts(a, text::split_lines(self(a)));
+  a.run.walk(self(a).size());
+  Parts parts{a};
+  each_line(self(a), [&](std::string_view line) { parts.add(line); });
+  return parts.list();
 }
 
 constexpr NativeRow kTextMethods[] = {
@@ -192,7 +243,11 @@ constexpr NativeRow kTextMethods[] = {
     {"isalpha", [](Args& a) { return all_are(a, [](char c) { return is_letter(c) || uint8_t(c) >= 0x80; }); }},
     {"isalnum",
      [](Args& a) { return all_are(a, [](char c) { return is_letter(c) || is_digit(c) || uint8_t(c) >= 0x80; }); }},
-    {"isspace", [](Args& a) -> Value { return {!self(a).empty() && strip(self(a), nullptr, true, false).empty()}; }},
+    {"isspace",
+     [](Args& a) -> Value {
+       a.run.walk(self(a).size());
+       return {!self(a).empty() && strip(self(a), nullptr, true, false).empty()};
+     }},
     {"isupper",
      [](Args& a) {
        return call_native(find_test("upper"), {a.run, "upper", a.self, {}});

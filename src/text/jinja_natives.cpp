@@ -54,6 +54,8 @@ void Args::done() const {
 }
 
 Value call_native(Native native, Args args) {
+  const Level level(args.run);  // filters apply filters
+  level.check();
   Value made = native(args);
   args.done();
   return made;
@@ -70,6 +72,7 @@ int64_t integer_of(Args& a) {
 
 bool is_case(Args& a, bool upper_case) {
   const std::string text = str(a.run, a.self);
+  a.run.walk(text.size());
   return lower(text) != upper(text) && text == (upper_case ? upper(text) : lower(text));
 }
 
@@ -208,6 +211,7 @@ Value strftime_now(Args& a) {
   static const locale_t c_locale = newlocale(LC_ALL_MASK, "C", nullptr);
   const std::string format = a.text(0, "format");
   char out[512];
+  if (format.size() > sizeof(out)) trouble("strftime_now: the format has more than {} bytes", sizeof(out));
   const size_t n = strftime_l(out, sizeof(out), format.c_str(), &a.run.now, c_locale);
   if (n == 0 && !format.empty()) trouble("strftime_now: the format gives no text, or more than {} bytes", sizeof(out));
   return a.run.text(std::string(out, n));

@@ -95,7 +95,9 @@ Value repeat(Run& run, const Value& what, int64_t times) {
   run.take(bytes);
   if (what.text()) {
     std::string out;
-    for (out.reserve(bytes); out.size() < bytes;) out += *what.text();
+    out.reserve(bytes);
+    if (bytes > 0) out = *what.text();
+    while (out.size() < bytes) out.append(out.data(), std::min(out.size(), bytes - out.size()));
     return run.text(std::move(out), what.as<Text>()->safe);
   }
   std::vector<Value> items;
@@ -175,12 +177,12 @@ Value subscript(Run& run, const Value& value, const Value& key) {
   const int64_t* const index = whole(key, store);
   const ListRef* list = value.as<ListRef>();
   if (index && value.text()) {
-    const size_t size = size_t(length(run, value));
-    run.step(value.text()->size() / 64);
-    if (const auto at = position(*index, size)) {
-      const size_t begin = code_position(*value.text(), *at);
-      return run.text(value.text()->substr(begin, first_length(std::string_view(*value.text()).substr(begin))));
-    }
+    const std::string_view text = *value.text();
+    // Only places counted from the end need the length.
+    const auto at = *index < 0 ? position(*index, size_t(length(run, value))) : std::optional(size_t(*index));
+    const size_t begin = at ? code_position(text, *at) : text.size();
+    run.walk(begin);
+    if (begin < text.size()) return run.text(std::string(text.substr(begin, first_length(text.substr(begin)))));
   } else if (index && list && (*list)->kind != ListKind::generator) {
     if (const auto at = position(*index, (*list)->items.size())) return (*list)->items[*at];
   } else if (key.text()) {
@@ -206,12 +208,13 @@ Value slice(Run& run, const Value& value, const Value& start, const Value& stop,
   const bool safe = value.as<Text>()->safe;
   const Cut c = cut(length(run, value), start, stop, step);
   if (c.step == 1) {
-    run.step(text.size() / 64);
+    run.walk(text.size());
     const size_t begin = code_position(text, size_t(c.start));
     const size_t size = code_position(text.substr(begin), size_t(std::max<int64_t>(c.stop - c.start, 0)));
     return run.text(std::string(text.substr(begin, size)), safe);
   }
   std::vector<size_t> begins;
+  run.walk(text.size());
   run.take(text.size() * sizeof(size_t));
   for (size_t at = 0; at < text.size(); at += first_length(text.substr(at))) begins.push_back(at);
   std::string out;

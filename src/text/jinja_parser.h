@@ -83,6 +83,8 @@ struct Node {
 inline constexpr int kMaxTreeDepth = 400;
 inline constexpr int kMaxNesting = 150;
 inline constexpr size_t kMaxSource = size_t(1) << 20;
+/// Bytes of a name: comparing two of them is one step.
+inline constexpr size_t kMaxName = 256;
 
 /// The tree of a template: a body. Throws Trouble.
 std::unique_ptr<Node> parse(std::string_view source);

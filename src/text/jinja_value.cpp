@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "text/finder.h"
 #include "text/unicode.h"
 
 namespace ridge::text::jinja {
@@ -11,6 +12,7 @@ namespace {
 int depth_of(const Value& value) {
   if (const ListRef* list = value.as<ListRef>()) return (*list)->depth;
   if (const DictRef* dict = value.as<DictRef>()) return (*dict)->depth;
+  if (const Callable* method = value.as<Callable>(); method && method->self) return depth_of(*method->self);
   return 0;
 }
 
@@ -27,26 +29,38 @@ std::string real_text(double value) {
   return out;
 }
 
+/// What stands for `code` in quotes; empty: the character itself.
+std::string escape_of(uint32_t code, char quote, bool json, bool ascii) {
+  constexpr std::string_view kNamed = "\n\r\t\b\f", kLetters = "nrtbf";
+  const size_t named = code < 0x80 ? kNamed.find(char(code)) : kNamed.npos;
+  if (code == uint32_t(quote) || code == '\\') return {'\\', char(code)};
+  if (named < (json ? 5 : 3)) return {'\\', kLetters[named]};
+  if (json && code >= 0x10000 && ascii)
+    return fmt::format("\\u{:04x}\\u{:04x}", 0xD7C0 + (code >> 10), 0xDC00 | (code & 0x3FF));
+  if (json && (code < 0x20 || (ascii && code > 0x7E))) return fmt::format("\\u{:04x}", code);
+  if (json || is_printable(code)) return {};
+  if (code < 0x100) return fmt::format("\\x{:02x}", code);
+  return code < 0x10000 ? fmt::format("\\u{:04x}", code) : fmt::format("\\U{:08x}", code);
+}
+
 /// Text in quotes: Python's repr() where `json` is false, json.dumps where it is true.
 void write_quoted(Writer& to, std::string_view text, bool json, bool ascii) {
   const bool twice = json || (text.find('\'') != text.npos && text.find('"') == text.npos);
   const char quote = twice ? '"' : '\'';
-  constexpr std::string_view kNamed = "\n\r\t\b\f", kLetters = "nrtbf";
+  to.run().walk(text.size());
   to.add(1, quote);
-  while (!text.empty()) {
-    const uint32_t code = first_code(text);
-    const std::string_view bytes = text.substr(0, first_length(text));
-    text.remove_prefix(bytes.size());
-    const size_t named = code < 0x80 ? kNamed.find(char(code)) : kNamed.npos;
-    if (code == uint32_t(quote) || code == '\\') to.add("\\"), to.add(bytes);
-    else if (named < (json ? 5 : 3)) to.add("\\"), to.add(1, kLetters[named]);
-    else if (json && code >= 0x10000 && ascii)
-      to.add(fmt::format("\\u{:04x}\\u{:04x}", 0xD7C0 + (code >> 10), 0xDC00 | (code & 0x3FF)));
-    else if (json && (code < 0x20 || (ascii && code > 0x7E))) to.add(fmt::format("\\u{:04x}", code));
-    else if (json || is_printable(code)) to.add(bytes);
-    else if (code < 0x100) to.add(fmt::format("\\x{:02x}", code));
-    else to.add(code < 0x10000 ? fmt::format("\\u{:04x}", code) : fmt::format("\\U{:08x}", code));
+  size_t written = 0;
+  for (size_t at = 0; at < text.size();) {
+    const std::string_view rest = text.substr(at);
+    const size_t size = first_length(rest);
+    if (const std::string escaped = escape_of(first_code(rest), quote, json, ascii); !escaped.empty()) {
+      to.add(text.substr(written, at - written));
+      to.add(escaped);
+      written = at + size;
+    }
+    at += size;
   }
+  to.add(text.substr(written));
   to.add(1, quote);
 }
 
@@ -71,7 +85,7 @@ bool is_number(const Value& value) { return value.as<bool>() || value.as<int64_t
 }  // namespace
 
 Value Run::text(std::string text, bool safe) {
-  take(text.size() + sizeof(std::string));
+  take(text.size() + kTextBytes);
   return {Text{std::make_shared<const std::string>(std::move(text)), safe}};
 }
 
@@ -167,7 +181,7 @@ void new_line(Writer& to, const JsonStyle& style, int level) {
 
 /// Keys of JSON are texts: others become what json.dumps makes of them.
 std::string json_key(Writer& to, const Value& key) {
-  if (key.text()) return *key.text();
+  if (key.text()) return to.run().take(key.text()->size()), *key.text();
   if (!is_number(key) && !key.as<None>()) trouble("keys of JSON must be texts or numbers, not {}", type_name(key));
   Writer name(to.run());
   write_json(name, key, {});
@@ -178,7 +192,10 @@ void write_json_dict(Writer& to, const Dict& dict, const JsonStyle& style, int l
   std::vector<std::pair<std::string, const Value*>> items;
   for (const auto& [key, value] : dict.items) items.emplace_back(json_key(to, key), &value);
   to.run().take(items.size() * sizeof(items[0]));
-  const auto by_key = [&](const auto& a, const auto& b) { return to.run().step(), a.first < b.first; };
+  const auto by_key = [&](const auto& a, const auto& b) {
+    to.run().step(1 + std::min(a.first.size(), b.first.size()) / 64);
+    return a.first < b.first;
+  };
   if (style.sort_keys) std::stable_sort(items.begin(), items.end(), by_key);
   to.add("{");
   for (size_t i = 0; i < items.size(); ++i) {
@@ -229,7 +246,11 @@ bool equal(Run& run, const Value& a, const Value& b) {
     return n && m ? *n == *m : real_of(a) == real_of(b);
   }
   if (a.data.index() != b.data.index()) return false;
-  if (a.text()) return run.step(a.text()->size() / 64), *a.text() == *b.text();
+  if (a.text()) {
+    if (a.text()->size() != b.text()->size()) return false;
+    run.step(a.text()->size() / 64);
+    return *a.text() == *b.text();
+  }
   if (const ListRef* list = a.as<ListRef>()) {
     const List &x = **list, &y = **b.as<ListRef>();
     if (&x == &y) return true;
@@ -257,7 +278,10 @@ int compare(Run& run, const Value& a, const Value& b) {
     const int64_t *n = whole(a, x), *m = whole(b, y);
     return n && m ? sign(*n, *m) : sign(real_of(a), real_of(b));
   }
-  if (a.text() && b.text()) return run.step(a.text()->size() / 64), sign(a.text()->compare(*b.text()), 0);
+  if (a.text() && b.text()) {
+    run.step(std::min(a.text()->size(), b.text()->size()) / 64);
+    return sign(a.text()->compare(*b.text()), 0);
+  }
   const ListRef *p = a.as<ListRef>(), *q = b.as<ListRef>();
   if (!p || !q || (*p)->kind != (*q)->kind || (*p)->kind == ListKind::generator)
     trouble("{} and {} have no order", type_name(a), type_name(b));
@@ -273,11 +297,17 @@ const Value* find(Run& run, const Dict& dict, const Value& key) {
   return nullptr;
 }
 
+size_t find_text(Run& run, std::string_view text, std::string_view what, bool last) {
+  run.walk(text.size() + what.size());
+  if (what.size() > text.size()) return text.npos;
+  run.take(what.size() * sizeof(uint32_t));
+  return Finder(what, last).find(text);
+}
+
 bool contains(Run& run, const Value& where, const Value& what) {
   if (const std::string* text = where.text()) {
     if (!defined(what).text()) trouble("'in <str>' needs a str on its left, not {}", type_name(what));
-    run.step(text->size() / 64);
-    return text->find(*what.text()) != text->npos;
+    return what.text()->empty() || find_text(run, *text, *what.text()) != text->npos;
   }
   if (const DictRef* dict = where.as<DictRef>()) return find(run, **dict, what) != nullptr;
   const ListRef items = iterate(run, where);
@@ -300,6 +330,7 @@ ListRef iterate(Run& run, const Value& value) {
   } else if (value.text()) {
     std::string_view rest = *value.text();
     while (!rest.empty()) {
+      run.take(sizeof(Value));
       items.push_back(run.text(std::string(rest.substr(0, first_length(rest)))));
       rest.remove_prefix(first_length(rest));
     }
@@ -308,7 +339,7 @@ ListRef iterate(Run& run, const Value& value) {
 }
 
 int64_t length(Run& run, const Value& value) {
-  if (const std::string* text = value.text()) return run.step(text->size() / 64), int64_t(count_codes(*text));
+  if (const std::string* text = value.text()) return run.walk(text->size()), int64_t(count_codes(*text));
   if (const DictRef* dict = value.as<DictRef>()) return int64_t((*dict)->items.size());
   if (value.as<Undefined>()) return 0;
   const ListRef* list = value.as<ListRef>();

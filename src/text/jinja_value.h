@@ -16,7 +16,8 @@ namespace ridge::text::jinja {
 
 /// Bounds of one rendering. Beyond them it fails with a message that names the bound.
 struct Limits {
-  uint64_t steps = 20'000'000;           ///< nodes evaluated, values visited and pieces of 64 bytes copied
+  /// Nodes evaluated, values visited, pieces of 64 bytes copied or compared, and of 8 bytes searched or changed.
+  uint64_t steps = 20'000'000;
   uint64_t bytes = uint64_t(512) << 20;  ///< bytes of all values made, kept or not
   uint64_t output = uint64_t(64) << 20;  ///< bytes of the text
   int depth = 500;                       ///< nested evaluations, macros called by macros among them
@@ -24,6 +25,8 @@ struct Limits {
 
 /// Lists in lists: deeper ones are refused, which keeps every walk over a value safe.
 inline constexpr int kMaxValueDepth = 200;
+/// Bytes that a text takes beside its own.
+inline constexpr uint64_t kTextBytes = 64;
 /// Elements of range(), as jinja2's sandbox has it.
 inline constexpr int64_t kMaxRange = 100'000;
 
@@ -114,6 +117,8 @@ class Run {
   void step(uint64_t n = 1) {
     if ((steps_ += n) > limits.steps) trouble("the template takes more than {} steps", limits.steps);
   }
+  /// Work on so many bytes, one after another.
+  void walk(uint64_t bytes) { step(1 + bytes / 8); }
   void take(uint64_t bytes) {
     if (bytes > limits.bytes || (bytes_ += bytes) > limits.bytes)
       trouble("the template makes more than {} bytes of values", limits.bytes);
@@ -124,7 +129,9 @@ class Run {
   Value dict(Pairs items);
   template <class... A>
   Value undefined(fmt::format_string<A...> why, A&&... args) {
-    return {Undefined{std::make_shared<const std::string>(fmt::format(why, std::forward<A>(args)...))}};
+    auto made = std::make_shared<const std::string>(fmt::format(why, std::forward<A>(args)...));
+    take(made->size());
+    return {Undefined{std::move(made)}};
   }
   Value space(std::vector<std::pair<std::string, Value>> items);
   Loop* loop(ListRef items);
@@ -139,15 +146,32 @@ class Run {
   std::vector<std::unique_ptr<Loop>> loops_;
 };
 
+/// One level deeper until the end of the C++ block.
+class Level {
+ public:
+  explicit Level(Run& run) : run_(run) { ++run.depth; }
+  Level(const Level&) = delete;
+  Level& operator=(const Level&) = delete;
+  ~Level() { --run_.depth; }
+  void check() const {
+    if (run_.depth > run_.limits.depth) trouble("the template nests deeper than {} levels", run_.limits.depth);
+  }
+
+ private:
+  Run& run_;
+};
+
 /// A text that grows within the bounds of a rendering.
 class Writer {
  public:
   explicit Writer(Run& run) : run_(run) {}
   void add(std::string_view piece) {
+    run_.step();
     run_.take(piece.size());
     out_.append(piece);
   }
   void add(size_t count, char c) {
+    run_.step();
     run_.take(count);
     out_.append(count, c);
   }
@@ -177,6 +201,8 @@ void write_json(Writer& to, const Value& value, const JsonStyle& style, int leve
 bool equal(Run& run, const Value& a, const Value& b);
 /// Order of numbers, texts and lists: below 0, 0 or above 0; of other pairs an error.
 int compare(Run& run, const Value& a, const Value& b);
+/// Where `what`, which is not empty, stands first (or last) in a text, or npos. Time and memory are linear and counted.
+size_t find_text(Run& run, std::string_view text, std::string_view what, bool last = false);
 /// Is `what` in `where`: element, key or part of a text.
 bool contains(Run& run, const Value& where, const Value& what);
 const Value* find(Run& run, const Dict& dict, const Value& key);

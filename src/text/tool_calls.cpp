@@ -29,6 +29,7 @@ const FormatFacts& facts(ToolFormat format) {
       {{"[TOOL_CALLS]"}, {}, {}},
       {{"<|tool_call|>", kCall}, {}, {kCallEnd}},
       {{"<｜tool▁call▁begin｜>"}, {"```", "<｜tool▁call▁end｜>"}, {"<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"}},
+      {},
   };
   return kFacts[size_t(format)];
 }
@@ -129,12 +130,12 @@ bool OutputParser::step(OutputDelta& to, bool last) {
 bool OutputParser::read_start(bool last) {
   const size_t at = skip_blanks(held_, 0);
   const std::string_view rest = std::string_view(held_).substr(at);
-  const bool llama = options_.format == ToolFormat::llama;
-  if (!last && ((rest.empty() && (llama || options_.reasoning)) ||
+  const bool bare = starts_bare();
+  if (!last && ((rest.empty() && (bare || options_.reasoning)) ||
                 (options_.reasoning && rest.size() < kThink.size() && kThink.starts_with(rest))))
     return false;
   state_ = State::content;
-  if (llama && rest.starts_with('{')) begin_call(at, 0);
+  if (bare && rest.starts_with('{')) begin_call(at, 0);
   if (options_.reasoning && rest.starts_with(kThink)) {
     held_.erase(0, at + kThink.size());
     skip_space_ = true;
@@ -191,7 +192,7 @@ bool OutputParser::read_call(OutputDelta& to, bool last) {
     std::move(calls.begin(), calls.end(), std::back_inserter(to.calls));
     held_.erase(0, end);
     skip_space_ = true;
-    state_ = options_.format == ToolFormat::llama ? State::start : State::content;
+    state_ = starts_bare() ? State::start : State::content;
     return true;
   }
   // No call: its marker (or first bracket) is content, and so is what follows unless another call begins there.
@@ -349,9 +350,18 @@ bool OutputParser::add_calls(const Json& json, std::vector<ToolCall>& calls) {
   if (arguments.is_string()) arguments = parse_json(arguments.get<std::string>());
   const Json name = call.value("name", Json()), id = json.value("id", Json());
   if (!name.is_string() || name.get<std::string>().empty() || !arguments.is_object()) return false;
+  if (options_.format == ToolFormat::json && !is_tool(name.get<std::string>())) return false;
   const bool has_id = id.is_string() && !id.get<std::string>().empty();
   calls.push_back({has_id ? id.get<std::string>() : new_id(), name.get<std::string>(), arguments.dump()});
   return true;
+}
+
+/// JSON that names no tool of the request is an answer in JSON.
+bool OutputParser::is_tool(const std::string& name) const {
+  return std::ranges::any_of(options_.tools, [&](const Json& tool) {
+    const Json& described = tool.is_object() && tool.contains("function") ? tool["function"] : tool;
+    return described.is_object() && described.value("name", Json()) == name;
+  });
 }
 
 std::string OutputParser::new_id() {

@@ -22,6 +22,7 @@ enum class ToolFormat : uint8_t {
   mistral,  ///< [TOOL_CALLS][{"name": "f", "arguments": ...}], or [TOOL_CALLS]f[ARGS]...
   granite,  ///< <|tool_call|>[{"name": "f", "arguments": ...}]
   deepseek,  ///< <｜tool▁call▁begin｜>function<｜tool▁sep｜>f, a line ```json, ..., ```<｜tool▁call▁end｜>
+  json,  ///< {"name": "f", "arguments": ...} of a tool of the request as the begin of the answer (any model that is told so)
 };
 
 /// The format that a template asks its model for or writes earlier calls in; none if it knows no calls.
@@ -49,7 +50,7 @@ class OutputParser {
     ToolFormat format = ToolFormat::none;  ///< none: calls are content (requests without tools)
     bool reasoning = true;                 ///< <think>...</think> at the begin of the answer is reasoning
     bool in_reasoning = false;             ///< prompt_opens_reasoning()
-    Json tools = nullptr;                  ///< of the request: the types of parameters of the format xml
+    Json tools = nullptr;                  ///< of the request: names for the format json, types of parameters for xml
     uint64_t seed = 0;                     ///< of the ids
   };
   explicit OutputParser(Options options);
@@ -71,6 +72,8 @@ class OutputParser {
   bool read_call(OutputDelta& to, bool last);
   Found find_call(bool last, size_t& end, std::vector<ToolCall>& calls);
   Found find_xml(size_t at, bool last, size_t& end, std::vector<ToolCall>& calls);
+  bool starts_bare() const { return options_.format == ToolFormat::llama || options_.format == ToolFormat::json; }
+  bool is_tool(const std::string& name) const;
   Found find_json_begin(size_t at);
   Found scan_json();
   Found skip_closers(bool last, size_t& end) const;

@@ -87,10 +87,22 @@ bool is_printable(uint32_t c) {
 }
 
 std::string_view strip(std::string_view text, const std::string* chars, bool left, bool right) {
-  const auto goes = [&](std::string_view code) {
-    return chars != nullptr ? chars->find(code) != std::string::npos : is_space(first(code).code);
+  // Bytes that are not UTF-8 are only equal to themselves.
+  const auto number = [](std::string_view code) {
+    const Code first_of = first(code);
+    const bool valid = first_of.length > 1 || first_of.code < 0x80;
+    return valid ? size_t(first_of.code) : 0x110000 + size_t(uint8_t(code[0]));
   };
-  while (left && !text.empty() && goes(text.substr(0, first(text).length))) text.remove_prefix(first(text).length);
+  std::vector<bool> known;
+  for (std::string_view rest = chars ? *chars : std::string_view(); !rest.empty();
+       rest.remove_prefix(first(rest).length)) {
+    if (number(rest) >= known.size()) known.resize(number(rest) + 1);
+    known[number(rest)] = true;
+  }
+  const auto goes = [&](std::string_view code) {
+    return chars == nullptr ? is_space(first(code).code) : number(code) < known.size() && known[number(code)];
+  };
+  while (left && !text.empty() && goes(text)) text.remove_prefix(first(text).length);
   while (right && !text.empty()) {
     const size_t begin = last_begin(text, text.size());
     if (!goes(text.substr(begin))) break;
@@ -99,8 +111,7 @@ std::string_view strip(std::string_view text, const std::string* chars, bool lef
   return text;
 }
 
-std::vector<std::string_view> split_lines(std::string_view text) {
-  std::vector<std::string_view> lines;
+void each_line(std::string_view text, const std::function<void(std::string_view line)>& take) {
   size_t start = 0;
   for (size_t at = 0; at < text.size();) {
     const Code code = first(text.substr(at));
@@ -108,11 +119,10 @@ std::vector<std::string_view> split_lines(std::string_view text) {
     at += code.length;
     if (!is_line_end(code.code)) continue;
     if (code.code == '\r' && at < text.size() && text[at] == '\n') ++at;
-    lines.push_back(text.substr(start, end - start));
+    take(text.substr(start, end - start));
     start = at;
   }
-  if (start < text.size()) lines.push_back(text.substr(start));
-  return lines;
+  if (start < text.size()) take(text.substr(start));
 }
 
 std::string lower(std::string_view text) { return mapped(text, 'A', 'Z', 'a' - 'A'); }

@@ -1,6 +1,8 @@
 // Code points of UTF-8 texts. Bytes that are not UTF-8 count as one code point each and stay as they are.
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,7 +24,8 @@ bool is_line_end(uint32_t code);
 bool is_printable(uint32_t code);
 /// `text` without the code points of `chars` at its ends; white space where `chars` is null.
 std::string_view strip(std::string_view text, const std::string* chars, bool left, bool right);
-std::vector<std::string_view> split_lines(std::string_view text);
+/// Hands on the lines one by one, without their ends.
+void each_line(std::string_view text, const std::function<void(std::string_view line)>& take);
 /// Case of ASCII letters.
 std::string lower(std::string_view text);
 std::string upper(std::string_view text);

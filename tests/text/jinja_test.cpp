@@ -464,34 +464,6 @@ TEST(ChatTemplate, RendersTheSameOnAllThreads) {
   for (const std::string& text : texts) EXPECT_EQ(text, "3A31A32A3");
 }
 
-TEST(ChatTemplate, NamedTemplates) {
-  const auto names = [](const char* json) {
-    const auto made = named_templates(Json::parse(json));
-    if (!made) return made.error().message;
-    std::string text;
-    for (const NamedTemplate& one : *made) text += one.name + "=" + one.source + ";";
-    return text;
-  };
-  EXPECT_EQ(names(R"("a")"), "default=a;");
-  EXPECT_EQ(names(R"([{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}])"),
-            "default=a;tool_use=b;");
-  EXPECT_EQ(names("1"), "chat_template: neither a text nor a list of named templates");
-  EXPECT_EQ(names(R"([{"name": "default", "template": "a"}, {"name": "b"}])"),
-            "chat_template: entry 1 is not an object with the texts 'name' and 'template'");
-  EXPECT_EQ(names("[1]"), "chat_template: entry 0 is not an object with the texts 'name' and 'template'");
-
-  const auto chosen = [](const std::vector<NamedTemplate>& templates, bool with_tools) {
-    const auto one = choose_template(templates, with_tools);
-    return one ? one->source : one.error().message;
-  };
-  EXPECT_EQ(chosen({{"default", "a"}, {"tool_use", "b"}, {"rag", "c"}}, false), "a");
-  EXPECT_EQ(chosen({{"default", "a"}, {"tool_use", "b"}, {"rag", "c"}}, true), "b");
-  EXPECT_EQ(chosen({{"tool_use", "b"}, {"default", "a"}}, true), "b");
-  EXPECT_EQ(chosen({{"default", "a"}}, true), "a");
-  EXPECT_EQ(chosen({{"rag", "c"}, {"tool_use", "b"}}, false),
-            "chat_template: no template is called 'default'; there are: rag, tool_use");
-}
-
 TEST(ChatTemplate, PlainPrompt) {
   EXPECT_EQ(plain_prompt(Json::parse(R"([{"role": "system", "content": "Be brief."}, {"role": "user", "content": [
       {"type": "text", "text": "a"}, {"type": "image_url"}, 1, {"type": "text", "text": "b\nc"}]}, {"role": "assistant", "content": null},
