@@ -11,6 +11,7 @@
 #include "engine/lead.h"
 #include "engine/rank_device.h"
 #include "engine/rank_state.h"
+#include "io/text.h"
 #include "op/cache/rounding.h"
 #include "op/kernel_tables.h"
 #include "rank/mpi.h"

@@ -29,7 +29,7 @@ const FormatFacts& facts(ToolFormat format) {
       {{"[TOOL_CALLS]"}, {}, {}},
       {{"<|tool_call|>", kCall}, {}, {kCallEnd}},
       {{"<｜tool▁call▁begin｜>"}, {"```", "<｜tool▁call▁end｜>"}, {"<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"}},
-      {},
+      {{"```json", kCall}, {"```", kCallEnd}, {}},
   };
   return kFacts[size_t(format)];
 }

@@ -19,7 +19,8 @@ std::string listed(const ChatTemplates& templates) {
 }
 
 void write_model(const fs::path& path) {
-  std::map<std::string, GgufValue, std::less<>> metadata = chat_template_metadata({{"default", "d"}, {"tool_use", "t"}});
+  std::map<std::string, GgufValue, std::less<>> metadata =
+      chat_template_metadata({{"default", "d"}, {"tool_use", "t"}});
   metadata["general.architecture"] = std::string("llama");
   write_gguf(path, metadata, {}, {}).or_throw();
 }
@@ -54,7 +55,8 @@ TEST(ChatTemplates, FilesOfADirectory) {
   EXPECT_EQ(read(), "");
   dir.write("chat_template.json", R"({"chat_template": "old"})");
   EXPECT_EQ(read(), "default=old;");
-  dir.write("tokenizer_config.json", R"({"chat_template": [{"name": "default", "template": "d"}, {"name": "rag", "template": "r"}]})");
+  dir.write("tokenizer_config.json",
+            R"({"chat_template": [{"name": "default", "template": "d"}, {"name": "rag", "template": "r"}]})");
   EXPECT_EQ(read(), "default=d;rag=r;");
   dir.write("chat_template.jinja", "file");
   EXPECT_EQ(read(), "default=file;rag=r;");
@@ -119,7 +121,8 @@ TEST(FindModel, ShardsOfOneModelAreOneModel) {
 }
 
 TEST(FindModel, NamesOfModelsOnServers) {
-  for (const char* given : {"HuggingFaceTB/SmolLM2-135M", "https://huggingface.co/a/b", "hf.co/a/b", "hf.co/a/b:Q4_0"}) {
+  for (const char* given :
+       {"HuggingFaceTB/SmolLM2-135M", "https://huggingface.co/a/b", "hf.co/a/b", "hf.co/a/b:Q4_0"}) {
     const auto found = find_model(given);
     ASSERT_FALSE(found) << given;
     EXPECT_EQ(found.error().kind, ErrorKind::usage);

@@ -432,6 +432,86 @@ TEST_F(ApiTest, AToolThatMustBeCalledIsCalled) {
   EXPECT_EQ(ok("/apply-template", {{"messages", body["messages"]}})["prompt"], "[user] Weather?\n[assistant] ");
 }
 
+// A template of every way in which models write calls, and of those that write none.
+constexpr const char* kNoTools =
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] + '<|im_end|>' }}\n{% endfor %}";
+
+TEST_F(ApiTest, ACallCanBeForcedFromAnyModel) {
+  const std::string shows =
+      "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}";
+  const Json body = {{"messages", {{{"role", "user"}, {"content", "Weather?"}}}},
+                     {"max_tokens", 200},
+                     {"seed", 3},
+                     {"tools",
+                      {{{"type", "function"},
+                        {"function",
+                         {{"name", "weather"},
+                          {"description", "Looks out."},
+                          {"parameters",
+                           {{"type", "object"},
+                            {"properties", {{"city", {{"type", "string"}, {"maxLength", 10}}}}},
+                            {"required", {"city"}},
+                            {"additionalProperties", false}}}}}}}},
+                     {"tool_choice", "required"}};
+  for (const std::string& source : {std::string(), std::string(kNoTools), shows, shows + "<tool_call>",
+                                    shows + "<function=", shows + "[TOOL_CALLS]", shows + "<|tool_call|>",
+                                    shows + "<|python_tag|>", shows + "<｜tool▁call▁begin｜>"}) {
+    SCOPED_TRACE(source);
+    open({}, scheduler_options(), source.empty() ? ModelTemplate{} : ModelTemplate{{{"default", source}}});
+    EXPECT_THAT(ok("/apply-template", body)["prompt"].get<std::string>(), HasSubstr("Looks out."));
+    const Json choice = ok("/v1/chat/completions", body)["choices"][0];
+    EXPECT_EQ(choice["finish_reason"], "tool_calls");
+    ASSERT_EQ(choice["message"].value("tool_calls", Json::array()).size(), 1u) << choice;
+    const Json function = choice["message"]["tool_calls"][0]["function"];
+    EXPECT_EQ(function["name"], "weather");
+    EXPECT_TRUE(Json::parse(function["arguments"].get<std::string>())["city"].is_string());
+    EXPECT_TRUE(choice["message"]["content"].is_null()) << choice;
+    const Events events = stream("/v1/chat/completions", body);
+    EXPECT_EQ(events.text(), "");
+    Json calls = Json::array();
+    std::string reason;
+    for (const Json& chunk : events.chunks)
+      for (const Json& c : chunk["choices"]) {
+        if (c["delta"].contains("tool_calls")) calls.push_back(c["delta"]["tool_calls"][0]["function"]);
+        if (c["finish_reason"].is_string()) reason = c["finish_reason"];
+      }
+    EXPECT_EQ(calls, Json::array({function}));
+    EXPECT_EQ(reason, "tool_calls");
+  }
+}
+
+TEST_F(ApiTest, HistoriesOfCallsReachTemplatesThatKnowNone) {
+  open({}, scheduler_options(), {{{"default", kNoTools}}});
+  Json messages = Json::parse(R"([{"role": "user", "content": "Weather?"},
+      {"role": "assistant", "content": null, "tool_calls": [{"id": "1", "type": "function",
+        "function": {"name": "weather", "arguments": "{\"city\": \"Rome\"}"}}]},
+      {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "sunny"}]}])");
+  for (const bool absent : {false, true}) {
+    if (absent) messages[1].erase("content");
+    const std::string prompt = ok("/apply-template", {{"messages", messages}})["prompt"];
+    EXPECT_THAT(prompt, HasSubstr("{\"name\":\"weather\",\"arguments\":{\"city\":\"Rome\"}}<|im_end|>"));
+    EXPECT_THAT(prompt, HasSubstr("sunny"));
+  }
+  const Json error = refused("/apply-template", R"({"messages": [{"role": "user"}]})", 400);
+  EXPECT_THAT(error["message"].get<std::string>(), testing::StartsWith("chat template: line 2"));
+  EXPECT_EQ(error["code"], "template_error");
+}
+
+TEST_F(ApiTest, ATemplateThatCannotBeReadFailsChatsOnly) {
+  for (const ModelTemplate& broken :
+       {ModelTemplate{.problem = "chat template: line 1, column 2: no"},
+        ModelTemplate{{{"default", "{% recursion %}"}}}, ModelTemplate{{{"a", ""}, {"b", ""}}}}) {
+    open({}, scheduler_options(), broken);
+    EXPECT_EQ(ok("/v1/completions", story(4))["choices"].size(), 1u);
+    for (const char* path : {"/v1/chat/completions", "/apply-template"}) {
+      const Json error = refused(path, R"({"messages": [{"role": "user", "content": "a"}]})", 400);
+      EXPECT_EQ(error["code"], "template_error");
+      EXPECT_THAT(error["message"].get<std::string>(), testing::StartsWith("chat template: "));
+    }
+    EXPECT_EQ(get("/props")["template"], "model");
+  }
+}
+
 TEST_F(ApiTest, KeysAreAskedFor) {
   open({.keys = http::Keys::parse("one\ntwo\n", "keys").or_throw()});
   EXPECT_EQ(refused("/v1/completions", story(1).dump(), 401)["code"], "invalid_api_key");

@@ -24,7 +24,8 @@ constexpr const char* kKnownRoles =
     "{% for m in messages %}{% if m.role == 'user' %}U:{{ m.content }}{% elif m.role == 'assistant' %}A:{{ m.content }}"
     "{% endif %}{{ '\n' }}{% endfor %}";
 constexpr const char* kParts =
-    "{% for m in messages %}{{ m.role }}:{% for p in m['content'] %}{% if p['type'] == 'text' %}{{ p['text'] }}{% endif %}"
+    "{% for m in messages %}{{ m.role }}:{% for p in m['content'] %}{% if p['type'] == 'text' %}{{ p['text'] }}{% "
+    "endif %}"
     "{% endfor %}{{ '\n' }}{% endfor %}";
 
 TemplateHabits habits(const char* source) { return habits_of(ChatTemplate::parse(source).or_throw(), ChatInput()); }
@@ -64,7 +65,8 @@ TEST(Habits, AreFoundByTrying) {
   EXPECT_TRUE(h.part_roles.empty());
   h = habits(kParts);
   EXPECT_TRUE(h.takes_parts("user") && h.takes_parts("system") && h.takes_parts("assistant") && h.takes_parts("tool"));
-  for (const char* hostile : {"{{ raise_exception('no') }}", "", "{% for i in range(100000) %}{{ messages }}{% endfor %}"})
+  for (const char* hostile :
+       {"{{ raise_exception('no') }}", "", "{% for i in range(100000) %}{{ messages }}{% endfor %}"})
     EXPECT_TRUE(habits(hostile).tools) << hostile;
 }
 
@@ -108,8 +110,9 @@ TEST(FitMessages, ToolsAreDescribedWhereTheTemplateDoesNot) {
   EXPECT_TRUE(text.starts_with("<|im_start|>system\nYou can call")) << text;
   for (const char* part : {"Looks out.", "\"city\"", "{\"name\": NAME, \"arguments\": {...}}"})
     EXPECT_THAT(text, HasSubstr(part));
-  text = prompt(kChatml, Json::parse(R"([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}])"),
-                tools());
+  text =
+      prompt(kChatml, Json::parse(R"([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}])"),
+             tools());
   EXPECT_TRUE(text.starts_with("<|im_start|>system\nBe brief.\n\nYou can call")) << text;
   text = prompt(kAlternate, hi, tools());
   EXPECT_TRUE(text.starts_with("<user>You can call")) << text;

@@ -115,6 +115,23 @@ TEST(ToolCalls, Llama) {
     EXPECT_EQ(result(ToolFormat::llama, text), fmt::format("content '{}' reasoning ''", text));
 }
 
+TEST(ToolCalls, JsonThatNamesATool) {
+  const OutputParser::Options options{.format = ToolFormat::json,
+                                      .tools = Json::parse(R"([{"type": "function", "function": {"name": "f"}},
+                                                              {"type": "function", "function": {"name": "g"}}])")};
+  const auto result = [&](std::string_view text) { return shown(read_all_ways(options, text)); };
+  EXPECT_EQ(result("{\"name\": \"f\", \"arguments\": {\"x\": 1}}"), "content '' reasoning '' call f {\"x\":1}");
+  EXPECT_EQ(result("\n{\"name\": \"f\", \"arguments\": {}}\n{\"name\": \"g\", \"arguments\": {}}"),
+            "content '' reasoning '' call f {} call g {}");
+  EXPECT_EQ(result("<think>hm</think>\n{\"name\": \"g\", \"arguments\": {}}"), "content '' reasoning 'hm' call g {}");
+  EXPECT_EQ(result("Sure.\n```json\n{\"name\": \"f\", \"arguments\": {}}\n```"),
+            "content 'Sure.' reasoning '' call f {}");
+  EXPECT_EQ(result("<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>"), "content '' reasoning '' call f {}");
+  for (const char* text : {"{\"name\": \"other\", \"arguments\": {}}", "{\"city\": \"Rome\"}", "So {\"name\": \"f\"}",
+                           "{\"name\":", "```json\n{\"name\": \"Bo\"}\n```"})
+    EXPECT_EQ(result(text), fmt::format("content '{}' reasoning ''", text));
+}
+
 TEST(ToolCalls, Mistral) {
   const Answer answer = read_all_ways({ToolFormat::mistral},
                                       "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {\"x\": 1}, \"id\": "
