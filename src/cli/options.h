@@ -61,7 +61,7 @@ struct ModelFlags {
   int n_threads = 0;
   std::string isa;
   std::vector<std::string> kernels;
-  bool whole = false;  ///< as LoadOptions has it
+  bool whole = false;         ///< as LoadOptions has it
   std::string chat_template;  ///< of --chat-template
 
   LoadOptions load_options() const;

@@ -49,7 +49,8 @@ void add_value(ChatTemplates& to, const Json& value, const std::string& where) {
     if (entry.is_object() && is_text(entry, "name") && is_text(entry, "template"))
       add(to, entry["name"].get<std::string>(), entry["template"].get<std::string>());
     else
-      note(to, fmt::format("{}: entry {} of chat_template is not an object with the texts 'name' and 'template'", where, i));
+      note(to, fmt::format("{}: entry {} of chat_template is not an object with the texts 'name' and 'template'", where,
+                           i));
   }
 }
 

@@ -133,7 +133,8 @@ std::vector<std::filesystem::path> gguf_files(const std::filesystem::path& folde
 
 /// "https://...", "hf.co/Org/Name" or "Org/Name": what programs that download take.
 bool names_a_download(std::string_view given) {
-  if (given.find("://") != given.npos || given.starts_with("hf.co/") || given.starts_with("huggingface.co/")) return true;
+  if (given.find("://") != given.npos || given.starts_with("hf.co/") || given.starts_with("huggingface.co/"))
+    return true;
   const size_t slash = given.find('/');
   return slash != given.npos && slash > 0 && given[0] != '.' && given[0] != '~' && slash + 1 < given.size() &&
          given.find('/', slash + 1) == given.npos && !given.ends_with(kExtension) &&
@@ -158,8 +159,8 @@ Result<std::filesystem::path> find_model(const std::filesystem::path& given) {
   std::string names;
   for (size_t i = 0; i < std::min(found.size(), kShown); ++i)
     names += (i > 0 ? ", " : "") + found[i].filename().string();
-  return fail(ErrorKind::usage, "{}: the folder has {} GGUF files ({}{}): name one of them", given.native(), found.size(),
-              names, found.size() > kShown ? ", ..." : "");
+  return fail(ErrorKind::usage, "{}: the folder has {} GGUF files ({}{}): name one of them", given.native(),
+              found.size(), names, found.size() > kShown ? ", ..." : "");
 }
 
 Result<GgufFile> open_gguf(const std::filesystem::path& path) {

@@ -136,7 +136,8 @@ Result<HfDirectory> open_hf_directory(const fs::path& path) {
   HfDirectory directory;
   directory.path = path;
   if (!present(path / "config.json"))
-    return bad_directory(path, "there is no config.json and no GGUF file", "give the directory that a model's snapshot is in");
+    return bad_directory(path, "there is no config.json and no GGUF file",
+                         "give the directory that a model's snapshot is in");
   RIDGE_TRY(directory.config_json, read_text_file(path / "config.json", kMaxConfigBytes));
   RIDGE_TRY(directory.tokenizer_json, read_optional(path / "tokenizer.json", kMaxTokenizerBytes));
   RIDGE_TRY(directory.tokenizer_config_json, read_optional(path / "tokenizer_config.json", kMaxConfigBytes));

@@ -615,8 +615,8 @@ Status check_vocab(const io::Tokenizer& tokenizer, const Config& c, std::string_
   }
   for (const auto& [adds, id, name] : {std::tuple(spec.add_bos, spec.bos, "BOS"), {spec.add_eos, spec.eos, "EOS"}})
     if (adds && id && *id >= c.vocab_size)
-      return bad_file("{}: the tokenizer adds its {} token {} to texts, but the embedding has {} rows", where, name, *id,
-                      c.vocab_size);
+      return bad_file("{}: the tokenizer adds its {} token {} to texts, but the embedding has {} rows", where, name,
+                      *id, c.vocab_size);
   return {};
 }
 

@@ -138,7 +138,9 @@ T or_refuse(Result<T> made) {
   throw ApiError{.message = made.error().message, .param = "messages", .code = "template_error"};
 }
 
-text::ToolFormat calls_of(const ApiModel& model) { return or_refuse(format_of_calls(model.engine, model.chat_template)); }
+text::ToolFormat calls_of(const ApiModel& model) {
+  return or_refuse(format_of_calls(model.engine, model.chat_template));
+}
 
 }  // namespace
 

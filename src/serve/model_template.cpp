@@ -23,7 +23,8 @@ constexpr std::pair<std::string_view, std::string_view> kStandard[] = {
     {"gemma",
      "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}"
      "{{ raise_exception('this template has no system messages') }}{% endif %}"
-     "<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n{{ m.content | trim }}<end_of_turn>\n{% endfor %}"
+     "<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n{{ m.content | trim }}<end_of_turn>\n{% "
+     "endfor %}"
      "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"},
     {"zephyr",
      "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{{ eos_token }}\n{% endfor %}"
@@ -45,8 +46,9 @@ std::string chosen(const io::ChatTemplates& own, const std::string& choice) {
   if (std::filesystem::exists(choice, ignored)) return io::read_text_file(choice, kMaxTemplateBytes).or_throw();
   std::string standard;
   for (const auto& [name, source] : kStandard) standard += (standard.empty() ? "" : ", ") + std::string(name);
-  throw_error(ErrorKind::usage, "--chat-template: '{}' is no file and no template of that name is known ({}standard: {})",
-              choice, own.named.empty() ? "" : "of the model: " + names_of(own.named) + "; ", standard);
+  throw_error(ErrorKind::usage,
+              "--chat-template: '{}' is no file and no template of that name is known ({}standard: {})", choice,
+              own.named.empty() ? "" : "of the model: " + names_of(own.named) + "; ", standard);
 }
 
 /// What every rendering is given of the model and the clock.
@@ -98,7 +100,8 @@ ModelTemplate read_model_template(const std::string& model_path, const std::stri
 Result<const PreparedTemplate*> ModelTemplate::prepared(const Engine& engine, bool with_tools) const {
   if (!problem.empty()) return bad_file("{}", problem);
   const io::NamedTemplate* const used = choose(named, with_tools);
-  if (!used) return bad_file("chat template: none is called 'default'; there are: {} (--chat-template NAME)", names_of(named));
+  if (!used)
+    return bad_file("chat template: none is called 'default'; there are: {} (--chat-template NAME)", names_of(named));
   const std::lock_guard lock(cache->mutex);
   auto known = cache->by_name.find(used->name);
   if (known == cache->by_name.end()) known = cache->by_name.emplace(used->name, prepare(engine, used->source)).first;

@@ -175,9 +175,9 @@ Json props_json(Scheduler& scheduler, const ApiModel& model) {
                {"batch_tokens", scheduler.options().lane.batch_tokens},
                {"kv_quant", scheduler.default_kv()},
                {"kv_pools", scheduler.options().max_lanes},
-               {"template", !info.has_tokenizer                 ? "none"
-                            : model.chat_template.plain()      ? "plain"
-                                                                : "model"},
+               {"template", !info.has_tokenizer           ? "none"
+                            : model.chat_template.plain() ? "plain"
+                                                          : "model"},
                {"version", build_info().version},
                {"commit", build_info().commit}};
   scheduler.inspect([&](Scheduler& s) {

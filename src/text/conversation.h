@@ -8,12 +8,12 @@ namespace ridge::text {
 
 /// What a template does with conversations. The defaults are those of a template that shows everything.
 struct TemplateHabits {
-  bool system = true;         ///< shows system messages
-  bool tools = true;          ///< says something about the tools of a request
-  bool calls = true;          ///< shows the calls of earlier answers
-  bool results = true;        ///< shows messages of the role tool behind such a call
-  bool lone_results = true;   ///< shows messages of the role tool behind an answer without calls
-  bool needs_content = false;  ///< an answer without content must have an empty one
+  bool system = true;                        ///< shows system messages
+  bool tools = true;                         ///< says something about the tools of a request
+  bool calls = true;                         ///< shows the calls of earlier answers
+  bool results = true;                       ///< shows messages of the role tool behind such a call
+  bool lone_results = true;                  ///< shows messages of the role tool behind an answer without calls
+  bool needs_content = false;                ///< an answer without content must have an empty one
   std::vector<std::string> part_roles = {};  ///< roles whose contents are shown as lists of parts only
 
   bool takes_parts(std::string_view role) const;
