@@ -112,10 +112,11 @@ Result<GgufFile> open_shards(const std::filesystem::path& path, const ShardName&
   return merged;
 }
 
+/// The magic and a small version behind it: a README may begin with the letters.
 bool is_gguf(const std::filesystem::path& path) {
-  char magic[4] = {};
-  std::ifstream(path, std::ios::binary).read(magic, sizeof(magic));
-  return std::string_view(magic, sizeof(magic)) == "GGUF";
+  char begin[8] = {};
+  std::ifstream(path, std::ios::binary).read(begin, sizeof(begin));
+  return std::string_view(begin, 4) == "GGUF" && std::string_view(begin + 5, 3) == std::string_view("\0\0", 3);
 }
 
 /// The GGUF files of a folder, by their first bytes. A split model counts once.

@@ -164,6 +164,22 @@ TEST(Load, MoreTokensThanEmbeddingRowsAreRefused) {
   EXPECT_NE(message.find("the tokenizer has 512 tokens, the embedding 500 rows"), std::string::npos) << message;
 }
 
+TEST(Load, AnAddedTokenMayLackARow) {
+  // Models for text have tokens of images and padding that were added behind the embedding.
+  for (const auto& [type, loads] :
+       {std::pair(int64_t(1), false), {int64_t(3), true}, {int64_t(4), true}, {int64_t(5), true}}) {
+    Variant variant;
+    std::get<std::vector<std::string>>(variant.metadata.at("tokenizer.ggml.tokens")).push_back("<image>");
+    std::get<std::vector<double>>(variant.metadata.at("tokenizer.ggml.scores")).push_back(0);
+    std::get<std::vector<int64_t>>(variant.metadata.at("tokenizer.ggml.token_type")).push_back(type);
+    EXPECT_EQ(variant.load() == "", loads) << variant.load();
+    variant.metadata["tokenizer.ggml.eos_token_id"] = uint64_t(512);
+    EXPECT_EQ(variant.load() == "", loads) << variant.load();
+    variant.metadata["tokenizer.ggml.bos_token_id"] = uint64_t(512);
+    if (loads) EXPECT_NE(variant.load().find("its BOS token 512"), std::string::npos) << variant.load();
+  }
+}
+
 TEST(Load, EveryByteOfTheHeaderMayBeWrong) {
   // One byte at a time, across the whole header: an error or a model, never a crash. (ASan and UBSan watch in debug.)
   const io::MappedFile file = io::MappedFile::open(kTiny).or_throw();
