@@ -12,6 +12,7 @@ import sys
 
 sys.dont_write_bytecode = True
 from tables import ages, bars, quality, readme, serving, speed, trials  # noqa: E402
+from tables.rows import NO_ROWS  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 MODULES = (ages, bars, quality, readme, serving, speed, trials)
@@ -48,7 +49,7 @@ def dead_links(texts):
             where = (path.parent / name).resolve() if name else path
             if "://" in target or target.startswith("mailto:"):
                 continue
-            if not where.exists() or anchor and where in texts and anchor not in anchors(texts[where]):
+            if (where not in texts and not where.exists()) or anchor and where in texts and anchor not in anchors(texts[where]):
                 dead.append(f"{path.relative_to(ROOT)}: {target}")
     return dead
 
@@ -65,7 +66,7 @@ def main():
                 path.write_text(wanted)
     shown = {name for text in texts.values() for name in BLOCK.findall(text)}
     faults = [f"tables differ from results/ in: {', '.join(stale)} (run tools/render_docs.py)"] if check and stale else []
-    if unused := sorted(TABLES.keys() - shown):
+    if unused := sorted(name for name in TABLES.keys() - shown if TABLES[name]() != NO_ROWS):
         faults.append(f"no page shows: {', '.join(unused)} (show them, or take them out of tools/tables/)")
     faults += [f"a link leads nowhere: {link}" for link in dead_links(texts)]
     if faults:
@@ -73,4 +74,5 @@ def main():
     print("up to date" if not stale else "rewrote " + ", ".join(stale))
 
 
-main()
+if __name__ == "__main__":
+    main()

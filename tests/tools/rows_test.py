@@ -11,6 +11,7 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(ROOT / "tools"))
+import render_docs  # noqa: E402
 from tables import ages, rows  # noqa: E402
 
 WHOLE = {"kind": "op", "build_commit": "0123abcd", "command": "ridge bench gemv", "device": "cuda:0", "device_name": "NVIDIA H200", "date": "2026-11-26T00:00:00Z",
@@ -57,6 +58,24 @@ class Rows(unittest.TestCase):
                 self.assertTrue(paths, f"{name}: tools/tables/ages.py does not say which code decides about its rows")
                 for path in paths:
                     self.assertTrue(any(ROOT.glob(path)), f"tools/tables/ages.py: {path} is not there")
+
+
+class Tables(unittest.TestCase):
+    def test_rows_of_every_kind_name_their_card(self):
+        for row, name in (({"gpu_info": "NVIDIA H100 80GB HBM3", "cpu_info": "AMD EPYC"}, "H100"), ({"server_device": "cuda:0 NVIDIA H200"}, "H200"),
+                          ({"device": "cuda:0,1", "device_name": "NVIDIA H200"}, "H200"), ({"cpu": "AMD EPYC", "n_threads": 2}, "EPYC, 2 threads"),
+                          ({"device": "cpu", "device_name": "Intel(R) Xeon(R) Processor", "n_threads": 1}, "Xeon, 1 thread"),
+                          ({"device": "cuda", "cpu": "Intel(R) Xeon(R) Processor", "n_threads": 8}, "GPU, not recorded"), ({}, "not recorded")):
+            self.assertEqual(rows.card(row), name)
+
+    def test_columns_of_numbers_stand_on_the_right(self):
+        self.assertEqual(rows.table(["a", "b", "c"], [["x", 1, "2.0 (3 %)"], ["3", "", None]])[1], "|---|---:|---:|")
+        self.assertEqual(rows.table(["a"], []), rows.NO_ROWS)
+
+    def test_links_that_lead_nowhere_are_found(self):
+        page = ROOT / "docs" / "page.md"
+        texts = {page: "# A head: `x`, y\n[good](#a-head-x-y) [bad](#head) [file](results.md) [gone](nothing.md) [out](https://a.b/c) `[code](none.md)`"}
+        self.assertEqual(render_docs.dead_links(texts), ["docs/page.md: #head", "docs/page.md: nothing.md"])
 
 
 class Results(unittest.TestCase):
