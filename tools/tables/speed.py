@@ -11,7 +11,7 @@ from tables.rows import cache, card, last, model, model_text, rate, stored, tabl
 CACHES = ("f16", "q8_0", "p8/q8_0", "p8/q4_0", "rotor-4", "rotor-3")
 WEIGHTS = ("f16", "q8_0", "q4_0", "int4_g128")
 F16_PEERS = ("FlashInfer f16", "cuDNN f16")
-# The kernel that models run int4_g128 with on a GPU has two int8 planes of activations. Rows of the kernel with one plane are shown nowhere.
+# The kernel that models run int4_g128 with on a GPU.
 MODELS_INT4 = "int-2planes"
 
 
@@ -108,8 +108,6 @@ def crossovers():
         answer, _, problem = r["sentence"].removeprefix(f"{r['format']} beats {r['baseline']} ").partition(" on ")
         problem, _, name = problem.partition(": ")[0].partition(" (")
         where = card({"device_name": name.rstrip(")")})
-        if where == "H200" and r["format"] == "int4_g128":  # measured with a kernel that models do not run
-            continue
         problems.setdefault((where, problem), {})[r["format"]] = answer.partition(" in the measured range")[0].partition(", depth")[0]
         if r["format"] not in formats:
             formats.append(r["format"])

@@ -109,7 +109,7 @@ def products():
     """A line a problem and state of its buffers; a column a kernel, microseconds."""
     problems, columns = {}, []
     for r in stored("checks/baselines-cuda"):
-        if r["kind"] == "op" and r["op"] == "gemv" and r.get("median_us") is not None and r["kernel"] not in ("int", "int-overlap"):  # one plane: models do not run it
+        if r["kind"] == "op" and r["op"] == "gemv" and r.get("median_us") is not None:
             column = f"{r['weight_format']}, `{r['kernel']}`"
             problems.setdefault((card(r), f"{r['n_out']} x {r['n_in']}", r["n_tokens"], "cold" if r["cold"] else "warm"), {})[column] = r["median_us"]
             if column not in columns:
