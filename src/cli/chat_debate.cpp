@@ -1,4 +1,5 @@
 // ridge chat --debate: two sides answer each other, each with a cache of its own.
+#include <cstdio>
 #include <filesystem>
 #include <optional>
 

@@ -1,4 +1,6 @@
 // ridge chat: the conversation.
+#include <cstdio>
+
 #include "cli/chat.h"
 #include "cli/chat_file.h"
 #include "cli/interrupt.h"

@@ -1,4 +1,6 @@
 // ridge eval ppl, ridge eval kld: quality of KV cache configurations on a text.
+#include <cstdio>
+
 #include "cli/eval.h"
 #include "cli/interrupt.h"
 

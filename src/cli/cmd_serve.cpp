@@ -1,5 +1,6 @@
 // ridge serve: OpenAI's API and a page for people, over one model.
 #include <chrono>
+#include <cstdio>
 #include <memory>
 #include <thread>
 

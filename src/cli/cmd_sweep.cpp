@@ -1,5 +1,6 @@
 // ridge sweep: a grid of measurements into a results store, resumable, and the crossovers of what the store has.
 #include <algorithm>
+#include <cstdio>
 #include <memory>
 
 #include "base/progress.h"

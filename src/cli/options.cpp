@@ -2,8 +2,11 @@
 
 #include <unistd.h>
 
+#include <cctype>
 #include <charconv>
+#include <cstdio>
 #include <span>
+#include <type_traits>
 
 #include "base/result.h"
 #include "engine/device_name.h"

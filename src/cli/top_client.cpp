@@ -1,5 +1,6 @@
 #include "cli/top_client.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 namespace ridge::cli::top {

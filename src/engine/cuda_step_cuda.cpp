@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <climits>
+#include <iterator>
 
 #include "op/attn/device_attention.h"
 #include "op/cache/append.h"

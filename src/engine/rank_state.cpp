@@ -1,6 +1,7 @@
 #include "engine/rank_state.h"
 
 #include <cstring>
+#include <type_traits>
 
 #include "io/mapped_file.h"
 

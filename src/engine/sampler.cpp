@@ -1,6 +1,7 @@
 // The sampler chain on the CPU: op/sample/rule.h, word for word.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <deque>
 #include <functional>
 

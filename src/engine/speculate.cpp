@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 #include <deque>
+#include <iterator>
 
 #include "engine/engine.h"
 

@@ -1,6 +1,7 @@
 #include "http/auth.h"
 
 #include <algorithm>
+#include <cstdint>
 
 namespace ridge::http {
 namespace {

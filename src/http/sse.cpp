@@ -1,5 +1,7 @@
 #include "http/sse.h"
 
+#include <algorithm>
+
 #include "base/result.h"
 
 namespace ridge::http {

@@ -1,5 +1,6 @@
 #include "http/url.h"
 
+#include <algorithm>
 #include <charconv>
 
 namespace ridge::http {

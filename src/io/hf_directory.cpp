@@ -1,5 +1,6 @@
 // open_hf_directory(): config, tokenizer and weights of a Hugging Face model directory.
 #include <algorithm>
+#include <iterator>
 #include <set>
 #include <system_error>
 

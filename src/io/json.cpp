@@ -1,5 +1,7 @@
 #include "io/json.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <vector>
 
 #include "io/text.h"

@@ -1,6 +1,7 @@
 // Untrusted JSON: nlohmann-json behind a depth limit and a duplicate-key check.
 #pragma once
 
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string_view>
 

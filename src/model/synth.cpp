@@ -1,5 +1,6 @@
 // Synthetic models: random weights at the true shapes of well-known models, so that speed can be measured without them.
 #include <cmath>
+#include <cstdlib>
 #include <map>
 #include <tuple>
 

@@ -1,5 +1,6 @@
 #include "model/ternary.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "format/i2_s.h"

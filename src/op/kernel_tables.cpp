@@ -1,6 +1,7 @@
 #include "op/kernel_tables.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "op/attn/attn.h"
 #include "op/attn/device_attention.h"

@@ -1,6 +1,7 @@
 #include "serve/fields.h"
 
 #include <fmt/format.h>
+#include <cstdint>
 
 namespace ridge::serve {
 namespace {

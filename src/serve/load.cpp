@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cmath>
 #include <mutex>
+#include <stop_token>
 #include <thread>
 
 namespace ridge::serve {

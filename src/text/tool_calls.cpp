@@ -1,6 +1,7 @@
 #include "text/tool_calls.h"
 
 #include <algorithm>
+#include <iterator>
 #include <span>
 
 #include "text/unicode.h"

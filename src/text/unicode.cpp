@@ -1,6 +1,7 @@
 #include "text/unicode.h"
 
 #include <algorithm>
+#include <cstdint>
 
 namespace ridge::text {
 namespace {

@@ -1,6 +1,7 @@
 // Checked arithmetic at the edges of 64 bits.
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <vector>
 
 #include "base/checked.h"

@@ -1,6 +1,8 @@
 // Reference tensors out of a safetensors file, trusted: any dtype, as bytes.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <filesystem>
 #include <fstream>

@@ -3,6 +3,11 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <pty.h>
+#include <chrono>
+#include <filesystem>
+#include <sstream>
+#include <string_view>
+#include <thread>
 
 #include <nlohmann/json.hpp>
 

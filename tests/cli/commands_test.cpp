@@ -1,6 +1,11 @@
 // The commands on the shipped tiny model.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <chrono>
+#include <cstdint>
+#include <iterator>
+#include <sstream>
+#include <thread>
 
 #include <nlohmann/json.hpp>
 

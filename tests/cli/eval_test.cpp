@@ -1,6 +1,7 @@
 // eval matrix, base files of eval kld, and eval logits, as a user starts them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sstream>
 
 #include <nlohmann/json.hpp>
 

@@ -2,6 +2,9 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
 
 #include "cases/paths.h"
 #include "cli/command.h"

@@ -1,6 +1,10 @@
 // Where prompts of ridge run come from, and what a program reads of it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <filesystem>
+#include <iterator>
+#include <sstream>
+#include <string_view>
 
 #include <nlohmann/json.hpp>
 

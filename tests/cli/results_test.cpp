@@ -1,6 +1,7 @@
 // ridge results: rows into a store and out again.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <filesystem>
 
 #include <nlohmann/json.hpp>
 

@@ -1,6 +1,7 @@
 // Wrong command lines: exit code, one line that says what to do, nothing on stdout.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <algorithm>
 
 #include "cli/program.h"
 

@@ -1,6 +1,9 @@
 // gpu/tensor.h in plain C++, on the emulated warp.
 #pragma once
 
+#include <cmath>
+#include <type_traits>
+
 #include "base/f16.h"
 
 namespace ridge::gpu {

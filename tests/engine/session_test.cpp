@@ -1,6 +1,7 @@
 // Sessions on the tiny shipped model: prefill equals decode, limits, errors, kernels, generation.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 

@@ -1,5 +1,7 @@
 // Fuzz target of grammars. The first byte says what the rest is: 0 GBNF, 1 a JSON Schema. Any text gives a grammar or a
 // reason; a grammar's text is ended by the shortest way from wherever the walk has come, as bytes_to_end() said.
+#include <algorithm>
+
 #include "grammar/constraint.h"
 #include "grammar/gbnf.h"
 #include "grammar/json_schema.h"

@@ -1,4 +1,6 @@
 // Fuzz target of tokenizer_spec_from_hf(): tokenizer.json, a NUL, tokenizer_config.json.
+#include <algorithm>
+
 #include "fuzz/touch_tokenizer.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

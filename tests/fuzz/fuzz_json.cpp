@@ -1,4 +1,6 @@
 // Fuzz target of parse_json(): any text gives a document or a reason, and a document survives being written and read.
+#include <cstdint>
+
 #include "io/json.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

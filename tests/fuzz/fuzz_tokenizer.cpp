@@ -1,5 +1,7 @@
 // Fuzz target of the tokenizers. Bytes that begin with "GGUF" are a vocabulary file: any give a tokenizer or a reason.
 // Other bytes are text for a fixed vocabulary that the first byte chooses: they must come back exactly, in any chunks.
+#include <algorithm>
+
 #include "cases/tiny_tokenizer.h"
 #include "fuzz/touch_tokenizer.h"
 #include "io/text.h"

@@ -2,6 +2,7 @@
 // them in between.
 #include <cmath>
 #include <cstring>
+#include <memory>
 
 #include "gpu/device_step.h"
 #include "op/cache/append.h"

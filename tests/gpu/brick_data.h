@@ -1,6 +1,7 @@
 // Weights of every brick format with the products they must give, for the tests of kernels that read bricks.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 

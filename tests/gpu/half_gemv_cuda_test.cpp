@@ -1,4 +1,6 @@
 // Products of a few tokens with weights in bricks, against double precision.
+#include <algorithm>
+
 #include "gpu/brick_data.h"
 #include "gpu/graph.h"
 #include "ridge/error.h"

@@ -1,5 +1,6 @@
 // Whole models on the device against the CPU's reference kernels.
 #include <gmock/gmock.h>
+#include <array>
 
 #include "base/metrics.h"
 #include "cases/paths.h"

@@ -1,4 +1,5 @@
 // Masks over a real vocabulary of 151,936 tokens: the same as by trying every token, and what they cost.
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>

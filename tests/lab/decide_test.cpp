@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <fstream>
+#include <iterator>
 
 #include "cases/paths.h"
 #include "cases/temp_dir.h"

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <iterator>
 
 #include "cases/temp_dir.h"
 

@@ -3,6 +3,8 @@
 
 #include <gmock/gmock.h>
 
+#include <optional>
+
 #include "op/kernel_tables.h"
 #include "ridge/error.h"
 

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 
 #include "cases/guarded.h"
 #include "cases/linear_cases.h"

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <iterator>
 
 #include "cases/reference_data.h"
 #include "text/chat_template.h"

@@ -5,6 +5,7 @@
 // of others, or noisier than the effect gives NO VERDICT, with the reason; never PASS, and never FAIL.
 #pragma once
 
+#include <cstdint>
 #include <span>
 
 #include "lab/decide/record.h"

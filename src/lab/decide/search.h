@@ -8,6 +8,8 @@
 // add it twice. Whether the sum holds is measured.
 #pragma once
 
+#include <cstdint>
+
 #include "lab/decide/gates.h"
 
 namespace ridge::lab {

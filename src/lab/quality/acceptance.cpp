@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <iterator>
 
 #include "engine/engine.h"
 #include "lab/quality/engine_timelines.h"

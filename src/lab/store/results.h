@@ -1,6 +1,7 @@
 // Rows of results: one JSON object a line, with where they come from, appended and synced one by one.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>

@@ -1,5 +1,6 @@
 #include "lab/store/row_writer.h"
 
+#include <cstdio>
 #include <functional>
 
 namespace ridge::lab {

@@ -1,6 +1,8 @@
 // Rows of a bench to stdout as they come: a markdown table, JSON lines, one JSON list, or llama-bench's CSV and SQL.
 #pragma once
 
+#include <cstdint>
+
 #include "lab/store/results.h"
 
 namespace ridge::lab {

@@ -3,6 +3,7 @@
 // scores and sums of all these heads. Running softmax (maximum m, sum l, weighted values); a second kernel puts the parts
 // together in their order.
 #include <algorithm>
+#include <type_traits>
 
 #include "gpu/tensor.h"
 #include "op/attn/attn_cuda.h"

@@ -8,6 +8,7 @@
 // have kernels of their own (kWindow): others keep their registers.
 #pragma once
 
+#include <cmath>
 #include <span>
 
 #include "gpu/launch.h"

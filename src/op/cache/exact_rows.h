@@ -3,6 +3,8 @@
 // multiply-add).
 #pragma once
 
+#include <type_traits>
+
 #include "format/kv_types.h"
 #include "gpu/launch.h"
 #include "op/cache/append_cuda.h"

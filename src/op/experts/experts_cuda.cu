@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 
 #include "gpu/launch.h"
 #include "gpu/tensor.h"

@@ -1,5 +1,7 @@
 #include "op/gemm/cublaslt_cuda.h"
 
+#include <type_traits>
+
 #include "format/int4_g128.h"
 #include "gpu/tensor.h"
 #include "ridge/error.h"

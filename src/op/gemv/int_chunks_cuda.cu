@@ -1,3 +1,5 @@
+#include <type_traits>
+
 #include "op/gemv/int_kernels_cuda.h"
 
 namespace ridge {

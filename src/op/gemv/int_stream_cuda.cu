@@ -1,4 +1,5 @@
 #include <string>
+#include <type_traits>
 
 #include "op/gemv/int_kernels_cuda.h"
 #include "ridge/error.h"

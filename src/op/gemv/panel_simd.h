@@ -2,6 +2,8 @@
 // per ISA after its Simd struct; serves gemv (one token) and gemm (register tiles of up to 8 tokens).
 #pragma once
 
+#include <type_traits>
+
 #include "format/int4_g128.h"
 #include "format/q4_0.h"
 #include "format/q8_0.h"

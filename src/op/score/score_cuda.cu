@@ -1,3 +1,5 @@
+#include <cmath>
+
 #include "gpu/launch.h"
 #include "op/score/score_cuda.h"
 

@@ -1,6 +1,8 @@
 // Values of f32, f16 and bf16 rows as vectors of floats. Include after a Simd struct.
 #pragma once
 
+#include <cstddef>
+
 #include "format/plain.h"
 
 namespace ridge {

@@ -1,0 +1,199 @@
+#!/usr/bin/env python3
+"""Checks that every file names the standard headers of the names it uses, and that every header compiles on its own.
+
+A compiler's own headers include others: what one release lets pass the next one refuses. So each name of the table below
+needs one of its headers among the includes of the file, or of the tree's headers that the file includes.
+
+Prints `file:line: uses NAME without <header>` for each offence and exits 1, or one line and exits 0.
+Usage: check_headers.py [--compile COMPILER] [--jobs N] [ROOT]   (default: the repository this file is in)
+  --compile COMPILER  every header of src, include and tests on its own too, by COMPILER (-fsyntax-only)
+"""
+import argparse
+import concurrent.futures
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+TOP_FOLDERS = ("include", "src", "tests")
+SOURCES = {".h", ".cpp", ".cu"}
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.M)
+# Headers that only other compilers or toolkits can read: the emulator's shims and device code.
+NOT_ALONE = re.compile(r"^(src/gpu/hip_shim\.h|tests/emulate/|tests/gpu/|tests/op/simd_entries_body\.h|.*(cuda|avx2|avx512)\.h$)")
+
+# Names of namespace std by header. Several headers: each of them has the name by the standard's words.
+STD = {
+    "algorithm": """adjacent_find all_of any_of binary_search clamp copy_if copy_n count count_if equal equal_range fill
+        fill_n find find_if find_if_not is_sorted lexicographical_compare lower_bound max max_element merge min min_element
+        minmax minmax_element mismatch none_of nth_element partial_sort partition remove_if replace reverse rotate search
+        shuffle sort stable_sort transform unique upper_bound""",
+    "any": "any any_cast", "array": "array to_array",
+    "atomic": """atomic atomic_bool atomic_flag atomic_ref atomic_thread_fence memory_order_acq_rel memory_order_acquire
+        memory_order_relaxed memory_order_release memory_order_seq_cst""",
+    "barrier": "barrier",
+    "bit": "bit_cast bit_ceil bit_floor bit_width countl_zero countr_zero endian has_single_bit popcount rotl rotr",
+    "bitset": "bitset", "cctype": "isalnum isalpha isdigit isspace isxdigit tolower toupper",
+    "charconv": "from_chars to_chars", "chrono": "chrono chrono_literals", "clocale": "setlocale",
+    "cmath": """acos asin atan atan2 cbrt ceil copysign cos cosh erf erfc exp exp2 expm1 floor fma fmax fmin fmod hypot ilogb
+        isfinite isinf isnan ldexp lgamma llround log log10 log1p log2 lrint lrintf lround nan nanf nearbyint nextafter pow
+        round scalbn signbit sin sinh sqrt tan tanh tgamma trunc""",
+    "complex": "complex", "condition_variable": "condition_variable condition_variable_any",
+    "csignal": "raise sig_atomic_t signal",
+    "cstddef": "byte max_align_t nullptr_t ptrdiff_t to_integer",
+    "cstdio": """fclose ferror fflush fgets fopen fprintf fputc fputs fread freopen fseek ftell fwrite printf putchar puts
+        snprintf sscanf""",
+    "cstdlib": """abort aligned_alloc atof atoi atol atoll calloc exit free getenv malloc mkstemp qsort quick_exit realloc
+        strtod strtof strtol strtoll strtoul strtoull system""",
+    "cstring": """memchr memcmp memcpy memmove memset strchr strcmp strcpy strerror strlen strncmp strncpy strrchr strstr""",
+    "ctime": "clock clock_t difftime gmtime localtime mktime strftime time_t tm",
+    "cwchar": "mbrtowc mbstate_t wcrtomb", "deque": "deque",
+    "exception": "current_exception exception_ptr rethrow_exception terminate uncaught_exceptions",
+    "filesystem": "filesystem", "format": "format", "fstream": "fstream ifstream ofstream",
+    "functional": "bind function greater hash invoke multiplies plus reference_wrapper",
+    "future": "async future future_status launch packaged_task promise shared_future",
+    "iomanip": "setfill setprecision setw", "iostream": "cerr cin cout",
+    "iterator": "istream_iterator istreambuf_iterator",
+    "latch": "latch", "limits": "numeric_limits", "list": "list", "map": "map multimap",
+    "memory": "addressof allocator enable_shared_from_this make_shared make_unique shared_ptr unique_ptr weak_ptr",
+    "mutex": "call_once lock_guard mutex once_flag recursive_mutex scoped_lock timed_mutex try_to_lock unique_lock",
+    "new": "align_val_t bad_alloc launder nothrow", "numbers": "numbers",
+    "numeric": "accumulate gcd inner_product iota lcm midpoint partial_sum reduce",
+    "optional": "nullopt optional", "queue": "priority_queue queue",
+    "random": """bernoulli_distribution discrete_distribution mt19937 mt19937_64 normal_distribution random_device
+        uniform_int_distribution uniform_real_distribution""",
+    "regex": "regex regex_match regex_replace regex_search smatch", "semaphore": "binary_semaphore counting_semaphore",
+    "set": "multiset set", "shared_mutex": "shared_lock shared_mutex", "source_location": "source_location",
+    "span": "as_bytes as_writable_bytes dynamic_extent span", "sstream": "istringstream ostringstream stringstream",
+    "stack": "stack",
+    "stdexcept": "domain_error invalid_argument length_error logic_error out_of_range runtime_error",
+    "stop_token": "stop_callback stop_source stop_token",
+    "string": "getline stod stof stoi stol stoll stoul stoull string to_string u32string u8string wstring",
+    "string_view": "string_view string_view_literals u32string_view",
+    "system_error": "errc error_category error_code generic_category make_error_code system_category system_error",
+    "thread": "jthread this_thread thread", "tuple": "apply forward_as_tuple make_tuple tie tuple",
+    "type_traits": """conditional_t decay_t enable_if_t integral_constant invoke_result_t is_arithmetic_v is_convertible_v
+        is_enum_v is_floating_point_v is_integral_v is_same_v is_signed_v is_trivially_copyable_v is_unsigned_v
+        make_signed_t make_unsigned_t remove_cvref_t remove_pointer_t remove_reference_t underlying_type_t""",
+    "typeindex": "type_index", "unordered_map": "unordered_map unordered_multimap",
+    "unordered_set": "unordered_multiset unordered_set",
+    "utility": "as_const declval exchange in_place index_sequence integer_sequence make_index_sequence make_integer_sequence",
+    "valarray": "valarray",
+    "variant": "get_if holds_alternative in_place_index monostate variant variant_size_v visit",
+    "vector": "vector",
+}
+# Names without a namespace, which the tree takes from the headers of C.
+GLOBAL = {
+    "cstdint": """int8_t int16_t int32_t int64_t intptr_t uint8_t uint16_t uint32_t uint64_t uintptr_t INT8_MAX INT8_MIN
+        INT16_MAX INT16_MIN INT32_MAX INT32_MIN INT64_MAX INT64_MIN SIZE_MAX UINT8_MAX UINT16_MAX UINT32_MAX UINT64_MAX""",
+    "climits": "CHAR_BIT INT_MAX INT_MIN LLONG_MAX LLONG_MIN LONG_MAX LONG_MIN UINT_MAX ULLONG_MAX ULONG_MAX",
+    "cfloat": "DBL_EPSILON DBL_MAX DBL_MIN FLT_EPSILON FLT_MAX FLT_MIN",
+    "cerrno": "EACCES EAGAIN EEXIST EINTR EINVAL ENOENT ENOSPC errno",
+    "cmath": "HUGE_VAL INFINITY M_PI NAN",
+    "cassert": "assert",
+}
+# Names that many headers must have: any header of the standard library with classes in it will do.
+CONTAINERS = """algorithm array bitset deque filesystem fstream functional future list map memory mutex optional queue random
+    regex set span sstream stdexcept string string_view thread tuple unordered_map unordered_set variant vector""".split()
+COMMON = {
+    "size_t": ["cstddef", "cstdio", "cstdlib", "cstring", "ctime", "cwchar", *CONTAINERS],
+    "std::size_t": ["cstddef", "cstdio", "cstdlib", "cstring", "ctime", "cwchar", *CONTAINERS],
+    **{"std::" + name: ["utility", *CONTAINERS] for name in ("forward", "move", "pair", "swap")},
+    "std::make_pair": ["utility", "map", "unordered_map"],
+    "std::initializer_list": ["initializer_list", *CONTAINERS],
+    "std::exception": ["exception", "stdexcept", "new", "future", "memory"],
+    **{"std::" + name: ["iterator", *CONTAINERS] for name in ("begin", "data", "end", "next", "prev", "size")},
+    "std::back_inserter": ["iterator"],
+    **{"std::" + name: ["algorithm", "string", "vector", "deque", "list", "map", "set", "unordered_map", "unordered_set"]
+       for name in ("erase", "erase_if")},
+    "std::get": ["tuple", "variant", "utility", "array", "map"],
+    "std::copy": ["algorithm"], "std::less": ["functional", "map", "set"],
+    **{"std::" + name: ["ios", "istream", "ostream", "iostream", "fstream", "sstream"]
+       for name in ("ios", "istream", "ostream", "streamoff", "streamsize")},
+    **{"std::" + name: ["cmath", "cstdlib"] for name in ("abs",)},
+    **{"std::" + name: ["chrono", "ratio"] for name in ("micro", "milli", "nano", "ratio")},
+    "std::time": ["ctime"],
+}
+# Headers that have another header's names by the standard's words, and those of C by their own names.
+GIVES = {"iostream": ["istream", "ostream", "ios"], "stdint.h": ["cstdint"], "stddef.h": ["cstddef"],
+         "string.h": ["cstring"], "stdlib.h": ["cstdlib"], "stdio.h": ["cstdio"], "math.h": ["cmath"],
+         "errno.h": ["cerrno"], "limits.h": ["climits"], "signal.h": ["csignal"], "time.h": ["ctime"],
+         "cinttypes": ["cstdint"], "inttypes.h": ["cstdint"], "locale.h": ["clocale"],
+         "fmt/format.h": ["string", "string_view"], "gtest/gtest.h": ["string", "vector", "ostream", "tuple"],
+         "cuda_runtime.h": ["cstdint", "cstddef"], "filesystem": ["system_error"], "charconv": ["system_error"]}
+
+
+def needed_headers():
+    table = {}
+    for header, names in STD.items():
+        table.update({"std::" + name: [header] for name in names.split()})
+    for header, names in GLOBAL.items():
+        table.update({name: [header] for name in names.split()})
+    table["std::tm"] = table["std::time_t"] = ["ctime"]
+    for name in GLOBAL["cstdint"].split():
+        if name.endswith("_t"):
+            table["std::" + name] = ["cstdint"]
+    table.update(COMMON)
+    return table
+
+
+TABLE = needed_headers()
+NAMES = re.compile(r"(?<![\w:.>])(?:(?:std::)(\w+)|(" + "|".join(sorted(n for n in TABLE if "::" not in n)) + r"))\b")
+BLANK = re.compile(r'//[^\n]*|/\*.*?\*/|R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|^[ \t]*#[ \t]*include[^\n]*', re.S | re.M)
+
+
+def without_text(source):
+    """The source without comments, strings and includes; line numbers stay."""
+    return BLANK.sub(lambda match: "\n" * match[0].count("\n"), source)
+
+
+class Tree:
+    """The sources of a tree: their includes and the standard headers that they reach by the tree's own headers."""
+
+    def __init__(self, root):
+        self.root = root
+        self.text, self.includes, self.reach = {}, {}, {}
+        for top in TOP_FOLDERS:
+            for file in sorted((root / top).rglob("*")):
+                if file.suffix in SOURCES:
+                    path = file.relative_to(root)
+                    self.text[path] = file.read_text(encoding="utf-8")
+                    self.includes[path] = INCLUDE.findall(self.text[path])
+
+    def resolve(self, path, header):
+        for folder in (path.parent, pathlib.Path("src"), pathlib.Path("include"), pathlib.Path("tests")):
+            if folder / header in self.text:
+                return folder / header
+        return None
+
+    def standard(self, path):
+        """Headers outside the tree that `path` includes, also by headers of the tree."""
+        seen, todo, found = set(), [path], set()
+        while todo:
+            file = todo.pop()
+            if file in seen:
+                continue
+            seen.add(file)
+            for quote, header in self.includes[file]:
+                inside = self.resolve(file, header) if quote == '"' else None
+                if inside:
+                    todo.append(inside)
+                elif quote == "<":
+                    found.update([header, *GIVES.get(header, [])])
+        return found
+
+
+def missing_names(tree):
+    """(path, line, name, header) for each name whose header a file does not reach; one line a name and file."""
+    for path, text in tree.text.items():
+        have, told = None, set()
+        for match in NAMES.finditer(without_text(text)):
+            name = match[0]
+            headers = TABLE.get(name)
+            if not headers or name in told:
+                continue
+            have = tree.standard(path) if have is None else have
+            if have.isdisjoint(headers):
+                told.add(name)
+                yield path, without_text(text).count("\n", 0, match.start()) + 1, name, headers[0]
