@@ -20,8 +20,9 @@ import tempfile
 TOP_FOLDERS = ("include", "src", "tests")
 SOURCES = {".h", ".cpp", ".cu"}
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.M)
-# Headers that only other compilers or toolkits can read: the emulator's shims and device code.
-NOT_ALONE = re.compile(r"^(src/gpu/hip_shim\.h|tests/emulate/|tests/gpu/|tests/op/simd_entries_body\.h|.*(cuda|avx2|avx512)\.h$)")
+# Headers that need a device's compiler or the emulator's names, and those that stand behind one of op/simd's vectors.
+NOT_ALONE = re.compile(r"tests/(emulate|gpu)/|src/gpu/(hip_shim|launch|tensor)\.h|src/op/simd/|.*(_cuda|_simd|_body|avx2|avx512)\.h$")
+DEVICE = re.compile(r"cuda|hip/|nv")
 
 # Names of namespace std by header. Several headers: each of them has the name by the standard's words.
 STD = {
@@ -153,7 +154,7 @@ class Tree:
 
     def __init__(self, root):
         self.root = root
-        self.text, self.includes, self.reach = {}, {}, {}
+        self.text, self.includes = {}, {}
         for top in TOP_FOLDERS:
             for file in sorted((root / top).rglob("*")):
                 if file.suffix in SOURCES:
@@ -167,9 +168,9 @@ class Tree:
                 return folder / header
         return None
 
-    def standard(self, path):
-        """Headers outside the tree that `path` includes, also by headers of the tree."""
-        seen, todo, found = set(), [path], set()
+    def reach(self, path):
+        """The file itself and the tree's headers that it includes, directly or by others; then the <headers> of them all."""
+        seen, todo, outside = set(), [path], set()
         while todo:
             file = todo.pop()
             if file in seen:
@@ -180,8 +181,8 @@ class Tree:
                 if inside:
                     todo.append(inside)
                 elif quote == "<":
-                    found.update([header, *GIVES.get(header, [])])
-        return found
+                    outside.update([header, *GIVES.get(header, [])])
+        return seen, outside
 
 
 def missing_names(tree):
@@ -193,7 +194,71 @@ def missing_names(tree):
             headers = TABLE.get(name)
             if not headers or name in told:
                 continue
-            have = tree.standard(path) if have is None else have
+            have = tree.reach(path)[1] if have is None else have
             if have.isdisjoint(headers):
                 told.add(name)
                 yield path, without_text(text).count("\n", 0, match.start()) + 1, name, headers[0]
+
+
+def headers_to_compile(tree):
+    """Headers that no .cpp file includes first: of the others the build shows that they need nothing in front of them."""
+    first = {tree.resolve(path, tree.includes[path][0][1])
+             for path in tree.text if path.suffix == ".cpp" and tree.includes[path]}
+    return [path for path in tree.text if path.suffix == ".h" and path not in first and
+            not any(NOT_ALONE.match(file.as_posix()) for file in tree.reach(path)[0])]
+
+
+def precompile(tree, headers, command, folder):
+    """A header of all <...> headers that `headers` include, compiled, and what the compiler said against it.
+
+    Parsing them for each file would take most of the time. The table has checked names of the standard library.
+    """
+    names = {header for path in headers for header in tree.reach(path)[1] if not DEVICE.match(header)}
+    header = folder / "outside.h"
+    lines = (f"#if __has_include(<{name}>)\n#include <{name}>\n#endif\n" for name in sorted(names))
+    header.write_text("".join(lines), encoding="utf-8")
+    once = ["-fpch-instantiate-templates"] if "clang" in command[0] else []
+    done = subprocess.run([*command, *once, "-x", "c++-header", header, "-o", f"{header}.gch"], capture_output=True,
+                          text=True, check=False)
+    return header, done.stderr if done.returncode else ""
+
+
+def failing_headers(tree, compiler, jobs):
+    """The compiler's messages, one text a header that does not compile on its own."""
+    headers = headers_to_compile(tree)
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        (folder / "cases").mkdir()  # what the build generates
+        (folder / "cases/paths.h").write_text('#define RIDGE_SOURCE_DIR ""\n#define RIDGE_BINARY_DIR ""\n')
+        command = [*compiler.split(), "-std=c++20", "-Wall", "-Wextra", "-Wno-missing-field-initializers",
+                   "-Wno-unused-function", "-Werror", f"-I{tree.root / 'src'}", f"-I{tree.root / 'include'}",
+                   f"-I{tree.root / 'tests'}", f"-I{folder}"]
+        outside, error = precompile(tree, headers, command, folder)
+        if error:
+            return [error]
+
+        def failure(path):
+            done = subprocess.run([*command, "-fsyntax-only", "-include", outside, "-x", "c++", "-"], capture_output=True,
+                                  text=True, input=f'#include "{(tree.root / path).as_posix()}"\n', check=False)
+            return f"{path} on its own:\n{done.stderr}" if done.returncode else ""
+
+        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+            return list(filter(None, pool.map(failure, headers)))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--compile", metavar="COMPILER", help="compile every header on its own, too")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("root", nargs="?", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parent.parent)
+    options = parser.parse_args()
+    tree = Tree(options.root)
+    found = [f"{path}:{line}: uses {name} without <{header}>" for path, line, name, header in missing_names(tree)]
+    if options.compile:
+        found += failing_headers(tree, options.compile, options.jobs)
+    print("\n".join(found) if found else f"headers: {len(tree.text)} files name the standard headers they use")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

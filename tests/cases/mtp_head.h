@@ -3,6 +3,7 @@
 
 #include "base/rng.h"
 #include "cases/temp_dir.h"
+#include "format/list.h"
 #include "io/safetensors.h"
 #include "ridge/engine.h"
 
