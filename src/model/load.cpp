@@ -4,6 +4,7 @@
 #include <deque>
 #include <filesystem>
 #include <map>
+#include <tuple>
 
 #include "format/i2_s.h"
 #include "format/int4_g128.h"
