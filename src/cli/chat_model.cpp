@@ -14,6 +14,8 @@ ChatModel::ChatModel(const Model& model, const std::string& chat_template) : mod
 }
 
 std::string ChatModel::prompt(const text::Json& messages, const PlainNames& names) const {
+  if (!problem().empty())
+    throw_error(ErrorKind::usage, "{} (--chat-template FILE|NAME gives another)", problem());
   if (has_template()) {
     Result<std::string> rendered = serve::render_conversation(model_.engine(), template_, {.messages = messages});
     if (!rendered) throw Error(ErrorKind::usage, rendered.error().message);

@@ -18,8 +18,8 @@ class ChatModel {
   explicit ChatModel(const Model& model, const std::string& chat_template = {});
 
   const Model& model() const { return model_; }
-  bool has_template() const { return !template_.plain(); }
-  /// Why the template cannot be used; empty: it can, or there is none.
+  bool has_template() const { return !template_.plain() && template_.problem.empty(); }
+  /// Why the model's template cannot be used, and so no prompt be made; empty: it can, or there is none.
   const std::string& problem() const { return template_.problem; }
   /// The prompt whose continuation is the answer. Throws usage with the template's words when it refuses the messages.
   std::string prompt(const text::Json& messages, const PlainNames& names = {}) const;

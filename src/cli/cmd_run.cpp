@@ -74,7 +74,7 @@ std::vector<int32_t> prompt_tokens(const RunFlags& flags, const Model& model, st
   // A prompt that goes on from a saved cache does not begin a text.
   if (!flags.chat) return model.tokenize(text, flags.load_state.empty(), flags.special);
   const ChatModel chat(model, flags.model.chat_template);
-  if (!chat.has_template() && !flags.quiet())
+  if (!chat.has_template() && chat.problem().empty() && !flags.quiet())
     fmt::print(stderr, "chat     this model has no chat template: lines of \"User: ...\" and \"Assistant: ...\"\n");
   text::Json messages = text::Json::array();
   if (!flags.system.empty()) messages.push_back(message_of("system", flags.system));

@@ -63,7 +63,6 @@ TEST(Tokens, RowsWithoutATokenHaveNoText) {
       {.max_tokens = 40, .ignore_eos = true, .sampler = {.temperature = 100, .top_k = 0, .top_p = 1, .min_p = 0}},
       [](std::string_view) { return true; });
   EXPECT_EQ(result.tokens.size(), 40u);
-  for (const int32_t token : result.tokens) EXPECT_LT(token, 500);
 }
 
 }  // namespace
