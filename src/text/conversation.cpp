@@ -30,6 +30,16 @@ Json probe_tools() {
                            {"required", Json::array({"x"})}}}}}}});
 }
 
+/// Arguments of calls, where they are objects, as texts.
+void write_arguments(Json& message) {
+  const auto calls = message.find("tool_calls");
+  if (calls == message.end() || !calls->is_array()) return;
+  for (Json& call : *calls)
+    if (call.is_object() && call.contains("function") && call["function"].is_object())
+      if (const auto arguments = call["function"].find("arguments"); arguments != call["function"].end())
+        if (!arguments->is_string()) *arguments = dump(*arguments);
+}
+
 /// Renders small conversations and learns from what they show.
 class Prober {
  public:
@@ -76,15 +86,15 @@ class Prober {
     const Json tools = habits_.tools ? probe_tools() : Json();
     const TemplateHabits before = habits_;
     habits_.calls = habits_.results = false;
-    for (const bool needs_content : {false, true})
-      for (const bool parts : {false, true}) {
-        TemplateHabits tried = before;
-        tried.needs_content = needs_content;
-        if (parts) tried.part_roles.push_back("tool");
-        const auto shown = prompt(call_and_result(user, tried), tools);
-        tried.calls = has(shown, kArgument), tried.results = has(shown, kResult);
-        if (int(tried.calls) + int(tried.results) > int(habits_.calls) + int(habits_.results)) habits_ = tried;
-      }
+    for (const unsigned form : {0u, 1u, 2u, 3u, 4u, 5u, 6u, 7u}) {
+      TemplateHabits tried = before;
+      tried.needs_content = form & 1;
+      tried.text_arguments = form & 2;
+      if (form & 4) tried.part_roles.push_back("tool");
+      const auto shown = prompt(call_and_result(user, tried), tools);
+      tried.calls = has(shown, kArgument), tried.results = has(shown, kResult);
+      if (int(tried.calls) + int(tried.results) > int(habits_.calls) + int(habits_.results)) habits_ = tried;
+    }
     const Json answer = message("assistant", "Hello");
     if (habits_.calls) habits_.lone_results = has(prompt({user, answer, message("tool", kResult)}, nullptr), kResult);
     else habits_.lone_results = learn_form("tool", {user, answer}, {});
@@ -95,7 +105,8 @@ class Prober {
     if (habits.needs_content) call["content"] = habits.takes_parts("assistant") ? parts_of("") : Json("");
     call["tool_calls"] = Json::array({{{"id", "probecall"},
                                        {"type", "function"},
-                                       {"function", {{"name", "probe"}, {"arguments", {{"x", kArgument}}}}}}});
+                                       {"function", {{"name", "probe"}, {"arguments", Json{{"x", kArgument}}}}}}});
+    if (habits.text_arguments) write_arguments(call);
     return {user,
             call,
             {{"role", "tool"},
@@ -223,6 +234,7 @@ Json fit_messages(const TemplateHabits& habits, Json messages, const Json& tools
     const auto content = message.find("content");
     const bool none = content == message.end() || content->is_null();
     if (habits.needs_content && none && text_of(message, "role") == "assistant") message["content"] = "";
+    if (habits.text_arguments) write_arguments(message);
     if (!none && content->is_string() && habits.takes_parts(text_of(message, "role")))
       message["content"] = parts_of(*content);
   }

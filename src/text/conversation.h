@@ -13,6 +13,7 @@ struct TemplateHabits {
   bool calls = true;                         ///< shows the calls of earlier answers
   bool results = true;                       ///< shows messages of the role tool behind such a call
   bool lone_results = true;                  ///< shows messages of the role tool behind an answer without calls
+  bool text_arguments = false;               ///< arguments of calls are shown as JSON in a text only, not as objects
   bool needs_content = false;                ///< an answer without content must have an empty one
   std::vector<std::string> part_roles = {};  ///< roles whose contents are shown as lists of parts only
 

@@ -91,6 +91,14 @@ TEST(FitMessages, ContentThatIsNull) {
   EXPECT_THAT(prompt(kChatml, messages), HasSubstr("assistant\n<|im_end|>"));
 }
 
+TEST(FitMessages, ArgumentsAsTexts) {
+  constexpr const char* kTexts =
+      "{% for m in messages %}{% if m.tool_calls %}{% for c in m.tool_calls %}<c>{{ c.function.name + "
+      "c.function.arguments }}"
+      "{% endfor %}{% else %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}";
+  EXPECT_EQ(prompt(kTexts, history()), "<user>Weather?<c>weather{\"city\":\"Rome\"}<tool>sunny<user>Thanks.");
+}
+
 TEST(FitMessages, ResultsDoNotVanish) {
   EXPECT_EQ(prompt(kKnownRoles, history()),
             "U:Weather?\nA:{\"name\":\"weather\",\"arguments\":{\"city\":\"Rome\"}}\n"

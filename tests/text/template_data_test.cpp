@@ -5,7 +5,7 @@
 #include <iterator>
 
 #include "cases/reference_data.h"
-#include "text/chat_template.h"
+#include "text/conversation.h"
 
 namespace ridge::text {
 namespace {
@@ -44,6 +44,19 @@ void check(const ChatTemplate& chat, const Json& one) {
   EXPECT_EQ(prompt.error().message, one["error"].get<std::string>());
 }
 
+bool uses_tools(const Json& messages) {
+  return std::ranges::any_of(messages, [](const Json& m) { return m.contains("tool_calls") || m["role"] == "tool"; });
+}
+
+/// A conversation that the template can show is not changed on its way: fitted, it gives the same prompt.
+void check_fitted(const ChatTemplate& chat, const Json& one) {
+  ChatInput input = input_of(one["input"]);
+  const TemplateHabits habits = habits_of(chat, input);
+  if (one.contains("error") || (uses_tools(input.messages) && !(habits.calls && habits.results))) return;
+  input.messages = fit_messages(habits, input.messages, nullptr);
+  EXPECT_EQ(chat.render(input).or_throw(), one["expected"].get<std::string>());
+}
+
 TEST(TemplateData, PublishedTemplatesGiveTheirPrompts) {
   const auto data = reference_data();
   if (!data || !std::filesystem::is_directory(*data / "parity/chat-templates"))
@@ -56,6 +69,7 @@ TEST(TemplateData, PublishedTemplatesGiveTheirPrompts) {
     for (const Json& one : Json::parse(read_text(entry.path() / "cases.json"))) {
       SCOPED_TRACE(entry.path().filename().string() + "/" + one["name"].get<std::string>());
       check(*chat, one);
+      check_fitted(*chat, one);
       ++cases;
     }
   }
