@@ -226,7 +226,7 @@ void add_model_flag(CLI::App& app, ModelFlags& flags, bool required) {
 
 void add_template_flag(CLI::App& app, ModelFlags& flags) {
   add_text(app, "--chat-template", flags.chat_template, "FILE|NAME",
-           "chat template in place of the model's: a file, one of the model's by name, chatml, llama3, gemma, zephyr");
+           "another chat template: a file, one of the model's by name, or chatml, llama3, gemma, zephyr");
 }
 
 void add_place_flags(CLI::App& app, ModelFlags& flags) {
