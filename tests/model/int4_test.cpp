@@ -8,6 +8,7 @@
 #include "cases/guarded.h"
 #include "cases/paths.h"
 #include "cases/temp_dir.h"
+#include "io/chat_templates.h"
 #include "io/int4_packed.h"
 #include "io/safetensors.h"
 #include "model/convert.h"
@@ -278,6 +279,9 @@ Checkpoint plain_checkpoint() {
 TEST(Int4Convert, WhatIsWrittenLoadsAndIsTheReferenceEncoding) {
   const TempDir source, target;
   const std::string in = plain_checkpoint().write(source), out = (target / "packed").native();
+  std::filesystem::create_directory(source / "additional_chat_templates");
+  source.write("chat_template.jinja", "a");
+  source.write("additional_chat_templates/tool_use.jinja", "b");
   int reported = 0;
   const auto fallbacks = convert_to_int4(in, out, [&](int done, int total, std::string_view) {
     EXPECT_EQ(done, ++reported);
@@ -308,6 +312,10 @@ TEST(Int4Convert, WhatIsWrittenLoadsAndIsTheReferenceEncoding) {
       ASSERT_EQ(std::memcmp(blocks.data(), m.rows + r * int64_t(blocks.size()), blocks.size()), 0) << name << " " << r;
     }
   });
+  const io::ChatTemplates templates = io::chat_templates_of_directory(out);
+  ASSERT_EQ(templates.named.size(), 2u);
+  EXPECT_EQ(templates.find("default")->source, "a");
+  EXPECT_EQ(templates.find("tool_use")->source, "b");
   // Neither container takes packed weights for originals.
   EXPECT_THAT(convert_to_int4(out, target / "again", nullptr).error().message,
               HasSubstr("quantization_config already"));
