@@ -311,6 +311,7 @@ TEST(Bench, DecodeRowsHaveTheKnownFieldsInOrderAndPassTheirCheck) {
   EXPECT_EQ(rows[4]["test"], "tg4 @ d64");
   for (const auto& row : rows) {
     EXPECT_EQ(row["checked"], true);
+    EXPECT_TRUE(row["load_1min"].is_number());
     EXPECT_LT(row["check_error"], row["check_bound"]);
     EXPECT_EQ(row["samples_ns"].size(), 2u);
     EXPECT_EQ(row["pct_of_roof"].is_null(), row["n_prompt"] != 0) << row["test"];
