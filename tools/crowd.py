@@ -6,7 +6,9 @@
 On the CPU the answer is never, which a test holds; on a GPU sums are ordered by the shape of a step.
 """
 import concurrent.futures
+import datetime
 import json
+import os
 import pathlib
 import sys
 import urllib.request
@@ -38,8 +40,10 @@ def main():
     for width in WIDTHS:
         with concurrent.futures.ThreadPoolExecutor(width) as clients:
             texts = list(clients.map(ask, prompts))
-        print(json.dumps({"kind": "crowd", "clients": width, "requests": n, "prompts": len(set(prompts)), "answer_tokens": TOKENS,
-                          "differ": sum(a != b for a, b in zip(alone, texts)), "props": props}), flush=True)
+        print(json.dumps({"kind": "crowd", "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"), "build_commit": props["commit"],
+                          "command": "tools/crowd.py " + " ".join(sys.argv[1:]), "load_1min": os.getloadavg()[0], "model": props["model"],
+                          "weight_format": props["weight_format"], "device_name": props["device"], "kv": props["kv_quant"], "clients": width, "requests": n,
+                          "prompts": len(set(prompts)), "answer_tokens": TOKENS, "differ": sum(a != b for a, b in zip(alone, texts))}), flush=True)
 
 
 if __name__ == "__main__":
