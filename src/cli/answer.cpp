@@ -40,9 +40,18 @@ GenerateResult answer(Session& session, const Model& model, std::span<const int3
     on_text(text);
     return !interrupted();
   };
+  const std::function<bool(std::string_view)> take_mark = [&](std::string_view mark) {
+    options.on_mark(mark);
+    return !interrupted();
+  };
+  const auto mark_of = [&](int32_t t) {
+    const bool wanted = std::ranges::find(options.marks, t) != options.marks.end();
+    return wanted ? model.piece(t, true) : std::string();
+  };
   TokenStream stream({.piece = [&](int32_t t) { return options.ids ? std::to_string(t) + " " : model.piece(t); },
-                      .is_end = [&](int32_t t) { return model.is_end(t); }},
-                     options.generate, take, result);
+                      .is_end = [&](int32_t t) { return model.is_end(t); },
+                      .mark = mark_of},
+                     options.generate, take, result, options.on_mark ? take_mark : nullptr);
   auto start = std::chrono::steady_clock::now();
   result.n_prompt = read_tokens(session, model, rest, options.n_step);
   result.prefill_seconds = since(start);

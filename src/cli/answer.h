@@ -1,14 +1,19 @@
 // One answer of a session to a prompt: what `ridge run` and `ridge chat` generate.
 #pragma once
 
+#include <functional>
+#include <vector>
+
 #include "ridge/engine.h"
 
 namespace ridge::cli {
 
 struct AnswerOptions {
   GenerateOptions generate;
-  int n_held = 0;    ///< tokens of the prompt that the session holds already; less than all
-  int n_step = 0;    ///< tokens between two looks at Ctrl-C while the prompt is read; 0: the engine's steps
+  int n_held = 0;  ///< tokens of the prompt that the session holds already; less than all
+  int n_step = 0;  ///< tokens between two looks at Ctrl-C while the prompt is read; 0: the engine's steps
+  std::vector<int32_t> marks = {};                          ///< control tokens that on_mark hears of
+  std::function<void(std::string_view)> on_mark = nullptr;  ///< their spelling, in its place between the texts
   bool ids = false;  ///< the text is the tokens' ids, each before a space: a model without a tokenizer
 };
 

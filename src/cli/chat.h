@@ -26,23 +26,6 @@ struct ChatFlags {
   SpeakerOptions speaker(const Model& model) const;
 };
 
-/// Prints an answer while it is written, reasoning and content apart, and collects it.
-class AnswerPrinter {
- public:
-  AnswerPrinter(const ChatModel& chat, bool in_reasoning, bool show);
-  void feed(std::string_view text);
-  /// The message for the conversation.
-  text::Json finish();
-
- private:
-  void take(const text::OutputDelta& delta);
-
-  text::OutputParser parser_;
-  std::string content_, reasoning_;
-  const bool base_, show_, dim_;
-  bool is_dim_ = false;
-};
-
 /// Both return the exit code.
 int run_conversation(const ChatFlags& flags);
 int run_debate(const ChatFlags& flags);

@@ -63,15 +63,10 @@ bool take_turn(Debater& self, Debater& other, const ChatFlags& flags) {
   const bool json = flags.output.json;
   if (!json) fmt::print("{}: ", self.side.name);
   std::fflush(stdout);
-  std::optional<AnswerPrinter> printer;
-  const auto printing = [&]() -> AnswerPrinter& {
-    if (!printer) printer.emplace(*self.chat, self.speaker->in_reasoning(), !json);
-    return *printer;
-  };
+  AnswerPrinter printer(!json);
   int n_dropped = 0;
-  const GenerateResult result =
-      self.speaker->say(self.messages, n_dropped, [&](std::string_view text) { printing().feed(text); });
-  const text::Json message = printing().finish();
+  const GenerateResult result = self.speaker->say(self.messages, n_dropped, printer);
+  const text::Json message = printer.finish();
   const std::string said = message["content"];
   self.messages.push_back(message);
   other.messages.push_back(message_of("user", said));

@@ -11,6 +11,7 @@ ChatModel::ChatModel(const Model& model, const std::string& chat_template) : mod
     throw_error(ErrorKind::usage, "{} has no tokenizer and cannot chat (ridge run --prompt-ids takes token ids)",
                 model.info().path);
   template_ = serve::read_model_template(model.info().path, chat_template);
+  if (const auto end = serve::find_turn_end(model.engine(), template_)) model.engine().add_end(*end);
 }
 
 std::string ChatModel::prompt(const text::Json& messages, const PlainNames& names) const {
@@ -32,6 +33,10 @@ std::string ChatModel::prompt(const text::Json& messages, const PlainNames& name
 std::vector<int32_t> ChatModel::tokens(const std::string& text) const {
   // A template writes the special tokens itself.
   return model_.tokenize(text, !has_template(), has_template());
+}
+
+serve::AnswerForm ChatModel::answer_form(const std::string& prompt) const {
+  return serve::answer_form(model_.engine(), template_, prompt, nullptr);
 }
 
 std::vector<std::string> ChatModel::stops(const PlainNames& names) const {

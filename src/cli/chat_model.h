@@ -24,6 +24,8 @@ class ChatModel {
   /// The prompt whose continuation is the answer. Throws usage with the template's words when it refuses the messages.
   std::string prompt(const text::Json& messages, const PlainNames& names = {}) const;
   std::vector<int32_t> tokens(const std::string& text) const;
+  /// How the answer to such a prompt is read.
+  serve::AnswerForm answer_form(const std::string& prompt) const;
   /// What ends an answer beside the model's own token.
   std::vector<std::string> stops(const PlainNames& names = {}) const;
 

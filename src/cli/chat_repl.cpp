@@ -181,15 +181,10 @@ void Conversation::print_json(const text::Json& message, const GenerateResult& r
 }
 
 void Conversation::answer_messages() {
-  std::optional<AnswerPrinter> printer;  // made once the prompt says whether it opens the reasoning
-  const auto printing = [&]() -> AnswerPrinter& {
-    if (!printer) printer.emplace(chat_, speaker_.in_reasoning(), !flags_.output.json);
-    return *printer;
-  };
+  AnswerPrinter printer(!flags_.output.json);
   int n_dropped = 0;
-  const GenerateResult result =
-      speaker_.say(messages_, n_dropped, [&](std::string_view text) { printing().feed(text); });
-  messages_.push_back(printing().finish());
+  const GenerateResult result = speaker_.say(messages_, n_dropped, printer);
+  messages_.push_back(printer.finish());
   if (flags_.output.json) print_json(messages_.back(), result);
   if (n_dropped > 0) note("(the context was full: the {} oldest messages are forgotten)\n", n_dropped);
   if (result.reason == StopReason::interrupted) note("(stopped; what was written stays in the conversation)\n");

@@ -23,40 +23,6 @@ SpeakerOptions ChatFlags::speaker(const Model& of) const {
   return options;
 }
 
-AnswerPrinter::AnswerPrinter(const ChatModel& chat, bool in_reasoning, bool show)
-    : parser_({.reasoning = chat.has_template(), .in_reasoning = in_reasoning}),
-      base_(!chat.has_template()),
-      show_(show),
-      dim_(isatty(STDOUT_FILENO) && !std::getenv("NO_COLOR")) {}
-
-void AnswerPrinter::take(const text::OutputDelta& delta) {
-  const auto print = [&](std::string_view text, bool dim) {
-    if (!show_ || text.empty()) return;
-    if (dim_ && dim != is_dim_) fmt::print("{}", dim ? "\033[2m" : "\033[0m\n");
-    is_dim_ = dim;
-    fmt::print("{}", text);
-    std::fflush(stdout);
-  };
-  reasoning_ += delta.reasoning;
-  print(delta.reasoning, true);
-  std::string_view text = delta.content;
-  // A plain prompt has the space itself.
-  if (base_ && content_.empty()) text.remove_prefix(std::min(text.find_first_not_of(" \n"), text.size()));
-  content_ += text;
-  print(text, false);
-}
-
-void AnswerPrinter::feed(std::string_view text) { take(parser_.feed(text)); }
-
-text::Json AnswerPrinter::finish() {
-  take(parser_.finish());
-  if (show_) fmt::print("{}\n", is_dim_ && dim_ ? "\033[0m" : "");
-  std::fflush(stdout);
-  text::Json message = message_of("assistant", content_);
-  if (!reasoning_.empty()) message["reasoning_content"] = reasoning_;
-  return message;
-}
-
 Action declare_chat(CLI::App& app) {
   const auto flags = std::make_shared<ChatFlags>();
   ChatFlags& f = *flags;

@@ -9,6 +9,7 @@
 
 #include "base/build_info.h"
 #include "cli/answer.h"
+#include "cli/answer_printer.h"
 #include "cli/chat_model.h"
 #include "cli/interrupt.h"
 #include "cli/kv_auto.h"
@@ -66,8 +67,9 @@ void check_flags(const RunFlags& flags) {
   if (flags.bare && flags.output.json) bad_flag("--bare", "--json has the same and more", "leave out one of them");
 }
 
-/// The prompt as tokens; adds what else ends the answer to a chat.
-std::vector<int32_t> prompt_tokens(const RunFlags& flags, const Model& model, std::vector<std::string>& stops) {
+/// The prompt as tokens; adds what else ends the answer to a chat, and how it is read.
+std::vector<int32_t> prompt_tokens(const RunFlags& flags, const Model& model, std::vector<std::string>& stops,
+                                   std::optional<serve::AnswerForm>& form) {
   if (flags.ids == "-" && ranks_alike()) bad_flag("--prompt-ids", "only the first rank has a stdin", "give a file");
   if (!flags.ids.empty()) return read_prompt_ids(flags.ids);
   const std::string text = read_prompt(flags);
@@ -80,7 +82,9 @@ std::vector<int32_t> prompt_tokens(const RunFlags& flags, const Model& model, st
   if (!flags.system.empty()) messages.push_back(message_of("system", flags.system));
   messages.push_back(message_of("user", text));
   for (const std::string& stop : chat.stops()) stops.push_back(stop);
-  return chat.tokens(chat.prompt(messages));
+  const std::string prompt = chat.prompt(messages);
+  form = chat.answer_form(prompt);
+  return chat.tokens(prompt);
 }
 
 std::string side_text(const KvSideReport& side) {
@@ -213,7 +217,8 @@ int run(const RunFlags& flags) {
   generate.sampler.seed = flags.seed >= 0 ? uint64_t(flags.seed) : std::random_device{}();
   if (Ranks* const ranks = ranks_alike())
     generate.sampler.seed = std::stoull(ranks->from_first(std::to_string(generate.sampler.seed)));
-  const std::vector<int32_t> prompt = prompt_tokens(flags, model, generate.stop);
+  std::optional<serve::AnswerForm> form;  // of a chat
+  const std::vector<int32_t> prompt = prompt_tokens(flags, model, generate.stop, form);
   if (prompt.empty())
     throw Error(ErrorKind::usage, "the prompt is empty and this model adds no BOS token (give some text)");
   const int n_ctx = flags.context.n_ctx == 0 ? model.info().n_ctx_train : flags.context.n_ctx;
@@ -245,11 +250,19 @@ int run(const RunFlags& flags) {
     options.n_held = fill_prompt_cache(cache, session, model, prompt, n_cached, options.n_step);
   const std::chrono::duration<double> filling = std::chrono::steady_clock::now() - start;
   const bool stream = !flags.output.json && !flags.bare;
+  AnswerPrinter printer(stream);
+  if (form) {
+    printer.begin(form->output);
+    options.marks = form->marks;
+    options.on_mark = [&](std::string_view mark) { printer.feed_mark(mark); };
+  }
   GenerateResult result = answer(session, model, prompt, options, [&](std::string_view text) {
+    if (form) return printer.feed(text);
     if (!stream) return;
     std::fwrite(text.data(), 1, text.size(), stdout);
     std::fflush(stdout);
   });
+  const text::Json message = form ? printer.finish(false) : text::Json();
   result.n_prompt += options.n_held - n_cached;
   result.prefill_seconds += filling.count();
   if (!flags.save_state.empty()) {
@@ -259,9 +272,13 @@ int run(const RunFlags& flags) {
     session.save(flags.save_state);
   }
   if (stream && !result.text.empty() && !result.text.ends_with('\n') && isatty(STDOUT_FILENO)) fmt::print("\n");
-  if (flags.output.json)
-    fmt::print("{}\n", result_row(flags, model, session, kv, result, generate.sampler.seed, speculation)
-                           .dump(2, ' ', false, lab::Row::error_handler_t::replace));
+  if (flags.output.json) {
+    lab::Row row = result_row(flags, model, session, kv, result, generate.sampler.seed, speculation);
+    if (form) row["text"] = message["content"];
+    for (const char* part : {"reasoning_content", "tool_calls"})
+      if (message.contains(part)) row[part] = message[part];
+    fmt::print("{}\n", row.dump(2, ' ', false, lab::Row::error_handler_t::replace));
+  }
   if (flags.bare)
     fmt::print("{}\n{} {} {:.2f} {:.2f}\n", fmt::join(result.tokens, " "), result.n_prompt, result.tokens.size(),
                tokens_per_second(result.n_prompt, result.prefill_seconds),

@@ -39,7 +39,7 @@ std::vector<int32_t> Speaker::fit(text::Json& messages, int& n_dropped) {
       throw_error(ErrorKind::usage, "the message makes a prompt of {} tokens, the context holds {} (raise --ctx-size)",
                   prompt.size(), n_ctx);
     messages = std::move(kept);
-    in_reasoning_ = text::prompt_opens_reasoning(text);
+    form_ = chat_.answer_form(text);
     return prompt;
   }
 }
@@ -58,12 +58,17 @@ int Speaker::keep_common(std::span<const int32_t> prompt) {
   return int(held_.size());
 }
 
-GenerateResult Speaker::say(text::Json& messages, int& n_dropped,
-                            const std::function<void(std::string_view)>& on_text) {
+GenerateResult Speaker::say(text::Json& messages, int& n_dropped, AnswerPrinter& printer) {
   const std::vector<int32_t> prompt = fit(messages, n_dropped);
-  const AnswerOptions how{.generate = options_.generate, .n_held = keep_common(prompt), .n_step = options_.n_ubatch};
+  printer.begin(form_.output);
+  const AnswerOptions how{.generate = options_.generate,
+                          .n_held = keep_common(prompt),
+                          .n_step = options_.n_ubatch,
+                          .marks = form_.marks,
+                          .on_mark = [&](std::string_view mark) { printer.feed_mark(mark); }};
   held_ = prompt;
-  GenerateResult result = answer(*session_, chat_.model(), prompt, how, on_text);
+  GenerateResult result =
+      answer(*session_, chat_.model(), prompt, how, [&](std::string_view text) { printer.feed(text); });
   held_.insert(held_.end(), result.tokens.begin(), result.tokens.end());
   held_.resize(size_t(session_->n_past()));
   options_.generate.sampler.first_draw += result.tokens.size();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cli/answer.h"
+#include "cli/answer_printer.h"
 #include "cli/chat_model.h"
 #include "engine/kv_choice.h"
 #include "engine/speculate.h"
@@ -24,9 +25,8 @@ class Speaker {
   /// The next message of the assistant. Where the messages leave no room in the context, the oldest turns after the
   /// system prompt are dropped from them first, until a quarter is free; `n_dropped` counts messages. Throws usage when the last turn
   /// alone does not fit or the template refuses the messages; the cache is then as it was.
-  GenerateResult say(text::Json& messages, int& n_dropped, const std::function<void(std::string_view)>& on_text);
-  /// Whether the prompt of the last answer ended inside of <think>.
-  bool in_reasoning() const { return in_reasoning_; }
+  /// `printer` gets the answer, once the prompt says how it is read.
+  GenerateResult say(text::Json& messages, int& n_dropped, AnswerPrinter& printer);
 
   /// The same tokens in a cache of other formats. Throws Error; the cache is then as it was.
   void change_cache(const KvChoice& kv);
@@ -46,7 +46,7 @@ class Speaker {
   SpeakerOptions options_;
   std::unique_ptr<Session> session_;  ///< sessions move, but are not assigned
   std::vector<int32_t> held_;         ///< the tokens in the cache
-  bool in_reasoning_ = false;
+  serve::AnswerForm form_;            ///< of the answer to the last prompt
 };
 
 /// Drops the oldest turn after the system prompt: a user's message and what follows it up to the next one. Returns how

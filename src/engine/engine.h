@@ -36,6 +36,8 @@ class Engine {
   bool has_tokenizer() const { return loaded_.tokenizer.has_value(); }
   /// Text as ids that the model can read. Throws usage for a token without a row in the embedding, with its name.
   std::vector<int32_t> tokenize(std::string_view text, bool add_special, bool parse_special) const;
+  /// Tokenizer::add_end(): before requests and sessions begin.
+  void add_end(int32_t token) { loaded_.tokenizer->add_end(token); }
 
   Backend& backend() { return *backend_; }
   /// The CPU of this model: it runs everything, or the host's part of a device's work.

@@ -30,8 +30,13 @@ size_t StopFilter::longest_open_match() const {
 }
 
 TokenStream::TokenStream(Vocabulary vocabulary, const GenerateOptions& options, const OnText& on_text,
-                         GenerateResult& result)
-    : vocabulary_(std::move(vocabulary)), options_(options), on_text_(on_text), result_(result), filter_(options.stop) {
+                         GenerateResult& result, OnText on_mark)
+    : vocabulary_(std::move(vocabulary)),
+      options_(options),
+      on_text_(on_text),
+      on_mark_(std::move(on_mark)),
+      result_(result),
+      filter_(options.stop) {
   if (options.max_tokens < -1) throw Error(ErrorKind::usage, "the number of tokens to generate must be -1 or more");
   result.reason = StopReason::max_tokens;
   wants_more_ = options.max_tokens != 0;
@@ -43,6 +48,14 @@ void TokenStream::emit(const std::string& text) {
   interrupted_ = !on_text_(text) || interrupted_;
 }
 
+/// What was held back comes first: a mark parts texts.
+void TokenStream::emit_mark(const std::string& mark) {
+  emit(filter_.push(utf8_.finish()));
+  if (filter_.matched()) return;
+  emit(filter_.finish());
+  interrupted_ = !on_mark_(mark) || interrupted_;
+}
+
 bool TokenStream::stop(StopReason reason) {
   result_.reason = reason;
   return wants_more_ = false;
@@ -51,7 +64,9 @@ bool TokenStream::stop(StopReason reason) {
 bool TokenStream::push(int32_t token) {
   result_.tokens.push_back(token);
   if (!options_.ignore_eos && vocabulary_.is_end(token)) return stop(StopReason::end_token);
-  emit(filter_.push(utf8_.push(vocabulary_.piece(token))));
+  const std::string mark = on_mark_ && vocabulary_.mark ? vocabulary_.mark(token) : std::string();
+  if (!mark.empty()) emit_mark(mark);
+  else emit(filter_.push(utf8_.push(vocabulary_.piece(token))));
   if (filter_.matched()) {
     result_.stop = *filter_.matched();
     return stop(StopReason::stop_string);

@@ -36,11 +36,14 @@ class TokenStream {
   struct Vocabulary {
     std::function<std::string(int32_t)> piece;  ///< raw bytes of a token
     std::function<bool(int32_t)> is_end;
+    std::function<std::string(int32_t)> mark = {};  ///< a control token's spelling where on_mark wants it, else ""
   };
   using OnText = std::function<bool(std::string_view)>;  ///< as generate()'s
 
-  /// `options`, `on_text` and `result` must outlive the stream. Throws usage when max_tokens is below -1.
-  TokenStream(Vocabulary vocabulary, const GenerateOptions& options, const OnText& on_text, GenerateResult& result);
+  /// `options`, `on_text` and `result` must outlive the stream. Throws usage when max_tokens is below -1. `on_mark`
+  /// hears of marks between the texts; they are no text, for stop strings neither.
+  TokenStream(Vocabulary vocabulary, const GenerateOptions& options, const OnText& on_text, GenerateResult& result,
+              OnText on_mark = {});
 
   /// Whether another token is wanted; after the last one result.reason says why not.
   bool wants_more() const { return wants_more_; }
@@ -51,11 +54,13 @@ class TokenStream {
 
  private:
   void emit(const std::string& text);
+  void emit_mark(const std::string& mark);
   bool stop(StopReason reason);
 
   Vocabulary vocabulary_;
   const GenerateOptions& options_;
   const OnText& on_text_;
+  const OnText on_mark_;
   GenerateResult& result_;
   io::Utf8Stream utf8_;
   StopFilter filter_;

@@ -496,11 +496,14 @@ bool Constraint::accept(int32_t token) {
     held_ = Held::nothing;
     return true;
   }
-  const std::string_view bytes = vocabulary.bytes(token);
+  return accept_text(vocabulary.bytes(token));
+}
+
+bool Constraint::accept_text(std::string_view bytes) {
   matcher_.start_work();
   Matcher::State state = state_;
   for (const char byte : bytes) state = matcher_.after(state, uint8_t(byte));
-  if (state == Matcher::kDead || bytes.empty()) return false;
+  if (ended_ || state == Matcher::kDead || bytes.empty()) return false;
   state_ = state;
   held_ = Held::nothing;
   if (matcher_.size() > kMaxAnswerBytes) {

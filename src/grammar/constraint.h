@@ -109,6 +109,8 @@ class Constraint {
   uint32_t bytes_to_end() const { return matcher_.shortest(state_); }
   /// False if the token is not allowed (nothing changes then).
   bool accept(int32_t token);
+  /// A text in place of tokens; false if it is not allowed.
+  bool accept_text(std::string_view bytes);
   /// Nothing but the end may follow.
   bool finished() const { return ended_ || matcher_.must_end(state_); }
   bool can_end() const { return matcher_.can_end(state_); }

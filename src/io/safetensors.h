@@ -44,8 +44,9 @@ Result<WeightMap> parse_safetensors_index(std::string_view text, std::string_vie
 struct HfDirectory {
   std::filesystem::path path;
   std::string config_json;
-  std::string tokenizer_json;         ///< empty when the file is absent
-  std::string tokenizer_config_json;  ///< empty when the file is absent
+  std::string tokenizer_json;                                   ///< empty when the file is absent
+  std::string tokenizer_config_json;                            ///< empty when the file is absent
+  std::string special_tokens_map_json, generation_config_json;  ///< empty when the file is absent
   std::vector<MappedFile> files;
   std::vector<Tensor> tensors;
   const Tensor* find(std::string_view name) const;

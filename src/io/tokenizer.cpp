@@ -13,11 +13,6 @@ namespace ridge::io {
 
 namespace {
 
-/// Pieces that end a turn in published chat models. They count only as control tokens: the same text in a vocabulary
-/// where it is ordinary says nothing.
-constexpr std::string_view kEndPieces[] = {"<|im_end|>", "<|eot_id|>",    "<|eom_id|>",
-                                           "<|end|>",    "<end_of_turn>", "<|endoftext|>"};
-
 bool is_hidden(TokenType type) { return type == TokenType::control || type == TokenType::unknown; }
 
 /// Types that ordinary text may become.
@@ -45,7 +40,8 @@ struct Tokenizer::Impl {
   RankMerger rank_merger;
   size_t max_piece_bytes = 0;
   bool space_begins_word = true;  ///< no piece has U+2581 after another character
-  std::vector<bool> ends;
+  bool harmony = false;
+  std::vector<int32_t> ends;      ///< ascending
 
   explicit Impl(TokenizerSpec checked) : spec(std::move(checked)) {}
 
@@ -58,7 +54,6 @@ struct Tokenizer::Impl {
   void add_special(size_t id);
   Status add_bytes();
   Status add_merges();
-  void add_ends();
 
   template <class OnText>
   void find_special(const SpecialMatcher& matcher, std::string_view text, std::vector<int32_t>& out,
@@ -112,7 +107,8 @@ Status Tokenizer::Impl::build() {
   }
   RIDGE_TRY_STATUS(add_bytes());
   RIDGE_TRY_STATUS(add_merges());
-  add_ends();
+  ends = end_tokens(spec);
+  harmony = io::is_harmony(spec);
   return {};
 }
 
@@ -158,14 +154,6 @@ Status Tokenizer::Impl::add_merges() {
     if (std::ranges::find(rule, kNoToken) == rule.end()) rank_merger.add(rule[0], rule[1], rule[2]);
   }
   return {};
-}
-
-void Tokenizer::Impl::add_ends() {
-  ends.assign(spec.pieces.size(), false);
-  for (size_t id = 0; id < spec.pieces.size(); ++id)
-    ends[id] = type(id) == TokenType::control && std::ranges::find(kEndPieces, spec.pieces[id]) != std::end(kEndPieces);
-  for (const auto& id : {spec.eos, spec.eot})
-    if (id) ends[size_t(*id)] = true;
 }
 
 /// Byte by byte; what has no byte token becomes the unknown token, once for the whole stretch.
@@ -319,6 +307,19 @@ bool Tokenizer::is_control(int32_t id) const {
   return id >= 0 && id < vocab_size() && impl_->type(size_t(id)) == TokenType::control;
 }
 
-bool Tokenizer::is_end(int32_t id) const { return id >= 0 && id < vocab_size() && impl_->ends[size_t(id)]; }
+bool Tokenizer::is_end(int32_t id) const { return std::ranges::binary_search(impl_->ends, id); }
+
+void Tokenizer::add_end(int32_t id) {
+  if (!is_end(id)) impl_->ends.insert(std::ranges::lower_bound(impl_->ends, id), id);
+}
+
+bool Tokenizer::is_harmony() const { return impl_->harmony; }
+
+std::optional<int32_t> Tokenizer::find_special(std::string_view text) const {
+  for (const Impl::Matchers& m : impl_->matchers)
+    if (const auto match = m.all.find(text, 0); match.id != kNoToken && match.begin == 0 && match.length == text.size())
+      return match.id;
+  return std::nullopt;
+}
 
 }  // namespace ridge::io

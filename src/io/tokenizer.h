@@ -71,7 +71,10 @@ struct TokenizerSpec {
   std::vector<std::string> merges;  ///< "left right", best first; with spm they replace the scores as merge order
   bool ignore_merges = false;       ///< bpe: a pre-token that is a piece becomes that token before merging (llama3)
   bool nfc = false;                 ///< text is brought to Unicode NFC first (Hugging Face files of Qwen2)
-  std::optional<int32_t> bos, eos, eot, unk, pad;
+  std::optional<int32_t> bos, eos, unk, pad;
+  std::vector<int32_t>
+      ends;  ///< besides eos, what ends a turn: ascending, below 2^24; the model may have a row for an id
+             ///< that the tokenizer has no piece for
   bool add_bos = false;
   bool add_eos = false;
   bool add_space_prefix = false;             ///< spm, unigram: a space goes in front of each run of ordinary text
@@ -87,13 +90,24 @@ bool has_no_vocab(const Gguf& gguf);
 
 /// From GGUF metadata. Unknown tokenizer models or pre-tokenizers are a failure that lists the known ones. Special ids
 /// of -1 mean "none" (some converters write them). Without token_type every piece is normal, except that ids named as
-/// BOS, EOS, EOT or padding are control, the unknown id is unknown, and <0xHH> pieces of spm are bytes.
+/// BOS, EOS, ends or padding are control, the unknown id is unknown, and <0xHH> pieces of spm are bytes.
 Result<TokenizerSpec> tokenizer_spec_from_gguf(const Gguf& gguf, std::string_view where);
-/// From tokenizer.json and (optional, may be empty) tokenizer_config.json texts: byte-level BPE with one of the known
+/// From tokenizer.json and (optional, may be empty) tokenizer_config.json and special_tokens_map.json texts: byte-level BPE with one of the known
 /// splits, or the SentencePiece form (byte fallback, spaces as U+2581). Whatever in the file would change token ids and
 /// is not understood is a failure. Ids that the file skips become empty unused pieces.
 Result<TokenizerSpec> tokenizer_spec_from_hf(std::string_view tokenizer_json, std::string_view tokenizer_config_json,
-                                             std::string_view where);
+                                             std::string_view where, std::string_view special_tokens_map_json = {});
+/// The tokens that end a turn: those that the files name, and known pieces of published models. In a vocabulary of
+/// harmony `<|end|>` parts messages and is none of them, whatever the files say. Ascending.
+std::vector<int32_t> end_tokens(const TokenizerSpec& spec);
+/// Whether the vocabulary has the marks of harmony, gpt-oss's form of answers (text/harmony.h).
+bool is_harmony(const TokenizerSpec& spec);
+/// Adds an id to `ends`, once.
+void add_end(TokenizerSpec& spec, int32_t id);
+/// Adds the ids of `eos_token_id`, a number or a list, of a config.json or generation_config.json (may be empty). The
+/// first one with a piece becomes `eos` where there is none.
+Status add_end_ids(TokenizerSpec& spec, std::string_view config_json, std::string_view where);
+
 /// The GGUF metadata keys of a spec, for `ridge quantize` (inverse of tokenizer_spec_from_gguf). What GGUF has no
 /// key for (ignore_merges against the habit of the pre-tokenizer, nfc, Metaspace, match rules) goes into
 /// ridge.tokenizer.*.
@@ -125,8 +139,13 @@ class Tokenizer {
   /// spm.
   std::string decode(std::span<const int32_t> ids, bool special = false) const;
   bool is_control(int32_t id) const;
-  /// EOS, EOT and the well-known end-of-turn pieces where they are control tokens of this vocabulary.
+  /// Whether the token ends a turn: end_tokens(), and what add_end() brought.
   bool is_end(int32_t id) const;
+  /// One more token that ends a turn. Not while other threads use the tokenizer.
+  void add_end(int32_t id);
+  bool is_harmony() const;  ///< io::is_harmony()
+  /// The control or user-defined token that `text` becomes as a whole with parse_special; nothing if there is none.
+  std::optional<int32_t> find_special(std::string_view text) const;
 
  private:
   struct Impl;

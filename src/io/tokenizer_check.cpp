@@ -1,4 +1,5 @@
 // What a TokenizerSpec must satisfy before any table is built from it.
+#include <algorithm>
 #include <cmath>
 
 #include "io/text.h"
@@ -40,10 +41,14 @@ Status check_pieces(const TokenizerSpec& spec) {
 
 Status check_special_ids(const TokenizerSpec& spec) {
   const std::pair<const char*, const std::optional<int32_t>&> named[] = {
-      {"BOS", spec.bos}, {"EOS", spec.eos}, {"EOT", spec.eot}, {"unknown", spec.unk}, {"padding", spec.pad}};
+      {"BOS", spec.bos}, {"EOS", spec.eos}, {"unknown", spec.unk}, {"padding", spec.pad}};
   for (const auto& [name, id] : named)
     if (id && (*id < 0 || size_t(*id) >= spec.pieces.size()))
       return bad_file("tokenizer: the {} token is {}, expected an id below {}", name, *id, spec.pieces.size());
+  for (const int32_t id : spec.ends)
+    if (id < 0 || size_t(id) >= kMaxVocab)
+      return bad_file("tokenizer: a token that ends a turn is {}, expected an id below {}", id, kMaxVocab);
+  if (!std::ranges::is_sorted(spec.ends)) return bad_file("tokenizer: the tokens that end a turn are not in order");
   if (spec.add_bos && !spec.bos)
     return bad_file("tokenizer: BOS is to be added, but the vocabulary names no BOS token");
   if (spec.add_eos && !spec.eos)

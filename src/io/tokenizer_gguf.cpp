@@ -15,6 +15,7 @@ constexpr const char* kTokens = "tokenizer.ggml.tokens";
 constexpr const char* kTypes = "tokenizer.ggml.token_type";
 constexpr const char* kScores = "tokenizer.ggml.scores";
 constexpr const char* kMerges = "tokenizer.ggml.merges";
+constexpr const char* kEos = "tokenizer.ggml.eos_token_id";
 constexpr const char* kAddBos = "tokenizer.ggml.add_bos_token";
 constexpr const char* kAddEos = "tokenizer.ggml.add_eos_token";
 constexpr const char* kSpacePrefix = "tokenizer.ggml.add_space_prefix";
@@ -34,9 +35,10 @@ struct NamedId {
   const char* key;
   std::optional<int32_t> TokenizerSpec::*id;
 };
+/// Ids that end a turn besides EOS. Other programs write one id to each of the first two; there we put the first of them.
+constexpr const char* kEndIds[] = {"tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id",
+                                   "ridge.tokenizer.end_token_ids"};
 constexpr NamedId kNamedIds[] = {{"tokenizer.ggml.bos_token_id", &TokenizerSpec::bos},
-                                 {"tokenizer.ggml.eos_token_id", &TokenizerSpec::eos},
-                                 {"tokenizer.ggml.eot_token_id", &TokenizerSpec::eot},
                                  {"tokenizer.ggml.unknown_token_id", &TokenizerSpec::unk},
                                  {"tokenizer.ggml.padding_token_id", &TokenizerSpec::pad}};
 
@@ -77,25 +79,51 @@ Status read_model(const Gguf& gguf, std::string_view where, TokenizerSpec& spec)
   return {};
 }
 
+bool means_none(int64_t id) { return id == -1 || id == int64_t(UINT32_MAX); }  // how converters write it
+
+/// The ids of a key that has one or a list; none where it is missing.
+Result<std::vector<int64_t>> read_one_or_more(const Gguf& gguf, const char* key) {
+  if (!gguf.has(key)) return std::vector<int64_t>();
+  if (const Result<int64_t> one = gguf.integer(key)) return std::vector<int64_t>{*one};
+  return gguf.integers(key);
+}
+
+Status read_ends(const Gguf& gguf, std::string_view where, TokenizerSpec& spec) {
+  for (const char* key : {kEos, kEndIds[0], kEndIds[1], kEndIds[2]}) {
+    RIDGE_TRY(const std::vector<int64_t> ids, read_one_or_more(gguf, key));
+    for (const int64_t id : ids) {
+      if (means_none(id)) continue;
+      if (id < 0 || uint64_t(id) >= (key == kEos ? spec.pieces.size() : kMaxVocab))
+        return bad_file("{}: {} is {}, expected an id below {}{}", where, key, id,
+                        key == kEos ? spec.pieces.size() : kMaxVocab, key == kEos ? ", the number of tokens" : "");
+      if (key == kEos && !spec.eos) spec.eos = int32_t(id);
+      add_end(spec, int32_t(id));
+    }
+  }
+  return {};
+}
+
 Status read_ids(const Gguf& gguf, std::string_view where, TokenizerSpec& spec) {
   for (const auto& [key, member] : kNamedIds) {
     if (!gguf.has(key)) continue;
     RIDGE_TRY(const int64_t id, gguf.integer(key));
-    if (id == -1 || id == int64_t(UINT32_MAX)) continue;  // how converters write "none"
+    if (means_none(id)) continue;
     if (id < 0 || uint64_t(id) >= spec.pieces.size())
       return bad_file("{}: {} is {}, expected an id below {}, the number of tokens", where, key, id,
                       spec.pieces.size());
     spec.*member = int32_t(id);
   }
-  return {};
+  return read_ends(gguf, where, spec);
 }
 
 void guess_types(TokenizerSpec& spec) {
   spec.types.assign(spec.pieces.size(), TokenType::normal);
   for (size_t id = 0; spec.model != TokenizerModel::bpe && id < spec.pieces.size(); ++id)
     if (byte_of_piece(spec.pieces[id])) spec.types[id] = TokenType::byte;
-  for (const auto& id : {spec.bos, spec.eos, spec.eot, spec.pad})
+  for (const auto& id : {spec.bos, spec.eos, spec.pad})
     if (id) spec.types[size_t(*id)] = TokenType::control;
+  for (const int32_t id : spec.ends)
+    if (size_t(id) < spec.types.size()) spec.types[size_t(id)] = TokenType::control;
   if (spec.unk) spec.types[size_t(*spec.unk)] = TokenType::unknown;
 }
 
@@ -212,6 +240,9 @@ std::map<std::string, GgufValue, std::less<>> tokenizer_metadata(const Tokenizer
   if (!spm || !spec.merges.empty()) metadata[kMerges] = spec.merges;
   for (const auto& [key, member] : kNamedIds)
     if (const auto& id = spec.*member) metadata[key] = uint64_t(*id);
+  if (spec.eos) metadata[kEos] = uint64_t(*spec.eos);
+  for (size_t i = 0; i < std::min<size_t>(spec.ends.size(), 2); ++i) metadata[kEndIds[i]] = uint64_t(spec.ends[i]);
+  if (spec.ends.size() > 2) metadata[kEndIds[2]] = std::vector<int64_t>(spec.ends.begin() + 2, spec.ends.end());
   metadata[kAddBos] = spec.add_bos;
   metadata[kAddEos] = spec.add_eos;
   if (spm) metadata[kSpacePrefix] = spec.add_space_prefix;

@@ -41,8 +41,8 @@ std::vector<Json> steps_of(const Json& part, const char* list_key) {
 /// Reads one tokenizer.json into a spec. The order of calls in read() matters: later steps look at earlier results.
 class HfReader {
  public:
-  HfReader(const Json& tokenizer, const Json& config, std::string_view where)
-      : tokenizer_(tokenizer), config_(config), model_(member(tokenizer, "model")), where_(where) {}
+  HfReader(const Json& tokenizer, const Json& config, const Json& special, std::string_view where)
+      : tokenizer_(tokenizer), config_(config), special_(special), model_(member(tokenizer, "model")), where_(where) {}
 
   Result<TokenizerSpec> read();
 
@@ -75,6 +75,7 @@ class HfReader {
 
   const Json& tokenizer_;
   const Json& config_;
+  const Json& special_;
   const Json& model_;
   std::string_view where_;
   bool unigram_ = false;
@@ -372,9 +373,10 @@ Status HfReader::read_post_processor() {
   return {};
 }
 
-/// The id of bos_token and its kin in tokenizer_config.json: a string, {"content": string} or null.
+/// The id of bos_token and its kin in tokenizer_config.json, or else special_tokens_map.json: a string, {"content":
+/// string} or null.
 Result<std::optional<int32_t>> HfReader::named_token(const char* key, bool must_exist) const {
-  const Json& value = member(config_, key);
+  const Json& value = member(member(config_, key).is_null() ? special_ : config_, key);
   if (value.is_null()) return std::optional<int32_t>();
   const std::string piece = text_or(value.is_object() ? member(value, "content") : value, "");
   if (const auto id = ids_.find(piece); id != ids_.end()) return std::optional<int32_t>(id->second);
@@ -390,6 +392,10 @@ Status HfReader::read_special() {
   RIDGE_TRY(spec_.pad, named_token("pad_token", false));
   if (bos) spec_.bos = bos;
   if (eos) spec_.eos = eos;
+  for (const char* key : {"eot_token", "eom_token"}) {
+    RIDGE_TRY(const auto end, named_token(key, false));
+    if (end) add_end(spec_, *end);
+  }
   if (const auto unk = ids_.find(text_or(member(model_, "unk_token"), "")); !spec_.unk && unk != ids_.end())
     spec_.unk = unk->second;
   const bool spm = spec_.model == TokenizerModel::spm;
@@ -418,13 +424,16 @@ Result<TokenizerSpec> HfReader::read() {
 }  // namespace
 
 Result<TokenizerSpec> tokenizer_spec_from_hf(std::string_view tokenizer_json, std::string_view tokenizer_config_json,
-                                             std::string_view where) {
+                                             std::string_view where, std::string_view special_tokens_map_json) {
   RIDGE_TRY(const Json tokenizer, parse_json(tokenizer_json, where));
-  Json config;
+  Json config, special;
   if (!tokenizer_config_json.empty()) {
     RIDGE_TRY(config, parse_json(tokenizer_config_json, where));
   }
-  return HfReader(tokenizer, config, where).read();
+  if (!special_tokens_map_json.empty()) {
+    RIDGE_TRY(special, parse_json(special_tokens_map_json, where));
+  }
+  return HfReader(tokenizer, config, special, where).read();
 }
 
 }  // namespace ridge::io

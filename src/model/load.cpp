@@ -654,7 +654,9 @@ Result<LoadedModel> load_hf(const std::string& path) {
   if (!directory.tokenizer_json.empty()) {
     RIDGE_TRY(io::TokenizerSpec spec,
               io::tokenizer_spec_from_hf(directory.tokenizer_json, directory.tokenizer_config_json,
-                                         path + "/tokenizer.json"));
+                                         path + "/tokenizer.json", directory.special_tokens_map_json));
+    RIDGE_TRY_STATUS(io::add_end_ids(spec, directory.generation_config_json, path + "/generation_config.json"));
+    RIDGE_TRY_STATUS(io::add_end_ids(spec, directory.config_json, path + "/config.json"));
     RIDGE_TRY(model.tokenizer, io::Tokenizer::make(std::move(spec)));
     RIDGE_TRY_STATUS(check_vocab(*model.tokenizer, model.config, path));
   }

@@ -61,6 +61,7 @@ class Answer : public std::enable_shared_from_this<Answer> {
     bool on_text(std::string_view text, std::span<const TokenLogprob> logprobs) override {
       return answer_->on_text(index_, text, logprobs);
     }
+    bool on_mark(std::string_view mark) override { return answer_->on_mark(index_, mark); }
     void on_end(FinishReason reason, const Usage& usage, const std::string& error) override {
       answer_->on_end(index_, reason, usage, error);
     }
@@ -71,8 +72,9 @@ class Answer : public std::enable_shared_from_this<Answer> {
   };
 
   bool on_text(size_t index, std::string_view text, std::span<const TokenLogprob> logprobs);
+  bool on_mark(size_t index, std::string_view mark);
   void on_end(size_t index, FinishReason reason, const Usage& usage, const std::string& error);
-  void add(Choice& choice, const text::OutputDelta& delta);
+  bool add(size_t index, const text::OutputDelta& delta);
   void log(const Choice& choice, const std::string& error) const;
   Json head(const char* chunk_or_whole) const;
   Json chunk(size_t index, Json delta, Json finish_reason);
@@ -138,7 +140,17 @@ bool Answer::on_text(size_t index, std::string_view text, std::span<const TokenL
   text::OutputDelta delta;
   if (request_.chat) delta = choice.parser.feed(text);
   else delta.content = text;
-  add(choice, delta);
+  return add(index, delta);
+}
+
+bool Answer::on_mark(size_t index, std::string_view mark) { return add(index, choices_[index].parser.feed_mark(mark)); }
+
+/// Adds to a choice; a stream hears of it, and of log probabilities that came since.
+bool Answer::add(size_t index, const text::OutputDelta& delta) {
+  Choice& choice = choices_[index];
+  choice.content += delta.content;
+  choice.reasoning += delta.reasoning;
+  choice.calls.insert(choice.calls.end(), delta.calls.begin(), delta.calls.end());
   if (!events_) return true;
   Json json = Json::object();
   if (!request_.chat) json["text"] = delta.content;
@@ -153,30 +165,9 @@ bool Answer::on_text(size_t index, std::string_view text, std::span<const TokenL
   return events_->push(dump(chunk(index, std::move(json), nullptr)));
 }
 
-void Answer::add(Choice& choice, const text::OutputDelta& delta) {
-  choice.content += delta.content;
-  choice.reasoning += delta.reasoning;
-  choice.calls.insert(choice.calls.end(), delta.calls.begin(), delta.calls.end());
-}
-
 void Answer::on_end(size_t index, FinishReason reason, const Usage& usage, const std::string& error) {
   Choice& choice = choices_[index];
-  if (request_.chat) {
-    const size_t n_calls = choice.calls.size();
-    const text::OutputDelta rest = choice.parser.finish();
-    add(choice, rest);
-    if (events_ && (!rest.content.empty() || !rest.reasoning.empty() || !rest.calls.empty())) {
-      Json json = Json::object();
-      if (!rest.content.empty()) json["content"] = rest.content;
-      if (!rest.reasoning.empty()) json["reasoning_content"] = rest.reasoning;
-      for (size_t i = 0; i < rest.calls.size(); ++i) {
-        Json call = call_json(rest.calls[i]);
-        call["index"] = n_calls + i;
-        json["tool_calls"].push_back(std::move(call));
-      }
-      events_->push(dump(chunk(index, std::move(json), nullptr)));
-    }
-  }
+  if (request_.chat) add(index, choice.parser.finish());
   choice.reason = reason;
   choice.usage = usage;
   log(choice, error);

@@ -168,8 +168,10 @@ ApiRequest read_chat_request(const ApiModel& model, const Json& body) {
   const bool has_template = !model.chat_template.plain();
   // A template writes the special tokens itself.
   request.prompts = {model.engine.tokenize(prompt, !has_template, has_template)};
+  const auto part_end = model.engine.tokenizer().find_special("<|end|>");  // of a message in harmony
   for (size_t i = 0; i < request.prompts[0].size(); ++i)
-    if (model.engine.tokenizer().is_end(request.prompts[0][i])) request.message_ends.push_back(int(i) + 1);
+    if (const int32_t id = request.prompts[0][i]; id == part_end || model.engine.tokenizer().is_end(id))
+      request.message_ends.push_back(int(i) + 1);
   if (ssize(request.message_ends) > kMessageEnds)
     request.message_ends.erase(request.message_ends.begin(), request.message_ends.end() - kMessageEnds);
   if (f.flag("logprobs").value_or(false))
@@ -177,21 +179,21 @@ ApiRequest read_chat_request(const ApiModel& model, const Json& body) {
   else if (f.whole("top_logprobs", 0, kMaxTopLogprobs).value_or(0) > 0) refuse("top_logprobs", "needs logprobs: true");
 
   const Json tools = tools_of(body);
-  if (!tools.is_null()) request.output = {.format = calls_of(model), .tools = tools};
   const Json* choice = f.find("tool_choice");
   const bool wants_call = choice && *choice != "none" && *choice != "auto";
+  AnswerForm form = answer_form(model.engine, model.chat_template, prompt, tools);
   // DeepSeek's calls are no JSON as a whole: one that must come does without its marks.
-  if (wants_call && request.output.format == text::ToolFormat::deepseek) request.output.format = text::ToolFormat::json;
-  request.constraint = model.structures->read(body, tools, request.output.format);
+  if (wants_call && form.output.format == text::ToolFormat::deepseek) form.output.format = text::ToolFormat::json;
+  request.constraint = model.structures->read(body, tools, form);
+  request.output = std::move(form.output);
+  request.marks = std::move(form.marks);
   if (choice && *choice == "none") request.output.format = text::ToolFormat::none;
   if (f.flag("parallel_tool_calls") == false && !wants_call)
     refuse("parallel_tool_calls", "false is not supported (leave the field out)");
   if (!has_template) {
     // Nothing else ends the answer of a base model.
     request.options.stop.push_back("\nUser:");
-    request.output.reasoning = false;
   }
-  request.output.in_reasoning = text::prompt_opens_reasoning(prompt);
   request.output.seed = request.options.sampler.seed;
   auto max_tokens = f.whole("max_completion_tokens", 1, 1 << 26);
   if (!max_tokens) max_tokens = f.whole("max_tokens", 1, 1 << 26);
@@ -206,7 +208,7 @@ ApiRequest read_completion_request(const ApiModel& model, const Json& body) {
   const Fields f(body);
   const auto top = f.whole("logprobs", 0, kMaxTopLogprobs);
   if (top) request.n_top_logprobs = int(*top);
-  request.constraint = model.structures->read(body, nullptr, text::ToolFormat::none);
+  request.constraint = model.structures->read(body, nullptr, {});
   request.echo = f.flag("echo").value_or(false);
   if (request.echo && !model.engine.has_tokenizer()) refuse("echo", "this model has no tokenizer");
   if (request.echo && top) refuse("logprobs", "log probabilities of the prompt (echo) are not supported");
@@ -256,6 +258,7 @@ GenerationRequest ApiRequest::choice(size_t p, int i) const {
   r.presence_penalty = presence_penalty;
   r.frequency_penalty = frequency_penalty;
   r.logit_bias = logit_bias;
+  r.marks = marks;
   r.n_top_logprobs = n_top_logprobs;
   if (constraint) r.constraint = constraint();
   r.key = key;

@@ -32,6 +32,7 @@ struct ApiRequest {
   std::vector<int> message_ends;              ///< of a chat
   int n_choices = 1;                          ///< of every prompt
   text::OutputParser::Options output;         ///< of a chat
+  std::vector<int32_t> marks;                 ///< of a chat: GenerationRequest::marks
   bool clamped = false;                       ///< max_tokens does not fit behind a prompt
   std::string kv;
   std::optional<bool> speculative;

@@ -26,6 +26,24 @@ TokenStream::OnText hand_on(Job& job) {
   };
 }
 
+/// Hands marks on, where the request wants any.
+TokenStream::OnText hand_marks_on(Job& job) {
+  if (job.request.marks.empty()) return {};
+  return [&job](std::string_view mark) {
+    const bool heard = job.listener->on_mark(mark);
+    job.cancelled = job.cancelled || !heard;
+    return heard;
+  };
+}
+
+/// The vocabulary, with the marks of a request.
+TokenStream::Vocabulary with_marks(TokenStream::Vocabulary vocabulary, const GenerationRequest& request) {
+  vocabulary.mark = [spelling = std::move(vocabulary.mark), &request](int32_t token) {
+    return std::ranges::find(request.marks, token) == request.marks.end() ? std::string() : spelling(token);
+  };
+  return vocabulary;
+}
+
 FinishReason finish_reason(StopReason reason) {
   if (reason == StopReason::interrupted) return FinishReason::cancelled;
   return reason == StopReason::max_tokens || reason == StopReason::context_full ? FinishReason::length
@@ -75,7 +93,7 @@ Job::Job(uint64_t number, GenerationRequest what, std::shared_ptr<Listener> who,
       listener(std::move(who)),
       hashes(prefix_hashes(request.prompt, options.prefix_secret)),
       on_text(hand_on(*this)),
-      stream(std::move(vocabulary), request.options, on_text, result) {
+      stream(with_marks(std::move(vocabulary), request), request.options, on_text, result, hand_marks_on(*this)) {
   usage.n_prompt = n_prompt();
 }
 
@@ -525,9 +543,9 @@ int32_t Lane::sample(Job& job, std::span<const float> logits) {
   logits_.assign(logits.begin(), logits.end());
   apply_penalties(request, job.result.tokens, logits_);
   if (request.constraint) request.constraint->mask(logits_, request.options.max_tokens - int(job.result.tokens.size()));
-  const int32_t token = sampler.sample(logits_);
+  int32_t token = sampler.sample(logits_);
+  if (request.constraint) token = request.constraint->accept(token);
   if (request.n_top_logprobs >= 0) job.logprobs.push_back(token_logprob(logits, token, request.n_top_logprobs));
-  if (request.constraint) request.constraint->accept(token);
   return token;
 }
 

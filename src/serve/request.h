@@ -21,7 +21,9 @@ class Constraint {
   /// Sets the logits [vocab_size] of all tokens that may not come next to -infinity. When so few tokens are left that the
   /// text must be brought to its end, only those that do so may come.
   virtual void mask(std::span<float> logits, int tokens_left) = 0;
-  virtual void accept(int32_t token) = 0;
+  /// Moves on by a token that was drawn; returns the token that takes its place in the text, itself but for reasons that
+  /// the constraint documents.
+  virtual int32_t accept(int32_t token) = 0;
   /// Whether nothing but an end token may follow.
   virtual bool complete() const = 0;
 };
@@ -34,7 +36,8 @@ struct GenerationRequest {
   float presence_penalty = 0;     ///< taken from the logit of every token that was generated
   float frequency_penalty = 0;    ///< the same, times how often
   std::vector<std::pair<int32_t, float>> logit_bias;
-  int n_top_logprobs = -1;  ///< alternatives of every token; -1: no log probabilities at all
+  std::vector<int32_t> marks;  ///< control tokens that Listener::on_mark() hears of
+  int n_top_logprobs = -1;     ///< alternatives of every token; -1: no log probabilities at all
   std::unique_ptr<Constraint> constraint;
   std::optional<bool> speculative;  ///< whether proposals are made; unset: where the server has a proposer
   int key = 0;                      ///< whose request: turns are shared out fairly among keys
@@ -68,6 +71,8 @@ class Listener {
   virtual ~Listener() = default;
   /// Final text, and the log probabilities of the tokens since the last call where asked for. False: nobody listens.
   virtual bool on_text(std::string_view text, std::span<const TokenLogprob> logprobs) = 0;
+  /// A control token of GenerationRequest::marks, by its spelling, in its place between the texts.
+  virtual bool on_mark(std::string_view) { return true; }
   /// `error` says why where the reason is `failed`.
   virtual void on_end(FinishReason reason, const Usage& usage, const std::string& error) = 0;
 };

@@ -69,7 +69,8 @@ Result<std::vector<uint64_t>> Scheduler::submit(std::vector<Submission> submissi
                                      [](int32_t) { return false; }};
   if (engine_.has_tokenizer())
     vocabulary = {.piece = [&](int32_t token) { return engine_.tokenizer().piece(token); },
-                  .is_end = [&](int32_t token) { return engine_.tokenizer().is_end(token); }};
+                  .is_end = [&](int32_t token) { return engine_.tokenizer().is_end(token); },
+                  .mark = [&](int32_t token) { return engine_.tokenizer().piece(token, true); }};
 
   const std::lock_guard lock(mutex_);
   if (!failure_.empty()) return fail(ErrorKind::failure, "the engine failed: {} (restart the server)", failure_);

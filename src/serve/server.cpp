@@ -124,6 +124,7 @@ Result<std::unique_ptr<Server>> Server::open(ServerOptions options) {
 Server::~Server() { stop(0); }
 
 void Server::serve(Engine& engine, const std::string& name, ModelTemplate chat_template, SchedulerOptions options) {
+  if (const auto end = find_turn_end(engine, chat_template)) engine.add_end(*end);
   model_ = std::make_unique<ApiModel>(ApiModel{.engine = engine,
                                                .name = name,
                                                .chat_template = std::move(chat_template),

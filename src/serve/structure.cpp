@@ -1,7 +1,5 @@
 #include "serve/structure.h"
 
-#include <limits>
-
 #include "grammar/gbnf.h"
 #include "grammar/json_schema.h"
 
@@ -9,31 +7,12 @@ namespace ridge::serve {
 namespace {
 
 constexpr size_t kRecentGrammars = 32;
+/// Grammars of one request that are prepared: more would hold up a worker for seconds.
+constexpr size_t kPreparedCalls = 4;
 
-class GrammarConstraint final : public Constraint {
- public:
-  explicit GrammarConstraint(std::shared_ptr<const grammar::CompiledGrammar> compiled) : place_(std::move(compiled)) {}
+Json parameters_of(const Json& function) { return function.value("parameters", Json{{"type", "object"}}); }
 
-  void mask(std::span<float> logits, int tokens_left) override {
-    // The shortest way to the end takes one token a byte at most, and an end token.
-    const bool hurry = uint32_t(std::max(tokens_left, 0)) <= place_.bytes_to_end() + 1;
-    const std::span<const uint64_t> allowed = hurry ? place_.mask_to_end() : place_.mask();
-    for (size_t first = 0; first < logits.size(); first += 64) {
-      const uint64_t word = allowed[first / 64];
-      if (word == ~uint64_t(0)) continue;
-      const size_t n = std::min<size_t>(64, logits.size() - first);
-      for (size_t i = 0; i < n; ++i)
-        if (!(word >> i & 1)) logits[first + i] = -std::numeric_limits<float>::infinity();
-    }
-  }
-  void accept(int32_t token) override {
-    if (!place_.accept(token)) throw_error(ErrorKind::failure, "token {} was drawn outside of its grammar", token);
-  }
-  bool complete() const override { return place_.finished(); }
-
- private:
-  grammar::Constraint place_;
-};
+std::string text_of(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
 
 /// The schema of one call of one of the tools: {"name": ..., "arguments": ...}.
 Json call_schema(const Json& tools, const std::string& only, const std::string& arguments) {
@@ -41,7 +20,7 @@ Json call_schema(const Json& tools, const std::string& only, const std::string& 
   for (const Json& tool : tools) {
     const Json& function = tool["function"];
     if (!only.empty() && function["name"] != only) continue;
-    Json parameters = function.value("parameters", Json{{"type", "object"}});
+    Json parameters = parameters_of(function);
     // References are counted from the root of the document.
     for (const char* key : {"$defs", "definitions"})
       if (parameters.is_object() && parameters.contains(key)) {
@@ -94,66 +73,176 @@ std::shared_ptr<const grammar::Vocabulary> Structures::vocabulary() {
     // A model's output may have more rows than its tokenizer has tokens.
     const bool known = token < engine_.tokenizer().vocab_size();
     pieces.push_back(known ? engine_.tokenizer().piece(token) : std::string());
-    if (known && engine_.tokenizer().is_end(token)) ends.push_back(token);
+    if (engine_.tokenizer().is_end(token)) ends.push_back(token);
   }
   return vocabulary_ = std::make_shared<grammar::Vocabulary>(pieces, std::move(ends));
 }
 
-Structures::Maker Structures::compile(const std::string& field, const std::string& key,
-                                      const std::function<Result<grammar::Grammar>()>& make) {
+Structures::Compiled Structures::compile(const std::string& field, const std::string& key, bool prepare,
+                                         const std::function<Result<grammar::Grammar>()>& make) {
   const std::lock_guard lock(mutex_);
   auto found = std::ranges::find(recent_, key, [](const auto& entry) -> const std::string& { return entry.first; });
-  if (found == recent_.end()) {
-    Result<grammar::Grammar> made = make();
-    if (!made) refuse(field, made.error().message);
-    Result<Compiled> compiled = grammar::CompiledGrammar::make(std::move(*made), vocabulary());
-    if (!compiled) refuse(field, compiled.error().message);
-    (*compiled)->prepare();  // here, on a worker: later it would hold up the steps of all requests
-    recent_.emplace_front(key, std::move(*compiled));
-    if (recent_.size() > kRecentGrammars) recent_.pop_back();
-  } else {
+  if (found != recent_.end()) {
     recent_.splice(recent_.begin(), recent_, found);
+    return recent_.front().second;
   }
-  return [compiled = recent_.front().second] { return std::make_unique<GrammarConstraint>(compiled); };
+  Result<grammar::Grammar> made = make();
+  if (!made) refuse(field, made.error().message);
+  Result<Compiled> compiled = grammar::CompiledGrammar::make(std::move(*made), vocabulary());
+  if (!compiled) refuse(field, compiled.error().message);
+  if (prepare) (*compiled)->prepare();  // here, on a worker: later it would hold up the steps of all requests
+  recent_.emplace_front(key, std::move(*compiled));
+  if (recent_.size() > kRecentGrammars) recent_.pop_back();
+  return recent_.front().second;
 }
 
-Structures::Maker Structures::read(const Json& body, const Json& tools, text::ToolFormat format) {
+Structures::Maker Structures::maker(std::vector<Stage> stages, int first) {
+  auto plan = std::make_shared<StagePlan>();
+  plan->stages = std::move(stages);
+  plan->first = first;
+  for (const char* line_end : {"\n", "\n\n"})
+    if (const auto ids = tokens(line_end); ids.size() == 1) plan->line_ends.push_back(ids[0]);
+  const std::lock_guard lock(mutex_);
+  plan->vocabulary = vocabulary();
+  return
+      [plan = std::shared_ptr<const StagePlan>(std::move(plan))] { return std::make_unique<StagedConstraint>(plan); };
+}
+
+std::vector<int32_t> Structures::tokens(std::string_view text) const {
+  return engine_.tokenizer().encode(text, false, true);
+}
+
+/// Stage of a mark that ends or opens something: a control token, or text.
+void Structures::add_mark(std::string_view mark, const AnswerForm& form, Stage::Mark& to) const {
+  const bool control = std::ranges::find(form.output.control, mark) != form.output.control.end();
+  if (control) to.tokens.push_back(*engine_.tokenizer().find_special(mark));
+  else to.texts.emplace_back(mark);
+}
+
+Structures::Maker Structures::behind_reasoning(Stage answer, const AnswerForm& form) {
+  if (form.output.harmony) return harmony({{"final", std::move(answer)}}, form);
+  if (!form.output.in_reasoning && form.may_open.empty()) return maker({std::move(answer)}, 0);
+  Stage opening{.kind = Stage::Kind::may_open, .next = 2}, reasoning{.kind = Stage::Kind::reasoning, .next = 2};
+  for (const text::ReasoningMarks& marks : text::reasoning_marks()) add_mark(marks.close, form, reasoning.marks);
+  for (const std::string_view open : form.may_open) add_mark(open, form, opening.marks);
+  if (answer.forced.empty()) opening.grammar = answer.grammar;
+  return maker({std::move(opening), std::move(reasoning), std::move(answer)}, form.output.in_reasoning ? 1 : 0);
+}
+
+Stage Structures::words(const std::vector<std::pair<std::string, int>>& next, std::vector<int32_t> forced) {
+  std::vector<std::string> words;
+  for (const auto& [word, stage] : next) words.push_back(word);
+  Stage stage{.kind = Stage::Kind::words, .forced = std::move(forced), .words = next};
+  stage.grammar = compile("tool_choice", fmt::format("words {}", fmt::join(words, "|")), false, [&] {
+    grammar::Builder builder;
+    const grammar::Expr root = builder.words(words);
+    return std::move(builder).finish(root);
+  });
+  return stage;
+}
+
+Structures::Maker Structures::harmony(std::vector<std::pair<std::string, Stage>> answers, const AnswerForm& form) {
+  constexpr int kReasoning = 1, kFirstAnswer = 3;
+  constexpr std::string_view kChannel = "<|channel|>", kMessage = "<|message|>";
+  const std::string header = form.output.header;
+  const size_t channel = header.find(kChannel);
+  const bool has_message = header.ends_with(kMessage);
+  std::vector<std::pair<std::string, int>> next;
+  for (size_t i = 0; i < answers.size(); ++i) next.emplace_back(answers[i].first, kFirstAnswer + int(i));
+
+  std::vector<Stage> stages(kFirstAnswer);
+  stages[2] = words(next, tokens("<|start|>assistant<|channel|>"));
+  next.emplace_back("analysis", kReasoning);
+  stages[0] = words(next, header.empty()           ? tokens("<|start|>assistant<|channel|>")
+                          : channel == header.npos ? tokens(kChannel)
+                                                   : std::vector<int32_t>());
+  stages[kReasoning] = {.kind = Stage::Kind::reasoning, .forced = tokens(kMessage), .next = 2};
+  add_mark("<|end|>", form, stages[kReasoning].marks);
+  stages[kReasoning].barred = tokens("<|start|><|channel|><|message|>");
+  for (auto& [word, answer] : answers) stages.push_back(std::move(answer));
+
+  int first = 0;
+  if (channel != header.npos && header.find("analysis", channel) != header.npos) first = kReasoning;
+  else if (has_message || (channel != header.npos && header.find("final", channel) != header.npos))
+    first = kFirstAnswer;
+  if (has_message) stages[size_t(first)].forced.clear();
+  return maker(std::move(stages), first);
+}
+
+Structures::Maker Structures::harmony_call(const Json& tools, const std::string& only, const AnswerForm& form) {
+  const bool typed = engine_.tokenizer().find_special("<|constrain|>").has_value();
+  std::vector<std::pair<std::string, Stage>> answers;
+  for (const Json& tool : tools) {
+    const Json& function = tool["function"];
+    if (!only.empty() && function["name"] != only) continue;
+    const Json parameters = parameters_of(function);
+    Stage answer{.forced = tokens(typed ? "<|constrain|>json<|message|>" : "<|message|>")};
+    answer.grammar = compile("tools", "arguments " + text_of(parameters), answers.size() < kPreparedCalls,
+                             [&] { return grammar::grammar_of_schema(parameters); });
+    answers.emplace_back(fmt::format("commentary to=functions.{} ", function["name"].get<std::string>()),
+                         std::move(answer));
+  }
+  if (answers.empty()) refuse("tool_choice", fmt::format("no tool is called '{}'", only));
+  return harmony(std::move(answers), form);
+}
+
+Structures::Maker Structures::call(const Json& tools, const std::string& only, const AnswerForm& form) {
+  const text::ToolFormat format = form.output.format;
+  if (format == text::ToolFormat::harmony) return harmony_call(tools, only, form);
+  auto [before, after, arguments] = call_frame(format);
+  Stage answer;
+  // A mark that is a control token is no text that a grammar could have. A call may lack its end mark.
+  for (const std::string& mark : form.output.control) {
+    if (before.starts_with(mark)) answer.forced = tokens(mark), before.erase(0, mark.size());
+    if (after.ends_with(mark)) after.erase(after.size() - mark.size());
+  }
+  const Json schema = call_schema(tools, only, arguments);
+  answer.grammar = compile("tool_choice", fmt::format("{}{}{}", before, text_of(schema), after), true,
+                           [&] { return grammar::grammar_of_schema(schema, before, after); });
+  return behind_reasoning(std::move(answer), form);
+}
+
+Structures::Maker Structures::read(const Json& body, const Json& tools, const AnswerForm& form) {
   const Fields f(body);
   const auto gbnf = f.text("grammar");
-  const Json* form = f.find("response_format");
+  const Json* named = f.find("response_format");
   std::string type = "text";
-  if (form) {
-    if (!form->is_object()) refuse("response_format", "not an object");
-    type = Fields(*form).text("type").value_or("");
+  if (named) {
+    if (!named->is_object()) refuse("response_format", "not an object");
+    type = Fields(*named).text("type").value_or("");
     if (type != "text" && type != "json_object" && type != "json_schema")
       refuse("response_format", "its type is text, json_object or json_schema");
   }
   const Json* choice = f.find("tool_choice");
-  const bool call = choice && *choice != "none" && *choice != "auto";
-  if ((gbnf ? 1 : 0) + (type != "text" ? 1 : 0) + (call ? 1 : 0) > 1)
+  const bool wants_call = choice && *choice != "none" && *choice != "auto";
+  if ((gbnf ? 1 : 0) + (type != "text" ? 1 : 0) + (wants_call ? 1 : 0) > 1)
     refuse("response_format", "only one of response_format, grammar and a tool_choice that wants a call goes");
   if (!engine_.has_tokenizer()) {
-    if (gbnf || call || type != "text") refuse("response_format", "this model has no tokenizer, and so no texts");
+    if (gbnf || wants_call || type != "text") refuse("response_format", "this model has no tokenizer, and so no texts");
     return {};
   }
-
-  if (gbnf) return compile("grammar", "gbnf " + *gbnf, [&] { return grammar::parse_gbnf(*gbnf); });
-  if (type == "json_object") return compile("response_format", "object", [] { return grammar::any_json_object(); });
-  if (type == "json_schema") {
-    const Json* named = Fields(*form).find("json_schema");
-    if (!named || !named->is_object() || !named->contains("schema"))
-      refuse("response_format", "json_schema is {\"name\": ..., \"schema\": {...}}");
-    const Json& schema = (*named)["schema"];
-    return compile("response_format", "schema " + schema.dump(-1, ' ', false, Json::error_handler_t::replace),
-                   [&] { return grammar::grammar_of_schema(schema); });
+  if (wants_call) {
+    const std::string only = chosen_tool(*choice);
+    if (tools.is_null()) refuse("tool_choice", "the request has no tools");
+    return call(tools, only, form);
   }
-  if (!call) return {};
-  const std::string only = chosen_tool(*choice);
-  if (tools.is_null()) refuse("tool_choice", "the request has no tools");
-  const auto [before, after, arguments] = call_frame(format);
-  const Json schema = call_schema(tools, only, arguments);
-  return compile("tool_choice", before + schema.dump(-1, ' ', false, Json::error_handler_t::replace),
-                 [&] { return grammar::grammar_of_schema(schema, before, after); });
+
+  Stage answer;
+  if (gbnf) {
+    answer.grammar = compile("grammar", "gbnf " + *gbnf, true, [&] { return grammar::parse_gbnf(*gbnf); });
+  } else if (type == "json_object") {
+    answer.grammar = compile("response_format", "object", true, [] { return grammar::any_json_object(); });
+  } else if (type == "json_schema") {
+    const Json* described = Fields(*named).find("json_schema");
+    if (!described || !described->is_object() || !described->contains("schema"))
+      refuse("response_format", "json_schema is {\"name\": ..., \"schema\": {...}}");
+    const Json& schema = (*described)["schema"];
+    answer.grammar = compile("response_format", "schema " + text_of(schema), true,
+                             [&] { return grammar::grammar_of_schema(schema); });
+  }
+  if (!answer.grammar) return {};
+  if (form.output.harmony) answer.forced = tokens("<|message|>");
+  return behind_reasoning(std::move(answer), form);
 }
 
 }  // namespace ridge::serve

@@ -6,9 +6,9 @@
 
 #include "engine/engine.h"
 #include "grammar/constraint.h"
+#include "serve/answer_form.h"
 #include "serve/fields.h"
-#include "serve/request.h"
-#include "text/tool_calls.h"
+#include "serve/staged_constraint.h"
 
 namespace ridge::serve {
 
@@ -19,14 +19,27 @@ class Structures {
   explicit Structures(const Engine& engine) : engine_(engine) {}
 
   /// A constraint for every choice of a request with `response_format`, `grammar`, or a `tool_choice` that wants a call;
-  /// null when it has none of them. Throws ApiError.
-  Maker read(const Json& body, const Json& tools, text::ToolFormat format);
+  /// null when it has none of them. It begins behind the reasoning that `form` tells of, in harmony with the final
+  /// channel. Throws ApiError.
+  Maker read(const Json& body, const Json& tools, const AnswerForm& form);
 
  private:
   using Compiled = std::shared_ptr<const grammar::CompiledGrammar>;
   /// `key` tells grammars apart. Throws ApiError that names `field`.
-  Maker compile(const std::string& field, const std::string& key,
-                const std::function<Result<grammar::Grammar>()>& make);
+  Compiled compile(const std::string& field, const std::string& key, bool prepare,
+                   const std::function<Result<grammar::Grammar>()>& make);
+  /// One call of one of the tools (of `only`, unless it is empty), written in the form's way.
+  Maker call(const Json& tools, const std::string& only, const AnswerForm& form);
+  Maker harmony_call(const Json& tools, const std::string& only, const AnswerForm& form);
+  /// `answer` behind the reasoning that comes or may come.
+  Maker behind_reasoning(Stage answer, const AnswerForm& form);
+  /// A message in the channel analysis or none, then one of the answers, by the words that its header has behind
+  /// `<|channel|>`.
+  Maker harmony(std::vector<std::pair<std::string, Stage>> answers, const AnswerForm& form);
+  Stage words(const std::vector<std::pair<std::string, int>>& next, std::vector<int32_t> forced);
+  void add_mark(std::string_view mark, const AnswerForm& form, Stage::Mark& to) const;
+  std::vector<int32_t> tokens(std::string_view text) const;
+  Maker maker(std::vector<Stage> stages, int first);
   std::shared_ptr<const grammar::Vocabulary> vocabulary();
 
   const Engine& engine_;

@@ -186,7 +186,9 @@ Json told(const Json& messages, bool tell_calls, bool tell_results) {
       text = "Result of " + (name.empty() ? "the function" : name) + ": " + text;
     }
     if (!behind_result) made.push_back({{"role", "user"}, {"content", ""}});
-    append_paragraph(made.back()["content"].get_ref<std::string&>(), text);
+    std::string all = text_of(made.back(), "content");
+    append_paragraph(all, text);
+    made.back()["content"] = std::move(all);
     behind_result = result;
   }
   return made;

@@ -9,31 +9,20 @@
 namespace ridge::text {
 namespace {
 
-constexpr std::string_view kThink = "<think>", kThinkEnd = "</think>", kCall = "<tool_call>", kCallEnd = "</tool_call>";
+constexpr std::string_view kCall = "<tool_call>", kCallEnd = "</tool_call>";
 constexpr std::string_view kFunction = "<function=", kFunctionEnd = "</function>", kParameter = "<parameter=";
 constexpr std::string_view kArgs = "[ARGS]", kCallId = "[CALL_ID]", kSeparator = "<｜tool▁sep｜>";
+constexpr std::string_view kCallBegin = "<｜tool▁call▁begin｜>", kCallsBegin = "<｜tool▁calls▁begin｜>";
+constexpr ReasoningMarks kReasoning[] = {{"<think>", "</think>"},
+                                         {"[THINK]", "[/THINK]"},
+                                         {"<seed:think>", "</seed:think>"},
+                                         {"<|START_THINKING|>", "<|END_THINKING|>"},
+                                         {"<|inner_prefix|>", "<|inner_suffix|>"},
+                                         {"◁think▷", "◁/think▷"}};
 /// Deeper JSON is no call; it keeps recursive uses of a document safe.
 constexpr int kMaxDepth = 100;
 /// Bytes before the JSON of a call: names end, so that a long text is not searched again with each piece.
 constexpr size_t kMaxHead = 1024;
-
-struct FormatFacts {
-  std::vector<std::string_view> markers, closers, noise;  ///< noise: tags around several calls, which say nothing
-};
-
-const FormatFacts& facts(ToolFormat format) {
-  static const FormatFacts kFacts[] = {
-      {},
-      {{kCall}, {kCallEnd}, {}},
-      {{kCall, kFunction}, {kCallEnd}, {}},
-      {{"<|python_tag|>"}, {}, {}},
-      {{"[TOOL_CALLS]"}, {}, {}},
-      {{"<|tool_call|>", kCall}, {}, {kCallEnd}},
-      {{"<｜tool▁call▁begin｜>"}, {"```", "<｜tool▁call▁end｜>"}, {"<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"}},
-      {{"```json", kCall}, {"```", kCallEnd}, {}},
-  };
-  return kFacts[size_t(format)];
-}
 
 bool is_blank(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 size_t skip_blanks(std::string_view text, size_t at) {
@@ -46,54 +35,90 @@ size_t without_blanks(std::string_view text) {
   return size;
 }
 
-/// The document, or a discarded value for what is no JSON or nests too deep.
-Json parse_json(std::string_view text) {
+struct FormatMarks {
+  std::vector<std::string_view> markers, closers, noise, others;
+};
+
+const FormatMarks& format_marks(ToolFormat format) {
+  static const FormatMarks kMarks[] = {
+      {},
+      {{kCall}, {kCallEnd}, {}, {}},
+      {{kCall, kFunction}, {kCallEnd}, {}, {}},
+      {{"<|python_tag|>"}, {}, {}, {}},
+      {{"[TOOL_CALLS]"}, {}, {}, {kArgs, kCallId}},
+      {{"<|tool_call|>", kCall}, {}, {kCallEnd}, {}},
+      {{kCallBegin}, {"```", "<｜tool▁call▁end｜>"}, {kCallsBegin, "<｜tool▁calls▁end｜>"}, {kSeparator}},
+      {{"```json", kCall}, {"```", kCallEnd}, {}, {}},
+      {},
+  };
+  return kMarks[size_t(format)];
+}
+
+/// Whether the prompt ends with a mark that `of` names.
+bool ends_with_mark(std::string_view prompt, std::string_view ReasoningMarks::*of) {
+  prompt = strip(prompt, nullptr, false, true);
+  return std::ranges::any_of(kReasoning, [&](const ReasoningMarks& marks) { return prompt.ends_with(marks.*of); });
+}
+
+}  // namespace
+
+Json parse_call_json(std::string_view text) {
   bool deep = false;
   const auto watch = [&](int depth, Json::parse_event_t, Json&) { return !(deep = deep || depth > kMaxDepth); };
   Json json = Json::parse(text, watch, false);
   return deep ? Json(Json::value_t::discarded) : json;
 }
 
-/// Where the first of `marks` stands in `text` (its size: nowhere) and which it is.
-struct Place {
-  size_t at;
-  std::string_view mark = {};
-};
-Place first_of(std::string_view text, std::span<const std::string_view> marks, Place found) {
-  for (const std::string_view mark : marks)
-    if (const size_t at = text.find(mark); at < found.at) found = {at, mark};
-  return found;
-}
-
-/// Length of the longest end of `text` that one of `marks` begins with.
-size_t partial_mark(std::string_view text, std::span<const std::string_view> marks) {
-  size_t longest = 0;
-  for (const std::string_view mark : marks)
-    for (size_t n = std::min(mark.size() - 1, text.size()); n > longest; --n)
-      if (text.ends_with(mark.substr(0, n))) longest = n;
-  return longest;
-}
-
-}  // namespace
-
 ToolFormat detect_tool_format(std::string_view source) {
   const auto has = [&](std::string_view what) { return source.find(what) != source.npos; };
+  if (has("<|channel|>") && has("<|message|>")) return ToolFormat::harmony;
   if (has(kFunction)) return ToolFormat::xml;
   if (has(kCall)) return ToolFormat::tags;
   if (has("[TOOL_CALLS]")) return ToolFormat::mistral;
   if (has("<|tool_call|>")) return ToolFormat::granite;
-  if (has("<｜tool▁call▁begin｜>")) return ToolFormat::deepseek;
+  if (has(kCallBegin)) return ToolFormat::deepseek;
   if (has("<|python_tag|>") || (has("\"parameters\": ") && has("ipython"))) return ToolFormat::llama;
   return ToolFormat::none;
 }
 
-bool prompt_opens_reasoning(std::string_view prompt) { return strip(prompt, nullptr, false, true).ends_with(kThink); }
+std::span<const ReasoningMarks> reasoning_marks() { return kReasoning; }
+
+bool prompt_opens_reasoning(std::string_view prompt) { return ends_with_mark(prompt, &ReasoningMarks::open); }
+bool prompt_closes_reasoning(std::string_view prompt) { return ends_with_mark(prompt, &ReasoningMarks::close); }
+
+std::vector<std::string_view> marks_of(ToolFormat format) {
+  if (format == ToolFormat::harmony) return {harmony_marks().begin(), harmony_marks().end()};
+  const FormatMarks& known = format_marks(format);
+  std::vector<std::string_view> marks;
+  for (const auto* list : {&known.markers, &known.closers, &known.noise, &known.others})
+    marks.insert(marks.end(), list->begin(), list->end());
+  for (const ReasoningMarks& one : kReasoning) marks.insert(marks.end(), {one.open, one.close});
+  return marks;
+}
+
+OutputParser::FormatFacts OutputParser::facts_of(ToolFormat format) const {
+  const FormatMarks& known = format_marks(format);
+  return {marks_.in_text(known.markers), marks_.in_text(known.closers), marks_.in_text(known.noise)};
+}
 
 OutputParser::OutputParser(Options options)
     : options_(std::move(options)),
+      marks_(options_.control),
+      facts_(facts_of(options_.format)),
+      call_separator_(marks_.in_text(kSeparator)),
+      args_(marks_.in_text(kArgs)),
+      call_id_(marks_.in_text(kCallId)),
       rng_(options_.seed),
       state_(options_.in_reasoning ? State::reasoning : State::start),
-      skip_space_(options_.in_reasoning) {}
+      skip_space_(options_.in_reasoning) {
+  for (const ReasoningMarks& one : kReasoning) {
+    opens_.push_back(marks_.in_text(one.open));
+    closes_.push_back(marks_.in_text(one.close));
+  }
+  if (!options_.harmony) return;
+  harmony_.emplace(marks_, options_.format == ToolFormat::harmony);
+  held_ = marks_.tokens_in(options_.header);
+}
 
 OutputDelta OutputParser::feed(std::string_view text) {
   OutputDelta delta;
@@ -102,6 +127,8 @@ OutputDelta OutputParser::feed(std::string_view text) {
   return delta;
 }
 
+OutputDelta OutputParser::feed_mark(std::string_view mark) { return feed(marks_.in_text(mark)); }
+
 OutputDelta OutputParser::finish() {
   OutputDelta delta;
   advance(delta, true);
@@ -109,7 +136,12 @@ OutputDelta OutputParser::finish() {
 }
 
 void OutputParser::advance(OutputDelta& to, bool last) {
-  while (!held_.empty() && step(to, last)) continue;
+  if (!harmony_) {
+    while (!held_.empty() && step(to, last)) continue;
+    return;
+  }
+  harmony_->advance(held_, to, last);
+  for (ToolCall& call : to.calls) call.id = new_id();
 }
 
 /// Makes something of the begin of held_; false if that takes more text.
@@ -132,15 +164,18 @@ bool OutputParser::read_start(bool last) {
   const size_t at = skip_blanks(held_, 0);
   const std::string_view rest = std::string_view(held_).substr(at);
   const bool bare = starts_bare();
-  if (!last && ((rest.empty() && (bare || options_.reasoning)) ||
-                (options_.reasoning && rest.size() < kThink.size() && kThink.starts_with(rest))))
-    return false;
+  const auto may_open = [&](const std::string& open) { return rest.size() < open.size() && open.starts_with(rest); };
+  if (!last && rest.empty() && (bare || options_.reasoning)) return false;
+  if (!last && options_.reasoning && std::ranges::any_of(opens_, may_open)) return false;
   state_ = State::content;
   if (bare && rest.starts_with('{')) begin_call(at, 0);
-  if (options_.reasoning && rest.starts_with(kThink)) {
-    held_.erase(0, at + kThink.size());
+  for (size_t i = 0; options_.reasoning && i < opens_.size(); ++i) {
+    if (!rest.starts_with(opens_[i])) continue;
+    held_.erase(0, at + opens_[i].size());
+    closes_ = {closes_[i]};
     skip_space_ = true;
     state_ = State::reasoning;
+    return true;
   }
   return true;
 }
@@ -152,14 +187,13 @@ void OutputParser::begin_call(size_t lead, size_t marker) {
 }
 
 bool OutputParser::read_reasoning(OutputDelta& to, bool last) {
-  const size_t end = held_.find(kThinkEnd);
-  const std::string_view marks[] = {kThinkEnd};
-  size_t size = std::min(end, held_.size());
-  if (end == held_.npos && !last) size -= partial_mark(held_, marks);
+  const Place end = first_of(held_, closes_, {held_.size()});
+  size_t size = end.at;
+  if (end.mark.empty() && !last) size -= partial_mark(held_, closes_);
   const size_t shown = without_blanks(std::string_view(held_).substr(0, size));
-  to.reasoning += held_.substr(0, shown);
-  if (end == held_.npos && !last) return held_.erase(0, shown), false;
-  held_.erase(0, end == held_.npos ? end : end + kThinkEnd.size());
+  to.reasoning += marks_.visible(held_.substr(0, shown));
+  if (end.mark.empty() && !last) return held_.erase(0, shown), false;
+  held_.erase(0, end.at + end.mark.size());
   options_.reasoning = false;  // it comes once
   skip_space_ = true;
   state_ = State::start;
@@ -167,15 +201,14 @@ bool OutputParser::read_reasoning(OutputDelta& to, bool last) {
 }
 
 bool OutputParser::read_content(OutputDelta& to, bool last) {
-  const FormatFacts& known = facts(options_.format);
-  const Place found = first_of(held_, known.noise, first_of(held_, known.markers, {held_.size()}));
-  const bool noise = std::find(known.noise.begin(), known.noise.end(), found.mark) != known.noise.end();
+  const Place found = first_of(held_, facts_.noise, first_of(held_, facts_.markers, {held_.size()}));
+  const bool noise = std::ranges::find(facts_.noise, found.mark) != facts_.noise.end();
   size_t shown = found.at;
   if (found.mark.empty() && !last)
-    shown -= std::max(partial_mark(held_, known.markers), partial_mark(held_, known.noise));
+    shown -= std::max(partial_mark(held_, facts_.markers), partial_mark(held_, facts_.noise));
   if (options_.format != ToolFormat::none && !(found.mark.empty() && last))
     shown = without_blanks(std::string_view(held_).substr(0, shown));
-  to.content += held_.substr(0, shown);
+  give_content(held_.substr(0, shown), to);
   held_.erase(0, shown);
   if (found.mark.empty()) return false;
   const size_t lead = found.at - shown, marker = found.mark == kFunction ? 0 : found.mark.size();
@@ -198,7 +231,7 @@ bool OutputParser::read_call(OutputDelta& to, bool last) {
   }
   // No call: its marker (or first bracket) is content, and so is what follows unless another call begins there.
   const size_t plain = found == Found::more ? held_.size() : lead_ + std::max<size_t>(marker_, 1);
-  to.content += held_.substr(0, plain);
+  give_content(held_.substr(0, plain), to);
   held_.erase(0, plain);
   state_ = State::content;
   return true;
@@ -220,7 +253,7 @@ OutputParser::Found OutputParser::find_call(bool last, size_t& end, std::vector<
   if (complete != Found::yes) return complete;
   end = scan_;
   if (skip_closers(last, end) == Found::more) return Found::more;
-  const Json json = parse_json(std::string_view(held_).substr(json_, scan_ - json_));
+  const Json json = parse_call_json(std::string_view(held_).substr(json_, scan_ - json_));
   if (json.is_discarded()) return Found::no;
   if (name_.empty() ? !add_calls(json, calls) : !json.is_object()) return Found::no;
   if (!name_.empty()) calls.push_back({id_.empty() ? new_id() : id_, name_, json.dump()});
@@ -233,14 +266,18 @@ OutputParser::Found OutputParser::find_json_begin(size_t at) {
   const std::string_view text = held_;
   json_ = at;
   if (options_.format == ToolFormat::deepseek) {
-    const size_t separator = text.find(kSeparator, at), name = separator + kSeparator.size();
-    const size_t line = separator == text.npos ? text.npos : text.find('\n', name);
-    json_ = line == text.npos ? text.npos : text.find('{', line);
+    const size_t separator = text.find(call_separator_, at), name = separator + call_separator_.size();
+    json_ = separator == text.npos ? text.npos : text.find('{', name);
     if (std::min(json_, text.size()) - at > kMaxHead) return Found::no;
     if (json_ == text.npos) return Found::more;
-    name_ = strip(text.substr(name, line - name), nullptr, true, true);
-    const bool plain = strip(text.substr(line, json_ - line), nullptr, true, true) == "```json";
-    return !name_.empty() && plain ? Found::yes : Found::no;
+    // function<sep>NAME, a line ```json, {...}; newer models: NAME<sep>{...}
+    const std::string_view before = strip(text.substr(at, separator - at), nullptr, true, true);
+    const std::string_view between = text.substr(name, json_ - name);
+    const size_t line = between.find('\n');
+    const bool fenced = line != between.npos && strip(between.substr(line), nullptr, true, true) == "```json";
+    const bool bare = before != "function" && strip(between, nullptr, true, true).empty();
+    name_ = bare ? before : strip(between.substr(0, fenced ? line : 0), nullptr, true, true);
+    return !name_.empty() && (fenced || bare) ? Found::yes : Found::no;
   }
   if (text[at] == '{' || text[at] == '[') return Found::yes;
   if (options_.format != ToolFormat::mistral) return Found::no;
@@ -250,9 +287,10 @@ OutputParser::Found OutputParser::find_json_begin(size_t at) {
   const auto is_name = [](char c) { return isalnum(uint8_t(c)) || c == '_' || c == '-' || c == '.'; };
   name_ = head.substr(0, size_t(std::find_if_not(head.begin(), head.end(), is_name) - head.begin()));
   std::string_view rest = strip(head.substr(name_.size()), nullptr, true, true);
-  if (json_ == text.npos) return rest.empty() || rest[0] == '[' ? Found::more : Found::no;
-  if (rest.ends_with(kArgs)) rest.remove_suffix(kArgs.size());
-  if (rest.starts_with(kCallId)) id_ = strip(rest.substr(kCallId.size()), nullptr, true, true);
+  if (json_ == text.npos)
+    return rest.empty() || args_.starts_with(rest[0]) || call_id_.starts_with(rest[0]) ? Found::more : Found::no;
+  if (rest.ends_with(args_)) rest.remove_suffix(args_.size());
+  if (rest.starts_with(call_id_)) id_ = strip(rest.substr(call_id_.size()), nullptr, true, true);
   return !name_.empty() && (rest.empty() || !id_.empty()) ? Found::yes : Found::no;
 }
 
@@ -282,7 +320,7 @@ OutputParser::Found OutputParser::scan_json() {
 /// Moves `end` behind the end tags. They may be missing: then the call ends with its JSON.
 OutputParser::Found OutputParser::skip_closers(bool last, size_t& end) const {
   size_t at = end;
-  for (const std::string_view closer : facts(options_.format).closers) {
+  for (const std::string_view closer : facts_.closers) {
     at = skip_blanks(held_, at);
     const std::string_view rest = std::string_view(held_).substr(at);
     if (rest.starts_with(closer)) end = at += closer.size();
@@ -334,7 +372,7 @@ Json OutputParser::typed(const std::string& function, const std::string& paramet
     if (schema[parameter].value("type", Json()) == "string") return value;
     if (value == "True" || value == "False") return value == "True";
     if (value == "None") return nullptr;
-    const Json json = parse_json(value);
+    const Json json = parse_call_json(value);
     return json.is_discarded() ? Json(value) : json;
   }
   return value;
@@ -348,7 +386,7 @@ bool OutputParser::add_calls(const Json& json, std::vector<ToolCall>& calls) {
   if (!json.is_object()) return false;
   const Json call = json.contains("function") && json["function"].is_object() ? json["function"] : json;
   Json arguments = call.value(call.contains("parameters") ? "parameters" : "arguments", Json::object());
-  if (arguments.is_string()) arguments = parse_json(arguments.get<std::string>());
+  if (arguments.is_string()) arguments = parse_call_json(arguments.get<std::string>());
   const Json name = call.value("name", Json()), id = json.value("id", Json());
   if (!name.is_string() || name.get<std::string>().empty() || !arguments.is_object()) return false;
   if (options_.format == ToolFormat::json && !is_tool(name.get<std::string>())) return false;

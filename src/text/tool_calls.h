@@ -3,11 +3,14 @@
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/rng.h"
+#include "text/harmony.h"
+#include "text/marks.h"
 
 namespace ridge::text {
 
@@ -23,12 +26,26 @@ enum class ToolFormat : uint8_t {
   granite,  ///< <|tool_call|>[{"name": "f", "arguments": ...}]
   deepseek,  ///< <｜tool▁call▁begin｜>function<｜tool▁sep｜>f, a line ```json, ..., ```<｜tool▁call▁end｜>
   json,  ///< {"name": "f", "arguments": ...} of a tool of the request as the begin of the answer, or behind ```json or <tool_call>
+  harmony,  ///< messages to functions (gpt-oss, text/harmony.h)
 };
+
+/// Whether the document nests no deeper than a call may; discarded otherwise, and for what is no JSON.
+Json parse_call_json(std::string_view text);
 
 /// The format that a template asks its model for or writes earlier calls in; none if it knows no calls.
 ToolFormat detect_tool_format(std::string_view template_source);
-/// Does the prompt end inside of <think>, so that the model's answer begins with reasoning?
+/// Marks of reasoning: what opens it, and what closes it.
+struct ReasoningMarks {
+  std::string_view open, close;
+};
+std::span<const ReasoningMarks> reasoning_marks();
+/// Does the prompt end with a mark that opens reasoning, so that the model's answer begins with reasoning?
 bool prompt_opens_reasoning(std::string_view prompt);
+/// Does the prompt end with a mark that closes reasoning: the model shall not reason?
+bool prompt_closes_reasoning(std::string_view prompt);
+/// All marks that the parser of this format looks for. Those that are control tokens of a vocabulary belong into
+/// OutputParser::Options::control, and come by feed_mark().
+std::vector<std::string_view> marks_of(ToolFormat format);
 
 struct ToolCall {
   std::string id;  ///< 9 letters and digits, which every template accepts, unless the model wrote one
@@ -48,14 +65,19 @@ class OutputParser {
  public:
   struct Options {
     ToolFormat format = ToolFormat::none;  ///< none: calls are content (requests without tools)
-    bool reasoning = true;                 ///< <think>...</think> at the begin of the answer is reasoning
+    bool reasoning = true;                 ///< text between marks of reasoning at the begin of the answer is reasoning
     bool in_reasoning = false;             ///< prompt_opens_reasoning()
+    std::vector<std::string> control;      ///< marks that are control tokens: text that spells them is text
+    bool harmony = false;                  ///< the answer has the form of harmony, whatever `format` says of calls
+    std::string header;                    ///< harmony_header()
     Json tools = nullptr;                  ///< of the request: names for the format json, types of parameters for xml
     uint64_t seed = 0;                     ///< of the ids
   };
   explicit OutputParser(Options options);
 
   OutputDelta feed(std::string_view text);
+  /// A control token, one of Options::control. It never becomes text.
+  OutputDelta feed_mark(std::string_view mark);
   /// The end of the answer: what was held back. A call that lacks its end tag only is a call.
   OutputDelta finish();
 
@@ -81,7 +103,18 @@ class OutputParser {
   Json typed(const std::string& function, const std::string& parameter, std::string value) const;
   std::string new_id();
 
+  struct FormatFacts {
+    std::vector<std::string> markers, closers, noise;  ///< noise: tags around several calls, which say nothing
+  };
+  FormatFacts facts_of(ToolFormat format) const;
+  void give_content(std::string text, OutputDelta& to) const { to.content += marks_.visible(std::move(text)); }
+
   Options options_;
+  const Marks marks_;
+  const FormatFacts facts_;
+  const std::string call_separator_, args_, call_id_;
+  std::vector<std::string> opens_, closes_;  ///< of reasoning
+  std::optional<HarmonyReader> harmony_;
   Rng rng_;
   State state_;
   std::string held_;  ///< text that nothing was made of yet

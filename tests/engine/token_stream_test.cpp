@@ -37,6 +37,30 @@ TEST(TokenStream, EndsAtTheEndToken) {
   EXPECT_EQ(on.push("ab\0cd"sv), 5u);
 }
 
+/// Capital letters are marks.
+TEST(TokenStream, MarksPartTexts) {
+  for (const std::string stop : {"", "bc", "b"}) {
+    GenerateOptions options;
+    if (!stop.empty()) options.stop = {stop};
+    std::string heard;
+    const TokenStream::OnText on_text = [&](std::string_view text) { return heard += text, true; };
+    GenerateResult result;
+    TokenStream stream({.piece = [](int32_t token) { return std::string(1, char(token)); },
+                        .is_end = [](int32_t token) { return token == 0; },
+                        .mark = [](int32_t t) { return isupper(t) ? std::string(1, char(t)) : std::string(); }},
+                       options, on_text, result, [&](std::string_view mark) {
+                         heard += fmt::format("<{}>", mark);
+                         return mark != "Z";
+                       });
+    for (const char c : std::string("\xC3" "abXcZd"))
+      if (stream.wants_more()) stream.push(uint8_t(c));
+    stream.finish();
+    EXPECT_EQ(heard, stop == "b" ? "\xEF\xBF\xBD" "a" : "\xEF\xBF\xBD" "ab<X>c<Z>") << stop;
+    EXPECT_EQ(result.text, stop == "b" ? "\xEF\xBF\xBD" "a" : "\xEF\xBF\xBD" "abc") << "marks are no text";
+    EXPECT_EQ(result.reason, stop == "b" ? StopReason::stop_string : StopReason::interrupted);
+  }
+}
+
 TEST(TokenStream, EndsAtTheTokenLimit) {
   Streamed run;
   run.options.max_tokens = 3;

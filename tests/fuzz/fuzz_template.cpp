@@ -59,7 +59,7 @@ std::string read(const OutputParser::Options& options, std::string_view answer, 
   };
   for (size_t at = 0; at < answer.size(); at += piece) add(parser.feed(answer.substr(at, piece)));
   add(parser.finish());
-  const bool changes = options.format != ToolFormat::none || options.reasoning || options.in_reasoning;
+  const bool changes = options.harmony || options.format != ToolFormat::none || options.reasoning || options.in_reasoning;
   RIDGE_CHECK(changes || content == answer, "content changes: {}", content);
   return content + "\nreasoning: " + reasoning + calls;
 }
@@ -68,6 +68,8 @@ void try_answer(uint8_t choice, uint8_t cut, std::string_view answer) {
   OutputParser::Options options{ToolFormat(choice % 8)};
   options.reasoning = choice / 8 % 2 == 0;
   options.in_reasoning = choice / 16 % 2 == 1;
+  options.harmony = choice / 32 % 2 == 1;
+  if (options.harmony && choice % 2 == 1) options.format = ToolFormat::harmony;
   options.tools = Json::parse(
       R"([{"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": {"type": "integer"}, "s": {"type": "string"}}}}}])");
   const std::string whole = read(options, answer, answer.size() + 1);

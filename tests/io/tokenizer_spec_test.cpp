@@ -35,7 +35,7 @@ Gguf gguf_of(const TokenizerSpec& spec) {
 }
 
 TokenizerSpec every_field(TokenizerSpec spec) {
-  spec.eot = *spec.eos;
+  spec.ends = {2, 5, 7, 9000};
   spec.pad = 3;
   spec.add_eos = true;
   return spec;
@@ -115,7 +115,7 @@ TEST(TokenizerSpecGguf, MinusOneMeansNoSuchToken) {
   gguf.metadata["tokenizer.ggml.eot_token_id"] = int64_t(-1);
   const auto spec = tokenizer_spec_from_gguf(gguf, "test.gguf").or_throw();
   EXPECT_FALSE(spec.pad);
-  EXPECT_FALSE(spec.eot);
+  EXPECT_TRUE(spec.ends.empty());
 }
 
 TEST(TokenizerSpecGguf, MissingTypesAreGuessedFromIdsAndSpelling) {

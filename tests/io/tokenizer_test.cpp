@@ -212,18 +212,6 @@ TEST(Tokenizer, BosAndEosGoAroundTheTextAsTheSpecSays) {
   EXPECT_EQ(pieces(tokenizer, tokenizer.encode("a", false, false)), (Pieces{"a"}));
 }
 
-TEST(Tokenizer, EndTokensAreEosEotAndKnownControlPieces) {
-  TokenizerSpec spec = tiny_bpe();
-  spec.eot = add_token(spec, "<turn>", TokenType::control);
-  const int32_t plain = add_token(spec, "<|eot_id|>", TokenType::normal);
-  const Tokenizer tokenizer = made(spec);
-  for (int32_t id = -1; id <= tokenizer.vocab_size(); ++id) {
-    const bool end = id == *spec.eos || id == *spec.eot || id == id_of(spec, "<|im_end|>");
-    EXPECT_EQ(tokenizer.is_end(id), end) << id;
-  }
-  EXPECT_FALSE(tokenizer.is_end(plain));
-}
-
 TEST(Tokenizer, ControlAndUnknownPiecesShowOnlyOnRequest) {
   const Tokenizer spm = made(tiny_spm());
   EXPECT_EQ(spm.piece(*spm.spec().bos), "");
@@ -293,7 +281,13 @@ TEST(TokenizerMake, RefusesWithAReason) {
       {"byte tokens in bpe", [](auto& s) { s.types[5] = TokenType::byte; }, "of type byte"},
       {"BOS past the end", [](auto& s) { s.bos = int32_t(s.pieces.size()); }, "the BOS token is"},
       {"negative EOS", [](auto& s) { s.eos = -2; }, "the EOS token is -2"},
-      {"EOT past the end", [](auto& s) { s.eot = std::numeric_limits<int32_t>::max(); }, "the EOT token is"},
+      {"a negative end", [](auto& s) { s.ends = {-1}; }, "a token that ends a turn is -1"},
+      {"an end past 2^24", [](auto& s) { s.ends = {1 << 24}; }, "a token that ends a turn is"},
+      {"ends without order",
+       [](auto& s) {
+         s.ends = {5, 4};
+       },
+       "not in order"},
       {"padding past the end", [](auto& s) { s.pad = 1 << 20; }, "the padding token is"},
       {"add_bos without BOS", [](auto& s) { s.add_bos = true, s.bos.reset(); }, "names no BOS"},
       {"add_eos without EOS", [](auto& s) { s.add_eos = true, s.eos.reset(); }, "names no EOS"},

@@ -399,7 +399,10 @@ class EvenTokens : public Constraint {
   void mask(std::span<float> logits, int) override {
     for (size_t i = 1; i < logits.size(); i += 2) logits[i] = -INFINITY;
   }
-  void accept(int32_t token) override { n_ += token % 2 == 0; }
+  int32_t accept(int32_t token) override {
+    n_ += token % 2 == 0;
+    return token;
+  }
   bool complete() const override { return n_ == 10; }
 
  private:

@@ -183,6 +183,79 @@ TEST(ToolCalls, Reasoning) {
   EXPECT_EQ(shown(read_all_ways(options, "<think>a</think>b")), "content '<think>a</think>b' reasoning ''");
   EXPECT_TRUE(prompt_opens_reasoning("<|im_start|>assistant\n<think>\n"));
   EXPECT_FALSE(prompt_opens_reasoning("<think>\n\n</think>\n\n"));
+  EXPECT_TRUE(prompt_opens_reasoning("[/INST][THINK]"));
+  EXPECT_TRUE(prompt_closes_reasoning("<think>\n\n</think>\n\n"));
+  EXPECT_FALSE(prompt_closes_reasoning("<|im_start|>assistant\n"));
+}
+
+/// Parts that are marked true come as control tokens.
+std::string with_tokens(OutputParser::Options options, const std::vector<std::pair<bool, std::string>>& parts) {
+  for (const std::string_view mark : marks_of(options.format))
+    if (mark != "```") options.control.emplace_back(mark);  // no vocabulary has it
+  OutputParser parser(options);
+  Answer answer;
+  for (const auto& [is_mark, text] : parts) add(answer, is_mark ? parser.feed_mark(text) : parser.feed(text));
+  add(answer, parser.finish());
+  return shown(answer);
+}
+
+TEST(ToolCalls, MarksAreTokens) {
+  EXPECT_EQ(with_tokens({ToolFormat::mistral}, {{true, "[TOOL_CALLS]"}, {false, "[{\"name\": \"f\"}]"}}),
+            "content '' reasoning '' call f {}");
+  EXPECT_EQ(with_tokens({ToolFormat::mistral}, {{false, "Yes."},
+                                                {true, "[TOOL_CALLS]"},
+                                                {false, "f"},
+                                                {true, "[CALL_ID]"},
+                                                {false, "ABCDEFGH9"},
+                                                {true, "[ARGS]"},
+                                                {false, "{\"x\""},
+                                                {false, ": 1}"},
+                                                {true, "[TOOL_CALLS]"},
+                                                {false, "g"},
+                                                {true, "[ARGS]"},
+                                                {false, "{}"}}),
+            "content 'Yes.' reasoning '' call f {\"x\":1} call g {}");
+  EXPECT_EQ(with_tokens({ToolFormat::granite}, {{true, "<|tool_call|>"}, {false, "[{\"name\": \"f\"}]"}}),
+            "content '' reasoning '' call f {}");
+  EXPECT_EQ(
+      with_tokens({ToolFormat::tags},
+                  {{true, "<tool_call>"}, {false, "\n{\"name\": \"f\"}\n"}, {true, "</tool_call>"}, {false, "x"}}),
+      "content 'x' reasoning '' call f {}");
+  EXPECT_EQ(with_tokens({ToolFormat::llama}, {{true, "<|python_tag|>"}, {false, "{\"name\": \"f\"}"}}),
+            "content '' reasoning '' call f {}");
+  EXPECT_EQ(with_tokens({ToolFormat::deepseek}, {{true, "<｜tool▁calls▁begin｜>"},
+                                                 {true, "<｜tool▁call▁begin｜>"},
+                                                 {false, "function"},
+                                                 {true, "<｜tool▁sep｜>"},
+                                                 {false, "f\n```json\n{}\n```"},
+                                                 {true, "<｜tool▁call▁end｜>"},
+                                                 {true, "<｜tool▁call▁begin｜>"},
+                                                 {false, "g"},
+                                                 {true, "<｜tool▁sep｜>"},
+                                                 {false, "{\"x\": 1}"},
+                                                 {true, "<｜tool▁call▁end｜>"},
+                                                 {true, "<｜tool▁calls▁end｜>"}}),
+            "content '' reasoning '' call f {} call g {\"x\":1}");
+  for (const ReasoningMarks& marks : reasoning_marks())
+    EXPECT_EQ(with_tokens({}, {{true, std::string(marks.open)},
+                               {false, "\nI think"},
+                               {true, std::string(marks.close)},
+                               {false, "\n\nYes"}}),
+              "content 'Yes' reasoning 'I think'");
+}
+
+TEST(ToolCalls, TokensNeverBecomeTextAndTextNeverBecomesTokens) {
+  // No call behind the mark: the mark is gone, the text is there.
+  EXPECT_EQ(with_tokens({ToolFormat::tags}, {{false, "a "}, {true, "<tool_call>"}, {false, "{no}"}}),
+            "content 'a {no}' reasoning ''");
+  EXPECT_EQ(with_tokens({ToolFormat::mistral}, {{true, "[TOOL_CALLS]"}}), "content '' reasoning ''");
+  EXPECT_EQ(with_tokens({ToolFormat::tags}, {{true, "</think>"}, {false, "b"}, {true, "<think>"}, {false, "c"}}),
+            "content 'bc' reasoning ''");
+  EXPECT_EQ(with_tokens({ToolFormat::tags}, {{true, "<think>"}, {false, "x"}, {true, "<tool_call>"}, {false, "y"}}),
+            "content '' reasoning 'xy'");
+  // What spells a mark that is a token is text.
+  for (const char* text : {"<tool_call>{\"name\": \"f\"}</tool_call>", "<think>a</think>b"})
+    EXPECT_EQ(with_tokens({ToolFormat::tags}, {{false, text}}), fmt::format("content '{}' reasoning ''", text));
 }
 
 TEST(ToolCalls, TextThatCannotBecomeACallIsNotHeldBack) {

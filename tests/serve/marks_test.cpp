@@ -1,0 +1,269 @@
+// Ends of turns, marks and structure in a server, with models that write given tokens.
+#include <gtest/gtest.h>
+
+#include "cases/scripted_model.h"
+#include "engine/kv_choice.h"
+#include "http/client.h"
+#include "serve/server.h"
+
+namespace ridge::serve {
+namespace {
+
+using io::TokenType;
+
+constexpr const char* kChatMl =
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + (m.content or '') + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+constexpr int32_t kLineEnd = '\n';  // ids below 256 are bytes
+const Json kTools = Json::parse(
+    R"([{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"n": {"const": 1}},
+        "required": ["n"], "additionalProperties": false}}}])");
+
+struct ChatMl : ScriptedModel {
+  ChatMl() {
+    for (const char* piece : {"<|im_start|>", "<|im_end|>"}) add(piece, TokenType::control);
+    spec.eos = id("<|im_end|>");
+  }
+};
+
+class Marks : public testing::Test {
+ protected:
+  void open(const ScriptedModel& scripted, const std::string& chat_template) {
+    server_.reset();
+    scripted.write(folder_ / "model.gguf", {{"tokenizer.chat_template", chat_template}});
+    const std::string path = (folder_ / "model.gguf").native();
+    model_ = std::make_unique<Model>(Model::load(path, {.n_threads = 1}));
+    server_ = Server::open({}).or_throw();
+    server_->serve(model_->engine(), "scripted", read_model_template(path),
+                   {.lane = {.kv = parse_kv_choice("f16").or_throw(),
+                             .n_ctx = 1024,
+                             .max_seqs = 4,
+                             .n_checkpoints = 8,
+                             .checkpoint_every = 128,
+                             .kv_bytes = int64_t(16) << 20,
+                             .swap_bytes = int64_t(16) << 20,
+                             .batch_tokens = 256},
+                    .max_queue = 32,
+                    .max_lanes = 1});
+  }
+
+  static Json request(Json more) {
+    Json body = {{"messages", {{{"role", "user"}, {"content", "hi"}}}}, {"temperature", 0}, {"max_tokens", 60}};
+    body.update(more);
+    return body;
+  }
+  static std::string shown(const Json& message, const Json& reason) {
+    const Json content = message.value("content", Json());
+    std::string text = content.is_string() ? content.get<std::string>() : "";
+    if (message.contains("reasoning_content"))
+      text = "(" + message["reasoning_content"].get<std::string>() + ") " + text;
+    if (message.contains("tool_calls"))
+      for (const Json& call : message["tool_calls"])
+        text += fmt::format("[{} {}]", call["function"]["name"].get<std::string>(),
+                            call["function"]["arguments"].get<std::string>());
+    return text + " " + (reason.is_string() ? reason.get<std::string>() : "null");
+  }
+  /// "(reasoning) content[call arguments] finish_reason", of the first choice. The same as a stream.
+  std::string chat(const Json& more = Json::object()) {
+    Json body = request(more);
+    http::Client client("127.0.0.1", server_->port());
+    const http::Response response = client.post("/v1/chat/completions", body.dump()).or_throw();
+    const Json json = Json::parse(response.body);
+    if (response.status != 200) return json["error"]["message"];
+    const Json& choice = json["choices"][0];
+    const std::string whole = shown(choice["message"], choice["finish_reason"]);
+    if (body.value("logprobs", false)) {
+      EXPECT_EQ(choice["logprobs"]["content"].size() * json["choices"].size(), json["usage"]["completion_tokens"]);
+    }
+    body["stream"] = true;
+    Json message = Json::object(), reason;
+    size_t n_logprobs = 0;
+    const auto heard = client.events("POST", "/v1/chat/completions", body.dump(), {}, [&](std::string_view data) {
+      if (data == "[DONE]") return true;
+      const Json part = Json::parse(data)["choices"][0];
+      if (part["index"] != 0) return true;
+      for (const char* field : {"content", "reasoning_content"})
+        if (part["delta"].contains(field))
+          message[field] = message.value(field, "") + part["delta"][field].get<std::string>();
+      if (part["delta"].contains("tool_calls"))
+        for (const Json& call : part["delta"]["tool_calls"]) message["tool_calls"].push_back(call);
+      if (!part["logprobs"].is_null()) n_logprobs += part["logprobs"]["content"].size();
+      reason = part["finish_reason"];
+      return true;
+    });
+    EXPECT_TRUE(heard);
+    EXPECT_EQ(shown(message, reason), whole) << "as a stream";
+    EXPECT_EQ(n_logprobs, body.value("logprobs", false) ? choice["logprobs"]["content"].size() : 0u);
+    return whole;
+  }
+
+  TempDir folder_;
+  std::unique_ptr<Model> model_;
+  std::unique_ptr<Server> server_;
+};
+
+/// Marks are control tokens, user-defined ones, or spelled by a token that is neither.
+constexpr TokenType kTypes[] = {TokenType::control, TokenType::user_defined, TokenType::normal};
+
+TEST_F(Marks, OfCallsReachTheParserWhateverTheirType) {
+  for (const TokenType type : kTypes) {
+    const auto call = [&](std::initializer_list<std::string_view> pieces, const std::string& chat_template) {
+      ChatMl model;
+      for (const std::string_view piece : pieces)
+        if (piece.front() != '{' && piece.front() != 'f' && piece.front() != '\n') model.add(std::string(piece), type);
+      model.say(kLineEnd, pieces);
+      open(model, chat_template + kChatMl);
+      return chat({{"tools", kTools}, {"logprobs", true}, {"n", 2}});
+    };
+    const std::string_view json = "{\"name\": \"f\", \"arguments\": {\"n\": 1}}";
+    const std::string expected = "[f {\"n\":1}] tool_calls";
+    EXPECT_EQ(call({"[TOOL_CALLS]", json, "<|im_end|>"}, "{% if tools %}[TOOL_CALLS]{% endif %}"), expected);
+    EXPECT_EQ(
+        call({"[TOOL_CALLS]", "f", "[ARGS]", "{\"n\": 1}", "<|im_end|>"}, "{% if tools %}[TOOL_CALLS]{% endif %}"),
+        expected);
+    EXPECT_EQ(call({"<|tool_call|>", json, "<|im_end|>"}, "{% if tools %}<|tool_call|>{% endif %}"), expected);
+    EXPECT_EQ(call({"<tool_call>", json, "</tool_call>", "<|im_end|>"}, "{% if tools %}<tool_call>{% endif %}"),
+              expected);
+    EXPECT_EQ(call({"<|python_tag|>", json, "<|im_end|>"}, "{% if tools %}<|python_tag|>{% endif %}"), expected);
+    EXPECT_EQ(call({"<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "f", "<｜tool▁sep｜>", "{\"n\": 1}",
+                    "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>", "<|im_end|>"},
+                   "{% if tools %}<｜tool▁call▁begin｜>{% endif %}"),
+              expected);
+  }
+}
+
+TEST_F(Marks, OfReasoningReachTheParserWhateverTheirType) {
+  for (const TokenType type : kTypes) {
+    for (const text::ReasoningMarks& marks : text::reasoning_marks()) {
+      ChatMl model;
+      for (const std::string_view mark : {marks.open, marks.close}) model.add(std::string(mark), type);
+      model.say(kLineEnd, {marks.open, "I think", marks.close, "\n\n", "Yes", "<|im_end|>"});
+      open(model, kChatMl);
+      EXPECT_EQ(chat({{"logprobs", true}}), "(I think) Yes stop");
+    }
+  }
+}
+
+TEST_F(Marks, AreNoTextWhereTheyAreTokens) {
+  ChatMl model;
+  model.add("<tool_call>", TokenType::control);
+  model.say(kLineEnd, {"No ", "<tool_call>", "call", "<|im_end|>"});
+  open(model, std::string("{% if tools %}<tool_call>{% endif %}") + kChatMl);
+  EXPECT_EQ(chat({{"tools", kTools}}), "No call stop");
+  EXPECT_EQ(chat(), "No call stop");
+  EXPECT_EQ(chat({{"tools", kTools}, {"stop", {"No ca"}}}), "No call stop") << "a mark parts texts";
+  EXPECT_EQ(chat({{"tools", kTools}, {"stop", {"al"}}}), "No c stop");
+  ChatMl spelled;
+  spelled.add("<tool_call>", TokenType::control);
+  spelled.say(kLineEnd, {"<tool", "_call>", "{\"name\": \"f\"}", "<|im_end|>"});
+  open(spelled, std::string("{% if tools %}<tool_call>{% endif %}") + kChatMl);
+  EXPECT_EQ(chat({{"tools", kTools}}), "<tool_call>{\"name\": \"f\"} stop") << "text that spells a mark is text";
+}
+
+TEST_F(Marks, ThePieceBehindAnAnswerInTheTemplateEndsATurn) {
+  ScriptedModel model;
+  for (const char* piece : {"<|turn|>", "<|turn_end|>", "</s>"}) model.add(piece, TokenType::control);
+  model.spec.eos = model.id("</s>");
+  model.say(kLineEnd, {"Hello", "<|turn_end|>", " and on", "</s>"});
+  open(model, "{% for m in messages %}{{ '<|turn|>' + m.content + '<|turn_end|>\n' }}{% endfor %}");
+  EXPECT_EQ(chat(), "Hello stop");
+  EXPECT_EQ(chat({{"ignore_eos", true}, {"max_tokens", 3}}), "Hello and on length");
+  EXPECT_EQ(chat({{"logit_bias", {{std::to_string(model.id("<|turn_end|>")), -100}}}, {"max_tokens", 1}}),
+            "Hello length");
+}
+
+struct Harmony : ScriptedModel {
+  Harmony() {
+    for (const char* piece : {"<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>",
+                              "<|constrain|>", "<|endoftext|>"})
+      add(piece, TokenType::control);
+    spec.eos = id("<|return|>");
+  }
+};
+constexpr const char* kHarmony =
+    "{% for m in messages %}{{ '<|start|>' + m.role + '<|message|>' + m.content + '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}";
+
+TEST_F(Marks, HarmonysChannelsAndCalls) {
+  Harmony thinks;
+  thinks.say('t', {"<|channel|>", "analysis", "<|message|>", "Think.", "<|end|>", "<|start|>", "assistant: Hello",
+                   "<|return|>"});
+  open(thinks, kHarmony);
+  EXPECT_EQ(chat({{"logprobs", true}}), "(Think.) : Hello stop");
+  Harmony final_only;
+  final_only.say('t', {"<|channel|>", "final", "<|message|>", "Hello", "<|return|>"});
+  open(final_only, kHarmony);
+  EXPECT_EQ(chat(), "Hello stop");
+  EXPECT_EQ(chat({{"stop", {"lo"}}}), "Hel stop");
+  EXPECT_EQ(chat({{"max_tokens", 2}}), " length");
+  Harmony calls;
+  calls.say('t', {"<|channel|>", "commentary to=functions.f ", "<|constrain|>", "json", "<|message|>", "{\"n\": 1}",
+                  "<|call|>"});
+  open(calls, kHarmony);
+  EXPECT_EQ(chat({{"tools", kTools}}), "[f {\"n\":1}] tool_calls");
+}
+
+TEST_F(Marks, AStructureOfHarmonyRulesTheFinalChannel) {
+  const char* const grammar = "root ::= \"yes\" | \"no\"";
+  Harmony model;
+  model.say('t', {"<|channel|>", "analysis", "<|message|>", "Think.", "<|end|>"});
+  open(model, kHarmony);
+  EXPECT_EQ(chat({{"grammar", grammar}}), "(Think.) no stop");
+  EXPECT_EQ(chat({{"grammar", grammar}, {"max_tokens", 4}}), "(Think.)  length");
+  EXPECT_EQ(chat({{"tools", kTools}, {"tool_choice", "required"}, {"max_tokens", 200}}),
+            "(Think.) [f {\"n\":1}] tool_calls");
+  open(model, std::string(kHarmony) + "{{ '<|channel|>final<|message|>' }}");
+  EXPECT_EQ(chat({{"grammar", grammar}}), "no stop");
+}
+
+constexpr const char* kYesNo = "root ::= \"yes\" | \"no\"";
+
+TEST_F(Marks, AStructureBeginsBehindTheReasoning) {
+  for (const TokenType type : kTypes) {
+    ChatMl model;
+    for (const char* mark : {"<think>", "</think>"}) model.add(mark, type);
+    // The template opens the reasoning, or the model does.
+    for (const char* opened : {"<think>\n", ""}) {
+      ChatMl reasons = model;
+      if (*opened) reasons.say(kLineEnd, {"Let me see.", "</think>", "Maybe", "<|im_end|>"});
+      else reasons.say(kLineEnd, {"<think>", "Let me see.", "</think>", "Maybe", "<|im_end|>"});
+      open(reasons, std::string(kChatMl) + opened + "{# <think> #}");
+      EXPECT_EQ(chat({{"grammar", kYesNo}, {"logprobs", true}}), "(Let me see.) no stop");
+      EXPECT_EQ(chat({{"grammar", kYesNo}, {"max_tokens", 2}}).substr(0, 8), "(Let me ");
+      EXPECT_EQ(chat({{"response_format", {{"type", "json_schema"}, {"json_schema", {{"schema", {{"const", 7}}}}}}}}),
+                "(Let me see.) 7 stop");
+    }
+    // The template closes it: there is none.
+    ChatMl plain = model;
+    plain.say(kLineEnd, {"Maybe", "<|im_end|>"});
+    open(plain, std::string(kChatMl) + "<think>\n\n</think>\n\n");
+    EXPECT_EQ(chat({{"grammar", kYesNo}}), "no stop");
+    // A model that could reason and does not.
+    open(plain, std::string(kChatMl) + "{# <think> #}");
+    EXPECT_EQ(chat({{"grammar", "root ::= \"Maybe\""}}), "Maybe stop");
+  }
+}
+
+TEST_F(Marks, ATokenThatHoldsTheEndOfTheReasoningAndMoreIsCut) {
+  ChatMl model;
+  model.say(kLineEnd, {"I th", "ink.</th", "ink>\n\nYes", "<|im_end|>"});
+  open(model, std::string(kChatMl) + "{{ '<think>\n' }}");
+  EXPECT_EQ(chat(), "(I think.) Yes stop");
+  EXPECT_EQ(chat({{"grammar", kYesNo}}), "(I think.) no stop");
+  EXPECT_EQ(chat({{"grammar", "root ::= \"Yes\" | \"No\""}}), "(I think.) Yes stop") << "it fits, and stays whole";
+  EXPECT_EQ(chat({{"grammar", kYesNo}, {"max_tokens", 1}}), "(I th)  length");
+}
+
+TEST_F(Marks, ARequiredCallComesBehindTheReasoning) {
+  for (const TokenType type : kTypes) {
+    ChatMl model;
+    for (const char* mark : {"<think>", "</think>", "<tool_call>", "</tool_call>"}) model.add(mark, type);
+    model.say(kLineEnd, {"Let me see.", "</think>", "No.", "<|im_end|>"});
+    open(model, std::string("{% if tools %}<tool_call>{% endif %}") + kChatMl + "{{ '<think>\n' }}");
+    EXPECT_EQ(chat({{"tools", kTools}, {"tool_choice", "required"}, {"max_tokens", 200}}),
+              "(Let me see.) [f {\"n\":1}] tool_calls");
+  }
+}
+
+}  // namespace
+}  // namespace ridge::serve
