@@ -31,13 +31,13 @@ class Rows(unittest.TestCase):
         allowed = json.loads((ROOT / "results" / "gaps.json").read_text())
         faults = []
         for name in sorted({*ages.files(), *allowed}):
-            counted, known = gaps_of(rows.stored(name)), allowed.get(name, {})
+            counted, known = gaps_of(ages.rows_of(name)), allowed.get(name, {})
             for gap in sorted({*counted, *known}):
                 n, limit = counted.get(gap, 0), known.get(gap, 0)
                 if n > limit:
-                    faults.append(f"results/{name}.jsonl: {n} rows without '{gap}', known are {limit}: a new row leaves it out (measure again with a program that stores it)")
+                    faults.append(f"results/{name}: {n} rows without '{gap}', known are {limit}: a new row leaves it out (measure again with a program that stores it)")
                 elif n < limit:
-                    faults.append(f"results/{name}.jsonl: {n} rows without '{gap}', results/gaps.json says {limit}: lower it to {n}")
+                    faults.append(f"results/{name}: {n} rows without '{gap}', results/gaps.json says {limit}: lower it to {n}")
         self.assertEqual(faults, [])
 
     def test_every_fact_is_asked_for(self):
@@ -53,7 +53,7 @@ class Rows(unittest.TestCase):
             base = name.rpartition("/")[2]
             if base.startswith(ages.TRIALS) or base.startswith("peers"):
                 continue
-            for op in {r.get("op", "") for r in rows.stored(name)}:
+            for op in {r.get("op", "") for r in ages.rows_of(name)}:
                 paths, _ = ages.watched(name, op)
                 self.assertTrue(paths, f"{name}: tools/tables/ages.py does not say which code decides about its rows")
                 for path in paths:

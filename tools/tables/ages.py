@@ -5,6 +5,7 @@ tools/rows (tests/tools/rows_test.py) refuses new rows with gaps.
 """
 
 import functools
+import json
 import re
 import subprocess
 
@@ -42,7 +43,7 @@ GPU_HEADERS = ("src/gpu/launch.h", "src/gpu/tensor.h", "src/gpu/dot_mma.h")
 CPU_HEADERS = ("src/op/simd",)
 
 # Kinds of rows that time nothing, or whose numbers are themselves the check of an output.
-UNTIMED = ("eval_", "sensitivity", "search_point", "plan", "counters", "crowd", "speculation_text", "mtp_head", "bandwidth", "serve", "mask_cost", "crossover")
+UNTIMED = ("eval_", "sensitivity", "search_point", "plan", "counters", "crowd", "speculation_text", "mtp_head", "bandwidth", "serve", "mask_cost", "crossover", "decision")
 
 
 def is_timed(r):
@@ -73,8 +74,16 @@ def missing(r):
 
 
 def files():
-    """Names of all stored files, without `.jsonl`, in results/ and results/checks/."""
-    return [path.relative_to(RESULTS).with_suffix("").as_posix() for path in sorted([*RESULTS.glob("*.jsonl"), *RESULTS.glob("checks/*.jsonl")])]
+    """Names of all stored files in results/, without their ending."""
+    return [path.relative_to(RESULTS).with_suffix("").as_posix() for path in sorted([*RESULTS.rglob("*.jsonl"), *RESULTS.glob("decisions/*.json")])]
+
+
+def rows_of(name):
+    """The rows of a file; of a decision record one row, its subject."""
+    if not name.startswith("decisions/"):
+        return stored(name)
+    record = json.loads((RESULTS / f"{name}.json").read_text())
+    return [{"kind": "decision", "date": record["date"], "command": record["command"], **record["subject"]}]
 
 
 def git(*arguments):
@@ -84,7 +93,7 @@ def git(*arguments):
 
 def watched(name, op):
     """(paths that decide about rows of a file, patterns that are left out); nothing for files that do not age."""
-    base = name.rpartition("/")[2]
+    base = "decisions" if name.startswith("decisions/") else name.rpartition("/")[2]
     if base.startswith(TRIALS):
         return (), ()
     kind = next((FILES[base[:end]] for end in range(len(base), 0, -1) if base[:end] in FILES), None)
@@ -113,7 +122,7 @@ def groups():
     """{(file, op, build, card): rows} of everything stored."""
     found = {}
     for name in files():
-        for r in stored(name):
+        for r in rows_of(name):
             build = re.search("[0-9a-f]{8}(-dirty)?", str(build_of(r)))
             op = r.get("op", "") if "build_commit" in r else ""
             found.setdefault((name, op, build[0] if build else "", card_of(r)), []).append(r)
