@@ -36,19 +36,21 @@ KvChoice SpecFlags::cache() const {
 void add_spec_flags(CLI::App& app, SpecFlags& flags) {
   in_group(app, "Speculation");
   add_text(app, "--spec-type", flags.type, "TYPE",
-           "who guesses next tokens, several a step, same text: none, lookup, draft, mtp (draft-mtp)")
+           "proposer of draft tokens, on a CPU without effect on the text: none, lookup, draft, mtp (draft-mtp)")
       ->transform([](const std::string& type) { return type == "draft-mtp" ? std::string("mtp") : type; });
   add_whole(app, "--spec-depth", flags.depth, 1, kMaxSpecDepth,
-            "most tokens guessed a step, fewer where fewer pay (--spec-draft-n-max)");
-  add_real(app, "--spec-draft-p-min", flags.p_min, 0, 1, "draft and mtp: guess no token less probable than this");
+            "most draft tokens a step, fewer where fewer pay (--spec-draft-n-max)");
+  add_real(app, "--spec-draft-p-min", flags.p_min, 0, 1, "draft and mtp: no draft token less probable than this");
   add_text(app, "--spec-sampling", flags.sampling, "RULE",
-           "exact: the text without guesses; reject: another one, as probable, of more guesses");
+           "exact: a draft token must equal the model's draw; reject: rejection sampling, same distribution");
   add_text(app, "--draft-model", flags.draft_model, "MODEL",
            "for draft: the smaller model (-md); for mtp: the file of the head");
   add_text(app, "--draft-kv-quant", flags.draft_kv, "KV",
            "the cache of the smaller model or of the head (--kv-quant-draft)");
-  add_text(app, "--cache-type-k-draft", flags.draft_k, "FORMAT", "format of its K (-ctkd), over --draft-kv-quant");
-  add_text(app, "--cache-type-v-draft", flags.draft_v, "FORMAT", "format of its V (-ctvd), over --draft-kv-quant");
+  add_text(app, "--cache-type-k-draft", flags.draft_k, "FORMAT",
+           "format of K in that cache (-ctkd), over --draft-kv-quant");
+  add_text(app, "--cache-type-v-draft", flags.draft_v, "FORMAT",
+           "format of V in that cache (-ctvd), over --draft-kv-quant");
 }
 
 Proposers open_proposers(const SpecFlags& flags, const ModelFlags& of_target, const Model& target, int n_ctx,
