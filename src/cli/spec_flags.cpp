@@ -36,13 +36,13 @@ KvChoice SpecFlags::cache() const {
 void add_spec_flags(CLI::App& app, SpecFlags& flags) {
   in_group(app, "Speculation");
   add_text(app, "--spec-type", flags.type, "TYPE",
-           "proposer of draft tokens, on a CPU without effect on the text: none, lookup, draft, mtp (draft-mtp)")
+           "proposer of draft tokens (same text on a CPU): none, lookup, draft, mtp (draft-mtp)")
       ->transform([](const std::string& type) { return type == "draft-mtp" ? std::string("mtp") : type; });
   add_whole(app, "--spec-depth", flags.depth, 1, kMaxSpecDepth,
             "most draft tokens a step, fewer where fewer pay (--spec-draft-n-max)");
   add_real(app, "--spec-draft-p-min", flags.p_min, 0, 1, "draft and mtp: no draft token less probable than this");
   add_text(app, "--spec-sampling", flags.sampling, "RULE",
-           "exact: a draft token must equal the model's draw; reject: rejection sampling, same distribution");
+           "exact: draft tokens must equal the model's draws; reject: rejection sampling");
   add_text(app, "--draft-model", flags.draft_model, "MODEL",
            "for draft: the smaller model (-md); for mtp: the file of the head");
   add_text(app, "--draft-kv-quant", flags.draft_kv, "KV",
