@@ -47,8 +47,9 @@ int matrix(const MatrixFlags& flags) {
   lab::EvalOptions options = eval_options(flags.text);
   if (!flags.list.empty()) options.candidates = parse_kv_list(flags.list).or_throw();
   options.base = parse_kv_choice(flags.base).or_throw();
-  const std::vector<lab::Row> stored = rows_for_all(stored_rows(flags));
+  // Opened first: a row that was cut off moves aside, and the rows before it are read.
   lab::ResultsFile results = lab::ResultsFile::open(flags.output.results).or_throw();
+  const std::vector<lab::Row> stored = rows_for_all(stored_rows(flags));
   const Model model = load_model(flags.text.model);
   if (flags.list.empty() && flags.each_layer.empty()) options.candidates = lab::default_matrix(model.info().head_dim);
   if (!flags.each_layer.empty())

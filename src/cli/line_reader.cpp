@@ -15,12 +15,14 @@
 #include <cstdlib>
 #include <cstring>
 #include <cwchar>
+#include <filesystem>
+#include <optional>
 #include <vector>
 
 #include "cli/interrupt.h"
 #include "engine/kv_choice.h"
+#include "io/line_file.h"
 #include "io/mapped_file.h"
-#include "io/pending_file.h"
 
 namespace ridge::cli {
 namespace {
@@ -60,34 +62,39 @@ int read_key(EditLine*, wchar_t* key) {
   }
 }
 
-/// The newest lines of the file, which is written anew when it holds more.
-std::vector<std::string> read_history(const fs::path& path) {
-  std::error_code ignored;
-  if (!fs::exists(path, ignored) || fs::file_size(path, ignored) == 0) return {};
-  std::vector<std::string> lines = split(io::read_text_file(path, 2 * kHistoryBytes).or_throw(), '\n');
+/// The newest lines of `text`, as many as a history keeps.
+std::vector<std::string> newest_lines(const std::string& text) {
+  std::vector<std::string> lines = split(text, '\n');
   lines.pop_back();  // behind the last line's end
   size_t bytes = 0, first = lines.size();
   while (first > 0 && lines.size() - first < kHistoryLines && (bytes += lines[first - 1].size() + 1) <= kHistoryBytes)
     --first;
-  if (first == 0) return lines;
   lines.erase(lines.begin(), lines.begin() + ptrdiff_t(first));
-  io::PendingFile file(path);
-  file.create().or_throw();
-  file.write(fmt::format("{}\n", fmt::join(lines, "\n"))).or_throw();
-  file.commit().or_throw();
   return lines;
 }
 
-/// Open for lines at the end, its owner's only; -1 when that is not possible.
-int open_history(const fs::path& path) {
+/// The newest lines of the file, which is written anew when it holds more.
+std::vector<std::string> read_history(io::LineFile& file) {
+  std::vector<std::string> lines;
+  const auto keep_newest = [&](const std::string& text) -> std::optional<std::string> {
+    lines = newest_lines(text);
+    const std::string kept = fmt::format("{}\n", fmt::join(lines, "\n"));
+    return kept.size() < text.size() ? std::optional(kept) : std::nullopt;
+  };
+  file.rewrite(2 * kHistoryBytes, keep_newest).or_throw();
+  return lines;
+}
+
+/// Open for lines at the end, its owner's only.
+io::LineFile open_history(const fs::path& path) {
   std::error_code ignored;
   if (const fs::path folder = path.parent_path(); !fs::exists(folder, ignored)) {
     fs::create_directories(folder.parent_path(), ignored);
     ::mkdir(folder.c_str(), 0700);
   }
-  const int fd = ::open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-  if (fd >= 0) ::fchmod(fd, 0600);
-  return fd;
+  io::LineFile file = io::LineFile::open(path, {.mode = 0600, .extra_flags = O_NOFOLLOW}).or_throw();
+  fs::permissions(path, fs::perms::owner_read | fs::perms::owner_write, ignored);
+  return file;
 }
 
 }  // namespace
@@ -106,7 +113,7 @@ struct LineReader::Terminal {
   EditLine* el = nullptr;
   History* history = nullptr;
   std::string prompt, last;
-  int history_fd = -1;
+  io::LineFile history_file;
 
   explicit Terminal(const fs::path& file) {
     setlocale(LC_CTYPE, "");
@@ -125,19 +132,16 @@ struct LineReader::Terminal {
     if (file.empty()) return;
     try {
       // Opened first: a file made by others becomes its owner's only before anything is written to it.
-      const int fd = open_history(file);
-      if (fd < 0) throw_error(ErrorKind::failure, "{}: {}", file.string(), std::strerror(errno));
-      ::close(fd);
-      for (const std::string& line : read_history(file)) ::history(history, &event, H_ENTER, line.c_str());
-      history_fd = open_history(file);
+      history_file = open_history(file);
+      for (const std::string& line : read_history(history_file)) ::history(history, &event, H_ENTER, line.c_str());
     } catch (const Error& error) {
+      history_file = {};
       fmt::print(stderr, "history  not kept: {}\n", error.what());
     }
   }
   Terminal(const Terminal&) = delete;
   Terminal& operator=(const Terminal&) = delete;
   ~Terminal() {
-    if (history_fd >= 0) ::close(history_fd);
     el_end(el);
     history_end(history);
   }
@@ -165,11 +169,10 @@ struct LineReader::Terminal {
     last = line;
     HistEvent event;
     ::history(history, &event, H_ENTER, line.c_str());
-    if (history_fd < 0) return;
-    const std::string whole = line + "\n";
-    if (::write(history_fd, whole.data(), whole.size()) != ssize_t(whole.size())) {
-      fmt::print(stderr, "history  not kept: {}\n", std::strerror(errno));
-      ::close(std::exchange(history_fd, -1));
+    if (!history_file.is_open()) return;
+    if (const Status added = history_file.add(line); !added) {
+      fmt::print(stderr, "history  not kept: {}\n", added.error().message);
+      history_file = {};
     }
   }
 };

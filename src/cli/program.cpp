@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <map>
 #include <new>
@@ -245,6 +246,7 @@ int parse_and_run(CLI::App& root, const std::vector<std::string>& args,
 int run_program(const std::vector<std::string>& args) {
   install_interrupt_handler();
   io::install_sigbus_message();
+  std::signal(SIGXFSZ, SIG_IGN);  // past a limit on file sizes write() fails and says so
   lab::set_command_line(args);
 
   CLI::App root("Ridge: an LLM decode engine in which every compressed format has to prove that it pays.", "ridge");

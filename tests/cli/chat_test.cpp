@@ -340,6 +340,18 @@ TEST(ChatTerminal, LinesAreRememberedForTheirOwnerOnly) {
   EXPECT_THAT(slurp(file), Not(HasSubstr("grob")));
 }
 
+TEST(ChatTerminal, ACutLineOfTheHistoryDoesNotTakeTheNextOneWithIt) {
+  const TempDir dir;
+  std::filesystem::create_directory(dir / "ridge");
+  dir.write("ridge/chat_history", "one\ntw");
+  Terminal terminal(endless(), dir.path().native());
+  EXPECT_TRUE(terminal.wait_for("> "));
+  terminal.type("/frob\n");
+  EXPECT_TRUE(terminal.wait_for("no command /frob")) << terminal.screen();
+  EXPECT_EQ(terminal.finish(), 0) << terminal.screen();
+  EXPECT_EQ(slurp(dir / "ridge/chat_history"), "one\ntw\n/frob\n");
+}
+
 TEST(ChatTerminal, TheHistoryIsBounded) {
   const TempDir dir;
   std::filesystem::create_directory(dir / "ridge");

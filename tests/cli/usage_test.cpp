@@ -204,7 +204,9 @@ INSTANTIATE_TEST_SUITE_P(
         Wrong{{"eval", "kld", "-m", kTinyModel, "-f", "/etc/passwd", "--kv", "f16", "-ctk", "f16"},
               2,
               "does not go with"},
-        Wrong{{"eval", "kld", "-m", kTinyModel, "-f", "/etc/passwd", "--results", "/"}, 2, "cannot append"}));
+        Wrong{{"eval", "kld", "-m", kTinyModel, "-f", "/etc/passwd", "--results", "/"}, 2, "cannot append"},
+        Wrong{
+            {"run", "-m", kTinyModel, "-p", "a", "--prompt-cache", "/tmp/" + std::string(252, 'x')}, 2, "251 bytes"}));
 
 INSTANTIATE_TEST_SUITE_P(
     Bench, Usage,

@@ -66,6 +66,28 @@ TEST(Results, AFullDiskIsAnErrorNotASilentLoss) {
   EXPECT_FALSE(ResultsFile::open("/dev/full"));
 }
 
+TEST(Results, ARowThatWasCutOffDoesNotTakeTheNextOneWithIt) {
+  TempDir dir;
+  dir.write("r.jsonl", "{\"n\": 1}\n{\"n\": 2, \"samples_us\": [1, ");
+  ResultsFile::open(dir / "r.jsonl").or_throw().add({{"n", 3}});
+  const std::vector<Row> rows = read_rows(dir / "r.jsonl").or_throw();
+  ASSERT_EQ(rows.size(), 2u);
+  EXPECT_EQ(rows[0]["n"], 1);
+  EXPECT_EQ(rows[1]["n"], 3);
+  std::ifstream aside(dir / "r.jsonl.cut");
+  std::string line;
+  ASSERT_TRUE(std::getline(aside, line));
+  EXPECT_EQ(line, "{\"n\": 2, \"samples_us\": [1, ");
+}
+
+TEST(Results, ARowThatOnlyLacksItsLineEndStays) {
+  TempDir dir;
+  dir.write("r.jsonl", "{\"n\": 1}");
+  ResultsFile::open(dir / "r.jsonl").or_throw().add({{"n", 2}});
+  EXPECT_EQ(read_rows(dir / "r.jsonl").or_throw().size(), 2u);
+  EXPECT_FALSE(std::filesystem::exists(dir / "r.jsonl.cut"));
+}
+
 TEST(Results, WhatIsNotANumberIsNull) {
   EXPECT_TRUE(number(NAN).is_null());
   EXPECT_TRUE(number(INFINITY).is_null());

@@ -1,12 +1,7 @@
 #include "lab/store/results.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cerrno>
 #include <cmath>
-#include <cstring>
+#include <cstdio>
 #include <ctime>
 #include <utility>
 
@@ -33,15 +28,11 @@ std::string shell_quoted(const std::string& word) {
   return quoted + "'";
 }
 
-void write_all(int fd, std::string_view bytes, const std::filesystem::path& path) {
-  while (!bytes.empty()) {
-    const ssize_t written = ::write(fd, bytes.data(), bytes.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written <= 0)
-      throw Error(ErrorKind::failure, four_parts("cannot write the results", path.native(), std::strerror(errno),
-                                                 "free space or name another file"));
-    bytes.remove_prefix(size_t(written));
-  }
+bool is_row(std::string_view line) { return line.starts_with('{') && Row::accept(line); }
+
+/// What became of the cut line of a writer that was killed.
+void tell(io::LineFile& file) {
+  if (const std::string report = file.report(); !report.empty()) fmt::print(stderr, "results  {}\n", report);
 }
 
 }  // namespace
@@ -149,39 +140,25 @@ Result<std::vector<Row>> read_rows(const std::filesystem::path& path) {
 
 Result<ResultsFile> ResultsFile::open(const std::filesystem::path& path) {
   ResultsFile file;
-  file.path_ = path;
   if (path.empty()) return file;
-  // O_NONBLOCK: a FIFO without a reader fails instead of hanging.
-  file.fd_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0644);
-  const auto refuse = [&](std::string_view why) {
-    return wrong_field("results", "{}",
-                       four_parts("cannot append results", path.native(), why, "name another file for the rows"));
-  };
-  if (file.fd_ < 0) return refuse(std::strerror(errno));
-  struct stat facts {};
-  if (::fstat(file.fd_, &facts) != 0 || !S_ISREG(facts.st_mode)) return refuse("not a regular file");
+  Result<io::LineFile> lines = io::LineFile::open(path, {.is_whole = is_row});
+  if (!lines)
+    return wrong_field(
+        "results", "{}",
+        four_parts("cannot append results", lines.error().message, "", "name another file for the rows"));
+  file.lines_ = std::move(*lines);
+  tell(file.lines_);
   return file;
 }
 
-ResultsFile::ResultsFile(ResultsFile&& other) noexcept
-    : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)) {}
-
-ResultsFile& ResultsFile::operator=(ResultsFile&& other) noexcept {
-  std::swap(path_, other.path_);
-  std::swap(fd_, other.fd_);
-  return *this;
-}
-
-ResultsFile::~ResultsFile() {
-  if (fd_ >= 0) ::close(fd_);
-}
-
 void ResultsFile::add(const Row& row) {
-  if (fd_ < 0) return;
-  // One write per row: rows of processes that append at once do not mix. Text that is not UTF-8 (paths) is replaced.
-  write_all(fd_, json_text(row) + "\n", path_);
-  if (::fsync(fd_) != 0)
-    throw Error(ErrorKind::failure, four_parts("cannot store the results", path_.native(), std::strerror(errno), ""));
+  if (!lines_.is_open()) return;
+  // Text that is not UTF-8 (paths) is replaced.
+  const Status added = lines_.add(json_text(row));
+  tell(lines_);
+  if (!added)
+    throw Error(ErrorKind::failure,
+                four_parts("cannot store the results", added.error().message, "", "free space or name another file"));
 }
 
 }  // namespace ridge::lab

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "io/line_file.h"
 
 namespace ridge::lab {
 
@@ -46,22 +47,18 @@ Row provenance(int n_threads, uint64_t seed);
 /// The rows of a file, in order; none when there is no such file. A line that is no JSON object is refused by number.
 Result<std::vector<Row>> read_rows(const std::filesystem::path& path);
 
-/// Appends rows to a file that may hold earlier ones. Every row is on disk when add() returns.
+/// Appends rows to a file that may hold earlier ones. Every row is on disk when add() returns. A line that a killed writer
+/// left unfinished moves to FILE.cut, which stderr tells.
 class ResultsFile {
  public:
   /// Creates the file if need be. An empty path gives a file that drops its rows.
   static Result<ResultsFile> open(const std::filesystem::path& path);
-  ResultsFile() = default;
-  ResultsFile(ResultsFile&& other) noexcept;
-  ResultsFile& operator=(ResultsFile&& other) noexcept;
-  ~ResultsFile();
 
   /// Throws Error(failure) when the row could not be written.
   void add(const Row& row);
 
  private:
-  std::filesystem::path path_;
-  int fd_ = -1;
+  io::LineFile lines_;
 };
 
 }  // namespace ridge::lab
