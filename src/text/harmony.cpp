@@ -1,6 +1,7 @@
 #include "text/harmony.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "text/tool_calls.h"
 #include "text/unicode.h"
