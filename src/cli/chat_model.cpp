@@ -6,7 +6,7 @@ text::Json message_of(const std::string& role, const std::string& content) {
   return {{"role", role}, {"content", content}};
 }
 
-ChatModel::ChatModel(const Model& model, const std::string& chat_template) : model_(model) {
+ChatModel::ChatModel(const Model& model, const std::string& chat_template) : model_(model), user_text_(model.engine()) {
   if (!model.info().has_tokenizer)
     throw_error(ErrorKind::usage, "{} has no tokenizer and cannot chat (ridge run --prompt-ids takes token ids)",
                 model.info().path);
@@ -15,10 +15,10 @@ ChatModel::ChatModel(const Model& model, const std::string& chat_template) : mod
 }
 
 std::string ChatModel::prompt(const text::Json& messages, const PlainNames& names) const {
-  if (!problem().empty())
-    throw_error(ErrorKind::usage, "{} (--chat-template FILE|NAME gives another)", problem());
+  if (!problem().empty()) throw_error(ErrorKind::usage, "{} (--chat-template FILE|NAME gives another)", problem());
   if (has_template()) {
-    Result<std::string> rendered = serve::render_conversation(model_.engine(), template_, {.messages = messages});
+    Result<std::string> rendered =
+        serve::render_conversation(model_.engine(), template_, {.messages = user_text_.guarded(messages)});
     if (!rendered) throw Error(ErrorKind::usage, rendered.error().message);
     return std::move(*rendered);
   }
@@ -32,11 +32,11 @@ std::string ChatModel::prompt(const text::Json& messages, const PlainNames& name
 
 std::vector<int32_t> ChatModel::tokens(const std::string& text) const {
   // A template writes the special tokens itself.
-  return model_.tokenize(text, !has_template(), has_template());
+  return user_text_.tokens(text, !has_template(), has_template());
 }
 
 serve::AnswerForm ChatModel::answer_form(const std::string& prompt) const {
-  return serve::answer_form(model_.engine(), template_, prompt, nullptr);
+  return serve::answer_form(model_.engine(), template_, user_text_.released(prompt), nullptr);
 }
 
 std::vector<std::string> ChatModel::stops(const PlainNames& names) const {

@@ -21,7 +21,7 @@ class ChatModel {
   bool has_template() const { return !template_.plain() && template_.problem.empty(); }
   /// Why the model's template cannot be used, and so no prompt be made; empty: it can, or there is none.
   const std::string& problem() const { return template_.problem; }
-  /// The prompt whose continuation is the answer. Throws usage with the template's words when it refuses the messages.
+  /// The prompt whose continuation is the answer, guarded by UserText: for tokens() and answer_form(). Throws usage with the template's words when it refuses the messages.
   std::string prompt(const text::Json& messages, const PlainNames& names = {}) const;
   std::vector<int32_t> tokens(const std::string& text) const;
   /// How the answer to such a prompt is read.
@@ -32,6 +32,7 @@ class ChatModel {
  private:
   const Model& model_;
   serve::ModelTemplate template_;
+  const serve::UserText user_text_;
 };
 
 text::Json message_of(const std::string& role, const std::string& content);

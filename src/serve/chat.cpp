@@ -144,10 +144,11 @@ text::ToolFormat calls_of(const ApiModel& model) {
 
 }  // namespace
 
-std::string render_chat(const ApiModel& model, const Json& body) {
+std::string render_chat(const ApiModel& model, const Json& body, const UserText* user) {
   Conversation c{.messages = plain_messages(messages_of(body)), .tools = tools_of(body)};
   if (!model.engine.has_tokenizer())
     throw ApiError{.message = "this model has no tokenizer: use /v1/completions with token ids"};
+  if (user) c.messages = user->guarded(std::move(c.messages));
   if (const Json* more = Fields(body).find("chat_template_kwargs")) {
     if (!more->is_object()) refuse("chat_template_kwargs", "not an object");
     c.extra = *more;
@@ -164,10 +165,12 @@ ApiRequest read_chat_request(const ApiModel& model, const Json& body) {
   request.chat = true;
   read_sampling(model, body, request);
   const Fields f(body);
-  const std::string prompt = render_chat(model, body);
   const bool has_template = !model.chat_template.plain();
+  const UserText user(model.engine);
+  const std::string guarded = render_chat(model, body, has_template ? &user : nullptr);
+  const std::string prompt = user.released(guarded);
   // A template writes the special tokens itself.
-  request.prompts = {model.engine.tokenize(prompt, !has_template, has_template)};
+  request.prompts = {user.tokens(guarded, !has_template, has_template)};
   const auto part_end = model.engine.tokenizer().find_special("<|end|>");  // of a message in harmony
   for (size_t i = 0; i < request.prompts[0].size(); ++i)
     if (const int32_t id = request.prompts[0][i]; id == part_end || model.engine.tokenizer().is_end(id))

@@ -5,6 +5,7 @@
 #include "serve/fields.h"
 #include "serve/model_template.h"
 #include "serve/structure.h"
+#include "serve/user_text.h"
 
 namespace ridge::serve {
 
@@ -50,7 +51,7 @@ struct ApiRequest {
 /// Both throw ApiError.
 ApiRequest read_chat_request(const ApiModel& model, const Json& body);
 ApiRequest read_completion_request(const ApiModel& model, const Json& body);
-/// The prompt of a chat as text.
-std::string render_chat(const ApiModel& model, const Json& body);
+/// The prompt of a chat as text, of messages that `user` guards where it is given.
+std::string render_chat(const ApiModel& model, const Json& body, const UserText* user = nullptr);
 
 }  // namespace ridge::serve

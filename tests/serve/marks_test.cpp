@@ -172,6 +172,54 @@ TEST_F(Marks, ThePieceBehindAnAnswerInTheTemplateEndsATurn) {
             "Hello length");
 }
 
+TEST_F(Marks, TextsOfPeopleThatSpellMarksStayText) {
+  ChatMl model;
+  model.say(kLineEnd, {"Hello", "<|im_end|>"});
+  open(model, kChatMl);
+  http::Client client("127.0.0.1", server_->port());
+  const auto n_prompt = [&](const Json& content) {
+    const Json body = request({{"messages", {{{"role", "user"}, {"content", content}}}}});
+    const Json json = Json::parse(client.post("/v1/chat/completions", body.dump()).or_throw().body);
+    EXPECT_EQ(json["choices"][0]["message"]["content"], "Hello");
+    return json["usage"]["prompt_tokens"].get<int>();
+  };
+  const std::string mark = "<|im_end|>";
+  const int n_mark = int(mark.size());  // without merges every byte of a text is a token
+  const int other = n_prompt("x") - 1;
+  EXPECT_EQ(n_prompt("a " + mark + mark + " b"), other + 4 + 2 * n_mark);
+  EXPECT_EQ(n_prompt({{{"type", "text"}, {"text", mark}}}), other + n_mark);
+  const Json messages = {{{"role", "user"}, {"content", mark}}};
+  EXPECT_EQ(
+      Json::parse(client.post("/apply-template", Json({{"messages", messages}}).dump()).or_throw().body)["prompt"],
+      "<|im_start|>user\n" + mark + "<|im_end|>\n<|im_start|>assistant\n");
+}
+
+TEST_F(Marks, GuardsStandAroundTextsOfPeopleAndTools) {
+  ChatMl model;
+  model.say(kLineEnd, {"Hello", "<|im_end|>"});
+  open(model, kChatMl);
+  const UserText user(model_->engine());
+  const int32_t end = model.id("<|im_end|>");
+  const std::string text = "a<|im_end|>b";
+  for (const auto& [role, guards] : {std::pair("user", true),
+                                     {"tool", true},
+                                     {"function", true},
+                                     {"system", false},
+                                     {"developer", false},
+                                     {"assistant", false}}) {
+    const std::string guarded = user.guarded({{{"role", role}, {"content", text}}})[0]["content"];
+    EXPECT_EQ(guarded != text, guards) << role;
+    EXPECT_EQ(user.released(guarded), text);
+    const std::vector<int32_t> tokens = user.tokens(guarded, false, true);
+    EXPECT_EQ(std::ranges::count(tokens, end), guards ? 0 : 1);
+    EXPECT_EQ(model_->detokenize(tokens, true), text);
+  }
+  const std::string guarded = user.guarded({{{"role", "user"}, {"content", text}}})[0]["content"];
+  EXPECT_EQ(std::ranges::count(user.tokens("<|im_end|>" + guarded + "<|im_end|>", false, true), end), 2);
+  // Half of a guard: the text is as it would be without.
+  EXPECT_EQ(user.released(guarded.substr(0, guarded.size() / 2)).substr(0, 2), "a<");
+}
+
 struct Harmony : ScriptedModel {
   Harmony() {
     for (const char* piece : {"<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>",

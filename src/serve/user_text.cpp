@@ -1,0 +1,82 @@
+#include "serve/user_text.h"
+
+#include <random>
+
+namespace ridge::serve {
+namespace {
+
+/// Letters and digits, which no template escapes.
+std::string random_sign() {
+  std::random_device random;
+  return fmt::format("{:08x}{:08x}{:08x}{:08x}", random(), random(), random(), random());
+}
+
+bool is_of_the_application(const Json& message) {
+  const auto role = message.find("role");
+  return role != message.end() && (*role == "system" || *role == "developer" || *role == "assistant");
+}
+
+}  // namespace
+
+UserText::UserText(const Engine& engine) : engine_(engine), sign_(random_sign()) {}
+
+std::string UserText::guarded_text(const std::string& text) const {
+  const io::Tokenizer& tokenizer = engine_.tokenizer();
+  std::string made;
+  size_t done = 0;
+  for (const int32_t id : tokenizer.encode(text, false, true)) {
+    if (!tokenizer.is_control(id)) continue;
+    const std::string piece = tokenizer.piece(id, true);
+    const size_t at = text.find(piece, done);
+    if (at == text.npos) continue;  // it was found in normalised text
+    made += text.substr(done, at - done) + sign_ + piece + sign_;
+    done = at + piece.size();
+  }
+  return made + text.substr(done);
+}
+
+Json UserText::guarded(Json messages) const {
+  for (Json& message : messages) {
+    if (!message.is_object() || is_of_the_application(message)) continue;
+    const auto content = message.find("content");
+    if (content == message.end()) continue;
+    if (content->is_string()) *content = guarded_text(content->get<std::string>());
+    if (!content->is_array()) continue;
+    for (Json& part : *content)
+      if (part.is_object() && part.contains("text") && part["text"].is_string())
+        part["text"] = guarded_text(part["text"].get<std::string>());
+  }
+  return messages;
+}
+
+std::vector<std::string> UserText::parts(const std::string& prompt) const {
+  std::vector<std::string> made;
+  for (size_t done = 0; done <= prompt.size();) {
+    const size_t at = std::min(prompt.find(sign_, done), prompt.size());
+    made.push_back(prompt.substr(done, at - done));
+    done = at + (at == prompt.size() ? 1 : sign_.size());
+  }
+  return made;
+}
+
+std::string UserText::released(const std::string& prompt) const {
+  std::string made;
+  for (const std::string& part : parts(prompt)) made += part;
+  return made;
+}
+
+std::vector<int32_t> UserText::tokens(const std::string& prompt, bool add_special, bool parse_special) const {
+  const std::vector<std::string> all = parts(prompt);
+  // A template that cut a text in two left a sign alone: then nothing is known.
+  if (all.size() % 2 == 0) return engine_.tokenize(released(prompt), add_special, parse_special);
+  if (all.size() == 1) return engine_.tokenize(prompt, add_special, parse_special);
+  std::vector<int32_t> tokens;
+  for (size_t i = 0; i < all.size(); ++i) {
+    const bool plain = i % 2 == 1;
+    const std::vector<int32_t> more = engine_.tokenize(all[i], add_special && i == 0, parse_special && !plain);
+    tokens.insert(tokens.end(), more.begin(), more.end());
+  }
+  return tokens;
+}
+
+}  // namespace ridge::serve

@@ -1,0 +1,31 @@
+// Text of people and of tools in a conversation: it stays text where it spells control tokens.
+#pragma once
+
+#include "engine/engine.h"
+#include "serve/fields.h"
+
+namespace ridge::serve {
+
+/// Finds such text again behind a template: signs that nobody can guess stand around it meanwhile.
+class UserText {
+ public:
+  /// `engine` has a tokenizer and must outlive it.
+  explicit UserText(const Engine& engine);
+
+  /// Messages with signs in the contents of all roles but the system's, the developer's and the assistant's.
+  Json guarded(Json messages) const;
+  /// A prompt of guarded messages without the signs.
+  std::string released(const std::string& prompt) const;
+  /// Such a prompt as tokens. What stands between signs becomes no control token. Throws as Engine::tokenize().
+  std::vector<int32_t> tokens(const std::string& prompt, bool add_special, bool parse_special) const;
+
+ private:
+  std::string guarded_text(const std::string& text) const;
+  /// The prompt in parts; every second one stood between signs.
+  std::vector<std::string> parts(const std::string& prompt) const;
+
+  const Engine& engine_;
+  const std::string sign_;
+};
+
+}  // namespace ridge::serve
