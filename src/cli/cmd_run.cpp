@@ -83,7 +83,7 @@ std::vector<int32_t> prompt_tokens(const RunFlags& flags, const Model& model, st
   messages.push_back(message_of("user", text));
   for (const std::string& stop : chat.stops()) stops.push_back(stop);
   const std::string prompt = chat.prompt(messages);
-  form = chat.answer_form(prompt);
+  if (chat.has_template()) form = chat.answer_form(prompt);
   return chat.tokens(prompt);
 }
 

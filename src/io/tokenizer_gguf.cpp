@@ -84,8 +84,11 @@ bool means_none(int64_t id) { return id == -1 || id == int64_t(UINT32_MAX); }  /
 /// The ids of a key that has one or a list; none where it is missing.
 Result<std::vector<int64_t>> read_one_or_more(const Gguf& gguf, const char* key) {
   if (!gguf.has(key)) return std::vector<int64_t>();
-  if (const Result<int64_t> one = gguf.integer(key)) return std::vector<int64_t>{*one};
-  return gguf.integers(key);
+  const Result<int64_t> one = gguf.integer(key);
+  if (one) return std::vector<int64_t>{*one};
+  Result<std::vector<int64_t>> list = gguf.integers(key);
+  if (!list) return one.error();
+  return list;
 }
 
 Status read_ends(const Gguf& gguf, std::string_view where, TokenizerSpec& spec) {
