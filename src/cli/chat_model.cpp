@@ -14,8 +14,13 @@ ChatModel::ChatModel(const Model& model, const std::string& chat_template) : mod
   if (const auto end = serve::find_turn_end(model.engine(), template_)) model.engine().add_end(*end);
 }
 
+void ChatModel::check() const {
+  if (!problem().empty())
+    throw_error(ErrorKind::usage, "{} (--chat-template FILE|NAME gives another)", problem());
+}
+
 std::string ChatModel::prompt(const text::Json& messages, const PlainNames& names) const {
-  if (!problem().empty()) throw_error(ErrorKind::usage, "{} (--chat-template FILE|NAME gives another)", problem());
+  check();
   if (has_template()) {
     Result<std::string> rendered =
         serve::render_conversation(model_.engine(), template_, {.messages = user_text_.guarded(messages)});

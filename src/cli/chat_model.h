@@ -21,6 +21,8 @@ class ChatModel {
   bool has_template() const { return !template_.plain() && template_.problem.empty(); }
   /// Why the model's template cannot be used, and so no prompt be made; empty: it can, or there is none.
   const std::string& problem() const { return template_.problem; }
+  /// Throws usage where there is a problem.
+  void check() const;
   /// The prompt whose continuation is the answer, guarded by UserText: for tokens() and answer_form(). Throws usage with the template's words when it refuses the messages.
   std::string prompt(const text::Json& messages, const PlainNames& names = {}) const;
   std::vector<int32_t> tokens(const std::string& text) const;

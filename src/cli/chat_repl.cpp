@@ -253,6 +253,7 @@ int run_conversation(const ChatFlags& flags) {
   if (flags.model.model.empty()) bad_flag("--model", "a model is needed", "ridge chat -m MODEL");
   const Model model = load_model(flags.model);
   const ChatModel chat(model, flags.model.chat_template);
+  chat.check();
   return Conversation(flags, chat).run();
 }
 

@@ -165,10 +165,10 @@ class Backend {
 /// same steps, and all get the same logits.
 std::unique_ptr<Backend> make_cpu_backend(CpuContext& context, const ModelPlan& plan, const Weights& weights,
                                           Ranks* ranks = nullptr, const ModelSlice* slice = nullptr);
-/// Steps that feed themselves where tokens are drawn on the host: a step runs when it is queued.
+/// Steps that feed themselves where tokens below n_ids are drawn on the host: a step runs when it is queued.
 std::unique_ptr<Drawing> draw_on_host(Backend& backend, std::span<const SeqId> seqs, SequencePool& pool,
                                       KvMemory& memory, Outputs& outputs, std::span<const SamplerOptions> samplers,
-                                      std::span<const std::vector<int32_t>> recent, int vocab_size);
+                                      std::span<const std::vector<int32_t>> recent, int n_ids);
 /// The backend of a CUDA device: uploads a model. `plan` and `weights` need live no longer than the call, `kernels` are
 /// "op=name" choices. Throws Error: no_device without CUDA or without this device, no_memory before anything is copied
 /// when the weights cannot fit, usage for kinds of the plan and kernels that a device lacks.

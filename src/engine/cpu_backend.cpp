@@ -591,16 +591,22 @@ std::vector<std::string> CpuBackend::kernels(const KvLayerConfig& layer) const {
 class HostDrawing final : public Drawing {
  public:
   HostDrawing(Backend& backend, std::span<const SeqId> seqs, SequencePool& pool, KvMemory& memory, Outputs& outputs,
-              std::span<const SamplerOptions> samplers, std::span<const std::vector<int32_t>> recent, int vocab_size)
-      : Drawing(seqs, pool), backend_(backend), memory_(memory), outputs_(outputs), tokens_(seqs.size()) {
-    for (size_t i = 0; i < seqs.size(); ++i) samplers_.emplace_back(samplers[i], vocab_size).accept(recent[i]);
+              std::span<const SamplerOptions> samplers, std::span<const std::vector<int32_t>> recent, int n_ids)
+      : Drawing(seqs, pool),
+        backend_(backend),
+        memory_(memory),
+        outputs_(outputs),
+        tokens_(seqs.size()),
+        n_ids_(n_ids) {
+    for (size_t i = 0; i < seqs.size(); ++i) samplers_.emplace_back(samplers[i], n_ids).accept(recent[i]);
   }
   void queue(int64_t step) override {
     if (step > 0)
       backend_.step({.tokens = tokens_, .seqs = seqs_, .logits = LogitRows::last}, pool_, memory_, outputs_);
     const View2<const float> logits = outputs_.logits();
     RIDGE_CHECK(logits.rows == ssize(tokens_), "drawing from {} rows of {} sequences", logits.rows, tokens_.size());
-    for (size_t i = 0; i < tokens_.size(); ++i) tokens_[i] = samplers_[i].sample(logits.row(int64_t(i)));
+    for (size_t i = 0; i < tokens_.size(); ++i)
+      tokens_[i] = samplers_[i].sample(logits.row(int64_t(i)).first(size_t(n_ids_)));
   }
   bool read(int64_t, std::span<int32_t> tokens) override {
     std::ranges::copy(tokens_, tokens.begin());
@@ -616,12 +622,13 @@ class HostDrawing final : public Drawing {
   Outputs& outputs_;
   std::vector<int32_t> tokens_;
   std::vector<Sampler> samplers_;
+  int n_ids_;
 };
 
 std::unique_ptr<Drawing> CpuBackend::start_drawing(std::span<const SeqId> seqs, SequencePool& pool, KvMemory& memory,
                                                    Outputs& outputs, std::span<const SamplerOptions> samplers,
                                                    std::span<const std::vector<int32_t>> recent) {
-  return draw_on_host(*this, seqs, pool, memory, outputs, samplers, recent, plan_.vocab_size);
+  return draw_on_host(*this, seqs, pool, memory, outputs, samplers, recent, plan_.n_ids);
 }
 
 std::vector<int32_t> CpuBackend::draw(Outputs& outputs, std::span<const SamplerOptions> samplers,
@@ -630,9 +637,9 @@ std::vector<int32_t> CpuBackend::draw(Outputs& outputs, std::span<const SamplerO
   RIDGE_CHECK(logits.rows == ssize(samplers), "{} samplers for {} rows", samplers.size(), logits.rows);
   std::vector<int32_t> tokens;
   for (size_t i = 0; i < samplers.size(); ++i) {
-    Sampler sampler(samplers[i], plan_.vocab_size);
+    Sampler sampler(samplers[i], plan_.n_ids);
     sampler.accept(recent[i]);
-    tokens.push_back(sampler.sample(logits.row(int64_t(i))));
+    tokens.push_back(sampler.sample(logits.row(int64_t(i)).first(size_t(plan_.n_ids))));
   }
   return tokens;
 }
@@ -641,8 +648,8 @@ std::vector<int32_t> CpuBackend::draw(Outputs& outputs, std::span<const SamplerO
 
 std::unique_ptr<Drawing> draw_on_host(Backend& backend, std::span<const SeqId> seqs, SequencePool& pool,
                                       KvMemory& memory, Outputs& outputs, std::span<const SamplerOptions> samplers,
-                                      std::span<const std::vector<int32_t>> recent, int vocab_size) {
-  return std::make_unique<HostDrawing>(backend, seqs, pool, memory, outputs, samplers, recent, vocab_size);
+                                      std::span<const std::vector<int32_t>> recent, int n_ids) {
+  return std::make_unique<HostDrawing>(backend, seqs, pool, memory, outputs, samplers, recent, n_ids);
 }
 
 std::unique_ptr<Backend> make_cpu_backend(CpuContext& context, const ModelPlan& plan, const Weights& weights,

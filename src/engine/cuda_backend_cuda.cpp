@@ -182,7 +182,8 @@ std::unique_ptr<Drawing> CudaBackend::start_drawing(std::span<const SeqId> seqs,
   const auto is_free = [&](const std::unique_ptr<DrawingRoom>& room) { return !room->taken && room->n_seqs == n; };
   auto found = std::ranges::find_if(rooms_, is_free);
   if (found == rooms_.end())
-    found = rooms_.insert(found, std::make_unique<DrawingRoom>(n, padded_rows(n), runner_.plan().vocab_size));
+    found = rooms_.insert(
+        found, std::make_unique<DrawingRoom>(n, padded_rows(n), runner_.plan().vocab_size, runner_.plan().n_ids));
   DrawingRoom& room = **found;
   runner_.stream().synchronize();
   for (int i = 0; i < n; ++i) room.sampler.set(runner_.stream(), i, samplers[size_t(i)], recent[size_t(i)]);
@@ -197,7 +198,7 @@ std::unique_ptr<Guessing> CudaBackend::start_guessing(const GuessedText& text, c
     return nullptr;
   gpu::use_device(runner_.device());
   const gpu::MemoryLabel label(gpu::MemoryOf::sampling);
-  if (!guess_room_) guess_room_ = std::make_unique<GuessRoom>(runner_.plan().vocab_size);
+  if (!guess_room_) guess_room_ = std::make_unique<GuessRoom>(runner_.plan().vocab_size, runner_.plan().n_ids);
   if (guess_room_->taken) return nullptr;
   return std::make_unique<CudaGuessing>(runner_, head->runner_, *guess_room_, text, draft);
 }
@@ -209,7 +210,7 @@ std::vector<int32_t> CudaBackend::draw(Outputs& outputs, std::span<const Sampler
   auto& rows = static_cast<CudaOutputs&>(outputs);
   const auto n = ssize(samplers);
   RIDGE_CHECK(rows.n_rows() == n, "{} samplers for {} rows", n, rows.n_rows());
-  if (!row_sampler_) row_sampler_.emplace(kRowsAtOnce, runner_.plan().vocab_size);
+  if (!row_sampler_) row_sampler_.emplace(kRowsAtOnce, runner_.plan().vocab_size, runner_.plan().n_ids);
   auto* const drawn = row_tokens_.ensure<int32_t>(n);
   for (int64_t first = 0; first < n; first += kRowsAtOnce) {
     const int count = int(std::min<int64_t>(n - first, kRowsAtOnce));

@@ -16,7 +16,7 @@ namespace ridge {
 struct GuessRoom {
   static constexpr int kSlots = 4;  ///< steps whose hidden states are kept: those queued, and the one read last
 
-  explicit GuessRoom(int vocab_size);
+  GuessRoom(int vocab_size, int n_ids);
 
   bool taken = false;
   DeviceSampler sampler, head_sampler;

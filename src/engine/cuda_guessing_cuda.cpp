@@ -9,9 +9,9 @@ namespace ridge {
 
 static_assert(kMostVerifiedRows == kMostDeviceProposals + 1 && kMostVerifiedRows <= kShortTokens);
 
-GuessRoom::GuessRoom(int vocab_size)
-    : sampler(kMostVerifiedRows + 1, vocab_size),
-      head_sampler(1, vocab_size),
+GuessRoom::GuessRoom(int vocab_size, int n_ids)
+    : sampler(kMostVerifiedRows + 1, vocab_size, n_ids),
+      head_sampler(1, vocab_size, n_ids),
       ring(kMostVerifiedRows + 1, DrawingRoom::kSlots),
       text(sizeof(DeviceText)),
       drawn(4 * kMostVerifiedRows) {}

@@ -212,8 +212,8 @@ struct DrawingRoom {
   static constexpr int kSlots = 16;  ///< steps whose tokens may wait
 
   /// `padded` is what padded_rows() makes of n.
-  DrawingRoom(int n, int padded, int vocab_size)
-      : n_seqs(n), sampler(n, vocab_size), ring(n, kSlots), tokens(4 * int64_t(std::max(n, padded))) {}
+  DrawingRoom(int n, int padded, int vocab_size, int n_ids)
+      : n_seqs(n), sampler(n, vocab_size, n_ids), ring(n, kSlots), tokens(4 * int64_t(std::max(n, padded))) {}
 
   const int n_seqs;
   bool taken = false;

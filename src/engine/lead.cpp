@@ -202,7 +202,7 @@ class LeadingBackend final : public Backend {
   std::unique_ptr<Drawing> start_drawing(std::span<const SeqId> seqs, SequencePool& pool, KvMemory& memory,
                                          Outputs& outputs, std::span<const SamplerOptions> samplers,
                                          std::span<const std::vector<int32_t>> recent) override {
-    return draw_on_host(*this, seqs, pool, memory, outputs, samplers, recent, plan_.vocab_size);
+    return draw_on_host(*this, seqs, pool, memory, outputs, samplers, recent, plan_.n_ids);
   }
   std::vector<int32_t> draw(Outputs& outputs, std::span<const SamplerOptions> samplers,
                             std::span<const std::vector<int32_t>> recent) override {

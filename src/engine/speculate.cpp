@@ -161,7 +161,7 @@ class RowDrawer {
   int32_t first() {
     const View2<const float> logits = outputs_.logits();
     ++options_.first_draw;
-    return sampler_->sample(logits.row(logits.rows - 1));
+    return sampler_->sample(drawn_of(logits.row(logits.rows - 1)));
   }
   /// A step ran the last token of `text` and these proposals.
   void ran(std::span<const int32_t> text, std::span<const int32_t> proposals) {
@@ -180,20 +180,22 @@ class RowDrawer {
   /// Row i of it, in order.
   int32_t row(size_t i) {
     ++options_.first_draw;
-    return on_host_ ? sampler_->sample(outputs_.logits().row(int64_t(i))) : tokens_[i];
+    return on_host_ ? sampler_->sample(drawn_of(outputs_.logits().row(int64_t(i)))) : tokens_[i];
   }
   /// Settings of the next draw.
   const SamplerOptions& next() const { return options_; }
   /// Others drew the last n tokens of `text`.
   void go_on(std::span<const int32_t> text, int n) {
     options_.first_draw += uint64_t(n);
-    sampler_.emplace(options_, engine_.plan().vocab_size);
+    sampler_.emplace(options_, engine_.plan().n_ids);
     sampler_->accept(text.last(std::min(text.size(), size_t(options_.repeat_last_n))));
   }
   /// The token of a row that was not drawn here.
   void take(int32_t token) { sampler_->accept({&token, 1}); }
 
  private:
+  std::span<const float> drawn_of(std::span<const float> row) const { return row.first(size_t(engine_.plan().n_ids)); }
+
   Engine& engine_;
   Outputs& outputs_;
   SamplerOptions options_;          // of the next draw
@@ -347,7 +349,9 @@ void Speculation::draw_step(const Target& target, Course& text) {
     if (text.rejects && i + 1 < step.size()) {
       std::vector<int32_t> recent = text.known;
       recent.insert(recent.end(), step.begin() + 1, step.begin() + 1 + ptrdiff_t(i));
-      const Distribution p = distribution_of(*text.rejects, outputs.logits().row(int64_t(i)), recent),
+      const Distribution p = distribution_of(*text.rejects,
+                                             outputs.logits().row(int64_t(i)).first(size_t(engine.plan().n_ids)),
+                                             recent),
                          &q = text.probabilities[i];
       const double ratio = probability_of(p, step[i + 1]) / probability_of(q, step[i + 1]);
       const bool holds = text.rng.uniform() < ratio;

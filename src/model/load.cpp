@@ -621,6 +621,13 @@ Status check_vocab(const io::Tokenizer& tokenizer, const Config& c, std::string_
   return {};
 }
 
+/// Ids up to the last token that is no padding; 0 where nothing else is known.
+int drawn_ids(const io::Tokenizer& tokenizer, int vocab_size) {
+  int n = std::min(tokenizer.vocab_size(), vocab_size);
+  while (n > 0 && tokenizer.spec().types[size_t(n) - 1] == io::TokenType::unused) --n;
+  return n;
+}
+
 Result<LoadedModel> load_gguf(const std::string& path) {
   LoadedModel model;
   RIDGE_TRY(io::GgufFile file, io::open_gguf(path));
@@ -632,6 +639,7 @@ Result<LoadedModel> load_gguf(const std::string& path) {
     RIDGE_TRY(io::TokenizerSpec spec, io::tokenizer_spec_from_gguf(file.gguf, path));
     RIDGE_TRY(model.tokenizer, io::Tokenizer::make(std::move(spec)));
     RIDGE_TRY_STATUS(check_vocab(*model.tokenizer, model.config, path));
+    model.config.n_ids = drawn_ids(*model.tokenizer, model.config.vocab_size);
   }
   model.weights.source = std::move(file);
   return model;
@@ -659,6 +667,7 @@ Result<LoadedModel> load_hf(const std::string& path) {
     RIDGE_TRY_STATUS(io::add_end_ids(spec, directory.config_json, path + "/config.json"));
     RIDGE_TRY(model.tokenizer, io::Tokenizer::make(std::move(spec)));
     RIDGE_TRY_STATUS(check_vocab(*model.tokenizer, model.config, path));
+    model.config.n_ids = drawn_ids(*model.tokenizer, model.config.vocab_size);
   }
   model.weights.source = std::move(directory);
   return model;

@@ -62,6 +62,7 @@ ModelPlan make_plan(const Config& c, std::span<const float> rope_factors, std::s
   const auto factors = [](std::span<const float> f) { return f.empty() ? nullptr : f.data(); };
   ModelPlan plan{.d_model = c.d_model,
                  .vocab_size = c.vocab_size,
+                 .n_ids = c.n_ids > 0 ? c.n_ids : c.vocab_size,
                  .norm_eps = c.rms_eps,
                  .embedding_scale = c.embedding_scale,
                  .logit_divisor = c.logit_divisor,

@@ -98,6 +98,7 @@ struct LayerPlan {
 struct ModelPlan {
   int d_model = 0;
   int vocab_size = 0;
+  int n_ids = 0;  ///< of these rows, those that are drawn
   float norm_eps = 0;
   float embedding_scale = 1;
   float logit_divisor = 1;

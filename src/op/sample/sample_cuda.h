@@ -47,7 +47,8 @@ inline constexpr int kMaxDevicePenaltyTokens = 1024;
 /// it was when the graph was recorded.
 class DeviceSampler {
  public:
-  DeviceSampler(int n_seq, int vocab_size);
+  /// Ids below n_ids are drawn; 0: all of them.
+  DeviceSampler(int n_seq, int vocab_size, int n_ids = 0);
 
   /// What such a sampler allocates.
   static gpu::Allocations bytes_of(int n_seq, int vocab_size);
@@ -85,7 +86,7 @@ class DeviceSampler {
   void sample(gpu::StreamHandle stream, int n, float* logits, int32_t* tokens, const gpu::TokenRingView& ring = {});
 
  private:
-  int n_seq_, vocab_size_, n_blocks_;
+  int n_seq_, vocab_size_, n_ids_, n_blocks_;
   std::vector<Needs> needs_;  // of each sequence
   gpu::Buffer states_, partial_, bins_, listed_, recent_;
 };

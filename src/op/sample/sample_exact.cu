@@ -39,6 +39,7 @@ struct State {
 
 struct Batch {
   int vocab_size;
+  int n_ids;            // that are drawn
   const float* logits;  // [n_seq, vocab_size]
   State* states;        // [n_seq]
   Sum* partial;         // [n_seq, n_blocks]
@@ -49,7 +50,7 @@ struct Batch {
   gpu::TokenRingView ring;
 };
 
-/// This thread's logits, as keys; 0 beyond the vocabulary.
+/// This thread's logits, as keys; 0 beyond the ids.
 struct Keys {
   __device__ explicit Keys(const Batch& batch) {
     const float* row = batch.logits + int64_t(blockIdx.y) * batch.vocab_size;
@@ -57,7 +58,7 @@ struct Keys {
 #pragma unroll
     for (int j = 0; j < kPerThread; ++j) {
       const int id = first + j * kThreads;
-      key[j] = id < batch.vocab_size ? sample_key(__ldcg(row + id), uint32_t(id)) : 0;
+      key[j] = id < batch.n_ids ? sample_key(__ldcg(row + id), uint32_t(id)) : 0;
     }
   }
   Sum key[kPerThread];
@@ -271,7 +272,7 @@ __device__ void draw_plain(const Batch& batch, State& state, const Sum* partial,
   const float* logits = batch.logits + int64_t(blockIdx.y) * batch.vocab_size + first;
   const float exponent = state.rule.exponent;
   const Place place = find(
-      min(kSlice, batch.vocab_size - first),
+      min(kSlice, batch.n_ids - first),
       [&](int i) { return sample_weight(best - key_logit(sample_key(__ldcg(logits + i), 0)), exponent); },
       [&](Sum) { return number - slice.before; });
   if (threadIdx.x == 0) emit(batch, state, first + place.index);
@@ -456,10 +457,11 @@ __global__ void verify_kernel(State* last, int32_t* recent, int n, const int32_t
 
 }  // namespace
 
-DeviceSampler::DeviceSampler(int n_seq, int vocab_size)
+DeviceSampler::DeviceSampler(int n_seq, int vocab_size, int n_ids)
     : n_seq_(n_seq),
       vocab_size_(vocab_size),
-      n_blocks_(int(gpu::ceil_div(vocab_size, kSlice))),
+      n_ids_(n_ids > 0 ? n_ids : vocab_size),
+      n_blocks_(int(gpu::ceil_div(n_ids_, kSlice))),
       needs_(size_t(n_seq)),
       states_(n_seq * int64_t(sizeof(State))),
       partial_(int64_t(n_seq) * n_blocks_ * int64_t(sizeof(Sum))),
@@ -519,9 +521,16 @@ void DeviceSampler::sample(gpu::StreamHandle stream, int n, float* logits, int32
   if (n < 1 || n > n_seq_ || (ring.words && ring.n_seq != n))
     throw Error(ErrorKind::failure, "a token ring of " + std::to_string(ring.n_seq) + " sequences for " +
                                         std::to_string(n) + " samplers of " + std::to_string(n_seq_));
-  const Batch batch = {vocab_size_,           logits,          states_.as<State>(),
-                       partial_.as<Sum>(),    bins_.as<Sum>(), listed_.as<Sum>(),
-                       recent_.as<int32_t>(), tokens,          ring};
+  const Batch batch = {vocab_size_,
+                       n_ids_,
+                       logits,
+                       states_.as<State>(),
+                       partial_.as<Sum>(),
+                       bins_.as<Sum>(),
+                       listed_.as<Sum>(),
+                       recent_.as<int32_t>(),
+                       tokens,
+                       ring};
   const auto grid = [&](int n_blocks, size_t shared_bytes) {
     return gpu::Grid{dim3(unsigned(n_blocks), unsigned(n)), kThreads, shared_bytes, stream, true};
   };
