@@ -544,12 +544,8 @@ int32_t Lane::sample(Job& job, std::span<const float> logits) {
   logits_.assign(logits.begin(), logits.end());
   apply_penalties(request, job.result.tokens, logits_);
   if (request.constraint) request.constraint->mask(logits_, request.options.max_tokens - int(job.result.tokens.size()));
-<<<<<<< HEAD
-  int32_t token = sampler.sample(logits_);
+  int32_t token = sampler.sample(std::span(logits_).first(n_ids));
   if (request.constraint) token = request.constraint->accept(token);
-=======
-  const int32_t token = sampler.sample(std::span(logits_).first(n_ids));
->>>>>>> a641ca9 (Rows without a token and padding are never drawn, on the host and on a device; ridge chat says at once what is wrong with a template)
   if (request.n_top_logprobs >= 0) job.logprobs.push_back(token_logprob(logits, token, request.n_top_logprobs));
   return token;
 }
