@@ -114,7 +114,8 @@ Result<std::vector<Fallback>> convert_to_int4(const std::string& in, const fs::p
   NewDirectory made(out);
   RIDGE_TRY_STATUS(made.make());
   RIDGE_TRY_STATUS(write_text(out / "config.json", config));
-  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "generation_config.json"}) {
+  for (const char* name :
+       {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"}) {
     std::error_code error;
     if (!fs::exists(directory->path / name, error)) continue;
     fs::copy_file(directory->path / name, out / name, error);

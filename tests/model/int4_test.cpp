@@ -324,6 +324,29 @@ TEST(Int4Convert, WhatIsWrittenLoadsAndIsTheReferenceEncoding) {
   EXPECT_THAT(target.names(), testing::ElementsAre("packed"));
 }
 
+TEST(Int4Convert, WhatEndsATurnStaysFromContainerToContainer) {
+  const TempDir source, target;
+  const std::string in = plain_checkpoint().write(source), gguf = (target / "a.gguf").native();
+  std::string added;
+  for (int id = 2; id < 8; ++id)
+    added +=
+        fmt::format(R"({}{{"id": {}, "content": "<|piece {}|>", "special": true}})", added.empty() ? "" : ",", id, id);
+  source.write("tokenizer.json", R"({"model": {"type": "BPE", "unk_token": "<unk>", "vocab": {"<unk>": 0, "a": 1},
+    "merges": []}, "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false}, "added_tokens": [)" +
+                                     added + "]}");
+  source.write("special_tokens_map.json", R"({"eos_token": {"content": "<|piece 2|>"}})");
+  source.write("generation_config.json", R"({"eos_token_id": [3, 4, 5, 6]})");
+  convert_to_gguf(in, gguf, kF16, nullptr).or_throw();
+  convert_to_gguf(gguf, target / "b.gguf", kF16, nullptr).or_throw();
+  convert_to_int4(in, target / "int4", nullptr).or_throw();
+  for (const std::string& path : {in, gguf, (target / "b.gguf").native(), (target / "int4").native()}) {
+    const LoadedModel model = load_model(path).or_throw();
+    EXPECT_EQ(model.tokenizer->spec().eos, 2) << path;
+    EXPECT_EQ(model.tokenizer->spec().ends, (std::vector<int32_t>{3, 4, 5, 6})) << path;
+    for (int32_t id = 0; id < 8; ++id) EXPECT_EQ(model.tokenizer->is_end(id), id >= 2 && id <= 6) << path << " " << id;
+  }
+}
+
 TEST(Int4Convert, FailuresLeaveNothingBehind) {
   const TempDir source, target;
   Checkpoint c = plain_checkpoint();
