@@ -12,6 +12,7 @@ script ends with 6. FILE gets a JSON line a kernel: `pipe_pct` of the most that 
 import argparse
 import csv
 import datetime
+import fcntl
 import io
 import json
 import os
@@ -80,6 +81,16 @@ def rows_of(text, label, build, command):
     return rows
 
 
+def append(path, rows):
+    """Adds rows under the file's lock, as ridge does, behind a line end."""
+    with path.open("a+b") as out:
+        fcntl.flock(out, fcntl.LOCK_EX)
+        size = out.seek(0, os.SEEK_END)
+        if size and os.pread(out.fileno(), 1, size - 1) != b"\n":
+            sys.exit(f"{path}: its last line has no end (was its write cut off? delete the line, or end it)")
+        out.write("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows).encode())
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kernel", required=True, help="kernels whose names match")
@@ -106,9 +117,7 @@ def main():
         print("tools/counters.py: this user may not read counters" if denied else "tools/counters.py: no kernel was measured",
               file=sys.stderr)
         return 6 if denied else 1
-    with flags.results.open("a") as out:
-        for row in rows:
-            out.write(json.dumps(row, separators=(",", ":")) + "\n")
+    append(flags.results, rows)
     print(f"{len(rows)} rows in {flags.results}")
     return 0
 

@@ -1,6 +1,7 @@
 """tools/counters.py: what becomes of the lines that Nsight Compute prints."""
 import pathlib
 import sys
+import tempfile
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools"))
@@ -30,6 +31,17 @@ class Counters(unittest.TestCase):
 
     def test_no_kernel_is_no_row(self):
         self.assertEqual(self.rows("==ERROR== ERR_NVGPUCTRPERM"), [])
+
+    def test_rows_never_join_a_cut_line(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "rows.jsonl")
+            counters.append(path, [{"a": 1}])
+            counters.append(path, [{"b": 2}])
+            self.assertEqual(path.read_text(), '{"a":1}\n{"b":2}\n')
+            path.write_text('{"a":1}\n{"b":')
+            with self.assertRaises(SystemExit):
+                counters.append(path, [{"c": 3}])
+            self.assertEqual(path.read_text(), '{"a":1}\n{"b":')
 
 
 if __name__ == "__main__":
