@@ -1,6 +1,6 @@
 # The front door. Every target is one line; the work is in CMakePresets.json and scripts/.
 .DEFAULT_GOAL := help
-.PHONY: help build test debug tsan fuzz cuda gpu-gate hip-check demo serve env bench profile sweep roofline reproduce report fmt tidy lint docs ci clean
+.PHONY: help build install test debug tsan fuzz cuda gpu-gate hip-check demo serve env bench profile sweep roofline reproduce report fmt tidy lint docs ci clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -10,6 +10,11 @@ env:  ## install what building, testing, linting and drawing need
 
 build:  ## optimised build in build/release
 	cmake --preset release && cmake --build --preset release
+
+PREFIX ?= /usr/local
+install:  ## build, then put ridge into PREFIX/bin (PREFIX=~/.local needs no root)
+	cmake --preset release --log-level=NOTICE && cmake --build --preset release --target ridge
+	cmake --install build/release --prefix $(PREFIX)
 
 test:  ## install what is missing, build, run every test
 	scripts/test

@@ -25,6 +25,7 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
+  bool shown() const { return shown_; }
   /// `done` of `total` (0: not known); redraws at most ten times a second.
   void set(int64_t done, int64_t total, std::string_view detail);
   /// So many more.

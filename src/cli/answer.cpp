@@ -4,6 +4,7 @@
 #include <chrono>
 #include <climits>
 
+#include "base/progress.h"
 #include "cli/interrupt.h"
 #include "engine/token_stream.h"
 
@@ -21,13 +22,26 @@ double since(std::chrono::steady_clock::time_point start) {
 
 double tokens_per_second(int n, double seconds) { return seconds > 0 ? n / seconds : 0; }
 
-int read_tokens(Session& session, const Model& model, std::span<const int32_t> tokens, int n_step) {
+std::string ReadingNotes::line(size_t n_read, size_t n, double seconds) {
+  if (seconds < next_s_ || n_read == 0 || n_read >= n) return {};
+  next_s_ = 2 * seconds;
+  return fmt::format("prompt   {} of {} tokens read, {} left\n", n_read, n,
+                     short_duration(seconds / double(n_read) * double(n - n_read)));
+}
+
+int read_tokens(Session& session, const Model& model, std::span<const int32_t> tokens, int n_step,
+                bool shows_progress) {
   if (n_step == 0) n_step = model.info().device == "cpu" ? kCpuStep : kGpuStep;
+  Progress progress("prompt", shows_progress && tokens.size() > size_t(n_step));
+  ReadingNotes notes;
+  const auto start = std::chrono::steady_clock::now();
   size_t n = 0;
   while (n < tokens.size() && !interrupted()) {
+    progress.set(int64_t(n), int64_t(tokens.size()), "tokens");
     const size_t step = std::min(tokens.size() - n, size_t(n_step));
     session.prefill(tokens.subspan(n, step));
     n += step;
+    if (shows_progress && !progress.shown()) fmt::print(stderr, "{}", notes.line(n, tokens.size(), since(start)));
   }
   return int(n);
 }
@@ -53,7 +67,7 @@ GenerateResult answer(Session& session, const Model& model, std::span<const int3
                       .mark = mark_of},
                      options.generate, take, result, options.on_mark ? take_mark : nullptr);
   auto start = std::chrono::steady_clock::now();
-  result.n_prompt = read_tokens(session, model, rest, options.n_step);
+  result.n_prompt = read_tokens(session, model, rest, options.n_step, options.shows_progress);
   result.prefill_seconds = since(start);
   if (result.n_prompt < int(rest.size())) {
     result.reason = StopReason::interrupted;

@@ -7,6 +7,7 @@
 #include <cstdlib>
 
 #include "cli/chat_model.h"
+#include "cli/text_out.h"
 
 namespace ridge::cli {
 
@@ -23,8 +24,7 @@ void AnswerPrinter::print(std::string_view text, bool reasoning) {
   if (is_reasoning_ && !reasoning) fmt::print("{}\n\n", dim_ ? "\033[0m" : "");
   if (!is_reasoning_ && reasoning && dim_) fmt::print("\033[2m");
   is_reasoning_ = reasoning;
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  std::fflush(stdout);
+  write_text(text);
 }
 
 void AnswerPrinter::take(const text::OutputDelta& delta) {
@@ -47,7 +47,8 @@ void AnswerPrinter::feed_mark(std::string_view mark) { take(parser_->feed_mark(m
 
 text::Json AnswerPrinter::finish(bool end_line) {
   if (parser_) take(parser_->finish());
-  if (show_) fmt::print("{}{}", is_reasoning_ && dim_ ? "\033[0m" : "", end_line ? "\n" : "");
+  if (show_ && is_reasoning_ && dim_) fmt::print("\033[0m");
+  if (show_ && end_line) write_text("\n");
   std::fflush(stdout);
   text::Json message = message_of("assistant", content_);
   if (!reasoning_.empty()) message["reasoning_content"] = reasoning_;

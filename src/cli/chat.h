@@ -18,7 +18,7 @@ struct ChatFlags {
   int n_predict = -1, n_turns = 10;
   SamplerOptions sampler;
   int64_t seed = -1;
-  bool no_history = false;
+  bool no_history = false, verbose = false;
 
   /// Of a model's sessions.
   int n_ctx(const Model& model) const;

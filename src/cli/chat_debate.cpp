@@ -114,6 +114,7 @@ int run_debate(const ChatFlags& flags) {
   if (!flags.output.quiet)
     fmt::print(stderr, "models   {}, cache {}: {}\n", models.size(),
                flags.kv.is_auto() ? "auto" : kv_text(flags.kv.choice()), first.speaker->cache_cost());
+  const SilentTyping silent;
   for (int turn = 0; turn < flags.n_turns && !interrupted(); ++turn)
     if (turn % 2 == 0 ? !take_turn(first, second, flags) : !take_turn(second, first, flags)) break;
   return interrupted() ? int(ErrorKind::interrupted) : 0;

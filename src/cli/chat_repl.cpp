@@ -1,6 +1,7 @@
 // ridge chat: the conversation.
 #include <cstdio>
 
+#include "base/closest.h"
 #include "cli/chat.h"
 #include "cli/chat_file.h"
 #include "cli/interrupt.h"
@@ -20,7 +21,7 @@ class Conversation {
             open_proposers(flags.spec, flags.model, chat.model(), flags.n_ctx(chat.model()), flags.context.ubatch())),
         speculation_(open_speculation(flags.spec, proposers_)),
         speaker_(chat, speaker_options()),
-        reader_(flags.no_history ? "" : history_path()) {
+        reader_(flags.no_history ? "" : history_path(), command_names()) {
     set_system(flags.system);
   }
 
@@ -32,6 +33,7 @@ class Conversation {
     void (Conversation::*action)(const std::string& argument);
   };
   static std::span<const Row> rows();
+  static std::vector<std::string> command_names();
   SpeakerOptions speaker_options() const {
     SpeakerOptions options = flags_.speaker(chat_.model());
     options.speculation = speculation_.get();
@@ -51,6 +53,7 @@ class Conversation {
 
   void set_system(const std::string& text);
   bool has_system() const { return !messages_.empty() && messages_.front()["role"] == "system"; }
+  static bool is_command(const std::string& message);
   void command(const std::string& line);
   void answer_messages();
   void print_json(const text::Json& message, const GenerateResult& result);
@@ -95,10 +98,23 @@ std::span<const Conversation::Row> Conversation::rows() {
   return kRows;
 }
 
+std::vector<std::string> Conversation::command_names() {
+  std::vector<std::string> names;
+  for (const Row& row : rows()) names.emplace_back(row.name);
+  return names;
+}
+
+/// Lines that are no command and begin with a slash, of a path for example, may be pasted among others.
+bool Conversation::is_command(const std::string& message) {
+  if (!message.starts_with('/')) return false;
+  const std::string name = message.substr(0, message.find_first_of(" \n"));
+  return message.find('\n') == message.npos || std::ranges::find(rows(), name, &Row::name) != rows().end();
+}
+
 void Conversation::help(const std::string&) {
   for (const Row& row : rows()) say("  {:<16} {}\n", fmt::format("{} {}", row.name, row.argument), row.help);
-  say("A line that ends in \\ goes on in the next one; \"\"\" begins and ends a block of lines.\n"
-      "Ctrl-C stops an answer, what was written stays.\n");
+  say("A line that ends in \\ goes on in the next one; \"\"\" begins and ends a block of lines. What is pasted is one\n"
+      "message. Tab completes commands, Up brings messages back. Ctrl-C stops an answer, what was written stays.\n");
 }
 
 void Conversation::set_system(const std::string& text) {
@@ -206,14 +222,17 @@ void Conversation::command(const std::string& line) {
   argument.erase(argument.find_last_not_of(" \n") + 1);
   for (const Row& row : rows())
     if (row.name == name) return (this->*row.action)(argument);
-  throw_error(ErrorKind::usage, "there is no command {} (/help lists them)", name);
+  std::vector<std::string_view> names;
+  for (const Row& row : rows()) names.push_back(row.name);
+  const std::string near = closest_word(name, names);
+  throw_error(ErrorKind::usage, "there is no command {} ({}/help lists them)", name,
+              near.empty() ? "" : fmt::format("did you mean {}? ", near));
 }
 
 int Conversation::run() {
   const ModelInfo& info = chat_.model().info();
-  note("model    {} ({}), {}\n", info.name, info.arch, device_text(info));
-  note("cache    {}: {}, context {} tokens\n", kv_text(speaker_.kv()), speaker_.cache_cost(),
-       speaker_.session().n_ctx());
+  note("{}", start_lines(info, speaker_.session(), speaker_.kv()));
+  if (flags_.verbose) note("{}", more_start_lines(info, speaker_.session()));
   if (!chat_.has_template()) note("         no chat template: a base model, which goes on with \"User: ...\" lines\n");
   if (reader_.terminal()) note("/help lists commands, Ctrl-C stops an answer, Ctrl-D leaves\n");
   while (!done_) {
@@ -226,7 +245,7 @@ int Conversation::run() {
     if (got == LineReader::Got::interrupted || line.find_first_not_of(" \n") == line.npos) continue;
     const text::Json before = messages_;
     try {
-      if (line.starts_with('/')) {
+      if (is_command(line)) {
         command(line);
       } else {
         messages_.push_back(message_of("user", line));

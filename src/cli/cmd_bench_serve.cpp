@@ -293,7 +293,7 @@ Action declare_bench_serve(CLI::App& app) {
   CLI::Option* const url =
       add_text(app, "--url", f.url, "URL", "server to ask; without it one is started with --model");
   add_text(app, "--api-key", f.key, "KEY", "its key (other users see flags: prefer RIDGE_API_KEY)");
-  add_model_flag(app, f.model, false);
+  say_needed(add_model_flag(app, f.model, false), "required, or --url");
   add_device_flags(app, f.model);
   const std::string own = "Server started here";
   in_group(app, own);

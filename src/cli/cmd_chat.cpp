@@ -18,6 +18,7 @@ SpeakerOptions ChatFlags::speaker(const Model& of) const {
   SpeakerOptions options{.kv = choice_for(kv, of, n_ctx(of), output.quiet),
                          .n_ctx = n_ctx(of),
                          .n_ubatch = context.ubatch(),
+                         .shows_progress = !output.quiet,
                          .generate = {.max_tokens = n_predict, .sampler = sampler}};
   options.generate.sampler.seed = uint64_t(seed);
   return options;
@@ -26,7 +27,7 @@ SpeakerOptions ChatFlags::speaker(const Model& of) const {
 Action declare_chat(CLI::App& app) {
   const auto flags = std::make_shared<ChatFlags>();
   ChatFlags& f = *flags;
-  add_model_flag(app, f.model, false);
+  say_needed(add_model_flag(app, f.model, false), "required, or --debate");
   add_device_flags(app, f.model);
   add_rank_flags(app, &f.model.n_stages);
   in_group(app, "Conversation");
@@ -50,6 +51,7 @@ Action declare_chat(CLI::App& app) {
   add_decision_flag(app, f.kv);
   add_spec_flags(app, f.spec);
   add_output_flags(app, f.output, false);
+  app.add_flag("--verbose", f.verbose, "more start-up lines: shape, processor, weights, cache by layers, kernels");
   return [flags] {
     if (flags->seed < 0) flags->seed = int64_t(std::random_device{}());
     if (flags->debate.size() != 0 && flags->debate.size() != 2) bad_flag("--debate", "takes two sides, A and B");

@@ -137,13 +137,15 @@ Action declare_decide(CLI::App& app) {
   const auto flags = std::make_shared<DecideFlags>();
   DecideFlags& f = *flags;
   lab::DecisionParams& p = f.params;
-  add_model_flag(app, f.model, false);
+  say_needed(add_model_flag(app, f.model, false), "required, or --show");
   add_device_flags(app, f.model);
   in_group(app, "Decision");
   add_whole(app, "-c,--ctx-size", p.n_ctx, 0, 1 << 24, "tokens of a session; 0: what the model was trained for");
   add_whole(app, "--sessions", p.n_sessions, 1, 65536, "sequences in memory at once (gate 6)");
   add_text(app, "--candidates", f.candidates, "LIST", "comma list of caches that are compared with f16");
-  add_text(app, "--store", f.store, "FILE", "the results store, a SQLite file; the record comes into its directory");
+  say_needed(add_text(app, "--store", f.store, "FILE",
+                      "the results store, a SQLite file; the record comes into its directory"),
+             "required, or --show");
   add_text(app, "-f,--file", p.text, "FILE", "text that quality is measured on; left out: gate 4 has no verdict");
   add_real(app, "--memory-gib", f.memory_gib, 0, 1e6, "GiB that may be used (gate 6); 0: what is available here");
   add_text(app, "--show", f.show, "RECORD", "only print this record");

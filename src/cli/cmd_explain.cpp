@@ -1,6 +1,7 @@
 // ridge explain: every kernel of an op, which one is chosen, and why not the others.
 #include <memory>
 
+#include "base/closest.h"
 #include "cli/options.h"
 #include "engine/device_name.h"
 #include "format/list.h"
@@ -128,7 +129,7 @@ Explanation explanation_of(const ExplainFlags& flags) {
   if (flags.op == "kv_round") return {"rows of 128 values", std::nullopt, judge(limit, kv_round_variants(), 128)};
   if (flags.op == "delta") return {"heads of a token", std::nullopt, judge(limit, delta_variants())};
   if (flags.op == "stream") return {"plain memory", std::nullopt, judge(limit, stream_variants())};
-  bad_flag("OP", fmt::format("unknown operation '{}'", flags.op), "there are: " + op_names(kernel_tables()));
+  bad_flag("OP", fmt::format("unknown operation '{}'", flags.op), choices_text(flags.op, op_names(kernel_tables())));
 }
 
 lab::Row to_row(const std::string& op, const Explanation& e) {
@@ -168,7 +169,7 @@ int explain(const ExplainFlags& flags) {
 Action declare_explain(CLI::App& app) {
   const auto flags = std::make_shared<ExplainFlags>();
   ExplainFlags& f = *flags;
-  add_text(app, "OP", f.op, "TEXT", op_names(kernel_tables()))->required();
+  add_text(app, "OP", f.op, "TEXT", fmt::format("{}", fmt::join(op_names(kernel_tables()), ", ")))->required();
   add_text(app, "--shape", f.shape, "SHAPE", "N_OUTxN_IN, or HEADS/KV_HEADS/HEAD_DIM for attention");
   add_text(app, "--format", f.format, "FORMAT", "weight format, or KV format (K/V) for attention");
   add_whole(app, "--keys", f.n_keys, 1, 1 << 26, "cached tokens, for attention");

@@ -50,7 +50,8 @@ lab::Row planned_row(const lab::PlannedModel& model, const Planned& of) {
   return row;
 }
 
-void print_plans(const std::vector<Planned>& plans) {
+/// What decides first, the parts behind it.
+void print_plans(const std::vector<Planned>& plans, int n_ctx_train) {
   const auto line = [&](const std::string& name, const auto& cell) {
     fmt::print("| {} |", name);
     for (const Planned& of : plans) fmt::print(" {} |", cell(of));
@@ -58,20 +59,21 @@ void print_plans(const std::vector<Planned>& plans) {
   };
   line("KV cache", [](const Planned& of) { return kv_text(of.plan.kv); });
   line("---", [](const Planned&) { return "---:"; });
-  for (const lab::PlanPart& part : plans[0].plan.parts) {
-    // Parts that no format here has.
-    if (std::ranges::all_of(plans, [&](const Planned& of) { return of.plan.of(part.name) == 0; })) continue;
-    line(part.name, [&](const Planned& of) { return planned_size(of.plan.of(part.name)); });
-  }
   const int n_sessions = plans[0].plan.n_sessions, n_ctx = plans[0].plan.n_ctx;
   line("total", [](const Planned& of) { return planned_size(of.plan.total()); });
   line("fits", [](const Planned& of) { return of.fits ? "yes" : "NO"; });
-  line(fmt::format("largest context of {} session{}", n_sessions, n_sessions == 1 ? "" : "s"),
+  line(fmt::format("largest context of {} session{} (trained for {})", n_sessions, n_sessions == 1 ? "" : "s",
+                   n_ctx_train),
        [](const Planned& of) { return of.largest_context; });
   line(fmt::format("most sessions of {} tokens", n_ctx), [](const Planned& of) { return of.most_sessions; });
   line("a decode step reads", [](const Planned& of) { return planned_size(of.plan.step_bytes()); });
   if (plans[0].tokens_per_second)
     line("tokens/s at most", [](const Planned& of) { return fmt::format("{:.1f}", *of.tokens_per_second); });
+  for (const lab::PlanPart& part : plans[0].plan.parts) {
+    // Parts that no format here has.
+    if (std::ranges::all_of(plans, [&](const Planned& of) { return of.plan.of(part.name) == 0; })) continue;
+    line(part.name, [&](const Planned& of) { return planned_size(of.plan.of(part.name)); });
+  }
 }
 
 void print_check(const lab::MemoryPlan& plan, const lab::PlanCheck& check) {
@@ -161,7 +163,7 @@ int run_plan(const PlanFlags& flags) {
       fmt::print(stderr, "plan     {} ({}) on {}{}, {} session{} of {} tokens, {:.2f} GiB of memory\n",
                  model.config().name, model.config().arch, rank_text(model), model.place.device, flags.n_sessions,
                  flags.n_sessions == 1 ? "" : "s", n_ctx, double(memory) / kGib);
-    print_plans(plans);
+    print_plans(plans, model.config().n_ctx_train);
     if (!roof && !flags.output.quiet)
       fmt::print(stderr,
                  "no tokens/s: the read roof of this machine is not known (measure it: ridge bench bandwidth --results "

@@ -1,6 +1,4 @@
 // ridge run: generate text.
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -17,8 +15,9 @@
 #include "cli/prompt_cache.h"
 #include "cli/prompt_ids.h"
 #include "cli/spec_flags.h"
+#include "cli/start_lines.h"
+#include "cli/text_out.h"
 #include "io/mapped_file.h"
-#include "lab/store/machine.h"
 #include "lab/store/results.h"
 #include "rank/mpi.h"
 
@@ -32,7 +31,7 @@ struct RunFlags {
   SpecFlags spec;
   OutputFlags output;
   std::string prompt, file, ids, system;
-  bool has_prompt = false, chat = false, bare = false;
+  bool has_prompt = false, chat = false, raw = false, bare = false, verbose = false;
   int n_predict = -1;
   SamplerOptions sampler;
   int64_t seed = -1;
@@ -43,20 +42,40 @@ struct RunFlags {
   bool quiet() const { return output.quiet || bare; }
 };
 
+struct Prompt {
+  enum class Form : uint8_t { ids, plain, templated, named };
+  std::vector<int32_t> tokens;
+  Form form = Form::ids;
+  bool has_template = false;
+  std::optional<serve::AnswerForm> answer = {};  ///< how the answer to a message is read
+};
+
+/// Editors and echo end a file with a line break that nobody means as a part of the prompt.
+std::string without_last_break(std::string text) {
+  if (text.ends_with('\n')) text.pop_back();
+  if (text.ends_with('\r')) text.pop_back();
+  return text;
+}
+
 std::string read_prompt(const RunFlags& flags) {
   if (flags.has_prompt) return flags.prompt;
-  if (Ranks* const ranks = ranks_alike(); ranks && flags.file == "-")
-    return ranks->from_first(ranks->is_first() ? read_stdin() : "");
-  return flags.file == "-" ? read_stdin() : io::read_text_file(flags.file, kMaxPromptBytes).or_throw();
+  if (flags.file != "-") return without_last_break(io::read_text_file(flags.file, kMaxPromptBytes).or_throw());
+  Ranks* const ranks = ranks_alike();
+  if (!ranks) return without_last_break(read_stdin(flags.quiet()));
+  return without_last_break(ranks->from_first(ranks->is_first() ? read_stdin(flags.quiet()) : ""));
 }
 
 void check_flags(const RunFlags& flags) {
   if (flags.has_prompt + !flags.file.empty() + !flags.ids.empty() != 1)
     throw Error(ErrorKind::usage,
-                "ridge run needs one prompt: give -p TEXT, -f FILE (-f - reads stdin) or --prompt-ids LIST");
+                "ridge run needs one prompt: give -p TEXT, -f FILE (-f - reads stdin) or --prompt-ids LIST; ridge chat "
+                "is a conversation");
   if (flags.chat && (!flags.ids.empty() || !flags.load_state.empty()))
     bad_flag("--chat", "a message is text and begins a conversation", "leave out --prompt-ids and --load-state");
-  if (!flags.system.empty() && !flags.chat) bad_flag("--system", "only a chat has a system prompt", "add --chat");
+  if (flags.raw && (flags.chat || !flags.system.empty()))
+    bad_flag("--raw", "plain text is no message", "leave out --chat and --system");
+  if (!flags.system.empty() && (!flags.ids.empty() || !flags.load_state.empty() || (flags.special && !flags.chat)))
+    bad_flag("--system", "only a chat has a system prompt", "leave out --prompt-ids, --load-state and --special");
   if (!flags.prompt_cache.empty() && !flags.load_state.empty())
     bad_flag("--prompt-cache", "--load-state already fills the cache", "leave out one of them");
   flags.spec.check();
@@ -67,82 +86,69 @@ void check_flags(const RunFlags& flags) {
   if (flags.bare && flags.output.json) bad_flag("--bare", "--json has the same and more", "leave out one of them");
 }
 
-/// The prompt as tokens; adds what else ends the answer to a chat, and how it is read.
-std::vector<int32_t> prompt_tokens(const RunFlags& flags, const Model& model, std::vector<std::string>& stops,
-                                   std::optional<serve::AnswerForm>& form) {
+/// Whether -p and -f are a user's message. Text that goes on from a saved cache, or has control tokens of its own, is not.
+bool is_message(const RunFlags& flags, const ChatModel& chat) {
+  if (flags.chat) return true;
+  return (chat.has_template() || !chat.problem().empty()) && !flags.special && flags.load_state.empty();
+}
+
+/// The prompt as tokens; adds what else ends the answer to a chat.
+Prompt read_tokens_of_prompt(const RunFlags& flags, const Model& model, std::vector<std::string>& stops) {
   if (flags.ids == "-" && ranks_alike()) bad_flag("--prompt-ids", "only the first rank has a stdin", "give a file");
-  if (!flags.ids.empty()) return read_prompt_ids(flags.ids);
-  const std::string text = read_prompt(flags);
+  if (flags.raw && !flags.model.chat_template.empty())
+    bad_flag("--raw", "plain text has no template", "leave out --chat-template");
+  if (!flags.ids.empty()) return {.tokens = read_prompt_ids(flags.ids)};
   // A prompt that goes on from a saved cache does not begin a text.
-  if (!flags.chat) return model.tokenize(text, flags.load_state.empty(), flags.special);
+  const auto plain = [&](bool has_template) {
+    return Prompt{model.tokenize(read_prompt(flags), flags.load_state.empty(), flags.special), Prompt::Form::plain,
+                  has_template};
+  };
+  if (flags.raw || !model.info().has_tokenizer) return plain(false);
   const ChatModel chat(model, flags.model.chat_template);
-  if (!chat.has_template() && chat.problem().empty() && !flags.quiet())
-    fmt::print(stderr, "chat     this model has no chat template: lines of \"User: ...\" and \"Assistant: ...\"\n");
+  if (!is_message(flags, chat)) {
+    if (!flags.system.empty()) bad_flag("--system", "this model has no chat template", "add --chat");
+    return plain(chat.has_template());
+  }
+  if (!chat.problem().empty())
+    throw_error(ErrorKind::usage, "{} (--raw is plain text, --chat-template FILE|NAME gives another)", chat.problem());
   text::Json messages = text::Json::array();
   if (!flags.system.empty()) messages.push_back(message_of("system", flags.system));
-  messages.push_back(message_of("user", text));
+  messages.push_back(message_of("user", read_prompt(flags)));
   for (const std::string& stop : chat.stops()) stops.push_back(stop);
   const std::string prompt = chat.prompt(messages);
-  if (chat.has_template()) form = chat.answer_form(prompt);
-  return chat.tokens(prompt);
-}
-
-std::string side_text(const KvSideReport& side) {
-  std::string text = side.format;
-  if (side.scale != "none") text += " " + side.scale;
-  if (side.rotation != "none") text += " " + side.rotation;
-  if (side.centre) text += " centred";
-  if (side.rounding != "nearest") text += " " + side.rounding;
-  if (side.window > 0) text += fmt::format(" window {} in {}", side.window, side.recent);
-  if (side.sinks > 0) text += fmt::format(" sinks {}", side.sinks);
-  return text + fmt::format(" ({:.4g} bits)", side.bits_per_value);
-}
-
-/// One line per kind of layer, with the layers of that kind where there are several kinds.
-std::vector<std::string> cache_lines(const KvReport& kv) {
-  std::vector<std::pair<std::string, std::string>> kinds;  // settings, layers
-  for (const KvLayersReport& group : kv.layers) {
-    const bool one_row = group.v.bytes_per_token == 0 && group.k.bytes_per_token > 0;  // latent attention
-    const std::string settings = one_row ? fmt::format("one row for K and V, {}", side_text(group.k))
-                                         : fmt::format("K {}, V {}", side_text(group.k), side_text(group.v));
-    const std::string range =
-        group.first == group.last ? fmt::format("{}", group.first) : fmt::format("{}-{}", group.first, group.last);
-    const auto known = std::find_if(kinds.begin(), kinds.end(), [&](auto& kind) { return kind.first == settings; });
-    if (known == kinds.end()) kinds.emplace_back(settings, range);
-    else known->second += "," + range;
-  }
-  std::vector<std::string> lines;
-  for (const auto& [settings, layers] : kinds)
-    lines.push_back(kinds.size() == 1 ? settings : fmt::format("layers {}: {}", layers, settings));
-  return lines;
+  Prompt read{.tokens = chat.tokens(prompt),
+              .form = chat.has_template() ? Prompt::Form::templated : Prompt::Form::named,
+              .has_template = chat.has_template()};
+  if (chat.has_template()) read.answer = chat.answer_form(prompt);
+  return read;
 }
 
 double mib(int64_t bytes) { return double(bytes) / 1048576; }
 
-void print_start(const RunFlags& flags, const Model& model, const Session& session, int n_prompt, uint64_t seed) {
-  const ModelInfo& info = model.info();
-  const KvReport kv = session.kv_report();
-  const int64_t f16_bytes = int64_t(2) * info.n_cached_sides * info.n_cached_layers * info.n_kv_heads * info.head_dim;
-  fmt::print(stderr, "model    {} ({}, {} layers, {} heads, {} KV heads of {}, d_model {}), loaded in {:.2f} s\n",
-             info.name, info.arch, info.n_layers, info.n_heads, info.n_kv_heads, info.head_dim, info.d_model,
-             info.load_seconds);
-  fmt::print(stderr, "device   {}{}\n", device_text(info),
-             info.device == "cpu" ? ", " + lab::machine_info().cpu_model : "");
-  fmt::print(stderr, "weights  {:.1f} MiB {}, {:.2f} M parameters; a decode step reads {:.1f} MiB\n",
-             mib(info.weight_bytes), info.weight_format, double(info.n_params) / 1e6, mib(info.decode_weight_bytes));
-  for (const std::string& line : cache_lines(kv)) fmt::print(stderr, "cache    {}\n", line);
-  // The first of several ranks may have layers without rows alone.
-  fmt::print(stderr, "         {} bytes/token (f16: {}, ratio {:.2f}), {:.1f} MiB for {} tokens\n",
-             kv.bytes_per_token(), f16_bytes, double(f16_bytes) / double(std::max<int64_t>(1, kv.bytes_per_token())),
-             mib(kv.k.allocated_bytes + kv.v.allocated_bytes), kv.n_ctx);
-  fmt::print(stderr, "kernels  {}\n", fmt::join(session.kernels(), " "));
-  fmt::print(stderr, "context  {} tokens{}, prompt {}\n", kv.n_ctx,
-             kv.n_ctx > info.n_ctx_train ? fmt::format(" (the model was trained for {})", info.n_ctx_train) : "",
-             n_prompt);
-  if (flags.sampler.temperature <= 0) fmt::print(stderr, "sampler  greedy\n");
-  else
-    fmt::print(stderr, "sampler  temp {} top-k {} top-p {} min-p {} seed {}\n", flags.sampler.temperature,
-               flags.sampler.top_k, flags.sampler.top_p, flags.sampler.min_p, seed);
+std::string sampler_text(const SamplerOptions& sampler) {
+  if (sampler.temperature <= 0) return "greedy";
+  return fmt::format("temp {} top-k {} top-p {} min-p {} seed {}", sampler.temperature, sampler.top_k, sampler.top_p,
+                     sampler.min_p, sampler.seed);
+}
+
+/// How the prompt became tokens.
+std::string form_text(const RunFlags& flags, const Prompt& prompt) {
+  switch (prompt.form) {
+    case Prompt::Form::ids: return "as given";
+    case Prompt::Form::templated:
+      return flags.chat ? "by the chat template" : "by the chat template (--raw: plain text)";
+    case Prompt::Form::named: return "lines of \"User: ...\" and \"Assistant: ...\", as there is no chat template";
+    case Prompt::Form::plain: break;
+  }
+  return prompt.has_template ? "plain text, without the chat template" : "plain text";
+}
+
+void print_start(const RunFlags& flags, const Model& model, const Session& session, const KvChoice& kv,
+                 const Prompt& prompt, const SamplerOptions& sampler) {
+  fmt::print(stderr, "{}", start_lines(model.info(), session, kv));
+  if (flags.verbose) fmt::print(stderr, "{}", more_start_lines(model.info(), session));
+  fmt::print(stderr, "prompt   {} tokens, {}; {}\n", prompt.tokens.size(), form_text(flags, prompt),
+             sampler_text(sampler));
 }
 
 std::string stop_text(const GenerateResult& result) {
@@ -154,9 +160,10 @@ void print_end(const Session& session, const GenerateResult& result, const RunFl
   const KvReport kv = session.kv_report();
   fmt::print(stderr, "prefill  {} tokens, {:.2f} s, {:.1f} tok/s\n", result.n_prompt, result.prefill_seconds,
              tokens_per_second(result.n_prompt, result.prefill_seconds));
-  fmt::print(stderr, "decode   {} tokens, {:.2f} s, {:.1f} tok/s, {:.2f} ms/token\n", result.n_decoded,
-             result.decode_seconds, tokens_per_second(result.n_decoded, result.decode_seconds),
-             result.n_decoded > 0 ? 1e3 * result.decode_seconds / result.n_decoded : 0.0);
+  if (result.n_decoded > 0)
+    fmt::print(stderr, "decode   {} tokens, {:.2f} s, {:.1f} tok/s, {:.2f} ms/token\n", result.n_decoded,
+               result.decode_seconds, tokens_per_second(result.n_decoded, result.decode_seconds),
+               1e3 * result.decode_seconds / result.n_decoded);
   if (spec) {
     const SpecReport& report = spec->report();
     fmt::print(stderr, "spec     {}: {} steps, {} proposed, {} accepted, {:.2f} tokens a step\n", flags.spec.type,
@@ -200,9 +207,9 @@ lab::Row result_row(const RunFlags& flags, const Model& model, const Session& se
 
 /// Reads all but the last token of the prompt and writes the cache's files. Returns how many tokens the session holds.
 int fill_prompt_cache(const PromptCache& cache, Session& session, const Model& model, std::span<const int32_t> prompt,
-                      int n_held, int n_step) {
+                      int n_held, const AnswerOptions& options) {
   const std::span<const int32_t> most = prompt.first(prompt.size() - 1);
-  n_held += read_tokens(session, model, most.subspan(size_t(n_held)), n_step);
+  n_held += read_tokens(session, model, most.subspan(size_t(n_held)), options.n_step, options.shows_progress);
   if (n_held == int(most.size())) cache.save(session, most);
   return n_held;
 }
@@ -217,8 +224,8 @@ int run(const RunFlags& flags) {
   generate.sampler.seed = flags.seed >= 0 ? uint64_t(flags.seed) : std::random_device{}();
   if (Ranks* const ranks = ranks_alike())
     generate.sampler.seed = std::stoull(ranks->from_first(std::to_string(generate.sampler.seed)));
-  std::optional<serve::AnswerForm> form;  // of a chat
-  const std::vector<int32_t> prompt = prompt_tokens(flags, model, generate.stop, form);
+  const Prompt read = read_tokens_of_prompt(flags, model, generate.stop);
+  const std::vector<int32_t>& prompt = read.tokens;
   if (prompt.empty())
     throw Error(ErrorKind::usage, "the prompt is empty and this model adds no BOS token (give some text)");
   const int n_ctx = flags.context.n_ctx == 0 ? model.info().n_ctx_train : flags.context.n_ctx;
@@ -232,7 +239,10 @@ int run(const RunFlags& flags) {
                 "shorten the prompt)",
                 prompt.size(), n_ctx,
                 session.n_past() > 0 ? fmt::format(" with {} of them used", session.n_past()) : "");
-  AnswerOptions options{.generate = generate, .n_step = flags.context.ubatch(), .ids = !model.info().has_tokenizer};
+  AnswerOptions options{.generate = generate,
+                        .n_step = flags.context.ubatch(),
+                        .shows_progress = !flags.quiet(),
+                        .ids = !model.info().has_tokenizer};
   const Proposers proposers = open_proposers(flags.spec, flags.model, model, n_ctx, flags.context.ubatch());
   const std::unique_ptr<Speculation> spec = open_speculation(flags.spec, proposers);
   Speculation* const speculation = spec.get();
@@ -241,28 +251,26 @@ int run(const RunFlags& flags) {
   std::string cache_line;
   if (!cache.path.empty()) options.n_held = cache.load(session, prompt, cache_line);
   if (!flags.quiet()) {
-    print_start(flags, model, session, int(prompt.size()), generate.sampler.seed);
+    print_start(flags, model, session, kv, read, generate.sampler);
     if (!cache_line.empty()) fmt::print(stderr, "{}\n", cache_line);
   }
   const int n_cached = options.n_held;
   const auto start = std::chrono::steady_clock::now();
   if (!cache.path.empty() && n_cached + 1 < int(prompt.size()))
-    options.n_held = fill_prompt_cache(cache, session, model, prompt, n_cached, options.n_step);
+    options.n_held = fill_prompt_cache(cache, session, model, prompt, n_cached, options);
   const std::chrono::duration<double> filling = std::chrono::steady_clock::now() - start;
   const bool stream = !flags.output.json && !flags.bare;
   AnswerPrinter printer(stream);
-  if (form) {
-    printer.begin(form->output);
-    options.marks = form->marks;
+  if (read.answer) {
+    printer.begin(read.answer->output);
+    options.marks = read.answer->marks;
     options.on_mark = [&](std::string_view mark) { printer.feed_mark(mark); };
   }
   GenerateResult result = answer(session, model, prompt, options, [&](std::string_view text) {
-    if (form) return printer.feed(text);
-    if (!stream) return;
-    std::fwrite(text.data(), 1, text.size(), stdout);
-    std::fflush(stdout);
+    if (read.answer) return printer.feed(text);
+    if (stream) write_text(text);
   });
-  const text::Json message = form ? printer.finish(false) : text::Json();
+  const text::Json message = read.answer ? printer.finish(false) : text::Json();
   result.n_prompt += options.n_held - n_cached;
   result.prefill_seconds += filling.count();
   if (!flags.save_state.empty()) {
@@ -271,10 +279,10 @@ int run(const RunFlags& flags) {
       session.decode(result.tokens.back());
     session.save(flags.save_state);
   }
-  if (stream && !result.text.empty() && !result.text.ends_with('\n') && isatty(STDOUT_FILENO)) fmt::print("\n");
+  end_text(!flags.quiet());
   if (flags.output.json) {
     lab::Row row = result_row(flags, model, session, kv, result, generate.sampler.seed, speculation);
-    if (form) row["text"] = message["content"];
+    if (read.answer) row["text"] = message["content"];
     for (const char* part : {"reasoning_content", "tool_calls"})
       if (message.contains(part)) row[part] = message[part];
     fmt::print("{}\n", row.dump(2, ' ', false, lab::Row::error_handler_t::replace));
@@ -283,10 +291,7 @@ int run(const RunFlags& flags) {
     fmt::print("{}\n{} {} {:.2f} {:.2f}\n", fmt::join(result.tokens, " "), result.n_prompt, result.tokens.size(),
                tokens_per_second(result.n_prompt, result.prefill_seconds),
                tokens_per_second(result.n_decoded, result.decode_seconds));
-  if (!flags.quiet()) {
-    if (stream && !isatty(STDOUT_FILENO) && isatty(STDERR_FILENO)) fmt::print(stderr, "\n");
-    print_end(session, result, flags, speculation);
-  }
+  if (!flags.quiet()) print_end(session, result, flags, speculation);
   return interrupted() ? int(ErrorKind::interrupted) : 0;
 }
 
@@ -299,13 +304,16 @@ Action declare_run(CLI::App& app) {
   add_device_flags(app, f.model);
   add_rank_flags(app, &f.model.n_stages);
   in_group(app, "Prompt");
-  CLI::Option* prompt = add_text(app, "-p,--prompt", f.prompt, "TEXT", "the prompt");
-  add_text(app, "-f,--file", f.file, "FILE", "read the prompt from a file; - is stdin");
-  app.add_flag("--special", f.special, "control-token text in the prompt becomes control tokens");
+  CLI::Option* prompt = add_text(app, "-p,--prompt", f.prompt, "TEXT",
+                                 "the prompt: a user's message where the model has a chat template, else plain text");
+  add_text(app, "-f,--file", f.file, "FILE",
+           "read the prompt from a file, - is stdin; one line break at its end is left out");
+  app.add_flag("--raw", f.raw, "the prompt is plain text, whatever template the model has");
+  app.add_flag("--special", f.special, "control-token text in the prompt becomes control tokens; as --raw");
   add_text(app, "--prompt-ids", f.ids, "LIST",
            "the prompt as token ids: 1,2,3, a file of ids, or - for stdin; nothing is added");
-  app.add_flag("--chat", f.chat, "the prompt is a user's message: apply the chat template, end with the answer");
-  add_text(app, "--system", f.system, "TEXT", "with --chat: the system prompt");
+  app.add_flag("--chat", f.chat, "the prompt is a user's message also without a template: lines of \"User: ...\"");
+  add_text(app, "--system", f.system, "TEXT", "the system prompt before a user's message");
   add_template_flag(app, f.model);
   add_text(app, "--prompt-cache", f.prompt_cache, "FILE",
            "take the prompt's begin from this cache, and write the prompt's cache to it (FILE and FILE.ids)");
@@ -324,6 +332,7 @@ Action declare_run(CLI::App& app) {
   add_decision_flag(app, f.kv);
   add_spec_flags(app, f.spec);
   add_output_flags(app, f.output, false);
+  app.add_flag("--verbose", f.verbose, "more start-up lines: shape, processor, weights, cache by layers, kernels");
   app.add_flag("--bare", f.bare,
                "print ids, then prompt tokens, generated tokens, prefill tok/s, decode tok/s; nothing else");
   return [flags, prompt] {

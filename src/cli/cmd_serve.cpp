@@ -56,6 +56,17 @@ void log_line(const std::string& line) {
   fmt::print(stderr, "{} {}\n", text, line);
 }
 
+/// A request to copy, of the kind that the model is for.
+struct FirstRequest {
+  std::string_view path, call, field, json, text;
+};
+FirstRequest first_request(bool has_tokenizer, bool base_model) {
+  if (!has_tokenizer) return {"completions", "completions.create", "prompt", "[1, 2, 3]", "text"};
+  if (base_model) return {"completions", "completions.create", "prompt", "\"The history of Paris\"", "text"};
+  return {"chat/completions", "chat.completions.create", "messages",
+          "[{\"role\": \"user\", \"content\": \"Who are you?\"}]", "message.content"};
+}
+
 void print_start(const ServeFlags& flags, Engine& engine, const serve::SchedulerOptions& options, bool base_model,
                  uint16_t port) {
   const ModelInfo& info = engine.info();
@@ -92,13 +103,14 @@ void print_start(const ServeFlags& flags, Engine& engine, const serve::Scheduler
     fmt::print("note     a base model without a chat template: completions work, chat uses \"User: ... Assistant:\"\n");
   }
   fmt::print("page     {}/\n", url);
-  fmt::print("curl     curl{} {}/v1/completions -d '{{\"prompt\": {}, \"max_tokens\": 40}}'\n", key, url,
-             engine.has_tokenizer() ? "\"The history of Paris\"" : "[1, 2, 3]");
+  const FirstRequest first = first_request(engine.has_tokenizer(), base_model);
+  fmt::print("curl     curl{} {}/v1/{} -d '{{\"{}\": {}, \"max_tokens\": 40}}'\n", key, url, first.path, first.field,
+             first.json);
   fmt::print(
       "python   python3 -c 'from openai import OpenAI; print(OpenAI(base_url=\"{}/v1\", api_key=\"{}\")"
-      ".completions.create(model=\"{}\", prompt={}, max_tokens=40).choices[0].text)'\n",
-      url, key.empty() ? "none" : "KEY", flags.alias.empty() ? info.name : flags.alias,
-      engine.has_tokenizer() ? "\"The history of Paris\"" : "[1, 2, 3]");
+      ".{}(model=\"{}\", {}={}, max_tokens=40).choices[0].{})'\n",
+      url, key.empty() ? "none" : "KEY", first.call, flags.alias.empty() ? info.name : flags.alias, first.field,
+      first.json, first.text);
   std::fflush(stdout);
 }
 

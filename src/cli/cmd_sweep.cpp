@@ -196,9 +196,11 @@ Action declare_sweep(CLI::App& app) {
   SweepFlags& f = *flags;
   std::string shipped;
   for (const lab::ShippedSpec& spec : lab::shipped_specs()) shipped += fmt::format("{}, ", spec.name);
-  add_text(app, "SPEC", f.spec, "NAME", shipped + "or a JSON file (docs/measuring.md)");
+  say_needed(add_text(app, "SPEC", f.spec, "NAME", shipped + "or a JSON file (docs/measuring.md)"),
+             "required, or --crossovers");
   in_group(app, "Sweep");
-  add_text(app, "--store", f.store, "FILE", "the results store, a SQLite file; made when there is none");
+  say_needed(add_text(app, "--store", f.store, "FILE", "the results store, a SQLite file; made when there is none"),
+             "required, or --dry-run");
   app.add_flag("--dry-run", f.dry_run, "list the cells with bytes and time, and measure nothing");
   app.add_flag("--crossovers", f.crossovers, "only say what the store's rows say: which format wins up to which batch");
   add_text(app, "--baseline", f.baseline, "FORMAT", "format that crossovers compare with; all: every pair");

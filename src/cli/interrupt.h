@@ -7,12 +7,23 @@ namespace ridge::cli {
 void install_interrupt_handler();
 /// Whether Ctrl-C was pressed; cheap enough to ask every token.
 bool interrupted();
+/// Until stdin can be read without waiting, or is at its end; false on Ctrl-C.
+bool wait_for_input();
 
 /// From here on neither Ctrl-C nor SIGTERM does anything: another process says when this one ends.
 void ignore_interrupts();
 /// From here on Ctrl-C, and SIGTERM, say nothing, and a poll that waits returns EINTR; the third Ctrl-C that nobody
 /// looked at kills.
 void install_chat_interrupts();
+/// While it lives a terminal on stdin keeps what is typed for the next read and shows none of it; Ctrl-C works. Nothing
+/// happens where stdin is no terminal. One at a time.
+class SilentTyping {
+ public:
+  SilentTyping();
+  ~SilentTyping();
+  SilentTyping(const SilentTyping&) = delete;
+  SilentTyping& operator=(const SilentTyping&) = delete;
+};
 /// Forgets Ctrl-C, but not SIGTERM.
 void clear_interrupt();
 /// Whether SIGTERM came: the program shall end.

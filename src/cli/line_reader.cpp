@@ -6,7 +6,6 @@
 #include <histedit.h>
 #include <langinfo.h>
 #include <locale.h>
-#include <poll.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -17,6 +16,7 @@
 #include <cwchar>
 #include <filesystem>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "cli/interrupt.h"
@@ -31,21 +31,49 @@ namespace fs = std::filesystem;
 
 constexpr size_t kMaxLineBytes = size_t(64) << 20;
 constexpr std::string_view kBlock = "\"\"\"";
+/// Longer messages are in no history file.
+constexpr size_t kMaxKeptBytes = size_t(64) << 10;
 
-char* terminal_prompt(EditLine* el) {
-  void* data = nullptr;
-  el_get(el, EL_CLIENTDATA, &data);
-  return static_cast<std::string*>(data)->data();
+// Bracketed paste: a terminal that is asked to puts these two around what is pasted, with CR for line breaks.
+constexpr const char *kAskForPastes = "\033[?2004h", *kNoMorePastes = "\033[?2004l";
+constexpr std::wstring_view kPasteEnd = L"\033[201~";
+
+bool knows_codes() {
+  const char* const term = std::getenv("TERM");
+  return term && std::string_view(term) != "dumb";
 }
 
-/// Until there is something to read; false on Ctrl-C. One that comes just before the wait, or in another thread, does not
-/// end it: hence the looks in between.
-bool wait_for_input() {
-  constexpr int kLookMs = 100;
-  pollfd input{.fd = STDIN_FILENO, .events = POLLIN, .revents = 0};
-  while (!interrupted())
-    if (poll(&input, 1, kLookMs) > 0) return true;
-  return false;
+/// With line feeds for line breaks, without other control characters but tabs.
+std::wstring plain_paste(std::wstring_view pasted) {
+  std::wstring text;
+  for (size_t i = 0; i < pasted.size(); ++i) {
+    const wchar_t c = pasted[i];
+    const bool is_break = c == L'\r' || c == L'\n';
+    if (c == L'\n' && i > 0 && pasted[i - 1] == L'\r') continue;
+    if (is_break) text += L'\n';
+    else if (c == L'\t' || (c >= L' ' && c != L'\177')) text += c;
+  }
+  return text;
+}
+
+/// Bound to the begin of a paste: all of it goes into the line, line breaks too.
+unsigned char insert_paste(EditLine* el, int) {
+  std::wstring pasted;
+  wchar_t key = 0;
+  while (!pasted.ends_with(kPasteEnd)) {
+    if (el_wgetc(el, &key) != 1) return CC_EOF;
+    pasted += key;
+  }
+  pasted.resize(pasted.size() - kPasteEnd.size());
+  const std::wstring text = plain_paste(pasted);
+  return text.empty() || el_winsertstr(el, text.c_str()) == 0 ? CC_REFRESH : CC_ERROR;
+}
+
+/// The longest text that all of them begin with.
+std::string common_begin(const std::vector<std::string>& words) {
+  std::string begin = words.front();
+  for (const std::string& word : words) begin.resize(size_t(std::ranges::mismatch(begin, word).in1 - begin.begin()));
+  return begin;
 }
 
 /// libedit's own reader tries again after a signal; a Ctrl-C has to come through.
@@ -60,6 +88,12 @@ int read_key(EditLine*, wchar_t* key) {
     if (used == size_t(-1)) *key = L'?';
     return 1;
   }
+}
+
+/// A message of several lines is one line of the file, with CR for its line breaks.
+std::string with_breaks(std::string text, char from, char to) {
+  std::ranges::replace(text, from, to);
+  return text;
 }
 
 /// The newest lines of `text`, as many as a history keeps.
@@ -113,9 +147,11 @@ struct LineReader::Terminal {
   EditLine* el = nullptr;
   History* history = nullptr;
   std::string prompt, last;
+  const std::vector<std::string> commands;
+  std::optional<SilentTyping> silence;  ///< from one message to the next
   io::LineFile history_file;
 
-  explicit Terminal(const fs::path& file) {
+  Terminal(const fs::path& file, std::vector<std::string> completed) : commands(std::move(completed)) {
     setlocale(LC_CTYPE, "");
     if (std::strcmp(nl_langinfo(CODESET), "UTF-8") != 0) setlocale(LC_CTYPE, "C.UTF-8");
     el = el_init("ridge", stdin, stdout, stderr);
@@ -123,17 +159,27 @@ struct LineReader::Terminal {
     HistEvent event;
     ::history(history, &event, H_SETSIZE, int(kHistoryLines));
     ::history(history, &event, H_SETUNIQUE, 1);
-    el_set(el, EL_CLIENTDATA, &prompt);
-    el_set(el, EL_PROMPT, terminal_prompt);
+    el_set(el, EL_CLIENTDATA, this);
+    el_set(
+        el, EL_PROMPT, +[](EditLine* of) { return of_line(of).prompt.data(); });
     el_set(el, EL_GETCFN, read_key);
     el_set(el, EL_HIST, ::history, history);
     el_set(el, EL_EDITOR, "emacs");
     el_source(el, nullptr);
+    // The wide calls keep the names; the narrow ones lose a copy of them.
+    el_wset(el, EL_ADDFN, L"ridge-paste", L"Insert a paste", insert_paste);
+    el_wset(
+        el, EL_ADDFN, L"ridge-complete", L"Complete a command",
+        +[](EditLine* of, int) { return of_line(of).complete(); });
+    el_wset(el, EL_BIND, L"\\e[200~", L"ridge-paste", nullptr);
+    el_wset(el, EL_BIND, L"^I", L"ridge-complete", nullptr);
+    if (knows_codes()) fmt::print("{}", kAskForPastes);
     if (file.empty()) return;
     try {
       // Opened first: a file made by others becomes its owner's only before anything is written to it.
       history_file = open_history(file);
-      for (const std::string& line : read_history(history_file)) ::history(history, &event, H_ENTER, line.c_str());
+      for (const std::string& line : read_history(history_file))
+        ::history(history, &event, H_ENTER, with_breaks(line, '\r', '\n').c_str());
     } catch (const Error& error) {
       history_file = {};
       fmt::print(stderr, "history  not kept: {}\n", error.what());
@@ -142,11 +188,43 @@ struct LineReader::Terminal {
   Terminal(const Terminal&) = delete;
   Terminal& operator=(const Terminal&) = delete;
   ~Terminal() {
+    silence.reset();
+    if (knows_codes()) fmt::print("{}", kNoMorePastes);
+    std::fflush(stdout);
     el_end(el);
     history_end(history);
   }
 
+  static Terminal& of_line(EditLine* el) {
+    void* data = nullptr;
+    el_get(el, EL_CLIENTDATA, &data);
+    return *static_cast<Terminal*>(data);
+  }
+
+  /// The command that the line begins with: as much of it as is certain, else a list of what it may become.
+  unsigned char complete() {
+    const LineInfo* const line = el_line(el);
+    const std::string_view typed(line->buffer, size_t(line->cursor - line->buffer));
+    std::vector<std::string> found;
+    for (const std::string& command : commands)
+      if (!typed.empty() && command.starts_with(typed)) found.push_back(command);
+    if (found.empty()) return CC_ERROR;
+    std::string more = common_begin(found).substr(typed.size());
+    if (found.size() == 1) more += ' ';
+    if (!more.empty()) return el_insertstr(el, more.c_str()) == 0 ? CC_REFRESH : CC_ERROR;
+    fmt::print("\n{}\n", fmt::join(found, "  "));
+    std::fflush(stdout);
+    return CC_REDISPLAY;
+  }
+
   Got read(std::string& line) {
+    silence.reset();
+    const Got got = read_line(line);
+    silence.emplace();
+    return got;
+  }
+
+  Got read_line(std::string& line) {
     el_resize(el);
     int n = 0;
     // el_gets would show the prompt first and lose a Ctrl-D typed before its first read.
@@ -160,25 +238,25 @@ struct LineReader::Terminal {
     if (!text || n <= 0) return Got::end;
     line.assign(text, size_t(n));
     if (line.ends_with('\n')) line.pop_back();
-    remember(line);
     return Got::line;
   }
 
-  void remember(const std::string& line) {
-    if (line.find_first_not_of(' ') == line.npos || line == last) return;
-    last = line;
+  void remember(const std::string& message) {
+    if (message.find_first_not_of(" \n") == message.npos || message == last) return;
+    last = message;
     HistEvent event;
-    ::history(history, &event, H_ENTER, line.c_str());
-    if (!history_file.is_open()) return;
-    if (const Status added = history_file.add(line); !added) {
+    ::history(history, &event, H_ENTER, message.c_str());
+    if (!history_file.is_open() || message.size() > kMaxKeptBytes) return;
+    if (const Status added = history_file.add(with_breaks(message, '\n', '\r')); !added) {
       fmt::print(stderr, "history  not kept: {}\n", added.error().message);
       history_file = {};
     }
   }
 };
 
-LineReader::LineReader(const fs::path& history) {
-  if (isatty(STDIN_FILENO) && isatty(STDOUT_FILENO)) terminal_ = std::make_unique<Terminal>(history);
+LineReader::LineReader(const fs::path& history, std::vector<std::string> commands) {
+  if (isatty(STDIN_FILENO) && isatty(STDOUT_FILENO))
+    terminal_ = std::make_unique<Terminal>(history, std::move(commands));
 }
 LineReader::~LineReader() = default;
 
@@ -213,6 +291,15 @@ LineReader::Got LineReader::read(const std::string& prompt, std::string& line) {
 LineReader::Got LineReader::read_message(std::string& message) {
   Got got = read("> ", message);
   if (got != Got::line) return got;
+  // Line breaks within a line were pasted, or come back from the history: such a message is whole.
+  if (message.find('\n') == message.npos) got = read_rest(message);
+  else if (message.ends_with('\n')) message.pop_back();
+  if (terminal_ && got == Got::line) terminal_->remember(message);
+  return got;
+}
+
+LineReader::Got LineReader::read_rest(std::string& message) {
+  Got got = Got::line;
   if (!message.starts_with(kBlock)) {
     while (got == Got::line && message.ends_with('\\')) {
       message.back() = '\n';

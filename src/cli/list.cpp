@@ -15,9 +15,14 @@ std::span<const Group> groups() {
 std::span<const Command> commands() {
   static constexpr Command kCommands[] = {
       {"run", "generate text",
-       "Streams the continuation of a prompt to stdout. Start-up facts and final statistics go to stderr.",
+       "Streams the answer to a message, or the continuation of a text, to stdout. The prompt is a user's message "
+       "where "
+       "the model has a chat template (an instruct model), else plain text; --raw is plain text always, --chat a "
+       "message "
+       "always. Start-up facts and final statistics go to stderr.",
        "ridge run -m models/stories260K.gguf -p \"Once upon a time\" -n 100\n"
-       "ridge run -m model.gguf -f prompt.txt --kv-quant rotor-3 --temp 0\n"
+       "ridge run -m instruct.gguf -p \"What is the capital of France?\" --system \"Answer in one word.\"\n"
+       "ridge run -m model.gguf -f prompt.txt --raw --kv-quant rotor-3 --temp 0\n"
        "ridge run -m model.gguf -f - -ctk q8_0 -ctv rotor-3 --stop '###' < prompt.txt",
        declare_run},
       {"serve", "answer many requests at once, over HTTP",
@@ -254,8 +259,16 @@ std::span<const Command> commands() {
        "ridge profile -m model.gguf -p 512 --trace step.json",
        declare_profile},
       {"quantize", "convert a model to a GGUF file with another weight format",
-       "IN is a Hugging Face directory or a GGUF file, OUT a GGUF file. OUT appears only when it is complete.",
-       "ridge quantize path/to/hf-model model-q8_0.gguf --type q8_0", declare_quantize},
+       "IN is a Hugging Face directory or a GGUF file, OUT a GGUF file. OUT appears only when it is complete, and a "
+       "file "
+       "that is there is replaced only with --force. Weights that are compressed already lose twice when they are "
+       "rounded "
+       "again: that needs --allow-requantize. Their own format, f16 and f32 lose nothing more. Prints the bits a "
+       "weight of "
+       "all tensors.",
+       "ridge quantize path/to/hf-model model-q8_0.gguf --type q8_0\n"
+       "ridge quantize model-bf16.gguf model-q4_k_m.gguf --type q4_k_m",
+       declare_quantize},
       {"info", "what this build, this machine and a model are",
        "Build, processor, caches, memory, formats and kernels; with -m also the model's facts and the cost of its "
        "cache.",

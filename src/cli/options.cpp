@@ -36,6 +36,8 @@ constexpr std::pair<std::string_view, std::string_view> kLongShorts[] = {
     {"-ctvd", "--cache-type-v-draft"},
     {"--spec-draft-n-max", "--spec-depth"},
     {"--kv-quant-draft", "--draft-kv-quant"},
+    {"-no-cnv", "--raw"},
+    {"--no-conversation", "--raw"},
     {"--model-draft", "--draft-model"},
     {"--spec-draft-type-k", "--cache-type-k-draft"},
     {"--spec-draft-type-v", "--cache-type-v-draft"},
@@ -76,7 +78,8 @@ constexpr Habit kHabits[] = {
     {"-mg", "--main-gpu", "Ridge runs a whole model on one device", "use --device cuda:N"},
     {"-nkvo", "--no-kv-offload", "the cache is where the model is", "leave it out"},
     {"-fa", "--flash-attn", "attention is always fused, there is nothing to turn on", "leave it out"},
-    {"-cnv", "--conversation", "a conversation is a command of its own", "use ridge chat, or ridge run --chat -p TEXT"},
+    {"-cnv", "--conversation", "a conversation is a command of its own",
+     "use ridge chat, or ridge run -p TEXT for one message"},
     {"-sys", "--system-prompt", "the system prompt has another name", "use --system TEXT"},
     {"-hf", "--hf-repo", "Ridge downloads nothing", "download the model, then -m FILE or -m DIRECTORY"},
     {"-mu", "--model-url", "Ridge downloads nothing", "download the model, then -m FILE or -m DIRECTORY"},
@@ -158,6 +161,10 @@ CLI::Option* add_text(CLI::App& app, const std::string& names, std::optional<std
   return add_parsed(app, names, type, help, [&value](const std::string&, const std::string& text) { value = text; });
 }
 
+void say_needed(CLI::Option* option, const std::string& when) {
+  option->type_name(fmt::format("{} ({})", option->get_type_name(), when));
+}
+
 template <class Whole>
 CLI::Option* add_whole(CLI::App& app, const std::string& names, Whole& value, int64_t min, int64_t max,
                        const std::string& help) {
@@ -217,10 +224,10 @@ std::string device_text(const ModelInfo& info) {
                      ranks ? fmt::format(" a rank, {} ranks{}", ranks->size(), stages) : "");
 }
 
-void add_model_flag(CLI::App& app, ModelFlags& flags, bool required) {
+CLI::Option* add_model_flag(CLI::App& app, ModelFlags& flags, bool required) {
   in_group(app, "Model");
-  add_text(app, "-m,--model", flags.model, "MODEL",
-           "GGUF file, Hugging Face folder, or synth:SHAPE[@layers=N][@weights=FORMAT][@head=FORMAT][@mtp=1]")
+  return add_text(app, "-m,--model", flags.model, "MODEL",
+                  "GGUF file, Hugging Face folder, or synth:SHAPE[@layers=N][@weights=FORMAT][@head=FORMAT][@mtp=1]")
       ->required(required);
 }
 

@@ -28,6 +28,8 @@ CLI::Option* add_text(CLI::App& app, const std::string& names, std::string& valu
                       const std::string& help);
 CLI::Option* add_text(CLI::App& app, const std::string& names, std::optional<std::string>& value,
                       const std::string& type, const std::string& help);
+/// Help says when a flag is needed that is not always: "required, or --show".
+void say_needed(CLI::Option* option, const std::string& when);
 /// A bounded number: int, int64_t or std::optional<int>; float or double.
 template <class Whole>
 CLI::Option* add_whole(CLI::App& app, const std::string& names, Whole& value, int64_t min, int64_t max,
@@ -66,7 +68,7 @@ struct ModelFlags {
 
   LoadOptions load_options() const;
 };
-void add_model_flag(CLI::App& app, ModelFlags& flags, bool required);
+CLI::Option* add_model_flag(CLI::App& app, ModelFlags& flags, bool required);
 /// --chat-template, in the caller's group.
 void add_template_flag(CLI::App& app, ModelFlags& flags);
 /// --device, --threads, --isa, in the caller's group.

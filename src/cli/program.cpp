@@ -9,8 +9,10 @@
 #include <thread>
 
 #include "base/build_info.h"
+#include "base/closest.h"
 #include "cli/interrupt.h"
 #include "cli/options.h"
+#include "cli/text_out.h"
 #include "engine/lead.h"
 #include "io/mapped_file.h"
 #include "io/text.h"
@@ -114,21 +116,6 @@ CLI::App& app_of(CLI::App& root, const Command& command) {
   return *parent->add_subcommand(words.back(), std::string(command.summary));
 }
 
-size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t above = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, diagonal + (a[i - 1] != b[j - 1])});
-      diagonal = above;
-    }
-  }
-  return row[b.size()];
-}
-
 /// The command that was being parsed: the deepest one named on the command line.
 const CLI::App& parsed_app(const CLI::App& root) {
   const CLI::App* app = &root;
@@ -138,18 +125,27 @@ const CLI::App& parsed_app(const CLI::App& root) {
 
 /// The closest known word to `unknown` in this app, empty when none is close.
 std::string closest(const CLI::App& app, const std::string& unknown) {
-  std::string best;
-  size_t best_distance = 1 + std::min<size_t>(3, unknown.size() / 3);
-  const auto offer = [&](const std::string& word) {
-    const size_t distance = edit_distance(unknown.substr(0, 64), word);
-    // Of words as near the longer one: a letter is left out more easily than typed.
-    const bool is_likelier = distance == best_distance && !best.empty() && word.size() > best.size();
-    if (distance < best_distance || is_likelier) best = word, best_distance = distance;
-  };
+  std::vector<std::string> words;
   for (const CLI::Option* option : app.get_options())
-    for (const std::string& name : option->get_lnames()) offer("--" + name);
-  for (const CLI::App* nested : every_nested(app)) offer(nested->get_name());
-  return best;
+    for (const std::string& name : option->get_lnames()) words.push_back("--" + name);
+  for (const CLI::App* nested : every_nested(app)) words.push_back(nested->get_name());
+  const std::string near = closest_word(unknown, std::vector<std::string_view>(words.begin(), words.end()));
+  if (!near.empty() || app.get_parent()) return near;
+  // "ppl" for "eval ppl".
+  std::vector<std::string_view> last_words;
+  for (const Command& command : commands()) last_words.push_back(command.name.substr(command.name.find(' ') + 1));
+  const auto at = std::ranges::find(last_words, closest_word(unknown, last_words));
+  return at == last_words.end() ? "" : std::string(commands()[size_t(at - last_words.begin())].name);
+}
+
+/// "help eval ppl" and "eval help ppl" as "eval ppl --help".
+std::vector<std::string> with_help_flag(std::vector<std::string> words) {
+  const auto is_group = [&] { return std::ranges::find(groups(), words[0], &Group::name) != groups().end(); };
+  const size_t at = !words.empty() && words[0] != "help" && is_group() ? 1 : 0;
+  if (words.size() <= at || words[at] != "help") return words;
+  words.erase(words.begin() + ptrdiff_t(at));
+  words.emplace_back("--help");
+  return words;
 }
 
 /// The first word after the commands that were understood.
@@ -189,6 +185,7 @@ std::string usage_message(const CLI::App& root, const CLI::ParseError& error, co
 
 int report(ErrorKind kind, std::string_view message) {
   std::fflush(stdout);
+  end_text(true);
   if (Ranks* const ranks = joined_ranks()) {
     // What all ranks meet, the first one says, and ends them all; others speak when it has not done so.
     if (!ranks->is_first()) std::this_thread::sleep_for(std::chrono::seconds(2));
@@ -222,11 +219,14 @@ int run_as_rank(const Action& action) {
 int parse_and_run(CLI::App& root, const std::vector<std::string>& args,
                   const std::map<const CLI::App*, Action>& actions) {
   const std::vector<std::string> words =
-      normalize_args(root, {args.begin() + std::min<int64_t>(1, int64_t(args.size())), args.end()});
+      normalize_args(root, with_help_flag({args.begin() + std::min<int64_t>(1, int64_t(args.size())), args.end()}));
   try {
     root.parse(std::vector<std::string>(words.rbegin(), words.rend()));  // CLI11 takes them from the back
-  } catch (const CLI::CallForHelp&) {
-    fmt::print("{}", help_text(parsed_app(root)));
+  } catch (const CLI::CallForHelp& error) {
+    const CLI::App& app = parsed_app(root);
+    const std::string word = every_nested(app).empty() ? "" : first_rest(app, words);
+    if (!word.empty() && !word.starts_with("-")) return report(ErrorKind::usage, usage_message(root, error, words));
+    fmt::print("{}", help_text(app));
     return 0;
   } catch (const CLI::CallForVersion&) {
     fmt::print("{}\n", version_text());

@@ -1,9 +1,13 @@
 #include "cli/prompt_ids.h"
 
+#include <errno.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <charconv>
-#include <cstdio>
+#include <cstring>
 
+#include "cli/interrupt.h"
 #include "cli/options.h"
 #include "io/mapped_file.h"
 #include "io/text.h"
@@ -15,15 +19,24 @@ constexpr std::string_view kBetweenIds = ", \t\r\n";
 
 }  // namespace
 
-std::string read_stdin() {
+std::string read_stdin(bool quiet) {
+  const bool is_terminal = isatty(STDIN_FILENO);
+  if (is_terminal && !quiet) fmt::print(stderr, "prompt   from the terminal: Ctrl-D ends it\n");
   std::string text;
   char buffer[1 << 16];
-  for (size_t n; (n = std::fread(buffer, 1, sizeof buffer, stdin)) > 0;) {
-    text.append(buffer, n);
+  while (true) {
+    if (!wait_for_input()) throw Error(ErrorKind::interrupted, "interrupted before the prompt was read");
+    const ssize_t n = ::read(STDIN_FILENO, buffer, sizeof buffer);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) throw_error(ErrorKind::failure, "cannot read the prompt: stdin: {}", std::strerror(errno));
+    text.append(buffer, size_t(n));
     if (text.size() > kMaxPromptBytes)
       throw_error(ErrorKind::usage, "the prompt on stdin is longer than {} MiB", kMaxPromptBytes >> 20);
+    // A terminal hands on whole lines, and half a line only at Ctrl-D.
+    const bool is_cut = n > 0 && is_terminal && buffer[n - 1] != '\n';
+    if (is_cut && !quiet) fmt::print(stderr, "\n");
+    if (n == 0 || is_cut) return text;
   }
-  return text;
 }
 
 std::vector<int32_t> parse_ids(std::string_view text) {

@@ -64,6 +64,7 @@ GenerateResult Speaker::say(text::Json& messages, int& n_dropped, AnswerPrinter&
   const AnswerOptions how{.generate = options_.generate,
                           .n_held = keep_common(prompt),
                           .n_step = options_.n_ubatch,
+                          .shows_progress = options_.shows_progress,
                           .marks = form_.marks,
                           .on_mark = [&](std::string_view mark) { printer.feed_mark(mark); }};
   held_ = prompt;
@@ -78,17 +79,10 @@ GenerateResult Speaker::say(text::Json& messages, int& n_dropped, AnswerPrinter&
 void Speaker::change_cache(const KvChoice& kv) {
   auto next = std::make_unique<Session>(chat_.model(), session_options(kv, options_.n_ctx, options_.n_ubatch));
   next->speculate(options_.speculation);
-  const int n = read_tokens(*next, chat_.model(), held_, options_.n_ubatch);
+  const int n = read_tokens(*next, chat_.model(), held_, options_.n_ubatch, options_.shows_progress);
   session_ = std::move(next);
   held_.resize(size_t(n));
   options_.kv = kv;
-}
-
-std::string Speaker::cache_cost() const {
-  const ModelInfo& info = chat_.model().info();
-  const int64_t f16 = int64_t(2) * info.n_cached_sides * info.n_cached_layers * info.n_kv_heads * info.head_dim;
-  const int64_t own = session_->kv_report().bytes_per_token();
-  return fmt::format("{} bytes/token (f16: {}, ratio {:.2f})", own, f16, double(f16) / double(own));
 }
 
 }  // namespace ridge::cli

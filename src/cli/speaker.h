@@ -4,6 +4,7 @@
 #include "cli/answer.h"
 #include "cli/answer_printer.h"
 #include "cli/chat_model.h"
+#include "cli/start_lines.h"
 #include "engine/kv_choice.h"
 #include "engine/speculate.h"
 
@@ -12,7 +13,8 @@ namespace ridge::cli {
 struct SpeakerOptions {
   KvChoice kv;
   int n_ctx = 0, n_ubatch = 0;
-  GenerateOptions generate;  ///< stops of the model's own are added
+  bool shows_progress = false;  ///< of reading a prompt, on stderr
+  GenerateOptions generate;     ///< stops of the model's own are added
   PlainNames names = {};
   Speculation* speculation = nullptr;  ///< null: none; must outlive the speaker
 };
@@ -34,8 +36,7 @@ class Speaker {
   const ChatModel& chat() const { return chat_; }
   const Session& session() const { return *session_; }
   const KvChoice& kv() const { return options_.kv; }
-  /// "12 bytes/token (f16: 20, ratio 1.67)"
-  std::string cache_cost() const;
+  std::string cache_cost() const { return cli::cache_cost(chat_.model().info(), *session_); }
 
  private:
   std::vector<int32_t> fit(text::Json& messages, int& n_dropped);

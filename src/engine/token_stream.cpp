@@ -79,7 +79,9 @@ bool TokenStream::push(int32_t token) {
 
 void TokenStream::finish() {
   if (result_.reason == StopReason::stop_string) return;
-  emit(filter_.push(utf8_.finish()));
+  // A limit may cut through a character: its begin is no text. A model that ends there wrote a broken one.
+  const std::string broken = utf8_.finish();
+  if (result_.reason == StopReason::end_token) emit(filter_.push(broken));
   if (!filter_.matched()) emit(filter_.finish());
 }
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "base/closest.h"
 #include "format/kv_types.h"
 #include "format/weight_types.h"
 
@@ -24,12 +25,12 @@ constexpr std::array kKvFormats = make_kv_table(KvFormatTypes());
 
 template <class Format>
 Result<const Format*> find(std::span<const Format> formats, std::string_view what, std::string_view name) {
-  std::string names;
+  std::vector<std::string_view> names;
   for (const Format& format : formats) {
     if (format.name == name) return &format;
-    names += (names.empty() ? "" : ", ") + std::string(format.name);
+    names.push_back(format.name);
   }
-  return fail(ErrorKind::usage, "unknown {} format '{}' (there are: {})", what, name, names);
+  return fail(ErrorKind::usage, "unknown {} format '{}' ({})", what, name, choices_text(name, names));
 }
 
 }  // namespace
@@ -46,12 +47,13 @@ std::string_view scale_name(KvScale scale) {
 }
 
 Result<KvScale> find_scale(const KvFormat& format, std::string_view name) {
-  std::string names;
+  std::vector<std::string_view> names;
   for (const KvScale scale : format.scales) {
     if (scale_name(scale) == name) return scale;
-    names += (names.empty() ? "" : ", ") + std::string(scale_name(scale));
+    names.push_back(scale_name(scale));
   }
-  return fail(ErrorKind::usage, "KV format {} has no scale rule '{}' (there are: {})", format.name, name, names);
+  return fail(ErrorKind::usage, "KV format {} has no scale rule '{}' ({})", format.name, name,
+              choices_text(name, names));
 }
 
 std::string_view rounding_name(KvRounding rounding) {

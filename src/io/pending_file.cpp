@@ -69,6 +69,9 @@ Status PendingFile::open_named() {
     const std::string path = random_path();
     fd_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd_ < 0 && errno == EEXIST) continue;
+    if (fd_ < 0 && errno == ENOENT)
+      return fail(ErrorKind::failure, "cannot write {}: there is no folder {} (make it, or name another place)",
+                  in_quotes(target_.native()), in_quotes(directory().native()));
     if (fd_ < 0) return refused("create a temporary beside", errno);
     name_ = path;
     // Before the lock another process may take it for a stale one. Where there are no locks nothing is taken away.

@@ -3,7 +3,9 @@
 #include <array>
 #include <cmath>
 #include <deque>
+#include <map>
 
+#include "base/closest.h"
 #include "io/chat_templates.h"
 #include "io/int4_packed.h"
 #include "model/arch/arch.h"
@@ -44,6 +46,15 @@ bool wants_better(std::string_view name, const Config& c) {
 }
 
 bool is_written(const WeightFormat& format) { return format.encode && format.tail_bytes == 0; }
+
+/// What find_quantize_type() knows.
+std::vector<std::string_view> written_types() {
+  std::vector<std::string_view> names;
+  for (const WeightFormat& format : weight_formats())
+    if (is_written(format)) names.push_back(format.name);
+  for (const Mix& mix : kMixes) names.push_back(mix.name);
+  return names;
+}
 
 bool is_ternary(const WeightFormat& format) { return format.name == "tq1_0" || format.name == "tq2_0"; }
 
@@ -180,6 +191,28 @@ std::vector<Fallback> choose_formats(std::vector<Job>& jobs, const QuantizeType&
     if (job.spec.format != wanted) fallbacks.push_back({job.spec.name, wanted, job.spec.format, n_in});
   }
   return fallbacks;
+}
+
+/// Counts the matrices that are compressed and would be rounded again: loss upon loss. f16 and f32 keep what codes say.
+Result<int> count_requantized(const std::vector<Job>& jobs, const QuantizeType& type, std::string_view where) {
+  constexpr double kExactBits = 16;
+  std::map<std::string_view, int> of_format;
+  int n = 0;
+  for (const Job& job : jobs) {
+    if (!job.source || job.spec.format == job.source->format) continue;
+    const bool keeps = job.spec.format->name == "f16" || job.spec.format->name == "f32";
+    if (keeps || job.source->format->bits_per_weight() >= kExactBits) continue;
+    ++of_format[job.source->format->name];
+    ++n;
+  }
+  if (n == 0 || type.requantizes) return n;
+  std::string found;
+  for (const auto& [name, count] : of_format)
+    found += fmt::format("{}{} in {}", found.empty() ? "" : ", ", count, name);
+  return wrong_field("type",
+                     "{}: {} {} compressed already ({}), and rounding again adds a second loss (quantize the original "
+                     "weights, or add --allow-requantize)",
+                     where, n, n == 1 ? "matrix is" : "matrices are", found);
 }
 
 /// frequency / scaled frequency of every pair: what a GGUF reader divides by to get llama3 scaling.
@@ -389,20 +422,13 @@ Result<QuantizeType> find_quantize_type(std::string_view name) {
   if (format)
     return wrong_field("type", "{}: this format is read, not written ({})", name,
                        (*format)->encode ? "tq2_0 holds the same" : "there are: " + quantize_type_names());
-  return wrong_field("type", "unknown weight format '{}' (there are: {})", name, quantize_type_names());
+  return wrong_field("type", "unknown weight format '{}' ({})", name, choices_text(name, written_types()));
 }
 
-std::string quantize_type_names() {
-  std::string names;
-  for (const WeightFormat& format : weight_formats())
-    if (is_written(format)) names += (names.empty() ? "" : ", ") + std::string(format.name);
-  for (const Mix& mix : kMixes) names += ", " + std::string(mix.name);
-  return names;
-}
+std::string quantize_type_names() { return fmt::format("{}", fmt::join(written_types(), ", ")); }
 
-Result<std::vector<Fallback>> convert_to_gguf(const std::string& in, const std::filesystem::path& out,
-                                              const QuantizeType& type,
-                                              const std::function<void(int, int, std::string_view)>& progress) {
+Result<Converted> convert_to_gguf(const std::string& in, const std::filesystem::path& out, const QuantizeType& type,
+                                  const std::function<void(int, int, std::string_view)>& progress) {
   RIDGE_TRY(const uint64_t type_id, file_type(type));
   std::error_code error;
   if (std::filesystem::equivalent(in, out, error))
@@ -445,19 +471,28 @@ Result<std::vector<Fallback>> convert_to_gguf(const std::string& in, const std::
     for (const io::Tensor& tensor : gguf.tensors) jobs.push_back(make_job(tensor.name, tensor));
   }
   if (model.config.ternary) use_ternary_codes(jobs, model.weights, codes);
-  std::vector<Fallback> fallbacks = choose_formats(jobs, type, model.config);
+  Converted converted{.fallbacks = choose_formats(jobs, type, model.config)};
+  if (!model.config.ternary) {
+    RIDGE_TRY(converted.n_requantized, count_requantized(jobs, type, in));
+  }
   metadata["general.file_type"] = type_id;
   metadata["general.quantization_version"] = uint64_t(2);
 
   std::vector<io::GgufTensorSpec> specs;
-  for (const Job& job : jobs) specs.push_back(job.spec);
+  for (const Job& job : jobs) {
+    specs.push_back(job.spec);
+    RIDGE_TRY(const uint64_t n_float_bytes, io::storage_bytes(*weight_format_of_gguf(0), job.spec.shape));
+    RIDGE_TRY(const uint64_t n_bytes, io::storage_bytes(*job.spec.format, job.spec.shape));
+    converted.n_weights += int64_t(n_float_bytes / sizeof(float));
+    converted.n_bytes += int64_t(n_bytes);
+  }
   const auto payload = [&](size_t i, std::vector<std::byte>& bytes) -> Status {
     RIDGE_TRY_STATUS(encode_job(jobs[i], bytes));
     if (progress) progress(int(i) + 1, int(jobs.size()), jobs[i].spec.name);
     return {};
   };
   RIDGE_TRY_STATUS(io::write_gguf(out, metadata, specs, payload));
-  return fallbacks;
+  return converted;
 }
 
 }  // namespace ridge

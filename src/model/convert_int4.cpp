@@ -81,8 +81,8 @@ Status encode_part(const Part& part, const WeightFormat& int4, const io::Safeten
 
 }  // namespace
 
-Result<std::vector<Fallback>> convert_to_int4(const std::string& in, const fs::path& out,
-                                              const std::function<void(int, int, std::string_view)>& progress) {
+Result<Converted> convert_to_int4(const std::string& in, const fs::path& out,
+                                  const std::function<void(int, int, std::string_view)>& progress) {
   // Loading first checks every tensor against the configuration, so nothing half-right is converted.
   RIDGE_TRY(const LoadedModel model, load_model(in));
   const auto* directory = std::get_if<io::HfDirectory>(&model.weights.source);
@@ -95,11 +95,11 @@ Result<std::vector<Fallback>> convert_to_int4(const std::string& in, const fs::p
   constexpr std::string_view kWeight = ".weight";
   std::vector<Part> parts;
   std::vector<io::SafetensorsSpec> specs;
-  std::vector<Fallback> fallbacks;
+  Converted converted{.n_weights = model.weights.n_params};
   for (const io::Tensor& tensor : directory->tensors) {
     const bool matrix = tensor.shape.size() == 2 && tensor.name.ends_with(kWeight);
     if (!matrix || tensor.shape[1] % int4.group != 0) {
-      if (matrix) fallbacks.push_back({tensor.name, &int4, tensor.format, tensor.shape[1]});
+      if (matrix) converted.fallbacks.push_back({tensor.name, &int4, tensor.format, tensor.shape[1]});
       parts.push_back({Part::Kind::copy, &tensor});
       specs.push_back({tensor.name, tensor.format, tensor.shape});
       continue;
@@ -111,6 +111,10 @@ Result<std::vector<Fallback>> convert_to_int4(const std::string& in, const fs::p
     specs.push_back({base + ".scales", &f16, {tensor.shape[0], tensor.shape[1] / int4.group}});
   }
 
+  for (const io::SafetensorsSpec& spec : specs) {
+    RIDGE_TRY(const uint64_t n_bytes, io::storage_bytes(*spec.format, spec.shape));
+    converted.n_bytes += int64_t(n_bytes);
+  }
   NewDirectory made(out);
   RIDGE_TRY_STATUS(made.make());
   RIDGE_TRY_STATUS(write_text(out / "config.json", config));
@@ -130,7 +134,7 @@ Result<std::vector<Fallback>> convert_to_int4(const std::string& in, const fs::p
   };
   RIDGE_TRY_STATUS(io::write_safetensors(out / "model.safetensors", specs, payload));
   made.keep();
-  return fallbacks;
+  return converted;
 }
 
 }  // namespace ridge

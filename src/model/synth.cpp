@@ -4,6 +4,7 @@
 #include <map>
 #include <tuple>
 
+#include "base/closest.h"
 #include "base/rng.h"
 #include "model/arch/arch.h"
 #include "model/convert.h"
@@ -117,7 +118,7 @@ class NoiseSource {
 }  // namespace
 
 Result<Config> synth_config(std::string_view name) {
-  std::string names;
+  std::vector<std::string_view> names;
   for (const Shape& s : kShapes) {
     if (s.name == name) {
       Config c;
@@ -161,9 +162,9 @@ Result<Config> synth_config(std::string_view name) {
       }
       return c;
     }
-    names += (names.empty() ? "" : ", ") + std::string(s.name);
+    names.push_back(s.name);
   }
-  return fail(ErrorKind::usage, "unknown shape 'synth:{}' (there are: {})", name, names);
+  return fail(ErrorKind::usage, "unknown shape 'synth:{}' ({})", name, choices_text(name, names));
 }
 
 namespace {

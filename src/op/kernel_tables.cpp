@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "base/closest.h"
 #include "op/attn/attn.h"
 #include "op/attn/device_attention.h"
 #include "op/cache/rounding.h"
@@ -61,9 +62,9 @@ std::vector<KernelTable> device_kernel_tables() {
           {"launch", true, {{"plain"}, {"overlap"}}}};
 }
 
-std::string op_names(std::span<const KernelTable> tables) {
-  std::string names;
-  for (const KernelTable& table : tables) names += (names.empty() ? "" : ", ") + std::string(table.op);
+std::vector<std::string_view> op_names(std::span<const KernelTable> tables) {
+  std::vector<std::string_view> names;
+  for (const KernelTable& table : tables) names.push_back(table.op);
   return names;
 }
 
@@ -74,14 +75,16 @@ void force_kernel(std::span<const KernelTable> tables, const std::string& choice
   std::ranges::copy_if(tables, std::back_inserter(chosen), &KernelTable::of_models);
   const auto table = std::ranges::find(chosen, op, &KernelTable::op);
   if (table == chosen.end())
-    throw_error(ErrorKind::usage, "kernel {}: unknown op '{}' (there are: {})", choice, op, op_names(chosen));
+    throw_error(ErrorKind::usage, "kernel {}: unknown op '{}' ({})", choice, op, choices_text(op, op_names(chosen)));
   const std::span<const KernelInfo> kernels = table->kernels;
   for (size_t at = 0, end = 0; at <= names.size(); at = end + 1) {
     end = std::min(names.find('+', at), names.size());
     const std::string name = names.substr(at, end - at);
-    if (!find_row(kernels, name))
-      throw_error(ErrorKind::usage, "kernel {}: op {} has no kernel '{}' (there are: {})", choice, op, name,
-                  row_names(kernels));
+    if (find_row(kernels, name)) continue;
+    std::vector<std::string_view> known;
+    for (const KernelInfo& kernel : kernels) known.push_back(kernel.name);
+    throw_error(ErrorKind::usage, "kernel {}: op {} has no kernel '{}' ({})", choice, op, name,
+                choices_text(name, known));
   }
   forced[op] = names;
 }

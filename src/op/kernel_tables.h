@@ -26,8 +26,7 @@ std::vector<KernelTable> kernel_tables();
 /// Of a GPU, in every build. `launch` is how a recorded step's kernels follow one another.
 std::vector<KernelTable> device_kernel_tables();
 
-/// "a, b, c".
-std::string op_names(std::span<const KernelTable> tables);
+std::vector<std::string_view> op_names(std::span<const KernelTable> tables);
 
 /// Notes a choice "op=name", or several names joined by '+'. Throws Error(usage) for an op that no model runs or a
 /// kernel that is not in its table, naming those there are.

@@ -1,17 +1,15 @@
 // ridge chat through pipes, and on a terminal for what only a terminal has.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <poll.h>
-#include <pty.h>
+
 #include <chrono>
 #include <filesystem>
 #include <sstream>
 #include <string_view>
-#include <thread>
 
 #include <nlohmann/json.hpp>
 
-#include "cli/program.h"
+#include "cli/terminal.h"
 
 namespace ridge {
 namespace {
@@ -165,7 +163,7 @@ TEST(Chat, WrongCommandsChangeNothing) {
   EXPECT_EQ(outcome.code, 0);
   EXPECT_EQ(outcome.out, "") << "nothing is answered after /quit";
   for (const char* what : {"there is no answer yet", "there is no message yet", "/save needs a file name",
-                           "beside '/nowhere/x'", "there is no command /frobnicate"})
+                           "there is no folder '/nowhere'", "there is no command /frobnicate"})
     EXPECT_THAT(outcome.err, HasSubstr(what));
 }
 
@@ -222,69 +220,6 @@ TEST(Debate, TwoModelFilesAreTwoSides) {
   EXPECT_THAT(outcome.err, HasSubstr("models   2"));
   EXPECT_EQ(run_ridge({"chat", "--debate", "Ann: x", "Bob: y"}).code, 2) << "personas need a model";
 }
-
-/// The program on a terminal of its own.
-class Terminal {
- public:
-  explicit Terminal(const std::vector<std::string>& args, const std::string& state) {
-    pid_ = forkpty(&fd_, nullptr, nullptr, nullptr);
-    if (pid_ != 0) return;
-    setenv("XDG_STATE_HOME", state.c_str(), 1);
-    setenv("TERM", "xterm", 1);
-    const std::string program = RIDGE_BINARY_DIR "/ridge";
-    std::vector<char*> argv{const_cast<char*>(program.c_str())};
-    for (const std::string& arg : args) argv.push_back(const_cast<char*>(arg.c_str()));
-    argv.push_back(nullptr);
-    execv(program.c_str(), argv.data());
-    _exit(126);
-  }
-  ~Terminal() {
-    if (running_) kill(pid_, SIGKILL), waitpid(pid_, nullptr, 0);
-    close(fd_);
-  }
-
-  void type(const std::string& keys) { ASSERT_EQ(write(fd_, keys.data(), keys.size()), ssize_t(keys.size())); }
-  /// Reads until `text` has come; false after a minute or at the end of the program.
-  bool wait_for(const std::string& text) {
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-    for (size_t at; std::chrono::steady_clock::now() < deadline;) {
-      if ((at = screen_.find(text, seen_)) != screen_.npos) {
-        seen_ = at + text.size();
-        return true;
-      }
-      pollfd readable{.fd = fd_, .events = POLLIN, .revents = 0};
-      if (poll(&readable, 1, 100) <= 0) continue;
-      char buffer[4096];
-      const ssize_t n = read(fd_, buffer, sizeof buffer);
-      if (n <= 0) return false;
-      screen_.append(buffer, size_t(n));
-    }
-    return false;
-  }
-  /// Waits for the prompt, ends the input there and gives the exit code. Between two prompts Ctrl-D is lost, as
-  /// with any line editor: the terminal itself takes it. A program that does not end is killed: 128 + 9.
-  int finish() {
-    EXPECT_TRUE(wait_for("> ")) << screen_;
-    type("\x04");
-    wait_for(std::string(1, '\0'));
-    int status = 0;
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-    while (waitpid(pid_, &status, WNOHANG) == 0) {
-      if (std::chrono::steady_clock::now() > deadline) kill(pid_, SIGKILL);
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    running_ = false;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  }
-  const std::string& screen() const { return screen_; }
-
- private:
-  int fd_ = -1;
-  pid_t pid_ = 0;
-  size_t seen_ = 0;
-  std::string screen_;
-  bool running_ = true;
-};
 
 /// A context so large that an answer can take long.
 std::vector<std::string> endless(std::vector<std::string> more = {}) {
@@ -350,6 +285,87 @@ TEST(ChatTerminal, ACutLineOfTheHistoryDoesNotTakeTheNextOneWithIt) {
   EXPECT_TRUE(terminal.wait_for("no command /frob")) << terminal.screen();
   EXPECT_EQ(terminal.finish(), 0) << terminal.screen();
   EXPECT_EQ(slurp(dir / "ridge/chat_history"), "one\ntw\n/frob\n");
+}
+
+TEST(ChatTerminal, APasteIsOneMessageAndUpBringsItBack) {
+  const TempDir dir;
+  const std::string file = (dir / "talk.json").native();
+  Terminal terminal(endless({"-n", "3"}), dir.path().native());
+  ASSERT_TRUE(terminal.wait_for("\x1b[?2004h")) << "the terminal is asked to mark pastes";
+  ASSERT_TRUE(terminal.wait_for("> "));
+  terminal.type("\x1b[200~/home/me\rtwo\\\rthree\n\x1b[201~");  // line breaks as terminals send them
+  ASSERT_TRUE(terminal.wait_for("three"));
+  terminal.type("\r");
+  ASSERT_TRUE(terminal.wait_for("> ")) << terminal.screen();
+  terminal.type("\x1b[A");  // the up key
+  ASSERT_TRUE(terminal.wait_for("three"));
+  terminal.type(" four\r");
+  ASSERT_TRUE(terminal.wait_for("> ")) << terminal.screen();
+  terminal.type("/save " + file + "\r");
+  ASSERT_TRUE(terminal.wait_for("saved    4 messages")) << terminal.screen();
+  EXPECT_EQ(terminal.finish(), 0) << terminal.screen();
+  EXPECT_TRUE(terminal.screen().ends_with("\x1b[?2004l")) << terminal.screen();
+  const json messages = json::parse(slurp(file))["messages"];
+  EXPECT_EQ(messages[0]["content"], "/home/me\ntwo\\\nthree");
+  EXPECT_EQ(messages[2]["content"], "/home/me\ntwo\\\nthree four");
+  EXPECT_THAT(slurp(dir / "ridge/chat_history"), testing::StartsWith("/home/me\rtwo\\\rthree\n/home/me\rtwo"));
+}
+
+TEST(ChatTerminal, ABlockOfLinesComesBackWholeInTheNextConversation) {
+  const TempDir dir;
+  const std::string file = (dir / "talk.json").native();
+  {
+    Terminal terminal(endless({"-n", "3"}), dir.path().native());
+    ASSERT_TRUE(terminal.wait_for("> "));
+    terminal.type("\"\"\"\r");
+    ASSERT_TRUE(terminal.wait_for("... "));
+    terminal.type("one\rtwo\r\"\"\"\r");
+    EXPECT_EQ(terminal.finish(), 0) << terminal.screen();
+  }
+  Terminal terminal(endless({"-n", "3"}), dir.path().native());
+  ASSERT_TRUE(terminal.wait_for("> "));
+  terminal.type("\x1b[A");
+  ASSERT_TRUE(terminal.wait_for("two"));
+  terminal.type("\r");
+  ASSERT_TRUE(terminal.wait_for("> "));
+  terminal.type("/save " + file + "\r");
+  ASSERT_TRUE(terminal.wait_for("saved    2 messages")) << terminal.screen();
+  EXPECT_EQ(terminal.finish(), 0);
+  EXPECT_EQ(json::parse(slurp(file))["messages"][0]["content"], "one\ntwo");
+}
+
+TEST(ChatTerminal, WhatIsTypedDuringAnAnswerWaitsForThePrompt) {
+  const TempDir dir;
+  Terminal terminal(endless(), dir.path().native());
+  ASSERT_TRUE(terminal.wait_for("> "));
+  terminal.type("Hello\n");
+  ASSERT_TRUE(terminal.wait_for(" a "));
+  terminal.type("/frobnicate");
+  for (int i = 0; i < 20; ++i) ASSERT_TRUE(terminal.wait_for(" a "));
+  EXPECT_THAT(terminal.screen(), Not(HasSubstr("frobnicate")));
+  terminal.type("\x03");
+  ASSERT_TRUE(terminal.wait_for("stopped; what was written stays")) << terminal.screen();
+  ASSERT_TRUE(terminal.wait_for("frobnicate")) << "at the next prompt";
+  terminal.type("\n");
+  EXPECT_TRUE(terminal.wait_for("no command /frobnicate")) << terminal.screen();
+  EXPECT_EQ(terminal.finish(), 0) << terminal.screen();
+}
+
+TEST(ChatTerminal, TabCompletesCommands) {
+  const TempDir dir;
+  Terminal terminal(endless(), dir.path().native());
+  ASSERT_TRUE(terminal.wait_for("> "));
+  terminal.type("/un\t\n");
+  ASSERT_TRUE(terminal.wait_for("there is no message yet")) << terminal.screen();
+  ASSERT_TRUE(terminal.wait_for("> "));
+  terminal.type("/re\t");
+  ASSERT_TRUE(terminal.wait_for("/regen  /reset")) << terminal.screen();
+  terminal.type("s\t\n");
+  ASSERT_TRUE(terminal.wait_for("nothing is left")) << terminal.screen();
+  ASSERT_TRUE(terminal.wait_for("> "));
+  terminal.type("/undu\n");
+  ASSERT_TRUE(terminal.wait_for("did you mean /undo?")) << terminal.screen();
+  EXPECT_EQ(terminal.finish(), 0) << terminal.screen();
 }
 
 TEST(ChatTerminal, TheHistoryIsBounded) {

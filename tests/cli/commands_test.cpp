@@ -39,11 +39,26 @@ TEST(Run, GreedyTextGoesToStdoutAndFactsToStderr) {
   const Outcome outcome = run_ridge(greedy({"-n", "20"}));
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr("there was a little"));
-  for (const char* fact : {"model ", "device ", "weights ", "cache ", "kernels ", "context ", "prefill ", "decode ",
-                           "stopped  token limit"})
+  for (const char* fact :
+       {"model    llama (llama), CPU", "cache    f16: 640 bytes/token (f16: 640, ratio 1.00), context",
+        "prompt   5 tokens, plain text; greedy", "prefill ", "decode ", "stopped  token limit"})
     EXPECT_THAT(outcome.err, HasSubstr(fact));
-  const std::string start = outcome.err.substr(0, outcome.err.find("prefill"));
-  EXPECT_LE(std::count(start.begin(), start.end(), '\n'), 10);
+  const auto start_of = [](const Outcome& of) { return of.err.substr(0, of.err.find("prefill")); };
+  EXPECT_EQ(std::ranges::count(start_of(outcome), '\n'), 3);
+  const std::string all = start_of(run_ridge(greedy({"-n", "20", "--verbose"})));
+  for (const char* fact : {"shape    5 layers", "device ", "weights ", "cache    K f16 (16 bits)", "kernels  "})
+    EXPECT_THAT(all, HasSubstr(fact));
+  EXPECT_THAT(run_ridge(greedy({"-n", "1"})).err, Not(HasSubstr("decode "))) << "nothing was decoded";
+}
+
+TEST(Run, StatisticsBeginALineWhereverTextAndStatisticsMeet) {
+  const Outcome one = run_ridge(greedy({"-n", "4"}), {.one_output = true});
+  EXPECT_THAT(one.out, ContainsRegex("there was a\nprefill  5 tokens"));
+  const Outcome two = run_ridge(greedy({"-n", "4"}));
+  EXPECT_THAT(two.out, testing::EndsWith("there was a")) << "stdout alone holds the text alone";
+  EXPECT_THAT(two.err, ContainsRegex("greedy\nprefill "));
+  const Outcome quiet = run_ridge(greedy({"-n", "4", "--quiet"}), {.one_output = true});
+  EXPECT_EQ(quiet.out, two.out);
 }
 
 TEST(Run, QuietSaysNothingButTheText) {
@@ -88,7 +103,7 @@ TEST(Run, SpeculationLeavesTheTextAndCountsWhatItDid) {
 
 TEST(Run, LayersOfTheirOwnAreShownReadBackFromTheCache) {
   const Outcome outcome =
-      run_ridge(greedy({"-n", "5", "--kv-quant", "rotor-3", "--kv-layers", "0,4:f16;2:i8r/rotor-4"}));
+      run_ridge(greedy({"-n", "5", "--kv-quant", "rotor-3", "--kv-layers", "0,4:f16;2:i8r/rotor-4", "--verbose"}));
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.err, HasSubstr("cache    layers 0,4: K f16 (16 bits), V f16 (16 bits)\n"));
   EXPECT_THAT(outcome.err, HasSubstr("cache    layers 1,3: K rotor-3 "));
@@ -96,8 +111,8 @@ TEST(Run, LayersOfTheirOwnAreShownReadBackFromTheCache) {
 }
 
 TEST(Run, ALatentRowIsKAndV) {
-  const Outcome outcome =
-      run_ridge({"run", "-m", "synth:tiny-latent", "--prompt-ids", "5,6,7", "-n", "4", "-ctk", "q8_0", "-ctv", "q8_0"});
+  const Outcome outcome = run_ridge({"run", "-m", "synth:tiny-latent", "--prompt-ids", "5,6,7", "-n", "4", "-ctk",
+                                     "q8_0", "-ctv", "q8_0", "--verbose"});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.err, HasSubstr("cache    one row for K and V, q8_0 absmax (8.5 bits)"));
   EXPECT_THAT(outcome.err, Not(HasSubstr("(0 bits)")));
@@ -548,6 +563,39 @@ TEST(Quantize, RoundTripsThroughTheProgram) {
   EXPECT_EQ(text.out, run_ridge(greedy({"-n", "20", "--quiet"})).out);
 }
 
+TEST(Quantize, WhatIsThereIsReplacedOnlyWhenAsked) {
+  TempDir dir;
+  const std::string out = dir.write("out.gguf", "mine").native();
+  const Outcome refused = run_ridge({"quantize", kTinyModel, out, "--type", "f16"});
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_THAT(refused.err, HasSubstr("exists (name another, or add --force to replace it)"));
+  EXPECT_EQ(slurp(out), "mine");
+  EXPECT_EQ(run_ridge({"quantize", kTinyModel, out, "--type", "f16", "--force"}).code, 0);
+  EXPECT_THAT(slurp(out), testing::StartsWith("GGUF"));
+  EXPECT_EQ(run_ridge({"quantize", kTinyModel, dir.path().native(), "--type", "f16", "--force"}).code, 2);
+  EXPECT_THAT(run_ridge({"quantize", kTinyModel, (dir / "no/x.gguf").native(), "--type", "f16"}).err,
+              HasSubstr("there is no folder"));
+}
+
+TEST(Quantize, ASecondLossIsRefusedOrSaid) {
+  TempDir dir;
+  const std::string once = (dir / "once.gguf").native(), twice = (dir / "twice.gguf").native();
+  const Outcome first = run_ridge({"quantize", kTinyModel, once, "--type", "q4_k_m"});
+  ASSERT_EQ(first.code, 0) << first.err;
+  EXPECT_EQ(first.err, "");
+  EXPECT_THAT(first.out, ContainsRegex("MiB, [6-9]\\.[0-9]+ bits a weight: matrices in q4_k, some in q6_k"))
+      << "most rows fell back";
+  const Outcome refused = run_ridge({"quantize", once, twice, "--type", "q4_0"});
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_THAT(refused.err, HasSubstr("compressed already"));
+  EXPECT_THAT(refused.err, HasSubstr("add --allow-requantize"));
+  const Outcome asked = run_ridge({"quantize", once, twice, "--type", "q4_0", "--allow-requantize", "--json"});
+  EXPECT_EQ(asked.code, 0);
+  EXPECT_THAT(asked.err, HasSubstr("warning: "));
+  EXPECT_GT(json::parse(asked.out)["requantized"], 0);
+  EXPECT_GT(json::parse(asked.out)["bits_per_weight"], 4.4);
+}
+
 TEST(Quantize, AFailureLeavesNothingBehind) {
   TempDir dir;
   const std::string bad = dir.write("bad.gguf", "GGUF\x03 not really").native();
@@ -637,6 +685,8 @@ TEST(Plan, CountsShowsAndChecks) {
   for (const char* text : {"| KV cache | f16 | rotor-3 |", "| fits | yes | yes |", "| KV K coded |",
                            "| tokens/s at most |", "| rotor-3 | planned | found |", "% of what was found"})
     EXPECT_THAT(outcome.out, HasSubstr(text));
+  EXPECT_THAT(outcome.out, ContainsRegex("---: .\n. total .*\n. fits .*\n. largest context of 2 sessions .trained for"))
+      << "what decides comes first";
   const Outcome no_roof = run_ridge({"plan", "-m", kTinyModel});
   EXPECT_EQ(no_roof.code, 0) << no_roof.err;
   EXPECT_THAT(no_roof.err, HasSubstr("ridge bench bandwidth"));

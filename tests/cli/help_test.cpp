@@ -56,6 +56,19 @@ TEST(Help, RootListsEveryCommandAndTheExitCodes) {
   EXPECT_THAT(outcome.out, HasSubstr("130 interrupted"));
 }
 
+TEST(Help, TheWordHelpIsTheFlag) {
+  const auto help = [](std::vector<std::string> args) {
+    const Outcome outcome = run_ridge(args);
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    return outcome.out;
+  };
+  EXPECT_EQ(help({"help"}), help({"--help"}));
+  EXPECT_EQ(help({"help", "run"}), help({"run", "--help"}));
+  EXPECT_EQ(help({"help", "eval", "ppl"}), help({"eval", "ppl", "--help"}));
+  EXPECT_EQ(help({"eval", "help", "ppl"}), help({"eval", "ppl", "--help"}));
+  EXPECT_EQ(help({"bench", "help"}), help({"bench", "--help"}));
+}
+
 TEST(Help, EveryCommandShowsUsageAndAnExampleOfItself) {
   for (const cli::Command& command : cli::commands()) {
     std::vector<std::string> args = words_of(command.name);

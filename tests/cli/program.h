@@ -32,6 +32,7 @@ struct RunOptions {
   std::string input;                              ///< stdin
   std::vector<std::string> env;                   ///< "NAME=value" each, added to the environment
   std::string out_path;                           ///< stdout goes there when set
+  bool one_output = false;                        ///< stderr goes where stdout goes
   std::function<void(pid_t)> while_running = {};  ///< called once after the start
   int limit_s = 120;
   std::string program = RIDGE_BINARY_DIR "/ridge";
@@ -60,7 +61,8 @@ inline Outcome run_ridge(const std::vector<std::string>& args, const RunOptions&
     };
     redirect(in, O_RDONLY, 0);
     redirect(out, O_WRONLY | O_CREAT, 1);
-    redirect(err, O_WRONLY | O_CREAT, 2);
+    if (options.one_output) dup2(1, 2);
+    else redirect(err, O_WRONLY | O_CREAT, 2);
     for (const std::string& variable : options.env) putenv(const_cast<char*>(variable.c_str()));
     std::vector<char*> argv{const_cast<char*>(program.c_str())};
     for (const std::string& arg : args) argv.push_back(const_cast<char*>(arg.c_str()));

@@ -1,14 +1,19 @@
 // Where prompts of ridge run come from, and what a program reads of it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <chrono>
 #include <filesystem>
 #include <iterator>
 #include <sstream>
 #include <string_view>
+#include <thread>
 
 #include <nlohmann/json.hpp>
 
-#include "cli/program.h"
+#include "cases/templated_model.h"
+#include "cli/answer.h"
+#include "cli/terminal.h"
 
 namespace ridge {
 namespace {
@@ -72,10 +77,127 @@ TEST(Bare, IdsThenNumbersAndNothingElse) {
 TEST(RunChat, TheMessageIsWrappedAndTheAnswerEnds) {
   const Outcome outcome = run_with({"--chat", "--system", "Be kind", "-p", "Hello"});
   EXPECT_EQ(outcome.code, 0);
-  EXPECT_THAT(outcome.err, HasSubstr("no chat template"));
+  EXPECT_THAT(outcome.err, HasSubstr("as there is no chat template"));
   EXPECT_EQ(outcome.out, run_with({"--quiet", "-p", "System: Be kind\nUser: Hello\nAssistant:"}).out);
   EXPECT_EQ(run_with({"--chat", "--prompt-ids", "1"}).code, 2);
   EXPECT_EQ(run_with({"--system", "x", "-p", "Hello"}).code, 2);
+}
+
+constexpr const char* kTags =
+    "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}[assistant]{% "
+    "endif %}";
+
+class RunTemplate : public testing::Test {
+ protected:
+  /// On the same weights with a chat template.
+  Outcome run(std::vector<std::string> more, const RunOptions& options = {}) const {
+    std::vector<std::string> args{"run", "-m", model, "--temp", "0", "-n", "8"};
+    args.insert(args.end(), more.begin(), more.end());
+    return run_ridge(args, options);
+  }
+  const TempDir dir;
+  const std::string model = write_templated_model(kTinyModel, dir / "chat.gguf", kTags);
+};
+
+TEST_F(RunTemplate, IsAppliedWhereTheFileHasOne) {
+  const Outcome outcome = run({"-p", "Hello"});
+  EXPECT_EQ(outcome.code, 0);
+  EXPECT_THAT(outcome.err, HasSubstr("tokens, by the chat template (--raw: plain text); greedy"));
+  EXPECT_EQ(outcome.out, run({"-p", "Hello", "--chat"}).out);
+  EXPECT_EQ(outcome.out, run({"-f", "-"}, {.input = "Hello\n"}).out);
+  EXPECT_EQ(outcome.out, run({"-f", dir.write("text", std::string_view("Hello")).native()}).out);
+  EXPECT_NE(outcome.out, run({"-p", "Hello", "--system", "Be kind"}).out);
+  const std::string by_hand = "[user] Hello\n[assistant]";
+  EXPECT_EQ(json::parse(run({"-p", "Hello", "--json"}).out)["n_prompt"].get<int>() + 1,
+            json::parse(run({"-p", by_hand, "--raw", "--json"}).out)["n_prompt"])
+      << "plain text begins with BOS, which this template leaves out";
+}
+
+TEST_F(RunTemplate, RawIsThePlainTextOfAnyModel) {
+  const Outcome raw = run({"-p", "Once upon a time", "--raw"});
+  EXPECT_EQ(raw.out, run_with({"-p", "Once upon a time"}).out);
+  EXPECT_THAT(raw.err, HasSubstr("tokens, plain text; greedy"));
+  EXPECT_NE(raw.out, run({"-p", "Once upon a time"}).out);
+  EXPECT_EQ(run({"-p", "x", "--raw", "--chat"}).code, 2);
+  EXPECT_EQ(run({"-p", "x", "--raw", "--system", "x"}).code, 2);
+}
+
+TEST_F(RunTemplate, TextThatIsNoMessageStaysPlainAndSaysSo) {
+  const std::string state = (dir / "state").native();
+  const Outcome special = run({"-p", "<s>Once", "--special", "--save-state", state});
+  EXPECT_THAT(special.err, HasSubstr("plain text, without the chat template"));
+  EXPECT_EQ(special.out, run({"-p", "<s>Once", "--special", "--raw"}).out);
+  const Outcome loaded = run({"-p", " upon", "--load-state", state});
+  EXPECT_THAT(loaded.err, HasSubstr("plain text, without the chat template"));
+  EXPECT_EQ(loaded.out, run({"-p", " upon", "--load-state", state, "--raw"}).out);
+  EXPECT_EQ(run({"--prompt-ids", "1,403"}).out, run_with({"--prompt-ids", "1,403"}).out);
+  for (std::vector<std::string> plain :
+       {std::vector<std::string>{"-p", "x", "--special"}, {"--prompt-ids", "1"}, {"-p", "x", "--load-state", state}}) {
+    plain.insert(plain.end(), {"--system", "Be kind"});
+    EXPECT_EQ(run(plain).code, 2);
+  }
+}
+
+int n_prompt(std::vector<std::string> more, const std::string& input = "") {
+  more.insert(more.end(), {"--json", "--quiet"});
+  return json::parse(run_with(more, {.input = input}).out)["n_prompt"];
+}
+
+TEST(RunFile, OneLineBreakAtTheEndIsLeftOut) {
+  const TempDir dir;
+  const int n = n_prompt({"-p", "Once upon a time"});
+  for (const char* text : {"Once upon a time", "Once upon a time\n", "Once upon a time\r\n"}) {
+    EXPECT_EQ(n_prompt({"-f", "-"}, text), n) << text;
+    EXPECT_EQ(n_prompt({"-f", dir.write("prompt", std::string_view(text)).native()}), n) << text;
+  }
+  EXPECT_EQ(n_prompt({"-f", "-"}, "Once upon a time\n\n"), n_prompt({"-p", "Once upon a time\n"}));
+  EXPECT_GT(n_prompt({"-p", "Once upon a time\n"}), n);
+}
+
+TEST(RunTerminal, OneCtrlDEndsThePrompt) {
+  const TempDir dir;
+  for (const char* keys : {"Once upon a time\n\x04", "Once upon a time\x04"}) {
+    Terminal terminal({"run", "-m", kTinyModel, "-f", "-", "-n", "4", "--temp", "0"}, dir.path().native());
+    ASSERT_TRUE(terminal.wait_for("Ctrl-D ends it"));
+    terminal.type(keys);
+    EXPECT_TRUE(terminal.wait_for("prompt   5 tokens")) << terminal.screen();
+    EXPECT_TRUE(terminal.wait_for(", there was a\r\nprefill")) << terminal.screen();
+    EXPECT_EQ(terminal.wait_for_end(), 0);
+  }
+}
+
+TEST(RunTerminal, CtrlCEndsTheWaitForThePrompt) {
+  const TempDir dir;
+  for (const char* flag : {"-f", "--prompt-ids"}) {
+    Terminal terminal({"run", "-m", kTinyModel, flag, "-", "-n", "4"}, dir.path().native());
+    ASSERT_TRUE(terminal.wait_for(std::string_view(flag) == "-f" ? "Ctrl-D ends it" : ""));
+    if (std::string_view(flag) != "-f") std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    terminal.type("half a line\x03");
+    EXPECT_EQ(terminal.wait_for_end(), 130) << terminal.screen();
+  }
+}
+
+TEST(RunTerminal, ALongPromptShowsItsProgressAndClearsIt) {
+  const TempDir dir;
+  std::string text;
+  for (int i = 0; i < 600; ++i) text += "word ";
+  const std::vector<std::string> args{"run", "-m", kTinyModel, "-p", text, "-c", "4000", "-ub", "32", "-n", "4"};
+  Terminal terminal(args, dir.path().native());
+  EXPECT_TRUE(terminal.wait_for("prompt [")) << terminal.screen();
+  EXPECT_TRUE(terminal.wait_for("tokens")) << terminal.screen();
+  EXPECT_TRUE(terminal.wait_for("\r\x1b[K")) << terminal.screen();
+  EXPECT_TRUE(terminal.wait_for("prefill")) << terminal.screen();
+  EXPECT_EQ(terminal.wait_for_end(), 0);
+  EXPECT_THAT(run_ridge(args).err, Not(HasSubstr("prompt ["))) << "no terminal";
+}
+
+TEST(ReadingNotes, AreRareAndOfLongPromptsOnly) {
+  cli::ReadingNotes notes;
+  EXPECT_EQ(notes.line(100, 1000, 29), "");
+  EXPECT_EQ(notes.line(100, 1000, 30), "prompt   100 of 1000 tokens read, 4m30s left\n");
+  EXPECT_EQ(notes.line(150, 1000, 45), "");
+  EXPECT_EQ(notes.line(500, 1000, 60), "prompt   500 of 1000 tokens read, 1m00s left\n");
+  EXPECT_EQ(notes.line(1000, 1000, 500), "") << "all are read";
 }
 
 class PromptCacheTest : public testing::Test {

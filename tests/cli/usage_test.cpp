@@ -33,14 +33,14 @@ TEST_P(Usage, IsRefusedWithAReason) {
   EXPECT_THAT(outcome.err, HasSubstr(GetParam().says));
 }
 
-INSTANTIATE_TEST_SUITE_P(Commands, Usage,
-                         testing::Values(Wrong{{}, 2, "a command is needed"},
-                                         Wrong{{"frobnicate"}, 2, "unknown command 'frobnicate'"},
-                                         Wrong{{"rum"}, 2, "did you mean run"}, Wrong{{"eval"}, 2, "ridge eval --help"},
-                                         Wrong{{"bench", "decde"}, 2, "did you mean decode"},
-                                         Wrong{{"--verbose"}, 2, "unknown flag"},
-                                         Wrong{{"info", "extra"}, 2, "unknown argument 'extra'"},
-                                         Wrong{{"\x1b[31m"}, 2, "unknown command '\\x1b[31m'"}));
+INSTANTIATE_TEST_SUITE_P(
+    Commands, Usage,
+    testing::Values(Wrong{{}, 2, "a command is needed"}, Wrong{{"frobnicate"}, 2, "unknown command 'frobnicate'"},
+                    Wrong{{"rum"}, 2, "did you mean run"}, Wrong{{"chta", "-m", "x"}, 2, "did you mean chat?"},
+                    Wrong{{"ppl"}, 2, "did you mean eval ppl?"}, Wrong{{"help", "chta"}, 2, "did you mean chat?"},
+                    Wrong{{"eval"}, 2, "ridge eval --help"}, Wrong{{"bench", "decde"}, 2, "did you mean decode"},
+                    Wrong{{"--verbose"}, 2, "unknown flag"}, Wrong{{"info", "extra"}, 2, "unknown argument 'extra'"},
+                    Wrong{{"\x1b[31m"}, 2, "unknown command '\\x1b[31m'"}));
 
 INSTANTIATE_TEST_SUITE_P(
     Flags, Usage,
@@ -124,7 +124,9 @@ TEST(Habits, AValueMayLookLikeAHabit) {
 INSTANTIATE_TEST_SUITE_P(
     Caches, Usage,
     testing::Values(Wrong{run_with({"--kv-quant", "q9_0"}), 2, "there are:"},
-                    Wrong{run_with({"-ctk", "rotor3"}), 2, "rotor-3"},
+                    Wrong{run_with({"-ctk", "rotor3"}), 2, "did you mean rotor-3? there are: "},
+                    Wrong{run_with({"--kv-quant", "Q8_0/rotor4"}), 2, "did you mean q8_0?"},
+                    Wrong{run_with({"--kv-quant", "rotor-3:scale=lqs"}), 2, "did you mean lsq?"},
                     Wrong{run_with({"-ctv", ""}), 2, "unknown KV cache format ''"},
                     Wrong{run_with({"--kv-window", "32"}), 2, "both sides of the cache are f16"},
                     Wrong{run_with({"--kv-quant", "rotor-3", "--kv-rotation", "spin"}), 2, "hadamard"},
@@ -223,6 +225,9 @@ INSTANTIATE_TEST_SUITE_P(
     Others, Usage,
     testing::Values(Wrong{{"quantize", "a"}, 2, "OUT is required"},
                     Wrong{{"quantize", "a", "b", "--type", "q5_9"}, 2, "q8_0"},
+                    Wrong{{"quantize", "a", "b", "--type", "Q4_K_M"}, 2, "did you mean q4_k_m?"},
+                    Wrong{{"run", "-m", "synth:llama3.1-8b", "-p", "x"}, 2, "did you mean llama-3.1-8b?"},
+                    Wrong{{"explain", "atention"}, 2, "did you mean attention?"},
                     Wrong{{"quantize", "/nonexistent", "/tmp/never.gguf", "--type", "q8_0"}, 4, "/nonexistent"},
                     Wrong{
                         {"quantize", kTinyModel, "/tmp/never.gguf", "--type", "i2_s"}, 2, "error: --type: i2_s: this"},

@@ -88,6 +88,36 @@ TEST(TokenStream, HoldsBackWhatMayBecomeAStopString) {
   EXPECT_EQ(open.result.text, "axy") << "what never became one comes at the end";
 }
 
+TEST(TokenStream, ACharacterThatALimitCutsIsLeftOut) {
+  const std::string text = "a\xF0\x9F\x8E\x89";  // a, then a character of four bytes
+  for (int n = 1; n <= 5; ++n) {
+    Streamed run;
+    run.options.max_tokens = n;
+    run.push(text);
+    EXPECT_EQ(run.result.text, n < 5 ? "a" : text) << n;
+  }
+  Streamed full;  // more was wanted, the context had no room
+  full.push(text.substr(0, 3));
+  EXPECT_EQ(full.result.text, "a");
+  Streamed open;  // what may become a stop string is text all the same
+  open.options.stop = {"ab"};
+  open.options.max_tokens = 3;
+  open.push(text);
+  EXPECT_EQ(open.result.text, "a");
+}
+
+TEST(TokenStream, ABrokenCharacterOfTheModelsOwnIsShown) {
+  using namespace std::string_view_literals;
+  Streamed ended;
+  ended.push("a\xF0\x9F\0"sv);
+  EXPECT_EQ(ended.result.reason, StopReason::end_token);
+  EXPECT_EQ(ended.result.text, "a\xEF\xBF\xBD");
+  Streamed within;
+  within.options.max_tokens = 4;
+  within.push("a\xF0\x9Fz"sv);
+  EXPECT_EQ(within.result.text, "a\xEF\xBF\xBDz");
+}
+
 TEST(TokenStream, EndsWhenTheReaderHasEnough) {
   Streamed run;
   run.go_on = false;

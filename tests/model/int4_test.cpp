@@ -283,15 +283,17 @@ TEST(Int4Convert, WhatIsWrittenLoadsAndIsTheReferenceEncoding) {
   source.write("chat_template.jinja", "a");
   source.write("additional_chat_templates/tool_use.jinja", "b");
   int reported = 0;
-  const auto fallbacks = convert_to_int4(in, out, [&](int done, int total, std::string_view) {
+  const auto converted = convert_to_int4(in, out, [&](int done, int total, std::string_view) {
     EXPECT_EQ(done, ++reported);
     EXPECT_EQ(total, 2 * 7 + 4);  // six projections and the embedding in two parts; down_proj and three norms
   });
-  ASSERT_TRUE(fallbacks) << fallbacks.error().message;
+  ASSERT_TRUE(converted) << converted.error().message;
   EXPECT_EQ(reported, 18);
-  ASSERT_EQ(fallbacks->size(), 1u);
-  EXPECT_EQ((*fallbacks)[0].tensor, "model.layers.0.mlp.down_proj.weight");
-  EXPECT_EQ((*fallbacks)[0].got->name, "f16");
+  const std::vector<Fallback>& fallbacks = converted->fallbacks;
+  ASSERT_EQ(fallbacks.size(), 1u);
+  EXPECT_EQ(fallbacks[0].tensor, "model.layers.0.mlp.down_proj.weight");
+  EXPECT_EQ(fallbacks[0].got->name, "f16");
+  EXPECT_LT(converted->n_bytes, converted->n_weights) << "less than 8 bits a weight";
 
   LoadedModel before = load_model(in).or_throw(), after = load_model(out).or_throw();
   EXPECT_EQ(after.weights.n_params, before.weights.n_params);

@@ -528,8 +528,11 @@ TEST(Convert, EveryWritableFormatLoadsAndStaysClose) {
     // Every matrix that fell back is named: 5 ffn_down of 172, or with super-blocks all 7 x 5 and the two embeddings.
     // Ternary formats leave the embeddings alone.
     const size_t embeddings = format.name.starts_with("tq") ? 0 : 2;
-    EXPECT_EQ(converted->size(), format.group == 1 ? 0u : format.group <= 32 ? 5u : 35u + embeddings) << format.name;
-    for (const Fallback& f : *converted) {
+    EXPECT_EQ(converted->fallbacks.size(), format.group == 1    ? 0u
+                                           : format.group <= 32 ? 5u
+                                                                : 35u + embeddings)
+        << format.name;
+    for (const Fallback& f : converted->fallbacks) {
       EXPECT_EQ(f.wanted->name, format.name);
       EXPECT_EQ(f.got->name, f.n_in == 172 ? "f16" : q) << f.tensor;
     }
@@ -555,7 +558,8 @@ TEST(Convert, AMixGivesTheBetterFormatToTheTensorsThatNeedIt) {
   // q6_k to q8_0, which shows all the same who was meant to get what.
   const TempDir directory;
   const std::string path = (directory.path() / "out.gguf").native();
-  const auto fallbacks = convert_to_gguf(kTiny, path, find_quantize_type("q4_k_m").or_throw(), nullptr).or_throw();
+  const std::vector<Fallback> fallbacks =
+      convert_to_gguf(kTiny, path, find_quantize_type("q4_k_m").or_throw(), nullptr).or_throw().fallbacks;
   std::map<std::string, std::string_view> wanted;
   for (const Fallback& f : fallbacks) wanted[f.tensor] = f.wanted->name;
   EXPECT_EQ(wanted.at("output.weight"), "q6_k");
@@ -571,6 +575,41 @@ TEST(Convert, AMixGivesTheBetterFormatToTheTensorsThatNeedIt) {
     for (const Linear* m : {&layer.q, &layer.k, &layer.o, &layer.gate, &layer.up}) EXPECT_EQ(m->format->name, "q5_0");
   }
   EXPECT_FALSE(find_quantize_type("q4_k_l"));
+}
+
+TEST(Convert, CompressedMatricesAreRoundedAgainOnlyWhenAsked) {
+  const TempDir directory;
+  const auto path = [&](const char* name) { return (directory.path() / name).native(); };
+  const auto type = [](const char* name) { return find_quantize_type(name).or_throw(); };
+  const Converted first = convert_to_gguf(kTiny, path("q4_1"), type("q4_1"), nullptr).or_throw();
+  EXPECT_EQ(first.n_requantized, 0) << "the original is f32";
+  for (const char* next : {"q8_0", "q4_0", "q4_k_m", "bf16"}) {
+    const auto refused = convert_to_gguf(path("q4_1"), path("no"), type(next), nullptr);
+    ASSERT_FALSE(refused) << next;
+    EXPECT_EQ(refused.error().kind, ErrorKind::usage);
+    EXPECT_NE(refused.error().message.find("in q4_1)"), std::string::npos) << refused.error().message;
+    EXPECT_NE(refused.error().message.find("--allow-requantize"), std::string::npos);
+  }
+  EXPECT_FALSE(std::filesystem::exists(path("no")));
+  // The same format is the same bytes, and f16 and f32 keep what the codes say.
+  for (const char* next : {"q4_1", "f16", "f32"})
+    EXPECT_EQ(convert_to_gguf(path("q4_1"), path(next), type(next), nullptr).or_throw().n_requantized, 0) << next;
+  QuantizeType asked = type("q8_0");
+  asked.requantizes = true;
+  EXPECT_GT(convert_to_gguf(path("q4_1"), path("q8_0"), asked, nullptr).or_throw().n_requantized, 30);
+}
+
+TEST(Convert, SaysHowManyBitsAWeightThereAre) {
+  const TempDir directory;
+  const auto bits = [&](const char* name) {
+    const std::string path = (directory.path() / name).native();
+    const Converted made = convert_to_gguf(kTiny, path, find_quantize_type(name).or_throw(), nullptr).or_throw();
+    EXPECT_EQ(made.n_weights, load_model(path).or_throw().weights.n_params);
+    EXPECT_LT(made.n_bytes, int64_t(std::filesystem::file_size(path)));
+    return 8.0 * double(made.n_bytes) / double(made.n_weights);
+  };
+  EXPECT_EQ(bits("f32"), 32);
+  EXPECT_GT(bits("q4_k_m"), 5.5) << "most rows are too short for super-blocks";
 }
 
 TEST(Convert, RefusesToOverwriteItsInputAndNonsense) {
