@@ -89,7 +89,7 @@ void check_flags(const RunFlags& flags) {
 /// Whether -p and -f are a user's message. Text that goes on from a saved cache, or has control tokens of its own, is not.
 bool is_message(const RunFlags& flags, const ChatModel& chat) {
   if (flags.chat) return true;
-  return (chat.has_template() || !chat.problem().empty()) && !flags.special && flags.load_state.empty();
+  return chat.has_template() && !flags.special && flags.load_state.empty();
 }
 
 /// The prompt as tokens; adds what else ends the answer to a chat.
@@ -107,10 +107,10 @@ Prompt read_tokens_of_prompt(const RunFlags& flags, const Model& model, std::vec
   const ChatModel chat(model, flags.model.chat_template);
   if (!is_message(flags, chat)) {
     if (!flags.system.empty()) bad_flag("--system", "this model has no chat template", "add --chat");
+    if (!chat.problem().empty() && !flags.quiet())
+      fmt::print(stderr, "warning: plain text: {} (--chat-template FILE|NAME gives another)\n", chat.problem());
     return plain(chat.has_template());
   }
-  if (!chat.problem().empty())
-    throw_error(ErrorKind::usage, "{} (--raw is plain text, --chat-template FILE|NAME gives another)", chat.problem());
   text::Json messages = text::Json::array();
   if (!flags.system.empty()) messages.push_back(message_of("system", flags.system));
   messages.push_back(message_of("user", read_prompt(flags)));

@@ -64,6 +64,7 @@ TEST(ChatTemplateFlag, AModelWithABrokenTemplateTakesPlainTextAndAnotherTemplate
   const Outcome plain = run_ridge({"run", "-m", model, "-p", "Once upon a time", "-n", "4", "--temp", "0"});
   EXPECT_EQ(plain.code, 0) << plain.err;
   EXPECT_NE(plain.out, "");
+  EXPECT_THAT(plain.err, HasSubstr("warning: plain text: ")) << "a template is never dropped without a word";
   const Outcome refused = chat(model);
   EXPECT_EQ(refused.code, 2);
   EXPECT_THAT(refused.err, HasSubstr("chat template: line 1, column 8"));
