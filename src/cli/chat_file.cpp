@@ -40,6 +40,8 @@ Result<SavedChat> load_chat(const std::string& path) {
     chat.messages.push_back(message_of(*role, *content));
     if (const auto reasoning = text_of(message, "reasoning_content"))
       chat.messages.back()["reasoning_content"] = *reasoning;
+    if (const auto calls = message.find("tool_calls"); calls != message.end() && calls->is_array())
+      chat.messages.back()["tool_calls"] = text::Json::parse(calls->dump());
   }
   return chat;
 }
