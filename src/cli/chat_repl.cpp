@@ -7,6 +7,7 @@
 #include "cli/interrupt.h"
 #include "cli/kv_auto.h"
 #include "cli/line_reader.h"
+#include "cli/text_out.h"
 #include "rank/mpi.h"
 
 namespace ridge::cli {
@@ -255,7 +256,7 @@ int Conversation::run() {
       if (joined_ranks() && joined_ranks()->failed()) throw;
       // A message that cannot be answered is no part of the conversation.
       messages_ = before;
-      std::fflush(stdout);
+      end_text(true);
       fmt::print(stderr, "error: {}\n", error.what());
     }
     if (asked_to_end()) return int(ErrorKind::interrupted);
