@@ -51,6 +51,7 @@ struct ModelInfo {
   int64_t n_params = 0;
   int64_t weight_bytes = 0;         ///< all weight tensors as stored
   int64_t decode_weight_bytes = 0;  ///< weight bytes one decode step must read
+  std::vector<std::string> unread_fields;  ///< of config.json: no reader of such models knows them
   bool has_tokenizer = false;
   bool add_bos = false;
   std::string device;  ///< "cpu", or the device by number and name

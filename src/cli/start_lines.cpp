@@ -52,9 +52,12 @@ std::string cache_cost(const ModelInfo& info, const Session& session) {
 
 std::string start_lines(const ModelInfo& info, const Session& session, const KvChoice& kv) {
   const int n_ctx = session.n_ctx();
-  return fmt::format("model    {} ({}), {}\ncache    {}: {}, context {} tokens{}\n", info.name, info.arch,
-                     device_text(info), kv_text(kv), cache_cost(info, session), n_ctx,
-                     n_ctx > info.n_ctx_train ? fmt::format(" (trained for {})", info.n_ctx_train) : "");
+  std::string unread;
+  if (!info.unread_fields.empty())
+    unread = fmt::format("fields   of config.json that nothing reads: {}\n", fmt::join(info.unread_fields, ", "));
+  return unread + fmt::format("model    {} ({}), {}\ncache    {}: {}, context {} tokens{}\n", info.name, info.arch,
+                              device_text(info), kv_text(kv), cache_cost(info, session), n_ctx,
+                              n_ctx > info.n_ctx_train ? fmt::format(" (trained for {})", info.n_ctx_train) : "");
 }
 
 std::string more_start_lines(const ModelInfo& info, const Session& session) {

@@ -106,10 +106,10 @@ class CpuBackend final : public Backend {
   void experts(int layer, const Rows& rows);
   void activate(Activation activation, View2<float> gate, View2<const float> up);
   void norm_heads(View2<float> x, const std::vector<float>& weight);
-  /// h = w norm(x), without the norm where `norm` is null. Of several ranks, x is this one's part of the columns, and h a
-  /// summand; or the whole product where w is cut between rows.
-  void project(const Linear& w, const std::vector<float>* norm, View2<float> x, const std::vector<int64_t>* borders,
-               View2<float> h);
+  /// h = w norm(x) + bias, without the norm where `norm` is null, without the bias where it is empty. Of several ranks, x is
+  /// this one's part of the columns, and h a summand; or the whole product where w is cut between rows.
+  void project(const Linear& w, const std::vector<float>& bias, const std::vector<float>* norm, View2<float> x,
+               const std::vector<int64_t>* borders, View2<float> h);
   void sum_ranks(View2<float> h);
   View2<float> gather_columns(Ranks& ranks, View2<const float> own, const std::vector<int64_t>& borders,
                               View2<float> whole);
@@ -239,15 +239,15 @@ void CpuBackend::norm_whole(View2<float> x, const std::vector<float>& weight, bo
   for (int64_t t = 0; t < n; ++t) std::copy_n(&heads(t, slice_->rank / n_copies * x.cols), x.cols, &x(t, 0));
 }
 
-void CpuBackend::project(const Linear& w, const std::vector<float>* norm, View2<float> x,
-                         const std::vector<int64_t>* borders, View2<float> h) {
+void CpuBackend::project(const Linear& w, const std::vector<float>& bias, const std::vector<float>* norm,
+                         View2<float> x, const std::vector<int64_t>* borders, View2<float> h) {
   const bool gathers = ranks_ && slice_->gathers;
   if (gathers) x = gather_columns(*stage_, x, *borders, matrix(whole_, x.rows, borders->back()));
   if (norm) rms_norm(context_, x, norm->data(), plan_.norm_eps, x);
-  if (!gathers) return linear(context_, w, x, h);
-  const View2<float> own = matrix(columns_, x.rows, w.n_out);
+  const View2<float> own = gathers ? matrix(columns_, x.rows, w.n_out) : h;
   linear(context_, w, x, own);
-  gather_columns(*stage_, own, slice_->model, h);
+  if (!bias.empty()) add_bias(context_, own, bias.data());
+  if (gathers) gather_columns(*stage_, own, slice_->model, h);
 }
 
 /// rows.attn = what queries rows.q make of the caches, grown by rows.k and v.
@@ -300,8 +300,7 @@ void CpuBackend::attend(int layer, const Rows& rows, HostKvMemory& memory) {
     for (int h = 0; h < a.n_heads; ++h)
       for (int i = 0; i < a.head_dim; ++i)
         rows.attn(t, h * a.head_dim + i) /= 1 + std::exp(-q_gate(t, (2 * h + 1) * a.head_dim + i));
-  project(w.o, a.out_norm ? &w.attn_sub_norm : nullptr, rows.attn, slice_ ? &slice_->q : nullptr, rows.h);
-  if (a.o_bias) add_bias(context_, rows.h, w.o_bias.data());
+  project(w.o, w.o_bias, a.out_norm ? &w.attn_sub_norm : nullptr, rows.attn, slice_ ? &slice_->q : nullptr, rows.h);
 }
 
 /// rows.h = latent attention of rows.h, the sequences' caches grown. rows.k are the latent rows; heads of rows.q and
@@ -386,8 +385,12 @@ void CpuBackend::feed_forward(int layer, const Rows& rows) {
   const View2<float> gate(rows.gate.data, rows.h.rows, d.d_ff), up(rows.up.data, rows.h.rows, d.d_ff);
   linear(context_, w.gate, rows.h, gate);
   linear(context_, w.up, rows.h, up);
+  if (d.biases) {
+    add_bias(context_, gate, w.gate_bias.data());
+    add_bias(context_, up, w.up_bias.data());
+  }
   activate(d.activation, gate, up);
-  project(w.down, d.down_norm ? &w.ffn_sub_norm : nullptr, gate, slice_ ? &slice_->ff : nullptr, rows.h);
+  project(w.down, w.down_bias, d.down_norm ? &w.ffn_sub_norm : nullptr, gate, slice_ ? &slice_->ff : nullptr, rows.h);
 }
 
 /// rows.h = what the experts of each row make of rows.h. An expert takes all its rows at once, and the experts add to a row

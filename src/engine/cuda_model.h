@@ -53,8 +53,8 @@ struct CudaRope {
 };
 
 /// Whether the product of gate and up ends in the activation, or leaves both to a launch of its own.
-constexpr bool is_fused(Activation activation) {
-  return activation == Activation::silu || activation == Activation::relu2;
+constexpr bool is_fused(const DensePlan& plan) {
+  return !plan.biases && (plan.activation == Activation::silu || plan.activation == Activation::relu2);
 }
 
 /// gate = activation(gate) * up over n values.

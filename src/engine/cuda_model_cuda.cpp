@@ -19,8 +19,8 @@ ProductParts qkv_of(const LayerWeights& l) {
 ProductParts delta_in_of(const DeltaWeights& d) {
   return {{&d.qkv, &d.z, &d.a, &d.b}, {nullptr, nullptr, nullptr, nullptr}};
 }
-ProductParts gate_up_of(const LayerWeights& l, Activation activation) {
-  return {{&l.gate, &l.up}, {nullptr, nullptr}, is_fused(activation)};
+ProductParts gate_up_of(const LayerWeights& l, const DensePlan& plan) {
+  return {{&l.gate, &l.up}, {&l.gate_bias, &l.up_bias}, is_fused(plan)};
 }
 
 /// The query projection; where heads have gates, with the rows of all queries in front of those of all gates.
@@ -217,8 +217,8 @@ CudaModel::CudaModel(const gpu::Stream& stream, const ModelPlan& plan, const Wei
       layer.v_b = DeviceExpertProduct(stream, v_b.matrices, v_b.biases);
     }
     if (has_dense(plan.layers[i])) {
-      layer.gate_up = product(gate_up_of(from, plan.layers[i].dense.activation));
-      layer.down = product(one(from.down));
+      layer.gate_up = product(gate_up_of(from, plan.layers[i].dense));
+      layer.down = product(one(from.down, &from.down_bias));
     }
     if (plan.layers[i].feed_forward != FeedForwardKind::experts) continue;
     const ExpertParts gate_up = expert_gate_up_of(plan.layers[i], from), down = expert_down_of(plan.layers[i], from);
@@ -274,8 +274,8 @@ int64_t CudaModel::upload_bytes(const ModelPlan& plan, const Weights& weights, c
       add_experts(heads_of(l.v_b));
     }
     if (has_dense(plan.layers[i])) {
-      add_product(gate_up_of(l, plan.layers[i].dense.activation));
-      add_product(one(l.down));
+      add_product(gate_up_of(l, plan.layers[i].dense));
+      add_product(one(l.down, &l.down_bias));
     }
     if (plan.layers[i].feed_forward != FeedForwardKind::experts) continue;
     add_experts(expert_gate_up_of(plan.layers[i], l));
@@ -332,8 +332,8 @@ CudaModel CudaModel::planned(const ModelPlan& plan, const Weights& weights, cons
       layer.v_b = experts(heads_of(l.v_b));
     }
     if (has_dense(of)) {
-      layer.gate_up = product(gate_up_of(l, of.dense.activation));
-      layer.down = product(one(l.down));
+      layer.gate_up = product(gate_up_of(l, of.dense));
+      layer.down = product(one(l.down, &l.down_bias));
     }
     if (of.feed_forward != FeedForwardKind::experts) continue;
     layer.expert_gate_up = experts(expert_gate_up_of(of, l));

@@ -487,7 +487,7 @@ void CudaRunner::feed_forward(int i, int64_t n, bool overlap) {
 void CudaRunner::dense(int i, const ProductCall& in, const ProductCall& out) {
   const DensePlan& plan = plan_.layers[size_t(i)].dense;
   const CudaLayer& layer = model_.layers[size_t(i)];
-  const bool fused = is_fused(plan.activation);
+  const bool fused = is_fused(plan);
   auto *gate = room_.ff.as<float>(), *up = gate + in.n_tokens * plan.d_ff;
   ProductCall call = in;
   if (fused) call.output = plan.activation == Activation::relu2 ? ProductOutput::relu2_glu : ProductOutput::silu_glu;

@@ -46,6 +46,7 @@ ModelInfo describe(const std::string& path, LoadedModel& model, const CpuContext
                  .tied_output = c.tied_output,
                  .n_params = model.weights.n_params,
                  .weight_bytes = model.weights.stored_bytes,
+                 .unread_fields = model.unread_fields,
                  .has_tokenizer = model.tokenizer.has_value(),
                  .add_bos = model.tokenizer && model.tokenizer->spec().add_bos,
                  .device = "cpu",
@@ -69,8 +70,6 @@ ModelInfo describe(const std::string& path, LoadedModel& model, const CpuContext
 /// Compares the model with that of the other ranks, and keeps this one's part of it, or the whole to lead with.
 void Engine::take_slice() {
   const Config& c = loaded_.config;
-  short_hash_ = model_hash(c, loaded_.weights, 0);
-  long_hash_ = model_hash(c, loaded_.weights, INT_MAX);
   const double seconds = file_seconds(*ranks_);
   ranks_->require_same("the model", fmt::format("{:016x}", hash(c.n_ctx_train)), "give every rank the same file",
                        seconds);
@@ -91,8 +90,8 @@ std::unique_ptr<Backend> Engine::make_rank(const ModelPlan& plan, Weights& weigh
 }
 
 uint64_t Engine::hash(int n_ctx) const {
-  if (!ranks()) return model_hash(loaded_.config, loaded_.weights, n_ctx);
-  return n_ctx > loaded_.config.rope_scaling.original_context ? long_hash_ : short_hash_;
+  std::call_once(identified_, [&] { identity_ = identify(loaded_.config, loaded_.weights); });
+  return identity_.of(n_ctx);
 }
 
 Engine::Engine(const std::string& path, const LoadOptions& options, Ranks* ranks)

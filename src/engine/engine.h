@@ -2,8 +2,11 @@
 // with it; people's programs with ridge/engine.h.
 #pragma once
 
+#include <mutex>
+
 #include "engine/backend.h"
 #include "engine/kv_options.h"
+#include "model/identity.h"
 #include "model/slice.h"
 #include "rank/ranks.h"
 
@@ -52,7 +55,7 @@ class Engine {
                                                  int n_slots);
   /// What weighted rounding needs for such caches, made once a model; null when no side rounds so.
   const KvMetric* kv_metric(std::span<const KvLayerConfig> layers);
-  /// model_hash() of the whole model, for sequences of at most n_ctx positions.
+  /// The identity (model/identity.h) of the whole model, for sequences of at most n_ctx positions. Made at the first call.
   uint64_t hash(int n_ctx) const;
   /// Turns a K row of the model by n positions, of a layer and a context of n_ctx: what SequencePool::shift() wants.
   void turn_key(int layer, int n_ctx, int n_positions, float* row);
@@ -66,7 +69,8 @@ class Engine {
   CpuContext context_;
   LoadedModel loaded_;
   std::optional<ModelSlice> slice_;
-  uint64_t short_hash_ = 0, long_hash_ = 0;  // of the model before it was cut, by the context that it is for
+  mutable std::once_flag identified_;
+  mutable ModelIdentity identity_;  // of the model before it was cut
   ModelPlan plan_;
   ModelInfo info_;
   std::optional<KvMetric> kv_metric_;

@@ -165,50 +165,6 @@ Status check_header(const FileHeader& header, std::span<const KvLayouts> layouts
 
 }  // namespace
 
-uint64_t model_hash(const Config& c, const Weights& weights, int n_ctx) {
-  constexpr int64_t kSample = 4096;
-  uint64_t hash = 0;
-  const auto add = [&](const void* bytes, size_t size) { hash = XXH64(bytes, size, hash); };
-  const auto add_vector = [&](const std::vector<float>& v) { add(v.data(), v.size() * sizeof(float)); };
-  const int numbers[] = {c.n_layers,   c.n_heads,  c.n_kv_heads,      c.head_dim, c.d_model, c.d_ff,
-                         c.vocab_size, c.rope_dim, int(c.rope_pairs), c.qkv_bias, c.qk_norm, c.tied_output};
-  add(numbers, sizeof numbers);
-  add(c.arch.data(), c.arch.size());
-  const float reals[] = {c.rms_eps, c.rope_theta};
-  add(reals, sizeof reals);
-  if (c.window > 0) {
-    const float window[] = {float(c.window), float(c.window_period), c.window_rope_theta};
-    add(window, sizeof window);
-  }
-  if (c.kv_rank > 0) {
-    const float latent[] = {float(c.kv_rank), float(c.nope_dim), c.rope_scaling.score_factor};
-    add(latent, sizeof latent);
-  }
-  if (c.delta.n_key_heads > 0) {
-    const DeltaShape& d = c.delta;
-    const int delta[] = {d.n_key_heads, d.n_value_heads,   d.key_dim,      d.value_dim,
-                         d.kernel,      int(d.keys_cycle), c.delta_period, int(c.attention_gate)};
-    add(delta, sizeof delta);
-  }
-  const bool is_long = !weights.long_rope_factors.empty() && n_ctx > c.rope_scaling.original_context;
-  add_vector(is_long ? weights.long_rope_factors : weights.rope_factors);
-  add_vector(weights.output_norm);
-  for (const LayerWeights& layer : weights.layers)
-    for (const auto* v :
-         {&layer.attn_norm, &layer.q_bias, &layer.k_bias, &layer.v_bias, &layer.q_norm, &layer.k_norm, &layer.ffn_norm,
-          &layer.delta.conv, &layer.delta.decay, &layer.delta.dt_bias, &layer.delta.norm})
-      add_vector(*v);
-  const auto add_matrix = [&](const Linear& m) {
-    const int64_t shape[] = {m.n_out, m.n_in};
-    add(shape, sizeof shape);
-    add(m.format->name.data(), m.format->name.size());
-    if (m.rows) add(m.rows, size_t(std::min(kSample, m.bytes())));
-  };
-  add_matrix(weights.embedding);
-  for_each_matrix(weights, [&](const Linear& m, std::string_view) { add_matrix(m); });
-  return hash;
-}
-
 Status save_kv_state(std::span<const KvLayouts> layouts, const SequenceImage& image, uint64_t model_hash,
                      const std::filesystem::path& path) {
   FileHeader header{};

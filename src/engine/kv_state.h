@@ -5,13 +5,8 @@
 #include <filesystem>
 
 #include "engine/pool.h"
-#include "model/weights.h"
 
 namespace ridge {
-
-/// Tells models apart: xxh64 of the hyper-parameters, the vectors, and of every matrix its shape, its format and the
-/// first 4 KiB of its rows.
-uint64_t model_hash(const Config& config, const Weights& weights, int n_ctx);
 
 /// Writes the image of a sequence of caches with these layouts; the file appears under its name only when it is complete.
 Status save_kv_state(std::span<const KvLayouts> layouts, const SequenceImage& image, uint64_t model_hash,

@@ -41,6 +41,8 @@ int Config::n_cached_layers() const {
   return n;
 }
 
+float yarn_magnitude(float factor, float share) { return float(0.1 * share * std::log(double(factor)) + 1); }
+
 Rope make_rope(const Config& config, const float* factors) {
   const RopeScaling& s = config.rope_scaling;
   Rope rope{.pairs = config.rope_pairs, .magnitude = 1};
@@ -59,9 +61,8 @@ Rope make_rope(const Config& config, const float* factors) {
     }
     rope.frequency.push_back(frequency);
   }
-  if (s.kind == RopeScaling::Kind::yarn)
-    rope.magnitude = s.attention_factor > 0 ? s.attention_factor : float(0.1 * std::log(double(s.factor)) + 1);
-  if (s.kind == RopeScaling::Kind::longrope) rope.magnitude = s.attention_factor;
+  if (s.attention_factor > 0) rope.magnitude = s.attention_factor;
+  else if (s.kind == RopeScaling::Kind::yarn) rope.magnitude = yarn_magnitude(s.factor);
   return rope;
 }
 
@@ -100,7 +101,9 @@ Status check_config(const Config& c, std::string_view where) {
                                              s.attention_factor >= 0 && s.attention_factor < 1e3f))
     return bad_file("{}: YaRN beta_fast {}, beta_slow {}, attention factor {}: expected 0 < slow < fast", where,
                     s.beta_fast, s.beta_slow, s.attention_factor);
-  if (s.kind == RopeScaling::Kind::longrope && !(s.attention_factor > 0 && s.attention_factor < 1e3f))
+  if (!(s.attention_factor >= 0 && s.attention_factor < 1e3f))
+    return bad_file("{}: rope scaling's attention factor is {}, expected 0 to 1000", where, s.attention_factor);
+  if (s.kind == RopeScaling::Kind::longrope && !(s.attention_factor > 0))
     return bad_file("{}: LongRoPE's attention factor is {}, expected above 0 and below 1000", where,
                     s.attention_factor);
   RIDGE_TRY_STATUS(range("number of experts", c.n_experts, 0, 4096));

@@ -16,7 +16,7 @@ struct RopeScaling {
   enum class Kind : uint8_t { none, linear, yarn, llama3, longrope } kind = Kind::none;
   float factor = 1;
   int original_context = 0;    // yarn, llama3, longrope: the context before stretching
-  float attention_factor = 0;  // yarn, longrope: on cos and sin; 0 of yarn means 1 + 0.1 ln(factor)
+  float attention_factor = 0;  // on cos and sin; 0: 1, and of yarn 1 + 0.1 ln(factor)
   float score_factor = 0;      // yarn of latent attention: scores are multiplied by (1 + score_factor ln(factor))^2
   float beta_fast = 32;        // yarn: turns over the original context above which a pair is left alone
   bool truncate = true;        // yarn: the ends of the ramp are whole pairs
@@ -52,7 +52,8 @@ struct Config {
   RopePairs rope_pairs = RopePairs::halves;
   RopeScaling rope_scaling;
   bool qkv_bias = false;       // qwen2
-  bool o_bias = false;         // gpt-oss
+  bool o_bias = false;         // gpt-oss, and files whose attention has biases
+  bool mlp_bias = false;       // of gate, up and down of the dense feed-forward
   bool sink_logits = false;    // gpt-oss: a learned score a head that takes its share of the softmax and adds no value
   bool qk_norm = false;        // qwen3: RMSNorm of every q and k head before RoPE
   bool qk_norm_whole = false;  // olmo2: with qk_norm, RMSNorm over all heads of q, and of k, together
@@ -108,6 +109,8 @@ struct Config {
   }
 };
 
+/// What YaRN multiplies cosines and sines by: 1 + 0.1 share ln(factor).
+float yarn_magnitude(float factor, float share = 1);
 /// The angles of a config. `factors` [rope_dim/2] (GGUF's rope_freqs) divide the frequencies when not null.
 Rope make_rope(const Config& config, const float* factors);
 

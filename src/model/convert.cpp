@@ -254,6 +254,14 @@ Result<std::vector<Job>> hf_jobs(const io::HfDirectory& directory, const Config&
     push(name, layer, true);
     if (!jobs.empty()) jobs.back().offset = arch.norms_plus_one ? 1.0f : 0.0f;
   };
+  // A bias of heads, in the order of their rows.
+  const auto push_head_bias = [&](const tensor_names::Name& name, int layer, bool required, int n_heads) {
+    const size_t before = jobs.size();
+    if (required) push(name, layer, true);
+    if (jobs.size() == before || !permute) return;
+    const int64_t n = jobs.back().spec.shape[0];
+    for (int64_t i = 0; i < n; ++i) jobs.back().columns.push_back(source_row(i, n / n_heads));
+  };
   // One tensor of a matrix or a bias of all experts or heads, as loading took them apart.
   const auto push_stacked = [&](const tensor_names::Name& name, int layer, std::span<const Linear> all) {
     Job& job = jobs.emplace_back();
@@ -346,13 +354,10 @@ Result<std::vector<Job>> hf_jobs(const io::HfDirectory& directory, const Config&
       push(n::kK, i, attends && !arch.fused, c.n_kv_heads);
       push(n::kV, i, attends && !arch.fused);
     }
-    if (c.qkv_bias && permute)
-      return bad_file("{}: a {} model with attention biases cannot be written as GGUF (its readers do not expect them)",
-                      where, c.arch);
-    push(n::kQBias, i, attends && c.qkv_bias);
-    push(n::kKBias, i, attends && c.qkv_bias);
+    push_head_bias(n::kQBias, i, attends && c.qkv_bias, c.n_heads);
+    push_head_bias(n::kKBias, i, attends && c.qkv_bias, c.n_kv_heads);
     push(n::kVBias, i, attends && c.qkv_bias);
-    push(n::kOBias, i, c.o_bias);
+    push(n::kOBias, i, attends && c.o_bias);
     push(n::kSinkLogits, i, c.sink_logits);
     push_norm(n::kQNorm, i, attends && c.qk_norm);
     push_norm(n::kKNorm, i, attends && c.qk_norm);
@@ -392,6 +397,7 @@ Result<std::vector<Job>> hf_jobs(const io::HfDirectory& directory, const Config&
     push(n::kUp, i, !arch.fused);
     push(n::kFfnSubNorm, i, c.sub_norm);
     push(n::kDown, i, true);
+    for (const auto& name : {n::kGateBias, n::kUpBias, n::kDownBias}) push(name, i, c.mlp_bias);
   }
   if (!missing.empty()) return bad_file("{}: tensors are missing:{}", where, missing);
   for (const auto& [name, factors] : {std::pair(n::kShortRopeFactors, &c.rope_scaling.short_factors),

@@ -4,6 +4,7 @@
 #include <deque>
 #include <filesystem>
 #include <map>
+#include <set>
 #include <tuple>
 
 #include "format/i2_s.h"
@@ -271,6 +272,14 @@ class Binder {
     return rows;
   }
   bool is_gguf() const { return is_gguf_; }
+  /// Marks a tensor as read, where there is one.
+  bool take(const std::string& tensor_name) {
+    const auto found = by_name_.find(tensor_name);
+    if (found != by_name_.end()) read_.insert(found->second);
+    return found != by_name_.end();
+  }
+  /// Refuses the file where tensors whose names begin with `prefix` are neither read nor harmless: they would change results.
+  Status check_rest(const Config& c, std::string_view where, std::string_view prefix = {}) const;
   /// Matrices [n_out, n_in] of all experts: one tensor each in a Hugging Face file, one of all in a GGUF file.
   std::vector<Linear> expert_matrices(const tensor_names::Name& n, int layer, int n_experts, int64_t n_out,
                                       int64_t n_in) {
@@ -292,6 +301,12 @@ class Binder {
       m.rows = all->data.data() + e * m.bytes();
     }
     return experts;
+  }
+  /// A bias that GGUF files may leave out of some layers; zeros there.
+  std::vector<float> bias(const tensor_names::Name& n, int layer, int64_t size, bool required) {
+    std::vector<float> found = vector(n, layer, size, required || !is_gguf_);
+    found.resize(size_t(size));
+    return found;
   }
   std::vector<float> vector(const tensor_names::Name& n, int layer, int64_t size, bool required = true) {
     return values(name(n, layer), size, required);
@@ -351,11 +366,13 @@ class Binder {
     return 1;
   }
   /// The tensor NAME.part beside what would be NAME.weight; nullptr when there is none.
-  const io::Tensor* packed(const tensor_names::Name& n, int layer, std::string_view part) const {
+  const io::Tensor* packed(const tensor_names::Name& n, int layer, std::string_view part) {
     std::string tensor_name = name(n, layer);
     tensor_name.replace(tensor_name.rfind("weight"), std::string::npos, part);
     const auto found = by_name_.find(tensor_name);
-    return found == by_name_.end() ? nullptr : found->second;
+    if (found == by_name_.end()) return nullptr;
+    read_.insert(found->second);
+    return found->second;
   }
   /// A packed matrix, as int4_g128 rows in a buffer of its own.
   Linear int4_matrix(const tensor_names::Name& n, int layer, int64_t n_out, int64_t n_in) {
@@ -377,6 +394,7 @@ class Binder {
       if (required) problem(tensor_name + " is missing");
       return nullptr;
     }
+    read_.insert(found->second);
     if (found->second->shape != shape) {
       problem(fmt::format("{} is [{}], expected [{}]", tensor_name, fmt::join(found->second->shape, ", "),
                           fmt::join(shape, ", ")));
@@ -399,11 +417,89 @@ class Binder {
   io::Int4Layout int4_;
   TernaryLayout ternary_;
   Weights& weights_;
+  bool is_harmless(const Config& c, const io::Tensor& tensor) const;
+  bool is_of_head(const Config& c, std::string_view tensor_name) const;
+
   std::map<std::string, const io::Tensor*, std::less<>> by_name_;
+  std::set<const io::Tensor*> read_;
   std::deque<std::string> expert_names_;  // what Names of single experts point to
   std::string problems_;
   int n_problems_ = 0;
 };
+
+/// Tensors that nothing reads and that change nothing. "*" stands for any text.
+struct HarmlessTensor {
+  std::string_view name, why;
+};
+constexpr std::string_view kVision = "images and sound are not read", kTable = "follows from the configuration",
+                           kCacheScale = "of a cache in 8 bits, which follows the options here";
+constexpr HarmlessTensor kHarmlessTensors[] = {
+    {"v.*", kVision},
+    {"a.*", kVision},
+    {"mm.*", kVision},
+    {"visual.*", kVision},
+    {"model.visual.*", kVision},
+    {"vision_tower.*", kVision},
+    {"model.vision_tower.*", kVision},
+    {"vision_model.*", kVision},
+    {"model.vision_model.*", kVision},
+    {"multi_modal_projector.*", kVision},
+    {"model.multi_modal_projector.*", kVision},
+    {"audio_tower.*", kVision},
+    {"model.audio_tower.*", kVision},
+    {"*.rotary_emb.inv_freq", kTable},
+    {"*.rotary_emb.cos_cached", kTable},
+    {"*.rotary_emb.sin_cached", kTable},
+    {"*.attn_rot_embd", kTable},
+    {"*.attn_rot_embd.weight", kTable},
+    {"*.attn.bias", "a mask of attention, which is causal"},
+    {"*.attn.masked_bias", "a mask of attention, which is causal"},
+    {"*.k_scale", kCacheScale},
+    {"*.v_scale", kCacheScale},
+    {"mtp.*", "a head that guesses further tokens: --spec-type mtp reads it"},
+};
+
+bool matches(std::string_view pattern, std::string_view name) {
+  const size_t star = pattern.find('*');
+  return name.size() + 1 >= pattern.size() && name.starts_with(pattern.substr(0, star)) &&
+         name.ends_with(pattern.substr(star + 1));
+}
+
+/// Whether a tensor of a block behind the last layer belongs to a head that guesses further tokens.
+bool Binder::is_of_head(const Config& c, std::string_view tensor_name) const {
+  const Arch& arch = arch_of(c);
+  if (!is_gguf_ && !arch.latent) return false;
+  for (int i = c.n_layers; has(name(tensor_names::next_names(arch).embedding_norm, i)); ++i)
+    if (tensor_name.starts_with(is_gguf_ ? fmt::format("blk.{}.", i) : fmt::format("model.layers.{}.", i))) return true;
+  return false;
+}
+
+bool Binder::is_harmless(const Config& c, const io::Tensor& tensor) const {
+  if (std::ranges::any_of(kHarmlessTensors, [&](const HarmlessTensor& h) { return matches(h.name, tensor.name); }))
+    return true;
+  if (is_of_head(c, tensor.name)) return true;
+  const io::Tensor* const embedding = by_name_.find(name(tensor_names::kEmbedding, 0))->second;
+  if (c.tied_output && tensor.name == name(tensor_names::kOutput, 0))  // a copy
+    return tensor.format == embedding->format && std::ranges::equal(tensor.data, embedding->data);
+  if (!tensor.name.ends_with(".bias") || io::is_integer(*tensor.format) || tensor.shape.size() != 1) return false;
+  std::vector<float> bias(size_t(tensor.shape[0]), 0.0f);  // converters of 4-bit models write biases of zeros
+  tensor.format->decode(tensor.data.data(), tensor.shape[0], bias.data());
+  return std::ranges::all_of(bias, [](float value) { return value == 0; });
+}
+
+Status Binder::check_rest(const Config& c, std::string_view where, std::string_view prefix) const {
+  constexpr int kShown = 8;
+  std::string names;
+  int n = 0;
+  for (const auto& [tensor_name, tensor] : by_name_)
+    if (tensor_name.starts_with(prefix) && !read_.contains(tensor) && !is_harmless(c, *tensor) && ++n <= kShown)
+      names += (n > 1 ? ", " : "") + tensor_name;
+  if (n == 0) return {};
+  return bad_file(
+      "{}: {} tensor(s) would change results and are not supported in {} models: {}{} (convert the model "
+      "without them if it was made without them)",
+      where, n, c.arch, names, n > kShown ? fmt::format(" and {} more", n - kShown) : "");
+}
 
 void bind_oss_experts(const Config& c, Binder& b, int i, LayerWeights& layer) {
   namespace n = tensor_names;
@@ -528,11 +624,11 @@ void bind_attention(const Config& c, Binder& b, int i, LayerWeights& layer) {
   }
   layer.o = projection(n::kO, c.d_model, c.q_dim());
   if (c.qkv_bias) {
-    layer.q_bias = b.vector(n::kQBias, i, c.q_rows());
-    layer.k_bias = b.vector(n::kKBias, i, c.kv_dim());
-    layer.v_bias = b.vector(n::kVBias, i, c.kv_dim());
+    layer.q_bias = b.bias(n::kQBias, i, c.q_rows(), arch.qkv_bias);
+    layer.k_bias = b.bias(n::kKBias, i, c.kv_dim(), arch.qkv_bias);
+    layer.v_bias = b.bias(n::kVBias, i, c.kv_dim(), arch.qkv_bias);
   }
-  if (c.o_bias) layer.o_bias = b.vector(n::kOBias, i, c.d_model);
+  if (c.o_bias) layer.o_bias = b.bias(n::kOBias, i, c.d_model, arch.gpt_oss);
   if (c.sink_logits) layer.sink_logits = b.vector(n::kSinkLogits, i, c.n_heads);
   if (c.qk_norm) {
     layer.q_norm = b.norm(n::kQNorm, i, c.qk_norm_whole ? c.q_dim() : c.head_dim, arch.norms_plus_one);
@@ -577,6 +673,11 @@ LayerWeights bind_layer(const Config& c, Binder& b, int i) {
     layer.up = projection(n::kUp, c.d_ff, c.d_model);
   }
   layer.down = projection(n::kDown, c.d_model, c.d_ff);
+  if (c.mlp_bias) {
+    layer.gate_bias = b.bias(n::kGateBias, i, c.d_ff, false);
+    layer.up_bias = b.bias(n::kUpBias, i, c.d_ff, false);
+    layer.down_bias = b.bias(n::kDownBias, i, c.d_model, false);
+  }
   return layer;
 }
 
@@ -597,6 +698,7 @@ Status bind_tensors(const Config& c, Binder& b, Weights& w, std::string_view whe
   }
   for (int i = 0; i < c.n_layers; ++i) w.layers.push_back(bind_layer(c, b, i));
   RIDGE_TRY_STATUS(b.finish(where));
+  RIDGE_TRY_STATUS(b.check_rest(c, where));
   for (const auto* factors : {&w.rope_factors, &w.long_rope_factors})
     for (const float factor : *factors)
       if (!(factor > 0)) return bad_file("{}: a factor of RoPE is {}, expected positive factors", where, factor);
@@ -648,7 +750,7 @@ Result<LoadedModel> load_gguf(const std::string& path) {
 Result<LoadedModel> load_hf(const std::string& path) {
   LoadedModel model;
   RIDGE_TRY(io::HfDirectory directory, io::open_hf_directory(path));
-  RIDGE_TRY(model.config, config_from_hf(directory.config_json, path + "/config.json"));
+  RIDGE_TRY(model.config, config_from_hf(directory.config_json, path + "/config.json", &model.unread_fields));
   model.config.name = std::filesystem::weakly_canonical(path).filename().string();
   RIDGE_TRY(const io::Int4Layout int4, io::int4_layout(directory.config_json, path + "/config.json"));
   if (model.config.ternary && int4 != io::Int4Layout::none)
@@ -713,6 +815,40 @@ void for_each_matrix(Weights& w, const std::function<void(Linear&, std::string_v
     }
   }
   fn(w.output, "output");
+}
+
+namespace {
+
+using OnVector = std::function<void(const std::vector<float>&)>;
+
+void for_each_vector(const DeltaWeights& delta, const OnVector& fn) {
+  const auto& [qkv, z, a, b, conv, decay, dt_bias, norm] = delta;
+  for (const auto* v : {&conv, &decay, &dt_bias, &norm}) fn(*v);
+}
+
+void for_each_vector(const LayerWeights& layer, const OnVector& fn) {
+  // A member that joins the struct does not compile here until it is named: a vector belongs into the list too.
+  const auto& [attn_norm, delta, q, k, v, q_bias, k_bias, v_bias, q_norm, k_norm, q_a, q_b, q_a_norm, kv_a, kv_a_norm,
+               k_b, v_b, attn_sub_norm, o, attn_post_norm, o_bias, sink_logits, ffn_norm, gate, up, gate_bias, up_bias,
+               ffn_sub_norm, down, down_bias, ffn_post_norm, router, router_bias, choice_bias, experts, shared_gate] =
+      layer;
+  for_each_vector(delta, fn);
+  for (const auto* values :
+       {&attn_norm, &q_bias,        &k_bias,         &v_bias,        &q_norm,      &k_norm,      &q_a_norm,
+        &kv_a_norm, &attn_sub_norm, &attn_post_norm, &o_bias,        &sink_logits, &ffn_norm,    &gate_bias,
+        &up_bias,   &ffn_sub_norm,  &down_bias,      &ffn_post_norm, &router_bias, &choice_bias, &shared_gate})
+    fn(*values);
+  for (const auto& [gate_of, up_of, down_of, gate_bias_of, up_bias_of, down_bias_of] : experts)
+    for (const auto* values : {&gate_bias_of, &up_bias_of, &down_bias_of}) fn(*values);
+}
+
+}  // namespace
+
+void for_each_vector(const Weights& w, const OnVector& fn) {
+  for (const auto* values :
+       {&w.output_norm, &w.rope_factors, &w.long_rope_factors, &w.join_embedding_norm, &w.join_hidden_norm})
+    fn(*values);
+  for (const LayerWeights& layer : w.layers) for_each_vector(layer, fn);
 }
 
 int64_t decode_matrix_bytes(const Weights& w, int n_used) {
@@ -866,6 +1002,7 @@ Status load_separate_head(const Config& c, const Weights& model, std::string pat
   layer.up = matrix("layer.mlp.up_proj.weight", c.d_ff, c.d_model);
   layer.down = matrix("layer.mlp.down_proj.weight", c.d_model, c.d_ff);
   RIDGE_TRY_STATUS(b.finish(path));
+  RIDGE_TRY_STATUS(b.check_rest(c, path));
   const WeightFormat* const format = model.layers.back().q.format;
   for (Linear* m : {&head.weights.join, &layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down})
     *m = encoded(*m, format, head.weights.buffers);
@@ -879,8 +1016,9 @@ Status load_separate_head(const Config& c, const Weights& model, std::string pat
 }  // namespace
 
 bool takes_plain_head(const Config& c) {
-  return !c.qkv_bias && !c.o_bias && !c.qk_norm && !c.sink_logits && !c.sub_norm && c.norms == NormPlace::before &&
-         !c.has_experts(c.n_layers - 1) && !c.has_delta(c.n_layers - 1) && c.kv_rank == 0;
+  return !c.qkv_bias && !c.o_bias && !c.mlp_bias && !c.qk_norm && !c.sink_logits && !c.sub_norm &&
+         c.norms == NormPlace::before && !c.has_experts(c.n_layers - 1) && !c.has_delta(c.n_layers - 1) &&
+         c.kv_rank == 0;
 }
 
 Status add_head_file(io::HfDirectory& directory, const std::filesystem::path& path) {
@@ -927,13 +1065,17 @@ Result<std::optional<MtpHead>> read_own_mtp_head(const Config& config, const Wei
   c.dense_layers = {};
   const auto norm = [&](const n::Name& name) { return b.norm(name, layer, c.d_model, arch.norms_plus_one); };
   head->after_norm = arch.delta;
-  head->own_ends = b.has(b.name(names.embedding, layer)) || b.has(b.name(names.output, layer));
+  const bool own_embedding = b.take(b.name(names.embedding, layer)), own_output = b.take(b.name(names.output, layer));
+  head->own_ends = own_embedding || own_output;
   head->weights.join_embedding_norm = norm(names.embedding_norm);
   head->weights.join_hidden_norm = norm(names.hidden_norm);
   head->weights.join = b.matrix(names.join, layer, c.d_model, 2 * int64_t(c.d_model));
   head->weights.output_norm = norm(names.output_norm);
   head->weights.layers.push_back(bind_layer(c, b, layer));
   RIDGE_TRY_STATUS(b.finish("the MTP head"));
+  const std::string prefix =
+      under_mtp ? "" : fmt::format(fmt::runtime(is_gguf ? "blk.{}." : "model.layers.{}."), layer);
+  RIDGE_TRY_STATUS(b.check_rest(c, "the MTP head", prefix));
   return head;
 }
 

@@ -100,7 +100,7 @@ ModelPlan make_plan(const Config& c, std::span<const float> rope_factors, std::s
                                 .out_norm = c.sub_norm,
                                 .gate = c.attention_gate},
                   .feed_forward = FeedForwardKind::dense,
-                  .dense = {.d_ff = c.d_ff, .activation = c.activation, .down_norm = c.sub_norm},
+                  .dense = {.d_ff = c.d_ff, .activation = c.activation, .down_norm = c.sub_norm, .biases = c.mlp_bias},
                   .norms = c.norms,
                   .residual_scale = c.residual_scale});
     if (c.kv_rank > 0) {
@@ -119,6 +119,7 @@ ModelPlan make_plan(const Config& c, std::span<const float> rope_factors, std::s
     if (!c.has_experts(i)) continue;
     layer.feed_forward = FeedForwardKind::experts;
     layer.dense.d_ff = c.d_ff_shared;
+    layer.dense.biases = false;
     layer.experts = {.n_experts = c.n_experts,
                      .rule = {.n_used = c.n_experts_used,
                               .renormalised = c.experts_renormalised,

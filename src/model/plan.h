@@ -67,6 +67,7 @@ struct DensePlan {
   int d_ff = 0;
   Activation activation = Activation::silu;
   bool down_norm = false;  ///< RMSNorm in front of the down projection
+  bool biases = false;     ///< of all three projections
 };
 
 /// sum of weight_e expert_e(x) over the experts that the router chooses (ExpertRule); each expert is a DensePlan. The

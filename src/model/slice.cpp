@@ -219,6 +219,12 @@ struct Copies {
   }
 };
 
+/// The bias of what ranks add up is one rank's; where they have rows of the output each has its own.
+void cut_output_bias(const ModelSlice& slice, std::vector<float>& bias) {
+  if (slice.gathers) keep(bias, slice.first(slice.model), slice.count(slice.model));
+  else drop_unless(slice.rank == 0, bias);
+}
+
 /// Heads of a layer that attends.
 void slice_attention(const ModelSlice& slice, LayerWeights& layer, Copies& copies) {
   const Config& whole = slice.whole;
@@ -242,7 +248,7 @@ void slice_attention(const ModelSlice& slice, LayerWeights& layer, Copies& copie
   const int64_t columns = whole.value_width() / slice.size;
   layer.o = slice.gathers ? row_slice(layer.o, slice.first(slice.model), slice.count(slice.model))
                           : copies.columns(layer.o, slice.rank * columns, columns);
-  drop_unless(slice.rank == 0, layer.o_bias);
+  cut_output_bias(slice, layer.o_bias);
 }
 
 /// Heads of a layer of the gated delta rule.
@@ -268,6 +274,9 @@ void slice_feed_forward(const ModelSlice& slice, const std::vector<int64_t>& ff,
   if (layer.gate.format) {
     layer.gate = row_slice(layer.gate, slice.first(ff), slice.count(ff));
     layer.up = row_slice(layer.up, slice.first(ff), slice.count(ff));
+    keep(layer.gate_bias, slice.first(ff), slice.count(ff));
+    keep(layer.up_bias, slice.first(ff), slice.count(ff));
+    cut_output_bias(slice, layer.down_bias);
     layer.down = slice.gathers ? row_slice(layer.down, slice.first(slice.model), slice.count(slice.model))
                                : copies.columns(layer.down, slice.first(ff), slice.count(ff));
   }

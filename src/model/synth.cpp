@@ -52,6 +52,8 @@ constexpr Shape kShapes[] = {
     {"bitnet-2b-4t", "bitnet-b1.58", 30, 20, 5, 128, 2560, 6912, 128256, 4096, 5e5f, false, true},
     {"tiny-bitnet", "bitnet-b1.58", 2, 2, 1, 64, 128, 384, 512, 2048, 1e4f, false, true},
     {"tiny-64", "qwen2", 2, 4, 2, 64, 256, 512, 512, 2048, 1e4f, true, true},
+    // Biases of all projections.
+    {"tiny-biases", "llama", 2, 4, 2, 64, 256, 512, 512, 2048, 1e4f, true, true},
     {"tiny-gemma", "gemma3", 7, 4, 2, 32, 64, 96, 512, 2048, 1e4f, false, true, 32, 40},
     {"tiny-experts", "qwen3moe", 2, 4, 2, 32, 64, 160, 512, 2048, 1e4f, false, true, 32, 0, 8, 2, 32},
     {"tiny-oss", "gpt-oss", 3, 4, 2, 32, 64, 32, 512, 2048, 1e4f, true, false, 32, 40, 6, 2, 32},
@@ -157,6 +159,7 @@ Result<Config> synth_config(std::string_view name) {
       for (const Arch& arch : arch_list()) {
         if (arch.name != s.arch) continue;
         use_arch(arch, c);
+        if (c.qkv_bias && !arch.qkv_bias) c.o_bias = c.mlp_bias = true;
         c.experts_renormalised = arch.experts_renormalised;
         if (c.window > 0) c.window_period = arch.window_period, c.window_rope_theta = arch.window_rope_theta;
       }
@@ -412,6 +415,10 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec,
     layer.gate = matrix(d_ff, c.d_model, false);
     layer.up = matrix(d_ff, c.d_model, false);
     layer.down = preferred(i, c.d_model, d_ff, branch_gain);
+    if (!c.mlp_bias || c.has_experts(i)) return;
+    layer.gate_bias = vector(d_ff, 0, 0.1f);
+    layer.up_bias = vector(d_ff, 0, 0.1f);
+    layer.down_bias = vector(c.d_model, 0, 0.01f);
   };
   // Of each kind of layer the first one, with what it added to the model's counts.
   struct Made {

@@ -53,12 +53,14 @@ struct LayerWeights {
   std::vector<float> sink_logits;     // [n_heads]
   std::vector<float> ffn_norm;        // [d_model]
   Linear gate, up;  // [d_ff, d_model]; with experts: of the shared one, and without rows if there is none
-  std::vector<float> ffn_sub_norm;   // [d_ff]
-  Linear down;                       // [d_model, d_ff]
-  std::vector<float> ffn_post_norm;  // [d_model]
-  Linear router;                     // [n_experts, d_model]
-  std::vector<float> router_bias;    // [n_experts]
-  std::vector<float> choice_bias;    // [n_experts]
+  std::vector<float> gate_bias, up_bias;  // [d_ff]
+  std::vector<float> ffn_sub_norm;        // [d_ff]
+  Linear down;                            // [d_model, d_ff]
+  std::vector<float> down_bias;           // [d_model]
+  std::vector<float> ffn_post_norm;       // [d_model]
+  Linear router;                          // [n_experts, d_model]
+  std::vector<float> router_bias;         // [n_experts]
+  std::vector<float> choice_bias;         // [n_experts]
   std::vector<ExpertWeights> experts;
   std::vector<float> shared_gate;  // [d_model]
 };
@@ -92,12 +94,16 @@ struct LoadedModel {
   Config config;
   Weights weights;
   std::optional<io::Tokenizer> tokenizer;
+  std::vector<std::string> unread_fields;  // of config.json, that no row of model/arch/keys.h knows
 };
 
 /// Calls fn(linear, name) for every matrix that decode steps read. Of a layer's experts a step reads some:
 /// decode_matrix_bytes() counts those.
 void for_each_matrix(Weights& weights, const std::function<void(Linear&, std::string_view name)>& fn);
 void for_each_matrix(const Weights& weights, const std::function<void(const Linear&, std::string_view name)>& fn);
+
+/// Calls fn() for every vector: norms, biases, factors of RoPE and what else layers have.
+void for_each_vector(const Weights& weights, const std::function<void(const std::vector<float>&)>& fn);
 
 /// Of the matrices that a decode step of one token reads; n_used of a layer's experts.
 int64_t decode_matrix_bytes(const Weights& weights, int n_used);

@@ -1,5 +1,11 @@
 #include "serve/state_dir.h"
 
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/file.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <charconv>
 #include <random>
@@ -49,8 +55,29 @@ std::vector<fs::path> state_files(const fs::path& folder) {
 
 }  // namespace
 
+FileLock::~FileLock() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+FileLock FileLock::take(const fs::path& path, bool wait) {
+  FileLock lock;
+  lock.fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  const auto refuse = [&](const char* what) {
+    throw_error(ErrorKind::usage, "{}: {}: {} (give a folder of your own on a local disk)", path.string(), what,
+                strerror(errno));
+  };
+  if (lock.fd_ < 0) refuse("cannot make the lock");
+  int failed = -1;
+  do failed = ::flock(lock.fd_, LOCK_EX | (wait ? 0 : LOCK_NB));
+  while (failed != 0 && errno == EINTR);
+  if (failed == 0) return lock;
+  if (errno != EWOULDBLOCK) refuse("cannot lock");
+  return {};
+}
+
 StateDir::StateDir(fs::path path) : path_(std::move(path)) {
   make_private(path_);
+  const FileLock alone = FileLock::take(path_ / "lock", true);  // two servers that begin together make one secret
   const fs::path file = path_ / "secret";
   std::error_code error;
   if (fs::exists(file, error)) {
@@ -70,17 +97,24 @@ StateDir::StateDir(fs::path path) : path_(std::move(path)) {
   pending.commit().or_throw();
 }
 
-fs::path StateDir::folder(const Lane& lane) const {
-  return path_ / fmt::format("{:016x}", hash_of(kv_text(lane.options().kv)));
+fs::path StateDir::path_of(Engine& engine, const Lane& lane) const {
+  return path_ / fmt::format("{:016x}-{:016x}", engine.hash(lane.options().n_ctx), hash_of(kv_text(lane.options().kv)));
 }
 
-std::string StateDir::load(Engine& engine, Lane& lane) const {
+std::string StateDir::load(Engine& engine, Lane& lane) {
+  const fs::path from = path_of(engine, lane);
+  make_private(from);
+  Folder folder{.lock = FileLock::take(from / "lock", false), .own = {}};
+  const bool held = folder.lock.held();
   SequencePool& pool = lane.pool();
   int n = 0, refused = 0;
   std::string why;
-  for (const fs::path& path : state_files(folder(lane))) {
+  for (const fs::path& path : state_files(from)) {
     // A slot for the sequence and one for its checkpoint; what runs later wants slots and pages of its own.
-    if (pool.report().slots_free < 2) break;
+    if (pool.report().slots_free < 2) {
+      folder.own.push_back(path);
+      continue;
+    }
     const auto read = [&]() -> Status {
       RIDGE_TRY(const io::MappedFile file, io::MappedFile::open(path));
       RIDGE_TRY(const SequenceImage image, read_kv_state(pool, lane.options().n_ctx, engine.hash(lane.options().n_ctx),
@@ -90,22 +124,33 @@ std::string StateDir::load(Engine& engine, Lane& lane) const {
       pool.close(seq);
       return {};
     };
-    if (const Status status = read(); status) ++n;
+    if (const Status status = read(); status) ++n, folder.own.push_back(path);
     else ++refused, why = status.error().message;
   }
-  return fmt::format("{} prefixes of {} read from {}{}", n, kv_text(lane.options().kv), path_.string(),
-                     refused > 0 ? fmt::format("; {} left alone, the last because: {}", refused, why) : "");
+  if (!held) folder.own.clear();  // another server's
+  const std::scoped_lock locked(mutex_);
+  folders_[from] = std::move(folder);
+  return fmt::format("{} prefixes of {} read from {}{}{}", n, kv_text(lane.options().kv), from.string(),
+                     refused > 0 ? fmt::format("; {} left alone, the last because: {}", refused, why) : "",
+                     held ? "" : "; another server has the folder, its files stay as they are");
 }
 
-std::string StateDir::save(Engine& engine, Lane& lane) const {
+std::string StateDir::save(Engine& engine, Lane& lane) {
   SequencePool& pool = lane.pool();
-  const fs::path to = folder(lane);
+  const fs::path to = path_of(engine, lane);
+  Folder folder;
+  {
+    const std::scoped_lock locked(mutex_);
+    if (auto known = folders_.extract(to)) folder = std::move(known.mapped());
+  }
   make_private(to);
-  std::vector<fs::path> old = state_files(to);
+  if (!folder.lock.held()) folder.lock = FileLock::take(to / "lock", false);
+  if (!folder.lock.held())
+    return fmt::format("prefixes of {} not saved: another server has {}", kv_text(lane.options().kv), to.string());
   int n = 0;
   for (const uint64_t key : pool.retained()) {
     const fs::path path = to / fmt::format("{:016x}.kv", key);
-    std::erase(old, path);
+    std::erase(folder.own, path);
     const auto seq = pool.open(*pool.find(key));
     if (!seq) return fmt::format("prefixes not saved: {}", seq.error().message);
     const Status saved =
@@ -115,8 +160,8 @@ std::string StateDir::save(Engine& engine, Lane& lane) const {
     ++n;
   }
   std::error_code ignored;
-  for (const fs::path& path : old) fs::remove(path, ignored);
-  return fmt::format("{} prefixes of {} saved in {}", n, kv_text(lane.options().kv), path_.string());
+  for (const fs::path& path : folder.own) fs::remove(path, ignored);
+  return fmt::format("{} prefixes of {} saved in {}", n, kv_text(lane.options().kv), to.string());
 }
 
 }  // namespace ridge::serve

@@ -52,16 +52,8 @@ struct WeightBytes {
 };
 
 int64_t vector_bytes(const Weights& w) {
-  int64_t values = ssize(w.output_norm) + ssize(w.rope_factors) + ssize(w.long_rope_factors);
-  for (const LayerWeights& l : w.layers) {
-    for (const auto* v :
-         {&l.attn_norm,     &l.delta.conv,     &l.delta.decay, &l.delta.dt_bias, &l.delta.norm, &l.q_bias,
-          &l.k_bias,        &l.v_bias,         &l.q_norm,      &l.k_norm,        &l.q_a_norm,   &l.kv_a_norm,
-          &l.attn_sub_norm, &l.attn_post_norm, &l.o_bias,      &l.sink_logits,   &l.ffn_norm,   &l.ffn_sub_norm,
-          &l.ffn_post_norm, &l.router_bias,    &l.choice_bias, &l.shared_gate})
-      values += ssize(*v);
-    for (const ExpertWeights& e : l.experts) values += ssize(e.gate_bias) + ssize(e.up_bias) + ssize(e.down_bias);
-  }
+  int64_t values = 0;
+  for_each_vector(w, [&](const std::vector<float>& v) { values += ssize(v); });
   return 4 * values;
 }
 
@@ -191,7 +183,7 @@ std::vector<KvLayerConfig> draft_layers(const PlannedDraft& draft, int n_ctx) {
 /// Matrices and vectors of a head; the embedding and the output matrix are the model's.
 int64_t head_bytes(const MtpHead& head, bool is_shape, Isa isa) {
   const Weights& w = head.weights;
-  int64_t bytes = vector_bytes(w) + 4 * (ssize(w.join_embedding_norm) + ssize(w.join_hidden_norm));
+  int64_t bytes = vector_bytes(w);
   const auto add = [&](const Linear& m) {
     const int64_t panels = packed_bytes(m, isa);
     const bool keeps_rows = panels == 0 || (is_shape ? m.int8_activations : in_buffers(w, m));
@@ -206,7 +198,7 @@ int64_t head_bytes(const MtpHead& head, bool is_shape, Isa isa) {
 /// The same as it was loaded.
 int64_t found_head_bytes(const MtpHead& head, const Weights& target) {
   const Weights& w = head.weights;
-  int64_t bytes = vector_bytes(w) + 4 * (ssize(w.join_embedding_norm) + ssize(w.join_hidden_norm));
+  int64_t bytes = vector_bytes(w);
   const Weights& owner = w.buffers.empty() && target.head ? *target.head : w;  // a shape's head stays the model's
   for (const AlignedBuffer& buffer : owner.buffers) bytes += buffer.bytes();
   const auto add = [&](const Linear& m) { bytes += !m.panels && !in_buffers(owner, m) ? m.bytes() : 0; };

@@ -59,7 +59,9 @@ std::string_view activation_name(Activation activation);
 /// Configuration of a GGUF file: metadata of its architecture, checked (check_config).
 Result<Config> config_from_gguf(const io::Gguf& gguf, std::string_view where);
 /// Configuration of a config.json text, checked.
-Result<Config> config_from_hf(std::string_view config_json, std::string_view where);
+/// `unknown`, where not null, gets the fields that neither Ridge nor transformers reads (model/arch/keys.h).
+Result<Config> config_from_hf(std::string_view config_json, std::string_view where,
+                              std::vector<std::string>* unknown = nullptr);
 /// GGUF metadata of a config, for writing.
 std::map<std::string, io::GgufValue, std::less<>> config_metadata(const Config& config);
 
@@ -118,6 +120,9 @@ inline constexpr Name kGateUp{"blk.{}.ffn_up.weight", "model.layers.{}.mlp.gate_
 inline constexpr Name kGate{"blk.{}.ffn_gate.weight", "model.layers.{}.mlp.gate_proj.weight"};
 inline constexpr Name kUp{"blk.{}.ffn_up.weight", "model.layers.{}.mlp.up_proj.weight"};
 inline constexpr Name kOBias{"blk.{}.attn_output.bias", "model.layers.{}.self_attn.o_proj.bias"};
+inline constexpr Name kGateBias{"blk.{}.ffn_gate.bias", "model.layers.{}.mlp.gate_proj.bias"};
+inline constexpr Name kUpBias{"blk.{}.ffn_up.bias", "model.layers.{}.mlp.up_proj.bias"};
+inline constexpr Name kDownBias{"blk.{}.ffn_down.bias", "model.layers.{}.mlp.down_proj.bias"};
 inline constexpr Name kSinkLogits{"blk.{}.attn_sinks.weight", "model.layers.{}.self_attn.sinks"};
 // Of gpt-oss. Hugging Face has gate and up of all experts in one tensor [n_experts, d_model, 2 d_ff], gates in the even
 // columns, and down as [n_experts, d_ff, d_model].

@@ -3,18 +3,19 @@
 #include <cmath>
 
 #include "model/arch/arch.h"
+#include "model/arch/keys.h"
 
 namespace ridge {
 namespace {
 
-/// Reads the keys of one architecture with defaults for what a file may leave out.
+/// Reads the keys of one architecture with defaults for what a file may leave out, and keeps account of what it read.
 class Keys {
  public:
   Keys(const io::Gguf& gguf, std::string_view arch) : gguf_(gguf), prefix_(std::string(arch) + ".") {}
 
   bool has(std::string_view key) const { return gguf_.has(prefix_ + std::string(key)); }
   Result<int> integer(std::string_view key) const {
-    RIDGE_TRY(const int64_t value, gguf_.integer(prefix_ + std::string(key)));
+    RIDGE_TRY(const int64_t value, gguf_.integer(take(key)));
     if (value < 0 || value > (1 << 30))
       return bad_file("{}: {}{} is {}, expected 0 to 2^30", gguf_.where, prefix_, key, value);
     return int(value);
@@ -24,18 +25,18 @@ class Keys {
   }
   Result<float> number_or(std::string_view key, float fallback) const {
     if (!has(key)) return fallback;
-    RIDGE_TRY(const double value, gguf_.number(prefix_ + std::string(key)));
+    RIDGE_TRY(const double value, gguf_.number(take(key)));
     return float(value);
   }
   Result<bool> flag_or(std::string_view key, bool fallback) const {
-    return has(key) ? gguf_.flag(prefix_ + std::string(key)) : Result<bool>(fallback);
+    return has(key) ? gguf_.flag(take(key)) : Result<bool>(fallback);
   }
   Result<std::string> text_or(std::string_view key, std::string fallback) const {
-    return has(key) ? gguf_.text(prefix_ + std::string(key)) : Result<std::string>(std::move(fallback));
+    return has(key) ? gguf_.text(take(key)) : Result<std::string>(std::move(fallback));
   }
   /// A count that some files give per layer: all layers must agree.
   Result<int> uniform_integer(std::string_view key, int n_layers) const {
-    const std::string full = prefix_ + std::string(key);
+    const std::string full = take(key);
     const auto entry = gguf_.metadata.find(full);
     const bool is_array =
         entry != gguf_.metadata.end() && (std::holds_alternative<std::vector<int64_t>>(entry->second) ||
@@ -51,25 +52,75 @@ class Keys {
     return int(values[0]);
   }
 
+  /// A list of numbers or of true and false, or one number.
+  Result<std::vector<int64_t>> integers(std::string_view key) const {
+    const std::string full = take(key);
+    if (const auto* flags = std::get_if<std::vector<bool>>(&gguf_.metadata.at(full)))
+      return std::vector<int64_t>(flags->begin(), flags->end());
+    if (const Result<int64_t> one = gguf_.integer(full)) return std::vector<int64_t>{*one};
+    return gguf_.integers(full);
+  }
+  /// Refuses a value that differs from what the other keys say.
+  Status same(std::string_view key, int64_t value) const {
+    RIDGE_TRY(const int found, integer_or(key, int(value)));
+    if (found == value) return {};
+    return bad_file("{}: {}{} is {}, other keys say {} (not supported)", gguf_.where, prefix_, key, found, value);
+  }
+  const std::set<std::string, std::less<>>& read() const { return read_; }
+
  private:
+  std::string take(std::string_view key) const { return *read_.insert(prefix_ + std::string(key)).first; }
+
   const io::Gguf& gguf_;
   std::string prefix_;
+  mutable std::set<std::string, std::less<>> read_;  // full names
 };
 
 Result<RopeScaling> rope_scaling(const Keys& keys, std::string_view where) {
   RopeScaling s;
-  RIDGE_TRY(const std::string type, keys.text_or("rope.scaling.type", "none"));
   RIDGE_TRY(s.factor, keys.number_or("rope.scaling.factor", 1.0f));
+  if (s.factor == 0) s.factor = 1;
+  // As other readers have it: a factor without a type is linear.
+  RIDGE_TRY(const std::string type, keys.text_or("rope.scaling.type", s.factor == 1 ? "none" : "linear"));
   if (type == "none" || type.empty()) s.kind = RopeScaling::Kind::none;
   else if (type == "linear") s.kind = RopeScaling::Kind::linear;
   else if (type == "yarn") s.kind = RopeScaling::Kind::yarn;
-  else return bad_file("{}: rope.scaling.type '{}' is not supported (there are: none, linear, yarn)", where, type);
+  else if (type == "longrope") s.kind = RopeScaling::Kind::longrope;  // its factors are tensors
+  else
+    return bad_file("{}: rope.scaling.type '{}' is not supported (there are: none, linear, yarn, longrope)", where,
+                    type);
+  const bool yarn = s.kind == RopeScaling::Kind::yarn;
+  if (s.kind == RopeScaling::Kind::longrope && s.factor != 1)
+    return bad_file("{}: rope.scaling.factor is {} with type 'longrope' (not supported)", where, s.factor);
+  if (s.kind == RopeScaling::Kind::none) s.factor = 1;
   RIDGE_TRY(s.original_context, keys.integer_or("rope.scaling.original_context_length", 0));
-  RIDGE_TRY(s.attention_factor, keys.number_or("rope.scaling.attn_factor", 0.0f));
+  RIDGE_TRY(const float ext, keys.number_or("rope.scaling.yarn_ext_factor", -1.0f));
+  RIDGE_TRY(const float yarn_attention, keys.number_or("rope.scaling.yarn_attn_factor", 1.0f));
+  if (ext >= 0 && ext != (yarn ? 1 : 0))
+    return bad_file("{}: rope.scaling.yarn_ext_factor is {} with type '{}' (not supported)", where, ext, type);
+  if (yarn_attention >= 0 && yarn_attention != 1)
+    return bad_file("{}: rope.scaling.yarn_attn_factor is {} (not supported)", where, yarn_attention);
+  // On top of YaRN's own magnitude, which Config has in one number with it.
+  RIDGE_TRY(const float attention, keys.number_or("rope.scaling.attn_factor", 1.0f));
+  if (!(attention > 0)) return bad_file("{}: rope.scaling.attn_factor is {}, expected above 0", where, attention);
+  if (attention != 1) s.attention_factor = attention * (yarn ? yarn_magnitude(s.factor) : 1);
   RIDGE_TRY(s.beta_fast, keys.number_or("rope.scaling.yarn_beta_fast", s.beta_fast));
   RIDGE_TRY(s.truncate, keys.flag_or("rope.scaling.yarn_truncate", true));
   RIDGE_TRY(s.beta_slow, keys.number_or("rope.scaling.yarn_beta_slow", s.beta_slow));
   return s;
+}
+
+/// Routers whose scores go through a softmax, of experts that form no groups.
+Status check_router(const Keys& keys, const Arch& arch, const Config& c, std::string_view where) {
+  constexpr int kSoftmax = 1, kSoftmaxOfChosen = 3;  // as other readers number functions
+  RIDGE_TRY(const int gate, keys.integer_or("expert_gating_func", 0));
+  if (gate != 0 && gate != kSoftmax && !(arch.gpt_oss && gate == kSoftmaxOfChosen))
+    return bad_file("{}: expert_gating_func is {} (supported: {}, a softmax)", where, gate, kSoftmax);
+  RIDGE_TRY(const int n_shared, keys.integer_or("expert_shared_count", 0));
+  if (n_shared > 0 && c.d_ff_shared == 0)
+    return bad_file("{}: expert_shared_count is {} without expert_shared_feed_forward_length (not supported)", where,
+                    n_shared);
+  return {};
 }
 
 /// The widths of latent attention, and what else is deepseek2's alone.
@@ -91,16 +142,18 @@ Status read_latent(const Keys& keys, Config& c, std::string_view where) {
   c.d_ff_shared = int(std::min<int64_t>(int64_t(n_shared) * c.d_ff_expert, 1 << 30));
   RIDGE_TRY(c.n_expert_groups, keys.integer_or("expert_group_count", 1));
   RIDGE_TRY(c.n_groups_used, keys.integer_or("expert_group_used_count", 1));
-  RIDGE_TRY(c.expert_scale, keys.number_or("expert_weights_scale", 1.0f));
-  RIDGE_TRY(c.experts_renormalised, keys.flag_or("expert_weights_norm", false));
   RIDGE_TRY(const int n_dense, keys.integer_or("leading_dense_block_count", 0));
   for (int i = 0; i < std::min(n_dense, c.n_layers); ++i) c.dense_layers.push_back(i);
+  RIDGE_TRY(const int shared, keys.integer_or("expert_shared_feed_forward_length", c.d_ff_shared));
+  if (shared != 0 && shared != c.d_ff_shared)
+    return bad_file("{}: expert_shared_feed_forward_length is {}, expected {}: {} times expert_feed_forward_length",
+                    where, shared, c.d_ff_shared, n_shared);
   RopeScaling& s = c.rope_scaling;
   if (s.kind != RopeScaling::Kind::yarn) return {};
   RIDGE_TRY(s.score_factor, keys.number_or("rope.scaling.yarn_log_multiplier", 0.0f));
-  if (!(s.score_factor > 0 && s.score_factor < 10) || (s.attention_factor != 0 && s.attention_factor != 1))
-    return bad_file("{}: YaRN with yarn_log_multiplier {} and attn_factor {} (supported: above 0, and 1)", where,
-                    s.score_factor, s.attention_factor);
+  if (!(s.score_factor > 0 && s.score_factor < 10) || s.attention_factor != 0)
+    return bad_file("{}: YaRN with yarn_log_multiplier {} and attn_factor not 1 (supported: above 0, and 1)", where,
+                    s.score_factor);
   s.attention_factor = 1;
   return {};
 }
@@ -119,6 +172,41 @@ void set_latent(const Config& c, const auto& set) {
   set("expert_weights_norm", c.experts_renormalised);
   set("leading_dense_block_count", uint64_t(c.dense_layers.size()));
   if (c.rope_scaling.score_factor > 0) set("rope.scaling.yarn_log_multiplier", double(c.rope_scaling.score_factor));
+}
+
+/// Which layers slide, where a file says it: one number is a period, a list has every layer.
+Status read_window_pattern(const Keys& keys, Config& c, std::string_view where) {
+  constexpr std::string_view kPattern = "attention.sliding_window_pattern";
+  if (!keys.has(kPattern)) return {};
+  RIDGE_TRY(const std::vector<int64_t> pattern, keys.integers(kPattern));
+  if (c.window == 0) return {};
+  if (ssize(pattern) == 1 && (c.n_layers > 1 || pattern[0] > 1)) {
+    c.window_period = int(std::clamp<int64_t>(pattern[0], -1, 1 << 30));
+    return {};
+  }
+  if (ssize(pattern) < c.n_layers)
+    return bad_file("{}: {} has {} entries for {} layers", where, kPattern, pattern.size(), c.n_layers);
+  const auto full = std::find(pattern.begin(), pattern.begin() + c.n_layers, 0) - pattern.begin();
+  c.window_period = full == c.n_layers ? 0 : int(full) + 1;
+  for (int i = 0; i < c.n_layers; ++i)
+    if (c.slides(i) != (pattern[size_t(i)] != 0))
+      return bad_file("{}: {} differs at layer {} (supported: a period of sliding layers, the last one full)", where,
+                      kPattern, i);
+  return {};
+}
+
+/// Biases are where a file has them: no key says so.
+void find_biases(const io::Gguf& gguf, const Arch& arch, Config& c) {
+  namespace n = tensor_names;
+  const auto any = [&](std::initializer_list<n::Name> names) {
+    for (int i = 0; i < c.n_layers; ++i)
+      for (const n::Name& name : names)
+        if (gguf.find(fmt::format(fmt::runtime(name.gguf), i))) return true;
+    return false;
+  };
+  if (!arch.latent && !arch.fused) c.qkv_bias = any({n::kQBias, n::kKBias, n::kVBias});
+  if (!arch.latent) c.o_bias = c.o_bias || any({n::kOBias});
+  if (!arch.experts && !arch.fused) c.mlp_bias = any({n::kGateBias, n::kUpBias, n::kDownBias});
 }
 
 const Arch* find_arch(std::string_view name) {
@@ -177,7 +265,10 @@ Result<Config> config_from_gguf(const io::Gguf& gguf, std::string_view where) {
     RIDGE_TRY(c.n_experts_used, keys.integer("expert_used_count"));
     RIDGE_TRY(c.d_ff_expert, keys.integer("expert_feed_forward_length"));
     RIDGE_TRY(c.d_ff_shared, keys.integer_or("expert_shared_feed_forward_length", 0));
-    c.experts_renormalised = arch->experts_renormalised;
+    RIDGE_TRY(c.experts_renormalised, keys.flag_or("expert_weights_norm", arch->experts_renormalised && !arch->latent));
+    RIDGE_TRY(c.expert_scale, keys.number_or("expert_weights_scale", 1.0f));
+    if (c.expert_scale == 0) c.expert_scale = 1;
+    if (!arch->latent) RIDGE_TRY_STATUS(check_router(keys, *arch, c, where));
   }
   if (arch->delta) {
     RIDGE_TRY(c.delta.n_key_heads, keys.integer("ssm.group_count"));
@@ -194,10 +285,14 @@ Result<Config> config_from_gguf(const io::Gguf& gguf, std::string_view where) {
     c.delta.keys_cycle = arch->delta_keys_cycle;
   }
   RIDGE_TRY(c.window, keys.integer_or("attention.sliding_window", 0));
+  RIDGE_TRY(const float window_theta, keys.number_or("rope.freq_base_swa", arch->window_rope_theta));
   if (c.window > 0) {
     c.window_period = arch->window_period;
-    RIDGE_TRY(c.window_rope_theta, keys.number_or("rope.freq_base_swa", arch->window_rope_theta));
+    c.window_rope_theta = window_theta;
   }
+  RIDGE_TRY_STATUS(read_window_pattern(keys, c, where));
+  RIDGE_TRY_STATUS(keys.same("attention.key_length_swa", c.head_dim));
+  RIDGE_TRY_STATUS(keys.same("attention.value_length_swa", value_length));
   RIDGE_TRY(c.attention_scale, keys.number_or("attention.scale", 0.0f));
   use_arch(*arch, c);
   RIDGE_TRY(c.embedding_scale, keys.number_or("embedding_scale", c.embedding_scale));
@@ -208,11 +303,13 @@ Result<Config> config_from_gguf(const io::Gguf& gguf, std::string_view where) {
   RIDGE_TRY(c.rope_theta, keys.number_or("rope.freq_base", c.rope_theta));
   RIDGE_TRY(c.rope_dim, keys.integer_or("rope.dimension_count", c.head_dim));
   RIDGE_TRY(c.rope_scaling, rope_scaling(keys, where));
+  RIDGE_TRY_STATUS(keys.same("rope.dimension_count_swa", c.rope_dim));
   if (arch->latent) RIDGE_TRY_STATUS(read_latent(keys, c, where));
-  if (gguf.find(tensor_names::kLongRopeFactors.gguf)) {
-    c.rope_scaling.kind = RopeScaling::Kind::longrope;
-    if (c.rope_scaling.attention_factor == 0) c.rope_scaling.attention_factor = 1;
-  }
+  if (c.window_rope_theta > 0 && c.rope_scaling.attention_factor != 0)
+    return bad_file("{}: rope.scaling.attn_factor beside a base of sliding layers (not supported)", where);
+  RopeScaling& scaling = c.rope_scaling;
+  if (gguf.find(tensor_names::kLongRopeFactors.gguf)) scaling.kind = RopeScaling::Kind::longrope;
+  if (scaling.kind == RopeScaling::Kind::longrope && scaling.attention_factor == 0) scaling.attention_factor = 1;
   c.rope_pairs = arch->gguf_pairs;
   if (keys.has("hidden_activation")) {
     RIDGE_TRY(const std::string name, keys.text_or("hidden_activation", ""));
@@ -222,9 +319,10 @@ Result<Config> config_from_gguf(const io::Gguf& gguf, std::string_view where) {
   }
   const io::Tensor* embedding = gguf.find(tensor_names::kEmbedding.gguf);
   c.vocab_size = embedding && !embedding->shape.empty() ? int(std::min<int64_t>(embedding->shape[0], 1 << 30)) : 0;
-  c.qkv_bias = gguf.find("blk.0.attn_q.bias") != nullptr;
+  find_biases(gguf, *arch, c);
   c.tied_output = gguf.find(tensor_names::kOutput.gguf) == nullptr;
   RIDGE_TRY_STATUS(check_config(c, where));
+  RIDGE_TRY_STATUS(check_gguf_keys(gguf, arch_name, keys.read(), where));
   return c;
 }
 
@@ -281,7 +379,10 @@ std::map<std::string, io::GgufValue, std::less<>> config_metadata(const Config& 
     set("rope.scaling.type", std::string(s.kind == RopeScaling::Kind::linear ? "linear" : "yarn"));
     set("rope.scaling.factor", double(s.factor));
     if (s.original_context > 0) set("rope.scaling.original_context_length", uint64_t(s.original_context));
-    if (s.attention_factor > 0) set("rope.scaling.attn_factor", double(s.attention_factor));
+    if (s.attention_factor > 0 && c.kv_rank == 0) {
+      const float own = s.kind == RopeScaling::Kind::yarn ? yarn_magnitude(s.factor) : 1;
+      set("rope.scaling.attn_factor", double(s.attention_factor / own));
+    }
     if (s.kind == RopeScaling::Kind::yarn) {
       set("rope.scaling.yarn_beta_fast", double(s.beta_fast));
       set("rope.scaling.yarn_beta_slow", double(s.beta_slow));

@@ -4,20 +4,24 @@
 
 #include "io/json.h"
 #include "model/arch/arch.h"
+#include "model/arch/keys.h"
 
 namespace ridge {
 namespace {
 
-/// Typed access to a JSON object with messages that name the field.
+/// Typed access to a JSON object with messages that name the field, which keeps account of the fields that were read.
 class Fields {
  public:
   Fields(const io::Json& json, std::string_view where) : json_(json), where_(where) {}
 
   bool has(const char* key) const { return json_.contains(key) && !json_[key].is_null(); }
-  const io::Json& at(const char* key) const { return json_[key]; }
+  const io::Json& at(const char* key) const {
+    read_.insert(key);
+    return json_[key];
+  }
   Result<int> integer(const char* key) const {
     if (!has(key)) return bad_file("{}: field {} is missing", where_, key);
-    const io::Json& value = json_[key];
+    const io::Json& value = at(key);
     if (!value.is_number_integer() || value < 0 || value > (1 << 30))
       return bad_file("{}: field {} is {}, expected an integer from 0 to 2^30", where_, key, value.dump());
     return value.get<int>();
@@ -27,26 +31,34 @@ class Fields {
   }
   Result<float> number_or(const char* key, float fallback) const {
     if (!has(key)) return fallback;
-    if (!json_[key].is_number())
-      return bad_file("{}: field {} is {}, expected a number", where_, key, json_[key].dump());
-    return json_[key].get<float>();
+    const io::Json& value = at(key);
+    if (!value.is_number()) return bad_file("{}: field {} is {}, expected a number", where_, key, value.dump());
+    return value.get<float>();
   }
   Result<bool> flag_or(const char* key, bool fallback) const {
     if (!has(key)) return fallback;
-    if (!json_[key].is_boolean())
-      return bad_file("{}: field {} is {}, expected true or false", where_, key, json_[key].dump());
-    return json_[key].get<bool>();
+    const io::Json& value = at(key);
+    if (!value.is_boolean()) return bad_file("{}: field {} is {}, expected true or false", where_, key, value.dump());
+    return value.get<bool>();
   }
   Result<std::string> text_or(const char* key, std::string fallback) const {
     if (!has(key)) return fallback;
-    if (!json_[key].is_string())
-      return bad_file("{}: field {} is {}, expected a string", where_, key, json_[key].dump());
-    return json_[key].get<std::string>();
+    const io::Json& value = at(key);
+    if (!value.is_string()) return bad_file("{}: field {} is {}, expected a string", where_, key, value.dump());
+    return value.get<std::string>();
   }
+  /// Refuses a value that differs from what other fields say.
+  Status same(const char* key, int value) const {
+    RIDGE_TRY(const int found, integer_or(key, value));
+    if (found == value) return {};
+    return bad_file("{}: {} is {}, other fields say {} (not supported)", where_, key, found, value);
+  }
+  const std::set<std::string, std::less<>>& read() const { return read_; }
 
  private:
   const io::Json& json_;
   std::string_view where_;
+  mutable std::set<std::string, std::less<>> read_;
 };
 
 /// LongRoPE's factors of one kind; their number is checked where the size of a head is known.
@@ -75,13 +87,19 @@ Result<RopeScaling> rope_scaling(const Fields& f, int n_ctx_train, int original_
     return bad_file("{}: rope_scaling type '{}' is not supported (there are: default, linear, yarn, llama3, longrope)",
                     where, type);
   RIDGE_TRY(s.factor, f.number_or("factor", 1.0f));
+  if (s.kind == RopeScaling::Kind::linear) return s;
   RIDGE_TRY(s.original_context, f.integer_or("original_max_position_embeddings", original_context));
+  if (s.kind == RopeScaling::Kind::llama3) {
+    RIDGE_TRY(s.low_freq_factor, f.number_or("low_freq_factor", s.low_freq_factor));
+    RIDGE_TRY(s.high_freq_factor, f.number_or("high_freq_factor", s.high_freq_factor));
+    return s;
+  }
   RIDGE_TRY(s.attention_factor, f.number_or("attention_factor", 0.0f));
-  RIDGE_TRY(s.beta_fast, f.number_or("beta_fast", s.beta_fast));
-  RIDGE_TRY(s.truncate, f.flag_or("truncate", true));
-  RIDGE_TRY(s.beta_slow, f.number_or("beta_slow", s.beta_slow));
-  RIDGE_TRY(s.low_freq_factor, f.number_or("low_freq_factor", s.low_freq_factor));
-  RIDGE_TRY(s.high_freq_factor, f.number_or("high_freq_factor", s.high_freq_factor));
+  if (s.kind == RopeScaling::Kind::yarn) {
+    RIDGE_TRY(s.beta_fast, f.number_or("beta_fast", s.beta_fast));
+    RIDGE_TRY(s.truncate, f.flag_or("truncate", true));
+    RIDGE_TRY(s.beta_slow, f.number_or("beta_slow", s.beta_slow));
+  }
   if (s.kind == RopeScaling::Kind::longrope) {
     RIDGE_TRY(s.short_factors, long_factors(f, "short_factor", where));
     RIDGE_TRY(s.long_factors, long_factors(f, "long_factor", where));
@@ -130,6 +148,7 @@ Status read_latent(const Fields& f, Config& c, std::string_view where) {
   RIDGE_TRY(c.nope_dim, f.integer("qk_nope_head_dim"));
   RIDGE_TRY(c.rope_dim, f.integer("qk_rope_head_dim"));
   RIDGE_TRY(c.value_dim, f.integer("v_head_dim"));
+  RIDGE_TRY_STATUS(f.same("qk_head_dim", c.nope_dim + c.rope_dim));
   RIDGE_TRY(const bool interleaved, f.flag_or("rope_interleave", true));
   if (!interleaved) return bad_file("{}: rope_interleave is false (not supported)", where);
   if (c.qkv_bias) return bad_file("{}: attention_bias is true (not supported with latent attention)", where);
@@ -137,6 +156,16 @@ Status read_latent(const Fields& f, Config& c, std::string_view where) {
     return bad_file("{}: kv_lora_rank is {}, qk_rope_head_dim {}, expected 1 to 1024", where, c.kv_rank, c.rope_dim);
   c.n_kv_heads = 1;
   c.head_dim = c.kv_rank + c.rope_dim;
+  return {};
+}
+
+/// YaRN's magnitude as the quotient of two, where a file has both.
+Status read_magnitudes(const Fields& f, RopeScaling& s) {
+  if (s.kind != RopeScaling::Kind::yarn) return {};
+  RIDGE_TRY(const float magnitude, f.number_or("mscale", 0.0f));
+  RIDGE_TRY(const float of_scores, f.number_or("mscale_all_dim", 0.0f));
+  if (s.attention_factor == 0 && magnitude != 0 && of_scores != 0)
+    s.attention_factor = yarn_magnitude(s.factor, magnitude) / yarn_magnitude(s.factor, of_scores);
   return {};
 }
 
@@ -159,6 +188,8 @@ Status read_experts(const Fields& f, const Arch& arch, Config& c, std::string_vi
   RIDGE_TRY(c.n_experts, f.integer(count));
   if (c.n_experts < 1) return bad_file("{}: {} is {}, expected 1 or more", where, count, c.n_experts);
   RIDGE_TRY(c.n_experts_used, f.integer("num_experts_per_tok"));
+  RIDGE_TRY_STATUS(f.same("experts_per_token", c.n_experts_used));
+  RIDGE_TRY_STATUS(f.same("num_local_experts", c.n_experts));
   RIDGE_TRY(c.d_ff_expert, f.integer(arch.gpt_oss ? "intermediate_size" : "moe_intermediate_size"));
   RIDGE_TRY(const float limit, f.number_or("swiglu_limit", 7.0f));
   if (limit != 7) return bad_file("{}: swiglu_limit is {} (supported: 7)", where, limit);
@@ -216,9 +247,31 @@ Status use_layer_types(const Fields& f, Config& c, std::string_view where) {
   return {};
 }
 
+/// Which matrices have biases. `attention_bias` is that of q, k, v and the output, where an architecture has no rule of its
+/// own for q, k and v.
+Status read_biases(const Fields& f, const Arch& arch, Config& c, std::string_view where) {
+  RIDGE_TRY(const bool own, f.flag_or("qkv_bias", arch.qkv_bias));
+  RIDGE_TRY(c.qkv_bias, f.flag_or("attention_bias", own));
+  RIDGE_TRY(c.mlp_bias, f.flag_or("mlp_bias", false));
+  const bool with_output = arch.gpt_oss || !arch.qkv_bias;
+  c.o_bias = c.qkv_bias && with_output && (arch.gpt_oss || f.has("attention_bias"));
+  if (arch.fused && c.qkv_bias) return bad_file("{}: attention_bias is true (not supported)", where);
+  if ((arch.fused || arch.experts) && c.mlp_bias) return bad_file("{}: mlp_bias is true (not supported)", where);
+  return {};
+}
+
+/// What stands beside the text_config of a model that also reads images: nothing there may change the text's model.
+Status check_outer(const io::Json& outer, const io::Json& text, std::string_view where) {
+  std::set<std::string, std::less<>> inner = {"text_config"};
+  for (const auto& [key, value] : text.items()) inner.insert(key);
+  for (const KeyRow& row : config_field_rows())
+    if (row.use == KeyUse::used) inner.emplace(row.name);
+  return check_config_fields(outer, "", inner, nullptr, where);
+}
+
 }  // namespace
 
-Result<Config> config_from_hf(std::string_view config_json, std::string_view where) {
+Result<Config> config_from_hf(std::string_view config_json, std::string_view where, std::vector<std::string>* unknown) {
   RIDGE_TRY(io::Json json, io::parse_json(config_json, where));
   if (!json.is_object()) return bad_file("{}: expected a JSON object", where);
   for (const Arch& a : arch_list()) {
@@ -230,6 +283,7 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
     if (text["model_type"] != a.hf_type)
       return bad_file("{}: text_config has model_type {} (supported in {}: {})", where, text["model_type"].dump(),
                       a.hf_outer, a.hf_type);
+    RIDGE_TRY_STATUS(check_outer(json, text, where));
     if (constexpr const char* kTied = "tie_word_embeddings"; !text.contains(kTied) && json.contains(kTied))
       text[kTied] = json[kTied];
     json = std::move(text);
@@ -265,13 +319,13 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
   RIDGE_TRY(c.rms_eps, f.number_or("rms_norm_eps", 1e-6f));
   RIDGE_TRY(c.rope_theta, f.number_or("rope_theta", 10000.0f));
   RIDGE_TRY(c.tied_output, f.flag_or("tie_word_embeddings", false));
-  RIDGE_TRY(c.qkv_bias, f.flag_or("attention_bias", arch->qkv_bias));
-  RIDGE_TRY(const bool mlp_bias, f.flag_or("mlp_bias", false));
+  RIDGE_TRY_STATUS(read_biases(f, *arch, c, where));
+  RIDGE_TRY(const bool qk_norm, f.flag_or("use_qk_norm", arch->qk_norm));
   RIDGE_TRY(const bool sliding, f.flag_or("use_sliding_window", false));
   RIDGE_TRY(const bool both_ways, f.flag_or("use_bidirectional_attention", false));
   const char* const activation_key = f.has("hidden_activation") ? "hidden_activation" : "hidden_act";
   RIDGE_TRY(const std::string activation, f.text_or(activation_key, std::string(activation_name(arch->activation))));
-  if (mlp_bias) return bad_file("{}: mlp_bias is true (not supported)", where);
+  if (qk_norm != arch->qk_norm) return bad_file("{}: use_qk_norm is {} (not supported)", where, qk_norm);
   if (sliding) return bad_file("{}: use_sliding_window is true (not supported)", where);
   if (both_ways) return bad_file("{}: use_bidirectional_attention is true (not supported)", where);
   for (const char* key : {"attn_logit_softcapping", "final_logit_softcapping"})
@@ -296,7 +350,9 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
   }
   const Result<Activation> known_activation = find_activation(activation);
   if (!known_activation) return bad_file("{}: {} {}", where, activation_key, known_activation.error().message);
+  const bool o_bias = c.o_bias;
   use_arch(*arch, c);
+  c.o_bias = o_bias;
   if (!arch->gpt_oss) c.activation = *known_activation;
   RIDGE_TRY(const int original_context, f.integer_or("original_max_position_embeddings", c.n_ctx_train));
   RIDGE_TRY(float rotary_share, f.number_or("partial_rotary_factor", 1.0f));
@@ -308,6 +364,11 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
       if (object->contains("sliding_attention") && (*object)["sliding_attention"].is_object()) {
         const Fields sliding_rope((*object)["sliding_attention"], where);
         RIDGE_TRY(c.window_rope_theta, sliding_rope.number_or("rope_theta", c.window_rope_theta));
+        RIDGE_TRY(const std::string sliding_type, sliding_rope.text_or("rope_type", "default"));
+        if (sliding_type != "default")
+          return bad_file("{}: rope_type of sliding_attention is '{}' (supported: default)", where, sliding_type);
+        RIDGE_TRY_STATUS(
+            check_config_fields((*object)["sliding_attention"], "rope_scaling.", sliding_rope.read(), unknown, where));
       }
       object = &(*object)["full_attention"];
     }
@@ -315,6 +376,7 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
     const Fields scaling(*object, where);
     RIDGE_TRY(c.rope_scaling, rope_scaling(scaling, c.n_ctx_train, original_context, where));
     if (arch->latent) RIDGE_TRY_STATUS(read_score_factor(scaling, c.rope_scaling, where));
+    else RIDGE_TRY_STATUS(read_magnitudes(scaling, c.rope_scaling));
     RIDGE_TRY(c.rope_theta, scaling.number_or("rope_theta", c.rope_theta));
     RIDGE_TRY(rotary_share, scaling.number_or("partial_rotary_factor", rotary_share));
     if (scaling.has("mrope_section")) {
@@ -324,6 +386,7 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
       for (size_t i = 0; i < sections.size(); ++i)
         if (sections[i].is_number_integer()) c.rope_sections[i] = sections[i].get<int64_t>();
     }
+    RIDGE_TRY_STATUS(check_config_fields(*object, "rope_scaling.", scaling.read(), unknown, where));
   }
   if (!(rotary_share > 0 && rotary_share <= 1))
     return bad_file("{}: partial_rotary_factor is {}, expected above 0, at most 1", where, rotary_share);
@@ -334,6 +397,7 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
       return bad_file("{}: LongRoPE has {} factors, expected {}, one a pair", where, factors->size(), c.rope_dim / 2);
   c.rope_pairs = arch->latent ? RopePairs::interleaved : RopePairs::halves;
   RIDGE_TRY_STATUS(check_config(c, where));
+  RIDGE_TRY_STATUS(check_config_fields(json, "", f.read(), unknown, where));
   return c;
 }
 

@@ -1,0 +1,121 @@
+#include "model/identity.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <set>
+
+#include "base/rng.h"
+
+namespace ridge {
+namespace {
+
+/// A hash of values one after another. Lists and texts bring their length, so that no two sequences of values look alike.
+class Digest {
+ public:
+  Digest() { XXH3_64bits_reset(&state_); }
+
+  void bytes(const void* data, size_t size) { XXH3_64bits_update(&state_, data, size); }
+  template <class... T>
+  void add(const T&... values) {
+    (one(values), ...);
+  }
+  uint64_t value() const { return XXH3_64bits_digest(&state_); }
+
+ private:
+  template <class T>
+  void one(const T& value) {
+    if constexpr (requires { value.data(); }) {
+      one(uint64_t(value.size()));
+      bytes(value.data(), value.size() * sizeof(*value.data()));
+    } else {
+      static_assert(std::is_arithmetic_v<T> || std::is_enum_v<T>, "give the members of a struct");
+      bytes(&value, sizeof value);
+    }
+  }
+
+  XXH3_state_t state_;
+};
+
+// A member that joins one of these structs does not compile here until it is named: then it belongs into add() too.
+
+void add_shape(Digest& d, const DeltaShape& shape) {
+  const auto& [n_key_heads, n_value_heads, key_dim, value_dim, kernel, keys_cycle] = shape;
+  d.add(n_key_heads, n_value_heads, key_dim, value_dim, kernel, keys_cycle);
+}
+
+void add_scaling(Digest& d, const RopeScaling& scaling) {
+  const auto& [kind, factor, original_context, attention_factor, score_factor, beta_fast, truncate, beta_slow,
+               low_freq_factor, high_freq_factor, short_factors, long_factors] = scaling;
+  d.add(kind, factor, original_context, attention_factor, score_factor, beta_fast, truncate, beta_slow, low_freq_factor,
+        high_freq_factor, short_factors, long_factors);
+}
+
+void add_config(Digest& d, const Config& config) {
+  // `name` is for people; `here` says which part of the model a rank has, and the whole is identified.
+  const auto& [arch, name, n_layers, n_heads, n_kv_heads, head_dim, d_model, d_ff, vocab_size, n_ctx_train, rms_eps,
+               rope_theta, rope_dim, rope_pairs, rope_scaling, qkv_bias, o_bias, mlp_bias, sink_logits, qk_norm,
+               qk_norm_whole, norms, window, window_period, window_rope_theta, kv_rank, q_rank, nope_dim, value_dim,
+               n_experts, n_experts_used, d_ff_expert, d_ff_shared, expert_biases, experts_renormalised, sigmoid_router,
+               n_expert_groups, n_groups_used, expert_scale, dense_layers, delta, delta_period, attention_gate,
+               rope_sections, attention_scale, embedding_scale, residual_scale, logit_divisor, tied_output, activation,
+               sub_norm, ternary, here] = config;
+  d.add(arch, n_layers, n_heads, n_kv_heads, head_dim, d_model, d_ff, vocab_size, n_ctx_train, rms_eps, rope_theta,
+        rope_dim, rope_pairs, qkv_bias, o_bias, mlp_bias, sink_logits, qk_norm, qk_norm_whole, norms, window,
+        window_period, window_rope_theta, kv_rank, q_rank, nope_dim, value_dim, n_experts, n_experts_used, d_ff_expert,
+        d_ff_shared, expert_biases, experts_renormalised, sigmoid_router, n_expert_groups, n_groups_used, expert_scale,
+        dense_layers, delta_period, attention_gate, rope_sections, attention_scale, embedding_scale, residual_scale,
+        logit_divisor, tied_output, activation, sub_norm, ternary);
+  add_scaling(d, rope_scaling);
+  add_shape(d, delta);
+}
+
+/// Contents of matrices, those that several share once.
+class Matrices {
+ public:
+  Matrices(Digest& digest, bool whole) : digest_(digest), whole_(whole) {}
+
+  void add(const Linear& m) {
+    digest_.add(m.n_out, m.n_in, m.format->name, m.scale, m.int8_activations);
+    // Panels alone: of a synth: model, whose weights follow from its configuration and formats.
+    if (!m.rows || !seen_.insert(m.rows).second) return;
+    if (whole_ || m.bytes() <= 2 * kStride) digest_.bytes(m.rows, size_t(m.bytes()));
+    else add_blocks(m.rows, m.bytes());
+  }
+
+ private:
+  static constexpr int64_t kBlock = 4096, kStride = 1 << 18;
+
+  void add_blocks(const std::byte* rows, int64_t bytes) {
+    digest_.bytes(rows, kBlock);
+    for (int64_t first = 0; first + kStride <= bytes; first += kStride)
+      digest_.bytes(rows + first + int64_t(splitmix64(uint64_t(first)) % (kStride / kBlock)) * kBlock, kBlock);
+    digest_.bytes(rows + bytes - kBlock, kBlock);
+  }
+
+  Digest& digest_;
+  const bool whole_;
+  std::set<const std::byte*> seen_;
+};
+
+}  // namespace
+
+ModelIdentity identify(const Config& config, const Weights& weights, int64_t whole_bytes) {
+  Digest digest;
+  add_config(digest, config);
+  for_each_vector(weights, [&](const std::vector<float>& values) { digest.add(values); });
+  int64_t bytes = weights.embedding.bytes();
+  for_each_matrix(weights, [&](const Linear& m, std::string_view) { bytes += m.bytes(); });
+  Matrices matrices(digest, bytes <= whole_bytes);
+  matrices.add(weights.embedding);
+  for_each_matrix(weights, [&](const Linear& m, std::string_view name) {
+    digest.add(name);
+    matrices.add(m);
+  });
+  ModelIdentity identity{.original_context = config.rope_scaling.original_context};
+  identity.of_short = identity.of_long = digest.value();
+  if (!weights.long_rope_factors.empty()) identity.of_long = splitmix64(identity.of_short);
+  return identity;
+}
+
+}  // namespace ridge
