@@ -85,8 +85,9 @@ TEST(Pipeline, BitNetToo) {
 }
 
 TEST(Pipeline, ShapesToo) {
-  for (const std::string shape : {"tiny-64@weights=q8_0", "tiny-64@weights=f32@shared=1", "tiny-experts@weights=f32",
-                                  "tiny-delta@weights=f32", "tiny-latent@weights=f32", "tiny-bitnet"}) {
+  for (const std::string shape :
+       {"tiny-64@weights=q8_0", "tiny-64@weights=f32@shared=1", "tiny-biases@weights=f32", "tiny-experts@weights=f32",
+        "tiny-delta@weights=f32", "tiny-latent@weights=f32", "tiny-bitnet"}) {
     SCOPED_TRACE(shape);
     const std::string path = "synth:" + shape;
     Engine alone(path, {.n_threads = 1});

@@ -87,8 +87,9 @@ TEST(TensorParallel, BitNetIsBitForBitThatOfOneProcess) {
 
 /// Shapes are made as rows, cut, then packed for the processor's own kernels: the panels of a whole one are packed at once.
 TEST(TensorParallel, ShapesAreCutBeforeTheyArePacked) {
-  for (const std::string shape : {"tiny-64@weights=f32", "tiny-64@weights=f32@shared=1", "tiny-experts@weights=f32",
-                                  "tiny-delta@weights=f32", "tiny-latent@weights=f32", "tiny-bitnet"}) {
+  for (const std::string shape :
+       {"tiny-64@weights=f32", "tiny-64@weights=f32@shared=1", "tiny-biases@weights=f32", "tiny-experts@weights=f32",
+        "tiny-delta@weights=f32", "tiny-latent@weights=f32", "tiny-bitnet"}) {
     const std::string path = "synth:" + shape;
     Engine alone(path, {});
     const std::vector<int32_t> ids = within(alone.info().vocab_size);

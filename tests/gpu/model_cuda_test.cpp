@@ -242,7 +242,7 @@ TEST_F(RaggedCuda, StepsOverTilesAreTheReferences) {
 TEST_F(RaggedCuda, StepsOfOtherArchitecturesAreTheReferences) {
   for (const char* spec :
        {"synth:tiny-gemma@layers=6@weights=f32", "synth:tiny-experts@weights=f32", "synth:tiny-oss@weights=f32",
-        "synth:tiny-latent@weights=f32", "synth:tiny-delta@layers=2@weights=f32"})
+        "synth:tiny-biases@weights=f32", "synth:tiny-latent@weights=f32", "synth:tiny-delta@layers=2@weights=f32"})
     check(spec, "f32", "f32", 1e-10);
 }
 

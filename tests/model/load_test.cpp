@@ -137,6 +137,37 @@ TEST(Load, MissingAndMisshapenTensorsAreListedTogether) {
   EXPECT_NE(message.find("blk.3.ffn_norm.weight is [32], expected [64]"), std::string::npos) << message;
 }
 
+TEST(Load, TensorsThatNothingReadsAreRefusedByNameUnlessTheyAreHarmless) {
+  const auto with = [](const std::string& name, float value, int64_t n = 64) {
+    Variant variant;
+    variant.specs.push_back({name, weight_format_of_gguf(0), {n}});
+    variant.payloads.emplace_back(size_t(4 * n));
+    for (int64_t i = 0; i < n; ++i) std::memcpy(variant.payloads.back().data() + 4 * i, &value, 4);
+    return variant.load();
+  };
+  for (const char* name :
+       {"blk.0.attn_q_norm.weight", "blk.0.layer_out_scale.weight", "token_embd_norm.weight", "output.bias",
+        "blk.3.attn_sinks.weight", "blk.0.attn_q.weight.lora_a", "cls.weight", "blk.9.attn_norm.weight"}) {
+    const std::string message = with(name, 1);
+    EXPECT_NE(message.find("1 tensor(s)"), std::string::npos) << name << ": " << message;
+    EXPECT_NE(message.find(name), std::string::npos) << message;
+  }
+  for (const char* name : {"v.blk.0.attn_q.weight", "mm.0.weight", "blk.0.attn_rot_embd", "blk.1.attn.masked_bias"})
+    EXPECT_EQ(with(name, 1), "") << name;
+  EXPECT_EQ(with("output.bias", 0), "") << "zeros add nothing";
+  for (const char* name : {"blk.0.attn_output.bias", "blk.2.ffn_down.bias", "blk.4.attn_v.bias"})
+    EXPECT_EQ(with(name, 1, name[std::string_view(name).size() - 6] == 'v' ? 32 : 64), "") << name << " is added";
+
+  Variant many;
+  for (int i = 0; i < 100; ++i) {
+    many.specs.push_back({fmt::format("extra.{}", i), weight_format_of_gguf(0), {1}});
+    many.payloads.emplace_back(4);
+  }
+  const std::string message = many.load();
+  EXPECT_NE(message.find("100 tensor(s)"), std::string::npos) << message;
+  EXPECT_NE(message.find("and 92 more"), std::string::npos) << message;
+}
+
 TEST(Load, AThousandProblemsStayReadable) {
   Variant variant;
   for (const io::Tensor& tensor : io::open_gguf(kTiny).or_throw().gguf.tensors)

@@ -77,7 +77,7 @@ constexpr KeyRow kGgufRows[] = {
     {".expert_group_count", kUsed, "groups of experts", "0 1"},
     {".expert_group_used_count", kUsed, "groups of experts", "0 1"},
     {".expert_weights_scale", kUsed, "scaled weights of experts", "0 1"},
-    {".expert_weights_norm", kUsed, "weights of experts that add up to 1"},
+    {".expert_weights_norm", kUsed, "weights of experts that add up to 1", "false"},
     {".expert_gating_func", kUsed, "another function of the router", "0"},
     {".expert_group_scale", kRefused, "groups of experts", "0 1"},
     {".experts_per_group", kRefused, "groups of experts", "0"},
