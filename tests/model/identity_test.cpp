@@ -29,7 +29,7 @@ TEST(Identity, ChangesWithEveryField) {
       [](Config& c) { c.rms_eps *= 2; },
       [](Config& c) { c.rope_theta *= 2; },
       [](Config& c) { c.rope_dim -= 2; },
-      [](Config& c) { c.rope_pairs = RopePairs::halves; },
+      [](Config& c) { c.rope_pairs = RopePairs::interleaved; },
       [](Config& c) { c.rope_scaling.kind = RopeScaling::Kind::linear; },
       [](Config& c) { c.rope_scaling.factor = 2; },
       [](Config& c) { c.rope_scaling.original_context = 7; },

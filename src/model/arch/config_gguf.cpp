@@ -1,6 +1,7 @@
 // GGUF metadata <-> Config.
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 
 #include "model/arch/arch.h"
 #include "model/arch/keys.h"
@@ -198,11 +199,15 @@ Status read_window_pattern(const Keys& keys, Config& c, std::string_view where) 
 /// Biases are where a file has them: no key says so.
 void find_biases(const io::Gguf& gguf, const Arch& arch, Config& c) {
   namespace n = tensor_names;
+  constexpr std::string_view kBlock = "blk.";
+  // The number of layers is the file's and not checked yet: the tensors are what is walked over.
   const auto any = [&](std::initializer_list<n::Name> names) {
-    for (int i = 0; i < c.n_layers; ++i)
-      for (const n::Name& name : names)
-        if (gguf.find(fmt::format(fmt::runtime(name.gguf), i))) return true;
-    return false;
+    return std::ranges::any_of(gguf.tensors, [&](const io::Tensor& tensor) {
+      return tensor.name.starts_with(kBlock) && std::atoi(tensor.name.c_str() + kBlock.size()) < c.n_layers &&
+             std::ranges::any_of(names, [&](const n::Name& name) {
+               return tensor.name.ends_with(name.gguf.substr(kBlock.size() + 2));
+             });
+    });
   };
   if (!arch.latent && !arch.fused) c.qkv_bias = any({n::kQBias, n::kKBias, n::kVBias});
   if (!arch.latent) c.o_bias = c.o_bias || any({n::kOBias});
