@@ -49,8 +49,8 @@ struct ModelInfo {
                      ///< layers and bytes are those of one
   bool tied_output = false;
   int64_t n_params = 0;
-  int64_t weight_bytes = 0;         ///< all weight tensors as stored
-  int64_t decode_weight_bytes = 0;  ///< weight bytes one decode step must read
+  int64_t weight_bytes = 0;                ///< all weight tensors as stored
+  int64_t decode_weight_bytes = 0;         ///< weight bytes one decode step must read
   std::vector<std::string> unread_fields;  ///< of config.json: no reader of such models knows them
   bool has_tokenizer = false;
   bool add_bos = false;

@@ -4,6 +4,7 @@
 #include <xxhash.h>
 
 #include <set>
+#include <type_traits>
 
 #include "base/rng.h"
 

@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <fstream>
 #include <future>
+#include <iterator>
 #include <thread>
 
 #include "cases/paths.h"
