@@ -54,20 +54,20 @@ void add_scaling(Digest& d, const RopeScaling& scaling) {
 
 void add_config(Digest& d, const Config& config) {
   // `name` is for people; `here` says which part of the model a rank has, and the whole is identified.
-  const auto& [arch, name, n_layers, n_heads, n_kv_heads, head_dim, d_model, d_ff, vocab_size, n_ctx_train, rms_eps,
-               rope_theta, rope_dim, rope_pairs, rope_scaling, qkv_bias, o_bias, mlp_bias, sink_logits, qk_norm,
-               qk_norm_whole, norms, window, window_period, window_rope_theta, kv_rank, q_rank, nope_dim, value_dim,
-               n_experts, n_experts_used, d_ff_expert, d_ff_shared, expert_biases, experts_renormalised, sigmoid_router,
-               n_expert_groups, n_groups_used, expert_scale, dense_layers, delta, delta_period, attention_gate,
-               rope_sections, attention_scale, embedding_scale, residual_scale, logit_divisor, tied_output, activation,
-               sub_norm, ternary,  // BitNet
+  const auto& [arch, name, n_layers, n_heads, n_kv_heads, head_dim, d_model, d_ff, vocab_size, n_ids, n_ctx_train,
+               rms_eps, rope_theta, rope_dim, rope_pairs, rope_scaling, qkv_bias, o_bias, mlp_bias, sink_logits,
+               qk_norm, qk_norm_whole, norms, window, window_period, window_rope_theta, kv_rank, q_rank, nope_dim,
+               value_dim, n_experts, n_experts_used, d_ff_expert, d_ff_shared, expert_biases, experts_renormalised,
+               sigmoid_router, n_expert_groups, n_groups_used, expert_scale, dense_layers, delta, delta_period,
+               attention_gate, rope_sections, attention_scale, embedding_scale, residual_scale, logit_divisor,
+               tied_output, activation, sub_norm, ternary,  // BitNet
                here] = config;
-  d.add(arch, n_layers, n_heads, n_kv_heads, head_dim, d_model, d_ff, vocab_size, n_ctx_train, rms_eps, rope_theta,
-        rope_dim, rope_pairs, qkv_bias, o_bias, mlp_bias, sink_logits, qk_norm, qk_norm_whole, norms, window,
-        window_period, window_rope_theta, kv_rank, q_rank, nope_dim, value_dim, n_experts, n_experts_used, d_ff_expert,
-        d_ff_shared, expert_biases, experts_renormalised, sigmoid_router, n_expert_groups, n_groups_used, expert_scale,
-        dense_layers, delta_period, attention_gate, rope_sections, attention_scale, embedding_scale, residual_scale,
-        logit_divisor, tied_output, activation, sub_norm, ternary);
+  d.add(arch, n_layers, n_heads, n_kv_heads, head_dim, d_model, d_ff, vocab_size, n_ids, n_ctx_train, rms_eps,
+        rope_theta, rope_dim, rope_pairs, qkv_bias, o_bias, mlp_bias, sink_logits, qk_norm, qk_norm_whole, norms,
+        window, window_period, window_rope_theta, kv_rank, q_rank, nope_dim, value_dim, n_experts, n_experts_used,
+        d_ff_expert, d_ff_shared, expert_biases, experts_renormalised, sigmoid_router, n_expert_groups, n_groups_used,
+        expert_scale, dense_layers, delta_period, attention_gate, rope_sections, attention_scale, embedding_scale,
+        residual_scale, logit_divisor, tied_output, activation, sub_norm, ternary);
   add_scaling(d, rope_scaling);
   add_shape(d, delta);
 }

@@ -25,6 +25,7 @@ TEST(Identity, ChangesWithEveryField) {
   const std::function<void(Config&)> changes[] = {
       [](Config& c) { c.arch = "mistral"; },
       [](Config& c) { c.n_heads = 2; },
+      [](Config& c) { c.n_ids = 3; },
       [](Config& c) { c.n_ctx_train += 1; },
       [](Config& c) { c.rms_eps *= 2; },
       [](Config& c) { c.rope_theta *= 2; },
