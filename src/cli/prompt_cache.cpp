@@ -17,7 +17,7 @@ namespace ridge::cli {
 namespace {
 
 constexpr int kIdsVersion = 1;
-constexpr size_t kMaxNameBytes = 255 - std::string_view(".ids").size();  // of files on Linux
+constexpr size_t kMaxStateName = 255 - std::string_view(".ids").size();  // of files on Linux
 
 Result<std::string> state_checksum(const std::string& path) {
   RIDGE_TRY(const io::MappedFile file, io::MappedFile::open(path));
@@ -66,9 +66,9 @@ Result<std::vector<int32_t>> held_ids(const std::string& path) {
 }  // namespace
 
 int PromptCache::load(Session& session, std::span<const int32_t> prompt, std::string& says) const {
-  if (std::filesystem::path(path).filename().native().size() > kMaxNameBytes)
+  if (std::filesystem::path(path).filename().native().size() > kMaxStateName)
     throw_error(ErrorKind::usage, "--prompt-cache {}: a name has {} bytes at most here (name another file)", path,
-                kMaxNameBytes);
+                kMaxStateName);
   const auto afresh = [&](const std::string& why) {
     session.reset();
     says = fmt::format("prompt cache: begins afresh: {}", why);

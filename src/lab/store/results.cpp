@@ -31,7 +31,7 @@ std::string shell_quoted(const std::string& word) {
 bool is_row(std::string_view line) { return line.starts_with('{') && Row::accept(line); }
 
 /// What became of the cut line of a writer that was killed.
-void tell(io::LineFile& file) {
+void report_cut(io::LineFile& file) {
   if (const std::string report = file.report(); !report.empty()) fmt::print(stderr, "results  {}\n", report);
 }
 
@@ -147,7 +147,7 @@ Result<ResultsFile> ResultsFile::open(const std::filesystem::path& path) {
         "results", "{}",
         four_parts("cannot append results", lines.error().message, "", "name another file for the rows"));
   file.lines_ = std::move(*lines);
-  tell(file.lines_);
+  report_cut(file.lines_);
   return file;
 }
 
@@ -155,7 +155,7 @@ void ResultsFile::add(const Row& row) {
   if (!lines_.is_open()) return;
   // Text that is not UTF-8 (paths) is replaced.
   const Status added = lines_.add(json_text(row));
-  tell(lines_);
+  report_cut(lines_);
   if (!added)
     throw Error(ErrorKind::failure,
                 four_parts("cannot store the results", added.error().message, "", "free space or name another file"));
