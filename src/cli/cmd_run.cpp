@@ -52,7 +52,8 @@ struct Prompt {
 
 /// Editors and echo end a file with a line break that nobody means as a part of the prompt.
 std::string without_last_break(std::string text) {
-  if (text.ends_with('\n')) text.pop_back();
+  if (!text.ends_with('\n')) return text;
+  text.pop_back();
   if (text.ends_with('\r')) text.pop_back();
   return text;
 }
