@@ -2,11 +2,25 @@
 
 #include <sys/mman.h>
 
+#include <atomic>
 #include <utility>
 
 #include "base/result.h"
 
 namespace ridge {
+namespace {
+
+std::atomic<int64_t> held{0};
+
+}  // namespace
+
+int64_t AlignedBuffer::all_bytes() { return held.load(std::memory_order_relaxed); }
+
+void AlignedBuffer::release() {
+  if (!data_) return;
+  munmap(data_, size_t(bytes_));
+  held.fetch_sub(bytes_, std::memory_order_relaxed);
+}
 
 AlignedBuffer::AlignedBuffer(int64_t bytes) : bytes_(bytes) {
   RIDGE_CHECK(bytes >= 0, "{} bytes", bytes);
@@ -21,6 +35,7 @@ AlignedBuffer::AlignedBuffer(int64_t bytes) : bytes_(bytes) {
   constexpr int64_t kHugePage = 2 << 20;
   if (bytes >= 2 * kHugePage) madvise(memory, size_t(bytes), MADV_HUGEPAGE);
   data_ = static_cast<std::byte*>(memory);
+  held.fetch_add(bytes, std::memory_order_relaxed);
 }
 
 AlignedBuffer::AlignedBuffer(AlignedBuffer&& other) noexcept
@@ -28,14 +43,12 @@ AlignedBuffer::AlignedBuffer(AlignedBuffer&& other) noexcept
 
 AlignedBuffer& AlignedBuffer::operator=(AlignedBuffer&& other) noexcept {
   if (this == &other) return *this;
-  if (data_) munmap(data_, size_t(bytes_));
+  release();
   data_ = std::exchange(other.data_, nullptr);
   bytes_ = std::exchange(other.bytes_, 0);
   return *this;
 }
 
-AlignedBuffer::~AlignedBuffer() {
-  if (data_) munmap(data_, size_t(bytes_));
-}
+AlignedBuffer::~AlignedBuffer() { release(); }
 
 }  // namespace ridge

@@ -20,6 +20,8 @@ class AlignedBuffer {
   std::byte* data() { return data_; }
   const std::byte* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
+  /// Of all buffers that this process has now, touched or not.
+  static int64_t all_bytes();
 
   /// At least n elements of T; contents are lost when it grows.
   template <class T>
@@ -30,6 +32,8 @@ class AlignedBuffer {
   }
 
  private:
+  void release();
+
   std::byte* data_ = nullptr;
   int64_t bytes_ = 0;
 };

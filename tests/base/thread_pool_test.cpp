@@ -1,9 +1,13 @@
 // ThreadPool: every task once, exceptions out and the pool alive after them, thousands of regions too small to notice.
 #include <gtest/gtest.h>
+#include <pthread.h>
+#include <sched.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
+#include <csignal>
 #include <fstream>
 #include <numeric>
 #include <stdexcept>
@@ -11,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/limits.h"
 #include "base/rng.h"
 #include "base/thread_pool.h"
 #include "ridge/error.h"
@@ -97,8 +102,111 @@ TEST_P(ThreadPoolOf, WakesFromSleep) {
   }
 }
 
+/// Where a signal holds a thread: as if another program had its processor.
+std::atomic<bool> hold{false}, held{false};
+std::atomic<int> n_held{0};
+void hold_thread(int) {
+  held = true;
+  ++n_held;
+  while (hold) usleep(100);
+  held = false;
+}
+
+class HeldWorker : public testing::Test {
+ protected:
+  HeldWorker() { std::signal(SIGUSR1, hold_thread); }
+  ~HeldWorker() override {
+    hold = false;
+    while (held) usleep(100);
+    std::signal(SIGUSR1, SIG_DFL);
+  }
+  /// The worker's thread: both tasks wait for one another, so each has a thread of its own.
+  pthread_t find_worker() {
+    std::atomic<pthread_t> worker{};
+    std::atomic<int> here{0};
+    pool_.for_each(2, [&](int64_t, int thread) {
+      if (thread == 1) worker = pthread_self();
+      ++here;
+      while (here < 2) usleep(10);
+    });
+    return worker;
+  }
+  ThreadPool pool_{2};
+};
+
+TEST_F(HeldWorker, RegionsGoOnWithoutAWorkerThatHasNoProcessor) {
+  const pthread_t worker = find_worker();
+  hold = true;
+  ASSERT_EQ(pthread_kill(worker, SIGUSR1), 0);
+  while (!held) usleep(10);
+  for (int region = 0; region < 1000; ++region) {
+    std::atomic<int> count{0};
+    pool_.for_each(8, [&](int64_t, int thread) { count += thread == 0; });
+    ASSERT_EQ(count, 8) << "the caller takes all tasks";
+  }
+  hold = false;
+  while (held) usleep(10);
+  EXPECT_NE(find_worker(), pthread_self()) << "it takes part again";
+}
+
+TEST_F(HeldWorker, ATaskThatHasBegunIsWaitedFor) {
+  const pthread_t worker = find_worker();
+  const int before = n_held;
+  std::atomic<bool> in_task{false};
+  std::vector<int> done(2, 0);  // plain memory: the end of the region must make it visible
+  std::thread releaser;
+  pool_.for_each(2, [&](int64_t task, int thread) {
+    if (thread == 1) {
+      in_task = true;
+      while (n_held == before) usleep(10);  // the signal comes
+    } else {
+      while (!in_task) usleep(10);
+      hold = true;
+      pthread_kill(worker, SIGUSR1);
+      while (!held) usleep(10);
+      releaser = std::thread([] {
+        usleep(5000);  // longer than the caller spins
+        hold = false;
+      });
+    }
+    done[size_t(task)] = 1;
+  });
+  releaser.join();
+  EXPECT_EQ(done, (std::vector<int>{1, 1}));
+}
+
+TEST(ThreadPool, ThreadsThatShareAProcessorWithABusyOneDoEveryTaskOnce) {
+  cpu_set_t before, one;
+  ASSERT_EQ(sched_getaffinity(0, sizeof before, &before), 0);
+  CPU_ZERO(&one);
+  int first = 0;
+  while (!CPU_ISSET(first, &before)) ++first;
+  CPU_SET(first, &one);
+  ASSERT_EQ(sched_setaffinity(0, sizeof one, &one), 0);
+  std::atomic<bool> stop{false};
+  std::thread busy([&] {
+    while (!stop) {
+    }
+  });
+  {
+    ThreadPool pool(3);  // threads begin with the mask of who starts them
+    for (int region = 0; region < 200; ++region) {
+      std::vector<std::atomic<int>> runs(32);
+      pool.for_each(32, [&](int64_t task, int) {
+        const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(5);
+        while (std::chrono::steady_clock::now() < end) {
+        }
+        ++runs[size_t(task)];
+      });
+      for (const auto& count : runs) ASSERT_EQ(count, 1) << region;
+    }
+  }
+  stop = true;
+  busy.join();
+  sched_setaffinity(0, sizeof before, &before);
+}
+
 TEST(ThreadPool, SizesAndLifetimes) {
-  EXPECT_GE(available_processors(), 1);
   EXPECT_EQ(ThreadPool(0).size(), available_processors());
   EXPECT_EQ(ThreadPool(3).size(), 3);
   EXPECT_THROW(ThreadPool(100000), Error);

@@ -1,0 +1,28 @@
+// What the kernel leaves to this process: processors and memory, by affinity mask, control groups and limits. `root` is the
+// folder that has proc/ and sys/; tests have trees of their own.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+
+namespace ridge {
+
+/// Processors in the affinity mask, which a cpuset narrows too; at least 1.
+int affine_processors();
+/// Processors' worth of time that the control groups of this process pay for: the least of all levels, of version 1 and
+/// 2. Infinite where none limits it.
+double processor_quota(const std::filesystem::path& root = "/");
+/// Threads that can run at once: affine_processors(), or the whole processors of the quota where those are fewer; at
+/// least 1.
+int available_processors(const std::filesystem::path& root = "/");
+
+/// Bytes that can be taken without swapping: what the machine has available, what the control groups leave at every level
+/// (files in memory count as free, as they do for the machine), and what RLIMIT_AS and RLIMIT_DATA leave. Nothing where
+/// the system does not say.
+std::optional<int64_t> available_memory(const std::filesystem::path& root = "/");
+/// The same for new buffers, without what this process already counts on: its buffers (AlignedBuffer) that are not
+/// touched yet, and `mapped` bytes of files that its steps read. INT64_MAX where the system does not say.
+int64_t free_memory(int64_t mapped, const std::filesystem::path& root = "/");
+
+}  // namespace ridge
