@@ -115,9 +115,11 @@ int run_debate(const ChatFlags& flags) {
     fmt::print(stderr, "models   {}, cache {}: {}\n", models.size(),
                flags.kv.is_auto() ? "auto" : kv_text(flags.kv.choice()), first.speaker->cache_cost());
   const SilentTyping silent;
-  for (int turn = 0; turn < flags.n_turns && !interrupted(); ++turn)
-    if (turn % 2 == 0 ? !take_turn(first, second, flags) : !take_turn(second, first, flags)) break;
-  return interrupted() ? int(ErrorKind::interrupted) : 0;
+  bool more = true;
+  int turn = 0;
+  for (; more && turn < flags.n_turns && !interrupted(); ++turn)
+    more = turn % 2 == 0 ? take_turn(first, second, flags) : take_turn(second, first, flags);
+  return exit_code_of(!interrupted() || (more && turn == flags.n_turns));
 }
 
 }  // namespace ridge::cli

@@ -157,6 +157,7 @@ int watch(const top::Target& target, const std::string& url) {
     seen = ~uint64_t(0);
     poller.ask_by_page(view.page == top::Page::cache);
   }
+  clear_interrupt();  // it is a way to end
   return 0;
 }
 

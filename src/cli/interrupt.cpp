@@ -5,6 +5,9 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <utility>
+
+#include "base/result.h"
 
 namespace ridge::cli {
 namespace {
@@ -49,6 +52,14 @@ bool wait_for_input() {
   while (!interrupted())
     if (poll(&input, 1, kLookMs) > 0) return true;
   return false;
+}
+
+int exit_code_of(bool done) {
+  if (!done) return int(ErrorKind::interrupted);
+  // Once: the next one would kill.
+  if (std::exchange(pressed, 0) != 0)
+    fmt::print(stderr, "the interruption came after the work was done: nothing is missing\n");
+  return 0;
 }
 
 void ignore_interrupts() { handle(SIG_IGN, SA_RESTART); }

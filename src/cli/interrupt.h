@@ -10,6 +10,10 @@ bool interrupted();
 /// Until stdin can be read without waiting, or is at its end; false on Ctrl-C.
 bool wait_for_input();
 
+/// The exit code of work that is done, or that Ctrl-C cut: 0 or 130. Says on stderr where Ctrl-C came too late to cut
+/// anything.
+int exit_code_of(bool done);
+
 /// From here on neither Ctrl-C nor SIGTERM does anything: another process says when this one ends.
 void ignore_interrupts();
 /// From here on Ctrl-C, and SIGTERM, say nothing, and a poll that waits returns EINTR; the third Ctrl-C that nobody

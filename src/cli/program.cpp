@@ -266,7 +266,8 @@ int run_program(const std::vector<std::string>& args) {
   }
   complete_options(root);
   try {
-    return finish_output(parse_and_run(root, args, actions));
+    const int code = finish_output(parse_and_run(root, args, actions));
+    return code == 0 ? exit_code_of(true) : code;
   } catch (const Error& error) {
     const std::string_view flag = flag_of_field(error.field());
     return report(error.kind(), four_parts("", flag, error.what(), ""));

@@ -97,6 +97,16 @@ int PromptCache::load(Session& session, std::span<const int32_t> prompt, std::st
 void PromptCache::save(const Session& session, std::span<const int32_t> tokens) const {
   session.save(path);
   if (ranks_alike() && !ranks_alike()->is_first()) return;
+  try {
+    save_ids(tokens);
+  } catch (const Error&) {  // a state without its ids is of no use, and fills a disk
+    std::error_code ignored;
+    std::filesystem::remove(path, ignored);
+    throw;
+  }
+}
+
+void PromptCache::save_ids(std::span<const int32_t> tokens) const {
   const io::Json ids = {{"version", kIdsVersion},
                         {"state_xxh64", state_checksum(path).or_throw()},
                         {"tokens", std::vector<int32_t>(tokens.begin(), tokens.end())}};

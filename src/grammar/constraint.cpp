@@ -439,6 +439,11 @@ void CompiledGrammar::prepare(std::chrono::milliseconds limit) const {
   }
 }
 
+size_t CompiledGrammar::bytes() const {
+  const std::lock_guard lock(mutex_);
+  return sizeof *this + grammar_.bytes() + cache_bytes_ + (matcher_ ? matcher_->size() : 0);
+}
+
 size_t CompiledGrammar::cache_bytes() const {
   const std::lock_guard lock(mutex_);
   return cache_bytes_;

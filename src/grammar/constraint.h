@@ -42,6 +42,8 @@ class CompiledGrammar {
   const Grammar& grammar() const { return grammar_; }
   const Vocabulary& vocabulary() const { return *vocabulary_; }
   size_t cache_bytes() const;
+  /// Of the grammar, its masks and its automaton, which texts add to.
+  size_t bytes() const;
   /// Finds masks before texts need them, those of the shortest texts first, for `limit` and the rest of one mask at most.
   /// To be called where no token waits. Masks do not depend on it.
   void prepare(std::chrono::milliseconds limit = kPrepareTime) const;

@@ -56,6 +56,10 @@ struct Grammar {
   std::array<uint8_t, 256> class_of{};  ///< bytes of one class are the same to every node
   std::vector<uint8_t> byte_of_class;   ///< one byte of each class
 
+  size_t bytes() const {
+    return sizeof *this + nodes.size() * (sizeof(Node) + 2) + (children.size() + suffix.size() + bodies.size()) * 4 +
+           sets.size() * sizeof(ByteSet) + text.size();
+  }
   Expr child(const Node& node, uint32_t i) const { return children[node.first + i]; }
 };
 

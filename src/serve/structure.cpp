@@ -6,7 +6,6 @@
 namespace ridge::serve {
 namespace {
 
-constexpr size_t kRecentGrammars = 32;
 /// Grammars of one request that are prepared: more would hold up a worker for seconds.
 constexpr size_t kPreparedCalls = 4;
 
@@ -84,6 +83,7 @@ Structures::Compiled Structures::compile(const std::string& field, const std::st
   auto found = std::ranges::find(recent_, key, [](const auto& entry) -> const std::string& { return entry.first; });
   if (found != recent_.end()) {
     recent_.splice(recent_.begin(), recent_, found);
+    forget_oldest();  // masks that texts added since count too
     return recent_.front().second;
   }
   Result<grammar::Grammar> made = make();
@@ -92,8 +92,24 @@ Structures::Compiled Structures::compile(const std::string& field, const std::st
   if (!compiled) refuse(field, compiled.error().message);
   if (prepare) (*compiled)->prepare();  // here, on a worker: later it would hold up the steps of all requests
   recent_.emplace_front(key, std::move(*compiled));
-  if (recent_.size() > kRecentGrammars) recent_.pop_back();
+  forget_oldest();
   return recent_.front().second;
+}
+
+size_t Structures::held() const {
+  size_t bytes = 0;
+  for (const auto& [key, compiled] : recent_) bytes += key.size() + compiled->bytes();
+  return bytes;
+}
+
+/// Down to max_bytes_; the grammar of this request stays.
+void Structures::forget_oldest() {
+  while (recent_.size() > 1 && held() > max_bytes_) recent_.pop_back();
+}
+
+size_t Structures::kept_bytes() {
+  const std::lock_guard lock(mutex_);
+  return held();
 }
 
 Structures::Maker Structures::maker(std::vector<Stage> stages, int first) {

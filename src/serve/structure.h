@@ -12,16 +12,21 @@
 
 namespace ridge::serve {
 
-/// Compiled grammars of one model, the newest ones kept. Free to share between threads.
+inline constexpr size_t kMaxGrammarBytes = size_t(64) << 20;
+
+/// Compiled grammars of one model, kept for requests that ask for the same. Those used last are given up last: they take
+/// max_bytes at most, but for the newest one. Free to share between threads.
 class Structures {
  public:
   using Maker = std::function<std::unique_ptr<Constraint>()>;
-  explicit Structures(const Engine& engine) : engine_(engine) {}
+  explicit Structures(const Engine& engine, size_t max_bytes = kMaxGrammarBytes)
+      : engine_(engine), max_bytes_(max_bytes) {}
 
   /// A constraint for every choice of a request with `response_format`, `grammar`, or a `tool_choice` that wants a call;
   /// null when it has none of them. It begins behind the reasoning that `form` tells of, in harmony with the final
   /// channel. Throws ApiError.
   Maker read(const Json& body, const Json& tools, const AnswerForm& form);
+  size_t kept_bytes();
 
  private:
   using Compiled = std::shared_ptr<const grammar::CompiledGrammar>;
@@ -41,8 +46,11 @@ class Structures {
   std::vector<int32_t> tokens(std::string_view text) const;
   Maker maker(std::vector<Stage> stages, int first);
   std::shared_ptr<const grammar::Vocabulary> vocabulary();
+  size_t held() const;
+  void forget_oldest();
 
   const Engine& engine_;
+  const size_t max_bytes_;
   std::mutex mutex_;  // guards all below
   std::shared_ptr<const grammar::Vocabulary> vocabulary_;
   std::list<std::pair<std::string, Compiled>> recent_;  // the last used first
