@@ -152,8 +152,8 @@ struct KvReport {
 using LogitsCallback = std::function<void(int first, int n_rows, const float* logits)>;  // [n_rows, vocab_size]
 
 /// Sampler chain in llama.cpp's order: repeat penalty, top-k, top-p, min-p, temperature, draw. temperature <= 0 is
-/// greedy: the first index of the largest logit, whatever the other settings but the penalty. NaN counts as -infinity;
-/// an infinite logit is taken. Logits, settings and the number of draws so far decide the token, on every device.
+/// greedy: the first index of the largest logit, whatever the other settings but the penalty. A logit of -infinity is a
+/// token that never comes; NaN, +infinity and nothing but -infinity are errors (bad_file). Logits, settings and the number of draws so far decide the token, on every device.
 struct SamplerOptions {
   float temperature = 0.8f;
   int top_k = 40;               ///< 0: off
@@ -179,7 +179,8 @@ class Session {
   /// Appends one token, returns the logits after it, [vocab_size]; valid until the next call.
   std::span<const float> decode(int32_t token);
   /// Draws tokens, starting from the last call's logits, and hands them to on_token one by one, until it returns false,
-  /// n_max were drawn or the context is full; every token but the last is appended. A device draws by itself, a few
+  /// n_max were drawn or the context is full; every token but the last is appended. Throws bad_file where logits are not
+  /// finite; the session is empty then. A device draws by itself, a few
   /// steps ahead of on_token. `recent` are the tokens the penalty knows. Returns how many were handed on.
   int draw(const SamplerOptions& options, std::span<const int32_t> recent, int n_max,
            const std::function<bool(int32_t)>& on_token);
@@ -230,7 +231,7 @@ class Sampler {
   Sampler(const SamplerOptions& options, int vocab_size);
   ~Sampler();
   Sampler(Sampler&&) noexcept;
-  /// The next token; remembers it for the penalty.
+  /// The next token; remembers it for the penalty. Throws bad_file where logits are not finite.
   int32_t sample(std::span<const float> logits);
   /// Tells the penalty about tokens that were not sampled (the prompt).
   void accept(std::span<const int32_t> tokens);

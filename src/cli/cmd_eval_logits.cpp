@@ -2,6 +2,7 @@
 #include <chrono>
 
 #include "cli/eval.h"
+#include "engine/finite.h"
 #include "format/list.h"
 #include "io/safetensors.h"
 #include "io/text.h"
@@ -61,6 +62,7 @@ int write_logits(const LogitsFlags& flags) {
     run_ids(session, ids, path, [&](int n_rows, const float* rows) {
       // The writer cleans up behind an exception.
       if (interrupted()) throw Error(ErrorKind::interrupted, "interrupted: nothing was written");
+      for (int i = 0; i < n_rows; ++i) check_logits({rows + int64_t(i) * info.vocab_size, size_t(info.vocab_size)});
       sink(std::as_bytes(std::span(rows, size_t(n_rows) * size_t(info.vocab_size)))).or_throw();
       progress.add(n_rows, ssize(ids), "tokens");
     });

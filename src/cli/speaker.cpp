@@ -68,8 +68,14 @@ GenerateResult Speaker::say(text::Json& messages, int& n_dropped, AnswerPrinter&
                           .marks = form_.marks,
                           .on_mark = [&](std::string_view mark) { printer.feed_mark(mark); }};
   held_ = prompt;
-  GenerateResult result =
-      answer(*session_, chat_.model(), prompt, how, [&](std::string_view text) { printer.feed(text); });
+  GenerateResult result;
+  try {
+    result = answer(*session_, chat_.model(), prompt, how, [&](std::string_view text) { printer.feed(text); });
+  } catch (const Error&) {  // who knows how far it came
+    session_->reset();
+    held_.clear();
+    throw;
+  }
   held_.insert(held_.end(), result.tokens.begin(), result.tokens.end());
   held_.resize(size_t(session_->n_past()));
   options_.generate.sampler.first_draw += result.tokens.size();

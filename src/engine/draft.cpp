@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "engine/engine.h"
+#include "engine/finite.h"
 #include "engine/speculate.h"
 
 namespace ridge {
@@ -70,10 +71,15 @@ class DraftProposer final : public Proposer {
     std::span<const float> logits = session_.prefill(text.subspan(held_.size()));
     held_.assign(text.begin(), text.end());
     if (!pick) {  // the likeliest tokens of a device, whose logits stay there
-      session_.draw({.temperature = 0}, {}, n, [&](int32_t token) {
-        if (token < vocab_size_) proposals.push_back(token);
-        return token < vocab_size_;
-      });
+      try {
+        session_.draw({.temperature = 0}, {}, n, [&](int32_t token) {
+          if (token < vocab_size_) proposals.push_back(token);
+          return token < vocab_size_;
+        });
+      } catch (const NotFiniteError&) {  // a text of the target needs no proposals; the session is empty now
+        held_.clear();
+        return {};
+      }
       // All but the last one that was drawn are in the cache.
       held_.insert(held_.end(), proposals.begin(), proposals.begin() + (session_.n_past() - n_text));
       return proposals;
@@ -113,6 +119,7 @@ PickToken drawn_pick(std::span<const int32_t> text, const SamplerOptions& option
                      std::vector<Distribution>& probabilities) {
   return [=, &rng, &probabilities](std::span<const float> logits,
                                    std::span<const int32_t> proposals) -> std::optional<int32_t> {
+    if (!std::ranges::all_of(logits, [](float x) { return x < INFINITY; })) return {};  // no distribution
     if (p_min > 0 && best_probability(logits) < p_min) return {};
     std::vector<int32_t> recent(text.begin(), text.end());
     recent.insert(recent.end(), proposals.begin(), proposals.end());

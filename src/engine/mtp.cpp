@@ -5,6 +5,7 @@
 #include "engine/engine.h"
 #include "engine/speculate.h"
 #include "model/mtp.h"
+#include "op/sample/rule.h"
 
 namespace ridge {
 namespace {
@@ -164,7 +165,8 @@ class MtpProposer final : public Proposer {
     if (p_min_ == 0 && model_->target.on_device()) {  // logits stay there
       const SamplerOptions greedy{.temperature = 0};
       const std::vector<int32_t> none;
-      return model_->backend->draw(*outputs_, {&greedy, 1}, {&none, 1})[0];
+      const int32_t token = model_->backend->draw(*outputs_, {&greedy, 1}, {&none, 1})[0];
+      return (token & kNotFiniteToken) == 0 ? std::optional(token) : std::nullopt;
     }
     const std::span<const float> logits = outputs_->logits().row(0);
     if (p_min_ > 0 && best_probability(logits) < p_min_) return {};

@@ -7,6 +7,7 @@
 
 #include "base/result.h"
 #include "engine/distribution.h"
+#include "engine/finite.h"
 #include "op/sample/rule.h"
 #include "ridge/engine.h"
 
@@ -64,7 +65,7 @@ Distribution distribution_of(const SamplerOptions& options, std::span<const floa
   std::vector<uint64_t> keys = penalised_keys(rule, logits, {seen.begin(), seen.end()});
   const uint64_t chosen = *std::max_element(keys.begin(), keys.end());
   const float best = key_logit(chosen);
-  if (!std::isfinite(best)) return {{int32_t(key_id(chosen)), 1.0}};
+  if (!std::isfinite(best)) throw NotFiniteError();
   if (has_filter(rule)) filter(rule, best, keys);
   Distribution distribution;
   double sum = 0;
@@ -138,9 +139,10 @@ int32_t Sampler::sample(std::span<const float> logits) {
   std::vector<uint64_t> keys = penalised_keys(rule, logits, {impl_->recent.begin(), impl_->recent.end()});
   uint64_t chosen = *std::max_element(keys.begin(), keys.end());
   const float best = key_logit(chosen);
+  if (!std::isfinite(best)) throw NotFiniteError();
   const uint64_t random = random_number(rule.seed, impl_->step);
   if (rule.exponent != 0) ++impl_->step;
-  if (rule.exponent != 0 && std::isfinite(best)) {
+  if (rule.exponent != 0) {
     if (has_filter(rule)) filter(rule, best, keys);
     const auto weight = [&](uint64_t key) { return sample_weight(best - key_logit(key), rule.exponent); };
     uint64_t sum = 0;

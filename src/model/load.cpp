@@ -863,6 +863,35 @@ int64_t decode_matrix_bytes(const Weights& w, int n_used) {
   return bytes;
 }
 
+std::string matrix_name(const Weights& weights, const Linear& m, std::string_view kind) {
+  const std::span<const io::Tensor> tensors = [&]() -> std::span<const io::Tensor> {
+    if (const auto* gguf = std::get_if<io::GgufFile>(&weights.source)) return gguf->gguf.tensors;
+    if (const auto* directory = std::get_if<io::HfDirectory>(&weights.source)) return directory->tensors;
+    return {};
+  }();
+  for (const io::Tensor& tensor : tensors)
+    if (m.rows >= tensor.data.data() && m.rows < tensor.data.data() + tensor.data.size()) return tensor.name;
+  for (size_t i = 0; i < weights.layers.size(); ++i) {
+    const LayerWeights& layer = weights.layers[i];
+    const auto* const at = reinterpret_cast<const std::byte*>(&m);
+    const auto* const first = reinterpret_cast<const std::byte*>(&layer);
+    if (at >= first && at < first + sizeof layer) return fmt::format("matrix {} of layer {}", kind, i);
+  }
+  return fmt::format("a matrix {}", kind);
+}
+
+int64_t mapped_matrix_bytes(const Weights& w) {
+  std::map<const std::byte*, const std::byte*> buffers;  // their ends, by where they begin
+  for (const AlignedBuffer& buffer : w.buffers) buffers[buffer.data()] = buffer.data() + buffer.bytes();
+  int64_t bytes = 0;
+  for_each_matrix(w, [&](const Linear& m, std::string_view) {
+    if (m.panels || !m.rows) return;
+    const auto behind = buffers.upper_bound(m.rows);
+    if (behind == buffers.begin() || m.rows >= std::prev(behind)->second) bytes += m.bytes();
+  });
+  return bytes;
+}
+
 void for_each_matrix(const Weights& w, const std::function<void(const Linear&, std::string_view)>& fn) {
   for_each_matrix(const_cast<Weights&>(w), [&](Linear& m, std::string_view name) { fn(m, name); });
 }
@@ -874,12 +903,16 @@ int64_t packed_bytes(const Linear& m, Isa isa) {
 
 namespace {
 
-void pack(CpuContext& context, Linear& m, std::vector<AlignedBuffer>& buffers) {
+void pack(CpuContext& context, Weights& weights, Linear& m, std::string_view kind) {
   const int64_t bytes = packed_bytes(m, context.isa);
   if (m.panels || bytes == 0) return;
-  std::byte* const panels = buffers.emplace_back(bytes).data();
+  std::byte* const panels = weights.buffers.emplace_back(bytes).data();
+  int64_t bad = -1;
   if (wants_ternary_panels(m, context.isa)) pack_ternary_panels(context, m.n_out, m.n_in, m.rows, panels);
-  else pack_panels(context, *m.format, m.n_out, m.n_in, m.rows, panels);
+  else bad = pack_panels(context, *m.format, m.n_out, m.n_in, m.rows, panels);
+  if (bad >= 0)
+    throw_error(ErrorKind::bad_file, "{}: a scale of row {} is not finite (the file is damaged: get it again)",
+                matrix_name(weights, m, kind), bad);
   m.panels = panels;
 }
 
@@ -953,7 +986,7 @@ void drop_unread_buffers(Weights& weights) {
 }
 
 void pack_weights(CpuContext& context, Weights& weights) {
-  for_each_matrix(weights, [&](Linear& m, std::string_view) { pack(context, m, weights.buffers); });
+  for_each_matrix(weights, [&](Linear& m, std::string_view kind) { pack(context, weights, m, kind); });
 }
 
 namespace {
@@ -1102,10 +1135,9 @@ Result<MtpHead> load_mtp_head(CpuContext& context, const Config& c, const Weight
     return fail(ErrorKind::usage, "the MTP head has an embedding or an output matrix of its own (not supported)");
   if (own) head = std::move(*own);
   if (!own) RIDGE_TRY_STATUS(load_separate_head(c, model, std::move(path), head));
-  std::vector<AlignedBuffer>& buffers = head.weights.buffers;
   LayerWeights& layer = head.weights.layers[0];
   for (Linear* m : {&head.weights.join, &layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down})
-    pack(context, *m, buffers);
+    pack(context, head.weights, *m, "of the MTP head");
   head.weights.embedding = model.embedding;
   head.weights.output = model.output;
   return head;

@@ -108,6 +108,12 @@ void for_each_vector(const Weights& weights, const std::function<void(const std:
 /// Of the matrices that a decode step of one token reads; n_used of a layer's experts.
 int64_t decode_matrix_bytes(const Weights& weights, int n_used);
 
+/// The tensor of the file whose bytes the matrix is in; of one that loading converted, what it is and of which layer.
+std::string matrix_name(const Weights& weights, const Linear& m, std::string_view kind);
+
+/// Of the matrices that steps read where a file is mapped: neither packed nor converted.
+int64_t mapped_matrix_bytes(const Weights& weights);
+
 /// Loads from a GGUF file or a Hugging Face directory. Matrices stay in the mapping, except that BitNet's become i2_s;
 /// norms and biases are copied.
 Result<LoadedModel> load_model(const std::string& path);

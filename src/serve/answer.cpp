@@ -2,6 +2,8 @@
 
 #include <random>
 
+#include "engine/finite.h"
+
 namespace ridge::serve {
 namespace {
 
@@ -273,7 +275,8 @@ Json Answer::timings_json() const {
 void Answer::finish() {
   const double latency_ms = 1e3 * seconds_since(arrived_);
   if (!error_.empty()) {
-    const ApiError error{.status = 500, .message = error_, .type = "server_error"};
+    ApiError error{.status = 500, .message = error_, .type = "server_error"};
+    if (error_.starts_with(kNotFiniteText)) error.code = "logits_not_finite";
     if (!events_) return reply_.send(error.response());
     events_->push(dump(error.json()));
     return events_->finish();

@@ -3,6 +3,9 @@
 #include <cmath>
 #include <map>
 
+#include "engine/distribution.h"
+#include "engine/finite.h"
+#include "op/sample/rule.h"
 #include "ridge/engine.h"
 
 namespace ridge {
@@ -24,8 +27,31 @@ TEST(Sampler, GreedyTakesTheFirstOfTheLargestLogits) {
   EXPECT_EQ(counts, (std::map<int32_t, int>{{1, 20}}));
 }
 
-TEST(Sampler, GreedyIgnoresNanLogits) {
-  EXPECT_EQ(draw({.temperature = 0}, 1, {NAN, 1.0f, 2.0f, NAN}).begin()->first, 2);
+TEST(Sampler, LogitsThatAreNotFiniteAreAnError) {
+  const SamplerOptions all[] = {{.temperature = 0},
+                                kPlain,
+                                {.temperature = 1, .top_k = 2},
+                                {.temperature = 1, .top_k = 0, .top_p = 0.5f},
+                                {.temperature = 0, .min_p = 0.1f, .repeat_penalty = 1.5f}};
+  for (const SamplerOptions& options : all) {
+    for (const auto& logits : {std::vector<float>{NAN, 1, 2, NAN},
+                               {1, 2, -NAN},
+                               {1, INFINITY, 2},
+                               {NAN, INFINITY},
+                               {NAN, NAN},
+                               {-INFINITY, -INFINITY},
+                               {-INFINITY, NAN, 1}}) {
+      EXPECT_THROW(draw(options, 1, logits), NotFiniteError) << logits.size();
+      EXPECT_THROW(distribution_of(options, logits, {}), NotFiniteError);
+      EXPECT_THROW(check_logits(logits), NotFiniteError);
+    }
+    for (const auto& logits : {std::vector<float>{-INFINITY, 1, -INFINITY}, {-3e38f, 3e38f}, {-INFINITY, -3e38f}}) {
+      EXPECT_EQ(draw(options, 3, logits), (std::map<int32_t, int>{{1, 3}})) << "a token of -infinity never comes";
+      check_logits(logits);
+    }
+  }
+  EXPECT_EQ(checked_token(77), 77);
+  EXPECT_THROW(checked_token(77 | kNotFiniteToken), NotFiniteError);
 }
 
 TEST(Sampler, SameSeedSameTokens) {

@@ -5,6 +5,7 @@
 
 #include "gpu/device_data.h"
 #include "gpu/graph.h"
+#include "op/sample/rule.h"
 #include "op/sample/sample_cuda.h"
 #include "ridge/engine.h"
 
@@ -36,11 +37,17 @@ class SampleCuda : public OnDevice {
     return tokens;
   }
 
-  /// As draw(), against the CPU.
+  /// As draw(), against the CPU; a token of logits that are not finite is marked, and the best one's.
   void expect_same(const SamplerOptions& o, const std::vector<float>& logits, int n) {
     Sampler sampler(o, int(logits.size()));
+    const auto key = [&](size_t i) { return sample_key(logits[i], uint32_t(i)); };
+    uint64_t best = 0;
+    for (size_t i = 0; i < logits.size(); ++i) best = std::max(best, key(i));
+    const bool ok = std::isfinite(key_logit(best));
     std::vector<int32_t> expected;
-    for (int i = 0; i < n; ++i) expected.push_back(sampler.sample(logits));
+    for (int i = 0; i < n; ++i)
+      expected.push_back(ok ? sampler.sample(logits) : int32_t(key_id(best)) | kNotFiniteToken);
+    if (!ok) EXPECT_THROW(sampler.sample(logits), Error);
     EXPECT_EQ(draw(o, logits, n), expected) << "vocabulary " << logits.size() << ", temperature " << o.temperature
                                             << " top_k " << o.top_k << " top_p " << o.top_p << " min_p " << o.min_p;
   }
@@ -145,7 +152,7 @@ TEST_F(SampleCuda, FarApartLogits) {
   for (const SamplerOptions& o : all_options(8)) expect_same(o, logits, 3);
 }
 
-TEST_F(SampleCuda, NanAndInfinityAreNoSurprise) {
+TEST_F(SampleCuda, NanAndInfinityAreMarked) {
   const float nan = NAN, inf = INFINITY;
   for (const SamplerOptions& o : all_options(2)) {
     for (const auto& logits : {std::vector<float>{nan, nan, nan},
@@ -160,8 +167,10 @@ TEST_F(SampleCuda, NanAndInfinityAreNoSurprise) {
     for (size_t i = 0; i < many.size(); i += 7) many[i] = i % 2 ? nan : -inf;
     expect_same(o, many, 3);
   }
-  EXPECT_EQ(draw(kPlain, {nan, nan, nan}, 1)[0], 0);
-  EXPECT_EQ(draw(kPlain, {1, inf, 2, inf}, 1)[0], 1);
+  EXPECT_EQ(draw(kPlain, {nan, nan, nan}, 1)[0], 0 | kNotFiniteToken);
+  EXPECT_EQ(draw(kPlain, {1, inf, 2, inf}, 1)[0], 1 | kNotFiniteToken);
+  EXPECT_EQ(draw(kPlain, {1, inf, 2, nan}, 1)[0], 1 | kNotFiniteToken);
+  EXPECT_EQ(draw(options(0, 0, 1, 0), {-inf, 2, -inf}, 1)[0], 1) << "a token of -infinity never comes";
 }
 
 TEST_F(SampleCuda, DrawsFollowTheirChances) {

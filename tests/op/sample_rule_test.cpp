@@ -56,8 +56,8 @@ TEST(SampleRule, KeysOrderLogitsThenIdsAndGiveBothBack) {
     }
   EXPECT_GT(last, 0u);
   EXPECT_EQ(sample_key(-0.0f, 7), sample_key(0.0f, 7));
-  EXPECT_EQ(sample_key(NAN, 7), sample_key(-INFINITY, 7));
-  EXPECT_EQ(sample_key(-NAN, 7), sample_key(-INFINITY, 7));
+  EXPECT_EQ(sample_key(NAN, 7), sample_key(INFINITY, 7)) << "it must come out as the best";
+  EXPECT_EQ(sample_key(-NAN, 7), sample_key(INFINITY, 7));
 }
 
 TEST(SampleRule, NumbersAreThoseOfRngAndProductsAreExact) {

@@ -5,6 +5,7 @@
 #include <iterator>
 
 #include "engine/engine.h"
+#include "engine/finite.h"
 #include "lab/quality/engine_timelines.h"
 #include "model/mtp.h"
 
@@ -59,6 +60,7 @@ AcceptanceStep AcceptanceRun::step(Proposer& proposer, std::span<const int32_t> 
   const View2<const float> logits = outputs_->logits();
   const auto holds = [&](int i) {
     const std::span<const float> row = logits.row(i);
+    check_logits(row);
     return std::ranges::max_element(row) - row.begin() == tokens[size_t(i) + 1];
   };
   while (step.n_accepted < step.n_proposed && holds(step.n_accepted)) ++step.n_accepted;

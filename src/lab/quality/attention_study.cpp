@@ -179,6 +179,8 @@ AttentionError attention_error(CpuContext& context, const AttentionShape& shape,
     error.actual2 += a * a;
     error.dot += a * e;
   }
+  if (!std::isfinite(error.error2) || !std::isfinite(error.logit_error2))
+    throw Error(ErrorKind::bad_file, "rows of attention are not finite (no statistics from such a model)");
   return error;
 }
 

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 
+#include "engine/finite.h"
 #include "lab/quality/quality_report.h"
 
 namespace ridge::lab {
 namespace {
 
 int32_t largest(std::span<const float> logits) {
+  check_logits(logits);
   return int32_t(std::max_element(logits.begin(), logits.end()) - logits.begin());
 }
 

@@ -103,7 +103,7 @@ void score_probe(Timeline& timeline, const NeedleProbe& probe, NeedleScore& scor
   for (size_t i = first; i < tokens.size(); ++i) {
     const std::span<const float> logits = timeline.decode(tokens[i - 1]);
     const RowFacts facts = row_facts(logits);
-    if (!facts.finite) throw Error(ErrorKind::failure, "logits are not finite (no statistics from such a model)");
+    if (!facts.finite) throw Error(ErrorKind::bad_file, "logits are not finite (no statistics from such a model)");
     const bool found = facts.top == tokens[i];
     score.nll.add(nll(logits, facts, tokens[i]));
     score.top.add(found);

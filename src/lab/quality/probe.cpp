@@ -457,7 +457,7 @@ Agreement agreement(std::span<const float> base, std::span<const float> candidat
   const std::vector<int32_t> of_base = top_tokens(base, kLikeliest), of_candidate = top_tokens(candidate, kLikeliest);
   const double sum_base = log_sum_exp(base), sum_candidate = log_sum_exp(candidate);
   if (!std::isfinite(sum_base) || !std::isfinite(sum_candidate))
-    throw Error(ErrorKind::failure, "logits are not finite (no statistics from such a model)");
+    throw Error(ErrorKind::bad_file, "logits are not finite (no statistics from such a model)");
   Agreement a{.same_top = of_base[0] == of_candidate[0]};
   size_t shared = 0;
   for (const int32_t id : of_base) {

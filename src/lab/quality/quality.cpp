@@ -67,10 +67,10 @@ std::optional<Caches> try_open(const Model& model, const EvalOptions& options, i
     if (error.kind() != ErrorKind::no_memory) throw;
     return std::nullopt;
   }
-  // Still to come: logits of every cache, activations and what the driver wants.
-  constexpr int64_t kReserve = int64_t(1) << 30;
+  // Still to come: logits of every cache, and on a device activations and what the driver wants.
+  const int64_t reserve = model.engine().on_device() ? int64_t(1) << 30 : 0;
   const int64_t logits = 4 * int64_t(n_seq) * model.info().vocab_size * ssize(options.candidates) * 2;
-  if (logits + kReserve > model.engine().backend().free_bytes()) return std::nullopt;
+  if (logits + reserve > model.engine().backend().free_bytes()) return std::nullopt;
   return caches;
 }
 

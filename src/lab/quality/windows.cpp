@@ -85,8 +85,9 @@ class Pass {
         for (int t = 0; t < n; ++t, ++position) {
           const RowScore& row = rows[step_begin + chunk * size_t(n) + size_t(t)];
           if (row.finite != (has_base() ? 3 : 1))
-            throw_error(ErrorKind::failure,
-                        "logits are not finite: {}, chunk {}, position {} (no statistics from such a model)",
+            throw_error(ErrorKind::bad_file,
+                        "logits are not finite: {}, chunk {}, position {} (no statistics from such a model; "
+                        "--check-finite names layer and tensor)",
                         has_base() && (row.finite & 2) == 0 ? "the base" : fmt::format("candidate {}", candidate + 1),
                         size_t(first_chunk) + chunk + 1, position);
           if (!has_base()) {

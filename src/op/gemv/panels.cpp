@@ -1,5 +1,7 @@
 #include "op/gemv/panels.h"
 
+#include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 
@@ -30,9 +32,11 @@ void pack_codes(const Int4G128::Block& block, int row, std::byte* codes) {
           std::byte(nibble(first + i) | nibble(first + 16 + i) << 4);
 }
 
+/// The first row with a scale that is not finite; n_rows where all are.
 template <class F>
-void pack_panel(int64_t n_rows, int64_t n_in, const std::byte* rows, std::byte* panel) {
+int64_t pack_panel(int64_t n_rows, int64_t n_in, const std::byte* rows, std::byte* panel) {
   const int64_t n_units = n_in / F::kGroup;
+  int64_t first_bad = n_rows;
   for (int row = 0; row < kPanelRows; ++row) {
     for (int64_t unit = 0; unit < n_units; ++unit) {
       typename F::Block block{};
@@ -40,8 +44,11 @@ void pack_panel(int64_t n_rows, int64_t n_in, const std::byte* rows, std::byte* 
       std::byte* out = panel + unit * PanelUnit<F>::kBytes;
       std::memcpy(out + 2 * row, &block.scale, 2);
       pack_codes(block, row, out + kScaleBytes);
+      constexpr unsigned kExponent = 0x7C00;  // all ones: infinite or NaN
+      if ((block.scale & kExponent) == kExponent) first_bad = std::min<int64_t>(first_bad, row);
     }
   }
+  return first_bad;
 }
 
 }  // namespace
@@ -54,18 +61,21 @@ int64_t panel_bytes(const WeightFormat& format, int64_t n_out, int64_t n_in) {
   return (n_out + kPanelRows - 1) / kPanelRows * kPanelRows * format.row_bytes(n_in);
 }
 
-void pack_panels(CpuContext& context, const WeightFormat& format, int64_t n_out, int64_t n_in, const std::byte* rows,
-                 std::byte* panels) {
+int64_t pack_panels(CpuContext& context, const WeightFormat& format, int64_t n_out, int64_t n_in, const std::byte* rows,
+                    std::byte* panels) {
   RIDGE_CHECK(has_panels(format), "{} has no panel layout", format.name);
   const auto pack = format.name == Q8_0::kName   ? pack_panel<Q8_0>
                     : format.name == Q4_0::kName ? pack_panel<Q4_0>
                                                  : pack_panel<Int4G128>;
   const int64_t panel_size = panel_bytes(format, kPanelRows, n_in);
+  std::atomic<int64_t> first_bad{n_out};
   context.pool.for_each((n_out + kPanelRows - 1) / kPanelRows, [&](int64_t panel, int) {
-    const int64_t first = panel * kPanelRows;
-    pack(std::min<int64_t>(kPanelRows, n_out - first), n_in, rows + first * format.row_bytes(n_in),
-         panels + panel * panel_size);
+    const int64_t first = panel * kPanelRows, n = std::min<int64_t>(kPanelRows, n_out - first);
+    const int64_t bad = pack(n, n_in, rows + first * format.row_bytes(n_in), panels + panel * panel_size);
+    for (int64_t known = first_bad; bad < n && first + bad < known;)
+      if (first_bad.compare_exchange_weak(known, first + bad)) break;
   });
+  return first_bad < n_out ? first_bad.load() : -1;
 }
 
 void quantize_group_ref(const float* x, int8_t* q, float& scale, int32_t& sum) {

@@ -30,8 +30,9 @@ bool has_panels(const WeightFormat& format);
 /// Bytes of the packed matrix.
 int64_t panel_bytes(const WeightFormat& format, int64_t n_out, int64_t n_in);
 /// Packs row-major blocks; rows past n_out in the last panel are zero.
-void pack_panels(CpuContext& context, const WeightFormat& format, int64_t n_out, int64_t n_in, const std::byte* rows,
-                 std::byte* panels);
+/// Returns the first row with a scale that is not finite, -1 where all are.
+int64_t pack_panels(CpuContext& context, const WeightFormat& format, int64_t n_out, int64_t n_in, const std::byte* rows,
+                    std::byte* panels);
 
 /// Activations as the panel kernels read them.
 struct QuantizedTokens {

@@ -1,6 +1,7 @@
 #include "format/weight_types.h"
 #include "gpu/launch.h"
 #include "op/gemv/rows_cuda.h"
+#include "op/sample/rule.h"
 
 namespace ridge {
 namespace {
@@ -14,7 +15,7 @@ __global__ void embed_kernel(int64_t n_blocks, int64_t blocks_per_row, const int
   const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= n_blocks) return;
   float* const out = x + i * F::kGroup;
-  F::decode(rows[int64_t(tokens[i / blocks_per_row]) * blocks_per_row + i % blocks_per_row], out);
+  F::decode(rows[int64_t(tokens[i / blocks_per_row] & ~kNotFiniteToken) * blocks_per_row + i % blocks_per_row], out);
   if (scale == 1) return;
   for (int k = 0; k < F::kGroup; ++k) out[k] *= scale;
 }

@@ -1,10 +1,12 @@
 // The rule by which a token is drawn from logits, written once for CPU and device so that both draw the same one.
 //
-// Logits are compared as floats, a NaN being -infinity and the smaller id the better of equals. Probabilities are whole
+// Logits are compared as floats, a NaN being +infinity and the smaller id the better of equals: what is not finite and no
+// -infinity comes out as the best, which is looked at. Probabilities are whole
 // numbers, sample_weight(): their sums are exact in any order, which is what lets many threads add them up. One draw:
 //
 //   1. penalty: logits of the last repeat_last_n tokens, each id once, are divided by it if positive, else multiplied
-//   2. greedy (exponent 0) takes the best; so does a draw whose best is not finite
+//   2. greedy (exponent 0) takes the best. A best that is not finite is no token: Sampler throws, a device marks what it
+//      hands out (kNotFiniteToken)
 //   3. top_k keeps the k best, if not 0
 //   4. top_p keeps the best until their weights at temperature 1 reach top_p of those kept by 3; always one
 //   5. min_p keeps logits >= best + log_min_p
@@ -37,6 +39,8 @@ struct SampleRule {
 
 inline constexpr uint32_t kTopPOff = 0xFFFFFFFFu;  // the largest float below 1 is 256 less
 inline constexpr float kExponentOf1 = -1.4426950408889634f;
+/// In a token that a device drew: the logits were not finite. The other bits are an id, so that steps under way go on.
+inline constexpr int32_t kNotFiniteToken = 1 << 30;
 inline constexpr int kMaxSampleVocab = 1 << 22;  ///< up to here sums of weights fit in 64 bits
 
 inline SampleRule sample_rule(const SamplerOptions& o) {
@@ -99,7 +103,7 @@ RIDGE_HD inline float penalised(float logit, float penalty) { return logit > 0 ?
 
 /// A logit and its id as one number, larger for the better; never 0.
 RIDGE_HD inline uint64_t sample_key(float logit, uint32_t id) {
-  const float value = logit == logit ? logit + 0.0f : -INFINITY;  // -0 becomes 0
+  const float value = logit == logit ? logit + 0.0f : INFINITY;  // -0 becomes 0
   uint32_t bits;
   std::memcpy(&bits, &value, 4);
   bits ^= bits >> 31 ? 0xFFFFFFFFu : 0x80000000u;

@@ -1,5 +1,5 @@
 // Drawing tokens where the logits are: op/sample/rule.h on the device. A token drawn here is the one that Sampler draws
-// from the same logits, settings and number of calls.
+// from the same logits, settings and number of calls; where Sampler throws, it has the bit kNotFiniteToken.
 #pragma once
 
 #include <cstdint>

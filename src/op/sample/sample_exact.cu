@@ -259,7 +259,8 @@ __global__ void __launch_bounds__(kThreads, 2) find_best(Batch batch) {
   best = block_best(best);
   if (threadIdx.x != 0) return;
   state.best = best;
-  if (is_decided(state.rule, best)) emit(batch, state, int32_t(key_id(best)));
+  if (is_decided(state.rule, best))
+    emit(batch, state, int32_t(key_id(best)) | (isfinite(key_logit(best)) ? 0 : kNotFiniteToken));
 }
 
 /// A draw without filters, by the last block: the slice first, then the token in it.
