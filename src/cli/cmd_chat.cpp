@@ -12,7 +12,7 @@
 
 namespace ridge::cli {
 
-int ChatFlags::n_ctx(const Model& of) const { return context.n_ctx == 0 ? of.info().n_ctx_train : context.n_ctx; }
+int ChatFlags::n_ctx(const Model& of) const { return context_for(context, kv, of); }
 
 SpeakerOptions ChatFlags::speaker(const Model& of) const {
   SpeakerOptions options{.kv = choice_for(kv, of, n_ctx(of), output.quiet),
@@ -46,7 +46,7 @@ Action declare_chat(CLI::App& app) {
             "tokens an answer; -1: until it or the context ends, in a debate 128");
   in_group(app, "Sampling");
   add_sampler_flags(app, f.sampler, f.seed);
-  add_context_flags(app, f.context, "context in tokens; 0: what the model was trained for");
+  add_context_flags(app, f.context, "context in tokens; 0: what the model was trained for, or what fits");
   add_kv_flags(app, f.kv);
   add_decision_flag(app, f.kv);
   add_spec_flags(app, f.spec);

@@ -32,6 +32,7 @@ lab::Row machine_row() {
   const lab::MachineInfo machine = lab::machine_info();
   lab::Row row{{"cpu", machine.cpu_model},
                {"processors", machine.n_processors},
+               {"threads", machine.n_threads},
                {"isa", machine.isa},
                {"memory_bytes", machine.memory_bytes},
                {"available_bytes", machine.available_bytes},
@@ -209,6 +210,8 @@ void print_text(const lab::Row& row, const gpu::DeviceReport& gpus) {
   const lab::MachineInfo machine = lab::machine_info();
   fmt::print("cpu       {}, {} processor{}, kernels up to {}\n", machine.cpu_model, machine.n_processors,
              machine.n_processors == 1 ? "" : "s", machine.isa);
+  if (machine.n_threads < machine.n_processors)
+    fmt::print("threads   {} by default: the container's quota pays for no more\n", machine.n_threads);
   for (const lab::CacheInfo& cache : machine.caches)
     fmt::print("cache     L{} {}: {} (processors {})\n", cache.level, cache.type, size_text(cache.bytes),
                cache.shared_cpus);

@@ -207,11 +207,17 @@ lab::Row result_row(const RunFlags& flags, const Model& model, const Session& se
 }
 
 /// Reads all but the last token of the prompt and writes the cache's files. Returns how many tokens the session holds.
+/// A cache that cannot be written costs nothing but itself: `says` tells why.
 int fill_prompt_cache(const PromptCache& cache, Session& session, const Model& model, std::span<const int32_t> prompt,
-                      int n_held, const AnswerOptions& options) {
+                      int n_held, const AnswerOptions& options, std::string& says) {
   const std::span<const int32_t> most = prompt.first(prompt.size() - 1);
   n_held += read_tokens(session, model, most.subspan(size_t(n_held)), options.n_step, options.shows_progress);
-  if (n_held == int(most.size())) cache.save(session, most);
+  if (n_held < int(most.size())) return n_held;
+  try {
+    cache.save(session, most);
+  } catch (const Error& error) {
+    says = fmt::format("prompt cache: nothing was kept: {}", error.what());
+  }
   return n_held;
 }
 
@@ -229,7 +235,7 @@ int run(const RunFlags& flags) {
   const std::vector<int32_t>& prompt = read.tokens;
   if (prompt.empty())
     throw Error(ErrorKind::usage, "the prompt is empty and this model adds no BOS token (give some text)");
-  const int n_ctx = flags.context.n_ctx == 0 ? model.info().n_ctx_train : flags.context.n_ctx;
+  const int n_ctx = context_for(flags.context, flags.kv, model);
   const int64_t most = int64_t(prompt.size()) + (flags.n_predict < 0 ? n_ctx : flags.n_predict);
   const KvChoice kv = choice_for(flags.kv, model, int(std::min<int64_t>(n_ctx, most)), flags.quiet());
   Session session(model, session_options(kv, n_ctx, flags.context.ubatch()));
@@ -256,9 +262,10 @@ int run(const RunFlags& flags) {
     if (!cache_line.empty()) fmt::print(stderr, "{}\n", cache_line);
   }
   const int n_cached = options.n_held;
+  std::string not_kept;
   const auto start = std::chrono::steady_clock::now();
   if (!cache.path.empty() && n_cached + 1 < int(prompt.size()))
-    options.n_held = fill_prompt_cache(cache, session, model, prompt, n_cached, options);
+    options.n_held = fill_prompt_cache(cache, session, model, prompt, n_cached, options, not_kept);
   const std::chrono::duration<double> filling = std::chrono::steady_clock::now() - start;
   const bool stream = !flags.output.json && !flags.bare;
   AnswerPrinter printer(stream);
@@ -274,11 +281,16 @@ int run(const RunFlags& flags) {
   const text::Json message = read.answer ? printer.finish(false) : text::Json();
   result.n_prompt += options.n_held - n_cached;
   result.prefill_seconds += filling.count();
+  std::exception_ptr not_saved;
   if (!flags.save_state.empty()) {
     // The last token was drawn but never read: the saved cache holds the whole text.
     if (!result.tokens.empty() && result.reason == StopReason::max_tokens && session.n_past() < session.n_ctx())
       session.decode(result.tokens.back());
-    session.save(flags.save_state);
+    try {
+      session.save(flags.save_state);
+    } catch (const Error&) {
+      not_saved = std::current_exception();  // told behind the answer
+    }
   }
   end_text(!flags.quiet());
   if (flags.output.json) {
@@ -293,7 +305,9 @@ int run(const RunFlags& flags) {
                tokens_per_second(result.n_prompt, result.prefill_seconds),
                tokens_per_second(result.n_decoded, result.decode_seconds));
   if (!flags.quiet()) print_end(session, result, flags, speculation);
-  return interrupted() ? int(ErrorKind::interrupted) : 0;
+  if (!not_kept.empty()) fmt::print(stderr, "warning: {}\n", not_kept);
+  if (not_saved) std::rethrow_exception(not_saved);
+  return exit_code_of(result.reason != StopReason::interrupted);
 }
 
 }  // namespace
@@ -328,7 +342,7 @@ Action declare_run(CLI::App& app) {
   in_group(app, "Context");
   add_text(app, "--load-state", f.load_state, "FILE", "go on from a cache saved with --save-state, then the prompt");
   add_text(app, "--save-state", f.save_state, "FILE", "write the cache to this file at the end");
-  add_context_flags(app, f.context, "context in tokens; 0: what the model was trained for");
+  add_context_flags(app, f.context, "context in tokens; 0: what the model was trained for, or what fits");
   add_kv_flags(app, f.kv);
   add_decision_flag(app, f.kv);
   add_spec_flags(app, f.spec);

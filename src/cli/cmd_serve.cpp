@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "base/build_info.h"
+#include "base/limits.h"
 #include "cli/interrupt.h"
 #include "cli/kv_auto.h"
 #include "cli/options.h"
@@ -68,7 +69,7 @@ FirstRequest first_request(bool has_tokenizer, bool base_model) {
 }
 
 void print_start(const ServeFlags& flags, Engine& engine, const serve::SchedulerOptions& options, bool base_model,
-                 uint16_t port) {
+                 uint16_t port, std::optional<int64_t> available) {
   const ModelInfo& info = engine.info();
   const std::string shown = flags.host.find(':') == std::string::npos ? flags.host : "[" + flags.host + "]";
   const std::string url = fmt::format("http://{}:{}", shown, port);
@@ -82,7 +83,8 @@ void print_start(const ServeFlags& flags, Engine& engine, const serve::Scheduler
                               {"kv_bytes", options.lane.kv_bytes},
                               {"proposer_bytes", options.lane.proposer_bytes()},
                               {"parallel", options.lane.max_seqs},
-                              {"n_ctx", options.lane.n_ctx}};
+                              {"n_ctx", options.lane.n_ctx},
+                              {"available_bytes", available ? serve::Json(*available) : serve::Json()}};
     fmt::print("{}\n", json.dump(-1, ' ', false, serve::Json::error_handler_t::replace));
     std::fflush(stdout);
     return;
@@ -90,6 +92,8 @@ void print_start(const ServeFlags& flags, Engine& engine, const serve::Scheduler
   fmt::print("model    {} ({}, {}), {}\n", info.name, info.arch, info.weight_format, device_text(info));
   fmt::print("cache    {}; {:.2f} GiB for {} sequences of {} tokens\n", serve::kv_line(engine, options.lane),
              double(options.lane.kv_bytes) / kGib, options.lane.max_seqs, options.lane.n_ctx);
+  if (available && !engine.on_device())
+    fmt::print("memory   {:.2f} GiB were available before the model was loaded\n", double(*available) / kGib);
   if (flags.spec.on())
     fmt::print("spec     {}, up to {} tokens a step{}\n", flags.spec.type, options.lane.spec_depth,
                options.lane.proposer_bytes() > 0
@@ -145,6 +149,7 @@ int serve_model(const ServeFlags& flags) {
   if (!chat_template.problem.empty())
     fmt::print(stderr, "warning: completions work, chats are refused: {} (--chat-template FILE|NAME gives another)\n",
                chat_template.problem);
+  const std::optional<int64_t> available = available_memory();
   model.emplace(load_model(flags.model));
   Engine& engine = model->engine();
   const auto open = [&](const serve::LaneOptions& lane) {
@@ -156,7 +161,7 @@ int serve_model(const ServeFlags& flags) {
   serve::SchedulerOptions scheduler = flags.scheduler.options(engine, kv, flags.n_pools, open);
   scheduler.lane.spec_depth = flags.spec.depth;
   server->serve(engine, flags.alias.empty() ? engine.info().name : flags.alias, std::move(chat_template), scheduler);
-  print_start(flags, engine, scheduler, base_model, server->port());
+  print_start(flags, engine, scheduler, base_model, server->port(), available);
 
   while (!interrupted() && server->failure().empty()) std::this_thread::sleep_for(std::chrono::milliseconds(50));
   const std::string failure = server->failure();
@@ -171,6 +176,7 @@ int serve_model(const ServeFlags& flags) {
   server->stop(patience);
   if (!failure.empty()) throw Error(ErrorKind::failure, failure);
   if (!flags.output.quiet) log_line("stopped");
+  clear_interrupt();  // it was the way to end
   return 0;
 }
 

@@ -8,8 +8,12 @@
 #include <span>
 #include <type_traits>
 
+#include "base/limits.h"
 #include "base/result.h"
 #include "engine/device_name.h"
+#include "engine/engine.h"
+#include "engine/finite.h"
+#include "engine/kv_options.h"
 #include "engine/rank_device.h"
 #include "gpu/device_query.h"
 #include "rank/mpi.h"
@@ -220,7 +224,13 @@ std::string device_text(const ModelInfo& info) {
   const std::string stages = info.n_stages > 1 ? fmt::format(" in {} stages", info.n_stages) : "";
   if (info.device != "cpu")
     return ranks ? fmt::format("{}, one of {} ranks", info.device, ranks->size()) : info.device + stages;
-  return fmt::format("CPU {}, {} thread{}{}", info.isa, info.n_threads, info.n_threads == 1 ? "" : "s",
+  const int n_processors = available_processors();
+  const std::string crowded =
+      info.n_threads > n_processors
+          ? fmt::format(" on {} processor{}{}", n_processors, n_processors == 1 ? "" : "s",
+                        n_processors < affine_processors() ? " that the container's quota pays for" : "")
+          : "";
+  return fmt::format("CPU {}, {} thread{}{}{}", info.isa, info.n_threads, info.n_threads == 1 ? "" : "s", crowded,
                      ranks ? fmt::format(" a rank, {} ranks{}", ranks->size(), stages) : "");
 }
 
@@ -238,7 +248,8 @@ void add_template_flag(CLI::App& app, ModelFlags& flags) {
 
 void add_place_flags(CLI::App& app, ModelFlags& flags) {
   add_text(app, "--device", flags.device, "NAME", "cpu, cuda[:N], or cuda:N,M,... to share a model (-dev)");
-  add_whole(app, "-t,--threads", flags.n_threads, 0, kMaxThreads, "threads; 0: one per processor");
+  add_whole(app, "-t,--threads", flags.n_threads, 0, kMaxThreads,
+            "threads; 0: one per processor that the process may use, a container's quota respected");
   add_text(app, "--isa", flags.isa, "NAME", "highest instruction set to use: scalar, avx2, avx512");
 }
 
@@ -247,6 +258,8 @@ void add_device_flags(CLI::App& app, ModelFlags& flags) {
   add_place_flags(app, flags);
   add_repeatable(app, "--kernel", flags.kernels, "OP=NAME",
                  "force a kernel, OP=NAME (repeatable; see `ridge explain`)");
+  app.add_flag("--check-finite", flags.check_finite,
+               "look at what every block gives, and stop at the first NaN or infinity, naming layer and tensor (slow)");
 }
 
 LoadOptions ModelFlags::load_options() const {
@@ -358,7 +371,9 @@ void check_device(const std::string& device) {
 
 Model load_model(const ModelFlags& flags) {
   check_device(flags.device);
-  return Model::load(flags.model, flags.load_options());
+  Model model = Model::load(flags.model, flags.load_options());
+  if (flags.check_finite) watch_finite(model.engine());
+  return model;
 }
 
 void add_sampler_flags(CLI::App& app, SamplerOptions& flags, int64_t& seed) {
@@ -377,6 +392,26 @@ void add_context_flags(CLI::App& app, ContextFlags& flags, const std::string& ct
   add_whole(app, "-b,--batch-size", flags.n_batch, 1, kMaxTokens, "tokens handed to the engine at a time");
   add_whole(app, "--ubatch-size", flags.n_ubatch, 0, 65536,
             "tokens per prefill step (-ub); 0: 512, `run` on a GPU: 2048");
+}
+
+int context_for(const ContextFlags& flags, const KvFlags& kv, const Model& model) {
+  if (flags.n_ctx > 0) return flags.n_ctx;
+  Engine& engine = model.engine();
+  const int trained = model.info().n_ctx_train;
+  const KvChoice choice = kv.is_auto() ? KvChoice() : kv.choice();  // f16 takes the most
+  const auto layers = layer_configs(session_options(choice, trained, flags.ubatch()), engine.plan());
+  const int n_step = flags.ubatch() > 0 ? flags.ubatch() : engine.default_ubatch();
+  const int64_t free = engine.backend().free_bytes();
+  int n = context_that_fits(layers, engine.on_device(), trained, n_step, free / 4 * 3);
+  Ranks* const ranks = ranks_alike();
+  if (ranks) n = std::stoi(ranks->from_first(std::to_string(n)));
+  static int said = 0;
+  if (n < trained && n != said && (!ranks || ranks->is_first()))
+    fmt::print(stderr,
+               "warning: the context is {} tokens, not the {} that the model was trained for: {:.2f} GiB of memory are "
+               "free, three quarters of them for the cache (-c N asks for more, --kv-quant for a smaller cache)\n",
+               said = n, trained, double(free) / kGib);
+  return n > 0 ? n : trained;
 }
 
 bool KvFlags::any() const { return quant || refines_quant(); }

@@ -65,6 +65,7 @@ struct ModelFlags {
   std::vector<std::string> kernels;
   bool whole = false;         ///< as LoadOptions has it
   std::string chat_template;  ///< of --chat-template
+  bool check_finite = false;
 
   LoadOptions load_options() const;
 };
@@ -98,7 +99,6 @@ struct ContextFlags {
   /// As SessionOptions has it.
   int ubatch() const { return std::min(n_ubatch, n_batch); }
 };
-void add_context_flags(CLI::App& app, ContextFlags& flags, const std::string& ctx_help);
 
 /// --kv-quant, -ctk, -ctv, what refines them, and --kv-layers.
 struct KvFlags {
@@ -113,6 +113,11 @@ struct KvFlags {
   KvChoice choice() const;
 };
 void add_kv_flags(CLI::App& app, KvFlags& flags);
+
+void add_context_flags(CLI::App& app, ContextFlags& flags, const std::string& ctx_help);
+/// Tokens of a session's context: what the flags ask for; else what the model was trained for, or less, with a warning,
+/// where the cache would take more than three quarters of the memory that is free.
+int context_for(const ContextFlags& flags, const KvFlags& kv, const Model& model);
 
 /// The flag that sets a field (Error::field), empty where there is none.
 std::string_view flag_of_field(std::string_view field);

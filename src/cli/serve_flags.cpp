@@ -2,10 +2,15 @@
 
 #include <sys/resource.h>
 
+#include "base/limits.h"
 #include "engine/kv_options.h"
 
 namespace ridge::cli {
 namespace {
+
+/// Of the memory that is free, for the cache and for sequences that wait each.
+constexpr double kShare = 0.25;
+constexpr double kMostSwapGib = 4;
 
 /// Bytes for the cache: what all sequences fill, but not more than a part of the memory that is free.
 int64_t default_kv_bytes(Engine& engine, const serve::LaneOptions& lane, int n_pools) {
@@ -15,8 +20,22 @@ int64_t default_kv_bytes(Engine& engine, const serve::LaneOptions& lane, int n_p
   const int64_t all = pages.full * memory->page_bytes(PageClass::full) +
                       pages.sliding * memory->page_bytes(PageClass::sliding) +
                       int64_t(lane.max_seqs + lane.n_checkpoints) * memory->slot_bytes() + lane.proposer_bytes();
-  const double part = engine.on_device() ? 0.8 : 0.25;
+  const double part = engine.on_device() ? 0.8 : kShare;
   return std::min(all * n_pools, int64_t(part * double(engine.backend().free_bytes())));
+}
+
+/// A context that the default bytes do not hold becomes the longest one that they do.
+void limit_context(Engine& engine, serve::LaneOptions& lane, int n_pools) {
+  serve::LaneOptions one = lane;
+  one.kv_bytes /= n_pools;
+  const int n = serve::longest_context(engine, one);
+  if (n == 0 || n == lane.n_ctx) return;  // opening the lane says what is missing
+  fmt::print(stderr,
+             "warning: the context is {} tokens, not {}: the cache has {:.2f} GiB, {} of the {:.2f} GiB of memory that "
+             "are free (--kv-gib N takes more, --kv-quant needs less)\n",
+             n, lane.n_ctx, double(lane.kv_bytes) / kGib, engine.on_device() ? "4/5" : "1/4",
+             double(engine.backend().free_bytes()) / kGib);
+  lane.n_ctx = n;
 }
 
 }  // namespace
@@ -32,9 +51,15 @@ serve::SchedulerOptions SchedulerFlags::options(
   lane.checkpoint_every = checkpoint_every;
   lane.batch_tokens = batch_tokens > 0 ? batch_tokens : device ? 2048 : 512;
   lane.max_stall_seconds = 1e-3 * stall_ms;
-  lane.swap_bytes = int64_t(swap_gib * kGib);
+  lane.swap_bytes = swap_gib >= 0 ? int64_t(swap_gib * kGib)
+                                  : std::min(int64_t(kMostSwapGib * kGib), int64_t(kShare * double(free_memory(0))));
+  const auto set_bytes = [&] {
+    lane.kv_bytes = kv_gib > 0 ? int64_t(kv_gib * kGib) : default_kv_bytes(engine, lane, n_pools);
+  };
+  set_bytes();
+  if (kv_gib == 0) limit_context(engine, lane, n_pools);
   if (proposers) lane.proposers = proposers(lane);
-  lane.kv_bytes = kv_gib > 0 ? int64_t(kv_gib * kGib) : default_kv_bytes(engine, lane, n_pools);
+  set_bytes();
   return {.lane = lane, .max_queue = queue, .max_lanes = n_pools};
 }
 
@@ -55,7 +80,8 @@ void add_request_flags(CLI::App& app, SchedulerFlags& flags) {
 void add_memory_flags(CLI::App& app, SchedulerFlags& flags) {
   add_real(app, "--kv-gib", flags.kv_gib, 0, 1e6,
            "GiB of the cache; 0: what --parallel sequences fill, at most 1/4 of free memory (GPU: 4/5)");
-  add_real(app, "--swap-gib", flags.swap_gib, 0, 1e6, "GiB of host memory for sequences that wait for room");
+  add_real(app, "--swap-gib", flags.swap_gib, -1, 1e6,
+           "GiB of host memory for sequences that wait for room; -1: 4, at most 1/4 of free memory");
   add_whole(app, "--checkpoints", flags.checkpoints, -1, 65536,
             "prefixes kept for later requests; -1: as many as --parallel");
   add_whole(app, "--checkpoint-every", flags.checkpoint_every, 64, 1 << 26, "tokens of a prompt between two of them");

@@ -9,7 +9,7 @@ namespace ridge::cli {
 struct SchedulerFlags {
   int n_ctx = 0, n_parallel = 0, batch_tokens = 0, queue = 256, stall_ms = 200, io_threads = 2;
   int checkpoints = -1, checkpoint_every = 1024;
-  double kv_gib = 0, swap_gib = 4;
+  double kv_gib = 0, swap_gib = -1;
 
   /// With what the flags leave to the model and its device; `n_pools` share the bytes of the cache. `proposers` opens those
   /// of a lane whose sizes are set, whose caches are part of its bytes.

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "base/limits.h"
 #include "engine/backend.h"
 #include "model/slice.h"
 #include "op/attn/attn.h"
@@ -65,6 +66,12 @@ class CpuBackend final : public Backend {
 
   std::unique_ptr<KvMemory> open_memory(std::span<const KvLayerConfig> layers, std::span<const KvMetricView> metrics,
                                         PageNumbers n_pages, int n_slots) override {
+    const int64_t needed = cache_bytes(layers, false, n_pages, n_slots), free = free_bytes();
+    if (needed > free)
+      throw_error(ErrorKind::no_memory,
+                  "the KV cache needs {:.2f} GiB, {:.2f} GiB of memory are free (a smaller n_ctx, fewer sequences or a "
+                  "cache format of fewer bits)",
+                  double(needed) / (1 << 30), double(free) / (1 << 30));
     const RoundRow round = metrics.empty() ? nullptr : select_round_row(context_, layers[0].head_dim);
     return std::make_unique<HostKvMemory>(layers, metrics, round, n_pages, n_slots);
   }
@@ -82,7 +89,7 @@ class CpuBackend final : public Backend {
                             std::span<const std::vector<int32_t>> recent) override;
   std::string name() const override { return "cpu"; }
   int64_t step_weight_bytes() const override;
-  int64_t free_bytes() const override { return INT64_MAX; }
+  int64_t free_bytes() const override { return free_memory(mapped_matrix_bytes(weights_)); }
   StepBuffers step_buffers() const override;
   std::vector<std::string> kernels(const KvLayerConfig& layer) const override;
 

@@ -155,13 +155,8 @@ std::unique_ptr<KvMemory> CudaBackend::open_memory(std::span<const KvLayerConfig
                                                    std::span<const KvMetricView> metrics, PageNumbers n_pages,
                                                    int n_slots) {
   gpu::use_device(runner_.device());
-  int64_t needed = 4 * int64_t(n_slots) * n_pages.full;
-  for (const KvLayerConfig& layer : layers) {
-    check_wide_rows(layer);
-    const KvLayouts layouts(layer, device_tiles(layer).ok);
-    for (const KvLayout* l : {&layouts.k, &layouts.v})
-      needed += n_pages[page_class_of(l->tiles)] * l->page_bytes() + n_slots * l->slot_bytes();
-  }
+  for (const KvLayerConfig& layer : layers) check_wide_rows(layer);
+  const int64_t needed = 4 * int64_t(n_slots) * n_pages.full + cache_bytes(layers, true, n_pages, n_slots);
   if (const int64_t free = gpu::free_bytes(); needed > free)
     throw_error(ErrorKind::no_memory,
                 "{}: the KV cache needs {:.1f} GiB, {:.1f} GiB are free (a smaller n_ctx, fewer sequences or a cache "

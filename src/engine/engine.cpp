@@ -5,8 +5,10 @@
 #include <climits>
 #include <map>
 
+#include "base/limits.h"
 #include "engine/cuda_process_rank.h"
 #include "engine/device_name.h"
+#include "engine/finite.h"
 #include "engine/kv_state.h"
 #include "engine/lead.h"
 #include "engine/rank_device.h"
@@ -23,6 +25,23 @@ int checked_threads(int n) {
   if (n < 0 || n > 1024)
     throw_error(ErrorKind::usage, "n_threads {} is out of range (1 to 1024, 0: one per processor)", n);
   return n == 0 && joined_ranks() ? processors_of_rank() : n;
+}
+
+/// Refuses weights that would not fit, before they are made.
+void require_memory(int64_t bytes, const std::string& path, std::string_view why) {
+  const int64_t free = free_memory(0);
+  if (bytes <= free) return;
+  const auto gib = [](int64_t n) { return double(n) / (1 << 30); };
+  throw Error(ErrorKind::no_memory,
+              four_parts("cannot load the model", path,
+                         fmt::format("{} {:.2f} GiB, {:.2f} GiB of memory are free", why, gib(bytes), gib(free)),
+                         "use a smaller model, or a format of fewer bits"));
+}
+
+int64_t bytes_to_pack(const Weights& weights, Isa isa) {
+  int64_t bytes = 0;
+  for_each_matrix(weights, [&](const Linear& m, std::string_view) { bytes += m.panels ? 0 : packed_bytes(m, isa); });
+  return bytes;
 }
 
 ModelInfo describe(const std::string& path, LoadedModel& model, const CpuContext& context, const ModelSlice* slice) {
@@ -109,6 +128,10 @@ Engine::Engine(const std::string& path, const LoadOptions& options, Ranks* ranks
   if (on_device() && ranks_) devices_ = {device_of_rank(*ranks_, options.device)};
   constexpr std::string_view kSynth = "synth:";
   const bool is_synth = path.starts_with(kSynth);
+  if (is_synth && !on_device()) {
+    const SynthPlan synth = plan_synth_model(path.substr(kSynth.size())).or_throw();
+    if (!synth.shared) require_memory(synth.decode_matrix_bytes(), path, "its matrices take");
+  }
   loaded_ = is_synth ? make_synth_model(context_, path.substr(kSynth.size()),
                                         ranks_ ? SynthMatrices::rows : SynthMatrices::packed)
                            .or_throw()
@@ -119,7 +142,10 @@ Engine::Engine(const std::string& path, const LoadOptions& options, Ranks* ranks
   if (ranks_) take_slice();
   plan_ = make_plan(loaded_.config, weights.rope_factors, weights.long_rope_factors);
   // A device reads rows as stored, so the CPU packs nothing for it. Who leads packs its slice alone.
-  if (!on_device() && !leads()) pack_weights(context_, weights);
+  if (!on_device() && !leads()) {
+    require_memory(bytes_to_pack(weights, context_.isa), path, "matrices packed for this processor take");
+    pack_weights(context_, weights);
+  }
   // Those of a synth: model, as of a whole one; those of BitNet, of which a rank has a part and nothing reads them.
   if (slice() && (is_synth || slice_->gathers)) drop_unread_rows(weights);
   else if (slice()) drop_unread_buffers(weights);
@@ -171,6 +197,16 @@ const KvMetric* Engine::kv_metric(std::span<const KvLayerConfig> layers) {
         slice_->size);
   if (!kv_metric_) kv_metric_ = make_kv_metric(context_, loaded_.config, loaded_.weights, plan_.ropes[0]);
   return &*kv_metric_;
+}
+
+const std::string& Engine::why_not_finite() {
+  if (!why_not_finite_.empty()) return why_not_finite_;
+  const std::string tensor = find_not_finite(context_, loaded_.weights);
+  why_not_finite_ =
+      tensor.empty() ? four_parts("", info_.path, "all weights are finite, so activations overflow",
+                                  "--check-finite names the first layer where they do")
+                     : four_parts("", info_.path, tensor, "the file is damaged or was converted wrongly: get it again");
+  return why_not_finite_;
 }
 
 std::vector<KvMetricView> metric_views(const KvMetric* metric, int n_layers) {

@@ -57,6 +57,8 @@ class Engine {
   const KvMetric* kv_metric(std::span<const KvLayerConfig> layers);
   /// The identity (model/identity.h) of the whole model, for sequences of at most n_ctx positions. Made at the first call.
   uint64_t hash(int n_ctx) const;
+  /// What is known about logits that are not finite: the file, and its tensor where weights are not. Looks once.
+  const std::string& why_not_finite();
   /// Turns a K row of the model by n positions, of a layer and a context of n_ctx: what SequencePool::shift() wants.
   void turn_key(int layer, int n_ctx, int n_positions, float* row);
 
@@ -74,6 +76,7 @@ class Engine {
   ModelPlan plan_;
   ModelInfo info_;
   std::optional<KvMetric> kv_metric_;
+  std::string why_not_finite_;
   std::vector<int> devices_;
   std::unique_ptr<Backend> backend_;
 };

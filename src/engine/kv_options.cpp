@@ -102,6 +102,19 @@ PageNumbers pool_pages(std::span<const KvLayerConfig> layers, int n_ctx, int n_s
           int(std::clamp<int64_t>(sliding, 1, std::min<int64_t>(full, INT_MAX)))};
 }
 
+int context_that_fits(std::span<const KvLayerConfig> layers, bool on_device, int most, int n_step, int64_t bytes) {
+  const auto fits = [&](int n) {
+    return cache_bytes(layers, on_device, pool_pages(layers, n, 1, std::min(n, n_step)), 1) <= bytes;
+  };
+  if (fits(most)) return most;
+  int fitting = 0, too_long = most / kPagePositions + 1;  // pages
+  while (too_long - fitting > 1) {
+    const int middle = fitting + (too_long - fitting) / 2;
+    (fits(middle * kPagePositions) ? fitting : too_long) = middle;
+  }
+  return fitting * kPagePositions;
+}
+
 int64_t kv_read_bytes(const KvMemory& memory, int n) {
   int64_t bytes = 0;
   for (int layer = 0; layer < memory.n_layers(); ++layer)

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "engine/engine.h"
+#include "engine/finite.h"
 #include "engine/rank_state.h"
 #include "engine/speculate.h"
 #include "io/mapped_file.h"
@@ -23,10 +24,23 @@ struct Session::Impl {
         n_ubatch(std::min(n_ctx, checked("n_ubatch", options.n_ubatch != 0 ? options.n_ubatch : of.default_ubatch(),
                                          of.backend().max_tokens()))),
         layers(layer_configs(options, of.plan())),
-        pool(of.open_pool(layers, pool_pages(layers, n_ctx, 1, n_ubatch), 1, n_ctx)),
+        pool(open_pool(of, pool_pages(layers, n_ctx, 1, n_ubatch))),
         seq(pool->open().or_throw()),
         outputs(of.backend().make_outputs()) {}
 
+  /// Refuses a cache that does not fit, naming the context that does.
+  std::unique_ptr<SequencePool> open_pool(Engine& of, PageNumbers n_pages) const {
+    const int64_t needed = cache_bytes(layers, of.on_device(), n_pages, 1), free = of.backend().free_bytes();
+    const auto gib = [](int64_t bytes) { return double(bytes) / (1 << 30); };
+    if (needed > free)
+      throw Error(
+          ErrorKind::no_memory,
+          fmt::format("a context of {} tokens needs a KV cache of {:.2f} GiB, {:.2f} GiB of memory are free (a "
+                      "context of at most {} tokens, or a cache format of fewer bits)",
+                      n_ctx, gib(needed), gib(free), context_that_fits(layers, of.on_device(), n_ctx, n_ubatch, free)),
+          "n_ctx");
+    return of.open_pool(layers, n_pages, 1, n_ctx);
+  }
   int n_past() const { return pool->length(seq); }
   void run(std::span<const int32_t> tokens, LogitRows rows) {
     const SeqTokens of_seq{seq, int(tokens.size())};
@@ -117,10 +131,15 @@ std::span<const float> Session::decode(int32_t token) {
 int Session::draw(const SamplerOptions& options, std::span<const int32_t> recent, int n_max,
                   const std::function<bool(int32_t)>& on_token) {
   Impl& s = *impl_;
-  if (s.speculation)
-    return s.speculation->draw({s.engine, *s.pool, s.seq, *s.outputs}, options, recent, n_max, on_token);
-  return draw_tokens(s.engine.backend(), *s.pool, s.seq, *s.outputs, options, recent,
-                     std::min(n_max, n_ctx() - n_past() + 1), on_token);
+  const auto take = [&](int32_t token) { return on_token(checked_token(token)); };
+  try {
+    if (s.speculation) return s.speculation->draw({s.engine, *s.pool, s.seq, *s.outputs}, options, recent, n_max, take);
+    return draw_tokens(s.engine.backend(), *s.pool, s.seq, *s.outputs, options, recent,
+                       std::min(n_max, n_ctx() - n_past() + 1), take);
+  } catch (const NotFiniteError&) {
+    s.pool->reset(s.seq);
+    throw NotFiniteError(s.engine.why_not_finite());
+  }
 }
 
 void Session::speculate(Speculation* speculation) {

@@ -36,7 +36,7 @@ std::string flags_text(int tp, int pp) {
 #include <thread>
 
 #include "base/build_info.h"
-#include "base/thread_pool.h"
+#include "base/limits.h"
 
 namespace ridge {
 namespace {

@@ -6,7 +6,9 @@
 #include <numeric>
 #include <thread>
 
+#include "engine/finite.h"
 #include "engine/kv_options.h"
+#include "op/sample/rule.h"
 #include "serve/logits.h"
 
 namespace ridge::serve {
@@ -73,7 +75,41 @@ PageNumbers pages_that_fit(const KvMemory& one_page, std::span<const KvLayerConf
   return {int(std::clamp<int64_t>(full, 0, std::min(all.full, 1 << 24))), int(std::max<int64_t>(sliding, 1))};
 }
 
+/// What the bytes of a lane hold.
+struct LaneRoom {
+  LaneRoom(Engine& engine, const LaneOptions& options)
+      : layers(layer_configs(session_options(options.kv, options.n_ctx, 0), engine.plan())),
+        one_page(engine.open_host_memory(layers, 1, 1)),
+        one(pool_pages(layers, options.n_ctx, 1, options.batch_tokens)) {
+    const auto keeps_state = [](const LayerPlan& layer) { return layer.mixer == MixerKind::delta; };
+    const bool takes_back = options.proposers && std::ranges::any_of(engine.plan().layers, keeps_state);
+    n_slots = options.max_seqs * (takes_back ? 2 : 1) + options.n_checkpoints;
+    n_pages = pages_that_fit(*one_page, layers, options, n_slots);
+  }
+  bool holds_one() const { return n_pages.full >= one.full; }
+
+  const std::vector<KvLayerConfig> layers;
+  const std::unique_ptr<HostKvMemory> one_page;
+  const PageNumbers one;  // of a sequence of n_ctx tokens
+  int n_slots = 0;
+  PageNumbers n_pages = 0;
+};
+
 }  // namespace
+
+int longest_context(Engine& engine, LaneOptions options) {
+  int fitting = 0, too_long = options.n_ctx / kPagePositions + 1;  // pages
+  const auto fits = [&](int n) {
+    options.n_ctx = n;
+    return LaneRoom(engine, options).holds_one();
+  };
+  if (fits(options.n_ctx)) return options.n_ctx;
+  while (too_long - fitting > 1) {
+    const int middle = fitting + (too_long - fitting) / 2;
+    (fits(middle * kPagePositions) ? fitting : too_long) = middle;
+  }
+  return fitting * kPagePositions;
+}
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
@@ -122,26 +158,20 @@ Lane::Lane(Engine& engine, const LaneOptions& options, Totals& totals)
       options_(options),
       totals_(totals),
       pool_([&] {
-        const auto layers = layer_configs(session_options(options.kv, options.n_ctx, 0), engine.plan());
-        const auto keeps_state = [](const LayerPlan& layer) { return layer.mixer == MixerKind::delta; };
-        const bool takes_back = options.proposers && std::ranges::any_of(engine.plan().layers, keeps_state);
-        const int n_slots = options.max_seqs * (takes_back ? 2 : 1) + options.n_checkpoints;
-        const std::unique_ptr<HostKvMemory> one_page = engine.open_host_memory(layers, 1, 1);
-        const PageNumbers n_pages = pages_that_fit(*one_page, layers, options, n_slots);
-        const PageNumbers one = pool_pages(layers, options.n_ctx, 1, options.batch_tokens);
+        const LaneRoom room(engine, options);
         const auto gib = [](int64_t bytes) { return double(bytes) / (1 << 30); };
-        if (n_pages.full < one.full)
+        if (!room.holds_one())
           throw_error(
               ErrorKind::no_memory,
               "a {} cache of {:.2f} GiB is too small: pages of one sequence of {} tokens need {:.2f} GiB beside "
               "{:.2f} GiB of {} slots{} (a larger --kv-gib, fewer --parallel or a smaller --ctx-size)",
               kv_text(options.kv), gib(options.kv_bytes), options.n_ctx,
-              gib(one.full * one_page->page_bytes(PageClass::full) +
-                  one.sliding * one_page->page_bytes(PageClass::sliding)),
-              gib(n_slots * one_page->slot_bytes()), n_slots,
+              gib(room.one.full * room.one_page->page_bytes(PageClass::full) +
+                  room.one.sliding * room.one_page->page_bytes(PageClass::sliding)),
+              gib(room.n_slots * room.one_page->slot_bytes()), room.n_slots,
               options.proposer_bytes() > 0 ? fmt::format(" and {:.2f} GiB of proposers", gib(options.proposer_bytes()))
                                            : "");
-        return engine.open_pool(layers, n_pages, n_slots, options.n_ctx);
+        return engine.open_pool(room.layers, room.n_pages, room.n_slots, options.n_ctx);
       }()),
       prefixes_(*pool_),
       outputs_(engine.backend().make_outputs()) {
@@ -446,11 +476,13 @@ void Lane::take_rows(std::span<Row> rows, std::span<const int32_t> drawn, StepRe
     try {
       // A guess holds if it is what would have been drawn; behind the first wrong one, and behind the end, nothing counts.
       for (;; ++row.n_accepted, ++job.usage.n_accepted, ++at) {
-        const int32_t token = drawn.empty() ? sample(job, logits.row(at)) : drawn[size_t(at)];
+        const int32_t token = drawn.empty() ? sample(job, logits.row(at)) : checked_token(drawn[size_t(at)]);
         clock.charge(record, StepPart::sampling);
         take(job, token);
         if (job.ended || row.n_accepted == n_proposed || token != job.proposals[size_t(row.n_accepted)]) break;
       }
+    } catch (const NotFiniteError&) {
+      end(job, FinishReason::failed, NotFiniteError(engine_.why_not_finite()).what());
     } catch (const Error& error) {
       // A grammar that became too ambiguous ends its own text only.
       end(job, FinishReason::failed, error.what());
@@ -522,7 +554,8 @@ void Lane::draw_on_device(std::span<const Row> rows, const std::function<bool()>
     for (size_t i = 0; i < rows.size(); ++i) {
       Job& job = *rows[i].job;
       if (!job.decodes() || job.ended) continue;
-      take(job, tokens[i]);
+      if ((tokens[i] & kNotFiniteToken) == 0) take(job, tokens[i]);
+      else end(job, FinishReason::failed, NotFiniteError(engine_.why_not_finite()).what());
       steady = steady && !job.ended;
     }
     clock.charge(record, StepPart::events);
@@ -541,10 +574,14 @@ int32_t Lane::sample(Job& job, std::span<const float> logits) {
   Sampler sampler(job.next_sampler(), int(n_ids));
   sampler.accept(job.recent());
   if (!request.needs_logits()) return sampler.sample(logits.first(n_ids));
+  check_logits(logits.first(n_ids));
   logits_.assign(logits.begin(), logits.end());
   apply_penalties(request, job.result.tokens, logits_);
   if (request.constraint) request.constraint->mask(logits_, request.options.max_tokens - int(job.result.tokens.size()));
-  int32_t token = sampler.sample(std::span(logits_).first(n_ids));
+  const std::span<const float> drawn_from = std::span(logits_).first(n_ids);
+  if (std::ranges::none_of(drawn_from, [](float x) { return x > -INFINITY; }))
+    throw Error(ErrorKind::failure, "no token that may come next has a logit above -infinity");
+  int32_t token = sampler.sample(drawn_from);
   if (request.constraint) token = request.constraint->accept(token);
   if (request.n_top_logprobs >= 0) job.logprobs.push_back(token_logprob(logits, token, request.n_top_logprobs));
   return token;
@@ -567,6 +604,7 @@ void Lane::take(Job& job, int32_t token) {
 void Lane::end(Job& job, FinishReason reason, const std::string& error) {
   if (job.ended) return;
   job.ended = true;
+  job.failed = reason == FinishReason::failed;
   job.usage.n_generated = int(job.result.tokens.size());
   if (job.decodes()) job.usage.decode_seconds = seconds_since(job.decoding);
   totals_.count_end(reason, job.usage, seconds_since(job.arrived));
@@ -577,7 +615,7 @@ void Lane::sweep() {
   for (const auto& job : jobs_) {
     if (!job->ended) continue;
     // What a person says next follows this text.
-    if (!job->parked && job->length() >= kLeastPrefix && job->decodes() &&
+    if (!job->failed && !job->parked && job->length() >= kLeastPrefix && job->decodes() &&
         (pool_->length(job->seq) == job->length() || pool_->trim(job->seq, job->length(), TrimMode::exact))) {
       uint64_t hash = job->hashes.back();
       for (int i = 0; i < job->length() - job->n_prompt(); ++i) hash = extend_hash(hash, job->result.tokens[size_t(i)]);

@@ -68,7 +68,7 @@ struct Job {
   std::vector<int> stops;              ///< lengths of the prompt where a checkpoint is made, ascending
 
   SeqId seq{};
-  bool parked = false, cancelled = false, ended = false;
+  bool parked = false, cancelled = false, ended = false, failed = false;
   int n_done = 0;  ///< tokens of the prompt that the cache holds
 
   GenerateResult result;  ///< its last token is drawn and not in the cache
@@ -92,6 +92,9 @@ enum class Admission : uint8_t {
   after_prefix,  ///< another job is computing a prefix that this one has too
   no_room,
 };
+
+/// The longest context, at most options.n_ctx, of which options.kv_bytes hold a sequence; 0 where they hold none.
+int longest_context(Engine& engine, LaneOptions options);
 
 class Lane {
  public:

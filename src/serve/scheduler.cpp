@@ -165,6 +165,7 @@ Lane& Scheduler::lane(const std::string& kv) {
   LaneOptions options = options_.lane;
   options.kv = parse_kv_choice(kv).or_throw();
   options.kv_bytes /= options_.max_lanes;
+  options.swap_bytes /= options_.max_lanes;
   Lane& made = *lanes_.emplace(kv, std::make_unique<Lane>(engine_, options, totals_)).first->second;
   options_.on_open(made);
   return made;

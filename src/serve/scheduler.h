@@ -16,7 +16,7 @@ namespace ridge::serve {
 struct SchedulerOptions {
   LaneOptions lane;   ///< of every pool; `kv` is that of requests that name none
   int max_queue = 0;  ///< requests that wait
-  int max_lanes = 1;  ///< pools, one per set of cache formats; each gets its share of lane.kv_bytes
+  int max_lanes = 1;  ///< pools, one per set of cache formats; each gets its share of lane.kv_bytes and lane.swap_bytes
   /// Called on the scheduler's thread with a pool that was just opened, and with every pool when all requests have ended.
   std::function<void(Lane&)> on_open = [](Lane&) {}, on_close = [](Lane&) {};
 };

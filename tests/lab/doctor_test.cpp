@@ -108,7 +108,9 @@ TEST_F(Doctor, BuildsWhoseTimesMeanNothing) {
 
 TEST_F(Doctor, AQuotaBelowTheProcessors) {
   file("sys/fs/cgroup/cpu.max", "150000 100000\n");
-  expect("threads", Finding::problem, "pays for 1.5", "set threads to 1");
+  expect("threads", Finding::note, "pays for 1.5", "leave threads at 1");
+  file("sys/fs/cgroup/cpu.max", "50000 100000\n");
+  expect("threads", Finding::problem, "pays for 0.5", "raise the container's CPU limit");
   file("sys/fs/cgroup/cpu.max", "max 100000\n");
   expect("threads", Finding::ok, "4 processors");
   file("sys/fs/cgroup/cpu.max", "garbage\n");

@@ -6,7 +6,7 @@
 
 #include "cases/thread_ranks.h"
 
-#include "base/thread_pool.h"
+#include "base/limits.h"
 #include "cases/paths.h"
 #include "lab/store/machine.h"
 

@@ -242,6 +242,18 @@ def sampling():
     return table(["card", "model", "greedy, tok/s", "temperature 0.8, tok/s", "times greedy", "us a token more"], lines)
 
 
+def busy_threads():
+    """Decode beside busy processes: medians of all runs of the pool that waited for every worker, and of the one that does not."""
+    speeds = {}
+    for r in stored("checks/busy-threads-cpu"):
+        speeds.setdefault((r["neighbours"], r["n_threads"]), {}).setdefault(r["pool"], []).extend(r["samples_ts"])
+    lines = []
+    for (neighbours, threads), by in sorted(speeds.items()):
+        (low, before, high), (low_now, now, high_now) = (statistics.quantiles(by[pool], n=4) for pool in ("before", "now"))
+        lines.append([neighbours, threads, f"{before:.0f}", f"{low:.0f} to {high:.0f}", f"{now:.0f}", f"{low_now:.0f} to {high_now:.0f}", f"{now / before:.2f}"])
+    return table(["busy processes", "threads", "before, tok/s", "quartiles", "now, tok/s", "quartiles now", "times before"], lines)
+
+
 def batches():
     """A line a model, length of prompts and cache; a column a number of sequences. Prompts whose rows were filled with random codes say so."""
     found, numbers = {}, set()
@@ -349,6 +361,7 @@ TABLES = {
     "prompts-cuda": lambda: prompts("cuda"),
     "sampling-cuda": sampling,
     "coding-share-cpu": coding_share,
+    "busy-threads-cpu": busy_threads,
     "batch-cuda": batches,
     "busy-threads-cpu": busy_threads,
     "append-cuda": append,

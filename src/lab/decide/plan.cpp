@@ -6,8 +6,8 @@
 #include <fstream>
 #include <numeric>
 
+#include "base/limits.h"
 #include "base/rng.h"
-#include "base/thread_pool.h"
 #include "engine/cpu_step_buffers.h"
 #include "engine/cuda_step_buffers.h"
 #include "engine/device_name.h"

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "engine/engine.h"
+#include "engine/finite.h"
 #include "lab/op/roof.h"
 #include "lab/store/machine.h"
 
@@ -38,14 +39,9 @@ PageNumbers batch_pages(std::span<const KvLayerConfig> layers, const BatchTest& 
 void check_memory(Engine& engine, const BatchTest& test, bool fill, int n_ubatch) {
   const auto layers = batch_layers(engine, test);
   const PageNumbers n_pages = batch_pages(layers, test, n_ubatch);
-  int64_t needed = 0;
-  for (const KvLayerConfig& layer : layers)
-    for (const bool is_k : {true, false}) {
-      const KvLayout layout(layer, is_k, engine.on_device() && device_tiles(layer).ok);
-      needed += n_pages[page_class_of(layout.tiles)] * layout.page_bytes() + test.n_seq() * layout.slot_bytes();
-    }
-  needed += 4 * int64_t(test.n_seq()) * engine.plan().vocab_size;
-  const int64_t free = engine.on_device() ? engine.backend().free_bytes() : machine_info().available_bytes;
+  const int64_t needed = cache_bytes(layers, engine.on_device(), n_pages, test.n_seq()) +
+                         4 * int64_t(test.n_seq()) * engine.plan().vocab_size;
+  const int64_t free = engine.backend().free_bytes();
   if (needed > free)
     throw_error(ErrorKind::no_memory,
                 "{}: {} sequences need {}, {} are free (a smaller -npl, shorter prompts or a cache of fewer bits)",
@@ -161,7 +157,10 @@ class BatchRunner {
     const std::vector<std::vector<int32_t>> recent(seqs_.size());
     const auto drawing = engine_.backend().start_drawing(seqs_, *pool_, *outputs_, samplers, recent);
     RunAhead ahead(*drawing, test_.n_seq(), std::min(kDeviceAhead, drawing->most_ahead()));
-    ahead.run(n_gen, [&](std::span<const int32_t>) { return !stopped(); });
+    ahead.run(n_gen, [&](std::span<const int32_t> tokens) {
+      std::ranges::for_each(tokens, checked_token);
+      return !stopped();
+    });
   }
 
   const Model& model_;

@@ -8,6 +8,7 @@
 #include <set>
 #include <sstream>
 
+#include "base/limits.h"
 #include "base/result.h"
 #include "rank/mpi.h"
 
@@ -40,16 +41,6 @@ Check check_processor(const Surroundings& here) {
   return check;
 }
 
-/// Processors that the cgroup pays for; infinite without a quota.
-double quota_of(const std::string& cpu_max) {
-  std::istringstream words(cpu_max);
-  std::string quota;
-  double period = 0;
-  if (!(words >> quota >> period) || quota == "max" || period <= 0) return INFINITY;
-  const double allowed = std::atof(quota.c_str());
-  return allowed > 0 ? allowed / period : INFINITY;
-}
-
 /// Cores behind the processors, by who shares one; 0 when the kernel does not say.
 int cores(const std::filesystem::path& root, int n_processors) {
   std::set<std::string> siblings;
@@ -67,11 +58,16 @@ Check check_threads(const Surroundings& here) {
   const int n_cores = cores(here.root, n);
   Check check{"threads", Finding::ok, fmt::format("{} processors for this process", n), ""};
   if (n_cores > 0) check.what += fmt::format(", {} cores", n_cores);
-  const double quota = quota_of(first_line(here.root / "sys/fs/cgroup/cpu.max"));
-  if (quota < n) {
+  const double quota = processor_quota(here.root);
+  if (quota < 1) {
     check.worsen(Finding::problem,
                  fmt::format(", but the cgroup pays for {:.2g}: threads will be stopped in the middle of a run", quota),
-                 fmt::format("set threads to {}, or raise the container's CPU limit", std::max(1, int(quota))));
+                 "raise the container's CPU limit to 1 at least");
+  } else if (quota < n) {
+    check.worsen(
+        Finding::note,
+        fmt::format(", but the cgroup pays for {:.2g}: more threads are stopped in the middle of a run", quota),
+        fmt::format("leave threads at {}, the default here, or raise the container's CPU limit", int(quota)));
   } else if (n_cores > 0 && n_cores < n)
     check.worsen(Finding::note, "", fmt::format("threads share cores: compare with threads set to {}", n_cores));
   return check;

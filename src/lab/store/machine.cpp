@@ -4,9 +4,8 @@
 #include <charconv>
 #include <cstdlib>
 #include <fstream>
-#include <optional>
 
-#include "base/thread_pool.h"
+#include "base/limits.h"
 #include "op/cpu.h"
 
 namespace ridge::lab {
@@ -35,13 +34,6 @@ std::string proc_field(const std::filesystem::path& path, std::string_view name)
 }
 
 int64_t meminfo_bytes(std::string_view name) { return std::atoll(proc_field("/proc/meminfo", name).c_str()) * 1024; }
-
-/// What a container's limit leaves, when there is one.
-std::optional<int64_t> cgroup_available() {
-  const std::string limit = first_line("/sys/fs/cgroup/memory.max"), used = first_line("/sys/fs/cgroup/memory.current");
-  if (limit.empty() || limit == "max" || used.empty()) return std::nullopt;
-  return std::max<int64_t>(0, std::atoll(limit.c_str()) - std::atoll(used.c_str()));
-}
 
 std::vector<CacheInfo> caches_of_first_processor() {
   std::vector<CacheInfo> caches;
@@ -73,11 +65,11 @@ std::string first_line(const std::filesystem::path& path) {
 MachineInfo machine_info() {
   MachineInfo info;
   info.cpu_model = proc_field("/proc/cpuinfo", "model name");
-  info.n_processors = available_processors();
+  info.n_processors = affine_processors();
+  info.n_threads = available_processors();
   info.caches = caches_of_first_processor();
   info.memory_bytes = meminfo_bytes("MemTotal");
-  info.available_bytes = meminfo_bytes("MemAvailable");
-  if (const auto limit = cgroup_available()) info.available_bytes = std::min(info.available_bytes, *limit);
+  info.available_bytes = available_memory().value_or(0);
   info.load_1min = std::atof(first_line("/proc/loadavg").c_str());
   info.isa = isa_name(detect_isa());
   return info;

@@ -18,9 +18,10 @@ struct CacheInfo {
 struct MachineInfo {
   std::string cpu_model;
   int n_processors = 0;           ///< this process may use
+  int n_threads = 0;              ///< that run at once: n_processors, or what the quota of a container pays for
   std::vector<CacheInfo> caches;  ///< of the first processor
   int64_t memory_bytes = 0;
-  int64_t available_bytes = 0;  ///< without swapping, cgroup limit respected
+  int64_t available_bytes = 0;  ///< without swapping, limits of containers and of the process respected; 0: unknown
   double load_1min = 0;         ///< processes that wanted to run, averaged over the last minute
   std::string isa;              ///< best instruction set kernels exist for
 

@@ -101,7 +101,7 @@ SweepPlan plan_sweep(const SweepSpec& spec, const SweepTarget& target, std::span
     place["n_threads"] = 0;
   } else {
     const MachineInfo machine = machine_info();
-    if (plan.target.n_threads == 0) plan.target.n_threads = machine.n_processors;
+    if (plan.target.n_threads == 0) plan.target.n_threads = machine.n_threads;
     if (plan.target.isa.empty()) plan.target.isa = machine.isa;
     place["device_name"] = machine.cpu_model;
     place["n_threads"] = plan.target.n_threads;

@@ -51,6 +51,16 @@ void read_row(const TileRowsForm& form, const KvTiles& t, const std::byte* tile,
   else read_tile_row(form.format, tile, t.is_k, p, t.head_dim, row);
 }
 
+int64_t cache_bytes(std::span<const KvLayerConfig> layers, bool fragments, PageNumbers n_pages, int n_slots) {
+  int64_t bytes = 0;
+  for (const KvLayerConfig& layer : layers) {
+    const KvLayouts layouts(layer, fragments && device_tiles(layer).ok);
+    for (const KvLayout* side : {&layouts.k, &layouts.v})
+      bytes += n_pages[page_class_of(side->tiles)] * side->page_bytes() + n_slots * side->slot_bytes();
+  }
+  return bytes;
+}
+
 KvMemory::KvMemory(std::span<const KvLayerConfig> layers, bool fragments, PageNumbers n_pages, int n_slots)
     : n_pages_(n_pages), n_slots_(n_slots) {
   for (const KvLayerConfig& layer : layers) layouts_.emplace_back(layer, fragments && device_tiles(layer).ok);

@@ -60,6 +60,9 @@ Status check_side_state(const KvLayout& layout, int n, int ring_first, bool cali
 /// Centre, head scales and state at the front of a side's bytes must be finite, scales not negative.
 Status check_side_floats(const KvLayout& layout, const std::byte* bytes);
 
+/// Bytes of the pages and slots of such caches; `fragments`: in the tiles of devices, where those have the format.
+int64_t cache_bytes(std::span<const KvLayerConfig> layers, bool fragments, PageNumbers n_pages, int n_slots);
+
 class KvMemory {
  public:
   virtual ~KvMemory() = default;
