@@ -1,5 +1,6 @@
 // The forward pass on the CPU: one page that walks the plan.
 #include <algorithm>
+#include <bit>
 #include <climits>
 #include <cmath>
 #include <utility>
@@ -257,12 +258,31 @@ void CpuBackend::project(const Linear& w, const std::vector<float>& bias, const 
   if (gathers) gather_columns(*stage_, own, slice_->model, h);
 }
 
+bool is_finite(std::span<const float> row) {
+  uint32_t largest = 0;
+  for (const float x : row) largest = std::max(largest, std::bit_cast<uint32_t>(x) & 0x7FFFFFFF);
+  return largest < 0x7F800000;  // of infinity
+}
+
+/// The rows from the first one on whose K or V is not finite, of every sequence.
+std::vector<KvSpan> not_finite(std::span<const KvSpan> spans, View2<const float> k, View2<const float> v) {
+  std::vector<KvSpan> found;
+  for (const KvSpan& span : spans)
+    for (int i = 0; i < span.n_rows; ++i) {
+      if (is_finite(k.row(span.first_row + i)) && is_finite(v.row(span.first_row + i))) continue;
+      found.push_back({.first_row = span.first_row + i, .n_rows = span.n_rows - i});
+      break;
+    }
+  return found;
+}
+
 /// rows.attn = what queries rows.q make of the caches, grown by rows.k and v.
 void CpuBackend::attend_rows(int layer, const Rows& rows, HostKvMemory& memory, View2<float> v) {
   const LayerPlan& plan = plan_.layers[size_t(layer)];
   const AttentionPlan& a = plan.attention;
   const bool v_is_k = plan.mixer == MixerKind::latent;
   if (on_attention_) on_attention_(layer, rows.q, rows.k, v);
+  const std::vector<KvSpan> lost = not_finite(spans_, rows.k, v);
   for (const std::vector<KvSpan>& spans : parts_[size_t(memory.page_class(layer))]) {
     kv_append(context_, memory.tiles(layer, true), memory.tiles(layer, false), spans, rows.k, v);
     attention(context_, {.n_heads = a.n_heads,
@@ -274,6 +294,9 @@ void CpuBackend::attend_rows(int layer, const Rows& rows, HostKvMemory& memory, 
                          .q = rows.q,
                          .out = rows.attn});
   }
+  // The codes of a cache can hide what is not finite: logits must tell.
+  for (const KvSpan& span : lost)
+    for (int i = 0; i < span.n_rows; ++i) std::ranges::fill(rows.attn.row(span.first_row + i), NAN);
 }
 
 /// rows.h = attention of rows.h, the sequences' caches grown.

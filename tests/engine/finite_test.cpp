@@ -8,6 +8,7 @@
 
 #include "cases/damaged_model.h"
 #include "engine/engine.h"
+#include "engine/kv_choice.h"
 #include "engine/speculate.h"
 
 namespace ridge {
@@ -41,7 +42,7 @@ TEST_F(Finite, EveryMatrixIsNamedWhateverTheCacheAndTheSampler) {
         "blk.0.ffn_gate.weight", "blk.4.ffn_up.weight", "blk.1.ffn_down.weight", "output.weight"}) {
     for (const float value : {NAN, INFINITY}) {
       const Model model = Model::load(damaged_model(directory_, tensor, 64 * 3 + 5, value), {.n_threads = 2});
-      for (const char* cache : {"f16", "q8_0", "rotor-3"})
+      for (const char* cache : {"f16", "f32", "rotor-3"})
         for (const float temperature : {0.0f, 0.8f}) {
           const std::string said = draw(model, {.temperature = temperature}, cache);
           EXPECT_THAT(said, HasSubstr(std::string(kNotFiniteText))) << tensor << ", " << cache;
@@ -67,6 +68,20 @@ TEST_F(Finite, AScaleOfAMatrixThatIsPackedIsFoundAtLoad) {
         EXPECT_THAT(error.what(), HasSubstr("blk.1.ffn_up.weight: a scale of row 5 is not finite"));
       }
     }
+}
+
+TEST_F(Finite, CodesOfACacheHideNothing) {
+  for (const char* tensor : {"blk.0.attn_k.weight", "blk.2.attn_v.weight"}) {
+    const Model model = Model::load(damaged_model(directory_, tensor, 64 * 3 + 5));
+    for (const char* cache : {"rotor-3:window=0:sinks=0", "rotor-4:window=0:sinks=0:rotation=none"}) {
+      const KvChoice kv = parse_kv_choice(cache).or_throw();
+      Session session(model, session_options(kv, 256, 16));
+      const std::vector<int32_t> prompt(100, 30);
+      session.prefill(prompt);
+      EXPECT_THROW(session.draw({.temperature = 0}, prompt, 4, [](int32_t) { return true; }), NotFiniteError)
+          << tensor << ", " << cache;
+    }
+  }
 }
 
 TEST_F(Finite, SpeculationSaysSoToo) {
