@@ -73,7 +73,7 @@ TEST_F(Finite, AScaleOfAMatrixThatIsPackedIsFoundAtLoad) {
 TEST_F(Finite, CodesOfACacheHideNothing) {
   for (const char* tensor : {"blk.0.attn_k.weight", "blk.2.attn_v.weight"}) {
     const Model model = Model::load(damaged_model(directory_, tensor, 64 * 3 + 5));
-    for (const char* cache : {"rotor-3:window=0:sinks=0", "rotor-4:window=0:sinks=0:rotation=none"}) {
+    for (const char* cache : {"rotor-3:window=0:sinks=0", "rotor-3:none:window=0:sinks=0"}) {
       const KvChoice kv = parse_kv_choice(cache).or_throw();
       Session session(model, session_options(kv, 256, 16));
       const std::vector<int32_t> prompt(100, 30);
