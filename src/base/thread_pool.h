@@ -7,9 +7,10 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <deque>
 #include <exception>
+#include <memory>
 #include <thread>
+#include <vector>
 
 namespace ridge {
 
@@ -55,8 +56,8 @@ class ThreadPool {
   void end_rests();
 
   int n_threads_;
-  std::deque<Worker> workers_;
   int n_resting_ = 0;
+  std::vector<std::unique_ptr<Worker>> workers_;
   // One region: its description, then the shared counters. `state_` publishes the description: the number of the region,
   // whether it is open, and how many workers are inside.
   int64_t n_tasks_ = 0;
