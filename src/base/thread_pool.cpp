@@ -52,10 +52,10 @@ ThreadPool::ThreadPool(int n_threads) : n_threads_(n_threads > 0 ? n_threads : a
   RIDGE_CHECK(n_threads_ <= 4096, "{} threads", n_threads_);
   try {
     // All workers are there before the first one looks for its own.
-    for (int i = 1; i < n_threads_; ++i) workers_.emplace_back();
-    for (int i = 1; i < n_threads_; ++i) workers_[size_t(i - 1)].thread = std::thread([this, i] { work_forever(i); });
+    for (int i = 1; i < n_threads_; ++i) workers_.push_back(std::make_unique<Worker>());
+    for (int i = 1; i < n_threads_; ++i) workers_[size_t(i - 1)]->thread = std::thread([this, i] { work_forever(i); });
   } catch (const std::system_error& error) {
-    const auto started = [](const Worker& worker) { return worker.thread.joinable(); };
+    const auto started = [](const auto& worker) { return worker->thread.joinable(); };
     const auto n_started = std::ranges::count_if(workers_, started);
     stop();
     throw_error(ErrorKind::failure, "cannot start thread {} of {}: {} (use fewer threads)", n_started + 1, n_threads_,
@@ -69,10 +69,10 @@ void ThreadPool::stop() {
   stop_.store(true);
   state_.fetch_add(kRegion);
   state_.notify_all();
-  for (Worker& worker : workers_) {
-    worker.resting.store(false);
-    worker.resting.notify_all();
-    if (worker.thread.joinable()) worker.thread.join();
+  for (const auto& worker : workers_) {
+    worker->resting.store(false);
+    worker->resting.notify_all();
+    if (worker->thread.joinable()) worker->thread.join();
   }
 }
 
@@ -107,14 +107,14 @@ void ThreadPool::wait_for_workers() {
     if (is_empty()) return;
     pause_cpu();
   }
-  for (Worker& worker : workers_) worker.delay = worker.inside.load() ? run_delay(worker.id) : INT64_MAX;
+  for (const auto& worker : workers_) worker->delay = worker->inside.load() ? run_delay(worker->id) : INT64_MAX;
   while (!is_empty()) {
     caller_sleeps_.store(1);
     if (is_empty()) break;  // the last one may have left before it could see that this thread sleeps
     caller_sleeps_.wait(1);
   }
-  for (Worker& worker : workers_)
-    if (worker.delay != INT64_MAX && run_delay(worker.id) - worker.delay > kLateNanoseconds) let_rest(worker);
+  for (const auto& worker : workers_)
+    if (worker->delay != INT64_MAX && run_delay(worker->id) - worker->delay > kLateNanoseconds) let_rest(*worker);
 }
 
 void ThreadPool::let_rest(Worker& worker) {
@@ -127,10 +127,10 @@ void ThreadPool::let_rest(Worker& worker) {
 
 void ThreadPool::end_rests() {
   const Clock::time_point now = Clock::now();
-  for (Worker& worker : workers_)
-    if (worker.resting.load(std::memory_order_relaxed) && worker.rest_end <= now) {
-      worker.resting.store(false);
-      worker.resting.notify_one();
+  for (const auto& worker : workers_)
+    if (worker->resting.load(std::memory_order_relaxed) && worker->rest_end <= now) {
+      worker->resting.store(false);
+      worker->resting.notify_one();
       --n_resting_;
     }
 }
@@ -157,7 +157,7 @@ bool ThreadPool::enter(uint32_t& seen) {
 }
 
 void ThreadPool::work_forever(int thread) {
-  Worker& self = workers_[size_t(thread - 1)];
+  Worker& self = *workers_[size_t(thread - 1)];
   self.id.store(int(gettid()));
   uint32_t seen = 0;
   while (true) {

@@ -76,9 +76,9 @@ class Engine {
   ModelPlan plan_;
   ModelInfo info_;
   std::optional<KvMetric> kv_metric_;
-  std::string why_not_finite_;
   std::vector<int> devices_;
   std::unique_ptr<Backend> backend_;
+  std::string why_not_finite_;
 };
 
 /// The forms of every layer; none without a metric.
