@@ -120,15 +120,14 @@ class HeldWorker : public testing::Test {
     while (held) usleep(100);
     std::signal(SIGUSR1, SIG_DFL);
   }
-  /// The worker's thread: both tasks wait for one another, so each has a thread of its own.
+  /// The worker's thread, as soon as it takes a task: on a busy machine it may rest.
   pthread_t find_worker() {
     std::atomic<pthread_t> worker{};
-    std::atomic<int> here{0};
-    pool_.for_each(2, [&](int64_t, int thread) {
-      if (thread == 1) worker = pthread_self();
-      ++here;
-      while (here < 2) usleep(10);
-    });
+    while (worker == pthread_t{})
+      pool_.for_each(2, [&](int64_t, int thread) {
+        if (thread == 1) worker = pthread_self();
+        else usleep(1000);
+      });
     return worker;
   }
   ThreadPool pool_{2};
@@ -152,25 +151,29 @@ TEST_F(HeldWorker, RegionsGoOnWithoutAWorkerThatHasNoProcessor) {
 TEST_F(HeldWorker, ATaskThatHasBegunIsWaitedFor) {
   const pthread_t worker = find_worker();
   const int before = n_held;
-  std::atomic<bool> in_task{false};
   std::vector<int> done(2, 0);  // plain memory: the end of the region must make it visible
   std::thread releaser;
-  pool_.for_each(2, [&](int64_t task, int thread) {
-    if (thread == 1) {
-      in_task = true;
-      while (n_held == before) usleep(10);  // the signal comes
-    } else {
-      while (!in_task) usleep(10);
-      hold = true;
-      pthread_kill(worker, SIGUSR1);
-      while (!held) usleep(10);
-      releaser = std::thread([] {
-        usleep(5000);  // longer than the caller spins
-        hold = false;
-      });
-    }
-    done[size_t(task)] = 1;
-  });
+  while (!releaser.joinable()) {
+    std::atomic<bool> in_task{false};
+    pool_.for_each(2, [&](int64_t task, int thread) {
+      if (thread == 1) {
+        in_task = true;
+        while (n_held == before) usleep(10);  // the signal comes
+      } else {
+        for (int i = 0; i < 1000 && !in_task; ++i) usleep(10);
+        if (in_task) {
+          hold = true;
+          pthread_kill(worker, SIGUSR1);
+          while (!held) usleep(10);
+          releaser = std::thread([] {
+            usleep(5000);  // longer than the caller spins
+            hold = false;
+          });
+        }
+      }
+      done[size_t(task)] = 1;
+    });
+  }
   releaser.join();
   EXPECT_EQ(done, (std::vector<int>{1, 1}));
 }
