@@ -158,7 +158,7 @@ TEST_F(HeldWorker, ATaskThatHasBegunIsWaitedFor) {
     pool_.for_each(2, [&](int64_t task, int thread) {
       if (thread == 1) {
         in_task = true;
-        while (n_held == before) usleep(10);  // the signal comes
+        for (int i = 0; i < 200000 && n_held == before; ++i) usleep(10);  // the signal comes
       } else {
         for (int i = 0; i < 1000 && !in_task; ++i) usleep(10);
         if (in_task) {
