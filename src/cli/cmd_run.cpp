@@ -206,19 +206,15 @@ lab::Row result_row(const RunFlags& flags, const Model& model, const Session& se
   return row;
 }
 
-/// Reads all but the last token of the prompt and writes the cache's files. Returns how many tokens the session holds.
-/// A cache that cannot be written costs nothing but itself: `says` tells why.
-int fill_prompt_cache(const PromptCache& cache, Session& session, const Model& model, std::span<const int32_t> prompt,
-                      int n_held, const AnswerOptions& options, std::string& says) {
-  const std::span<const int32_t> most = prompt.first(prompt.size() - 1);
-  n_held += read_tokens(session, model, most.subspan(size_t(n_held)), options.n_step, options.shows_progress);
-  if (n_held < int(most.size())) return n_held;
+/// Writes the cache's files of a session that holds `tokens`. One that cannot be written costs nothing but itself: returns
+/// why; empty where it is there.
+std::string keep_prompt(const PromptCache& cache, const Session& session, std::span<const int32_t> tokens) {
   try {
-    cache.save(session, most);
+    cache.save(session, tokens);
+    return "";
   } catch (const Error& error) {
-    says = fmt::format("prompt cache: nothing was kept: {}", error.what());
+    return fmt::format("prompt cache: nothing was kept: {}", error.what());
   }
-  return n_held;
 }
 
 int run(const RunFlags& flags) {
@@ -264,8 +260,12 @@ int run(const RunFlags& flags) {
   const int n_cached = options.n_held;
   std::string not_kept;
   const auto start = std::chrono::steady_clock::now();
-  if (!cache.path.empty() && n_cached + 1 < int(prompt.size()))
-    options.n_held = fill_prompt_cache(cache, session, model, prompt, n_cached, options, not_kept);
+  if (!cache.path.empty() && n_cached + 1 < int(prompt.size())) {
+    const std::span<const int32_t> most = std::span(prompt).first(prompt.size() - 1);
+    options.n_held +=
+        read_tokens(session, model, most.subspan(size_t(n_cached)), options.n_step, options.shows_progress);
+    if (options.n_held == int(most.size())) not_kept = keep_prompt(cache, session, most);
+  }
   const std::chrono::duration<double> filling = std::chrono::steady_clock::now() - start;
   const bool stream = !flags.output.json && !flags.bare;
   AnswerPrinter printer(stream);
