@@ -11,6 +11,8 @@ namespace ridge {
 namespace {
 
 bool is_finite(float x) { return std::isfinite(x); }
+/// A NaN without its sign.
+float shown(float x) { return std::isnan(x) ? NAN : x; }
 
 /// The first row with a value that is not finite; -1 where there is none.
 int64_t bad_row(CpuContext& context, const Linear& m, std::atomic<float>& value) {
@@ -25,7 +27,7 @@ int64_t bad_row(CpuContext& context, const Linear& m, std::atomic<float>& value)
       if (bad == row.end() && is_finite(m.scale)) continue;
       for (int64_t known = first; r < known && !first.compare_exchange_weak(known, r);) {
       }
-      if (first == r) value = bad == row.end() ? m.scale : *bad;
+      if (first == r) value = shown(bad == row.end() ? m.scale : *bad);
       return;
     }
   });
@@ -75,7 +77,7 @@ void watch_finite(Engine& engine) {
     const std::string where =
         is_input ? std::string("the embedding's rows") : fmt::format("the {} of layer {}", block_name(block), of_layer);
     const std::string tensor = find_not_finite(engine.context(), engine.weights());
-    throw NotFiniteError(fmt::format("{}: {} is the first to give {}{}", engine.info().path, where, *bad,
+    throw NotFiniteError(fmt::format("{}: {} is the first to give {}{}", engine.info().path, where, shown(*bad),
                                      tensor.empty() ? ", though all weights are finite" : "; " + tensor));
   });
 }
