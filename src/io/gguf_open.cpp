@@ -17,8 +17,8 @@ constexpr std::string_view kSplitNo = "split.no", kSplitCount = "split.count", k
 constexpr std::string_view kExtension = ".gguf";
 
 struct ShardName {
-  std::string base;  ///< file name in front of "-00001-of-00003.gguf"
-  int number = 0;    ///< from 1
+  std::string base, extension;  ///< what is around "-00001-of-00003"; the extension is .gguf in letters of any case
+  int number = 0;               ///< from 1
   int count = 0;
 };
 
@@ -33,18 +33,21 @@ std::optional<int> five_digits(std::string_view text) {
 std::optional<ShardName> shard_name(std::string_view file_name) {
   constexpr std::string_view kSuffix = "-00001-of-00003";
   constexpr std::string_view kOf = "-of-";
-  if (!file_name.ends_with(kExtension)) return std::nullopt;
+  if (file_name.size() < kSuffix.size() + kExtension.size()) return std::nullopt;
+  const std::string_view extension = file_name.substr(file_name.size() - kExtension.size());
+  const auto same = [](char a, char b) { return (a | 0x20) == (b | 0x20); };
+  if (!std::ranges::equal(extension, kExtension, same)) return std::nullopt;
   file_name.remove_suffix(kExtension.size());
-  if (file_name.size() < kSuffix.size()) return std::nullopt;
   const std::string_view suffix = file_name.substr(file_name.size() - kSuffix.size());
   if (suffix[0] != '-' || suffix.substr(6, kOf.size()) != kOf) return std::nullopt;
   const std::optional<int> number = five_digits(suffix.substr(1, 5)), count = five_digits(suffix.substr(10));
   if (!number || !count || *number > *count) return std::nullopt;
-  return ShardName{std::string(file_name.substr(0, file_name.size() - kSuffix.size())), *number, *count};
+  return ShardName{std::string(file_name.substr(0, file_name.size() - kSuffix.size())), std::string(extension), *number,
+                   *count};
 }
 
 std::filesystem::path shard_path(const std::filesystem::path& sibling, const ShardName& name, int number) {
-  return sibling.parent_path() / fmt::format("{}-{:05}-of-{:05}{}", name.base, number, name.count, kExtension);
+  return sibling.parent_path() / fmt::format("{}-{:05}-of-{:05}{}", name.base, number, name.count, name.extension);
 }
 
 Result<Gguf> map_and_parse(const std::filesystem::path& path, std::vector<MappedFile>& files) {
@@ -120,6 +123,13 @@ bool is_gguf(const std::filesystem::path& path) {
   return std::string_view(begin, 4) == "GGUF" && std::string_view(begin + 5, 3) == std::string_view("\0\0", 3);
 }
 
+/// A header's length, and JSON behind it.
+bool is_safetensors(const std::filesystem::path& path) {
+  char begin[9] = {};
+  std::ifstream(path, std::ios::binary).read(begin, sizeof(begin));
+  return begin[8] == '{' && std::string_view(begin + 4, 4) == std::string_view("\0\0\0\0", 4);
+}
+
 /// The GGUF files of a folder, by their first bytes. A split model counts once.
 std::vector<std::filesystem::path> gguf_files(const std::filesystem::path& folder) {
   std::vector<std::filesystem::path> found;
@@ -152,8 +162,12 @@ Result<std::filesystem::path> find_model(const std::filesystem::path& given) {
     return fail(ErrorKind::usage, "{}: there is no such file, and Ridge downloads nothing ({})", given.native(),
                 "download the model, then -m FILE or -m DIRECTORY");
   }
-  if (!std::filesystem::is_directory(given, ignored) || std::filesystem::exists(given / "config.json", ignored))
-    return given;
+  if (!std::filesystem::is_directory(given, ignored)) {
+    const std::filesystem::path folder = given.has_parent_path() ? given.parent_path() : ".";
+    const bool is_part = std::filesystem::exists(folder / "config.json", ignored) && is_safetensors(given);
+    return is_part ? folder : given;
+  }
+  if (std::filesystem::exists(given / "config.json", ignored)) return given;
   const std::vector<std::filesystem::path> found = gguf_files(given);
   if (found.size() == 1) return found[0];
   if (found.empty()) return given;

@@ -437,7 +437,8 @@ Result<Converted> convert_to_gguf(const std::string& in, const std::filesystem::
                                   const std::function<void(int, int, std::string_view)>& progress) {
   RIDGE_TRY(const uint64_t type_id, file_type(type));
   std::error_code error;
-  if (std::filesystem::equivalent(in, out, error))
+  RIDGE_TRY(const std::filesystem::path source, io::find_model(in));
+  if (std::filesystem::equivalent(source, out, error))
     return fail(ErrorKind::usage, "{}: input and output are the same file (name another output)", in);
   // Loading first checks every tensor against the configuration, so nothing half-right is converted.
   RIDGE_TRY(LoadedModel model, load_model(in));

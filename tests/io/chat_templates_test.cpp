@@ -120,6 +120,15 @@ TEST(FindModel, ShardsOfOneModelAreOneModel) {
   EXPECT_EQ(find_model(dir.path()).or_throw(), dir / "m-00001-of-00002.gguf");
 }
 
+TEST(FindModel, WeightsOfAFolderAreTheFolder) {
+  const TempDir dir;
+  dir.write("model.safetensors", std::string_view("\x02\0\0\0\0\0\0\0{}", 10));
+  EXPECT_EQ(find_model(dir / "model.safetensors").or_throw(), dir / "model.safetensors");
+  dir.write("config.json", "{}");
+  EXPECT_EQ(find_model(dir / "model.safetensors").or_throw(), dir.path());
+  EXPECT_EQ(find_model(dir / "config.json").or_throw(), dir / "config.json");
+}
+
 TEST(FindModel, NamesOfModelsOnServers) {
   for (const char* given :
        {"HuggingFaceTB/SmolLM2-135M", "https://huggingface.co/a/b", "hf.co/a/b", "hf.co/a/b:Q4_0"}) {
