@@ -186,9 +186,7 @@ Json told(const Json& messages, bool tell_calls, bool tell_results) {
       text = "Result of " + (name.empty() ? "the function" : name) + ": " + text;
     }
     if (!behind_result) made.push_back({{"role", "user"}, {"content", ""}});
-    std::string all = text_of(made.back(), "content");
-    append_paragraph(all, text);
-    made.back()["content"] = std::move(all);
+    append_paragraph(made.back()["content"].get_ref<std::string&>(), text);
     behind_result = result;
   }
   return made;

@@ -112,6 +112,16 @@ TEST(FitMessages, ResultsDoNotVanish) {
             "{\"name\":\"news\",\"arguments\":{}}<user>Result of weather: sunny\n\nResult of news: none");
 }
 
+TEST(FitMessages, ManyResultsTakeTimeByTheirBytes) {
+  Json many = history();
+  for (int i = 0; i < 100000; ++i) many.push_back(many[2]);  // joined one by one they were copied 100000 times
+  const TemplateHabits known = habits(kKnownRoles);
+  const std::clock_t start = std::clock();
+  const Json fitted = fit_messages(known, many, nullptr);
+  EXPECT_LT(double(std::clock() - start) / CLOCKS_PER_SEC, 5);
+  EXPECT_EQ(fitted.size(), 4u);
+}
+
 TEST(FitMessages, ToolsAreDescribedWhereTheTemplateDoesNot) {
   const Json hi = Json::parse(R"([{"role": "user", "content": "hi"}])");
   std::string text = prompt(kChatml, hi, tools());
