@@ -49,17 +49,20 @@ void HarmonyReader::advance(std::string& held, OutputDelta& to, bool last) {
 }
 
 bool HarmonyReader::read_header(std::string& held, OutputDelta& to, bool last) {
-  const Place found = first_of(held, header_ends_, {held.size()});
-  if (found.mark.empty() && !last && held.size() <= kMaxHeader) return false;
-  const std::string text = held.substr(0, found.at);
+  // As many bytes decide as when the text comes byte by byte.
+  const std::string head = held.substr(0, kMaxHeader + 1);
+  const bool too_long = head.size() > kMaxHeader;
+  const Place found = first_of(head, header_ends_, {head.size()});
+  if (found.mark.empty() && !last && !too_long) return false;
+  const std::string text = head.substr(0, found.at);
   const size_t n_mark = found.mark.size();
-  in_body_ = found.mark == message_ || (found.mark.empty() && !last);
+  in_body_ = found.mark == message_ || (found.mark.empty() && too_long);
   held.erase(0, found.at + n_mark);
   if (n_mark > 0 && in_body_) return begin(text), true;
   kind_ = Kind::content;
   give_leftover(text, to);
   if (!in_body_) end(to);
-  return n_mark > 0;
+  return n_mark > 0 || in_body_;
 }
 
 /// Text where a header should be: models that lost the form write their answer there.
