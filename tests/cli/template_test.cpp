@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "cases/temp_dir.h"
 #include "cli/program.h"
@@ -35,14 +36,19 @@ Outcome chat(const std::string& model, std::vector<std::string> more = {}) {
 
 TEST(ChatTemplateFlag, TakesAFileANameOfTheModelOrAStandardForm) {
   const TempDir dir;
-  write_model(dir / "blob", "Never {{ messages[0].content }}");
+  write_model(dir / "blob", "Never, ever, {{ messages[0].content }}");
   const std::string model = (dir / "blob").native();
   dir.write("file", "Once {{ messages[0].content }}");
-  const Outcome own = chat(model), named = chat(model, {"--chat-template", "other"});
-  EXPECT_EQ(own.code, 0) << own.err;
-  EXPECT_EQ(named.code, 0) << named.err;
-  EXPECT_NE(named.out, own.out);
-  EXPECT_EQ(chat(model, {"--chat-template", (dir / "file").native()}).out, named.out);
+  const auto n_prompt = [&](std::vector<std::string> more) {
+    more.push_back("--json");
+    const Outcome outcome = chat(model, more);
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    return nlohmann::json::parse(outcome.out).value("n_prompt", 0);
+  };
+  const int own = n_prompt({}), named = n_prompt({"--chat-template", "other"});
+  EXPECT_GT(own, named);
+  EXPECT_GT(named, 1);
+  EXPECT_EQ(n_prompt({"--chat-template", (dir / "file").native()}), named);
   EXPECT_EQ(chat(kTinyModel, {"--chat-template", "chatml"}).code, 0);
 }
 
