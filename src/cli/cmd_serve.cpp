@@ -1,6 +1,8 @@
 // ridge serve: OpenAI's API and a page for people, over one model.
 #include <chrono>
 #include <cstdio>
+#include <cstring>
+#include <filesystem>
 #include <memory>
 #include <thread>
 
@@ -19,6 +21,9 @@
 
 namespace ridge::cli {
 namespace {
+
+namespace fs = std::filesystem;
+using http::same_name;
 
 constexpr uint64_t kMaxKeyBytes = 1 << 20;
 constexpr int kPatience = 30;  // seconds
@@ -68,6 +73,21 @@ FirstRequest first_request(bool has_tokenizer, bool base_model) {
           "[{\"role\": \"user\", \"content\": \"Who are you?\"}]", "message.content"};
 }
 
+/// The model's name in the API: unlike the name in the file it has no blanks, and people see which file it is.
+std::string model_id(const ServeFlags& flags, const ModelInfo& info) {
+  if (!flags.alias.empty()) return flags.alias;
+  std::error_code error;
+  fs::path path = fs::absolute(flags.model.model, error).lexically_normal();
+  if (!fs::exists(path, error)) return info.name;  // synth:
+  if (path.filename().empty()) path = path.parent_path();
+  std::string name = path.filename().string();
+  for (const char* ending : {".gguf", ".safetensors"})
+    if (name.size() > std::strlen(ending) &&
+        same_name(std::string_view(name).substr(name.size() - std::strlen(ending)), ending))
+      name.resize(name.size() - std::strlen(ending));
+  return name;
+}
+
 void print_start(const ServeFlags& flags, Engine& engine, const serve::SchedulerOptions& options, bool base_model,
                  uint16_t port, std::optional<int64_t> available) {
   const ModelInfo& info = engine.info();
@@ -77,7 +97,7 @@ void print_start(const ServeFlags& flags, Engine& engine, const serve::Scheduler
   if (flags.output.json) {
     const serve::Json json = {{"url", url},
                               {"port", port},
-                              {"model", flags.alias.empty() ? info.name : flags.alias},
+                              {"model", model_id(flags, info)},
                               {"device", info.device},
                               {"kv_quant", kv_text(options.lane.kv)},
                               {"kv_bytes", options.lane.kv_bytes},
@@ -113,7 +133,7 @@ void print_start(const ServeFlags& flags, Engine& engine, const serve::Scheduler
   fmt::print(
       "python   python3 -c 'from openai import OpenAI; print(OpenAI(base_url=\"{}/v1\", api_key=\"{}\")"
       ".{}(model=\"{}\", {}={}, max_tokens=40).choices[0].{})'\n",
-      url, key.empty() ? "none" : "KEY", first.call, flags.alias.empty() ? info.name : flags.alias, first.field,
+      url, key.empty() ? "none" : "KEY", first.call, model_id(flags, info), first.field,
       first.json, first.text);
   std::fflush(stdout);
 }
@@ -160,7 +180,7 @@ int serve_model(const ServeFlags& flags) {
   const KvChoice kv = choice_for(flags.kv, *model, n_ctx, flags.output.quiet);
   serve::SchedulerOptions scheduler = flags.scheduler.options(engine, kv, flags.n_pools, open);
   scheduler.lane.spec_depth = flags.spec.depth;
-  server->serve(engine, flags.alias.empty() ? engine.info().name : flags.alias, std::move(chat_template), scheduler);
+  server->serve(engine, model_id(flags, engine.info()), std::move(chat_template), scheduler);
   print_start(flags, engine, scheduler, base_model, server->port(), available);
 
   while (!interrupted() && server->failure().empty()) std::this_thread::sleep_for(std::chrono::milliseconds(50));
@@ -199,7 +219,7 @@ Action declare_serve(CLI::App& app) {
                  "page of another server that may call (repeatable; * is all)");
   add_http_threads(app, f.scheduler);
   in_group(app, "Requests");
-  add_text(app, "-a,--alias", f.alias, "NAME", "name of the model in the API");
+  add_text(app, "-a,--alias", f.alias, "NAME", "name of the model in the API; else its file's, without the ending");
   add_request_flags(app, f.scheduler);
   add_whole(app, "--patience", f.patience, 0, 86400,
             "seconds that answers under way get at the end; of ranks over MPI 0 unless given")

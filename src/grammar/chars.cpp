@@ -4,7 +4,10 @@
 
 namespace ridge::grammar {
 
-CharSet::CharSet(std::initializer_list<CharRange> ranges) {
+CharSet::CharSet(std::initializer_list<CharRange> ranges) : CharSet(std::vector<CharRange>(ranges)) {}
+
+CharSet::CharSet(std::vector<CharRange> ranges) {
+  std::ranges::sort(ranges, {}, &CharRange::first);  // so that each one goes to the end
   for (const CharRange& range : ranges) add(range);
 }
 
@@ -16,8 +19,9 @@ void CharSet::add(CharRange range) {
     return;
   }
   if (range.first > range.last) return;
-  const auto begin = std::find_if(ranges_.begin(), ranges_.end(),
-                                  [&](const CharRange& other) { return other.last + 1 >= range.first; });
+  const auto begin =
+      std::ranges::partition_point(ranges_, [&](const CharRange& other) { return other.last + 1 < range.first; });
+  if (begin != ranges_.end() && begin->first <= range.first && range.last <= begin->last) return;
   auto end = begin;
   for (; end != ranges_.end() && end->first <= range.last + 1; ++end) {
     range.first = std::min(range.first, end->first);

@@ -20,6 +20,7 @@ class CharSet {
  public:
   CharSet() = default;
   CharSet(std::initializer_list<CharRange> ranges);
+  explicit CharSet(std::vector<CharRange> ranges);  ///< in any order
   static CharSet all() { return {{0, 0x10FFFF}}; }
 
   void add(CharRange range);

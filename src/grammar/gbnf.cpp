@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <optional>
 
+#include "base/work_limit.h"
+
 namespace ridge::grammar {
 namespace {
 
@@ -119,6 +121,7 @@ class Parser {
   }
 
   Expr read_part(int depth) {
+    WorkLimit::check();
     const size_t start = at_;
     if (take("\"")) return read_text(start);
     if (take("[")) return read_class(start);
@@ -142,8 +145,9 @@ class Parser {
 
   Expr read_class(size_t start) {
     const bool inverted = take("^");
-    CharSet set;
+    std::vector<CharRange> ranges;
     while (!take("]")) {
+      WorkLimit::check();
       const size_t range_start = at_;
       const auto first = read_char(start, "this set of characters has no ]");
       if (!first) return builder_.empty();
@@ -154,8 +158,9 @@ class Parser {
         if (!last) return builder_.empty();
       }
       if (*first > *last) return refuse(range_start, "this range is the wrong way round");
-      set.add({*first, *last});
+      ranges.push_back({*first, *last});
     }
+    const CharSet set(std::move(ranges));
     return builder_.chars(inverted ? set.inverted() : set);
   }
 

@@ -4,6 +4,11 @@
 #include <queue>
 
 namespace ridge::grammar {
+namespace {
+
+constexpr int kMaxWordDepth = 64;
+
+}  // namespace
 
 Expr Builder::add(Node node) {
   full_ = full_ || grammar_.nodes.size() >= kMaxNodes || grammar_.children.size() > 4 * kMaxNodes ||
@@ -44,11 +49,15 @@ Expr Builder::choice(std::vector<Expr> options) {
 Expr Builder::words(std::vector<std::string> words) {
   std::sort(words.begin(), words.end());
   words.erase(std::unique(words.begin(), words.end()), words.end());
-  return sorted_words(words, 0);
+  return sorted_words(words, 0, 0);
 }
 
-Expr Builder::sorted_words(std::span<const std::string> words, size_t skip) {
+Expr Builder::sorted_words(std::span<const std::string> words, size_t skip, int depth) {
   std::vector<Expr> options;
+  if (depth == kMaxWordDepth) {  // words that begin with one another: the rest without a tree
+    for (const std::string& word : words) options.push_back(literal(std::string_view(word).substr(skip)));
+    return choice(std::move(options));
+  }
   for (size_t i = 0, end = 0; i < words.size(); i = end) {
     if (words[i].size() == skip) {
       options.push_back(empty());
@@ -60,7 +69,8 @@ Expr Builder::sorted_words(std::span<const std::string> words, size_t skip) {
     const auto differ = std::mismatch(first.begin() + skip, first.end(), last.begin() + skip, last.end());
     const auto common = size_t(differ.first - first.begin());
     const Expr head = literal(std::string_view(first).substr(skip, common - skip));
-    options.push_back(end - i == 1 ? head : sequence({head, sorted_words(words.subspan(i, end - i), common)}));
+    options.push_back(end - i == 1 ? head
+                                   : sequence({head, sorted_words(words.subspan(i, end - i), common, depth + 1)}));
   }
   return choice(std::move(options));
 }

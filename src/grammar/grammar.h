@@ -94,7 +94,7 @@ class Builder {
  private:
   Expr add(Node node);
   Expr add_list(Kind kind, const std::vector<Expr>& list);
-  Expr sorted_words(std::span<const std::string> words, size_t skip);
+  Expr sorted_words(std::span<const std::string> words, size_t skip, int depth);
   Status find_shortest();
   Status check_repetitions();
   Status check_left_recursion();

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <set>
 
+#include "base/work_limit.h"
 #include "grammar/json_text.h"
 #include "grammar/pattern.h"
 
@@ -110,6 +111,7 @@ class SchemaCompiler {
   Result<Expr> value(const Json& schema, const std::string& pointer, int depth) {
     if (depth > kMaxSchemaDepth)
       return refuse(pointer, "schema", fmt::format("nests deeper than {} schemas", kMaxSchemaDepth));
+    WorkLimit::check();
     if (builder_.full()) return refuse(pointer, "schema", "the grammar becomes too large");
     if (schema.is_boolean()) return schema.get<bool>() ? json_.any() : builder_.choice({});
     if (!schema.is_object()) return refuse(pointer, "schema", "is no object and no boolean");
@@ -251,6 +253,7 @@ class SchemaCompiler {
   Result<Json> merge(const Json& a, const Json& b, const std::string& pointer, int depth) {
     if (depth > kMaxSchemaDepth)
       return refuse(pointer, "$ref", fmt::format("joined references lead over more than {} schemas", kMaxSchemaDepth));
+    WorkLimit::check();
     merged_ += 1 + size_of(a).value_or(kMaxSchemaValues) + size_of(b).value_or(kMaxSchemaValues);
     if (merged_ > kMaxMergedValues)
       return refuse(pointer, "allOf", fmt::format("joined schemas have more than {} values", kMaxMergedValues));

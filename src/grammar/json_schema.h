@@ -1,14 +1,13 @@
 // JSON Schema as a grammar: every text of the grammar is a JSON document that the schema accepts.
 #pragma once
 
-#include <nlohmann/json.hpp>
-
+#include "base/ordered_json.h"
 #include "grammar/grammar.h"
 
 namespace ridge::grammar {
 
 /// Objects keep the order of their members: properties are written in the schema's order.
-using Json = nlohmann::ordered_json;
+using Json = OrderedJson;
 
 inline constexpr int kMaxSchemaDepth = 64;           ///< schemas in schemas
 inline constexpr size_t kMaxSchemaValues = 1 << 15;  ///< objects, lists, strings, ... in a schema

@@ -28,8 +28,9 @@ struct Request {
   std::string path;    ///< decoded, valid UTF-8, starts with '/', no NUL or control character, no "." or ".." segment
   std::vector<std::pair<std::string, std::string>> query;  ///< decoded names and values in order
   Headers headers;
-  std::string body;    ///< complete; at most Limits::body_bytes
-  std::string remote;  ///< address of the client, without its port
+  std::string body;     ///< complete; at most Limits::body_bytes
+  std::string remote;   ///< address of the client, without its port
+  bool http10 = false;  ///< HTTP/1.0: no chunks, and the connection ends with the answer unless the client keeps it
 
   /// The first query value of that name, or null.
   const std::string* param(std::string_view name) const;

@@ -56,7 +56,7 @@ size_t RequestReader::body_bytes() const { return parser_ ? parser_->get().body(
 bool RequestReader::has_body() const { return !parser_->is_done(); }
 bool RequestReader::keep_alive() const { return parser_->keep_alive(); }
 bool RequestReader::expects_continue() const {
-  return has_body() && bytes_.empty() && same_name(request_.headers.get("Expect"), "100-continue");
+  return !request_.http10 && has_body() && bytes_.empty() && same_name(request_.headers.get("Expect"), "100-continue");
 }
 
 RequestReader::Step RequestReader::refuse(int status, std::string why) {
@@ -75,14 +75,15 @@ RequestReader::Step RequestReader::step() {
 
 RequestReader::Step RequestReader::read_head() {
   const std::string_view seen = std::string_view(bytes_).substr(0, limits_.header_bytes);
-  if (seen[0] < 'A' || seen[0] > 'Z') return refuse(400, "this is not HTTP/1.1");
+  if (seen[0] < 'A' || seen[0] > 'Z') return refuse(400, "this is not HTTP");
   if (!line_checked_) {  // before the head ends: older and newer protocols may never send that
     const std::string_view line = seen.substr(0, seen.find('\n'));
     if (line.size() < seen.size()) {
-      if (!line.ends_with(" HTTP/1.1\r"))
-        return line.find(" HTTP/") == line.npos || line.find(" HTTP/1.1") != line.npos
+      if (!line.ends_with(" HTTP/1.1\r") && !line.ends_with(" HTTP/1.0\r"))
+        return line.find(" HTTP/") == line.npos || line.find(" HTTP/1.1") != line.npos ||
+                       line.find(" HTTP/1.0") != line.npos
                    ? refuse(400, "this is not HTTP/1.1")
-                   : refuse(505, "only HTTP/1.1 is spoken here");
+                   : refuse(505, "only HTTP/1.1 and HTTP/1.0 are spoken here");
       line_checked_ = true;
     }
   }
@@ -115,6 +116,7 @@ RequestReader::Step RequestReader::check_head() {
   const auto& message = parser_->get();
   request_ = {};
   request_.method = std::string(message.method_string());
+  request_.http10 = message.version() == 10;
   for (const auto& field : message)
     request_.headers.add({field.name_string().data(), field.name_string().size()},
                          {field.value().data(), field.value().size()});
@@ -128,9 +130,11 @@ RequestReader::Step RequestReader::check_head() {
     return refuse(400, "Content-Length must be one number");
   if (has_coding && (headers.count("Transfer-Encoding") > 1 || !same_name(headers.get("Transfer-Encoding"), "chunked")))
     return refuse(501, "the only transfer coding known here is chunked");
-  if (headers.count("Host") != 1 || host_name(headers.get("Host")).empty())
-    return refuse(400, "there must be one Host field");
-  if (headers.find("Expect") && !same_name(headers.get("Expect"), "100-continue"))
+  if (has_coding && request_.http10) return refuse(400, "HTTP/1.0 has no transfer codings");
+  const size_t n_hosts = headers.count("Host");
+  if (n_hosts != 1 && !(n_hosts == 0 && request_.http10)) return refuse(400, "there must be one Host field");
+  if (n_hosts == 1 && host_name(headers.get("Host")).empty()) return refuse(400, "the Host field is malformed");
+  if (headers.find("Expect") && !request_.http10 && !same_name(headers.get("Expect"), "100-continue"))
     return refuse(417, "the only expectation known here is 100-continue");
 
   auto target = parse_target({message.target().data(), message.target().size()});

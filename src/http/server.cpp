@@ -62,15 +62,15 @@ struct Server::State {
 
 Status Server::State::listen() {
   Options& options = hub->options;
-  const auto failed = [&](const ErrorCode& error) {
-    return fail(ErrorKind::usage, "{}",
+  const auto failed = [&](const ErrorCode& error, ErrorKind kind = ErrorKind::failure) {
+    return fail(kind, "{}",
                 four_parts("cannot listen", fmt::format("{}:{}", options.host, options.port), error.message(),
                            "choose another address or port"));
   };
   ErrorCode error;
   const auto found = Tcp::resolver(acceptor.get_executor())
                          .resolve(options.host, std::to_string(options.port), Tcp::resolver::passive, error);
-  if (error) return failed(error);
+  if (error) return failed(error, ErrorKind::usage);
   const Tcp::endpoint endpoint = found.begin()->endpoint();
   acceptor.open(endpoint.protocol(), error);
   if (!error) acceptor.set_option(Tcp::acceptor::reuse_address(true), error);

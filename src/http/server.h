@@ -1,7 +1,8 @@
 // An HTTP/1.1 server: transport only. It reads requests within limits, hands them to one handler and writes what the
-// handler answers, at once or piece by piece from any thread.
+// handler answers, at once or piece by piece from any thread. Requests of HTTP/1.0, as proxies send them, are answered
+// too: their connection ends with the answer unless they keep it, and streams end with it, for there are no chunks.
 //
-// Refused with a status and a closed connection: whatever is not plain HTTP/1.1 (0.9, 1.0, prefaces of HTTP/2, TLS), a
+// Refused with a status and a closed connection: whatever is not plain HTTP/1.x (0.9, prefaces of HTTP/2, TLS), a
 // length and a transfer coding together, unknown codings, folded lines, unlawful characters, bad escapes, paths with NUL
 // or "..", and requests whose Host or Origin is not allowed. Requests of one connection are answered in order.
 #pragma once

@@ -56,7 +56,8 @@ bool contains(const std::vector<std::string>& list, std::string_view name) {
 // One request and its answer. The session's mutex guards it; when it is done nothing that is asked of it has an effect.
 class Exchange final : public Stream {
  public:
-  Exchange(std::shared_ptr<Session> session, bool head_only) : session_(std::move(session)), head_only_(head_only) {}
+  Exchange(std::shared_ptr<Session> session, bool head_only)
+      : session_(std::move(session)), head_only_(head_only), chunked_(!session_->http10_) {}
   ~Exchange() override { abandon(); }
 
   void answer(const Response& response) {
@@ -69,8 +70,9 @@ class Exchange final : public Stream {
   }
 
   void open(int status, std::string_view content_type, const Headers& headers) {
+    if (!chunked_) session_->close_after_ = true;
     std::string bytes = session_->head_of(status, content_type, headers);
-    bytes += "Transfer-Encoding: chunked\r\n\r\n";
+    bytes += chunked_ ? "Transfer-Encoding: chunked\r\n\r\n" : "\r\n";
     begin(bytes, head_only_, content_type.starts_with(kEventStream));
   }
 
@@ -82,7 +84,7 @@ class Exchange final : public Stream {
       session_->was_full_ = true;
       return Sent::full;
     }
-    session_->queue(fmt::format("{:x}\r\n{}\r\n", chunk.size(), chunk));
+    session_->queue(chunked_ ? fmt::format("{:x}\r\n{}\r\n", chunk.size(), chunk) : std::string(chunk));
     return Sent::ok;
   }
 
@@ -91,7 +93,7 @@ class Exchange final : public Stream {
     const std::lock_guard lock(session_->mutex_);
     if (state_ != State::streaming) return;
     dropped.swap(session_->on_gone_);
-    end("0\r\n\r\n");
+    end(chunked_ ? "0\r\n\r\n" : "");
   }
 
   bool gone() const override {
@@ -165,7 +167,7 @@ class Exchange final : public Stream {
   }
 
   const std::shared_ptr<Session> session_;
-  const bool head_only_;
+  const bool head_only_, chunked_;  // without chunks a stream ends with its connection
   State state_ = State::waiting;
 };
 
@@ -263,6 +265,7 @@ void Session::read_requests() {
       case RequestReader::Step::head:
         wait_until(Clock::now() + limits_.body_time, 408);
         close_after_ = !reader_.keep_alive();
+        http10_ = reader_.head().http10;
         if (head_passes() && reader_.expects_continue()) {
           const std::lock_guard lock(mutex_);
           queue("HTTP/1.1 100 Continue\r\n\r\n");
@@ -288,12 +291,14 @@ bool Session::head_passes() {
   const std::string_view host = head.headers.get("Host"), origin = head.headers.get("Origin");
   cors_origin_.clear();
   std::optional<Response> early;
-  if (!options.hosts.empty() && !contains(options.hosts, host_name(host))) {
-    early = refusal(403, "the Host field names a host that is not served here");
+  // A page in a browser always says a host.
+  const bool says_none = http10_ && host.empty();
+  if (!options.hosts.empty() && !says_none && !contains(options.hosts, host_name(host))) {
+    early = refusal(403, "the Host field names a host that is not served here (allow it with --allow-host)");
   } else if (!origin.empty() && !same_name(origin, fmt::format("http://{}", host)) &&
              !same_name(origin, fmt::format("https://{}", host))) {
     if (!contains(options.origins, origin) && !contains(options.origins, "*")) {
-      early = refusal(403, "pages of this origin may not call here");
+      early = refusal(403, "pages of this origin may not call here (allow it with --allow-origin)");
     } else {
       cors_origin_ = origin;
       if (head.method == "OPTIONS" && head.headers.find("Access-Control-Request-Method"))
@@ -361,6 +366,7 @@ std::string Session::head_of(int status, std::string_view content_type, const He
   }
   for (const auto& [name, value] : headers.fields) add_field(head, name, value);
   if (close_after_ || hub_->stopping) add_field(head, "Connection", "close");
+  else if (http10_) add_field(head, "Connection", "keep-alive");
   return head;
 }
 
@@ -458,12 +464,16 @@ void Session::leave() {
 }
 
 void Session::close() {
+  bool is_cut = false;
   {
     const std::lock_guard lock(mutex_);
     if (std::exchange(closed_, true)) return;
     pending_ = {};
+    is_cut = streaming_ && http10_;
   }
   ErrorCode error;
+  // Without chunks the end of the connection is the end of the answer: one that is cut ends with a reset.
+  if (is_cut) socket_.set_option(asio::socket_base::linger(true, 0), error);
   socket_.close(error);
   leave();
   count_body(0);
@@ -490,7 +500,7 @@ void Session::tick(Clock::time_point now) {
   if (!busy_) return;
   const std::lock_guard lock(mutex_);
   if (events_ && !finished_ && pending_.empty() && in_flight_ == 0 && now - last_queued_ >= limits_.comment_time)
-    queue("3\r\n:\n\n\r\n");
+    queue(http10_ ? ":\n\n" : "3\r\n:\n\n\r\n");
 }
 
 }  // namespace ridge::http

@@ -96,6 +96,7 @@ class Session : public std::enable_shared_from_this<Session> {
   int late_status_ = 0;  // what passing the deadline is answered with; 0: the connection is closed
   std::string cors_origin_;
   std::atomic<bool> close_after_{false};
+  std::atomic<bool> http10_{false};  // the request under way came in HTTP/1.0
 
   std::mutex mutex_;
   std::string pending_;

@@ -2,10 +2,9 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <string_view>
 
-#include "base/result.h"
+#include "base/json.h"
 
 namespace ridge::io {
 

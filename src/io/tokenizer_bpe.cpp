@@ -3,6 +3,7 @@
 // The alphabet is GPT-2's: printable Latin-1 bytes stand for themselves, the other 68 follow from U+0100 in byte order.
 #include <queue>
 
+#include "base/work_limit.h"
 #include "io/tokenizer_parts.h"
 #include "io/utf8.h"
 
@@ -91,6 +92,7 @@ void RankMerger::merge(std::vector<int32_t>& ids) const {
 
   std::priority_queue<Candidate> queue({}, std::move(heap));
   while (!queue.empty()) {
+    WorkLimit::check();
     const Candidate best = queue.top();
     queue.pop();
     const uint32_t right = next[best.place];

@@ -3,6 +3,7 @@
 
 #include <utf8proc.h>
 
+#include "base/work_limit.h"
 #include "io/pretokenizer_regex.h"
 #include "io/tokenizer_parts.h"
 #include "io/utf8.h"
@@ -58,6 +59,7 @@ void SpecialMatcher::finish() {
 
 SpecialMatcher::Match SpecialMatcher::find(std::string_view text, size_t begin) const {
   for (; begin < text.size(); ++begin) {
+    WorkLimit::check();
     if (!first_[uint8_t(text[begin])]) continue;
     Match match;
     auto low = entries_.begin(), high = entries_.end();

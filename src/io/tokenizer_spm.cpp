@@ -1,6 +1,7 @@
 // SentencePiece-style BPE: the whole text is one unit, code points merge by the score of the piece they form.
 #include <queue>
 
+#include "base/work_limit.h"
 #include "io/tokenizer_parts.h"
 #include "io/utf8.h"
 
@@ -77,6 +78,7 @@ std::vector<Stretch> ScoreMerger::merge(std::string_view text) const {
 
   std::priority_queue<Candidate> queue({}, std::move(heap));
   while (!queue.empty()) {
+    WorkLimit::check();
     const Candidate best = queue.top();
     queue.pop();
     Symbol& left = symbols[best.place];

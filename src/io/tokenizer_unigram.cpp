@@ -1,6 +1,7 @@
 // Unigram: of all ways to write a text as pieces the one with the largest sum of scores (Viterbi).
 #include <algorithm>
 
+#include "base/work_limit.h"
 #include "io/tokenizer_parts.h"
 #include "io/utf8.h"
 
@@ -33,6 +34,7 @@ std::vector<Stretch> BestPath::cut(std::string_view text) const {
     if (!node.reached || total > node.score) node = {total, begin, id, true};
   };
   for (size_t begin = 0; begin < text.size();) {
+    WorkLimit::check();
     const size_t character = first_utf8(text.substr(begin)).length;
     const size_t most = std::min(max_piece_bytes_, text.size() - begin);
     bool spelled = false;

@@ -1,5 +1,6 @@
 #include "serve/answer.h"
 
+#include <algorithm>
 #include <random>
 
 #include "engine/finite.h"
@@ -12,6 +13,10 @@ std::string dump(const Json& json) { return json.dump(-1, ' ', false, Json::erro
 std::string new_id(std::string_view prefix) {
   std::random_device random;
   return fmt::format("{}-{:08x}{:08x}{:08x}", prefix, random(), random(), random());
+}
+
+int64_t count_characters(std::string_view text) {
+  return std::ranges::count_if(text, [](char c) { return (uint8_t(c) & 0xC0) != 0x80; });
 }
 
 Json bytes_of(const std::string& text) {
@@ -53,6 +58,8 @@ class Answer : public std::enable_shared_from_this<Answer> {
     std::vector<text::ToolCall> calls;
     std::vector<TokenLogprob> logprobs;
     size_t n_logprobs_sent = 0;
+    int64_t n_characters = 0;  ///< of the tokens whose log probabilities were sent
+    bool echoed = false;       ///< the first token of the prompt is among them
     FinishReason reason = FinishReason::failed;
     Usage usage;
     bool ended = false;
@@ -76,11 +83,12 @@ class Answer : public std::enable_shared_from_this<Answer> {
   bool on_text(size_t index, std::string_view text, std::span<const TokenLogprob> logprobs);
   bool on_mark(size_t index, std::string_view mark);
   void on_end(size_t index, FinishReason reason, const Usage& usage, const std::string& error);
-  bool add(size_t index, const text::OutputDelta& delta);
+  bool add(size_t index, text::OutputDelta delta);
   void log(const Choice& choice, const std::string& error) const;
   Json head(const char* chunk_or_whole) const;
   Json chunk(size_t index, Json delta, Json finish_reason);
-  Json logprobs_json(const Choice& choice, size_t first) const;
+  Json logprobs_json(Choice& choice, size_t first) const;
+  Json text_logprobs(Choice& choice, size_t first) const;
   Json finish_json(const Choice& choice) const;
   Json usage_json() const;
   Json timings_json() const;
@@ -92,6 +100,11 @@ class Answer : public std::enable_shared_from_this<Answer> {
   }
   std::string piece(int32_t token) const {
     return model_.engine.has_tokenizer() ? model_.engine.tokenizer().piece(token, true) : fmt::format("{} ", token);
+  }
+
+  /// What the token adds to a text: control tokens nothing.
+  std::string shown_piece(int32_t token) const {
+    return model_.engine.has_tokenizer() ? model_.engine.tokenizer().piece(token) : piece(token);
   }
 
   Scheduler& scheduler_;
@@ -148,8 +161,9 @@ bool Answer::on_text(size_t index, std::string_view text, std::span<const TokenL
 bool Answer::on_mark(size_t index, std::string_view mark) { return add(index, choices_[index].parser.feed_mark(mark)); }
 
 /// Adds to a choice; a stream hears of it, and of log probabilities that came since.
-bool Answer::add(size_t index, const text::OutputDelta& delta) {
+bool Answer::add(size_t index, text::OutputDelta delta) {
   Choice& choice = choices_[index];
+  if (request_.one_call && !delta.calls.empty()) delta.calls.resize(choice.calls.empty() ? 1 : 0);
   choice.content += delta.content;
   choice.reasoning += delta.reasoning;
   choice.calls.insert(choice.calls.end(), delta.calls.begin(), delta.calls.end());
@@ -213,28 +227,50 @@ Json Answer::chunk(size_t index, Json delta, Json finish_reason) {
   return json;
 }
 
-Json Answer::logprobs_json(const Choice& choice, size_t first) const {
+Json Answer::logprobs_json(Choice& choice, size_t first) const {
   if (request_.n_top_logprobs < 0) return nullptr;
+  if (!request_.chat) return text_logprobs(choice, first);
   const auto one = [&](int32_t token, float logprob) {
     const std::string text = piece(token);
     return Json{{"token", text}, {"logprob", logprob}, {"bytes", bytes_of(text)}};
   };
-  Json content = Json::array(), tokens = Json::array(), values = Json::array(), tops = Json::array();
+  Json content = Json::array();
   for (size_t i = first; i < choice.logprobs.size(); ++i) {
     const TokenLogprob& t = choice.logprobs[i];
-    Json entry = one(t.token, t.logprob), list = Json::array(), map = Json::object();
-    for (const auto& [token, logprob] : t.top) {
-      list.push_back(one(token, logprob));
-      map[piece(token)] = logprob;
-    }
+    Json entry = one(t.token, t.logprob), list = Json::array();
+    for (const auto& [token, logprob] : t.top) list.push_back(one(token, logprob));
     entry["top_logprobs"] = std::move(list);
     content.push_back(std::move(entry));
-    tokens.push_back(piece(t.token));
-    values.push_back(t.logprob);
-    tops.push_back(std::move(map));
   }
-  if (request_.chat) return {{"content", std::move(content)}};
-  return {{"tokens", std::move(tokens)}, {"token_logprobs", std::move(values)}, {"top_logprobs", std::move(tops)}};
+  return {{"content", std::move(content)}};
+}
+
+/// Of completions. With echo the prompt's tokens come first; nothing comes before the first of them, whose are null.
+Json Answer::text_logprobs(Choice& choice, size_t first) const {
+  Json tokens = Json::array(), values = Json::array(), tops = Json::array(), offsets = Json::array();
+  const auto add = [&](int32_t token, Json value, Json top) {
+    tokens.push_back(piece(token));
+    values.push_back(std::move(value));
+    tops.push_back(std::move(top));
+    offsets.push_back(choice.n_characters);
+    const std::string text = shown_piece(token);
+    // The echoed text lacks the blank that some tokenizers put in front of it.
+    const bool drops =
+        request_.echo && choice.n_characters == 0 && text.starts_with(' ') && !choice.content.starts_with(' ');
+    choice.n_characters += count_characters(text) - (drops ? 1 : 0);
+  };
+  if (request_.echo && !std::exchange(choice.echoed, true))
+    add(request_.prompts[size_t(&choice - choices_.data()) / size_t(request_.n_choices)][0], nullptr, nullptr);
+  for (size_t i = first; i < choice.logprobs.size(); ++i) {
+    const TokenLogprob& t = choice.logprobs[i];
+    Json top = Json::object();
+    for (const auto& [token, logprob] : t.top) top.emplace(piece(token), logprob);
+    add(t.token, t.logprob, std::move(top));
+  }
+  return {{"tokens", std::move(tokens)},
+          {"token_logprobs", std::move(values)},
+          {"top_logprobs", std::move(tops)},
+          {"text_offset", std::move(offsets)}};
 }
 
 Json Answer::usage_json() const {
@@ -296,7 +332,7 @@ void Answer::finish() {
   Json json = head(request_.chat ? "chat.completion" : "text_completion");
   json["choices"] = Json::array();
   for (size_t i = 0; i < choices_.size(); ++i) {
-    const Choice& choice = choices_[i];
+    Choice& choice = choices_[i];
     Json one = {{"index", i}};
     if (request_.chat) {
       Json message = {{"role", "assistant"}, {"content", choice.content}};

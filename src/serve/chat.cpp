@@ -4,6 +4,8 @@
 #include <charconv>
 #include <random>
 
+#include "serve/messages.h"
+
 namespace ridge::serve {
 namespace {
 
@@ -13,23 +15,35 @@ constexpr size_t kMaxBias = 4096;
 /// Checkpoints at the ends of so many of the newest messages.
 constexpr ptrdiff_t kMessageEnds = 4;
 
-/// Known fields that would change the answer and are not supported. `harmless` is the value that asks for nothing.
-void refuse_unsupported(const Json& body, bool chat) {
-  struct Row {
-    const char* name;
-    Json harmless;
-  };
-  static const std::vector<Row> kBoth = {
-      {"best_of", 1}, {"suffix", ""}, {"prediction", Json()}, {"service_tier", "auto"}};
-  static const std::vector<Row> kChat = {{"functions", Json::array()},
-                                         {"function_call", "none"},
-                                         {"audio", Json()},
-                                         {"web_search_options", Json()},
-                                         {"modalities", Json::array({"text"})}};
-  for (const auto* rows : {&kBoth, chat ? &kChat : &kBoth})
-    for (const Row& row : *rows)
-      if (const auto at = body.find(row.name); at != body.end() && !at->is_null() && *at != row.harmless)
-        refuse(row.name, "not supported (leave the field out)");
+/// Known fields that would change the answer and are not supported, with the values that ask for nothing.
+struct Unsupported {
+  const char* name;
+  std::vector<Json> harmless;
+};
+const std::vector<Unsupported> kUnsupported = {{"prediction", {}},
+                                               {"service_tier", {"auto", "default"}},
+                                               {"store", {false}},
+                                               // Samplers and views of llama.cpp's server.
+                                               {"typical_p", {1}},
+                                               {"top_n_sigma", {0, -1}},
+                                               {"mirostat", {0}},
+                                               {"dynatemp_range", {0}},
+                                               {"xtc_probability", {0}},
+                                               {"dry_multiplier", {0}},
+                                               {"samplers", {Json::array()}},
+                                               {"n_probs", {0}},
+                                               {"post_sampling_probs", {false}},
+                                               {"t_max_predict_ms", {0, -1}},
+                                               {"lora", {Json::array()}}};
+const std::vector<Unsupported> kUnsupportedInChat = {
+    {"functions", {Json::array()}}, {"function_call", {"none", "auto"}},     {"audio", {}},
+    {"web_search_options", {}},     {"modalities", {Json::array({"text"})}}, {"verbosity", {"medium"}}};
+const std::vector<Unsupported> kUnsupportedInCompletions = {{"suffix", {""}}};
+
+void refuse_unsupported(const Json& body, const std::vector<Unsupported>& fields) {
+  for (const auto& [name, harmless] : fields)
+    if (const Json* value = Fields(body).find(name); value && std::ranges::find(harmless, *value) == harmless.end())
+      refuse(name, fmt::format("{} is not supported (leave the field out)", shown(*value)));
 }
 
 void read_sampling(const ApiModel& model, const Json& body, ApiRequest& request) {
@@ -72,8 +86,19 @@ void read_sampling(const ApiModel& model, const Json& body, ApiRequest& request)
   }
 }
 
+/// The limit of tokens by any of its names; -1: until the context is full.
+std::optional<int64_t> read_max_tokens(const Fields& f, int64_t least) {
+  for (const char* name : {"max_completion_tokens", "max_tokens", "n_predict"}) {
+    const auto n = f.whole(name, -1, 1 << 26);
+    if (n && *n >= 0 && *n < least)
+      refuse(name, fmt::format("{} is out of range ({} or more, -1: no limit)", *n, least));
+    if (n) return n;
+  }
+  return {};
+}
+
 /// Whether every prompt fits, and what is left for the answer.
-void check_length(const ApiModel& model, std::optional<int64_t> max_tokens, ApiRequest& request) {
+void check_length(const ApiModel& model, int64_t max_tokens, ApiRequest& request) {
   for (const auto& prompt : request.prompts) {
     if (prompt.empty())
       throw ApiError{.message = "the prompt has no tokens", .param = request.chat ? "messages" : "prompt"};
@@ -82,54 +107,45 @@ void check_length(const ApiModel& model, std::optional<int64_t> max_tokens, ApiR
                                             prompt.size(), model.n_ctx),
                      .param = request.chat ? "messages" : "prompt",
                      .code = "context_length_exceeded"};
-    request.clamped = request.clamped || (max_tokens && *max_tokens > model.n_ctx - ssize(prompt));
+    request.clamped = request.clamped || max_tokens > model.n_ctx - ssize(prompt);
   }
-  request.options.max_tokens = max_tokens ? int(std::min<int64_t>(*max_tokens, model.n_ctx)) : -1;
+  request.options.max_tokens = int(std::min<int64_t>(max_tokens, model.n_ctx));
 }
 
-Json tools_of(const Json& body) {
-  const Fields f(body);
-  const Json* tools = f.find("tools");
-  if (!tools) return nullptr;
-  if (!tools->is_array() || tools->size() > 256) refuse("tools", "not a list of at most 256 tools");
-  for (const Json& tool : *tools)
-    if (!tool.is_object() || tool.value("type", "") != "function" || !tool.contains("function") ||
-        !tool["function"].is_object() || !tool["function"].contains("name") || !tool["function"]["name"].is_string())
-      refuse("tools", "every tool is {\"type\": \"function\", \"function\": {\"name\": ..., \"parameters\": ...}}");
-  return tools->empty() ? Json() : *tools;
-}
-
-const Json& messages_of(const Json& body) {
-  const auto at = body.find("messages");
-  if (at == body.end() || !at->is_array() || at->empty()) refuse("messages", "not a list of one message or more");
-  for (const Json& message : *at)
-    if (!message.is_object() || !message.contains("role") || !message["role"].is_string())
-      refuse("messages", "every message is an object with a role");
-  return *at;
-}
-
-/// Templates take text: lists of parts become their text. The arguments of earlier calls become objects.
-Json plain_messages(Json messages) {
-  for (Json& message : messages) {
-    if (const auto content = message.find("content"); content != message.end() && content->is_array()) {
-      std::string text;
-      for (const Json& part : *content) {
-        if (!part.is_object() || part.value("type", "") != "text" || !part.contains("text") ||
-            !part["text"].is_string())
-          refuse("messages", "only parts of type text are supported");
-        text += part["text"].get<std::string>();
-      }
-      *content = text;
-    }
-    if (const auto calls = message.find("tool_calls"); calls != message.end() && calls->is_array())
-      for (Json& call : *calls)
-        if (call.is_object() && call.contains("function") && call["function"].is_object() &&
-            call["function"].contains("arguments") && call["function"]["arguments"].is_string()) {
-          const Json parsed = Json::parse(call["function"]["arguments"].get<std::string>(), nullptr, false);
-          if (parsed.is_object()) call["function"]["arguments"] = parsed;
-        }
+/// Variables of the template that fields of a request set; those of chat_template_kwargs come first.
+Json template_variables(const Fields& f) {
+  Json extra = Json::object();
+  if (const Json* more = f.find("chat_template_kwargs")) {
+    if (!more->is_object()) refuse("chat_template_kwargs", "not an object");
+    extra = *more;
   }
-  return messages;
+  if (const auto effort = f.text("reasoning_effort")) {
+    extra.emplace("reasoning_effort", *effort);
+    if (*effort == "none") extra.emplace("enable_thinking", false);
+  }
+  const bool goes_on = f.flag("continue_final_message").value_or(false);
+  const bool begins = f.flag("add_generation_prompt").value_or(!goes_on);
+  if (goes_on && begins) refuse("continue_final_message", "not together with add_generation_prompt");
+  if (!begins) extra["add_generation_prompt"] = false;
+  return extra;
+}
+
+/// The prompt up to the end of its last message, which the model goes on with.
+std::string cut_behind_last(std::string prompt, const Json& messages) {
+  constexpr const char* kField = "continue_final_message";
+  constexpr const char* kBlanks = " \t\r\n";
+  const std::string* text = member_text(messages.back(), "content");
+  const size_t first = text ? text->find_first_not_of(kBlanks) : std::string::npos;
+  if (first == std::string::npos || !member_is(messages.back(), "role", "assistant"))
+    refuse(kField, "the last message is not a text of the assistant");
+  const size_t last = text->find_last_not_of(kBlanks) + 1;  // many templates strip texts
+  const size_t at = prompt.rfind(std::string_view(*text).substr(first, last - first));
+  if (at == std::string::npos) refuse(kField, "the chat template does not write the last message as it is");
+  size_t end = at + last - first;
+  if (std::string_view(prompt).substr(end).starts_with(std::string_view(*text).substr(last)))
+    end += text->size() - last;
+  prompt.resize(end);
+  return prompt;
 }
 
 template <class T>
@@ -145,22 +161,22 @@ text::ToolFormat calls_of(const ApiModel& model) {
 }  // namespace
 
 std::string render_chat(const ApiModel& model, const Json& body, const UserText* user) {
-  Conversation c{.messages = plain_messages(messages_of(body)), .tools = tools_of(body)};
+  const Fields f(body);
+  Conversation c{.messages = read_messages(body), .tools = read_tools(body), .extra = template_variables(f)};
   if (!model.engine.has_tokenizer())
     throw ApiError{.message = "this model has no tokenizer: use /v1/completions with token ids"};
   if (user) c.messages = user->guarded(std::move(c.messages));
-  if (const Json* more = Fields(body).find("chat_template_kwargs")) {
-    if (!more->is_object()) refuse("chat_template_kwargs", "not an object");
-    c.extra = *more;
-  }
   // A model that may not call is not told how to.
-  if (const Json* choice = Fields(body).find("tool_choice"); choice && *choice == "none" && !c.tools.is_null())
+  if (read_tool_choice(body).kind == ToolChoice::Kind::none && !c.tools.is_null())
     if (calls_of(model) == text::ToolFormat::json) c.tools = nullptr;
-  return or_refuse(render_conversation(model.engine, model.chat_template, c));
+  std::string prompt = or_refuse(render_conversation(model.engine, model.chat_template, c));
+  if (f.flag("continue_final_message").value_or(false)) return cut_behind_last(std::move(prompt), c.messages);
+  return prompt;
 }
 
 ApiRequest read_chat_request(const ApiModel& model, const Json& body) {
-  refuse_unsupported(body, true);
+  refuse_unsupported(body, kUnsupported);
+  refuse_unsupported(body, kUnsupportedInChat);
   ApiRequest request;
   request.chat = true;
   read_sampling(model, body, request);
@@ -181,40 +197,39 @@ ApiRequest read_chat_request(const ApiModel& model, const Json& body) {
     request.n_top_logprobs = int(f.whole("top_logprobs", 0, kMaxTopLogprobs).value_or(0));
   else if (f.whole("top_logprobs", 0, kMaxTopLogprobs).value_or(0) > 0) refuse("top_logprobs", "needs logprobs: true");
 
-  const Json tools = tools_of(body);
-  const Json* choice = f.find("tool_choice");
-  const bool wants_call = choice && *choice != "none" && *choice != "auto";
+  const Json tools = read_tools(body);
+  const ToolChoice choice = read_tool_choice(body);
   AnswerForm form = answer_form(model.engine, model.chat_template, prompt, tools);
   // DeepSeek's calls are no JSON as a whole: one that must come does without its marks.
-  if (wants_call && form.output.format == text::ToolFormat::deepseek) form.output.format = text::ToolFormat::json;
+  if (choice.kind == ToolChoice::Kind::required && form.output.format == text::ToolFormat::deepseek)
+    form.output.format = text::ToolFormat::json;
   request.constraint = model.structures->read(body, tools, form);
   request.output = std::move(form.output);
   request.marks = std::move(form.marks);
-  if (choice && *choice == "none") request.output.format = text::ToolFormat::none;
-  if (f.flag("parallel_tool_calls") == false && !wants_call)
-    refuse("parallel_tool_calls", "false is not supported (leave the field out)");
+  if (choice.kind == ToolChoice::Kind::none) request.output.format = text::ToolFormat::none;
+  request.one_call = f.flag("parallel_tool_calls") == false;
   if (!has_template) {
     // Nothing else ends the answer of a base model.
     request.options.stop.push_back("\nUser:");
   }
   request.output.seed = request.options.sampler.seed;
-  auto max_tokens = f.whole("max_completion_tokens", 1, 1 << 26);
-  if (!max_tokens) max_tokens = f.whole("max_tokens", 1, 1 << 26);
-  check_length(model, max_tokens, request);
+  check_length(model, read_max_tokens(f, 1).value_or(-1), request);
   return request;
 }
 
 ApiRequest read_completion_request(const ApiModel& model, const Json& body) {
-  refuse_unsupported(body, false);
+  refuse_unsupported(body, kUnsupported);
+  refuse_unsupported(body, kUnsupportedInCompletions);
   ApiRequest request;
   read_sampling(model, body, request);
   const Fields f(body);
-  const auto top = f.whole("logprobs", 0, kMaxTopLogprobs);
-  if (top) request.n_top_logprobs = int(*top);
+  if (const Json* asked = f.find("logprobs"); asked && *asked != false)
+    request.n_top_logprobs = int(f.whole("logprobs", 0, kMaxTopLogprobs).value_or(-1));
+  if (const auto best_of = f.whole("best_of", 1, model.max_choices); best_of && *best_of != request.n_choices)
+    refuse("best_of", "not supported (leave the field out)");
   request.constraint = model.structures->read(body, nullptr, {});
   request.echo = f.flag("echo").value_or(false);
   if (request.echo && !model.engine.has_tokenizer()) refuse("echo", "this model has no tokenizer");
-  if (request.echo && top) refuse("logprobs", "log probabilities of the prompt (echo) are not supported");
 
   const Json* prompt = f.find("prompt");
   if (!prompt) refuse("prompt", "missing");
@@ -246,7 +261,7 @@ ApiRequest read_completion_request(const ApiModel& model, const Json& body) {
   }
   if (request.prompts.size() * size_t(request.n_choices) > kMaxPrompts)
     refuse("n", "too many choices for so many prompts");
-  check_length(model, f.whole("max_tokens", 1, 1 << 26).value_or(16), request);
+  check_length(model, read_max_tokens(f, 0).value_or(16), request);
   return request;
 }
 
@@ -263,6 +278,7 @@ GenerationRequest ApiRequest::choice(size_t p, int i) const {
   r.logit_bias = logit_bias;
   r.marks = marks;
   r.n_top_logprobs = n_top_logprobs;
+  r.prompt_logprobs = echo && n_top_logprobs >= 0;
   if (constraint) r.constraint = constraint();
   r.key = key;
   return r;

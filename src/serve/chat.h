@@ -31,6 +31,7 @@ struct ApiRequest {
   std::vector<std::vector<int32_t>> prompts;  ///< one of a chat
   std::vector<std::string> prompt_texts;      ///< of echo
   std::vector<int> message_ends;              ///< of a chat
+  bool one_call = false;                      ///< of a chat: calls behind the first are dropped
   int n_choices = 1;                          ///< of every prompt
   text::OutputParser::Options output;         ///< of a chat
   std::vector<int32_t> marks;                 ///< of a chat: GenerationRequest::marks

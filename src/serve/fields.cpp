@@ -3,19 +3,19 @@
 #include <fmt/format.h>
 #include <cstdint>
 
-namespace ridge::serve {
-namespace {
+#include <span>
 
-/// Deep enough for schemas of tools; every walk over a document may recurse so far.
-constexpr int kMaxDepth = 64;
+namespace ridge::serve {
+namespace {}  // namespace
 
 std::string shown(const Json& value) {
+  if (value.is_structured() && !value.empty()) return value.is_array() ? "a list" : "an object";
   std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
-  if (text.size() > 80) text = text.substr(0, 77) + "...";
-  return text;
+  if (text.size() <= 80) return text;
+  size_t end = 77;
+  while (end > 0 && (uint8_t(text[end]) & 0xC0) == 0x80) --end;  // whole characters
+  return text.substr(0, end) + "...";
 }
-
-}  // namespace
 
 Json ApiError::json() const {
   const auto or_null = [](const std::string& text) { return text.empty() ? Json() : Json(text); };
@@ -33,17 +33,13 @@ void refuse(const std::string& param, const std::string& why) {
 }
 
 Json parse_body(std::string_view body) {
-  const auto limit = [](int depth, Json::parse_event_t, Json&) {
-    if (depth > kMaxDepth) throw ApiError{.message = fmt::format("the body nests deeper than {} levels", kMaxDepth)};
-    return true;
-  };
-  try {
-    Json json = Json::parse(body, limit);
-    if (!json.is_object()) throw ApiError{.message = "the body is not a JSON object"};
-    return json;
-  } catch (const Json::exception& error) {
-    throw ApiError{.message = fmt::format("the body is not JSON: {}", error.what())};
+  Result<Json> json = parse_within<Json>(body);
+  if (!json) {
+    const bool is_limit = json.error().kind == ErrorKind::usage;
+    throw ApiError{.message = (is_limit ? "the body is " : "the body is not JSON: ") + json.error().message};
   }
+  if (!json->is_object()) throw ApiError{.message = "the body is not a JSON object"};
+  return std::move(*json);
 }
 
 std::optional<double> Fields::number(const std::string& name, double least, double most) const {
@@ -62,7 +58,7 @@ std::optional<int64_t> Fields::whole(const std::string& name, int64_t least, int
   // 5.0 is whole too: some clients have no other numbers.
   const double number = value->is_number() ? value->get<double>() : NAN;
   if (!(std::floor(number) == number)) refuse(name, fmt::format("{} is not a whole number", shown(*value)));
-  if (!(number >= double(least) && number <= double(most)))
+  if (!(number >= double(least) && number <= double(most) && number < 0x1p63))
     refuse(name, fmt::format("{} is out of range ({} to {})", shown(*value), least, most));
   return value->is_number_integer() ? value->get<int64_t>() : int64_t(number);
 }
@@ -83,8 +79,9 @@ std::optional<std::string> Fields::text(const std::string& name) const {
 
 std::vector<std::string> Fields::texts(const std::string& name, size_t most) const {
   const Json* value = find(name);
-  if (!value) return {};
-  const Json list = value->is_array() ? *value : Json::array({*value});
+  if (!value || *value == "") return {};
+  const std::span<const Json> list =
+      value->is_array() ? std::span<const Json>(value->get_ref<const Json::array_t&>()) : std::span(value, 1);
   if (list.size() > most) refuse(name, fmt::format("{} texts, at most {} are taken", list.size(), most));
   std::vector<std::string> texts;
   for (const Json& text : list) {

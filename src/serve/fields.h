@@ -3,14 +3,14 @@
 
 #include <cmath>
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <optional>
 
+#include "base/json.h"
 #include "http/message.h"
 
 namespace ridge::serve {
 
-using Json = nlohmann::ordered_json;
+using Json = OrderedJson;
 
 /// An answer that refuses a request, in OpenAI's form.
 struct ApiError {
@@ -26,7 +26,10 @@ struct ApiError {
 
 [[noreturn]] void refuse(const std::string& param, const std::string& why);
 
-/// Parses a body: an object of limited depth. Throws ApiError.
+/// A value as messages show it, on one short line.
+std::string shown(const Json& value);
+
+/// Parses a body: an object within the limits of base/json.h. Throws ApiError.
 Json parse_body(std::string_view body);
 
 /// Fields of one object by name; a null counts as absent. All throw ApiError naming the field.
@@ -42,7 +45,7 @@ class Fields {
   std::optional<int64_t> whole(const std::string& name, int64_t least, int64_t most) const;
   std::optional<bool> flag(const std::string& name) const;
   std::optional<std::string> text(const std::string& name) const;
-  /// A text or a list of at most `most` texts, none of them empty.
+  /// A text or a list of at most `most` texts, none of them empty; an empty text alone is none.
   std::vector<std::string> texts(const std::string& name, size_t most) const;
 
  private:

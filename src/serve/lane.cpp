@@ -18,6 +18,8 @@ namespace {
 constexpr int kLeastPrefix = 64;
 /// Tokens of prompts in a step with decoding sequences, before any such step was timed.
 constexpr int kFirstChunk = 256, kLeastChunk = 64;
+/// The same where a prompt's tokens are scored: all tokens of such a step have logits.
+constexpr int kScoredChunk = 64;
 
 TokenStream::OnText hand_on(Job& job) {
   return [&job](std::string_view text) {
@@ -196,7 +198,7 @@ Admission Lane::admit(const Job& job) {
     if (other->decodes() || other->ended) continue;
     const auto& a = other->request.prompt;
     const auto& b = job.request.prompt;
-    const int common = int(std::ranges::mismatch(a, b).in1 - a.begin());
+    const int common = job.request.prompt_logprobs ? 0 : int(std::ranges::mismatch(a, b).in1 - a.begin());
     if (common < kLeastPrefix || common <= other->n_done) continue;
     if (const auto at = std::ranges::lower_bound(other->stops, common); at == other->stops.end() || *at != common)
       other->stops.insert(at, common);
@@ -204,7 +206,7 @@ Admission Lane::admit(const Job& job) {
   }
   // What stands in the cache is shared; the last page and the pages behind it are the job's own.
   int cached = 0;
-  for (int n = job.n_prompt(); n > 0 && cached == 0; --n)
+  for (int n = job.request.prompt_logprobs ? 0 : job.n_prompt(); n > 0 && cached == 0; --n)
     if (pool_->find(job.hashes[size_t(n)])) cached = n;
   PageNumbers needed = pool_->pages_for(job.n_prompt() + 1);
   needed.full += 1 - std::max(0, pool_->pages_for(cached).full - 1);
@@ -221,7 +223,9 @@ void Lane::start(std::unique_ptr<Job>&& job) {
       // Without memory for a draft's cache the text is the same, and slower.
       if (error.kind() != ErrorKind::no_memory) throw;
     }
-  const PrefixCache::Hit hit = prefixes_.open(job->hashes).or_throw();
+  // Logits of what is cached are not: a prompt whose log probabilities are wanted is computed whole.
+  const size_t n_known = job->request.prompt_logprobs ? 1 : job->hashes.size();
+  const PrefixCache::Hit hit = prefixes_.open(std::span(job->hashes).first(n_known)).or_throw();
   job->seq = hit.seq;
   job->n_done = job->usage.n_cached = hit.n;
   job->started = Clock::now();
@@ -274,6 +278,8 @@ std::vector<Lane::Row> Lane::plan_step() {
         seconds_a_prompt_token_ > 0 ? options_.max_stall_seconds / seconds_a_prompt_token_ : kFirstChunk;
     left = std::min(left, std::max(kLeastChunk, int(std::min(most, 1e6))));
   }
+  const auto is_scored = [](const auto& job) { return !job->parked && job->scores(); };
+  if (std::ranges::any_of(jobs_, is_scored)) left = std::min(left, kScoredChunk);
   for (const auto& job : jobs_) {
     if (job->parked || job->decodes() || left <= 0) continue;
     const auto stop = std::ranges::upper_bound(job->stops, job->n_done);
@@ -380,7 +386,7 @@ void Lane::step(PartClock& clock, const std::function<bool()>& go_on) {
   std::vector<SeqTokens> seqs;
   std::vector<int32_t> tokens;
   StepRecord record;
-  bool draws = false, verifies = false, hidden = false;
+  bool draws = false, all_logits = false, hidden = false;
   for (Row& row : rows) {
     Job* const job = row.job;
     const int n = row.n_tokens;
@@ -390,7 +396,7 @@ void Lane::step(PartClock& clock, const std::function<bool()>& go_on) {
     if (job->decodes()) {
       tokens.push_back(row.last = job->result.tokens.back());
       tokens.insert(tokens.end(), job->proposals.begin(), job->proposals.end());
-      verifies = verifies || n > 1;
+      all_logits = all_logits || n > 1;
       record.n_proposed += n - 1;
       ++record.n_decode;
     } else {
@@ -398,18 +404,20 @@ void Lane::step(PartClock& clock, const std::function<bool()>& go_on) {
                     job->request.prompt.begin() + job->n_done + n);
       record.n_prompt_tokens += n;
     }
+    all_logits = all_logits || job->scores();
     draws = draws || job->n_done + n >= job->n_prompt();
   }
   clock.charge(record, StepPart::planning);
   engine_.backend().run({.tokens = tokens,
                          .seqs = seqs,
-                         .logits = verifies ? LogitRows::all
-                                   : draws  ? LogitRows::last
-                                            : LogitRows::none,
+                         .logits = all_logits ? LogitRows::all
+                                   : draws    ? LogitRows::last
+                                              : LogitRows::none,
                          .hidden = hidden},
                         *pool_, *outputs_);
   if (hidden) observe(rows, tokens);
   clock.charge(record, StepPart::model);
+  if (std::ranges::any_of(rows, [](const Row& row) { return row.job->scores(); })) score(rows);
   for (const Row& row : rows) {
     Job* const job = row.job;
     if (job->decodes()) continue;
@@ -426,13 +434,26 @@ void Lane::step(PartClock& clock, const std::function<bool()>& go_on) {
   if (draws && !on_host && !speculates) {
     draw_on_device(rows, go_on, record, start, clock);
   } else {
-    if (draws) take_rows(rows, on_host ? std::vector<int32_t>() : draw_all(rows), record, clock);
+    if (draws) take_rows(rows, all_logits, on_host ? std::vector<int32_t>() : draw_all(rows), record, clock);
     record.seconds = seconds_since(start);
     if (speculates) learn(rows, record.seconds);
     if (rests) rest(rows, record.seconds);
     count_step(record);
   }
   sweep();
+}
+
+void Lane::score(std::span<const Row> rows) {
+  const View2<const float> logits = outputs_->logits();
+  int64_t first = 0;
+  for (const Row& row : rows) {
+    Job& job = *row.job;
+    const int n = std::min(row.n_tokens, job.n_prompt() - 1 - job.n_done);
+    for (int i = 0; job.scores() && i < n; ++i)
+      job.logprobs.push_back(token_logprob(logits.row(first + i), job.request.prompt[size_t(job.n_done + i + 1)],
+                                           job.request.n_top_logprobs));
+    first += row.n_tokens;
+  }
 }
 
 void Lane::count_step(const StepRecord& record) {
@@ -463,15 +484,23 @@ std::vector<int32_t> Lane::draw_all(std::span<const Row> rows) {
   return engine_.backend().draw(*outputs_, samplers, recent);
 }
 
-void Lane::take_rows(std::span<Row> rows, std::span<const int32_t> drawn, StepRecord& record, PartClock& clock) {
+void Lane::take_rows(std::span<Row> rows, bool all_logits, std::span<const int32_t> drawn, StepRecord& record,
+                     PartClock& clock) {
   const View2<const float> logits = drawn.empty() ? outputs_->logits() : View2<const float>();
   clock.charge(record, StepPart::model);  // a device is waited for here
   int64_t next = 0;                       // row of the logits
   for (Row& row : rows) {
     Job& job = *row.job;
     const auto n_proposed = int(job.proposals.size());
-    int64_t at = std::exchange(next, next + 1 + n_proposed);
+    // Rows of all tokens, or the last one's of each sequence.
+    const int64_t n_rows = all_logits ? row.n_tokens : 1;
+    int64_t at = std::exchange(next, next + n_rows) + n_rows - 1 - n_proposed;
     if (!job.decodes()) continue;
+    if (job.request.options.max_tokens == 0) {
+      if (!job.logprobs.empty()) job.on_text({});
+      end(job, FinishReason::length, {});
+      continue;
+    }
     job.usage.n_proposed += n_proposed;
     try {
       // A guess holds if it is what would have been drawn; behind the first wrong one, and behind the end, nothing counts.

@@ -51,6 +51,8 @@ struct Job {
   int n_prompt() const { return int(request.prompt.size()); }
   int most_tokens() const { return n_prompt() + request.options.max_tokens; }
   bool decodes() const { return n_done == n_prompt(); }
+  /// Whether the next step gives log probabilities of its prompt.
+  bool scores() const { return request.prompt_logprobs && !decodes(); }
   /// Tokens that belong in the cache: all but the last one drawn.
   int length() const {
     return decodes() && !result.tokens.empty() ? n_prompt() + int(result.tokens.size()) - 1 : n_done;
@@ -157,7 +159,11 @@ class Lane {
   /// The tokens of every row of a step's logits, drawn where they are.
   std::vector<int32_t> draw_all(std::span<const Row> rows);
   /// Takes what `drawn` has, or what the host draws where it is empty; trims proposals that do not hold.
-  void take_rows(std::span<Row> rows, std::span<const int32_t> drawn, StepRecord& record, PartClock& clock);
+  /// `all_logits`: the step has logits of all its tokens, else of the last one of every row.
+  void take_rows(std::span<Row> rows, bool all_logits, std::span<const int32_t> drawn, StepRecord& record,
+                 PartClock& clock);
+  /// Log probabilities of prompts whose tokens the step computed.
+  void score(std::span<const Row> rows);
   void draw_on_device(std::span<const Row> rows, const std::function<bool()>& go_on, StepRecord record,
                       Clock::time_point start, PartClock& clock);
   int32_t sample(Job& job, std::span<const float> logits);

@@ -61,8 +61,9 @@ class AnswerReader {
       done_ = true;
       return;
     }
-    const Json json = Json::parse(data, nullptr, false);
-    if (!json.is_object()) return fail_with("an event is no JSON object");
+    const Result<Json> parsed = parse_within<Json>(data);
+    if (!parsed || !parsed->is_object()) return fail_with("an event is no JSON object");
+    const Json& json = *parsed;
     if (json.contains("error")) return fail_with(json["error"].dump());
     if (json.contains("usage") && json["usage"].is_object()) take_usage(json["usage"]);
     const auto choices = json.find("choices");
@@ -228,8 +229,8 @@ LoadServer::LoadServer(std::string host, uint16_t port, const std::string& key) 
 
 Result<Json> LoadServer::get(const std::string& path) const {
   RIDGE_TRY(const http::Response response, client().get(path, headers_));
-  Json json = Json::parse(response.body, nullptr, false);
-  if (response.status != 200 || json.is_discarded())
+  Result<Json> json = parse_within<Json>(response.body);
+  if (response.status != 200 || !json)
     return fail(ErrorKind::failure, "{}: {} answers {}: {}", host_, path, response.status,
                 response.body.substr(0, 500));
   return json;

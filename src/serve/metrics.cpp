@@ -33,6 +33,7 @@ void Totals::count_end(FinishReason reason, const Usage& usage, double seconds) 
   generated_tokens += usage.n_generated;
   queue.observe(usage.queue_seconds);
   request.observe(seconds);
+  if (on_end) on_end(*this);
 }
 
 void Totals::count_step(const StepRecord& record) {

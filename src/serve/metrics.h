@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <string>
 #include <string_view>
 
@@ -55,7 +56,7 @@ class PartClock {
   std::chrono::steady_clock::time_point mark_ = std::chrono::steady_clock::now();
 };
 
-/// Kept by the scheduler's thread.
+/// Kept by the scheduler's thread; copies are free.
 struct Totals {
   int64_t requests = 0, finished = 0, cancelled = 0, failed = 0;
   int64_t prompt_tokens = 0;  ///< computed
@@ -66,7 +67,8 @@ struct Totals {
   double step_seconds = 0;
   std::array<double, kStepParts.size()> part_seconds{};
   Histogram queue, first_token, between_tokens, step, request;
-  std::deque<StepRecord> recent;  ///< the newest last
+  std::deque<StepRecord> recent;                   ///< the newest last
+  std::function<void(const Totals&)> on_end = {};  ///< called before a client hears that its text has ended
 
   void count_end(FinishReason reason, const Usage& usage, double seconds);
   void count_step(const StepRecord& record);

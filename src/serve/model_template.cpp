@@ -111,8 +111,11 @@ Result<const PreparedTemplate*> ModelTemplate::prepared(const Engine& engine, bo
 
 Result<std::string> render_conversation(const Engine& engine, const ModelTemplate& chat_template,
                                         const Conversation& c) {
-  if (chat_template.plain())
-    return text::plain_prompt(text::fit_messages(text::plain_habits(), c.messages, c.tools), true);
+  if (chat_template.plain()) {
+    const Json* begins = member(c.extra, "add_generation_prompt");
+    return text::plain_prompt(text::fit_messages(text::plain_habits(), c.messages, c.tools),
+                              !begins || *begins != false);
+  }
   RIDGE_TRY(const PreparedTemplate* const used, chat_template.prepared(engine, !c.tools.is_null()));
   const bool told = used->format == text::ToolFormat::json;
   text::ChatInput input = input_of(engine);

@@ -36,15 +36,17 @@ struct GenerationRequest {
   float presence_penalty = 0;     ///< taken from the logit of every token that was generated
   float frequency_penalty = 0;    ///< the same, times how often
   std::vector<std::pair<int32_t, float>> logit_bias;
-  std::vector<int32_t> marks;  ///< control tokens that Listener::on_mark() hears of
-  int n_top_logprobs = -1;     ///< alternatives of every token; -1: no log probabilities at all
+  std::vector<int32_t> marks;    ///< control tokens that Listener::on_mark() hears of
+  int n_top_logprobs = -1;       ///< alternatives of every token; -1: no log probabilities at all
+  bool prompt_logprobs = false;  ///< of the tokens of the prompt but its first, too
   std::unique_ptr<Constraint> constraint;
   std::optional<bool> speculative;  ///< whether proposals are made; unset: where the server has a proposer
   int key = 0;                      ///< whose request: turns are shared out fairly among keys
 
-  /// Whether logits must come to the host before a token is drawn.
+  /// Whether logits must come to the host before a token is drawn, or none is drawn.
   bool needs_logits() const {
-    return presence_penalty != 0 || frequency_penalty != 0 || !logit_bias.empty() || n_top_logprobs >= 0 || constraint;
+    return presence_penalty != 0 || frequency_penalty != 0 || !logit_bias.empty() || n_top_logprobs >= 0 ||
+           constraint || options.max_tokens == 0;
   }
 };
 

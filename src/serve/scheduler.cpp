@@ -29,6 +29,11 @@ Scheduler::Scheduler(Engine& engine, const SchedulerOptions& options)
     : engine_(engine), options_(options), default_kv_(kv_text(options.lane.kv)) {
   known_kv_.push_back(default_kv_);
   lane(default_kv_);
+  totals_.on_end = [this](const Totals& totals) {
+    const std::lock_guard lock(board_mutex_);
+    board_.totals = totals;
+  };
+  write_board();
   thread_ = std::thread([this] { run(); });
 }
 
@@ -154,6 +159,26 @@ void Scheduler::stop(double patience_seconds) {
   looked_.wait(lock, [&] { return stopped_; });
 }
 
+Board Scheduler::board() const {
+  const std::lock_guard lock(board_mutex_);
+  return board_;
+}
+
+/// While requests run now and then only: pages are counted one by one.
+void Scheduler::write_board() {
+  const bool idle =
+      waiting_.empty() && std::ranges::all_of(lanes_, [](const auto& l) { return l.second->jobs().empty(); });
+  if (!idle && seconds_since(board_written_) < kBoardSeconds) return;
+  board_written_ = Clock::now();
+  Board board{.totals = totals_, .n_waiting = waiting_.size()};
+  for (const auto& [kv, lane] : lanes_) {
+    for (const auto& job : lane->jobs()) ++(job->parked ? board.n_parked : board.n_running);
+    board.pools.emplace_back(kv, lane->pool().report());
+  }
+  const std::lock_guard lock(board_mutex_);
+  board_ = std::move(board);
+}
+
 std::string Scheduler::failure() const {
   const std::lock_guard lock(mutex_);
   return failure_;
@@ -173,6 +198,7 @@ Lane& Scheduler::lane(const std::string& kv) {
 
 /// False when there is nothing left to do and nothing more will come.
 bool Scheduler::take_commands() {
+  write_board();
   std::unique_lock lock(mutex_);
   const auto busy = [&] {
     return !waiting_.empty() || std::ranges::any_of(lanes_, [](const auto& l) { return !l.second->jobs().empty(); });

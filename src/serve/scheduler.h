@@ -21,6 +21,13 @@ struct SchedulerOptions {
   std::function<void(Lane&)> on_open = [](Lane&) {}, on_close = [](Lane&) {};
 };
 
+/// What /metrics shows.
+struct Board {
+  Totals totals;
+  size_t n_running = 0, n_parked = 0, n_waiting = 0;  ///< sequences in the cache, in host memory, requests in the queue
+  std::vector<std::pair<std::string, PoolReport>> pools;  ///< by their cache formats
+};
+
 class Scheduler {
  public:
   /// Opens the pool of the default formats. `engine` must outlive it. Throws Error.
@@ -47,6 +54,9 @@ class Scheduler {
   /// Runs `look` between two steps, on the scheduler's thread, and waits for it. What it throws is thrown here. False
   /// once the scheduler has stopped.
   bool inspect(const std::function<void(Scheduler&)>& look);
+  /// For any thread, at any time, without waiting for a step. Ends of texts count at once, the rest within kBoardSeconds.
+  Board board() const;
+  static constexpr double kBoardSeconds = 0.05;
   /// Takes no more requests, and returns when all have ended; those that have not by the deadline are cancelled.
   void stop(double patience_seconds);
   /// Why the engine failed; empty while it has not.
@@ -63,6 +73,7 @@ class Scheduler {
  private:
   void run();
   bool take_commands();
+  void write_board();
   Result<std::string> checked_kv(const std::string& kv) const;
   Status know_kv(const std::string& kv);  // with the lock held
   Lane& lane(const std::string& kv);
@@ -74,6 +85,10 @@ class Scheduler {
   std::map<std::string, std::unique_ptr<Lane>> lanes_;
   std::vector<std::unique_ptr<Job>> waiting_;  // in the order they came
   Totals totals_;
+
+  mutable std::mutex board_mutex_;  // guards the board
+  Board board_;
+  Clock::time_point board_written_ = {};
 
   mutable std::mutex mutex_;
   std::condition_variable wake_, looked_;

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <random>
 
+#include "base/work_limit.h"
 #include "serve/answer.h"
 #include "serve/page.h"
 #include "serve/state_dir.h"
@@ -107,6 +108,26 @@ std::string_view method_of(const http::Request& request) {
   return method == "HEAD" ? "GET" : method;
 }
 
+/// Calls `work`; what it throws becomes the answer.
+template <class Work>
+void answering(const http::Reply& reply, const Work& work) {
+  const auto send = [&](int status, const char* message, std::string code = {}) {
+    const char* type = status == 503 ? "unavailable_error" : status == 500 ? "server_error" : "invalid_request_error";
+    reply.send(ApiError{.status = status, .message = message, .type = type, .code = std::move(code)}.response());
+  };
+  try {
+    work();
+  } catch (const ApiError& error) {
+    reply.send(error.response());
+  } catch (const WorkEnded& error) {
+    send(error.stopping ? 503 : 400, error.what(), error.stopping ? "" : "request_too_slow");
+  } catch (const Error& error) {
+    send(error.kind() == ErrorKind::usage ? 400 : 500, error.what());
+  } catch (const std::exception& error) {
+    send(500, error.what());
+  }
+}
+
 }  // namespace
 
 Server::Server(ServerOptions options) : options_(std::move(options)), workers_(size_t(options_.n_workers)) {}
@@ -162,10 +183,12 @@ void Server::close_state(Lane& lane) {
 }
 
 void Server::stop(double patience_seconds) {
+  stopping_ = true;  // requests that are being read end now: nothing of theirs would start any more
   ready_ = false;
   if (scheduler_) scheduler_->stop(patience_seconds);
   if (http_) http_->stop(std::chrono::milliseconds(scheduler_ ? 2000 : 0));
   workers_.join();
+  views_.join();
   scheduler_.reset();
 }
 
@@ -194,41 +217,40 @@ std::optional<http::Response> Server::gate(const http::Request& head) {
                     .type = "authentication_error",
                     .code = "invalid_api_key"}
         .response();
+  if (stopping_)
+    return ApiError{.status = 503, .message = "the server is stopping", .type = "unavailable_error"}.response();
   if (!ready_) return loading().response();
   return {};
 }
 
-/// On an I/O thread: views may wait for a step, prompts are long to read.
+/// On an I/O thread, which answers what must be heard whatever else runs. Other views wait for a step, and prompts are
+/// long to read: they have threads of their own.
 void Server::handle(http::Request request, const http::Reply& reply) {
   if (const PageFile* file = page_file(request.path)) return reply.send(page_response(*file));
-  boost::asio::post(workers_, [this, request = std::move(request), reply] {
-    try {
+  if (request.path == "/health") return answering(reply, [&] { answer_health(reply); });
+  if (request.path == "/metrics")
+    return reply.send(
+        {.content_type = "text/plain; version=0.0.4", .body = metrics_text(scheduler_->board(), http_->counts())});
+  const bool is_view = method_of(request) == "GET";
+  boost::asio::post(is_view ? views_ : workers_, [this, request = std::move(request), reply, is_view] {
+    answering(reply, [&] {
+      if (stopping_) throw WorkEnded(true);
+      if (is_view) return view(request, reply);
+      const WorkLimit limit(options_.read_time, stopping_);
       answer(request, reply);
-    } catch (const ApiError& error) {
-      reply.send(error.response());
-    } catch (const Error& error) {
-      const bool theirs = error.kind() == ErrorKind::usage;
-      reply.send(ApiError{.status = theirs ? 400 : 500,
-                          .message = error.what(),
-                          .type = theirs ? "invalid_request_error" : "server_error"}
-                     .response());
-    } catch (const std::exception& error) {
-      reply.send(ApiError{.status = 500, .message = error.what(), .type = "server_error"}.response());
-    }
+    });
   });
 }
 
-void Server::answer(const http::Request& request, const http::Reply& reply) {
-  if (!ready_) throw loading();
+void Server::answer_health(const http::Reply& reply) const {
+  const std::string failure = scheduler_->failure();
+  if (!failure.empty())
+    throw ApiError{.status = 500, .message = "the engine failed: " + failure, .type = "server_error"};
+  reply.send(json_response({{"status", "ok"}}));
+}
+
+void Server::view(const http::Request& request, const http::Reply& reply) {
   const std::string& path = request.path;
-  const bool post = request.method == "POST";
-  Scheduler& scheduler = *scheduler_;
-  if (path == "/health") {
-    const std::string failure = scheduler.failure();
-    if (!failure.empty())
-      throw ApiError{.status = 500, .message = "the engine failed: " + failure, .type = "server_error"};
-    return reply.send(json_response({{"status", "ok"}}));
-  }
   if (path == "/v1/models") return reply.send(json_response(models_json(*model_)));
   if (constexpr std::string_view kOne = "/v1/models/"; path.starts_with(kOne)) {
     if (path.substr(kOne.size()) != model_->name)
@@ -239,30 +261,29 @@ void Server::answer(const http::Request& request, const http::Reply& reply) {
           .code = "model_not_found"};
     return reply.send(json_response(models_json(*model_)["data"][0]));
   }
-  if (path == "/props") return reply.send(json_response(props_json(scheduler, *model_)));
-  if (path == "/slots") return reply.send(json_response(slots_json(scheduler, newest_steps(request))));
-  if (path == "/kv" && !post) {
-    const std::string* by = request.param("by");
-    const KvDetail detail = by && *by == "page"    ? KvDetail::pages
-                            : by && *by == "layer" ? KvDetail::layers
-                                                   : KvDetail::none;
-    return reply.send(json_response(kv_json(scheduler, detail)));
-  }
-  if (path == "/metrics")
-    return reply.send({.content_type = "text/plain; version=0.0.4", .body = metrics_text(scheduler, http_->counts())});
+  if (path == "/props") return reply.send(json_response(props_json(*scheduler_, *model_)));
+  if (path == "/slots") return reply.send(json_response(slots_json(*scheduler_, newest_steps(request))));
+  const std::string* by = request.param("by");
+  const KvDetail detail = by && *by == "page"    ? KvDetail::pages
+                          : by && *by == "layer" ? KvDetail::layers
+                                                 : KvDetail::none;
+  reply.send(json_response(kv_json(*scheduler_, detail)));
+}
+
+void Server::answer(const http::Request& request, const http::Reply& reply) {
+  const std::string& path = request.path;
   if (path == "/v1/embeddings")
     throw ApiError{
         .status = 404, .message = "this model generates text, it has no embeddings", .code = "not_supported"};
-
   const Json body = parse_body(request.body);
-  if (path == "/kv") return reply.send(json_response(set_kv(scheduler, body)));
+  if (path == "/kv") return reply.send(json_response(set_kv(*scheduler_, body)));
   if (path == "/tokenize") return reply.send(json_response(tokenize(*model_, body)));
   if (path == "/detokenize") return reply.send(json_response(detokenize(*model_, body)));
   if (path == "/apply-template") return reply.send(json_response({{"prompt", render_chat(*model_, body)}}));
   ApiRequest what =
       path == "/v1/chat/completions" ? read_chat_request(*model_, body) : read_completion_request(*model_, body);
   what.key = int(options_.keys.find(request.headers).value_or(0));
-  answer_request(scheduler, *model_, std::move(what), reply);
+  answer_request(*scheduler_, *model_, std::move(what), reply);
 }
 
 }  // namespace ridge::serve

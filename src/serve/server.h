@@ -12,9 +12,11 @@
 namespace ridge::serve {
 
 struct ServerOptions {
-  http::Options http;               ///< `gate` is the server's own
-  http::Keys keys;                  ///< empty: everybody may ask
-  int n_workers = 2;                ///< threads that read requests and write views
+  http::Options http;  ///< `gate` is the server's own
+  http::Keys keys;     ///< empty: everybody may ask
+  int n_workers = 2;   ///< threads that read requests; views have one of their own
+  /// Reading a request may take so long: its JSON, the template, tokens, the grammar of a schema.
+  std::chrono::milliseconds read_time{20'000};
   std::filesystem::path state_dir;  ///< of prefixes that outlive the server; empty: none do
   bool log_prompts = false;
   std::function<void(const std::string& line)> log = [](const std::string&) {};
@@ -38,6 +40,8 @@ class Server {
   explicit Server(ServerOptions options);
   std::optional<http::Response> gate(const http::Request& head);
   void handle(http::Request request, const http::Reply& reply);
+  void answer_health(const http::Reply& reply) const;
+  void view(const http::Request& request, const http::Reply& reply);
   void answer(const http::Request& request, const http::Reply& reply);
   void open_state(Lane& lane);
   void close_state(Lane& lane);
@@ -47,8 +51,8 @@ class Server {
   std::unique_ptr<ApiModel> model_;
   std::unique_ptr<class StateDir> state_;
   std::unique_ptr<Scheduler> scheduler_;
-  boost::asio::thread_pool workers_;
-  std::atomic<bool> ready_ = false;
+  boost::asio::thread_pool workers_, views_{1};
+  std::atomic<bool> ready_ = false, stopping_ = false;
 };
 
 }  // namespace ridge::serve

@@ -2,6 +2,7 @@
 
 #include "grammar/gbnf.h"
 #include "grammar/json_schema.h"
+#include "serve/messages.h"
 
 namespace ridge::serve {
 namespace {
@@ -9,7 +10,15 @@ namespace {
 /// Grammars of one request that are prepared: more would hold up a worker for seconds.
 constexpr size_t kPreparedCalls = 4;
 
-Json parameters_of(const Json& function) { return function.value("parameters", Json{{"type", "object"}}); }
+/// Of a function as read_tools() gives it: one without properties is called without any.
+Json parameters_of(const Json& function) {
+  Json parameters = function["parameters"];
+  if (!parameters.contains("type") && !parameters.contains("$ref")) parameters["type"] = "object";
+  if (const Json* properties = member(parameters, "properties");
+      parameters.size() == 2 && properties && *properties == Json::object())
+    parameters["additionalProperties"] = false;
+  return parameters;
+}
 
 std::string text_of(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
 
@@ -22,8 +31,12 @@ Json call_schema(const Json& tools, const std::string& only, const std::string& 
     Json parameters = parameters_of(function);
     // References are counted from the root of the document.
     for (const char* key : {"$defs", "definitions"})
-      if (parameters.is_object() && parameters.contains(key)) {
-        definitions[key].update(parameters[key]);
+      if (const Json* own = member(parameters, key)) {
+        if (!own->is_object())
+          refuse("tools", fmt::format("the {} of {} are not an object", key, shown(function["name"])));
+        for (const auto& [name, schema] : own->items())
+          if (const auto& known = definitions[key].emplace(name, schema).first.value(); known != schema)
+            refuse("tools", fmt::format("two functions have different {} of the name {}", key, shown(name)));
         parameters.erase(key);
       }
     Json properties = {{"name", {{"const", function["name"]}}}};
@@ -54,12 +67,16 @@ CallFrame call_frame(text::ToolFormat format) {
   }
 }
 
-std::string chosen_tool(const Json& choice) {
-  if (choice == "required") return {};
-  if (choice.is_object() && choice.value("type", "") == "function" && choice.contains("function") &&
-      choice["function"].is_object() && choice["function"].contains("name") && choice["function"]["name"].is_string())
-    return choice["function"]["name"].get<std::string>();
-  refuse("tool_choice", "none, auto, required, or {\"type\": \"function\", \"function\": {\"name\": ...}}");
+/// The schema of a response_format; null for a json_object without one.
+const Json* schema_of_form(const Json& form, const std::string& type) {
+  const Json* schema = Fields(form).find("schema");
+  if (type == "json_object") return schema;
+  const Json* named = Fields(form).find("json_schema");
+  if (named && !named->is_object())
+    refuse("response_format.json_schema", fmt::format("{} is not an object", shown(*named)));
+  if (named) schema = Fields(*named).find("schema");
+  if (!schema) refuse("response_format", "json_schema is {\"name\": ..., \"schema\": {...}}");
+  return schema;
 }
 
 }  // namespace
@@ -225,12 +242,12 @@ Structures::Maker Structures::read(const Json& body, const Json& tools, const An
   std::string type = "text";
   if (named) {
     if (!named->is_object()) refuse("response_format", "not an object");
-    type = Fields(*named).text("type").value_or("");
+    type = Fields(*named, "response_format.").text("type").value_or("");
     if (type != "text" && type != "json_object" && type != "json_schema")
       refuse("response_format", "its type is text, json_object or json_schema");
   }
-  const Json* choice = f.find("tool_choice");
-  const bool wants_call = choice && *choice != "none" && *choice != "auto";
+  const ToolChoice choice = read_tool_choice(body);
+  const bool wants_call = choice.kind == ToolChoice::Kind::required;
   if ((gbnf ? 1 : 0) + (type != "text" ? 1 : 0) + (wants_call ? 1 : 0) > 1)
     refuse("response_format", "only one of response_format, grammar and a tool_choice that wants a call goes");
   if (!engine_.has_tokenizer()) {
@@ -238,23 +255,18 @@ Structures::Maker Structures::read(const Json& body, const Json& tools, const An
     return {};
   }
   if (wants_call) {
-    const std::string only = chosen_tool(*choice);
     if (tools.is_null()) refuse("tool_choice", "the request has no tools");
-    return call(tools, only, form);
+    return call(tools, choice.name, form);
   }
 
   Stage answer;
   if (gbnf) {
     answer.grammar = compile("grammar", "gbnf " + *gbnf, true, [&] { return grammar::parse_gbnf(*gbnf); });
+  } else if (const Json* schema = type == "text" ? nullptr : schema_of_form(*named, type)) {
+    answer.grammar = compile("response_format", "schema " + text_of(*schema), true,
+                             [&] { return grammar::grammar_of_schema(*schema); });
   } else if (type == "json_object") {
     answer.grammar = compile("response_format", "object", true, [] { return grammar::any_json_object(); });
-  } else if (type == "json_schema") {
-    const Json* described = Fields(*named).find("json_schema");
-    if (!described || !described->is_object() || !described->contains("schema"))
-      refuse("response_format", "json_schema is {\"name\": ..., \"schema\": {...}}");
-    const Json& schema = (*described)["schema"];
-    answer.grammar = compile("response_format", "schema " + text_of(schema), true,
-                             [&] { return grammar::grammar_of_schema(schema); });
   }
   if (!answer.grammar) return {};
   if (form.output.harmony) answer.forced = tokens("<|message|>");

@@ -2,6 +2,8 @@
 
 #include <random>
 
+#include "base/work_limit.h"
+
 namespace ridge::serve {
 namespace {
 
@@ -26,6 +28,7 @@ std::string UserText::guarded_text(const std::string& text) const {
   size_t done = 0;
   for (const int32_t id : tokenizer.encode(text, false, true)) {
     if (!tokenizer.is_control(id)) continue;
+    WorkLimit::check();
     const std::string piece = tokenizer.piece(id, true);
     const size_t at = text.find(piece, done);
     if (at == text.npos) continue;  // it was found in normalised text

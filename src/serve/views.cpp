@@ -155,7 +155,8 @@ Json models_json(const ApiModel& model) {
                     {"created", model.loaded},
                     {"owned_by", "ridge"},
                     {"meta",
-                     {{"n_ctx", model.n_ctx},
+                     {{"name", info.name},
+                      {"n_ctx", model.n_ctx},
                       {"n_ctx_train", info.n_ctx_train},
                       {"n_params", info.n_params},
                       {"n_vocab", info.vocab_size},
@@ -166,6 +167,7 @@ Json models_json(const ApiModel& model) {
 Json props_json(Scheduler& scheduler, const ApiModel& model) {
   const ModelInfo& info = model.engine.info();
   Json json = {{"model", model.name},
+               {"name", info.name},
                {"arch", info.arch},
                {"device", info.device},
                {"weight_format", info.weight_format},
@@ -254,57 +256,51 @@ Json kv_json(Scheduler& scheduler, KvDetail detail) {
   return json;
 }
 
-std::string metrics_text(Scheduler& scheduler, const http::Counts& counts) {
+std::string metrics_text(const Board& board, const http::Counts& counts) {
   std::string text;
   const auto add = [&](std::string_view type, std::string_view name, std::string_view help, double value) {
     text += fmt::format("# HELP ridge_{0} {1}\n# TYPE ridge_{0} {2}\nridge_{0} {3}\n", name, help, type, value);
   };
-  scheduler.inspect([&](Scheduler& s) {
-    const Totals& t = s.totals();
-    add("counter", "requests_total", "Requests that came, a choice each.", double(t.requests));
-    add("counter", "requests_finished_total", "Requests answered whole.", double(t.finished));
-    add("counter", "requests_cancelled_total", "Requests whose client left, or that were stopped.",
-        double(t.cancelled));
-    add("counter", "requests_failed_total", "Requests that an error ended.", double(t.failed));
-    add("counter", "prompt_tokens_total", "Tokens of prompts that were computed.", double(t.prompt_tokens));
-    add("counter", "cached_tokens_total", "Tokens of prompts that were in the cache.", double(t.cached_tokens));
-    add("counter", "generated_tokens_total", "Tokens that were generated.", double(t.generated_tokens));
-    add("counter", "proposed_tokens_total", "Tokens that were guessed ahead.", double(t.proposed_tokens));
-    add("counter", "accepted_tokens_total", "Guessed tokens that held.", double(t.accepted_tokens));
-    add("counter", "steps_total", "Steps of the model.", double(t.steps));
-    add("counter", "decode_rows_total", "Decoding sequences, summed over steps.", double(t.decode_rows));
-    add("counter", "parked_total", "Times that a sequence left the cache for want of pages.", double(t.parked));
-    text += "# HELP ridge_step_part_seconds_total Seconds of steps by part.\n";
-    text += "# TYPE ridge_step_part_seconds_total counter\n";
-    for (size_t i = 0; i < kStepParts.size(); ++i)
-      text += fmt::format("ridge_step_part_seconds_total{{part=\"{}\"}} {}\n", kStepParts[i], t.part_seconds[i]);
-    size_t running = 0, parked = 0;
-    for (const auto& [kv, lane] : s.lanes())
-      for (const auto& job : lane->jobs()) ++(job->parked ? parked : running);
-    add("gauge", "requests_running", "Requests with a place in the cache.", double(running));
-    add("gauge", "requests_parked", "Requests whose cache is in host memory.", double(parked));
-    add("gauge", "requests_waiting", "Requests in the queue.", double(s.n_waiting()));
-    constexpr std::string_view kPages[] = {"free", "used", "shared", "cached"};
-    const auto add_pages = [&](std::string_view name, std::string_view kv, const PageReport& p) {
-      const int used = p.n_pages - p.pages_free - p.pages_shared - p.pages_of_checkpoints;
-      const int n[] = {p.pages_free, used, p.pages_shared, p.pages_of_checkpoints};
-      for (int i = 0; i < 4; ++i) text += fmt::format("{}{{kv=\"{}\",state=\"{}\"}} {}\n", name, kv, kPages[i], n[i]);
-    };
-    text += "# HELP ridge_kv_pages Pages of 128 tokens by state.\n# TYPE ridge_kv_pages gauge\n";
-    for (const auto& [kv, lane] : s.lanes()) add_pages("ridge_kv_pages", kv, lane->pool().report());
-    text += "# HELP ridge_kv_sliding_pages Those of sliding layers, beside full ones.\n";
-    text += "# TYPE ridge_kv_sliding_pages gauge\n";
-    for (const auto& [kv, lane] : s.lanes())
-      if (const PoolReport p = lane->pool().report(); p.sliding) add_pages("ridge_kv_sliding_pages", kv, *p.sliding);
-    text += "# HELP ridge_kv_bytes Bytes of pages and slots in use.\n# TYPE ridge_kv_bytes gauge\n";
-    for (const auto& [kv, lane] : s.lanes())
-      text += fmt::format("ridge_kv_bytes{{kv=\"{}\"}} {}\n", kv, lane->pool().report().used_bytes);
-    text += t.queue.text("ridge_queue_seconds", "From the request to its first step.");
-    text += t.first_token.text("ridge_first_token_seconds", "From the request to its first token.");
-    text += t.between_tokens.text("ridge_between_tokens_seconds", "Between two tokens of one request.");
-    text += t.step.text("ridge_step_seconds", "Steps of the model.");
-    text += t.request.text("ridge_request_seconds", "From the request to its end.");
-  });
+  const Totals& t = board.totals;
+  add("counter", "requests_total", "Requests that came, a choice each.", double(t.requests));
+  add("counter", "requests_finished_total", "Requests answered whole.", double(t.finished));
+  add("counter", "requests_cancelled_total", "Requests whose client left, or that were stopped.", double(t.cancelled));
+  add("counter", "requests_failed_total", "Requests that an error ended.", double(t.failed));
+  add("counter", "prompt_tokens_total", "Tokens of prompts that were computed.", double(t.prompt_tokens));
+  add("counter", "cached_tokens_total", "Tokens of prompts that were in the cache.", double(t.cached_tokens));
+  add("counter", "generated_tokens_total", "Tokens that were generated.", double(t.generated_tokens));
+  add("counter", "proposed_tokens_total", "Tokens that were guessed ahead.", double(t.proposed_tokens));
+  add("counter", "accepted_tokens_total", "Guessed tokens that held.", double(t.accepted_tokens));
+  add("counter", "steps_total", "Steps of the model.", double(t.steps));
+  add("counter", "decode_rows_total", "Decoding sequences, summed over steps.", double(t.decode_rows));
+  add("counter", "parked_total", "Times that a sequence left the cache for want of pages.", double(t.parked));
+  text += "# HELP ridge_step_part_seconds_total Seconds of steps by part.\n";
+  text += "# TYPE ridge_step_part_seconds_total counter\n";
+  for (size_t i = 0; i < kStepParts.size(); ++i)
+    text += fmt::format("ridge_step_part_seconds_total{{part=\"{}\"}} {}\n", kStepParts[i], t.part_seconds[i]);
+  add("gauge", "requests_running", "Requests with a place in the cache.", double(board.n_running));
+  add("gauge", "requests_parked", "Requests whose cache is in host memory.", double(board.n_parked));
+  add("gauge", "requests_waiting", "Requests in the queue.", double(board.n_waiting));
+  constexpr std::string_view kPages[] = {"free", "used", "shared", "cached"};
+  const auto add_pages = [&](std::string_view name, std::string_view kv, const PageReport& p) {
+    const int used = p.n_pages - p.pages_free - p.pages_shared - p.pages_of_checkpoints;
+    const int n[] = {p.pages_free, used, p.pages_shared, p.pages_of_checkpoints};
+    for (int i = 0; i < 4; ++i) text += fmt::format("{}{{kv=\"{}\",state=\"{}\"}} {}\n", name, kv, kPages[i], n[i]);
+  };
+  text += "# HELP ridge_kv_pages Pages of 128 tokens by state.\n# TYPE ridge_kv_pages gauge\n";
+  for (const auto& [kv, pool] : board.pools) add_pages("ridge_kv_pages", kv, pool);
+  text += "# HELP ridge_kv_sliding_pages Those of sliding layers, beside full ones.\n";
+  text += "# TYPE ridge_kv_sliding_pages gauge\n";
+  for (const auto& [kv, pool] : board.pools)
+    if (pool.sliding) add_pages("ridge_kv_sliding_pages", kv, *pool.sliding);
+  text += "# HELP ridge_kv_bytes Bytes of pages and slots in use.\n# TYPE ridge_kv_bytes gauge\n";
+  for (const auto& [kv, pool] : board.pools)
+    text += fmt::format("ridge_kv_bytes{{kv=\"{}\"}} {}\n", kv, pool.used_bytes);
+  text += t.queue.text("ridge_queue_seconds", "From the request to its first step.");
+  text += t.first_token.text("ridge_first_token_seconds", "From the request to its first token.");
+  text += t.between_tokens.text("ridge_between_tokens_seconds", "Between two tokens of one request.");
+  text += t.step.text("ridge_step_seconds", "Steps of the model.");
+  text += t.request.text("ridge_request_seconds", "From the request to its end.");
   add("gauge", "connections", "Open connections.", double(counts.connections));
   add("counter", "connections_total", "Connections that were accepted.", double(counts.accepted));
   add("counter", "http_requests_total", "HTTP requests that were read whole.", double(counts.requests));

@@ -3,18 +3,18 @@
 
 #include <ctime>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "base/ordered_json.h"
 #include "base/result.h"
 #include "text/jinja_value.h"
 
 namespace ridge::text {
 
-using Json = nlohmann::ordered_json;
+using Json = OrderedJson;
 
 /// What one prompt is made from.
 struct ChatInput {

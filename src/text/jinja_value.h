@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "base/work_limit.h"
 
 namespace ridge::text::jinja {
 
@@ -115,6 +116,7 @@ class Run {
   Run(const Limits& bounds, const std::tm& time) : limits(bounds), now(time) {}
 
   void step(uint64_t n = 1) {
+    WorkLimit::check();
     if ((steps_ += n) > limits.steps) trouble("the template takes more than {} steps", limits.steps);
   }
   /// Work on so many bytes, one after another.

@@ -4,6 +4,7 @@
 #include <iterator>
 #include <span>
 
+#include "base/json.h"
 #include "text/unicode.h"
 
 namespace ridge::text {
@@ -63,10 +64,8 @@ bool ends_with_mark(std::string_view prompt, std::string_view ReasoningMarks::*o
 }  // namespace
 
 Json parse_call_json(std::string_view text) {
-  bool deep = false;
-  const auto watch = [&](int depth, Json::parse_event_t, Json&) { return !(deep = deep || depth > kMaxDepth); };
-  Json json = Json::parse(text, watch, false);
-  return deep ? Json(Json::value_t::discarded) : json;
+  Result<Json> json = parse_within<Json>(text, {.depth = kMaxDepth});
+  return json ? std::move(*json) : Json(Json::value_t::discarded);
 }
 
 ToolFormat detect_tool_format(std::string_view source) {

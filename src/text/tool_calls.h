@@ -2,19 +2,19 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "base/ordered_json.h"
 #include "base/rng.h"
 #include "text/harmony.h"
 #include "text/marks.h"
 
 namespace ridge::text {
 
-using Json = nlohmann::ordered_json;
+using Json = OrderedJson;
 
 /// How models write calls; `...` is the arguments as JSON.
 enum class ToolFormat : uint8_t {

@@ -38,7 +38,7 @@ void check_path(const std::string& path, const std::vector<std::pair<std::string
 void check_request(const Request& request, const Limits& limits) {
   check_path(request.path, request.query);
   RIDGE_CHECK(!request.method.empty() && request.body.size() <= limits.body_bytes, "method or body");
-  RIDGE_CHECK(request.headers.count("Host") == 1, "a request without a host");
+  RIDGE_CHECK(request.headers.count("Host") == 1 || (request.http10 && !request.headers.find("Host")), "not one host");
   for (const auto& [name, value] : request.headers.fields)
     for (const char c : name + value)
       RIDGE_CHECK((uint8_t(c) >= 0x20 || c == '\t') && c != 0x7F, "a control character in the field {}", name);

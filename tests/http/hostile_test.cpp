@@ -24,7 +24,11 @@ TEST(HostileRequests, AreRefusedAndTheConnectionCloses) {
       // other protocols
       {"GET /\r\n", 400},
       {"GET / HTTP/0.9\r\n\r\n", 505},
-      {"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n", 505},
+      {"GET / HTTP/1.0 \r\nHost: localhost\r\n\r\n", 400},
+      {"GET / HTTP/1.0\r\nHost: localhost\r\nHost: localhost\r\n\r\n", 400},
+      {"GET / HTTP/1.0\r\nHost:\r\n\r\n", 400},
+      {"GET / HTTP/1.0\r\nHost: evil.example\r\n\r\n", 403},
+      {"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + smuggled, 400},
       {"GET / HTTP/1.2\r\nHost: localhost\r\n\r\n", 505},
       {"GET / HTTP/11\r\nHost: localhost\r\n\r\n", 505},
       {"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505},

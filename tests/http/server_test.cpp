@@ -86,6 +86,72 @@ TEST(Server, ClosesWhenTheClientAsksForIt) {
   EXPECT_NE(all.find("Connection: close\r\n"), all.npos);
 }
 
+// HTTP/1.0, which proxies speak that were told nothing else.
+
+TEST(Http10, AnswersEndWithTheConnectionUnlessItIsKept) {
+  const auto server = serve(echo);
+  for (const char* host : {"Host: localhost\r\n", ""}) {
+    Wire closing(server->port());
+    closing.send(fmt::format("POST /a HTTP/1.0\r\n{}Content-Length: 4\r\nExpect: 100-continue\r\n\r\nbody", host));
+    const std::string all = closing.rest();
+    EXPECT_TRUE(closing.ended());
+    EXPECT_EQ(status_of(all), 200) << all;
+    EXPECT_EQ(body_of(all), "POST /a body");
+    EXPECT_NE(all.find("Connection: close\r\n"), all.npos) << all;
+  }
+  Wire kept(server->port());
+  for (int i = 0; i < 3; ++i) {
+    kept.send("GET /b HTTP/1.0\r\nConnection: keep-alive\r\n\r\n");
+    const std::string answer = kept.answer();
+    EXPECT_EQ(body_of(answer), "GET /b ");
+    EXPECT_NE(answer.find("Connection: keep-alive\r\n"), answer.npos) << answer;
+  }
+  kept.send(get("/c"));  // the newer version on the same connection
+  EXPECT_EQ(body_of(kept.answer()), "GET /c ");
+  kept.send("GET /d HTTP/1.0\r\n\r\n");
+  EXPECT_TRUE(kept.rest().ends_with("GET /d "));
+  EXPECT_TRUE(kept.ended());
+}
+
+TEST(Http10, AStreamHasNoChunksAndEndsWithTheConnection) {
+  const auto server = serve([](Request request, Reply reply) {
+    const auto stream = reply.stream(200, kEventStream);
+    EXPECT_EQ(stream->send("data: 1\n\n"), Sent::ok);
+    if (request.path == "/cut") return;  // dropped without its end
+    EXPECT_EQ(stream->send("data: 2\n\n"), Sent::ok);
+    stream->finish();
+  });
+  for (const char* keep : {"", "Connection: keep-alive\r\n"}) {
+    Wire wire(server->port());
+    wire.send(fmt::format("GET /whole HTTP/1.0\r\n{}\r\n", keep));
+    const std::string all = wire.rest();
+    EXPECT_TRUE(wire.ended());
+    EXPECT_EQ(body_of(all), "data: 1\n\ndata: 2\n\n");
+    EXPECT_EQ(all.find("Transfer-Encoding"), all.npos) << all;
+    EXPECT_NE(all.find("Connection: close\r\n"), all.npos) << all;
+  }
+  // An answer that is not whole must not look like one: the connection is reset.
+  Wire wire(server->port());
+  wire.send("GET /cut HTTP/1.0\r\n\r\n");
+  EXPECT_TRUE(wire.was_reset());
+}
+
+TEST(Http10, CommentsOfAnIdleStreamHaveNoChunks) {
+  std::shared_ptr<Stream> held;
+  std::mutex mutex;
+  const auto server = serve(
+      [&](Request, Reply reply) {
+        const std::lock_guard lock(mutex);
+        held = reply.stream(200, kEventStream);
+      },
+      with_limits([](Limits& limits) { limits.comment_time = 40ms; }));
+  Wire wire(server->port());
+  wire.send("GET / HTTP/1.0\r\n\r\n");
+  EXPECT_EQ(body_of(wire.until(":\n\n:\n\n")), ":\n\n:\n\n");
+  const std::lock_guard lock(mutex);
+  held->finish();
+}
+
 TEST(Server, AnswersAClientThatClosedItsSendingSide) {
   const auto server = serve(echo);
   Wire wire(server->port());

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <functional>
 #include <string>
@@ -101,6 +102,14 @@ class Wire {
       got += size_t(n);
     }
     return all + body;
+  }
+
+  /// Reads to the end; whether it came as a reset.
+  bool was_reset() {
+    char piece[4096];
+    ssize_t n = 0;
+    while ((n = ::recv(fd_, piece, sizeof piece, 0)) > 0) continue;
+    return n < 0 && errno == ECONNRESET;
   }
 
   void half_close() { ::shutdown(fd_, SHUT_WR); }
