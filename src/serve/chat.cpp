@@ -82,7 +82,7 @@ void read_sampling(const ApiModel& model, const Json& body, ApiRequest& request)
   request.stream = f.flag("stream").value_or(false);
   if (const Json* options = f.find("stream_options")) {
     if (!options->is_object()) refuse("stream_options", "not an object");
-    request.include_usage = Fields(*options).flag("include_usage").value_or(false);
+    request.include_usage = Fields(*options, "stream_options.").flag("include_usage").value_or(false);
   }
 }
 

@@ -45,10 +45,10 @@ Json parse_body(std::string_view body) {
 std::optional<double> Fields::number(const std::string& name, double least, double most) const {
   const Json* value = find(name);
   if (!value) return {};
-  if (!value->is_number()) refuse(name, fmt::format("{} is not a number", shown(*value)));
+  if (!value->is_number()) refuse(place_ + name, fmt::format("{} is not a number", shown(*value)));
   const double number = value->get<double>();
   if (!(number >= least && number <= most))
-    refuse(name, fmt::format("{} is out of range ({} to {})", shown(*value), least, most));
+    refuse(place_ + name, fmt::format("{} is out of range ({} to {})", shown(*value), least, most));
   return number;
 }
 
@@ -57,23 +57,23 @@ std::optional<int64_t> Fields::whole(const std::string& name, int64_t least, int
   if (!value) return {};
   // 5.0 is whole too: some clients have no other numbers.
   const double number = value->is_number() ? value->get<double>() : NAN;
-  if (!(std::floor(number) == number)) refuse(name, fmt::format("{} is not a whole number", shown(*value)));
+  if (!(std::floor(number) == number)) refuse(place_ + name, fmt::format("{} is not a whole number", shown(*value)));
   if (!(number >= double(least) && number <= double(most) && number < 0x1p63))
-    refuse(name, fmt::format("{} is out of range ({} to {})", shown(*value), least, most));
+    refuse(place_ + name, fmt::format("{} is out of range ({} to {})", shown(*value), least, most));
   return value->is_number_integer() ? value->get<int64_t>() : int64_t(number);
 }
 
 std::optional<bool> Fields::flag(const std::string& name) const {
   const Json* value = find(name);
   if (!value) return {};
-  if (!value->is_boolean()) refuse(name, fmt::format("{} is neither true nor false", shown(*value)));
+  if (!value->is_boolean()) refuse(place_ + name, fmt::format("{} is neither true nor false", shown(*value)));
   return value->get<bool>();
 }
 
 std::optional<std::string> Fields::text(const std::string& name) const {
   const Json* value = find(name);
   if (!value) return {};
-  if (!value->is_string()) refuse(name, fmt::format("{} is not a text", shown(*value)));
+  if (!value->is_string()) refuse(place_ + name, fmt::format("{} is not a text", shown(*value)));
   return value->get<std::string>();
 }
 
@@ -82,11 +82,11 @@ std::vector<std::string> Fields::texts(const std::string& name, size_t most) con
   if (!value || *value == "") return {};
   const std::span<const Json> list =
       value->is_array() ? std::span<const Json>(value->get_ref<const Json::array_t&>()) : std::span(value, 1);
-  if (list.size() > most) refuse(name, fmt::format("{} texts, at most {} are taken", list.size(), most));
+  if (list.size() > most) refuse(place_ + name, fmt::format("{} texts, at most {} are taken", list.size(), most));
   std::vector<std::string> texts;
   for (const Json& text : list) {
     if (!text.is_string() || text.get_ref<const std::string&>().empty())
-      refuse(name, fmt::format("{} is not a text of one character or more", shown(text)));
+      refuse(place_ + name, fmt::format("{} is not a text of one character or more", shown(text)));
     texts.push_back(text.get<std::string>());
   }
   return texts;

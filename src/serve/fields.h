@@ -35,7 +35,8 @@ Json parse_body(std::string_view body);
 /// Fields of one object by name; a null counts as absent. All throw ApiError naming the field.
 class Fields {
  public:
-  explicit Fields(const Json& object) : object_(object) {}
+  /// `place`: of the object in the body, with a point behind it ("stream_options.").
+  explicit Fields(const Json& object, std::string place = {}) : object_(object), place_(std::move(place)) {}
 
   const Json* find(const std::string& name) const {
     const auto at = object_.find(name);
@@ -50,6 +51,7 @@ class Fields {
 
  private:
   const Json& object_;
+  const std::string place_;
 };
 
 }  // namespace ridge::serve

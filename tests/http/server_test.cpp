@@ -380,6 +380,17 @@ TEST(Server, StopCutsWhatIsNotDoneInTime) {
   EXPECT_TRUE(wire.ended());
 }
 
+TEST(Server, RefusalsNameTheFlagsThatAllow) {
+  const auto server = serve(echo);
+  const auto ask = [&](const char* fields) {
+    Wire wire(server->port());
+    wire.send(fmt::format("GET / HTTP/1.1\r\n{}\r\n", fields));
+    return wire.answer();
+  };
+  EXPECT_NE(ask("Host: other\r\n").find("--allow-host"), std::string::npos);
+  EXPECT_NE(ask("Host: localhost\r\nOrigin: http://other\r\n").find("--allow-origin"), std::string::npos);
+}
+
 TEST(Server, SaysWhyItCannotListen) {
   const auto first = serve(echo);
   Options options;
@@ -387,6 +398,7 @@ TEST(Server, SaysWhyItCannotListen) {
   const auto taken = Server::open(options, echo);
   ASSERT_FALSE(taken);
   EXPECT_NE(taken.error().message.find("Address already in use"), std::string::npos) << taken.error().message;
+  EXPECT_EQ(taken.error().kind, ErrorKind::failure);  // the command line is right
   options.host = "192.0.2.1";
   EXPECT_FALSE(Server::open(options, echo));
 }

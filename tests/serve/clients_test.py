@@ -168,7 +168,7 @@ def keys_open_the_server(curl):
 def health_models_and_metrics_answer(curl):
     check(curl.json("/health") == {"status": "ok"}, "health")
     check(curl.raw("/health", "-I")[0] == 200, "HEAD")
-    check([model["id"] for model in curl.json("/v1/models")["data"]] == ["ridge-ref"], "models")
+    check([model["id"] for model in curl.json("/v1/models")["data"]] == ["ridge-ref-q8_0"], "models")
     status, text = curl.raw("/metrics")
     rows = [line for line in text.decode().splitlines() if not line.startswith("# ")]
     wrong = [row for row in rows if not re.fullmatch(r'[a-z_]+(\{[a-z]+="[^"]*"(,[a-z]+="[^"]*")*\})? [-+0-9.e]+', row)]
@@ -350,8 +350,8 @@ def errors_are_the_packages_own(api):
 
 
 def models_are_listed(api):
-    check([model.id for model in api.client.models.list()] == ["ridge-ref"], "list")
-    check(api.client.models.retrieve("ridge-ref").id == "ridge-ref", "retrieve")
+    check([model.id for model in api.client.models.list()] == ["ridge-ref-q8_0"], "list")
+    check(api.client.models.retrieve("ridge-ref-q8_0").id == "ridge-ref-q8_0", "retrieve")
     api.refused(api.openai.NotFoundError, lambda: api.client.models.retrieve("gpt-9"), code="model_not_found")
 
 
