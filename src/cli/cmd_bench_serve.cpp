@@ -108,7 +108,7 @@ class BenchedServer {
 
 lab::Row view_or_null(const serve::LoadServer& server, const std::string& path) {
   auto view = server.get(path);
-  return view ? std::move(*view) : lab::Row();
+  return view ? lab::Row(*view) : lab::Row();
 }
 
 /// The model that the server has. Refuses servers that do not say what prompts of token ids need.
@@ -185,7 +185,7 @@ lab::Row load_fields(const LoadRow& row, const LoadFlags& flags) {
     f[std::string("server_") + name] = row.props.contains(name) ? row.props[name] : lab::Row();
   f["kv"] = row.test.kv ? row.test.kv_name() : lab::text_in(row.props, "kv_quant");
   for (const char* name : {"kv_bytes_per_token", "kv_ratio"})
-    f[name] = row.run.kv.contains(name) ? row.run.kv[name] : lab::Row();
+    f[name] = row.run.kv.contains(name) ? lab::Row(row.run.kv[name]) : lab::Row();
   f["load"] = plan.rate > 0 ? "poisson" : "closed";
   f["clients"] = plan.n_clients;
   f["rate"] = plan.rate;
