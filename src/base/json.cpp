@@ -138,6 +138,7 @@ Result<Json> parse_within(std::string_view text, const JsonLimits& limits) {
   return builder.take();
 }
 template Result<nlohmann::json> parse_within(std::string_view text, const JsonLimits& limits);
+template Result<nlohmann::ordered_json> parse_within(std::string_view text, const JsonLimits& limits);
 template Result<OrderedJson> parse_within(std::string_view text, const JsonLimits& limits);
 
 }  // namespace ridge

@@ -73,5 +73,33 @@ TEST(Gbnf, HostileTextsEndInAReason) {
   }
 }
 
+TEST(Gbnf, SetsOfManyCharactersInAnyOrder) {
+  // Every second character, from the last to the first: ranges that nothing joins.
+  std::string set = "root ::= [";
+  for (uint32_t code = 0x9FFE; code >= 0x4E00; code -= 2) set += utf8(code);
+  const auto grammar = parse_gbnf(set + "]");
+  ASSERT_TRUE(grammar) << grammar.error().message;
+  EXPECT_TRUE(accepts(*grammar, utf8(0x4E00)));
+  EXPECT_FALSE(accepts(*grammar, utf8(0x4E01)));
+  const CharSet joined(std::vector<CharRange>{{'x', 'z'}, {'a', 'c'}, {'d', 'e'}, {'b', 'b'}});
+  ASSERT_EQ(joined.ranges().size(), 2u);
+  EXPECT_EQ(joined.ranges()[0].last, uint32_t('e'));
+}
+
+TEST(Builder, WordsThatBeginWithOneAnotherNestNoDeeper) {
+  std::vector<std::string> words;
+  std::string word;
+  for (int i = 0; i < 1500; ++i) words.push_back(word += 'a');
+  words.push_back("ab");
+  Builder builder;
+  const Expr root = builder.words(words);
+  const auto grammar = std::move(builder).finish(root);
+  ASSERT_TRUE(grammar) << grammar.error().message;
+  for (const size_t n : {1, 2, 63, 64, 65, 66, 1000, 1500}) EXPECT_TRUE(accepts(*grammar, std::string(n, 'a'))) << n;
+  EXPECT_TRUE(accepts(*grammar, "ab"));
+  EXPECT_FALSE(accepts(*grammar, std::string(1501, 'a')));
+  EXPECT_FALSE(accepts(*grammar, "aab"));
+}
+
 }  // namespace
 }  // namespace ridge::grammar

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/build_info.h"
+#include "base/json.h"
 #include "engine/kv_choice.h"
 #include "io/mapped_file.h"
 #include "lab/store/machine.h"
@@ -129,11 +130,11 @@ Result<std::vector<Row>> read_rows(const std::filesystem::path& path) {
   for (const std::string& line : split(text, '\n')) {
     ++number;
     if (line.empty()) continue;
-    Row row = Row::parse(line, nullptr, false);
-    if (!row.is_object())
+    Result<Row> row = parse_within<Row>(line);
+    if (!row || !row->is_object())
       return bad_file("results file {}: line {} is not a JSON object (was its write cut off? delete the line)",
                       path.native(), number);
-    rows.push_back(std::move(row));
+    rows.push_back(std::move(*row));
   }
   return rows;
 }

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "base/json.h"
+
 namespace ridge::lab {
 namespace {
 
@@ -205,11 +207,11 @@ Result<std::vector<Row>> Store::rows() const {
   std::vector<Row> rows;
   Statement statement(db_.get(), "SELECT row FROM rows ORDER BY rowid");
   while (statement.next()) {
-    Row row = Row::parse(statement.text(0), nullptr, false);
-    if (!row.is_object())
+    Result<Row> row = parse_within<Row>(statement.text(0));
+    if (!row || !row->is_object())
       return bad_file("results store {}: row {} is not a JSON object (was it edited? name another file)",
                       path_.native(), rows.size() + 1);
-    rows.push_back(std::move(row));
+    rows.push_back(std::move(*row));
   }
   if (!statement.done()) return read_failure(db_.get(), path_);
   return rows;
