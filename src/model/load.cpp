@@ -1,5 +1,6 @@
 // From a container to Weights: every tensor found, checked against the configuration and bound, or reported.
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <filesystem>
@@ -465,13 +466,13 @@ bool matches(std::string_view pattern, std::string_view name) {
          name.ends_with(pattern.substr(star + 1));
 }
 
-/// Whether a tensor of a block behind the last layer belongs to a head that guesses further tokens.
+/// Whether a tensor is of a block behind the last layer, where a head that guesses further tokens is.
 bool Binder::is_of_head(const Config& c, std::string_view tensor_name) const {
   const Arch& arch = arch_of(c);
-  if (!is_gguf_ && !arch.latent) return false;
-  for (int i = c.n_layers; has(name(tensor_names::next_names(arch).embedding_norm, i)); ++i)
-    if (tensor_name.starts_with(is_gguf_ ? fmt::format("blk.{}.", i) : fmt::format("model.layers.{}.", i))) return true;
-  return false;
+  if ((!is_gguf_ && !arch.latent) || !has(name(tensor_names::next_names(arch).embedding_norm, c.n_layers)))
+    return false;
+  const std::string_view block = is_gguf_ ? "blk." : "model.layers.";
+  return tensor_name.starts_with(block) && std::atoi(tensor_name.data() + block.size()) >= c.n_layers;
 }
 
 bool Binder::is_harmless(const Config& c, const io::Tensor& tensor) const {
