@@ -624,7 +624,7 @@ TEST(Convert, CompressedMatricesAreRoundedAgainOnlyWhenAsked) {
   EXPECT_FALSE(std::filesystem::exists(path("no")));
   // The same format is the same bytes, and f16 and f32 keep what the codes say.
   for (const char* next : {"q4_1", "f16", "f32"})
-    EXPECT_EQ(convert_to_gguf(path("q4_1"), path(next), type(next), nullptr).or_throw().n_requantized, 0) << next;
+    EXPECT_EQ(convert_to_gguf(path("q4_1"), path("again"), type(next), nullptr).or_throw().n_requantized, 0) << next;
   QuantizeType asked = type("q8_0");
   asked.requantizes = true;
   EXPECT_GT(convert_to_gguf(path("q4_1"), path("q8_0"), asked, nullptr).or_throw().n_requantized, 30);
