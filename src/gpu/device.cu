@@ -59,6 +59,18 @@ void check(cudaError_t code, const char* what) {
               std::string("CUDA ") + what + ": " + cudaGetErrorString(code) + " (" + cudaGetErrorName(code) + ")");
 }
 
+bool device_has_warpgroups() {
+#if defined(__CUDA_EMULATED__)
+  return true;
+#elif defined(RIDGE_SM90A)
+  static const bool has = device_attribute(cudaDevAttrComputeCapabilityMajor) == 9 &&
+                          device_attribute(cudaDevAttrComputeCapabilityMinor) == 0;
+  return has;
+#else
+  return false;
+#endif
+}
+
 bool device_can_overlap() {
   static thread_local int asked = -1, major = 0;
   int device = 0;

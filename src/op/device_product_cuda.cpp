@@ -30,6 +30,11 @@ gpu::Buffer upload_as_floats(const gpu::Stream& stream, const Linear& m) {
   return buffer;
 }
 
+int64_t scratch_bytes(const BrickMatrix& w, const BrickCall& call, int planes) {
+  if (planes != 1) return brick_scratch_bytes(w, call);
+  return has_wide_product(w, call.n_tokens) ? wide_gemm_scratch_bytes(w, call) : tensor_gemm_scratch_bytes(w, call, 1);
+}
+
 void apply_glu(gpu::StreamHandle stream, ProductOutput output, int64_t n, float* gate, const float* up) {
   if (output == ProductOutput::relu2_glu) device_relu2_glu(stream, n, gate, up);
   else device_swiglu(stream, n, gate, up);
@@ -164,9 +169,7 @@ void DeviceProduct::plan_scratch(const ProductCall& call, PlannedScratch& scratc
         break;
       case DevicePacking::bricks: {
         const BrickCall c{.n_tokens = std::min(n, most_brick_tokens(g.bricks)), .norm_weight = call.norm_weight};
-        const bool tensor = g.kernel(n).planes == 1;
-        scratch.bricks.ensure<std::byte>(tensor ? tensor_gemm_scratch_bytes(g.bricks, c, 1)
-                                                : brick_scratch_bytes(g.bricks, c));
+        scratch.bricks.ensure<std::byte>(scratch_bytes(g.bricks, c, g.kernel(n).planes));
         break;
       }
       case DevicePacking::ints:
@@ -234,7 +237,7 @@ void DeviceProduct::run_bricks(gpu::StreamHandle stream, const Group& g, const P
   c.residual = call.output == ProductOutput::add;
   c.glu = call.output == ProductOutput::relu2_glu ? BrickGlu::relu2 : BrickGlu::silu;
   c.overlap = call.overlap;
-  const bool tensor = g.kernel(call.n_tokens).planes == 1;
+  const int planes = g.kernel(call.n_tokens).planes;
   const int64_t most = most_brick_tokens(g.bricks);
   for (int64_t first = 0; first < call.n_tokens; first += most) {
     c.n_tokens = std::min(most, call.n_tokens - first);
@@ -243,9 +246,9 @@ void DeviceProduct::run_bricks(gpu::StreamHandle stream, const Group& g, const P
       c.y[i] = call.y[g.first + i] ? call.y[g.first + i] + first * n_out_[size_t(g.first + i)] : nullptr;
       c.bias[i] = biases_[size_t(g.first + i)];
     }
-    scratch.bricks.ensure<std::byte>(tensor ? tensor_gemm_scratch_bytes(g.bricks, c, 1)
-                                            : brick_scratch_bytes(g.bricks, c));
-    if (tensor) device_tensor_gemm(stream, g.bricks, c, 1, scratch.bricks);
+    scratch.bricks.ensure<std::byte>(scratch_bytes(g.bricks, c, planes));
+    if (planes == 1 && has_wide_product(g.bricks, c.n_tokens)) device_wide_gemm(stream, g.bricks, c, scratch.bricks);
+    else if (planes == 1) device_tensor_gemm(stream, g.bricks, c, 1, scratch.bricks);
     else device_half_gemv(stream, g.bricks, c, scratch.bricks);
   }
 }

@@ -79,6 +79,14 @@ void wait_copies(int groups_left);
 /// thread waits for it. A second one that starts before ends the program.
 void start_piece(unsigned long long* arrival, void* to, const void* from, int bytes);
 void wait_for_piece(unsigned long long* arrival, unsigned phase);
+/// The same word with several pieces, which land in any order: how many bytes a phase has, and the pieces.
+void expect_pieces(unsigned long long* arrival, int bytes);
+void add_piece(unsigned long long* arrival, void* to, const void* from, int bytes);
+/// A word whose phases end when `count` threads have arrived.
+void set_up_count(unsigned long long* arrival, int count);
+void arrive(unsigned long long* arrival);
+/// A barrier of some threads of the block.
+void sync_threads(int barrier, int n_threads);
 
 /// A packet is under way until this host thread has nothing better to do, or its grid ends.
 void send_packet(uint4* at, uint4 packet);

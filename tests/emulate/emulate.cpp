@@ -51,6 +51,19 @@ struct Warp {
   uint64_t generation = 0;
 };
 
+/// What a word of the block's shared memory waits for.
+struct Pieces {
+  std::vector<Copy> copies;
+  int expected = -1;  // bytes; -1: nobody has said
+};
+struct Count {
+  int wanted, arrived = 0;
+};
+struct Group {
+  int arrived = 0;
+  uint64_t generation = 0;
+};
+
 struct alignas(128) Shared {
   unsigned char bytes[kSharedBytes];
 };
@@ -62,9 +75,11 @@ struct BlockState {
   int n_threads = 0, n_alive = 0, arrived = 0;
   uint64_t generation = 0;
   bool all = true, all_result = true;
-  uint64_t progress = 0;        // moves with every barrier passed and every fiber ended
+  uint64_t progress = 0;        // moves with every fiber that ends or comes past something it waited for
   bool waits_for_peer = false;  // in this turn a fiber looked for a packet in vain
-  std::map<unsigned long long*, Copy> pieces;
+  std::map<unsigned long long*, Pieces> pieces;
+  std::map<unsigned long long*, Count> counts;
+  std::map<int, Group> groups;  // that wait at a barrier of some threads
   const std::function<void()>* thread = nullptr;
 };
 
@@ -219,6 +234,7 @@ void warp_collective(void* slot, void (*combine)(void* const* slots)) {
     return;
   }
   while (warp.generation == generation) yield();
+  ++block->progress;
 }
 
 void start_copy(void* to, const void* from, int bytes) {
@@ -236,25 +252,61 @@ void wait_copies(int groups_left) {
   }
 }
 
-void start_piece(unsigned long long* arrival, void* to, const void* from, int bytes) {
+void expect_pieces(unsigned long long* arrival, int bytes) {
+  Pieces& pieces = block->pieces[arrival];
+  if (pieces.expected >= 0) fail("a piece whose predecessor nobody waited for");
+  pieces.expected = bytes;
+}
+void add_piece(unsigned long long* arrival, void* to, const void* from, int bytes) {
   if (reinterpret_cast<uintptr_t>(to) % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0 || bytes % 16 != 0)
     fail("a piece that is not aligned to 16 bytes");
-  if (!block->pieces.emplace(arrival, Copy{to, from, bytes}).second)
-    fail("a piece whose predecessor nobody waited for");
+  block->pieces[arrival].copies.push_back({to, from, bytes});
+}
+void start_piece(unsigned long long* arrival, void* to, const void* from, int bytes) {
+  expect_pieces(arrival, bytes);
+  add_piece(arrival, to, from, bytes);
 }
 void wait_for_piece(unsigned long long* arrival, unsigned phase) {
   while (*arrival % 2 == phase) {
     const auto at = block->pieces.find(arrival);
-    if (at == block->pieces.end()) {  // the lane that starts it has not come so far
-      yield();
+    int bytes = 0;
+    if (at != block->pieces.end())
+      for (const Copy& copy : at->second.copies) bytes += copy.bytes;
+    if (at == block->pieces.end() || bytes < at->second.expected || at->second.expected < 0) {
+      yield();  // the lanes that start them have not come so far
       continue;
     }
-    const Copy piece = at->second;
+    if (bytes > at->second.expected) fail("more bytes in pieces than were expected");
+    const Pieces pieces = std::move(at->second);
     block->pieces.erase(at);
-    std::memcpy(piece.to, piece.from, size_t(piece.bytes));
+    for (const Copy& copy : pieces.copies) std::memcpy(copy.to, copy.from, size_t(copy.bytes));
     ++*arrival;
-    ++block->progress;
   }
+  ++block->progress;
+}
+void set_up_count(unsigned long long* arrival, int count) {
+  *arrival = 0;
+  block->counts[arrival] = {count};
+}
+void arrive(unsigned long long* arrival) {
+  const auto at = block->counts.find(arrival);
+  if (at == block->counts.end()) fail("an arrival at a word that counts none");
+  ++block->progress;
+  if (++at->second.arrived < at->second.wanted) return;
+  at->second.arrived = 0;
+  ++*arrival;
+}
+void sync_threads(int barrier, int n_threads) {
+  Group& group = block->groups[barrier];
+  const uint64_t generation = group.generation;
+  if (++group.arrived == n_threads) {
+    group.arrived = 0;
+    ++group.generation;
+    ++block->progress;
+    return;
+  }
+  while (group.generation == generation) yield();
+  ++block->progress;
 }
 
 void send_packet(uint4* at, uint4 packet) {

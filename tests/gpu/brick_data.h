@@ -84,26 +84,28 @@ struct BrickReference {
   int64_t n_tokens, n_out;
   std::vector<double> y, bound;  // [n_tokens, n_out]
 
-  /// x is split with a relative error of `of_x`.
-  BrickReference(const BrickRows& w, const std::vector<float>& x, double of_x)
+  /// x is split with a relative error of `of_x`; weights are off by so much more, whatever their size.
+  BrickReference(const BrickRows& w, const std::vector<float>& x, double of_x, double of_small_weights = 0)
       : n_tokens(int64_t(x.size()) / w.n_in), n_out(w.n_out) {
     for (int64_t t = 0; t < n_tokens; ++t) {
       float largest = 0;
       for (int64_t k = 0; k < w.n_in; ++k) largest = std::max(largest, std::abs(x[size_t(t * w.n_in + k)]));
       for (int64_t o = 0; o < n_out; ++o) {
-        double sum = 0, magnitude = 0, weights = 0;
+        double sum = 0, magnitude = 0, weights = 0, of_all_x = 0;
         for (int64_t k = 0; k < w.n_in; ++k) {
           const double value = x[size_t(t * w.n_in + k)];
           sum += w.weights[size_t(o * w.n_in + k)] * value;
           magnitude += w.magnitude[size_t(o * w.n_in + k)] * std::abs(value);
           weights += w.magnitude[size_t(o * w.n_in + k)];
+          of_all_x += std::abs(value);
         }
         y.push_back(sum);
         // A float sum of products of 16, one tensor core's step, loses at most 2^-22 of what is summed (they truncate);
         // 64 more roundings are for scales, warps, blocks and the sums of x. Halves below 2^-14 are off by 2^-25, where
         // the largest value is scaled to at least 2^14.
         const double steps = double(w.n_in) / 16 + 64;
-        bound.push_back((of_x + steps * 0x1p-22) * magnitude + 0x1p-39 * largest * weights + 1e-37);
+        bound.push_back((of_x + steps * 0x1p-22) * magnitude + of_small_weights * of_all_x +
+                        0x1p-39 * largest * weights + 1e-37);
       }
     }
   }
@@ -125,7 +127,11 @@ inline testing::AssertionResult within(std::span<const float> got, const std::ve
   return testing::AssertionSuccess();
 }
 
-/// A product with everything on the host; planes is 0 for device_half_gemv, else of device_tensor_gemm.
+/// Products by warpgroups: x and weights are halves.
+inline constexpr int kWidePlanes = -1;
+inline constexpr double kWideError = 0x1p-11 + 0x1p-11, kWideSmallWeights = 0x1p-25;
+/// A product with everything on the host; planes is 0 for device_half_gemv, kWidePlanes for device_wide_gemm, else of
+/// device_tensor_gemm.
 struct BrickRun {
   std::vector<float> x;
   std::vector<float> norm_weight;
@@ -181,10 +187,12 @@ class OnBricks : public OnDevice {
       biases.push_back(up(run.bias[i]));
       call.bias[i] = biases.back().as<float>();
     }
-    const int64_t needed =
-        run.planes == 0 ? brick_scratch_bytes(w, call) : tensor_gemm_scratch_bytes(w, call, run.planes);
+    const int64_t needed = run.planes == 0             ? brick_scratch_bytes(w, call)
+                           : run.planes == kWidePlanes ? wide_gemm_scratch_bytes(w, call)
+                                                       : tensor_gemm_scratch_bytes(w, call, run.planes);
     if (scratch_.bytes() < needed) scratch_ = gpu::Buffer(needed);
     if (run.planes == 0) device_half_gemv(stream(), w, call, scratch_);
+    else if (run.planes == kWidePlanes) device_wide_gemm(stream(), w, call, scratch_);
     else device_tensor_gemm(stream(), w, call, run.planes, scratch_);
     std::vector<std::vector<float>> results;
     for (int i = 0; i < w.n_parts; ++i) {

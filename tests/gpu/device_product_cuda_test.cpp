@@ -99,7 +99,8 @@ Bounded expected_of(const BrickRows& w, const Floats& x, std::string_view kernel
   if (kernel == "int-2planes") return with_int8(w, x, 2);
   // Weights and activations to 2^-11 each; small activations to 2^-25 where the token's largest is at least 2^14; the
   // weights here are in the halves' normal range or off by 2^-25.
-  if (kernel == "int4-f16") {
+  const bool is_wide = kernel == "bricks-f16" && ssize(x) >= kFewestWideTokens * kIn && gpu::device_has_warpgroups();
+  if (kernel == "int4-f16" || is_wide) {
     Bounded e = with_factors(w, x, 0x1.01p-10 + double(kIn) * 0x1p-24, 0x1p-39);
     for (size_t i = 0; i < e.bound.size(); ++i) {
       double top = 0;

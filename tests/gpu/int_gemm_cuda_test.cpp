@@ -26,6 +26,11 @@ struct Case {
   IntArea area = IntArea::any;
 };
 constexpr IntArea kAreas[] = {IntArea::small, IntArea::middle, IntArea::large};
+std::vector<IntArea> areas_of_int4() {
+  std::vector<IntArea> areas(std::begin(kAreas), std::end(kAreas));
+  if (gpu::device_has_warpgroups()) areas.insert(areas.end(), {IntArea::wide32, IntArea::wide64, IntArea::wide128});
+  return areas;
+}
 
 class IntGemmCuda : public OnDevice {
  protected:
@@ -192,9 +197,11 @@ TEST_F(IntGemmCuda, Int4EveryPrologueAndOutput) {
 }
 
 TEST_F(IntGemmCuda, EverySplitOfTheWork) {
-  for (const IntArea area : kAreas)
+  for (const IntArea area : areas_of_int4())
     for (const int n_blocks : {1, 3, 132})
       check_int4({300}, 512, {.n_tokens = 150, .n_blocks = n_blocks, .area = area});
+  for (const IntArea area : areas_of_int4())
+    check_int4({290}, 640, {.n_tokens = 131, .n_blocks = 3, .area = area});  // odd numbers of steps
 }
 
 TEST_F(IntGemmCuda, TernaryIsTheProductOfAFewTokens) {

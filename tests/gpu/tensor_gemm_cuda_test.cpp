@@ -103,6 +103,45 @@ TEST_F(TensorGemmCuda, GatedPairsAfterANorm) {
   EXPECT_TRUE(within(product(bricks({&gate, &up}, true), run)[0], expected, bound));
 }
 
+class WideGemmCuda : public OnBricks {
+ protected:
+  void SetUp() override {
+    OnBricks::SetUp();
+    if (!IsSkipped() && !gpu::device_has_warpgroups()) GTEST_SKIP() << "no products of warpgroups on this device";
+  }
+  void expect_close(const char* format, int64_t n_out, int64_t n_in, int n_tokens, int n_blocks = 0) {
+    if (std::string_view(format) == "bf16") return;
+    const BrickRows rows(format, n_out, n_in, uint64_t(n_out * 7 + n_in));
+    const std::vector<float> x = normal_floats(uint64_t(n_tokens), n_tokens * n_in, 2);
+    const BrickReference expected(rows, x, kWideError, kWideSmallWeights);
+    const auto y = product(bricks({&rows}), {.x = x, .n_blocks = n_blocks, .planes = kWidePlanes});
+    EXPECT_TRUE(within(y[0], expected.y, expected.bound))
+        << format << " " << n_tokens << " x " << n_out << " x " << n_in << ", " << n_blocks << " blocks";
+  }
+};
+
+TEST_F(WideGemmCuda, EveryFormatAndTail) {
+  for (const char* format : kBrickFormats) {
+    const int group = (*find_weight_format(format))->group;
+    for (const int n_in : {group, 172, 512})
+      if (n_in % group == 0) expect_close(format, n_in == 512 ? 261 : 17, n_in, n_in == 172 ? 65 : 17);
+  }
+}
+
+TEST_F(WideGemmCuda, EverySplitOfTheWork) {
+  // Rings go round, areas are shared, steps are of 64, 128 and 256 columns.
+  for (const char* format : {"f16", "q8_0", "q4_k"})
+    for (const int n_blocks : {1, 5}) expect_close(format, 261, 768, 130, n_blocks);
+}
+
+TEST_F(WideGemmCuda, SameBitsEveryTime) {
+  const BrickRows rows("q6_k", 100, 512, 3);
+  const BrickMatrix w = bricks({&rows});
+  const BrickRun run{.x = normal_floats(1, 70 * 512), .n_blocks = 2, .planes = kWidePlanes};
+  const auto first = product(w, run);
+  EXPECT_EQ(product(w, run), first);
+}
+
 TEST_F(TensorGemmCuda, RefusesWhatItHasNotGot) {
   const int64_t n_out[] = {20};
   const BrickMatrix w = make_brick_matrix(BrickFormat::f16, 128, n_out);

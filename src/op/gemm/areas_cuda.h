@@ -14,6 +14,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "gpu/tensor.h"
 
@@ -146,9 +147,11 @@ __device__ void load_x(const Plan& p, const Step<kGrouped>& step, uint8_t* to) {
                                                  int64_t(p.x_blocks) * F::kSums * 32, kTiles);
 }
 
-/// Whether this block is to finish an area of which others have summed parts; `sum` is then the whole.
-template <class S, class Value>
-__device__ bool gather_parts(const Plan& p, int area, int start, Value (&sum)[S::kTiles][S::kColumnTiles][4]) {
+/// Whether this block is to finish an area of which others have summed parts; `sum` is then the whole. sync() is a
+/// barrier of the kThreads threads that call.
+template <class S, class Value, class Sync>
+__device__ bool gather_parts(const Plan& p, int area, int start, Value (&sum)[S::kTiles][S::kColumnTiles][4],
+                             const Sync& sync) {
   const int n_steps = p.n_steps(), first = area * p.steps_per_area, last = first + p.steps_per_area - 1;
   const auto owner = [&](int step) { return int((int64_t(step + 1) * p.n_blocks - 1) / n_steps); };
   const auto slot = [&](int64_t block, bool is_first_area) {
@@ -159,14 +162,14 @@ __device__ bool gather_parts(const Plan& p, int area, int start, Value (&sum)[S:
 #pragma unroll
   for (int i = 0; i < S::kValues; ++i) mine[i * kThreads] = values[i];
   __threadfence();
-  __syncthreads();
+  sync();
   __shared__ bool is_last;
   const int first_block = owner(first), last_block = owner(last);
   if (threadIdx.x == 0) {
     is_last = atomicAdd(p.counters + area, 1u) == unsigned(last_block - first_block);
     if (is_last) p.counters[area] = 0;
   }
-  __syncthreads();
+  sync();
   if (!is_last) return false;
   __threadfence();
 #pragma unroll
@@ -222,6 +225,13 @@ inline __device__ OutputRow output_row(const Outputs& out, int64_t row, int64_t 
   return r;
 }
 
+/// silu of a result. Of float sums, which are rounded more than these functions are; integer sums give exact products.
+template <class Value>
+__device__ float silu_of_sum(float x) {
+  if constexpr (std::is_same_v<Value, float>) return __fdividef(x, 1.0f + __expf(-x));
+  else return x / (1.0f + expf(-x));
+}
+
 /// Stores a warp's sums of tiles first_tile .. and columns first_column .., which are used up. product(sum, half,
 /// factor, row's scale) is the value of a row in the upper (0) or lower half of its tile. One tile after the other
 /// moves to the front: indices of registers are constants, and the code of a store is not there once for each tile. All
@@ -269,7 +279,7 @@ __device__ void store_sums(const Outputs& out, int n_tiles, int first_tile, int6
         if (out.paired) {
           float gate = values[0] < 0 ? 0 : values[0];  // keeps NaN
           if (out.relu2) gate = __fmul_rn(gate, gate);
-          else gate = values[0] / (1.0f + expf(-values[0]));
+          else gate = silu_of_sum<Value>(values[0]);
           values[0] = __fmul_rn(gate, values[1]);
         } else {
 #pragma unroll
@@ -352,7 +362,7 @@ __device__ void run_areas(const Plan& of, const Store& store) {
     if (now.brick + 1 < p.steps_per_area && step + 1 < end) continue;
     const int area = now.area(p);
     const bool whole = now.brick + 1 == p.steps_per_area && area * p.steps_per_area >= start;
-    if (whole || gather_parts<S>(p, area, start, sum)) {
+    if (whole || gather_parts<S>(p, area, start, sum, [] { __syncthreads(); })) {
       const int first_tile = now.row_area() * S::kAreaTiles + row_warp * S::kTiles;
       const int first_column = 8 * (now.column_area() * S::kAreaColumnTiles + column_warp * S::kColumnTiles);
       store(now, first_tile, first_column, sum);

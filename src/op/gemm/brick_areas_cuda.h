@@ -2,7 +2,7 @@
 // takes them. For *.cu files only.
 #pragma once
 
-#include "op/gemm/areas_cuda.h"
+#include "op/gemm/wide_areas_cuda.h"
 #include "op/gemv/brick_product_cuda.h"
 
 namespace ridge::bricks {
@@ -10,13 +10,14 @@ namespace {
 
 /// x as the product reads it: words [column tile of 8][32 columns of k][lane] of 16 bytes, sums of x over 32 / kSums
 /// columns of k [column tile][32 columns of k][kSums][8] (zero in the low plane's columns), and 1 / scale of
-/// each token.
+/// each token. Where area_columns is not 0 words are the image of wide_areas_cuda.h, of one plane, and there are no sums.
 struct PlanesOfX {
   uint4* words;
   float* sums;
   float* inverse_scale;
   int blocks;  ///< of 32 columns of k
   int planes;
+  int area_columns;
 };
 
 struct XPlan {
@@ -128,6 +129,15 @@ __global__ void __launch_bounds__(kPlanesThreads) planes_kernel(const XPlan p) {
         of_x[j] += __shfl_xor_sync(gpu::kAllLanes, of_x[j], 2);
       }
       if (unit >= n_units) continue;
+      if (p.to.area_columns > 0) {
+        const uint32_t of[4] = {high.x, high.y, high.z, high.w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const int64_t at = areas::wide_x_at(token, 4 * block + j, n_units, p.to.area_columns);
+          reinterpret_cast<uint32_t*>(reinterpret_cast<uint8_t*>(p.to.words) + at)[c] = of[j];
+        }
+        continue;
+      }
       words[block * 32 + c] = high;
       if (p.to.planes == 2) words[block * 32 + 4 + c] = low;
 #pragma unroll
@@ -159,6 +169,81 @@ struct Bricks {
         return of_x;
       }
     });
+  }
+};
+
+/// Bricks as wide areas take them: a weight is the half next to scale * code - min, min being a half too where the format
+/// has minima. Scales of 16 and more become infinite.
+template <class Format>
+struct WideBricks {
+  static constexpr int kBytes = Format::kBytes, kColumns = Format::kColumns;
+  static constexpr int kGroups = Format::kScaleSteps == 0 ? 0 : 4 / Format::kScaleSteps;
+  static constexpr bool kHasWords = Format::kScaleSteps == 0;  // fragments as they are
+  /// Codes in units of kUnit come to at most this much first, which is exact: scales then have the room of halves.
+  static constexpr float kFirst = std::min(0x1p12f, 1 / Format::kUnit);
+  struct ScaledCodes {
+    typename Format::Codes codes;
+    uint32_t scale[2][kGroups / 2 + 1], start[2][kGroups / 2 + 1];  // of two groups a word
+  };
+  using Codes = std::conditional_t<kHasWords, const uint4*, ScaledCodes>;
+
+  __device__ static Codes load(const uint8_t* tile, int chunk, int lane) {
+    if constexpr (kHasWords) {
+      return Format::load(tile, chunk, lane);
+    } else {
+      Codes codes;
+      codes.codes = Format::load(tile, chunk, lane);
+      const auto scales = Format::scales(tile, chunk, lane);
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int g = 0; g < kGroups; g += 2) {
+          constexpr float kLower = Format::kLower;
+          const float by = half == 0 ? 1 : 1 / kLower, unit = 1 / (Format::kUnit * kFirst) * by;
+          const float(&scale)[kGroups] = scales.scale[half];
+          codes.scale[half][g / 2] = gpu::pack_f16(scale[g] * unit, scale[g + 1] * unit);
+          if constexpr (Format::kHasStart) {
+            constexpr float kZero = Format::kSumFactor / Format::kUnit;
+            codes.start[half][g / 2] = gpu::pack_f16(scale[g] * kZero, scale[g + 1] * kZero);
+          }
+          if constexpr (Format::kHasMin)
+            codes.start[half][g / 2] = gpu::pack_f16(-scales.min[half][g] * by, -scales.min[half][g + 1] * by);
+        }
+      return codes;
+    }
+  }
+  __device__ static void fragments(const Codes& codes, int part, uint32_t (&a)[2][4]) {
+#pragma unroll
+    for (int k16 = 0; k16 < 2; ++k16) {
+      const int step = 2 * part + k16;
+      if constexpr (kHasWords) {
+        const uint4 words = codes[32 * step];
+        a[k16][0] = words.x, a[k16][1] = words.y, a[k16][2] = words.z, a[k16][3] = words.w;
+      } else {
+        const int g = step / Format::kScaleSteps;
+        const auto both = [&](uint32_t pair) { return gpu::select_bytes(pair, pair, g % 2 == 0 ? 0x1010 : 0x3232); };
+        constexpr uint32_t kBy = f16_of_power(kFirst) * 0x10001u, kMinusZero = 0x80008000u;
+        constexpr bool kStarts = Format::kHasStart || Format::kHasMin;
+        Format::fragment(codes.codes, step, a[k16]);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const uint32_t scale = both(codes.scale[half][g / 2]);
+          const uint32_t start = kStarts ? both(codes.start[half][g / 2]) : kMinusZero;
+#pragma unroll
+          for (int i = half; i < 4; i += 2) {
+            const uint32_t code = kFirst == 1 ? a[k16][i] : gpu::fma_f16x2(a[k16][i], kBy, kMinusZero);
+            a[k16][i] = gpu::fma_f16x2(code, scale, start);
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  static constexpr uint32_t f16_of_power(float power) {
+    int exponent = 15;
+    for (float p = power; p > 1; p /= 2) ++exponent;
+    return uint32_t(exponent) << 10;
   }
 };
 

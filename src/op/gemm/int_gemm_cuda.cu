@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "op/gemm/areas_cuda.h"
+#include "op/gemm/wide_areas_cuda.h"
 #include "op/gemv/brick_product_cuda.h"
 #include "op/gemv/int_tokens.h"
 #include "ridge/error.h"
@@ -19,9 +19,10 @@ struct XPlan {
   const float* x;
   const float* norm;
   float eps;
-  uint4* words;    ///< [column tile of 8][block][lane]
+  uint4* words;    ///< [column tile of 8][block][lane], or where area_columns is not 0, the image of wide_areas_cuda.h
   float* factors;  ///< [n_tokens]: multiplies a token's sums
   int blocks;
+  int area_columns;
 };
 
 /// Largest of a block's values as bits of floats without their signs, of which NaN has the largest.
@@ -97,7 +98,15 @@ __global__ void __launch_bounds__(kTokenThreads) tokens_kernel(const XPlan p) {
         words[2 * i + 1] = gpu::pack_f16(v[i].y * by_levels, v[i].w * by_levels);
       }
     }
-    to[block * 32 + c] = make_uint4(words[0], words[1], words[2], words[3]);
+    if (p.area_columns == 0) {
+      to[block * 32 + c] = make_uint4(words[0], words[1], words[2], words[3]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int64_t at = areas::wide_x_at(token, 4 * block + i, 4 * p.blocks, p.area_columns);
+        reinterpret_cast<uint32_t*>(reinterpret_cast<uint8_t*>(p.words) + at)[c] = words[i];
+      }
+    }
   }
 }
 
@@ -146,6 +155,28 @@ struct Int4Steps {
           for (int m = 0; m < kTiles; ++m) gpu::mma_f16(sum[m][n], a[1][m], b.z, b.w);
         }
       }
+    }
+  }
+
+  // For wide areas (wide_areas_cuda.h).
+  static constexpr int kColumns = kIntGroup;
+  struct Codes {
+    uint4 words;
+    uint32_t scales;
+  };
+  __device__ static Codes load(const uint8_t* tile, int chunk, int lane) {
+    return {*reinterpret_cast<const uint4*>(tile + 512 * chunk + 16 * lane),
+            *reinterpret_cast<const uint32_t*>(tile + 1024 + lane / 4 * 4)};
+  }
+  __device__ static void fragments(const Codes& codes, int part, uint32_t (&a)[2][4]) {
+    const uint32_t of[4] = {codes.words.x, codes.words.y, codes.words.z, codes.words.w};
+    const uint32_t scale[2] = {gpu::select_bytes(codes.scales, codes.scales, 0x1010),
+                               gpu::select_bytes(codes.scales, codes.scales, 0x3232)};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t word = of[i] ^ 0x88888888u;
+      a[i / 2][i % 2] = values(word, part == 1, scale[i % 2]);
+      a[i / 2][i % 2 + 2] = values(word >> 8, part == 1, scale[i % 2]);
     }
   }
 
@@ -199,6 +230,10 @@ using StepsOf = std::conditional_t<kKind == IntKind::ternary, TernarySteps, Int4
 using Small = areas::Shape<8, 1, 8>;   // 128 rows, 64 columns
 using Middle = areas::Shape<4, 2, 8>;  // 128 rows, 128 columns
 using Large = areas::Shape<4, 4, 8>;   // 256 rows, 128 columns
+using areas::kIsWide;                  // 256 rows by warpgroups
+using Wide32 = areas::WideShape<32>;
+using Wide64 = areas::WideShape<64>;
+using Wide128 = areas::WideShape<128>;
 
 /// How long a block takes, in clocks of one processor, about. Large areas read least for a product; small ones leave
 /// less to add up where there are fewer areas than blocks.
@@ -208,7 +243,10 @@ struct ShapeCost {
   int store;                ///< of an area
 };
 template <class S>
-constexpr ShapeCost kCost = std::is_same_v<S, Large>    ? ShapeCost{4400, 2400, 2600, 8000}
+constexpr ShapeCost kCost = std::is_same_v<S, Wide128>  ? ShapeCost{2300, 0, 2600, 6000}
+                            : std::is_same_v<S, Wide64> ? ShapeCost{1350, 0, 1300, 3500}
+                            : std::is_same_v<S, Wide32> ? ShapeCost{1250, 0, 650, 2000}
+                            : std::is_same_v<S, Large>  ? ShapeCost{4400, 2400, 2600, 8000}
                             : std::is_same_v<S, Middle> ? ShapeCost{2600, 1500, 1300, 4500}
                                                         : ShapeCost{1600, 1000, 650, 2500};
 
@@ -227,12 +265,17 @@ struct GemmPlan {
   areas::Outputs out;
 };
 
+template <class S>
+constexpr int kBlockThreads = kIsWide<S> ? areas::kWideThreads : areas::kThreads;
+
 template <IntKind kKind, class S>
-__global__ void __launch_bounds__(areas::kThreads, 1) gemm_kernel(const GemmPlan p) {
-  areas::run<StepsOf<kKind>, S>(p.areas, p.out, [](auto sum, int, float factor, float row_scale) {
+__global__ void __launch_bounds__(kBlockThreads<S>, 1) gemm_kernel(const GemmPlan p) {
+  const auto product = [](auto sum, int, float factor, float row_scale) {
     if constexpr (kKind == IntKind::ternary) return __fmul_rn(__fmul_rn(__int2float_rn(sum >> 6), factor), row_scale);
     else return sum * factor;
-  });
+  };
+  if constexpr (kIsWide<S>) areas::run_wide<StepsOf<kKind>, S>(p.areas, p.out, product);
+  else areas::run<StepsOf<kKind>, S>(p.areas, p.out, product);
 }
 
 // --- Launches ---
@@ -252,7 +295,16 @@ void check_operands(const IntWeights& w, const IntGemmCall& call) {
   for (int i = 0; i < call.n_parts; ++i) n_out += call.n_out[i];
   require(n_out == w.n_out, "parts that are not the weights' rows");
   require(aligned16(call.x) && aligned16(call.norm_weight), "x or the norm's weight is not aligned to 16 bytes");
+  require(call.area < IntArea::wide32 || (w.kind == IntKind::int4_g128 && gpu::device_has_warpgroups()),
+          "products of warpgroups are for int4_g128 on sm_90");
   require(w.n_in <= int64_t(1) << 17, "rows so long that integer sums could overflow");
+}
+
+/// Bytes of x as the product reads it.
+template <class F, class S>
+int64_t x_bytes(const areas::Plan& p) {
+  if constexpr (kIsWide<S>) return areas::wide_image_bytes<F, S>(p);
+  else return areas::word_bytes<S>(p);
 }
 
 template <IntKind kKind, class S>
@@ -265,7 +317,7 @@ void launch_product(gpu::StreamHandle stream, const IntWeights& w, const IntGemm
   const int most_blocks = call.n_blocks > 0 ? call.n_blocks : gpu::multiprocessors();
   const int n_blocks = int(std::min<int64_t>(most_blocks, n_areas * w.n_groups()));
 
-  const int64_t slot_bytes = areas::slot_bytes<S>(n_blocks), word_bytes = areas::word_bytes<S>(p.areas);
+  const int64_t slot_bytes = areas::slot_bytes<S>(n_blocks), word_bytes = x_bytes<Steps, S>(p.areas);
   auto* const data = scratch.data.ensure<uint8_t>(slot_bytes + word_bytes + 4 * call.n_tokens);
   p.areas.counters = scratch.counters.ensure<uint32_t>(n_areas);
   p.areas.slots = data;
@@ -289,20 +341,32 @@ void launch_product(gpu::StreamHandle stream, const IntWeights& w, const IntGemm
   out.paired = w.gated;
   out.residual = call.output == IntOutput::add;
   out.relu2 = call.output == IntOutput::relu2_glu;
-  const XPlan x = {w.n_in, call.x, call.norm_weight, call.norm_eps, words, factors, p.areas.x_blocks};
+  const XPlan x = {w.n_in, call.x,  call.norm_weight, call.norm_eps,
+                   words,  factors, p.areas.x_blocks, kIsWide<S> ? S::kAreaColumns : 0};
   gpu::launch(kKind == IntKind::ternary ? "tokens to int8" : "tokens to f16", tokens_kernel<kKind>,
               {unsigned(call.n_tokens), kTokenThreads, 0, stream, call.overlap}, x);
-  constexpr size_t kBytes = areas::kSharedBytes<Steps, S>;
+  constexpr size_t kBytes = [] {
+    if constexpr (kIsWide<S>) return areas::WideSizes<Steps, S>::kBytes;
+    else return areas::kSharedBytes<Steps, S>;
+  }();
   static_assert(kBytes <= gpu::kHopperSharedBytes - 1024);
   const auto kernel = gemm_kernel<kKind, S>;
   gpu::allow_shared_bytes("shared memory of int_gemm", kernel, kBytes);
   gpu::launch(kKind == IntKind::ternary ? "int_gemm int8" : "int_gemm f16", kernel,
-              {unsigned(n_blocks), areas::kThreads, kBytes, stream, true}, p);
+              {unsigned(n_blocks), kBlockThreads<S>, kBytes, stream, true}, p);
 }
 
 IntArea choose_area(const IntWeights& w, int64_t n_tokens, int64_t blocks) {
   const int64_t small = block_clocks<Small>(w, n_tokens, blocks), middle = block_clocks<Middle>(w, n_tokens, blocks),
                 large = block_clocks<Large>(w, n_tokens, blocks);
+  if (w.kind == IntKind::int4_g128 && gpu::device_has_warpgroups()) {
+    const int64_t wide32 = block_clocks<Wide32>(w, n_tokens, blocks),
+                  wide64 = block_clocks<Wide64>(w, n_tokens, blocks),
+                  wide128 = block_clocks<Wide128>(w, n_tokens, blocks);
+    const int64_t wide = std::min({wide32, wide64, wide128});
+    if (wide < std::min({small, middle, large}))
+      return wide == wide128 ? IntArea::wide128 : wide == wide64 ? IntArea::wide64 : IntArea::wide32;
+  }
   if (small <= std::min(middle, large)) return IntArea::small;
   return middle <= large ? IntArea::middle : IntArea::large;
 }
@@ -311,25 +375,32 @@ template <IntKind kKind, class S>
 IntGemmScratch scratch_of(const IntWeights& w, int64_t n_tokens) {
   const areas::Plan p = areas::plan_areas<StepsOf<kKind>, S>(nullptr, w.n_row_tiles(), w.n_groups(), n_tokens);
   const int n_blocks = int(std::min<int64_t>(gpu::multiprocessors(), p.n_areas * w.n_groups()));
-  return {areas::slot_bytes<S>(n_blocks) + areas::word_bytes<S>(p) + 4 * n_tokens, 4 * int64_t(p.n_areas)};
+  return {areas::slot_bytes<S>(n_blocks) + x_bytes<StepsOf<kKind>, S>(p) + 4 * n_tokens, 4 * int64_t(p.n_areas)};
 }
+/// Calls f(shape) for an area.
+template <IntKind kKind, class Function>
+auto with_shape(IntArea area, const Function& f) {
+  if constexpr (kKind == IntKind::int4_g128) {
+    if (area == IntArea::wide32) return f(Wide32());
+    if (area == IntArea::wide64) return f(Wide64());
+    if (area == IntArea::wide128) return f(Wide128());
+  }
+  if (area == IntArea::small) return f(Small());
+  if (area == IntArea::middle) return f(Middle());
+  return f(Large());
+}
+
 template <IntKind kKind>
 IntGemmScratch scratch_of(const IntWeights& w, int64_t n_tokens) {
-  switch (choose_area(w, n_tokens, gpu::multiprocessors())) {
-    case IntArea::small: return scratch_of<kKind, Small>(w, n_tokens);
-    case IntArea::middle: return scratch_of<kKind, Middle>(w, n_tokens);
-    default: return scratch_of<kKind, Large>(w, n_tokens);
-  }
+  return with_shape<kKind>(choose_area(w, n_tokens, gpu::multiprocessors()),
+                           [&](auto shape) { return scratch_of<kKind, decltype(shape)>(w, n_tokens); });
 }
 
 template <IntKind kKind>
 void launch_product(gpu::StreamHandle stream, const IntWeights& w, const IntGemmCall& call, IntScratch& scratch) {
   const int blocks = call.n_blocks > 0 ? call.n_blocks : gpu::multiprocessors();
-  switch (call.area == IntArea::any ? choose_area(w, call.n_tokens, blocks) : call.area) {
-    case IntArea::small: return launch_product<kKind, Small>(stream, w, call, scratch);
-    case IntArea::middle: return launch_product<kKind, Middle>(stream, w, call, scratch);
-    default: return launch_product<kKind, Large>(stream, w, call, scratch);
-  }
+  with_shape<kKind>(call.area == IntArea::any ? choose_area(w, call.n_tokens, blocks) : call.area,
+                    [&](auto shape) { launch_product<kKind, decltype(shape)>(stream, w, call, scratch); });
 }
 
 }  // namespace

@@ -13,9 +13,9 @@
 
 namespace ridge {
 
-/// What a block sums at a time: 128 rows times 64 tokens, 128 times 128, 256 times 128. Tests and measurements may
-/// choose.
-enum class IntArea : uint8_t { any, small, middle, large };
+/// What a block sums at a time: 128 rows times 64 tokens, 128 times 128, 256 times 128; by warpgroups, for int4_g128 where
+/// gpu::device_has_warpgroups(), 256 rows times 32, 64 or 128. Tests and measurements may choose.
+enum class IntArea : uint8_t { any, small, middle, large, wide32, wide64, wide128 };
 
 struct IntGemmCall {
   int64_t n_tokens = 0;

@@ -29,11 +29,25 @@ struct GemmPlan {
   areas::Outputs out;
 };
 
+/// What an area of this shape makes of bricks, and what a block needs for it.
 template <class F, class S>
-__global__ void __launch_bounds__(kThreads, 1) gemm_kernel(const GemmPlan p) {
-  areas::run<Bricks<F>, S>(p.areas, p.out, [](float sum, int half, float factor, float) {
-    return sum * (half == 0 ? 1 / F::kUnit : 1 / F::kUnit / F::kLower) * factor;
-  });
+using BricksOf = std::conditional_t<areas::kIsWide<S>, WideBricks<F>, Bricks<F>>;
+template <class S>
+constexpr int kBlockThreads = areas::kIsWide<S> ? areas::kWideThreads : kThreads;
+template <class F, class S>
+constexpr size_t block_bytes() {
+  if constexpr (areas::kIsWide<S>) return areas::WideSizes<WideBricks<F>, S>::kBytes;
+  else return areas::kSharedBytes<Bricks<F>, S>;
+}
+
+template <class F, class S>
+__global__ void __launch_bounds__(kBlockThreads<S>, 1) gemm_kernel(const GemmPlan p) {
+  if constexpr (areas::kIsWide<S>)
+    areas::run_wide<WideBricks<F>, S>(p.areas, p.out, [](float sum, int, float factor, float) { return sum * factor; });
+  else
+    areas::run<Bricks<F>, S>(p.areas, p.out, [](float sum, int half, float factor, float) {
+      return sum * (half == 0 ? 1 / F::kUnit : 1 / F::kUnit / F::kLower) * factor;
+    });
 }
 
 areas::Outputs make_area_outputs(const BrickMatrix& w, const BrickCall& call, int planes) {
@@ -80,6 +94,13 @@ struct Launch {
   int64_t slots_at, words_at, sums_at, scales_at, scratch_bytes;
 };
 
+/// Bytes of x as the product reads it.
+template <class F, class S>
+int64_t x_bytes(const areas::Plan& p) {
+  if constexpr (areas::kIsWide<S>) return areas::wide_image_bytes<WideBricks<F>, S>(p);
+  else return areas::word_bytes<S>(p);
+}
+
 template <class F, class S>
 Launch plan_launch(const BrickMatrix& w, const BrickCall& call, int planes) {
   expect(planes == 1 || planes == 2, "tensor_gemm: planes are one or two");
@@ -103,7 +124,7 @@ Launch plan_launch(const BrickMatrix& w, const BrickCall& call, int planes) {
   launch.n_x_blocks = n_columns / planes;
   launch.slots_at = 4 * kCounters;
   launch.words_at = launch.slots_at + areas::slot_bytes<S>(launch.n_blocks);
-  launch.sums_at = launch.words_at + areas::word_bytes<S>(p.areas);
+  launch.sums_at = launch.words_at + x_bytes<F, S>(p.areas);
   launch.scales_at = launch.sums_at + n_columns * p.areas.x_blocks * F::kSums * 4;
   launch.scratch_bytes = launch.scales_at + 4 * call.n_tokens;
   return launch;
@@ -120,7 +141,8 @@ void launch_product(gpu::StreamHandle stream, const BrickMatrix& w, const BrickC
                  .sums = reinterpret_cast<float*>(base + launch.sums_at),
                  .inverse_scale = reinterpret_cast<float*>(base + launch.scales_at),
                  .blocks = p.areas.x_blocks,
-                 .planes = planes};
+                 .planes = planes,
+                 .area_columns = areas::kIsWide<S> ? S::kAreaColumns : 0};
   p.areas.counters = scratch.as<uint32_t>();
   p.areas.slots = base + launch.slots_at;
   p.areas.words = launch.x.to.words;
@@ -128,14 +150,51 @@ void launch_product(gpu::StreamHandle stream, const BrickMatrix& w, const BrickC
   p.out.factors = launch.x.to.inverse_scale;
   gpu::launch("planes", planes_kernel<F>, {unsigned(launch.n_x_blocks), kPlanesThreads, 0, stream, call.overlap},
               launch.x);
-  constexpr size_t kBytes = areas::kSharedBytes<Bricks<F>, S>;
+  constexpr size_t kBytes = block_bytes<F, S>();
   static_assert(kBytes <= gpu::kHopperSharedBytes - 1024);
   const auto kernel = gemm_kernel<F, S>;
   gpu::allow_shared_bytes("shared memory of tensor_gemm", kernel, kBytes);
-  gpu::launch("tensor_gemm", kernel, {unsigned(launch.n_blocks), kThreads, kBytes, stream, true}, p);
+  gpu::launch("tensor_gemm", kernel, {unsigned(launch.n_blocks), kBlockThreads<S>, kBytes, stream, true}, p);
 }
 
 }  // namespace
+
+bool has_wide_product(const BrickMatrix& w, int64_t n_tokens) {
+  return w.format != BrickFormat::bf16 && n_tokens >= kFewestWideTokens && gpu::device_has_warpgroups();
+}
+
+namespace {
+/// Calls f(format, shape) for a product by warpgroups.
+template <class Function>
+auto with_wide_shape(const BrickMatrix& w, const BrickCall& call, const Function& f) {
+  return with_format(w.format, [&](auto format) {
+    using F = decltype(format);
+    if constexpr (F::kBfloat) {
+      expect(false, "wide_gemm: bfloat16 weights");
+      return f(std::type_identity<BrickQ8_0>(), areas::WideShape<64>());
+    } else if (call.n_tokens <= 64) {
+      return f(std::type_identity<F>(), areas::WideShape<64>());
+    } else {
+      return f(std::type_identity<F>(), areas::WideShape<128>());
+    }
+  });
+}
+}  // namespace
+
+int64_t wide_gemm_scratch_bytes(const BrickMatrix& w, const BrickCall& call) {
+  return with_wide_shape(w, call, [&](auto f, auto s) {
+    return plan_launch<typename decltype(f)::type, decltype(s)>(w, call, 1).scratch_bytes;
+  });
+}
+
+void device_wide_gemm(gpu::StreamHandle stream, const BrickMatrix& w, const BrickCall& call,
+                      const gpu::Buffer& scratch) {
+  check_call(w, call);
+  expect(has_wide_product(w, call.n_tokens), "wide_gemm: the device or the format has no such product");
+  with_wide_shape(w, call, [&](auto f, auto s) {
+    launch_product<typename decltype(f)::type, decltype(s)>(stream, w, call, 1, scratch);
+  });
+}
 
 int64_t most_brick_tokens(const BrickMatrix& w) {
   constexpr int64_t kAreaTokens = Columns128::kAreaColumns / 2;  // of two planes

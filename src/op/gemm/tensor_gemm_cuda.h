@@ -36,4 +36,13 @@ int64_t tensor_gemm_scratch_bytes(const BrickMatrix& w, const BrickCall& call, i
 void device_tensor_gemm(gpu::StreamHandle stream, const BrickMatrix& w, const BrickCall& call, int planes,
                         const gpu::Buffer& scratch);
 
+/// Products by warpgroups (gpu/warpgroup.h), of every format but bf16.
+inline constexpr int64_t kFewestWideTokens = 17;
+bool has_wide_product(const BrickMatrix& w, int64_t n_tokens);
+int64_t wide_gemm_scratch_bytes(const BrickMatrix& w, const BrickCall& call);
+/// y = x W^T with halves: x s as with one plane, and weights rounded to halves (f16 weights are exact). So an error of at
+/// most 2^-11 of each product from x, as much from the weight, and where the format has minima 2^-11 of the minimum.
+void device_wide_gemm(gpu::StreamHandle stream, const BrickMatrix& w, const BrickCall& call,
+                      const gpu::Buffer& scratch);
+
 }  // namespace ridge

@@ -1,0 +1,149 @@
+// Products of warpgroups: four warps multiply together, asynchronously, with B in shared memory (wgmma). They exist on
+// sm_90a alone, so kernels that use them do nothing elsewhere (kWarpgroups) and are launched only where
+// device_has_warpgroups() (gpu/device.h) says so. Besides: rings in shared memory that one warp fills and others empty.
+#pragma once
+
+#include "gpu/tensor.h"
+
+namespace ridge::gpu {
+
+/// Whether this pass of the compiler makes code that has them.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || defined(__CUDA_EMULATED__)
+inline constexpr bool kWarpgroups = true;
+#else
+inline constexpr bool kWarpgroups = false;
+#endif
+
+/// B of a product of 16 columns of k times kColumns: 64 columns of k of every column n are 128 bytes, [n][64] halves, and
+/// 16-byte unit u of column n stands at unit u ^ n % 8. `first` is such a block's start, aligned to 1024 bytes, plus 32
+/// bytes for each 16 columns of k.
+__device__ uint64_t shared_columns(const void* first);
+
+/// D += A B. A warp of the four has 16 rows, and its words are those of mma_f16 (gpu/tensor.h); so are the sums
+/// of 8 columns. Registers of `a` and `d` may be used again when the group of the product has ended.
+template <int kColumnTiles>
+__device__ void warpgroup_mma_f16(float (&d)[kColumnTiles][4], const uint32_t (&a)[4], uint64_t b);
+/// Before the first product, and after the registers of a product were written by other instructions.
+__device__ void warpgroup_fence();
+/// Ends a group of products.
+__device__ void warpgroup_commit();
+/// Waits until at most kLeft groups are under way.
+template <int kLeft>
+__device__ void warpgroup_wait();
+/// Keeps the compiler from moving what makes these words behind a later product.
+template <int kWords>
+__device__ void keep_words(uint32_t (&words)[kWords]);
+
+/// Registers of a thread from here on, by all warps of a warpgroup: fewer, or more once others have given theirs.
+template <int kRegisters>
+__device__ void give_registers();
+template <int kRegisters>
+__device__ void take_registers();
+
+/// Like set_up_arrivals(), for n words that end a phase when `count` threads have called arrive().
+__device__ void set_up_counts(Arrival* arrivals, int n, int count, int lane);
+__device__ void arrive(Arrival* arrival);
+/// A phase of several pieces: one lane says how many bytes will come, then any lanes add pieces of them.
+__device__ void expect_pieces(Arrival* arrival, int bytes);
+__device__ void add_piece(Arrival* arrival, void* shared, const void* global, int bytes);
+/// A barrier of `n_threads` threads, whole warps, that name the same one of 1 to 15.
+__device__ void sync_threads(int barrier, int n_threads);
+
+#if !defined(__CUDA_EMULATED__)
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define RIDGE_SM90A(...) asm volatile(__VA_ARGS__)
+#else
+#define RIDGE_SM90A(...) ((void)0)
+#endif
+
+__device__ __forceinline__ uint64_t shared_columns(const void* first) {
+  // Address and strides count 16 bytes: 1024 from eight columns to the next. 1 at 62: swizzled in 128 bytes.
+  return uint64_t((__cvta_generic_to_shared(first) & 0x3FFFF) >> 4) | uint64_t(1) << 16 | uint64_t(64) << 32 |
+         uint64_t(1) << 62;
+}
+
+#define RIDGE_SUMS1(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
+#define RIDGE_SUMS4(i) RIDGE_SUMS1(i), RIDGE_SUMS1(i + 1), RIDGE_SUMS1(i + 2), RIDGE_SUMS1(i + 3)
+#define RIDGE_NAMES16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define RIDGE_NAMES32 RIDGE_NAMES16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define RIDGE_NAMES64                                                                                \
+  RIDGE_NAMES32                                                                                      \
+  ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55" \
+  ",%56,%57,%58,%59,%60,%61,%62,%63"
+#define RIDGE_WGMMA(n, names, a0, a1, a2, a3, b, ...)                                                                \
+  RIDGE_SM90A("wgmma.mma_async.sync.aligned.m64n" n "k16.f32.f16.f16 {" names "}, {" a0 "," a1 "," a2 "," a3 "}, " b \
+              ", 1, 1, 1, 0;"                                                                                        \
+              : __VA_ARGS__                                                                                          \
+              : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b_at))
+template <int kColumnTiles>
+__device__ __forceinline__ void warpgroup_mma_f16(float (&d)[kColumnTiles][4], const uint32_t (&a)[4], uint64_t b_at) {
+  static_assert(kColumnTiles == 4 || kColumnTiles == 8 || kColumnTiles == 16);
+  if constexpr (kColumnTiles == 4) RIDGE_WGMMA("32", RIDGE_NAMES16, "%16", "%17", "%18", "%19", "%20", RIDGE_SUMS4(0));
+  if constexpr (kColumnTiles == 8)
+    RIDGE_WGMMA("64", RIDGE_NAMES32, "%32", "%33", "%34", "%35", "%36", RIDGE_SUMS4(0), RIDGE_SUMS4(4));
+  if constexpr (kColumnTiles == 16)
+    RIDGE_WGMMA("128", RIDGE_NAMES64, "%64", "%65", "%66", "%67", "%68", RIDGE_SUMS4(0), RIDGE_SUMS4(4), RIDGE_SUMS4(8),
+                RIDGE_SUMS4(12));
+}
+#undef RIDGE_WGMMA
+#undef RIDGE_NAMES64
+#undef RIDGE_NAMES32
+#undef RIDGE_NAMES16
+#undef RIDGE_SUMS4
+#undef RIDGE_SUMS1
+
+__device__ __forceinline__ void warpgroup_fence() { RIDGE_SM90A("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void warpgroup_commit() { RIDGE_SM90A("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int kLeft>
+__device__ __forceinline__ void warpgroup_wait() {
+  RIDGE_SM90A("wgmma.wait_group.sync.aligned %0;" ::"n"(kLeft) : "memory");
+}
+template <int kWords>
+__device__ __forceinline__ void keep_words(uint32_t (&words)[kWords]) {
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) asm volatile("" : "+r"(words[i])::"memory");
+}
+template <int kRegisters>
+__device__ __forceinline__ void give_registers() {
+  RIDGE_SM90A("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void take_registers() {
+  RIDGE_SM90A("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+#undef RIDGE_SM90A
+
+__device__ __forceinline__ uint32_t shared_address(const void* at) { return uint32_t(__cvta_generic_to_shared(at)); }
+__device__ __forceinline__ void set_up_counts(Arrival* arrivals, int n, int count, int lane) {
+  if (lane < n)
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(arrivals + lane)), "r"(count) : "memory");
+}
+__device__ __forceinline__ void arrive(Arrival* arrival) {
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(arrival)) : "memory");
+}
+__device__ __forceinline__ void expect_pieces(Arrival* arrival, int bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(arrival)), "r"(bytes)
+               : "memory");
+#endif
+}
+__device__ __forceinline__ void add_piece(Arrival* arrival, void* shared, const void* global, int bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(shared)),
+               "l"(global), "r"(bytes), "r"(shared_address(arrival))
+               : "memory");
+#endif
+}
+__device__ __forceinline__ void sync_threads(int barrier, int n_threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(n_threads) : "memory");
+}
+
+#endif
+
+}  // namespace ridge::gpu
+
+#ifdef __CUDA_EMULATED__
+#include <emulated_warpgroup.h>  // tests/emulate
+#endif

@@ -1,0 +1,284 @@
+// Device code of products of many rows by warpgroups (gpu/warpgroup.h): areas as areas_cuda.h cuts them, of 256 rows. For
+// *.cu files only.
+//
+// Weights are A of the products, as halves in registers; tokens are B, in shared memory. Two warpgroups multiply: a warp
+// has two tiles. While the products of one set of registers run, the other set is made of the next 32 columns of k. One
+// more warp fills two rings: tiles, a step of all tiles of the area at a time, and x, 64 or 128 columns of k at a time.
+//
+// A kind of weights F has
+//   kBytes, kColumns         of a tile of one step
+//   Codes, load(tile, chunk, lane)   what a lane keeps of 64 columns of a tile; may point into it
+//   fragments(codes, part, a)        their first or second 32 columns as A of two products of 16 columns
+// x is an image of halves, [column area][64 columns of k][S::kAreaColumns] times 128 bytes, as shared_columns() takes
+// them; wide_x_at() says where a value is. The order of columns is that of F's products.
+#pragma once
+
+#include <type_traits>
+
+#include "gpu/warpgroup.h"
+#include "op/gemm/areas_cuda.h"
+
+namespace ridge::areas {
+
+/// Areas of 256 rows times 32, 64 or 128 columns.
+template <int kColumns>
+struct WideShape : Shape<8, 2, kColumns / 8> {};
+template <class S>
+inline constexpr bool kIsWide = false;
+template <int kColumns>
+inline constexpr bool kIsWide<WideShape<kColumns>> = true;
+
+inline constexpr int kWideThreads = kThreads + 128;  // the last warpgroup's first warp fills the rings
+inline constexpr int kImageAlignment = 1024;         // of x in shared memory
+
+/// Sizes of the rings.
+template <class F, class S>
+struct WideSizes {
+  static constexpr int kXColumns = std::min(128, F::kColumns), kXOfStep = F::kColumns / kXColumns;
+  static constexpr int kXBytes = kXColumns * 2 * S::kAreaColumns, kTileBytes = S::kAreaTiles * F::kBytes;
+  static constexpr int kRoom = gpu::kHopperSharedBytes - 1024 - kImageAlignment - 256;
+  static constexpr int kTileStages = kXOfStep > 1 ? 2 : std::min(6, kRoom / (kXBytes + kTileBytes));
+  static constexpr int kXStages = std::min(6, (kRoom - kTileStages * kTileBytes) / kXBytes);
+  static_assert(kTileStages >= 2 && kXStages >= 3 && F::kColumns % 64 == 0);
+  /// More than half of a multiprocessor's, as kSharedBytes.
+  static constexpr size_t kBytes =
+      std::max(kTileStages * kTileBytes + kXStages * kXBytes + kImageAlignment + 256, 115 << 10);
+};
+
+/// Bytes of the image of x.
+template <class F, class S>
+int64_t wide_image_bytes(const Plan& p) {
+  return int64_t(p.n_column_areas) * p.steps_per_area * F::kColumns * 2 * S::kAreaColumns;
+}
+/// Where eight columns of k of a token are in the image: the `unit`-th of n_units.
+inline __device__ int64_t wide_x_at(int64_t token, int unit, int n_units, int area_columns) {
+  const int64_t column = token % area_columns;
+  return ((token / area_columns * (n_units / 8) + unit / 8) * area_columns + column) * 128 +
+         ((unit ^ int(column)) % 8) * 16;
+}
+
+/// Stages that are filled and emptied in turn, and their words: a stage has been filled, a stage has been used.
+template <int kStagesOf, int kBytes>
+struct Ring {
+  static constexpr int kStages = kStagesOf;
+  uint8_t* data;
+  gpu::Arrival* filled;
+  gpu::Arrival* used;
+  __device__ uint8_t* at(int stage) const { return data + stage * kBytes; }
+};
+/// A place in a ring, and how often it has been round.
+template <int kStages>
+struct RingPlace {
+  int stage = 0;
+  unsigned round = 0;
+  __device__ void advance() {
+    if (++stage < kStages) return;
+    stage = 0;
+    ++round;
+  }
+};
+template <class R>
+__device__ void wait_until_filled(const R& ring, const RingPlace<R::kStages>& place) {
+  gpu::wait_for_piece(ring.filled + place.stage, place.round & 1);
+}
+template <class R>
+__device__ void wait_until_used(const R& ring, const RingPlace<R::kStages>& place) {
+  gpu::wait_for_piece(ring.used + place.stage, (place.round & 1) ^ 1);
+}
+
+template <class F, class S>
+struct WideRings {
+  using Sizes = WideSizes<F, S>;
+  Ring<Sizes::kXStages, Sizes::kXBytes> x;
+  Ring<Sizes::kTileStages, Sizes::kTileBytes> tiles;
+
+  __device__ WideRings() {
+    auto* const shared = gpu::dynamic_shared<uint8_t>();
+    x.data = shared + (kImageAlignment - reinterpret_cast<uintptr_t>(shared) % kImageAlignment) % kImageAlignment;
+    tiles.data = x.at(Sizes::kXStages);
+    x.filled = reinterpret_cast<gpu::Arrival*>(tiles.at(Sizes::kTileStages));
+    x.used = x.filled + Sizes::kXStages;
+    tiles.filled = x.used + Sizes::kXStages;
+    tiles.used = tiles.filled + Sizes::kTileStages;
+  }
+  __device__ void set_up(int lane) const {
+    gpu::set_up_counts(x.used, Sizes::kXStages, kThreads / 32, lane);
+    gpu::set_up_counts(tiles.used, Sizes::kTileStages, kThreads / 32, lane);
+    gpu::set_up_arrivals(x.filled, Sizes::kXStages, lane);
+    gpu::set_up_arrivals(tiles.filled, Sizes::kTileStages, lane);
+  }
+};
+
+/// What the warp does that fills the rings.
+template <class F, class S>
+__device__ void fill_rings(const Plan& p, const WideRings<F, S>& rings, int start, int end) {
+  using Sizes = WideSizes<F, S>;
+  const int lane = int(threadIdx.x) % 32;
+  Step<false> of_tiles(p, start), of_x = of_tiles;
+  RingPlace<Sizes::kTileStages> tile_place;
+  RingPlace<Sizes::kXStages> x_place;
+  const auto fill_tiles = [&] {
+    const int first = of_tiles.row_area() * S::kAreaTiles, n = min(S::kAreaTiles, p.n_tiles - first);
+    gpu::Arrival* const filled = rings.tiles.filled + tile_place.stage;
+    if (lane == 0) gpu::expect_pieces(filled, n * F::kBytes);
+    __syncwarp();
+    if (lane < n)
+      gpu::add_piece(filled, rings.tiles.at(tile_place.stage) + lane * F::kBytes,
+                     p.tiles + (int64_t(first + lane) * p.steps_per_area + of_tiles.brick) * F::kBytes, F::kBytes);
+    tile_place.advance();
+    of_tiles.advance(p);
+  };
+  // Weights may come while the grid before this one still makes x.
+  const int ahead = min(end - start, Sizes::kTileStages);
+  for (int i = 0; i < ahead; ++i) fill_tiles();
+  gpu::wait_for_previous_grid();
+  for (int step = start; step < end; ++step, of_x.advance(p)) {
+    if (step >= start + ahead) {
+      wait_until_used(rings.tiles, tile_place);
+      fill_tiles();
+    }
+    const auto* x = reinterpret_cast<const uint8_t*>(p.words) +
+                    (int64_t(of_x.column_area()) * p.steps_per_area + of_x.brick) * Sizes::kXOfStep * Sizes::kXBytes;
+    for (int i = 0; i < Sizes::kXOfStep; ++i, x_place.advance()) {
+      wait_until_used(rings.x, x_place);
+      gpu::start_piece(rings.x.filled + x_place.stage, rings.x.at(x_place.stage), x + i * Sizes::kXBytes,
+                       Sizes::kXBytes, lane);
+    }
+  }
+}
+
+/// What a warp of the multiplying warpgroups does; store() as run_areas() has it.
+template <class F, class S, class Store>
+__device__ void multiply_wide(const Plan& p, const WideRings<F, S>& rings, int start, int end, const Store& store) {
+  using Sizes = WideSizes<F, S>;
+  constexpr int kParts = Sizes::kXColumns / 32, kChunks = F::kColumns / 64, kColumns = S::kAreaColumns;
+  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
+  RingPlace<Sizes::kXStages> x_place;
+  RingPlace<Sizes::kTileStages> tile_place;
+
+  float sum[S::kTiles][S::kColumnTiles][4] = {};
+  typename F::Codes codes[S::kTiles];
+  uint32_t a[2][2][S::kTiles][4];  // [set][16 columns of k][tile]
+  const auto release = [&](gpu::Arrival* used) {
+    __syncwarp();
+    if (lane == 0) gpu::arrive(used);
+  };
+  int chunk = 0, chunks_left = (end - start) * kChunks;
+  const auto fetch = [&] {  // the codes of the next chunk, if there is one
+    if (chunks_left == 0) return;
+    --chunks_left;
+    if (chunk == kChunks) {
+      chunk = 0;
+      release(rings.tiles.used + tile_place.stage);
+      tile_place.advance();
+    }
+    if (chunk == 0) wait_until_filled(rings.tiles, tile_place);
+    const uint8_t* tiles = rings.tiles.at(tile_place.stage) + warp * S::kTiles * F::kBytes;
+#pragma unroll
+    for (int m = 0; m < S::kTiles; ++m) codes[m] = F::load(tiles + m * F::kBytes, chunk, lane);
+    ++chunk;
+  };
+  const auto make = [&](uint32_t(&set)[2][S::kTiles][4], int part) {
+#pragma unroll
+    for (int m = 0; m < S::kTiles; ++m) {
+      uint32_t of[2][4];
+      F::fragments(codes[m], part, of);
+#pragma unroll
+      for (int k16 = 0; k16 < 2; ++k16) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) set[k16][m][i] = of[k16][i];
+        gpu::keep_words(set[k16][m]);
+      }
+    }
+  };
+  // Products under way still read their registers, which the compiler holds for free once they have been issued.
+  const auto keep = [&](uint32_t(&set)[2][S::kTiles][4]) {
+#pragma unroll
+    for (int k16 = 0; k16 < 2; ++k16)
+#pragma unroll
+      for (int m = 0; m < S::kTiles; ++m) gpu::keep_words(set[k16][m]);
+  };
+  int last_stage = 0;
+  // A stage of x. The second of two leaves its first products under way beside the last ones of the first.
+  const auto multiply = [&](auto second) {
+    constexpr bool kSecond = decltype(second)::value;
+    wait_until_filled(rings.x, x_place);
+    __syncwarp();
+    const uint8_t* x = rings.x.at(x_place.stage);
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      gpu::warpgroup_fence();
+#pragma unroll
+      for (int k16 = 0; k16 < 2; ++k16)
+#pragma unroll
+        for (int m = 0; m < S::kTiles; ++m)
+          gpu::warpgroup_mma_f16(sum[m], a[part % 2][k16][m],
+                                 gpu::shared_columns(x + part / 2 * (128 * kColumns) + (part % 2 * 2 + k16) * 32));
+      gpu::warpgroup_commit();
+      if (part % 2 == 1) fetch();
+      if (kSecond || part > 0) {
+        gpu::warpgroup_wait<1>();  // the other set is free again
+        keep(a[(part + 1) % 2]);
+      }
+      if (kSecond && part == 0) release(rings.x.used + last_stage);
+      make(a[(part + 1) % 2], (part + 1) % 2);
+    }
+    last_stage = x_place.stage;
+    x_place.advance();
+  };
+  const auto end_products = [&] {
+    gpu::warpgroup_wait<0>();
+    keep(a[1]);
+    release(rings.x.used + last_stage);
+  };
+
+  gpu::wait_for_previous_grid();  // whose sums the stores may add to
+  fetch();
+  make(a[0], 0);
+  for (int step = start; step < end;) {
+    const Step<false> now(p, step);
+    const int n_steps = min(end - step, p.steps_per_area - now.brick);
+    int n = n_steps * Sizes::kXOfStep;
+    for (; n >= 2; n -= 2) {
+      multiply(std::false_type());
+      multiply(std::true_type());
+      end_products();
+    }
+    if (Sizes::kXOfStep == 1 && n == 1) {
+      multiply(std::false_type());
+      end_products();
+    }
+    if (n_steps == p.steps_per_area ||
+        gather_parts<S>(p, now.area(p), start, sum, [] { gpu::sync_threads(1, kThreads); }))
+      store(warp * S::kTiles + now.row_area() * S::kAreaTiles, now.column_area() * kColumns, sum);
+#pragma unroll
+    for (int i = 0; i < S::kValues; ++i) (&sum[0][0][0])[i] = 0;
+    step += n_steps;
+  }
+}
+
+/// run() of areas_cuda.h by kWideThreads threads; a block has WideSizes::kBytes.
+template <class F, class S, class Product>
+__device__ void run_wide(const Plan& of, const Outputs& out, const Product& product) {
+  if constexpr (gpu::kWarpgroups) {
+    Plan p = of;
+    p.n_blocks = int(gridDim.x);
+    const WideRings<F, S> rings;
+    const int warp = int(threadIdx.x) / 32;
+    const int start = p.first_step(blockIdx.x), end = p.first_step(blockIdx.x + 1);
+    if (warp == kThreads / 32) rings.set_up(int(threadIdx.x) % 32);
+    gpu::let_next_grid_start();
+    __syncthreads();
+    if (warp >= kThreads / 32) {
+      gpu::give_registers<40>();
+      if (warp == kThreads / 32) fill_rings(p, rings, start, end);
+    } else {
+      gpu::take_registers<232>();
+      multiply_wide(p, rings, start, end, [&](int first_tile, int first_column, auto& sum) {
+        store_sums<S>(out, p.n_tiles, first_tile, first_column, sum, product);
+      });
+    }
+  }
+}
+
+}  // namespace ridge::areas

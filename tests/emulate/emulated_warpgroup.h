@@ -1,0 +1,62 @@
+// gpu/warpgroup.h in plain C++. A product is complete when it returns: what the emulator cannot show is a register that
+// is written while a product reads it.
+#pragma once
+
+namespace ridge::gpu {
+
+inline uint64_t shared_columns(const void* first) { return reinterpret_cast<uintptr_t>(first); }
+
+template <int kColumnTiles>
+void warpgroup_mma_f16(float (&d)[kColumnTiles][4], const uint32_t (&a)[4], uint64_t b) {
+  struct In {
+    uint32_t a[4];
+    float (*d)[4];
+    uint64_t b;
+  };
+  struct Out {};
+  (void)emulate::collective<In, Out>(In{{a[0], a[1], a[2], a[3]}, d, b}, [](auto& in, auto&) {
+    static thread_local float rows[16][16], columns[8 * kColumnTiles][16];
+    for (int lane = 0; lane < 32; ++lane)
+      for (int i = 0; i < 4; ++i) {
+        const float2 two = unpack_f16(in[lane]->a[i]);
+        float* at = &rows[lane / 4 + 8 * (i % 2)][8 * (i / 2) + lane % 4 * 2];
+        at[0] = two.x, at[1] = two.y;
+      }
+    for (int n = 0; n < 8 * kColumnTiles; ++n)
+      for (int k = 0; k < 16; ++k) {
+        const uintptr_t at = in[0]->b + uintptr_t(n * 128 + k * 2);
+        columns[n][k] = f16_to_f32(*reinterpret_cast<const uint16_t*>(at ^ (at >> 7 & 7) << 4));
+      }
+    for (int lane = 0; lane < 32; ++lane)
+      for (int n = 0; n < kColumnTiles; ++n)
+        for (int i = 0; i < 4; ++i) {
+          const float* row = rows[lane / 4 + 8 * (i / 2)];
+          const float* column = columns[8 * n + lane % 4 * 2 + i % 2];
+          double sum = double(in[lane]->d[n][i]);
+          for (int k = 0; k < 16; ++k) sum += double(row[k]) * double(column[k]);
+          in[lane]->d[n][i] = float(sum);
+        }
+  });
+}
+inline void warpgroup_fence() {}
+inline void warpgroup_commit() {}
+template <int kLeft>
+void warpgroup_wait() {}
+template <int kWords>
+void keep_words(uint32_t (&)[kWords]) {}
+template <int kRegisters>
+void give_registers() {}
+template <int kRegisters>
+void take_registers() {}
+
+inline void set_up_counts(Arrival* arrivals, int n, int count, int lane) {
+  if (lane < n) emulate::set_up_count(arrivals + lane, count);
+}
+inline void arrive(Arrival* arrival) { emulate::arrive(arrival); }
+inline void expect_pieces(Arrival* arrival, int bytes) { emulate::expect_pieces(arrival, bytes); }
+inline void add_piece(Arrival* arrival, void* shared, const void* global, int bytes) {
+  emulate::add_piece(arrival, shared, global, bytes);
+}
+inline void sync_threads(int barrier, int n_threads) { emulate::sync_threads(barrier, n_threads); }
+
+}  // namespace ridge::gpu
