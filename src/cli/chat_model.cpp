@@ -15,8 +15,7 @@ ChatModel::ChatModel(const Model& model, const std::string& chat_template) : mod
 }
 
 void ChatModel::check() const {
-  if (!problem().empty())
-    throw_error(ErrorKind::usage, "{} (--chat-template FILE|NAME gives another)", problem());
+  if (!problem().empty()) throw_error(ErrorKind::usage, "{} (--chat-template FILE|NAME gives another)", problem());
 }
 
 std::string ChatModel::prompt(const text::Json& messages, const PlainNames& names) const {

@@ -133,8 +133,7 @@ void print_start(const ServeFlags& flags, Engine& engine, const serve::Scheduler
   fmt::print(
       "python   python3 -c 'from openai import OpenAI; print(OpenAI(base_url=\"{}/v1\", api_key=\"{}\")"
       ".{}(model=\"{}\", {}={}, max_tokens=40).choices[0].{})'\n",
-      url, key.empty() ? "none" : "KEY", first.call, model_id(flags, info), first.field,
-      first.json, first.text);
+      url, key.empty() ? "none" : "KEY", first.call, model_id(flags, info), first.field, first.json, first.text);
   std::fflush(stdout);
 }
 

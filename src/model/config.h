@@ -44,7 +44,7 @@ struct Config {
   int d_model = 0;
   int d_ff = 0;
   int vocab_size = 0;
-  int n_ids = 0;  ///< ids from here on are never drawn: padding, rows without a token; 0: all rows are tokens
+  int n_ids = 0;        ///< ids from here on are never drawn: padding, rows without a token; 0: all rows are tokens
   int n_ctx_train = 0;  // context the model was trained for
   float rms_eps = 1e-5f;
   float rope_theta = 10000;

@@ -59,7 +59,8 @@ std::string read(const OutputParser::Options& options, std::string_view answer, 
   };
   for (size_t at = 0; at < answer.size(); at += piece) add(parser.feed(answer.substr(at, piece)));
   add(parser.finish());
-  const bool changes = options.harmony || options.format != ToolFormat::none || options.reasoning || options.in_reasoning;
+  const bool changes =
+      options.harmony || options.format != ToolFormat::none || options.reasoning || options.in_reasoning;
   RIDGE_CHECK(changes || content == answer, "content changes: {}", content);
   return content + "\nreasoning: " + reasoning + calls;
 }
