@@ -41,7 +41,7 @@ struct Tokenizer::Impl {
   size_t max_piece_bytes = 0;
   bool space_begins_word = true;  ///< no piece has U+2581 after another character
   bool harmony = false;
-  std::vector<int32_t> ends;      ///< ascending
+  std::vector<int32_t> ends;  ///< ascending
 
   explicit Impl(TokenizerSpec checked) : spec(std::move(checked)) {}
 

@@ -52,11 +52,20 @@ TEST(TokenStream, MarksPartTexts) {
                          heard += fmt::format("<{}>", mark);
                          return mark != "Z";
                        });
-    for (const char c : std::string("\xC3" "abXcZd"))
+    for (const char c : std::string("\xC3"
+                                    "abXcZd"))
       if (stream.wants_more()) stream.push(uint8_t(c));
     stream.finish();
-    EXPECT_EQ(heard, stop == "b" ? "\xEF\xBF\xBD" "a" : "\xEF\xBF\xBD" "ab<X>c<Z>") << stop;
-    EXPECT_EQ(result.text, stop == "b" ? "\xEF\xBF\xBD" "a" : "\xEF\xBF\xBD" "abc") << "marks are no text";
+    EXPECT_EQ(heard, stop == "b" ? "\xEF\xBF\xBD"
+                                   "a"
+                                 : "\xEF\xBF\xBD"
+                                   "ab<X>c<Z>")
+        << stop;
+    EXPECT_EQ(result.text, stop == "b" ? "\xEF\xBF\xBD"
+                                         "a"
+                                       : "\xEF\xBF\xBD"
+                                         "abc")
+        << "marks are no text";
     EXPECT_EQ(result.reason, stop == "b" ? StopReason::stop_string : StopReason::interrupted);
   }
 }
