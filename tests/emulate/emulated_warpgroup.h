@@ -2,6 +2,8 @@
 // is written while a product reads it.
 #pragma once
 
+#include <cstdint>
+
 namespace ridge::gpu {
 
 inline uint64_t shared_columns(const void* first) { return reinterpret_cast<uintptr_t>(first); }
