@@ -274,18 +274,6 @@ def batches():
     return table(["card", "model", "prompts", "cache", *(f"{n} sequence{'s' if n > 1 else ''}" for n in sorted(numbers)), "prompts, tok/s", "% of bandwidth, last"], lines)
 
 
-def busy_threads():
-    """Decode beside busy processes, medians of all runs: the pool that waited for every worker, and the one that does not."""
-    speeds = {}
-    for r in stored("checks/busy-threads-cpu"):
-        speeds.setdefault((card(r), r["neighbours"]), {}).setdefault(r["pool"], []).extend(r["samples_ts"])
-    lines = []
-    for key, by in sorted(speeds.items()):
-        (low, before, high), (low_now, now, high_now) = (statistics.quantiles(by[pool], n=4) for pool in ("before", "now"))
-        lines.append([*key, f"{before:.0f}", f"{low:.0f} to {high:.0f}", f"{now:.0f}", f"{low_now:.0f} to {high_now:.0f}", f"{now / before:.2f}"])
-    return table(["card", "busy processes", "before, tok/s", "quartiles", "now, tok/s", "quartiles", "times before"], lines)
-
-
 STALLS = {"long_scoreboard": "memory", "short_scoreboard": "shared memory", "wait": "the instruction before", "math_pipe_throttle": "a busy pipe",
           "not_selected": "another warp", "barrier": "a barrier", "no_instruction": "instructions", "selected": "nothing: it issues",
           "dispatch_stall": "dispatch", "mio_throttle": "the queue of loads", "branch_resolving": "a branch", "imc_miss": "constants",
