@@ -351,7 +351,6 @@ TABLES = {
     "coding-share-cpu": coding_share,
     "busy-threads-cpu": busy_threads,
     "batch-cuda": batches,
-    "busy-threads-cpu": busy_threads,
     "append-cuda": append,
     "ternary-cuda": ternary,
     "counters-cuda": counters,
