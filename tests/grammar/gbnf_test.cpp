@@ -76,7 +76,7 @@ TEST(Gbnf, HostileTextsEndInAReason) {
 TEST(Gbnf, SetsOfManyCharactersInAnyOrder) {
   // Every second character, from the last to the first: ranges that nothing joins.
   std::string set = "root ::= [";
-  for (uint32_t code = 0x9FFE; code >= 0x4E00; code -= 2) set += utf8(code);
+  for (uint32_t code = 0x55FE; code >= 0x4E00; code -= 2) set += utf8(code);
   const auto grammar = parse_gbnf(set + "]");
   ASSERT_TRUE(grammar) << grammar.error().message;
   EXPECT_TRUE(accepts(*grammar, utf8(0x4E00)));
@@ -89,15 +89,15 @@ TEST(Gbnf, SetsOfManyCharactersInAnyOrder) {
 TEST(Builder, WordsThatBeginWithOneAnotherNestNoDeeper) {
   std::vector<std::string> words;
   std::string word;
-  for (int i = 0; i < 1500; ++i) words.push_back(word += 'a');
+  for (int i = 0; i < 300; ++i) words.push_back(word += 'a');
   words.push_back("ab");
   Builder builder;
   const Expr root = builder.words(words);
   const auto grammar = std::move(builder).finish(root);
   ASSERT_TRUE(grammar) << grammar.error().message;
-  for (const size_t n : {1, 2, 63, 64, 65, 66, 1000, 1500}) EXPECT_TRUE(accepts(*grammar, std::string(n, 'a'))) << n;
+  for (const size_t n : {1, 2, 63, 64, 65, 66, 200, 300}) EXPECT_TRUE(accepts(*grammar, std::string(n, 'a'))) << n;
   EXPECT_TRUE(accepts(*grammar, "ab"));
-  EXPECT_FALSE(accepts(*grammar, std::string(1501, 'a')));
+  EXPECT_FALSE(accepts(*grammar, std::string(301, 'a')));
   EXPECT_FALSE(accepts(*grammar, "aab"));
 }
 
