@@ -19,7 +19,7 @@ struct ModelIdentity {
   uint64_t of(int n_ctx) const { return n_ctx > original_context ? of_long : of_short; }
 };
 
-/// Reads the matrices once: 0.4 seconds a GiB in memory. The whole model, before ranks cut it. `whole_bytes` is for tests.
+/// Reads the matrices once. The whole model, before ranks cut it. `whole_bytes` is for tests.
 ModelIdentity identify(const Config& config, const Weights& weights, int64_t whole_bytes = ModelIdentity::kWholeBytes);
 
 }  // namespace ridge
