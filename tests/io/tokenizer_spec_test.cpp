@@ -35,7 +35,7 @@ Gguf gguf_of(const TokenizerSpec& spec) {
 }
 
 TokenizerSpec every_field(TokenizerSpec spec) {
-  spec.ends = {2, 5, 7, 9000};
+  spec.ends = {4, 5, 7, 9000};
   spec.pad = 3;
   spec.add_eos = true;
   return spec;
