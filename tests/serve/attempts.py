@@ -383,7 +383,7 @@ def kills(a):
     """Writers killed at any moment: what they write appears whole or not at all, and the next one is not disturbed."""
     rows, made = a.folder / "rows.jsonl", a.folder / "made.gguf"
     bench = ("bench", "decode", "-m", STORIES, "-p", 0, "-n", 4, "-r", 1, "--no-warmup", "--no-check", "--quiet", "--results", rows)
-    quantize = ("quantize", REFERENCE, made, "--type", "q4_0", "--quiet")
+    quantize = ("quantize", REFERENCE, made, "--type", "q4_0", "--allow-requantize", "--force", "--quiet")
     check(a.ridge(*quantize).returncode == 0, "quantize fails")
     wanted, count = made.read_bytes(), a.n(60)
     for number in range(count):
