@@ -25,7 +25,7 @@ import tempfile
 import threading
 import time
 
-from ridge_server import REFERENCE, STORIES, RidgeServer, check, run
+from ridge_server import REFERENCE, ROOT, STORIES, RidgeServer, check, run
 
 PROBE = {"prompt": "Once upon a time", "max_tokens": 24, "seed": 11}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{\"x\": [1, 2, {\"y\": null}]}"}}
@@ -382,14 +382,14 @@ def states(a):
 def kills(a):
     """Writers killed at any moment: what they write appears whole or not at all, and the next one is not disturbed."""
     rows, made = a.folder / "rows.jsonl", a.folder / "made.gguf"
-    bench = ("bench", "decode", "-m", STORIES, "-p", 0, "-n", 4, "-r", 1, "--no-warmup", "--no-check", "--quiet", "--results", rows)
+    measure = ("eval", "ppl", "-m", STORIES, "-f", ROOT / "README.md", "-c", 64, "--chunks", 1, "--quiet", "--results", rows)
     quantize = ("quantize", REFERENCE, made, "--type", "q4_0", "--allow-requantize", "--force", "--quiet")
     check(a.ridge(*quantize).returncode == 0, "quantize fails")
     wanted, count = made.read_bytes(), a.n(60)
     for number in range(count):
         rng = random.Random(a.seed + number)
-        process = subprocess.Popen([a.program, *map(str, bench if number % 2 else quantize)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        time.sleep(rng.random() * 0.5)
+        process = subprocess.Popen([a.program, *map(str, measure if number % 2 else quantize)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(rng.random() * (0.06 if number % 2 else 1.5))  # about as long as they take
         process.send_signal(rng.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGINT, signal.SIGTERM)))
         process.wait(60)
         check(made.read_bytes() == wanted, "a file that is neither the old nor the new one")
@@ -398,7 +398,7 @@ def kills(a):
                 file.write(b'{"cut": [1, ')
     with rows.open("ab") as file:
         file.write(b'{"cut": [1, ')
-    done = a.ridge(*bench)
+    done = a.ridge(*measure)
     check(done.returncode == 0 and "cut" in done.stderr, f"exit {done.returncode}: {done.stderr[-300:]}")
     lines = rows.read_text().splitlines()
     check(all(isinstance(json.loads(line), dict) for line in lines), "a row that is no object")
