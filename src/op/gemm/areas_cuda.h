@@ -46,6 +46,7 @@ struct Plan {
   int n_tiles, steps_per_area;
   int n_column_areas, n_areas;
   int n_blocks;        ///< that have steps: those of the launch, and no more than there are steps
+  bool whole;          ///< no area is shared
   const uint4* words;  ///< of x
   const float* sums;
   int x_blocks;        ///< of a whole row of x
@@ -54,7 +55,9 @@ struct Plan {
   Groups groups;       ///< of a grouped product; n_column_areas and n_areas are then the most there may be
 
   __device__ int n_steps() const { return n_areas * steps_per_area; }
-  __device__ int first_step(int64_t block) const { return int(block * n_steps() / n_blocks); }
+  __device__ int first_step(int64_t block) const {
+    return whole ? int(block * n_areas / n_blocks) * steps_per_area : int(block * n_steps() / n_blocks);
+  }
 };
 
 /// The areas of n_tiles tiles times n_columns columns.

@@ -128,16 +128,12 @@ __global__ void __launch_bounds__(kPlanesThreads) planes_kernel(const XPlan p) {
         of_x[j] += __shfl_xor_sync(gpu::kAllLanes, of_x[j], 1);
         of_x[j] += __shfl_xor_sync(gpu::kAllLanes, of_x[j], 2);
       }
-      if (unit >= n_units) continue;
       if (p.to.area_columns > 0) {
-        const uint32_t of[4] = {high.x, high.y, high.z, high.w};
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const int64_t at = areas::wide_x_at(token, 4 * block + j, n_units, p.to.area_columns);
-          reinterpret_cast<uint32_t*>(reinterpret_cast<uint8_t*>(p.to.words) + at)[c] = of[j];
-        }
+        uint32_t of[4] = {high.x, high.y, high.z, high.w};
+        areas::store_units(p.to.words, token, 4 * block, n_units, p.to.area_columns, of, unit < n_units);
         continue;
       }
+      if (unit >= n_units) continue;
       words[block * 32 + c] = high;
       if (p.to.planes == 2) words[block * 32 + 4 + c] = low;
 #pragma unroll

@@ -101,11 +101,7 @@ __global__ void __launch_bounds__(kTokenThreads) tokens_kernel(const XPlan p) {
     if (p.area_columns == 0) {
       to[block * 32 + c] = make_uint4(words[0], words[1], words[2], words[3]);
     } else {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int64_t at = areas::wide_x_at(token, 4 * block + i, 4 * p.blocks, p.area_columns);
-        reinterpret_cast<uint32_t*>(reinterpret_cast<uint8_t*>(p.words) + at)[c] = words[i];
-      }
+      areas::store_units(p.words, token, 4 * block, 4 * p.blocks, p.area_columns, words, true);
     }
   }
 }
@@ -243,10 +239,7 @@ struct ShapeCost {
   int store;                ///< of an area
 };
 template <class S>
-constexpr ShapeCost kCost = std::is_same_v<S, Wide128>  ? ShapeCost{2300, 0, 2600, 6000}
-                            : std::is_same_v<S, Wide64> ? ShapeCost{1350, 0, 1300, 3500}
-                            : std::is_same_v<S, Wide32> ? ShapeCost{1250, 0, 650, 2000}
-                            : std::is_same_v<S, Large>  ? ShapeCost{4400, 2400, 2600, 8000}
+constexpr ShapeCost kCost = std::is_same_v<S, Large>    ? ShapeCost{4400, 2400, 2600, 8000}
                             : std::is_same_v<S, Middle> ? ShapeCost{2600, 1500, 1300, 4500}
                                                         : ShapeCost{1600, 1000, 650, 2500};
 
@@ -315,7 +308,8 @@ void launch_product(gpu::StreamHandle stream, const IntWeights& w, const IntGemm
   require(n_areas * w.n_groups() < INT32_MAX / 2, "too many rows");
   p.areas = areas::plan_areas<Steps, S>(w.tiles.as<void>(), w.n_row_tiles(), w.n_groups(), call.n_tokens);
   const int most_blocks = call.n_blocks > 0 ? call.n_blocks : gpu::multiprocessors();
-  const int n_blocks = int(std::min<int64_t>(most_blocks, n_areas * w.n_groups()));
+  int n_blocks = int(std::min<int64_t>(most_blocks, n_areas * w.n_groups()));
+  if constexpr (kIsWide<S>) n_blocks = areas::choose_wide_blocks<Steps, S>(p.areas, most_blocks);
 
   const int64_t slot_bytes = areas::slot_bytes<S>(n_blocks), word_bytes = x_bytes<Steps, S>(p.areas);
   auto* const data = scratch.data.ensure<uint8_t>(slot_bytes + word_bytes + 4 * call.n_tokens);
@@ -360,9 +354,13 @@ IntArea choose_area(const IntWeights& w, int64_t n_tokens, int64_t blocks) {
   const int64_t small = block_clocks<Small>(w, n_tokens, blocks), middle = block_clocks<Middle>(w, n_tokens, blocks),
                 large = block_clocks<Large>(w, n_tokens, blocks);
   if (w.kind == IntKind::int4_g128 && gpu::device_has_warpgroups()) {
-    const int64_t wide32 = block_clocks<Wide32>(w, n_tokens, blocks),
-                  wide64 = block_clocks<Wide64>(w, n_tokens, blocks),
-                  wide128 = block_clocks<Wide128>(w, n_tokens, blocks);
+    const auto clocks = [&](auto shape) {
+      using S = decltype(shape);
+      const areas::Plan p = areas::plan_areas<Int4Steps, S>(nullptr, w.n_row_tiles(), w.n_groups(), n_tokens);
+      const areas::WideCost cost = areas::wide_cost<Int4Steps, S>(p, blocks);
+      return std::min(cost.shared, cost.whole);
+    };
+    const int64_t wide32 = clocks(Wide32()), wide64 = clocks(Wide64()), wide128 = clocks(Wide128());
     const int64_t wide = std::min({wide32, wide64, wide128});
     if (wide < std::min({small, middle, large}))
       return wide == wide128 ? IntArea::wide128 : wide == wide64 ? IntArea::wide64 : IntArea::wide32;

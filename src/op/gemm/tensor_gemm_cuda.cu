@@ -120,6 +120,8 @@ Launch plan_launch(const BrickMatrix& w, const BrickCall& call, int planes) {
               .one_by_n_in = 1.0 / double(w.n_in),
               .pairs = readable_in_pairs(w, call)};
   launch.n_blocks = int(std::min<int64_t>(blocks_of(call), n_areas * w.bricks_per_tile()));
+  if constexpr (areas::kIsWide<S>)
+    launch.n_blocks = areas::choose_wide_blocks<WideBricks<F>, S>(p.areas, blocks_of(call));
   const int64_t n_columns = int64_t(p.areas.n_column_areas) * S::kAreaColumns;
   launch.n_x_blocks = n_columns / planes;
   launch.slots_at = 4 * kCounters;

@@ -10,7 +10,7 @@
 //   Codes, load(tile, chunk, lane)   what a lane keeps of 64 columns of a tile; may point into it
 //   fragments(codes, part, a)        their first or second 32 columns as A of two products of 16 columns
 // x is an image of halves, [column area][64 columns of k][S::kAreaColumns] times 128 bytes, as shared_columns() takes
-// them; wide_x_at() says where a value is. The order of columns is that of F's products.
+// them and store_units() writes them. The order of columns is that of F's products.
 #pragma once
 
 #include <type_traits>
@@ -50,11 +50,44 @@ template <class F, class S>
 int64_t wide_image_bytes(const Plan& p) {
   return int64_t(p.n_column_areas) * p.steps_per_area * F::kColumns * 2 * S::kAreaColumns;
 }
-/// Where eight columns of k of a token are in the image: the `unit`-th of n_units.
-inline __device__ int64_t wide_x_at(int64_t token, int unit, int n_units, int area_columns) {
+/// Four lanes c = 0 .. 3 have word c of four units of eight columns of k each; unit first_unit + i is words[i] of the four.
+/// Writes them where a token has them in the image, n_units in all.
+inline __device__ void store_units(void* image, int64_t token, int first_unit, int n_units, int area_columns,
+                                   uint32_t (&words)[4], bool exist) {
+  const int c = int(threadIdx.x) % 4;
+  const auto exchange = [&](int step, int low, int high) {  // what lanes with and without the bit have for each other
+    const bool upper = (c & step) != 0;
+    const uint32_t got = __shfl_xor_sync(gpu::kAllLanes, upper ? words[low] : words[high], step);
+    (upper ? words[low] : words[high]) = got;
+  };
+  exchange(1, 0, 1), exchange(1, 2, 3);
+  exchange(2, 0, 2), exchange(2, 1, 3);
+  if (!exist) return;
+  const int unit = first_unit + c;
   const int64_t column = token % area_columns;
-  return ((token / area_columns * (n_units / 8) + unit / 8) * area_columns + column) * 128 +
-         ((unit ^ int(column)) % 8) * 16;
+  const int64_t at =
+      ((token / area_columns * (n_units / 8) + unit / 8) * area_columns + column) * 8 + (unit ^ int(column)) % 8;
+  static_cast<uint4*>(image)[at] = make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+/// Clocks of a block's areas when they are shared among the blocks and when they are not.
+struct WideCost {
+  int64_t shared, whole;
+};
+template <class F, class S>
+WideCost wide_cost(const Plan& p, int64_t n_blocks) {
+  constexpr int64_t kPart = S::kValues * 150, kStore = S::kValues * 110;
+  constexpr int64_t kStep = int64_t(F::kColumns) * (S::kAreaColumns >= 128 ? 18 : S::kAreaColumns >= 64 ? 11 : 10);
+  const int64_t waves = gpu::ceil_div(p.n_areas, n_blocks);
+  const int64_t steps = gpu::ceil_div(int64_t(p.n_areas) * p.steps_per_area, n_blocks);
+  return {.shared = steps * kStep + 2 * kPart + waves * kStore, .whole = waves * (p.steps_per_area * kStep + kStore)};
+}
+/// Blocks of a launch, and whether they share areas.
+template <class F, class S>
+int choose_wide_blocks(Plan& p, int64_t most_blocks) {
+  const WideCost cost = wide_cost<F, S>(p, most_blocks);
+  p.whole = cost.whole <= cost.shared;
+  return int(std::min<int64_t>(most_blocks, p.whole ? p.n_areas : int64_t(p.n_areas) * p.steps_per_area));
 }
 
 /// Stages that are filled and emptied in turn, and their words: a stage has been filled, a stage has been used.
