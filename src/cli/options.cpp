@@ -259,7 +259,7 @@ void add_device_flags(CLI::App& app, ModelFlags& flags) {
   add_repeatable(app, "--kernel", flags.kernels, "OP=NAME",
                  "force a kernel, OP=NAME (repeatable; see `ridge explain`)");
   app.add_flag("--check-finite", flags.check_finite,
-               "look at what every block gives, and stop at the first NaN or infinity, naming layer and tensor (slow)");
+               "stop at the first block that gives NaN or infinity, naming layer and tensor (slow)");
 }
 
 LoadOptions ModelFlags::load_options() const {

@@ -81,7 +81,7 @@ TEST(Memory, WeightsThatDoNotFitAreRefused) {
 
 TEST(Memory, TheContextThatFitsIsTheLongestOne) {
   const Model model = Model::load(kTinyModel);
-  const auto layers = layer_configs({.k = {.format = "q8_0"}, .v = {.format = "q8_0"}}, model.engine().plan());
+  const auto layers = layer_configs({.k = {.format = "f16"}, .v = {.format = "f16"}}, model.engine().plan());
   const auto bytes = [&](int n) { return cache_bytes(layers, false, pool_pages(layers, n, 1, 512), 1); };
   for (const int n : {128, 1024, 128 * 77}) {
     EXPECT_EQ(context_that_fits(layers, false, 1 << 20, 512, bytes(n)), n);
@@ -131,7 +131,7 @@ TEST(NotFinite, CommandsEndWithStatus4AndTheTensor) {
 TEST(Disk, APromptCacheThatCannotBeWrittenCostsNoAnswer) {
   const TempDir directory;
   std::string prompt;
-  for (int i = 0; i < 40; ++i) prompt += "Once upon a time ";  // a state of some ten KiB
+  for (int i = 0; i < 22; ++i) prompt += "Once upon a time ";  // a state of some ten KiB
   const std::string run = std::string("run -m ") + kTinyModel + " -p '" + prompt + "' -n 8 --temp 0 --quiet",
                     file = (directory.path() / "p.kv").string();
   const std::string full = "trap '' XFSZ; ulimit -f 16";  // files of 8 or 16 KiB

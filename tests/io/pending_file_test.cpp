@@ -161,7 +161,7 @@ TEST_P(PendingFiles, NeverReplaceDevicesFoldersAndPipes) {
 }
 
 TEST_P(PendingFiles, SayWhyAFolderTakesNone) {
-  EXPECT_THAT(write_file(dir / "none/a", "text", named()).error().message, HasSubstr("No such file"));
+  EXPECT_THAT(write_file(dir / "none/a", "text", named()).error().message, HasSubstr("there is no folder"));
   EXPECT_THAT(write_file(dir.write("file", "x") / "a", "text", named()).error().message, HasSubstr("Not a directory"));
   if (::geteuid() == 0) return;  // root writes anywhere
   ASSERT_EQ(::chmod(dir.path().c_str(), 0500), 0);

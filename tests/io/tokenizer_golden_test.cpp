@@ -82,7 +82,7 @@ TEST(TokenizerGolden, TheTinyModelsOfTheReferenceDataGiveTheirIds) {
           entry.path().native());
     ++n_read;
   }
-  EXPECT_EQ(n_read, 18);
+  EXPECT_GE(n_read, 18);
 }
 
 }  // namespace

@@ -146,7 +146,7 @@ def errors_have_a_status_and_openais_shape(curl):
     curl.refused(400, text, body=b"[" * 100_000)
     curl.refused(400, text, body={}, param="prompt")
     curl.refused(400, chat, body={"prompt": PROMPT}, param="messages")
-    for name, value in {"temperature": 1e9, "max_tokens": 0, "n": 1000, "stop": [""], "seed": 0.5, "logit_bias": {"x": 1}, "stream": "yes",
+    for name, value in {"temperature": 1e9, "max_tokens": 0.5, "n": 1000, "stop": [""], "seed": 0.5, "logit_bias": {"x": 1}, "stream": "yes",
                         "kv_quant": "nothing-3", "best_of": 3, "top_p": "0.5"}.items():
         curl.refused(400, text, body={"prompt": PROMPT, name: value}, param=name)
     curl.refused(400, text, body={"prompt": "word " * 400_000}, param="prompt", code="context_length_exceeded")  # curl asks before it sends so much

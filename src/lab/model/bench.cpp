@@ -6,6 +6,7 @@
 #include <limits>
 #include <optional>
 
+#include "engine/finite.h"
 #include "lab/op/roof.h"
 
 namespace ridge::lab {
@@ -33,23 +34,26 @@ class BenchRunner {
   std::optional<double> run_once(int n_prompt, int n_gen) {
     reach_depth();
     const auto prompt = random_tokens(model_, n_prompt, rng_), steps = random_tokens(model_, n_gen, rng_);
+    std::span<const float> logits;
     const auto start = Clock::now();
     for (size_t first = 0; first < prompt.size(); first += size_t(test_.n_batch))
-      session_.prefill(std::span(prompt).subspan(first, std::min(prompt.size() - first, size_t(test_.n_batch))));
+      logits = session_.prefill(std::span(prompt).subspan(first, std::min(prompt.size() - first, size_t(test_.n_batch))));
     if ((on_device_ || params_.temperature > 0) && n_gen > 0) {
       // The first step makes logits; then steps feed themselves, and the host looks on.
       session_.decode(steps[0]);
+      logits = {};  // draw() looks at them
       SamplerOptions sampler;
       sampler.temperature = params_.temperature;
       sampler.seed = params_.seed;
       if (n_gen > 1) session_.draw(sampler, {}, n_gen, [&](int32_t) { return !stopped(); });
     } else {
       for (const int32_t token : steps) {
-        session_.decode(token);
+        logits = session_.decode(token);
         if (stopped()) return std::nullopt;
       }
     }
     const double seconds = seconds_since(start);
+    if (!logits.empty()) check_logits(logits);
     return stopped() ? std::nullopt : std::optional(seconds);
   }
 
