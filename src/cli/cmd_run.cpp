@@ -60,7 +60,8 @@ std::string without_last_break(std::string text) {
 
 std::string read_prompt(const RunFlags& flags) {
   if (flags.has_prompt) return flags.prompt;
-  if (flags.file != "-") return without_last_break(io::read_text_file(flags.file, kMaxPromptBytes).or_throw());
+  if (flags.file != "-" && flags.file != "/dev/stdin")
+    return without_last_break(io::read_text_file(flags.file, kMaxPromptBytes).or_throw());
   Ranks* const ranks = ranks_alike();
   if (!ranks) return without_last_break(read_stdin(flags.quiet()));
   return without_last_break(ranks->from_first(ranks->is_first() ? read_stdin(flags.quiet()) : ""));

@@ -116,7 +116,7 @@ std::pair<std::string, std::string> request_of(const std::vector<Turn>& turns, c
     std::string transcript;
     for (const Turn& turn : turns) transcript += (turn.user ? "User: " : "Assistant: ") + turn.text + "\n";
     body["prompt"] = transcript + "Assistant:";
-    body["stop"] = {"\nUser:"};
+    body["stop"] = {"\nUser:", "\nAssistant:"};
     body["max_tokens"] = kPlainTokens;
     return {"/v1/completions", dumped(body)};
   }

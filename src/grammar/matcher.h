@@ -6,6 +6,7 @@
 #pragma once
 
 #include <span>
+#include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -14,7 +15,9 @@
 
 namespace ridge::grammar {
 
-inline constexpr size_t kMaxStacks = 4096;     ///< stacks of one state
+inline constexpr size_t kMaxStacks = 4096;  ///< stacks of one state
+/// Begins the message of every error of a grammar that has too many ways to go on.
+inline constexpr std::string_view kTooAmbiguous = "grammar: too ambiguous";
 inline constexpr uint64_t kMaxWork = 2000000;  ///< steps for one mask or token: a second at most
 inline constexpr uint32_t kLifted = 1U << 31;  ///< see Matcher::lifted_end(); counts are smaller
 

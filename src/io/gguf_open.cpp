@@ -155,6 +155,15 @@ bool names_a_download(std::string_view given) {
 
 }  // namespace
 
+namespace {
+bool has_safetensors(const std::filesystem::path& folder) {
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, ignored))
+    if (entry.path().filename().native().find(".safetensors") != std::string::npos) return true;
+  return false;
+}
+}  // namespace
+
 Result<std::filesystem::path> find_model(const std::filesystem::path& given) {
   std::error_code ignored;
   if (!std::filesystem::exists(given, ignored)) {
@@ -167,8 +176,10 @@ Result<std::filesystem::path> find_model(const std::filesystem::path& given) {
     const bool is_part = std::filesystem::exists(folder / "config.json", ignored) && is_safetensors(given);
     return is_part ? folder : given;
   }
-  if (std::filesystem::exists(given / "config.json", ignored)) return given;
   const std::vector<std::filesystem::path> found = gguf_files(given);
+  // Repositories of GGUF files often keep the config.json of the model they were made from.
+  const bool has_config = std::filesystem::exists(given / "config.json", ignored);
+  if (has_config && (found.empty() || has_safetensors(given))) return given;
   if (found.size() == 1) return found[0];
   if (found.empty()) return given;
   constexpr size_t kShown = 8;

@@ -84,16 +84,18 @@ struct Job {
   std::vector<float> values;
   float scale = 1;                               // on top of what the source's blocks decode to
   int pair_heads = 0;                            // > 0: rows of this many heads move from halves to interleaved pairs
+  int64_t pair_rows = 0;                         // of such a head
   float offset = 0;                              // added to every value
   std::vector<const io::Tensor*> stacked = {};   // of experts: what comes behind the source
   std::vector<int64_t> rows = {}, columns = {};  // of the source, in the order to write; empty: as they are
   bool negative_exp = false;                     // -exp(value) in place of every value
 };
 
-/// Row r of a head in the interleaved convention is row (r % 2) * head_dim/2 + r / 2 of the halves convention.
-int64_t source_row(int64_t row, int64_t head_dim) {
+/// Row r of a head in the interleaved convention is row (r % 2) * rope_dim/2 + r / 2 of the halves convention; rows that
+/// RoPE does not turn stay.
+int64_t source_row(int64_t row, int64_t head_dim, int64_t rope_dim) {
   const int64_t head = row / head_dim, r = row % head_dim;
-  return head * head_dim + r % 2 * (head_dim / 2) + r / 2;
+  return r < rope_dim ? head * head_dim + r % 2 * (rope_dim / 2) + r / 2 : row;
 }
 
 Status encode_job(const Job& job, std::vector<std::byte>& out) {
@@ -114,7 +116,7 @@ Status encode_job(const Job& job, std::vector<std::byte>& out) {
     if (job.source) {
       const int64_t rows_each = n_rows / (1 + ssize(job.stacked)), part = r / rows_each;
       const io::Tensor& source = part == 0 ? *job.source : *job.stacked[size_t(part - 1)];
-      const int64_t at = job.pair_heads > 0 ? source_row(r, n_rows / job.pair_heads)
+      const int64_t at = job.pair_heads > 0 ? source_row(r, n_rows / job.pair_heads, job.pair_rows)
                          : job.rows.empty() ? r % rows_each
                                             : job.rows[size_t(r)];
       source.format->decode(source.data.data() + at * source.format->row_bytes(n_in), n_in, row.data());
@@ -247,6 +249,7 @@ Result<std::vector<Job>> hf_jobs(const io::HfDirectory& directory, const Config&
     if (!source) return;
     jobs.push_back(make_job(fmt::format(fmt::runtime(name.gguf), layer), *source));
     jobs.back().pair_heads = permute ? pair_heads : 0;
+    jobs.back().pair_rows = c.rope_dim;
   };
   namespace n = tensor_names;
   const auto push_norm = [&](const tensor_names::Name& name, int layer, bool required) {
@@ -260,7 +263,7 @@ Result<std::vector<Job>> hf_jobs(const io::HfDirectory& directory, const Config&
     if (required) push(name, layer, true);
     if (jobs.size() == before || !permute) return;
     const int64_t n = jobs.back().spec.shape[0];
-    for (int64_t i = 0; i < n; ++i) jobs.back().columns.push_back(source_row(i, n / n_heads));
+    for (int64_t i = 0; i < n; ++i) jobs.back().columns.push_back(source_row(i, n / n_heads, c.rope_dim));
   };
   // One tensor of a matrix or a bias of all experts or heads, as loading took them apart.
   const auto push_stacked = [&](const tensor_names::Name& name, int layer, std::span<const Linear> all) {

@@ -931,13 +931,14 @@ Linear encoded(const Linear& m, const WeightFormat* format, std::vector<AlignedB
   return to;
 }
 
-/// Heads whose RoPE turns halves of a row, with the rows in the order of neighbouring pairs.
-Linear interleaved(const Linear& m, int64_t head_dim, std::vector<AlignedBuffer>& buffers) {
+/// Heads whose RoPE turns halves of their first rope_dim rows, with these in the order of neighbouring pairs.
+Linear interleaved(const Linear& m, int64_t head_dim, int64_t rope_dim, std::vector<AlignedBuffer>& buffers) {
   Linear to = m;
   const int64_t row_bytes = m.format->row_bytes(m.n_in);
   std::byte* const rows = buffers.emplace_back(m.bytes()).data();
   for (int64_t i = 0; i < m.n_out; ++i) {
-    const int64_t in_head = i % head_dim, from = i - in_head + in_head % 2 * (head_dim / 2) + in_head / 2;
+    const int64_t in_head = i % head_dim, turned = in_head % 2 * (rope_dim / 2) + in_head / 2,
+                  from = i - in_head + (in_head < rope_dim ? turned : in_head);
     std::copy_n(m.rows + from * row_bytes, row_bytes, rows + i * row_bytes);
   }
   to.rows = rows;
@@ -1041,8 +1042,8 @@ Status load_separate_head(const Config& c, const Weights& model, std::string pat
   for (Linear* m : {&head.weights.join, &layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down})
     *m = encoded(*m, format, head.weights.buffers);
   if (c.rope_pairs == RopePairs::interleaved) {  // of a GGUF file; the head's are halves
-    layer.q = interleaved(layer.q, c.head_dim, head.weights.buffers);
-    layer.k = interleaved(layer.k, c.head_dim, head.weights.buffers);
+    layer.q = interleaved(layer.q, c.head_dim, c.rope_dim, head.weights.buffers);
+    layer.k = interleaved(layer.k, c.head_dim, c.rope_dim, head.weights.buffers);
   }
   return {};
 }

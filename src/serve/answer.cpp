@@ -4,6 +4,7 @@
 #include <random>
 
 #include "engine/finite.h"
+#include "grammar/matcher.h"
 
 namespace ridge::serve {
 namespace {
@@ -313,6 +314,8 @@ void Answer::finish() {
   if (!error_.empty()) {
     ApiError error{.status = 500, .message = error_, .type = "server_error"};
     if (error_.starts_with(kNotFiniteText)) error.code = "logits_not_finite";
+    if (error_.starts_with(grammar::kTooAmbiguous))
+      error = {.status = 400, .message = error_, .param = "grammar", .code = "grammar_too_ambiguous"};
     if (!events_) return reply_.send(error.response());
     events_->push(dump(error.json()));
     return events_->finish();

@@ -211,6 +211,7 @@ ApiRequest read_chat_request(const ApiModel& model, const Json& body) {
   if (!has_template) {
     // Nothing else ends the answer of a base model.
     request.options.stop.push_back("\nUser:");
+    request.options.stop.push_back("\nAssistant:");
   }
   request.output.seed = request.options.sampler.seed;
   check_length(model, read_max_tokens(f, 1).value_or(-1), request);
@@ -258,6 +259,14 @@ ApiRequest read_completion_request(const ApiModel& model, const Json& body) {
     if (request.echo)
       request.prompt_texts.push_back(p.is_string() ? p.get<std::string>()
                                                    : model.engine.tokenizer().decode(request.prompts.back()));
+  }
+  if (request.echo && request.n_top_logprobs >= 0) {
+    constexpr size_t kMostScores = size_t(1) << 21;  // of an answer: some hundred bytes each
+    size_t n_scores = 0;
+    for (const auto& tokens : request.prompts) n_scores += tokens.size() * size_t(1 + request.n_top_logprobs);
+    if (n_scores > kMostScores)
+      refuse("logprobs", fmt::format("{} scores of prompts, {} are told at most (fewer prompts, or less logprobs)",
+                                     n_scores, kMostScores));
   }
   if (request.prompts.size() * size_t(request.n_choices) > kMaxPrompts)
     refuse("n", "too many choices for so many prompts");

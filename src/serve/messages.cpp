@@ -51,6 +51,12 @@ void read_call(Json& call, const std::string& place) {
 
 void read_message(Json& message, const std::string& place) {
   if (!message.is_object() || !member_text(message, "role")) refuse(place, "every message is an object with a role");
+  const std::string& role = *member_text(message, "role");
+  constexpr size_t kMostRole = 32;
+  if (role.empty() || role.size() > kMostRole ||
+      role.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-") != role.npos)
+    refuse(place + ".role", fmt::format("{} is not a name of letters, digits, - and _", shown(message["role"])));
+  if (role == "tool" && (!message.contains("content") || message["content"].is_null())) message["content"] = "";
   if (const auto content = message.find("content"); content != message.end() && content->is_array())
     *content = text_of_parts(*content, place + ".content");
   for (const char* key : {"content", "reasoning_content", "name", "tool_call_id"}) check_text(message, key, place);

@@ -43,6 +43,10 @@ Json tokenize(const ApiModel& model, const Json& body) {
   const bool parse_special = f.flag("parse_special").value_or(true);
   const std::vector<int32_t> tokens = model.engine.tokenizer().encode(*content, add_special, parse_special);
   if (!f.flag("with_pieces").value_or(false)) return {{"tokens", tokens}};
+  constexpr size_t kMostPieces = size_t(1) << 18;  // an object each
+  if (tokens.size() > kMostPieces)
+    refuse("with_pieces",
+           fmt::format("the text has {} tokens, pieces are told of {} at most", tokens.size(), kMostPieces));
   Json list = Json::array();
   for (const int32_t token : tokens)
     list.push_back({{"id", token}, {"piece", model.engine.tokenizer().piece(token, true)}});

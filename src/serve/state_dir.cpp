@@ -109,12 +109,12 @@ std::string StateDir::load(Engine& engine, Lane& lane) {
   SequencePool& pool = lane.pool();
   int n = 0, refused = 0;
   std::string why;
-  for (const fs::path& path : state_files(from)) {
-    // A slot for the sequence and one for its checkpoint; what runs later wants slots and pages of its own.
-    if (pool.report().slots_free < 2) {
-      folder.own.push_back(path);
-      continue;
-    }
+  const std::vector<fs::path> files = state_files(from);
+  // A slot for the sequence and one for its checkpoint; what runs later wants slots and pages of its own. The newest files
+  // are read, in the order of their age. The others are not this server's to remove.
+  const size_t n_read = std::min(files.size(), size_t(std::max(0, int(pool.report().slots_free) - 1)));
+  for (const fs::path& path : std::span(files).last(n_read)) {
+    if (pool.report().slots_free < 2) break;
     const auto read = [&]() -> Status {
       RIDGE_TRY(const io::MappedFile file, io::MappedFile::open(path));
       RIDGE_TRY(const SequenceImage image, read_kv_state(pool, lane.options().n_ctx, engine.hash(lane.options().n_ctx),
@@ -130,7 +130,9 @@ std::string StateDir::load(Engine& engine, Lane& lane) {
   if (!held) folder.own.clear();  // another server's
   const std::scoped_lock locked(mutex_);
   folders_[from] = std::move(folder);
-  return fmt::format("{} prefixes of {} read from {}{}{}", n, kv_text(lane.options().kv), from.string(),
+  const size_t left = files.size() - n_read;
+  return fmt::format("{} prefixes of {} read from {}{}{}{}", n, kv_text(lane.options().kv), from.string(),
+                     left > 0 ? fmt::format("; {} older ones stay unread: no slot is free", left) : "",
                      refused > 0 ? fmt::format("; {} left alone, the last because: {}", refused, why) : "",
                      held ? "" : "; another server has the folder, its files stay as they are");
 }

@@ -111,6 +111,10 @@ TEST(FindModel, TheOnlyGgufFileOfAFolder) {
   EXPECT_EQ(several.error().kind, ErrorKind::usage);
   EXPECT_THAT(several.error().message, HasSubstr("b.gguf, sha256-1"));
   dir.write("config.json", "{}");
+  EXPECT_FALSE(find_model(dir.path())) << "a config.json beside GGUF files is of the model they were made from";
+  std::filesystem::remove(dir / "b.gguf");
+  EXPECT_EQ(find_model(dir.path()).or_throw(), dir / "sha256-1");
+  dir.write("model.safetensors", "x");
   EXPECT_EQ(find_model(dir.path()).or_throw(), dir.path());
 }
 

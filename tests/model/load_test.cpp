@@ -9,6 +9,7 @@
 #include "cases/paths.h"
 #include "cases/reference_data.h"
 #include "cases/temp_dir.h"
+#include "io/mapped_file.h"
 #include "model/arch/arch.h"
 #include "model/convert.h"
 #include "model/plan.h"
@@ -628,6 +629,33 @@ TEST(Convert, CompressedMatricesAreRoundedAgainOnlyWhenAsked) {
   QuantizeType asked = type("q8_0");
   asked.requantizes = true;
   EXPECT_GT(convert_to_gguf(path("q4_1"), path("q8_0"), asked, nullptr).or_throw().n_requantized, 30);
+}
+
+TEST(Convert, RowsThatRopeDoesNotTurnStay) {
+  const auto data = reference_data();
+  if (!data || !std::filesystem::exists(*data / "parity/models/llama3")) GTEST_SKIP() << "needs the reference data";
+  const TempDir directory;
+  const std::filesystem::path from = directory.path() / "m", to = directory.path() / "m.gguf";
+  std::filesystem::copy(*data / "parity/models/llama3", from);
+  const auto config = from / "config.json";
+  std::string text = io::read_text_file(config, 1 << 16).or_throw();
+  text.insert(text.find('{') + 1, "\"partial_rotary_factor\": 0.5, ");
+  std::filesystem::permissions(config, std::filesystem::perms::owner_write, std::filesystem::perm_options::add);
+  std::ofstream(config) << text;
+  convert_to_gguf(from, to, find_quantize_type("f32").or_throw(), nullptr).or_throw();
+  const LoadedModel halves = load_model(from.string()).or_throw(), pairs = load_model(to.string()).or_throw();
+  const int64_t head_dim = halves.config.head_dim, rope_dim = halves.config.rope_dim;
+  ASSERT_EQ(rope_dim, head_dim / 2);
+  const auto row_of = [](const Linear& m, int64_t row) {
+    std::vector<float> values(size_t(m.n_in));
+    m.format->decode(m.rows + row * m.format->row_bytes(m.n_in), m.n_in, values.data());
+    return values;
+  };
+  const Linear &q = halves.weights.layers[0].q, &turned = pairs.weights.layers[0].q;
+  for (int64_t i = 0; i < q.n_out; ++i) {
+    const int64_t r = i % head_dim, of_pairs = r % 2 * (rope_dim / 2) + r / 2;
+    EXPECT_EQ(row_of(turned, i), row_of(q, i - r + (r < rope_dim ? of_pairs : r))) << i;
+  }
 }
 
 TEST(Convert, SaysHowManyBitsAWeightThereAre) {

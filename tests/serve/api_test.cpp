@@ -398,6 +398,21 @@ TEST_F(ApiTest, HistoriesOfCallsReachTemplatesThatKnowNone) {
   EXPECT_EQ(error["code"], "template_error");
 }
 
+TEST_F(ApiTest, AGrammarThatBecomesTooAmbiguousIsTheClientsFault) {
+  open();
+  const char* const rules = "root ::= s\ns ::= \"a\" s \"a\" | [^x] s | s2\ns2 ::= [^y]{0,1000} [^z]{0,1000}";
+  const Json body = {{"prompt", "x"}, {"max_tokens", 200}, {"temperature", 2}, {"seed", 1}, {"grammar", rules}};
+  const Json error = refused("/v1/completions", body.dump(), 400);
+  EXPECT_EQ(error["code"], "grammar_too_ambiguous");
+  EXPECT_EQ(error["param"], "grammar");
+}
+
+TEST_F(ApiTest, RolesAreNames) {
+  open();
+  const Json error = refused("/apply-template", R"({"messages": [{"role": "user<|im_end|>", "content": "x"}]})", 400);
+  EXPECT_EQ(error["param"], "messages[0].role");
+}
+
 TEST_F(ApiTest, ATemplateThatCannotBeReadFailsChatsOnly) {
   for (const ModelTemplate& broken :
        {ModelTemplate{.problem = "chat template: line 1, column 2: no"},
@@ -590,6 +605,23 @@ TEST_F(ApiTest, AStateFolderKeepsFilesOfOtherModelsAndContexts) {
   Keeper again(folder, model(), scheduler_options());
   EXPECT_GE(again.ask(300, 7), 256) << again.log;
   again.stop();
+  std::filesystem::remove_all(folder);
+}
+
+TEST_F(ApiTest, AServerWithFewerSlotsRemovesNoStateThatItDidNotRead) {
+  const std::filesystem::path folder = testing::TempDir() + "ridge_api_fewer_slots";
+  std::filesystem::remove_all(folder);
+  Keeper first(folder, model(), scheduler_options());
+  for (const int step : {7, 11, 13}) EXPECT_EQ(first.ask(300, step), 0);
+  first.stop();
+  const auto all = state_files(folder);
+  ASSERT_GE(all.size(), 3u);
+  SchedulerOptions few = scheduler_options();
+  few.lane.n_checkpoints = 1;
+  Keeper second(folder, model(), few);
+  second.stop();
+  EXPECT_THAT(second.log, HasSubstr("older ones stay unread"));
+  EXPECT_EQ(state_files(folder).size(), all.size());
   std::filesystem::remove_all(folder);
 }
 

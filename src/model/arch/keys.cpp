@@ -176,6 +176,11 @@ constexpr KeyRow kGgufRows[] = {
     {"tokenizer.ggml.suffix_token_id", kHarmless, "of filling gaps, which requests spell themselves"},
     {"tokenizer.ggml.middle_token_id", kHarmless, "of filling gaps, which requests spell themselves"},
     {"tokenizer.ggml.fim_*", kHarmless, "of filling gaps, which requests spell themselves"},
+    {"tokenizer.ggml.suppress_tokens", kRefused, "tokens that never come"},
+    {"tokenizer.ggml.normalizer.lowercase", kRefused, "texts in lower case", "false"},
+    {"tokenizer.ggml.normalizer.strip_accents", kRefused, "texts without accents", "false"},
+    {"tokenizer.ggml.escape_whitespaces", kRefused, "blanks that stay as they are", "true"},
+    {"tokenizer.ggml.treat_whitespace_as_suffix", kRefused, "blanks behind words", "false"},
     {"tokenizer.ggml.*", kHarmless, kText},
     {"tokenizer.huggingface.json", kHarmless, "the other keys say the same"},
     {"tokenizer.rwkv.world", kRefused, kOther},
@@ -186,6 +191,10 @@ constexpr KeyRow kGgufRows[] = {
 };
 
 constexpr KeyRow kFieldRows[] = {
+    {"is_causal", kRefused, "attention that sees later tokens", "true"},
+    {"causal", kRefused, "attention that sees later tokens", "true"},
+    {"use_rope", kRefused, "positions without RoPE", "true"},
+    {"activation_function", kRefused, "another activation", "silu swish"},
     // About the file, and what generation options decide.
     {"architectures", kHarmless, kAbout},
     {"model_type", kHarmless, kAbout},

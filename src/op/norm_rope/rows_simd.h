@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 #include "op/simd/exp.h"
 
@@ -18,7 +19,10 @@ inline void rms_norm_row(const float* x, const float* weight, float eps, int64_t
   }
   float tail = 0;
   for (; i < n; ++i) tail += x[i] * x[i];
-  const float factor = 1.0f / __builtin_sqrtf((Simd::sum(sum) + tail) / float(n) + eps);
+  // Squares that overflow would give a row of zeros, which hides that the row is out of range.
+  const float squares = Simd::sum(sum) + tail;
+  const float factor = squares <= std::numeric_limits<float>::max() ? 1.0f / __builtin_sqrtf(squares / float(n) + eps)
+                                                                    : std::numeric_limits<float>::quiet_NaN();
   const Simd::F factors = Simd::set1(factor);
   for (i = 0; i + Simd::kLanes <= n; i += Simd::kLanes)
     Simd::store(y + i, Simd::mul(Simd::mul(Simd::load(x + i), factors), Simd::load(weight + i)));
