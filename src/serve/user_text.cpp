@@ -1,6 +1,8 @@
 #include "serve/user_text.h"
 
+#include <algorithm>
 #include <random>
+#include <string_view>
 
 #include "base/work_limit.h"
 
@@ -18,6 +20,13 @@ bool is_of_the_application(const Json& message) {
   return role != message.end() && (*role == "system" || *role == "developer" || *role == "assistant");
 }
 
+/// Marks of conversations, which some vocabularies call user-defined: a tokenizer finds those in any text.
+bool is_mark(const io::Tokenizer& tokenizer, int32_t id, std::string_view piece) {
+  constexpr std::string_view kOthers[] = {"<think>", "</think>", "[INST]", "[/INST]", "<start_of_turn>"};
+  return tokenizer.is_control(id) || tokenizer.is_end(id) || (piece.starts_with("<|") && piece.ends_with("|>")) ||
+         std::ranges::find(kOthers, piece) != std::end(kOthers);
+}
+
 }  // namespace
 
 UserText::UserText(const Engine& engine) : engine_(engine), sign_(random_sign()) {}
@@ -27,9 +36,9 @@ std::string UserText::guarded_text(const std::string& text) const {
   std::string made;
   size_t done = 0;
   for (const int32_t id : tokenizer.encode(text, false, true)) {
-    if (!tokenizer.is_control(id)) continue;
-    WorkLimit::check();
     const std::string piece = tokenizer.piece(id, true);
+    if (!is_mark(tokenizer, id, piece)) continue;
+    WorkLimit::check();
     const size_t at = text.find(piece, done);
     if (at == text.npos) continue;  // it was found in normalised text
     made += text.substr(done, at - done) + sign_ + piece + sign_;
@@ -76,7 +85,12 @@ std::vector<int32_t> UserText::tokens(const std::string& prompt, bool add_specia
   std::vector<int32_t> tokens;
   for (size_t i = 0; i < all.size(); ++i) {
     const bool plain = i % 2 == 1;
-    const std::vector<int32_t> more = engine_.tokenize(all[i], add_special && i == 0, parse_special && !plain);
+    std::vector<int32_t> more = engine_.tokenize(all[i], add_special && i == 0, parse_special && !plain);
+    if (plain && more.size() == 1 && all[i].size() > 1) {  // a user-defined token: in two parts it is text
+      more = engine_.tokenize(all[i].substr(0, 1), false, false);
+      const std::vector<int32_t> rest = engine_.tokenize(all[i].substr(1), false, false);
+      more.insert(more.end(), rest.begin(), rest.end());
+    }
     tokens.insert(tokens.end(), more.begin(), more.end());
   }
   return tokens;
