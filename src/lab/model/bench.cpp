@@ -37,7 +37,8 @@ class BenchRunner {
     std::span<const float> logits;
     const auto start = Clock::now();
     for (size_t first = 0; first < prompt.size(); first += size_t(test_.n_batch))
-      logits = session_.prefill(std::span(prompt).subspan(first, std::min(prompt.size() - first, size_t(test_.n_batch))));
+      logits =
+          session_.prefill(std::span(prompt).subspan(first, std::min(prompt.size() - first, size_t(test_.n_batch))));
     if ((on_device_ || params_.temperature > 0) && n_gen > 0) {
       // The first step makes logits; then steps feed themselves, and the host looks on.
       session_.decode(steps[0]);
