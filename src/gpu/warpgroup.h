@@ -22,23 +22,23 @@ __device__ uint64_t shared_columns(const void* first);
 /// D += A B. A warp of the four has 16 rows, and its words are those of mma_f16 (gpu/tensor.h); so are the sums
 /// of 8 columns. Registers of `a` and `d` may be used again when the group of the product has ended.
 template <int kColumnTiles>
-__device__ void warpgroup_mma_f16(float (&d)[kColumnTiles][4], const uint32_t (&a)[4], uint64_t b);
+__device__ __forceinline__ void warpgroup_mma_f16(float (&d)[kColumnTiles][4], const uint32_t (&a)[4], uint64_t b);
 /// Before the first product, and after the registers of a product were written by other instructions.
 __device__ void warpgroup_fence();
 /// Ends a group of products.
 __device__ void warpgroup_commit();
 /// Waits until at most kLeft groups are under way.
 template <int kLeft>
-__device__ void warpgroup_wait();
+__device__ __forceinline__ void warpgroup_wait();
 /// Keeps the compiler from moving what makes these words behind a later product.
 template <int kWords>
-__device__ void keep_words(uint32_t (&words)[kWords]);
+__device__ __forceinline__ void keep_words(uint32_t (&words)[kWords]);
 
 /// Registers of a thread from here on, by all warps of a warpgroup: fewer, or more once others have given theirs.
 template <int kRegisters>
-__device__ void give_registers();
+__device__ __forceinline__ void give_registers();
 template <int kRegisters>
-__device__ void take_registers();
+__device__ __forceinline__ void take_registers();
 
 /// Like set_up_arrivals(), for n words that end a phase when `count` threads have called arrive().
 __device__ void set_up_counts(Arrival* arrivals, int n, int count, int lane);
