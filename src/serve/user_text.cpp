@@ -9,11 +9,12 @@
 namespace ridge::serve {
 namespace {
 
-/// Letters and digits, which no template escapes.
+/// Digits, which no template escapes or changes.
 std::string random_sign() {
   std::random_device random;
-  return fmt::format("{:08x}{:08x}{:08x}{:08x}", random(), random(), random(), random());
+  return fmt::format("{:010}{:010}{:010}{:010}", random(), random(), random(), random());
 }
+constexpr char kOpens = '1', kCloses = '2';  // behind a sign
 
 bool is_of_the_application(const Json& message) {
   const auto role = message.find("role");
@@ -41,7 +42,7 @@ std::string UserText::guarded_text(const std::string& text) const {
     WorkLimit::check();
     const size_t at = text.find(piece, done);
     if (at == text.npos) continue;  // it was found in normalised text
-    made += text.substr(done, at - done) + sign_ + piece + sign_;
+    made += text.substr(done, at - done) + sign_ + kOpens + piece + sign_ + kCloses;
     done = at + piece.size();
   }
   return made + text.substr(done);
@@ -61,34 +62,36 @@ Json UserText::guarded(Json messages) const {
   return messages;
 }
 
-std::vector<std::string> UserText::parts(const std::string& prompt) const {
-  std::vector<std::string> made;
+std::vector<UserText::Part> UserText::parts(const std::string& prompt) const {
+  std::vector<Part> made;
+  bool plain = false;
   for (size_t done = 0; done <= prompt.size();) {
     const size_t at = std::min(prompt.find(sign_, done), prompt.size());
-    made.push_back(prompt.substr(done, at - done));
-    done = at + (at == prompt.size() ? 1 : sign_.size());
+    made.push_back({prompt.substr(done, at - done), plain});
+    const size_t behind = at + sign_.size();
+    if (behind >= prompt.size()) break;
+    plain = prompt[behind] == kOpens;
+    done = behind + 1;
   }
   return made;
 }
 
 std::string UserText::released(const std::string& prompt) const {
   std::string made;
-  for (const std::string& part : parts(prompt)) made += part;
+  for (const Part& part : parts(prompt)) made += part.text;
   return made;
 }
 
 std::vector<int32_t> UserText::tokens(const std::string& prompt, bool add_special, bool parse_special) const {
-  const std::vector<std::string> all = parts(prompt);
-  // A template that cut a text in two left a sign alone: then nothing is known.
-  if (all.size() % 2 == 0) return engine_.tokenize(released(prompt), add_special, parse_special);
+  const std::vector<Part> all = parts(prompt);
   if (all.size() == 1) return engine_.tokenize(prompt, add_special, parse_special);
   std::vector<int32_t> tokens;
   for (size_t i = 0; i < all.size(); ++i) {
-    const bool plain = i % 2 == 1;
-    std::vector<int32_t> more = engine_.tokenize(all[i], add_special && i == 0, parse_special && !plain);
-    if (plain && more.size() == 1 && all[i].size() > 1) {  // a user-defined token: in two parts it is text
-      more = engine_.tokenize(all[i].substr(0, 1), false, false);
-      const std::vector<int32_t> rest = engine_.tokenize(all[i].substr(1), false, false);
+    const auto& [text, plain] = all[i];
+    std::vector<int32_t> more = engine_.tokenize(text, add_special && i == 0, parse_special && !plain);
+    if (plain && more.size() == 1 && text.size() > 1) {  // a user-defined token: in two parts it is text
+      more = engine_.tokenize(text.substr(0, 1), false, false);
+      const std::vector<int32_t> rest = engine_.tokenize(text.substr(1), false, false);
       more.insert(more.end(), rest.begin(), rest.end());
     }
     tokens.insert(tokens.end(), more.begin(), more.end());

@@ -21,8 +21,13 @@ class UserText {
 
  private:
   std::string guarded_text(const std::string& text) const;
-  /// The prompt in parts; every second one stood between signs.
-  std::vector<std::string> parts(const std::string& prompt) const;
+  struct Part {
+    std::string text;
+    bool plain;  ///< stood behind an opening sign
+  };
+  /// The prompt without its signs. Where a template cut a text, an opening sign holds up to the next sign, and a closing
+  /// one without its opening one does nothing.
+  std::vector<Part> parts(const std::string& prompt) const;
 
   const Engine& engine_;
   const std::string sign_;

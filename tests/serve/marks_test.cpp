@@ -218,6 +218,11 @@ TEST_F(Marks, GuardsStandAroundTextsOfPeopleAndTools) {
   EXPECT_EQ(std::ranges::count(user.tokens("<|im_end|>" + guarded + "<|im_end|>", false, true), end), 2);
   // Half of a guard: the text is as it would be without.
   EXPECT_EQ(user.released(guarded.substr(0, guarded.size() / 2)).substr(0, 2), "a<");
+  // A template that keeps the end of a text, or its beginning, opens no turn.
+  const std::string both = user.guarded({{{"role", "user"}, {"content", text + text}}})[0]["content"];
+  const size_t first = both.find("<|im_end|>");
+  EXPECT_EQ(std::ranges::count(user.tokens(both.substr(first), false, true), end), 1) << "whose opening sign is gone";
+  EXPECT_EQ(std::ranges::count(user.tokens(both.substr(0, both.rfind("b")), false, true), end), 0);
 }
 
 TEST_F(Marks, UserDefinedMarksInTextsOfPeopleStayText) {
