@@ -81,8 +81,10 @@ __global__ void __launch_bounds__(kTokenThreads) tokens_kernel(const XPlan p) {
 
   uint4* to = p.words + (token / 8 * p.blocks) * 32 + token % 8 * 4;
 #pragma unroll 2
-  for (int unit = int(threadIdx.x); unit < 4 * p.blocks; unit += kTokenThreads) {
-    const int block = unit / 4, c = unit % 4;
+  for (int first = 0; first < 4 * p.blocks; first += kTokenThreads) {  // whole warps: lanes exchange words
+    const int unit = first + int(threadIdx.x), c = unit % 4;
+    const bool exists = unit < 4 * p.blocks;
+    const int block = exists ? unit / 4 : 0;
     float4 v[kQuads];
 #pragma unroll
     for (int i = 0; i < kQuads; ++i) v[i] = load(4 * kQuads * block + 4 * i + c);
@@ -99,9 +101,9 @@ __global__ void __launch_bounds__(kTokenThreads) tokens_kernel(const XPlan p) {
       }
     }
     if (p.area_columns == 0) {
-      to[block * 32 + c] = make_uint4(words[0], words[1], words[2], words[3]);
+      if (exists) to[block * 32 + c] = make_uint4(words[0], words[1], words[2], words[3]);
     } else {
-      areas::store_units(p.words, token, 4 * block, 4 * p.blocks, p.area_columns, words, true);
+      areas::store_units(p.words, token, 4 * block, 4 * p.blocks, p.area_columns, words, exists);
     }
   }
 }
@@ -258,11 +260,8 @@ struct GemmPlan {
   areas::Outputs out;
 };
 
-template <class S>
-constexpr int kBlockThreads = kIsWide<S> ? areas::kWideThreads : areas::kThreads;
-
 template <IntKind kKind, class S>
-__global__ void __launch_bounds__(kBlockThreads<S>, 1) gemm_kernel(const GemmPlan p) {
+__global__ void __launch_bounds__(areas::kBlockThreads<S>, 1) gemm_kernel(const GemmPlan p) {
   const auto product = [](auto sum, int, float factor, float row_scale) {
     if constexpr (kKind == IntKind::ternary) return __fmul_rn(__fmul_rn(__int2float_rn(sum >> 6), factor), row_scale);
     else return sum * factor;
@@ -293,13 +292,6 @@ void check_operands(const IntWeights& w, const IntGemmCall& call) {
   require(w.n_in <= int64_t(1) << 17, "rows so long that integer sums could overflow");
 }
 
-/// Bytes of x as the product reads it.
-template <class F, class S>
-int64_t x_bytes(const areas::Plan& p) {
-  if constexpr (kIsWide<S>) return areas::wide_image_bytes<F, S>(p);
-  else return areas::word_bytes<S>(p);
-}
-
 template <IntKind kKind, class S>
 void launch_product(gpu::StreamHandle stream, const IntWeights& w, const IntGemmCall& call, IntScratch& scratch) {
   using Steps = StepsOf<kKind>;
@@ -311,7 +303,7 @@ void launch_product(gpu::StreamHandle stream, const IntWeights& w, const IntGemm
   int n_blocks = int(std::min<int64_t>(most_blocks, n_areas * w.n_groups()));
   if constexpr (kIsWide<S>) n_blocks = areas::choose_wide_blocks<Steps, S>(p.areas, most_blocks);
 
-  const int64_t slot_bytes = areas::slot_bytes<S>(n_blocks), word_bytes = x_bytes<Steps, S>(p.areas);
+  const int64_t slot_bytes = areas::slot_bytes<S>(n_blocks), word_bytes = areas::x_bytes<Steps, S>(p.areas);
   auto* const data = scratch.data.ensure<uint8_t>(slot_bytes + word_bytes + 4 * call.n_tokens);
   p.areas.counters = scratch.counters.ensure<uint32_t>(n_areas);
   p.areas.slots = data;
@@ -339,15 +331,12 @@ void launch_product(gpu::StreamHandle stream, const IntWeights& w, const IntGemm
                    words,  factors, p.areas.x_blocks, kIsWide<S> ? S::kAreaColumns : 0};
   gpu::launch(kKind == IntKind::ternary ? "tokens to int8" : "tokens to f16", tokens_kernel<kKind>,
               {unsigned(call.n_tokens), kTokenThreads, 0, stream, call.overlap}, x);
-  constexpr size_t kBytes = [] {
-    if constexpr (kIsWide<S>) return areas::WideSizes<Steps, S>::kBytes;
-    else return areas::kSharedBytes<Steps, S>;
-  }();
+  constexpr size_t kBytes = areas::block_bytes<Steps, S>();
   static_assert(kBytes <= gpu::kHopperSharedBytes - 1024);
   const auto kernel = gemm_kernel<kKind, S>;
   gpu::allow_shared_bytes("shared memory of int_gemm", kernel, kBytes);
   gpu::launch(kKind == IntKind::ternary ? "int_gemm int8" : "int_gemm f16", kernel,
-              {unsigned(n_blocks), kBlockThreads<S>, kBytes, stream, true}, p);
+              {unsigned(n_blocks), areas::kBlockThreads<S>, kBytes, stream, true}, p);
 }
 
 IntArea choose_area(const IntWeights& w, int64_t n_tokens, int64_t blocks) {
@@ -373,7 +362,7 @@ template <IntKind kKind, class S>
 IntGemmScratch scratch_of(const IntWeights& w, int64_t n_tokens) {
   const areas::Plan p = areas::plan_areas<StepsOf<kKind>, S>(nullptr, w.n_row_tiles(), w.n_groups(), n_tokens);
   const int n_blocks = int(std::min<int64_t>(gpu::multiprocessors(), p.n_areas * w.n_groups()));
-  return {areas::slot_bytes<S>(n_blocks) + x_bytes<StepsOf<kKind>, S>(p) + 4 * n_tokens, 4 * int64_t(p.n_areas)};
+  return {areas::slot_bytes<S>(n_blocks) + areas::x_bytes<StepsOf<kKind>, S>(p) + 4 * n_tokens, 4 * int64_t(p.n_areas)};
 }
 /// Calls f(shape) for an area.
 template <IntKind kKind, class Function>

@@ -29,19 +29,11 @@ struct GemmPlan {
   areas::Outputs out;
 };
 
-/// What an area of this shape makes of bricks, and what a block needs for it.
+/// Bricks as areas of this shape take them.
 template <class F, class S>
 using BricksOf = std::conditional_t<areas::kIsWide<S>, WideBricks<F>, Bricks<F>>;
-template <class S>
-constexpr int kBlockThreads = areas::kIsWide<S> ? areas::kWideThreads : kThreads;
 template <class F, class S>
-constexpr size_t block_bytes() {
-  if constexpr (areas::kIsWide<S>) return areas::WideSizes<WideBricks<F>, S>::kBytes;
-  else return areas::kSharedBytes<Bricks<F>, S>;
-}
-
-template <class F, class S>
-__global__ void __launch_bounds__(kBlockThreads<S>, 1) gemm_kernel(const GemmPlan p) {
+__global__ void __launch_bounds__(areas::kBlockThreads<S>, 1) gemm_kernel(const GemmPlan p) {
   if constexpr (areas::kIsWide<S>)
     areas::run_wide<WideBricks<F>, S>(p.areas, p.out, [](float sum, int, float factor, float) { return sum * factor; });
   else
@@ -94,13 +86,6 @@ struct Launch {
   int64_t slots_at, words_at, sums_at, scales_at, scratch_bytes;
 };
 
-/// Bytes of x as the product reads it.
-template <class F, class S>
-int64_t x_bytes(const areas::Plan& p) {
-  if constexpr (areas::kIsWide<S>) return areas::wide_image_bytes<WideBricks<F>, S>(p);
-  else return areas::word_bytes<S>(p);
-}
-
 template <class F, class S>
 Launch plan_launch(const BrickMatrix& w, const BrickCall& call, int planes) {
   expect(planes == 1 || planes == 2, "tensor_gemm: planes are one or two");
@@ -126,7 +111,7 @@ Launch plan_launch(const BrickMatrix& w, const BrickCall& call, int planes) {
   launch.n_x_blocks = n_columns / planes;
   launch.slots_at = 4 * kCounters;
   launch.words_at = launch.slots_at + areas::slot_bytes<S>(launch.n_blocks);
-  launch.sums_at = launch.words_at + x_bytes<F, S>(p.areas);
+  launch.sums_at = launch.words_at + areas::x_bytes<BricksOf<F, S>, S>(p.areas);
   launch.scales_at = launch.sums_at + n_columns * p.areas.x_blocks * F::kSums * 4;
   launch.scratch_bytes = launch.scales_at + 4 * call.n_tokens;
   return launch;
@@ -152,11 +137,11 @@ void launch_product(gpu::StreamHandle stream, const BrickMatrix& w, const BrickC
   p.out.factors = launch.x.to.inverse_scale;
   gpu::launch("planes", planes_kernel<F>, {unsigned(launch.n_x_blocks), kPlanesThreads, 0, stream, call.overlap},
               launch.x);
-  constexpr size_t kBytes = block_bytes<F, S>();
+  constexpr size_t kBytes = areas::block_bytes<BricksOf<F, S>, S>();
   static_assert(kBytes <= gpu::kHopperSharedBytes - 1024);
   const auto kernel = gemm_kernel<F, S>;
   gpu::allow_shared_bytes("shared memory of tensor_gemm", kernel, kBytes);
-  gpu::launch("tensor_gemm", kernel, {unsigned(launch.n_blocks), kBlockThreads<S>, kBytes, stream, true}, p);
+  gpu::launch("tensor_gemm", kernel, {unsigned(launch.n_blocks), areas::kBlockThreads<S>, kBytes, stream, true}, p);
 }
 
 }  // namespace

@@ -50,6 +50,20 @@ template <class F, class S>
 int64_t wide_image_bytes(const Plan& p) {
   return int64_t(p.n_column_areas) * p.steps_per_area * F::kColumns * 2 * S::kAreaColumns;
 }
+/// What a product of either kind of areas reads of x, and what a block of it has.
+template <class F, class S>
+int64_t x_bytes(const Plan& p) {
+  if constexpr (kIsWide<S>) return wide_image_bytes<F, S>(p);
+  else return word_bytes<S>(p);
+}
+template <class S>
+inline constexpr int kBlockThreads = kIsWide<S> ? kWideThreads : kThreads;
+template <class F, class S>
+constexpr size_t block_bytes() {
+  if constexpr (kIsWide<S>) return WideSizes<F, S>::kBytes;
+  else return kSharedBytes<F, S>;
+}
+
 /// Four lanes c = 0 .. 3 have word c of four units of eight columns of k each; unit first_unit + i is words[i] of the four.
 /// Writes them where a token has them in the image, n_units in all.
 inline __device__ void store_units(void* image, int64_t token, int first_unit, int n_units, int area_columns,
