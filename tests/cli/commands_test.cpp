@@ -11,7 +11,7 @@
 
 #include "cases/paths.h"
 #include "cases/temp_dir.h"
-#include "cli/program.h"
+#include "cli/run_program.h"
 #include "lab/decide/record.h"
 
 namespace ridge {

@@ -4,7 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "cli/program.h"
+#include "cli/run_program.h"
 
 namespace ridge {
 namespace {

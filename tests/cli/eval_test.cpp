@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cases/safetensors_builder.h"
-#include "cli/program.h"
+#include "cli/run_program.h"
 #include "io/safetensors.h"
 #include "ridge/engine.h"
 

@@ -8,7 +8,7 @@
 
 #include "cases/paths.h"
 #include "cli/command.h"
-#include "cli/program.h"
+#include "cli/run_program.h"
 
 namespace ridge {
 namespace {

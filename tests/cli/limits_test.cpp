@@ -8,7 +8,7 @@
 #include "base/limits.h"
 #include "cases/damaged_model.h"
 #include "cli/interrupt.h"
-#include "cli/program.h"
+#include "cli/run_program.h"
 #include "engine/engine.h"
 #include "engine/kv_options.h"
 #include "ridge/error.h"

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "cases/paths.h"
-#include "cli/program.h"
+#include "cli/run_program.h"
 
 namespace ridge {
 namespace {

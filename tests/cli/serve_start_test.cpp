@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "cases/templated_model.h"
-#include "cli/program.h"
+#include "cli/run_program.h"
 
 namespace ridge {
 namespace {

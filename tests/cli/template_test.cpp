@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cases/temp_dir.h"
-#include "cli/program.h"
+#include "cli/run_program.h"
 #include "io/gguf.h"
 
 namespace ridge {

@@ -8,7 +8,7 @@
 #include <chrono>
 #include <thread>
 
-#include "cli/program.h"
+#include "cli/run_program.h"
 
 namespace ridge {
 

@@ -8,7 +8,7 @@
 #include <cstdlib>
 #include <limits>
 
-#include "cli/program.h"
+#include "cli/run_program.h"
 #include "cli/top_client.h"
 #include "http/wire.h"
 

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 #include <algorithm>
 
-#include "cli/program.h"
+#include "cli/run_program.h"
 
 namespace ridge {
 namespace {
