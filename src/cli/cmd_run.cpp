@@ -262,10 +262,10 @@ int run(const RunFlags& flags) {
   std::string not_kept;
   const auto start = std::chrono::steady_clock::now();
   if (!cache.path.empty() && n_cached + 1 < int(prompt.size())) {
-    const std::span<const int32_t> most = std::span(prompt).first(prompt.size() - 1);
+    const std::span<const int32_t> all_but_last = std::span(prompt).first(prompt.size() - 1);
     options.n_held +=
-        read_tokens(session, model, most.subspan(size_t(n_cached)), options.n_step, options.shows_progress);
-    if (options.n_held == int(most.size())) not_kept = keep_prompt(cache, session, most);
+        read_tokens(session, model, all_but_last.subspan(size_t(n_cached)), options.n_step, options.shows_progress);
+    if (options.n_held == int(all_but_last.size())) not_kept = keep_prompt(cache, session, all_but_last);
   }
   const std::chrono::duration<double> filling = std::chrono::steady_clock::now() - start;
   const bool stream = !flags.output.json && !flags.bare;
