@@ -49,11 +49,11 @@ bench:  ## the machine's read bandwidth and a decode row
 profile:  ## where the time of a decode step goes, op by op
 	build/release/ridge profile -m models/ridge-ref-q8_0.gguf -d 1024 --kv-quant rotor-3
 
-sweep:  ## a small grid of measurements into build/lab.db; finished cells are not repeated
-	build/release/ridge sweep quick --store build/lab.db
+sweep:  ## a small grid of measurements into build/lab.jsonl; finished cells are not repeated
+	build/release/ridge sweep quick --results build/lab.jsonl
 
 roofline: sweep  ## the sweep's kernels under the measured roofs: report/roofline.svg and .csv
-	build/release/ridge report --store build/lab.db
+	build/release/ridge report --results build/lab.jsonl
 
 reproduce:  ## measure ceilings, sweeps, decode, profile and quality again, and draw them (hours; scripts/reproduce cpu --quick: minutes)
 	scripts/reproduce cpu

@@ -18,7 +18,6 @@ packages_of() {
                  libcli11-dev: header CLI/CLI.hpp
                  libxxhash-dev: header xxhash.h
                  libutf8proc-dev: header utf8proc.h
-                 libsqlite3-dev: header sqlite3.h
                  libncurses-dev: header curses.h
                  libboost-dev: header boost/beast.hpp
                  libedit-dev: header histedit.h
@@ -49,7 +48,6 @@ other_names() {
     libcli11-dev) echo 'fedora: cli11-devel arch: cli11 suse: cli11-devel' ;;
     libxxhash-dev) echo 'fedora: xxhash-devel arch: xxhash suse: xxhash-devel' ;;
     libutf8proc-dev) echo 'fedora: utf8proc-devel arch: libutf8proc suse: utf8proc-devel' ;;
-    libsqlite3-dev) echo 'fedora: sqlite-devel arch: sqlite suse: sqlite3-devel' ;;
     libncurses-dev) echo 'fedora: ncurses-devel arch: ncurses suse: ncurses-devel' ;;
     libboost-dev) echo 'fedora: boost-devel arch: boost suse: libboost_headers-devel' ;;
     libedit-dev) echo 'fedora: libedit-devel arch: libedit suse: libedit-devel' ;;

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Checks every #include of the tree against the arrows of docs/ARCHITECTURE.md, and that no folders of src/op include each other.
+"""Checks every #include of the tree against the arrows of docs/ARCHITECTURE.md, and that no folders of src/op or of src/lab
+include each other.
 
 Prints `file:line: includes "X": why; allowed: ...` for each offence and exits 1, or one line and exits 0.
 Usage: check_layers.py [ROOT]   (default: the repository this file is in)
@@ -22,13 +23,14 @@ LEFT = {
     "rank": ["base"],
     "engine": ["model", "rank"],
     "serve": ["engine", "text", "grammar", "http"],
-    "lab": ["engine"],
+    "lab": ["engine", "http"],
     "cli": ["lab", "serve"],
 }
 SOURCES = {".h", ".cpp", ".cu", ".hip"}
 TOP_FOLDERS = ("include", "src", "tests")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 HAVE_DEVICE_HEADERS = {("src", "gpu"), ("tests", "emulate")}  # the second one brings its own
+LAYERS_OF_FOLDERS = ("op", "lab")  # their folders are layers too, in an order that only has to be one
 DEVICE_HEADER = re.compile(r"^(cuda|nv|cub/|thrust/|cooperative_groups|mma\.h|hip/|rocm)")
 INTRINSICS_HEADER = re.compile(r"^([a-z]+mmintrin|immintrin|x86intrin)\.h$")
 ISA_FILE = re.compile(r"(?:^|[_/])(avx2|avx512)\.(h|cpp)$")
@@ -88,11 +90,11 @@ def api_offence(path, header):
     return ("the public API includes only itself and the standard library", ["ridge", "<standard>"])
 
 
-def op_cycles(includes):
-    """A line for each include that closes a circle of folders of src/op."""
+def cycles(includes):
+    """A line for each include that closes a circle of folders of one layer."""
     edges = {}
     for path, _, header in includes:
-        pair = folders_of_op(path, header)
+        pair = folders_of(path, header)
         if pair:
             edges.setdefault(pair[0], set()).add(pair[1])
 
@@ -105,18 +107,18 @@ def op_cycles(includes):
         return seen
 
     for path, number, header in includes:
-        pair = folders_of_op(path, header)
+        pair = folders_of(path, header)
         if pair and pair[0] in reach(pair[1]):
-            yield (f'{path}:{number}: includes "{header}": op/{pair[1]} includes op/{pair[0]} too, in one or more steps; '
+            yield (f'{path}:{number}: includes "{header}": {pair[1]} includes {pair[0]} too, in one or more steps; '
                    f"allowed: one direction")
 
 
-def folders_of_op(path, header):
-    """(from, to) of an include between two folders of src/op, or None."""
-    to = header.split("/")
-    if path.parts[:2] != ("src", "op") or len(path.parts) < 4 or to[0] != "op" or len(to) < 3 or path.parts[2] == to[1]:
+def folders_of(path, header):
+    """("op/attn", "op/cache") of an include between two folders of a layer, or None."""
+    here, there = path.parts[1:-1], tuple(header.split("/")[:-1])
+    if path.parts[0] != "src" or len(here) < 2 or len(there) < 2 or here[0] not in LAYERS_OF_FOLDERS or here[0] != there[0]:
         return None
-    return path.parts[2], to[1]
+    return None if here[1] == there[1] else ("/".join(here[:2]), "/".join(there[:2]))
 
 
 def offences(root):
@@ -136,7 +138,7 @@ def offences(root):
                 found.append(layer_offence(path, header) if quote == '"' else api_offence(path, header))
                 for why, allowed in filter(None, found):
                     yield f'{path}:{number}: includes "{header}": {why}; allowed: {" ".join(allowed)}'
-    yield from op_cycles(includes)
+    yield from cycles(includes)
 
 
 def main():

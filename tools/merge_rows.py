@@ -10,6 +10,10 @@ import json
 import os
 import pathlib
 import sys
+import tempfile
+
+sys.dont_write_bytecode = True
+from report.rows import BadFile, counted, read_jsonl  # noqa: E402
 
 
 def measurement(row):
@@ -26,21 +30,6 @@ def measurement(row):
     return json.dumps([row.get("model_name", row.get("model"))] + [row.get(f) for f in fields])
 
 
-def read(path):
-    rows = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            sys.exit(f"{path}:{number}: no JSON ({error})")
-        if not isinstance(row, dict):
-            sys.exit(f"{path}:{number}: expected an object")
-        rows.append(row)
-    return rows
-
-
 def merged(stored, new):
     fresh = {measurement(r) for r in new}
     return [r for r in stored if measurement(r) not in fresh] + new
@@ -50,10 +39,14 @@ def main():
     if len(sys.argv) != 3:
         sys.exit(__doc__)
     new, stored = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
-    rows = merged(read(stored) if stored.exists() else [], read(new))
-    part = stored.with_name(stored.name + ".part")
-    part.write_text("".join(json.dumps(r, ensure_ascii=False, separators=(",", ":")) + "\n" for r in rows))
-    os.replace(part, stored)
+    try:
+        rows = merged(read_jsonl(stored) if stored.exists() else [], counted(read_jsonl(new)))
+    except BadFile as error:
+        sys.exit(str(error))
+    with tempfile.NamedTemporaryFile("w", dir=stored.parent, prefix=stored.name, delete=False) as part:
+        part.write("".join(json.dumps(r, ensure_ascii=False, separators=(",", ":")) + "\n" for r in rows))
+    os.chmod(part.name, stored.stat().st_mode if stored.exists() else 0o644)
+    os.replace(part.name, stored)
 
 
 if __name__ == "__main__":

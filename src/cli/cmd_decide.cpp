@@ -17,7 +17,7 @@ struct DecideFlags {
   ModelFlags model;
   OutputFlags output;
   lab::DecisionParams params;
-  std::string candidates = "q8_0,p8,rotor-4,rotor-3", store, show, page;
+  std::string candidates = "q8_0,p8,rotor-4,rotor-3", show, page;
   std::vector<std::string> depths, target_depths, prompts;
   std::string search_sides = "rotor-3s,rotor-3,rotor-4,q8_0", bits = "3.25,3.5,3.75,4,4.25";
   double memory_gib = 0;
@@ -84,14 +84,15 @@ int decide(const DecideFlags& flags) {
     return flags.page.empty() ? show(record, flags.output.json) : draw_decision(flags.show, flags.page, flags.output);
   }
   if (flags.model.model.empty()) bad_flag("--model", "is required", "or --show RECORD");
-  if (flags.store.empty()) bad_flag("--store", "is required", "name a file for the rows; the record comes beside it");
+  if (flags.output.results.empty())
+    bad_flag("--results", "is required", "name a file for the rows; the record comes beside it");
   check_device(flags.model.device);
   lab::DecisionParams params = params_of(flags);
   const Model model = load_model(flags.model);
   const lab::DecisionQuestion question = lab::ask(model, params);
   std::optional<lab::SearchQuestion> searched;
   if (!params.search_text.empty()) searched = lab::ask_search(model, params, question);
-  lab::Store store = lab::Store::open(flags.store, true).or_throw();
+  lab::Store store = lab::Store::open(flags.output.results).or_throw();
   Progress progress("decide", !flags.output.quiet);
   int n_new = 0;
   lab::DecisionHooks hooks;
@@ -101,7 +102,7 @@ int decide(const DecideFlags& flags) {
   if (searched) {
     lab::measure_sensitivity(model, params, question, *searched, store, hooks);
     // What it finds is measured with the candidates; the allocation of the budget is one of them.
-    const lab::SearchRecord found = lab::search(store.rows().or_throw(), question, *searched);
+    const lab::SearchRecord found = lab::search(store.rows(), question, *searched);
     params.quality_caches = lab::searched_caches(found);
     const std::string of_budget = lab::budget_cache(found);
     if (!of_budget.empty() && of_budget != "f16" &&
@@ -110,12 +111,12 @@ int decide(const DecideFlags& flags) {
   }
   lab::measure_missing(model, params, question, store, hooks);
   progress.clear();
-  if (!flags.output.quiet) fmt::print(stderr, "decide   {} rows measured, in {}\n", n_new, flags.store);
+  if (!flags.output.quiet) fmt::print(stderr, "decide   {} rows measured, in {}\n", n_new, flags.output.results);
   if (interrupted()) {
     fmt::print(stderr, "interrupted: the same command goes on from here\n");
     return int(ErrorKind::interrupted);
   }
-  const std::vector<lab::Row> rows = store.rows().or_throw();
+  const std::vector<lab::Row> rows = store.rows();
   lab::DecisionRecord record = lab::decide(rows, question, params.candidates, {});
   if (searched) {
     lab::add_search(record, lab::search(rows, question, *searched));
@@ -125,7 +126,7 @@ int decide(const DecideFlags& flags) {
     }
   }
   const std::filesystem::path path =
-      lab::record_path(std::filesystem::path(flags.store).parent_path(), question.subject.model_hash);
+      lab::record_path(std::filesystem::path(flags.output.results).parent_path(), question.subject.model_hash);
   lab::write_record(record, path);
   if (!flags.output.quiet) fmt::print(stderr, "record   {}\n", path.native());
   return show(record, flags.output.json);
@@ -143,8 +144,8 @@ Action declare_decide(CLI::App& app) {
   add_whole(app, "-c,--ctx-size", p.n_ctx, 0, 1 << 24, "tokens of a session; 0: what the model was trained for");
   add_whole(app, "--sessions", p.n_sessions, 1, 65536, "sequences in memory at once (gate 6)");
   add_text(app, "--candidates", f.candidates, "LIST", "comma list of caches that are compared with f16");
-  say_needed(add_text(app, "--store", f.store, "FILE",
-                      "the results store, a SQLite file; the record comes into its directory"),
+  say_needed(add_text(app, "--results", f.output.results, "FILE",
+                      "the file of rows, a JSON line each; the record comes into its directory"),
              "required, or --show");
   add_text(app, "-f,--file", p.text, "FILE", "text that quality is measured on; left out: gate 4 has no verdict");
   add_real(app, "--memory-gib", f.memory_gib, 0, 1e6, "GiB that may be used (gate 6); 0: what is available here");

@@ -17,7 +17,7 @@ namespace {
 constexpr int kNotFound = 127;  // the exit code of shells for a missing program
 
 struct ReportFlags {
-  std::vector<std::string> results, stores;
+  std::vector<std::string> results;
   std::string out = "report";
   OutputFlags output;
 };
@@ -65,16 +65,15 @@ std::vector<std::string> report_call(const std::string& out, const OutputFlags& 
 }
 
 int report(ReportFlags flags) {
-  if (flags.results.empty() && flags.stores.empty()) {
+  if (flags.results.empty()) {
     if (!std::filesystem::is_directory("results"))
       bad_flag("--results", "no rows are named and there is no directory results here",
-               "name files or directories of rows, or --store");
+               "name files or directories of rows");
     flags.results.emplace_back("results");
   }
   std::vector<std::string> args = report_call(flags.out, flags.output);
   // One word each: a name that begins with a dash stays a name.
   for (const std::string& path : flags.results) args.push_back("--results=" + path);
-  for (const std::string& path : flags.stores) args.push_back("--store=" + path);
   return run_to_end(args);
 }
 
@@ -90,7 +89,6 @@ Action declare_report(CLI::App& app) {
   const auto flags = std::make_shared<ReportFlags>();
   ReportFlags& f = *flags;
   add_repeatable(app, "--results", f.results, "PATH", "a .jsonl file of rows or a directory of them; default: results");
-  add_repeatable(app, "--store", f.stores, "FILE", "a store of ridge sweep");
   add_text(app, "-o,--out", f.out, "DIR", "directory for the report");
   add_output_flags(app, f.output, false);
   return [flags] { return report(*flags); };

@@ -1,4 +1,4 @@
-// ridge sweep: a grid of measurements into a results store, resumable, and the crossovers of what the store has.
+// ridge sweep: a grid of measurements into a file of rows, resumable, and the crossovers of what the file has.
 #include <algorithm>
 #include <cstdio>
 #include <memory>
@@ -6,23 +6,22 @@
 #include "base/progress.h"
 #include "cli/interrupt.h"
 #include "cli/options.h"
-#include "lab/store/crossover.h"
-#include "lab/store/sweep.h"
+#include "lab/sweep/crossover.h"
+#include "lab/sweep/sweep.h"
 
 namespace ridge::cli {
 namespace {
 
 struct SweepFlags {
   OutputFlags output;
-  std::string spec, store, devices = "cpu", isa, baseline = "f16";
+  std::string spec, devices = "cpu", isa, baseline = "f16";
   int n_threads = 0;
   double budget_percent = 100 * lab::kEffectBudget;
   bool dry_run = false, crossovers = false;
 };
 
 std::vector<lab::Crossover> crossovers_of(const SweepFlags& flags, const lab::Store& store) {
-  return lab::find_crossovers(store.rows().or_throw(),
-                              {.baseline = flags.baseline, .budget = flags.budget_percent / 100});
+  return lab::find_crossovers(store.rows(), {.baseline = flags.baseline, .budget = flags.budget_percent / 100});
 }
 
 lab::Row crossover_rows(const std::vector<lab::Crossover>& crossovers) {
@@ -32,7 +31,9 @@ lab::Row crossover_rows(const std::vector<lab::Crossover>& crossovers) {
 }
 
 int show_crossovers(const SweepFlags& flags) {
-  const lab::Store store = lab::Store::open(flags.store, false).or_throw();
+  if (!std::filesystem::exists(flags.output.results))
+    bad_flag("--results", fmt::format("no such file '{}'", flags.output.results), "ridge sweep makes one");
+  const lab::Store store = lab::Store::open(flags.output.results).or_throw();
   const std::vector<lab::Crossover> crossovers = crossovers_of(flags, store);
   if (flags.output.json) fmt::print("{}\n", lab::json_text(crossover_rows(crossovers), 2));
   else
@@ -41,7 +42,7 @@ int show_crossovers(const SweepFlags& flags) {
     fmt::print(stderr,
                "no crossovers: {} has no {} beside another format at two batches or depths (`ridge sweep` adds "
                "them, --baseline names another)\n",
-               flags.store, flags.baseline);
+               flags.output.results, flags.baseline);
   return 0;
 }
 
@@ -159,7 +160,7 @@ int run(const SweepFlags& flags, const lab::SweepSpec& spec, const std::vector<l
     fmt::print(stderr, "{} cell{} skipped: their rows say why\n", counts.n_skipped, counts.n_skipped == 1 ? "" : "s");
   if (interrupted()) {
     fmt::print(stderr, "interrupted: {} of {} cells are stored in {}; the same command goes on from here\n",
-               total.n_cells - total.n_left + n_rows, total.n_cells, flags.store);
+               total.n_cells - total.n_left + n_rows, total.n_cells, flags.output.results);
     return int(ErrorKind::interrupted);
   }
   return counts.n_failed > 0 ? int(ErrorKind::gate) : 0;
@@ -168,7 +169,8 @@ int run(const SweepFlags& flags, const lab::SweepSpec& spec, const std::vector<l
 int sweep(const SweepFlags& flags) {
   if (flags.crossovers) {
     if (!flags.spec.empty()) bad_flag("--crossovers", "measures nothing", "leave out SPEC");
-    if (flags.store.empty()) bad_flag("--store", "is required with --crossovers", "name the results store");
+    if (flags.output.results.empty())
+      bad_flag("--results", "is required with --crossovers", "name the file of a sweep");
     return show_crossovers(flags);
   }
   if (flags.spec.empty()) {
@@ -176,15 +178,15 @@ int sweep(const SweepFlags& flags) {
     for (const lab::ShippedSpec& spec : lab::shipped_specs()) names += fmt::format(" {}", spec.name);
     bad_flag("SPEC", "is required", "a file, or one of" + names);
   }
-  if (flags.store.empty() && !flags.dry_run) bad_flag("--store", "is required", "name a file for the rows");
+  if (flags.output.results.empty() && !flags.dry_run) bad_flag("--results", "is required", "name a file for the rows");
   const lab::SweepSpec spec = lab::find_sweep_spec(flags.spec).or_throw();
   std::optional<lab::Store> store;
-  const bool exists = !flags.store.empty() && std::filesystem::exists(flags.store);
-  if (!flags.store.empty() && (exists || !flags.dry_run)) {
+  const bool exists = !flags.output.results.empty() && std::filesystem::exists(flags.output.results);
+  if (!flags.output.results.empty() && (exists || !flags.dry_run)) {
     for (const std::string& device : split(flags.devices, ',')) check_device(device);  // before a file is made
-    store = lab::Store::open(flags.store, !flags.dry_run).or_throw();
+    store = lab::Store::open(flags.output.results).or_throw();
   }
-  const std::vector<lab::Row> stored = store ? store->rows().or_throw() : std::vector<lab::Row>();
+  const std::vector<lab::Row> stored = store ? store->rows() : std::vector<lab::Row>();
   const std::vector<lab::SweepPlan> plans = plans_of(flags, spec, stored);
   return flags.dry_run ? dry_run(flags, plans) : run(flags, spec, plans, *store);
 }
@@ -199,10 +201,11 @@ Action declare_sweep(CLI::App& app) {
   say_needed(add_text(app, "SPEC", f.spec, "NAME", shipped + "or a JSON file (docs/measuring.md)"),
              "required, or --crossovers");
   in_group(app, "Sweep");
-  say_needed(add_text(app, "--store", f.store, "FILE", "the results store, a SQLite file; made when there is none"),
+  say_needed(add_text(app, "--results", f.output.results, "FILE",
+                      "the file of rows, a JSON line each; made when there is none, gone on with when there is one"),
              "required, or --dry-run");
   app.add_flag("--dry-run", f.dry_run, "list the cells with bytes and time, and measure nothing");
-  app.add_flag("--crossovers", f.crossovers, "only say what the store's rows say: which format wins up to which batch");
+  app.add_flag("--crossovers", f.crossovers, "only say what the stored rows say: which format wins up to which batch");
   add_text(app, "--baseline", f.baseline, "FORMAT", "format that crossovers compare with; all: every pair");
   add_real(app, "--budget", f.budget_percent, 0, 1000, "effects of up to so many percent do not matter");
   in_group(app, "Model");

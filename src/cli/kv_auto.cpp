@@ -11,8 +11,8 @@ AutoChoice choose_by_record(const Model& model, const std::filesystem::path& whe
   const std::filesystem::path path = is_directory ? lab::record_path(where, here.model_hash) : where;
   const auto f16 = [&](const std::string& why) {
     return AutoChoice{{},
-                      fmt::format("f16: {} (ridge decide -m {} --store FILE makes a record, --decision names it)", why,
-                                  model.info().path)};
+                      fmt::format("f16: {} (ridge decide -m {} --results FILE makes a record, --decision names it)",
+                                  why, model.info().path)};
   };
   if (!std::filesystem::exists(path, error)) return f16(fmt::format("there is no record {}", path.native()));
   const auto record = lab::read_record(path);

@@ -106,6 +106,16 @@ Status LineFile::add(std::string_view line) {
   return status;
 }
 
+Result<std::string> LineFile::read(uint64_t max_bytes) {
+  RIDGE_TRY_STATUS(lock());
+  const Status ended = end_last_line();
+  const bool is_empty = ::lseek(fd_, 0, SEEK_END) == 0;
+  Result<std::string> text = is_empty ? Result<std::string>("") : read_text_file(path_, max_bytes);
+  unlock();
+  if (!ended) return ended.error();
+  return text;
+}
+
 /// One write, flushed; what a failed one has written is taken back.
 Status LineFile::append(std::string_view bytes) {
   const off_t size = ::lseek(fd_, 0, SEEK_END);

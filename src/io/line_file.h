@@ -35,6 +35,9 @@ class LineFile {
   bool is_open() const { return fd_ >= 0; }
   /// Appends `line` and its end, and flushes them to the disk. After a failure the file ends as it did before.
   Status add(std::string_view line);
+  /// The whole text, which ends with a whole line: no writer is in the middle of one. Files of more than `max_bytes` are
+  /// refused.
+  Result<std::string> read(uint64_t max_bytes);
   /// Replaces the whole text at once by what `change` makes of it, while no line can come in between. `change` gives
   /// nothing where the text stays. Files of more than `max_bytes` are refused.
   Status rewrite(uint64_t max_bytes, const std::function<std::optional<std::string>(const std::string&)>& change);

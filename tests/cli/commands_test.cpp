@@ -719,7 +719,7 @@ std::vector<std::string> quick_decision(const std::string& model, const std::fil
           "256",
           "--candidates",
           "rotor-3",
-          "--store",
+          "--results",
           store.native(),
           "--depths",
           "256",
@@ -751,11 +751,11 @@ std::vector<std::string> quick_decision(const std::string& model, const std::fil
 TEST(Decide, WritesARecordThatAutoObeys) {
   const TempDir dir;
   const std::string model = RIDGE_SOURCE_DIR "/models/ridge-ref-q8_0.gguf";
-  const Outcome first = run_ridge(quick_decision(model, dir / "lab.db"));
+  const Outcome first = run_ridge(quick_decision(model, dir / "lab.jsonl"));
   ASSERT_EQ(first.code, 0) << first.err;
   EXPECT_THAT(first.out, ContainsRegex("1 (PASS|FAIL|NO VERDICT) +attention of"));
   EXPECT_THAT(first.err, Not(HasSubstr(" 0 rows measured")));
-  const Outcome second = run_ridge(quick_decision(model, dir / "lab.db"));
+  const Outcome second = run_ridge(quick_decision(model, dir / "lab.jsonl"));
   EXPECT_THAT(second.err, HasSubstr(" 0 rows measured"));
   std::string record;
   for (const std::string& name : dir.names())
@@ -801,7 +801,7 @@ TEST(Decide, WritesARecordThatAutoObeys) {
 TEST(Decide, SearchesByLayerAndSideAndAutoTakesWhatARecordSays) {
   const TempDir dir;
   const std::string model = RIDGE_SOURCE_DIR "/models/ridge-ref-q8_0.gguf";
-  std::vector<std::string> args = quick_decision(model, dir / "lab.db");
+  std::vector<std::string> args = quick_decision(model, dir / "lab.jsonl");
   args.insert(args.end(), {"--search", RIDGE_SOURCE_DIR "/docs/ARCHITECTURE.md", "--search-sides", "rotor-3",
                            "--search-chunks", "1", "--bits", "8", "--only-quality"});
   const Outcome outcome = run_ridge(args);
@@ -809,9 +809,7 @@ TEST(Decide, SearchesByLayerAndSideAndAutoTakesWhatARecordSays) {
   EXPECT_THAT(outcome.out, HasSubstr("search   on "));
   EXPECT_THAT(outcome.out, ContainsRegex("bits <= 8 +(PASS|FAIL|NO VERDICT) .*: mean KLD"));
   EXPECT_THAT(outcome.out, HasSubstr("1 NO VERDICT attention of"));
-  const Outcome rows =
-      run_ridge({"results", "export", "--store", (dir / "lab.db").native(), "--kind", "search_point", "--quiet"});
-  EXPECT_THAT(rows.out, HasSubstr("\"limit\":\"bits <= 8\""));
+  EXPECT_THAT(slurp(dir / "lab.jsonl"), ContainsRegex("\"kind\":\"search_point\".*\"limit\":\"bits <= 8\""));
 
   // A record whose choice differs by layer and side.
   std::string path;
@@ -867,27 +865,27 @@ TEST(Plan, CountsADraftAndRefusesOneThatNobodyRuns) {
 
 TEST(Decide, RefusesFlagsThatMakeNoSense) {
   const TempDir dir;
-  const std::string store = (dir / "lab.db").native();
+  const std::string store = (dir / "lab.jsonl").native();
   const auto refused = [&](std::vector<std::string> args, const char* why) {
     const Outcome outcome = run_ridge(args);
     EXPECT_EQ(outcome.code, 2) << outcome.err;
     EXPECT_THAT(outcome.err, HasSubstr(why));
   };
-  refused({"decide", "--store", store}, "--model: is required");
-  refused({"decide", "-m", kTinyModel}, "--store: is required");
-  refused({"decide", "-m", kTinyModel, "--store", store, "--candidates", "f16"}, "--candidates");
-  refused({"decide", "-m", kTinyModel, "--store", store, "--candidates", "f17"}, "f17");
-  refused({"decide", "-m", kTinyModel, "--store", store, "--search", kTinyModel}, "name that text with -f");
-  refused({"decide", "-m", kTinyModel, "--store", store, "-f", kTinyModel, "--search", kTinyModel, "--bits", "3,x"},
+  refused({"decide", "--results", store}, "--model: is required");
+  refused({"decide", "-m", kTinyModel}, "--results: is required");
+  refused({"decide", "-m", kTinyModel, "--results", store, "--candidates", "f16"}, "--candidates");
+  refused({"decide", "-m", kTinyModel, "--results", store, "--candidates", "f17"}, "f17");
+  refused({"decide", "-m", kTinyModel, "--results", store, "--search", kTinyModel}, "name that text with -f");
+  refused({"decide", "-m", kTinyModel, "--results", store, "-f", kTinyModel, "--search", kTinyModel, "--bits", "3,x"},
           "--bits");
-  refused({"decide", "-m", kTinyModel, "--store", store, "-f", kTinyModel, "--search", kTinyModel, "--bits", ""},
+  refused({"decide", "-m", kTinyModel, "--results", store, "-f", kTinyModel, "--search", kTinyModel, "--bits", ""},
           "a search needs a limit");
-  refused(
-      {"decide", "-m", kTinyModel, "--store", store, "-f", kTinyModel, "--search", kTinyModel, "--search-sides", "f32"},
-      "--search-sides");
+  refused({"decide", "-m", kTinyModel, "--results", store, "-f", kTinyModel, "--search", kTinyModel, "--search-sides",
+           "f32"},
+          "--search-sides");
   refused({"decide", "--page", store}, "add --show RECORD");
   refused(
-      {"decide", "-m", kTinyModel, "--store", store, "-c", "64", "--prompts", "60", "-n", "8", "--candidates", "f32"},
+      {"decide", "-m", kTinyModel, "--results", store, "-c", "64", "--prompts", "60", "-n", "8", "--candidates", "f32"},
       "do not fit into a context of 64");
   refused({"run", "-m", kTinyModel, "-p", "a", "--kv-quant", "auto", "-ctk", "q8_0"}, "auto chooses the whole cache");
   refused({"run", "-m", kTinyModel, "-p", "a", "--kv-quant", "auto", "--prompt-cache", store}, "--kv-quant");

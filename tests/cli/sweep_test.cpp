@@ -1,10 +1,11 @@
-// ridge sweep and compare through the program: resumed, interrupted, killed, and with files that are no store.
+// ridge sweep and compare through the program: resumed, interrupted, killed, and with files that hold no rows.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <fstream>
 #include <sstream>
 #include <thread>
 
@@ -21,7 +22,7 @@ using testing::HasSubstr;
 /// Sweeps in a directory of their own.
 struct Lab {
   TempDir dir;
-  std::string store = (dir / "lab.db").native();
+  std::string store = (dir / "lab.jsonl").native();
 
   std::string spec(int n_batches) const {
     std::string batches = "1";
@@ -33,12 +34,12 @@ struct Lab {
     return dir.write(fmt::format("spec{}.json", n_batches), text).native();
   }
   Outcome sweep(const std::string& spec, const RunOptions& options = {}) const {
-    return run_ridge({"sweep", spec, "--store", store, "-t", "1", "--isa", "scalar", "--baseline", "f32"}, options);
+    return run_ridge({"sweep", spec, "--results", store, "-t", "1", "--isa", "scalar", "--baseline", "f32"}, options);
   }
   std::vector<std::string> rows() const {
     std::vector<std::string> lines;
-    std::istringstream out(run_ridge({"results", "export", "--store", store}).out);
-    for (std::string line; std::getline(out, line);) lines.push_back(line);
+    std::ifstream file(store);
+    for (std::string line; std::getline(file, line) && !file.eof();) lines.push_back(line);  // a last line may grow yet
     return lines;
   }
 };
@@ -68,13 +69,14 @@ TEST(SweepCommand, StoresRowsPrintsCrossoversAndRepeatsNothing) {
   ASSERT_EQ(larger.size(), 9u);
   EXPECT_TRUE(std::equal(rows.begin(), rows.end(), larger.begin()));
 
-  const Outcome crossovers = run_ridge({"sweep", "--crossovers", "--store", lab.store, "--json", "--baseline", "f32"});
+  const Outcome crossovers =
+      run_ridge({"sweep", "--crossovers", "--results", lab.store, "--json", "--baseline", "f32"});
   ASSERT_EQ(crossovers.code, 0) << crossovers.err;
   const json found = json::parse(crossovers.out);
   ASSERT_EQ(found.size(), 1u);
   EXPECT_EQ(found[0]["points"].size(), 3u);
   EXPECT_EQ(found[0]["points"][0]["n_samples"], json::parse("[5,5,5]"));
-  const Outcome none = run_ridge({"sweep", "--crossovers", "--store", lab.store, "--baseline", "q8_0"});
+  const Outcome none = run_ridge({"sweep", "--crossovers", "--results", lab.store, "--baseline", "q8_0"});
   EXPECT_EQ(none.code, 0);
   EXPECT_THAT(none.err, HasSubstr("no crossovers"));
 }
@@ -114,7 +116,7 @@ TEST(SweepCommand, AKilledSweepLeavesAReadableStoreAndGoesOn) {
 
 TEST(SweepCommand, ADryRunListsCellsAndTouchesNothing) {
   const Lab lab;
-  const Outcome plan = run_ridge({"sweep", lab.spec(3), "--dry-run", "--store", lab.store});
+  const Outcome plan = run_ridge({"sweep", lab.spec(3), "--dry-run", "--results", lab.store});
   EXPECT_EQ(plan.code, 0) << plan.err;
   EXPECT_THAT(plan.out, HasSubstr("| gemv 64x128, batch 3, f16 | "));
   EXPECT_THAT(plan.out, HasSubstr("9 cells, 0 stored, 9 to measure, about "));
@@ -135,18 +137,21 @@ TEST(SweepCommand, WrongFilesAndFlagsAreRefused) {
     EXPECT_EQ(outcome.code, code) << says;
     EXPECT_THAT(outcome.err, HasSubstr(says));
   };
-  const std::string spec = lab.spec(1), text = lab.dir.write("rows.jsonl", "{}\n").native();
+  const std::string spec = lab.spec(1), text = lab.dir.write("text", "SQLite format 3\n").native(),
+                    rows = lab.dir.write("rows.jsonl", "{}\n[]\n").native();
   refused({}, 2, "SPEC: is required (a file, or one of quick regime large depth decode)");
-  refused({spec}, 2, "--store: is required");
-  refused({"regim", "--store", lab.store}, 2, "neither a file nor a sweep that ships");
-  refused({spec, "--store", text}, 4, "not a SQLite file");
-  refused({text, "--store", lab.store}, 4, "'grids'");
-  refused({lab.dir.write("bad.json", "{\"grids\":[").native(), "--store", lab.store}, 4, "bad.json");
-  refused({"--crossovers"}, 2, "--store: is required");
-  refused({spec, "--crossovers", "--store", lab.store}, 2, "leave out SPEC");
-  refused({"--crossovers", "--store", lab.store}, 2, "no such file");
-  refused({spec, "--store", lab.store, "--device", "cpu,tpu"}, 2, "tpu");
-  refused({spec, "--store", lab.store, "--budget", "x"}, 2, "--budget");
+  refused({spec}, 2, "--results: is required");
+  refused({"regim", "--results", lab.store}, 2, "neither a file nor a sweep that ships");
+  refused({spec, "--results", text}, 2, "does not begin with a row");
+  EXPECT_EQ(slurp(text), "SQLite format 3\n");
+  refused({spec, "--results", rows}, 4, "line 2 is not a JSON object");
+  refused({lab.dir.write("empty.json", "{}\n").native(), "--results", lab.store}, 4, "'grids'");
+  refused({lab.dir.write("bad.json", "{\"grids\":[").native(), "--results", lab.store}, 4, "bad.json");
+  refused({"--crossovers"}, 2, "--results: is required");
+  refused({spec, "--crossovers", "--results", lab.store}, 2, "leave out SPEC");
+  refused({"--crossovers", "--results", lab.store}, 2, "no such file");
+  refused({spec, "--results", lab.store, "--device", "cpu,tpu"}, 2, "tpu");
+  refused({spec, "--results", lab.store, "--budget", "x"}, 2, "--budget");
   EXPECT_FALSE(std::filesystem::exists(lab.store));
 }
 

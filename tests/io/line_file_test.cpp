@@ -52,6 +52,19 @@ TEST(LineFile, ACutLineMovesAsideAndIsReported) {
   }
 }
 
+TEST(LineFile, ReadingGivesWholeLinesAlone) {
+  TempDir dir;
+  LineFile file = LineFile::open(dir / "a", kInBraces).or_throw();
+  EXPECT_EQ(file.read(100).or_throw(), "");
+  file.add("{0}").or_throw();
+  const int other = ::open((dir / "a").c_str(), O_WRONLY | O_APPEND);
+  ASSERT_EQ(::write(other, "{1", 2), 2);
+  ::close(other);
+  EXPECT_EQ(file.read(100).or_throw(), "{0}\n");
+  EXPECT_THAT(file.report(), HasSubstr("a.cut"));
+  EXPECT_FALSE(file.read(3));
+}
+
 TEST(LineFile, AWholeLineWithoutAnEndGetsOne) {
   TempDir dir;
   dir.write("a", "{0}\n{1}");

@@ -5,6 +5,8 @@
 
 #include <cmath>
 
+#include "lab/rows/int_list.h"
+
 namespace ridge::lab {
 namespace {
 

@@ -1,6 +1,6 @@
 // Verdicts on made-up times with the noise that real ones have: an A/A comparison has no verdict, a planted slowdown of
 // 5 % is found, and the stated interval covers the truth as often as it says.
-#include "lab/store/compare.h"
+#include "lab/sweep/compare.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,11 +1,11 @@
 // Crossovers of made-up rows: every kind of answer, its interval, its sentence and its evidence.
-#include "lab/store/crossover.h"
+#include "lab/sweep/crossover.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "base/rng.h"
-#include "lab/store/store.h"
+#include "lab/rows/results.h"
 
 namespace ridge::lab {
 namespace {

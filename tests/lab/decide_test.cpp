@@ -53,12 +53,12 @@ TEST(Decide, ATrainedModelGetsAllRowsOnce) {
   DecisionParams params = quick(RIDGE_SOURCE_DIR "/models/ridge-ref-q8_0.gguf");
   params.text = RIDGE_SOURCE_DIR "/models/wikitext-2-excerpt.txt";
   const Model model = Model::load(params.model, params.place);
-  Store store = Store::open(dir / "lab.db", true).or_throw();
+  Store store = Store::open(dir / "lab.jsonl").or_throw();
   EXPECT_THAT(benches_of(model, params, store), ElementsAre("plan", "attention", "service", "quality"));
   EXPECT_THAT(benches_of(model, params, store), ElementsAre());
 
   const DecisionQuestion q = ask(model, params);
-  const std::vector<Row> rows = store.rows().or_throw();
+  const std::vector<Row> rows = store.rows();
   const DecisionRecord record = decide(rows, q, params.candidates, {});
   ASSERT_EQ(record.candidates.size(), 1u);
   const std::vector<GateResult>& gates = record.candidates[0].gates;
@@ -76,7 +76,7 @@ TEST(Decide, ATrainedModelGetsAllRowsOnce) {
   EXPECT_THAT(benches_of(model, params, store), ElementsAre("plan", "attention", "service", "quality"));
   params.memory_bytes = int64_t(1) << 20;  // a question of its own
   EXPECT_THAT(benches_of(model, params, store), ElementsAre("plan"));
-  EXPECT_EQ(memory_gate(store.rows().or_throw(), ask(model, params), "rotor-3").verdict, GateVerdict::fail);
+  EXPECT_EQ(memory_gate(store.rows(), ask(model, params), "rotor-3").verdict, GateVerdict::fail);
   params.prompts = {20, 40};
   EXPECT_THAT(benches_of(model, params, store), ElementsAre("service"));
 }
@@ -91,7 +91,7 @@ TEST(Decide, ASearchMeasuresEverySideOnceAndVerifiesElsewhere) {
   params.search_bits = {8};
   params.only_quality = true;
   const Model model = Model::load(params.model, params.place);
-  Store store = Store::open(dir / "lab.db", true).or_throw();
+  Store store = Store::open(dir / "lab.jsonl").or_throw();
   const DecisionQuestion q = ask(model, params);
   const SearchQuestion s = ask_search(model, params, q);
   ASSERT_EQ(s.items.size(), 16u);
@@ -104,7 +104,7 @@ TEST(Decide, ASearchMeasuresEverySideOnceAndVerifiesElsewhere) {
   EXPECT_EQ(n, 32);  // rotor-3 and the floor
   measure_sensitivity(model, params, q, s, store, hooks);
   EXPECT_EQ(n, 32);
-  const SearchRecord found = search(store.rows().or_throw(), q, s);
+  const SearchRecord found = search(store.rows(), q, s);
   ASSERT_EQ(found.points.size(), 1u) << found.why;
   EXPECT_LE(found.points[0].bits, 8);
   EXPECT_EQ(found.points[0].verdict, GateVerdict::none);  // not measured yet
@@ -113,7 +113,7 @@ TEST(Decide, ASearchMeasuresEverySideOnceAndVerifiesElsewhere) {
   measure_missing(model, params, q, store, hooks);
   EXPECT_EQ(n, 2 + int(params.quality_caches.size()) + 1 -
                    int(std::ranges::count(params.quality_caches, "rotor-3")));  // plans; quality
-  EXPECT_TRUE(std::isfinite(search(store.rows().or_throw(), q, s).points[0].line));
+  EXPECT_TRUE(std::isfinite(search(store.rows(), q, s).points[0].line));
 
   // A text cannot verify what was searched on it, under any name.
   params.search_text = params.text;
@@ -134,13 +134,13 @@ TEST(Decide, RandomWeightsHaveNoQuality) {
   DecisionParams params = quick("synth:tiny-64");
   params.check = true;
   const Model model = Model::load(params.model, params.place);
-  Store store = Store::open(dir / "lab.db", true).or_throw();
+  Store store = Store::open(dir / "lab.jsonl").or_throw();
   EXPECT_THAT(benches_of(model, params, store), ElementsAre("plan", "attention", "service"));
-  for (const Row& row : store.rows().or_throw()) {
+  for (const Row& row : store.rows()) {
     const bool is_service = text_in(row["cell"], "bench") == "service";
     EXPECT_EQ(row.value("checked", false), is_service || row["cell"]["bench"] == "attention");
   }
-  const DecisionRecord record = decide(store.rows().or_throw(), ask(model, params), params.candidates, {});
+  const DecisionRecord record = decide(store.rows(), ask(model, params), params.candidates, {});
   EXPECT_EQ(record.candidates[0].gates[3].verdict, GateVerdict::none);
   EXPECT_EQ(record.choice, "f16");
   EXPECT_THAT(why_not_for(record, subject_of(model)), HasSubstr("random weights"));
@@ -150,13 +150,13 @@ TEST(Decide, AStopLeavesNoHalfMeasuredRows) {
   const TempDir dir;
   const DecisionParams params = quick("synth:tiny-64");
   const Model model = Model::load(params.model, params.place);
-  Store store = Store::open(dir / "lab.db", true).or_throw();
+  Store store = Store::open(dir / "lab.jsonl").or_throw();
   DecisionHooks hooks;
   bool stop = false;
   hooks.stop = [&] { return stop; };
   hooks.on_status = [&](const std::string& what) { stop |= what.find("pp40+tg8, 3") != std::string::npos; };
   measure_missing(model, params, ask(model, params), store, hooks);
-  for (const Row& row : store.rows().or_throw()) EXPECT_NE(text_in(row["cell"], "bench"), "service");
+  for (const Row& row : store.rows()) EXPECT_NE(text_in(row["cell"], "bench"), "service");
   EXPECT_THAT(benches_of(model, params, store), ElementsAre("service"));
 }
 

@@ -1,5 +1,5 @@
 // The doctor, on machines that are made up.
-#include "lab/store/doctor.h"
+#include "lab/sweep/doctor.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -8,7 +8,7 @@
 
 #include "base/limits.h"
 #include "cases/paths.h"
-#include "lab/store/machine.h"
+#include "lab/rows/machine.h"
 
 namespace ridge::lab {
 namespace {

@@ -1,10 +1,15 @@
-#include "lab/store/results.h"
+#include "lab/rows/results.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <fstream>
+#include <iterator>
 
 #include "cases/temp_dir.h"
 
@@ -97,9 +102,8 @@ TEST(Results, WhatIsNotANumberIsNull) {
 TEST(Results, CommandLinesAreQuotedForAShell) {
   set_command_line({"ridge", "run", "-p", "it's a test", ""});
   EXPECT_EQ(command_line(), "ridge run -p 'it'\\''s a test' ''");
-  set_command_line(
-      {"/opt/bin/ridge", "sweep", "--store", "/tmp/a/lab.db", "-m", "/m/a.gguf", "--results", "/tmp/r.jsonl"});
-  EXPECT_EQ(command_line(), "ridge sweep --store lab.db -m /m/a.gguf --results r.jsonl");
+  set_command_line({"/opt/bin/ridge", "eval", "kld", "-m", "/m/a.gguf", "--results", "/tmp/r.jsonl"});
+  EXPECT_EQ(command_line(), "ridge eval kld -m /m/a.gguf --results r.jsonl");
   set_command_line({"ridge", "profile", "--results=/tmp/r.jsonl", "--trace=/tmp/t.json"});
   EXPECT_EQ(command_line(), "ridge profile --results=r.jsonl --trace=/tmp/t.json");
   set_command_line({});
@@ -131,6 +135,94 @@ TEST(Results, RowsAreReadBackAndBrokenLinesAreNamed) {
   ASSERT_FALSE(broken);
   EXPECT_NE(broken.error().message.find("line 2"), std::string::npos);
   EXPECT_FALSE(read_rows(dir.write("array.jsonl", "[1]\n")));
+}
+
+TEST(Results, AFileThatBeginsWithSomethingElseIsLeftAlone) {
+  TempDir dir;
+  for (const char* text : {"SQLite format 3", "GGUF\n{\"n\": 1", "\n\n[1, 2"}) {
+    const auto refused = ResultsFile::open(dir.write("other", text));
+    ASSERT_FALSE(refused) << text;
+    EXPECT_EQ(refused.error().kind, ErrorKind::usage);
+    EXPECT_THAT(refused.error().message, testing::HasSubstr("does not begin with a row"));
+    std::ifstream file(dir / "other");
+    EXPECT_EQ(std::string(std::istreambuf_iterator<char>(file), {}), text);
+  }
+  EXPECT_THAT(dir.names(), testing::ElementsAre("other"));
+}
+
+Row cell_row(int batch, double us) {
+  return {{"kind", "op"}, {"cell", {{"op", "gemv"}, {"batch", batch}}}, {"median_us", us}};
+}
+
+TEST(Results, KeysDoNotDependOnTheOrderOfFields) {
+  const Row a = Row::parse(R"({"kind":"op","cell":{"x":1,"y":{"b":2,"a":1.5}},"median_us":3})");
+  const Row b = Row::parse(R"({"median_us":4,"cell":{"y":{"a":1.5,"b":2},"x":1}})");
+  EXPECT_EQ(cell_key(a), cell_key(b));
+  EXPECT_EQ(cell_key(a), R"({"x":1,"y":{"a":1.5,"b":2}})");
+  EXPECT_NE(cell_key(a), cell_key(Row::parse(R"({"cell":{"x":1,"y":{"b":2,"a":1}}})")));
+  EXPECT_EQ(cell_key(Row::parse(R"({"b":1,"a":2})")), R"({"a":2,"b":1})");
+  EXPECT_NO_THROW(cell_key(Row{{"path", "\xff\xfe"}}));
+  EXPECT_EQ(row_state({{"kind", "op"}}), "done");
+  EXPECT_EQ(row_state({{"state", "skipped"}}), "skipped");
+}
+
+TEST(Store, ALaterRowOfACellReplacesTheEarlierOne) {
+  const TempDir dir;
+  const auto path = dir / "s.jsonl";
+  const auto batches_and_times = [](const std::vector<Row>& rows) {
+    std::vector<std::pair<int, double>> found;
+    for (const Row& row : rows) found.emplace_back(row["cell"].value("batch", 0), row.value("median_us", 0.0));
+    return found;
+  };
+  const std::vector<std::pair<int, double>> expected{{1, 7}, {2, 6}};
+  Store store = Store::open(path).or_throw();
+  for (const Row& row : {cell_row(1, 5), cell_row(2, 6), cell_row(1, 7)}) store.add(row);
+  EXPECT_EQ(batches_and_times(store.rows()), expected);
+  EXPECT_EQ(batches_and_times(Store::open(path).or_throw().rows()), expected);
+  EXPECT_EQ(rows_of(path).size(), 3u) << "lines are added, never taken away";
+  for (int i = 0; i < 2; ++i) store.add({{"kind", "bandwidth"}});
+  EXPECT_EQ(Store::open(path).or_throw().rows().size(), 4u) << "a row without a cell stands for itself";
+  EXPECT_FALSE(Store::open(dir.write("array.jsonl", "{}\n[1]\n")));
+  EXPECT_TRUE(Store::open("").or_throw().rows().empty());
+}
+
+TEST(Store, TwoProgramsMayAddAtOnce) {
+  const TempDir dir;
+  Store first = Store::open(dir / "s.jsonl").or_throw(), second = Store::open(dir / "s.jsonl").or_throw();
+  for (int i = 0; i < 10; ++i) (i % 2 ? first : second).add(cell_row(i, i));
+  EXPECT_EQ(first.rows().size(), 5u);
+  EXPECT_EQ(Store::open(dir / "s.jsonl").or_throw().rows().size(), 10u);
+}
+
+TEST(Store, AKilledProcessLeavesEveryRowThatWasTaken) {
+  for (const int after_rows : {1, 7, 40}) {
+    const TempDir dir;
+    int channel[2];
+    ASSERT_EQ(pipe(channel), 0);
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      Store store = Store::open(dir / "s.jsonl").or_throw();
+      for (int i = 0;; ++i) {
+        store.add(cell_row(i, i));
+        if (write(channel[1], "x", 1) != 1) _exit(1);
+      }
+    }
+    close(channel[1]);
+    int taken = 0;
+    char byte = 0;
+    while (taken < after_rows && read(channel[0], &byte, 1) == 1) ++taken;
+    ASSERT_EQ(taken, after_rows);
+    ASSERT_EQ(kill(child, SIGKILL), 0);  // in the middle of a later row, more often than not
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    while (read(channel[0], &byte, 1) == 1) ++taken;
+    close(channel[0]);
+    const std::vector<Row> rows = Store::open(dir / "s.jsonl").or_throw().rows();
+    ASSERT_GE(int(rows.size()), taken);
+    ASSERT_LE(int(rows.size()), taken + 1) << "the row whose word did not come through";
+    for (size_t i = 0; i < rows.size(); ++i) EXPECT_EQ(rows[i]["cell"]["batch"], int(i));
+  }
 }
 
 }  // namespace

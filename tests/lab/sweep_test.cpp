@@ -1,5 +1,5 @@
 // Sweeps: specs into cells, plans, and runs with kernels made for the test, which fail, do not fit or do not exist.
-#include "lab/store/sweep.h"
+#include "lab/sweep/sweep.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -131,12 +131,10 @@ OpKernel fake_kernel(std::string_view wrong = "q8_0") {
 struct Sweep {
   SweepSpec spec = spec_of(kGemv);
   TempDir dir;
-  Store store = Store::open(dir / "s.db", true).or_throw();
+  Store store = Store::open(dir / "s.jsonl").or_throw();
   std::vector<std::string> measured;
 
-  SweepPlan plan() const {
-    return plan_sweep(spec, {.device = "cpu", .n_threads = 1, .isa = "scalar"}, store.rows().or_throw());
-  }
+  SweepPlan plan() const { return plan_sweep(spec, {.device = "cpu", .n_threads = 1, .isa = "scalar"}, store.rows()); }
   SweepCounts run(const OpKernel& kernel, const std::function<bool()>& stop = {}) {
     measured.clear();
     SweepHooks hooks;
@@ -147,7 +145,7 @@ struct Sweep {
   std::map<std::string, Row> rows() const {
     std::map<std::string, Row> by_text;
     const SweepPlan all = plan();
-    for (const Row& row : store.rows().or_throw())
+    for (const Row& row : store.rows())
       for (const PlannedCell& cell : all.cells)
         if (cell_key({{"cell", cell.identity}}) == cell_key(row)) by_text[cell.cell.text()] = row;
     return by_text;
@@ -254,7 +252,7 @@ TEST(Sweep, PlansKnowBytesAndLearnTimes) {
   EXPECT_GT(first.seconds_left(), 0);
   sweep.run(fake_kernel());
   // The same cell by another build took 17 seconds: this one will too.
-  std::vector<Row> rows = sweep.store.rows().or_throw();
+  std::vector<Row> rows = sweep.store.rows();
   for (Row& row : rows) {
     row["cell"]["build"] = "older";
     row["cell_seconds"] = 17;

@@ -80,6 +80,13 @@ class CheckLayers(unittest.TestCase):
         self.assertEqual(len(out.splitlines()), 3, out)
         self.assertNotIn("src/op/gemm", out)
 
+    def test_folders_of_the_lab_include_each_other_in_one_direction(self):
+        upward = ("src/lab/op/op_bench.cpp", '"lab/model/bench_params.h"')
+        self.assertEqual(run(upward, ("src/lab/op/ceilings.h", '"lab/rows/results.h"'))[0], 0)
+        code, out = run(upward, ("src/lab/model/bench.h", '"lab/op/ceilings.h"'))
+        self.assertEqual(code, 1)
+        self.assertIn('src/lab/op/op_bench.cpp:2: includes "lab/model/bench_params.h": lab/model includes lab/op too', out)
+
 
 if __name__ == "__main__":
     unittest.main()

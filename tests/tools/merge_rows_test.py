@@ -33,6 +33,11 @@ class MergeRows(unittest.TestCase):
         row = lambda batch, build: {"kind": "op", "cell": {"batch": batch, "build": build}}
         self.assertEqual(self.merge([row(1, "a"), row(2, "a")], [row(2, "b")]), [row(1, "a"), row(2, "b")])
 
+    def test_of_new_rows_of_a_cell_the_last_one_counts(self):
+        row = lambda batch, state: {"kind": "op", "cell": {"batch": batch}, "state": state}
+        self.assertEqual(self.merge([], [row(1, "failed"), row(2, ""), row(1, "")]), [row(1, ""), row(2, "")])
+        self.assertEqual([path.name for path in pathlib.Path(self.folder.name).iterdir() if path.name not in ("new.jsonl", "stored.jsonl")], [])
+
     def test_a_crossover_is_that_of_its_formats_and_series_on_any_machine(self):
         row = lambda fmt, depth, build, name: {"kind": "crossover", "format": fmt, "baseline": "f16", "axis": "batch",
                                                "series": {"depth": depth, "build": build, "device_name": name}}
@@ -54,7 +59,7 @@ class MergeRows(unittest.TestCase):
         self.write(self.new, [{}])
         done = subprocess.run([sys.executable, TOOL, self.new, self.stored], check=False, capture_output=True, text=True)
         self.assertEqual(done.returncode, 1)
-        self.assertIn("stored.jsonl:2", done.stderr)
+        self.assertIn("stored.jsonl: line 2", done.stderr)
         self.assertEqual(self.stored.read_text(), "{}\nnonsense\n")
 
 

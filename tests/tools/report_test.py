@@ -4,7 +4,6 @@ import json
 import math
 import os
 import pathlib
-import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -275,19 +274,11 @@ class Files(InFolder):
         self.assertIn("line 1: not a JSON object", self.refused("--results", self.rows("[" * 100000)))
         self.assertIn("No such file", self.refused("--results", self.folder / "absent"))
 
-    def test_refuses_what_is_no_store(self):
-        self.assertIn("not a database", self.refused("--store", self.rows("not a store, but long enough to be one" * 99)))
-        self.assertIn("no such file", self.refused("--store", self.folder / "absent"))
-        with sqlite3.connect(self.folder / "other.sqlite") as other:
-            other.execute("CREATE TABLE things (x)")
-        self.assertIn("no such table", self.refused("--store", self.folder / "other.sqlite"))
-
-    def test_reads_a_store_as_it_reads_files(self):
-        path = self.folder / "store.sqlite"
-        with sqlite3.connect(path) as store:
-            store.execute("CREATE TABLE rows (key TEXT PRIMARY KEY, kind TEXT, state TEXT, date TEXT, row TEXT)")
-            store.executemany("INSERT INTO rows VALUES (?, '', '', '', ?)", [(str(i), json.dumps(r)) for i, r in enumerate(GOOD)])
-        self.assertEqual(reader.read_all([], [path]), reader.read_all([self.rows(GOOD)], []))
+    def test_the_last_row_of_a_cell_counts(self):
+        cell = lambda batch, us: {"cell": {"batch": batch, "op": "gemv"}, "median_us": us}
+        rows = [cell(1, 5), {"kind": "bandwidth"}, cell(2, 6), {"cell": {"op": "gemv", "batch": 1}, "median_us": 7}, {"kind": "bandwidth"}]
+        found = reader.read_all([self.rows(rows)])
+        self.assertEqual([r.get("median_us", r.get("kind")) for r in found], [7, "bandwidth", 6, "bandwidth"])
 
     def test_usage_is_2(self):
         self.assertEqual(run("-o", self.folder).returncode, 2)

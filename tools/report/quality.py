@@ -4,7 +4,7 @@ import decode
 from rows import amount, clip, cache_name, date, kind, newest, number, positive, text, whole
 
 TITLE = "Quality, bytes and speed of cache formats"
-COMMAND = "ridge eval matrix -m models/ridge-ref-q8_0.gguf -f models/wikitext-2-excerpt.txt --path decode --results results/kv-matrix.jsonl"
+COMMAND = "ridge eval kld -m models/ridge-ref-q8_0.gguf -f models/wikitext-2-excerpt.txt --path decode --kv shelf --results results/kv-matrix.jsonl"
 GATE = 0.25  # perplexity above f16 that a default may cost
 FIELDS = ["model", "path", "n_ctx", "kv", "bits_per_value", "bits_at_4k", "kld", "kld_error", "ppl_rise", "gate", "same_top", "tok_s", "tok_s_depth",
           "tok_s_model", "tok_s_machine", "tok_s_vs_f16", "tokens_scored", "date", "build_commit"]

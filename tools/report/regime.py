@@ -6,8 +6,8 @@ from rows import clip
 
 TITLE_BATCH = "Batch: when does a weight format beat f16?"
 TITLE_DEPTH = "Depth: when does a cache format beat f16?"
-COMMAND_BATCH = "ridge sweep regime --store lab.db  # then ridge report --store lab.db"
-COMMAND_DEPTH = "ridge sweep depth --store lab.db  # then ridge report --store lab.db"
+COMMAND_BATCH = "ridge sweep regime --results lab.jsonl  # then ridge report --results lab.jsonl"
+COMMAND_DEPTH = "ridge sweep depth --results lab.jsonl  # then ridge report --results lab.jsonl"
 FIELDS = ["machine", "panel", "format", "x", "speedup", "speedup_lower", "speedup_upper", "verdict", "base_us", "us", "kernel", "date", "build_commit"]
 BASE = "f16"
 

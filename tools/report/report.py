@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draws stored rows: CSV, SVG and PNG files and one HTML page. `ridge report` calls it; it needs matplotlib and nothing else.
 
-  report.py [--results PATH]... [--store FILE]... -o DIR [--json] [--quiet]
+  report.py [--results PATH]... -o DIR [--json] [--quiet]
   report.py --decision RECORD -o DIR [--json] [--quiet]   decision.html: the page of one record of ridge decide
   report.py --results DIR --figures DIR [--check]   the figures of the documents: NAME.csv and NAME.svg; --check compares
 
@@ -166,7 +166,6 @@ def digest(text):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--results", action="append", default=[], metavar="PATH", help="a .jsonl file or a directory of them")
-    parser.add_argument("--store", action="append", default=[], metavar="FILE", help="a store of ridge sweep")
     parser.add_argument("--decision", type=pathlib.Path, metavar="RECORD", help="a record of ridge decide")
     parser.add_argument("-o", "--out", type=pathlib.Path, metavar="DIR")
     parser.add_argument("--figures", type=pathlib.Path, metavar="DIR")
@@ -174,13 +173,12 @@ def main():
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quiet", action="store_true")
     args = parser.parse_args()
-    has_rows = bool(args.results or args.store)
-    if (args.out is None) == (args.figures is None) or has_rows == bool(args.decision) or (args.decision and args.figures):
-        parser.error("name rows with --results or --store, and one of -o DIR and --figures DIR; or --decision RECORD and -o DIR")
+    if (args.out is None) == (args.figures is None) or bool(args.results) == bool(args.decision) or (args.decision and args.figures):
+        parser.error("name rows with --results, and one of -o DIR and --figures DIR; or --decision RECORD and -o DIR")
     try:
         if args.decision:
             return decision_page(args)
-        rows = read_all(args.results, args.store)
+        rows = read_all(args.results)
         return documents(args, rows) if args.figures else report(args, rows)
     except BadFile as error:
         print(f"ridge report: {error}", file=sys.stderr)

@@ -8,7 +8,7 @@ import ops
 from rows import amount, clip, rate
 
 TITLE = "Roofline"
-COMMAND = "ridge sweep quick --store lab.db  # then ridge report --store lab.db"
+COMMAND = "ridge sweep quick --results lab.jsonl  # then ridge report --results lab.jsonl"
 FEW = 8  # operations per byte that any processor here has time for while it waits for memory
 FIELDS = ["machine", "source", "name", "format", "kernel", "flop_per_byte", "gflop_s", "gb_s", "pct_of_roof", "cold", "date", "build_commit"]
 

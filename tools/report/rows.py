@@ -1,4 +1,4 @@
-"""Stored rows: results/*.jsonl and the SQLite store, read as what they are: files that anything may stand in.
+"""Stored rows, as results/*.jsonl and the files of --results hold them, read as what they are: files that anything may stand in.
 
 A file that is not what it should be stops the report (BadFile); a row in which a field is missing, null or of another
 type is a row without that field. Readers below never raise for what a row holds.
@@ -8,7 +8,6 @@ import json
 import math
 import pathlib
 import re
-import sqlite3
 
 MAX_FILE_BYTES = 1 << 28  # as ridge itself reads
 MAX_TEXT = 300  # characters of a field that are shown
@@ -39,30 +38,21 @@ def read_jsonl(path):
     return [parse(line, f"{path}: line {i + 1}") for i, line in enumerate(lines) if line.strip()]
 
 
-def read_store(path):
-    """Rows of the table `rows`, column `row`, in the order they were stored."""
-    if not path.is_file():
-        raise BadFile(f"cannot read the store: {path}: no such file (ridge sweep quick --store {path} makes one)")
-    try:
-        with sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True) as store:
-            lines = [text for (text,) in store.execute("SELECT row FROM rows ORDER BY rowid")]
-    except (sqlite3.Error, OverflowError) as error:
-        raise BadFile(f"cannot read the store: {path}: {error} (is it a file of ridge sweep --store?)") from None
-    return [parse(line if isinstance(line, str) else "", f"{path}: row {i + 1}") for i, line in enumerate(lines)]
+def counted(rows):
+    """Without the rows that a later one of the same cell replaces; the later one stands in the place of the first."""
+    kept = {}
+    for i, row in enumerate(rows):
+        kept[json.dumps(row["cell"], sort_keys=True) if "cell" in row else i] = row
+    return list(kept.values())
 
 
-def read_all(results, stores):
-    """Every row of files and directories, then of stores. Same inputs, same order."""
+def read_all(paths):
+    """Every row that counts of files and directories. Same inputs, same order."""
     rows = []
-    for path in map(pathlib.Path, results):
-        if path.is_dir():
-            for file in sorted(path.glob("*.jsonl")):
-                rows += read_jsonl(file)
-        else:
-            rows += read_jsonl(path)
-    for path in map(pathlib.Path, stores):
-        rows += read_store(path)
-    return rows
+    for path in map(pathlib.Path, paths):
+        for file in sorted(path.glob("*.jsonl")) if path.is_dir() else [path]:
+            rows += read_jsonl(file)
+    return counted(rows)
 
 
 # Fields. Everything returns None (or the default) for what is missing, null, of another type, or not finite.

@@ -3,7 +3,7 @@
 from rows import amount, clip, date, kind, newest, number, positive, text
 
 TITLE = "Formats by layer and side"
-COMMAND = "ridge decide -m models/ridge-ref-q8_0.gguf -c 4096 -f wiki.test.raw --search wiki.valid.raw --only-quality --store lab.db"
+COMMAND = "ridge decide -m models/ridge-ref-q8_0.gguf -c 4096 -f wiki.test.raw --search wiki.valid.raw --only-quality --results lab.jsonl"
 FIELDS = ["model", "uniform", "limit", "kv", "bits", "predicted_kld", "kld", "kld_error", "line", "line_error", "verdict", "searched_on", "searched_windows",
           "verified_windows", "date", "build_commit"]
 

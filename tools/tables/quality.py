@@ -55,7 +55,7 @@ def weights(r):
 
 
 def matrix(part, path, name=""):
-    """One part of the rows of `ridge eval matrix`, of one model or all; runs in the order of the file, their caches beside each other."""
+    """One part of the rows of `ridge eval kld` over many caches, of one model or all; runs in the order of the file, their caches beside each other."""
     found = [r for r in finished("kv-matrix") if r["path"] == path and r["model_name"].startswith(name) and PARTS[part](*sides(r["kv"]), r["kv"])]
     run = lambda r: (r["model_name"], r["n_ctx"])
     if part == "scale":  # a format with one rule has nothing to compare

@@ -1,8 +1,9 @@
 """Stored rows and the parts that all tables of the documents are made of."""
 
-import json
 import pathlib
 import re
+
+from report.rows import cache_name as cache, counted, read_jsonl
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results"
@@ -16,8 +17,8 @@ def stored(*names):
     for name in names:
         path = RESULTS / f"{name}.jsonl"
         if path.exists():
-            found += [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
-    return found
+            found += read_jsonl(path)
+    return counted(found)
 
 
 def last(found, *fields):
@@ -53,10 +54,6 @@ def model(name):
 
 def model_text(name):
     return " ".join(part for part in model(name) if part)
-
-
-def cache(r):
-    return r["type_k"] if r["type_k"] == r["type_v"] else f"{r['type_k']}/{r['type_v']}"
 
 
 def rate(value):

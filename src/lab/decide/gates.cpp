@@ -7,8 +7,8 @@
 #include <set>
 
 #include "engine/kv_choice.h"
-#include "lab/store/compare.h"
-#include "lab/store/store.h"
+#include "lab/rows/results.h"
+#include "lab/sweep/compare.h"
 
 namespace ridge::lab {
 namespace {

@@ -10,7 +10,7 @@
 #include "lab/decide/plan.h"
 #include "lab/model/bench.h"
 #include "lab/quality/quality_report.h"
-#include "lab/store/sweep.h"
+#include "lab/sweep/sweep.h"
 
 namespace ridge::lab {
 namespace {
@@ -69,7 +69,7 @@ class Measurer {
     add_shape(q_.target, q_.target_depths);
     const SweepTarget target{
         .device = params_.place.device, .n_threads = q_.subject.n_threads, .isa = params_.place.isa};
-    const SweepPlan plan = plan_sweep(spec, target, store_.rows().or_throw());
+    const SweepPlan plan = plan_sweep(spec, target, store_.rows());
     SweepHooks hooks{.stop = hooks_.stop, .on_status = hooks_.on_status};
     hooks.on_row = [&](const PlannedCell&, const Row& row) { say(row); };
     run_sweep(spec, plan, op_kernels(), store_, hooks);
@@ -140,7 +140,7 @@ class Measurer {
   void say(const Row& row) const {
     if (hooks_.on_row) hooks_.on_row(row);
   }
-  bool is_stored(const Row& cell) const { return find_evidence(store_.rows().or_throw(), cell).row != nullptr; }
+  bool is_stored(const Row& cell) const { return find_evidence(store_.rows(), cell).row != nullptr; }
   /// Some caches at a time beside f16; take(result, candidate) of groups that are complete.
   template <class Take>
   void evaluate_groups(const std::string& text, EvalOptions options, const std::vector<std::string>& caches,

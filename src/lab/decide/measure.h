@@ -5,7 +5,7 @@
 #include <functional>
 
 #include "lab/decide/search.h"
-#include "lab/store/store.h"
+#include "lab/rows/results.h"
 #include "ridge/engine.h"
 
 namespace ridge::lab {

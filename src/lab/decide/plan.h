@@ -13,7 +13,7 @@
 
 #include "engine/engine.h"
 #include "engine/kv_choice.h"
-#include "lab/store/results.h"
+#include "lab/rows/results.h"
 #include "model/mtp.h"
 
 namespace ridge::lab {

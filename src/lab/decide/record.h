@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "lab/store/results.h"
+#include "lab/rows/results.h"
 
 namespace ridge::lab {
 

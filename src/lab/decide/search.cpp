@@ -11,7 +11,7 @@
 
 #include "engine/kv_choice.h"
 #include "lab/decide/allocate.h"
-#include "lab/store/store.h"
+#include "lab/rows/results.h"
 
 namespace ridge::lab {
 namespace {

@@ -11,7 +11,7 @@
 #include "lab/model/bench_check.h"
 #include "lab/model/bench_params.h"
 #include "lab/op/ceilings.h"
-#include "lab/store/results.h"
+#include "lab/rows/results.h"
 
 namespace ridge::lab {
 

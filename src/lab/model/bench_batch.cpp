@@ -8,7 +8,8 @@
 #include "engine/engine.h"
 #include "engine/finite.h"
 #include "lab/op/roof.h"
-#include "lab/store/machine.h"
+#include "lab/rows/int_list.h"
+#include "lab/rows/machine.h"
 
 namespace ridge::lab {
 namespace {

@@ -3,7 +3,7 @@
 
 #include "base/build_info.h"
 #include "lab/model/bench.h"
-#include "lab/store/machine.h"
+#include "lab/rows/machine.h"
 
 namespace ridge::lab {
 namespace {

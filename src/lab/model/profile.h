@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "engine/kv_choice.h"
-#include "lab/store/results.h"
+#include "lab/rows/results.h"
 #include "op/trace.h"
 #include "ridge/engine.h"
 

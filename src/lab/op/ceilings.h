@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "lab/store/machine.h"
-#include "lab/store/results.h"
+#include "lab/rows/machine.h"
+#include "lab/rows/results.h"
 #include "op/stream/stream.h"
 
 namespace ridge::lab {

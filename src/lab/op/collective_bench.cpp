@@ -7,7 +7,7 @@
 #include "gpu/nccl.h"
 #include "lab/op/device_ceilings.h"
 #include "lab/op/device_timer.h"
-#include "lab/store/machine.h"
+#include "lab/rows/machine.h"
 
 namespace ridge::lab {
 namespace {
@@ -75,11 +75,6 @@ class CpuCollective {
 
 }  // namespace
 
-Spread CollectiveRow::us() const {
-  std::vector<double> samples;
-  for (const double s : seconds) samples.push_back(1e6 * s);
-  return seconds.empty() ? Spread{NAN, NAN, NAN, NAN, NAN} : spread(std::move(samples));
-}
 double CollectiveRow::gb_s() const {
   return 2.0 * (n_ranks - 1) / n_ranks * double(bytes) / us().median * 1e-3;  // bytes a microsecond are MB/s
 }
@@ -154,24 +149,12 @@ Row collective_fields(const CollectiveRow& row, const CollectiveBenchParams& par
         {"kernel", row.kernel},
         {"n_ranks", row.n_ranks},
         {"bytes", row.bytes}};
-  const Spread us = row.us();
-  f["median_us"] = number(us.median);
-  f["lower_quartile_us"] = number(us.lower);
-  f["upper_quartile_us"] = number(us.upper);
-  f["min_us"] = number(us.min);
+  f.update(spread_fields(row.us()));
   f["gb_s"] = number(row.gb_s());
   f["link_gb_s"] = number(row.link_gb_s);
   f["pct_of_link"] = number(row.pct_of_link());
-  f["checked"] = row.check.passed();
-  f["check_metric"] = row.check.metric;
-  f["check_error"] = number(row.check.error);
-  f["check_bound"] = number(row.check.bound);
-  f["check_what"] = row.check.what;
-  f["check_after_replays"] = row.after_replays;
-  f["replays"] = row.seconds.size();
-  f["calls_per_replay"] = row.calls;
-  f["samples_us"] = Row::array();
-  for (const double seconds : row.seconds) f["samples_us"].push_back(number(seconds * 1e6));
+  f.update(check_fields(row.check, row.after_replays));
+  f.update(sample_fields(row.seconds, row.calls));
   if (params.devices.empty()) {
     f["device"] = "cpu";
     f["device_name"] = machine_info().cpu_model;

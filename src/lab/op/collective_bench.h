@@ -14,7 +14,7 @@
 
 #include "lab/op/ceilings.h"
 #include "lab/op/op_bench.h"
-#include "lab/store/results.h"
+#include "lab/rows/results.h"
 #include "rank/ranks.h"
 
 namespace ridge::lab {
@@ -42,7 +42,7 @@ struct CollectiveRow {
   std::string date;
 
   bool failed() const { return !check.passed(); }
-  Spread us() const;
+  Spread us() const { return spread_us(seconds); }
   /// What a rank must send in the median call, GB/s (10^9).
   double gb_s() const;
   double pct_of_link() const;

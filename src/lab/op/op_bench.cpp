@@ -5,8 +5,8 @@
 #include <limits>
 
 #include "engine/kv_options.h"
-#include "lab/model/bench_params.h"
 #include "lab/op/op_bench_loop.h"
+#include "lab/rows/int_list.h"
 #include "op/attn/attn.h"
 #include "op/cache/append.h"
 #include "op/linear.h"
@@ -218,7 +218,7 @@ void CpuOpRun::prepare(int, int) {}
 int CpuOpRun::most_calls() const { return std::numeric_limits<int>::max(); }
 int CpuOpRun::calls_multiple() const { return 1; }
 
-Spread OpRow::us() const {
+Spread spread_us(const std::vector<double>& seconds) {
   std::vector<double> samples;
   for (const double s : seconds) samples.push_back(s > 0 ? s * 1e6 : kNaN);
   if (samples.empty()) return {kNaN, kNaN, kNaN, kNaN, kNaN};

@@ -20,7 +20,7 @@
 #include "gpu/device.h"
 #include "gpu/device_query.h"
 #include "lab/op/ceilings.h"
-#include "lab/store/gpu_state.h"
+#include "lab/rows/gpu_state.h"
 #include "op/cache/layout.h"
 #include "op/cpu.h"
 
@@ -188,6 +188,9 @@ struct BufferSets {
 };
 BufferSets choose_buffer_sets(int64_t set_bytes, int64_t cache_bytes, int64_t budget_bytes, int most);
 
+/// Microseconds of samples in seconds; NaN where the clock gave nothing usable.
+Spread spread_us(const std::vector<double>& seconds);
+
 /// One kernel on one problem.
 struct OpRow {
   OpProblem problem;
@@ -207,7 +210,7 @@ struct OpRow {
 
   bool failed() const { return !check.passed(); }
   double bytes() const { return double(work.read_bytes + work.write_bytes); }
-  Spread us() const;
+  Spread us() const { return spread_us(seconds); }
   /// Of the median call, GB/s (10^9); NaN without times.
   double gb_s() const;
   double pct_of_roof() const;
@@ -233,6 +236,10 @@ int run_op_bench(const OpBenchParams& params, std::span<const OpKernel> table, c
 int run_op_bench_on_cpu(const OpBenchParams& params, std::span<const OpKernel> table, const OpBenchHooks& hooks);
 int run_op_bench_on_gpu(const OpBenchParams& params, std::span<const OpKernel> table, const OpBenchHooks& hooks);
 
+/// Fields that rows of timed calls share: the spread of a call, the check, the samples.
+Row spread_fields(const Spread& us);
+Row check_fields(const OpCheck& check, bool after_replays);
+Row sample_fields(const std::vector<double>& seconds, int calls);
 /// Everything about a row, with the provenance of results/*.jsonl.
 Row op_fields(const OpRow& row, const OpDevice& device, const OpBenchParams& params);
 /// One line for people before a kernel is timed: its bytes, and their time at the roof.

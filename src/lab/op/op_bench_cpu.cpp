@@ -1,7 +1,7 @@
 // The op bench on the CPU.
 #include "lab/op/cpu_timer.h"
 #include "lab/op/op_bench_loop.h"
-#include "lab/store/machine.h"
+#include "lab/rows/machine.h"
 
 namespace ridge::lab {
 namespace {

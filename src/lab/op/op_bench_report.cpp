@@ -3,7 +3,7 @@
 
 #include "lab/op/device_ceilings.h"
 #include "lab/op/op_bench.h"
-#include "lab/store/machine.h"
+#include "lab/rows/machine.h"
 #include "op/cache/rotation.h"
 
 namespace ridge::lab {
@@ -20,6 +20,24 @@ Row side_row(const KvSideConfig& side) {
 std::string check_text(const OpCheck& check) { return fmt::format("{} {:.1e}", check.metric, check.error); }
 
 }  // namespace
+
+Row spread_fields(const Spread& us) {
+  return {{"median_us", number(us.median)},
+          {"lower_quartile_us", number(us.lower)},
+          {"upper_quartile_us", number(us.upper)},
+          {"min_us", number(us.min)}};
+}
+
+Row check_fields(const OpCheck& check, bool after_replays) {
+  return {{"checked", check.passed()},          {"check_metric", check.metric}, {"check_error", number(check.error)},
+          {"check_bound", number(check.bound)}, {"check_what", check.what},     {"check_after_replays", after_replays}};
+}
+
+Row sample_fields(const std::vector<double>& seconds, int calls) {
+  Row row{{"replays", seconds.size()}, {"calls_per_replay", calls}, {"samples_us", Row::array()}};
+  for (const double s : seconds) row["samples_us"].push_back(number(s * 1e6));
+  return row;
+}
 
 Row op_fields(const OpRow& row, const OpDevice& device, const OpBenchParams& params) {
   const OpProblem& p = row.problem;
@@ -44,33 +62,21 @@ Row op_fields(const OpRow& row, const OpDevice& device, const OpBenchParams& par
   f["write_bytes"] = row.work.write_bytes;
   f["flops"] = row.work.flops;
   f["moved_bytes"] = row.moved_bytes;
-  const Spread us = row.us();
-  f["median_us"] = number(us.median);
-  f["lower_quartile_us"] = number(us.lower);
-  f["upper_quartile_us"] = number(us.upper);
-  f["min_us"] = number(us.min);
+  f.update(spread_fields(row.us()));
   f["predicted_us"] = number(row.predicted_us());
   f["gb_s"] = number(row.gb_s());
   f["roof_gb_s"] = row.roof_gb_s > 0 ? number(row.roof_gb_s) : Row(nullptr);
   f["roof_kernel"] = row.roof_kernel;
   f["pct_of_roof"] = number(row.pct_of_roof());
-  f["checked"] = row.check.passed();
-  f["check_metric"] = row.check.metric;
-  f["check_error"] = number(row.check.error);
-  f["check_bound"] = number(row.check.bound);
+  f.update(check_fields(row.check, row.after_replays));
   f["check_cosine"] = row.check.has_comparison ? number(row.check.comparison.cosine) : Row(nullptr);
   f["check_norm_ratio"] = row.check.has_comparison ? number(row.check.comparison.norm_ratio) : Row(nullptr);
   f["check_max_abs"] = row.check.has_comparison ? number(row.check.comparison.max_abs) : Row(nullptr);
   f["check_worst_index"] = row.check.has_comparison ? Row(row.check.comparison.worst_index) : Row(nullptr);
-  f["check_what"] = row.check.what;
-  f["check_after_replays"] = row.after_replays;
-  f["replays"] = row.seconds.size();
-  f["calls_per_replay"] = row.calls;
+  f.update(sample_fields(row.seconds, row.calls));
   f["buffer_sets"] = row.sets.n;
   f["buffer_set_bytes"] = row.set_bytes;
   f["cold"] = row.sets.cold;
-  f["samples_us"] = Row::array();
-  for (const double seconds : row.seconds) f["samples_us"].push_back(number(seconds * 1e6));
   f["gpu_before"] = to_row(row.before);
   f["gpu_after"] = to_row(row.after);
   if (device.is_cpu()) {

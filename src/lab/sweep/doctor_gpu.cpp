@@ -1,4 +1,4 @@
-#include "lab/store/doctor.h"
+#include "lab/sweep/doctor.h"
 
 #include <cmath>
 #include <cstdlib>

@@ -1,7 +1,7 @@
 // Up to which batch, or from which depth, one format is faster than another: answers made of a sweep's rows.
 //
 // Rows of the same op, shape, device and build are compared at every batch (or depth) by the rule of
-// lab/store/compare.h, with the sweep's second measurement of its first format as A'. A cell inside the noise is
+// lab/sweep/compare.h, with the sweep's second measurement of its first format as A'. A cell inside the noise is
 // undecided, so that the answer may be an interval.
 #pragma once
 
@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "lab/store/compare.h"
+#include "lab/sweep/compare.h"
 
 namespace ridge::lab {
 

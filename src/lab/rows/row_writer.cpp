@@ -1,4 +1,4 @@
-#include "lab/store/row_writer.h"
+#include "lab/rows/row_writer.h"
 
 #include <cstdio>
 #include <functional>

@@ -1,9 +1,9 @@
-#include "lab/store/crossover.h"
+#include "lab/sweep/crossover.h"
 
 #include <algorithm>
 #include <map>
 
-#include "lab/store/store.h"
+#include "lab/rows/results.h"
 
 namespace ridge::lab {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "lab/store/results.h"
+#include "lab/rows/results.h"
 
 namespace ridge::lab {
 

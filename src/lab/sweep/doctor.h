@@ -11,8 +11,8 @@
 
 #include "base/build_info.h"
 #include "gpu/device_query.h"
-#include "lab/store/machine.h"
-#include "lab/store/results.h"
+#include "lab/rows/machine.h"
+#include "lab/rows/results.h"
 
 namespace ridge::lab {
 

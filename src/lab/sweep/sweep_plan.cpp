@@ -11,8 +11,8 @@
 #include "engine/kv_options.h"
 #include "gpu/device_query.h"
 #include "io/mapped_file.h"
-#include "lab/store/machine.h"
-#include "lab/store/sweep.h"
+#include "lab/rows/machine.h"
+#include "lab/sweep/sweep.h"
 #include "model/weights.h"
 
 namespace ridge::lab {

@@ -1,4 +1,4 @@
-#include "lab/store/sweep.h"
+#include "lab/sweep/sweep.h"
 
 #include <chrono>
 #include <cmath>
@@ -7,7 +7,7 @@
 #include "engine/device_name.h"
 #include "lab/model/bench.h"
 #include "lab/op/op_turns.h"
-#include "lab/store/machine.h"
+#include "lab/rows/machine.h"
 
 namespace ridge::lab {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "lab/store/results.h"
+#include "lab/rows/results.h"
 
 namespace ridge::lab {
 

@@ -6,8 +6,8 @@
 // large for memory, has a row with the reason.
 #pragma once
 
-#include "lab/store/store.h"
-#include "lab/store/sweep_spec.h"
+#include "lab/rows/results.h"
+#include "lab/sweep/sweep_spec.h"
 
 namespace ridge::lab {
 

@@ -1,15 +1,17 @@
-#include "lab/store/results.h"
+#include "lab/rows/results.h"
 
 #include <cmath>
 #include <cstdio>
 #include <ctime>
+#include <fstream>
 #include <utility>
 
 #include "base/build_info.h"
 #include "base/json.h"
 #include "engine/kv_choice.h"
 #include "io/mapped_file.h"
-#include "lab/store/machine.h"
+#include "io/text.h"
+#include "lab/rows/machine.h"
 
 namespace ridge::lab {
 namespace {
@@ -30,6 +32,30 @@ std::string shell_quoted(const std::string& word) {
 }
 
 bool is_row(std::string_view line) { return line.starts_with('{') && Row::accept(line); }
+
+Result<std::vector<Row>> rows_of_text(const std::string& text, const std::filesystem::path& path) {
+  std::vector<Row> rows;
+  int number = 0;
+  for (const std::string& line : split(text, '\n')) {
+    ++number;
+    if (line.empty()) continue;
+    Result<Row> row = parse_within<Row>(line);
+    if (!row || !row->is_object())
+      return bad_file("results file {}: line {} is not a JSON object (was its write cut off? delete the line)",
+                      path.native(), number);
+    rows.push_back(std::move(*row));
+  }
+  return rows;
+}
+
+/// A file that begins with something else belongs to another program: nothing may be taken from its end.
+bool may_hold_rows(const std::filesystem::path& path) {
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(path, error)) return true;  // LineFile makes it, or says why it cannot
+  std::ifstream file(path);
+  char first = 0;
+  return !(file >> first) || first == '{';
+}
 
 /// What became of the cut line of a writer that was killed.
 void report_cut(io::LineFile& file) {
@@ -87,11 +113,11 @@ void set_command_line(const std::vector<std::string>& args) {
   std::string line;
   for (size_t i = 0; i < args.size(); ++i) {
     // Where the program and the rows lie on this machine says nothing to a reader.
-    const auto is_place = [](std::string_view flag) { return flag == "--results" || flag == "--store"; };
+    constexpr std::string_view kPlace = "--results";
     const auto name_of = [](const std::string& path) { return std::filesystem::path(path).filename().string(); };
     std::string word = args[i];
-    if (i == 0 || is_place(args[i - 1])) word = name_of(word);
-    else if (const size_t end = word.find('='); end != std::string::npos && is_place(word.substr(0, end)))
+    if (i == 0 || args[i - 1] == kPlace) word = name_of(word);
+    else if (const size_t end = word.find('='); end != std::string::npos && word.substr(0, end) == kPlace)
       word = word.substr(0, end + 1) + name_of(word.substr(end + 1));
     if (i > 0) line += ' ';
     line += shell_quoted(word);
@@ -120,33 +146,40 @@ Row provenance(int n_threads, uint64_t seed) {
   return row;
 }
 
+std::string cell_key(const Row& row) {
+  const auto cell = row.find("cell");
+  const nlohmann::json sorted = nlohmann::json::parse(json_text(cell != row.end() ? *cell : row));
+  return sorted.dump();
+}
+
+std::string row_state(const Row& row) {
+  const std::string state = text_in(row, "state");
+  return state.empty() ? "done" : state;
+}
+
+std::string row_date(const Row& row) {
+  const std::string date = text_in(row, "date");
+  return date.empty() ? text_in(row, "test_time") : date;
+}
+
 Result<std::vector<Row>> read_rows(const std::filesystem::path& path) {
-  std::vector<Row> rows;
   std::error_code error;
   if (path.empty() || !std::filesystem::exists(path, error) || std::filesystem::file_size(path, error) == 0)
-    return rows;
+    return std::vector<Row>();
   RIDGE_TRY(const std::string text, io::read_text_file(path, kMaxResultsBytes));
-  int number = 0;
-  for (const std::string& line : split(text, '\n')) {
-    ++number;
-    if (line.empty()) continue;
-    Result<Row> row = parse_within<Row>(line);
-    if (!row || !row->is_object())
-      return bad_file("results file {}: line {} is not a JSON object (was its write cut off? delete the line)",
-                      path.native(), number);
-    rows.push_back(std::move(*row));
-  }
-  return rows;
+  return rows_of_text(text, path);
 }
 
 Result<ResultsFile> ResultsFile::open(const std::filesystem::path& path) {
   ResultsFile file;
   if (path.empty()) return file;
+  const auto refuse = [](std::string_view why) {
+    return wrong_field("results", "{}", four_parts("cannot append results", why, "", "name another file for the rows"));
+  };
+  if (!may_hold_rows(path)) return refuse(fmt::format("{} does not begin with a row", io::in_quotes(path.native())));
   Result<io::LineFile> lines = io::LineFile::open(path, {.is_whole = is_row});
-  if (!lines)
-    return wrong_field(
-        "results", "{}",
-        four_parts("cannot append results", lines.error().message, "", "name another file for the rows"));
+  if (!lines) return refuse(lines.error().message);
+  file.path_ = path;
   file.lines_ = std::move(*lines);
   report_cut(file.lines_);
   return file;
@@ -160,6 +193,37 @@ void ResultsFile::add(const Row& row) {
   if (!added)
     throw Error(ErrorKind::failure,
                 four_parts("cannot store the results", added.error().message, "", "free space or name another file"));
+}
+
+Result<std::vector<Row>> ResultsFile::rows() {
+  if (!lines_.is_open()) return std::vector<Row>();
+  RIDGE_TRY(const std::string text, lines_.read(kMaxResultsBytes));
+  report_cut(lines_);
+  return rows_of_text(text, path_);
+}
+
+Result<Store> Store::open(const std::filesystem::path& path) {
+  Store store;
+  RIDGE_TRY(store.file_, ResultsFile::open(path));
+  RIDGE_TRY(std::vector<Row> rows, store.file_.rows());
+  for (Row& row : rows) store.remember(std::move(row));
+  return store;
+}
+
+void Store::add(Row row) {
+  file_.add(row);
+  remember(std::move(row));
+}
+
+void Store::remember(Row row) {
+  if (row.contains("cell")) {
+    const auto [known, is_new] = places_.try_emplace(cell_key(row), rows_.size());
+    if (!is_new) {
+      rows_[known->second] = std::move(row);
+      return;
+    }
+  }
+  rows_.push_back(std::move(row));
 }
 
 }  // namespace ridge::lab

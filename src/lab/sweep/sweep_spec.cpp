@@ -1,13 +1,13 @@
-#include "lab/store/sweep_spec.h"
+#include "lab/sweep/sweep_spec.h"
 
 #include <algorithm>
 #include <set>
 
 #include "io/json.h"
 #include "io/mapped_file.h"
-#include "lab/model/bench_params.h"
-#include "lab/store/compare.h"
-#include "lab/store/store.h"
+#include "lab/rows/int_list.h"
+#include "lab/rows/results.h"
+#include "lab/sweep/compare.h"
 
 namespace ridge::lab {
 namespace {

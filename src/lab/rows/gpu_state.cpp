@@ -1,4 +1,4 @@
-#include "lab/store/gpu_state.h"
+#include "lab/rows/gpu_state.h"
 
 #include <algorithm>
 #include <charconv>

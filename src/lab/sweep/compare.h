@@ -9,7 +9,7 @@
 #include <span>
 #include <string>
 
-#include "lab/store/results.h"
+#include "lab/rows/results.h"
 
 namespace ridge::lab {
 

@@ -1,4 +1,4 @@
-#include "lab/store/compare.h"
+#include "lab/sweep/compare.h"
 
 #include <algorithm>
 #include <cmath>

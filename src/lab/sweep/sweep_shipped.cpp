@@ -1,5 +1,5 @@
 // The sweeps that ship, as a user would write them.
-#include "lab/store/sweep_spec.h"
+#include "lab/sweep/sweep_spec.h"
 
 namespace ridge::lab {
 

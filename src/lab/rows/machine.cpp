@@ -1,4 +1,4 @@
-#include "lab/store/machine.h"
+#include "lab/rows/machine.h"
 
 #include <algorithm>
 #include <charconv>

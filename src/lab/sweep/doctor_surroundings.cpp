@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "gpu/nccl.h"
-#include "lab/store/doctor.h"
+#include "lab/sweep/doctor.h"
 
 namespace ridge::lab {
 namespace {
