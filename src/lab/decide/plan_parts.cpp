@@ -1,0 +1,80 @@
+#include "lab/decide/plan_parts.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <numeric>
+
+namespace ridge::lab {
+namespace {
+
+/// Of the pool, a page: its number among the free ones, its holders, its place in a sequence's list.
+constexpr int64_t kPoolBytesOfPage = 3 * sizeof(int32_t);
+
+}  // namespace
+
+void SideBytes::add_slots(const KvLayout& layout, int64_t n_slots) {
+  ring += n_slots * layout.ring_bytes();
+  sinks += n_slots * layout.sinks_bytes();
+  centres += n_slots * (layout.centre_bytes() + layout.head_scale_bytes());
+  states += n_slots * layout.state_bytes();
+}
+
+void SideBytes::put(std::vector<PlanPart>& parts, bool is_k) const {
+  const auto name = [&](std::string_view what) { return fmt::format("KV {} {}", is_k ? "K" : "V", what); };
+  parts.insert(parts.end(),
+               {{name("coded"), coded}, {name("recent"), ring}, {name("sinks"), sinks}, {name("centres"), centres}});
+  if (is_k) parts.push_back({"states", states});
+}
+
+int64_t sum_of(std::span<const PlanPart> parts) {
+  return std::accumulate(parts.begin(), parts.end(), int64_t(0),
+                         [](int64_t sum, const PlanPart& part) { return sum + part.bytes; });
+}
+
+int64_t vector_bytes(const Weights& w) {
+  int64_t values = 0;
+  for_each_vector(w, [&](const std::vector<float>& v) { values += ssize(v); });
+  return 4 * values;
+}
+
+bool in_buffers(const Weights& w, const Linear& m) {
+  return std::ranges::any_of(w.buffers, [&](const AlignedBuffer& buffer) {
+    return m.rows >= buffer.data() && m.rows < buffer.data() + buffer.bytes();
+  });
+}
+
+int64_t page_list_bytes(std::span<const KvLayerConfig> layers, PageNumbers n_pages) {
+  const auto slides = [](const KvLayerConfig& layer) { return layer.attention_window > 0; };
+  int64_t bytes = 0;
+  if (!std::ranges::all_of(layers, slides)) bytes += kPoolBytesOfPage * n_pages.full;
+  if (std::ranges::any_of(layers, slides))
+    bytes += kPoolBytesOfPage * n_pages.sliding + int64_t(sizeof(int32_t)) * (n_pages.full - n_pages.sliding);
+  return bytes;
+}
+
+int step_tokens(const PlannedDraft* draft, int n_ctx) { return std::min(n_ctx, draft ? draft->depth + 1 : 1); }
+
+bool keeps_hidden(const PlannedDraft* draft) { return draft && draft->type == "mtp"; }
+
+std::vector<KvLayerConfig> draft_layers(const PlannedDraft& draft, int n_ctx) {
+  if (draft.model) return layer_configs(session_options(draft.kv, n_ctx, 0), draft.model->plan);
+  std::vector<KvLayerConfig> layers = layer_configs(session_options(draft.kv, n_ctx, 0), draft.head_plan);
+  for (KvLayerConfig& layer : layers) layer.k.policy.rounding = layer.v.policy.rounding = KvRounding::nearest;
+  return layers;
+}
+
+int64_t MemoryPlan::total() const { return sum_of(parts); }
+int64_t PlanCheck::total() const { return sum_of(found); }
+
+int64_t MemoryPlan::of(std::string_view name) const {
+  for (const PlanPart& part : parts)
+    if (part.name == name) return part.bytes;
+  return 0;
+}
+
+double PlanCheck::difference(const MemoryPlan& plan) const {
+  return std::abs(double(total() - plan.total())) / double(total());
+}
+
+}  // namespace ridge::lab
