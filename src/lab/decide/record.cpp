@@ -4,13 +4,16 @@
 #include <xxhash.h>
 
 #include <cmath>
+#include <concepts>
+#include <cstdint>
 #include <set>
+#include <type_traits>
 
 #include "engine/kv_choice.h"
 #include "io/json.h"
 #include "io/mapped_file.h"
 #include "io/pending_file.h"
-#include "lab/store/store.h"
+#include "lab/rows/results.h"
 
 namespace ridge::lab {
 namespace {
@@ -27,209 +30,163 @@ std::string checksum(io::Json json) {
   return hex_hash(json.dump());
 }
 
-Row to_row(const GateResult& gate) {
-  return {{"number", gate.number}, {"name", gate.name},        {"verdict", gate_verdict_name(gate.verdict)},
-          {"why", gate.why},       {"numbers", gate.numbers},  {"noise", number(gate.noise)},
-          {"rows", gate.rows},     {"commands", gate.commands}};
+template <class T, class Part>
+concept Is = std::same_as<std::remove_const_t<T>, Part>;
+
+// The fields of a record and of its parts, each named once: `f` writes them, or reads and checks them.
+void visit(auto& f, Is<GateResult> auto& gate) {
+  f("number", gate.number), f("name", gate.name), f("verdict", gate.verdict), f("why", gate.why);
+  f("numbers", gate.numbers), f("noise", gate.noise), f("rows", gate.rows), f("commands", gate.commands);
+}
+void visit(auto& f, Is<CandidateRecord> auto& candidate) {
+  f("kv", candidate.kv), f("gates", candidate.gates), f("on", candidate.on), f("from_depth", candidate.from_depth);
+  f("speedup", candidate.speedup), f("why", candidate.why);
+}
+void visit(auto& f, Is<RecordSubject> auto& s) {
+  f("model_path", s.model_path), f("model_hash", s.model_hash), f("synthetic", s.synthetic), f("device", s.device);
+  f("device_name", s.device_name), f("isa", s.isa), f("n_threads", s.n_threads), f("build", s.build);
+}
+void visit(auto& f, Is<GateThresholds> auto& t) {
+  f("attention_speedup", t.attention_speedup), f("effect_budget", t.effect_budget), f("ppl_rise", t.ppl_rise);
+  f("kld", t.kld), f("bound_share", t.bound_share), f("promotion_prompt", t.promotion_prompt);
+  f("promotion_decode", t.promotion_decode), f("promotion_both", t.promotion_both);
+}
+void visit(auto& f, Is<SearchPoint> auto& p) {
+  f.cache("kv", p.kv), f("kld_limit", p.kld_limit), f("bits_limit", p.bits_limit), f("bits", p.bits);
+  f("predicted", p.predicted), f("kld", p.kld), f("kld_error", p.kld_error), f("line", p.line);
+  f("line_error", p.line_error), f("verdict", p.verdict), f("why", p.why), f("rows", p.rows);
+}
+void visit(auto& f, Is<SearchRecord> auto& s) {
+  f("path", s.path), f("corpus", s.corpus), f("n_ctx", s.n_ctx), f("chunks", s.chunks), f("sides", s.sides);
+  f("points", s.points), f("uniform", s.uniform), f("why", s.why);
+}
+void visit(auto& f, Is<DecisionRecord> auto& r) {
+  f("subject", r.subject), f("n_ctx", r.n_ctx), f("n_sessions", r.n_sessions), f("thresholds", r.thresholds);
+  f("candidates", r.candidates), f("search", r.search), f.cache("choice", r.choice), f("from_depth", r.from_depth);
+  f("sentence", r.sentence), f("date", r.date), f("command", r.command);
 }
 
-Row to_row(const CandidateRecord& candidate) {
-  Row gates = Row::array();
-  for (const GateResult& gate : candidate.gates) gates.push_back(to_row(gate));
-  return {{"kv", candidate.kv},
-          {"gates", gates},
-          {"on", candidate.on},
-          {"from_depth", candidate.from_depth},
-          {"speedup", number(candidate.speedup)},
-          {"why", candidate.why}};
-}
-
-Row to_row(const RecordSubject& s) {
-  return {{"model_path", s.model_path},   {"model_hash", s.model_hash},
-          {"synthetic", s.synthetic},     {"device", s.device},
-          {"device_name", s.device_name}, {"isa", s.isa},
-          {"n_threads", s.n_threads},     {"build", s.build}};
-}
-
-Row to_row(const GateThresholds& t) {
-  return {{"attention_speedup", t.attention_speedup},
-          {"effect_budget", t.effect_budget},
-          {"ppl_rise", t.ppl_rise},
-          {"kld", t.kld},
-          {"bound_share", t.bound_share},
-          {"promotion_prompt", t.promotion_prompt},
-          {"promotion_decode", t.promotion_decode},
-          {"promotion_both", t.promotion_both}};
-}
-
-Row to_row(const SearchPoint& p) {
-  return {{"kv", p.kv},
-          {"kld_limit", number(p.kld_limit)},
-          {"bits_limit", number(p.bits_limit)},
-          {"bits", number(p.bits)},
-          {"predicted", number(p.predicted)},
-          {"kld", number(p.kld)},
-          {"kld_error", number(p.kld_error)},
-          {"line", number(p.line)},
-          {"line_error", number(p.line_error)},
-          {"verdict", gate_verdict_name(p.verdict)},
-          {"why", p.why},
-          {"rows", p.rows}};
-}
-
-Row to_row(const std::vector<SearchPoint>& points) {
-  Row rows = Row::array();
-  for (const SearchPoint& point : points) rows.push_back(to_row(point));
-  return rows;
-}
-
-Row to_row(const std::optional<SearchRecord>& s) {
-  if (!s) return nullptr;
-  return {{"path", s->path},
-          {"corpus", s->corpus},
-          {"n_ctx", s->n_ctx},
-          {"chunks", s->chunks},
-          {"sides", s->sides},
-          {"points", to_row(s->points)},
-          {"uniform", to_row(s->uniform)},
-          {"why", s->why}};
-}
-
-/// Fields of an object that must be there and of a type; the first that is not is remembered.
-class RecordFields {
+/// Writes fields, in the order in which they come.
+class RecordWriter {
  public:
-  RecordFields(const io::Json& object, std::string name, std::string& problem)
+  void operator()(const char* field, const auto& value) { row_[field] = json_of(value); }
+  void cache(const char* field, const std::string& value) { row_[field] = value; }
+  const Row& row() const { return row_; }
+
+ private:
+  static Row json_of(double value) { return number(value); }
+  static Row json_of(GateVerdict verdict) { return gate_verdict_name(verdict); }
+  static Row json_of(const Row& value) { return value; }
+  static Row json_of(const std::string& text) { return text; }
+  static Row json_of(bool value) { return value; }
+  static Row json_of(int value) { return value; }
+  template <class Part>
+  static Row json_of(const Part& part) {
+    RecordWriter writer;
+    visit(writer, part);
+    return writer.row();
+  }
+  template <class T>
+  static Row json_of(const std::vector<T>& list) {
+    Row rows = Row::array();
+    for (const T& item : list) rows.push_back(json_of(item));
+    return rows;
+  }
+  template <class T>
+  static Row json_of(const std::optional<T>& part) {
+    return part ? json_of(*part) : Row(nullptr);
+  }
+
+  Row row_ = Row::object();
+};
+
+/// Reads fields of an object that must be there and of a type; the first that is not is remembered.
+class RecordReader {
+ public:
+  /// `name` stands in front of a field's in messages: "candidates[0].".
+  RecordReader(const Row& object, std::string name, std::string& problem)
       : object_(object), name_(std::move(name)), problem_(problem) {
     if (!object.is_object()) refuse("", "an object");
   }
-  void get(const char* field, std::string& to) {
-    if (const io::Json* value = find(field); value && value->is_string()) to = value->get<std::string>();
-    else refuse(field, "a text");
+  template <class T>
+  void operator()(const char* field, T& to) {
+    const auto found = object_.find(field);
+    if (found == object_.end()) refuse(field, expected(to));
+    else read(*found, field, to);
   }
-  void get(const char* field, bool& to) {
-    if (const io::Json* value = find(field); value && value->is_boolean()) to = value->get<bool>();
-    else refuse(field, "true or false");
-  }
-  void get(const char* field, int& to) {
-    const io::Json* value = find(field);
-    if (!value || !value->is_number_integer() || *value < 0 || *value > INT32_MAX)
-      return refuse(field, "a whole number");
-    to = value->get<int>();
-  }
-  /// null: NaN.
-  void get(const char* field, double& to) {
-    const io::Json* value = find(field);
-    if (!value || !(value->is_number() || value->is_null())) return refuse(field, "a number");
-    to = value->is_null() ? NAN : value->get<double>();
-  }
-  void get(const char* field, std::vector<std::string>& to) {
-    each(field, [&](const io::Json& item, const std::string&) {
-      if (item.is_string()) to.push_back(item.get<std::string>());
-      else refuse(field, "texts");
-    });
-  }
-  bool is_null(const char* field) {
-    const io::Json* value = find(field);
-    return value && value->is_null();
-  }
-  const io::Json& object(const char* field) {
-    static const io::Json kNone = io::Json::object();
-    const io::Json* value = find(field);
-    if (value && value->is_object()) return *value;
-    refuse(field, "an object");
-    return kNone;
-  }
-  template <class Item>
-  void each(const char* field, const Item& item) {
-    const io::Json* value = find(field);
-    if (!value || !value->is_array()) return refuse(field, "a list");
-    for (size_t i = 0; i < value->size(); ++i) item((*value)[i], fmt::format("{}{}[{}]", name_, field, i));
+  /// A text that --kv-quant takes.
+  void cache(const char* field, std::string& to) {
+    (*this)(field, to);
+    if (const auto kv = parse_kv_choice(to); !kv && problem_.empty())
+      problem_ = fmt::format("{}{}: {}", name_, field, kv.error().message);
   }
 
  private:
-  const io::Json* find(const char* field) const {
-    const auto found = object_.find(field);
-    return found == object_.end() ? nullptr : &*found;
+  static const char* expected(const std::string&) { return "a text"; }
+  static const char* expected(bool) { return "true or false"; }
+  static const char* expected(int) { return "a whole number"; }
+  static const char* expected(double) { return "a number"; }
+  static const char* expected(GateVerdict) { return "a text"; }
+  template <class T>
+  static const char* expected(const std::vector<T>&) {
+    return "a list";
+  }
+  template <class Part>
+  static const char* expected(const Part&) {
+    return "an object";
+  }
+
+  void read(const Row& value, const std::string& field, std::string& to) {
+    if (value.is_string()) to = value.get<std::string>();
+    else refuse(field, expected(to));
+  }
+  void read(const Row& value, const std::string& field, bool& to) {
+    if (value.is_boolean()) to = value.get<bool>();
+    else refuse(field, expected(to));
+  }
+  void read(const Row& value, const std::string& field, int& to) {
+    if (value.is_number_integer() && value >= 0 && value <= INT32_MAX) to = value.get<int>();
+    else refuse(field, expected(to));
+  }
+  /// null: NaN.
+  void read(const Row& value, const std::string& field, double& to) {
+    if (value.is_number() || value.is_null()) to = value.is_null() ? NAN : value.get<double>();
+    else refuse(field, expected(to));
+  }
+  void read(const Row& value, const std::string& field, GateVerdict& to) {
+    std::string name;
+    read(value, field, name);
+    for (const GateVerdict known : {GateVerdict::none, GateVerdict::pass, GateVerdict::fail})
+      if (name == gate_verdict_name(known)) to = known, name.clear();
+    if (!name.empty() && problem_.empty()) problem_ = fmt::format("{}{} is '{}'", name_, field, name);
+  }
+  void read(const Row& value, const std::string& field, Row& to) {
+    if (value.is_object()) to = value;
+    else refuse(field, expected(to));
+  }
+  template <class T>
+  void read(const Row& value, const std::string& field, std::vector<T>& to) {
+    if (!value.is_array()) return refuse(field, expected(to));
+    for (size_t i = 0; i < value.size(); ++i) read(value[i], fmt::format("{}[{}]", field, i), to.emplace_back());
+  }
+  template <class T>
+  void read(const Row& value, const std::string& field, std::optional<T>& to) {
+    if (!value.is_null()) read(value, field, to.emplace());
+  }
+  template <class Part>
+  void read(const Row& value, const std::string& field, Part& to) {
+    if (!value.is_object()) return refuse(field, expected(to));
+    RecordReader part(value, name_ + field + ".", problem_);
+    visit(part, to);
   }
   void refuse(std::string_view field, std::string_view expected) {
     if (problem_.empty()) problem_ = fmt::format("{}{} is not {}", name_, field, expected);
   }
 
-  const io::Json& object_;
+  const Row& object_;
   const std::string name_;
   std::string& problem_;
 };
-
-void parse_verdict(RecordFields& f, const std::string& name, GateVerdict& to, std::string& problem) {
-  std::string verdict;
-  f.get("verdict", verdict);
-  for (const GateVerdict known : {GateVerdict::none, GateVerdict::pass, GateVerdict::fail})
-    if (verdict == gate_verdict_name(known)) to = known, verdict.clear();
-  if (!verdict.empty() && problem.empty()) problem = fmt::format("{}.verdict is '{}'", name, verdict);
-}
-
-GateResult parse_gate(const io::Json& json, const std::string& name, std::string& problem) {
-  GateResult gate;
-  RecordFields f(json, name + ".", problem);
-  f.get("number", gate.number);
-  f.get("name", gate.name);
-  parse_verdict(f, name, gate.verdict, problem);
-  f.get("why", gate.why);
-  f.object("numbers");  // parse_record() takes them in the order of the file
-  f.get("noise", gate.noise);
-  f.get("rows", gate.rows);
-  f.get("commands", gate.commands);
-  return gate;
-}
-
-CandidateRecord parse_candidate(const io::Json& json, const std::string& name, std::string& problem) {
-  CandidateRecord candidate;
-  RecordFields f(json, name + ".", problem);
-  f.get("kv", candidate.kv);
-  f.each("gates", [&](const io::Json& gate, const std::string& of) {
-    candidate.gates.push_back(parse_gate(gate, of, problem));
-  });
-  f.get("on", candidate.on);
-  f.get("from_depth", candidate.from_depth);
-  f.get("speedup", candidate.speedup);
-  f.get("why", candidate.why);
-  return candidate;
-}
-
-SearchPoint parse_point(const io::Json& json, const std::string& name, std::string& problem) {
-  SearchPoint point;
-  RecordFields f(json, name + ".", problem);
-  f.get("kv", point.kv);
-  if (const auto kv = parse_kv_choice(point.kv); !kv && problem.empty())
-    problem = fmt::format("{}.kv: {}", name, kv.error().message);
-  f.get("kld_limit", point.kld_limit);
-  f.get("bits_limit", point.bits_limit);
-  f.get("bits", point.bits);
-  f.get("predicted", point.predicted);
-  f.get("kld", point.kld);
-  f.get("kld_error", point.kld_error);
-  f.get("line", point.line);
-  f.get("line_error", point.line_error);
-  parse_verdict(f, name, point.verdict, problem);
-  f.get("why", point.why);
-  f.get("rows", point.rows);
-  return point;
-}
-
-SearchRecord parse_search(const io::Json& json, std::string& problem) {
-  SearchRecord search;
-  RecordFields f(json, "search.", problem);
-  f.get("path", search.path);
-  f.get("corpus", search.corpus);
-  f.get("n_ctx", search.n_ctx);
-  f.get("chunks", search.chunks);
-  f.get("sides", search.sides);
-  for (const auto& [field, list] : {std::pair{"points", &search.points}, std::pair{"uniform", &search.uniform}})
-    f.each(field,
-           [&](const io::Json& point, const std::string& of) { list->push_back(parse_point(point, of, problem)); });
-  f.get("why", search.why);
-  return search;
-}
 
 }  // namespace
 
@@ -246,13 +203,11 @@ std::string_view gate_verdict_name(GateVerdict verdict) {
 std::string row_id(const Row& row) { return hex_hash(cell_key(row)); }
 
 std::string record_text(const DecisionRecord& r) {
-  Row candidates = Row::array();
-  for (const CandidateRecord& candidate : r.candidates) candidates.push_back(to_row(candidate));
-  Row row{{"format", kFormat},          {"version", kRecordVersion},  {"subject", to_row(r.subject)},
-          {"n_ctx", r.n_ctx},           {"n_sessions", r.n_sessions}, {"thresholds", to_row(r.thresholds)},
-          {"candidates", candidates},   {"search", to_row(r.search)}, {"choice", r.choice},
-          {"from_depth", r.from_depth}, {"sentence", r.sentence},     {"date", r.date},
-          {"command", r.command}};
+  RecordWriter writer;
+  writer("format", std::string(kFormat));
+  writer("version", kRecordVersion);
+  visit(writer, r);
+  Row row = writer.row();
   // Through text, as a reader will see it.
   row["xxh64"] = checksum(io::Json::parse(json_text(row)));
   return json_text(row, 1) + "\n";
@@ -260,56 +215,23 @@ std::string record_text(const DecisionRecord& r) {
 
 Result<DecisionRecord> parse_record(std::string_view text, std::string_view where) {
   RIDGE_TRY(const io::Json json, io::parse_json(text, where));
+  const Row in_order = Row::parse(text);
   std::string problem, format, hash;
   int version = 0;
-  RecordFields f(json, "", problem);
-  if (problem.empty()) f.get("format", format);
+  RecordReader reader(in_order, "", problem);
+  if (problem.empty()) reader("format", format);
   if (format != kFormat) return bad_file("{}: not a decision record (ridge decide writes them)", where);
-  f.get("version", version);
+  reader("version", version);
   if (version != kRecordVersion)
     return bad_file("{}: version {}, this program knows {} (run ridge decide again)", where, version, kRecordVersion);
-  f.get("xxh64", hash);
+  reader("xxh64", hash);
   if (const std::string found = checksum(json); hash != found)
     return bad_file("{}: the checksum is {}, its content has {}: it was edited or cut (run ridge decide again)", where,
                     hash, found);
-  DecisionRecord r;
-  RecordFields subject(f.object("subject"), "subject.", problem);
-  subject.get("model_path", r.subject.model_path);
-  subject.get("model_hash", r.subject.model_hash);
-  subject.get("synthetic", r.subject.synthetic);
-  subject.get("device", r.subject.device);
-  subject.get("device_name", r.subject.device_name);
-  subject.get("isa", r.subject.isa);
-  subject.get("n_threads", r.subject.n_threads);
-  subject.get("build", r.subject.build);
-  f.get("n_ctx", r.n_ctx);
-  f.get("n_sessions", r.n_sessions);
-  RecordFields thresholds(f.object("thresholds"), "thresholds.", problem);
-  thresholds.get("attention_speedup", r.thresholds.attention_speedup);
-  thresholds.get("effect_budget", r.thresholds.effect_budget);
-  thresholds.get("ppl_rise", r.thresholds.ppl_rise);
-  thresholds.get("kld", r.thresholds.kld);
-  thresholds.get("bound_share", r.thresholds.bound_share);
-  thresholds.get("promotion_prompt", r.thresholds.promotion_prompt);
-  thresholds.get("promotion_decode", r.thresholds.promotion_decode);
-  thresholds.get("promotion_both", r.thresholds.promotion_both);
-  f.each("candidates", [&](const io::Json& candidate, const std::string& name) {
-    r.candidates.push_back(parse_candidate(candidate, name, problem));
-  });
-  if (!f.is_null("search")) r.search = parse_search(f.object("search"), problem);
-  f.get("choice", r.choice);
-  f.get("from_depth", r.from_depth);
-  f.get("sentence", r.sentence);
-  f.get("date", r.date);
-  f.get("command", r.command);
+  DecisionRecord record;
+  visit(reader, record);
   if (!problem.empty()) return bad_file("{}: {}", where, problem);
-  const Row in_order = Row::parse(text);
-  for (size_t i = 0; i < r.candidates.size(); ++i)
-    for (size_t j = 0; j < r.candidates[i].gates.size(); ++j)
-      r.candidates[i].gates[j].numbers = in_order["candidates"][i]["gates"][j]["numbers"];
-  if (const auto choice = parse_kv_choice(r.choice); !choice)
-    return bad_file("{}: choice: {}", where, choice.error().message);
-  return r;
+  return record;
 }
 
 Result<DecisionRecord> read_record(const std::filesystem::path& path) {
