@@ -1,10 +1,10 @@
-#include "serve/load_plan.h"
+#include "lab/serve/load_plan.h"
 
 #include <algorithm>
 #include <charconv>
 #include <cmath>
 
-namespace ridge::serve {
+namespace ridge::lab {
 namespace {
 
 constexpr int kFirstIds = 256;
@@ -74,4 +74,4 @@ std::vector<int32_t> load_prompt(const LoadPlan& plan, const LoadRequest& reques
   return tokens;
 }
 
-}  // namespace ridge::serve
+}  // namespace ridge::lab

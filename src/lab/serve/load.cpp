@@ -1,4 +1,4 @@
-#include "serve/load.h"
+#include "lab/serve/load.h"
 
 #include <algorithm>
 #include <atomic>
@@ -7,7 +7,7 @@
 #include <stop_token>
 #include <thread>
 
-namespace ridge::serve {
+namespace ridge::lab {
 namespace {
 
 using LoadClock = std::chrono::steady_clock;
@@ -22,8 +22,8 @@ double seconds_between(LoadClock::time_point from, LoadClock::time_point to) {
 }
 
 /// A number inside of objects, NaN where there is none.
-double number_at(const Json& json, std::initializer_list<const char*> path) {
-  const Json* at = &json;
+double number_at(const Row& json, std::initializer_list<const char*> path) {
+  const Row* at = &json;
   for (const char* name : path) {
     const auto found = at->find(name);
     if (found == at->end()) return NAN;
@@ -31,7 +31,7 @@ double number_at(const Json& json, std::initializer_list<const char*> path) {
   }
   return at->is_number() ? at->get<double>() : NAN;
 }
-int64_t count_at(const Json& json, std::initializer_list<const char*> path) {
+int64_t count_at(const Row& json, std::initializer_list<const char*> path) {
   const double n = number_at(json, path);
   return std::isnan(n) ? 0 : int64_t(n);
 }
@@ -39,7 +39,7 @@ int64_t count_at(const Json& json, std::initializer_list<const char*> path) {
 /// The server's counts; `newest`: the steps that the median is of.
 ServerCounts server_counts(const LoadServer& server, double newest = 0) {
   const auto answer = server.get(newest > 0 ? fmt::format("/slots?steps={:.0f}", newest) : "/slots");
-  const Json slots = answer ? *answer : Json();
+  const Row slots = answer ? *answer : Row();
   const auto total = [&](const char* name) { return number_at(slots, {"totals", name}); };
   return {total("steps"),
           total("step_seconds"),
@@ -61,9 +61,9 @@ class AnswerReader {
       done_ = true;
       return;
     }
-    const Result<Json> parsed = parse_within<Json>(data);
+    const Result<Row> parsed = parse_within<Row>(data);
     if (!parsed || !parsed->is_object()) return fail_with("an event is no JSON object");
-    const Json& json = *parsed;
+    const Row& json = *parsed;
     if (json.contains("error")) return fail_with(json["error"].dump());
     if (json.contains("usage") && json["usage"].is_object()) take_usage(json["usage"]);
     const auto choices = json.find("choices");
@@ -89,7 +89,7 @@ class AnswerReader {
   }
 
  private:
-  void take_usage(const Json& usage) {
+  void take_usage(const Row& usage) {
     sample_.n_prompt = count_at(usage, {"prompt_tokens"});
     sample_.n_generated = count_at(usage, {"completion_tokens"});
     sample_.n_cached = count_at(usage, {"prompt_tokens_details", "cached_tokens"});
@@ -101,13 +101,13 @@ class AnswerReader {
 };
 
 std::string request_body(const LoadTarget& target, const LoadPlan& plan, const LoadRequest& request) {
-  Json body = {{"model", target.model},
-               {"prompt", load_prompt(plan, request)},
-               {"max_tokens", request.n_answer},
-               {"ignore_eos", true},
-               {"seed", plan.seed + uint64_t(request.number)},
-               {"stream", true},
-               {"stream_options", {{"include_usage", true}}}};
+  Row body = {{"model", target.model},
+              {"prompt", load_prompt(plan, request)},
+              {"max_tokens", request.n_answer},
+              {"ignore_eos", true},
+              {"seed", plan.seed + uint64_t(request.number)},
+              {"stream", true},
+              {"stream_options", {{"include_usage", true}}}};
   if (!target.kv.empty()) body["kv_quant"] = target.kv;
   return body.dump();
 }
@@ -155,7 +155,7 @@ class PeakWatch {
   void look() {
     const auto answer = target_.server.get("/kv");
     if (!answer || !answer->contains("pools")) return;
-    const Json& pools = (*answer)["pools"];
+    const Row& pools = (*answer)["pools"];
     const auto standard = answer->find("kv_quant");
     std::string kv = target_.kv;
     if (kv.empty() && standard != answer->end() && standard->is_string()) kv = *standard;
@@ -227,9 +227,9 @@ LoadServer::LoadServer(std::string host, uint16_t port, const std::string& key) 
   if (!key.empty()) headers_.add("Authorization", "Bearer " + key);
 }
 
-Result<Json> LoadServer::get(const std::string& path) const {
+Result<Row> LoadServer::get(const std::string& path) const {
   RIDGE_TRY(const http::Response response, client().get(path, headers_));
-  Result<Json> json = parse_within<Json>(response.body);
+  Result<Row> json = parse_within<Row>(response.body);
   if (response.status != 200 || !json)
     return fail(ErrorKind::failure, "{}: {} answers {}: {}", host_, path, response.status,
                 response.body.substr(0, 500));
@@ -309,4 +309,4 @@ LoadSummary summarize(const LoadRun& run, double first_limit, double token_limit
   return s;
 }
 
-}  // namespace ridge::serve
+}  // namespace ridge::lab

@@ -1,5 +1,5 @@
 // The load that ridge bench serve sends: what it draws, and what it makes of a server's answers.
-#include "serve/load.h"
+#include "lab/serve/load.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 #include "http/server.h"
 #include "http/sse.h"
 
-namespace ridge::serve {
+namespace ridge::lab {
 namespace {
 
 using testing::ElementsAre;
@@ -180,9 +180,9 @@ TEST(Load, ASummaryIsOfWholeAnswers) {
 /// A server that answers every completion in its own way.
 class FakeServer {
  public:
-  explicit FakeServer(std::function<void(const Json& body, const http::Reply& reply)> complete) {
+  explicit FakeServer(std::function<void(const Row& body, const http::Reply& reply)> complete) {
     http_ = http::Server::open({}, [complete](const http::Request& request, const http::Reply& reply) {
-              if (request.path == "/v1/completions") return complete(Json::parse(request.body), reply);
+              if (request.path == "/v1/completions") return complete(Row::parse(request.body), reply);
               reply.send({.status = 404, .body = "{}"});
             }).or_throw();
   }
@@ -193,12 +193,12 @@ class FakeServer {
 };
 
 /// One piece of text, then as much as `n_generated` says.
-void answer(const Json& body, const http::Reply& reply, int n_generated) {
+void answer(const Row& body, const http::Reply& reply, int n_generated) {
   const auto stream = reply.stream(200, http::kEventStream);
   stream->send(http::sse_event(R"({"choices": [{"text": "a"}]})"));
   stream->send(http::sse_event(R"({"choices": [{"text": "b"}]})"));
-  const Json usage = {{"prompt_tokens", body["prompt"].size()}, {"completion_tokens", n_generated}};
-  stream->send(http::sse_event(Json{{"choices", Json::array()}, {"usage", usage}}.dump()));
+  const Row usage = {{"prompt_tokens", body["prompt"].size()}, {"completion_tokens", n_generated}};
+  stream->send(http::sse_event(Row{{"choices", Row::array()}, {"usage", usage}}.dump()));
   stream->send(http::sse_event("[DONE]"));
   stream->finish();
 }
@@ -206,7 +206,7 @@ void answer(const Json& body, const http::Reply& reply, int n_generated) {
 TEST(Load, EveryRequestIsSentOnceAndCounted) {
   std::mutex mutex;
   std::multiset<std::string> prompts;
-  const FakeServer server([&](const Json& body, const http::Reply& reply) {
+  const FakeServer server([&](const Row& body, const http::Reply& reply) {
     {
       const std::lock_guard lock(mutex);
       prompts.insert(body["prompt"].dump());
@@ -219,7 +219,7 @@ TEST(Load, EveryRequestIsSentOnceAndCounted) {
   LoadPlan plan = small_plan();
   plan.n_requests = 40;
   std::multiset<std::string> planned;
-  for (const LoadRequest& request : all_of(plan)) planned.insert(Json(load_prompt(plan, request)).dump());
+  for (const LoadRequest& request : all_of(plan)) planned.insert(Row(load_prompt(plan, request)).dump());
   for (const bool arrivals : {false, true}) {
     plan.n_clients = 4;
     plan.rate = arrivals ? 400 : 0;
@@ -236,7 +236,7 @@ TEST(Load, EveryRequestIsSentOnceAndCounted) {
 
 TEST(Load, FailedAndWrongAnswersAreNoMeasurements) {
   std::atomic<int> n = 0;
-  const FakeServer server([&](const Json& body, const http::Reply& reply) {
+  const FakeServer server([&](const Row& body, const http::Reply& reply) {
     switch (n++ % 4) {
       case 0: return reply.send({.status = 429, .body = "{}"});
       case 1: return answer(body, reply, int(body["max_tokens"]) + 1);
@@ -262,7 +262,7 @@ TEST(Load, FailedAndWrongAnswersAreNoMeasurements) {
 }
 
 TEST(Load, AWarmUpThatFailsSaysWhy) {
-  const FakeServer server([](const Json&, const http::Reply& reply) {
+  const FakeServer server([](const Row&, const http::Reply& reply) {
     reply.send({.status = 400, .body = R"({"error": {"message": "no such cache"}})"});
   });
   try {
@@ -275,4 +275,4 @@ TEST(Load, AWarmUpThatFailsSaysWhy) {
 }
 
 }  // namespace
-}  // namespace ridge::serve
+}  // namespace ridge::lab

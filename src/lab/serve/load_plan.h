@@ -11,7 +11,7 @@
 #include "base/result.h"
 #include "base/rng.h"
 
-namespace ridge::serve {
+namespace ridge::lab {
 
 /// Numbers of tokens, drawn log-uniformly: as many between 100 and 200 as between 1000 and 2000.
 struct Lengths {
@@ -62,4 +62,4 @@ class LoadSchedule {
 /// The request's prompt. The first 256 ids, which in most vocabularies are bytes and control tokens, are left out.
 std::vector<int32_t> load_prompt(const LoadPlan& plan, const LoadRequest& request);
 
-}  // namespace ridge::serve
+}  // namespace ridge::lab

@@ -5,11 +5,12 @@
 #include <map>
 #include <span>
 
+#include "base/json.h"
 #include "http/client.h"
-#include "serve/fields.h"
-#include "serve/load_plan.h"
+#include "lab/rows/results.h"
+#include "lab/serve/load_plan.h"
 
-namespace ridge::serve {
+namespace ridge::lab {
 
 /// A server as its clients know it.
 class LoadServer {
@@ -20,7 +21,7 @@ class LoadServer {
   http::Client client() const { return {host_, port_}; }
   const http::Headers& headers() const { return headers_; }
   /// A view. Fails where there is no answer, another status than 200, or no JSON.
-  Result<Json> get(const std::string& path) const;
+  Result<Row> get(const std::string& path) const;
 
  private:
   std::string host_;
@@ -55,7 +56,7 @@ struct LoadRun {
   ServerCounts server{};     ///< during the run
   double kv_bytes_peak = 0;  ///< of the pool's pages and slots in use, prefixes kept for later included; NaN: unknown
   double kv_f16_bytes = 0;   ///< what the tokens in those pages would take as f16
-  Json kv;                   ///< the pool's part of /kv at the end, null where there is none
+  Row kv;                    ///< the pool's part of /kv at the end, null where there is none
 };
 
 struct LoadTarget {
@@ -88,4 +89,4 @@ struct LoadSummary {
 };
 LoadSummary summarize(const LoadRun& run, double first_limit, double token_limit);
 
-}  // namespace ridge::serve
+}  // namespace ridge::lab

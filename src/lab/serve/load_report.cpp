@@ -1,0 +1,164 @@
+#include "lab/serve/load_report.h"
+
+#include <cmath>
+
+#include "lab/rows/columns.h"
+#include "lab/rows/machine.h"
+
+namespace ridge::lab {
+namespace {
+
+constexpr double kNoLimit = 1e9;
+
+Row view_or_null(const LoadServer& server, const std::string& path) {
+  auto view = server.get(path);
+  return view ? *view : Row();
+}
+
+/// The model that the server has. Refuses servers that do not say what prompts of token ids need.
+Row served_model(const LoadServer& server, const LoadPlan& plan) {
+  const Row models = server.get("/v1/models").or_throw();
+  const Row* list = models.contains("data") ? &models["data"] : nullptr;
+  const bool has_meta = list && list->is_array() && !list->empty() && (*list)[0].contains("meta");
+  const Row model = has_meta ? (*list)[0] : Row();
+  const double n_vocab = has_meta ? number_in(model["meta"], "n_vocab") : NAN;
+  if (!(n_vocab >= 1))
+    throw Error(ErrorKind::failure, "the server's /v1/models does not say how many tokens its model knows");
+  const double n_ctx = number_in(model["meta"], "n_ctx");
+  if (plan.longest() > n_ctx)
+    throw_wrong_field("prompt_tokens",
+                      "prompts and answers of up to {} tokens do not fit into the server's context of {:.0f} (shorter "
+                      "ones, or a server with a larger --ctx-size)",
+                      plan.longest(), n_ctx);
+  return model;
+}
+
+Row field_of(const Row& object, const char* name) { return object.contains(name) ? object[name] : Row(); }
+
+Row milliseconds(const Percentiles& p) {
+  return {{"p50", number(1e3 * p.p50)}, {"p95", number(1e3 * p.p95)}, {"p99", number(1e3 * p.p99)}};
+}
+
+Row milliseconds_cell(const Percentiles& p, const char* format) {
+  const auto text = [&](double seconds) { return cell_text(number(1e3 * seconds), format); };
+  return fmt::format("{} / {} / {}", text(p.p50), text(p.p95), text(p.p99));
+}
+
+/// The command line without the key of the server.
+std::string hidden_command(const std::string& key) {
+  std::string command = command_line();
+  for (size_t at = 0; !key.empty() && (at = command.find(key, at)) != std::string::npos;)
+    command.replace(at, key.size(), "KEY");
+  return command;
+}
+
+constexpr Column<LoadRow> kLoadColumns[] = {
+    {"kind", "", "", [](const LoadRow&) -> Row { return "serve"; }},
+    {"*", "", "", [](const LoadRow& r) { return provenance(r.n_threads, r.test.plan.seed); }},
+    {"command", "", "", [](const LoadRow& r) -> Row { return hidden_command(r.params.key); }},
+    {"load_1min_before", "", "", [](const LoadRow& r) { return number(r.load_before); }},
+    {"server", "", "", [](const LoadRow& r) -> Row { return r.params.url.empty() ? "own process" : r.params.url; }},
+    {"model", "", "", [](const LoadRow& r) -> Row { return text_in(r.model, "id"); }},
+    {"server_arch", "", "", [](const LoadRow& r) { return field_of(r.props, "arch"); }},
+    {"server_device", "", "", [](const LoadRow& r) { return field_of(r.props, "device"); }},
+    {"server_weight_format", "", "", [](const LoadRow& r) { return field_of(r.props, "weight_format"); }},
+    {"server_version", "", "", [](const LoadRow& r) { return field_of(r.props, "version"); }},
+    {"server_commit", "", "", [](const LoadRow& r) { return field_of(r.props, "commit"); }},
+    {"server_parallel", "", "", [](const LoadRow& r) { return field_of(r.props, "parallel"); }},
+    {"server_batch_tokens", "", "", [](const LoadRow& r) { return field_of(r.props, "batch_tokens"); }},
+    {"server_n_ctx", "", "", [](const LoadRow& r) { return field_of(r.props, "n_ctx"); }},
+    {"kv", "kv", "", [](const LoadRow& r) -> Row { return r.kv(); }},
+    {"kv_bytes_per_token", "", "", [](const LoadRow& r) { return field_of(r.run.kv, "kv_bytes_per_token"); }},
+    {"kv_ratio", "", "", [](const LoadRow& r) { return field_of(r.run.kv, "kv_ratio"); }},
+    {"load", "", "", [](const LoadRow& r) -> Row { return r.test.plan.rate > 0 ? "poisson" : "closed"; }},
+    {"", "load", "", [](const LoadRow& r) -> Row { return r.test.load(); }},
+    {"clients", "", "", [](const LoadRow& r) -> Row { return r.test.plan.n_clients; }},
+    {"rate", "", "", [](const LoadRow& r) -> Row { return r.test.plan.rate; }},
+    {"limit_requests", "", "", [](const LoadRow& r) -> Row { return r.test.plan.n_requests; }},
+    {"limit_seconds", "", "", [](const LoadRow& r) -> Row { return r.test.plan.seconds; }},
+    {"", ">prompt", "", [](const LoadRow& r) -> Row { return r.test.prompt(); }},
+    {"prompt_tokens", "", "", [](const LoadRow& r) -> Row { return r.test.plan.prompt.text(); }},
+    {"answer_tokens", "", "", [](const LoadRow& r) -> Row { return r.test.plan.answer.text(); }},
+    {"shared_prefix", "", "", [](const LoadRow& r) -> Row { return r.test.plan.prefix_tokens; }},
+    {"prefixes", "", "", [](const LoadRow& r) -> Row { return r.test.plan.n_prefixes; }},
+    {"seconds", "", "", [](const LoadRow& r) -> Row { return r.run.seconds; }},
+    {"", ">requests", "", [](const LoadRow& r) -> Row { return r.run.samples.size(); }},
+    {"requests_ok", "", "", [](const LoadRow& r) -> Row { return r.summary.n_ok; }},
+    {"requests_failed", ">failed", "", [](const LoadRow& r) -> Row { return r.summary.n_failed; }},
+    {"errors", "", "",
+     [](const LoadRow& r) {
+       Row errors = Row::object();
+       for (const auto& [status, count] : r.summary.errors) errors[std::to_string(status)] = count;
+       return errors;
+     }},
+    {"sent_late", "", "", [](const LoadRow& r) -> Row { return r.summary.n_late; }},
+    {"ttft_ms", "", "", [](const LoadRow& r) { return milliseconds(r.summary.first); }},
+    {"", ">TTFT p50 / p95 / p99 ms", "", [](const LoadRow& r) { return milliseconds_cell(r.summary.first, "{:.0f}"); }},
+    {"itl_ms", "", "", [](const LoadRow& r) { return milliseconds(r.summary.gap); }},
+    {"", ">ITL p50 / p95 / p99 ms", "", [](const LoadRow& r) { return milliseconds_cell(r.summary.gap, "{:.1f}"); }},
+    {"total_ms", "", "", [](const LoadRow& r) { return milliseconds(r.summary.total); }},
+    {"requests_s", "", "", [](const LoadRow& r) { return number(r.summary.requests_s); }},
+    {"gen_tok_s", ">gen t/s", "{:.1f}", [](const LoadRow& r) { return number(r.summary.generated_s); }},
+    {"prompt_tok_s", ">prompt t/s", "{:.0f}", [](const LoadRow& r) { return number(r.summary.prompt_s); }},
+    {"gen_tokens", "", "", [](const LoadRow& r) -> Row { return r.summary.generated_tokens; }},
+    {"text_pieces", "", "", [](const LoadRow& r) -> Row { return r.summary.pieces; }},
+    {"prompt_tokens_sent", "", "", [](const LoadRow& r) -> Row { return r.summary.prompt_tokens; }},
+    {"prompt_tokens_cached", "", "", [](const LoadRow& r) -> Row { return r.summary.cached_tokens; }},
+    {"", ">cached %", "{:.0f}",
+     [](const LoadRow& r) {
+       return number(100.0 * double(r.summary.cached_tokens) / double(r.summary.prompt_tokens));
+     }},
+    {"ttft_limit_ms", "", "", [](const LoadRow& r) -> Row { return r.params.first_limit_ms; }},
+    {"itl_limit_ms", "", "", [](const LoadRow& r) -> Row { return r.params.token_limit_ms; }},
+    {"requests_good", "", "", [](const LoadRow& r) -> Row { return r.summary.n_good; }},
+    {"goodput_req_s", ">good req/s", "{:.2f}",
+     [](const LoadRow& r) { return number(double(r.summary.n_good) / r.run.seconds); }},
+    {"", ">good %", "{:.0f}",
+     [](const LoadRow& r) { return number(100.0 * double(r.summary.n_good) / double(r.summary.n_ok)); }},
+    {"kv_bytes_peak", "", "", [](const LoadRow& r) { return number(r.run.kv_bytes_peak); }},
+    {"", ">KV MB", "{:.1f}", [](const LoadRow& r) { return number(r.run.kv_bytes_peak / 1e6); }},
+    {"kv_f16_bytes_peak", "", "", [](const LoadRow& r) { return number(r.run.kv_f16_bytes); }},
+    {"step_ms_p50", ">step ms", "{:.2f}", [](const LoadRow& r) { return number(r.run.server.step_ms_p50); }},
+    {"step_ms_mean", "", "",
+     [](const LoadRow& r) { return number(1e3 * r.run.server.step_seconds / r.run.server.steps); }},
+    {"steps", "", "", [](const LoadRow& r) { return number(r.run.server.steps); }},
+    {"mean_decode_batch", ">decode batch", "{:.1f}",
+     [](const LoadRow& r) { return number(r.run.server.decode_rows / r.run.server.steps); }},
+    {"", ">machine load", "{:.1f}", [](const LoadRow& r) { return number(r.load_before); }},
+    {"server_prompt_tokens", "", "", [](const LoadRow& r) { return number(r.run.server.prompt_tokens); }},
+    {"server_cached_tokens", "", "", [](const LoadRow& r) { return number(r.run.server.cached_tokens); }},
+    {"parked", "", "", [](const LoadRow& r) { return number(r.run.server.parked); }},
+};
+
+}  // namespace
+
+std::string LoadTest::load() const {
+  if (plan.rate > 0) return fmt::format("{} req/s", plan.rate);
+  return fmt::format("{} client{}", plan.n_clients, plan.n_clients == 1 ? "" : "s");
+}
+
+std::string LoadTest::prompt() const {
+  if (plan.prefix_tokens == 0) return plan.prompt.text();
+  return fmt::format("{}x{} + {}", plan.n_prefixes, plan.prefix_tokens, plan.prompt.text());
+}
+
+LoadRow run_load_test(const LoadServer& server, const LoadTest& test, const LoadParams& params,
+                      const std::function<bool()>& stop) {
+  LoadRow row{.params = params, .test = test};
+  row.model = served_model(server, test.plan);
+  row.props = view_or_null(server, "/props");
+  row.test.plan.n_vocab = int(number_in(row.model["meta"], "n_vocab"));
+  const LoadTarget target{server, text_in(row.model, "id"), test.kv_name()};
+  warm_up(target, row.test.plan);
+  row.load_before = machine_info().load_1min;
+  row.run = run_load(target, row.test.plan, stop);
+  const auto limit = [](double ms) { return ms > 0 ? 1e-3 * ms : kNoLimit; };
+  row.summary = summarize(row.run, limit(params.first_limit_ms), limit(params.token_limit_ms));
+  return row;
+}
+
+Row load_fields(const LoadRow& row) { return fields_of<LoadRow>(kLoadColumns, row); }
+std::string load_markdown_head() { return table_head<LoadRow>(kLoadColumns); }
+std::string load_markdown_line(const LoadRow& row) { return table_line<LoadRow>(kLoadColumns, row); }
+
+}  // namespace ridge::lab
