@@ -1,6 +1,6 @@
 #include "cli/bench.h"
 
-#include "lab/model/bench_params.h"
+#include "lab/rows/int_list.h"
 
 namespace ridge::cli {
 namespace {

@@ -5,7 +5,7 @@
 #include "cli/interrupt.h"
 #include "cli/options.h"
 #include "lab/model/bench_check.h"
-#include "lab/store/row_writer.h"
+#include "lab/rows/row_writer.h"
 
 namespace ridge::cli {
 

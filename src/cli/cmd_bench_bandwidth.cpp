@@ -6,8 +6,8 @@
 #include "engine/device_name.h"
 #include "lab/op/ceilings.h"
 #include "lab/op/device_ceilings.h"
-#include "lab/store/gpu_state.h"
-#include "lab/store/machine.h"
+#include "lab/rows/gpu_state.h"
+#include "lab/rows/machine.h"
 
 namespace ridge::cli {
 namespace {

@@ -1,15 +1,19 @@
-// ridge bench attention, gemv, append: single ops, checked and held against the read bandwidth of their device.
+// ridge bench attention, gemv, append: single ops, checked and held against the read bandwidth of their device; or, with a
+// model and a text, what caches do to the output of attention on the model's own rows.
 #include <map>
 #include <memory>
 
 #include "cli/bench.h"
+#include "cli/eval.h"
 #include "engine/device_name.h"
 #include "lab/op/op_bench.h"
+#include "lab/quality/attention_study.h"
 
 namespace ridge::cli {
 namespace {
 
 constexpr int kMaxKeys = 1 << 24;
+constexpr const char* kStudyGroup = "Study of a model";
 
 struct OpFlags {
   lab::Op op = lab::Op::attention;
@@ -19,6 +23,8 @@ struct OpFlags {
   std::vector<std::string> heads, seq, batch, n_new, shapes, weights, kernels;
   int head_dim = 128, repeats = 60, max_seconds = 10, max_sets = 512, roof_mib = 0;
   int64_t seed = 42;
+  std::string file;  ///< of the study, with place.model
+  lab::AttentionOptions study;
 };
 
 void read_shapes(std::string_view flag, const std::vector<std::string>& texts, char separator,
@@ -77,6 +83,32 @@ int bench_op(const OpFlags& flags) {
   return code;
 }
 
+int attention_study(const OpFlags& flags) {
+  if (flags.file.empty()) bad_flag("--file", "is required with --model", "name a text");
+  if (flags.place.device != "cpu")
+    bad_flag("--device", "the study runs on the CPU: its reference is scalar, in double precision", "use --device cpu");
+  const auto run = [](const Model& model, const lab::Corpus& corpus, lab::AttentionOptions& options,
+                      const lab::AttentionHooks& hooks) {
+    if (options.candidates.empty()) options.candidates = lab::default_attention_list(model.info().head_dim);
+    lab::run_attention(model, corpus, options, hooks);
+  };
+  StudyFlags study{.text = {.model = flags.place, .file = flags.file}, .output = flags.output, .list = flags.kv};
+  if (flags.format != "md" && flags.format != "json")
+    bad_flag("--output", fmt::format("expects md or json for a study, found '{}'", flags.format));
+  study.output.json |= flags.format == "json";
+  return run_study<lab::AttentionResult>(study, "eval_attention", "caches", flags.study, run, lab::attention_table);
+}
+
+void add_study_flags(CLI::App& app, OpFlags& f) {
+  in_group(app, kStudyGroup);
+  add_text(app, "-m,--model", f.place.model, "MODEL",
+           "instead of the bench: attention over this model's own rows, against the exact one");
+  add_text(app, "-f,--file", f.file, "FILE", "the text that the rows are of");
+  add_whole(app, "-c,--ctx-size", f.study.n_ctx, 4, 1 << 20, "tokens per window");
+  add_whole(app, "--windows", f.study.n_windows, 1, 1 << 20, "windows of the text");
+  add_whole(app, "--queries", f.study.n_queries, 1, 1 << 20, "queries of each window, the last ones");
+}
+
 Action declare_bench_op(CLI::App& app, lab::Op op) {
   const auto flags = std::make_shared<OpFlags>();
   OpFlags& f = *flags;
@@ -89,8 +121,10 @@ Action declare_bench_op(CLI::App& app, lab::Op op) {
   } else {
     add_list(app, "--heads", f.heads, "20/5,64/8,12/2", "HEADS/KV_HEADS");
     add_whole(app, "--head-dim", f.head_dim, 1, 256, "width of a head");
+    in_group(app, "KV cache");
     add_text(app, "--kv", f.kv, "LIST", "cache formats, K/V where they differ: f16,q8_0/rotor-3")
         ->default_str(op == lab::Op::append ? "f32,f16,q8_0,p8/q4_0,rotor-3" : "f32,f16,p8/q8_0,p8/q4_0,rotor-3");
+    in_group(app, "Problems");
     if (op == lab::Op::attention) {
       add_list(app, "--seq", f.seq, "512 to 131072", "cached positions; the default adds 8 x 8192 and 8 x 32768");
       add_list(app, "--new", f.n_new, "1", "of these the newest that are queries, of each sequence");
@@ -104,16 +138,25 @@ Action declare_bench_op(CLI::App& app, lab::Op op) {
   in_group(app, "Run");
   add_repeatable(app, "--kernel", f.kernels, "NAME", "kernels by name, timed in turns; all: every one that can",
                  "the best");
-  add_place_flags(app, f.place);
   add_whole(app, "-r,--repeat", f.repeats, 1, 100000, "samples of many calls; on a GPU replays of a graph of calls");
   add_whole(app, "--max-seconds", f.max_seconds, 1, 3600, "samples end after this long a problem, five at least");
   add_whole(app, "--sets", f.max_sets, 1, 4096, "sets of buffers that calls take turns over, at most; 1: a warm cache");
   add_whole(app, "--roof-size", f.roof_mib, 0, 1 << 20, "MiB read for the roof; 0: as bench bandwidth chooses");
   add_whole(app, "--seed", f.seed, 0, INT64_MAX, "seed of the data");
+  in_group(app, "Machine");
+  add_place_flags(app, f.place);
+  if (op == lab::Op::attention) add_study_flags(app, f);
   in_group(app, "Output");
   add_text(app, "-o,--output", f.format, "FORMAT", "md, json or jsonl, to stdout");
   add_output_flags(app, f.output, true);
-  return [flags] { return bench_op(*flags); };
+  return [flags, &app] {
+    if (flags->place.model.empty()) {
+      refuse_group(app, kStudyGroup, "is of the study of a model (-m)");
+      return bench_op(*flags);
+    }
+    for (const char* group : {"Problems", "Run"}) refuse_group(app, group, "is of the bench");
+    return attention_study(*flags);
+  };
 }
 
 }  // namespace

@@ -6,8 +6,8 @@
 #include "cli/options.h"
 #include "engine/device_name.h"
 #include "lab/op/op_turns.h"
-#include "lab/store/compare.h"
-#include "lab/store/sweep_spec.h"
+#include "lab/sweep/compare.h"
+#include "lab/sweep/sweep_spec.h"
 
 namespace ridge::cli {
 namespace {

@@ -2,7 +2,7 @@
 #include <memory>
 
 #include "cli/options.h"
-#include "lab/store/doctor.h"
+#include "lab/sweep/doctor.h"
 
 namespace ridge::cli {
 namespace {

@@ -1,27 +1,41 @@
 // ridge eval ppl, ridge eval kld: quality of KV cache configurations on a text.
+#include <algorithm>
 #include <cstdio>
 
+#include "base/build_info.h"
 #include "cli/eval.h"
 #include "cli/interrupt.h"
+#include "lab/quality/eval_rows.h"
+#include "rank/mpi.h"
 
 namespace ridge::cli {
 namespace {
+
+constexpr const char* kShelf = "shelf";
 
 struct EvalFlags {
   TextFlags text;
   BaseFlags base;
   KvFlags kv;
   OutputFlags output;
-  std::string list, save_base;
-  bool curve = false;
+  std::string list, each_layer, save_base, format = "md";
+  int group = 8;
+  bool curve = false, against_base = false;
 };
 
-std::vector<KvChoice> read_candidates(const EvalFlags& flags) {
-  if (flags.list.empty()) return {flags.kv.choice()};
+/// The caches that flags name; the shelf and single layers come when the model is known.
+std::vector<KvChoice> listed_caches(const EvalFlags& flags) {
+  if (flags.list.empty()) return flags.each_layer.empty() ? std::vector{flags.kv.choice()} : std::vector<KvChoice>();
   if (flags.kv.any())
     bad_flag("--kv", "does not go with --kv-quant, -ctk, -ctv and their refinements",
              "write them into the list: rotor-3:planar:window=32");
-  return parse_kv_list(flags.list).or_throw();
+  return flags.list == kShelf ? std::vector<KvChoice>() : parse_kv_list(flags.list).or_throw();
+}
+
+void add_caches_of_model(const EvalFlags& flags, const ModelInfo& info, std::vector<KvChoice>& caches) {
+  const auto add = [&](const std::vector<KvChoice>& more) { caches.insert(caches.end(), more.begin(), more.end()); };
+  if (flags.list == kShelf) add(lab::shelf_caches(info.head_dim));
+  if (!flags.each_layer.empty()) add(lab::each_layer(parse_kv_choice(flags.each_layer).or_throw(), info.n_layers));
 }
 
 /// --save-base writes what running the base gives, so the base must be run.
@@ -38,87 +52,148 @@ void use_windows_of_file(const TextFlags& flags, lab::EvalOptions& options) {
   options.n_ctx = n_ctx;
 }
 
-void print_result(const lab::EvalResult& result, const EvalFlags& flags, const lab::Row& provenance) {
-  if (flags.output.json) {
-    lab::Row rows = lab::Row::array();
-    for (const lab::CandidateResult& candidate : result.candidates) {
-      lab::Row row = lab::to_row(result, candidate);
-      row.update(provenance);
-      rows.push_back(std::move(row));
-    }
-    fmt::print("{}\n", lab::json_text(rows, 2));
-    return;
+/// Rows of earlier runs that this one need not measure: of a clean build, which can be told apart from another, and where
+/// nothing is asked for that rows do not hold. Of several ranks only the first has a file; all go on from its rows.
+std::vector<lab::Row> stored_rows(const EvalFlags& flags, lab::ResultsFile& results) {
+  std::vector<lab::Row> rows;
+  if (flags.against_base && flags.save_base.empty() && !flags.curve && parse_kv_choice(flags.base.base))
+    rows = results.rows().or_throw();
+  const std::string_view commit = build_info().commit;
+  if (!rows.empty() && (commit.ends_with("-dirty") || commit == "unknown")) {
+    if (!flags.output.quiet)
+      fmt::print(stderr, "stored rows are not reused: build {} may differ from the one that wrote them\n", commit);
+    rows.clear();
   }
-  const bool pairs = result.options.against_base;
-  if (!pairs)
-    for (const lab::CandidateResult& candidate : result.candidates) fmt::print("{}", lab::ppl_text(result, candidate));
-  // The blocks of many candidates would bury the table; --json has them all.
-  if (pairs && result.candidates.size() <= 2) fmt::print("{}\n", lab::kld_text(result.candidates.back()));
-  if (pairs || result.candidates.size() > 1) fmt::print("{}", lab::markdown_table(result));
-  if (flags.curve) fmt::print("\n{}", lab::curve_text(result));
+  Ranks* const ranks = joined_ranks();
+  if (!ranks) return rows;
+  return lab::Row::parse(ranks->from_first(lab::json_text(lab::Row(rows), -1))).get<std::vector<lab::Row>>();
 }
 
-int eval(const EvalFlags& flags, bool against_base) {
+void print_rows(const EvalFlags& flags, const std::vector<lab::Row>& rows) {
+  if (flags.format == "json") return fmt::print("{}\n", lab::json_text(lab::Row(rows), 2));
+  if (flags.format == "jsonl") {
+    for (const lab::Row& row : rows) fmt::print("{}\n", lab::json_text(row));
+    return;
+  }
+  if (!flags.against_base)
+    for (const lab::Row& row : rows) fmt::print("{}", lab::ppl_text(row));
+  // The blocks of many candidates would bury the table; --json has them all.
+  if (flags.against_base && rows.size() <= 2) fmt::print("{}\n", lab::kld_text(rows.back()));
+  if (flags.against_base || rows.size() > 1) fmt::print("{}", lab::eval_table(rows));
+  if (flags.curve) fmt::print("\n{}", lab::curve_text(rows));
+}
+
+/// What a run says on stderr while it goes on.
+class EvalProgress {
+ public:
+  EvalProgress(const EvalFlags& flags, size_t n_caches)
+      : flags_(flags),
+        // The perplexities of one candidate run on along one line, where no bar can be drawn.
+        one_line_(!flags.against_base && n_caches == 1),
+        says_chunks_(!flags.output.quiet && n_caches <= size_t(flags.group)),
+        progress_("eval", !flags.output.quiet && !one_line_) {}
+
+  lab::EvalRowHooks hooks() {
+    lab::EvalRowHooks hooks;
+    hooks.eval.stop = interrupted;
+    hooks.eval.on_progress = [this](int64_t steps, int64_t total) { progress_.add(steps, total, "tokens"); };
+    if (says_chunks_) hooks.eval.on_chunk = [this](const lab::EvalResult& so_far) { say_chunk(so_far); };
+    hooks.on_start = [this](int n_stored, int n_left) { say_start(n_stored, n_left); };
+    hooks.on_group = [this](const lab::EvalResult& group, int n_left) { say_group(group, n_left); };
+    return hooks;
+  }
+  /// Of the last group.
+  bool complete() const { return chunks_done_ == n_chunks_; }
+  std::string chunks() const { return fmt::format("{} of {} chunks done", chunks_done_, n_chunks_); }
+
+ private:
+  void say_start(int n_stored, int n_left) const {
+    if (flags_.output.quiet || (n_stored == 0 && says_chunks_)) return;
+    const std::string stored = n_stored > 0 ? fmt::format("; {} are in {}", n_stored, flags_.output.results) : "";
+    fmt::print(stderr, "caches   {} to run, {} at a time{}{}\n", n_left, std::min(flags_.group, n_left),
+               flags_.against_base ? " beside " + flags_.base.base : "", stored);
+  }
+  void say_chunk(const lab::EvalResult& so_far) {
+    progress_.clear();
+    if (so_far.chunks_done == 1) {
+      if (one_line_)
+        fmt::print(stderr, "{:.2f} s per chunk, about {} in all\n", so_far.seconds,
+                   short_duration(so_far.seconds * so_far.windows.n_chunks));
+      if (const std::string heading = lab::chunk_heading(so_far); !heading.empty()) fmt::print(stderr, "{}\n", heading);
+    }
+    fmt::print(stderr, "{}{}", lab::chunk_text(so_far), one_line_ ? "" : "\n");
+    std::fflush(stderr);
+  }
+  void say_group(const lab::EvalResult& group, int n_left) {
+    progress_.restart();
+    chunks_done_ = group.chunks_done, n_chunks_ = group.windows.n_chunks;
+    if (flags_.output.quiet) return;
+    if (one_line_) fmt::print(stderr, "\n");
+    if (!says_chunks_)
+      fmt::print(stderr, "{} caches in {}, {} left\n", group.candidates.size(), short_duration(group.seconds), n_left);
+  }
+
+  const EvalFlags& flags_;
+  const bool one_line_, says_chunks_;
+  Progress progress_;
+  int chunks_done_ = 0, n_chunks_ = 0;
+};
+
+/// Says what is missing of a run that was stopped.
+void tell_missing(const EvalFlags& flags, const EvalProgress& progress, size_t n_rows, size_t n_caches) {
+  const std::string what =
+      n_rows < n_caches ? fmt::format("{} of {} caches have rows", n_rows, n_caches) : progress.chunks();
+  const char* const next = !flags.save_base.empty() ? ", no base file was written"
+                           : !flags.output.results.empty() && flags.against_base
+                               ? "; the same command with the same --results goes on from here"
+                               : "";
+  fmt::print(stderr, "interrupted: {}{}\n", what, next);
+}
+
+int eval(EvalFlags flags) {
+  if (flags.output.json) flags.format = "json";
+  if (flags.format != "md" && flags.format != "json" && flags.format != "jsonl")
+    bad_flag("--output", fmt::format("expects md, json or jsonl, found '{}'", flags.format));
   lab::EvalOptions options = eval_options(flags.text);
-  options.candidates = read_candidates(flags);
+  options.candidates = listed_caches(flags);
   options.whole_curve = flags.curve;
   options.save_base = flags.save_base;
   lab::ResultsFile results = lab::ResultsFile::open(flags.output.results).or_throw();
+  const std::vector<lab::Row> stored = stored_rows(flags, results);
   const Model model = load_model(flags.text.model);
+  add_caches_of_model(flags, model.info(), options.candidates);
   std::optional<io::KlBaseFile> base_file;
-  const lab::Corpus corpus = against_base ? read_base(flags.base, flags.text.file, model, options, base_file)
-                                          : lab::read_corpus(model, flags.text.file);
+  const lab::Corpus corpus = flags.against_base ? read_base(flags.base, flags.text.file, model, options, base_file)
+                                                : lab::read_corpus(model, flags.text.file);
   check_save_base(flags, options);
   if (options.base_file) use_windows_of_file(flags.text, options);
+  // A base file is written by one run of the base.
+  options.group = flags.save_base.empty() ? flags.group : std::max(flags.group, int(options.candidates.size()));
   // Refused before anything is said about what will run.
   const lab::Windows windows = lab::plan_evaluation(model, corpus, options).windows;
   if (!flags.output.quiet) print_start(corpus, windows, options, model);
 
-  // The perplexities of one candidate run on along one line, where no bar can be drawn.
-  const bool one_line = !against_base && options.candidates.size() == 1;
-  Progress progress("eval", !flags.output.quiet && !one_line);
-  bool heading_due = true;
-  lab::EvalHooks hooks;
-  hooks.stop = interrupted;
-  hooks.on_progress = [&](int64_t steps, int64_t total) { progress.add(steps, total, "tokens"); };
-  hooks.on_chunk = [&](const lab::EvalResult& so_far) {
-    if (flags.output.quiet) return;
-    progress.clear();
-    if (one_line && so_far.chunks_done == 1)
-      fmt::print(stderr, "{:.2f} s per chunk, about {} in all\n", so_far.seconds,
-                 short_duration(so_far.seconds * so_far.windows.n_chunks));
-    if (const std::string heading = lab::chunk_heading(so_far); heading_due && !heading.empty())
-      fmt::print(stderr, "{}\n", heading);
-    heading_due = false;
-    fmt::print(stderr, "{}{}", lab::chunk_text(so_far), one_line ? "" : "\n");
-    std::fflush(stderr);
-  };
-  const lab::EvalResult result = lab::evaluate(model, corpus, options, hooks);
-  progress.restart();
-  if (!flags.output.quiet && one_line) fmt::print(stderr, "\n");
-  if (!result.complete())
-    fmt::print(stderr, "interrupted: {} of {} chunks done{}\n", result.chunks_done, result.windows.n_chunks,
-               flags.save_base.empty() ? "" : ", no base file was written");
-  if (result.chunks_done == 0) return int(ErrorKind::interrupted);
-  const lab::Row provenance = lab::provenance(model.info().n_threads, 0);
-  for (const lab::CandidateResult& candidate : result.candidates) {
-    lab::Row row = lab::to_row(result, candidate);
-    row.update(provenance);
-    results.add(row);
-  }
-  print_result(result, flags, provenance);
-  return result.complete() ? 0 : int(ErrorKind::interrupted);
+  const size_t n_caches = options.candidates.size();
+  EvalProgress progress(flags, n_caches);
+  const std::vector<lab::Row> rows = lab::evaluate_rows(model, corpus, options, stored, results, progress.hooks());
+  const bool complete = progress.complete() && rows.size() == n_caches;
+  if (!complete) tell_missing(flags, progress, rows.size(), n_caches);
+  if (!rows.empty()) print_rows(flags, rows);
+  return complete ? 0 : int(ErrorKind::interrupted);
 }
 
 Action declare(CLI::App& app, bool against_base) {
   const auto flags = std::make_shared<EvalFlags>();
   EvalFlags& f = *flags;
+  f.against_base = against_base;
   add_text_flags(app, f.text);
   if (!against_base) app.get_option("--file")->required();
   add_rank_flags(app, &f.text.model.n_stages);
   in_group(app, "KV cache");
   add_text(app, "--kv", f.list, "LIST",
-           "comma list of caches: K or K/V[;LAYERS:K/V], options after ':' as rotor-3:planar:window=32");
+           "comma list of K or K/V[;LAYERS:K/V], options as rotor-3:planar:window=32; shelf: every format");
+  add_text(app, "--each-layer", f.each_layer, "KV", "this cache in one layer at a time, the others in f16");
+  add_whole(app, "--group", f.group, 1, 1000, "caches run side by side; rows are stored when a group is done");
   add_kv_flags(app, f.kv);
   if (against_base) {
     add_base_flags(app, f.base);
@@ -128,8 +203,10 @@ Action declare(CLI::App& app, bool against_base) {
     in_group(app, "Output");
     app.add_flag("--curve", f.curve, "print the divergence by position, over the whole window");
   }
+  in_group(app, "Output");
+  add_text(app, "-o,--output", f.format, "FORMAT", "md, json or jsonl, to stdout");
   add_output_flags(app, f.output, true);
-  return [flags, against_base] { return eval(*flags, against_base); };
+  return [flags] { return eval(*flags); };
 }
 
 }  // namespace

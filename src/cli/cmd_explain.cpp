@@ -5,7 +5,7 @@
 #include "cli/options.h"
 #include "engine/device_name.h"
 #include "format/list.h"
-#include "lab/store/results.h"
+#include "lab/rows/results.h"
 #include "op/attn/attn.h"
 #include "op/attn/device_attention.h"
 #include "op/cache/rounding.h"

@@ -7,7 +7,7 @@
 #include "cli/interrupt.h"
 #include "cli/options.h"
 #include "format/list.h"
-#include "lab/store/results.h"
+#include "lab/rows/results.h"
 #include "model/convert.h"
 
 namespace ridge::cli {

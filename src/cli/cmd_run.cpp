@@ -18,7 +18,7 @@
 #include "cli/start_lines.h"
 #include "cli/text_out.h"
 #include "io/mapped_file.h"
-#include "lab/store/results.h"
+#include "lab/rows/results.h"
 #include "rank/mpi.h"
 
 namespace ridge::cli {

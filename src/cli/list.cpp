@@ -7,7 +7,6 @@ std::span<const Group> groups() {
   static constexpr Group kGroups[] = {
       {"eval", "quality on a text: perplexity, KL divergence"},
       {"bench", "speed, and the machine's ceilings"},
-      {"results", "stored rows in and out"},
   };
   return kGroups;
 }
@@ -65,50 +64,29 @@ std::span<const Command> commands() {
        "Runs the same weights with the base cache and with every cache of --kv, in lockstep, and prints how far the "
        "distributions differ, with llama-perplexity's statistics. Memory does not grow with the text. When the base is "
        "not in the list it is added as the control row. With int8 activations (q8_0, q4_0 and int4_g128 weights) any "
-       "change moves some roundings: an f32 row shows that floor. --save-base writes the base's distributions in "
-       "llama-perplexity's format, --base FILE reads such a file (of either program) instead of running the base; its "
-       "16 bits have a floor, which the control row shows.",
+       "change moves some roundings: an f32 row shows that floor. The table says bits a value as stored and at 4k "
+       "tokens with window and sinks, and whether perplexity stays within 0.25 of the base. With --results a cache "
+       "whose row is there is not run again, if model, text, windows, path and build are the same: the same command "
+       "goes on after Ctrl-C. --save-base writes the base's distributions in llama-perplexity's format, --base FILE "
+       "reads such a file (of either program) instead of running the base; its 16 bits have a floor, which the control "
+       "row shows.",
        "ridge eval kld -m model.gguf -f wiki.test.raw --path decode --kv f16,q8_0,rotor-3\n"
-       "ridge eval kld -m model.gguf -f wiki.test.raw --kv rotor-3:hadamard,rotor-3:planar,q8_0/rotor-3:window=32",
+       "ridge eval kld -m model.gguf -f wiki.test.raw --kv rotor-3:hadamard,rotor-3:planar,q8_0/rotor-3:window=32\n"
+       "ridge eval kld -m model.gguf -f wiki.test.raw -c 1024 --kv shelf --results results/kv-matrix.jsonl",
        declare_eval_kld},
-      {"eval matrix", "KL divergence and perplexity of many caches, resumable",
-       "Runs --group caches at a time beside the base and adds a row per cache to --results as groups finish; the same "
-       "command again skips the rows that are there, if model, text, windows, path and build are the same. The table "
-       "says bits per value as stored and at 4k tokens with window and sinks, divergence, perplexity ratio, and "
-       "whether perplexity stays within 0.25 of the base.",
-       "ridge eval matrix -m model.gguf -f wiki.test.raw -c 1024 --results results/kv-matrix.jsonl\n"
-       "ridge eval matrix -m model.gguf -f wiki.test.raw --path decode --kv f16,q8_0,rotor-3,rotor-3/f16 -o jsonl",
-       declare_eval_matrix},
-      {"eval divergence", "how long greedy text stays the same",
-       "Generates greedily from prompts spread over the text, with the base cache and with every cache of --kv, and "
-       "prints the token at which they first differ.",
-       "ridge eval divergence -m model.gguf -f wiki.test.raw --kv q8_0,rotor-3\n"
-       "ridge eval divergence -m model.gguf -f wiki.test.raw --prompts 64 --prompt-tokens 1024 -n 256 --kv rotor-3 "
-       "--json",
-       declare_eval_divergence},
-      {"eval needle", "copying a planted sequence from far back",
-       "Plants a sequence of random tokens (--copies times) at several depths of a text, repeats its first tokens at "
-       "the end and scores the rest: the share of tokens found (and their NLL in nats), by depth. The last column has "
-       "no needle planted: the chance baseline. No instruction tuning is needed.",
-       "ridge eval needle -m model.gguf -f wiki.test.raw -c 2048 --kv f16,q8_0,rotor-3\n"
-       "ridge eval needle -m model.gguf -f wiki.test.raw --depths 9 --trials 32 --needle 24 --cue 12",
-       declare_eval_needle},
       {"eval probe", "what a person would notice of a cache",
        "Next tokens behind 128 to 57344 others (likeliest token, ten likeliest, their log-probabilities, "
        "Jensen-Shannon "
        "divergence), needles, JSON and code, the same text twice, the same text from a kept prefix: each against the "
        "base's own and with limits. PASS, FAIL, NO VERDICT where errors reach a limit, NOT APPLICABLE beyond the "
-       "trained context or where the base itself finds nothing. A FAIL ends the command with 3.",
+       "trained context or where the base itself finds nothing. A FAIL ends the command with 3. --only needles has the "
+       "share of tokens found (and their NLL in nats) by depth, the chance baseline beside them; --only divergence "
+       "the token at which greedy texts first differ.",
        "ridge eval probe -m model.gguf -f wiki.test.raw\n"
-       "ridge eval probe -m model.gguf -f wiki.test.raw --kv q8_0,rotor-3 --prompts 32 --results probe.jsonl",
+       "ridge eval probe -m model.gguf -f wiki.test.raw --kv q8_0,rotor-3 --prompts 32 --results probe.jsonl\n"
+       "ridge eval probe -m model.gguf -f wiki.test.raw --only needles -c 2048 --depths 9 --needle 24 --cue 12\n"
+       "ridge eval probe -m model.gguf -f wiki.test.raw --only divergence --prompts 64 --prompt-tokens 1024 -n 256",
        declare_eval_probe},
-      {"eval attention", "what caches do to the attention output itself",
-       "Takes the model's own queries, keys and values on a text through each cache and compares the attention output "
-       "and the scores with the exact ones, in double precision: relative L2, cosine, norm ratio, RMS error of the "
-       "scores. The second half of the table has an outlier channel (x20) planted in K. --json has every layer.",
-       "ridge eval attention -m model.gguf -f wiki.test.raw\n"
-       "ridge eval attention -m model.gguf -f wiki.test.raw --windows 8 --kv rotor-3:planar:window=0:sinks=0 --json",
-       declare_eval_attention},
       {"eval logits", "the logits of given token ids, to a file",
        "Runs the ids through the model and writes float32 logits [T, vocab_size] and the ids, as int32 [T], to a "
        "safetensors file, to compare with another implementation of the model. Rows go to the file as they are "
@@ -164,9 +142,13 @@ std::span<const Command> commands() {
        "replays of a CUDA graph) "
        "over buffers that take turns, so that data comes from memory. Each result is held against softmax in double "
        "first, and again after the timed calls: a wrong one is FAILED, gets no times, and the command ends with 3. "
-       "Percent of roof is of the read bandwidth measured in the same run, for the bytes that the formats hold.",
+       "Percent of roof is of the read bandwidth measured in the same run, for the bytes that the formats hold. With "
+       "-m and -f nothing is timed: the model's own queries, keys and values go through each cache, and the attention "
+       "output and the scores are compared with the exact ones in double precision, as they are and with an outlier "
+       "channel (x20) planted in K. --json has every layer.",
        "ridge bench attention --heads 64/8 --seq 4096,32768 --kv f16,rotor-3\n"
-       "ridge bench attention --heads 64/8 --batch 8 --seq 8192 --kv f32 --kernel all --device cuda -o jsonl",
+       "ridge bench attention --heads 64/8 --batch 8 --seq 8192 --kv f32 --kernel all --device cuda -o jsonl\n"
+       "ridge bench attention -m model.gguf -f wiki.test.raw --windows 8 --kv rotor-3:planar:window=0:sinks=0",
        declare_bench_attention},
       {"bench gemv", "products with weight matrices, by shape and batch",
        "Times y = x W for 1 to 64 tokens at a time, measured and checked as `bench attention` does, against sums in "
@@ -205,24 +187,15 @@ std::span<const Command> commands() {
        "ridge compare --op gemv --shape 8960x1536 --weights f16 --against int4_g128\n"
        "ridge compare --op attention --heads 12/2 --seq 32768 --kv f16 --against rotor-3",
        declare_compare},
-      {"sweep", "a grid of measurements into a results store, resumable",
+      {"sweep", "a grid of measurements into a file of rows, resumable",
        "Measures every cell of SPEC, each checked first, and stores a row a cell. The same command again measures what "
        "is missing: after Ctrl-C, after a kill, or with a larger SPEC. Formats that are compared are measured in "
        "turns, the first of them twice: that is the noise floor. At the end, or with --crossovers, sentences say up to "
        "which batch or from which depth one format beats another.",
-       "ridge sweep quick --store lab.db\n"
+       "ridge sweep quick --results lab.jsonl\n"
        "ridge sweep regime --dry-run\n"
-       "ridge sweep --crossovers --store lab.db --baseline f16",
+       "ridge sweep --crossovers --results lab.jsonl --baseline f16",
        declare_sweep},
-      {"results export", "rows of a results store as JSON lines",
-       "Prints every row of a store, or those of one kind, to stdout: the lines that --results files hold.",
-       "ridge results export --store lab.db > rows.jsonl\n"
-       "ridge results export --store lab.db --kind op --json",
-       declare_results_export},
-      {"results import", "rows from JSON lines into a results store",
-       "Adds the rows of a --results file, or of another store's export, to a store. Rows that are there already are "
-       "left alone.",
-       "ridge results import results/decode-cpu.jsonl --store lab.db", declare_results_import},
       {"plan", "what memory a model and its caches take, before loading",
        "Counts every byte from the configuration and the headers of tensors: weights as the device holds them, K and V "
        "of "
@@ -237,18 +210,20 @@ std::span<const Command> commands() {
        "ridge plan -m models/ridge-ref-q8_0.gguf -c 4096 --sessions 2 --kv f16,rotor-3 --check",
        declare_plan},
       {"decide", "which cache format pays here, with the evidence",
-       "Measures what the store does not have yet: attention of the model's heads up to the context and of 64/8/128, "
+       "Measures what the file of rows does not have yet: attention of the model's heads up to the context and of "
+       "64/8/128, "
        "whole requests (prompt and generated tokens) in turns with f16, perplexity and KL divergence token by token, "
        "the "
-       "plan. Then six gates judge every candidate (PASS, FAIL or NO VERDICT), and a record beside the store says "
+       "plan. Then six gates judge every candidate (PASS, FAIL or NO VERDICT), and a record beside the file says "
        "which "
        "format to use from how many tokens on, for run --kv-quant auto. The same command again measures what is "
        "missing. "
        "--search looks for formats by layer and side, --only-quality leaves out all times. docs/deciding.md has the "
        "gates.",
-       "ridge decide -m model.gguf -c 16384 -f wiki.test.raw --store lab.db\n"
-       "ridge decide -m model.gguf -c 32768 --sessions 8 --candidates rotor-3,q8_0/rotor-3 -f text.txt --store lab.db\n"
-       "ridge decide -m model.gguf -f wiki.test.raw --search wiki.valid.raw --kld-budget 0.002 --store lab.db\n"
+       "ridge decide -m model.gguf -c 16384 -f wiki.test.raw --results lab.jsonl\n"
+       "ridge decide -m model.gguf -c 32768 --sessions 8 --candidates rotor-3,q8_0/rotor-3 -f text.txt --results "
+       "lab.jsonl\n"
+       "ridge decide -m model.gguf -f wiki.test.raw --search wiki.valid.raw --kld-budget 0.002 --results lab.jsonl\n"
        "ridge decide --show decision-0123456789abcdef.json",
        declare_decide},
       {"profile", "where the time of a decode step goes, op by op",
@@ -284,7 +259,7 @@ std::span<const Command> commands() {
        "spends its time, speed by batch and depth, quality against bytes, and the row behind every figure. Measures "
        "nothing and needs no GPU. Rows whose check failed or is not recorded are in no figure; the page counts them. "
        "Needs python3-matplotlib (exit code 6 without).",
-       "ridge report -o report\nridge report --results results --store lab.db -o report", declare_report},
+       "ridge report -o report\nridge report --results results --results lab.jsonl -o report", declare_report},
       {"doctor", "is this machine fit to measure on",
        "One line a check: ok, a note (worth knowing, or optional) or a problem (figures would be wrong, or a run would "
        "fail), with the remedy. Build, processor, threads, load, clocks, memory, ceilings in the stored rows, GPU and "

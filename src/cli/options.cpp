@@ -67,7 +67,7 @@ constexpr std::pair<std::string_view, std::string_view> kFieldFlags[] = {
     {"shapes", "--shape"},
     {"kv", "--kv"},
     {"results", "--results"},
-    {"store", "--store"},
+    {"prompt_tokens", "--prompt-tokens"},
 };
 
 /// Flags of llama.cpp that Ridge has another answer to. CLI11 would take "-ngl" for "-n gl".
@@ -154,6 +154,11 @@ int64_t parse_whole(std::string_view flag, const std::string& text, int64_t min,
 }
 
 void in_group(CLI::App& app, const std::string& group) { app.option_defaults()->group(group); }
+
+void refuse_group(const CLI::App& app, std::string_view group, const std::string& why) {
+  for (const CLI::Option* option : app.get_options())
+    if (option->count() > 0 && option->get_group() == group) bad_flag(option->get_name(), why, "leave it out");
+}
 
 CLI::Option* add_text(CLI::App& app, const std::string& names, std::string& value, const std::string& type,
                       const std::string& help) {

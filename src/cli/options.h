@@ -23,6 +23,8 @@ int64_t parse_whole(std::string_view flag, const std::string& text, int64_t min,
 /// Flags declared from here on stand in this group of the help; functions below that declare several have a group of
 /// their own.
 void in_group(CLI::App& app, const std::string& group);
+/// Refuses the flags of a group that were given: `why` says what they belong to.
+void refuse_group(const CLI::App& app, std::string_view group, const std::string& why);
 /// Declare `names` (CLI11 form, "-n,--n-predict"); a value that is there is shown in help as the default.
 CLI::Option* add_text(CLI::App& app, const std::string& names, std::string& value, const std::string& type,
                       const std::string& help);

@@ -16,7 +16,7 @@
 #include "engine/lead.h"
 #include "io/mapped_file.h"
 #include "io/text.h"
-#include "lab/store/results.h"
+#include "lab/rows/results.h"
 #include "rank/mpi.h"
 #include "ridge/error.h"
 

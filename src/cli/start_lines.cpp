@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "cli/options.h"
-#include "lab/store/machine.h"
+#include "lab/rows/machine.h"
 
 namespace ridge::cli {
 namespace {

@@ -1,4 +1,4 @@
-// eval matrix, base files of eval kld, and eval logits, as a user starts them.
+// eval kld and its base files, eval probe, the study of bench attention, and eval logits, as a user starts them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sstream>
@@ -33,9 +33,9 @@ class EvalCommands : public testing::Test {
   std::string text_;
 };
 
-TEST_F(EvalCommands, MatrixPrintsATableAndStoresARowPerCache) {
+TEST_F(EvalCommands, KldPrintsATableAndStoresARowPerCache) {
   const std::string results = (dir_ / "r.jsonl").native();
-  const Outcome outcome = eval({"matrix", "-f", text_, "--kv", "f32,rotor-3", "--group", "2", "--results", results});
+  const Outcome outcome = eval({"kld", "-f", text_, "--kv", "f32,rotor-3", "--group", "2", "--results", results});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr("| f16 |"));  // the control row comes by itself
   EXPECT_THAT(outcome.out, HasSubstr("| rotor-3 |"));
@@ -44,6 +44,33 @@ TEST_F(EvalCommands, MatrixPrintsATableAndStoresARowPerCache) {
   int n = 0;
   for (std::string line; std::getline(lines, line); ++n) EXPECT_EQ(json::parse(line)["kind"], "eval_kld");
   EXPECT_EQ(n, 3);
+  EXPECT_THAT(outcome.err, HasSubstr("caches   3 to run, 2 at a time beside f16"));
+}
+
+TEST_F(EvalCommands, KldTakesTheShelfAndSingleLayers) {
+  const auto caches = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"kld", "-f", text_, "-o", "json", "--quiet", "--chunks", "1", "-c", "32"});
+    std::vector<std::string> names;
+    for (const json& row : json::parse(eval(more).out)) names.push_back(row["kv"]);
+    return names;
+  };
+  EXPECT_THAT(caches({"--each-layer", "f32"}), testing::IsSupersetOf({"f16", "f16;0:f32", "f16;1:f32"}));
+  EXPECT_THAT(caches({"--kv", "shelf"}), testing::IsSupersetOf({"f16", "f32", "rotor-3u"}));
+}
+
+TEST_F(EvalCommands, AStudyRefusesFlagsOfAnother) {
+  const auto refused = [&](std::vector<std::string> args, const char* why) {
+    args.insert(args.end(), {"-m", kTinyModel, "-f", text_});
+    const Outcome outcome = run_ridge(args);
+    EXPECT_EQ(outcome.code, 2) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr(why));
+  };
+  refused({"eval", "probe", "--depths", "3"}, "--depths: is of --only needles");
+  refused({"eval", "probe", "--only", "needles", "--prompt-tokens", "9"}, "--prompt-tokens: is of --only divergence");
+  refused({"eval", "probe", "--only", "haystacks"}, "expects needles or divergence");
+  refused({"bench", "attention", "--heads", "12/2"}, "--heads: is of the bench");
+  refused({"bench", "attention", "--kv", "f16", "-o", "jsonl"}, "md or json");
+  EXPECT_EQ(run_ridge({"bench", "attention", "--windows", "3"}).code, 2);
 }
 
 TEST_F(EvalCommands, ProbePrintsALineAProbeAndFailsWithTheGatesCode) {
@@ -67,15 +94,15 @@ TEST_F(EvalCommands, ProbePrintsALineAProbeAndFailsWithTheGatesCode) {
   EXPECT_THAT(destroyed.out, HasSubstr("| next token, short, 128 tokens | FAIL: "));
 }
 
-TEST_F(EvalCommands, MatrixJsonlHasOneRowPerLine) {
-  const Outcome outcome = eval({"matrix", "-f", text_, "--kv", "f16,f32", "-o", "jsonl", "--quiet"});
+TEST_F(EvalCommands, KldJsonlHasOneRowPerLine) {
+  const Outcome outcome = eval({"kld", "-f", text_, "--kv", "f16,f32", "-o", "jsonl", "--quiet"});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_EQ(outcome.err, "");
   std::istringstream lines(outcome.out);
   std::string line;
   std::getline(lines, line);
   EXPECT_EQ(json::parse(line)["kv"], "f16");
-  EXPECT_EQ(eval({"matrix", "-f", text_, "--kv", "f16", "-o", "html"}).code, 2);
+  EXPECT_EQ(eval({"kld", "-f", text_, "--kv", "f16", "-o", "html"}).code, 2);
 }
 
 TEST_F(EvalCommands, ABaseFileReplacesTextAndBaseRun) {
@@ -122,15 +149,21 @@ TEST_F(EvalCommands, TheCurveCoversTheWindow) {
 TEST_F(EvalCommands, StudiesPrintATableAndStoreARowPerCache) {
   struct Case {
     std::vector<std::string> args;
-    const char* column;
+    const char *kind, *column;
   };
-  for (const Case& c : {Case{{"divergence", "--prompts", "2", "--prompt-tokens", "16", "-n", "8"}, "| identical |"},
-                        Case{{"needle", "-c", "128", "--trials", "1", "--depths", "2", "--needle", "8", "--cue", "4"},
-                             "| depth 100 % |"},
-                        Case{{"attention", "-c", "32", "--windows", "1", "--queries", "4"}, "| norm ratio |"}}) {
-    const std::string results = (dir_ / (c.args[0] + ".jsonl")).native();
-    std::vector<std::string> args{"eval"};
-    args.insert(args.end(), c.args.begin(), c.args.end());
+  for (const Case& c :
+       {Case{{"eval", "probe", "--only", "divergence", "--prompts", "2", "--prompt-tokens", "16", "-n", "8"},
+             "eval_divergence",
+             "| identical |"},
+        Case{{"eval", "probe", "--only", "needles", "-c", "128", "--trials", "1", "--depths", "2", "--needle", "8",
+              "--cue", "4"},
+             "eval_needle",
+             "| depth 100 % |"},
+        Case{{"bench", "attention", "-c", "32", "--windows", "1", "--queries", "4"},
+             "eval_attention",
+             "| norm ratio |"}}) {
+    const std::string results = (dir_ / c.kind).native();
+    std::vector<std::string> args = c.args;
     for (const std::string& arg : {std::string("-m"), std::string(kTinyModel), std::string("-f"), text_,
                                    std::string("--kv"), std::string("f16,f32"), std::string("--results"), results})
       args.push_back(arg);
@@ -142,7 +175,7 @@ TEST_F(EvalCommands, StudiesPrintATableAndStoreARowPerCache) {
     int n = 0;
     for (std::string line; std::getline(lines, line); ++n) {
       const json row = json::parse(line);
-      EXPECT_EQ(row["kind"], "eval_" + c.args[0]);
+      EXPECT_EQ(row["kind"], c.kind);
       for (const char* field : {"kv", "model", "device", "build_commit", "command", "corpus_xxh64"})
         EXPECT_TRUE(row.contains(field)) << field;
     }

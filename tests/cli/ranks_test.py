@@ -127,10 +127,10 @@ def check_measures(ridge, model, corpus, folder):
            abs(means[0][1]["ppl_base"]["value"] - means[1][1]["ppl_base"]["value"]) < 0.01 and base.exists(), got)
     got = ask(["eval", "kld"] + windows + ["--kv", "q8_0", "--json", "--base", str(base)])
     expect("a base file of 2 ranks is read by 2", got.returncode == 0 and len(json.loads(got.stdout)) == 2, got)
-    matrix = ["eval", "matrix"] + windows + ["--kv", "q8_0,p8", "--json", "--results", str(folder / "matrix.jsonl")]
+    many = ["eval", "kld"] + windows + ["--kv", "q8_0,p8", "--json", "--results", str(folder / "many.jsonl")]
     for _ in range(2):  # the second one finds rows, where the build has a commit
-        got = ask(matrix)
-        expect("a matrix of 2 ranks has a row a cache", got.returncode == 0 and len(json.loads(got.stdout)) == 3, got)
+        got = ask(many)
+        expect("many caches of 2 ranks have a row each", got.returncode == 0 and len(json.loads(got.stdout)) == 3, got)
     ids = folder / "ids.json"
     ids.write_text("[1, 2, 3, 4, 5]")
     logits = {}

@@ -140,13 +140,13 @@ TEST_F(Quality, RowsHoldWhatMakesFiguresComparable) {
 
 TEST_F(Quality, ReportUsesTheKnownLabels) {
   const EvalResult result = run(EvalPath::prefill, true, {{}});
-  const std::string text = kld_text(result.candidates[0]);
+  const std::string text = kld_text(to_row(result, result.candidates[0]));
   for (const char* label :
        {"Mean PPL(Q) ", "Mean PPL(base) ", "Cor(ln(PPL(Q)), ln(PPL(base))):", "Mean ln(PPL(Q)/PPL(base)) ",
         "Mean PPL(Q)/PPL(base) ", "Mean PPL(Q)-PPL(base) ", "Mean    KLD:", "Maximum KLD:", "99.9%   KLD:",
         "Median  KLD:", "0.1%    KLD:", "Minimum KLD:", "Mean    Δp:", "75.0%   Δp:", "RMS Δp    :", "Same top p:"})
     EXPECT_THAT(text, testing::HasSubstr(label));
-  EXPECT_THAT(markdown_table(result), testing::HasSubstr("| f16 | none | 16 |"));
+  EXPECT_THAT(eval_table({{to_row(result, result.candidates[0])}}), testing::HasSubstr("| f16 | none | 16 |"));
 }
 
 TEST_F(Quality, ASavedBaseComparesAsTheRunItReplaces) {
@@ -200,7 +200,7 @@ TEST_F(Quality, TheCurveIsInRowsAndText) {
   EXPECT_EQ(parts[0]["from"], 0);
   EXPECT_EQ(parts[15]["to"], 64);
   EXPECT_EQ(parts[3]["count"], 4 * result.windows.n_chunks);
-  EXPECT_THAT(curve_text(result), testing::HasSubstr("60 to 63"));
+  EXPECT_THAT(curve_text({{to_row(result, result.candidates[0])}}), testing::HasSubstr("60 to 63"));
 }
 
 TEST_F(Quality, EffectiveBitsCountWindowAndSinks) {

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <set>
 
+#include "base/metrics.h"
 #include "engine/engine.h"
 #include "lab/quality/acceptance.h"
 #include "lab/quality/divergence.h"
@@ -41,13 +42,6 @@ std::vector<int32_t> top_tokens(std::span<const float> logits, size_t k) {
   });
   ids.resize(k);
   return ids;
-}
-
-double log_sum_exp(std::span<const float> logits) {
-  const float top = *std::ranges::max_element(logits);
-  double sum = 0;
-  for (const float x : logits) sum += std::exp(double(x) - top);
-  return top + std::log(sum);
 }
 
 /// Prompts of one depth, and what the base says behind each of their last tokens.

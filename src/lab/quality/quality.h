@@ -9,7 +9,7 @@
 #include "engine/kv_choice.h"
 #include "io/kl_base.h"
 #include "lab/quality/windows.h"
-#include "lab/store/results.h"
+#include "lab/rows/results.h"
 
 namespace ridge::lab {
 
@@ -48,6 +48,7 @@ struct EvalOptions {
   const io::KlBaseFile* base_file = nullptr;  ///< instead of running the base; the corpus is base_corpus() of it
   std::string save_base;                      ///< writes the base's rows to this file
   std::vector<KvChoice> candidates;
+  int group = 8;  ///< caches beside one run of the base, where evaluate_rows() runs them
 };
 
 struct CandidateResult {

@@ -1,5 +1,7 @@
 #include "lab/quality/quality_report.h"
 
+#include "lab/rows/columns.h"
+
 namespace ridge::lab {
 
 Row to_row(const Estimate& estimate) { return {{"value", number(estimate.value)}, {"error", number(estimate.error)}}; }
@@ -101,82 +103,109 @@ std::string chunk_text(const EvalResult& so_far) {
   return text;
 }
 
-std::string ppl_text(const EvalResult& result, const CandidateResult& candidate) {
-  const Estimate ppl = candidate.scores.ppl.ppl();
+std::string ppl_text(const Row& row) {
   return fmt::format("Final estimate: PPL = {:.4f} +/- {:.5f}  (KV {}, {} tokens scored, {:.4f} bits per byte)\n",
-                     ppl.value, ppl.error, kv_text(candidate.kv), candidate.scores.ppl.count(),
-                     result.bits_per_byte(candidate));
+                     number_in(row["ppl"], "value"), number_in(row["ppl"], "error"), text_in(row, "kv"),
+                     row["tokens_scored"].get<int64_t>(), number_in(row, "bits_per_byte"));
 }
 
-std::string kld_text(const CandidateResult& candidate) {
-  const PairReport r = candidate.scores.pair.report();
-  const PairMeans& m = r.means;
+std::string kld_text(const Row& row) {
   std::string text = "====== Perplexity statistics ======\n";
-  const auto line = [&](std::string_view label, const Estimate& e) {
-    text += fmt::format("{:<30}: {:10.6f} ± {:10.6f}\n", label, e.value, e.error);
+  const auto line = [&](std::string_view label, const char* name) {
+    text += fmt::format("{:<30}: {:10.6f} ± {:10.6f}\n", label, number_in(row[name], "value"),
+                        number_in(row[name], "error"));
   };
-  line("Mean PPL(Q)", m.ppl);
-  line("Mean PPL(base)", m.ppl_base);
-  text += fmt::format("{:<30}: {:6.2f}%\n", "Cor(ln(PPL(Q)), ln(PPL(base)))", 100 * m.correlation);
-  line("Mean ln(PPL(Q)/PPL(base))", m.ln_ratio);
-  line("Mean PPL(Q)/PPL(base)", m.ratio);
-  line("Mean PPL(Q)-PPL(base)", m.difference);
+  line("Mean PPL(Q)", "ppl");
+  line("Mean PPL(base)", "ppl_base");
+  text += fmt::format("{:<30}: {:6.2f}%\n", "Cor(ln(PPL(Q)), ln(PPL(base)))", 100 * number_in(row, "correlation"));
+  line("Mean ln(PPL(Q)/PPL(base))", "ln_ratio");
+  line("Mean PPL(Q)/PPL(base)", "ratio");
+  line("Mean PPL(Q)-PPL(base)", "difference");
 
+  const Row &kld = row["kld"], &delta_p = row["delta_p"];
   text += "\n====== KL divergence statistics ======\n";
-  text += fmt::format("{:<7} KLD: {:10.6f} ± {:10.6f}\n", "Mean", m.kld.value, m.kld.error);
-  text += fmt::format("{:<7} KLD: {:10.6f}\n", "Maximum", r.kld_max);
-  for (size_t i = 0; i < kKldQuantiles.size(); ++i)
-    text += fmt::format("{:<7} KLD: {:10.6f}\n", kKldQuantiles[i].label, r.kld_quantiles[i]);
-  text += fmt::format("{:<7} KLD: {:10.6f}\n", "Minimum", r.kld_min);
+  const auto kld_line = [&](std::string_view label, double value) {
+    text += fmt::format("{:<7} KLD: {:10.6f}\n", label, value);
+  };
+  text += fmt::format("{:<7} KLD: {:10.6f} ± {:10.6f}\n", "Mean", number_in(kld["mean"], "value"),
+                      number_in(kld["mean"], "error"));
+  kld_line("Maximum", number_in(kld, "maximum"));
+  for (const auto& [label, value] : kld["percentiles"].items()) kld_line(label, value.get<double>());
+  kld_line("Minimum", number_in(kld, "minimum"));
 
   text += "\n====== Token probability statistics ======\n";
-  text += fmt::format("{:<7} Δp: {:6.3f} ± {:5.3f} %\n", "Mean", 100 * m.delta_p.value, 100 * m.delta_p.error);
-  text += fmt::format("{:<7} Δp: {:6.3f}%\n", "Maximum", 100 * r.delta_p_max);
-  for (size_t i = 0; i < kDeltaPQuantiles.size(); ++i)
-    text += fmt::format("{:<7} Δp: {:6.3f}%\n", kDeltaPQuantiles[i].label, 100 * r.delta_p_quantiles[i]);
-  text += fmt::format("{:<7} Δp: {:6.3f}%\n", "Minimum", 100 * r.delta_p_min);
-  text += fmt::format("RMS Δp    : {:6.3f} ± {:5.3f} %\n", 100 * m.delta_p_rms.value, 100 * m.delta_p_rms.error);
-  text += fmt::format("Same top p: {:6.3f} ± {:5.3f} %\n", 100 * m.same_top.value, 100 * m.same_top.error);
+  const auto delta_line = [&](std::string_view label, double value) {
+    text += fmt::format("{:<7} Δp: {:6.3f}%\n", label, 100 * value);
+  };
+  const auto estimate = [](const Row& of) {
+    return fmt::format("{:6.3f} ± {:5.3f} %\n", 100 * number_in(of, "value"), 100 * number_in(of, "error"));
+  };
+  text += fmt::format("{:<7} Δp: {}", "Mean", estimate(delta_p["mean"]));
+  delta_line("Maximum", number_in(delta_p, "maximum"));
+  for (const auto& [label, value] : delta_p["percentiles"].items()) delta_line(label, value.get<double>());
+  delta_line("Minimum", number_in(delta_p, "minimum"));
+  text += "RMS Δp    : " + estimate(delta_p["rms"]);
+  text += "Same top p: " + estimate(row["same_top"]);
   return text;
 }
 
-std::string curve_text(const EvalResult& result) {
-  const int n_ctx = result.windows.n_ctx;
+std::string curve_text(std::span<const Row> rows) {
   std::string text = fmt::format("{:<14}", "mean KLD at");
-  for (const CandidateResult& c : result.candidates) text += fmt::format(" {:>22}", kv_text(c.kv));
+  for (const Row& row : rows) text += fmt::format(" {:>22}", text_in(row, "kv"));
   text += '\n';
-  for (int part = 0; part < kCurveParts; ++part) {
-    const auto count = [&](const CandidateResult& c) { return c.scores.curve[size_t(part)].count(); };
-    if (result.candidates.empty() || count(result.candidates[0]) == 0) continue;
-    text += fmt::format("{:<14}", fmt::format("{} to {}", curve_begin(part, n_ctx), curve_begin(part + 1, n_ctx) - 1));
-    for (const CandidateResult& c : result.candidates) {
-      const Estimate kld = c.scores.curve[size_t(part)].mean();
-      text += fmt::format(" {:>22}", fmt::format("{:.6f} ± {:.6f}", kld.value, kld.error));
+  for (size_t i = 0; !rows.empty() && i < rows[0]["kld_by_position"].size(); ++i) {
+    const Row& first = rows[0]["kld_by_position"][i];
+    text += fmt::format("{:<14}", fmt::format("{} to {}", first["from"].get<int>(), first["to"].get<int>() - 1));
+    for (const Row& row : rows) {
+      const Row& kld = row["kld_by_position"][i]["kld"];
+      text += fmt::format(" {:>22}", fmt::format("{:.6f} ± {:.6f}", number_in(kld, "value"), number_in(kld, "error")));
     }
     text += '\n';
   }
   return text;
 }
 
-std::string markdown_table(const EvalResult& result) {
-  const bool pairs = result.options.against_base;
-  std::string text = fmt::format("| KV format | rotation | bits K/V | bytes/token | MiB at 32k | PPL | {}bits/byte |\n",
-                                 pairs ? "ln(PPL(Q)/PPL(base)) | mean KLD | same top p | " : "");
-  text += fmt::format("|---|---|---:|---:|---:|---:|{}---:|\n", pairs ? "---:|---:|---:|" : "");
-  for (const CandidateResult& c : result.candidates) {
-    const Estimate ppl = pairs ? c.scores.pair.means().ppl : c.scores.ppl.ppl();
-    text += fmt::format(
-        "| {} | {} | {} | {} | {:.1f} | {:.4f} ± {:.4f} |", kv_text(c.kv), both(c.cache.k.rotation, c.cache.v.rotation),
-        both(fmt::format("{:.4g}", c.cache.k.bits_per_value), fmt::format("{:.4g}", c.cache.v.bits_per_value)),
-        c.cache.bytes_per_token(), c.mib_at(kTableContext), ppl.value, ppl.error);
-    if (pairs) {
-      const PairMeans m = c.scores.pair.means();
-      text += fmt::format(" {:.5f} ± {:.5f} | {:.6f} ± {:.6f} | {:.2f} ± {:.2f} % |", m.ln_ratio.value,
-                          m.ln_ratio.error, m.kld.value, m.kld.error, 100 * m.same_top.value, 100 * m.same_top.error);
-    }
-    text += fmt::format(" {:.4f} |\n", result.bits_per_byte(c));
-  }
-  return text;
+namespace {
+
+std::string plus_minus(const Row& estimate, int digits, double factor = 1, std::string_view unit = "") {
+  return fmt::format("{:.{}f} ± {:.{}f}{}", factor * number_in(estimate, "value"), digits,
+                     factor * number_in(estimate, "error"), digits, unit);
+}
+Row both_sides(const Row& row, const char* field) {
+  const Row &k = row["kv_k"][field], &v = row["kv_v"][field];
+  return both(cell_text(k, "{:.4g}"), cell_text(v, "{:.4g}"));
+}
+
+constexpr Column<Row> kCacheColumns[] = {
+    {"", "KV format", "", [](const Row& r) { return r["kv"]; }},
+    {"", "rotation", "", [](const Row& r) { return both_sides(r, "rotation"); }},
+    {"", ">bits K/V", "", [](const Row& r) { return both_sides(r, "bits_per_value"); }},
+    {"", ">bits at 4k", "{:.3f}", [](const Row& r) { return r["effective_bits_4k"]; }},
+    {"", ">bytes/token", "", [](const Row& r) { return r["bytes_per_token"]; }},
+    {"", ">MiB at 32k", "{:.1f}", [](const Row& r) { return r["mib_at_32k"]; }},
+    {"", ">PPL", "", [](const Row& r) -> Row { return plus_minus(r["ppl"], 4); }},
+    {"", ">bits/byte", "{:.4f}", [](const Row& r) { return r["bits_per_byte"]; }},
+};
+constexpr Column<Row> kPairColumns[] = {
+    {"", ">ln(PPL(Q)/PPL(base))", "", [](const Row& r) -> Row { return plus_minus(r["ln_ratio"], 5); }},
+    {"", ">mean KLD", "", [](const Row& r) -> Row { return plus_minus(r["kld"]["mean"], 6); }},
+    {"", ">99 % KLD", "{:.5f}", [](const Row& r) { return r["kld"]["percentiles"]["99.0%"]; }},
+    {"", ">same top p", "", [](const Row& r) -> Row { return plus_minus(r["same_top"], 2, 100, " %"); }},
+    {"", ">PPL - base (gate +0.25)", "",
+     [](const Row& r) -> Row {
+       const double rise = number_in(r["difference"], "value");
+       return fmt::format("{:+.4f} ± {:.4f} {}", rise, number_in(r["difference"], "error"),
+                          rise <= kPplGate ? "pass" : "FAIL");
+     }},
+};
+
+}  // namespace
+
+std::string eval_table(std::span<const Row> rows) {
+  if (rows.empty()) return "";
+  std::vector<Column<Row>> columns(std::begin(kCacheColumns), std::end(kCacheColumns));
+  if (rows[0].contains("kld")) columns.insert(columns.end(), std::begin(kPairColumns), std::end(kPairColumns));
+  return table_of<Row>(columns, rows);
 }
 
 Row identity(const EvalResult& result, const KvChoice& kv) {

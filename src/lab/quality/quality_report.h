@@ -10,16 +10,17 @@ std::string chunk_text(const EvalResult& so_far);
 /// The heading above the running lines; empty when they need none.
 std::string chunk_heading(const EvalResult& result);
 
-/// "Final estimate: PPL = ..." of one candidate.
-std::string ppl_text(const EvalResult& result, const CandidateResult& candidate);
-/// The three blocks of statistics of one candidate, labelled as llama-perplexity labels them.
-std::string kld_text(const CandidateResult& candidate);
-
-/// One line per candidate: format, rotation, bits, bytes, perplexity, divergence.
-std::string markdown_table(const EvalResult& result);
-
-/// Mean divergence over the parts of the window, one line per part and one column per candidate.
-std::string curve_text(const EvalResult& result);
+// Of rows of an evaluation, measured now or stored before:
+/// "Final estimate: PPL = ..."
+std::string ppl_text(const Row& row);
+/// Three blocks of statistics, labelled as llama-perplexity labels them.
+std::string kld_text(const Row& row);
+/// Perplexity may rise by this much (absolute) before a cache fails the gate for being a default.
+inline constexpr double kPplGate = 0.25;
+/// A line a row: format, rotation, bits, bytes, perplexity; against a base the divergence and whether the gate holds.
+std::string eval_table(std::span<const Row> rows);
+/// Mean divergence over the parts of the window, a line a part and a column a row.
+std::string curve_text(std::span<const Row> rows);
 
 /// One side of a cache as rows hold it.
 Row to_row(const KvSideReport& side);

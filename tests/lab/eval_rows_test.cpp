@@ -1,5 +1,6 @@
-// The matrix on the shipped stories260K: stored cells are kept, groups change nothing, the table says what rows say.
-#include "lab/quality/matrix.h"
+// Evaluations of several caches of the shipped stories260K: stored rows are kept, groups change nothing, the table says
+// what rows say.
+#include "lab/quality/eval_rows.h"
 #include "cases/paths.h"
 
 #include <gmock/gmock.h>
@@ -13,9 +14,9 @@ namespace {
 
 using testing::HasSubstr;
 
-class Matrix : public testing::Test {
+class EvalRows : public testing::Test {
  protected:
-  Matrix() : model_(Model::load(RIDGE_SOURCE_DIR "/models/stories260K.gguf", {.n_threads = 2})) {
+  EvalRows() : model_(Model::load(RIDGE_SOURCE_DIR "/models/stories260K.gguf", {.n_threads = 2})) {
     std::string story;
     for (int i = 0; i < 12; ++i) story += "Once upon a time, there was a little girl named Lily. She loved the park. ";
     dir_.write("story.txt", story);
@@ -26,10 +27,10 @@ class Matrix : public testing::Test {
     options_.candidates = parse_kv_list("f16,f32,f16:centre=on").or_throw();
   }
   std::filesystem::path store() const { return dir_ / "rows.jsonl"; }
-  std::vector<Row> run(int group, MatrixHooks hooks = {}) {
-    const std::vector<Row> stored = read_rows(store()).or_throw();
+  std::vector<Row> run(int group, EvalRowHooks hooks = {}) {
     ResultsFile file = ResultsFile::open(store()).or_throw();
-    return run_matrix(model_, corpus_, options_, group, stored, file, hooks);
+    options_.group = group;
+    return evaluate_rows(model_, corpus_, options_, file.rows().or_throw(), file, hooks);
   }
   /// Rows without what may differ between two runs of the same cell.
   static std::string figures(std::vector<Row> rows) {
@@ -47,21 +48,21 @@ class Matrix : public testing::Test {
   EvalOptions options_;
 };
 
-TEST_F(Matrix, GroupsDoNotChangeTheFiguresOrTheirOrder) {
+TEST_F(EvalRows, GroupsDoNotChangeTheFiguresOrTheirOrder) {
   const std::string together = figures(run(8));
   std::filesystem::remove(store());
   std::vector<int> left;
-  MatrixHooks hooks;
+  EvalRowHooks hooks;
   hooks.on_group = [&](const EvalResult&, int n_left) { left.push_back(n_left); };
   EXPECT_EQ(figures(run(2, hooks)), together);
   EXPECT_THAT(left, testing::ElementsAre(1, 0));
   EXPECT_EQ(read_rows(store()).or_throw().size(), 3u);
 }
 
-TEST_F(Matrix, FinishedCellsAreNotRunAgain) {
+TEST_F(EvalRows, FinishedCellsAreNotRunAgain) {
   const std::string first = figures(run(8));
   int stored = -1, missing = -1, groups = 0;
-  MatrixHooks hooks;
+  EvalRowHooks hooks;
   hooks.on_start = [&](int n_stored, int n_left) { stored = n_stored, missing = n_left; };
   hooks.on_group = [&](const EvalResult&, int) { ++groups; };
   EXPECT_EQ(figures(run(8, hooks)), first);
@@ -76,47 +77,47 @@ TEST_F(Matrix, FinishedCellsAreNotRunAgain) {
   }
 }
 
-TEST_F(Matrix, AStoppedGroupIsRunAgainAndTheOthersAreKept) {
+TEST_F(EvalRows, AStoppedGroupIsRunAgainAndTheOthersAreKept) {
   int chunks = 0;
-  MatrixHooks hooks;
+  EvalRowHooks hooks;
   hooks.eval.on_chunk = [&](const EvalResult&) { ++chunks; };
   hooks.eval.stop = [&] { return chunks >= 3; };  // two chunks of the first group, one of the second
   const std::vector<Row> partial = run(2, hooks);
   ASSERT_EQ(partial.size(), 3u);
   EXPECT_EQ(partial[2]["chunks"], 1);
   int missing = 0;
-  MatrixHooks again;
+  EvalRowHooks again;
   again.on_start = [&](int, int n_left) { missing = n_left; };
   const std::vector<Row> whole = run(2, again);
   EXPECT_EQ(missing, 1);
   EXPECT_EQ(whole[2]["chunks"], 2);
 }
 
-TEST_F(Matrix, RowsCarryWhatTheyNeedToStandAlone) {
+TEST_F(EvalRows, RowsCarryWhatTheyNeedToStandAlone) {
   const Row row = run(8)[0];
   for (const char* name : {"kind", "model", "device", "isa", "path", "n_ctx", "chunks", "tokens_scored", "build_commit",
                            "command", "corpus_xxh64", "kv", "base", "effective_bits_4k", "kld_by_position", "date"})
     EXPECT_TRUE(row.contains(name)) << name;
 }
 
-TEST_F(Matrix, TheTableMarksTheGate) {
+TEST_F(EvalRows, TheTableMarksTheGate) {
   std::vector<Row> rows = run(8);
-  EXPECT_THAT(matrix_table(rows), HasSubstr("| f16 | 16 / 16 | 16.000 |"));
-  EXPECT_THAT(matrix_table(rows), HasSubstr("+0.0000 ± 0.0000 pass"));
+  EXPECT_THAT(eval_table(rows), HasSubstr("| f16 | none | 16 | 16.000 |"));
+  EXPECT_THAT(eval_table(rows), HasSubstr("+0.0000 ± 0.0000 pass"));
   rows[0]["difference"]["value"] = kPplGate + 0.001;
-  EXPECT_THAT(matrix_table(rows), HasSubstr("+0.2510 ± 0.0000 FAIL"));
+  EXPECT_THAT(eval_table(rows), HasSubstr("+0.2510 ± 0.0000 FAIL"));
 }
 
-TEST(MatrixList, EachLayerIsCompressedAlone) {
+TEST(CacheList, EachLayerIsCompressedAlone) {
   const std::vector<KvChoice> list = each_layer(parse_kv_choice("q8_0/rotor-3").or_throw(), 3);
   ASSERT_EQ(list.size(), 3u);
   for (int i = 0; i < 3; ++i)  // as a user would type it
     EXPECT_EQ(kv_text(list[size_t(i)]), kv_text(parse_kv_choice(fmt::format("f16;{}:q8_0/rotor-3", i)).or_throw()));
 }
 
-TEST(MatrixList, TheDefaultHasEveryFormatOnceAndFitsTheHead) {
+TEST(CacheList, TheShelfHasEveryFormatOnceAndFitsTheHead) {
   for (const int head_dim : {128, 64, 8}) {
-    const std::vector<KvChoice> list = default_matrix(head_dim);
+    const std::vector<KvChoice> list = shelf_caches(head_dim);
     std::vector<std::string> names;
     for (const KvChoice& kv : list) names.push_back(kv_text(kv));
     std::vector<std::string> sorted = names;
@@ -126,6 +127,9 @@ TEST(MatrixList, TheDefaultHasEveryFormatOnceAndFitsTheHead) {
       EXPECT_EQ(std::count(names.begin(), names.end(), format.name), head_dim % format.group == 0 ? 1 : 0)
           << format.name << " " << head_dim;
     EXPECT_LE(names.size(), 100u);
+    for (const KvChoice& kv : list)
+      for (const KvSideOptions* side : {&kv.k, &kv.v})
+        EXPECT_EQ(head_dim % find_kv_format(side->format).or_throw()->group, 0) << kv_text(kv) << " " << head_dim;
   }
 }
 

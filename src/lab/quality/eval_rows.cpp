@@ -1,4 +1,4 @@
-#include "lab/quality/matrix.h"
+#include "lab/quality/eval_rows.h"
 
 #include <algorithm>
 #include <optional>
@@ -21,11 +21,9 @@ std::optional<Row> find_cell(std::span<const Row> stored, const Row& cell) {
   return std::nullopt;
 }
 
-double field(const Row& row, const char* name, const char* part) { return number_in(row[name], part); }
-
 }  // namespace
 
-std::vector<KvChoice> default_matrix(int head_dim) {
+std::vector<KvChoice> shelf_caches(int head_dim) {
   std::string list = "f16";
   const auto add = [&](const std::string& item) { list += "," + item; };
   const auto fits = [&](const KvFormat& format) { return head_dim % format.group == 0; };
@@ -37,7 +35,7 @@ std::vector<KvChoice> default_matrix(int head_dim) {
     if (exact(format)) continue;
     add(name + "/f16");
     add("f16/" + name);
-    if (name == "q8_0") continue;
+    if (name == "q8_0" || !fits(**find_kv_format("q8_0"))) continue;
     add(name + "/q8_0");
     add("q8_0/" + name);
   }
@@ -61,9 +59,10 @@ std::vector<KvChoice> each_layer(const KvChoice& kv, int n_layers) {
   return choices;
 }
 
-std::vector<Row> run_matrix(const Model& model, const Corpus& corpus, const EvalOptions& options, int group,
-                            std::span<const Row> stored, ResultsFile& store, const MatrixHooks& hooks) {
-  RIDGE_CHECK(group > 0 && options.against_base && options.save_base.empty(), "groups of {}", group);
+std::vector<Row> evaluate_rows(const Model& model, const Corpus& corpus, const EvalOptions& options,
+                               std::span<const Row> stored, ResultsFile& file, const EvalRowHooks& hooks) {
+  const auto group = size_t(options.group);
+  RIDGE_CHECK(group > 0 && (options.save_base.empty() || options.candidates.size() <= group), "groups of {}", group);
   const EvalResult plan = plan_evaluation(model, corpus, options);
   std::vector<std::optional<Row>> cells;
   std::vector<size_t> missing;
@@ -74,8 +73,8 @@ std::vector<Row> run_matrix(const Model& model, const Corpus& corpus, const Eval
   if (hooks.on_start) hooks.on_start(int(cells.size() - missing.size()), int(missing.size()));
 
   const Row from = provenance(model.info().n_threads, 0);
-  for (size_t begin = 0; begin < missing.size(); begin += size_t(group)) {
-    const size_t end = std::min(missing.size(), begin + size_t(group));
+  for (size_t begin = 0; begin < missing.size(); begin += group) {
+    const size_t end = std::min(missing.size(), begin + group);
     EvalOptions part = options;
     part.candidates.clear();
     for (size_t i = begin; i < end; ++i) part.candidates.push_back(options.candidates[missing[i]]);
@@ -85,7 +84,7 @@ std::vector<Row> run_matrix(const Model& model, const Corpus& corpus, const Eval
       Row row = to_row(result, result.candidates[i - begin]);
       row.update(from);
       row["date"] = utc_now();
-      store.add(row);
+      file.add(row);
       cells[missing[i]] = std::move(row);
     }
     if (hooks.on_group) hooks.on_group(result, int(missing.size() - end));
@@ -95,27 +94,6 @@ std::vector<Row> run_matrix(const Model& model, const Corpus& corpus, const Eval
   for (std::optional<Row>& cell : cells)
     if (cell) rows.push_back(std::move(*cell));
   return rows;
-}
-
-std::string matrix_table(std::span<const Row> rows) {
-  std::string text = fmt::format(
-      "| KV cache K/V | bits K / V | bits at 4k | bytes/token | mean KLD | ln PPL ratio | same top % | 99 % KLD | PPL "
-      "| PPL - base (gate +{}) |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n",
-      kPplGate);
-  for (const Row& row : rows) {
-    const double rise = field(row, "difference", "value");
-    text += fmt::format(
-        "| {} | {:.4g} / {:.4g} | {:.3f} | {} | {:.6f} ± {:.6f} | {:.5f} ± {:.5f} | {:.2f} ± {:.2f} | {:.5f} | {:.3f} "
-        "| {:+.4f} ± {:.4f} {} |\n",
-        row["kv"].get<std::string>(), row["kv_k"]["bits_per_value"].get<double>(),
-        row["kv_v"]["bits_per_value"].get<double>(), row["effective_bits_4k"].get<double>(),
-        row["bytes_per_token"].get<int64_t>(), row["kld"]["mean"]["value"].get<double>(),
-        row["kld"]["mean"]["error"].get<double>(), field(row, "ln_ratio", "value"), field(row, "ln_ratio", "error"),
-        100 * field(row, "same_top", "value"), 100 * field(row, "same_top", "error"),
-        field(row["kld"], "percentiles", "99.0%"), field(row, "ppl", "value"), rise, field(row, "difference", "error"),
-        rise <= kPplGate ? "pass" : "FAIL");
-  }
-  return text;
 }
 
 }  // namespace ridge::lab
