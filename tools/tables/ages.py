@@ -22,7 +22,7 @@ PATHS = {
     "forward": FORWARD,
     "quality": (*ATTENTION, "src/op/score", "src/model", "src/engine", "src/lab/quality"),
     "ranks": (*FORWARD, "src/op/collective", "src/rank"),
-    "server": (*FORWARD, "src/serve"),
+    "server": (*FORWARD, "src/serve", "src/lab/serve"),
     "speculation": (*FORWARD,),
     "plan": ("src/lab/decide/plan*", "src/op/cache", "src/model", "src/engine"),
     "grammar": ("src/grammar",),
