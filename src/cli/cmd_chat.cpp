@@ -46,7 +46,7 @@ Action declare_chat(CLI::App& app) {
             "tokens an answer; -1: until it or the context ends, in a debate 128");
   in_group(app, "Sampling");
   add_sampler_flags(app, f.sampler, f.seed);
-  add_context_flags(app, f.context, "context in tokens; 0: what the model was trained for, or what fits");
+  add_context_flags(app, f.context, "context in tokens; 0: the model's trained context, or less if memory is short");
   add_kv_flags(app, f.kv);
   add_decision_flag(app, f.kv);
   add_spec_flags(app, f.spec);

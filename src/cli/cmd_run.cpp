@@ -321,36 +321,38 @@ Action declare_run(CLI::App& app) {
   add_rank_flags(app, &f.model.n_stages);
   in_group(app, "Prompt");
   CLI::Option* prompt = add_text(app, "-p,--prompt", f.prompt, "TEXT",
-                                 "the prompt: a user's message where the model has a chat template, else plain text");
+                                 "the prompt: a user's message if the model has a chat template, else plain text");
   add_text(app, "-f,--file", f.file, "FILE",
-           "read the prompt from a file, - is stdin; one line break at its end is left out");
-  app.add_flag("--raw", f.raw, "the prompt is plain text, whatever template the model has");
-  app.add_flag("--special", f.special, "control-token text in the prompt becomes control tokens; as --raw");
+           "file with the prompt, or - for stdin; one line break at the end is left out");
+  app.add_flag("--raw", f.raw, "the prompt is plain text, even if the model has a chat template");
+  app.add_flag("--special", f.special, "the prompt is plain text in which names of control tokens become these tokens");
   add_text(app, "--prompt-ids", f.ids, "LIST",
-           "the prompt as token ids: 1,2,3, a file of ids, or - for stdin; nothing is added");
-  app.add_flag("--chat", f.chat, "the prompt is a user's message also without a template: lines of \"User: ...\"");
+           "the prompt as token ids: 1,2,3, a file of ids, or - for stdin; Ridge adds no token");
+  app.add_flag("--chat", f.chat,
+               "the prompt is a user's message; a model without a template gets lines of \"User: ...\"");
   add_text(app, "--system", f.system, "TEXT", "the system prompt before a user's message");
   add_template_flag(app, f.model);
   add_text(app, "--prompt-cache", f.prompt_cache, "FILE",
-           "take the prompt's begin from this cache, and write the prompt's cache to it (FILE and FILE.ids)");
+           "reuse the cache that an earlier prompt left in FILE (and FILE.ids), then save this prompt's cache");
   in_group(app, "Generation");
   add_whole(app, "-n,--n-predict", f.n_predict, -1, 1 << 26,
             "tokens to generate; -1: until the model or the context ends");
-  add_repeatable(app, "--stop", f.stop, "TEXT", "end before this text appears (repeatable)");
-  app.add_flag("--ignore-eos", f.ignore_eos, "go on past the end-of-text token");
+  add_repeatable(app, "--stop", f.stop, "TEXT", "end the answer before this text (repeatable)");
+  app.add_flag("--ignore-eos", f.ignore_eos, "generate past the end-of-text token");
   in_group(app, "Sampling");
   add_sampler_flags(app, f.sampler, f.seed);
   in_group(app, "Context");
-  add_text(app, "--load-state", f.load_state, "FILE", "go on from a cache saved with --save-state, then the prompt");
+  add_text(app, "--load-state", f.load_state, "FILE",
+           "start with a cache saved by --save-state; the prompt follows that text");
   add_text(app, "--save-state", f.save_state, "FILE", "write the cache to this file at the end");
-  add_context_flags(app, f.context, "context in tokens; 0: what the model was trained for, or what fits");
+  add_context_flags(app, f.context, "context in tokens; 0: the model's trained context, or less if memory is short");
   add_kv_flags(app, f.kv);
   add_decision_flag(app, f.kv);
   add_spec_flags(app, f.spec);
   add_output_flags(app, f.output, false);
   app.add_flag("--verbose", f.verbose, "more start-up lines: shape, processor, weights, cache by layers, kernels");
   app.add_flag("--bare", f.bare,
-               "print ids, then prompt tokens, generated tokens, prefill tok/s, decode tok/s; nothing else");
+               "print only token ids, then: prompt tokens, generated tokens, prefill tok/s, decode tok/s");
   return [flags, prompt] {
     flags->has_prompt = prompt->count() > 0;
     return run(*flags);

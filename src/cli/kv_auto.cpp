@@ -26,10 +26,11 @@ AutoChoice choose_by_record(const Model& model, const std::filesystem::path& whe
 
 void add_decision_flag(CLI::App& app, KvFlags& flags) {
   add_text(app, "--decision", flags.decision, "PATH",
-           "of --kv-quant auto: the record of ridge decide, or the directory it is in");
+           "with --kv-quant auto: the record that `ridge decide` wrote, or the record's directory");
 }
 void add_decision_flag(CLI::App& app, std::string& decision) {
-  add_text(app, "--decision", decision, "PATH", "of --kv auto: the record of ridge decide, or the directory it is in");
+  add_text(app, "--decision", decision, "PATH",
+           "with --kv auto: the record that `ridge decide` wrote, or the record's directory");
 }
 
 void check_kv_flags(const KvFlags& flags) {

@@ -14,11 +14,9 @@ std::span<const Group> groups() {
 std::span<const Command> commands() {
   static constexpr Command kCommands[] = {
       {"run", "generate text",
-       "Streams the answer to a message, or the continuation of a text, to stdout. The prompt is a user's message "
-       "where "
-       "the model has a chat template (an instruct model), else plain text; --raw is plain text always, --chat a "
-       "message "
-       "always. Start-up facts and final statistics go to stderr.",
+       "Streams text to stdout: the answer to a message, or the continuation of a text. If the model has a chat "
+       "template (an instruct model), the prompt is a user's message, else plain text. --raw always means plain text, "
+       "--chat always a message. Start-up facts and final statistics go to stderr.",
        "ridge run -m models/stories260K.gguf -p \"Once upon a time\" -n 100\n"
        "ridge run -m instruct.gguf -p \"What is the capital of France?\" --system \"Answer in one word.\"\n"
        "ridge run -m model.gguf -f prompt.txt --raw --kv-quant rotor-3 --temp 0\n"
@@ -97,7 +95,7 @@ std::span<const Command> commands() {
        "ridge eval logits -m model.gguf --ids golden.safetensors --kv f32 -o logits.safetensors\n"
        "ridge eval logits -m model.gguf --ids ids.json --path decode --kv rotor-3 -o logits.safetensors",
        declare_eval_logits},
-      {"bench decode", "prefill and decode speed of models, with percent of roof",
+      {"bench decode", "prefill and decode speed of models, with percent of memory bandwidth",
        "Flags, tests and row fields are llama-bench's, ours appended. Every value may be a comma list or a range "
        "(512-4096*2); tests are the cross product. Each cache configuration is compared with the reference kernels "
        "before it is timed: a wrong one gets no speed row and the command ends with 3.",
@@ -109,16 +107,13 @@ std::span<const Command> commands() {
       {"bench batch", "prefill and decode speed of several sequences at once",
        "Flags and columns are llama-batched-bench's, ours appended. For every number of sequences (-npl) the prompts "
        "run "
-       "first, in steps that take sequences as they come; then steps of one token a sequence, drawn greedily, logits "
-       "of "
-       "every sequence included. S_PP and S_TG count the tokens of all sequences; percent of roof is of what a step "
-       "must "
-       "read, weights once and each sequence's cache. --lengths makes the sequences unequal. --fill puts random rows "
-       "into "
-       "the caches instead of running the prompts, so that 64 x 8192 is measured in seconds. Caches that do not fit "
-       "are "
-       "refused before anything runs. Small batches behind the same cache rows are compared with the reference kernels "
-       "first: a wrong one gets no row and the command ends with 3.",
+       "first; sequences share forward passes. Then every forward pass generates one token of each sequence, greedily, "
+       "and computes the logits of every sequence. S_PP and S_TG count the tokens of all sequences. The percentage of "
+       "memory bandwidth counts what a pass must read: the weights once and each sequence's cache. --lengths makes the "
+       "sequences unequal. --fill puts random rows into the caches instead of running the prompts, so that 64 x 8192 "
+       "is "
+       "measured in seconds. Caches that do not fit are refused before anything runs. Small batches behind the same "
+       "cache rows are first compared with the reference kernels: a wrong one gets no row and the command ends with 3.",
        "ridge bench batch -m synth:qwen2.5-1.5b@weights=int4_g128 -npp 512 -ntg 64 -npl 1,4,16,64 --device cuda\n"
        "ridge bench batch -m model.gguf -npl 16 --lengths 128-8192 --kv f16,rotor-3\n"
        "ridge bench batch -m model.gguf -npp 8192 -ntg 64 -npl 64 --fill -o jsonl --results results/batch.jsonl",
@@ -142,7 +137,7 @@ std::span<const Command> commands() {
        "replays of a CUDA graph) "
        "over buffers that take turns, so that data comes from memory. Each result is held against softmax in double "
        "first, and again after the timed calls: a wrong one is FAILED, gets no times, and the command ends with 3. "
-       "Percent of roof is of the read bandwidth measured in the same run, for the bytes that the formats hold. With "
+       "The percentage of memory bandwidth is the bytes of the formats over the read bandwidth of the same run. With "
        "-m and -f nothing is timed: the model's own queries, keys and values go through each cache, and the attention "
        "output and the scores are compared with the exact ones in double precision, as they are and with an outlier "
        "channel (x20) planted in K. --json has every layer.",

@@ -248,13 +248,14 @@ CLI::Option* add_model_flag(CLI::App& app, ModelFlags& flags, bool required) {
 
 void add_template_flag(CLI::App& app, ModelFlags& flags) {
   add_text(app, "--chat-template", flags.chat_template, "FILE|NAME",
-           "another chat template: a file, one of the model's by name, or chatml, llama3, gemma, zephyr");
+           "chat template to use: a file, the name of one in the model, or chatml, llama3, gemma, zephyr");
 }
 
 void add_place_flags(CLI::App& app, ModelFlags& flags) {
-  add_text(app, "--device", flags.device, "NAME", "cpu, cuda[:N], or cuda:N,M,... to share a model (-dev)");
+  add_text(app, "--device", flags.device, "NAME",
+           "cpu, cuda[:N], or cuda:N,M,...: several GPUs hold the model together (-dev)");
   add_whole(app, "-t,--threads", flags.n_threads, 0, kMaxThreads,
-            "threads; 0: one per processor that the process may use, a container's quota respected");
+            "number of threads; 0: one per usable processor, or fewer by a container's CPU quota");
   add_text(app, "--isa", flags.isa, "NAME", "highest instruction set to use: scalar, avx2, avx512");
 }
 
@@ -262,9 +263,9 @@ void add_device_flags(CLI::App& app, ModelFlags& flags) {
   in_group(app, "Model");
   add_place_flags(app, flags);
   add_repeatable(app, "--kernel", flags.kernels, "OP=NAME",
-                 "force a kernel, OP=NAME (repeatable; see `ridge explain`)");
+                 "force a kernel (repeatable); `ridge explain` lists the names");
   app.add_flag("--check-finite", flags.check_finite,
-               "stop at the first block that gives NaN or infinity, naming layer and tensor (slow)");
+               "stop at the first NaN or infinity of the model, and name its layer and tensor (slow)");
 }
 
 LoadOptions ModelFlags::load_options() const {
@@ -279,14 +280,15 @@ LoadOptions ModelFlags::load_options() const {
 
 void add_rank_flags(CLI::App& app, int* n_stages) {
   in_group(app, "Ranks");
-  app.add_option("--tp", "ranks that hold the model, with --device cuda a GPU each: mpirun -np N ridge ... --tp N")
+  app.add_option("--tp",
+                 "ranks (processes) that split every layer: mpirun -np N ridge ... --tp N; on cuda one GPU each")
       ->type_name("N")
       ->default_str("1");
   if (n_stages)
     add_whole(app, "--pp", *n_stages, 1, 64,
-              "stages that the layers are split over: of GPUs, or each of --tp N ranks, N times M processes")
+              "groups of layers: over the GPUs of --device, or over CPU processes (mpirun -np NxM, N from --tp)")
         ->type_name("M");
-  app.add_option("--rank-timeout", "longest time to wait for another rank; loading may take ten times as long")
+  app.add_option("--rank-timeout", "longest wait for another rank; ten times as long while the model is loading")
       ->type_name("SECONDS")
       ->default_str("60");
 }
@@ -384,19 +386,22 @@ Model load_model(const ModelFlags& flags) {
 void add_sampler_flags(CLI::App& app, SamplerOptions& flags, int64_t& seed) {
   add_real(app, "--temp", flags.temperature, 0, 100, "temperature; 0: always the likeliest token");
   add_whole(app, "--top-k", flags.top_k, 0, 1 << 26, "keep the k likeliest tokens; 0: all");
-  add_real(app, "--top-p", flags.top_p, 0, 1, "keep the likeliest tokens of this much probability; 1: all");
-  add_real(app, "--min-p", flags.min_p, 0, 1, "drop tokens below this part of the likeliest; 0: none");
-  add_real(app, "--repeat-penalty", flags.repeat_penalty, 0.01, 100, "penalty of recent tokens; 1: none");
-  add_whole(app, "--repeat-last-n", flags.repeat_last_n, 0, 1 << 26, "tokens the penalty looks back");
-  add_whole(app, "--seed", seed, -1, INT64_MAX, "seed of the draws; -1: a random one, printed");
+  add_real(app, "--top-p", flags.top_p, 0, 1,
+           "keep the likeliest tokens until their probabilities add up to this; 1: all");
+  add_real(app, "--min-p", flags.min_p, 0, 1,
+           "drop tokens less probable than this share of the likeliest one; 0: none");
+  add_real(app, "--repeat-penalty", flags.repeat_penalty, 0.01, 100, "penalty for repeating recent tokens; 1: none");
+  add_whole(app, "--repeat-last-n", flags.repeat_last_n, 0, 1 << 26,
+            "number of recent tokens that --repeat-penalty counts");
+  add_whole(app, "--seed", seed, -1, INT64_MAX, "random seed of the sampling; -1: a random seed, which is printed");
 }
 
 void add_context_flags(CLI::App& app, ContextFlags& flags, const std::string& ctx_help) {
   in_group(app, "Context");
   add_whole(app, "-c,--ctx-size", flags.n_ctx, 0, kMaxTokens, ctx_help);
-  add_whole(app, "-b,--batch-size", flags.n_batch, 1, kMaxTokens, "tokens handed to the engine at a time");
+  add_whole(app, "-b,--batch-size", flags.n_batch, 1, kMaxTokens, "upper limit of a given --ubatch-size");
   add_whole(app, "--ubatch-size", flags.n_ubatch, 0, 65536,
-            "tokens per prefill step (-ub); 0: 512, `run` on a GPU: 2048");
+            "most prompt tokens in one forward pass (-ub); 0: 512, or 2048 for `ridge run` on a GPU");
 }
 
 int context_for(const ContextFlags& flags, const KvFlags& kv, const Model& model) {
@@ -451,16 +456,17 @@ KvChoice KvFlags::choice() const {
 void add_kv_flags(CLI::App& app, KvFlags& flags) {
   in_group(app, "KV cache");
   add_text(app, "--kv-quant", flags.quant, "KV",
-           "format of both sides, or K/V (`ridge info` lists them): rotor-3, q8_0/rotor-3:scale=lsq");
-  add_text(app, "--cache-type-k", flags.type_k, "FORMAT", "format of K (-ctk), over --kv-quant");
-  add_text(app, "--cache-type-v", flags.type_v, "FORMAT", "format of V (-ctv), over --kv-quant");
+           "format of K and V, or K/V: rotor-3, q8_0/rotor-3:scale=lsq; `ridge info` lists formats");
+  add_text(app, "--cache-type-k", flags.type_k, "FORMAT", "format of K (-ctk); overrides --kv-quant");
+  add_text(app, "--cache-type-v", flags.type_v, "FORMAT", "format of V (-ctv); overrides --kv-quant");
   add_text(app, "--kv-layers", flags.layers, "LAYERS:KV",
-           "layers with formats of their own: 0-1,26-27:q8_0/q8_0; more after ';'");
+           "other formats for some layers: 0-1,26-27:q8_0/q8_0; ';' separates several");
   add_text(app, "--kv-rotation", flags.rotation, "NAME", "rotation of compressed rows: hadamard, planar, none");
   add_text(app, "--kv-center", flags.centre, "on|off", "subtract per-channel means before compressing");
   add_text(app, "--kv-scale", flags.scale, "RULE",
-           "how scales are chosen: absmax, norm, lsq, unbiased, as the format offers");
-  add_whole(app, "--kv-window", flags.window, 0, kMaxTokens, "newest tokens kept in f16 (rotor formats: in i8r)");
+           "rule for scales: absmax, norm, lsq or unbiased; each format allows some of them");
+  add_whole(app, "--kv-window", flags.window, 0, kMaxTokens,
+            "newest tokens kept in f16 (rotor formats: in i8r, an 8-bit format)");
   add_whole(app, "--kv-sinks", flags.sinks, 0, kMaxTokens, "first tokens kept in f16");
 }
 

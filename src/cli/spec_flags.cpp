@@ -36,21 +36,22 @@ KvChoice SpecFlags::cache() const {
 void add_spec_flags(CLI::App& app, SpecFlags& flags) {
   in_group(app, "Speculation");
   add_text(app, "--spec-type", flags.type, "TYPE",
-           "proposer of draft tokens (same text on a CPU): none, lookup, draft, mtp (draft-mtp)")
+           "source of draft tokens: none, lookup, draft, mtp (draft-mtp); on a CPU the text stays the same")
       ->transform([](const std::string& type) { return type == "draft-mtp" ? std::string("mtp") : type; });
   add_whole(app, "--spec-depth", flags.depth, 1, kMaxSpecDepth,
-            "most draft tokens a step, fewer where fewer pay (--spec-draft-n-max)");
-  add_real(app, "--spec-draft-p-min", flags.p_min, 0, 1, "draft and mtp: no draft token less probable than this");
+            "most draft tokens in a forward pass; fewer are used where that is faster (--spec-draft-n-max)");
+  add_real(app, "--spec-draft-p-min", flags.p_min, 0, 1,
+           "with draft and mtp: stop drafting at a token less probable than this");
   add_text(app, "--spec-sampling", flags.sampling, "RULE",
-           "exact: draft tokens must equal the model's draws; reject: rejection sampling");
+           "exact: accept draft tokens equal to the model's own samples; reject: rejection sampling");
   add_text(app, "--draft-model", flags.draft_model, "MODEL",
-           "for draft: the smaller model (-md); for mtp: the file of the head");
+           "with draft: the smaller model (-md); with mtp: the file of the MTP head");
   add_text(app, "--draft-kv-quant", flags.draft_kv, "KV",
-           "the cache of the smaller model or of the head (--kv-quant-draft)");
+           "cache format of the draft model or MTP head (--kv-quant-draft)");
   add_text(app, "--cache-type-k-draft", flags.draft_k, "FORMAT",
-           "format of K in that cache (-ctkd), over --draft-kv-quant");
+           "K format of the draft cache (-ctkd); overrides --draft-kv-quant");
   add_text(app, "--cache-type-v-draft", flags.draft_v, "FORMAT",
-           "format of V in that cache (-ctvd), over --draft-kv-quant");
+           "V format of the draft cache (-ctvd); overrides --draft-kv-quant");
 }
 
 Proposers open_proposers(const SpecFlags& flags, const ModelFlags& of_target, const Model& target, int n_ctx,
