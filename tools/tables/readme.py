@@ -24,7 +24,7 @@ def summary():
         for by in speeds:
             line.append("" if kv not in by else rate(by[kv]) if kv == "f16" else f"{rate(by[kv])} ({by[kv] / by['f16']:.2f}x)")
         lines.append(line)
-    return table(["K and V cache", "bits a value at 4k", "mean KLD", "same top %", "PPL - f16", *head], lines)
+    return table(["K and V cache", "bits a value at 4k", "mean KLD", "same top token %", "PPL - f16", *head], lines)
 
 
 TABLES = {"summary": summary}

@@ -75,7 +75,7 @@ def speculation(name, with_texts=False):
         line = [card(r), r["text"], r["n_gen"], r["spec_type"], f"{r['temperature']:g}", r["type_k"], f"{r['plain_avg_ts']:.0f} ± {r['plain_stddev_ts']:.0f}",
                 f"{r['avg_ts']:.0f} ± {r['stddev_ts']:.0f}", f"{r['speedup']:.2f}", f"{r['accepted_per_step']:.2f}", f"{100 * r['repeated_share']:.0f}"]
         lines.append(line + ([f"{r['texts_differ']} of {len(r['samples_ts'])}"] if with_texts else []))
-    head = ["card", "text", "tokens", "proposer", "temperature", "cache", "tok/s without", "with", "ratio", "accepted a step", "generated text that repeats %"]
+    head = ["card", "text", "tokens", "proposer", "temperature", "cache", "tok/s without", "with", "ratio", "accepted a step", "repeated text %"]
     return table(head + (["texts that differ"] if with_texts else []), lines)
 
 
@@ -127,8 +127,8 @@ def speculation_cuda():
     """A step's cost is what the ratio and the tokens a step leave: a proposer that costs nothing leaves verification alone."""
     lines = [[card(r), model_text(r["model_filename"]), r["spec_type"], r["spec_depth"], f"{r['forced_accept']:g}", cache(r), r["n_depth"], f"{r['plain_avg_ts']:.0f}",
               f"{r['avg_ts']:.0f}", f"{r['speedup']:.2f}", f"{r['accepted_per_step']:.2f}", f"{verified_step(r):.2f}", "yes" if r["checked"] else "no"] for r in last_drafts()]
-    return table(["card", "model", "proposer", "draft tokens a step", "right", "cache", "depth", "tok/s without", "with", "ratio", "accepted a step",
-                  "a step with draft tokens, in steps without", "checked"], lines)
+    return table(["card", "model", "proposer", "draft tokens a step", "forced acceptance", "cache", "depth", "tok/s without", "with", "ratio", "accepted a step",
+                  "time of a step with draft tokens, relative to one without", "checked"], lines)
 
 
 def plans():
@@ -153,7 +153,7 @@ def decisions():
             verdicts = {gate["number"]: gate["verdict"] for gate in candidate["gates"]}
             lines.append([card(who), model_text(pathlib.Path(who["model_path"]).name), candidate["kv"], *(verdicts.get(i, "") for i in range(1, 8)),
                           f"{candidate['speedup']:.2f}" if candidate["speedup"] else "", f"on from {candidate['from_depth']} tokens" if candidate["on"] else "off", who["build"].split(",")[0]])
-    return table(["card", "model", "cache", "1 crossover", "2 target", "3 requests", "4 quality", "5 bound", "6 memory", "7 promotion", "requests, times f16", "decided", "build"], lines)
+    return table(["card", "model", "cache", "1 crossover", "2 target", "3 requests", "4 quality", "5 bandwidth", "6 memory", "7 promotion", "speed of requests, relative to f16", "decided", "build"], lines)
 
 
 TABLES = {

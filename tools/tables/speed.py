@@ -74,7 +74,7 @@ def attention(device):
             best = best_f16_peer(known, key)
             line += [f"{best:.1f}" if best else "", f"{best / cells['rotor-3']['median_us']:.2f}x" if best and "rotor-3" in cells else ""]
         lines.append(line)
-    return table(["card", "heads", "sequences x keys", *shelf] + (["fastest f16 of FlashInfer, cuDNN", "rotor-3 against it"] if known else []), lines)
+    return table(["card", "heads", "sequences x keys", *shelf] + (["fastest f16 of FlashInfer, cuDNN", "rotor-3 relative to it"] if known else []), lines)
 
 
 GEMV_SHAPES = ((1536, 1536), (8960, 1536), (28672, 4096), (57344, 8192))
@@ -138,11 +138,11 @@ def ceilings():
         fastest = max(reads, key=lambda s: s["median_gb_s"])
         for s in found["streams"] + found.get("caches", []):
             if s is fastest or s not in reads and not re.search("-nt|-driver|l1|l3", s["name"]):
-                line(f"{s['name']}, GB/s", s, "gb_s")
+                line(re.sub(r" (\S+ \S+)$", r" by kernel \1", s["name"]) + ", GB/s", s, "gb_s")
         for s in found.get("rates", []):
             if s["kernel"] and s["number"] in ("f32", "int8", "bf16"):
                 line(f"{s['number']} multiply-adds, 10^9 operations/s", s, "gop_s", f"{s['ridge_op_per_byte']:.1f}")
-    return table(["card", "ceiling", "median", "quartiles", "operations a byte at the ridge"], lines)
+    return table(["card", "ceiling", "median", "quartiles", "ridge point, operations per byte"], lines)
 
 
 def profiles():
@@ -197,7 +197,7 @@ def models(device):
             times = f" ({r['avg_ts'] / base[d]['avg_ts']:.2f}x)" if r and kv != "f16" and d in base else ""
             cells.append(f"{rate(r['avg_ts'])} ± {r['stddev_ts']:.1f}{times}" if r else "")
         lines.append([where, model_text(name), kv] + cells + [f"{by[max(by)]['pct_of_roof']:.0f}"])
-    return table(["card", "model", "cache", *(f"depth {d}" for d in depths), "% of bandwidth, deepest"], lines)
+    return table(["card", "model", "cache", *(f"depth {d}" for d in depths), "% of bandwidth, greatest depth"], lines)
 
 
 def llama_cpp():
@@ -239,7 +239,7 @@ def sampling():
     for (where, name), by in speeds.items():
         greedy, drawn = (statistics.mean(by[key]) for key in (False, True))
         lines.append([where, model_text(name), f"{greedy:.0f}", f"{drawn:.0f}", f"{drawn / greedy:.3f}", f"{1e6 / drawn - 1e6 / greedy:.1f}"])
-    return table(["card", "model", "greedy, tok/s", "temperature 0.8, tok/s", "times greedy", "us a token more"], lines)
+    return table(["card", "model", "greedy, tok/s", "temperature 0.8, tok/s", "relative to greedy", "extra us per token"], lines)
 
 
 def busy_threads():
@@ -251,7 +251,7 @@ def busy_threads():
     for (neighbours, threads), by in sorted(speeds.items()):
         (low, before, high), (low_now, now, high_now) = (statistics.quantiles(by[pool], n=4) for pool in ("before", "now"))
         lines.append([neighbours, threads, f"{before:.0f}", f"{low:.0f} to {high:.0f}", f"{now:.0f}", f"{low_now:.0f} to {high_now:.0f}", f"{now / before:.2f}"])
-    return table(["busy processes", "threads", "before, tok/s", "quartiles", "now, tok/s", "quartiles now", "times before"], lines)
+    return table(["busy processes", "threads", "before, tok/s", "quartiles", "now, tok/s", "quartiles now", "relative to before"], lines)
 
 
 def batches():
@@ -271,7 +271,7 @@ def batches():
             cells.append(f"{r['speed_tg']:.0f}{times}{'' if r.get('checked') else ' unchecked'}" if r else "")
         deepest = by[max(by)]
         lines.append([*key, *cells, f"{deepest['speed_pp']:.0f}" if deepest.get("speed_pp") else "", f"{deepest['pct_of_roof']:.0f}"])
-    return table(["card", "model", "prompts", "cache", *(f"{n} sequence{'s' if n > 1 else ''}" for n in sorted(numbers)), "prompts, tok/s", "% of bandwidth, last"], lines)
+    return table(["card", "model", "prompts", "cache", *(f"{n} sequence{'s' if n > 1 else ''}" for n in sorted(numbers)), "prompts, tok/s", "% of bandwidth, most sequences"], lines)
 
 
 STALLS = {"long_scoreboard": "memory", "short_scoreboard": "shared memory", "wait": "the instruction before", "math_pipe_throttle": "a busy pipe",
@@ -327,7 +327,7 @@ def ranks(name="ranks-cuda"):
             times = f" ({speed / cell['one'][0]:.2f}x)" if speed and way != "one" and "one" in cell else ""
             line.append(f"{rate(speed)}{times}{'' if checked else ' unchecked'}" if speed else "")
         lines.append(line)
-    return table(["card", "model", "what", "cache", *(f"{ways[way]}, tok/s" for way in shown)], lines)
+    return table(["card", "model", "test", "cache", *(f"{ways[way]}, tok/s" for way in shown)], lines)
 
 
 def ternary():
