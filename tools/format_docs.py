@@ -18,25 +18,29 @@ NOTE = "<!-- Written by tools/format_docs.py from src/format/*.h and `ridge info
 
 WEIGHTS_INTRO = """# Weight formats
 
-Every format is one header in `src/format/`; its first comment is the specification and stands below with the facts that the built
-program reports. All numbers in files are little-endian; blocks follow one another without gaps, row by row. A row must be a multiple of
-the group. Encoders see finite weights only: NaN, infinity and what a format cannot hold are refused with their place.
-`ridge explain gemv --format NAME` says which kernels serve a format on your machine; how a GPU holds weights: [device-tiles.md](device-tiles.md).
+Every format is one header in `src/format/`. The first comment of the header is the specification; it stands below, with the facts that
+the built program reports. All numbers in files are little-endian. Blocks follow one another without gaps, row by row, and the length of
+a row must be a multiple of the group. Encoders refuse NaN, infinity and values that the format cannot hold, and name their place.
+`ridge explain gemv --format NAME` says which kernels support a format on your machine. [device-tiles.md](device-tiles.md) says how a GPU
+holds weights.
 
-Bits count scales. A format without an encoder is read, not written: `ridge quantize` refuses it. A format without a GGUF type is not
-written to GGUF files, one without a dtype not read from safetensors tensors as such. "Refused codes": the format has bit patterns
-that mean nothing, and files that hold them are refused. i2_s bytes behind the last block belong to the tensor, not to its blocks."""
+"Bits per weight" includes scales. A format without an encoder can be read but not written: `ridge quantize` refuses it. A format without
+a GGUF type is not written to GGUF files, and a format without a dtype is not read from safetensors tensors. "Refused codes" means that
+some bit patterns of the format have no meaning; Ridge refuses files that contain them. The i2_s bytes after the last block belong to the
+tensor as a whole, not to its blocks."""
 
 KV_INTRO = """# KV cache formats
 
-One row is one token and one kv head; K and V choose their formats independently (`-ctk`, `-ctv`, `--kv-quant K/V`), and layers may have
-their own (`--kv-layers`). Every format is one header in `src/format/`; its first comment is the specification and stands below with the
-facts that the built program reports. What happens to a row before it is coded, which rows stay exact, and every option:
-[cache-space.md](cache-space.md). Caches in files: [kv-state.md](kv-state.md), on a GPU: [device-tiles.md](device-tiles.md). What each format does to a model: [results.md](../results.md).
+A row is the values of one token and one KV head. K and V can have different formats (`-ctk`, `-ctv`, `--kv-quant K/V`), and so can layers
+(`--kv-layers`). Every format is one header in `src/format/`. The first comment of the header is the specification; it stands below, with
+the facts that the built program reports. [cache-space.md](cache-space.md) says what happens to a row before it is coded, which rows stay
+exact, and what every option does. Other pages: [caches in files](kv-state.md), [caches on a GPU](device-tiles.md), [what each format does
+to a model](../results.md#5-quality).
 
-**`rotor-3u` destroys the model.** It is the 3-bit format as first published, without a scale, kept to reproduce that failure; use rotor-3.
+**`rotor-3u` destroys the model.** It is the 3-bit format as first published, without a scale. Ridge keeps it to reproduce that failure; use rotor-3.
 
-What a format cannot hold is replaced as its section says and counted: `saturated` in the report of the cache, 0 in normal operation."""
+A value that a format cannot hold is replaced, as the format's section says. The report of the cache counts these values as `saturated`; the
+count is 0 in normal operation."""
 
 MODEL_NAMES = {"bitnet-2b-4t": "BitNet-2B-4T", "qwen2.5-1.5b": "Qwen2.5-1.5B", "llama-3.1-70b": "Llama-3.1-70B"}
 
@@ -168,12 +172,12 @@ def pages(source, facts):
     headers = {path.name: Header(path) for path in sorted(source.glob("*.h"))}
     weights = [NOTE, WEIGHTS_INTRO, weight_table(facts["weights"]), *sections(facts["weights"], headers, False)]
     per_token, fixed = kv_bytes_tables(facts["kv"])
-    kv = [NOTE, KV_INTRO, kv_bits_table(facts["kv"]), "## Defaults\nHow a cache treats rows unless told otherwise. The window "
-          "keeps at least that many of the newest tokens.", kv_policy_table(facts["kv"]),
-          "## Memory\nBytes per token, K and V over all layers, the same format on both sides: 2 * layers * kv heads * row bytes. The program's "
-          "report, which equals the formula.", per_token,
-          "Bytes of one sequence besides these, whatever its length: sinks, the ring (the window, the tile that fills up and 32 spare "
-          "rows), centres and scales of heads, by the format's defaults.", fixed,
+    kv = [NOTE, KV_INTRO, kv_bits_table(facts["kv"]), "## Defaults\nThe defaults of the cache options by format. A window of N keeps "
+          "at least the N newest tokens exact.", kv_policy_table(facts["kv"]),
+          "## Memory\nBytes per token of K and V together, over all layers, with one format for both: 2 * layers * KV heads * row bytes. The "
+          "program reports these numbers; tools/format_docs.py checks them against the formula.", per_token,
+          "Further bytes of a sequence, which do not grow with its length, at the format's defaults: sinks, the ring (the window, the tile "
+          "that fills up and 32 spare rows), centres and scales of heads.", fixed,
           *sections(facts["kv"], headers, True)]
     return {"weights.md": "\n\n".join(weights) + "\n", "kv.md": "\n\n".join(kv) + "\n"}
 
