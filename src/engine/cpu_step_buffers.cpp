@@ -165,9 +165,10 @@ class Steps {
       scratch_[1].ensure(4 * n);
       scratch_[2].ensure(vectors ? 4 * n : 4 * n_threads_ * w.n_in);
     } else if (packed_bytes(w, isa_) > 0) {
-      scratch_[0].ensure(n * w.n_in);
-      scratch_[1].ensure(4 * n * (w.n_in / kPanelGroup));
-      scratch_[2].ensure(4 * n * (w.n_in / kPanelGroup));
+      const QuantizedBytes bytes = quantized_bytes(*w.format, n, w.n_in);
+      scratch_[0].ensure(bytes.q);
+      scratch_[1].ensure(bytes.scale);
+      scratch_[2].ensure(bytes.sum);
     } else if (!vectors) {
       scratch_[0].ensure(4 * n_threads_ * w.n_in);
     } else {

@@ -13,7 +13,8 @@ namespace ridge {
 struct SimdEntries {
   Isa isa;
   int lanes;
-  void (*quantize_token)(const float* x, int64_t n_in, int8_t* q, float* scale, int32_t* sum);
+  /// 32 activations to integers of one plane and of two (op/gemv/panels.h).
+  void (*quantize_group[2])(const float* x, int64_t plane_q, int8_t* q, float& scale, int32_t* sum);
   void (*exp)(const float* in, int64_t n, float* out);  ///< n a multiple of lanes
   /// sums[i] = sum of row i of in [lanes, lanes], through Simd::sum_each and Simd::slot.
   void (*sum_each)(const float* in, float* sums);

@@ -20,7 +20,7 @@ void sum_each_entry(const float* in, float* sums) {
 }
 
 constexpr SimdEntries entries_for(Isa isa) {
-  return {isa, Simd::kLanes, quantize_token, exp_entry, sum_each_entry, row_decoder};
+  return {isa, Simd::kLanes, {quantize_group<1>, quantize_group<2>}, exp_entry, sum_each_entry, row_decoder};
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 namespace ridge {
 
 void panel_avx2(CpuContext& context, const Linear& w, View2<const float> x, View2<float> y) {
-  run_panels_any(context, w, x, y);
+  run_panels_any(context, w, x, y, PanelFormats{});
 }
 
 }  // namespace ridge

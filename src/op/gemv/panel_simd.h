@@ -1,51 +1,69 @@
-// Panel kernels for q8_0, q4_0 and int4_g128: int8 activations, integer dot products, 16 rows at a time. Included once
-// per ISA after its Simd struct; serves gemv (one token) and gemm (register tiles of up to 8 tokens).
+// Products of panels (op/gemv/panels.h): integer activations, integer dot products, 16 rows at a time. Included once per
+// ISA after its Simd struct.
+//
+// One token and a few: weights become bytes in registers, a unit at a time (few_panel). More tokens: 256 columns of two
+// vectors of rows become bytes and float scales in cache, once for all tokens, and one tile for all formats multiplies
+// them (decode_chunk, panel_tile). Both ways have one order of sums: groups of columns in order, in each one product of
+// scales and one fma, then one fma for a minimum. So a token's results are the same bits alone and among others.
 #pragma once
 
-#include <type_traits>
-
-#include "format/int4_g128.h"
-#include "format/q4_0.h"
-#include "format/q8_0.h"
-#include "op/gemv/panels.h"
+#include "op/gemv/panel_heads_simd.h"
+#include "op/simd/unrolled.h"
 
 namespace ridge {
 namespace {
 
-/// Quantises a token's row; equals quantize_group_ref bit for bit (same operations in the same order).
-inline void quantize_token(const float* x, int64_t n_in, int8_t* q, float* scale, int32_t* sum) {
-  for (int64_t group = 0; group < n_in / kPanelGroup; ++group) {
-    const float* in = x + group * kPanelGroup;
-    int8_t* out = q + group * kPanelGroup;
-    Simd::F top = Simd::zero();
-    for (int i = 0; i < kPanelGroup; i += Simd::kLanes) top = Simd::max(top, Simd::abs(Simd::load(in + i)));
-    const float largest = Simd::top(top);
-    const Simd::F inverse = Simd::set1(group_inverse(largest));
+constexpr int kChunkGroups = kPanelChunk / kPanelGroup;
+
+/// Rounds 32 activations; equals quantize_group_ref bit for bit where they are finite (same operations in the same order).
+template <int kPlanes>
+inline void quantize_group(const float* in, int64_t plane_q, int8_t* q, float& scale, int32_t* sum) {
+  Simd::F top = Simd::zero();
+  for (int i = 0; i < kPanelGroup; i += Simd::kLanes) top = Simd::max(top, Simd::abs(Simd::load(in + i)));
+  const float largest = Simd::top(top);
+  const Simd::F inverse = Simd::set1(group_inverse(largest, kPlanes));
+  float sums[2];
+  for (int half = 0; half < 2; ++half) {
     Simd::F total = Simd::zero();
-    for (int i = 0; i < kPanelGroup; i += Simd::kLanes) {
+    for (int i = 16 * half; i < 16 * half + 16; i += Simd::kLanes) {
       const Simd::F rounded = Simd::round(Simd::mul(Simd::load(in + i), inverse));
-      Simd::store_i8(out + i, rounded);
+      if constexpr (kPlanes == 1) {
+        Simd::store_i8(q + i, rounded);
+      } else {
+        const Simd::F high = Simd::round(Simd::mul(rounded, Simd::set1(1.0f / 128)));
+        Simd::store_i8(q + i, high);
+        Simd::store_i8(q + plane_q + i, Simd::fma(high, Simd::set1(-128), rounded));
+      }
       total = Simd::add(total, rounded);  // integers far below 2^24: exact in any order
     }
-    // A NaN or infinity among the activations has made the total NaN, and a NaN scale carries it into every output.
-    const float exact = Simd::sum(total);
-    const bool finite = exact == exact;
-    sum[group] = finite ? int32_t(exact) : 0;
-    scale[group] = finite ? largest / 127.0f : __builtin_nanf("");
+    sums[half] = Simd::sum(total);
   }
+  // A NaN or infinity among the activations has made its sum NaN, and a NaN scale carries it into every output.
+  const float both = sums[0] + sums[1];
+  const bool finite = both == both;
+  for (int half = 0; half < 2; ++half) sum[half] = finite ? int32_t(sums[half]) : 0;
+  scale = finite ? largest / panel_limit(kPlanes) : __builtin_nanf("");
 }
 
-inline QuantizedTokens quantize_tokens(CpuContext& context, View2<const float> x) {
-  const int64_t n_groups = x.cols / kPanelGroup;
-  auto* q = context.scratch[0].ensure<int8_t>(x.rows * x.cols);
-  auto* scale = context.scratch[1].ensure<float>(x.rows * n_groups);
-  auto* sum = context.scratch[2].ensure<int32_t>(x.rows * n_groups);
+template <int kPlanes>
+inline QuantizedTokens quantize_tokens(CpuContext& context, const WeightFormat& format, View2<const float> x) {
+  const QuantizedBytes bytes = quantized_bytes(format, x.rows, x.cols);
+  auto* const q = context.scratch[0].ensure<int8_t>(bytes.q);
+  auto* const scale = context.scratch[1].ensure<float>(bytes.scale / 4);
+  auto* const sum = context.scratch[2].ensure<int32_t>(bytes.sum / 4);
+  const int64_t plane_q = x.rows * kPanelChunk;
   const auto one = [&](int64_t token, int) {
-    quantize_token(&x(token, 0), x.cols, q + token * x.cols, scale + token * n_groups, sum + token * n_groups);
+    for (int64_t group = 0; group < x.cols / kPanelGroup; ++group) {
+      const int64_t chunk = group / kChunkGroups, of_chunk = group % kChunkGroups;
+      const int64_t place = chunk * x.rows + token;
+      quantize_group<kPlanes>(&x(token, group * kPanelGroup), plane_q,
+                              q + (chunk * kPlanes * x.rows + token) * kPanelChunk + of_chunk * kPanelGroup,
+                              scale[place * kChunkGroups + of_chunk], sum + place * 16 + 2 * of_chunk);
+    }
   };
   if (x.rows == 1) one(0, 0);
   else context.pool.for_each(x.rows, one);
-  return {q, scale, sum, x.cols};
+  return {q, scale, sum, x.rows};
 }
 
 inline Simd::I broadcast4(const int8_t* q) {
@@ -54,100 +72,240 @@ inline Simd::I broadcast4(const int8_t* q) {
   return Simd::iset1(four);
 }
 
-/// How far ahead of a token's dot products the weights are asked for. The hardware prefetcher alone stops at page ends
-/// and leaves a fifth of the read bandwidth unused; 1 to 4 KiB ahead all close the gap.
-constexpr int kPrefetchBytes = 2048;
+template <bool kLarge>
+inline Simd::I dot_bytes(Simd::I sum, Simd::I weights, Simd::I activations) {
+  if constexpr (kLarge) return Simd::dot4(sum, weights, activations);
+  else return Simd::dot4_small(sum, weights, activations);
+}
 
-/// One panel times `kTokens` tokens: y[t][r] = sum over groups of scale_w * scale_x * (dot - zero * sum_x). Fewer than
-/// a whole tile of tokens come first or alone, so their weights come from memory.
+/// The exact sum of both planes as float.
+template <int kPlanes>
+inline Simd::F whole_dot(const Simd::I* dot) {
+  if constexpr (kPlanes == 1) return Simd::to_float(dot[0]);
+  else return Simd::to_float(Simd::iadd(Simd::shift_left(dot[0], 7), dot[1]));
+}
+
+/// The sum of q over the columns of scale `at` of a chunk; kScaled columns have a scale.
+template <int kScaled>
+inline int32_t sum_of(const int32_t* sum, int64_t at) {
+  if constexpr (kScaled == 16) return sum[at];
+  else return sum[2 * at] + sum[2 * at + 1];
+}
+
+/// How far ahead of a token's dot products the weights are asked for. The hardware prefetcher alone stops at page ends
+/// and leaves a fifth of the read bandwidth unused.
+constexpr int kPrefetchBytes = 4096;
+
+/// One panel times `kTokens` tokens, straight from the panel's bytes.
 template <class F, int kTokens>
-inline void panel_dot(const std::byte* panel, int64_t n_groups, const QuantizedTokens& x, int64_t first_token,
-                      float (*y)[kPanelRows]) {
-  constexpr int kVectors = Simd::kPanelVectors, kVectorBytes = 64 / kVectors;
+[[gnu::noinline]] void few_panel(const std::byte* panel, int64_t n_units, const QuantizedTokens& x, int64_t first_token,
+                                 float (*y)[kPanelRows]) {
   using Unit = PanelUnit<F>;
-  constexpr bool kNibbles = !std::is_same_v<F, Q8_0>;
-  constexpr int32_t kZero = kNibbles ? 8 : 128;
-  for (int v = 0; v < kVectors; ++v) {
-    Simd::F total[kTokens];
-    for (int t = 0; t < kTokens; ++t) total[t] = Simd::zero();
-    for (int64_t group = 0; group < n_groups; ++group) {
-      const std::byte* unit = panel + group / Unit::kGroups * Unit::kBytes;
-      const std::byte* codes = unit + 2 * kPanelRows + group % Unit::kGroups * Unit::kGroupBytes + v * kVectorBytes;
-      if constexpr (kTokens < Simd::kGemmRows)
-        for (int line = 0; line < Unit::kBytes / Unit::kGroups; line += 64)
-          __builtin_prefetch(codes + kPrefetchBytes + line);
-      const int8_t* q[kTokens];
-      Simd::I dot[kTokens];
+  constexpr int kPlanes = Unit::kPlanes, kScaled = Unit::kScaled, kParts = kPanelGroup / kScaled;
+  Simd::F total[kTokens][kRowVectors];
+  for (auto& of_token : total)
+    for (Simd::F& value : of_token) value = Simd::zero();
+  for (int64_t unit = 0; unit < n_units; ++unit, panel += Unit::kBytes) {
+    for (int line = 0; line < Unit::kBytes; line += 64) __builtin_prefetch(panel + kPrefetchBytes + line);
+    const PanelHead<F> head(panel);
+#pragma GCC unroll 1
+    for (int group = 0; group < Unit::kGroups; ++group) {
+      const int64_t of_row = unit * Unit::kGroups + group, chunk = of_row / kChunkGroups;
+      const int64_t of_chunk = of_row % kChunkGroups;
+      const int8_t* q[kTokens][kPlanes];
+      const float* scale[kTokens];
+      const int32_t* sum[kTokens];
       for (int t = 0; t < kTokens; ++t) {
-        q[t] = x.q + (first_token + t) * x.n_in + group * kPanelGroup;
-        dot[t] = Simd::iset1(-kZero * x.sum[(first_token + t) * n_groups + group]);
+        const int64_t place = chunk * x.n_tokens + first_token + t;
+        for (int plane = 0; plane < kPlanes; ++plane)
+          q[t][plane] = x.q + ((chunk * kPlanes + plane) * x.n_tokens + first_token + t) * kPanelChunk +
+                        of_chunk * kPanelGroup;
+        scale[t] = x.scale + place * kChunkGroups + of_chunk;
+        sum[t] = x.sum + place * 16 + 2 * of_chunk;
       }
-      if constexpr (kNibbles) {
-#pragma GCC unroll 4
-        for (int k = 0; k < 4; ++k) {
-          const Simd::I both = Simd::iload(codes + 64 * k);
-          const Simd::I low = Simd::low_nibbles(both), high = Simd::high_nibbles(both);
+      for (int v = 0; v < kRowVectors; ++v) {
+        const std::byte* const codes = panel + Unit::kHeadBytes + group * Unit::kGroupBytes + v * kVectorBytes;
+        unrolled<kParts>([&](auto part) {
+          Simd::I dot[kTokens][kPlanes];
           for (int t = 0; t < kTokens; ++t) {
-            dot[t] = Simd::dot4(dot[t], low, broadcast4(q[t] + 4 * k));
-            dot[t] = Simd::dot4(dot[t], high, broadcast4(q[t] + 16 + 4 * k));
+            for (int plane = 0; plane < kPlanes - 1; ++plane) dot[t][plane] = Simd::izero();
+            dot[t][kPlanes - 1] = Unit::kZero ? Simd::iset1(-Unit::kZero * sum_of<kScaled>(sum[t], part)) : Simd::izero();
           }
-        }
-      } else {
-#pragma GCC unroll 8
-        for (int k = 0; k < 8; ++k) {
-          const Simd::I weights = Simd::iload(codes + 64 * k);
-          for (int t = 0; t < kTokens; ++t) dot[t] = Simd::dot4(dot[t], weights, broadcast4(q[t] + 4 * k));
-        }
-      }
-      const Simd::F scale = Simd::load_f16(unit + v * 2 * Simd::kLanes);
-      for (int t = 0; t < kTokens; ++t) {
-        const Simd::F both = Simd::mul(scale, Simd::set1(x.scale[(first_token + t) * n_groups + group]));
-        total[t] = Simd::fma(Simd::to_float(dot[t]), both, total[t]);
+          unrolled<kScaled / 4>([&](auto step) {
+            constexpr int k = part * (kScaled / 4) + step;
+            const Simd::I weights = panel_weights<F, k>(codes);
+            for (int t = 0; t < kTokens; ++t)
+              for (int plane = 0; plane < kPlanes; ++plane)
+                dot[t][plane] =
+                    dot_bytes<kLargeWeights<F>>(dot[t][plane], weights, broadcast4(q[t][plane] + 4 * k));
+          });
+          const int at = group * kParts + part;
+          const Simd::F of_weights = head.scale(v, at);
+          for (int t = 0; t < kTokens; ++t) {
+            const Simd::F both = Simd::mul(of_weights, Simd::set1(*scale[t]));
+            total[t][v] = Simd::fma(whole_dot<kPlanes>(dot[t]), both, total[t][v]);
+            if constexpr (Unit::kMinima != PanelMinima::none) {
+              const float of_x = *scale[t] * float(sum_of<kScaled>(sum[t], part));
+              total[t][v] = Simd::fma(head.min(v, at), Simd::set1(of_x), total[t][v]);
+            }
+          }
+        });
       }
     }
-    for (int t = 0; t < kTokens; ++t) Simd::store(&y[t][v * Simd::kLanes], total[t]);
+  }
+  for (int t = 0; t < kTokens; ++t)
+    for (int v = 0; v < kRowVectors; ++v) Simd::store(&y[t][v * Simd::kLanes], total[t][v]);
+}
+
+constexpr int kTileVectors = 2;                                         // two panels, or both halves of one
+constexpr int kTilePanels = kTileVectors / kRowVectors, kTileRows = kTileVectors * Simd::kLanes;
+constexpr int64_t kTileTokens = 128;  // whose activations and sums stay in cache while a pair of panels passes
+
+/// A chunk of two vectors of rows: weights [k of 4 columns][vector][byte], scales and minima [at][vector][row].
+struct DecodedChunk {
+  alignas(64) std::byte weights[kPanelChunk / 4][kTileVectors][kVectorBytes];
+  alignas(64) float scale[kPanelChunk / 16][kTileVectors][Simd::kLanes];
+  alignas(64) float min[kPanelChunk / 16][kTileVectors][Simd::kLanes];
+};
+
+/// Groups 0 .. n_groups - 1 of a chunk of vector `to` from the panel's vector v of rows.
+template <class F>
+void decode_chunk(const std::byte* panel, int v, int64_t first_group, int64_t n_groups, int to, DecodedChunk& out) {
+  using Unit = PanelUnit<F>;
+  constexpr int kParts = kPanelGroup / Unit::kScaled;
+  for (int64_t group = 0; group < n_groups;) {
+    const std::byte* const unit = panel + (first_group + group) / Unit::kGroups * Unit::kBytes;
+    const PanelHead<F> head(unit);
+    const int64_t in_unit = (first_group + group) % Unit::kGroups;
+    for (int64_t g = in_unit; g < Unit::kGroups && group < n_groups; ++g, ++group) {
+      const std::byte* const codes = unit + Unit::kHeadBytes + g * Unit::kGroupBytes + v * kVectorBytes;
+      unrolled<8>([&](auto k) { Simd::istore(out.weights[8 * group + k][to], panel_weights<F, k>(codes)); });
+      for (int part = 0; part < kParts; ++part) {
+        const int64_t at = kParts * group + part;
+        Simd::store(out.scale[at][to], head.scale(v, int(kParts * g + part)));
+        if constexpr (Unit::kMinima != PanelMinima::none)
+          Simd::store(out.min[at][to], head.min(v, int(kParts * g + part)));
+      }
+    }
   }
 }
 
-/// Not inlined: side by side in one function, the loops of several tiles run out of registers.
-template <class F, int kTokens>
-[[gnu::noinline]] void panel_tile(const std::byte* panel, int64_t n_groups, const QuantizedTokens& x, int64_t token,
-                                  int64_t row, View2<float> y) {
-  float sums[kTokens][kPanelRows];
-  panel_dot<F, kTokens>(panel, n_groups, x, token, sums);
-  const size_t bytes = sizeof(float) * size_t(std::min<int64_t>(kPanelRows, y.cols - row));
-  for (int t = 0; t < kTokens; ++t) __builtin_memcpy(&y(token + t, row), sums[t], bytes);
+/// y[t][row] += a decoded chunk times kTokens tokens; y are rows of kTileRows sums.
+template <int kTokens, int kPlanes, int kScaled, bool kLarge, bool kZero, bool kMin>
+[[gnu::noinline]] void panel_tile(const DecodedChunk& w, int64_t n_groups, const QuantizedTokens& x, int64_t chunk,
+                                  int64_t token, int zero, float* y) {
+  const int8_t* q = x.q + (chunk * kPlanes * x.n_tokens + token) * kPanelChunk;
+  const int64_t plane_q = x.n_tokens * kPanelChunk;
+  const float* scale = x.scale + (chunk * x.n_tokens + token) * kChunkGroups;
+  const int32_t* sum = x.sum + (chunk * x.n_tokens + token) * 16;
+  constexpr int kParts = kPanelGroup / kScaled;
+  Simd::F total[kTokens][kTileVectors];
+  const auto each = [](const auto& body) {
+    unrolled<kTokens>([&](auto t) { unrolled<kTileVectors>([&](auto v) { body(t, v); }); });
+  };
+  each([&](auto t, auto v) { total[t][v] = Simd::load(y + t * kTileRows + v * Simd::kLanes); });
+  const std::byte(*weights)[kTileVectors][kVectorBytes] = w.weights;
+  for (int64_t at = 0; at < kParts * n_groups; ++at, q += kScaled, weights += kScaled / 4) {
+    Simd::I dot[kTokens][kTileVectors][kPlanes];
+    each([&](auto t, auto v) {
+      if constexpr (kPlanes == 2) dot[t][v][0] = Simd::izero();
+      dot[t][v][kPlanes - 1] = kZero ? Simd::iset1(-zero * sum_of<kScaled>(sum + 16 * t, at)) : Simd::izero();
+    });
+    unrolled<kScaled / 4>([&](auto k) {
+      const Simd::I w0 = Simd::iload(weights[k][0]), w1 = Simd::iload(weights[k][1]);
+      unrolled<kTokens>([&](auto t) {
+        unrolled<kPlanes>([&](auto plane) {
+          const Simd::I four = broadcast4(q + plane * plane_q + t * kPanelChunk + 4 * k);
+          dot[t][0][plane] = dot_bytes<kLarge>(dot[t][0][plane], w0, four);
+          dot[t][1][plane] = dot_bytes<kLarge>(dot[t][1][plane], w1, four);
+        });
+      });
+    });
+    each([&](auto t, auto v) {
+      const float of_x = scale[t * kChunkGroups + at / kParts];
+      const Simd::F both = Simd::mul(Simd::load(w.scale[at][v]), Simd::set1(of_x));
+      total[t][v] = Simd::fma(whole_dot<kPlanes>(dot[t][v]), both, total[t][v]);
+      if constexpr (kMin)
+        total[t][v] = Simd::fma(Simd::load(w.min[at][v]), Simd::set1(of_x * float(sum_of<kScaled>(sum + 16 * t, at))),
+                                total[t][v]);
+    });
+  }
+  each([&](auto t, auto v) { Simd::store(y + t * kTileRows + v * Simd::kLanes, total[t][v]); });
+}
+
+/// kTilePanels panels from row `first` times all tokens.
+template <class F>
+void many_tokens(const Linear& w, int64_t panel_size, int64_t first_panel, const QuantizedTokens& x, View2<float> y) {
+  using Unit = PanelUnit<F>;
+  constexpr int kPlanes = Unit::kPlanes;
+  constexpr int kTokens = (Simd::kLanes == 16 ? 12 : 4) / (kPlanes + 1);
+  constexpr bool kMin = Unit::kMinima != PanelMinima::none;
+  const int64_t n_groups = w.n_in / kPanelGroup, n_panels = (w.n_out + kPanelRows - 1) / kPanelRows;
+  const int64_t first_row = first_panel * kPanelRows, n_rows = std::min<int64_t>(kTileRows, w.n_out - first_row);
+  DecodedChunk decoded;
+  alignas(64) float sums[kTileTokens][kTileRows];
+  for (int64_t first = 0; first < y.rows; first += kTileTokens) {
+    const int64_t n_tokens = std::min(kTileTokens, y.rows - first);
+    std::fill_n(&sums[0][0], n_tokens * kTileRows, 0.0f);
+    for (int64_t group = 0; group < n_groups; group += kChunkGroups) {
+      const int64_t n = std::min<int64_t>(kChunkGroups, n_groups - group), chunk = group / kChunkGroups;
+      for (int v = 0; v < kTileVectors; ++v) {  // past the last panel it is read again
+        const int64_t panel = std::min(n_panels - 1, first_panel + v / kRowVectors);
+        decode_chunk<F>(w.panels + panel * panel_size, v % kRowVectors, group, n, v, decoded);
+      }
+      int64_t t = 0;
+      const auto tiles_of = [&]<int kT>() {
+        for (; t + kT <= n_tokens; t += kT)
+          panel_tile<kT, kPlanes, Unit::kScaled, kLargeWeights<F>, Unit::kZero != 0, kMin>(decoded, n, x, chunk, first + t,
+                                                                                         Unit::kZero, sums[t]);
+      };
+      tiles_of.template operator()<kTokens>();
+      tiles_of.template operator()<1>();
+    }
+    for (int64_t t = 0; t < n_tokens; ++t)
+      __builtin_memcpy(&y(first + t, first_row), sums[t], sizeof(float) * size_t(n_rows));
+  }
 }
 
 template <class F>
 void run_panels(CpuContext& context, const Linear& w, View2<const float> x_in, View2<float> y) {
-  const QuantizedTokens x = quantize_tokens(context, x_in);
-  const int64_t n_groups = w.n_in / kPanelGroup, n_panels = (w.n_out + kPanelRows - 1) / kPanelRows;
+  const QuantizedTokens x = quantize_tokens<PanelUnit<F>::kPlanes>(context, *w.format, x_in);
+  const int64_t n_panels = (w.n_out + kPanelRows - 1) / kPanelRows, n_units = w.n_in / F::kGroup;
   const int64_t panel_size = panel_bytes(*w.format, kPanelRows, w.n_in);
-  // About 64 KiB of weights a task for a few tokens: enough to amortise the hand-out, small enough to balance.
-  const int64_t panels_per_task = y.rows <= 2 * Simd::kGemmRows ? std::max<int64_t>(1, 65536 / panel_size) : 1;
-  context.pool.for_each((n_panels + panels_per_task - 1) / panels_per_task, [&](int64_t task, int) {
-    const int64_t last = std::min(n_panels, (task + 1) * panels_per_task);
-    for (int64_t p = task * panels_per_task; p < last; ++p) {
-      const std::byte* panel = w.panels + p * panel_size;
+  constexpr int64_t kFew = 4;
+  if (y.rows > kFew) {
+    context.pool.for_each((n_panels + kTilePanels - 1) / kTilePanels,
+                          [&](int64_t task, int) { many_tokens<F>(w, panel_size, task * kTilePanels, x, y); });
+    return;
+  }
+  // About 64 KiB of weights a task: enough to amortise the hand-out, small enough to balance. A thread's share of a small
+  // matrix is one task.
+  const int64_t share = (n_panels + context.pool.size() - 1) / context.pool.size();
+  const int64_t per_task = std::max<int64_t>(1, std::min(share, 65536 / panel_size));
+  context.pool.for_each((n_panels + per_task - 1) / per_task, [&](int64_t task, int) {
+    const int64_t last = std::min(n_panels, (task + 1) * per_task);
+    for (int64_t p = task * per_task; p < last; ++p) {
       int64_t token = 0;
-      const auto tiles_of = [&]<int kTokens>() {
-        for (; token + kTokens <= y.rows; token += kTokens)
-          panel_tile<F, kTokens>(panel, n_groups, x, token, p * kPanelRows, y);
+      const auto tokens_of = [&]<int kTokens>() {
+        for (; token + kTokens <= y.rows; token += kTokens) {
+          float sums[kTokens][kPanelRows];
+          few_panel<F, kTokens>(w.panels + p * panel_size, n_units, x, token, sums);
+          const size_t bytes = sizeof(float) * size_t(std::min<int64_t>(kPanelRows, y.cols - p * kPanelRows));
+          for (int t = 0; t < kTokens; ++t) __builtin_memcpy(&y(token + t, p * kPanelRows), sums[t], bytes);
+        }
       };
-      // Whole tiles leave memory to itself, which pays when a panel serves several.
-      if (y.rows > Simd::kGemmRows) tiles_of.template operator()<Simd::kGemmRows>();
-      tiles_of.template operator()<Simd::kGemmRows / 2>();
-      tiles_of.template operator()<2>();
-      tiles_of.template operator()<1>();
+      tokens_of.template operator()<4>();
+      tokens_of.template operator()<2>();
+      tokens_of.template operator()<1>();
     }
   });
 }
 
-inline void run_panels_any(CpuContext& context, const Linear& w, View2<const float> x, View2<float> y) {
-  if (w.format->name == Q8_0::kName) run_panels<Q8_0>(context, w, x, y);
-  else if (w.format->name == Q4_0::kName) run_panels<Q4_0>(context, w, x, y);
-  else run_panels<Int4G128>(context, w, x, y);
+template <class... F>
+inline void run_panels_any(CpuContext& context, const Linear& w, View2<const float> x, View2<float> y,
+                           PanelFormatList<F...>) {
+  const bool found = ((w.format->name == F::kName && (run_panels<F>(context, w, x, y), true)) || ...);
+  RIDGE_CHECK(found, "{} has no panels", w.format->name);
 }
 
 }  // namespace

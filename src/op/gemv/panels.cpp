@@ -5,56 +5,196 @@
 #include <cmath>
 #include <cstring>
 
-#include "format/int4_g128.h"
-#include "format/q4_0.h"
-#include "format/q8_0.h"
-
 namespace ridge {
 namespace {
 
-constexpr int kScaleBytes = 2 * kPanelRows;
+/// Codes of a block in the order of columns.
+template <class Block>
+void split_nibbles(const Block& block, uint8_t* codes) {  // groups of 32: low nibbles, then high ones
+  for (size_t first = 0; first < sizeof block.q; first += 16)
+    for (size_t i = 0; i < 16; ++i) {
+      codes[2 * first + i] = block.q[first + i] & 0xF;
+      codes[2 * first + 16 + i] = block.q[first + i] >> 4;
+    }
+}
+void split(const Q8_0::Block& block, uint8_t* codes) {
+  for (int i = 0; i < 32; ++i) codes[i] = uint8_t(block.q[i] + 128);
+}
+void split(const Q4_0::Block& block, uint8_t* codes) { split_nibbles(block, codes); }
+void split(const Q4_1::Block& block, uint8_t* codes) { split_nibbles(block, codes); }
+void split(const IQ4_NL::Block& block, uint8_t* codes) { split_nibbles(block, codes); }
+void split(const IQ4_XS::Block& block, uint8_t* codes) { split_nibbles(block, codes); }
+void split(const MXFP4::Block& block, uint8_t* codes) { split_nibbles(block, codes); }
+void split(const Int4G128::Block& block, uint8_t* codes) {
+  for (int i = 0; i < Int4G128::kGroup; ++i) codes[i] = block.q[i / 2] >> 4 * (i % 2) & 0xF;
+}
+void split(const Q5_0::Block& block, uint8_t* codes) {
+  for (int i = 0; i < 32; ++i) codes[i] = uint8_t(five_bit_code(block.q, block.high, i));
+}
+void split(const Q5_1::Block& block, uint8_t* codes) {
+  for (int i = 0; i < 32; ++i) codes[i] = uint8_t(five_bit_code(block.q, block.high, i));
+}
+void split_sub_blocks(const uint8_t* q, uint8_t* codes) {
+  for (int pair = 0; pair < 4; ++pair)
+    for (int i = 0; i < 32; ++i) {
+      codes[64 * pair + i] = q[32 * pair + i] & 0xF;
+      codes[64 * pair + 32 + i] = q[32 * pair + i] >> 4;
+    }
+}
+void split(const Q4_K::Block& block, uint8_t* codes) { split_sub_blocks(block.q, codes); }
+void split(const Q5_K::Block& block, uint8_t* codes) {
+  split_sub_blocks(block.q, codes);
+  for (int j = 0; j < 8; ++j)
+    for (int i = 0; i < 32; ++i) codes[32 * j + i] |= uint8_t((block.high[i] >> j & 1) << 4);
+}
+void split(const Q6_K::Block& block, uint8_t* codes) {
+  for (int half = 0; half < 2; ++half)
+    for (int quarter = 0; quarter < 4; ++quarter)
+      for (int l = 0; l < 32; ++l)
+        codes[128 * half + 32 * quarter + l] =
+            uint8_t((block.low[64 * half + 32 * (quarter % 2) + l] >> (quarter / 2 * 4) & 0xF) |
+                    (block.high[32 * half + l] >> (2 * quarter) & 3) << 4);
+}
+void split_crumbs(const uint8_t* q, uint8_t* codes) {
+  for (int half = 0; half < 2; ++half)
+    for (int quarter = 0; quarter < 4; ++quarter)
+      for (int l = 0; l < 32; ++l) codes[128 * half + 32 * quarter + l] = q[32 * half + l] >> (2 * quarter) & 3;
+}
+void split(const Q3_K::Block& block, uint8_t* codes) {
+  split_crumbs(block.q, codes);
+  for (int j = 0; j < 8; ++j)
+    for (int i = 0; i < 32; ++i) codes[32 * j + i] |= uint8_t((block.high[i] >> j & 1) << 2);
+}
+void split(const Q2_K::Block& block, uint8_t* codes) { split_crumbs(block.q, codes); }
 
-void pack_codes(const Q8_0::Block& block, int row, std::byte* codes) {
-  for (int column = 0; column < 32; ++column)
-    codes[64 * (column / 4) + 4 * row + column % 4] = std::byte(uint8_t(block.q[column] + 128));
+/// A row's codes of 32 columns to their places among the group's vectors (panels.h).
+template <int kLow, int kHigh>
+void pack_codes(const uint8_t* codes, int row, std::byte* out) {
+  uint8_t words[kLow + kHigh][4] = {};
+  for (int k = 0; k < 8; ++k)
+    for (int j = 0; j < 4; ++j) {
+      const int code = codes[4 * k + j], high = code >> kLow;
+      if constexpr (kLow == 8) words[k][j] = uint8_t(code);
+      if constexpr (kLow == 4) words[k % 4][j] |= uint8_t((code & 0xF) << (k / 4 * 4));
+      if constexpr (kLow == 2) words[k / 4][j] |= uint8_t((code & 3) << (k % 4 * 2));
+      if constexpr (kHigh == 1) words[kLow][j] |= uint8_t(high << k);
+      if constexpr (kHigh == 2) words[kLow + k / 4][j] |= uint8_t(high << (k % 4 * 2));
+    }
+  for (int v = 0; v < kLow + kHigh; ++v) std::memcpy(out + 64 * v + 4 * row, words[v], 4);
 }
 
-void pack_codes(const Q4_0::Block& block, int row, std::byte* codes) {
-  // q[i] holds columns i (low) and i + 16 (high): exactly the pair a panel byte holds.
-  for (int i = 0; i < 16; ++i) codes[64 * (i / 4) + 4 * row + i % 4] = std::byte(block.q[i]);
+/// Value `i` of `n`, each of six bits, in 3 n / 4 bytes: the last quarter is the upper two bits of the others.
+void put_six(std::byte* out, int n, int i, int value) {
+  const int part = n / 4;
+  if (i < 3 * part) out[i] |= std::byte(value);
+  else
+    for (int j = 0; j < 3; ++j) out[j * part + i - 3 * part] |= std::byte((value >> 2 * j & 3) << 6);
 }
 
-void pack_codes(const Int4G128::Block& block, int row, std::byte* codes) {
-  const auto nibble = [&](int column) { return block.q[column / 2] >> 4 * (column % 2) & 0xF; };
-  for (int first = 0; first < Int4G128::kGroup; first += kPanelGroup)
-    for (int i = 0; i < 16; ++i)
-      codes[PanelUnit<Int4G128>::kGroupBytes * (first / kPanelGroup) + 64 * (i / 4) + 4 * row + i % 4] =
-          std::byte(nibble(first + i) | nibble(first + 16 + i) << 4);
+void put_f16(std::byte* out, int row, uint16_t value) { std::memcpy(out + 2 * row, &value, 2); }
+constexpr int kF16Bytes = 2 * kPanelRows;
+
+/// A row's part of the head of a unit; false where a scale is not finite.
+bool is_finite_f16(uint16_t value) { return (value & 0x7C00) != 0x7C00; }
+template <class Block>
+bool pack_head(const Block& block, int row, std::byte* head)
+  requires requires { block.scale; }
+{
+  put_f16(head, row, block.scale);
+  bool finite = is_finite_f16(block.scale);
+  if constexpr (requires { block.min; }) {
+    put_f16(head + kF16Bytes, row, block.min);
+    finite = finite && is_finite_f16(block.min);
+  }
+  return finite;
+}
+bool pack_head(const IQ4_NL::Block& block, int row, std::byte* head) {
+  put_f16(head, row, block.d);
+  return is_finite_f16(block.d);
+}
+bool pack_head(const MXFP4::Block& block, int row, std::byte* head) {
+  head[row] = std::byte(block.exponent);
+  return true;
+}
+template <class Block>
+bool pack_head_4_5_k(const Block& block, int row, std::byte* head) {
+  put_f16(head, row, block.d);
+  put_f16(head + kF16Bytes, row, block.dmin);
+  for (int j = 0; j < kSubGroups; ++j) {
+    const ScaleMin pair = unpack_scale_min(block.scales, j);
+    put_six(head + 2 * kF16Bytes, 256, kPanelRows * j + row, pair.scale);
+    put_six(head + 2 * kF16Bytes, 256, kPanelRows * (kSubGroups + j) + row, pair.min);
+  }
+  return is_finite_f16(block.d) && is_finite_f16(block.dmin);
+}
+bool pack_head(const Q4_K::Block& block, int row, std::byte* head) { return pack_head_4_5_k(block, row, head); }
+bool pack_head(const Q5_K::Block& block, int row, std::byte* head) { return pack_head_4_5_k(block, row, head); }
+bool pack_head(const Q6_K::Block& block, int row, std::byte* head) {
+  put_f16(head, row, block.d);
+  for (int j = 0; j < 16; ++j) head[kF16Bytes + kPanelRows * j + row] = std::byte(uint8_t(block.scales[j]));
+  return is_finite_f16(block.d);
+}
+bool pack_head(const Q3_K::Block& block, int row, std::byte* head) {
+  put_f16(head, row, block.d);
+  for (int j = 0; j < 16; ++j)
+    put_six(head + kF16Bytes, 256, kPanelRows * j + row, Q3_K::scale_of(block, j) + 32);
+  return is_finite_f16(block.d);
+}
+bool pack_head(const Q2_K::Block& block, int row, std::byte* head) {
+  put_f16(head, row, block.d);
+  put_f16(head + kF16Bytes, row, block.dmin);
+  for (int j = 0; j < 16; ++j) head[2 * kF16Bytes + kPanelRows * j + row] = std::byte(block.scales[j]);
+  return is_finite_f16(block.d) && is_finite_f16(block.dmin);
+}
+bool pack_head(const IQ4_XS::Block& block, int row, std::byte* head) {
+  put_f16(head, row, block.d);
+  for (int j = 0; j < 8; ++j) put_six(head + kF16Bytes, 128, kPanelRows * j + row, IQ4_XS::scale_of(block, j) + 32);
+  return is_finite_f16(block.d);
 }
 
 /// The first row with a scale that is not finite; n_rows where all are.
 template <class F>
 int64_t pack_panel(int64_t n_rows, int64_t n_in, const std::byte* rows, std::byte* panel) {
+  using Unit = PanelUnit<F>;
   const int64_t n_units = n_in / F::kGroup;
   int64_t first_bad = n_rows;
-  for (int row = 0; row < kPanelRows; ++row) {
-    for (int64_t unit = 0; unit < n_units; ++unit) {
+  for (int64_t unit = 0; unit < n_units; ++unit) {
+    std::byte* const head = panel + unit * Unit::kBytes;
+    std::memset(head, 0, Unit::kHeadBytes);
+    for (int row = 0; row < kPanelRows; ++row) {
       typename F::Block block{};
       if (row < n_rows) std::memcpy(&block, rows + (row * n_units + unit) * int64_t(sizeof block), sizeof block);
-      std::byte* out = panel + unit * PanelUnit<F>::kBytes;
-      std::memcpy(out + 2 * row, &block.scale, 2);
-      pack_codes(block, row, out + kScaleBytes);
-      constexpr unsigned kExponent = 0x7C00;  // all ones: infinite or NaN
-      if ((block.scale & kExponent) == kExponent) first_bad = std::min<int64_t>(first_bad, row);
+      if (!pack_head(block, row, head)) first_bad = std::min<int64_t>(first_bad, row);
+      uint8_t codes[F::kGroup];
+      split(block, codes);
+      for (int group = 0; group < Unit::kGroups; ++group)
+        pack_codes<Unit::kLow, Unit::kHigh>(codes + group * kPanelGroup, row,
+                                            head + Unit::kHeadBytes + group * Unit::kGroupBytes);
     }
   }
   return first_bad;
 }
 
+struct Packing {
+  std::string_view name;
+  int planes;
+  int64_t (*pack)(int64_t n_rows, int64_t n_in, const std::byte* rows, std::byte* panel);
+};
+template <class... F>
+const Packing* find_packing(const WeightFormat& format, PanelFormatList<F...>) {
+  static constexpr Packing kAll[] = {{F::kName, PanelUnit<F>::kPlanes, pack_panel<F>}...};
+  const auto found = std::ranges::find(kAll, format.name, &Packing::name);
+  return found == std::end(kAll) ? nullptr : &*found;
+}
+const Packing* find_packing(const WeightFormat& format) { return find_packing(format, PanelFormats{}); }
+
 }  // namespace
 
-bool has_panels(const WeightFormat& format) {
-  return format.name == Q8_0::kName || format.name == Q4_0::kName || format.name == Int4G128::kName;
+bool has_panels(const WeightFormat& format) { return find_packing(format) != nullptr; }
+
+int panel_planes(const WeightFormat& format) {
+  const Packing* const packing = find_packing(format);
+  return packing ? packing->planes : 0;
 }
 
 int64_t panel_bytes(const WeightFormat& format, int64_t n_out, int64_t n_in) {
@@ -63,34 +203,40 @@ int64_t panel_bytes(const WeightFormat& format, int64_t n_out, int64_t n_in) {
 
 int64_t pack_panels(CpuContext& context, const WeightFormat& format, int64_t n_out, int64_t n_in, const std::byte* rows,
                     std::byte* panels) {
-  RIDGE_CHECK(has_panels(format), "{} has no panel layout", format.name);
-  const auto pack = format.name == Q8_0::kName   ? pack_panel<Q8_0>
-                    : format.name == Q4_0::kName ? pack_panel<Q4_0>
-                                                 : pack_panel<Int4G128>;
+  const Packing* const packing = find_packing(format);
+  RIDGE_CHECK(packing, "{} has no panel layout", format.name);
   const int64_t panel_size = panel_bytes(format, kPanelRows, n_in);
   std::atomic<int64_t> first_bad{n_out};
   context.pool.for_each((n_out + kPanelRows - 1) / kPanelRows, [&](int64_t panel, int) {
     const int64_t first = panel * kPanelRows, n = std::min<int64_t>(kPanelRows, n_out - first);
-    const int64_t bad = pack(n, n_in, rows + first * format.row_bytes(n_in), panels + panel * panel_size);
+    const int64_t bad = packing->pack(n, n_in, rows + first * format.row_bytes(n_in), panels + panel * panel_size);
     for (int64_t known = first_bad; bad < n && first + bad < known;)
       if (first_bad.compare_exchange_weak(known, first + bad)) break;
   });
   return first_bad < n_out ? first_bad.load() : -1;
 }
 
-void quantize_group_ref(const float* x, int8_t* q, float& scale, int32_t& sum) {
+QuantizedBytes quantized_bytes(const WeightFormat& format, int64_t n_tokens, int64_t n_in) {
+  const int64_t n = n_tokens * ((n_in + kPanelChunk - 1) / kPanelChunk);
+  return {n * panel_planes(format) * kPanelChunk, n * 4 * (kPanelChunk / kPanelGroup), n * 4 * (kPanelChunk / 16)};
+}
+
+void quantize_group_ref(const float* x, int planes, int64_t plane_q, int8_t* q, float& scale, int32_t* sum) {
   float top = 0;
   bool finite = true;
   for (int i = 0; i < kPanelGroup; ++i) {
     top = std::max(top, std::abs(x[i]));
     finite = finite && std::isfinite(x[i]);
   }
-  scale = finite ? top / 127.0f : NAN;
-  const float inverse = group_inverse(top);
-  sum = 0;
+  scale = finite ? top / panel_limit(planes) : NAN;
+  const float inverse = group_inverse(top, planes);
+  sum[0] = sum[1] = 0;
   for (int i = 0; i < kPanelGroup; ++i) {
-    q[i] = finite ? int8_t(std::nearbyint(x[i] * inverse)) : int8_t(0);
-    sum += q[i];
+    const float value = finite ? std::nearbyint(x[i] * inverse) : 0;
+    sum[i / 16] += int32_t(value);
+    const float high = planes == 1 ? value : std::nearbyint(value / 128);
+    q[i] = int8_t(high);
+    if (planes == 2) q[plane_q + i] = int8_t(value - 128 * high);
   }
 }
 

@@ -1,28 +1,82 @@
-// Panels: the CPU's packed layout of q8_0, q4_0 and int4_g128 matrices, made once at load time.
+// Panels: the CPU's packed layout of weight matrices for integer dot products, made once at load time.
 //
-// A panel is 16 rows; its unit is one block of each: 16 fp16 scales, then, for every 32 columns, the codes of 4 columns
-// x 16 rows at a time, so that one 64-byte load meets one 4-byte broadcast of activations in a 4-way dot product and 16
-// sums appear side by side, with no horizontal adds. Same bytes as the rows they come from (plus padding of the last
-// panel).
-//   q8_0: 8 vectors of 64 bytes; byte 4 r + j of vector k is q[row r][4 k + j] + 128 (unsigned)
-//   q4_0: 4 vectors of 64 bytes; low nibble of byte 4 r + j of vector k is column 4 k + j, high nibble 16 + 4 k + j
-//   int4_g128: as q4_0, four times behind one set of scales
-// Activations are quantised to int8 per token and group of 32: x ~ q * scale, scale = max|x| / 127.
+// A panel is 16 rows; its unit is one block of each row: a head (scales and minima of all rows), then the codes of every
+// 32 columns. A vector of codes holds 4 columns x 16 rows, byte 4 r + j for row r and column j, so that one 64-byte load
+// meets one 4-byte broadcast of activations in a 4-way dot product and 16 sums appear side by side, with no horizontal
+// adds. Panels take the bytes of the rows they come from (plus padding of the last panel).
+//
+// Column 4 k + j (k < 8) of 32, whose code has kLow low bits and kHigh high bits (PanelUnit):
+//   kLow 8  vector k                            kHigh 1  bit k of the one vector behind the low bits
+//   kLow 4  vector k % 4, low nibble (k < 4)    kHigh 2  vector k / 4 behind the low bits, bits 2 (k % 4), 2 (k % 4) + 1
+//           or high nibble
+//   kLow 2  vector k / 4, bits 2 (k % 4), 2 (k % 4) + 1
+// Activations are rounded to integers per token and 32 columns (quantize_group_ref).
 #pragma once
 
+#include "format/int4_g128.h"
+#include "format/iq4.h"
+#include "format/mxfp4.h"
+#include "format/q2_k.h"
+#include "format/q3_k.h"
+#include "format/q4_0.h"
+#include "format/q4_1.h"
+#include "format/q4_k.h"
+#include "format/q5_0.h"
+#include "format/q5_1.h"
+#include "format/q5_k.h"
+#include "format/q6_k.h"
+#include "format/q8_0.h"
 #include "op/linear.h"
 
 namespace ridge {
 
 inline constexpr int kPanelRows = 16;
-inline constexpr int kPanelGroup = 32;  ///< columns that share a scale of the activations
+inline constexpr int kPanelGroup = 32;    ///< columns that share a scale of the activations
+inline constexpr int kPanelChunk = 256;   ///< columns of a token's activations that lie together
 
-/// The unit of a format's panels.
+/// Where minima are: none; fp16 behind the scales; integers times the block's -dmin.
+enum class PanelMinima : uint8_t { none, f16, integers };
+
+/// What the unit of a format's panels looks like. kScaled: columns under one scale.
+template <int kLow_, int kHigh_, int kScaled_, int kZero_, PanelMinima kMinima_, int kPlanes_>
+struct PanelCodes {
+  static constexpr int kLow = kLow_, kHigh = kHigh_, kScaled = kScaled_;
+  static constexpr int kZero = kZero_;  ///< code of weight 0, before a minimum
+  static constexpr PanelMinima kMinima = kMinima_;
+  static constexpr int kPlanes = kPlanes_;                           ///< of the activations: 8 or 15 bits
+  static constexpr int kGroupBytes = 4 * kPanelRows * (kLow + kHigh);  ///< codes of 32 columns
+};
+
+// clang-format off
+template <class F> struct PanelUnitOf;
+//                                                        low high scaled zero minima              planes
+template <> struct PanelUnitOf<Q8_0>     : PanelCodes<8, 0, 32, 128, PanelMinima::none, 1> {};
+template <> struct PanelUnitOf<Q4_0>     : PanelCodes<4, 0, 32, 8, PanelMinima::none, 1> {};
+template <> struct PanelUnitOf<Int4G128> : PanelCodes<4, 0, 32, 8, PanelMinima::none, 1> {};
+template <> struct PanelUnitOf<Q4_1>     : PanelCodes<4, 0, 32, 0, PanelMinima::f16, 2> {};
+template <> struct PanelUnitOf<Q5_0>     : PanelCodes<4, 1, 32, 16, PanelMinima::none, 2> {};
+template <> struct PanelUnitOf<Q5_1>     : PanelCodes<4, 1, 32, 0, PanelMinima::f16, 2> {};
+template <> struct PanelUnitOf<Q4_K>     : PanelCodes<4, 0, 32, 0, PanelMinima::integers, 2> {};
+template <> struct PanelUnitOf<Q5_K>     : PanelCodes<4, 1, 32, 0, PanelMinima::integers, 2> {};
+template <> struct PanelUnitOf<Q6_K>     : PanelCodes<4, 2, 16, 32, PanelMinima::none, 2> {};
+template <> struct PanelUnitOf<Q3_K>     : PanelCodes<2, 1, 16, 4, PanelMinima::none, 2> {};
+template <> struct PanelUnitOf<Q2_K>     : PanelCodes<2, 0, 16, 0, PanelMinima::integers, 2> {};
+template <> struct PanelUnitOf<IQ4_NL>   : PanelCodes<4, 0, 32, 128, PanelMinima::none, 2> {};
+template <> struct PanelUnitOf<IQ4_XS>   : PanelCodes<4, 0, 32, 128, PanelMinima::none, 2> {};
+template <> struct PanelUnitOf<MXFP4>    : PanelCodes<4, 0, 32, 12, PanelMinima::none, 2> {};
+// clang-format on
+
+template <class... Formats>
+struct PanelFormatList {};
+/// The formats that have panels.
+using PanelFormats = PanelFormatList<Q8_0, Q4_0, Int4G128, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, Q3_K, Q2_K, IQ4_NL, IQ4_XS, MXFP4>;
+
+/// The unit of a format's panels: 16 blocks.
 template <class F>
-struct PanelUnit {
+struct PanelUnit : PanelUnitOf<F> {
   static constexpr int kGroups = F::kGroup / kPanelGroup;
   static constexpr int kBytes = kPanelRows * int(sizeof(typename F::Block));
-  static constexpr int kGroupBytes = (kBytes - 2 * kPanelRows) / kGroups;  ///< codes of 32 columns
+  static constexpr int kHeadBytes = kBytes - kGroups * PanelUnitOf<F>::kGroupBytes;
 };
 
 /// Whether the format has a panel layout.
@@ -33,20 +87,33 @@ int64_t panel_bytes(const WeightFormat& format, int64_t n_out, int64_t n_in);
 /// Returns the first row with a scale that is not finite, -1 where all are.
 int64_t pack_panels(CpuContext& context, const WeightFormat& format, int64_t n_out, int64_t n_in, const std::byte* rows,
                     std::byte* panels);
+/// Planes of 8 bits that the format's kernels round activations to: 1, or 2 for an integer of 15 bits.
+int panel_planes(const WeightFormat& format);
 
-/// Activations as the panel kernels read them.
+/// Activations as the panel kernels read them: x = scale * q, where q is one plane, or 128 * the first + the second.
+/// Chunks of kPanelChunk columns; the last one may be shorter.
 struct QuantizedTokens {
-  const int8_t* q;     // [n_tokens, n_in]
-  const float* scale;  // [n_tokens, n_in / 32]
-  const int32_t* sum;  // [n_tokens, n_in / 32]   sum of q over the group, for the weights' zero point
-  int64_t n_in;
+  const int8_t* q;     // [n_chunks, planes, n_tokens, 256]
+  const float* scale;  // [n_chunks, n_tokens, 8]    of 32 columns
+  const int32_t* sum;  // [n_chunks, n_tokens, 16]   sum of q over 16 columns, for zero points and minima
+  int64_t n_tokens;
 };
+/// Bytes of q, scale and sum for so many tokens.
+struct QuantizedBytes {
+  int64_t q, scale, sum;
+};
+QuantizedBytes quantized_bytes(const WeightFormat& format, int64_t n_tokens, int64_t n_in);
 
-/// What a group whose largest magnitude is `largest` is multiplied by: 127 / largest, or 0 when that is no finite float
-/// (such a group counts as zeros).
-inline float group_inverse(float largest) { return largest > 4e-37f ? 127.0f / largest : 0.0f; }
+/// The largest integer of one plane and of two: 127, and 127 * 128 + 63.
+constexpr float panel_limit(int planes) { return planes == 1 ? 127.0f : 16319.0f; }
+/// What a group whose largest magnitude is `largest` is multiplied by: panel_limit / largest, or 0 when that is no finite
+/// float (such a group counts as zeros).
+inline float group_inverse(float largest, int planes) {
+  return largest > (planes == 1 ? 4e-37f : 5e-35f) ? panel_limit(planes) / largest : 0.0f;
+}
 
-/// The scalar definition every ISA must equal bit for bit. A group with a NaN or infinity gets a NaN scale.
-void quantize_group_ref(const float* x, int8_t* q, float& scale, int32_t& sum);
+/// The scalar definition every ISA must equal bit for bit: 32 activations to `planes` planes of 32 integers each, plane_q
+/// apart, their scale and their sums over 16. A group with a NaN or infinity gets a NaN scale.
+void quantize_group_ref(const float* x, int planes, int64_t plane_q, int8_t* q, float& scale, int32_t* sum);
 
 }  // namespace ridge

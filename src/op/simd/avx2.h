@@ -88,8 +88,6 @@ struct Simd {
   static I izero() { return _mm256_setzero_si256(); }
   static I iset1(int32_t x) { return _mm256_set1_epi32(x); }
   static I iload(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
-  static I low_nibbles(I a) { return _mm256_and_si256(a, _mm256_set1_epi8(0xF)); }
-  static I high_nibbles(I a) { return _mm256_and_si256(_mm256_srli_epi16(a, 4), _mm256_set1_epi8(0xF)); }
   /// As on AVX-512. maddubs would saturate past 2 x 255 x 127, so even and odd bytes are multiplied apart.
   static I dot4(I acc, I weights, I activations) {
     const I even_w = _mm256_and_si256(weights, _mm256_set1_epi16(0xFF));
@@ -103,9 +101,18 @@ struct Simd {
     return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
   }
   static I iadd(I a, I b) { return _mm256_add_epi32(a, b); }
-  template <int k>
-  static I crumbs(I a) {
-    return _mm256_and_si256(_mm256_srli_epi16(a, 2 * k), _mm256_set1_epi8(3));
+  static I ior(I a, I b) { return _mm256_or_si256(a, b); }
+  static I shift_left(I a, int bits) { return _mm256_slli_epi32(a, bits); }
+  static void istore(void* p, I a) { _mm256_storeu_si256(static_cast<__m256i*>(p), a); }
+  template <int from, int to, int width>
+  static I field(I a) {
+    if constexpr (to > from) a = _mm256_slli_epi16(a, to - from);
+    if constexpr (to < from) a = _mm256_srli_epi16(a, from - to);
+    return _mm256_and_si256(a, _mm256_set1_epi8(char(((1 << width) - 1) << to)));
+  }
+  static I lookup(const uint8_t* table, I a) {
+    const __m128i t = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(t), a);
   }
   static F to_float(I a) { return _mm256_cvtepi32_ps(a); }
   static constexpr int kPanelVectors = 2;

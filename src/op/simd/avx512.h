@@ -105,17 +105,25 @@ struct Simd {
   static I izero() { return _mm512_setzero_si512(); }
   static I iset1(int32_t x) { return _mm512_set1_epi32(x); }
   static I iload(const void* p) { return _mm512_loadu_si512(p); }
-  static I low_nibbles(I a) { return _mm512_and_si512(a, _mm512_set1_epi8(0xF)); }
-  static I high_nibbles(I a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(0xF)); }
   /// acc[r] += sum of 4: unsigned weight bytes times signed activation bytes (weights <= 255)
   static I dot4(I acc, I weights, I activations) { return _mm512_dpbusd_epi32(acc, weights, activations); }
   /// The same for weights up to 127.
   static I dot4_small(I acc, I weights, I activations) { return _mm512_dpbusd_epi32(acc, weights, activations); }
   static I iadd(I a, I b) { return _mm512_add_epi32(a, b); }
-  /// Bits 2k..2k+1 of every byte.
-  template <int k>
-  static I crumbs(I a) {
-    return _mm512_and_si512(_mm512_srli_epi16(a, 2 * k), _mm512_set1_epi8(3));
+  static I ior(I a, I b) { return _mm512_or_si512(a, b); }
+  static I shift_left(I a, int bits) { return _mm512_slli_epi32(a, unsigned(bits)); }
+  static void istore(void* p, I a) { _mm512_storeu_si512(p, a); }
+  /// Bits [from, from + width) of every byte, moved to bit `to`; the others are 0.
+  template <int from, int to, int width>
+  static I field(I a) {
+    if constexpr (to > from) a = _mm512_slli_epi16(a, to - from);
+    if constexpr (to < from) a = _mm512_srli_epi16(a, from - to);
+    return _mm512_and_si512(a, _mm512_set1_epi8(char(((1 << width) - 1) << to)));
+  }
+  /// table[byte] for bytes below 16.
+  static I lookup(const uint8_t* table, I a) {
+    const __m128i t = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(t), a);
   }
   static F to_float(I a) { return _mm512_cvtepi32_ps(a); }
   static constexpr int kPanelVectors = 1;  // vectors per 16 rows
