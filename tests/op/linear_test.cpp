@@ -301,7 +301,8 @@ TEST(Panels, Avx2AndAvx512GiveTheSameBits) {
       for (const LinearVariant& variant : gemv_variants())
         if (is_panel_kernel(variant)) y.push_back(run_guarded(variant, p));
       ASSERT_EQ(y.size(), 2u);
-      ASSERT_EQ(std::memcmp(y[0].data(), y[1].data(), 4 * y[0].size()), 0) << format.name << " " << n_tokens << " tokens";
+      ASSERT_EQ(std::memcmp(y[0].data(), y[1].data(), 4 * y[0].size()), 0)
+          << format.name << " " << n_tokens << " tokens";
     }
   }
   EXPECT_GE(n_formats, 14);
@@ -334,7 +335,8 @@ TEST(Panels, ExtremeCodesDoNotSaturateTheIntegerSums) {
 
 /// The codes of a format where op/gemv/panels.h says they are: their weights, decoded by hand, are those of the rows.
 template <class F>
-void expect_documented_layout(int n_out, int n_in, const std::function<double(const uint8_t* unit, int row, int column)>& scale,
+void expect_documented_layout(int n_out, int n_in,
+                              const std::function<double(const uint8_t* unit, int row, int column)>& scale,
                               const std::function<double(int code)>& level) {
   using Unit = PanelUnit<F>;
   const WeightFormat& format = **find_weight_format(F::kName);
@@ -350,8 +352,8 @@ void expect_documented_layout(int n_out, int n_in, const std::function<double(co
     if (row < n_out) format.decode(rows.data() + row * format.row_bytes(n_in), n_in, expected.data());
     else std::ranges::fill(expected, 0.0f);
     for (int column = 0; column < n_in; ++column) {
-      const auto* const unit = reinterpret_cast<const uint8_t*>(panels.data()) +
-                               (row / 16 * n_units + column / F::kGroup) * Unit::kBytes;
+      const auto* const unit =
+          reinterpret_cast<const uint8_t*>(panels.data()) + (row / 16 * n_units + column / F::kGroup) * Unit::kBytes;
       const int in_unit = column % F::kGroup, k = column % 32 / 4, at = 4 * (row % 16) + column % 4;
       const uint8_t* const codes = unit + Unit::kHeadBytes + in_unit / 32 * Unit::kGroupBytes;
       const uint8_t* const high = codes + 64 * Unit::kLow;

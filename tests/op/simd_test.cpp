@@ -90,8 +90,8 @@ TEST(QuantizeGroup, FindsTheLargestInEveryLane) {
 
 TEST(QuantizeGroup, SurvivesGroupsSmallerThanAnInvertibleFloat) {
   for (const SimdEntries& entry : runnable_entries())
-    for (const float top : {0.0f, -0.0f, 1.4e-45f, 1e-40f, 1.1754944e-38f, 1e-37f, 3.7e-37f, 3.8e-37f, 1e-36f, 4.9e-35f,
-                            5.1e-35f}) {
+    for (const float top :
+         {0.0f, -0.0f, 1.4e-45f, 1e-40f, 1.1754944e-38f, 1e-37f, 3.7e-37f, 3.8e-37f, 1e-36f, 4.9e-35f, 5.1e-35f}) {
       std::vector<float> x(kPanelGroup, 0.0f);
       x[5] = top;
       x[6] = -top / 3;
@@ -99,7 +99,8 @@ TEST(QuantizeGroup, SurvivesGroupsSmallerThanAnInvertibleFloat) {
       for (const int planes : {1, 2}) {
         const Group group = reference(x, planes);
         for (int i = 0; i < kPanelGroup; ++i) {
-          const int code = planes == 1 ? group.q[size_t(i)] : 128 * group.q[size_t(i)] + group.q[size_t(kPanelGroup + i)];
+          const int code =
+              planes == 1 ? group.q[size_t(i)] : 128 * group.q[size_t(i)] + group.q[size_t(kPanelGroup + i)];
           EXPECT_LE(std::abs(double(code) * group.scale - x[size_t(i)]),
                     std::max(std::abs(top) * (planes == 1 ? 0.005 : 0.00004), planes == 1 ? 4e-37 : 5e-35))
               << top << " element " << i;

@@ -140,8 +140,7 @@ inline Simd::I panel_weights(const std::byte* codes) {
   if constexpr (kLow == 8) return Simd::iload(codes + 64 * k);
   if constexpr (kLow == 4) low = Simd::template field<k / 4 * 4, 0, 4>(Simd::iload(codes + 64 * (k % 4)));
   if constexpr (kLow == 2) low = Simd::template field<k % 4 * 2, 0, 2>(Simd::iload(codes + 64 * (k / 4)));
-  if constexpr (Unit::kHigh == 1)
-    low = Simd::ior(low, Simd::template field<k, kLow, 1>(Simd::iload(codes + kBehind)));
+  if constexpr (Unit::kHigh == 1) low = Simd::ior(low, Simd::template field<k, kLow, 1>(Simd::iload(codes + kBehind)));
   if constexpr (Unit::kHigh == 2)
     low = Simd::ior(low, Simd::template field<k % 4 * 2, kLow, 2>(Simd::iload(codes + kBehind + 64 * (k / 4))));
   if (const uint8_t* const levels = panel_levels<F>()) low = Simd::lookup(levels, low);

@@ -118,8 +118,8 @@ template <class F, int kTokens>
       for (int t = 0; t < kTokens; ++t) {
         const int64_t place = chunk * x.n_tokens + first_token + t;
         for (int plane = 0; plane < kPlanes; ++plane)
-          q[t][plane] = x.q + ((chunk * kPlanes + plane) * x.n_tokens + first_token + t) * kPanelChunk +
-                        of_chunk * kPanelGroup;
+          q[t][plane] =
+              x.q + ((chunk * kPlanes + plane) * x.n_tokens + first_token + t) * kPanelChunk + of_chunk * kPanelGroup;
         scale[t] = x.scale + place * kChunkGroups + of_chunk;
         sum[t] = x.sum + place * 16 + 2 * of_chunk;
       }
@@ -129,15 +129,15 @@ template <class F, int kTokens>
           Simd::I dot[kTokens][kPlanes];
           for (int t = 0; t < kTokens; ++t) {
             for (int plane = 0; plane < kPlanes - 1; ++plane) dot[t][plane] = Simd::izero();
-            dot[t][kPlanes - 1] = Unit::kZero ? Simd::iset1(-Unit::kZero * sum_of<kScaled>(sum[t], part)) : Simd::izero();
+            dot[t][kPlanes - 1] =
+                Unit::kZero ? Simd::iset1(-Unit::kZero * sum_of<kScaled>(sum[t], part)) : Simd::izero();
           }
           unrolled<kScaled / 4>([&](auto step) {
             constexpr int k = part * (kScaled / 4) + step;
             const Simd::I weights = panel_weights<F, k>(codes);
             for (int t = 0; t < kTokens; ++t)
               for (int plane = 0; plane < kPlanes; ++plane)
-                dot[t][plane] =
-                    dot_bytes<kLargeWeights<F>>(dot[t][plane], weights, broadcast4(q[t][plane] + 4 * k));
+                dot[t][plane] = dot_bytes<kLargeWeights<F>>(dot[t][plane], weights, broadcast4(q[t][plane] + 4 * k));
           });
           const int at = group * kParts + part;
           const Simd::F of_weights = head.scale(v, at);
@@ -157,7 +157,7 @@ template <class F, int kTokens>
     for (int v = 0; v < kRowVectors; ++v) Simd::store(&y[t][v * Simd::kLanes], total[t][v]);
 }
 
-constexpr int kTileVectors = 2;                                         // two panels, or both halves of one
+constexpr int kTileVectors = 2;  // two panels, or both halves of one
 constexpr int kTilePanels = kTileVectors / kRowVectors, kTileRows = kTileVectors * Simd::kLanes;
 constexpr int64_t kTileTokens = 128;  // whose activations and sums stay in cache while a pair of panels passes
 
@@ -256,8 +256,8 @@ void many_tokens(const Linear& w, int64_t panel_size, int64_t first_panel, const
       int64_t t = 0;
       const auto tiles_of = [&]<int kT>() {
         for (; t + kT <= n_tokens; t += kT)
-          panel_tile<kT, kPlanes, Unit::kScaled, kLargeWeights<F>, Unit::kZero != 0, kMin>(decoded, n, x, chunk, first + t,
-                                                                                         Unit::kZero, sums[t]);
+          panel_tile<kT, kPlanes, Unit::kScaled, kLargeWeights<F>, Unit::kZero != 0, kMin>(
+              decoded, n, x, chunk, first + t, Unit::kZero, sums[t]);
       };
       tiles_of.template operator()<kTokens>();
       tiles_of.template operator()<1>();

@@ -97,8 +97,9 @@ constexpr int kF16Bytes = 2 * kPanelRows;
 /// A row's part of the head of a unit; false where a scale is not finite.
 bool is_finite_f16(uint16_t value) { return (value & 0x7C00) != 0x7C00; }
 template <class Block>
-bool pack_head(const Block& block, int row, std::byte* head)
-  requires requires { block.scale; }
+bool pack_head(const Block& block, int row, std::byte* head) requires requires {
+  block.scale;
+}
 {
   put_f16(head, row, block.scale);
   bool finite = is_finite_f16(block.scale);
@@ -136,8 +137,7 @@ bool pack_head(const Q6_K::Block& block, int row, std::byte* head) {
 }
 bool pack_head(const Q3_K::Block& block, int row, std::byte* head) {
   put_f16(head, row, block.d);
-  for (int j = 0; j < 16; ++j)
-    put_six(head + kF16Bytes, 256, kPanelRows * j + row, Q3_K::scale_of(block, j) + 32);
+  for (int j = 0; j < 16; ++j) put_six(head + kF16Bytes, 256, kPanelRows * j + row, Q3_K::scale_of(block, j) + 32);
   return is_finite_f16(block.d);
 }
 bool pack_head(const Q2_K::Block& block, int row, std::byte* head) {

@@ -31,8 +31,8 @@
 namespace ridge {
 
 inline constexpr int kPanelRows = 16;
-inline constexpr int kPanelGroup = 32;    ///< columns that share a scale of the activations
-inline constexpr int kPanelChunk = 256;   ///< columns of a token's activations that lie together
+inline constexpr int kPanelGroup = 32;   ///< columns that share a scale of the activations
+inline constexpr int kPanelChunk = 256;  ///< columns of a token's activations that lie together
 
 /// Where minima are: none; fp16 behind the scales; integers times the block's -dmin.
 enum class PanelMinima : uint8_t { none, f16, integers };
@@ -43,7 +43,7 @@ struct PanelCodes {
   static constexpr int kLow = kLow_, kHigh = kHigh_, kScaled = kScaled_;
   static constexpr int kZero = kZero_;  ///< code of weight 0, before a minimum
   static constexpr PanelMinima kMinima = kMinima_;
-  static constexpr int kPlanes = kPlanes_;                           ///< of the activations: 8 or 15 bits
+  static constexpr int kPlanes = kPlanes_;                             ///< of the activations: 8 or 15 bits
   static constexpr int kGroupBytes = 4 * kPanelRows * (kLow + kHigh);  ///< codes of 32 columns
 };
 
@@ -69,7 +69,8 @@ template <> struct PanelUnitOf<MXFP4>    : PanelCodes<4, 0, 32, 12, PanelMinima:
 template <class... Formats>
 struct PanelFormatList {};
 /// The formats that have panels.
-using PanelFormats = PanelFormatList<Q8_0, Q4_0, Int4G128, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, Q3_K, Q2_K, IQ4_NL, IQ4_XS, MXFP4>;
+using PanelFormats =
+    PanelFormatList<Q8_0, Q4_0, Int4G128, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, Q3_K, Q2_K, IQ4_NL, IQ4_XS, MXFP4>;
 
 /// The unit of a format's panels: 16 blocks.
 template <class F>
