@@ -189,6 +189,23 @@ TEST(GatedActivations, GeluByItsTanhForm) {
             1e-6);
 }
 
+TEST(GatedActivations, EveryGeluKernelIsTheFormulaAndKeepsNan) {
+  // 33 values: whole vectors of both widths and a tail.
+  for (const NormRopeVariant& variant : norm_rope_variants()) {
+    if (variant.isa > detect_isa()) continue;
+    std::vector<float> gate, up(33, 1.5f);
+    for (int i = 0; i < 33; ++i) gate.push_back(0.7f * float(i - 16));
+    gate[3] = gate[32] = NAN, gate[4] = 1e15f, gate[5] = -1e15f;
+    const std::vector<float> from = gate;
+    variant.gelu_glu(gate.data(), up.data(), 33);
+    for (size_t i = 0; i < 33; ++i) {
+      const double g = from[i], tanh = std::tanh(std::sqrt(2 / M_PI) * (g + 0.044715 * g * g * g));
+      if (std::isnan(from[i])) EXPECT_TRUE(std::isnan(gate[i])) << variant.name << " " << i;
+      else EXPECT_NEAR(gate[i], 0.75 * g * (1 + tanh), 1e-6 * std::max(1.0, std::abs(g))) << variant.name << " " << i;
+    }
+  }
+}
+
 TEST(GatedActivations, ClampedSwigluOfGptOss) {
   EXPECT_LT(glu_error(clamped_swiglu,
                       [](double g, double u) {

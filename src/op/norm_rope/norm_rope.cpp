@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numbers>
 
 #include "op/norm_rope/kernels.h"
 #include "op/trace.h"
@@ -17,6 +18,14 @@ void rms_norm_ref(const float* x, const float* weight, float eps, int64_t n, flo
 
 void swiglu_ref(float* gate, const float* up, int64_t n) {
   for (int64_t i = 0; i < n; ++i) gate[i] = float(gate[i] / (1.0 + std::exp(-double(gate[i]))) * up[i]);
+}
+
+void gelu_glu_ref(float* gate, const float* up, int64_t n) {
+  const double root = std::sqrt(2 / std::numbers::pi);
+  for (int64_t i = 0; i < n; ++i) {
+    const double g = gate[i];
+    gate[i] = float(0.5 * g * (1 + std::tanh(root * (g + 0.044715 * g * g * g))) * up[i]);
+  }
 }
 
 namespace {
@@ -44,9 +53,9 @@ const NormRopeVariant& select(const CpuContext& context) {
 
 std::span<const NormRopeVariant> norm_rope_variants() {
   static constexpr NormRopeVariant kVariants[] = {
-      {"ref", Isa::scalar, always, rms_norm_ref, swiglu_ref},
-      {"rows-avx2", Isa::avx2, always, rms_norm_avx2, swiglu_avx2},
-      {"rows-avx512", Isa::avx512, always, rms_norm_avx512, swiglu_avx512},
+      {"ref", Isa::scalar, always, rms_norm_ref, swiglu_ref, gelu_glu_ref},
+      {"rows-avx2", Isa::avx2, always, rms_norm_avx2, swiglu_avx2, gelu_glu_avx2},
+      {"rows-avx512", Isa::avx512, always, rms_norm_avx512, swiglu_avx512, gelu_glu_avx512},
   };
   return kVariants;
 }
@@ -114,14 +123,10 @@ void relu2_glu(CpuContext& context, View2<float> gate, View2<const float> up) {
 }
 
 void gelu_glu(CpuContext& context, View2<float> gate, View2<const float> up) {
-  const TracedOp traced(context, "activation", {}, rows_work(gate, 2, 8));
-  constexpr float kRoot = 0.7978845608028654f;  // sqrt(2 / pi)
-  for_rows(context, gate.rows, [&](int64_t t, int) {
-    for (int64_t i = 0; i < gate.cols; ++i) {
-      const float g = gate(t, i);
-      gate(t, i) = 0.5f * g * (1 + std::tanh(kRoot * (g + 0.044715f * g * g * g))) * up(t, i);
-    }
-  });
+  const NormRopeVariant& variant = select(context);
+  const TracedOp traced(context, "activation", variant.name, rows_work(gate, 2, 8));
+  const auto kernel = variant.gelu_glu;
+  for_rows(context, gate.rows, [&](int64_t t, int) { kernel(&gate(t, 0), &up(t, 0), gate.cols); });
 }
 
 void clamped_swiglu(CpuContext& context, View2<float> gate, View2<const float> up) {

@@ -64,6 +64,7 @@ struct NormRopeVariant {
   Support (*supports)();
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* y);
   void (*swiglu)(float* gate, const float* up, int64_t n);
+  void (*gelu_glu)(float* gate, const float* up, int64_t n);
 };
 std::span<const NormRopeVariant> norm_rope_variants();
 

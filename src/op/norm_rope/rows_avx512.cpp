@@ -10,5 +10,6 @@ void rms_norm_avx512(const float* x, const float* weight, float eps, int64_t n, 
   rms_norm_row(x, weight, eps, n, y);
 }
 void swiglu_avx512(float* gate, const float* up, int64_t n) { swiglu_row(gate, up, n); }
+void gelu_glu_avx512(float* gate, const float* up, int64_t n) { gelu_glu_row(gate, up, n); }
 
 }  // namespace ridge

@@ -39,5 +39,21 @@ inline void swiglu_row(float* gate, const float* up, int64_t n) {
   for (; i < n; ++i) gate[i] = gate[i] / (1.0f + __builtin_expf(-gate[i])) * up[i];
 }
 
+/// 0.5 g (1 + tanh z) = g / (1 + exp(-2 z)), z = sqrt(2/pi) (g + 0.044715 g^3).
+inline void gelu_glu_row(float* gate, const float* up, int64_t n) {
+  constexpr float kTwoRoots = 1.5957691216057308f, kCube = 0.044715f;
+  int64_t i = 0;
+  for (; i + Simd::kLanes <= n; i += Simd::kLanes) {
+    const Simd::F g = Simd::load(gate + i);
+    const Simd::F inner = Simd::mul(g, Simd::fma(Simd::mul(g, g), Simd::set1(kCube), Simd::set1(1.0f)));
+    const Simd::F below = Simd::add(Simd::set1(1.0f), vector_exp(Simd::mul(inner, Simd::set1(-kTwoRoots))));
+    Simd::store(gate + i, Simd::mul(Simd::div(g, below), Simd::load(up + i)));
+  }
+  for (; i < n; ++i) {
+    const float g = gate[i], inner = g * (g * g * kCube + 1.0f);
+    gate[i] = g / (1.0f + __builtin_expf(-kTwoRoots * inner)) * up[i];
+  }
+}
+
 }  // namespace
 }  // namespace ridge
