@@ -23,23 +23,20 @@ std::span<const Command> commands() {
        "ridge run -m model.gguf -f - -ctk q8_0 -ctv rotor-3 --stop '###' < prompt.txt",
        declare_run},
       {"serve", "answer many requests at once, over HTTP",
-       "OpenAI's API (/v1/chat/completions, /v1/completions, /v1/models) and a page for people at /, for many clients "
-       "at "
-       "once: prompts and single tokens share steps, prefixes are computed once, and a request may name its cache "
-       "format "
-       "(kv_quant). /kv, /slots and /metrics show what happens. docs/serving.md has every field. Ctrl-C ends it "
-       "cleanly.",
+       "OpenAI's API (/v1/chat/completions, /v1/completions, /v1/models) and a page for browsers at /, for many "
+       "clients at once. One forward pass computes tokens of many requests and parts of prompts, shared prefixes are "
+       "computed once, and a request may name its cache format (kv_quant). /kv, /slots and /metrics show the "
+       "server's state. docs/serving.md has every field. Ctrl-C ends the server cleanly.",
        "ridge serve -m models/ridge-ref-q8_0.gguf --kv-quant rotor-3\n"
        "ridge serve -m model.gguf --spec-type draft --draft-model small.gguf\n"
        "mpirun -np 2 --bind-to none ridge serve -m model.gguf --tp 2 --device cuda\n"
        "ridge serve -m model.gguf --device cuda --host 0.0.0.0 --api-key-file keys.txt --ctx-size 32768",
        declare_serve},
       {"chat", "talk with a model, or let two talk",
-       "A conversation: answers stream, the cache stays from turn to turn, Ctrl-C stops an answer, Ctrl-D leaves, "
-       "/help "
-       "lists the commands. When stdin is no terminal its lines are the messages. With --debate two system prompts or "
-       "two models answer each other. Models without a chat template get lines of \"User: ...\" and \"Assistant: "
-       "...\".",
+       "A conversation with streamed answers. The cache stays from turn to turn. Ctrl-C stops an answer, Ctrl-D "
+       "leaves, /help lists the commands. When stdin is not a terminal, its lines are the messages. With --debate "
+       "two system prompts or two models answer each other. Models without a chat template get lines of \"User: ...\" "
+       "and \"Assistant: ...\".",
        "ridge chat -m model.gguf --kv-quant rotor-3\n"
        "ridge chat -m model.gguf --debate \"Ann: You love cats.\" \"Bob: You love dogs.\" --topic pets --turns 20\n"
        "ridge chat --debate first.gguf second.gguf --topic \"the best format of a cache\"",
@@ -96,9 +93,9 @@ std::span<const Command> commands() {
        "ridge eval logits -m model.gguf --ids ids.json --path decode --kv rotor-3 -o logits.safetensors",
        declare_eval_logits},
       {"bench decode", "prefill and decode speed of models, with percent of memory bandwidth",
-       "Flags, tests and row fields are llama-bench's, ours appended. Every value may be a comma list or a range "
-       "(512-4096*2); tests are the cross product. Each cache configuration is compared with the reference kernels "
-       "before it is timed: a wrong one gets no speed row and the command ends with 3.",
+       "Flags, tests and row fields are those of llama-bench, with Ridge's own appended. Every value may be a comma "
+       "list or a range (512-4096*2); tests are the cross product. Each cache format is compared with the reference "
+       "kernels before it is timed: a wrong one gets no speed and the command ends with 3.",
        "ridge bench decode -m synth:qwen2.5-1.5b@weights=q4_0 -p 0 -n 32 -d 0,4096 --kv f16,q8_0,rotor-3\n"
        "ridge bench decode -m model.gguf -ctk f16,q8_0 -ctv f16 -o jsonl --results results/decode.jsonl\n"
        "ridge bench decode -m models/ridge-ref-q8_0.gguf --spec-type lookup --text models/wikitext-2-excerpt.txt -n "
@@ -145,34 +142,31 @@ std::span<const Command> commands() {
        "ridge bench attention --heads 64/8 --batch 8 --seq 8192 --kv f32 --kernel all --device cuda -o jsonl\n"
        "ridge bench attention -m model.gguf -f wiki.test.raw --windows 8 --kv rotor-3:planar:window=0:sinks=0",
        declare_bench_attention},
-      {"bench gemv", "products with weight matrices, by shape and batch",
-       "Times y = x W for 1 to 64 tokens at a time, measured and checked as `bench attention` does, against sums in "
-       "double. Bytes are those of the weights' format, and activations once as float32.",
+      {"bench gemv", "matmul with weight matrices (GEMV, GEMM), by shape and batch",
+       "Times y = x W for 1 to 64 tokens at a time, measured and checked like `bench attention`, against sums in "
+       "double. Bytes are the weights in their format, and the activations once as float32.",
        "ridge bench gemv --shape 28672x4096,4096x14336 --weights int4_g128 --batch 1,8\n"
        "ridge bench gemv --weights i2_s --batch 1 --device cuda -o jsonl --results gemv.jsonl",
        declare_bench_gemv},
-      {"bench append", "coding new rows into a cache",
-       "Times the coding of the K and V rows of new tokens, measured as `bench attention` does. The bytes written must "
-       "be those of the formats' encoders.",
+      {"bench append", "writing and coding new cache rows",
+       "Times writing the K and V rows of new tokens into the cache, measured like `bench attention`. The check "
+       "compares the written bytes with the output of the formats' encoders.",
        "ridge bench append --heads 64/8 --kv f16,rotor-3 --batch 1,8\n"
        "ridge bench append --heads 64/8 --kv q8_0 --new 1,32",
        declare_bench_append},
-      {"bench collective", "sums over ranks: GPUs of one machine, or CPU ranks over MPI",
-       "Every rank gives so many bytes of floats and gets the sum. The result is checked on every rank before it is "
-       "timed "
-       "and again after. GPUs: one process, a thread each, calls in recorded graphs; one-shot writes into the other "
-       "GPUs' "
-       "memory, nccl is NVIDIA's library. CPU: ranks of an MPI job. GB/s is what a rank must at least send; the link's "
-       "rate "
-       "is that of large copies in the same run.",
+      {"bench collective", "all-reduce over ranks: GPUs of one machine, or CPU ranks over MPI",
+       "Every rank gives --bytes of floats and gets the sum. Every rank checks the result before the timing and "
+       "again after. GPUs: one process with one thread each, calls in recorded graphs; one-shot writes into the "
+       "other GPUs' memory, nccl is NVIDIA's library. CPU: ranks of an MPI job. GB/s is the least that a rank must "
+       "send; the link's rate is that of large copies in the same run.",
        "ridge bench collective --device cuda:0,1 --kernel all\n"
        "mpirun -np 2 --bind-to none ridge bench collective --tp 2 --bytes 4096,65536",
        declare_bench_collective},
       {"bench bandwidth", "the ceilings: bandwidth of memory and caches, multiply-adds",
-       "Streams over buffers of at least 4 x the last-level cache, reads of what caches hold, and multiply-adds in "
-       "registers, with our own kernels. The read figure is the roof that decode is held against; a ridge point is the "
-       "operations a byte above which arithmetic is the roof. On a GPU also the cost of an edge between two kernels of "
-       "a graph and of a graph's launch.",
+       "Reads, writes and copies of buffers of at least 4 x the last-level cache, reads that fit the caches, and "
+       "multiply-adds in registers, with Ridge's own kernels. The read rate is the memory bandwidth that decode is "
+       "compared with. A ridge point is the number of operations per byte above which arithmetic is the limit. On a "
+       "GPU also the cost of an edge between two kernels of a graph and of a graph's launch.",
        "ridge bench bandwidth\nridge bench bandwidth -t 1 --size 4096\nridge bench bandwidth --device cuda",
        declare_bench_bandwidth},
       {"compare", "is B faster than A here, beyond the noise",
@@ -191,14 +185,13 @@ std::span<const Command> commands() {
        "ridge sweep regime --dry-run\n"
        "ridge sweep --crossovers --results lab.jsonl --baseline f16",
        declare_sweep},
-      {"plan", "what memory a model and its caches take, before loading",
-       "Counts every byte from the configuration and the headers of tensors: weights as the device holds them, K and V "
-       "of "
-       "--sessions sequences of -c tokens, states, activations, scratch, logits. A column a cache format: what fits, "
-       "the "
-       "largest context and the most sessions that would, what a decode step reads, and the tokens a second that a "
-       "read roof allows. --check loads the model, runs the plan's steps, compares component by component, and ends "
-       "with 3 beyond 1 %. When no format fits the command ends with 5.",
+      {"plan", "memory of a model and its caches, before loading",
+       "Counts every byte from the configuration and the headers of tensors: weights as the device holds them, K and "
+       "V of --sessions sequences of -c tokens, states, activations, scratch, logits. Each cache format has a "
+       "column: whether it fits, the largest context and the most sessions that fit, the bytes that a decode pass "
+       "reads, and the tokens a second that memory bandwidth allows. --check loads the model, runs the planned "
+       "passes, compares component by component, and ends with 3 if a difference is over 1 %. When no format fits, "
+       "the command ends with 5.",
        "ridge plan -m model.gguf -c 32768 --sessions 4\n"
        "ridge plan -m synth:llama-3.1-70b@weights=int4_g128 -c 131072 --memory-gib 80 --kv f16,rotor-3 --roof-gbs "
        "3300\n"
@@ -221,10 +214,10 @@ std::span<const Command> commands() {
        "ridge decide -m model.gguf -f wiki.test.raw --search wiki.valid.raw --kld-budget 0.002 --results lab.jsonl\n"
        "ridge decide --show decision-0123456789abcdef.json",
        declare_decide},
-      {"profile", "where the time of a decode step goes, op by op",
-       "Attributes decode steps (or, with -p, a prompt's chunk) to ops on the CPU and to kernels on a GPU: time, "
-       "share, declared bytes, GB/s, percent of the read bandwidth measured in the same run, and what bounds each. "
-       "Parts and the gaps between them add up to the step. --trace writes one step for ui.perfetto.dev.",
+      {"profile", "where the time of a forward pass goes, op by op",
+       "Divides the time of decode passes (with -p: of a prompt's pass) over ops on the CPU and kernels on a GPU: "
+       "time, share, declared bytes, GB/s, percent of the read bandwidth measured in the same run, and what limits "
+       "each op. Ops and the gaps between them add up to the pass. --trace writes one pass for ui.perfetto.dev.",
        "ridge profile -m synth:qwen2.5-1.5b@weights=q4_0 -d 4096 --kv-quant rotor-3\n"
        "ridge profile -m model.gguf -p 512 --trace step.json",
        declare_profile},

@@ -280,13 +280,12 @@ LoadOptions ModelFlags::load_options() const {
 
 void add_rank_flags(CLI::App& app, int* n_stages) {
   in_group(app, "Ranks");
-  app.add_option("--tp",
-                 "ranks (processes) that split every layer: mpirun -np N ridge ... --tp N; on cuda one GPU each")
+  app.add_option("--tp", "tensor parallelism over N processes (mpirun -np N ridge ... --tp N); on cuda one GPU each")
       ->type_name("N")
       ->default_str("1");
   if (n_stages)
     add_whole(app, "--pp", *n_stages, 1, 64,
-              "groups of layers: over the GPUs of --device, or over CPU processes (mpirun -np NxM, N from --tp)")
+              "pipeline stages: layers split over the GPUs of --device or over CPU processes (mpirun -np N*M)")
         ->type_name("M");
   app.add_option("--rank-timeout", "longest wait for another rank; ten times as long while the model is loading")
       ->type_name("SECONDS")
