@@ -27,9 +27,10 @@ PATHS = {
     "plan": ("src/lab/decide/plan*", "src/op/cache", "src/model", "src/engine"),
     "grammar": ("src/grammar",),
     "head": ("models/train_mtp_head.py",),
+    "threads": ("src/base/thread_pool*",),
 }
 FILES = {  # the first part of a file's name that fits decides
-    "bandwidth": "bandwidth", "batch": "forward", "collective": "ops", "crossovers": "ops", "decode": "forward", "kv": "quality", "op": "ops", "ppl": "quality",
+    "bandwidth": "bandwidth", "batch": "forward", "busy-threads": "threads", "collective": "ops", "crossovers": "ops", "decode": "forward", "kv": "quality", "op": "ops", "ppl": "quality",
     "profile": "forward", "ranks": "ranks", "serve": "server", "service": "server", "sweep": "ops", "append": "ops", "attention": "ops", "baselines": "ops",
     "coding-share": "forward", "counters": "forward", "crowd": "server", "decisions": "forward", "int4-planes": "quality", "mask-cost": "grammar", "mtp-head": "head",
     "plan": "plan", "sampling": "forward", "spec": "speculation", "speculation": "speculation", "ternary": "ops",
@@ -66,7 +67,7 @@ def missing(r):
         "command": r.get("command"),
         "card": card_of(r) not in ("not recorded", "GPU, not recorded"),
         "date": r.get("date") or r.get("test_time"),
-        "load": r.get("load_1min") is not None,
+        "load": r.get("load_1min") is not None or "neighbours" in r,  # the number of busy processes beside the bench
         "checked": not is_timed(r) or "checked" in r,
     }
     gaps = [name for name, there in facts.items() if not there]
