@@ -165,6 +165,21 @@ struct SamplerOptions {
   uint64_t first_draw = 0;  ///< draws of this text that came before: a sampler made anew goes on with the next number
 };
 
+/// What the tokens of a text may be: that it has a structure, for example. Used by one thread at a time. Throws Error where
+/// it cannot go on.
+class TokenRule {
+ public:
+  virtual ~TokenRule() = default;
+  /// Sets the logits [vocab_size] of all tokens that may not come next to -infinity. When so few tokens are left that the
+  /// text must be brought to its end, only those that do so may come.
+  virtual void mask(std::span<float> logits, int tokens_left) = 0;
+  /// Moves on by a token that was drawn; returns the token that takes its place in the text, itself but for reasons that
+  /// the rule documents.
+  virtual int32_t accept(int32_t token) = 0;
+  /// Whether nothing but an end token may follow.
+  virtual bool complete() const = 0;
+};
+
 /// One mutable timeline of tokens over a model. Sessions of one model run one at a time.
 class Session {
  public:
@@ -180,12 +195,12 @@ class Session {
   std::span<const float> decode(int32_t token);
   /// Draws tokens, starting from the last call's logits, and hands them to on_token one by one, until it returns false,
   /// n_max were drawn or the context is full; every token but the last is appended. Throws bad_file where logits are not
-  /// finite; the session is empty then. A device draws by itself, a few
-  /// steps ahead of on_token. `recent` are the tokens the penalty knows. Returns how many were handed on.
+  /// finite; the session is empty then. A device draws by itself, a few steps ahead of on_token, but for a text with a
+  /// rule. `recent` are the tokens the penalty knows. Returns how many were handed on.
   int draw(const SamplerOptions& options, std::span<const int32_t> recent, int n_max,
-           const std::function<bool(int32_t)>& on_token);
-  /// From here on steps of draw() take several tokens where guesses hold (engine/speculate.h), to the same text and the
-  /// same cache, but for a device's rounding; null ends it. `recent` is then the text that guesses go by.
+           const std::function<bool(int32_t)>& on_token, TokenRule* rule = nullptr);
+  /// From here on steps of draw() take several tokens where draft tokens are accepted (engine/decode/text.h), to the same
+  /// text and the same cache, but for a device's rounding; null ends it. `recent` is then the text that proposers go by.
   void speculate(Speculation* speculation);
   /// Forgets all tokens and calibration.
   void reset();
@@ -249,6 +264,15 @@ struct GenerateOptions {
   std::vector<std::string> stop;  ///< generation ends before any of these appears in the output
   bool ignore_eos = false;
   SamplerOptions sampler;
+  TokenRule* rule = nullptr;        ///< null: any text; one that is complete ends it
+  int n_held = 0;                   ///< tokens of the prompt that the session holds already; less than all
+  bool ids = false;                 ///< the text is the tokens' ids, a space behind each: a model without a tokenizer
+  std::vector<int32_t> marks = {};  ///< control tokens that on_mark hears of
+  std::function<bool(std::string_view)> on_mark =
+      nullptr;  ///< their spelling, in its place between the texts; as on_text
+  /// Reads the prompt's tokens into the session; returns how many: fewer than all end the generation. Null: prefill().
+  std::function<int(std::span<const int32_t>)> read = nullptr;
+  std::function<bool()> interrupted = nullptr;  ///< asked behind every token: whether the text ends there
 };
 struct GenerateResult {
   std::vector<int32_t> tokens;  ///< all generated tokens, the one that ended it included
@@ -256,9 +280,10 @@ struct GenerateResult {
   StopReason reason = StopReason::max_tokens;
   std::string stop;  ///< the stop string that matched
   double prefill_seconds = 0, decode_seconds = 0;
-  int n_prompt = 0, n_decoded = 0;  ///< n_decoded tokens took decode_seconds, a step each but with speculation
+  int n_prompt = 0,
+      n_decoded = 0;  ///< tokens that were read; n_decoded tokens took decode_seconds, a step each but with speculation
 };
-/// Prefills `prompt` (not empty) and generates. `on_text` gets whole UTF-8 sequences as they become final and returns
+/// Reads what the session does not hold of `prompt` (not empty), and generates. `on_text` gets whole UTF-8 sequences as they become final and returns
 /// false to stop. Text that may still turn into a stop string is held back.
 GenerateResult generate(Session& session, const Model& model, std::span<const int32_t> prompt,
                         const GenerateOptions& options, const std::function<bool(std::string_view text)>& on_text);

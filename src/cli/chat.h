@@ -4,6 +4,7 @@
 #include "cli/options.h"
 #include "cli/speaker.h"
 #include "cli/spec_flags.h"
+#include "cli/structure_flags.h"
 
 namespace ridge::cli {
 
@@ -12,6 +13,7 @@ struct ChatFlags {
   ContextFlags context;
   KvFlags kv;
   SpecFlags spec;
+  StructureFlags structure;
   OutputFlags output;
   std::string system, topic;
   std::vector<std::string> debate;  ///< both sides; empty: a conversation

@@ -19,8 +19,9 @@ class Conversation {
       : flags_(flags),
         chat_(chat),
         proposers_(
-            open_proposers(flags.spec, flags.model, chat.model(), flags.n_ctx(chat.model()), flags.context.ubatch())),
+            open_proposers(flags.spec, flags.model, chat.model(), {flags.n_ctx(chat.model()), flags.context.ubatch()})),
         speculation_(open_speculation(flags.spec, proposers_)),
+        structure_(flags.structure, chat.model()),
         speaker_(chat, speaker_options()),
         reader_(flags.no_history ? "" : history_path(), command_names()) {
     set_system(flags.system);
@@ -35,9 +36,10 @@ class Conversation {
   };
   static std::span<const Row> rows();
   static std::vector<std::string> command_names();
-  SpeakerOptions speaker_options() const {
+  SpeakerOptions speaker_options() {
     SpeakerOptions options = flags_.speaker(chat_.model());
     options.speculation = speculation_.get();
+    options.structure = &structure_;
     return options;
   }
 
@@ -74,6 +76,7 @@ class Conversation {
   const ChatModel& chat_;
   const Proposers proposers_;
   const std::unique_ptr<Speculation> speculation_;
+  AnswerStructure structure_;
   Speaker speaker_;
   LineReader reader_;
   text::Json messages_ = text::Json::array();

@@ -117,7 +117,7 @@ int bench_speculation(const BenchFlags& flags, const lab::BenchParams& decode) {
       .draft_model = flags.spec.draft_model,
       .draft_kv = kv_text(flags.spec.cache())};
   params.open = [&](const Model& model, int n_ctx) {
-    opened.push_back(std::make_unique<Proposers>(open_proposers(flags.spec, target, model, n_ctx, params.n_ubatch)));
+    opened.push_back(std::make_unique<Proposers>(open_proposers(flags.spec, target, model, {n_ctx, params.n_ubatch})));
     return opened.back()->make;
   };
   BenchOutput output(flags.output, flags.format, lab::spec_markdown_head(), true);

@@ -46,6 +46,7 @@ Action declare_chat(CLI::App& app) {
             "tokens an answer; -1: until it or the context ends, in a debate 128");
   in_group(app, "Sampling");
   add_sampler_flags(app, f.sampler, f.seed);
+  add_structure_flags(app, f.structure);
   add_context_flags(app, f.context, "context in tokens; 0: the model's trained context, or less if memory is short");
   add_kv_flags(app, f.kv);
   add_decision_flag(app, f.kv);
@@ -58,6 +59,8 @@ Action declare_chat(CLI::App& app) {
     flags->spec.check();
     if (!flags->debate.empty() && flags->spec.on())
       bad_flag("--debate", "its sides do not speculate", "leave out --spec-type");
+    if (!flags->debate.empty() && flags->structure.on())
+      bad_flag("--debate", "its sides talk freely", "leave out --json-schema and --grammar");
     install_chat_interrupts();
     return flags->debate.empty() ? run_conversation(*flags) : run_debate(*flags);
   };

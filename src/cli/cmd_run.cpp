@@ -6,7 +6,6 @@
 #include <random>
 
 #include "base/build_info.h"
-#include "cli/answer.h"
 #include "cli/answer_printer.h"
 #include "cli/chat_model.h"
 #include "cli/interrupt.h"
@@ -14,8 +13,10 @@
 #include "cli/options.h"
 #include "cli/prompt_cache.h"
 #include "cli/prompt_ids.h"
+#include "cli/reading.h"
 #include "cli/spec_flags.h"
 #include "cli/start_lines.h"
+#include "cli/structure_flags.h"
 #include "cli/text_out.h"
 #include "io/mapped_file.h"
 #include "lab/rows/results.h"
@@ -29,6 +30,7 @@ struct RunFlags {
   ContextFlags context;
   KvFlags kv;
   SpecFlags spec;
+  StructureFlags structure;
   OutputFlags output;
   std::string prompt, file, ids, system;
   bool has_prompt = false, chat = false, raw = false, bare = false, verbose = false;
@@ -243,44 +245,47 @@ int run(const RunFlags& flags) {
                 "shorten the prompt)",
                 prompt.size(), n_ctx,
                 session.n_past() > 0 ? fmt::format(" with {} of them used", session.n_past()) : "");
-  AnswerOptions options{.generate = generate,
-                        .n_step = flags.context.ubatch(),
-                        .shows_progress = !flags.quiet(),
-                        .ids = !model.info().has_tokenizer};
-  const Proposers proposers = open_proposers(flags.spec, flags.model, model, n_ctx, flags.context.ubatch());
+  AnswerStructure structure(flags.structure, model);
+  const std::unique_ptr<TokenRule> rule = structure.rule(read.answer.value_or(serve::AnswerForm()));
+  const ReadingOptions reading{.n_step = flags.context.ubatch(), .shows_progress = !flags.quiet()};
+  generate.rule = rule.get();
+  generate.ids = !model.info().has_tokenizer;
+  const Proposers proposers = open_proposers(flags.spec, flags.model, model, {n_ctx, flags.context.ubatch()});
   const std::unique_ptr<Speculation> spec = open_speculation(flags.spec, proposers);
   Speculation* const speculation = spec.get();
   session.speculate(speculation);
   const PromptCache cache{flags.prompt_cache};
   std::string cache_line;
-  if (!cache.path.empty()) options.n_held = cache.load(session, prompt, cache_line);
+  if (!cache.path.empty()) generate.n_held = cache.load(session, prompt, cache_line);
   if (!flags.quiet()) {
     print_start(flags, model, session, kv, read, generate.sampler);
     if (!cache_line.empty()) fmt::print(stderr, "{}\n", cache_line);
   }
-  const int n_cached = options.n_held;
+  const int n_cached = generate.n_held;
   std::string not_kept;
   const auto start = std::chrono::steady_clock::now();
   if (!cache.path.empty() && n_cached + 1 < int(prompt.size())) {
     const std::span<const int32_t> all_but_last = std::span(prompt).first(prompt.size() - 1);
-    options.n_held +=
-        read_tokens(session, model, all_but_last.subspan(size_t(n_cached)), options.n_step, options.shows_progress);
-    if (options.n_held == int(all_but_last.size())) not_kept = keep_prompt(cache, session, all_but_last);
+    generate.n_held += read_tokens(session, model, all_but_last.subspan(size_t(n_cached)), reading);
+    if (generate.n_held == int(all_but_last.size())) not_kept = keep_prompt(cache, session, all_but_last);
   }
   const std::chrono::duration<double> filling = std::chrono::steady_clock::now() - start;
   const bool stream = !flags.output.json && !flags.bare;
   AnswerPrinter printer(stream);
   if (read.answer) {
     printer.begin(read.answer->output);
-    options.marks = read.answer->marks;
-    options.on_mark = [&](std::string_view mark) { printer.feed_mark(mark); };
+    generate.marks = read.answer->marks;
+    generate.on_mark = [&](std::string_view mark) { return printer.feed_mark(mark), true; };
   }
-  GenerateResult result = answer(session, model, prompt, options, [&](std::string_view text) {
-    if (read.answer) return printer.feed(text);
-    if (stream) write_text(text);
+  generate.read = [&](std::span<const int32_t> tokens) { return read_tokens(session, model, tokens, reading); };
+  generate.interrupted = interrupted;
+  GenerateResult result = ridge::generate(session, model, prompt, generate, [&](std::string_view text) {
+    if (read.answer) printer.feed(text);
+    else if (stream) write_text(text);
+    return true;
   });
   const text::Json message = read.answer ? printer.finish(false) : text::Json();
-  result.n_prompt += options.n_held - n_cached;
+  result.n_prompt += generate.n_held - n_cached;
   result.prefill_seconds += filling.count();
   std::exception_ptr not_saved;
   if (!flags.save_state.empty()) {
@@ -341,6 +346,7 @@ Action declare_run(CLI::App& app) {
   app.add_flag("--ignore-eos", f.ignore_eos, "generate past the end-of-text token");
   in_group(app, "Sampling");
   add_sampler_flags(app, f.sampler, f.seed);
+  add_structure_flags(app, f.structure);
   in_group(app, "Context");
   add_text(app, "--load-state", f.load_state, "FILE",
            "start with a cache saved by --save-state; the prompt follows that text");

@@ -140,8 +140,6 @@ void print_start(const ServeFlags& flags, Engine& engine, const serve::Scheduler
 int serve_model(const ServeFlags& flags) {
   check_kv_flags(flags.kv);  // refuses nonsense before the model is read
   flags.spec.check();
-  if (flags.spec.sampling != "exact")
-    bad_flag("--spec-sampling", "a server's texts are those without guesses", "leave it out");
   check_device(flags.model.device);
   allow_many_files();
   serve::ServerOptions options{.http = {.host = flags.host,
@@ -172,13 +170,16 @@ int serve_model(const ServeFlags& flags) {
   model.emplace(load_model(flags.model));
   Engine& engine = model->engine();
   const auto open = [&](const serve::LaneOptions& lane) {
-    proposers = open_proposers(flags.spec, flags.model, *model, lane.n_ctx, lane.batch_tokens);
+    proposers =
+        open_proposers(flags.spec, flags.model, *model,
+                       {.n_ctx = lane.n_ctx, .n_ubatch = lane.batch_tokens, .n_texts = lane.max_seqs * flags.n_pools});
     return proposers.make;
   };
   const int n_ctx = flags.scheduler.n_ctx > 0 ? flags.scheduler.n_ctx : engine.info().n_ctx_train;
   const KvChoice kv = choice_for(flags.kv, *model, n_ctx, flags.output.quiet);
   serve::SchedulerOptions scheduler = flags.scheduler.options(engine, kv, flags.n_pools, open);
   scheduler.lane.spec_depth = flags.spec.depth;
+  scheduler.lane.spec_rejects = flags.spec.sampling == "reject";
   server->serve(engine, model_id(flags, engine.info()), std::move(chat_template), scheduler);
   print_start(flags, engine, scheduler, base_model, server->port(), available);
 

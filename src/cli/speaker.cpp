@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "cli/interrupt.h"
+
 namespace ridge::cli {
 
 int drop_oldest_turn(text::Json& messages) {
@@ -61,16 +63,19 @@ int Speaker::keep_common(std::span<const int32_t> prompt) {
 GenerateResult Speaker::say(text::Json& messages, int& n_dropped, AnswerPrinter& printer) {
   const std::vector<int32_t> prompt = fit(messages, n_dropped);
   printer.begin(form_.output);
-  const AnswerOptions how{.generate = options_.generate,
-                          .n_held = keep_common(prompt),
-                          .n_step = options_.n_ubatch,
-                          .shows_progress = options_.shows_progress,
-                          .marks = form_.marks,
-                          .on_mark = [&](std::string_view mark) { printer.feed_mark(mark); }};
+  const std::unique_ptr<TokenRule> rule = options_.structure ? options_.structure->rule(form_) : nullptr;
+  GenerateOptions how = options_.generate;
+  how.rule = rule.get();
+  how.n_held = keep_common(prompt);
+  how.marks = form_.marks;
+  how.on_mark = [&](std::string_view mark) { return printer.feed_mark(mark), true; };
+  how.read = [&](std::span<const int32_t> tokens) { return read_tokens(*session_, chat_.model(), tokens, reading()); };
+  how.interrupted = interrupted;
   held_ = prompt;
   GenerateResult result;
   try {
-    result = answer(*session_, chat_.model(), prompt, how, [&](std::string_view text) { printer.feed(text); });
+    const auto take = [&](std::string_view text) { return printer.feed(text), true; };
+    result = generate(*session_, chat_.model(), prompt, how, take);
   } catch (const Error&) {  // who knows how far it came
     session_->reset();
     held_.clear();
@@ -85,7 +90,7 @@ GenerateResult Speaker::say(text::Json& messages, int& n_dropped, AnswerPrinter&
 void Speaker::change_cache(const KvChoice& kv) {
   auto next = std::make_unique<Session>(chat_.model(), session_options(kv, options_.n_ctx, options_.n_ubatch));
   next->speculate(options_.speculation);
-  const int n = read_tokens(*next, chat_.model(), held_, options_.n_ubatch, options_.shows_progress);
+  const int n = read_tokens(*next, chat_.model(), held_, reading());
   session_ = std::move(next);
   held_.resize(size_t(n));
   options_.kv = kv;

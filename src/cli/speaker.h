@@ -1,12 +1,13 @@
 // Who answers in a conversation: a session that keeps of its cache what the next prompt has in common with it.
 #pragma once
 
-#include "cli/answer.h"
 #include "cli/answer_printer.h"
 #include "cli/chat_model.h"
+#include "cli/reading.h"
 #include "cli/start_lines.h"
+#include "cli/structure_flags.h"
+#include "engine/decode/text.h"
 #include "engine/kv_choice.h"
-#include "engine/speculate.h"
 
 namespace ridge::cli {
 
@@ -16,7 +17,8 @@ struct SpeakerOptions {
   bool shows_progress = false;  ///< of reading a prompt, on stderr
   GenerateOptions generate;     ///< stops of the model's own are added
   PlainNames names = {};
-  Speculation* speculation = nullptr;  ///< null: none; must outlive the speaker
+  Speculation* speculation = nullptr;    ///< null: none; must outlive the speaker
+  AnswerStructure* structure = nullptr;  ///< of answers; null: any text; must outlive the speaker
 };
 
 class Speaker {
@@ -40,6 +42,7 @@ class Speaker {
 
  private:
   std::vector<int32_t> fit(text::Json& messages, int& n_dropped);
+  ReadingOptions reading() const { return {options_.n_ubatch, options_.shows_progress}; }
   /// Goes back to what the cache and the prompt have in common; returns how many tokens that are.
   int keep_common(std::span<const int32_t> prompt);
 

@@ -54,21 +54,21 @@ void add_spec_flags(CLI::App& app, SpecFlags& flags) {
            "V format of the draft cache (-ctvd); overrides --draft-kv-quant");
 }
 
-Proposers open_proposers(const SpecFlags& flags, const ModelFlags& of_target, const Model& target, int n_ctx,
-                         int n_ubatch) {
+Proposers open_proposers(const SpecFlags& flags, const ModelFlags& of_target, const Model& target,
+                         const ProposedTexts& texts) {
   Proposers opened;
   if (!flags.on()) return opened;
-  const SessionOptions options = session_options(flags.cache(), n_ctx, n_ubatch);
+  const SessionOptions options = session_options(flags.cache(), texts.n_ctx, texts.n_ubatch);
   if (flags.type == "lookup") {
     opened.make = make_lookup_proposer;
   } else if (flags.type == "mtp") {
-    opened.make = mtp_proposers(target, flags.draft_model, options, flags.p_min);
+    opened.make = mtp_proposers(target, flags.draft_model, options, flags.p_min, texts.n_texts);
   } else {
     ModelFlags of_draft = of_target;
     of_draft.model = flags.draft_model;
     of_draft.whole = true;
     opened.draft = std::make_unique<Model>(load_model(of_draft));
-    opened.make = draft_proposers(target, *opened.draft, options, flags.p_min);
+    opened.make = draft_proposers(target, *opened.draft, options, flags.p_min, texts.n_texts);
   }
   return opened;
 }

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cli/options.h"
-#include "engine/speculate.h"
+#include "engine/decode/text.h"
 
 namespace ridge::cli {
 
@@ -25,9 +25,14 @@ struct Proposers {
   std::unique_ptr<Model> draft;
   ProposerMaker make;
 };
+/// Texts that proposers work for.
+struct ProposedTexts {
+  int n_ctx = 0, n_ubatch = 0;
+  int n_texts = 1;  ///< at a time
+};
 /// `of_target` are the flags of the target; the smaller model runs where it does. Both models must outlive the proposers.
-Proposers open_proposers(const SpecFlags& flags, const ModelFlags& of_target, const Model& target, int n_ctx,
-                         int n_ubatch);
+Proposers open_proposers(const SpecFlags& flags, const ModelFlags& of_target, const Model& target,
+                         const ProposedTexts& texts);
 
 /// Null without speculation.
 std::unique_ptr<Speculation> open_speculation(const SpecFlags& flags, const Proposers& proposers);

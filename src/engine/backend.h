@@ -2,12 +2,12 @@
 // leaves logits where it computed them.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "engine/batch.h"
-#include "engine/run_ahead.h"
 #include "model/kv_metric.h"
 #include "model/plan.h"
 #include "model/weights.h"
@@ -37,6 +37,21 @@ class Outputs {
   virtual int64_t bytes() const { return 0; }
 };
 
+/// Steps that a device runs by itself: they can be queued before the tokens of earlier ones are known. Calls throw what
+/// went wrong on the device.
+class DeviceSteps {
+ public:
+  virtual ~DeviceSteps() = default;
+  /// Queues step number `step`, counted from 0.
+  virtual void launch(int64_t step) = 0;
+  /// The numbers of a launched step, of Drawing a token a sequence, if they have come; never waits.
+  virtual bool read(int64_t step, std::span<int32_t> numbers) = 0;
+  /// Whether every launched step has ended.
+  virtual bool idle() = 0;
+  /// Waits until it has.
+  virtual void finish() = 0;
+};
+
 /// Steps of a fixed set of sequences that feed themselves: step 0 draws a token a sequence from logits that are there,
 /// each later step appends the tokens drawn last and draws again. The pool's lengths advance when a step is queued.
 class Drawing : public DeviceSteps {
@@ -54,12 +69,6 @@ class Drawing : public DeviceSteps {
 };
 
 class Backend;
-
-/// Draws up to n tokens behind the logits of `outputs`, one row of the sequence, a few steps ahead of the tokens that it
-/// hands on. The cache then has all of them but the last one. Returns how many were handed on: fewer where on_token
-/// returned false. `recent` is what the penalty knows.
-int draw_tokens(Backend& backend, SequencePool& pool, SeqId seq, Outputs& outputs, const SamplerOptions& sampler,
-                std::span<const int32_t> recent, int n, const std::function<bool(int32_t)>& on_token);
 
 /// The MTP head that proposes behind a text on the text's own device. It has read the text, but for the last token.
 struct DeviceDraft {
@@ -131,16 +140,22 @@ class Backend {
   /// Watches the steps to come; null to stop watching.
   virtual void watch(OnAttention on_attention, OnBlock on_block) = 0;
 
-  /// `outputs` has one row a sequence, of its last token. Rows of `recent` are what each sequence's penalty knows.
+  /// Whether steps run on a device, which draws where its logits are.
+  virtual bool on_device() const = 0;
+  /// `outputs` has one row a sequence, of its last token. Rows of `recent` are what each sequence's penalty knows. Null
+  /// where steps do not feed themselves: the caller then draws after each.
   std::unique_ptr<Drawing> start_drawing(std::span<const SeqId> seqs, SequencePool& pool, Outputs& outputs,
                                          std::span<const SamplerOptions> samplers,
                                          std::span<const std::vector<int32_t>> recent) {
     return start_drawing(seqs, pool, pool.memory(), outputs, samplers, recent);
   }
-  virtual std::unique_ptr<Drawing> start_drawing(std::span<const SeqId> seqs, SequencePool& pool, KvMemory& memory,
-                                                 Outputs& outputs, std::span<const SamplerOptions> samplers,
-                                                 std::span<const std::vector<int32_t>> recent) = 0;
-  /// Null where a backend cannot: the host then goes between proposing and verifying.
+  virtual std::unique_ptr<Drawing> start_drawing(std::span<const SeqId> /*seqs*/, SequencePool& /*pool*/,
+                                                 KvMemory& /*memory*/, Outputs& /*outputs*/,
+                                                 std::span<const SamplerOptions> /*samplers*/,
+                                                 std::span<const std::vector<int32_t>> /*recent*/) {
+    return nullptr;
+  }
+  /// Null if unsupported; the caller then verifies draft tokens on the host.
   virtual std::unique_ptr<Guessing> start_guessing(const GuessedText& /*text*/, const DeviceDraft& /*draft*/) {
     return nullptr;
   }
@@ -165,10 +180,6 @@ class Backend {
 /// same steps, and all get the same logits.
 std::unique_ptr<Backend> make_cpu_backend(CpuContext& context, const ModelPlan& plan, const Weights& weights,
                                           Ranks* ranks = nullptr, const ModelSlice* slice = nullptr);
-/// Steps that feed themselves where tokens below n_ids are drawn on the host: a step runs when it is queued.
-std::unique_ptr<Drawing> draw_on_host(Backend& backend, std::span<const SeqId> seqs, SequencePool& pool,
-                                      KvMemory& memory, Outputs& outputs, std::span<const SamplerOptions> samplers,
-                                      std::span<const std::vector<int32_t>> recent, int n_ids);
 /// The backend of a CUDA device: uploads a model. `plan` and `weights` need live no longer than the call, `kernels` are
 /// "op=name" choices. Throws Error: no_device without CUDA or without this device, no_memory before anything is copied
 /// when the weights cannot fit, usage for kinds of the plan and kernels that a device lacks.

@@ -83,9 +83,7 @@ class CpuBackend final : public Backend {
     on_attention_ = std::move(on_attention);
     on_block_ = std::move(on_block);
   }
-  std::unique_ptr<Drawing> start_drawing(std::span<const SeqId> seqs, SequencePool& pool, KvMemory& memory,
-                                         Outputs& outputs, std::span<const SamplerOptions> samplers,
-                                         std::span<const std::vector<int32_t>> recent) override;
+  bool on_device() const override { return false; }
   std::vector<int32_t> draw(Outputs& outputs, std::span<const SamplerOptions> samplers,
                             std::span<const std::vector<int32_t>> recent) override;
   std::string name() const override { return "cpu"; }
@@ -621,49 +619,6 @@ std::vector<std::string> CpuBackend::kernels(const KvLayerConfig& layer) const {
   return names;
 }
 
-class HostDrawing final : public Drawing {
- public:
-  HostDrawing(Backend& backend, std::span<const SeqId> seqs, SequencePool& pool, KvMemory& memory, Outputs& outputs,
-              std::span<const SamplerOptions> samplers, std::span<const std::vector<int32_t>> recent, int n_ids)
-      : Drawing(seqs, pool),
-        backend_(backend),
-        memory_(memory),
-        outputs_(outputs),
-        tokens_(seqs.size()),
-        n_ids_(n_ids) {
-    for (size_t i = 0; i < seqs.size(); ++i) samplers_.emplace_back(samplers[i], n_ids).accept(recent[i]);
-  }
-  void queue(int64_t step) override {
-    if (step > 0)
-      backend_.step({.tokens = tokens_, .seqs = seqs_, .logits = LogitRows::last}, pool_, memory_, outputs_);
-    const View2<const float> logits = outputs_.logits();
-    RIDGE_CHECK(logits.rows == ssize(tokens_), "drawing from {} rows of {} sequences", logits.rows, tokens_.size());
-    for (size_t i = 0; i < tokens_.size(); ++i)
-      tokens_[i] = samplers_[i].sample(logits.row(int64_t(i)).first(size_t(n_ids_)));
-  }
-  bool read(int64_t, std::span<int32_t> tokens) override {
-    std::ranges::copy(tokens_, tokens.begin());
-    return true;
-  }
-  bool idle() override { return true; }
-  void finish() override {}
-  int most_ahead() const override { return 1; }
-
- private:
-  Backend& backend_;
-  KvMemory& memory_;
-  Outputs& outputs_;
-  std::vector<int32_t> tokens_;
-  std::vector<Sampler> samplers_;
-  int n_ids_;
-};
-
-std::unique_ptr<Drawing> CpuBackend::start_drawing(std::span<const SeqId> seqs, SequencePool& pool, KvMemory& memory,
-                                                   Outputs& outputs, std::span<const SamplerOptions> samplers,
-                                                   std::span<const std::vector<int32_t>> recent) {
-  return draw_on_host(*this, seqs, pool, memory, outputs, samplers, recent, plan_.n_ids);
-}
-
 std::vector<int32_t> CpuBackend::draw(Outputs& outputs, std::span<const SamplerOptions> samplers,
                                       std::span<const std::vector<int32_t>> recent) {
   const View2<const float> logits = outputs.logits();
@@ -678,12 +633,6 @@ std::vector<int32_t> CpuBackend::draw(Outputs& outputs, std::span<const SamplerO
 }
 
 }  // namespace
-
-std::unique_ptr<Drawing> draw_on_host(Backend& backend, std::span<const SeqId> seqs, SequencePool& pool,
-                                      KvMemory& memory, Outputs& outputs, std::span<const SamplerOptions> samplers,
-                                      std::span<const std::vector<int32_t>> recent, int n_ids) {
-  return std::make_unique<HostDrawing>(backend, seqs, pool, memory, outputs, samplers, recent, n_ids);
-}
 
 std::unique_ptr<Backend> make_cpu_backend(CpuContext& context, const ModelPlan& plan, const Weights& weights,
                                           Ranks* ranks, const ModelSlice* slice) {

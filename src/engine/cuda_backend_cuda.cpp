@@ -109,6 +109,7 @@ class CudaBackend final : public Backend {
     RIDGE_CHECK(!on_attention, "the rows of a device's attention cannot be watched");
     runner_.watch(std::move(on_block));
   }
+  bool on_device() const override { return true; }
   std::unique_ptr<Drawing> start_drawing(std::span<const SeqId> seqs, SequencePool& pool, KvMemory& memory,
                                          Outputs& outputs, std::span<const SamplerOptions> samplers,
                                          std::span<const std::vector<int32_t>> recent) override;

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "engine/speculate.h"
+#include "engine/decode/text.h"
 #include "op/attn/device_attention.h"
 
 namespace ridge {

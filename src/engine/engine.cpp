@@ -233,6 +233,20 @@ std::unique_ptr<SequencePool> Engine::open_pool(std::span<const KvLayerConfig> l
   return pool;
 }
 
+std::unique_ptr<SequencePool> Engine::open_checked_pool(std::span<const KvLayerConfig> layers, PageNumbers n_pages,
+                                                        int n_seqs, int n_ctx, int n_ubatch) {
+  const int64_t needed = cache_bytes(layers, on_device(), n_pages, n_seqs), free = backend_->free_bytes();
+  const auto gib = [](int64_t bytes) { return double(bytes) / (1 << 30); };
+  if (needed > free)
+    throw Error(ErrorKind::no_memory,
+                fmt::format("a context of {} tokens needs a KV cache of {:.2f} GiB, {:.2f} GiB of memory are free (a "
+                            "context of at most {} tokens, or a cache format of fewer bits)",
+                            n_ctx, gib(needed), gib(free),
+                            context_that_fits(layers, on_device(), n_ctx, n_ubatch, free / n_seqs)),
+                "n_ctx");
+  return open_pool(layers, n_pages, n_seqs, n_ctx);
+}
+
 void Engine::turn_key(int layer, int n_ctx, int n_positions, float* row) {
   const AttentionPlan& a = plan_.layers[size_t(layer)].attention;
   Rope rope = plan_.ropes[size_t(plan_.rope_of(a, n_ctx))];

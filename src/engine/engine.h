@@ -50,6 +50,10 @@ class Engine {
   /// positions (0: not said). Throws Error.
   std::unique_ptr<SequencePool> open_pool(std::span<const KvLayerConfig> layers, PageNumbers n_pages, int n_slots,
                                           int n_ctx = 0);
+  /// The same for n_seqs sequences of n_ctx positions that take steps of n_ubatch. Throws no_memory that names the context
+  /// which fits.
+  std::unique_ptr<SequencePool> open_checked_pool(std::span<const KvLayerConfig> layers, PageNumbers n_pages,
+                                                  int n_seqs, int n_ctx, int n_ubatch);
   /// Memory on the host for such caches, whatever the backend: checks and studies.
   std::unique_ptr<HostKvMemory> open_host_memory(std::span<const KvLayerConfig> layers, PageNumbers n_pages,
                                                  int n_slots);

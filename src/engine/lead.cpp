@@ -198,12 +198,7 @@ class LeadingBackend final : public Backend {
     if (on_attention || on_block)
       throw Error(ErrorKind::usage, "steps cannot be watched where the first rank leads the others");
   }
-  /// Every rank has the logits; the tokens of the next step go with its call.
-  std::unique_ptr<Drawing> start_drawing(std::span<const SeqId> seqs, SequencePool& pool, KvMemory& memory,
-                                         Outputs& outputs, std::span<const SamplerOptions> samplers,
-                                         std::span<const std::vector<int32_t>> recent) override {
-    return draw_on_host(*this, seqs, pool, memory, outputs, samplers, recent, plan_.n_ids);
-  }
+  bool on_device() const override { return own_->on_device(); }
   std::vector<int32_t> draw(Outputs& outputs, std::span<const SamplerOptions> samplers,
                             std::span<const std::vector<int32_t>> recent) override {
     return own_->draw(outputs, samplers, recent);

@@ -303,9 +303,11 @@ class RankedBackend final : public Backend {
   }
   int max_tokens() const override { return parts_.ranks[0]->max_tokens(); }
   void watch(OnAttention on_attention, OnBlock on_block) override;
+  bool on_device() const override { return parts_.ranks[0]->on_device(); }
   std::unique_ptr<Drawing> start_drawing(std::span<const SeqId> seqs, SequencePool& pool, KvMemory& memory,
                                          Outputs& outputs, std::span<const SamplerOptions> samplers,
                                          std::span<const std::vector<int32_t>> recent) override {
+    if (!on_device()) return nullptr;
     return std::make_unique<RankedDrawing>(parts_, seqs, pool, static_cast<RankedMemory&>(memory),
                                            static_cast<RankedOutputs&>(outputs), samplers, recent);
   }

@@ -1,10 +1,10 @@
 // The public Session: one sequence of a pool of its own.
 #include <algorithm>
 
+#include "engine/decode/decoder.h"
 #include "engine/engine.h"
 #include "engine/finite.h"
 #include "engine/rank_state.h"
-#include "engine/speculate.h"
 #include "io/mapped_file.h"
 
 namespace ridge {
@@ -24,35 +24,18 @@ struct Session::Impl {
         n_ubatch(std::min(n_ctx, checked("n_ubatch", options.n_ubatch != 0 ? options.n_ubatch : of.default_ubatch(),
                                          of.backend().max_tokens()))),
         layers(layer_configs(options, of.plan())),
-        pool(open_pool(of, pool_pages(layers, n_ctx, 1, n_ubatch))),
-        seq(pool->open().or_throw()),
-        outputs(of.backend().make_outputs()) {}
-
-  /// Refuses a cache that does not fit, naming the context that does.
-  std::unique_ptr<SequencePool> open_pool(Engine& of, PageNumbers n_pages) const {
-    const int64_t needed = cache_bytes(layers, of.on_device(), n_pages, 1), free = of.backend().free_bytes();
-    const auto gib = [](int64_t bytes) { return double(bytes) / (1 << 30); };
-    if (needed > free)
-      throw Error(
-          ErrorKind::no_memory,
-          fmt::format("a context of {} tokens needs a KV cache of {:.2f} GiB, {:.2f} GiB of memory are free (a "
-                      "context of at most {} tokens, or a cache format of fewer bits)",
-                      n_ctx, gib(needed), gib(free), context_that_fits(layers, of.on_device(), n_ctx, n_ubatch, free)),
-          "n_ctx");
-    return of.open_pool(layers, n_pages, 1, n_ctx);
+        pool(of.open_checked_pool(layers, pool_pages(layers, n_ctx, 1, n_ubatch), 1, n_ctx, n_ubatch)),
+        decoder(of.backend(), *pool, of.plan().n_ids) {
+    text.seq = pool->open().or_throw();
   }
-  int n_past() const { return pool->length(seq); }
+
+  int n_past() const { return pool->length(text.seq); }
   void run(std::span<const int32_t> tokens, LogitRows rows) {
-    const SeqTokens of_seq{seq, int(tokens.size())};
-    pool->reserve(seq, of_seq.n_tokens).or_throw();
-    const Batch batch{
-        .tokens = tokens, .seqs = {&of_seq, 1}, .logits = rows, .hidden = speculation && speculation->asks_hidden()};
-    const int first = n_past();
-    engine.backend().run(batch, *pool, *outputs);
-    if (batch.hidden) speculation->observe(tokens, first, *outputs);
+    const DecodeRow row{.text = &text, .tokens = tokens, .is_prompt = true};
+    decoder.run({&row, 1}, rows);
   }
   std::span<const float> last_logits() {
-    const View2<const float> logits = outputs->logits();
+    const View2<const float> logits = decoder.outputs().logits();
     return logits.row(logits.rows - 1);
   }
   /// Refuses what does not fit or is not a token, before anything is changed.
@@ -86,25 +69,25 @@ struct Session::Impl {
     const int more = pages_for(layers, kPagePositions) + 1;
     PageNumbers n_pages = pool_pages(layers, n_ctx, 1, n_ubatch);
     n_pages.full += more, n_pages.sliding += more;
-    const SequenceImage image = pool->save(seq);
+    const SequenceImage image = pool->save(text.seq);
     pool.reset();
     pool = engine.open_pool(layers, n_pages, 2, n_ctx);
-    seq = pool->load(image).or_throw();
+    decoder.change_pool(*pool);
+    text.seq = pool->load(image).or_throw();
   }
   RankCaches rank_caches() const { return {*engine.ranks(), *engine.slice(), layers}; }
   /// The sequence becomes the image, which check_image() accepts.
   void replace(const SequenceImage& image) {
-    pool->close(seq);
-    seq = pool->load(image).or_throw();
+    pool->close(text.seq);
+    text.seq = pool->load(image).or_throw();
   }
 
   Engine& engine;
   int n_ctx, n_ubatch;
   std::vector<KvLayerConfig> layers;
   std::unique_ptr<SequencePool> pool;
-  SeqId seq;
-  std::unique_ptr<Outputs> outputs;
-  Speculation* speculation = nullptr;
+  Decoder decoder;
+  Text text;
 };
 
 Session::Session(const Model& model, const SessionOptions& options)
@@ -118,7 +101,7 @@ std::span<const float> Session::prefill(std::span<const int32_t> tokens) {
 }
 
 void Session::prefill(std::span<const int32_t> tokens, const LogitsCallback& callback) {
-  impl_->prefill(tokens, true, [&](int first, int n) { callback(first, n, impl_->outputs->logits().data); });
+  impl_->prefill(tokens, true, [&](int first, int n) { callback(first, n, impl_->decoder.outputs().logits().data); });
 }
 
 std::span<const float> Session::decode(int32_t token) {
@@ -129,30 +112,43 @@ std::span<const float> Session::decode(int32_t token) {
 }
 
 int Session::draw(const SamplerOptions& options, std::span<const int32_t> recent, int n_max,
-                  const std::function<bool(int32_t)>& on_token) {
+                  const std::function<bool(int32_t)>& on_token, TokenRule* rule) {
+  if (n_max <= 0) return 0;
   Impl& s = *impl_;
-  const auto take = [&](int32_t token) { return on_token(checked_token(token)); };
+  Text& text = s.text;
+  const int n_ids = s.engine.plan().n_ids, n_most = std::min(n_max, n_ctx() - n_past() + 1);
+  std::vector<float> left;  // what a rule leaves of logits
+  text = {.seq = text.seq,
+          .tokens = {recent.begin(), recent.end()},
+          .sampler = options,
+          .n_left = n_most,
+          .on_token = on_token,
+          .speculation = text.speculation};
+  if (rule) text.pick = [&](std::span<const float> logits) { return draw_by_rule(*rule, text, n_ids, logits, left); };
+  StepHooks hooks;
+  const DecodeRow first{.text = &text};
   try {
-    if (s.speculation) return s.speculation->draw({s.engine, *s.pool, s.seq, *s.outputs}, options, recent, n_max, take);
-    return draw_tokens(s.engine.backend(), *s.pool, s.seq, *s.outputs, options, recent,
-                       std::min(n_max, n_ctx() - n_past() + 1), take);
+    s.decoder.step({&first, 1}, 1, hooks);
+    s.decoder.finish(text);
+    if (text.failure) std::rethrow_exception(text.failure);
   } catch (const NotFiniteError&) {
-    s.pool->reset(s.seq);
+    s.pool->reset(text.seq);
     throw NotFiniteError(s.engine.why_not_finite());
   }
+  return n_most - text.n_left;
 }
 
 void Session::speculate(Speculation* speculation) {
   if (speculation) impl_->make_room_for_checkpoint();
-  impl_->speculation = speculation;
+  impl_->text.speculation = speculation;
 }
 
-void Session::reset() { impl_->pool->reset(impl_->seq); }
+void Session::reset() { impl_->pool->reset(impl_->text.seq); }
 
 void Session::save(const std::string& path) const {
   Impl& s = *impl_;
   const uint64_t hash = s.engine.hash(s.n_ctx);
-  SequenceImage image = s.pool->save(s.seq);
+  SequenceImage image = s.pool->save(s.text.seq);
   const Status saved = s.engine.ranks() ? save_kv_state(s.rank_caches(), std::move(image), hash, path)
                                         : save_kv_state(s.pool->memory().layouts(), image, hash, path);
   saved.or_throw();
@@ -184,13 +180,13 @@ void Session::copy_from(const Session& other) {
           !difference.empty())
         throw_error(ErrorKind::usage, "{} of layer {}: {} (open both sessions with the same cache options)",
                     is_k ? "K" : "V", layer, difference);
-  s.replace(from.pool->save(from.seq));
+  s.replace(from.pool->save(from.text.seq));
 }
 
 void Session::truncate(int n) {
   if (n < 0 || n > n_past())
     throw_error(ErrorKind::usage, "cannot go back to {} tokens: the cache holds {}", n, n_past());
-  impl_->pool->trim(impl_->seq, n, TrimMode::coded_window).or_throw();
+  impl_->pool->trim(impl_->text.seq, n, TrimMode::coded_window).or_throw();
 }
 
 void Session::shift(int n_keep, int n_discard) {
@@ -198,7 +194,7 @@ void Session::shift(int n_keep, int n_discard) {
     throw_error(ErrorKind::usage, "cannot discard {} tokens after the first {}: the cache holds {}", n_discard, n_keep,
                 n_past());
   impl_->pool
-      ->shift(impl_->seq, n_keep, n_discard,
+      ->shift(impl_->text.seq, n_keep, n_discard,
               [&](int layer, float* row) { impl_->engine.turn_key(layer, n_ctx(), -n_discard, row); })
       .or_throw();
 }
@@ -206,7 +202,7 @@ void Session::shift(int n_keep, int n_discard) {
 void Session::fill(int n, uint64_t seed) {
   if (n < 0 || n > n_ctx())
     throw_error(ErrorKind::usage, "depth {} does not fit in a context of {} (a larger n_ctx)", n, n_ctx());
-  impl_->pool->fill(impl_->seq, n, seed).or_throw();
+  impl_->pool->fill(impl_->text.seq, n, seed).or_throw();
 }
 
 int Session::n_past() const { return impl_->n_past(); }

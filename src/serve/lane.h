@@ -2,12 +2,11 @@
 #pragma once
 
 #include <chrono>
-#include <map>
 
+#include "engine/decode/decoder.h"
+#include "engine/decode/token_stream.h"
 #include "engine/engine.h"
 #include "engine/kv_choice.h"
-#include "engine/speculate.h"
-#include "engine/token_stream.h"
 #include "serve/metrics.h"
 #include "serve/prefix_cache.h"
 #include "serve/request.h"
@@ -30,6 +29,7 @@ struct LaneOptions {
   ProposerMaker proposers = {};  ///< one a request; null: no speculation
   int spec_depth = 0;            ///< most proposals of a sequence in a step
   bool spec_adaptive = true;     ///< fewer where fewer pay
+  bool spec_rejects = false;     ///< sampled texts take draft tokens by rejection sampling
   uint64_t prefix_secret = 0;    ///< of the hashes of prefixes: nobody who lacks it finds two prompts with one hash
 
   /// Caches of the proposers of all sequences that run at a time.
@@ -40,8 +40,8 @@ struct LaneOptions {
 enum class Phase : uint8_t { prompt, decode, parked };
 std::string_view phase_name(Phase phase);
 
-/// One request from its arrival to its end.
-struct Job {
+/// One request from its arrival to its end. As a rule it changes logits by what the request asks for.
+struct Job final : TokenRule {
   /// max_tokens becomes what fits behind the prompt in the context.
   Job(uint64_t number, GenerationRequest what, std::shared_ptr<Listener> who, TokenStream::Vocabulary vocabulary,
       const LaneOptions& options);
@@ -57,11 +57,9 @@ struct Job {
   int length() const {
     return decodes() && !result.tokens.empty() ? n_prompt() + int(result.tokens.size()) - 1 : n_done;
   }
-  /// Settings of the next draw, and the tokens that its penalty knows.
-  SamplerOptions next_sampler() const;
-  std::vector<int32_t> recent() const;
-  /// The prompt and what was generated.
-  std::vector<int32_t> text() const;
+  void mask(std::span<float> logits, int tokens_left) override;
+  int32_t accept(int32_t token) override { return request.constraint ? request.constraint->accept(token) : token; }
+  bool complete() const override { return request.constraint && request.constraint->complete(); }
 
   const uint64_t id;
   GenerationRequest request;
@@ -69,7 +67,7 @@ struct Job {
   const std::vector<uint64_t> hashes;  ///< of the prompt's prefixes
   std::vector<int> stops;              ///< lengths of the prompt where a checkpoint is made, ascending
 
-  SeqId seq{};
+  Text text;  ///< the prompt, and what was generated
   bool parked = false, cancelled = false, ended = false, failed = false;
   int n_done = 0;  ///< tokens of the prompt that the cache holds
 
@@ -78,10 +76,7 @@ struct Job {
   TokenStream stream;
   std::vector<TokenLogprob> logprobs;  ///< not handed on yet
 
-  std::unique_ptr<Proposer> proposer;  ///< null: the text gets none
-  SpecDepth depth;
-  Listening listening;
-  std::vector<int32_t> proposals;  ///< of the step
+  std::unique_ptr<Speculation> speculation;  ///< null: no draft tokens
 
   Usage usage;
   const Clock::time_point arrived = Clock::now();
@@ -116,58 +111,35 @@ class Lane {
   void start(std::unique_ptr<Job>&& job);
   /// Runs one step, on a device several while nothing changes and go_on() says so, and hands on what was drawn. Jobs that
   /// end leave. `clock` started with the planning.
-  void step(PartClock& clock, const std::function<bool()>& go_on);
+  void step(const PartClock& clock, const std::function<bool()>& go_on);
   /// Ends jobs that were cancelled.
   void drop_cancelled();
   /// Ends every job after a failure. The pool stays as the failure left it: nothing starts on it any more.
   void end_all(FinishReason reason, const std::string& error);
 
  private:
+  /// What a job has in a step: tokens of its prompt, or the last token of its text.
   struct Row {
     Job* job;
     int n_tokens;
-    int n_asked = 0, n_accepted = 0;     // proposals that were wanted, and those that held
-    double proposing = 0;                // seconds
-    int32_t last = 0;                    // token of a decoding job in front of the proposals
-    std::optional<CheckpointId> before;  // where layers keep states: in front of the step
   };
+  struct Hooks;
   /// Brings parked jobs back, the oldest first, while there is room.
   void unpark();
   /// Pages for n more tokens of the job; gives up checkpoints, then parks the youngest jobs, until they are there. False
   /// when the job itself was parked.
   bool make_room(Job& job, int n);
   std::vector<Row> plan_step();
-  /// As SpecDepth::alone(); 0 without a proposer.
-  int alone(const Job& job) const {
-    return job.proposer && options_.spec_adaptive ? job.depth.alone(job.proposer->wants_hidden()) : 0;
-  }
-  /// Whether the job's proposer is to observe its next tokens.
-  bool listens(const Job& job) const;
-  /// Steps that all of these go on for as if there were no proposers; 0 where there are none.
-  int alone(std::span<const Row> rows) const;
-  /// Counts such a step; where it took `seconds`, as such steps do.
-  void rest(std::span<const Row> rows, std::optional<double> seconds);
-  /// Adds proposals to the rows, as many as pay. False for a step that takes none.
-  bool propose(std::span<Row> rows);
-  /// What the step says about cost and proposals.
-  void learn(std::span<const Row> rows, double seconds);
-  /// Hands the hidden states of the step to proposers that want them.
-  void observe(std::span<const Row> rows, std::span<const int32_t> tokens);
-  /// Takes back proposals that do not hold.
-  void take_back(std::span<Row> rows);
+  DecodeRow decode_row(const Row& row) const;
+  /// The step's forward pass has run: prompts are longer.
+  void ran(std::span<const Row> rows);
   void count_step(const StepRecord& record);
-  /// The tokens of every row of a step's logits, drawn where they are.
-  std::vector<int32_t> draw_all(std::span<const Row> rows);
-  /// Takes what `drawn` has, or what the host draws where it is empty; trims proposals that do not hold.
-  /// `all_logits`: the step has logits of all its tokens, else of the last one of every row.
-  void take_rows(std::span<Row> rows, bool all_logits, std::span<const int32_t> drawn, StepRecord& record,
-                 PartClock& clock);
   /// Log probabilities of prompts whose tokens the step computed.
   void score(std::span<const Row> rows);
-  void draw_on_device(std::span<const Row> rows, const std::function<bool()>& go_on, StepRecord record,
-                      Clock::time_point start, PartClock& clock);
   int32_t sample(Job& job, std::span<const float> logits);
-  void take(Job& job, int32_t token);
+  /// Hands a token on; false: it was the last one.
+  bool take(Job& job, int32_t token);
+  void end_failed(Job& job);
   void end(Job& job, FinishReason reason, const std::string& error);
   /// Takes jobs that ended out of the pool; what they computed stays as a checkpoint.
   void sweep();
@@ -177,9 +149,8 @@ class Lane {
   Totals& totals_;
   std::unique_ptr<SequencePool> pool_;
   PrefixCache prefixes_;
-  std::unique_ptr<Outputs> outputs_;
+  Decoder decoder_;
   std::vector<std::unique_ptr<Job>> jobs_;  // the oldest first
-  std::map<size_t, SpecCost> costs_;        // of steps by their sequences
   std::vector<float> logits_;               // a row that penalties or a constraint change
   // What steps take, averaged over the newest ones: those that only decode, and a token of a prompt beside them.
   double decode_seconds_ = 0, seconds_a_prompt_token_ = 0;

@@ -41,6 +41,7 @@ void Totals::count_step(const StepRecord& record) {
   decode_rows += record.n_decode;
   proposed_tokens += record.n_proposed;
   accepted_tokens += record.n_accepted;
+  steps_ahead += record.ahead;
   step_seconds += record.seconds;
   for (size_t i = 0; i < kStepParts.size(); ++i) part_seconds[i] += record.parts[i];
   step.observe(record.seconds);

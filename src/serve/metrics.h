@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 
+#include "engine/decode/step_record.h"
 #include "serve/request.h"
 
 namespace ridge::serve {
@@ -29,32 +30,8 @@ class Histogram {
   double sum_ = 0;
 };
 
-/// What a step spends its time on: who takes part and the room in the cache; the model itself; the draw of tokens on the
-/// host, masks and penalties with it (a device that draws by itself: its setup, the draw is the model's); handing tokens on.
-enum class StepPart : uint8_t { planning, model, sampling, events };
-inline constexpr std::array<std::string_view, 4> kStepParts = {"planning", "model", "sampling", "events"};
-
-/// A step of one pool.
-struct StepRecord {
-  double seconds = 0;
-  int n_decode = 0, n_prompt_tokens = 0;
-  int n_proposed = 0, n_accepted = 0;             ///< of speculation
-  std::array<double, kStepParts.size()> parts{};  ///< seconds; planning starts before the step: requests start in it
-};
-
-/// Deals the time of steps out among their parts.
-class PartClock {
- public:
-  /// The time since the last call, or since this was made, was spent on `part`.
-  void charge(StepRecord& record, StepPart part) {
-    const auto now = std::chrono::steady_clock::now();
-    record.parts[size_t(part)] += std::chrono::duration<double>(now - mark_).count();
-    mark_ = now;
-  }
-
- private:
-  std::chrono::steady_clock::time_point mark_ = std::chrono::steady_clock::now();
-};
+/// Names of StepPart.
+inline constexpr std::array<std::string_view, kNStepParts> kStepParts = {"planning", "model", "sampling", "events"};
 
 /// Kept by the scheduler's thread; copies are free.
 struct Totals {
@@ -64,6 +41,7 @@ struct Totals {
   int64_t generated_tokens = 0;
   int64_t proposed_tokens = 0, accepted_tokens = 0;  ///< of speculation
   int64_t steps = 0, decode_rows = 0, parked = 0;
+  int64_t steps_ahead = 0;  ///< that a device ran before the host had the tokens of the step in front
   double step_seconds = 0;
   std::array<double, kStepParts.size()> part_seconds{};
   Histogram queue, first_token, between_tokens, step, request;

@@ -13,21 +13,6 @@
 
 namespace ridge::serve {
 
-/// What may follow in a text with a structure: a grammar's position. Used by one thread at a time. Throws Error where the
-/// grammar is too ambiguous to go on.
-class Constraint {
- public:
-  virtual ~Constraint() = default;
-  /// Sets the logits [vocab_size] of all tokens that may not come next to -infinity. When so few tokens are left that the
-  /// text must be brought to its end, only those that do so may come.
-  virtual void mask(std::span<float> logits, int tokens_left) = 0;
-  /// Moves on by a token that was drawn; returns the token that takes its place in the text, itself but for reasons that
-  /// the constraint documents.
-  virtual int32_t accept(int32_t token) = 0;
-  /// Whether nothing but an end token may follow.
-  virtual bool complete() const = 0;
-};
-
 struct GenerationRequest {
   std::vector<int32_t> prompt;    ///< not empty; ids are valid
   std::vector<int> message_ends;  ///< lengths of the prompt where another request may branch off
@@ -36,17 +21,16 @@ struct GenerationRequest {
   float presence_penalty = 0;     ///< taken from the logit of every token that was generated
   float frequency_penalty = 0;    ///< the same, times how often
   std::vector<std::pair<int32_t, float>> logit_bias;
-  std::vector<int32_t> marks;    ///< control tokens that Listener::on_mark() hears of
-  int n_top_logprobs = -1;       ///< alternatives of every token; -1: no log probabilities at all
-  bool prompt_logprobs = false;  ///< of the tokens of the prompt but its first, too
-  std::unique_ptr<Constraint> constraint;
-  std::optional<bool> speculative;  ///< whether proposals are made; unset: where the server has a proposer
-  int key = 0;                      ///< whose request: turns are shared out fairly among keys
+  std::vector<int32_t> marks;             ///< control tokens that Listener::on_mark() hears of
+  int n_top_logprobs = -1;                ///< alternatives of every token; -1: no log probabilities at all
+  bool prompt_logprobs = false;           ///< of the tokens of the prompt but its first, too
+  std::unique_ptr<TokenRule> constraint;  ///< a grammar's position
+  std::optional<bool> speculative;        ///< whether proposals are made; unset: where the server has a proposer
+  int key = 0;                            ///< whose request: turns are shared out fairly among keys
 
-  /// Whether logits must come to the host before a token is drawn, or none is drawn.
+  /// Whether logits must come to the host before a token is drawn.
   bool needs_logits() const {
-    return presence_penalty != 0 || frequency_penalty != 0 || !logit_bias.empty() || n_top_logprobs >= 0 ||
-           constraint || options.max_tokens == 0;
+    return presence_penalty != 0 || frequency_penalty != 0 || !logit_bias.empty() || n_top_logprobs >= 0 || constraint;
   }
 };
 

@@ -44,7 +44,7 @@ struct StagePlan {
 
 /// Follows a plan. A token that ends the reasoning and goes on with what the answer may not begin with is cut: tokens
 /// that spell its part up to the mark take its place.
-class StagedConstraint final : public Constraint {
+class StagedConstraint final : public TokenRule {
  public:
   explicit StagedConstraint(std::shared_ptr<const StagePlan> plan);
 

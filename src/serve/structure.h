@@ -18,7 +18,7 @@ inline constexpr size_t kMaxGrammarBytes = size_t(64) << 20;
 /// max_bytes at most, but for the newest one. Free to share between threads.
 class Structures {
  public:
-  using Maker = std::function<std::unique_ptr<Constraint>()>;
+  using Maker = std::function<std::unique_ptr<TokenRule>()>;
   explicit Structures(const Engine& engine, size_t max_bytes = kMaxGrammarBytes)
       : engine_(engine), max_bytes_(max_bytes) {}
 

@@ -24,7 +24,7 @@ Json report_json(const KvReport& report, int64_t f16_bytes) {
 /// Tokens that the running sequences and checkpoints of a pool hold, shared ones once a holder.
 int64_t held_tokens(Lane& lane) {
   int64_t n = 0;
-  for (const auto& job : lane.jobs()) n += lane.pool().length(job->seq);
+  for (const auto& job : lane.jobs()) n += lane.pool().length(job->text.seq);
   return n;
 }
 
@@ -41,7 +41,7 @@ std::vector<int32_t> held_pages(Lane& lane, PageClass of) {
   std::vector<int32_t> pages;
   for (const auto& job : lane.jobs())
     if (!job->parked) {
-      const auto held = lane.pool().pages(job->seq, of);
+      const auto held = lane.pool().pages(job->text.seq, of);
       pages.insert(pages.end(), held.begin(), held.end());
     }
   std::ranges::sort(pages);
@@ -272,6 +272,8 @@ std::string metrics_text(const Board& board, const http::Counts& counts) {
   add("counter", "proposed_tokens_total", "Tokens that were guessed ahead.", double(t.proposed_tokens));
   add("counter", "accepted_tokens_total", "Guessed tokens that held.", double(t.accepted_tokens));
   add("counter", "steps_total", "Steps of the model.", double(t.steps));
+  add("counter", "steps_ahead_total", "Steps that a device ran before the host had the tokens of the step in front.",
+      double(t.steps_ahead));
   add("counter", "decode_rows_total", "Decoding sequences, summed over steps.", double(t.decode_rows));
   add("counter", "parked_total", "Times that a sequence left the cache for want of pages.", double(t.parked));
   text += "# HELP ridge_step_part_seconds_total Seconds of steps by part.\n";

@@ -4,7 +4,7 @@
 #include <chrono>
 #include <thread>
 
-#include "engine/speculate.h"
+#include "engine/decode/text.h"
 
 namespace ridge {
 

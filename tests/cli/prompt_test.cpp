@@ -12,7 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cases/templated_model.h"
-#include "cli/answer.h"
+#include "cli/reading.h"
 #include "cli/terminal.h"
 
 namespace ridge {

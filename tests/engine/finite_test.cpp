@@ -7,9 +7,9 @@
 #include <climits>
 
 #include "cases/damaged_model.h"
+#include "engine/decode/text.h"
 #include "engine/engine.h"
 #include "engine/kv_choice.h"
-#include "engine/speculate.h"
 
 namespace ridge {
 namespace {

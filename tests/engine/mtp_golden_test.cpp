@@ -5,9 +5,9 @@
 
 #include "cases/reference_data.h"
 #include "cases/temp_dir.h"
+#include "engine/decode/text.h"
 #include "engine/engine.h"
 #include "engine/kv_options.h"
-#include "engine/speculate.h"
 #include "io/safetensors.h"
 #include "model/convert.h"
 #include "ridge/engine.h"
@@ -41,7 +41,7 @@ class MtpHeadOfQwen : public testing::Test {
     const auto layers = layer_configs(options, engine.plan());
     const auto pool = engine.open_pool(layers, 1, 1);
     const auto outputs = engine.backend().make_outputs();
-    const auto head = make_mtp_proposer(model, "", options);
+    const auto head = mtp_proposers(model, "", options)();
     std::vector<int32_t> text = tensor<int32_t>("input_ids");
     const auto logits = tensor<float>("mtp_logits");
     const auto drafts = tensor<int32_t>("mtp_draft_ids");
@@ -87,7 +87,7 @@ TEST_F(MtpHeadOfQwen, QuantizeKeepsIt) {
 std::vector<std::vector<int32_t>> guesses_of(const Model& model, const std::string& head,
                                              std::span<const int32_t> text) {
   const SessionOptions options{.n_ctx = 128, .k = {.format = "f32"}, .v = {.format = "f32"}};
-  auto mtp = make_mtp_proposer(model, head, options);
+  auto mtp = mtp_proposers(model, head, options)();
   Proposer& proposer = *mtp;
   Speculation speculation(std::move(mtp), 1);
   Session session(model, options);

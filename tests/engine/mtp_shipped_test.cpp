@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "cases/paths.h"
-#include "engine/speculate.h"
+#include "engine/decode/text.h"
 #include "io/mapped_file.h"
 #include "ridge/engine.h"
 
@@ -24,7 +24,7 @@ TEST(MtpHeadOfTheShippedModel, SevenOfTenProposalsHold) {
     const auto at = text.begin() + 1 + i * (ssize(text) - kLength) / kPrompts;
     std::vector<int32_t> prompt{text[0]};  // as a text begins
     prompt.insert(prompt.end(), at, at + kLength - 1);
-    Speculation speculation(make_mtp_proposer(model, "", options), kProposals, false);
+    Speculation speculation(mtp_proposers(model, "", options)(), kProposals, false);
     Session session(model, options);
     session.speculate(&speculation);
     generate(session, model, prompt, generation, [](std::string_view) { return true; });

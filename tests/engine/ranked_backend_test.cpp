@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "cases/thread_ranks.h"
+#include "engine/decode/decoder.h"
 #include "engine/engine.h"
 
 namespace ridge {
@@ -172,7 +173,7 @@ TEST_P(RankedBackend, PromptsTokensForksAndImagesAreThoseOfOneRank) {
   EXPECT_EQ(run(*ranks_->backend, *pool_, *outputs, fork, next), of_fork) << "parked and back";
 }
 
-TEST_P(RankedBackend, DrawsTheSameTextsInQueuedSteps) {
+TEST_P(RankedBackend, WritesTheTextsOfStepsByHand) {
   const auto outputs = ranks_->backend->make_outputs();
   const SeqId seq = pool_->open().or_throw(), by_hand = pool_->open().or_throw();
   const std::vector<int32_t> prompt = text(70, 4);
@@ -193,15 +194,10 @@ TEST_P(RankedBackend, DrawsTheSameTextsInQueuedSteps) {
   }
 
   run(*ranks_->backend, *pool_, *outputs, seq, std::span(prompt).first(69));
-  const SeqTokens of_seq{seq, 1};
-  pool_->reserve(seq, 1).or_throw();
-  ranks_->backend->run({.tokens = {&prompt.back(), 1}, .seqs = {&of_seq, 1}}, *pool_, *outputs);
-  const auto drawing = ranks_->backend->start_drawing({&seq, 1}, *pool_, *outputs, {&options, 1}, {&known, 1});
   std::vector<int32_t> drawn;
-  RunAhead(*drawing, 1, drawing->most_ahead()).run(12, [&](std::span<const int32_t> tokens) {
-    drawn.push_back(tokens[0]);
-    return true;
-  });
+  Text drawing{.seq = seq, .tokens = {prompt.back()}, .sampler = options, .n_left = 12};
+  drawing.on_token = [&](int32_t token) { return drawn.push_back(token), true; };
+  Decoder(*ranks_->backend, *pool_, whole_.plan().n_ids).finish(drawing);
   EXPECT_EQ(drawn, expected);
   EXPECT_EQ(pool_->length(seq), 70 + 11);
 }

@@ -1,4 +1,4 @@
-#include "engine/run_ahead.h"
+#include "engine/decode/run_ahead.h"
 
 #include <gtest/gtest.h>
 
@@ -81,20 +81,28 @@ class ThreadSteps final : public DeviceSteps {
   std::thread thread_;  // last: it uses the rest
 };
 
+/// Up to so many steps more; the steps that were queued and those whose tokens were handed on.
+std::pair<int64_t, int64_t> run(RunAhead& loop, int64_t n_steps,
+                                const std::function<bool(std::span<const int32_t>)>& on_tokens) {
+  const int64_t launched = loop.n_launched(), taken = loop.n_taken();
+  loop.run([&] { return loop.n_launched() < launched + n_steps; }, on_tokens);
+  return {loop.n_launched() - launched, loop.n_taken() - taken};
+}
+
 TEST(RunAhead, HandsOnAllTokensInOrder) {
   for (const int depth : {1, 2, 7, 1000}) {
     ThreadSteps steps(3);
     RunAhead loop(steps, 3, depth);
     std::vector<int32_t> tokens, expected;
-    const auto result = loop.run(200, [&](std::span<const int32_t> some) {
+    const auto [n_launched, n_taken] = run(loop, 200, [&](std::span<const int32_t> some) {
       tokens.insert(tokens.end(), some.begin(), some.end());
       return true;
     });
     for (int s = 0; s < 200; ++s)
       for (int q = 0; q < 3; ++q) expected.push_back(100 * s + q);
     EXPECT_EQ(tokens, expected);
-    EXPECT_EQ(result.n_taken, 200);
-    EXPECT_EQ(result.n_launched, 200) << "never more than asked for";
+    EXPECT_EQ(n_taken, 200);
+    EXPECT_EQ(n_launched, 200) << "never more than asked for";
     EXPECT_EQ(steps.most_ahead(), std::min(depth, 200));
   }
 }
@@ -103,9 +111,9 @@ TEST(RunAhead, StopsWithTheSurplusCounted) {
   for (const int depth : {1, 2, 5}) {
     ThreadSteps steps(1);
     RunAhead loop(steps, 1, depth);
-    const auto result = loop.run(100, [&](std::span<const int32_t> token) { return token[0] < 700; });
-    EXPECT_EQ(result.n_taken, 8);
-    EXPECT_EQ(result.n_launched, 8 + depth - 1);
+    const auto [n_launched, n_taken] = run(loop, 100, [&](std::span<const int32_t> token) { return token[0] < 700; });
+    EXPECT_EQ(n_taken, 8);
+    EXPECT_EQ(n_launched, 8 + depth - 1);
     EXPECT_TRUE(steps.idle());
   }
 }
@@ -114,17 +122,17 @@ TEST(RunAhead, LaterCallsGoOnCounting) {
   ThreadSteps steps(1);
   RunAhead loop(steps, 1, 3);
   const auto take_none = [](std::span<const int32_t>) { return true; };
-  EXPECT_EQ(loop.run(0, take_none).n_launched, 0);
-  EXPECT_EQ(loop.run(4, [](std::span<const int32_t>) { return false; }).n_launched, 3);
+  EXPECT_EQ(run(loop, 0, take_none).first, 0);
+  EXPECT_EQ(run(loop, 4, [](std::span<const int32_t>) { return false; }).first, 3);
   std::vector<int32_t> tokens;
-  loop.run(2, [&](std::span<const int32_t> token) { return tokens.push_back(token[0]), true; });
+  run(loop, 2, [&](std::span<const int32_t> token) { return tokens.push_back(token[0]), true; });
   EXPECT_EQ(tokens, (std::vector<int32_t>{300, 400}));
 }
 
 TEST(RunAhead, NothingRunsAfterAnError) {
   ThreadSteps steps(1);
   RunAhead loop(steps, 1, 4);
-  EXPECT_THROW(loop.run(10, [](std::span<const int32_t>) -> bool { throw std::runtime_error("user"); }),
+  EXPECT_THROW(run(loop, 10, [](std::span<const int32_t>) -> bool { throw std::runtime_error("user"); }),
                std::runtime_error);
   EXPECT_EQ(steps.n_launched(), 4);
   EXPECT_TRUE(steps.idle());
@@ -135,7 +143,7 @@ TEST(RunAhead, ADeviceThatEndsWithoutTokensIsAnError) {
   RunAhead loop(steps, 1, 2);
   int64_t n = 0;
   try {
-    loop.run(10, [&](std::span<const int32_t>) { return ++n, true; });
+    run(loop, 10, [&](std::span<const int32_t>) { return ++n, true; });
     ADD_FAILURE() << "no error";
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::failure);

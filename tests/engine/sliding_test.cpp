@@ -7,9 +7,9 @@
 
 #include "base/rng.h"
 #include "cases/temp_dir.h"
+#include "engine/decode/text.h"
 #include "engine/engine.h"
 #include "engine/kv_choice.h"
-#include "engine/speculate.h"
 
 namespace ridge {
 namespace {
@@ -134,8 +134,7 @@ TEST(Sliding, DraftsReadATextAnewWhereTheyCannotGoBack) {
   const std::vector<int32_t> first = text_of(model.engine(), kLength, 3);
   std::vector<int32_t> second(first.begin(), first.begin() + 200);
   for (const int32_t token : text_of(model.engine(), 200, 4)) second.push_back(token);
-  const auto used = make_draft_proposer(model, model, options, 0),
-             fresh = make_draft_proposer(model, model, options, 0);
+  const auto used = draft_proposers(model, model, options, 0)(), fresh = draft_proposers(model, model, options, 0)();
   used->propose(first, 4);
   EXPECT_EQ(used->propose(second, 4), fresh->propose(second, 4));
 }

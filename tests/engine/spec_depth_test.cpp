@@ -1,7 +1,7 @@
 // How many proposals pay: what steps cost, and how long texts rest.
 #include <gtest/gtest.h>
 
-#include "engine/speculate.h"
+#include "engine/decode/text.h"
 
 namespace ridge {
 namespace {
@@ -20,7 +20,7 @@ double relative_seconds(int holds, int n_tokens, double extra = 1e-3, int n_text
     int n_proposed = 0;
     bool late = false;
     for (size_t i = 0; i < depths.size(); ++i)
-      n_proposed += asked[i], late = late || (asked[i] > 0 && depths[i].late());
+      n_proposed += asked[i], late = late || (asked[i] > 0 && depths[i].must_catch_up());
     const double took = 0.01 + n_proposed * extra;
     if (!late) cost.add(n_proposed, took);
     for (size_t i = 0; i < depths.size(); ++i) {
@@ -56,7 +56,7 @@ double relative_seconds_of_device(int from, int first, int last) {
   int n_counted = 0;
   for (int n = 0; n < last;) {
     double took = 0;
-    int n_tokens = depth.alone(true);
+    int n_tokens = depth.resting_steps(true);
     if (n_tokens > 0) {
       for (int i = 0; i < n_tokens; ++i) cost.add_resting(0.01);
       depth.rested(n_tokens, 2);
@@ -64,7 +64,7 @@ double relative_seconds_of_device(int from, int first, int last) {
     } else {
       const int asked = spec_depths(cost, 1, one, 8)[0], held = n >= from ? asked : 0;
       took = 0.013 + asked * 0.004;
-      if (asked == 0 || !depth.late()) cost.add(asked, took);
+      if (asked == 0 || !depth.must_catch_up()) cost.add(asked, took);
       depth.add(asked, asked, held, cost, 1, took);
       n_tokens = 1 + held;
     }
@@ -87,10 +87,11 @@ TEST(SpecDepth, ATextWhoseProposalsHoldGetsThemAll) {
   cost.add(0, 0.01);
   SpecDepth good, bad;
   const SpecDepth* const texts[] = {&good, &bad};
-  EXPECT_TRUE(good.tries() && good.late());
+  EXPECT_TRUE(good.probes() && good.must_catch_up());
   for (int i = 0; i < 25; ++i) {
     const std::vector<int> asked = spec_depths(cost, 2, texts, 4);
-    if (!good.late() && asked[0] + asked[1] > 0) cost.add(asked[0] + asked[1], 0.01 + 2e-3 * (asked[0] + asked[1]));
+    if (!good.must_catch_up() && asked[0] + asked[1] > 0)
+      cost.add(asked[0] + asked[1], 0.01 + 2e-3 * (asked[0] + asked[1]));
     good.add(asked[0], asked[0], asked[0], cost, 2, 0.01 + 2e-3 * asked[0]);
     bad.add(asked[1], asked[1], 0, cost, 2, 0.01 + 2e-3 * asked[1]);
   }
@@ -104,7 +105,7 @@ TEST(SpecDepth, OneSlowStepDoesNotEndProposals) {
   const SpecDepth* const one[] = {&depth};
   cost.add(0, 0.01);
   for (int i = 0; i < 20; ++i) {
-    if (!depth.late()) cost.add(2, 0.012);
+    if (!depth.must_catch_up()) cost.add(2, 0.012);
     depth.add(2, 2, 2, cost, 1, 0.012);
   }
   cost.add(2, 5);

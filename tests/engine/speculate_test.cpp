@@ -1,11 +1,12 @@
 // Speculation: the same text as without, whatever is proposed; ends inside accepted tokens.
-#include "engine/speculate.h"
+#include "engine/decode/decoder.h"
 
 #include <fmt/chrono.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <array>
+#include <climits>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -16,11 +17,14 @@
 #include <tuple>
 
 #include "base/build_info.h"
+#include "cases/drawn_text.h"
 #include "cases/golden_logits.h"
+#include "cases/known_texts.h"
 #include "cases/mtp_head.h"
 #include "cases/paths.h"
 #include "cases/reference_data.h"
 #include "cases/temp_dir.h"
+#include "engine/engine.h"
 #include "io/mapped_file.h"
 #include "ridge/engine.h"
 
@@ -36,32 +40,17 @@ const Model& reference() {
   return model;
 }
 
-/// Proposes the text that it was told, with every seventh token wrong.
-class KnownText final : public Proposer {
- public:
-  explicit KnownText(std::vector<int32_t> text) : text_(std::move(text)) {}
-  std::vector<int32_t> propose(std::span<const int32_t> text, int n) override {
-    std::vector<int32_t> proposals;
-    for (size_t i = text.size(); ssize(proposals) < n && i < text_.size(); ++i)
-      proposals.push_back(i % 7 == 3 ? (text_[i] + 1) % 8 : text_[i]);
-    return proposals;
-  }
-
- private:
-  std::vector<int32_t> text_;
-};
-
-struct Text {
+struct Generated {
   GenerateResult result;
   std::vector<float> next;  // logits of one more token: what the cache holds
   int n_past = 0;
 };
 
-Text generate_text(const Model& model, const SessionOptions& options, std::span<const int32_t> prompt,
-                   const GenerateOptions& generation, Speculation* speculation) {
+Generated generate_text(const Model& model, const SessionOptions& options, std::span<const int32_t> prompt,
+                        const GenerateOptions& generation, Speculation* speculation) {
   Session session(model, options);
   session.speculate(speculation);
-  Text text{generate(session, model, prompt, generation, [](std::string_view) { return true; }), {}, 0};
+  Generated text{generate(session, model, prompt, generation, [](std::string_view) { return true; }), {}, 0};
   text.n_past = session.n_past();
   if (text.n_past < session.n_ctx()) {
     const std::span<const float> logits = session.decode(text.result.tokens.back());
@@ -70,7 +59,7 @@ Text generate_text(const Model& model, const SessionOptions& options, std::span<
   return text;
 }
 
-void expect_equal(const Text& actual, const Text& expected, const std::string& where) {
+void expect_equal(const Generated& actual, const Generated& expected, const std::string& where) {
   EXPECT_EQ(actual.result.tokens, expected.result.tokens) << where;
   EXPECT_EQ(actual.result.text, expected.result.text) << where;
   EXPECT_EQ(actual.result.reason, expected.result.reason) << where;
@@ -79,7 +68,7 @@ void expect_equal(const Text& actual, const Text& expected, const std::string& w
 }
 
 /// The prompt and what follows it.
-std::vector<int32_t> whole_text(std::span<const int32_t> prompt, const Text& text) {
+std::vector<int32_t> whole_text(std::span<const int32_t> prompt, const Generated& text) {
   std::vector<int32_t> whole(prompt.begin(), prompt.end());
   whole.insert(whole.end(), text.result.tokens.begin(), text.result.tokens.end());
   return whole;
@@ -145,11 +134,11 @@ void expect_identical_texts(const Model& model, const Coverage& coverage, Tallie
             .max_tokens = coverage.n_tokens,
             .ignore_eos = coverage.ignore_eos,
             .sampler = {.temperature = temperature, .repeat_penalty = seed % 2 == 1 ? 1.1f : 1.0f, .seed = seed}};
-        const Text plain = generate_text(model, options, prompt, generation, nullptr);
+        const Generated plain = generate_text(model, options, prompt, generation, nullptr);
         const std::string of_target = std::string(cache) + (centre ? " centred" : "");
         const auto check = [&](std::unique_ptr<Proposer> proposer, int depth, const char* name, const char* of_draft) {
           Speculation speculation(std::move(proposer), depth, false);
-          const Text text = generate_text(model, options, prompt, generation, &speculation);
+          const Generated text = generate_text(model, options, prompt, generation, &speculation);
           expect_equal(text, plain,
                        fmt::format("{}, caches {} and {}, temperature {}, prompt {}", name, of_target, of_draft,
                                    temperature, seed));
@@ -160,12 +149,12 @@ void expect_identical_texts(const Model& model, const Coverage& coverage, Tallie
           tally.n_proposed += speculation.report().n_proposed;
           tally.n_accepted += speculation.report().n_accepted;
         };
-        check(std::make_unique<KnownText>(whole_text(prompt, plain)), kMaxSpecDepth, "known text", "");
+        check(std::make_unique<KnownTexts>(whole_text(prompt, plain)), kMaxSpecDepth, "known text", "");
         check(make_lookup_proposer(), 5, "lookup", "");
         for (const char* of_draft : coverage.of_draft) {
           const SessionOptions own = session_of(of_draft, of_draft[0] == 'r', 512);
-          check(make_draft_proposer(model, coverage.draft ? *coverage.draft : model, own), 3, "draft", of_draft);
-          check(make_mtp_proposer(model, coverage.head, own), 3, "mtp", of_draft);
+          check(draft_proposers(model, coverage.draft ? *coverage.draft : model, own)(), 3, "draft", of_draft);
+          check(mtp_proposers(model, coverage.head, own)(), 3, "mtp", of_draft);
         }
       }
 }
@@ -269,7 +258,7 @@ TEST(Speculation, AStopStringAndALimitEndTheTextInsideAcceptedTokens) {
   const SessionOptions options = session_of("rotor-3", false, 256);
   const std::vector<int32_t> prompt = tiny().tokenize("Once upon a time");
   GenerateOptions generation{.max_tokens = 40, .sampler = {.temperature = 0}};
-  const Text whole = generate_text(tiny(), options, prompt, generation, nullptr);
+  const Generated whole = generate_text(tiny(), options, prompt, generation, nullptr);
   ASSERT_EQ(whole.result.tokens.size(), 40u);
   for (int n = 1; n < 24; ++n) {
     GenerateOptions limited = generation;
@@ -277,7 +266,7 @@ TEST(Speculation, AStopStringAndALimitEndTheTextInsideAcceptedTokens) {
     GenerateOptions stopped = generation;
     stopped.stop = {whole.result.text.substr(size_t(2 * n), 3)};
     for (const GenerateOptions& each : {limited, stopped}) {
-      Speculation speculation(std::make_unique<KnownText>(whole_text(prompt, whole)), kMaxSpecDepth, false);
+      Speculation speculation(std::make_unique<KnownTexts>(whole_text(prompt, whole)), kMaxSpecDepth, false);
       expect_equal(generate_text(tiny(), options, prompt, each, &speculation),
                    generate_text(tiny(), options, prompt, each, nullptr), fmt::format("ended at {}", n));
     }
@@ -320,7 +309,7 @@ TEST(Speculation, ATextAtRestGoesOnWithoutItsProposer) {
   const std::vector<int32_t> prompt = tiny().tokenize("Once upon a time");
   const GenerateOptions generation{
       .max_tokens = 1500, .ignore_eos = true, .sampler = {.repeat_penalty = 1.2f, .seed = 3}};
-  const Text plain = generate_text(tiny(), options, prompt, generation, nullptr);
+  const Generated plain = generate_text(tiny(), options, prompt, generation, nullptr);
   const size_t n_prompt = prompt.size(), guessable = 300;
   auto made = std::make_unique<Watched>(whole_text(prompt, plain), guessable);
   Watched& proposer = *made;
@@ -353,11 +342,11 @@ TEST(Speculation, AnEndTokenEndsTheTextInsideAcceptedTokens) {
   for (uint64_t seed = 0; seed < 8; ++seed) {
     // So hot that all tokens are about as likely: the end comes soon.
     const GenerateOptions generation{.sampler = {.temperature = 10, .top_k = 0, .top_p = 1, .min_p = 0, .seed = seed}};
-    const Text plain = generate_text(tiny(), options, prompt, generation, nullptr);
+    const Generated plain = generate_text(tiny(), options, prompt, generation, nullptr);
     n_ended += plain.result.reason == StopReason::end_token;
     std::vector<int32_t> told = whole_text(prompt, plain);
     told.insert(told.end(), 12, 100);  // proposals do not end with the text
-    Speculation speculation(std::make_unique<KnownText>(told), kMaxSpecDepth, false);
+    Speculation speculation(std::make_unique<KnownTexts>(told), kMaxSpecDepth, false);
     expect_equal(generate_text(tiny(), options, prompt, generation, &speculation), plain, fmt::format("seed {}", seed));
   }
   EXPECT_GT(n_ended, 0) << "no text ended";
@@ -370,18 +359,18 @@ TEST(Speculation, AFullContextEndsTheTextInTheMiddleOfAStep) {
       std::vector<int32_t> prompt = tiny().tokenize("Once upon a time there was a little girl");
       prompt.resize(size_t(n_prompt));
       const GenerateOptions generation{.sampler = {.temperature = 0}};
-      const Text plain = generate_text(tiny(), options, prompt, generation, nullptr);
+      const Generated plain = generate_text(tiny(), options, prompt, generation, nullptr);
       ASSERT_EQ(plain.result.reason, StopReason::context_full);
-      Speculation told(std::make_unique<KnownText>(whole_text(prompt, plain)), kMaxSpecDepth, false);
+      Speculation told(std::make_unique<KnownTexts>(whole_text(prompt, plain)), kMaxSpecDepth, false);
       expect_equal(generate_text(tiny(), options, prompt, generation, &told), plain, "known text");
-      Speculation drafted(make_draft_proposer(tiny(), tiny(), options), 4, false);
+      Speculation drafted(draft_proposers(tiny(), tiny(), options)(), 4, false);
       expect_equal(generate_text(tiny(), options, prompt, generation, &drafted), plain, "draft");
     }
 }
 
 TEST(Speculation, ADraftServesOneTextAfterAnother) {
   const SessionOptions options = session_of("rotor-3", true, 256);
-  Speculation speculation(make_draft_proposer(tiny(), tiny(), options), 4, false);
+  Speculation speculation(draft_proposers(tiny(), tiny(), options)(), 4, false);
   for (const char* prompt : {"Once upon a time", "Once upon a hill", "A dog", "Once upon a time"}) {
     const std::vector<int32_t> tokens = tiny().tokenize(prompt);
     const GenerateOptions generation{.max_tokens = 100, .sampler = {.temperature = 0}};
@@ -392,6 +381,92 @@ TEST(Speculation, ADraftServesOneTextAfterAnother) {
   EXPECT_GT(report.n_accepted, report.n_proposed * 9 / 10) << "a draft that is the target itself";
 }
 
+/// Texts that one decoder writes together, greedy: n tokens behind each prompt.
+std::vector<std::vector<int32_t>> write_together(const Model& model, const std::vector<std::vector<int32_t>>& prompts,
+                                                 int n, const ProposerMaker& make) {
+  Engine& engine = model.engine();
+  const auto layers = layer_configs(session_of("f16", false, 256), engine.plan());
+  const auto pool =
+      engine.open_pool(layers, pool_pages(layers, 256, int(prompts.size()), 256), int(prompts.size()), 256);
+  Decoder decoder(engine.backend(), *pool, engine.plan().n_ids);
+  std::vector<std::unique_ptr<Speculation>> speculations;
+  std::vector<Text> texts;
+  for (const std::vector<int32_t>& prompt : prompts) {
+    texts.push_back({.seq = pool->open().or_throw(), .tokens = prompt, .sampler = {.temperature = 0}, .n_left = n});
+    texts.back().on_token = [](int32_t) { return true; };
+    if (!make) continue;
+    speculations.push_back(std::make_unique<Speculation>(make(), 3, false));
+    texts.back().speculation = speculations.back().get();
+  }
+  StepHooks hooks;
+  std::vector<DecodeRow> rows;
+  for (size_t i = 0; i < texts.size(); ++i)
+    rows.push_back({.text = &texts[i], .tokens = prompts[i], .is_prompt = true});
+  while (!rows.empty()) {
+    decoder.step(rows, 256, hooks);
+    rows.clear();
+    for (Text& text : texts)
+      if (!text.ended) rows.push_back(next_row(text));
+  }
+  std::vector<std::vector<int32_t>> written;
+  for (const Text& text : texts) written.push_back(text.tokens);
+  return written;
+}
+
+/// Proposers that share a cache run their model once for all texts of a step.
+TEST(Speculation, DraftTokensOfSeveralTextsComeFromTheSamePasses) {
+  const TempDir directory;
+  const Model draft = Model::load(RIDGE_SOURCE_DIR "/models/stories260K.gguf", {.n_threads = 1});
+  const SessionOptions cache = session_of("rotor-3", true, 256);
+  std::vector<std::vector<int32_t>> prompts;
+  for (const char* text : {"Once upon a time", "A dog and a cat were friends. The dog", "The sun was hot", "Tom ran"})
+    prompts.push_back(tiny().tokenize(text));
+  const auto plain = write_together(tiny(), prompts, 60, {});
+  EXPECT_EQ(write_together(tiny(), prompts, 60,
+                           mtp_proposers(tiny(), write_random_head(directory, tiny().info()), cache, 0, 4)),
+            plain);
+  int n_passes = 0;
+  draft.engine().backend().watch(nullptr, [&](int, Block block, View2<float>) { n_passes += block == Block::output; });
+  for (size_t i = 0; i < prompts.size(); ++i)
+    EXPECT_EQ(write_together(tiny(), {prompts[i]}, 60, draft_proposers(tiny(), draft, cache))[0], plain[i]);
+  const int n_alone = std::exchange(n_passes, 0);
+  EXPECT_EQ(write_together(tiny(), prompts, 60, draft_proposers(tiny(), draft, cache, 0, 4)), plain);
+  EXPECT_LT(n_passes, n_alone / 3) << "four texts";
+}
+
+/// Even ids only, and an end after twenty.
+class EvenTokens : public TokenRule {
+ public:
+  void mask(std::span<float> logits, int) override {
+    for (size_t i = 1; i < logits.size(); i += 2) logits[i] = -INFINITY;
+  }
+  int32_t accept(int32_t token) override { return n_ += token % 2 == 0, token; }
+  bool complete() const override { return n_ == 20; }
+
+ private:
+  int n_ = 0;
+};
+
+TEST(Speculation, ARuleHoldsWithDraftTokensAndWithout) {
+  const std::vector<int32_t> prompt = tiny().tokenize("Once upon a time");
+  const SessionOptions options = session_of("rotor-3", false, 256);
+  for (const float temperature : {0.0f, 1.2f}) {
+    GenerateOptions generation{.max_tokens = 50, .sampler = {.temperature = temperature, .seed = 5}};
+    const auto generate_by_rule = [&](Speculation* speculation) {
+      EvenTokens rule;
+      generation.rule = &rule;
+      return generate_text(tiny(), options, prompt, generation, speculation);
+    };
+    const Generated plain = generate_by_rule(nullptr);
+    EXPECT_EQ(plain.result.tokens.size(), 20u);
+    EXPECT_EQ(plain.result.reason, StopReason::end_token);
+    for (const int32_t token : plain.result.tokens) EXPECT_EQ(token % 2, 0);
+    Speculation speculation(std::make_unique<KnownTexts>(whole_text(prompt, plain)), 5, false);
+    expect_equal(generate_by_rule(&speculation), plain, "known text");
+    EXPECT_GT(speculation.report().n_accepted, 5);
+  }
+}
+
 TEST(SpeculationSlow, TheHeadGuessesWhatPyTorchComputes) {
   const auto data = reference_data();
   if (!data) GTEST_SKIP() << "reference models are not here (set RIDGE_DATA)";
@@ -399,7 +474,7 @@ TEST(SpeculationSlow, TheHeadGuessesWhatPyTorchComputes) {
   const Json golden = read_json(RIDGE_SOURCE_DIR "/tests/golden/ridge-ref.golden.json");
   const auto ids = golden["ids"].get<std::vector<int32_t>>();
   const std::span<const int32_t> text = ids;
-  std::unique_ptr<Proposer> mtp = make_mtp_proposer(model, "", session_of("f32", false, 512));
+  std::unique_ptr<Proposer> mtp = mtp_proposers(model, "", session_of("f32", false, 512))();
   Proposer& head = *mtp;
   Speculation speculation(std::move(mtp), 1);
   Session session(model, session_of("f32", false, 512));
@@ -414,7 +489,7 @@ TEST(SpeculationSlow, TheHeadGuessesWhatPyTorchComputes) {
 TEST(Speculation, AHeadBeginsWhereItFirstSeesTheText) {
   const TempDir directory;
   const SessionOptions options = session_of("f16", false, 64);
-  const ProposerMaker make = mtp_proposers(tiny(), write_random_head(directory, tiny().info()), options);
+  const ProposerMaker make = mtp_proposers(tiny(), write_random_head(directory, tiny().info()), options, 0, 2);
   std::unique_ptr<Proposer> first = make(), second = make();
   Proposer &head = *first, &whole = *second;
   Speculation begins_late(std::move(first), 1), sees_all(std::move(second), 1);
@@ -439,10 +514,10 @@ TEST(Speculation, ProposalsEndBelowTheLeastProbability) {
   const std::vector<int32_t> text = tiny().tokenize("Once upon a time there was a girl");
   const std::string file = write_random_head(directory, tiny().info());
   const auto of_draft = [&](double p_min) {
-    return make_draft_proposer(tiny(), tiny(), options, p_min)->propose(text, 8).size();
+    return draft_proposers(tiny(), tiny(), options, p_min)()->propose(text, 8).size();
   };
   const auto of_head = [&](double p_min) {
-    std::unique_ptr<Proposer> mtp = make_mtp_proposer(tiny(), file, options, p_min);
+    std::unique_ptr<Proposer> mtp = mtp_proposers(tiny(), file, options, p_min)();
     Proposer& head = *mtp;
     Speculation speculation(std::move(mtp), 1);
     Session session(tiny(), options);
@@ -515,39 +590,15 @@ std::string error_of(const auto& call) {
 }
 
 TEST(Speculation, RefusesADraftWithOtherTokensAndAWrongDepth) {
-  const std::string other = error_of([] { make_draft_proposer(reference(), tiny(), {}); });
+  const std::string other = error_of([] { draft_proposers(reference(), tiny(), {})(); });
   EXPECT_NE(other.find("must have the target's vocabulary"), std::string::npos) << other;
   EXPECT_NE(other.find("token 0 is"), std::string::npos) << other;
   const Model without = Model::load("synth:tiny");
-  EXPECT_NE(error_of([&] { make_draft_proposer(tiny(), without, {}); }).find("the draft model has no tokenizer"),
+  EXPECT_NE(error_of([&] { draft_proposers(tiny(), without, {})(); }).find("the draft model has no tokenizer"),
             std::string::npos);
   EXPECT_NE(error_of([] { Speculation(make_lookup_proposer(), 0); }).find("spec_depth is 0"), std::string::npos);
   EXPECT_NE(error_of([] { Speculation(make_lookup_proposer(), kMaxSpecDepth + 1); }).find("spec_depth"),
             std::string::npos);
-}
-
-/// What a session of token ids drew, and what its cache and states give then.
-struct Ids {
-  std::vector<int32_t> tokens;  // the prompt's too
-  int n_past = 0;
-  std::vector<float> next;
-};
-
-Ids draw_ids(const Model& model, const SessionOptions& options, const SamplerOptions& sampler,
-             std::span<const int32_t> prompt, int n, Speculation* speculation) {
-  Session session(model, options);
-  session.prefill(prompt.first(1));  // a session that holds something takes its speculation all the same
-  session.speculate(speculation);
-  session.prefill(prompt.subspan(1));
-  Ids ids{{prompt.begin(), prompt.end()}, 0, {}};
-  session.draw(sampler, prompt, 1000, [&](int32_t token) {  // ends anywhere in a step
-    ids.tokens.push_back(token);
-    return ssize(ids.tokens) < ssize(prompt) + n;
-  });
-  ids.n_past = session.n_past();
-  const std::span<const float> logits = session.decode(ids.tokens.back());
-  ids.next.assign(logits.begin(), logits.end());
-  return ids;
 }
 
 TEST(Speculation, TextsOfModelsWithStatesAreIdentical) {
@@ -560,24 +611,22 @@ TEST(Speculation, TextsOfModelsWithStatesAreIdentical) {
       for (const int n : {57, 60, 70}) {
         const SessionOptions options = session_of(cache, centre, 512);
         const SamplerOptions sampler{.temperature = temperature, .seed = uint64_t(n)};
-        const Ids plain = draw_ids(model, options, sampler, prompt, n, nullptr);
+        const DrawnText plain = draw_text(model, options, sampler, prompt, n, nullptr);
         const auto check = [&](std::unique_ptr<Proposer> proposer, int depth, bool adaptive, const char* name) {
           Speculation speculation(std::move(proposer), depth, adaptive);
-          const Ids ids = draw_ids(model, options, sampler, prompt, n, &speculation);
+          const DrawnText text = draw_text(model, options, sampler, prompt, n, &speculation);
           const std::string where = fmt::format("{}, cache {}, temperature {}, {} tokens", name, cache, temperature, n);
-          EXPECT_EQ(ids.tokens, plain.tokens) << where;
-          EXPECT_EQ(ids.n_past, plain.n_past) << where;
-          EXPECT_EQ(ids.next, plain.next) << where;
+          EXPECT_EQ(text, plain) << where;
           all.n_accepted += speculation.report().n_accepted;
           all.n_proposed += speculation.report().n_proposed;
         };
         std::vector<int32_t> told = plain.tokens;
         told.insert(told.end(), 20, 7);  // proposals do not end with the text
-        check(std::make_unique<KnownText>(told), kMaxSpecDepth, false, "known text");
-        check(std::make_unique<KnownText>(told), kMaxSpecDepth, true, "known text, as many as pay");
+        check(std::make_unique<KnownTexts>(told), kMaxSpecDepth, false, "known text");
+        check(std::make_unique<KnownTexts>(told), kMaxSpecDepth, true, "known text, as many as pay");
         check(make_lookup_proposer(), 4, false, "lookup");
-        check(make_draft_proposer(model, draft, session_of("f16", false, 512)), 3, false, "draft");
-        check(make_mtp_proposer(model, "", session_of("f16", false, 512)), 3, false, "mtp");
+        check(draft_proposers(model, draft, session_of("f16", false, 512))(), 3, false, "draft");
+        check(mtp_proposers(model, "", session_of("f16", false, 512))(), 3, false, "mtp");
       }
   EXPECT_GT(all.n_accepted, 500);
   EXPECT_GT(all.n_proposed, all.n_accepted);
@@ -592,19 +641,17 @@ TEST(SpeculationSlow, TextsOfQwensOwnHeadAreIdentical) {
   for (const float temperature : {0.0f, 0.8f}) {
     const SessionOptions options = session_of("f16", false, 128);
     const SamplerOptions sampler{.temperature = temperature, .seed = 3};
-    const Ids plain = draw_ids(model, options, sampler, prompt, 40, nullptr);
-    Speculation speculation(make_mtp_proposer(model, "", options), 2, false);
-    const Ids ids = draw_ids(model, options, sampler, prompt, 40, &speculation);
-    EXPECT_EQ(ids.tokens, plain.tokens);
-    EXPECT_EQ(ids.next, plain.next);
+    const DrawnText plain = draw_text(model, options, sampler, prompt, 40, nullptr);
+    Speculation speculation(mtp_proposers(model, "", options)(), 2, false);
+    const DrawnText text = draw_text(model, options, sampler, prompt, 40, &speculation);
+    EXPECT_EQ(text, plain);
     EXPECT_GT(speculation.report().n_proposed, 0);
   }
 }
 
 TEST(Speculation, RefusesADraftWithAState) {
   const Model target = Model::load("synth:tiny"), draft = Model::load("synth:tiny-delta");
-  EXPECT_NE(error_of([&] { make_draft_proposer(target, draft, {.n_ctx = 64}); }).find("keep a state"),
-            std::string::npos);
+  EXPECT_NE(error_of([&] { draft_proposers(target, draft, {.n_ctx = 64})(); }).find("keep a state"), std::string::npos);
 }
 
 TEST(Speculation, TheCacheOfAProposerTakesWhatWasSaid) {
@@ -658,7 +705,7 @@ TEST(Speculation, RejectionKeepsTheProbabilities) {
   const std::vector<int32_t> prompt = {5, 17, 301, 44, 5, 17};
   SamplerOptions sampler{.temperature = 1.2f, .top_k = 6, .top_p = 1, .min_p = 0};
   Session plain(target, options), with(target, options);
-  Speculation speculation(make_draft_proposer(target, draft, options), 2, false);
+  Speculation speculation(draft_proposers(target, draft, options)(), 2, false);
   speculation.reject();
   with.speculate(&speculation);
   constexpr int kTexts = 3000, kTokens = 4;  // the first one comes from the prompt's step
@@ -696,7 +743,7 @@ TEST(Speculation, ForcedProposalsHoldAsOftenAsTheyShall) {
   const SessionOptions options = session_of("rotor-3", false, 1200);
   std::vector<int32_t> prompt(10, 3);
   for (const double share : {0.0, 0.7, 1.0}) {
-    Speculation speculation(make_mtp_proposer(model, "", options), 3, false);
+    Speculation speculation(mtp_proposers(model, "", options)(), 3, false);
     speculation.force(share, 5);
     Session session(model, options);
     session.speculate(&speculation);
@@ -711,11 +758,11 @@ TEST(Speculation, ForcedProposalsHoldAsOftenAsTheyShall) {
 }
 
 TEST(Speculation, RefusesAHeadThatDoesNotFit) {
-  EXPECT_NE(error_of([] { make_mtp_proposer(tiny(), "", {.n_ctx = 64}); }).find("has no MTP head"), std::string::npos);
+  EXPECT_NE(error_of([] { mtp_proposers(tiny(), "", {.n_ctx = 64})(); }).find("has no MTP head"), std::string::npos);
   const TempDir directory;
   const std::string path = write_random_head(directory, tiny().info(), "hnorm.weight");
   try {
-    make_mtp_proposer(tiny(), path, {.n_ctx = 64});
+    mtp_proposers(tiny(), path, {.n_ctx = 64})();
     ADD_FAILURE() << "no error";
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::bad_file);

@@ -5,6 +5,7 @@
 #include "base/metrics.h"
 #include "cases/led_texts.h"
 #include "cases/temp_dir.h"
+#include "engine/decode/decoder.h"
 #include "gpu/device_data.h"
 #include "gpu/model_data.h"
 #include "gpu/nccl.h"
@@ -33,7 +34,8 @@ struct Holder {
     options.k = options.v = parse_kv_side(kv).or_throw();
     layers = layer_configs(options, engine.plan());
     pool = engine.open_pool(layers, pool_pages(layers, kContext, 1, 32), 1, kContext);
-    outputs = engine.backend().make_outputs();
+    decoder.emplace(engine.backend(), *pool, engine.plan().n_ids);
+    outputs = &decoder->outputs();
     seq = pool->open().or_throw();
   }
   std::vector<float> run(std::span<const int32_t> tokens) {
@@ -57,17 +59,20 @@ struct Holder {
   }
   std::vector<int32_t> draw(const SamplerOptions& options, int n) {
     std::vector<int32_t> tokens;
-    draw_tokens(engine.backend(), *pool, seq, *outputs, options, {}, n, [&](int32_t token) {
-      tokens.push_back(token);
-      return true;
-    });
+    Text text{.seq = seq, .sampler = options, .n_left = n};
+    text.on_token = [&](int32_t token) { return tokens.push_back(token), true; };
+    StepHooks hooks;
+    const DecodeRow first{.text = &text};
+    decoder->step({&first, 1}, 1, hooks);
+    decoder->finish(text);
     return tokens;
   }
 
   Engine engine;
   std::vector<KvLayerConfig> layers;
   std::unique_ptr<SequencePool> pool;
-  std::unique_ptr<Outputs> outputs;
+  std::optional<Decoder> decoder;
+  Outputs* outputs = nullptr;
   SeqId seq{};
 };
 

@@ -1,5 +1,5 @@
 // Steps that feed themselves, and the host that reads along.
-#include "engine/run_ahead.h"
+#include "engine/decode/run_ahead.h"
 
 #include "engine/engine.h"
 #include "gpu/device_data.h"
@@ -107,13 +107,14 @@ TEST_F(RunAheadCuda, DrawsWhatStepsFedByTheHostDraw) {
       const auto drawing = engine.backend().start_drawing(ids, *pool, *outputs, samplers, recent);
       RunAhead loop(*drawing, n, depth);
       std::vector<std::vector<int32_t>> drawn;
-      const auto result = loop.run(1000, [&](std::span<const int32_t> tokens) {
-        drawn.emplace_back(tokens.begin(), tokens.end());
-        return ssize(drawn) < n_steps;
-      });
+      loop.run([] { return true; },
+               [&](std::span<const int32_t> tokens) {
+                 drawn.emplace_back(tokens.begin(), tokens.end());
+                 return ssize(drawn) < n_steps;
+               });
       EXPECT_EQ(drawn, expected) << depth << " steps ahead";
-      EXPECT_EQ(result.n_taken, n_steps);
-      EXPECT_EQ(result.n_launched, n_steps + depth - 1);
+      EXPECT_EQ(loop.n_taken(), n_steps);
+      EXPECT_EQ(loop.n_launched(), n_steps + depth - 1);
     }
     // The surplus is forgotten: the next step is the one that the host would have fed.
     for (size_t s = 0; s < ids.size(); ++s)

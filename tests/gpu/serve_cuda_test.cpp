@@ -36,21 +36,24 @@ class Heard : public Listener {
   bool ended_ = false;
 };
 
+SchedulerOptions options_with(const ProposerMaker& make, bool adaptive = false) {
+  return {.lane = {.kv = parse_kv_choice("f16").or_throw(),
+                   .n_ctx = 128,
+                   .max_seqs = 3,
+                   .checkpoint_every = 64,
+                   .kv_bytes = int64_t(8) << 20,
+                   .batch_tokens = 64,
+                   .max_stall_seconds = 1,
+                   .proposers = make,
+                   .spec_depth = 3,
+                   .spec_adaptive = adaptive},
+          .max_queue = 8};
+}
+
 /// Three requests with a penalty, logits on the host, and neither; the last one beside a prompt of its own length.
 std::vector<std::shared_ptr<Heard>> texts_of(Engine& engine, const ProposerMaker& make, bool adaptive = false,
                                              int n_tokens = 14) {
-  SchedulerOptions options{.lane = {.kv = parse_kv_choice("f16").or_throw(),
-                                    .n_ctx = 128,
-                                    .max_seqs = 3,
-                                    .checkpoint_every = 64,
-                                    .kv_bytes = int64_t(8) << 20,
-                                    .batch_tokens = 64,
-                                    .max_stall_seconds = 1,
-                                    .proposers = make,
-                                    .spec_depth = 3,
-                                    .spec_adaptive = adaptive},
-                           .max_queue = 8};
-  Scheduler scheduler(engine, options);
+  Scheduler scheduler(engine, options_with(make, adaptive));
   std::vector<std::shared_ptr<Heard>> all;
   std::vector<Scheduler::Submission> submissions;
   for (int i = 0; i < 3; ++i) {
@@ -82,10 +85,10 @@ TEST_F(ServeCuda, SpeculationLeavesEveryText) {
     const Model model = Model::load(spec, {.device = "cuda"});
     const auto plain = texts_of(model.engine(), {});
     const ProposerMaker lookup = make_lookup_proposer;
-    const ProposerMaker head = mtp_proposers(model, "", {.n_ctx = 128});
+    const ProposerMaker head = mtp_proposers(model, "", {.n_ctx = 128}, 0, 3);
     std::vector<const ProposerMaker*> makers{&lookup, &head};
     ProposerMaker draft;
-    if (spec == kSpecs[0]) draft = draft_proposers(model, model, {.n_ctx = 128}), makers.push_back(&draft);
+    if (spec == kSpecs[0]) draft = draft_proposers(model, model, {.n_ctx = 128}, 0, 3), makers.push_back(&draft);
     for (const ProposerMaker* make : makers) {
       const auto with = texts_of(model.engine(), *make);
       for (size_t i = 0; i < with.size(); ++i) {
@@ -96,6 +99,32 @@ TEST_F(ServeCuda, SpeculationLeavesEveryText) {
         }
       }
     }
+  }
+}
+
+/// The device proposes for one request alone, verifies and goes on by itself, to the text of the host's loop.
+TEST_F(ServeCuda, OneRequestProposesWithoutTheHost) {
+  const Model model = Model::load("synth:tiny@layers=1@weights=f32@mtp=1", {.device = "cuda"});
+  const ProposerMaker head = mtp_proposers(model, "", {.n_ctx = 128}, 0, 3);
+  std::vector<std::string> plain;
+  for (const bool proposes : {false, true}) {
+    Scheduler scheduler(model.engine(), options_with(proposes ? head : ProposerMaker()));
+    for (int i = 0; i < 3; ++i) {
+      GenerationRequest request;
+      for (int t = 0; t < 12 + i; ++t) request.prompt.push_back((31 * (t % 5) + 17 * i + 3) % 512);
+      request.options = {.max_tokens = 20, .ignore_eos = true, .sampler = {.temperature = 0.4f * float(i), .seed = 4}};
+      const auto heard = std::make_shared<Heard>();
+      ASSERT_TRUE(scheduler.submit(std::move(request), heard));
+      heard->wait();
+      if (!proposes) plain.push_back(heard->text_);
+      EXPECT_EQ(heard->text_, plain[size_t(i)]) << i;
+      EXPECT_EQ(heard->usage_.n_generated, 20);
+      EXPECT_EQ(heard->usage_.n_proposed > 0, proposes);
+    }
+    scheduler.inspect([&](Scheduler& s) {
+      EXPECT_GT(s.totals().steps_ahead, 3 * 4) << "20 tokens take five steps or more";
+      EXPECT_EQ(s.lanes().begin()->second->pool().report().sequences, 0);
+    });
   }
 }
 
@@ -122,7 +151,7 @@ TEST_F(ServeCuda, TwoDevicesWriteTheTextsOfOne) {
   const auto expected = texts_of(one.engine(), {});
   for (const int n_stages : {1, 2}) {
     const Model two = Model::load(spec, {.device = "cuda:0,1", .n_stages = n_stages});
-    const ProposerMaker lookup = make_lookup_proposer, head = mtp_proposers(two, "", {.n_ctx = 128});
+    const ProposerMaker lookup = make_lookup_proposer, head = mtp_proposers(two, "", {.n_ctx = 128}, 0, 3);
     for (const ProposerMaker& make : {ProposerMaker(), lookup, head}) {
       const auto texts = texts_of(two.engine(), make);
       for (size_t i = 0; i < texts.size(); ++i) {

@@ -1,7 +1,8 @@
 // Speculation on a device: the text of steps of one token, through every proposer and cache. The model's floats round
 // otherwise in larger steps, by far less than its tokens are apart.
-#include "engine/speculate.h"
+#include "engine/decode/text.h"
 
+#include "cases/known_texts.h"
 #include "cases/mtp_head.h"
 #include "engine/engine.h"
 #include "gpu/device_data.h"
@@ -11,37 +12,22 @@ namespace {
 
 class SpeculationCuda : public OnDevice {};
 
-/// Proposes the text that it was told, with every seventh token wrong.
-class KnownText final : public Proposer {
- public:
-  explicit KnownText(std::vector<int32_t> text) : text_(std::move(text)) {}
-  std::vector<int32_t> propose(std::span<const int32_t> text, int n) override {
-    std::vector<int32_t> proposals;
-    for (size_t i = text.size(); ssize(proposals) < n && i < text_.size(); ++i)
-      proposals.push_back(i % 7 == 3 ? (text_[i] + 1) % 8 : text_[i]);
-    return proposals;
-  }
-
- private:
-  std::vector<int32_t> text_;
-};
-
 SessionOptions session_of(const std::string& cache, int n_ctx = 192) {
   return {.n_ctx = n_ctx, .k = {.format = cache}, .v = {.format = cache}};
 }
 
-struct Text {
+struct Drawn {
   std::vector<int32_t> tokens;  // the prompt's too
   int n_past = 0;
   int32_t next = 0;  // the likeliest token behind one more step: what the cache holds
 };
 
-Text draw_text(const Model& model, const SessionOptions& options, const SamplerOptions& sampler,
-               std::span<const int32_t> prompt, int n, Speculation* speculation) {
+Drawn draw_text(const Model& model, const SessionOptions& options, const SamplerOptions& sampler,
+                std::span<const int32_t> prompt, int n, Speculation* speculation) {
   Session session(model, options);
   session.speculate(speculation);
   session.prefill(prompt);
-  Text text{{prompt.begin(), prompt.end()}, 0, 0};
+  Drawn text{{prompt.begin(), prompt.end()}, 0, 0};
   const int n_drawn = session.draw(sampler, prompt, n, [&](int32_t token) {
     text.tokens.push_back(token);
     return true;
@@ -75,11 +61,11 @@ TEST_F(SpeculationCuda, TextsAreThoseOfSingleTokens) {
   for (const auto& [cache, n_prompt, sampler, of_draft] : cases) {
     std::vector<int32_t> prompt;
     for (int i = 0; i < n_prompt; ++i) prompt.push_back((37 * (i % 9) + 11) % 512);
-    const Text plain = draw_text(model, session_of(cache), sampler, prompt, kTokens, nullptr);
+    const Drawn plain = draw_text(model, session_of(cache), sampler, prompt, kTokens, nullptr);
     const auto check = [&, n_past = n_prompt, with = cache, of = sampler](std::unique_ptr<Proposer> proposer, int depth,
                                                                           const char* name) {
       Speculation speculation(std::move(proposer), depth, false);
-      const Text text = draw_text(model, session_of(with), of, prompt, kTokens, &speculation);
+      const Drawn text = draw_text(model, session_of(with), of, prompt, kTokens, &speculation);
       const std::string where = fmt::format("{} over {} behind {}, temperature {}", name, with, n_past, of.temperature);
       EXPECT_EQ(text.tokens, plain.tokens) << where;
       EXPECT_EQ(text.n_past, plain.n_past) << where;
@@ -89,10 +75,10 @@ TEST_F(SpeculationCuda, TextsAreThoseOfSingleTokens) {
       all.n_accepted += report.n_accepted;
       all.n_proposed += report.n_proposed;
     };
-    check(std::make_unique<KnownText>(plain.tokens), kMaxSpecDepth, "known text");
+    check(std::make_unique<KnownTexts>(plain.tokens), kMaxSpecDepth, "known text");
     check(make_lookup_proposer(), 4, "lookup");
-    check(make_draft_proposer(model, model, session_of(of_draft), sampler.temperature > 0 ? 1e-6 : 0), 3, "draft");
-    check(make_mtp_proposer(model, head, session_of(of_draft)), 3, "mtp");
+    check(draft_proposers(model, model, session_of(of_draft), sampler.temperature > 0 ? 1e-6 : 0)(), 3, "draft");
+    check(mtp_proposers(model, head, session_of(of_draft))(), 3, "mtp");
   }
   EXPECT_GT(all.n_accepted, 80);
   EXPECT_GT(all.n_proposed, all.n_accepted);
@@ -116,7 +102,7 @@ struct ForcedCase {
 
 /// Stops at token 13 of the first round, puts five tokens behind it, and goes on to the end of the context or 24 tokens.
 Forced force_text(const Model& model, const std::string& head, const ForcedCase& c, double p_min) {
-  Speculation speculation(make_mtp_proposer(model, head, session_of(c.of_head, c.n_ctx), p_min), c.depth, false);
+  Speculation speculation(mtp_proposers(model, head, session_of(c.of_head, c.n_ctx), p_min)(), c.depth, false);
   speculation.force(0.75, 11);
   SessionOptions options = session_of(c.cache, c.n_ctx);
   options.k.centre = c.centre;
@@ -194,9 +180,9 @@ TEST_F(SpeculationCuda, DepthsChangeBetweenStepsQueuedAhead) {
   const Model model = Model::load("synth:tiny@layers=1@weights=f32", {.device = "cuda"});
   const std::string head = write_random_head(directory, model.info());
   std::vector<int32_t> prompt(20, 3);
-  const Text plain = draw_text(model, session_of("f16"), {.temperature = 0}, prompt, 90, nullptr);
-  Speculation speculation(make_mtp_proposer(model, head, session_of("f16")), 8);
-  const Text text = draw_text(model, session_of("f16"), {.temperature = 0}, prompt, 90, &speculation);
+  const Drawn plain = draw_text(model, session_of("f16"), {.temperature = 0}, prompt, 90, nullptr);
+  Speculation speculation(mtp_proposers(model, head, session_of("f16"))(), 8);
+  const Drawn text = draw_text(model, session_of("f16"), {.temperature = 0}, prompt, 90, &speculation);
   EXPECT_EQ(text.tokens, plain.tokens);
   EXPECT_EQ(text.n_past, plain.n_past);
   EXPECT_EQ(text.next, plain.next);
@@ -210,18 +196,18 @@ TEST_F(SpeculationCuda, TextsOfModelsWithStatesAreThoseOfSingleTokens) {
   std::vector<int32_t> prompt;
   for (int i = 0; i < 20; ++i) prompt.push_back((37 * (i % 9) + 11) % 512);
   const SamplerOptions greedy{.temperature = 0};
-  const Text plain = draw_text(model, session_of("f16"), greedy, prompt, 24, nullptr);
+  const Drawn plain = draw_text(model, session_of("f16"), greedy, prompt, 24, nullptr);
   SpecReport all;
   const auto check = [&](std::unique_ptr<Proposer> proposer, int depth, const char* name) {
     Speculation speculation(std::move(proposer), depth, false);
-    const Text text = draw_text(model, session_of("f16"), greedy, prompt, 24, &speculation);
+    const Drawn text = draw_text(model, session_of("f16"), greedy, prompt, 24, &speculation);
     EXPECT_EQ(text.tokens, plain.tokens) << name;
     EXPECT_EQ(text.next, plain.next) << name;
     all.n_accepted += speculation.report().n_accepted;
     all.n_proposed += speculation.report().n_proposed;
   };
-  check(std::make_unique<KnownText>(plain.tokens), 6, "known text");
-  check(make_mtp_proposer(model, "", session_of("q8_0")), 2, "mtp");
+  check(std::make_unique<KnownTexts>(plain.tokens), 6, "known text");
+  check(mtp_proposers(model, "", session_of("q8_0"))(), 2, "mtp");
   EXPECT_GT(all.n_accepted, 10);
   EXPECT_GT(all.n_proposed, all.n_accepted);
 }
@@ -237,7 +223,7 @@ TEST_F(SpeculationCuda, TheHeadGuessesWhatTheCpusDoes) {
   for (const double p_min : {0.0, 1e-9}) {
     std::vector<std::vector<int32_t>> guesses;
     for (const Model* model : {&cpu, &device}) {
-      auto mtp = make_mtp_proposer(*model, file, session_of("f32"), p_min);
+      auto mtp = mtp_proposers(*model, file, session_of("f32"), p_min)();
       Proposer& head = *mtp;
       Speculation speculation(std::move(mtp), 1);
       Session session(*model, session_of("f32"));

@@ -3,8 +3,8 @@
 
 #include "cases/reference_data.h"
 #include "cases/temp_dir.h"
+#include "engine/decode/text.h"
 #include "engine/engine.h"
-#include "engine/speculate.h"
 #include "gpu/device_data.h"
 #include "gpu/device_query.h"
 #include "gpu/memory_use.h"
@@ -121,7 +121,7 @@ TEST_F(StagesCuda, AnMtpHeadProposesOneDevicesTokens) {
   for (const LoadOptions& place : {kOne, kTwoStages, kTwoRanks}) {
     const Model model = Model::load(spec, place);
     const auto prompt = tokens_of(20, model.info().vocab_size, 1);
-    Speculation speculation(make_mtp_proposer(model, "", options), 3, false);
+    Speculation speculation(mtp_proposers(model, "", options)(), 3, false);
     Session session(model, options);
     session.speculate(&speculation);
     session.prefill(prompt);

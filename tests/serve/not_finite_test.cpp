@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "cases/damaged_model.h"
-#include "engine/speculate.h"
+#include "engine/decode/text.h"
 #include "http/client.h"
 #include "serve/server.h"
 

@@ -9,6 +9,7 @@
 
 #include "base/rng.h"
 #include "cases/costly_proposer.h"
+#include "cases/known_texts.h"
 #include "cases/mtp_head.h"
 #include "cases/paths.h"
 
@@ -394,7 +395,7 @@ TEST_F(SchedulerTest, PenaltiesBiasAndLogprobsAreTheirDefinitions) {
 }
 
 /// Even ids only, and an end after ten.
-class EvenTokens : public Constraint {
+class EvenTokens : public TokenRule {
  public:
   void mask(std::span<float> logits, int) override {
     for (size_t i = 1; i < logits.size(); i += 2) logits[i] = -INFINITY;
@@ -421,24 +422,6 @@ TEST_F(SchedulerTest, AConstraintHolds) {
   for (const TokenLogprob& t : heard->logprobs_) EXPECT_EQ(t.token % 2, 0);
 }
 
-/// Goes on as one of the texts that it was told, with every seventh token wrong.
-class KnownTexts final : public Proposer {
- public:
-  explicit KnownTexts(const std::vector<std::vector<int32_t>>& texts) : texts_(texts) {}
-  std::vector<int32_t> propose(std::span<const int32_t> text, int n) override {
-    std::vector<int32_t> proposals;
-    for (const std::vector<int32_t>& known : texts_)
-      if (proposals.empty() && known.size() > text.size() &&
-          std::ranges::equal(std::span(known).first(text.size()), text))
-        for (size_t i = text.size(); ssize(proposals) < n && i < known.size(); ++i)
-          proposals.push_back(i % 7 == 3 ? (known[i] + 1) % 8 : known[i]);
-    return proposals;
-  }
-
- private:
-  const std::vector<std::vector<int32_t>>& texts_;
-};
-
 class LeavesAtTheThird final : public Heard {
  public:
   bool on_text(std::string_view text, std::span<const TokenLogprob> logprobs) override {
@@ -458,63 +441,125 @@ GenerationRequest varied(GenerationRequest r, int i) {
   return r;
 }
 
-TEST_F(SchedulerTest, SpeculationLeavesEveryText) {
-  // One thread: two models' threads that wait for each other on a busy machine take minutes.
-  static const Model model = Model::load(RIDGE_SOURCE_DIR "/models/stories260K.gguf", {.n_threads = 1});
-  const TempDir directory;
-  const std::string head = write_random_head(directory, model.info());
-  const auto cache = session_options(parse_kv_choice("rotor-3").or_throw(), 512, 0);
-  const auto send_all = [&](Scheduler& scheduler, bool tell) {
-    std::vector<std::shared_ptr<Heard>> all;
-    for (int i = 0; i < 10; ++i) {
-      GenerationRequest r = varied(request(random_prompt(uint64_t(i), 5 + 17 * i), 60, 0.8f, uint64_t(i)), i);
-      if (tell) r.n_top_logprobs = 0;
-      if (i == 9) r.speculative = false;
-      all.push_back(send(scheduler, std::move(r)));
-    }
-    for (const auto& heard : all) heard->wait();
-    return all;
-  };
-  for (const char* kv : {"f16", "rotor-3"}) {
-    Scheduler plain(model.engine(), options(kv));
-    const auto expected = send_all(plain, true);
-    std::vector<std::vector<int32_t>> texts;
-    for (int i = 0; i < 10; ++i) {
-      texts.push_back(random_prompt(uint64_t(i), 5 + 17 * i));
-      for (const TokenLogprob& t : expected[size_t(i)]->logprobs_) texts.back().push_back(t.token);
-    }
-    const std::pair<const char*, ProposerMaker> makers[] = {
-        {"known texts", [&] { return std::make_unique<KnownTexts>(texts); }},
-        {"lookup", make_lookup_proposer},
-        {"draft", draft_proposers(model, model, cache)},
-        {"mtp", mtp_proposers(model, head, cache)}};
-    for (const auto& [name, make] : makers)
-      for (const bool adaptive : {false, true}) {
-        SchedulerOptions o = options(kv);
-        o.lane.proposers = make;
-        o.lane.spec_depth = 5;
-        o.lane.spec_adaptive = adaptive;
-        Scheduler scheduler(model.engine(), o);
-        int64_t n_accepted = 0;
-        // The second time prompts come from the cache.
-        for (const int round : {0, 1}) {
-          const auto heard = send_all(scheduler, false);
-          for (size_t i = 0; i < heard.size(); ++i) {
-            EXPECT_EQ(heard[i]->text_, expected[i]->text_)
-                << name << " " << kv << " request " << i << " round " << round;
-            EXPECT_EQ(heard[i]->usage_.n_generated, 60);
-            EXPECT_LE(heard[i]->usage_.n_accepted, heard[i]->usage_.n_proposed);
-            n_accepted += heard[i]->usage_.n_accepted;
-          }
-          EXPECT_EQ(heard[9]->usage_.n_proposed, 0) << "it asked for none";
-        }
-        if (!adaptive && name != std::string("mtp")) {  // a random head guesses nothing
-          EXPECT_GT(n_accepted, 0) << name;
-        }
-        scheduler.inspect([&](Scheduler& s) { EXPECT_EQ(s.totals().accepted_tokens, n_accepted); });
-        expect_nothing_held(scheduler);
+/// The proposers of one kind, and how many draft tokens they must have right in all.
+struct Proposers {
+  const char* name;
+  ProposerMaker make;
+  int64_t least_accepted = 0;
+};
+
+/// Requests 0 to n - 1, always with draft tokens and where they pay, twice: the second time prompts come from the cache.
+/// The last one asks for none. Texts are those without.
+class SpeculationTest : public SchedulerTest {
+ protected:
+  static void expect_texts_as_without(const Model& model, int n, const std::function<GenerationRequest(int)>& ask,
+                                      std::vector<Proposers> all_proposers) {
+    const auto send_all = [&](Scheduler& scheduler, bool tell) {
+      std::vector<std::shared_ptr<Heard>> all;
+      for (int i = 0; i < n; ++i) {
+        GenerationRequest r = varied(ask(i), i);
+        if (tell) r.n_top_logprobs = 0;
+        if (i == n - 1) r.speculative = false;
+        all.push_back(send(scheduler, std::move(r)));
       }
+      for (const auto& heard : all) heard->wait();
+      return all;
+    };
+    std::vector<std::vector<int32_t>> texts;
+    all_proposers.push_back({"known texts", [&] { return std::make_unique<KnownTexts>(texts); }, 50});
+    for (const char* kv : {"f16", "rotor-3"}) {
+      Scheduler plain(model.engine(), options(kv));
+      const auto expected = send_all(plain, true);
+      texts.clear();
+      for (int i = 0; i < n; ++i) {
+        texts.push_back(ask(i).prompt);
+        for (const TokenLogprob& t : expected[size_t(i)]->logprobs_) texts.back().push_back(t.token);
+      }
+      for (const auto& [name, make, least_accepted] : all_proposers)
+        for (const bool adaptive : {false, true}) {
+          SchedulerOptions o = options(kv);
+          o.lane.proposers = make;
+          o.lane.spec_depth = 5;
+          o.lane.spec_adaptive = adaptive;
+          Scheduler scheduler(model.engine(), o);
+          int64_t n_accepted = 0;
+          for (const int round : {0, 1}) {
+            const auto heard = send_all(scheduler, false);
+            for (size_t i = 0; i < heard.size(); ++i) {
+              EXPECT_EQ(heard[i]->text_, expected[i]->text_)
+                  << name << " " << kv << " request " << i << " round " << round;
+              EXPECT_EQ(heard[i]->usage_.n_generated, expected[i]->usage_.n_generated);
+              EXPECT_LE(heard[i]->usage_.n_accepted, heard[i]->usage_.n_proposed);
+              n_accepted += heard[i]->usage_.n_accepted;
+            }
+            EXPECT_EQ(heard.back()->usage_.n_proposed, 0) << "it asked for none";
+          }
+          if (!adaptive) {
+            EXPECT_GE(n_accepted, least_accepted) << name;
+          }
+          scheduler.inspect([&](Scheduler& s) { EXPECT_EQ(s.totals().accepted_tokens, n_accepted); });
+          expect_nothing_held(scheduler);
+        }
+    }
   }
+};
+
+TEST_F(SpeculationTest, LeavesEveryText) {
+  // One thread: two models' threads that wait for each other on a busy machine take minutes.
+  const Model model = Model::load(RIDGE_SOURCE_DIR "/models/stories260K.gguf", {.n_threads = 1});
+  const TempDir directory;
+  const auto cache = session_options(parse_kv_choice("rotor-3").or_throw(), 512, 0);
+  const auto ask = [](int i) { return request(random_prompt(uint64_t(i), 5 + 17 * i), 60, 0.8f, uint64_t(i)); };
+  expect_texts_as_without(model, 10, ask,
+                          {{"lookup", make_lookup_proposer, 1},
+                           {"draft", draft_proposers(model, model, cache, 0, 8), 50},
+                           {"mtp", mtp_proposers(model, write_random_head(directory, model.info()), cache, 0, 8)}});
+}
+
+/// States go back to checkpoints of steps; prefixes are kept and found as without.
+TEST_F(SpeculationTest, LeavesEveryTextOfAModelWithStates) {
+  const Model model = Model::load("synth:tiny-delta@mtp=1", {.n_threads = 1});
+  const auto cache = session_options(parse_kv_choice("q8_0").or_throw(), 512, 0);
+  const auto ask = [](int i) { return request(random_prompt(uint64_t(i), 5 + 37 * i), 30 + 3 * i, 0.8f, uint64_t(i)); };
+  expect_texts_as_without(model, 6, ask, {{"mtp", mtp_proposers(model, "", cache, 0, 8)}});
+}
+
+/// By rejection sampling every token of a draft that is the model itself is taken. Greedy texts are those without draft
+/// tokens.
+TEST_F(SchedulerTest, RejectionSamplingTakesWhatIsAsProbable) {
+  static const Model model = Model::load(RIDGE_SOURCE_DIR "/models/stories260K.gguf", {.n_threads = 1});
+  const auto cache = session_options(parse_kv_choice("f16").or_throw(), 512, 0);
+  SchedulerOptions o = options("f16");
+  Scheduler plain(model.engine(), o);
+  const auto greedy = send(plain, request(random_prompt(6, 40), 50, 0));
+  greedy->wait();
+  o.lane.proposers = draft_proposers(model, model, cache, 0, 8);
+  o.lane.spec_depth = 4;
+  o.lane.spec_adaptive = false;
+  for (const bool together : {false, true}) {
+    o.lane.spec_rejects = true;
+    Scheduler scheduler(model.engine(), o);
+    std::vector<std::shared_ptr<Heard>> all;
+    for (int i = 0; i < 7; ++i) {
+      all.push_back(send(scheduler, request(random_prompt(uint64_t(i), 40), 50, i == 6 ? 0 : 1.2f, uint64_t(i))));
+      if (!together) all.back()->wait();
+    }
+    for (size_t i = 0; i < all.size(); ++i) {
+      all[i]->wait();
+      EXPECT_EQ(all[i]->reason_, FinishReason::length) << all[i]->error_;
+      EXPECT_EQ(all[i]->usage_.n_generated, 50);
+      if (i == 6) continue;
+      EXPECT_GT(all[i]->usage_.n_proposed, 30) << i;
+      EXPECT_GE(all[i]->usage_.n_accepted, all[i]->usage_.n_proposed - 4) << "all, but for those behind the end";
+    }
+    EXPECT_EQ(all[6]->text_, greedy->text_);
+    expect_nothing_held(scheduler);
+  }
+  o.lane.spec_rejects = false;
+  Scheduler exact(model.engine(), o);
+  const auto heard = send(exact, request(random_prompt(0, 40), 50, 1.2f, 0));
+  heard->wait();
+  EXPECT_LT(heard->usage_.n_accepted, heard->usage_.n_proposed / 2) << "draws are seldom the likeliest token";
 }
 
 TEST_F(SchedulerTest, EndsInsideAcceptedTokens) {
@@ -627,52 +672,26 @@ TEST_F(SchedulerTest, SpeculationThatIsNotThereIsRefused) {
   EXPECT_EQ(refused.error().field, "speculative");
 }
 
-/// States go back to checkpoints of steps; prefixes are kept and found as without.
-TEST_F(SchedulerTest, SpeculationLeavesEveryTextOfAModelWithStates) {
-  const Model model = Model::load("synth:tiny-delta@mtp=1", {.n_threads = 1});
-  const auto send_all = [&](Scheduler& scheduler, bool tell) {
-    std::vector<std::shared_ptr<Heard>> all;
-    for (int i = 0; i < 6; ++i) {
-      GenerationRequest r = varied(request(random_prompt(uint64_t(i), 5 + 37 * i), 30 + 3 * i, 0.8f, uint64_t(i)), i);
-      if (tell) r.n_top_logprobs = 0;
-      all.push_back(send(scheduler, std::move(r)));
-    }
-    for (const auto& heard : all) heard->wait();
-    return all;
-  };
-  for (const char* kv : {"f16", "rotor-3"}) {
-    Scheduler plain(model.engine(), options(kv));
-    const auto expected = send_all(plain, true);
-    std::vector<std::vector<int32_t>> texts;
-    for (int i = 0; i < 6; ++i) {
-      texts.push_back(random_prompt(uint64_t(i), 5 + 37 * i));
-      for (const TokenLogprob& t : expected[size_t(i)]->logprobs_) texts.back().push_back(t.token);
-    }
-    const std::pair<const char*, ProposerMaker> makers[] = {
-        {"known texts", [&] { return std::make_unique<KnownTexts>(texts); }},
-        {"mtp", mtp_proposers(model, "", session_options(parse_kv_choice("q8_0").or_throw(), 512, 0))}};
-    for (const auto& [name, make] : makers)
-      for (const bool adaptive : {false, true}) {
-        SchedulerOptions o = options(kv);
-        o.lane.proposers = make;
-        o.lane.spec_depth = 5;
-        o.lane.spec_adaptive = adaptive;
-        Scheduler scheduler(model.engine(), o);
-        int64_t n_accepted = 0;
-        for (const int round : {0, 1}) {
-          const auto heard = send_all(scheduler, false);
-          for (size_t i = 0; i < heard.size(); ++i) {
-            EXPECT_EQ(heard[i]->text_, expected[i]->text_)
-                << name << " " << kv << " request " << i << " round " << round;
-            n_accepted += heard[i]->usage_.n_accepted;
-          }
-        }
-        if (!adaptive && name == std::string("known texts")) {
-          EXPECT_GT(n_accepted, 50);
-        }
-        expect_nothing_held(scheduler);
-      }
+/// A text for whose proposer the cache has no room is written without.
+TEST_F(SchedulerTest, TextsBeyondTheProposersCacheGoOnWithout) {
+  const Model model = Model::load(RIDGE_SOURCE_DIR "/models/stories260K.gguf", {.n_threads = 1});
+  SchedulerOptions o = options("f16");
+  o.lane.proposers = draft_proposers(model, model, session_options(parse_kv_choice("f16").or_throw(), 512, 0), 0, 2);
+  o.lane.spec_depth = 3;
+  o.lane.spec_adaptive = false;
+  Scheduler scheduler(model.engine(), o);
+  std::vector<std::shared_ptr<Heard>> all;
+  for (int i = 0; i < 3; ++i) all.push_back(send(scheduler, request(random_prompt(1, 60), 40, 0)));
+  int n_with = 0;
+  for (const auto& heard : all) {
+    heard->wait();
+    EXPECT_EQ(heard->text_, all[0]->text_);
+    n_with += heard->usage_.n_proposed > 0;
   }
+  EXPECT_GE(n_with, 2);
+  const auto later = send(scheduler, request(random_prompt(1, 60), 40, 0));
+  later->wait();
+  EXPECT_GT(later->usage_.n_proposed, 0) << "a text that ends gives its place back";
 }
 
 /// What is said of the pool's bytes includes the caches of proposers, of all sequences that run at a time.
@@ -731,7 +750,7 @@ class Saboteur : public Heard {
   bool on_text(std::string_view text, std::span<const TokenLogprob> logprobs) override {
     Lane& lane = *scheduler_.lanes().begin()->second;
     const Job& job = *lane.jobs()[0];
-    lane.pool().close(job.seq);
+    lane.pool().close(job.text.seq);
     if (cancels_) scheduler_.cancel(job.id);
     return Heard::on_text(text, logprobs);
   }

@@ -2,11 +2,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <climits>
 #include <cmath>
 #include <numeric>
 
+#include "engine/decode/decoder.h"
 #include "engine/engine.h"
-#include "engine/finite.h"
 #include "lab/op/roof.h"
 #include "lab/rows/int_list.h"
 #include "lab/rows/machine.h"
@@ -15,8 +16,6 @@ namespace ridge::lab {
 namespace {
 
 constexpr int kMostChecked = 3;  // sequences of a batch that the check runs
-constexpr int kHostStep = 512, kDeviceStep = 2048;
-constexpr int kDeviceAhead = 3;  // steps that a device may be ahead of the host
 constexpr int kWarmUpSteps = 4;  // a device records its steps at the second one
 
 using BatchClock = std::chrono::steady_clock;
@@ -64,7 +63,7 @@ class BatchRunner {
     const auto layers = batch_layers(engine_, test);
     kernels = engine_.backend().kernels(layers[size_t(engine_.plan().first_attention())]);
     pool_ = engine_.open_pool(layers, batch_pages(layers, test, n_ubatch), test.n_seq());
-    outputs_ = engine_.backend().make_outputs();
+    decoder_.emplace(engine_.backend(), *pool_, engine_.plan().n_ids);
     for (int i = 0; i < test.n_seq(); ++i) seqs_.push_back(pool_->open().or_throw());
   }
 
@@ -93,7 +92,7 @@ class BatchRunner {
  private:
   bool stopped() const { return stop_ && stop_(); }
   /// Until all that is queued has run: there are no scores to take.
-  void wait() { outputs_->take_scores(); }
+  void wait() { decoder_->outputs().take_scores(); }
 
   bool run(const std::vector<int>& lengths, int n_gen, bool fill, BatchRow& row) {
     for (const SeqId seq : seqs_) pool_->reset(seq);
@@ -136,7 +135,7 @@ class BatchRunner {
       engine_.backend().run({.tokens = tokens.subspan(begin, size_t(n_tokens)),
                              .seqs = step,
                              .logits = ends ? LogitRows::last : LogitRows::none},
-                            *pool_, *outputs_);
+                            *pool_, decoder_->outputs());
       begin += size_t(n_tokens);
       if (stopped()) return false;
     }
@@ -146,22 +145,20 @@ class BatchRunner {
 
   /// n_gen steps of one token a sequence: given ones first, then those drawn.
   void generate(std::span<const int32_t> first, int n_gen) {
-    std::vector<SeqTokens> step;
-    for (const SeqId seq : seqs_) {
-      step.push_back({seq, 1});
-      pool_->reserve(seq, 1).or_throw();
+    std::vector<Text> texts;
+    for (size_t i = 0; i < seqs_.size(); ++i)
+      texts.push_back({.seq = seqs_[i], .tokens = {first[i]}, .sampler = {.temperature = 0}, .n_left = n_gen});
+    for (Text& text : texts) text.on_token = [this](int32_t) { return !stopped(); };
+    StepHooks hooks;
+    for (;;) {
+      std::vector<DecodeRow> rows;
+      for (Text& text : texts)
+        if (!text.ended) rows.push_back(next_row(text));
+      if (rows.empty()) break;
+      decoder_->step(rows, INT_MAX, hooks);
     }
-    engine_.backend().run({.tokens = first, .seqs = step, .logits = LogitRows::last}, *pool_, *outputs_);
-    SamplerOptions greedy;
-    greedy.temperature = 0;
-    const std::vector<SamplerOptions> samplers(seqs_.size(), greedy);
-    const std::vector<std::vector<int32_t>> recent(seqs_.size());
-    const auto drawing = engine_.backend().start_drawing(seqs_, *pool_, *outputs_, samplers, recent);
-    RunAhead ahead(*drawing, test_.n_seq(), std::min(kDeviceAhead, drawing->most_ahead()));
-    ahead.run(n_gen, [&](std::span<const int32_t> tokens) {
-      std::ranges::for_each(tokens, checked_token);
-      return !stopped();
-    });
+    for (const Text& text : texts)
+      if (text.failure) std::rethrow_exception(text.failure);
   }
 
   const Model& model_;
@@ -172,7 +169,7 @@ class BatchRunner {
   const std::function<bool()>& stop_;
   Rng rng_;
   std::unique_ptr<SequencePool> pool_;
-  std::unique_ptr<Outputs> outputs_;
+  std::optional<Decoder> decoder_;
   std::vector<SeqId> seqs_;
 };
 
@@ -262,8 +259,8 @@ int run_batch_bench(const BatchParams& params, const BatchHooks& hooks) {
   if (stopped()) return n_failed;
   const Model model = Model::load(params.model, params.load);
   Engine& engine = model.engine();
-  const int standard = engine.on_device() ? kDeviceStep : kHostStep;
-  const int n_ubatch = std::min(params.n_ubatch > 0 ? params.n_ubatch : standard, engine.backend().max_tokens());
+  const int n_ubatch =
+      std::min(params.n_ubatch > 0 ? params.n_ubatch : engine.default_ubatch(), engine.backend().max_tokens());
   for (BatchTest& test : tests)
     if (test.by_record) test.kv = params.by_record(model, test.longest());
   for (const BatchTest& test : tests) check_memory(engine, test, params.fill, n_ubatch);

@@ -11,32 +11,6 @@ namespace {
 
 constexpr int kRepeat = 8;  // tokens that are no chance
 
-/// Proposes random tokens where a proposer knows nothing: forced acceptance wants proposals.
-class FilledProposer final : public Proposer {
- public:
-  FilledProposer(std::unique_ptr<Proposer> proposer, int vocab_size, uint64_t seed)
-      : proposer_(std::move(proposer)), vocab_size_(vocab_size), rng_(seed) {}
-  std::vector<int32_t> propose(std::span<const int32_t> text, int n) override {
-    std::vector<int32_t> proposals = proposer_->propose(text, n);
-    while (ssize(proposals) < n) proposals.push_back(int32_t(rng_.next() % uint64_t(vocab_size_)));
-    return proposals;
-  }
-  std::optional<DeviceDraft> on_device(std::span<const int32_t> text) override { return proposer_->on_device(text); }
-  void leave_device(std::span<const int32_t> text) override { proposer_->leave_device(text); }
-  bool wants_hidden() const override { return proposer_->wants_hidden(); }
-  void observe(std::span<const int32_t> tokens, int first, View2<const float> hidden) override {
-    proposer_->observe(tokens, first, hidden);
-  }
-  void lose_track() override { proposer_->lose_track(); }
-  void fill(std::span<const int32_t> text, uint64_t seed) override { proposer_->fill(text, seed); }
-  int64_t bytes() const override { return proposer_->bytes(); }
-
- private:
-  std::unique_ptr<Proposer> proposer_;
-  int vocab_size_;
-  Rng rng_;
-};
-
 /// One test: a session for each way of generating, and the places of the text.
 class SpecRunner {
  public:
@@ -44,10 +18,9 @@ class SpecRunner {
       : params_(params),
         text_(text),
         row_(row),
-        vocab_size_(model.info().vocab_size),
         session_(model, session_options(row.kv, row.n_depth + row.n_prompt + row.n_gen, params.n_ubatch)),
         make_(params.open(model, row.n_depth + row.n_prompt + row.n_gen)),
-        speculation_(proposer(), params.depth) {
+        speculation_(make_(), params.depth) {
     if (params.sampling == "reject") speculation_.reject();
     Rng rng(params.seed);
     held_ = random_tokens(model, row.n_depth, rng);
@@ -98,16 +71,9 @@ class SpecRunner {
     return seconds.count();
   }
 
-  std::unique_ptr<Proposer> proposer() const {
-    std::unique_ptr<Proposer> made = make_();
-    if (!params_.forced_accept) return made;
-    return std::make_unique<FilledProposer>(std::move(made), vocab_size_, params_.seed);
-  }
-
   const SpecBenchParams& params_;
   std::span<const int32_t> text_;
   SpecBenchRow& row_;
-  int vocab_size_;
   std::vector<int32_t> held_;  // what the cache is said to hold in front of the prompt
   Session session_;
   ProposerMaker make_;

@@ -8,7 +8,7 @@
 // may be random tokens behind random cache rows, as in bench decode.
 #pragma once
 
-#include "engine/speculate.h"
+#include "engine/decode/text.h"
 #include "lab/model/bench.h"
 
 namespace ridge::lab {

@@ -4,8 +4,8 @@
 // cache gets the same places of the same text, and as many proposals at each, so that steps can be compared in pairs.
 #pragma once
 
+#include "engine/decode/decoder.h"
 #include "engine/kv_choice.h"
-#include "engine/speculate.h"
 
 namespace ridge::lab {
 

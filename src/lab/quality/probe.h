@@ -5,7 +5,7 @@
 // Bands and limits are data. What lies beyond a model's trained context is not applicable, never passed.
 #pragma once
 
-#include "engine/speculate.h"
+#include "engine/decode/text.h"
 #include "lab/quality/engine_timelines.h"
 #include "lab/quality/quality.h"
 

@@ -1,8 +1,22 @@
-#include "engine/token_stream.h"
+#include "engine/decode/token_stream.h"
 
 #include <algorithm>
+#include <chrono>
+#include <climits>
 
 namespace ridge {
+namespace {
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+}  // namespace
+
+std::string_view stop_reason_name(StopReason reason) {
+  constexpr std::string_view kNames[] = {"end token", "stop string", "token limit", "context full", "interrupted"};
+  return kNames[size_t(reason)];
+}
 
 std::string StopFilter::push(std::string_view text) {
   held_ += text;
@@ -83,6 +97,47 @@ void TokenStream::finish() {
   const std::string broken = utf8_.finish();
   if (result_.reason == StopReason::end_token) emit(filter_.push(broken));
   if (!filter_.matched()) emit(filter_.finish());
+}
+
+GenerateResult generate(Session& session, const Model& model, std::span<const int32_t> prompt,
+                        const GenerateOptions& options, const std::function<bool(std::string_view)>& on_text) {
+  const std::span<const int32_t> unread = prompt.subspan(size_t(options.n_held));
+  const auto mark_of = [&](int32_t token) {
+    const bool wanted = std::ranges::find(options.marks, token) != options.marks.end();
+    return wanted ? model.piece(token, true) : std::string();
+  };
+  GenerateResult result;
+  TokenStream stream({.piece = [&](int32_t t) { return options.ids ? std::to_string(t) + " " : model.piece(t); },
+                      .is_end = [&](int32_t t) { return model.is_end(t); },
+                      .mark = mark_of},
+                     options, on_text, result, options.on_mark);
+  auto start = std::chrono::steady_clock::now();
+  result.n_prompt = int(unread.size());
+  if (options.read) result.n_prompt = options.read(unread);
+  else session.prefill(unread);
+  result.prefill_seconds = seconds_since(start);
+  if (result.n_prompt < int(unread.size())) {
+    result.reason = StopReason::interrupted;
+    return result;
+  }
+
+  start = std::chrono::steady_clock::now();
+  if (stream.wants_more()) {
+    std::optional<StopReason> ended;  // by no token's meaning
+    const auto take = [&](int32_t token) {
+      if (!stream.push(token)) return false;
+      if (options.rule && options.rule->complete()) ended = StopReason::end_token;
+      else if (options.interrupted && options.interrupted()) ended = StopReason::interrupted;
+      return !ended;
+    };
+    const int most = options.max_tokens < 0 ? INT_MAX : options.max_tokens;
+    result.n_decoded = session.draw(options.sampler, prompt, most, take, options.rule) - 1;
+    if (ended) result.reason = *ended;
+    else if (stream.wants_more()) result.reason = StopReason::context_full;
+  }
+  result.decode_seconds = seconds_since(start);
+  stream.finish();
+  return result;
 }
 
 }  // namespace ridge

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <unordered_map>
 
-#include "engine/speculate.h"
+#include "engine/decode/proposer.h"
 
 namespace ridge {
 namespace {

@@ -1,4 +1,4 @@
-// From token ids to streamed text: the part of generate() that does not care where tokens come from.
+// From token ids to streamed text: the part of generate(), and of a server, that does not care where tokens come from.
 #pragma once
 
 #include <functional>

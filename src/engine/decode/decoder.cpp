@@ -1,0 +1,570 @@
+#include "engine/decode/decoder.h"
+
+#include <climits>
+#include <cmath>
+#include <deque>
+#include <numeric>
+
+#include "engine/decode/run_ahead.h"
+#include "engine/finite.h"
+#include "op/sample/rule.h"
+
+namespace ridge {
+namespace {
+
+/// Steps at the begin of a rest whose time says nothing: a device queues and records them first.
+constexpr int kUnsteady = 2;
+
+double seconds_of(std::chrono::steady_clock::duration duration) {
+  return std::chrono::duration<double>(duration).count();
+}
+
+}  // namespace
+
+Speculation::Speculation(std::unique_ptr<Proposer> proposer, int most, bool adaptive)
+    : proposer_(std::move(proposer)), most_(most), adaptive_(adaptive) {
+  if (most < 1 || most > kMaxSpecDepth)
+    throw_wrong_field("spec_depth", "spec_depth is {}, expected 1 to {}", most, kMaxSpecDepth);
+}
+
+void Speculation::fill(std::span<const int32_t> text, uint64_t seed) {
+  missed_ = false;
+  proposer_->fill(text, seed);
+}
+
+void Speculation::fill_forced(std::vector<int32_t>& tokens, int n, int n_ids) const {
+  for (Rng rng(forced_seed_ + n_forced_); forced_ && ssize(tokens) < n;)
+    tokens.push_back(int32_t(rng.next() % uint64_t(n_ids)));
+}
+
+int32_t draw_by_rule(TokenRule& rule, const Text& text, int n_ids, std::span<const float> logits,
+                     std::vector<float>& left) {
+  Sampler sampler(text.sampler, n_ids);
+  sampler.accept(text.recent());
+  check_logits(logits.first(size_t(n_ids)));
+  left.assign(logits.begin(), logits.end());
+  rule.mask(left, text.n_left);
+  const std::span<const float> drawn_from = std::span(left).first(size_t(n_ids));
+  if (std::ranges::none_of(drawn_from, [](float x) { return x > -INFINITY; }))
+    throw Error(ErrorKind::failure, "no token that may come next has a logit above -infinity");
+  return rule.accept(sampler.sample(drawn_from));
+}
+
+int most_proposals(const SequencePool& pool, SeqId seq, int n) {
+  const int n_past = pool.length(seq);
+  n = std::min(n, pool.n_ctx() - n_past - 1);
+  // Going back behind the position that sets centres is not exact.
+  return std::max(0, pool.calibrates(seq) ? std::min(n, kCalibration - n_past - 2) : n);
+}
+
+/// A row on its way through a step.
+struct Decoder::Row : DecodeRow {
+  explicit Row(const DecodeRow& row) : DecodeRow(row) {}
+  int n_tokens() const { return int(tokens.size() + proposals.size()); }
+  int n_accepted() const { return std::max(0, n_taken - 1); }
+  Speculation* speculation() const { return text->speculation; }
+
+  size_t at = 0;                 // of its tokens in those of the step
+  int n_asked = 0, n_taken = 0;  // draft tokens that were wanted, tokens that were handed on
+  int n_right = 0;               // draft tokens that were accepted, the text's last token among them
+  bool rejects = false;          // draft tokens hold by rejection sampling
+  double proposing = 0;          // seconds
+  std::vector<int32_t> proposals = {};
+  std::vector<Distribution> probabilities = {};  // with `rejects`: what they were drawn from
+  std::shared_ptr<CheckpointId> before = {};     // where layers keep states: in front of the step
+};
+
+/// What the tokens of a step are drawn from on the host, or what a device drew, a row of logits after another.
+struct Decoder::Drawn {
+  View2<const float> logits = {};
+  std::vector<int32_t> tokens = {};
+};
+
+Decoder::Decoder(Backend& backend, SequencePool& pool, int n_ids)
+    : backend_(backend), pool_(&pool), n_ids_(n_ids), outputs_(backend.make_outputs()) {}
+
+int Decoder::resting_steps(std::span<const DecodeRow> rows) {
+  int n = INT_MAX;
+  for (const DecodeRow& row : rows)
+    if (row.text->speculation) n = std::min(n, row.text->speculation->resting_steps());
+  return n == INT_MAX ? 0 : n;
+}
+
+bool Decoder::take(Text& text, int32_t token) {
+  text.tokens.push_back(token);
+  --text.n_left;
+  const bool more = text.on_token(token);
+  text.ended = text.ended || !more || text.n_left == 0;
+  return !text.ended;
+}
+
+bool Decoder::take_drawn(Text& text, int32_t token) {
+  ++text.sampler.first_draw;
+  try {
+    take(text, checked_token(token));
+  } catch (const Error&) {
+    fail(text);
+  }
+  return (token & kNotFiniteToken) == 0;
+}
+
+void Decoder::fail(Text& text) {
+  text.failure = std::current_exception();
+  text.ended = true;
+}
+
+void Decoder::finish(Text& text) {
+  StepHooks hooks;
+  while (!text.ended) {
+    const DecodeRow row = next_row(text);
+    step({&row, 1}, INT_MAX, hooks);
+  }
+}
+
+void Decoder::run(std::span<const DecodeRow> rows, LogitRows logits) {
+  std::vector<Row> all(rows.begin(), rows.end());
+  run_rows(all, logits);
+}
+
+void Decoder::step(std::span<const DecodeRow> rows, int most_tokens, StepHooks& hooks) {
+  const Clock::time_point start = Clock::now();
+  const bool goes_on = std::ranges::none_of(rows, [](const DecodeRow& r) { return r.is_prompt || r.tokens.empty(); });
+  if (rows.size() == 1 && goes_on && propose_ahead(*rows[0].text, hooks)) return;
+  const int n_resting = goes_on ? resting_steps(rows) : 0;
+  std::vector<Row> all(rows.begin(), rows.end());
+  const bool proposes = goes_on && n_resting == 0 && propose(all, most_tokens);
+  StepRecord record;
+  bool all_logits = false, on_host = !backend_.on_device();
+  for (const Row& row : all) {
+    (row.is_prompt ? record.n_prompt_tokens : record.n_decode) += row.is_prompt ? row.n_tokens() : 1;
+    record.n_proposed += int(row.proposals.size());
+    all_logits = all_logits || row.all_logits || !row.proposals.empty();
+    on_host = on_host || row.all_logits || row.rejects || row.text->pick;
+  }
+  const auto draws = [&] { return std::ranges::any_of(all, [](const Row& r) { return r.draws && !r.text->ended; }); };
+  const LogitRows logits = all_logits ? LogitRows::all : draws() ? LogitRows::last : LogitRows::none;
+  hooks.clock.charge(record, StepPart::planning);
+  if (std::ranges::any_of(all, [](const Row& row) { return !row.tokens.empty(); })) run_rows(all, logits);
+  hooks.clock.charge(record, StepPart::model);
+  hooks.ran();
+  hooks.clock.charge(record, StepPart::planning);
+  if (draws()) {
+    if (!on_host && !proposes && draw_ahead(all, n_resting, record, hooks, start)) return;
+    Drawn drawn;
+    if (on_host) drawn.logits = outputs_->logits();
+    else drawn.tokens = draw_on_device(all);
+    take_rows(all, drawn, record, hooks);
+  }
+  record.seconds = seconds_of(Clock::now() - start);
+  const double seconds = record.seconds - record.parts[size_t(StepPart::events)];
+  if (proposes) learn(all, seconds);
+  if (n_resting > 0) {
+    costs_[all.size()].add_resting(seconds);
+    rest(all, 1, 0);
+  }
+  hooks.done(record);
+}
+
+bool Decoder::propose(std::span<Row> rows, int most_tokens) {
+  std::vector<Row*> asked;
+  std::vector<const SpecDepth*> depths;
+  int most = 0;
+  for (Row& row : rows)
+    if (Speculation* const s = row.speculation()) {
+      asked.push_back(&row), depths.push_back(&s->depth_);
+      most = std::max(most, s->most_);
+    }
+  if (asked.empty()) return false;
+  const std::vector<int> paying = spec_depths(costs_[rows.size()], int(rows.size()), depths, most);
+  int left = most_tokens - int(rows.size());
+  std::vector<Draft> drafts;
+  std::vector<Row*> drafted;
+  for (size_t i = 0; i < asked.size(); ++i) {
+    Row& row = *asked[i];
+    Text& text = *row.text;
+    const Speculation& s = *text.speculation;
+    const int wanted = s.adaptive_ ? std::min(paying[i], s.most_) : s.most_;
+    row.n_asked = std::max(0, most_proposals(*pool_, text.seq, std::min({wanted, left, text.n_left - 1})));
+    if (row.n_asked == 0) continue;
+    left -= row.n_asked;
+    row.rejects = s.rejects_ && text.sampler.temperature > 0 && !text.pick;
+    if (!text.rng) text.rng.emplace(splitmix64(text.sampler.seed));
+    drafted.push_back(&row);
+    drafts.push_back({.proposer = s.proposer_.get(), .text = text.tokens, .n = row.n_asked});
+    if (row.rejects) drafts.back().sampler = &text.sampler, drafts.back().rng = &*text.rng;
+  }
+  if (drafts.empty()) return true;
+  const Clock::time_point start = Clock::now();
+  drafts[0].proposer->propose_all(drafts);
+  const double each = seconds_of(Clock::now() - start) / double(drafts.size());
+  for (size_t i = 0; i < drafts.size(); ++i) {
+    drafted[i]->proposing = each;
+    drafted[i]->proposals = std::move(drafts[i].tokens);
+    drafted[i]->probabilities = std::move(drafts[i].probabilities);
+    if (!drafted[i]->rejects) drafted[i]->text->speculation->fill_forced(drafted[i]->proposals, drafts[i].n, n_ids_);
+    reserve_proposals(*drafted[i]);
+  }
+  return true;
+}
+
+/// No sequence is parked for draft tokens: without room there are none.
+void Decoder::reserve_proposals(Row& row) {
+  if (row.proposals.empty()) return;
+  const SeqId seq = row.text->seq;
+  if (pool_->has_states())
+    if (const auto before = pool_->checkpoint(seq))
+      row.before = {new CheckpointId(*before), [pool = pool_](CheckpointId* id) {
+                      pool->release(*id);
+                      delete id;
+                    }};
+  if ((pool_->has_states() && !row.before) || !pool_->reserve(seq, row.n_tokens())) row.proposals.clear();
+}
+
+void Decoder::run_rows(std::span<Row> rows, LogitRows logits) {
+  std::vector<SeqTokens> seqs;
+  tokens_.clear();
+  bool hidden = false;
+  for (Row& row : rows) {
+    row.at = tokens_.size();
+    tokens_.insert(tokens_.end(), row.tokens.begin(), row.tokens.end());
+    tokens_.insert(tokens_.end(), row.proposals.begin(), row.proposals.end());
+    seqs.push_back({row.text->seq, row.n_tokens()});
+    pool_->reserve(row.text->seq, row.n_tokens()).or_throw();
+    Speculation* const s = row.speculation();
+    if (s && s->listens()) hidden = true;
+    else if (s) s->missed_ = true;
+  }
+  backend_.run({.tokens = tokens_, .seqs = seqs, .logits = logits, .hidden = hidden}, *pool_, *outputs_);
+  if (!hidden) return;
+  const View2<const float> states = outputs_->hidden();
+  for (const Row& row : rows) {
+    Speculation* const s = row.speculation();
+    if (!s || !s->listens()) continue;
+    if (s->missed_) s->proposer_->lose_track();
+    s->missed_ = false;
+    const int n = row.n_tokens();
+    s->proposer_->observe(std::span(tokens_).subspan(row.at, size_t(n)), pool_->length(row.text->seq) - n,
+                          {states.data + int64_t(row.at) * states.cols, n, states.cols});
+  }
+}
+
+std::vector<int32_t> Decoder::draw_on_device(std::span<const Row> rows) {
+  std::vector<SamplerOptions> samplers;
+  std::vector<std::vector<int32_t>> recent;
+  for (const Row& row : rows)
+    for (size_t i = 0; i <= row.proposals.size(); ++i) {
+      samplers.push_back(row.text->sampler);
+      samplers.back().first_draw += i;
+      recent.push_back(known_to_penalty(*row.text));
+      if (samplers.back().repeat_penalty != 1)  // the device looks at the newest of them
+        recent.back().insert(recent.back().end(), row.proposals.begin(), row.proposals.begin() + ptrdiff_t(i));
+    }
+  return backend_.draw(*outputs_, samplers, recent);
+}
+
+void Decoder::take_rows(std::span<Row> rows, const Drawn& drawn, StepRecord& record, StepHooks& hooks) {
+  hooks.clock.charge(record, StepPart::model);  // a device was waited for
+  const int64_t n_logits = drawn.tokens.empty() ? drawn.logits.rows : ssize(drawn.tokens);
+  const bool all_logits = n_logits > ssize(rows);
+  int64_t next = 0;  // row of the logits
+  for (Row& row : rows) {
+    const int n_proposed = int(row.proposals.size());
+    // Rows of all tokens, or the last one's of each sequence.
+    const int64_t n_rows = rows.size() == 1 ? n_logits : all_logits ? row.n_tokens() : 1;
+    const int64_t at = std::exchange(next, next + n_rows) + n_rows - 1 - n_proposed;
+    if (!row.draws || row.text->ended) continue;
+    try {
+      take_row(row, at, drawn, record, hooks);
+    } catch (const Error&) {  // of a sampler, a structure or whoever hears of the text: the text's own
+      fail(*row.text);
+    }
+    record.n_accepted += row.n_accepted();
+    hooks.clock.charge(record, StepPart::events);
+  }
+  take_back(rows);
+  hooks.clock.charge(record, StepPart::model);
+}
+
+/// A draft token holds if it is what is drawn in front of it; behind the first wrong one, and behind the end, nothing counts.
+void Decoder::take_row(Row& row, int64_t at, const Drawn& drawn, StepRecord& record, StepHooks& hooks) {
+  Text& text = *row.text;
+  if (text.speculation) text.speculation->report_.n_proposed += ssize(row.proposals);
+  for (bool holds = true; holds && !text.ended; ++at) {
+    const std::optional<int32_t> token = draw(row, at, drawn, holds);
+    hooks.clock.charge(record, StepPart::sampling);
+    row.n_right += holds;
+    if (!token) {
+      text.ended = true;
+      return;
+    }
+    if (text.speculation && row.n_taken > 0) ++text.speculation->report_.n_accepted;
+    ++row.n_taken;
+    take(text, *token);
+    hooks.clock.charge(record, StepPart::events);
+  }
+}
+
+std::optional<int32_t> Decoder::draw(Row& row, int64_t at, const Drawn& drawn, bool& holds) {
+  Text& text = *row.text;
+  const auto i = size_t(row.n_taken);
+  const bool is_last = i == row.proposals.size();
+  const std::span<const float> logits = drawn.tokens.empty() ? drawn.logits.row(at) : std::span<const float>();
+  if (row.rejects && !is_last) return keep_or_replace(row, logits.first(size_t(n_ids_)), holds);
+  std::optional<int32_t> token;
+  if (!drawn.tokens.empty()) {
+    token = checked_token(drawn.tokens[size_t(at)]);
+  } else if (text.pick) {
+    token = text.pick(logits);
+  } else {
+    Sampler sampler(text.sampler, n_ids_);
+    sampler.accept(text.recent());
+    token = sampler.sample(logits.first(size_t(n_ids_)));
+  }
+  ++text.sampler.first_draw;
+  holds = false;
+  if (!token || is_last) return token;
+  Speculation& s = *text.speculation;
+  holds = s.forced_ ? s.next_forced_holds() : *token == row.proposals[i];
+  return holds ? row.proposals[i] : token;
+}
+
+/// Rejection sampling: the draft token, or in its place a token of what is left of the model's probabilities.
+int32_t Decoder::keep_or_replace(Row& row, std::span<const float> logits, bool& holds) {
+  Text& text = *row.text;
+  const auto i = size_t(row.n_taken);
+  const int32_t token = row.proposals[i];
+  const Distribution p = distribution_of(text.sampler, logits, text.recent()), &q = row.probabilities[i];
+  holds = text.rng->uniform() < probability_of(p, token) / probability_of(q, token);
+  return holds ? token : draw_from(residual(p, q), *text.rng);
+}
+
+void Decoder::take_back(std::span<Row> rows) {
+  std::vector<SeqTokens> again;
+  std::vector<int32_t> tokens;
+  for (Row& row : rows) {
+    const SeqId seq = row.text->seq;
+    const int n_wrong = int(row.proposals.size()) - row.n_accepted(), n_kept = 1 + row.n_accepted();
+    if (!row.before) {
+      if (n_wrong > 0) pool_->trim(seq, pool_->length(seq) - n_wrong, TrimMode::exact).or_throw();
+      continue;
+    }
+    if (n_wrong > 0) {
+      pool_->restore(seq, *row.before);
+      again.push_back({seq, n_kept});
+      const auto step = std::span(tokens_).subspan(row.at, size_t(n_kept));
+      tokens.insert(tokens.end(), step.begin(), step.end());
+    }
+    row.before.reset();
+  }
+  if (again.empty()) return;
+  for (const SeqTokens& of : again) pool_->reserve(of.seq, of.n_tokens).or_throw();
+  backend_.run({.tokens = tokens, .seqs = again, .logits = LogitRows::none}, *pool_, *outputs_);
+  outputs_->logits();  // waits for a device: the time is this step's
+}
+
+void Decoder::learn(std::span<const Row> rows, double seconds) {
+  SpecCost& cost = costs_[rows.size()];
+  std::vector<int> paid;
+  bool catches_up = false;
+  for (const Row& row : rows) {
+    const Speculation* const s = row.speculation();
+    paid.push_back(s ? cost.paid(int(row.proposals.size()), row.proposing) : 0);
+    catches_up = catches_up || (paid.back() > 0 && s->depth_.must_catch_up());
+  }
+  const int n_paid = std::accumulate(paid.begin(), paid.end(), 0);
+  const bool timed = !backend_.on_device() || cost.recorded(n_paid);
+  if (timed && !catches_up) cost.add(n_paid, seconds);
+  const double plain = cost.plain(), more = seconds - plain;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    Speculation* const s = rows[i].speculation();
+    if (!s) continue;
+    // Each text answers for its part of what draft tokens took.
+    const double part = n_paid > 0 ? double(paid[i]) / n_paid : 1 / double(rows.size());
+    s->depth_.add(rows[i].n_asked, paid[i], rows[i].n_right, cost, int(rows.size()),
+                  timed && part > 0 ? plain + more * part : 0);
+    if (backend_.on_device() && cost.wants_rest()) s->depth_.pause();
+    ++s->report_.n_steps;
+  }
+}
+
+void Decoder::rest(std::span<const Row> rows, int n_steps, double lost) {
+  for (const Row& row : rows)
+    if (Speculation* const s = row.speculation()) {
+      s->depth_.rested(n_steps, lost);
+      s->report_.n_steps += n_steps;
+      s->missed_ = true;
+    }
+}
+
+std::vector<int32_t> Decoder::known_to_penalty(const Text& text) {
+  if (text.sampler.repeat_penalty == 1) return {};
+  return {text.recent().begin(), text.recent().end()};
+}
+
+bool Decoder::draw_ahead(std::span<Row> rows, int n_resting, StepRecord record, StepHooks& hooks,
+                         Clock::time_point start) {
+  std::vector<SeqId> seqs;
+  std::vector<SamplerOptions> samplers;
+  std::vector<std::vector<int32_t>> recent;
+  bool steady = true;
+  int64_t most = n_resting > 0 ? n_resting : INT_MAX;
+  for (const Row& row : rows) {
+    seqs.push_back(row.text->seq);
+    samplers.push_back(row.text->sampler);
+    recent.push_back(known_to_penalty(*row.text));
+    steady = steady && row.draws && !row.text->ended && (!row.speculation() || n_resting > 0);
+    most = std::min<int64_t>(most, row.text->n_left);
+  }
+  const std::unique_ptr<Drawing> drawing = backend_.start_drawing(seqs, *pool_, *outputs_, samplers, recent);
+  if (!drawing) return false;
+  hooks.clock.charge(record, StepPart::sampling);
+  RunAhead ahead(*drawing, int(rows.size()), std::min(kStepsAhead, drawing->most_ahead()));
+  // The next step's pages are there, and it does not set a centre that an end of the text would have to take back.
+  const auto fits = [&](const Row& row) {
+    const SeqId seq = row.text->seq;
+    const bool sets = pool_->calibrates(seq) && pool_->length(seq) + 1 >= kCalibration;
+    return !(sets && ahead.n_queued() > 0) && pool_->reserve(seq, 1);
+  };
+  const auto may_launch = [&] {
+    if (ahead.n_launched() == 0) return true;  // draws what is there
+    steady = steady && hooks.go_on();
+    return steady && ahead.n_launched() < most && std::ranges::all_of(rows, fits);
+  };
+  const Clock::time_point begin = start;
+  double lost = 0;
+  ahead.run(may_launch, [&](std::span<const int32_t> tokens) {
+    const Clock::time_point now = Clock::now();
+    hooks.clock.charge(record, StepPart::model);
+    for (size_t i = 0; i < rows.size(); ++i) {
+      Text& text = *rows[i].text;
+      if (!rows[i].draws || text.ended) continue;
+      rows[i].n_taken += take_drawn(text, tokens[i]);
+      steady = steady && !text.ended;
+    }
+    hooks.clock.charge(record, StepPart::events);
+    record.seconds = seconds_of(Clock::now() - start);
+    if (SpecCost& cost = costs_[rows.size()]; n_resting > 0 && ahead.n_taken() > kUnsteady) {
+      cost.add_resting(seconds_of(now - start));
+    } else if (n_resting > 0 && ahead.n_taken() == kUnsteady && cost.plain() > 0) {
+      lost = seconds_of(now - begin) / cost.plain() - kUnsteady;
+    }
+    hooks.done(record);
+    start = now;
+    record = {.n_decode = int(rows.size()), .ahead = true};
+    return true;
+  });
+  for (const Row& row : rows) {
+    const int n_surplus = int(ahead.n_launched()) - std::max(1, row.n_taken);
+    if (row.draws && n_surplus > 0)
+      pool_->trim(row.text->seq, pool_->length(row.text->seq) - n_surplus, TrimMode::exact).or_throw();
+  }
+  if (n_resting > 0) {
+    rest(rows, int(ahead.n_taken()), lost);
+    for (const Row& row : rows)
+      if (row.speculation()) row.speculation()->report_.n_ahead += ahead.n_taken();
+  }
+  return true;
+}
+
+bool Decoder::propose_ahead(Text& text, StepHooks& hooks) {
+  Speculation* const s = text.speculation;
+  if (!backend_.on_device() || !s || text.pick || (s->rejects_ && text.sampler.temperature > 0)) return false;
+  if (s->missed_ || s->resting_steps() > 0 || pool_->has_states() || pool_->calibrates(text.seq) || !hooks.go_on())
+    return false;
+  const int most = std::min(s->most_, kMostDeviceProposals);
+  const auto room = [&] { return std::min(text.n_left, pool_->n_ctx() - pool_->length(text.seq)); };
+  if (!pool_->reserve(text.seq, std::min(most + 1, room()))) return false;
+  const std::optional<DeviceDraft> draft = s->proposer_->on_device(text.tokens);
+  if (!draft) return false;
+
+  struct Queued {
+    int n_proposed;
+    Clock::time_point at;
+  };
+  std::deque<Queued> queued;
+  SpecCost& cost = costs_[1];
+  int limit = 0, usual = 0;  // draft tokens that have room, and those of the newest step that was no measurement
+  const auto depth = [&] {
+    const SpecDepth* const one[] = {&s->depth_};
+    int n = s->adaptive_ ? spec_depths(cost, 1, one, most)[0] : most;
+    // One step to measure is enough.
+    const auto is_plain = [](const Queued& step) { return step.n_proposed == 0; };
+    if (s->adaptive_ && cost.stale() && std::ranges::any_of(queued, is_plain)) n = usual;
+    else if (!s->adaptive_ || !cost.stale()) usual = n;
+    queued.push_back({std::min(n, limit), Clock::now()});
+    return queued.back().n_proposed;
+  };
+  Clock::time_point last = Clock::now();
+  const SamplerOptions sampler = text.sampler;
+  const std::unique_ptr<Guessing> steps = backend_.start_guessing({.pool = *pool_,
+                                                                   .seq = text.seq,
+                                                                   .outputs = *outputs_,
+                                                                   .last = text.tokens.back(),
+                                                                   .sampler = sampler,
+                                                                   .recent = text.tokens,
+                                                                   .forced_share = s->forced_.value_or(-1),
+                                                                   .forced_seed = s->forced_seed_,
+                                                                   .n_forced = s->n_forced_,
+                                                                   .depth = depth},
+                                                                  *draft);
+  RIDGE_CHECK(steps, "the model's device does not run its head");
+  // All that may have to be taken back exactly, when text ends.
+  RunAhead ahead(*steps, kMostDeviceProposals + 2, std::min(kStepsAhead, kSpareRows / (most + 1)));
+  StepRecord record;
+  hooks.clock.charge(record, StepPart::planning);
+  int n_kept = 0;
+  bool has_pages = true;
+  const auto goes_on = [&] { return !text.ended && s->resting_steps() == 0 && has_pages && hooks.go_on(); };
+  do {
+    // As many steps as have room if all draft tokens hold. Those of a try come one by one: each decides on the next.
+    limit = std::min(most, room() - 1);
+    int n_steps = std::max(1, room() / (most + 1));
+    if (s->adaptive_ && s->depth_.resting()) n_steps = std::min(n_steps, std::max(1, s->depth_.resting_steps(false)));
+    const int64_t end = ahead.n_launched() + n_steps;
+    const auto may_launch = [&] {
+      if (ahead.n_launched() == end || (ahead.n_queued() > 0 && !hooks.go_on())) return false;
+      int n_reached = 1 + limit;  // positions behind the text's length that the steps may come to
+      for (const Queued& step : queued) n_reached += 1 + step.n_proposed;
+      return has_pages = has_pages && pool_->reserve(text.seq, n_reached);
+    };
+    ahead.run(may_launch, [&](std::span<const int32_t> numbers) {
+      hooks.clock.charge(record, StepPart::model);
+      const std::span<const int32_t> tokens = numbers.subspan(1, size_t(numbers[0]));
+      const Clock::time_point now = Clock::now(), begin = std::max(last, queued.front().at);
+      const int n_proposed = queued.front().n_proposed, n_held = int(tokens.size()) - 1;
+      if (cost.recorded(n_proposed)) {
+        if (n_proposed == 0 || !s->depth_.must_catch_up()) cost.add(n_proposed, seconds_of(now - begin));
+        s->depth_.add(n_proposed, n_proposed, n_held, cost, 1, seconds_of(now - last));
+      } else {
+        s->depth_.add(n_proposed, n_proposed, n_held, cost, 1, 0);
+      }
+      if (cost.wants_rest()) s->depth_.pause();
+      s->n_forced_ += uint64_t(std::min(n_proposed, n_held + 1));
+      last = now;
+      queued.pop_front();
+      n_kept = 0;
+      ++s->report_.n_steps, ++s->report_.n_ahead;
+      s->report_.n_proposed += n_proposed;
+      while (!text.ended && n_kept < ssize(tokens)) {
+        if (n_kept > 0) ++s->report_.n_accepted;
+        n_kept += take_drawn(text, tokens[size_t(n_kept)]);
+      }
+      n_kept = std::max(1, n_kept);
+      hooks.clock.charge(record, StepPart::events);
+      record.seconds = seconds_of(now - begin);
+      record.n_decode = 1, record.n_proposed = n_proposed, record.n_accepted = n_kept - 1, record.ahead = true;
+      hooks.done(record);
+      record = {};
+      return goes_on();
+    });
+  } while (goes_on() && pool_->length(text.seq) < pool_->n_ctx());
+  const std::vector<float> hidden = steps->leave(n_kept);
+  // The step's tokens are those in front of what it drew.
+  const auto n_before = size_t(pool_->length(text.seq) - n_kept);
+  s->proposer_->leave_device(std::span(text.tokens).first(n_before + 1));
+  s->proposer_->observe(std::span(text.tokens).subspan(n_before, size_t(n_kept)), int(n_before),
+                        {hidden.data(), n_kept, ssize(hidden) / n_kept});
+  return true;
+}
+
+}  // namespace ridge
