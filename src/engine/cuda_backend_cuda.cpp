@@ -230,7 +230,7 @@ std::vector<std::string> CudaBackend::kernels(const KvLayerConfig& layer) const 
     }
   };
   const CudaModel& model = runner_.model();
-  const DeviceProduct* const all[] = {&model.layers[0].qkv, &model.layers[0].delta.in, &model.layers[0].gate_up,
+  const DeviceProduct* const all[] = {&model.layers[0].qkv, &model.layers[0].delta_in, &model.layers[0].gate_up,
                                       &model.layers[0].down, &model.output};
   for (const DeviceProduct* product : all) {
     add(few, product->kernels(1));

@@ -22,19 +22,14 @@
 
 namespace ridge {
 
-/// Of a layer with the gated delta rule.
-struct CudaDelta {
-  DeviceProduct in;  // qkv, z, a and b
-  gpu::Buffer conv, decay, dt_bias, norm;
-};
-
 struct CudaLayer {
   // Empty where the model has none.
   gpu::Buffer attn_norm, q_norm, k_norm, attn_sub_norm, attn_post_norm, ffn_norm, ffn_sub_norm, ffn_post_norm,
       sink_logits;
   DeviceProduct qkv, o, gate_up, down;  // gate_up and down: of the shared expert, where there are experts
                                         // q with a gate: the queries of all heads, then their gates
-  CudaDelta delta;
+  DeviceProduct delta_in;               // qkv, z, a and b of the gated delta rule
+  gpu::Buffer delta_conv, delta_decay, delta_dt_bias, delta_norm;
   // Of latent attention, whose qkv is q_a (or q) and kv_a. k_b and v_b of the heads as of experts: all take part.
   gpu::Buffer q_a_norm, kv_a_norm;
   DeviceProduct q_b;

@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "model/tensors.h"
+
 namespace ridge {
 namespace {
 
@@ -155,201 +157,179 @@ std::vector<float> as_floats(const Linear& m) {
   return values;
 }
 
+/// Where a layer's vectors are on a device; biases of products are within these.
+constexpr std::pair<TensorMember, gpu::Buffer CudaLayer::*> kPlaces[] = {
+    {&LayerWeights::attn_norm, &CudaLayer::attn_norm},
+    {&LayerWeights::q_norm, &CudaLayer::q_norm},
+    {&LayerWeights::k_norm, &CudaLayer::k_norm},
+    {&LayerWeights::q_a_norm, &CudaLayer::q_a_norm},
+    {&LayerWeights::kv_a_norm, &CudaLayer::kv_a_norm},
+    {&LayerWeights::attn_sub_norm, &CudaLayer::attn_sub_norm},
+    {&LayerWeights::attn_post_norm, &CudaLayer::attn_post_norm},
+    {&LayerWeights::sink_logits, &CudaLayer::sink_logits},
+    {&LayerWeights::ffn_norm, &CudaLayer::ffn_norm},
+    {&LayerWeights::ffn_sub_norm, &CudaLayer::ffn_sub_norm},
+    {&LayerWeights::ffn_post_norm, &CudaLayer::ffn_post_norm},
+    {&LayerWeights::router_bias, &CudaLayer::router_bias},
+    {&LayerWeights::choice_bias, &CudaLayer::choice_bias},
+    {&DeltaWeights::conv, &CudaLayer::delta_conv},
+    {&DeltaWeights::decay, &CudaLayer::delta_decay},
+    {&DeltaWeights::dt_bias, &CudaLayer::delta_dt_bias},
+    {&DeltaWeights::norm, &CudaLayer::delta_norm},
+};
+
+/// Null where products have the values.
+gpu::Buffer CudaLayer::*place_of(const TensorRow& row) {
+  if (row.kind == TensorKind::bias || row.kind == TensorKind::output_bias || row.kind == TensorKind::gate_row)
+    return nullptr;
+  const auto* const found = std::ranges::find_if(kPlaces, [&](const auto& place) { return place.first == row.member; });
+  RIDGE_CHECK(found != std::end(kPlaces), "{} has no place on a device", row.name);
+  return found->second;
+}
+
+/// Makes the parts of a model on a device.
+struct Uploader {
+  const gpu::Stream& stream;
+  const ForcedKernels& forced;
+
+  gpu::Buffer vector(std::span<const float> values) const { return gpu::to_device(stream, values); }
+  gpu::Buffer vector(std::span<const double> values) const { return gpu::to_device(stream, values); }
+  DeviceRows rows(const Linear& m) const { return upload_rows(stream, m); }
+  DeviceProduct product(const ProductParts& parts) const {
+    return {stream, parts.matrices, parts.biases, parts.glu, forced};
+  }
+  DeviceProduct qkv(const LayerWeights& l, const AttentionPlan& plan) const {
+    const QueryRows queries(l, plan);
+    return product({{&queries.q, &l.k, &l.v}, {&queries.bias, &l.k_bias, &l.v_bias}});
+  }
+  DeviceProduct join(const Linear& join, int half) const { return product(one(JoinHalf(join, half).columns)); }
+  DeviceExpertProduct experts(const ExpertParts& parts) const {
+    return {stream, parts.matrices, parts.biases, parts.glu};
+  }
+  gpu::Buffer router(const LayerWeights& l) const {
+    Values values = as_floats(l.router);
+    values.insert(values.end(), l.shared_gate.begin(), l.shared_gate.end());
+    return vector(values);
+  }
+};
+
+/// Makes the parts without device memory, and counts what they take. Of matrices formats and shapes count.
+struct Planner {
+  const ForcedKernels& forced;
+  gpu::Allocations& all;
+  int64_t packing = 0;  // what packing the largest product takes beside the parts
+
+  template <class T>
+  gpu::Buffer vector(const std::vector<T>& values) {
+    all.add(ssize(values) * int64_t(sizeof(T)));
+    return {};
+  }
+  DeviceRows rows(const Linear& m) {
+    all.add(m.bytes());
+    return {};
+  }
+  DeviceProduct product(const ProductParts& parts) {
+    packing = std::max(packing, product_bytes(parts.matrices, parts.biases, parts.glu, forced).packing);
+    DeviceProduct planned = DeviceProduct::planned(parts.matrices, parts.biases, parts.glu, forced);
+    planned.add_to(all);
+    return planned;
+  }
+  DeviceProduct qkv(const LayerWeights& l, const AttentionPlan&) { return product(qkv_of(l)); }
+  DeviceProduct join(const Linear& join, int) { return product(one(half_of(join))); }
+  DeviceExpertProduct experts(const ExpertParts& parts) {
+    packing = std::max(packing, DeviceExpertProduct::bytes_of(parts.matrices, parts.biases, parts.glu)[1]);
+    DeviceExpertProduct planned = DeviceExpertProduct::planned(parts.matrices, parts.biases, parts.glu);
+    planned.add_to(all);
+    return planned;
+  }
+  gpu::Buffer router(const LayerWeights& l) {
+    all.add(4 * (l.router.n_out * l.router.n_in + ssize(l.shared_gate)));
+    return {};
+  }
+};
+
+template <class Maker>
+void make_layer(const LayerPlan& plan, const LayerWeights& from, Maker& maker, CudaLayer& layer) {
+  for_each_tensor(from, [&](const TensorRow& row, const Values& values) {
+    if (gpu::Buffer CudaLayer::*const place = place_of(row)) layer.*place = maker.vector(values);
+  });
+  if (plan.mixer == MixerKind::delta) {
+    layer.delta_in = maker.product(delta_in_of(from.delta));
+  } else if (plan.mixer == MixerKind::latent) {
+    layer.qkv = maker.product(qkv_of(from));
+    if (from.q_b.n_out > 0) layer.q_b = maker.product(one(from.q_b));
+    layer.k_b = maker.experts(heads_of(from.k_b));
+    layer.v_b = maker.experts(heads_of(from.v_b));
+  } else {
+    layer.qkv = maker.qkv(from, plan.attention);
+  }
+  layer.o = maker.product(one(from.o, &from.o_bias));
+  if (has_dense(plan)) {
+    layer.gate_up = maker.product(gate_up_of(from, plan.dense));
+    layer.down = maker.product(one(from.down, &from.down_bias));
+  }
+  if (plan.feed_forward != FeedForwardKind::experts) return;
+  layer.expert_gate_up = maker.experts(expert_gate_up_of(plan, from));
+  layer.expert_down = maker.experts(expert_down_of(plan, from));
+  layer.joins_shared = joins_shared(plan, from);
+  layer.router = maker.router(from);
+}
+
+template <class Maker>
+void make_model(const ModelPlan& plan, const Weights& weights, Maker& maker, CudaModel& model) {
+  for (const Rope& rope : plan.ropes)
+    model.ropes.push_back({.halves = rope.pairs == RopePairs::halves,
+                           .magnitude = rope.magnitude,
+                           .n_pairs = int(rope.frequency.size()),
+                           .frequency = maker.vector(rope.frequency)});
+  model.embedding = maker.rows(weights.embedding);
+  model.embedding.scale *= plan.embedding_scale;
+  Values norm = weights.output_norm;
+  for (float& weight : norm) weight /= plan.logit_divisor;
+  model.output_norm = maker.vector(norm);
+  if (weights.output.n_out > 0) model.output = maker.product(one(weights.output));
+  if (weights.join.format) {
+    model.join_embedding = maker.join(weights.join, 0);
+    model.join_hidden = maker.join(weights.join, 1);
+    model.join_embedding_norm = maker.vector(weights.join_embedding_norm);
+    model.join_hidden_norm = maker.vector(weights.join_hidden_norm);
+  }
+  for (size_t i = 0; i < weights.layers.size(); ++i) {
+    CudaLayer& layer = model.layers.emplace_back();
+    if (is_here(weights.layers[i])) make_layer(plan.layers[i], weights.layers[i], maker, layer);
+  }
+}
+
 }  // namespace
 
 CudaModel::CudaModel(const gpu::Stream& stream, const ModelPlan& plan, const Weights& weights,
                      const ForcedKernels& forced) {
-  const auto vector = [&](const std::vector<float>& values) {
-    return gpu::to_device(stream, std::span<const float>(values));
-  };
-  const auto product = [&](const ProductParts& parts) {
-    return DeviceProduct(stream, parts.matrices, parts.biases, parts.glu, forced);
-  };
-  for (const Rope& rope : plan.ropes)
-    ropes.push_back({.halves = rope.pairs == RopePairs::halves,
-                     .magnitude = rope.magnitude,
-                     .n_pairs = int(rope.frequency.size()),
-                     .frequency = gpu::to_device(stream, std::span<const double>(rope.frequency))});
-  embedding = upload_rows(stream, weights.embedding);
-  embedding.scale *= plan.embedding_scale;
-  std::vector<float> norm = weights.output_norm;
-  for (float& weight : norm) weight /= plan.logit_divisor;
-  output_norm = vector(norm);
-  if (weights.output.n_out > 0) output = product(one(weights.output));
-  if (weights.join.format) {
-    join_embedding = product(one(JoinHalf(weights.join, 0).columns));
-    join_hidden = product(one(JoinHalf(weights.join, 1).columns));
-    join_embedding_norm = vector(weights.join_embedding_norm);
-    join_hidden_norm = vector(weights.join_hidden_norm);
-  }
-  for (size_t i = 0; i < weights.layers.size(); ++i) {
-    const LayerWeights& from = weights.layers[i];
-    CudaLayer& layer = layers.emplace_back();
-    if (!is_here(from)) continue;
-    layer.attn_norm = vector(from.attn_norm);
-    layer.q_norm = vector(from.q_norm);
-    layer.k_norm = vector(from.k_norm);
-    layer.attn_sub_norm = vector(from.attn_sub_norm);
-    layer.attn_post_norm = vector(from.attn_post_norm);
-    layer.sink_logits = vector(from.sink_logits);
-    layer.ffn_norm = vector(from.ffn_norm);
-    layer.ffn_sub_norm = vector(from.ffn_sub_norm);
-    layer.ffn_post_norm = vector(from.ffn_post_norm);
-    if (plan.layers[i].mixer == MixerKind::delta) {
-      layer.delta = {.in = product(delta_in_of(from.delta)),
-                     .conv = vector(from.delta.conv),
-                     .decay = vector(from.delta.decay),
-                     .dt_bias = vector(from.delta.dt_bias),
-                     .norm = vector(from.delta.norm)};
-    } else if (plan.layers[i].mixer == MixerKind::latent) {
-      layer.qkv = product(qkv_of(from));
-    } else {
-      const QueryRows queries(from, plan.layers[i].attention);
-      layer.qkv = product({{&queries.q, &from.k, &from.v}, {&queries.bias, &from.k_bias, &from.v_bias}});
-    }
-    layer.o = product(one(from.o, &from.o_bias));
-    if (plan.layers[i].mixer == MixerKind::latent) {
-      layer.q_a_norm = vector(from.q_a_norm);
-      layer.kv_a_norm = vector(from.kv_a_norm);
-      if (from.q_b.n_out > 0) layer.q_b = product(one(from.q_b));
-      const ExpertParts k_b = heads_of(from.k_b), v_b = heads_of(from.v_b);
-      layer.k_b = DeviceExpertProduct(stream, k_b.matrices, k_b.biases);
-      layer.v_b = DeviceExpertProduct(stream, v_b.matrices, v_b.biases);
-    }
-    if (has_dense(plan.layers[i])) {
-      layer.gate_up = product(gate_up_of(from, plan.layers[i].dense));
-      layer.down = product(one(from.down, &from.down_bias));
-    }
-    if (plan.layers[i].feed_forward != FeedForwardKind::experts) continue;
-    const ExpertParts gate_up = expert_gate_up_of(plan.layers[i], from), down = expert_down_of(plan.layers[i], from);
-    layer.expert_gate_up = DeviceExpertProduct(stream, gate_up.matrices, gate_up.biases, gate_up.glu);
-    layer.expert_down = DeviceExpertProduct(stream, down.matrices, down.biases);
-    layer.joins_shared = joins_shared(plan.layers[i], from);
-    std::vector<float> router = as_floats(from.router);
-    router.insert(router.end(), from.shared_gate.begin(), from.shared_gate.end());
-    layer.router = vector(router);
-    layer.router_bias = vector(from.router_bias);
-    layer.choice_bias = vector(from.choice_bias);
-  }
+  Uploader uploader{stream, forced};
+  make_model(plan, weights, uploader, *this);
   stream.synchronize();
-}
-
-int64_t CudaModel::upload_bytes(const ModelPlan& plan, const Weights& weights, const ForcedKernels& forced) {
-  int64_t kept = weights.embedding.bytes(), packing = 0;
-  for (const Rope& rope : plan.ropes) kept += int64_t(rope.frequency.size() * sizeof(double));
-  const auto add_vectors = [&](std::initializer_list<const std::vector<float>*> vectors) {
-    for (const auto* values : vectors) kept += 4 * int64_t(values->size());
-  };
-  const auto add_product = [&](const ProductParts& parts) {
-    const ProductBytes bytes = product_bytes(parts.matrices, parts.biases, parts.glu, forced);
-    kept += bytes.kept;
-    packing = std::max(packing, bytes.packing);
-  };
-  const auto add_experts = [&](const ExpertParts& parts) {
-    const auto [of_product, of_packing] = DeviceExpertProduct::bytes_of(parts.matrices, parts.biases, parts.glu);
-    kept += of_product;
-    packing = std::max(packing, of_packing);
-  };
-  add_vectors({&weights.output_norm});
-  if (weights.output.n_out > 0) add_product(one(weights.output));
-  if (weights.join.format)
-    for (int half = 0; half < 2; ++half) add_product(one(half_of(weights.join)));
-  add_vectors({&weights.join_embedding_norm, &weights.join_hidden_norm});
-  for (size_t i = 0; i < weights.layers.size(); ++i) {
-    const LayerWeights& l = weights.layers[i];
-    if (!is_here(l)) continue;
-    add_vectors({&l.attn_norm, &l.q_norm, &l.k_norm, &l.attn_sub_norm, &l.attn_post_norm, &l.ffn_norm, &l.ffn_sub_norm,
-                 &l.ffn_post_norm, &l.sink_logits});
-    if (plan.layers[i].mixer == MixerKind::delta) {
-      add_vectors({&l.delta.conv, &l.delta.decay, &l.delta.dt_bias, &l.delta.norm});
-      add_product(delta_in_of(l.delta));
-    } else {
-      add_product(qkv_of(l));
-    }
-    add_product(one(l.o, &l.o_bias));
-    if (plan.layers[i].mixer == MixerKind::latent) {
-      add_vectors({&l.q_a_norm, &l.kv_a_norm});
-      if (l.q_b.n_out > 0) add_product(one(l.q_b));
-      add_experts(heads_of(l.k_b));
-      add_experts(heads_of(l.v_b));
-    }
-    if (has_dense(plan.layers[i])) {
-      add_product(gate_up_of(l, plan.layers[i].dense));
-      add_product(one(l.down, &l.down_bias));
-    }
-    if (plan.layers[i].feed_forward != FeedForwardKind::experts) continue;
-    add_experts(expert_gate_up_of(plan.layers[i], l));
-    add_experts(expert_down_of(plan.layers[i], l));
-    kept += 4 * l.router.n_out * l.router.n_in;
-    add_vectors({&l.router_bias, &l.choice_bias, &l.shared_gate});
-  }
-  return kept + packing;
 }
 
 CudaModel CudaModel::planned(const ModelPlan& plan, const Weights& weights, const ForcedKernels& forced,
                              gpu::Allocations& all) {
   CudaModel model;
-  const auto vectors = [&](std::initializer_list<const std::vector<float>*> of) {
-    for (const auto* values : of) all.add(4 * ssize(*values));
-  };
-  const auto product = [&](const ProductParts& parts) {
-    DeviceProduct planned = DeviceProduct::planned(parts.matrices, parts.biases, parts.glu, forced);
-    planned.add_to(all);
-    return planned;
-  };
-  const auto experts = [&](const ExpertParts& parts) {
-    DeviceExpertProduct planned = DeviceExpertProduct::planned(parts.matrices, parts.biases, parts.glu);
-    planned.add_to(all);
-    return planned;
-  };
-  for (const Rope& rope : plan.ropes) all.add(8 * ssize(rope.frequency));
-  all.add(weights.embedding.bytes());
-  vectors({&weights.output_norm, &weights.join_embedding_norm, &weights.join_hidden_norm});
-  if (weights.output.n_out > 0) model.output = product(one(weights.output));
-  if (weights.join.format) {
-    const Linear half = half_of(weights.join);
-    model.join_embedding = product(one(half));
-    model.join_hidden = product(one(half));
-  }
-  for (size_t i = 0; i < weights.layers.size(); ++i) {
-    const LayerWeights& l = weights.layers[i];
-    const LayerPlan& of = plan.layers[i];
-    CudaLayer& layer = model.layers.emplace_back();
-    if (!is_here(l)) continue;
-    vectors({&l.attn_norm, &l.q_norm, &l.k_norm, &l.attn_sub_norm, &l.attn_post_norm, &l.ffn_norm, &l.ffn_sub_norm,
-             &l.ffn_post_norm, &l.sink_logits});
-    if (of.mixer == MixerKind::delta) {
-      vectors({&l.delta.conv, &l.delta.decay, &l.delta.dt_bias, &l.delta.norm});
-      layer.delta.in = product(delta_in_of(l.delta));
-    } else {
-      layer.qkv = product(qkv_of(l));
-    }
-    layer.o = product(one(l.o, &l.o_bias));
-    if (of.mixer == MixerKind::latent) {
-      vectors({&l.q_a_norm, &l.kv_a_norm});
-      if (l.q_b.n_out > 0) layer.q_b = product(one(l.q_b));
-      layer.k_b = experts(heads_of(l.k_b));
-      layer.v_b = experts(heads_of(l.v_b));
-    }
-    if (has_dense(of)) {
-      layer.gate_up = product(gate_up_of(l, of.dense));
-      layer.down = product(one(l.down, &l.down_bias));
-    }
-    if (of.feed_forward != FeedForwardKind::experts) continue;
-    layer.expert_gate_up = experts(expert_gate_up_of(of, l));
-    layer.expert_down = experts(expert_down_of(of, l));
-    layer.joins_shared = joins_shared(of, l);
-    all.add(4 * (l.router.n_out * l.router.n_in + ssize(l.shared_gate)));
-    vectors({&l.router_bias, &l.choice_bias});
-  }
+  Planner planner{forced, all};
+  make_model(plan, weights, planner, model);
   return model;
+}
+
+int64_t CudaModel::upload_bytes(const ModelPlan& plan, const Weights& weights, const ForcedKernels& forced) {
+  CudaModel model;
+  gpu::Allocations all;
+  Planner planner{forced, all};
+  make_model(plan, weights, planner, model);
+  return all.bytes + planner.packing;
 }
 
 int64_t CudaModel::step_bytes(const ModelPlan& plan) const {
   int64_t sum = output.bytes() + join_embedding.bytes() + join_hidden.bytes();
   for (size_t i = 0; i < layers.size(); ++i) {
     const CudaLayer& l = layers[i];
-    for (const DeviceProduct* p : {&l.qkv, &l.q_b, &l.delta.in, &l.o, &l.gate_up, &l.down}) sum += p->bytes();
+    for (const DeviceProduct* p : {&l.qkv, &l.q_b, &l.delta_in, &l.o, &l.gate_up, &l.down}) sum += p->bytes();
     sum += l.k_b.bytes() + l.v_b.bytes();
     const ExpertsPlan& e = plan.layers[i].experts;
     if (e.n_experts > 0)

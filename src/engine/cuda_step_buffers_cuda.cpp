@@ -83,7 +83,7 @@ void plan_products(const ModelPlan& plan, const CudaModel& model, int64_t n, int
     const bool normed = layer.norms != NormPlace::after;
     const auto out =
         layer.norms == NormPlace::before && layer.residual_scale == 1 ? ProductOutput::add : ProductOutput::store;
-    if (layer.mixer == MixerKind::delta) of.delta.in.plan_scratch(call(n, normed), scratch);
+    if (layer.mixer == MixerKind::delta) of.delta_in.plan_scratch(call(n, normed), scratch);
     else of.qkv.plan_scratch(call(n, normed), scratch);
     if (of.q_b.bytes() > 0) of.q_b.plan_scratch(call(n, true), scratch);
     of.o.plan_scratch(call(n, layer.attention.out_norm, out), scratch);

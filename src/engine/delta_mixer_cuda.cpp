@@ -20,7 +20,7 @@ void CudaRunner::mix_delta(int i, const StepPlan& step, DeviceKvMemory& memory, 
                *const out = matrix(plan.values());
   ProductCall call = block_in(i, n, layer.attn_norm, overlap);
   std::ranges::copy(std::array{qkv, z, a, b}, call.y);
-  layer.delta.in.run(stream_, call, products_);
+  layer.delta_in.run(stream_, call, products_);
   {
     const gpu::OpRange range([&] {
       int64_t n_sequences = 0;
@@ -33,10 +33,10 @@ void CudaRunner::mix_delta(int i, const StepPlan& step, DeviceKvMemory& memory, 
                            .flops = 7 * step.n_tokens * plan.values() * plan.key_dim};
     });
     device_gated_delta(stream_, {.shape = plan,
-                                 .conv = layer.delta.conv.as<float>(),
-                                 .decay = layer.delta.decay.as<float>(),
-                                 .dt_bias = layer.delta.dt_bias.as<float>(),
-                                 .norm = layer.delta.norm.as<float>(),
+                                 .conv = layer.delta_conv.as<float>(),
+                                 .decay = layer.delta_decay.as<float>(),
+                                 .dt_bias = layer.delta_dt_bias.as<float>(),
+                                 .norm = layer.delta_norm.as<float>(),
                                  .norm_eps = plan_.norm_eps,
                                  .spans = room_.sequences.as<DeltaSpan>(),
                                  .n_spans = int(step.sequences.size()),

@@ -10,6 +10,7 @@
 #include "io/int4_packed.h"
 #include "model/arch/arch.h"
 #include "model/mtp.h"
+#include "model/tensors.h"
 #include "model/weights.h"
 
 namespace ridge {
@@ -35,13 +36,11 @@ Result<uint64_t> file_type(const QuantizeType& type) {
 /// Whether a mix gives this tensor the better format: the output matrix (the embedding when tied), and attn_v and
 /// ffn_down of some layers.
 bool wants_better(std::string_view name, const Config& c) {
-  if (name == tensor_names::kOutput.gguf) return true;
-  if (name == tensor_names::kEmbedding.gguf) return c.tied_output;
-  for (int i = 0; i < c.n_layers; ++i) {
-    if (!gets_better(i, c.n_layers)) continue;
-    for (const auto& n : {tensor_names::kV, tensor_names::kDown})
-      if (name == fmt::format(fmt::runtime(n.gguf), i)) return true;
-  }
+  if (name == tensor_row(&Weights::output).file.gguf) return true;
+  if (name == tensor_row(&Weights::embedding).file.gguf) return c.tied_output;
+  for (const TensorRow& row : layer_tensors())
+    for (int i = 0; row.traits.better && i < c.n_layers; ++i)
+      if (gets_better(i, c.n_layers) && name == gguf_name(row, row.file, i)) return true;
   return false;
 }
 
@@ -147,19 +146,11 @@ Job make_job(std::string name, const io::Tensor& source) {
 /// BitNet matrices are written from the codes and scales that loading made of them, whatever the source keeps: master
 /// weights, another ternary format, or a scale in a tensor of its own. `codes` owns what the jobs point to.
 void use_ternary_codes(std::vector<Job>& jobs, const Weights& weights, std::deque<io::Tensor>& codes) {
-  namespace n = tensor_names;
   std::map<std::string, const Linear*, std::less<>> by_name;
-  for (size_t i = 0; i < weights.layers.size(); ++i) {
-    const LayerWeights& layer = weights.layers[i];
-    for (const auto& [name, m] : {std::pair(n::kQ, &layer.q),
-                                  {n::kK, &layer.k},
-                                  {n::kV, &layer.v},
-                                  {n::kO, &layer.o},
-                                  {n::kGate, &layer.gate},
-                                  {n::kUp, &layer.up},
-                                  {n::kDown, &layer.down}})
-      by_name[fmt::format(fmt::runtime(name.gguf), i)] = m;
-  }
+  for (size_t i = 0; i < weights.layers.size(); ++i)
+    for_each_tensor(weights.layers[i], [&](const TensorRow& row, const Linear& m) {
+      if (m.format) by_name[gguf_name(row, row.file, int(i))] = &m;
+    });
   std::erase_if(jobs, [](const Job& job) { return job.spec.name.ends_with(".scale"); });
   for (Job& job : jobs) {
     const auto found = by_name.find(job.spec.name);
@@ -228,190 +219,136 @@ std::vector<float> rope_factors(const Config& config) {
   return factors;
 }
 
-/// The jobs of an HF directory, in GGUF names and order. `head`: the model's, or nullptr; it becomes a block behind the
-/// last one.
-Result<std::vector<Job>> hf_jobs(const io::HfDirectory& directory, const Config& c, const Weights& weights,
-                                 const MtpHead* head, std::deque<io::Tensor>& experts, std::string_view where) {
+/// The jobs of a Hugging Face directory, in GGUF names and order.
+struct DirectoryJobs {
+  const io::HfDirectory& directory;
+  const Config& config;
+  const Weights& weights;
+  const MtpHead* head;           ///< the model's, or nullptr; it becomes a block behind the last one
+  std::deque<io::Tensor>& made;  ///< what jobs point to that is in no file
+  const Arch& arch = arch_of(config);
   const Nesting nesting = find_nesting(directory.tensors);
-  const Arch& arch = arch_of(c);
-  const auto layer_of = [&](int layer) -> const LayerWeights& {
-    return layer == c.n_layers ? head->weights.layers[0] : weights.layers[size_t(layer)];
-  };
-  const bool permute = c.rope_pairs == RopePairs::interleaved;
-  std::vector<Job> jobs;
-  std::string missing;
-  const auto push = [&](const tensor_names::Name& name, int layer, bool required, int pair_heads = 0) {
-    const bool of_head = layer == c.n_layers && name.hf.starts_with("model.") && !arch.latent;
-    const std::string hf_name = of_head ? fmt::format("mtp.layers.0{}", name.hf.substr(name.hf.find("{}") + 2))
-                                        : nested_name(nesting, fmt::format(fmt::runtime(name.hf), layer));
-    const io::Tensor* source = directory.find(hf_name);
-    if (!source && required) missing += " " + hf_name;
-    if (!source) return;
-    jobs.push_back(make_job(fmt::format(fmt::runtime(name.gguf), layer), *source));
-    jobs.back().pair_heads = permute ? pair_heads : 0;
-    jobs.back().pair_rows = c.rope_dim;
-  };
-  namespace n = tensor_names;
-  const auto push_norm = [&](const tensor_names::Name& name, int layer, bool required) {
-    if (!required) return;
-    push(name, layer, true);
-    if (!jobs.empty()) jobs.back().offset = arch.norms_plus_one ? 1.0f : 0.0f;
-  };
-  // A bias of heads, in the order of their rows.
-  const auto push_head_bias = [&](const tensor_names::Name& name, int layer, bool required, int n_heads) {
-    const size_t before = jobs.size();
-    if (required) push(name, layer, true);
-    if (jobs.size() == before || !permute) return;
-    const int64_t n = jobs.back().spec.shape[0];
-    for (int64_t i = 0; i < n; ++i) jobs.back().columns.push_back(source_row(i, n / n_heads, c.rope_dim));
-  };
-  // One tensor of a matrix or a bias of all experts or heads, as loading took them apart.
-  const auto push_stacked = [&](const tensor_names::Name& name, int layer, std::span<const Linear> all) {
-    Job& job = jobs.emplace_back();
-    job.spec = {.name = fmt::format(fmt::runtime(name.gguf), layer), .shape = {ssize(all), all[0].n_out, all[0].n_in}};
-    for (const Linear& m : all) {
-      experts.push_back({job.spec.name, m.format, {m.n_out, m.n_in}, {m.rows, size_t(m.bytes())}});
-      if (!job.source) job.source = &experts.back();
-      else job.stacked.push_back(&experts.back());
+  std::vector<Job> jobs = {};
+  std::string missing = {};
+
+  Result<std::vector<Job>> make(std::string_view where) {
+    push_model(config, 0);
+    for (int i = 0; i < config.n_layers + (head ? 1 : 0); ++i) {
+      const bool is_head = i == config.n_layers;
+      const Config c = is_head ? head_config(config) : config;
+      if (is_head) push_model(c, i);
+      if (c.n_experts > 0 && !c.has_experts(i) && !arch.latent)
+        return bad_file("{}: layer {} is dense among layers of experts, which GGUF files of {} cannot say", where, i,
+                        c.arch);
+      const LayerWeights& layer = is_head ? head->weights.layers[0] : weights.layers[size_t(i)];
+      for (const TensorRow& row : layer_tensors())
+        if (row.exists(c, i)) push_row(row, c, i, layer);
     }
-  };
-  const auto push_experts = [&](const tensor_names::Name& name, int layer, Linear ExpertWeights::*matrix) {
-    std::vector<Linear> all;
-    for (const ExpertWeights& expert : layer_of(layer).experts) all.push_back(expert.*matrix);
-    push_stacked(name, layer, all);
-  };
-  const auto push_expert_biases = [&](const tensor_names::Name& name, int layer,
-                                      std::vector<float> ExpertWeights::*bias) {
-    const std::vector<ExpertWeights>& all = layer_of(layer).experts;
-    Job& job = jobs.emplace_back();
-    job.spec = {.name = fmt::format(fmt::runtime(name.gguf), layer), .shape = {ssize(all), ssize(all[0].*bias)}};
-    for (const ExpertWeights& expert : all)
-      job.values.insert(job.values.end(), (expert.*bias).begin(), (expert.*bias).end());
-  };
-  // Rows of value heads of n each in the order of GGUF files, from row `first` on.
-  const auto cycled = [&](int64_t first, int64_t n) {
-    std::vector<int64_t> rows;
-    for (int64_t row = 0; row < first; ++row) rows.push_back(row);
-    for (int64_t i = 0; i < c.delta.n_value_heads; ++i)
-      for (int64_t j = 0; j < n; ++j) rows.push_back(first + cycled_head(c.delta, i) * n + j);
-    return rows;
-  };
-  const auto push_delta = [&](int layer) {
-    const DeltaShape& d = c.delta;
-    const auto push_rows = [&](const n::Name& name, std::vector<int64_t> rows) {
-      push(name, layer, true);
-      if (jobs.empty() || rows.empty()) return;
-      jobs.back().spec.shape = {ssize(rows), jobs.back().spec.shape.back()};
-      jobs.back().rows = std::move(rows);
-    };
-    const auto push_heads = [&](const n::Name& name, int64_t first, int64_t n_rows) {
-      push_rows(name, arch.delta_keys_cycle ? cycled(first, n_rows) : std::vector<int64_t>());
-    };
-    const auto push_columns = [&](const n::Name& name, int64_t n_columns) {
-      push(name, layer, true);
-      if (!jobs.empty() && arch.delta_keys_cycle) jobs.back().columns = cycled(0, n_columns);
-    };
-    if (arch.delta_by_key_head) {
-      DeltaRows rows(d);
-      push_rows({n::kDeltaQkv.gguf, n::kDeltaQkvz.hf}, std::move(rows.qkv));
-      push_rows({n::kDeltaZ.gguf, n::kDeltaQkvz.hf}, std::move(rows.z));
-      push(n::kDeltaBa, layer, true);
-    } else {
-      push_heads(n::kDeltaQkv, 2 * d.keys(), d.value_dim);
-      push_heads(n::kDeltaZ, 0, d.value_dim);
-      push_heads(n::kDeltaA, 0, 1);
-      push_heads(n::kDeltaB, 0, 1);
-    }
-    push_heads(n::kDeltaConv, 2 * d.keys(), d.value_dim);
-    if (!jobs.empty()) jobs.back().spec.shape = {d.channels(), d.kernel};
-    push_columns(n::kDeltaDecay, 1);
-    if (!jobs.empty()) jobs.back().negative_exp = true;
-    push_columns(n::kDeltaDtBias, 1);
-    push(n::kDeltaNorm, layer, true);
-    push_columns(n::kDeltaOut, d.value_dim);
-  };
-  push(n::kEmbedding, 0, true);
-  push_norm(n::kOutputNorm, 0, true);
-  push(n::kOutput, 0, !c.tied_output);
-  for (int i = 0; i < c.n_layers + (head ? 1 : 0); ++i) {
-    if (i == c.n_layers) {
-      const n::NextNames& names = n::next_names(arch);
-      push(names.join, i, true);
-      for (const auto& name : {names.embedding_norm, names.hidden_norm, names.output_norm}) push_norm(name, i, true);
-      for (const auto& name : {names.embedding, names.output}) push(name, i, false);
-    }
-    push_norm(n::kAttnNorm, i, c.norms != NormPlace::after);
-    const bool attends = i == c.n_layers || !c.has_delta(i);
-    if (!attends) push_delta(i);
-    push(n::kQkv, i, attends && arch.fused);
-    if (c.kv_rank > 0) {
-      push(n::kQ, i, c.q_rank == 0);
-      for (const auto& name : {n::kQA, n::kQANorm, n::kQB}) push(name, i, c.q_rank > 0);
-      push(n::kKvA, i, true);
-      push(n::kKvANorm, i, true);
-      const LayerWeights& layer = layer_of(i);
-      push_stacked(n::kLatentK, i, layer.k_b);
-      push_stacked(n::kLatentV, i, layer.v_b);
-    } else {
-      push(n::kQ, i, attends && !arch.fused, c.n_heads);
-      push(n::kK, i, attends && !arch.fused, c.n_kv_heads);
-      push(n::kV, i, attends && !arch.fused);
-    }
-    push_head_bias(n::kQBias, i, attends && c.qkv_bias, c.n_heads);
-    push_head_bias(n::kKBias, i, attends && c.qkv_bias, c.n_kv_heads);
-    push(n::kVBias, i, attends && c.qkv_bias);
-    push(n::kOBias, i, attends && c.o_bias);
-    push(n::kSinkLogits, i, c.sink_logits);
-    push_norm(n::kQNorm, i, attends && c.qk_norm);
-    push_norm(n::kKNorm, i, attends && c.qk_norm);
-    push(n::kAttnSubNorm, i, c.sub_norm);
-    push(n::kO, i, attends);
-    push_norm(n::kAttnPostNorm, i, c.norms != NormPlace::before);
-    push_norm(c.norms == NormPlace::both        ? n::kFfnNormBetween
-              : arch.ffn_norm_is_post_attention ? n::kAttnPostNorm
-                                                : n::kFfnNorm,
-              i, c.norms != NormPlace::after);
-    push_norm(n::kFfnPostNorm, i, c.norms != NormPlace::before);
-    if (c.has_experts(i)) {
-      push(arch.gpt_oss ? n::kOssRouter : n::kRouter, i, true);
-      push_experts(n::kExpertGate, i, &ExpertWeights::gate);
-      push_experts(n::kExpertUp, i, &ExpertWeights::up);
-      push_experts(n::kExpertDown, i, &ExpertWeights::down);
-      if (c.expert_biases) {
-        push(n::kOssRouterBias, i, true);
-        push_expert_biases(n::kOssGateBias, i, &ExpertWeights::gate_bias);
-        push_expert_biases(n::kOssUpBias, i, &ExpertWeights::up_bias);
-        push_expert_biases(n::kOssDownBias, i, &ExpertWeights::down_bias);
-      }
-      push(n::kChoiceBias, i, c.sigmoid_router);
-      if (c.d_ff_shared == 0) continue;
-      if (arch.latent)
-        for (const auto& name : {n::kSharedGates, n::kSharedUps, n::kSharedDowns}) push(name, i, true);
-      else
-        for (const auto& name : {n::kSharedGate, n::kSharedUp, n::kSharedDown, n::kSharedExpertGate})
-          push(name, i, true);
-      continue;
-    }
-    if (c.n_experts > 0 && !arch.latent)
-      return bad_file("{}: layer {} is dense among layers of experts, which GGUF files of {} cannot say", where, i,
-                      c.arch);
-    push(n::kGateUp, i, arch.fused);
-    push(n::kGate, i, !arch.fused);
-    push(n::kUp, i, !arch.fused);
-    push(n::kFfnSubNorm, i, c.sub_norm);
-    push(n::kDown, i, true);
-    for (const auto& name : {n::kGateBias, n::kUpBias, n::kDownBias}) push(name, i, c.mlp_bias);
+    if (!missing.empty()) return bad_file("{}: tensors are missing:{}", where, missing);
+    push_factors();
+    return std::move(jobs);
   }
-  if (!missing.empty()) return bad_file("{}: tensors are missing:{}", where, missing);
-  for (const auto& [name, factors] : {std::pair(n::kShortRopeFactors, &c.rope_scaling.short_factors),
-                                      {n::kLongRopeFactors, &c.rope_scaling.long_factors}})
-    if (!factors->empty())
-      jobs.push_back({.spec = {.name = std::string(name.gguf), .shape = {c.rope_dim / 2}}, .values = *factors});
-  if (c.rope_scaling.kind == RopeScaling::Kind::llama3)
-    jobs.push_back(
-        {.spec = {.name = std::string(n::kRopeFactors.gguf), .shape = {c.rope_dim / 2}}, .values = rope_factors(c)});
-  return jobs;
-}
+
+  void push_model(const Config& c, int layer) {
+    for (const TensorRow& row : model_tensors())
+      if (row.exists(c, layer) && row.kind != TensorKind::factors) push(row, tensor_source(row, c, layer).name, layer);
+    if (layer == c.n_layers)
+      for (const TensorName& end : head_ends(arch))
+        if (directory.find(file_name(model_tensors()[0], end, layer))) push(model_tensors()[0], end, layer);
+  }
+
+  void push_row(const TensorRow& row, const Config& c, int i, const LayerWeights& layer) {
+    const TensorSource from = tensor_source(row, c, i);
+    if (row.is_in<ExpertWeights>() || row.of_heads()) return push_stacked(row, gguf_name(row, from.name, i), layer);
+    // Parts that are one tensor in both containers stay one.
+    if (!jobs.empty() && jobs.back().spec.name == gguf_name(row, from.name, i)) return;
+    Job* const job = push(row, from.name, i);
+    if (!job) return;
+    const bool shared = part_of(row, c, i, &TensorName::gguf).count > 1;
+    if (from.layout == TensorLayout::by_key_head && !shared) {
+      job->rows = rows_by_key_head(c.delta, std::get<Linear DeltaWeights::*>(row.member));
+      job->spec.shape[0] = ssize(job->rows);
+    }
+    if (row.traits.rope && !shared && c.rope_pairs == RopePairs::interleaved && c.kv_rank == 0)
+      turn_pairs(row, c, *job);
+    if (arch.delta_keys_cycle && c.has_delta(i)) cycle_heads(row, c, *job);
+    if (row.kind == TensorKind::convolution) job->spec.shape = {row.shape(c, i).n_in, row.shape(c, i).n_out};
+    job->negative_exp = row.kind == TensorKind::decay;
+  }
+
+  std::string file_name(const TensorRow& row, const TensorName& name, int layer) const {
+    const std::string hf = hf_name(row, name, layer);
+    const bool of_head = layer == config.n_layers && !arch.latent;
+    return of_head ? head_name(FileNames::under_mtp, hf, 0) : nested_name(nesting, hf);
+  }
+
+  /// A tensor as the directory has it; null where there is none.
+  Job* push(const TensorRow& row, const TensorName& name, int layer) {
+    const std::string in_file = file_name(row, name, layer);
+    const io::Tensor* const source = directory.find(in_file);
+    if (!source) return missing += " " + in_file, nullptr;
+    Job& job = jobs.emplace_back(make_job(gguf_name(row, name, layer), *source));
+    const bool is_norm = row.kind == TensorKind::norm || row.kind == TensorKind::block_norm;
+    job.offset = is_norm && arch.norms_plus_one ? 1.0f : 0.0f;
+    return &job;
+  }
+
+  /// One tensor of a matrix or a bias of all experts or heads, as loading took them apart.
+  void push_stacked(const TensorRow& row, std::string name, const LayerWeights& layer) {
+    Job& job = jobs.emplace_back();
+    job.spec.name = std::move(name);
+    for_each_of(row, layer, [&](const TensorRow&, const auto& part) {
+      std::vector<int64_t>& shape = job.spec.shape;
+      if constexpr (std::is_same_v<decltype(part), const Linear&>) {
+        made.push_back({job.spec.name, part.format, {part.n_out, part.n_in}, {part.rows, size_t(part.bytes())}});
+        shape = {shape.empty() ? 1 : shape[0] + 1, part.n_out, part.n_in};
+        if (!job.source) job.source = &made.back();
+        else job.stacked.push_back(&made.back());
+      } else {
+        shape = {shape.empty() ? 1 : shape[0] + 1, ssize(part)};
+        job.values.insert(job.values.end(), part.begin(), part.end());
+      }
+    });
+  }
+
+  /// Rows of heads, or their biases, from halves to interleaved pairs.
+  static void turn_pairs(const TensorRow& row, const Config& c, Job& job) {
+    const int n_heads = row.cut == TensorCut::heads ? c.n_heads : c.n_kv_heads;
+    const int64_t n = job.spec.shape[0];
+    if (row.is_matrix()) job.pair_heads = n_heads, job.pair_rows = c.rope_dim;
+    else
+      for (int64_t i = 0; i < n; ++i) job.columns.push_back(source_row(i, n / n_heads, c.rope_dim));
+  }
+
+  /// Rows or columns of value heads in the order of GGUF files.
+  static void cycle_heads(const TensorRow& row, const Config& c, Job& job) {
+    const DeltaShape& d = c.delta;
+    // Heads of n each, from number `first` on.
+    const auto cycled = [&](int64_t first, int64_t n) {
+      std::vector<int64_t> numbers;
+      for (int64_t i = 0; i < first; ++i) numbers.push_back(i);
+      for (int64_t i = 0; i < d.n_value_heads; ++i)
+        for (int64_t j = 0; j < n; ++j) numbers.push_back(first + cycled_head(d, i) * n + j);
+      return numbers;
+    };
+    if (row.cut == TensorCut::channels) job.rows = cycled(2 * d.keys(), d.value_dim);
+    if (row.cut == TensorCut::values) job.rows = cycled(0, d.value_dim);
+    if (row.cut == TensorCut::mixed) job.columns = cycled(0, d.value_dim);
+    if (row.cut == TensorCut::value_heads) (row.is_matrix() ? job.rows : job.columns) = cycled(0, 1);
+  }
+
+  void push_factors() {
+    const auto push_values = [&](std::string_view name, const Values& values) {
+      if (!values.empty())
+        jobs.push_back({.spec = {.name = std::string(name), .shape = {config.rope_dim / 2}}, .values = values});
+    };
+    const RopeScaling& scaling = config.rope_scaling;
+    const TensorRow& factors = tensor_row(&Weights::rope_factors);
+    push_values(tensor_source(factors, config, 0).name.gguf,
+                scaling.kind == RopeScaling::Kind::llama3 ? rope_factors(config) : scaling.short_factors);
+    push_values(tensor_row(&Weights::long_rope_factors).file.gguf, scaling.long_factors);
+  }
+};
 
 }  // namespace
 
@@ -461,7 +398,8 @@ Result<Converted> convert_to_gguf(const std::string& in, const std::filesystem::
     if (takes_plain_head(config) && !arch_of(config).fused && std::filesystem::exists(head_file, error))
       RIDGE_TRY_STATUS(add_head_file(*directory, head_file));
     RIDGE_TRY(head, read_own_mtp_head(model.config, model.weights));
-    RIDGE_TRY(jobs, hf_jobs(*directory, config, model.weights, head ? &*head : nullptr, codes, in));
+    DirectoryJobs of_directory{*directory, config, model.weights, head ? &*head : nullptr, codes};
+    RIDGE_TRY(jobs, of_directory.make(in));
     metadata = config_metadata(config);
     if (head) {
       metadata[config.arch + ".block_count"] = uint64_t(config.n_layers + 1);

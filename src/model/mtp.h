@@ -18,6 +18,16 @@ struct MtpHead {
   bool own_ends = false;    // the file has an embedding or an output matrix of the head's, which nothing reads
 };
 
+/// How a file calls the tensors of a model or of a head.
+enum class FileNames : uint8_t {
+  gguf,
+  directory,  ///< a Hugging Face directory
+  under_mtp,  ///< a head in such a directory: mtp.*, its layers mtp.layers.*
+  head_file,  ///< a head in a file of its own
+};
+/// A tensor of a head in such files, by its name in a directory; `layer` counts the head's layers.
+std::string head_name(FileNames names, std::string_view name, int layer);
+
 /// The head in the model's own file, of the architectures that `ridge quantize` keeps heads of: Qwen3.5 and Qwen3-Next,
 /// with and without experts, and plain layers (mtp.* of a Hugging Face directory), DeepSeek-V3 (the layer behind the last
 /// one), and of their GGUF files the block behind the last one. Matrices are as the file has them. Nothing where there is

@@ -6,6 +6,7 @@
 
 #include "model/delta_part.h"
 #include "model/plan.h"
+#include "model/tensors.h"
 
 namespace ridge {
 namespace {
@@ -75,14 +76,6 @@ void keep(std::vector<float>& values, std::span<const Extent> extents) {
   for (const Extent& extent : extents)
     kept.insert(kept.end(), values.begin() + extent.first, values.begin() + extent.end());
   values = std::move(kept);
-}
-void keep(std::vector<float>& values, int64_t first, int64_t count) {
-  const Extent extent{first, count};
-  keep(values, {&extent, 1});
-}
-
-void drop_unless(bool has, std::vector<float>& values) {
-  if (!has) std::ranges::fill(values, 0.0f);
 }
 
 }  // namespace
@@ -213,87 +206,82 @@ struct Copies {
   Linear columns(const Linear& m, std::span<const Extent> extents) {
     return once(m, extents, &Linear::n_in, [&] { return column_slice(m, extents, buffers); });
   }
-  Linear columns(const Linear& m, int64_t first, int64_t count) {
-    const Extent extent{first, count};
-    return columns(m, std::span(&extent, 1));
+};
+
+/// Makes the tensors of a layer those of a rank.
+struct LayerCut {
+  const ModelSlice& slice;
+  const DeltaPart* delta;  // where the layer has the gated delta rule
+  Copies& copies;
+  int layer;
+
+  /// Of the numbers that the row is cut between.
+  std::vector<Extent> extents(const TensorRow& row) const {
+    const Config& whole = slice.whole;
+    const auto of_rank = [&](int64_t count) { return std::vector{Extent{slice.rank * count, count}}; };
+    switch (row.cut) {
+      case TensorCut::heads: return of_rank(row.shape(whole, layer).n_out / slice.size);
+      case TensorCut::kv_heads: return {{slice.rank / slice.kv_copies * slice.kv[1], slice.kv[1]}};
+      case TensorCut::channels: return delta->channels;
+      case TensorCut::values: return delta->values;
+      case TensorCut::value_heads: return delta->heads;
+      case TensorCut::mixed: return delta ? delta->values : of_rank(whole.value_width() / slice.size);
+      case TensorCut::ff:
+      case TensorCut::ff_columns: return {ModelSlice::part_of(inner_width(row), slice.rank)};
+      case TensorCut::whole:
+      case TensorCut::summed: break;
+    }
+    return {};
+  }
+  const std::vector<int64_t>& inner_width(const TensorRow& row) const {
+    if (row.is_in<ExpertWeights>()) return slice.expert_ff;
+    return slice.whole.has_experts(layer) ? slice.shared : slice.ff;
+  }
+
+  void operator()(const TensorRow& row, Linear& m) const {
+    if (!m.format || row.cut == TensorCut::whole) return;
+    const std::vector<Extent> part = extents(row);
+    const bool columns = row.cut == TensorCut::mixed || row.cut == TensorCut::ff_columns;
+    if (columns && slice.gathers) m = row_slice(m, slice.first(slice.model), slice.count(slice.model));
+    else if (columns) m = copies.columns(m, part);
+    else if (row.is_in<DeltaWeights>()) m = copies.rows(m, part);
+    else m = row_slice(m, part[0].first, part[0].count);
+  }
+  void operator()(const TensorRow& row, Values& values) const {
+    if (values.empty() || row.cut == TensorCut::whole) return;
+    if (row.cut == TensorCut::summed) return cut_summed(values);
+    const std::vector<Extent> part = extents(row);
+    if (row.kind != TensorKind::convolution) return keep(values, part);
+    std::vector<Extent> of_rows;  // [kernel, channels]
+    const auto [kernel, channels] = row.shape(slice.whole, layer);
+    for (int64_t k = 0; k < kernel; ++k)
+      for (const Extent& extent : part) of_rows.push_back({k * channels + extent.first, extent.count});
+    keep(values, of_rows);
+  }
+  /// The bias of what ranks add up is one rank's; where they have rows of the output each has its own.
+  void cut_summed(Values& bias) const {
+    const Extent own{slice.first(slice.model), slice.count(slice.model)};
+    if (slice.gathers) keep(bias, {&own, 1});
+    else if (slice.rank != 0) std::ranges::fill(bias, 0.0f);
   }
 };
 
-/// The bias of what ranks add up is one rank's; where they have rows of the output each has its own.
-void cut_output_bias(const ModelSlice& slice, std::vector<float>& bias) {
-  if (slice.gathers) keep(bias, slice.first(slice.model), slice.count(slice.model));
-  else drop_unless(slice.rank == 0, bias);
+/// The elements of the rank, of one for each head or expert.
+template <class T>
+void keep_elements(std::vector<T>& all, int64_t first, int64_t count) {
+  all = std::vector<T>(all.begin() + first, all.begin() + first + count);
 }
 
-/// Heads of a layer that attends.
-void slice_attention(const ModelSlice& slice, LayerWeights& layer, Copies& copies) {
-  const Config& whole = slice.whole;
-  const int64_t n_heads = whole.n_heads / slice.size, first_head = slice.rank * n_heads;
-  const int64_t q_rows = whole.q_rows() / whole.n_heads;  // of a head
-  if (whole.kv_rank > 0) {
-    Linear& q = whole.q_rank > 0 ? layer.q_b : layer.q;
-    q = row_slice(q, first_head * whole.query_dim(), n_heads * whole.query_dim());
-    for (std::vector<Linear>* of_heads : {&layer.k_b, &layer.v_b})
-      *of_heads = std::vector<Linear>(of_heads->begin() + first_head, of_heads->begin() + first_head + n_heads);
-  } else {
-    const int64_t kv_width = slice.kv[1], first_kv = slice.rank / slice.kv_copies * kv_width;
-    layer.q = row_slice(layer.q, first_head * q_rows, n_heads * q_rows);
-    layer.k = row_slice(layer.k, first_kv, kv_width);
-    layer.v = row_slice(layer.v, first_kv, kv_width);
-    keep(layer.q_bias, first_head * q_rows, n_heads * q_rows);
-    keep(layer.k_bias, first_kv, kv_width);
-    keep(layer.v_bias, first_kv, kv_width);
-    keep(layer.sink_logits, first_head, n_heads);
-  }
-  const int64_t columns = whole.value_width() / slice.size;
-  layer.o = slice.gathers ? row_slice(layer.o, slice.first(slice.model), slice.count(slice.model))
-                          : copies.columns(layer.o, slice.rank * columns, columns);
-  cut_output_bias(slice, layer.o_bias);
-}
-
-/// Heads of a layer of the gated delta rule.
-void slice_delta(const DeltaPart& part, const DeltaShape& whole, LayerWeights& layer, Copies& copies) {
-  DeltaWeights& w = layer.delta;
-  w.qkv = copies.rows(w.qkv, part.channels);
-  w.z = copies.rows(w.z, part.values);
-  w.a = copies.rows(w.a, part.heads);
-  w.b = copies.rows(w.b, part.heads);
-  keep(w.decay, part.heads);
-  keep(w.dt_bias, part.heads);
-  std::vector<float> conv;  // [kernel, channels]
-  for (int64_t row = 0; row < whole.kernel; ++row) {
-    const float* const first = w.conv.data() + row * whole.channels();
-    for (const Extent& extent : part.channels) conv.insert(conv.end(), first + extent.first, first + extent.end());
-  }
-  w.conv = std::move(conv);
-  layer.o = copies.columns(layer.o, part.values);
-}
-
-/// Columns of the dense feed-forward, of the shared expert and of all experts, or whole experts.
-void slice_feed_forward(const ModelSlice& slice, const std::vector<int64_t>& ff, LayerWeights& layer, Copies& copies) {
-  if (layer.gate.format) {
-    layer.gate = row_slice(layer.gate, slice.first(ff), slice.count(ff));
-    layer.up = row_slice(layer.up, slice.first(ff), slice.count(ff));
-    keep(layer.gate_bias, slice.first(ff), slice.count(ff));
-    keep(layer.up_bias, slice.first(ff), slice.count(ff));
-    cut_output_bias(slice, layer.down_bias);
-    layer.down = slice.gathers ? row_slice(layer.down, slice.first(slice.model), slice.count(slice.model))
-                               : copies.columns(layer.down, slice.first(ff), slice.count(ff));
-  }
-  if (layer.experts.empty()) return;
-  if (!slice.experts.empty()) {
-    const auto first = layer.experts.begin() + slice.first(slice.experts);
-    layer.experts = std::vector<ExpertWeights>(first, first + slice.count(slice.experts));
-    return;
-  }
-  const int64_t first = slice.first(slice.expert_ff), count = slice.count(slice.expert_ff);
-  for (ExpertWeights& expert : layer.experts) {
-    expert.gate = row_slice(expert.gate, first, count);
-    expert.up = row_slice(expert.up, first, count);
-    expert.down = copies.columns(expert.down, first, count);
-    keep(expert.gate_bias, first, count);
-    keep(expert.up_bias, first, count);
-    drop_unless(slice.rank == 0, expert.down_bias);
+void cut_layer(const LayerCut& cut, LayerWeights& layer) {
+  const ModelSlice& slice = cut.slice;
+  const bool cuts_experts = slice.experts.empty();  // else ranks have whole ones
+  if (!cuts_experts && !layer.experts.empty())
+    keep_elements(layer.experts, slice.first(slice.experts), slice.count(slice.experts));
+  for (const TensorRow& row : layer_tensors()) {
+    if (row.is_in<ExpertWeights>() && !cuts_experts) continue;
+    if (!row.of_heads()) for_each_of(row, layer, cut);
+    else if (const int64_t n = ssize(layer.**row.of_heads()) / slice.size; n > 0)
+      keep_elements(layer.**row.of_heads(), slice.rank * n, n);
   }
 }
 
@@ -301,14 +289,14 @@ void slice_feed_forward(const ModelSlice& slice, const std::vector<int64_t>& ff,
 
 Weights view_of(const Weights& whole) {
   Weights view;
-  view.embedding = whole.embedding;
+  for (const TensorRow& row : model_tensors())
+    std::visit(
+        [&](auto member) {
+          if constexpr (requires { whole.*member; }) view.*member = whole.*member;
+        },
+        row.member);
   view.layers = whole.layers;
-  view.output_norm = whole.output_norm;
-  view.output = whole.output;
-  view.rope_factors = whole.rope_factors;
-  view.long_rope_factors = whole.long_rope_factors;
   view.head = whole.head;
-  view.join = whole.join;
   view.ternary_source = whole.ternary_source;
   view.stored_bytes = whole.stored_bytes;
   view.n_params = whole.n_params;
@@ -326,9 +314,7 @@ void apply_slice(const ModelSlice& slice, Config& c, Weights& weights, bool shap
     LayerWeights& layer = weights.layers[i];
     if (!slice.has_layer(int(i))) layer = {};
     if (!slice.has_layer(int(i)) || slice.size == 1) continue;
-    if (whole.has_delta(int(i))) slice_delta(*delta, whole.delta, layer, copies);
-    else slice_attention(slice, layer, copies);
-    slice_feed_forward(slice, whole.has_experts(int(i)) ? slice.shared : slice.ff, layer, copies);
+    cut_layer({slice, whole.has_delta(int(i)) ? &*delta : nullptr, copies, int(i)}, layer);
   }
   if (slice.ends == ModelEnds::in_stages && slice.stage > 0) weights.embedding = row_slice(weights.embedding, 0, 0);
   weights.output = row_slice(weights.output, slice.own_vocab().first, slice.own_vocab().count);

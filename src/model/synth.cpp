@@ -8,7 +8,7 @@
 #include "base/rng.h"
 #include "model/arch/arch.h"
 #include "model/convert.h"
-#include "model/weights.h"
+#include "model/tensors.h"
 #include "op/gemv/panels.h"
 
 namespace ridge {
@@ -34,6 +34,7 @@ struct Hybrid {
   DeltaShape delta;
 };
 // From the config.json of each model.
+// clang-format off
 constexpr Shape kShapes[] = {
     {"qwen2.5-0.5b", "qwen2", 24, 14, 2, 64, 896, 4864, 151936, 32768, 1e6f, true, true},
     {"qwen2.5-1.5b", "qwen2", 28, 12, 2, 128, 1536, 8960, 151936, 131072, 1e6f, true, true},
@@ -57,34 +58,12 @@ constexpr Shape kShapes[] = {
     {"tiny-gemma", "gemma3", 7, 4, 2, 32, 64, 96, 512, 2048, 1e4f, false, true, 32, 40},
     {"tiny-experts", "qwen3moe", 2, 4, 2, 32, 64, 160, 512, 2048, 1e4f, false, true, 32, 0, 8, 2, 32},
     {"tiny-oss", "gpt-oss", 3, 4, 2, 32, 64, 32, 512, 2048, 1e4f, true, false, 32, 40, 6, 2, 32},
-    {"tiny-latent",
-     "deepseek2",
-     3,
-     4,
-     1,
-     96,
-     64,
-     96,
-     512,
-     2048,
-     1e4f,
-     false,
-     true,
-     32,
-     0,
-     8,
-     2,
-     32,
-     0,
-     32,
-     64,
-     32,
-     16,
-     4,
-     2},
+    {"tiny-latent", "deepseek2", 3, 4, 1, 96, 64, 96, 512, 2048, 1e4f, false, true, 32, 0, 8, 2, 32, 0, 32, 64, 32, 16,
+     4, 2},
     {"tiny-delta", "qwen35moe", 4, 4, 2, 32, 64, 32, 512, 2048, 1e4f, false, true, 8, 0, 6, 2, 32},
     {"tiny", "llama", 2, 4, 2, 32, 64, 160, 512, 2048, 1e4f, false, true},
 };
+// clang-format on
 
 constexpr Hybrid kHybrids[] = {
     {"qwen3.6-27b", 0, 4, {16, 48, 128, 128, 4}},
@@ -190,12 +169,9 @@ Status apply_options(std::string_view spec, SynthPlan& plan) {
       }
     } else if (key == "head") {
       RIDGE_TRY(plan.head, find_weight_format(value));
-    } else if (key == "mtp") {
-      if (value != "0" && value != "1") return fail(ErrorKind::usage, "synth: option mtp={} is not 0 or 1", value);
-      plan.mtp = value == "1";
-    } else if (key == "shared") {
-      if (value != "0" && value != "1") return fail(ErrorKind::usage, "synth: option shared={} is not 0 or 1", value);
-      plan.shared = value == "1";
+    } else if (key == "mtp" || key == "shared") {
+      if (value != "0" && value != "1") return fail(ErrorKind::usage, "synth: option {}={} is not 0 or 1", key, value);
+      (key == "mtp" ? plan.mtp : plan.shared) = value == "1";
     } else if (key == "layers") {
       char* rest = nullptr;
       const long n = std::strtol(value.c_str(), &rest, 10);
@@ -249,35 +225,64 @@ const WeightFormat& SynthPlan::format_of(int64_t n_in, bool projection, bool pre
   return n_in % f.group == 0 && (projection || !ternary) ? f : *weight_format_of_gguf(1);
 }
 
+namespace {
+
+/// The format of a layer's matrix.
+const WeightFormat& format_of(const SynthPlan& plan, const TensorRow& row, int layer) {
+  if (row.kind == TensorKind::router) return *weight_format_of_gguf(0);
+  const bool better = row.traits.better && gets_better(layer, plan.config.n_layers);
+  return plan.format_of(row.shape(plan.config, layer).n_in, true, better);
+}
+
+}  // namespace
+
 int64_t SynthPlan::decode_matrix_bytes() const {
-  const Config& c = config;
-  const auto layer_bytes = [&](int layer) {
-    const auto matrix = [&](int64_t n_out, int64_t n_in, bool preferred = false) {
-      const WeightFormat& f = format_of(n_in, true, preferred && gets_better(layer, c.n_layers));
-      return Linear{.format = &f, .n_out = n_out, .n_in = n_in}.bytes();
-    };
-    const auto gated = [&](int d_ff, bool preferred = false) {
-      return matrix(2 * d_ff, c.d_model) + matrix(c.d_model, d_ff, preferred);
-    };
-    int64_t bytes = 0;
-    if (c.has_delta(layer))
-      bytes = matrix(c.delta.channels() + c.delta.values() + 2 * c.delta.n_value_heads, c.d_model) +
-              matrix(c.d_model, c.delta.values());
-    else if (c.kv_rank > 0)
-      bytes = matrix(c.q_rank + c.kv_dim(), c.d_model) + matrix(c.n_heads * c.query_dim(), c.q_rank) +
-              c.n_heads * (matrix(c.kv_rank, c.nope_dim) + matrix(c.value_dim, c.kv_rank)) +
-              matrix(c.d_model, c.value_width());
-    else
-      bytes = matrix(c.q_rows() + c.kv_dim(), c.d_model) + matrix(c.kv_dim(), c.d_model, true) +
-              matrix(c.d_model, c.value_width());
-    if (!c.has_experts(layer)) return bytes + gated(c.d_ff, true);
-    if (c.d_ff_shared > 0) bytes += gated(c.d_ff_shared, true);
-    return bytes + c.n_experts_used * gated(c.d_ff_expert) + 4 * c.n_experts * c.d_model;
-  };
-  int64_t bytes = Linear{.format = &head_format(), .n_out = c.vocab_size, .n_in = c.d_model}.bytes();
-  for (int i = 0; i < c.n_layers; ++i) bytes += layer_bytes(i);
+  int64_t bytes = Linear{.format = &head_format(), .n_out = config.vocab_size, .n_in = config.d_model}.bytes();
+  for (int i = 0; i < config.n_layers; ++i)
+    for (const TensorRow& row : layer_tensors()) {
+      if (!row.is_matrix() || !row.exists(config, i)) continue;
+      const auto [n_out, n_in] = row.shape(config, i);
+      const int n = row.is_in<ExpertWeights>() ? config.n_experts_used : row.of_heads() ? config.n_heads : 1;
+      bytes += n * Linear{.format = &ridge::format_of(*this, row, i), .n_out = n_out, .n_in = n_in}.bytes();
+    }
   return bytes;
 }
+
+namespace {
+
+/// Tensors of a layer in the order in which they are drawn, which the numbers of all synth: models follow from. Tensors
+/// of heads, and of experts, take turns. Rows that are not here are drawn last.
+constexpr std::string_view kDrawn =
+    "|attn_norm|attn_post_norm|ffn_post_norm|delta qkv|delta z|delta a|delta b|delta conv|delta decay|delta dt_bias|"
+    "delta norm|q_a|q_a_norm|q_b|kv_a|kv_a_norm|k_b|v_b|q_norm|k_norm|q|k|v|o|q_bias|k_bias|v_bias|attn_sub_norm|"
+    "ffn_sub_norm|ffn_norm|o_bias|sink_logits|router|router_bias|choice_bias|expert gate|expert up|expert down|"
+    "expert gate_bias|expert up_bias|expert down_bias|shared_gate|gate|up|down|gate_bias|up_bias|down_bias|";
+
+/// The layer rows in that order.
+std::vector<const TensorRow*> drawn_rows() {
+  std::vector<const TensorRow*> rows;
+  for (const TensorRow& row : layer_tensors()) rows.push_back(&row);
+  const auto place = [](const TensorRow* row) { return kDrawn.find(fmt::format("|{}|", row->name)); };
+  std::ranges::stable_sort(rows, {}, place);
+  return rows;
+}
+
+/// Values of a vector: centre + spread * normal.
+struct Noise {
+  float centre, spread;
+};
+Noise noise_of(const TensorRow& row, const Config& c, float branch_gain) {
+  static const std::map<TensorKind, Noise> kNoises = {
+      {TensorKind::norm, {1, 0.05f}},        {TensorKind::inner_norm, {1, 0.05f}}, {TensorKind::bias, {0, 0.1f}},
+      {TensorKind::score_bias, {0, 0.1f}},   {TensorKind::logit, {0, 1}},          {TensorKind::decay, {0, 1}},
+      {TensorKind::output_bias, {0, 0.01f}}, {TensorKind::convolution, {0, 0.5f}}};
+  // Blocks give rows of variance 1 behind a norm: as small as the others' beside x.
+  if (row.kind == TensorKind::block_norm) return {branch_gain, 0.05f * branch_gain};
+  if (row.kind == TensorKind::gate_row) return {0, float(1 / std::sqrt(double(c.d_model)))};
+  return kNoises.at(row.kind);
+}
+
+}  // namespace
 
 Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec, SynthMatrices matrices) {
   RIDGE_TRY(const SynthPlan plan, plan_synth_model(spec));
@@ -313,13 +318,6 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec,
     }
     return m;
   };
-  const auto matrix = [&](int64_t n_out, int64_t n_in, bool keep_rows, bool projection = true, double gain = 1) {
-    return matrix_of(plan.format_of(n_in, projection), n_out, n_in, keep_rows, gain);
-  };
-  // attn_v and ffn_down: a mix has a better format for them in some layers.
-  const auto preferred = [&](int layer, int64_t n_out, int64_t n_in, double gain = 1) {
-    return matrix_of(plan.format_of(n_in, true, gets_better(layer, c.n_layers)), n_out, n_in, false, gain);
-  };
   // As in trained models, what a block adds is small beside the residual stream: the embedding has variance 1, all
   // blocks together add about as much, and a small difference stays small.
   const double branch_gain = 1 / std::sqrt(2.0 * c.n_layers);
@@ -338,87 +336,42 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec,
   if (c.tied_output)  // logits of variance 1; signs, so that the model does not say each token again
     for (float& v : w.output_norm)
       v *= (rng.next() % 2 == 0 ? 1.0f : -1.0f) * c.embedding_scale / std::sqrt(float(c.d_model));
-  const auto add_attention = [&](LayerWeights& layer, int i) {
-    if (c.qk_norm) {
-      layer.q_norm = vector(c.qk_norm_whole ? c.q_dim() : c.head_dim, 1, 0.05f);
-      layer.k_norm = vector(c.qk_norm_whole ? c.kv_dim() : c.head_dim, 1, 0.05f);
-    }
-    layer.q = matrix(c.q_rows(), c.d_model, false);
-    layer.k = matrix(c.kv_dim(), c.d_model, false);
-    layer.v = preferred(i, c.kv_dim(), c.d_model);
-    layer.o = matrix(c.d_model, c.q_dim(), false, true, branch_gain);
-    if (c.qkv_bias) {
-      layer.q_bias = vector(c.q_rows(), 0, 0.1f);
-      layer.k_bias = vector(c.kv_dim(), 0, 0.1f);
-      layer.v_bias = vector(c.kv_dim(), 0, 0.1f);
-    }
-  };
+  const std::vector<const TensorRow*> rows = drawn_rows();
   const auto add_layer = [&](int i) {
     LayerWeights& layer = into->layers.emplace_back();
-    if (c.norms != NormPlace::after) layer.attn_norm = vector(c.d_model, 1, 0.05f);
-    if (c.norms != NormPlace::before) {  // blocks give rows of variance 1 then: as small as the others' beside x
-      layer.attn_post_norm = vector(c.d_model, float(branch_gain), 0.05f * float(branch_gain));
-      layer.ffn_post_norm = vector(c.d_model, float(branch_gain), 0.05f * float(branch_gain));
-    }
-    if (c.has_delta(i)) {
-      const DeltaShape& d = c.delta;
-      DeltaWeights& delta = layer.delta;
-      delta.qkv = matrix(d.channels(), c.d_model, false);
-      delta.z = matrix(d.values(), c.d_model, false);
-      delta.a = matrix(d.n_value_heads, c.d_model, false);
-      delta.b = matrix(d.n_value_heads, c.d_model, false);
-      delta.conv = vector(d.kernel * d.channels(), 0, 0.5f);
-      delta.decay = vector(d.n_value_heads, 0, 1);
-      for (float& v : delta.decay) v = -0.1f * std::exp(v);
-      delta.dt_bias = vector(d.n_value_heads, 0, 1);
-      delta.norm = vector(d.value_dim, 1, 0.05f);
-      layer.o = matrix(c.d_model, d.values(), false, true, branch_gain);
-    } else if (c.kv_rank > 0) {
-      layer.q_a = matrix(c.q_rank, c.d_model, false);
-      layer.q_a_norm = vector(c.q_rank, 1, 0.05f);
-      layer.q_b = matrix(c.n_heads * c.query_dim(), c.q_rank, false);
-      layer.kv_a = matrix(c.head_dim, c.d_model, false);
-      layer.kv_a_norm = vector(c.kv_rank, 1, 0.05f);
-      for (int h = 0; h < c.n_heads; ++h) {
-        layer.k_b.push_back(matrix(c.kv_rank, c.nope_dim, false));
-        layer.v_b.push_back(matrix(c.value_dim, c.kv_rank, false));
+    const auto draw = [&](const TensorRow& row, auto& to) {
+      const auto [n_out, n_in] = row.shape(c, i);
+      if constexpr (std::is_same_v<decltype(to), Linear&>) {
+        const double gain = row.kind == TensorKind::output ? branch_gain : 1;
+        to = matrix_of(format_of(plan, row, i), n_out, n_in, false, gain);
+      } else {
+        const auto [centre, spread] = noise_of(row, c, float(branch_gain));
+        to = vector(n_out * n_in, centre, spread);
+        if (row.kind != TensorKind::decay) return;
+        for (float& v : to) v = -0.1f * std::exp(v);
       }
-      layer.o = matrix(c.d_model, c.value_width(), false, true, branch_gain);
-    } else {
-      add_attention(layer, i);
-    }
-    if (c.sub_norm) {
-      layer.attn_sub_norm = vector(c.q_dim(), 1, 0.05f);
-      layer.ffn_sub_norm = vector(c.d_ff, 1, 0.05f);
-    }
-    if (c.norms != NormPlace::after) layer.ffn_norm = vector(c.d_model, 1, 0.05f);
-    if (c.o_bias) layer.o_bias = vector(c.d_model, 0, 0.01f);
-    if (c.sink_logits) layer.sink_logits = vector(c.n_heads, 0, 1);
-    if (c.has_experts(i)) {
-      layer.router = matrix_of(*weight_format_of_gguf(0), c.n_experts, c.d_model, false);
-      if (c.expert_biases) layer.router_bias = vector(c.n_experts, 0, 0.1f);
-      if (c.sigmoid_router) layer.choice_bias = vector(c.n_experts, 0, 0.1f);
-      for (int e = 0; e < c.n_experts; ++e) {
-        ExpertWeights& expert = layer.experts.emplace_back();
-        expert.gate = matrix(c.d_ff_expert, c.d_model, false);
-        expert.up = matrix(c.d_ff_expert, c.d_model, false);
-        expert.down = matrix(c.d_model, c.d_ff_expert, false, true, branch_gain);
-        if (!c.expert_biases) continue;
-        expert.gate_bias = vector(c.d_ff_expert, 0, 0.1f);
-        expert.up_bias = vector(c.d_ff_expert, 0, 0.1f);
-        expert.down_bias = vector(c.d_model, 0, 0.01f);
+    };
+    const auto take_turns = [&](int n, const auto& draw_part) {
+      for (int part = 0; part < n; ++part)
+        for (const TensorRow* row : rows)
+          if (row->exists(c, i)) draw_part(*row, size_t(part));
+    };
+    for (const TensorRow* row : rows) {
+      if (!row->exists(c, i)) continue;
+      if (row->member == TensorMember(&LayerWeights::k_b)) {
+        layer.k_b.resize(size_t(c.n_heads));
+        layer.v_b.resize(size_t(c.n_heads));
+        take_turns(c.n_heads, [&](const TensorRow& of, size_t head) {
+          if (of.of_heads()) draw(of, (layer.**of.of_heads())[head]);
+        });
+      } else if (row->member == TensorMember(&ExpertWeights::gate)) {
+        layer.experts.resize(size_t(c.n_experts));
+        take_turns(c.n_experts, [&](const TensorRow& of, size_t e) { call_member(of, layer.experts[e], draw); });
+      } else if (!row->of_heads()) {
+        call_member(*row, layer, draw);
+        call_member(*row, layer.delta, draw);
       }
-      if (c.d_ff_shared == 0) return;
-      if (c.kv_rank == 0) layer.shared_gate = vector(c.d_model, 0, float(1 / std::sqrt(double(c.d_model))));
     }
-    const int d_ff = c.has_experts(i) ? c.d_ff_shared : c.d_ff;
-    layer.gate = matrix(d_ff, c.d_model, false);
-    layer.up = matrix(d_ff, c.d_model, false);
-    layer.down = preferred(i, c.d_model, d_ff, branch_gain);
-    if (!c.mlp_bias || c.has_experts(i)) return;
-    layer.gate_bias = vector(d_ff, 0, 0.1f);
-    layer.up_bias = vector(d_ff, 0, 0.1f);
-    layer.down_bias = vector(c.d_model, 0, 0.01f);
   };
   // Of each kind of layer the first one, with what it added to the model's counts.
   struct Made {
@@ -441,7 +394,7 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec,
   if (plan.mtp) {
     const auto head = std::make_shared<Weights>();
     into = head.get();
-    head->join = matrix(c.d_model, 2 * c.d_model, false, false);
+    head->join = matrix_of(plan.format_of(2 * c.d_model, false), c.d_model, 2 * c.d_model, false);
     head->join_embedding_norm = vector(c.d_model, 1, 0.05f);
     head->join_hidden_norm = vector(c.d_model, 1, 0.05f);
     head->output_norm = w.output_norm;

@@ -5,6 +5,7 @@
 
 #include "model/arch/arch.h"
 #include "model/arch/keys.h"
+#include "model/tensors.h"
 
 namespace ridge {
 namespace {
@@ -198,20 +199,20 @@ Status read_window_pattern(const Keys& keys, Config& c, std::string_view where) 
 
 /// Biases are where a file has them: no key says so.
 void find_biases(const io::Gguf& gguf, const Arch& arch, Config& c) {
-  namespace n = tensor_names;
   constexpr std::string_view kBlock = "blk.";
   // The number of layers is the file's and not checked yet: the tensors are what is walked over.
-  const auto any = [&](std::initializer_list<n::Name> names) {
+  const auto any = [&](std::initializer_list<TensorMember> members) {
     return std::ranges::any_of(gguf.tensors, [&](const io::Tensor& tensor) {
       return tensor.name.starts_with(kBlock) && std::atoi(tensor.name.c_str() + kBlock.size()) < c.n_layers &&
-             std::ranges::any_of(names, [&](const n::Name& name) {
-               return tensor.name.ends_with(name.gguf.substr(kBlock.size() + 2));
+             std::ranges::any_of(members, [&](const TensorMember& member) {
+               return tensor.name.ends_with(fmt::format(".{}", tensor_row(member).file.gguf));
              });
     });
   };
-  if (!arch.latent && !arch.fused) c.qkv_bias = any({n::kQBias, n::kKBias, n::kVBias});
-  if (!arch.latent) c.o_bias = c.o_bias || any({n::kOBias});
-  if (!arch.experts && !arch.fused) c.mlp_bias = any({n::kGateBias, n::kUpBias, n::kDownBias});
+  using L = LayerWeights;
+  if (!arch.latent && !arch.fused) c.qkv_bias = any({&L::q_bias, &L::k_bias, &L::v_bias});
+  if (!arch.latent) c.o_bias = c.o_bias || any({&L::o_bias});
+  if (!arch.experts && !arch.fused) c.mlp_bias = any({&L::gate_bias, &L::up_bias, &L::down_bias});
 }
 
 const Arch* find_arch(std::string_view name) {
@@ -313,7 +314,7 @@ Result<Config> config_from_gguf(const io::Gguf& gguf, std::string_view where) {
   if (c.window_rope_theta > 0 && c.rope_scaling.attention_factor != 0)
     return bad_file("{}: rope.scaling.attn_factor beside a base of sliding layers (not supported)", where);
   RopeScaling& scaling = c.rope_scaling;
-  if (gguf.find(tensor_names::kLongRopeFactors.gguf)) scaling.kind = RopeScaling::Kind::longrope;
+  if (gguf.find(tensor_row(&Weights::long_rope_factors).file.gguf)) scaling.kind = RopeScaling::Kind::longrope;
   if (scaling.kind == RopeScaling::Kind::longrope && scaling.attention_factor == 0) scaling.attention_factor = 1;
   c.rope_pairs = arch->gguf_pairs;
   if (keys.has("hidden_activation")) {
@@ -322,10 +323,10 @@ Result<Config> config_from_gguf(const io::Gguf& gguf, std::string_view where) {
     if (!known) return bad_file("{}: {}.hidden_activation {}", where, arch_name, known.error().message);
     c.activation = *known;
   }
-  const io::Tensor* embedding = gguf.find(tensor_names::kEmbedding.gguf);
+  const io::Tensor* embedding = gguf.find(tensor_row(&Weights::embedding).file.gguf);
   c.vocab_size = embedding && !embedding->shape.empty() ? int(std::min<int64_t>(embedding->shape[0], 1 << 30)) : 0;
   find_biases(gguf, *arch, c);
-  c.tied_output = gguf.find(tensor_names::kOutput.gguf) == nullptr;
+  c.tied_output = gguf.find(tensor_row(&Weights::output).file.gguf) == nullptr;
   RIDGE_TRY_STATUS(check_config(c, where));
   RIDGE_TRY_STATUS(check_gguf_keys(gguf, arch_name, keys.read(), where));
   return c;

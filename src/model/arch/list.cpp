@@ -174,22 +174,8 @@ const Arch& arch_of(const Config& config) {
   throw_error(ErrorKind::usage, "architecture '{}' is not one of the list", config.arch);
 }
 
-DeltaRows::DeltaRows(const DeltaShape& d) {
-  const int64_t ratio = d.n_value_heads / d.n_key_heads, values = ratio * d.value_dim;
-  const int64_t rows = 2 * d.key_dim + 2 * values;  // of a key head
-  const auto take = [&](std::vector<int64_t>& to, int64_t rows_each, int64_t first, int64_t count) {
-    for (int64_t head = 0; head < d.n_key_heads; ++head)
-      for (int64_t i = 0; i < count; ++i) to.push_back(head * rows_each + first + i);
-  };
-  take(qkv, rows, 0, d.key_dim);
-  take(qkv, rows, d.key_dim, d.key_dim);
-  take(qkv, rows, 2 * d.key_dim, values);
-  take(z, rows, 2 * d.key_dim + values, values);
-  take(b, 2 * ratio, 0, ratio);
-  take(a, 2 * ratio, ratio, ratio);
-}
-
-constexpr std::string_view kModel = "model.", kInside = "model.language_model.", kOutside = "language_model.";
+constexpr std::string_view kModel = "model.", kOutput = "lm_head.weight", kInside = "model.language_model.",
+                           kOutside = "language_model.";
 
 Nesting find_nesting(std::span<const io::Tensor> tensors) {
   for (const io::Tensor& tensor : tensors) {
@@ -206,7 +192,7 @@ std::string nested_name(Nesting nesting, std::string_view name) {
 }
 
 bool is_of_text(Nesting nesting, std::string_view name) {
-  return nesting == Nesting::none || name == tensor_names::kOutput.hf ||
+  return nesting == Nesting::none || name == kOutput ||
          name.starts_with(nesting == Nesting::inside ? kInside : kOutside);
 }
 
