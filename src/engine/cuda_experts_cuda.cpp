@@ -4,6 +4,8 @@
 #include "engine/cuda_model.h"
 
 namespace ridge {
+
+using B = StepBuffer;
 namespace {
 
 /// More tokens share experts, whose weights packs read once.
@@ -39,36 +41,36 @@ void CudaRunner::experts(int i, int64_t n, bool overlap) {
                             .n_experts = e.n_experts,
                             .n_used = e.rule.n_used,
                             .shared = layer.joins_shared && few,
-                            .scores = r.scores.as<float>(),
-                            .weights = r.expert_weights.as<float>(),
-                            .experts = r.expert_numbers.as<int32_t>(),
-                            .packs = groups ? nullptr : r.packs.as<ExpertPack>()};
+                            .scores = r[B::scores].as<float>(),
+                            .weights = r[B::expert_weights].as<float>(),
+                            .experts = r[B::expert_numbers].as<int32_t>(),
+                            .packs = groups ? nullptr : r[B::packs].as<ExpertPack>()};
   ExpertGroupCall of_groups{.groups = {.width = choice.group_columns(),
                                        .most_areas = choice.n_areas(),
-                                       .n_areas = r.areas.as<int32_t>(),
-                                       .experts = r.area_experts.as<int32_t>(),
-                                       .columns = r.area_columns.as<int32_t>()},
-                            .x = (normed ? r.h : r.x).as<float>(),
+                                       .n_areas = r[B::areas].as<int32_t>(),
+                                       .experts = r[B::area_experts].as<int32_t>(),
+                                       .columns = r[B::area_columns].as<int32_t>()},
+                            .x = (normed ? r[B::h] : r[B::x]).as<float>(),
                             .share = choice.n_chosen(),
                             .glu = glu_of(e.activation),
-                            .y = r.expert_gate.as<float>()};
+                            .y = r[B::expert_gate].as<float>()};
   const ProductCall in{.n_tokens = n, .x = of_groups.x, .overlap = overlap, .layer = i}, out = block_out(i, n, overlap);
   {
     const gpu::OpRange range([&] { return small_op("route", n * plan_.d_model, i); });
     device_route(stream_, choice,
                  {.rule = e.rule,
                   .n_in = plan_.d_model,
-                  .x = r.x.as<float>(),
+                  .x = r[B::x].as<float>(),
                   .norm_weight = normed ? layer.ffn_norm.as<float>() : nullptr,
                   .norm_eps = plan_.norm_eps,
-                  .h = r.h.as<float>(),
+                  .h = r[B::h].as<float>(),
                   .w = layer.router.as<float>(),
                   .bias = e.biases ? layer.router_bias.as<float>() : nullptr,
                   .choice_bias = e.choice_bias ? layer.choice_bias.as<float>() : nullptr,
                   .gates_shared = e.shared_gate,
-                  .counters = r.router_counters.as<uint32_t>(),
+                  .counters = r[B::router_counters].as<uint32_t>(),
                   .overlap = overlap});
-    if (groups) device_group_experts(stream_, choice, r.expert_counts.as<int32_t>(), of_groups.groups);
+    if (groups) device_group_experts(stream_, choice, r[B::expert_counts].as<int32_t>(), of_groups.groups);
   }
   {
     const gpu::OpRange range([&] {
@@ -83,7 +85,7 @@ void CudaRunner::experts(int i, int64_t n, bool overlap) {
       layer.expert_gate_up.run_groups(stream_, of_groups, products_.bricks);
       of_groups.x = of_groups.y;
       of_groups.share = 1;
-      of_groups.y = r.expert_out.as<float>();
+      of_groups.y = r[B::expert_out].as<float>();
       layer.expert_down.run_groups(stream_, of_groups, products_.bricks);
     } else {
       few_experts(i, choice, in, out);
@@ -101,7 +103,7 @@ void CudaRunner::few_experts(int i, const ExpertChoice& choice, const ProductCal
                   .most = choice.n_tokens == 1 ? 1 : ExpertPack::kMost,
                   .x = in.x,
                   .share = choice.n_chosen(),
-                  .y = {room_.expert_gate.as<float>(), room_.expert_up.as<float>()},
+                  .y = {room_[B::expert_gate].as<float>(), room_[B::expert_up].as<float>()},
                   .glu = glu_of(e.activation),
                   .overlap = in.overlap};
   layer.expert_gate_up.run(stream_, call);
@@ -118,7 +120,7 @@ void CudaRunner::few_experts(int i, const ExpertChoice& choice, const ProductCal
                                                .overlap = in.overlap});
   call.x = call.y[0];
   call.share = 1;
-  call.y[0] = room_.expert_out.as<float>();
+  call.y[0] = room_[B::expert_out].as<float>();
   layer.expert_down.run(stream_, call);
 }
 
@@ -130,7 +132,7 @@ void CudaRunner::sum_experts(int i, const ExpertChoice& choice, const ProductCal
   if (adds_shared) {
     ProductCall of_shared = out;
     of_shared.output = ProductOutput::store;
-    of_shared.y[0] = room_.shared.as<float>();
+    of_shared.y[0] = room_[B::shared].as<float>();
     dense(i, in, of_shared);
   }
   const gpu::OpRange range([&] { return small_op("experts", choice.n_slots() * plan_.d_model, i); });
@@ -139,8 +141,8 @@ void CudaRunner::sum_experts(int i, const ExpertChoice& choice, const ProductCal
                       .n = plan_.d_model,
                       .n_used = choice.n_chosen(),
                       .weights = choice.weights,
-                      .y = room_.expert_out.as<float>(),
-                      .shared = adds_shared ? room_.shared.as<float>() : nullptr,
+                      .y = room_[B::expert_out].as<float>(),
+                      .shared = adds_shared ? room_[B::shared].as<float>() : nullptr,
                       .h = in.x,
                       .gate = e.shared_gate ? layer.router.as<float>() + int64_t(e.n_experts) * plan_.d_model : nullptr,
                       .add = out.output == ProductOutput::add,

@@ -4,6 +4,8 @@
 
 namespace ridge {
 
+using B = StepBuffer;
+
 LatentRoom::LatentRoom(const LayerPlan& layer, int64_t n) {
   const LatentPlan& l = layer.latent;
   const int64_t heads = n * layer.attention.n_heads;
@@ -35,7 +37,7 @@ void CudaRunner::upload_head_packs(int64_t n) {
         pack.slots[pack.n] = int32_t((first + pack.n) * n_heads + head);
     }
   const gpu::MemoryLabel label(gpu::MemoryOf::activations);
-  gpu::upload(stream_, room_.head_packs.ensure<ExpertPack>(ssize(packs)), packs.data(),
+  gpu::upload(stream_, room_[B::head_packs].ensure<ExpertPack>(ssize(packs)), packs.data(),
               ssize(packs) * int64_t(sizeof(ExpertPack)));
   packs_there_ = n;
 }
@@ -45,7 +47,7 @@ LatentAppend CudaRunner::latent_append(int i, int64_t n, const StepRows& rows, c
   const LayerPlan& plan = plan_.layers[size_t(i)];
   const CudaRope& rope = model_.ropes[size_t(plan_.rope_of(plan.attention, n_ctx_))];
   const LatentRoom at(plan, n);
-  const float* const room = room_.latent.as<float>();
+  const float* const room = room_[B::latent].as<float>();
   return {.rows = rows,
           .n_heads = plan.attention.n_heads,
           .tiles = tiles,
@@ -56,11 +58,11 @@ LatentAppend CudaRunner::latent_append(int i, int64_t n, const StepRows& rows, c
           .kv = room + at.kv,
           .norm = model_.layers[size_t(i)].kv_a_norm.as<float>(),
           .norm_eps = plan_.norm_eps,
-          .cosines = room_.cosines.as<float>() + angles,
-          .sines = room_.sines.as<float>() + angles,
+          .cosines = room_[B::cosines].as<float>() + angles,
+          .sines = room_[B::sines].as<float>() + angles,
           .n_pairs = rope.n_pairs,
           .rope_halves = rope.halves,
-          .q_out = room_.q.as<float>()};
+          .q_out = room_[B::q].as<float>()};
 }
 
 void CudaRunner::attend_latent(int i, const StepPlan& step, DeviceKvMemory& memory, bool overlap) {
@@ -69,7 +71,7 @@ void CudaRunner::attend_latent(int i, const StepPlan& step, DeviceKvMemory& memo
   const CudaLayer& layer = model_.layers[size_t(i)];
   const int64_t n = std::max<int64_t>(step.n_tokens, ssize(step.rows)), n_heads = plan.attention.n_heads;
   const LatentRoom at(plan, n);
-  float* const room = room_.latent.as<float>();
+  float* const room = room_[B::latent].as<float>();
   ProductCall call = block_in(i, n, layer.attn_norm, overlap);
   call.y[0] = room + (l.q_rank > 0 ? at.low : at.q);
   call.y[1] = room + at.kv;
@@ -92,7 +94,7 @@ void CudaRunner::attend_latent(int i, const StepPlan& step, DeviceKvMemory& memo
                            .write_bytes = 4 * n * n_heads * n_out,
                            .flops = 2 * n * n_heads * l.rank * (l.nope_dim + l.value_dim - n_out)};
     });
-    const ExpertCall heads{.packs = room_.head_packs.as<ExpertPack>(),
+    const ExpertCall heads{.packs = room_[B::head_packs].as<ExpertPack>(),
                            .n_packs = n_heads * (n == 1 ? 1 : (n + ExpertPack::kMost - 1) / ExpertPack::kMost),
                            .most = n == 1 ? 1 : ExpertPack::kMost,
                            .x = x,
@@ -105,7 +107,7 @@ void CudaRunner::attend_latent(int i, const StepPlan& step, DeviceKvMemory& memo
   }
   of_heads(layer.k_b, l.rank, room + at.nope, room + at.absorbed);
   for (const StepSlice& slice : step.slices) attend_slice(i, step, slice, memory, overlap);
-  of_heads(layer.v_b, l.value_dim, room_.attn.as<float>(), room + at.values);
+  of_heads(layer.v_b, l.value_dim, room_[B::attn].as<float>(), room + at.values);
   call = block_out(i, n, overlap);
   call.x = room + at.values;
   layer.o.run(stream_, call, products_);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <map>
 #include <optional>
@@ -129,73 +130,64 @@ class CudaOutputs final : public Outputs {
   int64_t n_scores_ = 0;
 };
 
-/// Activations of a step [n_tokens, ..], and its plan on the device. Grown on demand.
+/// Device memory of a forward pass of n tokens; make_step_room() has the sizes.
+enum class StepBuffer : uint8_t {
+  tokens,           ///< int32 [n]
+  rows,             ///< StepRow [n]
+  spans,            ///< StepSpan [spans]
+  blocks,           ///< AttnBlock [blocks]
+  n_spans,          ///< int32 [slices]
+  logit_rows,       ///< int32 [n_logits]
+  cosines,          ///< of each rope [n, pairs]
+  sines,            ///< likewise
+  x,                ///< residual stream [n, d_model]
+  qkv,              ///< q, k and v one behind the other: [n, q_rows], [n, kv_dim], [n, kv_dim]
+  q,                ///< [n, q_dim]
+  attn,             ///< what attention returns [n, q_dim]
+  ff,               ///< gate, then up, where they are not one product: [n, d_ff] each
+  logit_x,          ///< rows of x that logits are asked of [n_logits, d_model]
+  join,             ///< of an MTP head: embeddings [n, d_model]
+  hidden,           ///< of an MTP head: hidden states that they are joined with [n, d_model]
+  block,            ///< what a block gives, before it is normed or scaled [n, d_model]
+  h,                ///< normed input of experts [n, d_model]
+  scores,           ///< of experts [n, n_scores]
+  expert_weights,   ///< of a token's experts [n_slots]
+  expert_numbers,   ///< int32, likewise
+  packs,            ///< ExpertPack [n_packs]
+  expert_gate,      ///< [n_slots, d_ff]
+  expert_up,        ///< likewise
+  expert_out,       ///< [n_slots, d_model]
+  shared,           ///< of the shared expert [n, d_model]
+  router_counters,  ///< uint32 [kFewRoutedTokens]
+  expert_counts,    ///< int32 [n_scores]
+  areas,            ///< ExpertGroups: int32 [1]
+  area_experts,     ///< ExpertGroups: int32 [n_areas]
+  area_columns,     ///< ExpertGroups: int32 [n_areas, group_columns]
+  attn_scratch,     ///< bytes
+  k_ring,           ///< tiles of rings of prompts
+  v_ring,           ///< likewise
+  latent,           ///< LatentRoom
+  head_packs,       ///< of latent attention: ExpertPack of all heads
+  own_logits,       ///< of several ranks: [n_logits, rows of the output matrix here]
+  whole,            ///< where ranks exchange columns: what a product reads
+  columns,          ///< likewise: what it makes here
+  squares,          ///< where ranks norm heads together: sums of the rows of q, then of k
+  sequences,        ///< of the delta rule: DeltaSpan [sequences]
+  delta,            ///< its matrices, one behind another
+  delta_counters,   ///< DeviceDelta::counters: uint32
+  count,
+};
+/// All of them. Grown on demand.
 template <class Buffer>
-struct StepRoom {
-  Buffer tokens, rows, spans, blocks, n_spans, logit_rows;
-  Buffer cosines, sines;  // of each rope
-  Buffer x, qkv, q, attn, ff, logit_x;
-  Buffer join, hidden;  // of an MTP head: embeddings, and the hidden states that they are joined with
-  Buffer block;         // what a block gives, before it is normed or scaled
-  // Of experts: their normed input, and rows of a token's experts.
-  Buffer h, scores, expert_weights, expert_numbers, packs, expert_gate, expert_up, expert_out, shared, router_counters,
-      expert_counts, areas, area_experts, area_columns;  // the last three: ExpertGroups
-  Buffer attn_scratch, k_ring, v_ring;
-  Buffer latent, head_packs;  // of latent attention: LatentRoom, and the packs of all heads
-  Buffer own_logits;          // of several ranks: [rows, rows of the output matrix here]
-  Buffer whole, columns;      // where ranks exchange columns: what a product reads, and what it makes here
-  Buffer squares;             // where ranks norm heads together: sums of the rows of q, then of k
-  // Of the delta rule: DeltaSpans; its matrices, one behind another; DeviceDelta::counters.
-  Buffer sequences, delta, delta_counters;
+class StepRoom {
+ public:
+  Buffer& operator[](StepBuffer of) { return buffers_[size_t(of)]; }
+  const Buffer& operator[](StepBuffer of) const { return buffers_[size_t(of)]; }
+  auto begin() const { return buffers_.begin(); }
+  auto end() const { return buffers_.end(); }
 
-  /// Calls visit() with every buffer.
-  template <class Visit>
-  void for_each(const Visit& visit) const {
-    for (const Buffer* b : {&tokens,
-                            &rows,
-                            &spans,
-                            &blocks,
-                            &n_spans,
-                            &logit_rows,
-                            &cosines,
-                            &sines,
-                            &x,
-                            &qkv,
-                            &q,
-                            &attn,
-                            &ff,
-                            &logit_x,
-                            &join,
-                            &hidden,
-                            &block,
-                            &h,
-                            &scores,
-                            &expert_weights,
-                            &expert_numbers,
-                            &packs,
-                            &expert_gate,
-                            &expert_up,
-                            &expert_out,
-                            &shared,
-                            &router_counters,
-                            &expert_counts,
-                            &areas,
-                            &area_experts,
-                            &area_columns,
-                            &attn_scratch,
-                            &k_ring,
-                            &v_ring,
-                            &latent,
-                            &head_packs,
-                            &own_logits,
-                            &whole,
-                            &columns,
-                            &squares,
-                            &sequences,
-                            &delta,
-                            &delta_counters})
-      visit(*b);
-  }
+ private:
+  std::array<Buffer, size_t(StepBuffer::count)> buffers_;
 };
 /// Makes a room large enough for a step of `plan` over a cache: DeviceKvMemory, or PlannedSides.
 template <class Buffer, class Memory>
@@ -276,7 +268,7 @@ class CudaRunner {
   bool is_watched() const { return on_block_ != nullptr; }
   /// Of the newest step, on the device until the next one: what the last layer gave [n_tokens, d_model], and the rows of it
   /// that got logits.
-  const float* hidden() const { return room_.x.as<float>(); }
+  const float* hidden() const { return room_[StepBuffer::x].as<float>(); }
   const float* logit_hidden() const { return logit_hidden_; }
 
   const gpu::Stream& stream() const { return stream_; }
@@ -351,9 +343,9 @@ class CudaRunner {
   ProductScratch products_;
   const float* logit_hidden_ = nullptr;
   int n_ctx_ = 0;                                  // of the pool of the step that runs
-  std::vector<StepRow> rows_there_;                // contents of room_.rows once all queued work has run
-  std::vector<DeltaSpan> sequences_there_;         // and of room_.sequences
-  int64_t packs_there_ = 0;                        // tokens that room_.head_packs is for
+  std::vector<StepRow> rows_there_;                // contents of the rows once all queued work has run
+  std::vector<DeltaSpan> sequences_there_;         // and of the sequences
+  int64_t packs_there_ = 0;                        // tokens that the packs of heads are for
   std::set<std::pair<int64_t, int64_t>> planned_;  // tokens and rows of logits of steps whose scratch is there
   std::map<std::vector<int64_t>, Recorded> recorded_;
   OnBlock on_block_;

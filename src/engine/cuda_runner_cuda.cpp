@@ -8,6 +8,8 @@
 #include "op/norm_rope/norm_rope_cuda.h"
 
 namespace ridge {
+
+using B = StepBuffer;
 namespace {
 
 constexpr size_t kMostGraphs = 64;
@@ -62,7 +64,7 @@ void activate(gpu::StreamHandle stream, Activation activation, int64_t n, float*
 
 std::vector<const void*> CudaRunner::places() const {
   std::vector<const void*> places;
-  room_.for_each([&](const gpu::Buffer& buffer) { places.push_back(buffer.as<void>()); });
+  for (const gpu::Buffer& buffer : room_) places.push_back(buffer.as<void>());
   for (const void* place : products_.places()) places.push_back(place);
   return places;
 }
@@ -71,71 +73,71 @@ template <class Buffer, class Memory>
 void make_step_room(StepRoom<Buffer>& r, const StepPlan& step, const ModelPlan& plan, bool joins,
                     const Memory& memory) {
   const int64_t n = std::max<int64_t>(step.n_tokens, ssize(step.rows));
-  r.tokens.template ensure<int32_t>(n);
-  r.rows.template ensure<StepRow>(ssize(step.rows));
-  r.spans.template ensure<StepSpan>(std::max<int64_t>(n, ssize(step.spans)));
-  r.n_spans.template ensure<int32_t>(ssize(step.slices));
-  r.blocks.template ensure<AttnBlock>(ssize(step.blocks));
+  r[B::tokens].template ensure<int32_t>(n);
+  r[B::rows].template ensure<StepRow>(ssize(step.rows));
+  r[B::spans].template ensure<StepSpan>(std::max<int64_t>(n, ssize(step.spans)));
+  r[B::n_spans].template ensure<int32_t>(ssize(step.slices));
+  r[B::blocks].template ensure<AttnBlock>(ssize(step.blocks));
   int64_t n_angles = 0;
   for (const Rope& rope : plan.ropes) n_angles += n * ssize(rope.frequency);
-  r.cosines.ensure(std::max<int64_t>(1, n_angles));
-  r.sines.ensure(std::max<int64_t>(1, n_angles));
-  r.x.ensure(n * plan.d_model);
+  r[B::cosines].ensure(std::max<int64_t>(1, n_angles));
+  r[B::sines].ensure(std::max<int64_t>(1, n_angles));
+  r[B::x].ensure(n * plan.d_model);
   if (joins) {
-    r.join.ensure(n * plan.d_model);
-    r.hidden.ensure(n * plan.d_model);
+    r[B::join].ensure(n * plan.d_model);
+    r[B::hidden].ensure(n * plan.d_model);
   }
-  r.q.ensure(n * plan.q_dim());
-  r.attn.ensure(n * plan.q_dim());
-  r.ff.ensure(2 * n * plan.d_ff());  // gate and up, where they are not one product
-  if (!std::ranges::all_of(plan.layers, adds_at_once)) r.block.ensure(n * plan.d_model);
-  r.sequences.template ensure<DeltaSpan>(ssize(step.sequences));
+  r[B::q].ensure(n * plan.q_dim());
+  r[B::attn].ensure(n * plan.q_dim());
+  r[B::ff].ensure(2 * n * plan.d_ff());  // gate and up, where they are not one product
+  if (!std::ranges::all_of(plan.layers, adds_at_once)) r[B::block].ensure(n * plan.d_model);
+  r[B::sequences].template ensure<DeltaSpan>(ssize(step.sequences));
   for (const LayerPlan& layer : plan.layers) {
-    if (layer.mixer == MixerKind::latent) r.latent.ensure(LatentRoom(layer, n).end);
-    r.qkv.ensure(n * (layer.attention.q_rows() + 2 * layer.attention.kv_dim()));
+    if (layer.mixer == MixerKind::latent) r[B::latent].ensure(LatentRoom(layer, n).end);
+    r[B::qkv].ensure(n * (layer.attention.q_rows() + 2 * layer.attention.kv_dim()));
     const DeltaPlan& d = layer.delta;
     if (layer.mixer == MixerKind::delta) {
-      r.delta.ensure(2 * n * (d.channels() + d.values() + d.n_value_heads) + 24 +
-                     step.n_delta_chunks * d.n_value_heads * kDeltaChunkFloats);
-      r.delta_counters.template ensure<uint32_t>(ssize(step.sequences) * d.n_key_heads);
+      r[B::delta].ensure(2 * n * (d.channels() + d.values() + d.n_value_heads) + 24 +
+                         step.n_delta_chunks * d.n_value_heads * kDeltaChunkFloats);
+      r[B::delta_counters].template ensure<uint32_t>(ssize(step.sequences) * d.n_key_heads);
     }
     const ExpertsPlan& e = layer.experts;
     if (layer.feed_forward != FeedForwardKind::experts) continue;
     const ExpertChoice choice{.n_tokens = n, .n_experts = e.n_experts, .n_used = e.rule.n_used, .shared = e.shared};
-    r.h.ensure(n * plan.d_model);
-    r.router_counters.template ensure<uint32_t>(kFewRoutedTokens);
-    r.scores.ensure(n * choice.n_scores());
-    r.expert_weights.ensure(choice.n_slots());
-    r.expert_numbers.template ensure<int32_t>(choice.n_slots());
-    r.packs.template ensure<ExpertPack>(choice.n_packs());
-    r.expert_counts.template ensure<int32_t>(choice.n_scores());
-    r.areas.template ensure<int32_t>(1);
-    r.area_experts.template ensure<int32_t>(choice.n_areas());
-    r.area_columns.template ensure<int32_t>(choice.n_areas() * choice.group_columns());
-    r.expert_gate.ensure(choice.n_slots() * e.d_ff);
-    r.expert_up.ensure(choice.n_slots() * e.d_ff);
-    r.expert_out.ensure(choice.n_slots() * plan.d_model);
-    if (e.shared) r.shared.ensure(n * plan.d_model);
+    r[B::h].ensure(n * plan.d_model);
+    r[B::router_counters].template ensure<uint32_t>(kFewRoutedTokens);
+    r[B::scores].ensure(n * choice.n_scores());
+    r[B::expert_weights].ensure(choice.n_slots());
+    r[B::expert_numbers].template ensure<int32_t>(choice.n_slots());
+    r[B::packs].template ensure<ExpertPack>(choice.n_packs());
+    r[B::expert_counts].template ensure<int32_t>(choice.n_scores());
+    r[B::areas].template ensure<int32_t>(1);
+    r[B::area_experts].template ensure<int32_t>(choice.n_areas());
+    r[B::area_columns].template ensure<int32_t>(choice.n_areas() * choice.group_columns());
+    r[B::expert_gate].ensure(choice.n_slots() * e.d_ff);
+    r[B::expert_up].ensure(choice.n_slots() * e.d_ff);
+    r[B::expert_out].ensure(choice.n_slots() * plan.d_model);
+    if (e.shared) r[B::shared].ensure(n * plan.d_model);
   }
-  if (!step.logits_in_order) r.logit_x.ensure(ssize(step.logit_rows) * plan.d_model);
+  if (!step.logits_in_order) r[B::logit_x].ensure(ssize(step.logit_rows) * plan.d_model);
   for (const StepSlice& slice : step.slices)
     for (int layer = 0; layer < memory.n_layers(); ++layer) {
       const AttentionPlan& a = plan.layers[size_t(layer)].attention;
       if (a.n_heads == 0) continue;
       if (plan.layers[size_t(layer)].mixer == MixerKind::latent)
-        r.attn_scratch.template ensure<std::byte>(latent_attn_scratch_bytes(slice.n_rows, a.n_heads, a.head_dim));
+        r[B::attn_scratch].template ensure<std::byte>(latent_attn_scratch_bytes(slice.n_rows, a.n_heads, a.head_dim));
       if (!slice.is_long && memory.in_fragments(layer))
-        r.attn_scratch.template ensure<std::byte>(
+        r[B::attn_scratch].template ensure<std::byte>(
             tile_attn_scratch_bytes(slice.n_rows, a.n_heads, a.n_kv_heads, a.head_dim, tile_attn_blocks()));
       if (!slice.is_long) continue;
       for (const auto& [key, blocks] : slice.blocks)
-        r.attn_scratch.template ensure<std::byte>(prefill_attn_scratch_bytes(blocks.part_rows, key[0], a.head_dim));
+        r[B::attn_scratch].template ensure<std::byte>(prefill_attn_scratch_bytes(blocks.part_rows, key[0], a.head_dim));
       const auto ring = [&](Buffer& buffer, const KvTiles& t) {
         buffer.template ensure<std::byte>(int64_t(slice.n_spans) * t.n_kv_heads * slice.ring_tiles * t.ring_tile_bytes +
                                           64);
       };
-      ring(r.k_ring, memory.tiles(layer, true));
-      ring(r.v_ring, memory.tiles(layer, false));
+      ring(r[B::k_ring], memory.tiles(layer, true));
+      ring(r[B::v_ring], memory.tiles(layer, false));
     }
 }
 
@@ -154,7 +156,7 @@ CudaRunner::CudaRunner(int device, const ModelPlan& plan, const Weights& weights
 StepRows CudaRunner::rows_of(const StepSlice& slice, const DeviceKvMemory& memory, PageClass pages) const {
   return {.n = slice.n_rows,
           .most = slice.most,
-          .rows = room_.rows.as<StepRow>() + slice.first_row,
+          .rows = room_[B::rows].as<StepRow>() + slice.first_row,
           .pages = memory.page_table(pages),
           .page_pitch = memory.n_pages()};
 }
@@ -163,14 +165,14 @@ void CudaRunner::upload(const StepPlan& step, std::span<const int32_t> tokens, V
   if (model_.join_hidden.bytes() > 0) {
     RIDGE_CHECK(joined.rows == step.n_tokens && joined.cols == plan_.d_model, "hidden states [{}, {}] for {} tokens",
                 joined.rows, joined.cols, step.n_tokens);
-    gpu::upload(stream_, room_.hidden.as<void>(), joined.data, 4 * joined.rows * joined.cols);
+    gpu::upload(stream_, room_[B::hidden].as<void>(), joined.data, 4 * joined.rows * joined.cols);
   }
-  if (!tokens.empty()) gpu::upload(stream_, room_.tokens.as<void>(), tokens.data(), 4 * ssize(tokens));
+  if (!tokens.empty()) gpu::upload(stream_, room_[B::tokens].as<void>(), tokens.data(), 4 * ssize(tokens));
   if (!same_rows(rows_there_, step.rows)) {
-    fill(stream_, room_.rows, step.rows);
+    fill(stream_, room_[B::rows], step.rows);
     rows_there_ = step.rows;
   }
-  if (!step.logits_in_order) fill(stream_, room_.logit_rows, step.logit_rows);
+  if (!step.logits_in_order) fill(stream_, room_[B::logit_rows], step.logit_rows);
   upload_lists(step);
 }
 
@@ -179,11 +181,11 @@ void CudaRunner::take(const StepPlan& step, const FedInputs& fed) {
   RIDGE_CHECK(step.recorded && (step.logits_in_order || step.logit_rows.size() <= 1),
               "a step of {} rows that the device places", step.n_tokens);
   const bool asks = !step.logits_in_order && !step.logit_rows.empty();
-  fed.write({.tokens = room_.tokens.as<int32_t>(),
-             .rows = room_.rows.as<StepRow>(),
+  fed.write({.tokens = room_[B::tokens].as<int32_t>(),
+             .rows = room_[B::rows].as<StepRow>(),
              .n_rows = int(step.rows.size()),
-             .logit_rows = asks ? room_.logit_rows.ensure<int32_t>(1) : nullptr,
-             .hidden = room_.hidden.as<float>()});
+             .logit_rows = asks ? room_[B::logit_rows].ensure<int32_t>(1) : nullptr,
+             .hidden = room_[B::hidden].as<float>()});
   rows_there_.clear();
   upload_lists(step);
 }
@@ -191,14 +193,14 @@ void CudaRunner::take(const StepPlan& step, const FedInputs& fed) {
 /// What depends on the shape of a step.
 void CudaRunner::upload_lists(const StepPlan& step) {
   upload_head_packs(std::max<int64_t>(step.n_tokens, ssize(step.rows)));
-  if (room_.delta.bytes() > 0 && sequences_there_ != step.sequences) {
-    fill(stream_, room_.sequences, step.sequences);
+  if (room_[B::delta].bytes() > 0 && sequences_there_ != step.sequences) {
+    fill(stream_, room_[B::sequences], step.sequences);
     sequences_there_ = step.sequences;
   }
-  fill(stream_, room_.blocks, step.blocks);
+  fill(stream_, room_[B::blocks], step.blocks);
   if (step.recorded) return;
-  fill(stream_, room_.spans, step.spans);
-  fill(stream_, room_.n_spans, step.n_spans);
+  fill(stream_, room_[B::spans], step.spans);
+  fill(stream_, room_[B::n_spans], step.n_spans);
 }
 
 /// Embeddings; of an MTP head what its layer reads.
@@ -206,16 +208,16 @@ void CudaRunner::embed(const int32_t* tokens, int64_t n) {
   const bool joins = model_.join_hidden.bytes() > 0;
   {
     const gpu::OpRange range([&] { return small_op("embed", n * plan_.d_model); });
-    device_embed(stream_, n, tokens, model_.embedding, (joins ? room_.join : room_.x).as<float>());
+    device_embed(stream_, n, tokens, model_.embedding, (joins ? room_[B::join] : room_[B::x]).as<float>());
   }
   if (!joins) return;
   ProductCall call{.n_tokens = n,
-                   .x = room_.join.as<float>(),
+                   .x = room_[B::join].as<float>(),
                    .norm_weight = model_.join_embedding_norm.as<float>(),
                    .norm_eps = plan_.norm_eps,
-                   .y = {room_.x.as<float>()}};
+                   .y = {room_[B::x].as<float>()}};
   model_.join_embedding.run(stream_, call, products_);
-  call.x = room_.hidden.as<float>();
+  call.x = room_[B::hidden].as<float>();
   call.norm_weight = model_.join_hidden_norm.as<float>();
   call.output = ProductOutput::add;
   model_.join_hidden.run(stream_, call, products_);
@@ -225,19 +227,20 @@ void CudaRunner::embed(const int32_t* tokens, int64_t n) {
 /// all the others' results in memory however early they start.
 void CudaRunner::begin(const StepPlan& step, DeviceKvMemory& memory) {
   const auto n_rows = ssize(step.rows);
-  const StepRows rows{.n = int(n_rows), .rows = room_.rows.as<StepRow>()};  // their pages are not looked at
+  const StepRows rows{.n = int(n_rows), .rows = room_[B::rows].as<StepRow>()};  // their pages are not looked at
   {
     const gpu::OpRange range([&] { return small_op("rope", n_rows * plan_.ropes[0].frequency.size()); });
     int64_t at = 0;
     for (const CudaRope& rope : model_.ropes) {
       device_rope_angles(stream_, rows, rope.n_pairs, rope.frequency.as<double>(), rope.magnitude,
-                         room_.cosines.as<float>() + at, room_.sines.as<float>() + at);
+                         room_[B::cosines].as<float>() + at, room_[B::sines].as<float>() + at);
       at += n_rows * rope.n_pairs;
     }
   }
   if (step.recorded && step.n_leaving > 0) {
     const gpu::OpRange range([&] { return small_op("append", n_rows); });
-    device_list_leaving(stream_, rows, memory.retentions(), room_.spans.as<StepSpan>(), room_.n_spans.as<int32_t>());
+    device_list_leaving(stream_, rows, memory.retentions(), room_[B::spans].as<StepSpan>(),
+                        room_[B::n_spans].as<int32_t>());
     for (const SideGroup& group : memory.groups())
       encode_leaving(stream_, {.n_sides = group.n_sides,
                                .sides = group.tiles.as<KvTiles>(),
@@ -245,8 +248,8 @@ void CudaRunner::begin(const StepPlan& step, DeviceKvMemory& memory) {
                                .weighs = group.weighs,
                                .n_kv_heads = group.n_kv_heads,
                                .head_dim = group.head_dim,
-                               .spans = room_.spans.as<StepSpan>(),
-                               .n_spans = room_.n_spans.as<int32_t>(),
+                               .spans = room_[B::spans].as<StepSpan>(),
+                               .n_spans = room_[B::n_spans].as<int32_t>(),
                                .most_spans = next_power_of_two(step.n_leaving),
                                .pages = memory.page_table(group.pages),
                                .page_pitch = memory.n_pages()});
@@ -259,8 +262,8 @@ void CudaRunner::attend_slice(int i, const StepPlan& step, const StepSlice& slic
   const CudaLayer& layer = model_.layers[size_t(i)];
   const bool is_latent = plan_.layers[size_t(i)].mixer == MixerKind::latent;
   const StepRows rows = rows_of(slice, memory, memory.page_class(i));
-  const StepSpan* const spans = room_.spans.as<StepSpan>() + slice.first_span;
-  const int32_t* const n_spans = room_.n_spans.as<int32_t>() + (&slice - step.slices.data());
+  const StepSpan* const spans = room_[B::spans].as<StepSpan>() + slice.first_span;
+  const int32_t* const n_spans = room_[B::n_spans].as<int32_t>() + (&slice - step.slices.data());
   const bool in_fragments = memory.in_fragments(i);
   const int64_t n = std::max<int64_t>(step.n_tokens, ssize(step.rows));
   const KvTiles own[2] = {memory.tiles(i, true), memory.tiles(i, false)};
@@ -268,12 +271,12 @@ void CudaRunner::attend_slice(int i, const StepPlan& step, const StepSlice& slic
   if (slice.is_long)  // the exact rows of a prompt are in a ring of the step
     for (KvTiles& t : sides) {
       if (t.ring_tiles == 0) continue;
-      t.ring = (t.is_k ? room_.k_ring : room_.v_ring).as<std::byte>();
+      t.ring = (t.is_k ? room_[B::k_ring] : room_[B::v_ring]).as<std::byte>();
       t.ring_tiles = slice.ring_tiles;
     }
 
   // [n, q_rows], [n, kv_dim], [n, kv_dim]: for one row joint.
-  const float *q = room_.qkv.as<float>(), *k = q + n * plan.q_rows(), *v = k + n * plan.kv_dim();
+  const float *q = room_[B::qkv].as<float>(), *k = q + n * plan.q_rows(), *v = k + n * plan.kv_dim();
   const auto rope_index = size_t(plan_.rope_of(plan, n_ctx_));
   const CudaRope& rope = model_.ropes[rope_index];
   int64_t angles = int64_t(slice.first_row) * rope.n_pairs;
@@ -298,11 +301,11 @@ void CudaRunner::attend_slice(int i, const StepPlan& step, const StepSlice& slic
                               .q_norm = head_norm ? layer.q_norm.as<float>() : nullptr,
                               .k_norm = head_norm ? layer.k_norm.as<float>() : nullptr,
                               .norm_eps = plan_.norm_eps,
-                              .cosines = room_.cosines.as<float>() + angles,
-                              .sines = room_.sines.as<float>() + angles,
+                              .cosines = room_[B::cosines].as<float>() + angles,
+                              .sines = room_[B::sines].as<float>() + angles,
                               .n_pairs = rope.n_pairs,
                               .rope_halves = rope.halves,
-                              .q_out = room_.q.as<float>(),
+                              .q_out = room_[B::q].as<float>(),
                               .overlap = overlap && in_fragments});
     if (slice.calibrates)
       for (const KvTiles& side : sides) device_calibrate(stream_, side, rows);
@@ -331,18 +334,19 @@ void CudaRunner::attend_slice(int i, const StepPlan& step, const StepSlice& slic
                                   .sink_logits = plan.sink_logits ? layer.sink_logits.as<float>() : nullptr,
                                   .k = sides[0],
                                   .v = sides[1],
-                                  .q = room_.q.as<float>(),
-                                  .out = room_.attn.as<float>()};
+                                  .q = room_[B::q].as<float>(),
+                                  .out = room_[B::attn].as<float>()};
   if (is_latent)
-    return latent_attn(stream_, attention, plan_.layers[size_t(i)].latent.rank, room_.attn_scratch.as<std::byte>());
+    return latent_attn(stream_, attention, plan_.layers[size_t(i)].latent.rank, room_[B::attn_scratch].as<std::byte>());
   if (in_fragments && !slice.is_long)
-    return tile_attn(stream_, attention, room_.attn_scratch.as<std::byte>(), {.overlap = overlap});
+    return tile_attn(stream_, attention, room_[B::attn_scratch].as<std::byte>(), {.overlap = overlap});
   const int group = plan.n_heads / plan.n_kv_heads;
   const int queries = in_fragments ? prefill_attn_plan(plan.head_dim).queries : rows_attn_queries();
   const BlockRange blocks = slice.blocks.at({plan.n_kv_heads, group, queries, plan.window});
-  const AttnBlock* const list = room_.blocks.as<AttnBlock>() + blocks.first;
+  const AttnBlock* const list = room_[B::blocks].as<AttnBlock>() + blocks.first;
   if (in_fragments)
-    prefill_attn(stream_, attention, {list, blocks.n, queries, blocks.part_rows, room_.attn_scratch.as<std::byte>()});
+    prefill_attn(stream_, attention,
+                 {list, blocks.n, queries, blocks.part_rows, room_[B::attn_scratch].as<std::byte>()});
   else rows_attn(stream_, attention, list, blocks.n);
 }
 
@@ -359,7 +363,7 @@ void CudaRunner::norm_whole(int i, int64_t n, float* q, float* k) {
     return device_rms_norm(stream_, n, kv_dim, k, k_weight, plan_.norm_eps, k);
   }
   const ModelSlice& slice = rank_->slice;
-  auto *q_sums = room_.squares.as<float>(), *k_sums = q_sums + n;
+  auto *q_sums = room_[B::squares].as<float>(), *k_sums = q_sums + n;
   {
     const gpu::OpRange range([&] { return small_op("norm", n * (q_dim + kv_dim), i); });
     device_sum_squares(stream_, n, q_dim, q, q_sums);
@@ -380,7 +384,7 @@ void CudaRunner::attend(int i, const StepPlan& step, DeviceKvMemory& memory, boo
   const AttentionPlan& plan = plan_.layers[size_t(i)].attention;
   const CudaLayer& layer = model_.layers[size_t(i)];
   const int64_t n = std::max<int64_t>(step.n_tokens, ssize(step.rows));
-  float *q = room_.qkv.as<float>(), *k = q + n * plan.q_rows(), *v = k + n * plan.kv_dim();
+  float *q = room_[B::qkv].as<float>(), *k = q + n * plan.q_rows(), *v = k + n * plan.kv_dim();
   ProductCall call = block_in(i, n, layer.attn_norm, overlap);
   std::ranges::copy(std::array{q, k, v}, call.y);
   layer.qkv.run(stream_, call, products_);
@@ -388,10 +392,10 @@ void CudaRunner::attend(int i, const StepPlan& step, DeviceKvMemory& memory, boo
   for (const StepSlice& slice : step.slices) attend_slice(i, step, slice, memory, overlap);
   if (plan.gate) {
     const gpu::OpRange range([&] { return small_op("gate", n * plan.q_rows(), i); });
-    device_sigmoid_gate(stream_, n, plan.q_dim(), q + plan.q_dim(), plan.q_rows(), room_.attn.as<float>());
+    device_sigmoid_gate(stream_, n, plan.q_dim(), q + plan.q_dim(), plan.q_rows(), room_[B::attn].as<float>());
   }
   call = block_out(i, n, overlap);
-  call.x = gather_input(room_.attn.as<float>(), n, rank_ ? rank_->slice.q : kNoBorders);
+  call.x = gather_input(room_[B::attn].as<float>(), n, rank_ ? rank_->slice.q : kNoBorders);
   call.norm_weight = plan.out_norm ? layer.attn_sub_norm.as<float>() : nullptr;
   layer.o.run(stream_, call, products_);
   end_block(i, n, layer.attn_post_norm, overlap);
@@ -400,7 +404,7 @@ void CudaRunner::attend(int i, const StepPlan& step, DeviceKvMemory& memory, boo
 ProductCall CudaRunner::block_in(int i, int64_t n, const gpu::Buffer& norm, bool overlap) const {
   const bool normed = plan_.layers[size_t(i)].norms != NormPlace::after;
   return {.n_tokens = n,
-          .x = room_.x.as<float>(),
+          .x = room_[B::x].as<float>(),
           .norm_weight = normed ? norm.as<float>() : nullptr,
           .norm_eps = plan_.norm_eps,
           .overlap = overlap,
@@ -411,13 +415,13 @@ ProductCall CudaRunner::block_out(int i, int64_t n, bool overlap) const {
   ProductCall call{.n_tokens = n,
                    .norm_eps = plan_.norm_eps,
                    .output = ProductOutput::store,
-                   .y = {room_.block.as<float>()},
+                   .y = {room_[B::block].as<float>()},
                    .overlap = overlap,
                    .layer = i};
   if (gathers()) {
-    call.y[0] = room_.columns.as<float>();
+    call.y[0] = room_[B::columns].as<float>();
   } else if (adds_at_once(plan_.layers[size_t(i)])) {  // of several ranks, one adds to the residual stream
-    call.y[0] = room_.x.as<float>();
+    call.y[0] = room_[B::x].as<float>();
     if (!rank_ || rank_->is_first()) call.output = ProductOutput::add;
   }
   return call;
@@ -426,7 +430,7 @@ ProductCall CudaRunner::block_out(int i, int64_t n, bool overlap) const {
 const float* CudaRunner::gather_input(const float* x, int64_t n, const std::vector<int64_t>& borders) {
   if (!gathers()) return x;
   const gpu::OpRange range([&] { return small_op("gather", n * borders.back()); });
-  auto* const whole = room_.whole.as<float>();
+  auto* const whole = room_[B::whole].as<float>();
   rank_->stage->gather_columns(stream_, x, n, borders, whole, false);
   return whole;
 }
@@ -436,12 +440,12 @@ void CudaRunner::join_block(int i, int64_t n, bool overlap) {
   const int64_t n_values = n * plan_.d_model;
   if (gathers()) {
     const gpu::OpRange range([&] { return small_op("gather", n_values, i); });
-    auto* const block = room_.block.as<float>();
-    rank_->stage->gather_columns(stream_, room_.columns.as<float>(), n, rank_->slice.model, block, false);
-    if (at_once) device_add(stream_, n_values, room_.x.as<float>(), block, 1);
+    auto* const block = room_[B::block].as<float>();
+    rank_->stage->gather_columns(stream_, room_[B::columns].as<float>(), n, rank_->slice.model, block, false);
+    if (at_once) device_add(stream_, n_values, room_[B::x].as<float>(), block, 1);
   } else {
     const gpu::OpRange range([&] { return small_op("all_reduce", n_values, i); });
-    rank_->stage->all_reduce(stream_, (at_once ? room_.x : room_.block).as<float>(), n_values, overlap);
+    rank_->stage->all_reduce(stream_, (at_once ? room_[B::x] : room_[B::block]).as<float>(), n_values, overlap);
   }
 }
 
@@ -450,7 +454,7 @@ void CudaRunner::end_block(int i, int64_t n, const gpu::Buffer& post_norm, bool 
   if (rank_ && rank_->stage) join_block(i, n, overlap);
   if (adds_at_once(layer)) return;
   const gpu::OpRange range([&] { return small_op("residual", n * plan_.d_model, i); });
-  auto *x = room_.x.as<float>(), *block = room_.block.as<float>();
+  auto *x = room_[B::x].as<float>(), *block = room_[B::block].as<float>();
   if (layer.norms == NormPlace::before) device_add(stream_, n * plan_.d_model, x, block, layer.residual_scale);
   else
     device_add_normed(stream_, n, plan_.d_model, x, block, post_norm.as<float>(), plan_.norm_eps, layer.residual_scale);
@@ -462,7 +466,7 @@ void CudaRunner::pass_border(int i, int64_t n) {
   if (!link) return;
   const gpu::OpRange range([&] { return small_op("border", n * plan_.d_model, i); });
   const int64_t borders[] = {0, plan_.d_model, plan_.d_model};  // the stage before has all columns
-  auto* const x = room_.x.as<float>();
+  auto* const x = room_[B::x].as<float>();
   link->gather_columns(stream_, x, n, borders, x, false);
 }
 
@@ -472,7 +476,7 @@ void CudaRunner::hand_to_all(int i, int64_t n) {
   const gpu::OpRange range([&] { return small_op("border", n * plan_.d_model); });
   std::vector<int64_t> borders(size_t(slice.n_ranks()) + 1, 0);  // the first rank of that stage has all columns
   std::fill(borders.begin() + slice.stage_of(i) * slice.size + 1, borders.end(), plan_.d_model);
-  auto* const x = room_.x.as<float>();
+  auto* const x = room_[B::x].as<float>();
   rank_->all->gather_columns(stream_, x, n, borders, x, false);
 }
 
@@ -488,7 +492,7 @@ void CudaRunner::dense(int i, const ProductCall& in, const ProductCall& out) {
   const DensePlan& plan = plan_.layers[size_t(i)].dense;
   const CudaLayer& layer = model_.layers[size_t(i)];
   const bool fused = is_fused(plan);
-  auto *gate = room_.ff.as<float>(), *up = gate + in.n_tokens * plan.d_ff;
+  auto *gate = room_[B::ff].as<float>(), *up = gate + in.n_tokens * plan.d_ff;
   ProductCall call = in;
   if (fused) call.output = plan.activation == Activation::relu2 ? ProductOutput::relu2_glu : ProductOutput::silu_glu;
   call.y[0] = gate;
@@ -509,10 +513,10 @@ void CudaRunner::show_block(int layer, Block block, int64_t n) {
   if (!on_block_) return;
   hand_to_all(std::min(layer, int(plan_.layers.size()) - 1), n);
   std::vector<float> host(size_t(n * plan_.d_model));
-  gpu::download(stream_, host.data(), room_.x.as<void>(), 4 * ssize(host));
+  gpu::download(stream_, host.data(), room_[B::x].as<void>(), 4 * ssize(host));
   stream_.synchronize();
   on_block_(layer, block, {host.data(), n, plan_.d_model});
-  gpu::upload(stream_, room_.x.as<void>(), host.data(), 4 * ssize(host));
+  gpu::upload(stream_, room_[B::x].as<void>(), host.data(), 4 * ssize(host));
   stream_.synchronize();
 }
 
@@ -527,25 +531,25 @@ void CudaRunner::mix(int i, const StepPlan& step, DeviceKvMemory& memory, bool o
 /// Of several ranks each makes the logits of its rows of the output matrix, if it has any, and gets all.
 void CudaRunner::output(const StepPlan& step, float* logits, int64_t n_logits, bool overlap) {
   if (model_.output.bytes() > 0) {
-    const float* x = room_.x.as<float>();
+    const float* x = room_[B::x].as<float>();
     if (!step.logits_in_order) {
       const gpu::OpRange range([&] { return small_op("other", n_logits * plan_.d_model); });
-      device_gather_rows(stream_, n_logits, plan_.d_model, room_.logit_rows.as<int32_t>(), x,
-                         room_.logit_x.as<float>());
-      x = room_.logit_x.as<float>();
+      device_gather_rows(stream_, n_logits, plan_.d_model, room_[B::logit_rows].as<int32_t>(), x,
+                         room_[B::logit_x].as<float>());
+      x = room_[B::logit_x].as<float>();
     }
     model_.output.run(stream_,
                       {.n_tokens = n_logits,
                        .x = x,
                        .norm_weight = model_.output_norm.as<float>(),
                        .norm_eps = plan_.norm_eps,
-                       .y = {rank_ ? room_.own_logits.as<float>() : logits},
+                       .y = {rank_ ? room_[B::own_logits].as<float>() : logits},
                        .overlap = overlap && step.logits_in_order},
                       products_);
   }
   if (!rank_) return;
   const gpu::OpRange range([&] { return small_op("gather", n_logits * plan_.vocab_size); });
-  rank_->all->gather_columns(stream_, room_.own_logits.as<float>(), n_logits, rank_->slice.vocab, logits, false);
+  rank_->all->gather_columns(stream_, room_[B::own_logits].as<float>(), n_logits, rank_->slice.vocab, logits, false);
 }
 
 void CudaRunner::queue(const StepPlan& step, DeviceKvMemory& memory, const int32_t* tokens, float* logits,
@@ -570,7 +574,7 @@ void CudaRunner::queue(const StepPlan& step, DeviceKvMemory& memory, const int32
     room->sampler.sample(stream_, logits, room->tokens.as<int32_t>(), room->ring.view());
   }
   const gpu::OpRange range([&] { return small_op("other", n); });
-  device_next_position(stream_, int(ssize(step.rows)), room_.rows.as<StepRow>());
+  device_next_position(stream_, int(ssize(step.rows)), room_[B::rows].as<StepRow>());
 }
 
 void CudaRunner::run(const Batch& batch, const SequencePool& pool, DeviceKvMemory& memory, CudaOutputs& outputs,
@@ -587,13 +591,14 @@ void CudaRunner::run(const Batch& batch, const SequencePool& pool, DeviceKvMemor
   {
     const gpu::MemoryLabel label(gpu::MemoryOf::activations);
     make_step_room(room_, step, plan_, model_.join_hidden.bytes() > 0, memory);
-    if (step.logit_rows.size() > 0 && !step.logits_in_order) room_.logit_rows.ensure<int32_t>(ssize(step.logit_rows));
+    if (step.logit_rows.size() > 0 && !step.logits_in_order)
+      room_[B::logit_rows].ensure<int32_t>(ssize(step.logit_rows));
     if (rank_) make_rank_room(std::max<int64_t>(step.n_tokens, ssize(step.rows)), padded);
   }
   const gpu::MemoryLabel label(gpu::MemoryOf::scratch);
   if (fed) take(step, *fed);
   else upload(step, room ? std::span<const int32_t>() : batch.tokens, batch.joined);
-  const int32_t* const tokens = (room ? room->tokens : room_.tokens).as<int32_t>();
+  const int32_t* const tokens = (room ? room->tokens : room_[B::tokens]).as<int32_t>();
   if (rank_) rank_->meet();
   const auto queue_all = [&] { queue(step, memory, tokens, logits, padded, room); };
   if (!step.recorded) {
@@ -613,10 +618,10 @@ void CudaRunner::run(const Batch& batch, const SequencePool& pool, DeviceKvMemor
     if (recorded_.size() >= kMostGraphs && !recorded_.contains(key)) recorded_.clear();
     replay(recorded_[key], logits, queue_all);
   }
-  logit_hidden_ = (step.logits_in_order ? room_.x : room_.logit_x).as<float>();
+  logit_hidden_ = (step.logits_in_order ? room_[B::x] : room_[B::logit_x]).as<float>();
   if (batch.hidden) {
     hand_to_all(int(plan_.layers.size()) - 1, step.n_tokens);
-    outputs.keep_hidden(room_.x, step.n_tokens, plan_.d_model);
+    outputs.keep_hidden(room_[B::x], step.n_tokens, plan_.d_model);
   }
   if (room)
     for (StepRow& row : rows_there_) row.position += 1;
@@ -625,12 +630,12 @@ void CudaRunner::run(const Batch& batch, const SequencePool& pool, DeviceKvMemor
 /// Buffers that steps of several ranks have beside others, and the products' scratch.
 void CudaRunner::make_rank_room(int64_t n, int64_t n_logits) {
   const ModelSlice& slice = rank_->slice;
-  room_.own_logits.ensure(n_logits * slice.own_vocab().count);
-  if (slice.whole.qk_norm_whole) room_.squares.ensure(2 * n);
+  room_[B::own_logits].ensure(n_logits * slice.own_vocab().count);
+  if (slice.whole.qk_norm_whole) room_[B::squares].ensure(2 * n);
   if (slice.gathers) {
-    room_.whole.ensure(n * std::max(slice.q.back(), slice.ff.back()));
-    room_.columns.ensure(n * slice.count(slice.model));
-    room_.block.ensure(n * plan_.d_model);
+    room_[B::whole].ensure(n * std::max(slice.q.back(), slice.ff.back()));
+    room_[B::columns].ensure(n * slice.count(slice.model));
+    room_[B::block].ensure(n * plan_.d_model);
   }
   if (!planned_.emplace(n, n_logits).second) return;
   const gpu::MemoryLabel label(gpu::MemoryOf::scratch);

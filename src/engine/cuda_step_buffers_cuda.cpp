@@ -5,6 +5,8 @@
 #include "op/cache/rotation.h"
 
 namespace ridge {
+
+using B = StepBuffer;
 namespace {
 
 /// Launches of a layer's mixer and feed-forward, of any kind, at most; and of a step beside its layers.
@@ -26,9 +28,9 @@ class Steps {
     for (const LayerPlan& layer : plan_.layers)
       if (layer.mixer == MixerKind::latent) {
         const int64_t most = n == 1 ? 1 : ExpertPack::kMost;
-        room_.head_packs.ensure<ExpertPack>(layer.attention.n_heads * ((n + most - 1) / most));
+        room_[B::head_packs].ensure<ExpertPack>(layer.attention.n_heads * ((n + most - 1) / most));
       }
-    if (!step.logits_in_order && n_logits > 0) room_.logit_rows.ensure<int32_t>(n_logits);
+    if (!step.logits_in_order && n_logits > 0) room_[B::logit_rows].ensure<int32_t>(n_logits);
     const int64_t padded =
         step.logits_in_order && n_logits > 0 ? std::max<int64_t>(n_logits, ssize(step.rows)) : n_logits;
     rows_.ensure(padded * plan_.vocab_size);
@@ -44,7 +46,7 @@ class Steps {
     all.sampling.add(4 * int64_t(std::max(n, padded_rows(n))));  // tokens
   }
   DeviceBuffers sum() {
-    room_.for_each([&](const gpu::PlannedBuffer& buffer) { all.activations.add(buffer.size); });
+    for (const gpu::PlannedBuffer& buffer : room_) all.activations.add(buffer.size);
     scratch_.add_to(all.scratch);
     all.logits.add(rows_.size);
     all.logits.add(hidden_.size);

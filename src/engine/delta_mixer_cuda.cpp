@@ -7,12 +7,14 @@
 
 namespace ridge {
 
+using B = StepBuffer;
+
 void CudaRunner::mix_delta(int i, const StepPlan& step, DeviceKvMemory& memory, bool overlap) {
   const DeltaPlan& plan = plan_.layers[size_t(i)].delta;
   const CudaLayer& layer = model_.layers[size_t(i)];
   const int64_t n = std::max<int64_t>(step.n_tokens, ssize(step.rows));
   // One row leaves no gaps between the matrices, so that the first four are joint, where widths are multiples of 4.
-  auto matrix = [at = room_.delta.as<float>(), n](int64_t width) mutable {
+  auto matrix = [at = room_[B::delta].as<float>(), n](int64_t width) mutable {
     return std::exchange(at, at + (n * width + 3) / 4 * 4);
   };
   float *const qkv = matrix(plan.channels()), *const z = matrix(plan.values()), *const a = matrix(plan.n_value_heads),
@@ -38,7 +40,7 @@ void CudaRunner::mix_delta(int i, const StepPlan& step, DeviceKvMemory& memory, 
                                  .dt_bias = layer.delta_dt_bias.as<float>(),
                                  .norm = layer.delta_norm.as<float>(),
                                  .norm_eps = plan_.norm_eps,
-                                 .spans = room_.sequences.as<DeltaSpan>(),
+                                 .spans = room_[B::sequences].as<DeltaSpan>(),
                                  .n_spans = int(step.sequences.size()),
                                  .most = step.most_tokens,
                                  .states = memory.states(i),
@@ -46,7 +48,7 @@ void CudaRunner::mix_delta(int i, const StepPlan& step, DeviceKvMemory& memory, 
                                  .z = z,
                                  .a = a,
                                  .b = b,
-                                 .counters = room_.delta_counters.as<uint32_t>(),
+                                 .counters = room_[B::delta_counters].as<uint32_t>(),
                                  .overlap = overlap,
                                  .n_chunked = step.n_chunked,
                                  .mixed = mixed,
