@@ -28,6 +28,8 @@ class WorkLimit {
   static void check() {
     if (current_ != nullptr && (++current_->n_checks_ & 255) == 0) current_->look();
   }
+  /// Steps of work so far.
+  uint32_t n_checks() const { return n_checks_; }
 
  private:
   void look() const;

@@ -18,7 +18,6 @@
 #include "cli/start_lines.h"
 #include "cli/structure_flags.h"
 #include "cli/text_out.h"
-#include "io/mapped_file.h"
 #include "lab/rows/results.h"
 #include "rank/mpi.h"
 
@@ -63,7 +62,7 @@ std::string without_last_break(std::string text) {
 std::string read_prompt(const RunFlags& flags) {
   if (flags.has_prompt) return flags.prompt;
   if (flags.file != "-" && flags.file != "/dev/stdin")
-    return without_last_break(io::read_text_file(flags.file, kMaxPromptBytes).or_throw());
+    return without_last_break(read_prompt_file(flags.file, flags.quiet()));
   Ranks* const ranks = ranks_alike();
   if (!ranks) return without_last_break(read_stdin(flags.quiet()));
   return without_last_break(ranks->from_first(ranks->is_first() ? read_stdin(flags.quiet()) : ""));

@@ -46,9 +46,9 @@ void install_interrupt_handler() { handle(on_interrupt, SA_RESTART | int(SA_RESE
 bool interrupted() { return pressed != 0; }
 
 // A Ctrl-C that comes just before the wait, or in another thread, does not end the wait: hence the looks in between.
-bool wait_for_input() {
+bool wait_for_input(int descriptor) {
   constexpr int kLookMs = 100;
-  pollfd input{.fd = STDIN_FILENO, .events = POLLIN, .revents = 0};
+  pollfd input{.fd = descriptor, .events = POLLIN, .revents = 0};
   while (!interrupted())
     if (poll(&input, 1, kLookMs) > 0) return true;
   return false;

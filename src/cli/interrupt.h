@@ -7,8 +7,8 @@ namespace ridge::cli {
 void install_interrupt_handler();
 /// Whether Ctrl-C was pressed; cheap enough to ask every token.
 bool interrupted();
-/// Until stdin can be read without waiting, or is at its end; false on Ctrl-C.
-bool wait_for_input();
+/// Until stdin, or another file, can be read without waiting, or is at its end; false on Ctrl-C.
+bool wait_for_input(int descriptor = 0);
 
 /// The exit code of work that is done, or that Ctrl-C cut: 0 or 130. Says on stderr where Ctrl-C came too late to cut
 /// anything.

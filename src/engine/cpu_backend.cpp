@@ -262,16 +262,21 @@ bool is_finite(std::span<const float> row) {
   return largest < 0x7F800000;  // of infinity
 }
 
-/// The rows from the first one on whose K or V is not finite, of every sequence.
-std::vector<KvSpan> not_finite(std::span<const KvSpan> spans, View2<const float> k, View2<const float> v) {
-  std::vector<KvSpan> found;
-  for (const KvSpan& span : spans)
-    for (int i = 0; i < span.n_rows; ++i) {
+/// Rows whose K or V is not finite, or was at an earlier position of the sequence: the codes of a cache can hide that, and
+/// logits must tell.
+std::vector<KvSpan> lost_rows(std::span<const KvSpan> spans, HostKvMemory& memory, View2<const float> k,
+                              View2<const float> v) {
+  std::vector<KvSpan> lost;
+  for (const KvSpan& span : spans) {
+    int first = std::clamp(memory.lost_from(span.slot) - span.n_past, 0, span.n_rows);
+    for (int i = 0; i < first; ++i) {
       if (is_finite(k.row(span.first_row + i)) && is_finite(v.row(span.first_row + i))) continue;
-      found.push_back({.first_row = span.first_row + i, .n_rows = span.n_rows - i});
-      break;
+      memory.set_lost_from(span.slot, span.n_past + i);
+      first = i;
     }
-  return found;
+    if (first < span.n_rows) lost.push_back({.first_row = span.first_row + first, .n_rows = span.n_rows - first});
+  }
+  return lost;
 }
 
 /// rows.attn = what queries rows.q make of the caches, grown by rows.k and v.
@@ -280,7 +285,7 @@ void CpuBackend::attend_rows(int layer, const Rows& rows, HostKvMemory& memory, 
   const AttentionPlan& a = plan.attention;
   const bool v_is_k = plan.mixer == MixerKind::latent;
   if (on_attention_) on_attention_(layer, rows.q, rows.k, v);
-  const std::vector<KvSpan> lost = not_finite(spans_, rows.k, v);
+  const std::vector<KvSpan> lost = lost_rows(spans_, memory, rows.k, v);
   for (const std::vector<KvSpan>& spans : parts_[size_t(memory.page_class(layer))]) {
     kv_append(context_, memory.tiles(layer, true), memory.tiles(layer, false), spans, rows.k, v);
     attention(context_, {.n_heads = a.n_heads,
@@ -292,7 +297,6 @@ void CpuBackend::attend_rows(int layer, const Rows& rows, HostKvMemory& memory, 
                          .q = rows.q,
                          .out = rows.attn});
   }
-  // The codes of a cache can hide what is not finite: logits must tell.
   for (const KvSpan& span : lost)
     for (int i = 0; i < span.n_rows; ++i) std::ranges::fill(rows.attn.row(span.first_row + i), NAN);
 }
@@ -491,6 +495,7 @@ void CpuBackend::step(const Batch& batch, const SequencePool& pool, KvMemory& kv
   for (const SeqTokens& tokens : batch.seqs) {
     const KvSpan whole = pool.span(tokens.seq, int(positions.size()), tokens.n_tokens);
     spans_.push_back(whole);
+    if (memory.lost_from(whole.slot) >= whole.n_past) memory.set_lost_from(whole.slot, INT_MAX);  // overwritten now
     for (int i = 0; i < tokens.n_tokens; ++i) positions.push_back(whole.n_past + i);
     for (const PageClass of : memory.page_classes()) {
       const KvSpan own = pool.span(tokens.seq, whole.first_row, tokens.n_tokens, of);

@@ -456,7 +456,7 @@ SequenceImage SequencePool::save(SeqId seq) {
 SequenceImage SequencePool::save(SeqId seq, std::span<const int> layers) {
   const Sequence& s = sequence(seq);
   RIDGE_CHECK(!s.parked, "sequence {} is parked", int(seq));
-  SequenceImage image{.n = s.n, .calibrated = s.calibrated};
+  SequenceImage image{.n = s.n, .calibrated = s.calibrated, .lost_from = memory_->lost_from(s.slot)};
   for (const int layer : layers)
     for (const bool is_k : {true, false}) image.sides.push_back(memory_->read_side(layer, is_k, place(s)));
   return image;

@@ -112,6 +112,8 @@ class SequencePool {
   bool is_parked(SeqId seq) const { return sequence(seq).parked.has_value(); }
 
   int length(SeqId seq) const { return sequence(seq).n; }
+  /// Whether K or V of one of its positions was not finite: its logits are errors.
+  bool is_lost(SeqId seq) const { return memory_->lost_from(sequence(seq).slot) < sequence(seq).n; }
   /// New tokens of a sequence as ops take them: rows first_row, ... of a step.
   KvSpan span(SeqId seq, int first_row, int n_rows) const { return span(seq, first_row, n_rows, classes()[0]); }
   KvSpan span(SeqId seq, int first_row, int n_rows, PageClass of) const;

@@ -149,6 +149,8 @@ void Session::save(const std::string& path) const {
   Impl& s = *impl_;
   const uint64_t hash = s.engine.hash(s.n_ctx);
   SequenceImage image = s.pool->save(s.text.seq);
+  if (image.lost_from < image.n)
+    throw_error(ErrorKind::bad_file, "{} is not written: K or V of position {} is not finite", path, image.lost_from);
   const Status saved = s.engine.ranks() ? save_kv_state(s.rank_caches(), std::move(image), hash, path)
                                         : save_kv_state(s.pool->memory().layouts(), image, hash, path);
   saved.or_throw();

@@ -95,7 +95,7 @@ class CompiledGrammar {
 };
 
 /// One answer's constraint. Not thread safe; the compiled grammar and its mask cache are shared. mask(), mask_to_end() and
-/// accept() throw Error(usage) when the grammar is too ambiguous (see Matcher::after).
+/// accept() throw TooAmbiguous where the grammar is (see Matcher::after).
 class Constraint {
  public:
   explicit Constraint(std::shared_ptr<const CompiledGrammar> compiled);

@@ -42,10 +42,7 @@ Matcher::Frame Matcher::push(Expr e, uint32_t at, Frame parent) {
 
 void Matcher::work(uint64_t steps) {
   work_ += steps;
-  if (work_ > kMaxWork)
-    throw_error(ErrorKind::usage,
-                "grammar: too ambiguous: one token takes more than {} steps (make the rules that overlap one)",
-                kMaxWork);
+  if (work_ > kMaxWork) throw TooAmbiguous(fmt::format("one token takes more than {} steps", kMaxWork));
 }
 
 /// A transition that threw has left its own behind.
@@ -139,9 +136,7 @@ Matcher::State Matcher::follow_goals() {
 Matcher::State Matcher::state_of(std::vector<Frame> stacks) {
   std::sort(stacks.begin(), stacks.end());
   stacks.erase(std::unique(stacks.begin(), stacks.end()), stacks.end());
-  if (stacks.size() > kMaxStacks)
-    throw_error(ErrorKind::usage,
-                "grammar: too ambiguous: more than {} ways to go on (make the rules that overlap one)", kMaxStacks);
+  if (stacks.size() > kMaxStacks) throw TooAmbiguous(fmt::format("more than {} ways to go on", kMaxStacks));
   uint64_t hash = stacks.size();
   for (const Frame frame : stacks) hash = mix(hash, frame);
   const auto [begin, end] = state_numbers_.equal_range(hash);

@@ -5,6 +5,8 @@
 // kMaxStack frames is never begun: from every state but the dead one a text leads to the end.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <span>
 #include <string_view>
 #include <unordered_map>
@@ -12,14 +14,20 @@
 #include <vector>
 
 #include "grammar/grammar.h"
+#include "ridge/error.h"
 
 namespace ridge::grammar {
 
-inline constexpr size_t kMaxStacks = 4096;  ///< stacks of one state
-/// Begins the message of every error of a grammar that has too many ways to go on.
-inline constexpr std::string_view kTooAmbiguous = "grammar: too ambiguous";
+inline constexpr size_t kMaxStacks = 4096;     ///< stacks of one state
 inline constexpr uint64_t kMaxWork = 2000000;  ///< steps for one mask or token: a second at most
 inline constexpr uint32_t kLifted = 1U << 31;  ///< see Matcher::lifted_end(); counts are smaller
+
+/// A grammar that has too many ways to go on (usage).
+class TooAmbiguous : public Error {
+ public:
+  explicit TooAmbiguous(const std::string& what)
+      : Error(ErrorKind::usage, fmt::format("grammar: too ambiguous: {} (make the rules that overlap one)", what)) {}
+};
 
 class Matcher {
  public:

@@ -14,6 +14,7 @@ namespace fs = std::filesystem;
 constexpr std::string_view kKey = "tokenizer.chat_template", kNames = "tokenizer.chat_templates";
 constexpr std::string_view kJinja = "chat_template.jinja", kMore = "additional_chat_templates";
 constexpr std::string_view kJson = "chat_template.json", kConfig = "tokenizer_config.json";
+constexpr std::string_view kProcessor = "processor_config.json";
 constexpr std::string_view kDefault = "default";
 constexpr uint64_t kMaxFileBytes = uint64_t(16) << 20;
 
@@ -37,12 +38,17 @@ void add_file(ChatTemplates& to, const std::string& name, const fs::path& path) 
   else note(to, source.error().message);
 }
 
-/// `chat_template` of a JSON file: a text, or a list of names and texts.
+/// `chat_template` of a JSON file: a text, an object of texts by their names, or a list of names and texts.
 void add_value(ChatTemplates& to, const Json& value, const std::string& where) {
   if (value.is_null()) return;
   if (value.is_string()) return add(to, std::string(kDefault), value.get<std::string>());
-  if (!value.is_array())
-    return note(to, fmt::format("{}: chat_template is neither a text nor a list of named templates", where));
+  if (value.is_object()) {
+    for (const auto& [name, source] : value.items())
+      if (source.is_string()) add(to, name, source.get<std::string>());
+      else note(to, fmt::format("{}: chat_template.{} is not a text", where, name));
+    return;
+  }
+  if (!value.is_array()) return note(to, fmt::format("{}: chat_template is neither a text nor named templates", where));
   const auto is_text = [](const Json& entry, const char* key) { return entry.contains(key) && entry[key].is_string(); };
   for (size_t i = 0; i < value.size(); ++i) {
     const Json& entry = value[i];
@@ -100,6 +106,7 @@ ChatTemplates chat_templates_of_directory(const fs::path& directory) {
   for (const fs::path& path : more_files(directory)) add_file(made, path.stem().string(), path);
   add_json_file(made, directory / kConfig);
   add_json_file(made, directory / kJson);
+  add_json_file(made, directory / kProcessor);
   return made;
 }
 
@@ -129,7 +136,7 @@ Status copy_chat_templates(const fs::path& from, const fs::path& to) {
   std::error_code error;
   std::vector<fs::path> files = more_files(from);
   if (!files.empty()) fs::create_directory(to / kMore, error);
-  for (const std::string_view name : {kJinja, kJson})
+  for (const std::string_view name : {kJinja, kJson, kProcessor})
     if (present(from / name)) files.push_back(from / name);
   for (const fs::path& file : files) {
     if (!error) fs::copy_file(file, to / file.lexically_relative(from), error);

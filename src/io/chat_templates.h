@@ -25,8 +25,9 @@ struct ChatTemplates {
 
 /// tokenizer.chat_template ("default") and every tokenizer.chat_template.NAME.
 ChatTemplates chat_templates_of_gguf(const Gguf& gguf);
-/// chat_template.jinja and additional_chat_templates/NAME.jinja, then what `chat_template` of tokenizer_config.json and
-/// chat_template.json (a text, or a list of objects with name and template) adds under other names.
+/// chat_template.jinja and additional_chat_templates/NAME.jinja, then what `chat_template` of tokenizer_config.json,
+/// chat_template.json and processor_config.json adds under other names: a text, an object of texts by their names, or a
+/// list of objects with name and template.
 ChatTemplates chat_templates_of_directory(const std::filesystem::path& directory);
 /// Those of a directory or of a GGUF file, whatever its name. None for what is neither: models of numbers have no file.
 ChatTemplates read_chat_templates(const std::filesystem::path& model);

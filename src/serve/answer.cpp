@@ -3,9 +3,6 @@
 #include <algorithm>
 #include <random>
 
-#include "engine/finite.h"
-#include "grammar/matcher.h"
-
 namespace ridge::serve {
 namespace {
 
@@ -53,8 +50,9 @@ class Answer : public std::enable_shared_from_this<Answer> {
  private:
   /// One choice; its listener keeps the answer alive.
   struct Choice {
-    explicit Choice(const text::OutputParser::Options& options) : parser(options) {}
+    explicit Choice(const ApiRequest& request) : parser(request.output), stops(request.stop) {}
     text::OutputParser parser;
+    StopFilter stops;  ///< of a chat: what the client reads as content ends before a stop string
     std::string content, reasoning;
     std::vector<text::ToolCall> calls;
     std::vector<TokenLogprob> logprobs;
@@ -68,11 +66,11 @@ class Answer : public std::enable_shared_from_this<Answer> {
   class ChoiceListener : public Listener {
    public:
     ChoiceListener(std::shared_ptr<Answer> answer, size_t index) : answer_(std::move(answer)), index_(index) {}
-    bool on_text(std::string_view text, std::span<const TokenLogprob> logprobs) override {
+    Wish on_text(std::string_view text, std::span<const TokenLogprob> logprobs) override {
       return answer_->on_text(index_, text, logprobs);
     }
-    bool on_mark(std::string_view mark) override { return answer_->on_mark(index_, mark); }
-    void on_end(FinishReason reason, const Usage& usage, const std::string& error) override {
+    Wish on_mark(std::string_view mark) override { return answer_->on_mark(index_, mark); }
+    void on_end(FinishReason reason, const Usage& usage, const RequestError& error) override {
       answer_->on_end(index_, reason, usage, error);
     }
 
@@ -81,10 +79,11 @@ class Answer : public std::enable_shared_from_this<Answer> {
     const size_t index_;
   };
 
-  bool on_text(size_t index, std::string_view text, std::span<const TokenLogprob> logprobs);
-  bool on_mark(size_t index, std::string_view mark);
-  void on_end(size_t index, FinishReason reason, const Usage& usage, const std::string& error);
-  bool add(size_t index, text::OutputDelta delta);
+  Wish on_text(size_t index, std::string_view text, std::span<const TokenLogprob> logprobs);
+  Wish on_mark(size_t index, std::string_view mark);
+  void on_end(size_t index, FinishReason reason, const Usage& usage, const RequestError& error);
+  Wish add_parsed(size_t index, text::OutputDelta delta);
+  Wish add(size_t index, text::OutputDelta delta);
   void log(const Choice& choice, const std::string& error) const;
   Json head(const char* chunk_or_whole) const;
   Json chunk(size_t index, Json delta, Json finish_reason);
@@ -118,13 +117,12 @@ class Answer : public std::enable_shared_from_this<Answer> {
   std::vector<Choice> choices_;
   std::shared_ptr<EventWriter> events_;
   size_t n_ended_ = 0;
-  std::string error_;
+  RequestError error_;
 };
 
 void Answer::start() {
   if (!request_.chat) request_.output.reasoning = false;
-  for (size_t i = 0; i < request_.prompts.size() * size_t(request_.n_choices); ++i)
-    choices_.emplace_back(request_.output);
+  for (size_t i = 0; i < request_.prompts.size() * size_t(request_.n_choices); ++i) choices_.emplace_back(request_);
   std::vector<Scheduler::Submission> submissions;
   for (size_t i = 0; i < choices_.size(); ++i) {
     const size_t prompt = i / size_t(request_.n_choices);
@@ -150,25 +148,34 @@ void Answer::start() {
   });
 }
 
-bool Answer::on_text(size_t index, std::string_view text, std::span<const TokenLogprob> logprobs) {
+Wish Answer::on_text(size_t index, std::string_view text, std::span<const TokenLogprob> logprobs) {
   Choice& choice = choices_[index];
   choice.logprobs.insert(choice.logprobs.end(), logprobs.begin(), logprobs.end());
-  text::OutputDelta delta;
-  if (request_.chat) delta = choice.parser.feed(text);
-  else delta.content = text;
-  return add(index, delta);
+  if (request_.chat) return add_parsed(index, choice.parser.feed(text));
+  return add(index, {.content = std::string(text)});
 }
 
-bool Answer::on_mark(size_t index, std::string_view mark) { return add(index, choices_[index].parser.feed_mark(mark)); }
+Wish Answer::on_mark(size_t index, std::string_view mark) {
+  return add_parsed(index, choices_[index].parser.feed_mark(mark));
+}
+
+/// Adds what the parser made of a chat's text, up to a stop string in the content. Reasoning and calls have none.
+Wish Answer::add_parsed(size_t index, text::OutputDelta delta) {
+  StopFilter& stops = choices_[index].stops;
+  if (stops.matched()) delta = {};  // what stood behind the stop string
+  else delta.content = stops.push(delta.content);
+  const Wish wish = add(index, std::move(delta));
+  return wish == Wish::more && stops.matched() ? Wish::enough : wish;
+}
 
 /// Adds to a choice; a stream hears of it, and of log probabilities that came since.
-bool Answer::add(size_t index, text::OutputDelta delta) {
+Wish Answer::add(size_t index, text::OutputDelta delta) {
   Choice& choice = choices_[index];
   if (request_.one_call && !delta.calls.empty()) delta.calls.resize(choice.calls.empty() ? 1 : 0);
   choice.content += delta.content;
   choice.reasoning += delta.reasoning;
   choice.calls.insert(choice.calls.end(), delta.calls.begin(), delta.calls.end());
-  if (!events_) return true;
+  if (!events_) return Wish::more;
   Json json = Json::object();
   if (!request_.chat) json["text"] = delta.content;
   else if (!delta.content.empty()) json["content"] = delta.content;
@@ -178,16 +185,20 @@ bool Answer::add(size_t index, text::OutputDelta delta) {
     call["index"] = choice.calls.size() - delta.calls.size() + i;
     json["tool_calls"].push_back(std::move(call));
   }
-  if (json.empty() && choice.n_logprobs_sent == choice.logprobs.size()) return true;
-  return events_->push(dump(chunk(index, std::move(json), nullptr)));
+  if (json.empty() && choice.n_logprobs_sent == choice.logprobs.size()) return Wish::more;
+  return events_->push(dump(chunk(index, std::move(json), nullptr))) ? Wish::more : Wish::gone;
 }
 
-void Answer::on_end(size_t index, FinishReason reason, const Usage& usage, const std::string& error) {
+void Answer::on_end(size_t index, FinishReason reason, const Usage& usage, const RequestError& error) {
   Choice& choice = choices_[index];
-  if (request_.chat) add(index, choice.parser.finish());
+  if (request_.chat) {
+    add_parsed(index, choice.parser.finish());
+    if (!choice.stops.matched()) add(index, {.content = choice.stops.finish()});
+    else if (reason == FinishReason::length) reason = FinishReason::stop;  // the stop string was held back
+  }
   choice.reason = reason;
   choice.usage = usage;
-  log(choice, error);
+  log(choice, error.message);
   if (reason == FinishReason::failed) error_ = error;
   if (events_ && reason != FinishReason::failed)
     events_->push(dump(chunk(index, request_.chat ? Json::object() : Json{{"text", ""}}, finish_json(choice))));
@@ -311,11 +322,11 @@ Json Answer::timings_json() const {
 
 void Answer::finish() {
   const double latency_ms = 1e3 * seconds_since(arrived_);
-  if (!error_.empty()) {
-    ApiError error{.status = 500, .message = error_, .type = "server_error"};
-    if (error_.starts_with(kNotFiniteText)) error.code = "logits_not_finite";
-    if (error_.starts_with(grammar::kTooAmbiguous))
-      error = {.status = 400, .message = error_, .param = "grammar", .code = "grammar_too_ambiguous"};
+  if (!error_.message.empty()) {
+    ApiError error{.status = 500, .message = error_.message, .type = "server_error"};
+    if (error_.code == RequestError::Code::not_finite) error.code = "logits_not_finite";
+    if (error_.code == RequestError::Code::too_ambiguous)
+      error = {.status = 400, .message = error_.message, .param = "grammar", .code = "grammar_too_ambiguous"};
     if (!events_) return reply_.send(error.response());
     events_->push(dump(error.json()));
     return events_->finish();

@@ -46,8 +46,18 @@ void refuse_unsupported(const Json& body, const std::vector<Unsupported>& fields
       refuse(name, fmt::format("{} is not supported (leave the field out)", shown(*value)));
 }
 
+/// Known fields that change nothing: their types are checked all the same.
+void check_ignored(const Fields& f) {
+  for (const char* name : {"model", "user", "safety_identifier", "prompt_cache_key"}) f.text(name);
+  f.flag("cache_prompt");
+  f.whole("id_slot", -1, INT32_MAX);
+  if (const Json* metadata = f.find("metadata"); metadata && !metadata->is_object())
+    refuse("metadata", fmt::format("{} is not an object", shown(*metadata)));
+}
+
 void read_sampling(const ApiModel& model, const Json& body, ApiRequest& request) {
   const Fields f(body);
+  check_ignored(f);
   SamplerOptions& s = request.options.sampler;
   s.temperature = float(f.number("temperature", 0, 100).value_or(s.temperature));
   s.top_p = float(f.number("top_p", 0, 1).value_or(s.top_p));
@@ -59,8 +69,9 @@ void read_sampling(const ApiModel& model, const Json& body, ApiRequest& request)
   s.seed = f.find("seed") ? uint64_t(*f.whole("seed", INT64_MIN, INT64_MAX)) : std::random_device{}();
   request.presence_penalty = float(f.number("presence_penalty", -2, 2).value_or(0));
   request.frequency_penalty = float(f.number("frequency_penalty", -2, 2).value_or(0));
-  request.options.stop = f.texts("stop", kMaxStops);
+  (request.chat ? request.stop : request.options.stop) = f.texts("stop", kMaxStops);
   request.options.ignore_eos = f.flag("ignore_eos").value_or(false);
+  request.min_tokens = int(f.whole("min_tokens", 0, 1 << 26).value_or(0));
   request.n_choices = int(f.whole("n", 1, model.max_choices).value_or(1));
   request.kv = f.text("kv_quant").value_or("");
   request.speculative = f.flag("speculative");
@@ -88,17 +99,22 @@ void read_sampling(const ApiModel& model, const Json& body, ApiRequest& request)
 
 /// The limit of tokens by any of its names; -1: until the context is full.
 std::optional<int64_t> read_max_tokens(const Fields& f, int64_t least) {
+  std::optional<int64_t> first;
   for (const char* name : {"max_completion_tokens", "max_tokens", "n_predict"}) {
     const auto n = f.whole(name, -1, 1 << 26);
     if (n && *n >= 0 && *n < least)
       refuse(name, fmt::format("{} is out of range ({} or more, -1: no limit)", *n, least));
-    if (n) return n;
+    if (!first) first = n;
   }
-  return {};
+  return first;
 }
 
 /// Whether every prompt fits, and what is left for the answer.
 void check_length(const ApiModel& model, int64_t max_tokens, ApiRequest& request) {
+  if (request.min_tokens > 0 && request.constraint)
+    refuse("min_tokens", "not together with response_format, grammar or a tool_choice that wants a call");
+  if (max_tokens >= 0 && request.min_tokens > max_tokens)
+    refuse("min_tokens", fmt::format("{} is more than the limit of {} tokens", request.min_tokens, max_tokens));
   for (const auto& prompt : request.prompts) {
     if (prompt.empty())
       throw ApiError{.message = "the prompt has no tokens", .param = request.chat ? "messages" : "prompt"};
@@ -165,7 +181,10 @@ std::string render_chat(const ApiModel& model, const Json& body, const UserText*
   Conversation c{.messages = read_messages(body), .tools = read_tools(body), .extra = template_variables(f)};
   if (!model.engine.has_tokenizer())
     throw ApiError{.message = "this model has no tokenizer: use /v1/completions with token ids"};
-  if (user) c.messages = user->guarded(std::move(c.messages));
+  if (user) {
+    c.messages = user->guarded(std::move(c.messages));
+    c.tools = user->guarded_texts(std::move(c.tools));
+  }
   // A model that may not call is not told how to.
   if (read_tool_choice(body).kind == ToolChoice::Kind::none && !c.tools.is_null())
     if (calls_of(model) == text::ToolFormat::json) c.tools = nullptr;
@@ -282,6 +301,7 @@ GenerationRequest ApiRequest::choice(size_t p, int i) const {
   r.speculative = speculative;
   r.options = options;
   r.options.sampler.seed += uint64_t(i);
+  r.min_tokens = min_tokens;
   r.presence_penalty = presence_penalty;
   r.frequency_penalty = frequency_penalty;
   r.logit_bias = logit_bias;

@@ -43,7 +43,9 @@ struct ApiRequest {
   /// The request of choice i of prompt p.
   GenerationRequest choice(size_t p, int i) const;
   /// What all choices have in common.
-  GenerateOptions options;
+  GenerateOptions options;        ///< `stop` ends what the model writes, whatever it is
+  std::vector<std::string> stop;  ///< of a chat: ends the content that the client reads
+  int min_tokens = 0;
   float presence_penalty = 0, frequency_penalty = 0;
   std::vector<std::pair<int32_t, float>> logit_bias;
   Structures::Maker constraint;  ///< null: none

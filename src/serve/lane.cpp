@@ -5,6 +5,7 @@
 
 #include "engine/finite.h"
 #include "engine/kv_options.h"
+#include "grammar/matcher.h"
 #include "serve/logits.h"
 
 namespace ridge::serve {
@@ -17,23 +18,24 @@ constexpr int kFirstChunk = 256, kLeastChunk = 64;
 /// The same where a prompt's tokens are scored: all tokens of such a step have logits.
 constexpr int kScoredChunk = 64;
 
+/// Whether the listener wants more; one that is gone ends its job.
+bool goes_on(Job& job, Wish wish) {
+  job.cancelled = job.cancelled || wish == Wish::gone;
+  return wish == Wish::more;
+}
+
 TokenStream::OnText hand_on(Job& job) {
   return [&job](std::string_view text) {
-    const bool heard = job.listener->on_text(text, job.logprobs);
+    const Wish wish = job.listener->on_text(text, job.logprobs);
     job.logprobs.clear();
-    job.cancelled = job.cancelled || !heard;
-    return heard;
+    return goes_on(job, wish);
   };
 }
 
 /// Hands marks on, where the request wants any.
 TokenStream::OnText hand_marks_on(Job& job) {
   if (job.request.marks.empty()) return {};
-  return [&job](std::string_view mark) {
-    const bool heard = job.listener->on_mark(mark);
-    job.cancelled = job.cancelled || !heard;
-    return heard;
-  };
+  return [&job](std::string_view mark) { return goes_on(job, job.listener->on_mark(mark)); };
 }
 
 /// The vocabulary, with the marks of a request.
@@ -44,8 +46,8 @@ TokenStream::Vocabulary with_marks(TokenStream::Vocabulary vocabulary, const Gen
   return vocabulary;
 }
 
+/// Of a text that its listener did not leave: one that had enough was interrupted, which is a stop.
 FinishReason finish_reason(StopReason reason) {
-  if (reason == StopReason::interrupted) return FinishReason::cancelled;
   return reason == StopReason::max_tokens || reason == StopReason::context_full ? FinishReason::length
                                                                                 : FinishReason::stop;
 }
@@ -135,6 +137,8 @@ Job::Job(uint64_t number, GenerationRequest what, std::shared_ptr<Listener> who,
 
 void Job::mask(std::span<float> logits, int tokens_left) {
   apply_penalties(request, result.tokens, logits);
+  if (int(result.tokens.size()) < request.min_tokens)
+    for (const int32_t end : ends) logits[size_t(end)] = -INFINITY;
   if (request.constraint) request.constraint->mask(logits, tokens_left);
 }
 
@@ -160,6 +164,8 @@ Lane::Lane(Engine& engine, const LaneOptions& options, Totals& totals)
       }()),
       prefixes_(*pool_),
       decoder_(engine.backend(), *pool_, engine.plan().n_ids) {
+  for (int32_t token = 0; engine.has_tokenizer() && token < engine.plan().n_ids; ++token)
+    if (engine.tokenizer().is_end(token)) ends_.push_back(token);
   RIDGE_CHECK(options_.max_seqs > 0 && options_.checkpoint_every > 0, "{} sequences, checkpoints every {} tokens",
               options_.max_seqs, options_.checkpoint_every);
 }
@@ -213,6 +219,7 @@ void Lane::start(std::unique_ptr<Job>&& job) {
   const size_t n_known = job->request.prompt_logprobs ? 1 : job->hashes.size();
   const PrefixCache::Hit hit = prefixes_.open(std::span(job->hashes).first(n_known)).or_throw();
   job->text.seq = hit.seq;
+  job->ends = ends_;
   job->text.on_token = [this, &of = *job](int32_t token) { return take(of, token); };
   if (job->request.needs_logits())
     job->text.pick = [this, &of = *job](std::span<const float> logits) { return sample(of, logits); };
@@ -334,7 +341,7 @@ void Lane::ran(std::span<const Row> rows) {
     job.decoding = Clock::now();
     if (job.request.options.max_tokens > 0) continue;
     if (!job.logprobs.empty()) job.on_text({});
-    end(job, FinishReason::length, {});
+    end(job, FinishReason::length);
   }
 }
 
@@ -379,7 +386,7 @@ bool Lane::take(Job& job, int32_t token) {
   if (more && !job.complete() && !job.cancelled) return true;
   job.stream.finish();
   if (!job.logprobs.empty()) job.on_text({});
-  end(job, job.cancelled ? FinishReason::cancelled : more ? FinishReason::stop : finish_reason(job.result.reason), {});
+  end(job, job.cancelled ? FinishReason::cancelled : more ? FinishReason::stop : finish_reason(job.result.reason));
   return false;
 }
 
@@ -387,14 +394,15 @@ void Lane::end_failed(Job& job) {
   try {
     std::rethrow_exception(job.text.failure);
   } catch (const NotFiniteError&) {
-    end(job, FinishReason::failed, NotFiniteError(engine_.why_not_finite()).what());
+    fail(job, {NotFiniteError(engine_.why_not_finite()).what(), RequestError::Code::not_finite});
+  } catch (const grammar::TooAmbiguous& error) {
+    fail(job, {error.what(), RequestError::Code::too_ambiguous});
   } catch (const Error& error) {
-    // A grammar that became too ambiguous ends its own text only.
-    end(job, FinishReason::failed, error.what());
+    fail(job, {error.what()});
   }
 }
 
-void Lane::end(Job& job, FinishReason reason, const std::string& error) {
+void Lane::end(Job& job, FinishReason reason, const RequestError& error) {
   if (job.ended) return;
   job.ended = job.text.ended = true;
   job.failed = reason == FinishReason::failed;
@@ -425,12 +433,12 @@ void Lane::sweep() {
 
 void Lane::drop_cancelled() {
   for (const auto& job : jobs_)
-    if (job->cancelled) end(*job, FinishReason::cancelled, {});
+    if (job->cancelled) end(*job, FinishReason::cancelled);
   sweep();
 }
 
-void Lane::end_all(FinishReason reason, const std::string& error) {
-  for (const auto& job : jobs_) end(*job, reason, error);
+void Lane::end_all(const std::string& error) {
+  for (const auto& job : jobs_) fail(*job, {error});
   jobs_.clear();
 }
 

@@ -67,7 +67,8 @@ struct Job final : TokenRule {
   const std::vector<uint64_t> hashes;  ///< of the prompt's prefixes
   std::vector<int> stops;              ///< lengths of the prompt where a checkpoint is made, ascending
 
-  Text text;  ///< the prompt, and what was generated
+  Text text;                      ///< the prompt, and what was generated
+  std::span<const int32_t> ends;  ///< end tokens of the vocabulary
   bool parked = false, cancelled = false, ended = false, failed = false;
   int n_done = 0;  ///< tokens of the prompt that the cache holds
 
@@ -115,7 +116,7 @@ class Lane {
   /// Ends jobs that were cancelled.
   void drop_cancelled();
   /// Ends every job after a failure. The pool stays as the failure left it: nothing starts on it any more.
-  void end_all(FinishReason reason, const std::string& error);
+  void end_all(const std::string& error);
 
  private:
   /// What a job has in a step: tokens of its prompt, or the last token of its text.
@@ -140,7 +141,8 @@ class Lane {
   /// Hands a token on; false: it was the last one.
   bool take(Job& job, int32_t token);
   void end_failed(Job& job);
-  void end(Job& job, FinishReason reason, const std::string& error);
+  void end(Job& job, FinishReason reason, const RequestError& error = {});
+  void fail(Job& job, const RequestError& error) { end(job, FinishReason::failed, error); }
   /// Takes jobs that ended out of the pool; what they computed stays as a checkpoint.
   void sweep();
 
@@ -152,6 +154,7 @@ class Lane {
   Decoder decoder_;
   std::vector<std::unique_ptr<Job>> jobs_;  // the oldest first
   std::vector<float> logits_;               // a row that penalties or a constraint change
+  std::vector<int32_t> ends_;               // end tokens of the vocabulary
   // What steps take, averaged over the newest ones: those that only decode, and a token of a prompt beside them.
   double decode_seconds_ = 0, seconds_a_prompt_token_ = 0;
   Clock::time_point last_step_ = Clock::now();

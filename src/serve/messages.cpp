@@ -2,10 +2,20 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace ridge::serve {
 namespace {
 
 constexpr size_t kMaxTools = 256;
+constexpr std::string_view kNameCharacters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-";
+
+/// Whether `name` is 1 to `most` letters, digits, - and _, or one of the characters of `more`.
+bool is_name(std::string_view name, size_t most, std::string_view more = "") {
+  return !name.empty() && name.size() <= most && std::ranges::all_of(name, [&](char c) {
+    return kNameCharacters.find(c) != kNameCharacters.npos || more.find(c) != more.npos;
+  });
+}
 
 /// A member that is a text or missing.
 void check_text(const Json& object, const char* key, const std::string& place) {
@@ -31,6 +41,7 @@ std::string text_of_parts(const Json& parts, const std::string& place) {
 void read_call(Json& call, const std::string& place) {
   const Json* function = member(call, "function");
   if (!function || !function->is_object()) refuse(place, "a call is an object with a function");
+  for (const char* key : {"id", "type"}) check_text(call, key, place);
   if (!member_text(*function, "name")) refuse(place + ".function.name", "missing, or not a text");
   const Json* arguments = member(*function, "arguments");
   Json read = Json::object();
@@ -52,9 +63,7 @@ void read_call(Json& call, const std::string& place) {
 void read_message(Json& message, const std::string& place) {
   if (!message.is_object() || !member_text(message, "role")) refuse(place, "every message is an object with a role");
   const std::string& role = *member_text(message, "role");
-  constexpr size_t kMostRole = 32;
-  if (role.empty() || role.size() > kMostRole ||
-      role.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-") != role.npos)
+  if (!is_name(role, 32))
     refuse(place + ".role", fmt::format("{} is not a name of letters, digits, - and _", shown(message["role"])));
   if (role == "tool" && (!message.contains("content") || message["content"].is_null())) message["content"] = "";
   if (const auto content = message.find("content"); content != message.end() && content->is_array())
@@ -74,8 +83,11 @@ void read_tool(Json& tool, const std::string& place) {
   if (const Json* found = member(tool, "function"); !found || !found->is_object()) refuse(place + ".function", kForm);
   Json& function = tool["function"];
   const std::string* name = member_text(function, "name");
-  if (!name || name->empty()) refuse(place + ".function.name", "missing, or not a text of one character or more");
+  // Harmony ends a function's name at a blank, other forms write it between quotes.
+  if (!name || !is_name(*name, 64, ".:"))
+    refuse(place + ".function.name", "missing, or not 1 to 64 letters, digits, and characters of _ . : -");
   check_text(function, "description", place + ".function");
+  Fields(function, place + ".function.").flag("strict");
   const Json* parameters = member(function, "parameters");
   if (parameters && !parameters->is_null() && !parameters->is_object())
     refuse(place + ".function.parameters", fmt::format("{} is not the schema of an object", shown(*parameters)));

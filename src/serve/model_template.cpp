@@ -21,10 +21,12 @@ constexpr std::pair<std::string_view, std::string_view> kStandard[] = {
      "{{ m.content | trim }}<|eot_id|>{% endfor %}"
      "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"},
     {"gemma",
-     "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}"
-     "{{ raise_exception('this template has no system messages') }}{% endif %}"
-     "<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n{{ m.content | trim }}<end_of_turn>\n{% "
-     "endfor %}"
+     // What the system says comes in front of what the user says next.
+     "{{ bos_token }}{% set said = namespace(system='') %}{% for m in messages %}{% if m.role == 'system' %}"
+     "{% set said.system = said.system + (m.content | trim) + '\n\n' %}{% else %}"
+     "<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n"
+     "{% if m.role == 'user' %}{{ said.system }}{% set said.system = '' %}{% endif %}"
+     "{{ m.content | trim }}<end_of_turn>\n{% endif %}{% endfor %}"
      "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"},
     {"zephyr",
      "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{{ eos_token }}\n{% endfor %}"

@@ -33,7 +33,7 @@ Result<PrefixCache::Hit> PrefixCache::open(std::span<const uint64_t> hashes) {
 }
 
 void PrefixCache::keep(SeqId seq, uint64_t hash) {
-  if (pool_.find(hash)) return;
+  if (pool_.find(hash) || pool_.is_lost(seq)) return;
   auto made = pool_.checkpoint(seq);
   while (!made && pool_.evict()) made = pool_.checkpoint(seq);
   if (made) pool_.retain(*made, hash);

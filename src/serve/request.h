@@ -21,6 +21,7 @@ struct GenerationRequest {
   float presence_penalty = 0;     ///< taken from the logit of every token that was generated
   float frequency_penalty = 0;    ///< the same, times how often
   std::vector<std::pair<int32_t, float>> logit_bias;
+  int min_tokens = 0;                     ///< no end token comes before so many tokens
   std::vector<int32_t> marks;             ///< control tokens that Listener::on_mark() hears of
   int n_top_logprobs = -1;                ///< alternatives of every token; -1: no log probabilities at all
   bool prompt_logprobs = false;           ///< of the tokens of the prompt but its first, too
@@ -30,7 +31,8 @@ struct GenerationRequest {
 
   /// Whether logits must come to the host before a token is drawn.
   bool needs_logits() const {
-    return presence_penalty != 0 || frequency_penalty != 0 || !logit_bias.empty() || n_top_logprobs >= 0 || constraint;
+    return presence_penalty != 0 || frequency_penalty != 0 || !logit_bias.empty() || n_top_logprobs >= 0 ||
+           constraint || min_tokens > 0;
   }
 };
 
@@ -51,16 +53,26 @@ struct Usage {
   double queue_seconds = 0, prompt_seconds = 0, decode_seconds = 0;
 };
 
+/// What a listener wants next: more text, no more since the text is complete, or nothing since nobody listens.
+enum class Wish : uint8_t { more, enough, gone };
+
+/// Why a request failed. Empty message: it did not.
+struct RequestError {
+  enum class Code : uint8_t { other, not_finite, too_ambiguous };
+  std::string message = {};
+  Code code = Code::other;
+};
+
 /// Hears of one request, from the scheduler's thread: must not block. Nothing comes after on_end().
 class Listener {
  public:
   virtual ~Listener() = default;
-  /// Final text, and the log probabilities of the tokens since the last call where asked for. False: nobody listens.
-  virtual bool on_text(std::string_view text, std::span<const TokenLogprob> logprobs) = 0;
+  /// Final text, and the log probabilities of the tokens since the last call where asked for.
+  virtual Wish on_text(std::string_view text, std::span<const TokenLogprob> logprobs) = 0;
   /// A control token of GenerationRequest::marks, by its spelling, in its place between the texts.
-  virtual bool on_mark(std::string_view) { return true; }
+  virtual Wish on_mark(std::string_view) { return Wish::more; }
   /// `error` says why where the reason is `failed`.
-  virtual void on_end(FinishReason reason, const Usage& usage, const std::string& error) = 0;
+  virtual void on_end(FinishReason reason, const Usage& usage, const RequestError& error) = 0;
 };
 
 }  // namespace ridge::serve

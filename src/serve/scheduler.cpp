@@ -263,7 +263,7 @@ void Scheduler::admit() {
       }
     } catch (const Error& error) {
       // The pool could not be opened. What is open goes on.
-      (*place)->listener->on_end(FinishReason::failed, (*place)->usage, error.what());
+      (*place)->listener->on_end(FinishReason::failed, (*place)->usage, {error.what()});
       ++totals_.failed;
     }
     waiting_.erase(place);
@@ -296,8 +296,8 @@ void Scheduler::run() {
         const std::lock_guard lock(mutex_);
         failure_ = error.what();
       }
-      for (const auto& [kv, lane] : lanes_) lane->end_all(FinishReason::failed, error.what());
-      for (const auto& job : waiting_) job->listener->on_end(FinishReason::failed, job->usage, error.what());
+      for (const auto& [kv, lane] : lanes_) lane->end_all(error.what());
+      for (const auto& job : waiting_) job->listener->on_end(FinishReason::failed, job->usage, {error.what()});
       waiting_.clear();
     }
   }

@@ -75,6 +75,10 @@ const Json* schema_of_form(const Json& form, const std::string& type) {
   if (named && !named->is_object())
     refuse("response_format.json_schema", fmt::format("{} is not an object", shown(*named)));
   if (named) schema = Fields(*named).find("schema");
+  if (named) {
+    const Fields f(*named, "response_format.json_schema.");
+    f.text("name"), f.text("description"), f.flag("strict");
+  }
   if (!schema) refuse("response_format", "json_schema is {\"name\": ..., \"schema\": {...}}");
   return schema;
 }
@@ -177,16 +181,20 @@ Stage Structures::words(const std::vector<std::pair<std::string, int>>& next, st
 Structures::Maker Structures::harmony(std::vector<std::pair<std::string, Stage>> answers, const AnswerForm& form) {
   constexpr int kReasoning = 1, kFirstAnswer = 3;
   constexpr std::string_view kChannel = "<|channel|>", kMessage = "<|message|>";
+  constexpr std::string_view kBegun = "<|start|>assistant<|channel|>";
   const std::string header = form.output.header;
   const size_t channel = header.find(kChannel);
   const bool has_message = header.ends_with(kMessage);
+  const auto opens = [&](std::string_view name) {
+    return channel != header.npos && header.find(name, channel) != header.npos;
+  };
   std::vector<std::pair<std::string, int>> next;
   for (size_t i = 0; i < answers.size(); ++i) next.emplace_back(answers[i].first, kFirstAnswer + int(i));
 
   std::vector<Stage> stages(kFirstAnswer);
-  stages[2] = words(next, tokens("<|start|>assistant<|channel|>"));
+  stages[2] = words(next, tokens(kBegun));
   next.emplace_back("analysis", kReasoning);
-  stages[0] = words(next, header.empty()           ? tokens("<|start|>assistant<|channel|>")
+  stages[0] = words(next, header.empty()           ? tokens(kBegun)
                           : channel == header.npos ? tokens(kChannel)
                                                    : std::vector<int32_t>());
   stages[kReasoning] = {.kind = Stage::Kind::reasoning, .forced = tokens(kMessage), .next = 2};
@@ -194,10 +202,13 @@ Structures::Maker Structures::harmony(std::vector<std::pair<std::string, Stage>>
   stages[kReasoning].barred = tokens("<|start|><|channel|><|message|>");
   for (auto& [word, answer] : answers) stages.push_back(std::move(answer));
 
-  int first = 0;
-  if (channel != header.npos && header.find("analysis", channel) != header.npos) first = kReasoning;
-  else if (has_message || (channel != header.npos && header.find("final", channel) != header.npos))
-    first = kFirstAnswer;
+  if (!opens("analysis") && !opens("final") && !has_message) return maker(std::move(stages), 0);
+  if (!opens("analysis") && answers.front().first != "final") {
+    // The prompt is inside of a message that is no call: it ends, and the call is a message of its own.
+    stages[2].forced = tokens(fmt::format("{}<|end|>{}", has_message ? "" : kMessage, kBegun));
+    return maker(std::move(stages), 2);
+  }
+  const int first = opens("analysis") ? kReasoning : kFirstAnswer;
   if (has_message) stages[size_t(first)].forced.clear();
   return maker(std::move(stages), first);
 }

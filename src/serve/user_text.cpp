@@ -51,15 +51,20 @@ std::string UserText::guarded_text(const std::string& text) const {
 Json UserText::guarded(Json messages) const {
   for (Json& message : messages) {
     if (!message.is_object() || is_of_the_application(message)) continue;
-    const auto content = message.find("content");
-    if (content == message.end()) continue;
-    if (content->is_string()) *content = guarded_text(content->get<std::string>());
-    if (!content->is_array()) continue;
-    for (Json& part : *content)
-      if (part.is_object() && part.contains("text") && part["text"].is_string())
-        part["text"] = guarded_text(part["text"].get<std::string>());
+    for (const char* key : {"content", "name", "tool_call_id"})
+      if (const auto text = message.find(key); text != message.end()) *text = guarded_texts(std::move(*text));
   }
   return messages;
+}
+
+Json UserText::guarded_texts(Json value) const {
+  if (value.is_string()) return guarded_text(value.get_ref<const std::string&>());
+  if (value.is_array())
+    for (Json& one : value) one = guarded_texts(std::move(one));
+  if (!value.is_object()) return value;
+  Json made = Json::object();
+  for (auto& [key, one] : value.items()) made.emplace(guarded_text(key), guarded_texts(one));
+  return made;
 }
 
 std::vector<UserText::Part> UserText::parts(const std::string& prompt) const {

@@ -12,8 +12,11 @@ class UserText {
   /// `engine` has a tokenizer and must outlive it.
   explicit UserText(const Engine& engine);
 
-  /// Messages with signs in the contents of all roles but the system's, the developer's and the assistant's.
+  /// Messages with signs in the contents and names of all roles but the system's, the developer's and the assistant's.
   Json guarded(Json messages) const;
+  /// A value with signs in all its texts and keys: tools, whose descriptions other programs wrote. It nests as deep as a
+  /// body may.
+  Json guarded_texts(Json value) const;
   /// A prompt of guarded messages without the signs.
   std::string released(const std::string& prompt) const;
   /// Such a prompt as tokens. What stands between signs becomes no control token. Throws as Engine::tokenize().

@@ -200,6 +200,8 @@ bool OutputParser::read_reasoning(OutputDelta& to, bool last) {
 }
 
 bool OutputParser::read_content(OutputDelta& to, bool last) {
+  // A tag that says nothing, behind a call, may be cut by the answer's end.
+  if (last && behind_call_ && partial_mark(held_, facts_.noise) == held_.size()) held_.clear();
   const Place found = first_of(held_, facts_.noise, first_of(held_, facts_.markers, {held_.size()}));
   const bool noise = std::ranges::find(facts_.noise, found.mark) != facts_.noise.end();
   size_t shown = found.at;
@@ -208,6 +210,7 @@ bool OutputParser::read_content(OutputDelta& to, bool last) {
   if (options_.format != ToolFormat::none && !(found.mark.empty() && last))
     shown = without_blanks(std::string_view(held_).substr(0, shown));
   give_content(held_.substr(0, shown), to);
+  behind_call_ = behind_call_ && shown == 0;
   held_.erase(0, shown);
   if (found.mark.empty()) return false;
   const size_t lead = found.at - shown, marker = found.mark == kFunction ? 0 : found.mark.size();
@@ -224,7 +227,7 @@ bool OutputParser::read_call(OutputDelta& to, bool last) {
   if (found == Found::yes) {
     std::move(calls.begin(), calls.end(), std::back_inserter(to.calls));
     held_.erase(0, end);
-    skip_space_ = true;
+    skip_space_ = behind_call_ = true;
     state_ = starts_bare() ? State::start : State::content;
     return true;
   }
@@ -324,6 +327,7 @@ OutputParser::Found OutputParser::skip_closers(bool last, size_t& end) const {
     const std::string_view rest = std::string_view(held_).substr(at);
     if (rest.starts_with(closer)) end = at += closer.size();
     else if (closer.starts_with(rest) && !last) return Found::more;
+    else if (closer.starts_with(rest)) end = held_.size();  // the answer was cut in its end tag
   }
   return Found::yes;
 }

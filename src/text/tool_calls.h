@@ -117,8 +117,9 @@ class OutputParser {
   std::optional<HarmonyReader> harmony_;
   Rng rng_;
   State state_;
-  std::string held_;  ///< text that nothing was made of yet
-  bool skip_space_;   ///< white space that comes next belongs to nothing
+  std::string held_;          ///< text that nothing was made of yet
+  bool skip_space_;           ///< white space that comes next belongs to nothing
+  bool behind_call_ = false;  ///< no content came since the last call
   // Of the call that held_ begins with, after `lead_` bytes of white space and a marker of `marker_` bytes:
   size_t lead_ = 0, marker_ = 0;
   std::string name_, id_;       ///< as far as they stand before the JSON

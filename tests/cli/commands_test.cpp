@@ -1,8 +1,10 @@
 // The commands on the shipped tiny model.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <chrono>
 #include <cstdint>
+#include <fstream>
 #include <iterator>
 #include <sstream>
 #include <thread>
@@ -162,6 +164,17 @@ TEST(Run, PromptsComeFromFilesAndStdin) {
                       {.input = "Once upon a time"})
                 .out,
             text);
+  // A pipe with a name, whose writer comes later.
+  const std::string pipe = (dir / "pipe").native();
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  std::thread writer([&] {
+    std::ofstream out(pipe);
+    out << "Once upon " << std::flush;
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    out << "a time\n";
+  });
+  EXPECT_EQ(run_ridge({"run", "-m", kTinyModel, "--temp", "0", "-n", "10", "--quiet", "-f", pipe}).out, text);
+  writer.join();
 }
 
 TEST(Run, AnEmptyPromptStartsFromBos) {

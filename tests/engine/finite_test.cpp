@@ -84,6 +84,30 @@ TEST_F(Finite, CodesOfACacheHideNothing) {
   }
 }
 
+TEST_F(Finite, StepsBehindTheOneThatLostARowSaySo) {
+  const Model model = Model::load(damaged_model(directory_, "token_embd.weight", 64 * 30 + 1), {.n_threads = 1});
+  std::vector<int32_t> prompt(40, 31);
+  prompt[3] = 30;  // in the first of three steps; the others have no row that is not finite
+  for (const char* cache : {"f16", "f32", "bf16", "q8_0", "rotor-3", "rotor-3s"}) {
+    Session session(model, session_options(parse_kv_choice(cache).or_throw(), 256, 16));
+    session.prefill(prompt);
+    Session copy(model, session_options(parse_kv_choice(cache).or_throw(), 256, 16));
+    copy.copy_from(session);
+    for (Session* one : {&session, &copy}) {
+      EXPECT_THROW(one->save((directory_ / "state").native()), Error) << cache;
+      one->prefill(std::vector<int32_t>{31});
+      EXPECT_THROW(one->draw({.temperature = 0}, prompt, 4, [](int32_t) { return true; }), NotFiniteError) << cache;
+    }
+  }
+  // Back in front of the row nothing is lost.
+  Session session(model, session_options(parse_kv_choice("f16").or_throw(), 256, 16));
+  session.prefill(prompt);
+  session.truncate(3);
+  const std::vector<int32_t> rest(20, 31);
+  session.prefill(rest);
+  EXPECT_EQ(session.draw({.temperature = 0}, prompt, 4, [](int32_t) { return true; }), 4);
+}
+
 TEST_F(Finite, SpeculationSaysSoToo) {
   const Model model = Model::load(damaged_model(directory_, "blk.1.ffn_down.weight", 7), {.n_threads = 1});
   for (const bool rejects : {false, true}) {

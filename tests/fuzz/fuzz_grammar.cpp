@@ -78,8 +78,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   try {
     Constraint constraint(*compiled);
     walk(constraint, *words, text);
-  } catch (const Error& error) {
-    if (std::string_view(error.what()).find("too ambiguous") == std::string_view::npos) throw;
+  } catch (const TooAmbiguous&) {
+    // A text ends here, with that error.
   }
   return 0;
 }

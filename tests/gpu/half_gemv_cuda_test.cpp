@@ -161,6 +161,19 @@ TEST_F(HalfGemvCuda, ABadTokenIsAlone) {
     }
 }
 
+TEST_F(HalfGemvCuda, ANormWhoseSquaresOverflowGivesNoNumbers) {
+  for (const int n_tokens : {1, 3, 6}) {
+    const BrickRows rows("q8_0", 20, 128, 9);
+    BrickRun run{.x = normal_floats(4, n_tokens * 128), .norm_weight = normal_floats(5, 128), .norm_eps = 1e-5f};
+    const std::vector<float> good = product(bricks({&rows}), run)[0];
+    run.x[77] = 1e25f;  // of token 0
+    const std::vector<float> y = product(bricks({&rows}), run)[0];
+    for (size_t i = 0; i < y.size(); ++i)
+      if (i < 20) EXPECT_FALSE(std::isfinite(y[i]));
+      else EXPECT_EQ(y[i], good[i]);
+  }
+}
+
 /// x as rms_norm of op/norm_rope has it, in double.
 std::vector<float> normalised(const std::vector<float>& x, const std::vector<float>& weight, float eps) {
   const size_t n = weight.size();

@@ -392,6 +392,20 @@ TEST_F(IntGemvCuda, OneBadTokenIsNanAndItsNeighboursAreNot) {
         }
 }
 
+TEST_F(IntGemvCuda, ANormWhoseSquaresOverflowGivesNoNumbers) {
+  const Int4Matrix m(17, 384, 13);
+  const IntWeights w = pack({&m});
+  for (const int n_tokens : {1, 3})
+    for (const bool inside : {false, true}) {
+      const Case c = {
+          .n_tokens = n_tokens, .norm = true, .plan = {.rows = 2, .blocks = 2, .warps = 2, .quantize_inside = inside}};
+      Operands o(c, 384, 17, 15);
+      o.x[200] = 1e25f;  // of token 0
+      const Floats y = run(w, c, o);
+      for (size_t i = 0; i < y.size(); ++i) ASSERT_EQ(std::isnan(y[i]), i < 17) << i << " " << inside;
+    }
+}
+
 /// The CPU's ternary result of a case: norm, products, and what follows, op by op.
 Floats ternary_reference(const std::vector<const TernaryMatrix*>& matrices, const Case& c, Operands o) {
   static CpuContext context(2);

@@ -96,6 +96,16 @@ TEST_F(OpsCuda, RmsNormOfPartsIsThatOfTheWhole) {
   }
 }
 
+TEST_F(OpsCuda, SquaresOfPartsThatOverflowGiveNoNumbers) {
+  std::vector<float> x = normal_floats(5, 2 * 33, 3);
+  x[7] = 1e25f;  // of row 0
+  const gpu::Buffer dx = up(x), dw = up(normal_floats(6, 33)), sums(4 * 2);
+  device_sum_squares(stream(), 2, 33, dx.as<float>(), sums.as<float>());
+  device_rms_norm_part(stream(), 2, 33, 66, sums.as<float>(), dw.as<float>(), 1e-5f, dx.as<float>());
+  const auto y = down(dx.as<float>(), 2 * 33);
+  for (size_t i = 0; i < y.size(); ++i) EXPECT_EQ(std::isfinite(y[i]), i >= 33) << i;
+}
+
 /// x += factor norm(y) and x += factor y: the norm's float may be off by an ulp, the sum is one fused step here.
 TEST_F(OpsCuda, ScaledSumsAreTheReference) {
   constexpr int kRows = 3;

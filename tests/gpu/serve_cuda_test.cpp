@@ -12,13 +12,13 @@ class ServeCuda : public OnDevice {};
 
 class Heard : public Listener {
  public:
-  bool on_text(std::string_view text, std::span<const TokenLogprob>) override {
+  Wish on_text(std::string_view text, std::span<const TokenLogprob>) override {
     text_ += text;
-    return true;
+    return Wish::more;
   }
-  void on_end(FinishReason reason, const Usage& usage, const std::string& error) override {
+  void on_end(FinishReason reason, const Usage& usage, const RequestError& error) override {
     const std::lock_guard lock(mutex_);
-    EXPECT_EQ(reason, FinishReason::length) << error;
+    EXPECT_EQ(reason, FinishReason::length) << error.message;
     usage_ = usage;
     ended_ = true;
     changed_.notify_all();

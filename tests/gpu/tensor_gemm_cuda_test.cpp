@@ -79,6 +79,20 @@ TEST_F(TensorGemmCuda, ScalesWhatHalvesCannotHold) {
   EXPECT_TRUE(within(product(bricks({&rows}), {.x = x, .planes = 1})[0], expected.y, expected.bound));
 }
 
+TEST_F(TensorGemmCuda, ANormWhoseSquaresOverflowGivesNoNumbers) {
+  const BrickRows rows("f16", 17, 128, 9);
+  for (const int planes : {1, 2}) {
+    BrickRun run{
+        .x = normal_floats(4, 70 * 128), .norm_weight = normal_floats(5, 128), .norm_eps = 1e-6f, .planes = planes};
+    const std::vector<float> good = product(bricks({&rows}), run)[0];
+    run.x[9 * 128 + 5] = -1e25f;
+    const std::vector<float> y = product(bricks({&rows}), run)[0];
+    for (size_t i = 0; i < y.size(); ++i)
+      if (i / 17 == 9) EXPECT_FALSE(std::isfinite(y[i]));
+      else EXPECT_EQ(y[i], good[i]);
+  }
+}
+
 TEST_F(TensorGemmCuda, GatedPairsAfterANorm) {
   constexpr int kTokens = 70, kIn = 256;
   const BrickRows gate("q6_k", 75, kIn, 1), up("q6_k", 75, kIn, 2);

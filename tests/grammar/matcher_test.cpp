@@ -151,7 +151,7 @@ TEST(Matcher, TooManyWaysAtOnceAreAnError) {
   std::string reason;
   try {
     for (int i = 0; i < 1000; ++i) state = matcher.after(state, 'a');
-  } catch (const Error& error) {
+  } catch (const TooAmbiguous& error) {
     reason = error.what();
   }
   EXPECT_NE(reason.find("too ambiguous"), std::string::npos) << reason;

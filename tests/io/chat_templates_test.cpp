@@ -66,6 +66,10 @@ TEST(ChatTemplates, FilesOfADirectory) {
   EXPECT_EQ(read(), "default=file;tool_use=t;rag=r;");
   dir.write("tokenizer_config.json", R"({"chat_template": null})");
   EXPECT_EQ(read(), "default=file;tool_use=t;");
+  dir.write("tokenizer_config.json", R"({"chat_template": {"default": "o", "thinks": "p"}})");
+  EXPECT_EQ(read(), "default=file;tool_use=t;thinks=p;");
+  dir.write("processor_config.json", R"({"chat_template": {"default": "q", "sees": "r"}})");
+  EXPECT_EQ(read(), "default=file;tool_use=t;thinks=p;sees=r;");
 }
 
 TEST(ChatTemplates, WhatCannotBeReadIsSaidAndTheRestIsRead) {
@@ -73,7 +77,8 @@ TEST(ChatTemplates, WhatCannotBeReadIsSaidAndTheRestIsRead) {
   dir.write("config.json", "{}");
   dir.write("chat_template.json", R"({"chat_template": "good"})");
   for (const auto& [text, why] : {std::pair("{", "tokenizer_config.json"),
-                                  {R"({"chat_template": 1})", "neither a text nor a list"},
+                                  {R"({"chat_template": 1})", "neither a text nor named templates"},
+                                  {R"({"chat_template": {"a": 1}})", "chat_template.a is not a text"},
                                   {R"({"chat_template": [1]})", "entry 0"},
                                   {R"({"chat_template": [{"name": "a"}]})", "entry 0"},
                                   {R"({"chat_template": [{"name": 1, "template": 2}]})", "entry 0"}}) {
@@ -91,10 +96,11 @@ TEST(ChatTemplates, CopiesGoToTheNewDirectory) {
   from.write("config.json", "{}");
   from.write("chat_template.jinja", "a");
   from.write("chat_template.json", R"({"chat_template": "b"})");
+  from.write("processor_config.json", R"({"chat_template": {"sees": "d"}})");
   fs::create_directories(from / "additional_chat_templates");
   from.write("additional_chat_templates/rag.jinja", "c");
   ASSERT_TRUE(copy_chat_templates(from.path(), to.path()));
-  EXPECT_EQ(listed(chat_templates_of_directory(to.path())), "default=a;rag=c;");
+  EXPECT_EQ(listed(chat_templates_of_directory(to.path())), "default=a;rag=c;sees=d;");
 }
 
 TEST(FindModel, TheOnlyGgufFileOfAFolder) {

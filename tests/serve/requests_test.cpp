@@ -95,7 +95,7 @@ TEST_F(RequestTest, AnyTypeAtAnyPlaceIsTakenOrRefused) {
     std::string why;
     ASSERT_EQ(status_of(model, path, *valid, &why), 200) << why;
     std::vector<Json::json_pointer> places;
-    find_places(*valid, {}, places);
+    find_places(*valid, Json::json_pointer(), places);
     for (size_t i = 1; i < places.size(); ++i)
       for (const Json& other : others) {
         Json body = *valid;
@@ -125,7 +125,7 @@ TEST_F(RequestTest, TheOtherEndpointsTakeAnyTypeToo) {
   const Json others[] = {nullptr, true, -1, 1e300, "x", Json::array({Json()}), {{"type", 5}}};
   for (const auto& [path, body] : valid) {
     std::vector<Json::json_pointer> places;
-    find_places(body, {}, places);
+    find_places(body, Json::json_pointer(), places);
     for (const auto& place : places)
       for (const Json& other : others) {
         Json changed = body;
@@ -142,9 +142,9 @@ TEST_F(RequestTest, PlacesOfFaultsAreNamed) {
   const auto why = [&](const char* place, const Json& value) {
     Json body = kChat;
     body[Json::json_pointer(place)] = value;
-    std::string why;
-    EXPECT_EQ(status_of(model, "chat", body, &why), 400);
-    return why.substr(0, why.find(": "));
+    std::string said;
+    EXPECT_EQ(status_of(model, "chat", body, &said), 400) << place;
+    return said.substr(0, said.find(": "));
   };
   EXPECT_EQ(why("/messages/1/content/0/type", 5), "messages[1].content[0].type");
   EXPECT_EQ(why("/messages/1/content/1/text", nullptr), "messages[1].content[1].text");
@@ -156,6 +156,30 @@ TEST_F(RequestTest, PlacesOfFaultsAreNamed) {
   EXPECT_EQ(why("/tools/0/function/parameters", "x"), "tools[0].function.parameters");
   EXPECT_EQ(why("/tools/0/function/parameters/type", "string"), "tools[0].function.parameters.type");
   EXPECT_EQ(why("/tool_choice", 5), "tool_choice");
+  // Fields that change nothing have types too.
+  for (const char* name :
+       {"model", "user", "metadata", "safety_identifier", "prompt_cache_key", "cache_prompt", "id_slot"})
+    EXPECT_EQ(why(fmt::format("/{}", name).c_str(), Json::array({1})), name);
+  EXPECT_EQ(why("/max_tokens", "many"), "max_tokens") << "beside max_completion_tokens, which counts";
+  EXPECT_EQ(why("/messages/2/tool_calls/0/id", 5), "messages[2].tool_calls[0].id");
+  EXPECT_EQ(why("/tools/0/function/strict", 5), "tools[0].function.strict");
+  // Names that a form of calls would cut, or could not write.
+  for (const char* name : {"get weather", "", "a\"b", "f<|call|>", "é"})
+    EXPECT_EQ(why("/tools/0/function/name", name), "tools[0].function.name") << name;
+  EXPECT_EQ(why("/tools/0/function/name", std::string(65, 'a')), "tools[0].function.name");
+  // An endpoint ignores fields of another one.
+  EXPECT_EQ(status_of(model, "completion", {{"prompt", "a"}, {"tools", 5}, {"messages", 5}}), 200);
+}
+
+TEST_F(RequestTest, TheLeastNumberOfTokensFitsTheOtherFields) {
+  const ApiModel model = api_model();
+  std::string why;
+  EXPECT_EQ(status_of(model, "completion", {{"prompt", "a"}, {"max_tokens", 5}, {"min_tokens", 5}}), 200);
+  EXPECT_EQ(status_of(model, "completion", {{"prompt", "a"}, {"max_tokens", 5}, {"min_tokens", 6}}, &why), 400);
+  EXPECT_EQ(why, "min_tokens: min_tokens: 6 is more than the limit of 5 tokens");
+  EXPECT_EQ(status_of(model, "completion", {{"prompt", "a"}, {"grammar", "root ::= \"a\""}, {"min_tokens", 1}}, &why),
+            400);
+  EXPECT_TRUE(why.starts_with("min_tokens: ")) << why;
 }
 
 std::string nested(size_t depth) { return std::string(depth, '[') + std::string(depth, ']'); }

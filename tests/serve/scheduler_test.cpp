@@ -19,19 +19,19 @@ namespace {
 /// What a request got, for tests that wait.
 class Heard : public Listener {
  public:
-  bool on_text(std::string_view text, std::span<const TokenLogprob> logprobs) override {
+  Wish on_text(std::string_view text, std::span<const TokenLogprob> logprobs) override {
     const std::lock_guard lock(mutex_);
     text_ += text;
     logprobs_.insert(logprobs_.end(), logprobs.begin(), logprobs.end());
     ++n_calls_;
     changed_.notify_all();
-    return listens_;
+    return listens_ ? Wish::more : Wish::gone;
   }
-  void on_end(FinishReason reason, const Usage& usage, const std::string& error) override {
+  void on_end(FinishReason reason, const Usage& usage, const RequestError& error) override {
     const std::lock_guard lock(mutex_);
     EXPECT_FALSE(ended_) << "a request ends once";
     ended_ = true;
-    reason_ = reason, usage_ = usage, error_ = error;
+    reason_ = reason, usage_ = usage, error_ = error.message;
     changed_.notify_all();
   }
   void wait() {
@@ -424,9 +424,9 @@ TEST_F(SchedulerTest, AConstraintHolds) {
 
 class LeavesAtTheThird final : public Heard {
  public:
-  bool on_text(std::string_view text, std::span<const TokenLogprob> logprobs) override {
+  Wish on_text(std::string_view text, std::span<const TokenLogprob> logprobs) override {
     Heard::on_text(text, logprobs);
-    return ++n_ < 3;
+    return ++n_ < 3 ? Wish::more : Wish::gone;
   }
 
  private:
@@ -747,7 +747,7 @@ TEST_F(SchedulerTest, WhatALookThrowsIsTheAskers) {
 class Saboteur : public Heard {
  public:
   Saboteur(Scheduler& scheduler, bool cancels) : scheduler_(scheduler), cancels_(cancels) {}
-  bool on_text(std::string_view text, std::span<const TokenLogprob> logprobs) override {
+  Wish on_text(std::string_view text, std::span<const TokenLogprob> logprobs) override {
     Lane& lane = *scheduler_.lanes().begin()->second;
     const Job& job = *lane.jobs()[0];
     lane.pool().close(job.text.seq);

@@ -167,6 +167,25 @@ TEST(ToolCalls, GraniteAndDeepSeek) {
             "content '<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\nno {}' reasoning ''");
 }
 
+TEST(ToolCalls, AnEndTagThatTheLimitCutsIsNoContent) {
+  const std::string call = "{\"name\": \"f\", \"arguments\": {\"x\": 1}}", name = "function<｜tool▁sep｜>f\n";
+  const auto cuts = [](ToolFormat format, const std::string& begin, const std::string& end,
+                       const std::string& value = "1") {
+    for (size_t n = 0; n <= end.size(); ++n)
+      EXPECT_EQ(result(format, begin + end.substr(0, n)), "content '' reasoning '' call f {\"x\":" + value + "}")
+          << end.substr(0, n);
+  };
+  cuts(ToolFormat::tags, "<tool_call>" + call, "\n</tool_call>");
+  cuts(ToolFormat::xml, "<tool_call><function=f><parameter=x>1</parameter></function>", "\n</tool_call>", "\"1\"");
+  cuts(ToolFormat::granite, "<tool_call>[" + call + "]", "</tool_call>");
+  cuts(ToolFormat::deepseek, "<｜tool▁call▁begin｜>" + name + "```json\n{\"x\": 1}",
+       "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>");
+  // Behind content it is content, and so is what only begins like a tag.
+  EXPECT_EQ(result(ToolFormat::granite, "a </tool_c"), "content 'a </tool_c' reasoning ''");
+  EXPECT_EQ(result(ToolFormat::tags, "<tool_call>" + call + "</tool_X"),
+            "content '</tool_X' reasoning '' call f {\"x\":1}");
+}
+
 TEST(ToolCalls, Reasoning) {
   EXPECT_EQ(result(ToolFormat::tags, "<think>\nLet me <tool_call> see.\n</think>\n\nYes <think>"),
             "content 'Yes <think>' reasoning 'Let me <tool_call> see.'");

@@ -567,8 +567,7 @@ Status check_config_fields(const io::Json& object, std::string_view inside,
     const std::string name = std::string(inside) + key;
     const KeyRow* const row = find_row(kFieldRows, name);
     if (row && !passes(*row, texts_of(value))) refusals.add(name, texts_of(value), not_supported(*row));
-    const bool says_nothing = value.is_string() || value == false || value.empty();
-    if (!row && unknown && !says_nothing) unknown->push_back(name);
+    if (!row && unknown) unknown->push_back(name);
   }
   return refusals.status(where);
 }

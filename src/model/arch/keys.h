@@ -39,8 +39,7 @@ Status check_gguf_keys(const io::Gguf& gguf, std::string_view arch, const std::s
                        std::string_view where);
 
 /// As above for the fields of a JSON object. `inside` is what messages and rows have in front of a field's name: "" or
-/// "rope_scaling.". Fields of no row are added to `unknown` where they hold a number, true or a list: transformers does not
-/// read them either.
+/// "rope_scaling.". Fields of no row that are not null are added to `unknown`: transformers does not read them either.
 Status check_config_fields(const io::Json& object, std::string_view inside,
                            const std::set<std::string, std::less<>>& read, std::vector<std::string>* unknown,
                            std::string_view where);

@@ -79,7 +79,7 @@ SideBytes HostKvMemory::Side::bytes(const SequencePlace& place) const {
 
 HostKvMemory::HostKvMemory(std::span<const KvLayerConfig> layers, std::span<const KvMetricView> metrics, RoundRow round,
                            PageNumbers n_pages, int n_slots)
-    : KvMemory(layers, false, n_pages, n_slots) {
+    : KvMemory(layers, false, n_pages, n_slots), lost_from_(size_t(n_slots), INT_MAX) {
   sides_.reserve(2 * layers.size());
   for (int layer = 0; layer < n_layers(); ++layer)
     for (const bool is_k : {true, false})
@@ -96,6 +96,7 @@ int64_t HostKvMemory::allocated_bytes(int layer, bool is_k) const {
 }
 
 void HostKvMemory::clear_slot(int slot) {
+  set_lost_from(slot, INT_MAX);
   for (Side& side : sides_) {
     const int64_t centre = side.layout.centre_bytes() / 4, scales = side.layout.head_scale_bytes() / 4;
     std::fill_n(side.centre.begin() + slot * centre, centre, 0.0f);
@@ -105,6 +106,7 @@ void HostKvMemory::clear_slot(int slot) {
 }
 
 void HostKvMemory::copy_slot(int from, int to) {
+  set_lost_from(to, lost_from(from));
   for (Side& side : sides_) {
     const auto copy = [&](std::byte* base, int64_t bytes) {
       if (bytes > 0) std::memcpy(base + to * bytes, base + from * bytes, size_t(bytes));
@@ -138,6 +140,7 @@ SideImage HostKvMemory::read_side(int layer, bool is_k, const SequencePlace& pla
 }
 
 void HostKvMemory::write(const SequenceImage& image, const SequencePlace& place) {
+  set_lost_from(place.slot, image.lost_from);
   for (size_t i = 0; i < sides_.size(); ++i)
     write_side(sides_[i].layout, image.sides[i].bytes.data(), image.n, image.sides[i].ring_first,
                sides_[i].bytes(place), image.sides[i].coded_first);

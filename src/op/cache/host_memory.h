@@ -34,6 +34,8 @@ class HostKvMemory final : public KvMemory {
 
   using KvMemory::allocated_bytes;
   int64_t allocated_bytes(int layer, bool is_k) const override;
+  int lost_from(int slot) const override { return lost_from_[size_t(slot)]; }
+  void set_lost_from(int slot, int position) { lost_from_[size_t(slot)] = position; }
   void clear_slot(int slot) override;
   void copy_slot(int from, int to) override;
   using KvMemory::clear_counts;
@@ -69,7 +71,8 @@ class HostKvMemory final : public KvMemory {
 
   const Side& side(int layer, bool is_k) const { return sides_[size_t(2 * layer + !is_k)]; }
 
-  std::vector<Side> sides_;  // [2 n_layers], never moved after construction: tiles point into them
+  std::vector<Side> sides_;     // [2 n_layers], never moved after construction: tiles point into them
+  std::vector<int> lost_from_;  // [n_slots]
 };
 
 }  // namespace ridge

@@ -88,7 +88,7 @@ void KvMemory::set_pages(int slot, int first, std::span<const int32_t> pages) {
 }
 
 SequenceImage KvMemory::read(const SequencePlace& place, bool calibrated) {
-  SequenceImage image{.n = place.n, .calibrated = calibrated};
+  SequenceImage image{.n = place.n, .calibrated = calibrated, .lost_from = lost_from(place.slot)};
   for (int layer = 0; layer < n_layers(); ++layer)
     for (const bool is_k : {true, false}) image.sides.push_back(read_side(layer, is_k, place));
   return image;

@@ -2,6 +2,7 @@
 // engine/pool.h who holds which page.
 #pragma once
 
+#include <climits>
 #include <span>
 #include <vector>
 
@@ -51,6 +52,7 @@ struct SequenceImage {
   int n = 0;
   bool calibrated = false;
   std::vector<SideImage> sides;  ///< [2 n_layers], K and V of each layer
+  int lost_from = INT_MAX;       ///< as KvMemory's; files have none: such a sequence goes into no file
 };
 /// Bytes of the image of a side with n positions.
 int64_t side_image_bytes(const KvLayout& layout, int n, int ring_first, int coded_first = 0);
@@ -101,6 +103,10 @@ class KvMemory {
   void copy_page(int from, int to);
   void clear_counts(int page);
   void set_pages(int slot, int first, std::span<const int32_t> pages);
+
+  /// The first position of a slot's sequence whose K or V was not finite, which no format can say; INT_MAX: none. No
+  /// logits may come of what follows.
+  virtual int lost_from(int /*slot*/) const { return INT_MAX; }
 
   SequenceImage read(const SequencePlace& place, bool calibrated);
   virtual SideImage read_side(int layer, bool is_k, const SequencePlace& place) = 0;

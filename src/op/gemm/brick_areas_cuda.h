@@ -4,6 +4,7 @@
 
 #include "op/gemm/wide_areas_cuda.h"
 #include "op/gemv/brick_product_cuda.h"
+#include "op/norm_rope/norm_guard_cuda.h"
 
 namespace ridge::bricks {
 namespace {
@@ -106,7 +107,8 @@ __global__ void __launch_bounds__(kPlanesThreads) planes_kernel(const XPlan p) {
   if (exists && threadIdx.x == 0) {
     double all = 0;
     for (const double part : squares_of) all += part;
-    const float factor = p.norm_weight ? 1.0f / sqrtf(float(all * p.one_by_n_in + p.norm_eps)) : 1.0f;
+    const auto mean = float(all * p.one_by_n_in + p.norm_eps);
+    const float factor = p.norm_weight ? guarded_factor(mean, 1.0f / sqrtf(mean)) : 1.0f;
     p.to.inverse_scale[token] = factor / scale;
   }
 

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "op/gemv/brick_product_cuda.h"
+#include "op/norm_rope/norm_guard_cuda.h"
 
 namespace ridge {
 namespace {
@@ -333,7 +334,8 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1) gemv_kernel(const GemvPlan
     if (p.norm_weight && first == 0) {
       double all = 0;
       for (int w = 0; w < p.k_warps; ++w) all += squares_of[min(c, kTokens - 1)][w];
-      factors = 1.0f / sqrtf(float(all * p.one_by_n_in + p.norm_eps));
+      const auto mean = float(all * p.one_by_n_in + p.norm_eps);
+      factors = guarded_factor(mean, 1.0f / sqrtf(mean));
     }
     for (int item = warp; 32 * item < n_outputs; item += n_warps) {
       if (item != warp) output = output_of(item);

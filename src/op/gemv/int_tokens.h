@@ -10,6 +10,7 @@
 
 #include "gpu/tensor.h"
 #include "op/gemv/int_shared.h"
+#include "op/norm_rope/norm_guard_cuda.h"
 
 namespace ridge {
 
@@ -161,7 +162,8 @@ __device__ inline void quantize_int4(const IntTokens& in, int first, int last, i
       float sum = 0;
 #pragma unroll 4
       for (int i = 0; i < n_warps; ++i) sum += squares[((t - first) * n_warps + i) * 32 + lane];
-      factor = __fdiv_rn(1.0f, __fsqrt_rn(__fdiv_rn(gpu::warp_sum(sum), float(in.n_groups * kIntGroup)) + in.eps));
+      const float mean = __fdiv_rn(gpu::warp_sum(sum), float(in.n_groups * kIntGroup)) + in.eps;
+      factor = guarded_factor(mean, __fdiv_rn(1.0f, __fsqrt_rn(mean)));
     }
     if (lane == 0) out.factors[t] = factor;
   }
@@ -207,7 +209,8 @@ __device__ inline void quantize_one_int4(const IntTokens& in, const IntImage& ou
 #pragma unroll
     for (int i = 0; i < kIntMostWarps; ++i)
       if (i < n_warps) sum += squares[i * 32 + lane];
-    factor = rsqrtf(gpu::warp_sum(sum) / float(in.n_groups * kIntGroup) + in.eps);
+    const float mean = gpu::warp_sum(sum) / float(in.n_groups * kIntGroup) + in.eps;
+    factor = guarded_factor(mean, rsqrtf(mean));
   }
   if (lane == 0) out.factors[0] = factor;
 }

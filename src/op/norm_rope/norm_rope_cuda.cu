@@ -1,5 +1,6 @@
 #include "gpu/launch.h"
 #include "op/norm_rope/glu_cuda.h"
+#include "op/norm_rope/norm_guard_cuda.h"
 #include "op/norm_rope/norm_rope_cuda.h"
 
 namespace ridge {
@@ -40,7 +41,8 @@ __global__ void sum_squares_kernel(int64_t n, const float* x, float* sums) {
 __global__ void rms_norm_part_kernel(int64_t n, int64_t n_whole, const float* sums, const float* weight, float eps,
                                      float* x) {
   x += int64_t(blockIdx.x) * n;
-  const double factor = 1.0 / sqrt(double(sums[blockIdx.x]) / double(n_whole) + eps);
+  const float sum = sums[blockIdx.x];
+  const double factor = guarded_factor(sum, 1.0f) / sqrt(double(sum) / double(n_whole) + eps);
   for (int64_t i = threadIdx.x; i < n; i += kThreads) x[i] = float(x[i] * factor * weight[i]);
 }
 
