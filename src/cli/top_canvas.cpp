@@ -5,8 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "io/utf8.h"
-#include "text/unicode.h"
+#include "base/utf8.h"
 
 namespace ridge::cli::top {
 namespace {
@@ -33,10 +32,10 @@ int columns_of(char32_t code) {
 std::u32string safe_text(std::string_view text, bool lines) {
   std::u32string out;
   while (!text.empty()) {
-    const io::Utf8Char next = io::first_utf8(text);
+    const Utf8Char next = first_utf8(text);
     text.remove_prefix(next.length);
     const auto code = char32_t(next.code);
-    if (next.kind != io::Utf8Kind::valid) out += U'\uFFFD';
+    if (next.kind != Utf8Kind::valid) out += U'\uFFFD';
     else if (code == '\n' && lines) out += U'\n';
     else if (code == '\n' || code == '\t') out += U' ';
     else out += columns_of(code) < 0 ? U'\uFFFD' : code;
@@ -120,7 +119,7 @@ void Canvas::fill(int row, Style style) {
 std::string Canvas::line(int row) const {
   std::string out;
   for (int column = 0; column < columns_; ++column)
-    for (const char32_t code : at(row, column).text) text::append_code(out, code);
+    for (const char32_t code : at(row, column).text) out += utf8(code);
   out.resize(out.find_last_not_of(' ') + 1);
   return out;
 }

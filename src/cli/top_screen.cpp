@@ -10,7 +10,7 @@
 #include <cstring>
 
 #include "base/result.h"
-#include "text/unicode.h"
+#include "base/utf8.h"
 
 namespace ridge::cli::top {
 namespace {
@@ -126,7 +126,7 @@ Press Screen::read(int ms) {
   if (code == 8 || code == 127) return {Key::backspace};
   if (columns_of(char32_t(code)) < 0) return {};
   Press press{Key::text};
-  text::append_code(press.text, uint32_t(code));
+  press.text += utf8(uint32_t(code));
   return press;
 }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/utf8.h"
+
 namespace ridge::grammar {
 
 CharSet::CharSet(std::initializer_list<CharRange> ranges) : CharSet(std::vector<CharRange>(ranges)) {}
@@ -76,27 +78,13 @@ void utf8_ranges(CharRange range, const std::function<void(const std::vector<Byt
   emit(bytes);
 }
 
-std::string utf8(uint32_t code) {
-  const auto tail = [&](int shift) { return char(0x80 | (code >> shift & 0x3F)); };
-  if (code < 0x80) return {char(code)};
-  if (code < 0x800) return {char(0xC0 | code >> 6), tail(0)};
-  if (code < 0x10000) return {char(0xE0 | code >> 12), tail(6), tail(0)};
-  return {char(0xF0 | code >> 18), tail(12), tail(6), tail(0)};
-}
-
 std::optional<std::vector<uint32_t>> code_points(std::string_view text) {
   std::vector<uint32_t> codes;
-  for (size_t at = 0; at < text.size();) {
-    const auto lead = uint8_t(text[at]);
-    const size_t length = lead < 0x80 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
-    if (length > text.size() - at) return std::nullopt;
-    uint32_t code = length == 1 ? lead : lead & (0x7Fu >> length);
-    for (size_t i = 1; i < length; ++i) code = code << 6 | (uint8_t(text[at + i]) & 0x3Fu);
-    // Spelling it again finds every overlong, broken or stray form.
-    if (code > 0x10FFFF || (code >= 0xD800 && code <= 0xDFFF) || utf8(code) != text.substr(at, length))
-      return std::nullopt;
-    codes.push_back(code);
-    at += length;
+  while (!text.empty()) {
+    const Utf8Char next = first_utf8(text);
+    if (next.kind != Utf8Kind::valid) return std::nullopt;
+    codes.push_back(next.code);
+    text.remove_prefix(next.length);
   }
   return codes;
 }

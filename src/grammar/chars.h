@@ -40,8 +40,6 @@ struct ByteRange {
 /// Calls `emit` with sequences of byte ranges that together spell exactly the code points of `range` in UTF-8.
 void utf8_ranges(CharRange range, const std::function<void(const std::vector<ByteRange>&)>& emit);
 
-/// The UTF-8 form of a code point.
-std::string utf8(uint32_t code);
 /// The code points of `text`, or nothing when it is not valid UTF-8.
 std::optional<std::vector<uint32_t>> code_points(std::string_view text);
 /// The value of a hexadecimal digit, or nothing.

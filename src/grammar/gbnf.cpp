@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "base/utf8.h"
 #include "base/work_limit.h"
 
 namespace ridge::grammar {

@@ -6,7 +6,7 @@
 
 #include "io/text.h"
 #include "io/tokenizer_parts.h"
-#include "io/utf8.h"
+#include "base/utf8.h"
 
 namespace ridge::io {
 

@@ -3,7 +3,7 @@
 #include <array>
 
 #include "io/pretokenizer_regex.h"
-#include "io/utf8.h"
+#include "base/utf8.h"
 
 namespace ridge::io {
 namespace {

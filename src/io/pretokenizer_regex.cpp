@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "io/utf8.h"
+#include "base/utf8.h"
 
 namespace ridge::io {
 namespace {

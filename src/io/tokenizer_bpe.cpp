@@ -5,7 +5,7 @@
 
 #include "base/work_limit.h"
 #include "io/tokenizer_parts.h"
-#include "io/utf8.h"
+#include "base/utf8.h"
 
 namespace ridge::io {
 

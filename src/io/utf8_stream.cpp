@@ -1,6 +1,6 @@
 // Utf8Stream: see tokenizer.h.
 #include "io/tokenizer.h"
-#include "io/utf8.h"
+#include "base/utf8.h"
 
 namespace ridge::io {
 

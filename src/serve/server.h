@@ -40,9 +40,6 @@ class Server {
   explicit Server(ServerOptions options);
   std::optional<http::Response> gate(const http::Request& head);
   void handle(http::Request request, const http::Reply& reply);
-  void answer_health(const http::Reply& reply) const;
-  void view(const http::Request& request, const http::Reply& reply);
-  void answer(const http::Request& request, const http::Reply& reply);
   void open_state(Lane& lane);
   void close_state(Lane& lane);
 

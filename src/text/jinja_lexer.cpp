@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <charconv>
 
+#include "base/utf8.h"
 #include "text/jinja_parser.h"
 #include "text/unicode.h"
 
@@ -229,7 +230,7 @@ class Lexer {
         (code >= 0xD800 && code < 0xE000))
       wrong(begin, fmt::format("bad escape sequence '\\{}' in a string", c));
     at_ += size_t(stop - first);
-    append_code(out, code);
+    out += utf8(code);
   }
 
   std::string_view source_;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "base/utf8.h"
+
 namespace ridge::text {
 namespace {
 
@@ -12,19 +14,8 @@ struct Code {
 };
 
 Code first(std::string_view text) {
-  const auto byte = [&](size_t i) { return uint32_t(uint8_t(text[i])); };
-  const uint32_t lead = byte(0);
-  if (lead < 0x80) return {lead, 1};
-  const size_t length = lead >= 0xF0 && lead < 0xF8 ? 4 : lead >= 0xE0 ? 3 : 2;
-  if (lead < 0xC2 || lead > 0xF4 || text.size() < length) return {0xFFFD, 1};
-  uint32_t code = lead & (0xFFu >> (length + 1));
-  for (size_t i = 1; i < length; ++i) {
-    if ((byte(i) & 0xC0) != 0x80) return {0xFFFD, 1};
-    code = code << 6 | (byte(i) & 0x3F);
-  }
-  const bool overlong = (length == 3 && code < 0x800) || (length == 4 && code < 0x10000);
-  if (overlong || code > 0x10FFFF || (code >= 0xD800 && code < 0xE000)) return {0xFFFD, 1};
-  return {code, length};
+  const Utf8Char next = first_utf8(text);
+  return next.kind == Utf8Kind::valid ? Code{next.code, next.length} : Code{0xFFFD, 1};
 }
 
 /// Where the code point that ends at `end` begins.
@@ -56,19 +47,6 @@ size_t code_position(std::string_view text, size_t index) {
   size_t at = 0;
   for (; index > 0 && at < text.size(); --index) at += first(text.substr(at)).length;
   return at;
-}
-
-void append_code(std::string& to, uint32_t code) {
-  const auto tail = [&](int shift) { to += char(0x80 | ((code >> shift) & 0x3F)); };
-  if (code < 0x80) {
-    to += char(code);
-  } else if (code < 0x800) {
-    to += char(0xC0 | code >> 6), tail(0);
-  } else if (code < 0x10000) {
-    to += char(0xE0 | code >> 12), tail(6), tail(0);
-  } else {
-    to += char(0xF0 | code >> 18), tail(12), tail(6), tail(0);
-  }
 }
 
 bool is_space(uint32_t c) {

@@ -16,7 +16,6 @@ uint32_t first_code(std::string_view text);
 size_t count_codes(std::string_view text);
 /// Byte position of code point `index`, or the end of the text.
 size_t code_position(std::string_view text, size_t index);
-void append_code(std::string& to, uint32_t code);
 /// White space and line ends as Python's str.strip() and str.splitlines() know them.
 bool is_space(uint32_t code);
 bool is_line_end(uint32_t code);

@@ -1,6 +1,7 @@
 // GBNF: what is accepted, what a grammar then accepts, and where a fault is said to be.
 #include "grammar/gbnf.h"
 
+#include "base/utf8.h"
 #include "helpers.h"
 
 namespace ridge::grammar {

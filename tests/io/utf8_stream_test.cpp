@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "base/rng.h"
+#include "base/utf8.h"
 #include "io/text.h"
 #include "io/tokenizer.h"
 
@@ -27,20 +28,11 @@ std::string random_bytes(Rng& rng) {
   return bytes;
 }
 
-void append_utf8(std::string& text, uint32_t code) {
-  if (code < 0x80) text += char(code);
-  else if (code < 0x800) text += {char(0xC0 | code >> 6), char(0x80 | (code & 63))};
-  else if (code < 0x10000) text += {char(0xE0 | code >> 12), char(0x80 | (code >> 6 & 63)), char(0x80 | (code & 63))};
-  else
-    text += {char(0xF0 | code >> 18), char(0x80 | (code >> 12 & 63)), char(0x80 | (code >> 6 & 63)),
-             char(0x80 | (code & 63))};
-}
-
 TEST(Utf8Stream, EveryCodePointComesThroughUnchangedByteByByte) {
   for (uint32_t code = 0; code <= 0x10FFFF; code += code < 0x3000 ? 1 : 61) {
     if (code >= 0xD800 && code < 0xE000) continue;
-    std::string text, out;
-    append_utf8(text, code);
+    const std::string text = utf8(code);
+    std::string out;
     Utf8Stream stream;
     for (size_t i = 0; i < text.size(); ++i) {
       const std::string got = stream.push({&text[i], 1});

@@ -1,7 +1,6 @@
-#include "io/utf8.h"
+#include "base/utf8.h"
 
-namespace ridge::io {
-
+namespace ridge {
 namespace {
 
 /// What a lead byte asks for: the sequence length and the range of the second byte, which is where overlong forms,
@@ -39,4 +38,12 @@ Utf8Char first_utf8(std::string_view text) {
   return {.code = code, .length = lead.length};
 }
 
-}  // namespace ridge::io
+std::string utf8(uint32_t code) {
+  const auto tail = [&](int shift) { return char(0x80 | (code >> shift & 0x3F)); };
+  if (code < 0x80) return {char(code)};
+  if (code < 0x800) return {char(0xC0 | code >> 6), tail(0)};
+  if (code < 0x10000) return {char(0xE0 | code >> 12), tail(6), tail(0)};
+  return {char(0xF0 | code >> 18), tail(12), tail(6), tail(0)};
+}
+
+}  // namespace ridge

@@ -1,10 +1,11 @@
-// UTF-8 decoding that never fails: every byte string is a sequence of code points and broken stretches.
+// UTF-8: decoding that never fails, for every byte string is a sequence of code points and broken stretches, and encoding.
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 
-namespace ridge::io {
+namespace ridge {
 
 enum class Utf8Kind : uint8_t {
   valid,       ///< `code` is the code point
@@ -22,4 +23,7 @@ struct Utf8Char {
 /// one U+FFFD stands for each (Unicode 15, section 3.9, "substitution of maximal subparts").
 Utf8Char first_utf8(std::string_view text);
 
-}  // namespace ridge::io
+/// The bytes of a code point up to 0x1FFFFF.
+std::string utf8(uint32_t code);
+
+}  // namespace ridge

@@ -1,0 +1,149 @@
+#include "serve/routes.h"
+
+#include <charconv>
+
+#include "serve/answer.h"
+#include "serve/views.h"
+
+namespace ridge::serve {
+namespace {
+
+void send(const Call& call, const Json& json) {
+  call.reply.send({.body = json.dump(-1, ' ', false, Json::error_handler_t::replace)});
+}
+Json body_of(const Call& call) { return parse_body(call.request.body); }
+
+void health(const Call& call) {
+  const std::string failure = call.scheduler.failure();
+  if (!failure.empty())
+    throw ApiError{.status = 500, .message = "the engine failed: " + failure, .type = "server_error"};
+  send(call, {{"status", "ok"}});
+}
+
+void metrics(const Call& call) {
+  call.reply.send(
+      {.content_type = "text/plain; version=0.0.4", .body = metrics_text(call.scheduler.board(), call.http.counts())});
+}
+
+void models(const Call& call) { send(call, models_json(call.model)); }
+
+void one_model(const Call& call) {
+  const std::string name = call.request.path.substr(std::string_view("/v1/models/").size());
+  if (name != call.model.name)
+    throw ApiError{.status = 404,
+                   .message = fmt::format("there is no model '{}' here, only '{}'", name, call.model.name),
+                   .param = "model",
+                   .code = "model_not_found"};
+  send(call, models_json(call.model)["data"][0]);
+}
+
+void generate(const Call& call, ApiRequest what) {
+  what.key = int(call.keys.find(call.request.headers).value_or(0));
+  answer_request(call.scheduler, call.model, std::move(what), call.reply);
+}
+void chat(const Call& call) { generate(call, read_chat_request(call.model, body_of(call))); }
+void completion(const Call& call) { generate(call, read_completion_request(call.model, body_of(call))); }
+void apply_template(const Call& call) { send(call, {{"prompt", render_chat(call.model, body_of(call))}}); }
+
+void embeddings(const Call&) {
+  throw ApiError{.status = 404, .message = "this model generates text, it has no embeddings", .code = "not_supported"};
+}
+
+void tokenize(const Call& call) {
+  const ApiModel& model = call.model;
+  const Json body = body_of(call);
+  const Fields f(body);
+  const auto content = f.text("content");
+  if (!content) refuse("content", "missing");
+  if (!model.engine.has_tokenizer()) refuse("content", "this model has no tokenizer");
+  const bool add_special = f.flag("add_special").value_or(false);
+  const bool parse_special = f.flag("parse_special").value_or(true);
+  const std::vector<int32_t> tokens = model.engine.tokenizer().encode(*content, add_special, parse_special);
+  if (!f.flag("with_pieces").value_or(false)) return send(call, {{"tokens", tokens}});
+  constexpr size_t kMostPieces = size_t(1) << 18;  // an object each
+  if (tokens.size() > kMostPieces)
+    refuse("with_pieces",
+           fmt::format("the text has {} tokens, pieces are told of {} at most", tokens.size(), kMostPieces));
+  Json list = Json::array();
+  for (const int32_t token : tokens)
+    list.push_back({{"id", token}, {"piece", model.engine.tokenizer().piece(token, true)}});
+  send(call, {{"tokens", std::move(list)}});
+}
+
+void detokenize(const Call& call) {
+  const ApiModel& model = call.model;
+  const Json body = body_of(call);
+  const Json* tokens = Fields(body).find("tokens");
+  if (!tokens || !tokens->is_array()) refuse("tokens", "not a list of token ids");
+  if (!model.engine.has_tokenizer()) refuse("tokens", "this model has no tokenizer");
+  std::vector<int32_t> ids;
+  for (const Json& id : *tokens) {
+    if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() >= model.engine.plan().vocab_size)
+      refuse("tokens", fmt::format("a token id is a whole number below {}", model.engine.plan().vocab_size));
+    ids.push_back(id.get<int32_t>());
+  }
+  send(call, {{"content", model.engine.tokenizer().decode(ids)}});
+}
+
+/// ?steps=N: how many of the newest steps are looked at; all that are remembered without.
+int64_t newest_steps(const http::Request& request) {
+  const std::string* text = request.param("steps");
+  if (!text) return INT64_MAX;
+  int64_t n = 0;
+  const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), n);
+  if (error != std::errc() || end != text->data() + text->size() || n < 1)
+    refuse("steps", fmt::format("'{}' is not a number of steps", *text));
+  return n;
+}
+
+void props(const Call& call) { send(call, props_json(call.scheduler, call.model)); }
+void slots(const Call& call) { send(call, slots_json(call.scheduler, newest_steps(call.request))); }
+
+void kv(const Call& call) {
+  const std::string* by = call.request.param("by");
+  const KvDetail detail = by && *by == "page"    ? KvDetail::pages
+                          : by && *by == "layer" ? KvDetail::layers
+                                                 : KvDetail::none;
+  send(call, kv_json(call.scheduler, detail));
+}
+
+void set_kv(const Call& call) {
+  const auto kv = Fields(body_of(call)).text("kv_quant");
+  if (!kv) refuse("kv_quant", "missing: the formats of requests that name none");
+  if (*kv == "auto") refuse("kv_quant", "auto is not supported yet (name a format)");
+  if (const Status status = call.scheduler.set_default_kv(*kv); !status) refuse("kv_quant", status.error().message);
+  send(call, {{"kv_quant", call.scheduler.default_kv()}});
+}
+
+constexpr Route kRoutes[] = {
+    {"GET", "/health", Answerer::io, health, true},
+    {"GET", "/metrics", Answerer::io, metrics},
+    {"GET", "/v1/models", Answerer::view, models},
+    {"GET", "/v1/models/", Answerer::view, one_model},
+    {"GET", "/props", Answerer::view, props},
+    {"GET", "/slots", Answerer::view, slots},
+    {"GET", "/kv", Answerer::view, kv},
+    {"POST", "/kv", Answerer::worker, set_kv},
+    {"POST", "/v1/chat/completions", Answerer::worker, chat},
+    {"POST", "/v1/completions", Answerer::worker, completion},
+    {"POST", "/v1/embeddings", Answerer::worker, embeddings},
+    {"POST", "/tokenize", Answerer::worker, tokenize},
+    {"POST", "/detokenize", Answerer::worker, detokenize},
+    {"POST", "/apply-template", Answerer::worker, apply_template},
+};
+
+}  // namespace
+
+const Route& route_of(const http::Request& request) {
+  const std::string_view method = request.method == "HEAD" ? std::string_view("GET") : request.method;
+  bool known = false;
+  for (const Route& route : kRoutes) {
+    if (route.path != request.path && !(route.path.ends_with('/') && request.path.starts_with(route.path))) continue;
+    if (route.method == method) return route;
+    known = true;
+  }
+  if (known) throw ApiError{.status = 405, .message = fmt::format("{} does not take {}", request.path, method)};
+  throw ApiError{.status = 404, .message = fmt::format("nothing is at {}", request.path), .code = "not_found"};
+}
+
+}  // namespace ridge::serve

@@ -1,0 +1,36 @@
+// The server's endpoints: a row for each, with the function that answers it.
+#pragma once
+
+#include <string_view>
+
+#include "http/auth.h"
+#include "http/server.h"
+#include "serve/chat.h"
+#include "serve/scheduler.h"
+
+namespace ridge::serve {
+
+/// One request, and what its answer is made of.
+struct Call {
+  Scheduler& scheduler;
+  const ApiModel& model;
+  const http::Server& http;
+  const http::Keys& keys;
+  const http::Request& request;
+  const http::Reply& reply;
+};
+
+/// The threads that answer: I/O threads at once, whatever else runs; views wait for a step; prompts are long to read.
+enum class Answerer : uint8_t { io, view, worker };
+
+struct Route {
+  std::string_view method, path;  ///< a path that ends in "/" has a name behind it
+  Answerer by;
+  void (*answer)(const Call& call);  ///< throws ApiError, WorkEnded, Error
+  bool open = false;                 ///< needs no key
+};
+
+/// The route of a request; HEAD is answered as GET. Throws ApiError: 404 for an unknown path, 405 for another method.
+const Route& route_of(const http::Request& request);
+
+}  // namespace ridge::serve
