@@ -24,7 +24,8 @@ LEFT = {
     "engine": ["model", "rank"],
     "serve": ["engine", "text", "grammar", "http"],
     "lab": ["engine", "http"],
-    "cli": ["lab", "serve"],
+    "top": ["http", "text"],
+    "cli": ["lab", "serve", "top"],
 }
 SOURCES = {".h", ".cpp", ".cu", ".hip"}
 TOP_FOLDERS = ("include", "src", "tests")

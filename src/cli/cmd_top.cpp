@@ -1,20 +1,17 @@
 // ridge top: a live view of a server in a terminal.
 #include "cli/interrupt.h"
 #include "cli/options.h"
-#include "cli/top_client.h"
-#include "cli/top_screen.h"
 #include "http/auth.h"
 #include "io/json.h"
 #include "io/mapped_file.h"
 #include "text/unicode.h"
+#include "top/watch.h"
 
 namespace ridge::cli {
 namespace {
 
-constexpr int kFrameMs = 50;
 constexpr int kOnceColumns = 100;
 constexpr int kMostOnceRows = 4200;
-constexpr size_t kMostInput = 64 << 10;
 
 struct TopFlags {
   std::string url = "http://127.0.0.1:8080", key, key_file;
@@ -60,107 +57,6 @@ int print_once(const top::Target& target, const std::string& url) {
   return 0;
 }
 
-void turn_page(top::View& view, int page) {
-  view.page = top::Page((page + top::kPages) % top::kPages);
-  view.scroll = 0;
-}
-
-void press_tab(top::View& view) {
-  switch (view.page) {
-    case top::Page::chat: view.typing = !view.typing; break;
-    case top::Page::requests: view.shows_prompts = !view.shows_prompts; break;
-    case top::Page::cache: view.shows_error = !view.shows_error; break;
-    case top::Page::pools: ++view.pool; break;
-  }
-}
-
-/// What scrolls has its own least; its most is where there is something to see.
-void move(top::View& view, int by) {
-  if (view.page == top::Page::cache) {
-    const size_t n =
-        view.known.pools.empty() ? 0 : view.known.pools[size_t(view.pool) % view.known.pools.size()].layers.size();
-    view.layer = std::clamp(view.layer + by, 0, std::max(0, int(n) - 1));
-  } else {
-    constexpr int kMostScroll = 1 << 20;
-    view.scroll = std::clamp(view.scroll + (view.page == top::Page::chat ? -by : by), 0, kMostScroll);
-  }
-}
-
-void type(top::View& view, top::Talk& talk, const top::Press& press) {
-  if (press.key == top::Key::text && view.input.size() < kMostInput) view.input += press.text;
-  if (press.key == top::Key::backspace && !view.input.empty())
-    view.input.resize(text::code_position(view.input, text::count_codes(view.input) - 1));
-  if (press.key == top::Key::enter && !view.input.empty() && !view.chat.streams) {
-    talk.send(view.input, view.known.props.chat_template);
-    view.input.clear();
-  }
-}
-
-bool command(top::View& view, const std::string& letter) {
-  if (letter == "q") return false;
-  if (letter.size() == 1 && letter[0] >= '1' && letter[0] < '1' + top::kPages) turn_page(view, letter[0] - '1');
-  if (letter == "p") ++view.pool;
-  return true;
-}
-
-/// Returns whether the program goes on.
-bool act(top::View& view, top::Talk& talk, const top::Press& press, int page_rows) {
-  using top::Key;
-  const bool typing = view.page == top::Page::chat && view.typing;
-  switch (press.key) {
-    case Key::quit: return false;
-    case Key::previous: turn_page(view, int(view.page) - 1); return true;
-    case Key::next: turn_page(view, int(view.page) + 1); return true;
-    case Key::escape: talk.stop(); return true;
-    case Key::reset:
-      talk.reset();
-      view.input.clear();
-      return true;
-    case Key::tab: press_tab(view); return true;
-    case Key::up: move(view, -1); return true;
-    case Key::down: move(view, 1); return true;
-    case Key::page_up: move(view, -page_rows); return true;
-    case Key::page_down: move(view, page_rows); return true;
-    case Key::text:
-      if (!typing) return command(view, press.text);
-      [[fallthrough]];
-    case Key::enter:
-    case Key::backspace:
-      if (typing) type(view, talk, press);
-      return true;
-    case Key::none:
-    case Key::resize: return true;
-  }
-  return true;
-}
-
-int watch(const top::Target& target, const std::string& url) {
-  // Threads end behind the screen: a server that hangs does not keep the terminal.
-  top::Poller poller(target);
-  top::Talk talk(target);
-  top::Screen screen;
-  top::View view{.url = url};
-  uint64_t seen = ~uint64_t(0);
-  for (bool goes_on = true; goes_on && !interrupted();) {
-    const uint64_t changes = poller.changes() + talk.changes();
-    if (changes != seen) {
-      seen = changes;
-      view.known = poller.known();
-      view.chat = talk.chat();
-      top::Canvas canvas(std::max(1, screen.rows()), std::max(2, screen.columns()));
-      draw(view, canvas);
-      screen.show(canvas);
-    }
-    const top::Press press = screen.read(kFrameMs);
-    if (press.key == top::Key::none) continue;
-    goes_on = act(view, talk, press, std::max(1, screen.rows() - 6));
-    seen = ~uint64_t(0);
-    poller.ask_by_page(view.page == top::Page::cache);
-  }
-  clear_interrupt();  // it is a way to end
-  return 0;
-}
-
 int run_top(const TopFlags& flags) {
   top::Target target{.key = key_of(flags), .interval_ms = flags.interval_ms};
   Result<http::Url> url = http::parse_url(flags.url);
@@ -168,7 +64,10 @@ int run_top(const TopFlags& flags) {
   target.url = *url;
   const std::string shown = flags.url.substr(0, flags.url.find('?'));
   if (flags.output.json) return print_json(target);
-  return flags.once ? print_once(target, shown) : watch(target, shown);
+  if (flags.once) return print_once(target, shown);
+  top::watch(target, shown, [] { return interrupted(); });
+  clear_interrupt();  // it is a way to end
+  return 0;
 }
 
 }  // namespace

@@ -11,7 +11,8 @@ TEST(Utf8, EveryCodePointIsReadBack) {
     const Utf8Char read = first_utf8(utf8(code) + "x");
     const bool is_surrogate = code >= 0xD800 && code < 0xE000;
     ASSERT_EQ(read.kind == Utf8Kind::valid, !is_surrogate) << code;
-    if (!is_surrogate) ASSERT_EQ(read.code, code);
+    if (is_surrogate) continue;
+    ASSERT_EQ(read.code, code);
   }
   EXPECT_EQ(utf8(0x7F), "\x7F");
   EXPECT_EQ(utf8(0xE9), "é");

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-namespace ridge::cli::top {
+namespace ridge::top {
 
 enum class Style : uint8_t { plain, dim, bold, accent, good, warn, bad, inverse, heat };
 inline constexpr int kHeatLevels = 8;
@@ -61,4 +61,4 @@ std::u32string sparkline(const std::vector<double>& values, int width);
 /// What a terminal without UTF-8 shows for a glyph of these pages: ASCII.
 char ascii_of(char32_t glyph);
 
-}  // namespace ridge::cli::top
+}  // namespace ridge::top

@@ -1,4 +1,4 @@
-#include "cli/top_canvas.h"
+#include "top/canvas.h"
 
 #include <utf8proc.h>
 
@@ -7,7 +7,7 @@
 
 #include "base/utf8.h"
 
-namespace ridge::cli::top {
+namespace ridge::top {
 namespace {
 
 constexpr size_t kMostMarks = 3;  // a terminal's cell holds few, and a text may stack thousands
@@ -158,4 +158,4 @@ char ascii_of(char32_t glyph) {
   }
 }
 
-}  // namespace ridge::cli::top
+}  // namespace ridge::top

@@ -1,10 +1,10 @@
 // The pages of `ridge top`, drawn from what is known: no terminal, no network.
 #pragma once
 
-#include "cli/top_canvas.h"
-#include "cli/top_data.h"
+#include "top/canvas.h"
+#include "top/data.h"
 
-namespace ridge::cli::top {
+namespace ridge::top {
 
 enum class Page { chat, requests, cache, pools };
 inline constexpr int kPages = 4;
@@ -50,4 +50,4 @@ void draw_cache(const View& view, Canvas& canvas, int top, int bottom);
 void draw_pools(const View& view, Canvas& canvas, int top, int bottom);
 void draw_chat(const View& view, Canvas& canvas, int top, int bottom);
 
-}  // namespace ridge::cli::top
+}  // namespace ridge::top

@@ -6,10 +6,10 @@
 #include <mutex>
 #include <thread>
 
-#include "cli/top_view.h"
 #include "http/client.h"
+#include "top/view.h"
 
-namespace ridge::cli::top {
+namespace ridge::top {
 
 /// Where the server is and how it is asked.
 struct Target {
@@ -78,4 +78,4 @@ class Talk {
 /// What Talk asks with: target and body of the request. A server whose template is "plain" completes a transcript.
 std::pair<std::string, std::string> request_of(const std::vector<Turn>& turns, const std::string& chat_template);
 
-}  // namespace ridge::cli::top
+}  // namespace ridge::top

@@ -1,9 +1,9 @@
-#include "cli/top_client.h"
+#include "top/client.h"
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-namespace ridge::cli::top {
+namespace ridge::top {
 namespace {
 
 constexpr size_t kHistory = 1024;
@@ -205,4 +205,4 @@ void Talk::answer(std::string path, std::string body) {
   ++changes_;
 }
 
-}  // namespace ridge::cli::top
+}  // namespace ridge::top

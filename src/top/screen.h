@@ -3,9 +3,9 @@
 
 #include <string>
 
-#include "cli/top_canvas.h"
+#include "top/canvas.h"
 
-namespace ridge::cli::top {
+namespace ridge::top {
 
 enum class Key {
   none,
@@ -48,4 +48,4 @@ class Screen {
   bool utf8_ = false, colours_ = false;
 };
 
-}  // namespace ridge::cli::top
+}  // namespace ridge::top

@@ -1,4 +1,4 @@
-#include "cli/top_screen.h"
+#include "top/screen.h"
 
 #define NCURSES_NOMACROS 1  // its macros are words like erase and move
 #include <curses.h>
@@ -12,7 +12,7 @@
 #include "base/result.h"
 #include "base/utf8.h"
 
-namespace ridge::cli::top {
+namespace ridge::top {
 namespace {
 
 constexpr int kEscapeMs = 25;  // keys that send Esc and more come within this time
@@ -130,4 +130,4 @@ Press Screen::read(int ms) {
   return press;
 }
 
-}  // namespace ridge::cli::top
+}  // namespace ridge::top

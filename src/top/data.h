@@ -8,7 +8,7 @@
 
 #include "base/result.h"
 
-namespace ridge::cli::top {
+namespace ridge::top {
 
 struct Props {
   std::string model, device, weights, kv, chat_template, version;
@@ -69,4 +69,4 @@ std::string error_text(int status, std::string_view body);
 std::string bytes_text(int64_t bytes);
 std::string count_text(int64_t count);
 
-}  // namespace ridge::cli::top
+}  // namespace ridge::top

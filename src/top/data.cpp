@@ -1,14 +1,14 @@
-#include "cli/top_data.h"
+#include "top/data.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "io/json.h"
+#include "base/json.h"
 
-namespace ridge::cli::top {
+namespace ridge::top {
 namespace {
 
-using io::Json;
+using Json = nlohmann::json;
 constexpr size_t kMostEntries = 4096;
 
 const Json& field_of(const Json& json, std::string_view name) {
@@ -73,8 +73,9 @@ Pool pool_of(const std::string& kv, const Json& json) {
 }
 
 Result<Json> object_of(std::string_view text, std::string_view where) {
-  RIDGE_TRY(Json json, io::parse_json(text, where));
-  if (!json.is_object()) return bad_file("{}: not a JSON object", where);
+  Result<Json> json = parse_within<Json>(text);
+  if (!json) return bad_file("{}: {}", where, json.error().message);
+  if (!json->is_object()) return bad_file("{}: not a JSON object", where);
   return json;
 }
 
@@ -140,7 +141,7 @@ Result<Delta> read_delta(std::string_view text) {
 
 std::string error_text(int status, std::string_view body) {
   std::string said;
-  if (const Result<Json> json = io::parse_json(body, "error")) {
+  if (const Result<Json> json = parse_within<Json>(body)) {
     const Json& error = field_of(*json, "error");
     said = error.is_string() ? error.get<std::string>() : text_of(error, "message");
   }
@@ -162,4 +163,4 @@ std::string count_text(int64_t count) {
   return fmt::format("{:.0f}M", double(count) * 1e-6);
 }
 
-}  // namespace ridge::cli::top
+}  // namespace ridge::top

@@ -1,9 +1,9 @@
-#include "cli/top_view.h"
+#include "top/view.h"
 
 #include <algorithm>
 #include <array>
 
-namespace ridge::cli::top {
+namespace ridge::top {
 namespace {
 
 constexpr std::string_view kNames[kPages] = {"chat", "requests", "cache", "pools"};
@@ -332,4 +332,4 @@ void draw(const View& view, Canvas& canvas) {
   }
 }
 
-}  // namespace ridge::cli::top
+}  // namespace ridge::top
