@@ -25,7 +25,8 @@ LEFT = {
     "serve": ["engine", "text", "grammar", "http"],
     "lab": ["engine", "http"],
     "top": ["http", "text"],
-    "cli": ["lab", "serve", "top"],
+    "chat": ["serve", "text"],
+    "cli": ["lab", "chat", "top"],
 }
 SOURCES = {".h", ".cpp", ".cu", ".hip"}
 TOP_FOLDERS = ("include", "src", "tests")

@@ -1,7 +1,7 @@
 // ridge bench bandwidth: the memory ceilings of the machine, or of a GPU.
 #include <memory>
 
-#include "cli/interrupt.h"
+#include "base/interrupt.h"
 #include "cli/options.h"
 #include "engine/device_name.h"
 #include "lab/op/ceilings.h"

@@ -1,28 +1,110 @@
 // ridge chat: a conversation with a model, or a debate of two.
-#include "cli/chat.h"
-
 #include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <random>
 
-#include "cli/interrupt.h"
+#include "base/interrupt.h"
+#include "chat/debate.h"
 #include "cli/kv_auto.h"
+#include "cli/options.h"
+#include "cli/spec_flags.h"
+#include "cli/start_lines.h"
+#include "cli/structure_flags.h"
+#include "rank/mpi.h"
 
 namespace ridge::cli {
+namespace {
+
+struct ChatFlags {
+  ModelFlags model;
+  ContextFlags context;
+  KvFlags kv;
+  SpecFlags spec;
+  StructureFlags structure;
+  OutputFlags output;
+  std::string system, topic;
+  std::vector<std::string> debate;  ///< both sides; empty: a conversation
+  int n_predict = -1, n_turns = 10;
+  SamplerOptions sampler;
+  int64_t seed = -1;
+  bool no_history = false, verbose = false;
+
+  /// Of a model's sessions.
+  int n_ctx(const Model& model) const;
+  /// Of a model that is loaded; `seed` is the one in force.
+  chat::SpeakerOptions speaker(const Model& model) const;
+};
 
 int ChatFlags::n_ctx(const Model& of) const { return context_for(context, kv, of); }
 
-SpeakerOptions ChatFlags::speaker(const Model& of) const {
-  SpeakerOptions options{.kv = choice_for(kv, of, n_ctx(of), output.quiet),
-                         .n_ctx = n_ctx(of),
-                         .n_ubatch = context.ubatch(),
-                         .shows_progress = !output.quiet,
-                         .generate = {.max_tokens = n_predict, .sampler = sampler}};
+chat::SpeakerOptions ChatFlags::speaker(const Model& of) const {
+  chat::SpeakerOptions options{.kv = choice_for(kv, of, n_ctx(of), output.quiet),
+                               .n_ctx = n_ctx(of),
+                               .n_ubatch = context.ubatch(),
+                               .shows_progress = !output.quiet,
+                               .generate = {.max_tokens = n_predict, .sampler = sampler}};
   options.generate.sampler.seed = uint64_t(seed);
   return options;
 }
+
+int run_conversation(const ChatFlags& flags) {
+  check_kv_flags(flags.kv);  // refuses nonsense before the model is read
+  if (flags.model.model.empty()) bad_flag("--model", "a model is needed", "ridge chat -m MODEL");
+  const Model model = load_model(flags.model);
+  const chat::ChatModel chat(model, flags.model.chat_template);
+  chat.check();
+  const Proposers proposers =
+      open_proposers(flags.spec, flags.model, model, {flags.n_ctx(model), flags.context.ubatch()});
+  const std::unique_ptr<Speculation> speculation = open_speculation(flags.spec, proposers);
+  AnswerStructure structure(flags.structure, model);
+  chat::ConversationOptions options{.speaker = flags.speaker(model),
+                                    .system = flags.system,
+                                    .spec_type = flags.spec.type,
+                                    .json = flags.output.json,
+                                    .quiet = flags.output.quiet,
+                                    .keeps_history = !flags.no_history};
+  options.speaker.speculation = speculation.get();
+  options.speaker.structure = [&](const serve::AnswerForm& form) { return structure.rule(form); };
+  options.facts = [&](const Session& session, const KvChoice& kv) {
+    return start_lines(model.info(), session, kv) +
+           (flags.verbose ? more_start_lines(model.info(), session) : std::string());
+  };
+  return chat::converse(chat, options);
+}
+
+int run_debate(const ChatFlags& flags) {
+  check_kv_flags(flags.kv);  // refuses nonsense before a model is read
+  chat::Side sides[] = {chat::parse_side(flags.debate[0], "A"), chat::parse_side(flags.debate[1], "B")};
+  if (sides[0].name == sides[1].name) sides[0].name += " 1", sides[1].name += " 2";
+  std::vector<std::unique_ptr<Model>> models;
+  std::vector<std::unique_ptr<chat::ChatModel>> chats;
+  std::vector<chat::Debater> debaters;
+  for (chat::Side& side : sides) {
+    if (side.model_path.empty()) side.model_path = flags.model.model;
+    if (side.model_path.empty())
+      bad_flag("--debate", fmt::format("{} has no model", side.name), "give -m MODEL, or a model in its place");
+    if (chats.empty() || side.model_path != sides[0].model_path) {
+      if (!chats.empty() && joined_ranks())
+        bad_flag("--tp", "ranks share one model, and this debate has two", "give both sides one model");
+      ModelFlags model = flags.model;
+      model.model = side.model_path;
+      models.push_back(std::make_unique<Model>(load_model(model)));
+      chats.push_back(std::make_unique<chat::ChatModel>(*models.back(), flags.model.chat_template));
+    }
+    debaters.push_back({side, *chats.back(), flags.speaker(*models.back())});
+  }
+  chat::DebateOptions options{
+      .topic = flags.topic, .n_turns = flags.n_turns, .json = flags.output.json, .quiet = flags.output.quiet};
+  options.facts = [&](const Session& session, const KvChoice& kv) {
+    return fmt::format("models   {}, cache {}: {}\n", models.size(), flags.kv.is_auto() ? "auto" : kv_text(kv),
+                       chat::cache_cost(models[0]->info(), session));
+  };
+  return chat::debate(debaters[0], debaters[1], options);
+}
+
+}  // namespace
 
 Action declare_chat(CLI::App& app) {
   const auto flags = std::make_shared<ChatFlags>();

@@ -2,7 +2,7 @@
 #include <memory>
 
 #include "base/progress.h"
-#include "cli/interrupt.h"
+#include "base/interrupt.h"
 #include "cli/options.h"
 #include "engine/device_name.h"
 #include "lab/op/op_turns.h"

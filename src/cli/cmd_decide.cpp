@@ -4,7 +4,7 @@
 
 #include "base/progress.h"
 #include "cli/bench.h"
-#include "cli/interrupt.h"
+#include "base/interrupt.h"
 #include "cli/options.h"
 #include "cli/report.h"
 #include "lab/decide/measure.h"

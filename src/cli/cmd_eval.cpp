@@ -3,8 +3,8 @@
 #include <cstdio>
 
 #include "base/build_info.h"
+#include "base/interrupt.h"
 #include "cli/eval.h"
-#include "cli/interrupt.h"
 #include "lab/quality/eval_rows.h"
 #include "rank/mpi.h"
 

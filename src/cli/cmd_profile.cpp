@@ -2,7 +2,7 @@
 #include <memory>
 
 #include "base/progress.h"
-#include "cli/interrupt.h"
+#include "base/interrupt.h"
 #include "cli/options.h"
 #include "io/pending_file.h"
 #include "lab/model/profile.h"

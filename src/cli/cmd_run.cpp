@@ -6,23 +6,26 @@
 #include <random>
 
 #include "base/build_info.h"
-#include "cli/answer_printer.h"
-#include "cli/chat_model.h"
-#include "cli/interrupt.h"
+#include "base/interrupt.h"
+#include "chat/answer_printer.h"
+#include "chat/model.h"
+#include "chat/reading.h"
+#include "chat/text_out.h"
 #include "cli/kv_auto.h"
 #include "cli/options.h"
 #include "cli/prompt_cache.h"
 #include "cli/prompt_ids.h"
-#include "cli/reading.h"
 #include "cli/spec_flags.h"
 #include "cli/start_lines.h"
 #include "cli/structure_flags.h"
-#include "cli/text_out.h"
 #include "lab/rows/results.h"
 #include "rank/mpi.h"
 
 namespace ridge::cli {
 namespace {
+
+using chat::AnswerPrinter, chat::ChatModel, chat::end_text, chat::message_of, chat::read_tokens, chat::ReadingOptions,
+    chat::tokens_per_second, chat::write_text;
 
 struct RunFlags {
   ModelFlags model;

@@ -8,7 +8,7 @@
 
 #include "base/build_info.h"
 #include "base/limits.h"
-#include "cli/interrupt.h"
+#include "base/interrupt.h"
 #include "cli/kv_auto.h"
 #include "cli/options.h"
 #include "cli/serve_flags.h"

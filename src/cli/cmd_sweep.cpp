@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "base/progress.h"
-#include "cli/interrupt.h"
+#include "base/interrupt.h"
 #include "cli/options.h"
 #include "lab/sweep/crossover.h"
 #include "lab/sweep/sweep.h"

@@ -1,5 +1,5 @@
 // ridge top: a live view of a server in a terminal.
-#include "cli/interrupt.h"
+#include "base/interrupt.h"
 #include "cli/options.h"
 #include "http/auth.h"
 #include "io/json.h"

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "base/progress.h"
-#include "cli/interrupt.h"
+#include "base/interrupt.h"
 #include "cli/options.h"
 #include "lab/quality/quality_report.h"
 

@@ -10,9 +10,9 @@
 
 #include "base/build_info.h"
 #include "base/closest.h"
-#include "cli/interrupt.h"
+#include "base/interrupt.h"
 #include "cli/options.h"
-#include "cli/text_out.h"
+#include "chat/text_out.h"
 #include "engine/lead.h"
 #include "io/mapped_file.h"
 #include "io/text.h"
@@ -185,7 +185,7 @@ std::string usage_message(const CLI::App& root, const CLI::ParseError& error, co
 
 int report(ErrorKind kind, std::string_view message) {
   std::fflush(stdout);
-  end_text(true);
+  chat::end_text(true);
   if (Ranks* const ranks = joined_ranks()) {
     // What all ranks meet, the first one says, and ends them all; others speak when it has not done so.
     if (!ranks->is_first()) std::this_thread::sleep_for(std::chrono::seconds(2));

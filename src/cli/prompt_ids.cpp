@@ -9,7 +9,7 @@
 #include <charconv>
 #include <cstring>
 
-#include "cli/interrupt.h"
+#include "base/interrupt.h"
 #include "cli/options.h"
 #include "io/mapped_file.h"
 #include "io/text.h"

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "chat/speaker.h"
 #include "cli/options.h"
 #include "lab/rows/machine.h"
 
@@ -42,21 +43,13 @@ std::vector<std::string> cache_lines(const KvReport& kv) {
 
 }  // namespace
 
-std::string cache_cost(const ModelInfo& info, const Session& session) {
-  const int64_t f16 = int64_t(2) * info.n_cached_sides * info.n_cached_layers * info.n_kv_heads * info.head_dim;
-  const int64_t own = session.kv_report().bytes_per_token();
-  // The first of several ranks may have layers without rows alone.
-  return fmt::format("{} bytes/token (f16: {}, ratio {:.2f})", own, f16,
-                     double(f16) / double(std::max<int64_t>(1, own)));
-}
-
 std::string start_lines(const ModelInfo& info, const Session& session, const KvChoice& kv) {
   const int n_ctx = session.n_ctx();
   std::string unread;
   if (!info.unread_fields.empty())
     unread = fmt::format("fields   of config.json that nothing reads: {}\n", fmt::join(info.unread_fields, ", "));
   return unread + fmt::format("model    {} ({}), {}\ncache    {}: {}, context {} tokens{}\n", info.name, info.arch,
-                              device_text(info), kv_text(kv), cache_cost(info, session), n_ctx,
+                              device_text(info), kv_text(kv), chat::cache_cost(info, session), n_ctx,
                               n_ctx > info.n_ctx_train ? fmt::format(" (trained for {})", info.n_ctx_train) : "");
 }
 

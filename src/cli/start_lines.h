@@ -8,9 +8,6 @@
 
 namespace ridge::cli {
 
-/// "12 bytes/token (f16: 20, ratio 1.67)"
-std::string cache_cost(const ModelInfo& info, const Session& session);
-
 /// Two lines: the model and its device, the cache and the context.
 std::string start_lines(const ModelInfo& info, const Session& session, const KvChoice& kv);
 /// What --verbose adds: sizes of the model, weights, settings of the cache by kinds of layers, kernels.

@@ -227,11 +227,7 @@ ApiRequest read_chat_request(const ApiModel& model, const Json& body) {
   request.marks = std::move(form.marks);
   if (choice.kind == ToolChoice::Kind::none) request.output.format = text::ToolFormat::none;
   request.one_call = f.flag("parallel_tool_calls") == false;
-  if (!has_template) {
-    // Nothing else ends the answer of a base model.
-    request.options.stop.push_back("\nUser:");
-    request.options.stop.push_back("\nAssistant:");
-  }
+  if (!has_template) request.options.stop = text::plain_stops();
   request.output.seed = request.options.sampler.seed;
   check_length(model, read_max_tokens(f, 1).value_or(-1), request);
   return request;

@@ -223,6 +223,10 @@ TemplateHabits habits_of(const ChatTemplate& chat_template, const ChatInput& tok
 
 TemplateHabits plain_habits() { return {.tools = false, .calls = false}; }
 
+std::vector<std::string> plain_stops(const PlainNames& names) {
+  return {"\n" + names.user + ":", "\n" + names.assistant + ":"};
+}
+
 Json fit_messages(const TemplateHabits& habits, Json messages, const Json& tools) {
   const bool tell_calls = !habits.calls || !tools.is_null();
   const bool tell_results = tell_calls ? !habits.lone_results : !habits.results;

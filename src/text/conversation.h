@@ -25,6 +25,13 @@ TemplateHabits habits_of(const ChatTemplate& chat_template, const ChatInput& tok
 /// Those of plain_prompt().
 TemplateHabits plain_habits();
 
+/// What the lines of a plain prompt begin with.
+struct PlainNames {
+  std::string user = "User", assistant = "Assistant";
+};
+/// What ends the answer to a plain prompt: a base model goes on with the next line.
+std::vector<std::string> plain_stops(const PlainNames& names = {});
+
 /// Messages with contents as texts, in the form that a template of these habits shows. `tools`: functions that the template
 /// does not describe; the messages do it then, and calls stand in contents as JSON. Null: there are none.
 Json fit_messages(const TemplateHabits& habits, Json messages, const Json& tools);

@@ -7,7 +7,7 @@
 
 #include "base/limits.h"
 #include "cases/damaged_model.h"
-#include "cli/interrupt.h"
+#include "base/interrupt.h"
 #include "cli/run_program.h"
 #include "engine/engine.h"
 #include "engine/kv_options.h"
@@ -147,14 +147,14 @@ TEST(Disk, APromptCacheThatCannotBeWrittenCostsNoAnswer) {
 
 TEST(InterruptDeathTest, OneThatComesAfterTheWorkSaysSo) {
   const auto child = [](bool done) {
-    cli::install_interrupt_handler();
+    install_interrupt_handler();
     raise(SIGINT);
-    if (!cli::interrupted()) _exit(1);
-    _exit(cli::exit_code_of(done));
+    if (!interrupted()) _exit(1);
+    _exit(exit_code_of(done));
   };
   EXPECT_EXIT(child(true), testing::ExitedWithCode(0), "after the work was done: nothing is missing");
   EXPECT_EXIT(child(false), testing::ExitedWithCode(130), "ending cleanly");
-  EXPECT_EQ(cli::exit_code_of(true), 0) << "nobody interrupted";
+  EXPECT_EQ(exit_code_of(true), 0) << "nobody interrupted";
 }
 
 }  // namespace

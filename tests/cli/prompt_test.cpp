@@ -12,7 +12,6 @@
 #include <nlohmann/json.hpp>
 
 #include "cases/templated_model.h"
-#include "cli/reading.h"
 #include "cli/terminal.h"
 
 namespace ridge {
@@ -189,15 +188,6 @@ TEST(RunTerminal, ALongPromptShowsItsProgressAndClearsIt) {
   EXPECT_TRUE(terminal.wait_for("prefill")) << terminal.screen();
   EXPECT_EQ(terminal.wait_for_end(), 0);
   EXPECT_THAT(run_ridge(args).err, Not(HasSubstr("prompt ["))) << "no terminal";
-}
-
-TEST(ReadingNotes, AreRareAndOfLongPromptsOnly) {
-  cli::ReadingNotes notes;
-  EXPECT_EQ(notes.line(100, 1000, 29), "");
-  EXPECT_EQ(notes.line(100, 1000, 30), "prompt   100 of 1000 tokens read, 4m30s left\n");
-  EXPECT_EQ(notes.line(150, 1000, 45), "");
-  EXPECT_EQ(notes.line(500, 1000, 60), "prompt   500 of 1000 tokens read, 1m00s left\n");
-  EXPECT_EQ(notes.line(1000, 1000, 500), "") << "all are read";
 }
 
 class PromptCacheTest : public testing::Test {

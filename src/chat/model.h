@@ -2,14 +2,11 @@
 #pragma once
 
 #include "engine/engine.h"
-#include "serve/chat.h"
+#include "serve/answer_form.h"
+#include "serve/user_text.h"
+#include "text/conversation.h"
 
-namespace ridge::cli {
-
-/// What the lines of a plain prompt begin with.
-struct PlainNames {
-  std::string user = "User", assistant = "Assistant";
-};
+namespace ridge::chat {
 
 /// Knows a model, which must outlive it, and reads its template, or the one of --chat-template. A template that cannot be
 /// read is a problem() of prompts. Throws usage for a model without a tokenizer.
@@ -24,12 +21,12 @@ class ChatModel {
   /// Throws usage where there is a problem.
   void check() const;
   /// The prompt whose continuation is the answer, guarded by UserText: for tokens() and answer_form(). Throws usage with the template's words when it refuses the messages.
-  std::string prompt(const text::Json& messages, const PlainNames& names = {}) const;
+  std::string prompt(const text::Json& messages, const text::PlainNames& names = {}) const;
   std::vector<int32_t> tokens(const std::string& text) const;
   /// How the answer to such a prompt is read.
   serve::AnswerForm answer_form(const std::string& prompt) const;
   /// What ends an answer beside the model's own token.
-  std::vector<std::string> stops(const PlainNames& names = {}) const;
+  std::vector<std::string> stops(const text::PlainNames& names = {}) const;
 
  private:
   const Model& model_;
@@ -39,4 +36,4 @@ class ChatModel {
 
 text::Json message_of(const std::string& role, const std::string& content);
 
-}  // namespace ridge::cli
+}  // namespace ridge::chat

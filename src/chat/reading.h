@@ -3,7 +3,7 @@
 
 #include "ridge/engine.h"
 
-namespace ridge::cli {
+namespace ridge::chat {
 
 struct ReadingOptions {
   int n_step = 0;  ///< tokens between two looks at Ctrl-C; 0: the engine's steps
@@ -26,4 +26,4 @@ class ReadingNotes {
 
 double tokens_per_second(int n, double seconds);
 
-}  // namespace ridge::cli
+}  // namespace ridge::chat

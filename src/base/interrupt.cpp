@@ -1,4 +1,4 @@
-#include "cli/interrupt.h"
+#include "base/interrupt.h"
 
 #include <poll.h>
 #include <termios.h>
@@ -9,7 +9,7 @@
 
 #include "base/result.h"
 
-namespace ridge::cli {
+namespace ridge {
 namespace {
 
 volatile std::sig_atomic_t pressed = 0, end_asked = 0, is_silent = 0;
@@ -85,4 +85,4 @@ SilentTyping::~SilentTyping() {
 void clear_interrupt() { pressed = end_asked; }
 bool asked_to_end() { return end_asked != 0; }
 
-}  // namespace ridge::cli
+}  // namespace ridge

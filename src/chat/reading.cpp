@@ -1,13 +1,13 @@
-#include "cli/reading.h"
+#include "chat/reading.h"
 
 #include <algorithm>
 #include <chrono>
 
+#include "base/interrupt.h"
 #include "base/progress.h"
-#include "cli/interrupt.h"
 #include "engine/engine.h"
 
-namespace ridge::cli {
+namespace ridge::chat {
 
 double tokens_per_second(int n, double seconds) { return seconds > 0 ? n / seconds : 0; }
 
@@ -36,4 +36,4 @@ int read_tokens(Session& session, const Model& model, std::span<const int32_t> t
   return int(n);
 }
 
-}  // namespace ridge::cli
+}  // namespace ridge::chat

@@ -1,24 +1,23 @@
 // Who answers in a conversation: a session that keeps of its cache what the next prompt has in common with it.
 #pragma once
 
-#include "cli/answer_printer.h"
-#include "cli/chat_model.h"
-#include "cli/reading.h"
-#include "cli/start_lines.h"
-#include "cli/structure_flags.h"
+#include "chat/answer_printer.h"
+#include "chat/model.h"
+#include "chat/reading.h"
 #include "engine/decode/text.h"
 #include "engine/kv_choice.h"
 
-namespace ridge::cli {
+namespace ridge::chat {
 
 struct SpeakerOptions {
   KvChoice kv;
   int n_ctx = 0, n_ubatch = 0;
   bool shows_progress = false;  ///< of reading a prompt, on stderr
   GenerateOptions generate;     ///< stops of the model's own are added
-  PlainNames names = {};
-  Speculation* speculation = nullptr;    ///< null: none; must outlive the speaker
-  AnswerStructure* structure = nullptr;  ///< of answers; null: any text; must outlive the speaker
+  text::PlainNames names = {};
+  Speculation* speculation = nullptr;  ///< null: none; must outlive the speaker
+  /// Of the answers that are read so; null: any text.
+  std::function<std::unique_ptr<TokenRule>(const serve::AnswerForm&)> structure = nullptr;
 };
 
 class Speaker {
@@ -38,7 +37,7 @@ class Speaker {
   const ChatModel& chat() const { return chat_; }
   const Session& session() const { return *session_; }
   const KvChoice& kv() const { return options_.kv; }
-  std::string cache_cost() const { return cli::cache_cost(chat_.model().info(), *session_); }
+  std::string cache_cost() const;
 
  private:
   std::vector<int32_t> fit(text::Json& messages, int& n_dropped);
@@ -53,8 +52,11 @@ class Speaker {
   serve::AnswerForm form_;            ///< of the answer to the last prompt
 };
 
+/// "12 bytes/token (f16: 20, ratio 1.67)"
+std::string cache_cost(const ModelInfo& info, const Session& session);
+
 /// Drops the oldest turn after the system prompt: a user's message and what follows it up to the next one. Returns how
 /// many messages went; 0 where there is one turn only.
 int drop_oldest_turn(text::Json& messages);
 
-}  // namespace ridge::cli
+}  // namespace ridge::chat

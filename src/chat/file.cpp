@@ -1,10 +1,10 @@
-#include "cli/chat_file.h"
+#include "chat/file.h"
 
 #include "io/json.h"
 #include "io/mapped_file.h"
 #include "io/pending_file.h"
 
-namespace ridge::cli {
+namespace ridge::chat {
 namespace {
 
 constexpr int kChatVersion = 1;
@@ -46,4 +46,4 @@ Result<SavedChat> load_chat(const std::string& path) {
   return chat;
 }
 
-}  // namespace ridge::cli
+}  // namespace ridge::chat

@@ -1,4 +1,4 @@
-#include "cli/line_reader.h"
+#include "chat/line_reader.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -19,12 +19,12 @@
 #include <utility>
 #include <vector>
 
-#include "cli/interrupt.h"
+#include "base/interrupt.h"
 #include "engine/kv_choice.h"
 #include "io/line_file.h"
 #include "io/mapped_file.h"
 
-namespace ridge::cli {
+namespace ridge::chat {
 namespace {
 
 namespace fs = std::filesystem;
@@ -321,4 +321,4 @@ LineReader::Got LineReader::read_rest(std::string& message) {
   return Got::line;
 }
 
-}  // namespace ridge::cli
+}  // namespace ridge::chat

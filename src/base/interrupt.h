@@ -2,7 +2,7 @@
 // conversation it ends one answer.
 #pragma once
 
-namespace ridge::cli {
+namespace ridge {
 
 void install_interrupt_handler();
 /// Whether Ctrl-C was pressed; cheap enough to ask every token.
@@ -33,4 +33,4 @@ void clear_interrupt();
 /// Whether SIGTERM came: the program shall end.
 bool asked_to_end();
 
-}  // namespace ridge::cli
+}  // namespace ridge

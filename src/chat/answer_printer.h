@@ -5,7 +5,7 @@
 
 #include "text/tool_calls.h"
 
-namespace ridge::cli {
+namespace ridge::chat {
 
 class AnswerPrinter {
  public:
@@ -30,4 +30,4 @@ class AnswerPrinter {
   bool base_ = false, is_reasoning_ = false;
 };
 
-}  // namespace ridge::cli
+}  // namespace ridge::chat

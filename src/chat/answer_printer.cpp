@@ -1,4 +1,4 @@
-#include "cli/answer_printer.h"
+#include "chat/answer_printer.h"
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -6,10 +6,10 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "cli/chat_model.h"
-#include "cli/text_out.h"
+#include "chat/model.h"
+#include "chat/text_out.h"
 
-namespace ridge::cli {
+namespace ridge::chat {
 
 AnswerPrinter::AnswerPrinter(bool show) : show_(show), dim_(isatty(STDOUT_FILENO) && !std::getenv("NO_COLOR")) {}
 
@@ -58,4 +58,4 @@ text::Json AnswerPrinter::finish(bool end_line) {
   return message;
 }
 
-}  // namespace ridge::cli
+}  // namespace ridge::chat

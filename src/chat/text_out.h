@@ -3,7 +3,7 @@
 
 #include <string_view>
 
-namespace ridge::cli {
+namespace ridge::chat {
 
 /// Writes at once.
 void write_text(std::string_view text);
@@ -12,4 +12,4 @@ void write_text(std::string_view text);
 /// whether lines of stderr follow.
 void end_text(bool on_stderr);
 
-}  // namespace ridge::cli
+}  // namespace ridge::chat

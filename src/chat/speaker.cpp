@@ -1,10 +1,18 @@
-#include "cli/speaker.h"
+#include "chat/speaker.h"
 
 #include <algorithm>
 
-#include "cli/interrupt.h"
+#include "base/interrupt.h"
 
-namespace ridge::cli {
+namespace ridge::chat {
+
+std::string cache_cost(const ModelInfo& info, const Session& session) {
+  const int64_t f16 = int64_t(2) * info.n_cached_sides * info.n_cached_layers * info.n_kv_heads * info.head_dim;
+  const int64_t own = session.kv_report().bytes_per_token();
+  // The first of several ranks may have layers without rows alone.
+  return fmt::format("{} bytes/token (f16: {}, ratio {:.2f})", own, f16,
+                     double(f16) / double(std::max<int64_t>(1, own)));
+}
 
 int drop_oldest_turn(text::Json& messages) {
   const auto is_user = [](const text::Json& message) { return message["role"] == "user"; };
@@ -63,7 +71,7 @@ int Speaker::keep_common(std::span<const int32_t> prompt) {
 GenerateResult Speaker::say(text::Json& messages, int& n_dropped, AnswerPrinter& printer) {
   const std::vector<int32_t> prompt = fit(messages, n_dropped);
   printer.begin(form_.output);
-  const std::unique_ptr<TokenRule> rule = options_.structure ? options_.structure->rule(form_) : nullptr;
+  const std::unique_ptr<TokenRule> rule = options_.structure ? options_.structure(form_) : nullptr;
   GenerateOptions how = options_.generate;
   how.rule = rule.get();
   how.n_held = keep_common(prompt);
@@ -87,6 +95,8 @@ GenerateResult Speaker::say(text::Json& messages, int& n_dropped, AnswerPrinter&
   return result;
 }
 
+std::string Speaker::cache_cost() const { return chat::cache_cost(chat_.model().info(), *session_); }
+
 void Speaker::change_cache(const KvChoice& kv) {
   auto next = std::make_unique<Session>(chat_.model(), session_options(kv, options_.n_ctx, options_.n_ubatch));
   next->speculate(options_.speculation);
@@ -96,4 +106,4 @@ void Speaker::change_cache(const KvChoice& kv) {
   options_.kv = kv;
 }
 
-}  // namespace ridge::cli
+}  // namespace ridge::chat

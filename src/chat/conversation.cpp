@@ -1,30 +1,25 @@
-// ridge chat: the conversation.
+#include "chat/conversation.h"
+
 #include <cstdio>
 
 #include "base/closest.h"
-#include "cli/chat.h"
-#include "cli/chat_file.h"
-#include "cli/interrupt.h"
-#include "cli/kv_auto.h"
-#include "cli/line_reader.h"
-#include "cli/text_out.h"
+#include "base/interrupt.h"
+#include "chat/file.h"
+#include "chat/line_reader.h"
+#include "chat/text_out.h"
 #include "rank/mpi.h"
 
-namespace ridge::cli {
+namespace ridge::chat {
 namespace {
 
 class Conversation {
  public:
-  Conversation(const ChatFlags& flags, const ChatModel& chat)
-      : flags_(flags),
+  Conversation(const ChatModel& chat, const ConversationOptions& options)
+      : options_(options),
         chat_(chat),
-        proposers_(
-            open_proposers(flags.spec, flags.model, chat.model(), {flags.n_ctx(chat.model()), flags.context.ubatch()})),
-        speculation_(open_speculation(flags.spec, proposers_)),
-        structure_(flags.structure, chat.model()),
-        speaker_(chat, speaker_options()),
-        reader_(flags.no_history ? "" : history_path(), command_names()) {
-    set_system(flags.system);
+        speaker_(chat, options.speaker),
+        reader_(options.keeps_history ? history_path() : "", command_names()) {
+    set_system(options.system);
   }
 
   int run();
@@ -36,22 +31,16 @@ class Conversation {
   };
   static std::span<const Row> rows();
   static std::vector<std::string> command_names();
-  SpeakerOptions speaker_options() {
-    SpeakerOptions options = flags_.speaker(chat_.model());
-    options.speculation = speculation_.get();
-    options.structure = &structure_;
-    return options;
-  }
 
   /// What a command answers; beside JSON on stdout it goes to stderr.
   template <class... Args>
   void say(fmt::format_string<Args...> format, Args&&... args) {
-    fmt::print(flags_.output.json ? stderr : stdout, format, std::forward<Args>(args)...);
+    fmt::print(options_.json ? stderr : stdout, format, std::forward<Args>(args)...);
   }
   template <class... Args>
   void note(fmt::format_string<Args...> format, Args&&... args) {
     std::fflush(stdout);
-    if (!flags_.output.quiet) fmt::print(stderr, format, std::forward<Args>(args)...);
+    if (!options_.quiet) fmt::print(stderr, format, std::forward<Args>(args)...);
   }
 
   void set_system(const std::string& text);
@@ -72,11 +61,8 @@ class Conversation {
   void undo(const std::string&);
   void quit(const std::string&) { done_ = true; }
 
-  const ChatFlags& flags_;
+  const ConversationOptions& options_;
   const ChatModel& chat_;
-  const Proposers proposers_;
-  const std::unique_ptr<Speculation> speculation_;
-  AnswerStructure structure_;
   Speaker speaker_;
   LineReader reader_;
   text::Json messages_ = text::Json::array();
@@ -179,9 +165,9 @@ void Conversation::stats(const std::string&) {
   const KvReport kv = session.kv_report();
   say("prompts  {} tokens read, {:.1f} tok/s\n", n_read_, tokens_per_second(n_read_, read_seconds_));
   say("answers  {} tokens, {:.1f} tok/s\n", n_written_, tokens_per_second(n_decoded_, decode_seconds_));
-  if (speculation_) {
-    const SpecReport& spec = speculation_->report();
-    say("spec     {}: {} steps, {} proposed, {} accepted, {:.2f} tokens a step\n", flags_.spec.type, spec.n_steps,
+  if (options_.speaker.speculation) {
+    const SpecReport& spec = options_.speaker.speculation->report();
+    say("spec     {}: {} steps, {} proposed, {} accepted, {:.2f} tokens a step\n", options_.spec_type, spec.n_steps,
         spec.n_proposed, spec.n_accepted, spec.tokens_per_step());
   }
   say("cache    {}: {} of {} tokens, {} bytes; {}\n", kv_text(speaker_.kv()), session.n_past(), kv.n_ctx,
@@ -201,11 +187,11 @@ void Conversation::print_json(const text::Json& message, const GenerateResult& r
 }
 
 void Conversation::answer_messages() {
-  AnswerPrinter printer(!flags_.output.json);
+  AnswerPrinter printer(!options_.json);
   int n_dropped = 0;
   const GenerateResult result = speaker_.say(messages_, n_dropped, printer);
   messages_.push_back(printer.finish());
-  if (flags_.output.json) print_json(messages_.back(), result);
+  if (options_.json) print_json(messages_.back(), result);
   if (n_dropped > 0) note("(the context was full: the {} oldest messages are forgotten)\n", n_dropped);
   if (result.reason == StopReason::interrupted) note("(stopped; what was written stays in the conversation)\n");
   if (result.reason == StopReason::context_full)
@@ -234,9 +220,7 @@ void Conversation::command(const std::string& line) {
 }
 
 int Conversation::run() {
-  const ModelInfo& info = chat_.model().info();
-  note("{}", start_lines(info, speaker_.session(), speaker_.kv()));
-  if (flags_.verbose) note("{}", more_start_lines(info, speaker_.session()));
+  note("{}", options_.facts(speaker_.session(), speaker_.kv()));
   if (!chat_.has_template()) note("         no chat template: a base model, which goes on with \"User: ...\" lines\n");
   if (reader_.terminal()) note("/help lists commands, Ctrl-C stops an answer, Ctrl-D leaves\n");
   while (!done_) {
@@ -271,13 +255,6 @@ int Conversation::run() {
 
 }  // namespace
 
-int run_conversation(const ChatFlags& flags) {
-  check_kv_flags(flags.kv);  // refuses nonsense before the model is read
-  if (flags.model.model.empty()) bad_flag("--model", "a model is needed", "ridge chat -m MODEL");
-  const Model model = load_model(flags.model);
-  const ChatModel chat(model, flags.model.chat_template);
-  chat.check();
-  return Conversation(flags, chat).run();
-}
+int converse(const ChatModel& chat, const ConversationOptions& options) { return Conversation(chat, options).run(); }
 
-}  // namespace ridge::cli
+}  // namespace ridge::chat

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace ridge::cli {
+namespace ridge::chat {
 
 /// Messages typed before, one a line of a file that only its owner can read. The newest kHistoryLines are kept.
 inline constexpr size_t kHistoryLines = 1000, kHistoryBytes = 1 << 20;
@@ -39,4 +39,4 @@ class LineReader {
   std::string ahead_;  ///< read and not yet asked for
 };
 
-}  // namespace ridge::cli
+}  // namespace ridge::chat

@@ -3,9 +3,9 @@
 
 #include <string>
 
-#include "cli/chat_model.h"
+#include "chat/model.h"
 
-namespace ridge::cli {
+namespace ridge::chat {
 
 struct SavedChat {
   std::string model, kv;  ///< the model's name, the cache's formats
@@ -17,4 +17,4 @@ Status save_chat(const SavedChat& chat, const std::string& path);
 /// Refuses all but messages of the roles system, user and assistant with texts, the system's first.
 Result<SavedChat> load_chat(const std::string& path);
 
-}  // namespace ridge::cli
+}  // namespace ridge::chat

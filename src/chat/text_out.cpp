@@ -1,4 +1,4 @@
-#include "cli/text_out.h"
+#include "chat/text_out.h"
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <utility>
 
-namespace ridge::cli {
+namespace ridge::chat {
 namespace {
 
 bool is_open = false;  // the last line of the text
@@ -37,4 +37,4 @@ void end_text(bool on_stderr) {
   }
 }
 
-}  // namespace ridge::cli
+}  // namespace ridge::chat

@@ -1,6 +1,6 @@
-#include "cli/chat_model.h"
+#include "chat/model.h"
 
-namespace ridge::cli {
+namespace ridge::chat {
 
 text::Json message_of(const std::string& role, const std::string& content) {
   return {{"role", role}, {"content", content}};
@@ -18,7 +18,7 @@ void ChatModel::check() const {
   if (!problem().empty()) throw_error(ErrorKind::usage, "{} (--chat-template FILE|NAME gives another)", problem());
 }
 
-std::string ChatModel::prompt(const text::Json& messages, const PlainNames& names) const {
+std::string ChatModel::prompt(const text::Json& messages, const text::PlainNames& names) const {
   check();
   if (has_template()) {
     Result<std::string> rendered =
@@ -43,9 +43,8 @@ serve::AnswerForm ChatModel::answer_form(const std::string& prompt) const {
   return serve::answer_form(model_.engine(), template_, user_text_.released(prompt), nullptr);
 }
 
-std::vector<std::string> ChatModel::stops(const PlainNames& names) const {
-  if (has_template()) return {};
-  return {"\n" + names.user + ":", "\n" + names.assistant + ":"};
+std::vector<std::string> ChatModel::stops(const text::PlainNames& names) const {
+  return has_template() ? std::vector<std::string>() : text::plain_stops(names);
 }
 
-}  // namespace ridge::cli
+}  // namespace ridge::chat
