@@ -11,7 +11,8 @@
 
 namespace ridge::chat {
 
-AnswerPrinter::AnswerPrinter(bool show) : show_(show), dim_(isatty(STDOUT_FILENO) && !std::getenv("NO_COLOR")) {}
+AnswerPrinter::AnswerPrinter(bool show, std::vector<std::string> stops)
+    : stops_(std::move(stops)), show_(show), dim_(isatty(STDOUT_FILENO) && !std::getenv("NO_COLOR")) {}
 
 void AnswerPrinter::begin(const text::OutputParser::Options& options) {
   parser_.emplace(options);
@@ -27,26 +28,31 @@ void AnswerPrinter::print(std::string_view text, bool reasoning) {
   write_text(text);
 }
 
-void AnswerPrinter::take(const text::OutputDelta& delta) {
-  reasoning_ += delta.reasoning;
-  print(delta.reasoning, true);
-  std::string_view text = delta.content;
+void AnswerPrinter::add_content(std::string_view text) {
   // A plain prompt has the space itself.
   if (base_ && content_.empty()) text.remove_prefix(std::min(text.find_first_not_of(" \n"), text.size()));
   content_ += text;
   print(text, false);
+}
+
+bool AnswerPrinter::take(text::OutputDelta delta) {
+  if (stop()) return false;  // what stood behind it
+  reasoning_ += delta.reasoning;
+  print(delta.reasoning, true);
+  add_content(filter_.push(delta.content));
   for (const text::ToolCall& call : delta.calls) {
     if (!calls_.empty() || !content_.empty()) print("\n", false);
     print(fmt::format("{}({})", call.name, call.arguments), false);
     calls_.push_back(call);
   }
+  return !stop();
 }
 
-void AnswerPrinter::feed(std::string_view text) { take(parser_->feed(text)); }
-void AnswerPrinter::feed_mark(std::string_view mark) { take(parser_->feed_mark(mark)); }
+bool AnswerPrinter::feed(std::string_view text) { return take(parser_->feed(text)); }
+bool AnswerPrinter::feed_mark(std::string_view mark) { return take(parser_->feed_mark(mark)); }
 
 text::Json AnswerPrinter::finish(bool end_line) {
-  if (parser_) take(parser_->finish());
+  if (parser_ && take(parser_->finish())) add_content(filter_.finish());
   if (show_ && is_reasoning_ && dim_) fmt::print("\033[0m");
   if (show_ && end_line) write_text("\n");
   std::fflush(stdout);

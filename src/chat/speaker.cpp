@@ -76,13 +76,13 @@ GenerateResult Speaker::say(text::Json& messages, int& n_dropped, AnswerPrinter&
   how.rule = rule.get();
   how.n_held = keep_common(prompt);
   how.marks = form_.marks;
-  how.on_mark = [&](std::string_view mark) { return printer.feed_mark(mark), true; };
+  how.on_mark = [&](std::string_view mark) { return printer.feed_mark(mark); };
   how.read = [&](std::span<const int32_t> tokens) { return read_tokens(*session_, chat_.model(), tokens, reading()); };
   how.interrupted = interrupted;
   held_ = prompt;
   GenerateResult result;
   try {
-    const auto take = [&](std::string_view text) { return printer.feed(text), true; };
+    const auto take = [&](std::string_view text) { return printer.feed(text); };
     result = generate(*session_, chat_.model(), prompt, how, take);
   } catch (const Error&) {  // who knows how far it came
     session_->reset();

@@ -273,20 +273,22 @@ int run(const RunFlags& flags) {
   }
   const std::chrono::duration<double> filling = std::chrono::steady_clock::now() - start;
   const bool stream = !flags.output.json && !flags.bare;
-  AnswerPrinter printer(stream);
+  // An answer's stop strings are looked for in what its reader sees as content.
+  AnswerPrinter printer(stream, read.answer ? std::exchange(generate.stop, {}) : std::vector<std::string>());
   if (read.answer) {
     printer.begin(read.answer->output);
     generate.marks = read.answer->marks;
-    generate.on_mark = [&](std::string_view mark) { return printer.feed_mark(mark), true; };
+    generate.on_mark = [&](std::string_view mark) { return printer.feed_mark(mark); };
   }
   generate.read = [&](std::span<const int32_t> tokens) { return read_tokens(session, model, tokens, reading); };
   generate.interrupted = interrupted;
   GenerateResult result = ridge::generate(session, model, prompt, generate, [&](std::string_view text) {
-    if (read.answer) printer.feed(text);
-    else if (stream) write_text(text);
+    if (read.answer) return printer.feed(text);
+    if (stream) write_text(text);
     return true;
   });
   const text::Json message = read.answer ? printer.finish(false) : text::Json();
+  if (printer.stop()) result.reason = StopReason::stop_string, result.stop = *printer.stop();
   result.n_prompt += generate.n_held - n_cached;
   result.prefill_seconds += filling.count();
   std::exception_ptr not_saved;

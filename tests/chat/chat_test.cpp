@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "cases/temp_dir.h"
+#include "chat/answer_printer.h"
 #include "chat/debate.h"
 #include "chat/file.h"
 
@@ -18,6 +19,25 @@ TEST(ReadingNotes, AreRareAndOfLongPromptsOnly) {
   EXPECT_EQ(notes.line(150, 1000, 45), "");
   EXPECT_EQ(notes.line(500, 1000, 60), "prompt   500 of 1000 tokens read, 1m00s left\n");
   EXPECT_EQ(notes.line(1000, 1000, 500), "") << "all are read";
+}
+
+TEST(AnswerPrinter, StopStringsEndTheContentOnly) {
+  for (const std::string_view text : {"<think>lo</think>Hello there", "<think>lo</think>Hello"}) {
+    AnswerPrinter printer(false, {"lo", "?"});
+    printer.begin({});
+    size_t fed = 0;
+    while (fed < text.size() && printer.feed(text.substr(fed, 1))) ++fed;
+    const text::Json message = printer.finish();
+    EXPECT_EQ(message["content"], "Hel");
+    EXPECT_EQ(message["reasoning_content"], "lo");
+    ASSERT_TRUE(printer.stop());
+    EXPECT_EQ(*printer.stop(), "lo");
+  }
+  AnswerPrinter printer(false, {"lo!"});
+  printer.begin({});
+  EXPECT_TRUE(printer.feed("Hello"));
+  EXPECT_EQ(printer.finish()["content"], "Hello") << "what was held back";
+  EXPECT_FALSE(printer.stop());
 }
 
 TEST(Turns, TheOldestGoesWithItsAnswerAndTheLastOneStays) {
