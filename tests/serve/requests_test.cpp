@@ -346,6 +346,16 @@ TEST_F(RequestTest, AJsonObjectMayHaveASchema) {
   EXPECT_EQ(refused("/v1/chat/completions", body.dump(), 400)["param"], "response_format");
 }
 
+TEST_F(RequestTest, GemmasFormHasTheSystemsWordsInTheUsersMessage) {
+  open({}, scheduler_options(), read_model_template(kModel, "gemma"));
+  const Json body =
+      Json::parse(R"({"messages": [{"role": "system", "content": "Be brief. "}, {"role": "user", "content": "Hi"},
+      {"role": "assistant", "content": "Yes"}, {"role": "user", "content": "And?"}]})");
+  EXPECT_EQ(ok("/apply-template", body)["prompt"],
+            "<s><start_of_turn>user\nBe brief.\n\nHi<end_of_turn>\n<start_of_turn>model\nYes<end_of_turn>\n"
+            "<start_of_turn>user\nAnd?<end_of_turn>\n<start_of_turn>model\n");
+}
+
 TEST_F(RequestTest, TheLastMessageGoesOn) {
   open({}, scheduler_options(), {.named = {{"default", kTools}}});
   Json body = {
