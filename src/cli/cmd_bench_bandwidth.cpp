@@ -112,7 +112,7 @@ int bandwidth(const BandwidthFlags& flags) {
 
 }  // namespace
 
-Action declare_bench_bandwidth(CLI::App& app) {
+static Action declare_bench_bandwidth(CLI::App& app) {
   const auto flags = std::make_shared<BandwidthFlags>();
   BandwidthFlags& f = *flags;
   add_place_flags(app, f.device);
@@ -122,5 +122,16 @@ Action declare_bench_bandwidth(CLI::App& app) {
   add_output_flags(app, f.output, true);
   return [flags] { return bandwidth(*flags); };
 }
+
+extern const Command bench_bandwidth_command = {
+    "bench bandwidth", "the ceilings: bandwidth of memory and caches, multiply-adds",
+    R"(Reads, writes and copies of buffers of at least 4 x the last-level cache, reads that fit the caches, and
+multiply-adds in registers, with Ridge's own kernels. The read rate is the memory bandwidth that decode is
+compared with. A ridge point is the number of operations per byte above which arithmetic is the limit. On a
+GPU also the cost of an edge between two kernels of a graph and of a graph's launch.)",
+    R"(ridge bench bandwidth
+ridge bench bandwidth -t 1 --size 4096
+ridge bench bandwidth --device cuda)",
+    declare_bench_bandwidth};
 
 }  // namespace ridge::cli

@@ -63,7 +63,7 @@ int bench_batch(const BatchFlags& flags) {
 
 }  // namespace
 
-Action declare_bench_batch(CLI::App& app) {
+static Action declare_bench_batch(CLI::App& app) {
   const auto flags = std::make_shared<BatchFlags>();
   BatchFlags& f = *flags;
   add_model_flag(app, f.model, true);
@@ -88,5 +88,20 @@ Action declare_bench_batch(CLI::App& app) {
   add_output_flags(app, f.output, true);
   return [flags] { return bench_batch(*flags); };
 }
+
+extern const Command bench_batch_command = {
+    "bench batch", "prefill and decode speed of several sequences at once",
+    R"(Flags and columns are llama-batched-bench's, ours appended. For every number of sequences (-npl) the prompts
+run first; sequences share forward passes. Then every forward pass generates one token of each sequence,
+greedily, and computes the logits of every sequence. S_PP and S_TG count the tokens of all sequences. The
+percentage of memory bandwidth counts what a pass must read: the weights once and each sequence's cache.
+--lengths makes the sequences unequal. --fill puts random rows into the caches instead of running the prompts,
+so that 64 x 8192 is measured in seconds. Caches that do not fit are refused before anything runs. Small
+batches behind the same cache rows are first compared with the reference kernels: a wrong one gets no row and
+the command ends with 3.)",
+    R"(ridge bench batch -m synth:qwen2.5-1.5b@weights=int4_g128 -npp 512 -ntg 64 -npl 1,4,16,64 --device cuda
+ridge bench batch -m model.gguf -npl 16 --lengths 128-8192 --kv f16,rotor-3
+ridge bench batch -m model.gguf -npp 8192 -ntg 64 -npl 64 --fill -o jsonl --results results/batch.jsonl)",
+    declare_bench_batch};
 
 }  // namespace ridge::cli

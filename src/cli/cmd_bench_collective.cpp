@@ -69,7 +69,7 @@ int bench_collective(const CollectiveFlags& flags) {
 
 }  // namespace
 
-Action declare_bench_collective(CLI::App& app) {
+static Action declare_bench_collective(CLI::App& app) {
   const auto flags = std::make_shared<CollectiveFlags>();
   CollectiveFlags& f = *flags;
   in_group(app, "Problems");
@@ -88,5 +88,15 @@ Action declare_bench_collective(CLI::App& app) {
   add_output_flags(app, f.output, true);
   return [flags] { return bench_collective(*flags); };
 }
+
+extern const Command bench_collective_command = {
+    "bench collective", "all-reduce over ranks: GPUs of one machine, or CPU ranks over MPI",
+    R"(Every rank gives --bytes of floats and gets the sum. Every rank checks the result before the timing and again
+after. GPUs: one process with one thread each, calls in recorded graphs; one-shot writes into the other GPUs'
+memory, nccl is NVIDIA's library. CPU: ranks of an MPI job. GB/s is the least that a rank must send; the
+link's rate is that of large copies in the same run.)",
+    R"(ridge bench collective --device cuda:0,1 --kernel all
+mpirun -np 2 --bind-to none ridge bench collective --tp 2 --bytes 4096,65536)",
+    declare_bench_collective};
 
 }  // namespace ridge::cli

@@ -156,7 +156,7 @@ int bench(const BenchFlags& flags) {
 
 }  // namespace
 
-Action declare_bench_decode(CLI::App& app) {
+static Action declare_bench_decode(CLI::App& app) {
   const auto flags = std::make_shared<BenchFlags>();
   BenchFlags& f = *flags;
   in_group(app, "Model");
@@ -194,5 +194,15 @@ Action declare_bench_decode(CLI::App& app) {
   add_output_flags(app, f.output, true);
   return [flags] { return bench(*flags); };
 }
+
+extern const Command bench_decode_command = {
+    "bench decode", "prefill and decode speed of models, with percent of memory bandwidth",
+    R"(Flags, tests and row fields are those of llama-bench, with Ridge's own appended. Every value may be a comma
+list or a range (512-4096*2); tests are the cross product. Each cache format is compared with the reference
+kernels before it is timed: a wrong one gets no speed and the command ends with 3.)",
+    R"(ridge bench decode -m synth:qwen2.5-1.5b@weights=q4_0 -p 0 -n 32 -d 0,4096 --kv f16,q8_0,rotor-3
+ridge bench decode -m model.gguf -ctk f16,q8_0 -ctv f16 -o jsonl --results results/decode.jsonl
+ridge bench decode -m models/ridge-ref-q8_0.gguf --spec-type lookup --text models/wikitext-2-excerpt.txt -n 128)",
+    declare_bench_decode};
 
 }  // namespace ridge::cli

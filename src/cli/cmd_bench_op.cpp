@@ -161,8 +161,40 @@ Action declare_bench_op(CLI::App& app, lab::Op op) {
 
 }  // namespace
 
-Action declare_bench_attention(CLI::App& app) { return declare_bench_op(app, lab::Op::attention); }
-Action declare_bench_gemv(CLI::App& app) { return declare_bench_op(app, lab::Op::gemv); }
-Action declare_bench_append(CLI::App& app) { return declare_bench_op(app, lab::Op::append); }
+static Action declare_bench_attention(CLI::App& app) { return declare_bench_op(app, lab::Op::attention); }
+
+extern const Command bench_attention_command = {
+    "bench attention", "one layer's decode attention, by shape and cache format",
+    R"(Times one layer's attention of the newest tokens (--new) of each sequence: samples of many calls (on a GPU
+replays of a CUDA graph) over buffers that take turns, so that data comes from memory. Each result is held
+against softmax in double first, and again after the timed calls: a wrong one is FAILED, gets no times, and
+the command ends with 3. The percentage of memory bandwidth is the bytes of the formats over the read
+bandwidth of the same run. With -m and -f nothing is timed: the model's own queries, keys and values go
+through each cache, and the attention output and the scores are compared with the exact ones in double
+precision, as they are and with an outlier channel (x20) planted in K. --json has every layer.)",
+    R"(ridge bench attention --heads 64/8 --seq 4096,32768 --kv f16,rotor-3
+ridge bench attention --heads 64/8 --batch 8 --seq 8192 --kv f32 --kernel all --device cuda -o jsonl
+ridge bench attention -m model.gguf -f wiki.test.raw --windows 8 --kv rotor-3:planar:window=0:sinks=0)",
+    declare_bench_attention};
+
+static Action declare_bench_gemv(CLI::App& app) { return declare_bench_op(app, lab::Op::gemv); }
+
+extern const Command bench_gemv_command = {
+    "bench gemv", "matmul with weight matrices (GEMV, GEMM), by shape and batch",
+    R"(Times y = x W for 1 to 64 tokens at a time, measured and checked like `bench attention`, against sums in
+double. Bytes are the weights in their format, and the activations once as float32.)",
+    R"(ridge bench gemv --shape 28672x4096,4096x14336 --weights int4_g128 --batch 1,8
+ridge bench gemv --weights i2_s --batch 1 --device cuda -o jsonl --results gemv.jsonl)",
+    declare_bench_gemv};
+
+static Action declare_bench_append(CLI::App& app) { return declare_bench_op(app, lab::Op::append); }
+
+extern const Command bench_append_command = {
+    "bench append", "writing and coding new cache rows",
+    R"(Times writing the K and V rows of new tokens into the cache, measured like `bench attention`. The check
+compares the written bytes with the output of the formats' encoders.)",
+    R"(ridge bench append --heads 64/8 --kv f16,rotor-3 --batch 1,8
+ridge bench append --heads 64/8 --kv q8_0 --new 1,32)",
+    declare_bench_append};
 
 }  // namespace ridge::cli

@@ -127,7 +127,7 @@ int bench_serve(const LoadFlags& flags) {
 
 }  // namespace
 
-Action declare_bench_serve(CLI::App& app) {
+static Action declare_bench_serve(CLI::App& app) {
   const auto flags = std::make_shared<LoadFlags>();
   LoadFlags& f = *flags;
   in_group(app, "Running server");
@@ -165,5 +165,18 @@ Action declare_bench_serve(CLI::App& app) {
   add_output_flags(app, f.output, true);
   return [flags] { return bench_serve(*flags); };
 }
+
+extern const Command bench_serve_command = {
+    "bench serve", "a server under load, as its clients see it",
+    R"(Sends streaming completions over HTTP to a running server (--url) or to one started here (-m): from clients
+that wait for their answers, one test for each number of --clients, or as Poisson arrivals (--rate). Prompts
+are random token ids of drawn lengths, the same for the same --seed. The table has the time to the first text
+(TTFT), between pieces of text (ITL), tokens a second of all clients, requests a second within both limits
+(good), the most bytes of the cache in use, and the server's steps. An answer of another length than asked for
+ends the command with 3. A server started here has an empty cache for every test.)",
+    R"(ridge bench serve -m models/ridge-ref-q8_0.gguf --clients 1,8 --prompt-tokens 200-1000 --kv f16,rotor-3
+ridge bench serve --url http://127.0.0.1:8080 --rate 2 --seconds 60 --shared-prefix 1500 --prefixes 4
+ridge bench serve -m model.gguf --device cuda --parallel 128 --clients 128 --results results/serve-cuda.jsonl)",
+    declare_bench_serve};
 
 }  // namespace ridge::cli

@@ -106,7 +106,7 @@ int run_debate(const ChatFlags& flags) {
 
 }  // namespace
 
-Action declare_chat(CLI::App& app) {
+static Action declare_chat(CLI::App& app) {
   const auto flags = std::make_shared<ChatFlags>();
   ChatFlags& f = *flags;
   say_needed(add_model_flag(app, f.model, false), "required, or --debate");
@@ -147,5 +147,16 @@ Action declare_chat(CLI::App& app) {
     return flags->debate.empty() ? run_conversation(*flags) : run_debate(*flags);
   };
 }
+
+extern const Command chat_command = {
+    "chat", "talk with a model, or let two talk",
+    R"(A conversation with streamed answers. The cache stays from turn to turn. Ctrl-C stops an answer, Ctrl-D
+leaves, /help lists the commands. When stdin is not a terminal, its lines are the messages. With --debate two
+system prompts or two models answer each other. Models without a chat template get lines of "User: ..." and
+"Assistant: ...".)",
+    R"(ridge chat -m model.gguf --kv-quant rotor-3
+ridge chat -m model.gguf --debate "Ann: You love cats." "Bob: You love dogs." --topic pets --turns 20
+ridge chat --debate first.gguf second.gguf --topic "the best format of a cache")",
+    declare_chat};
 
 }  // namespace ridge::cli

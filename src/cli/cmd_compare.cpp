@@ -1,8 +1,8 @@
 // ridge compare: is B faster than A on this machine, beyond the noise?
 #include <memory>
 
-#include "base/progress.h"
 #include "base/interrupt.h"
+#include "base/progress.h"
 #include "cli/options.h"
 #include "engine/device_name.h"
 #include "lab/op/op_turns.h"
@@ -105,7 +105,7 @@ int compare(const CompareFlags& flags) {
 
 }  // namespace
 
-Action declare_compare(CLI::App& app) {
+static Action declare_compare(CLI::App& app) {
   const auto flags = std::make_shared<CompareFlags>();
   CompareFlags& f = *flags;
   in_group(app, "A and B");
@@ -129,5 +129,14 @@ Action declare_compare(CLI::App& app) {
   add_output_flags(app, f.output, true);
   return [flags] { return compare(*flags); };
 }
+
+extern const Command compare_command = {
+    "compare", "is B faster than A here, beyond the noise",
+    R"(Times an op in two formats or by two kernels, and A a second time, in turns. The difference between the two
+runs of A, or three times the spread of single samples, is the noise: an effect inside it gets NO VERDICT.
+Without --against and --against-kernel B is A too.)",
+    R"(ridge compare --op gemv --shape 8960x1536 --weights f16 --against int4_g128
+ridge compare --op attention --heads 12/2 --seq 32768 --kv f16 --against rotor-3)",
+    declare_compare};
 
 }  // namespace ridge::cli

@@ -2,9 +2,9 @@
 #include <charconv>
 #include <memory>
 
+#include "base/interrupt.h"
 #include "base/progress.h"
 #include "cli/bench.h"
-#include "base/interrupt.h"
 #include "cli/options.h"
 #include "cli/report.h"
 #include "lab/decide/measure.h"
@@ -134,7 +134,7 @@ int decide(const DecideFlags& flags) {
 
 }  // namespace
 
-Action declare_decide(CLI::App& app) {
+static Action declare_decide(CLI::App& app) {
   const auto flags = std::make_shared<DecideFlags>();
   DecideFlags& f = *flags;
   lab::DecisionParams& p = f.params;
@@ -176,5 +176,19 @@ Action declare_decide(CLI::App& app) {
   add_output_flags(app, f.output, false);
   return [flags] { return decide(*flags); };
 }
+
+extern const Command decide_command = {
+    "decide", "which cache format pays here, with the evidence",
+    R"(Measures what the file of rows does not have yet: attention of the model's heads up to the context and of
+64/8/128, whole requests (prompt and generated tokens) in turns with f16, perplexity and KL divergence token
+by token, the plan. Then six gates judge every candidate (PASS, FAIL or NO VERDICT), and a record beside the
+file says which format to use from how many tokens on, for run --kv-quant auto. The same command again
+measures what is missing. --search looks for formats by layer and side, --only-quality leaves out all times.
+docs/deciding.md has the gates.)",
+    R"(ridge decide -m model.gguf -c 16384 -f wiki.test.raw --results lab.jsonl
+ridge decide -m model.gguf -c 32768 --sessions 8 --candidates rotor-3,q8_0/rotor-3 -f text.txt --results lab.jsonl
+ridge decide -m model.gguf -f wiki.test.raw --search wiki.valid.raw --kld-budget 0.002 --results lab.jsonl
+ridge decide --show decision-0123456789abcdef.json)",
+    declare_decide};
 
 }  // namespace ridge::cli

@@ -52,12 +52,21 @@ int doctor(const DoctorFlags& flags) {
 
 }  // namespace
 
-Action declare_doctor(CLI::App& app) {
+static Action declare_doctor(CLI::App& app) {
   const auto flags = std::make_shared<DoctorFlags>();
   add_repeatable(app, "--results", flags->results, "PATH",
                  "rows of earlier runs: a .jsonl file or a directory; default: results");
   add_output_flags(app, flags->output, false);
   return [flags] { return doctor(*flags); };
 }
+
+extern const Command doctor_command = {
+    "doctor", "is this machine fit to measure on",
+    R"(One line a check: ok, a note (worth knowing, or optional) or a problem (figures would be wrong, or a run would
+fail), with the remedy. Build, processor, threads, load, clocks, memory, ceilings in the stored rows, GPU and
+driver, optional programs. Prints GREEN, or lists the problems and exits with 1.)",
+    R"(ridge doctor
+ridge doctor --results results --json)",
+    declare_doctor};
 
 }  // namespace ridge::cli

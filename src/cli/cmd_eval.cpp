@@ -211,7 +211,32 @@ Action declare(CLI::App& app, bool against_base) {
 
 }  // namespace
 
-Action declare_eval_ppl(CLI::App& app) { return declare(app, false); }
-Action declare_eval_kld(CLI::App& app) { return declare(app, true); }
+static Action declare_eval_ppl(CLI::App& app) { return declare(app, false); }
+
+extern const Command eval_ppl_command = {
+    "eval ppl", "perplexity",
+    R"(Perplexity of a text with llama-perplexity's windows: chunks of --ctx-size tokens, the second half scored.
+Give --kv LIST to compare cache formats in one run.)",
+    R"(ridge eval ppl -m model.gguf -f wiki.test.raw
+ridge eval ppl -m model.gguf -f wiki.test.raw --path decode --kv f16,q8_0,rotor-3)",
+    declare_eval_ppl};
+
+static Action declare_eval_kld(CLI::App& app) { return declare(app, true); }
+
+extern const Command eval_kld_command = {
+    "eval kld", "KL divergence of KV cache formats from f16",
+    R"(Runs the same weights with the base cache and with every cache of --kv, in lockstep, and prints how far the
+distributions differ, with llama-perplexity's statistics. Memory does not grow with the text. When the base is
+not in the list it is added as the control row. With int8 activations (q8_0, q4_0 and int4_g128 weights) any
+change moves some roundings: an f32 row shows that floor. The table says bits a value as stored and at 4k
+tokens with window and sinks, and whether perplexity stays within 0.25 of the base. With --results a cache
+whose row is there is not run again, if model, text, windows, path and build are the same: the same command
+goes on after Ctrl-C. --save-base writes the base's distributions in llama-perplexity's format, --base FILE
+reads such a file (of either program) instead of running the base; its 16 bits have a floor, which the control
+row shows.)",
+    R"(ridge eval kld -m model.gguf -f wiki.test.raw --path decode --kv f16,q8_0,rotor-3
+ridge eval kld -m model.gguf -f wiki.test.raw --kv rotor-3:hadamard,rotor-3:planar,q8_0/rotor-3:window=32
+ridge eval kld -m model.gguf -f wiki.test.raw -c 1024 --kv shelf --results results/kv-matrix.jsonl)",
+    declare_eval_kld};
 
 }  // namespace ridge::cli

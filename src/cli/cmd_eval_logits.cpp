@@ -87,7 +87,7 @@ int write_logits(const LogitsFlags& flags) {
 
 }  // namespace
 
-Action declare_eval_logits(CLI::App& app) {
+static Action declare_eval_logits(CLI::App& app) {
   const auto flags = std::make_shared<LogitsFlags>();
   LogitsFlags& f = *flags;
   add_model_flag(app, f.model, true);
@@ -108,5 +108,15 @@ Action declare_eval_logits(CLI::App& app) {
   add_output_flags(app, f.output, false);
   return [flags] { return write_logits(*flags); };
 }
+
+extern const Command eval_logits_command = {
+    "eval logits", "the logits of given token ids, to a file",
+    R"(Runs the ids through the model and writes float32 logits [T, vocab_size] and the ids, as int32 [T], to a
+safetensors file, to compare with another implementation of the model. Rows go to the file as they are
+computed: memory does not grow with T. The file appears when it is complete. Refused: more ids than the
+model's context has, ids outside the vocabulary. The cache is f16 unless --kv says otherwise; f32 is exact.)",
+    R"(ridge eval logits -m model.gguf --ids golden.safetensors --kv f32 -o logits.safetensors
+ridge eval logits -m model.gguf --ids ids.json --path decode --kv rotor-3 -o logits.safetensors)",
+    declare_eval_logits};
 
 }  // namespace ridge::cli

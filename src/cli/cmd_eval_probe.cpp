@@ -105,7 +105,7 @@ int run_probes(const CLI::App& app, const ProbeFlags& flags) {
 
 }  // namespace
 
-Action declare_eval_probe(CLI::App& app) {
+static Action declare_eval_probe(CLI::App& app) {
   const auto flags = std::make_shared<ProbeFlags>();
   ProbeFlags& f = *flags;
   add_corpus_flags(app, f.study.text);
@@ -143,5 +143,19 @@ Action declare_eval_probe(CLI::App& app) {
   add_output_flags(app, f.study.output, true);
   return [flags, &app] { return run_probes(app, *flags); };
 }
+
+extern const Command eval_probe_command = {
+    "eval probe", "what a person would notice of a cache",
+    R"(Next tokens behind 128 to 57344 others (likeliest token, ten likeliest, their log-probabilities,
+Jensen-Shannon divergence), needles, JSON and code, the same text twice, the same text from a kept prefix:
+each against the base's own and with limits. PASS, FAIL, NO VERDICT where errors reach a limit, NOT APPLICABLE
+beyond the trained context or where the base itself finds nothing. A FAIL ends the command with 3. --only
+needles has the share of tokens found (and their NLL in nats) by depth, the chance baseline beside them;
+--only divergence the token at which greedy texts first differ.)",
+    R"(ridge eval probe -m model.gguf -f wiki.test.raw
+ridge eval probe -m model.gguf -f wiki.test.raw --kv q8_0,rotor-3 --prompts 32 --results probe.jsonl
+ridge eval probe -m model.gguf -f wiki.test.raw --only needles -c 2048 --depths 9 --needle 24 --cue 12
+ridge eval probe -m model.gguf -f wiki.test.raw --only divergence --prompts 64 --prompt-tokens 1024 -n 256)",
+    declare_eval_probe};
 
 }  // namespace ridge::cli

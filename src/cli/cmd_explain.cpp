@@ -166,7 +166,7 @@ int explain(const ExplainFlags& flags) {
 
 }  // namespace
 
-Action declare_explain(CLI::App& app) {
+static Action declare_explain(CLI::App& app) {
   const auto flags = std::make_shared<ExplainFlags>();
   ExplainFlags& f = *flags;
   add_text(app, "OP", f.op, "TEXT", fmt::format("{}", fmt::join(op_names(kernel_tables()), ", ")))->required();
@@ -179,5 +179,13 @@ Action declare_explain(CLI::App& app) {
   add_output_flags(app, f.output, false);
   return [flags] { return explain(*flags); };
 }
+
+extern const Command explain_command = {
+    "explain", "which kernel runs an operation here, and why not the others",
+    R"(Lists every kernel of an operation with what it needs, and marks the one that is chosen for the shape and
+format.)",
+    R"(ridge explain gemv --shape 8960x1536 --format q4_0
+ridge explain attention --shape 12/2/128 --keys 4096 --format q8_0/rotor-3 --isa avx2)",
+    declare_explain};
 
 }  // namespace ridge::cli

@@ -247,12 +247,20 @@ int info(const InfoFlags& flags) {
 
 }  // namespace
 
-Action declare_info(CLI::App& app) {
+static Action declare_info(CLI::App& app) {
   const auto flags = std::make_shared<InfoFlags>();
   add_model_flag(app, flags->model, false);
   add_device_flags(app, flags->model);
   add_output_flags(app, flags->output, false);
   return [flags] { return info(*flags); };
 }
+
+extern const Command info_command = {
+    "info", "what this build, this machine and a model are",
+    R"(Build, processor, caches, memory, formats and kernels; with -m also the model's facts and the cost of its
+cache.)",
+    R"(ridge info
+ridge info -m model.gguf --json)",
+    declare_info};
 
 }  // namespace ridge::cli

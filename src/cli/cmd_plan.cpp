@@ -193,7 +193,7 @@ int run_plan(const PlanFlags& flags) {
 
 }  // namespace
 
-Action declare_plan(CLI::App& app) {
+static Action declare_plan(CLI::App& app) {
   const auto flags = std::make_shared<PlanFlags>();
   PlanFlags& f = *flags;
   add_model_flag(app, f.model, true);
@@ -215,5 +215,18 @@ Action declare_plan(CLI::App& app) {
   add_output_flags(app, f.output, true);
   return [flags] { return run_plan(*flags); };
 }
+
+extern const Command plan_command = {
+    "plan", "memory of a model and its caches, before loading",
+    R"(Counts every byte from the configuration and the headers of tensors: weights as the device holds them, K and V
+of --sessions sequences of -c tokens, states, activations, scratch, logits. Each cache format has a column:
+whether it fits, the largest context and the most sessions that fit, the bytes that a decode pass reads, and
+the tokens a second that memory bandwidth allows. --check loads the model, runs the planned passes, compares
+component by component, and ends with 3 if a difference is over 1 %. When no format fits, the command ends
+with 5.)",
+    R"(ridge plan -m model.gguf -c 32768 --sessions 4
+ridge plan -m synth:llama-3.1-70b@weights=int4_g128 -c 131072 --memory-gib 80 --kv f16,rotor-3 --roof-gbs 3300
+ridge plan -m models/ridge-ref-q8_0.gguf -c 4096 --sessions 2 --kv f16,rotor-3 --check)",
+    declare_plan};
 
 }  // namespace ridge::cli

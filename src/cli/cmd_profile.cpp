@@ -1,8 +1,8 @@
 // ridge profile: where the time of a step goes.
 #include <memory>
 
-#include "base/progress.h"
 #include "base/interrupt.h"
+#include "base/progress.h"
 #include "cli/options.h"
 #include "io/pending_file.h"
 #include "lab/model/profile.h"
@@ -65,7 +65,7 @@ int profile(const ProfileFlags& flags) {
 
 }  // namespace
 
-Action declare_profile(CLI::App& app) {
+static Action declare_profile(CLI::App& app) {
   const auto flags = std::make_shared<ProfileFlags>();
   ProfileFlags& f = *flags;
   add_model_flag(app, f.model, true);
@@ -84,5 +84,14 @@ Action declare_profile(CLI::App& app) {
   add_output_flags(app, f.output, true);
   return [flags] { return profile(*flags); };
 }
+
+extern const Command profile_command = {
+    "profile", "where the time of a forward pass goes, op by op",
+    R"(Divides the time of decode passes (with -p: of a prompt's pass) over ops on the CPU and kernels on a GPU:
+time, share, declared bytes, GB/s, percent of the read bandwidth measured in the same run, and what limits
+each op. Ops and the gaps between them add up to the pass. --trace writes one pass for ui.perfetto.dev.)",
+    R"(ridge profile -m synth:qwen2.5-1.5b@weights=q4_0 -d 4096 --kv-quant rotor-3
+ridge profile -m model.gguf -p 512 --trace step.json)",
+    declare_profile};
 
 }  // namespace ridge::cli

@@ -3,8 +3,8 @@
 #include <map>
 #include <memory>
 
-#include "base/progress.h"
 #include "base/interrupt.h"
+#include "base/progress.h"
 #include "cli/options.h"
 #include "format/list.h"
 #include "lab/rows/results.h"
@@ -86,7 +86,7 @@ int quantize(const QuantizeFlags& flags) {
 
 }  // namespace
 
-Action declare_quantize(CLI::App& app) {
+static Action declare_quantize(CLI::App& app) {
   const auto flags = std::make_shared<QuantizeFlags>();
   QuantizeFlags& f = *flags;
   add_text(app, "IN", f.in, "TEXT", "Hugging Face directory or GGUF file")->required();
@@ -100,5 +100,15 @@ Action declare_quantize(CLI::App& app) {
   add_output_flags(app, f.output, false);
   return [flags] { return quantize(*flags); };
 }
+
+extern const Command quantize_command = {
+    "quantize", "convert a model to a GGUF file with another weight format",
+    R"(IN is a Hugging Face directory or a GGUF file, OUT a GGUF file. OUT appears only when it is complete, and a
+file that is there is replaced only with --force. Weights that are compressed already lose twice when they are
+rounded again: that needs --allow-requantize. Their own format, f16 and f32 lose nothing more. Prints the bits
+a weight of all tensors.)",
+    R"(ridge quantize path/to/hf-model model-q8_0.gguf --type q8_0
+ridge quantize model-bf16.gguf model-q4_k_m.gguf --type q4_k_m)",
+    declare_quantize};
 
 }  // namespace ridge::cli

@@ -85,7 +85,7 @@ int draw_decision(const std::string& record, const std::string& out, const Outpu
   return run_to_end(args);
 }
 
-Action declare_report(CLI::App& app) {
+static Action declare_report(CLI::App& app) {
   const auto flags = std::make_shared<ReportFlags>();
   ReportFlags& f = *flags;
   add_repeatable(app, "--results", f.results, "PATH", "a .jsonl file of rows or a directory of them; default: results");
@@ -93,5 +93,15 @@ Action declare_report(CLI::App& app) {
   add_output_flags(app, f.output, false);
   return [flags] { return report(*flags); };
 }
+
+extern const Command report_command = {
+    "report", "stored rows as figures and one page",
+    R"(Draws CSV, SVG and PNG files and index.html, one page that needs no network: ceilings, roofline, where a step
+spends its time, speed by batch and depth, quality against bytes, and the row behind every figure. Measures
+nothing and needs no GPU. Rows whose check failed or is not recorded are in no figure; the page counts them.
+Needs python3-matplotlib (exit code 6 without).)",
+    R"(ridge report -o report
+ridge report --results results --results lab.jsonl -o report)",
+    declare_report};
 
 }  // namespace ridge::cli

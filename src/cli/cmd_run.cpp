@@ -322,7 +322,7 @@ int run(const RunFlags& flags) {
 
 }  // namespace
 
-Action declare_run(CLI::App& app) {
+static Action declare_run(CLI::App& app) {
   const auto flags = std::make_shared<RunFlags>();
   RunFlags& f = *flags;
   add_model_flag(app, f.model, true);
@@ -368,5 +368,16 @@ Action declare_run(CLI::App& app) {
     return run(*flags);
   };
 }
+
+extern const Command run_command = {
+    "run", "generate text",
+    R"(Streams text to stdout: the answer to a message, or the continuation of a text. If the model has a chat
+template (an instruct model), the prompt is a user's message, else plain text. --raw always means plain text,
+--chat always a message. Start-up facts and final statistics go to stderr.)",
+    R"(ridge run -m models/stories260K.gguf -p "Once upon a time" -n 100
+ridge run -m instruct.gguf -p "What is the capital of France?" --system "Answer in one word."
+ridge run -m model.gguf -f prompt.txt --raw --kv-quant rotor-3 --temp 0
+ridge run -m model.gguf -f - -ctk q8_0 -ctv rotor-3 --stop '###' < prompt.txt)",
+    declare_run};
 
 }  // namespace ridge::cli

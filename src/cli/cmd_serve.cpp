@@ -7,8 +7,8 @@
 #include <thread>
 
 #include "base/build_info.h"
-#include "base/limits.h"
 #include "base/interrupt.h"
+#include "base/limits.h"
 #include "cli/kv_auto.h"
 #include "cli/options.h"
 #include "cli/serve_flags.h"
@@ -202,7 +202,7 @@ int serve_model(const ServeFlags& flags) {
 
 }  // namespace
 
-Action declare_serve(CLI::App& app) {
+static Action declare_serve(CLI::App& app) {
   const auto flags = std::make_shared<ServeFlags>();
   ServeFlags& f = *flags;
   add_model_flag(app, f.model, true);
@@ -239,5 +239,17 @@ Action declare_serve(CLI::App& app) {
   add_output_flags(app, f.output, false);
   return [flags] { return serve_model(*flags); };
 }
+
+extern const Command serve_command = {
+    "serve", "answer many requests at once, over HTTP",
+    R"(OpenAI's API (/v1/chat/completions, /v1/completions, /v1/models) and a page for browsers at /, for many
+clients at once. One forward pass computes tokens of many requests and parts of prompts, shared prefixes are
+computed once, and a request may name its cache format (kv_quant). /kv, /slots and /metrics show the server's
+state. docs/serving.md has every field. Ctrl-C ends the server cleanly.)",
+    R"(ridge serve -m models/ridge-ref-q8_0.gguf --kv-quant rotor-3
+ridge serve -m model.gguf --spec-type draft --draft-model small.gguf
+mpirun -np 2 --bind-to none ridge serve -m model.gguf --tp 2 --device cuda
+ridge serve -m model.gguf --device cuda --host 0.0.0.0 --api-key-file keys.txt --ctx-size 32768)",
+    declare_serve};
 
 }  // namespace ridge::cli

@@ -3,8 +3,8 @@
 #include <cstdio>
 #include <memory>
 
-#include "base/progress.h"
 #include "base/interrupt.h"
+#include "base/progress.h"
 #include "cli/options.h"
 #include "lab/sweep/crossover.h"
 #include "lab/sweep/sweep.h"
@@ -193,7 +193,7 @@ int sweep(const SweepFlags& flags) {
 
 }  // namespace
 
-Action declare_sweep(CLI::App& app) {
+static Action declare_sweep(CLI::App& app) {
   const auto flags = std::make_shared<SweepFlags>();
   SweepFlags& f = *flags;
   std::string shipped;
@@ -215,5 +215,16 @@ Action declare_sweep(CLI::App& app) {
   add_output_flags(app, f.output, false);
   return [flags] { return sweep(*flags); };
 }
+
+extern const Command sweep_command = {
+    "sweep", "a grid of measurements into a file of rows, resumable",
+    R"(Measures every cell of SPEC, each checked first, and stores a row a cell. The same command again measures what
+is missing: after Ctrl-C, after a kill, or with a larger SPEC. Formats that are compared are measured in
+turns, the first of them twice: that is the noise floor. At the end, or with --crossovers, sentences say up to
+which batch or from which depth one format beats another.)",
+    R"(ridge sweep quick --results lab.jsonl
+ridge sweep regime --dry-run
+ridge sweep --crossovers --results lab.jsonl --baseline f16)",
+    declare_sweep};
 
 }  // namespace ridge::cli

@@ -72,7 +72,7 @@ int run_top(const TopFlags& flags) {
 
 }  // namespace
 
-Action declare_top(CLI::App& app) {
+static Action declare_top(CLI::App& app) {
   const auto flags = std::make_shared<TopFlags>();
   TopFlags& f = *flags;
   add_text(app, "URL", f.url, "TEXT", "address of a `ridge serve`");
@@ -83,5 +83,16 @@ Action declare_top(CLI::App& app) {
   add_output_flags(app, f.output, false);
   return [flags] { return run_top(*flags); };
 }
+
+extern const Command top_command = {
+    "top", "watch a server in the terminal, and chat with it",
+    R"(Four pages: chat; requests, queue and throughput; norms and coding errors of the cache by layer and page;
+pools and memory. F1 and F2 (or 1 to 4) turn pages, Tab moves the focus, Esc stops an answer, Ctrl-R resets
+the chat, q or Ctrl-C ends. The server may be on another machine. --once prints the requests page as text,
+--json what /props, /slots and /kv say.)",
+    R"(ridge top
+ridge top http://gpu-box:8080 --api-key-file key.txt
+ridge top --once)",
+    declare_top};
 
 }  // namespace ridge::cli

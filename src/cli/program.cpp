@@ -11,8 +11,8 @@
 #include "base/build_info.h"
 #include "base/closest.h"
 #include "base/interrupt.h"
-#include "cli/options.h"
 #include "chat/text_out.h"
+#include "cli/options.h"
 #include "engine/lead.h"
 #include "io/mapped_file.h"
 #include "io/text.h"
@@ -33,7 +33,8 @@ std::vector<const CLI::App*> every_nested(const CLI::App& app) {
 }
 
 /// `text` broken between words so that no line is longer than `width`.
-std::string wrapped(std::string_view text, size_t width) {
+std::string wrapped(std::string text, size_t width) {
+  std::ranges::replace(text, '\n', ' ');
   std::string out;
   size_t column = 0;
   for (const std::string& word : split(text, ' ')) {
@@ -261,7 +262,8 @@ int run_program(const std::vector<std::string>& args) {
   for (const Command& command : commands()) {
     CLI::App& app = app_of(root, command);
     actions[&app] = command.declare(app);
-    app.description(fmt::format("{}: {}\n\n{}\n", full_name(app), command.summary, wrapped(command.details, 100)));
+    app.description(
+        fmt::format("{}: {}\n\n{}\n", full_name(app), command.summary, wrapped(std::string(command.details), 100)));
     app.footer(footer(command.example));
   }
   complete_options(root);
