@@ -73,7 +73,8 @@ Pool pool_of(const std::string& kv, const Json& json) {
 }
 
 Result<Json> object_of(std::string_view text, std::string_view where) {
-  Result<Json> json = parse_within<Json>(text);
+  const JsonLimits limits{.refuse_twice = [](std::string_view) { return std::string("a key comes twice"); }};
+  Result<Json> json = parse_within<Json>(text, limits);
   if (!json) return bad_file("{}: {}", where, json.error().message);
   if (!json->is_object()) return bad_file("{}: not a JSON object", where);
   return json;

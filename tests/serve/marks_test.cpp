@@ -151,7 +151,7 @@ TEST_F(Marks, AreNoTextWhereTheyAreTokens) {
   open(model, std::string("{% if tools %}<tool_call>{% endif %}") + kChatMl);
   EXPECT_EQ(chat({{"tools", kTools}}), "No call stop");
   EXPECT_EQ(chat(), "No call stop");
-  EXPECT_EQ(chat({{"tools", kTools}, {"stop", {"No ca"}}}), "No call stop") << "a mark parts texts";
+  EXPECT_EQ(chat({{"tools", kTools}, {"stop", {"No ca"}}}), " stop") << "the client sees one text";
   EXPECT_EQ(chat({{"tools", kTools}, {"stop", {"al"}}}), "No c stop");
   ChatMl spelled;
   spelled.add("<tool_call>", TokenType::control);
