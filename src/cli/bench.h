@@ -1,8 +1,8 @@
 // What the bench commands share: rows to stdout and to --results, progress, and how they end.
 #pragma once
 
-#include "base/progress.h"
 #include "base/interrupt.h"
+#include "base/progress.h"
 #include "cli/options.h"
 #include "lab/model/bench_check.h"
 #include "lab/rows/row_writer.h"

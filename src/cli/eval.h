@@ -1,8 +1,8 @@
 // What the eval commands share: model, text, windows.
 #pragma once
 
-#include "base/progress.h"
 #include "base/interrupt.h"
+#include "base/progress.h"
 #include "cli/options.h"
 #include "lab/quality/quality_report.h"
 

@@ -4,9 +4,9 @@
 #include <cstdlib>
 #include <memory>
 
+#include "base/utf8.h"
 #include "io/text.h"
 #include "io/tokenizer_parts.h"
-#include "base/utf8.h"
 
 namespace ridge::io {
 

@@ -2,8 +2,8 @@
 
 #include <array>
 
-#include "io/pretokenizer_regex.h"
 #include "base/utf8.h"
+#include "io/pretokenizer_regex.h"
 
 namespace ridge::io {
 namespace {

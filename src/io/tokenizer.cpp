@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "base/utf8.h"
 #include "io/pretokenizer.h"
 #include "io/text.h"
 #include "io/tokenizer_parts.h"
-#include "base/utf8.h"
 
 namespace ridge::io {
 

@@ -3,9 +3,9 @@
 // The alphabet is GPT-2's: printable Latin-1 bytes stand for themselves, the other 68 follow from U+0100 in byte order.
 #include <queue>
 
+#include "base/utf8.h"
 #include "base/work_limit.h"
 #include "io/tokenizer_parts.h"
-#include "base/utf8.h"
 
 namespace ridge::io {
 

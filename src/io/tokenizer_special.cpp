@@ -3,10 +3,10 @@
 
 #include <utf8proc.h>
 
+#include "base/utf8.h"
 #include "base/work_limit.h"
 #include "io/pretokenizer_regex.h"
 #include "io/tokenizer_parts.h"
-#include "base/utf8.h"
 
 namespace ridge::io {
 namespace {

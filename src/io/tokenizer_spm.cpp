@@ -1,9 +1,9 @@
 // SentencePiece-style BPE: the whole text is one unit, code points merge by the score of the piece they form.
 #include <queue>
 
+#include "base/utf8.h"
 #include "base/work_limit.h"
 #include "io/tokenizer_parts.h"
-#include "base/utf8.h"
 
 namespace ridge::io {
 

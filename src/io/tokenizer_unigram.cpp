@@ -1,9 +1,9 @@
 // Unigram: of all ways to write a text as pieces the one with the largest sum of scores (Viterbi).
 #include <algorithm>
 
+#include "base/utf8.h"
 #include "base/work_limit.h"
 #include "io/tokenizer_parts.h"
-#include "base/utf8.h"
 
 namespace ridge::io {
 namespace {

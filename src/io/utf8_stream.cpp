@@ -1,6 +1,6 @@
 // Utf8Stream: see tokenizer.h.
-#include "io/tokenizer.h"
 #include "base/utf8.h"
+#include "io/tokenizer.h"
 
 namespace ridge::io {
 

@@ -5,9 +5,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/interrupt.h"
 #include "base/limits.h"
 #include "cases/damaged_model.h"
-#include "base/interrupt.h"
 #include "cli/run_program.h"
 #include "engine/engine.h"
 #include "engine/kv_options.h"
