@@ -177,26 +177,27 @@ Row both_sides(const Row& row, const char* field) {
 }
 
 constexpr Column<Row> kCacheColumns[] = {
-    {"", "KV format", "", [](const Row& r) { return r["kv"]; }},
-    {"", "rotation", "", [](const Row& r) { return both_sides(r, "rotation"); }},
-    {"", ">bits K/V", "", [](const Row& r) { return both_sides(r, "bits_per_value"); }},
-    {"", ">bits at 4k", "{:.3f}", [](const Row& r) { return r["effective_bits_4k"]; }},
-    {"", ">bytes/token", "", [](const Row& r) { return r["bytes_per_token"]; }},
-    {"", ">MiB at 32k", "{:.1f}", [](const Row& r) { return r["mib_at_32k"]; }},
-    {"", ">PPL", "", [](const Row& r) -> Row { return plus_minus(r["ppl"], 4); }},
-    {"", ">bits/byte", "{:.4f}", [](const Row& r) { return r["bits_per_byte"]; }},
+    {"", [](auto& r) { return r["kv"]; }, "KV format"},
+    {"", [](auto& r) { return both_sides(r, "rotation"); }, "rotation"},
+    {"", [](auto& r) { return both_sides(r, "bits_per_value"); }, ">bits K/V"},
+    {"", [](auto& r) { return r["effective_bits_4k"]; }, ">bits at 4k", "{:.3f}"},
+    {"", [](auto& r) { return r["bytes_per_token"]; }, ">bytes/token"},
+    {"", [](auto& r) { return r["mib_at_32k"]; }, ">MiB at 32k", "{:.1f}"},
+    {"", [](auto& r) -> Row { return plus_minus(r["ppl"], 4); }, ">PPL"},
+    {"", [](auto& r) { return r["bits_per_byte"]; }, ">bits/byte", "{:.4f}"},
 };
 constexpr Column<Row> kPairColumns[] = {
-    {"", ">ln(PPL(Q)/PPL(base))", "", [](const Row& r) -> Row { return plus_minus(r["ln_ratio"], 5); }},
-    {"", ">mean KLD", "", [](const Row& r) -> Row { return plus_minus(r["kld"]["mean"], 6); }},
-    {"", ">99 % KLD", "{:.5f}", [](const Row& r) { return r["kld"]["percentiles"]["99.0%"]; }},
-    {"", ">same top p", "", [](const Row& r) -> Row { return plus_minus(r["same_top"], 2, 100, " %"); }},
-    {"", ">PPL - base (gate +0.25)", "",
-     [](const Row& r) -> Row {
+    {"", [](auto& r) -> Row { return plus_minus(r["ln_ratio"], 5); }, ">ln(PPL(Q)/PPL(base))"},
+    {"", [](auto& r) -> Row { return plus_minus(r["kld"]["mean"], 6); }, ">mean KLD"},
+    {"", [](auto& r) { return r["kld"]["percentiles"]["99.0%"]; }, ">99 % KLD", "{:.5f}"},
+    {"", [](auto& r) -> Row { return plus_minus(r["same_top"], 2, 100, " %"); }, ">same top p"},
+    {"",
+     [](auto& r) -> Row {
        const double rise = number_in(r["difference"], "value");
        return fmt::format("{:+.4f} ± {:.4f} {}", rise, number_in(r["difference"], "error"),
                           rise <= kPplGate ? "pass" : "FAIL");
-     }},
+     },
+     ">PPL - base (gate +0.25)"},
 };
 
 }  // namespace

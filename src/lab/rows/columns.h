@@ -13,9 +13,9 @@ namespace ridge::lab {
 template <class T>
 struct Column {
   std::string_view key;     ///< of the JSON field; "*": `get` gives an object whose fields are taken; empty: no field
-  std::string_view head;    ///< of the table's column, with '>' in front where numbers stand right; empty: no column
-  std::string_view format;  ///< of a number in the table: "{:.1f} %"
   Row (*get)(const T& of);  ///< null leaves the cell empty, absent() leaves out the field too
+  std::string_view head = {};  ///< of the table's column, with '>' in front where numbers stand right; empty: no column
+  std::string_view format = {};  ///< of a number in the table: "{:.1f} %"
 };
 
 /// The value of a field that a row does not have.
