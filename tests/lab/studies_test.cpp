@@ -77,17 +77,17 @@ TEST(Needle, ProbesHoldTextNeedleTextCueAndAnswer) {
   std::vector<int32_t> text(40);
   for (int i = 0; i < 40; ++i) text[size_t(i)] = i;
   const std::vector<int32_t> needle{45, 46, 47};
-  const NeedleProbe middle = make_probe(text, needle, 1, 2, 12, 0.5, 49);
+  const NeedleProbe middle = make_probe({.n_ctx = 12, .copies = 1, .cue = 2}, text, needle, 0.5, 49);
   EXPECT_THAT(middle.tokens, ElementsAre(49, 1, 2, 3, 45, 46, 47, 4, 5, 45, 46, 47));
   EXPECT_EQ(middle.needle_at, 4);
   EXPECT_EQ(middle.first_answer, 11);
-  EXPECT_THAT(make_probe(text, needle, 1, 1, 12, 0.0, {}).tokens,
+  EXPECT_THAT(make_probe({.n_ctx = 12, .copies = 1, .cue = 1}, text, needle, 0.0, {}).tokens,
               ElementsAre(0, 45, 46, 47, 1, 2, 3, 4, 5, 45, 46, 47));
-  EXPECT_THAT(make_probe(text, needle, 1, 1, 12, 1.0, {}).tokens,
+  EXPECT_THAT(make_probe({.n_ctx = 12, .copies = 1, .cue = 1}, text, needle, 1.0, {}).tokens,
               ElementsAre(0, 1, 2, 3, 4, 5, 45, 46, 47, 45, 46, 47));
-  EXPECT_THAT(make_probe(text, needle, 2, 1, 12, 0.0, {}).tokens,
+  EXPECT_THAT(make_probe({.n_ctx = 12, .copies = 2, .cue = 1}, text, needle, 0.0, {}).tokens,
               ElementsAre(0, 45, 46, 47, 45, 46, 47, 1, 2, 45, 46, 47));
-  const NeedleProbe absent = make_probe(text, needle, 3, 1, 12, {}, {});
+  const NeedleProbe absent = make_probe({.n_ctx = 12, .copies = 3, .cue = 1}, text, needle, {}, {});
   EXPECT_THAT(absent.tokens, ElementsAre(0, 1, 2, 3, 4, 5, 6, 7, 8, 45, 46, 47));
   EXPECT_EQ(absent.first_answer, 10);
 }

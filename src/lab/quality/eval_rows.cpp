@@ -8,7 +8,7 @@
 namespace ridge::lab {
 namespace {
 
-/// The finished row of a cell, nothing when the store has none. The last one counts.
+/// The finished row of a cell, nothing where there is none. The last one counts.
 std::optional<Row> find_cell(std::span<const Row> stored, const Row& cell) {
   for (size_t i = stored.size(); i-- > 0;) {
     const Row& row = stored[i];

@@ -14,7 +14,7 @@ std::vector<KvChoice> each_layer(const KvChoice& kv, int n_layers);
 
 struct EvalRowHooks {
   EvalHooks eval;
-  std::function<void(int n_stored, int n_left)> on_start;  ///< caches found in the store, caches to run
+  std::function<void(int n_stored, int n_left)> on_start;  ///< caches whose rows were found, caches to run
   std::function<void(const EvalResult& group, int n_left)> on_group;
 };
 

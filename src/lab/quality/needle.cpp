@@ -60,11 +60,11 @@ Row to_row(const NeedleScore& score) {
 
 }  // namespace
 
-NeedleProbe make_probe(std::span<const int32_t> text, std::span<const int32_t> needle, int copies, int cue, int n_ctx,
+NeedleProbe make_probe(const NeedleOptions& options, std::span<const int32_t> text, std::span<const int32_t> needle,
                        std::optional<double> depth, std::optional<int32_t> bos) {
-  const int n_needle = int(needle.size());
-  const int n_text =
-      n_ctx - n_needle - (depth ? copies * n_needle : 0);  // the tail repeats all of the needle: cue and answer
+  const int n_needle = int(needle.size()), cue = options.cue;
+  // The tail repeats all of the needle: cue and answer.
+  const int n_text = options.n_ctx - n_needle - (depth ? options.copies * n_needle : 0);
   RIDGE_CHECK(n_text > 0 && int(text.size()) >= n_text && cue > 0 && cue < n_needle, "{} of text, cue {} of {}", n_text,
               cue, n_needle);
   NeedleProbe probe;
@@ -76,11 +76,11 @@ NeedleProbe make_probe(std::span<const int32_t> text, std::span<const int32_t> n
   append(text.first(size_t(before)));
   if (depth) {
     probe.needle_at = before;
-    for (int i = 0; i < copies; ++i) append(needle);
+    for (int i = 0; i < options.copies; ++i) append(needle);
     append(text.subspan(size_t(before), size_t(n_text - before)));
   }
   append(needle);
-  probe.first_answer = n_ctx - n_needle + cue;
+  probe.first_answer = options.n_ctx - n_needle + cue;
   if (bos) probe.tokens.front() = *bos;
   return probe;
 }
@@ -90,7 +90,7 @@ std::vector<NeedleProbe> make_probes(const Model& model, const Corpus& corpus, c
   const auto bos = model.info().add_bos ? model.bos() : std::nullopt;
   std::vector<NeedleProbe> probes;
   for (const Trial& trial : make_trials(model, corpus, options))
-    probes.push_back(make_probe(trial.text, trial.needle, options.copies, options.cue, options.n_ctx, depth, bos));
+    probes.push_back(make_probe(options, trial.text, trial.needle, depth, bos));
   return probes;
 }
 
@@ -129,9 +129,7 @@ void run_needle(const Model& model, const Corpus& corpus, const NeedleOptions& o
     NeedleResult result{.kv = kv, .cache = timeline.session.kv_report()};
     const auto run = [&](std::optional<double> depth, NeedleScore& score) {
       for (const Trial& trial : trials) {
-        score_probe(timeline,
-                    make_probe(trial.text, trial.needle, options.copies, options.cue, options.n_ctx, depth, bos),
-                    score);
+        score_probe(timeline, make_probe(options, trial.text, trial.needle, depth, bos), score);
         if (hooks.on_progress) hooks.on_progress(++done, total);
         if (hooks.stop && hooks.stop()) return false;
       }

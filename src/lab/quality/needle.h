@@ -26,8 +26,8 @@ struct NeedleProbe {
   int needle_at = -1;    ///< position of the planted sequence; -1: not planted
   int first_answer = 0;  ///< tokens from here on are the answer
 };
-/// Text, `copies` needles at `depth` (0 to 1; nothing: none), text, cue, answer: n_ctx tokens.
-NeedleProbe make_probe(std::span<const int32_t> text, std::span<const int32_t> needle, int copies, int cue, int n_ctx,
+/// Text, `copies` needles at `depth` (0 to 1; nothing: none), text, cue, answer: n_ctx tokens, the first of them `bos`.
+NeedleProbe make_probe(const NeedleOptions& options, std::span<const int32_t> text, std::span<const int32_t> needle,
                        std::optional<double> depth, std::optional<int32_t> bos);
 
 /// Scores of the answers at one depth.

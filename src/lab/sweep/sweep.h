@@ -1,4 +1,4 @@
-// Runs the cells of a spec into a results store. Cells that the store has are not measured again, so a sweep may be
+// Runs the cells of a spec into a file of rows. Cells that the file has are not measured again, so a sweep may be
 // stopped, killed and started again; cells that failed their check or did not fit are tried again.
 //
 // Cells that are compared (sweep_spec.h) are measured in one run: ops in turns, sample by sample, whole models one
