@@ -1,5 +1,5 @@
 // Op benches on a device: every kernel passes its check on a small problem, and a planted error gets no times.
-#include "lab/op/op_bench.h"
+#include "cases/op_bench.h"
 
 #include "base/f16.h"
 #include "gpu/device_data.h"
@@ -13,51 +13,21 @@ namespace {
 
 class OpBenchCuda : public OnDevice {};
 
-OpBenchParams small(Op op) {
-  OpBenchParams params{.op = op, .head_dim = 64};
-  params.heads = {{4, 2}};
-  params.seq = {200};
-  params.batch = {2};
-  params.shapes = {{70, 256}};
-  params.replays = 2;
-  params.max_seconds = 1;
-  params.max_sets = 3;
+OpBenchParams on_device(Op op) {
+  OpBenchParams params = small(op);
   params.roof_bytes = kDeviceStreamUnit;
   params.device = 0;
   return params;
 }
 
-struct Found {
-  int n_failed = 0;
-  std::vector<OpRow> rows;
-  std::vector<std::string> skipped;
-};
-Found run(const OpBenchParams& params, std::span<const OpKernel> table = op_kernels()) {
-  Found found;
-  OpBenchHooks hooks;
-  hooks.on_row = [&](const OpRow& row, const OpDevice&) { found.rows.push_back(row); };
-  hooks.on_skipped = [&](const OpProblem& problem, const std::string& why) {
-    found.skipped.push_back(problem.format_text() + ": " + why);
-  };
-  found.n_failed = run_op_bench(params, table, hooks);
-  return found;
-}
-
 void expect_timed(const Found& found, size_t n_rows) {
-  EXPECT_EQ(found.n_failed, 0);
   ASSERT_EQ(found.rows.size(), n_rows);
-  for (const OpRow& row : found.rows) {
-    EXPECT_TRUE(row.check.passed()) << row.problem.format_text() << ": " << row.check.error << " > " << row.check.bound;
-    EXPECT_EQ(row.seconds.size(), 2u);
-    EXPECT_GT(row.gb_s(), 0);
-    EXPECT_GT(row.pct_of_roof(), 0);
-    EXPECT_GE(row.sets.n, 1);
-    EXPECT_EQ(row.calls % row.sets.n, 0);
-  }
+  expect_timed(found);
+  for (const OpRow& row : found.rows) EXPECT_EQ(row.calls % row.sets.n, 0);
 }
 
 TEST_F(OpBenchCuda, AttentionOverRowsPasses) {
-  OpBenchParams params = small(Op::attention);
+  OpBenchParams params = on_device(Op::attention);
   params.seq = {200, 70};
   params.n_new = {1, 3, 40};
   params.kv = parse_kv_list("f32,rotor-3:window=0,rotor-3u:window=32:sinks=4,rotor-3u:window=0").or_throw();
@@ -67,7 +37,7 @@ TEST_F(OpBenchCuda, AttentionOverRowsPasses) {
 }
 
 TEST_F(OpBenchCuda, AttentionOverTilesPassesWithWindowsAndSinks) {
-  OpBenchParams params = small(Op::attention);
+  OpBenchParams params = on_device(Op::attention);
   params.seq = {330};
   params.batch = {2, 9};
   params.n_new = {1, 3, 16};
@@ -77,7 +47,7 @@ TEST_F(OpBenchCuda, AttentionOverTilesPassesWithWindowsAndSinks) {
 }
 
 TEST_F(OpBenchCuda, AttentionOfPromptsPassesWithWindowsAndSinks) {
-  OpBenchParams params = small(Op::attention);
+  OpBenchParams params = on_device(Op::attention);
   params.seq = {330};
   params.n_new = {17, 150, 330};
   params.kv = parse_kv_list("f16,bf16/q8_0,i8r/q4_0,rotor-4/rotor-3").or_throw();
@@ -87,7 +57,7 @@ TEST_F(OpBenchCuda, AttentionOfPromptsPassesWithWindowsAndSinks) {
 }
 
 TEST_F(OpBenchCuda, ADefaultFormatWithoutAKernelIsNamed) {
-  OpBenchParams params = small(Op::attention);
+  OpBenchParams params = on_device(Op::attention);
   params.batch = {1};
   params.seq = {40};
   params.kernels = {"rows"};
@@ -99,7 +69,7 @@ TEST_F(OpBenchCuda, ADefaultFormatWithoutAKernelIsNamed) {
 }
 
 TEST_F(OpBenchCuda, EveryProductKernelPasses) {
-  OpBenchParams params = small(Op::gemv);
+  OpBenchParams params = on_device(Op::gemv);
   params.batch = {1, 5};
   params.kernels = {"all"};
   for (const char* name : {"f32", "f16", "bf16", "q8_0", "int4_g128", "i2_s"})
@@ -112,7 +82,7 @@ TEST_F(OpBenchCuda, EveryProductKernelPasses) {
 }
 
 TEST_F(OpBenchCuda, WithoutANameTheKernelOfModelsIsTimed) {
-  OpBenchParams params = small(Op::gemv);
+  OpBenchParams params = on_device(Op::gemv);
   params.batch = {1};
   for (const char* name : {"q8_0", "int4_g128", "i2_s"}) params.weights.push_back(find_weight_format(name).or_throw());
   const Found found = run(params);
@@ -144,7 +114,7 @@ TEST_F(OpBenchCuda, WhatComesBeforeTheLibrarysProductIsRight) {
 }
 
 TEST_F(OpBenchCuda, AppendsOfEveryFormatPass) {
-  OpBenchParams params = small(Op::append);
+  OpBenchParams params = on_device(Op::append);
   params.head_dim = 128;
   params.seq = {127, 200};  // at 127 and a window of 96 a tile would leave
   params.n_new = {1, 3};
@@ -155,7 +125,7 @@ TEST_F(OpBenchCuda, AppendsOfEveryFormatPass) {
 }
 
 TEST_F(OpBenchCuda, LeavingTilesOfEveryWindowPass) {
-  OpBenchParams params = small(Op::append);
+  OpBenchParams params = on_device(Op::append);
   params.seq = {223};
   params.n_new = {1, 40};  // from a ring of the sequence, and of the step
   params.kernels = {"leaving"};
@@ -166,7 +136,7 @@ TEST_F(OpBenchCuda, LeavingTilesOfEveryWindowPass) {
 }
 
 TEST_F(OpBenchCuda, WhatWasAskedForAndHasNoKernelIsAnError) {
-  OpBenchParams params = small(Op::gemv);
+  OpBenchParams params = on_device(Op::gemv);
   params.weights = {find_weight_format("q6_k").or_throw()};
   EXPECT_THROW(run(params, op_kernels().first(1)), Error);
   params.device = 99;
@@ -209,7 +179,7 @@ OpKernel planted(std::string_view name) {
 
 TEST_F(OpBenchCuda, APlantedErrorGetsNoTimesAndTheOthersDo) {
   const OpKernel table[] = {planted<kNone>("right"), planted<0>("wrong"), planted<-1>("wrong-later")};
-  OpBenchParams params = small(Op::gemv);
+  OpBenchParams params = on_device(Op::gemv);
   params.weights = {find_weight_format("f32").or_throw()};
   params.batch = {1};
   params.kernels = {"all"};
@@ -227,7 +197,7 @@ TEST_F(OpBenchCuda, APlantedErrorGetsNoTimesAndTheOthersDo) {
 }
 
 TEST_F(OpBenchCuda, StopsBeforeTheNextProblem) {
-  OpBenchParams params = small(Op::gemv);
+  OpBenchParams params = on_device(Op::gemv);
   params.weights = {find_weight_format("f32").or_throw()};
   OpBenchHooks hooks;
   int rows = 0;
