@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "cases/logit_bounds.h"
 #include "cases/thread_ranks.h"
 #include "engine/engine.h"
 #include "io/mapped_file.h"
@@ -82,7 +83,7 @@ inline void expect_refusal(int n, const std::string& path, const std::string& wh
 
 /// Golden numbers of a reference model.
 struct Golden {
-  explicit Golden(const std::filesystem::path& directory) {
+  explicit Golden(const std::filesystem::path& directory) : bound(logit_bound(directory.filename().native())) {
     const io::MappedFile file = io::MappedFile::open(directory / "golden.safetensors").or_throw();
     const std::vector<io::Tensor> tensors = io::parse_safetensors(file.bytes(), "golden").or_throw();
     read(tensors, "input_ids", ids);
@@ -101,13 +102,13 @@ struct Golden {
 
   std::vector<int32_t> ids, greedy;
   std::vector<float> logits;
+  double bound;
 };
 
-/// The bound of parity_test.cpp is for products added in float32 in any order: the error of n products, at most
-/// n u sum |w x|, does not depend on it. Ranks only choose another order, so the bound is theirs too.
-inline constexpr double kRankBound = 1e-4;
+/// Ranks only choose another order of sums, which the bounds of one rank allow (cases/logit_bounds.h).
+inline constexpr double kRankBound = kFloatBound;
 
-/// An answer must be the golden one within that bound.
+/// An answer must be the golden one within the model's bound.
 inline void expect_golden(const Answer& answer, const Golden& golden) {
   EXPECT_EQ(answer.greedy, golden.greedy);
   for (const auto* logits : {&answer.prompt, &answer.decoded}) {
@@ -115,7 +116,7 @@ inline void expect_golden(const Answer& answer, const Golden& golden) {
     double worst = 0;
     for (size_t i = 0; i < logits->size(); ++i)
       worst = std::max(worst, std::abs(double((*logits)[i]) - golden.logits[i]));
-    EXPECT_LT(worst, kRankBound);
+    EXPECT_LT(worst, golden.bound);
   }
 }
 

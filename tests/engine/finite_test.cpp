@@ -88,7 +88,7 @@ TEST_F(Finite, StepsBehindTheOneThatLostARowSaySo) {
   const Model model = Model::load(damaged_model(directory_, "token_embd.weight", 64 * 30 + 1), {.n_threads = 1});
   std::vector<int32_t> prompt(40, 31);
   prompt[3] = 30;  // in the first of three steps; the others have no row that is not finite
-  for (const char* cache : {"f16", "f32", "bf16", "q8_0", "rotor-3", "rotor-3s"}) {
+  for (const char* cache : {"f16", "f32", "bf16", "i8r", "rotor-4", "rotor-3", "rotor-3s"}) {
     Session session(model, session_options(parse_kv_choice(cache).or_throw(), 256, 16));
     session.prefill(prompt);
     Session copy(model, session_options(parse_kv_choice(cache).or_throw(), 256, 16));

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "cases/golden_logits.h"
+#include "cases/logit_bounds.h"
 #include "cases/reference_data.h"
 #include "cases/temp_dir.h"
 #include "io/safetensors.h"
@@ -10,9 +11,6 @@
 
 namespace ridge {
 namespace {
-
-/// What the README allows where weights are decoded to float32 and everything is computed in float32.
-constexpr double kBound = 1e-4;
 
 struct Golden {
   std::string ids = "input_ids", logits = "logits", greedy = "greedy_ids";
@@ -45,7 +43,7 @@ class Parity : public testing::TestWithParam<Case> {
     return {};
   }
   /// The largest difference from the golden logits, as one prompt or token by token.
-  void expect_golden(const Model& model, const Golden& golden) const {
+  void expect_golden(const Model& model, const Golden& golden, double bound = logit_bound(GetParam().name)) const {
     const std::vector<int32_t> ids = tensor<int32_t>(golden.ids);
     const std::vector<float> expected = tensor<float>(golden.logits);
     const std::vector<int32_t> greedy = golden.greedy.empty() ? std::vector<int32_t>() : tensor<int32_t>(golden.greedy);
@@ -66,7 +64,7 @@ class Parity : public testing::TestWithParam<Case> {
       ASSERT_EQ(all.size(), expected.size());
       double worst = 0;
       for (size_t i = 0; i < all.size(); ++i) worst = std::max(worst, std::abs(double(all[i]) - expected[i]));
-      EXPECT_LT(worst, kBound) << (one_by_one ? "token by token" : "as a prompt");
+      EXPECT_LT(worst, bound) << (one_by_one ? "token by token" : "as a prompt");
       EXPECT_GT(worst, 0) << "the golden itself";
       std::vector<int32_t> written;
       std::span<const float> row(all.data() + all.size() - size_t(model.info().vocab_size),
@@ -87,6 +85,10 @@ class Parity : public testing::TestWithParam<Case> {
 };
 
 TEST_P(Parity, HfDirectory) { expect_golden(Model::load(directory_.native()), GetParam().golden); }
+
+TEST_P(Parity, ScalarKernelsRoundNothing) {
+  expect_golden(Model::load(directory_.native(), {.isa = "scalar"}), GetParam().golden, kFloatBound);
+}
 
 TEST_P(Parity, GgufTwin) {
   if (GetParam().gguf.empty()) GTEST_SKIP() << "there is no GGUF twin";

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "cases/golden_logits.h"
+#include "cases/logit_bounds.h"
 #include "cases/reference_data.h"
 #include "cases/safetensors_data.h"
 
@@ -38,7 +39,8 @@ TEST(GoldenWeightTypes, LogitsEqualFloat32WithDecodedWeights) {
     for (const char* isa : {"scalar", ""}) {
       // MXFP4 has a q8_0 embedding, which is its output matrix as well: with vectors that product rounds activations to 8
       // bits. A runtime that rounds them in every product is off by 0.29 here.
-      const double bound = name == "MXFP4" && *isa == 0 ? 0.1 : 1e-4;
+      const double of_vectors = name == "MXFP4" ? 0.1 : kFifteenBitBound;
+      const double bound = *isa == 0 ? of_vectors : kFloatBound;
       const double worst = worst_logit(directory / (name + ".gguf"), {.isa = isa}, ids, golden);
       RecordProperty(name + (*isa ? "_scalar" : "_vectors"), fmt::format("{:.3g}", worst));
       EXPECT_LT(worst, bound) << name << " " << isa;

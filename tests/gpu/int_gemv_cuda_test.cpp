@@ -397,8 +397,8 @@ TEST_F(IntGemvCuda, ANormWhoseSquaresOverflowGivesNoNumbers) {
   const IntWeights w = pack({&m});
   for (const int n_tokens : {1, 3})
     for (const bool inside : {false, true}) {
-      const Case c = {
-          .n_tokens = n_tokens, .norm = true, .plan = {.rows = 2, .blocks = 2, .warps = 2, .quantize_inside = inside}};
+      const IntPlan plan = {.rows = 2, .blocks = 2, .warps = 2, .quantize_inside = inside};
+      const Case c = {.n_tokens = n_tokens, .norm = true, .plan = plan};
       Operands o(c, 384, 17, 15);
       o.x[200] = 1e25f;  // of token 0
       const Floats y = run(w, c, o);
