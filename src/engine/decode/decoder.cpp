@@ -289,7 +289,8 @@ void Decoder::take_rows(std::span<Row> rows, const Drawn& drawn, StepRecord& rec
 void Decoder::take_row(Row& row, int64_t at, const Drawn& drawn, StepRecord& record, StepHooks& hooks) {
   Text& text = *row.text;
   if (text.speculation) text.speculation->report_.n_proposed += ssize(row.proposals);
-  for (bool holds = true; holds && !text.ended; ++at) {
+  bool holds = true;
+  for (; holds && !text.ended; ++at) {
     const std::optional<int32_t> token = draw(row, at, drawn, holds);
     hooks.clock.charge(record, StepPart::sampling);
     row.n_right += holds;
@@ -302,6 +303,9 @@ void Decoder::take_row(Row& row, int64_t at, const Drawn& drawn, StepRecord& rec
     take(text, *token);
     hooks.clock.charge(record, StepPart::events);
   }
+  // A device decides on all draft tokens of a step before the host sees where the text ends: forced luck goes on alike.
+  for (int i = row.n_taken; holds && i < ssize(row.proposals); ++i)
+    holds = text.speculation->forced_ && text.speculation->next_forced_holds();
 }
 
 std::optional<int32_t> Decoder::draw(Row& row, int64_t at, const Drawn& drawn, bool& holds) {
