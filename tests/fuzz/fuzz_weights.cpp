@@ -17,7 +17,7 @@ namespace {
 using namespace ridge;
 
 constexpr const char* kModelFile = RIDGE_SOURCE_DIR "/models/stories260K.gguf";
-constexpr const char* kCaches[] = {"f16", "f32", "q8_0", "rotor-3", "rotor-3s", "q4_0"};
+constexpr const char* kCaches[] = {"f16", "f32", "bf16", "rotor-3", "rotor-3s", "rotor-4"};  // that heads of 8 fit
 
 /// Three tokens behind the prompt, or the error.
 struct Said {
