@@ -65,7 +65,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (size_t i = 6; i < std::min<size_t>(size, 70); ++i) prompt.push_back(data[i]);
 
   const bool is_table = tensor.name == "token_embd.weight";
-  const auto row = int32_t(place % (tensor.data.size() / 4) / size_t(tensor.shape[0]));
+  const auto row = int32_t(place % (tensor.data.size() / 4) / size_t(tensor.shape.back()));
   write_damaged(directory, tensor.name, place, value);
   const Said said = say((directory / "damaged.gguf").native(), cache, prompt);
   bool meets = !is_table || std::ranges::find(prompt, row) != prompt.end();
