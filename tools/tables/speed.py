@@ -242,6 +242,9 @@ def sampling():
     return table(["card", "model", "greedy, tok/s", "temperature 0.8, tok/s", "relative to greedy", "extra us per token"], lines)
 
 
+BEFORE_PANELS = "d3f01b77"  # the last build in which these formats ran the row kernels
+
+
 def busy_threads():
     """Decode beside busy processes: medians of all runs of the pool that waited for every worker, and of the one that does not."""
     speeds = {}
@@ -252,6 +255,20 @@ def busy_threads():
         (low, before, high), (low_now, now, high_now) = (statistics.quantiles(by[pool], n=4) for pool in ("before", "now"))
         lines.append([neighbours, threads, f"{before:.0f}", f"{low:.0f} to {high:.0f}", f"{now:.0f}", f"{low_now:.0f} to {high_now:.0f}", f"{now / before:.2f}"])
     return table(["busy processes", "threads", "before, tok/s", "quartiles", "now, tok/s", "quartiles now", "relative to before"], lines)
+
+
+def real_files():
+    """Files that people have, on the CPU: medians before and with panels of their formats (decision 0018)."""
+    speeds = {}
+    for r in stored("checks/real-files-cpu"):
+        key = r["model_filename"].removesuffix(".gguf"), r["n_threads"], r["test"]
+        speeds.setdefault(key, {}).setdefault(r["build_commit"], []).extend(r["samples_ts"])
+    lines = []
+    for (model, threads, test), by in sorted(speeds.items()):
+        before, now = (by[build] for build in sorted(by, key=lambda build: build != BEFORE_PANELS))
+        (low, middle, high), (low_now, middle_now, high_now) = (statistics.quantiles(v, n=4) for v in (before, now))
+        lines.append([model, threads, test, f"{middle:.0f}", f"{low:.0f} to {high:.0f}", f"{middle_now:.0f}", f"{low_now:.0f} to {high_now:.0f}", f"{middle_now / middle:.1f}"])
+    return table(["file", "threads", "test", "before, tok/s", "quartiles", "now, tok/s", "quartiles now", "times before"], lines)
 
 
 def batches():
@@ -350,6 +367,7 @@ TABLES = {
     "sampling-cuda": sampling,
     "coding-share-cpu": coding_share,
     "busy-threads-cpu": busy_threads,
+    "real-files-cpu": real_files,
     "batch-cuda": batches,
     "append-cuda": append,
     "ternary-cuda": ternary,
