@@ -104,11 +104,11 @@ OpCheck check_collective(std::span<const float> sums, int n_ranks, uint64_t seed
 }
 
 CollectiveTurns collective_turns(double seconds, int n_kernels, const CollectiveBenchParams& params) {
-  constexpr double kSampleSeconds = 2e-3;
+  constexpr double kSeconds = 2e-3;
   constexpr int kMostCalls = 1024;
   const double call = std::max(seconds, 1e-7);
   CollectiveTurns turns;
-  turns.calls = int(std::clamp(std::ceil(kSampleSeconds / call), 1.0, double(kMostCalls)));
+  turns.calls = int(std::clamp(std::ceil(kSeconds / call), 1.0, double(kMostCalls)));
   const double most = params.max_seconds / (turns.calls * call * n_kernels);
   turns.samples = int(std::clamp(most, double(std::min(kFewestReplays, params.replays)), double(params.replays)));
   return turns;
