@@ -19,6 +19,13 @@ double seconds_of(std::chrono::steady_clock::duration duration) {
   return std::chrono::duration<double>(duration).count();
 }
 
+/// The sampler's draw of a text's next token on the host.
+int32_t sample(const Text& text, int n_ids, std::span<const float> logits) {
+  Sampler sampler(text.sampler, n_ids);
+  sampler.accept(text.recent());
+  return sampler.sample(logits);
+}
+
 }  // namespace
 
 Speculation::Speculation(std::unique_ptr<Proposer> proposer, int most, bool adaptive)
@@ -39,15 +46,13 @@ void Speculation::fill_forced(std::vector<int32_t>& tokens, int n, int n_ids) co
 
 int32_t draw_by_rule(TokenRule& rule, const Text& text, int n_ids, std::span<const float> logits,
                      std::vector<float>& left) {
-  Sampler sampler(text.sampler, n_ids);
-  sampler.accept(text.recent());
   check_logits(logits.first(size_t(n_ids)));
   left.assign(logits.begin(), logits.end());
   rule.mask(left, text.n_left);
   const std::span<const float> drawn_from = std::span(left).first(size_t(n_ids));
   if (std::ranges::none_of(drawn_from, [](float x) { return x > -INFINITY; }))
     throw Error(ErrorKind::failure, "no token that may come next has a logit above -infinity");
-  return rule.accept(sampler.sample(drawn_from));
+  return rule.accept(sample(text, n_ids, drawn_from));
 }
 
 int most_proposals(const SequencePool& pool, SeqId seq, int n) {
@@ -320,9 +325,7 @@ std::optional<int32_t> Decoder::draw(Row& row, int64_t at, const Drawn& drawn, b
   } else if (text.pick) {
     token = text.pick(logits);
   } else {
-    Sampler sampler(text.sampler, n_ids_);
-    sampler.accept(text.recent());
-    token = sampler.sample(logits.first(size_t(n_ids_)));
+    token = sample(text, n_ids_, logits.first(size_t(n_ids_)));
   }
   ++text.sampler.first_draw;
   holds = false;

@@ -56,7 +56,7 @@ struct DraftRoom : DraftShape {
   Decoder decoder;
 };
 
-class DraftProposer final : public Proposer {
+class DraftProposer final : public BatchProposer {
  public:
   DraftProposer(std::shared_ptr<DraftRoom> room, int vocab_size, double p_min)
       : room_(std::move(room)), vocab_size_(vocab_size), p_min_(p_min) {
@@ -64,11 +64,6 @@ class DraftProposer final : public Proposer {
   }
   ~DraftProposer() override { room_->pool->close(text_.seq); }
 
-  std::vector<int32_t> propose(std::span<const int32_t> text, int n) override {
-    Draft draft{.proposer = this, .text = text, .n = n};
-    propose_all({&draft, 1});
-    return draft.tokens;
-  }
   void propose_all(std::span<Draft> drafts) override {
     std::vector<DraftProposer*> writers;
     for (Draft& draft : drafts)

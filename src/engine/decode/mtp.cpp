@@ -58,7 +58,7 @@ struct MtpRoom {
   const std::unique_ptr<Outputs> outputs;
 };
 
-class MtpProposer final : public Proposer {
+class MtpProposer final : public BatchProposer {
  public:
   MtpProposer(std::shared_ptr<MtpRoom> room, double p_min)
       : room_(std::move(room)), model_(room_->model.get()), plan_(model_->plan), pool_(&room_->pool), p_min_(p_min) {
@@ -94,11 +94,6 @@ class MtpProposer final : public Proposer {
 
   void lose_track() override { forget(0); }
 
-  std::vector<int32_t> propose(std::span<const int32_t> text, int n) override {
-    Draft draft{.proposer = this, .text = text, .n = n};
-    propose_all({&draft, 1});
-    return draft.tokens;
-  }
   /// The first forward pass reads what the heads have not seen, each later one a draft token of every text that goes on.
   void propose_all(std::span<Draft> drafts) override {
     std::vector<MtpProposer*> asked;

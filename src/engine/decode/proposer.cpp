@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 namespace ridge {
 namespace {
@@ -19,6 +20,12 @@ double best_probability(std::span<const float> logits) {
 void Proposer::propose_all(std::span<Draft> drafts) {
   for (Draft& draft : drafts)
     if (!draft.sampler) draft.tokens = draft.proposer->propose(draft.text, draft.n);
+}
+
+std::vector<int32_t> BatchProposer::propose(std::span<const int32_t> text, int n) {
+  Draft draft{.proposer = this, .text = text, .n = n};
+  propose_all({&draft, 1});
+  return std::move(draft.tokens);
 }
 
 SeqId open_text(SequencePool& pool, int n_texts) {

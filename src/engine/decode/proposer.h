@@ -57,6 +57,13 @@ class Proposer {
   virtual int64_t bytes() const { return 0; }
 };
 
+/// A proposer whose forward passes serve several texts: its propose_all() does the work.
+class BatchProposer : public Proposer {
+ public:
+  std::vector<int32_t> propose(std::span<const int32_t> text, int n) final;
+  void propose_all(std::span<Draft> drafts) override = 0;
+};
+
 /// Makes a proposer for one text; what proposers share is loaded once.
 struct ProposerMaker : std::function<std::unique_ptr<Proposer>()> {
   using function::function;
