@@ -46,24 +46,22 @@ inline void quantize_group(const float* in, int64_t plane_q, int8_t* q, float& s
 }
 
 template <int kPlanes>
-inline QuantizedTokens quantize_tokens(CpuContext& context, const WeightFormat& format, View2<const float> x) {
-  const QuantizedBytes bytes = quantized_bytes(format, x.rows, x.cols);
-  auto* const q = context.scratch[0].ensure<int8_t>(bytes.q);
-  auto* const scale = context.scratch[1].ensure<float>(bytes.scale / 4);
-  auto* const sum = context.scratch[2].ensure<int32_t>(bytes.sum / 4);
-  const int64_t plane_q = x.rows * kPanelChunk;
+inline QuantizedTokens<kPlanes> quantize_tokens(CpuContext& context, View2<const float> x) {
+  const QuantizedBytes bytes = quantized_bytes(kPlanes, x.rows, x.cols);
+  const QuantizedTokens<kPlanes> to{context.scratch[0].ensure<int8_t>(bytes.q),
+                                    context.scratch[1].ensure<float>(bytes.scale / 4),
+                                    context.scratch[2].ensure<int32_t>(bytes.sum / 4), x.rows};
   const auto one = [&](int64_t token, int) {
     for (int64_t group = 0; group < x.cols / kPanelGroup; ++group) {
       const int64_t chunk = group / kChunkGroups, of_chunk = group % kChunkGroups;
-      const int64_t place = chunk * x.rows + token;
-      quantize_group<kPlanes>(&x(token, group * kPanelGroup), plane_q,
-                              q + (chunk * kPlanes * x.rows + token) * kPanelChunk + of_chunk * kPanelGroup,
-                              scale[place * kChunkGroups + of_chunk], sum + place * 16 + 2 * of_chunk);
+      quantize_group<kPlanes>(&x(token, group * kPanelGroup), to.plane_q(),
+                              to.q_of(chunk, token) + of_chunk * kPanelGroup, to.scale_of(chunk, token)[of_chunk],
+                              to.sum_of(chunk, token) + 2 * of_chunk);
     }
   };
   if (x.rows == 1) one(0, 0);
   else context.pool.for_each(x.rows, one);
-  return {q, scale, sum, x.rows};
+  return to;
 }
 
 inline Simd::I broadcast4(const int8_t* q) {
@@ -92,16 +90,28 @@ inline int32_t sum_of(const int32_t* sum, int64_t at) {
   else return sum[2 * at] + sum[2 * at + 1];
 }
 
+/// total plus the products of a group's columns: `dot` of codes, the scale of the weights and of the activations (of_x),
+/// and the minimum times `sum`, the activations' sum. The one order of sums of all products of panels.
+template <int kPlanes, bool kMin>
+inline Simd::F add_columns(Simd::F total, const Simd::I* dot, Simd::F of_weights, float of_x, Simd::F min,
+                           int32_t sum) {
+  total = Simd::fma(whole_dot<kPlanes>(dot), Simd::mul(of_weights, Simd::set1(of_x)), total);
+  if constexpr (kMin) total = Simd::fma(min, Simd::set1(of_x * float(sum)), total);
+  return total;
+}
+
 /// How far ahead of a token's dot products the weights are asked for. The hardware prefetcher alone stops at page ends
 /// and leaves a fifth of the read bandwidth unused.
 constexpr int kPrefetchBytes = 4096;
 
 /// One panel times `kTokens` tokens, straight from the panel's bytes.
 template <class F, int kTokens>
-[[gnu::noinline]] void few_panel(const std::byte* panel, int64_t n_units, const QuantizedTokens& x, int64_t first_token,
+[[gnu::noinline]] void few_panel(const std::byte* panel, int64_t n_units,
+                                 const QuantizedTokens<PanelUnit<F>::kPlanes>& x, int64_t first_token,
                                  float (*y)[kPanelRows]) {
   using Unit = PanelUnit<F>;
   constexpr int kPlanes = Unit::kPlanes, kScaled = Unit::kScaled, kParts = kPanelGroup / kScaled;
+  constexpr bool kMin = Unit::kMinima != PanelMinima::none;
   Simd::F total[kTokens][kRowVectors];
   for (auto& of_token : total)
     for (Simd::F& value : of_token) value = Simd::zero();
@@ -113,15 +123,13 @@ template <class F, int kTokens>
       const int64_t of_row = unit * Unit::kGroups + group, chunk = of_row / kChunkGroups;
       const int64_t of_chunk = of_row % kChunkGroups;
       const int8_t* q[kTokens][kPlanes];
-      const float* scale[kTokens];
+      float scale[kTokens];
       const int32_t* sum[kTokens];
       for (int t = 0; t < kTokens; ++t) {
-        const int64_t place = chunk * x.n_tokens + first_token + t;
         for (int plane = 0; plane < kPlanes; ++plane)
-          q[t][plane] =
-              x.q + ((chunk * kPlanes + plane) * x.n_tokens + first_token + t) * kPanelChunk + of_chunk * kPanelGroup;
-        scale[t] = x.scale + place * kChunkGroups + of_chunk;
-        sum[t] = x.sum + place * 16 + 2 * of_chunk;
+          q[t][plane] = x.q_of(chunk, first_token + t) + plane * x.plane_q() + of_chunk * kPanelGroup;
+        scale[t] = x.scale_of(chunk, first_token + t)[of_chunk];
+        sum[t] = x.sum_of(chunk, first_token + t) + 2 * of_chunk;
       }
       for (int v = 0; v < kRowVectors; ++v) {
         const std::byte* const codes = panel + Unit::kHeadBytes + group * Unit::kGroupBytes + v * kVectorBytes;
@@ -141,14 +149,11 @@ template <class F, int kTokens>
           });
           const int at = group * kParts + part;
           const Simd::F of_weights = head.scale(v, at);
-          for (int t = 0; t < kTokens; ++t) {
-            const Simd::F both = Simd::mul(of_weights, Simd::set1(*scale[t]));
-            total[t][v] = Simd::fma(whole_dot<kPlanes>(dot[t]), both, total[t][v]);
-            if constexpr (Unit::kMinima != PanelMinima::none) {
-              const float of_x = *scale[t] * float(sum_of<kScaled>(sum[t], part));
-              total[t][v] = Simd::fma(head.min(v, at), Simd::set1(of_x), total[t][v]);
-            }
-          }
+          Simd::F min{};
+          if constexpr (kMin) min = head.min(v, at);
+          for (int t = 0; t < kTokens; ++t)
+            total[t][v] = add_columns<kPlanes, kMin>(total[t][v], dot[t], of_weights, scale[t], min,
+                                                     sum_of<kScaled>(sum[t], part));
         });
       }
     }
@@ -192,12 +197,12 @@ void decode_chunk(const std::byte* panel, int v, int64_t first_group, int64_t n_
 
 /// y[t][row] += a decoded chunk times kTokens tokens; y are rows of kTileRows sums.
 template <int kTokens, int kPlanes, int kScaled, bool kLarge, bool kZero, bool kMin>
-[[gnu::noinline]] void panel_tile(const DecodedChunk& w, int64_t n_groups, const QuantizedTokens& x, int64_t chunk,
-                                  int64_t token, int zero, float* y) {
-  const int8_t* q = x.q + (chunk * kPlanes * x.n_tokens + token) * kPanelChunk;
-  const int64_t plane_q = x.n_tokens * kPanelChunk;
-  const float* scale = x.scale + (chunk * x.n_tokens + token) * kChunkGroups;
-  const int32_t* sum = x.sum + (chunk * x.n_tokens + token) * 16;
+[[gnu::noinline]] void panel_tile(const DecodedChunk& w, int64_t n_groups, const QuantizedTokens<kPlanes>& x,
+                                  int64_t chunk, int64_t token, int zero, float* y) {
+  const int8_t* q = x.q_of(chunk, token);
+  const int64_t plane_q = x.plane_q();
+  const float* const scale = x.scale_of(chunk, token);
+  const int32_t* const sum = x.sum_of(chunk, token);
   constexpr int kParts = kPanelGroup / kScaled;
   Simd::F total[kTokens][kTileVectors];
   const auto each = [](const auto& body) {
@@ -222,12 +227,11 @@ template <int kTokens, int kPlanes, int kScaled, bool kLarge, bool kZero, bool k
       });
     });
     each([&](auto t, auto v) {
-      const float of_x = scale[t * kChunkGroups + at / kParts];
-      const Simd::F both = Simd::mul(Simd::load(w.scale[at][v]), Simd::set1(of_x));
-      total[t][v] = Simd::fma(whole_dot<kPlanes>(dot[t][v]), both, total[t][v]);
-      if constexpr (kMin)
-        total[t][v] = Simd::fma(Simd::load(w.min[at][v]), Simd::set1(of_x * float(sum_of<kScaled>(sum + 16 * t, at))),
-                                total[t][v]);
+      Simd::F min{};
+      if constexpr (kMin) min = Simd::load(w.min[at][v]);
+      total[t][v] =
+          add_columns<kPlanes, kMin>(total[t][v], dot[t][v], Simd::load(w.scale[at][v]),
+                                     scale[t * kChunkGroups + at / kParts], min, sum_of<kScaled>(sum + 16 * t, at));
     });
   }
   each([&](auto t, auto v) { Simd::store(y + t * kTileRows + v * Simd::kLanes, total[t][v]); });
@@ -235,7 +239,8 @@ template <int kTokens, int kPlanes, int kScaled, bool kLarge, bool kZero, bool k
 
 /// kTilePanels panels from row `first` times all tokens.
 template <class F>
-void many_tokens(const Linear& w, int64_t panel_size, int64_t first_panel, const QuantizedTokens& x, View2<float> y) {
+void many_tokens(const Linear& w, int64_t panel_size, int64_t first_panel,
+                 const QuantizedTokens<PanelUnit<F>::kPlanes>& x, View2<float> y) {
   using Unit = PanelUnit<F>;
   constexpr int kPlanes = Unit::kPlanes;
   constexpr int kTokens = (Simd::kLanes == 16 ? 12 : 4) / (kPlanes + 1);
@@ -269,7 +274,7 @@ void many_tokens(const Linear& w, int64_t panel_size, int64_t first_panel, const
 
 template <class F>
 void run_panels(CpuContext& context, const Linear& w, View2<const float> x_in, View2<float> y) {
-  const QuantizedTokens x = quantize_tokens<PanelUnit<F>::kPlanes>(context, *w.format, x_in);
+  const auto x = quantize_tokens<PanelUnit<F>::kPlanes>(context, x_in);
   const int64_t n_panels = (w.n_out + kPanelRows - 1) / kPanelRows, n_units = w.n_in / F::kGroup;
   const int64_t panel_size = panel_bytes(*w.format, kPanelRows, w.n_in);
   constexpr int64_t kFew = 4;

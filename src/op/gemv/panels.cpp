@@ -216,9 +216,9 @@ int64_t pack_panels(CpuContext& context, const WeightFormat& format, int64_t n_o
   return first_bad < n_out ? first_bad.load() : -1;
 }
 
-QuantizedBytes quantized_bytes(const WeightFormat& format, int64_t n_tokens, int64_t n_in) {
+QuantizedBytes quantized_bytes(int planes, int64_t n_tokens, int64_t n_in) {
   const int64_t n = n_tokens * ((n_in + kPanelChunk - 1) / kPanelChunk);
-  return {n * panel_planes(format) * kPanelChunk, n * 4 * (kPanelChunk / kPanelGroup), n * 4 * (kPanelChunk / 16)};
+  return {n * planes * kPanelChunk, n * 4 * (kPanelChunk / kPanelGroup), n * 4 * (kPanelChunk / 16)};
 }
 
 void quantize_group_ref(const float* x, int planes, int64_t plane_q, int8_t* q, float& scale, int32_t* sum) {

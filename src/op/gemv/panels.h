@@ -93,17 +93,25 @@ int panel_planes(const WeightFormat& format);
 
 /// Activations as the panel kernels read them: x = scale * q, where q is one plane, or 128 * the first + the second.
 /// Chunks of kPanelChunk columns; the last one may be shorter.
+template <int kPlanes>
 struct QuantizedTokens {
-  const int8_t* q;     // [n_chunks, planes, n_tokens, 256]
-  const float* scale;  // [n_chunks, n_tokens, 8]    of 32 columns
-  const int32_t* sum;  // [n_chunks, n_tokens, 16]   sum of q over 16 columns, for zero points and minima
+  int8_t* q;     // [n_chunks, kPlanes, n_tokens, 256]
+  float* scale;  // [n_chunks, n_tokens, 8]    of 32 columns
+  int32_t* sum;  // [n_chunks, n_tokens, 16]   sum of q over 16 columns, for zero points and minima
   int64_t n_tokens;
+
+  int64_t plane_q() const { return n_tokens * kPanelChunk; }  ///< from a plane to the next
+  int8_t* q_of(int64_t chunk, int64_t token) const { return q + (chunk * kPlanes * n_tokens + token) * kPanelChunk; }
+  float* scale_of(int64_t chunk, int64_t token) const {
+    return scale + (chunk * n_tokens + token) * (kPanelChunk / kPanelGroup);
+  }
+  int32_t* sum_of(int64_t chunk, int64_t token) const { return sum + (chunk * n_tokens + token) * (kPanelChunk / 16); }
 };
 /// Bytes of q, scale and sum for so many tokens.
 struct QuantizedBytes {
   int64_t q, scale, sum;
 };
-QuantizedBytes quantized_bytes(const WeightFormat& format, int64_t n_tokens, int64_t n_in);
+QuantizedBytes quantized_bytes(int planes, int64_t n_tokens, int64_t n_in);
 
 /// The largest integer of one plane and of two: 127, and 127 * 128 + 63.
 constexpr float panel_limit(int planes) { return planes == 1 ? 127.0f : 16319.0f; }
