@@ -11,6 +11,8 @@ import pathlib
 import re
 import sys
 
+from check_headers import without_text
+
 MOST_PARAMETERS, MOST_BOOLS = 6, 1
 # Functions that were so when this check began. A name leaves the list with its function; none joins it.
 KNOWN = """
@@ -20,15 +22,9 @@ quantize_tokens query_forms read_format result_row run store_row strip strip_end
 tokenize tokens told tuple write_quoted write_row
 """.split()
 KERNELS = re.compile(r"(\.cu|_cuda\.h|_simd\.h|_body\.h|_avx2\.cpp|_avx512\.cpp)$|/simd/")
-BLANK = re.compile(r'//[^\n]*|/\*.*?\*/|R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\'|^[ \t]*#(?:[^\n]*\\\n)*[^\n]*', re.S | re.M)
 # A type, a name and `(` at the beginning of a declaration: no statement, no call.
 HEAD = re.compile(r"(?:^|[;{}:])\s*(?:template\s*<[^;{}]*?>\s*)?((?:[\w:<>,*&\[\]]+\s+)+[*&]?)([\w:~]+)\(", re.M)
 NO_TYPE = re.compile(r"\b(return|else|throw|new|delete|case|using|typedef|co_return|goto|operator)\b")
-
-
-def without_text(source):
-    """The source without comments, strings and directives; line numbers stay."""
-    return BLANK.sub(lambda match: '""' + "\n" * match[0].count("\n"), source)
 
 
 def arguments(code, start):

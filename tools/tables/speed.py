@@ -242,6 +242,15 @@ def sampling():
     return table(["card", "model", "greedy, tok/s", "temperature 0.8, tok/s", "relative to greedy", "extra us per token"], lines)
 
 
+BEFORE_AND_NOW = ["before, tok/s", "quartiles", "now, tok/s", "quartiles now", "times before"]
+
+
+def before_and_now(before, now, digits):
+    """Medians and quartiles of the speeds of two builds, and their ratio."""
+    (low, middle, high), (low_now, middle_now, high_now) = (statistics.quantiles(speeds, n=4) for speeds in (before, now))
+    return f"{middle:.0f}", f"{low:.0f} to {high:.0f}", f"{middle_now:.0f}", f"{low_now:.0f} to {high_now:.0f}", f"{middle_now / middle:.{digits}f}"
+
+
 BEFORE_PANELS = "d3f01b77"  # the last build in which these formats ran the row kernels
 
 
@@ -266,9 +275,8 @@ def real_files():
     lines = []
     for (model, threads, test), by in sorted(speeds.items()):
         before, now = (by[build] for build in sorted(by, key=lambda build: build != BEFORE_PANELS))
-        (low, middle, high), (low_now, middle_now, high_now) = (statistics.quantiles(v, n=4) for v in (before, now))
-        lines.append([model, threads, test, f"{middle:.0f}", f"{low:.0f} to {high:.0f}", f"{middle_now:.0f}", f"{low_now:.0f} to {high_now:.0f}", f"{middle_now / middle:.1f}"])
-    return table(["file", "threads", "test", "before, tok/s", "quartiles", "now, tok/s", "quartiles now", "times before"], lines)
+        lines.append([model, threads, test, *before_and_now(before, now, 1)])
+    return table(["file", "threads", "test", *BEFORE_AND_NOW], lines)
 
 
 def batches():
