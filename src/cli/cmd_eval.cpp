@@ -227,8 +227,8 @@ extern const Command eval_kld_command = {
     "eval kld", "KL divergence of KV cache formats from f16",
     R"(Runs the same weights with the base cache and with every cache of --kv, in lockstep, and prints how far the
 distributions differ, with llama-perplexity's statistics. Memory does not grow with the text. When the base is
-not in the list it is added as the control row. With int8 activations (q8_0, q4_0 and int4_g128 weights) any
-change moves some roundings: an f32 row shows that floor. The table says bits a value as stored and at 4k
+not in the list it is added as the control row. Matmuls with quantised weights round activations to 15 bits, so
+any change moves some roundings: an f32 row shows that floor. The table says bits a value as stored and at 4k
 tokens with window and sinks, and whether perplexity stays within 0.25 of the base. With --results a cache
 whose row is there is not run again, if model, text, windows, path and build are the same: the same command
 goes on after Ctrl-C. --save-base writes the base's distributions in llama-perplexity's format, --base FILE

@@ -306,9 +306,7 @@ void CpuBackend::attend(int layer, const Rows& rows, HostKvMemory& memory) {
   const AttentionPlan& a = plan_.layers[size_t(layer)].attention;
   const LayerWeights& w = weights_.layers[size_t(layer)];
   const View2<float> q_gate = a.gate ? matrix(q_gate_, rows.h.rows, 2 * a.q_dim()) : View2<float>();
-  linear(context_, w.q, rows.h, a.gate ? q_gate : rows.q);
-  linear(context_, w.k, rows.h, rows.k);
-  linear(context_, w.v, rows.h, rows.v);
+  linear(context_, rows.h, {{&w.q, a.gate ? q_gate : rows.q}, {&w.k, rows.k}, {&w.v, rows.v}});
   if (a.qkv_bias) {
     add_bias(context_, a.gate ? q_gate : rows.q, w.q_bias.data());
     add_bias(context_, rows.k, w.k_bias.data());
@@ -381,10 +379,7 @@ void CpuBackend::mix_delta(int layer, const Rows& rows, HostKvMemory& memory) {
   const View2<float> qkv = matrix(delta_qkv_, n, d.channels()), z = matrix(delta_z_, n, d.values()),
                      a = matrix(delta_a_, n, d.n_value_heads), b = matrix(delta_b_, n, d.n_value_heads),
                      out = matrix(delta_out_, n, d.values());
-  linear(context_, w.delta.qkv, rows.h, qkv);
-  linear(context_, w.delta.z, rows.h, z);
-  linear(context_, w.delta.a, rows.h, a);
-  linear(context_, w.delta.b, rows.h, b);
+  linear(context_, rows.h, {{&w.delta.qkv, qkv}, {&w.delta.z, z}, {&w.delta.a, a}, {&w.delta.b, b}});
   gated_delta(context_, {.shape = d,
                          .conv = w.delta.conv.data(),
                          .decay = w.delta.decay.data(),
@@ -415,8 +410,7 @@ void CpuBackend::feed_forward(int layer, const Rows& rows) {
   const DensePlan& d = plan_.layers[size_t(layer)].dense;
   const LayerWeights& w = weights_.layers[size_t(layer)];
   const View2<float> gate(rows.gate.data, rows.h.rows, d.d_ff), up(rows.up.data, rows.h.rows, d.d_ff);
-  linear(context_, w.gate, rows.h, gate);
-  linear(context_, w.up, rows.h, up);
+  linear(context_, rows.h, {{&w.gate, gate}, {&w.up, up}});
   if (d.biases) {
     add_bias(context_, gate, w.gate_bias.data());
     add_bias(context_, up, w.up_bias.data());
@@ -453,8 +447,7 @@ void CpuBackend::experts(int layer, const Rows& rows) {
                        up(rows.up.data, m, e.d_ff);
     for (int64_t i = 0; i < m; ++i) std::ranges::copy(rows.h.row(of[size_t(i)] / n_used), x.row(i).begin());
     const ExpertWeights& own = w.experts[expert];
-    linear(context_, own.gate, x, gate);
-    linear(context_, own.up, x, up);
+    linear(context_, x, {{&own.gate, gate}, {&own.up, up}});
     if (e.biases) {
       add_bias(context_, gate, own.gate_bias.data());
       add_bias(context_, up, own.up_bias.data());

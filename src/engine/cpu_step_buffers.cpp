@@ -165,7 +165,7 @@ class Steps {
       scratch_[1].ensure(4 * n);
       scratch_[2].ensure(vectors ? 4 * n : 4 * n_threads_ * w.n_in);
     } else if (packed_bytes(w, isa_) > 0) {
-      const QuantizedBytes bytes = quantized_bytes(panel_planes(*w.format), n, w.n_in);
+      const QuantizedBytes bytes = quantized_bytes(2, n, w.n_in);
       scratch_[0].ensure(bytes.q);
       scratch_[1].ensure(bytes.scale);
       scratch_[2].ensure(bytes.sum);

@@ -11,9 +11,10 @@ Support needs_ternary_rows(const Linear& w);
 Support needs_ternary_panels(const Linear& w);
 
 using LinearKernel = void(CpuContext& context, const Linear& w, View2<const float> x, View2<float> y);
-LinearKernel linear_ref;                    // op/gemv/ref.cpp: double accumulation, the oracle
-LinearKernel rows_avx2, rows_avx512;        // op/gemv/rows_simd.h, op/gemv/strips_simd.h
-LinearKernel panel_avx2, panel_avx512;      // op/gemv/panel_simd.h
+LinearKernel linear_ref;              // op/gemv/ref.cpp: double accumulation, the oracle
+LinearKernel rows_avx2, rows_avx512;  // op/gemv/rows_simd.h, op/gemv/strips_simd.h
+using LinearsKernel = void(CpuContext& context, View2<const float> x, std::span<const LinearOutput> all);
+LinearsKernel panel_1plane_avx2, panel_1plane_avx512, panel_2planes_avx2, panel_2planes_avx512;  // op/gemv/panel_simd.h
 LinearKernel ternary_ref;                   // op/gemv/ternary.cpp: int8 activations one by one, the oracle
 LinearKernel ternary_avx2, ternary_avx512;  // op/gemv/ternary_simd.h
 

@@ -5,6 +5,8 @@
 // kernel has one order of sums for all numbers of tokens (docs/decisions/0007-batch-invariance.md).
 #pragma once
 
+#include <initializer_list>
+
 #include "base/view.h"
 #include "format/list.h"
 #include "op/cpu.h"
@@ -33,6 +35,12 @@ inline Work linear_work(const Linear& w, int64_t n_tokens) {
   return linear_work(w.bytes(), w.n_in, w.n_out, w.n_out, n_tokens);
 }
 
+/// A matrix and the place of its y, [n_tokens, n_out].
+struct LinearOutput {
+  const Linear* w;
+  View2<float> y;
+};
+
 /// One kernel. `x` is [n_tokens, n_in], `y` is [n_tokens, n_out]. The ternary kernels
 /// apply w.scale, for all others linear() does.
 struct LinearVariant {
@@ -40,12 +48,17 @@ struct LinearVariant {
   Isa isa;
   Support (*supports)(const Linear& w);
   void (*run)(CpuContext& context, const Linear& w, View2<const float> x, View2<float> y);
+  int planes = 0;  ///< of the activations: 1 rounds them to 8 bits, 2 to 15 bits; 0 elsewhere
+  /// Several matrices times the same x in one parallel region; null: `run` takes them one by one.
+  void (*run_together)(CpuContext& context, View2<const float> x, std::span<const LinearOutput> all) = nullptr;
 };
 std::span<const LinearVariant> gemv_variants();
 std::span<const LinearVariant> gemm_variants();  ///< the same
 
 /// y = W x with the selected kernel.
 void linear(CpuContext& context, const Linear& w, View2<const float> x, View2<float> y);
+/// The products of several matrices with the same x: the bits of single calls, in fewer parallel regions.
+void linear(CpuContext& context, View2<const float> x, std::initializer_list<LinearOutput> all);
 
 /// True when some kernel of this ISA wants the format in panels: the loader packs then.
 bool wants_panels(const WeightFormat& format, int64_t n_in, Isa isa);

@@ -135,7 +135,7 @@ TEST(Session, ForcedKernelIsUsedOrRefused) {
   EXPECT_NE(std::find(kernels.begin(), kernels.end(), "gemv=ref"), kernels.end());
   session.decode(1);
   // An f32 model has no panels: forcing their kernel must say so, not fall back.
-  const Model forced = Model::load(kModel, {.kernels = {"gemv=panel-avx2"}});
+  const Model forced = Model::load(kModel, {.kernels = {"gemv=panel-2planes-avx2"}});
   Session refused(forced, {.n_ctx = 16});
   EXPECT_TRUE(contains(error_of([&] { refused.decode(1); }, ErrorKind::usage), "f32 has no panel layout"));
 }

@@ -30,10 +30,14 @@ struct Problem {
   std::vector<float> x;
   std::vector<double> y;          ///< [n_tokens, n_out] exact sums
   std::vector<double> magnitude;  ///< sum |w x|
-  std::vector<double> y_int8;     ///< the panel kernels' arithmetic in double
-  std::vector<double> magnitude_int8, rounding_int8;
+  /// The arithmetic of panel kernels in double, by planes of the activations less one.
+  struct Integers {
+    std::vector<double> y, magnitude, rounding;
+  };
+  Integers integers[2];
 
   Problem(const WeightFormat& f, const LinearCase& c, Fill kind, uint64_t seed);
+  void sum_integers(int planes, Integers& out) const;
   Linear linear() const {
     return {.format = &format,
             .n_out = shape.n_out,
@@ -83,16 +87,7 @@ Problem::Problem(const WeightFormat& f, const LinearCase& c, Fill kind, uint64_t
   put_rows(f, w, n_in, seed, rows.span());
   if (n_groups > 0) pack_panels(test_context(), f, c.n_out, n_in, rows.data(), panels.data());
 
-  const int planes = std::max(1, panel_planes(f));
-  std::vector<int> q(x.size());
-  std::vector<float> scale(x.size() / kPanelGroup + 1), row(size_t(n_in), 0.0f);
-  for (int64_t g = 0; g < c.n_tokens * n_groups; ++g) {
-    int8_t codes[2 * kPanelGroup];
-    int32_t sums[2];
-    quantize_group_ref(&x[size_t(g * kPanelGroup)], planes, kPanelGroup, codes, scale[size_t(g)], sums);
-    for (int i = 0; i < kPanelGroup; ++i)
-      q[size_t(g * kPanelGroup + i)] = planes == 1 ? codes[i] : 128 * codes[i] + codes[kPanelGroup + i];
-  }
+  std::vector<float> row(size_t(n_in), 0.0f);
   for (int64_t t = 0; t < c.n_tokens; ++t)
     for (int64_t r = 0; r < c.n_out; ++r) {
       f.decode(rows.data() + r * f.row_bytes(n_in), n_in, row.data());
@@ -104,10 +99,30 @@ Problem::Problem(const WeightFormat& f, const LinearCase& c, Fill kind, uint64_t
       }
       y.push_back(sum);
       magnitude.push_back(size);
-      double sum8 = 0, size8 = 0, rounding = 0;
+    }
+  if (n_groups > 0)
+    for (const int planes : {1, 2}) sum_integers(planes, integers[planes - 1]);
+}
+
+void Problem::sum_integers(int planes, Integers& out) const {
+  const int64_t n_in = shape.n_in, n_groups = n_in / kPanelGroup;
+  std::vector<int> q(x.size());
+  std::vector<float> scale(x.size() / kPanelGroup), row(size_t(n_in), 0.0f);
+  for (int64_t g = 0; g < shape.n_tokens * n_groups; ++g) {
+    int8_t codes[2 * kPanelGroup];
+    int32_t sums[2];
+    quantize_group_ref(&x[size_t(g * kPanelGroup)], planes, kPanelGroup, codes, scale[size_t(g)], sums);
+    for (int i = 0; i < kPanelGroup; ++i)
+      q[size_t(g * kPanelGroup + i)] = planes == 1 ? codes[i] : 128 * codes[i] + codes[kPanelGroup + i];
+  }
+  for (int64_t t = 0; t < shape.n_tokens; ++t)
+    for (int64_t r = 0; r < shape.n_out; ++r) {
+      const std::byte* const bytes = rows.data() + r * format.row_bytes(n_in);
+      format.decode(bytes, n_in, row.data());
+      double sum = 0, magnitude_of_sum = 0, rounding = 0;
       for (int64_t g = 0; g < n_groups; ++g) {
-        const std::byte* const block = rows.data() + r * f.row_bytes(n_in) + g * kPanelGroup / f.group * f.block_bytes;
-        const double minimum = largest_minimum(f, block), s = scale[size_t(t * n_groups + g)];
+        const double minimum = largest_minimum(format, bytes + g * kPanelGroup / format.group * format.block_bytes);
+        const double s = scale[size_t(t * n_groups + g)];
         double dot = 0, weights = 0, terms = 0;
         for (int64_t i = g * kPanelGroup; i < (g + 1) * kPanelGroup; ++i) {
           const double code = q[size_t(t * n_in + i)], size_of_w = std::abs(row[size_t(i)]);
@@ -115,14 +130,14 @@ Problem::Problem(const WeightFormat& f, const LinearCase& c, Fill kind, uint64_t
           terms += (size_of_w + 2 * minimum) * std::abs(code);  // |scale * code of w| and |minimum| apart
           weights += size_of_w;
         }
-        sum8 += dot * s;
-        size8 += terms * s;
+        sum += dot * s;
+        magnitude_of_sum += terms * s;
         // limit * 3 u: the product x * inverse is rounded before it is rounded to an integer.
         rounding += weights * s * (0.5 + 3 * double(panel_limit(planes)) * kUnit);
       }
-      y_int8.push_back(sum8);
-      magnitude_int8.push_back(size8);
-      rounding_int8.push_back(rounding);
+      out.y.push_back(sum);
+      out.magnitude.push_back(magnitude_of_sum);
+      out.rounding.push_back(rounding);
     }
 }
 
@@ -136,8 +151,6 @@ std::vector<float> run_guarded(const LinearVariant& variant, const Problem& p) {
   return y.values();
 }
 
-bool is_panel_kernel(const LinearVariant& variant) { return variant.name.starts_with("panel"); }
-
 void expect_within_bounds(const LinearVariant& variant, const Problem& p) {
   const std::vector<float> y = run_guarded(variant, p);
   const int64_t n_in = p.shape.n_in, n_groups = n_in / kPanelGroup;
@@ -149,10 +162,11 @@ void expect_within_bounds(const LinearVariant& variant, const Problem& p) {
                     << ", " << against << " " << expected << ", bound " << bound;
   };
   for (size_t i = 0; i < y.size(); ++i) {
-    if (is_panel_kernel(variant)) {
-      const double bound = double(4 * n_groups + 3) * kUnit * p.magnitude_int8[i] + double(n_groups) * 1e6 * kLeast;
-      check("int8 arithmetic", i, p.y_int8[i], bound);
-      check("exact", i, p.y[i], bound + p.rounding_int8[i] + double(n_groups) * 1e6 * kLeast);
+    if (variant.planes > 0) {
+      const Problem::Integers& of = p.integers[variant.planes - 1];
+      const double bound = double(4 * n_groups + 3) * kUnit * of.magnitude[i] + double(n_groups) * 1e6 * kLeast;
+      check("integer arithmetic", i, of.y[i], bound);
+      check("exact", i, p.y[i], bound + of.rounding[i] + double(n_groups) * 1e6 * kLeast);
     } else {
       check("exact", i, p.y[i], double(n_in + 2) * kUnit * p.magnitude[i] + double(n_in) * kLeast);
     }
@@ -297,12 +311,14 @@ TEST(Panels, Avx2AndAvx512GiveTheSameBits) {
     ++n_formats;
     for (const int n_tokens : {1, 9}) {
       const Problem p(format, fitted(format, {172, 2176, n_tokens}), Fill::outliers, 11);
-      std::vector<std::vector<float>> y;
-      for (const LinearVariant& variant : gemv_variants())
-        if (is_panel_kernel(variant)) y.push_back(run_guarded(variant, p));
-      ASSERT_EQ(y.size(), 2u);
-      ASSERT_EQ(std::memcmp(y[0].data(), y[1].data(), 4 * y[0].size()), 0)
-          << format.name << " " << n_tokens << " tokens";
+      for (const int planes : {1, 2}) {
+        std::vector<std::vector<float>> y;
+        for (const LinearVariant& variant : gemv_variants())
+          if (variant.planes == planes) y.push_back(run_guarded(variant, p));
+        ASSERT_EQ(y.size(), 2u);
+        ASSERT_EQ(std::memcmp(y[0].data(), y[1].data(), 4 * y[0].size()), 0)
+            << format.name << " " << n_tokens << " tokens, " << planes << " planes";
+      }
     }
   }
   EXPECT_GE(n_formats, 14);
@@ -432,16 +448,16 @@ TEST_F(LinearSelection, TakesTheLastSupportedRow) {
   EXPECT_EQ(name(), "ref");
   if (detect_isa() >= Isa::avx2) {
     context_.isa = Isa::avx2;
-    EXPECT_EQ(name(), "panel-avx2");
+    EXPECT_EQ(name(), "panel-2planes-avx2");
     w_.panels = nullptr;
     EXPECT_EQ(name(), "rows-avx2");
     w_ = p_.linear();
   }
   if (detect_isa() >= Isa::avx512) {
     context_.isa = Isa::avx512;
-    EXPECT_EQ(name(), "panel-avx512");
+    EXPECT_EQ(name(), "panel-2planes-avx512");
     w_.rows = nullptr;
-    EXPECT_EQ(name(), "panel-avx512");
+    EXPECT_EQ(name(), "panel-2planes-avx512");
   }
 }
 
@@ -453,10 +469,10 @@ TEST_F(LinearSelection, AForcedKernelIsTaken) {
 }
 
 TEST_F(LinearSelection, AForcedKernelThatCannotServeSaysWhy) {
-  context_.forced["gemv"] = "panel-avx512";
+  context_.forced["gemv"] = "panel-1plane-avx512";
   context_.isa = Isa::scalar;
   EXPECT_THAT(message_of([&] { run(); }, ErrorKind::usage),
-              testing::AllOf(testing::HasSubstr("gemv"), testing::HasSubstr("panel-avx512"),
+              testing::AllOf(testing::HasSubstr("gemv"), testing::HasSubstr("panel-1plane-avx512"),
                              testing::HasSubstr("needs avx512"), testing::HasSubstr("scalar")));
   context_.isa = detect_isa();
   if (context_.isa < Isa::avx512) return;
@@ -466,9 +482,9 @@ TEST_F(LinearSelection, AForcedKernelThatCannotServeSaysWhy) {
 
 TEST_F(LinearSelection, AnUnknownKernelNamesTheOnesThereAre) {
   context_.forced["gemv"] = "pannel";
-  EXPECT_THAT(
-      message_of([&] { run(); }, ErrorKind::usage),
-      testing::AllOf(testing::HasSubstr("pannel"), testing::HasSubstr("ref"), testing::HasSubstr("panel-avx2")));
+  EXPECT_THAT(message_of([&] { run(); }, ErrorKind::usage),
+              testing::AllOf(testing::HasSubstr("pannel"), testing::HasSubstr("ref"),
+                             testing::HasSubstr("panel-2planes-avx2")));
 }
 
 TEST_F(LinearSelection, AForcedKernelOfOneOpLeavesTheOthersAlone) {

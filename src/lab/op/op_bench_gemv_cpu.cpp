@@ -124,9 +124,8 @@ class GemvCpu : public CpuOpRun {
     // Chains of at most n_in fused multiply-adds round a partial sum at each: for random data an NMSE of n_in 2^-48 /
     // 6; the output itself is rounded once.
     const double of_sums = (p_.n_in + 16) * 0x1p-48;
-    const double of_activations = service_.layout == Layout::panels
-                                      ? int8_bound(x_host_, kPanelGroup, panel_limit(panel_planes(*p_.weights)))
-                                      : 0;
+    const double of_activations =
+        service_.layout == Layout::panels ? int8_bound(x_host_, kPanelGroup, panel_limit(service_.variant->planes)) : 0;
     return check_nmse(y, reference_, of_sums + of_activations, "all outputs against sums in double");
   }
 

@@ -6,8 +6,11 @@
 
 namespace ridge {
 
-void panel_avx2(CpuContext& context, const Linear& w, View2<const float> x, View2<float> y) {
-  run_panels_any(context, w, x, y, PanelFormats{});
+void panel_1plane_avx2(CpuContext& context, View2<const float> x, std::span<const LinearOutput> all) {
+  run_panels<1>(context, x, all);
+}
+void panel_2planes_avx2(CpuContext& context, View2<const float> x, std::span<const LinearOutput> all) {
+  run_panels<2>(context, x, all);
 }
 
 }  // namespace ridge

@@ -105,12 +105,11 @@ inline Simd::F add_columns(Simd::F total, const Simd::I* dot, Simd::F of_weights
 constexpr int kPrefetchBytes = 4096;
 
 /// One panel times `kTokens` tokens, straight from the panel's bytes.
-template <class F, int kTokens>
-[[gnu::noinline]] void few_panel(const std::byte* panel, int64_t n_units,
-                                 const QuantizedTokens<PanelUnit<F>::kPlanes>& x, int64_t first_token,
-                                 float (*y)[kPanelRows]) {
+template <class F, int kPlanes, int kTokens>
+[[gnu::noinline]] void few_panel(const std::byte* panel, int64_t n_units, const QuantizedTokens<kPlanes>& x,
+                                 int64_t first_token, float (*y)[kPanelRows]) {
   using Unit = PanelUnit<F>;
-  constexpr int kPlanes = Unit::kPlanes, kScaled = Unit::kScaled, kParts = kPanelGroup / kScaled;
+  constexpr int kScaled = Unit::kScaled, kParts = kPanelGroup / kScaled;
   constexpr bool kMin = Unit::kMinima != PanelMinima::none;
   Simd::F total[kTokens][kRowVectors];
   for (auto& of_token : total)
@@ -238,11 +237,10 @@ template <int kTokens, int kPlanes, int kScaled, bool kLarge, bool kZero, bool k
 }
 
 /// kTilePanels panels from row `first` times all tokens.
-template <class F>
-void many_tokens(const Linear& w, int64_t panel_size, int64_t first_panel,
-                 const QuantizedTokens<PanelUnit<F>::kPlanes>& x, View2<float> y) {
+template <class F, int kPlanes>
+void many_tokens(const Linear& w, int64_t panel_size, int64_t first_panel, const QuantizedTokens<kPlanes>& x,
+                 View2<float> y) {
   using Unit = PanelUnit<F>;
-  constexpr int kPlanes = Unit::kPlanes;
   constexpr int kTokens = (Simd::kLanes == 16 ? 12 : 4) / (kPlanes + 1);
   constexpr bool kMin = Unit::kMinima != PanelMinima::none;
   const int64_t n_groups = w.n_in / kPanelGroup, n_panels = (w.n_out + kPanelRows - 1) / kPanelRows;
@@ -272,45 +270,73 @@ void many_tokens(const Linear& w, int64_t panel_size, int64_t first_panel,
   }
 }
 
-template <class F>
-void run_panels(CpuContext& context, const Linear& w, View2<const float> x_in, View2<float> y) {
-  const auto x = quantize_tokens<PanelUnit<F>::kPlanes>(context, x_in);
-  const int64_t n_panels = (w.n_out + kPanelRows - 1) / kPanelRows, n_units = w.n_in / F::kGroup;
-  const int64_t panel_size = panel_bytes(*w.format, kPanelRows, w.n_in);
-  constexpr int64_t kFew = 4;
-  if (y.rows > kFew) {
-    context.pool.for_each((n_panels + kTilePanels - 1) / kTilePanels,
-                          [&](int64_t task, int) { many_tokens<F>(w, panel_size, task * kTilePanels, x, y); });
-    return;
+/// Panels [first, last) times a few tokens.
+template <class F, int kPlanes>
+void few_tokens(const Linear& w, int64_t panel_size, int64_t first, int64_t last, const QuantizedTokens<kPlanes>& x,
+                View2<float> y) {
+  for (int64_t p = first; p < last; ++p) {
+    int64_t token = 0;
+    const auto tokens_of = [&]<int kTokens>() {
+      for (; token + kTokens <= y.rows; token += kTokens) {
+        float sums[kTokens][kPanelRows];
+        few_panel<F, kPlanes, kTokens>(w.panels + p * panel_size, w.n_in / F::kGroup, x, token, sums);
+        const size_t bytes = sizeof(float) * size_t(std::min<int64_t>(kPanelRows, y.cols - p * kPanelRows));
+        for (int t = 0; t < kTokens; ++t) __builtin_memcpy(&y(token + t, p * kPanelRows), sums[t], bytes);
+      }
+    };
+    tokens_of.template operator()<4>();
+    tokens_of.template operator()<2>();
+    tokens_of.template operator()<1>();
   }
-  // About 64 KiB of weights a task: enough to amortise the hand-out, small enough to balance. A thread's share of a small
-  // matrix is one task.
-  const int64_t share = (n_panels + context.pool.size() - 1) / context.pool.size();
-  const int64_t per_task = std::max<int64_t>(1, std::min(share, 65536 / panel_size));
-  context.pool.for_each((n_panels + per_task - 1) / per_task, [&](int64_t task, int) {
-    const int64_t last = std::min(n_panels, (task + 1) * per_task);
-    for (int64_t p = task * per_task; p < last; ++p) {
-      int64_t token = 0;
-      const auto tokens_of = [&]<int kTokens>() {
-        for (; token + kTokens <= y.rows; token += kTokens) {
-          float sums[kTokens][kPanelRows];
-          few_panel<F, kTokens>(w.panels + p * panel_size, n_units, x, token, sums);
-          const size_t bytes = sizeof(float) * size_t(std::min<int64_t>(kPanelRows, y.cols - p * kPanelRows));
-          for (int t = 0; t < kTokens; ++t) __builtin_memcpy(&y(token + t, p * kPanelRows), sums[t], bytes);
-        }
-      };
-      tokens_of.template operator()<4>();
-      tokens_of.template operator()<2>();
-      tokens_of.template operator()<1>();
-    }
-  });
 }
 
-template <class... F>
-inline void run_panels_any(CpuContext& context, const Linear& w, View2<const float> x, View2<float> y,
-                           PanelFormatList<F...>) {
-  const bool found = ((w.format->name == F::kName && (run_panels<F>(context, w, x, y), true)) || ...);
-  RIDGE_CHECK(found, "{} has no panels", w.format->name);
+constexpr int64_t kFew = 4;            // tokens that read weights straight from the panels
+constexpr int64_t kTaskBytes = 65536;  // of a few tokens' weights: amortises the hand-out, small enough to balance
+
+/// One matrix of a parallel region: panels in tasks of per_task.
+template <int kPlanes>
+struct PanelTasks {
+  const LinearOutput* out;
+  int64_t panel_size, n_panels, per_task;
+  void (*run)(const PanelTasks& own, const QuantizedTokens<kPlanes>& x, int64_t task);
+  int64_t n_tasks() const { return (n_panels + per_task - 1) / per_task; }
+};
+
+template <class F, int kPlanes>
+void run_task(const PanelTasks<kPlanes>& own, const QuantizedTokens<kPlanes>& x, int64_t task) {
+  const int64_t first = task * own.per_task, last = std::min(own.n_panels, first + own.per_task);
+  const View2<float> y = own.out->y;
+  if (y.rows > kFew) many_tokens<F, kPlanes>(*own.out->w, own.panel_size, first, x, y);
+  else few_tokens<F, kPlanes>(*own.out->w, own.panel_size, first, last, x, y);
+}
+
+template <int kPlanes, class... F>
+PanelTasks<kPlanes> panel_tasks(const LinearOutput& out, int n_threads, PanelFormatList<F...>) {
+  const Linear& w = *out.w;
+  PanelTasks<kPlanes> tasks{&out, panel_bytes(*w.format, kPanelRows, w.n_in), (w.n_out + kPanelRows - 1) / kPanelRows,
+                            kTilePanels, nullptr};
+  ((w.format->name == F::kName && (tasks.run = run_task<F, kPlanes>)) || ...);
+  RIDGE_CHECK(tasks.run, "{} has no panels", w.format->name);
+  // A thread's share of a small matrix is one task.
+  const int64_t share = (tasks.n_panels + n_threads - 1) / n_threads;
+  if (out.y.rows <= kFew) tasks.per_task = std::max<int64_t>(1, std::min(share, kTaskBytes / tasks.panel_size));
+  return tasks;
+}
+
+template <int kPlanes>
+void run_panels(CpuContext& context, View2<const float> x_in, std::span<const LinearOutput> all) {
+  const auto x = quantize_tokens<kPlanes>(context, x_in);
+  std::vector<PanelTasks<kPlanes>> matrices;
+  int64_t n_tasks = 0;
+  for (const LinearOutput& one : all) {
+    matrices.push_back(panel_tasks<kPlanes>(one, context.pool.size(), PanelFormats{}));
+    n_tasks += matrices.back().n_tasks();
+  }
+  context.pool.for_each(n_tasks, [&](int64_t task, int) {
+    auto own = matrices.begin();
+    for (; task >= own->n_tasks(); ++own) task -= own->n_tasks();
+    own->run(*own, x, task);
+  });
 }
 
 }  // namespace

@@ -177,12 +177,11 @@ int64_t pack_panel(int64_t n_rows, int64_t n_in, const std::byte* rows, std::byt
 
 struct Packing {
   std::string_view name;
-  int planes;
   int64_t (*pack)(int64_t n_rows, int64_t n_in, const std::byte* rows, std::byte* panel);
 };
 template <class... F>
 const Packing* find_packing(const WeightFormat& format, PanelFormatList<F...>) {
-  static constexpr Packing kAll[] = {{F::kName, PanelUnit<F>::kPlanes, pack_panel<F>}...};
+  static constexpr Packing kAll[] = {{F::kName, pack_panel<F>}...};
   const auto found = std::ranges::find(kAll, format.name, &Packing::name);
   return found == std::end(kAll) ? nullptr : &*found;
 }
@@ -191,11 +190,6 @@ const Packing* find_packing(const WeightFormat& format) { return find_packing(fo
 }  // namespace
 
 bool has_panels(const WeightFormat& format) { return find_packing(format) != nullptr; }
-
-int panel_planes(const WeightFormat& format) {
-  const Packing* const packing = find_packing(format);
-  return packing ? packing->planes : 0;
-}
 
 int64_t panel_bytes(const WeightFormat& format, int64_t n_out, int64_t n_in) {
   return (n_out + kPanelRows - 1) / kPanelRows * kPanelRows * format.row_bytes(n_in);

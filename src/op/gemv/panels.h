@@ -10,7 +10,8 @@
 //   kLow 4  vector k % 4, low nibble (k < 4)    kHigh 2  vector k / 4 behind the low bits, bits 2 (k % 4), 2 (k % 4) + 1
 //           or high nibble
 //   kLow 2  vector k / 4, bits 2 (k % 4), 2 (k % 4) + 1
-// Activations are rounded to integers per token and 32 columns (quantize_group_ref).
+// Activations are rounded to integers per token and 32 columns (quantize_group_ref): to 15 bits in two planes, or to 8
+// bits in one plane.
 #pragma once
 
 #include "format/int4_g128.h"
@@ -38,32 +39,31 @@ inline constexpr int kPanelChunk = 256;  ///< columns of a token's activations t
 enum class PanelMinima : uint8_t { none, f16, integers };
 
 /// What the unit of a format's panels looks like. kScaled: columns under one scale.
-template <int kLow_, int kHigh_, int kScaled_, int kZero_, PanelMinima kMinima_, int kPlanes_>
+template <int kLow_, int kHigh_, int kScaled_, int kZero_, PanelMinima kMinima_>
 struct PanelCodes {
   static constexpr int kLow = kLow_, kHigh = kHigh_, kScaled = kScaled_;
   static constexpr int kZero = kZero_;  ///< code of weight 0, before a minimum
   static constexpr PanelMinima kMinima = kMinima_;
-  static constexpr int kPlanes = kPlanes_;                             ///< of the activations: 8 or 15 bits
   static constexpr int kGroupBytes = 4 * kPanelRows * (kLow + kHigh);  ///< codes of 32 columns
 };
 
 // clang-format off
 template <class F> struct PanelUnitOf;
-//                                                        low high scaled zero minima              planes
-template <> struct PanelUnitOf<Q8_0>     : PanelCodes<8, 0, 32, 128, PanelMinima::none, 1> {};
-template <> struct PanelUnitOf<Q4_0>     : PanelCodes<4, 0, 32, 8, PanelMinima::none, 1> {};
-template <> struct PanelUnitOf<Int4G128> : PanelCodes<4, 0, 32, 8, PanelMinima::none, 1> {};
-template <> struct PanelUnitOf<Q4_1>     : PanelCodes<4, 0, 32, 0, PanelMinima::f16, 2> {};
-template <> struct PanelUnitOf<Q5_0>     : PanelCodes<4, 1, 32, 16, PanelMinima::none, 2> {};
-template <> struct PanelUnitOf<Q5_1>     : PanelCodes<4, 1, 32, 0, PanelMinima::f16, 2> {};
-template <> struct PanelUnitOf<Q4_K>     : PanelCodes<4, 0, 32, 0, PanelMinima::integers, 2> {};
-template <> struct PanelUnitOf<Q5_K>     : PanelCodes<4, 1, 32, 0, PanelMinima::integers, 2> {};
-template <> struct PanelUnitOf<Q6_K>     : PanelCodes<4, 2, 16, 32, PanelMinima::none, 2> {};
-template <> struct PanelUnitOf<Q3_K>     : PanelCodes<2, 1, 16, 4, PanelMinima::none, 2> {};
-template <> struct PanelUnitOf<Q2_K>     : PanelCodes<2, 0, 16, 0, PanelMinima::integers, 2> {};
-template <> struct PanelUnitOf<IQ4_NL>   : PanelCodes<4, 0, 32, 128, PanelMinima::none, 2> {};
-template <> struct PanelUnitOf<IQ4_XS>   : PanelCodes<4, 0, 32, 128, PanelMinima::none, 2> {};
-template <> struct PanelUnitOf<MXFP4>    : PanelCodes<4, 0, 32, 12, PanelMinima::none, 2> {};
+//                                                       low high scaled zero minima
+template <> struct PanelUnitOf<Q8_0>     : PanelCodes<8, 0, 32, 128, PanelMinima::none> {};
+template <> struct PanelUnitOf<Q4_0>     : PanelCodes<4, 0, 32, 8, PanelMinima::none> {};
+template <> struct PanelUnitOf<Int4G128> : PanelCodes<4, 0, 32, 8, PanelMinima::none> {};
+template <> struct PanelUnitOf<Q4_1>     : PanelCodes<4, 0, 32, 0, PanelMinima::f16> {};
+template <> struct PanelUnitOf<Q5_0>     : PanelCodes<4, 1, 32, 16, PanelMinima::none> {};
+template <> struct PanelUnitOf<Q5_1>     : PanelCodes<4, 1, 32, 0, PanelMinima::f16> {};
+template <> struct PanelUnitOf<Q4_K>     : PanelCodes<4, 0, 32, 0, PanelMinima::integers> {};
+template <> struct PanelUnitOf<Q5_K>     : PanelCodes<4, 1, 32, 0, PanelMinima::integers> {};
+template <> struct PanelUnitOf<Q6_K>     : PanelCodes<4, 2, 16, 32, PanelMinima::none> {};
+template <> struct PanelUnitOf<Q3_K>     : PanelCodes<2, 1, 16, 4, PanelMinima::none> {};
+template <> struct PanelUnitOf<Q2_K>     : PanelCodes<2, 0, 16, 0, PanelMinima::integers> {};
+template <> struct PanelUnitOf<IQ4_NL>   : PanelCodes<4, 0, 32, 128, PanelMinima::none> {};
+template <> struct PanelUnitOf<IQ4_XS>   : PanelCodes<4, 0, 32, 128, PanelMinima::none> {};
+template <> struct PanelUnitOf<MXFP4>    : PanelCodes<4, 0, 32, 12, PanelMinima::none> {};
 // clang-format on
 
 template <class... Formats>
@@ -88,9 +88,6 @@ int64_t panel_bytes(const WeightFormat& format, int64_t n_out, int64_t n_in);
 /// Returns the first row with a scale that is not finite, -1 where all are.
 int64_t pack_panels(CpuContext& context, const WeightFormat& format, int64_t n_out, int64_t n_in, const std::byte* rows,
                     std::byte* panels);
-/// Planes of 8 bits that the format's kernels round activations to: 1, or 2 for an integer of 15 bits.
-int panel_planes(const WeightFormat& format);
-
 /// Activations as the panel kernels read them: x = scale * q, where q is one plane, or 128 * the first + the second.
 /// Chunks of kPanelChunk columns; the last one may be shorter.
 template <int kPlanes>

@@ -1,4 +1,6 @@
 // The table of products, worst to best.
+#include <algorithm>
+
 #include "op/gemv/panels.h"
 #include "op/kernels.h"
 #include "op/trace.h"
@@ -17,13 +19,22 @@ Support needs_panels(const Linear& w) {
   return {};
 }
 
+/// A kernel of several matrices with one.
+template <LinearsKernel kKernel>
+void alone(CpuContext& context, const Linear& w, View2<const float> x, View2<float> y) {
+  const LinearOutput one{&w, y};
+  kKernel(context, x, {&one, 1});
+}
+
 std::span<const LinearVariant> gemv_variants() {
   static constexpr LinearVariant kVariants[] = {
       {"ref", Isa::scalar, needs_rows, linear_ref},
       {"rows-avx2", Isa::avx2, needs_rows, rows_avx2},
       {"rows-avx512", Isa::avx512, needs_rows, rows_avx512},
-      {"panel-avx2", Isa::avx2, needs_panels, panel_avx2},
-      {"panel-avx512", Isa::avx512, needs_panels, panel_avx512},
+      {"panel-1plane-avx2", Isa::avx2, needs_panels, alone<panel_1plane_avx2>, 1, panel_1plane_avx2},
+      {"panel-1plane-avx512", Isa::avx512, needs_panels, alone<panel_1plane_avx512>, 1, panel_1plane_avx512},
+      {"panel-2planes-avx2", Isa::avx2, needs_panels, alone<panel_2planes_avx2>, 2, panel_2planes_avx2},
+      {"panel-2planes-avx512", Isa::avx512, needs_panels, alone<panel_2planes_avx512>, 2, panel_2planes_avx512},
       {"ternary-ref", Isa::scalar, needs_ternary_rows, ternary_ref},
       {"ternary-avx2", Isa::avx2, needs_ternary_panels, ternary_avx2},
       {"ternary-avx512", Isa::avx512, needs_ternary_panels, ternary_avx512},
@@ -33,18 +44,66 @@ std::span<const LinearVariant> gemv_variants() {
 
 std::span<const LinearVariant> gemm_variants() { return gemv_variants(); }
 
-void linear(CpuContext& context, const Linear& w, View2<const float> x, View2<float> y) {
+namespace {
+
+void check_shapes(const Linear& w, View2<const float> x, View2<const float> y) {
   RIDGE_CHECK(x.cols == w.n_in && y.cols == w.n_out && x.rows == y.rows, "x [{}, {}], w [{}, {}], y [{}, {}]", x.rows,
               x.cols, w.n_out, w.n_in, y.rows, y.cols);
-  if (x.rows == 0) return;
-  const std::string_view op = x.rows == 1 ? "gemv" : "gemm";
-  const LinearVariant& variant = select_variant(context, op, x.rows == 1 ? gemv_variants() : gemm_variants(), w);
-  const TracedOp traced(context, op, variant.name, linear_work(w, x.rows),
-                        [&] { return fmt::format("{}x{} {}", w.n_out, w.n_in, w.format->name); });
-  variant.run(context, w, x, y);
+}
+
+std::string_view linear_op(int64_t n_tokens) { return n_tokens == 1 ? "gemv" : "gemm"; }
+
+const LinearVariant& choose(const CpuContext& context, const Linear& w, int64_t n_tokens) {
+  return select_variant(context, linear_op(n_tokens), n_tokens == 1 ? gemv_variants() : gemm_variants(), w);
+}
+
+void apply_scale(const Linear& w, View2<float> y) {
   if (w.scale == 1 || w.int8_activations) return;  // the ternary kernels have multiplied
   for (int64_t t = 0; t < y.rows; ++t)
     for (float& value : y.row(t)) value *= w.scale;
+}
+
+/// "576+192+192x576 q4_1"; formats that differ are joined likewise.
+std::string shapes_of(std::span<const LinearOutput> all) {
+  std::string rows, formats;
+  for (const LinearOutput& one : all) {
+    rows += fmt::format("{}{}", rows.empty() ? "" : "+", one.w->n_out);
+    if (!formats.ends_with(one.w->format->name))
+      formats += fmt::format("{}{}", formats.empty() ? "" : "+", one.w->format->name);
+  }
+  return fmt::format("{}x{} {}", rows, all.front().w->n_in, formats);
+}
+
+}  // namespace
+
+void linear(CpuContext& context, const Linear& w, View2<const float> x, View2<float> y) {
+  check_shapes(w, x, y);
+  if (x.rows == 0) return;
+  const LinearVariant& variant = choose(context, w, x.rows);
+  const TracedOp traced(context, linear_op(x.rows), variant.name, linear_work(w, x.rows),
+                        [&] { return fmt::format("{}x{} {}", w.n_out, w.n_in, w.format->name); });
+  variant.run(context, w, x, y);
+  apply_scale(w, y);
+}
+
+void linear(CpuContext& context, View2<const float> x, std::initializer_list<LinearOutput> all) {
+  if (x.rows == 0) return;
+  const LinearVariant& variant = choose(context, *all.begin()->w, x.rows);
+  const auto is_alike = [&](const LinearOutput& one) { return &choose(context, *one.w, x.rows) == &variant; };
+  if (!variant.run_together || !std::ranges::all_of(all, is_alike)) {
+    for (const LinearOutput& one : all) linear(context, *one.w, x, one.y);
+    return;
+  }
+  Work work;
+  for (const LinearOutput& one : all) {
+    check_shapes(*one.w, x, one.y);
+    Work of_one = linear_work(*one.w, x.rows);
+    if (&one != all.begin()) of_one.read_bytes -= 4 * x.rows * x.cols;  // x is read once
+    work += of_one;
+  }
+  const TracedOp traced(context, linear_op(x.rows), variant.name, work, [&] { return shapes_of(all); });
+  variant.run_together(context, x, all);
+  for (const LinearOutput& one : all) apply_scale(*one.w, one.y);
 }
 
 bool wants_panels(const WeightFormat& format, int64_t n_in, Isa isa) {
