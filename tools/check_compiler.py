@@ -3,7 +3,8 @@
 
 Takes the commands of a configured build folder. Prints the compiler's messages and exits 1 where it has any (warnings are
 errors), or one line and exits 0.
-Usage: check_compiler.py COMPILER [--build FOLDER] [--jobs N]   (default: build/release)
+Usage: check_compiler.py COMPILER [--build FOLDER] [--jobs N] [--part K/N]   (default: build/release, all files)
+  --part K/N   the files of one of N parts, K from 0 to N - 1, by a hash of their names
 """
 import argparse
 import concurrent.futures
@@ -13,6 +14,7 @@ import pathlib
 import shlex
 import subprocess
 import sys
+import zlib
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Flags of the build that mean nothing without code, and what older standard libraries say of themselves.
@@ -46,7 +48,9 @@ def main():
     parser.add_argument("compiler")
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build/release")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--part", default="0/1", metavar="K/N")
     options = parser.parse_args()
+    part, n_parts = map(int, options.part.split("/"))
 
     def messages(job):
         source, folder, flags = job
@@ -54,7 +58,8 @@ def main():
                               cwd=folder, capture_output=True, text=True, check=False)
         return done.stderr if done.returncode else ""
 
-    jobs = list(commands(options.build))
+    jobs = [job for job in commands(options.build)
+            if zlib.crc32(os.path.relpath(job[0], ROOT).encode()) % n_parts == part]
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         found = list(filter(None, pool.map(messages, jobs)))
     print("".join(found) if found else f"{options.compiler}: {len(jobs)} files of ridge, no message")

@@ -4,8 +4,11 @@
 A guide's fenced blocks say what they are in their info string:
   ```cpp file=PATH             the block is the whole file
   ```cpp row=PATH after=TEXT   the block goes below the only line of PATH that contains TEXT
-  ```sh check                  the block is run once all guides are applied
-Usage: follow_guides.py WORK_FOLDER GUIDE...   (GUIDE: a Markdown file; WORK_FOLDER is emptied)
+  ```sh check [with=PATHS]     the block is run once its guide and those before it are applied. PATHS, between spaces:
+                               tests of the tree, files or folders, that the check runs besides the guide's own
+Where a guide adds a test, the copy's folder of tests has only such tests: building all others takes most of the time.
+Usage: follow_guides.py [--apply] WORK_FOLDER GUIDE...   (GUIDE: a Markdown file; WORK_FOLDER is emptied)
+  --apply   without the checks: every block finds its place
 """
 import os
 import pathlib
@@ -16,7 +19,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LEFT_OUT = {".git", "build", "out", "results", "models"}
-FENCE = re.compile(r"^```\w+ (file|row|check)(?:=(\S+))?(?: after=([^\n]*))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```\w+ (file|row|check)(?:=(\S+))?(?: (?:after|with)=([^\n]*))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def copy_tree(target):
@@ -31,6 +34,19 @@ def copy_tree(target):
         else:
             shutil.copy2(entry, target / entry.name)
     (target / "models").symlink_to(ROOT / "models")
+
+
+def leave_out_tests(tree, guides):
+    """Removes the tests that no check runs from the copy's folders to which guides add tests."""
+    blocks = [block for guide in guides for block in FENCE.findall(guide.read_text(encoding="utf-8"))]
+    kept = [tree / path for kind, _, paths, _ in blocks if kind == "check" for path in paths.split()]
+    for path in kept:
+        if not path.exists():
+            sys.exit(f"a check names {path}, which does not exist")
+    for folder in {(tree / path).parent for kind, path, _, _ in blocks if kind == "file" and path.startswith("tests/")}:
+        for test in folder.glob("*_test.cpp"):
+            if test not in kept and folder not in kept:
+                test.unlink()
 
 
 def add_row(path, anchor, row):
@@ -61,21 +77,31 @@ def apply(guide, tree):
     return checks
 
 
-def main():
-    if len(sys.argv) < 3:
-        sys.exit(__doc__)
-    tree = pathlib.Path(sys.argv[1]).resolve() / "tree"
-    copy_tree(tree)
-    checks = ["cmake --preset release --log-level=NOTICE\n"]
-    for guide in sys.argv[2:]:
-        checks += apply(pathlib.Path(guide), tree)
-    checks.append("python3 tools/check_layers.py\n")
+def run_check(check, tree):
+    """One job at a time: other tests run beside this one."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("CTEST_")}
-    for check in checks:
-        print(f"$ {check}", end="", flush=True)
-        done = subprocess.run(["bash", "-euo", "pipefail", "-c", check], cwd=tree, env=environment, check=False)
-        if done.returncode != 0:
-            sys.exit(f"a check failed ({done.returncode}); the tree is in {tree}")
+    environment["CMAKE_BUILD_PARALLEL_LEVEL"] = "1"
+    print(f"$ {check}", end="", flush=True)
+    done = subprocess.run(["bash", "-euo", "pipefail", "-c", check], cwd=tree, env=environment, check=False)
+    if done.returncode != 0:
+        sys.exit(f"a check failed ({done.returncode}); the tree is in {tree}")
+
+
+def main():
+    arguments = [word for word in sys.argv[1:] if word != "--apply"]
+    if len(arguments) < 2:
+        sys.exit(__doc__)
+    tree, guides = pathlib.Path(arguments[0]).resolve() / "tree", [pathlib.Path(word) for word in sorted(arguments[1:])]
+    copy_tree(tree)
+    leave_out_tests(tree, guides)
+    only_apply = "--apply" in sys.argv
+    if not only_apply:
+        run_check("cmake --preset release --log-level=NOTICE\n", tree)
+    for guide in guides:
+        for check in apply(guide, tree):
+            if not only_apply:
+                run_check(check, tree)
+    run_check("python3 tools/check_layers.py\n", tree)
     shutil.rmtree(tree)
 
 

@@ -5,6 +5,7 @@ are killed, stopped, late or missing, that have another program, file or flags, 
 Usage: ranks_test.py RIDGE MODELS   exits 77 where there is no mpirun or the build has no MPI
 """
 import array
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -57,6 +58,7 @@ def hurt(ridge, model, sign, marker, victim, n=2, shared=("--tp", "2")):
         start = time.monotonic()
         out, err = job.communicate(timeout=LIMIT_S)
         seconds = time.monotonic() - start
+    time.sleep(1)
     return subprocess.CompletedProcess(words, job.returncode, out, err), seconds
 
 
@@ -241,8 +243,25 @@ def check_stages(ridge, model, corpus, folder):
     expect("GPUs of processes form no stages", got.returncode == 2 and "layers are not split over GPUs of several processes" in got.stderr, got)
 
 
+def check_faults(ridge, model):
+    """A rank that is killed or stopped ends its job, whose processes are gone then. The jobs wait side by side."""
+    pairs = (4, ("--tp", "2", "--pp", "2"))  # ranks 2 and 3 are the second stage
+    cases = ((signal.SIGKILL, "77001", 1), (signal.SIGKILL, "77003", 0), (signal.SIGSTOP, "77002", 1),
+             (signal.SIGKILL, "77004", 3, *pairs), (signal.SIGSTOP, "77005", 2, *pairs))
+    with concurrent.futures.ThreadPoolExecutor(len(cases)) as pool:
+        outcomes = list(pool.map(lambda case: hurt(ridge, model, *case), cases))
+    for (sign, marker, victim, *_), (got, seconds) in zip(cases, outcomes):
+        expect(f"{sign.name} of process {victim}: the job ends in bounded time", got.returncode != 0 and seconds < 30, got)
+        if sign == signal.SIGKILL:
+            expect("the signal is named", "signal 9" in got.stderr or "no answer from rank" in got.stderr, got)
+        if sign == signal.SIGSTOP:
+            expect("the rank that hangs is named", "no answer from rank" in got.stderr, got)
+        expect(f"{sign.name}: no process is left", not children_of_ranks(marker), got)
+
+
 def main():
     ridge, models = sys.argv[1], pathlib.Path(sys.argv[2])
+    os.environ["RIDGE_THREADS"] = "1"  # threads of several ranks would wait for each other's turns
     model, other = str(models / "ridge-ref-q8_0.gguf"), str(models / "stories260K.gguf")
     alone = run([ridge, "run", "-m", other, "-p", "Once", "-n", "2", "--tp", "2"])
     if shutil.which("mpirun") is None or alone.returncode == 6:
@@ -281,18 +300,7 @@ def main():
         check_measures(ridge, model, models / "wikitext-2-excerpt.txt", pathlib.Path(folder))
         check_stages(ridge, model, models / "wikitext-2-excerpt.txt", pathlib.Path(folder))
 
-    pairs = (4, ("--tp", "2", "--pp", "2"))  # ranks 2 and 3 are the second stage
-    for sign, marker, victim, *job in ((signal.SIGKILL, "77001", 1), (signal.SIGKILL, "77003", 0),
-                                       (signal.SIGSTOP, "77002", 1), (signal.SIGKILL, "77004", 3, *pairs),
-                                       (signal.SIGSTOP, "77005", 2, *pairs)):
-        got, seconds = hurt(ridge, model, sign, marker, victim, *job)
-        expect(f"{sign.name} of process {victim}: the job ends in bounded time", got.returncode != 0 and seconds < 30, got)
-        if sign == signal.SIGKILL:
-            expect("the signal is named", "signal 9" in got.stderr or "no answer from rank" in got.stderr, got)
-        if sign == signal.SIGSTOP:
-            expect("the rank that hangs is named", "no answer from rank" in got.stderr, got)
-        time.sleep(1)
-        expect(f"{sign.name}: no process is left", not children_of_ranks(marker), got)
+    check_faults(ridge, model)
     return 0
 
 
