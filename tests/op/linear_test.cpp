@@ -10,6 +10,7 @@
 
 #include <cmath>
 #include <functional>
+#include <memory>
 
 #include "cases/guarded.h"
 #include "cases/linear_cases.h"
@@ -322,6 +323,36 @@ TEST(Panels, Avx2AndAvx512GiveTheSameBits) {
     }
   }
   EXPECT_GE(n_formats, 14);
+}
+
+TEST(Linears, MatricesOfOneInputGiveTheBitsOfSingleCalls) {
+  // Formats of panels together; one without panels among them, so that each matrix is on its own.
+  constexpr int kIn = 512;
+  for (const std::vector<std::string_view>& names :
+       {std::vector<std::string_view>{"q4_k", "q6_k", "q8_0"}, {"q4_1", "f16", "q4_1"}})
+    for (const int n_tokens : {1, 3, 40}) {
+      std::vector<std::unique_ptr<Problem>> problems;
+      for (const int n_out : {53, 17, 160})
+        problems.push_back(std::make_unique<Problem>(*find_weight_format(names[problems.size()]).or_throw(),
+                                                     LinearCase{n_out, kIn, n_tokens}, Fill::normal, 31));
+      const View2<const float> x(problems[0]->x.data(), n_tokens, kIn);
+      std::vector<Linear> w;
+      std::vector<std::vector<float>> together, alone;
+      for (const auto& p : problems) {
+        w.push_back(p->linear());
+        together.emplace_back(size_t(n_tokens * w.back().n_out), NAN);
+        alone.emplace_back(together.back());
+      }
+      w[1].scale = 0.5f;
+      const auto out = [&](std::vector<std::vector<float>>& y, size_t i) {
+        return View2<float>(y[i].data(), n_tokens, w[i].n_out);
+      };
+      linear(test_context(), x, {{&w[0], out(together, 0)}, {&w[1], out(together, 1)}, {&w[2], out(together, 2)}});
+      for (size_t i = 0; i < w.size(); ++i) {
+        linear(test_context(), w[i], x, out(alone, i));
+        EXPECT_EQ(together[i], alone[i]) << names[i] << ", " << n_tokens << " tokens";
+      }
+    }
 }
 
 TEST(Panels, ExtremeCodesDoNotSaturateTheIntegerSums) {

@@ -35,11 +35,9 @@ struct PanelHead {
 
 template <>
 struct PanelHead<MXFP4> {
-  alignas(64) float scales[kPanelRows];
-  explicit PanelHead(const std::byte* unit) {
-    for (int row = 0; row < kPanelRows; ++row) scales[row] = MXFP4::half_scale(int(unit[row]));
-  }
-  Simd::F scale(int v, int) const { return Simd::load(scales + v * Simd::kLanes); }
+  const std::byte* unit;
+  explicit PanelHead(const std::byte* at) : unit(at) {}
+  Simd::F scale(int v, int) const { return Simd::power_of_two(unit + v * Simd::kLanes); }
 };
 
 /// 16 d, 16 dmin; 6-bit scales [8][row], then minima [8][row].

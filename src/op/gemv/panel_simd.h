@@ -115,10 +115,11 @@ template <class F, int kPlanes, int kTokens>
   for (auto& of_token : total)
     for (Simd::F& value : of_token) value = Simd::zero();
   for (int64_t unit = 0; unit < n_units; ++unit, panel += Unit::kBytes) {
-    for (int line = 0; line < Unit::kBytes; line += 64) __builtin_prefetch(panel + kPrefetchBytes + line);
     const PanelHead<F> head(panel);
 #pragma GCC unroll 1
     for (int group = 0; group < Unit::kGroups; ++group) {
+      for (int line = 0; line < Unit::kBytes / Unit::kGroups; line += 64)
+        __builtin_prefetch(panel + kPrefetchBytes + group * (Unit::kBytes / Unit::kGroups) + line);
       const int64_t of_row = unit * Unit::kGroups + group, chunk = of_row / kChunkGroups;
       const int64_t of_chunk = of_row % kChunkGroups;
       const int8_t* q[kTokens][kPlanes];

@@ -67,20 +67,20 @@ void split(const Q3_K::Block& block, uint8_t* codes) {
 }
 void split(const Q2_K::Block& block, uint8_t* codes) { split_crumbs(block.q, codes); }
 
-/// A row's codes of 32 columns to their places among the group's vectors (panels.h).
+/// A row's codes of 32 columns to their places among the group's vectors (panels.h), four columns at a time.
 template <int kLow, int kHigh>
 void pack_codes(const uint8_t* codes, int row, std::byte* out) {
-  uint8_t words[kLow + kHigh][4] = {};
-  for (int k = 0; k < 8; ++k)
-    for (int j = 0; j < 4; ++j) {
-      const int code = codes[4 * k + j], high = code >> kLow;
-      if constexpr (kLow == 8) words[k][j] = uint8_t(code);
-      if constexpr (kLow == 4) words[k % 4][j] |= uint8_t((code & 0xF) << (k / 4 * 4));
-      if constexpr (kLow == 2) words[k / 4][j] |= uint8_t((code & 3) << (k % 4 * 2));
-      if constexpr (kHigh == 1) words[kLow][j] |= uint8_t(high << k);
-      if constexpr (kHigh == 2) words[kLow + k / 4][j] |= uint8_t(high << (k % 4 * 2));
-    }
-  for (int v = 0; v < kLow + kHigh; ++v) std::memcpy(out + 64 * v + 4 * row, words[v], 4);
+  constexpr uint32_t kLowBits = 0x01010101u * ((1u << kLow) - 1), kHighBits = 0x01010101u * ((1u << kHigh) - 1);
+  uint32_t words[kLow + kHigh] = {};
+  for (int k = 0; k < 8; ++k) {
+    uint32_t four;
+    std::memcpy(&four, codes + 4 * k, 4);
+    if constexpr (kLow == 8) words[k] = four;
+    if constexpr (kLow == 4) words[k % 4] |= (four & kLowBits) << (k / 4 * 4);
+    if constexpr (kLow == 2) words[k / 4] |= (four & kLowBits) << (k % 4 * 2);
+    if constexpr (kHigh > 0) words[kLow + k * kHigh / 8] |= (four >> kLow & kHighBits) << (k % (8 / kHigh) * kHigh);
+  }
+  for (int v = 0; v < kLow + kHigh; ++v) std::memcpy(out + 64 * v + 4 * row, &words[v], 4);
 }
 
 /// Value `i` of `n`, each of six bits, in 3 n / 4 bytes: the last quarter is the upper two bits of the others.

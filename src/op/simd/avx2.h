@@ -85,6 +85,13 @@ struct Simd {
     _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(half, half));
   }
 
+  static F power_of_two(const void* p) {
+    const __m256i e = _mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
+    const __m256i half = _mm256_srli_epi32(e, 1), bias = _mm256_set1_epi32(63);
+    const __m256i rest = _mm256_sub_epi32(e, half);
+    return _mm256_mul_ps(_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(half, bias), 23)),
+                         _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(rest, bias), 23)));
+  }
   static I izero() { return _mm256_setzero_si256(); }
   static I iset1(int32_t x) { return _mm256_set1_epi32(x); }
   static I iload(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }

@@ -101,6 +101,14 @@ struct Simd {
     return _mm512_castpd_ps(kHigh ? _mm512_unpackhi_pd(x, y) : _mm512_unpacklo_pd(x, y));
   }
 
+  /// 2^(byte - 128) of sixteen bytes, exact: the product of two normal powers of two.
+  static F power_of_two(const void* p) {
+    const __m512i e = _mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+    const __m512i half = _mm512_srli_epi32(e, 1), bias = _mm512_set1_epi32(63);
+    const __m512i rest = _mm512_sub_epi32(e, half);
+    return _mm512_mul_ps(_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(half, bias), 23)),
+                         _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(rest, bias), 23)));
+  }
   // Integer dot products on a panel of 16 rows: one I holds 16 int32 sums or 16 x 4 bytes.
   static I izero() { return _mm512_setzero_si512(); }
   static I iset1(int32_t x) { return _mm512_set1_epi32(x); }
