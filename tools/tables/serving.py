@@ -143,6 +143,16 @@ def plans():
     return table(["card", "model", "context", "sessions", *(f"{kv}, MB" for kv in caches)], [[*key] + [by.get(kv, "") for kv in caches] for key, by in found.items()])
 
 
+def plans_with_a_head():
+    """Predictions of a model with an MTP head: what both caches, everything and a decode pass's reads take."""
+    lines = []
+    for r in stored("checks/plan-cpu"):
+        cache = sum(size for part, size in r["parts"].items() if part.startswith("KV "))
+        lines.append([card(r), model_text(re.search("synth:[^ ]*", r["command"])[0]), r["n_ctx"], r["kv"], r["draft"]["kv"], f"{cache / 1e6:.0f}", f"{r['parts']['draft KV'] / 1e6:.0f}",
+                      f"{r['total_bytes'] / 1e6:.0f}", f"{(r['step_weight_bytes'] + r['step_kv_bytes']) / 1e6:.0f}"])
+    return table(["card", "model", "context", "cache K/V", "head's cache K/V", "cache, MB", "head's cache, MB", "total, MB", "read by a decode pass, MB"], lines)
+
+
 def decisions():
     """Verdicts of stored decision records (docs/formats/decision-record.md), a line a candidate."""
     lines = []
@@ -167,5 +177,6 @@ TABLES = {
     "speculation-text": speculation_texts,
     "mtp-head": mtp_head,
     "plan-cuda": plans,
+    "plan-cpu": plans_with_a_head,
     "decisions": decisions,
 }
