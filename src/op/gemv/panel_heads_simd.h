@@ -108,6 +108,63 @@ struct PanelHead<Q2_K> {
   }
 };
 
+/// 16 d; odd integers in bytes [n][row], in parts of 1 / kOf.
+template <int kOf>
+struct PanelHeadOdd {
+  const std::byte* unit;
+  explicit PanelHeadOdd(const std::byte* at) : unit(at) {}
+  Simd::F scale(int v, int at) const {
+    const Simd::F integers = Simd::load_u8(unit + kF16Row + kPanelRows * at + v * Simd::kLanes);
+    return Simd::mul(f16_of_rows(unit, v), Simd::mul(integers, Simd::set1(1.0f / kOf)));
+  }
+};
+template <>
+struct PanelHead<IQ2_XXS> : PanelHeadOdd<8> {
+  using PanelHeadOdd::PanelHeadOdd;
+};
+template <>
+struct PanelHead<IQ2_XS> : PanelHeadOdd<8> {
+  using PanelHeadOdd::PanelHeadOdd;
+};
+template <>
+struct PanelHead<IQ2_S> : PanelHeadOdd<8> {
+  using PanelHeadOdd::PanelHeadOdd;
+};
+template <>
+struct PanelHead<IQ3_XXS> : PanelHeadOdd<4> {
+  using PanelHeadOdd::PanelHeadOdd;
+};
+template <>
+struct PanelHead<IQ3_S> : PanelHeadOdd<1> {
+  using PanelHeadOdd::PanelHeadOdd;
+};
+template <>
+struct PanelHead<IQ1_M> : PanelHeadOdd<8> {
+  using PanelHeadOdd::PanelHeadOdd;
+};
+
+/// 16 d; bytes [8][row]: an odd integer below 16, plus 16 where an eighth of the scale is taken off, not put on.
+template <>
+struct PanelHead<IQ1_S> {
+  const std::byte* unit;
+  alignas(64) uint8_t scales[8 * kPanelRows];
+  alignas(64) int8_t minima[8 * kPanelRows];
+  explicit PanelHead(const std::byte* at) : unit(at) {
+    const auto* const bytes = reinterpret_cast<const uint8_t*>(at + kF16Row);
+    for (int i = 0; i < 8 * kPanelRows; ++i) {
+      scales[i] = bytes[i] & 15;
+      minima[i] = int8_t(bytes[i] & 16 ? -scales[i] : scales[i]);
+    }
+  }
+  Simd::F scale(int v, int at) const {
+    return Simd::mul(f16_of_rows(unit, v), Simd::load_u8(scales + kPanelRows * at + v * Simd::kLanes));
+  }
+  Simd::F min(int v, int at) const {
+    const Simd::F eighths = Simd::load_i8(minima + kPanelRows * at + v * Simd::kLanes);
+    return Simd::mul(f16_of_rows(unit, v), Simd::mul(eighths, Simd::set1(0.125f)));
+  }
+};
+
 /// Levels of a format whose codes are no integers in steps of one, plus kZero; null for all others.
 template <class F>
 inline const uint8_t* panel_levels() {
@@ -126,6 +183,37 @@ inline const uint8_t* panel_levels<IQ4_XS>() {
 template <>
 inline const uint8_t* panel_levels<MXFP4>() {
   alignas(16) static constexpr uint8_t kLevels[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+  return kLevels;
+}
+
+/// Levels of points of iq2 grids, then the same with the other sign.
+template <>
+inline const uint8_t* panel_levels<IQ2_XXS>() {
+  alignas(16) static constexpr uint8_t kLevels[16] = {43 + 8, 43 + 25, 43 + 43, 43, 43 - 8, 43 - 25, 43 - 43, 43};
+  return kLevels;
+}
+template <>
+inline const uint8_t* panel_levels<IQ2_XS>() {
+  return panel_levels<IQ2_XXS>();
+}
+template <>
+inline const uint8_t* panel_levels<IQ2_S>() {
+  return panel_levels<IQ2_XXS>();
+}
+template <>
+inline const uint8_t* panel_levels<IQ3_XXS>() {
+  alignas(16) static constexpr uint8_t kLevels[16] = {66, 74, 82, 90, 98, 106, 114, 124, 58, 50, 42, 34, 26, 18, 10, 0};
+  return kLevels;
+}
+template <>
+inline const uint8_t* panel_levels<IQ3_S>() {
+  alignas(16) static constexpr uint8_t kLevels[16] = {16, 18, 20, 22, 24, 26, 28, 30, 14, 12, 10, 8, 6, 4, 2, 0};
+  return kLevels;
+}
+/// Eighths: -1, 0 and 1 with an eighth put on, then with an eighth taken off.
+template <>
+inline const uint8_t* panel_levels<IQ1_M>() {
+  alignas(16) static constexpr uint8_t kLevels[16] = {9 - 7, 9 + 1, 9 + 9, 9, 9 - 9, 9 - 1, 9 + 7, 9};
   return kLevels;
 }
 

@@ -1,6 +1,7 @@
 #include "op/gemv/panels.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <cstring>
@@ -66,6 +67,76 @@ void split(const Q3_K::Block& block, uint8_t* codes) {
     for (int i = 0; i < 32; ++i) codes[32 * j + i] |= uint8_t((block.high[i] >> j & 1) << 2);
 }
 void split(const Q2_K::Block& block, uint8_t* codes) { split_crumbs(block.q, codes); }
+
+void split(const TQ2_0::Block& block, uint8_t* codes) { split_crumbs(block.q, codes); }
+void split(const TQ1_0::Block& block, uint8_t* codes) {
+  for (int p = 0; p < TQ1_0::kParts; ++p) {
+    const TQ1_0::Part part = TQ1_0::part_of(p);
+    const uint8_t* const bytes = part.first_byte < 48 ? block.q + part.first_byte : block.high;
+    for (int n = 0, power = 1; n < part.n_digits; ++n, power *= 3)
+      for (int i = 0; i < part.n_bytes; ++i)
+        codes[part.first + part.n_bytes * n + i] = uint8_t((bytes[i] * power & 0xFF) * 3 >> 8);
+  }
+}
+
+/// The points of a grid, whose words take a search each.
+template <int (*kWord)(int point), int n>
+int grid_word(int point) {
+  static const std::array<uint16_t, n> kWords = [] {
+    std::array<uint16_t, n> words;
+    for (int i = 0; i < n; ++i) words[size_t(i)] = uint16_t(kWord(i));
+    return words;
+  }();
+  return kWords[size_t(point)];
+}
+/// Levels 0 to 2 of eight weights, plus 4 where a bit of `high` is set.
+void split_eight(int word, int high, uint8_t* codes) {
+  for (int k = 0; k < 8; ++k) codes[k] = uint8_t((word >> (2 * k) & 3) | (high >> k & 1) << 2);
+}
+void split(const IQ2_XXS::Block& block, uint8_t* codes) {
+  for (int g = 0; g < 32; ++g) {
+    uint32_t signs;
+    std::memcpy(&signs, block.q + 8 * (g / 4) + 4, 4);
+    split_eight(grid_word<iq2_xxs_word, 256>(block.q[8 * (g / 4) + g % 4]), even_signs(int(signs >> (g % 4 * 7) & 127)),
+                codes + 8 * g);
+  }
+}
+void split(const IQ2_XS::Block& block, uint8_t* codes) {
+  for (int g = 0; g < 32; ++g)
+    split_eight(grid_word<iq2_xs_word, 512>(block.q[g] & 511), even_signs(block.q[g] >> 9), codes + 8 * g);
+}
+void split(const IQ2_S::Block& block, uint8_t* codes) {
+  for (int g = 0; g < 32; ++g)
+    split_eight(grid_word<iq2_s_word, 1024>(block.q[g] | (block.high[g / 4] >> (g % 4 * 2) & 3) << 8), block.signs[g],
+                codes + 8 * g);
+}
+/// Levels 0 to 7 of four weights, plus 8 where a bit of `signs` is set.
+void split_four(int word, int signs, uint8_t* codes) {
+  for (int k = 0; k < 4; ++k) codes[k] = uint8_t((word >> (3 * k) & 7) | (signs >> k & 1) << 3);
+}
+void split(const IQ3_XXS::Block& block, uint8_t* codes) {
+  for (int g = 0; g < 64; ++g) {
+    uint32_t signs;
+    std::memcpy(&signs, block.signs + 4 * (g / 8), 4);
+    split_four(grid_word<iq3_xxs_word, 256>(block.q[g]), even_signs(int(signs >> (g % 8 / 2 * 7) & 127)) >> (g % 2 * 4),
+               codes + 4 * g);
+  }
+}
+void split(const IQ3_S::Block& block, uint8_t* codes) {
+  for (int g = 0; g < 64; ++g)
+    split_four(grid_word<iq3_s_word, 512>(block.q[g] | (block.high[g / 8] >> (g % 8) & 1) << 8),
+               block.signs[g / 2] >> (g % 2 * 4), codes + 4 * g);
+}
+void split(const IQ1_S::Block& block, uint8_t* codes) {
+  for (int g = 0; g < 32; ++g)
+    split_eight(grid_word<iq1_word, 2048>(block.q[g] | (block.high[g / 4] >> (g % 4 * 3) & 7) << 8), 0, codes + 8 * g);
+}
+void split(const IQ1_M::Block& block, uint8_t* codes) {
+  for (int g = 0; g < 32; ++g) {
+    const int high = block.high[g / 2] >> (g % 2 * 4);
+    split_eight(grid_word<iq1_word, 2048>(block.q[g] | (high & 7) << 8), high >> 3 & 1 ? 0xFF : 0, codes + 8 * g);
+  }
+}
 
 /// A row's codes of 32 columns to their places among the group's vectors (panels.h), four columns at a time.
 template <int kLow, int kHigh>
@@ -152,6 +223,46 @@ bool pack_head(const IQ4_XS::Block& block, int row, std::byte* head) {
   return is_finite_f16(block.d);
 }
 
+/// d and an odd integer per 256 / n columns, of formats whose panels name levels.
+template <int n>
+bool pack_odd_scales(uint16_t d, const auto& scale_of, int row, std::byte* head) {
+  put_f16(head, row, d);
+  for (int j = 0; j < n; ++j) head[kF16Bytes + kPanelRows * j + row] = std::byte(2 * scale_of(j) + 1);
+  return is_finite_f16(d);
+}
+int nibble(const uint8_t* nibbles, int j) { return nibbles[j / 2] >> (j % 2 * 4) & 0xF; }
+bool pack_head(const IQ2_XXS::Block& block, int row, std::byte* head) {
+  return pack_odd_scales<8>(
+      block.d, [&](int j) { return block.q[8 * j + 7] >> 4; }, row, head);
+}
+bool pack_head(const IQ2_XS::Block& block, int row, std::byte* head) {
+  return pack_odd_scales<16>(
+      block.d, [&](int j) { return nibble(block.scales, j); }, row, head);
+}
+bool pack_head(const IQ2_S::Block& block, int row, std::byte* head) {
+  return pack_odd_scales<16>(
+      block.d, [&](int j) { return nibble(block.scales, j); }, row, head);
+}
+bool pack_head(const IQ3_XXS::Block& block, int row, std::byte* head) {
+  return pack_odd_scales<8>(
+      block.d, [&](int j) { return block.signs[4 * j + 3] >> 4; }, row, head);
+}
+bool pack_head(const IQ3_S::Block& block, int row, std::byte* head) {
+  return pack_odd_scales<8>(
+      block.d, [&](int j) { return nibble(block.scales, j); }, row, head);
+}
+/// Bit 4 of the scale's byte is the sign of the shift.
+bool pack_head(const IQ1_S::Block& block, int row, std::byte* head) {
+  return pack_odd_scales<8>(
+      block.d, [&](int j) { return (block.high[j] >> 12 & 7) | block.high[j] >> 15 << 3; }, row, head);
+}
+bool pack_head(const IQ1_M::Block& block, int row, std::byte* head) {
+  uint32_t d = 0;
+  for (int k = 0; k < 4; ++k) d |= uint32_t(block.scales[k] >> 12) << (4 * k);
+  return pack_odd_scales<16>(
+      uint16_t(d), [&](int j) { return block.scales[j / 4] >> (j % 4 * 3) & 7; }, row, head);
+}
+
 /// The first row with a scale that is not finite; n_rows where all are.
 template <class F>
 int64_t pack_panel(int64_t n_rows, int64_t n_in, const std::byte* rows, std::byte* panel) {
@@ -177,11 +288,12 @@ int64_t pack_panel(int64_t n_rows, int64_t n_in, const std::byte* rows, std::byt
 
 struct Packing {
   std::string_view name;
+  int row_bytes, group;  // of a unit
   int64_t (*pack)(int64_t n_rows, int64_t n_in, const std::byte* rows, std::byte* panel);
 };
 template <class... F>
 const Packing* find_packing(const WeightFormat& format, PanelFormatList<F...>) {
-  static constexpr Packing kAll[] = {{F::kName, pack_panel<F>}...};
+  static constexpr Packing kAll[] = {{F::kName, PanelUnit<F>::kBytes / kPanelRows, F::kGroup, pack_panel<F>}...};
   const auto found = std::ranges::find(kAll, format.name, &Packing::name);
   return found == std::end(kAll) ? nullptr : &*found;
 }
@@ -192,7 +304,9 @@ const Packing* find_packing(const WeightFormat& format) { return find_packing(fo
 bool has_panels(const WeightFormat& format) { return find_packing(format) != nullptr; }
 
 int64_t panel_bytes(const WeightFormat& format, int64_t n_out, int64_t n_in) {
-  return (n_out + kPanelRows - 1) / kPanelRows * kPanelRows * format.row_bytes(n_in);
+  const Packing* const packing = find_packing(format);
+  RIDGE_CHECK(packing, "{} has no panel layout", format.name);
+  return (n_out + kPanelRows - 1) / kPanelRows * kPanelRows * (n_in / packing->group) * packing->row_bytes;
 }
 
 int64_t pack_panels(CpuContext& context, const WeightFormat& format, int64_t n_out, int64_t n_in, const std::byte* rows,

@@ -3,7 +3,9 @@
 // A panel is 16 rows; its unit is one block of each row: a head (scales and minima of all rows), then the codes of every
 // 32 columns. A vector of codes holds 4 columns x 16 rows, byte 4 r + j for row r and column j, so that one 64-byte load
 // meets one 4-byte broadcast of activations in a 4-way dot product and 16 sums appear side by side, with no horizontal
-// adds. Panels take the bytes of the rows they come from (plus padding of the last panel).
+// adds. Panels take the bytes of the rows they come from (plus padding of the last panel). Rows of iq1, iq2 and iq3 name
+// points of grids of 4 or 8 weights, and rows of tq1_0 have five weights in a byte: their panels name levels weight by
+// weight, which takes 1.2 to 2 times the bytes.
 //
 // Column 4 k + j (k < 8) of 32, whose code has kLow low bits and kHigh high bits (PanelUnit):
 //   kLow 8  vector k                            kHigh 1  bit k of the one vector behind the low bits
@@ -15,6 +17,8 @@
 #pragma once
 
 #include "format/int4_g128.h"
+#include "format/iq1.h"
+#include "format/iq3.h"
 #include "format/iq4.h"
 #include "format/mxfp4.h"
 #include "format/q2_k.h"
@@ -27,6 +31,8 @@
 #include "format/q5_k.h"
 #include "format/q6_k.h"
 #include "format/q8_0.h"
+#include "format/tq1_0.h"
+#include "format/tq2_0.h"
 #include "op/linear.h"
 
 namespace ridge {
@@ -38,18 +44,20 @@ inline constexpr int kPanelChunk = 256;  ///< columns of a token's activations t
 /// Where minima are: none; fp16 behind the scales; integers times the block's -dmin.
 enum class PanelMinima : uint8_t { none, f16, integers };
 
-/// What the unit of a format's panels looks like. kScaled: columns under one scale.
-template <int kLow_, int kHigh_, int kScaled_, int kZero_, PanelMinima kMinima_>
+/// What the unit of a format's panels looks like. kScaled: columns under one scale. kRowHead: bytes of a row in the head,
+/// 0 where a unit has as many bytes as its blocks.
+template <int kLow_, int kHigh_, int kScaled_, int kZero_, PanelMinima kMinima_, int kRowHead_ = 0>
 struct PanelCodes {
   static constexpr int kLow = kLow_, kHigh = kHigh_, kScaled = kScaled_;
   static constexpr int kZero = kZero_;  ///< code of weight 0, before a minimum
   static constexpr PanelMinima kMinima = kMinima_;
+  static constexpr int kRowHead = kRowHead_;
   static constexpr int kGroupBytes = 4 * kPanelRows * (kLow + kHigh);  ///< codes of 32 columns
 };
 
 // clang-format off
 template <class F> struct PanelUnitOf;
-//                                                       low high scaled zero minima
+//                                                       low high scaled zero minima       bytes of a row's head
 template <> struct PanelUnitOf<Q8_0>     : PanelCodes<8, 0, 32, 128, PanelMinima::none> {};
 template <> struct PanelUnitOf<Q4_0>     : PanelCodes<4, 0, 32, 8, PanelMinima::none> {};
 template <> struct PanelUnitOf<Int4G128> : PanelCodes<4, 0, 32, 8, PanelMinima::none> {};
@@ -64,20 +72,32 @@ template <> struct PanelUnitOf<Q2_K>     : PanelCodes<2, 0, 16, 0, PanelMinima::
 template <> struct PanelUnitOf<IQ4_NL>   : PanelCodes<4, 0, 32, 128, PanelMinima::none> {};
 template <> struct PanelUnitOf<IQ4_XS>   : PanelCodes<4, 0, 32, 128, PanelMinima::none> {};
 template <> struct PanelUnitOf<MXFP4>    : PanelCodes<4, 0, 32, 12, PanelMinima::none> {};
+template <> struct PanelUnitOf<TQ2_0>    : PanelCodes<2, 0, 32, 1, PanelMinima::none> {};
+template <> struct PanelUnitOf<TQ1_0>    : PanelCodes<2, 0, 32, 1, PanelMinima::none, 2> {};
+template <> struct PanelUnitOf<IQ1_S>    : PanelCodes<2, 0, 32, 1, PanelMinima::integers, 2 + 8> {};
+template <> struct PanelUnitOf<IQ1_M>    : PanelCodes<2, 1, 16, 9, PanelMinima::none, 2 + 16> {};
+template <> struct PanelUnitOf<IQ2_XXS>  : PanelCodes<2, 1, 32, 43, PanelMinima::none, 2 + 8> {};
+template <> struct PanelUnitOf<IQ2_XS>   : PanelCodes<2, 1, 16, 43, PanelMinima::none, 2 + 16> {};
+template <> struct PanelUnitOf<IQ2_S>    : PanelCodes<2, 1, 16, 43, PanelMinima::none, 2 + 16> {};
+template <> struct PanelUnitOf<IQ3_XXS>  : PanelCodes<4, 0, 32, 62, PanelMinima::none, 2 + 8> {};
+template <> struct PanelUnitOf<IQ3_S>    : PanelCodes<4, 0, 32, 15, PanelMinima::none, 2 + 8> {};
 // clang-format on
 
 template <class... Formats>
 struct PanelFormatList {};
 /// The formats that have panels.
-using PanelFormats =
-    PanelFormatList<Q8_0, Q4_0, Int4G128, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, Q3_K, Q2_K, IQ4_NL, IQ4_XS, MXFP4>;
+using PanelFormats = PanelFormatList<Q8_0, Q4_0, Int4G128, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, Q3_K, Q2_K, IQ4_NL,
+                                     IQ4_XS, MXFP4, TQ2_0, TQ1_0, IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S>;
 
 /// The unit of a format's panels: 16 blocks.
 template <class F>
 struct PanelUnit : PanelUnitOf<F> {
   static constexpr int kGroups = F::kGroup / kPanelGroup;
-  static constexpr int kBytes = kPanelRows * int(sizeof(typename F::Block));
-  static constexpr int kHeadBytes = kBytes - kGroups * PanelUnitOf<F>::kGroupBytes;
+  static constexpr int kCodeBytes = kGroups * PanelUnitOf<F>::kGroupBytes;
+  static constexpr int kBytes =
+      kPanelRows *
+      (PanelUnitOf<F>::kRowHead ? PanelUnitOf<F>::kRowHead + kCodeBytes / kPanelRows : int(sizeof(typename F::Block)));
+  static constexpr int kHeadBytes = kBytes - kCodeBytes;
 };
 
 /// Whether the format has a panel layout.
