@@ -6,7 +6,7 @@
 #include "cli/bench.h"
 #include "cli/eval.h"
 #include "engine/device_name.h"
-#include "lab/op/op_bench.h"
+#include "lab/op/coding.h"
 #include "lab/quality/attention_study.h"
 
 namespace ridge::cli {
@@ -23,6 +23,7 @@ struct OpFlags {
   std::vector<std::string> heads, seq, batch, n_new, shapes, weights, kernels;
   int head_dim = 128, repeats = 60, max_seconds = 10, max_sets = 512, roof_mib = 0;
   int64_t seed = 42;
+  bool coding = false;
   std::string file;  ///< of the study, with place.model
   lab::AttentionOptions study;
 };
@@ -49,6 +50,13 @@ lab::OpBenchParams read_params(const OpFlags& flags) {
   params.max_sets = flags.max_sets;
   params.roof_bytes = int64_t(flags.roof_mib) << 20;
   params.seed = uint64_t(flags.seed);
+  if (flags.coding) {
+    if (params.seq.empty()) params.seq = {8192};
+    if (params.batch.empty()) params.batch = {1};
+    if (params.kv.empty()) params.kv = parse_kv_list("p8/q8_0,p8/q4_0,rotor-3").or_throw();
+    if (std::ranges::none_of(params.kv, [](const KvChoice& kv) { return kv_text(kv) == "f16"; }))
+      params.kv.insert(params.kv.begin(), parse_kv_choice("f16").or_throw());
+  }
   params.device = parse_device(flags.place.device).value_or(lab::OpDevice::kCpu);
   params.n_threads = flags.place.n_threads;
   params.isa = flags.place.isa;
@@ -57,10 +65,27 @@ lab::OpBenchParams read_params(const OpFlags& flags) {
   return params;
 }
 
+/// --coding: attention, then appends of one row to the same caches; a row for each coded cache has both.
+int run_coding(lab::OpBenchParams params, lab::OpBenchHooks hooks, BenchOutput& output) {
+  std::vector<lab::OpRow> attention, append;
+  lab::OpDevice device;
+  hooks.on_row = [&](const lab::OpRow& row, const lab::OpDevice& of) {
+    (row.problem.op == lab::Op::append ? append : attention).push_back(row);
+    device = of;
+  };
+  int n_failed = lab::run_op_bench(params, lab::op_kernels(), hooks);
+  params.op = lab::Op::append;
+  params.n_new = {1};
+  n_failed += lab::run_op_bench(params, lab::op_kernels(), hooks);
+  for (const lab::CodingCost& cost : lab::coding_costs(attention, append, params.seed))
+    output.add(lab::coding_markdown_line(cost), lab::coding_fields(cost, device, params), n_failed == 0);
+  return n_failed;
+}
+
 int bench_op(const OpFlags& flags) {
   const lab::OpBenchParams params = read_params(flags);
   check_device(flags.place.device);
-  BenchOutput output(flags.output, flags.format, lab::op_markdown_head());
+  BenchOutput output(flags.output, flags.format, flags.coding ? lab::coding_markdown_head() : lab::op_markdown_head());
   std::map<std::string, int> skipped;  // by reason
   lab::OpBenchHooks hooks;
   output.attach(hooks);
@@ -75,7 +100,9 @@ int bench_op(const OpFlags& flags) {
   hooks.on_skipped = [&](const lab::OpProblem& problem, const std::string& why) {
     ++skipped[fmt::format("{} {}: {}", op_name(problem.op), problem.format_text(), why)];
   };
-  const int n_failed = lab::run_op_bench(params, lab::op_kernels(), hooks), code = output.finish(n_failed);
+  const int n_failed =
+      flags.coding ? run_coding(params, hooks, output) : lab::run_op_bench(params, lab::op_kernels(), hooks);
+  const int code = output.finish(n_failed);
   if (!flags.output.quiet)
     for (const auto& [what, count] : skipped) fmt::print(stderr, "no kernel for {} of {}\n", count, what);
   if (n_failed > 0)
@@ -138,6 +165,8 @@ Action declare_bench_op(CLI::App& app, lab::Op op) {
   in_group(app, "Run");
   add_repeatable(app, "--kernel", f.kernels, "NAME", "kernels by name, timed in turns; all: every one that can",
                  "the best");
+  if (op == lab::Op::attention)
+    app.add_flag("--coding", f.coding, "a row for each coded cache: f16, coded, coding one row, and the codec's error");
   add_whole(app, "-r,--repeat", f.repeats, 1, 100000, "samples of many calls; on a GPU replays of a graph of calls");
   add_whole(app, "--max-seconds", f.max_seconds, 1, 3600, "samples end after this long a problem, five at least");
   add_whole(app, "--sets", f.max_sets, 1, 4096, "sets of buffers that calls take turns over, at most; 1: a warm cache");
@@ -171,8 +200,11 @@ against softmax in double first, and again after the timed calls: a wrong one is
 the command ends with 3. The percentage of memory bandwidth is the bytes of the formats over the read
 bandwidth of the same run. With -m and -f nothing is timed: the model's own queries, keys and values go
 through each cache, and the attention output and the scores are compared with the exact ones in double
-precision, as they are and with an outlier channel (x20) planted in K. --json has every layer.)",
+precision, as they are and with an outlier channel (x20) planted in K. --json has every layer. --coding
+answers whether a coded cache pays: attention over f16 and over the coded cache, coding one new row, the
+sum, and the relative L2 error that the codec leaves in random normal rows.)",
     R"(ridge bench attention --heads 64/8 --seq 4096,32768 --kv f16,rotor-3
+ridge bench attention --heads 64/8 --seq 8192,16384 --coding
 ridge bench attention --heads 64/8 --batch 8 --seq 8192 --kv f32 --kernel all --device cuda -o jsonl
 ridge bench attention -m model.gguf -f wiki.test.raw --windows 8 --kv rotor-3:planar:window=0:sinks=0)",
     declare_bench_attention};

@@ -343,6 +343,8 @@ TEST(Bench, DecodeRowsHaveTheKnownFieldsInOrderAndPassTheirCheck) {
     EXPECT_LT(row["check_error"], row["check_bound"]);
     EXPECT_EQ(row["samples_ns"].size(), 2u);
     EXPECT_EQ(row["pct_of_roof"].is_null(), row["n_prompt"] != 0) << row["test"];
+    EXPECT_LE(row["lower_quartile_ms"], row["median_ms"]);
+    EXPECT_LE(row["median_ms"], row["upper_quartile_ms"]);
   }
   EXPECT_GT(rows[4]["read_bytes"], rows[1]["read_bytes"]);
 }
@@ -359,6 +361,20 @@ TEST(Bench, EveryOutputFormIsWellFormed) {
   EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), 3);
   EXPECT_TRUE(csv.starts_with("build_commit,build_number,"));
   EXPECT_THAT(out("sql"), HasSubstr("INSERT INTO llama_bench ("));
+}
+
+TEST(Bench, CodingHasARowForEachCodedCache) {
+  const Outcome outcome = run_ridge(
+      {"bench", "attention", "--coding", "--heads",       "4/2", "--head-dim",  "64", "--seq", "96",  "--kv", "q8_0",
+       "-r",    "2",         "--quiet",  "--max-seconds", "1",   "--roof-size", "4",  "-o",    "json"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  const json rows = json::parse(outcome.out);
+  ASSERT_EQ(rows.size(), 1u) << rows;
+  EXPECT_EQ(rows[0]["kind"], "coding");
+  EXPECT_EQ(rows[0]["kv"], "q8_0");
+  EXPECT_GT(rows[0]["f16_us"], 0) << "f16 comes along";
+  EXPECT_GT(rows[0]["sum_us"], rows[0]["coded_us"]);
+  EXPECT_EQ(rows[0]["k_error"], rows[0]["v_error"]);
 }
 
 TEST(Bench, ForcedAcceptanceNeedsNoText) {

@@ -71,6 +71,7 @@ TEST(Bench, ClocksThatGiveNothingGiveNoVerdict) {
     const Row fields = bench_fields(row, {});
     EXPECT_TRUE(fields["avg_ts"].is_null()) << bad;
     EXPECT_TRUE(fields["avg_ns"].is_null()) << bad;
+    EXPECT_TRUE(fields["median_ms"].is_null()) << bad;
   }
 }
 

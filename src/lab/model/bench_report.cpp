@@ -3,6 +3,7 @@
 
 #include "base/build_info.h"
 #include "lab/model/bench.h"
+#include "lab/op/ceilings.h"
 #include "lab/rows/machine.h"
 
 namespace ridge::lab {
@@ -29,6 +30,20 @@ Row side_row(const KvSideReport& side) {
                      side.rounding);
 }
 
+/// Milliseconds a token over the repeats; NaN without repeats or with a clock that gave nothing.
+Spread ms_per_token(const BenchRow& row) {
+  std::vector<double> ms = row.seconds;
+  if (ms.empty()) ms = {NAN};
+  for (double& seconds : ms) seconds = seconds > 0 ? 1e3 * seconds / double(row.n_tokens()) : NAN;
+  return spread(std::move(ms));
+}
+
+std::string quartiles(const Spread& ms) {
+  return ms.median > 0 && std::isfinite(ms.median)
+             ? fmt::format("{:.3g} ({:.3g} - {:.3g})", ms.median, ms.lower, ms.upper)
+             : "";
+}
+
 std::string plus_minus(double mean, double deviation) {
   return std::isfinite(mean) ? fmt::format("{:.2f} ± {:.2f}", mean, deviation) : "no verdict";
 }
@@ -44,20 +59,22 @@ bool on_device(const BenchRow& row) { return row.model.device.starts_with("cuda"
 }  // namespace
 
 std::string bench_markdown_head() {
-  return "| model | size | params | backend | threads | type_k | type_v | test | t/s | read GB/s | % of roof | checked "
-         "(NMSE) |\n"
-         "| --- | ---: | ---: | --- | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: |";
+  return "| model | size | params | backend | threads | type_k | type_v | test | t/s | ms a token (quartiles) | read "
+         "GB/s "
+         "| % of roof | checked (NMSE) |\n"
+         "| --- | ---: | ---: | --- | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |";
 }
 
 std::string bench_markdown_line(const BenchRow& row) {
-  return fmt::format(
-      "| {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |", model_type(row.model),
-      human_bytes(row.model.weight_bytes), human_count(row.model.n_params),
-      on_device(row) ? row.model.device : "CPU " + row.model.isa,
-      on_device(row) ? "" : std::to_string(row.model.n_threads), kv_side_text(row.test.kv.k),
-      kv_side_text(row.test.kv.v), row.test.name(),
-      plus_minus(row.avg_tokens_per_second(), row.stddev_tokens_per_second()), optional_number(row.read_gb_s()),
-      optional_number(row.pct_of_roof(), row.in_cache() ? " % (in cache)" : " %"), checked_word(row.check));
+  return fmt::format("| {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |", model_type(row.model),
+                     human_bytes(row.model.weight_bytes), human_count(row.model.n_params),
+                     on_device(row) ? row.model.device : "CPU " + row.model.isa,
+                     on_device(row) ? "" : std::to_string(row.model.n_threads), kv_side_text(row.test.kv.k),
+                     kv_side_text(row.test.kv.v), row.test.name(),
+                     plus_minus(row.avg_tokens_per_second(), row.stddev_tokens_per_second()),
+                     quartiles(ms_per_token(row)), optional_number(row.read_gb_s()),
+                     optional_number(row.pct_of_roof(), row.in_cache() ? " % (in cache)" : " %"),
+                     checked_word(row.check));
 }
 
 Row bench_fields(const BenchRow& row, const BenchParams& params) {
@@ -111,6 +128,10 @@ Row bench_fields(const BenchRow& row, const BenchParams& params) {
     f["samples_ts"].push_back(number(double(row.n_tokens()) / seconds));
   }
   f["test"] = row.test.name();
+  const Spread ms = ms_per_token(row);
+  f["median_ms"] = number(ms.median);  // a token
+  f["lower_quartile_ms"] = number(ms.lower);
+  f["upper_quartile_ms"] = number(ms.upper);
   f["load_1min"] = number(machine_info().load_1min);
   const std::string layers = row.cache.layers_differ() ? " layers=" + kv_text(row.test.kv) : "";
   f["kv_k"] = side_row(row.cache.k).get<std::string>() + layers;
