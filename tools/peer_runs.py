@@ -5,8 +5,8 @@
 
 RIDGE and LLAMA_BENCH are two programs: this engine's, and llama-bench of llama.cpp or of a tree that comes from it. Each
 round runs `ridge bench decode` and `llama-bench` on each file, one after the other, with the same tests: so both meet the
-same moods of a machine. Rows go to stdout, a line each, with `engine`, `command` and `round`. Ratios go to stderr: the
-median over rounds of Ridge's speed through the peer's, with quartiles.
+same moods of a machine. Rows go to stdout, a line each, with `engine`, `peer`, `command`, `round` and the load of the machine.
+Ratios go to stderr: the median over rounds of Ridge's speed through the peer's, with quartiles.
 
   --rounds N          rounds (5)
   -p, -n, -d, -t      as both programs have them (512, 64, 0, all processors)
@@ -79,6 +79,16 @@ def ratio_lines(rows, peer):
                f"{statistics.median(theirs.values()):.1f} tok/s, {middle:.2f}x ({low:.2f} to {high:.2f})")
 
 
+def measure(engine, command, options):
+    """Rows of one program with what a stored row must name; paths are of this machine alone and stay out."""
+    named = shlex.join(os.path.basename(word) if os.path.isabs(word) else word for word in command)
+    facts = {"kind": "peer_run", "engine": engine, "peer": options.peer, "ridge_options": options.ridge_options, "command": named,
+             "load_1min": os.getloadavg()[0]}
+    for row in run(command):
+        known = {"date": row.get("test_time"), "checked": "by the peer itself", **row}
+        yield {**known, **facts, "model_filename": os.path.basename(row["model_filename"])}
+
+
 def main():
     options = parse_arguments(sys.argv[1:])
     ridge, bench, *models = options.programs
@@ -89,8 +99,8 @@ def main():
             for engine, command in (
                     ("ridge", [ridge, "bench", "decode", "-m", model, *tests, "--quiet", *shlex.split(options.ridge_options)]),
                     (options.peer, [bench, "-m", model, *tests, *shlex.split(options.peer_options)])):
-                for row in run(command):
-                    rows.append({**row, "kind": "peer_run", "engine": engine, "command": shlex.join(command), "round": i})
+                for row in measure(engine, command, options):
+                    rows.append({**row, "round": i})
                     print(json.dumps(rows[-1]), flush=True)
     print("\n".join(ratio_lines(rows, options.peer)), file=sys.stderr)
 

@@ -36,6 +36,8 @@ class PeerRuns(unittest.TestCase):
         self.assertEqual([r["engine"] for r in rows], ["ridge", "ik"] * 3)
         self.assertEqual([r["round"] for r in rows], [0, 0, 1, 1, 2, 2])
         self.assertIn("-rtr 1", rows[1]["command"])
+        self.assertTrue(all(r["peer"] == "ik" and "load_1min" in r and "checked" in r for r in rows))
+        self.assertFalse(any(self.folder.name in r["command"] for r in rows), "paths of one machine stay out of rows")
         self.assertIn("1.50x (1.50 to 1.50)", done.stderr)
         calls = pathlib.Path(self.folder.name, "calls").read_text().splitlines()
         self.assertIn("-p 512 -n 64 -d 0 -t 2 -r 1", calls[0])

@@ -3,6 +3,7 @@
 results/peers-h200.jsonl holds what other engines took for the same work on one H200 (cold buffers, graph replays, medians).
 """
 
+import pathlib
 import re
 import statistics
 
@@ -279,6 +280,36 @@ def real_files():
     return table(["file", "threads", "test", *BEFORE_AND_NOW], lines)
 
 
+def test_text(prompt, generated, depth):
+    return (f"pp{prompt}" if prompt else f"tg{generated}") + (f" @ d{depth}" if depth else "")
+
+
+def peers_cpu():
+    """Ridge and other engines in turns on the same files: medians, and the quartiles of each round's ratio."""
+    speeds = {}
+    for r in stored("peers-cpu"):
+        test = test_text(r["n_prompt"], r["n_gen"], r.get("n_depth", 0))
+        bits = 8 if "1plane" in r["ridge_options"] else 15
+        key = r["model_filename"].removesuffix(".gguf"), r["n_threads"], test, r["peer"], bits
+        speeds.setdefault(key, {}).setdefault(r["engine"], {})[r["round"]] = r["avg_ts"]
+    lines = []
+    for (name, threads, test, peer, bits), by in sorted(speeds.items()):
+        ours, theirs = by["ridge"], by[peer]
+        low, middle, high = statistics.quantiles([ours[i] / theirs[i] for i in ours if i in theirs], n=4)
+        lines.append([name, threads, test, bits, peer, f"{statistics.median(ours.values()):.0f}", f"{statistics.median(theirs.values()):.0f}",
+                      f"{middle:.2f}", f"{low:.2f} to {high:.2f}"])
+    return table(["file", "threads", "test", "bits of activations in Ridge", "peer", "Ridge, tok/s", "peer, tok/s", "times the peer", "quartiles"], lines)
+
+
+def floors_cpu():
+    """KLD of whole models with kernels that round activations, from the same weights in float kernels, by weight format."""
+    found = {}
+    for r in stored("checks/floors-cpu"):
+        found.setdefault(pathlib.PurePath(r["model"]).stem, {})["1plane" in r["command"]] = r
+    lines = [[name, *(f"{by[one]['kld']['mean']['value']:.6f}" for one in (True, False)), *(f"{100 * by[one]['same_top']['value']:.2f}" for one in (True, False))] for name, by in sorted(found.items())]
+    return table(["weights", "KLD, 8 bits", "KLD, 15 bits", "same top %, 8 bits", "same top %, 15 bits"], lines)
+
+
 def batches():
     """A line a model, length of prompts and cache; a column a number of sequences. Prompts whose rows were filled with random codes say so."""
     found, numbers = {}, set()
@@ -376,6 +407,8 @@ TABLES = {
     "coding-share-cpu": coding_share,
     "busy-threads-cpu": busy_threads,
     "real-files-cpu": real_files,
+    "peers-cpu": peers_cpu,
+    "floors-cpu": floors_cpu,
     "batch-cuda": batches,
     "append-cuda": append,
     "ternary-cuda": ternary,
